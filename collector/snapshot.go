@@ -1,0 +1,120 @@
+package collector
+
+import (
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// AgentSnapshot is what an agent publishes of itself, taken a few times a
+// second; exporters read the latest and never reach into the agent.
+type AgentSnapshot struct {
+	Node    string
+	At      time.Time
+	Jobs    []AgentJob
+	Sources []SourceStatus
+	Master  []StreamStatus // one per job
+}
+
+// AgentJob is one job's part on this node.
+type AgentJob struct {
+	Job             string
+	Ranks           map[diagnosis.ProcState]int
+	Comms           []AgentComm
+	Transports      []AgentTransport
+	Records         uint64 // read
+	Lost            uint64 // overwritten before they were read, or dropped by the writer
+	TableOverflow   uint64 // communicators or connections that found no slot in a recorder's tables
+	ClockErrorNs    int64  // bound on host time mapping (GPU → host when there is one)
+	Step            uint64 // highest step mark seen
+	UnknownResults  uint64 // ends without a start and the like
+	DroppedProgress uint64 // progress messages not sent because the queue was full
+}
+
+// AgentComm is one communicator name on this node. Ids are not exported: several
+// communicators of one name are folded together.
+type AgentComm struct {
+	Name        string
+	Members     int     // local members
+	OpenMembers int     // of them inside a collective now
+	OldestOpen  float64 // seconds that the longest open collective has been open, 0 when none
+	Finished    uint64  // collectives finished, summed over local members
+}
+
+// AgentTransport sums the connections of one transport.
+type AgentTransport struct {
+	Transport   record.Transport
+	Connections int
+	Outstanding uint64
+	Windows     [8]uint64 // closed, by record.Cause
+}
+
+// SourceStatus tells how a source of evidence is doing.
+type SourceStatus struct {
+	Name     string // recorder, proc, nvml, ...
+	Up       bool
+	Duration time.Duration // of the last pass
+	Err      string
+}
+
+// StreamStatus tells how an agent's connection to a master is doing.
+type StreamStatus struct {
+	Job       string
+	Connected bool
+	Reports   uint64
+	Dropped   uint64
+	Reconnect uint64
+}
+
+// MasterSnapshot is what a master publishes.
+type MasterSnapshot struct {
+	Job           string
+	At            time.Time
+	Attempt       uint32
+	Ranks         map[diagnosis.ProcState]int
+	WorldSize     int
+	Step          uint64
+	Agents        []AgentStatus
+	Incidents     []Incident // open ones, then the last closed ones; at most MaxIncidents
+	Opened        [8]uint64  // incidents ever opened, by diagnosis.Class
+	Confirmed     [8]uint64  // of them ever confirmed
+	DiagnosisLast time.Duration
+	Diagnoses     uint64
+	DiagnosisNs   uint64 // total
+	Delay         []DelayMatrix
+	Overflow      uint64 // ranks, communicators or connections not tracked because a bound was reached
+}
+
+// MaxIncidents bounds MasterSnapshot.Incidents.
+const MaxIncidents = 64
+
+// AgentStatus is an agent as its master sees it.
+type AgentStatus struct {
+	Node      string
+	Connected bool
+	Lost      bool // for longer than the master's patience
+	LastSeen  time.Time
+	Ranks     int
+	MapError  time.Duration
+}
+
+// Incident is a verdict's life: opened when first suspected, confirmed, closed
+// when the evidence is gone or the job has restarted.
+type Incident struct {
+	ID        string // stable and unique: <job>-<unix ms of opening>-<n>
+	Verdict   diagnosis.Verdict
+	Opened    time.Time
+	Confirmed time.Time // zero when never
+	Closed    time.Time // zero while open
+	Attempt   uint32    // of the job when it was opened
+	TraceID   [16]byte  // of the collective that shows it
+}
+
+// DelayMatrix is one communicator's connections as ratios to the median of
+// their kind (1 = normal), row-major by source; NaN where there is no connection.
+type DelayMatrix struct {
+	Comm  string
+	Size  int
+	Ratio []float32
+}

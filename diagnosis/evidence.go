@@ -1,0 +1,131 @@
+package diagnosis
+
+import "github.com/lockstep-ccl/lockstep/record"
+
+// Evidence is what the master knows of one job at one moment. It is a plain
+// value: the engine neither keeps nor changes it, and a test can write one by
+// hand. All times are unix nanoseconds on the master's clock (each agent's
+// reports are mapped before they get here; MapError bounds the mistake);
+// 0 means "never" or "not".
+type Evidence struct {
+	Job   string
+	Now   int64
+	Ranks []Rank // index = world rank
+	Comms []Comm
+	Conns []Conn
+	// Arrivals are the collectives that every rank sampled alike (by a hash of
+	// communicator and sequence), newest last; bounded by the collector.
+	Arrivals []Arrival
+	// Nodes by index; a Rank names its node by index.
+	Nodes []Node
+	// Paused is true when the master itself, or most agents, did not run for a
+	// while (suspended machine, starved host): ages measured across the gap are void.
+	Paused bool
+}
+
+// Node is one agent's host.
+type Node struct {
+	Name     string
+	LastSeen int64 // last report received
+	Lost     bool  // its agent is disconnected for longer than the master's patience
+	MapError int64 // bound on the error of this node's time mapping, ns
+}
+
+// ProcState is what the agent sees of a rank's process in /proc.
+type ProcState uint8
+
+const (
+	ProcUnknown ProcState = iota // no agent can tell
+	ProcRunning                  // exists and is runnable or in an interruptible sleep
+	ProcStopped                  // T: stopped or traced
+	ProcDisk                     // D: uninterruptible sleep for longer than one sample
+	ProcGone                     // no such process, and its recorder was never closed
+	ProcExited                   // no such process, recorder closed in good order
+)
+
+// Rank is one member of the job's world.
+type Rank struct {
+	Node    int32 // index into Evidence.Nodes, -1 when the rank was never seen
+	PID     int32
+	Attempt uint32 // restart count of the process seen
+	Proc    ProcState
+	ProcAt  int64 // when Proc took this value
+	// CPU is the share of one core used by the process over about the last
+	// second; IO says that it read or wrote storage in that time. A rank that
+	// computes or checkpoints is given more time than one that sleeps.
+	CPU  float32
+	IO   bool
+	Mark record.MarkCode // open span of the program's own (checkpoint, evaluation, compile), 0 when none
+	// MarkAt is when it opened; Step is the last step mark.
+	MarkAt int64
+	Step   uint64
+	Xid    uint32 // last critical GPU fault, 0 when none
+}
+
+// Comm is one communicator. Members is indexed by rank in the communicator;
+// a member that nobody has reported has World == -1.
+type Comm struct {
+	ID      uint64
+	Name    string
+	Members []Member
+}
+
+// Member is one rank's progress in one communicator. Sequences count from 1.
+// Send and Recv (and groups of them) do not involve every member: for them
+// Coll says so and "entered" means nothing for others.
+type Member struct {
+	World    int32
+	State    record.CommState
+	Coll     record.CollKind // of the last enqueued
+	Peer     int32           // its peer or root in the communicator, -1 when none
+	Bytes    uint64
+	Enqueued uint64
+	Started  uint64
+	Finished uint64
+
+	EnqueuedAt int64
+	StartedAt  int64
+	FinishedAt int64
+
+	// Monotone sums over this rank's finished operations on this communicator.
+	Ops        uint64
+	OwnNs      uint64 // outside collectives before each of them: the rank's own compute
+	WaitNs     uint64 // inside, before the last peer had entered
+	TransferNs uint64 // inside, after
+	MaxOwnNs   uint64 // longest single own time ever seen (the job's history of pauses)
+}
+
+// Open reports whether the member is inside a collective.
+func (m *Member) Open() bool { return m.Started > m.Finished }
+
+// Conn is one directed connection, source → destination, merged from both
+// ends' reports. Src and Dst are ranks in the communicator.
+type Conn struct {
+	Comm      int32 // index into Evidence.Comms
+	Src, Dst  int32
+	Transport record.Transport
+	Name      string
+
+	Outstanding    uint64 // bytes posted by the source and not yet taken by the destination
+	LastPost       int64
+	LastCompletion int64
+	TxBlockedSince int64 // source has data and no credit since
+	RxWaitingSince int64 // destination is ready and has nothing to receive since
+
+	Windows      uint64 // windows closed so far
+	SlowWindows  uint64 // of them outside the normal, by the source's own monitor
+	BytesPerSec  float64
+	LatencyNs    float64 // mean of post → completion in the last windows
+	Cause        record.Cause
+	LastWindowAt int64
+}
+
+// Arrival is one sampled collective: when each member started and ended it,
+// index = rank in the communicator, 0 = not known (yet).
+type Arrival struct {
+	Comm  int32
+	Seq   uint64
+	Coll  record.CollKind
+	Start []int64
+	End   []int64
+}

@@ -1,0 +1,179 @@
+package names
+
+// Type is a metric's Prometheus type.
+type Type string
+
+const (
+	Counter   Type = "counter"
+	Gauge     Type = "gauge"
+	Histogram Type = "histogram"
+)
+
+// Metric is one metric family, defined once: exporters build it, rules and
+// dashboards can only refer to it through its variable, and docs/metrics.md is
+// generated from it.
+type Metric struct {
+	Name   string // full name with unit suffix, and _total for counters
+	Type   Type
+	Unit   string // OpenMetrics unit, "" when it has none
+	Help   string
+	Labels []string
+	From   Component
+}
+
+// Component is the process that exposes a metric.
+type Component string
+
+const (
+	Agent      Component = "agent"
+	Master     Component = "master"
+	Remediator Component = "remediator"
+	All        Component = "all"
+)
+
+// Labels, each written once.
+const (
+	LabelJob          = "training_job" // "job" is Prometheus's own scrape label
+	LabelCommunicator = "communicator" // name; never the id
+	LabelCollective   = "collective"   // AllReduce, ...
+	LabelResult       = "result"
+	LabelTransport    = "transport"
+	LabelCause        = "cause"
+	LabelState        = "state"
+	LabelSource       = "source"
+	LabelReason       = "reason"
+	LabelFamily       = "family"
+	LabelClass        = "class"
+	LabelLevel        = "level"
+	LabelIncident     = "incident"
+	LabelCulprit      = "culprit" // human-readable: "rank 5", "rank 2 → rank 6"
+	LabelCulpritKind  = "culprit_kind"
+	LabelRank         = "rank" // only on info metrics of open incidents
+	LabelPeer         = "peer"
+	LabelNode         = "node"
+	LabelTraceID      = "trace_id"
+	LabelAction       = "action"
+	LabelOutcome      = "outcome"
+	LabelPolicy       = "policy"
+	LabelScope        = "scope"
+	LabelClock        = "clock"
+	LabelSrc          = "source_rank" // delay matrix only, capped
+	LabelDst          = "destination_rank"
+	LabelVersion      = "version"
+	LabelRevision     = "revision"
+	LabelGoVersion    = "goversion"
+	LabelComponent    = "component"
+)
+
+var registry []*Metric
+
+func def(from Component, t Type, name, unit, help string, labels ...string) *Metric {
+	m := &Metric{Name: name, Type: t, Unit: unit, Help: help, Labels: labels, From: from}
+	registry = append(registry, m)
+	return m
+}
+
+// Metrics returns every metric in the order of definition.
+func Metrics() []*Metric { return registry }
+
+// String returns the name, so that a Metric can be used in a PromQL builder.
+func (m *Metric) String() string { return m.Name }
+
+// On every component.
+var (
+	BuildInfo      = def(All, Gauge, "lockstep_build_info", "", "Version of this lockstep process; always 1.", LabelVersion, LabelRevision, LabelGoVersion, LabelComponent)
+	SeriesOverflow = def(All, Counter, "lockstep_series_overflow_total", "", "Label sets that were not exported because their family had reached its cap.", LabelFamily)
+)
+
+// On the agent: what the ranks of this node did.
+var (
+	CollectiveDuration = def(Agent, Histogram, "lockstep_collective_duration_seconds", "seconds", "Time from start to end of a collective on one rank. Exemplars carry the trace id.", LabelJob, LabelCommunicator, LabelCollective)
+	CollectiveWait     = def(Agent, Histogram, "lockstep_collective_wait_seconds", "seconds", "Time of a collective spent waiting for peers that had not entered yet.", LabelJob, LabelCommunicator, LabelCollective)
+	Collectives        = def(Agent, Counter, "lockstep_collectives_total", "", "Collectives ended, by result.", LabelJob, LabelCommunicator, LabelCollective, LabelResult)
+	CollectiveBytes    = def(Agent, Counter, "lockstep_collective_bytes_total", "bytes", "Payload bytes of collectives ended, by NCCL's convention.", LabelJob, LabelCommunicator, LabelCollective)
+
+	CommMembers     = def(Agent, Gauge, "lockstep_communicator_members", "", "Local members of communicators of this name.", LabelJob, LabelCommunicator)
+	CommOpenMembers = def(Agent, Gauge, "lockstep_communicator_open_members", "", "Local members that are inside a collective now.", LabelJob, LabelCommunicator)
+	CommOldestOpen  = def(Agent, Gauge, "lockstep_communicator_oldest_open_seconds", "seconds", "Age of the longest open collective of local members, 0 when none is open.", LabelJob, LabelCommunicator)
+
+	ConnOutstanding = def(Agent, Gauge, "lockstep_connection_outstanding_bytes", "bytes", "Bytes handed to a transport and not yet taken by their receivers.", LabelJob, LabelTransport)
+	Connections     = def(Agent, Gauge, "lockstep_connections", "", "Connections of local ranks.", LabelJob, LabelTransport)
+	Windows         = def(Agent, Counter, "lockstep_connection_windows_total", "", "Transport windows closed, by cause of slowness (none: not slow).", LabelJob, LabelTransport, LabelCause)
+
+	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
+	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
+	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
+	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
+	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
+	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of mapped time stamps.", LabelJob, LabelClock)
+
+	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)
+	SourceDuration = def(Agent, Gauge, "lockstep_source_duration_seconds", "seconds", "Duration of a source's last pass.", LabelSource)
+
+	StreamConnected = def(Agent, Gauge, "lockstep_agent_stream_connected", "", "Whether the agent's stream to a job's master is up.", LabelJob)
+	StreamReports   = def(Agent, Counter, "lockstep_agent_reports_total", "", "Progress reports sent to the master.", LabelJob)
+	StreamDropped   = def(Agent, Counter, "lockstep_agent_reports_dropped_total", "", "Progress reports dropped because the stream was down or slow.", LabelJob)
+
+	SpansExported = def(Agent, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
+	SpansDropped  = def(Agent, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
+)
+
+// On the master: what it all means.
+var (
+	IncidentInfo     = def(Master, Gauge, "lockstep_incident_info", "", "An open incident; always 1. Bounded by the number of open incidents.", LabelJob, LabelIncident, LabelClass, LabelLevel, LabelCulpritKind, LabelCulprit, LabelRank, LabelPeer, LabelNode, LabelCommunicator, LabelReason, LabelTraceID)
+	IncidentsOpen    = def(Master, Gauge, "lockstep_incidents_open", "", "Open incidents by class and level; present with 0.", LabelJob, LabelClass, LabelLevel)
+	Incidents        = def(Master, Counter, "lockstep_incidents_total", "", "Incidents ever opened, by class.", LabelJob, LabelClass)
+	IncidentConfirms = def(Master, Counter, "lockstep_incidents_confirmed_total", "", "Incidents ever confirmed, by class.", LabelJob, LabelClass)
+	IncidentLatency  = def(Master, Histogram, "lockstep_incident_detection_seconds", "seconds", "Time from a fault's estimated onset to its confirmed verdict.", LabelJob, LabelClass)
+
+	JobRanks     = def(Master, Gauge, "lockstep_job_ranks", "", "Ranks of the job by process state.", LabelJob, LabelState)
+	JobWorldSize = def(Master, Gauge, "lockstep_job_world_size", "", "Ranks that the job is meant to have.", LabelJob)
+	JobStep      = def(Master, Gauge, "lockstep_job_step", "", "Highest training step that any rank has marked.", LabelJob)
+	JobAttempt   = def(Master, Gauge, "lockstep_job_attempt", "", "Restart count of the job, from 0.", LabelJob)
+
+	AgentsConnected = def(Master, Gauge, "lockstep_master_agents", "", "Agents by state: connected, disconnected, lost.", LabelJob, LabelState)
+	AgentLostInfo   = def(Master, Gauge, "lockstep_agent_lost_info", "", "An agent that is lost; always 1.", LabelJob, LabelNode)
+	NodeClockError  = def(Master, Gauge, "lockstep_node_clock_error_seconds", "seconds", "Bound on the error between a node's clock and the master's; the worst node.", LabelJob)
+
+	Diagnoses        = def(Master, Counter, "lockstep_diagnoses_total", "", "Diagnosis passes.", LabelJob)
+	DiagnosisSeconds = def(Master, Counter, "lockstep_diagnosis_seconds_total", "seconds", "Time spent in diagnosis passes.", LabelJob)
+	MasterOverflow   = def(Master, Gauge, "lockstep_master_untracked", "", "Ranks, communicators and connections not tracked because a bound was reached.", LabelJob)
+	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
+)
+
+// On the remediator: what was done about it.
+var (
+	Webhooks         = def(Remediator, Counter, "lockstep_webhook_requests_total", "", "Alertmanager webhooks received, by result.", LabelResult)
+	Actions          = def(Remediator, Counter, "lockstep_actions_total", "", "Decisions on alerts, by action and outcome.", LabelAction, LabelOutcome, LabelClass)
+	ActionDuration   = def(Remediator, Histogram, "lockstep_action_duration_seconds", "seconds", "Time from the journal entry to the actuator's answer.", LabelAction)
+	ActionsPending   = def(Remediator, Gauge, "lockstep_actions_pending", "", "Journaled actions that are not finished.")
+	BreakerOpen      = def(Remediator, Gauge, "lockstep_breaker_open", "", "Whether a breaker is open: no action is taken until a person closes it.", LabelScope)
+	BreakerRemaining = def(Remediator, Gauge, "lockstep_breaker_remaining_actions", "", "Actions that a breaker still allows in its window.", LabelScope)
+	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
+)
+
+// Span attributes (OTel namespace ccl.*).
+const (
+	AttrCollective   = "ccl.collective"
+	AttrCommunicator = "ccl.communicator.name"
+	AttrCommID       = "ccl.communicator.id"
+	AttrCommSize     = "ccl.communicator.size"
+	AttrRank         = "ccl.rank"
+	AttrWorldRank    = "ccl.world_rank"
+	AttrSequence     = "ccl.sequence"
+	AttrBytes        = "ccl.bytes"
+	AttrDType        = "ccl.datatype"
+	AttrOp           = "ccl.operator"
+	AttrAlgo         = "ccl.algorithm"
+	AttrProto        = "ccl.protocol"
+	AttrRoot         = "ccl.root"
+	AttrResult       = "ccl.result"
+	AttrAttempt      = "ccl.job.attempt"
+	AttrJob          = "ccl.job.name"
+	AttrChannels     = "ccl.channels"
+	AttrPeer         = "ccl.peer"
+	AttrBacklog      = "ccl.window.backlog"
+	AttrCause        = "ccl.window.cause"
+	AttrWRs          = "ccl.window.work_requests"
+	AttrBandwidth    = "ccl.window.bandwidth"
+)

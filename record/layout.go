@@ -1,0 +1,310 @@
+package record
+
+import "fmt"
+
+// This file is the one definition of the flight recorder's binary layout.
+// The C header record/c/lockstep_record.h is generated from it (go generate
+// ./record), so an offset or a value is written down exactly once.
+//
+// A recorder file is five regions, in this order, each 64-byte aligned:
+//
+//	header      HeaderSize bytes
+//	comm table  CommSlots   × CommEntrySize
+//	conn table  ConnSlots   × ConnEntrySize
+//	stamp table StampSlots  × StampEntrySize   (GPU stamps; may be empty)
+//	ring        RingSlots   × RecordSize       (RingSlots is a power of two)
+//
+// All integers are little-endian; all times are CLOCK_MONOTONIC nanoseconds
+// of the writing host unless a field says otherwise.
+const (
+	Magic         = "LOCKSTEP"
+	LayoutVersion = 1
+
+	HeaderSize     = 4096
+	CommEntrySize  = 256
+	ConnEntrySize  = 256
+	StampEntrySize = 32
+	RecordSize     = 64
+
+	// Limits that a reader enforces before it trusts a file's own numbers.
+	MaxCommSlots  = 4096
+	MaxConnSlots  = 1 << 16
+	MaxStampSlots = 1 << 20
+	MaxRingSlots  = 1 << 22
+
+	// Defaults of Options: 1 MiB of ring (16,384 records), 256 communicators,
+	// 1,024 connections.
+	DefaultCommSlots = 256
+	DefaultConnSlots = 1024
+	DefaultRingSlots = 1 << 14
+)
+
+// Kind says which fields of a Record beyond the common ones have a meaning.
+type Kind uint8
+
+const (
+	KindNone    Kind = iota
+	KindComm         // a communicator changed state: Code is a CommState
+	KindEnqueue      // a collective was submitted: Coll, DType, Op, Root, Bytes, Stream
+	KindStart        // a collective began to run: Stamp, Clock, Algo, Proto, Channel
+	KindPhase        // one phase of it ended: Index, Peer, Stamp (end), Dur, Code is a PhaseCode
+	KindEnd          // it ended: Stamp, Clock, Code is a Result
+	KindWindow       // a transport window closed: Conn, Peer, Bytes, WRs, Backlog, First, Last, Code is a Cause
+	KindLink         // a connection or port changed state: Conn, Peer, Code is a LinkState
+	KindMark         // the program's own words: Code is a MarkCode, Value
+	numKinds
+)
+
+// CollKind is a collective's kind. Values are stable: they are on disk and in trace ids.
+type CollKind uint8
+
+const (
+	CollNone CollKind = iota
+	AllReduce
+	Reduce
+	Broadcast
+	AllGather
+	ReduceScatter
+	AlltoAll
+	AlltoAllv
+	Gather
+	Scatter
+	Send
+	Recv
+	Barrier
+	Group // sends and receives fused by GroupStart/GroupEnd
+	numColl
+)
+
+// DType is an element type, in NCCL's order (ncclDataType_t).
+type DType uint8
+
+const (
+	Int8 DType = iota
+	Uint8
+	Int32
+	Uint32
+	Int64
+	Uint64
+	Float16
+	Float32
+	Float64
+	Bfloat16
+	numDTypes
+)
+
+// RedOp is a reduction operator, in NCCL's order (ncclRedOp_t).
+type RedOp uint8
+
+const (
+	Sum RedOp = iota
+	Prod
+	Max
+	Min
+	Avg
+	numOps
+)
+
+// CommState is the state of a communicator as its own rank sees it.
+type CommState uint8
+
+const (
+	CommNone    CommState = iota
+	CommJoining           // waiting in rendezvous
+	CommJoined
+	CommLeft    // destroyed in good order
+	CommAborted // aborted by the program or after an error
+)
+
+// Clock says which clock made a stamp.
+type Clock uint8
+
+const (
+	ClockHost Clock = iota // CLOCK_MONOTONIC
+	ClockGPU               // %globaltimer
+)
+
+// Algo is the algorithm that a collective ran with.
+type Algo uint8
+
+const (
+	AlgoNone Algo = iota
+	AlgoDirect
+	AlgoRing
+	AlgoDoubling // recursive doubling / halving-doubling
+	AlgoTree
+	AlgoHierarchical
+	AlgoCopyEngine
+	numAlgos
+)
+
+// Proto is the protocol of the data path.
+type Proto uint8
+
+const (
+	ProtoNone   Proto = iota
+	ProtoLL           // flags in the data, latency-bound
+	ProtoSimple       // credits and chunks, bandwidth-bound
+	numProtos
+)
+
+// Transport is what carries a connection.
+type Transport uint8
+
+const (
+	TransportNone Transport = iota
+	TransportSHM
+	TransportTCP
+	TransportRDMA
+	TransportNVLink
+	numTransports
+)
+
+// PhaseCode names a phase of a collective.
+type PhaseCode uint8
+
+const (
+	PhaseNone     PhaseCode = iota
+	PhaseWait               // from start until the last peer that this rank needs had entered
+	PhaseTransfer           // from there to the end
+)
+
+// Result is how a collective ended.
+type Result uint8
+
+const (
+	ResultOK Result = iota
+	ResultPeerLost
+	ResultMismatch
+	ResultAborted
+	ResultTimeout
+	ResultInternal
+	numResults
+)
+
+// Cause is why a window was slow (ICCL's monitor, with the causes it lacks).
+type Cause uint8
+
+const (
+	CauseNone             Cause = iota // not slow
+	CauseNetwork                       // backlog high, bandwidth low
+	CauseSenderStarved                 // nothing to send: the sender's own program is late
+	CauseReceiverNotReady              // the receiver grants no credit
+	CauseCPUStarved                    // the progress thread itself did not run
+	numCauses
+)
+
+// LinkState is the state of a connection or port.
+type LinkState uint8
+
+const (
+	LinkNone LinkState = iota
+	LinkUp
+	LinkDown
+	LinkSwitched // moved to its backup
+	LinkRetreat  // rolled back to the last chunk both sides agree on
+)
+
+// MarkCode is the program's own word about what it is doing. A mark with
+// FlagBegin opens a span that the same code without it closes.
+type MarkCode uint8
+
+const (
+	MarkNone MarkCode = iota
+	MarkStep
+	MarkCheckpoint
+	MarkEvaluation
+	MarkCompile
+	numMarks
+)
+
+// Flags of a record.
+const (
+	FlagBegin   = 1 << 0 // KindMark: the span opens
+	FlagInPlace = 1 << 1 // KindEnqueue
+	FlagAnomaly = 1 << 2 // KindWindow: the window is outside the normal
+	FlagReplay  = 1 << 3 // KindStart: a CUDA graph replay
+)
+
+// Record is one decoded 64-byte record. Every record carries Ticket, Mono,
+// Kind, Flags, Comm, Thread and Seq; the others belong to the kinds that
+// KindX's comments name and share bytes on disk.
+type Record struct {
+	Ticket uint64 // position in the stream of all records of the file, from 0
+	Mono   int64  // when it was appended, ns
+	Kind   Kind
+	Flags  uint8
+	Comm   uint16 // index into the comm table
+	Thread uint32 // producer's thread or goroutine slot, informative
+	Seq    uint64 // collective's sequence number in its communicator, from 1; point-to-point operations have numbers of their own per communicator in the same space
+
+	Coll   CollKind // KindEnqueue, KindStart, KindEnd
+	DType  DType    // KindEnqueue
+	Op     RedOp    // KindEnqueue
+	Algo   Algo     // KindStart, KindEnd
+	Proto  Proto    // KindStart, KindEnd
+	Clock  Clock    // KindStart, KindPhase, KindEnd
+	Code   uint8    // CommState, PhaseCode, Result, Cause, LinkState or MarkCode by Kind
+	Index  uint8    // KindPhase: ordinal of the phase
+	Root   int32    // KindEnqueue: root or peer, -1 when none
+	Peer   int32    // KindPhase, KindWindow, KindLink: rank in the communicator, -1 when none
+	Stream uint32   // KindEnqueue
+	Chan   uint16   // KindStart: channels used
+	Conn   uint32   // KindWindow, KindLink: index into the conn table
+	Bytes  uint64   // KindEnqueue: payload bytes by NCCL's convention; KindWindow: bytes in the window
+	Stamp  int64    // KindStart, KindPhase, KindEnd: when it happened, by Clock
+	Dur    int64    // KindPhase: length, ns
+	Slot   uint32   // KindStart, KindEnd: 1 + index into the stamp table, 0 when none
+	WRs    uint32   // KindWindow: work requests in the window
+	Back   uint32   // KindWindow: largest backlog, work requests
+	First  int64    // KindWindow: first post
+	Last   int64    // KindWindow: last completion
+	Value  uint64   // KindMark: step number or the like; KindComm: communicator id
+}
+
+// String forms are the names used in traces, metrics and messages.
+func (k CollKind) String() string  { return name(collNames[:], int(k), "coll") }
+func (d DType) String() string     { return name(dtypeNames[:], int(d), "dtype") }
+func (o RedOp) String() string     { return name(opNames[:], int(o), "op") }
+func (k Kind) String() string      { return name(kindNames[:], int(k), "kind") }
+func (a Algo) String() string      { return name(algoNames[:], int(a), "algo") }
+func (p Proto) String() string     { return name(protoNames[:], int(p), "proto") }
+func (t Transport) String() string { return name(transportNames[:], int(t), "transport") }
+func (c Cause) String() string     { return name(causeNames[:], int(c), "cause") }
+func (r Result) String() string    { return name(resultNames[:], int(r), "result") }
+func (m MarkCode) String() string  { return name(markNames[:], int(m), "mark") }
+func (s CommState) String() string {
+	return name([]string{"none", "joining", "joined", "left", "aborted"}, int(s), "state")
+}
+func (s LinkState) String() string {
+	return name([]string{"none", "up", "down", "switched", "retreat"}, int(s), "link")
+}
+
+var (
+	collNames      = [numColl]string{"none", "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllv", "Gather", "Scatter", "Send", "Recv", "Barrier", "Group"}
+	dtypeNames     = [numDTypes]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"}
+	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2}
+	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
+	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark"}
+	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "copy_engine"}
+	protoNames     = [numProtos]string{"none", "ll", "simple"}
+	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
+	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
+	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
+	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile"}
+)
+
+func name(names []string, i int, what string) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("%s(%d)", what, i)
+}
+
+// Size returns the element size in bytes, 0 for an unknown type.
+func (d DType) Size() int {
+	if int(d) < len(dtypeSizes) {
+		return dtypeSizes[d]
+	}
+	return 0
+}
