@@ -39,7 +39,8 @@ type Alert struct {
 	Level       string    `json:"level"`
 	CulpritKind string    `json:"culprit_kind,omitempty"`
 	Culprit     string    `json:"culprit,omitempty"`
-	Rank        int       `json:"rank"` // -1 when the alert names none
+	Rank        int       `json:"rank"`              // -1 when the alert names none
+	Attempt     *int      `json:"attempt,omitempty"` // of the job, that the incident is about
 	Node        string    `json:"node,omitempty"`
 	Reason      string    `json:"reason,omitempty"`
 	Fingerprint string    `json:"fingerprint"`
@@ -116,18 +117,16 @@ func decode(r io.Reader) (firing []Alert, resolved int, bad int, err error) {
 			Fingerprint: al.Fingerprint,
 			StartsAt:    al.StartsAt,
 		}
-		if r := al.Labels[names.LabelRank]; r != "" {
-			n, err := strconv.Atoi(r)
-			if err != nil || n < 0 || n > 1<<24 {
-				bad++
-				continue
-			}
-			a.Rank = n
-		}
-		if a.check() != nil {
+		rank, errRank := number(al.Labels[names.LabelRank])
+		attempt, errAttempt := number(al.Labels[names.LabelAttempt])
+		if errors.Join(errRank, errAttempt, a.check()) != nil {
 			bad++
 			continue
 		}
+		if rank != nil {
+			a.Rank = *rank
+		}
+		a.Attempt = attempt
 		firing = append(firing, a)
 	}
 	return firing, resolved, bad, nil
@@ -150,4 +149,16 @@ func (a *Alert) check() error {
 		return errors.New("alert without startsAt")
 	}
 	return nil
+}
+
+// number reads an optional label that is a small number.
+func number(s string) (*int, error) {
+	if s == "" {
+		return nil, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err == nil && (n < 0 || n > 1<<24) {
+		err = strconv.ErrRange
+	}
+	return &n, err
 }

@@ -23,6 +23,7 @@ type Action struct {
 	Incident string
 	Kind     ActionKind
 	Rank     int    // to exclude; -1 none
+	Attempt  *int   // the attempt that the incident is about: no other may be ended; nil when not known
 	Reason   string // for logs and the job's own record: class and culprit
 }
 
@@ -174,7 +175,7 @@ func (r *Remediator) carryOut(ctx context.Context, e *Entry) {
 		e.Tries++
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
 		detail, err := r.o.Actuator.Act(actx, Action{
-			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank,
+			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank, Attempt: e.Alert.Attempt,
 			Reason: e.Alert.Class + ": " + e.Alert.Culprit,
 		})
 		cancel()

@@ -51,6 +51,7 @@ const (
 	LabelRank         = "rank" // only on info metrics of open incidents
 	LabelPeer         = "peer"
 	LabelNode         = "node"
+	LabelAttempt      = "attempt"
 	LabelTraceID      = "trace_id"
 	LabelAction       = "action"
 	LabelOutcome      = "outcome"
@@ -120,7 +121,7 @@ var (
 
 // On the master: what it all means.
 var (
-	IncidentInfo     = def(Master, Gauge, "lockstep_incident_info", "", "An open incident; always 1. Bounded by the number of open incidents.", LabelJob, LabelIncident, LabelClass, LabelLevel, LabelCulpritKind, LabelCulprit, LabelRank, LabelPeer, LabelNode, LabelCommunicator, LabelReason, LabelTraceID)
+	IncidentInfo     = def(Master, Gauge, "lockstep_incident_info", "", "An open incident; always 1. Bounded by the number of open incidents.", LabelJob, LabelIncident, LabelClass, LabelLevel, LabelCulpritKind, LabelCulprit, LabelRank, LabelPeer, LabelNode, LabelCommunicator, LabelReason, LabelAttempt, LabelTraceID)
 	IncidentsOpen    = def(Master, Gauge, "lockstep_incidents_open", "", "Open incidents by class and level; present with 0.", LabelJob, LabelClass, LabelLevel)
 	Incidents        = def(Master, Counter, "lockstep_incidents_total", "", "Incidents ever opened, by class.", LabelJob, LabelClass)
 	IncidentConfirms = def(Master, Counter, "lockstep_incidents_confirmed_total", "", "Incidents ever confirmed, by class.", LabelJob, LabelClass)

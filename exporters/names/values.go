@@ -1,16 +1,33 @@
 package names
 
-// Values of LabelClass and LabelLevel: diagnosis.Class and diagnosis.Level in
-// words (a test there keeps them equal). Rules and policies match on these.
+// Values of LabelState on lockstep_ranks and lockstep_job_ranks: what the
+// agent sees of a rank's process.
 const (
-	ClassCommunicationHang    = "communication_hang"
-	ClassNoncommunicationHang = "noncommunication_hang"
-	ClassCommunicationSlow    = "communication_slow"
-	ClassNoncommunicationSlow = "noncommunication_slow"
-
-	LevelSuspected = "suspected"
-	LevelConfirmed = "confirmed"
+	StateUnknown   = "unknown"    // no agent can tell
+	StateRunning   = "running"    // runnable, or asleep in the usual way
+	StateStopped   = "stopped"    // SIGSTOP or a debugger
+	StateDiskSleep = "disk_sleep" // uninterruptible for longer than one sample
+	StateGone      = "gone"       // no such process, and it never said goodbye
+	StateExited    = "exited"     // ended in good order
 )
 
-// Classes lists the four fault classes.
-var Classes = []string{ClassCommunicationHang, ClassNoncommunicationHang, ClassCommunicationSlow, ClassNoncommunicationSlow}
+// Values of LabelState on lockstep_master_agents.
+const (
+	StateConnected    = "connected"
+	StateDisconnected = "disconnected" // for less than the master's patience
+	StateLost         = "lost"         // for longer
+)
+
+// Values of LabelClock: the clock whose mapping to host time is bounded.
+const ClockHost = "host"
+
+// Values of LabelReason on lockstep_trace_spans_dropped_total.
+const (
+	DropQueueFull    = "queue_full"    // the backend is slower than the ranks
+	DropEvicted      = "evicted"       // newer collectives overwrote it before it was sent
+	DropOverLimit    = "over_limit"    // more spans a second than the limit allows
+	DropUntimed      = "untimed"       // all its time stamps were lost
+	DropExportFailed = "export_failed" // the backend refused it, or retries ran out
+	DropRejected     = "rejected"      // partial success: the backend kept the others
+	DropShutdown     = "shutdown"      // still queued when the agent had to stop
+)

@@ -1,0 +1,14 @@
+// Package process supervises a job whose ranks are processes of one machine,
+// and lets the remediator restart it.
+//
+// Supervisor is what `lockstep run` is: like torchrun it starts one process a
+// rank with the environment that tells it who it is, and restarts all of them
+// together, from their last checkpoint, since ranks run in lockstep. Unlike
+// torchrun it can wait for a decision: with a control socket, a failed rank
+// leaves the others as they are for Hold, so that the pipeline can see what
+// happened and the remediator says what to do.
+//
+// Actuator is the remediator's side of the same socket. Every request carries
+// the action's id and the attempt it is about: a repeat is answered as the first
+// was, and a decision about a former attempt changes nothing.
+package process
