@@ -1,4 +1,4 @@
-module github.com/lockstep-ccl/lockstep/deploy/local/prometheus
+module lockstep.local/tools/prometheus
 
 go 1.26.0
 

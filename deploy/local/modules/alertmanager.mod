@@ -1,4 +1,4 @@
-module github.com/lockstep-ccl/lockstep/deploy/local/alertmanager
+module lockstep.local/tools/alertmanager
 
 go 1.26.0
 

@@ -1,0 +1,16 @@
+// Package local runs a real Prometheus and a real Alertmanager as child
+// processes on loopback, for the demo and for the tests.
+//
+// In: the scrape targets, the rule files and the webhook to call. Out: the
+// URLs of both servers, and errors that quote the log of a server that died.
+// [Find] takes their programs from PATH when they are recent enough and else
+// builds them, once, from the Go modules pinned in modules/ into the user's
+// cache, so that it also works where no repository is checked out.
+//
+// It is not a deployment for production: no TLS, loopback only, data that
+// lives as long as Config.Dir.
+//
+// To update a pin, copy modules/X.mod and X.sum to go.mod and go.sum of an
+// empty folder, run go get -tool PACKAGE@VERSION and go mod tidy there, and
+// copy them back.
+package local

@@ -1,0 +1,154 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// server is one child process and how to start it again.
+type server struct {
+	name  string
+	path  string
+	args  []string
+	url   string // base URL; /-/ready answers 200 when it serves
+	log   string // appended to
+	child *child
+}
+
+// child is one run of a server.
+type child struct {
+	pid     int
+	logFrom int64         // where in the log this run begins
+	done    chan struct{} // closed when it was reaped
+	err     error         // valid after done
+}
+
+func (s *server) start() error {
+	log, err := os.OpenFile(s.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("start %s: %w", s.name, err)
+	}
+	defer log.Close()
+	from, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("start %s: %w", s.name, err)
+	}
+	cmd := exec.Command(s.path, s.args...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Setpgid:   true,            // an interrupt typed at the terminal is for us, who stop it in order
+		Pdeathsig: syscall.SIGKILL, // nothing stays behind when we are killed
+	}
+	c := &child{logFrom: from, done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// Pdeathsig fires when the thread that forked ends, so that thread is
+		// kept for as long as the child lives.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = cmd.Wait()
+			close(c.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start %s: %w", s.name, err)
+	}
+	c.pid = cmd.Process.Pid
+	s.child = c
+	return nil
+}
+
+var readyClient = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// ready waits until the server serves, its process ends, or ctx is done.
+func (s *server) ready(ctx context.Context) error {
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/-/ready", nil)
+		if err != nil {
+			return err
+		}
+		if resp, err := readyClient.Do(req); err == nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-s.child.done:
+			return s.exited(s.child)
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s at %s is ready: %w; its log ends:\n%s", s.name, s.url, context.Cause(ctx), s.tail(s.child))
+		case <-time.After(25 * time.Millisecond):
+		}
+	}
+}
+
+// ErrExited is wrapped by the errors about a server that ended by itself.
+var ErrExited = errors.New("exited")
+
+func (s *server) exited(c *child) error {
+	how := "status 0"
+	if c.err != nil {
+		how = c.err.Error()
+	}
+	return fmt.Errorf("%s %w by itself (%s); its log ends:\n%s", s.name, ErrExited, how, s.tail(c))
+}
+
+// tail returns the last lines of what this run logged.
+func (s *server) tail(c *child) string {
+	const most = 4 << 10
+	f, err := os.Open(s.log)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	from := max(c.logFrom, info.Size()-most)
+	data, err := io.ReadAll(io.NewSectionReader(f, from, info.Size()-from))
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(lines[max(0, len(lines)-10):], "\n")
+}
+
+// signal reaches the whole process group. It does nothing once the child was
+// reaped: the number may be another process's by then.
+func (c *child) signal(sig syscall.Signal) {
+	select {
+	case <-c.done:
+	default:
+		syscall.Kill(-c.pid, sig)
+	}
+}
+
+// kill ends the run at once and returns when it was reaped.
+func (c *child) kill() {
+	c.signal(syscall.SIGKILL)
+	<-c.done
+}
+
+// stop asks, waits a while, and kills.
+func (c *child) stop(patience time.Duration) {
+	c.signal(syscall.SIGTERM)
+	select {
+	case <-c.done:
+	case <-time.After(patience):
+		c.kill()
+	}
+}
