@@ -1,0 +1,239 @@
+package record
+
+import "unsafe"
+
+// The structs of this file are the bytes of a recorder file. The C header is
+// generated from them, so every field has a fixed size and every gap is
+// written out. "Live" words change under a reader's eyes: they are stored and
+// loaded as whole aligned words, never copied as part of a struct.
+
+// diskHeader is the first region. What follows static words has cache lines of
+// its own, by who writes it how often.
+type diskHeader struct {
+	magic      [8]byte
+	version    uint32
+	headerSize uint32
+	fileSize   uint64
+	commSlots  uint32
+	connSlots  uint32
+	stampSlots uint32
+	ringSlots  uint32
+	pid        int32
+	rank       int32
+	worldSize  int32
+	localRank  int32
+	attempt    uint32
+	_          [4]byte
+	startTime  uint64 // clock ticks since boot, field 22 of /proc/PID/stat
+	created    int64  // unix ns
+	bootID     [16]byte
+	job        [nameSize]byte // NUL-terminated
+	node       [nameSize]byte
+	_          [32]byte
+
+	head uint64 // live: tickets handed out
+	_    [56]byte
+
+	dropped      uint64 // live: of them given up because the slot was held
+	commOverflow uint64 // live
+	connOverflow uint64 // live
+	_            [40]byte
+
+	commUsed uint64 // live: slots asked for; may exceed commSlots
+	connUsed uint64 // live
+	_        [48]byte
+
+	anchorCount uint64        // live: anchors written; the last is anchors[anchorCount&1]
+	anchors     [2]diskAnchor // live
+	closed      uint64        // live: 1 after a clean exit
+	_           [16]byte
+
+	_ [HeaderSize - 512]byte
+}
+
+// diskAnchor pairs the two clocks.
+type diskAnchor struct {
+	mono int64
+	real int64 // unix ns
+}
+
+// diskComm is one entry of the comm table. The enqueueing thread and the
+// executor write different cache lines of it.
+type diskComm struct {
+	state    uint64 // live: published | CommState, 0 while the entry is not complete
+	id       uint64
+	parent   uint64
+	rank     int32
+	size     int32
+	bytes    uint64 // live: sum over finished operations
+	maxOwnNs uint64 // live
+	_        [16]byte
+	name     [nameSize]byte
+
+	enqueued   uint64 // live: stored after the other words of its line
+	enqueuedAt int64
+	coll       uint64
+	opBytes    uint64
+	_          [32]byte
+
+	started    uint64 // live
+	startedAt  int64
+	finished   uint64
+	finishedAt int64
+	ownNs      uint64
+	waitNs     uint64
+	transferNs uint64
+	ops        uint64
+}
+
+// diskConn is one entry of the conn table.
+type diskConn struct {
+	state     uint64 // live: published, 0 while the entry is not complete
+	id        uint64
+	peer      int32
+	comm      uint16
+	channel   uint16
+	transport uint8
+	_         [39]byte
+	name      [nameSize]byte
+
+	posted      uint64 // live: the sending half
+	postedAt    int64
+	completed   uint64
+	completedAt int64
+	txBlocked   int64
+	windowBps   uint64
+	windowCause uint64
+	windowAt    int64
+	received    uint64 // live: the receiving half
+	receivedAt  int64
+	rxWaiting   int64
+	slow        uint64
+	_           [32]byte
+}
+
+// diskRecord is one slot of the ring. The body belongs to the kind.
+type diskRecord struct {
+	seq    uint64 // live: ticket+1, with busy set while a producer fills the slot
+	mono   int64
+	kind   uint8
+	flags  uint8
+	comm   uint16
+	thread uint32
+	opSeq  uint64
+	body   [32]byte
+}
+
+type bodyEnqueue struct {
+	coll   uint8
+	dtype  uint8
+	op     uint8
+	_      [1]byte
+	root   int32
+	bytes  uint64
+	stream uint32
+	_      [12]byte
+}
+
+// bodyRun is the body of KindStart and KindEnd.
+type bodyRun struct {
+	coll  uint8
+	algo  uint8
+	proto uint8
+	clock uint8
+	code  uint8
+	_     [1]byte
+	chans uint16
+	stamp int64
+	slot  uint32
+	_     [12]byte
+}
+
+type bodyPhase struct {
+	code  uint8
+	index uint8
+	clock uint8
+	_     [1]byte
+	peer  int32
+	stamp int64
+	dur   int64
+	_     [8]byte
+}
+
+// bodyConn is the body of KindWindow and KindLink (which uses its first word only).
+type bodyConn struct {
+	peer  int32
+	conn  uint16
+	code  uint8
+	_     [1]byte
+	bytes uint64
+	wrs   uint16 // saturates
+	back  uint16 // saturates
+	span  uint32 // last-first by packSpan
+	last  int64
+}
+
+// bodyValue is the body of KindMark and KindComm.
+type bodyValue struct {
+	code  uint8
+	_     [7]byte
+	value uint64
+	_     [16]byte
+}
+
+const (
+	nameSize  = 64      // bytes of a name, its NUL included
+	published = 1 << 8  // of a table entry's state word
+	busy      = 1 << 63 // of a slot's sequence word
+	spanMicro = 1 << 31 // of a span: the rest is microseconds, not nanoseconds
+)
+
+// NoComm and NoConn are the indices of a handle that has no slot.
+const (
+	NoComm = 1<<16 - 1
+	NoConn = 1<<16 - 1
+)
+
+// packSpan keeps up to 2.1 s in nanoseconds, and up to 35 min in microseconds.
+func packSpan(first, last int64) uint32 {
+	d := last - first
+	switch {
+	case d < 0:
+		return 0
+	case d < spanMicro:
+		return uint32(d)
+	}
+	return spanMicro | uint32(min(d/1000, spanMicro-1))
+}
+
+func unpackSpan(s uint32) int64 {
+	if s&spanMicro != 0 {
+		return int64(s&^spanMicro) * 1000
+	}
+	return int64(s)
+}
+
+var (
+	_ [HeaderSize]byte    = [unsafe.Sizeof(diskHeader{})]byte{}
+	_ [CommEntrySize]byte = [unsafe.Sizeof(diskComm{})]byte{}
+	_ [ConnEntrySize]byte = [unsafe.Sizeof(diskConn{})]byte{}
+	_ [RecordSize]byte    = [unsafe.Sizeof(diskRecord{})]byte{}
+	_ [32]byte            = [unsafe.Sizeof(bodyEnqueue{})]byte{}
+	_ [32]byte            = [unsafe.Sizeof(bodyRun{})]byte{}
+	_ [32]byte            = [unsafe.Sizeof(bodyPhase{})]byte{}
+	_ [32]byte            = [unsafe.Sizeof(bodyConn{})]byte{}
+	_ [32]byte            = [unsafe.Sizeof(bodyValue{})]byte{}
+)
+
+// geometry is how many slots each region has, and so where each region lies.
+type geometry struct {
+	comms, conns, stamps, ring uint32
+}
+
+func (g geometry) commAt() uint64  { return HeaderSize }
+func (g geometry) connAt() uint64  { return g.commAt() + uint64(g.comms)*CommEntrySize }
+func (g geometry) stampAt() uint64 { return g.connAt() + uint64(g.conns)*ConnEntrySize }
+func (g geometry) ringAt() uint64 {
+	return (g.stampAt() + uint64(g.stamps)*StampEntrySize + 63) &^ 63
+}
+func (g geometry) size() uint64 { return g.ringAt() + uint64(g.ring)*RecordSize }

@@ -1,0 +1,576 @@
+package record
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"sort"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unicode"
+	"unsafe"
+)
+
+// What can be wrong with a recorder file. Errors wrap one of these with the
+// path and the detail.
+var (
+	ErrMagic     = errors.New("not a recorder file")
+	ErrVersion   = errors.New("recorder layout of another version")
+	ErrTruncated = errors.New("recorder file is truncated")
+	ErrCorrupt   = errors.New("recorder file is corrupt")
+)
+
+// maxPending bounds the tickets that a Reader waits for. There is one for
+// each producer in the middle of an Append, and one a lap for each stalled.
+const maxPending = 1024
+
+// Header is what a recorder file says of its process.
+type Header struct {
+	Identity
+	Version   uint32
+	BootID    [16]byte
+	PID       int32  // in the process's own PID namespace
+	StartTime uint64 // clock ticks since boot, field 22 of /proc/PID/stat
+	Created   time.Time
+	Closed    bool // the process left in good order
+	Anchor    Anchor
+
+	RingSlots, CommSlots, ConnSlots, StampSlots int
+
+	Appended        uint64 // records ever, dropped ones included
+	DroppedByWriter uint64
+	CommOverflow    uint64 // communicators that found no slot
+	ConnOverflow    uint64
+}
+
+// ToReal maps a recorder time to wall-clock time by the latest anchor.
+func (h Header) ToReal(mono int64) time.Time {
+	return time.Unix(0, h.Anchor.Real+(mono-h.Anchor.Mono))
+}
+
+// CommStatus is one communicator's entry and live words. Times are
+// CLOCK_MONOTONIC ns, 0 for never.
+type CommStatus struct {
+	CommEntry
+	Index uint16
+
+	Enqueued   uint64 // last sequence submitted, 0 when none
+	EnqueuedAt int64
+	Coll       CollKind // of the last submitted
+	Bytes      uint64   // of the last submitted
+	Started    uint64
+	StartedAt  int64
+	Finished   uint64
+	FinishedAt int64
+
+	// Sums over finished operations.
+	Ops        uint64
+	TotalBytes uint64
+	OwnNs      uint64
+	WaitNs     uint64
+	TransferNs uint64
+	MaxOwnNs   uint64
+}
+
+// Open reports whether the member is inside a collective.
+func (c *CommStatus) Open() bool { return c.Started > c.Finished }
+
+// ConnStatus is one connection's entry and live words. Times are
+// CLOCK_MONOTONIC ns, 0 for never or not.
+type ConnStatus struct {
+	ConnEntry
+	Index uint32
+
+	Posted         uint64 // bytes ever handed to the transport
+	PostedAt       int64
+	Completed      uint64 // bytes ever taken by the receiver
+	CompletedAt    int64
+	TxBlockedSince int64
+	Received       uint64 // bytes ever received
+	ReceivedAt     int64
+	RxWaitingSince int64
+
+	WindowBps   uint64 // of the last closed window
+	WindowCause Cause
+	WindowAt    int64
+	SlowWindows uint64
+}
+
+// Outstanding is how many bytes the receiver has not taken yet.
+func (c *ConnStatus) Outstanding() uint64 {
+	if c.Completed > c.Posted { // the words are not read at one instant
+		return 0
+	}
+	return c.Posted - c.Completed
+}
+
+// Reader follows one recorder file. It is for one goroutine at a time; it
+// holds a read-only mapping and no file descriptor, and does not disturb the
+// writer. When the file shrinks under the mapping, methods return what they
+// have and Err tells.
+type Reader struct {
+	path string
+	mem  []byte
+	hdr  *diskHeader
+	geo  geometry
+	ring unsafe.Pointer
+	mask uint64
+
+	static  Header // its live fields are zero
+	comms   []CommEntry
+	conns   []ConnEntry
+	err     error
+	head    uint64 // as of the last Next
+	cursor  uint64 // next ticket to look at
+	read    uint64
+	lost    uint64
+	skipped uint64
+	pending []uint64 // tickets behind the cursor that are not published yet, ascending
+}
+
+// Open maps a recorder file read-only, after checking all that it says of its
+// own shape.
+func Open(path string) (*Reader, error) {
+	r, err := open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open recorder %s: %w", path, err)
+	}
+	return r, nil
+}
+
+func open(path string) (*Reader, error) {
+	// NONBLOCK: opening a FIFO must not wait for its writer.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		var pe *os.PathError
+		if errors.As(err, &pe) {
+			err = pe.Err
+		}
+		if errors.Is(err, syscall.ELOOP) {
+			err = fmt.Errorf("%w: it is a symbolic link", ErrMagic)
+		}
+		return nil, err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: it is no regular file (%v)", ErrMagic, fi.Mode().Type())
+	}
+	// The header is checked in a copy first: nothing can change it meanwhile.
+	var raw [HeaderSize]byte
+	n, err := f.ReadAt(raw[:], 0)
+	if n < len(Magic) || string(raw[:len(Magic)]) != Magic {
+		return nil, fmt.Errorf("%w: it does not begin with %q", ErrMagic, Magic)
+	}
+	if n < HeaderSize {
+		return nil, fmt.Errorf("%w: %d of %d header bytes (%v)", ErrTruncated, n, HeaderSize, err)
+	}
+	h := (*diskHeader)(unsafe.Pointer(&raw))
+	geo, err := h.check(fi.Size())
+	if err != nil {
+		return nil, err
+	}
+	mem, err := syscall.Mmap(int(f.Fd()), 0, int(geo.size()), syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes: %w", geo.size(), err)
+	}
+	r := &Reader{
+		path:    path,
+		mem:     mem,
+		hdr:     (*diskHeader)(unsafe.Pointer(&mem[0])),
+		geo:     geo,
+		ring:    unsafe.Pointer(&mem[geo.ringAt()]),
+		mask:    uint64(geo.ring) - 1,
+		static:  h.header(),
+		pending: make([]uint64, 0, min(maxPending, int(geo.ring))),
+	}
+	return r, nil
+}
+
+func (h *diskHeader) check(size int64) (geometry, error) {
+	g := geometry{comms: h.commSlots, conns: h.connSlots, stamps: h.stampSlots, ring: h.ringSlots}
+	if h.version != LayoutVersion {
+		return g, fmt.Errorf("%w: layout %d, this program reads %d", ErrVersion, h.version, LayoutVersion)
+	}
+	if h.headerSize != HeaderSize {
+		return g, fmt.Errorf("%w: header of %d bytes, want %d", ErrCorrupt, h.headerSize, HeaderSize)
+	}
+	for _, s := range []struct {
+		what   string
+		n, max uint32
+	}{{"communicator", g.comms, MaxCommSlots}, {"connection", g.conns, MaxConnSlots}, {"stamp", g.stamps, MaxStampSlots}, {"ring", g.ring, MaxRingSlots}} {
+		if s.n > s.max {
+			return g, fmt.Errorf("%w: %d %s slots, at most %d are possible", ErrCorrupt, s.n, s.what, s.max)
+		}
+	}
+	if bits.OnesCount32(g.ring) != 1 {
+		return g, fmt.Errorf("%w: %d ring slots, not a power of two", ErrCorrupt, g.ring)
+	}
+	if h.fileSize != g.size() {
+		return g, fmt.Errorf("%w: header says %d bytes, its regions need %d", ErrCorrupt, h.fileSize, g.size())
+	}
+	if uint64(size) < g.size() {
+		return g, fmt.Errorf("%w: %d of %d bytes", ErrTruncated, size, g.size())
+	}
+	return g, nil
+}
+
+// header decodes the words that never change.
+func (h *diskHeader) header() Header {
+	return Header{
+		Identity: Identity{
+			Job: getName(&h.job), Node: getName(&h.node),
+			Rank: h.rank, WorldSize: h.worldSize, LocalRank: h.localRank, Attempt: h.attempt,
+		},
+		Version: h.version, BootID: h.bootID, PID: h.pid, StartTime: h.startTime,
+		Created:   time.Unix(0, h.created),
+		RingSlots: int(h.ringSlots), CommSlots: int(h.commSlots), ConnSlots: int(h.connSlots), StampSlots: int(h.stampSlots),
+	}
+}
+
+// getName reads a NUL-terminated name; what a terminal or a label could not
+// show becomes U+FFFD.
+func getName(b *[nameSize]byte) string {
+	s, _, _ := strings.Cut(string(b[:]), "\x00")
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return unicode.ReplacementChar
+		}
+		return r
+	}, s)
+}
+
+// Path returns the name that the file was opened by.
+func (r *Reader) Path() string { return r.path }
+
+// Err tells why the Reader can read no more, nil while it can. It wraps
+// ErrTruncated when the file has shrunk under the mapping.
+func (r *Reader) Err() error { return r.err }
+
+// Close unmaps the file. The Reader must not be used after it.
+func (r *Reader) Close() error {
+	if r.mem == nil {
+		return nil
+	}
+	mem := r.mem
+	r.mem = nil
+	if r.err == nil {
+		r.err = fmt.Errorf("recorder %s: %w", r.path, os.ErrClosed)
+	}
+	return syscall.Munmap(mem)
+}
+
+// guard runs f on the mapping. A page that is gone (the file was truncated)
+// faults; the fault is turned into a sticky error instead of a crash.
+func (r *Reader) guard(f func()) {
+	if r.err != nil {
+		return
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		fault, ok := p.(interface {
+			runtime.Error
+			Addr() uintptr
+		})
+		base := uintptr(unsafe.Pointer(&r.mem[0]))
+		if !ok || fault.Addr() < base || fault.Addr() >= base+uintptr(len(r.mem)) {
+			panic(p)
+		}
+		r.err = fmt.Errorf("read recorder %s: %w: offset %d is gone", r.path, ErrTruncated, fault.Addr()-base)
+	}()
+	f()
+}
+
+// Header returns the header as it is now.
+func (r *Reader) Header() Header {
+	h := r.static
+	r.guard(func() {
+		d := r.hdr
+		h.Closed = atomic.LoadUint64(&d.closed) != 0
+		h.Appended = atomic.LoadUint64(&d.head)
+		h.DroppedByWriter = atomic.LoadUint64(&d.dropped)
+		h.CommOverflow = atomic.LoadUint64(&d.commOverflow)
+		h.ConnOverflow = atomic.LoadUint64(&d.connOverflow)
+		// Anchors are rewritten seconds apart: one that changes under three
+		// reads in a row is hostile, and as good as any other.
+		for range 3 {
+			n := atomic.LoadUint64(&d.anchorCount)
+			slot := &d.anchors[n&1]
+			h.Anchor = Anchor{Mono: atomic.LoadInt64(&slot.mono), Real: atomic.LoadInt64(&slot.real)}
+			if atomic.LoadUint64(&d.anchorCount) == n {
+				break
+			}
+		}
+	})
+	return h
+}
+
+// Alive reports whether the process still exists: same boot, pid and start
+// time, and no zombie. It looks in this program's PID namespace.
+func (r *Reader) Alive() bool {
+	if boot, err := bootID(); err != nil || boot != r.static.BootID {
+		return false
+	}
+	start, dead, err := processStart(int(r.static.PID))
+	return err == nil && !dead && start == r.static.StartTime
+}
+
+// Comms appends the status of every communicator to dst, by index.
+func (r *Reader) Comms(dst []CommStatus) []CommStatus {
+	r.guard(func() {
+		n := min(atomic.LoadUint64(&r.hdr.commUsed), uint64(r.geo.comms))
+		for i := range n {
+			d := (*diskComm)(unsafe.Pointer(&r.mem[r.geo.commAt()+i*CommEntrySize]))
+			state := atomic.LoadUint64(&d.state)
+			if state&published == 0 {
+				continue
+			}
+			s := CommStatus{CommEntry: r.commEntry(i, d), Index: uint16(i)}
+			s.State = CommState(state)
+			// The order matters, see Comm: finished before started before
+			// enqueued can only make an operation look open for longer.
+			s.Finished = atomic.LoadUint64(&d.finished)
+			s.FinishedAt = atomic.LoadInt64(&d.finishedAt)
+			s.Started = atomic.LoadUint64(&d.started)
+			s.StartedAt = atomic.LoadInt64(&d.startedAt)
+			s.Enqueued = atomic.LoadUint64(&d.enqueued)
+			s.EnqueuedAt = atomic.LoadInt64(&d.enqueuedAt)
+			s.Coll = CollKind(atomic.LoadUint64(&d.coll))
+			s.Bytes = atomic.LoadUint64(&d.opBytes)
+			s.Ops = atomic.LoadUint64(&d.ops)
+			s.TotalBytes = atomic.LoadUint64(&d.bytes)
+			s.OwnNs = atomic.LoadUint64(&d.ownNs)
+			s.WaitNs = atomic.LoadUint64(&d.waitNs)
+			s.TransferNs = atomic.LoadUint64(&d.transferNs)
+			s.MaxOwnNs = atomic.LoadUint64(&d.maxOwnNs)
+			dst = append(dst, s)
+		}
+	})
+	return dst
+}
+
+// Conns appends the status of every connection to dst, by index.
+func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
+	r.guard(func() {
+		n := min(atomic.LoadUint64(&r.hdr.connUsed), uint64(r.geo.conns))
+		for i := range n {
+			d := (*diskConn)(unsafe.Pointer(&r.mem[r.geo.connAt()+i*ConnEntrySize]))
+			if atomic.LoadUint64(&d.state)&published == 0 {
+				continue
+			}
+			s := ConnStatus{ConnEntry: r.connEntry(i, d), Index: uint32(i)}
+			s.Completed = atomic.LoadUint64(&d.completed)
+			s.CompletedAt = atomic.LoadInt64(&d.completedAt)
+			s.Posted = atomic.LoadUint64(&d.posted)
+			s.PostedAt = atomic.LoadInt64(&d.postedAt)
+			s.TxBlockedSince = atomic.LoadInt64(&d.txBlocked)
+			s.Received = atomic.LoadUint64(&d.received)
+			s.ReceivedAt = atomic.LoadInt64(&d.receivedAt)
+			s.RxWaitingSince = atomic.LoadInt64(&d.rxWaiting)
+			s.WindowAt = atomic.LoadInt64(&d.windowAt)
+			s.WindowBps = atomic.LoadUint64(&d.windowBps)
+			s.WindowCause = Cause(atomic.LoadUint64(&d.windowCause))
+			s.SlowWindows = atomic.LoadUint64(&d.slow)
+			dst = append(dst, s)
+		}
+	})
+	return dst
+}
+
+// commEntry returns the fixed part of an entry, decoded when it is first seen.
+func (r *Reader) commEntry(i uint64, d *diskComm) CommEntry {
+	for uint64(len(r.comms)) <= i {
+		r.comms = append(r.comms, CommEntry{Size: unseen})
+	}
+	e := &r.comms[i]
+	if e.Size == unseen {
+		*e = CommEntry{ID: d.id, Name: getName(&d.name), Rank: d.rank, Size: max(d.size, 0), Parent: d.parent}
+	}
+	return *e
+}
+
+func (r *Reader) connEntry(i uint64, d *diskConn) ConnEntry {
+	for uint64(len(r.conns)) <= i {
+		r.conns = append(r.conns, ConnEntry{Peer: unseen})
+	}
+	e := &r.conns[i]
+	if e.Peer == unseen {
+		*e = ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Name: getName(&d.name)}
+	}
+	return *e
+}
+
+// unseen marks a cached entry that is not decoded yet.
+const unseen = -1 << 31
+
+// Next fills dst with records since the cursor, in ticket order except that a
+// late producer's record may come after younger ones. It returns how many; a
+// count below len(dst) means that the reader has caught up. It does not
+// allocate.
+func (r *Reader) Next(dst []Record) (n int) {
+	r.guard(func() {
+		r.head = max(r.head, atomic.LoadUint64(&r.hdr.head))
+		kept := r.pending[:0]
+		for _, t := range r.pending {
+			switch {
+			case n == len(dst):
+				kept = append(kept, t)
+			case r.fetch(t, &dst[n]):
+				n++
+			case r.gone(t):
+				r.lost++
+			default:
+				kept = append(kept, t)
+			}
+		}
+		r.pending = kept
+
+		if slots := r.mask + 1; r.head-r.cursor > slots {
+			r.lost += r.head - slots - r.cursor
+			r.cursor = r.head - slots
+		}
+		for ; r.cursor < r.head && n < len(dst); r.cursor++ {
+			switch {
+			case r.fetch(r.cursor, &dst[n]):
+				n++
+			case r.gone(r.cursor):
+				r.lost++
+			default:
+				r.wait(r.cursor)
+			}
+		}
+	})
+	r.read += uint64(n)
+	return n
+}
+
+// wait remembers a ticket that is not published yet; when there are too many,
+// the oldest is given up.
+func (r *Reader) wait(t uint64) {
+	if len(r.pending) == cap(r.pending) {
+		r.pending = append(r.pending[:0], r.pending[1:]...)
+		r.lost++
+	}
+	r.pending = append(r.pending, t)
+}
+
+func (r *Reader) slot(t uint64) *diskRecord {
+	return (*diskRecord)(unsafe.Add(r.ring, (t&r.mask)*RecordSize))
+}
+
+// gone reports whether ticket t can never be read any more: its slot has a
+// younger record, or a younger ticket of that slot has been handed out.
+func (r *Reader) gone(t uint64) bool {
+	return atomic.LoadUint64(&r.slot(t).seq)&^busy > t+1 || r.head-t > r.mask+1
+}
+
+// fetch copies ticket t into dst if it is there, and was there to the end of the copy.
+func (r *Reader) fetch(t uint64, dst *Record) bool {
+	src := (*[RecordSize / 8]uint64)(unsafe.Pointer(r.slot(t)))
+	if atomic.LoadUint64(&src[0]) != t+1 {
+		return false
+	}
+	var copied [RecordSize / 8]uint64
+	for i := 1; i < len(copied); i++ {
+		copied[i] = atomic.LoadUint64(&src[i])
+	}
+	if atomic.LoadUint64(&src[0]) != t+1 {
+		return false
+	}
+	(*diskRecord)(unsafe.Pointer(&copied)).decode(t, dst)
+	return true
+}
+
+func (d *diskRecord) decode(ticket uint64, r *Record) {
+	*r = Record{
+		Ticket: ticket,
+		Mono:   d.mono,
+		Kind:   Kind(d.kind),
+		Flags:  d.flags,
+		Comm:   d.comm,
+		Thread: d.thread,
+		Seq:    d.opSeq,
+	}
+	switch r.Kind {
+	case KindEnqueue:
+		b := (*bodyEnqueue)(unsafe.Pointer(&d.body))
+		r.Coll, r.DType, r.Op = CollKind(b.coll), DType(b.dtype), RedOp(b.op)
+		r.Root, r.Bytes, r.Stream = b.root, b.bytes, b.stream
+	case KindStart, KindEnd:
+		b := (*bodyRun)(unsafe.Pointer(&d.body))
+		r.Coll, r.Algo, r.Proto, r.Clock, r.Code = CollKind(b.coll), Algo(b.algo), Proto(b.proto), Clock(b.clock), b.code
+		r.Chan, r.Stamp, r.Slot = b.chans, b.stamp, b.slot
+	case KindPhase:
+		b := (*bodyPhase)(unsafe.Pointer(&d.body))
+		r.Code, r.Index, r.Clock = b.code, b.index, Clock(b.clock)
+		r.Peer, r.Stamp, r.Dur = b.peer, b.stamp, b.dur
+	case KindWindow, KindLink:
+		b := (*bodyConn)(unsafe.Pointer(&d.body))
+		r.Peer, r.Conn, r.Code = b.peer, uint32(b.conn), b.code
+		r.Bytes, r.WRs, r.Back = b.bytes, uint32(b.wrs), uint32(b.back)
+		r.First, r.Last = b.last-unpackSpan(b.span), b.last
+	case KindMark, KindComm:
+		b := (*bodyValue)(unsafe.Pointer(&d.body))
+		r.Code, r.Value = b.code, b.value
+	}
+}
+
+// Lost counts the records that were overwritten before this Reader saw them
+// and those that their writer dropped, once their slot has moved on. It is
+// exact: at any moment, of the records that had been appended at the last
+// Next, Read + Lost + Pending + Skipped make all.
+func (r *Reader) Lost() uint64 { return r.lost }
+
+// Read counts the records that Next has returned.
+func (r *Reader) Read() uint64 { return r.read }
+
+// Pending counts the records appended by the last Next that may still be read:
+// those beyond the cursor and those that were not complete.
+func (r *Reader) Pending() int { return len(r.pending) + int(r.head-r.cursor) }
+
+// Skipped counts the records passed over by SeekTail.
+func (r *Reader) Skipped() uint64 { return r.skipped }
+
+// SeekTail moves the cursor to n records before the head, or to the oldest
+// that the ring may still hold. What it passes over is Skipped, not Lost.
+func (r *Reader) SeekTail(n int) {
+	r.guard(func() {
+		r.head = max(r.head, atomic.LoadUint64(&r.hdr.head))
+		r.skipped += uint64(len(r.pending))
+		r.pending = r.pending[:0]
+		to := r.head - min(r.head, r.mask+1, uint64(max(n, 0)))
+		if to > r.cursor {
+			r.skipped += to - r.cursor
+			r.cursor = to
+		}
+	})
+}
+
+// List returns the recorder files of a directory, sorted; none when it does not exist.
+func List(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list recorders: %w", err)
+	}
+	var paths []string
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), Suffix) && e.Type().IsRegular() {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	sort.Strings(paths)
+	return paths, nil
+}
