@@ -162,6 +162,8 @@ func start(ctx context.Context, cfg Config, promPath, amPath string) (*Stack, er
 			"--web.external-url=" + s.PrometheusURL,
 			"--web.enable-otlp-receiver",
 			"--enable-feature=exemplar-storage",
+			// Hidden; its default lets 5 s pass before the first scrape.
+			"--scrape.discovery-reload-interval=" + promDuration(cfg.Interval),
 			// An Alertmanager that was restarted hears of firing alerts again this soon.
 			"--rules.alert.resend-delay=" + promDuration(max(time.Second, 4*cfg.Interval)),
 		},
