@@ -1,20 +1,489 @@
 package reduce_test
 
 import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/big"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/reduce"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func TestSmoke(t *testing.T) {
-	for dt := record.Int8; dt <= record.Bfloat16; dt++ {
-		for op := record.Sum; op <= record.Avg; op++ {
-			a := make([]byte, 64*dt.Size())
-			reduce.Reduce(op, dt, a, a, a)
-			reduce.Scale(dt, a, 3)
+var dtypes = []record.DType{
+	record.Int8, record.Uint8, record.Int32, record.Uint32, record.Int64, record.Uint64,
+	record.Float16, record.Float32, record.Float64, record.Bfloat16,
+}
+
+var ops = []record.RedOp{record.Sum, record.Prod, record.Max, record.Min, record.Avg}
+
+// paths runs a test on the vector and on the portable code.
+func paths(t *testing.T, f func(t *testing.T)) {
+	t.Run("vector", f)
+	t.Run("portable", func(t *testing.T) { reduce.WithoutVector(func() { f(t) }) })
+}
+
+// Reference: one element at a time, through float64 and math/big, sharing no
+// code with the package.
+
+func canonical(dt record.DType) uint64 {
+	return map[record.DType]uint64{
+		record.Float16: 0x7e00, record.Bfloat16: 0x7fc0, record.Float32: 0x7fc00000, record.Float64: 0x7ff8000000000000,
+	}[dt]
+}
+
+func get(dt record.DType, b []byte) uint64 {
+	switch dt.Size() {
+	case 1:
+		return uint64(b[0])
+	case 2:
+		return uint64(binary.LittleEndian.Uint16(b))
+	case 4:
+		return uint64(binary.LittleEndian.Uint32(b))
+	}
+	return binary.LittleEndian.Uint64(b)
+}
+
+func put(dt record.DType, b []byte, v uint64) {
+	switch dt.Size() {
+	case 1:
+		b[0] = byte(v)
+	case 2:
+		binary.LittleEndian.PutUint16(b, uint16(v))
+	case 4:
+		binary.LittleEndian.PutUint32(b, uint32(v))
+	case 8:
+		binary.LittleEndian.PutUint64(b, v)
+	}
+}
+
+func toFloat64(dt record.DType, v uint64) float64 {
+	small := func(bias, manBits, expBits int) float64 {
+		man, exp := float64(v&(1<<manBits-1)), int(v>>manBits)&(1<<expBits-1)
+		sign := 1.0
+		if v>>(manBits+expBits) != 0 {
+			sign = -1
+		}
+		switch {
+		case exp == 1<<expBits-1 && man != 0:
+			return math.NaN()
+		case exp == 1<<expBits-1:
+			return math.Inf(int(sign))
+		case exp == 0:
+			return math.Copysign(math.Ldexp(man, 1-bias-manBits), sign)
+		}
+		return sign * math.Ldexp(1+math.Ldexp(man, -manBits), exp-bias)
+	}
+	switch dt {
+	case record.Float16:
+		return small(15, 10, 5)
+	case record.Bfloat16:
+		return small(127, 7, 8)
+	case record.Float32:
+		return float64(math.Float32frombits(uint32(v)))
+	}
+	return math.Float64frombits(v)
+}
+
+// fromFloat64 rounds an exact value to nearest even by asking which of the
+// neighbours of a truncated guess is nearest.
+func fromFloat64(dt record.DType, f float64) uint64 {
+	if f != f {
+		return canonical(dt)
+	}
+	switch dt {
+	case record.Float64:
+		return math.Float64bits(f)
+	case record.Float32:
+		return uint64(math.Float32bits(float32(f)))
+	}
+	sign, inf := uint64(0), uint64(0x7c00)
+	if math.Signbit(f) {
+		sign = 0x8000
+	}
+	if dt == record.Bfloat16 {
+		inf = 0x7f80
+	}
+	mag := math.Abs(f)
+	lo, hi := uint64(0), inf // values grow with their bits
+	for hi-lo > 1 {
+		mid := (lo + hi) / 2
+		if toFloat64(dt, mid) <= mag {
+			lo = mid
+		} else {
+			hi = mid
 		}
 	}
+	if mag >= toFloat64(dt, hi) {
+		return sign | hi
+	}
+	above := toFloat64(dt, hi)
+	if hi == inf { // rounding sees the next power of two there
+		above = 2*toFloat64(dt, lo) - toFloat64(dt, lo-1)
+	}
+	down, up := mag-toFloat64(dt, lo), above-mag
+	if down < up || down == up && lo&1 == 0 {
+		return sign | lo
+	}
+	return sign | hi
+}
+
+func isFloat(dt record.DType) bool { return dt >= record.Float16 }
+
+func signed(dt record.DType, v uint64) *big.Int {
+	bits := 8 * dt.Size()
+	x := new(big.Int).SetUint64(v)
+	if dt == record.Int8 || dt == record.Int32 || dt == record.Int64 {
+		if x.Bit(bits-1) == 1 {
+			x.Sub(x, new(big.Int).Lsh(big.NewInt(1), uint(bits)))
+		}
+	}
+	return x
+}
+
+func wrap(dt record.DType, x *big.Int) uint64 {
+	m := new(big.Int).Lsh(big.NewInt(1), uint(8*dt.Size()))
+	return x.Mod(x, m).Uint64()
+}
+
+func reference(op record.RedOp, dt record.DType, a, b uint64) uint64 {
+	if !isFloat(dt) {
+		x, y, r := signed(dt, a), signed(dt, b), new(big.Int)
+		switch op {
+		case record.Sum, record.Avg:
+			r.Add(x, y)
+		case record.Prod:
+			r.Mul(x, y)
+		case record.Max:
+			if r.Set(x); x.Cmp(y) < 0 {
+				r.Set(y)
+			}
+		case record.Min:
+			if r.Set(x); x.Cmp(y) > 0 {
+				r.Set(y)
+			}
+		}
+		return wrap(dt, r)
+	}
+	x, y := toFloat64(dt, a), toFloat64(dt, b)
+	switch op {
+	case record.Max, record.Min:
+		switch {
+		case x != x && y != y:
+			return canonical(dt)
+		case x != x:
+			return b
+		case y != y:
+			return a
+		case op == record.Max && (x > y || x == y && !math.Signbit(x)):
+			return a
+		case op == record.Min && (x < y || x == y && math.Signbit(x)):
+			return a
+		}
+		return b
+	case record.Prod:
+		if dt == record.Bfloat16 || dt == record.Float16 {
+			return fromFloat64(dt, float64(float32(x*y))) // rounded in float32, then once more
+		}
+		return fromFloat64(dt, product(dt, x, y))
+	}
+	if dt == record.Bfloat16 || dt == record.Float16 {
+		return fromFloat64(dt, float64(float32(x+y)))
+	}
+	if dt == record.Float32 {
+		return fromFloat64(dt, float64(float32(x)+float32(y)))
+	}
+	return fromFloat64(dt, x+y)
+}
+
+func product(dt record.DType, x, y float64) float64 {
+	if dt == record.Float32 {
+		return float64(float32(x) * float32(y))
+	}
+	return x * y
+}
+
+// specials are the bit patterns where arithmetic goes wrong first.
+func specials(dt record.DType) []uint64 {
+	switch dt {
+	case record.Float16:
+		return []uint64{0, 0x8000, 1, 0x8001, 0x3ff, 0x400, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0xfe00, 0x7fff}
+	case record.Bfloat16:
+		return []uint64{0, 0x8000, 1, 0x8001, 0x7f, 0x80, 0x3f80, 0xbf80, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7f81, 0xffc0, 0x7fff}
+	case record.Float32:
+		return []uint64{0, 0x80000000, 1, 0x80000001, 0x7fffff, 0x800000, 0x3f800000, 0xbf800000, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x7fffffff}
+	case record.Float64:
+		return []uint64{0, 1 << 63, 1, 1<<63 | 1, 1<<52 - 1, 1 << 52, 0x3ff << 52, 0xbff << 52, 0x7fefffffffffffff, 0xffefffffffffffff, 0x7ff << 52, 0xfff << 52, 0x7ff0000000000001, 0xfff8 << 48, 1<<63 - 1}
+	}
+	top := uint64(1) << (8*dt.Size() - 1)
+	return []uint64{0, 1, top - 1, top, top + 1, 2*top - 1, 2, 3}
+}
+
+// values mixes random patterns, small numbers and specials.
+func values(r *rand.Rand, dt record.DType, b []byte) {
+	w, sp := dt.Size(), specials(dt)
+	for i := 0; i < len(b); i += w {
+		switch r.IntN(4) {
+		case 0:
+			put(dt, b[i:], sp[r.IntN(len(sp))])
+		case 1:
+			put(dt, b[i:], r.Uint64())
+		default:
+			if isFloat(dt) {
+				put(dt, b[i:], fromFloat64(dt, r.NormFloat64()))
+			} else {
+				put(dt, b[i:], r.Uint64N(1000))
+			}
+		}
+	}
+}
+
+func check(t *testing.T, op record.RedOp, dt record.DType, dst, a, b []byte) {
+	t.Helper()
+	w := dt.Size()
+	for i := 0; i < len(dst); i += w {
+		x, y, got := get(dt, a[i:]), get(dt, b[i:]), get(dt, dst[i:])
+		if want := reference(op, dt, x, y); got != want {
+			t.Fatalf("%v %v of %d bytes, element %d: %#x, %#x gave %#x, want %#x", op, dt, len(dst), i/w, x, y, got, want)
+		}
+	}
+}
+
+func TestReduce(t *testing.T) {
+	paths(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 2))
+		for _, dt := range dtypes {
+			for _, op := range ops {
+				for n := range 201 {
+					size := n * dt.Size()
+					offset := r.IntN(8)
+					const guard = 0xa5
+					buf := bytes.Repeat([]byte{guard}, size+80)
+					dst := buf[offset+32 : offset+32+size : offset+32+size]
+					a, b := make([]byte, size+1)[1:], make([]byte, size+3)[3:]
+					values(r, dt, a)
+					values(r, dt, b)
+					reduce.Reduce(op, dt, dst, a, b)
+					check(t, op, dt, dst, a, b)
+					for i, x := range buf {
+						if (i < offset+32 || i >= offset+32+size) && x != guard {
+							t.Fatalf("%v %v of %d elements wrote outside of dst, at %d", op, dt, n, i-offset-32)
+						}
+					}
+
+					swapped, left, right := make([]byte, size), bytes.Clone(a), bytes.Clone(b)
+					reduce.Reduce(op, dt, swapped, b, a)
+					reduce.Reduce(op, dt, left, left, b)
+					reduce.Reduce(op, dt, right, a, right)
+					if !bytes.Equal(swapped, dst) {
+						t.Fatalf("%v %v of %d elements is not commutative", op, dt, n)
+					}
+					if !bytes.Equal(left, dst) || !bytes.Equal(right, dst) {
+						t.Fatalf("%v %v of %d elements differs in place", op, dt, n)
+					}
+				}
+			}
+		}
+	})
+}
+
+// Every pair of special values meets in every lane of a vector.
+func TestReduceSpecials(t *testing.T) {
+	paths(t, func(t *testing.T) {
+		for _, dt := range dtypes {
+			w := dt.Size()
+			var a, b []byte
+			for _, x := range specials(dt) {
+				for _, y := range specials(dt) {
+					for range 33 {
+						a, b = append(a, make([]byte, w)...), append(b, make([]byte, w)...)
+						put(dt, a[len(a)-w:], x)
+						put(dt, b[len(b)-w:], y)
+					}
+				}
+			}
+			dst := make([]byte, len(a))
+			for _, op := range ops {
+				reduce.Reduce(op, dt, dst, a, b)
+				check(t, op, dt, dst, a, b)
+			}
+		}
+	})
+}
+
+func TestReduceInt8Exhaustive(t *testing.T) {
+	a, b, dst := make([]byte, 1<<16), make([]byte, 1<<16), make([]byte, 1<<16)
+	for i := range a {
+		a[i], b[i] = byte(i), byte(i>>8)
+	}
+	for _, dt := range []record.DType{record.Int8, record.Uint8} {
+		for _, op := range ops {
+			reduce.Reduce(op, dt, dst, a, b)
+			check(t, op, dt, dst, a, b)
+		}
+	}
+}
+
+func TestWiden(t *testing.T) {
+	paths(t, func(t *testing.T) {
+		for _, dt := range []record.DType{record.Float16, record.Bfloat16} {
+			src, dst := make([]byte, 2<<16), make([]float32, 1<<16)
+			for i := range dst {
+				put(dt, src[2*i:], uint64(i))
+			}
+			reduce.Widen(dst, src, dt)
+			for i, got := range dst {
+				want := toFloat64(dt, uint64(i))
+				if want != want {
+					// Sign and payload stay; float16's signalling NaNs become quiet.
+					bits := uint32(i) << 16
+					if dt == record.Float16 {
+						bits = uint32(i&0x8000)<<16 | 0x7fc00000 | uint32(i&0x3ff)<<13
+					}
+					if math.Float32bits(got) != bits {
+						t.Fatalf("%v %#x widens to %#x, want %#x", dt, i, math.Float32bits(got), bits)
+					}
+				} else if math.Float64bits(float64(got)) != math.Float64bits(want) {
+					t.Fatalf("%v %#x widens to %v, want %v", dt, i, got, want)
+				}
+			}
+			back := make([]byte, len(src))
+			reduce.Narrow(back, dst, dt)
+			for i := range dst {
+				want := uint64(i)
+				if toFloat64(dt, want) != toFloat64(dt, want) {
+					want |= canonical(dt)
+				}
+				if got := get(dt, back[2*i:]); got != want {
+					t.Fatalf("%v %#x comes back as %#x", dt, i, got)
+				}
+			}
+		}
+	})
+}
+
+// Narrow is probed at every value of the 16-bit type, halfway to the next one,
+// and one float32 to each side of both.
+func TestNarrow(t *testing.T) {
+	paths(t, func(t *testing.T) {
+		for _, dt := range []record.DType{record.Float16, record.Bfloat16} {
+			var src []float32
+			for v := range uint64(1 << 16) {
+				f, next := toFloat64(dt, v), toFloat64(dt, v+1)
+				if f != f {
+					continue
+				}
+				mid := float32(f)
+				if next == next && !math.IsInf(next, 0) {
+					mid = float32((f + next) / 2)
+				} else if !math.IsInf(f, 0) {
+					mid = float32(f + (f-toFloat64(dt, v-1))/2)
+				}
+				for _, x := range []float32{float32(f), mid} {
+					up, down := math.Nextafter32(x, float32(math.Inf(1))), math.Nextafter32(x, float32(math.Inf(-1)))
+					src = append(src, x, up, down)
+				}
+			}
+			dst := make([]byte, 2*len(src))
+			reduce.Narrow(dst, src, dt)
+			for i, x := range src {
+				if got, want := get(dt, dst[2*i:]), fromFloat64(dt, float64(x)); got != want {
+					t.Fatalf("%v (%#x) narrows to %v %#x, want %#x", x, math.Float32bits(x), dt, got, want)
+				}
+			}
+
+			for _, bits := range []uint32{0x7f800001, 0x7fffffff, 0xff800001, 0xffffffff, 0x7fc12345, 0xffbfffff} {
+				for n := range 20 {
+					src, dst := make([]float32, n), make([]byte, 2*n)
+					for i := range src {
+						src[i] = math.Float32frombits(bits)
+					}
+					reduce.Narrow(dst, src, dt)
+					want := uint64(bits>>16) | 0x40
+					if dt == record.Float16 {
+						want = uint64(bits>>16&0x8000|0x7e00) | uint64(bits>>13&0x3ff)
+					}
+					for i := range src {
+						if got := get(dt, dst[2*i:]); got != want {
+							t.Fatalf("NaN %#x narrows to %v %#x, want %#x", bits, dt, got, want)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAccumulateF32(t *testing.T) {
+	paths(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(3, 4))
+		for _, dt := range []record.DType{record.Float16, record.Bfloat16} {
+			for _, op := range ops {
+				for n := range 201 {
+					src := make([]byte, 2*n+1)[1:]
+					values(r, dt, src)
+					raw := make([]byte, 4*n)
+					values(r, record.Float32, raw)
+					acc, want := make([]float32, n), make([]float32, n)
+					wide := make([]float32, n)
+					reduce.Widen(wide, src, dt)
+					for i := range acc {
+						acc[i] = math.Float32frombits(uint32(get(record.Float32, raw[4*i:])))
+						want[i] = math.Float32frombits(uint32(reference(op, record.Float32,
+							uint64(math.Float32bits(acc[i])), uint64(math.Float32bits(wide[i])))))
+					}
+					reduce.AccumulateF32(acc, src, dt, op)
+					for i := range acc {
+						if math.Float32bits(acc[i]) != math.Float32bits(want[i]) {
+							t.Fatalf("%v %v element %d of %d: %v, want %v", op, dt, i, n, acc[i], want[i])
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestScale(t *testing.T) {
+	paths(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(5, 6))
+		for _, dt := range dtypes {
+			for _, divisor := range []int{1, 2, 3, 5, 7, 8, 127, 128, 255, 256, 1000, 65537, math.MaxInt32} {
+				for n := range 100 {
+					buf := make([]byte, n*dt.Size()+1)[1:]
+					values(r, dt, buf)
+					was := bytes.Clone(buf)
+					reduce.Scale(dt, buf, divisor)
+					for i := 0; i < len(buf); i += dt.Size() {
+						x, got := get(dt, was[i:]), get(dt, buf[i:])
+						var want uint64
+						switch f := toFloat64(dt, x); {
+						case !isFloat(dt):
+							q := signed(dt, x)
+							want = wrap(dt, q.Quo(q, big.NewInt(int64(divisor))))
+						case f != f && divisor == 1:
+							want = x
+						case f != f: // stays what it was, but quiet
+							want = x | canonical(dt)
+						case dt == record.Float64:
+							want = fromFloat64(dt, f/float64(divisor))
+						default:
+							want = fromFloat64(dt, float64(float32(f)/float32(divisor)))
+						}
+						if got != want {
+							t.Fatalf("%v %#x / %d = %#x, want %#x", dt, x, divisor, got, want)
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestAllocatesNothing(t *testing.T) {
 	n := testing.AllocsPerRun(100, func() {
 		var x [99]byte
 		var w [20]float32
@@ -25,6 +494,72 @@ func TestSmoke(t *testing.T) {
 		reduce.Scale(record.Float16, x[1:41], 3)
 	})
 	if n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+func TestMisuse(t *testing.T) {
+	b := make([]byte, 64)
+	for name, f := range map[string]func(){
+		"fraction of an element": func() { reduce.Reduce(record.Sum, record.Float32, b[:6], b[:6], b[:6]) },
+		"a too short":            func() { reduce.Reduce(record.Sum, record.Float32, b[:8], b[:4], b[:8]) },
+		"b too long":             func() { reduce.Reduce(record.Sum, record.Float32, b[:8], b[:8], b[:12]) },
+		"unknown type":           func() { reduce.Reduce(record.Sum, record.DType(99), b, b, b) },
+		"unknown operator":       func() { reduce.Reduce(record.RedOp(99), record.Int8, b, b, b) },
+		"widen integers":         func() { reduce.Widen(make([]float32, 32), b, record.Int32) },
+		"widen too few":          func() { reduce.Widen(make([]float32, 33), b, record.Float16) },
+		"narrow too few":         func() { reduce.Narrow(b, make([]float32, 31), record.Float16) },
+		"accumulate operator":    func() { reduce.AccumulateF32(make([]float32, 32), b, record.Float16, record.RedOp(99)) },
+		"divide by zero":         func() { reduce.Scale(record.Float32, b, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("did not panic")
+				}
+			}()
+			f()
+		})
+	}
+}
+
+func FuzzReduce(f *testing.F) {
+	f.Add(byte(record.Float16), byte(record.Max), byte(1), []byte("\x00\x7e\x01\xfc\x00\x80\x00\x00 a longer piece of data, for a vector"))
+	f.Add(byte(record.Int64), byte(record.Prod), byte(3), bytes.Repeat([]byte{0xff, 0x7f, 0}, 40))
+	f.Fuzz(func(t *testing.T, d, o, offset byte, data []byte) {
+		dt, op := dtypes[int(d)%len(dtypes)], ops[int(o)%len(ops)]
+		data = data[min(len(data), int(offset)%8):]
+		size := len(data) / 2 &^ (dt.Size() - 1)
+		a, b, dst := data[:size], data[size:2*size], make([]byte, size)
+		reduce.Reduce(op, dt, dst, a, b)
+		check(t, op, dt, dst, a, b)
+		reduce.WithoutVector(func() { reduce.Reduce(op, dt, dst, a, b) })
+		check(t, op, dt, dst, a, b)
+	})
+}
+
+// BenchmarkReduce prints, besides the bandwidth of one array, the time relative
+// to copying it, measured in the same run on buffers of the same size.
+func BenchmarkReduce(b *testing.B) {
+	for _, size := range []int{48, 4 << 10, 256 << 10, 8 << 20} {
+		dst, x, y := make([]byte, size), make([]byte, size), make([]byte, size)
+		for _, dt := range dtypes {
+			for _, op := range ops[:4] {
+				b.Run(fmt.Sprintf("%v/%v/%d", dt, op, size), func(b *testing.B) {
+					copied := testing.Benchmark(func(b *testing.B) {
+						for b.Loop() {
+							copy(dst, x)
+						}
+					})
+					b.ReportAllocs()
+					b.SetBytes(int64(size))
+					for b.Loop() {
+						reduce.Reduce(op, dt, dst, x, y)
+					}
+					perCopy := float64(copied.T) / float64(copied.N)
+					b.ReportMetric(float64(b.Elapsed())/float64(b.N)/perCopy, "×copy")
+				})
+			}
+		}
 	}
 }

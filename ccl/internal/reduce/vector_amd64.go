@@ -1,6 +1,14 @@
 package reduce
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"golang.org/x/sys/cpu"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+//go:generate go -C asmgen run . -out ../kernels_amd64.s -pkg reduce
 
 // vectorBytes is how many bytes the vector kernels take at a time.
 const vectorBytes = 16
@@ -9,3 +17,47 @@ var (
 	vector      [numTypes][numOps]kernel
 	vectorScale [numTypes]func(p unsafe.Pointer, n, divisor int)
 )
+
+func init() {
+	if cpu.X86.HasAVX2 && cpu.X86.HasF16C {
+		useAVX2()
+	}
+}
+
+// useAVX2 fills the tables. Integer division stays with the portable code:
+// AVX2 has no 64-bit multiplication to do it by, and Avg of integers is rare.
+func useAVX2() {
+	ops := func(sum, prod, maximum, minimum kernel) [numOps]kernel {
+		return [numOps]kernel{
+			record.Sum: sum, record.Prod: prod, record.Max: maximum, record.Min: minimum, record.Avg: sum,
+		}
+	}
+	vector = [numTypes][numOps]kernel{
+		record.Int8:     ops(sumInt8AVX2, prodInt8AVX2, maxInt8AVX2, minInt8AVX2),
+		record.Uint8:    ops(sumInt8AVX2, prodInt8AVX2, maxUint8AVX2, minUint8AVX2),
+		record.Int32:    ops(sumInt32AVX2, prodInt32AVX2, maxInt32AVX2, minInt32AVX2),
+		record.Uint32:   ops(sumInt32AVX2, prodInt32AVX2, maxUint32AVX2, minUint32AVX2),
+		record.Int64:    ops(sumInt64AVX2, prodInt64AVX2, maxInt64AVX2, minInt64AVX2),
+		record.Uint64:   ops(sumInt64AVX2, prodInt64AVX2, maxUint64AVX2, minUint64AVX2),
+		record.Float16:  ops(sumFloat16AVX2, prodFloat16AVX2, maxFloat16AVX2, minFloat16AVX2),
+		record.Float32:  ops(sumFloat32AVX2, prodFloat32AVX2, maxFloat32AVX2, minFloat32AVX2),
+		record.Float64:  ops(sumFloat64AVX2, prodFloat64AVX2, maxFloat64AVX2, minFloat64AVX2),
+		record.Bfloat16: ops(sumBfloat16AVX2, prodBfloat16AVX2, maxBfloat16AVX2, minBfloat16AVX2),
+	}
+	vectorScale[record.Float16] = scaleFloat16AVX2
+	vectorScale[record.Float32] = scaleFloat32AVX2
+	vectorScale[record.Float64] = scaleFloat64AVX2
+	vectorScale[record.Bfloat16] = scaleBfloat16AVX2
+
+	type accumulate = func(dst, src unsafe.Pointer, n int)
+	float16.vecWiden, float16.vecNarrow = widenFloat16AVX2, narrowFloat16AVX2
+	float16.vecAccumulate = [numOps]accumulate{
+		record.Sum: sumFloat16Float32AVX2, record.Prod: prodFloat16Float32AVX2,
+		record.Max: maxFloat16Float32AVX2, record.Min: minFloat16Float32AVX2, record.Avg: sumFloat16Float32AVX2,
+	}
+	bfloat16.vecWiden, bfloat16.vecNarrow = widenBfloat16AVX2, narrowBfloat16AVX2
+	bfloat16.vecAccumulate = [numOps]accumulate{
+		record.Sum: sumBfloat16Float32AVX2, record.Prod: prodBfloat16Float32AVX2,
+		record.Max: maxBfloat16Float32AVX2, record.Min: minBfloat16Float32AVX2, record.Avg: sumBfloat16Float32AVX2,
+	}
+}
