@@ -4,12 +4,14 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
@@ -107,12 +109,29 @@ func TestAttributesAreDocumentedOnce(t *testing.T) {
 	}
 }
 
+func TestClassesAndLevelsAreThoseOfDiagnosis(t *testing.T) {
+	var classes []string
+	for _, c := range diagnosis.Classes() {
+		classes = append(classes, c.String())
+	}
+	if !slices.Equal(classes, names.Classes) {
+		t.Errorf("diagnosis has the classes %q, names has %q", classes, names.Classes)
+	}
+	if diagnosis.Suspected.String() != names.LevelSuspected || diagnosis.Confirmed.String() != names.LevelConfirmed {
+		t.Error("diagnosis and names differ in levels")
+	}
+}
+
 // constants returns the values of this package's string constants whose names
 // begin with prefix.
 func constants(t *testing.T, prefix string) []string {
 	t.Helper()
 	var values []string
-	for _, file := range []string{"names.go", "attributes.go", "values.go"} {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
 		if err != nil {
 			t.Fatal(err)

@@ -1,0 +1,44 @@
+package names
+
+// Alerts of package rules. Each has a page docs/runbooks/<alert>.md.
+const (
+	AlertCommunicationHang    = "LockstepCommunicationHang"
+	AlertNoncommunicationHang = "LockstepNoncommunicationHang"
+	AlertCommunicationSlow    = "LockstepCommunicationSlow"
+	AlertNoncommunicationSlow = "LockstepNoncommunicationSlow"
+	AlertFaultSuspected       = "LockstepFaultSuspected"
+
+	AlertFallbackCommunicationHang    = "LockstepFallbackCommunicationHang"
+	AlertFallbackNoncommunicationHang = "LockstepFallbackNoncommunicationHang"
+	AlertFallbackSlow                 = "LockstepFallbackSlow"
+
+	AlertAgentDown         = "LockstepAgentDown"
+	AlertAgentLost         = "LockstepAgentLost"
+	AlertAgentDisconnected = "LockstepAgentDisconnected"
+	AlertReportsDropped    = "LockstepReportsDropped"
+	AlertSourceDown        = "LockstepSourceDown"
+	AlertRecorderLoss      = "LockstepRecorderLoss"
+	AlertMasterDown        = "LockstepMasterDown"
+	AlertDiagnosisStalled  = "LockstepDiagnosisStalled"
+	AlertTrackingOverflow  = "LockstepTrackingOverflow"
+	AlertSeriesOverflow    = "LockstepSeriesOverflow"
+	AlertClockError        = "LockstepClockError"
+	AlertTraceDrops        = "LockstepTraceDrops"
+
+	AlertRemediatorDown = "LockstepRemediatorDown"
+	AlertBreakerOpen    = "LockstepBreakerOpen"
+	AlertActionFailed   = "LockstepActionFailed"
+	AlertActionStuck    = "LockstepActionStuck"
+	AlertWebhookRefused = "LockstepWebhookRefused"
+)
+
+// RunbookBase is where the pages of docs/runbooks are published.
+const RunbookBase = "https://github.com/lockstep-ccl/lockstep/blob/main/docs/runbooks"
+
+// Uids of the dashboards; alerts link to them, and they to each other.
+const (
+	DashboardJob          = "lockstep-job"
+	DashboardCommunicator = "lockstep-communicator"
+	DashboardNode         = "lockstep-node"
+	DashboardPipeline     = "lockstep-pipeline"
+)

@@ -1,0 +1,92 @@
+package prom
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/exporters/internal/label"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Agent exports one agent. As a collector.Sink it observes every collective
+// that the agent folds; as a prometheus.Collector it publishes these and the
+// agent's latest snapshot. It is safe for one folding goroutine and any number
+// of scrapes.
+type Agent struct {
+	snapshot    func() *collector.AgentSnapshot
+	families    *families
+	collectives *collectives
+}
+
+var (
+	_ prometheus.Collector = (*Agent)(nil)
+	_ collector.Sink       = (*Agent)(nil)
+)
+
+// NewAgent returns an exporter of the snapshots that snapshot returns. It must
+// return at once; nil means that there is none yet.
+func NewAgent(snapshot func() *collector.AgentSnapshot, opts Options) *Agent {
+	opts = opts.withDefaults(500)
+	f := newFamilies(names.Agent, opts.SeriesPerFamily,
+		names.CollectiveDuration, names.CollectiveWait, names.Collectives, names.CollectiveBytes,
+		names.SpansDropped)
+	return &Agent{snapshot: snapshot, families: f, collectives: newCollectives(f, opts)}
+}
+
+// Collective counts c once it has ended. It keeps nothing of c.
+func (a *Agent) Collective(c *collector.Collective) { a.collectives.observe(c) }
+
+// Describe implements prometheus.Collector.
+func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
+	a.families.Describe(ch)
+	a.collectives.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	p := a.families.begin(ch)
+	present := map[string]bool{}
+	if s := a.snapshot(); s != nil {
+		for i := range s.Jobs {
+			present[valid(s.Jobs[i].Job)] = true
+			sendJob(p, &s.Jobs[i])
+		}
+		for _, src := range s.Sources {
+			p.send(names.SourceUp, boolean(src.Up), src.Name)
+			p.send(names.SourceDuration, src.Duration.Seconds(), src.Name)
+		}
+		for _, m := range s.Master {
+			p.send(names.StreamConnected, boolean(m.Connected), m.Job)
+			p.send(names.StreamReports, float64(m.Reports), m.Job)
+			p.send(names.StreamDropped, float64(m.Dropped), m.Job)
+		}
+	}
+	a.collectives.expire(present)
+	a.collectives.Collect(ch)
+	p.end()
+}
+
+func sendJob(p *pass, j *collector.AgentJob) {
+	for _, state := range label.ProcStates {
+		p.send(names.Ranks, float64(j.Ranks[state]), j.Job, label.ProcState(state))
+	}
+	for _, c := range j.Comms {
+		p.send(names.CommMembers, float64(c.Members), j.Job, c.Name)
+		p.send(names.CommOpenMembers, float64(c.OpenMembers), j.Job, c.Name)
+		p.send(names.CommOldestOpen, c.OldestOpen, j.Job, c.Name)
+	}
+	for _, t := range j.Transports {
+		transport := t.Transport.String()
+		p.send(names.Connections, float64(t.Connections), j.Job, transport)
+		p.send(names.ConnOutstanding, float64(t.Outstanding), j.Job, transport)
+		for cause := record.CauseNone; cause <= record.CauseCPUStarved; cause++ {
+			p.send(names.Windows, float64(t.Windows[cause]), j.Job, transport, cause.String())
+		}
+	}
+	p.send(names.AgentStep, float64(j.Step), j.Job)
+	p.send(names.RecorderRecords, float64(j.Records), j.Job)
+	p.send(names.RecorderLost, float64(j.Lost), j.Job)
+	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
+	p.send(names.ClockError, seconds(j.ClockErrorNs), j.Job, names.ClockHost)
+}
