@@ -117,6 +117,9 @@ func New(o Options) (*Supervisor, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
+	if o.Output != nil {
+		o.Output = &lineWriter{w: o.Output}
+	}
 	s := &Supervisor{o: o, requests: make(chan request), actions: map[string]int{}}
 	for r := range o.Ranks {
 		s.slots = append(s.slots, r)
@@ -495,6 +498,18 @@ func (s *Supervisor) rankLog(rank, attempt int) (io.WriteCloser, error) {
 		_, _ = io.Copy(io.Discard, pr) // an overlong line: the rank must not block on it
 	}()
 	return &pipeLog{pw, f, done}, nil
+}
+
+// lineWriter keeps the lines of several ranks apart.
+type lineWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lineWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
 }
 
 type pipeLog struct {

@@ -1,0 +1,322 @@
+package train
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Config of one rank's run. All ranks must agree on all of it but Loader.
+type Config struct {
+	DP, TP, PP int // their product is the world size
+	Steps      int // 0: until ctx ends
+	Seed       uint64
+	Dir        string // checkpoints and the loss log
+	Checkpoint int    // steps between checkpoints, 0: none
+	// Pace is the least duration of a step. The computation is tiny; what a
+	// GPU would compute in the meantime is time that the CPU is left alone.
+	Pace time.Duration
+	// Loader, when set, is called where a step's data is read (faults outside communication go here).
+	Loader func(ctx context.Context, step int) error
+}
+
+// Place of a rank: tensor-parallel ranks are neighbours, then pipeline stages,
+// then replicas, so that with a node per replica only gradients cross nodes.
+func (c *Config) place(rank int) (dp, pp, tp int) {
+	return rank / (c.PP * c.TP), rank / c.TP % c.PP, rank % c.TP
+}
+
+// Validate says what cannot work.
+func (c *Config) Validate(world int) error {
+	switch {
+	case c.DP < 1 || c.TP < 1 || c.PP < 1 || c.DP*c.TP*c.PP != world:
+		return fmt.Errorf("train: dp %d × tp %d × pp %d must be the world size %d", c.DP, c.TP, c.PP, world)
+	case hidden%c.TP != 0:
+		return fmt.Errorf("train: tp %d must divide %d", c.TP, hidden)
+	}
+	return nil
+}
+
+// trainer is one rank.
+type trainer struct {
+	cfg           Config
+	rec           *record.Writer
+	world         *ccl.Comm
+	dp, tp, pp    *ccl.Comm
+	s             *ccl.Stream
+	dpR, ppR, tpR int
+
+	model *stage
+	opt   adam
+	shard []float32 // this replica's share of the gradient, after ReduceScatter
+	y     []float32
+	dx    []float32
+	sums  [2]float64 // loss and samples
+}
+
+// Run trains until cfg.Steps or ctx ends, from the last checkpoint when there is one.
+// It owns neither world nor rec.
+func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (err error) {
+	if err := cfg.Validate(world.Size()); err != nil {
+		return err
+	}
+	t := &trainer{cfg: cfg, world: world, rec: rec}
+	t.dpR, t.ppR, t.tpR = cfg.place(world.Rank())
+	split := func(color, key int, name string) *ccl.Comm {
+		if err != nil {
+			return nil
+		}
+		var c *ccl.Comm
+		if c, err = world.Split(ctx, color, key, fmt.Sprintf("%s%d", name, color)); err != nil {
+			err = fmt.Errorf("split %s: %w", name, err)
+		}
+		return c
+	}
+	t.dp = split(t.ppR*cfg.TP+t.tpR, t.dpR, "dp")
+	t.tp = split(t.dpR*cfg.PP+t.ppR, t.tpR, "tp")
+	t.pp = split(t.dpR*cfg.TP+t.tpR, t.ppR, "pp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, c := range []*ccl.Comm{t.pp, t.tp, t.dp} {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	t.s = world.NewStream()
+	t.model = newStage(cfg.TP, t.ppR == cfg.PP-1, cfg.DP)
+	t.model.init(cfg.Seed, t.ppR, t.tpR)
+	n := len(t.model.params) / cfg.DP
+	t.shard = make([]float32, n)
+	t.opt = adam{m: make([]float32, n), v: make([]float32, n), lr: 3e-3}
+	t.y, t.dx = make([]float32, batch), make([]float32, batch*features)
+
+	start, err := t.restore(ctx)
+	if err != nil {
+		return err
+	}
+	log, err := openLossLog(cfg.Dir, start, world.Rank() == 0)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	for step := start + 1; cfg.Steps == 0 || step <= cfg.Steps; step++ {
+		began := time.Now()
+		t.mark(record.MarkStep, 0, uint64(step))
+		loss, stop, err := t.step(ctx, step)
+		if err != nil {
+			return fmt.Errorf("step %d: %w", step, err)
+		}
+		if err := log.write(step, loss); err != nil {
+			return err
+		}
+		if cfg.Checkpoint > 0 && step%cfg.Checkpoint == 0 {
+			if err := t.checkpoint(ctx, step); err != nil {
+				return fmt.Errorf("step %d: %w", step, err)
+			}
+		}
+		if stop {
+			return nil
+		}
+		if d := cfg.Pace - time.Since(began); d > 0 {
+			time.Sleep(d)
+		}
+	}
+	return nil
+}
+
+// step runs one training step over all micro-batches.
+func (t *trainer) step(ctx context.Context, step int) (loss float64, stop bool, err error) {
+	if t.cfg.Loader != nil {
+		if err := t.cfg.Loader(ctx, step); err != nil {
+			return 0, false, err
+		}
+	}
+	first, last := t.ppR == 0, t.ppR == t.cfg.PP-1
+	clear(t.model.grads)
+	t.sums = [2]float64{}
+	for m := range micro {
+		a := &t.model.activation[m]
+		if first {
+			sample(t.cfg.Seed, step, t.dpR, m, a.x, t.y)
+		} else if err := t.do(ctx, t.pp.Recv(t.s, ccl.Of(a.x), t.ppR-1)); err != nil {
+			return 0, false, err
+		}
+		t.model.forward(m)
+		if err := t.do(ctx, t.tp.AllReduce(t.s, ccl.Of(a.out), ccl.Of(a.out), ccl.Sum)); err != nil {
+			return 0, false, err
+		}
+		t.model.finish(m)
+		if !last {
+			if err := t.do(ctx, t.pp.Send(t.s, ccl.Of(a.out), t.ppR+1)); err != nil {
+				return 0, false, err
+			}
+		}
+	}
+	for m := range micro {
+		a := &t.model.activation[m]
+		if last {
+			x := t.dx // the last stage needs only the answers of the data set
+			sample(t.cfg.Seed, step, t.dpR, m, x, t.y)
+			sum := t.model.loss(m, t.y)
+			if t.tpR == 0 { // the head is the same on all tensor-parallel ranks: count it once
+				t.sums[0] += sum
+				t.sums[1] += batch
+			}
+		} else if err := t.do(ctx, t.pp.Recv(t.s, ccl.Of(a.dout), t.ppR+1)); err != nil {
+			return 0, false, err
+		}
+		t.model.backward(m, t.dx)
+		if err := t.do(ctx, t.tp.AllReduce(t.s, ccl.Of(t.dx), ccl.Of(t.dx), ccl.Sum)); err != nil {
+			return 0, false, err
+		}
+		if !first {
+			t.model.finishBackward(m, t.dx)
+			if err := t.do(ctx, t.pp.Send(t.s, ccl.Of(t.dx), t.ppR-1)); err != nil {
+				return 0, false, err
+			}
+		}
+	}
+	if err := t.do(ctx, t.dp.ReduceScatter(t.s, ccl.Of(t.model.grads), ccl.Of(t.shard), ccl.Sum)); err != nil {
+		return 0, false, err
+	}
+	mine := t.model.params[t.dpR*len(t.shard):][:len(t.shard)]
+	t.opt.step(step, mine, t.shard, 1/float32(micro*t.cfg.DP))
+	if err := t.do(ctx, t.dp.AllGather(t.s, ccl.Of(mine), ccl.Of(t.model.params))); err != nil {
+		return 0, false, err
+	}
+	// Who has been told to stop says so to all, so that all stop after the same step.
+	if ctx.Err() != nil {
+		t.sums[1] += 1 << 40
+	}
+	if err := t.do(context.WithoutCancel(ctx), t.world.AllReduce(t.s, ccl.Of(t.sums[:]), ccl.Of(t.sums[:]), ccl.Sum)); err != nil {
+		return 0, false, err
+	}
+	stop = t.sums[1] >= 1<<40
+	return t.sums[0] / math.Mod(t.sums[1], 1<<40), stop, nil
+}
+
+// do waits for what was just enqueued.
+func (t *trainer) do(ctx context.Context, err error) error {
+	if err != nil {
+		return err
+	}
+	return t.s.Wait(context.WithoutCancel(ctx))
+}
+
+func (t *trainer) checkpoint(ctx context.Context, step int) error {
+	t.mark(record.MarkCheckpoint, record.FlagBegin, uint64(step))
+	defer t.mark(record.MarkCheckpoint, 0, uint64(step))
+	if err := saveShard(t.cfg.Dir, step, t.world.Rank(), t.model.params, t.opt.m, t.opt.v); err != nil {
+		return err
+	}
+	if err := t.do(ctx, t.world.Barrier(t.s)); err != nil {
+		return err
+	}
+	if t.world.Rank() == 0 {
+		return commit(t.cfg.Dir, step)
+	}
+	return nil
+}
+
+// restore loads the last checkpoint; rank 0 says which, so that all take the same.
+func (t *trainer) restore(ctx context.Context) (step int, err error) {
+	from := []int64{0}
+	if t.world.Rank() == 0 {
+		if step, err = latest(t.cfg.Dir); err != nil {
+			return 0, err
+		}
+		from[0] = int64(step)
+	}
+	if err := t.do(ctx, t.world.Broadcast(t.s, ccl.Of(from), ccl.Of(from), 0)); err != nil {
+		return 0, err
+	}
+	if step = int(from[0]); step > 0 {
+		err = loadShard(t.cfg.Dir, step, t.world.Rank(), t.model.params, t.opt.m, t.opt.v)
+	}
+	return step, err
+}
+
+func (t *trainer) mark(code record.MarkCode, flags uint8, value uint64) {
+	t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindMark, Flags: flags, Code: uint8(code), Value: value})
+}
+
+// lossLog is a text file of "step loss", the loss in hexadecimal so that equal means equal bits.
+type lossLog struct{ f *os.File }
+
+// LossLog is the loss log's name in Config.Dir.
+const LossLog = "loss.txt"
+
+// openLossLog opens the log and drops what a former attempt wrote past its checkpoint.
+func openLossLog(dir string, from int, writer bool) (*lossLog, error) {
+	if !writer {
+		return &lossLog{}, nil
+	}
+	path := filepath.Join(dir, LossLog)
+	keep, err := ReadLosses(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("loss log: %w", err)
+	}
+	l := &lossLog{f}
+	for i := range min(from, len(keep)) {
+		if err := l.write(i+1, keep[i]); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
+}
+
+func (l *lossLog) write(step int, loss float64) error {
+	if l.f == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(l.f, "%d %s\n", step, strconv.FormatFloat(loss, 'x', -1, 64))
+	return err
+}
+
+func (l *lossLog) Close() error {
+	if l.f == nil {
+		return nil
+	}
+	return l.f.Close()
+}
+
+// ReadLosses reads a loss log: element i is step i+1's loss. A last line that
+// is not complete is left out: its writer was killed.
+func ReadLosses(path string) ([]float64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var out []float64
+	r := bufio.NewReader(f)
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return out, nil
+		}
+		step, loss, ok := strings.Cut(strings.TrimSpace(line), " ")
+		v, err1 := strconv.ParseFloat(loss, 64)
+		n, err2 := strconv.Atoi(step)
+		if !ok || err1 != nil || err2 != nil || n != len(out)+1 {
+			return out, fmt.Errorf("%s: line %d: %.64q is not step %d and its loss", path, len(out)+1, line, len(out)+1)
+		}
+		out = append(out, v)
+	}
+}
