@@ -134,6 +134,26 @@ func maxFloat64AVX2(dst, a, b unsafe.Pointer, n int)
 //go:noescape
 func minFloat64AVX2(dst, a, b unsafe.Pointer, n int)
 
+// sumBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+//
+//go:noescape
+func sumBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+
+// prodBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+//
+//go:noescape
+func prodBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+
+// maxBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+//
+//go:noescape
+func maxBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+
+// minBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+//
+//go:noescape
+func minBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+
 // scaleFloat32AVX2 divides n elements, a multiple of 16 bytes.
 //
 //go:noescape
@@ -198,26 +218,6 @@ func narrowFloat16AVX2(dst, src unsafe.Pointer, n int)
 //
 //go:noescape
 func scaleFloat16AVX2(p unsafe.Pointer, n int, divisor int)
-
-// sumBfloat16AVX2 combines n elements, a multiple of 8.
-//
-//go:noescape
-func sumBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
-
-// prodBfloat16AVX2 combines n elements, a multiple of 8.
-//
-//go:noescape
-func prodBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
-
-// maxBfloat16AVX2 combines n elements, a multiple of 8.
-//
-//go:noescape
-func maxBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
-
-// minBfloat16AVX2 combines n elements, a multiple of 8.
-//
-//go:noescape
-func minBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
 
 // sumBfloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
 //

@@ -2007,6 +2007,902 @@ end:
 	VZEROUPPER
 	RET
 
+// func sumBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·sumBfloat16AVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVL         $0x7fc00000, SI
+	VMOVD        SI, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x00000001, SI
+	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x00007fff, SI
+	VMOVD        SI, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0xffff0000, SI
+	VMOVD        SI, X3
+	VPBROADCASTD X3, Y3
+	SHLQ         $0x01, BX
+	MOVQ         BX, SI
+	SHRQ         $0x05, BX
+
+unrolled:
+	CMPQ      BX, $0x04
+	JB        unrolled_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VADDPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VADDPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, (AX)
+	VMOVDQU   32(CX), Y4
+	VMOVDQU   32(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VADDPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VADDPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, 32(AX)
+	VMOVDQU   64(CX), Y4
+	VMOVDQU   64(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VADDPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VADDPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, 64(AX)
+	VMOVDQU   96(CX), Y4
+	VMOVDQU   96(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VADDPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VADDPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, 96(AX)
+	ADDQ      $0x80, AX
+	ADDQ      $0x80, CX
+	ADDQ      $0x80, DX
+	SUBQ      $0x04, BX
+	JMP       unrolled
+
+unrolled_done:
+single:
+	CMPQ      BX, $0x01
+	JB        single_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VADDPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VADDPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	SUBQ      $0x01, BX
+	JMP       single
+
+single_done:
+	ANDQ      $0x10, SI
+	JZ        end
+	VMOVDQU   (CX), X4
+	VMOVDQU   (DX), X5
+	VPSLLD    $0x10, X4, X6
+	VPSLLD    $0x10, X5, X7
+	VPAND     X3, X4, X4
+	VPAND     X3, X5, X5
+	VADDPS    X7, X6, X3
+	VCMPPS    $0x03, X3, X3, X6
+	VBLENDVPS X6, X0, X3, X3
+	VADDPS    X5, X4, X4
+	VCMPPS    $0x03, X4, X4, X5
+	VBLENDVPS X5, X0, X4, X4
+	VPSRLD    $0x10, X3, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X3, X3
+	VPADDD    X0, X3, X3
+	VPSRLD    $0x10, X4, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X4, X4
+	VPADDD    X0, X4, X4
+	VPSRLD    $0x10, X3, X3
+	VPBLENDW  $0xaa, X4, X3, X0
+	VMOVDQU   X0, (AX)
+
+end:
+	VZEROUPPER
+	RET
+
+// func prodBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·prodBfloat16AVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVL         $0x7fc00000, SI
+	VMOVD        SI, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x00000001, SI
+	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x00007fff, SI
+	VMOVD        SI, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0xffff0000, SI
+	VMOVD        SI, X3
+	VPBROADCASTD X3, Y3
+	SHLQ         $0x01, BX
+	MOVQ         BX, SI
+	SHRQ         $0x05, BX
+
+unrolled:
+	CMPQ      BX, $0x04
+	JB        unrolled_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VMULPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VMULPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, (AX)
+	VMOVDQU   32(CX), Y4
+	VMOVDQU   32(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VMULPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VMULPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, 32(AX)
+	VMOVDQU   64(CX), Y4
+	VMOVDQU   64(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VMULPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VMULPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, 64(AX)
+	VMOVDQU   96(CX), Y4
+	VMOVDQU   96(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VMULPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VMULPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, 96(AX)
+	ADDQ      $0x80, AX
+	ADDQ      $0x80, CX
+	ADDQ      $0x80, DX
+	SUBQ      $0x04, BX
+	JMP       unrolled
+
+unrolled_done:
+single:
+	CMPQ      BX, $0x01
+	JB        single_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VMULPS    Y7, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VMULPS    Y5, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y0, Y4, Y4
+	VPSRLD    $0x10, Y6, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y5, Y6, Y6
+	VPSRLD    $0x10, Y4, Y5
+	VPAND     Y1, Y5, Y5
+	VPADDD    Y2, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y6, Y6
+	VPBLENDW  $0xaa, Y4, Y6, Y4
+	VMOVDQU   Y4, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	SUBQ      $0x01, BX
+	JMP       single
+
+single_done:
+	ANDQ      $0x10, SI
+	JZ        end
+	VMOVDQU   (CX), X4
+	VMOVDQU   (DX), X5
+	VPSLLD    $0x10, X4, X6
+	VPSLLD    $0x10, X5, X7
+	VPAND     X3, X4, X4
+	VPAND     X3, X5, X5
+	VMULPS    X7, X6, X3
+	VCMPPS    $0x03, X3, X3, X6
+	VBLENDVPS X6, X0, X3, X3
+	VMULPS    X5, X4, X4
+	VCMPPS    $0x03, X4, X4, X5
+	VBLENDVPS X5, X0, X4, X4
+	VPSRLD    $0x10, X3, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X3, X3
+	VPADDD    X0, X3, X3
+	VPSRLD    $0x10, X4, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X4, X4
+	VPADDD    X0, X4, X4
+	VPSRLD    $0x10, X3, X3
+	VPBLENDW  $0xaa, X4, X3, X0
+	VMOVDQU   X0, (AX)
+
+end:
+	VZEROUPPER
+	RET
+
+// func maxBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·maxBfloat16AVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVL         $0x7fc00000, SI
+	VMOVD        SI, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x00000001, SI
+	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x00007fff, SI
+	VMOVD        SI, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0xffff0000, SI
+	VMOVD        SI, X3
+	VPBROADCASTD X3, Y3
+	SHLQ         $0x01, BX
+	MOVQ         BX, SI
+	SHRQ         $0x05, BX
+
+unrolled:
+	CMPQ      BX, $0x04
+	JB        unrolled_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMAXPS    Y7, Y6, Y8
+	VMAXPS    Y6, Y7, Y6
+	VANDPS    Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y4
+	VANDPS    Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, (AX)
+	VMOVDQU   32(CX), Y4
+	VMOVDQU   32(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMAXPS    Y7, Y6, Y8
+	VMAXPS    Y6, Y7, Y6
+	VANDPS    Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y4
+	VANDPS    Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, 32(AX)
+	VMOVDQU   64(CX), Y4
+	VMOVDQU   64(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMAXPS    Y7, Y6, Y8
+	VMAXPS    Y6, Y7, Y6
+	VANDPS    Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y4
+	VANDPS    Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, 64(AX)
+	VMOVDQU   96(CX), Y4
+	VMOVDQU   96(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMAXPS    Y7, Y6, Y8
+	VMAXPS    Y6, Y7, Y6
+	VANDPS    Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y4
+	VANDPS    Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, 96(AX)
+	ADDQ      $0x80, AX
+	ADDQ      $0x80, CX
+	ADDQ      $0x80, DX
+	SUBQ      $0x04, BX
+	JMP       unrolled
+
+unrolled_done:
+single:
+	CMPQ      BX, $0x01
+	JB        single_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMAXPS    Y7, Y6, Y8
+	VMAXPS    Y6, Y7, Y6
+	VANDPS    Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMAXPS    Y5, Y4, Y6
+	VMAXPS    Y4, Y5, Y4
+	VANDPS    Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	SUBQ      $0x01, BX
+	JMP       single
+
+single_done:
+	ANDQ      $0x10, SI
+	JZ        end
+	VMOVDQU   (CX), X4
+	VMOVDQU   (DX), X5
+	VPSLLD    $0x10, X4, X6
+	VPSLLD    $0x10, X5, X7
+	VPAND     X3, X4, X4
+	VPAND     X3, X5, X5
+	VCMPPS    $0x03, X6, X6, X8
+	VBLENDVPS X8, X7, X6, X6
+	VCMPPS    $0x03, X7, X7, X8
+	VBLENDVPS X8, X6, X7, X7
+	VMAXPS    X7, X6, X3
+	VMAXPS    X6, X7, X6
+	VANDPS    X6, X3, X3
+	VCMPPS    $0x03, X3, X3, X8
+	VBLENDVPS X8, X0, X3, X3
+	VCMPPS    $0x03, X4, X4, X7
+	VBLENDVPS X7, X5, X4, X4
+	VCMPPS    $0x03, X5, X5, X7
+	VBLENDVPS X7, X4, X5, X5
+	VMAXPS    X5, X4, X6
+	VMAXPS    X4, X5, X4
+	VANDPS    X4, X6, X6
+	VCMPPS    $0x03, X6, X6, X7
+	VBLENDVPS X7, X0, X6, X6
+	VPSRLD    $0x10, X3, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X3, X3
+	VPADDD    X0, X3, X3
+	VPSRLD    $0x10, X6, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X6, X6
+	VPADDD    X0, X6, X6
+	VPSRLD    $0x10, X3, X3
+	VPBLENDW  $0xaa, X6, X3, X0
+	VMOVDQU   X0, (AX)
+
+end:
+	VZEROUPPER
+	RET
+
+// func minBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX2
+TEXT ·minBfloat16AVX2(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVL         $0x7fc00000, SI
+	VMOVD        SI, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x00000001, SI
+	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x00007fff, SI
+	VMOVD        SI, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0xffff0000, SI
+	VMOVD        SI, X3
+	VPBROADCASTD X3, Y3
+	SHLQ         $0x01, BX
+	MOVQ         BX, SI
+	SHRQ         $0x05, BX
+
+unrolled:
+	CMPQ      BX, $0x04
+	JB        unrolled_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMINPS    Y7, Y6, Y8
+	VMINPS    Y6, Y7, Y6
+	VORPS     Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y4
+	VORPS     Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, (AX)
+	VMOVDQU   32(CX), Y4
+	VMOVDQU   32(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMINPS    Y7, Y6, Y8
+	VMINPS    Y6, Y7, Y6
+	VORPS     Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y4
+	VORPS     Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, 32(AX)
+	VMOVDQU   64(CX), Y4
+	VMOVDQU   64(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMINPS    Y7, Y6, Y8
+	VMINPS    Y6, Y7, Y6
+	VORPS     Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y4
+	VORPS     Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, 64(AX)
+	VMOVDQU   96(CX), Y4
+	VMOVDQU   96(DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMINPS    Y7, Y6, Y8
+	VMINPS    Y6, Y7, Y6
+	VORPS     Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y4
+	VORPS     Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, 96(AX)
+	ADDQ      $0x80, AX
+	ADDQ      $0x80, CX
+	ADDQ      $0x80, DX
+	SUBQ      $0x04, BX
+	JMP       unrolled
+
+unrolled_done:
+single:
+	CMPQ      BX, $0x01
+	JB        single_done
+	VMOVDQU   (CX), Y4
+	VMOVDQU   (DX), Y5
+	VPSLLD    $0x10, Y4, Y6
+	VPSLLD    $0x10, Y5, Y7
+	VPAND     Y3, Y4, Y4
+	VPAND     Y3, Y5, Y5
+	VCMPPS    $0x03, Y6, Y6, Y9
+	VBLENDVPS Y9, Y7, Y6, Y6
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VBLENDVPS Y9, Y6, Y7, Y7
+	VMINPS    Y7, Y6, Y8
+	VMINPS    Y6, Y7, Y6
+	VORPS     Y6, Y8, Y8
+	VCMPPS    $0x03, Y8, Y8, Y9
+	VBLENDVPS Y9, Y0, Y8, Y8
+	VCMPPS    $0x03, Y4, Y4, Y7
+	VBLENDVPS Y7, Y5, Y4, Y4
+	VCMPPS    $0x03, Y5, Y5, Y7
+	VBLENDVPS Y7, Y4, Y5, Y5
+	VMINPS    Y5, Y4, Y6
+	VMINPS    Y4, Y5, Y4
+	VORPS     Y4, Y6, Y6
+	VCMPPS    $0x03, Y6, Y6, Y7
+	VBLENDVPS Y7, Y0, Y6, Y6
+	VPSRLD    $0x10, Y8, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y8, Y8
+	VPADDD    Y4, Y8, Y8
+	VPSRLD    $0x10, Y6, Y4
+	VPAND     Y1, Y4, Y4
+	VPADDD    Y2, Y6, Y6
+	VPADDD    Y4, Y6, Y6
+	VPSRLD    $0x10, Y8, Y8
+	VPBLENDW  $0xaa, Y6, Y8, Y4
+	VMOVDQU   Y4, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x20, CX
+	ADDQ      $0x20, DX
+	SUBQ      $0x01, BX
+	JMP       single
+
+single_done:
+	ANDQ      $0x10, SI
+	JZ        end
+	VMOVDQU   (CX), X4
+	VMOVDQU   (DX), X5
+	VPSLLD    $0x10, X4, X6
+	VPSLLD    $0x10, X5, X7
+	VPAND     X3, X4, X4
+	VPAND     X3, X5, X5
+	VCMPPS    $0x03, X6, X6, X8
+	VBLENDVPS X8, X7, X6, X6
+	VCMPPS    $0x03, X7, X7, X8
+	VBLENDVPS X8, X6, X7, X7
+	VMINPS    X7, X6, X3
+	VMINPS    X6, X7, X6
+	VORPS     X6, X3, X3
+	VCMPPS    $0x03, X3, X3, X8
+	VBLENDVPS X8, X0, X3, X3
+	VCMPPS    $0x03, X4, X4, X7
+	VBLENDVPS X7, X5, X4, X4
+	VCMPPS    $0x03, X5, X5, X7
+	VBLENDVPS X7, X4, X5, X5
+	VMINPS    X5, X4, X6
+	VMINPS    X4, X5, X4
+	VORPS     X4, X6, X6
+	VCMPPS    $0x03, X6, X6, X7
+	VBLENDVPS X7, X0, X6, X6
+	VPSRLD    $0x10, X3, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X3, X3
+	VPADDD    X0, X3, X3
+	VPSRLD    $0x10, X6, X0
+	VPAND     X1, X0, X0
+	VPADDD    X2, X6, X6
+	VPADDD    X0, X6, X6
+	VPSRLD    $0x10, X3, X3
+	VPBLENDW  $0xaa, X6, X3, X0
+	VMOVDQU   X0, (AX)
+
+end:
+	VZEROUPPER
+	RET
+
 // func scaleFloat32AVX2(p *byte, n int, divisor int)
 // Requires: AVX, AVX2
 TEXT ·scaleFloat32AVX2(SB), NOSPLIT, $0-24
@@ -2843,530 +3739,6 @@ single:
 	ADDQ      $0x10, AX
 	SUBQ      $0x01, CX
 	JMP       single
-
-single_done:
-	VZEROUPPER
-	RET
-
-// func sumBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
-// Requires: AVX, AVX2
-TEXT ·sumBfloat16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         dst+0(FP), AX
-	MOVQ         a+8(FP), CX
-	MOVQ         b+16(FP), DX
-	MOVQ         n+24(FP), BX
-	MOVL         $0x7fc00000, SI
-	VMOVD        SI, X0
-	VPBROADCASTD X0, Y0
-	MOVL         $0x00000001, SI
-	VMOVD        SI, X1
-	VPBROADCASTD X1, Y1
-	MOVL         $0x00007fff, SI
-	VMOVD        SI, X2
-	VPBROADCASTD X2, Y2
-	SHRQ         $0x03, BX
-
-unrolled:
-	CMPQ         BX, $0x04
-	JB           unrolled_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VADDPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, (AX)
-	VPMOVZXWD    16(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    16(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VADDPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, 16(AX)
-	VPMOVZXWD    32(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    32(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VADDPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, 32(AX)
-	VPMOVZXWD    48(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    48(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VADDPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, 48(AX)
-	ADDQ         $0x40, AX
-	ADDQ         $0x40, CX
-	ADDQ         $0x40, DX
-	SUBQ         $0x04, BX
-	JMP          unrolled
-
-unrolled_done:
-single:
-	CMPQ         BX, $0x01
-	JB           single_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VADDPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, (AX)
-	ADDQ         $0x10, AX
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, DX
-	SUBQ         $0x01, BX
-	JMP          single
-
-single_done:
-	VZEROUPPER
-	RET
-
-// func prodBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
-// Requires: AVX, AVX2
-TEXT ·prodBfloat16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         dst+0(FP), AX
-	MOVQ         a+8(FP), CX
-	MOVQ         b+16(FP), DX
-	MOVQ         n+24(FP), BX
-	MOVL         $0x7fc00000, SI
-	VMOVD        SI, X0
-	VPBROADCASTD X0, Y0
-	MOVL         $0x00000001, SI
-	VMOVD        SI, X1
-	VPBROADCASTD X1, Y1
-	MOVL         $0x00007fff, SI
-	VMOVD        SI, X2
-	VPBROADCASTD X2, Y2
-	SHRQ         $0x03, BX
-
-unrolled:
-	CMPQ         BX, $0x04
-	JB           unrolled_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMULPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, (AX)
-	VPMOVZXWD    16(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    16(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMULPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, 16(AX)
-	VPMOVZXWD    32(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    32(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMULPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, 32(AX)
-	VPMOVZXWD    48(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    48(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMULPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, 48(AX)
-	ADDQ         $0x40, AX
-	ADDQ         $0x40, CX
-	ADDQ         $0x40, DX
-	SUBQ         $0x04, BX
-	JMP          unrolled
-
-unrolled_done:
-single:
-	CMPQ         BX, $0x01
-	JB           single_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VMULPS       Y4, Y3, Y3
-	VCMPPS       $0x03, Y3, Y3, Y4
-	VBLENDVPS    Y4, Y0, Y3, Y3
-	VPSRLD       $0x10, Y3, Y4
-	VPAND        Y1, Y4, Y4
-	VPADDD       Y2, Y4, Y4
-	VPADDD       Y3, Y4, Y4
-	VPSRLD       $0x10, Y4, Y4
-	VEXTRACTI128 $0x01, Y4, X3
-	VPACKUSDW    X3, X4, X3
-	VMOVDQU      X3, (AX)
-	ADDQ         $0x10, AX
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, DX
-	SUBQ         $0x01, BX
-	JMP          single
-
-single_done:
-	VZEROUPPER
-	RET
-
-// func maxBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
-// Requires: AVX, AVX2
-TEXT ·maxBfloat16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         dst+0(FP), AX
-	MOVQ         a+8(FP), CX
-	MOVQ         b+16(FP), DX
-	MOVQ         n+24(FP), BX
-	MOVL         $0x7fc00000, SI
-	VMOVD        SI, X0
-	VPBROADCASTD X0, Y0
-	MOVL         $0x00000001, SI
-	VMOVD        SI, X1
-	VPBROADCASTD X1, Y1
-	MOVL         $0x00007fff, SI
-	VMOVD        SI, X2
-	VPBROADCASTD X2, Y2
-	SHRQ         $0x03, BX
-
-unrolled:
-	CMPQ         BX, $0x04
-	JB           unrolled_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMAXPS       Y4, Y3, Y5
-	VMAXPS       Y3, Y4, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, (AX)
-	VPMOVZXWD    16(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    16(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMAXPS       Y4, Y3, Y5
-	VMAXPS       Y3, Y4, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 16(AX)
-	VPMOVZXWD    32(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    32(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMAXPS       Y4, Y3, Y5
-	VMAXPS       Y3, Y4, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 32(AX)
-	VPMOVZXWD    48(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    48(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMAXPS       Y4, Y3, Y5
-	VMAXPS       Y3, Y4, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 48(AX)
-	ADDQ         $0x40, AX
-	ADDQ         $0x40, CX
-	ADDQ         $0x40, DX
-	SUBQ         $0x04, BX
-	JMP          unrolled
-
-unrolled_done:
-single:
-	CMPQ         BX, $0x01
-	JB           single_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMAXPS       Y4, Y3, Y5
-	VMAXPS       Y3, Y4, Y3
-	VANDPS       Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, (AX)
-	ADDQ         $0x10, AX
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, DX
-	SUBQ         $0x01, BX
-	JMP          single
-
-single_done:
-	VZEROUPPER
-	RET
-
-// func minBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
-// Requires: AVX, AVX2
-TEXT ·minBfloat16AVX2(SB), NOSPLIT, $0-32
-	MOVQ         dst+0(FP), AX
-	MOVQ         a+8(FP), CX
-	MOVQ         b+16(FP), DX
-	MOVQ         n+24(FP), BX
-	MOVL         $0x7fc00000, SI
-	VMOVD        SI, X0
-	VPBROADCASTD X0, Y0
-	MOVL         $0x00000001, SI
-	VMOVD        SI, X1
-	VPBROADCASTD X1, Y1
-	MOVL         $0x00007fff, SI
-	VMOVD        SI, X2
-	VPBROADCASTD X2, Y2
-	SHRQ         $0x03, BX
-
-unrolled:
-	CMPQ         BX, $0x04
-	JB           unrolled_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMINPS       Y4, Y3, Y5
-	VMINPS       Y3, Y4, Y3
-	VORPS        Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, (AX)
-	VPMOVZXWD    16(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    16(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMINPS       Y4, Y3, Y5
-	VMINPS       Y3, Y4, Y3
-	VORPS        Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 16(AX)
-	VPMOVZXWD    32(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    32(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMINPS       Y4, Y3, Y5
-	VMINPS       Y3, Y4, Y3
-	VORPS        Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 32(AX)
-	VPMOVZXWD    48(CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    48(DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMINPS       Y4, Y3, Y5
-	VMINPS       Y3, Y4, Y3
-	VORPS        Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, 48(AX)
-	ADDQ         $0x40, AX
-	ADDQ         $0x40, CX
-	ADDQ         $0x40, DX
-	SUBQ         $0x04, BX
-	JMP          unrolled
-
-unrolled_done:
-single:
-	CMPQ         BX, $0x01
-	JB           single_done
-	VPMOVZXWD    (CX), Y3
-	VPSLLD       $0x10, Y3, Y3
-	VPMOVZXWD    (DX), Y4
-	VPSLLD       $0x10, Y4, Y4
-	VCMPPS       $0x03, Y3, Y3, Y6
-	VBLENDVPS    Y6, Y4, Y3, Y3
-	VCMPPS       $0x03, Y4, Y4, Y6
-	VBLENDVPS    Y6, Y3, Y4, Y4
-	VMINPS       Y4, Y3, Y5
-	VMINPS       Y3, Y4, Y3
-	VORPS        Y3, Y5, Y5
-	VCMPPS       $0x03, Y5, Y5, Y6
-	VBLENDVPS    Y6, Y0, Y5, Y5
-	VPSRLD       $0x10, Y5, Y3
-	VPAND        Y1, Y3, Y3
-	VPADDD       Y2, Y3, Y3
-	VPADDD       Y5, Y3, Y3
-	VPSRLD       $0x10, Y3, Y3
-	VEXTRACTI128 $0x01, Y3, X4
-	VPACKUSDW    X4, X3, X4
-	VMOVDQU      X4, (AX)
-	ADDQ         $0x10, AX
-	ADDQ         $0x10, CX
-	ADDQ         $0x10, DX
-	SUBQ         $0x01, BX
-	JMP          single
 
 single_done:
 	VZEROUPPER

@@ -9,8 +9,8 @@ import (
 // halfKind converts eight elements of a 16-bit float type.
 type halfKind struct {
 	name string
-	// constants emits what narrow needs; payloads says that NaNs may carry payloads.
-	constants func(payloads bool) []reg.VecVirtual
+	// constants emits what narrow needs.
+	constants func() []reg.VecVirtual
 	widen     func(src Op, r reg.VecVirtual)
 	narrow    func(x reg.VecVirtual, dst Op, constants []reg.VecVirtual)
 }
@@ -18,44 +18,31 @@ type halfKind struct {
 var halfKinds = []halfKind{
 	{
 		name:      "Float16",
-		constants: func(bool) []reg.VecVirtual { return nil },
+		constants: func() []reg.VecVirtual { return nil },
 		widen:     func(src Op, r reg.VecVirtual) { VCVTPH2PS(src, r) },
 		narrow:    func(x reg.VecVirtual, dst Op, _ []reg.VecVirtual) { VCVTPS2PH(Imm(0), x, dst) },
 	},
 	{
 		name: "Bfloat16",
-		constants: func(payloads bool) []reg.VecVirtual {
-			c := []reg.VecVirtual{broadcast32(1), broadcast32(0x7fff)}
-			if payloads {
-				c = append(c, broadcast32(0x40))
-			}
-			return c
+		constants: func() []reg.VecVirtual {
+			return []reg.VecVirtual{broadcast32(1), broadcast32(0x7fff), broadcast32(0x40)}
 		},
 		widen: func(src Op, r reg.VecVirtual) {
 			VPMOVZXWD(src, r)
 			VPSLLD(Imm(16), r, r)
 		},
-		// Adding the kept part's last bit and 0x7fff rounds to nearest even. The
-		// canonical NaN has nothing to round away; others may carry into the
-		// exponent, so they are cut off and made quiet.
+		// As in bfloat16Pairs, but NaNs may have payloads that would carry into
+		// the exponent, so they are cut off and made quiet.
 		narrow: func(x reg.VecVirtual, dst Op, c []reg.VecVirtual) {
-			r, upper := YMM(), XMM()
+			r, upper, quiet, bad := YMM(), XMM(), YMM(), YMM()
 			VPSRLD(Imm(16), x, r)
-			if len(c) > 2 {
-				quiet, bad := YMM(), YMM()
-				VPOR(c[2], r, quiet)
-				VCMPPS(unordered, x, x, bad)
-				VPAND(c[0], r, r)
-				VPADDD(c[1], r, r)
-				VPADDD(x, r, r)
-				VPSRLD(Imm(16), r, r)
-				VBLENDVPS(bad, quiet, r, r)
-			} else {
-				VPAND(c[0], r, r)
-				VPADDD(c[1], r, r)
-				VPADDD(x, r, r)
-				VPSRLD(Imm(16), r, r)
-			}
+			VPOR(c[2], r, quiet)
+			VCMPPS(unordered, x, x, bad)
+			VPAND(c[0], r, r)
+			VPADDD(c[1], r, r)
+			VPADDD(x, r, r)
+			VPSRLD(Imm(16), r, r)
+			VBLENDVPS(bad, quiet, r, r)
 			VEXTRACTI128(Imm(1), r, upper)
 			VPACKUSDW(upper, r.AsX(), upper)
 			VMOVDQU(upper, dst)
@@ -63,8 +50,8 @@ var halfKinds = []halfKind{
 	},
 }
 
-// halfKernels emits everything on 16-bit floats: they are computed with in
-// float32, and the operators' canonical NaN narrows without special care.
+// halfKernels emits what computes on 16-bit floats in eight float32 lanes (all
+// but Reduce on bfloat16, see bfloat16Pairs).
 func halfKernels() {
 	operators := []struct {
 		name  string
@@ -77,10 +64,13 @@ func halfKernels() {
 	}
 	for _, h := range halfKinds {
 		for _, o := range operators {
+			if h.name == "Bfloat16" {
+				break
+			}
 			begin(o.name+h.name+"AVX2", "combines n elements, a multiple of 8.", "dst, a, b", "")
 			streams := []stream{{param("dst"), 16}, {param("a"), 16}, {param("b"), 16}}
 			n := param("n")
-			op, c := o.setup(), h.constants(false)
+			op, c := o.setup(), h.constants()
 			SHRQ(Imm(3), n)
 			walk(n, streams, func(k int) {
 				x, y, r := YMM(), YMM(), YMM()
@@ -119,7 +109,7 @@ func halfKernels() {
 
 		begin("narrow"+h.name+"AVX2", "converts n elements, a multiple of 8, from float32.", "dst, src", "")
 		thin, wide, n = stream{param("dst"), 16}, stream{param("src"), 32}, param("n")
-		c := h.constants(true)
+		c := h.constants()
 		SHRQ(Imm(3), n)
 		walk(n, []stream{thin, wide}, func(k int) {
 			x := YMM()
@@ -131,7 +121,7 @@ func halfKernels() {
 		begin("scale"+h.name+"AVX2", "divides n elements, a multiple of 8.", "p", ", divisor int")
 		s := stream{param("p"), 16}
 		n = param("n")
-		by, c := float32s.divisor(), h.constants(true)
+		by, c := float32s.divisor(), h.constants()
 		SHRQ(Imm(3), n)
 		walk(n, []stream{s}, func(k int) {
 			x := YMM()

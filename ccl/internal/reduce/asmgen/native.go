@@ -74,6 +74,10 @@ func nativeKernels() {
 		{"prodFloat64", 8, float64s.arithmetic(VMULPD)},
 		{"maxFloat64", 8, float64s.extreme(VMAXPD, VANDPD)},
 		{"minFloat64", 8, float64s.extreme(VMINPD, VORPD)},
+		{"sumBfloat16", 2, bfloat16Pairs(float32s.arithmetic(VADDPS))},
+		{"prodBfloat16", 2, bfloat16Pairs(float32s.arithmetic(VMULPS))},
+		{"maxBfloat16", 2, bfloat16Pairs(float32s.extreme(VMAXPS, VANDPS))},
+		{"minBfloat16", 2, bfloat16Pairs(float32s.extreme(VMINPS, VORPS))},
 	} {
 		begin(k.name+"AVX2", "combines n elements, a multiple of 16 bytes.", "dst, a, b", "")
 		dst, a, b, n := param("dst"), param("a"), param("b"), param("n")
@@ -232,6 +236,35 @@ func (f floatKind) extreme(op, join instruction) func() operator {
 			join(other, r, r)
 			f.cmp(unordered, r, r, bad)
 			f.blend(bad, l.of(nan), r, r)
+		}
+	}
+}
+
+// bfloat16Pairs applies a float32 operator to the even and the odd elements
+// apart: a bfloat16 is the upper half of a float32, so both unpack and pack
+// within their 32-bit words. Adding the kept half's last bit and 0x7fff rounds
+// to nearest even; the operators' canonical NaN has nothing to round away.
+func bfloat16Pairs(float func() operator) func() operator {
+	return func() operator {
+		op := float()
+		one, most, upper := broadcast32(1), broadcast32(0x7fff), broadcast32(0xffff0000)
+		return func(l lanes, a, b, r reg.VecVirtual) {
+			evenA, evenB, even, odd := l.reg(), l.reg(), l.reg(), l.reg()
+			VPSLLD(Imm(16), a, evenA)
+			VPSLLD(Imm(16), b, evenB)
+			VPAND(l.of(upper), a, a)
+			VPAND(l.of(upper), b, b)
+			op(l, evenA, evenB, even)
+			op(l, a, b, odd)
+			for _, x := range []reg.VecVirtual{even, odd} {
+				last := l.reg()
+				VPSRLD(Imm(16), x, last)
+				VPAND(l.of(one), last, last)
+				VPADDD(l.of(most), x, x)
+				VPADDD(last, x, x)
+			}
+			VPSRLD(Imm(16), even, even)
+			VPBLENDW(Imm(0xaa), odd, even, r)
 		}
 	}
 }
