@@ -1,0 +1,7 @@
+module github.com/lockstep-ccl/lockstep/bench
+
+go 1.26.0
+
+require github.com/lockstep-ccl/lockstep v0.0.0
+
+replace github.com/lockstep-ccl/lockstep => ../
