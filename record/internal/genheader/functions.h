@@ -1,0 +1,422 @@
+/* ---- the writer: everything below is record/internal/genheader/functions.h ---- */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/*
+ * Live words are stored with the compiler's __atomic builtins, which are
+ * C11's memory model without C11's types: the same header serves C and C++.
+ */
+#define LOCKSTEP_STORE(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define LOCKSTEP_SET(p, v) __atomic_store_n((p), (v), __ATOMIC_RELAXED)
+#define LOCKSTEP_ADD(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
+
+struct lockstep_writer {
+	struct lockstep_header *hdr; /* NULL: recorder off, every call is a no-op */
+	struct lockstep_comm *comms;
+	struct lockstep_conn *conns;
+	struct lockstep_record *ring;
+	uint64_t mask;
+	char path[512];
+};
+
+/* What a process says of itself. Zero slots mean the defaults, dir NULL means
+ * $LOCKSTEP_RUNTIME_DIR or /dev/shm/lockstep. */
+struct lockstep_options {
+	const char *dir, *job, *node;
+	int32_t rank, world_size, local_rank;
+	uint32_t attempt;
+	uint32_t comm_slots, conn_slots, stamp_slots, ring_slots;
+};
+
+/* CLOCK_MONOTONIC in ns, the clock of every time in a recorder. */
+static inline int64_t lockstep_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/*
+ * Adds one record; r->seq is ignored. Wait-free, from any thread: the slot is
+ * claimed with one compare-and-swap, and where a producer that stalled a whole
+ * lap ago still holds it, or it already has a younger record, this one is
+ * dropped and counted.
+ */
+static inline void lockstep_append(struct lockstep_writer *w, const struct lockstep_record *r)
+{
+	if (!w->hdr)
+		return;
+	uint64_t ticket = LOCKSTEP_ADD(&w->hdr->head, 1);
+	struct lockstep_record *d = &w->ring[ticket & w->mask];
+	uint64_t seq = __atomic_load_n(&d->seq, __ATOMIC_RELAXED); /* busy counts as youngest */
+	if (seq > ticket ||
+	    !__atomic_compare_exchange_n(&d->seq, &seq, LOCKSTEP_BUSY | (ticket + 1), 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
+		LOCKSTEP_ADD(&w->hdr->dropped, 1);
+		return;
+	}
+	__atomic_thread_fence(__ATOMIC_RELEASE); /* the claim is seen before any word that it covers */
+	const uint64_t *from = (const uint64_t *)(const void *)r;
+	uint64_t *to = (uint64_t *)(void *)d;
+	for (int i = 1; i < LOCKSTEP_RECORD_SIZE / 8; i++)
+		LOCKSTEP_SET(&to[i], from[i]);
+	LOCKSTEP_STORE(&d->seq, ticket + 1);
+}
+
+/* The span of a window's body: last - first, ns up to 2.1 s, else microseconds. */
+static inline uint32_t lockstep_pack_span(int64_t first, int64_t last)
+{
+	int64_t d = last - first, max = (int64_t)LOCKSTEP_SPAN_MICRO - 1;
+	if (d < 0)
+		return 0;
+	if (d <= max)
+		return (uint32_t)d;
+	d /= 1000;
+	return (uint32_t)(LOCKSTEP_SPAN_MICRO | (uint64_t)(d < max ? d : max));
+}
+
+static inline void lockstep_put_name(uint8_t dst[LOCKSTEP_NAME_SIZE], const char *s)
+{
+	if (s)
+		memcpy(dst, s, strnlen(s, LOCKSTEP_NAME_SIZE - 1));
+}
+
+/* ---- communicators: the calls of record.Comm, by the same threads ---- */
+
+/* Takes a slot of the comm table: NULL, and counted, when it is full. *index is
+ * what records name it by. The slot's functions do nothing with NULL. */
+static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w, uint64_t id, const char *name,
+	int32_t rank, int32_t size, uint64_t parent, enum lockstep_comm_state state, uint16_t *index)
+{
+	*index = LOCKSTEP_NO_COMM;
+	if (!w->hdr)
+		return NULL;
+	uint64_t i = LOCKSTEP_ADD(&w->hdr->comm_used, 1);
+	if (i >= w->hdr->comm_slots) {
+		LOCKSTEP_ADD(&w->hdr->comm_overflow, 1);
+		return NULL;
+	}
+	struct lockstep_comm *c = &w->comms[i];
+	c->id = id, c->rank = rank, c->size = size, c->parent = parent;
+	lockstep_put_name(c->name, name);
+	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+	*index = (uint16_t)i;
+	return c;
+}
+
+static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockstep_comm_state state)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+}
+
+static inline void lockstep_comm_enqueued(struct lockstep_comm *c, uint64_t seq, int64_t mono, enum lockstep_coll coll, uint64_t bytes)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->enqueued_at, mono);
+	LOCKSTEP_SET(&c->coll, (uint64_t)coll);
+	LOCKSTEP_SET(&c->op_bytes, bytes);
+	LOCKSTEP_STORE(&c->enqueued, seq);
+}
+
+static inline void lockstep_comm_started(struct lockstep_comm *c, uint64_t seq, int64_t mono)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->started_at, mono);
+	LOCKSTEP_STORE(&c->started, seq);
+}
+
+static inline void lockstep_comm_finished(struct lockstep_comm *c, uint64_t seq, int64_t mono)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->finished_at, mono);
+	LOCKSTEP_STORE(&c->finished, seq);
+}
+
+static inline void lockstep_comm_add_phases(struct lockstep_comm *c, uint64_t own_ns, uint64_t wait_ns, uint64_t transfer_ns, uint64_t bytes)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->own_ns, c->own_ns + own_ns);
+	LOCKSTEP_SET(&c->wait_ns, c->wait_ns + wait_ns);
+	LOCKSTEP_SET(&c->transfer_ns, c->transfer_ns + transfer_ns);
+	LOCKSTEP_SET(&c->bytes, c->bytes + bytes);
+	if (own_ns > c->max_own_ns)
+		LOCKSTEP_SET(&c->max_own_ns, own_ns);
+	LOCKSTEP_STORE(&c->ops, c->ops + 1);
+}
+
+/* ---- connections: the calls of record.Conn; byte counts are totals ---- */
+
+static inline struct lockstep_conn *lockstep_add_conn(struct lockstep_writer *w, uint16_t comm, int32_t peer,
+	enum lockstep_transport transport, uint16_t channel, uint64_t id, const char *name, uint32_t *index)
+{
+	*index = LOCKSTEP_NO_CONN;
+	if (!w->hdr)
+		return NULL;
+	uint64_t i = LOCKSTEP_ADD(&w->hdr->conn_used, 1);
+	if (i >= w->hdr->conn_slots) {
+		LOCKSTEP_ADD(&w->hdr->conn_overflow, 1);
+		return NULL;
+	}
+	struct lockstep_conn *c = &w->conns[i];
+	c->id = id, c->peer = peer, c->comm = comm, c->channel = channel, c->transport = (uint8_t)transport;
+	lockstep_put_name(c->name, name);
+	LOCKSTEP_STORE(&c->state, (uint64_t)LOCKSTEP_PUBLISHED);
+	*index = (uint32_t)i;
+	return c;
+}
+
+static inline void lockstep_conn_posted(struct lockstep_conn *c, uint64_t bytes, int64_t mono)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->posted_at, mono);
+	LOCKSTEP_STORE(&c->posted, bytes);
+}
+
+static inline void lockstep_conn_completed(struct lockstep_conn *c, uint64_t bytes, int64_t mono)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->completed_at, mono);
+	LOCKSTEP_STORE(&c->completed, bytes);
+}
+
+static inline void lockstep_conn_received(struct lockstep_conn *c, uint64_t bytes, int64_t mono)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->received_at, mono);
+	LOCKSTEP_STORE(&c->received, bytes);
+}
+
+static inline void lockstep_conn_tx_blocked(struct lockstep_conn *c, int64_t since)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->tx_blocked, since);
+}
+
+static inline void lockstep_conn_rx_waiting(struct lockstep_conn *c, int64_t since)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->rx_waiting, since);
+}
+
+static inline void lockstep_conn_window(struct lockstep_conn *c, uint64_t bps, enum lockstep_cause cause, int64_t mono)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->window_bps, bps);
+	LOCKSTEP_SET(&c->window_cause, (uint64_t)cause);
+	LOCKSTEP_STORE(&c->window_at, mono);
+}
+
+static inline void lockstep_conn_slow(struct lockstep_conn *c, uint64_t windows)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->slow, windows);
+}
+
+/* ---- the file ---- */
+
+/* Pairs MONOTONIC and REALTIME anew. One thread calls it, at least every 10 s. */
+static inline void lockstep_anchor(struct lockstep_writer *w)
+{
+	if (!w->hdr)
+		return;
+	int64_t mono = 0, real = 0, width = INT64_MAX;
+	for (int i = 0; i < 4; i++) { /* the tightest: preemption between the reads is the only error */
+		struct timespec t;
+		int64_t before = lockstep_now();
+		clock_gettime(CLOCK_REALTIME, &t);
+		int64_t d = lockstep_now() - before;
+		if (d < width) {
+			width = d, mono = before + d / 2;
+			real = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+		}
+	}
+	/* The slot not in use is filled and then made current: dying between leaves the old one. */
+	uint64_t n = w->hdr->anchor_count + 1;
+	LOCKSTEP_SET(&w->hdr->anchors[n & 1].mono, mono);
+	LOCKSTEP_SET(&w->hdr->anchors[n & 1].real, real);
+	LOCKSTEP_STORE(&w->hdr->anchor_count, n);
+}
+
+/* Reads a small file as a string; -1 and errno when it cannot. */
+static inline int lockstep_slurp(const char *path, char *buf, size_t size)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	ssize_t n = read(fd, buf, size - 1);
+	int saved = errno;
+	close(fd);
+	errno = saved;
+	buf[n > 0 ? n : 0] = 0;
+	return n > 0 ? 0 : -1;
+}
+
+/* Field 22 of /proc/self/stat. */
+static inline int lockstep_start_time(uint64_t *start)
+{
+	char buf[1024], *p;
+	if (lockstep_slurp("/proc/self/stat", buf, sizeof buf))
+		return -1;
+	p = strrchr(buf, ')'); /* the command name may hold anything */
+	for (int field = 2; p && field < 22; field++)
+		p = strchr(p + 1, ' ');
+	if (!p) {
+		errno = EBADMSG;
+		return -1;
+	}
+	*start = strtoull(p + 1, NULL, 10);
+	return 0;
+}
+
+static inline int lockstep_boot_id(uint8_t id[16])
+{
+	char buf[64];
+	int digits = 0;
+	if (lockstep_slurp("/proc/sys/kernel/random/boot_id", buf, sizeof buf))
+		return -1;
+	for (const char *p = buf; *p && digits < 32; p++) {
+		char c = *p;
+		int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+		if (v < 0)
+			continue;
+		id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | v);
+		digits++;
+	}
+	if (digits == 32)
+		return 0;
+	errno = EBADMSG;
+	return -1;
+}
+
+static inline uint32_t lockstep_slots(uint32_t n, uint32_t dflt, uint32_t max)
+{
+	n = n ? n : dflt;
+	return n < max ? n : max;
+}
+
+/*
+ * Makes a recorder file <job>.<rank>.<pid>.rec, mode 0600. It appears under its
+ * name only when its header is complete, and its memory is reserved first.
+ * Returns 0, or -1 with errno and w turned off: the program can go on without.
+ */
+static inline int lockstep_create(struct lockstep_writer *w, const struct lockstep_options *o)
+{
+	char tmp[sizeof w->path], job[LOCKSTEP_NAME_SIZE] = "job";
+	struct lockstep_header h;
+	struct stat st;
+	int fd = -1, saved, n;
+	char *mem = (char *)MAP_FAILED;
+	const char *dir = o->dir ? o->dir : getenv("LOCKSTEP_RUNTIME_DIR");
+	if (!dir || !*dir)
+		dir = "/dev/shm/lockstep";
+
+	memset(w, 0, sizeof *w);
+	memset(&h, 0, sizeof h);
+	memcpy(h.magic, LOCKSTEP_MAGIC, sizeof h.magic);
+	h.version = LOCKSTEP_LAYOUT_VERSION;
+	h.header_size = LOCKSTEP_HEADER_SIZE;
+	h.comm_slots = lockstep_slots(o->comm_slots, LOCKSTEP_DEFAULT_COMM_SLOTS, LOCKSTEP_MAX_COMM_SLOTS);
+	h.conn_slots = lockstep_slots(o->conn_slots, LOCKSTEP_DEFAULT_CONN_SLOTS, LOCKSTEP_MAX_CONN_SLOTS - 1);
+	h.stamp_slots = lockstep_slots(o->stamp_slots, 0, LOCKSTEP_MAX_STAMP_SLOTS);
+	uint32_t want = lockstep_slots(o->ring_slots, LOCKSTEP_DEFAULT_RING_SLOTS, LOCKSTEP_MAX_RING_SLOTS);
+	for (h.ring_slots = 1; h.ring_slots < want;)
+		h.ring_slots *= 2;
+	uint64_t comms = LOCKSTEP_HEADER_SIZE;
+	uint64_t conns = comms + (uint64_t)h.comm_slots * LOCKSTEP_COMM_ENTRY_SIZE;
+	uint64_t stamps = conns + (uint64_t)h.conn_slots * LOCKSTEP_CONN_ENTRY_SIZE;
+	uint64_t ring = (stamps + (uint64_t)h.stamp_slots * LOCKSTEP_STAMP_ENTRY_SIZE + 63) & ~UINT64_C(63);
+	h.file_size = ring + (uint64_t)h.ring_slots * LOCKSTEP_RECORD_SIZE;
+
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	h.created = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+	h.pid = (int32_t)getpid();
+	h.rank = o->rank, h.world_size = o->world_size, h.local_rank = o->local_rank, h.attempt = o->attempt;
+	lockstep_put_name(h.job, o->job);
+	lockstep_put_name(h.node, o->node);
+	if (lockstep_start_time(&h.start_time) || lockstep_boot_id(h.boot_id))
+		return -1;
+
+	if (mkdir(dir, 0700) && errno != EEXIST)
+		return -1;
+	if (stat(dir, &st))
+		return -1;
+	if ((st.st_mode & 022) && !(st.st_mode & S_ISVTX)) { /* others could swap files in it */
+		errno = EPERM;
+		return -1;
+	}
+	if (h.job[0])
+		memcpy(job, h.job, sizeof job);
+	for (char *p = job; *p; p++)
+		if (!((*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') || *p == '-'))
+			*p = '_';
+	if (snprintf(tmp, sizeof tmp, "%s/.new-XXXXXX", dir) >= (int)sizeof tmp) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	if ((fd = mkostemp(tmp, O_CLOEXEC)) < 0) /* O_EXCL, 0600 */
+		return -1;
+	if ((errno = posix_fallocate(fd, 0, (off_t)h.file_size)))
+		goto fail;
+	mem = (char *)mmap(NULL, h.file_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (mem == (char *)MAP_FAILED)
+		goto fail;
+	memcpy(mem, &h, sizeof h);
+	w->hdr = (struct lockstep_header *)(void *)mem;
+	w->comms = (struct lockstep_comm *)(void *)(mem + comms);
+	w->conns = (struct lockstep_conn *)(void *)(mem + conns);
+	w->ring = (struct lockstep_record *)(void *)(mem + ring);
+	w->mask = h.ring_slots - 1;
+	lockstep_anchor(w);
+
+	n = snprintf(w->path, sizeof w->path, "%s/%s.%d.%d.rec", dir, job, h.rank, h.pid);
+	for (int i = 2; link(tmp, w->path); i++) { /* taken: a second recorder of this process, or a dead one's */
+		if (errno != EEXIST || i > 100)
+			goto fail;
+		n = snprintf(w->path, sizeof w->path, "%s/%s.%d.%d-%d.rec", dir, job, h.rank, h.pid, i);
+	}
+	if (n >= (int)sizeof w->path) {
+		errno = ENAMETOOLONG;
+		goto fail;
+	}
+	unlink(tmp);
+	close(fd);
+	return 0;
+fail:
+	saved = errno;
+	if (mem != (char *)MAP_FAILED)
+		munmap(mem, h.file_size);
+	unlink(tmp);
+	close(fd);
+	memset(w, 0, sizeof *w);
+	errno = saved;
+	return -1;
+}
+
+/* Marks the file as left in good order and unmaps it. No other thread may use
+ * w or its slots any more. The file stays, for readers to finish. */
+static inline void lockstep_close(struct lockstep_writer *w)
+{
+	if (!w->hdr)
+		return;
+	uint64_t size = w->hdr->file_size;
+	LOCKSTEP_STORE(&w->hdr->closed, (uint64_t)1);
+	munmap((void *)w->hdr, size);
+	memset(w, 0, sizeof *w);
+}

@@ -1,0 +1,97 @@
+package record
+
+import (
+	"sync/atomic"
+	"testing"
+	"unsafe"
+)
+
+// A producer that stalls in the middle of an Append costs its slot a drop a
+// lap, and nothing else: nobody waits, and every record is accounted for.
+func TestStalledProducer(t *testing.T) {
+	w, err := Create(Options{Dir: t.TempDir(), RingSlots: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	slot := func(ticket uint64) *uint64 {
+		return &ptr(w, ticket).seq
+	}
+	appendMarks := func(n int) {
+		for range n {
+			w.Append(&Record{Kind: KindMark})
+		}
+	}
+	buf := make([]Record, 16)
+	check := func(when string, records int, lost uint64, pending int, dropped uint64) {
+		t.Helper()
+		n := r.Next(buf)
+		h := r.Header()
+		if n != records || r.Lost() != lost || r.Pending() != pending || h.DroppedByWriter != dropped {
+			t.Errorf("%s: read %d, lost %d, pending %d, dropped %d; want %d, %d, %d, %d", when, n, r.Lost(), r.Pending(), h.DroppedByWriter, records, lost, pending, dropped)
+		}
+		if sum := r.Read() + r.Lost() + uint64(r.Pending()); sum != h.Appended {
+			t.Errorf("%s: read %d + lost %d + pending %d of %d", when, r.Read(), r.Lost(), r.Pending(), h.Appended)
+		}
+	}
+
+	appendMarks(1)
+	check("at first", 1, 0, 0, 0)
+	// Ticket 1 is taken and its slot claimed, then its producer stalls.
+	stalled := atomic.AddUint64(&w.hdr.head, 1) - 1
+	atomic.StoreUint64(slot(stalled), busy|(stalled+1))
+	check("stalled", 0, 0, 1, 0)
+	appendMarks(2) // 2, 3
+	check("others go on", 2, 0, 1, 0)
+	appendMarks(3) // 4, then 5 finds the slot held, 6
+	check("a lap later", 2, 1, 1, 1)
+	atomic.StoreUint64(slot(stalled), stalled+1)
+	check("the late record is past saving", 0, 1, 1, 1)
+	appendMarks(4) // 7, 8, 9 takes the slot again, 10
+	check("after it", 4, 2, 0, 1)
+
+	// Ticket 11 is published late but within its lap: it comes, out of order.
+	late := atomic.AddUint64(&w.hdr.head, 1) - 1
+	appendMarks(2)
+	check("before the late one", 2, 2, 1, 1)
+	ptr(w, late).kind = uint8(KindLink)
+	atomic.StoreUint64(slot(late), late+1)
+	check("the late one", 1, 2, 0, 1)
+	if buf[0].Ticket != late || buf[0].Kind != KindLink {
+		t.Errorf("late record %+v", buf[0])
+	}
+
+	// A producer that took a ticket and slept through a whole lap finds a younger
+	// record in its slot: its own is dropped.
+	old := atomic.AddUint64(&w.hdr.head, 1) - 1
+	appendMarks(4)
+	atomic.StoreUint64(&w.hdr.head, old)
+	appendMarks(1)
+	atomic.StoreUint64(&w.hdr.head, old+5)
+	check("overtaken", 4, 3, 0, 2)
+}
+
+// Tickets that never complete cannot grow a reader without bound.
+func TestPendingIsBounded(t *testing.T) {
+	w, err := Create(Options{Dir: t.TempDir(), RingSlots: 4 * maxPending})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	atomic.AddUint64(&w.hdr.head, 3*maxPending)
+	if n := r.Next(make([]Record, 1)); n != 0 || r.Pending() != maxPending || r.Lost() != 2*maxPending {
+		t.Errorf("read %d, pending %d, lost %d", n, r.Pending(), r.Lost())
+	}
+}
+
+func ptr(w *Writer, ticket uint64) *diskRecord {
+	return (*diskRecord)(unsafe.Add(w.ring, (ticket&w.mask)*RecordSize))
+}
