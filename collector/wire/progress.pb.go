@@ -491,7 +491,7 @@ type Rank struct {
 	WorldSize     int32                  `protobuf:"varint,2,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"` // ranks that the job is meant to have
 	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
 	Attempt       uint32                 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`                                    // restart count of the job
-	MonoCreatedNs int64                  `protobuf:"varint,5,opt,name=mono_created_ns,json=monoCreatedNs,proto3" json:"mono_created_ns,omitempty"` // when its recorder was created; orders processes of one rank and attempt
+	CreatedUnixNs int64                  `protobuf:"varint,5,opt,name=created_unix_ns,json=createdUnixNs,proto3" json:"created_unix_ns,omitempty"` // when its recorder was created, by the node's real-time clock; orders the processes of one rank and attempt
 	Proc          uint32                 `protobuf:"varint,6,opt,name=proc,proto3" json:"proc,omitempty"`                                          // diagnosis.ProcState
 	MonoProcNs    int64                  `protobuf:"varint,7,opt,name=mono_proc_ns,json=monoProcNs,proto3" json:"mono_proc_ns,omitempty"`          // when proc took this value
 	Cpu           float32                `protobuf:"fixed32,8,opt,name=cpu,proto3" json:"cpu,omitempty"`                                           // share of one core over the last second; 1 = one core
@@ -565,9 +565,9 @@ func (x *Rank) GetAttempt() uint32 {
 	return 0
 }
 
-func (x *Rank) GetMonoCreatedNs() int64 {
+func (x *Rank) GetCreatedUnixNs() int64 {
 	if x != nil {
-		return x.MonoCreatedNs
+		return x.CreatedUnixNs
 	}
 	return 0
 }
@@ -1412,7 +1412,7 @@ const file_progress_proto_rawDesc = "" +
 	"world_size\x18\x02 \x01(\x05R\tworldSize\x12\x10\n" +
 	"\x03pid\x18\x03 \x01(\x05R\x03pid\x12\x18\n" +
 	"\aattempt\x18\x04 \x01(\rR\aattempt\x12&\n" +
-	"\x0fmono_created_ns\x18\x05 \x01(\x03R\rmonoCreatedNs\x12\x12\n" +
+	"\x0fcreated_unix_ns\x18\x05 \x01(\x03R\rcreatedUnixNs\x12\x12\n" +
 	"\x04proc\x18\x06 \x01(\rR\x04proc\x12 \n" +
 	"\fmono_proc_ns\x18\a \x01(\x03R\n" +
 	"monoProcNs\x12\x10\n" +

@@ -1,0 +1,371 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/collector/source/proc"
+	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Options of an Agent. Zero fields take the defaults.
+type Options struct {
+	Node string // logical node name, at most 63 bytes; the host name
+	Dir  string // of the flight recorders; record.DefaultDir()
+	// OwnNode passes over recorders whose header names another logical node;
+	// for several agents on one host.
+	OwnNode bool
+	// Master returns the address of a job's master, host:port, or "" when the
+	// job has none; nil: no job has. It is asked for each connection.
+	Master func(job string) string
+	TLS    *wire.TLS // nil: plain text
+	// Sinks get every finished collective. Those that are Tracers also answer
+	// the masters' requests for what they have kept; for such a request they may be
+	// handed a collective that is still open (Ended is 0).
+	Sinks []collector.Sink
+	// Sources run after the recorder and proc sources, in this order.
+	Sources []NamedSource
+
+	Poll     time.Duration // between two readings of the records, at most; 20 ms
+	Interval time.Duration // between two reports; 100 ms
+	MaxRanks int           // processes tracked at a time; 256
+	Keep     time.Duration // how long a dead process is reported; 10 min
+	Log      *slog.Logger  // nil: slog.Default()
+}
+
+// NamedSource is a source with the name that it has in metrics.
+type NamedSource struct {
+	Name string
+	source.Source
+}
+
+const (
+	// maxJobs bounds the jobs of one node at a time.
+	maxJobs = 64
+	// maxDrain bounds the records read in one go.
+	maxDrain = 1 << 16
+	// shortPoll is the wait when a ring fills quickly.
+	shortPoll = 2 * time.Millisecond
+	// published is the time between two snapshots, ns.
+	published = int64(200 * time.Millisecond)
+	// tuned is the time between two looks at the sampling rates, ns.
+	tuned = int64(time.Second)
+)
+
+// Agent is one node's agent. Snapshot may be called from any goroutine; Run once.
+type Agent struct {
+	o         Options
+	log       *slog.Logger
+	creds     credentials.TransportCredentials
+	recorders *recorder.Source
+	sources   []NamedSource
+	status    []collector.SourceStatus
+	hello     *wire.Hello
+	snapshot  atomic.Pointer[collector.AgentSnapshot]
+	traces    chan traceRequest
+
+	view       source.View
+	ranks      map[*source.Process]*rank
+	jobs       map[string]*job
+	overflow   uint64 // jobs not tracked
+	ops        int    // room for pending collectives, all communicators
+	evicted    uint64 // collectives whose end was never seen
+	out        collector.Collective
+	realOffset int64
+	late       time.Duration // worst oversleeping since the last report
+}
+
+// job is one job's part on this node.
+type job struct {
+	name            string
+	ranks           []*rank // sorted by age of discovery
+	stream          *stream // nil when the job has no master
+	epoch           uint64  // of the stream that ranks' reported states belong to
+	arrivals        []*wire.Arrival
+	arrivalsDropped uint64
+
+	records, lost, unknown uint64
+	step                   uint64
+	windows                map[record.Transport]*[8]uint64 // of processes that are gone
+	finished               map[string]uint64               // likewise, by communicator name
+}
+
+// New checks the options. It opens nothing but the proc file system; Run does the rest.
+func New(o Options) (*Agent, error) {
+	if o.Node == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return nil, fmt.Errorf("agent: node name: %w", err)
+		}
+		o.Node = host
+	}
+	if len(o.Node) > wire.MaxName {
+		return nil, fmt.Errorf("agent: node name of %d bytes, at most %d", len(o.Node), wire.MaxName)
+	}
+	o.Poll = cmp.Or(o.Poll, 20*time.Millisecond)
+	o.Interval = cmp.Or(o.Interval, 100*time.Millisecond)
+	if o.Master == nil {
+		o.Master = func(string) string { return "" }
+	}
+	creds, err := o.TLS.Credentials()
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	procs, err := proc.New("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("agent: boot id: %w", err)
+	}
+	ro := recorder.Options{Dir: o.Dir, Max: o.MaxRanks, Keep: o.Keep}
+	if o.OwnNode {
+		ro.Node = o.Node
+	}
+	a := &Agent{
+		o: o, log: cmp.Or(o.Log, slog.Default()).With("node", o.Node), creds: creds,
+		recorders: recorder.New(ro),
+		hello:     &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
+		traces:    make(chan traceRequest, 64),
+		ranks:     map[*source.Process]*rank{},
+		jobs:      map[string]*job{},
+	}
+	a.sources = append([]NamedSource{{"recorder", a.recorders}, {"proc", procs}}, o.Sources...)
+	a.status = make([]collector.SourceStatus, len(a.sources))
+	a.publish()
+	return a, nil
+}
+
+// Snapshot returns the agent's state a moment ago; it is never nil and not to be changed.
+func (a *Agent) Snapshot() *collector.AgentSnapshot { return a.snapshot.Load() }
+
+// Run watches the node until ctx is done, and then returns nil.
+func (a *Agent) Run(ctx context.Context) error {
+	defer func() {
+		for _, j := range a.jobs {
+			if j.stream != nil {
+				j.stream.stop()
+			}
+		}
+		_ = a.recorders.Close()
+	}()
+	var reportedAt, publishedAt, tunedAt int64
+	poll := a.o.Poll
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	due := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case t := <-a.traces:
+			a.trace(t)
+			continue
+		case <-timer.C:
+		}
+		a.late = max(a.late, time.Since(due))
+		n, fill := a.recorders.Drain(maxDrain, a.fold)
+		switch {
+		case fill > 0.25:
+			poll = max(poll/2, shortPoll)
+		case n == 0 || fill < 0.05:
+			poll = min(poll*2, a.o.Poll)
+		}
+		now := record.Now()
+		if now-reportedAt >= a.o.Interval.Nanoseconds() {
+			reportedAt = now
+			a.update(ctx, now)
+			if now-tunedAt >= tuned {
+				a.tune(float64(now-tunedAt) / 1e9)
+				tunedAt = now
+			}
+			a.report()
+		}
+		if now-publishedAt >= published {
+			publishedAt = now
+			a.publish()
+		}
+		due = time.Now().Add(poll)
+		timer.Reset(poll)
+	}
+}
+
+// update runs all sources and takes in what they found.
+func (a *Agent) update(ctx context.Context, now int64) {
+	a.view.Now = now
+	a.realOffset = time.Now().UnixNano() - record.Now()
+	for i, s := range a.sources {
+		begin := time.Now()
+		err := s.Update(&a.view)
+		st := collector.SourceStatus{Name: s.Name, Up: err == nil || errors.Is(err, source.ErrNoData), Duration: time.Since(begin)}
+		if !st.Up {
+			st.Err = err.Error()
+			if a.status[i].Err != st.Err {
+				a.log.Warn("a source has trouble", "source", s.Name, "err", err)
+			}
+		}
+		a.status[i] = st
+	}
+	here := make(map[*source.Process]bool, len(a.view.Processes))
+	for _, p := range a.view.Processes {
+		here[p] = true
+		if r := a.rank(p); r != nil {
+			r.learn()
+		}
+	}
+	for p, r := range a.ranks {
+		if !here[p] {
+			a.retire(r)
+		}
+	}
+	for _, j := range a.jobs {
+		switch {
+		case len(j.ranks) == 0:
+			if j.stream != nil {
+				j.stream.stop()
+			}
+			delete(a.jobs, j.name)
+		case j.stream == nil && a.o.Master(j.name) != "":
+			j.stream = a.newStream(j.name)
+			j.stream.start(ctx)
+		}
+	}
+}
+
+func (a *Agent) newStream(job string) *stream {
+	s := &stream{
+		job: job, address: a.o.Master, creds: a.creds, traces: a.traces, log: a.log.With("job", job),
+		hello:   &wire.Hello{ProtocolVersion: a.hello.ProtocolVersion, Job: job, Node: a.hello.Node, Instance: a.hello.Instance, BootId: a.hello.BootId},
+		reports: make(chan report, queued), results: make(chan *wire.TraceResult, 16),
+	}
+	s.wanted.Store(64)
+	return s
+}
+
+// rank returns the fold state of a process, nil when its job cannot be tracked.
+func (a *Agent) rank(p *source.Process) *rank {
+	if r, ok := a.ranks[p]; ok {
+		return r
+	}
+	j := a.jobs[p.Job]
+	if j == nil {
+		if len(a.jobs) == maxJobs {
+			a.overflow++
+			return nil
+		}
+		j = &job{name: p.Job, windows: map[record.Transport]*[8]uint64{}, finished: map[string]uint64{}}
+		a.jobs[p.Job] = j
+	}
+	r := &rank{p: p, job: j}
+	a.ranks[p] = r
+	j.ranks = append(j.ranks, r)
+	r.learn()
+	return r
+}
+
+// retire lets go of a process; what it counted stays in its job's totals.
+func (a *Agent) retire(r *rank) {
+	delete(a.ranks, r.p)
+	r.job.ranks = slices.DeleteFunc(r.job.ranks, func(o *rank) bool { return o == r })
+	r.job.lost += r.p.Lost
+	for _, c := range r.comms {
+		if c != nil {
+			a.ops -= len(c.ops)
+			r.job.addFinished(c.name, c.finished)
+		}
+	}
+	for i := range r.p.Conns {
+		t := r.p.Conns[i].Transport
+		if r.job.windows[t] == nil {
+			r.job.windows[t] = new([8]uint64)
+		}
+		r.addWindows(&r.p.Conns[i], r.job.windows[t])
+	}
+}
+
+func (a *Agent) tune(seconds float64) {
+	for _, r := range a.ranks {
+		if r.job.stream == nil {
+			continue
+		}
+		for _, c := range r.comms {
+			if c != nil {
+				c.sampling.tune(seconds, r.job.stream.wanted.Load())
+			}
+		}
+	}
+}
+
+// report hands each stream its next report, unless the last ones have not left yet.
+func (a *Agent) report() {
+	for _, j := range a.jobs {
+		s := j.stream
+		switch {
+		case s == nil:
+			continue
+		case !s.ready():
+			s.dropped.Add(1) // nothing is lost but arrivals: what differs goes with the next one
+			continue
+		}
+		if e := s.epoch.Load(); e != j.epoch {
+			j.epoch = e
+			j.forget()
+		}
+		rep := j.report()
+		rep.LateNs = a.late.Nanoseconds()
+		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender
+	}
+	a.late = 0
+}
+
+// trace answers a master's request for the spans of one collective.
+func (a *Agent) trace(t traceRequest) {
+	coll := record.CollKind(t.Coll)
+	var tracers []collector.Tracer
+	for _, s := range a.o.Sinks {
+		if tr, ok := s.(collector.Tracer); ok {
+			tracers = append(tracers, tr)
+		}
+	}
+	spans := 0
+	if j := a.jobs[t.Job]; j != nil && t.Job == t.from.job {
+		for _, r := range j.ranks {
+			for _, c := range r.comms {
+				if c == nil || c.id != t.CommId || len(c.ops) == 0 {
+					continue
+				}
+				// A collective that hangs has not been handed over yet, and is the one most asked for.
+				if o := &c.ops[t.Seq&uint64(len(c.ops)-1)]; o.seq == t.Seq && !o.done {
+					out := a.describe(r, c, o)
+					out.Anomalous = true
+					for _, tr := range tracers {
+						tr.Collective(out)
+					}
+				}
+			}
+		}
+		for _, tr := range tracers {
+			spans += tr.Retroactive(t.Job, t.CommId, coll, t.Seq)
+		}
+	}
+	select {
+	case t.from.results <- &wire.TraceResult{Id: t.Id, Spans: uint32(spans)}:
+	default:
+	}
+}

@@ -1,0 +1,316 @@
+package agent
+
+import (
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+const (
+	firstOps = 32   // pending collectives that a communicator has room for at first
+	maxOps   = 4096 // and at most
+	// allOps bounds the room of all communicators of the node together (about 10 MiB).
+	allOps = 1 << 16
+	// maxTouched is how many of a communicator's last abnormal windows are remembered.
+	maxTouched = 16
+)
+
+// rank folds one process's records.
+type rank struct {
+	p     *source.Process
+	job   *job
+	comms []*comm // by index in the recorder's table; nil until seen
+
+	step     uint64
+	marks    [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
+	records  uint64
+	windows  []windows // by connection
+	reported reported
+}
+
+// windows counts one connection's window records.
+type windows struct {
+	n       uint64
+	first   int64
+	last    int64
+	byCause [8]uint64
+}
+
+// comm folds one communicator's collectives as this rank sees them.
+type comm struct {
+	id       uint64
+	name     string
+	rank     int32
+	size     int32
+	finished uint64 // last sequence finished, by the live word
+
+	ops     []op  // ring by sequence; its length is a power of two
+	peer    int32 // root or peer of the last enqueued, with its sequence
+	peerSeq uint64
+
+	touched  [maxTouched]collector.Window // ring of abnormal windows
+	ntouched int
+
+	history  history
+	sampling sampling
+}
+
+// op is one collective that has not been handed over yet, or the last one of
+// its slot that was.
+type op struct {
+	seq                      uint64
+	bytes                    uint64
+	enqueued, started, ended int64
+	wait, transfer           int64
+	root                     int32
+	stream                   uint32
+	channels                 uint16
+	coll                     record.CollKind
+	dtype                    record.DType
+	redop                    record.RedOp
+	algo                     record.Algo
+	proto                    record.Proto
+	result                   record.Result
+	inPlace                  bool
+	done                     bool // handed over
+}
+
+// fold takes in a batch of records of one process.
+func (a *Agent) fold(p *source.Process, recs []record.Record) {
+	r := a.rank(p)
+	if r == nil {
+		return
+	}
+	r.records += uint64(len(recs))
+	r.job.records += uint64(len(recs))
+	refreshed := false
+	for i := range recs {
+		rec := &recs[i]
+		switch rec.Kind {
+		case record.KindMark:
+			r.mark(rec)
+			continue
+		case record.KindEnqueue, record.KindStart, record.KindPhase, record.KindEnd, record.KindWindow:
+		default:
+			continue
+		}
+		c := r.comm(rec.Comm)
+		if c == nil && !refreshed {
+			// The communicator joined after the last pass; a batch asks only once.
+			refreshed = true
+			a.recorders.Refresh(p)
+			r.learn()
+			c = r.comm(rec.Comm)
+		}
+		if c == nil {
+			r.job.unknown++
+			continue
+		}
+		switch rec.Kind {
+		case record.KindEnqueue:
+			if o := a.op(c, rec.Seq); o != nil {
+				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
+				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
+			}
+			if rec.Seq >= c.peerSeq {
+				c.peer, c.peerSeq = rec.Root, rec.Seq
+			}
+		case record.KindStart:
+			if o := a.op(c, rec.Seq); o != nil {
+				o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
+			}
+		case record.KindPhase:
+			if o := a.op(c, rec.Seq); o != nil {
+				switch record.PhaseCode(rec.Code) {
+				case record.PhaseWait:
+					o.wait += max(rec.Dur, 0)
+				case record.PhaseTransfer:
+					o.transfer += max(rec.Dur, 0)
+				}
+			}
+		case record.KindEnd:
+			o := a.op(c, rec.Seq)
+			if o == nil {
+				r.job.unknown++
+				continue
+			}
+			o.ended, o.coll, o.result = hostTime(rec), rec.Coll, record.Result(rec.Code)
+			if rec.Algo != record.AlgoNone {
+				o.algo, o.proto = rec.Algo, rec.Proto
+			}
+			if o.started == 0 {
+				r.job.unknown++
+			}
+			a.finish(r, c, o)
+		case record.KindWindow:
+			r.window(c, rec)
+		}
+	}
+}
+
+// hostTime is when a record's event happened by CLOCK_MONOTONIC. A GPU stamp
+// that no calibration maps is replaced by the time the record was appended.
+func hostTime(rec *record.Record) int64 {
+	if rec.Clock == record.ClockHost && rec.Stamp != 0 {
+		return rec.Stamp
+	}
+	return rec.Mono
+}
+
+// op returns the slot of a sequence; nil when its collective has been handed
+// over already (a late record) or is older than what is pending in its slot.
+func (a *Agent) op(c *comm, seq uint64) *op {
+	if len(c.ops) == 0 && !a.growOps(c, firstOps) {
+		return nil
+	}
+	for {
+		o := &c.ops[seq&uint64(len(c.ops)-1)]
+		switch {
+		case o.seq == seq:
+			if o.done {
+				return nil
+			}
+			return o
+		case o.seq > seq:
+			return nil
+		case o.seq != 0 && !o.done && o.seq > c.finished && len(c.ops) < maxOps && a.growOps(c, 2*len(c.ops)):
+			continue // pending indeed: a stream is many operations ahead
+		case o.seq != 0 && !o.done:
+			a.evicted++ // its end was lost, or there is no more room
+		}
+		*o = op{seq: seq, root: -1}
+		return o
+	}
+}
+
+// growOps makes a communicator's ring n long, unless all of them are too long by then.
+func (a *Agent) growOps(c *comm, n int) bool {
+	if a.ops+n-len(c.ops) > allOps {
+		return false
+	}
+	a.ops += n - len(c.ops)
+	old := c.ops
+	c.ops = make([]op, n)
+	for i := range old {
+		if old[i].seq != 0 {
+			c.ops[old[i].seq&uint64(n-1)] = old[i]
+		}
+	}
+	return true
+}
+
+// finish hands a finished collective to the sinks.
+func (a *Agent) finish(r *rank, c *comm, o *op) {
+	o.done = true
+	out := a.describe(r, c, o)
+	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0
+	if o.started != 0 {
+		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
+			out.Anomalous = true
+		}
+		if r.job.stream != nil && barrierLike(o.coll) && r.reportable() && c.sampling.take(c.id, o.seq) {
+			r.job.arrive(c, o)
+		}
+	}
+	for _, s := range a.o.Sinks {
+		s.Collective(out)
+	}
+}
+
+// describe fills the one Collective that is handed around.
+func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
+	out := &a.out
+	*out = collector.Collective{
+		Job: r.job.name, Comm: c.name, CommID: c.id, Rank: c.rank, Size: c.size, World: r.p.Rank, Attempt: r.p.Attempt,
+		Kind: o.coll, DType: o.dtype, Op: o.redop, Algo: o.algo, Proto: o.proto, Result: o.result, InPlace: o.inPlace,
+		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
+		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
+		RealOffset: a.realOffset,
+	}
+	if o.started != 0 {
+		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {
+			if w := &c.touched[i%maxTouched]; w.Last >= o.started && (o.ended == 0 || w.First <= o.ended) {
+				out.Windows[out.NWindows] = *w
+				out.NWindows++
+			}
+		}
+	}
+	return out
+}
+
+// barrierLike reports whether every member enters a collective of this kind
+// under one sequence, so that their entries can be compared.
+func barrierLike(k record.CollKind) bool {
+	return k != record.Send && k != record.Recv && k != record.Group && k != record.CollNone
+}
+
+// comm returns the communicator at an index of the table, nil when it is not known.
+func (r *rank) comm(i uint16) *comm {
+	if int(i) < len(r.comms) {
+		return r.comms[i]
+	}
+	return nil
+}
+
+// learn takes in the communicators of the process's table.
+func (r *rank) learn() {
+	for i := range r.p.Comms {
+		s := &r.p.Comms[i]
+		for int(s.Index) >= len(r.comms) {
+			r.comms = append(r.comms, nil)
+		}
+		c := r.comms[s.Index]
+		if c == nil {
+			c = &comm{id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, peer: -1}
+			r.comms[s.Index] = c
+		}
+		c.finished = s.Finished
+	}
+}
+
+func (r *rank) mark(rec *record.Record) {
+	code := record.MarkCode(rec.Code)
+	if code == record.MarkNone || int(code) >= len(r.marks) {
+		return
+	}
+	if code == record.MarkStep && rec.Value > r.step {
+		r.step = rec.Value
+		r.job.step = max(r.job.step, r.step)
+	}
+	if rec.Flags&record.FlagBegin != 0 {
+		r.marks[code] = rec.Mono
+	} else {
+		r.marks[code] = 0
+	}
+}
+
+// openMark is the pause that the program announced last and has not ended.
+func (r *rank) openMark() (code record.MarkCode, at int64) {
+	for _, c := range []record.MarkCode{record.MarkCheckpoint, record.MarkEvaluation, record.MarkCompile} {
+		if r.marks[c] > at {
+			code, at = c, r.marks[c]
+		}
+	}
+	return code, at
+}
+
+func (r *rank) window(c *comm, rec *record.Record) {
+	if int(rec.Conn) >= r.p.ConnSlots {
+		r.job.unknown++
+		return
+	}
+	for int(rec.Conn) >= len(r.windows) {
+		r.windows = append(r.windows, windows{})
+	}
+	w := &r.windows[rec.Conn]
+	w.n++
+	w.byCause[rec.Code&7]++
+	if rec.Flags&record.FlagAnomaly == 0 && record.Cause(rec.Code) == record.CauseNone {
+		return
+	}
+	c.touched[c.ntouched%maxTouched] = collector.Window{
+		Peer: rec.Peer, Conn: rec.Conn, Bytes: rec.Bytes, WRs: rec.WRs, Backlog: rec.Back,
+		First: rec.First, Last: rec.Last, Cause: record.Cause(rec.Code),
+	}
+	c.ntouched++
+}

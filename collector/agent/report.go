@@ -1,0 +1,176 @@
+package agent
+
+import (
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// maxArrivals bounds the arrivals that wait for a report.
+const maxArrivals = 2048
+
+// reported is what the master has been told of a rank on this stream; only
+// what differs from it is sent. An entry that was never sent is invalid by its
+// zero value, since none that is sent has it.
+type reported struct {
+	rank  rankWords
+	comms map[uint16]commWords
+	conns map[uint32]connWords
+}
+
+type rankWords struct {
+	said           bool
+	proc           diagnosis.ProcState
+	procAt         int64
+	cpu            float32
+	io             bool
+	mark           record.MarkCode
+	markAt         int64
+	step           uint64
+	records        uint64
+	lost, overflow uint64
+}
+
+type commWords struct {
+	record.CommStatus
+	peer int32
+}
+
+type connWords struct {
+	record.ConnStatus
+	windows uint64
+}
+
+// arrive notes a finished collective's arrival for the next report.
+func (j *job) arrive(c *comm, o *op) {
+	if len(j.arrivals) >= maxArrivals {
+		j.arrivalsDropped++
+		return
+	}
+	j.arrivals = append(j.arrivals, &wire.Arrival{
+		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended,
+	})
+}
+
+// reportable reports whether a rank is the master's business: it has a place
+// in the world, and no younger process has taken it.
+func (r *rank) reportable() bool {
+	return r.p.Rank >= 0 && r.p.Rank < r.p.WorldSize && !r.p.Superseded
+}
+
+// report builds a job's next report: what has changed since the last one, as
+// far as one message holds it. The rest differs still, and goes with the next.
+func (j *job) report() *wire.Report {
+	rep := &wire.Report{Arrivals: j.arrivals, ArrivalsDropped: j.arrivalsDropped}
+	j.arrivals = nil
+	room := wire.MaxEntries - len(rep.Arrivals)
+	for _, r := range j.ranks {
+		if r.reportable() {
+			room = r.report(rep, room)
+		}
+	}
+	rep.Full = room > 0
+	return rep
+}
+
+// forget makes the next report a full one.
+func (j *job) forget() {
+	j.arrivals, j.arrivalsDropped = nil, 0
+	for _, r := range j.ranks {
+		r.reported = reported{}
+	}
+}
+
+// report appends what has changed of one rank, at most room entries, and
+// returns the room left.
+func (r *rank) report(rep *wire.Report, room int) int {
+	p, said := r.p, &r.reported
+	if said.comms == nil {
+		said.comms, said.conns = map[uint16]commWords{}, map[uint32]connWords{}
+	}
+	mark, markAt := r.openMark()
+	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, r.records, p.Lost, p.CommOverflow + p.ConnOverflow}
+	if now != said.rank {
+		if room == 0 {
+			return 0
+		}
+		said.rank = now
+		rep.Ranks = append(rep.Ranks, &wire.Rank{
+			WorldRank: p.Rank, WorldSize: p.WorldSize, Pid: p.PID, Attempt: p.Attempt, CreatedUnixNs: p.Created.UnixNano(),
+			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
+			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step,
+			Records: now.records, Lost: now.lost, TableOverflow: now.overflow,
+		})
+		room--
+	}
+	for i := range p.Comms {
+		s := &p.Comms[i]
+		c := r.comm(s.Index)
+		if c == nil {
+			continue
+		}
+		now := commWords{*s, c.peer}
+		was, again := said.comms[s.Index]
+		if again && now == was {
+			continue
+		}
+		if room == 0 {
+			return 0
+		}
+		said.comms[s.Index] = now
+		w := &wire.Member{
+			CommId: s.ID, WorldRank: p.Rank, Attempt: p.Attempt, Rank: s.Rank, Size: s.Size, State: uint32(s.State),
+			Coll: uint32(s.Coll), Peer: c.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
+			MonoEnqueuedNs: s.EnqueuedAt, MonoStartedNs: s.StartedAt, MonoFinishedNs: s.FinishedAt,
+			Ops: s.Ops, OwnNs: s.OwnNs, WaitNs: s.WaitNs, TransferNs: s.TransferNs, MaxOwnNs: s.MaxOwnNs,
+		}
+		if !again {
+			w.CommName = wireName(s.Name)
+		}
+		rep.Members = append(rep.Members, w)
+		room--
+	}
+	for i := range p.Conns {
+		s := &p.Conns[i]
+		c := r.comm(s.Comm)
+		if c == nil {
+			continue
+		}
+		now := connWords{ConnStatus: *s}
+		if int(s.Index) < len(r.windows) {
+			now.windows = r.windows[s.Index].n
+		}
+		was, again := said.conns[s.Index]
+		if again && now == was {
+			continue
+		}
+		if room == 0 {
+			return 0
+		}
+		said.conns[s.Index] = now
+		w := &wire.Connection{
+			CommId: c.id, Rank: c.rank, Peer: s.Peer, Channel: uint32(s.Channel), Transport: uint32(s.Transport),
+			Posted: s.Posted, Completed: s.Completed, Received: s.Received,
+			MonoPostedNs: s.PostedAt, MonoCompletedNs: s.CompletedAt, MonoReceivedNs: s.ReceivedAt,
+			MonoTxBlockedNs: s.TxBlockedSince, MonoRxWaitingNs: s.RxWaitingSince,
+			Windows: now.windows, SlowWindows: s.SlowWindows,
+			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt,
+		}
+		if !again {
+			w.Name = wireName(s.Name)
+		}
+		rep.Connections = append(rep.Connections, w)
+		room--
+	}
+	return room
+}
+
+// wireName cuts a name to what a message may carry.
+func wireName(s string) string {
+	if len(s) > wire.MaxName {
+		s = s[:wire.MaxName]
+	}
+	return strings.ToValidUTF8(s, "")
+}

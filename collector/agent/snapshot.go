@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// publish makes the next snapshot.
+func (a *Agent) publish() {
+	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status)}
+	now := record.Now()
+	for _, j := range a.jobs {
+		s.Jobs = append(s.Jobs, j.snapshot(now))
+		if j.stream != nil {
+			s.Master = append(s.Master, j.stream.status())
+		}
+	}
+	slices.SortFunc(s.Jobs, func(x, y collector.AgentJob) int { return strings.Compare(x.Job, y.Job) })
+	slices.SortFunc(s.Master, func(x, y collector.StreamStatus) int { return strings.Compare(x.Job, y.Job) })
+	a.snapshot.Store(s)
+}
+
+func (j *job) snapshot(now int64) collector.AgentJob {
+	out := collector.AgentJob{
+		Job: j.name, Ranks: map[diagnosis.ProcState]int{},
+		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown,
+	}
+	if j.stream != nil {
+		out.DroppedProgress = j.stream.dropped.Load()
+	}
+	comms := map[string]*collector.AgentComm{}
+	comm := func(name string) *collector.AgentComm {
+		c := comms[name]
+		if c == nil {
+			c = &collector.AgentComm{Name: name}
+			comms[name] = c
+		}
+		return c
+	}
+	for name, n := range j.finished {
+		comm(name).Finished = n
+	}
+	transports := map[record.Transport]*collector.AgentTransport{}
+	transport := func(t record.Transport) *collector.AgentTransport {
+		c := transports[t]
+		if c == nil {
+			c = &collector.AgentTransport{Transport: t}
+			transports[t] = c
+		}
+		return c
+	}
+	for t, n := range j.windows {
+		transport(t).Windows = *n
+	}
+	for _, r := range j.ranks {
+		out.Lost += r.p.Lost
+		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow
+		here := !r.p.Dead() && !r.p.Superseded
+		if !r.p.Superseded {
+			out.Ranks[r.p.State]++
+		}
+		for i := range r.p.Comms {
+			m := &r.p.Comms[i]
+			c := comm(m.Name)
+			c.Finished += m.Finished
+			if !here || m.State == record.CommLeft || m.State == record.CommAborted {
+				continue
+			}
+			c.Members++
+			if m.Open() {
+				c.OpenMembers++
+				c.OldestOpen = max(c.OldestOpen, float64(now-m.StartedAt)/1e9)
+			}
+		}
+		for i := range r.p.Conns {
+			s := &r.p.Conns[i]
+			t := transport(s.Transport)
+			r.addWindows(s, &t.Windows)
+			if here {
+				t.Connections++
+				t.Outstanding += s.Outstanding()
+			}
+		}
+	}
+	for _, c := range comms {
+		out.Comms = append(out.Comms, *c)
+	}
+	for _, t := range transports {
+		out.Transports = append(out.Transports, *t)
+	}
+	slices.SortFunc(out.Comms, func(x, y collector.AgentComm) int { return strings.Compare(x.Name, y.Name) })
+	slices.SortFunc(out.Transports, func(x, y collector.AgentTransport) int { return cmp.Compare(x.Transport, y.Transport) })
+	return out
+}
+
+// addWindows adds one connection's windows by cause.
+func (r *rank) addWindows(s *record.ConnStatus, to *[8]uint64) {
+	if int(s.Index) < len(r.windows) {
+		for cause, n := range r.windows[s.Index].byCause {
+			to[cause] += n
+		}
+	}
+}
+
+// maxNames bounds the communicator names whose totals outlive their processes.
+const maxNames = 1024
+
+func (j *job) addFinished(name string, n uint64) {
+	if _, ok := j.finished[name]; ok || len(j.finished) < maxNames {
+		j.finished[name] += n
+	}
+}

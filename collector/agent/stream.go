@@ -1,0 +1,218 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+const (
+	queued      = 4 // reports between the fold goroutine and the stream
+	connectIn   = 3 * time.Second
+	ackWithin   = 10 * time.Second
+	firstRetry  = 100 * time.Millisecond
+	lastRetry   = 2 * time.Second
+	stableAfter = 5 * time.Second
+)
+
+// stream carries one job's reports to its master, over as many connections as
+// it takes. Its goroutine owns the connection; the agent's hands it reports
+// through a short queue and learns from epoch when to start over.
+type stream struct {
+	job     string
+	hello   *wire.Hello
+	address func(job string) string
+	creds   credentials.TransportCredentials
+	traces  chan<- traceRequest
+	log     *slog.Logger
+
+	reports chan report
+	results chan *wire.TraceResult
+	cancel  context.CancelFunc
+	done    chan struct{}
+
+	epoch     atomic.Uint64 // counts the occasions on which everything must be sent again
+	connected atomic.Bool
+	sent      atomic.Uint64
+	dropped   atomic.Uint64
+	reconnect atomic.Uint64
+	wanted    atomic.Uint32 // arrivals per second and member
+	traceLost atomic.Uint64
+}
+
+// report is a report with the epoch that it belongs to.
+type report struct {
+	epoch uint64
+	*wire.Report
+}
+
+// traceRequest is a master's request on its way to the agent's goroutine.
+type traceRequest struct {
+	*wire.TraceRequest
+	from *stream
+}
+
+func (s *stream) start(ctx context.Context) {
+	ctx, s.cancel = context.WithCancel(ctx)
+	s.done = make(chan struct{})
+	go s.run(ctx)
+}
+
+func (s *stream) stop() {
+	s.cancel()
+	<-s.done
+}
+
+// ready reports whether the queue takes another report now.
+func (s *stream) ready() bool { return s.connected.Load() && len(s.reports) < cap(s.reports) }
+
+// run connects again and again until ctx is done.
+func (s *stream) run(ctx context.Context) {
+	defer close(s.done)
+	retry := firstRetry
+	for {
+		began := time.Now()
+		err := s.session(ctx)
+		s.connected.Store(false)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > stableAfter {
+			retry = firstRetry
+		}
+		s.reconnect.Add(1)
+		wait := retry/2 + rand.N(retry) // agents that lost one master together come back apart
+		s.log.Warn("no stream to the master", "err", err, "retry_in", wait)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		retry = min(2*retry, lastRetry)
+	}
+}
+
+// session is one connection's life.
+func (s *stream) session(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	address := s.address(s.job)
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(s.creds),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: ackWithin, Timeout: ackWithin / 2}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)),
+		grpc.WithDisableServiceConfig(),
+	)
+	if err != nil {
+		return fmt.Errorf("master of job %s at %q: %w", s.job, address, err)
+	}
+	defer conn.Close()
+	wrap := func(what string, err error) error {
+		if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+			err = cause
+		}
+		return fmt.Errorf("master of job %s at %s: %s: %w", s.job, address, what, err)
+	}
+
+	late := time.AfterFunc(connectIn, func() { cancel(fmt.Errorf("no answer within %v", connectIn)) })
+	defer late.Stop()
+	client, err := wire.NewCollectorClient(conn).Progress(ctx)
+	if err != nil {
+		return wrap("connect", err)
+	}
+	if err := client.Send(&wire.AgentMessage{Body: &wire.AgentMessage_Hello{Hello: s.hello}}); err != nil {
+		_, err = client.Recv() // the status behind the EOF
+		return wrap("hello", err)
+	}
+	first, err := client.Recv()
+	if err != nil {
+		return wrap("hello", err)
+	}
+	var echo atomic.Pointer[wire.ClockEcho]
+	s.ack(first.GetAck(), &echo)
+	s.epoch.Add(1)
+	s.connected.Store(true)
+	s.log.Info("stream to the master is up", "master", address)
+	// From here on, the timer waits for acks.
+	late.Reset(ackWithin)
+
+	received := make(chan error, 1)
+	go func() {
+		for {
+			msg, err := client.Recv()
+			if err != nil {
+				received <- err
+				return
+			}
+			switch {
+			case msg.GetAck() != nil:
+				late.Reset(ackWithin)
+				s.ack(msg.GetAck(), &echo)
+			case msg.GetResync() != nil:
+				s.epoch.Add(1)
+			case msg.GetTraceRequest() != nil:
+				select {
+				case s.traces <- traceRequest{msg.GetTraceRequest(), s}:
+				default:
+					s.traceLost.Add(1)
+				}
+			}
+		}
+	}()
+	// The receiver ends with the session's context; wait for it, so that none outlives its stream.
+	defer func() { cancel(nil); <-received }()
+
+	sequence := uint64(0)
+	for {
+		msg := &wire.AgentMessage{}
+		select {
+		case err := <-received:
+			received <- err
+			return wrap("receive", err)
+		case r := <-s.reports:
+			if r.epoch != s.epoch.Load() {
+				continue
+			}
+			sequence++
+			r.Sequence, r.Echo = sequence, echo.Load()
+			r.RealSentNs, r.MonoSentNs = time.Now().UnixNano(), record.Now()
+			msg.Body = &wire.AgentMessage_Report{Report: r.Report}
+			s.sent.Add(1)
+		case t := <-s.results:
+			msg.Body = &wire.AgentMessage_TraceResult{TraceResult: t}
+		}
+		if err := client.Send(msg); err != nil {
+			err = <-received // the status behind the EOF
+			received <- err
+			return wrap("send", err)
+		}
+	}
+}
+
+func (s *stream) ack(a *wire.Ack, echo *atomic.Pointer[wire.ClockEcho]) {
+	if a == nil {
+		return
+	}
+	echo.Store(&wire.ClockEcho{MasterNs: a.MasterNs, MonoReceivedNs: record.Now()})
+	if a.ArrivalsPerSecond != 0 {
+		s.wanted.Store(a.ArrivalsPerSecond)
+	}
+}
+
+func (s *stream) status() collector.StreamStatus {
+	return collector.StreamStatus{
+		Job: s.job, Connected: s.connected.Load(),
+		Reports: s.sent.Load(), Dropped: s.dropped.Load(), Reconnect: s.reconnect.Load(),
+	}
+}

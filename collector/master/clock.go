@@ -1,0 +1,67 @@
+package master
+
+import "math"
+
+// drift is how fast two hosts' clocks may part: a bound that is not confirmed
+// loosens at this rate. Undisciplined crystals stay within 50 ppm.
+const drift = 50e-6
+
+// clockMap bounds one node's offset (master's clock − agent's monotonic clock)
+// from both sides by causality: a report is received after it was sent, an ack
+// likewise. Nothing is assumed about symmetric delays.
+type clockMap struct {
+	lo, hi     int64 // bounds at time at
+	at         int64 // master's clock
+	offset     int64 // the mapping in use; always within the bounds
+	width      int64 // hi − lo when offset was chosen
+	haveLo, ok bool
+}
+
+// observe takes in one report: when the agent sent it, when it arrived here,
+// and the echo of an ack (0, 0 when there is none).
+func (c *clockMap) observe(monoSent, received, ackSent, monoAckReceived int64) {
+	hi := received - monoSent
+	lo, haveLo := ackSent-monoAckReceived, ackSent != 0
+	loosen := int64(float64(max(received-c.at, 0)) * drift)
+	if c.ok {
+		hi = min(hi, c.hi+loosen)
+	}
+	if c.haveLo {
+		if old := c.lo - loosen; !haveLo || old > lo {
+			lo, haveLo = old, true
+		}
+	}
+	if haveLo && lo > hi {
+		// A clock was stepped or stood still: what was known is void.
+		hi, haveLo = received-monoSent, ackSent != 0 && ackSent-monoAckReceived <= received-monoSent
+		lo = ackSent - monoAckReceived
+		c.ok = false
+	}
+	c.hi, c.at, c.lo, c.haveLo = hi, received, lo, haveLo
+	if !haveLo {
+		c.offset, c.width, c.ok = hi, math.MaxInt64, true
+		return
+	}
+	// A mapping that changes with each report would add its jitter to every
+	// difference of two times: keep it until it is wrong or twice as good a one is known.
+	if w := hi - lo; !c.ok || c.offset < lo || c.offset > hi || w < c.width/2 {
+		c.offset, c.width, c.ok = lo+w/2, w, true
+	}
+}
+
+// real maps a monotonic time of the node to the master's clock; 0 stays 0, and
+// nothing lies in the future.
+func (c *clockMap) real(mono, now int64) int64 {
+	if mono == 0 {
+		return 0
+	}
+	return min(mono+c.offset, now)
+}
+
+// err bounds the mistake of real, ns.
+func (c *clockMap) err() int64 {
+	if !c.ok || !c.haveLo {
+		return math.MaxInt64
+	}
+	return max(c.hi-c.offset, c.offset-c.lo)
+}

@@ -1,0 +1,144 @@
+package master
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+// incidents gives verdicts a life: opened when first suspected, confirmed
+// once, closed when the verdict has been gone for a while or the job has
+// restarted. One fault is one incident, also across a restart of the master.
+type incidents struct {
+	job        string
+	closeAfter time.Duration
+
+	open   []*openIncident      // oldest first
+	closed []collector.Incident // latest first
+	number uint64               // of incidents ever opened, for ids
+
+	opened, confirmed [8]uint64
+}
+
+type openIncident struct {
+	collector.Incident
+	lastSeen time.Time // when a verdict last said so, or judgement was last withheld
+}
+
+// maxOpen bounds open incidents; the engine's own bound is lower.
+const maxOpen = collector.MaxIncidents
+
+// change is what became of an incident in one pass.
+type change uint8
+
+const (
+	opened change = iota
+	confirmed
+	closed
+)
+
+// event is one change, for the log and for retroactive tracing.
+type event struct {
+	change
+	collector.Incident
+}
+
+// update takes in one pass's verdicts. While hold is true an absent verdict
+// proves nothing (the evidence is incomplete), and closes no incident.
+func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt uint32, hold bool) (events []event) {
+	t.open = slices.DeleteFunc(t.open, func(i *openIncident) bool {
+		if i.Attempt >= attempt {
+			return false
+		}
+		events = append(events, t.close(i, now))
+		return true
+	})
+	seen := map[*openIncident]bool{}
+	for _, v := range verdicts {
+		i := t.find(&v, seen)
+		if i == nil {
+			if len(t.open) == maxOpen {
+				continue
+			}
+			t.number++
+			i = &openIncident{Incident: collector.Incident{
+				ID:      fmt.Sprintf("%s-%d-%d", t.job, now.UnixMilli(), t.number),
+				Opened:  now,
+				Attempt: attempt,
+				TraceID: collector.TraceID(t.job, v.Comm, v.Coll, v.Seq),
+				Verdict: v,
+			}}
+			t.open = append(t.open, i)
+			t.opened[v.Class&7]++
+			events = append(events, event{opened, i.Incident})
+		}
+		seen[i] = true
+		i.lastSeen = now
+		if v.Since == 0 || i.Verdict.Since != 0 && i.Verdict.Since < v.Since {
+			v.Since = i.Verdict.Since
+		}
+		confirms := i.Confirmed.IsZero() && v.Level == diagnosis.Confirmed
+		if confirms {
+			i.Confirmed = now
+			i.TraceID = collector.TraceID(t.job, v.Comm, v.Coll, v.Seq)
+			t.confirmed[v.Class&7]++
+		} else if !i.Confirmed.IsZero() {
+			v.Level = diagnosis.Confirmed // a doubt after the fact takes nothing back: alerts would flap
+		}
+		i.Verdict = v
+		if confirms {
+			events = append(events, event{confirmed, i.Incident})
+		}
+	}
+	t.open = slices.DeleteFunc(t.open, func(i *openIncident) bool {
+		if hold {
+			i.lastSeen = now
+		}
+		if now.Sub(i.lastSeen) < t.closeAfter {
+			return false
+		}
+		events = append(events, t.close(i, now))
+		return true
+	})
+	return events
+}
+
+// find returns the open incident that v continues: the one with its key, else
+// one with its class, culprit and communicator. (The engine forgets when the
+// master restarts, and may then see the same fault from its other end.)
+func (t *incidents) find(v *diagnosis.Verdict, taken map[*openIncident]bool) *openIncident {
+	for _, i := range t.open {
+		if !taken[i] && i.Verdict.Key == v.Key {
+			return i
+		}
+	}
+	for _, i := range t.open {
+		if o := &i.Verdict; !taken[i] && o.Class == v.Class && len(o.Culprits) > 0 && len(v.Culprits) > 0 &&
+			o.Culprits[0].Kind == v.Culprits[0].Kind && o.Culprits[0].Rank == v.Culprits[0].Rank && o.Culprits[0].Peer == v.Culprits[0].Peer {
+			return i
+		}
+	}
+	return nil
+}
+
+func (t *incidents) close(i *openIncident, now time.Time) event {
+	i.Closed = now
+	t.closed = slices.Insert(t.closed, 0, i.Incident)
+	t.closed = t.closed[:min(len(t.closed), collector.MaxIncidents)]
+	return event{closed, i.Incident}
+}
+
+// list returns the open incidents, the confirmed and older ones first, then the last closed.
+func (t *incidents) list() []collector.Incident {
+	out := make([]collector.Incident, 0, len(t.open)+len(t.closed))
+	for _, i := range t.open {
+		out = append(out, i.Incident)
+	}
+	slices.SortStableFunc(out, func(a, b collector.Incident) int { return -cmp.Compare(a.Verdict.Level, b.Verdict.Level) })
+	out = append(out, t.closed...)
+	return out[:min(len(out), collector.MaxIncidents)]
+}

@@ -1,0 +1,292 @@
+package master
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+// Options of a Master. Job and Listen are required.
+type Options struct {
+	Job    string
+	Listen string    // host:port of the gRPC listener
+	TLS    *wire.TLS // nil: plain text
+	// StateDir holds incidents.json, so that an open incident outlives the
+	// master; it is made with mode 0700. "" keeps incidents in memory only.
+	StateDir  string
+	Diagnosis diagnosis.Config
+	Interval  time.Duration // between diagnosis passes; 100 ms
+	Patience  time.Duration // until a silent agent is lost; 3 s
+	// CloseAfter is how long a verdict must be gone before its incident closes; 3 s.
+	CloseAfter time.Duration
+	// Hold bounds how long an incident stays open because the evidence is
+	// incomplete: the master has just started, or agents are silent; 1 min.
+	Hold   time.Duration
+	Limits Limits
+	Log    *slog.Logger // nil: slog.Default()
+}
+
+// pauseAfter is how late a tick may be before ages measured across it are void.
+const pauseAfter = 500 * time.Millisecond
+
+// Master is one job's master. Snapshot and Addr may be called from any
+// goroutine; Run once.
+type Master struct {
+	o        Options
+	log      *slog.Logger
+	listener net.Listener
+	creds    grpc.ServerOption
+	engine   diagnoser
+	path     string // of the incident file, "" when there is none
+
+	started   time.Time
+	stopping  chan struct{}
+	receivers sync.WaitGroup
+	snapshot  atomic.Pointer[collector.MasterSnapshot]
+
+	mu        sync.Mutex // guards all below
+	state     *state
+	incidents incidents
+	requests  uint64 // trace requests made
+	holdSince int64  // since when incidents are held open, 0 when they are not
+	passes    uint64
+	passNs    uint64
+	lastTick  int64
+	resumed   int64 // when the last pause of this master or most agents ended, 0 when everyone has been heard since
+	delay     []collector.DelayMatrix
+	delayAt   int64
+}
+
+type diagnoser interface {
+	Diagnose(*diagnosis.Evidence) []diagnosis.Verdict
+}
+
+// New checks the options, reads the incidents that an earlier master left open
+// and opens the listener. Run must follow: it releases what New took.
+func New(o Options) (*Master, error) {
+	if o.Job == "" || len(o.Job) > wire.MaxName {
+		return nil, fmt.Errorf("master: job name of %d bytes, want 1 to %d", len(o.Job), wire.MaxName)
+	}
+	o.Interval = cmp.Or(o.Interval, 100*time.Millisecond)
+	o.Patience = cmp.Or(o.Patience, 3*time.Second)
+	o.CloseAfter = cmp.Or(o.CloseAfter, 3*time.Second)
+	o.Hold = cmp.Or(o.Hold, time.Minute)
+	creds, err := o.TLS.Credentials()
+	if err != nil {
+		return nil, fmt.Errorf("master: %w", err)
+	}
+	m := &Master{
+		o: o, log: cmp.Or(o.Log, slog.Default()).With("job", o.Job),
+		creds:    grpc.Creds(creds),
+		engine:   diagnosis.New(o.Diagnosis),
+		started:  time.Now(),
+		stopping: make(chan struct{}),
+		state:    newState(o.Job, o.Limits),
+	}
+	m.incidents = incidents{job: o.Job, closeAfter: o.CloseAfter}
+	if o.StateDir != "" {
+		if err := m.restore(); err != nil {
+			return nil, fmt.Errorf("master: %w", err)
+		}
+	}
+	if m.listener, err = net.Listen("tcp", o.Listen); err != nil {
+		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
+	}
+	m.publish(m.now())
+	return m, nil
+}
+
+// restore loads the incident file. A damaged one is set aside and reported:
+// a job without its master would be worse than one incident reported twice.
+func (m *Master) restore() error {
+	if err := os.MkdirAll(m.o.StateDir, 0o700); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	m.path = filepath.Join(m.o.StateDir, "incidents.json")
+	err := m.incidents.load(m.path, time.Unix(0, m.now()))
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, errForeign) {
+		return fmt.Errorf("%w: give each job's master a state directory of its own", err)
+	}
+	aside := m.path + ".damaged"
+	m.log.Error("incidents of the last run are lost: the file is set aside", "err", err, "as", aside)
+	if err := os.Rename(m.path, aside); err != nil {
+		return fmt.Errorf("set aside a damaged incident file: %w", err)
+	}
+	return nil
+}
+
+// Addr is where agents connect.
+func (m *Master) Addr() net.Addr { return m.listener.Addr() }
+
+// Snapshot returns the state after the last pass; it is never nil and not to be changed.
+func (m *Master) Snapshot() *collector.MasterSnapshot { return m.snapshot.Load() }
+
+// now is the master's clock: unix ns that never jump.
+func (m *Master) now() int64 { return m.started.UnixNano() + int64(time.Since(m.started)) }
+
+// Run serves agents and diagnoses until ctx is done, and then returns nil.
+func (m *Master) Run(ctx context.Context) error {
+	server := grpc.NewServer(m.creds,
+		grpc.MaxRecvMsgSize(wire.MaxMessage),
+		grpc.MaxConcurrentStreams(4),
+		grpc.ConnectionTimeout(helloWithin),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: m.o.Patience, Timeout: m.o.Patience}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+	)
+	wire.RegisterCollectorServer(server, service{Master: m})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(m.listener) }()
+	defer func() {
+		close(m.stopping)
+		server.Stop()
+		m.receivers.Wait()
+	}()
+
+	tick := time.NewTicker(m.o.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-served:
+			return fmt.Errorf("master: serve agents on %s: %w", m.o.Listen, err)
+		case <-tick.C:
+			m.pass()
+		}
+	}
+}
+
+// pass diagnoses once.
+func (m *Master) pass() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	m.state.collect(now)
+	m.watchAgents(now)
+	ev := &m.state.ev
+	ev.Now, ev.Paused = now, m.paused(now)
+
+	begin := time.Now()
+	verdicts := m.engine.Diagnose(ev)
+	m.passes++
+	took := time.Since(begin)
+	m.passNs += uint64(took)
+
+	events := m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))
+	for _, e := range events {
+		v := &e.Verdict
+		log := m.log.With("incident", e.ID, "class", v.Class.String(), "level", v.Level.String(), "comm", v.CommName, "seq", v.Seq, "culprits", v.Culprits)
+		switch e.change {
+		case opened:
+			log.Warn("incident opened", "why", v.Why)
+			m.trace(v)
+		case confirmed:
+			log.Error("incident confirmed", "why", v.Why, "after", e.Confirmed.Sub(time.Unix(0, v.Since)))
+			m.trace(v)
+		case closed:
+			log.Info("incident closed", "open_for", e.Closed.Sub(e.Opened))
+		}
+	}
+	if len(events) > 0 && m.path != "" {
+		if err := m.incidents.save(m.path); err != nil {
+			m.log.Error("an incident would be reported twice if this master were killed now", "err", err)
+		}
+	}
+	m.publish(now)
+}
+
+// watchAgents marks the agents that have been silent for too long.
+func (m *Master) watchAgents(now int64) {
+	for i := range m.state.ev.Nodes {
+		n := &m.state.ev.Nodes[i]
+		if !n.Lost && now-n.LastSeen > m.o.Patience.Nanoseconds() && (n.LastSeen != 0 || m.state.nodes[i].stream == nil) {
+			n.Lost = true
+			m.state.disconnected(int32(i))
+			m.log.Warn("agent lost", "node", n.Name, "silent_for", time.Duration(now-n.LastSeen))
+		}
+	}
+}
+
+// paused tells whether ages measured up to now mean nothing: this master did
+// not run for a while, or most of the agents did not, or have not been heard since.
+func (m *Master) paused(now int64) bool {
+	gap := now - m.lastTick
+	late := m.lastTick != 0 && gap > (m.o.Interval+pauseAfter).Nanoseconds()
+	m.lastTick = now
+	if late {
+		m.resumed = now
+	}
+	connected, silent, unheard := 0, 0, 0
+	for i := range m.state.nodes {
+		nd, n := &m.state.nodes[i], &m.state.ev.Nodes[i]
+		if nd.stream == nil || n.Lost {
+			continue
+		}
+		connected++
+		if now-max(n.LastSeen, m.resumed) > pauseAfter.Nanoseconds() || nd.lateAt != 0 && now-nd.lateAt < int64(time.Second) {
+			silent++
+		}
+		if n.LastSeen < m.resumed {
+			unheard++
+		}
+	}
+	return late || 2*silent > connected || 2*unheard > connected
+}
+
+// hold tells whether an absent verdict proves nothing, because agents that
+// should speak are not heard. It is bounded by Options.Hold.
+func (m *Master) hold(now int64) bool {
+	ev := &m.state.ev
+	incomplete := ev.Paused || m.state.seen == 0 || m.state.seen < len(ev.Ranks)
+	for i := range m.state.ranks {
+		if n := m.state.ranks[i].node; n >= 0 && (m.state.nodes[n].stream == nil || ev.Nodes[n].Lost) {
+			incomplete = true
+			break
+		}
+	}
+	if !incomplete {
+		m.holdSince = 0
+		return false
+	}
+	if m.holdSince == 0 {
+		m.holdSince = now
+	}
+	return now-m.holdSince < m.o.Hold.Nanoseconds()
+}
+
+// publish makes the next snapshot.
+func (m *Master) publish(now int64) {
+	ev := &m.state.ev
+	s := &collector.MasterSnapshot{
+		Job: m.o.Job, At: time.Unix(0, now), Attempt: m.state.attempt, WorldSize: len(ev.Ranks),
+		Ranks:     make(map[diagnosis.ProcState]int),
+		Agents:    m.state.agentStatus(now),
+		Incidents: m.incidents.list(),
+		Opened:    m.incidents.opened, Confirmed: m.incidents.confirmed,
+		Diagnoses: m.passes, DiagnosisNs: m.passNs,
+		Overflow: m.state.overflow,
+	}
+	for i := range ev.Ranks {
+		s.Ranks[ev.Ranks[i].Proc]++
+		s.Step = max(s.Step, ev.Ranks[i].Step)
+	}
+	m.snapshot.Store(s)
+}

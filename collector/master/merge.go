@@ -1,0 +1,446 @@
+package master
+
+import (
+	"math"
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Limits bound what a master keeps, whatever its agents say. What exceeds them is
+// not tracked and counted in MasterSnapshot.Overflow. Zero fields take the defaults.
+type Limits struct {
+	Nodes    int // agents; 16,384
+	Ranks    int // world size; 131,072
+	Comms    int // communicators; 65,536
+	Members  int // of all communicators together; 1,048,576 (about 150 MiB when full)
+	Conns    int // directed connections; 524,288 (about 100 MiB when full)
+	Arrivals int // cells (collectives × members) of sampled arrivals; 1,048,576 (16 MiB)
+}
+
+func (l *Limits) setDefaults() {
+	def := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	def(&l.Nodes, 1<<14)
+	def(&l.Ranks, 1<<17)
+	def(&l.Comms, 1<<16)
+	def(&l.Members, 1<<20)
+	def(&l.Conns, 1<<19)
+	def(&l.Arrivals, 1<<20)
+}
+
+// maxArrivals bounds Evidence.Arrivals by number; Limits.Arrivals does by size.
+const maxArrivals = 4096
+
+// leftFor is how long a communicator that all of its members have left is kept.
+const leftFor = int64(30e9)
+
+// state is the evidence with the indices that merging needs. It is kept in
+// place, so that a pass costs nothing for what has not changed. Its owner
+// serialises all calls.
+type state struct {
+	limits Limits
+	ev     diagnosis.Evidence
+
+	attempt uint32 // highest seen of any rank: the job's
+	seen    int    // ranks of the world that an agent has reported
+
+	nodes   []node // parallel to ev.Nodes
+	nodeOf  map[string]int32
+	ranks   []process   // parallel to ev.Ranks
+	comms   []commIndex // parallel to ev.Comms
+	commOf  map[uint64]int32
+	connOf  map[connKey]int32
+	conns   []connKey // parallel to ev.Conns
+	arrived map[arrivalKey]int32
+
+	members  int // sum of communicator sizes
+	cells    int // sum of arrival sizes
+	overflow uint64
+	refused  uint64 // entries that made no sense: out of range, of another rank's process, contradicting
+}
+
+// node is one agent as the merge needs it.
+type node struct {
+	instance uint64
+	bootID   string
+	stream   *stream // the one that speaks for this node, nil when disconnected
+	clock    clockMap
+	sequence uint64 // of the last report
+	lateAt   int64  // when it last reported a pause of its own
+}
+
+// process identifies the process that a rank's entry describes.
+type process struct {
+	node    int32
+	pid     int32
+	created int64 // unix ns by its node's clock
+}
+
+type commIndex struct {
+	leftAt int64 // when the last member left, 0 while one is there
+}
+
+// connKey is a connection's identity that both of its ends know.
+type connKey struct {
+	comm      int32
+	src, dst  int32
+	channel   uint32
+	transport record.Transport
+}
+
+type arrivalKey struct {
+	comm int32
+	seq  uint64
+}
+
+func newState(job string, l Limits) *state {
+	l.setDefaults()
+	s := &state{limits: l, nodeOf: map[string]int32{}}
+	s.ev.Job = job
+	s.clearComms()
+	return s
+}
+
+func (s *state) clearComms() {
+	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns = nil, nil, nil, nil, nil
+	s.commOf = map[uint64]int32{}
+	s.connOf = map[connKey]int32{}
+	s.arrived = map[arrivalKey]int32{}
+	s.members, s.cells = 0, 0
+}
+
+// node returns the index of the named node, a new one when needed, or -1 when there is no room.
+func (s *state) node(name string) int32 {
+	if i, ok := s.nodeOf[name]; ok {
+		return i
+	}
+	if len(s.nodes) >= s.limits.Nodes {
+		s.overflow++
+		return -1
+	}
+	i := int32(len(s.nodes))
+	s.nodes = append(s.nodes, node{})
+	s.ev.Nodes = append(s.ev.Nodes, diagnosis.Node{Name: name, MapError: math.MaxInt64})
+	s.nodeOf[name] = i
+	return i
+}
+
+// disconnected forgets what only a present agent can tell.
+func (s *state) disconnected(n int32) {
+	for i := range s.ranks {
+		if s.ranks[i].node == n && s.ev.Ranks[i].Node == n {
+			r := &s.ev.Ranks[i]
+			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
+		}
+	}
+}
+
+// merge takes in one report of node n that arrived at now.
+func (s *state) merge(n int32, r *wire.Report, now int64) {
+	nd := &s.nodes[n]
+	nd.clock.observe(r.MonoSentNs, now, int64(r.Echo.GetMasterNs()), r.Echo.GetMonoReceivedNs())
+	nd.sequence = r.Sequence
+	if r.LateNs > pauseAfter.Nanoseconds() {
+		nd.lateAt = now
+	}
+	ev := &s.ev.Nodes[n]
+	ev.LastSeen, ev.Lost, ev.MapError = now, false, nd.clock.err()
+
+	for _, w := range r.Ranks {
+		s.mergeRank(n, w, now)
+	}
+	for _, w := range r.Members {
+		s.mergeMember(n, w, now)
+	}
+	for _, w := range r.Connections {
+		s.mergeConn(n, w, now)
+	}
+	for _, w := range r.Arrivals {
+		s.mergeArrival(n, w, now)
+	}
+}
+
+func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
+	clock := &s.nodes[n].clock
+	if w == nil || w.WorldRank < 0 || w.WorldRank >= w.WorldSize || w.Attempt < s.attempt {
+		s.refused++
+		return
+	}
+	if int(w.WorldSize) > s.limits.Ranks {
+		s.overflow++
+		return
+	}
+	if w.Attempt > s.attempt {
+		// The job has restarted: what was known of its last attempt is history.
+		s.attempt = w.Attempt
+		s.clearComms()
+		s.ranks, s.ev.Ranks, s.seen = s.ranks[:0], s.ev.Ranks[:0], 0
+	}
+	for int(w.WorldSize) > len(s.ranks) {
+		s.ranks = append(s.ranks, process{node: -1})
+		s.ev.Ranks = append(s.ev.Ranks, diagnosis.Rank{Node: -1})
+	}
+	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
+	if q := (process{n, w.Pid, w.CreatedUnixNs}); *p != q {
+		if p.node >= 0 && q.created <= p.created {
+			s.refused++ // an older process of this rank, on a node that still tells of it
+			return
+		}
+		if p.node < 0 {
+			s.seen++
+		} else {
+			s.forget(w.WorldRank)
+		}
+		*p, *r = q, diagnosis.Rank{}
+	}
+	r.Node, r.PID, r.Attempt = n, w.Pid, w.Attempt
+	r.Proc = diagnosis.ProcState(w.Proc)
+	if w.Proc > uint32(diagnosis.ProcExited) {
+		r.Proc = diagnosis.ProcUnknown
+	}
+	r.ProcAt = clock.real(w.MonoProcNs, now)
+	r.CPU, r.IO = float32(finite(float64(w.Cpu))), w.Io
+	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
+}
+
+// forget removes a superseded process from the communicators that it was in.
+func (s *state) forget(world int32) {
+	for c := range s.ev.Comms {
+		for m := range s.ev.Comms[c].Members {
+			if s.ev.Comms[c].Members[m].World == world {
+				s.ev.Comms[c].Members[m] = diagnosis.Member{World: -1, Peer: -1}
+			}
+		}
+	}
+}
+
+func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
+	if w == nil || w.Rank < 0 || w.Rank >= w.Size || !s.owns(n, w.WorldRank, w.Attempt) {
+		s.refused++
+		return
+	}
+	c, ok := s.commOf[w.CommId]
+	if !ok {
+		if len(s.ev.Comms) >= s.limits.Comms || int(w.Size) > s.limits.Members-s.members {
+			s.overflow++
+			return
+		}
+		members := make([]diagnosis.Member, w.Size)
+		for i := range members {
+			members[i] = diagnosis.Member{World: -1, Peer: -1}
+		}
+		c = int32(len(s.ev.Comms))
+		s.ev.Comms = append(s.ev.Comms, diagnosis.Comm{ID: w.CommId, Members: members})
+		s.comms = append(s.comms, commIndex{})
+		s.commOf[w.CommId] = c
+		s.members += len(members)
+	}
+	comm := &s.ev.Comms[c]
+	if int(w.Size) != len(comm.Members) {
+		s.refused++
+		return
+	}
+	if w.CommName != "" {
+		comm.Name = bounded(w.CommName)
+	}
+	clock := &s.nodes[n].clock
+	comm.Members[w.Rank] = diagnosis.Member{
+		World: w.WorldRank, State: record.CommState(w.State),
+		Coll: record.CollKind(w.Coll), Peer: w.Peer, Bytes: w.Bytes,
+		Enqueued: w.Enqueued, Started: w.Started, Finished: w.Finished,
+		EnqueuedAt: clock.real(w.MonoEnqueuedNs, now), StartedAt: clock.real(w.MonoStartedNs, now), FinishedAt: clock.real(w.MonoFinishedNs, now),
+		Ops: w.Ops, OwnNs: w.OwnNs, WaitNs: w.WaitNs, TransferNs: w.TransferNs, MaxOwnNs: w.MaxOwnNs,
+	}
+	if !left(record.CommState(w.State)) {
+		s.comms[c].leftAt = 0
+		return
+	}
+	for i := range comm.Members {
+		if m := &comm.Members[i]; m.World >= 0 && !left(m.State) {
+			return
+		}
+	}
+	s.comms[c].leftAt = now
+}
+
+func left(c record.CommState) bool { return c == record.CommLeft || c == record.CommAborted }
+
+// owns reports whether node n speaks for the process that this rank has now.
+func (s *state) owns(n, world int32, attempt uint32) bool {
+	return world >= 0 && int(world) < len(s.ranks) && s.ranks[world].node == n && s.ev.Ranks[world].Attempt == attempt && attempt == s.attempt
+}
+
+// member returns the communicator's index when node n speaks for its given rank.
+func (s *state) member(n int32, id uint64, rank int32) (c int32, ok bool) {
+	c, ok = s.commOf[id]
+	if !ok || rank < 0 || int(rank) >= len(s.ev.Comms[c].Members) {
+		return 0, false
+	}
+	w := s.ev.Comms[c].Members[rank].World
+	return c, w >= 0 && int(w) < len(s.ranks) && s.ranks[w].node == n
+}
+
+func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
+	if w == nil {
+		return
+	}
+	c, ok := s.member(n, w.CommId, w.Rank)
+	if !ok || w.Peer < 0 || int(w.Peer) >= len(s.ev.Comms[c].Members) {
+		s.refused++
+		return
+	}
+	clock := &s.nodes[n].clock
+	t := record.Transport(w.Transport)
+	if tx := s.conn(connKey{c, w.Rank, w.Peer, w.Channel, t}, w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0); tx != nil {
+		if w.Name != "" {
+			tx.Name = bounded(w.Name)
+		}
+		tx.Outstanding = 0
+		if w.Posted > w.Completed {
+			tx.Outstanding = w.Posted - w.Completed
+		}
+		tx.LastPost, tx.LastCompletion = clock.real(w.MonoPostedNs, now), clock.real(w.MonoCompletedNs, now)
+		tx.TxBlockedSince = clock.real(w.MonoTxBlockedNs, now)
+		tx.Windows, tx.SlowWindows = w.Windows, w.SlowWindows
+		tx.BytesPerSec, tx.LatencyNs = finite(w.BytesPerSecond), finite(w.LatencyNs)
+		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
+	}
+	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
+		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)
+	}
+}
+
+// conn returns a connection, a new one when create says so and there is room.
+func (s *state) conn(k connKey, create bool) *diagnosis.Conn {
+	i, ok := s.connOf[k]
+	if !ok {
+		if !create {
+			return nil
+		}
+		if len(s.ev.Conns) >= s.limits.Conns {
+			s.overflow++
+			return nil
+		}
+		i = int32(len(s.ev.Conns))
+		s.ev.Conns = append(s.ev.Conns, diagnosis.Conn{Comm: k.comm, Src: k.src, Dst: k.dst, Transport: k.transport})
+		s.conns = append(s.conns, k)
+		s.connOf[k] = i
+	}
+	return &s.ev.Conns[i]
+}
+
+func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
+	if w == nil {
+		return
+	}
+	c, ok := s.member(n, w.CommId, w.Rank)
+	if !ok {
+		s.refused++
+		return
+	}
+	k := arrivalKey{c, w.Seq}
+	i, ok := s.arrived[k]
+	if !ok {
+		size := len(s.ev.Comms[c].Members)
+		if size > s.limits.Arrivals {
+			s.overflow++
+			return
+		}
+		if len(s.ev.Arrivals) >= maxArrivals || s.cells+size > s.limits.Arrivals {
+			s.dropArrivals(size)
+		}
+		i = int32(len(s.ev.Arrivals))
+		times := make([]int64, 2*size)
+		s.ev.Arrivals = append(s.ev.Arrivals, diagnosis.Arrival{Comm: c, Seq: w.Seq, Coll: record.CollKind(w.Coll), Start: times[:size:size], End: times[size:]})
+		s.arrived[k] = i
+		s.cells += size
+	}
+	a, clock := &s.ev.Arrivals[i], &s.nodes[n].clock
+	a.Start[w.Rank], a.End[w.Rank] = clock.real(w.MonoStartedNs, now), clock.real(w.MonoEndedNs, now)
+}
+
+// dropArrivals drops the older half, more when size cells do not fit then.
+func (s *state) dropArrivals(size int) {
+	drop := 0
+	for drop < len(s.ev.Arrivals) && (drop < (len(s.ev.Arrivals)+1)/2 || s.cells+size > s.limits.Arrivals) {
+		s.cells -= len(s.ev.Arrivals[drop].Start)
+		drop++
+	}
+	kept := copy(s.ev.Arrivals, s.ev.Arrivals[drop:])
+	clear(s.ev.Arrivals[kept:])
+	s.ev.Arrivals = s.ev.Arrivals[:kept]
+	clear(s.arrived)
+	for i := range s.ev.Arrivals {
+		s.arrived[arrivalKey{s.ev.Arrivals[i].Comm, s.ev.Arrivals[i].Seq}] = int32(i)
+	}
+}
+
+// collect removes the communicators that everybody has left a while ago.
+func (s *state) collect(now int64) {
+	moved := make([]int32, len(s.comms))
+	kept := int32(0)
+	for i := range s.comms {
+		if s.comms[i].leftAt != 0 && now-s.comms[i].leftAt > leftFor {
+			moved[i] = -1
+			continue
+		}
+		moved[i] = kept
+		kept++
+	}
+	if int(kept) == len(s.comms) {
+		return
+	}
+	old := s.ev
+	oldComms, oldConns := s.comms, s.conns
+	s.clearComms()
+	for i, to := range moved {
+		if to >= 0 {
+			s.commOf[old.Comms[i].ID] = to
+			s.ev.Comms = append(s.ev.Comms, old.Comms[i])
+			s.comms = append(s.comms, oldComms[i])
+			s.members += len(old.Comms[i].Members)
+		}
+	}
+	for i, k := range oldConns { // in order: the engine knows them by their indices
+		if to := moved[k.comm]; to >= 0 {
+			k.comm, old.Conns[i].Comm = to, to
+			s.connOf[k] = int32(len(s.conns))
+			s.conns = append(s.conns, k)
+			s.ev.Conns = append(s.ev.Conns, old.Conns[i])
+		}
+	}
+	for _, a := range old.Arrivals {
+		if to := moved[a.Comm]; to >= 0 {
+			a.Comm = to
+			s.arrived[arrivalKey{to, a.Seq}] = int32(len(s.ev.Arrivals))
+			s.ev.Arrivals = append(s.ev.Arrivals, a)
+			s.cells += len(a.Start)
+		}
+	}
+}
+
+// arrivalsPerSecond shares what a master can take among the job's members.
+func (s *state) arrivalsPerSecond() uint32 {
+	const total, most = 200_000, 64
+	return uint32(min(most, max(1, total/max(s.members, 1))))
+}
+
+func bounded(name string) string {
+	if len(name) > wire.MaxName {
+		name = strings.ToValidUTF8(name[:wire.MaxName], "")
+	}
+	return strings.Clone(name)
+}
+
+func finite(x float64) float64 {
+	if x >= 0 && x <= math.MaxFloat64 {
+		return x
+	}
+	return 0
+}

@@ -1,0 +1,83 @@
+package master
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+)
+
+// storeVersion of the incident file; another version is refused, not guessed at.
+const storeVersion = 1
+
+// stored is the incident file's content. It is written when an incident opens,
+// is confirmed or closes, which is rare.
+type stored struct {
+	Version   int
+	Job       string
+	Number    uint64
+	Open      []collector.Incident
+	Closed    []collector.Incident
+	Opened    [8]uint64
+	Confirmed [8]uint64
+}
+
+// errForeign is the error of a file that another job's or version's master wrote.
+var errForeign = errors.New("not this job's or not this version's")
+
+// load fills t from the file; a file that does not exist is an empty one.
+func (t *incidents) load(path string, now time.Time) error {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read incidents: %w", err)
+	}
+	var s stored
+	if err := json.Unmarshal(text, &s); err != nil {
+		return fmt.Errorf("read incidents from %s: %w", path, err)
+	}
+	if s.Version != storeVersion || s.Job != t.job {
+		return fmt.Errorf("read incidents from %s: version %d of job %q: %w", path, s.Version, s.Job, errForeign)
+	}
+	t.number, t.opened, t.confirmed = s.Number, s.Opened, s.Confirmed
+	for _, i := range s.Open[:min(len(s.Open), maxOpen)] {
+		t.open = append(t.open, &openIncident{Incident: i, lastSeen: now})
+	}
+	t.closed = s.Closed[:min(len(s.Closed), collector.MaxIncidents)]
+	return nil
+}
+
+// save replaces the file as a whole; a crash leaves the old one or the new one.
+func (t *incidents) save(path string) error {
+	s := stored{Version: storeVersion, Job: t.job, Number: t.number, Closed: t.closed, Opened: t.opened, Confirmed: t.confirmed}
+	for _, i := range t.open {
+		s.Open = append(s.Open, i.Incident)
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("save incidents: %w", err)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp") // mode 0600
+	if err != nil {
+		return fmt.Errorf("save incidents: %w", err)
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(text)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("save incidents to %s: %w", path, err)
+	}
+	return nil
+}

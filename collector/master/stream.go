@@ -1,0 +1,221 @@
+package master
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+const (
+	helloWithin = 5 * time.Second
+	ackEvery    = 250 * time.Millisecond
+	outbox      = 16
+)
+
+// stream is one agent's open stream. Its receiver merges; the goroutine that
+// gRPC gave it sends.
+type stream struct {
+	out     chan *wire.MasterMessage
+	done    chan error // ends the stream with this error; capacity 1
+	dropped atomic.Uint64
+}
+
+// send queues a message; a stream that does not drain loses it, which is counted.
+func (s *stream) send(m *wire.MasterMessage) {
+	select {
+	case s.out <- m:
+	default:
+		s.dropped.Add(1)
+	}
+}
+
+// end makes the stream return err; the first one wins.
+func (s *stream) end(err error) {
+	select {
+	case s.done <- err:
+	default:
+	}
+}
+
+// service keeps the gRPC method out of Master's own surface.
+type service struct {
+	wire.UnimplementedCollectorServer
+	*Master
+}
+
+// Progress serves one agent.
+func (m service) Progress(g wire.Collector_ProgressServer) error {
+	s := &stream{out: make(chan *wire.MasterMessage, outbox), done: make(chan error, 1)}
+	m.receivers.Add(1)
+	go func() {
+		defer m.receivers.Done()
+		s.end(m.receive(g, s))
+	}()
+	for {
+		select {
+		case msg := <-s.out:
+			if a := msg.GetAck(); a != nil {
+				a.MasterNs = uint64(m.now())
+			}
+			if err := g.Send(msg); err != nil {
+				return err
+			}
+		case err := <-s.done:
+			return err
+		case <-g.Context().Done():
+			return g.Context().Err()
+		case <-m.stopping:
+			return status.Error(codes.Unavailable, "master is stopping")
+		}
+	}
+}
+
+// receive reads one agent's stream to its end.
+func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
+	late := time.AfterFunc(helloWithin, func() {
+		s.end(status.Error(codes.DeadlineExceeded, "no hello"))
+	})
+	first, err := g.Recv()
+	late.Stop()
+	if err != nil {
+		return err
+	}
+	n, err := m.hello(first.GetHello(), s)
+	if err != nil {
+		return err
+	}
+	defer m.disconnect(n, s)
+	s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{}}})
+
+	var sequence uint64
+	var acked int64
+	for {
+		msg, err := g.Recv()
+		if err != nil {
+			return err
+		}
+		switch {
+		case msg.GetReport() != nil:
+			r := msg.GetReport()
+			now, rate, ok := m.report(n, s, r)
+			if !ok {
+				return status.Error(codes.Aborted, "superseded")
+			}
+			if r.Sequence != sequence+1 {
+				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Resync{Resync: &wire.Resync{}}})
+			}
+			sequence = r.Sequence
+			if now-acked >= ackEvery.Nanoseconds() {
+				acked = now
+				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{Sequence: sequence, ArrivalsPerSecond: rate}}})
+			}
+		case msg.GetTraceResult() != nil:
+			m.log.Debug("retroactive trace", "request", msg.GetTraceResult().Id, "spans", msg.GetTraceResult().Spans)
+		default:
+			return status.Error(codes.InvalidArgument, "neither a report nor a trace result")
+		}
+	}
+}
+
+// hello admits an agent. An agent that comes again, or another instance for the
+// same node, takes the place of the stream that was there.
+func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
+	switch {
+	case h == nil:
+		return 0, status.Error(codes.InvalidArgument, "the first message is not hello")
+	case h.ProtocolVersion != wire.ProtocolVersion:
+		return 0, status.Errorf(codes.FailedPrecondition, "protocol version %d, this master speaks %d: upgrade the older one", h.ProtocolVersion, wire.ProtocolVersion)
+	case h.Job != m.o.Job:
+		return 0, status.Errorf(codes.FailedPrecondition, "this is the master of another job than %.*q", wire.MaxName, h.Job)
+	case h.Node == "" || len(h.Node) > wire.MaxName:
+		return 0, status.Errorf(codes.InvalidArgument, "node name of %d bytes, want 1 to %d", len(h.Node), wire.MaxName)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.state.node(h.Node)
+	if n < 0 {
+		return 0, status.Errorf(codes.ResourceExhausted, "%d agents are connected, the limit", m.state.limits.Nodes)
+	}
+	nd := &m.state.nodes[n]
+	if nd.stream != nil {
+		nd.stream.end(status.Error(codes.Aborted, "another stream of this node has taken over"))
+	}
+	if nd.bootID != h.BootId {
+		nd.clock = clockMap{}
+		m.state.ev.Nodes[n].MapError = math.MaxInt64
+	}
+	if nd.instance != 0 && nd.instance != h.Instance {
+		m.log.Info("agent has restarted", "node", h.Node)
+	}
+	nd.stream, nd.instance, nd.bootID = s, h.Instance, bounded(h.BootId)
+	m.log.Info("agent connected", "node", h.Node)
+	return n, nil
+}
+
+// report merges one report, unless another stream speaks for the node now.
+func (m *Master) report(n int32, s *stream, r *wire.Report) (now int64, rate uint32, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.nodes[n].stream != s {
+		return 0, 0, false
+	}
+	now = m.now()
+	m.state.merge(n, r, now)
+	return now, m.state.arrivalsPerSecond(), true
+}
+
+func (m *Master) disconnect(n int32, s *stream) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.nodes[n].stream != s {
+		return
+	}
+	m.state.nodes[n].stream = nil
+	m.state.disconnected(n)
+	m.log.Warn("agent disconnected", "node", m.state.ev.Nodes[n].Name)
+}
+
+// trace asks all agents for the spans that they still hold of the verdict's collective.
+func (m *Master) trace(v *diagnosis.Verdict) {
+	m.requests++
+	for i := range m.state.nodes {
+		if s := m.state.nodes[i].stream; s != nil {
+			s.send(&wire.MasterMessage{Body: &wire.MasterMessage_TraceRequest{TraceRequest: &wire.TraceRequest{
+				Id: m.requests, Job: m.o.Job, CommId: v.Comm, Coll: uint32(v.Coll), Seq: v.Seq,
+			}}})
+		}
+	}
+}
+
+// agentStatus describes the agents that are part of the job: those that are
+// connected, that own ranks, or that were lost a short while ago.
+func (s *state) agentStatus(now int64) []collector.AgentStatus {
+	owned := make([]int, len(s.nodes))
+	for i := range s.ranks {
+		if n := s.ranks[i].node; n >= 0 {
+			owned[n]++
+		}
+	}
+	var out []collector.AgentStatus
+	for i := range s.nodes {
+		n := &s.ev.Nodes[i]
+		if s.nodes[i].stream == nil && owned[i] == 0 && now-n.LastSeen > rememberFor {
+			continue
+		}
+		out = append(out, collector.AgentStatus{
+			Node: n.Name, Connected: s.nodes[i].stream != nil, Lost: n.Lost,
+			LastSeen: time.Unix(0, n.LastSeen), Ranks: owned[i], MapError: time.Duration(n.MapError),
+		})
+	}
+	return out
+}
+
+// rememberFor is how long a lost agent without ranks is still shown, ns.
+const rememberFor = int64(10 * time.Minute)

@@ -1,0 +1,349 @@
+// Package proc is the source that looks at each process in /proc: whether it
+// exists, runs, is stopped or in uninterruptible sleep, how much of a core it
+// uses and whether it reads or writes storage.
+//
+// A process is known by boot, pid and start time, so one that took over a dead
+// rank's pid is not mistaken for it. Reads happen in a goroutine of their own:
+// one that hangs costs the agent the news of that process, and nothing else.
+package proc
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+const (
+	// within is how long a pass waits for its reads, which take microseconds;
+	// when they take longer, a later pass gets the news.
+	within = 20 * time.Millisecond
+	// stuckAfter gives a read up, and leaves its goroutine to it.
+	stuckAfter = time.Second
+	// maxStuck bounds the goroutines left behind; with that many, the source gives up.
+	maxStuck = 4
+	// userHz is the unit of CPU time in /proc/PID/stat, the same on every Linux.
+	userHz = 100
+	// samples is the number of passes that a rate is taken over.
+	samples = 10
+	// idleShare of a core is so little that threads are looked at one by one: the one
+	// in uninterruptible sleep need not be the first, which is all that PID/stat tells of.
+	idleShare = 0.02
+	// maxThreads bounds that look.
+	maxThreads = 512
+)
+
+// Source reads /proc. It is for one goroutine.
+type Source struct {
+	fs      procfs.FS
+	local   bool // fs is this machine's own
+	boot    string
+	watched map[*source.Process]*watch
+	flight  *flight
+	stuck   []*flight
+}
+
+// watch is what is kept of a process from pass to pass.
+type watch struct {
+	ring     [samples]sample
+	n        int
+	asleep   map[int]bool // threads in uninterruptible sleep at the last sample
+	appended uint64       // records appended when the process was found gone
+	missed   bool         // the last pass did not find it
+	revived  int          // passes since in which there were more
+	foreign  bool         // it writes on though /proc knows nothing of it: another pid namespace's
+	hangs    bool         // a read of it does not return
+}
+
+type sample struct {
+	at    int64
+	ticks uint
+	bytes uint64
+}
+
+// target is a process to look at; sight what was seen.
+type target struct {
+	p     *source.Process
+	pid   int
+	start uint64
+	idle  bool
+}
+
+type sight struct {
+	target
+	state  diagnosis.ProcState // ProcGone, too, when it left in good order
+	asleep []int
+	ticks  uint
+	bytes  uint64
+	err    error
+}
+
+// flight is one pass's reads.
+type flight struct {
+	began   time.Time
+	targets []target
+	at      atomic.Int32 // index of the target being read
+	seen    chan []sight // capacity 1
+}
+
+// New returns a source on the given proc file system, normally "/proc".
+func New(root string) (*Source, error) {
+	f, err := procfs.NewFS(root)
+	if err != nil {
+		return nil, fmt.Errorf("proc source: %w", err)
+	}
+	boot, err := os.ReadFile(root + "/sys/kernel/random/boot_id")
+	if err != nil {
+		return nil, fmt.Errorf("proc source: boot id: %w", err)
+	}
+	return &Source{
+		fs: f, local: root == procfs.DefaultMountPoint,
+		boot:    strings.ReplaceAll(strings.TrimSpace(string(boot)), "-", ""),
+		watched: map[*source.Process]*watch{},
+	}, nil
+}
+
+// Update implements source.Source.
+func (s *Source) Update(v *source.View) error {
+	s.track(v)
+	if err := s.giveUp(); err != nil {
+		return err
+	}
+	if s.flight == nil {
+		f := &flight{began: time.Now(), seen: make(chan []sight, 1)}
+		for _, p := range v.Processes {
+			if w := s.watched[p]; !w.foreign && !w.hangs && (!p.Dead() || p.Appended > w.appended) {
+				f.targets = append(f.targets, target{p, int(p.PID), p.StartTime, w.idle()})
+			}
+		}
+		if len(f.targets) == 0 {
+			return nil
+		}
+		s.flight = f
+		go s.look(f)
+	}
+	wait := time.NewTimer(within)
+	defer wait.Stop()
+	select {
+	case seen := <-s.flight.seen:
+		s.flight = nil
+		var errs []error
+		for i := range seen {
+			errs = append(errs, s.apply(&seen[i], v.Now))
+		}
+		return errors.Join(errs...)
+	case <-wait.C:
+		return nil // a later pass takes the result, or gives up
+	}
+}
+
+// track keeps watched and the view's processes the same set.
+func (s *Source) track(v *source.View) {
+	here := make(map[*source.Process]bool, len(v.Processes))
+	for _, p := range v.Processes {
+		here[p] = true
+		if s.watched[p] != nil {
+			continue
+		}
+		w := &watch{}
+		s.watched[p] = w
+		if hex.EncodeToString(p.BootID[:]) != s.boot {
+			w.foreign = true // its process went with its boot, and its pid means another one now
+			s.set(p, gone(p), v.Now)
+		}
+	}
+	for p := range s.watched {
+		if !here[p] {
+			delete(s.watched, p)
+		}
+	}
+}
+
+// giveUp abandons reads that take too long, and takes back those that returned after all.
+func (s *Source) giveUp() error {
+	kept := s.stuck[:0]
+	for _, f := range s.stuck {
+		select {
+		case <-f.seen:
+			if w := s.watched[f.targets[f.at.Load()].p]; w != nil {
+				w.hangs = false
+			}
+		default:
+			kept = append(kept, f)
+		}
+	}
+	clear(s.stuck[len(kept):])
+	s.stuck = kept
+	if f := s.flight; f != nil && time.Since(f.began) > stuckAfter && len(f.seen) == 0 {
+		if len(s.stuck) == maxStuck {
+			return fmt.Errorf("reads of %d processes hang: no news of any process until one returns", maxStuck+1)
+		}
+		p := f.targets[f.at.Load()].p
+		if w := s.watched[p]; w != nil {
+			w.hangs = true
+			p.State = diagnosis.ProcUnknown
+		}
+		s.stuck = append(s.stuck, f)
+		s.flight = nil
+	}
+	if len(s.stuck) > 0 {
+		return fmt.Errorf("reads of %d processes hang, one of them pid %d", len(s.stuck), s.stuck[0].targets[s.stuck[0].at.Load()].pid)
+	}
+	return nil
+}
+
+// look reads all targets. It touches nothing of the source that changes.
+func (s *Source) look(f *flight) {
+	seen := make([]sight, len(f.targets))
+	for i, t := range f.targets {
+		f.at.Store(int32(i))
+		seen[i] = s.see(t)
+	}
+	f.seen <- seen
+}
+
+func (s *Source) see(t target) sight {
+	v := sight{target: t}
+	p, err := s.fs.Proc(t.pid)
+	var st procfs.ProcStat
+	if err == nil {
+		st, err = p.Stat()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH):
+		// With hidepid, /proc denies processes that are there.
+		if s.local && !errors.Is(syscall.Kill(t.pid, 0), syscall.ESRCH) {
+			v.err = fmt.Errorf("pid %d exists and /proc does not show it (hidepid?)", t.pid)
+			return v
+		}
+		v.state = diagnosis.ProcGone
+		return v
+	case err != nil:
+		v.err = fmt.Errorf("pid %d: %w", t.pid, err)
+		return v
+	case st.Starttime != t.start || st.State == "Z" || st.State == "X":
+		v.state = diagnosis.ProcGone
+		return v
+	case st.State == "T" || st.State == "t":
+		v.state = diagnosis.ProcStopped
+	default:
+		v.state = diagnosis.ProcRunning
+	}
+	v.ticks = st.UTime + st.STime
+	if io, err := p.IO(); err == nil { // another user's is not readable: then there is no IO to tell of
+		v.bytes = io.ReadBytes + io.WriteBytes
+	}
+	if st.State == "D" {
+		v.asleep = append(v.asleep, t.pid)
+	} else if t.idle && v.state == diagnosis.ProcRunning {
+		v.asleep = s.threadsAsleep(t.pid)
+	}
+	return v
+}
+
+func (s *Source) threadsAsleep(pid int) (tids []int) {
+	threads, err := s.fs.AllThreads(pid)
+	if err != nil {
+		return nil // it has just ended: the next pass tells
+	}
+	for i := range min(len(threads), maxThreads) {
+		if st, err := threads[i].Stat(); err == nil && st.State == "D" {
+			tids = append(tids, threads[i].PID)
+		}
+	}
+	return tids
+}
+
+// apply turns what was seen into the process's state.
+func (s *Source) apply(v *sight, now int64) error {
+	p := v.p
+	w := s.watched[p]
+	if w == nil {
+		return nil
+	}
+	if v.err != nil {
+		s.set(p, diagnosis.ProcUnknown, now)
+		return v.err
+	}
+	if v.state == diagnosis.ProcGone {
+		// A recorder may have grown between its last reading and the end. One that keeps
+		// growing belongs to a process that this proc file system does not show.
+		if p.Dead() && p.Appended > w.appended {
+			if w.revived++; w.revived > 1 {
+				w.foreign = true
+				s.set(p, diagnosis.ProcUnknown, now)
+				return nil
+			}
+		}
+		p.CPU, p.IO = 0, false
+		if !w.missed {
+			// Its header was read before it was looked for: whether it closed the recorder
+			// last of all is known on the next pass.
+			w.missed = true
+			return nil
+		}
+		w.appended = p.Appended
+		s.set(p, gone(p), now)
+		return nil
+	}
+	w.missed = false
+	p.CPU, p.IO = w.rates(sample{now, v.ticks, v.bytes})
+	state, asleep := v.state, map[int]bool{}
+	for _, tid := range v.asleep {
+		asleep[tid] = true
+		if w.asleep[tid] && state == diagnosis.ProcRunning {
+			state = diagnosis.ProcDisk
+		}
+	}
+	w.asleep = asleep
+	s.set(p, state, now)
+	return nil
+}
+
+// gone is the state of a process that is no more.
+func gone(p *source.Process) diagnosis.ProcState {
+	if p.Closed {
+		return diagnosis.ProcExited
+	}
+	return diagnosis.ProcGone
+}
+
+func (s *Source) set(p *source.Process, state diagnosis.ProcState, now int64) {
+	if p.State != state || p.StateAt == 0 {
+		p.State, p.StateAt = state, now
+	}
+}
+
+// rates adds a sample and returns the share of a core and whether bytes moved
+// since the oldest one kept.
+func (w *watch) rates(s sample) (cpu float32, io bool) {
+	oldest := w.ring[0]
+	if w.n >= samples {
+		oldest = w.ring[w.n%samples]
+	}
+	w.ring[w.n%samples] = s
+	w.n++
+	if s.at <= oldest.at || oldest.at == 0 || s.ticks < oldest.ticks {
+		return 0, false
+	}
+	return float32(float64(s.ticks-oldest.ticks) / userHz / (float64(s.at-oldest.at) / 1e9)), s.bytes != oldest.bytes
+}
+
+// idle reports whether the process has used next to no CPU over all samples.
+func (w *watch) idle() bool {
+	if w.n < samples {
+		return false
+	}
+	newest, oldest := w.ring[(w.n-1)%samples], w.ring[w.n%samples]
+	return newest.at > oldest.at && float64(newest.ticks-oldest.ticks)/userHz < idleShare*float64(newest.at-oldest.at)/1e9
+}

@@ -1,0 +1,321 @@
+// Package recorder is the source that finds the flight recorders of a runtime
+// directory and reads them: their processes and live words on each pass, and
+// their records whenever the agent drains them.
+//
+// A recorder outlives its process on purpose, so a dead one is read to its
+// end and its last words stay in the view for a while. A file that cannot be
+// read is counted and left alone until it changes; none stops the others. The
+// package never writes, and never deletes a file.
+package recorder
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Options of a Source. Zero fields take the defaults.
+type Options struct {
+	Dir string // "" is record.DefaultDir()
+	// Node, when set, passes over recorders of other (logical) nodes.
+	Node string
+	// Max bounds the recorders that are open at a time; 256.
+	Max int
+	// Discover is the time between two looks at the directory; 200 ms.
+	Discover time.Duration
+	// Keep is how long a dead process stays in the view, unless a younger one takes
+	// its place, and how long ago a process may have died to be taken in at all; 10 min.
+	Keep time.Duration
+}
+
+// batch is how many records are read at a time.
+const batch = 1024
+
+// Source reads recorders. It is for one goroutine.
+type Source struct {
+	o        Options
+	began    time.Time
+	files    map[key]*file
+	passed   map[key]error // files passed over until they change; nil: not meant for this source
+	looked   int64
+	lookErr  error
+	overflow int
+	buf      []record.Record
+	next     int // round robin of Drain
+	order    []*file
+}
+
+// key identifies a file's content: a path can be taken over by another file.
+type key struct {
+	path  string
+	inode uint64
+	size  int64
+	mtime int64
+}
+
+type file struct {
+	source.Process
+	key    key
+	reader *record.Reader // nil once a dead process's file has been read to its end
+	dead   int64          // since when
+	idle   bool           // the last drain left nothing
+}
+
+// New returns a source that opens nothing before its first Update.
+func New(o Options) *Source {
+	if o.Dir == "" {
+		o.Dir = record.DefaultDir()
+	}
+	if o.Max <= 0 {
+		o.Max = 256
+	}
+	if o.Discover <= 0 {
+		o.Discover = 200 * time.Millisecond
+	}
+	if o.Keep <= 0 {
+		o.Keep = 10 * time.Minute
+	}
+	return &Source{o: o, began: time.Now(), files: map[key]*file{}, passed: map[key]error{}, buf: make([]record.Record, batch)}
+}
+
+// Close unmaps all recorders.
+func (s *Source) Close() error {
+	var errs []error
+	for _, f := range s.order {
+		if f.reader != nil {
+			errs = append(errs, f.reader.Close())
+		}
+	}
+	s.files, s.order = map[key]*file{}, nil
+	return errors.Join(errs...)
+}
+
+// Overflow is how many recorders are not read because Max are open.
+func (s *Source) Overflow() int { return s.overflow }
+
+// Update implements source.Source: it discovers and drops recorders and
+// refreshes the tables of all. The error names one of the files that cannot be read.
+func (s *Source) Update(v *source.View) error {
+	if s.looked == 0 || v.Now-s.looked >= s.o.Discover.Nanoseconds() {
+		s.looked = v.Now
+		s.lookErr = s.discover()
+		s.drop(v.Now)
+	}
+	err := s.lookErr
+	v.Processes = v.Processes[:0]
+	for _, f := range s.order {
+		if f.reader != nil {
+			f.refresh()
+			if e := f.reader.Err(); e != nil && err == nil {
+				err = e
+			}
+		}
+		v.Processes = append(v.Processes, &f.Process)
+	}
+	return err
+}
+
+func (f *file) refresh() {
+	f.Header = f.reader.Header()
+	f.Comms = f.reader.Comms(f.Comms[:0])
+	f.Conns = f.reader.Conns(f.Conns[:0])
+	f.Lost = f.reader.Lost()
+}
+
+// Refresh reads a process's tables again, for a record that names an entry which
+// the last Update has not seen yet.
+func (s *Source) Refresh(p *source.Process) {
+	for _, f := range s.order {
+		if &f.Process == p && f.reader != nil {
+			f.refresh()
+		}
+	}
+}
+
+// Drain hands over the records appended since the last call, process by
+// process, at most limit in all (so that one busy recorder cannot keep the
+// agent from reporting). The slice is reused. fill is the largest share of a
+// ring that was waiting to be read: near 1, records are about to be lost.
+func (s *Source) Drain(limit int, each func(*source.Process, []record.Record)) (n int, fill float64) {
+	for i := range s.order {
+		f := s.order[(s.next+i)%len(s.order)]
+		if f.reader == nil {
+			continue
+		}
+		f.idle = false
+		for first := true; n < limit; first = false {
+			got := f.reader.Next(s.buf)
+			if first {
+				fill = max(fill, float64(got+f.reader.Pending())/float64(f.RingSlots))
+			}
+			if got > 0 {
+				n += got
+				each(&f.Process, s.buf[:got])
+			}
+			if got < len(s.buf) {
+				f.idle = f.reader.Pending() == 0
+				break
+			}
+		}
+	}
+	s.next++
+	return n, fill
+}
+
+func (s *Source) discover() error {
+	paths, err := record.List(s.o.Dir)
+	if err != nil {
+		return err
+	}
+	listed := make(map[key]bool, len(paths))
+	s.overflow = 0
+	for _, path := range paths {
+		fi, err := os.Lstat(path)
+		if err != nil {
+			continue // removed meanwhile
+		}
+		// A recorder is written through a mapping, which moves mtime at the kernel's
+		// leisure: a file that is open is known by its inode alone.
+		k := key{path: path, inode: inode(fi)}
+		if _, ok := s.files[k]; ok {
+			listed[k] = true
+			continue
+		}
+		b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
+		listed[b] = true
+		if _, ok := s.passed[b]; ok {
+			continue
+		}
+		if len(s.files) >= s.o.Max {
+			s.overflow++
+			continue
+		}
+		r, err := record.Open(path)
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				s.passed[b] = err
+			}
+			continue
+		}
+		f := &file{Process: source.Process{Path: path}, key: k, reader: r}
+		f.refresh()
+		if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
+			s.passed[b] = nil
+			_ = r.Close()
+			continue
+		}
+		if f.Created.Before(s.began) {
+			r.SeekTail(f.RingSlots) // what was overwritten before this agent was there is not lost by it
+		}
+		listed[k] = true
+		s.files[k] = f
+		s.order = append(s.order, f)
+	}
+	for k := range s.passed {
+		if !listed[k] {
+			delete(s.passed, k)
+		}
+	}
+	for k, f := range s.files {
+		if !listed[k] && f.reader == nil {
+			s.remove(f) // its owner has removed it, and it has been read
+		}
+	}
+	s.supersede()
+	return s.unread()
+}
+
+// unread tells of the recorders that are there and are not read.
+func (s *Source) unread() error {
+	var one error
+	bad := 0
+	for _, err := range s.passed {
+		if err != nil {
+			one = err
+			bad++
+		}
+	}
+	switch {
+	case bad > 0:
+		return fmt.Errorf("%d recorder files cannot be read, one of them: %w", bad, one)
+	case s.overflow > 0:
+		return fmt.Errorf("%d recorders are not read: %d are, the limit", s.overflow, s.o.Max)
+	}
+	return nil
+}
+
+func inode(fi fs.FileInfo) uint64 {
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		return st.Ino
+	}
+	return 0
+}
+
+// longDead reports whether a recorder is of a process that died long ago: one
+// that lives re-anchors its clock every few seconds.
+func (s *Source) longDead(f *file) bool {
+	return time.Since(time.Unix(0, f.Anchor.Real)) > s.o.Keep && !f.reader.Alive()
+}
+
+// supersede marks the processes whose rank has a younger one.
+func (s *Source) supersede() {
+	type rank struct {
+		job  string
+		rank int32
+	}
+	youngest := map[rank]*file{}
+	for _, f := range s.order {
+		if f.Rank < 0 {
+			continue
+		}
+		r := rank{f.Job, f.Rank}
+		if o := youngest[r]; o == nil || f.Younger(&o.Process) {
+			youngest[r] = f
+		}
+	}
+	for _, f := range s.order {
+		f.Superseded = f.Rank >= 0 && youngest[rank{f.Job, f.Rank}] != f
+	}
+}
+
+// drop lets go of dead processes: first of the file, when it has been read to
+// its end, then of the process.
+func (s *Source) drop(now int64) {
+	for _, f := range slices.Clone(s.order) {
+		if !f.Dead() {
+			f.dead = 0
+			continue
+		}
+		if f.dead == 0 {
+			f.dead = now // and one pass more, for what was appended before the end
+			continue
+		}
+		if f.reader != nil && (f.idle || f.reader.Err() != nil) {
+			f.refresh()
+			_ = f.reader.Close()
+			f.reader = nil
+		}
+		if f.reader == nil && (f.Superseded || now-f.dead > s.o.Keep.Nanoseconds()) {
+			s.remove(f)
+			// Not to be opened again while it lies there.
+			if fi, err := os.Lstat(f.Path); err == nil {
+				s.passed[key{f.Path, inode(fi), fi.Size(), fi.ModTime().UnixNano()}] = nil
+			}
+		}
+	}
+}
+
+func (s *Source) remove(f *file) {
+	if f.reader != nil {
+		_ = f.reader.Close()
+	}
+	delete(s.files, f.key)
+	s.order = slices.DeleteFunc(s.order, func(o *file) bool { return o == f })
+}

@@ -1,0 +1,65 @@
+// Package source is what an agent's sources of evidence share: the processes
+// of a node, and the one-method interface by which each source adds to them
+// what it can see.
+//
+// A source is a package of its own (recorder, proc, ...). The recorder source
+// finds the processes; the others fill in fields of those that are there. An agent
+// runs all of them in one goroutine, one after the other, so a source waits
+// for nothing: what is slow happens in a goroutine of the source's own.
+package source
+
+import (
+	"errors"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Source adds to the view what it can see. An error says that this pass
+// delivered less than it should have; what it did deliver stands.
+type Source interface {
+	Update(v *View) error
+}
+
+// ErrNoData is a source's answer when this node has nothing for it to see
+// (no GPU, no RDMA port). It is no failure.
+var ErrNoData = errors.New("nothing to see on this node")
+
+// View is a node at one moment. It belongs to the agent's goroutine.
+type View struct {
+	Now       int64 // CLOCK_MONOTONIC ns of this pass
+	Processes []*Process
+}
+
+// Process is one process with a flight recorder, alive or dead. Its address
+// identifies it for as long as it is in the view.
+type Process struct {
+	// By the recorder source: the header and the tables as of the last pass.
+	record.Header
+	Path  string
+	Comms []record.CommStatus
+	Conns []record.ConnStatus
+	Lost  uint64 // records overwritten unread or dropped by the writer
+
+	// By the proc source. State is ProcUnknown until it has looked.
+	State   diagnosis.ProcState
+	StateAt int64   // CLOCK_MONOTONIC ns when State took this value
+	CPU     float32 // share of one core over about the last second
+	IO      bool    // storage was read or written in that time
+
+	// Superseded is set by the recorder source: a younger process has this one's job and rank.
+	Superseded bool
+}
+
+// Dead reports whether the process is known to be no more.
+func (p *Process) Dead() bool {
+	return p.State == diagnosis.ProcGone || p.State == diagnosis.ProcExited
+}
+
+// Younger reports whether p is a later process of its rank than o.
+func (p *Process) Younger(o *Process) bool {
+	if p.Attempt != o.Attempt {
+		return p.Attempt > o.Attempt
+	}
+	return p.Created.After(o.Created)
+}
