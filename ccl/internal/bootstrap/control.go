@@ -1,0 +1,372 @@
+package bootstrap
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+)
+
+// EventKind says what happened to a member.
+type EventKind uint8
+
+const (
+	Lost    EventKind = iota + 1 // its process or host died: Err is a *LostError
+	Aborted                      // it called Abort: Err is an *AbortError
+	Left                         // it called Leave: Err is nil
+)
+
+// Event is something that a member of the communicator did, or suffered.
+type Event struct {
+	Kind EventKind
+	Rank int
+	Err  error
+}
+
+// A contribution may run this far ahead of the slowest member's.
+const maxAhead = 64
+
+type state uint8
+
+const (
+	stateJoining state = iota
+	stateJoined
+	stateClosed
+)
+
+// Control is one rank's end of a communicator's control plane. The collective
+// operations (AllGather, Barrier, Broadcast) are called by all members in the
+// same order; everything is safe for concurrent use.
+type Control struct {
+	id         ID
+	rank, size int
+	secret     []byte
+	instance   uint64
+	members    []Member  // fixed once joined
+	family     *Listener // held until Close
+	events     chan Event
+	ready      chan struct{} // hub: everyone is there
+	doomed     chan struct{} // hub: the rendezvous cannot succeed
+	wg         sync.WaitGroup
+
+	mu       sync.Mutex
+	state    state
+	peers    []*peer // hub: by rank, nil where nobody is; others: peers[0] is the hub
+	seq      uint64  // of this rank's next operation
+	floor    uint64  // hub: operations before it are complete
+	ops      map[uint64]*op
+	failure  error  // what operations return since a member was lost, left or aborted
+	seen     []byte // bit set of EventKinds already told, by rank
+	rejected int
+	detail   string
+	verdict  error         // hub: why the rendezvous is doomed
+	told     map[int]bool  // hub: ranks that have heard the verdict
+	emptied  chan struct{} // hub: closed when nobody is left
+}
+
+// op is one gather under way.
+type op struct {
+	blobs [][]byte
+	from  []bool
+	have  int
+	done  chan struct{}
+}
+
+func newControl(cfg Config) *Control {
+	c := &Control{
+		id: cfg.ID, rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret, instance: rand.Uint64(),
+		members: make([]Member, max(cfg.Size, cfg.Rank+1)),
+		events:  make(chan Event, 3*cfg.Size),
+		ready:   make(chan struct{}),
+		doomed:  make(chan struct{}),
+		peers:   make([]*peer, cfg.Size),
+		ops:     make(map[uint64]*op),
+		seen:    make([]byte, cfg.Size),
+		told:    make(map[int]bool),
+		emptied: make(chan struct{}),
+	}
+	c.members[cfg.Rank].Info = cfg.Info
+	return c
+}
+
+func (c *Control) Rank() int { return c.rank }
+func (c *Control) Size() int { return c.size }
+
+// ID of the communicator. A regrouped one has a token derived from its parent's.
+func (c *Control) ID() ID { return c.id }
+
+// Members is what each rank told of itself, by rank. It must not be changed.
+func (c *Control) Members() []Member { return c.members }
+
+// Listener is where this process meets other ranks: its NewID makes the ID of a
+// communicator that this rank will be rank 0 of, new processes included (Grow).
+// Pass Config.Listener = Control.Listener() to Join it.
+func (c *Control) Listener() *Listener { return c.family.hold() }
+
+// Key derives a key for a purpose that only this communicator's members know.
+func (c *Control) Key(purpose string) []byte {
+	m := hmac.New(sha256.New, c.secret)
+	m.Write([]byte("key\x00"))
+	m.Write(c.id.Token[:])
+	io.WriteString(m, purpose)
+	return m.Sum(nil)
+}
+
+// Events tells of each member's loss, abort and leaving, at most once each. It
+// never blocks the control plane, and is closed by Close or Leave.
+func (c *Control) Events() <-chan Event { return c.events }
+
+// Err is what operations return now: nil, or why the communicator is broken.
+func (c *Control) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failure
+}
+
+// AllGather gives every member all members' blobs, by rank. A blob is at most
+// MaxBlob. It fails with *LostError, *AbortError, ErrClosed or ctx's error; it
+// may then have succeeded elsewhere.
+func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) {
+	if len(blob) > MaxBlob {
+		return nil, fmt.Errorf("rank %d: gather of %d bytes, limit %d", c.rank, len(blob), MaxBlob)
+	}
+	c.mu.Lock()
+	if err := c.usable(); err != nil {
+		c.mu.Unlock()
+		return nil, err
+	}
+	seq := c.seq
+	c.seq++
+	o := c.op(seq)
+	if c.rank == 0 {
+		c.contribute(0, seq, blob)
+	} else {
+		b := appendU64(frame(frameGather), seq)
+		c.peers[0].send(seal(appendBytes(b, blob)))
+	}
+	c.mu.Unlock()
+
+	select {
+	case <-o.done:
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case o.have == c.size:
+		return o.blobs, nil
+	case c.failure != nil:
+		return nil, c.failure
+	case c.state == stateClosed:
+		return nil, ErrClosed
+	}
+	return nil, fmt.Errorf("rank %d: gather %d: %w", c.rank, seq, context.Cause(ctx))
+}
+
+// Barrier returns when every member has called it.
+func (c *Control) Barrier(ctx context.Context) error {
+	_, err := c.AllGather(ctx, nil)
+	return err
+}
+
+// Broadcast gives every member root's blob.
+func (c *Control) Broadcast(ctx context.Context, root int, blob []byte) ([]byte, error) {
+	if c.rank != root {
+		blob = nil
+	}
+	blobs, err := c.AllGather(ctx, blob)
+	if err != nil {
+		return nil, err
+	}
+	return blobs[root], nil
+}
+
+// Abort tells every member that the communicator is over, and why (at most 4
+// KiB). This rank itself gets no event of it.
+func (c *Control) Abort(reason []byte) {
+	if len(reason) > maxReason {
+		reason = reason[:maxReason]
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state != stateJoined {
+		return
+	}
+	e := &AbortError{Rank: c.rank, Reason: reason}
+	c.seen[c.rank] |= 1 << Aborted
+	c.breakWith(e)
+	c.broadcastLocked(encodeAbort(e))
+}
+
+// Leave is Close for a rank that is done: rank 0 stays until everyone has left or
+// died, since the others hear of each other through it, or until ctx ends.
+func (c *Control) Leave(ctx context.Context) error {
+	c.mu.Lock()
+	if c.state != stateJoined {
+		c.mu.Unlock()
+		return nil
+	}
+	c.breakWith(ErrClosed)
+	c.broadcastLocked(seal(frame(frameBye)))
+	wait := c.rank == 0 && c.populated()
+	c.mu.Unlock()
+	var err error
+	if wait {
+		select {
+		case <-c.emptied:
+		case <-ctx.Done():
+			err = fmt.Errorf("rank 0: leave: members are still there: %w", context.Cause(ctx))
+		}
+	}
+	c.Close()
+	return err
+}
+
+// Close ends this rank's membership. The others learn that it left, and do not
+// take it for dead; with rank 0 they lose the way to hear of each other.
+func (c *Control) Close() error {
+	c.mu.Lock()
+	if c.state == stateClosed {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.state == stateJoined {
+		c.broadcastLocked(seal(frame(frameBye)))
+	}
+	c.state = stateClosed
+	for _, p := range c.peers {
+		if p != nil {
+			p.finish()
+		}
+	}
+	c.releaseOps()
+	c.mu.Unlock()
+	if c.family != nil {
+		c.family.dropRoute(c.id.Token, c)
+		c.family.Close()
+	}
+	c.wg.Wait()
+	close(c.events)
+	return nil
+}
+
+// usable is the error of an operation that would begin now.
+func (c *Control) usable() error {
+	if c.state != stateJoined {
+		return ErrClosed
+	}
+	return c.failure
+}
+
+func (c *Control) op(seq uint64) *op {
+	o := c.ops[seq]
+	if o == nil {
+		o = &op{done: make(chan struct{})}
+		if c.rank == 0 {
+			o.blobs, o.from = make([][]byte, c.size), make([]bool, c.size)
+		}
+		c.ops[seq] = o
+	}
+	return o
+}
+
+// contribute is the hub's: member rank's blob of operation seq is there. False: it cannot be.
+func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
+	if seq < c.floor || seq >= c.floor+maxAhead {
+		return false
+	}
+	o := c.op(seq)
+	if o.from[rank] {
+		return false
+	}
+	o.from[rank], o.blobs[rank] = true, blob
+	o.have++
+	if o.have < c.size {
+		return true
+	}
+	c.floor = seq + 1 // contributions come in order, so operations complete in order
+	delete(c.ops, seq)
+	b := appendU64(frame(frameResult), seq)
+	for _, blob := range o.blobs {
+		b = appendBytes(b, blob)
+	}
+	c.broadcastLocked(seal(b))
+	close(o.done)
+	return true
+}
+
+// result is a member's: the hub has all blobs of operation seq.
+func (c *Control) result(f fields) bool {
+	seq := f.u64()
+	blobs := make([][]byte, c.size)
+	for i := range blobs {
+		blobs[i] = f.bytes()
+	}
+	o := c.ops[seq]
+	if !f.ok() || o == nil {
+		return f.ok()
+	}
+	delete(c.ops, seq)
+	o.blobs, o.have = blobs, c.size
+	close(o.done)
+	return true
+}
+
+// breakWith fails every operation from now on with err.
+func (c *Control) breakWith(err error) {
+	if c.failure == nil {
+		c.failure = err
+	}
+	c.releaseOps()
+}
+
+func (c *Control) releaseOps() {
+	for seq, o := range c.ops {
+		delete(c.ops, seq)
+		close(o.done)
+	}
+}
+
+// tell records what happened to a member, once; false when it is known or moot.
+func (c *Control) tell(e Event) bool {
+	if c.state != stateJoined || e.Rank >= c.size || c.seen[e.Rank]&(1<<e.Kind) != 0 {
+		return false
+	}
+	if e.Kind == Lost && c.seen[e.Rank]&(1<<Left) != 0 {
+		return false // its connection ended because it left
+	}
+	c.seen[e.Rank] |= 1 << e.Kind
+	if e.Kind == Left {
+		c.breakWith(&LostError{Rank: e.Rank, Reason: "it left the communicator"})
+	} else {
+		c.breakWith(e.Err)
+	}
+	c.events <- e // has room for every event there can be
+	return true
+}
+
+func (c *Control) broadcast(b []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.broadcastLocked(b)
+}
+
+func (c *Control) broadcastLocked(b []byte) {
+	for _, p := range c.peers {
+		if p != nil {
+			p.send(b)
+		}
+	}
+}
+
+func (c *Control) populated() bool {
+	for _, p := range c.peers {
+		if p != nil {
+			return true
+		}
+	}
+	return false
+}

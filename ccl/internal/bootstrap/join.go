@@ -1,0 +1,237 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config is what one rank brings to a rendezvous.
+type Config struct {
+	ID         ID
+	Rank, Size int
+	// Secret is shared by the job's ranks: at least 16 bytes of high entropy.
+	// nil: the file that LOCKSTEP_SECRET_FILE names.
+	Secret []byte
+	// Listener is optional. Rank 0 listens at ID.Addr without one, the others at
+	// Host (or the address they reach rank 0 from) and any port. Join owns it.
+	Listener *Listener
+	// Host is the interface to listen at, "" for the one that leads to rank 0.
+	Host string
+	// Info is what the others shall know of this rank, at most MaxBlob.
+	Info []byte
+}
+
+// Member is what a rank told of itself.
+type Member struct {
+	Addr string // of its Listener
+	Info []byte
+}
+
+// Join meets the other ranks of cfg.ID and returns when all are there. It tries
+// until ctx ends; then the error is a *MissingError that names who had not come.
+// Ranks that contradict each other get a *ConflictError, all the same one.
+func Join(ctx context.Context, cfg Config) (*Control, error) {
+	c, err := join(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: rendezvous at %s: %w", cfg.Rank, cfg.ID.Addr, err)
+	}
+	return c, nil
+}
+
+func join(ctx context.Context, cfg Config) (*Control, error) {
+	if cfg.Secret == nil {
+		var err error
+		if cfg.Secret, err = LoadSecret(); err != nil {
+			return nil, err
+		}
+	}
+	ln := cfg.Listener
+	if ln != nil {
+		defer ln.Close() // the Control holds it by itself
+	}
+	switch {
+	case len(cfg.Secret) < minSecret:
+		return nil, errNoSecret
+	case cfg.Size < 1 || cfg.Size > maxSize:
+		return nil, fmt.Errorf("size %d, want 1 to %d", cfg.Size, maxSize)
+	case cfg.Rank < 0:
+		return nil, &ConflictError{Rank: cfg.Rank, Err: ErrRank, Detail: fmt.Sprintf("size is %d", cfg.Size)}
+	case len(cfg.Info) > MaxBlob:
+		return nil, fmt.Errorf("info of %d bytes, limit %d", len(cfg.Info), MaxBlob)
+	}
+	c := newControl(cfg)
+	if cfg.Rank == 0 {
+		if ln == nil {
+			var err error
+			if ln, err = listenRetry(ctx, cfg.ID.Addr, cfg.Secret); err != nil {
+				return nil, err
+			}
+			defer ln.Close()
+		}
+		return c, c.host(ctx, ln, nil)
+	}
+	return c, c.attend(ctx, cfg.ID.Addr, ln, cfg.Host, false)
+}
+
+// listenRetry waits for an address that a previous attempt of the job may still hold.
+func listenRetry(ctx context.Context, addr string, secret []byte) (*Listener, error) {
+	for b := newBackoff(); ; {
+		ln, err := Listen(addr, secret)
+		if !errors.Is(err, unix.EADDRINUSE) || !b.sleep(ctx) {
+			return ln, err
+		}
+	}
+}
+
+// attend is every other rank's rendezvous. running says that rank 0 listens at
+// addr already unless it is dead.
+func (c *Control) attend(ctx context.Context, addr string, ln *Listener, host string, running bool) error {
+	if ln != nil {
+		c.family = ln.hold()
+	}
+	var last error
+	pending := &MissingError{Ranks: []int{0}, Size: c.size}
+	for b := newBackoff(); ; {
+		err := c.attempt(ctx, addr, host, pending)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, ErrSecret) || isVerdict(err):
+			return c.fail(err)
+		case running && errors.Is(err, syscall.ECONNREFUSED):
+			return c.fail(&LostError{Rank: 0, Reason: "its process is gone"})
+		case ctx.Err() == nil || last == nil:
+			last = err
+		}
+		if !b.sleep(ctx) {
+			if pending.Detail = last.Error(); len(pending.Ranks) > 0 && pending.Ranks[0] != 0 {
+				pending.Detail = ""
+			}
+			return c.fail(fmt.Errorf("%w: %w", pending, context.Cause(ctx)))
+		}
+	}
+}
+
+// fail closes what a failed rendezvous had opened.
+func (c *Control) fail(err error) error {
+	c.Close()
+	return err
+}
+
+// isVerdict reports whether rank 0 has given the rendezvous up.
+func isVerdict(err error) bool {
+	switch err.(type) {
+	case *ConflictError, *LostError, *MissingError:
+		return true
+	}
+	return false
+}
+
+// attempt connects to rank 0 and waits there for the roster.
+func (c *Control) attempt(ctx context.Context, addr, host string, pending *MissingError) error {
+	d := net.Dialer{Timeout: handshakeTimeout}
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	keep := false
+	defer func() {
+		if !keep {
+			unhook()
+			conn.Close()
+		}
+	}()
+	if c.family == nil {
+		if host == "" {
+			host = conn.LocalAddr().(*net.TCPAddr).IP.String()
+		}
+		if c.family, err = Listen(net.JoinHostPort(host, "0"), c.secret); err != nil {
+			return err
+		}
+	}
+	conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err := introduce(conn, c.secret, version, c.id.Token); err != nil {
+		return err
+	}
+	h := hello{rank: c.rank, size: c.size, instance: c.instance, addr: c.family.reachable(conn), info: c.members[c.rank].Info}
+	if _, err := conn.Write(h.encode()); err != nil {
+		return err
+	}
+	conn.SetDeadline(time.Time{})
+	if ctx.Err() != nil { // the deadline that AfterFunc set may just have been cleared
+		return ctx.Err()
+	}
+	watchHost(conn)
+	for {
+		t, f, err := readFrame(conn, maxFrame)
+		if err != nil {
+			return fmt.Errorf("waiting for the others: %w", err)
+		}
+		switch t {
+		case framePending:
+			if m, ok := decodeFailure(t, f, c.size).(*MissingError); ok {
+				*pending = *m
+			}
+		case frameRetry:
+			return errNotYet
+		case frameRoster:
+			members, ok := decodeRoster(f, c.size)
+			if !ok {
+				return fmt.Errorf("%w: malformed roster", ErrProtocol)
+			}
+			if !unhook() {
+				return ctx.Err()
+			}
+			keep = true
+			members[0].Addr = addr
+			c.members = members
+			c.mu.Lock()
+			c.state = stateJoined
+			c.admit(conn, 0, 0)
+			c.mu.Unlock()
+			return nil
+		default:
+			if err := decodeFailure(t, f, c.size); err != nil {
+				return err
+			}
+			return fmt.Errorf("%w: frame type %d before the roster", ErrProtocol, t)
+		}
+	}
+}
+
+var errNotYet = errors.New("rank 0 has not begun this rendezvous")
+
+// reachable is the Listener's address as the peer of conn can dial it.
+func (l *Listener) reachable(conn net.Conn) string {
+	a := l.ln.Addr().(*net.TCPAddr)
+	if !a.IP.IsUnspecified() {
+		return a.String()
+	}
+	return net.JoinHostPort(conn.LocalAddr().(*net.TCPAddr).IP.String(), fmt.Sprint(a.Port))
+}
+
+// backoff spaces attempts: from 2 ms, doubling to 250 ms, jittered.
+type backoff struct{ next time.Duration }
+
+func newBackoff() *backoff { return &backoff{next: 2 * time.Millisecond} }
+
+// sleep waits for the next attempt; false when ctx ended.
+func (b *backoff) sleep(ctx context.Context) bool {
+	t := time.NewTimer(b.next/2 + rand.N(b.next))
+	defer t.Stop()
+	b.next = min(2*b.next, 250*time.Millisecond)
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

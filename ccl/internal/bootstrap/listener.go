@@ -1,0 +1,257 @@
+package bootstrap
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	handshakeTimeout = 5 * time.Second
+	maxHandshakes    = 256
+	// A dead host is noticed after about two seconds: one of silence, one for a
+	// keepalive probe that nobody answers. A stopped process's kernel answers.
+	keepalive   = time.Second
+	userTimeout = 1500 * time.Millisecond
+)
+
+// Listener is where a process meets the other ranks: it authenticates whoever
+// connects and hands them to the rendezvous they name. One Listener serves any
+// number of communicators; each Control holds it open until it closes. Safe for
+// concurrent use.
+type Listener struct {
+	ln     net.Listener
+	secret []byte
+	slots  chan struct{} // handshakes under way
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	refs   int
+	routes map[[16]byte]*Control
+	conns  map[net.Conn]struct{} // in their handshake
+}
+
+// Listen opens a Listener at addr (host:port, port 0 for any). Give it to Join,
+// which then owns it, or Close it.
+func Listen(addr string, secret []byte) (*Listener, error) {
+	if len(secret) < minSecret {
+		return nil, errNoSecret
+	}
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for ranks: %w", err)
+	}
+	l := &Listener{
+		ln: ln, secret: secret, refs: 1,
+		slots:  make(chan struct{}, maxHandshakes),
+		routes: make(map[[16]byte]*Control),
+		conns:  make(map[net.Conn]struct{}),
+	}
+	l.wg.Add(1)
+	go l.accept()
+	return l, nil
+}
+
+// Addr is the address that the Listener is bound to.
+func (l *Listener) Addr() string { return l.ln.Addr().String() }
+
+// NewID makes the ID of a communicator whose rank 0 joins with this Listener.
+func (l *Listener) NewID() ID { return NewID(l.Addr()) }
+
+// Close gives the caller's hold on the Listener back. It closes with the last one.
+func (l *Listener) Close() {
+	l.mu.Lock()
+	l.refs--
+	last := l.refs == 0
+	if last {
+		for c := range l.conns {
+			c.Close()
+		}
+	}
+	l.mu.Unlock()
+	if last {
+		l.ln.Close()
+		l.wg.Wait()
+	}
+}
+
+func (l *Listener) hold() *Listener {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refs++
+	return l
+}
+
+func (l *Listener) setRoute(token [16]byte, c *Control) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.routes[token] != nil {
+		return fmt.Errorf("rendezvous %x is already under way in this process", token[:4])
+	}
+	l.routes[token] = c
+	return nil
+}
+
+func (l *Listener) dropRoute(token [16]byte, c *Control) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.routes[token] == c {
+		delete(l.routes, token)
+	}
+}
+
+func (l *Listener) route(token [16]byte) *Control {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.routes[token]
+}
+
+func (l *Listener) accept() {
+	defer l.wg.Done()
+	for {
+		conn, err := l.ln.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(10 * time.Millisecond) // out of descriptors: others may give some back
+			continue
+		}
+		l.slots <- struct{}{}
+		l.mu.Lock()
+		if l.refs == 0 {
+			conn.Close()
+		}
+		l.conns[conn] = struct{}{}
+		l.mu.Unlock()
+		l.wg.Go(func() {
+			l.serve(conn)
+			l.mu.Lock()
+			delete(l.conns, conn)
+			l.mu.Unlock()
+			<-l.slots
+		})
+	}
+}
+
+// serve takes one connection through its handshake and hands it over, or closes it.
+func (l *Listener) serve(conn net.Conn) {
+	conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	token, theirs, err := greet(conn, l.secret, version)
+	c := l.route(token)
+	if err != nil {
+		if c != nil && token != ([16]byte{}) {
+			c.reject(conn.RemoteAddr())
+		}
+		conn.Close()
+		return
+	}
+	t, f, err := readFrame(conn, maxHello)
+	switch {
+	case err != nil || t != frameHello:
+		conn.Close()
+	case c == nil:
+		conn.Write(seal(frame(frameRetry)))
+		conn.Close()
+	default:
+		conn.SetDeadline(time.Time{})
+		c.arrive(conn, f, theirs)
+	}
+}
+
+// greet is the server's half of the handshake. It returns the token and version
+// that the client named; the token also when the client failed to prove itself.
+func greet(conn net.Conn, secret []byte, ours uint16) (token [16]byte, theirs uint16, err error) {
+	var greeting [greetingSize]byte
+	if _, err := io.ReadFull(conn, greeting[:]); err != nil {
+		return token, 0, err
+	}
+	g := fields{b: greeting[:]}
+	if string(g.take(len(magic))) != magic {
+		return token, 0, fmt.Errorf("%w: not a lockstep rank", ErrProtocol)
+	}
+	theirs = binary.LittleEndian.Uint16(g.take(2))
+	token = [16]byte(g.take(16))
+	client := [nonceSize]byte(g.take(nonceSize))
+	var server [nonceSize]byte
+	rand.Read(server[:])
+	proof := prove(secret, "server", ours, token, client, server)
+	answer := append(make([]byte, 0, answerSize), magic...)
+	answer = binary.LittleEndian.AppendUint16(answer, ours)
+	answer = append(answer, server[:]...)
+	answer = append(answer, proof[:]...)
+	if _, err := conn.Write(answer); err != nil {
+		return token, theirs, err
+	}
+	var got [32]byte
+	if _, err := io.ReadFull(conn, got[:]); err != nil {
+		return token, theirs, err
+	}
+	want := prove(secret, "client", theirs, token, client, server)
+	if !hmac.Equal(got[:], want[:]) {
+		return token, theirs, ErrSecret
+	}
+	return token, theirs, nil
+}
+
+// introduce is the client's half of the handshake.
+func introduce(conn net.Conn, secret []byte, ours uint16, token [16]byte) error {
+	var client [nonceSize]byte
+	rand.Read(client[:])
+	greeting := append(make([]byte, 0, greetingSize), magic...)
+	greeting = binary.LittleEndian.AppendUint16(greeting, ours)
+	greeting = append(greeting, token[:]...)
+	greeting = append(greeting, client[:]...)
+	if _, err := conn.Write(greeting); err != nil {
+		return err
+	}
+	var answer [answerSize]byte
+	if _, err := io.ReadFull(conn, answer[:]); err != nil {
+		return err
+	}
+	a := fields{b: answer[:]}
+	if string(a.take(len(magic))) != magic {
+		return fmt.Errorf("%w: %s is not a lockstep rank", ErrProtocol, conn.RemoteAddr())
+	}
+	theirs := binary.LittleEndian.Uint16(a.take(2))
+	server := [nonceSize]byte(a.take(nonceSize))
+	want := prove(secret, "server", theirs, token, client, server)
+	if !hmac.Equal(a.take(32), want[:]) {
+		return fmt.Errorf("%w from the one of %s", ErrSecret, conn.RemoteAddr())
+	}
+	proof := prove(secret, "client", ours, token, client, server)
+	_, err := conn.Write(proof[:])
+	return err
+}
+
+// watchHost turns on the keepalive that notices a dead host.
+func watchHost(conn net.Conn) {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: keepalive, Count: 1})
+		setUserTimeout(conn, userTimeout)
+	}
+}
+
+// setUserTimeout bounds how long sent bytes may stay unacknowledged (tcp(7),
+// TCP_USER_TIMEOUT). It also ends a connection whose peer's window stays shut,
+// so it must be off (0) while more is under way than a stopped peer can take.
+func setUserTimeout(conn net.Conn, d time.Duration) {
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return
+	}
+	if raw, err := sc.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) {
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
+		})
+	}
+}

@@ -1,0 +1,41 @@
+package bootstrap
+
+import (
+	"context"
+	"fmt"
+)
+
+// Regroup joins some of c's members into a communicator of their own. members
+// lists their ranks in c by their new rank; newRank is the caller's place in
+// it. Every listed member calls it with the same list and tag; a tag is used once
+// per list. It needs no help from c's star, so it also works when c has lost ranks or was
+// aborted. A listed member whose process is gone fails it with a *LostError
+// that carries the member's new rank.
+func (c *Control) Regroup(ctx context.Context, members []int, newRank int, tag string) (*Control, error) {
+	g, err := c.regroup(ctx, members, newRank, tag)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: regroup %q of %d ranks: %w", newRank, tag, len(members), err)
+	}
+	return g, nil
+}
+
+func (c *Control) regroup(ctx context.Context, members []int, newRank int, tag string) (*Control, error) {
+	if newRank < 0 || newRank >= len(members) || members[newRank] != c.rank {
+		return nil, fmt.Errorf("%w: new rank %d is not this rank %d", ErrRank, newRank, c.rank)
+	}
+	addrs := make([]string, len(members))
+	for i, m := range members {
+		if m < 0 || m >= c.size {
+			return nil, fmt.Errorf("%w: member %d, size is %d", ErrRank, m, c.size)
+		}
+		addrs[i] = c.members[m].Addr
+	}
+	g := newControl(Config{
+		ID:   ID{Addr: addrs[0], Token: c.id.derive(tag, members)},
+		Rank: newRank, Size: len(members), Secret: c.secret, Info: c.members[c.rank].Info,
+	})
+	if newRank == 0 {
+		return g, g.host(ctx, c.family, addrs)
+	}
+	return g, g.attend(ctx, addrs[0], c.family, "", true)
+}

@@ -1,0 +1,258 @@
+package bootstrap
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// The protocol after connecting:
+//
+//	client  magic, version, token, nonce
+//	server  magic, version, nonce, proof("server")
+//	client  proof("client"), then frames: hello
+//	server  frames: pending*, then roster, retry, or a failure
+//
+// A frame is a 4-byte length, a type, and that type's fields. Integers are
+// little-endian, byte strings carry a 4-byte length.
+const (
+	magic   = "LKSTEPbs"
+	version = 1
+
+	nonceSize    = 32
+	greetingSize = len(magic) + 2 + 16 + nonceSize
+	answerSize   = len(magic) + 2 + nonceSize + 32
+
+	// MaxBlob bounds what one rank contributes to one AllGather, Info included.
+	MaxBlob = 1 << 20
+	// maxHello bounds what is read from a peer before the rendezvous is complete.
+	maxHello = MaxBlob + 4096
+	// maxFrame bounds a gathered result: every member's blob together.
+	maxFrame = 256 << 20
+	// maxReason bounds the payload of an abort.
+	maxReason = 4096
+	// maxSize bounds a communicator: no peer makes us allocate for more.
+	maxSize = 1 << 16
+)
+
+type frameType uint8
+
+const (
+	frameHello    frameType = iota + 1 // client → hub: rank, size, instance, address, info
+	framePending                       // hub → client: who is missing so far, as frameMissing
+	frameRoster                        // hub → client: every member's address and info
+	frameRetry                         // hub → client: no rendezvous of that token here yet
+	frameConflict                      // hub → client: code, rank, detail
+	frameMissing                       // hub → client: rejected, ranks
+	frameGather                        // client → hub: sequence, blob
+	frameResult                        // hub → client: sequence, size blobs
+	frameLost                          // hub → client: rank, reason
+	frameAbort                         // both: rank, reason
+	frameBye                           // both: the sender leaves in good order
+	frameLeft                          // hub → client: rank that left in good order
+)
+
+func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
+func appendU64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
+func appendBytes[T []byte | string](b []byte, v T) []byte {
+	return append(appendU32(b, uint32(len(v))), v...)
+}
+
+// frame starts a frame; seal completes it.
+func frame(t frameType) []byte { return []byte{0, 0, 0, 0, byte(t)} }
+func seal(b []byte) []byte {
+	binary.LittleEndian.PutUint32(b, uint32(len(b)-4))
+	return b
+}
+
+// readFrame reads one frame of at most limit bytes after its length. It grows
+// its buffer with what really arrives, so that a length alone costs nothing.
+func readFrame(r io.Reader, limit int) (frameType, fields, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, fields{}, err
+	}
+	n := int(binary.LittleEndian.Uint32(head[:]))
+	if n < 1 || n > limit {
+		return 0, fields{}, fmt.Errorf("%w: frame of %d bytes, limit %d", ErrProtocol, n, limit)
+	}
+	n--
+	body := make([]byte, 0, min(n, 64<<10))
+	for len(body) < n {
+		step := min(n-len(body), max(64<<10, len(body)))
+		at := len(body)
+		body = append(body, make([]byte, step)...)
+		if _, err := io.ReadFull(r, body[at:]); err != nil {
+			return 0, fields{}, fmt.Errorf("frame cut short: %w", err)
+		}
+	}
+	return frameType(head[4]), fields{b: body}, nil
+}
+
+// fields reads a frame's fields in order. The first that is cut short, and
+// every one after it, reads as zero; ok tells in the end.
+type fields struct {
+	b   []byte
+	bad bool
+}
+
+func (f *fields) take(n int) []byte {
+	if f.bad || n < 0 || n > len(f.b) {
+		f.bad = true
+		return nil
+	}
+	v := f.b[:n:n]
+	f.b = f.b[n:]
+	return v
+}
+
+func (f *fields) u32() uint32 {
+	if v := f.take(4); v != nil {
+		return binary.LittleEndian.Uint32(v)
+	}
+	return 0
+}
+
+func (f *fields) u64() uint64 {
+	if v := f.take(8); v != nil {
+		return binary.LittleEndian.Uint64(v)
+	}
+	return 0
+}
+
+func (f *fields) bytes() []byte { return f.take(int(f.u32())) }
+
+// ok reports whether every field was there and nothing is left over.
+func (f *fields) ok() bool { return !f.bad && len(f.b) == 0 }
+
+type hello struct {
+	rank, size int
+	instance   uint64 // of the Join call: tells a reconnect from a second claimant
+	addr       string
+	info       []byte
+}
+
+func (h hello) encode() []byte {
+	b := frame(frameHello)
+	b = appendU32(b, uint32(h.rank))
+	b = appendU32(b, uint32(h.size))
+	b = appendU64(b, h.instance)
+	b = appendBytes(b, h.addr)
+	return seal(appendBytes(b, h.info))
+}
+
+func decodeHello(f fields) (hello, bool) {
+	h := hello{rank: int(int32(f.u32())), size: int(int32(f.u32())), instance: f.u64()}
+	h.addr = string(f.bytes())
+	h.info = f.bytes()
+	return h, f.ok()
+}
+
+func encodeRoster(members []Member) []byte {
+	b := appendU32(frame(frameRoster), uint32(len(members)))
+	for _, m := range members {
+		b = appendBytes(b, m.Addr)
+		b = appendBytes(b, m.Info)
+	}
+	return seal(b)
+}
+
+func decodeRoster(f fields, size int) ([]Member, bool) {
+	if int(f.u32()) != size {
+		return nil, false
+	}
+	members := make([]Member, size)
+	for i := range members {
+		members[i].Addr = string(f.bytes())
+		members[i].Info = f.bytes()
+	}
+	return members, f.ok()
+}
+
+func encodeRanks(b []byte, ranks []int) []byte {
+	b = appendU32(b, uint32(len(ranks)))
+	for _, r := range ranks {
+		b = appendU32(b, uint32(r))
+	}
+	return b
+}
+
+func decodeRanks(f *fields, size int) []int {
+	n := int(f.u32())
+	if n > size {
+		f.bad = true
+		return nil
+	}
+	ranks := make([]int, n)
+	for i := range ranks {
+		ranks[i] = int(f.u32())
+	}
+	return ranks
+}
+
+// encodeFailure turns the error of a failed rendezvous into its frame.
+func encodeFailure(err error) []byte {
+	switch e := err.(type) {
+	case *ConflictError:
+		code := 0
+		for i, c := range conflictCodes {
+			if c == e.Err {
+				code = i
+			}
+		}
+		b := append(frame(frameConflict), byte(code))
+		b = appendU32(b, uint32(e.Rank))
+		return seal(appendBytes(b, e.Detail))
+	case *LostError:
+		return encodeLost(e)
+	case *MissingError:
+		return encodeMissing(frameMissing, e)
+	}
+	return seal(frame(frameRetry))
+}
+
+func encodeMissing(t frameType, e *MissingError) []byte {
+	b := appendU32(frame(t), uint32(e.Rejected))
+	b = encodeRanks(b, e.Ranks)
+	return seal(appendBytes(b, e.Detail))
+}
+
+func encodeLost(e *LostError) []byte {
+	return seal(appendBytes(appendU32(frame(frameLost), uint32(e.Rank)), e.Reason))
+}
+
+func encodeAbort(e *AbortError) []byte {
+	return seal(appendBytes(appendU32(frame(frameAbort), uint32(e.Rank)), e.Reason))
+}
+
+// decodeFailure is the inverse of encodeFailure; nil when t is no failure or malformed.
+func decodeFailure(t frameType, f fields, size int) error {
+	switch t {
+	case frameConflict:
+		code := 0
+		if v := f.take(1); v != nil {
+			code = int(v[0])
+		}
+		e := &ConflictError{Rank: int(int32(f.u32())), Detail: string(f.bytes())}
+		if !f.ok() || code == 0 || code >= len(conflictCodes) {
+			return nil
+		}
+		e.Err = conflictCodes[code]
+		return e
+	case frameLost:
+		e := &LostError{Rank: int(f.u32()), Reason: string(f.bytes())}
+		if !f.ok() || e.Rank >= size {
+			return nil
+		}
+		return e
+	case frameMissing, framePending:
+		e := &MissingError{Size: size, Rejected: int(f.u32())}
+		e.Ranks = decodeRanks(&f, size)
+		e.Detail = string(f.bytes())
+		if !f.ok() {
+			return nil
+		}
+		return e
+	}
+	return nil
+}
