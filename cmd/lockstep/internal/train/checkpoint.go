@@ -83,8 +83,8 @@ func commit(dir string, step int) error {
 	return nil
 }
 
-// latest returns the step to restart from, 0 when there is no checkpoint.
-func latest(dir string) (int, error) {
+// Latest returns the step to restart from, 0 when there is no checkpoint.
+func Latest(dir string) (int, error) {
 	b, err := os.ReadFile(filepath.Join(dir, latestName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil

@@ -234,7 +234,7 @@ func (t *trainer) checkpoint(ctx context.Context, step int) error {
 func (t *trainer) restore(ctx context.Context) (step int, err error) {
 	from := []int64{0}
 	if t.world.Rank() == 0 {
-		if step, err = latest(t.cfg.Dir); err != nil {
+		if step, err = Latest(t.cfg.Dir); err != nil {
 			return 0, err
 		}
 		from[0] = int64(step)

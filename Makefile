@@ -1,0 +1,58 @@
+# Lockstep. `make demo` shows it, `make test` proves it.
+SHELL   := /bin/bash
+GO      ?= go
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo.version=$(VERSION) \
+           -X github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo.revision=$(shell git rev-parse HEAD 2>/dev/null)
+CACHE   := $(shell $(GO) env GOCACHE)/../lockstep
+LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut -c1-12)
+
+# Packages with goroutines or shared memory run under the race detector too.
+RACE := ./record ./windowmon ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
+FUZZTIME ?= 120s
+
+.PHONY: help build test race lint generate check-generated demo bench peers fuzz clean
+help: ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
+
+build: ## bin/lockstep
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/lockstep ./cmd/lockstep
+
+test: ## every test
+	$(GO) test -count=1 ./...
+	cd bench && $(GO) test -count=1 ./...
+
+race: ## the tests of what runs concurrently, under the race detector
+	$(GO) test -race -short -count=1 $(RACE)
+
+lint: $(LINT) ## gofmt, go vet, golangci-lint with the import direction
+	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }
+	$(GO) vet ./...
+	$(LINT) run ./...
+
+$(LINT):
+	@echo 'building golangci-lint, once'; mkdir -p $(CACHE)
+	cd tools/golangci && $(GO) build -o $(LINT) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+generate: ## everything that is generated and committed
+	$(GO) generate ./...
+
+check-generated: generate ## fail when a generated file is stale
+	@git diff --exit-code --stat || { echo 'generated files were stale: commit the result of make generate'; exit 1; }
+
+demo: build ## the whole loop on this machine; break things and watch (^C ends it)
+	bin/lockstep demo $(ARGS)
+
+bench: build ## every budget: NAME value unit budget ratio ok|OVER
+	cd bench && $(GO) run ./cmd/budgets
+
+peers: build ## our collectives beside OpenMPI's, in turn
+	cd bench && $(GO) run ./cmd/peers -lockstep ../bin/lockstep
+
+fuzz: ## every fuzz target for FUZZTIME
+	@for p in $$($(GO) list ./...); do d=$$($(GO) list -f '{{.Dir}}' $$p); \
+	  for f in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$d/*_test.go 2>/dev/null | cut -c6-); do \
+	    echo "== $$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,365 @@
+package demo
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/deploy/local"
+	"github.com/lockstep-ccl/lockstep/remediation/process"
+	"github.com/lockstep-ccl/lockstep/rules"
+)
+
+const (
+	jobName = "demo"
+	nodes   = 2
+)
+
+// shape is the job's parallel layout.
+type shape struct{ dp, tp, pp int }
+
+func (s shape) world() int { return s.dp * s.tp * s.pp }
+
+// cluster is everything that runs, each part a process of its own.
+type cluster struct {
+	dir   string // everything below, 0700
+	self  string // this program
+	shape shape
+	pace  time.Duration
+	token string
+
+	mu    sync.Mutex
+	parts map[string]*part
+
+	stack      *local.Stack
+	control    *process.Client
+	agents     []string // host:port of /metrics
+	master     string
+	remediator string
+	died       chan error
+}
+
+// part is one child process that can be killed and started again.
+type part struct {
+	name string
+	args []string
+	env  []string
+	cmd  *exec.Cmd
+	done chan struct{}
+	stop bool // its end is wanted
+}
+
+// newCluster lays out the directory and picks ports; nothing runs yet.
+func newCluster(dir string, s shape, pace time.Duration) (*cluster, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{dir: dir, self: self, shape: s, pace: pace, parts: map[string]*part{}, died: make(chan error, 16)}
+	for _, d := range []string{"log", "faults", "train", "master", "run"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			return nil, err
+		}
+	}
+	b := make([]byte, 32)
+	rand.Read(b)
+	c.token = hex.EncodeToString(b)
+	if err := os.WriteFile(filepath.Join(dir, "token"), []byte(c.token+"\n"), 0o600); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// start brings everything up, the job last.
+func (c *cluster) start(ctx context.Context, progress io.Writer) error {
+	ports, err := freePorts(nodes + 3)
+	if err != nil {
+		return err
+	}
+	masterGRPC := ports[0]
+	c.master, c.remediator, c.agents = ports[1], ports[2], ports[3:]
+
+	rulesFile := filepath.Join(c.dir, "lockstep.rules.yaml")
+	if err := writeRules(rulesFile); err != nil {
+		return err
+	}
+	c.stack, err = local.Start(ctx, local.Config{
+		Dir: filepath.Join(c.dir, "monitoring"),
+		Targets: []local.Target{
+			{Job: "lockstep-agent", Addresses: c.agents},
+			{Job: "lockstep-master", Addresses: []string{c.master}},
+			{Job: "lockstep-remediator", Addresses: []string{c.remediator}},
+		},
+		RuleFiles:              []string{rulesFile},
+		WebhookURL:             "http://" + c.remediator + "/webhook",
+		WebhookCredentialsFile: filepath.Join(c.dir, "token"),
+		Interval:               250 * time.Millisecond,
+		Progress:               progress,
+	})
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(remediatorConfig), 0o600); err != nil {
+		return err
+	}
+	parts := []*part{
+		{name: "master", args: []string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}},
+		{name: "remediator", args: []string{"remediator", "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
+			"--token-file", filepath.Join(c.dir, "token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}},
+	}
+	for i, addr := range c.agents {
+		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: []string{"agent", "--node", nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}})
+	}
+	parts = append(parts, &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
+		"--spares", "1", "--nodes", fmt.Sprint(nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", "30s", "--grace", "500ms", "--quiet", "--"},
+		c.trainCommand(filepath.Join(c.dir, "train"), 0, c.pace)...)})
+	for _, p := range parts {
+		if err := c.launch(p); err != nil {
+			return err
+		}
+		if err := c.ready(ctx, p.name); err != nil {
+			return err
+		}
+	}
+	c.control = process.NewClient(filepath.Join(c.dir, "run", "control.sock"))
+	return nil
+}
+
+// trainCommand is a rank's command line.
+func (c *cluster) trainCommand(dir string, steps int, pace time.Duration) []string {
+	return []string{c.self, "train", "--dp", fmt.Sprint(c.shape.dp), "--tp", fmt.Sprint(c.shape.tp), "--pp", fmt.Sprint(c.shape.pp),
+		"--dir", dir, "--steps", fmt.Sprint(steps), "--checkpoint", "20", "--pace", pace.String()}
+}
+
+// Flight recorders live on shared memory, apart from other jobs' of this machine.
+func (c *cluster) runtimeRoot() string {
+	return filepath.Join("/dev/shm", "lockstep-"+filepath.Base(c.dir))
+}
+func (c *cluster) runtimeDir(i int) string { return filepath.Join(c.runtimeRoot(), nodeName(i)) }
+func nodeName(i int) string                { return fmt.Sprintf("node%d", i) }
+
+// launch starts a part; its output goes to log/NAME.log.
+func (c *cluster) launch(p *part) error {
+	f, err := os.OpenFile(filepath.Join(c.dir, "log", p.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(c.self, p.args...)
+	cmd.Env = append(os.Environ(), p.env...)
+	cmd.Stdout, cmd.Stderr = f, f
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started, done := make(chan error, 1), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // Pdeathsig means the thread that started the child
+		defer f.Close()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		err = cmd.Wait()
+		c.mu.Lock()
+		wanted := p.stop
+		c.mu.Unlock()
+		close(done)
+		if !wanted {
+			select {
+			case c.died <- fmt.Errorf("%s ended by itself: %w\n%s", p.name, errOr(err, "exit status 0"), tail(f.Name())):
+			default:
+			}
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start %s: %w", p.name, err)
+	}
+	c.mu.Lock()
+	p.cmd, p.done, p.stop = cmd, done, false
+	c.parts[p.name] = p
+	c.mu.Unlock()
+	return nil
+}
+
+// ready waits until a part answers.
+func (c *cluster) ready(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	check := func() error { return c.get(ctx, "http://"+c.address(name)+"/-/ready", nil) }
+	if name == "job" {
+		check = func() error {
+			_, err := process.NewClient(filepath.Join(c.dir, "run", "control.sock")).Status(ctx)
+			return err
+		}
+	}
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s did not become ready: %w\n%s", name, err, tail(filepath.Join(c.dir, "log", name+".log")))
+		case err := <-c.died:
+			return err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func (c *cluster) address(name string) string {
+	switch name {
+	case "master":
+		return c.master
+	case "remediator":
+		return c.remediator
+	case "agent0", "agent1":
+		return c.agents[name[5]-'0']
+	}
+	return ""
+}
+
+// kill ends a part with SIGKILL, as a crash would; restart starts it again.
+func (c *cluster) kill(name string) error {
+	if name == local.Prometheus || name == local.Alertmanager {
+		return c.stack.Kill(name)
+	}
+	c.mu.Lock()
+	p := c.parts[name]
+	if p != nil {
+		p.stop = true
+	}
+	c.mu.Unlock()
+	if p == nil {
+		return fmt.Errorf("no part is called %s", name)
+	}
+	err := syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	<-p.done
+	return err
+}
+
+func (c *cluster) restart(ctx context.Context, name string) error {
+	if name == local.Prometheus || name == local.Alertmanager {
+		return c.stack.Restart(ctx, name)
+	}
+	c.mu.Lock()
+	p := c.parts[name]
+	c.mu.Unlock()
+	if err := c.launch(p); err != nil {
+		return err
+	}
+	return c.ready(ctx, name)
+}
+
+// stop ends everything, the job first.
+func (c *cluster) stop() {
+	for _, name := range []string{"job", "agent0", "agent1", "remediator", "master"} {
+		c.mu.Lock()
+		p := c.parts[name]
+		if p != nil {
+			p.stop = true
+		}
+		c.mu.Unlock()
+		if p == nil {
+			continue
+		}
+		_ = syscall.Kill(p.cmd.Process.Pid, syscall.SIGTERM)
+		select {
+		case <-p.done:
+		case <-time.After(8 * time.Second):
+			_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+			<-p.done
+		}
+	}
+	if c.stack != nil {
+		c.stack.Stop()
+	}
+	_ = os.RemoveAll(c.runtimeRoot())
+}
+
+// get reads JSON from a URL into v (nil: only the status counts).
+func (c *cluster) get(ctx context.Context, url string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", url, resp.Status)
+	}
+	if v == nil {
+		return nil
+	}
+	return json.NewDecoder(io.LimitReader(resp.Body, 8<<20)).Decode(v)
+}
+
+func writeRules(path string) error {
+	var b strings.Builder
+	cfg := rules.DefaultConfig()
+	cfg.Interval = 250 * time.Millisecond
+	if err := rules.Generate(&b, cfg); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(b.String()), 0o600)
+}
+
+// remediatorConfig restarts on everything: this is a demo, and its job is cheap.
+const remediatorConfig = `dry_run: false
+max_age: 2m
+action_timeout: 30s
+policies:
+- {name: hang-communication, class: communication_hang, action: restart}
+- {name: hang-noncommunication, class: noncommunication_hang, action: restart}
+- {name: slow-link, class: communication_slow, action: restart}
+- {name: slow-rank, class: noncommunication_slow, action: restart_excluding}
+breaker: {window: 1h, job: 500, total: 500, unit_share: 1, units: 500}
+`
+
+func freePorts(n int) ([]string, error) {
+	var addrs []string
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close() // all at once, so that no port is found twice
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs, nil
+}
+
+// tail returns the end of a log, for errors.
+func tail(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	if len(b) > 2000 {
+		b = b[len(b)-2000:]
+	}
+	return "  " + strings.ReplaceAll(strings.TrimSpace(string(b)), "\n", "\n  ")
+}
+
+func errOr(err error, text string) error {
+	if err != nil {
+		return err
+	}
+	return errors.New(text)
+}

@@ -1,0 +1,364 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/web"
+)
+
+// warmUp is how many steps of an attempt come before a fault: the pipeline
+// learns what is normal for this job from them.
+const warmUp = 40
+
+// Cmd is the command line.
+type Cmd struct {
+	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,none" help:"What to break: ${enum}. With any, each in turn."`
+	Once     bool          `help:"Break it once, print a summary and exit: 0 only if class and culprit were right, the job runs again and its losses are those of an undisturbed run, bit for bit."`
+	Rounds   int           `default:"0" placeholder:"N" help:"Break it N times, then print the table of times (0: until interrupted)."`
+	Every    time.Duration `default:"10s" help:"Time between a recovery and the next fault."`
+	Duration time.Duration `default:"0s" help:"With --fault none: how long to watch for false alarms (0: until interrupted)."`
+	Rank     int           `default:"-1" help:"Victim (-1: any)." placeholder:"R"`
+	Seed     uint64        `default:"0" help:"Seed of the choice of victims (0: from the clock)."`
+	Pace     time.Duration `default:"50ms" help:"Least duration of a training step."`
+	Limit    time.Duration `default:"60s" help:"How long a fault may take from injection to running again."`
+	Kill     string        `placeholder:"PART" help:"Also kill -9 this part once the fault is suspected or 1 s has passed, and start it again 1 s later: agent0, agent1, master, remediator, prometheus, alertmanager."`
+	Dir      string        `type:"path" help:"Where logs, checkpoints and data go (default: a new folder, removed at the end unless something went wrong)."`
+	Keep     bool          `help:"Keep the folder."`
+	JSON     string        `type:"path" placeholder:"FILE" help:"Append each fault's outcome to FILE, a JSON object a line."`
+}
+
+// Help implements kong's help provider.
+func (*Cmd) Help() string {
+	return `Runs the whole loop on this machine: a training job of 8 processes over Lockstep's own
+collectives, an agent for each of 2 logical nodes, a master, a real Prometheus and Alertmanager, and
+the remediator. Breaks something every now and then and tells what each part says about it.
+
+Examples:
+  lockstep demo                                        break things in turn, until ^C
+  lockstep demo --once --fault communication_slow      one fault, summary, exit status
+  lockstep demo --rounds 20 --fault rank_killed        twenty, and a table of times
+  lockstep demo --fault none --duration 10m            watch for false alarms
+  lockstep demo --once --fault communication_hang --kill master
+                                                       the master dies in the middle of it
+
+Exit status: 0 as promised above, 1 when anything was wrong.`
+}
+
+var errWrong = errors.New("not everything was as it should be (see above)")
+
+// Run runs the demo.
+func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
+	out := &printer{w: w, color: isTerminal(w)}
+	dir := c.Dir
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "lockstep-demo-"); err != nil {
+			return err
+		}
+		defer func() {
+			if c.Keep || (err != nil && ctx.Err() == nil) {
+				out.say("logs and data are in %s", dir)
+				return
+			}
+			_ = os.RemoveAll(dir)
+		}()
+	}
+	cl, err := newCluster(dir, shape{dp: 2, tp: 2, pp: 2}, c.Pace)
+	if err != nil {
+		return err
+	}
+	defer cl.stop()
+	began := time.Now()
+	if err := cl.start(ctx, w); err != nil {
+		return err
+	}
+	c.intro(out, cl, time.Since(began))
+	if c.Fault == "none" {
+		return c.watchNothing(ctx, out, cl)
+	}
+	return c.breakThings(ctx, out, cl)
+}
+
+func (c *Cmd) intro(out *printer, cl *cluster, took time.Duration) {
+	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) on %d logical nodes, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, nodes, took.Seconds())))
+	for i, a := range cl.agents {
+		out.say("  agent %-8s http://%s/metrics", nodeName(i), a)
+	}
+	out.say("  master         http://%s/metrics", cl.master)
+	out.say("  status page    http://%s/status", cl.master)
+	out.say("  remediator     http://%s/metrics", cl.remediator)
+	out.say("  Prometheus     %s/alerts", cl.stack.PrometheusURL)
+	out.say("  Alertmanager   %s", cl.stack.AlertmanagerURL)
+	out.say("  logs           %s", cl.dir)
+}
+
+func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error {
+	seed := c.Seed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	rng := rand.New(rand.NewPCG(seed, 1))
+	rounds := c.Rounds
+	if c.Once {
+		rounds = 1
+	}
+	kinds := append(slices.Clone(names.Classes), faultKilled)
+	if c.Fault != "any" {
+		kinds = []string{c.Fault}
+	}
+	var done []outcome
+	for n := 0; rounds == 0 || n < rounds; n++ {
+		f, err := choose(kinds[n%len(kinds)], c.Rank, cl.shape, rng)
+		if err != nil {
+			return err
+		}
+		st, err := cl.settle(ctx)
+		if err != nil {
+			return stopped(ctx, err)
+		}
+		o, err := c.one(ctx, out, cl, f, st, n+1)
+		if err != nil {
+			return stopped(ctx, err)
+		}
+		done = append(done, o)
+		if c.JSON != "" {
+			if err := appendJSON(c.JSON, o); err != nil {
+				return err
+			}
+		}
+		if n+1 != rounds && !sleep(ctx, c.Every) {
+			break
+		}
+	}
+	if len(done) > 1 {
+		table(out, done)
+	}
+	bad := slices.ContainsFunc(done, func(o outcome) bool { return !o.right() })
+	if c.Once || c.Rounds > 0 {
+		if err := c.compare(ctx, out, cl); err != nil {
+			return err
+		}
+	}
+	if bad {
+		return errWrong
+	}
+	return nil
+}
+
+// one breaks one thing and follows it to the end.
+func (c *Cmd) one(ctx context.Context, out *printer, cl *cluster, f fault, st *web.Status, n int) (outcome, error) {
+	job, err := cl.control.Status(ctx)
+	if err != nil {
+		return outcome{}, err
+	}
+	out.say("")
+	out.say("%s", out.paint("1", fmt.Sprintf("fault %d: %s at step %d", n, f.Name, st.Step)))
+	w := watch(cl, f, out, st)
+	if err := f.inject(ctx, filepath.Join(cl.dir, "faults"), job.Ranks[f.Rank].PID); err != nil {
+		return outcome{}, err
+	}
+	out.line(0, "fault", f.Text)
+	if c.Kill != "" {
+		killed := make(chan error, 1)
+		go func() { killed <- c.killPart(ctx, out, cl, w) }()
+		defer func() {
+			if e := <-killed; err == nil {
+				err = e
+			}
+		}()
+	}
+	o, err := w.run(ctx, c.Limit)
+	if err != nil || ctx.Err() != nil {
+		return o, errors.Join(err, ctx.Err())
+	}
+	if o.right() {
+		out.say("  %s right class, right culprit, job running again in %.2f s", out.paint("32", "✓"), o.Running)
+	} else {
+		for _, s := range o.Wrong {
+			out.say("  %s %s", out.paint("31", "✗"), s)
+		}
+	}
+	return o, nil
+}
+
+// killPart kills a part in the middle of an incident and starts it again.
+func (c *Cmd) killPart(ctx context.Context, out *printer, cl *cluster, w *watcher) error {
+	if !sleep(ctx, time.Second) {
+		return nil
+	}
+	if err := cl.kill(c.Kill); err != nil {
+		return fmt.Errorf("kill %s: %w", c.Kill, err)
+	}
+	out.line(time.Since(w.t0).Seconds(), "kill -9", c.Kill)
+	if !sleep(ctx, time.Second) {
+		return nil
+	}
+	if err := cl.restart(ctx, c.Kill); err != nil {
+		return fmt.Errorf("restart %s: %w", c.Kill, err)
+	}
+	out.line(time.Since(w.t0).Seconds(), "again", c.Kill+" was started again")
+	return nil
+}
+
+// settle waits until the job has run long enough, undisturbed, for a next fault.
+func (c *cluster) settle(ctx context.Context) (*web.Status, error) {
+	first := uint64(0)
+	deadline := time.NewTimer(2 * time.Minute)
+	defer deadline.Stop()
+	for {
+		var st web.Status
+		if c.get(ctx, "http://"+c.master+"/api/v1/status", &st) == nil && st.Step > 0 {
+			if first == 0 || st.Step < first || len(st.Open) > 0 {
+				first = st.Step
+			}
+			if st.Step >= first+warmUp && len(st.Open) == 0 {
+				return &st, nil
+			}
+		}
+		select {
+		case err := <-c.died:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-deadline.C:
+			return nil, fmt.Errorf("the job did not make %d steps without an incident within 2 min (at step %d, open incidents: %+v)", warmUp, st.Step, st.Open)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// watchNothing counts false alarms.
+func (c *Cmd) watchNothing(ctx context.Context, out *printer, cl *cluster) error {
+	began := time.Now()
+	alarms := map[string]bool{}
+	var step uint64
+	for c.Duration == 0 || time.Since(began) < c.Duration {
+		var st web.Status
+		if err := cl.get(ctx, "http://"+cl.master+"/api/v1/status", &st); err == nil {
+			step = st.Step
+			for _, in := range append(st.Open, st.Closed...) {
+				if k := "verdict " + in.ID; !alarms[k] {
+					alarms[k] = true
+					out.line(time.Since(began).Seconds(), "verdict", fmt.Sprintf("%s %s %+v %v", in.Level, in.Class, in.Culprits, in.Evidence))
+				}
+			}
+		}
+		if firing, err := cl.firing(ctx); err == nil {
+			for _, l := range firing {
+				if k := fmt.Sprint("alert ", l); !alarms[k] {
+					alarms[k] = true
+					out.line(time.Since(began).Seconds(), "alert", fmt.Sprint(l))
+				}
+			}
+		}
+		select {
+		case err := <-cl.died:
+			return err
+		case <-ctx.Done():
+			out.say("watched for %.0f s, %d steps", time.Since(began).Seconds(), step)
+			if len(alarms) > 0 {
+				return errWrong
+			}
+			return nil
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	out.say("watched for %.0f s, %d training steps: %d false alarms", time.Since(began).Seconds(), step, len(alarms))
+	if err := c.compare(ctx, out, cl); err != nil {
+		return err
+	}
+	if len(alarms) > 0 {
+		return errWrong
+	}
+	return nil
+}
+
+// compare ends the job and trains again, undisturbed and unobserved, to see
+// that the losses are the same to the last bit.
+func (c *Cmd) compare(ctx context.Context, out *printer, cl *cluster) error {
+	got, err := cl.losses()
+	if err != nil {
+		return err
+	}
+	cl.stop()
+	dir := filepath.Join(cl.dir, "reference")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	began := time.Now()
+	args := append([]string{"run", "--job", "reference", "--ranks", strconv.Itoa(cl.shape.world()), "--dir", filepath.Join(dir, "run"),
+		"--runtime-dir", cl.runtimeRoot(), "--quiet", "--"}, cl.trainCommand(dir, len(got), 0)...)
+	cmd := exec.CommandContext(ctx, cl.self, args...)
+	defer os.RemoveAll(cl.runtimeRoot())
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("undisturbed run: %w\n%s", err, log.Bytes())
+	}
+	want, err := train.ReadLosses(filepath.Join(dir, train.LossLog))
+	if err != nil {
+		return err
+	}
+	if len(want) != len(got) {
+		return fmt.Errorf("undisturbed run made %d steps, not %d", len(want), len(got))
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			return fmt.Errorf("loss of step %d is %x, that of an undisturbed run %x", i+1, got[i], want[i])
+		}
+	}
+	out.say("\n%s losses of all %d steps equal those of an undisturbed run bit for bit (%.4f → %.4f; its %.1f s)", out.paint("32", "✓"), len(got), got[0], got[len(got)-1], time.Since(began).Seconds())
+	return nil
+}
+
+// losses reads the job's loss log: one number a finished step.
+func (c *cluster) losses() ([]float64, error) {
+	return train.ReadLosses(filepath.Join(c.dir, "train", train.LossLog))
+}
+
+func appendJSON(path string, o outcome) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(json.NewEncoder(f).Encode(o), f.Close())
+}
+
+// stopped hides the error that an interrupt causes on its way.
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("NO_COLOR") != "" {
+		return false
+	}
+	fi, err := f.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice != 0
+}

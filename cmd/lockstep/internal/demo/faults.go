@@ -1,0 +1,100 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
+
+// Faults that can be injected.
+const (
+	faultKilled     = "rank_killed"
+	stalledForever  = time.Hour
+	slowLoader      = 120 * time.Millisecond // added to a step of about 50 ms
+	throttledBytes  = 128 << 10              // bytes/s on a connection that carries about 1 MB/s
+	loaderComponent = "data loader"
+)
+
+// fault is one thing to break, and what the pipeline ought to say about it.
+type fault struct {
+	Name  string // as on the command line
+	Class string // expected verdict
+	Rank  int
+	Peer  int    // -1: the fault is a rank's, not a connection's
+	Comm  string // communicator whose connection is broken
+	Text  string // what is done, for the story
+}
+
+// culprit is the expected culprit in words, as in alert labels.
+func (f *fault) culprit() string {
+	if f.Peer >= 0 {
+		return fmt.Sprintf("rank %d → rank %d", f.Rank, f.Peer)
+	}
+	return fmt.Sprintf("rank %d", f.Rank)
+}
+
+// choose picks a fault's victim. rank is -1 to pick any. Connections are picked
+// among those of data-parallel pairs, which cross nodes.
+func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
+	world := shape.world()
+	if rank >= world {
+		return fault{}, fmt.Errorf("--rank %d: the job has ranks 0 to %d", rank, world-1)
+	}
+	if rank < 0 {
+		rank = r.IntN(world)
+	}
+	f := fault{Name: name, Class: name, Rank: rank, Peer: -1}
+	replica := shape.pp * shape.tp
+	f.Peer, f.Comm = (rank+replica)%world, fmt.Sprintf("dp%d", rank%replica)
+	switch name {
+	case names.ClassCommunicationHang:
+		f.Text = fmt.Sprintf("connection %s (%s, TCP) delivers nothing any more", f.culprit(), f.Comm)
+		return f, nil
+	case names.ClassCommunicationSlow:
+		f.Text = fmt.Sprintf("connection %s (%s, TCP) is throttled to %d KB/s", f.culprit(), f.Comm, throttledBytes>>10)
+		return f, nil
+	}
+	f.Peer, f.Comm = -1, ""
+	switch name {
+	case names.ClassNoncommunicationHang:
+		f.Text = fmt.Sprintf("rank %d never comes back from its %s", rank, loaderComponent)
+	case names.ClassNoncommunicationSlow:
+		f.Text = fmt.Sprintf("rank %d's %s takes %v longer, every step", rank, loaderComponent, slowLoader)
+	case faultKilled:
+		f.Class = names.ClassNoncommunicationHang
+		f.Text = fmt.Sprintf("rank %d is killed with SIGKILL", rank)
+	default:
+		return fault{}, fmt.Errorf("unknown fault %q", name)
+	}
+	return f, nil
+}
+
+// inject breaks it.
+func (f *fault) inject(ctx context.Context, dir string, pid int) error {
+	if f.Name == faultKilled {
+		return syscall.Kill(pid, syscall.SIGKILL)
+	}
+	c, err := ccltest.Dial(train.FaultSocket(dir, f.Rank))
+	if err != nil {
+		return fmt.Errorf("inject %s into rank %d: %w", f.Name, f.Rank, err)
+	}
+	defer c.Close()
+	src, dst := f.Rank, f.Peer
+	switch f.Name {
+	case names.ClassCommunicationHang:
+		err = c.Stall(f.Comm, src, dst)
+	case names.ClassCommunicationSlow:
+		err = c.Throttle(f.Comm, src, dst, throttledBytes)
+	case names.ClassNoncommunicationHang:
+		err = c.DelayRank(stalledForever)
+	case names.ClassNoncommunicationSlow:
+		err = c.DelayRank(slowLoader)
+	}
+	return err
+}

@@ -1,0 +1,256 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/remediation"
+)
+
+// outcome is one fault's story in numbers. Times are seconds since the injection;
+// a negative one has not been seen.
+type outcome struct {
+	Fault   string `json:"fault"`
+	Class   string `json:"expected_class"`
+	Culprit string `json:"expected_culprit"`
+
+	GotClass   string   `json:"class"`
+	GotCulprit string   `json:"culprit"`
+	Reason     string   `json:"reason"`
+	Evidence   []string `json:"evidence"`
+	Action     string   `json:"action"`
+
+	Suspected float64 `json:"suspected_s"`
+	Confirmed float64 `json:"verdict_s"`
+	Alert     float64 `json:"alert_s"`
+	Webhook   float64 `json:"webhook_s"`
+	Acted     float64 `json:"action_s"`
+	Running   float64 `json:"running_s"`
+
+	Wrong []string `json:"wrong,omitempty"` // what was not as it should be
+}
+
+func (o *outcome) right() bool { return len(o.Wrong) == 0 }
+
+// watcher reads what each part says of itself, and tells it as it comes.
+type watcher struct {
+	c     *cluster
+	f     fault
+	out   *printer
+	t0    time.Time
+	o     outcome
+	known map[string]bool // incidents from before the fault
+	from  int             // attempt then
+}
+
+const notSeen = -1
+
+func watch(c *cluster, f fault, out *printer, st *web.Status) *watcher {
+	w := &watcher{c: c, f: f, out: out, t0: time.Now(), known: map[string]bool{}, from: int(st.Attempt)}
+	for _, in := range append(slices.Clone(st.Open), st.Closed...) {
+		w.known[in.ID] = true
+	}
+	w.o = outcome{Fault: f.Name, Class: f.Class, Culprit: f.culprit(), Suspected: notSeen, Confirmed: notSeen, Alert: notSeen, Webhook: notSeen, Acted: notSeen, Running: notSeen}
+	return w
+}
+
+// run follows the fault until the job runs again, or for limit.
+func (w *watcher) run(ctx context.Context, limit time.Duration) (outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	t := time.NewTicker(25 * time.Millisecond)
+	defer t.Stop()
+	for w.o.Running < 0 {
+		w.verdict(ctx)
+		w.alert(ctx)
+		w.action(ctx)
+		w.running(ctx)
+		select {
+		case err := <-w.c.died:
+			return w.o, err
+		case <-ctx.Done():
+			w.judge()
+			return w.o, nil
+		case <-t.C:
+		}
+	}
+	w.judge()
+	return w.o, nil
+}
+
+func (w *watcher) elapsed() float64 { return time.Since(w.t0).Seconds() }
+
+func (w *watcher) verdict(ctx context.Context) {
+	if w.o.Confirmed >= 0 {
+		return
+	}
+	var st web.Status
+	if w.c.get(ctx, "http://"+w.c.master+"/api/v1/status", &st) != nil {
+		return // the master may be dead for a while; it is asked again
+	}
+	for _, in := range append(st.Open, st.Closed...) {
+		if w.known[in.ID] || len(in.Culprits) == 0 {
+			continue
+		}
+		var culprits []string
+		for _, c := range in.Culprits {
+			culprits = append(culprits, c.Name)
+		}
+		what := fmt.Sprintf("%s: %s (%s)", in.Class, strings.Join(culprits, ", "), in.Culprits[0].Reason)
+		if w.o.Suspected < 0 {
+			w.o.Suspected = w.elapsed()
+			if in.Confirmed == nil {
+				w.out.line(w.o.Suspected, "verdict", "suspected  "+what)
+			}
+		}
+		if in.Confirmed != nil {
+			w.o.Confirmed = w.elapsed()
+			w.o.GotClass, w.o.GotCulprit, w.o.Reason, w.o.Evidence = in.Class, strings.Join(culprits, ", "), in.Culprits[0].Reason, in.Evidence
+			w.out.line(w.o.Confirmed, "verdict", "confirmed  "+what)
+			for _, e := range in.Evidence[:min(3, len(in.Evidence))] {
+				w.out.more(e)
+			}
+			return
+		}
+	}
+}
+
+type promAlerts struct {
+	Data struct {
+		Alerts []struct {
+			Labels map[string]string `json:"labels"`
+			State  string            `json:"state"`
+		} `json:"alerts"`
+	} `json:"data"`
+}
+
+// firing returns the alerts that Prometheus holds for firing.
+func (c *cluster) firing(ctx context.Context) ([]map[string]string, error) {
+	var a promAlerts
+	if err := c.get(ctx, c.stack.PrometheusURL+"/api/v1/alerts", &a); err != nil {
+		return nil, err
+	}
+	var firing []map[string]string
+	for _, x := range a.Data.Alerts {
+		if x.State == "firing" {
+			firing = append(firing, x.Labels)
+		}
+	}
+	return firing, nil
+}
+
+func (w *watcher) alert(ctx context.Context) {
+	if w.o.Alert >= 0 || w.o.Confirmed < 0 {
+		return
+	}
+	firing, err := w.c.firing(ctx)
+	if err != nil {
+		return
+	}
+	for _, l := range firing {
+		if l[names.LabelLevel] == names.LevelConfirmed && !w.known[l[names.LabelIncident]] {
+			w.o.Alert = w.elapsed()
+			w.out.line(w.o.Alert, "alert", fmt.Sprintf("%s is firing (%s)", l["alertname"], l["severity"]))
+			return
+		}
+	}
+}
+
+func (w *watcher) action(ctx context.Context) {
+	if w.o.Acted >= 0 || w.o.Confirmed < 0 {
+		return
+	}
+	var entries []remediation.Entry
+	if w.c.get(ctx, "http://"+w.c.remediator+"/api/v1/actions", &entries) != nil {
+		return
+	}
+	for _, e := range entries {
+		if w.known[e.Alert.Incident] || e.Alert.Level != names.LevelConfirmed {
+			continue
+		}
+		if w.o.Webhook < 0 {
+			w.o.Webhook = w.elapsed()
+			w.out.line(w.o.Webhook, "webhook", fmt.Sprintf("journaled as entry %d, policy %s says %s", e.Seq, e.Policy, e.Kind))
+		}
+		if e.State == remediation.Closed {
+			w.o.Acted, w.o.Action = w.elapsed(), string(e.Kind)
+			w.out.line(w.o.Acted, "action", fmt.Sprintf("%s: %s; %s", e.Kind, e.Outcome, e.Detail))
+		}
+		return
+	}
+}
+
+// running sees the job make steps again, in a later attempt.
+func (w *watcher) running(ctx context.Context) {
+	if w.o.Acted < 0 {
+		return
+	}
+	st, err := w.c.control.Status(ctx)
+	if err != nil || st.Attempt <= w.from || st.State != "running" {
+		return
+	}
+	var m web.Status
+	if w.c.get(ctx, "http://"+w.c.master+"/api/v1/status", &m) != nil || int(m.Attempt) != st.Attempt {
+		return
+	}
+	from, err := train.Latest(filepath.Join(w.c.dir, "train"))
+	if err != nil {
+		return
+	}
+	if m.Step >= uint64(from)+2 { // a step is done when the next one has begun
+		w.o.Running = w.elapsed()
+		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d, from the checkpoint at step %d, is at step %d", st.Attempt, from, m.Step))
+	}
+}
+
+// judge compares what was said with what was done.
+func (w *watcher) judge() {
+	o := &w.o
+	wrong := func(format string, args ...any) { o.Wrong = append(o.Wrong, fmt.Sprintf(format, args...)) }
+	switch {
+	case o.Confirmed < 0:
+		wrong("no confirmed verdict after %.1f s", w.elapsed())
+		return
+	case o.GotClass != o.Class:
+		wrong("class is %s, not %s", o.GotClass, o.Class)
+	}
+	if o.GotCulprit != o.Culprit {
+		wrong("culprit is %s, not %s", o.GotCulprit, o.Culprit)
+	}
+	if o.Running < 0 {
+		wrong("the job does not run again after %.1f s", w.elapsed())
+	}
+}
+
+// printer writes the story.
+type printer struct {
+	w     io.Writer
+	color bool
+}
+
+var tint = map[string]string{"fault": "31", "verdict": "33", "alert": "35", "webhook": "36", "action": "34", "running": "32"}
+
+func (p *printer) paint(code, s string) string {
+	if !p.color || code == "" {
+		return s
+	}
+	return "\x1b[" + code + "m" + s + "\x1b[0m"
+}
+
+func (p *printer) line(at float64, what, text string) {
+	fmt.Fprintf(p.w, "  %7.2f s  %s %s\n", at, p.paint(tint[what], fmt.Sprintf("%-8s", what)), text)
+}
+
+func (p *printer) more(text string) {
+	fmt.Fprintf(p.w, "             %s %s\n", strings.Repeat(" ", 8), p.paint("2", text))
+}
+
+func (p *printer) say(format string, args ...any) { fmt.Fprintf(p.w, format+"\n", args...) }

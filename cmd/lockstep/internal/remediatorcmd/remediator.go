@@ -1,0 +1,113 @@
+// Package remediatorcmd is `lockstep remediator` and `lockstep breaker`.
+package remediatorcmd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/prom"
+	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/remediation"
+	"github.com/lockstep-ccl/lockstep/remediation/process"
+)
+
+// Cmd is the command line.
+type Cmd struct {
+	Config     string            `name:"config.file" type:"existingfile" placeholder:"FILE" help:"Policies and breaker (default: restart on confirmed hangs, dry run)."`
+	Journal    string            `default:"/var/lib/lockstep/remediator.db" type:"path" help:"Journal file."`
+	TokenFile  string            `required:"" type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager and operators present; at least 16 bytes, readable by nobody else."`
+	Supervisor map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
+	Check      bool              `help:"Check the configuration and exit."`
+	Web        flags.Web         `embed:"" set:"listen=:9410"`
+}
+
+// Help implements kong's help provider.
+func (*Cmd) Help() string {
+	return `Receives Alertmanager's webhook on /webhook, journals it, decides by policy, asks the breaker,
+and acts. Nothing is done for real until the configuration says dry_run: false.
+
+Examples:
+  lockstep remediator --token-file token --journal r.db
+                                         decide and journal, act on nothing (dry run)
+  lockstep remediator --config.file r.yaml --token-file token --supervisor llm=/run/lockstep/llm/control.sock
+  lockstep remediator --config.file r.yaml --token-file token --check
+
+r.yaml, all of it optional:
+  dry_run: false
+  policies:
+  - {name: hangs, class: noncommunication_hang, action: restart}
+  - {name: slow-rank, class: noncommunication_slow, job: 'llm-*', action: restart_excluding}
+  breaker: {window: 1h, job: 5, total: 20, unit_share: 0.1, units: 8}
+
+Alertmanager's side:
+  receivers:
+  - name: lockstep
+    webhook_configs:
+    - url: http://remediator:9410/webhook
+      http_config: {authorization: {credentials_file: /etc/lockstep/token}}`
+}
+
+// Run serves until ctx ends.
+func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
+	cfg := remediation.DefaultConfig()
+	if c.Config != "" {
+		var err error
+		if cfg, err = remediation.LoadConfig(c.Config); err != nil {
+			return err
+		}
+	}
+	if c.Check {
+		return cfg.Validate()
+	}
+	token, err := readToken(c.TokenFile)
+	if err != nil {
+		return err
+	}
+	reg := prom.NewRegistry(names.Remediator, flags.Build())
+	r, err := remediation.New(remediation.Options{
+		Config: cfg, Journal: c.Journal, Token: token, Logger: log, Registry: reg,
+		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
+	})
+	if err != nil {
+		return err
+	}
+	o := c.Web.Options("Lockstep remediator", "Turns alerts into actions.", log)
+	o.Metrics = prom.Handler(reg, log)
+	srv, err := web.New(o)
+	if err != nil {
+		return err
+	}
+	h := r.Handler()
+	srv.Handle("/webhook", h)
+	srv.Handle("/api/v1/", h)
+	if *cfg.DryRun {
+		log.Warn("dry run: decisions are journaled and logged, nothing is done")
+	}
+	log.Info("remediator is ready", "address", srv.Addr(), "journal", c.Journal)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return r.Run(ctx) })
+	g.Go(func() error { return srv.Run(ctx) })
+	return g.Wait()
+}
+
+func readToken(file string) ([]byte, error) {
+	fi, err := os.Stat(file)
+	if err != nil {
+		return nil, fmt.Errorf("token file: %w", err)
+	}
+	if fi.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("token file %s: mode %v lets others read it; chmod 600 it", file, fi.Mode().Perm())
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("token file: %w", err)
+	}
+	return bytes.TrimSpace(b), nil
+}
