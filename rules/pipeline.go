@@ -1,0 +1,142 @@
+package rules
+
+import "github.com/lockstep-ccl/lockstep/exporters/names"
+
+// pipeline watches what the verdicts rest on: agents, masters and what they lose.
+func pipeline(c Config) []alert {
+	return []alert{
+		{
+			name: names.AlertAgentDown, expr: down(c, names.Agent), hold: c.DownFor, severity: warning,
+			summary:     `Agent {{ $labels.instance }} does not answer scrapes`,
+			description: `The agent on {{ $labels.instance }} is down or unreachable. Its ranks train on; a hang among them is seen from the other nodes only.`,
+			dashboard:   names.DashboardNode,
+		},
+		{
+			name: names.AlertAgentLost, severity: warning,
+			expr:        promql(`max by (training_job, node) ({lost}) == 1`, "lost", names.AgentLostInfo),
+			summary:     `{{ $labels.training_job }}: the master has lost the agent of node {{ $labels.node }}`,
+			description: `The agent of node {{ $labels.node }} has sent nothing for longer than the master's patience. Verdicts about its ranks rest on what their peers see.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertAgentDisconnected, hold: c.TroubleFor, severity: warning,
+			expr: promql(`max by (training_job, instance) ({connected}) == 0 and on (training_job) {world}`,
+				"connected", names.StreamConnected, "world", names.JobWorldSize),
+			summary:     `{{ $labels.training_job }}: agent {{ $labels.instance }} cannot reach its master`,
+			description: `The master answers scrapes and the agent does too, but the stream between them is down: an address, a certificate or a network policy.`,
+			dashboard:   names.DashboardNode,
+		},
+		{
+			name: names.AlertReportsDropped, hold: c.TroubleFor, severity: warning,
+			expr: promql(`
+sum by (training_job, instance) (rate({dropped}[{window}])) > 0
+and on (training_job, instance) {connected} == 1`,
+				"dropped", names.StreamDropped, "window", c.Window, "connected", names.StreamConnected),
+			summary:     `{{ $labels.training_job }}: agent {{ $labels.instance }} drops progress reports`,
+			description: `The stream to the master is up but too slow: {{ $value | humanize }} reports a second are dropped, and verdicts rest on old evidence.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertSourceDown, hold: c.TroubleFor, severity: warning,
+			expr:        promql(`max by (instance, source) ({up}) == 0`, "up", names.SourceUp),
+			summary:     `Source {{ $labels.source }} fails on {{ $labels.instance }}`,
+			description: `The agent's source {{ $labels.source }} delivered nothing on its last passes. The agent's log says why.`,
+			dashboard:   names.DashboardNode,
+		},
+		{
+			name: names.AlertRecorderLoss, hold: c.TroubleFor, severity: warning,
+			expr: promql(`
+sum by (training_job, instance) (rate({lost}[{window}]))
+/ (
+  sum by (training_job, instance) (rate({lost}[{window}]))
+  + sum by (training_job, instance) (rate({records}[{window}]))
+) > {ratio}`,
+				"lost", names.RecorderLost, "records", names.RecorderRecords, "window", c.Window, "ratio", c.RecorderLossRatio),
+			summary:     `{{ $labels.training_job }}: {{ $value | humanizePercentage }} of the records on {{ $labels.instance }} are lost`,
+			description: `Ranks write flight records faster than the agent reads them. Hangs are still seen (progress does not pass through the ring); durations, traces and slowness are judged from a sample.`,
+			dashboard:   names.DashboardNode,
+		},
+		{
+			name: names.AlertMasterDown, hold: c.DownFor, severity: critical,
+			expr: promql(`sum by (training_job) ({members}) > 0 unless on (training_job) {open}`,
+				"members", names.CommMembers, "open", names.IncidentsOpen),
+			summary:     `{{ $labels.training_job }}: no master answers`,
+			description: `Agents see ranks of this job, and no master reports on it: no verdicts, no restarts. Until it is back only the LockstepFallback alerts watch the job.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertDiagnosisStalled, hold: c.DownFor, severity: critical,
+			expr: promql(`
+sum by (training_job) (rate({diagnoses}[{window}])) == 0
+and on (training_job) sum by (training_job) ({members}) > 0`,
+				"diagnoses", names.Diagnoses, "window", c.Window, "members", names.CommMembers),
+			summary:     `{{ $labels.training_job }}: the master answers but does not diagnose`,
+			description: `No diagnosis pass has ended for a while: a fault would go unseen. This also mutes the fallbacks, because the master's metrics are there.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertTrackingOverflow, hold: c.TroubleFor, severity: warning,
+			expr: promql(`
+max by (training_job, instance) ({untracked}) > 0
+or
+max by (training_job, instance) ({tables}) > 0`, "untracked", names.MasterOverflow, "tables", names.RecorderOverflow),
+			summary:     `{{ $labels.training_job }}: {{ $value }} ranks, communicators or connections are not tracked`,
+			description: `A bound of the recorder's tables or of the master was reached on {{ $labels.instance }}. What is beyond it is not diagnosed.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertSeriesOverflow, severity: warning,
+			expr: promql(`
+sum by (instance, family) (
+{increase}
+) > 0`, "increase", newly(names.SeriesOverflow, "", c)),
+			summary:     `{{ $labels.instance }} has reached the series cap of {{ $labels.family }}`,
+			description: `Label sets of {{ $labels.family }} beyond the cap are not exported: dashboards and fallbacks do not see them. Diagnosis does.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertClockError, hold: c.TroubleFor, severity: warning,
+			expr: promql(`
+max by (training_job, instance, clock) ({mapping}) > {mappingBound}
+or
+max by (training_job, instance) ({node}) > {nodeBound}`,
+				"mapping", names.ClockError, "mappingBound", c.ClockError.Seconds(),
+				"node", names.NodeClockError, "nodeBound", c.NodeClockError.Seconds()),
+			summary:     `{{ $labels.training_job }}: times seen by {{ $labels.instance }} are uncertain by {{ $value | humanizeDuration }}`,
+			description: `{{ with $labels.clock }}An agent's mapping of clock {{ . }} to host time{{ else }}The worst node's clock against the master's{{ end }} is uncertain. Which rank entered last cannot be told below that, so slowness may be missed or blamed with less confidence; hangs are not touched.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertTraceDrops, hold: c.TroubleFor, severity: info,
+			expr: promql(`
+sum by (instance, reason) (rate({dropped}[{window}]))
+/ on (instance) group_left ()
+(
+  sum by (instance) (rate({dropped}[{window}]))
+  + sum by (instance) (rate({exported}[{window}]))
+) > {ratio}`,
+				"dropped", names.SpansDropped, "exported", names.SpansExported, "window", c.Window, "ratio", c.TraceDropRatio),
+			summary:     `{{ $labels.instance }} drops {{ $value | humanizePercentage }} of its spans ({{ $labels.reason }})`,
+			description: `Traces are incomplete; metrics and verdicts are not touched.`,
+			dashboard:   names.DashboardPipeline,
+		},
+	}
+}
+
+// down selects targets that do not answer and that were of a component when
+// they last did, whatever their scrape jobs are called.
+func down(c Config, component names.Component) string {
+	return promql(`
+up == 0
+and on (job, instance) last_over_time({info}{component="{component}"}[{memory}])`,
+		"info", names.BuildInfo, "component", component, "memory", c.Memory)
+}
+
+// newly is how much a counter grew within the window, counting from 0 a series
+// that is new: increase() does not see its first step.
+func newly(m *names.Metric, matchers string, c Config) string {
+	return "  " + promql(`
+increase({m}{matchers}[{window}]) > 0
+  or
+  ({m}{matchers} unless {m}{matchers} offset {window})`, "m", m, "matchers", matchers, "window", c.Window)
+}
