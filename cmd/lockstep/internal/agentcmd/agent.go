@@ -1,0 +1,96 @@
+// Package agentcmd is `lockstep agent`.
+package agentcmd
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/prom"
+	"github.com/lockstep-ccl/lockstep/exporters/web"
+)
+
+// Cmd is the command line.
+type Cmd struct {
+	Node       string    `help:"Name of this node (default: the host name)." env:"LOCKSTEP_NODE"`
+	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
+	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	TLS        flags.TLS `embed:"" prefix:"tls."`
+	Web        flags.Web `embed:"" set:"listen=:9400"`
+}
+
+// Help implements kong's help provider.
+func (*Cmd) Help() string {
+	return `Reads the flight recorders of this node's ranks, without their taking part, and the state of their
+processes; serves metrics, streams progress to each job's master, and exports traces over OTLP when
+OTEL_EXPORTER_OTLP_ENDPOINT is set.
+
+Examples:
+  lockstep agent                                          metrics only, on :9400
+  lockstep agent --master llm=10.0.0.5:9401               one job
+  lockstep agent --master 'lockstep-master-{job}:9401'    any job, by name (Kubernetes)
+  OTEL_EXPORTER_OTLP_ENDPOINT=http://tempo:4317 lockstep agent --master 10.0.0.5:9401`
+}
+
+// Run serves until ctx ends.
+func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
+	masterOf, err := masters(c.Master)
+	if err != nil {
+		return err
+	}
+	var a *agent.Agent
+	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
+	a, err = agent.New(agent.Options{
+		Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log,
+		Sinks: []collector.Sink{metrics},
+	})
+	if err != nil {
+		return err
+	}
+	reg := prom.NewRegistry(names.Agent, flags.Build(), metrics)
+	o := c.Web.Options("Lockstep agent", "What the ranks of this node do.", log)
+	o.Metrics = prom.Handler(reg, log)
+	srv, err := web.New(o)
+	if err != nil {
+		return err
+	}
+	log.Info("agent is ready", "runtime_dir", c.RuntimeDir, "web", srv.Addr())
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.Run(ctx) })
+	g.Go(func() error { return srv.Run(ctx) })
+	return g.Wait()
+}
+
+// masters reads the --master flags.
+func masters(list []string) (func(job string) string, error) {
+	byJob, all := map[string]string{}, ""
+	for _, m := range list {
+		job, addr, ok := strings.Cut(m, "=")
+		if !ok {
+			job, addr = "", m
+		}
+		switch {
+		case !strings.Contains(addr, ":"):
+			return nil, fmt.Errorf("--master %s: %q has no port", m, addr)
+		case job == "" && all != "":
+			return nil, fmt.Errorf("--master %s: %s is already the master of all jobs", m, all)
+		case job == "":
+			all = addr
+		default:
+			byJob[job] = addr
+		}
+	}
+	return func(job string) string {
+		if addr, ok := byJob[job]; ok {
+			return addr
+		}
+		return strings.ReplaceAll(all, "{job}", job)
+	}, nil
+}
