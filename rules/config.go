@@ -6,7 +6,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
-// Config holds what an operator may want otherwise. Start from Defaults.
+// Config holds what an operator may want otherwise. Start from DefaultConfig.
 type Config struct {
 	// VerdictInterval is how often verdicts become alerts. It adds to the time
 	// from fault to action, and its rules are cheap.
@@ -56,8 +56,8 @@ type Fallback struct {
 	SlowFloor              time.Duration
 }
 
-// Defaults suits scrape intervals up to 15 s.
-func Defaults() Config {
+// DefaultConfig suits scrape intervals up to 15 s.
+func DefaultConfig() Config {
 	return Config{
 		VerdictInterval:   time.Second,
 		Interval:          5 * time.Second,
@@ -83,10 +83,10 @@ func Defaults() Config {
 	}
 }
 
-// Fast suits a stack on one machine that scrapes every 500 ms or faster: the
+// FastConfig suits a stack on one machine that scrapes every 500 ms or faster: the
 // same rules, on a scale of seconds.
-func Fast() Config {
-	c := Defaults()
+func FastConfig() Config {
+	c := DefaultConfig()
 	c.VerdictInterval = 250 * time.Millisecond
 	c.Interval = time.Second
 	c.Window = 10 * time.Second

@@ -2,7 +2,7 @@
 //
 // In: the metrics of exporters/names, which are the only ones a rule can name,
 // and a [Config] of thresholds. Out: [Generate] writes a rules file;
-// lockstep.rules.yaml is what it writes for [Defaults]. The alerts that a
+// lockstep.rules.yaml is what it writes for [DefaultConfig]. The alerts that a
 // master's verdicts raise carry the verdict in their labels, which is all that
 // the remediator reads; the fallbacks tell hang from slowness, and
 // communication from the rest, out of the agents' metrics alone while no master

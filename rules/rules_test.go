@@ -63,7 +63,7 @@ func TestFileIsNotStale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(string(committed), string(generate(t, rules.Defaults()))); diff != "" {
+	if diff := cmp.Diff(string(committed), string(generate(t, rules.DefaultConfig()))); diff != "" {
 		t.Errorf("%s is stale, run go generate ./rules (-committed +generated):\n%s", file, diff)
 	}
 }
@@ -73,7 +73,7 @@ var labelRef = regexp.MustCompile(`\$labels\.(\w+)`)
 // Every expression parses and names only metrics and labels that exist, and
 // every label that an annotation prints is one that the alert carries.
 func TestExpressions(t *testing.T) {
-	for name, c := range map[string]rules.Config{"defaults": rules.Defaults(), "fast": rules.Fast()} {
+	for name, c := range map[string]rules.Config{"defaults": rules.DefaultConfig(), "fast": rules.FastConfig()} {
 		t.Run(name, func(t *testing.T) {
 			alerts, records := parse(t, generate(t, c))
 			var recorded []promcheck.Recorded
@@ -109,7 +109,7 @@ func TestExpressions(t *testing.T) {
 // remediation policy decides on, at once and under labels that do not change
 // while the incident is the same.
 func TestLabels(t *testing.T) {
-	alerts, _ := parse(t, generate(t, rules.Defaults()))
+	alerts, _ := parse(t, generate(t, rules.DefaultConfig()))
 	verdicts := 0
 	for _, a := range alerts {
 		if !slices.Contains([]string{"critical", "warning", "info"}, a.Labels["severity"]) {
@@ -146,7 +146,7 @@ func TestLabels(t *testing.T) {
 }
 
 func alertNames(t *testing.T) []string {
-	alerts, _ := parse(t, generate(t, rules.Defaults()))
+	alerts, _ := parse(t, generate(t, rules.DefaultConfig()))
 	var all []string
 	for _, a := range alerts {
 		all = append(all, a.Alert)
@@ -222,7 +222,7 @@ func tests(t *testing.T) []string {
 func TestPromtool(t *testing.T) {
 	path := promtool(t)
 	fast := filepath.Join(t.TempDir(), "fast.rules.yaml")
-	if err := os.WriteFile(fast, generate(t, rules.Fast()), 0o600); err != nil {
+	if err := os.WriteFile(fast, generate(t, rules.FastConfig()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{

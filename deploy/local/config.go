@@ -34,25 +34,25 @@ func prometheusConfig(cfg Config, alertmanager string) object {
 }
 
 func alertmanagerConfig(cfg Config) object {
-	receiver := object{"name": "remediator"}
+	// Alerts without an incident are for people, who look at Prometheus here.
+	route := object{
+		"receiver": "people",
+		// One group an incident: the first notification of a new one waits for nobody.
+		"group_by":        []string{names.LabelJob, names.LabelIncident, "alertname"},
+		"group_wait":      "0s",
+		"group_interval":  "1s",
+		"repeat_interval": promDuration(cfg.RepeatInterval),
+	}
+	receivers := []object{{"name": "people"}}
 	if cfg.WebhookURL != "" {
 		hook := object{"url": cfg.WebhookURL, "send_resolved": true}
 		if cfg.WebhookCredentialsFile != "" {
 			hook["http_config"] = object{"authorization": object{"credentials_file": cfg.WebhookCredentialsFile}}
 		}
-		receiver["webhook_configs"] = []object{hook}
+		receivers = append(receivers, object{"name": "remediator", "webhook_configs": []object{hook}})
+		route["routes"] = []object{{"receiver": "remediator", "matchers": []string{names.LabelIncident + `!=""`}}}
 	}
-	return object{
-		"route": object{
-			"receiver": "remediator",
-			// One group an incident: the first notification of a new one waits for nobody.
-			"group_by":        []string{names.LabelJob, names.LabelIncident, "alertname"},
-			"group_wait":      "0s",
-			"group_interval":  "1s",
-			"repeat_interval": promDuration(cfg.RepeatInterval),
-		},
-		"receivers": []object{receiver},
-	}
+	return object{"route": route, "receivers": receivers}
 }
 
 func promDuration(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }

@@ -28,7 +28,8 @@ type Config struct {
 	Targets []Target
 	// RuleFiles are absolute paths (or relative to Dir) of Prometheus rules.
 	RuleFiles []string
-	// WebhookURL receives Alertmanager's notifications; none are sent when it is empty.
+	// WebhookURL receives Alertmanager's notifications of alerts that carry an
+	// incident, which are verdicts; none are sent when it is empty.
 	WebhookURL string
 	// WebhookCredentialsFile holds the bearer token sent to WebhookURL; "" sends none.
 	WebhookCredentialsFile string

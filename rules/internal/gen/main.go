@@ -14,7 +14,7 @@ func main() {
 	out := flag.String("o", "lockstep.rules.yaml", "file to write")
 	flag.Parse()
 	var b bytes.Buffer
-	err := rules.Generate(&b, rules.Defaults())
+	err := rules.Generate(&b, rules.DefaultConfig())
 	if err == nil {
 		err = os.WriteFile(*out, b.Bytes(), 0o644)
 	}
