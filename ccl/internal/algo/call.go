@@ -1,0 +1,172 @@
+package algo
+
+import (
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Call is the shape of a collective: all that its schedule depends on, and all
+// that must be equal on every rank but InPlace.
+type Call struct {
+	Coll  record.CollKind
+	DType record.DType
+	Op    record.RedOp
+	Root  int32
+	// Count is in elements, by NCCL's convention: of the whole buffer for
+	// AllReduce, Reduce and Broadcast; of one rank's share for AllGather
+	// (sent), ReduceScatter (received), AlltoAll, Gather and Scatter.
+	Count   int
+	InPlace bool
+}
+
+func (c *Call) bytes() int { return c.Count * c.DType.Size() }
+
+// Place is where a rank stands: what of the topology schedules depend on.
+type Place struct {
+	Rank, Size int
+	// Node is the node index of every rank. Ring is all ranks, those of a node
+	// side by side, and Pos this rank's position in it.
+	Node []int32
+	Ring []int
+	Pos  int
+	// Local are the ranks of this node; Across the ranks of equal position on
+	// every node, or nil when nodes have different numbers of ranks.
+	Local, Across []int
+	Nodes         int
+	// Most and Least are the largest and smallest number of ranks on a node, and
+	// Cores is how many of them can run at once on the smallest: equal on all
+	// ranks, so that all choose alike.
+	Most, Least, Cores int
+}
+
+// NewPlace derives a Place from the node of every rank. cores is equal on all.
+func NewPlace(rank int, node []int32, cores int) Place {
+	p := Place{Rank: rank, Size: len(node), Node: node, Cores: max(cores, 1)}
+	members := map[int32][]int{}
+	var order []int32
+	for r, nd := range node {
+		if members[nd] == nil {
+			order = append(order, nd)
+		}
+		members[nd] = append(members[nd], r)
+	}
+	p.Nodes = len(order)
+	p.Local = members[node[rank]]
+	own := 0
+	p.Least = len(node)
+	for i, r := range p.Local {
+		if r == rank {
+			own = i
+		}
+	}
+	for _, nd := range order {
+		p.Ring = append(p.Ring, members[nd]...)
+		p.Most, p.Least = max(p.Most, len(members[nd])), min(p.Least, len(members[nd]))
+	}
+	for i, r := range p.Ring {
+		if r == rank {
+			p.Pos = i
+		}
+	}
+	if p.Most == p.Least {
+		for _, nd := range order {
+			p.Across = append(p.Across, members[nd][own])
+		}
+	}
+	return p
+}
+
+func (p *Place) everyone() []int {
+	all := make([]int, p.Size)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// Choice is how a call runs. Block is the pipelining grain in bytes.
+type Choice struct {
+	Algo  record.Algo
+	Proto record.Proto
+	Block int
+}
+
+// Build writes the schedule of call at place. A choice that does not exist for
+// the collective is an error that names those that do.
+func Build(call Call, place Place, choice Choice) (*Schedule, error) {
+	b := newBuilder(call, place, choice)
+	if b.choice.Block < 64 {
+		b.choice.Block = 64
+	}
+	b.choice.Block &^= 63
+	if place.Size == 1 {
+		b.choice.Algo, b.choice.Proto = record.AlgoDirect, record.ProtoSimple
+		b.alone()
+		return b.schedule(), nil
+	}
+	for _, c := range catalogue[call.Coll] {
+		if c.algo == choice.Algo && c.fits(&call, &place) {
+			c.build(b)
+			return b.schedule(), nil
+		}
+	}
+	return nil, fmt.Errorf("%v has no %v algorithm for %d ranks on %d nodes", call.Coll, choice.Algo, place.Size, place.Nodes)
+}
+
+// entry is one way to do one collective: how to build it, where it applies and
+// what the model thinks it costs.
+type entry struct {
+	algo  record.Algo
+	build func(*builder)
+	fits  func(*Call, *Place) bool
+	cost  func(*Model, *Call, *Place) estimate
+}
+
+func always(*Call, *Place) bool { return true }
+
+// catalogue lists every collective's algorithms.
+var catalogue map[record.CollKind][]entry
+
+func init() {
+	catalogue = map[record.CollKind][]entry{
+		record.AllReduce: {
+			{record.AlgoDirect, (*builder).allReduceOneShot, always, (*Model).oneShot},
+			{record.AlgoDoubling, (*builder).allReduceDoubling, always, (*Model).doubling},
+			{record.AlgoHierarchical, (*builder).allReduceStaged, staged, (*Model).staged},
+			{record.AlgoRing, (*builder).allReduceRing, always, (*Model).ring},
+		},
+		record.ReduceScatter: {
+			{record.AlgoDirect, (*builder).reduceScatterDirect, always, (*Model).exchange},
+			{record.AlgoRing, (*builder).reduceScatterRing, always, (*Model).halfRing},
+		},
+		record.AllGather: {
+			{record.AlgoDirect, (*builder).allGatherDirect, always, (*Model).exchange},
+			{record.AlgoRing, (*builder).allGatherRing, always, (*Model).halfRing},
+		},
+		record.Broadcast: {
+			{record.AlgoDirect, (*builder).broadcastDirect, always, (*Model).star},
+			{record.AlgoTree, (*builder).broadcastTree, always, (*Model).tree},
+			{record.AlgoRing, (*builder).broadcastChain, always, (*Model).chain},
+		},
+		record.Reduce: {
+			{record.AlgoDirect, (*builder).reduceDirect, always, (*Model).star},
+			{record.AlgoTree, (*builder).reduceTree, always, (*Model).tree},
+			{record.AlgoRing, (*builder).reduceChain, always, (*Model).chain},
+		},
+		record.AlltoAll: {{record.AlgoDirect, (*builder).allToAll, always, (*Model).exchange}},
+		record.Gather:   {{record.AlgoDirect, (*builder).gather, always, (*Model).star}},
+		record.Scatter:  {{record.AlgoDirect, (*builder).scatter, always, (*Model).star}},
+		record.Barrier: {
+			{record.AlgoDirect, (*builder).barrierDirect, always, (*Model).exchange},
+			{record.AlgoDoubling, (*builder).barrierDissemination, always, (*Model).doubling},
+		},
+	}
+}
+
+// alone is any collective of a single rank: at most a copy.
+func (b *builder) alone() {
+	if b.call.Coll != record.Barrier {
+		b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, 0}, b.call.bytes())
+	}
+}

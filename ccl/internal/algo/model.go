@@ -1,0 +1,210 @@
+package algo
+
+import (
+	"math"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Path is what one kind of connection costs one rank, in ns.
+type Path struct {
+	Line    float64 // one low-latency line, sent and received
+	Msg     float64 // one message of the byte stream, sent and received
+	Byte    float64 // each byte of the stream, sent and received
+	Latency float64 // from the sender's store to the receiver's sight of it
+}
+
+// Model estimates how long a call takes. The terms are the usual ones (latency,
+// bandwidth, reduction) plus the one that decides on a shared machine: a rank
+// that must wait for another has to be scheduled again.
+type Model struct {
+	Intra, Inter Path
+	Reduce       float64 // ns a byte reduced
+	Switch       float64 // ns for a round trip through the scheduler, when ranks outnumber cores
+}
+
+// DefaultModel was fitted on two cores of a 2024 server; only its ratios matter.
+func DefaultModel() Model {
+	return Model{
+		Intra:  Path{Line: 30, Msg: 250, Byte: 0.14, Latency: 120},
+		Inter:  Path{Line: 9000, Msg: 9000, Byte: 0.5, Latency: 12000},
+		Reduce: 0.05,
+		Switch: 4000,
+	}
+}
+
+// linePayload is the bytes that one line carries; maxLines keeps messages of
+// the low-latency protocol within what a connection buffers.
+const (
+	linePayload = 48
+	maxLines    = 32
+)
+
+// Overrides force part of a choice where it exists; the rest is the model's.
+type Overrides struct {
+	Algo  record.Algo
+	Proto record.Proto
+	Block int
+}
+
+// Choose picks how to run call at place.
+func (m *Model) Choose(call Call, place *Place, o Overrides) Choice {
+	best, found := estimate{ns: math.Inf(1)}, false
+	var choice Choice
+	for pass := 0; pass < 2 && !found; pass++ {
+		for _, e := range catalogue[call.Coll] {
+			if !e.fits(&call, place) || pass == 0 && o.Algo != record.AlgoNone && e.algo != o.Algo {
+				continue
+			}
+			if est := e.cost(m, &call, place); est.ns < best.ns {
+				best, found = est, true
+				choice = Choice{Algo: e.algo, Proto: est.proto, Block: est.block}
+			}
+		}
+	}
+	if o.Proto != record.ProtoNone {
+		choice.Proto = o.Proto
+	}
+	if o.Block > 0 {
+		choice.Block = o.Block
+	}
+	return choice
+}
+
+type estimate struct {
+	ns    float64
+	proto record.Proto
+	block int
+}
+
+// Blocks keep what is being reduced and sent on in the second-level cache.
+const (
+	intraBlock = 32 << 10
+	interBlock = 128 << 10
+)
+
+// rounds is the common shape: a number of dependent rounds, in each of which a
+// rank exchanges some messages within the node and some beyond, of size bytes
+// each, and reduces some.
+func (m *Model) rounds(p *Place, rounds, intra, inter float64, size int, reduced float64) estimate {
+	crowd := math.Max(1, float64(p.Most)/float64(p.Cores))
+	lines := math.Ceil(math.Max(float64(size), 1) / linePayload)
+	cost := func(msg func(Path) float64) float64 {
+		ns := (intra*msg(m.Intra) + inter*msg(m.Inter)) * crowd
+		if inter > 0 {
+			ns += m.Inter.Latency
+		} else {
+			ns += m.Intra.Latency
+		}
+		if crowd > 1 {
+			ns += m.Switch * crowd
+		}
+		return rounds*ns + reduced*m.Reduce*crowd
+	}
+	stream := cost(func(l Path) float64 { return l.Msg + l.Byte*float64(size) })
+	block := intraBlock
+	if inter > 0 {
+		block = interBlock
+	}
+	e := estimate{ns: stream, proto: record.ProtoSimple, block: block}
+	if lines <= maxLines {
+		if ll := cost(func(l Path) float64 { return l.Line * lines }); ll < stream {
+			e.ns, e.proto = ll, record.ProtoLL
+		}
+	}
+	return e
+}
+
+func log2ceil(n int) float64 { return math.Ceil(math.Log2(float64(n))) }
+
+// peers counts the ranks that every rank talks to when all talk to all.
+func (p *Place) peers() (intra, inter float64) {
+	return float64(p.Most - 1), float64(p.Size - p.Least)
+}
+
+// neighbour is one message to a ring neighbour: the slowest one counts.
+func (p *Place) neighbour() (intra, inter float64) {
+	if p.Nodes > 1 {
+		return 0, 1
+	}
+	return 1, 0
+}
+
+func (m *Model) oneShot(c *Call, p *Place) estimate {
+	intra, inter := p.peers()
+	return m.rounds(p, 1, intra, inter, c.bytes(), float64(p.Size-1)*float64(c.bytes()))
+}
+
+func (m *Model) doubling(c *Call, p *Place) estimate {
+	intra, inter := p.neighbour()
+	rounds, size := log2ceil(p.Size), c.bytes()
+	pow2 := p.Size&(p.Size-1) == 0
+	if !pow2 {
+		rounds++
+	}
+	if c.Coll == record.AllReduce && pow2 && size >= halvingBytes {
+		return m.rounds(p, 2*rounds, intra, inter, int(float64(size)*float64(p.Size-1)/float64(p.Size)/rounds), float64(size))
+	}
+	return m.rounds(p, rounds, intra, inter, size, rounds*float64(size))
+}
+
+func (m *Model) staged(c *Call, p *Place) estimate {
+	var sum estimate
+	size := c.bytes()
+	for _, group := range p.levels() {
+		k := len(group)
+		var intra, inter float64
+		if p.Node[group[k-1]] == p.Node[group[0]] {
+			intra = float64(k - 1)
+		} else {
+			inter = float64(k - 1)
+		}
+		e := m.rounds(p, 2, intra, inter, (size+k-1)/k, float64(size))
+		sum.ns += e.ns
+		sum.block = max(sum.block, e.block)
+		if sum.proto == record.ProtoNone || e.proto == record.ProtoSimple {
+			sum.proto = e.proto
+		}
+		size = (size + k - 1) / k
+	}
+	return sum
+}
+
+func (m *Model) ring(c *Call, p *Place) estimate {
+	intra, inter := p.neighbour()
+	return m.rounds(p, float64(2*(p.Size-1)), intra, inter, (c.bytes()+p.Size-1)/p.Size, float64(c.bytes()))
+}
+
+func (m *Model) halfRing(c *Call, p *Place) estimate {
+	intra, inter := p.neighbour()
+	return m.rounds(p, float64(p.Size-1), intra, inter, c.bytes(), float64(p.Size-1)*float64(c.bytes()))
+}
+
+func (m *Model) exchange(c *Call, p *Place) estimate {
+	intra, inter := p.peers()
+	return m.rounds(p, 1, intra, inter, c.bytes(), float64(p.Size-1)*float64(c.bytes()))
+}
+
+func (m *Model) star(c *Call, p *Place) estimate {
+	intra, inter := p.peers()
+	reduced := 0.0
+	if c.Coll == record.Reduce {
+		reduced = float64(p.Size-1) * float64(c.bytes())
+	}
+	return m.rounds(p, 1, intra, inter, c.bytes(), reduced)
+}
+
+func (m *Model) tree(c *Call, p *Place) estimate {
+	intra, inter := p.neighbour()
+	return m.rounds(p, log2ceil(p.Size), intra, inter, c.bytes(), float64(c.bytes()))
+}
+
+// chain is pipelined: the first block walks the chain, the others follow.
+func (m *Model) chain(c *Call, p *Place) estimate {
+	intra, inter := p.neighbour()
+	fill := m.rounds(p, float64(p.Size-2), intra, inter, min(c.bytes(), intraBlock), 0)
+	e := m.rounds(p, 1, 2*intra, 2*inter, c.bytes(), float64(c.bytes()))
+	e.ns += fill.ns
+	e.proto = record.ProtoSimple
+	return e
+}

@@ -1,0 +1,142 @@
+package algo
+
+// reduceScatterDirect: every rank sends each other rank its share, block by
+// block, and sums what arrives. One rounding for 16-bit floats.
+func (b *builder) reduceScatterDirect() {
+	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
+	everyone := b.place.everyone()
+	share := span{0, size}
+	for i := range share.blocks(b.choice.Block) {
+		blk := share.block(i, b.choice.Block)
+		for k := 1; k < n; k++ {
+			to := mod(r+k, n)
+			b.send(to, Ref{SendBuf, to*size + blk.off}, blk.len, 0)
+		}
+		b.collect(everyone, r, Ref{RecvBuf, blk.off}, Ref{SendBuf, r*size + blk.off}, blk.len, true)
+	}
+}
+
+// reduceScatterRing: partial sums travel the ring, each ending at its owner.
+func (b *builder) reduceScatterRing() {
+	n, size, grain := b.place.Size, b.call.bytes(), b.choice.Block
+	next := b.place.Ring[mod(b.place.Pos+1, n)]
+	prev := b.place.Ring[mod(b.place.Pos-1, n)]
+	share := span{0, size}
+	blocks := share.blocks(grain)
+	// Hop k sends on the sum for the rank k+1 before this one, as received at
+	// hop k-1 into one of two halves of scratch.
+	half := func(k int) Ref { return Ref{Scratch, (k & 1) * ((size + 63) &^ 63)} }
+	for k := range n - 1 {
+		owner := b.place.Ring[mod(b.place.Pos-k-1, n)]
+		for i := range blocks {
+			blk := share.block(i, grain)
+			if k == 0 {
+				b.send(next, Ref{SendBuf, owner*size + blk.off}, blk.len, 0)
+			} else {
+				b.send(next, half(k-1).plus(blk.off), blk.len, (k-1)*blocks+i+1)
+			}
+		}
+		owner = b.place.Ring[mod(b.place.Pos-k-2, n)]
+		for i := range blocks {
+			blk := share.block(i, grain)
+			dst, need := half(k).plus(blk.off), 0
+			if k == n-2 {
+				dst = Ref{RecvBuf, blk.off}
+			} else if k >= 2 {
+				need = (k-1)*blocks + i + 1 // what this half held has been sent on
+			}
+			b.recvReduce(prev, dst, Ref{SendBuf, owner*size + blk.off}, blk.len, need, k == n-2)
+		}
+	}
+}
+
+// allGatherDirect: every rank sends its share to everyone, block by block.
+func (b *builder) allGatherDirect() {
+	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
+	share := span{0, size}
+	for i := range share.blocks(b.choice.Block) {
+		blk := share.block(i, b.choice.Block)
+		for k := 1; k < n; k++ {
+			b.send(mod(r+k, n), Ref{SendBuf, blk.off}, blk.len, 0)
+			from := mod(r-k, n)
+			b.recv(from, Ref{RecvBuf, from*size + blk.off}, blk.len, 0)
+		}
+	}
+	b.copyOwn(Ref{RecvBuf, r * size}, Ref{SendBuf, 0}, size)
+}
+
+// allGatherRing: shares travel once around the ring.
+func (b *builder) allGatherRing() {
+	n, size, grain := b.place.Size, b.call.bytes(), b.choice.Block
+	next := b.place.Ring[mod(b.place.Pos+1, n)]
+	prev := b.place.Ring[mod(b.place.Pos-1, n)]
+	share := span{0, size}
+	blocks := share.blocks(grain)
+	for k := range n - 1 {
+		out := b.place.Ring[mod(b.place.Pos-k, n)]
+		in := b.place.Ring[mod(b.place.Pos-k-1, n)]
+		for i := range blocks {
+			blk := share.block(i, grain)
+			if k == 0 {
+				b.send(next, Ref{SendBuf, blk.off}, blk.len, 0)
+			} else {
+				b.send(next, Ref{RecvBuf, out*size + blk.off}, blk.len, (k-1)*blocks+i+1)
+			}
+			b.recv(prev, Ref{RecvBuf, in*size + blk.off}, blk.len, 0)
+		}
+	}
+	b.copyOwn(Ref{RecvBuf, b.place.Rank * size}, Ref{SendBuf, 0}, size)
+}
+
+// allToAll: in round k every rank sends to the k-th after it and receives from
+// the k-th before it. In place, a block is first set aside whole.
+func (b *builder) allToAll() {
+	n, r, size, grain := b.place.Size, b.place.Rank, b.call.bytes(), b.choice.Block
+	share := span{0, size}
+	for i := range share.blocks(grain) {
+		blk := share.block(i, grain)
+		src := func(to int) Ref { return Ref{SendBuf, to*size + blk.off} }
+		if b.call.InPlace {
+			for k := 1; k < n; k++ {
+				to := mod(r+k, n)
+				b.local(tx, Copy, Ref{Scratch, to * grain}, Ref{SendBuf, to*size + blk.off}, blk.len, 0, false)
+			}
+			src = func(to int) Ref { return Ref{Scratch, to * grain} }
+		}
+		aside := b.done(tx)
+		for k := 1; k < n; k++ {
+			to, from := mod(r+k, n), mod(r-k, n)
+			b.send(to, src(to), blk.len, 0)
+			b.recv(from, Ref{RecvBuf, from*size + blk.off}, blk.len, aside)
+		}
+	}
+	b.copyOwn(Ref{RecvBuf, r * size}, Ref{SendBuf, r * size}, size)
+}
+
+// gather: everyone sends its share to the root.
+func (b *builder) gather() {
+	n, r, root, size := b.place.Size, b.place.Rank, int(b.call.Root), b.call.bytes()
+	if r != root {
+		b.send(root, Ref{SendBuf, 0}, size, 0)
+		return
+	}
+	for k := 1; k < n; k++ {
+		from := mod(r+k, n)
+		b.recv(from, Ref{RecvBuf, from * size}, size, 0)
+	}
+	b.copyOwn(Ref{RecvBuf, r * size}, Ref{SendBuf, 0}, size)
+}
+
+// scatter: the root sends everyone its share.
+func (b *builder) scatter() {
+	n, r, root, size := b.place.Size, b.place.Rank, int(b.call.Root), b.call.bytes()
+	if r != root {
+		b.recv(root, Ref{RecvBuf, 0}, size, 0)
+		return
+	}
+	for k := 1; k < n; k++ {
+		to := mod(r+k, n)
+		b.send(to, Ref{SendBuf, to * size}, size, 0)
+	}
+	b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, r * size}, size)
+}

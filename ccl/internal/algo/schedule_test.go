@@ -1,0 +1,374 @@
+package algo_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// sim runs the schedules of all ranks against each other over pipes that hold
+// at most credit bytes, in an order drawn at random.
+type sim struct {
+	t      rapid.TB
+	credit int
+	ranks  []*simRank
+	pipes  map[[3]int]*pipe // source, destination, 1 for lines
+}
+
+type pipe struct {
+	bytes    []byte
+	messages []int // lengths announced by senders, in order
+}
+
+type simRank struct {
+	rank   int
+	call   algo.Call
+	sched  *algo.Schedule
+	space  [4][]byte
+	at     []int // step of each track
+	pos    []int // byte within it
+	divide int64
+}
+
+const elem = 8 // everything is int64 here, 16-bit floats included
+
+func (s *sim) pipe(from, to int, ll bool) *pipe {
+	k := [3]int{from, to, 0}
+	if ll {
+		k[2] = 1
+	}
+	if s.pipes[k] == nil {
+		s.pipes[k] = &pipe{}
+	}
+	return s.pipes[k]
+}
+
+// step moves one track a little and reports whether it did.
+func (s *sim) step(r *simRank, track int) bool {
+	steps := r.sched.Tracks[track]
+	if r.at[track] == len(steps) {
+		return false
+	}
+	st := &steps[r.at[track]]
+	if r.at[1-track] < int(st.Need) {
+		return false
+	}
+	begin := r.pos[track] == 0
+	n := st.Len - r.pos[track]
+	switch st.Act {
+	case algo.Send:
+		p := s.pipe(r.rank, int(st.Peer), st.LL)
+		if begin {
+			if len(p.bytes) >= s.credit {
+				return false
+			}
+			p.messages = append(p.messages, st.Len)
+		}
+		n = min(n, s.credit-len(p.bytes))
+		src := r.space[st.Src.Space][st.Src.Off+r.pos[track]:]
+		p.bytes = append(p.bytes, src[:n]...)
+	case algo.Recv, algo.RecvReduce:
+		p := s.pipe(int(st.Peer), r.rank, st.LL)
+		if begin {
+			if len(p.messages) == 0 {
+				return false
+			}
+			if p.messages[0] != st.Len {
+				s.t.Fatalf("rank %d expects %d bytes from %d, which sent %d", r.rank, st.Len, st.Peer, p.messages[0])
+			}
+			p.messages = p.messages[1:]
+		}
+		n = min(n, len(p.bytes))
+		if st.Act == algo.RecvReduce {
+			n -= n % elem
+		}
+		s.store(r, st, track, n, p.bytes[:n], st.Act == algo.RecvReduce)
+		p.bytes = p.bytes[n:]
+	case algo.Copy, algo.Fold:
+		s.store(r, st, track, n, append([]byte(nil), r.space[st.Src.Space][st.Src.Off:][:n]...), false)
+	}
+	r.pos[track] += n
+	if r.pos[track] == st.Len {
+		r.at[track]++
+		r.pos[track] = 0
+		return true
+	}
+	return n > 0
+}
+
+func (s *sim) store(r *simRank, st *algo.Step, track, n int, in []byte, withSrc bool) {
+	pos := r.pos[track]
+	dst := r.space[st.Dst.Space][st.Dst.Off+pos:][:n]
+	other := dst
+	if withSrc {
+		other = r.space[st.Src.Space][st.Src.Off+pos:][:n]
+	}
+	for i := 0; i < n; i += elem {
+		if n-i < elem { // a plain copy may stop anywhere
+			copy(dst[i:], in[i:])
+			break
+		}
+		v := int64(binary.LittleEndian.Uint64(in[i:]))
+		if withSrc || st.Act == algo.Fold {
+			v += int64(binary.LittleEndian.Uint64(other[i:]))
+		}
+		if st.Scale {
+			v /= r.divide
+		}
+		binary.LittleEndian.PutUint64(dst[i:], uint64(v))
+	}
+}
+
+func (s *sim) run(rng *rand.Rand) {
+	type lane struct{ rank, track int }
+	var lanes []lane
+	for _, r := range s.ranks {
+		for t := range r.sched.Tracks {
+			lanes = append(lanes, lane{r.rank, t})
+		}
+	}
+	for {
+		moved := false
+		rng.Shuffle(len(lanes), func(i, j int) { lanes[i], lanes[j] = lanes[j], lanes[i] })
+		for _, l := range lanes {
+			for burst := 1 + rng.IntN(3); burst > 0 && s.step(s.ranks[l.rank], l.track); burst-- {
+				moved = true
+			}
+		}
+		if moved {
+			continue
+		}
+		for _, r := range s.ranks {
+			for t, steps := range r.sched.Tracks {
+				if r.at[t] < len(steps) {
+					s.t.Fatalf("deadlock: rank %d track %d at step %d of %d: %+v", r.rank, t, r.at[t], len(steps), steps[r.at[t]])
+				}
+			}
+		}
+		for k, p := range s.pipes {
+			if len(p.bytes)+len(p.messages) > 0 {
+				s.t.Fatalf("pipe %v ends with %d bytes and %d messages unread", k, len(p.bytes), len(p.messages))
+			}
+		}
+		return
+	}
+}
+
+func value(rank, i int) int64 { return int64(rank+1)*1_000_003 + int64(i)*7 }
+
+func fill(b []byte, f func(i int) int64) []byte {
+	for i := 0; i < len(b)/elem; i++ {
+		binary.LittleEndian.PutUint64(b[i*elem:], uint64(f(i)))
+	}
+	return b
+}
+
+// buffers lays out one rank's buffers by the collective's convention.
+func buffers(call algo.Call, rank, n int) (send, recv []byte) {
+	share := call.Count * elem
+	ss, rs := share, share
+	switch call.Coll {
+	case record.AllGather, record.Gather:
+		rs = n * share
+	case record.ReduceScatter, record.Scatter:
+		ss = n * share
+	case record.AlltoAll:
+		ss, rs = n*share, n*share
+	}
+	if !call.InPlace {
+		return fill(make([]byte, ss), func(i int) int64 { return value(rank, i) }), make([]byte, rs)
+	}
+	switch {
+	case ss == rs:
+		send = fill(make([]byte, ss), func(i int) int64 { return value(rank, i) })
+		return send, send
+	case ss < rs:
+		recv = make([]byte, rs)
+		return fill(recv[rank*share:][:share], func(i int) int64 { return value(rank, i) }), recv
+	default:
+		send = fill(make([]byte, ss), func(i int) int64 { return value(rank, i) })
+		return send, send[rank*share:][:share]
+	}
+}
+
+// want is element i of what rank must end with, and whether it is defined.
+func want(call algo.Call, rank, n, i int) (v int64, ok bool) {
+	sum := func(i int) int64 {
+		var s int64
+		for r := range n {
+			s += value(r, i)
+		}
+		if call.Op == record.Avg {
+			s /= int64(n)
+		}
+		return s
+	}
+	root := int(call.Root)
+	switch call.Coll {
+	case record.AllReduce:
+		return sum(i), true
+	case record.Reduce:
+		return sum(i), rank == root
+	case record.ReduceScatter:
+		return sum(rank*call.Count + i), true
+	case record.Broadcast:
+		return value(root, i), true
+	case record.AllGather:
+		return value(i/call.Count, i%call.Count), true
+	case record.Gather:
+		return value(i/call.Count, i%call.Count), rank == root
+	case record.Scatter:
+		return value(root, rank*call.Count+i), true
+	case record.AlltoAll:
+		return value(i/call.Count, rank*call.Count+i%call.Count), true
+	}
+	return 0, false
+}
+
+var algos = map[record.CollKind][]record.Algo{
+	record.AllReduce:     {record.AlgoDirect, record.AlgoDoubling, record.AlgoHierarchical, record.AlgoRing},
+	record.ReduceScatter: {record.AlgoDirect, record.AlgoRing},
+	record.AllGather:     {record.AlgoDirect, record.AlgoRing},
+	record.Broadcast:     {record.AlgoDirect, record.AlgoTree, record.AlgoRing},
+	record.Reduce:        {record.AlgoDirect, record.AlgoTree, record.AlgoRing},
+	record.AlltoAll:      {record.AlgoDirect},
+	record.Gather:        {record.AlgoDirect},
+	record.Scatter:       {record.AlgoDirect},
+	record.Barrier:       {record.AlgoDirect, record.AlgoDoubling},
+}
+
+func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit int, rng *rand.Rand) {
+	n := len(nodes)
+	s := &sim{t: t, credit: credit, pipes: map[[3]int]*pipe{}}
+	for r := range n {
+		// A 16-bit type makes Build choose float32 accumulators; the simulator's
+		// elements are 8 bytes, so the count is scaled to give the same bytes.
+		c := call
+		c.Count = call.Count * elem / call.DType.Size()
+		sched, err := algo.Build(c, algo.NewPlace(r, nodes, 2), choice)
+		if err != nil {
+			t.Skip(err) // not for this rank's place either
+		}
+		if len(sched.Tracks) != 2 {
+			t.Fatalf("%d tracks", len(sched.Tracks))
+		}
+		rank := &simRank{rank: r, call: call, sched: sched, at: make([]int, 2), pos: make([]int, 2), divide: int64(n)}
+		send, recv := buffers(call, r, n)
+		rank.space = [4][]byte{send, recv, make([]byte, sched.Scratch), make([]byte, sched.Acc)}
+		headers := map[[2]int]bool{}
+		for ti, track := range sched.Tracks {
+			for _, st := range track {
+				if st.Act <= algo.RecvReduce && (st.Act == algo.Send) != (ti == 0) {
+					t.Fatalf("rank %d: %+v on track %d", r, st, ti)
+				}
+				if key := [2]int{ti, int(st.Peer)}; st.Act <= algo.RecvReduce && !st.LL {
+					if st.Header == headers[key] {
+						t.Fatalf("rank %d: header %v on %v, seen before: %v", r, st.Header, key, headers[key])
+					}
+					headers[key] = true
+				}
+			}
+		}
+		s.ranks = append(s.ranks, rank)
+	}
+	s.run(rng)
+	for r, rank := range s.ranks {
+		out := rank.space[algo.RecvBuf]
+		for i := 0; i < len(out)/elem; i++ {
+			v, ok := want(call, r, n, i)
+			if got := int64(binary.LittleEndian.Uint64(out[i*elem:])); ok && got != v {
+				t.Fatalf("%v %v, rank %d of %d, element %d: got %d, want %d", call, choice, r, n, i, got, v)
+			}
+		}
+	}
+}
+
+// TestEveryAlgorithm draws shapes at random and runs every algorithm of the
+// collective on them, with little credit.
+func TestEveryAlgorithm(t *testing.T) {
+	for coll, list := range algos {
+		for _, a := range list {
+			t.Run(fmt.Sprintf("%v/%v", coll, a), func(t *testing.T) {
+				rapid.Check(t, func(rt *rapid.T) {
+					n := rapid.IntRange(1, 9).Draw(rt, "ranks")
+					per := rapid.IntRange(1, n).Draw(rt, "ranks per node")
+					nodes := make([]int32, n)
+					for i := range nodes {
+						nodes[i] = int32(i / per)
+						if rapid.Bool().Draw(rt, "scatter nodes") {
+							nodes[i] = int32(i % ((n + per - 1) / per))
+						}
+					}
+					if rapid.Bool().Draw(rt, "equal nodes") {
+						for i := range nodes {
+							nodes[i] = int32(i / per)
+						}
+					}
+					call := algo.Call{
+						Coll:    coll,
+						DType:   rapid.SampledFrom([]record.DType{record.Int64, record.Float16}).Draw(rt, "type"),
+						Op:      rapid.SampledFrom([]record.RedOp{record.Sum, record.Avg}).Draw(rt, "op"),
+						Count:   rapid.IntRange(0, 400).Draw(rt, "count"),
+						InPlace: rapid.Bool().Draw(rt, "in place"),
+					}
+					switch coll {
+					case record.Reduce, record.Broadcast, record.Gather, record.Scatter:
+						call.Root = int32(rapid.IntRange(0, n-1).Draw(rt, "root"))
+						if call.InPlace && int(call.Root) >= n {
+							call.InPlace = false
+						}
+					case record.Barrier:
+						call.Count = 0
+					}
+					choice := algo.Choice{
+						Algo:  a,
+						Proto: rapid.SampledFrom([]record.Proto{record.ProtoSimple, record.ProtoLL}).Draw(rt, "proto"),
+						Block: rapid.SampledFrom([]int{64, 256, 1 << 20}).Draw(rt, "block"),
+					}
+					if _, err := algo.Build(call, algo.NewPlace(0, nodes, 2), choice); err != nil {
+						rt.Skip("not for this place")
+					}
+					credit := rapid.SampledFrom([]int{64, 200, 1 << 20}).Draw(rt, "credit")
+					check(rt, call, nodes, choice, credit, rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1)))
+				})
+			})
+		}
+	}
+}
+
+// TestChoose: whatever the model picks can be built, alike on every rank.
+func TestChoose(t *testing.T) {
+	m := algo.DefaultModel()
+	for coll := range algos {
+		for n := 1; n <= 9; n++ {
+			for _, per := range []int{1, 2, 3, n} {
+				nodes := make([]int32, n)
+				for i := range nodes {
+					nodes[i] = int32(i / per)
+				}
+				for _, count := range []int{0, 1, 100, 10_000, 1_000_000} {
+					call := algo.Call{Coll: coll, DType: record.Float32, Count: count}
+					var first algo.Choice
+					for r := range n {
+						p := algo.NewPlace(r, nodes, 2)
+						choice := m.Choose(call, &p, algo.Overrides{})
+						if _, err := algo.Build(call, p, choice); err != nil {
+							t.Fatal(err)
+						}
+						if r == 0 {
+							first = choice
+						} else if choice != first {
+							t.Fatalf("%v ×%d on %d ranks, %d a node: rank %d picks %+v, rank 0 %+v", coll, count, n, per, r, choice, first)
+						}
+					}
+				}
+			}
+		}
+	}
+}
