@@ -7,8 +7,8 @@
 // for concurrent use on slices that do not overlap.
 //
 // The same inputs give the same bits on every machine and on every code path
-// (portable Go, AVX2), and Reduce is commutative bit for bit, so ranks that
-// combine the same two values in a different order agree:
+// (portable Go, AVX2, AVX-512), and Reduce is commutative bit for bit, so ranks
+// that combine the same two values in a different order agree:
 //   - integers wrap;
 //   - floats round to nearest even; a NaN result is always the positive quiet
 //     NaN without payload (0x7e00, 0x7fc0, 0x7fc00000, 0x7ff8000000000000);

@@ -253,3 +253,13 @@ func narrowBfloat16AVX2(dst, src unsafe.Pointer, n int)
 //
 //go:noescape
 func scaleBfloat16AVX2(p unsafe.Pointer, n int, divisor int)
+
+// sumFloat16AVX512 adds n elements, a multiple of 16.
+//
+//go:noescape
+func sumFloat16AVX512(dst, a, b unsafe.Pointer, n int)
+
+// sumBfloat16AVX512 adds n elements, a multiple of 32.
+//
+//go:noescape
+func sumBfloat16AVX512(dst, a, b unsafe.Pointer, n int)

@@ -32,9 +32,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPADDB  Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -46,9 +46,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPADDB  Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -121,9 +121,9 @@ unrolled:
 	VPSLLW  $0x08, Y1, Y1
 	VPOR    Y1, Y3, Y3
 	VMOVDQU Y3, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -141,9 +141,9 @@ single:
 	VPSLLW  $0x08, Y1, Y1
 	VPOR    Y1, Y3, Y3
 	VMOVDQU Y3, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -195,9 +195,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMAXSB Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -209,9 +209,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMAXSB Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -257,9 +257,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMINSB Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -271,9 +271,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMINSB Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -319,9 +319,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMAXUB Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -333,9 +333,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMAXUB Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -381,9 +381,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMINUB Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -395,9 +395,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMINUB Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -443,9 +443,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPADDD  Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -457,9 +457,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPADDD  Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -505,9 +505,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMULLD Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -519,9 +519,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMULLD Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -567,9 +567,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMAXSD Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -581,9 +581,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMAXSD Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -629,9 +629,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMINSD Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -643,9 +643,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMINSD Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -691,9 +691,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMAXUD Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -705,9 +705,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMAXUD Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -753,9 +753,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPMINUD Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -767,9 +767,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPMINUD Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -815,9 +815,9 @@ unrolled:
 	VMOVDQU 96(DX), Y1
 	VPADDQ  Y1, Y0, Y0
 	VMOVDQU Y0, 96(AX)
-	ADDQ    $0x80, AX
-	ADDQ    $0x80, CX
-	ADDQ    $0x80, DX
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, CX
+	ADDQ    $0x00000080, DX
 	SUBQ    $0x04, BX
 	JMP     unrolled
 
@@ -829,9 +829,9 @@ single:
 	VMOVDQU (DX), Y1
 	VPADDQ  Y1, Y0, Y0
 	VMOVDQU Y0, (AX)
-	ADDQ    $0x20, AX
-	ADDQ    $0x20, CX
-	ADDQ    $0x20, DX
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, CX
+	ADDQ    $0x00000020, DX
 	SUBQ    $0x01, BX
 	JMP     single
 
@@ -901,9 +901,9 @@ unrolled:
 	VPMULUDQ Y1, Y0, Y0
 	VPADDQ   Y2, Y0, Y0
 	VMOVDQU  Y0, 96(AX)
-	ADDQ     $0x80, AX
-	ADDQ     $0x80, CX
-	ADDQ     $0x80, DX
+	ADDQ     $0x00000080, AX
+	ADDQ     $0x00000080, CX
+	ADDQ     $0x00000080, DX
 	SUBQ     $0x04, BX
 	JMP      unrolled
 
@@ -921,9 +921,9 @@ single:
 	VPMULUDQ Y1, Y0, Y0
 	VPADDQ   Y2, Y0, Y0
 	VMOVDQU  Y0, (AX)
-	ADDQ     $0x20, AX
-	ADDQ     $0x20, CX
-	ADDQ     $0x20, DX
+	ADDQ     $0x00000020, AX
+	ADDQ     $0x00000020, CX
+	ADDQ     $0x00000020, DX
 	SUBQ     $0x01, BX
 	JMP      single
 
@@ -979,9 +979,9 @@ unrolled:
 	VPCMPGTQ  Y1, Y0, Y2
 	VPBLENDVB Y2, Y0, Y1, Y0
 	VMOVDQU   Y0, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -994,9 +994,9 @@ single:
 	VPCMPGTQ  Y1, Y0, Y2
 	VPBLENDVB Y2, Y0, Y1, Y0
 	VMOVDQU   Y0, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1047,9 +1047,9 @@ unrolled:
 	VPCMPGTQ  Y1, Y0, Y2
 	VPBLENDVB Y2, Y1, Y0, Y0
 	VMOVDQU   Y0, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1062,9 +1062,9 @@ single:
 	VPCMPGTQ  Y1, Y0, Y2
 	VPBLENDVB Y2, Y1, Y0, Y0
 	VMOVDQU   Y0, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1126,9 +1126,9 @@ unrolled:
 	VPCMPGTQ  Y4, Y3, Y3
 	VPBLENDVB Y3, Y1, Y2, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1143,9 +1143,9 @@ single:
 	VPCMPGTQ  Y4, Y3, Y3
 	VPBLENDVB Y3, Y1, Y2, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1209,9 +1209,9 @@ unrolled:
 	VPCMPGTQ  Y4, Y3, Y3
 	VPBLENDVB Y3, Y2, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1226,9 +1226,9 @@ single:
 	VPCMPGTQ  Y4, Y3, Y3
 	VPBLENDVB Y3, Y2, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1288,9 +1288,9 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1304,9 +1304,9 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1365,9 +1365,9 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1381,9 +1381,9 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1466,9 +1466,9 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1488,9 +1488,9 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1579,9 +1579,9 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1601,9 +1601,9 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1668,9 +1668,9 @@ unrolled:
 	VCMPPD    $0x03, Y1, Y1, Y2
 	VBLENDVPD Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1684,9 +1684,9 @@ single:
 	VCMPPD    $0x03, Y1, Y1, Y2
 	VBLENDVPD Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1745,9 +1745,9 @@ unrolled:
 	VCMPPD    $0x03, Y1, Y1, Y2
 	VBLENDVPD Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1761,9 +1761,9 @@ single:
 	VCMPPD    $0x03, Y1, Y1, Y2
 	VBLENDVPD Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1846,9 +1846,9 @@ unrolled:
 	VCMPPD    $0x03, Y3, Y3, Y4
 	VBLENDVPD Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1868,9 +1868,9 @@ single:
 	VCMPPD    $0x03, Y3, Y3, Y4
 	VBLENDVPD Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -1959,9 +1959,9 @@ unrolled:
 	VCMPPD    $0x03, Y3, Y3, Y4
 	VBLENDVPD Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -1981,9 +1981,9 @@ single:
 	VCMPPD    $0x03, Y3, Y3, Y4
 	VBLENDVPD Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -2125,9 +2125,9 @@ unrolled:
 	VPSRLD    $0x10, Y6, Y6
 	VPBLENDW  $0xaa, Y4, Y6, Y4
 	VMOVDQU   Y4, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -2158,9 +2158,9 @@ single:
 	VPSRLD    $0x10, Y6, Y6
 	VPBLENDW  $0xaa, Y4, Y6, Y4
 	VMOVDQU   Y4, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -2313,9 +2313,9 @@ unrolled:
 	VPSRLD    $0x10, Y6, Y6
 	VPBLENDW  $0xaa, Y4, Y6, Y4
 	VMOVDQU   Y4, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -2346,9 +2346,9 @@ single:
 	VPSRLD    $0x10, Y6, Y6
 	VPBLENDW  $0xaa, Y4, Y6, Y4
 	VMOVDQU   Y4, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -2549,9 +2549,9 @@ unrolled:
 	VPSRLD    $0x10, Y8, Y8
 	VPBLENDW  $0xaa, Y6, Y8, Y4
 	VMOVDQU   Y4, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -2594,9 +2594,9 @@ single:
 	VPSRLD    $0x10, Y8, Y8
 	VPBLENDW  $0xaa, Y6, Y8, Y4
 	VMOVDQU   Y4, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -2809,9 +2809,9 @@ unrolled:
 	VPSRLD    $0x10, Y8, Y8
 	VPBLENDW  $0xaa, Y6, Y8, Y4
 	VMOVDQU   Y4, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x80, CX
-	ADDQ      $0x80, DX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -2854,9 +2854,9 @@ single:
 	VPSRLD    $0x10, Y8, Y8
 	VPBLENDW  $0xaa, Y6, Y8, Y4
 	VMOVDQU   Y4, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x20, CX
-	ADDQ      $0x20, DX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -2929,7 +2929,7 @@ unrolled:
 	VMOVDQU 48(AX), X1
 	VDIVPS  X0, X1, X1
 	VMOVDQU X1, 48(AX)
-	ADDQ    $0x40, AX
+	ADDQ    $0x00000040, AX
 	SUBQ    $0x04, CX
 	JMP     unrolled
 
@@ -2940,7 +2940,7 @@ single:
 	VMOVDQU (AX), X1
 	VDIVPS  X0, X1, X1
 	VMOVDQU X1, (AX)
-	ADDQ    $0x10, AX
+	ADDQ    $0x00000010, AX
 	SUBQ    $0x01, CX
 	JMP     single
 
@@ -2974,7 +2974,7 @@ unrolled:
 	VMOVDQU 48(AX), X1
 	VDIVPD  X0, X1, X1
 	VMOVDQU X1, 48(AX)
-	ADDQ    $0x40, AX
+	ADDQ    $0x00000040, AX
 	SUBQ    $0x04, CX
 	JMP     unrolled
 
@@ -2985,7 +2985,7 @@ single:
 	VMOVDQU (AX), X1
 	VDIVPD  X0, X1, X1
 	VMOVDQU X1, (AX)
-	ADDQ    $0x10, AX
+	ADDQ    $0x00000010, AX
 	SUBQ    $0x01, CX
 	JMP     single
 
@@ -3032,9 +3032,9 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, 48(AX)
-	ADDQ      $0x40, AX
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, DX
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000040, CX
+	ADDQ      $0x00000040, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -3048,9 +3048,9 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, (AX)
-	ADDQ      $0x10, AX
-	ADDQ      $0x10, CX
-	ADDQ      $0x10, DX
+	ADDQ      $0x00000010, AX
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -3097,9 +3097,9 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, 48(AX)
-	ADDQ      $0x40, AX
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, DX
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000040, CX
+	ADDQ      $0x00000040, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -3113,9 +3113,9 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, (AX)
-	ADDQ      $0x10, AX
-	ADDQ      $0x10, CX
-	ADDQ      $0x10, DX
+	ADDQ      $0x00000010, AX
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -3186,9 +3186,9 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VCVTPS2PH $0x00, Y3, 48(AX)
-	ADDQ      $0x40, AX
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, DX
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000040, CX
+	ADDQ      $0x00000040, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -3208,9 +3208,9 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VCVTPS2PH $0x00, Y3, (AX)
-	ADDQ      $0x10, AX
-	ADDQ      $0x10, CX
-	ADDQ      $0x10, DX
+	ADDQ      $0x00000010, AX
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -3281,9 +3281,9 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VCVTPS2PH $0x00, Y3, 48(AX)
-	ADDQ      $0x40, AX
-	ADDQ      $0x40, CX
-	ADDQ      $0x40, DX
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000040, CX
+	ADDQ      $0x00000040, DX
 	SUBQ      $0x04, BX
 	JMP       unrolled
 
@@ -3303,9 +3303,9 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VCVTPS2PH $0x00, Y3, (AX)
-	ADDQ      $0x10, AX
-	ADDQ      $0x10, CX
-	ADDQ      $0x10, DX
+	ADDQ      $0x00000010, AX
+	ADDQ      $0x00000010, CX
+	ADDQ      $0x00000010, DX
 	SUBQ      $0x01, BX
 	JMP       single
 
@@ -3351,8 +3351,8 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3366,8 +3366,8 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3413,8 +3413,8 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3428,8 +3428,8 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3499,8 +3499,8 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3520,8 +3520,8 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3591,8 +3591,8 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3612,8 +3612,8 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3640,8 +3640,8 @@ unrolled:
 	VMOVDQU   Y0, 64(AX)
 	VCVTPH2PS 48(CX), Y0
 	VMOVDQU   Y0, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3651,8 +3651,8 @@ single:
 	JB        single_done
 	VCVTPH2PS (CX), Y0
 	VMOVDQU   Y0, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3679,8 +3679,8 @@ unrolled:
 	VCVTPS2PH $0x00, Y0, 32(AX)
 	VMOVDQU   96(CX), Y0
 	VCVTPS2PH $0x00, Y0, 48(AX)
-	ADDQ      $0x40, AX
-	ADDQ      $0x80, CX
+	ADDQ      $0x00000040, AX
+	ADDQ      $0x00000080, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3690,8 +3690,8 @@ single:
 	JB        single_done
 	VMOVDQU   (CX), Y0
 	VCVTPS2PH $0x00, Y0, (AX)
-	ADDQ      $0x10, AX
-	ADDQ      $0x20, CX
+	ADDQ      $0x00000010, AX
+	ADDQ      $0x00000020, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3725,7 +3725,7 @@ unrolled:
 	VCVTPH2PS 48(AX), Y1
 	VDIVPS    Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, 48(AX)
-	ADDQ      $0x40, AX
+	ADDQ      $0x00000040, AX
 	SUBQ      $0x04, CX
 	JMP       unrolled
 
@@ -3736,7 +3736,7 @@ single:
 	VCVTPH2PS (AX), Y1
 	VDIVPS    Y0, Y1, Y1
 	VCVTPS2PH $0x00, Y1, (AX)
-	ADDQ      $0x10, AX
+	ADDQ      $0x00000010, AX
 	SUBQ      $0x01, CX
 	JMP       single
 
@@ -3786,8 +3786,8 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3802,8 +3802,8 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3853,8 +3853,8 @@ unrolled:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3869,8 +3869,8 @@ single:
 	VCMPPS    $0x03, Y1, Y1, Y2
 	VBLENDVPS Y2, Y0, Y1, Y1
 	VMOVDQU   Y1, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -3944,8 +3944,8 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -3966,8 +3966,8 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -4041,8 +4041,8 @@ unrolled:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -4063,8 +4063,8 @@ single:
 	VCMPPS    $0x03, Y3, Y3, Y4
 	VBLENDVPS Y4, Y0, Y3, Y3
 	VMOVDQU   Y3, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -4095,8 +4095,8 @@ unrolled:
 	VPMOVZXWD 48(CX), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVDQU   Y0, 96(AX)
-	ADDQ      $0x80, AX
-	ADDQ      $0x40, CX
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000040, CX
 	SUBQ      $0x04, DX
 	JMP       unrolled
 
@@ -4107,8 +4107,8 @@ single:
 	VPMOVZXWD (CX), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVDQU   Y0, (AX)
-	ADDQ      $0x20, AX
-	ADDQ      $0x10, CX
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000010, CX
 	SUBQ      $0x01, DX
 	JMP       single
 
@@ -4184,8 +4184,8 @@ unrolled:
 	VEXTRACTI128 $0x01, Y4, X3
 	VPACKUSDW    X3, X4, X3
 	VMOVDQU      X3, 48(AX)
-	ADDQ         $0x40, AX
-	ADDQ         $0x80, CX
+	ADDQ         $0x00000040, AX
+	ADDQ         $0x00000080, CX
 	SUBQ         $0x04, DX
 	JMP          unrolled
 
@@ -4205,8 +4205,8 @@ single:
 	VEXTRACTI128 $0x01, Y4, X3
 	VPACKUSDW    X3, X4, X3
 	VMOVDQU      X3, (AX)
-	ADDQ         $0x10, AX
-	ADDQ         $0x20, CX
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000020, CX
 	SUBQ         $0x01, DX
 	JMP          single
 
@@ -4293,7 +4293,7 @@ unrolled:
 	VEXTRACTI128 $0x01, Y5, X4
 	VPACKUSDW    X4, X5, X4
 	VMOVDQU      X4, 48(AX)
-	ADDQ         $0x40, AX
+	ADDQ         $0x00000040, AX
 	SUBQ         $0x04, CX
 	JMP          unrolled
 
@@ -4315,9 +4315,228 @@ single:
 	VEXTRACTI128 $0x01, Y5, X4
 	VPACKUSDW    X4, X5, X4
 	VMOVDQU      X4, (AX)
-	ADDQ         $0x10, AX
+	ADDQ         $0x00000010, AX
 	SUBQ         $0x01, CX
 	JMP          single
+
+single_done:
+	VZEROUPPER
+	RET
+
+// func sumFloat16AVX512(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX512F
+TEXT ·sumFloat16AVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVL         $0x7fc00000, SI
+	VPBROADCASTD SI, Z0
+	SHRQ         $0x04, BX
+
+unrolled:
+	CMPQ      BX, $0x04
+	JB        unrolled_done
+	VCVTPH2PS (CX), Z1
+	VCVTPH2PS (DX), Z2
+	VADDPS    Z2, Z1, Z1
+	VCMPPS    $0x03, Z1, Z1, K1
+	VMOVDQU32 Z0, K1, Z1
+	VCVTPS2PH $0x00, Z1, (AX)
+	VCVTPH2PS 32(CX), Z1
+	VCVTPH2PS 32(DX), Z2
+	VADDPS    Z2, Z1, Z1
+	VCMPPS    $0x03, Z1, Z1, K1
+	VMOVDQU32 Z0, K1, Z1
+	VCVTPS2PH $0x00, Z1, 32(AX)
+	VCVTPH2PS 64(CX), Z1
+	VCVTPH2PS 64(DX), Z2
+	VADDPS    Z2, Z1, Z1
+	VCMPPS    $0x03, Z1, Z1, K1
+	VMOVDQU32 Z0, K1, Z1
+	VCVTPS2PH $0x00, Z1, 64(AX)
+	VCVTPH2PS 96(CX), Z1
+	VCVTPH2PS 96(DX), Z2
+	VADDPS    Z2, Z1, Z1
+	VCMPPS    $0x03, Z1, Z1, K1
+	VMOVDQU32 Z0, K1, Z1
+	VCVTPS2PH $0x00, Z1, 96(AX)
+	ADDQ      $0x00000080, AX
+	ADDQ      $0x00000080, CX
+	ADDQ      $0x00000080, DX
+	SUBQ      $0x04, BX
+	JMP       unrolled
+
+unrolled_done:
+single:
+	CMPQ      BX, $0x01
+	JB        single_done
+	VCVTPH2PS (CX), Z1
+	VCVTPH2PS (DX), Z2
+	VADDPS    Z2, Z1, Z1
+	VCMPPS    $0x03, Z1, Z1, K1
+	VMOVDQU32 Z0, K1, Z1
+	VCVTPS2PH $0x00, Z1, (AX)
+	ADDQ      $0x00000020, AX
+	ADDQ      $0x00000020, CX
+	ADDQ      $0x00000020, DX
+	SUBQ      $0x01, BX
+	JMP       single
+
+single_done:
+	VZEROUPPER
+	RET
+
+// func sumBfloat16AVX512(dst *byte, a *byte, b *byte, n int)
+// Requires: AVX, AVX512F
+TEXT ·sumBfloat16AVX512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         a+8(FP), CX
+	MOVQ         b+16(FP), DX
+	MOVQ         n+24(FP), BX
+	MOVL         $0x7fc00000, SI
+	VPBROADCASTD SI, Z0
+	MOVL         $0x00000001, SI
+	VPBROADCASTD SI, Z1
+	MOVL         $0x00007fff, SI
+	VPBROADCASTD SI, Z2
+	MOVL         $0xffff0000, SI
+	VPBROADCASTD SI, Z3
+	SHRQ         $0x05, BX
+
+unrolled:
+	CMPQ       BX, $0x04
+	JB         unrolled_done
+	VMOVDQU32  (CX), Z4
+	VMOVDQU32  (DX), Z5
+	VPSLLD     $0x10, Z4, Z6
+	VPSLLD     $0x10, Z5, Z7
+	VPANDD     Z3, Z4, Z4
+	VPANDD     Z3, Z5, Z5
+	VADDPS     Z7, Z6, Z6
+	VCMPPS     $0x03, Z6, Z6, K1
+	VMOVDQU32  Z0, K1, Z6
+	VADDPS     Z5, Z4, Z4
+	VCMPPS     $0x03, Z4, Z4, K1
+	VMOVDQU32  Z0, K1, Z4
+	VPSRLD     $0x10, Z6, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z6, Z6
+	VPADDD     Z5, Z6, Z6
+	VPSRLD     $0x10, Z4, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z4, Z4
+	VPADDD     Z5, Z4, Z4
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z3, Z4, Z6
+	VMOVDQU32  Z6, (AX)
+	VMOVDQU32  64(CX), Z4
+	VMOVDQU32  64(DX), Z5
+	VPSLLD     $0x10, Z4, Z6
+	VPSLLD     $0x10, Z5, Z7
+	VPANDD     Z3, Z4, Z4
+	VPANDD     Z3, Z5, Z5
+	VADDPS     Z7, Z6, Z6
+	VCMPPS     $0x03, Z6, Z6, K1
+	VMOVDQU32  Z0, K1, Z6
+	VADDPS     Z5, Z4, Z4
+	VCMPPS     $0x03, Z4, Z4, K1
+	VMOVDQU32  Z0, K1, Z4
+	VPSRLD     $0x10, Z6, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z6, Z6
+	VPADDD     Z5, Z6, Z6
+	VPSRLD     $0x10, Z4, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z4, Z4
+	VPADDD     Z5, Z4, Z4
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z3, Z4, Z6
+	VMOVDQU32  Z6, 64(AX)
+	VMOVDQU32  128(CX), Z4
+	VMOVDQU32  128(DX), Z5
+	VPSLLD     $0x10, Z4, Z6
+	VPSLLD     $0x10, Z5, Z7
+	VPANDD     Z3, Z4, Z4
+	VPANDD     Z3, Z5, Z5
+	VADDPS     Z7, Z6, Z6
+	VCMPPS     $0x03, Z6, Z6, K1
+	VMOVDQU32  Z0, K1, Z6
+	VADDPS     Z5, Z4, Z4
+	VCMPPS     $0x03, Z4, Z4, K1
+	VMOVDQU32  Z0, K1, Z4
+	VPSRLD     $0x10, Z6, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z6, Z6
+	VPADDD     Z5, Z6, Z6
+	VPSRLD     $0x10, Z4, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z4, Z4
+	VPADDD     Z5, Z4, Z4
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z3, Z4, Z6
+	VMOVDQU32  Z6, 128(AX)
+	VMOVDQU32  192(CX), Z4
+	VMOVDQU32  192(DX), Z5
+	VPSLLD     $0x10, Z4, Z6
+	VPSLLD     $0x10, Z5, Z7
+	VPANDD     Z3, Z4, Z4
+	VPANDD     Z3, Z5, Z5
+	VADDPS     Z7, Z6, Z6
+	VCMPPS     $0x03, Z6, Z6, K1
+	VMOVDQU32  Z0, K1, Z6
+	VADDPS     Z5, Z4, Z4
+	VCMPPS     $0x03, Z4, Z4, K1
+	VMOVDQU32  Z0, K1, Z4
+	VPSRLD     $0x10, Z6, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z6, Z6
+	VPADDD     Z5, Z6, Z6
+	VPSRLD     $0x10, Z4, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z4, Z4
+	VPADDD     Z5, Z4, Z4
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z3, Z4, Z6
+	VMOVDQU32  Z6, 192(AX)
+	ADDQ       $0x00000100, AX
+	ADDQ       $0x00000100, CX
+	ADDQ       $0x00000100, DX
+	SUBQ       $0x04, BX
+	JMP        unrolled
+
+unrolled_done:
+single:
+	CMPQ       BX, $0x01
+	JB         single_done
+	VMOVDQU32  (CX), Z4
+	VMOVDQU32  (DX), Z5
+	VPSLLD     $0x10, Z4, Z6
+	VPSLLD     $0x10, Z5, Z7
+	VPANDD     Z3, Z4, Z4
+	VPANDD     Z3, Z5, Z5
+	VADDPS     Z7, Z6, Z6
+	VCMPPS     $0x03, Z6, Z6, K1
+	VMOVDQU32  Z0, K1, Z6
+	VADDPS     Z5, Z4, Z4
+	VCMPPS     $0x03, Z4, Z4, K1
+	VMOVDQU32  Z0, K1, Z4
+	VPSRLD     $0x10, Z6, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z6, Z6
+	VPADDD     Z5, Z6, Z6
+	VPSRLD     $0x10, Z4, Z5
+	VPANDD     Z1, Z5, Z5
+	VPADDD     Z2, Z4, Z4
+	VPADDD     Z5, Z4, Z4
+	VPSRLD     $0x10, Z6, Z6
+	VPTERNLOGD $0xf8, Z3, Z4, Z6
+	VMOVDQU32  Z6, (AX)
+	ADDQ       $0x00000040, AX
+	ADDQ       $0x00000040, CX
+	ADDQ       $0x00000040, DX
+	SUBQ       $0x01, BX
+	JMP        single
 
 single_done:
 	VZEROUPPER

@@ -21,10 +21,11 @@ var dtypes = []record.DType{
 
 var ops = []record.RedOp{record.Sum, record.Prod, record.Max, record.Min, record.Avg}
 
-// paths runs a test on the vector and on the portable code.
-func paths(t *testing.T, f func(t *testing.T)) {
-	t.Run("vector", f)
-	t.Run("portable", func(t *testing.T) { reduce.WithoutVector(func() { f(t) }) })
+// paths runs a test on every code path.
+func paths(t *testing.T, test func(t *testing.T)) {
+	for name, on := range reduce.Paths {
+		t.Run(name, func(t *testing.T) { on(func() { test(t) }) })
+	}
 }
 
 // Reference: one element at a time, through float64 and math/big, sharing no
@@ -532,10 +533,10 @@ func FuzzReduce(f *testing.F) {
 		data = data[min(len(data), int(offset)%8):]
 		size := len(data) / 2 &^ (dt.Size() - 1)
 		a, b, dst := data[:size], data[size:2*size], make([]byte, size)
-		reduce.Reduce(op, dt, dst, a, b)
-		check(t, op, dt, dst, a, b)
-		reduce.WithoutVector(func() { reduce.Reduce(op, dt, dst, a, b) })
-		check(t, op, dt, dst, a, b)
+		for _, on := range reduce.Paths {
+			on(func() { reduce.Reduce(op, dt, dst, a, b) })
+			check(t, op, dt, dst, a, b)
+		}
 	})
 }
 

@@ -21,6 +21,10 @@ var (
 func init() {
 	if cpu.X86.HasAVX2 && cpu.X86.HasF16C {
 		useAVX2()
+		// Processors without VBMI2 have AVX-512 but slow down when it is used.
+		if cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI2 {
+			useAVX512()
+		}
 	}
 }
 
@@ -59,5 +63,25 @@ func useAVX2() {
 	bfloat16.vecAccumulate = [numOps]accumulate{
 		record.Sum: sumBfloat16Float32AVX2, record.Prod: prodBfloat16Float32AVX2,
 		record.Max: maxBfloat16Float32AVX2, record.Min: minBfloat16Float32AVX2, record.Avg: sumBfloat16Float32AVX2,
+	}
+}
+
+func useAVX512() {
+	f := wide(16, sumFloat16AVX512, sumFloat16AVX2)
+	vector[record.Float16][record.Sum], vector[record.Float16][record.Avg] = f, f
+	b := wide(32, sumBfloat16AVX512, sumBfloat16AVX2)
+	vector[record.Bfloat16][record.Sum], vector[record.Bfloat16][record.Avg] = b, b
+}
+
+// wide leaves what is not a multiple of step elements of two bytes to narrow.
+func wide(step int, k, narrow kernel) kernel {
+	return func(dst, a, b unsafe.Pointer, n int) {
+		done := n &^ (step - 1)
+		if done > 0 {
+			k(dst, a, b, done)
+		}
+		if done < n {
+			narrow(unsafe.Add(dst, 2*done), unsafe.Add(a, 2*done), unsafe.Add(b, 2*done), n-done)
+		}
 	}
 }
