@@ -1,0 +1,292 @@
+package transport
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Errors of a Link; they are final.
+var (
+	ErrDropped = errors.New("connection dropped")
+	ErrCorrupt = errors.New("connection corrupt")
+	ErrClosed  = errors.New("mesh closed")
+)
+
+// Config is what a rank brings to its communicator's mesh.
+type Config struct {
+	ID         uint64 // of the communicator
+	Name       string // of the communicator: names it to Faults
+	Rank, Size int
+
+	// Node is this rank's logical node. Ranks with the same Node that also see
+	// the same kernel and the same Dir share memory, all others use TCP.
+	Node string
+	// Dir is the runtime directory for shared memory, "" for record.DefaultDir().
+	Dir string
+	// Exchange gives every member all members' blobs, by rank; NewMesh calls it
+	// the same few times on every rank (bootstrap.Control.AllGather).
+	Exchange func(ctx context.Context, blob []byte) ([][]byte, error)
+	// Err is why the communicator is over, nil while it is not: Wait does not
+	// sleep and Link does not wait when it is. Optional; safe for any goroutine.
+	Err func() error
+
+	// Key authenticates data connections between nodes (bootstrap.Control.Key).
+	Key []byte
+	// Host is the interface to listen at for them, "" for 127.0.0.1.
+	Host string
+	// Sockets a TCP connection has, 0 for 2.
+	Sockets int
+	// Ring is the shared-memory ring's size per ordered pair in bytes, a power of
+	// two from 4 KiB, 0 for 256 KiB. All ranks' must agree.
+	Ring int
+	// Window is the TCP receive buffer, hence the credit, per connection in
+	// bytes, a power of two from 64 KiB, 0 for 2 MiB.
+	Window int
+
+	// Recorder and Comm are where connections are recorded, nil for nowhere.
+	Recorder *record.Writer
+	Comm     *record.Comm
+	// Faults is what is to go wrong, nil for nothing (package ccltest).
+	Faults Faults
+}
+
+func (cfg *Config) setDefaults() error {
+	for _, d := range []struct {
+		what     string
+		v        *int
+		or       int
+		min, max int
+		pow2     bool
+	}{
+		{"Sockets", &cfg.Sockets, 2, 1, 16, false},
+		{"Ring", &cfg.Ring, 256 << 10, 4 << 10, 64 << 20, true},
+		{"Window", &cfg.Window, 2 << 20, 64 << 10, 256 << 20, true},
+	} {
+		if *d.v == 0 {
+			*d.v = d.or
+		}
+		if v := *d.v; v < d.min || v > d.max || d.pow2 && v&(v-1) != 0 {
+			return fmt.Errorf("%s is %d, want %d to %d, a power of two but for Sockets", d.what, v, d.min, d.max)
+		}
+	}
+	if cfg.Rank < 0 || cfg.Rank >= cfg.Size {
+		return fmt.Errorf("rank %d of %d", cfg.Rank, cfg.Size)
+	}
+	if cfg.Dir == "" {
+		cfg.Dir = record.DefaultDir()
+	}
+	if cfg.Host == "" {
+		cfg.Host = "127.0.0.1"
+	}
+	if cfg.Err == nil {
+		cfg.Err = func() error { return nil }
+	}
+	return nil
+}
+
+// card is what a rank tells the others of itself.
+type card struct {
+	Node     string // logical node
+	Boot     string // kernel
+	Dev, Ino uint64 // runtime directory
+	PID      int
+	Nonce    [16]byte // makes names and proofs of this mesh unique
+	Ring     int
+	Addr     string // where it listens, "" when it cannot
+}
+
+// sharesMemory reports whether two ranks can map the same file.
+func (a card) sharesMemory(b card) bool {
+	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino
+}
+
+type mesh struct {
+	cfg   Config
+	ctx   context.Context // ends with Close
+	stop  context.CancelFunc
+	cards []card
+	local []int // position among this node's members by rank, -1 for others
+	links []Link
+	open  []pipeline // the links that are not nil
+	seg   *segment   // nil without local peers
+	net   *network   // nil without remote peers
+	waiter
+
+	mu     sync.RWMutex // Wake against Close
+	closed bool
+}
+
+// pipeline is what the mesh asks of every Link it has opened.
+type pipeline interface {
+	Link
+	// refresh reads what the peer has consumed and publishes live words; it
+	// reports whether bytes are outstanding.
+	refresh(now int64) bool
+	// pump moves bytes that a fault has held back; 0, or when to call it again.
+	pump(now int64) int64
+}
+
+// NewMesh prepares the links among the members; every member calls it, and it
+// needs all of them. Links themselves open on first use.
+func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
+	m, err := newMesh(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: open transports: %w", cfg.Rank, err)
+	}
+	return m, nil
+}
+
+func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	m := &mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			m.Close()
+		}
+	}()
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	mine, err := m.introduce()
+	if err != nil {
+		return nil, err
+	}
+	if err := m.exchangeCards(ctx, mine); err != nil {
+		return nil, err
+	}
+	var group []int // of this node
+	for r, c := range m.cards {
+		m.local[r] = -1
+		if c.sharesMemory(mine) {
+			m.local[r] = len(group)
+			group = append(group, r)
+			if r != cfg.Rank && c.PID == mine.PID {
+				m.goroutines = true
+			}
+		}
+	}
+	if m.seg, err = m.shareMemory(ctx, group); err != nil {
+		return nil, err
+	}
+	if len(group) == cfg.Size && m.net != nil {
+		m.net.close()
+		m.net = nil
+	}
+	m.waiter.init(m)
+	return m, nil
+}
+
+// introduce fills in this rank's card. It listens before anyone can know that
+// it must, since one exchange less is worth more than one socket less.
+func (m *mesh) introduce() (card, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(m.cfg.Dir, &st); err != nil {
+		return card{}, fmt.Errorf("runtime directory %s: %w", m.cfg.Dir, err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return card{}, err
+	}
+	c := card{Node: m.cfg.Node, Boot: string(boot), Dev: uint64(st.Dev), Ino: st.Ino, PID: os.Getpid(), Nonce: newNonce(), Ring: m.cfg.Ring}
+	if m.cfg.Size > 1 {
+		if m.net, err = listen(m, c.Nonce); err != nil {
+			return card{}, err
+		}
+		c.Addr = m.net.addr()
+	}
+	return c, nil
+}
+
+func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
+	b, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	if m.cfg.Size == 1 {
+		m.cards = []card{mine}
+		return nil
+	}
+	blobs, err := m.cfg.Exchange(ctx, b)
+	if err != nil {
+		return err
+	}
+	m.cards = make([]card, m.cfg.Size)
+	for r, b := range blobs {
+		if err := json.Unmarshal(b, &m.cards[r]); err != nil {
+			return fmt.Errorf("rank %d's card: %w", r, err)
+		}
+		if ring := m.cards[r].Ring; ring != mine.Ring {
+			return fmt.Errorf("rank %d has shared-memory rings of %d bytes, this rank of %d", r, ring, mine.Ring)
+		}
+	}
+	return nil
+}
+
+func (m *mesh) Link(peer int) (Link, error) {
+	if peer < 0 || peer >= m.cfg.Size || peer == m.cfg.Rank {
+		return nil, fmt.Errorf("rank %d has no link to rank %d of %d", m.cfg.Rank, peer, m.cfg.Size)
+	}
+	if l := m.links[peer]; l != nil {
+		return l, nil
+	}
+	var l pipeline
+	var err error
+	if m.Local(peer) {
+		l, err = m.seg.link(m, peer)
+	} else {
+		l, err = m.net.link(peer)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rank %d: link to rank %d: %w", m.cfg.Rank, peer, err)
+	}
+	m.links[peer] = l
+	m.open = append(m.open, l)
+	return l, nil
+}
+
+func (m *mesh) Local(peer int) bool { return m.local[peer] >= 0 }
+
+func (m *mesh) Board() Board {
+	if m.seg == nil {
+		return nil
+	}
+	return m.seg.board(m)
+}
+
+// Close unmaps and disconnects. No Link or Board may be in use, nor bytes that
+// Peek returned.
+func (m *mesh) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	m.closed = true
+	m.stop()
+	if m.net != nil {
+		m.net.close()
+	}
+	for _, l := range m.open {
+		l.(interface{ close() }).close()
+	}
+	m.waiter.close()
+	if m.seg != nil {
+		m.seg.close()
+	}
+	return nil
+}
+
+// idleRefresh is how often a sleeping rank looks what has become of bytes that
+// are outstanding: nobody wakes it for a completion that it does not wait for.
+const idleRefresh = 100 * time.Millisecond

@@ -1,0 +1,223 @@
+package transport
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/record"
+	"golang.org/x/sys/unix"
+)
+
+//go:linkname procyield runtime.procyield
+func procyield(cycles uint32)
+
+// door is the word that a rank sleeps on, alone in its cache line.
+type door struct {
+	state atomic.Uint32
+	_     [lineSize - 4]byte
+}
+
+const (
+	awake   = 0
+	asleep  = 1 // or about to: in futex(2) on the word
+	polling = 2 // or about to: in epoll_wait(2), with a bell to ring
+)
+
+// wake wakes the rank behind the door; at most one of several callers has to
+// make the system call.
+func (d *door) wake(bell int) {
+	switch d.state.Swap(awake) {
+	case asleep:
+		unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&d.state)), futexWake, 1, 0, 0, 0)
+	case polling:
+		var b [1]byte
+		unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&b[0])), 1) // a full pipe wakes as well
+	}
+}
+
+const (
+	futexWait = 0 // of a word that processes share
+	futexWake = 1
+)
+
+const (
+	// Polls before the first yield: many when cores are free (25 µs or so), few
+	// when each poll keeps somebody from working.
+	minSpin = 2
+	maxSpin = 1000
+	// A yield that comes back sooner had nobody to yield to.
+	lonelyYield = 900 // ns
+	// How long a rank yields before it sleeps: waking it costs tens of µs.
+	yieldFor = int64(500 * time.Microsecond)
+)
+
+// waiter is how a rank waits: it polls, then yields, then sleeps. Nothing is
+// measured in advance; a yield's own duration tells whether others want the core.
+type waiter struct {
+	m          *mesh
+	door       *door
+	own        *door // the door when there is no segment
+	progressed bool  // a link moved bytes since the last Wait
+	armed      bool  // the door says asleep; the caller has looked again since
+	goroutines bool  // some members are goroutines of this process
+	idle       int   // Waits without progress
+	spin       int
+	yields     int
+	since      int64 // first yield of this idleness
+}
+
+func (w *waiter) init(m *mesh) {
+	w.m, w.spin = m, maxSpin
+	w.own = new(door)
+	w.door = w.own
+	if m.seg != nil {
+		w.door = m.seg.doors[m.seg.me]
+	}
+}
+
+func (w *waiter) close() {}
+
+// Wait must only be called after looking at everything that is waited for: that
+// look, after the door says asleep, is what makes sleeping safe.
+func (m *mesh) Wait(d time.Duration) { m.wait(d) }
+
+func (w *waiter) wait(d time.Duration) {
+	if w.progressed {
+		w.rouse()
+		w.progressed = false
+		w.idle = 0
+		w.pumpGates()
+		return
+	}
+	w.idle++
+	if w.idle <= w.spin {
+		w.pumpGates()
+		w.m.net.poll(0)
+		procyield(1)
+		return
+	}
+	now := record.Now()
+	if w.idle == w.spin+1 {
+		w.since, w.yields = now, 0
+	}
+	if now-w.since < yieldFor {
+		w.pumpGates()
+		w.m.net.poll(0)
+		w.yield()
+		if took := record.Now() - now; took > lonelyYield {
+			w.shorten(took)
+		} else if w.spin < maxSpin {
+			w.lengthen()
+		}
+		return
+	}
+	if w.m.cfg.Err() != nil {
+		return
+	}
+	due := w.pumpGates()
+	if !w.armed {
+		w.refresh(now)
+		w.arm()
+		return
+	}
+	if w.refresh(now) {
+		d = min(d, idleRefresh)
+	}
+	if due > 0 {
+		d = min(d, time.Duration(due-now))
+	}
+	if d > 0 {
+		w.sleep(d)
+	}
+	w.rouse()
+}
+
+// shorten and lengthen keep idle in step with spin, so that the phase holds.
+func (w *waiter) shorten(int64) {
+	d := w.spin - max(minSpin, w.spin/2)
+	w.spin -= d
+	w.idle -= d
+}
+
+func (w *waiter) lengthen() {
+	d := min(maxSpin, 2*w.spin) - w.spin
+	w.spin += d
+	w.idle += d
+}
+
+// yield lets others run, on this core and on this goroutine's thread.
+func (w *waiter) yield() {
+	w.yields++
+	if w.goroutines {
+		runtime.Gosched()
+		return
+	}
+	if w.yields%4 == 0 {
+		runtime.Gosched()
+	}
+	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+}
+
+func (w *waiter) arm() {
+	w.armed = true
+	state := uint32(asleep)
+	if w.m.net != nil {
+		state = polling
+	}
+	w.door.state.Swap(state)
+}
+
+func (w *waiter) rouse() {
+	if w.armed {
+		w.armed = false
+		w.door.state.Store(awake)
+	}
+}
+
+func (w *waiter) sleep(d time.Duration) {
+	if w.m.net != nil {
+		w.m.net.poll(d)
+		return
+	}
+	ts := unix.NsecToTimespec(int64(d))
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.door.state)), futexWait, asleep, uintptr(unsafe.Pointer(&ts)), 0, 0)
+}
+
+// refresh publishes every link's live words; it reports whether bytes are outstanding.
+func (w *waiter) refresh(now int64) bool {
+	outstanding := false
+	for _, l := range w.m.open {
+		outstanding = l.refresh(now) || outstanding
+	}
+	return outstanding
+}
+
+// pumpGates moves what faults have held back; 0, or when to do it again.
+func (w *waiter) pumpGates() int64 {
+	if w.m.cfg.Faults == nil {
+		return 0
+	}
+	due := int64(0)
+	now := record.Now()
+	for _, l := range w.m.open {
+		if t := l.pump(now); t > 0 && (due == 0 || t < due) {
+			due = t
+		}
+	}
+	return due
+}
+
+func (m *mesh) Wake() {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.closed || m.door.state.Load() == awake {
+		return
+	}
+	bell := -1
+	if m.net != nil {
+		bell = m.net.bell
+	}
+	m.door.wake(bell)
+}
