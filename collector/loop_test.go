@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -236,4 +237,116 @@ func TestProgressReachesTheMaster(t *testing.T) {
 	if len(agents) != 1 || !agents[0].Connected || agents[0].Ranks != 4 || agents[0].MapError <= 0 || agents[0].MapError > time.Second {
 		t.Errorf("agents: %+v", agents)
 	}
+}
+
+func TestMasterRestart(t *testing.T) {
+	dir := t.TempDir()
+	r := newRanks(t, dir, 2, 3)
+	m, first := startMaster(t, master.Options{})
+	address := m.Addr().String()
+	a, _ := startAgent(t, agent.Options{Dir: dir, Master: at(address)})
+	r.step()
+	complete := func() bool {
+		s := m.Snapshot()
+		return s.Attempt == 3 && s.Ranks[diagnosis.ProcRunning] == 2
+	}
+	eventually(t, "the first master sees all", complete)
+	first.kill(t)
+	eventually(t, "the agent notices", func() bool { return !a.Snapshot().Master[0].Connected })
+	m, _ = startMaster(t, master.Options{Listen: address})
+	eventually(t, "the second master sees all", complete)
+	if s := a.Snapshot().Master[0]; s.Reconnect == 0 {
+		t.Errorf("stream status %+v", s)
+	}
+}
+
+func TestAgentRestart(t *testing.T) {
+	dir := t.TempDir()
+	r := newRanks(t, dir, 2, 0)
+	stop := r.steps()
+	defer stop()
+	m, _ := startMaster(t, master.Options{Patience: time.Second})
+	o := agent.Options{Dir: dir, Master: at(m.Addr().String())}
+	_, first := startAgent(t, o)
+	running := func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 2 }
+	eventually(t, "all ranks seen", running)
+	first.kill(t)
+	eventually(t, "the agent is lost, and nothing is known of its ranks", func() bool {
+		s := m.Snapshot()
+		return s.Agents[0].Lost && !s.Agents[0].Connected && s.Ranks[diagnosis.ProcUnknown] == 2
+	})
+	a, _ := startAgent(t, o)
+	eventually(t, "its successor goes on", func() bool { return running() && !m.Snapshot().Agents[0].Lost })
+	stop()
+	eventually(t, "and reads on", func() bool {
+		s := a.Snapshot()
+		return len(s.Jobs) == 1 && s.Jobs[0].Comms[0].Finished == 2*r.seq
+	})
+	if s := a.Snapshot(); s.Jobs[0].Lost != 0 {
+		t.Errorf("%d records lost; what was overwritten before the agent came is not", s.Jobs[0].Lost)
+	}
+}
+
+// TestJobRestart checks that the recorders of a job's next attempt take the
+// place of the last one's.
+func TestJobRestart(t *testing.T) {
+	dir := t.TempDir()
+	old := newRanks(t, dir, 3, 0)
+	old.step()
+	m, _ := startMaster(t, master.Options{})
+	a, _ := startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String())})
+	eventually(t, "the first attempt", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 3 })
+	old.close()
+	again := newRanks(t, t.TempDir(), 2, 1)
+	for _, w := range again.w { // the same process cannot have two recorders of one rank in one directory
+		if err := os.Rename(w.Path(), filepath.Join(dir, "again."+filepath.Base(w.Path()))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again.step()
+	eventually(t, "the second attempt", func() bool {
+		s := m.Snapshot()
+		return s.Attempt == 1 && s.WorldSize == 2 && s.Ranks[diagnosis.ProcRunning] == 2
+	})
+	eventually(t, "the agent counts the living", func() bool {
+		s := a.Snapshot()
+		return s.Jobs[0].Ranks[diagnosis.ProcRunning] == 3 // the superseded rank 2 lives on in this process's name
+	})
+}
+
+func TestTwoJobsOnOneNode(t *testing.T) {
+	dir := t.TempDir()
+	newRanks(t, dir, 2, 0)
+	w, err := record.Create(record.Options{Dir: dir, Identity: record.Identity{Job: "other", Rank: 0, WorldSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	m, _ := startMaster(t, master.Options{})
+	a, _ := startAgent(t, agent.Options{Dir: dir, Master: func(job string) string {
+		if job == "job" {
+			return m.Addr().String()
+		}
+		return ""
+	}})
+	eventually(t, "both jobs, one stream", func() bool {
+		s := a.Snapshot()
+		return len(s.Jobs) == 2 && len(s.Master) == 1 && s.Master[0].Connected && m.Snapshot().WorldSize == 2
+	})
+}
+
+func TestBadRecorderFiles(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"empty.rec": "", "text.rec": "hello", "short.rec": record.Magic + "\x01\x00\x00\x00"} {
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := newRanks(t, dir, 2, 0)
+	a, _ := startAgent(t, agent.Options{Dir: dir})
+	r.step()
+	eventually(t, "good files read, bad ones told of", func() bool {
+		s := a.Snapshot()
+		return len(s.Jobs) == 1 && s.Jobs[0].Comms[0].Finished == 2 && len(s.Sources) == 2 && !s.Sources[0].Up && s.Sources[0].Err != "" && s.Sources[1].Up
+	})
 }

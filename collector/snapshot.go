@@ -30,6 +30,7 @@ type AgentJob struct {
 	Step            uint64 // highest step mark seen
 	UnknownResults  uint64 // ends without a start and the like
 	DroppedProgress uint64 // progress messages not sent because the queue was full
+	DroppedArrivals uint64 // sampled arrivals not sent because too many waited
 }
 
 // AgentComm is one communicator name on this node. Ids are not exported: several
@@ -84,6 +85,7 @@ type MasterSnapshot struct {
 	DiagnosisNs   uint64 // total
 	Delay         []DelayMatrix
 	Overflow      uint64 // ranks, communicators or connections not tracked because a bound was reached
+	Refused       uint64 // entries of agents' reports that contradict what is known, late words of former attempts among them
 }
 
 // MaxIncidents bounds MasterSnapshot.Incidents.

@@ -82,9 +82,8 @@ type Agent struct {
 	view       source.View
 	ranks      map[*source.Process]*rank
 	jobs       map[string]*job
-	overflow   uint64 // jobs not tracked
-	ops        int    // room for pending collectives, all communicators
-	evicted    uint64 // collectives whose end was never seen
+	full       bool // a job was turned away, and it was logged
+	ops        int  // room for pending collectives, all communicators
 	out        collector.Collective
 	realOffset int64
 	late       time.Duration // worst oversleeping since the last report
@@ -266,7 +265,10 @@ func (a *Agent) rank(p *source.Process) *rank {
 	j := a.jobs[p.Job]
 	if j == nil {
 		if len(a.jobs) == maxJobs {
-			a.overflow++
+			if !a.full {
+				a.full = true
+				a.log.Error("too many jobs: the youngest are not watched", "jobs", maxJobs, "not_watched", p.Job)
+			}
 			return nil
 		}
 		j = &job{name: p.Job, windows: map[record.Transport]*[8]uint64{}, finished: map[string]uint64{}}
@@ -287,6 +289,7 @@ func (a *Agent) retire(r *rank) {
 	for _, c := range r.comms {
 		if c != nil {
 			a.ops -= len(c.ops)
+			r.job.unknown += c.evicted
 			r.job.addFinished(c.name, c.finished)
 		}
 	}

@@ -23,16 +23,13 @@ type rank struct {
 
 	step     uint64
 	marks    [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
-	records  uint64
-	windows  []windows // by connection
+	windows  []windows                     // by connection
 	reported reported
 }
 
-// windows counts one connection's window records.
+// windows sums one connection's window records.
 type windows struct {
 	n       uint64
-	first   int64
-	last    int64
 	byCause [8]uint64
 }
 
@@ -47,6 +44,8 @@ type comm struct {
 	ops     []op  // ring by sequence; its length is a power of two
 	peer    int32 // root or peer of the last enqueued, with its sequence
 	peerSeq uint64
+
+	evicted uint64 // collectives whose end was never seen
 
 	touched  [maxTouched]collector.Window // ring of abnormal windows
 	ntouched int
@@ -81,7 +80,6 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 	if r == nil {
 		return
 	}
-	r.records += uint64(len(recs))
 	r.job.records += uint64(len(recs))
 	refreshed := false
 	for i := range recs {
@@ -176,7 +174,7 @@ func (a *Agent) op(c *comm, seq uint64) *op {
 		case o.seq != 0 && !o.done && o.seq > c.finished && len(c.ops) < maxOps && a.growOps(c, 2*len(c.ops)):
 			continue // pending indeed: a stream is many operations ahead
 		case o.seq != 0 && !o.done:
-			a.evicted++ // its end was lost, or there is no more room
+			c.evicted++ // its end was lost, or there is no more room
 		}
 		*o = op{seq: seq, root: -1}
 		return o

@@ -21,16 +21,15 @@ type reported struct {
 }
 
 type rankWords struct {
-	said           bool
-	proc           diagnosis.ProcState
-	procAt         int64
-	cpu            float32
-	io             bool
-	mark           record.MarkCode
-	markAt         int64
-	step           uint64
-	records        uint64
-	lost, overflow uint64
+	said     bool
+	proc     diagnosis.ProcState
+	procAt   int64
+	cpu      float32
+	io       bool
+	mark     record.MarkCode
+	markAt   int64
+	step     uint64
+	overflow uint64
 }
 
 type commWords struct {
@@ -63,7 +62,7 @@ func (r *rank) reportable() bool {
 // report builds a job's next report: what has changed since the last one, as
 // far as one message holds it. The rest differs still, and goes with the next.
 func (j *job) report() *wire.Report {
-	rep := &wire.Report{Arrivals: j.arrivals, ArrivalsDropped: j.arrivalsDropped}
+	rep := &wire.Report{Arrivals: j.arrivals}
 	j.arrivals = nil
 	room := wire.MaxEntries - len(rep.Arrivals)
 	for _, r := range j.ranks {
@@ -77,7 +76,7 @@ func (j *job) report() *wire.Report {
 
 // forget makes the next report a full one.
 func (j *job) forget() {
-	j.arrivals, j.arrivalsDropped = nil, 0
+	j.arrivals = nil
 	for _, r := range j.ranks {
 		r.reported = reported{}
 	}
@@ -91,7 +90,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		said.comms, said.conns = map[uint16]commWords{}, map[uint32]connWords{}
 	}
 	mark, markAt := r.openMark()
-	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, r.records, p.Lost, p.CommOverflow + p.ConnOverflow}
+	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow}
 	if now != said.rank {
 		if room == 0 {
 			return 0
@@ -100,8 +99,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		rep.Ranks = append(rep.Ranks, &wire.Rank{
 			WorldRank: p.Rank, WorldSize: p.WorldSize, Pid: p.PID, Attempt: p.Attempt, CreatedUnixNs: p.Created.UnixNano(),
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
-			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step,
-			Records: now.records, Lost: now.lost, TableOverflow: now.overflow,
+			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
 		})
 		room--
 	}
@@ -111,7 +109,10 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		if c == nil {
 			continue
 		}
-		now := commWords{*s, c.peer}
+		now := commWords{*s, -1}
+		if c.peerSeq == s.Enqueued {
+			now.peer = c.peer
+		}
 		was, again := said.comms[s.Index]
 		if again && now == was {
 			continue
@@ -122,7 +123,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		said.comms[s.Index] = now
 		w := &wire.Member{
 			CommId: s.ID, WorldRank: p.Rank, Attempt: p.Attempt, Rank: s.Rank, Size: s.Size, State: uint32(s.State),
-			Coll: uint32(s.Coll), Peer: c.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
+			Coll: uint32(s.Coll), Peer: now.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
 			MonoEnqueuedNs: s.EnqueuedAt, MonoStartedNs: s.StartedAt, MonoFinishedNs: s.FinishedAt,
 			Ops: s.Ops, OwnNs: s.OwnNs, WaitNs: s.WaitNs, TransferNs: s.TransferNs, MaxOwnNs: s.MaxOwnNs,
 		}
@@ -142,6 +143,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		if int(s.Index) < len(r.windows) {
 			now.windows = r.windows[s.Index].n
 		}
+		now.windows = max(now.windows, s.SlowWindows) // windows are recorded when there is something to tell
 		was, again := said.conns[s.Index]
 		if again && now == was {
 			continue

@@ -29,7 +29,7 @@ func (a *Agent) publish() {
 func (j *job) snapshot(now int64) collector.AgentJob {
 	out := collector.AgentJob{
 		Job: j.name, Ranks: map[diagnosis.ProcState]int{},
-		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown,
+		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped,
 	}
 	if j.stream != nil {
 		out.DroppedProgress = j.stream.dropped.Load()
@@ -64,6 +64,11 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		here := !r.p.Dead() && !r.p.Superseded
 		if !r.p.Superseded {
 			out.Ranks[r.p.State]++
+		}
+		for _, c := range r.comms {
+			if c != nil {
+				out.UnknownResults += c.evicted
+			}
 		}
 		for i := range r.p.Comms {
 			m := &r.p.Comms[i]

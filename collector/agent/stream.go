@@ -85,6 +85,9 @@ func (s *stream) run(ctx context.Context) {
 		began := time.Now()
 		err := s.session(ctx)
 		s.connected.Store(false)
+		if n := s.traceLost.Swap(0); n > 0 {
+			s.log.Warn("trace requests came faster than they could be answered", "dropped", n)
+		}
 		if ctx.Err() != nil {
 			return
 		}

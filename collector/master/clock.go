@@ -21,20 +21,18 @@ type clockMap struct {
 // and the echo of an ack (0, 0 when there is none).
 func (c *clockMap) observe(monoSent, received, ackSent, monoAckReceived int64) {
 	hi := received - monoSent
-	lo, haveLo := ackSent-monoAckReceived, ackSent != 0
-	loosen := int64(float64(max(received-c.at, 0)) * drift)
+	lo, haveLo := ackSent-monoAckReceived-loosened(received-ackSent), ackSent != 0
+	newHi, newLo := hi, lo
+	age := loosened(received - c.at)
 	if c.ok {
-		hi = min(hi, c.hi+loosen)
+		hi = min(hi, c.hi+age)
 	}
-	if c.haveLo {
-		if old := c.lo - loosen; !haveLo || old > lo {
-			lo, haveLo = old, true
-		}
+	if c.haveLo && (!haveLo || c.lo-age > lo) {
+		lo, haveLo = c.lo-age, true
 	}
 	if haveLo && lo > hi {
 		// A clock was stepped or stood still: what was known is void.
-		hi, haveLo = received-monoSent, ackSent != 0 && ackSent-monoAckReceived <= received-monoSent
-		lo = ackSent - monoAckReceived
+		hi, lo, haveLo = newHi, newLo, ackSent != 0 && newLo <= newHi
 		c.ok = false
 	}
 	c.hi, c.at, c.lo, c.haveLo = hi, received, lo, haveLo
@@ -48,6 +46,9 @@ func (c *clockMap) observe(monoSent, received, ackSent, monoAckReceived int64) {
 		c.offset, c.width, c.ok = lo+w/2, w, true
 	}
 }
+
+// loosened is how far a bound of this age may be off.
+func loosened(age int64) int64 { return int64(float64(max(age, 0))*drift) + 1 }
 
 // real maps a monotonic time of the node to the master's clock; 0 stays 0, and
 // nothing lies in the future.

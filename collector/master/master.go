@@ -66,10 +66,11 @@ type Master struct {
 	holdSince int64  // since when incidents are held open, 0 when they are not
 	passes    uint64
 	passNs    uint64
+	passLast  time.Duration
 	lastTick  int64
 	resumed   int64 // when the last pause of this master or most agents ended, 0 when everyone has been heard since
 	delay     []collector.DelayMatrix
-	delayAt   int64
+	delayAt   int64 // when delay was made
 }
 
 type diagnoser interface {
@@ -148,7 +149,7 @@ func (m *Master) Run(ctx context.Context) error {
 		grpc.MaxRecvMsgSize(wire.MaxMessage),
 		grpc.MaxConcurrentStreams(4),
 		grpc.ConnectionTimeout(helloWithin),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: m.o.Patience, Timeout: m.o.Patience}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: m.o.Patience, Timeout: m.o.Patience}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	wire.RegisterCollectorServer(server, service{Master: m})
@@ -187,8 +188,8 @@ func (m *Master) pass() {
 	begin := time.Now()
 	verdicts := m.engine.Diagnose(ev)
 	m.passes++
-	took := time.Since(begin)
-	m.passNs += uint64(took)
+	m.passLast = time.Since(begin)
+	m.passNs += uint64(m.passLast)
 
 	events := m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))
 	for _, e := range events {
@@ -217,7 +218,7 @@ func (m *Master) pass() {
 func (m *Master) watchAgents(now int64) {
 	for i := range m.state.ev.Nodes {
 		n := &m.state.ev.Nodes[i]
-		if !n.Lost && now-n.LastSeen > m.o.Patience.Nanoseconds() && (n.LastSeen != 0 || m.state.nodes[i].stream == nil) {
+		if !n.Lost && now-n.LastSeen > m.o.Patience.Nanoseconds() {
 			n.Lost = true
 			m.state.disconnected(int32(i))
 			m.log.Warn("agent lost", "node", n.Name, "silent_for", time.Duration(now-n.LastSeen))
@@ -282,11 +283,37 @@ func (m *Master) publish(now int64) {
 		Incidents: m.incidents.list(),
 		Opened:    m.incidents.opened, Confirmed: m.incidents.confirmed,
 		Diagnoses: m.passes, DiagnosisNs: m.passNs,
-		Overflow: m.state.overflow,
+		DiagnosisLast: m.passLast, Overflow: m.state.overflow, Refused: m.state.refused,
 	}
+	if now-m.delayAt >= delayEvery {
+		m.delayAt, m.delay = now, delayMatrices(ev)
+	}
+	s.Delay = m.delay
 	for i := range ev.Ranks {
 		s.Ranks[ev.Ranks[i].Proc]++
 		s.Step = max(s.Step, ev.Ranks[i].Step)
+		s.Overflow += m.state.ranks[i].overflow
 	}
 	m.snapshot.Store(s)
+}
+
+const (
+	delayEvery = int64(time.Second)
+	maxDelay   = 32 // members of a communicator with a delay matrix, and number of matrices
+)
+
+// delayMatrices makes the delay matrices of the communicators that are small
+// enough to be shown, those that have connections to show.
+func delayMatrices(ev *diagnosis.Evidence) (out []collector.DelayMatrix) {
+	shown := make(map[int32]bool)
+	for i := range ev.Conns {
+		c := ev.Conns[i].Comm
+		n := len(ev.Comms[c].Members)
+		if shown[c] || n > maxDelay || len(out) == maxDelay {
+			continue
+		}
+		shown[c] = true
+		out = append(out, collector.DelayMatrix{Comm: ev.Comms[c].Name, Size: n, Ratio: diagnosis.DelayRatios(ev, int(c), nil)})
+	}
+	return out
 }

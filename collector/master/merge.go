@@ -80,6 +80,8 @@ type process struct {
 	node    int32
 	pid     int32
 	created int64 // unix ns by its node's clock
+
+	overflow uint64 // of its recorder's tables
 }
 
 type commIndex struct {
@@ -187,9 +189,11 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		s.ev.Ranks = append(s.ev.Ranks, diagnosis.Rank{Node: -1})
 	}
 	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
-	if q := (process{n, w.Pid, w.CreatedUnixNs}); *p != q {
-		if p.node >= 0 && q.created <= p.created {
-			s.refused++ // an older process of this rank, on a node that still tells of it
+	if q := (process{node: n, pid: w.Pid, created: w.CreatedUnixNs}); p.node != q.node || p.pid != q.pid || p.created != q.created {
+		// An older process of this rank is of no interest, and of two agents that tell of
+		// one process (a node was renamed), the one that is heard speaks.
+		if p.node >= 0 && (q.created < p.created || q.created == p.created && s.nodes[p.node].stream != nil) {
+			s.refused++
 			return
 		}
 		if p.node < 0 {
@@ -199,6 +203,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		}
 		*p, *r = q, diagnosis.Rank{}
 	}
+	p.overflow = w.TableOverflow
 	r.Node, r.PID, r.Attempt = n, w.Pid, w.Attempt
 	r.Proc = diagnosis.ProcState(w.Proc)
 	if w.Proc > uint32(diagnosis.ProcExited) {
@@ -308,7 +313,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.LastPost, tx.LastCompletion = clock.real(w.MonoPostedNs, now), clock.real(w.MonoCompletedNs, now)
 		tx.TxBlockedSince = clock.real(w.MonoTxBlockedNs, now)
 		tx.Windows, tx.SlowWindows = w.Windows, w.SlowWindows
-		tx.BytesPerSec, tx.LatencyNs = finite(w.BytesPerSecond), finite(w.LatencyNs)
+		tx.BytesPerSec = finite(w.BytesPerSecond)
 		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
 	}
 	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {

@@ -1,6 +1,7 @@
 package master
 
 import (
+	"io"
 	"math"
 	"sync/atomic"
 	"time"
@@ -98,6 +99,9 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 	var acked int64
 	for {
 		msg, err := g.Recv()
+		if err == io.EOF {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -155,6 +159,7 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 		m.log.Info("agent has restarted", "node", h.Node)
 	}
 	nd.stream, nd.instance, nd.bootID = s, h.Instance, bounded(h.BootId)
+	m.state.ev.Nodes[n].LastSeen = m.now() // and lost, if it was, until it reports
 	m.log.Info("agent connected", "node", h.Node)
 	return n, nil
 }
@@ -179,7 +184,7 @@ func (m *Master) disconnect(n int32, s *stream) {
 	}
 	m.state.nodes[n].stream = nil
 	m.state.disconnected(n)
-	m.log.Warn("agent disconnected", "node", m.state.ev.Nodes[n].Name)
+	m.log.Warn("agent disconnected", "node", m.state.ev.Nodes[n].Name, "messages_dropped", s.dropped.Load())
 }
 
 // trace asks all agents for the spans that they still hold of the verdict's collective.

@@ -308,20 +308,19 @@ func (x *Hello) GetBootId() string {
 // reports of a stream, and those after a resync, carry everything.
 // Ranks come before members before connections that refer to them.
 type Report struct {
-	state           protoimpl.MessageState `protogen:"open.v1"`
-	Sequence        uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                         // from 1 for each stream, without gaps
-	MonoSentNs      int64                  `protobuf:"varint,2,opt,name=mono_sent_ns,json=monoSentNs,proto3" json:"mono_sent_ns,omitempty"` // agent's monotonic clock at sending
-	RealSentNs      int64                  `protobuf:"varint,3,opt,name=real_sent_ns,json=realSentNs,proto3" json:"real_sent_ns,omitempty"` // agent's real-time clock at sending, unix ns
-	Echo            *ClockEcho             `protobuf:"bytes,4,opt,name=echo,proto3" json:"echo,omitempty"`                                  // the last ack, for the lower bound of the clock offset
-	LateNs          int64                  `protobuf:"varint,5,opt,name=late_ns,json=lateNs,proto3" json:"late_ns,omitempty"`               // how much longer than intended the agent's loop slept since the last report, at worst
-	Full            bool                   `protobuf:"varint,6,opt,name=full,proto3" json:"full,omitempty"`                                 // the last one of a full state: everything has been said
-	Ranks           []*Rank                `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
-	Members         []*Member              `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
-	Connections     []*Connection          `protobuf:"bytes,9,rep,name=connections,proto3" json:"connections,omitempty"`
-	Arrivals        []*Arrival             `protobuf:"bytes,10,rep,name=arrivals,proto3" json:"arrivals,omitempty"`
-	ArrivalsDropped uint64                 `protobuf:"varint,11,opt,name=arrivals_dropped,json=arrivalsDropped,proto3" json:"arrivals_dropped,omitempty"` // since the stream began, because a report was full
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                         // from 1 for each stream, without gaps
+	MonoSentNs    int64                  `protobuf:"varint,2,opt,name=mono_sent_ns,json=monoSentNs,proto3" json:"mono_sent_ns,omitempty"` // agent's monotonic clock at sending
+	RealSentNs    int64                  `protobuf:"varint,3,opt,name=real_sent_ns,json=realSentNs,proto3" json:"real_sent_ns,omitempty"` // agent's real-time clock at sending, unix ns
+	Echo          *ClockEcho             `protobuf:"bytes,4,opt,name=echo,proto3" json:"echo,omitempty"`                                  // the last ack, for the lower bound of the clock offset
+	LateNs        int64                  `protobuf:"varint,5,opt,name=late_ns,json=lateNs,proto3" json:"late_ns,omitempty"`               // how much longer than intended the agent's loop slept since the last report, at worst
+	Full          bool                   `protobuf:"varint,6,opt,name=full,proto3" json:"full,omitempty"`                                 // the last one of a full state: everything has been said
+	Ranks         []*Rank                `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	Members       []*Member              `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
+	Connections   []*Connection          `protobuf:"bytes,9,rep,name=connections,proto3" json:"connections,omitempty"`
+	Arrivals      []*Arrival             `protobuf:"bytes,10,rep,name=arrivals,proto3" json:"arrivals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Report) Reset() {
@@ -424,13 +423,6 @@ func (x *Report) GetArrivals() []*Arrival {
 	return nil
 }
 
-func (x *Report) GetArrivalsDropped() uint64 {
-	if x != nil {
-		return x.ArrivalsDropped
-	}
-	return 0
-}
-
 // ClockEcho returns the clock reading of an ack with the time it arrived.
 type ClockEcho struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -500,9 +492,7 @@ type Rank struct {
 	MonoMarkNs    int64                  `protobuf:"varint,11,opt,name=mono_mark_ns,json=monoMarkNs,proto3" json:"mono_mark_ns,omitempty"`         // when it opened
 	Step          uint64                 `protobuf:"varint,12,opt,name=step,proto3" json:"step,omitempty"`                                         // last step mark
 	Xid           uint32                 `protobuf:"varint,13,opt,name=xid,proto3" json:"xid,omitempty"`                                           // last critical GPU fault, 0 when none
-	Records       uint64                 `protobuf:"varint,14,opt,name=records,proto3" json:"records,omitempty"`                                   // recorder records read
-	Lost          uint64                 `protobuf:"varint,15,opt,name=lost,proto3" json:"lost,omitempty"`                                         // recorder records overwritten unread or dropped by the writer
-	TableOverflow uint64                 `protobuf:"varint,16,opt,name=table_overflow,json=tableOverflow,proto3" json:"table_overflow,omitempty"`  // communicators and connections that found no slot in the recorder
+	TableOverflow uint64                 `protobuf:"varint,14,opt,name=table_overflow,json=tableOverflow,proto3" json:"table_overflow,omitempty"`  // communicators and connections that found no slot in the recorder
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -624,20 +614,6 @@ func (x *Rank) GetStep() uint64 {
 func (x *Rank) GetXid() uint32 {
 	if x != nil {
 		return x.Xid
-	}
-	return 0
-}
-
-func (x *Rank) GetRecords() uint64 {
-	if x != nil {
-		return x.Records
-	}
-	return 0
-}
-
-func (x *Rank) GetLost() uint64 {
-	if x != nil {
-		return x.Lost
 	}
 	return 0
 }
@@ -872,12 +848,11 @@ type Connection struct {
 	MonoReceivedNs  int64                  `protobuf:"varint,12,opt,name=mono_received_ns,json=monoReceivedNs,proto3" json:"mono_received_ns,omitempty"`
 	MonoTxBlockedNs int64                  `protobuf:"varint,13,opt,name=mono_tx_blocked_ns,json=monoTxBlockedNs,proto3" json:"mono_tx_blocked_ns,omitempty"` // sender has data and no credit since
 	MonoRxWaitingNs int64                  `protobuf:"varint,14,opt,name=mono_rx_waiting_ns,json=monoRxWaitingNs,proto3" json:"mono_rx_waiting_ns,omitempty"` // receiver is ready and has nothing since
-	Windows         uint64                 `protobuf:"varint,15,opt,name=windows,proto3" json:"windows,omitempty"`                                            // windows closed
+	Windows         uint64                 `protobuf:"varint,15,opt,name=windows,proto3" json:"windows,omitempty"`                                            // windows told of
 	SlowWindows     uint64                 `protobuf:"varint,16,opt,name=slow_windows,json=slowWindows,proto3" json:"slow_windows,omitempty"`                 // of them outside the normal
 	BytesPerSecond  float64                `protobuf:"fixed64,17,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`     // of the last window
 	Cause           uint32                 `protobuf:"varint,18,opt,name=cause,proto3" json:"cause,omitempty"`                                                // record.Cause of the last window
 	MonoWindowNs    int64                  `protobuf:"varint,19,opt,name=mono_window_ns,json=monoWindowNs,proto3" json:"mono_window_ns,omitempty"`            // when it closed
-	LatencyNs       float64                `protobuf:"fixed64,20,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"`                      // mean of post → completion in the last windows, 0 when not known
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1041,13 +1016,6 @@ func (x *Connection) GetCause() uint32 {
 func (x *Connection) GetMonoWindowNs() int64 {
 	if x != nil {
 		return x.MonoWindowNs
-	}
-	return 0
-}
-
-func (x *Connection) GetLatencyNs() float64 {
-	if x != nil {
-		return x.LatencyNs
 	}
 	return 0
 }
@@ -1386,7 +1354,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xca\x03\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\x9f\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -1400,11 +1368,10 @@ const file_progress_proto_rawDesc = "" +
 	"\amembers\x18\b \x03(\v2\x18.lockstep.wire.v1.MemberR\amembers\x12>\n" +
 	"\vconnections\x18\t \x03(\v2\x1c.lockstep.wire.v1.ConnectionR\vconnections\x125\n" +
 	"\barrivals\x18\n" +
-	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\x12)\n" +
-	"\x10arrivals_dropped\x18\v \x01(\x04R\x0farrivalsDropped\"R\n" +
+	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa1\x03\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xf3\x02\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -1423,10 +1390,8 @@ const file_progress_proto_rawDesc = "" +
 	"\fmono_mark_ns\x18\v \x01(\x03R\n" +
 	"monoMarkNs\x12\x12\n" +
 	"\x04step\x18\f \x01(\x04R\x04step\x12\x10\n" +
-	"\x03xid\x18\r \x01(\rR\x03xid\x12\x18\n" +
-	"\arecords\x18\x0e \x01(\x04R\arecords\x12\x12\n" +
-	"\x04lost\x18\x0f \x01(\x04R\x04lost\x12%\n" +
-	"\x0etable_overflow\x18\x10 \x01(\x04R\rtableOverflow\"\xc2\x04\n" +
+	"\x03xid\x18\r \x01(\rR\x03xid\x12%\n" +
+	"\x0etable_overflow\x18\x0e \x01(\x04R\rtableOverflow\"\xc2\x04\n" +
 	"\x06Member\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1b\n" +
 	"\tcomm_name\x18\x02 \x01(\tR\bcommName\x12\x1d\n" +
@@ -1452,7 +1417,7 @@ const file_progress_proto_rawDesc = "" +
 	"transferNs\x12\x1c\n" +
 	"\n" +
 	"max_own_ns\x18\x14 \x01(\x04R\bmaxOwnNs\x12\x18\n" +
-	"\aattempt\x18\x15 \x01(\rR\aattempt\"\x83\x05\n" +
+	"\aattempt\x18\x15 \x01(\rR\aattempt\"\xe4\x04\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -1474,9 +1439,7 @@ const file_progress_proto_rawDesc = "" +
 	"\fslow_windows\x18\x10 \x01(\x04R\vslowWindows\x12(\n" +
 	"\x10bytes_per_second\x18\x11 \x01(\x01R\x0ebytesPerSecond\x12\x14\n" +
 	"\x05cause\x18\x12 \x01(\rR\x05cause\x12$\n" +
-	"\x0emono_window_ns\x18\x13 \x01(\x03R\fmonoWindowNs\x12\x1d\n" +
-	"\n" +
-	"latency_ns\x18\x14 \x01(\x01R\tlatencyNs\"\xa8\x01\n" +
+	"\x0emono_window_ns\x18\x13 \x01(\x03R\fmonoWindowNs\"\xa8\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +

@@ -1,0 +1,205 @@
+package master
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+var t0 = time.Unix(1_700_000_000, 0)
+
+func verdict(key string, level diagnosis.Level, rank int32) diagnosis.Verdict {
+	return diagnosis.Verdict{
+		Key: key, Class: diagnosis.NoncommunicationHang, Level: level, Comm: 7, CommName: "dp", Coll: record.AllReduce, Seq: 5,
+		Since: t0.UnixNano(), Culprits: []diagnosis.Culprit{{Kind: diagnosis.CulpritRank, Rank: rank, Peer: -1, Reason: "process_gone"}},
+	}
+}
+
+// script runs passes a second apart and writes down what happened.
+type script struct {
+	t   *testing.T
+	in  incidents
+	now time.Time
+}
+
+func newScript(t *testing.T) *script {
+	return &script{t, incidents{job: "job", closeAfter: 3 * time.Second}, t0}
+}
+
+func (s *script) pass(attempt uint32, hold bool, want string, v ...diagnosis.Verdict) []event {
+	s.t.Helper()
+	s.now = s.now.Add(time.Second)
+	events := s.in.update(s.now, v, attempt, hold)
+	got := ""
+	for _, e := range events {
+		got += [...]string{"open ", "confirm ", "close "}[e.change]
+	}
+	if got != want {
+		s.t.Errorf("pass at %v: %q, want %q", s.now.Sub(t0), got, want)
+	}
+	return events
+}
+
+func TestIncidentLife(t *testing.T) {
+	s := newScript(t)
+	suspected, confirmed := verdict("k", diagnosis.Suspected, 3), verdict("k", diagnosis.Confirmed, 3)
+	e := s.pass(0, false, "open ", suspected)
+	if id := e[0].ID; id != "job-1700000001000-1" {
+		t.Errorf("id %s", id)
+	}
+	if e[0].TraceID != collector.TraceID("job", 7, record.AllReduce, 5) {
+		t.Errorf("trace id %x", e[0].TraceID)
+	}
+	s.pass(0, false, "", suspected)
+	confirmed.Since += 5
+	confirmed.Seq = 6
+	e = s.pass(0, false, "confirm ", confirmed)
+	if i := e[0].Incident; !i.Confirmed.Equal(s.now) || i.Verdict.Since != t0.UnixNano() || i.TraceID != collector.TraceID("job", 7, record.AllReduce, 6) {
+		t.Errorf("confirmed incident: %+v", i)
+	}
+	s.pass(0, false, "", suspected) // a doubt: stays confirmed
+	if l := s.in.list()[0].Verdict.Level; l != diagnosis.Confirmed {
+		t.Errorf("level %v after a doubt", l)
+	}
+	s.pass(0, false, "")
+	s.pass(0, false, "", suspected) // flickers: no new incident
+	s.pass(0, false, "")
+	s.pass(0, true, "") // the evidence is incomplete
+	s.pass(0, true, "")
+	s.pass(0, true, "")
+	s.pass(0, true, "")
+	s.pass(0, false, "")
+	s.pass(0, false, "")
+	s.pass(0, false, "close ")
+	if s.in.opened[diagnosis.NoncommunicationHang] != 1 || s.in.confirmed[diagnosis.NoncommunicationHang] != 1 {
+		t.Errorf("opened %v, confirmed %v", s.in.opened, s.in.confirmed)
+	}
+	e = s.pass(0, false, "open confirm ", confirmed)
+	if e[0].ID == s.in.closed[0].ID {
+		t.Error("the id of a closed incident is used again")
+	}
+	s.pass(1, false, "close ")
+	if l := s.in.list(); len(l) != 2 || l[0].Closed.Before(l[1].Closed) {
+		t.Errorf("list: %+v", l)
+	}
+}
+
+func TestRestartOfTheJobClosesAndMayReopen(t *testing.T) {
+	s := newScript(t)
+	s.pass(0, false, "open ", verdict("k", diagnosis.Suspected, 3))
+	s.pass(1, true, "close open ", verdict("k", diagnosis.Suspected, 3))
+}
+
+func TestTwoFaultsAreTwoIncidents(t *testing.T) {
+	s := newScript(t)
+	s.pass(0, false, "open open ", verdict("a", diagnosis.Suspected, 1), verdict("b", diagnosis.Suspected, 2))
+	s.pass(0, false, "confirm ", verdict("b", diagnosis.Confirmed, 2), verdict("a", diagnosis.Suspected, 1))
+	if l := s.in.list(); l[0].Verdict.Key != "b" {
+		t.Errorf("the confirmed one is not first: %+v", l)
+	}
+	// Two verdicts with the same culprit but different keys stay two.
+	s.pass(0, false, "open ", verdict("a", diagnosis.Suspected, 1), verdict("b", diagnosis.Suspected, 2), verdict("c", diagnosis.Suspected, 1))
+}
+
+func TestOpenIncidentsAreBounded(t *testing.T) {
+	s := newScript(t)
+	var v []diagnosis.Verdict
+	for i := range 3 * maxOpen {
+		v = append(v, verdict(string(rune('a'+i)), diagnosis.Suspected, int32(i)))
+	}
+	s.in.update(t0, v, 0, false)
+	s.in.update(t0, v, 1, false)
+	s.in.update(t0, v, 2, false)
+	if len(s.in.open) != maxOpen || len(s.in.closed) != collector.MaxIncidents || len(s.in.list()) != collector.MaxIncidents {
+		t.Errorf("%d open, %d closed, %d listed", len(s.in.open), len(s.in.closed), len(s.in.list()))
+	}
+}
+
+func TestIncidentsSurviveTheMaster(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "incidents.json")
+	s := newScript(t)
+	s.pass(0, false, "open ", verdict("k", diagnosis.Suspected, 3))
+	s.pass(1, false, "close open confirm ", verdict("k", diagnosis.Confirmed, 4))
+	if err := s.in.save(path); err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	again := newScript(t)
+	again.now = s.now
+	if err := again.in.load(path, again.now); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(s.in.list(), again.in.list()); d != "" {
+		t.Errorf("after load (-saved +loaded):\n%s", d)
+	}
+	id := s.in.open[0].ID
+	// The same fault under the same key, then seen under another one.
+	again.pass(1, false, "", verdict("k", diagnosis.Suspected, 4))
+	again.pass(1, false, "", verdict("k2", diagnosis.Suspected, 4))
+	if len(again.in.open) != 1 || again.in.open[0].ID != id {
+		t.Errorf("open after the restart: %+v", again.in.list())
+	}
+	e := again.pass(1, false, "open ", verdict("k2", diagnosis.Suspected, 4), verdict("x", diagnosis.Suspected, 9))
+	if e[0].ID == id || e[0].ID == s.in.closed[0].ID {
+		t.Errorf("id %s is taken", e[0].ID)
+	}
+}
+
+func TestBadIncidentFiles(t *testing.T) {
+	for name, text := range map[string]string{
+		"empty": "", "cut": `{"Version":1,"Job":"jo`, "no JSON": "\x00\xff", "another version": `{"Version":2,"Job":"job"}`, "another job": `{"Version":1,"Job":"else"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "incidents.json")
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			in := incidents{job: "job"}
+			err := in.load(path, t0)
+			if err == nil || len(in.open)+len(in.closed) != 0 {
+				t.Fatalf("loaded: %v, %+v", err, in)
+			}
+			m, err := New(Options{Job: "job", Listen: "127.0.0.1:0", StateDir: dir, Log: slog.New(slog.DiscardHandler)})
+			if foreign := text != "" && text[0] == '{' && text[len(text)-1] == '}'; foreign {
+				if !errors.Is(err, errForeign) {
+					t.Fatalf("a foreign file: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = m.listener.Close()
+			if _, err := os.Stat(path + ".damaged"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(`{"Version":1,"Job":"job","Open":[{"ID":"x","Verdict":{"Class":200}}],"Closed":[{}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(t.TempDir(), "incidents.json")
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		in := incidents{job: "job"}
+		if in.load(path, t0) == nil {
+			in.update(t0, []diagnosis.Verdict{verdict("k", diagnosis.Confirmed, 1)}, 1, false)
+			in.list()
+		}
+	})
+}

@@ -1,0 +1,231 @@
+package master
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// start runs a master to the end of the test.
+func start(t *testing.T, o Options) *Master {
+	t.Helper()
+	o.Job, o.Listen, o.Log = "job", "127.0.0.1:0", slog.New(slog.DiscardHandler)
+	m, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- m.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// dial opens a raw stream, to say on it what no agent would.
+func dial(t *testing.T, m *Master) wire.Collector_ProgressClient {
+	t.Helper()
+	conn, err := grpc.NewClient(m.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	c, err := wire.NewCollectorClient(conn).Progress(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func hello() *wire.Hello {
+	return &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Job: "job", Node: "n0", Instance: 1, BootId: "b"}
+}
+
+func say(t *testing.T, c wire.Collector_ProgressClient, h *wire.Hello, r *wire.Report) {
+	t.Helper()
+	m := &wire.AgentMessage{}
+	if h != nil {
+		m.Body = &wire.AgentMessage_Hello{Hello: h}
+	} else if r != nil {
+		m.Body = &wire.AgentMessage_Report{Report: r}
+	}
+	if err := c.Send(m); err != nil {
+		t.Log(err) // the status comes with Recv
+	}
+}
+
+func recvError(t *testing.T, c wire.Collector_ProgressClient) error {
+	t.Helper()
+	for {
+		if _, err := c.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	m := start(t, Options{Limits: Limits{Nodes: 1}})
+	first := dial(t, m)
+	say(t, first, hello(), nil)
+	if _, err := first.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	with := func(f func(h *wire.Hello)) *wire.Hello { h := hello(); f(h); return h }
+	for _, c := range []struct {
+		name string
+		h    *wire.Hello
+		r    *wire.Report
+		code codes.Code
+		text string
+	}{
+		{"a report first", nil, &wire.Report{}, codes.InvalidArgument, "not hello"},
+		{"an empty message", nil, nil, codes.InvalidArgument, "not hello"},
+		{"another version", with(func(h *wire.Hello) { h.ProtocolVersion = 99 }), nil, codes.FailedPrecondition, "upgrade"},
+		{"another job", with(func(h *wire.Hello) { h.Job = "else" }), nil, codes.FailedPrecondition, "another job"},
+		{"no node", with(func(h *wire.Hello) { h.Node = "" }), nil, codes.InvalidArgument, "node name"},
+		{"a long node name", with(func(h *wire.Hello) { h.Node = strings.Repeat("x", 64) }), nil, codes.InvalidArgument, "node name"},
+		{"one agent too many", with(func(h *wire.Hello) { h.Node = "n1" }), nil, codes.ResourceExhausted, "limit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := dial(t, m)
+			say(t, s, c.h, c.r)
+			err := recvError(t, s)
+			if status.Code(err) != c.code || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v, want %v with %q", err, c.code, c.text)
+			}
+		})
+	}
+	t.Run("hello twice", func(t *testing.T) {
+		s := dial(t, m)
+		say(t, s, hello(), nil)
+		say(t, s, hello(), nil)
+		if err := recvError(t, s); status.Code(err) != codes.InvalidArgument {
+			t.Error(err)
+		}
+	})
+	// The second stream for node n0 took over the first.
+	if err := recvError(t, first); status.Code(err) != codes.Aborted {
+		t.Errorf("the first stream ended with %v", err)
+	}
+}
+
+func TestGapAsksForResync(t *testing.T) {
+	m := start(t, Options{})
+	c := dial(t, m)
+	say(t, c, hello(), nil)
+	r := report(2, 0)
+	say(t, c, nil, r)
+	r.Sequence = 3
+	say(t, c, nil, r)
+	for {
+		msg, err := c.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if msg.GetResync() != nil {
+			return
+		}
+	}
+}
+
+// TestSilentAgent follows a node from connected over silent to lost and back.
+func TestSilentAgent(t *testing.T) {
+	m := start(t, Options{Patience: 700 * time.Millisecond})
+	c := dial(t, m)
+	say(t, c, hello(), nil)
+	say(t, c, nil, report(2, 0))
+	until := func(what string, ok func(a agentView) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			s := m.Snapshot()
+			if len(s.Agents) == 1 && ok(agentView{s.Agents[0].Connected, s.Agents[0].Lost, s.Ranks[diagnosis.ProcRunning], s.Ranks[diagnosis.ProcUnknown]}) {
+				return
+			}
+		}
+		t.Fatalf("never %s: %+v", what, m.Snapshot())
+	}
+	until("connected", func(a agentView) bool { return a == agentView{true, false, 2, 0} })
+	until("lost", func(a agentView) bool { return a == agentView{true, true, 0, 2} })
+	r := report(2, 0)
+	r.Sequence = 2
+	say(t, c, nil, r)
+	until("back", func(a agentView) bool { return a == agentView{true, false, 2, 0} })
+	if err := c.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	until("disconnected", func(a agentView) bool { return a == agentView{false, false, 0, 2} })
+	until("lost", func(a agentView) bool { return a == agentView{false, true, 0, 2} })
+	if i := m.Snapshot().Incidents; len(i) != 0 {
+		t.Errorf("an agent that went is no fault of the job's: %+v", i)
+	}
+}
+
+type agentView struct {
+	connected, lost  bool
+	running, unknown int
+}
+
+// TestPaused checks that ages are void after this master, or most agents, did not run.
+func TestPaused(t *testing.T) {
+	m := &Master{o: Options{Interval: 100 * time.Millisecond}, state: newState("job", Limits{})}
+	const second = int64(time.Second)
+	now := 1000 * second
+	agents := 3
+	for i := range agents {
+		n := m.state.node(string(rune('a' + i)))
+		m.state.nodes[n].stream = &stream{}
+		m.state.ev.Nodes[n].LastSeen = now
+	}
+	heard := func(n ...int) {
+		for _, i := range n {
+			m.state.ev.Nodes[i].LastSeen = now
+		}
+	}
+	step := func(what string, d int64, want bool) {
+		t.Helper()
+		now += d
+		if got := m.paused(now); got != want {
+			t.Errorf("%s: paused %v", what, got)
+		}
+	}
+	step("first pass", second/10, false)
+	heard(0, 1, 2)
+	step("on time", second/10, false)
+	step("late by a second", second, true)
+	step("nobody heard since", second/10, true)
+	heard(0)
+	step("one heard", second/10, true)
+	heard(1)
+	step("most heard", second/10, false)
+	heard(0, 1)
+	step("one silent", second/2, false)
+	heard(0, 1)
+	step("still one", second/10, false)
+	heard(0)
+	step("still one", second*4/10, false)
+	heard(0)
+	step("two of three silent", second/10, true)
+	m.state.ev.Nodes[1].Lost, m.state.ev.Nodes[2].Lost = true, true
+	step("both given up", second/10, false)
+	m.state.nodes[0].lateAt = now
+	step("the only one left overslept", second/10, true)
+}
