@@ -35,6 +35,10 @@ type measurement struct {
 var measurements = []measurement{
 	{"record_append", recordAppend},
 	{"record_append_c", recordAppendC},
+	{"windowmon", windowMonitor},
+	{"otlp_span", otlpSpan},
+	{"agent", agentLoad},
+	{"diagnosis", diagnosisPass},
 }
 
 func main() {
