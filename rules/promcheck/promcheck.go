@@ -22,10 +22,13 @@ import (
 // Labels that Prometheus adds to every scraped series.
 var scraped = []string{"job", "instance"}
 
-// foreign metrics are Prometheus's own.
+// foreign metrics are Prometheus's own and those of client_golang's process
+// collector, which every component serves.
 var foreign = map[string][]string{
-	"up":     nil,
-	"ALERTS": append([]string{"alertname", "alertstate", "severity"}, names.IncidentInfo.Labels...),
+	"up":                            nil,
+	"process_cpu_seconds_total":     nil,
+	"process_resident_memory_bytes": nil,
+	"ALERTS":                        append([]string{"alertname", "alertstate", "severity"}, names.IncidentInfo.Labels...),
 }
 
 // Recorded is the result of a recording rule, which other expressions may name.

@@ -1,0 +1,104 @@
+package dashboards
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/api"
+	promapi "github.com/prometheus/client_golang/api/prometheus/v1"
+	"github.com/prometheus/common/model"
+)
+
+// Vars stand in for what Grafana fills in. A selector that is empty selects all.
+type Vars struct {
+	Job          string
+	Communicator string
+	Collective   string
+	Node         string // instance of an agent
+
+	// Range is how far back a panel looks; default 5 min. A panel that showed
+	// something at any time in it is not empty: an incident may be over.
+	Range time.Duration
+	// RateInterval is Grafana's $__rate_interval, at least four scrape
+	// intervals; default 1 min.
+	RateInterval time.Duration
+}
+
+func (v *Vars) setDefaults() {
+	for _, s := range []*string{&v.Job, &v.Communicator, &v.Collective, &v.Node} {
+		if *s == "" {
+			*s = ".*"
+		}
+	}
+	if v.Range == 0 {
+		v.Range = 5 * time.Minute
+	}
+	if v.RateInterval == 0 {
+		v.RateInterval = time.Minute
+	}
+}
+
+// Fill replaces Grafana's variables in an expression.
+func (v Vars) Fill(expr string) string {
+	v.setDefaults()
+	return strings.NewReplacer(
+		"$training_job", v.Job,
+		"$communicator", v.Communicator,
+		"$collective", v.Collective,
+		"$node", v.Node,
+		"$__rate_interval", model.Duration(v.RateInterval).String(),
+		"$__interval", model.Duration(v.RateInterval).String(),
+	).Replace(expr)
+}
+
+// maxPoints bounds the points of a query over Vars.Range.
+const maxPoints = 300
+
+// Check runs the query of every panel against the Prometheus at url, over
+// v.Range until now, and returns an error that names each one that fails or
+// returns no number.
+func Check(ctx context.Context, url string, v Vars) error {
+	v.setDefaults()
+	client, err := api.NewClient(api.Config{Address: url})
+	if err != nil {
+		return fmt.Errorf("check dashboards: %w", err)
+	}
+	prom := promapi.NewAPI(client)
+	now := time.Now()
+	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
+	var errs []error
+	for _, q := range Queries() {
+		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("check dashboards: %w", context.Cause(ctx))
+		case err != nil:
+			errs = append(errs, fmt.Errorf("%s, panel %q: query fails: %w: %s", q.Dashboard, q.Panel, err, q.Expr))
+		case empty(result):
+			errs = append(errs, fmt.Errorf("%s, panel %q: no data: %s", q.Dashboard, q.Panel, q.Expr))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func empty(result model.Value) bool {
+	m, ok := result.(model.Matrix)
+	if !ok {
+		return true
+	}
+	for _, s := range m {
+		if len(s.Histograms) > 0 {
+			return false
+		}
+		for _, p := range s.Values {
+			if !math.IsNaN(float64(p.Value)) {
+				return false
+			}
+		}
+	}
+	return true
+}

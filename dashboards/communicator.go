@@ -1,0 +1,82 @@
+package dashboards
+
+import (
+	"github.com/grafana/grafana-foundation-sdk/go/units"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
+
+// communicator answers: which connection, and is it transfer or waiting?
+func communicator() board {
+	in := []string{inJob, inComm, inColl}
+	return board{
+		uid: names.DashboardCommunicator, title: "Lockstep / Communicator",
+		why:       "One communicator of a job: the delay of each connection, and how the time of its collectives is spent.",
+		variables: []variable{vSource, vTraces, vJob, vComm, vCollective},
+		rows: []row{
+			{"Connections", []panel{
+				{
+					title: "Delay matrix", view: matrix(names.LabelSrc, names.LabelDst), width: 12, height: 12,
+					why:     "Delay of each connection over the median of its kind, now; 1 is normal. A cell is a connection, a row everything its source sends, a column everything its destination receives, a block a node or switch. Ranks are ranks in the communicator; communicators above 32 ranks have no matrix.",
+					targets: []target{{expr: highest(names.LabelSrc+", "+names.LabelDst, of(names.DelayRatio, inJob, inComm))}},
+					steps:   []step{{1.5, "yellow"}, {2, fair}, {4, bad}},
+					alerts:  []string{names.AlertCommunicationSlow},
+				},
+				{
+					title: "Slowest connections", view: lines, width: 12, height: 12,
+					why:     "The eight largest cells of the matrix over time: whether it is one of them all the time, or all of them now and then.",
+					targets: []target{{expr: "topk(8, " + highest(names.LabelSrc+", "+names.LabelDst, of(names.DelayRatio, inJob, inComm)) + ")", legend: "{{source_rank}} → {{destination_rank}}"}},
+					steps:   []step{{2, fair}},
+				},
+			}},
+			{"Time", []panel{
+				{
+					title: "Where the time goes", view: stacked, width: 12, height: 8, unit: units.Seconds,
+					why: "Mean time of a collective on one rank, in two parts: waiting for the last member to enter, and the transfer after that. More waiting is a straggler, more transfer a slow connection.",
+					targets: []target{
+						{expr: average(names.CollectiveWait, "", in...), legend: "waiting"},
+						{expr: "(" + spent(names.CollectiveDuration, "", in...) + " - " + spent(names.CollectiveWait, "", in...) + ") / " + often(names.CollectiveDuration, "", in...), legend: "transfer"},
+					},
+					alerts: []string{names.AlertFallbackSlow, names.AlertNoncommunicationSlow},
+				},
+				{
+					title: "Quantiles by collective", view: lines, width: 12, height: 8, unit: units.Seconds,
+					why: "Duration of a collective on one rank. The dots are exemplars: they open the trace.",
+					targets: []target{
+						{expr: quantile(0.5, names.CollectiveDuration, "collective", in...), legend: "{{collective}} 50 %"},
+						{expr: quantile(0.999, names.CollectiveDuration, "collective", in...), legend: "{{collective}} 99.9 %", exemplar: true},
+					},
+				},
+				{
+					title: "Distribution", view: heat, width: 24, height: 9, unit: units.Seconds,
+					why:     "All durations over time; two bands are two kinds of message or two kinds of path. Needs native histograms (scrape_native_histograms).",
+					targets: []target{{expr: sum("", rate(names.CollectiveDuration, in...)), exemplar: true}},
+				},
+			}},
+			{"Work", []panel{
+				{
+					title: "Bandwidth inside collectives", view: lines, width: 12, height: 8, unit: units.BytesPerSecondSI,
+					why:     "Payload over the time that a rank is inside, waiting included: what the program gets.",
+					targets: []target{{expr: sum("collective", rate(names.CollectiveBytes, in...)) + " / " + spent(names.CollectiveDuration, "collective", in...), legend: "{{collective}}"}},
+				},
+				{
+					title: "Collectives", view: stacked, width: 12, height: 8, unit: units.OpsPerSecond,
+					why:     "Collectives ended a second, summed over ranks.",
+					targets: []target{{expr: sum("collective", rate(names.Collectives, in...)), legend: "{{collective}}"}},
+				},
+				{
+					title: "Members inside, by node", view: lines, width: 12, height: 8, unit: units.PercentUnit,
+					why:     "Share of a node's members that are inside a collective. In a hang, the node that stays below the others has the member that did not enter.",
+					targets: []target{{expr: sum("instance", of(names.CommOpenMembers, inJob, inComm)) + " / " + sum("instance", of(names.CommMembers, inJob, inComm)), legend: "{{instance}}"}},
+					alerts:  []string{names.AlertNoncommunicationHang},
+				},
+				{
+					title: "Oldest open, by node", view: lines, width: 12, height: 8, unit: units.Seconds,
+					why:     "The node that entered first waits longest; one at 0 while the others climb has not entered.",
+					targets: []target{{expr: highest("instance", of(names.CommOldestOpen, inJob, inComm)), legend: "{{instance}}"}},
+					alerts:  []string{names.AlertCommunicationHang},
+				},
+			}},
+		},
+	}
+}

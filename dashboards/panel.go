@@ -1,0 +1,236 @@
+package dashboards
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/grafana/grafana-foundation-sdk/go/cog"
+	"github.com/grafana/grafana-foundation-sdk/go/cog/variants"
+	"github.com/grafana/grafana-foundation-sdk/go/common"
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
+	"github.com/grafana/grafana-foundation-sdk/go/heatmap"
+	"github.com/grafana/grafana-foundation-sdk/go/prometheus"
+	"github.com/grafana/grafana-foundation-sdk/go/stat"
+	"github.com/grafana/grafana-foundation-sdk/go/statetimeline"
+	"github.com/grafana/grafana-foundation-sdk/go/table"
+	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
+
+// panel says what a panel shows; its view says how.
+type panel struct {
+	title   string
+	why     string // what a reader learns from it, and what is normal
+	view    view
+	width   uint32 // of 24
+	height  uint32
+	unit    string
+	targets []target
+	steps   []step   // colours from a value on
+	values  []value  // words for values
+	alerts  []string // whose runbooks it links to
+}
+
+type target struct {
+	expr     string
+	legend   string
+	exemplar bool // shows the traces behind the histogram
+}
+
+type step struct {
+	from  float64
+	color string
+}
+
+type value struct {
+	value, text, color string
+}
+
+const (
+	good = "green"
+	fair = "orange"
+	bad  = "red"
+)
+
+// up and yes are the usual words for 0 and 1.
+var (
+	up  = []value{{"0", "down", bad}, {"1", "up", good}}
+	yes = []value{{"0", "no", good}, {"1", "yes", bad}}
+)
+
+// view draws a panel: it sets what is special to one visualization.
+type view func(*panel) (dashboard.Panel, error)
+
+var dataSource = common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${datasource}")}
+
+// built is a value that needs no more building.
+type built[T any] struct{ v T }
+
+func (b built[T]) Build() (T, error) { return b.v, nil }
+
+func (p *panel) Build() (dashboard.Panel, error) {
+	out, err := p.view(p)
+	if err != nil {
+		return out, fmt.Errorf("panel %s: %w", p.title, err)
+	}
+	out.Title, out.Description = &p.title, &p.why
+	out.Datasource = &dataSource
+	out.GridPos = &dashboard.GridPos{W: p.width, H: p.height}
+	for _, alert := range p.alerts {
+		out.Links = append(out.Links, link("Runbook: "+alert, names.RunbookBase+"/"+alert+".md"))
+	}
+	if out.FieldConfig == nil {
+		out.FieldConfig = dashboard.NewFieldConfigSource()
+	}
+	d := &out.FieldConfig.Defaults
+	if p.unit != "" {
+		d.Unit = &p.unit
+	}
+	d.Thresholds = p.thresholds()
+	if len(p.values) > 0 {
+		d.Mappings = []dashboard.ValueMapping{{ValueMap: p.mapping()}}
+	}
+	if len(out.Targets) == 0 {
+		for i, t := range p.targets {
+			out.Targets = append(out.Targets, t.build(i))
+		}
+	}
+	return out, nil
+}
+
+func (t target) build(i int) variants.Dataquery {
+	q := prometheus.NewDataquery()
+	q.Expr, q.RefId = t.expr, cog.ToPtr(string(rune('A'+i)))
+	q.Range, q.Instant = cog.ToPtr(true), cog.ToPtr(false)
+	q.LegendFormat = &t.legend
+	q.EditorMode = cog.ToPtr(prometheus.QueryEditorModeCode)
+	q.Datasource = &dataSource
+	if t.exemplar {
+		q.Exemplar = cog.ToPtr(true)
+	}
+	return *q
+}
+
+// instant is the panel's targets as they are now, each a table.
+func (p *panel) instant() []variants.Dataquery {
+	var out []variants.Dataquery
+	for i, t := range p.targets {
+		q := t.build(i).(prometheus.Dataquery)
+		q.Range, q.Instant = cog.ToPtr(false), cog.ToPtr(true)
+		q.Format = cog.ToPtr(prometheus.PromQueryFormatTable)
+		out = append(out, q)
+	}
+	return out
+}
+
+func (p *panel) thresholds() *dashboard.ThresholdsConfig {
+	c := &dashboard.ThresholdsConfig{Mode: dashboard.ThresholdsModeAbsolute, Steps: []dashboard.Threshold{{Color: good}}}
+	for _, s := range p.steps {
+		c.Steps = append(c.Steps, dashboard.Threshold{Value: &s.from, Color: s.color})
+	}
+	return c
+}
+
+func (p *panel) mapping() *dashboard.ValueMap {
+	m := dashboard.NewValueMap()
+	for i, v := range p.values {
+		m.Options[v.value] = dashboard.ValueMappingResult{Text: &v.text, Color: &v.color, Index: cog.ToPtr(int32(i))}
+	}
+	return m
+}
+
+func link(title, url string) dashboard.DashboardLink {
+	return dashboard.DashboardLink{Title: title, Type: dashboard.DashboardLinkTypeLink, Icon: "doc", Url: &url, Tags: []string{}, TargetBlank: true}
+}
+
+// lines draws values over time.
+func lines(p *panel) (dashboard.Panel, error) { return graph(p, common.StackingModeNone).Build() }
+
+// stacked draws parts of a whole over time.
+func stacked(p *panel) (dashboard.Panel, error) { return graph(p, common.StackingModeNormal).Build() }
+
+func graph(p *panel, mode common.StackingMode) *timeseries.PanelBuilder {
+	b := timeseries.NewPanelBuilder().
+		LineWidth(1).FillOpacity(10).ShowPoints(common.VisibilityModeNever).Min(0).
+		Legend(common.NewVizLegendOptionsBuilder().DisplayMode(common.LegendDisplayModeList).Placement(common.LegendPlacementBottom).ShowLegend(true)).
+		Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeMulti).Sort(common.SortOrderDescending))
+	if mode != common.StackingModeNone {
+		b.FillOpacity(40).Stacking(common.NewStackingConfigBuilder().Mode(mode))
+	}
+	if len(p.steps) > 0 {
+		b.ThresholdsStyle(common.NewGraphThresholdsStyleConfigBuilder().Mode(common.GraphThresholdsStyleModeDashed))
+	}
+	return b
+}
+
+// number shows the last value, large.
+func number(p *panel) (dashboard.Panel, error) {
+	return stat.NewPanelBuilder().
+		GraphMode(common.BigValueGraphModeNone).ColorMode(common.BigValueColorModeBackground).TextMode(common.BigValueTextModeAuto).
+		ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"})).
+		Build()
+}
+
+// timeline shows states over time, a line each.
+func timeline(p *panel) (dashboard.Panel, error) {
+	out, err := statetimeline.NewPanelBuilder().
+		ShowValue(common.VisibilityModeNever).MergeValues(true).RowHeight(0.8).FillOpacity(80).
+		Legend(common.NewVizLegendOptionsBuilder().ShowLegend(false)).
+		Build()
+	if out.FieldConfig != nil {
+		out.FieldConfig.Defaults.Color = &dashboard.FieldColor{Mode: dashboard.FieldColorModeIdThresholds}
+	}
+	return out, err
+}
+
+// heat shows a native histogram's buckets over time.
+func heat(p *panel) (dashboard.Panel, error) {
+	return heatmap.NewPanelBuilder().
+		Calculate(false).
+		Color(heatmap.NewHeatmapColorOptionsBuilder().Mode(heatmap.HeatmapColorModeScheme).Scheme("Oranges").Scale(heatmap.HeatmapColorScaleExponential).Exponent(0.5).Steps(64)).
+		YAxis(heatmap.NewYAxisConfigBuilder().Unit(p.unit)).
+		Tooltip(built[heatmap.HeatmapTooltip]{heatmap.HeatmapTooltip{Mode: common.TooltipDisplayModeSingle, YHistogram: cog.ToPtr(true)}}).
+		Build()
+}
+
+// rows lists label sets of now; columns says which, in order.
+func rows(columns ...string) view {
+	return func(p *panel) (dashboard.Panel, error) {
+		exclude := map[string]bool{"Time": true, "Value": true, "__name__": true, "job": true, "instance": true}
+		order := map[string]int{}
+		for i, c := range columns {
+			order[c] = i
+			delete(exclude, c)
+		}
+		b := table.NewPanelBuilder().
+			NoValue("none").
+			WithTransformation(dashboard.DataTransformerConfig{Id: "organize", Options: map[string]any{"excludeByName": exclude, "indexByName": order, "renameByName": map[string]string{}}})
+		if slices.Contains(columns, names.LabelTraceID) {
+			b.OverrideByName(names.LabelTraceID, []dashboard.DynamicConfigValue{{Id: "links", Value: []dashboard.DashboardLink{link("Trace", traceURL)}}})
+		}
+		out, err := b.Build()
+		out.Targets = p.instant()
+		return out, err
+	}
+}
+
+// matrix crosses two labels of now: a row each value of one, a column each of
+// the other, the value as the cell's colour.
+func matrix(row, column string) view {
+	return func(p *panel) (dashboard.Panel, error) {
+		background := common.NewTableColoredBackgroundCellOptions()
+		background.Mode = cog.ToPtr(common.TableCellBackgroundDisplayModeBasic)
+		out, err := table.NewPanelBuilder().
+			CellOptions(common.TableCellOptions{TableColoredBackgroundCellOptions: background}).
+			Align(common.FieldTextAlignmentCenter).CellHeight(common.TableCellHeightSm).Decimals(1).
+			ColorScheme(built[dashboard.FieldColor]{dashboard.FieldColor{Mode: dashboard.FieldColorModeIdThresholds}}).
+			WithTransformation(dashboard.DataTransformerConfig{Id: "groupingToMatrix", Options: map[string]any{"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}}).
+			Build()
+		out.Targets = p.instant()
+		return out, err
+	}
+}
+
+// traceURL opens a trace id in Explore with the data source of variable traces.
+const traceURL = `/explore?schemaVersion=1&panes={"t":{"datasource":"${traces}","queries":[{"refId":"A","queryType":"traceql","query":"${__value.raw}"}],"range":{"from":"${__from}","to":"${__to}"}}}`

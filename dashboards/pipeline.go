@@ -1,0 +1,157 @@
+package dashboards
+
+import (
+	"github.com/grafana/grafana-foundation-sdk/go/units"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
+
+// pipeline answers: can I trust what the others show, and what does it cost?
+func pipeline() board {
+	return board{
+		uid: names.DashboardPipeline, title: "Lockstep / Pipeline health",
+		why:       "Lockstep itself: agents, masters, what they lose, what they cost, and what the remediator did.",
+		variables: []variable{vSource, vJobs},
+		rows: []row{
+			{"Processes", []panel{
+				{
+					title: "Versions", view: rows(names.LabelComponent, names.LabelVersion, names.LabelRevision, "Value"), width: 8, height: 7,
+					why:     "Processes by component and version.",
+					targets: []target{{expr: "count by (component, version, revision) (" + of(names.BuildInfo) + ")"}},
+				},
+				{
+					title: "CPU", view: lines, width: 8, height: 7,
+					why:     "Cores that Lockstep's processes use, the busiest of each component.",
+					targets: []target{{expr: highest("component", "rate(process_cpu_seconds_total["+interval+"]) * on (job, instance) group_left (component) "+of(names.BuildInfo)), legend: "{{component}}"}},
+				},
+				{
+					title: "Memory", view: lines, width: 8, height: 7, unit: units.BytesIEC,
+					why:     "Resident memory, the largest of each component.",
+					targets: []target{{expr: highest("component", "process_resident_memory_bytes * on (job, instance) group_left (component) "+of(names.BuildInfo)), legend: "{{component}}"}},
+				},
+			}},
+			{"Agents", []panel{
+				{
+					title: "Agents by state", view: stacked, width: 12, height: 7,
+					why:     "As the masters see them. Lost is disconnected for longer than their patience.",
+					targets: []target{{expr: sum("state", of(names.AgentsConnected, inJob)), legend: "{{state}}"}},
+					alerts:  []string{names.AlertAgentLost, names.AlertMasterDown},
+				},
+				{
+					title: "Progress reports", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
+					why: "Reports a second from agents to masters, and those dropped because a stream was down or slow. Volume grows with ranks, not with collectives.",
+					targets: []target{
+						{expr: sum("", rate(names.StreamReports, inJob)), legend: "sent"},
+						{expr: sum("", rate(names.StreamDropped, inJob)), legend: "dropped"},
+					},
+					alerts: []string{names.AlertReportsDropped},
+				},
+				{
+					title: "Flight records", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
+					why: "Records read a second by all agents, and those lost.",
+					targets: []target{
+						{expr: sum("", rate(names.RecorderRecords, inJob)), legend: "read"},
+						{expr: sum("", rate(names.RecorderLost, inJob)), legend: "lost"},
+					},
+				},
+				{
+					title: "Bounds reached", view: lines, width: 12, height: 7,
+					why: "What was not tracked or exported because a bound was reached. All 0 is normal.",
+					targets: []target{
+						{expr: sum("", of(names.MasterOverflow, inJob)), legend: "untracked by masters"},
+						{expr: sum("", of(names.RecorderOverflow, inJob)), legend: "no slot in a recorder"},
+						{expr: sum("", of(names.SeriesOverflow)) + " or vector(0)", legend: "label sets not exported"},
+					},
+					alerts: []string{names.AlertTrackingOverflow, names.AlertSeriesOverflow},
+				},
+				{
+					title: "Spans", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
+					why: "Spans accepted by the OTLP backend a second, and those dropped, by reason.",
+					targets: []target{
+						{expr: sum("", rate(names.SpansExported)), legend: "exported"},
+						{expr: sum("reason", rate(names.SpansDropped)), legend: "dropped: {{reason}}"},
+					},
+					alerts: []string{names.AlertTraceDrops},
+				},
+				{
+					title: "Clock error between nodes", view: lines, width: 12, height: 7, unit: units.Seconds,
+					why:     "Bound on the error between a node's clock and its master's, the worst node. Slowness below it cannot be told.",
+					targets: []target{{expr: highest("training_job", of(names.NodeClockError, inJob)), legend: "{{training_job}}"}},
+					alerts:  []string{names.AlertClockError},
+				},
+			}},
+			{"Diagnosis", []panel{
+				{
+					title: "Time of a pass", view: lines, width: 8, height: 7, unit: units.Seconds,
+					why:     "Mean time of a diagnosis pass.",
+					targets: []target{{expr: sum("training_job", rate(names.DiagnosisSeconds, inJob)) + " / " + sum("training_job", rate(names.Diagnoses, inJob)), legend: "{{training_job}}"}},
+				},
+				{
+					title: "Passes", view: lines, width: 8, height: 7, unit: units.OpsPerSecond,
+					why:     "Diagnosis passes a second. 0 means that a fault would go unseen.",
+					targets: []target{{expr: sum("training_job", rate(names.Diagnoses, inJob)), legend: "{{training_job}}"}},
+					alerts:  []string{names.AlertDiagnosisStalled},
+				},
+				{
+					title: "From fault to confirmed verdict", view: lines, width: 8, height: 7, unit: units.Seconds,
+					why:     "Mean time from a fault's estimated onset to its confirmed verdict, of all incidents that the master has seen.",
+					targets: []target{{expr: "histogram_avg(" + sum("class", of(names.IncidentLatency, inJob)) + ") or " + sum("class", series(names.IncidentLatency.Name+"_sum", []string{inJob})) + " / " + sum("class", series(names.IncidentLatency.Name+"_count", []string{inJob})), legend: "{{class}}"}},
+					steps:   []step{{3, fair}},
+				},
+				{
+					title: "Incidents", view: lines, width: 24, height: 6,
+					why: "Incidents ever opened and ever confirmed by class. Many that are never confirmed are noise: look at what is suspected.",
+					targets: []target{
+						{expr: sum("class", of(names.Incidents, inJob)), legend: "{{class}} opened"},
+						{expr: sum("class", of(names.IncidentConfirms, inJob)), legend: "{{class}} confirmed"},
+					},
+					alerts: []string{names.AlertFaultSuspected},
+				},
+			}},
+			{"Remediation", []panel{
+				{
+					title: "Mode", view: number, width: 4, height: 7,
+					why:     "In a dry run, actions are only journaled and logged.",
+					targets: []target{{expr: highest("", of(names.DryRun))}},
+					values:  []value{{"0", "acts", good}, {"1", "dry run", fair}},
+					alerts:  []string{names.AlertRemediatorDown},
+				},
+				{
+					title: "Breakers", view: timeline, width: 10, height: 7,
+					why:     "Whether a breaker is open: no action in its scope until a person closes it.",
+					targets: []target{{expr: highest("scope", of(names.BreakerOpen)), legend: "{{scope}} open"}},
+					values:  yes,
+					alerts:  []string{names.AlertBreakerOpen},
+				},
+				{
+					title: "Actions left", view: lines, width: 10, height: 7,
+					why:     "Actions that a breaker still allows in its window.",
+					targets: []target{{expr: lowest("scope", of(names.BreakerRemaining)), legend: "{{scope}}"}},
+				},
+				{
+					title: "Decisions", view: lines, width: 12, height: 7,
+					why:     "Decisions on alerts since the remediator started, by action and outcome.",
+					targets: []target{{expr: sum("action, outcome", of(names.Actions)), legend: "{{action}}: {{outcome}}"}},
+					alerts:  []string{names.AlertActionFailed},
+				},
+				{
+					title: "Webhooks", view: stacked, width: 12, height: 7, unit: units.CountsPerSecond,
+					why:     "Alertmanager's notifications a second by what became of them.",
+					targets: []target{{expr: sum("result", rate(names.Webhooks)), legend: "{{result}}"}},
+					alerts:  []string{names.AlertWebhookRefused},
+				},
+				{
+					title: "Time of an action", view: lines, width: 12, height: 7, unit: units.Seconds,
+					why:     "Mean time from the journal entry to the actuator's answer, since the remediator started.",
+					targets: []target{{expr: "histogram_avg(" + sum("action", of(names.ActionDuration)) + ") or " + sum("action", names.ActionDuration.Name+"_sum") + " / " + sum("action", names.ActionDuration.Name+"_count"), legend: "{{action}}"}},
+				},
+				{
+					title: "Actions pending", view: lines, width: 12, height: 7,
+					why:     "Journaled actions that are not finished.",
+					targets: []target{{expr: sum("", of(names.ActionsPending))}},
+					alerts:  []string{names.AlertActionStuck},
+				},
+			}},
+		},
+	}
+}
