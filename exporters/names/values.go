@@ -26,7 +26,6 @@ const (
 	DropQueueFull    = "queue_full"    // the backend is slower than the ranks
 	DropEvicted      = "evicted"       // newer collectives overwrote it before it was sent
 	DropOverLimit    = "over_limit"    // more spans a second than the limit allows
-	DropUntimed      = "untimed"       // all its time stamps were lost
 	DropExportFailed = "export_failed" // the backend refused it, or retries ran out
 	DropRejected     = "rejected"      // partial success: the backend kept the others
 	DropShutdown     = "shutdown"      // still queued when the agent had to stop

@@ -1,0 +1,213 @@
+package otlp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
+
+const (
+	batchOperations = 512 // a request of some 1.5 thousand spans, well below gRPC's 4 MiB
+	batchDelay      = 200 * time.Millisecond
+	batchesWaiting  = 8
+	retryFor        = time.Minute
+)
+
+// dropReasons index exporter.dropped.
+var dropReasons = []string{
+	names.DropQueueFull, names.DropEvicted, names.DropOverLimit,
+	names.DropExportFailed, names.DropRejected, names.DropShutdown,
+}
+
+// exporter moves operations from the tracer's queue to the backend: one
+// goroutine encodes, soon after they come, since memory is overwritten; another
+// sends, at the backend's pace, and retries. Batches between them are few.
+type exporter struct {
+	to   *sender
+	log  *slog.Logger
+	take func(*pending) (more bool)
+
+	awake   chan struct{}
+	batches chan batch
+	stop    chan struct{} // closed: drain the queue and end
+	done    chan struct{}
+	ctx     context.Context // of all sends
+	cancel  context.CancelFunc
+
+	exported atomic.Uint64
+	dropped  [8]atomic.Uint64
+	logged   time.Time
+}
+
+// pending is what the encoder takes from the tracer at a time.
+type pending struct {
+	operations []taken
+	windows    []collector.Window
+}
+
+type taken struct {
+	operation
+	fromWindow, toWindow int
+}
+
+type batch struct {
+	request []byte
+	spans   int
+}
+
+func newExporter(to *sender, log *slog.Logger, take func(*pending) bool) *exporter {
+	e := &exporter{
+		to: to, log: log, take: take,
+		awake: make(chan struct{}, 1), batches: make(chan batch, batchesWaiting),
+		stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	go e.encode()
+	go e.send()
+	return e
+}
+
+func (e *exporter) drop(reason string, spans int) {
+	for i, r := range dropReasons {
+		if r == reason {
+			e.dropped[i].Add(uint64(spans))
+		}
+	}
+}
+
+// wake tells the encoder that there is something to do.
+func (e *exporter) wake() {
+	select {
+	case e.awake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *exporter) encode() {
+	defer close(e.batches)
+	pending := &pending{operations: make([]taken, 0, batchOperations)}
+	var enc batchEncoder
+	for stopping := false; !stopping; {
+		select {
+		case <-e.awake:
+			select { // company makes a batch
+			case <-time.After(batchDelay):
+			case <-e.awake: // the queue is half full
+			case <-e.stop:
+			}
+		case <-e.stop:
+			stopping = true
+		}
+		for more := true; more; {
+			more = e.take(pending)
+			if b := enc.batch(pending, time.Now().UnixNano()); b.spans > 0 {
+				e.batches <- b // the sender empties it until it is closed
+			}
+		}
+	}
+}
+
+// batchEncoder turns operations into one request, grouped by job.
+type batchEncoder struct {
+	encoder
+	groups []group
+}
+
+type group struct {
+	resource *jobResource
+	spans    []byte
+}
+
+func (e *batchEncoder) batch(p *pending, now int64) batch {
+	used := 0
+	b := batch{}
+	for i := range p.operations {
+		o := &p.operations[i]
+		g := 0
+		for g < used && e.groups[g].resource != o.track.resource {
+			g++
+		}
+		if g == used {
+			if used == len(e.groups) {
+				e.groups = append(e.groups, group{})
+			}
+			e.groups[g].resource, e.groups[g].spans = o.track.resource, e.groups[g].spans[:0]
+			used++
+		}
+		var n int
+		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], now)
+		b.spans += n
+	}
+	for i := range e.groups[:used] {
+		b.request = e.groups[i].resource.appendRequest(b.request, e.groups[i].spans)
+		e.groups[i].resource = nil
+	}
+	return b
+}
+
+func (e *exporter) send() {
+	defer close(e.done)
+	for b := range e.batches {
+		rejected, message, err := deliver(e.ctx, e.to, b.request)
+		switch {
+		case err == nil:
+			rejected = min(max(rejected, 0), int64(b.spans))
+			e.exported.Add(uint64(b.spans) - uint64(rejected))
+			e.drop(names.DropRejected, int(rejected))
+			if rejected > 0 || message != "" {
+				e.warn("the backend rejected spans", "rejected", rejected, "message", message)
+			}
+		case e.ctx.Err() != nil:
+			e.drop(names.DropShutdown, b.spans)
+		default:
+			e.drop(names.DropExportFailed, b.spans)
+			e.warn("traces not exported", "endpoint", e.to.endpoint, "spans", b.spans, "err", err)
+		}
+	}
+}
+
+// deliver sends a request until it is accepted, refused for good, or a minute has passed.
+func deliver(ctx context.Context, to *sender, request []byte) (rejected int64, message string, err error) {
+	type answer struct {
+		rejected int64
+		message  string
+	}
+	wait := backoff.NewExponentialBackOff()
+	wait.InitialInterval, wait.MaxInterval = to.firstRetry, 30*time.Second
+	a, err := backoff.Retry(ctx, func() (answer, error) {
+		rejected, message, err := to.send(ctx, request)
+		return answer{rejected, message}, err
+	}, backoff.WithBackOff(wait), backoff.WithMaxElapsedTime(retryFor))
+	return a.rejected, a.message, err
+}
+
+// warn logs at most once a minute: a backend that is down is one story.
+func (e *exporter) warn(message string, args ...any) {
+	if now := time.Now(); now.Sub(e.logged) >= time.Minute {
+		e.logged = now
+		e.log.Warn("otlp: "+message, args...)
+	}
+}
+
+// shutdown is called once.
+func (e *exporter) shutdown(ctx context.Context) error {
+	close(e.stop)
+	var err error
+	select {
+	case <-e.done:
+	case <-ctx.Done():
+		err = fmt.Errorf("otlp: spans left behind at shutdown: %w", context.Cause(ctx))
+		e.cancel()
+		<-e.done
+	}
+	e.cancel()
+	return errors.Join(err, e.to.close())
+}

@@ -1,0 +1,198 @@
+package otlp
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcgzip "google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// sender delivers encoded ExportTraceServiceRequests. One attempt each: its
+// errors say whether to try again, in package backoff's terms.
+type sender struct {
+	endpoint   string
+	timeout    time.Duration
+	firstRetry time.Duration
+	post       func(ctx context.Context, request []byte, response *coltracepb.ExportTraceServiceResponse) error
+	close      func() error
+}
+
+func newSender(c Config) (*sender, error) {
+	s := &sender{endpoint: c.Endpoint, timeout: c.Timeout, firstRetry: time.Second}
+	if s.timeout <= 0 {
+		s.timeout = 10 * time.Second
+	}
+	if c.Protocol == GRPC {
+		return s, s.dial(c)
+	}
+	s.client(c)
+	return s, nil
+}
+
+// send delivers request once. The backend may accept it and reject some spans.
+func (s *sender) send(ctx context.Context, request []byte) (rejected int64, message string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	var response coltracepb.ExportTraceServiceResponse
+	if err := s.post(ctx, request, &response); err != nil {
+		return 0, "", err
+	}
+	p := response.GetPartialSuccess()
+	return p.GetRejectedSpans(), p.GetErrorMessage(), nil
+}
+
+func (s *sender) dial(c Config) error {
+	creds := insecure.NewCredentials()
+	if c.TLS != nil {
+		creds = credentials.NewTLS(c.TLS)
+	}
+	conn, err := grpc.NewClient(c.Endpoint, grpc.WithTransportCredentials(creds), grpc.WithUserAgent("lockstep"))
+	if err != nil {
+		return fmt.Errorf("OTLP endpoint %q: %w", c.Endpoint, err)
+	}
+	options := []grpc.CallOption{grpc.ForceCodecV2(rawCodec{})}
+	if c.Gzip {
+		options = append(options, grpc.UseCompressor(grpcgzip.Name))
+	}
+	headers := metadata.New(c.Headers)
+	s.close = conn.Close
+	s.post = func(ctx context.Context, request []byte, response *coltracepb.ExportTraceServiceResponse) error {
+		ctx = metadata.NewOutgoingContext(ctx, headers)
+		return classify(conn.Invoke(ctx, coltracepb.TraceService_Export_FullMethodName, request, response, options...))
+	}
+	return nil
+}
+
+// rawCodec sends bytes that are protobuf already.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "proto" }
+
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+
+func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	return proto.Unmarshal(data.Materialize(), v.(proto.Message))
+}
+
+// classify applies OTLP's table of retryable gRPC codes.
+func classify(err error) error {
+	if err == nil {
+		return nil
+	}
+	s := status.Convert(err)
+	var after *errdetails.RetryInfo
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.RetryInfo); ok {
+			after = info
+		}
+	}
+	switch s.Code() {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.OutOfRange, codes.Unavailable, codes.DataLoss:
+	case codes.ResourceExhausted:
+		if after == nil { // only a server that says when it will recover
+			return backoff.Permanent(err)
+		}
+	default:
+		return backoff.Permanent(err)
+	}
+	if d := after.GetRetryDelay().AsDuration(); d > 0 {
+		return errors.Join(err, &backoff.RetryAfterError{Duration: d})
+	}
+	return err
+}
+
+func (s *sender) client(c Config) {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.TLSClientConfig = c.TLS.Clone()
+	client := &http.Client{
+		Transport: transport,
+		// A redirect would turn the POST into a GET.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	s.close = func() error { client.CloseIdleConnections(); return nil }
+	s.post = func(ctx context.Context, request []byte, response *coltracepb.ExportTraceServiceResponse) error {
+		req, err := newRequest(ctx, c, request)
+		if err != nil {
+			return backoff.Permanent(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+		if resp.StatusCode/100 == 2 {
+			if err == nil {
+				err = proto.Unmarshal(body, response)
+			}
+			if err != nil { // accepted all the same: sending it again would double it
+				response.Reset()
+			}
+			return nil
+		}
+		return classifyHTTP(resp, errors.New(resp.Status))
+	}
+}
+
+func newRequest(ctx context.Context, c Config, request []byte) (*http.Request, error) {
+	body := request
+	if c.Gzip {
+		var zipped bytes.Buffer
+		z := gzip.NewWriter(&zipped)
+		_, _ = z.Write(request) // a bytes.Buffer takes everything
+		_ = z.Close()
+		body = zipped.Bytes()
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Endpoint, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range c.Headers {
+		req.Header.Set(k, v)
+	}
+	req.Header.Set("User-Agent", "lockstep")
+	req.Header.Set("Content-Type", "application/x-protobuf")
+	if c.Gzip {
+		req.Header.Set("Content-Encoding", "gzip")
+	}
+	return req, nil
+}
+
+// classifyHTTP applies OTLP's table of retryable status codes.
+func classifyHTTP(resp *http.Response, err error) error {
+	switch resp.StatusCode {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	default:
+		return backoff.Permanent(err)
+	}
+	after := resp.Header.Get("Retry-After")
+	if seconds, e := strconv.Atoi(after); e == nil && seconds > 0 {
+		return errors.Join(err, backoff.RetryAfter(seconds))
+	}
+	if at, e := http.ParseTime(after); e == nil {
+		if d := time.Until(at); d > 0 {
+			return errors.Join(err, &backoff.RetryAfterError{Duration: d})
+		}
+	}
+	return err
+}

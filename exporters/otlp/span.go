@@ -1,0 +1,332 @@
+package otlp
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// operation is one collective of one rank as it is remembered: what varies,
+// beside the track's what does not.
+type operation struct {
+	track *track
+
+	seq, bytes               uint64
+	enqueued, started, ended int64 // CLOCK_MONOTONIC ns, as in collector.Collective
+	wait, transfer           int64
+	realOffset               int64
+	windows                  uint64 // position of the first in the tracer's window ring
+	root                     int32
+	channels                 uint16
+	nwindows                 uint8
+	kind                     record.CollKind
+	dtype                    record.DType
+	op                       record.RedOp
+	algo                     record.Algo
+	proto                    record.Proto
+	result                   record.Result
+	queued                   bool // for export, now or ever
+	rootless                 bool // its trace's root went out with an earlier snapshot of it
+}
+
+// track is one rank in one communicator: the attributes that all its spans share, encoded once.
+type track struct {
+	trackKey
+	job, comm string // as the trainer wrote them: trace ids derive from these
+	resource  *jobResource
+	name      [16][]byte // Span.name by kind: "AllReduce dp"
+	shared    []byte     // attributes of the root and of the rank's span
+	own       []byte     // attributes of the rank's span only
+	open      uint64     // 1 + position of the last snapshot of an open collective
+}
+
+type trackKey struct {
+	id      uint64
+	rank    int32
+	size    int32
+	world   int32
+	attempt uint32
+}
+
+func newTrack(c *collector.Collective, r *jobResource) *track {
+	t := &track{trackKey: keyOf(c), job: c.Job, comm: c.Comm, resource: r}
+	comm := clean(c.Comm)
+	for kind := range t.name {
+		t.name[kind] = appendText(nil, tagName, record.CollKind(kind).String()+" "+comm)
+	}
+	t.shared = appendString(t.shared, tagAttribute, names.AttrCommunicator, comm)
+	t.shared = appendString(t.shared, tagAttribute, names.AttrCommID, fmt.Sprintf("%016x", c.CommID))
+	t.shared = appendInt(t.shared, tagAttribute, names.AttrCommSize, int64(c.Size))
+	t.shared = appendInt(t.shared, tagAttribute, names.AttrAttempt, int64(c.Attempt))
+	t.own = appendInt(t.own, tagAttribute, names.AttrRank, int64(c.Rank))
+	t.own = appendInt(t.own, tagAttribute, names.AttrWorldRank, int64(c.World))
+	return t
+}
+
+func keyOf(c *collector.Collective) trackKey {
+	return trackKey{c.CommID, c.Rank, c.Size, c.World, c.Attempt}
+}
+
+// Attributes whose value is an enumeration, encoded once.
+var (
+	collAttrs   = enum[record.CollKind](tagAttribute, names.AttrCollective)
+	dtypeAttrs  = enum[record.DType](tagAttribute, names.AttrDType)
+	opAttrs     = enum[record.RedOp](tagAttribute, names.AttrOp)
+	algoAttrs   = enum[record.Algo](tagAttribute, names.AttrAlgo)
+	protoAttrs  = enum[record.Proto](tagAttribute, names.AttrProto)
+	resultAttrs = enum[record.Result](tagAttribute, names.AttrResult)
+	causeAttrs  = enum[record.Cause](tagEventAttribute, names.AttrCause)
+)
+
+func enum[T interface {
+	~uint8
+	String() string
+}](tag byte, key string) [256][]byte {
+	var encoded [256][]byte
+	for v := range encoded {
+		encoded[v] = appendString(nil, tag, key, T(v).String())
+	}
+	return encoded
+}
+
+var (
+	waitName     = appendText(nil, tagName, "wait")
+	transferName = appendText(nil, tagName, "transfer")
+	windowName   = appendText(nil, tagEventName, "window")
+)
+
+// encoder appends spans to a request. It is reused: after the first few spans
+// it allocates nothing. The zero value is ready.
+type encoder struct {
+	span, part []byte
+}
+
+// Children's ids derive from their parent's.
+const (
+	childWait     = 1
+	childTransfer = 2
+)
+
+// Ranks that stand for spans that are no rank's.
+const (
+	rootRank = -1
+	openRank = -2 // and below: the snapshot of an open collective, -2 - rank
+)
+
+// operation appends o's spans to b, each as a field of ScopeSpans, and returns
+// how many there were: countSpans(o). windows are o's, or fewer when some are
+// gone. now (unix ns) ends what is still open.
+func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, now int64) ([]byte, int) {
+	t := o.track
+	trace := collector.TraceID(t.job, t.id, o.kind, o.seq)
+	first, last := o.interval()
+	start, end := unix(first, o.realOffset), unix(last, o.realOffset)
+	rank := t.rank
+	if o.ended == 0 {
+		end = uint64(max(now, 0))
+		rank = openRank - rank
+	}
+	end = max(end, start)
+	id := collector.SpanID(trace, rank)
+	var root [8]byte
+	spans := 1
+	if hasRoot(o.kind) {
+		root = collector.SpanID(trace, rootRank)
+		if o.sendsRoot() {
+			spans++
+			e.begin(trace, root, [8]byte{}, t.name[index(o.kind)], start, end)
+			e.span = append(e.span, collAttrs[o.kind]...)
+			e.span = append(e.span, t.shared...)
+			e.span = appendInt(e.span, tagAttribute, names.AttrSequence, int64(o.seq))
+			b = e.end(b, flagSampled|flagParentKnown)
+		}
+	}
+
+	e.begin(trace, id, root, t.name[index(o.kind)], start, end)
+	e.attributes(o)
+	for i := range windows {
+		e.window(&windows[i], o.realOffset)
+	}
+	if lost := int(o.nwindows) - len(windows); lost > 0 {
+		e.span = protowire.AppendVarint(append(e.span, tagDroppedEvents), uint64(lost))
+	}
+	if o.result != record.ResultOK {
+		message := o.result.String()
+		e.span = protowire.AppendVarint(append(e.span, tagStatus), uint64(4+len(message)))
+		e.span = append(appendText(e.span, tagStatusMessage, message), tagStatusCode, statusError)
+	}
+	flags := uint32(flagSampled | flagParentKnown)
+	if hasRoot(o.kind) && t.rank != 0 {
+		flags |= flagParentRemote
+	}
+	b = e.end(b, flags)
+
+	wait, transfer := o.phases()
+	if wait > 0 {
+		spans++
+		middle := min(start+uint64(wait), end)
+		e.begin(trace, child(id, childWait), id, waitName, start, middle)
+		b = e.end(b, flagSampled|flagParentKnown)
+	}
+	if transfer > 0 {
+		spans++
+		from := min(start+uint64(max(wait, 0)), end)
+		e.begin(trace, child(id, childTransfer), id, transferName, from, min(from+uint64(transfer), end))
+		b = e.end(b, flagSampled|flagParentKnown)
+	}
+	return b, spans
+}
+
+// countSpans is how many spans operation appends for o.
+func countSpans(o *operation) int {
+	n := 1
+	if hasRoot(o.kind) && o.sendsRoot() {
+		n++
+	}
+	wait, transfer := o.phases()
+	if wait > 0 {
+		n++
+	}
+	if transfer > 0 {
+		n++
+	}
+	return n
+}
+
+func (o *operation) sendsRoot() bool { return o.track.rank == 0 && !o.rootless }
+
+// timed reports whether any of o's stamps survived.
+func (o *operation) timed() bool { return o.enqueued != 0 || o.started != 0 || o.ended != 0 }
+
+// interval is o's first and last stamp of those that its span can have.
+func (o *operation) interval() (first, last int64) {
+	first = o.started
+	if first == 0 {
+		first = o.enqueued
+	}
+	if first == 0 || o.ended != 0 && first > o.ended {
+		first = o.ended
+	}
+	return first, o.ended
+}
+
+// phases are o's phases; without a start there is nowhere to put them.
+func (o *operation) phases() (wait, transfer int64) {
+	if o.started == 0 {
+		return 0, 0
+	}
+	return o.wait, o.transfer
+}
+
+func (e *encoder) attributes(o *operation) {
+	t := o.track
+	b := append(e.span, collAttrs[o.kind]...)
+	b = append(b, t.shared...)
+	b = append(b, t.own...)
+	b = appendInt(b, tagAttribute, names.AttrSequence, int64(o.seq))
+	b = appendInt(b, tagAttribute, names.AttrBytes, int64(min(o.bytes, math.MaxInt64)))
+	if o.kind != record.Barrier {
+		b = append(b, dtypeAttrs[o.dtype]...)
+	}
+	if reduces(o.kind) {
+		b = append(b, opAttrs[o.op]...)
+	}
+	if o.algo != record.AlgoNone {
+		b = append(b, algoAttrs[o.algo]...)
+	}
+	if o.proto != record.ProtoNone {
+		b = append(b, protoAttrs[o.proto]...)
+	}
+	if o.root >= 0 {
+		key := names.AttrRoot
+		if o.kind == record.Send || o.kind == record.Recv {
+			key = names.AttrPeer
+		}
+		b = appendInt(b, tagAttribute, key, int64(o.root))
+	}
+	if o.channels != 0 {
+		b = appendInt(b, tagAttribute, names.AttrChannels, int64(o.channels))
+	}
+	if o.enqueued != 0 && o.started > o.enqueued {
+		b = appendDouble(b, tagAttribute, names.AttrQueueTime, float64(o.started-o.enqueued)/1e9)
+	}
+	if o.ended == 0 {
+		b = appendTrue(b, tagAttribute, names.AttrOpen)
+	} else {
+		b = append(b, resultAttrs[o.result]...)
+	}
+	e.span = b
+}
+
+func (e *encoder) window(w *collector.Window, realOffset int64) {
+	b := appendFixed64(e.part[:0], tagEventTime, unix(w.Last, realOffset))
+	b = append(b, windowName...)
+	b = append(b, causeAttrs[w.Cause]...)
+	if w.Peer >= 0 {
+		b = appendInt(b, tagEventAttribute, names.AttrPeer, int64(w.Peer))
+	}
+	if w.Last > w.First {
+		b = appendDouble(b, tagEventAttribute, names.AttrBandwidth, float64(w.Bytes)/(float64(w.Last-w.First)/1e9))
+	}
+	b = appendInt(b, tagEventAttribute, names.AttrBytes, int64(min(w.Bytes, math.MaxInt64)))
+	b = appendInt(b, tagEventAttribute, names.AttrWRs, int64(w.WRs))
+	b = appendInt(b, tagEventAttribute, names.AttrBacklog, int64(w.Backlog))
+	e.part = b
+	e.span = appendField(e.span, tagEvent, b)
+}
+
+// begin starts a span; its parent is left out when it has none.
+func (e *encoder) begin(trace [16]byte, id, parent [8]byte, name []byte, start, end uint64) {
+	b := append(e.span[:0], tagTraceID, 16)
+	b = append(b, trace[:]...)
+	b = append(b, tagSpanID, 8)
+	b = append(b, id[:]...)
+	if parent != ([8]byte{}) {
+		b = append(b, tagParentID, 8)
+		b = append(b, parent[:]...)
+	}
+	b = append(b, name...)
+	b = append(b, tagKind, kindInternal)
+	b = appendFixed64(b, tagStart, start)
+	e.span = appendFixed64(b, tagEnd, end)
+}
+
+func (e *encoder) end(b []byte, flags uint32) []byte {
+	e.span = binary.LittleEndian.AppendUint32(append(e.span, tagFlags&0x7f|0x80, tagFlags>>7), flags)
+	return appendField(b, tagSpan, e.span)
+}
+
+func child(parent [8]byte, n uint64) [8]byte {
+	h := (binary.BigEndian.Uint64(parent[:]) ^ n) * 0x9e3779b97f4a7c15
+	if h == 0 {
+		h = n
+	}
+	var id [8]byte
+	binary.BigEndian.PutUint64(id[:], h)
+	return id
+}
+
+// hasRoot: point-to-point operations are numbered by each rank for itself, so
+// there is no span that all of them could share.
+func hasRoot(k record.CollKind) bool {
+	return k != record.Send && k != record.Recv && k != record.Group
+}
+
+func reduces(k record.CollKind) bool {
+	return k == record.AllReduce || k == record.Reduce || k == record.ReduceScatter
+}
+
+func index(k record.CollKind) int {
+	if int(k) < len(track{}.name) {
+		return int(k)
+	}
+	return int(record.CollNone)
+}
+
+func unix(mono, realOffset int64) uint64 { return uint64(max(mono+realOffset, 0)) }

@@ -1,0 +1,300 @@
+package otlp
+
+import (
+	"context"
+	"encoding/binary"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Options bounds a Tracer. The zero value means the defaults.
+type Options struct {
+	// Remember is how many collectives stay in memory for Retroactive, in all
+	// about 130 bytes each; default 32768.
+	Remember int
+	// Queue is how many collectives may wait to be encoded; default 4096.
+	Queue int
+	// SpansPerSecond limits what the policy alone exports, with bursts of twice
+	// as much; what a master names is exempt. Default 2000.
+	SpansPerSecond int
+	Log            *slog.Logger // default slog.Default
+}
+
+func (o Options) withDefaults() Options {
+	if o.Remember <= 0 {
+		o.Remember = 32768
+	}
+	if o.Queue <= 0 {
+		o.Queue = 4096
+	}
+	if o.SpansPerSecond <= 0 {
+		o.SpansPerSecond = 2000
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return o
+}
+
+// Bounds on the caches of encoded attributes; a cache that is full starts over.
+const (
+	maxTracks    = 4096
+	maxResources = 256
+)
+
+const maxSpans = 4 // of one operation: the root, the rank's, wait, transfer
+
+// Tracer is the collector.Tracer that exports collectives over OTLP. Collective
+// and Retroactive belong to the agent's fold goroutine and never block on the
+// network; Shutdown and Collect may be called from any.
+type Tracer struct {
+	config    Config
+	opts      Options
+	threshold uint64 // a trace id below it is sampled
+	limit     *rate.Limiter
+	exporter  *exporter // nil when nothing is exported
+
+	mu        sync.Mutex
+	closed    bool
+	memory    []operation // ring; position p lives in memory[p % len]
+	next      uint64      // position
+	windows   []collector.Window
+	nextWin   uint64
+	queue     []waiting // ring
+	head, len int
+	tracks    map[trackKey]*track
+	resources map[string]*jobResource
+}
+
+// waiting is an operation to be encoded.
+type waiting struct {
+	pos   uint64
+	spans int32 // for the drop counter, should memory be overwritten first
+}
+
+var _ collector.Tracer = (*Tracer)(nil)
+
+// New returns a tracer for c. It connects when there is something to send, so
+// a backend that is down is no error. End it with Shutdown.
+func New(c Config, o Options) (*Tracer, error) {
+	o = o.withDefaults()
+	t := &Tracer{config: c, opts: o, threshold: threshold(c.Ratio)}
+	if !c.Enabled() {
+		return t, nil
+	}
+	to, err := newSender(c)
+	if err != nil {
+		return nil, err
+	}
+	t.limit = rate.NewLimiter(rate.Limit(o.SpansPerSecond), max(2*o.SpansPerSecond, maxSpans))
+	t.memory = make([]operation, o.Remember)
+	t.windows = make([]collector.Window, max(o.Remember/2, collector.MaxWindows))
+	t.queue = make([]waiting, o.Queue)
+	t.tracks = map[trackKey]*track{}
+	t.resources = map[string]*jobResource{}
+	t.exporter = newExporter(to, o.Log, t.take)
+	return t, nil
+}
+
+// Enabled reports whether anything is exported.
+func (t *Tracer) Enabled() bool { return t.exporter != nil }
+
+// Collective remembers c, and exports it when it is anomalous or sampled. An
+// open collective is only remembered: it is exported when it is named.
+func (t *Tracer) Collective(c *collector.Collective) {
+	if t.exporter == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	o, pos := t.remember(c)
+	if o.queued || o.ended == 0 || !c.Anomalous && !t.sampled(c) {
+		return
+	}
+	n := countSpans(o)
+	if !t.limit.AllowN(time.Now(), n) {
+		t.exporter.drop(names.DropOverLimit, n)
+		return
+	}
+	t.offer(pos)
+}
+
+// Retroactive exports what is remembered of one collective and returns how many
+// spans that is, those that had gone out before included.
+func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, seq uint64) int {
+	if t.exporter == nil {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return 0
+	}
+	spans := 0
+	for pos := t.oldest(); pos < t.next; pos++ {
+		o := t.at(pos)
+		if o.seq != seq || o.kind != kind || o.track.id != commID || o.track.job != job || !o.timed() {
+			continue
+		}
+		if o.queued || t.offer(pos) {
+			spans += countSpans(o)
+		}
+	}
+	return spans
+}
+
+// Shutdown exports what is queued, as far as ctx allows, and stops. What had to
+// be left behind is counted as dropped. Collectives are ignored from then on.
+func (t *Tracer) Shutdown(ctx context.Context) error {
+	if t.exporter == nil {
+		return nil
+	}
+	t.mu.Lock()
+	again := t.closed
+	t.closed = true
+	t.mu.Unlock()
+	if again {
+		return nil
+	}
+	return t.exporter.shutdown(ctx)
+}
+
+// threshold and sampled decide as the SDK's TraceIDRatioBased sampler does, on
+// the lower half of the trace id.
+func threshold(ratio float64) uint64 {
+	if ratio >= 1 {
+		return 1 << 63
+	}
+	return uint64(max(ratio, 0) * (1 << 63))
+}
+
+func (t *Tracer) sampled(c *collector.Collective) bool {
+	switch t.threshold {
+	case 0:
+		return false
+	case 1 << 63:
+		return true
+	}
+	id := collector.TraceID(c.Job, c.CommID, c.Kind, c.Seq)
+	return binary.BigEndian.Uint64(id[8:])>>1 < t.threshold
+}
+
+func (t *Tracer) at(pos uint64) *operation { return &t.memory[pos%uint64(len(t.memory))] }
+
+func (t *Tracer) oldest() uint64 { return t.next - min(t.next, uint64(len(t.memory))) }
+
+// remember copies c into memory. A collective that was seen open before takes
+// the place of its snapshot, unless that has been exported.
+func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
+	tr := t.track(c)
+	pos, rootless := t.next, false
+	if snap := tr.open; snap > t.oldest() {
+		if o := t.at(snap - 1); o.track == tr && o.ended == 0 && o.kind == c.Kind && o.seq == c.Seq {
+			switch {
+			case !o.queued:
+				pos = snap - 1
+			case c.Ended == 0:
+				return o, snap - 1
+			default:
+				rootless = true
+			}
+		}
+	}
+	o := t.at(pos)
+	if pos == t.next {
+		t.next++
+	}
+	*o = operation{
+		track: tr, seq: c.Seq, bytes: c.Bytes, enqueued: c.Enqueued, started: c.Started, ended: c.Ended,
+		wait: c.Wait, transfer: c.Transfer, realOffset: c.RealOffset, windows: t.nextWin, root: c.Root, channels: c.Channels,
+		kind: c.Kind, dtype: c.DType, op: c.Op, algo: c.Algo, proto: c.Proto, result: c.Result, rootless: rootless,
+	}
+	o.nwindows = uint8(max(0, min(c.NWindows, collector.MaxWindows)))
+	for i := range c.Windows[:o.nwindows] {
+		t.windows[t.nextWin%uint64(len(t.windows))] = c.Windows[i]
+		t.nextWin++
+	}
+	if o.ended == 0 {
+		tr.open = pos + 1
+	}
+	return o, pos
+}
+
+// windowsOf appends what is left of o's windows.
+func (t *Tracer) windowsOf(dst []collector.Window, o *operation) []collector.Window {
+	oldest := t.nextWin - min(t.nextWin, uint64(len(t.windows)))
+	for p := max(o.windows, oldest); p < o.windows+uint64(o.nwindows); p++ {
+		dst = append(dst, t.windows[p%uint64(len(t.windows))])
+	}
+	return dst
+}
+
+func (t *Tracer) track(c *collector.Collective) *track {
+	tr := t.tracks[keyOf(c)]
+	if tr != nil && tr.comm == c.Comm && tr.job == c.Job {
+		return tr
+	}
+	if len(t.tracks) >= maxTracks {
+		clear(t.tracks)
+	}
+	r := t.resources[c.Job]
+	if r == nil {
+		if len(t.resources) >= maxResources {
+			clear(t.resources)
+		}
+		r = newJobResource(t.config.Resource, c.Job)
+		t.resources[c.Job] = r
+	}
+	tr = newTrack(c, r)
+	t.tracks[tr.trackKey] = tr
+	return tr
+}
+
+// offer queues the operation at pos for export, or counts it as dropped.
+func (t *Tracer) offer(pos uint64) bool {
+	o := t.at(pos)
+	n := countSpans(o)
+	if t.len == len(t.queue) {
+		t.exporter.drop(names.DropQueueFull, n)
+		return false
+	}
+	o.queued = true
+	t.queue[(t.head+t.len)%len(t.queue)] = waiting{pos, int32(n)}
+	t.len++
+	if t.len == 1 || t.len == len(t.queue)/2 {
+		t.exporter.wake()
+	}
+	return true
+}
+
+// take moves up to cap(b.operations) operations from the queue to b and
+// reports whether there are more. What memory has overwritten is dropped.
+func (t *Tracer) take(b *pending) (more bool) {
+	b.operations, b.windows = b.operations[:0], b.windows[:0]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for t.len > 0 && len(b.operations) < cap(b.operations) {
+		w := t.queue[t.head]
+		t.head = (t.head + 1) % len(t.queue)
+		t.len--
+		if w.pos < t.oldest() {
+			t.exporter.drop(names.DropEvicted, int(w.spans))
+			continue
+		}
+		o := *t.at(w.pos)
+		from := len(b.windows)
+		b.windows = t.windowsOf(b.windows, &o)
+		b.operations = append(b.operations, taken{o, from, len(b.windows)})
+	}
+	return t.len > 0
+}
