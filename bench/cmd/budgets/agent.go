@@ -44,14 +44,9 @@ func agentLoad() ([]row, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	binary := filepath.Join(dir, "lockstep")
-	root, err := rootModule()
+	program, err := lockstep(ctx, dir)
 	if err != nil {
 		return nil, err
-	}
-	build := exec.CommandContext(ctx, "go", "build", "-C", root, "-o", binary, "./cmd/lockstep")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%v: %w: %s", build, err, out)
 	}
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -60,13 +55,13 @@ func agentLoad() ([]row, error) {
 	defer backend.Close()
 	recorders := filepath.Join(dir, "run")
 	masterAddr, masterWeb, agentWeb := freeAddr(), freeAddr(), freeAddr()
-	_, stopMaster, err := start(ctx, nil, binary, "master", "--job", benchJob, "--listen", masterAddr, "--web.listen-address", masterWeb)
+	_, stopMaster, err := start(ctx, nil, program, "master", "--job", benchJob, "--listen", masterAddr, "--web.listen-address", masterWeb)
 	if err != nil {
 		return nil, err
 	}
 	defer stopMaster()
 	pid, stopAgent, err := start(ctx, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + backend.URL},
-		binary, "agent", "--node", "local", "--runtime-dir", recorders, "--master", masterAddr, "--web.listen-address", agentWeb)
+		program, "agent", "--node", "local", "--runtime-dir", recorders, "--master", masterAddr, "--web.listen-address", agentWeb)
 	if err != nil {
 		return nil, err
 	}
@@ -122,6 +117,9 @@ func agentLoad() ([]row, error) {
 		if read+lost >= float64(appended) {
 			break
 		}
+	}
+	if lost > float64(appended)/100 {
+		return nil, fmt.Errorf("the agent read only %.0f of %d records: what it used says nothing", read, appended)
 	}
 	unaccounted := float64(appended) - read - lost
 	return []row{

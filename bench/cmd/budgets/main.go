@@ -10,10 +10,13 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"testing"
 )
@@ -24,6 +27,26 @@ type row struct {
 	value  float64
 	unit   string
 	budget float64
+}
+
+// binary is the program under measurement, "" to build it from the root module.
+var binary string
+
+// lockstep returns the program under measurement; one that it builds lies in dir.
+func lockstep(ctx context.Context, dir string) (string, error) {
+	if binary != "" {
+		return filepath.Abs(binary)
+	}
+	root, err := rootModule()
+	if err != nil {
+		return "", err
+	}
+	built := filepath.Join(dir, "lockstep")
+	cmd := exec.CommandContext(ctx, "go", "build", "-C", root, "-o", built, "./cmd/lockstep")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%v: %w: %s", cmd, err, out)
+	}
+	return built, nil
 }
 
 // measurement yields the rows of one budget.
@@ -43,6 +66,7 @@ var measurements = []measurement{
 
 func main() {
 	testing.Init()
+	flag.StringVar(&binary, "lockstep", "", "the lockstep binary to measure (default: build one)")
 	run := flag.String("run", "", "measure only the budgets whose name matches this regular expression")
 	flag.Parse()
 	over, err := table(os.Stdout, *run)
