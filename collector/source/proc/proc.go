@@ -92,8 +92,9 @@ type sight struct {
 type flight struct {
 	began   time.Time
 	targets []target
-	at      atomic.Int32 // index of the target being read
-	seen    chan []sight // capacity 1
+	at      atomic.Int32    // index of the target being read
+	seen    chan []sight    // capacity 1
+	hung    *source.Process // whose read made this flight be given up
 }
 
 // New returns a source on the given proc file system, normally "/proc".
@@ -116,9 +117,7 @@ func New(root string) (*Source, error) {
 // Update implements source.Source.
 func (s *Source) Update(v *source.View) error {
 	s.track(v)
-	if err := s.giveUp(); err != nil {
-		return err
-	}
+	errs := []error{s.giveUp(v.Now)}
 	if s.flight == nil {
 		f := &flight{began: time.Now(), seen: make(chan []sight, 1)}
 		for _, p := range v.Processes {
@@ -127,7 +126,7 @@ func (s *Source) Update(v *source.View) error {
 			}
 		}
 		if len(f.targets) == 0 {
-			return nil
+			return errs[0]
 		}
 		s.flight = f
 		go s.look(f)
@@ -137,14 +136,13 @@ func (s *Source) Update(v *source.View) error {
 	select {
 	case seen := <-s.flight.seen:
 		s.flight = nil
-		var errs []error
 		for i := range seen {
 			errs = append(errs, s.apply(&seen[i], v.Now))
 		}
-		return errors.Join(errs...)
 	case <-wait.C:
-		return nil // a later pass takes the result, or gives up
+		// A later pass takes the result, or gives up.
 	}
+	return errors.Join(errs...)
 }
 
 // track keeps watched and the view's processes the same set.
@@ -170,12 +168,12 @@ func (s *Source) track(v *source.View) {
 }
 
 // giveUp abandons reads that take too long, and takes back those that returned after all.
-func (s *Source) giveUp() error {
+func (s *Source) giveUp(now int64) error {
 	kept := s.stuck[:0]
 	for _, f := range s.stuck {
 		select {
 		case <-f.seen:
-			if w := s.watched[f.targets[f.at.Load()].p]; w != nil {
+			if w := s.watched[f.hung]; w != nil {
 				w.hangs = false
 			}
 		default:
@@ -188,16 +186,16 @@ func (s *Source) giveUp() error {
 		if len(s.stuck) == maxStuck {
 			return fmt.Errorf("reads of %d processes hang: no news of any process until one returns", maxStuck+1)
 		}
-		p := f.targets[f.at.Load()].p
-		if w := s.watched[p]; w != nil {
+		f.hung = f.targets[f.at.Load()].p
+		if w := s.watched[f.hung]; w != nil {
 			w.hangs = true
-			p.State = diagnosis.ProcUnknown
+			s.set(f.hung, diagnosis.ProcUnknown, now)
 		}
 		s.stuck = append(s.stuck, f)
 		s.flight = nil
 	}
 	if len(s.stuck) > 0 {
-		return fmt.Errorf("reads of %d processes hang, one of them pid %d", len(s.stuck), s.stuck[0].targets[s.stuck[0].at.Load()].pid)
+		return fmt.Errorf("reads of %d processes hang, one of them pid %d", len(s.stuck), s.stuck[0].hung.PID)
 	}
 	return nil
 }

@@ -1,0 +1,333 @@
+package proc_test
+
+import (
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/collector/source/proc"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const boot = "11111111222233334444555555555555"
+
+// tree is a fixture of /proc.
+type tree struct {
+	t    *testing.T
+	root string
+}
+
+func newTree(t *testing.T) *tree {
+	tr := &tree{t, t.TempDir()}
+	tr.write("sys/kernel/random/boot_id", "11111111-2222-3333-4444-555555555555\n")
+	return tr
+}
+
+func (tr *tree) write(name, text string) {
+	tr.t.Helper()
+	path := filepath.Join(tr.root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		tr.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		tr.t.Fatal(err)
+	}
+}
+
+func stat(pid int, state string, ticks, start int) string {
+	return fmt.Sprintf("%d (python3 (x) )) %s 1 1 1 0 -1 4194560 1 0 0 0 %d 0 0 0 20 0 9 0 %d 1000 10 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n", pid, state, ticks, start)
+}
+
+func (tr *tree) process(pid int, state string, ticks, start, bytes int) {
+	tr.write(fmt.Sprintf("%d/stat", pid), stat(pid, state, ticks, start))
+	tr.write(fmt.Sprintf("%d/io", pid), fmt.Sprintf("rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 0\nwrite_bytes: %d\ncancelled_write_bytes: 0\n", bytes))
+}
+
+func (tr *tree) thread(pid, tid int, state string) {
+	tr.write(fmt.Sprintf("%d/task/%d/stat", pid, tid), stat(tid, state, 0, 1))
+}
+
+func process(pid int, start uint64, bootID string) *source.Process {
+	p := &source.Process{}
+	p.PID, p.StartTime = int32(pid), start
+	b, _ := hex.DecodeString(bootID)
+	copy(p.BootID[:], b)
+	return p
+}
+
+// passes runs n passes, 100 ms apart.
+func passes(s *proc.Source, v *source.View, n int) (err error) {
+	for range n {
+		v.Now += int64(100 * time.Millisecond)
+		err = s.Update(v)
+	}
+	return err
+}
+
+func open(t *testing.T, root string) *proc.Source {
+	t.Helper()
+	s, err := proc.New(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestStates(t *testing.T) {
+	const start = 500
+	for _, c := range []struct {
+		name   string
+		state  string
+		start  int
+		closed bool
+		want   diagnosis.ProcState
+	}{
+		{"running", "R", start, false, diagnosis.ProcRunning},
+		{"sleeping", "S", start, false, diagnosis.ProcRunning},
+		{"stopped", "T", start, false, diagnosis.ProcStopped},
+		{"traced", "t", start, false, diagnosis.ProcStopped},
+		{"disk", "D", start, false, diagnosis.ProcDisk},
+		{"zombie", "Z", start, false, diagnosis.ProcGone},
+		{"zombie in good order", "Z", start, true, diagnosis.ProcExited},
+		{"recycled pid", "R", start + 1, false, diagnosis.ProcGone},
+		{"gone", "", 0, false, diagnosis.ProcGone},
+		{"exited", "", 0, true, diagnosis.ProcExited},
+		{"garbage", "\x00\xff(", start, false, diagnosis.ProcUnknown},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tr := newTree(t)
+			switch {
+			case c.name == "garbage":
+				tr.write("42/stat", c.state)
+			case c.state != "":
+				tr.process(42, c.state, 0, c.start, 0)
+			}
+			p := process(42, start, boot)
+			p.Closed = c.closed
+			v := source.View{Processes: []*source.Process{p}}
+			err := passes(open(t, tr.root), &v, 3)
+			if p.State != c.want || p.StateAt == 0 || (err != nil) != (c.want == diagnosis.ProcUnknown) {
+				t.Errorf("state %v at %d, error %v", p.State, p.StateAt, err)
+			}
+		})
+	}
+	t.Run("another boot", func(t *testing.T) {
+		tr := newTree(t)
+		tr.process(42, "R", 0, start, 0)
+		p := process(42, start, strings.Repeat("ab", 16))
+		if err := passes(open(t, tr.root), &source.View{Processes: []*source.Process{p}}, 1); err != nil || p.State != diagnosis.ProcGone {
+			t.Errorf("state %v, error %v", p.State, err)
+		}
+	})
+}
+
+func TestRates(t *testing.T) {
+	tr := newTree(t)
+	s := open(t, tr.root)
+	p := process(42, 500, boot)
+	v := source.View{Processes: []*source.Process{p}}
+	for i := range 30 {
+		tr.process(42, "R", 5*i, 500, 0) // 50 ms of CPU each 100 ms
+		_ = passes(s, &v, 1)
+	}
+	if p.CPU < 0.49 || p.CPU > 0.51 || p.IO {
+		t.Errorf("CPU %g, IO %v", p.CPU, p.IO)
+	}
+	tr.process(42, "R", 5*29, 500, 4096)
+	_ = passes(s, &v, 2)
+	if !p.IO {
+		t.Error("a write of 4096 bytes is no IO")
+	}
+	_ = passes(s, &v, 15)
+	if p.IO || p.CPU != 0 {
+		t.Errorf("long after: CPU %g, IO %v", p.CPU, p.IO)
+	}
+}
+
+// TestAThreadInDiskSleep: the first thread sleeps, another one hangs in the kernel.
+func TestAThreadInDiskSleep(t *testing.T) {
+	tr := newTree(t)
+	s := open(t, tr.root)
+	tr.process(42, "S", 7, 500, 0)
+	tr.thread(42, 42, "S")
+	tr.thread(42, 43, "D")
+	p := process(42, 500, boot)
+	v := source.View{Processes: []*source.Process{p}}
+	_ = passes(s, &v, 5)
+	if p.State != diagnosis.ProcRunning {
+		t.Errorf("state %v before the process is known to be idle", p.State)
+	}
+	_ = passes(s, &v, 20)
+	if p.State != diagnosis.ProcDisk {
+		t.Errorf("state %v", p.State)
+	}
+	tr.thread(42, 43, "S")
+	_ = passes(s, &v, 1)
+	if p.State != diagnosis.ProcRunning {
+		t.Errorf("state %v after it woke up", p.State)
+	}
+}
+
+// TestForeignPIDNamespace: a process that writes on is not gone, whatever /proc says.
+func TestForeignPIDNamespace(t *testing.T) {
+	s := open(t, newTree(t).root)
+	p := process(42, 500, boot)
+	v := source.View{Processes: []*source.Process{p}}
+	p.Appended = 10
+	_ = passes(s, &v, 2)
+	if p.State != diagnosis.ProcGone {
+		t.Fatalf("state %v", p.State)
+	}
+	p.Appended++ // written before the end, read after it
+	_ = passes(s, &v, 3)
+	if p.State != diagnosis.ProcGone {
+		t.Fatalf("state %v", p.State)
+	}
+	p.Appended++
+	_ = passes(s, &v, 1)
+	if p.State != diagnosis.ProcUnknown {
+		t.Errorf("state %v", p.State)
+	}
+}
+
+// TestHungRead: a read that does not return costs the news of that process only.
+func TestHungRead(t *testing.T) {
+	tr := newTree(t)
+	tr.process(42, "R", 0, 500, 0)
+	fifo := filepath.Join(tr.root, "43", "stat")
+	if err := os.Mkdir(filepath.Dir(fifo), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, tr.root)
+	ok, hangs := process(42, 500, boot), process(43, 500, boot)
+	v := source.View{Processes: []*source.Process{hangs, ok}}
+	var err error
+	for deadline := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(deadline); {
+		err = passes(s, &v, 1)
+	}
+	if err == nil || !strings.Contains(err.Error(), "pid 43") {
+		t.Fatalf("error %v", err)
+	}
+	_ = passes(s, &v, 3)
+	if ok.State != diagnosis.ProcRunning || hangs.State != diagnosis.ProcUnknown {
+		t.Errorf("states %v and %v", ok.State, hangs.State)
+	}
+	// The read returns after all.
+	w, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(w, stat(43, "R", 0, 500))
+	w.Close()
+	if err := os.Remove(fifo); err != nil {
+		t.Fatal(err)
+	}
+	tr.process(43, "T", 0, 500, 0)
+	for deadline := time.Now().Add(20 * time.Second); hangs.State != diagnosis.ProcStopped && time.Now().Before(deadline); {
+		err = passes(s, &v, 1)
+	}
+	if err != nil || hangs.State != diagnosis.ProcStopped {
+		t.Errorf("after the read returned: state %v, error %v", hangs.State, err)
+	}
+}
+
+// TestRealProcess stops, continues and kills a process of its own.
+func TestRealProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Skip(err)
+	}
+	reaped := make(chan error, 1)
+	defer func() {
+		_ = cmd.Process.Kill()
+		<-reaped
+	}()
+	pfs, err := procfs.NewDefaultFS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pp, err := pfs.Proc(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := pp.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := process(cmd.Process.Pid, st.Starttime, strings.ReplaceAll(strings.TrimSpace(string(id)), "-", ""))
+	s, v := open(t, "/proc"), source.View{Processes: []*source.Process{p}}
+	becomes := func(want diagnosis.ProcState) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); p.State != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("state %v, want %v", p.State, want)
+			}
+			if err := passes(s, &v, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	signal := func(sig syscall.Signal) {
+		if err := cmd.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	becomes(diagnosis.ProcRunning)
+	signal(syscall.SIGSTOP)
+	becomes(diagnosis.ProcStopped)
+	signal(syscall.SIGCONT)
+	becomes(diagnosis.ProcRunning)
+	signal(syscall.SIGKILL)
+	becomes(diagnosis.ProcGone) // a zombie first
+	reaped <- cmd.Wait()
+}
+
+func BenchmarkUpdate(b *testing.B) {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		b.Fatal(err)
+	}
+	pfs, _ := procfs.NewDefaultFS()
+	self, err := pfs.Self()
+	if err != nil {
+		b.Fatal(err)
+	}
+	st, err := self.Stat()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := proc.New("/proc")
+	if err != nil {
+		b.Fatal(err)
+	}
+	var v source.View
+	for range 8 {
+		v.Processes = append(v.Processes, process(os.Getpid(), st.Starttime, strings.ReplaceAll(strings.TrimSpace(string(id)), "-", "")))
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		v.Now += int64(100 * time.Millisecond)
+		if err := s.Update(&v); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

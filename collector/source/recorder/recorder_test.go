@@ -1,0 +1,258 @@
+package recorder_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func create(t *testing.T, dir string, rank int32, attempt uint32) *record.Writer {
+	t.Helper()
+	w, err := record.Create(record.Options{Dir: dir, RingSlots: 4096, Identity: record.Identity{Job: "job", Node: "here", Rank: rank, WorldSize: 8, Attempt: attempt}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+func mark(w *record.Writer, n int) {
+	for i := range n {
+		w.Append(&record.Record{Kind: record.KindMark, Mono: record.Now(), Code: uint8(record.MarkStep), Value: uint64(i)})
+	}
+}
+
+// node is a source with the time that a test gives it.
+type node struct {
+	t    *testing.T
+	s    *recorder.Source
+	v    source.View
+	read map[*source.Process]int
+}
+
+func newNode(t *testing.T, o recorder.Options) *node {
+	n := &node{t: t, s: recorder.New(o), read: map[*source.Process]int{}}
+	n.v.Now = 1
+	t.Cleanup(func() {
+		if err := n.s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// pass goes a second on, updates and drains.
+func (n *node) pass() error {
+	n.v.Now += int64(time.Second)
+	err := n.s.Update(&n.v)
+	n.s.Drain(1<<20, func(p *source.Process, r []record.Record) { n.read[p] += len(r) })
+	return err
+}
+
+func (n *node) ok(processes int) {
+	n.t.Helper()
+	if err := n.pass(); err != nil {
+		n.t.Error(err)
+	}
+	if len(n.v.Processes) != processes {
+		n.t.Fatalf("%d processes in view, want %d", len(n.v.Processes), processes)
+	}
+}
+
+func TestReadsAllRecorders(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "not there yet")
+	n := newNode(t, recorder.Options{Dir: dir})
+	n.ok(0)
+	a, b := create(t, dir, 0, 0), create(t, dir, 1, 0)
+	mark(a, 3000)
+	mark(b, 5)
+	n.ok(2)
+	mark(b, 5)
+	n.ok(2)
+	if x, y := n.read[n.v.Processes[0]], n.read[n.v.Processes[1]]; x != 3000 || y != 10 {
+		t.Errorf("read %d and %d records", x, y)
+	}
+	p := n.v.Processes[1]
+	if p.Job != "job" || p.Rank != 1 || p.PID != int32(os.Getpid()) || p.Lost != 0 || p.State != diagnosis.ProcUnknown {
+		t.Errorf("process: %+v", p)
+	}
+}
+
+func TestDrainIsFairAndBounded(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(t, recorder.Options{Dir: dir})
+	mark(create(t, dir, 0, 0), 4096)
+	mark(create(t, dir, 1, 0), 4096)
+	if err := n.s.Update(&n.v); err != nil {
+		t.Fatal(err)
+	}
+	read := map[*source.Process]int{}
+	each := func(p *source.Process, r []record.Record) { read[p] += len(r) }
+	for range 2 {
+		if got, fill := n.s.Drain(2000, each); got < 2000 || got > 4000 || fill < 0.5 {
+			t.Errorf("drained %d, fill %g", got, fill)
+		}
+	}
+	if len(read) != 2 {
+		t.Error("a busy recorder kept the other one waiting")
+	}
+}
+
+func TestLosses(t *testing.T) {
+	dir := t.TempDir()
+	before := create(t, dir, 0, 0)
+	mark(before, 10_000) // overwritten before anyone was there
+	n := newNode(t, recorder.Options{Dir: dir})
+	after := create(t, dir, 1, 0)
+	n.ok(2)
+	mark(after, 5000)
+	n.ok(2)
+	n.ok(2)
+	p, q := n.v.Processes[0], n.v.Processes[1]
+	if n.read[p] != 4096 || p.Lost != 0 {
+		t.Errorf("an old recorder: %d read, %d lost", n.read[p], p.Lost)
+	}
+	if n.read[q] != 4096 || q.Lost != 5000-4096 {
+		t.Errorf("a new one: %d read, %d lost", n.read[q], q.Lost)
+	}
+}
+
+func TestBadFilesAreLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	create(t, dir, 0, 0)
+	bad := filepath.Join(dir, "bad.rec")
+	if err := os.WriteFile(bad, []byte("LOCKSTEP garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/zero", filepath.Join(dir, "link.rec")); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t, recorder.Options{Dir: dir})
+	for range 3 {
+		if err := n.pass(); err == nil || len(n.v.Processes) != 1 {
+			t.Fatalf("error %v, %d processes", err, len(n.v.Processes))
+		}
+	}
+	if err := os.Remove(bad); err != nil {
+		t.Fatal(err)
+	}
+	n.ok(1)
+}
+
+func TestTruncatedUnderTheReader(t *testing.T) {
+	dir := t.TempDir()
+	w := create(t, dir, 0, 0)
+	mark(w, 10)
+	n := newNode(t, recorder.Options{Dir: dir})
+	n.v.Now += int64(time.Second)
+	if err := n.s.Update(&n.v); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(w.Path(), 4096); err != nil {
+		t.Fatal(err)
+	}
+	_ = n.pass() // finds out when it reads the ring
+	if err := n.pass(); !errors.Is(err, record.ErrTruncated) {
+		t.Errorf("a truncated file: %v", err)
+	}
+}
+
+func TestTheDeadAreReadThenDropped(t *testing.T) {
+	dir := t.TempDir()
+	w := create(t, dir, 0, 0)
+	n := newNode(t, recorder.Options{Dir: dir, Keep: time.Minute})
+	n.ok(1)
+	p := n.v.Processes[0]
+	mark(w, 100)
+	w.Close()
+	p.State = diagnosis.ProcExited // as the proc source would say
+	for range 5 {
+		n.ok(1)
+	}
+	if n.read[p] != 100 || !p.Closed || p.Appended != 100 {
+		t.Errorf("%d records read, closed %v", n.read[p], p.Closed)
+	}
+	n.v.Now += int64(time.Minute)
+	n.ok(0)
+	n.ok(0) // and is not opened again
+}
+
+func TestAYoungerProcessTakesTheRank(t *testing.T) {
+	dir := t.TempDir()
+	w := create(t, dir, 0, 0)
+	n := newNode(t, recorder.Options{Dir: dir})
+	n.ok(1)
+	old := n.v.Processes[0]
+	w.Close()
+	old.State = diagnosis.ProcExited
+	// This process cannot have two recorders of a rank in one directory.
+	again := create(t, t.TempDir(), 0, 1)
+	if err := os.Rename(again.Path(), filepath.Join(dir, "again.rec")); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.s.Update(&n.v); err != nil || old.Superseded {
+		t.Fatal(err, "looked at the directory too soon")
+	}
+	n.v.Now += int64(time.Second)
+	if err := n.s.Update(&n.v); err != nil {
+		t.Fatal(err)
+	}
+	if !old.Superseded || n.v.Processes[1].Superseded || n.v.Processes[1].Attempt != 1 {
+		t.Fatal("the older process stands")
+	}
+	n.ok(1) // read to its end: nothing more to tell
+}
+
+func TestLimitAndNodeFilter(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 4 {
+		create(t, dir, int32(i), 0)
+	}
+	n := newNode(t, recorder.Options{Dir: dir, Max: 3})
+	if err := n.pass(); err == nil || len(n.v.Processes) != 3 || n.s.Overflow() != 1 {
+		t.Errorf("%d processes, overflow %d, error %v", len(n.v.Processes), n.s.Overflow(), err)
+	}
+	other := newNode(t, recorder.Options{Dir: dir, Node: "elsewhere"})
+	other.ok(0)
+	here := newNode(t, recorder.Options{Dir: dir, Node: "here"})
+	here.ok(4)
+}
+
+func BenchmarkUpdate(b *testing.B) {
+	dir := b.TempDir()
+	for i := range 8 {
+		w, err := record.Create(record.Options{Dir: dir, Identity: record.Identity{Job: "job", Rank: int32(i), WorldSize: 8}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer w.Close()
+		for c := range 4 {
+			k, _ := w.AddComm(record.CommEntry{ID: uint64(c), Name: fmt.Sprint(c), Rank: int32(i), Size: 8})
+			for p := range 7 {
+				w.AddConn(record.ConnEntry{Comm: k.Index(), Peer: int32(p), Name: "tcp 127.0.0.1:4000->127.0.0.1:5000"})
+			}
+		}
+	}
+	s := recorder.New(recorder.Options{Dir: dir})
+	defer s.Close()
+	var v source.View
+	b.ReportAllocs()
+	for b.Loop() {
+		v.Now += int64(100 * time.Millisecond)
+		if err := s.Update(&v); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
