@@ -16,8 +16,8 @@ import (
 
 // Options bounds a Tracer. The zero value means the defaults.
 type Options struct {
-	// Remember is how many collectives stay in memory for Retroactive, in all
-	// about 130 bytes each; default 32768.
+	// Remember is how many collectives stay in memory for Retroactive, each
+	// about 120 bytes with its windows; default 32768.
 	Remember int
 	// Queue is how many collectives may wait to be encoded; default 4096.
 	Queue int

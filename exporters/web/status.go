@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
-	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/exporters/internal/label"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 const (
@@ -32,8 +32,8 @@ const (
 type Status struct {
 	Job       string     `json:"job"`
 	At        time.Time  `json:"at"`
-	Stale     bool       `json:"stale"` // the master has not published for a while
-	Health    string     `json:"health"`
+	Stale     bool       `json:"stale"`  // the master has not published for a while
+	Health    string     `json:"health"` // confirmed, suspected, healthy; unknown when nodes are out of sight
 	Attempt   uint32     `json:"attempt"`
 	Step      uint64     `json:"step"`
 	WorldSize int        `json:"world_size"`
@@ -135,6 +135,9 @@ func (s *status) view() *Status {
 		v.Agents = append(v.Agents, Agent{a.Node, label.Agent(a), a.LastSeen, a.Ranks, a.MapError.Seconds()})
 	}
 	v.Health = "healthy"
+	if len(v.Agents) == 0 || v.Lost() > 0 {
+		v.Health = "unknown"
+	}
 	for i := range snap.Incidents {
 		in := incident(&snap.Incidents[i])
 		if in.Closed != nil {
@@ -142,7 +145,7 @@ func (s *status) view() *Status {
 			continue
 		}
 		v.Open = append(v.Open, in)
-		if v.Health != diagnosis.Confirmed.String() {
+		if v.Health != names.LevelConfirmed {
 			v.Health = in.Level
 		}
 	}
@@ -150,7 +153,7 @@ func (s *status) view() *Status {
 	// What may be acted on comes first, then what began first.
 	slices.SortStableFunc(v.Open, func(a, b Incident) int {
 		if a.Level != b.Level {
-			if a.Level == diagnosis.Confirmed.String() {
+			if a.Level == names.LevelConfirmed {
 				return -1
 			}
 			return 1
@@ -251,6 +254,26 @@ func heat(ratio float64) string {
 		}
 	}
 	return "h4"
+}
+
+// Lost is how many nodes the master has lost sight of.
+func (s *Status) Lost() (n int) {
+	for _, a := range s.Agents {
+		if a.State == names.StateLost {
+			n++
+		}
+	}
+	return n
+}
+
+// Confirmed is how many open incidents may be acted on.
+func (s *Status) Confirmed() (n int) {
+	for _, in := range s.Open {
+		if in.Level == names.LevelConfirmed {
+			n++
+		}
+	}
+	return n
 }
 
 // Ago says how long before the page was rendered t was.

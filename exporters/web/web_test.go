@@ -159,7 +159,7 @@ func TestStatusPageTellsTheStory(t *testing.T) {
 		t.Errorf("Content-Type %q", got)
 	}
 	for _, want := range []string{
-		"<title>noncommunication_hang · llama-70b · lockstep</title>", "2 open incidents, confirmed",
+		"<title>noncommunication_hang · llama-70b · lockstep</title>", "2 open incidents, 1 confirmed",
 		"rank 5", "on gpu-02", "(process_stopped)", "7 ranks held up", "AllReduce 977 on dp", "rank 5 (pid 4242) has been stopped for 4.0 s.",
 		"rank 2 → rank 6", "1 rank held up", "node gpu-02", `<td class="h4">5.2</td>`, `<td class="h0">1.1</td>`,
 		"4211", "1 h 59 min ago", "180µs", `class="lost"`, `http-equiv="refresh" content="2"`, "ab000000000000000000000000000000",
@@ -202,10 +202,18 @@ func TestStatusPageEscapes(t *testing.T) {
 
 func TestStatusStates(t *testing.T) {
 	s := snapshot()
-	s.Incidents, s.Delay, s.Agents = nil, nil, nil
+	s.Incidents, s.Delay = nil, nil
 	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot { return s }})
-	if _, body := fetch("/status"); !strings.Contains(body, "Healthy: no open incident.") || !strings.Contains(body, "No agent has connected") {
+	if _, body := fetch("/status"); !strings.Contains(body, "1 of 2 agents are lost") || strings.Contains(body, "Healthy") {
+		t.Errorf("lost agent:\n%s", body)
+	}
+	s.Agents = s.Agents[:1]
+	if _, body := fetch("/status"); !strings.Contains(body, "Healthy: no open incident.") {
 		t.Errorf("healthy job:\n%s", body)
+	}
+	s.Agents = nil
+	if _, body := fetch("/status"); !strings.Contains(body, "No agent has connected") || strings.Contains(body, "Healthy") {
+		t.Errorf("job without agents:\n%s", body)
 	}
 	s.At = s.At.Add(-time.Minute)
 	if _, body := fetch("/status"); !strings.Contains(body, "Stale: the master last published 1 min") {
