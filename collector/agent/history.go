@@ -33,14 +33,14 @@ type baseline struct {
 }
 
 // slow takes in one duration (ns), and reports whether it is far beyond what the
-// same collective has taken so far: twice the median, and six deviations.
+// same collective has taken so far: twice the median, and four deviations.
 func (h *history) slow(coll record.CollKind, bytes uint64, ns int64) bool {
 	b := h.find(coll, uint8(bits.Len64(bytes)))
 	if b == nil || ns <= 0 {
 		return false
 	}
 	x := math.Log2(float64(ns))
-	slow := b.n >= warm && x > b.median+max(1, 6*1.4826*b.spread) && float64(ns)-math.Exp2(b.median) > atLeast
+	slow := b.n >= warm && x > b.median+max(1, 4*1.4826*b.spread) && float64(ns)-math.Exp2(b.median) > atLeast
 	if b.n == 0 {
 		b.median, b.spread = x, 0.1
 	}

@@ -1,0 +1,323 @@
+package agent
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type collect struct{ got []collector.Collective }
+
+func (c *collect) Collective(x *collector.Collective) { c.got = append(c.got, *x) }
+
+type discard struct{ n int }
+
+func (d *discard) Collective(*collector.Collective) { d.n++ }
+
+func newAgent(t testing.TB, sinks ...collector.Sink) *Agent {
+	t.Helper()
+	a, err := New(Options{Node: "n", Dir: t.TempDir(), Sinks: sinks})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// process has communicators 0 and 1, and 4 connection slots.
+func process() *source.Process {
+	p := &source.Process{Comms: []record.CommStatus{
+		{CommEntry: record.CommEntry{ID: 10, Name: "dp", Rank: 1, Size: 4}, Index: 0},
+		{CommEntry: record.CommEntry{ID: 11, Name: "tp", Rank: 0, Size: 2}, Index: 1},
+	}}
+	p.Job, p.Rank, p.WorldSize, p.ConnSlots = "job", 3, 8, 4
+	return p
+}
+
+// one is an AllReduce's records; it starts at t and takes 100 ns, 30 of them waiting.
+func one(comm uint16, seq uint64, t int64) []record.Record {
+	return []record.Record{
+		{Kind: record.KindEnqueue, Mono: t - 5, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.Bfloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace},
+		{Kind: record.KindStart, Mono: t + 1, Comm: comm, Seq: seq, Coll: record.AllReduce, Algo: record.AlgoTree, Proto: record.ProtoLL, Chan: 2, Stamp: t},
+		{Kind: record.KindPhase, Mono: t + 30, Comm: comm, Seq: seq, Code: uint8(record.PhaseWait), Dur: 30, Stamp: t + 30},
+		{Kind: record.KindPhase, Mono: t + 100, Comm: comm, Seq: seq, Code: uint8(record.PhaseTransfer), Dur: 70, Stamp: t + 100},
+		{Kind: record.KindEnd, Mono: t + 101, Comm: comm, Seq: seq, Coll: record.AllReduce, Stamp: t + 100},
+	}
+}
+
+func TestFold(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	a.realOffset = 7
+	a.fold(p, one(0, 1, 1000))
+	want := collector.Collective{
+		Job: "job", Comm: "dp", CommID: 10, Rank: 1, Size: 4, World: 3, Kind: record.AllReduce, DType: record.Bfloat16, Op: record.Avg,
+		Algo: record.AlgoTree, Proto: record.ProtoLL, InPlace: true, Root: -1, Stream: 9, Channels: 2, Seq: 1, Bytes: 64,
+		Enqueued: 995, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, RealOffset: 7,
+	}
+	if len(s.got) != 1 || s.got[0] != want {
+		t.Errorf("folded %+v\nwant %+v", s.got, want)
+	}
+}
+
+// TestFoldAnyOrder folds whole collectives of two communicators, whose records come in any order
+// as long as an end is the last of its own (a producer may be late, but ends do not overtake).
+func TestFoldAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 200).Draw(t, "collectives")
+		ahead := rapid.IntRange(1, 100).Draw(t, "ahead")
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		type keyed struct {
+			at  float64
+			rec record.Record
+		}
+		var all []keyed
+		for i := range n {
+			recs := one(uint16(i%2), uint64(i/2+1), int64(1000*(i+1)))
+			at := make([]float64, len(recs))
+			for k := range at {
+				at[k] = float64(i) + rng.Float64()*float64(ahead)/2
+			}
+			last := slices.Max(at)
+			for k, r := range recs {
+				if r.Kind == record.KindEnd {
+					at[k] = last + 1e-9
+				}
+				all = append(all, keyed{at[k], r})
+			}
+		}
+		slices.SortStableFunc(all, func(a, b keyed) int {
+			if a.at < b.at {
+				return -1
+			}
+			return 1
+		})
+		s := &collect{}
+		a, err := New(Options{Node: "n", Dir: "/nonexistent", Sinks: []collector.Sink{s}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := process()
+		for len(all) > 0 {
+			k := min(len(all), rapid.IntRange(1, 64).Draw(t, "batch"))
+			var batch []record.Record
+			for _, x := range all[:k] {
+				batch = append(batch, x.rec)
+			}
+			all = all[k:]
+			a.fold(p, batch)
+		}
+		if len(s.got) != n {
+			t.Fatalf("%d collectives folded of %d", len(s.got), n)
+		}
+		for _, c := range s.got {
+			if c.Ended-c.Started != 100 || c.Wait != 30 || c.Transfer != 70 || c.Bytes != 64 || c.Enqueued != c.Started-5 {
+				t.Fatalf("folded %+v", c)
+			}
+		}
+	})
+}
+
+func TestFoldWithLosses(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	a.fold(p, one(0, 1, 1000)[2:]) // enqueue and start are lost
+	if len(s.got) != 1 || s.got[0].Started != 0 || s.got[0].Ended != 1100 || s.got[0].Anomalous {
+		t.Errorf("folded %+v", s.got)
+	}
+	a.fold(p, one(0, 1, 1000)[:2]) // and come late
+	if len(s.got) != 1 {
+		t.Errorf("handed over twice: %+v", s.got)
+	}
+	// Ends are lost, the live words tell so: the ring does not grow.
+	for seq := uint64(2); seq < 10_000; seq++ {
+		p.Comms[0].Finished = seq - 1
+		a.ranks[p].learn()
+		a.fold(p, one(0, seq, 1000)[:2])
+	}
+	if len(a.ranks[p].comms[0].ops) != firstOps {
+		t.Errorf("room for %d collectives", len(a.ranks[p].comms[0].ops))
+	}
+	// Nothing ends at all: it grows to its bound.
+	for seq := uint64(1); seq < 10_000; seq++ {
+		a.fold(p, one(1, seq, 1000)[:2])
+	}
+	if n := len(a.ranks[p].comms[1].ops); n != maxOps {
+		t.Errorf("room for %d collectives", n)
+	}
+	if n := a.jobs["job"].snapshot(0).UnknownResults; n == 0 {
+		t.Error("nothing counted")
+	}
+	a.retire(a.ranks[p])
+	if a.ops != 0 || len(a.jobs["job"].ranks) != 0 {
+		t.Errorf("after its process: room for %d, %d ranks", a.ops, len(a.jobs["job"].ranks))
+	}
+}
+
+func TestRoomIsBounded(t *testing.T) {
+	a := newAgent(t)
+	for range 64 {
+		p := process()
+		for comm := range uint16(2) {
+			for seq := uint64(1); seq < 5000; seq++ {
+				a.fold(p, one(comm, seq, 1000)[:1])
+			}
+		}
+	}
+	if a.ops > allOps {
+		t.Errorf("room for %d collectives, limit %d", a.ops, allOps)
+	}
+}
+
+func TestHostileRecords(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, err := New(Options{Node: "n", Dir: "/nonexistent", Sinks: []collector.Sink{&discard{}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := process()
+		recs := rapid.SliceOf(rapid.Custom(func(t *rapid.T) record.Record {
+			return record.Record{
+				Kind: record.Kind(rapid.Byte().Draw(t, "kind") % 12), Flags: rapid.Byte().Draw(t, "flags"), Comm: rapid.Uint16Range(0, 3).Draw(t, "comm"),
+				Mono: rapid.Int64().Draw(t, "mono"), Seq: rapid.Uint64().Draw(t, "seq"), Coll: record.CollKind(rapid.Byte().Draw(t, "coll")),
+				Code: rapid.Byte().Draw(t, "code"), Conn: rapid.Uint32().Draw(t, "conn"), Peer: rapid.Int32().Draw(t, "peer"),
+				Bytes: rapid.Uint64().Draw(t, "bytes"), Stamp: rapid.Int64().Draw(t, "stamp"), Dur: rapid.Int64().Draw(t, "dur"),
+				First: rapid.Int64().Draw(t, "first"), Last: rapid.Int64().Draw(t, "last"), Value: rapid.Uint64().Draw(t, "value"),
+				Clock: record.Clock(rapid.Byte().Draw(t, "clock")),
+			}
+		})).Draw(t, "records")
+		a.fold(p, recs)
+		a.jobs["job"].snapshot(0)
+		a.jobs["job"].report()
+	})
+}
+
+func TestWindowsAndMarks(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	window := func(conn uint32, flags uint8, cause record.Cause, first, last int64) record.Record {
+		return record.Record{Kind: record.KindWindow, Comm: 0, Conn: conn, Peer: 2, Flags: flags, Code: uint8(cause), First: first, Last: last, Bytes: 5, WRs: 8, Back: 3}
+	}
+	recs := one(0, 1, 1000)
+	recs = slices.Insert(recs, 4,
+		window(0, 0, record.CauseNone, 1010, 1020), // normal
+		window(1, record.FlagAnomaly, record.CauseNetwork, 1010, 1020),
+		window(1, record.FlagAnomaly, record.CauseNetwork, 10, 20),      // long before
+		window(99, record.FlagAnomaly, record.CauseNetwork, 1010, 1020), // no such connection
+	)
+	a.fold(p, recs)
+	c := s.got[0]
+	if !c.Anomalous || c.NWindows != 1 || c.Windows[0] != (collector.Window{Peer: 2, Conn: 1, Bytes: 5, WRs: 8, Backlog: 3, First: 1010, Last: 1020, Cause: record.CauseNetwork}) {
+		t.Errorf("%d windows: %+v", c.NWindows, c.Windows)
+	}
+	a.fold(p, one(0, 2, 5000))
+	if c := s.got[1]; c.Anomalous || c.NWindows != 0 {
+		t.Errorf("the next one: %d windows", c.NWindows)
+	}
+	mark := func(code record.MarkCode, flags uint8, at int64, v uint64) {
+		a.fold(p, []record.Record{{Kind: record.KindMark, Code: uint8(code), Flags: flags, Mono: at, Value: v}})
+	}
+	r := a.ranks[p]
+	mark(record.MarkStep, 0, 1, 41)
+	mark(record.MarkEvaluation, record.FlagBegin, 2, 0)
+	mark(record.MarkCheckpoint, record.FlagBegin, 3, 0)
+	if m, at := r.openMark(); m != record.MarkCheckpoint || at != 3 || r.step != 41 {
+		t.Errorf("mark %v at %d, step %d", m, at, r.step)
+	}
+	mark(record.MarkCheckpoint, 0, 4, 0)
+	if m, at := r.openMark(); m != record.MarkEvaluation || at != 2 {
+		t.Errorf("mark %v at %d", m, at)
+	}
+	mark(record.MarkEvaluation, 0, 5, 0)
+	if m, _ := r.openMark(); m != record.MarkNone {
+		t.Errorf("mark %v", m)
+	}
+}
+
+// TestHistory: durations spread by a factor of two are normal, one four times
+// the median is not, and a lasting change becomes normal.
+func TestHistory(t *testing.T) {
+	var h history
+	rng := rand.New(rand.NewPCG(1, 2))
+	usual := func(scale float64) int64 { return int64(scale * (1 + rng.Float64())) }
+	alarms := 0
+	for range 10_000 {
+		if h.slow(record.AllReduce, 1<<20, usual(1e6)) {
+			alarms++
+		}
+	}
+	if alarms > 0 {
+		t.Errorf("%d alarms on the usual", alarms)
+	}
+	if !h.slow(record.AllReduce, 1<<20, 8e6) || h.slow(record.AllReduce, 1<<10, 8e6) || h.slow(record.Broadcast, 1<<20, 8e6) {
+		t.Error("four times the median must be slow for this kind and size, and nothing else")
+	}
+	for range 1000 {
+		h.slow(record.AllReduce, 1<<20, usual(8e6))
+	}
+	if h.slow(record.AllReduce, 1<<20, 12e6) {
+		t.Error("the new usual is slow still")
+	}
+	for i := range 1000 {
+		h.slow(record.CollKind(i), 1, 1)
+	}
+	if len(h.baselines) > maxBaselines {
+		t.Errorf("%d baselines", len(h.baselines))
+	}
+}
+
+// TestSampling: members pick the same collectives, and a stricter one's picks are a subset.
+func TestSampling(t *testing.T) {
+	a, b := sampling{}, sampling{}
+	for range 50_000 {
+		a.seen++
+	}
+	b.seen = 70_000
+	a.tune(1, 64)
+	b.tune(1, 64)
+	if a.zeros == 0 || b.zeros < a.zeros {
+		t.Fatalf("zeros %d and %d", a.zeros, b.zeros)
+	}
+	picked := 0
+	for seq := range uint64(50_000) {
+		x, y := a.take(10, seq), b.take(10, seq)
+		if y && !x {
+			t.Fatalf("%d is picked by the stricter one only", seq)
+		}
+		if x {
+			picked++
+		}
+	}
+	if picked < 16 || picked > 128 {
+		t.Errorf("%d picked of 50,000, want about 64", picked)
+	}
+}
+
+func BenchmarkFold(b *testing.B) {
+	a := newAgent(b, &discard{})
+	p := process()
+	const n = 200
+	var batch []record.Record
+	for i := range n {
+		batch = append(batch, one(uint16(i%2), uint64(i+1), int64(1000*i+5))...)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		a.fold(p, batch)
+		for i := range batch {
+			batch[i].Seq += n
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/collective")
+}
