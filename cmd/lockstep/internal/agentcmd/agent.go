@@ -3,9 +3,12 @@ package agentcmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -13,6 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 )
@@ -40,21 +44,40 @@ Examples:
 }
 
 // Run serves until ctx ends.
-func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
+func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	masterOf, err := masters(c.Master)
 	if err != nil {
 		return err
 	}
+	if c.Node == "" {
+		if c.Node, err = os.Hostname(); err != nil {
+			return fmt.Errorf("no --node, and %w", err)
+		}
+	}
 	var a *agent.Agent
 	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
-	a, err = agent.New(agent.Options{
-		Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log,
-		Sinks: []collector.Sink{metrics},
-	})
+	traces, err := otlp.ConfigFromEnv("lockstep-agent", c.Node)
 	if err != nil {
 		return err
 	}
-	reg := prom.NewRegistry(names.Agent, flags.Build(), metrics)
+	tracer, err := otlp.New(traces, otlp.Options{Log: log})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+		defer cancel()
+		err = errors.Join(err, tracer.Shutdown(flush))
+	}()
+	sinks := []collector.Sink{metrics}
+	if tracer.Enabled() {
+		sinks = append(sinks, tracer)
+	}
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks})
+	if err != nil {
+		return err
+	}
+	reg := prom.NewRegistry(names.Agent, flags.Build(), metrics, tracer)
 	o := c.Web.Options("Lockstep agent", "What the ranks of this node do.", log)
 	o.Metrics = prom.Handler(reg, log)
 	srv, err := web.New(o)

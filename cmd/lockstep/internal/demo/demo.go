@@ -167,7 +167,7 @@ func (c *Cmd) one(ctx context.Context, out *printer, cl *cluster, f fault, st *w
 	out.say("")
 	out.say("%s", out.paint("1", fmt.Sprintf("fault %d: %s at step %d", n, f.Name, st.Step)))
 	w := watch(cl, f, out, st)
-	if err := f.inject(ctx, filepath.Join(cl.dir, "faults"), job.Ranks[f.Rank].PID); err != nil {
+	if err := f.inject(filepath.Join(cl.dir, "faults"), job.Attempt, job.Ranks[f.Rank].PID); err != nil {
 		return outcome{}, err
 	}
 	out.line(0, "fault", f.Text)

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"syscall"
@@ -28,6 +27,8 @@ type fault struct {
 	Rank  int
 	Peer  int    // -1: the fault is a rank's, not a connection's
 	Comm  string // communicator whose connection is broken
+	src   int    // its ends, as ranks of Comm
+	dst   int
 	Text  string // what is done, for the story
 }
 
@@ -52,6 +53,7 @@ func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
 	f := fault{Name: name, Class: name, Rank: rank, Peer: -1}
 	replica := shape.pp * shape.tp
 	f.Peer, f.Comm = (rank+replica)%world, fmt.Sprintf("dp%d", rank%replica)
+	f.src, f.dst = f.Rank/replica, f.Peer/replica
 	switch name {
 	case names.ClassCommunicationHang:
 		f.Text = fmt.Sprintf("connection %s (%s, TCP) delivers nothing any more", f.culprit(), f.Comm)
@@ -76,25 +78,22 @@ func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
 }
 
 // inject breaks it.
-func (f *fault) inject(ctx context.Context, dir string, pid int) error {
-	if f.Name == faultKilled {
+func (f *fault) inject(dir string, attempt, pid int) error {
+	switch f.Name {
+	case faultKilled:
 		return syscall.Kill(pid, syscall.SIGKILL)
+	case names.ClassNoncommunicationHang:
+		return train.SlowLoader(dir, f.Rank, attempt, stalledForever)
+	case names.ClassNoncommunicationSlow:
+		return train.SlowLoader(dir, f.Rank, attempt, slowLoader)
 	}
 	c, err := ccltest.Dial(train.FaultSocket(dir, f.Rank))
 	if err != nil {
 		return fmt.Errorf("inject %s into rank %d: %w", f.Name, f.Rank, err)
 	}
 	defer c.Close()
-	src, dst := f.Rank, f.Peer
-	switch f.Name {
-	case names.ClassCommunicationHang:
-		err = c.Stall(f.Comm, src, dst)
-	case names.ClassCommunicationSlow:
-		err = c.Throttle(f.Comm, src, dst, throttledBytes)
-	case names.ClassNoncommunicationHang:
-		err = c.DelayRank(stalledForever)
-	case names.ClassNoncommunicationSlow:
-		err = c.DelayRank(slowLoader)
+	if f.Name == names.ClassCommunicationHang {
+		return c.Stall(f.Comm, f.src, f.dst)
 	}
-	return err
+	return c.Throttle(f.Comm, f.src, f.dst, throttledBytes)
 }

@@ -7,19 +7,55 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
 )
 
-// FaultDirEnv names the directory in which each rank serves the socket by
-// which the demo breaks things; without it nothing can be broken.
+// FaultDirEnv names the directory by which the demo breaks things; without it
+// nothing can be broken. A rank serves a socket there for faults of its
+// connections, and looks each step for a file that makes its data loader slow.
 const FaultDirEnv = "LOCKSTEP_FAULT_DIR"
 
 // FaultSocket is a rank's socket in the fault directory.
 func FaultSocket(dir string, rank int) string {
 	return filepath.Join(dir, fmt.Sprintf("rank%d.sock", rank))
+}
+
+// SlowLoader makes a rank's data loader take d longer, each step of one attempt.
+func SlowLoader(dir string, rank, attempt int, d time.Duration) error {
+	return os.WriteFile(loaderFile(dir, rank, attempt), []byte(d.String()), 0o600)
+}
+
+func loaderFile(dir string, rank, attempt int) string {
+	return filepath.Join(dir, fmt.Sprintf("rank%d.attempt%d.loader", rank, attempt))
+}
+
+// loader is the data loader, as slow as SlowLoader has said.
+func loader(dir string, rank int) func(context.Context, int) error {
+	if dir == "" {
+		return nil
+	}
+	attempt, _ := strconv.Atoi(os.Getenv("LOCKSTEP_RESTART_COUNT"))
+	file := loaderFile(dir, rank, attempt)
+	return func(ctx context.Context, _ int) error {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil // the usual case: nobody has made it slow
+		}
+		d, err := time.ParseDuration(string(b))
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // Cmd is one rank's command line: `lockstep train`, started by `lockstep run`.
@@ -40,9 +76,8 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	var inj *ccltest.Injector
 	if dir := os.Getenv(FaultDirEnv); dir != "" {
-		inj = ccltest.New()
+		inj := ccltest.New()
 		cfg.Faults = inj
 		stop, err := ccltest.Serve(FaultSocket(dir, cfg.Rank), inj)
 		if err != nil {
@@ -50,6 +85,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 		}
 		defer stop()
 	}
+	defer func() { err = errors.Join(err, cfg.Recorder.Close()) }()
 	joinCtx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	world, err := ccl.Init(joinCtx, cfg)
@@ -59,6 +95,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	defer func() { err = errors.Join(err, world.Close()) }()
 	return Run(ctx, Config{
 		DP: c.DP, TP: c.TP, PP: c.PP, Steps: c.Steps, Seed: c.Seed, Dir: c.Dir, Checkpoint: c.Checkpoint, Pace: c.Pace,
-		Loader: func(ctx context.Context, _ int) error { return inj.Delay(ctx) },
+		Loader: loader(os.Getenv(FaultDirEnv), cfg.Rank),
 	}, world, cfg.Recorder)
 }
