@@ -48,8 +48,9 @@ type Control struct {
 	members    []Member  // fixed once joined
 	family     *Listener // held until Close
 	events     chan Event
-	ready      chan struct{} // hub: everyone is there
-	doomed     chan struct{} // hub: the rendezvous cannot succeed
+	statements chan Statement // hub: see Told
+	ready      chan struct{}  // hub: everyone is there
+	doomed     chan struct{}  // hub: the rendezvous cannot succeed
 	wg         sync.WaitGroup
 
 	mu       sync.Mutex
@@ -79,7 +80,7 @@ func newControl(cfg Config) *Control {
 	c := &Control{
 		id: cfg.ID, rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret, instance: rand.Uint64(),
 		members: make([]Member, max(cfg.Size, cfg.Rank+1)),
-		events:  make(chan Event, 3*cfg.Size),
+		events:  make(chan Event, 3*cfg.Size), statements: make(chan Statement, maxTold),
 		ready:   make(chan struct{}),
 		doomed:  make(chan struct{}),
 		peers:   make([]*peer, cfg.Size),
@@ -250,6 +251,7 @@ func (c *Control) Close() error {
 	}
 	c.wg.Wait()
 	close(c.events)
+	close(c.statements)
 	return nil
 }
 

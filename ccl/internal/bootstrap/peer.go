@@ -123,6 +123,11 @@ func (c *Control) handle(p *peer, t frameType, f fields) error {
 		ok = f.ok() && c.contribute(p.rank, seq, blob)
 	case t == frameResult && !hub:
 		ok = c.result(f)
+	case t == frameTell && hub:
+		blob := f.bytes()
+		if ok = f.ok() && len(blob) <= maxStatement; ok {
+			c.note(Statement{p.rank, blob})
+		}
 	case t == frameAbort:
 		e := &AbortError{Rank: int(f.u32()), Reason: f.bytes()}
 		if ok = f.ok() && e.Rank < c.size && len(e.Reason) <= maxReason && (!hub || e.Rank == p.rank); ok {

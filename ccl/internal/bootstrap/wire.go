@@ -50,6 +50,7 @@ const (
 	frameAbort                         // both: rank, reason
 	frameBye                           // both: the sender leaves in good order
 	frameLeft                          // hub → client: rank that left in good order
+	frameTell                          // client → hub: statement
 )
 
 func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
