@@ -14,7 +14,7 @@ const (
 )
 
 // Space is the memory that an offset counts in.
-type Space uint8
+type Space uint16
 
 const (
 	SendBuf Space = iota // the caller's send buffer

@@ -1,0 +1,161 @@
+package ccl
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// DType is an element type; Op a reduction operator.
+type (
+	DType = record.DType
+	Op    = record.RedOp
+)
+
+// The element types, as NCCL has them.
+const (
+	Int8     = record.Int8
+	Uint8    = record.Uint8
+	Int32    = record.Int32
+	Uint32   = record.Uint32
+	Int64    = record.Int64
+	Uint64   = record.Uint64
+	Half     = record.Float16
+	Float32  = record.Float32
+	Float64  = record.Float64
+	BFloat16 = record.Bfloat16
+)
+
+// The reduction operators. Avg is the sum divided by the number of ranks;
+// integers truncate toward zero.
+const (
+	Sum  = record.Sum
+	Prod = record.Prod
+	Max  = record.Max
+	Min  = record.Min
+	Avg  = record.Avg
+)
+
+// Float16 and Bfloat16 hold the bits of a 16-bit float.
+type (
+	Float16  uint16
+	Bfloat16 uint16
+)
+
+// Element are the Go types that a Buffer may hold.
+type Element interface {
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | Float16 | float32 | float64 | Bfloat16
+}
+
+// Buffer is a piece of the caller's memory as collectives see it: where it is,
+// its element type, and how many elements it has. It is a small value that
+// refers to memory and does not own it; the memory must not be touched between
+// the call that takes the Buffer and the end of its operation. The zero Buffer
+// stands for none, where a rank has nothing to send or receive.
+type Buffer struct {
+	p  unsafe.Pointer
+	n  int
+	dt DType
+}
+
+// Of is the Buffer of a slice's elements.
+func Of[T Element](s []T) Buffer {
+	var zero T
+	var dt DType
+	switch any(zero).(type) {
+	case int8:
+		dt = Int8
+	case uint8:
+		dt = Uint8
+	case int32:
+		dt = Int32
+	case uint32:
+		dt = Uint32
+	case int64:
+		dt = Int64
+	case uint64:
+		dt = Uint64
+	case Float16:
+		dt = Half
+	case float32:
+		dt = Float32
+	case float64:
+		dt = Float64
+	case Bfloat16:
+		dt = BFloat16
+	}
+	return Buffer{unsafe.Pointer(unsafe.SliceData(s)), len(s), dt}
+}
+
+// Bytes is the Buffer of raw bytes that hold little-endian elements of type dt.
+// It panics when they are not whole elements.
+func Bytes(dt DType, b []byte) Buffer {
+	size := dt.Size()
+	if size == 0 || len(b)%size != 0 {
+		panic(fmt.Sprintf("ccl: %d bytes are not whole elements of %v", len(b), dt))
+	}
+	return Buffer{unsafe.Pointer(unsafe.SliceData(b)), len(b) / size, dt}
+}
+
+// Slice is elements i to j of b. It panics when they are not in it.
+func (b Buffer) Slice(i, j int) Buffer {
+	if i < 0 || j < i || j > b.n {
+		panic(fmt.Sprintf("ccl: Buffer.Slice(%d, %d) of %d elements", i, j, b.n))
+	}
+	return Buffer{unsafe.Add(b.p, i*b.dt.Size()), j - i, b.dt}
+}
+
+// Count is how many elements b has.
+func (b Buffer) Count() int { return b.n }
+
+// DType is the type of its elements.
+func (b Buffer) DType() DType { return b.dt }
+
+func (b Buffer) none() bool  { return b.p == nil && b.n == 0 }
+func (b Buffer) size() int   { return b.n * b.dt.Size() }
+func (b Buffer) raw() []byte { return unsafe.Slice((*byte)(b.p), b.size()) }
+
+// F16 and BF16 round a float32 to 16 bits, to nearest even.
+func F16(f float32) Float16 {
+	b := math.Float32bits(f)
+	sign, mag := uint16(b>>16)&0x8000, b&0x7fffffff
+	switch {
+	case mag > 0x7f800000:
+		return Float16(sign | 0x7e00)
+	case mag >= 0x477ff000:
+		return Float16(sign | 0x7c00)
+	case mag < 0x38800000: // denormal: the addition rounds where it must
+		return Float16(sign | uint16(math.Float32bits(math.Float32frombits(mag)+0.5)-math.Float32bits(0.5)))
+	}
+	mag += 0xfff + mag>>13&1
+	return Float16(sign | uint16((mag-(127-15)<<23)>>13))
+}
+
+func BF16(f float32) Bfloat16 {
+	b := math.Float32bits(f)
+	if b&0x7fffffff > 0x7f800000 {
+		return Bfloat16(b>>16 | 0x40)
+	}
+	return Bfloat16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// Float32 is the exact value of f.
+func (f Float16) Float32() float32 {
+	sign, exp, man := uint32(f&0x8000)<<16, uint32(f>>10)&0x1f, uint32(f)&0x3ff
+	switch exp {
+	case 0:
+		v := float32(man) * 0x1p-24
+		if sign != 0 {
+			v = -v
+		}
+		return v
+	case 0x1f:
+		return math.Float32frombits(sign | 0x7f800000 | man<<13)
+	}
+	return math.Float32frombits(sign | (exp+127-15)<<23 | man<<13)
+}
+
+// Float32 is the exact value of f.
+func (f Bfloat16) Float32() float32 { return math.Float32frombits(uint32(f) << 16) }

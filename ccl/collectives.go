@@ -1,0 +1,260 @@
+package ccl
+
+import (
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Every call returns once the operation is in the communicator's queue; the
+// result is there when the stream's Wait returns. Calls that can not be right on
+// this rank alone (types or counts that do not fit, a rank that does not exist,
+// buffers that overlap in part) return an ErrInvalid at once and do nothing.
+// Buffers may be the same memory where NCCL allows it ("in place").
+
+func (c *Comm) invalid(kind record.CollKind, format string, args ...any) error {
+	return &Error{Op: kind.String(), Comm: c.name, Rank: c.rank, Peer: -1, Err: fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))}
+}
+
+// checkTypes tells what is wrong with a pair of buffers whose counts must be in
+// the ratio sendShares : recvShares.
+func (c *Comm) checkPair(kind record.CollKind, send, recv Buffer, sendShares, recvShares int) error {
+	if send.dt != recv.dt {
+		return c.invalid(kind, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
+	}
+	if send.n*recvShares != recv.n*sendShares {
+		return c.invalid(kind, "send buffer has %d elements, receive buffer %d; want a ratio of %d to %d", send.n, recv.n, sendShares, recvShares)
+	}
+	return nil
+}
+
+func (c *Comm) checkOp(kind record.CollKind, op Op) error {
+	if op > Avg {
+		return c.invalid(kind, "unknown operator %v", op)
+	}
+	return nil
+}
+
+func (c *Comm) checkRoot(kind record.CollKind, root int) error {
+	if root < 0 || root >= c.size {
+		return c.invalid(kind, "root %d, communicator has ranks 0 to %d", root, c.size-1)
+	}
+	return nil
+}
+
+// overlap reports whether a and b share memory other than as allowed: with b's
+// first byte at a+shift.
+func overlap(a, b Buffer, shift int) (inPlace, bad bool) {
+	if a.n == 0 || b.n == 0 {
+		return a.p == b.p && a.p != nil && shift == 0, false
+	}
+	pa, pb := uintptr(a.p), uintptr(b.p)
+	if pb == pa+uintptr(shift) {
+		return true, false
+	}
+	return false, pa < pb+uintptr(b.size()) && pb < pa+uintptr(a.size())
+}
+
+// submit puts a collective with both buffers in the queue. shift is where in
+// send the receive buffer lies when the call is in place.
+func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root, count, shift, shares int) error {
+	inPlace, bad := overlap(send, recv, shift)
+	if bad {
+		return c.invalid(kind, "send and receive buffers overlap in part")
+	}
+	dt := recv.dt
+	if recv.none() {
+		dt = send.dt
+	}
+	o := operation{
+		coll: kind, dtype: dt, redop: op, inPlace: inPlace, root: int32(root),
+		count: count, bytes: uint64(count * dt.Size() * shares),
+		send: send.raw(), recv: recv.raw(),
+	}
+	return c.put(s, &o)
+}
+
+// AllReduce leaves in recv, on every rank, the reduction of all ranks' send.
+func (c *Comm) AllReduce(s *Stream, send, recv Buffer, op Op) error {
+	if err := c.checkPair(record.AllReduce, send, recv, 1, 1); err != nil {
+		return err
+	}
+	if err := c.checkOp(record.AllReduce, op); err != nil {
+		return err
+	}
+	return c.submit(s, record.AllReduce, send, recv, op, -1, recv.n, 0, 1)
+}
+
+// Reduce leaves in root's recv the reduction of all ranks' send. Other ranks'
+// recv may be the zero Buffer.
+func (c *Comm) Reduce(s *Stream, send, recv Buffer, op Op, root int) error {
+	if err := c.checkRoot(record.Reduce, root); err != nil {
+		return err
+	}
+	if c.rank != root {
+		recv = Buffer{dt: send.dt}
+	} else if err := c.checkPair(record.Reduce, send, recv, 1, 1); err != nil {
+		return err
+	}
+	if err := c.checkOp(record.Reduce, op); err != nil {
+		return err
+	}
+	return c.submit(s, record.Reduce, send, recv, op, root, send.n, 0, 1)
+}
+
+// Broadcast leaves in every rank's recv what root has in send. Other ranks'
+// send may be the zero Buffer.
+func (c *Comm) Broadcast(s *Stream, send, recv Buffer, root int) error {
+	if err := c.checkRoot(record.Broadcast, root); err != nil {
+		return err
+	}
+	if c.rank != root {
+		send = Buffer{dt: recv.dt}
+	} else if err := c.checkPair(record.Broadcast, send, recv, 1, 1); err != nil {
+		return err
+	}
+	return c.submit(s, record.Broadcast, send, recv, Sum, root, recv.n, 0, 1)
+}
+
+// AllGather leaves in every rank's recv all ranks' send, by rank; recv has Size
+// times as many elements. In place when send is this rank's part of recv.
+func (c *Comm) AllGather(s *Stream, send, recv Buffer) error {
+	if err := c.checkPair(record.AllGather, send, recv, 1, c.size); err != nil {
+		return err
+	}
+	return c.submit(s, record.AllGather, send, recv, Sum, -1, send.n, -c.rank*send.size(), c.size)
+}
+
+// ReduceScatter leaves in recv this rank's part of the reduction of all ranks'
+// send, which has Size times as many elements. In place when recv is this rank's
+// part of send.
+func (c *Comm) ReduceScatter(s *Stream, send, recv Buffer, op Op) error {
+	if err := c.checkPair(record.ReduceScatter, send, recv, c.size, 1); err != nil {
+		return err
+	}
+	if err := c.checkOp(record.ReduceScatter, op); err != nil {
+		return err
+	}
+	return c.submit(s, record.ReduceScatter, send, recv, op, -1, recv.n, c.rank*recv.size(), c.size)
+}
+
+// AlltoAll sends the i-th of Size equal parts of send to rank i, which leaves it
+// in the part of recv that is this rank's.
+func (c *Comm) AlltoAll(s *Stream, send, recv Buffer) error {
+	if err := c.checkPair(record.AlltoAll, send, recv, 1, 1); err != nil {
+		return err
+	}
+	if send.n%c.size != 0 {
+		return c.invalid(record.AlltoAll, "%d elements are not %d equal parts", send.n, c.size)
+	}
+	return c.submit(s, record.AlltoAll, send, recv, Sum, -1, send.n/c.size, 0, c.size)
+}
+
+// Gather leaves in root's recv all ranks' send, by rank. Other ranks' recv may
+// be the zero Buffer.
+func (c *Comm) Gather(s *Stream, send, recv Buffer, root int) error {
+	if err := c.checkRoot(record.Gather, root); err != nil {
+		return err
+	}
+	if c.rank != root {
+		recv = Buffer{dt: send.dt}
+	} else if err := c.checkPair(record.Gather, send, recv, 1, c.size); err != nil {
+		return err
+	}
+	return c.submit(s, record.Gather, send, recv, Sum, root, send.n, -c.rank*send.size(), c.size)
+}
+
+// Scatter leaves in every rank's recv its part of root's send. Other ranks' send
+// may be the zero Buffer.
+func (c *Comm) Scatter(s *Stream, send, recv Buffer, root int) error {
+	if err := c.checkRoot(record.Scatter, root); err != nil {
+		return err
+	}
+	if c.rank != root {
+		send = Buffer{dt: recv.dt}
+	} else if err := c.checkPair(record.Scatter, send, recv, c.size, 1); err != nil {
+		return err
+	}
+	return c.submit(s, record.Scatter, send, recv, Sum, root, recv.n, c.rank*recv.size(), c.size)
+}
+
+// Barrier ends when every rank has called it.
+func (c *Comm) Barrier(s *Stream) error {
+	return c.put(s, &operation{coll: record.Barrier, dtype: Uint8, root: -1})
+}
+
+// AlltoAllv is AlltoAll with parts of any size: sendCounts[i] elements at
+// sendOffsets[i] of send go to rank i, which takes them as its recvCounts of this
+// rank. The slices have Size entries each and stay in use until the operation
+// has ended. Send and receive buffers may not overlap.
+func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, recv Buffer, recvCounts, recvOffsets []int) error {
+	if send.dt != recv.dt {
+		return c.invalid(record.AlltoAllv, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
+	}
+	total := 0
+	check := func(what string, b Buffer, counts, offsets []int) error {
+		if len(counts) != c.size || len(offsets) != c.size {
+			return c.invalid(record.AlltoAllv, "%d %s counts and %d offsets for %d ranks", len(counts), what, len(offsets), c.size)
+		}
+		for i, n := range counts {
+			if n < 0 || offsets[i] < 0 || offsets[i] > b.n-n {
+				return c.invalid(record.AlltoAllv, "%s part %d is elements %d to %d of %d", what, i, offsets[i], offsets[i]+n, b.n)
+			}
+			total += n
+		}
+		return nil
+	}
+	if err := check("receive", recv, recvCounts, recvOffsets); err != nil {
+		return err
+	}
+	total = 0
+	if err := check("send", send, sendCounts, sendOffsets); err != nil {
+		return err
+	}
+	if sendCounts[c.rank] != recvCounts[c.rank] {
+		return c.invalid(record.AlltoAllv, "this rank sends itself %d elements and expects %d", sendCounts[c.rank], recvCounts[c.rank])
+	}
+	if same, bad := overlap(send, recv, 0); same && total > 0 || bad {
+		return c.invalid(record.AlltoAllv, "send and receive buffers overlap")
+	}
+	o := operation{
+		coll: record.AlltoAllv, dtype: send.dt, root: -1, bytes: uint64(total * send.dt.Size()),
+		send: send.raw(), recv: recv.raw(),
+	}
+	o.vector = c.groups.vector()
+	*o.vector = vector{sendCounts, sendOffsets, recvCounts, recvOffsets}
+	if err := c.put(s, &o); err != nil {
+		c.groups.putVector(o.vector)
+		return err
+	}
+	return nil
+}
+
+func (c *Comm) checkPeer(kind record.CollKind, peer int) error {
+	if peer < 0 || peer >= c.size || peer == c.rank {
+		return c.invalid(kind, "peer %d for rank %d of %d (a rank sends to itself only within a group)", peer, c.rank, c.size)
+	}
+	return nil
+}
+
+// Send sends buf to peer, which must call Recv with as many elements of the
+// same type. It ends when the bytes have left buf. Sends and receives that must
+// overlap to make progress belong in one Group.
+func (c *Comm) Send(s *Stream, buf Buffer, peer int) error {
+	if err := c.checkPeer(record.Send, peer); err != nil {
+		return err
+	}
+	return c.put(s, &operation{
+		coll: record.Send, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), send: buf.raw(),
+	})
+}
+
+// Recv receives buf from peer.
+func (c *Comm) Recv(s *Stream, buf Buffer, peer int) error {
+	if err := c.checkPeer(record.Recv, peer); err != nil {
+		return err
+	}
+	return c.put(s, &operation{
+		coll: record.Recv, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), recv: buf.raw(),
+	})
+}

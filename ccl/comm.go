@@ -1,0 +1,304 @@
+package ccl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Comm is one rank's membership in a communicator. Its methods may be called
+// from several goroutines; the order of calls is then the order of operations,
+// and must be the same on all ranks.
+type Comm struct {
+	cfg        Config // without ID, Rank, Size
+	name       string
+	id         uint64
+	rank, size int
+	proc       *process
+	ctl        *bootstrap.Control
+	mesh       transport.Mesh
+	place      algo.Place
+	model      algo.Model
+	eng        *engine.Engine
+	log        log
+
+	queue    queue
+	executor executor
+	groups   groupPool
+
+	failed atomic.Pointer[failure]
+	left   atomic.Pointer[[]int] // members that have closed
+	splits int                   // derived communicators so far, guarded by deriving
+	// deriving serialises Split, Shrink and Grow, which all ranks call alike.
+	deriving sync.Mutex
+
+	closing  atomic.Bool
+	closed   chan struct{}
+	watching sync.WaitGroup
+}
+
+// about is what a rank tells the others when it joins.
+type about struct {
+	Node  string `json:"node"`
+	Cores int    `json:"cores"`
+}
+
+// Init joins a communicator and returns when all ranks have (it is
+// ncclCommInitRankConfig). It fails with ErrTimeout, naming who is missing, or
+// ErrMismatch when ranks contradict each other.
+func Init(ctx context.Context, cfg Config) (*Comm, error) {
+	if cfg.Name == "" {
+		cfg.Name = "world"
+	}
+	if cfg.Node == "" {
+		cfg.Node = nodeName()
+	}
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = time.Minute
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	fail := func(err error) error {
+		peer, err := sentinelOf(err)
+		return &Error{Op: "Init", Comm: cfg.Name, Rank: cfg.Rank, Peer: peer, Err: err}
+	}
+	info, err := json.Marshal(about{Node: cfg.Node, Cores: runtime.NumCPU()})
+	if err != nil {
+		return nil, fail(err)
+	}
+	proc := processOf(cfg.Recorder)
+	log := newLog(proc, record.CommEntry{
+		ID: cfg.ID.id.Uint64(), Name: cfg.Name, Rank: int32(cfg.Rank), Size: int32(cfg.Size), State: record.CommJoining,
+	})
+	ctl, err := bootstrap.Join(ctx, bootstrap.Config{
+		ID: cfg.ID.id, Rank: cfg.Rank, Size: cfg.Size, Secret: cfg.Secret, Host: cfg.Interface, Info: info,
+	})
+	if err != nil {
+		log.state(record.CommAborted)
+		proc.release()
+		return nil, fail(err)
+	}
+	c, err := newComm(ctx, cfg, ctl, proc, log)
+	if err != nil {
+		return nil, fail(err)
+	}
+	return c, nil
+}
+
+// newComm makes a communicator of the members of ctl, which it owns from now
+// on; every member calls it.
+func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *process, log log) (_ *Comm, err error) {
+	c := &Comm{
+		cfg: cfg, name: cfg.Name, id: ctl.ID().Uint64(), rank: ctl.Rank(), size: ctl.Size(),
+		proc: proc, ctl: ctl, log: log, closed: make(chan struct{}),
+	}
+	defer func() {
+		if err != nil {
+			log.state(record.CommAborted)
+			if c.mesh != nil {
+				c.mesh.Close()
+			}
+			ctl.Close()
+			proc.release()
+		}
+	}()
+	nodes, cores := make([]int32, c.size), runtime.NumCPU()
+	index := map[string]int32{}
+	for r, m := range ctl.Members() {
+		var a about
+		if err := json.Unmarshal(m.Info, &a); err != nil {
+			return nil, fmt.Errorf("rank %d's description: %w", r, err)
+		}
+		if _, ok := index[a.Node]; !ok {
+			index[a.Node] = int32(len(index))
+		}
+		nodes[r] = index[a.Node]
+		cores = min(cores, a.Cores)
+	}
+	c.place = algo.NewPlace(c.rank, nodes, cores)
+	c.model = algo.DefaultModel()
+	c.mesh, err = transport.NewMesh(ctx, transport.Config{
+		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
+		Exchange: ctl.AllGather, Err: c.Err, Key: ctl.Key("transport"),
+		Host: cfg.Interface, Sockets: cfg.Sockets,
+		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.eng = engine.New(c.mesh, c.size, log.clock())
+	c.log.board = c.mesh.Board()
+	c.queue.init()
+	c.executor.init(c)
+	c.watching.Add(2)
+	go c.watch()
+	if c.rank == 0 {
+		c.watching.Add(1)
+		go c.referee()
+	}
+	go c.work()
+	proc.add(c)
+	log.state(record.CommJoined)
+	return c, nil
+}
+
+// Rank is this rank's number in the communicator, from 0.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size is how many ranks the communicator has.
+func (c *Comm) Size() int { return c.size }
+
+// Name is what the communicator was named.
+func (c *Comm) Name() string { return c.name }
+
+// ID is the communicator's id in records, metrics and traces, the same on all ranks.
+func (c *Comm) ID() uint64 { return c.id }
+
+// Err is why the communicator is over, nil while it is not (it is
+// ncclCommGetAsyncError).
+func (c *Comm) Err() error {
+	f := c.failed.Load()
+	if f == nil {
+		return nil
+	}
+	return &Error{Op: "communicator", Comm: c.name, Rank: c.rank, Peer: f.peer, Err: f.err}
+}
+
+// Abort ends the communicator on all ranks: what is under way and what comes
+// fails with ErrAborted. reason is for the error's text and may be nil. The
+// communicator must still be closed.
+func (c *Comm) Abort(reason error) {
+	err := ErrAborted
+	if reason != nil {
+		err = fmt.Errorf("%w: %w", ErrAborted, reason)
+	}
+	c.fail(&failure{-1, err}, true)
+}
+
+// fail makes f the end of the communicator unless it has one already. tell
+// says whether the others must hear of it.
+func (c *Comm) fail(f *failure, tell bool) {
+	if !c.failed.CompareAndSwap(nil, f) {
+		return
+	}
+	c.log.state(record.CommAborted)
+	if tell {
+		c.ctl.Abort(f.encode())
+	}
+	c.mesh.Wake()
+	c.executor.rouse()
+}
+
+// watch turns what the control plane learns into the communicator's state.
+func (c *Comm) watch() {
+	defer c.watching.Done()
+	for e := range c.ctl.Events() {
+		switch e.Kind {
+		case bootstrap.Lost:
+			if !c.closing.Load() {
+				_, err := sentinelOf(e.Err)
+				c.fail(&failure{e.Rank, err}, false)
+			}
+		case bootstrap.Aborted:
+			peer, err := sentinelOf(e.Err)
+			c.fail(&failure{peer, err}, false)
+		case bootstrap.Left:
+			c.gone(e.Rank)
+		}
+	}
+}
+
+// referee is rank 0's: ranks that are stuck say in what, and when two of them
+// disagree on a collective nobody can help them.
+func (c *Comm) referee() {
+	defer c.watching.Done()
+	last := make([]engine.Signature, c.size)
+	for s := range c.ctl.Told() {
+		var sig engine.Signature
+		if !sig.Decode(s.Blob) {
+			continue
+		}
+		c.compare(s.Rank, sig)
+		for r := range last {
+			if r != s.Rank && last[r].Seq == sig.Seq && last[r] != sig {
+				c.fail(engineFailure(&engine.MismatchError{Peer: s.Rank, Mine: last[r], Theirs: &sig}), true)
+			}
+		}
+		last[s.Rank] = sig
+	}
+}
+
+// gone notes that a member has closed the communicator in good order. What it
+// has sent may still be on its way; who needs more of it finds out in idle.
+func (c *Comm) gone(rank int) {
+	var left []int
+	if old := c.left.Load(); old != nil {
+		left = append(left, *old...)
+	}
+	left = append(left, rank)
+	c.left.Store(&left)
+	c.mesh.Wake()
+}
+
+// closePatience bounds how long Close waits for the other ranks' Close.
+const closePatience = 5 * time.Second
+
+// Close ends this rank's membership: it finishes what has been called, waits a
+// few seconds for the others to close as well, and frees everything. It returns
+// why the communicator failed, if it did. Calls after Close fail with ErrClosed.
+func (c *Comm) Close() error {
+	if c == nil || c.closing.Swap(true) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
+	err := c.drive(ctx, c.queue.last())
+	if c.failed.Load() == nil && err == nil {
+		// Nobody tears down transports that a slower rank still reads from.
+		if e := c.ctl.Barrier(ctx); e != nil && !errors.Is(e, bootstrap.ErrClosed) && c.failed.Load() == nil && len(c.leavers()) == 0 {
+			var lost *bootstrap.LostError
+			if errors.As(e, &lost) {
+				err = &Error{Op: "Close", Comm: c.name, Rank: c.rank, Peer: lost.Rank, Err: fmt.Errorf("%w: %w", ErrPeerLost, e)}
+			}
+		}
+	}
+	failure := c.Err()
+	c.failed.CompareAndSwap(nil, &failureClosed)
+	close(c.closed)
+	c.mesh.Wake()
+	c.executor.rouse()
+	c.proc.remove(c)
+	leave := c.ctl.Leave(ctx)
+	if leave != nil && failure == nil && err == nil && !errors.Is(leave, context.DeadlineExceeded) {
+		err = leave
+	}
+	c.ctl.Close()
+	c.watching.Wait()
+	c.executor.acquire() // for good: no one may use the mesh any more
+	meshErr := c.mesh.Close()
+	if failure == nil {
+		c.log.state(record.CommLeft)
+	}
+	c.proc.release()
+	return errors.Join(failure, err, meshErr)
+}
+
+var failureClosed = failure{-1, ErrClosed}
+
+func (c *Comm) leavers() []int {
+	if l := c.left.Load(); l != nil {
+		return *l
+	}
+	return nil
+}

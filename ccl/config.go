@@ -1,0 +1,216 @@
+package ccl
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// UniqueID names a communicator before it exists: where its rank 0 will listen,
+// and a random token. One process makes it, all ranks get it out of band. It is
+// no secret.
+type UniqueID struct{ id bootstrap.ID }
+
+// NewUniqueID makes an id for a rank 0 that will listen at addr (host:port).
+// Nothing listens before rank 0 calls Init.
+func NewUniqueID(addr string) (UniqueID, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return UniqueID{}, fmt.Errorf("new communicator id: %w", err)
+	}
+	return UniqueID{bootstrap.NewID(addr)}, nil
+}
+
+// ParseUniqueID is the inverse of UniqueID.String.
+func ParseUniqueID(s string) (UniqueID, error) {
+	id, err := bootstrap.ParseID(s)
+	return UniqueID{id}, err
+}
+
+// String is the form in which an id travels.
+func (u UniqueID) String() string { return u.id.String() }
+
+// Algo and Proto name ways to run a collective.
+type (
+	Algo  = record.Algo
+	Proto = record.Proto
+)
+
+// Faults injects faults into transports; package ccltest makes some.
+type Faults = transport.Faults
+
+// Config is what a rank brings to Init. ID, Rank and Size are required.
+type Config struct {
+	ID   UniqueID
+	Rank int
+	Size int
+	Name string // of the communicator in records and errors, "world" by default
+
+	// Secret is shared by all ranks: at least 16 bytes of high entropy. nil: the
+	// contents of the file that LOCKSTEP_SECRET_FILE names.
+	Secret []byte
+	// Node is the logical node: ranks with equal names share memory, others
+	// connect by TCP. "": $LOCKSTEP_NODE, else the host's name.
+	Node string
+	// Timeout bounds joining, 1 minute by default.
+	Timeout time.Duration
+
+	// Recorder is where operations are recorded, nil for nowhere. The caller
+	// owns it and closes it after the last communicator.
+	Recorder *record.Writer
+	Faults   Faults
+
+	// Algo and Proto force the choice where a collective has it; zero leaves it
+	// to the cost model.
+	Algo  Algo
+	Proto Proto
+	// Sockets is how many a connection between nodes has, 0 for the default.
+	Sockets int
+	// Interface is the address to listen at for other nodes, "" for the one that
+	// leads to rank 0.
+	Interface string
+}
+
+// ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
+// and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
+// LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
+// LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME; the secret stays in the file that
+// LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
+// the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
+// and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last.
+func ConfigFromEnv() (Config, error) {
+	cfg, err := configFromEnv()
+	if err != nil {
+		return Config{}, fmt.Errorf("configure from environment: %w", err)
+	}
+	return cfg, nil
+}
+
+func configFromEnv() (Config, error) {
+	var errs []error
+	number := func(fallback int, names ...string) int {
+		for _, name := range names {
+			v := os.Getenv(name)
+			if v == "" {
+				continue
+			}
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 0 {
+				errs = append(errs, fmt.Errorf("%s is %q, want a number", name, v))
+			}
+			return n
+		}
+		if fallback < 0 {
+			errs = append(errs, fmt.Errorf("%s is not set", strings.Join(names, " or ")))
+		}
+		return fallback
+	}
+	cfg := Config{
+		Rank:    number(-1, "LOCKSTEP_RANK", "RANK"),
+		Size:    number(-1, "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
+		Sockets: number(0, "LOCKSTEP_SOCKETS"),
+		Node:    nodeName(),
+	}
+	local := number(0, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
+	attempt := number(0, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+	if v := os.Getenv("LOCKSTEP_COMM_ID"); v == "" {
+		errs = append(errs, errors.New("LOCKSTEP_COMM_ID is not set (lockstep run sets it; or make one with ccl.NewUniqueID)"))
+	} else {
+		var err error
+		cfg.ID, err = ParseUniqueID(v)
+		errs = append(errs, err)
+	}
+	var err error
+	if cfg.Algo, err = parseName(os.Getenv("LOCKSTEP_ALGO"), "LOCKSTEP_ALGO", record.AlgoNone, record.AlgoHierarchical); err != nil {
+		errs = append(errs, err)
+	}
+	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
+		errs = append(errs, err)
+	}
+	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return Config{}, err
+	}
+	if os.Getenv("LOCKSTEP_RECORDER") != "off" {
+		job := os.Getenv("LOCKSTEP_JOB")
+		if job == "" {
+			job = "job"
+		}
+		cfg.Recorder, err = record.Create(record.Options{Identity: record.Identity{
+			Job: job, Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: int32(local), Attempt: uint32(attempt),
+		}})
+		if err != nil {
+			return Config{}, err
+		}
+	}
+	return cfg, nil
+}
+
+// ParseAlgo and ParseProto read names as LOCKSTEP_ALGO and LOCKSTEP_PROTO have
+// them; "" is the cost model's choice.
+func ParseAlgo(s string) (Algo, error) {
+	return parseName(s, "algorithm", record.AlgoNone, record.AlgoHierarchical)
+}
+
+func ParseProto(s string) (Proto, error) {
+	return parseName(s, "protocol", record.ProtoNone, record.ProtoSimple)
+}
+
+// parseName finds the value between none and last that is called v.
+func parseName[T interface {
+	~uint8
+	String() string
+}](v, what string, none, last T) (T, error) {
+	if v == "" {
+		return none, nil
+	}
+	var names []string
+	for t := none + 1; t <= last; t++ {
+		if strings.EqualFold(v, t.String()) {
+			return t, nil
+		}
+		names = append(names, t.String())
+	}
+	return none, fmt.Errorf("%s is %q, want one of %s", what, v, strings.Join(names, ", "))
+}
+
+func nodeName() string {
+	if n := os.Getenv("LOCKSTEP_NODE"); n != "" {
+		return n
+	}
+	n, err := os.Hostname()
+	if err != nil {
+		return "node"
+	}
+	return n
+}
+
+// interfaceAddr is the first address of the interface called name.
+func interfaceAddr(name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	ifc, err := net.InterfaceByName(name)
+	if err != nil {
+		return "", fmt.Errorf("LOCKSTEP_IFNAME: %w", err)
+	}
+	addrs, err := ifc.Addrs()
+	if err != nil {
+		return "", fmt.Errorf("LOCKSTEP_IFNAME: addresses of %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		if ip, ok := a.(*net.IPNet); ok {
+			return ip.IP.String(), nil
+		}
+	}
+	return "", fmt.Errorf("LOCKSTEP_IFNAME: interface %s has no address", name)
+}

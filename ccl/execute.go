@@ -1,0 +1,384 @@
+package ccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+var background = context.Background()
+
+// executor runs a communicator's operations. Whoever takes the role (a Wait, or
+// the worker) carries on the current operation from where it stands, one
+// goroutine at a time; the fields below role are the holder's.
+type executor struct {
+	role atomic.Uint32 // 1 while someone has it
+
+	waiters atomic.Int32 // goroutines that wait for the role or for an end
+	mu      sync.Mutex
+	changed *sync.Cond
+	kick    chan struct{} // to the worker
+	// unattended: the sweeper found operations that nobody waited for.
+	unattended atomic.Bool
+
+	current *operation
+	seq     uint64 // of current
+	entered bool   // current's first bytes have gone out
+	dep     use    // what the next operation must wait for
+	op      engine.Op
+	plans   plans
+	pairs   pointToPoint
+	said    int64 // when this rank last told the others what it is in
+	saidSeq uint64
+}
+
+func (x *executor) init(c *Comm) {
+	x.changed = sync.NewCond(&x.mu)
+	x.kick = make(chan struct{}, 1)
+	x.plans.init(c)
+}
+
+func (x *executor) acquire() {
+	for !x.role.CompareAndSwap(0, 1) {
+		x.park(background, func() bool { return x.role.Load() == 0 })
+	}
+}
+
+func (x *executor) release() {
+	x.role.Store(0)
+	x.rouse()
+}
+
+// rouse wakes whoever waits for the role or for an operation's end.
+func (x *executor) rouse() {
+	if x.waiters.Load() > 0 {
+		x.mu.Lock()
+		x.changed.Broadcast()
+		x.mu.Unlock()
+	}
+}
+
+// park sleeps until cond holds or ctx ends.
+func (x *executor) park(ctx context.Context, cond func() bool) {
+	x.waiters.Add(1)
+	defer x.waiters.Add(-1)
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, func() {
+			x.mu.Lock()
+			x.changed.Broadcast()
+			x.mu.Unlock()
+		})()
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for !cond() && ctx.Err() == nil {
+		x.changed.Wait()
+	}
+}
+
+// drive returns when operation seq has ended, running operations meanwhile.
+func (c *Comm) drive(ctx context.Context, seq uint64) error {
+	q, x := &c.queue, &c.executor
+	for q.finished.Load() < seq {
+		if !x.role.CompareAndSwap(0, 1) {
+			x.park(ctx, func() bool { return x.role.Load() == 0 || q.finished.Load() >= seq })
+			if q.finished.Load() < seq && ctx.Err() != nil {
+				return c.interrupted(ctx, seq)
+			}
+			continue
+		}
+		err := c.execute(ctx, seq)
+		x.release()
+		if err != nil {
+			return err
+		}
+	}
+	return c.outcome(seq)
+}
+
+// outcome is the error of operation seq, which has ended.
+func (c *Comm) outcome(seq uint64) error {
+	if broken := c.queue.broken.Load(); broken != 0 && seq >= broken {
+		if err := c.queue.err.Load(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Comm) interrupted(ctx context.Context, seq uint64) error {
+	err := context.Cause(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", ErrTimeout, err)
+	}
+	return &Error{Op: "Wait", Comm: c.name, Seq: seq, Rank: c.rank, Peer: -1, Err: err}
+}
+
+// execute runs operations until seq has ended. The caller has the role.
+func (c *Comm) execute(ctx context.Context, seq uint64) error {
+	var idle idleness
+	for {
+		if c.progress(seq) {
+			idle = idleness{}
+		}
+		if c.queue.finished.Load() >= seq {
+			return nil
+		}
+		if dep := c.executor.dep; dep.comm != nil {
+			// A failure there is that stream's to report; here only order counts.
+			if dep.comm.drive(ctx, dep.seq); ctx.Err() != nil {
+				return c.interrupted(ctx, seq)
+			}
+			continue
+		}
+		if err := c.idle(ctx, &idle, seq); err != nil {
+			return err
+		}
+	}
+}
+
+// progress does what can be done now, up to the end of operation seq, and
+// reports whether that was anything.
+func (c *Comm) progress(seq uint64) (moved bool) {
+	q, x := &c.queue, &c.executor
+	for q.finished.Load() < seq {
+		if f := c.failed.Load(); f != nil {
+			c.drain(f)
+			return true
+		}
+		if x.current == nil {
+			next := q.finished.Load() + 1
+			if next > q.tail.Load() {
+				return moved
+			}
+			op := q.at(next)
+			if x.dep = (use{}); !op.after.done() {
+				x.dep = op.after
+				return moved
+			}
+			c.begin(op, next)
+		}
+		m, err := c.eng.Step()
+		moved = moved || m
+		if !x.entered {
+			// Recording overlaps the flight of the first bytes.
+			x.entered = true
+			c.log.start(x.current, x.seq, x.plans.last)
+		}
+		switch {
+		case err != nil:
+			c.fail(engineFailure(err), true)
+		case c.eng.Done():
+			c.finish(record.ResultOK)
+		default:
+			return moved
+		}
+	}
+	return moved
+}
+
+// begin makes op, number seq, the current operation.
+func (c *Comm) begin(op *operation, seq uint64) {
+	x := &c.executor
+	x.current, x.seq, x.entered = op, seq, false
+	x.op.Signature = c.signature(op)
+	x.op.Send, x.op.Recv, x.op.Divisor = op.send, op.recv, c.size
+	x.op.Parts = nil
+	var sched *algo.Schedule
+	switch op.coll {
+	case record.Send, record.Recv:
+		sched = x.pairs.single(op)
+	case record.Group:
+		sched = x.pairs.group(op.group)
+		x.op.Parts = op.group.parts
+	case record.AlltoAllv:
+		sched = x.pairs.vector(c, op)
+	default:
+		sched = x.plans.of(op)
+	}
+	x.plans.last = sched
+	c.eng.Begin(sched, &x.op)
+}
+
+// finish ends the current operation.
+func (c *Comm) finish(result record.Result) {
+	x := &c.executor
+	op, seq := x.current, x.seq
+	if x.entered {
+		c.log.end(c, op, seq, result)
+	}
+	c.eng.End()
+	x.op.Send, x.op.Recv, x.op.Parts = nil, nil, nil
+	x.current = nil
+	c.forget(op)
+	c.queue.finished.Store(seq)
+	x.rouse()
+}
+
+// forget lets go of an operation's buffers.
+func (c *Comm) forget(op *operation) {
+	op.send, op.recv, op.after = nil, nil, use{}
+	if op.group != nil {
+		c.groups.put(op.group)
+		op.group = nil
+	}
+	if op.vector != nil {
+		c.groups.putVector(op.vector)
+		op.vector = nil
+	}
+}
+
+// drain ends everything in the queue, since the communicator is over.
+func (c *Comm) drain(f *failure) {
+	q, x := &c.queue, &c.executor
+	// Calls check failed under mu before they put something in the queue.
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	next := q.finished.Load() + 1
+	tail := q.tail.Load()
+	if next <= tail && q.broken.Load() == 0 {
+		q.err.Store(&Error{Op: q.at(next).coll.String(), Comm: c.name, Seq: next, Rank: c.rank, Peer: f.peer, Err: f.err})
+		q.broken.Store(next)
+	}
+	if x.current != nil {
+		c.finish(f.result())
+		next++
+	}
+	for ; next <= tail; next++ {
+		c.forget(q.at(next))
+	}
+	q.finished.Store(tail)
+	x.dep = use{}
+	x.rouse()
+}
+
+// idleness is how long the holder of the role has had nothing to do.
+type idleness struct {
+	waits int
+	since int64
+	told  bool
+}
+
+const (
+	// A wait is worth recording, and ranks compare what they are in, only when
+	// it has lasted.
+	tellAfter    = int64(100 * time.Microsecond)
+	compareAfter = int64(300 * time.Millisecond)
+	compareEvery = int64(500 * time.Millisecond)
+	// leftAfter is how long bytes of a rank that has closed may take to arrive.
+	leftAfter = int64(500 * time.Millisecond)
+	// nap bounds one sleep, so that a context's end is noticed.
+	nap = 20 * time.Millisecond
+)
+
+// idle waits for something to do.
+func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
+	if i.waits++; i.waits == 1 {
+		c.eng.Late()
+	}
+	c.mesh.Wait(nap)
+	if i.waits&63 != 0 && !i.told {
+		return nil // still spinning: no clock yet
+	}
+	now := record.Now()
+	if i.since == 0 {
+		i.since = now
+	}
+	if ctx.Err() != nil {
+		return c.interrupted(ctx, seq)
+	}
+	waited := now - i.since
+	if waited > tellAfter && !i.told {
+		i.told = true
+		c.eng.Idle(now)
+	}
+	if waited > compareAfter {
+		c.announce(now)
+	}
+	if waited > leftAfter {
+		c.missLeavers()
+	}
+	return nil
+}
+
+// announce tells rank 0 which collective this rank is stuck in: ranks that
+// disagree on a call may be waiting for messages that nobody sends.
+func (c *Comm) announce(now int64) {
+	x := &c.executor
+	if x.current == nil || x.current.collective == 0 || x.saidSeq == x.seq && now-x.said < compareEvery {
+		return
+	}
+	x.said, x.saidSeq = now, x.seq
+	var b [engine.SignatureSize]byte
+	x.op.Encode(b[:])
+	c.ctl.Tell(b[:])
+}
+
+// missLeavers fails the communicator when this rank waits for one that has closed it.
+func (c *Comm) missLeavers() {
+	left := c.leavers()
+	if len(left) == 0 || c.executor.current == nil {
+		return
+	}
+	for _, p := range c.eng.Waiting(nil) {
+		if slices.Contains(left, int(p)) {
+			c.fail(&failure{int(p), fmt.Errorf("%w: rank %d has closed the communicator", ErrPeerLost, p)}, true)
+			return
+		}
+	}
+}
+
+// plans keeps the schedules of the shapes that were called.
+type plans struct {
+	c       *Comm
+	shape   algo.Call
+	recent  *algo.Schedule
+	all     map[algo.Call]*algo.Schedule
+	last    *algo.Schedule // of the current operation, kept or not
+	keeping int            // steps in all
+}
+
+// maxSteps bounds the memory of kept schedules (about 16 MiB).
+const maxSteps = 1 << 18
+
+func (p *plans) init(c *Comm) { p.c, p.all = c, make(map[algo.Call]*algo.Schedule) }
+
+func (p *plans) of(op *operation) *algo.Schedule {
+	call := algo.Call{Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Count: op.count, InPlace: op.inPlace}
+	if call == p.shape && p.recent != nil {
+		return p.recent
+	}
+	s := p.all[call]
+	if s == nil {
+		s = p.make(call)
+		steps := 0
+		for _, t := range s.Tracks {
+			steps += len(t)
+		}
+		if p.keeping += steps; p.keeping > maxSteps {
+			clear(p.all)
+			p.keeping = steps
+		}
+		p.all[call] = s
+	}
+	p.shape, p.recent = call, s
+	return s
+}
+
+func (p *plans) make(call algo.Call) *algo.Schedule {
+	c := p.c
+	choice := c.model.Choose(call, &c.place, algo.Overrides{Algo: c.cfg.Algo, Proto: c.cfg.Proto})
+	s, err := algo.Build(call, c.place, choice)
+	if err != nil {
+		panic("ccl: the cost model chose what cannot be built: " + err.Error())
+	}
+	return s
+}

@@ -1,0 +1,520 @@
+package engine
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/reduce"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Op is one operation to run. The engine keeps the slices until it has ended.
+type Op struct {
+	Signature
+	Send, Recv []byte
+	// Parts are a group's messages, by Space - GroupSpace.
+	Parts   []Part
+	Divisor int // of Avg
+}
+
+// Part is one message of a group.
+type Part struct {
+	Buf   []byte
+	DType record.DType
+}
+
+// GroupSpace is the Space of Op.Parts[0].
+const GroupSpace = algo.Acc + 1
+
+// headerSize is the room a signature takes in the byte stream: what follows
+// stays aligned.
+const headerSize = 64
+
+// stageBytes is up to how much data travels in one piece with its header.
+const stageBytes = 4096
+
+// Engine runs one communicator's operations, one at a time. It is owned by
+// whoever holds the communicator; no method may run beside another.
+type Engine struct {
+	mesh  transport.Mesh
+	links []transport.Link
+	now   func() int64 // nil: nobody wants to know
+
+	op      Op
+	sched   *algo.Schedule
+	lanes   []lane
+	left    int // lanes not finished
+	tag     uint32
+	scratch []byte
+	acc     []float32
+
+	arrivedAt   int64
+	arrivedPeer int32
+
+	header [headerSize]byte
+	line   [64]byte // a line's payload; room for transports that copy whole lines
+	stage  []byte
+}
+
+// lane is a track being run.
+type lane struct {
+	steps []algo.Step
+	at    int32
+	begun bool // the current message has been aligned, and its header handled
+	late  bool // the current step was found blocked after a wait
+	wants bool // its link has been told of the wait
+	pos   int  // bytes of the current step that have moved
+	hdr   int  // bytes of its header that have moved
+}
+
+// New returns an engine for the rank whose links mesh has. size is the
+// communicator's; now is the clock for ArrivedAt, nil to do without.
+func New(mesh transport.Mesh, size int, now func() int64) *Engine {
+	return &Engine{
+		mesh: mesh, links: make([]transport.Link, size), now: now,
+		lanes: make([]lane, 2, 2*size), stage: make([]byte, headerSize+stageBytes),
+	}
+}
+
+// Begin sets up op to be run by sched.
+func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
+	e.op, e.sched, e.left = *op, sched, 0
+	e.tag = op.Signature.tag()
+	e.arrivedAt, e.arrivedPeer = 0, -1
+	if cap(e.lanes) < len(sched.Tracks) {
+		e.lanes = make([]lane, len(sched.Tracks))
+	}
+	e.lanes = e.lanes[:len(sched.Tracks)]
+	for i := range e.lanes {
+		e.lanes[i] = lane{steps: sched.Tracks[i]}
+		if len(sched.Tracks[i]) > 0 {
+			e.left++
+		}
+	}
+	if len(e.scratch) < sched.Scratch {
+		e.scratch = make([]byte, sched.Scratch)
+	}
+	if n := sched.Acc / 2; len(e.acc) < n {
+		e.acc = make([]float32, n)
+	}
+}
+
+// End forgets the operation's buffers.
+func (e *Engine) End() {
+	e.op, e.sched = Op{}, nil
+	for i := range e.lanes {
+		e.lanes[i].steps = nil
+	}
+}
+
+// Done reports whether everything has been moved.
+func (e *Engine) Done() bool { return e.left == 0 }
+
+// Arrived is the peer whose first bytes came last, of those that this rank had
+// to wait for, and when; peer -1 when there was none.
+func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arrivedAt }
+
+// burst is how many bytes a lane moves before the next has its turn: what one
+// lane has just reduced is still in the cache when another sends it on.
+const burst = 16 << 10
+
+// Step moves what can be moved now. moved is false when nothing could.
+func (e *Engine) Step() (moved bool, err error) {
+	for again := true; again && e.left > 0; {
+		again = false
+		for i := range e.lanes {
+			l := &e.lanes[i]
+			for budget := burst; budget > 0 && int(l.at) < len(l.steps); {
+				n, err := e.advance(l, i)
+				if err != nil {
+					return true, err
+				}
+				if n < 0 {
+					break
+				}
+				moved, again = true, true
+				budget -= n + 64
+			}
+		}
+	}
+	return moved, nil
+}
+
+// blocked is what advance returns when a lane can not move.
+const blocked = -1
+
+// advance moves lane l's current step a little and returns how many bytes went.
+func (e *Engine) advance(l *lane, index int) (n int, err error) {
+	st := &l.steps[l.at]
+	if st.Need > 0 && e.lanes[1-index].at < st.Need {
+		return blocked, nil
+	}
+	if st.Peer < 0 {
+		if st.Act == algo.Copy {
+			e.copy(st)
+		} else {
+			e.fold(st)
+		}
+		e.next(l)
+		return st.Len, nil
+	}
+	link := e.links[st.Peer]
+	if link == nil {
+		if link, err = e.connect(int(st.Peer)); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case st.LL && st.Act == algo.Send:
+		n, err = e.writeLine(link, l, st)
+	case st.LL:
+		n, err = e.readLine(link, l, st)
+	case st.Act == algo.Send:
+		n, err = e.send(link, l, st)
+	default:
+		n, err = e.recv(link, l, st)
+	}
+	return n, err
+}
+
+func (e *Engine) connect(peer int) (transport.Link, error) {
+	link, err := e.mesh.Link(peer)
+	if err != nil {
+		return nil, &PeerError{Peer: peer, Err: err}
+	}
+	e.links[peer] = link
+	return link, nil
+}
+
+// PeerError names the peer whose link failed.
+type PeerError struct {
+	Peer int
+	Err  error
+}
+
+func (e *PeerError) Error() string { return fmt.Sprintf("link to rank %d: %v", e.Peer, e.Err) }
+func (e *PeerError) Unwrap() error { return e.Err }
+
+// next ends the lane's current step.
+func (e *Engine) next(l *lane) {
+	l.at++
+	l.pos, l.hdr, l.begun, l.late = 0, 0, false, false
+	if int(l.at) == len(l.steps) {
+		e.left--
+	}
+}
+
+// moved accounts for n bytes of the step's data.
+func (e *Engine) moved(l *lane, st *algo.Step, n int) int {
+	l.pos += n
+	if l.pos == st.Len {
+		e.next(l)
+	}
+	return n
+}
+
+func (e *Engine) writeLine(link transport.Link, l *lane, st *algo.Step) (int, error) {
+	n := min(st.Len-l.pos, transport.LinePayload)
+	ok, err := link.TryWriteLine(e.bytes(st.Src, l.pos, n), e.tag)
+	if err != nil {
+		return 0, &PeerError{int(st.Peer), err}
+	}
+	if !ok {
+		return blocked, nil
+	}
+	return e.moved(l, st, n), nil
+}
+
+func (e *Engine) readLine(link transport.Link, l *lane, st *algo.Step) (int, error) {
+	n, tag, ok, err := link.TryReadLine(e.line[:transport.LinePayload])
+	if err != nil {
+		return 0, &PeerError{int(st.Peer), err}
+	}
+	if !ok {
+		return blocked, nil
+	}
+	if tag != e.tag || n != min(st.Len-l.pos, transport.LinePayload) {
+		return 0, &MismatchError{Peer: int(st.Peer), Mine: e.op.of(st)}
+	}
+	e.arrived(link, l, st)
+	if n > 0 {
+		e.take(st, l.pos, e.line[:n])
+	}
+	return e.moved(l, st, n), nil
+}
+
+// arrived notes the first bytes of a peer that this rank had to wait for.
+func (e *Engine) arrived(link transport.Link, l *lane, st *algo.Step) {
+	if l.late {
+		l.late = false
+		if e.now != nil && l.pos == 0 && (st.Header || st.LL) {
+			e.arrivedAt, e.arrivedPeer = e.now(), st.Peer
+		}
+	}
+	if l.wants {
+		l.wants = false
+		link.WantRecv(0)
+	}
+}
+
+func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) {
+	if !l.begun {
+		link.AlignSend()
+		l.begun = true
+	}
+	if st.Header {
+		if n, err := e.sendHeader(link, l, st); n != 0 || err != nil {
+			return n, err
+		}
+		// Nothing of this step remains when header and data went in one piece.
+		if l.pos == st.Len {
+			e.next(l)
+			return st.Len, nil
+		}
+	}
+	n, err := link.TrySend(e.bytes(st.Src, l.pos, st.Len-l.pos))
+	if err != nil {
+		return 0, &PeerError{int(st.Peer), err}
+	}
+	if n == 0 {
+		return blocked, nil
+	}
+	return e.moved(l, st, n), nil
+}
+
+// sendHeader sends what is left of the header, with the data when that is
+// short, and returns 0 once the header is out.
+func (e *Engine) sendHeader(link transport.Link, l *lane, st *algo.Step) (int, error) {
+	data := st.Len
+	if data > stageBytes {
+		data = 0
+	}
+	total := headerSize + data
+	if l.hdr >= headerSize {
+		return 0, nil
+	}
+	s := e.op.of(st)
+	s.Encode(e.stage)
+	clear(e.stage[SignatureSize:headerSize])
+	if data > 0 {
+		copy(e.stage[headerSize:], e.bytes(st.Src, 0, data))
+	}
+	n, err := link.TrySend(e.stage[l.hdr:total])
+	if err != nil {
+		return 0, &PeerError{int(st.Peer), err}
+	}
+	if n == 0 {
+		return blocked, nil
+	}
+	l.hdr += n
+	if l.hdr < headerSize {
+		return n, nil
+	}
+	l.pos = l.hdr - headerSize
+	return 0, nil
+}
+
+func (e *Engine) recv(link transport.Link, l *lane, st *algo.Step) (int, error) {
+	if !l.begun {
+		link.AlignRecv()
+		l.begun = true
+	}
+	if st.Header && l.hdr < headerSize {
+		if n, err := e.recvHeader(link, l, st); n != 0 || err != nil {
+			return n, err
+		}
+		if st.Len == 0 {
+			e.next(l)
+			return 0, nil
+		}
+	}
+	var n int
+	if st.Act == algo.Recv && st.Dst.Space != algo.Acc {
+		var err error
+		n, err = link.TryRecv(e.bytes(st.Dst, l.pos, st.Len-l.pos))
+		if err != nil {
+			return 0, &PeerError{int(st.Peer), err}
+		}
+		if n == 0 {
+			return blocked, nil
+		}
+	} else {
+		b, err := link.Peek()
+		if err != nil {
+			return 0, &PeerError{int(st.Peer), err}
+		}
+		n = min(len(b), st.Len-l.pos, burst)
+		n -= n % e.op.DType.Size()
+		if n == 0 {
+			return blocked, nil
+		}
+		e.take(st, l.pos, b[:n])
+		link.Advance(n)
+	}
+	if l.wants || l.late {
+		e.arrived(link, l, st)
+	}
+	return e.moved(l, st, n), nil
+}
+
+// recvHeader receives what is left of the header and returns 0 once it is
+// there and is the one expected.
+func (e *Engine) recvHeader(link transport.Link, l *lane, st *algo.Step) (int, error) {
+	n, err := link.TryRecv(e.header[l.hdr:headerSize])
+	if err != nil {
+		return 0, &PeerError{int(st.Peer), err}
+	}
+	if n == 0 {
+		return blocked, nil
+	}
+	if l.hdr += n; l.hdr < headerSize {
+		return n, nil
+	}
+	mine := e.op.of(st)
+	var theirs Signature
+	if ok := theirs.Decode(e.header[:]); !ok || theirs != mine {
+		m := &MismatchError{Peer: int(st.Peer), Mine: mine}
+		if ok {
+			m.Theirs = &theirs
+		}
+		return 0, m
+	}
+	e.arrived(link, l, st)
+	return 0, nil
+}
+
+// Late notes that nothing could be moved: what comes from now on was waited for.
+func (e *Engine) Late() {
+	for i := range e.lanes {
+		e.lanes[i].late = true
+	}
+}
+
+// Idle tells the links of blocked receives that this rank waits for them since
+// now: for waits that are worth telling.
+func (e *Engine) Idle(now int64) {
+	for i := range e.lanes {
+		l := &e.lanes[i]
+		if int(l.at) >= len(l.steps) {
+			continue
+		}
+		st := &l.steps[l.at]
+		if st.Peer >= 0 && st.Act != algo.Send && !l.wants && e.links[st.Peer] != nil && (st.Need == 0 || e.lanes[1-i].at >= st.Need) {
+			l.wants = true
+			e.links[st.Peer].WantRecv(now)
+		}
+	}
+}
+
+// Waiting names the peers that the operation waits for now: those it receives
+// from, or else those it sends to. It appends to dst.
+func (e *Engine) Waiting(dst []int32) []int32 {
+	for pass := 0; pass < 2 && len(dst) == 0; pass++ {
+		for i := range e.lanes {
+			l := &e.lanes[i]
+			if int(l.at) < len(l.steps) {
+				if st := &l.steps[l.at]; st.Peer >= 0 && (st.Act == algo.Send) == (pass == 1) {
+					dst = append(dst, st.Peer)
+				}
+			}
+		}
+	}
+	return dst
+}
+
+// Flush publishes the counters of all links.
+func (e *Engine) Flush(now int64) {
+	for _, l := range e.links {
+		if l != nil {
+			l.Flush(now)
+		}
+	}
+}
+
+// bytes is n bytes at r+pos.
+func (e *Engine) bytes(r algo.Ref, pos, n int) []byte {
+	off := r.Off + pos
+	switch r.Space {
+	case algo.SendBuf:
+		return e.op.Send[off : off+n]
+	case algo.RecvBuf:
+		return e.op.Recv[off : off+n]
+	case algo.Scratch:
+		return e.scratch[off : off+n]
+	}
+	return e.op.Parts[r.Space-GroupSpace].Buf[off : off+n]
+}
+
+// wide is the float32 accumulators of n bytes' worth of elements at r+pos.
+func (e *Engine) wide(r algo.Ref, pos, n int) []float32 {
+	at := (r.Off + pos) / 2
+	return e.acc[at : at+n/2]
+}
+
+// take stores or combines bytes that arrived for st at pos.
+func (e *Engine) take(st *algo.Step, pos int, in []byte) {
+	n, dt, op := len(in), e.op.DType, e.op.Op
+	toAcc := st.Dst.Space == algo.Acc
+	if st.Act == algo.Recv {
+		if toAcc {
+			reduce.Widen(e.wide(st.Dst, pos, n), in, dt)
+		} else {
+			copy(e.bytes(st.Dst, pos, n), in)
+		}
+		return
+	}
+	switch fromAcc := st.Src.Space == algo.Acc; {
+	case fromAcc:
+		acc := e.wide(st.Src, pos, n)
+		reduce.AccumulateF32(acc, in, dt, op)
+		if !toAcc {
+			e.narrow(e.bytes(st.Dst, pos, n), acc, st.Scale)
+		}
+	case toAcc:
+		acc := e.wide(st.Dst, pos, n)
+		reduce.Widen(acc, e.bytes(st.Src, pos, n), dt)
+		reduce.AccumulateF32(acc, in, dt, op)
+	default:
+		dst := e.bytes(st.Dst, pos, n)
+		reduce.Reduce(op, dt, dst, e.bytes(st.Src, pos, n), in)
+		if st.Scale {
+			reduce.Scale(dt, dst, e.op.Divisor)
+		}
+	}
+}
+
+func (e *Engine) fold(st *algo.Step) {
+	src := e.bytes(st.Src, 0, st.Len)
+	if st.Dst.Space == algo.Acc {
+		reduce.AccumulateF32(e.wide(st.Dst, 0, st.Len), src, e.op.DType, e.op.Op)
+		return
+	}
+	dst := e.bytes(st.Dst, 0, st.Len)
+	reduce.Reduce(e.op.Op, e.op.DType, dst, dst, src)
+	if st.Scale {
+		reduce.Scale(e.op.DType, dst, e.op.Divisor)
+	}
+}
+
+func (e *Engine) copy(st *algo.Step) {
+	dst := e.bytes(st.Dst, 0, st.Len)
+	if st.Src.Space == algo.Acc {
+		e.narrow(dst, e.wide(st.Src, 0, st.Len), st.Scale)
+		return
+	}
+	copy(dst, e.bytes(st.Src, 0, st.Len))
+	if st.Scale {
+		reduce.Scale(e.op.DType, dst, e.op.Divisor)
+	}
+}
+
+// narrow rounds the sums once; it divides before it does.
+func (e *Engine) narrow(dst []byte, acc []float32, scale bool) {
+	if scale && len(acc) > 0 {
+		b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(acc))), 4*len(acc))
+		reduce.Scale(record.Float32, b, e.op.Divisor)
+	}
+	reduce.Narrow(dst, acc, e.op.DType)
+}

@@ -1,0 +1,107 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Signature is what all ranks of a collective, or both ends of a message, must
+// agree on.
+type Signature struct {
+	Coll  record.CollKind // Send for both ends of a point-to-point message
+	DType record.DType
+	Op    record.RedOp
+	Root  int32  // -1 when there is none
+	Seq   uint64 // of the collective among the communicator's collectives, 0 for a point-to-point message
+	Count uint64 // elements; bytes of the message where they differ by pair
+}
+
+// SignatureSize is the length of an encoded signature.
+const SignatureSize = 32
+
+const signatureMagic = 0x504f4b4c // "LKOP"
+
+// Encode stores s in b[:SignatureSize].
+func (s *Signature) Encode(b []byte) {
+	_ = b[SignatureSize-1]
+	binary.LittleEndian.PutUint32(b[0:], signatureMagic)
+	binary.LittleEndian.PutUint32(b[4:], uint32(s.Root))
+	binary.LittleEndian.PutUint64(b[8:], s.Seq)
+	binary.LittleEndian.PutUint64(b[16:], s.Count)
+	b[24], b[25], b[26] = uint8(s.Coll), uint8(s.DType), uint8(s.Op)
+	clear(b[27:SignatureSize])
+}
+
+// Decode is the inverse of Encode; false when b holds no signature.
+func (s *Signature) Decode(b []byte) bool {
+	if len(b) < SignatureSize || binary.LittleEndian.Uint32(b) != signatureMagic {
+		return false
+	}
+	s.Root = int32(binary.LittleEndian.Uint32(b[4:]))
+	s.Seq = binary.LittleEndian.Uint64(b[8:])
+	s.Count = binary.LittleEndian.Uint64(b[16:])
+	s.Coll, s.DType, s.Op = record.CollKind(b[24]), record.DType(b[25]), record.RedOp(b[26])
+	return true
+}
+
+// tag condenses s to what a line has room for.
+func (s *Signature) tag() uint32 {
+	h := s.Seq*0x9e3779b97f4a7c15 ^ s.Count*0xc2b2ae3d27d4eb4f
+	h ^= uint64(s.Coll)<<56 ^ uint64(s.DType)<<48 ^ uint64(s.Op)<<40 ^ uint64(uint32(s.Root))
+	h ^= h >> 32
+	h *= 0xd6e8feb86659fd93
+	return uint32(h>>32) | 1
+}
+
+func (s Signature) String() string {
+	var what string
+	switch s.Coll {
+	case record.Send, record.AlltoAllv:
+		return fmt.Sprintf("%v of %d bytes (%v)", s.Coll, s.Count, s.DType)
+	case record.Barrier:
+		what = s.Coll.String()
+	case record.AllReduce, record.ReduceScatter, record.Reduce:
+		what = fmt.Sprintf("%v(%v × %d, %v", s.Coll, s.DType, s.Count, s.Op)
+	default:
+		what = fmt.Sprintf("%v(%v × %d", s.Coll, s.DType, s.Count)
+	}
+	if s.Root >= 0 && s.Coll != record.Barrier {
+		what += fmt.Sprintf(", root %d", s.Root)
+	}
+	if s.Coll != record.Barrier {
+		what += ")"
+	}
+	return fmt.Sprintf("%s as collective %d", what, s.Seq)
+}
+
+// MismatchError says that a peer's message belongs to another call. Theirs is
+// nil when the message had no room to say which.
+type MismatchError struct {
+	Peer   int
+	Mine   Signature
+	Theirs *Signature
+}
+
+func (e *MismatchError) Error() string {
+	if e.Theirs == nil {
+		return fmt.Sprintf("this rank called %v, rank %d something else", e.Mine, e.Peer)
+	}
+	return fmt.Sprintf("this rank called %v, rank %d called %v", e.Mine, e.Peer, *e.Theirs)
+}
+
+// of is the signature that the message of step carries. Where the lengths of
+// messages differ by pair each carries its own; they travel by byte stream.
+func (op *Op) of(step *algo.Step) Signature {
+	s := op.Signature
+	if s.Coll != record.Send && s.Coll != record.AlltoAllv {
+		return s
+	}
+	s.Count = uint64(step.Len)
+	if space := max(step.Src.Space, step.Dst.Space); space >= GroupSpace {
+		s.DType = op.Parts[space-GroupSpace].DType
+	}
+	return s
+}

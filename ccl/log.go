@@ -1,0 +1,166 @@
+package ccl
+
+import (
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// log writes a communicator's part of the flight recorder. Clock reads and
+// appends are placed where the operation has to wait anyhow: enqueue and start of
+// an operation that runs at once are written after its first bytes went out.
+type log struct {
+	rec   *record.Writer // nil: off
+	live  *record.Comm
+	proc  *process
+	id    uint64
+	board transport.Board // nil without local peers
+
+	started int64
+	flushed uint64 // operations since links last published their counters
+}
+
+func newLog(p *process, e record.CommEntry) log {
+	l := log{rec: p.rec, proc: p, id: e.ID}
+	l.live, _ = p.rec.AddComm(e) // a full table is counted there
+	return l
+}
+
+// clock is what the engine stamps arrivals with, nil when nobody would read them.
+func (l *log) clock() func() int64 {
+	if l.rec == nil {
+		return nil
+	}
+	return record.Now
+}
+
+// state records what became of the communicator.
+func (l *log) state(s record.CommState) {
+	l.live.SetState(s)
+	l.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Value: l.id})
+}
+
+// enqueue notes a call. When it runs next its record waits for start.
+func (l *log) enqueue(op *operation, seq uint64, next bool) {
+	if l.rec == nil {
+		return
+	}
+	op.enqueued = record.Now()
+	if !next {
+		l.writeEnqueue(op, seq)
+	}
+}
+
+func (l *log) writeEnqueue(op *operation, seq uint64) {
+	op.logged = true
+	l.live.Enqueued(seq, op.enqueued, op.coll, op.bytes)
+	r := record.Record{
+		Mono: op.enqueued, Kind: record.KindEnqueue, Comm: l.live.Index(), Seq: seq,
+		Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Bytes: op.bytes, Stream: op.stream,
+	}
+	if op.inPlace {
+		r.Flags = record.FlagInPlace
+	}
+	l.rec.Append(&r)
+}
+
+// start notes that an operation has begun to run.
+func (l *log) start(op *operation, seq uint64, s *algo.Schedule) {
+	if l.rec == nil {
+		return
+	}
+	l.started = record.Now()
+	if l.board != nil && op.collective != 0 {
+		l.board.Enter(op.collective, l.started)
+	}
+	if !op.logged {
+		l.writeEnqueue(op, seq)
+	}
+	l.live.Started(seq, l.started)
+	l.rec.Append(&record.Record{
+		Mono: l.started, Kind: record.KindStart, Comm: l.live.Index(), Seq: seq,
+		Coll: op.coll, Algo: s.Algo, Proto: s.Proto, Chan: 1, Stamp: l.started,
+	})
+}
+
+const (
+	// brief operations are not split into phases: the parts would be shorter
+	// than what it takes to tell them apart.
+	brief = 5_000 // ns
+	// flushEvery bounds how many brief operations pass before links publish.
+	flushEvery = 64
+)
+
+// end notes an operation's end and what its time was spent on.
+func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
+	if l.rec == nil {
+		return
+	}
+	now := record.Now()
+	took := now - l.started
+	var wait int64
+	index := l.live.Index()
+	if took >= brief {
+		peer, entered := l.lastEntry(c, op)
+		wait = min(max(entered-l.started, 0), took)
+		l.rec.Append(&record.Record{
+			Mono: now, Kind: record.KindPhase, Comm: index, Seq: seq,
+			Code: uint8(record.PhaseWait), Peer: peer, Stamp: l.started + wait, Dur: wait,
+		})
+		l.rec.Append(&record.Record{
+			Mono: now, Kind: record.KindPhase, Comm: index, Seq: seq,
+			Code: uint8(record.PhaseTransfer), Index: 1, Peer: -1, Stamp: now, Dur: took - wait,
+		})
+	}
+	s := c.executor.plans.last
+	l.rec.Append(&record.Record{
+		Mono: now, Kind: record.KindEnd, Comm: index, Seq: seq,
+		Coll: op.coll, Algo: s.Algo, Proto: s.Proto, Stamp: now, Code: uint8(result),
+	})
+	l.live.Finished(seq, now)
+	own := int64(0)
+	if prev := l.proc.lastEnd.Load(); prev != 0 {
+		own = l.started - prev
+	}
+	l.proc.lastEnd.Store(now)
+	l.live.AddPhases(own, wait, took-wait, op.bytes)
+	if l.flushed++; took >= brief || l.flushed >= flushEvery {
+		l.flushed = 0
+		c.eng.Flush(now)
+	}
+}
+
+// lastEntry is the member that entered the operation last, of those that this
+// rank needs, and when; 0 when nobody is known to have come after this rank.
+// Ranks of this node say so on the board, others by their first bytes.
+func (l *log) lastEntry(c *Comm, op *operation) (peer int32, at int64) {
+	peer, at = c.eng.Arrived()
+	if op.collective == 0 || l.board == nil {
+		return peer, at
+	}
+	if peer >= 0 && c.mesh.Local(int(peer)) {
+		peer, at = -1, 0 // the board knows better
+	}
+	look := func(m int) {
+		if t := l.board.Entered(m, op.collective); t > at {
+			peer, at = int32(m), t
+		}
+	}
+	switch op.coll {
+	case record.Broadcast, record.Scatter:
+		if c.rank != int(op.root) {
+			look(int(op.root))
+		}
+		return peer, at
+	case record.Reduce, record.Gather:
+		if c.rank != int(op.root) {
+			return peer, at
+		}
+	}
+	for _, m := range c.place.Local {
+		if m != c.rank {
+			look(m)
+		}
+	}
+	return peer, at
+}

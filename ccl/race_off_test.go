@@ -1,0 +1,5 @@
+//go:build !race
+
+package ccl_test
+
+const raceEnabled = false
