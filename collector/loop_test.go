@@ -3,53 +3,150 @@ package collector_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/collector/master"
+	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets the test binary be an agent or a rank of its own, so that a
+// test can kill it.
+func TestMain(m *testing.M) {
+	switch os.Getenv("LOCKSTEP_TEST_AS") {
+	case "agent":
+		beAgent()
+	case "rank":
+		beRank()
+	default:
+		goleak.VerifyTestMain(m)
+	}
+}
+
+func beAgent() {
+	a, err := agent.New(agent.Options{Node: "node", Dir: os.Getenv("LOCKSTEP_TEST_DIR"), Master: at(os.Getenv("LOCKSTEP_TEST_MASTER")), Log: slog.New(slog.DiscardHandler)})
+	if err == nil {
+		err = a.Run(context.Background())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+// beRank is the last rank of a job: it takes part in the collectives whose sequence
+// it is told on standard input, and answers when it has left each.
+func beRank() {
+	size, _ := strconv.Atoi(os.Getenv("LOCKSTEP_TEST_SIZE"))
+	w, c, k, err := createRank(os.Getenv("LOCKSTEP_TEST_DIR"), size-1, size, 0)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	r := &ranks{w: []*record.Writer{w}, comms: []*record.Comm{c}, conns: []*record.Conn{k}, sent: []uint64{0}}
+	for {
+		var seq uint64
+		if _, err := fmt.Scan(&seq); err != nil {
+			os.Exit(0)
+		}
+		r.enter(0, seq)
+		time.Sleep(time.Millisecond)
+		r.leave(0, seq, time.Millisecond)
+		fmt.Println(seq)
+	}
+}
+
+// remote is a rank in a process of its own.
+type remote struct {
+	*exec.Cmd
+	in  io.Writer
+	out io.Reader
+}
+
+// take sends the remote rank through one collective; done waits until it has left.
+func (r *remote) take(seq uint64) { fmt.Fprintln(r.in, seq) }
+func (r *remote) done() error {
+	var seq uint64
+	_, err := fmt.Fscan(r.out, &seq)
+	return err
+}
+
+// spawn starts the test binary as something else, to be killed at the latest when the test ends.
+func spawn(t testing.TB, as string, env ...string) *remote {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), append(env, "LOCKSTEP_TEST_AS="+as)...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return &remote{cmd, in, out}
+}
 
 const commID = 0xfeed
 
 // ranks writes the recorders of a small job, in this process's name.
 type ranks struct {
-	t     testing.TB
-	dir   string
-	w     []*record.Writer
-	comms []*record.Comm
-	conns []*record.Conn
-	seq   uint64
-	sent  []uint64
+	w      []*record.Writer
+	comms  []*record.Comm
+	conns  []*record.Conn
+	seq    uint64
+	sent   []uint64
+	remote *remote // the job's last rank, nil when all are here
 }
 
 func newRanks(t testing.TB, dir string, n int, attempt uint32) *ranks {
 	t.Helper()
-	r := &ranks{t: t, dir: dir, sent: make([]uint64, n)}
+	r := &ranks{sent: make([]uint64, n)}
 	for i := range n {
-		w, err := record.Create(record.Options{Dir: dir, Identity: record.Identity{
-			Job: "job", Node: "node", Rank: int32(i), WorldSize: int32(n), LocalRank: int32(i), Attempt: attempt,
-		}})
+		w, c, k, err := createRank(dir, i, n, attempt)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, _ := w.AddComm(record.CommEntry{ID: commID + uint64(attempt), Name: "dp", Rank: int32(i), Size: int32(n), State: record.CommJoined})
-		k, _ := w.AddConn(record.ConnEntry{Comm: c.Index(), Peer: int32((i + 1) % n), Transport: record.TransportTCP, Name: fmt.Sprintf("tcp %d", i)})
 		r.w, r.comms, r.conns = append(r.w, w), append(r.comms, c), append(r.conns, k)
 	}
 	t.Cleanup(r.close)
 	return r
+}
+
+// createRank makes a recorder with one communicator of the whole job and a
+// connection to the next rank.
+func createRank(dir string, rank, size int, attempt uint32) (*record.Writer, *record.Comm, *record.Conn, error) {
+	w, err := record.Create(record.Options{Dir: dir, Identity: record.Identity{
+		Job: "job", Node: "node", Rank: int32(rank), WorldSize: int32(size), LocalRank: int32(rank), Attempt: attempt,
+	}})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	c, _ := w.AddComm(record.CommEntry{ID: commID + uint64(attempt), Name: "dp", Rank: int32(rank), Size: int32(size), State: record.CommJoined})
+	k, _ := w.AddConn(record.ConnEntry{Comm: c.Index(), Peer: int32((rank + 1) % size), Transport: record.TransportTCP, Name: fmt.Sprintf("tcp %d", rank)})
+	return w, c, k, nil
 }
 
 func (r *ranks) close() {
@@ -86,6 +183,12 @@ func (r *ranks) step() {
 	r.seq++
 	for i := range r.w {
 		r.enter(i, r.seq)
+	}
+	if r.remote != nil {
+		r.remote.take(r.seq)
+		if err := r.remote.done(); err != nil {
+			return // it was killed: the others stay inside
+		}
 	}
 	time.Sleep(time.Millisecond)
 	for i := range r.w {
@@ -239,6 +342,158 @@ func TestProgressReachesTheMaster(t *testing.T) {
 	}
 }
 
+// newSplitRanks makes a job of n ranks whose last one is a process of its own.
+func newSplitRanks(t testing.TB, dir string, n int) *ranks {
+	t.Helper()
+	r := &ranks{sent: make([]uint64, n-1)}
+	for i := range n - 1 {
+		w, c, k, err := createRank(dir, i, n, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.w, r.comms, r.conns = append(r.w, w), append(r.comms, c), append(r.conns, k)
+	}
+	t.Cleanup(r.close)
+	r.remote = spawn(t, "rank", "LOCKSTEP_TEST_DIR="+dir, fmt.Sprint("LOCKSTEP_TEST_SIZE=", n))
+	return r
+}
+
+// TestOneFaultIsOneIncident stops a rank's process, and kills master and agent
+// while the job hangs: the fault is one incident, from open over confirmed to closed.
+func TestOneFaultIsOneIncident(t *testing.T) {
+	dir, stateDir := t.TempDir(), t.TempDir()
+	r := newSplitRanks(t, dir, 4)
+	m, firstMaster := startMaster(t, master.Options{StateDir: stateDir, CloseAfter: time.Second})
+	address := m.Addr().String()
+	s := &sink{}
+	o := agent.Options{Dir: dir, Master: at(address), Sinks: []collector.Sink{s}}
+	_, firstAgent := startAgent(t, o)
+	stop := r.steps()
+	defer stop()
+	eventually(t, "all ranks run", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 4 })
+	time.Sleep(time.Second) // some history
+	if i := m.Snapshot().Incidents; len(i) != 0 {
+		t.Fatalf("an incident in a healthy job: %+v", i)
+	}
+
+	signal := func(sig syscall.Signal) {
+		if err := r.remote.Process.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fault := time.Now()
+	signal(syscall.SIGSTOP)
+	var first collector.Incident
+	is := func(ok func(i collector.Incident) bool) func() bool {
+		return func() bool {
+			got := m.Snapshot().Incidents
+			return len(got) == 1 && ok(got[0])
+		}
+	}
+	eventually(t, "an incident opens", is(func(i collector.Incident) bool { first = i; return i.Closed.IsZero() }))
+	t.Logf("opened after %v: %+v", time.Since(fault), first.Verdict)
+	firstAgent.kill(t)
+	firstMaster.kill(t)
+	m, secondMaster := startMaster(t, master.Options{StateDir: stateDir, Listen: address, CloseAfter: time.Second})
+	_, _ = startAgent(t, o)
+	same := func(i collector.Incident) bool { return i.ID == first.ID && i.Opened.Equal(first.Opened) }
+	eventually(t, "it is confirmed", is(func(i collector.Incident) bool { return same(i) && !i.Confirmed.IsZero() }))
+	t.Logf("confirmed after %v", time.Since(fault))
+	i := m.Snapshot().Incidents[0]
+	if v := i.Verdict; v.Class != diagnosis.NoncommunicationHang || v.Culprits[0].Kind != diagnosis.CulpritRank || v.Culprits[0].Rank != 3 || v.Culprits[0].Reason != "process_stopped" || v.CommName != "dp" {
+		t.Errorf("verdict %+v", v)
+	}
+	if i.TraceID != collector.TraceID("job", i.Verdict.Comm, i.Verdict.Coll, i.Verdict.Seq) {
+		t.Error("trace id is of another collective")
+	}
+	eventually(t, "the agent is asked for the traces, and has the open collective", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		open := 0
+		for _, c := range s.got {
+			if c.Seq == i.Verdict.Seq && c.Ended == 0 && c.Anomalous {
+				open++
+			}
+		}
+		return slices.Contains(s.asked, i.Verdict.Seq) && open >= 3
+	})
+	secondMaster.kill(t)
+	m, _ = startMaster(t, master.Options{StateDir: stateDir, Listen: address, CloseAfter: time.Second})
+	eventually(t, "the third master knows it", is(func(i collector.Incident) bool { return same(i) && !i.Confirmed.IsZero() && i.Closed.IsZero() }))
+
+	signal(syscall.SIGCONT)
+	eventually(t, "it closes", is(func(i collector.Incident) bool { return same(i) && !i.Closed.IsZero() }))
+	if n := m.Snapshot().Opened[diagnosis.NoncommunicationHang]; n != 1 {
+		t.Errorf("%d incidents opened", n)
+	}
+}
+
+// TestKilledRank kills a rank's process, and closes the incident by restarting the job.
+func TestKilledRank(t *testing.T) {
+	dir := t.TempDir()
+	r := newSplitRanks(t, dir, 4)
+	m, _ := startMaster(t, master.Options{})
+	startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String())})
+	stop := r.steps()
+	defer stop()
+	eventually(t, "all ranks run", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 4 })
+	fault := time.Now()
+	if err := r.remote.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "an incident is confirmed", func() bool {
+		i := m.Snapshot().Incidents
+		return len(i) == 1 && !i[0].Confirmed.IsZero()
+	})
+	t.Logf("confirmed after %v", time.Since(fault))
+	v := m.Snapshot().Incidents[0].Verdict
+	if v.Class != diagnosis.NoncommunicationHang || v.Culprits[0].Rank != 3 || v.Culprits[0].Reason != "process_gone" {
+		t.Errorf("verdict %+v", v)
+	}
+	stop()
+	r.close()
+	again := newRanks(t, t.TempDir(), 4, 1)
+	for _, w := range again.w {
+		if err := os.Rename(w.Path(), filepath.Join(dir, "again."+filepath.Base(w.Path()))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer again.steps()()
+	eventually(t, "the incident closes with the restart", func() bool {
+		s := m.Snapshot()
+		return s.Attempt == 1 && s.Ranks[diagnosis.ProcRunning] == 4 && len(s.Incidents) == 1 && !s.Incidents[0].Closed.IsZero()
+	})
+}
+
+// TestAgentKilled: a job whose agent dies is not a job that hangs.
+func TestAgentKilled(t *testing.T) {
+	dir := t.TempDir()
+	r := newRanks(t, dir, 4, 0)
+	defer r.steps()()
+	m, _ := startMaster(t, master.Options{Patience: time.Second})
+	env := []string{"LOCKSTEP_TEST_DIR=" + dir, "LOCKSTEP_TEST_MASTER=" + m.Addr().String()}
+	first := spawn(t, "agent", env...)
+	running := func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 4 }
+	eventually(t, "all ranks run", running)
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent is lost", func() bool {
+		s := m.Snapshot()
+		return len(s.Agents) == 1 && s.Agents[0].Lost && s.Ranks[diagnosis.ProcUnknown] == 4
+	})
+	time.Sleep(2 * time.Second) // long enough for a hang's verdict
+	for _, i := range m.Snapshot().Incidents {
+		for _, c := range i.Verdict.Culprits {
+			if c.Kind != diagnosis.CulpritNode { // the engine may blame the node, in the end
+				t.Errorf("an incident: %+v", i)
+			}
+		}
+	}
+	spawn(t, "agent", env...)
+	eventually(t, "the next agent goes on", func() bool { return running() && !m.Snapshot().Agents[0].Lost })
+}
+
 func TestMasterRestart(t *testing.T) {
 	dir := t.TempDir()
 	r := newRanks(t, dir, 2, 3)
@@ -347,4 +602,86 @@ func TestBadRecorderFiles(t *testing.T) {
 		s := a.Snapshot()
 		return len(s.Jobs) == 1 && s.Jobs[0].Comms[0].Finished == 2 && len(s.Sources) == 2 && !s.Sources[0].Up && s.Sources[0].Err != "" && s.Sources[1].Up
 	})
+}
+
+// BenchmarkAgent has an agent of its own process follow 8 ranks that together
+// do 50,000 collectives a second on 4 communicators, and measures that process.
+func BenchmarkAgent(b *testing.B) {
+	dir := b.TempDir()
+	m, _ := startMaster(b, master.Options{})
+	const n, perSecond = 8, 50_000
+	r := newRanks(b, dir, n, 0)
+	for i := range r.w {
+		for c := range 3 {
+			k, _ := r.w[i].AddComm(record.CommEntry{ID: uint64(c), Name: fmt.Sprint("c", c), Rank: int32(i), Size: n, State: record.CommJoined})
+			for peer := range n - 1 {
+				r.w[i].AddConn(record.ConnEntry{Comm: k.Index(), Peer: int32(peer), Transport: record.TransportTCP, Name: "tcp 127.0.0.1:4000->127.0.0.1:5000"})
+			}
+		}
+	}
+	cmd := spawn(b, "agent", "LOCKSTEP_TEST_DIR="+dir, "LOCKSTEP_TEST_MASTER="+m.Addr().String())
+	eventually(b, "the agent is there", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == n })
+	pfs, err := procfs.NewDefaultFS()
+	if err != nil {
+		b.Fatal(err)
+	}
+	proc, err := pfs.Proc(cmd.Process.Pid)
+	if err != nil {
+		b.Fatal(err)
+	}
+	usage := func() (cpu float64, rss int) {
+		st, err := proc.Stat()
+		if err != nil {
+			b.Fatal(err)
+		}
+		return st.CPUTime(), st.ResidentMemory()
+	}
+	done := 0
+	work := func(d time.Duration) {
+		begin := time.Now()
+		for did := 0; time.Since(begin) < d; time.Sleep(time.Millisecond) {
+			for want := int(time.Since(begin).Seconds() * perSecond); did < want; did++ {
+				i := done % n
+				seq := uint64(done/n) + 1
+				r.enter(i, seq)
+				r.leave(i, seq, time.Millisecond)
+				done++
+			}
+		}
+	}
+	work(2 * time.Second)
+	cpu, _ := usage()
+	begin, before := time.Now(), done
+	for b.Loop() {
+		work(3 * time.Second)
+	}
+	after, rss := usage()
+	took := time.Since(begin).Seconds()
+	b.ReportMetric((after-cpu)/took, "cores")
+	b.ReportMetric(float64(rss)/(1<<20), "MiB")
+	b.ReportMetric(float64(done-before)/took, "collectives/s")
+	b.ReportMetric(0, "ns/op")
+}
+
+func TestMutualTLS(t *testing.T) {
+	dir := t.TempDir()
+	r := newRanks(t, dir, 2, 0)
+	r.step()
+	certs := wiretest.NewAuthority(t)
+	masterTLS, agentTLS := certs.Issue("master"), certs.Issue("agent")
+	m, _ := startMaster(t, master.Options{TLS: &masterTLS})
+	// Without a certificate, and with another authority's: no stream.
+	plain, _ := startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String())})
+	strangerTLS := wiretest.NewAuthority(t).Issue("agent")
+	stranger, _ := startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String()), TLS: &strangerTLS})
+	refused := func(a *agent.Agent) bool {
+		s := a.Snapshot()
+		return len(s.Master) == 1 && s.Master[0].Reconnect > 0 && !s.Master[0].Connected
+	}
+	eventually(t, "both are refused", func() bool { return refused(plain) && refused(stranger) })
+	if n := len(m.Snapshot().Agents); n != 0 {
+		t.Errorf("%d agents", n)
+	}
+	startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String()), TLS: &agentTLS})
+	eventually(t, "ours is not", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 2 })
 }

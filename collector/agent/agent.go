@@ -290,8 +290,10 @@ func (a *Agent) retire(r *rank) {
 		if c != nil {
 			a.ops -= len(c.ops)
 			r.job.unknown += c.evicted
-			r.job.addFinished(c.name, c.finished)
 		}
+	}
+	for i := range r.p.Comms {
+		r.job.addFinished(r.p.Comms[i].Name, r.p.Comms[i].Finished)
 	}
 	for i := range r.p.Conns {
 		t := r.p.Conns[i].Transport

@@ -116,6 +116,7 @@ func (s *stream) session(ctx context.Context) error {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: ackWithin, Timeout: ackWithin / 2}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithNoProxy(), // a master is in the cluster
 	)
 	if err != nil {
 		return fmt.Errorf("master of job %s at %q: %w", s.job, address, err)

@@ -26,7 +26,7 @@ type incidents struct {
 
 type openIncident struct {
 	collector.Incident
-	lastSeen time.Time // when a verdict last said so, or judgement was last withheld
+	lastSeen time.Time // when a verdict last said so, or judgement was last withheld; in the future when it is withheld until then
 }
 
 // maxOpen bounds open incidents; the engine's own bound is lower.
@@ -95,7 +95,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 		}
 	}
 	t.open = slices.DeleteFunc(t.open, func(i *openIncident) bool {
-		if hold {
+		if hold && i.lastSeen.Before(now) {
 			i.lastSeen = now
 		}
 		if now.Sub(i.lastSeen) < t.closeAfter {

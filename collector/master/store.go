@@ -47,8 +47,9 @@ func (t *incidents) load(path string, now time.Time) error {
 		return fmt.Errorf("read incidents from %s: version %d of job %q: %w", path, s.Version, s.Job, errForeign)
 	}
 	t.number, t.opened, t.confirmed = s.Number, s.Opened, s.Confirmed
+	// The engine begins anew, and needs time to see again what it saw before.
 	for _, i := range s.Open[:min(len(s.Open), maxOpen)] {
-		t.open = append(t.open, &openIncident{Incident: i, lastSeen: now})
+		t.open = append(t.open, &openIncident{Incident: i, lastSeen: now.Add(2 * t.closeAfter)})
 	}
 	t.closed = s.Closed[:min(len(s.Closed), collector.MaxIncidents)]
 	return nil

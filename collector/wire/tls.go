@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -58,7 +59,6 @@ func (t *TLS) load() (*tls.Config, error) {
 		RootCAs:      pool,
 		ClientCAs:    pool,
 		ClientAuth:   tls.RequireAndVerifyClientCert,
-		ServerName:   t.ServerName,
 	}, nil
 }
 
@@ -70,7 +70,7 @@ func (r *reloading) ClientHandshake(ctx context.Context, authority string, c net
 	if err != nil {
 		return nil, nil, err
 	}
-	return credentials.NewTLS(cfg).ClientHandshake(ctx, authority, c)
+	return credentials.NewTLS(cfg).ClientHandshake(ctx, cmp.Or(r.files.ServerName, authority), c)
 }
 
 func (r *reloading) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
