@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -127,6 +126,8 @@ type mesh struct {
 // pipeline is what the mesh asks of every Link it has opened.
 type pipeline interface {
 	Link
+	// look notices completions that the monitor waits for.
+	look()
 	// refresh reads what the peer has consumed and publishes live words; it
 	// reports whether bytes are outstanding.
 	refresh(now int64) bool
@@ -179,11 +180,19 @@ func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
 	if m.seg, err = m.shareMemory(ctx, group); err != nil {
 		return nil, err
 	}
-	if len(group) == cfg.Size && m.net != nil {
-		m.net.close()
-		m.net = nil
-	}
 	m.waiter.init(m)
+	if m.net != nil {
+		if len(group) == cfg.Size {
+			m.net.close()
+			m.net = nil
+			return m, nil
+		}
+		bell := -1
+		if m.seg != nil {
+			bell = m.seg.bells[m.seg.me]
+		}
+		return m, m.net.start(bell)
+	}
 	return m, nil
 }
 
@@ -277,16 +286,8 @@ func (m *mesh) Close() error {
 	if m.net != nil {
 		m.net.close()
 	}
-	for _, l := range m.open {
-		l.(interface{ close() }).close()
-	}
-	m.waiter.close()
 	if m.seg != nil {
 		m.seg.close()
 	}
 	return nil
 }
-
-// idleRefresh is how often a sleeping rank looks what has become of bytes that
-// are outstanding: nobody wakes it for a completion that it does not wait for.
-const idleRefresh = 100 * time.Millisecond

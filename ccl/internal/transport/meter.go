@@ -1,48 +1,117 @@
 package transport
 
 import (
+	"time"
+
 	"github.com/lockstep-ccl/lockstep/record"
+	"github.com/lockstep-ccl/lockstep/windowmon"
 )
 
-// stampFrom is the smallest post that is worth a time stamp of its own; smaller
-// ones are told by Flush, or when the rank has time.
+// stampFrom is the smallest post that is worth a time stamp and the monitor's
+// attention. Smaller ones, lines among them, count in the live words, and are
+// part of the next larger one's work request. When the last of them completed
+// is only known to the accuracy with which anyone looks, so they cannot tell a
+// slow network from a fast one anyway.
 const stampFrom = 4 << 10
 
-// meter tells the recorder of one connection. Bytes are positions of its
-// streams: padding between aligned messages counts, and a line counts as 64.
+// idleRefresh is how often a sleeping rank looks what has become of bytes that
+// are outstanding: nobody wakes it for a completion that it does not wait for.
+// It stays below windowmon's Gap, which is a progress thread that did not run.
+const idleRefresh = 5 * time.Millisecond
+
+// meter watches one connection and tells the recorder. Counts are totals: of
+// the stream's positions (so padding between aligned messages counts) and 64
+// for each line. Nothing here locks, allocates or makes a system call; the
+// clock is read once a chunk.
 type meter struct {
-	conn                        *record.Conn // nil: recorder off
-	posted, completed, received uint64       // as last told
+	on   bool
+	rec  *record.Writer
+	conn *record.Conn
+	comm uint16
+	peer int32
+	mon  windowmon.Monitor
+
+	posted, completed, received uint64 // as last told to conn
+	monPosted, monCompleted     uint64 // as last told to mon
 	wanted                      int64
+	blocked                     bool
 }
 
 func (t *meter) open(m *mesh, peer int, kind record.Transport, id uint64, name string) {
-	t.conn, _ = m.cfg.Recorder.AddConn(record.ConnEntry{Comm: m.cfg.Comm.Index(), Peer: int32(peer), Transport: kind, ID: id, Name: name})
+	conn, ok := m.cfg.Recorder.AddConn(record.ConnEntry{Comm: m.cfg.Comm.Index(), Peer: int32(peer), Transport: kind, ID: id, Name: name})
+	if !ok {
+		return
+	}
+	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, m.cfg.Comm.Index(), int32(peer)
+	t.mon.Init(windowmon.Config{})
+	t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindLink, Comm: t.comm, Conn: conn.Index(), Peer: t.peer, Code: uint8(record.LinkUp)})
 }
 
+// post tells of n bytes more, total in all.
 func (t *meter) post(n int, total uint64) {
-	if n >= stampFrom && t.conn != nil {
-		t.posted = total
-		t.conn.Posted(total, record.Now())
+	if n >= stampFrom && t.on {
+		now := record.Now()
+		tell := t.mon.Post(now, int(total-t.monPosted))
+		t.monPosted, t.posted = total, total
+		t.conn.Posted(total, now)
+		t.window(now, tell)
 	}
 }
 
+// complete tells that the receiver has consumed total bytes.
 func (t *meter) complete(total uint64) {
-	if t.conn != nil {
-		t.completed = total
-		t.conn.Completed(total, record.Now())
+	if t.on && min(total, t.monPosted) > t.monCompleted {
+		t.completeAt(record.Now(), total)
 	}
 }
 
-func (t *meter) receive(n int) {}
+func (t *meter) completeAt(now int64, total uint64) {
+	if c := min(total, t.monPosted); c > t.monCompleted {
+		tell := t.mon.Complete(now, int(c-t.monCompleted))
+		t.monCompleted = c
+		t.window(now, tell)
+	}
+	t.completed = total
+	t.conn.Completed(total, now)
+}
 
+// due reports whether a completion is worth looking for.
+func (t *meter) due() bool { return t.monCompleted < t.monPosted }
+
+func (t *meter) window(now int64, tell bool) {
+	if !tell {
+		return
+	}
+	w := t.mon.Last()
+	r := record.Record{
+		Mono: now, Kind: record.KindWindow, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(w.Cause),
+		Bytes: w.Bytes, WRs: w.WRs, Back: w.Backlog, First: w.First, Last: w.Last,
+	}
+	if w.Anomaly {
+		r.Flags = record.FlagAnomaly
+	}
+	t.rec.Append(&r)
+	t.conn.Window(uint64(w.Bandwidth()), record.Cause(w.State), now)
+	t.conn.Slow(t.mon.Stats().Anomalies)
+}
+
+// block tells that the receiver holds all that was sent and gives no credit.
 func (t *meter) block() {
-	if t.conn != nil {
-		t.conn.TxBlocked(record.Now())
+	if t.on && !t.blocked {
+		t.blocked = true
+		now := record.Now()
+		t.mon.Blocked(now)
+		t.conn.TxBlocked(now)
 	}
 }
 
-func (t *meter) unblock() { t.conn.TxBlocked(0) }
+func (t *meter) unblock() {
+	if t.blocked {
+		t.blocked = false
+		t.mon.Unblocked(record.Now())
+		t.conn.TxBlocked(0)
+	}
+}
 
 func (t *meter) want(since int64) {
 	if since != t.wanted {
@@ -51,14 +120,17 @@ func (t *meter) want(since int64) {
 	}
 }
 
+// flush tells the totals as far as this rank knows them without asking.
 func (t *meter) flush(now int64, posted, completed, received uint64) {
+	if !t.on {
+		return
+	}
 	if posted != t.posted {
 		t.posted = posted
 		t.conn.Posted(posted, now)
 	}
-	if completed = min(completed, posted); completed != t.completed {
-		t.completed = completed
-		t.conn.Completed(completed, now)
+	if completed > t.completed {
+		t.completeAt(now, completed)
 	}
 	if received != t.received {
 		t.received = received
@@ -66,4 +138,17 @@ func (t *meter) flush(now int64, posted, completed, received uint64) {
 	}
 }
 
-func (t *meter) outstanding() uint64 { return t.posted - t.completed }
+// idle is flush for a rank that waits: it also closes windows that are due.
+func (t *meter) idle(now int64, posted, completed, received uint64) {
+	if t.on {
+		t.flush(now, posted, completed, received)
+		t.window(now, t.mon.Progress(now))
+	}
+}
+
+// down tells that the connection broke.
+func (t *meter) down() {
+	if t.on {
+		t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindLink, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(record.LinkDown)})
+	}
+}

@@ -81,7 +81,7 @@ func (l *shmLink) push(b []byte) (int, error) {
 		l.ring()
 	}
 	l.m.progressed = true
-	l.meter.post(n, l.sent+l.linesSent*lineSize)
+	l.meter.post(n, l.posted())
 	return n, nil
 }
 
@@ -94,7 +94,7 @@ func (l *shmLink) readTail() error {
 	// Between two aligned messages the receiver may be a few bytes ahead.
 	if tail != l.acked && int64(tail-l.sent) <= 0 {
 		l.acked = tail
-		l.meter.complete(tail + l.linesAcked*lineSize)
+		l.meter.complete(l.completed())
 	}
 	return nil
 }
@@ -162,7 +162,6 @@ func (l *shmLink) Advance(n int) {
 	l.rx.tail.Store(l.got)
 	l.credited()
 	l.m.progressed = true
-	l.meter.receive(n)
 }
 
 // credited wakes a sender that waits for credit.
@@ -244,6 +243,7 @@ func (l *shmLink) tellLines() {
 func (l *shmLink) check() error {
 	if l.err == nil && (l.rx.flags.Load()|l.tx.flags.Load())&pipeDropped != 0 {
 		l.err = fmt.Errorf("shared memory with rank %d: %w", l.peer, ErrDropped)
+		l.meter.down()
 	}
 	return l.err
 }
@@ -260,11 +260,20 @@ func (l *shmLink) drop() {
 	l.check()
 }
 
+func (l *shmLink) room() int {
+	l.readTail()
+	return l.credit()
+}
+
 func (l *shmLink) WantRecv(since int64) { l.meter.want(since) }
 
-func (l *shmLink) Flush(now int64) {
-	l.meter.flush(now, l.sent+l.linesSent*lineSize, l.acked+l.linesAcked*lineSize, l.got+l.linesGot*lineSize)
+func (l *shmLink) posted() uint64 {
+	return l.sent + l.linesSent*lineSize + uint64(l.gate.held())
 }
+func (l *shmLink) completed() uint64 { return min(l.acked, l.sent) + l.linesAcked*lineSize }
+func (l *shmLink) received() uint64  { return l.got + l.linesGot*lineSize }
+
+func (l *shmLink) Flush(now int64) { l.meter.flush(now, l.posted(), l.completed(), l.received()) }
 
 func (l *shmLink) refresh(now int64) bool {
 	if l.linesTold != l.linesGot {
@@ -272,8 +281,14 @@ func (l *shmLink) refresh(now int64) bool {
 	}
 	l.linesAcked = l.tx.lineTail.Load()
 	l.readTail()
-	l.Flush(now)
-	return l.meter.outstanding() > 0
+	l.meter.idle(now, l.posted(), l.completed(), l.received())
+	return l.completed() < l.posted()
+}
+
+func (l *shmLink) look() {
+	if l.meter.due() {
+		l.readTail()
+	}
 }
 
 func (l *shmLink) pump(now int64) int64 {
@@ -282,5 +297,3 @@ func (l *shmLink) pump(now int64) int64 {
 	}
 	return l.gate.pump(now)
 }
-
-func (l *shmLink) close() {}

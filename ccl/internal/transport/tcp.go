@@ -1,10 +1,890 @@
 package transport
 
-import "time"
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
 
-type network struct{ bell int }
-func listen(m *mesh, nonce [16]byte) (*network, error) { return nil, nil }
-func (n *network) addr() string { return "" }
-func (n *network) close() {}
-func (n *network) poll(d time.Duration) {}
-func (n *network) link(peer int) (pipeline, error) { return nil, ErrClosed }
+	"github.com/lockstep-ccl/lockstep/record"
+	"golang.org/x/sys/unix"
+)
+
+// A frame on a data socket is a 32-byte header and, for data, its bytes:
+//
+//	0  kind       4  length     8  stream position of the first byte, or line number
+//	1  padding before it that the sender skipped (AlignSend)
+//	16 bytes consumed by the frame's sender (credit)
+//	24 lines consumed by the frame's sender (credit)
+//	28 tag of a line
+//
+// Every frame carries credit; data of one stream goes over several sockets in
+// whatever order, and its position says where it belongs.
+const (
+	frameSize = 32
+
+	frameData   = 1
+	frameLine   = 2
+	frameCredit = 3
+
+	// maxChunk is the most bytes in a data frame: how large messages are striped.
+	maxChunk = 128 << 10
+	// smallSend goes over the first socket, in one piece with its header.
+	smallSend = 4 << 10
+	// readAhead is how much is read to see a header and what follows it.
+	readAhead = 4 << 10
+	// directFrom is how large a receive must be to bypass the ring.
+	directFrom = 4 << 10
+	// peekEnough is what Peek reads at a time, so that reducing it overlaps with
+	// the arrival of more.
+	peekEnough = 64 << 10
+	// wantLine asks receive for a line.
+	wantLine = -1
+	// maxGaps bounds the pieces beyond the first gap: each gap is a large frame
+	// on its way over another socket.
+	maxGaps = 4096
+)
+
+// tcpLink is a Link over TCP.
+type tcpLink struct {
+	m    *mesh
+	n    *network
+	peer int
+	gate *gate // nil without fault injection
+
+	mu      sync.Mutex // what goroutines that connect share with each other
+	attempt [16]byte   // zero: nobody has begun
+	dialing bool       // the attempt is ours
+	pending []int      // its sockets so far, -1 where missing
+	up      atomic.Bool
+	broken  atomic.Pointer[error]
+
+	// The executor's, once up.
+	opened bool
+	socks  []*socket
+	next   int // socket for the next large chunk
+	meter  meter
+
+	sent, acked           uint64 // tx stream: taken from the caller, consumed by the receiver
+	pad                   uint64 // skipped since the last frame
+	linesSent, linesAcked uint32
+
+	ring       []byte // rx stream between got and front, and beyond; made at first use
+	got, front uint64 // consumed; arrived without a gap
+	told       uint64 // got, as the peer was last told
+	gaps       []span // arrived beyond front, ascending
+	lines      [lineSlots]lineIn
+	linesGot   uint32 // consumed
+	linesIn    uint32 // arrived
+	linesTold  uint32
+	err        error
+	creditDue  bool // giveCredit found no socket
+	misses     int  // receives that found no socket readable
+}
+
+type span struct{ lo, hi uint64 }
+
+// lineIn is a line that has arrived.
+type lineIn struct {
+	payload [LinePayload]byte
+	n, tag  uint32
+}
+
+// socket is one of a link's sockets.
+type socket struct {
+	fd                 int
+	readable, writable bool // as far as edges and calls have told
+	hungUp             bool // read on to its end
+
+	in         [readAhead]byte
+	inLo, inHi int
+	pos, end   uint64 // of the data frame being read; none when equal
+	shown      uint64 // up to where its bytes count as arrived
+
+	out     []byte // what a partial write has left
+	scratch [frameSize + smallSend]byte
+
+	// What the kernel reads, where the garbage collector sees it.
+	iov [2]unix.Iovec
+	msg unix.Msghdr
+	hdr [frameSize]byte
+}
+
+// ---- connecting ----
+
+// add gives the link one authenticated socket; the last one brings it up.
+func (l *tcpLink) add(g dataGreeting, fd int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.attempt != g.attempt || l.up.Load() {
+		unix.Close(fd)
+		return
+	}
+	if l.pending == nil {
+		l.pending = slices.Repeat([]int{-1}, g.total)
+	}
+	if g.index >= len(l.pending) || l.pending[g.index] >= 0 {
+		unix.Close(fd)
+		return
+	}
+	l.pending[g.index] = fd
+	if slices.Contains(l.pending, -1) {
+		return
+	}
+	for i, fd := range l.pending {
+		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true})
+		if err := l.n.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, l.peer, i); err != nil {
+			l.fail(err)
+		}
+	}
+	l.pending = nil
+	l.n.up.Add(1)
+	l.up.Store(true)
+	l.m.Wake()
+}
+
+// discard closes the sockets of an attempt that another has replaced.
+func (l *tcpLink) discard() {
+	for _, fd := range l.pending {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	l.pending = nil
+}
+
+// fail breaks the link, from any goroutine.
+func (l *tcpLink) fail(err error) { l.broken.CompareAndSwap(nil, &err) }
+
+// ready reports whether the link can be used; an error when it never will.
+func (l *tcpLink) ready() (bool, error) {
+	if l.err != nil {
+		return false, l.err
+	}
+	if !l.opened {
+		if e := l.broken.Load(); e != nil {
+			return false, l.fatal(*e)
+		}
+		if !l.up.Load() {
+			return false, nil
+		}
+		l.opened = true
+		var st unix.Stat_t
+		unix.Fstat(l.socks[0].fd, &st)
+		l.meter.open(l.m, l.peer, l.Kind(), st.Ino, fmt.Sprintf("tcp %s->%s", l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr))
+	}
+	return true, nil
+}
+
+func (l *tcpLink) fatal(err error) error {
+	if l.err == nil {
+		l.err = fmt.Errorf("TCP with rank %d: %w", l.peer, err)
+		l.meter.down()
+	}
+	return l.err
+}
+
+// event notes an edge. A writable socket sends what it still has.
+func (l *tcpLink) event(i int, events uint32) {
+	if i >= len(l.socks) {
+		return // cut meanwhile
+	}
+	s := l.socks[i]
+	if events&^uint32(unix.EPOLLOUT) != 0 {
+		s.readable = true
+	}
+	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		s.hungUp = true
+	}
+	if events&unix.EPOLLOUT != 0 {
+		s.writable = true
+		if err := s.flush(); err != nil {
+			l.fatal(err)
+		}
+	}
+}
+
+// close sends what was taken from the caller and not yet from us, for a while.
+func (l *tcpLink) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.discard()
+	deadline := time.Now().Add(time.Second)
+	for _, s := range l.socks {
+		for len(s.out) > 0 && l.err == nil && time.Now().Before(deadline) {
+			unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}, 50)
+			s.writable = true
+			if s.flush() != nil {
+				break
+			}
+		}
+		unix.Close(s.fd)
+	}
+	l.socks = nil
+	l.up.Store(false)
+}
+
+// ---- sending ----
+
+func (l *tcpLink) Peer() int              { return l.peer }
+func (l *tcpLink) Kind() record.Transport { return record.TransportTCP }
+
+func (l *tcpLink) TrySend(b []byte) (int, error) {
+	if l.gate != nil {
+		return l.gate.send(b)
+	}
+	return l.push(b)
+}
+
+func (l *tcpLink) credit() int { return l.m.cfg.Window - int(l.sent-l.acked) }
+
+func (l *tcpLink) push(b []byte) (int, error) {
+	if ok, err := l.ready(); !ok {
+		return 0, err
+	}
+	total := 0
+	for len(b) > 0 {
+		n := min(len(b), maxChunk)
+		room := l.credit()
+		if n > room {
+			if _, err := l.receive(nil, 0); err != nil {
+				return total, err
+			}
+			if room = l.credit(); n > room {
+				// Keep pieces aligned, so that the receiver can reduce them in place.
+				n = max(0, int((l.sent+uint64(room))&^(lineSize-1)-l.sent))
+				if n > room {
+					n = 0
+				}
+			}
+			if n == 0 {
+				l.noCredit()
+				break
+			}
+		}
+		s := l.free(n)
+		if s == nil {
+			break // the network is what is slow
+		}
+		ok, err := l.write(s, l.header(frameData, n, l.sent, 0), b[:n])
+		if err != nil {
+			return total, err
+		}
+		if !ok {
+			continue
+		}
+		l.pad = 0
+		l.sent += uint64(n)
+		b = b[n:]
+		total += n
+		l.meter.post(n, l.posted())
+	}
+	if total > 0 {
+		l.meter.unblock()
+		l.m.progressed = true
+	}
+	return total, nil
+}
+
+// free finds a socket that owes nothing and may take bytes; the first one for few of them.
+func (l *tcpLink) free(n int) *socket {
+	if n <= smallSend {
+		for _, s := range l.socks {
+			if s.writable && len(s.out) == 0 {
+				return s
+			}
+		}
+		return nil
+	}
+	for range l.socks {
+		s := l.socks[l.next%len(l.socks)]
+		l.next++
+		if s.writable && len(s.out) == 0 {
+			return s
+		}
+	}
+	return nil
+}
+
+func (l *tcpLink) header(kind byte, n int, at uint64, tag uint32) (h [frameSize]byte) {
+	h[0], h[1] = kind, byte(l.pad)
+	binary.LittleEndian.PutUint32(h[4:], uint32(n))
+	binary.LittleEndian.PutUint64(h[8:], at)
+	binary.LittleEndian.PutUint64(h[16:], l.got)
+	binary.LittleEndian.PutUint32(h[24:], l.linesGot)
+	binary.LittleEndian.PutUint32(h[28:], tag)
+	return h
+}
+
+// write sends one frame over a free socket; false when it takes nothing. What
+// it takes only in part is kept, so that the other sockets can go on.
+func (l *tcpLink) write(s *socket, h [frameSize]byte, b []byte) (bool, error) {
+	var n uintptr
+	var errno unix.Errno
+	size := frameSize + len(b)
+	if size <= len(s.scratch) {
+		copy(s.scratch[:], h[:])
+		copy(s.scratch[frameSize:], b)
+		n, _, errno = unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s.fd), uintptr(unsafe.Pointer(&s.scratch[0])), uintptr(size), unix.MSG_NOSIGNAL, 0, 0)
+	} else {
+		s.hdr = h
+		s.iov = [2]unix.Iovec{{Base: &s.hdr[0], Len: frameSize}, {Base: &b[0], Len: uint64(len(b))}}
+		s.msg.Iov, s.msg.Iovlen = &s.iov[0], 2
+		n, _, errno = unix.RawSyscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.msg)), unix.MSG_NOSIGNAL)
+	}
+	switch errno {
+	case 0:
+	case unix.EAGAIN, unix.ENOBUFS:
+		s.writable = false
+		return false, nil
+	case unix.EINTR:
+		return false, nil
+	default:
+		return false, l.fatal(fmt.Errorf("send: %w", errno))
+	}
+	if int(n) < size {
+		s.writable = false
+		if int(n) < frameSize {
+			s.out = append(s.out[:0], h[n:]...)
+			n = frameSize
+		}
+		s.out = append(s.out, b[int(n)-frameSize:]...)
+	}
+	l.told, l.linesTold, l.creditDue = l.got, l.linesGot, false
+	return true, nil
+}
+
+// flush sends what a partial write has left.
+func (s *socket) flush() error {
+	for len(s.out) > 0 && s.writable {
+		n, err := unix.SendmsgN(s.fd, s.out, nil, nil, unix.MSG_NOSIGNAL)
+		switch {
+		case err == nil:
+			s.out = s.out[:copy(s.out, s.out[n:])]
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS):
+			s.writable = false
+		case !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("send: %w", err)
+		}
+	}
+	return nil
+}
+
+// noCredit tells the monitor that the receiver is what is slow, when it is:
+// when its host has all that was sent, or has no room for it either.
+func (l *tcpLink) noCredit() {
+	if !l.meter.on || l.meter.blocked {
+		return
+	}
+	for _, s := range l.socks {
+		if len(s.out) == 0 {
+			if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); err == nil && left == 0 {
+				continue
+			}
+		}
+		info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil || info.Snd_wnd >= info.Snd_mss {
+			return // on its way
+		}
+	}
+	l.meter.block()
+}
+
+func (l *tcpLink) TryWriteLine(b []byte, tag uint32) (bool, error) {
+	if l.gate != nil {
+		return l.gate.sendLine(b, tag)
+	}
+	return l.pushLine(b, tag)
+}
+
+func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
+	if ok, err := l.ready(); !ok {
+		return false, err
+	}
+	if l.linesSent-l.linesAcked >= lineSlots {
+		if _, err := l.receive(nil, 0); err != nil {
+			return false, err
+		}
+		if l.linesSent-l.linesAcked >= lineSlots {
+			l.noCredit()
+			return false, nil
+		}
+	}
+	// All lines go over the first socket: that keeps their order.
+	if len(l.socks) == 0 {
+		return false, l.err
+	}
+	s := l.socks[0]
+	if !s.writable || len(s.out) > 0 {
+		return false, nil
+	}
+	pad := l.pad
+	l.pad = 0
+	h := l.header(frameLine, len(b), uint64(l.linesSent), tag)
+	l.pad = pad
+	ok, err := l.write(s, h, b)
+	if ok {
+		l.linesSent++
+		l.meter.unblock()
+		l.m.progressed = true
+	}
+	return ok, err
+}
+
+func (l *tcpLink) AlignSend() {
+	if l.gate != nil {
+		l.gate.align()
+		return
+	}
+	l.alignSend()
+}
+
+func (l *tcpLink) alignSend() {
+	up := (l.sent + lineSize - 1) &^ (lineSize - 1)
+	l.pad += up - l.sent
+	l.sent = up
+}
+
+// giveCredit tells the peer what was consumed, when no data does.
+func (l *tcpLink) giveCredit() {
+	l.creditDue = true
+	for _, s := range l.socks {
+		if !s.writable || len(s.out) > 0 {
+			continue
+		}
+		pad := l.pad
+		l.pad = 0
+		h := l.header(frameCredit, 0, 0, 0)
+		l.pad = pad
+		if ok, err := l.write(s, h, nil); ok || err != nil {
+			return
+		}
+	}
+}
+
+// ---- receiving ----
+
+func (l *tcpLink) TryRecv(b []byte) (int, error) {
+	total := 0
+	for {
+		for l.front > l.got && total < len(b) {
+			n := copy(b[total:], l.piece())
+			l.consume(n)
+			total += n
+		}
+		if total == len(b) {
+			return total, nil
+		}
+		n, err := l.receive(b[total:], len(b)-total)
+		if total += n; n == 0 && l.front == l.got {
+			if total > 0 {
+				err = nil
+			}
+			return total, err
+		}
+	}
+}
+
+func (l *tcpLink) Peek() ([]byte, error) {
+	if l.front-l.got < peekEnough {
+		if _, err := l.receive(nil, peekEnough); err != nil && l.front == l.got {
+			return nil, err
+		}
+		if l.front == l.got {
+			return nil, nil
+		}
+	}
+	return l.piece(), nil
+}
+
+// piece is what has arrived, up to the ring's end.
+func (l *tcpLink) piece() []byte {
+	at := l.got & uint64(len(l.ring)-1)
+	return l.ring[at:min(at+l.front-l.got, uint64(len(l.ring)))]
+}
+
+func (l *tcpLink) Advance(n int) { l.consume(n) }
+
+func (l *tcpLink) consume(n int) {
+	l.got += uint64(n)
+	l.consumed()
+}
+
+// consumed gives credit back in quarters of the window; less goes with the
+// next frame, with Flush, or when the rank has time.
+func (l *tcpLink) consumed() {
+	l.m.progressed = true
+	if l.got-l.told >= uint64(l.m.cfg.Window/4) {
+		l.giveCredit()
+	}
+}
+
+func (l *tcpLink) AlignRecv() {
+	l.got = (l.got + lineSize - 1) &^ (lineSize - 1)
+	if l.front < l.got {
+		l.arrived(l.front, l.got)
+	}
+}
+
+func (l *tcpLink) TryReadLine(b []byte) (int, uint32, bool, error) {
+	if l.linesGot == l.linesIn {
+		if _, err := l.receive(nil, wantLine); l.linesGot == l.linesIn {
+			return 0, 0, false, err
+		}
+	}
+	ln := &l.lines[l.linesGot%lineSlots]
+	n := copy(b, ln.payload[:ln.n])
+	l.linesGot++
+	if l.linesGot-l.linesTold >= lineSlots/2 {
+		l.giveCredit()
+	}
+	l.m.progressed = true
+	return n, ln.tag, true, nil
+}
+
+// receive reads from the sockets in turn until want bytes wait at front (0: all
+// there is; wantLine: until a line is there), or there is no more. Bytes that
+// come next in the stream go straight into direct, when it is large; n says how
+// many did, and they are consumed.
+func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
+	if !l.opened {
+		if ok, err := l.ready(); !ok {
+			return 0, err
+		}
+	}
+	if len(direct) < directFrom {
+		direct = nil
+	} else {
+		want = len(direct)
+		for _, s := range l.socks { // what Peek would hold back to the next boundary
+			l.show(s, s.pos)
+		}
+	}
+	quiet := true
+	for moved := true; moved; {
+		moved = false
+		for _, s := range l.socks {
+			if s.inLo == s.inHi && !s.readable {
+				continue
+			}
+			quiet = false
+			var into []byte
+			if direct != nil {
+				into = direct[n:]
+			}
+			k, more, err := l.step(s, into)
+			if err != nil {
+				if l.fatal(err); errors.Is(err, ErrCorrupt) {
+					l.cut()
+					return n, l.err
+				}
+				continue // other sockets may still have bytes
+			}
+			n += k
+			if more {
+				moved, l.m.progressed = true, true
+			}
+			switch {
+			case want > 0 && l.front-l.got+uint64(n) >= uint64(want):
+				return n, nil
+			case want == wantLine && l.linesIn != l.linesGot:
+				return n, nil
+			case direct != nil && l.front != l.got:
+				return n, nil // bytes in the ring come first
+			}
+		}
+	}
+	if quiet {
+		// The caller may never come to Wait, where edges are collected.
+		if l.misses++; l.misses%16 == 0 {
+			l.n.poll(0)
+		}
+	}
+	if l.creditDue {
+		l.giveCredit()
+	}
+	return n, l.err
+}
+
+// step does one thing on a socket: takes in a frame's header, or some of its
+// bytes, n of them into direct. more is false when the socket has nothing for now.
+func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
+	if s.pos == s.end {
+		return 0, true, l.head(s)
+	}
+	left := int(s.end - s.pos)
+	to := direct
+	switch straight := s.pos == l.front && l.front == l.got; {
+	case direct == nil:
+		to = l.place(s.pos)
+	case !straight:
+		return 0, false, nil // stays in the kernel until its turn
+	}
+	to = to[:min(len(to), left)]
+	var k int
+	if s.inLo < s.inHi {
+		k = copy(to, s.in[s.inLo:s.inHi])
+		s.inLo += k
+	} else {
+		s.inLo, s.inHi = 0, 0
+		ahead := s.in[:]
+		if len(to) < left {
+			ahead = nil
+		}
+		if k, err = s.read(to, ahead); err != nil || k == 0 {
+			return 0, false, err
+		}
+		if k > len(to) {
+			s.inHi = k - len(to)
+			k = len(to)
+		}
+	}
+	s.pos += uint64(k)
+	if direct != nil {
+		l.got += uint64(k)
+		l.show(s, s.pos)
+		l.consumed()
+		return k, true, nil
+	}
+	if s.pos == s.end {
+		l.show(s, s.end)
+	} else {
+		l.show(s, s.pos&^(lineSize-1))
+	}
+	return 0, true, nil
+}
+
+// head takes in a header, and the payload of a line with it.
+func (l *tcpLink) head(s *socket) error {
+	for {
+		b := s.in[s.inLo:s.inHi]
+		need := frameSize
+		if len(b) >= need && b[0] == frameLine {
+			need += int(min(binary.LittleEndian.Uint32(b[4:]), LinePayload))
+		}
+		if len(b) >= need {
+			s.inLo += need
+			return l.begin(s, b[:need])
+		}
+		if !s.readable {
+			return nil
+		}
+		s.inHi = copy(s.in[:], b)
+		s.inLo = 0
+		k, err := s.read(s.in[s.inHi:], nil)
+		if err != nil {
+			return err
+		}
+		s.inHi += k
+	}
+}
+
+// read reads into a and, when that is full, into b. It forgets readability when
+// the socket is dry, 0 and nil then; io.EOF when the peer closed it.
+func (s *socket) read(a, b []byte) (int, error) {
+	s.iov[0].Base, s.iov[0].Len = &a[0], uint64(len(a))
+	count := uintptr(1)
+	if len(b) > 0 {
+		s.iov[1].Base, s.iov[1].Len = &b[0], uint64(len(b))
+		count = 2
+	}
+	n, _, errno := unix.RawSyscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.iov[0])), count)
+	switch errno {
+	case 0:
+		if n == 0 {
+			s.readable = false
+			return 0, fmt.Errorf("receive: closed by the peer: %w", io.EOF)
+		}
+		if int(n) < len(a)+len(b) && !s.hungUp {
+			s.readable = false // epoll(7): a short read has drained it
+		}
+		return int(n), nil
+	case unix.EINTR:
+		return 0, nil
+	case unix.EAGAIN:
+		s.readable = false
+		return 0, nil
+	}
+	s.readable = false
+	return 0, fmt.Errorf("receive: %w", errno)
+}
+
+// begin takes in a header.
+func (l *tcpLink) begin(s *socket, h []byte) error {
+	le := binary.LittleEndian
+	kind, pad, n, at := h[0], uint64(h[1]), le.Uint32(h[4:]), le.Uint64(h[8:])
+	bad := func(what string) error {
+		return fmt.Errorf("%w: %s: frame kind %d, %d bytes at %d, padding %d; here %d consumed, %d arrived", ErrCorrupt, what, kind, n, at, pad, l.got, l.front)
+	}
+	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:])); err != nil {
+		return err
+	}
+	switch kind {
+	case frameData:
+		if n == 0 || n > maxChunk || at < l.front || at-l.got > uint64(l.m.cfg.Window) || at+uint64(n)-l.got > uint64(l.m.cfg.Window) || pad >= lineSize || pad > at {
+			return bad("data outside the window")
+		}
+		for _, g := range l.gaps {
+			if at < g.hi && g.lo < at+uint64(n) {
+				return bad("data twice")
+			}
+		}
+		if len(l.gaps) >= maxGaps {
+			return bad("too many gaps")
+		}
+		s.pos, s.end, s.shown = at, at+uint64(n), at
+		l.arrived(at-pad, at)
+	case frameLine:
+		if n > LinePayload || uint32(at) != l.linesIn || l.linesIn-l.linesGot >= lineSlots {
+			return bad("line out of order")
+		}
+		ln := &l.lines[l.linesIn%lineSlots]
+		ln.n, ln.tag = n, le.Uint32(h[28:])
+		copy(ln.payload[:], h[frameSize:])
+		l.linesIn++
+	case frameCredit:
+		if n != 0 {
+			return bad("credit with bytes")
+		}
+	default:
+		return bad("unknown kind")
+	}
+	return nil
+}
+
+// credited takes in what the peer has consumed. Frames of different sockets
+// may bring it out of order.
+func (l *tcpLink) credited(got uint64, lines uint32) error {
+	if int64(got-l.sent) >= lineSize || int32(lines-l.linesSent) > 0 {
+		return fmt.Errorf("%w: the peer consumed %d bytes and %d lines of %d and %d", ErrCorrupt, got, lines, l.sent, l.linesSent)
+	}
+	if got = min(got, l.sent); got > l.acked {
+		l.acked = got
+		l.m.progressed = true
+	}
+	if int32(lines-l.linesAcked) > 0 {
+		l.linesAcked = lines
+		l.m.progressed = true
+	}
+	l.meter.complete(l.completed())
+	return nil
+}
+
+// place is the ring from a stream position on, up to the ring's end.
+func (l *tcpLink) place(pos uint64) []byte {
+	if l.ring == nil {
+		l.ring = make([]byte, l.m.cfg.Window)
+	}
+	return l.ring[pos&uint64(len(l.ring)-1):]
+}
+
+// show lets a data frame's bytes count as arrived up to a position.
+func (l *tcpLink) show(s *socket, to uint64) {
+	if to > s.shown {
+		l.arrived(s.shown, to)
+		s.shown = to
+	}
+}
+
+// arrived adds a piece of the stream to what is there.
+func (l *tcpLink) arrived(lo, hi uint64) {
+	if lo = max(lo, l.front); lo >= hi {
+		return
+	}
+	if lo > l.front {
+		i := len(l.gaps)
+		for i > 0 && l.gaps[i-1].lo > lo {
+			i--
+		}
+		if i > 0 && l.gaps[i-1].hi >= lo {
+			i--
+			l.gaps[i].hi = max(l.gaps[i].hi, hi)
+		} else {
+			l.gaps = slices.Insert(l.gaps, i, span{lo, hi})
+		}
+		for i+1 < len(l.gaps) && l.gaps[i+1].lo <= l.gaps[i].hi {
+			l.gaps[i].hi = max(l.gaps[i].hi, l.gaps[i+1].hi)
+			l.gaps = slices.Delete(l.gaps, i+1, i+2)
+		}
+		return
+	}
+	l.front = hi
+	for len(l.gaps) > 0 && l.gaps[0].lo <= l.front {
+		l.front = max(l.front, l.gaps[0].hi)
+		l.gaps = slices.Delete(l.gaps, 0, 1)
+	}
+}
+
+// ---- what the mesh asks ----
+
+func (l *tcpLink) WantRecv(since int64) { l.meter.want(since) }
+
+func (l *tcpLink) posted() uint64 {
+	return l.sent + uint64(l.linesSent)*lineSize + uint64(l.gate.held())
+}
+func (l *tcpLink) completed() uint64 { return l.acked + uint64(l.linesAcked)*lineSize }
+func (l *tcpLink) received() uint64  { return l.got + uint64(l.linesGot)*lineSize }
+
+func (l *tcpLink) Flush(now int64) {
+	if !l.opened {
+		return
+	}
+	if l.got-l.told >= stampFrom {
+		l.giveCredit() // the sender's last completion of a large message
+	}
+	l.meter.flush(now, l.posted(), l.completed(), l.received())
+}
+
+func (l *tcpLink) refresh(now int64) bool {
+	if ok, err := l.ready(); !ok || err != nil {
+		return l.gate.held() > 0
+	}
+	l.receive(nil, 0)
+	if l.got != l.told || l.linesGot != l.linesTold {
+		l.giveCredit()
+	}
+	l.meter.idle(now, l.posted(), l.completed(), l.received())
+	return l.completed() < l.posted()
+}
+
+func (l *tcpLink) look() {
+	if l.opened && l.meter.due() {
+		l.receive(nil, 0)
+	}
+}
+
+func (l *tcpLink) pump(now int64) int64 {
+	if l.gate == nil {
+		return 0
+	}
+	return l.gate.pump(now)
+}
+
+func (l *tcpLink) room() int {
+	if l.opened {
+		l.receive(nil, 0)
+	}
+	return l.credit()
+}
+
+// drop cuts the connection, as a reset in the network would.
+func (l *tcpLink) drop() {
+	if l.err == nil {
+		l.fatal(ErrDropped)
+		l.cut()
+	}
+}
+
+// cut resets all sockets.
+func (l *tcpLink) cut() {
+	for _, s := range l.socks {
+		unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		unix.Close(s.fd)
+	}
+	l.socks = nil
+}

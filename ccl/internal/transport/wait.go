@@ -45,10 +45,12 @@ const (
 const (
 	// Polls before the first yield: many when cores are free (25 µs or so), few
 	// when each poll keeps somebody from working.
-	minSpin = 2
+	minSpin = 0
 	maxSpin = 1000
 	// A yield that comes back sooner had nobody to yield to.
 	lonelyYield = 900 // ns
+	// Polls between two looks.
+	lookEvery = 4
 	// How long a rank yields before it sleeps: waking it costs tens of µs.
 	yieldFor = int64(500 * time.Microsecond)
 )
@@ -63,9 +65,9 @@ type waiter struct {
 	armed      bool  // the door says asleep; the caller has looked again since
 	goroutines bool  // some members are goroutines of this process
 	idle       int   // Waits without progress
-	spin       int
-	yields     int
-	since      int64 // first yield of this idleness
+	spin       int   // how many of them only poll
+	since      int64 // first yield of this idleness, 0 before it
+	last       int64 // last yield
 }
 
 func (w *waiter) init(m *mesh) {
@@ -77,88 +79,99 @@ func (w *waiter) init(m *mesh) {
 	}
 }
 
-func (w *waiter) close() {}
-
 // Wait must only be called after looking at everything that is waited for: that
 // look, after the door says asleep, is what makes sleeping safe.
 func (m *mesh) Wait(d time.Duration) { m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) {
 	if w.progressed {
-		w.rouse()
 		w.progressed = false
-		w.idle = 0
+		w.endIdle()
 		w.pumpGates()
 		return
 	}
 	w.idle++
-	if w.idle <= w.spin {
-		w.pumpGates()
-		w.m.net.poll(0)
+	if w.since == 0 && w.idle <= w.spin {
+		if w.idle%lookEvery == 0 {
+			w.look()
+		}
 		procyield(1)
 		return
 	}
 	now := record.Now()
-	if w.idle == w.spin+1 {
-		w.since, w.yields = now, 0
+	if w.since == 0 {
+		w.since, w.last = now, now
+		yielding.Add(1)
+	} else if took := now - w.last; took > lonelyYield {
+		w.spin = max(minSpin, w.spin/2)
+	} else {
+		w.spin = min(maxSpin, 2*w.spin+1)
 	}
+	w.last = now
 	if now-w.since < yieldFor {
-		w.pumpGates()
-		w.m.net.poll(0)
+		w.look()
 		w.yield()
-		if took := record.Now() - now; took > lonelyYield {
-			w.shorten(took)
-		} else if w.spin < maxSpin {
-			w.lengthen()
-		}
 		return
 	}
 	if w.m.cfg.Err() != nil {
 		return
 	}
+	more := w.refresh(now)
 	due := w.pumpGates()
-	if !w.armed {
-		w.refresh(now)
+	switch {
+	case w.progressed:
+		// The caller has not looked at that yet.
+	case !w.armed:
 		w.arm()
-		return
+	default:
+		if more {
+			d = min(d, idleRefresh)
+		}
+		if due > 0 {
+			d = min(d, time.Duration(due-now))
+		}
+		if d > 0 {
+			yielding.Add(-1)
+			w.sleep(d)
+			yielding.Add(1)
+		}
+		w.rouse()
 	}
-	if w.refresh(now) {
-		d = min(d, idleRefresh)
-	}
-	if due > 0 {
-		d = min(d, time.Duration(due-now))
-	}
-	if d > 0 {
-		w.sleep(d)
-	}
-	w.rouse()
 }
 
-// shorten and lengthen keep idle in step with spin, so that the phase holds.
-func (w *waiter) shorten(int64) {
-	d := w.spin - max(minSpin, w.spin/2)
-	w.spin -= d
-	w.idle -= d
+// look collects what costs a little to look for: edges of sockets, completions
+// that the monitor waits for, bytes that a fault holds back.
+func (w *waiter) look() {
+	w.m.net.poll(0)
+	for _, l := range w.m.open {
+		l.look()
+	}
+	w.pumpGates()
 }
 
-func (w *waiter) lengthen() {
-	d := min(maxSpin, 2*w.spin) - w.spin
-	w.spin += d
-	w.idle += d
+func (w *waiter) endIdle() {
+	w.idle = 0
+	if w.since != 0 {
+		w.since = 0
+		yielding.Add(-1)
+		w.rouse()
+	}
 }
 
-// yield lets others run, on this core and on this goroutine's thread.
+// yield lets others run: on this core, or, when every processor of the Go
+// scheduler is taken by a rank that waits, goroutines of this process.
 func (w *waiter) yield() {
-	w.yields++
-	if w.goroutines {
+	if w.goroutines || int(yielding.Load()) >= maxProcs {
 		runtime.Gosched()
-		return
+	} else {
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
-	if w.yields%4 == 0 {
-		runtime.Gosched()
-	}
-	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
+
+// yielding is how many ranks of this process are at it.
+var yielding atomic.Int32
+
+var maxProcs = runtime.GOMAXPROCS(0)
 
 func (w *waiter) arm() {
 	w.armed = true
