@@ -109,7 +109,9 @@ type diskConn struct {
 	receivedAt  int64
 	rxWaiting   int64
 	slow        uint64
-	_           [32]byte
+	windows     uint64
+	latencyNs   int64
+	_           [16]byte
 }
 
 // diskRecord is one slot of the ring. The body belongs to the kind.

@@ -100,6 +100,8 @@ type ConnStatus struct {
 	WindowCause Cause
 	WindowAt    int64
 	SlowWindows uint64
+	Windows     uint64 // closed ever
+	LatencyNs   int64  // mean from post to completion in the last closed window
 }
 
 // Outstanding is how many bytes the receiver has not taken yet.
@@ -384,6 +386,8 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.WindowBps = atomic.LoadUint64(&d.windowBps)
 			s.WindowCause = Cause(atomic.LoadUint64(&d.windowCause))
 			s.SlowWindows = atomic.LoadUint64(&d.slow)
+			s.Windows = atomic.LoadUint64(&d.windows)
+			s.LatencyNs = atomic.LoadInt64(&d.latencyNs)
 			dst = append(dst, s)
 		}
 	})

@@ -317,6 +317,8 @@ func TestNilWriterIsOff(t *testing.T) {
 	conn.RxWaiting(1)
 	conn.Window(1, record.CauseNone, 1)
 	conn.Slow(1)
+	conn.Windows(1)
+	conn.Latency(1)
 	if w.Path() != "" || w.Close() != nil {
 		t.Error("a nil writer has a path or cannot be closed")
 	}

@@ -205,3 +205,18 @@ func (c *Conn) Slow(windows uint64) {
 		atomic.StoreUint64(&c.d.slow, windows)
 	}
 }
+
+// Windows tells how many windows have ever closed.
+func (c *Conn) Windows(windows uint64) {
+	if c != nil {
+		atomic.StoreUint64(&c.d.windows, windows)
+	}
+}
+
+// Latency tells the mean time from post to completion in the last closed
+// window, in ns.
+func (c *Conn) Latency(ns int64) {
+	if c != nil {
+		atomic.StoreInt64(&c.d.latencyNs, ns)
+	}
+}

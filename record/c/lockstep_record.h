@@ -315,7 +315,9 @@ struct lockstep_conn {
 	int64_t received_at;
 	int64_t rx_waiting;
 	uint64_t slow;
-	uint8_t pad224[32];
+	uint64_t windows;
+	int64_t latency_ns;
+	uint8_t pad240[16];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, state) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, id) == 8);
@@ -336,6 +338,8 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, received) == 192);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, received_at) == 200);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, rx_waiting) == 208);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, slow) == 216);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, windows) == 224);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, latency_ns) == 232);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_conn) == 256);
 
 struct lockstep_body_enqueue {
@@ -681,6 +685,18 @@ static inline void lockstep_conn_slow(struct lockstep_conn *c, uint64_t windows)
 {
 	if (c)
 		LOCKSTEP_STORE(&c->slow, windows);
+}
+
+static inline void lockstep_conn_windows(struct lockstep_conn *c, uint64_t windows)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->windows, windows);
+}
+
+static inline void lockstep_conn_latency(struct lockstep_conn *c, int64_t ns)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->latency_ns, ns);
 }
 
 /* ---- the file ---- */

@@ -72,6 +72,8 @@ static void every_kind(void)
 	lockstep_conn_rx_waiting(k, 75);
 	lockstep_conn_window(k, 1000000, LOCKSTEP_CAUSE_RECEIVER_NOT_READY, 88);
 	lockstep_conn_slow(k, 4);
+	lockstep_conn_windows(k, 9);
+	lockstep_conn_latency(k, 123);
 }
 
 int main(int argc, char **argv)

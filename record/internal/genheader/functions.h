@@ -228,6 +228,18 @@ static inline void lockstep_conn_slow(struct lockstep_conn *c, uint64_t windows)
 		LOCKSTEP_STORE(&c->slow, windows);
 }
 
+static inline void lockstep_conn_windows(struct lockstep_conn *c, uint64_t windows)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->windows, windows);
+}
+
+static inline void lockstep_conn_latency(struct lockstep_conn *c, int64_t ns)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->latency_ns, ns);
+}
+
 /* ---- the file ---- */
 
 /* Pairs MONOTONIC and REALTIME anew. One thread calls it, at least every 10 s. */
