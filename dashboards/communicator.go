@@ -9,6 +9,11 @@ import (
 // communicator answers: which connection, and is it transfer or waiting?
 func communicator() board {
 	in := []string{inJob, inComm, inColl}
+	delays := highest(names.LabelSrc+", "+names.LabelDst, of(names.DelayRatio, inJob, inComm))
+	// No rank has a connection to itself; a NaN there makes the matrix meet its
+	// rows and columns in the same order.
+	diagonal := " or label_replace(" + highest(names.LabelSrc, of(names.DelayRatio, inJob, inComm)) +
+		`, "` + names.LabelDst + `", "$1", "` + names.LabelSrc + `", "(.+)") * NaN`
 	return board{
 		uid: names.DashboardCommunicator, title: "Lockstep / Communicator",
 		why:       "One communicator of a job: the delay of each connection, and how the time of its collectives is spent.",
@@ -18,14 +23,14 @@ func communicator() board {
 				{
 					title: "Delay matrix", view: matrix(names.LabelSrc, names.LabelDst), width: 12, height: 12,
 					why:     "Delay of each connection over the median of its kind, now; 1 is normal. A cell is a connection, a row everything its source sends, a column everything its destination receives, a block a node or switch. Ranks are ranks in the communicator; communicators above 32 ranks have no matrix.",
-					targets: []target{{expr: highest(names.LabelSrc+", "+names.LabelDst, of(names.DelayRatio, inJob, inComm))}},
+					targets: []target{{expr: delays + diagonal}},
 					steps:   []step{{1.5, "yellow"}, {2, fair}, {4, bad}},
 					alerts:  []string{names.AlertCommunicationSlow},
 				},
 				{
 					title: "Slowest connections", view: lines, width: 12, height: 12,
 					why:     "The eight largest cells of the matrix over time: whether it is one of them all the time, or all of them now and then.",
-					targets: []target{{expr: "topk(8, " + highest(names.LabelSrc+", "+names.LabelDst, of(names.DelayRatio, inJob, inComm)) + ")", legend: "{{source_rank}} → {{destination_rank}}"}},
+					targets: []target{{expr: "topk(8, " + delays + ")", legend: "{{source_rank}} → {{destination_rank}}"}},
 					steps:   []step{{2, fair}},
 				},
 			}},

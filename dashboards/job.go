@@ -87,7 +87,7 @@ func job() board {
 				},
 				{
 					title: "Waiting share by communicator", view: lines, width: 12, height: 8, unit: units.PercentUnit,
-					why:     "Where the waiting is. The communicator of the straggler is the one whose members wait least on the straggler's own node.",
+					why:     "Which communicators the waiting is in. Whom they wait for is on the node dashboards: the node that waits least.",
 					targets: []target{{expr: waitShare("communicator", inJob), legend: "{{communicator}}"}},
 				},
 				{

@@ -89,7 +89,7 @@ func (p *panel) Build() (dashboard.Panel, error) {
 	}
 	d.Thresholds = p.thresholds()
 	if len(p.values) > 0 {
-		d.Mappings = []dashboard.ValueMapping{{ValueMap: p.mapping()}}
+		d.Mappings = append(d.Mappings, dashboard.ValueMapping{ValueMap: p.mapping()})
 	}
 	if len(out.Targets) == 0 {
 		for i, t := range p.targets {
@@ -215,17 +215,31 @@ func rows(columns ...string) view {
 	}
 }
 
-// matrix crosses two labels of now: a row each value of one, a column each of
-// the other, the value as the cell's colour.
+// matrix crosses two numeric labels of now: a row each value of one, a column
+// each of the other, the value as the cell's colour.
 func matrix(row, column string) view {
 	return func(p *panel) (dashboard.Panel, error) {
 		background := common.NewTableColoredBackgroundCellOptions()
 		background.Mode = cog.ToPtr(common.TableCellBackgroundDisplayModeBasic)
+		sorted := func(label string) dashboard.DataTransformerConfig {
+			return dashboard.DataTransformerConfig{Id: "sortBy", Options: map[string]any{"fields": map[string]any{}, "sort": []map[string]any{{"field": label}}}}
+		}
+		numbers := []map[string]any{{"targetField": row, "destinationType": "number"}, {"targetField": column, "destinationType": "number"}}
 		out, err := table.NewPanelBuilder().
 			CellOptions(common.TableCellOptions{TableColoredBackgroundCellOptions: background}).
 			Align(common.FieldTextAlignmentCenter).CellHeight(common.TableCellHeightSm).Decimals(1).
 			ColorScheme(built[dashboard.FieldColor]{dashboard.FieldColor{Mode: dashboard.FieldColorModeIdThresholds}}).
+			// groupingToMatrix keeps the order that it meets, and "10" sorts before "2".
+			WithTransformation(dashboard.DataTransformerConfig{Id: "convertFieldType", Options: map[string]any{"fields": map[string]any{}, "conversions": numbers}}).
+			WithTransformation(sorted(column)).
+			WithTransformation(sorted(row)).
 			WithTransformation(dashboard.DataTransformerConfig{Id: "groupingToMatrix", Options: map[string]any{"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}}).
+			Mappings([]dashboard.ValueMapping{{SpecialValueMap: &dashboard.SpecialValueMap{Type: dashboard.MappingTypeSpecialValue, Options: dashboard.DashboardSpecialValueMapOptions{
+				Match:  dashboard.SpecialValueMatchNullAndNan,
+				Result: dashboard.ValueMappingResult{Text: cog.ToPtr("–"), Color: cog.ToPtr("transparent")},
+			}}}}).
+			// The first column is ranks, not delays.
+			OverrideByName(row+"\\"+column, []dashboard.DynamicConfigValue{{Id: "custom.cellOptions", Value: map[string]any{"type": "auto"}}, {Id: "decimals", Value: 0}}).
 			Build()
 		out.Targets = p.instant()
 		return out, err

@@ -1,9 +1,12 @@
 package dashboards_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,27 +22,38 @@ import (
 	"github.com/lockstep-ccl/lockstep/dashboards"
 	"github.com/lockstep-ccl/lockstep/deploy/local"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/rules"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// demo starts a real Prometheus that scrapes one process of each component.
+// demo starts a real Prometheus that scrapes processes of each component and
+// evaluates the rules.
 func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 	if testing.Short() {
 		t.Skip("starts Prometheus, and builds it when it must")
 	}
 	vars = dashboards.Vars{Job: "llm", Communicator: "dp", Range: 10 * time.Second, RateInterval: 2 * time.Second}
 	var targets []local.Target
-	for _, c := range []names.Component{names.Agent, names.Master, names.Remediator} {
+	for i, c := range []names.Component{names.Agent, names.Agent, names.Master, names.Remediator} {
 		srv := httptest.NewServer(component(c, native))
 		t.Cleanup(srv.Close)
 		addr := srv.Listener.Addr().String()
 		if c == names.Agent {
 			vars.Node = addr
 		}
-		targets = append(targets, local.Target{Job: "any-" + string(c), Addresses: []string{addr}})
+		targets = append(targets, local.Target{Job: fmt.Sprint("any-", i), Addresses: []string{addr}})
 	}
-	stack, err := local.Start(t.Context(), local.Config{Dir: t.TempDir(), Targets: targets, Interval: 200 * time.Millisecond, Progress: t.Output()})
+	dir := t.TempDir()
+	file, err := os.Create(filepath.Join(dir, "rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := rules.Generate(file, rules.FastConfig()); err != nil {
+		t.Fatal(err)
+	}
+	stack, err := local.Start(t.Context(), local.Config{Dir: dir, Targets: targets, RuleFiles: []string{file.Name()}, Interval: 200 * time.Millisecond, Progress: t.Output()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,6 +84,39 @@ func TestEveryPanelShowsData(t *testing.T) {
 		t.Fatal(err)
 	}
 	prom := promapi.NewAPI(client)
+	// The rules see the same data, of two agents: an ambiguous join fails here.
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		loaded, err := prom.Rules(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		good, all := 0, 0
+		for _, g := range loaded.Groups {
+			for _, r := range g.Rules {
+				all++
+				var name, health, problem any
+				switch r := r.(type) {
+				case promapi.AlertingRule:
+					name, health, problem = r.Name, r.Health, r.LastError
+				case promapi.RecordingRule:
+					name, health, problem = r.Name, r.Health, r.LastError
+				}
+				switch health {
+				case promapi.RuleHealth(promapi.RuleHealthGood):
+					good++
+				case promapi.RuleHealth(promapi.RuleHealthBad):
+					t.Fatalf("rule %v fails: %v", name, problem)
+				}
+			}
+		}
+		if all > 0 && good == all {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d rules were evaluated", good, all)
+		}
+	}
+
 	exemplars := 0
 	for _, q := range dashboards.Queries() {
 		if !q.Exemplars {

@@ -133,7 +133,7 @@ func (c *child) signal(sig syscall.Signal) {
 	select {
 	case <-c.done:
 	default:
-		syscall.Kill(-c.pid, sig)
+		_ = syscall.Kill(-c.pid, sig) // it may have ended just now
 	}
 }
 

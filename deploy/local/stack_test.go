@@ -296,8 +296,8 @@ func TestOrphans(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	io.Copy(io.Discard, out)
-	cmd.Wait()
+	_, _ = io.Copy(io.Discard, out)
+	_ = cmd.Wait()
 	for deadline := time.Now().Add(10 * time.Second); !refuses(prom) || !refuses(am); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a server outlived the process that started it")

@@ -119,7 +119,7 @@ func (t tool) build(ctx context.Context, name string, progress io.Writer) (strin
 		}
 	}
 	partial := path + ".partial"
-	defer os.Remove(partial)
+	defer func() { _ = os.Remove(partial) }() // gone already when the build succeeded
 	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-mod=readonly", "-tags", t.tags,
 		"-ldflags", "-s -w -X github.com/prometheus/common/version.Version="+t.built.String(),
 		"-o", partial, t.pkg+name)
@@ -210,7 +210,7 @@ func (b *buildReport) read(r io.Reader, what string) {
 		for s.Scan() {
 			lines <- s.Text()
 		}
-		io.Copy(io.Discard, r) // an overlong line ends the scan, not the build
+		_, _ = io.Copy(io.Discard, r) // an overlong line ends the scan, not the build
 	}()
 	say := func(format string, args ...any) {
 		if b.w != nil {
@@ -244,7 +244,7 @@ func (b *buildReport) read(r io.Reader, what string) {
 }
 
 func (b *buildReport) stop() {
-	b.pipe.Close()
+	_ = b.pipe.Close()
 	<-b.done
 }
 
