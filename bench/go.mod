@@ -7,6 +7,6 @@ require (
 	github.com/prometheus/procfs v0.22.0
 )
 
-require golang.org/x/sys v0.49.0 // indirect
+require golang.org/x/sys v0.49.0
 
 replace github.com/lockstep-ccl/lockstep => ../

@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"testing"
 )
 
@@ -59,12 +60,24 @@ var measurements = []measurement{
 	{"record_append", recordAppend},
 	{"record_append_c", recordAppendC},
 	{"windowmon", windowMonitor},
+	{"recorder_overhead", recorderOverhead},
 	{"otlp_span", otlpSpan},
 	{"agent", agentLoad},
 	{"diagnosis", diagnosisPass},
 }
 
 func main() {
+	if r := os.Getenv(rankEnv); r != "" {
+		me, err := strconv.Atoi(r)
+		if err == nil {
+			err = rank(context.Background(), me)
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "budgets: rank %s: %v\n", r, err)
+			os.Exit(1)
+		}
+		return
+	}
 	testing.Init()
 	flag.StringVar(&binary, "lockstep", "", "the lockstep binary to measure (default: build one)")
 	run := flag.String("run", "", "measure only the budgets whose name matches this regular expression")
