@@ -1,0 +1,214 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+const (
+	ms  = int64(time.Millisecond)
+	sec = int64(time.Second)
+)
+
+// job writes the recorders of three ranks: rank 0 waits in an AllReduce for
+// rank 1, which died in a Recv of another communicator, and rank 2 left.
+func job(t *testing.T, dir string) []*process {
+	t.Helper()
+	var ps []*process
+	for rank := range int32(3) {
+		w, err := record.Create(record.Options{Dir: dir, RingSlots: 64, ConnSlots: 4, CommSlots: 4, Identity: record.Identity{
+			Job: "llm", Node: []string{"n0", "n0", "n1"}[rank], Rank: rank, WorldSize: 3, LocalRank: rank % 2, Attempt: 1,
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dp, _ := w.AddComm(record.CommEntry{ID: 0xd0, Name: "dp", Rank: 2 - rank, Size: 3, State: record.CommJoined})
+		run := func(c *record.Comm, seq uint64, coll record.CollKind, bytes uint64, root int32, at, wait, took int64) {
+			index := c.Index()
+			c.Enqueued(seq, at-2*ms, coll, bytes)
+			w.Append(&record.Record{Mono: at - 2*ms, Kind: record.KindEnqueue, Comm: index, Seq: seq, Coll: coll, DType: record.Bfloat16, Root: root, Bytes: bytes})
+			c.Started(seq, at)
+			w.Append(&record.Record{Mono: at, Kind: record.KindStart, Comm: index, Seq: seq, Coll: coll, Algo: record.AlgoRing, Proto: record.ProtoSimple, Stamp: at})
+			if took == 0 {
+				return
+			}
+			w.Append(&record.Record{Mono: at + took, Kind: record.KindPhase, Comm: index, Seq: seq, Code: uint8(record.PhaseWait), Peer: 0, Dur: wait})
+			w.Append(&record.Record{Mono: at + took, Kind: record.KindPhase, Comm: index, Seq: seq, Code: uint8(record.PhaseTransfer), Peer: -1, Dur: took - wait})
+			w.Append(&record.Record{Mono: at + took, Kind: record.KindEnd, Comm: index, Seq: seq, Coll: coll, Stamp: at + took})
+			c.Finished(seq, at+took)
+		}
+		w.Append(&record.Record{Mono: sec, Kind: record.KindMark, Code: uint8(record.MarkStep), Value: 41})
+		for seq := uint64(1); seq <= 3; seq++ {
+			run(dp, seq, record.AllReduce, 64<<20, -1, int64(seq)*sec, 3*ms, 40*ms)
+		}
+		switch rank {
+		case 0:
+			run(dp, 4, record.AllReduce, 64<<20, -1, 4*sec, 0, 0)
+			dp.Enqueued(6, 4*sec, record.AllReduce, 1)
+			for peer := range int32(2) {
+				c, _ := w.AddConn(record.ConnEntry{Comm: dp.Index(), Peer: peer, Transport: record.TransportTCP, Name: "tcp 127.0.0.1:4000->127.0.0.1:5000"})
+				c.Posted(4<<20, 4*sec)
+				c.Completed(4<<20, 4*sec+ms)
+				if peer == 1 {
+					c.Posted(9<<20, 4*sec+2*ms)
+					c.TxBlocked(4*sec + 3*ms)
+					c.RxWaiting(4*sec + ms)
+					c.Received(3<<20, 3*sec+40*ms)
+					c.Window(1, record.CauseReceiverNotReady, 4*sec)
+				}
+			}
+			w.Append(&record.Record{Mono: 4 * sec, Kind: record.KindEnqueue, Comm: dp.Index(), Seq: 5, Coll: record.Broadcast, DType: record.Float32, Root: 2, Bytes: 1000})
+		case 1:
+			pp, _ := w.AddComm(record.CommEntry{ID: 0xbb, Name: "pp", Rank: 0, Size: 2, State: record.CommJoined})
+			run(pp, 1, record.Send, 1<<10, 1, 3*sec+500*ms, ms, 2*ms)
+			run(pp, 2, record.Recv, 1<<10, 1, 3*sec+600*ms, 0, 0)
+			w.Append(&record.Record{Mono: 3*sec + 700*ms, Kind: record.KindMark, Flags: record.FlagBegin, Code: uint8(record.MarkCheckpoint), Value: 41})
+		case 2:
+			dp.SetState(record.CommLeft)
+			w.AddComm(record.CommEntry{ID: 0xee, Name: "ep", Size: 1, State: record.CommJoining})
+			w.Close()
+		}
+		p, err := load(w.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{running, running, closed}[rank]; p.state != want {
+			t.Errorf("rank %d: state %s, want %s", rank, p.state, want)
+		}
+		// What differs from run to run.
+		p.path = "/dev/shm/lockstep/" + []string{"a", "b", "c"}[rank] + ".rec"
+		p.header.PID = 4700 + rank
+		p.header.Created = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+		p.header.Anchor = record.Anchor{Real: p.header.Created.UnixNano()}
+		p.at = 10 * sec
+		if rank == 1 {
+			p.state, p.at = died, 4*sec
+		}
+		ps = append(ps, p)
+	}
+	return ps
+}
+
+func TestGolden(t *testing.T) {
+	utc(t)
+	ps := job(t, t.TempDir())
+	worlds := worldRanks(ps)
+	var reports []*Process
+	for _, p := range ps {
+		reports = append(reports, p.report(worlds, time.Second, 3))
+	}
+	render := func(c Cmd, single bool, ps ...*Process) []byte {
+		var b bytes.Buffer
+		c.Path = "/dev/shm/lockstep"
+		if err := c.text(&b, ps, single); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	asJSON, err := json.MarshalIndent(reports, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, got := range map[string][]byte{
+		"directory.txt": render(Cmd{}, false, reports...),
+		"healthy.txt":   render(Cmd{}, false, reports[2]),
+		"all.txt":       render(Cmd{All: true}, false, reports...),
+		"file.txt":      render(Cmd{}, true, reports[1]),
+		"all.json":      append(asJSON, '\n'),
+	} {
+		path := filepath.Join("testdata", name)
+		if *update {
+			if err := os.WriteFile(path, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s differs (go test -update rewrites it):\n%s", path, got)
+		}
+	}
+}
+
+func utc(t *testing.T) {
+	local := time.Local
+	time.Local = time.UTC
+	t.Cleanup(func() { time.Local = local })
+}
+
+// The command as it is called, on recorders of this very process.
+func TestRun(t *testing.T) {
+	dir := t.TempDir()
+	node := filepath.Join(dir, "n1")
+	job(t, dir)
+	job(t, node)
+	run := func(args ...string) (string, error) {
+		t.Helper()
+		var c Cmd
+		k, err := kong.New(&c, kong.Vars{"runtime_dir": dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Parse(args); err != nil {
+			return "", err
+		}
+		var out strings.Builder
+		err = c.Run(context.Background(), &out)
+		return out.String(), err
+	}
+
+	text, err := run()
+	if err != nil || !strings.HasPrefix(text, "6 recorders in "+dir) || strings.Count(text, "STUCK IN AllReduce #4") != 2 {
+		t.Errorf("%v\n%s", err, text)
+	}
+	text, err = run("--json", "--rank", "1", node)
+	var ps []Process
+	if err != nil || json.Unmarshal([]byte(text), &ps) != nil || len(ps) != 1 || ps[0].Rank != 1 || len(ps[0].Comms) != 2 {
+		t.Errorf("%v\n%s", err, text)
+	}
+	files, err := record.List(dir)
+	if err != nil || len(files) != 3 {
+		t.Fatal(files, err)
+	}
+	if text, err = run(files[2], "-n", "1"); err != nil || !strings.HasPrefix(text, "rank 2 of 3") || strings.Contains(text, "#2 ") {
+		t.Errorf("%v\n%s", err, text)
+	}
+
+	// One bad file is told, and hides no other.
+	bad := filepath.Join(dir, "bad.rec")
+	if err := os.WriteFile(bad, []byte("LOCKSTEP but not much of it"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err = run()
+	if !errors.Is(err, record.ErrTruncated) || !strings.Contains(err.Error(), bad) || !strings.HasPrefix(text, "6 recorders") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{t.TempDir()}, "is a job running here"},
+		{[]string{filepath.Join(dir, "none")}, "no such file"},
+		{[]string{node, "--rank=9"}, "is of rank [9]"},
+	} {
+		if _, err := run(tt.args...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: got %v, want %q", tt.args, err, tt.want)
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package inspect
+
+import (
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// maxRecords bounds what is kept of one recorder's ring.
+const maxRecords = 1 << 16
+
+// process is everything that one recorder says, in its own clock.
+type process struct {
+	path   string
+	header record.Header
+	state  string
+	at     int64 // what ages are counted to
+	lost   uint64
+	comms  []record.CommStatus
+	conns  []record.ConnStatus
+	ops    map[uint16]*history // by communicator index
+	marks  map[record.MarkCode]record.Record
+	step   uint64
+}
+
+const (
+	running = "running"
+	closed  = "closed"
+	died    = "died"
+)
+
+// history is the operations of one communicator, oldest first.
+type history struct {
+	bySeq map[uint64]*operation
+	order []*operation
+}
+
+// operation is one collective or point-to-point operation, folded from its
+// records; a record that was overwritten leaves its fields zero.
+type operation struct {
+	seq                      uint64
+	enqueue, start, end      record.Record
+	enqueued, started, ended bool
+	wait, transfer           int64
+	waitedFor                int32
+}
+
+func load(path string) (*process, error) {
+	r, err := record.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	p := &process{path: path, ops: map[uint16]*history{}, marks: map[record.MarkCode]record.Record{}}
+	alive := r.Alive()
+	r.SeekTail(maxRecords)
+	var last int64 // sign of life
+	buf := make([]record.Record, 256)
+	for left := maxRecords; left > 0; {
+		n := r.Next(buf)
+		if n == 0 {
+			break
+		}
+		left -= n
+		for i := range buf[:n] {
+			last = max(last, buf[i].Mono)
+			p.fold(&buf[i])
+		}
+	}
+	p.comms, p.conns = r.Comms(nil), r.Conns(nil)
+	p.header = r.Header()
+	p.lost = p.header.Appended - min(p.header.Appended, r.Read()+uint64(r.Pending()))
+	if err := r.Err(); err != nil {
+		return nil, err
+	}
+	switch {
+	case p.header.Closed:
+		p.state = closed
+	case alive:
+		p.state = running
+	default:
+		p.state = died
+	}
+	if p.state == running {
+		p.at = record.Now()
+		return p, nil
+	}
+	last = max(last, p.header.Anchor.Mono)
+	for _, c := range p.comms {
+		last = max(last, c.EnqueuedAt, c.StartedAt, c.FinishedAt)
+	}
+	for _, c := range p.conns {
+		last = max(last, c.PostedAt, c.CompletedAt, c.ReceivedAt)
+	}
+	p.at = last
+	return p, nil
+}
+
+func (p *process) fold(r *record.Record) {
+	switch r.Kind {
+	case record.KindEnqueue:
+		o := p.operation(r)
+		o.enqueue, o.enqueued = *r, true
+	case record.KindStart:
+		o := p.operation(r)
+		o.start, o.started = *r, true
+	case record.KindPhase:
+		o := p.operation(r)
+		switch record.PhaseCode(r.Code) {
+		case record.PhaseWait:
+			o.wait += r.Dur
+			o.waitedFor = r.Peer
+		case record.PhaseTransfer:
+			o.transfer += r.Dur
+		}
+	case record.KindEnd:
+		o := p.operation(r)
+		o.end, o.ended = *r, true
+	case record.KindMark:
+		code := record.MarkCode(r.Code)
+		if code == record.MarkStep {
+			p.step = r.Value
+		}
+		if r.Flags&record.FlagBegin != 0 {
+			p.marks[code] = *r
+		} else {
+			delete(p.marks, code)
+		}
+	}
+}
+
+func (p *process) operation(r *record.Record) *operation {
+	h := p.ops[r.Comm]
+	if h == nil {
+		h = &history{bySeq: map[uint64]*operation{}}
+		p.ops[r.Comm] = h
+	}
+	o := h.bySeq[r.Seq]
+	if o == nil {
+		o = &operation{seq: r.Seq, waitedFor: -1}
+		h.bySeq[r.Seq] = o
+		h.order = append(h.order, o)
+	}
+	return o
+}
+
+// worldRanks maps a communicator's id and rank to the rank in the job, as far
+// as its members' recorders are here.
+func worldRanks(ps []*process) func(comm uint64, rank int32) (int32, bool) {
+	type member struct {
+		comm uint64
+		rank int32
+	}
+	worlds := map[member]int32{}
+	for _, p := range ps {
+		for _, c := range p.comms {
+			worlds[member{c.ID, c.Rank}] = p.header.Rank
+		}
+	}
+	return func(comm uint64, rank int32) (int32, bool) {
+		w, ok := worlds[member{comm, rank}]
+		return w, ok
+	}
+}

@@ -1,0 +1,231 @@
+package inspect
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Process is what one recorder says, ready to be shown. Ages are in seconds
+// before At; a field that is not known is absent.
+type Process struct {
+	Recorder  string    `json:"recorder"`
+	Job       string    `json:"job"`
+	Node      string    `json:"node"`
+	Rank      int32     `json:"rank"`
+	WorldSize int32     `json:"world_size"`
+	LocalRank int32     `json:"local_rank"`
+	Attempt   uint32    `json:"attempt"`
+	PID       int32     `json:"pid"`
+	State     string    `json:"state"` // running, closed (left in good order) or died
+	Created   time.Time `json:"created"`
+	At        time.Time `json:"at"` // now, or the last sign of life
+	Step      uint64    `json:"step,omitempty"`
+	Mark      string    `json:"mark,omitempty"` // open span of the program's own
+	MarkAge   seconds   `json:"mark_age_seconds,omitempty"`
+
+	Appended     uint64 `json:"records_appended"`
+	Unreadable   uint64 `json:"records_unreadable"` // overwritten or dropped
+	Dropped      uint64 `json:"records_dropped"`    // of them given up by the writer
+	CommOverflow uint64 `json:"communicators_unrecorded,omitempty"`
+	ConnOverflow uint64 `json:"connections_unrecorded,omitempty"`
+
+	Comms []*Comm `json:"communicators"`
+}
+
+// Comm is one communicator of a process.
+type Comm struct {
+	Name  string `json:"name"`
+	ID    string `json:"id"`
+	Rank  int32  `json:"rank"`
+	Size  int32  `json:"size"`
+	State string `json:"state"`
+
+	Enqueued    uint64  `json:"last_enqueued"`
+	Started     uint64  `json:"last_started"`
+	Finished    uint64  `json:"last_finished"`
+	FinishedAge seconds `json:"finished_age_seconds,omitempty"`
+
+	// In is the operation that the process is, or was at its end, inside of.
+	In    *Op    `json:"in,omitempty"`
+	Stuck bool   `json:"stuck"`
+	Links []Link `json:"connections"` // those with something outstanding, or waited for
+	Last  []Op   `json:"last_operations"`
+}
+
+// Op is one operation.
+type Op struct {
+	Seq        uint64  `json:"seq"`
+	Collective string  `json:"collective"`
+	Bytes      uint64  `json:"bytes"`
+	DType      string  `json:"datatype,omitempty"`
+	RedOp      string  `json:"operator,omitempty"`
+	Root       *int32  `json:"root,omitempty"` // root, or peer of a Send or Recv
+	Algo       string  `json:"algorithm,omitempty"`
+	Proto      string  `json:"protocol,omitempty"`
+	Age        seconds `json:"age_seconds,omitempty"` // since it started, or was enqueued when it did not start
+	Queued     seconds `json:"queued_seconds,omitempty"`
+	Wait       seconds `json:"wait_seconds,omitempty"`
+	WaitedFor  *int32  `json:"waited_for,omitempty"` // the last peer to enter
+	Transfer   seconds `json:"transfer_seconds,omitempty"`
+	Took       seconds `json:"took_seconds,omitempty"`
+	Result     string  `json:"result"` // or queued, running, unknown
+}
+
+// Link is a connection that something is outstanding on.
+type Link struct {
+	Peer        int32   `json:"peer"`
+	World       *int32  `json:"peer_world_rank,omitempty"`
+	Name        string  `json:"name"`
+	Transport   string  `json:"transport"`
+	Outstanding uint64  `json:"outstanding_bytes,omitempty"`
+	SentAge     seconds `json:"last_post_age_seconds,omitempty"`
+	TakenAge    seconds `json:"last_completion_age_seconds,omitempty"`
+	TxBlocked   seconds `json:"no_credit_seconds,omitempty"`
+	RxWaiting   seconds `json:"waiting_for_peer_seconds,omitempty"`
+	ReceivedAge seconds `json:"last_received_age_seconds,omitempty"`
+	Cause       string  `json:"last_window_cause,omitempty"`
+}
+
+// seconds is a length of time; 0 is none.
+type seconds float64
+
+func (p *process) age(t int64) seconds {
+	if t == 0 {
+		return 0
+	}
+	return since(t, p.at)
+}
+
+func since(from, to int64) seconds {
+	if from == 0 || to <= from {
+		return 0
+	}
+	return seconds(float64(to-from) / 1e9)
+}
+
+func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuck time.Duration, last int) *Process {
+	h := p.header
+	r := &Process{
+		Recorder: p.path, Job: h.Job, Node: h.Node, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank, Attempt: h.Attempt,
+		PID: h.PID, State: p.state, Created: h.Created, At: h.ToReal(p.at), Step: p.step,
+		Appended: h.Appended, Unreadable: p.lost, Dropped: h.DroppedByWriter, CommOverflow: h.CommOverflow, ConnOverflow: h.ConnOverflow,
+		Comms: []*Comm{},
+	}
+	for _, code := range []record.MarkCode{record.MarkCheckpoint, record.MarkEvaluation, record.MarkCompile} {
+		if m, open := p.marks[code]; open {
+			r.Mark, r.MarkAge = code.String(), p.age(m.Mono)
+		}
+	}
+	for i := range p.comms {
+		s := &p.comms[i]
+		c := &Comm{
+			Name: s.Name, ID: fmt.Sprintf("%016x", s.ID), Rank: s.Rank, Size: s.Size, State: s.State.String(),
+			Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished, FinishedAge: p.age(s.FinishedAt),
+			Links: []Link{}, Last: []Op{},
+		}
+		h := p.ops[s.Index]
+		if s.Open() && s.State != record.CommLeft {
+			op := p.open(s, h)
+			c.In = &op
+			c.Stuck = p.state == died || p.state == running && op.Age >= seconds(stuck.Seconds())
+		}
+		if h != nil {
+			// Threads of one process append side by side: sequence is the order.
+			slices.SortFunc(h.order, func(a, b *operation) int {
+				if a.seq < b.seq {
+					return -1
+				}
+				return 1
+			})
+			for _, o := range h.order[len(h.order)-min(len(h.order), last):] {
+				c.Last = append(c.Last, p.op(o, s))
+			}
+		}
+		for k := range p.conns {
+			if k := &p.conns[k]; k.Comm == s.Index {
+				if l, busy := p.link(k); busy {
+					if w, known := world(s.ID, k.Peer); known {
+						l.World = &w
+					}
+					c.Links = append(c.Links, l)
+				}
+			}
+		}
+		slices.SortStableFunc(c.Links, func(a, b Link) int { return int(a.Peer) - int(b.Peer) })
+		r.Comms = append(r.Comms, c)
+	}
+	return r
+}
+
+// open is the operation that a communicator is inside of; its live words know
+// that when its records are gone.
+func (p *process) open(s *record.CommStatus, h *history) Op {
+	if h != nil {
+		if o := h.bySeq[s.Started]; o != nil && o.started {
+			return p.op(o, s)
+		}
+	}
+	op := Op{Seq: s.Started, Collective: "unknown", Age: p.age(s.StartedAt), Result: "running"}
+	if s.Enqueued == s.Started {
+		op.Collective, op.Bytes = s.Coll.String(), s.Bytes
+	}
+	return op
+}
+
+func (p *process) op(o *operation, s *record.CommStatus) Op {
+	coll := max(o.enqueue.Coll, o.start.Coll, o.end.Coll)
+	op := Op{
+		Seq: o.seq, Collective: coll.String(), Bytes: o.enqueue.Bytes,
+		Wait: seconds(float64(o.wait) / 1e9), Transfer: seconds(float64(o.transfer) / 1e9),
+	}
+	if o.enqueued {
+		if coll != record.Barrier {
+			op.DType = o.enqueue.DType.String()
+		}
+		switch coll {
+		case record.AllReduce, record.Reduce, record.ReduceScatter:
+			op.RedOp = o.enqueue.Op.String()
+		}
+		if o.enqueue.Root >= 0 {
+			op.Root = &o.enqueue.Root
+		}
+		op.Age = p.age(o.enqueue.Mono)
+	}
+	if o.started {
+		if o.start.Algo != record.AlgoNone {
+			op.Algo, op.Proto = o.start.Algo.String(), o.start.Proto.String()
+		}
+		op.Age, op.Queued = p.age(o.start.Mono), since(o.enqueue.Mono, o.start.Mono)
+	}
+	if o.waitedFor >= 0 && o.wait > 0 {
+		op.WaitedFor = &o.waitedFor
+	}
+	switch {
+	case o.ended:
+		op.Result, op.Took = record.Result(o.end.Code).String(), since(o.start.Mono, o.end.Mono)
+	case o.seq <= s.Finished:
+		op.Result = "unknown" // its end was overwritten or dropped
+	case o.started:
+		op.Result = "running"
+	default:
+		op.Result = "queued"
+	}
+	return op
+}
+
+func (p *process) link(k *record.ConnStatus) (l Link, busy bool) {
+	l = Link{
+		Peer: k.Peer, Name: k.Name, Transport: k.Transport.String(), Outstanding: k.Outstanding(),
+		TxBlocked: p.age(k.TxBlockedSince), RxWaiting: p.age(k.RxWaitingSince), ReceivedAge: p.age(k.ReceivedAt),
+	}
+	if l.Outstanding > 0 {
+		l.SentAge, l.TakenAge = p.age(k.PostedAt), p.age(k.CompletedAt)
+	}
+	if k.WindowCause != record.CauseNone {
+		l.Cause = k.WindowCause.String()
+	}
+	return l, l.Outstanding > 0 || k.TxBlockedSince != 0 || k.RxWaitingSince != 0
+}
