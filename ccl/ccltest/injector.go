@@ -50,7 +50,9 @@ func (i *Injector) Delay(comm string, src, dst int, d time.Duration) {
 }
 
 // Drop cuts the pair's connection for good, for both sides.
-func (i *Injector) Drop(comm string, src, dst int) { i.set(comm, src, dst, transport.Fault{Drop: true}) }
+func (i *Injector) Drop(comm string, src, dst int) {
+	i.set(comm, src, dst, transport.Fault{Drop: true})
+}
 
 // DelayRank makes the rank enter each collective later by d.
 func (i *Injector) DelayRank(d time.Duration) {

@@ -312,9 +312,7 @@ func (c *cluster) get(ctx context.Context, url string, v any) error {
 
 func writeRules(path string) error {
 	var b strings.Builder
-	cfg := rules.DefaultConfig()
-	cfg.Interval = 250 * time.Millisecond
-	if err := rules.Generate(&b, cfg); err != nil {
+	if err := rules.Generate(&b, rules.FastConfig()); err != nil {
 		return err
 	}
 	return os.WriteFile(path, []byte(b.String()), 0o600)
