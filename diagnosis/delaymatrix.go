@@ -1,0 +1,185 @@
+package diagnosis
+
+import (
+	"math"
+	"slices"
+)
+
+// delay is a connection's entry in the delay matrix: ns from post to
+// completion, or per megabyte where the transport tells only its rate; 0 when
+// nothing is known.
+func delay(c *Conn) float64 {
+	switch {
+	case c.LatencyNs > 0 && !math.IsInf(c.LatencyNs, 0):
+		return c.LatencyNs
+	case c.BytesPerSec > 0 && !math.IsInf(c.BytesPerSec, 0):
+		return 1e15 / c.BytesPerSec
+	}
+	return 0
+}
+
+// DelayRatios returns a communicator's delay matrix as ratios to the median of
+// the connections of the same transport: 1 is normal. It is row-major by source
+// and has len(Members)² entries, NaN where there is no connection or nothing is
+// known of it; of several connections of a pair the slowest counts. comm is an
+// index into ev.Comms; dst is reused when it is large enough.
+func DelayRatios(ev *Evidence, comm int, dst []float32) []float32 {
+	n := len(ev.Comms[comm].Members)
+	dst = zeroed(dst, n*n)
+	for i := range dst {
+		dst[i] = float32(math.NaN())
+	}
+	var norm [256]float64
+	var kind [256][]float64
+	for i := range ev.Conns {
+		if c := &ev.Conns[i]; int(c.Comm) == comm && delay(c) > 0 {
+			kind[c.Transport] = append(kind[c.Transport], delay(c))
+		}
+	}
+	for t := range kind {
+		norm[t] = median(kind[t])
+	}
+	for i := range ev.Conns {
+		c := &ev.Conns[i]
+		d := delay(c)
+		if int(c.Comm) != comm || d == 0 || c.Src < 0 || c.Dst < 0 || int(c.Src) >= n || int(c.Dst) >= n {
+			continue
+		}
+		at := &dst[int(c.Src)*n+int(c.Dst)]
+		if r := float32(d / norm[c.Transport]); !(*at >= r) {
+			*at = r
+		}
+	}
+	return dst
+}
+
+// cell is one slow or stalled entry of the job's delay matrix, world ranks.
+type cell struct{ src, dst int32 }
+
+// rowOrColumn names cells by what they have in common: all of one source, all
+// of one destination, else the connections themselves.
+func rowOrColumn(cells []cell) []Culprit {
+	row, column := len(cells) > 1, len(cells) > 1
+	distinct := false
+	for _, c := range cells {
+		row, column = row && c.src == cells[0].src, column && c.dst == cells[0].dst
+		distinct = distinct || c != cells[0]
+	}
+	switch {
+	case distinct && row:
+		return []Culprit{{Kind: CulpritSource, Rank: cells[0].src, Peer: -1}}
+	case distinct && column:
+		return []Culprit{{Kind: CulpritDest, Rank: cells[0].dst, Peer: -1}}
+	}
+	var connections []Culprit
+	for _, c := range cells {
+		k := Culprit{Kind: CulpritConnection, Rank: c.src, Peer: c.dst}
+		if !slices.Contains(connections, k) {
+			connections = append(connections, k)
+		}
+	}
+	return connections
+}
+
+// pattern is a set of slow cells with one explanation.
+type pattern struct {
+	culprits []Culprit
+	cells    []cell
+}
+
+// patterns explains slow cells, the largest explanation first: a row or column
+// when most of what a rank sends or receives is slow, a block when most of what
+// crosses a node's border is; the rest by connections, those with an end in
+// common together. all are the cells with traffic, nodeOf maps ranks to nodes.
+func patterns(slow, all []cell, nodeOf func(int32) int32) []pattern {
+	slow = slices.Clone(slow)
+	var found []pattern
+	for len(slow) > 1 {
+		best, k := explain(slow, all, nodeOf)
+		if k == nil {
+			break
+		}
+		p := pattern{culprits: []Culprit{*k}}
+		slow = slices.DeleteFunc(slow, func(c cell) bool {
+			if best(c) {
+				p.cells = append(p.cells, c)
+				return true
+			}
+			return false
+		})
+		found = append(found, p)
+	}
+	for len(slow) > 0 {
+		together := []cell{slow[0]}
+		slow = slow[1:]
+		for grown := true; grown; {
+			grown = false
+			slow = slices.DeleteFunc(slow, func(c cell) bool {
+				joins := slices.ContainsFunc(together, func(t cell) bool {
+					return t.src == c.src || t.dst == c.dst || t.src == c.dst || t.dst == c.src
+				})
+				if joins {
+					together, grown = append(together, c), true
+				}
+				return joins
+			})
+		}
+		p := pattern{cells: together}
+		for _, c := range together {
+			p.culprits = append(p.culprits, Culprit{Kind: CulpritConnection, Rank: c.src, Peer: c.dst})
+		}
+		found = append(found, p)
+	}
+	return found
+}
+
+// explain returns the row, column or block that covers most slow cells; nil
+// when none covers two of them and most of its own traffic.
+func explain(slow, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culprit) {
+	type candidate struct {
+		in     func(cell) bool
+		k      Culprit
+		weight int
+	}
+	var best candidate
+	consider := func(k Culprit, in func(cell) bool) {
+		hit, total := 0, 0
+		for _, c := range slow {
+			if in(c) {
+				hit++
+			}
+		}
+		for _, c := range all {
+			if in(c) {
+				total++
+			}
+		}
+		if hit >= 2 && 4*hit >= 3*total && hit > best.weight {
+			best = candidate{in, k, hit}
+		}
+	}
+	ranks := make([]int32, 0, 2*len(slow))
+	for _, c := range slow {
+		ranks = append(ranks, c.src, c.dst)
+	}
+	slices.Sort(ranks)
+	ranks = slices.Compact(ranks)
+	for _, r := range ranks {
+		consider(Culprit{Kind: CulpritSource, Rank: r, Peer: -1}, func(c cell) bool { return c.src == r })
+		consider(Culprit{Kind: CulpritDest, Rank: r, Peer: -1}, func(c cell) bool { return c.dst == r })
+	}
+	var nodes []int32
+	for _, r := range ranks {
+		if n := nodeOf(r); n >= 0 {
+			nodes = append(nodes, n)
+		}
+	}
+	slices.Sort(nodes)
+	for _, n := range slices.Compact(nodes) {
+		consider(Culprit{Kind: CulpritNode, Rank: n, Peer: -1}, func(c cell) bool { return (nodeOf(c.src) == n) != (nodeOf(c.dst) == n) })
+	}
+	if best.weight == 0 {
+		return nil, nil
+	}
+	return best.in, &best.k
+}

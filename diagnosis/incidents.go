@@ -1,0 +1,211 @@
+package diagnosis
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+const (
+	// MaxVerdicts bounds what one pass returns.
+	MaxVerdicts = 5
+	maxCulprits = 8
+	maxWhy      = 8
+)
+
+// finding is what one pass says; an incident is a finding over time. The level
+// of a finding says what its evidence is good for, that of an incident what has
+// also stood for long enough.
+type finding struct {
+	Verdict
+	hang  bool
+	soft  bool  // a pause that may end by itself
+	still int64 // how long nothing has moved, ns
+}
+
+type incident struct {
+	finding
+	last  int64 // last pass that found it
+	ready int64 // found good for Confirmed since, 0 when not
+}
+
+func (f *finding) setComm(c *Comm) { f.Comm, f.CommName = c.ID, c.Name }
+
+func (f *finding) blame(k Culprit) {
+	if len(f.Culprits) < maxCulprits && !slices.Contains(f.Culprits, k) {
+		f.Culprits = append(f.Culprits, k)
+	}
+}
+
+func (f *finding) why(format string, args ...any) {
+	if len(f.Why) < maxWhy {
+		f.Why = append(f.Why, fmt.Sprintf(format, args...))
+	}
+}
+
+// track merges the findings of a pass into the open incidents and returns them
+// as verdicts.
+func (e *Engine) track(found []finding) []Verdict {
+	now := e.pass.now
+	slices.SortStableFunc(found, func(a, b finding) int {
+		return cmp.Or(boolCompare(b.hang, a.hang), cmp.Compare(b.Level, a.Level), cmp.Compare(b.Victims, a.Victims))
+	})
+	for i := range found {
+		f := &found[i]
+		at := slices.IndexFunc(e.incidents, func(x incident) bool { return sameFault(&x.finding, f) })
+		if at < 0 {
+			f.Key = key(f.Culprits[0])
+			e.incidents = append(e.incidents, incident{finding: *f})
+			at = len(e.incidents) - 1
+			e.incidents[at].Level = Suspected
+		} else if e.incidents[at].last == now {
+			continue // another finding of this pass is the better word on it
+		}
+		e.incidents[at].update(f, now, int64(e.cfg.Settle), int64(e.cfg.HoldOff))
+	}
+	e.incidents = slices.DeleteFunc(e.incidents, func(x incident) bool {
+		over := x.last != now && !e.stands(&x)
+		if over && x.hang && x.soft {
+			e.pauses.learn(x.Culprits[0].Reason, x.still)
+		}
+		return over
+	})
+	return e.standing()
+}
+
+// update takes over a pass's finding. The class only sharpens: a slow incident
+// becomes a hang when the hang is at least as sure, and a hang does not turn
+// back while it may still be one. A confirmed incident stays so until it ends.
+func (x *incident) update(f *finding, now, settle, holdOff int64) {
+	if x.hang && !f.hang && now-x.last <= holdOff {
+		return
+	}
+	if !x.hang && f.hang && f.Level < x.Level {
+		x.last = now
+		return
+	}
+	level := x.Level
+	if x.hang && !f.hang {
+		level = Suspected
+	}
+	switch {
+	case f.Level < Confirmed:
+		x.ready = 0
+	case x.ready == 0:
+		x.ready = now
+	}
+	since := f.Since
+	if f.Class == x.Class {
+		since = min(since, x.Since)
+	}
+	k, ready := x.Key, x.ready
+	*x = incident{finding: *f, last: now, ready: ready}
+	x.Key, x.Since, x.Level = k, since, level
+	if ready != 0 && now-ready >= settle {
+		x.Level = Confirmed
+	}
+}
+
+// stands reports whether an incident that this pass did not find goes on: for
+// a moment always, and a confirmed hang until the job moves again, because
+// survivors that abort and exit take the evidence with them.
+func (e *Engine) stands(x *incident) bool {
+	p := &e.pass
+	if p.now-x.last <= int64(e.cfg.HoldOff) {
+		return true
+	}
+	return x.hang && x.Level == Confirmed && p.lastFinish <= x.last
+}
+
+// consequence reports whether a confirmed hang explains what happened at a
+// later time, and keeps it open if so.
+func (e *Engine) consequence(at int64) bool {
+	for i := range e.incidents {
+		if x := &e.incidents[i]; x.hang && x.Level == Confirmed && x.Since < at {
+			x.last = e.pass.now
+			return true
+		}
+	}
+	return false
+}
+
+// standing returns the open incidents as verdicts, worst first. While something
+// hangs, only what was surely slow before is told beside it.
+func (e *Engine) standing() []Verdict {
+	if len(e.incidents) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(e.incidents, func(a, b incident) int {
+		return cmp.Or(cmp.Compare(b.Level, a.Level), boolCompare(b.hang, a.hang), cmp.Compare(b.Victims, a.Victims), cmp.Compare(a.Key, b.Key))
+	})
+	hang := slices.ContainsFunc(e.incidents, func(x incident) bool { return x.hang })
+	var verdicts []Verdict
+	for i := range e.incidents {
+		x := &e.incidents[i]
+		if e.pass.ev.Paused {
+			x.last = e.pass.now
+		}
+		if len(verdicts) == MaxVerdicts || (hang && !x.hang && x.Level < Confirmed) {
+			continue
+		}
+		v := x.Verdict
+		v.Culprits, v.Why = slices.Clone(v.Culprits), slices.Clone(v.Why)
+		verdicts = append(verdicts, v)
+	}
+	return verdicts
+}
+
+// sameFault reports whether two findings blame the same thing. Between slow
+// findings a rank and a connection stay apart: a late rank and a slow link are
+// different faults. A hang at either is the sharper word on both.
+func sameFault(a, b *finding) bool {
+	for i := range a.Culprits {
+		for j := range b.Culprits {
+			if touches(&a.Culprits[i], &b.Culprits[j], a.hang || b.hang) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func touches(a, b *Culprit, across bool) bool {
+	if a.Kind == CulpritNode || b.Kind == CulpritNode {
+		transport := func(k *Culprit) bool { return k.Reason == reasonNetwork }
+		return a.Node == b.Node && a.Node != "" && (across || transport(a) == transport(b))
+	}
+	if a.Kind > b.Kind {
+		a, b = b, a
+	}
+	switch {
+	case a.Kind == b.Kind:
+		return a.Rank == b.Rank && a.Peer == b.Peer
+	case a.Kind == CulpritRank:
+		return across && (a.Rank == b.Rank || a.Rank == b.Peer)
+	case a.Kind == CulpritConnection && b.Kind == CulpritSource:
+		return a.Rank == b.Rank
+	case a.Kind == CulpritConnection && b.Kind == CulpritDest:
+		return a.Peer == b.Rank
+	}
+	return false
+}
+
+func key(k Culprit) string {
+	switch k.Kind {
+	case CulpritConnection:
+		return fmt.Sprintf("%s/%d>%d", k.Kind, k.Rank, k.Peer)
+	case CulpritNode:
+		return fmt.Sprintf("%s/%s", k.Kind, k.Node)
+	}
+	return fmt.Sprintf("%s/%d", k.Kind, k.Rank)
+}
+
+func boolCompare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}

@@ -1,0 +1,178 @@
+package diagnosis
+
+import (
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// pauses is the job's own history of pauses: the longest that has ended by
+// itself, ns, by kind. A rank is given a multiple of it before it is blamed.
+type pauses struct {
+	marks           [8]int64 // under an open mark, by record.MarkCode
+	idle, busy, io_ int64    // outside any: seen while others waited for it
+}
+
+// markHistory is the last mark seen open at a rank.
+type markHistory struct {
+	code record.MarkCode
+	open bool
+	at   int64 // when it opened
+	seen int64 // last pass that saw it open
+}
+
+// follow notices marks that open and close.
+func (p *pauses) follow(h *markHistory, r *Rank, now int64) {
+	if h.open && (r.Mark != h.code || (r.MarkAt != 0 && r.MarkAt != h.at)) {
+		h.open = false
+		p.learnMark(h.code, now-h.at)
+	}
+	if r.Mark == record.MarkNone {
+		return
+	}
+	if !h.open {
+		*h = markHistory{code: r.Mark, open: true, at: r.MarkAt}
+		if h.at == 0 {
+			h.at = now
+		}
+	}
+	h.seen = now
+}
+
+func (p *pauses) learnMark(code record.MarkCode, length int64) {
+	if int(code) < len(p.marks) {
+		p.marks[code] = max(p.marks[code], length)
+	}
+}
+
+// learn remembers that a rank which was suspected for a soft reason came back
+// by itself after that long.
+func (p *pauses) learn(reason string, length int64) {
+	switch reason {
+	case reasonIdle:
+		p.idle = max(p.idle, length)
+	case reasonComputing:
+		p.busy = max(p.busy, length)
+	case reasonIO:
+		p.io_ = max(p.io_, length)
+	}
+}
+
+// Reasons of a hang that ranks are blamed for.
+const (
+	reasonGone      = "process_gone"
+	reasonExited    = "process_exited"
+	reasonStopped   = "process_stopped"
+	reasonDisk      = "disk_sleep"
+	reasonIdle      = "idle"
+	reasonComputing = "computing"
+	reasonIO        = "io"
+	reasonUnknown   = "unknown"
+	reasonDeadlock  = "deadlock"
+	reasonNodeLost  = "node_lost"
+	reasonNotJoined = "not_joined"
+	reasonStalled   = "stalled"
+	reasonNetwork   = "network"
+	reasonStraggler = "straggler"
+)
+
+// excuse is why a rank that others wait for does not come, and how long one
+// waits for that reason.
+type excuse struct {
+	reason           string
+	firm             int   // 2: process or GPU evidence, 1: idle, 0: busy with something
+	since            int64 // when it was last active, or fell out
+	suspect, confirm int64 // ns held up
+}
+
+// excuseOf judges a rank that others wait for and that waits for nobody. ci is
+// the communicator where they wait.
+//
+// The rule for soft reasons: idle (no CPU, no I/O) is firm after ConfirmAfter,
+// or twice what this job has recovered from. Computing has Grace, or three
+// times the longest own time of any rank so far. A mark or I/O has the same once
+// such a pause has completed in this job, and MaxPatience before.
+func (e *Engine) excuseOf(rank, ci int32) excuse {
+	p, cfg := &e.pass, &e.cfg
+	r := &p.ev.Ranks[rank]
+	x := excuse{since: e.hang.active[rank], suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter)}
+	if p.state[rank].sick() || r.Xid != 0 {
+		x.firm = 2
+		x.since = max(x.since, r.ProcAt)
+		switch {
+		case r.Xid != 0:
+			x.reason = fmt.Sprintf("xid_%d", r.Xid)
+			x.since = e.hang.active[rank]
+		case r.Proc == ProcStopped:
+			x.reason = reasonStopped
+		case r.Proc == ProcDisk:
+			x.reason = reasonDisk
+		case r.Proc == ProcGone:
+			x.reason, x.suspect, x.confirm = reasonGone, int64(cfg.GoneAfter)/2, int64(cfg.GoneAfter)
+		default:
+			x.reason = reasonExited
+		}
+		return x
+	}
+	usual := e.suspectAfter(&e.comms[ci])
+	longest := 3 * p.maxOwn
+	afterHistory := func(seen int64) int64 {
+		if seen == 0 {
+			return int64(cfg.MaxPatience)
+		}
+		return max(int64(cfg.Grace), longest, 3*seen)
+	}
+	x.suspect = usual
+	switch {
+	case r.Mark != record.MarkNone && r.Mark != record.MarkStep:
+		x.reason, x.confirm = r.Mark.String(), afterHistory(e.markLength(r.Mark))
+	case r.Proc == ProcUnknown:
+		x.reason, x.confirm = reasonUnknown, max(int64(cfg.Grace)/3, usual)
+	case r.IO:
+		x.reason, x.confirm = reasonIO, afterHistory(e.pauses.io_)
+	case r.CPU >= idleCPU:
+		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), longest, 3*e.pauses.busy)
+	case p.marked:
+		// It may wait, outside of our sight, for a rank under its mark.
+		x.reason, x.confirm = reasonIdle, int64(cfg.MaxPatience)
+	default:
+		x.reason, x.firm = reasonIdle, 1
+		x.confirm = max(int64(cfg.ConfirmAfter), usual*3/2, min(2*e.pauses.idle, int64(cfg.Grace)))
+	}
+	if e.young(ci) {
+		x.suspect = max(x.suspect, int64(cfg.StartupPatience))
+		x.confirm = max(x.confirm, 2*int64(cfg.StartupPatience))
+	}
+	return x
+}
+
+// idleCPU is the share of a core below which a process does nothing but wait.
+const idleCPU = 0.1
+
+func (e *Engine) markLength(code record.MarkCode) int64 {
+	if int(code) < len(e.pauses.marks) {
+		return e.pauses.marks[code]
+	}
+	return 0
+}
+
+// shared reports whether a pause is everyone's: more than half of the ranks are
+// outside of all collectives, or are or just were under the same mark.
+func (e *Engine) shared(rank int32) bool {
+	p, s := &e.pass, &e.hang
+	if 2*s.outside > s.joined {
+		return true
+	}
+	r := &p.ev.Ranks[rank]
+	if r.Mark == record.MarkNone {
+		return false
+	}
+	from := e.ranks[rank].mark.at - int64(e.cfg.SuspectAfter)
+	same := 0
+	for i := range e.ranks {
+		if h := &e.ranks[i].mark; h.code == r.Mark && h.seen >= from {
+			same++
+		}
+	}
+	return 2*same > s.joined
+}

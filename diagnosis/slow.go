@@ -1,0 +1,414 @@
+package diagnosis
+
+import (
+	"slices"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// connHistory is what is normal for a connection, and what the window that
+// ends with this pass added.
+type connHistory struct {
+	comm          uint64
+	src, dst      int32
+	known         bool
+	fresh         bool    // windows closed in the window
+	windows, slow uint64  // totals seen
+	delay         float64 // now
+	share         float32 // of the new windows, those outside the normal
+	spread        float32 // mean distance from the norm, as a ratio
+	base          baseline
+}
+
+// slowConn is a connection whose delay has grown, with the window that says so.
+type slowConn struct {
+	streak
+	conn   int32
+	comm   int32
+	cell   cell
+	delay  float64
+	base   float64 // its history's, or its peers' while there is none
+	alone  bool    // judged without a history
+	share  float32
+	peers  int // connections of its kind that it was compared with
+	growth float64
+}
+
+// slowConnections judges the window that ends with this pass: the delay matrix
+// against its own history and against the connections of the same kind.
+func (e *Engine) slowConnections() {
+	p := &e.pass
+	for ci := range e.comms {
+		h := &e.comms[ci]
+		h.transferRatio = 0
+		if h.ops > h.ops0 && h.transfer >= h.transfer0 && e.known(&h.transferBase) {
+			h.transferRatio = float64(h.transfer-h.transfer0) / float64(h.ops-h.ops0) / max(h.transferBase.mean, 1)
+		}
+	}
+	if !e.observe() {
+		e.learnTransfers()
+		return
+	}
+	norm := e.normalRatios()
+	var suspects []slowConn
+	var active, slow [256]int // by transport
+	for ci := range p.ev.Comms {
+		of := e.connsOf(int32(ci))
+		from := len(suspects)
+		for t := nextTransport(p.ev.Conns, of, -1); t >= 0; t = nextTransport(p.ev.Conns, of, t) {
+			before := len(suspects)
+			var n int
+			suspects, n = e.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
+			active[t] += n
+			slow[t] += len(suspects) - before
+		}
+		suspects = blockedBehind(suspects, from, p.ev.Conns)
+	}
+	suspects = slices.DeleteFunc(suspects, func(s slowConn) bool {
+		t := p.ev.Conns[s.conn].Transport
+		return active[t] >= 4 && 5*slow[t] >= 4*active[t] // everyone is slower
+	})
+	for i := range suspects {
+		s := &suspects[i]
+		at := slices.IndexFunc(e.slowConns, func(x slowConn) bool { return x.conn == s.conn })
+		if at < 0 {
+			if len(e.slowConns) == maxSlow {
+				continue
+			}
+			e.slowConns = append(e.slowConns, slowConn{})
+			at = len(e.slowConns) - 1
+		}
+		s.streak = e.slowConns[at].streak
+		confirm := e.cfg.ConfirmWindows
+		if s.alone {
+			confirm *= 2
+		}
+		s.again(e, confirm)
+		e.slowConns[at] = *s
+	}
+	for i := 0; i < len(e.slowConns); i++ {
+		s := &e.slowConns[i]
+		if e.conns[s.conn].fresh && !slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) && s.normal(e) {
+			e.slowConns = slices.Delete(e.slowConns, i, i+1)
+			i--
+		}
+	}
+	e.learnDelays(norm)
+	e.learnTransfers()
+}
+
+// observe takes over what the connections' monitors have added since the last
+// window; false when there is nothing new.
+func (e *Engine) observe() bool {
+	p := &e.pass
+	e.conns = resized(e.conns, len(p.ev.Conns))
+	any := false
+	for i := range p.ev.Conns {
+		c, h := &p.ev.Conns[i], &e.conns[i]
+		h.fresh = false
+		if c.Comm < 0 || int(c.Comm) >= len(e.comms) {
+			continue
+		}
+		id := e.comms[c.Comm].id
+		if !h.known || h.comm != id || h.src != c.Src || h.dst != c.Dst || c.Windows < h.windows || c.SlowWindows < h.slow {
+			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows}
+			continue
+		}
+		n := c.Windows - h.windows
+		h.delay = delay(c)
+		if n == 0 || h.delay == 0 {
+			continue
+		}
+		h.fresh, any = true, true
+		h.share = float32(c.SlowWindows-h.slow) / float32(n)
+		h.windows, h.slow = c.Windows, c.SlowWindows
+	}
+	return any
+}
+
+// normalRatios returns, by transport, how much slower than their history the
+// connections are that are doing well: a slowdown that all share is nobody's.
+func (e *Engine) normalRatios() (norm [256]float64) {
+	ratios := &e.ratios
+	for t := range ratios {
+		ratios[t] = ratios[t][:0]
+	}
+	for i := range e.conns {
+		if h := &e.conns[i]; h.fresh && e.known(&h.base) {
+			t := e.pass.ev.Conns[i].Transport
+			ratios[t] = append(ratios[t], h.delay/h.base.mean)
+		}
+	}
+	for t := range ratios {
+		norm[t] = max(1, quantile(ratios[t], 0.25))
+		if len(ratios[t]) == 1 {
+			norm[t] = 1
+		}
+	}
+	return norm
+}
+
+// nextTransport returns the lowest transport above t among some connections, -1
+// when there is none.
+func nextTransport(conns []Conn, of []int32, t int) int {
+	next := 256
+	for _, k := range of {
+		if x := int(conns[k].Transport); x > t && x < next {
+			next = x
+		}
+	}
+	if next == 256 {
+		return -1
+	}
+	return next
+}
+
+// slowIn appends the slow connections of one communicator and transport, and
+// returns how many had news.
+func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) ([]slowConn, int) {
+	p, cfg := &e.pass, &e.cfg
+	v := e.scratch[:0]
+	for _, k := range of {
+		if e.conns[k].fresh && p.ev.Conns[k].Transport == t {
+			v = append(v, e.conns[k].delay)
+		}
+	}
+	n := len(v)
+	if n == 0 {
+		return suspects, 0
+	}
+	middle := median(v)
+	spread := deviation(v, middle)
+	e.scratch = v
+	transfer := e.comms[ci].transferRatio
+	for _, k := range of {
+		c, h := &p.ev.Conns[k], &e.conns[k]
+		if !h.fresh || c.Transport != t {
+			continue
+		}
+		network := c.Cause == record.CauseNetwork && h.share > 0
+		if !network && (c.Cause != record.CauseNone || c.SlowWindows > 0) {
+			continue // its monitor works, and does not blame the network
+		}
+		s := slowConn{conn: k, comm: ci, cell: cell{e.end(c, c.Src), e.end(c, c.Dst)}, delay: h.delay, share: h.share, peers: n - 1, growth: transfer}
+		if s.cell.src < 0 || s.cell.dst < 0 {
+			continue
+		}
+		often := network && h.share >= 0.5
+		slow := false
+		switch {
+		case e.known(&h.base):
+			s.base = h.base.mean
+			rel := h.delay / (h.base.mean * norm)
+			slow = rel >= max(cfg.DelayRatio, 1+4*min(float64(h.spread), 0.75)) && (often || transfer >= 1.3)
+		case n >= 4:
+			s.alone, s.base = true, middle
+			slow = h.delay >= cfg.DelayPeerRatio*middle && h.delay-middle >= 6*spread && (often || transfer >= 1.3)
+		default:
+			s.alone, s.peers = true, 0
+			slow = often
+		}
+		if slow {
+			suspects = append(suspects, s)
+		}
+	}
+	return suspects, n
+}
+
+// blockedBehind drops, from the suspects of one communicator, those that the
+// monitor does not call network-slow when it does so for another: behind a slow
+// connection everything queues.
+func blockedBehind(suspects []slowConn, from int, conns []Conn) []slowConn {
+	network := func(s slowConn) bool { return conns[s.conn].Cause == record.CauseNetwork }
+	here := suspects[from:]
+	if !slices.ContainsFunc(here, network) {
+		return suspects
+	}
+	kept := slices.DeleteFunc(here, func(s slowConn) bool { return !network(s) })
+	return suspects[:from+len(kept)]
+}
+
+// learnDelays lets the connections that nothing is wrong with teach what is
+// normal: neither the network's windows nor those that wait for an end do.
+func (e *Engine) learnDelays(norm [256]float64) {
+	for i := range e.conns {
+		h := &e.conns[i]
+		if !h.fresh || e.pass.ev.Conns[i].Cause != record.CauseNone || (len(e.slowConns) > 0 && slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.conn == int32(i) })) {
+			continue
+		}
+		if e.known(&h.base) {
+			off := h.delay/(h.base.mean*norm[e.pass.ev.Conns[i].Transport]) - 1
+			h.spread += (float32(min(1, max(off, -off))) - h.spread) / 8
+		}
+		h.base.learn(h.delay)
+	}
+}
+
+// learnTransfers lets communicators without a slow connection teach how long
+// their transfers take.
+func (e *Engine) learnTransfers() {
+	for ci := range e.comms {
+		h := &e.comms[ci]
+		if h.ops <= h.ops0 || h.transfer < h.transfer0 || slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.comm == int32(ci) }) {
+			continue
+		}
+		h.transferBase.learn(float64(h.transfer-h.transfer0) / float64(h.ops-h.ops0))
+	}
+}
+
+// slowness turns what the last windows found into findings.
+func (e *Engine) slowness(found []finding) []finding {
+	if len(e.slowRanks) == 0 && len(e.slowConns) == 0 {
+		return found
+	}
+	found = e.lateFindings(found)
+	return e.delayFindings(found)
+}
+
+// lateFindings reports stragglers; all ranks of a node together are the node.
+func (e *Engine) lateFindings(found []finding) []finding {
+	p := &e.pass
+	told := func(s *slowRank) bool { return s.level > 0 }
+	byNode := map[int32]int{}
+	for i := range e.slowRanks {
+		if s := &e.slowRanks[i]; told(s) {
+			byNode[nodeOf(p.ev, s.rank)]++
+		}
+	}
+	onNode := make(map[int32]int, len(byNode))
+	if len(byNode) > 0 {
+		for r := range p.state {
+			if p.state[r] == rankAlive {
+				onNode[nodeOf(p.ev, int32(r))]++
+			}
+		}
+	}
+	done := map[int32]bool{}
+	for i := range e.slowRanks {
+		s := &e.slowRanks[i]
+		if !told(s) {
+			continue
+		}
+		node := nodeOf(p.ev, s.rank)
+		whole := node >= 0 && len(p.ev.Nodes) > 1 && onNode[node] > 1 && byNode[node] == onNode[node]
+		if whole && done[node] {
+			continue
+		}
+		f := finding{}
+		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
+		if whole {
+			done[node] = true
+			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: p.ev.Nodes[node].Name, Reason: reasonStraggler})
+			for j := range e.slowRanks {
+				if x := &e.slowRanks[j]; told(x) && nodeOf(p.ev, x.rank) == node {
+					f.blame(e.rankCulprit(x.rank, reasonStraggler))
+				}
+			}
+		} else {
+			f.blame(e.rankCulprit(s.rank, reasonStraggler))
+		}
+		c := &p.ev.Comms[s.comm]
+		f.setComm(c)
+		f.lastOf(c)
+		e.whyLate(&f, s)
+		found = append(found, f)
+	}
+	return found
+}
+
+// delayFindings reports slow connections, by what they have in common. Those at
+// a rank that is late itself are left to that finding.
+func (e *Engine) delayFindings(found []finding) []finding {
+	p := &e.pass
+	var slow, all []cell
+	for i := range e.slowConns {
+		s := &e.slowConns[i]
+		late := slices.ContainsFunc(e.slowRanks, func(x slowRank) bool {
+			return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
+		})
+		if s.level > 0 && !late && !slices.Contains(slow, s.cell) {
+			slow = append(slow, s.cell)
+		}
+	}
+	if len(slow) == 0 {
+		return found
+	}
+	transports := map[record.Transport]bool{}
+	for i := range e.slowConns {
+		if s := &e.slowConns[i]; slices.Contains(slow, s.cell) {
+			transports[p.ev.Conns[s.conn].Transport] = true
+		}
+	}
+	if len(slow) > 1 { // only then is there a pattern to look for
+		at := map[cell]bool{}
+		for i := range p.ev.Conns {
+			c := &p.ev.Conns[i]
+			if c.Comm < 0 || int(c.Comm) >= len(p.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
+				continue
+			}
+			x := cell{e.end(c, c.Src), e.end(c, c.Dst)}
+			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
+				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || e.sameNode(s, x)
+			}) {
+				at[x] = true
+				all = append(all, x)
+			}
+		}
+	}
+	for _, pat := range patterns(slow, all, func(r int32) int32 { return nodeOf(p.ev, r) }) {
+		f := finding{}
+		f.Class, f.Since = CommunicationSlow, never
+		for _, k := range pat.culprits {
+			k.Reason = reasonNetwork
+			if k.Kind == CulpritNode {
+				k.Node, k.Rank = p.ev.Nodes[k.Rank].Name, -1
+			} else {
+				k.Node = p.nodeName(k.Rank)
+			}
+			f.blame(k)
+		}
+		var worst *slowConn
+		affected := map[int32]bool{}
+		for i := range e.slowConns {
+			s := &e.slowConns[i]
+			if s.level == 0 || !slices.Contains(pat.cells, s.cell) {
+				continue
+			}
+			f.Level, f.Since = max(f.Level, s.level), min(f.Since, s.since)
+			affected[s.comm] = true
+			if worst == nil || s.delay/s.base > worst.delay/worst.base {
+				worst = s
+			}
+		}
+		for ci := range affected {
+			f.Victims = max(f.Victims, len(p.ev.Comms[ci].Members))
+		}
+		c := &p.ev.Comms[worst.comm]
+		f.setComm(c)
+		f.lastOf(c)
+		e.whyDelayed(&f, &pat, worst)
+		found = append(found, f)
+	}
+	return found
+}
+
+func (e *Engine) sameNode(a, b cell) bool {
+	ev := e.pass.ev
+	for _, x := range []int32{a.src, a.dst} {
+		for _, y := range []int32{b.src, b.dst} {
+			if n := nodeOf(ev, x); n >= 0 && n == nodeOf(ev, y) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// lastOf names a communicator's latest collective: the one worth a trace.
+func (f *finding) lastOf(c *Comm) {
+	for i := range c.Members {
+		if m := &c.Members[i]; m.Finished > f.Seq {
+			f.Seq, f.Coll = m.Finished, m.Coll
+		}
+	}
+}
