@@ -98,7 +98,7 @@ type AgentStatus struct {
 	Lost      bool // for longer than the master's patience
 	LastSeen  time.Time
 	Ranks     int
-	MapError  time.Duration
+	MapError  time.Duration // bound on the error of its times, 0 until it has reported
 }
 
 // Incident is a verdict's life: opened when first suspected, confirmed, closed

@@ -27,11 +27,9 @@ type rank struct {
 	reported reported
 }
 
-// windows sums one connection's window records.
-type windows struct {
-	n       uint64
-	byCause [8]uint64
-}
+// windows counts one connection's windows by cause: those that were recorded
+// with a cause, and, for the snapshot, the normal ones.
+type windows [8]uint64
 
 // comm folds one communicator's collectives as this rank sees them.
 type comm struct {
@@ -297,18 +295,23 @@ func (r *rank) window(c *comm, rec *record.Record) {
 		r.job.unknown++
 		return
 	}
-	for int(rec.Conn) >= len(r.windows) {
-		r.windows = append(r.windows, windows{})
-	}
-	w := &r.windows[rec.Conn]
-	w.n++
-	w.byCause[rec.Code&7]++
-	if rec.Flags&record.FlagAnomaly == 0 && record.Cause(rec.Code) == record.CauseNone {
+	cause := record.Cause(rec.Code & 7)
+	if cause != record.CauseNone {
+		r.windowsOf(rec.Conn)[cause]++
+	} else if rec.Flags&record.FlagAnomaly == 0 {
 		return
 	}
 	c.touched[c.ntouched%maxTouched] = collector.Window{
 		Peer: rec.Peer, Conn: rec.Conn, Bytes: rec.Bytes, WRs: rec.WRs, Backlog: rec.Back,
-		First: rec.First, Last: rec.Last, Cause: record.Cause(rec.Code),
+		First: rec.First, Last: rec.Last, Cause: cause,
 	}
 	c.ntouched++
+}
+
+// windowsOf returns the counters of a connection, whose index must be in the table.
+func (r *rank) windowsOf(conn uint32) *windows {
+	for int(conn) >= len(r.windows) {
+		r.windows = append(r.windows, windows{})
+	}
+	return &r.windows[conn]
 }

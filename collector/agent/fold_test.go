@@ -321,3 +321,25 @@ func BenchmarkFold(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/collective")
 }
+
+// TestWindowCounters: what is exported as a counter never steps back.
+func TestWindowCounters(t *testing.T) {
+	a := newAgent(t)
+	p := process()
+	p.Conns = []record.ConnStatus{{Index: 2, Windows: 10}}
+	slow := record.Record{Kind: record.KindWindow, Conn: 2, Code: uint8(record.CauseNetwork), Flags: record.FlagAnomaly}
+	read := func(network, none uint64) {
+		t.Helper()
+		if w := a.jobs["job"].snapshot(0).Transports[0].Windows; w[record.CauseNetwork] != network || w[record.CauseNone] != none {
+			t.Errorf("windows %v, want %d slow by network and %d normal", w, network, none)
+		}
+	}
+	a.fold(p, []record.Record{slow})
+	read(1, 9)
+	a.fold(p, []record.Record{slow}) // before the live word
+	read(2, 9)
+	p.Conns[0].Windows = 15
+	read(2, 13)
+	a.retire(a.ranks[p])
+	read(2, 13)
+}

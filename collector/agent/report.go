@@ -17,7 +17,7 @@ const maxArrivals = 2048
 type reported struct {
 	rank  rankWords
 	comms map[uint16]commWords
-	conns map[uint32]connWords
+	conns map[uint32]record.ConnStatus
 }
 
 type rankWords struct {
@@ -35,11 +35,6 @@ type rankWords struct {
 type commWords struct {
 	record.CommStatus
 	peer int32
-}
-
-type connWords struct {
-	record.ConnStatus
-	windows uint64
 }
 
 // arrive notes a finished collective's arrival for the next report.
@@ -87,7 +82,7 @@ func (j *job) forget() {
 func (r *rank) report(rep *wire.Report, room int) int {
 	p, said := r.p, &r.reported
 	if said.comms == nil {
-		said.comms, said.conns = map[uint16]commWords{}, map[uint32]connWords{}
+		said.comms, said.conns = map[uint16]commWords{}, map[uint32]record.ConnStatus{}
 	}
 	mark, markAt := r.openMark()
 	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow}
@@ -139,26 +134,21 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		if c == nil {
 			continue
 		}
-		now := connWords{ConnStatus: *s}
-		if int(s.Index) < len(r.windows) {
-			now.windows = r.windows[s.Index].n
-		}
-		now.windows = max(now.windows, s.SlowWindows) // windows are recorded when there is something to tell
 		was, again := said.conns[s.Index]
-		if again && now == was {
+		if again && *s == was {
 			continue
 		}
 		if room == 0 {
 			return 0
 		}
-		said.conns[s.Index] = now
+		said.conns[s.Index] = *s
 		w := &wire.Connection{
 			CommId: c.id, Rank: c.rank, Peer: s.Peer, Channel: uint32(s.Channel), Transport: uint32(s.Transport),
 			Posted: s.Posted, Completed: s.Completed, Received: s.Received,
 			MonoPostedNs: s.PostedAt, MonoCompletedNs: s.CompletedAt, MonoReceivedNs: s.ReceivedAt,
 			MonoTxBlockedNs: s.TxBlockedSince, MonoRxWaitingNs: s.RxWaitingSince,
-			Windows: now.windows, SlowWindows: s.SlowWindows,
-			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt,
+			Windows: s.Windows, SlowWindows: s.SlowWindows,
+			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 		}
 		if !again {
 			w.Name = wireName(s.Name)

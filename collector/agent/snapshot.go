@@ -104,13 +104,18 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	return out
 }
 
-// addWindows adds one connection's windows by cause.
+// addWindows adds one connection's windows by cause. The live word has them
+// all, those with a cause were recorded, and the rest were normal.
 func (r *rank) addWindows(s *record.ConnStatus, to *[8]uint64) {
-	if int(s.Index) < len(r.windows) {
-		for cause, n := range r.windows[s.Index].byCause {
-			to[cause] += n
-		}
+	w := r.windowsOf(s.Index)
+	normal := s.Windows
+	for cause := record.CauseNone + 1; int(cause) < len(w); cause++ {
+		to[cause] += w[cause]
+		normal -= min(w[cause], normal)
 	}
+	// A record may be read before its live word, and a counter must not step back.
+	w[record.CauseNone] = max(w[record.CauseNone], normal)
+	to[record.CauseNone] += w[record.CauseNone]
 }
 
 // maxNames bounds the communicator names whose totals outlive their processes.

@@ -6,6 +6,10 @@ import "math"
 // loosens at this rate. Undisciplined crystals stay within 50 ppm.
 const drift = 50e-6
 
+// unknownError is the error of a mapping that nothing bounds yet, ns: more than
+// any comparison of times survives, and small enough to be added up.
+const unknownError = int64(1e9 * 3600)
+
 // clockMap bounds one node's offset (master's clock − agent's monotonic clock)
 // from both sides by causality: a report is received after it was sent, an ack
 // likewise. Nothing is assumed about symmetric delays.
@@ -62,7 +66,7 @@ func (c *clockMap) real(mono, now int64) int64 {
 // err bounds the mistake of real, ns.
 func (c *clockMap) err() int64 {
 	if !c.ok || !c.haveLo {
-		return math.MaxInt64
+		return unknownError
 	}
 	return max(c.hi-c.offset, c.offset-c.lo)
 }

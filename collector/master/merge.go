@@ -128,7 +128,7 @@ func (s *state) node(name string) int32 {
 	}
 	i := int32(len(s.nodes))
 	s.nodes = append(s.nodes, node{})
-	s.ev.Nodes = append(s.ev.Nodes, diagnosis.Node{Name: name, MapError: math.MaxInt64})
+	s.ev.Nodes = append(s.ev.Nodes, diagnosis.Node{Name: name, MapError: unknownError})
 	s.nodeOf[name] = i
 	return i
 }
@@ -313,7 +313,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.LastPost, tx.LastCompletion = clock.real(w.MonoPostedNs, now), clock.real(w.MonoCompletedNs, now)
 		tx.TxBlockedSince = clock.real(w.MonoTxBlockedNs, now)
 		tx.Windows, tx.SlowWindows = w.Windows, w.SlowWindows
-		tx.BytesPerSec = finite(w.BytesPerSecond)
+		tx.BytesPerSec, tx.LatencyNs = finite(w.BytesPerSecond), float64(max(w.LatencyNs, 0))
 		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
 	}
 	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {

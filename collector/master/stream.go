@@ -2,7 +2,6 @@ package master
 
 import (
 	"io"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -153,7 +152,7 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	}
 	if nd.bootID != h.BootId {
 		nd.clock = clockMap{}
-		m.state.ev.Nodes[n].MapError = math.MaxInt64
+		m.state.ev.Nodes[n].MapError = unknownError
 	}
 	if nd.instance != 0 && nd.instance != h.Instance {
 		m.log.Info("agent has restarted", "node", h.Node)
@@ -214,10 +213,14 @@ func (s *state) agentStatus(now int64) []collector.AgentStatus {
 		if s.nodes[i].stream == nil && owned[i] == 0 && now-n.LastSeen > rememberFor {
 			continue
 		}
-		out = append(out, collector.AgentStatus{
+		a := collector.AgentStatus{
 			Node: n.Name, Connected: s.nodes[i].stream != nil, Lost: n.Lost,
-			LastSeen: time.Unix(0, n.LastSeen), Ranks: owned[i], MapError: time.Duration(n.MapError),
-		})
+			LastSeen: time.Unix(0, n.LastSeen), Ranks: owned[i],
+		}
+		if n.MapError < unknownError {
+			a.MapError = time.Duration(n.MapError)
+		}
+		out = append(out, a)
 	}
 	return out
 }

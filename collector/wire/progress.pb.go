@@ -848,11 +848,12 @@ type Connection struct {
 	MonoReceivedNs  int64                  `protobuf:"varint,12,opt,name=mono_received_ns,json=monoReceivedNs,proto3" json:"mono_received_ns,omitempty"`
 	MonoTxBlockedNs int64                  `protobuf:"varint,13,opt,name=mono_tx_blocked_ns,json=monoTxBlockedNs,proto3" json:"mono_tx_blocked_ns,omitempty"` // sender has data and no credit since
 	MonoRxWaitingNs int64                  `protobuf:"varint,14,opt,name=mono_rx_waiting_ns,json=monoRxWaitingNs,proto3" json:"mono_rx_waiting_ns,omitempty"` // receiver is ready and has nothing since
-	Windows         uint64                 `protobuf:"varint,15,opt,name=windows,proto3" json:"windows,omitempty"`                                            // windows told of
+	Windows         uint64                 `protobuf:"varint,15,opt,name=windows,proto3" json:"windows,omitempty"`                                            // windows closed
 	SlowWindows     uint64                 `protobuf:"varint,16,opt,name=slow_windows,json=slowWindows,proto3" json:"slow_windows,omitempty"`                 // of them outside the normal
 	BytesPerSecond  float64                `protobuf:"fixed64,17,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`     // of the last window
 	Cause           uint32                 `protobuf:"varint,18,opt,name=cause,proto3" json:"cause,omitempty"`                                                // record.Cause of the last window
 	MonoWindowNs    int64                  `protobuf:"varint,19,opt,name=mono_window_ns,json=monoWindowNs,proto3" json:"mono_window_ns,omitempty"`            // when it closed
+	LatencyNs       int64                  `protobuf:"varint,20,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"`                       // mean of post → completion in it, 0 when the transport does not tell
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1016,6 +1017,13 @@ func (x *Connection) GetCause() uint32 {
 func (x *Connection) GetMonoWindowNs() int64 {
 	if x != nil {
 		return x.MonoWindowNs
+	}
+	return 0
+}
+
+func (x *Connection) GetLatencyNs() int64 {
+	if x != nil {
+		return x.LatencyNs
 	}
 	return 0
 }
@@ -1417,7 +1425,7 @@ const file_progress_proto_rawDesc = "" +
 	"transferNs\x12\x1c\n" +
 	"\n" +
 	"max_own_ns\x18\x14 \x01(\x04R\bmaxOwnNs\x12\x18\n" +
-	"\aattempt\x18\x15 \x01(\rR\aattempt\"\xe4\x04\n" +
+	"\aattempt\x18\x15 \x01(\rR\aattempt\"\x83\x05\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -1439,7 +1447,9 @@ const file_progress_proto_rawDesc = "" +
 	"\fslow_windows\x18\x10 \x01(\x04R\vslowWindows\x12(\n" +
 	"\x10bytes_per_second\x18\x11 \x01(\x01R\x0ebytesPerSecond\x12\x14\n" +
 	"\x05cause\x18\x12 \x01(\rR\x05cause\x12$\n" +
-	"\x0emono_window_ns\x18\x13 \x01(\x03R\fmonoWindowNs\"\xa8\x01\n" +
+	"\x0emono_window_ns\x18\x13 \x01(\x03R\fmonoWindowNs\x12\x1d\n" +
+	"\n" +
+	"latency_ns\x18\x14 \x01(\x03R\tlatencyNs\"\xa8\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
