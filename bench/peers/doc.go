@@ -3,7 +3,7 @@
 //
 // In flow the same cases for every Peer; a Peer runs its own processes and
 // returns one Sample a size, measured alike (see mpi/mpibench.c: nccl-tests'
-// sizes, warm-up, back-to-back operations, the slowest rank counts). Compare
+// sizes, warm-up, blocks of back-to-back operations, the median counts). Compare
 // lets the peers run in turn, round after round, so that whatever else the
 // machine does meets all of them, and takes each one's median over rounds. Out
 // flows a table of ratios.

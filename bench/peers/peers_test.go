@@ -94,3 +94,17 @@ func TestParseMPI(t *testing.T) {
 		}
 	}
 }
+
+func TestParseLockstep(t *testing.T) {
+	c := Case{Coll: "allreduce", Ranks: 2}
+	const line = `{"collective":"allreduce","size":8,"count":2,"type":"float32","ranks":2,"out_of_place":{"us":1.5,"algbw":0.1},"in_place":{"us":9}}`
+	samples, err := parseLockstep([]byte(line+"\n"), c)
+	if err != nil || len(samples) != 1 || samples[0] != (Sample{8, 1.5}) {
+		t.Errorf("got %v, %v, want 8 bytes in 1.5 µs", samples, err)
+	}
+	for _, line := range []string{"", "#", "{}", `{"collective":"allgather","ranks":2}`, `{"collective":"allreduce","ranks":8}`} {
+		if s, err := parseLockstep([]byte(line+"\n"), c); err == nil {
+			t.Errorf("%q gave %v, want an error", line, s)
+		}
+	}
+}

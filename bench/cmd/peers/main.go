@@ -54,7 +54,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ours, err := peers.NewLockstep(*lockstep, dir)
+	ours, err := peers.NewLockstep(*lockstep)
 	if err != nil {
 		return err
 	}

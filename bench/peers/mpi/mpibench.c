@@ -11,8 +11,8 @@
  *
  * For every size: warm-up, from which the iterations of a block follow (about
  * BLOCK_MS milliseconds, the same on all ranks); then BLOCKS times a barrier
- * and a block of back-to-back operations. A block's time is the maximum over
- * ranks of elapsed / iterations. One line a size, in microseconds:
+ * and a block of back-to-back operations. A block's time is the mean over ranks
+ * of elapsed / iterations, as nccl-tests has it. One line a size, in microseconds:
  *
  *   COLL RANKS BYTES ITERATIONS MIN MEDIAN
  */
@@ -74,17 +74,17 @@ static struct bench benches[] = {
 	{ .name = "sendrecv", .run = sendrecv },
 };
 
-/* block returns the maximum over ranks of the seconds that one operation took. */
+/* block returns the mean over ranks of the seconds that one operation took. */
 static double block(struct bench *b, int iters)
 {
-	double t, worst;
+	double t, sum;
 	MPI_Barrier(MPI_COMM_WORLD);
 	t = MPI_Wtime();
 	for (int i = 0; i < iters; i++)
 		b->run(b);
 	t = (MPI_Wtime() - t) / iters;
-	MPI_Allreduce(&t, &worst, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-	return worst;
+	MPI_Allreduce(&t, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+	return sum / b->ranks;
 }
 
 static int ascending(const void *a, const void *b)
