@@ -78,7 +78,10 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 		}
 		return a.Rank < b.Rank || a.Rank == b.Rank && a.Created.Before(b.Created)
 	})
-	if len(ps) == 0 && len(bad) == 0 {
+	if len(ps) == 0 {
+		if len(bad) > 0 {
+			return errors.Join(bad...)
+		}
 		if len(c.Rank) > 0 {
 			return fmt.Errorf("inspect: none of the %d recorders in %s is of rank %v", len(paths), c.Path, c.Rank)
 		}

@@ -212,3 +212,41 @@ func TestRun(t *testing.T) {
 		}
 	}
 }
+
+// FuzzRun inspects any bytes: an error or a text, never a crash, and never a
+// control character for the terminal. Use -fuzzminimizetime 10x.
+func FuzzRun(f *testing.F) {
+	w, err := record.Create(record.Options{Dir: f.TempDir(), RingSlots: 16, CommSlots: 2, ConnSlots: 2})
+	if err != nil {
+		f.Fatal(err)
+	}
+	comm, _ := w.AddComm(record.CommEntry{Name: "dp", ID: 1, Size: 2})
+	conn, _ := w.AddConn(record.ConnEntry{Name: "tcp", Peer: 1})
+	comm.Enqueued(2, 1, record.AllReduce, 1)
+	comm.Started(2, 1)
+	conn.RxWaiting(1)
+	conn.Posted(1, 1)
+	for kind := record.KindNone; kind <= record.KindMark; kind++ {
+		w.Append(&record.Record{Kind: kind, Seq: uint64(kind), Mono: int64(kind)})
+	}
+	seed, err := os.ReadFile(w.Path())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(seed)
+	path := filepath.Join(f.TempDir(), "fuzz.rec")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []Cmd{{Path: path, Last: 10}, {Path: filepath.Dir(path), JSON: true}} {
+			var out strings.Builder
+			if err := c.Run(context.Background(), &out); err != nil && out.Len() > 0 {
+				t.Fatal(err)
+			}
+			if i := strings.IndexFunc(out.String(), func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f }); i >= 0 {
+				t.Fatalf("control character in %q", out.String()[max(0, i-20):])
+			}
+		}
+	})
+}

@@ -106,11 +106,19 @@ func since(from, to int64) seconds {
 	return seconds(float64(to-from) / 1e9)
 }
 
+// sane keeps a corrupt file's time within what can be written down.
+func sane(t time.Time) time.Time {
+	if y := t.UTC().Year(); y < 1970 || y > 9998 {
+		return time.Time{}
+	}
+	return t
+}
+
 func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuck time.Duration, last int) *Process {
 	h := p.header
 	r := &Process{
 		Recorder: p.path, Job: h.Job, Node: h.Node, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank, Attempt: h.Attempt,
-		PID: h.PID, State: p.state, Created: h.Created, At: h.ToReal(p.at), Step: p.step,
+		PID: h.PID, State: p.state, Created: sane(h.Created), At: sane(h.ToReal(p.at)), Step: p.step,
 		Appended: h.Appended, Unreadable: p.lost, Dropped: h.DroppedByWriter, CommOverflow: h.CommOverflow, ConnOverflow: h.ConnOverflow,
 		Comms: []*Comm{},
 	}

@@ -50,7 +50,7 @@ func (p *Process) trouble() bool {
 }
 
 func overview(out io.Writer, path string, ps []*Process) {
-	fmt.Fprintf(out, "%s in %s\n\n", count(len(ps), "recorder"), path)
+	fmt.Fprintf(out, "%s in %s\n\n", count(uint64(len(ps)), "recorder"), path)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "JOB\tRANK\tNODE\tPID\tSTATE\tSTEP\tIN\tFOR\tWAITS FOR\tLAST SIGN OF LIFE")
 	for _, p := range ps {
@@ -113,7 +113,7 @@ func (p *Process) text(w io.Writer) {
 	if p.Mark != "" {
 		step += fmt.Sprintf("in %s for %s, ", p.Mark, ago(p.MarkAge))
 	}
-	fmt.Fprintf(w, "  %s%s appended, %d no longer readable, %d of them dropped\n", step, count(int(p.Appended), "record"), p.Unreadable, p.Dropped)
+	fmt.Fprintf(w, "  %s%s appended, %d no longer readable, %d of them dropped\n", step, count(p.Appended, "record"), p.Unreadable, p.Dropped)
 	if n := p.CommOverflow + p.ConnOverflow; n > 0 {
 		fmt.Fprintf(w, "  INCOMPLETE: %d communicators and %d connections found no room in the recorder's tables\n", p.CommOverflow, p.ConnOverflow)
 	}
@@ -247,7 +247,7 @@ func (l *Link) describe() (says []string) {
 	return says
 }
 
-func count(n int, what string) string {
+func count(n uint64, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
