@@ -2,6 +2,7 @@ package master
 
 import (
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -388,18 +389,19 @@ func (s *state) dropArrivals(size int) {
 
 // collect removes the communicators that everybody has left a while ago.
 func (s *state) collect(now int64) {
+	over := func(c commIndex) bool { return c.leftAt != 0 && now-c.leftAt > leftFor }
+	if !slices.ContainsFunc(s.comms, over) {
+		return
+	}
 	moved := make([]int32, len(s.comms))
 	kept := int32(0)
 	for i := range s.comms {
-		if s.comms[i].leftAt != 0 && now-s.comms[i].leftAt > leftFor {
+		if over(s.comms[i]) {
 			moved[i] = -1
 			continue
 		}
 		moved[i] = kept
 		kept++
-	}
-	if int(kept) == len(s.comms) {
-		return
 	}
 	old := s.ev
 	oldComms, oldConns := s.comms, s.conns

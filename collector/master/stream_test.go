@@ -2,7 +2,9 @@ package master
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -229,3 +231,49 @@ func TestPaused(t *testing.T) {
 	m.state.nodes[0].lateAt = now
 	step("the only one left overslept", second/10, true)
 }
+
+// TestGarbageConnection: bytes that are no HTTP/2 end their own connection only.
+func TestGarbageConnection(t *testing.T) {
+	m := start(t, Options{})
+	for _, garbage := range []string{"", "GET / HTTP/1.1\r\n\r\n", strings.Repeat("\x00\xff", 1<<15), "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + strings.Repeat("\xff", 1<<12)} {
+		c, err := net.Dial("tcp", m.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write([]byte(garbage))
+		c.Close()
+	}
+	c := dial(t, m)
+	say(t, c, hello(), nil)
+	if _, err := c.Recv(); err != nil {
+		t.Error(err)
+	}
+}
+
+// BenchmarkPass is what the master adds to a diagnosis pass of a job of 65,536
+// ranks on 8,192 nodes.
+func BenchmarkPass(b *testing.B) {
+	const nodes, perNode = 8192, 8
+	m := &Master{o: Options{Job: "job", Interval: 100 * time.Millisecond}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
+	for i := range nodes {
+		n := m.state.node(fmt.Sprint("n", i))
+		m.state.nodes[n].stream = &stream{}
+		r := &wire.Report{MonoSentNs: 1}
+		for k := range int32(perNode) {
+			rank := int32(i*perNode) + k
+			r.Ranks = append(r.Ranks, &wire.Rank{WorldRank: rank, WorldSize: nodes * perNode, Pid: rank, CreatedUnixNs: 1})
+			for c := range uint64(4) {
+				r.Members = append(r.Members, &wire.Member{CommId: uint64(i)*4 + c, WorldRank: rank, Rank: k, Size: perNode})
+			}
+		}
+		m.state.merge(n, r, m.now())
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		m.pass()
+	}
+}
+
+type never struct{}
+
+func (never) Diagnose(*diagnosis.Evidence) []diagnosis.Verdict { return nil }
