@@ -36,7 +36,7 @@ type Peer interface {
 	Run(ctx context.Context, c Case) ([]Sample, error)
 }
 
-// Line compares one size: Micros has one time a peer, the median over rounds.
+// Line compares one size: Micros has one time a peer.
 type Line struct {
 	Case   Case
 	Bytes  int
@@ -44,8 +44,9 @@ type Line struct {
 }
 
 // Compare runs every peer in turn, rounds times, and returns the sizes that all
-// of them measured, in ascending order.
-func Compare(ctx context.Context, peers []Peer, c Case, rounds int) ([]Line, error) {
+// of them measured, in ascending order. pick reduces the times of the rounds to
+// one: Median, or Least on a machine that others load.
+func Compare(ctx context.Context, peers []Peer, c Case, rounds int, pick func([]float64) float64) ([]Line, error) {
 	times := make(map[int][][]float64) // by size, peer, round
 	for range rounds {
 		for i, p := range peers {
@@ -66,7 +67,7 @@ func Compare(ctx context.Context, peers []Peer, c Case, rounds int) ([]Line, err
 		l := Line{Case: c, Bytes: bytes}
 		for _, t := range byPeer {
 			if len(t) > 0 {
-				l.Micros = append(l.Micros, median(t))
+				l.Micros = append(l.Micros, pick(t))
 			}
 		}
 		if len(l.Micros) == len(peers) {
@@ -77,13 +78,17 @@ func Compare(ctx context.Context, peers []Peer, c Case, rounds int) ([]Line, err
 	return lines, nil
 }
 
-func median(t []float64) float64 {
+// Median returns the middle of some times, and sorts them.
+func Median(t []float64) float64 {
 	slices.Sort(t)
 	if n := len(t); n%2 == 0 {
 		return (t[n/2-1] + t[n/2]) / 2
 	}
 	return t[len(t)/2]
 }
+
+// Least returns the shortest of some times.
+func Least(t []float64) float64 { return slices.Min(t) }
 
 // Header and Print write the table. The last peer is the one that is judged:
 // its ratio is against the fastest of the others, above 1 is slower.

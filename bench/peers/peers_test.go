@@ -33,7 +33,7 @@ func TestCompare(t *testing.T) {
 		{{8, 3}, {16, 20}, {32, 7}},
 	}}
 	us := &fake{name: "us", rounds: [][]Sample{{{8, 6}, {16, 10}}, {{8, 6}, {16, 10}}, {{8, 1}, {16, 10}}}}
-	lines, err := Compare(t.Context(), []Peer{them, us}, c, 3)
+	lines, err := Compare(t.Context(), []Peer{them, us}, c, 3, Median)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestCompare(t *testing.T) {
 
 func TestCompareNamesWhatFailed(t *testing.T) {
 	broken := errors.New("broken")
-	_, err := Compare(t.Context(), []Peer{&fake{name: "them", err: broken}}, Case{Coll: "alltoall", Ranks: 8, Transport: "tcp"}, 1)
+	_, err := Compare(t.Context(), []Peer{&fake{name: "them", err: broken}}, Case{Coll: "alltoall", Ranks: 8, Transport: "tcp"}, 1, Median)
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "them: alltoall, 8 ranks, tcp") {
 		t.Errorf("error %v does not name the peer and the case", err)
 	}

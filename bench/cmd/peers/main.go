@@ -1,7 +1,8 @@
 // Command peers compares `lockstep perf` with OpenMPI on this machine and
 // prints one line a collective, number of ranks, transport and size, then a
-// summary. Both run in turn, round after round; a time is the median over
-// rounds, and a ratio above 1 means that Lockstep is slower than OpenMPI.
+// summary. Both run in turn, round after round; a time is the median over rounds
+// (with -least the shortest, for a machine that others load), and a ratio above
+// 1 means that Lockstep is slower than OpenMPI.
 //
 //	go run ./cmd/peers -lockstep ../bin/lockstep -coll allreduce,sendrecv -transport shm
 package main
@@ -36,14 +37,19 @@ func run(ctx context.Context) error {
 		colls      = flag.String("coll", "allreduce,reduce_scatter,allgather,broadcast,alltoall,sendrecv", "collectives")
 		ranks      = flag.String("ranks", "2,8", "numbers of ranks")
 		transports = flag.String("transport", "shm,tcp", "transports")
-		least      = flag.Int("min", 8, "smallest size in bytes")
-		most       = flag.Int("max", 64<<20, "largest size in bytes")
+		smallest   = flag.Int("min", 8, "smallest size in bytes")
+		largest    = flag.Int("max", 64<<20, "largest size in bytes")
 		factor     = flag.Int("factor", 4, "from one size to the next")
 		rounds     = flag.Int("rounds", 3, "how often the libraries take turns")
 		nocma      = flag.Bool("nocma", false, "over shared memory, also measure OpenMPI without single copy (CMA), which some machines run faster; the ratio is against its better time")
+		least      = flag.Bool("least", false, "take the shortest time of all rounds instead of the median")
 		timeout    = flag.Duration("timeout", 5*time.Minute, "bound on one run of one library")
 	)
 	flag.Parse()
+	pick := peers.Median
+	if *least {
+		pick = peers.Least
+	}
 
 	dir, err := os.MkdirTemp("", "peers-")
 	if err != nil {
@@ -76,8 +82,8 @@ func run(ctx context.Context) error {
 			}
 			peers.Header(os.Stdout, libs)
 			for coll := range strings.SplitSeq(*colls, ",") {
-				c := peers.Case{Coll: coll, Ranks: n, Transport: transport, Min: *least, Max: *most, Factor: *factor}
-				lines, err := peers.Compare(ctx, libs, c, *rounds)
+				c := peers.Case{Coll: coll, Ranks: n, Transport: transport, Min: *smallest, Max: *largest, Factor: *factor}
+				lines, err := peers.Compare(ctx, libs, c, *rounds, pick)
 				if err != nil {
 					return err
 				}
