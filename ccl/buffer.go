@@ -113,6 +113,9 @@ func (b Buffer) Count() int { return b.n }
 // DType is the type of its elements.
 func (b Buffer) DType() DType { return b.dt }
 
+// Raw is the memory of b.
+func (b Buffer) Raw() []byte { return b.raw() }
+
 func (b Buffer) none() bool  { return b.p == nil && b.n == 0 }
 func (b Buffer) size() int   { return b.n * b.dt.Size() }
 func (b Buffer) raw() []byte { return unsafe.Slice((*byte)(b.p), b.size()) }

@@ -17,8 +17,9 @@ const NoColor = -1
 
 // Split makes a communicator of the ranks that give the same color, ordered by
 // key and then by rank; ranks with NoColor get nil. Every rank calls it. It does
-// not wait for operations under way, and c remains.
-func (c *Comm) Split(ctx context.Context, color, key int, name string) (*Comm, error) {
+// not wait for operations under way, and c remains. The new communicator has c's
+// configuration but for its name and what change alters (not ID, Rank or Size).
+func (c *Comm) Split(ctx context.Context, color, key int, name string, change ...func(*Config)) (*Comm, error) {
 	c.deriving.Lock()
 	defer c.deriving.Unlock()
 	fail := func(err error) error { return c.deriveError("Split", err) }
@@ -53,7 +54,7 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string) (*Comm, e
 	for i, m := range members {
 		ranks[i] = m.rank
 	}
-	child, err := c.regroup(ctx, ranks, tag, name)
+	child, err := c.regroup(ctx, ranks, tag, name, change)
 	if err != nil {
 		return nil, fail(err)
 	}
@@ -61,25 +62,29 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string) (*Comm, e
 }
 
 // regroup makes a communicator of some members, of which this rank is one.
-func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string) (*Comm, error) {
+func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string, change []func(*Config)) (*Comm, error) {
 	rank := slices.Index(ranks, c.rank)
 	ctl, err := c.ctl.Regroup(ctx, ranks, rank, tag)
 	if err != nil {
 		return nil, err
 	}
-	return c.child(ctx, ctl, name)
+	return c.child(ctx, ctl, name, change)
 }
 
 // child makes a communicator on ctl with c's configuration.
-func (c *Comm) child(ctx context.Context, ctl *bootstrap.Control, name string) (*Comm, error) {
+func (c *Comm) child(ctx context.Context, ctl *bootstrap.Control, name string, change []func(*Config)) (*Comm, error) {
 	cfg := c.cfg
 	if cfg.Name = name; name == "" {
 		cfg.Name = c.name
 	}
-	log := newLog(c.proc, record.CommEntry{
+	for _, f := range change {
+		f(&cfg)
+	}
+	proc := processOf(cfg.Recorder)
+	log := newLog(proc, record.CommEntry{
 		ID: ctl.ID().Uint64(), Name: cfg.Name, Rank: int32(ctl.Rank()), Size: int32(ctl.Size()), Parent: c.id, State: record.CommJoining,
 	})
-	return newComm(ctx, cfg, ctl, c.proc.hold(), log)
+	return newComm(ctx, cfg, ctl, proc, log)
 }
 
 func (c *Comm) deriveError(op string, err error) error {
@@ -138,7 +143,7 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 		}
 	}
 	c.splits++
-	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.splits), name)
+	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.splits), name, nil)
 	if err != nil {
 		return nil, fail(err)
 	}
@@ -186,7 +191,7 @@ func (c *Comm) Grow(ctx context.Context, id UniqueID, size int, name string) (*C
 	if err != nil {
 		return nil, fail(err)
 	}
-	child, err := c.child(ctx, ctl, name)
+	child, err := c.child(ctx, ctl, name, nil)
 	if err != nil {
 		return nil, fail(err)
 	}

@@ -176,7 +176,7 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 		switch {
 		case err != nil:
 			c.fail(engineFailure(err), true)
-		case c.eng.Done():
+		case c.eng.Done() && c.mesh.Settled():
 			c.finish(record.ResultOK)
 		default:
 			return moved

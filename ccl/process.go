@@ -53,13 +53,6 @@ func processOf(rec *record.Writer) *process {
 	return p
 }
 
-func (p *process) hold() *process {
-	sweeper.mu.Lock()
-	defer sweeper.mu.Unlock()
-	p.users++
-	return p
-}
-
 func (p *process) release() {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()

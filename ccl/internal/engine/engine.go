@@ -375,14 +375,18 @@ func (e *Engine) recvHeader(link transport.Link, l *lane, st *algo.Step) (int, e
 	mine := e.op.of(st)
 	var theirs Signature
 	if ok := theirs.Decode(e.header[:]); !ok || theirs != mine {
-		m := &MismatchError{Peer: int(st.Peer), Mine: mine}
-		if ok {
-			m.Theirs = &theirs
-		}
-		return 0, m
+		return 0, mismatch(st, mine, theirs, ok)
 	}
 	e.arrived(link, l, st)
 	return 0, nil
+}
+
+func mismatch(st *algo.Step, mine, theirs Signature, known bool) error {
+	m := &MismatchError{Peer: int(st.Peer), Mine: mine}
+	if known {
+		m.Theirs = &theirs
+	}
+	return m
 }
 
 // Late notes that nothing could be moved: what comes from now on was waited for.

@@ -1,0 +1,251 @@
+package perf
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Cmd is the command line; short options are nccl-tests'.
+type Cmd struct {
+	Collectives []string `arg:"" optional:"" name:"collective" help:"What to measure: allreduce, reduce, broadcast, allgather, reduce_scatter, alltoall, gather, scatter, sendrecv, barrier. nccl-tests' names (all_reduce_perf) work too."`
+
+	Begin  size   `short:"b" default:"8" help:"Smallest size in bytes (K, M, G)."`
+	End    size   `short:"e" default:"64M" help:"Largest size."`
+	Factor int    `short:"f" default:"2" help:"From one size to the next."`
+	Step   size   `short:"i" default:"0" help:"Add so much instead of multiplying."`
+	Iters  int    `short:"n" default:"0" help:"Operations in each measurement (0: as many as take about 150 ms, in blocks of which the median counts)."`
+	Warmup int    `short:"w" default:"5" help:"Operations before."`
+	Check  int    `short:"c" default:"1" help:"Check results so many times (0: no)."`
+	Op     string `short:"o" default:"sum" help:"sum, prod, max, min, avg or all."`
+	Type   string `short:"d" default:"float" help:"int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all."`
+	Root   int    `short:"r" default:"0" help:"Root of broadcast, reduce, gather and scatter."`
+
+	Ranks    int           `default:"2" help:"Processes to start." placeholder:"N"`
+	Nodes    int           `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
+	Recorder string        `default:"on" enum:"on,off,both" help:"Flight recorder: on, off, or both in turns with their ratio."`
+	Algo     string        `default:"" help:"Force an algorithm: direct, ring, doubling, tree or hierarchical."`
+	Proto    string        `default:"" help:"Force a protocol: ll or simple."`
+	JSON     bool          `help:"One JSON object a line instead of the table."`
+	Timeout  time.Duration `default:"10m" help:"Give up after this long."`
+}
+
+// Help implements kong's help provider.
+func (*Cmd) Help() string {
+	return `Columns are nccl-tests': size in bytes, elements, type, operator, root, then time in µs,
+algorithm and bus bandwidth in GB/s and wrong elements, out of place and in place.
+A time is that of a call and its Wait, averaged over the ranks.
+
+Examples:
+  lockstep perf                                       allreduce, 8 B to 64 MB, 2 ranks over shared memory
+  lockstep perf allgather reduce_scatter -b 1K -e 16M --ranks 4
+  lockstep perf allreduce --ranks 4 --nodes 2         two logical nodes, TCP between them
+  lockstep perf allreduce --recorder both             what the flight recorder costs
+  lockstep perf allreduce -d all -o all -b 1M -e 1M   every type and operator
+  lockstep run -n 8 -- lockstep perf alltoall         on ranks that are supervised`
+}
+
+// size is a number of bytes with an optional unit.
+type size int
+
+// UnmarshalText reads 8, 4K, 64M or 1G (powers of 1024).
+func (s *size) UnmarshalText(b []byte) error {
+	text := strings.TrimSuffix(strings.ToUpper(string(b)), "B")
+	shift := 0
+	if i := strings.IndexAny(text, "KMG"); i >= 0 && i == len(text)-1 {
+		shift = 10 * (1 + strings.IndexByte("KMG", text[i]))
+		text = text[:i]
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > 1<<40>>shift {
+		return fmt.Errorf("size %q: want bytes, such as 8, 4K, 64M or 1G", b)
+	}
+	*s = size(n << shift)
+	return nil
+}
+
+// Run measures, or starts the ranks that do.
+func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	if len(c.Collectives) == 0 {
+		c.Collectives = []string{"allreduce"}
+	}
+	plan, err := c.plan()
+	if err != nil {
+		return err
+	}
+	if os.Getenv("LOCKSTEP_COMM_ID") == "" {
+		return c.launch(ctx, out)
+	}
+	return c.rank(ctx, plan, out)
+}
+
+// plan is what the command line asks for, checked.
+type plan struct {
+	colls []collective
+	types []ccl.DType
+	ops   []ccl.Op
+	algo  ccl.Algo
+	proto ccl.Proto
+}
+
+func (c *Cmd) plan() (p plan, err error) {
+	switch {
+	case c.Begin < 0 || c.End < c.Begin:
+		return p, fmt.Errorf("sizes from %d to %d bytes", c.Begin, c.End)
+	case c.Factor < 2 && c.Step == 0 && c.Begin != c.End:
+		return p, fmt.Errorf("-f %d: want at least 2, or -i", c.Factor)
+	case c.Ranks < 1 || c.Nodes < 1 || c.Nodes > c.Ranks:
+		return p, fmt.Errorf("%d ranks on %d nodes", c.Ranks, c.Nodes)
+	}
+	for _, name := range c.Collectives {
+		coll, err := find(name)
+		if err != nil {
+			return p, err
+		}
+		p.colls = append(p.colls, coll)
+	}
+	if p.types, err = parseTypes(c.Type); err != nil {
+		return p, err
+	}
+	if p.ops, err = parseOps(c.Op); err != nil {
+		return p, err
+	}
+	if p.algo, err = ccl.ParseAlgo(c.Algo); err != nil {
+		return p, err
+	}
+	p.proto, err = ccl.ParseProto(c.Proto)
+	return p, err
+}
+
+// launch starts the ranks as children that run the same command, and waits for
+// them. Rank 0 writes to out.
+func (c *Cmd) launch(ctx context.Context, out io.Writer) (err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "lockstep-perf-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	env, err := jobEnv(dir)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type end struct {
+		rank int
+		err  error
+	}
+	ends := make(chan end, c.Ranks)
+	started := 0
+	for r := range c.Ranks {
+		cmd := exec.CommandContext(ctx, exe, os.Args[1:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		cmd.Env = append(os.Environ(), env...)
+		cmd.Env = append(cmd.Env, "LOCKSTEP_RANK="+strconv.Itoa(r), "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(c.Ranks),
+			"LOCKSTEP_LOCAL_RANK="+strconv.Itoa(r%((c.Ranks+c.Nodes-1)/c.Nodes)), fmt.Sprintf("LOCKSTEP_NODE=node%d", r*c.Nodes/c.Ranks))
+		cmd.Stderr = os.Stderr
+		if r == 0 {
+			cmd.Stdout = out
+		}
+		if err = cmd.Start(); err != nil {
+			cancel()
+			break
+		}
+		started++
+		go func() { ends <- end{r, cmd.Wait()} }()
+	}
+	for range started {
+		if e := <-ends; e.err != nil && err == nil {
+			err = fmt.Errorf("rank %d: %w", e.rank, e.err)
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			cancel()
+		}
+	}
+	return err
+}
+
+// jobEnv is what all ranks of a run have in common. dir holds the secret; the
+// flight recorders are in a directory of the runtime directory that goes with dir.
+func jobEnv(dir string) ([]string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("find a port for the rendezvous: %w", err)
+	}
+	id, err := ccl.NewUniqueID(l.Addr().String())
+	if err := errors.Join(err, l.Close()); err != nil {
+		return nil, err
+	}
+	var secret [32]byte
+	rand.Read(secret[:]) // never fails
+	file := filepath.Join(dir, "secret")
+	if err := os.WriteFile(file, []byte(hex.EncodeToString(secret[:])), 0o600); err != nil {
+		return nil, err
+	}
+	return []string{
+		"LOCKSTEP_COMM_ID=" + id.String(), "LOCKSTEP_SECRET_FILE=" + file, "LOCKSTEP_JOB=perf",
+		"LOCKSTEP_RECORDER=off", // perf makes its own
+	}, nil
+}
+
+// rank is one rank's part.
+func (c *Cmd) rank(ctx context.Context, p plan, out io.Writer) (err error) {
+	cfg, err := ccl.ConfigFromEnv()
+	if err != nil {
+		return err
+	}
+	cfg.Name, cfg.Algo, cfg.Proto = "perf", p.algo, p.proto
+	rec := cfg.Recorder
+	if rec == nil && c.Recorder != "off" {
+		rec, err = record.Create(record.Options{Identity: record.Identity{
+			Job: os.Getenv("LOCKSTEP_JOB"), Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: -1,
+		}})
+		if err != nil {
+			return err
+		}
+		defer os.Remove(rec.Path())
+	}
+	defer func() { err = errors.Join(err, rec.Close()) }()
+	cfg.Recorder = rec
+	if c.Recorder == "off" {
+		cfg.Recorder = nil
+	}
+	comm, err := ccl.Init(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, comm.Close()) }()
+	b := &bench{cmd: c, comm: comm, stream: comm.NewStream()}
+	if c.Recorder == "both" {
+		if b.plain, err = comm.Split(ctx, 0, comm.Rank(), "plain", func(cfg *ccl.Config) { cfg.Recorder = nil }); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, b.plain.Close()) }()
+	}
+	w := io.Discard
+	if comm.Rank() == 0 {
+		w = out
+	}
+	return b.run(ctx, p, newPrinter(w, c, comm.Size()))
+}

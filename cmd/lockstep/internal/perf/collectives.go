@@ -1,0 +1,151 @@
+package perf
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+)
+
+// collective is how one collective is called and what its numbers mean.
+type collective struct {
+	name    string
+	shares  bool // counts are of one rank's share, sizes of all
+	reduces bool
+	rooted  bool
+	// inPlace says that the call exists in place.
+	inPlace bool
+	// bus is bus bandwidth over algorithm bandwidth for n ranks.
+	bus func(n float64) float64
+	// sendShares and recvShares are the buffers' sizes in counts: 1 or, for n, 0.
+	sendShares, recvShares int
+	call                   func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, root int) error
+	// want is element i of rank's result, from what contribution(rank, i) each
+	// rank had in its send buffer; ok is false where nothing is defined.
+	want func(x expect, i int) (v float64, ok bool)
+}
+
+func once(float64) float64     { return 1 }
+func others(n float64) float64 { return (n - 1) / n }
+func both(n float64) float64   { return 2 * (n - 1) / n }
+func whole(x expect, i int) (float64, bool) {
+	return x.reduced(i), true
+}
+
+var collectives = []collective{
+	{
+		name: "allreduce", reduces: true, inPlace: true, bus: both, sendShares: 1, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, _ int) error {
+			return c.AllReduce(s, send, recv, op)
+		},
+		want: whole,
+	},
+	{
+		name: "reduce", reduces: true, rooted: true, inPlace: true, bus: once, sendShares: 1, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, root int) error {
+			return c.Reduce(s, send, recv, op, root)
+		},
+		want: func(x expect, i int) (float64, bool) { return x.reduced(i), x.rank == x.root },
+	},
+	{
+		name: "broadcast", rooted: true, inPlace: true, bus: once, sendShares: 1, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, root int) error {
+			return c.Broadcast(s, send, recv, root)
+		},
+		want: func(x expect, i int) (float64, bool) { return x.contribution(x.root, i), true },
+	},
+	{
+		name: "allgather", shares: true, inPlace: true, bus: others, sendShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, _ int) error {
+			return c.AllGather(s, send, recv)
+		},
+		want: func(x expect, i int) (float64, bool) { return x.contribution(i/x.count, i%x.count), true },
+	},
+	{
+		name: "reduce_scatter", shares: true, reduces: true, inPlace: true, bus: others, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, _ int) error {
+			return c.ReduceScatter(s, send, recv, op)
+		},
+		want: func(x expect, i int) (float64, bool) { return x.reduced(x.rank*x.count + i), true },
+	},
+	{
+		name: "alltoall", shares: true, inPlace: true, bus: others,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, _ int) error {
+			return c.AlltoAll(s, send, recv)
+		},
+		want: func(x expect, i int) (float64, bool) {
+			return x.contribution(i/x.count, x.rank*x.count+i%x.count), true
+		},
+	},
+	{
+		name: "gather", shares: true, rooted: true, inPlace: true, bus: others, sendShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, root int) error {
+			return c.Gather(s, send, recv, root)
+		},
+		want: func(x expect, i int) (float64, bool) {
+			return x.contribution(i/x.count, i%x.count), x.rank == x.root
+		},
+	},
+	{
+		name: "scatter", shares: true, rooted: true, inPlace: true, bus: others, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, root int) error {
+			return c.Scatter(s, send, recv, root)
+		},
+		want: func(x expect, i int) (float64, bool) { return x.contribution(x.root, x.rank*x.count+i), true },
+	},
+	{
+		name: "sendrecv", bus: once, sendShares: 1, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, _ int) error {
+			next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
+			return c.Group(s, func(g *ccl.Group) error {
+				if err := g.Send(send, next); err != nil {
+					return err
+				}
+				return g.Recv(recv, prev)
+			})
+		},
+		want: func(x expect, i int) (float64, bool) { return x.contribution((x.rank+x.n-1)%x.n, i), true },
+	},
+	{
+		name: "barrier", bus: once, sendShares: 1, recvShares: 1,
+		call: func(c *ccl.Comm, s *ccl.Stream, _, _ ccl.Buffer, _ ccl.Op, _ int) error { return c.Barrier(s) },
+		want: func(expect, int) (float64, bool) { return 0, false },
+	},
+}
+
+// find returns the collective of a name, spelt as here or as nccl-tests does.
+func find(name string) (collective, error) {
+	clean := strings.ReplaceAll(strings.TrimSuffix(strings.ToLower(name), "_perf"), "_", "")
+	var names []string
+	for _, c := range collectives {
+		if strings.ReplaceAll(c.name, "_", "") == clean {
+			return c, nil
+		}
+		names = append(names, c.name)
+	}
+	return collective{}, fmt.Errorf("collective %q: want one of %s", name, strings.Join(names, ", "))
+}
+
+// buffers lays out one rank's memory for a call of count elements, in place or not.
+func (coll *collective) buffers(b *bench, dt ccl.DType, count int, inPlace bool) (send, recv ccl.Buffer) {
+	n, es := b.comm.Size(), dt.Size()
+	shares := func(s int) int {
+		if s == 0 {
+			return n
+		}
+		return s
+	}
+	sendBytes, recvBytes := count*es*shares(coll.sendShares), count*es*shares(coll.recvShares)
+	if !inPlace {
+		return ccl.Bytes(dt, b.mem(0, sendBytes)), ccl.Bytes(dt, b.mem(1, recvBytes))
+	}
+	memory := b.mem(0, max(sendBytes, recvBytes))
+	own := b.comm.Rank() * count * es
+	send, recv = ccl.Bytes(dt, memory), ccl.Bytes(dt, memory)
+	if sendBytes < recvBytes {
+		send = ccl.Bytes(dt, memory[own:own+sendBytes])
+	} else if recvBytes < sendBytes {
+		recv = ccl.Bytes(dt, memory[own:own+recvBytes])
+	}
+	return send, recv
+}
