@@ -192,3 +192,19 @@ func (g *gate) held() int {
 	}
 	return g.bytes
 }
+
+// Settled implements Mesh.
+func (m *mesh) Settled() bool {
+	if m.cfg.Faults == nil {
+		return true
+	}
+	for _, l := range m.open {
+		if l.holds() {
+			return false
+		}
+	}
+	return true
+}
+
+// holds reports whether anything waits behind the gate; nil holds nothing.
+func (g *gate) holds() bool { return g != nil && len(g.queue) > 0 }

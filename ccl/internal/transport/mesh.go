@@ -133,6 +133,8 @@ type pipeline interface {
 	refresh(now int64) bool
 	// pump moves bytes that a fault has held back; 0, or when to call it again.
 	pump(now int64) int64
+	// holds reports whether a fault holds something back.
+	holds() bool
 }
 
 // NewMesh prepares the links among the members; every member calls it, and it
@@ -277,11 +279,12 @@ func (m *mesh) Board() Board {
 // Peek returned.
 func (m *mesh) Close() error {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
+	again := m.closed
+	m.closed = true
+	m.mu.Unlock() // closing the network waits for goroutines that may call Wake
+	if again {
 		return nil
 	}
-	m.closed = true
 	m.stop()
 	if m.net != nil {
 		m.net.close()

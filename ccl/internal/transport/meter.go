@@ -33,6 +33,7 @@ type meter struct {
 
 	posted, completed, received uint64 // as last told to conn
 	monPosted, monCompleted     uint64 // as last told to mon
+	windows                     uint64 // as last told to conn
 	wanted                      int64
 	blocked                     bool
 }
@@ -78,11 +79,22 @@ func (t *meter) completeAt(now int64, total uint64) {
 // due reports whether a completion is worth looking for.
 func (t *meter) due() bool { return t.monCompleted < t.monPosted }
 
+// window publishes a window that has closed; it appends a record of it only
+// when the monitor has something to tell.
 func (t *meter) window(now int64, tell bool) {
+	s := t.mon.Stats()
+	if s.Windows == t.windows {
+		return
+	}
+	t.windows = s.Windows
+	w := t.mon.Last()
+	t.conn.Window(uint64(w.Bandwidth()), record.Cause(w.State), now)
+	t.conn.Latency(w.Latency)
+	t.conn.Slow(s.Anomalies)
+	t.conn.Windows(s.Windows)
 	if !tell {
 		return
 	}
-	w := t.mon.Last()
 	r := record.Record{
 		Mono: now, Kind: record.KindWindow, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(w.Cause),
 		Bytes: w.Bytes, WRs: w.WRs, Back: w.Backlog, First: w.First, Last: w.Last,
@@ -91,8 +103,6 @@ func (t *meter) window(now int64, tell bool) {
 		r.Flags = record.FlagAnomaly
 	}
 	t.rec.Append(&r)
-	t.conn.Window(uint64(w.Bandwidth()), record.Cause(w.State), now)
-	t.conn.Slow(t.mon.Stats().Anomalies)
 }
 
 // block tells that the receiver holds all that was sent and gives no credit.

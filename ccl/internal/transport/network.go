@@ -129,6 +129,9 @@ func (n *network) poll(d time.Duration) {
 			return // EINTR
 		}
 	}
+	if count > 0 {
+		n.m.progressed = true // nobody has looked at these sockets since
+	}
 	for _, ev := range n.ready[:count] {
 		if ev.Fd == bellEvent {
 			var b [512]byte

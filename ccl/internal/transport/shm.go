@@ -291,6 +291,8 @@ func (l *shmLink) look() {
 	}
 }
 
+func (l *shmLink) holds() bool { return l.gate.holds() }
+
 func (l *shmLink) pump(now int64) int64 {
 	if l.gate == nil {
 		return 0

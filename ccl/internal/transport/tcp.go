@@ -858,6 +858,8 @@ func (l *tcpLink) look() {
 	}
 }
 
+func (l *tcpLink) holds() bool { return l.gate.holds() }
+
 func (l *tcpLink) pump(now int64) int64 {
 	if l.gate == nil {
 		return 0

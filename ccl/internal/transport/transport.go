@@ -66,6 +66,10 @@ type Mesh interface {
 	Wait(d time.Duration)
 	// Wake makes Wait return (abort, new work). Safe from any goroutine.
 	Wake()
+	// Settled reports whether every byte taken from the caller has left this rank's
+	// hands. It is false only while an injected fault holds some back; an operation
+	// ends when it is true, as nobody else would deliver them.
+	Settled() bool
 	// Local reports whether a peer shares this rank's node (shared memory).
 	Local(peer int) bool
 	// Board returns the shared entry board of this node's members, nil when

@@ -49,6 +49,9 @@ const (
 	maxSpin = 1000
 	// A yield that comes back sooner had nobody to yield to.
 	lonelyYield = 900 // ns
+	// A yield that takes longer lost the core to work: sleeping gets it back sooner,
+	// since a task that wakes goes before one that has computed all along.
+	busyYield = int64(100 * time.Microsecond)
 	// Polls between two looks.
 	lookEvery = 4
 	// How long a rank yields before it sleeps: waking it costs tens of µs.
@@ -104,6 +107,9 @@ func (w *waiter) wait(d time.Duration) {
 		yielding.Add(1)
 	} else if took := now - w.last; took > lonelyYield {
 		w.spin = max(minSpin, w.spin/2)
+		if took > busyYield {
+			w.since = now - yieldFor
+		}
 	} else {
 		w.spin = min(maxSpin, 2*w.spin+1)
 	}
