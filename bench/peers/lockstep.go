@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
 // Lockstep measures with `lockstep perf`, flight recorder on.
@@ -56,7 +57,7 @@ func parseLockstep(out []byte, c Case) ([]Sample, error) {
 				Micros float64 `json:"us"`
 			} `json:"out_of_place"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Collective != c.Coll || r.Ranks != c.Ranks {
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Collective != strings.ReplaceAll(c.Coll, "_", "") || r.Ranks != c.Ranks {
 			return nil, fmt.Errorf("lockstep perf printed %q, which is no measurement of this case", lines.Text())
 		}
 		if r.OutOfPlace.Micros > 0 {
