@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 )
 
 // Lockstep measures with `lockstep perf`, flight recorder on.
@@ -57,10 +56,10 @@ func parseLockstep(out []byte, c Case) ([]Sample, error) {
 				Micros float64 `json:"us"`
 			} `json:"out_of_place"`
 		}
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Collective != strings.ReplaceAll(c.Coll, "_", "") || r.Ranks != c.Ranks {
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil || r.Collective != c.Coll || r.Ranks != c.Ranks {
 			return nil, fmt.Errorf("lockstep perf printed %q, which is no measurement of this case", lines.Text())
 		}
-		if r.OutOfPlace.Micros > 0 {
+		if r.Size > 0 { // else there was less than an element for each rank
 			samples = append(samples, Sample{Bytes: r.Size, Micros: r.OutOfPlace.Micros})
 		}
 	}
