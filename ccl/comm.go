@@ -35,6 +35,7 @@ type Comm struct {
 
 	queue    queue
 	executor executor
+	swept    uint64 // the queue's tail at the last sweep; the sweeper's own
 	groups   groupPool
 
 	failed atomic.Pointer[failure]

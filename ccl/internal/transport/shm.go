@@ -292,6 +292,7 @@ func (l *shmLink) look() {
 }
 
 func (l *shmLink) holds() bool { return l.gate.holds() }
+func (l *shmLink) due() bool   { return l.meter.due() }
 
 func (l *shmLink) pump(now int64) int64 {
 	if l.gate == nil {

@@ -181,8 +181,12 @@ func (l *tcpLink) ready() (bool, error) {
 	return true, nil
 }
 
+// fatal breaks the link. What had arrived by then can still be received.
 func (l *tcpLink) fatal(err error) error {
 	if l.err == nil {
+		for _, s := range l.socks {
+			s.readable, s.hungUp = true, true
+		}
 		l.err = fmt.Errorf("TCP with rank %d: %w", l.peer, err)
 		l.meter.down()
 	}
@@ -859,6 +863,7 @@ func (l *tcpLink) look() {
 }
 
 func (l *tcpLink) holds() bool { return l.gate.holds() }
+func (l *tcpLink) due() bool   { return l.meter.due() }
 
 func (l *tcpLink) pump(now int64) int64 {
 	if l.gate == nil {

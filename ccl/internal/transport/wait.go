@@ -55,7 +55,7 @@ const (
 	// Polls between two looks.
 	lookEvery = 4
 	// How long a rank yields before it sleeps: waking it costs tens of µs.
-	yieldFor = int64(500 * time.Microsecond)
+	yieldFor = int64(time.Millisecond)
 )
 
 // waiter is how a rank waits: it polls, then yields, then sleeps. Nothing is
@@ -142,6 +142,16 @@ func (w *waiter) wait(d time.Duration) {
 			yielding.Add(1)
 		}
 		w.rouse()
+	}
+}
+
+// Look implements Mesh.
+func (m *mesh) Look() {
+	for _, l := range m.open {
+		if l.due() {
+			m.look()
+			return
+		}
 	}
 }
 
