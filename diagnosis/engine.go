@@ -62,7 +62,7 @@ const (
 	rankStopped                  // stopped, or in uninterruptible sleep
 	rankGone                     // died
 	rankExited                   // ended in good order
-	rankLost                     // its agent is lost: the last report may be false by now
+	rankLost                     // its agent is silent: the last report may be false by now
 )
 
 // sick ranks do not wait for anybody, whatever they were in.
@@ -169,6 +169,19 @@ func (p *pass) known(rank int32) int64 {
 func (p *pass) lostNode(node int32) bool {
 	return node >= 0 && int(node) < len(p.ev.Nodes) && p.ev.Nodes[node].Lost
 }
+
+// silent reports whether a node has not been heard for so long that what its
+// ranks are in is not known any more. What is found then rests on others; what
+// was found before stands until it reports again.
+func (p *pass) silent(node int32) bool {
+	if node < 0 || int(node) >= len(p.ev.Nodes) {
+		return false
+	}
+	n := &p.ev.Nodes[node]
+	return n.Lost || (n.LastSeen > 0 && p.now-n.LastSeen > silentAfter)
+}
+
+const silentAfter = 1_000_000_000
 
 func (p *pass) nodeName(rank int32) string {
 	if n := p.ev.Ranks[rank].Node; n >= 0 && int(n) < len(p.ev.Nodes) {

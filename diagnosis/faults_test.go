@@ -161,7 +161,7 @@ func TestAnySlownessIsNamed(t *testing.T) {
 		if _, ok := h.confirmed[want]; !ok || len(h.confirmed) != 1 {
 			t.Fatalf("want %q alone, got\n%s", want, h)
 		}
-		if !cfg.NoSteps && told > 12 && h.first[want]-f.At > 2*time.Second {
+		if !cfg.NoSteps && told > 12 && h.first[want]-f.At > 3*time.Second {
 			t.Fatalf("%q told %d steps and %s after its onset", want, told, h.first[want]-f.At)
 		}
 	})

@@ -134,6 +134,9 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 	}
 	switch {
 	case p.state[n] == rankLost:
+		if !p.lostNode(p.ev.Ranks[n].Node) {
+			return c, false
+		}
 		c.class = NoncommunicationHang
 		c.excuse = excuse{reason: reasonNodeLost, since: e.hang.active[n], suspect: int64(cfg.LostAfter) / 2, confirm: int64(cfg.LostAfter)}
 	case p.state[n] == rankAlive && e.hang.inside[n] > 0:
@@ -170,6 +173,7 @@ func (e *Engine) causeOf(circle []int32) (cause, bool) {
 	c := cause{class: CommunicationHang, kind: causeCircle, edge: -1}
 	c.excuse = excuse{reason: reasonStalled, firm: 1, suspect: int64(e.cfg.SuspectAfter), confirm: 2 * int64(e.cfg.ConfirmAfter)}
 	first := int64(never)
+	held := int32(-1)
 	for _, n := range circle {
 		if int(n) < len(e.pass.state) {
 			c.nodes = append(c.nodes, blamed{n, e.hang.active[n]})
@@ -180,6 +184,9 @@ func (e *Engine) causeOf(circle []int32) (cause, bool) {
 			if _, inside := slices.BinarySearch(circle, w.to); !inside {
 				continue
 			}
+			if w.holds > 0 && (held < 0 || w.since < e.graph.edges[held].since) {
+				held = i
+			}
 			if !w.conn {
 				c.class, c.reason, c.confirm = NoncommunicationHang, reasonDeadlock, int64(e.cfg.ConfirmAfter)
 			}
@@ -187,6 +194,14 @@ func (e *Engine) causeOf(circle []int32) (cause, bool) {
 				first, c.edge, c.comm = w.since, i, w.comm
 			}
 		}
+	}
+	if held >= 0 {
+		// The circle closes over a connection with bytes on it: they are late,
+		// and the sender went on to wait for what their receiver sends next.
+		w := e.graph.edges[held]
+		node := e.stuckConn(w.holds - 1)
+		e.graph.wait(waitEdge{from: w.from, to: node, comm: w.comm, conn: true, since: w.since})
+		return e.causeAt(node)
 	}
 	return c, len(c.nodes) > 0 && c.edge >= 0
 }

@@ -45,7 +45,7 @@ func (e *Engine) scanRanks() {
 			s = rankGone
 		case r.Proc == ProcExited:
 			s = rankExited
-		case p.lostNode(r.Node):
+		case p.silent(r.Node):
 			s = rankLost
 		case r.Proc == ProcStopped, r.Proc == ProcDisk:
 			s = rankStopped
@@ -117,9 +117,11 @@ func (e *Engine) scanMembers() {
 			if uint32(m.World) >= uint32(len(e.sums)) {
 				continue
 			}
+			if pointToPoint(m.Coll) {
+				h.p2p = true
+			}
 			if m.Started > m.Finished {
 				oldest = min(oldest, m.StartedAt)
-				h.p2p = h.p2p || pointToPoint(m.Coll)
 			} else {
 				longest = max(longest, m.FinishedAt-m.StartedAt)
 			}

@@ -134,8 +134,9 @@ func (e *Engine) normalRatios() (norm [256]float64) {
 		ratios[t] = ratios[t][:0]
 	}
 	for i := range e.conns {
-		if h := &e.conns[i]; h.fresh && e.known(&h.base) {
-			t := e.pass.ev.Conns[i].Transport
+		h, c := &e.conns[i], &e.pass.ev.Conns[i]
+		if h.fresh && e.known(&h.base) && (c.Cause == record.CauseNone || c.Cause == record.CauseNetwork) {
+			t := c.Transport
 			ratios[t] = append(ratios[t], h.delay/h.base.mean)
 		}
 	}

@@ -242,12 +242,8 @@ func (e *Engine) slowAgain(s *slowRank) {
 	if s.alone {
 		confirm *= 2
 	}
-	before := s.level
 	s.again(e, confirm)
 	s.last, s.of = e.enteredLast(s.rank, s.comm, s.since)
-	if before < Confirmed && s.of >= 4 && 4*s.last < s.of {
-		s.level = min(s.level, Suspected) // the sampled collectives say otherwise
-	}
 	*x = *s
 }
 

@@ -23,6 +23,7 @@ type waitEdge struct {
 	nextOut, nextIn int32
 	comm            int32 // index of the communicator that makes from wait, -1 when none
 	conn            bool  // seen at a connection rather than by who entered
+	holds           int32 // 1 + a connection that may hold what from waits for, 0 when none does
 	since           int64 // from has waited at least since then, 0 when not known
 }
 

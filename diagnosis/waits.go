@@ -96,6 +96,10 @@ func (e *Engine) buildGraph() {
 	}
 }
 
+// said reports whether Coll and Peer, which are of the operation enqueued last,
+// are of the one that the member is in.
+func said(m *Member) bool { return m.Enqueued <= m.Finished+1 }
+
 // waitsIn adds the waits of one communicator's members.
 func (e *Engine) waitsIn(ci int32) {
 	p, s := &e.pass, &e.hang
@@ -114,7 +118,7 @@ func (e *Engine) waitsIn(ci int32) {
 		}
 		s.inside[w]++
 		switch {
-		case m.Coll == record.Group:
+		case m.Coll == record.Group, e.comms[ci].p2p && !said(m):
 			e.waitsAtConns(ci, int32(i), e.unknown())
 		case pointToPoint(m.Coll):
 			e.waitsForPeer(ci, int32(i))
@@ -152,7 +156,7 @@ func (e *Engine) waitsIn(ci int32) {
 func (e *Engine) waitsAt(ci int32, open []int32, seq, lower uint64, before int32) int32 {
 	c := &e.pass.ev.Comms[ci]
 	first := &c.Members[open[0]]
-	if root := first.Peer; (first.Coll == record.Broadcast || first.Coll == record.Scatter) && before < 0 &&
+	if root := first.Peer; said(first) && (first.Coll == record.Broadcast || first.Coll == record.Scatter) && before < 0 &&
 		root >= 0 && int(root) < len(c.Members) && c.Members[root].Started < seq {
 		// Everything comes from the root: the others that are not there matter to nobody yet.
 		node := e.missing(ci, open)
@@ -322,13 +326,16 @@ func (e *Engine) waitsAtConns(ci, member, otherwise int32) {
 		default:
 			continue
 		}
+		edge := waitEdge{from: from, to: other, comm: ci, conn: true, since: since}
 		switch {
 		case other < 0:
-			other = e.unknown()
+			edge.to = e.unknown()
 		case e.stuck(conn):
-			other = e.stuckConn(k)
+			edge.to = e.stuckConn(k)
+		case e.mayHold(conn):
+			edge.holds = k + 1
 		}
-		e.graph.wait(waitEdge{from: from, to: other, comm: ci, conn: true, since: since})
+		e.graph.wait(edge)
 		otherwise = -1
 	}
 	if otherwise >= 0 {
@@ -357,17 +364,50 @@ func (e *Engine) waitsForPeer(ci, member int32) {
 		}
 		w = e.pairConn(ci, src, dst)
 	}
-	e.graph.wait(waitEdge{from: m.World, to: w, comm: ci, since: m.StartedAt})
+	edge := waitEdge{from: m.World, to: w, comm: ci, since: m.StartedAt}
+	if m.Coll == record.Recv && int(w) < len(p.state) {
+		for _, k := range e.connsOf(ci) {
+			if conn := &p.ev.Conns[k]; conn.Src == m.Peer && conn.Dst == member {
+				if e.stuck(conn) {
+					edge.to = e.stuckConn(k)
+				} else if e.mayHold(conn) {
+					edge.holds = k + 1
+				}
+			}
+		}
+	}
+	e.graph.wait(edge)
 }
 
-// stuck reports whether a connection holds what its receiver waits for, or
-// whether both its ends wait for each other.
+// stuck reports whether a connection does not deliver: it holds what its
+// receiver waits for, or both its ends wait for each other, or its sender has
+// left the operation that the receiver is still in. Only a sender that is in an
+// operation of the communicator itself knows what has been taken.
 func (e *Engine) stuck(c *Conn) bool {
-	src, dst := e.end(c, c.Src), e.end(c, c.Dst)
-	if src < 0 || dst < 0 || e.pass.state[src] != rankAlive || e.pass.state[dst] != rankAlive {
+	if c.RxWaitingSince == 0 || !e.bothAlive(c) {
 		return false
 	}
-	return c.RxWaitingSince > 0 && (c.Outstanding > 0 || c.TxBlockedSince > 0)
+	members := e.pass.ev.Comms[c.Comm].Members
+	src, dst := &members[c.Src], &members[c.Dst]
+	p2p, inside := e.comms[c.Comm].p2p, e.openFor(src) >= 0
+	switch {
+	case !p2p && src.Finished > dst.Finished:
+		return true
+	case inside:
+		return c.Outstanding > 0 || c.TxBlockedSince > 0
+	}
+	return p2p && c.Outstanding > 0 && c.LastPost > dst.FinishedAt
+}
+
+// mayHold reports whether a connection may hold what its receiver waits for: so
+// its sender, who has gone on, knew last.
+func (e *Engine) mayHold(c *Conn) bool {
+	return c.RxWaitingSince > 0 && c.Outstanding > 0 && e.bothAlive(c)
+}
+
+func (e *Engine) bothAlive(c *Conn) bool {
+	src, dst := e.end(c, c.Src), e.end(c, c.Dst)
+	return src >= 0 && dst >= 0 && e.pass.state[src] == rankAlive && e.pass.state[dst] == rankAlive
 }
 
 // end returns the world rank of a connection's end, -1 when not known.

@@ -204,7 +204,7 @@ func (e *Engine) whyLate(f *finding, s *slowRank) {
 	}
 	f.why("in the last window this cost %s; its peers on %s were inside collectives %s longer for it, while it was not",
 		millis(s.excess), c.Name, millis(s.growth))
-	if s.of > 0 {
+	if s.last > 0 {
 		f.why("it entered last in %d of %d sampled collectives of %s", s.last, s.of, c.Name)
 	}
 	f.why("so for %s in a row, since %s", plural(s.slow, "window", "windows"), clock(s.since))
