@@ -287,6 +287,7 @@ func (c *Comm) Close() error {
 	c.ctl.Close()
 	c.watching.Wait()
 	c.executor.acquire() // for good: no one may use the mesh any more
+	c.log.addSums()
 	meshErr := c.mesh.Close()
 	if failure == nil {
 		c.log.state(record.CommLeft)

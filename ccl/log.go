@@ -8,7 +8,8 @@ import (
 
 // log writes a communicator's part of the flight recorder. Clock reads and
 // appends are placed where the operation has to wait anyhow: enqueue and start of
-// an operation that runs at once are written after its first bytes went out.
+// an operation that runs at once are written after its first bytes went out, and
+// the sums of a brief one after those of the next.
 type log struct {
 	rec   *record.Writer // nil: off
 	live  *record.Comm
@@ -18,6 +19,22 @@ type log struct {
 
 	started int64
 	flushed uint64 // operations since links last published their counters
+	sums    sums   // not yet added
+}
+
+// sums is what AddPhases takes of one operation.
+type sums struct {
+	own, wait, transfer int64
+	bytes               uint64
+	due                 bool
+}
+
+// addSums adds what is due.
+func (l *log) addSums() {
+	if s := &l.sums; s.due {
+		s.due = false
+		l.live.AddPhases(s.own, s.wait, s.transfer, s.bytes)
+	}
 }
 
 func newLog(p *process, e record.CommEntry) log {
@@ -40,9 +57,14 @@ func (l *log) state(s record.CommState) {
 	l.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Value: l.id})
 }
 
+// small is up to how many bytes an operation that runs next is stamped only when
+// it starts: two looks at the clock would be a good part of its time. (The
+// sweeper starts it within 2 ms if nobody does.)
+const small = 4 << 10
+
 // enqueue notes a call. When it runs next its record waits for start.
 func (l *log) enqueue(op *operation, seq uint64, next bool) {
-	if l.rec == nil {
+	if l.rec == nil || next && op.bytes <= small {
 		return
 	}
 	op.enqueued = record.Now()
@@ -74,6 +96,9 @@ func (l *log) start(op *operation, seq uint64, s *algo.Schedule) {
 		l.board.Enter(op.collective, l.started)
 	}
 	if !op.logged {
+		if op.enqueued == 0 {
+			op.enqueued = l.started
+		}
 		l.writeEnqueue(op, seq)
 	}
 	l.live.Started(seq, l.started)
@@ -81,6 +106,7 @@ func (l *log) start(op *operation, seq uint64, s *algo.Schedule) {
 		Mono: l.started, Kind: record.KindStart, Comm: l.live.Index(), Seq: seq,
 		Coll: op.coll, Algo: s.Algo, Proto: s.Proto, Chan: 1, Stamp: l.started,
 	})
+	l.addSums()
 }
 
 const (
@@ -123,9 +149,10 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 		own = l.started - prev
 	}
 	l.proc.lastEnd.Store(now)
-	l.live.AddPhases(own, wait, took-wait, op.bytes)
+	l.sums = sums{own, wait, took - wait, op.bytes, true}
 	if l.flushed++; took >= brief || l.flushed >= flushEvery {
 		l.flushed = 0
+		l.addSums()
 		c.eng.Flush(now)
 	}
 }

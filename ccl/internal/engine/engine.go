@@ -32,8 +32,12 @@ const GroupSpace = algo.Acc + 1
 // stays aligned.
 const headerSize = 64
 
-// stageBytes is up to how much data travels in one piece with its header.
-const stageBytes = 4096
+// Up to how much data travels in one piece with its header: a copy costs less
+// than a second store to shared memory that the peer reads, or system call.
+const (
+	stageMemory  = 1 << 10
+	stageNetwork = 16 << 10
+)
 
 // Engine runs one communicator's operations, one at a time. It is owned by
 // whoever holds the communicator; no method may run beside another.
@@ -74,7 +78,7 @@ type lane struct {
 func New(mesh transport.Mesh, size int, now func() int64) *Engine {
 	return &Engine{
 		mesh: mesh, links: make([]transport.Link, size), now: now,
-		lanes: make([]lane, 2, 2*size), stage: make([]byte, headerSize+stageBytes),
+		lanes: make([]lane, 2, 2*size), stage: make([]byte, headerSize+stageNetwork),
 	}
 }
 
@@ -287,8 +291,11 @@ func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) 
 // sendHeader sends what is left of the header, with the data when that is
 // short, and returns 0 once the header is out.
 func (e *Engine) sendHeader(link transport.Link, l *lane, st *algo.Step) (int, error) {
-	data := st.Len
-	if data > stageBytes {
+	data, limit := st.Len, stageMemory
+	if link.Kind() != record.TransportSHM {
+		limit = stageNetwork
+	}
+	if data > limit {
 		data = 0
 	}
 	total := headerSize + data

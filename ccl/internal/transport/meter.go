@@ -89,7 +89,9 @@ func (t *meter) window(now int64, tell bool) {
 	t.windows = s.Windows
 	w := t.mon.Last()
 	t.conn.Window(uint64(w.Bandwidth()), record.Cause(w.State), now)
-	t.conn.Latency(w.Latency)
+	if w.WRs > 0 { // a window in which nothing completed has no latency to tell
+		t.conn.Latency(w.Latency)
+	}
 	t.conn.Slow(s.Anomalies)
 	t.conn.Windows(s.Windows)
 	if !tell {
