@@ -178,11 +178,11 @@ func (w *watcher) action(ctx context.Context) {
 		}
 		if w.o.Webhook < 0 {
 			w.o.Webhook = w.elapsed()
-			w.out.line(w.o.Webhook, "webhook", fmt.Sprintf("journaled as entry %d, policy %s says %s", e.Seq, e.Policy, e.Kind))
+			w.out.line(w.o.Webhook, "webhook", fmt.Sprintf("remediator has journaled it as entry %d", e.Seq))
 		}
 		if e.State == remediation.Closed {
 			w.o.Acted, w.o.Action = w.elapsed(), string(e.Kind)
-			w.out.line(w.o.Acted, "action", fmt.Sprintf("%s: %s; %s", e.Kind, e.Outcome, e.Detail))
+			w.out.line(w.o.Acted, "action", fmt.Sprintf("policy %s says %s: %s; %s", e.Policy, e.Kind, e.Outcome, e.Detail))
 		}
 		return
 	}
