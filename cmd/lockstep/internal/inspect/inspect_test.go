@@ -7,8 +7,10 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -119,6 +121,8 @@ func TestGolden(t *testing.T) {
 		}
 		return b.Bytes()
 	}
+	stopped := *reports[0]
+	stopped.Kernel, stopped.Comms = "stopped by a signal", nil
 	asJSON, err := json.MarshalIndent(reports, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -128,6 +132,7 @@ func TestGolden(t *testing.T) {
 		"healthy.txt":   render(Cmd{}, false, reports[2]),
 		"all.txt":       render(Cmd{All: true}, false, reports...),
 		"file.txt":      render(Cmd{}, true, reports[1]),
+		"stopped.txt":   render(Cmd{}, false, &stopped),
 		"all.json":      append(asJSON, '\n'),
 	} {
 		path := filepath.Join("testdata", name)
@@ -210,6 +215,28 @@ func TestRun(t *testing.T) {
 		if _, err := run(tt.args...); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: got %v, want %q", tt.args, err, tt.want)
 		}
+	}
+}
+
+func TestKernelState(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	pid := int32(cmd.Process.Pid)
+	if got := kernelState(pid); got != "" && got != "in uninterruptible sleep" { // while it is being started
+		t.Errorf("sleeping: %q", got)
+	}
+	cmd.Process.Signal(syscall.SIGSTOP)
+	for deadline := time.Now().Add(10 * time.Second); kernelState(pid) != "stopped by a signal"; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("stopped: %q", kernelState(pid))
+		}
+	}
+	if got := kernelState(-1); got != "" {
+		t.Errorf("no process: %q", got)
 	}
 }
 

@@ -1,6 +1,10 @@
 package inspect
 
 import (
+	"bytes"
+	"fmt"
+	"os"
+
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -12,6 +16,7 @@ type process struct {
 	path   string
 	header record.Header
 	state  string
+	kernel string // see Process.Kernel
 	at     int64 // what ages are counted to
 	lost   uint64
 	comms  []record.CommStatus
@@ -76,6 +81,7 @@ func load(path string) (*process, error) {
 		p.state = closed
 	case alive:
 		p.state = running
+		p.kernel = kernelState(p.header.PID)
 	default:
 		p.state = died
 	}
@@ -92,6 +98,25 @@ func load(path string) (*process, error) {
 	}
 	p.at = last
 	return p, nil
+}
+
+// kernelState says what keeps a process from running, by field 3 of
+// /proc/PID/stat; "" when nothing does.
+func kernelState(pid int32) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, fields, ok := bytes.Cut(stat[max(0, bytes.LastIndexByte(stat, ')')):], []byte(") ")) // the name may hold anything
+	if err != nil || !ok || len(fields) == 0 {
+		return ""
+	}
+	switch fields[0] {
+	case 'T':
+		return "stopped by a signal"
+	case 't':
+		return "stopped by a debugger"
+	case 'D':
+		return "in uninterruptible sleep"
+	}
+	return ""
 }
 
 func (p *process) fold(r *record.Record) {

@@ -19,7 +19,8 @@ type Process struct {
 	LocalRank int32     `json:"local_rank"`
 	Attempt   uint32    `json:"attempt"`
 	PID       int32     `json:"pid"`
-	State     string    `json:"state"` // running, closed (left in good order) or died
+	State     string    `json:"state"`            // running, closed (left in good order) or died
+	Kernel    string    `json:"kernel,omitempty"` // what keeps a running process from running: stopped, or uninterruptible sleep
 	Created   time.Time `json:"created"`
 	At        time.Time `json:"at"` // now, or the last sign of life
 	Step      uint64    `json:"step,omitempty"`
@@ -118,7 +119,7 @@ func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuc
 	h := p.header
 	r := &Process{
 		Recorder: p.path, Job: h.Job, Node: h.Node, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank, Attempt: h.Attempt,
-		PID: h.PID, State: p.state, Created: sane(h.Created), At: sane(h.ToReal(p.at)), Step: p.step,
+		PID: h.PID, State: p.state, Kernel: p.kernel, Created: sane(h.Created), At: sane(h.ToReal(p.at)), Step: p.step,
 		Appended: h.Appended, Unreadable: p.lost, Dropped: h.DroppedByWriter, CommOverflow: h.CommOverflow, ConnOverflow: h.ConnOverflow,
 		Comms: []*Comm{},
 	}
@@ -154,7 +155,7 @@ func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuc
 		}
 		for k := range p.conns {
 			if k := &p.conns[k]; k.Comm == s.Index {
-				if l, busy := p.link(k); busy {
+				if l, busy := p.link(k, c.In != nil); busy {
 					if w, known := world(s.ID, k.Peer); known {
 						l.World = &w
 					}
@@ -224,7 +225,7 @@ func (p *process) op(o *operation, s *record.CommStatus) Op {
 	return op
 }
 
-func (p *process) link(k *record.ConnStatus) (l Link, busy bool) {
+func (p *process) link(k *record.ConnStatus, inside bool) (l Link, busy bool) {
 	l = Link{
 		Peer: k.Peer, Name: k.Name, Transport: k.Transport.String(), Outstanding: k.Outstanding(),
 		TxBlocked: p.age(k.TxBlockedSince), RxWaiting: p.age(k.RxWaitingSince), ReceivedAge: p.age(k.ReceivedAt),
@@ -235,5 +236,6 @@ func (p *process) link(k *record.ConnStatus) (l Link, busy bool) {
 	if k.WindowCause != record.CauseNone {
 		l.Cause = k.WindowCause.String()
 	}
-	return l, l.Outstanding > 0 || k.TxBlockedSince != 0 || k.RxWaitingSince != 0
+	// Outside an operation nobody looks whether the last bytes were taken.
+	return l, l.Outstanding > 0 && inside || k.TxBlockedSince != 0 || k.RxWaitingSince != 0
 }

@@ -38,7 +38,7 @@ func (c *Cmd) text(out io.Writer, ps []*Process, single bool) error {
 }
 
 func (p *Process) trouble() bool {
-	if p.State == died {
+	if p.State == died || p.Kernel != "" {
 		return true
 	}
 	for _, c := range p.Comms {
@@ -67,8 +67,11 @@ func overview(out io.Writer, path string, ps []*Process) {
 				state = "STUCK"
 			}
 		}
-		if p.State == died {
+		switch {
+		case p.State == died:
 			state = "DIED"
+		case p.Kernel != "":
+			state = strings.ToUpper(p.Kernel)
 		}
 		if p.State != running {
 			seen = p.At.Format(time.DateTime)
@@ -100,7 +103,11 @@ func (p *Process) text(w io.Writer) {
 	fmt.Fprintf(w, "rank %d of %d of job %s (node %s, local rank %d, attempt %d)\n", p.Rank, p.WorldSize, p.Job, p.Node, p.LocalRank, p.Attempt)
 	switch p.State {
 	case running:
-		fmt.Fprintf(w, "  process %d is RUNNING, since %s\n", p.PID, p.Created.Format(time.DateTime))
+		state := "RUNNING"
+		if p.Kernel != "" {
+			state = "there but " + strings.ToUpper(p.Kernel)
+		}
+		fmt.Fprintf(w, "  process %d is %s; its recorder was made %s\n", p.PID, state, p.Created.Format(time.DateTime))
 	case closed:
 		fmt.Fprintf(w, "  process %d left in good order; last sign of life %s\n", p.PID, p.At.Format(time.DateTime))
 	default:
