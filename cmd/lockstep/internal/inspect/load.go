@@ -17,7 +17,7 @@ type process struct {
 	header record.Header
 	state  string
 	kernel string // see Process.Kernel
-	at     int64 // what ages are counted to
+	at     int64  // what ages are counted to
 	lost   uint64
 	comms  []record.CommStatus
 	conns  []record.ConnStatus
