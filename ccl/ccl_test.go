@@ -3,6 +3,7 @@ package ccl_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -26,6 +27,10 @@ func TestMain(m *testing.M) {
 	}
 	os.Setenv("LOCKSTEP_RUNTIME_DIR", dir)
 	defer os.RemoveAll(dir)
+	flag.Parse()
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		f.Value.Set("20") // each starts a few communicators
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		os.RemoveAll(dir)
 		os.Exit(code)
@@ -37,7 +42,7 @@ var secret = []byte("a secret of at least sixteen bytes")
 // patience bounds what must end; it is no measurement.
 const patience = time.Minute
 
-func freeID(t testing.TB) ccl.UniqueID {
+func freeID(t tb) ccl.UniqueID {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -51,9 +56,16 @@ func freeID(t testing.TB) ccl.UniqueID {
 	return id
 }
 
+// tb is what *testing.T and *rapid.T have in common.
+type tb interface {
+	Helper()
+	Fatal(args ...any)
+	Errorf(format string, args ...any)
+}
+
 // ranks runs n ranks in this process, each in a goroutine, and fails the test
 // with what they return. prepare may change each rank's configuration.
-func ranks(t testing.TB, n int, prepare func(cfg *ccl.Config), body func(ctx context.Context, c *ccl.Comm) error) {
+func ranks(t tb, n int, prepare func(cfg *ccl.Config), body func(ctx context.Context, c *ccl.Comm) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
