@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
+	"github.com/lockstep-ccl/lockstep/dashboards"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 )
@@ -38,6 +39,7 @@ type Cmd struct {
 	Kill     string        `placeholder:"PART" help:"Also kill -9 this part once the fault is suspected or 1 s has passed, and start it again 1 s later: agent0, agent1, master, remediator, prometheus, alertmanager."`
 	Dir      string        `type:"path" help:"Where logs, checkpoints and data go (default: a new folder, removed at the end unless something went wrong)."`
 	Keep     bool          `help:"Keep the folder."`
+	Panels   bool          `help:"After the last fault, run every query of every dashboard: none may fail or be empty."`
 	JSON     string        `type:"path" placeholder:"FILE" help:"Append each fault's outcome to FILE, a JSON object a line."`
 }
 
@@ -147,6 +149,12 @@ func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error 
 		table(out, done)
 	}
 	bad := slices.ContainsFunc(done, func(o outcome) bool { return !o.right() })
+	if c.Panels {
+		if err := cl.panels(ctx); err != nil {
+			return fmt.Errorf("dashboards over this demo's data: %w", err)
+		}
+		out.say("%s every query of every dashboard has data", out.paint("32", "✓"))
+	}
 	if c.Once || c.Rounds > 0 {
 		if err := c.compare(ctx, out, cl); err != nil {
 			return err
@@ -322,6 +330,19 @@ func (c *Cmd) compare(ctx context.Context, out *printer, cl *cluster) error {
 	}
 	out.say("\n%s losses of all %d steps equal those of an undisturbed run bit for bit (%.4f → %.4f; its %.1f s)", out.paint("32", "✓"), len(got), got[0], got[len(got)-1], time.Since(began).Seconds())
 	return nil
+}
+
+// panels checks the dashboards on what Prometheus has scraped.
+func (c *cluster) panels(ctx context.Context) error {
+	if !sleep(ctx, 3*time.Second) { // rates need a few scrapes after the restart
+		return ctx.Err()
+	}
+	var err error
+	for _, v := range []dashboards.Vars{{Communicator: "dp0", Collective: "ReduceScatter"}} {
+		v.Job, v.Node, v.RateInterval = jobName, c.agents[0], 2*time.Second
+		err = errors.Join(err, dashboards.Check(ctx, c.stack.PrometheusURL, v))
+	}
+	return err
 }
 
 // losses reads the job's loss log: one number a finished step.

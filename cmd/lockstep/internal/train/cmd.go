@@ -86,13 +86,16 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 		defer stop()
 	}
 	defer func() { err = errors.Join(err, cfg.Recorder.Close()) }()
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return err
+	}
 	joinCtx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	world, err := ccl.Init(joinCtx, cfg)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, world.Close()) }()
+	defer func() { err = leave(world, err) }()
 	return Run(ctx, Config{
 		DP: c.DP, TP: c.TP, PP: c.PP, Steps: c.Steps, Seed: c.Seed, Dir: c.Dir, Checkpoint: c.Checkpoint, Pace: c.Pace,
 		Loader: loader(os.Getenv(FaultDirEnv), cfg.Rank),

@@ -91,7 +91,7 @@ func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (
 	}
 	defer func() {
 		for _, c := range []*ccl.Comm{t.pp, t.tp, t.dp} {
-			err = errors.Join(err, c.Close())
+			err = leave(c, err)
 		}
 	}()
 	t.s = world.NewStream()
@@ -134,6 +134,16 @@ func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (
 		}
 	}
 	return nil
+}
+
+// leave closes a communicator; after a failure it aborts it, so that the
+// others hear of it at once and do not wait for this rank.
+func leave(c *ccl.Comm, err error) error {
+	if err != nil {
+		c.Abort(err)
+		return err
+	}
+	return c.Close()
 }
 
 // step runs one training step over all micro-batches.
