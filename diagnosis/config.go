@@ -57,7 +57,8 @@ type Config struct {
 	SlowSuspectAfter, SlowConfirmAfter             time.Duration
 	// OwnRatio is how much a straggler's own time must exceed its history (1.5),
 	// PeerRatio its peers' while there is no history (2), SlowShare which share
-	// of the time the excess must cost (0.2).
+	// of the time the excess must cost (0.2; a slow connection, which every member
+	// pays for, half of it).
 	OwnRatio, PeerRatio, SlowShare float64
 	// DelayRatio is how much a slow connection's delay must exceed its history
 	// (2), DelayPeerRatio its peers' while there is none (3).

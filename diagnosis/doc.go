@@ -21,7 +21,7 @@
 //	all entered; bytes posted, the receiver waits, nothing   communication_hang     connection, source or destination:
 //	  completes                                                                     stalled
 //	post → completion takes far longer than before and than  communication_slow     connection, source, destination or
-//	  its peers', the monitor says network, transfers grew                          node: network
+//	  its peers', the monitor says network, operations grew                          node: network
 //	own time per operation far above its own history (or its noncommunication_slow  rank or node: straggler
 //	  peers'), the others' time inside collectives grew
 //	everyone pauses, everyone is slower, the master slept    none

@@ -142,7 +142,7 @@ func TestAnySlownessIsNamed(t *testing.T) {
 			want = fmt.Sprintf("noncommunication_slow rank %d straggler", f.Rank)
 		case diagnosistest.SlowConn:
 			f.Rank, f.Peer = neighbours(t, &cfg)
-			f.Factor = 20
+			f.Factor = 20 + float64(step/time.Millisecond)/2 // felt, whatever the pace
 			want = fmt.Sprintf("communication_slow %d>%d network", f.Rank, f.Peer)
 		}
 		cfg.Faults = []diagnosistest.Fault{f}

@@ -16,11 +16,11 @@ type commHistory struct {
 	// slowly down, so that one long pause does not blunt the threshold for good.
 	usual float64
 
-	ops, transfer   uint64 // sums over members in this pass
-	ops0, transfer0 uint64 // at the window's start
-	active          bool   // had operations in the last window
-	transferBase    baseline
-	transferRatio   float64 // of the last window to the base, 0 when not known
+	ops, inside   uint64 // sums over members in this pass: operations, ns in them
+	ops0, inside0 uint64 // at the window's start
+	active        bool   // had operations in the last window
+	insideBase    baseline
+	cost          float64 // share of the window that a member was inside for longer than usual
 }
 
 // rankHistory is what is remembered of a rank.
@@ -103,11 +103,10 @@ func (e *Engine) scanMembers() {
 	floor := int64(e.cfg.SuspectAfter)
 	for ci := range p.ev.Comms {
 		c, h := &p.ev.Comms[ci], &e.comms[ci]
-		var enqueued, ops, transfer, finished, started, startedMin uint64
+		var enqueued, ops, inside, finished uint64
 		var longest int64
 		joining := false
 		oldest := int64(never)
-		startedMin = never
 		for i := range c.Members {
 			m := &c.Members[i]
 			enqueued += m.Enqueued
@@ -125,13 +124,11 @@ func (e *Engine) scanMembers() {
 			} else {
 				longest = max(longest, m.FinishedAt-m.StartedAt)
 			}
-			started = max(started, m.Started)
-			startedMin = min(startedMin, m.Started)
 			finished = max(finished, m.Finished)
 			p.lastFinish = max(p.lastFinish, m.FinishedAt)
 			p.maxOwn = max(p.maxOwn, int64(min(m.MaxOwnNs, never)))
 			ops += m.Ops
-			transfer += m.TransferNs
+			inside += m.WaitNs + m.TransferNs
 			s := &e.sums[m.World]
 			s.ops += m.Ops
 			s.own += m.OwnNs
@@ -149,7 +146,7 @@ func (e *Engine) scanMembers() {
 			h.learnDuration(float64(longest))
 		}
 		h.finished = finished
-		h.ops, h.transfer = ops, transfer
+		h.ops, h.inside = ops, inside
 		if oldest == never {
 			continue
 		}

@@ -23,30 +23,31 @@ type connHistory struct {
 // slowConn is a connection whose delay has grown, with the window that says so.
 type slowConn struct {
 	streak
-	conn   int32
-	comm   int32
-	cell   cell
-	delay  float64
-	base   float64 // its history's, or its peers' while there is none
-	alone  bool    // judged without a history
-	share  float32
-	peers  int // connections of its kind that it was compared with
-	growth float64
+	conn  int32
+	comm  int32
+	cell  cell
+	delay float64
+	base  float64 // its history's, or its peers' while there is none
+	alone bool    // judged without a history
+	share float32
+	peers int     // connections of its kind that it was compared with
+	cost  float64 // of its communicator
 }
 
 // slowConnections judges the window that ends with this pass: the delay matrix
 // against its own history and against the connections of the same kind.
 func (e *Engine) slowConnections() {
 	p := &e.pass
+	elapsed := float64(p.now - e.window.start)
 	for ci := range e.comms {
 		h := &e.comms[ci]
-		h.transferRatio = 0
-		if h.ops > h.ops0 && h.transfer >= h.transfer0 && e.known(&h.transferBase) {
-			h.transferRatio = float64(h.transfer-h.transfer0) / float64(h.ops-h.ops0) / max(h.transferBase.mean, 1)
+		h.cost = 0
+		if perOp, ops, ok := h.insideWindow(); ok && e.known(&h.insideBase) {
+			h.cost = (perOp - h.insideBase.mean) * ops / float64(len(p.ev.Comms[ci].Members)) / elapsed
 		}
 	}
 	if !e.observe() {
-		e.learnTransfers()
+		e.learnInside()
 		return
 	}
 	norm := e.normalRatios()
@@ -94,7 +95,7 @@ func (e *Engine) slowConnections() {
 		}
 	}
 	e.learnDelays(norm)
-	e.learnTransfers()
+	e.learnInside()
 }
 
 // observe takes over what the connections' monitors have added since the last
@@ -181,7 +182,7 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 	middle := median(v)
 	spread := deviation(v, middle)
 	e.scratch = v
-	transfer := e.comms[ci].transferRatio
+	cost := e.comms[ci].cost
 	for _, k := range of {
 		c, h := &p.ev.Conns[k], &e.conns[k]
 		if !h.fresh || c.Transport != t {
@@ -191,20 +192,21 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		if !network && (c.Cause != record.CauseNone || c.SlowWindows > 0) {
 			continue // its monitor works, and does not blame the network
 		}
-		s := slowConn{conn: k, comm: ci, cell: cell{e.end(c, c.Src), e.end(c, c.Dst)}, delay: h.delay, share: h.share, peers: n - 1, growth: transfer}
+		s := slowConn{conn: k, comm: ci, cell: cell{e.end(c, c.Src), e.end(c, c.Dst)}, delay: h.delay, share: h.share, peers: n - 1, cost: cost}
 		if s.cell.src < 0 || s.cell.dst < 0 {
 			continue
 		}
 		often := network && h.share >= 0.5
+		felt := cost >= cfg.SlowShare/2
 		slow := false
 		switch {
 		case e.known(&h.base):
 			s.base = h.base.mean
 			rel := h.delay / (h.base.mean * norm)
-			slow = rel >= max(cfg.DelayRatio, 1+4*min(float64(h.spread), 0.75)) && (often || transfer >= 1.3)
+			slow = felt && rel >= max(cfg.DelayRatio, 1+4*min(float64(h.spread), 0.75))
 		case n >= 4:
 			s.alone, s.base = true, middle
-			slow = h.delay >= cfg.DelayPeerRatio*middle && h.delay-middle >= 6*spread && (often || transfer >= 1.3)
+			slow = (felt || often) && h.delay >= cfg.DelayPeerRatio*middle && h.delay-middle >= 6*spread
 		default:
 			s.alone, s.peers = true, 0
 			slow = often
@@ -245,15 +247,24 @@ func (e *Engine) learnDelays(norm [256]float64) {
 	}
 }
 
-// learnTransfers lets communicators without a slow connection teach how long
-// their transfers take.
-func (e *Engine) learnTransfers() {
+// insideWindow returns what the members of a communicator did in the window:
+// mean time inside an operation, ns, and operations of all members.
+func (h *commHistory) insideWindow() (perOp, ops float64, ok bool) {
+	if h.ops <= h.ops0 || h.inside < h.inside0 {
+		return 0, 0, false
+	}
+	ops = float64(h.ops - h.ops0)
+	return float64(h.inside-h.inside0) / ops, ops, true
+}
+
+// learnInside lets communicators without a slow connection teach how long
+// their operations take.
+func (e *Engine) learnInside() {
 	for ci := range e.comms {
 		h := &e.comms[ci]
-		if h.ops <= h.ops0 || h.transfer < h.transfer0 || slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.comm == int32(ci) }) {
-			continue
+		if perOp, _, ok := h.insideWindow(); ok && !slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.comm == int32(ci) }) {
+			h.insideBase.learn(perOp)
 		}
-		h.transferBase.learn(float64(h.transfer-h.transfer0) / float64(h.ops-h.ops0))
 	}
 }
 

@@ -235,8 +235,8 @@ func (e *Engine) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 		}
 		f.why("%s; %.0f%% of its windows are slow, cause %s", line, 100*s.share, c.Cause)
 	}
-	if worst.growth > 0 {
-		f.why("a transfer on %s takes %.1f times its usual", f.CommName, worst.growth)
+	if worst.cost > 0 {
+		f.why("members of %s are inside its operations for %.0f%% of the time more than usual", f.CommName, 100*worst.cost)
 	}
 	f.why("so for %s in a row, since %s", plural(worst.slow, "window", "windows"), clock(worst.since))
 }

@@ -21,7 +21,7 @@ func (w *window) restart(e *Engine) {
 	for i := range e.comms {
 		h := &e.comms[i]
 		h.active = h.ops > h.ops0
-		h.ops0, h.transfer0 = h.ops, h.transfer
+		h.ops0, h.inside0 = h.ops, h.inside
 	}
 }
 
@@ -38,7 +38,7 @@ func (w *window) due(e *Engine) bool {
 				e.ranks[i].own = ownHistory{}
 			}
 			for i := range e.comms {
-				e.comms[i].transferBase, e.comms[i].transferRatio = baseline{}, 0
+				e.comms[i].insideBase = baseline{}
 			}
 		}
 		w.restart(e)

@@ -614,8 +614,9 @@ func (j *Job) finishWhenAll(o *op) {
 		return
 	}
 	d := float64(j.cfg.Transfer) * math.Exp(j.rng.NormFloat64()*0.2)
+	late := 0.0
 	if j.cfg.Hiccup > 0 && j.rng.IntN(40) == 0 {
-		d += float64(j.rng.Int64N(int64(j.cfg.Hiccup))) / 2
+		late = float64(j.rng.Int64N(int64(j.cfg.Hiccup))) / 2
 	}
 	for i, w := range o.comm.ranks {
 		if o.start[i] != 0 && j.ranks[w].frozen {
@@ -635,10 +636,10 @@ func (j *Job) finishWhenAll(o *op) {
 		slowest = max(slowest, factor)
 	}
 	// A ring pipelines: its transfer is as slow as its slowest connection.
-	o.ends = j.now + int64(d*slowest) + 1
+	o.ends = j.now + int64(d*slowest+late) + 1
 	for _, x := range o.comm.conns {
 		if o.uses(x) {
-			j.window(x, o, d)
+			j.window(x, o, d, late)
 		}
 	}
 	for i, w := range o.comm.ranks {
@@ -667,16 +668,15 @@ func (j *Job) connFault(x *conn) (factor float64, stalled bool) {
 }
 
 // window is what a connection's monitor makes of one operation.
-func (j *Job) window(x *conn, o *op, d float64) {
+func (j *Job) window(x *conn, o *op, d, hiccup float64) {
 	factor, _ := j.connFault(x)
 	c := &x.c
 	d *= 0.7 + 0.3*j.rng.Float64()
 	c.Windows++
-	c.LatencyNs = d * factor
+	c.LatencyNs = d*factor + hiccup
 	c.BytesPerSec = 1e9 * float64(1<<20) / c.LatencyNs
 	c.Cause = record.CauseNone
-	late := o.last - (o.start[x.src] - 1)
-	switch {
+	switch late := o.last - (o.start[x.src] - 1); {
 	case factor >= 1.5:
 		c.Cause = record.CauseNetwork
 	case o.last == o.start[x.src]-1 && late == 0 && j.rng.IntN(3) == 0:

@@ -165,6 +165,9 @@ func (j *Job) flow(k *conn) (outstanding uint64, blockedSince, waitingSince int6
 		waitingSince = max(do.start[k.dst]-1, 1)
 		if do.entered == do.need {
 			waitingSince = max(waitingSince, do.last)
+			if do.ends > 0 {
+				waitingSince = max(waitingSince, j.now-5e6) // chunks arrive
+			}
 		}
 	}
 	switch {
