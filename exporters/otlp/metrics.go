@@ -20,14 +20,15 @@ func (t *Tracer) Describe(ch chan<- *prometheus.Desc) {
 	ch <- droppedDesc
 }
 
-// Collect implements prometheus.Collector. A tracer without an endpoint has
-// nothing to say.
+// Collect implements prometheus.Collector. A tracer without an endpoint exports
+// and drops nothing, and says so: a panel that is empty looks like a fault.
 func (t *Tracer) Collect(ch chan<- prometheus.Metric) {
-	if t.exporter == nil {
-		return
+	e := t.exporter
+	if e == nil {
+		e = new(exporter)
 	}
-	ch <- prometheus.MustNewConstMetric(exportedDesc, prometheus.CounterValue, float64(t.exporter.exported.Load()))
+	ch <- prometheus.MustNewConstMetric(exportedDesc, prometheus.CounterValue, float64(e.exported.Load()))
 	for i, reason := range dropReasons {
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(t.exporter.dropped[i].Load()), reason)
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(e.dropped[i].Load()), reason)
 	}
 }

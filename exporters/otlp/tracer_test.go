@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
@@ -296,8 +295,14 @@ func TestWithoutAnEndpointNothingHappens(t *testing.T) {
 	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1); n != 0 || tracer.Enabled() {
 		t.Errorf("found %d spans", n)
 	}
-	if n := testutil.CollectAndCount(tracer); n != 0 {
-		t.Errorf("%d series", n)
+	exported, dropped := counts(t, tracer)
+	if exported != 0 || len(dropped) == 0 {
+		t.Errorf("exported %v, dropped %v: want both present, and 0", exported, dropped)
+	}
+	for reason, n := range dropped {
+		if n != 0 {
+			t.Errorf("dropped %v for %s", n, reason)
+		}
 	}
 }
 
