@@ -36,7 +36,9 @@ type executor struct {
 	op      engine.Op
 	plans   plans
 	pairs   pointToPoint
-	said    int64 // when this rank last told the others what it is in
+	suspect *failure // a link broke: why is the control plane's to say, for a while
+	since   int64    // when it broke
+	said    int64    // when this rank last told the others what it is in
 	saidSeq uint64
 }
 
@@ -166,6 +168,9 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 			}
 			c.begin(op, next)
 		}
+		if x.suspect != nil {
+			return moved
+		}
 		m, err := c.eng.Step()
 		moved = moved || m
 		if !x.entered {
@@ -175,7 +180,7 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 		}
 		switch {
 		case err != nil:
-			c.fail(engineFailure(err), true)
+			c.broke(engineFailure(err))
 		case c.eng.Done() && c.mesh.Settled():
 			c.finish(record.ResultOK)
 		default:
@@ -183,6 +188,16 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 		}
 	}
 	return moved
+}
+
+// broke takes a failure of the engine. A link also breaks when its peer has learnt
+// of a failure first and closed: then the control plane is about to tell that one.
+func (c *Comm) broke(f *failure) {
+	if errors.Is(f.err, ErrPeerLost) {
+		c.executor.suspect, c.executor.since = f, record.Now()
+		return
+	}
+	c.fail(f, true)
 }
 
 // begin makes op, number seq, the current operation.
@@ -275,12 +290,21 @@ const (
 	compareEvery = int64(500 * time.Millisecond)
 	// leftAfter is how long bytes of a rank that has closed may take to arrive.
 	leftAfter = int64(500 * time.Millisecond)
+	// hearsay is how long the control plane may take to say why a link broke.
+	hearsay = int64(300 * time.Millisecond)
 	// nap bounds one sleep, so that a context's end is noticed.
 	nap = 20 * time.Millisecond
 )
 
 // idle waits for something to do.
 func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
+	if x := &c.executor; x.suspect != nil {
+		time.Sleep(time.Millisecond)
+		if record.Now()-x.since > hearsay {
+			c.fail(x.suspect, true)
+		}
+		return nil
+	}
 	if i.waits++; i.waits == 1 {
 		c.eng.Late()
 	}

@@ -1,0 +1,144 @@
+package ccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// recorded runs ranks with a flight recorder each and returns what it holds.
+func recorded(t *testing.T, n, per int, body func(ctx context.Context, c *ccl.Comm) error) (comms [][]record.CommStatus, records [][]record.Record) {
+	t.Helper()
+	dir := t.TempDir()
+	recs := make([]*record.Writer, n)
+	for r := range recs {
+		var err error
+		if recs[r], err = record.Create(record.Options{Dir: dir, Identity: record.Identity{Job: "test", Rank: int32(r), WorldSize: int32(n)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ranks(t, n, func(cfg *ccl.Config) { nodes(per)(cfg); cfg.Recorder = recs[cfg.Rank] }, body)
+	for _, w := range recs {
+		w.Close()
+		r, err := record.Open(w.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		buf := make([]record.Record, 10_000)
+		records = append(records, buf[:r.Next(buf)])
+		comms = append(comms, r.Comms(nil))
+	}
+	return comms, records
+}
+
+// TestRecorder: each operation leaves its enqueue, start and end, the
+// communicators' progress is what was called, and phases say who came last.
+func TestRecorder(t *testing.T) {
+	const ops = 20
+	for _, per := range []int{2, 1} {
+		t.Run(fmt.Sprintf("%d a node", per), func(t *testing.T) {
+			waiting := make(chan struct{})
+			comms, records := recorded(t, 2, per, func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				for i := range ops {
+					x := ccl.Of(make([]float32, 1<<i))
+					if i == ops-1 { // rank 1 is late for the last
+						if c.Rank() == 1 {
+							<-waiting
+							time.Sleep(20 * time.Millisecond)
+						}
+					}
+					if err := c.AllReduce(s, x, x, ccl.Avg); err != nil {
+						return err
+					}
+					if i == ops-1 && c.Rank() == 0 {
+						close(waiting)
+					}
+					if err := s.Wait(ctx); err != nil {
+						return err
+					}
+				}
+				sub, err := c.Split(ctx, 0, c.Rank(), "sub")
+				if err != nil {
+					return err
+				}
+				return errors.Join(do(ctx, s, sub.Barrier(s)), sub.Close())
+			})
+			for r := range 2 {
+				if len(comms[r]) != 2 {
+					t.Fatalf("rank %d has %d communicators", r, len(comms[r]))
+				}
+				world, sub := comms[r][0], comms[r][1]
+				if world.State != record.CommLeft || world.Name != "world" || world.Size != 2 || world.Rank != int32(r) ||
+					world.Enqueued != ops || world.Started != ops || world.Finished != ops || world.Ops != ops || world.Coll != record.AllReduce {
+					t.Errorf("rank %d: world %+v", r, world)
+				}
+				if sub.Parent != world.ID || sub.Name != "sub" || sub.Finished != 1 || sub.Coll != record.Barrier {
+					t.Errorf("rank %d: sub %+v", r, sub)
+				}
+				got := map[record.Kind]map[uint64]record.Record{}
+				for _, rec := range records[r] {
+					if rec.Comm != world.Index || rec.Seq == 0 || rec.Kind == record.KindPhase && rec.Code != uint8(record.PhaseWait) {
+						continue
+					}
+					if got[rec.Kind] == nil {
+						got[rec.Kind] = map[uint64]record.Record{}
+					}
+					if _, twice := got[rec.Kind][rec.Seq]; twice {
+						t.Errorf("rank %d: two %v of operation %d", r, rec.Kind, rec.Seq)
+					}
+					got[rec.Kind][rec.Seq] = rec
+				}
+				for seq := uint64(1); seq <= ops; seq++ {
+					q, b, e := got[record.KindEnqueue][seq], got[record.KindStart][seq], got[record.KindEnd][seq]
+					if q.Coll != record.AllReduce || q.Op != record.Avg || q.DType != record.Float32 || q.Bytes != 4<<(seq-1) || q.Flags&record.FlagInPlace == 0 || q.Root != -1 {
+						t.Errorf("rank %d: enqueue %+v", r, q)
+					}
+					if b.Algo == record.AlgoNone || b.Proto == record.ProtoNone || e.Code != uint8(record.ResultOK) || q.Mono > b.Stamp || b.Stamp > e.Stamp {
+						t.Errorf("rank %d: operation %d: enqueued %d, start %+v, end %+v", r, seq, q.Mono, b, e)
+					}
+				}
+				if p, ok := got[record.KindPhase][ops]; r == 0 && (!ok || p.Peer != 1 || p.Dur == 0) {
+					t.Errorf("rank 0 waited for rank 1, but says %+v", p)
+				}
+			}
+			if w := comms[0][0]; w.WaitNs == 0 || w.OwnNs == 0 || w.TransferNs == 0 {
+				t.Errorf("rank 0's sums: %+v", w)
+			}
+		})
+	}
+}
+
+// TestRecorderFailure: what was under way when a communicator failed is told,
+// with the reason.
+func TestRecorderFailure(t *testing.T) {
+	var once sync.Once
+	comms, records := recorded(t, 2, 2, func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 10))
+		if c.Rank() == 1 {
+			time.Sleep(20 * time.Millisecond)
+			once.Do(func() { c.Abort(errors.New("enough")) })
+			return errExpected
+		}
+		if err := do(ctx, s, c.AllReduce(s, x, x, ccl.Sum)); !errors.Is(err, ccl.ErrAborted) {
+			return fmt.Errorf("want an abort, got %v", err)
+		}
+		return errExpected
+	})
+	if c := comms[0][0]; c.State != record.CommAborted || c.Enqueued != 1 || c.Finished != 1 {
+		t.Errorf("communicator %+v", c)
+	}
+	for _, r := range records[0] {
+		if r.Kind == record.KindEnd && r.Code == uint8(record.ResultAborted) {
+			return
+		}
+	}
+	t.Errorf("no aborted end in %+v", records[0])
+}
