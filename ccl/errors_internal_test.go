@@ -1,0 +1,43 @@
+package ccl
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// FuzzAbortReason: whatever another rank gives as reason makes an error that
+// callers can branch on.
+func FuzzAbortReason(f *testing.F) {
+	f.Add((&failure{2, fmt.Errorf("%w: gone", ErrPeerLost)}).encode())
+	f.Add([]byte(`{"kind":"nonsense","peer":-7}`))
+	f.Add([]byte(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got := decodeAbort(1, b)
+		for _, sentinel := range reasons {
+			if errors.Is(got.err, sentinel) {
+				return
+			}
+		}
+		t.Errorf("%q became %v", b, got.err)
+	})
+}
+
+// TestAbortReason: a failure reaches the others as what it is.
+func TestAbortReason(t *testing.T) {
+	for _, sentinel := range reasons {
+		f := &failure{3, fmt.Errorf("%w: because %s", sentinel, strings.Repeat("x", 5000))}
+		b := f.encode()
+		if len(b) > 4096 {
+			t.Errorf("%v: %d bytes", sentinel, len(b))
+		}
+		got := decodeAbort(1, b)
+		if !errors.Is(got.err, sentinel) || !strings.Contains(got.err.Error(), "because") {
+			t.Errorf("%v became %v", sentinel, got.err)
+		}
+		if want := 3; sentinel != ErrAborted && got.peer != want {
+			t.Errorf("%v: peer %d, want %d", sentinel, got.peer, want)
+		}
+	}
+}
