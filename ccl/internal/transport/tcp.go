@@ -576,7 +576,7 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 			if s.inLo == s.inHi && !s.readable {
 				continue
 			}
-			quiet = false
+			quiet = quiet && !s.readable
 			var into []byte
 			if direct != nil {
 				into = direct[n:]
@@ -619,7 +619,8 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 // bytes, n of them into direct. more is false when the socket has nothing for now.
 func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 	if s.pos == s.end {
-		return 0, true, l.head(s)
+		more, err = l.head(s)
+		return 0, more, err
 	}
 	left := int(s.end - s.pos)
 	to := direct
@@ -663,8 +664,9 @@ func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 	return 0, true, nil
 }
 
-// head takes in a header, and the payload of a line with it.
-func (l *tcpLink) head(s *socket) error {
+// head takes in a header, and the payload of a line with it; false when they
+// are not all there.
+func (l *tcpLink) head(s *socket) (bool, error) {
 	for {
 		b := s.in[s.inLo:s.inHi]
 		need := frameSize
@@ -673,16 +675,16 @@ func (l *tcpLink) head(s *socket) error {
 		}
 		if len(b) >= need {
 			s.inLo += need
-			return l.begin(s, b[:need])
+			return true, l.begin(s, b[:need])
 		}
 		if !s.readable {
-			return nil
+			return false, nil
 		}
 		s.inHi = copy(s.in[:], b)
 		s.inLo = 0
 		k, err := s.read(s.in[s.inHi:], nil)
 		if err != nil {
-			return err
+			return false, err
 		}
 		s.inHi += k
 	}

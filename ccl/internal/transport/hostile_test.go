@@ -1,0 +1,275 @@
+package transport
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func init() {
+	roles["sleep"] = func(m Mesh, _, _ int) error {
+		l, err := m.Link(0)
+		if err != nil {
+			return err
+		}
+		if err := sendAll(m, l, []byte{1}); err != nil {
+			return err
+		}
+		var b [1]byte
+		return recvAll(m, l, b[:])
+	}
+}
+
+// A killed peer breaks its TCP links and leaves nothing in the runtime
+// directory (tempDir checks); Wait on shared memory keeps its bound.
+func TestKilledPeer(t *testing.T) {
+	for _, p := range []place{oneNode, apart} {
+		t.Run(string(p), func(t *testing.T) {
+			m, cmds := processes(t, p, 2, "sleep")
+			l, err := m.Link(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b [1]byte
+			if err := recvAll(m, l, b[:]); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmds[1].Process.Signal(syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			cmds[1].Wait()
+			if p == apart {
+				if err := recvAll(m, l, b[:]); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+					t.Fatalf("receive from a dead peer: %v", err)
+				}
+				return
+			}
+			for range 3000 {
+				if n, err := l.TryRecv(b[:]); n > 0 || err != nil {
+					t.Fatal(n, err)
+				}
+				m.Wait(time.Millisecond)
+			}
+		})
+	}
+}
+
+// A stopped peer is late, not dead: the link survives, however full.
+func TestStoppedPeer(t *testing.T) {
+	for _, p := range []place{oneNode, apart} {
+		t.Run(string(p), func(t *testing.T) {
+			m, cmds := processes(t, p, 2, "sink")
+			l, err := m.Link(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 8<<20)
+			round := func(while func()) {
+				binary.LittleEndian.PutUint64(b, uint64(len(b)))
+				if err := sendAll(m, l, b[:8]); err != nil {
+					t.Fatal(err)
+				}
+				l.AlignSend()
+				sent := 0
+				for stop := time.Now().Add(2500 * time.Millisecond); while != nil && time.Now().Before(stop); {
+					n, err := l.TrySend(b[sent:])
+					if err != nil {
+						t.Fatalf("a stopped peer's link: %v", err)
+					}
+					sent += n
+					m.Wait(10 * time.Millisecond)
+				}
+				if while != nil {
+					if sent == len(b) {
+						t.Error("all was taken: there is no flow control")
+					}
+					while()
+				}
+				if err := sendAll(m, l, b[sent:]); err != nil {
+					t.Fatal(err)
+				}
+				l.AlignSend()
+				if err := recvAll(m, l, b[:1]); err != nil {
+					t.Fatal(err)
+				}
+				l.AlignRecv()
+			}
+			round(nil)
+			cmds[1].Process.Signal(syscall.SIGSTOP)
+			round(func() { cmds[1].Process.Signal(syscall.SIGCONT) })
+			var end [8]byte
+			if err := sendAll(m, l, end[:]); err != nil {
+				t.Fatal(err)
+			}
+			if err := recvAll(m, l, end[:1]); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// Strangers at the data listener, and members with another key, are turned
+// away; they do not disturb the members.
+func TestStrangersAreTurnedAway(t *testing.T) {
+	goroutines(t, apart, 2, nil, func(m Mesh, rank, size int) error {
+		addr := m.(*mesh).cards[1-rank].Addr
+		for _, hello := range [][]byte{nil, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, dataHello), append([]byte(dataMagic), make([]byte, dataHello)...)} {
+			conn, err := net.Dial("tcp", addr)
+			if err != nil {
+				return err
+			}
+			conn.SetDeadline(time.Now().Add(patience))
+			conn.Write(hello)
+			conn.(*net.TCPConn).CloseWrite()
+			if n, _ := conn.Read(make([]byte, 1)); n > 0 {
+				t.Errorf("an answer to %q", hello)
+			}
+			conn.Close()
+		}
+		return exchange(m, rank, size, 3, 20, 4096)
+	})
+
+	errs := make(chan error, 2)
+	goroutines(t, apart, 2, func(c *Config) {
+		if c.Rank == 0 {
+			c.Key = []byte("not the key")
+			end := time.Now().Add(300 * time.Millisecond)
+			c.Err = func() error {
+				if time.Now().After(end) {
+					return context.DeadlineExceeded
+				}
+				return nil
+			}
+		}
+	}, func(m Mesh, rank, size int) error {
+		if rank == 1 {
+			return nil
+		}
+		l, err := m.Link(1)
+		if err != nil {
+			return err
+		}
+		errs <- sendAll(m, l, []byte{1})
+		return nil
+	})
+	if err := <-errs; err == nil {
+		t.Error("connected with another key")
+	}
+}
+
+// bareLink is a link over one socket whose other end is ours.
+func bareLink(t testing.TB) (*tcpLink, int) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, cards: make([]card, 2)}
+	m.waiter.init(m)
+	m.net = &network{m: m, bell: -1}
+	l := &tcpLink{m: m, n: m.net, peer: 1, socks: []*socket{{fd: pair[0], readable: true, writable: true}}}
+	l.up.Store(true)
+	t.Cleanup(func() { l.close(); unix.Close(pair[1]) })
+	return l, pair[1]
+}
+
+func TestGarbageEndsTheConnection(t *testing.T) {
+	frame := func(change func(h []byte)) []byte {
+		h := make([]byte, frameSize)
+		h[0] = frameData
+		binary.LittleEndian.PutUint32(h[4:], 100)
+		change(h)
+		return append(h, make([]byte, 200)...)
+	}
+	le := binary.LittleEndian
+	for name, b := range map[string][]byte{
+		"kind":           frame(func(h []byte) { h[0] = 77 }),
+		"no bytes":       frame(func(h []byte) { le.PutUint32(h[4:], 0) }),
+		"too many bytes": frame(func(h []byte) { le.PutUint32(h[4:], 1<<31) }),
+		"beyond window":  frame(func(h []byte) { le.PutUint64(h[8:], 64<<10) }),
+		"far beyond":     frame(func(h []byte) { le.PutUint64(h[8:], 1<<63) }),
+		"wraps":          frame(func(h []byte) { le.PutUint64(h[8:], ^uint64(0)-10) }),
+		"padding":        frame(func(h []byte) { h[1] = 200 }),
+		"credit":         frame(func(h []byte) { le.PutUint64(h[16:], 1<<20) }),
+		"line credit":    frame(func(h []byte) { le.PutUint32(h[24:], 1) }),
+		"long line":      frame(func(h []byte) { h[0] = frameLine }),
+		"line order":     frame(func(h []byte) { h[0] = frameLine; le.PutUint32(h[4:], 8); le.PutUint64(h[8:], 5) }),
+		"twice":          append(frame(func(h []byte) { le.PutUint32(h[4:], 200) }), frame(func(h []byte) {})...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, fd := bareLink(t)
+			if _, err := unix.Write(fd, b); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			var buf [300]byte
+			for i := 0; i < 10 && err == nil; i++ {
+				_, err = l.TryRecv(buf[:])
+			}
+			if !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("error is %v", err)
+			}
+			if n, err := unix.Read(fd, buf[:]); n > 0 || err == nil && n != 0 || errors.Is(err, unix.EAGAIN) {
+				t.Errorf("the connection is open: %d, %v", n, err)
+			}
+			if _, err := l.TrySend(buf[:]); !errors.Is(err, ErrCorrupt) {
+				t.Errorf("send: %v", err)
+			}
+		})
+	}
+}
+
+// FuzzFrames gives a link arbitrary bytes, and uses it in every way.
+func FuzzFrames(f *testing.F) {
+	l := &tcpLink{m: &mesh{cfg: Config{Window: 64 << 10}}}
+	data := l.header(frameData, 100, 0, 0)
+	line := l.header(frameLine, 8, 0, 7)
+	credit := l.header(frameCredit, 0, 0, 0)
+	f.Add(append(data[:], make([]byte, 100)...), byte(0))
+	f.Add(append(line[:], make([]byte, 8)...), byte(1))
+	f.Add(append(credit[:], append(data[:], make([]byte, 100)...)...), byte(2))
+	later := l.header(frameData, 64, 4096, 0)
+	f.Add(append(later[:], append(make([]byte, 64), data[:]...)...), byte(3))
+	f.Fuzz(func(t *testing.T, in []byte, use byte) {
+		l, fd := bareLink(t)
+		buf := make([]byte, 8<<10)
+		var front uint64
+		for len(in) > 0 {
+			n, err := unix.Write(fd, in[:min(len(in), 1+int(use)*7)])
+			if err != nil {
+				n = 0
+			}
+			in = in[n:]
+			l.socks0()
+			b, err := l.Peek()
+			if err == nil && use&1 == 0 {
+				l.Advance(len(b) / 2)
+			}
+			got, err2 := l.TryRecv(buf[:1+int(use)*32])
+			_, _, _, err3 := l.TryReadLine(buf)
+			if use&2 != 0 {
+				l.AlignRecv()
+			}
+			if l.front < l.got || l.front < front || got > len(buf) || uint64(len(b)) > uint64(l.m.cfg.Window) {
+				t.Fatalf("at %d, arrived %d, before %d", l.got, l.front, front)
+			}
+			front = l.front
+			if err != nil || err2 != nil || err3 != nil {
+				return
+			}
+		}
+	})
+}
+
+// socks0 makes the sockets look readable, since no epoll instance does.
+func (l *tcpLink) socks0() {
+	for _, s := range l.socks {
+		s.readable, s.writable = true, true
+	}
+}
