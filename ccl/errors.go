@@ -115,7 +115,7 @@ func decodeAbort(from int, reason []byte) *failure {
 	if peer < 0 {
 		peer = from
 	}
-	if sentinel == ErrAborted {
+	if errors.Is(sentinel, ErrAborted) {
 		return &failure{from, fmt.Errorf("%w by rank %d: %s", ErrAborted, from, r.Text)}
 	}
 	text := strings.TrimPrefix(r.Text, sentinel.Error()+": ")

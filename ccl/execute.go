@@ -136,7 +136,7 @@ func (c *Comm) execute(ctx context.Context, seq uint64) error {
 		}
 		if dep := c.executor.dep; dep.comm != nil {
 			// A failure there is that stream's to report; here only order counts.
-			if dep.comm.drive(ctx, dep.seq); ctx.Err() != nil {
+			if _ = dep.comm.drive(ctx, dep.seq); ctx.Err() != nil {
 				return c.interrupted(ctx, seq)
 			}
 			continue

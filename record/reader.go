@@ -174,7 +174,7 @@ func open(path string) (*Reader, error) {
 		return nil, fmt.Errorf("%w: it does not begin with %q", ErrMagic, Magic)
 	}
 	if n < HeaderSize {
-		return nil, fmt.Errorf("%w: %d of %d header bytes (%v)", ErrTruncated, n, HeaderSize, err)
+		return nil, fmt.Errorf("%w: %d of %d header bytes (%w)", ErrTruncated, n, HeaderSize, err)
 	}
 	h := (*diskHeader)(unsafe.Pointer(&raw))
 	geo, err := h.check(fi.Size())

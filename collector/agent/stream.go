@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -123,7 +124,7 @@ func (s *stream) session(ctx context.Context) error {
 	}
 	defer conn.Close()
 	wrap := func(what string, err error) error {
-		if cause := context.Cause(ctx); cause != nil && cause != context.Canceled {
+		if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 			err = cause
 		}
 		return fmt.Errorf("master of job %s at %s: %s: %w", s.job, address, what, err)
@@ -175,7 +176,7 @@ func (s *stream) session(ctx context.Context) error {
 		}
 	}()
 	// The receiver ends with the session's context; wait for it, so that none outlives its stream.
-	defer func() { cancel(nil); <-received }()
+	defer func() { cancel(nil); _ = <-received }()
 
 	sequence := uint64(0)
 	for {

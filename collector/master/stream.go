@@ -1,6 +1,7 @@
 package master
 
 import (
+	"errors"
 	"io"
 	"sync/atomic"
 	"time"
@@ -98,7 +99,7 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 	var acked int64
 	for {
 		msg, err := g.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {

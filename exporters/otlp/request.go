@@ -25,7 +25,7 @@ func newJobResource(process *resource.Resource, job string) *jobResource {
 	if process != nil {
 		for _, kv := range process.Attributes() {
 			if kv.Key != names.AttrJob {
-				attrs = appendString(attrs, tagResourceAttribute, valid(string(kv.Key)), valid(kv.Value.Emit()))
+				attrs = appendString(attrs, tagResourceAttribute, valid(string(kv.Key)), valid(kv.Value.String()))
 			}
 		}
 		schema = process.SchemaURL()

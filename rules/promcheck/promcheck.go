@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 
@@ -131,7 +132,7 @@ func (c *checker) selector(v *parser.VectorSelector) []string {
 		return nil
 	}
 	for _, m := range v.LabelMatchers {
-		if m.Name != labels.MetricName && !slices.Contains(ls, m.Name) {
+		if m.Name != model.MetricNameLabel && !slices.Contains(ls, m.Name) {
 			c.errorf("%s has no label %s", v.Name, m.Name)
 		}
 	}

@@ -113,7 +113,7 @@ func (b *builder) stages(levels [][]int) {
 // scatterStage leaves the sum of region's part self over the group in RecvBuf.
 func (b *builder) scatterStage(group []int, self, level int, region span, need int, last bool) {
 	m := len(group)
-	from := Space(SendBuf)
+	from := SendBuf
 	if level > 0 {
 		from = RecvBuf // the sum of the level below
 	}

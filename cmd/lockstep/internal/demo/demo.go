@@ -358,10 +358,10 @@ func appendJSON(path string, o outcome) error {
 	return errors.Join(json.NewEncoder(f).Encode(o), f.Close())
 }
 
-// stopped hides the error that an interrupt causes on its way.
+// stopped prefers the interrupt to the error that it causes on its way.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return ctx.Err()
 	}
 	return err
 }

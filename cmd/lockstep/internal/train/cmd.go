@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -42,8 +43,11 @@ func loader(dir string, rank int) func(context.Context, int) error {
 	file := loaderFile(dir, rank, attempt)
 	return func(ctx context.Context, _ int) error {
 		b, err := os.ReadFile(file)
-		if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
 			return nil // the usual case: nobody has made it slow
+		}
+		if err != nil {
+			return err
 		}
 		d, err := time.ParseDuration(string(b))
 		if err != nil {
