@@ -89,6 +89,9 @@ func decode(r io.Reader) (firing []Alert, resolved int, bad int, err error) {
 	if m.TruncatedAlerts > 0 {
 		return nil, 0, 0, fmt.Errorf("%w (%d left out)", ErrTruncated, m.TruncatedAlerts)
 	}
+	if len(m.Alerts) == 0 {
+		return nil, 0, 0, fmt.Errorf("%w: no alerts", ErrMalformed)
+	}
 	if len(m.Alerts) > MaxWebhookAlerts {
 		return nil, 0, 0, fmt.Errorf("%w: %d alerts, at most %d", ErrMalformed, len(m.Alerts), MaxWebhookAlerts)
 	}
@@ -134,11 +137,16 @@ func decode(r io.Reader) (firing []Alert, resolved int, bad int, err error) {
 
 // check says whether an alert carries what a decision needs.
 func (a *Alert) check() error {
-	for _, f := range []struct{ name, v string }{
-		{"alertname", a.Name}, {names.LabelJob, a.Job}, {names.LabelIncident, a.Incident},
-		{names.LabelClass, a.Class}, {names.LabelLevel, a.Level}, {"fingerprint", a.Fingerprint},
+	for _, f := range []struct {
+		name, v  string
+		optional bool
+	}{
+		{"alertname", a.Name, false}, {names.LabelJob, a.Job, false}, {names.LabelIncident, a.Incident, false},
+		{names.LabelClass, a.Class, false}, {names.LabelLevel, a.Level, false}, {"fingerprint", a.Fingerprint, false},
+		{names.LabelCulprit, a.Culprit, true}, {names.LabelCulpritKind, a.CulpritKind, true},
+		{names.LabelNode, a.Node, true}, {names.LabelReason, a.Reason, true},
 	} {
-		if f.v == "" {
+		if f.v == "" && !f.optional {
 			return fmt.Errorf("alert without %s", f.name)
 		}
 		if len(f.v) > 512 || strings.ContainsRune(f.v, 0) {

@@ -20,42 +20,55 @@ const (
 	scopeJob   = "job:"
 )
 
-// allow decides on one more action given all past ones. It returns the scope
-// that refuses it, "" when none does. It is pure: what is open, and stays open
-// until a person closes it, is the journal's business. Closing a breaker starts
-// its count anew, or the same history would open it at once: closed gives the
-// time for a scope, zero when it never was.
+// tally is what past actions add up to in the window that ends now.
+type tally struct {
+	total int
+	jobs  map[string]int
+	units map[string]bool
+}
+
+// count adds up past actions. closed tells when a scope's breaker was last
+// closed, zero when it never was: closing starts the count of its scope anew,
+// or the same history would open it at once. An action from the future (the
+// clock was set back) counts: forgetting it would lift the bounds.
+func (b BreakerConfig) count(now time.Time, history []past, closed func(scope string) time.Time) tally {
+	t := tally{jobs: map[string]int{}, units: map[string]bool{}}
+	for _, p := range history {
+		if now.Sub(p.At) >= b.Window {
+			continue
+		}
+		if p.At.After(closed(ScopeTotal)) {
+			t.total++
+		}
+		n := t.jobs[p.Job]
+		if p.At.After(closed(scopeJob + p.Job)) {
+			n++
+		}
+		t.jobs[p.Job] = n // also when 0: it is shown
+		if p.Unit != "" && p.At.After(closed(ScopeUnits)) {
+			t.units[p.Unit] = true
+		}
+	}
+	return t
+}
+
+// allow decides on one more action. It returns the scope that refuses it, ""
+// when none does. It is pure: what is open, and stays open until a person
+// closes it, is the journal's business.
 //
 // Units are bounded by a share of what there is and by an absolute number, both,
 // since a share alone lets a large cluster lose hundreds of nodes to one wrong
 // rule, and a number alone lets a small one lose all of them.
-func (b BreakerConfig) allow(now time.Time, history []past, closed func(scope string) time.Time, job, unit string, totalUnits int) (scope, why string) {
-	var jobN, totalN int
-	units := map[string]bool{}
-	closedTotal, closedUnits, closedJob := closed(ScopeTotal), closed(ScopeUnits), closed(scopeJob+job)
-	for _, p := range history {
-		if now.Sub(p.At) >= b.Window || p.At.After(now) {
-			continue
-		}
-		if p.At.After(closedTotal) {
-			totalN++
-		}
-		if p.Job == job && p.At.After(closedJob) {
-			jobN++
-		}
-		if p.Unit != "" && p.At.After(closedUnits) {
-			units[p.Unit] = true
-		}
+func (b BreakerConfig) allow(t tally, job, unit string, totalUnits int) (scope, why string) {
+	if t.total >= b.Total {
+		return ScopeTotal, fmt.Sprintf("%d actions in the last %v, at most %d", t.total, b.Window, b.Total)
 	}
-	if totalN >= b.Total {
-		return ScopeTotal, fmt.Sprintf("%d actions in the last %v, at most %d", totalN, b.Window, b.Total)
+	if n := t.jobs[job]; n >= b.Job {
+		return scopeJob + job, fmt.Sprintf("job %s has seen %d actions in the last %v, at most %d", job, n, b.Window, b.Job)
 	}
-	if jobN >= b.Job {
-		return scopeJob + job, fmt.Sprintf("job %s has seen %d actions in the last %v, at most %d", job, jobN, b.Window, b.Job)
-	}
-	if unit != "" && !units[unit] {
-		if limit := b.unitLimit(totalUnits); len(units) >= limit {
-			return ScopeUnits, fmt.Sprintf("%d of %d units taken out in the last %v, at most %d", len(units), totalUnits, b.Window, limit)
+	if unit != "" && !t.units[unit] {
+		if limit := b.unitLimit(totalUnits); len(t.units) >= limit {
+			return ScopeUnits, fmt.Sprintf("%d of %d units taken out in the last %v, at most %d", len(t.units), totalUnits, b.Window, limit)
 		}
 	}
 	return "", ""
@@ -69,13 +82,17 @@ func (b BreakerConfig) unitLimit(total int) int {
 	return min(share, b.Units)
 }
 
-// remaining returns how many more actions the total breaker allows now.
-func (b BreakerConfig) remaining(now time.Time, history []past) int {
-	n := 0
-	for _, p := range history {
-		if now.Sub(p.At) < b.Window && !p.At.After(now) {
-			n++
+// remaining returns how many more actions are allowed now, in all and for each
+// job that was acted on: 0 while the scope's breaker is open.
+func (b BreakerConfig) remaining(t tally, open []BreakerState) map[string]int {
+	left := map[string]int{ScopeTotal: max(0, b.Total-t.total)}
+	for job, n := range t.jobs {
+		left[scopeJob+job] = max(0, b.Job-n)
+	}
+	for _, s := range open {
+		if s.Scope != ScopeUnits { // how many of them are left depends on the job
+			left[s.Scope] = 0
 		}
 	}
-	return max(0, b.Total-n)
+	return left
 }

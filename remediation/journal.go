@@ -30,7 +30,7 @@ const (
 	OutcomeDryRun     Outcome = "dry_run"    // would have been done
 	OutcomeNone       Outcome = "none"       // policy says nothing is to be done
 	OutcomeRefused    Outcome = "refused"    // a breaker is open
-	OutcomeSuperseded Outcome = "superseded" // the job was restarted after this alert began, or the incident was already acted on
+	OutcomeSuperseded Outcome = "superseded" // the job was restarted after this alert began, or the incident was acted on already
 	OutcomeStale      Outcome = "stale"      // older than max_age when its turn came
 )
 
@@ -43,12 +43,34 @@ type Entry struct {
 	State    State      `json:"state"`
 	Policy   string     `json:"policy,omitempty"`
 	Kind     ActionKind `json:"kind,omitempty"`
-	Unit     string     `json:"unit,omitempty"` // taken out
-	Started  time.Time  `json:"started,omitzero"`
+	Unit     string     `json:"unit,omitempty"`   // taken out
+	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done
 	Tries    int        `json:"tries,omitempty"`
 	Outcome  Outcome    `json:"outcome,omitempty"`
 	Detail   string     `json:"detail,omitempty"`
 	Finished time.Time  `json:"finished,omitzero"`
+	// Effective is when the job ran again, for OutcomeDone.
+	Effective time.Time `json:"effective,omitzero"`
+}
+
+// past is what the breakers count of an entry that was acted on.
+func (e *Entry) past() past { return past{At: e.Started, Job: e.Alert.Job, Unit: e.Unit} }
+
+// supersededBy says why o, which was acted on, leaves nothing for e to do; "" when it does not.
+func (e *Entry) supersededBy(o *Entry) string {
+	if o.Alert.Job != e.Alert.Job || o.Outcome == OutcomeFailed {
+		return ""
+	}
+	if o.Action == e.Action {
+		return fmt.Sprintf("incident %s was acted on by entry %d", e.Alert.Incident, o.Seq)
+	}
+	if was, is := o.Alert.Attempt, e.Alert.Attempt; was != nil && is != nil && *is > *was {
+		return "" // it is about what came of that action, whatever the clocks say
+	}
+	if o.Outcome == OutcomeDone && o.Effective.After(e.Alert.StartsAt) {
+		return fmt.Sprintf("job was restarted by entry %d after this alert began", o.Seq)
+	}
+	return ""
 }
 
 // BreakerState is a breaker that has opened.
@@ -58,11 +80,12 @@ type BreakerState struct {
 	Why   string    `json:"why"`
 }
 
-// The journal keeps what it needs to refuse a repeat; older closed entries go.
+// The journal's bounds, in entries. It keeps what it needs to refuse a repeat
+// and to count actions against the breakers; older closed entries go.
 const (
 	journalVersion = "1"
-	maxEntries     = 10_000
-	maxPending     = 1_000
+	maxClosed      = 1_000
+	maxOpen        = 1_000
 )
 
 var (
@@ -74,7 +97,7 @@ var (
 	keyVersion     = []byte("version")
 
 	// ErrJournalFull says that too many alerts wait for a decision.
-	ErrJournalFull = errors.New("journal: too many pending alerts")
+	ErrJournalFull = errors.New("journal: too many alerts wait for a decision")
 )
 
 // journal is the durable memory, one bbolt file. Every method is one
@@ -104,17 +127,24 @@ func openJournal(path string) (*journal, error) {
 		}
 		return nil
 	})
+	j := &journal{db}
+	if err == nil {
+		// A journal that cannot be read in full must not be decided on.
+		err = j.each(func(*Entry) {})
+	}
 	if err != nil {
 		db.Close()
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
-	return &journal{db}, nil
+	return j, nil
 }
 
 func (j *journal) close() error { return j.db.Close() }
 
-// add writes alerts that were not seen before, all or none, and returns how many were new.
-func (j *journal) add(now time.Time, alerts []Alert) (added int, err error) {
+// add writes alerts that were not seen before, all or none, and returns how
+// many were new. To make room it drops the oldest closed entries, but none
+// that acted after keep.
+func (j *journal) add(now, keep time.Time, alerts []Alert) (added int, err error) {
 	err = j.db.Update(func(tx *bolt.Tx) error {
 		entries, seen := tx.Bucket(bucketEntries), tx.Bucket(bucketSeen)
 		for i := range alerts {
@@ -138,34 +168,34 @@ func (j *journal) add(now time.Time, alerts []Alert) (added int, err error) {
 		if added == 0 {
 			return nil
 		}
-		if n := entries.Stats().KeyN; n > maxPending {
-			return prune(entries, seen, max(0, n-maxEntries))
-		}
-		return nil
+		return makeRoom(entries, seen, keep)
 	})
+	if err != nil {
+		added = 0
+	}
 	return added, err
 }
 
-// prune drops the n oldest closed entries, and refuses to go on when too many are pending.
-func prune(entries, seen *bolt.Bucket, n int) error {
-	var drop []*Entry
-	pending := 0
-	c := entries.Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
-		e, err := readEntry(v)
-		if err != nil {
-			return err
-		}
+func makeRoom(entries, seen *bolt.Bucket, keep time.Time) error {
+	open, closed := 0, 0
+	var spare []*Entry
+	err := eachEntry(entries, func(e *Entry) {
 		if e.State != Closed {
-			pending++
-		} else if len(drop) < n {
-			drop = append(drop, e)
+			open++
+			return
 		}
+		closed++
+		if e.Started.Before(keep) {
+			spare = append(spare, e)
+		}
+	})
+	if err != nil {
+		return err
 	}
-	if pending > maxPending {
+	if open > maxOpen {
 		return ErrJournalFull
 	}
-	for _, e := range drop {
+	for _, e := range spare[:min(len(spare), max(0, closed-maxClosed))] {
 		if err := errors.Join(entries.Delete(seqKey(e.Seq)), seen.Delete([]byte(e.Alert.key()))); err != nil {
 			return err
 		}
@@ -178,19 +208,31 @@ func (j *journal) update(e *Entry) error {
 	return j.db.Update(func(tx *bolt.Tx) error { return putEntry(tx.Bucket(bucketEntries), e) })
 }
 
-// each calls f for each entry, oldest first.
+// get reads one entry.
+func (j *journal) get(seq uint64) (e *Entry, err error) {
+	err = j.db.View(func(tx *bolt.Tx) error {
+		e, err = readEntry(tx.Bucket(bucketEntries).Get(seqKey(seq)))
+		return err
+	})
+	return e, err
+}
+
+// each calls f for each entry, oldest first; f may keep it.
 func (j *journal) each(f func(*Entry)) error {
-	return j.db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketEntries).ForEach(func(_, v []byte) error {
-			e, err := readEntry(v)
-			if err == nil {
-				f(e)
-			}
-			return err
-		})
+	return j.db.View(func(tx *bolt.Tx) error { return eachEntry(tx.Bucket(bucketEntries), f) })
+}
+
+func eachEntry(b *bolt.Bucket, f func(*Entry)) error {
+	return b.ForEach(func(_, v []byte) error {
+		e, err := readEntry(v)
+		if err == nil {
+			f(e)
+		}
+		return err
 	})
 }
 
+// openBreaker leaves a breaker that is open already as it is.
 func (j *journal) openBreaker(b BreakerState) error {
 	return j.db.Update(func(tx *bolt.Tx) error {
 		bk := tx.Bucket(bucketBreakers)
@@ -235,6 +277,7 @@ func (j *journal) closedAt() (map[string]time.Time, error) {
 	return m, err
 }
 
+// breakers returns the open ones.
 func (j *journal) breakers() (open []BreakerState, err error) {
 	err = j.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(bucketBreakers).ForEach(func(_, v []byte) error {

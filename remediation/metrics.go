@@ -1,9 +1,13 @@
 package remediation
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/prom"
 )
 
 type metrics struct {
@@ -11,42 +15,85 @@ type metrics struct {
 	actions   *prometheus.CounterVec
 	duration  *prometheus.HistogramVec
 	pending   prometheus.Gauge
-	breaker   *prometheus.GaugeVec
-	remaining *prometheus.GaugeVec
+	breaker   scopes
+	remaining scopes
 }
 
+// Results of a webhook. Those of single alerts (stale, incomplete_alert) are
+// counted once an alert, the others once a request.
+const (
+	resultAccepted     = "accepted"
+	resultDuplicate    = "duplicate"
+	resultResolved     = "resolved"
+	resultStale        = "stale"
+	resultIncomplete   = "incomplete_alert"
+	resultTruncated    = "truncated"
+	resultMalformed    = "malformed"
+	resultVersion      = "version"
+	resultUnauthorized = "unauthorized"
+	resultJournalError = "journal_error"
+)
+
 func newMetrics(reg prometheus.Registerer, dryRun bool) (*metrics, error) {
-	counter := func(m *names.Metric) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Labels)
-	}
-	gauge := func(m *names.Metric) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Labels)
-	}
-	dry := gauge(names.DryRun)
-	pending := gauge(names.ActionsPending)
+	dry, pending := prom.GaugeVec(names.DryRun), prom.GaugeVec(names.ActionsPending)
 	m := &metrics{
-		webhooks:  counter(names.Webhooks),
-		actions:   counter(names.Actions),
-		duration:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: names.ActionDuration.Name, Help: names.ActionDuration.Help, Buckets: []float64{.1, .5, 1, 2, 5, 10, 30, 60, 120}, NativeHistogramBucketFactor: 1.1}, names.ActionDuration.Labels),
+		webhooks:  prom.CounterVec(names.Webhooks),
+		actions:   prom.CounterVec(names.Actions),
+		duration:  prom.HistogramVec(names.ActionDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
 		pending:   pending.WithLabelValues(),
-		breaker:   gauge(names.BreakerOpen),
-		remaining: gauge(names.BreakerRemaining),
+		breaker:   scopes{vec: prom.GaugeVec(names.BreakerOpen)},
+		remaining: scopes{vec: prom.GaugeVec(names.BreakerRemaining)},
 	}
 	dry.WithLabelValues().Set(0)
 	if dryRun {
 		dry.WithLabelValues().Set(1)
 	}
 	// A result that has not happened yet is 0, not absent: rate() sees its first step.
-	for _, result := range []string{"accepted", "duplicate", "resolved", "stale", "truncated", "malformed", "version", "incomplete_alert", "unauthorized", "journal_error"} {
+	for _, result := range []string{resultAccepted, resultDuplicate, resultResolved, resultStale, resultIncomplete, resultTruncated,
+		resultMalformed, resultVersion, resultUnauthorized, resultJournalError} {
 		m.webhooks.WithLabelValues(result)
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker, m.remaining, dry} {
+	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	return m, nil
+}
+
+// closed counts a closed entry. The class comes from outside, so only known
+// ones become label values.
+func (m *metrics) closed(e *Entry) {
+	class := e.Alert.Class
+	if !slices.Contains(names.Classes, class) {
+		class = "unknown"
+	}
+	kind := cmp.Or(e.Kind, ActionNone) // stale before it was decided on
+	m.actions.WithLabelValues(string(kind), string(e.Outcome), class).Inc()
+	if !e.Started.IsZero() {
+		m.duration.WithLabelValues(string(e.Kind)).Observe(e.Finished.Sub(e.Started).Seconds())
+	}
+}
+
+// scopes is a gauge by breaker scope. A scrape at any moment sees a scope's
+// old value or its new one: alerts must not flap because a set is being replaced.
+type scopes struct {
+	vec *prometheus.GaugeVec
+	old map[string]int
+}
+
+// set replaces all values. It is for one goroutine.
+func (s *scopes) set(values map[string]int) {
+	for scope, v := range values {
+		s.vec.WithLabelValues(scope).Set(float64(v))
+	}
+	for scope := range s.old {
+		if _, still := values[scope]; !still {
+			s.vec.DeleteLabelValues(scope)
+		}
+	}
+	s.old = values
 }

@@ -31,7 +31,8 @@ type Config struct {
 	// DryRun decides and journals but never calls an actuator. It is the
 	// default: false must be written down.
 	DryRun *bool `yaml:"dry_run"`
-	// MaxAge: an alert that started longer ago is stale and changes nothing.
+	// MaxAge: an alert that started longer ago is stale and changes nothing; by
+	// then a person is at it. One that starts so far in the future is, too.
 	MaxAge time.Duration `yaml:"max_age"`
 	// ActionTimeout bounds one call of an actuator.
 	ActionTimeout time.Duration `yaml:"action_timeout"`
@@ -166,6 +167,12 @@ func (c *Config) decide(a *Alert) Policy {
 	}
 	return Policy{Name: "no-match", Action: ActionNone}
 }
+
+// current reports whether an alert is not stale at now.
+func (c *Config) current(now time.Time, a *Alert) bool { return now.Sub(a.StartsAt).Abs() <= c.MaxAge }
+
+// memory is how long what was done still bears on what may be done.
+func (c *Config) memory() time.Duration { return max(c.MaxAge, c.Breaker.Window) }
 
 func match(pattern, s string) bool {
 	if pattern == "" {

@@ -1,6 +1,7 @@
 package remediation
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +24,7 @@ type Action struct {
 	Job      string
 	Incident string
 	Kind     ActionKind
-	Rank     int    // to exclude; -1 none
+	Rank     int    // to blame; the one to exclude when Kind says so; -1 none
 	Attempt  *int   // the attempt that the incident is about: no other may be ended; nil when not known
 	Reason   string // for logs and the job's own record: class and culprit
 }
@@ -35,6 +37,15 @@ type Inventory struct {
 	Unit func(rank int) string
 }
 
+// Answer is what became of an action.
+type Answer struct {
+	// At is when the job ran again, by the actuator's word, which may be long
+	// before the answer to a repeat. Zero: nothing had to be done, the attempt
+	// that the action is about was over.
+	At     time.Time
+	Detail string
+}
+
 // Actuator carries out actions. Act is called again with the same ID when the
 // remediator was killed or the last call failed: an actuator must recognise an
 // action that it has already done and answer as it did then. It must return
@@ -42,7 +53,7 @@ type Inventory struct {
 type Actuator interface {
 	Name() string
 	Inventory(ctx context.Context, job string) (Inventory, error)
-	Act(ctx context.Context, a Action) (detail string, err error)
+	Act(ctx context.Context, a Action) (Answer, error)
 }
 
 // ErrGone says that the job is not there any more: nothing to do.
@@ -56,7 +67,8 @@ type Options struct {
 	Actuator Actuator
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
-	// OnEvent, when set, is told of every entry as it changes (the demo's story, tests).
+	// OnEvent, when set, is told of every entry as it changes, after the change
+	// is on disk. It is called from several goroutines and must not block.
 	OnEvent func(Entry)
 }
 
@@ -68,15 +80,18 @@ type Remediator struct {
 	wake chan struct{}
 
 	mu   sync.Mutex
-	busy map[string]bool // jobs with an action in flight
+	busy map[string]bool // jobs with an entry in work
 	wg   sync.WaitGroup
 
 	deciding sync.Mutex // decisions count each other against the breakers
 }
 
 const (
-	maxTries   = 3
-	retryDelay = time.Second
+	maxBusy          = 16 // jobs in work at once
+	maxTries         = 5  // calls of the actuator for one action
+	retryDelay       = time.Second
+	inventoryTimeout = 5 * time.Second
+	maxDetail        = 1024 // bytes of an actuator's answer that are kept
 )
 
 // New opens the journal; Run must be called for anything to be carried out.
@@ -126,36 +141,50 @@ func (r *Remediator) Run(ctx context.Context) error {
 // pass hands every job's oldest open entry to a goroutine of its own, one a job at a time.
 func (r *Remediator) pass(ctx context.Context) error {
 	var open []*Entry
-	pending := 0
+	var history []past
 	if err := r.j.each(func(e *Entry) {
 		if e.State != Closed {
 			open = append(open, e)
-			pending++
+		}
+		if !e.Started.IsZero() {
+			history = append(history, e.past())
 		}
 	}); err != nil {
 		return err
 	}
-	r.m.pending.Set(float64(pending))
-	r.publishBreakers()
+	r.m.pending.Set(float64(len(open)))
+	if err := r.publishBreakers(history); err != nil {
+		return err
+	}
 	for _, e := range open {
-		r.mu.Lock()
-		taken := r.busy[e.Alert.Job] || len(r.busy) >= 16
-		if !taken {
-			r.busy[e.Alert.Job] = true
-		}
-		r.mu.Unlock()
-		if taken {
+		if !r.take(e.Alert.Job) {
 			continue
 		}
 		r.wg.Go(func() {
-			r.carryOut(ctx, e)
-			r.mu.Lock()
-			delete(r.busy, e.Alert.Job)
-			r.mu.Unlock()
-			r.kick()
+			moved := r.work(ctx, e.Seq)
+			r.release(e.Alert.Job)
+			if moved {
+				r.kick() // else the journal is in trouble: not before the next tick
+			}
 		})
 	}
 	return nil
+}
+
+func (r *Remediator) take(job string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.busy[job] || len(r.busy) >= maxBusy {
+		return false
+	}
+	r.busy[job] = true
+	return true
+}
+
+func (r *Remediator) release(job string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.busy, job)
 }
 
 func (r *Remediator) kick() {
@@ -165,178 +194,229 @@ func (r *Remediator) kick() {
 	}
 }
 
-// carryOut decides on one entry and does it. A Running entry is one that a
-// former process had begun: it skips the decision, which is on disk.
-func (r *Remediator) carryOut(ctx context.Context, e *Entry) {
-	if e.State == Pending && !r.decide(ctx, e) {
-		return
+// work takes one entry as far as it goes and reports whether it is closed.
+// Whoever calls it has taken the entry's job.
+func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
+	// Read again: between the pass that saw it open and the taking of its job,
+	// it may have been closed.
+	e, err := r.j.get(seq)
+	if err != nil {
+		r.o.Logger.Error("journal: cannot read entry", "seq", seq, "err", err)
+		return false
 	}
-	for {
+	switch e.State {
+	case Closed:
+		return true
+	case Running:
+		// A former process had decided on it and was killed before it had an
+		// answer. The breakers have counted it; but it must not come back from
+		// the dead, nor act for somebody who has forbidden that since.
+		policy := r.o.Config.decide(&e.Alert)
+		if outcome := r.notToAct(policy, e); outcome != "" {
+			if outcome == OutcomeStale {
+				outcome = OutcomeFailed // nobody knows: a person has to look
+			}
+			return r.close(e, outcome, "was in flight when a former remediator was killed and is not repeated now; whether it was done, the job's supervisor knows")
+		}
+	default:
+		policy := r.o.Config.decide(&e.Alert)
+		e.Policy, e.Kind = policy.Name, policy.Action
+		outcome := r.notToAct(policy, e)
+		if outcome == OutcomeStale || outcome == OutcomeNone {
+			return r.close(e, outcome, "")
+		}
+		total := 0
+		if outcome == "" {
+			total = r.unit(ctx, e)
+		}
+		switch outcome, detail, err := r.decide(e, policy, total); {
+		case err != nil:
+			r.o.Logger.Error("journal: cannot write the decision, not acting", "action", e.Action, "job", e.Alert.Job, "err", err)
+			return false
+		case outcome != "":
+			return r.close(e, outcome, detail)
+		}
+		r.tell(e)
+	}
+	return r.act(ctx, e)
+}
+
+// notToAct says why an entry leads to nothing whatever else is known, "" when it may.
+func (r *Remediator) notToAct(p Policy, e *Entry) Outcome {
+	switch {
+	case !r.o.Config.current(time.Now(), &e.Alert):
+		return OutcomeStale
+	case p.Action == ActionNone:
+		return OutcomeNone
+	case p.DryRun:
+		return OutcomeDryRun
+	}
+	return ""
+}
+
+// unit finds what an exclusion would take out, and of how many. Without
+// knowing that, restarting in place is the smaller step.
+func (r *Remediator) unit(ctx context.Context, e *Entry) (total int) {
+	if e.Kind != ActionExclude {
+		return 0
+	}
+	ctx, cancel := context.WithTimeout(ctx, inventoryTimeout)
+	defer cancel()
+	inv, err := r.o.Actuator.Inventory(ctx, e.Alert.Job)
+	if err == nil {
+		if e.Unit = inv.Unit(e.Alert.Rank); e.Unit == "" {
+			err = fmt.Errorf("rank %d runs on no unit of the job", e.Alert.Rank)
+		}
+	}
+	if err != nil {
+		r.o.Logger.Warn("unit to exclude is not known, restarting in place", "job", e.Alert.Job, "err", err)
+		e.Kind = ActionRestart
+	}
+	return inv.Units
+}
+
+// decide writes the decision to act to the journal, or returns the outcome
+// that closes the entry. Decisions are made one at a time: each counts against the next.
+func (r *Remediator) decide(e *Entry, p Policy, units int) (o Outcome, detail string, err error) {
+	r.deciding.Lock()
+	defer r.deciding.Unlock()
+	var history []past
+	superseded := ""
+	if err := r.j.each(func(o *Entry) {
+		if !o.Started.IsZero() {
+			history = append(history, o.past())
+			superseded = cmp.Or(superseded, e.supersededBy(o))
+		}
+	}); err != nil {
+		return "", "", err
+	}
+	if superseded != "" {
+		return OutcomeSuperseded, superseded, nil
+	}
+	if p.DryRun {
+		return OutcomeDryRun, "", nil
+	}
+	now := time.Now()
+	scope, why, err := r.refuse(now, history, e, units)
+	if err != nil {
+		return "", "", err
+	}
+	if scope != "" {
+		return OutcomeRefused, scope + ": " + why, nil
+	}
+	e.State, e.Started = Running, now
+	return "", "", r.j.update(e)
+}
+
+// refuse names a breaker that is open, or opens the one that the action would go over.
+func (r *Remediator) refuse(now time.Time, history []past, e *Entry, units int) (scope, why string, err error) {
+	open, err := r.j.breakers()
+	if err != nil {
+		return "", "", err
+	}
+	for _, b := range open {
+		if b.Scope == ScopeTotal || b.Scope == scopeJob+e.Alert.Job || (b.Scope == ScopeUnits && e.Unit != "") {
+			return b.Scope, b.Why, nil
+		}
+	}
+	closed, err := r.j.closedAt()
+	if err != nil {
+		return "", "", err
+	}
+	b := r.o.Config.Breaker
+	scope, why = b.allow(b.count(now, history, func(s string) time.Time { return closed[s] }), e.Alert.Job, e.Unit, units)
+	if scope != "" {
+		if err := r.j.openBreaker(BreakerState{Scope: scope, Since: now, Why: why}); err != nil {
+			return "", "", err
+		}
+		r.o.Logger.Error("breaker opened; a person must close it", "scope", scope, "why", why)
+	}
+	return scope, why, nil
+}
+
+// act calls the actuator until it answers, and closes the entry. When ctx ends
+// first, the entry stays Running and the next process takes it up.
+func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
+	for delay := retryDelay; ; delay *= 2 {
 		e.Tries++
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
-		detail, err := r.o.Actuator.Act(actx, Action{
+		answer, err := r.o.Actuator.Act(actx, Action{
 			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank, Attempt: e.Alert.Attempt,
 			Reason: e.Alert.Class + ": " + e.Alert.Culprit,
 		})
 		cancel()
 		switch {
+		case err == nil && answer.At.IsZero():
+			return r.close(e, OutcomeSuperseded, answer.Detail)
 		case err == nil:
-			r.close(e, OutcomeDone, detail)
-			return
+			e.Effective = answer.At
+			return r.close(e, OutcomeDone, answer.Detail)
 		case ctx.Err() != nil:
-			return // stays Running; the next process takes it up
-		case errors.Is(err, ErrGone) || e.Tries >= maxTries:
-			r.close(e, OutcomeFailed, err.Error())
-			return
+			return false
+		case errors.Is(err, ErrGone) || e.Tries >= maxTries || !r.o.Config.current(time.Now().Add(delay), &e.Alert):
+			return r.close(e, OutcomeFailed, err.Error())
 		}
-		r.o.Logger.Warn("action failed, trying again", "action", e.Action, "job", e.Alert.Job, "try", e.Tries, "err", err)
-		if err := r.j.update(e); err != nil {
-			r.o.Logger.Error("journal", "err", err)
+		r.o.Logger.Warn("action failed, trying again", "action", e.Action, "job", e.Alert.Job, "try", e.Tries, "in", delay, "err", err)
+		if err := r.j.update(e); err != nil { // for the count of tries only
+			r.o.Logger.Error("journal: cannot write the number of tries", "seq", e.Seq, "err", err)
 		}
 		select {
 		case <-ctx.Done():
-			return
-		case <-time.After(retryDelay << e.Tries):
+			return false
+		case <-time.After(delay):
 		}
 	}
 }
 
-// decide writes the decision to the journal and reports whether it is to act.
-func (r *Remediator) decide(ctx context.Context, e *Entry) bool {
-	r.deciding.Lock()
-	defer r.deciding.Unlock()
-	now := time.Now()
-	if now.Sub(e.Alert.StartsAt) > r.o.Config.MaxAge {
-		r.close(e, OutcomeStale, "")
-		return false
+// close ends an entry and reports whether that is on disk. When it is not, the
+// entry is still open there and is taken up again; the actuator knows its id.
+func (r *Remediator) close(e *Entry, o Outcome, detail string) bool {
+	if len(detail) > maxDetail {
+		detail = strings.ToValidUTF8(detail[:maxDetail], "") + "…"
 	}
-	p := r.o.Config.decide(&e.Alert)
-	e.Policy, e.Kind = p.Name, p.Action
-	if p.Action == ActionNone {
-		r.close(e, OutcomeNone, "")
-		return false
-	}
-	var history []past
-	superseded := ""
-	if err := r.j.each(func(o *Entry) {
-		if o.Seq == e.Seq || o.Started.IsZero() {
-			return
-		}
-		history = append(history, past{At: o.Started, Job: o.Alert.Job, Unit: o.Unit})
-		if o.Alert.Job != e.Alert.Job || o.Outcome == OutcomeFailed {
-			return
-		}
-		switch {
-		case o.Action == e.Action:
-			superseded = fmt.Sprintf("incident %s was acted on by entry %d", e.Alert.Incident, o.Seq)
-		case o.Outcome == OutcomeDone && o.Finished.After(e.Alert.StartsAt):
-			superseded = fmt.Sprintf("job was restarted by entry %d after this alert began", o.Seq)
-		}
-	}); err != nil {
-		r.o.Logger.Error("journal", "err", err)
-		return false
-	}
-	if superseded != "" {
-		r.close(e, OutcomeSuperseded, superseded)
-		return false
-	}
-	if p.DryRun {
-		r.close(e, OutcomeDryRun, "")
-		return false
-	}
-	total := 0
-	if p.Action == ActionExclude {
-		ictx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		inv, err := r.o.Actuator.Inventory(ictx, e.Alert.Job)
-		cancel()
-		if err != nil {
-			// Without knowing the unit, restarting in place is the smaller step.
-			r.o.Logger.Warn("inventory failed, restarting in place", "job", e.Alert.Job, "err", err)
-			e.Kind = ActionRestart
-		} else {
-			total, e.Unit = inv.Units, inv.Unit(e.Alert.Rank)
-		}
-	}
-	if scope, why := r.refuse(now, history, e, total); scope != "" {
-		r.close(e, OutcomeRefused, scope+": "+why)
-		return false
-	}
-	e.State, e.Started = Running, now
+	e.State, e.Outcome, e.Detail, e.Finished = Closed, o, detail, time.Now()
 	if err := r.j.update(e); err != nil {
-		r.o.Logger.Error("journal: cannot write the decision, not acting", "action", e.Action, "err", err)
+		r.o.Logger.Error("journal: cannot close entry", "seq", e.Seq, "outcome", o, "err", err)
 		return false
 	}
+	r.m.closed(e)
 	r.tell(e)
 	return true
 }
 
-// refuse opens breakers that the action would go over, and names an open one.
-func (r *Remediator) refuse(now time.Time, history []past, e *Entry, units int) (scope, why string) {
-	open, err := r.j.breakers()
-	if err != nil {
-		return "journal", err.Error()
-	}
-	for _, b := range open {
-		if b.Scope == ScopeTotal || b.Scope == scopeJob+e.Alert.Job || (b.Scope == ScopeUnits && e.Unit != "") {
-			return b.Scope, b.Why
-		}
-	}
-	closed, err := r.j.closedAt()
-	if err != nil {
-		return "journal", err.Error()
-	}
-	scope, why = r.o.Config.Breaker.allow(now, history, func(s string) time.Time { return closed[s] }, e.Alert.Job, e.Unit, units)
-	if scope != "" {
-		if err := r.j.openBreaker(BreakerState{Scope: scope, Since: now, Why: why}); err != nil {
-			r.o.Logger.Error("journal", "err", err)
-		}
-		r.o.Logger.Error("breaker opened; a person must close it", "scope", scope, "why", why)
-		r.publishBreakers()
-	}
-	return scope, why
-}
-
-func (r *Remediator) close(e *Entry, o Outcome, detail string) {
-	e.State, e.Outcome, e.Detail, e.Finished = Closed, o, detail, time.Now()
-	if err := r.j.update(e); err != nil {
-		r.o.Logger.Error("journal: cannot close entry", "seq", e.Seq, "err", err)
-		return
-	}
-	r.m.actions.WithLabelValues(string(e.Kind), string(o), e.Alert.Class).Inc()
-	if !e.Started.IsZero() {
-		r.m.duration.WithLabelValues(string(e.Kind)).Observe(e.Finished.Sub(e.Started).Seconds())
-	}
-	r.tell(e)
-}
-
 func (r *Remediator) tell(e *Entry) {
-	r.o.Logger.Info("remediation", "seq", e.Seq, "job", e.Alert.Job, "incident", e.Alert.Incident, "class", e.Alert.Class,
+	level := slog.LevelInfo
+	switch e.Outcome {
+	case OutcomeFailed, OutcomeRefused:
+		level = slog.LevelError
+	case OutcomeStale:
+		level = slog.LevelWarn
+	}
+	r.o.Logger.Log(context.Background(), level, "remediation", "seq", e.Seq, "job", e.Alert.Job, "incident", e.Alert.Incident, "class", e.Alert.Class,
 		"culprit", e.Alert.Culprit, "policy", e.Policy, "action", e.Kind, "state", e.State, "outcome", e.Outcome, "detail", e.Detail)
 	if r.o.OnEvent != nil {
 		r.o.OnEvent(*e)
 	}
 }
 
-func (r *Remediator) publishBreakers() {
+// publishBreakers is called by pass alone.
+func (r *Remediator) publishBreakers(history []past) error {
 	open, err := r.j.breakers()
 	if err != nil {
-		return
+		return err
 	}
-	r.m.breaker.Reset()
-	for _, s := range []string{ScopeTotal, ScopeUnits} {
-		r.m.breaker.WithLabelValues(s).Set(0)
+	closed, err := r.j.closedAt()
+	if err != nil {
+		return err
 	}
+	state := map[string]int{ScopeTotal: 0, ScopeUnits: 0}
 	for _, b := range open {
-		r.m.breaker.WithLabelValues(b.Scope).Set(1)
+		state[b.Scope] = 1
 	}
-	var history []past
-	if r.j.each(func(o *Entry) {
-		if !o.Started.IsZero() {
-			history = append(history, past{At: o.Started})
-		}
-	}) == nil {
-		r.m.remaining.WithLabelValues(ScopeTotal).Set(float64(r.o.Config.Breaker.remaining(time.Now(), history)))
-	}
+	r.m.breaker.set(state)
+	b := r.o.Config.Breaker
+	r.m.remaining.set(b.remaining(b.count(time.Now(), history, func(s string) time.Time { return closed[s] }), open))
+	return nil
 }
 
 // Handler serves
@@ -363,19 +443,22 @@ func (r *Remediator) Handler() http.Handler {
 		reply(w, open, err)
 	})
 	mux.HandleFunc("POST /api/v1/breakers/close", func(w http.ResponseWriter, req *http.Request) {
+		req.Body = http.MaxBytesReader(w, req.Body, 1<<12)
 		scope := req.FormValue("scope")
 		was, err := r.j.closeBreaker(time.Now(), scope)
 		if err == nil && !was {
 			http.Error(w, fmt.Sprintf("no breaker is open in scope %q", scope), http.StatusNotFound)
 			return
 		}
-		r.o.Logger.Warn("breaker closed by a person", "scope", scope, "from", req.RemoteAddr)
-		r.publishBreakers()
+		if err == nil {
+			r.o.Logger.Warn("breaker closed by a person", "scope", scope, "from", req.RemoteAddr)
+			r.kick()
+		}
 		reply(w, map[string]string{"closed": scope}, err)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !r.authorized(req) {
-			r.m.webhooks.WithLabelValues("unauthorized").Inc()
+			r.m.webhooks.WithLabelValues(resultUnauthorized).Inc()
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, ErrUnauthorized.Error(), http.StatusUnauthorized)
 			return
@@ -401,39 +484,37 @@ func (r *Remediator) authorized(req *http.Request) bool {
 }
 
 // webhook answers 2xx only after the alerts are on disk: Alertmanager repeats
-// what was not answered so, and the journal recognises a repeat.
+// what got a 5xx or no answer, and the journal recognises a repeat. What can
+// never be accepted gets a 4xx, which Alertmanager does not repeat.
 func (r *Remediator) webhook(w http.ResponseWriter, req *http.Request) {
 	firing, resolved, bad, err := decode(req.Body)
 	if err != nil {
-		result, code := "malformed", http.StatusBadRequest
+		result := resultMalformed
 		switch {
 		case errors.Is(err, ErrTruncated):
-			result = "truncated"
+			result = resultTruncated
 		case errors.Is(err, ErrVersion):
-			result = "version"
+			result = resultVersion
 		}
 		r.m.webhooks.WithLabelValues(result).Inc()
-		r.o.Logger.Warn("webhook refused", "result", result, "err", err)
-		http.Error(w, err.Error(), code)
+		r.o.Logger.Warn("webhook refused", "result", result, "from", req.RemoteAddr, "err", err)
+		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	if bad > 0 {
-		r.m.webhooks.WithLabelValues("incomplete_alert").Add(float64(bad))
+		r.m.webhooks.WithLabelValues(resultIncomplete).Add(float64(bad))
 		r.o.Logger.Warn("webhook had alerts without the labels that a decision needs", "count", bad)
 	}
 	now := time.Now()
-	fresh := firing[:0]
-	for _, a := range firing {
-		if now.Sub(a.StartsAt) > r.o.Config.MaxAge {
-			r.m.webhooks.WithLabelValues("stale").Inc()
-			continue
-		}
-		fresh = append(fresh, a)
+	fresh := slices.DeleteFunc(firing, func(a Alert) bool { return !r.o.Config.current(now, &a) })
+	if stale := len(firing) - len(fresh); stale > 0 {
+		r.m.webhooks.WithLabelValues(resultStale).Add(float64(stale))
+		r.o.Logger.Warn("webhook had stale alerts", "count", stale, "max_age", r.o.Config.MaxAge)
 	}
 	added := 0
 	if len(fresh) > 0 {
-		if added, err = r.j.add(now, fresh); err != nil {
-			r.m.webhooks.WithLabelValues("journal_error").Inc()
+		if added, err = r.j.add(now, now.Add(-r.o.Config.memory()), fresh); err != nil {
+			r.m.webhooks.WithLabelValues(resultJournalError).Inc()
 			r.o.Logger.Error("webhook not journaled", "err", err)
 			http.Error(w, "not journaled, send it again", http.StatusServiceUnavailable)
 			return
@@ -441,12 +522,12 @@ func (r *Remediator) webhook(w http.ResponseWriter, req *http.Request) {
 	}
 	switch {
 	case added > 0:
-		r.m.webhooks.WithLabelValues("accepted").Inc()
+		r.m.webhooks.WithLabelValues(resultAccepted).Inc()
 		r.kick()
 	case len(fresh) > 0:
-		r.m.webhooks.WithLabelValues("duplicate").Inc()
+		r.m.webhooks.WithLabelValues(resultDuplicate).Inc()
 	case resolved > 0:
-		r.m.webhooks.WithLabelValues("resolved").Inc()
+		r.m.webhooks.WithLabelValues(resultResolved).Inc()
 	}
 	reply(w, map[string]int{"journaled": added}, nil)
 }

@@ -9,12 +9,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	bolt "go.etcd.io/bbolt"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
@@ -29,9 +31,9 @@ var token = []byte("0123456789abcdef0123456789abcdef")
 type fake struct {
 	mu    sync.Mutex
 	acts  []Action
-	done  map[string]bool // by action id: really carried out
-	times int             // really carried out, with repeats answered from done
-	fail  int             // so many calls fail first
+	done  map[string]time.Time // by action id: when it was really carried out
+	times int                  // really carried out, with repeats answered from done
+	fail  int                  // so many calls fail first
 	err   error
 	block chan struct{} // Act waits for it after carrying out, before answering
 }
@@ -42,31 +44,32 @@ func (f *fake) Inventory(context.Context, string) (Inventory, error) {
 	return Inventory{Units: 8, Unit: func(rank int) string { return fmt.Sprint("slot", rank) }}, nil
 }
 
-func (f *fake) Act(ctx context.Context, a Action) (string, error) {
+func (f *fake) Act(ctx context.Context, a Action) (Answer, error) {
 	f.mu.Lock()
 	f.acts = append(f.acts, a)
 	if f.fail > 0 {
 		f.fail--
 		f.mu.Unlock()
-		return "", cmpErr(f.err)
+		return Answer{}, cmpErr(f.err)
 	}
-	if !f.done[a.ID] {
-		if f.done == nil {
-			f.done = map[string]bool{}
-		}
-		f.done[a.ID] = true
+	if f.done == nil {
+		f.done = map[string]time.Time{}
+	}
+	if f.done[a.ID].IsZero() {
+		f.done[a.ID] = time.Now()
 		f.times++
 	}
+	at := f.done[a.ID]
 	block := f.block
 	f.mu.Unlock()
 	if block != nil {
 		select {
 		case <-block:
 		case <-ctx.Done():
-			return "", ctx.Err()
+			return Answer{}, ctx.Err()
 		}
 	}
-	return "restarted", nil
+	return Answer{At: at, Detail: "restarted"}, nil
 }
 
 func cmpErr(err error) error {
@@ -157,6 +160,19 @@ func (g *rig) webhooks(result string) float64 {
 	return testutil.ToFloat64(g.r.m.webhooks.WithLabelValues(result))
 }
 
+// gauge waits until the value for scope is want; an absent one reads as 0.
+func (g *rig) gauge(vec *prometheus.GaugeVec, scope string, want int) {
+	g.t.Helper()
+	var got float64
+	for range 3000 {
+		if got = testutil.ToFloat64(vec.WithLabelValues(scope)); got == float64(want) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	g.t.Errorf("%s: %v, want %d", scope, got, want)
+}
+
 func webhook(alerts ...map[string]any) []byte {
 	b, err := json.Marshal(map[string]any{"version": "4", "status": "firing", "receiver": "lockstep", "alerts": alerts, "futureField": 1})
 	if err != nil {
@@ -233,7 +249,10 @@ func TestChangesNothing(t *testing.T) {
 		{"other version", "version", []byte(`{"version":"5","alerts":[]}`), bearer, 400},
 		{"truncated", "truncated", trunc, bearer, 400},
 		{"resolved", "resolved", webhook(alert("i", field("status", "resolved"))), bearer, 200},
+		{"no alerts", "malformed", []byte(`{"version":"4","alerts":[]}`), bearer, 400},
 		{"stale", "stale", webhook(alert("i", field("startsAt", "2020-01-01T00:00:00Z"))), bearer, 200},
+		{"from the future", "stale", webhook(alert("i", field("startsAt", "2999-01-01T00:00:00Z"))), bearer, 200},
+		{"overlong label", "incomplete_alert", webhook(alert("i", label(names.LabelReason, strings.Repeat("x", 1<<16)))), bearer, 200},
 		{"no incident", "incomplete_alert", webhook(alert("")), bearer, 200},
 		{"rank is no number", "incomplete_alert", webhook(alert("i", label(names.LabelRank, "five"))), bearer, 200},
 		{"rank is negative", "incomplete_alert", webhook(alert("i", label(names.LabelRank, "-5"))), bearer, 200},
@@ -312,6 +331,161 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestTakenUpUnderOtherRules is a remediator that was killed while an action
+// was in flight, and comes back too late or with a person's word against it.
+func TestTakenUpUnderOtherRules(t *testing.T) {
+	dry, none := DefaultConfig(), live()
+	none.Policies = []Policy{{Name: "hands off", Action: ActionNone}}
+	for _, c := range []struct {
+		name    string
+		cfg     Config
+		began   time.Duration // ago
+		outcome Outcome
+	}{
+		{"in time", live(), time.Minute, OutcomeDone},
+		{"too late", live(), 11 * time.Minute, OutcomeFailed},
+		{"dry run now", dry, time.Minute, OutcomeDryRun},
+		{"no action now", none, time.Minute, OutcomeNone},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "j.db")
+			j, err := openJournal(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now().Add(-c.began)
+			a := Alert{Name: "a", Job: "j", Incident: "i", Class: names.ClassNoncommunicationHang, Level: names.LevelConfirmed, Rank: 1, Fingerprint: "f", StartsAt: began}
+			if _, err := j.add(began, began, []Alert{a}); err != nil {
+				t.Fatal(err)
+			}
+			e, err := j.get(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.State, e.Kind, e.Started = Running, ActionRestart, began
+			if err := errors.Join(j.update(e), j.close()); err != nil {
+				t.Fatal(err)
+			}
+			g := start(t, path, c.cfg, &fake{})
+			if e := g.closed(); e.Outcome != c.outcome {
+				t.Errorf("outcome %s (%s), want %s", e.Outcome, e.Detail, c.outcome)
+			}
+			if want := map[bool]int{true: 1}[c.outcome == OutcomeDone]; g.act.count() != want {
+				t.Errorf("acted %d times, want %d", g.act.count(), want)
+			}
+		})
+	}
+}
+
+// TestSeenTwice: a pass that has read an entry as open, and whose turn comes
+// after another goroutine has closed it, must not act on what it read.
+func TestSeenTwice(t *testing.T) {
+	g := start(t, "", live(), &fake{})
+	g.send(alert("i"))
+	e := g.closed()
+	if !g.r.work(context.Background(), e.Seq) {
+		t.Error("a closed entry must count as closed")
+	}
+	if n := len(g.act.acts); n != 1 {
+		t.Errorf("acted %d times", n)
+	}
+}
+
+func TestSupersededWhateverTheClocksSay(t *testing.T) {
+	g := start(t, "", live(), &fake{})
+	g.send(alert("i1", label(names.LabelAttempt, "3")))
+	g.closed()
+	early := field("startsAt", time.Now().Add(-time.Minute).Format(time.RFC3339Nano)) // Prometheus's clock is behind
+	g.send(alert("i2", label(names.LabelAttempt, "3"), early))
+	if e := g.closed(); e.Outcome != OutcomeSuperseded {
+		t.Errorf("about the attempt that was ended: %s", e.Outcome)
+	}
+	g.send(alert("i3", label(names.LabelAttempt, "4"), early))
+	if e := g.closed(); e.Outcome != OutcomeDone {
+		t.Errorf("about the attempt after it: %s (%s)", e.Outcome, e.Detail)
+	}
+}
+
+// TestJournalIsBounded: a flood of alerts that lead to nothing pushes out
+// neither what was done, which the breakers count, nor much memory.
+func TestJournalIsBounded(t *testing.T) {
+	j, err := openJournal(filepath.Join(t.TempDir(), "j.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.close()
+	j.db.NoSync = true
+	now := time.Now()
+	keep := now.Add(-time.Hour)
+	flood := func(n int) (added int, err error) {
+		alerts := make([]Alert, n)
+		for i := range alerts {
+			alerts[i] = Alert{Job: "j", Incident: "i", Fingerprint: fmt.Sprint(now.UnixNano(), i), StartsAt: now}
+		}
+		now = now.Add(time.Millisecond)
+		return j.add(now, keep, alerts)
+	}
+	closeAll := func(change func(*Entry)) {
+		var open []*Entry
+		if err := j.each(func(e *Entry) {
+			if e.State != Closed {
+				open = append(open, e)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range open {
+			e.State = Closed
+			change(e)
+			if err := j.update(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := flood(1); err != nil {
+		t.Fatal(err)
+	}
+	closeAll(func(e *Entry) { e.Started = now })
+	for range 6 {
+		if _, err := flood(MaxWebhookAlerts); err != nil {
+			t.Fatal(err)
+		}
+		closeAll(func(*Entry) {})
+	}
+	if added, err := flood(1); err != nil || added != 1 {
+		t.Fatal(added, err)
+	}
+	n, acted := 0, 0
+	if err := j.each(func(e *Entry) {
+		n++
+		if !e.Started.IsZero() {
+			acted++
+		}
+	}); err != nil || n > maxClosed+1 || acted != 1 {
+		t.Errorf("%d entries, %d of them acted on, %v; want at most %d, 1", n, acted, err, maxClosed+1)
+	}
+	for err == nil {
+		_, err = flood(MaxWebhookAlerts)
+	}
+	if !errors.Is(err, ErrJournalFull) {
+		t.Errorf("too many open entries: %v", err)
+	}
+}
+
+func TestDamagedJournal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j.db")
+	j, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketEntries).Put(seqKey(1), []byte("{")) }), j.close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(Options{Config: live(), Journal: path, Token: token, Actuator: &fake{}}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want one that names the journal", err)
+	}
+}
+
 func TestActuatorFails(t *testing.T) {
 	t.Run("for a while", func(t *testing.T) {
 		g := start(t, "", live(), &fake{fail: 1})
@@ -343,6 +517,9 @@ func TestBreakerStaysOpenUntilClosed(t *testing.T) {
 			t.Fatalf("incident %d: %s, want %s", i, got, want)
 		}
 	}
+	g.gauge(g.r.m.breaker.vec, "job:j", 1)
+	g.gauge(g.r.m.remaining.vec, "job:j", 0)
+	g.gauge(g.r.m.remaining.vec, ScopeTotal, cfg.Breaker.Total-2)
 	g.stop()
 	g = start(t, journal, cfg, &fake{}) // a restart does not close it
 	if got := outcome("b"); got != OutcomeRefused {
@@ -355,6 +532,8 @@ func TestBreakerStaysOpenUntilClosed(t *testing.T) {
 	if w.Code != 200 {
 		t.Fatalf("close: %d %s", w.Code, w.Body)
 	}
+	g.gauge(g.r.m.breaker.vec, "job:j", 0)
+	g.gauge(g.r.m.remaining.vec, "job:j", cfg.Breaker.Job) // its count begins anew
 	if n := g.act.count(); n != 0 {
 		t.Fatalf("closing a breaker replayed %d refused actions", n)
 	}
@@ -381,7 +560,16 @@ func TestBreakerBounds(t *testing.T) {
 			if rapid.Bool().Draw(t, "exclude") {
 				unit = fmt.Sprint(rapid.IntRange(0, 20).Draw(t, "unit"))
 			}
-			if scope, _ := b.allow(now, history, never, job, unit, total); scope == "" {
+			count := b.count(now, history, never)
+			left := b.remaining(count, nil)
+			scope, _ := b.allow(count, job, unit, total)
+			if _, seen := left[scopeJob+job]; !seen {
+				left[scopeJob+job] = b.Job
+			}
+			if (left[ScopeTotal] == 0 || left[scopeJob+job] == 0) != (scope == ScopeTotal || scope == scopeJob+job) {
+				t.Fatalf("%v remain, but scope %q refused", left, scope)
+			}
+			if scope == "" {
 				history = append(history, past{now, job, unit})
 			}
 		}

@@ -2,9 +2,13 @@ package process
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,12 +24,41 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "rank" {
 		os.Exit(rank(os.Args[2]))
 	}
+	if len(os.Args) > 2 && os.Args[1] == "supervise" {
+		os.Exit(supervise(os.Args[2]))
+	}
+	if len(os.Args) > 2 && os.Args[1] == "remediate" {
+		os.Exit(remediate(os.Args[2]))
+	}
 	goleak.VerifyTestMain(m)
 }
 
 func rank(what string) int {
 	me, attempt := os.Getenv("LOCKSTEP_RANK"), os.Getenv("LOCKSTEP_RESTART_COUNT")
 	fmt.Printf("rank %s of %s attempt %s slot %s node %s\n", me, os.Getenv("WORLD_SIZE"), attempt, os.Getenv("LOCKSTEP_SLOT"), os.Getenv("LOCKSTEP_NODE"))
+	switch what {
+	case "deaf": // to SIGTERM
+		signal.Ignore(syscall.SIGTERM)
+	case "polite":
+		term := make(chan os.Signal, 1)
+		signal.Notify(term, syscall.SIGTERM)
+		fmt.Println("listening")
+		<-term
+		fmt.Println("bye")
+		return 0
+	case "forks": // and leaves behind what holds its output open
+		child := exec.Command("sleep", "60")
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		if err := child.Start(); err != nil {
+			return 1
+		}
+		fmt.Println("child", child.Process.Pid)
+		return 0
+	case "long":
+		fmt.Println(strings.Repeat("x", 3*maxLine))
+		fmt.Println("end")
+		return 0
+	}
 	switch {
 	case what == "ok", what == "fail-first" && attempt != "0":
 		return 0
@@ -34,6 +67,15 @@ func rank(what string) int {
 	}
 	time.Sleep(time.Minute)
 	return 0
+}
+
+func options(dir, what string) Options {
+	return Options{
+		Job: "j", Command: []string{os.Args[0], "rank", what}, Ranks: 2, Dir: dir, Control: true, Grace: 200 * time.Millisecond,
+		RuntimeDir: func(n string) string { return filepath.Join(dir, n) },
+		Node:       func(i int) string { return fmt.Sprint("node", i) },
+		Rendezvous: func() ([]string, error) { return []string{"LOCKSTEP_COMM_ID=id"}, nil },
+	}
 }
 
 type job struct {
@@ -47,14 +89,10 @@ type job struct {
 func begin(t *testing.T, what string, change func(*Options)) *job {
 	t.Helper()
 	j := &job{t: t, events: make(chan Event, 100), err: make(chan error, 1)}
-	dir := t.TempDir()
-	o := Options{
-		Job: "j", Command: []string{os.Args[0], "rank", what}, Ranks: 4, Nodes: 2, Dir: dir, Control: true, Grace: 200 * time.Millisecond,
-		RuntimeDir: func(n string) string { return filepath.Join(dir, n) },
-		Node:       func(i int) string { return fmt.Sprint("node", i) },
-		CommID:     func() (string, error) { return "id", nil },
-		OnEvent:    func(e Event) { j.events <- e },
-	}
+	dir := filepath.Join(t.TempDir(), "job")
+	o := options(dir, what)
+	o.Ranks, o.Nodes = 4, 2
+	o.OnEvent = func(e Event) { j.events <- e }
 	if change != nil {
 		change(&o)
 	}
@@ -109,8 +147,8 @@ func TestRunsToTheEnd(t *testing.T) {
 	if err != nil || string(b) != "rank 3 of 4 attempt 0 slot 3 node node1\n" {
 		t.Errorf("log %q, %v", b, err)
 	}
-	if fi, err := os.Stat(filepath.Join(j.o.Dir, "secret")); err != nil || fi.Mode().Perm() != 0o600 {
-		t.Errorf("secret: %v, %v", fi.Mode(), err)
+	if _, err := os.Stat(filepath.Join(j.o.Dir, "secret")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the secret outlives the job: %v", err)
 	}
 }
 
@@ -157,21 +195,21 @@ func TestActionsAreIdempotent(t *testing.T) {
 	}
 	zero := 0
 	a := remediation.Action{ID: "x", Job: "j", Kind: remediation.ActionExclude, Rank: 2, Attempt: &zero}
-	detail, err := act.Act(ctx, a)
-	if err != nil || !strings.Contains(detail, "rank 2 moved from slot 2 to spare slot 4") {
-		t.Fatalf("%q, %v", detail, err)
+	first, err := act.Act(ctx, a)
+	if err != nil || !strings.Contains(first.Detail, "rank 2 moved from slot 2 to spare slot 4") {
+		t.Fatalf("%+v, %v", first, err)
 	}
 	if e := j.wait("started"); e.Attempt != 1 {
 		t.Fatalf("started %+v", e)
 	}
 	for range 2 { // the same action again, and a late decision about attempt 0
-		if detail, err := act.Act(ctx, a); err != nil || !strings.Contains(detail, "again") {
-			t.Fatalf("%q, %v", detail, err)
+		if again, err := act.Act(ctx, a); err != nil || !strings.Contains(again.Detail, "again") || !again.At.Equal(first.At) {
+			t.Fatalf("%+v, %v", again, err)
 		}
 	}
 	a.ID = "y"
-	if detail, err := act.Act(ctx, a); err != nil || !strings.Contains(detail, "nothing done") {
-		t.Fatalf("%q, %v", detail, err)
+	if late, err := act.Act(ctx, a); err != nil || !late.At.IsZero() || !strings.Contains(late.Detail, "nothing done") {
+		t.Fatalf("%+v, %v", late, err)
 	}
 	if s := j.Status(); s.Attempt != 1 || s.Ranks[2].Slot != 4 || len(s.Excluded) != 1 {
 		t.Fatalf("status %+v", s)
@@ -183,9 +221,189 @@ func TestActionsAreIdempotent(t *testing.T) {
 	}
 }
 
+// logged waits until a rank's log has a line with the prefix, and returns the rest of it.
+func (j *job) logged(rank int, prefix string) string {
+	j.t.Helper()
+	var b []byte
+	for range 3000 {
+		b, _ = os.ReadFile(filepath.Join(j.o.Dir, fmt.Sprintf("rank%d.attempt0.log", rank)))
+		for line := range strings.Lines(string(b)) {
+			if rest, ok := strings.CutPrefix(line, prefix); ok {
+				return strings.TrimSpace(rest)
+			}
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	j.t.Fatalf("no line with %q in the log of rank %d: %q", prefix, rank, b)
+	return ""
+}
+
+// dead waits until a process is gone.
+func dead(t *testing.T, pid int) {
+	t.Helper()
+	for range 3000 {
+		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err != nil || strings.Contains(string(stat), ") Z ") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("process %d lives", pid)
+}
+
+func TestRanksGetSIGTERM(t *testing.T) {
+	j := begin(t, "polite", func(o *Options) { o.Grace = 30 * time.Second })
+	for r := range 4 {
+		j.logged(r, "listening")
+	}
+	j.cancel()
+	if err := j.end(); !errors.Is(err, context.Canceled) {
+		t.Fatalf("error %v", err)
+	}
+	for r := range 4 {
+		j.logged(r, "bye")
+	}
+}
+
+func TestRanksThatIgnoreSIGTERM(t *testing.T) {
+	j := begin(t, "deaf", nil)
+	j.wait("started")
+	pids := j.Status().Ranks
+	j.cancel()
+	j.end()
+	for _, r := range pids {
+		dead(t, r.PID)
+	}
+}
+
+func TestWhatARankLeavesBehindIsKilled(t *testing.T) {
+	var out strings.Builder
+	j := begin(t, "forks", func(o *Options) { o.Output = &out })
+	if err := j.end(); err != nil {
+		t.Fatal(err)
+	}
+	for r := range 4 {
+		pid, err := strconv.Atoi(j.logged(r, "child "))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead(t, pid)
+	}
+}
+
+// TestSupervisorKilled kills a supervisor with SIGKILL: its ranks go with it,
+// and the next one takes over the directory.
+func TestSupervisorKilled(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "job")
+	cmd := exec.Command(os.Args[0], "supervise", dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	c := NewClient(filepath.Join(dir, "control.sock"))
+	var s *Status
+	var err error
+	for range 3000 {
+		if s, err = c.Status(context.Background()); err == nil && len(s.Ranks) == 2 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err != nil || len(s.Ranks) != 2 {
+		t.Fatalf("status %+v, %v", s, err)
+	}
+	if second, err := New(options(dir, "ok")); err != nil {
+		t.Fatal(err)
+	} else if err := second.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "is this job running already") {
+		t.Fatalf("a second supervisor of the same directory: %v", err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for _, r := range s.Ranks {
+		dead(t, r.PID)
+	}
+	next, err := New(options(dir, "ok"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func supervise(dir string) int {
+	s, err := New(options(dir, "sleep"))
+	if err == nil {
+		err = s.Run(context.Background())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+func TestRestartHook(t *testing.T) {
+	ctx := context.Background()
+	j := begin(t, "fail-first", func(o *Options) {
+		o.Hold = time.Minute
+		o.OnRestart = []string{"/bin/sh", "-c", "echo hook $LOCKSTEP_JOB $LOCKSTEP_RESTART_COUNT"}
+	})
+	j.wait("holding")
+	if _, err := NewClient(j.ControlSocket()).Restart(ctx, RestartRequest{Action: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.end(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(j.o.Dir, "restart-hook.attempt1.log")); err != nil || string(b) != "hook j 1\n" {
+		t.Errorf("hook wrote %q, %v", b, err)
+	}
+
+	// A hook that fails fails the job, and whoever asked is told.
+	j = begin(t, "sleep", func(o *Options) { o.OnRestart = []string{"/bin/sh", "-c", "sleep 60 & exit 3"} })
+	j.wait("started")
+	_, err := NewClient(j.ControlSocket()).Restart(ctx, RestartRequest{Action: "a"})
+	if !errors.Is(err, remediation.ErrGone) || !strings.Contains(err.Error(), "exit status 3") {
+		t.Errorf("answered %v", err)
+	}
+	if err := j.end(); err == nil || !strings.Contains(err.Error(), "restart-hook.attempt1.log") {
+		t.Errorf("job ended with %v", err)
+	}
+}
+
+func TestLongLines(t *testing.T) {
+	var out strings.Builder
+	j := begin(t, "long", func(o *Options) { o.Output, o.Ranks, o.Nodes = &out, 1, 1 })
+	if err := j.end(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(filepath.Join(j.o.Dir, "rank0.attempt0.log")); err != nil || !strings.Contains(string(b), strings.Repeat("x", 3*maxLine)+"\nend\n") {
+		t.Errorf("log of %d bytes, %v: not the rank's output", len(b), err)
+	}
+	if n := strings.Count(out.String(), "[0] "); n != 5 && n != 6 || !strings.HasSuffix(out.String(), "[0] end\n") {
+		t.Errorf("%d lines on the terminal, ending %q", n, out.String()[max(0, out.Len()-20):])
+	}
+}
+
+func TestOthersCannotReachTheSocket(t *testing.T) {
+	j := begin(t, "sleep", nil)
+	j.wait("started")
+	if fi, err := os.Stat(j.ControlSocket()); err != nil || fi.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("control socket: %v, %v", fi, err)
+	}
+	if fi, err := os.Stat(filepath.Join(j.o.Dir, "secret")); err != nil || fi.Mode() != 0o600 {
+		t.Errorf("secret: %v, %v", fi, err)
+	}
+	loose := filepath.Join(t.TempDir(), "d")
+	if err := os.Mkdir(loose, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(options(loose, "ok")); err == nil || !strings.Contains(err.Error(), "chmod 700") {
+		t.Errorf("a directory that others may enter: %v", err)
+	}
+}
+
 func TestOptionErrors(t *testing.T) {
 	for want, o := range map[string]Options{
 		"needs a name":     {Command: []string{"x"}, Ranks: 1},
+		"without a slash":  {Job: "../j", Command: []string{"x"}, Ranks: 1},
 		"no command":       {Job: "j", Ranks: 1},
 		"spread evenly":    {Job: "j", Command: []string{"x"}, Ranks: 3, Nodes: 2},
 		"at least 1 and 0": {Job: "j", Command: []string{"x"}},

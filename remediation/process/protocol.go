@@ -3,7 +3,6 @@ package process
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -26,16 +25,17 @@ type RestartRequest struct {
 
 // RestartReply says what was done.
 type RestartReply struct {
-	Attempt  int    `json:"attempt"` // the attempt that the action led to
-	Repeated bool   `json:"repeated,omitempty"`
-	Detail   string `json:"detail"`
+	Attempt  int       `json:"attempt"`            // the attempt that the action led to; when nothing was done, the one that runs
+	At       time.Time `json:"at,omitzero"`        // when it was started; zero when nothing was done
+	Repeated bool      `json:"repeated,omitempty"` // done for an earlier request with this action's id
+	Detail   string    `json:"detail"`
 }
 
 // Status is the supervisor's state.
 type Status struct {
 	Job      string       `json:"job"`
 	Attempt  int          `json:"attempt"`
-	State    string       `json:"state"` // running, holding, restarting, done, failed
+	State    string       `json:"state"` // starting, running, holding, restarting, done, failed
 	Since    time.Time    `json:"since"`
 	Ranks    []RankStatus `json:"ranks"`
 	Spares   []int        `json:"spares"`   // free slots
@@ -70,7 +70,10 @@ func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return &s, c.call(ctx, http.MethodGet, "/v1/status", nil, &s)
 }
 
-// Restart restarts the job and returns when the new attempt's processes run.
+// Restart restarts the job and returns when the new attempt's processes have
+// been started, or why nothing was done. When ctx ends first the restart may
+// happen all the same; asking again with the same action id tells. The error
+// wraps remediation.ErrGone when the job has ended.
 func (c *Client) Restart(ctx context.Context, r RestartRequest) (*RestartReply, error) {
 	var reply RestartReply
 	return &reply, c.call(ctx, http.MethodPost, "/v1/restart", r, &reply)
@@ -139,10 +142,10 @@ func (a *Actuator) Inventory(ctx context.Context, job string) (remediation.Inven
 }
 
 // Act implements remediation.Actuator.
-func (a *Actuator) Act(ctx context.Context, act remediation.Action) (string, error) {
+func (a *Actuator) Act(ctx context.Context, act remediation.Action) (remediation.Answer, error) {
 	c, err := a.client(act.Job)
 	if err != nil {
-		return "", err
+		return remediation.Answer{}, err
 	}
 	req := RestartRequest{Action: act.ID, Attempt: act.Attempt, Reason: act.Reason}
 	switch act.Kind {
@@ -150,13 +153,13 @@ func (a *Actuator) Act(ctx context.Context, act remediation.Action) (string, err
 	case remediation.ActionExclude:
 		req.Exclude = []int{act.Rank}
 	default:
-		return "", fmt.Errorf("process actuator cannot %q", act.Kind)
+		return remediation.Answer{}, fmt.Errorf("process actuator cannot %q", act.Kind)
 	}
 	r, err := c.Restart(ctx, req)
 	if err != nil {
-		return "", err
+		return remediation.Answer{}, err
 	}
-	return r.Detail, nil
+	return remediation.Answer{At: r.At, Detail: r.Detail}, nil
 }
 
 func (a *Actuator) client(job string) (*Client, error) {
@@ -166,5 +169,3 @@ func (a *Actuator) client(job string) (*Client, error) {
 	}
 	return NewClient(path), nil
 }
-
-var errNotRunning = errors.New("job has ended")

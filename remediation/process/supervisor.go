@@ -1,23 +1,18 @@
 package process
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -35,10 +30,10 @@ type Options struct {
 	RuntimeDir func(node string) string
 	Node       func(i int) string // name of logical node i
 	Env        []string           // further environment, KEY=VALUE
-	// CommID makes the unique id by which an attempt's ranks meet; each attempt needs its own.
-	CommID func() (string, error)
+	// Rendezvous returns the environment by which an attempt's ranks meet; each attempt needs its own.
+	Rendezvous func() (env []string, err error)
 
-	Dir     string // supervisor's own state: control socket, secret, log files; made 0700
+	Dir     string // supervisor's own state: control socket, secret, log files; 0700, one supervisor at a time
 	Control bool   // serve the control socket at Dir/control.sock
 
 	// MaxRestarts bounds restarts that nobody asked for (a rank failed and no
@@ -47,8 +42,12 @@ type Options struct {
 	Hold        time.Duration
 	Grace       time.Duration // SIGTERM → SIGKILL
 	// OnRestart runs before each restart (a checkpoint check, a cache clean-up), with
-	// LOCKSTEP_RESTART_COUNT set to the coming attempt. Its failure fails the job.
+	// LOCKSTEP_RESTART_COUNT set to the coming attempt. Its failure fails the job,
+	// and so does running for over a minute.
 	OnRestart []string
+	// BeforeStart, when set, is called before an attempt's processes are started,
+	// when those of former attempts are gone.
+	BeforeStart func(attempt int)
 
 	Output io.Writer // the ranks' lines, prefixed; nil: only the log files
 	Logger *slog.Logger
@@ -66,15 +65,18 @@ type Event struct {
 	Detail  string
 }
 
-// Supervisor runs one job. Its methods are safe for concurrent use.
+// Supervisor runs one job, once. Its methods are safe for concurrent use.
 type Supervisor struct {
 	o        Options
 	requests chan request
+	terminal *terminal // nil: the ranks' output goes to their logs alone
 
-	mu      sync.Mutex
-	status  Status
-	slots   []int          // rank → slot
-	actions map[string]int // action id → attempt it led to; kept for the job's life
+	// Run's goroutine alone uses these.
+	slots   []int                   // rank → slot
+	actions map[string]RestartReply // by action id, to answer repeats; kept for the job's life
+
+	mu     sync.Mutex
+	status Status
 }
 
 type request struct {
@@ -84,20 +86,29 @@ type request struct {
 
 type result struct {
 	r   RestartReply
-	err error
+	err error // the job has ended
+}
+
+// answer is for a request that may be nil: a restart that nobody asked for.
+func (r *request) answer(res result) {
+	if r != nil {
+		r.reply <- res
+	}
 }
 
 type exit struct {
-	rank    int
-	attempt int
-	err     error
+	rank int
+	err  error
 }
+
+// maxName bounds a job's name, as the flight recorder does.
+const maxName = 63
 
 // New checks the options and makes the state directory.
 func New(o Options) (*Supervisor, error) {
 	switch {
-	case o.Job == "":
-		return nil, errors.New("run: the job needs a name")
+	case o.Job == "" || len(o.Job) > maxName || strings.ContainsAny(o.Job, "/\x00"):
+		return nil, fmt.Errorf("run: job %q: a job needs a name of 1 to %d bytes, without a slash", o.Job, maxName)
 	case len(o.Command) == 0:
 		return nil, errors.New("run: no command; write it after --, as in `lockstep run --ranks 8 -- python train.py`")
 	case o.Ranks < 1 || o.Spares < 0:
@@ -108,19 +119,24 @@ func New(o Options) (*Supervisor, error) {
 	if o.Ranks%o.Nodes != 0 {
 		return nil, fmt.Errorf("run: %d ranks cannot be spread evenly over %d nodes", o.Ranks, o.Nodes)
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Grace <= 0 {
 		o.Grace = 5 * time.Second
 	}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
-	if o.Output != nil {
-		o.Output = &lineWriter{w: o.Output}
+	fi, err := os.Stat(o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
-	s := &Supervisor{o: o, requests: make(chan request), actions: map[string]int{}}
+	if m := fi.Mode().Perm(); m&0o077 != 0 {
+		return nil, fmt.Errorf("run: state directory %s holds a secret and the control socket, and others may enter it (mode %v): chmod 700 it", o.Dir, m)
+	}
+	s := &Supervisor{o: o, requests: make(chan request), actions: map[string]RestartReply{}}
+	if o.Output != nil {
+		s.terminal = &terminal{w: o.Output}
+	}
 	for r := range o.Ranks {
 		s.slots = append(s.slots, r)
 	}
@@ -145,12 +161,18 @@ func (s *Supervisor) Status() Status {
 
 // Run runs the job to its end. It returns nil when every rank has exited with
 // status 0, and an error when ctx ended or the job failed for good. No process
-// of the job is left behind.
-func (s *Supervisor) Run(ctx context.Context) error {
+// of the job is left behind, save one that SIGKILL cannot end.
+func (s *Supervisor) Run(ctx context.Context) (err error) {
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	secret := filepath.Join(s.o.Dir, "secret")
 	if err := writeSecret(secret); err != nil {
 		return err
 	}
+	defer os.Remove(secret)
 	if s.o.Control {
 		stop, err := s.serve()
 		if err != nil {
@@ -158,52 +180,58 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		}
 		defer stop()
 	}
-	restarts := 0
-	for attempt := 0; ; attempt++ {
-		a, err := s.start(ctx, attempt, secret)
+	defer func() {
+		if s.terminal != nil {
+			s.terminal.flush()
+		}
 		if err != nil {
 			s.setState("failed")
+			s.event(Event{Kind: "failed", Attempt: s.Status().Attempt, Rank: -1, Detail: err.Error()})
+		}
+	}()
+	var asked *request // for the restart that leads to the next attempt
+	detail, restarts := "", 0
+	for n := 0; ; n++ {
+		a, err := s.start(ctx, n, secret)
+		if err != nil {
+			asked.answer(result{err: err})
 			return err
 		}
-		s.event(Event{Kind: "started", Attempt: attempt, Rank: -1})
-		why, asked := s.watch(ctx, a)
-		if why == nil {
-			a.stop(s.o.Grace)
+		s.event(Event{Kind: "started", Attempt: n, Rank: -1})
+		if asked != nil {
+			reply := RestartReply{Attempt: n, At: time.Now(), Detail: fmt.Sprintf("attempt %d started%s", n, detail)}
+			s.actions[asked.Action] = reply
+			asked.answer(result{r: reply})
+		}
+
+		var why error
+		why, asked = s.watch(ctx, a)
+		again := why != nil && ctx.Err() == nil && (asked != nil || restarts < s.o.MaxRestarts)
+		if again {
+			s.setState("restarting")
+			s.event(Event{Kind: "restarting", Attempt: n + 1, Rank: -1, Detail: why.Error()})
+		}
+		err = a.stop(s.o.Grace)
+		switch {
+		case why == nil:
 			s.setState("done")
-			s.event(Event{Kind: "done", Attempt: attempt, Rank: -1})
+			s.event(Event{Kind: "done", Attempt: n, Rank: -1})
 			return nil
+		case ctx.Err() != nil:
+			err = errors.Join(ctx.Err(), err)
+		case !again:
+			err = errors.Join(fmt.Errorf("attempt %d: %w (restarts on its own: at most %d, see --max-restarts)", n, why, s.o.MaxRestarts), err)
+		case err == nil:
+			err = s.hook(ctx, n+1)
 		}
-		s.setState("restarting")
-		if ctx.Err() == nil && (asked != nil || restarts < s.o.MaxRestarts) {
-			s.event(Event{Kind: "restarting", Attempt: attempt + 1, Rank: -1, Detail: why.Error()})
-		}
-		a.stop(s.o.Grace)
-		if ctx.Err() != nil {
-			s.setState("failed")
-			return ctx.Err()
+		if err != nil {
+			asked.answer(result{err: err})
+			return err
 		}
 		if asked == nil {
-			if restarts++; restarts > s.o.MaxRestarts {
-				s.setState("failed")
-				s.event(Event{Kind: "failed", Attempt: attempt, Rank: -1, Detail: why.Error()})
-				return fmt.Errorf("attempt %d: %w (restarts on its own: at most %d, see --max-restarts)", attempt, why, s.o.MaxRestarts)
-			}
-		}
-		detail := s.exclude(asked)
-		if err := s.hook(ctx, attempt+1); err != nil {
-			s.setState("failed")
-			if asked != nil {
-				asked.reply <- result{err: err}
-			}
-			return err
-		}
-		if asked != nil {
-			// Answered once the decision cannot get lost any more; start comes next
-			// and its failure ends the job, which the status shows.
-			s.mu.Lock()
-			s.actions[asked.Action] = attempt + 1
-			s.mu.Unlock()
-			asked.reply <- result{r: RestartReply{Attempt: attempt + 1, Detail: fmt.Sprintf("attempt %d started%s", attempt+1, detail)}}
+			restarts++
+		} else {
+			detail = s.exclude(asked.Exclude)
 		}
 	}
 }
@@ -212,21 +240,14 @@ func (s *Supervisor) Run(ctx context.Context) error {
 // with the request when it was one.
 func (s *Supervisor) watch(ctx context.Context, a *attempt) (why error, asked *request) {
 	var hold <-chan time.Time
-	left := len(a.cmds)
+	left := len(a.ranks)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err(), nil
 		case r := <-s.requests:
-			s.mu.Lock()
-			done, repeated := s.actions[r.Action]
-			s.mu.Unlock()
-			if !repeated && r.Attempt != nil && *r.Attempt != a.n {
-				r.reply <- result{r: RestartReply{Attempt: a.n, Detail: fmt.Sprintf("nothing done: the decision was about attempt %d, attempt %d runs", *r.Attempt, a.n)}}
-				continue
-			}
-			if repeated {
-				r.reply <- result{r: RestartReply{Attempt: done, Repeated: true, Detail: fmt.Sprintf("attempt %d started (answered again)", done)}}
+			if reply, done := s.settled(&r, a.n); done {
+				r.answer(result{r: reply})
 				continue
 			}
 			return fmt.Errorf("asked to: %s", r.Reason), &r
@@ -255,113 +276,19 @@ func (s *Supervisor) watch(ctx context.Context, a *attempt) (why error, asked *r
 	}
 }
 
-// attempt is one set of processes.
-type attempt struct {
-	n     int
-	cmds  []*exec.Cmd
-	done  []chan struct{} // closed when the process is reaped
-	exits chan exit
-}
-
-func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// settled answers a request that changes nothing: one that was done before, or
+// that is about an attempt which is over.
+func (s *Supervisor) settled(r *request, running int) (RestartReply, bool) {
+	reply, repeated := s.actions[r.Action]
+	switch {
+	case repeated:
+		reply.Repeated = true
+		reply.Detail += " (answered again)"
+		return reply, true
+	case r.Attempt != nil && *r.Attempt != running:
+		return RestartReply{Attempt: running, Detail: fmt.Sprintf("nothing done: the decision was about attempt %d, attempt %d runs", *r.Attempt, running)}, true
 	}
-	commID, err := s.o.CommID()
-	if err != nil {
-		return nil, err
-	}
-	a := &attempt{n: n, exits: make(chan exit, s.o.Ranks)}
-	ranks := make([]RankStatus, s.o.Ranks)
-	perNode := s.o.Ranks / s.o.Nodes
-	for r := range s.o.Ranks {
-		node := s.o.Node(r / perNode)
-		cmd := exec.Command(s.o.Command[0], s.o.Command[1:]...)
-		cmd.Env = append(os.Environ(), s.o.Env...)
-		for k, v := range map[string]string{
-			"RANK": strconv.Itoa(r), "WORLD_SIZE": strconv.Itoa(s.o.Ranks), "LOCAL_RANK": strconv.Itoa(r % perNode),
-			"LOCAL_WORLD_SIZE": strconv.Itoa(perNode), "GROUP_RANK": strconv.Itoa(r / perNode),
-			"TORCHELASTIC_RESTART_COUNT": strconv.Itoa(n),
-			"LOCKSTEP_RANK":              strconv.Itoa(r), "LOCKSTEP_WORLD_SIZE": strconv.Itoa(s.o.Ranks), "LOCKSTEP_LOCAL_RANK": strconv.Itoa(r % perNode),
-			"LOCKSTEP_JOB": s.o.Job, "LOCKSTEP_NODE": node, "LOCKSTEP_SLOT": strconv.Itoa(s.slots[r]),
-			"LOCKSTEP_RESTART_COUNT": strconv.Itoa(n), "LOCKSTEP_COMM_ID": commID, "LOCKSTEP_SECRET_FILE": secret,
-			"LOCKSTEP_RUNTIME_DIR": s.o.RuntimeDir(node),
-		} {
-			cmd.Env = append(cmd.Env, k+"="+v)
-		}
-		// A group of its own, so that what a rank has forked goes with it; and
-		// dead with its supervisor, so that nothing is left behind.
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		out, err := s.rankLog(r, n)
-		if err != nil {
-			a.stop(0)
-			return nil, err
-		}
-		cmd.Stdout, cmd.Stderr = out, out
-		cmd.WaitDelay = 2 * time.Second // a grandchild that keeps the pipe open must not keep us
-		started := make(chan error, 1)
-		done := make(chan struct{})
-		go func() {
-			// Pdeathsig is sent when the starting *thread* ends, so it must live as long as the child.
-			runtime.LockOSThread()
-			err := cmd.Start()
-			started <- err
-			if err != nil {
-				out.Close()
-				return
-			}
-			err = cmd.Wait()
-			out.Close()
-			close(done)
-			a.exits <- exit{r, n, err}
-		}()
-		if err := <-started; err != nil {
-			a.stop(0)
-			return nil, fmt.Errorf("run: rank %d: start %s: %w", r, s.o.Command[0], err)
-		}
-		a.cmds = append(a.cmds, cmd)
-		a.done = append(a.done, done)
-		ranks[r] = RankStatus{Rank: r, Slot: s.slots[r], Node: node, PID: cmd.Process.Pid, State: "running"}
-	}
-	s.mu.Lock()
-	s.status.Attempt, s.status.Ranks = n, ranks
-	s.mu.Unlock()
-	s.setState("running")
-	return a, nil
-}
-
-// stop ends all processes of the attempt: SIGTERM, after grace SIGKILL. A
-// stopped process cannot act on SIGTERM, so it gets SIGCONT with it.
-func (a *attempt) stop(grace time.Duration) {
-	signal := func(sig syscall.Signal) {
-		for i, c := range a.cmds {
-			select {
-			case <-a.done[i]:
-				// Reaped; its group may still hold children that it has left behind.
-				_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
-			default:
-				_ = syscall.Kill(-c.Process.Pid, sig)
-			}
-		}
-	}
-	if grace > 0 {
-		signal(syscall.SIGTERM)
-		signal(syscall.SIGCONT)
-		deadline := time.NewTimer(grace)
-		defer deadline.Stop()
-	wait:
-		for _, d := range a.done {
-			select {
-			case <-d:
-			case <-deadline.C:
-				break wait
-			}
-		}
-	}
-	signal(syscall.SIGKILL)
-	for _, d := range a.done {
-		<-d
-	}
+	return RestartReply{}, false
 }
 
 func (s *Supervisor) rankExited(a *attempt, x exit) {
@@ -378,14 +305,11 @@ func (s *Supervisor) rankExited(a *attempt, x exit) {
 }
 
 // exclude moves ranks to spare slots and says so; without a spare the rank stays.
-func (s *Supervisor) exclude(r *request) string {
-	if r == nil {
-		return ""
-	}
+func (s *Supervisor) exclude(ranks []int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	detail := ""
-	for _, rank := range r.Exclude {
+	for _, rank := range ranks {
 		if rank < 0 || rank >= len(s.slots) {
 			continue
 		}
@@ -399,20 +323,6 @@ func (s *Supervisor) exclude(r *request) string {
 		detail += fmt.Sprintf(", rank %d moved from slot %d to spare slot %d", rank, old, s.slots[rank])
 	}
 	return detail
-}
-
-func (s *Supervisor) hook(ctx context.Context, attempt int) error {
-	if len(s.o.OnRestart) == 0 {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, s.o.OnRestart[0], s.o.OnRestart[1:]...)
-	cmd.Env = append(append(os.Environ(), s.o.Env...), "LOCKSTEP_JOB="+s.o.Job, "LOCKSTEP_RESTART_COUNT="+strconv.Itoa(attempt))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("run: restart hook %s: %w: %s", s.o.OnRestart[0], err, out)
-	}
-	return nil
 }
 
 func (s *Supervisor) setState(state string) {
@@ -429,103 +339,26 @@ func (s *Supervisor) event(e Event) {
 	}
 }
 
-// serve answers the control socket until stop is called.
-func (s *Supervisor) serve() (stop func(), err error) {
-	path := s.ControlSocket()
-	_ = os.Remove(path) // of a supervisor that was killed; a live one holds Dir
-	l, err := net.Listen("unix", path)
+// lock keeps a second supervisor from the state directory: it would take over
+// the control socket and the secret of the first. The kernel drops the lock
+// with the process, however it ends.
+func (s *Supervisor) lock() (unlock func(), err error) {
+	path := filepath.Join(s.o.Dir, "lock")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("run: control socket: %w", err)
+		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("run: control socket: %w", err)
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("run: lock %s: %w (is this job running already? else give it another --job or --dir)", path, err)
 	}
-	ended := make(chan struct{})
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(s.Status())
-	})
-	mux.HandleFunc("POST /v1/restart", func(w http.ResponseWriter, req *http.Request) {
-		r := request{reply: make(chan result, 1)}
-		if err := json.NewDecoder(io.LimitReader(req.Body, 1<<16)).Decode(&r.RestartRequest); err != nil || r.Action == "" {
-			http.Error(w, fmt.Sprintf("restart request: %v; an action id is needed", err), http.StatusBadRequest)
-			return
-		}
-		select {
-		case s.requests <- r:
-		case <-ended:
-			http.Error(w, errNotRunning.Error(), http.StatusGone)
-			return
-		case <-req.Context().Done():
-			return
-		}
-		select {
-		case res := <-r.reply:
-			if res.err != nil {
-				http.Error(w, res.err.Error(), http.StatusInternalServerError)
-				return
-			}
-			_ = json.NewEncoder(w).Encode(res.r)
-		case <-ended:
-			http.Error(w, errNotRunning.Error(), http.StatusGone)
-		}
-	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	go srv.Serve(l)
-	return func() { close(ended); srv.Close() }, nil
-}
-
-// rankLog is a writer that prefixes lines, to the rank's log file and to Output.
-func (s *Supervisor) rankLog(rank, attempt int) (io.WriteCloser, error) {
-	f, err := os.OpenFile(filepath.Join(s.o.Dir, fmt.Sprintf("rank%d.attempt%d.log", rank, attempt)), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("run: rank %d: log file: %w", rank, err)
-	}
-	if s.o.Output == nil {
-		return f, nil
-	}
-	pr, pw := io.Pipe()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		sc := bufio.NewScanner(pr)
-		sc.Buffer(make([]byte, 4096), 1<<20)
-		for sc.Scan() {
-			fmt.Fprintf(f, "%s\n", sc.Bytes())
-			fmt.Fprintf(s.o.Output, "[%d] %s\n", rank, sc.Bytes())
-		}
-		_, _ = io.Copy(io.Discard, pr) // an overlong line: the rank must not block on it
-	}()
-	return &pipeLog{pw, f, done}, nil
-}
-
-// lineWriter keeps the lines of several ranks apart.
-type lineWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lineWriter) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
-}
-
-type pipeLog struct {
-	*io.PipeWriter
-	f    *os.File
-	done chan struct{}
-}
-
-func (p *pipeLog) Close() error {
-	return errors.Join(p.PipeWriter.Close(), func() error { <-p.done; return p.f.Close() }())
+	return func() { f.Close() }, nil
 }
 
 func writeSecret(path string) error {
 	b := make([]byte, 32)
 	rand.Read(b)
-	_ = os.Remove(path)
+	_ = os.Remove(path) // of a supervisor that was killed
 	if err := os.WriteFile(path, []byte(hex.EncodeToString(b)+"\n"), 0o600); err != nil {
 		return fmt.Errorf("run: secret: %w", err)
 	}

@@ -3,7 +3,6 @@ package runcmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,7 +22,7 @@ type Cmd struct {
 	Ranks       int           `short:"n" default:"1" help:"Processes to start." placeholder:"N"`
 	Spares      int           `default:"0" help:"Further slots that stand by for ranks that are excluded." placeholder:"N"`
 	Nodes       int           `default:"1" help:"Logical nodes to spread the ranks over, in blocks. Ranks of different nodes talk TCP." placeholder:"N"`
-	Dir         string        `help:"State directory: control socket, secret, log files (default: a directory of the job's under the runtime directory)." type:"path"`
+	Dir         string        `help:"State directory, nobody else's (mode 0700): control socket, secret, log files (default: $XDG_STATE_HOME/lockstep/JOB, else ~/.local/state/lockstep/JOB)." type:"path" placeholder:"DIR"`
 	RuntimeDir  string        `help:"Where flight recorders go." default:"${runtime_dir}" type:"path" env:"LOCKSTEP_RUNTIME_DIR"`
 	Control     bool          `help:"Serve a control socket (DIR/control.sock) for the remediator."`
 	Hold        time.Duration `help:"After a rank failed, leave the others as they are for so long and wait for a decision." default:"0s"`
@@ -36,9 +35,10 @@ type Cmd struct {
 
 // Help implements kong's help provider.
 func (*Cmd) Help() string {
-	return `Starts one process a rank with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, ...)
+	return `Starts one process a rank with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...)
 and Lockstep's own (LOCKSTEP_RANK, LOCKSTEP_COMM_ID, LOCKSTEP_SECRET_FILE, LOCKSTEP_NODE, ...),
-and restarts all ranks together, since they run in lockstep.
+and restarts all ranks together, since they run in lockstep. A rank's children end with it. Flight
+recorders of the last two attempts are kept for a post-mortem, older ones are removed.
 
 Examples:
   lockstep run --ranks 8 -- ./train                      run, fail when a rank fails
@@ -57,19 +57,20 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	}
 	dir := c.Dir
 	if dir == "" {
-		dir = filepath.Join(c.RuntimeDir, "run."+c.Job)
+		var err error
+		if dir, err = stateDir(c.Job); err != nil {
+			return err
+		}
 	}
 	o := process.Options{
 		Job: c.Job, Command: command, Ranks: c.Ranks, Spares: c.Spares, Nodes: c.Nodes,
-		RuntimeDir: func(node string) string {
-			if c.Nodes == 1 {
-				return c.RuntimeDir
+		RuntimeDir: c.runtimeDir, Node: c.node, Rendezvous: rendezvous,
+		Dir: dir, Control: c.Control, Hold: c.Hold, MaxRestarts: c.MaxRestarts, Grace: c.Grace,
+		BeforeStart: func(int) {
+			for i := range max(c.Nodes, 1) {
+				prune(c.runtimeDir(c.node(i)), c.Job, log)
 			}
-			return filepath.Join(c.RuntimeDir, node)
 		},
-		Node:   c.node,
-		CommID: uniqueID,
-		Dir:    dir, Control: c.Control, Hold: c.Hold, MaxRestarts: c.MaxRestarts, Grace: c.Grace,
 		Logger: log,
 	}
 	if c.OnRestart != "" {
@@ -85,6 +86,27 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	return s.Run(ctx)
 }
 
+// stateDir is not in the runtime directory: that is memory, and logs grow.
+func stateDir(job string) (string, error) {
+	base := os.Getenv("XDG_STATE_HOME")
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", fmt.Errorf("run: no place for the state directory (%w): give one with --dir", err)
+		}
+		base = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(base, "lockstep", job), nil
+}
+
+// runtimeDir keeps the recorders of logical nodes apart, as those of real ones are.
+func (c *Cmd) runtimeDir(node string) string {
+	if c.Nodes == 1 {
+		return c.RuntimeDir
+	}
+	return filepath.Join(c.RuntimeDir, node)
+}
+
 func (c *Cmd) node(i int) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -96,17 +118,26 @@ func (c *Cmd) node(i int) string {
 	return fmt.Sprintf("node%d", i)
 }
 
-// uniqueID names a free port of this machine for the ranks to meet on. The port
-// is free now and could be taken before rank 0 listens; then that attempt
-// fails with a clear error and the next one takes another.
-func uniqueID() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a port for the rendezvous: %w", err)
+// rendezvous gives an attempt's ranks two ports of this machine to meet on: one
+// for ccl, one for torch.distributed's env:// method. They are free now and
+// could be taken before rank 0 listens; then that attempt fails with a clear
+// error and the next one takes others.
+func rendezvous() (env []string, err error) {
+	var addrs [2]string
+	for i := range addrs {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a port for the rendezvous: %w", err)
+		}
+		defer l.Close()
+		addrs[i] = l.Addr().String()
 	}
-	addr := l.Addr().String()
-	id, err := ccl.NewUniqueID(addr)
-	return id.String(), errors.Join(err, l.Close())
+	id, err := ccl.NewUniqueID(addrs[0])
+	if err != nil {
+		return nil, err
+	}
+	host, port, err := net.SplitHostPort(addrs[1])
+	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "MASTER_ADDR=" + host, "MASTER_PORT=" + port}, err
 }
 
 // Vars are the defaults that the help shows.

@@ -1,0 +1,89 @@
+package runcmd
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// The test binary is also a rank: it makes its recorders and dies without closing them.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "rank" {
+		rank, err := strconv.Atoi(os.Args[4])
+		if err != nil {
+			os.Exit(2)
+		}
+		for range 2 { // two, as a process with two libraries has
+			if _, err := record.Create(record.Options{Dir: os.Args[2], RingSlots: 8, Identity: record.Identity{Job: os.Args[3], Rank: int32(rank), WorldSize: 2}}); err != nil {
+				os.Exit(1)
+			}
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func TestPrune(t *testing.T) {
+	dir := t.TempDir()
+	var made [4][]string // by attempt
+	seen := map[string]bool{}
+	for attempt := range made {
+		for _, who := range [][2]string{{"llm", "0"}, {"llm", "1"}, {"other", "0"}} {
+			if out, err := exec.Command(os.Args[0], "rank", dir, who[0], who[1]).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		paths, err := record.List(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range paths {
+			if !seen[p] {
+				seen[p] = true
+				made[attempt] = append(made[attempt], p)
+			}
+		}
+		if len(made[attempt]) != 6 {
+			t.Fatalf("attempt %d left %d recorders, want 2 for each of 3 ranks", attempt, len(made[attempt]))
+		}
+	}
+	// What is alive, is no recorder, or belongs to someone who may still write to it stays.
+	alive, err := record.Create(record.Options{Dir: dir, RingSlots: 8, Identity: record.Identity{Job: "llm", Rank: 1, WorldSize: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alive.Close()
+	foreign, fresh, old := filepath.Join(dir, "llm.0.1.rec"), filepath.Join(dir, ".new-1"), filepath.Join(dir, ".new-2")
+	for _, p := range []string{foreign, fresh, old} {
+		if err := os.WriteFile(p, []byte("not a recorder"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+
+	prune(dir, "llm", slog.New(slog.DiscardHandler))
+
+	exists := func(path string) bool { _, err := os.Lstat(path); return err == nil }
+	for attempt, paths := range made {
+		for _, p := range paths {
+			other := filepath.Base(p)[0] == 'o'
+			if want := attempt >= len(made)-keepDead || other; exists(p) != want {
+				t.Errorf("attempt %d: %s: there %v, want %v", attempt, filepath.Base(p), !want, want)
+			}
+		}
+	}
+	for p, want := range map[string]bool{alive.Path(): true, foreign: true, fresh: true, old: false} {
+		if exists(p) != want {
+			t.Errorf("%s: there %v, want %v", filepath.Base(p), !want, want)
+		}
+	}
+	prune(filepath.Join(dir, "none"), "llm", slog.New(slog.DiscardHandler)) // a directory that is not there yet
+}
