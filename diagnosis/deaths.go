@@ -67,7 +67,7 @@ func (e *Engine) deaths(found []finding) []finding {
 		if p.ev.Ranks[d.rank].Node == p.ev.Ranks[first.rank].Node {
 			tie = deathTieNode
 		}
-		return d.at > first.at+tie
+		return d.at-first.at > tie
 	})
 	age := p.known(first.rank) - max(first.at, e.resumed)
 	if e.consequence(first.at) || age < int64(e.cfg.GoneAfter)/2 || (2*len(all) > len(p.state) && age < killPatience) {

@@ -11,7 +11,11 @@ import (
 type blamed struct {
 	node  int32
 	since int64 // nothing has moved there since
+	fell  int64 // when its process fell out, 0 when it did not
 }
+
+// onset estimates when the fault began.
+func (b *blamed) onset() int64 { return max(b.since, b.fell) }
 
 // cause is a group of them with the same thing wrong: one finding in the making.
 type cause struct {
@@ -120,7 +124,7 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 		default:
 			return c, false
 		}
-		c.nodes = []blamed{{n, c.since}}
+		c.nodes = []blamed{{node: n, since: c.since}}
 		return c, true
 	}
 	first := int64(never)
@@ -147,7 +151,7 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 		c.class = NoncommunicationHang
 		c.excuse = e.excuseOf(n, c.comm)
 	}
-	c.nodes = []blamed{{n, c.since}}
+	c.nodes = []blamed{{node: n, since: c.since, fell: c.fell}}
 	return c, true
 }
 
@@ -176,7 +180,7 @@ func (e *Engine) causeOf(circle []int32) (cause, bool) {
 	held := int32(-1)
 	for _, n := range circle {
 		if int(n) < len(e.pass.state) {
-			c.nodes = append(c.nodes, blamed{n, e.hang.active[n]})
+			c.nodes = append(c.nodes, blamed{node: n, since: e.hang.active[n]})
 			c.since = max(c.since, e.hang.active[n])
 		}
 		for i := e.graph.out[n]; i >= 0; i = e.graph.edges[i].nextOut {
@@ -225,11 +229,17 @@ func (e *Engine) judge(c *cause) (finding, bool) {
 			victims++
 		}
 	})
-	longest, stuck := int64(0), c.nodes[:0]
+	longest, level, stuck := int64(0), Suspected, c.nodes[:0]
 	for _, b := range c.nodes {
-		if still := min(waited, e.knownAt(b.node)-max(b.since, e.resumed)); still >= c.suspect {
-			longest = max(longest, still)
-			stuck = append(stuck, b)
+		known := e.knownAt(b.node)
+		still := min(waited, known-max(b.since, e.resumed))
+		if still < c.suspect {
+			continue
+		}
+		stuck = append(stuck, b)
+		longest = max(longest, still)
+		if still >= c.confirm && known-max(b.fell, e.resumed) >= c.confirm {
+			level = Confirmed
 		}
 	}
 	if len(stuck) == 0 || (c.kind == causeCircle && len(stuck) < len(nodes)) {
@@ -241,11 +251,7 @@ func (e *Engine) judge(c *cause) (finding, bool) {
 		return finding{}, false
 	}
 	f := e.hangFinding(c, victims)
-	f.still = longest
-	f.Level = Suspected
-	if longest >= c.confirm {
-		f.Level = Confirmed
-	}
+	f.still, f.Level = longest, level
 	return f, true
 }
 
@@ -267,7 +273,7 @@ func (e *Engine) knownAt(n int32) int64 {
 // hangFinding writes a cause up.
 func (e *Engine) hangFinding(c *cause, victims int) finding {
 	f := finding{hang: true}
-	f.Class, f.Victims, f.Since = c.class, victims, c.nodes[0].since
+	f.Class, f.Victims, f.Since = c.class, victims, c.nodes[0].onset()
 	f.Seq, f.Coll = e.waitedFor(c)
 	f.setComm(&e.pass.ev.Comms[c.comm])
 	switch c.kind {

@@ -73,15 +73,15 @@ func (e *Engine) track(found []finding) []Verdict {
 	return e.standing()
 }
 
-// update takes over a pass's finding. The class only sharpens: a slow incident
-// becomes a hang when the hang is at least as sure, and a hang does not turn
+// update takes over a pass's finding when it is as sure as what is known. The
+// class only sharpens: a slow incident becomes a hang, and a hang does not turn
 // back while it may still be one. A confirmed incident stays so until it ends.
 func (x *incident) update(f *finding, now, settle, holdOff int64) {
 	if x.hang && !f.hang && now-x.last <= holdOff {
 		return
 	}
-	if !x.hang && f.hang && f.Level < x.Level {
-		x.last = now
+	if f.Level < x.Level && (f.hang || !x.hang) {
+		x.last, x.still = now, max(x.still, f.still) // it goes on, but the former words were surer
 		return
 	}
 	level := x.Level
@@ -114,7 +114,7 @@ func (e *Engine) stands(x *incident) bool {
 	if p.now-x.last <= int64(e.cfg.HoldOff) {
 		return true
 	}
-	return x.hang && x.Level == Confirmed && p.lastFinish <= x.last
+	return x.hang && x.Level == Confirmed && p.lastFinish < x.last
 }
 
 // consequence reports whether a confirmed hang explains what happened at a

@@ -11,6 +11,23 @@ import (
 type pauses struct {
 	marks           [8]int64 // under an open mark, by record.MarkCode
 	idle, busy, io_ int64    // outside any: seen while others waited for it
+
+	own   int64 // longest own time of any rank, as the ranks themselves have counted
+	ownAt int64 // when it grew last
+}
+
+// recentPause is for how long the longest pause so far is taken for one that
+// all ranks may share: the last of them come back a little later than the first.
+const recentPause = 60e9
+
+func (p *pauses) longestOwn(own, now int64) {
+	if own <= p.own {
+		return
+	}
+	if p.own > 0 { // else it is from before this engine, nobody knows when
+		p.ownAt = now
+	}
+	p.own = own
 }
 
 // markHistory is the last mark seen open at a rank.
@@ -81,15 +98,16 @@ const (
 type excuse struct {
 	reason           string
 	firm             int   // 2: process or GPU evidence, 1: idle, 0: busy with something
-	since            int64 // when it was last active, or fell out
+	since            int64 // when it was last active
+	fell             int64 // when its process fell out, 0 when it did not
 	suspect, confirm int64 // ns held up
 }
 
 // excuseOf judges a rank that others wait for and that waits for nobody. ci is
 // the communicator where they wait.
 //
-// The rule for soft reasons: idle (no CPU, no I/O) is firm after ConfirmAfter,
-// or twice what this job has recovered from. Computing has Grace, or three
+// The rule for soft reasons: idle (no CPU, no I/O) has ConfirmAfter, or twice
+// what this job has recovered from. Computing has Grace, or three
 // times the longest own time of any rank so far. A mark or I/O has the same once
 // such a pause has completed in this job, and MaxPatience before.
 func (e *Engine) excuseOf(rank, ci int32) excuse {
@@ -97,12 +115,10 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 	r := &p.ev.Ranks[rank]
 	x := excuse{since: e.hang.active[rank], suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter)}
 	if p.state[rank].sick() || r.Xid != 0 {
-		x.firm = 2
-		x.since = max(x.since, r.ProcAt)
+		x.firm, x.fell = 2, r.ProcAt
 		switch {
 		case r.Xid != 0:
-			x.reason = fmt.Sprintf("xid_%d", r.Xid)
-			x.since = e.hang.active[rank]
+			x.reason, x.fell = fmt.Sprintf("xid_%d", r.Xid), 0
 		case r.Proc == ProcStopped:
 			x.reason = reasonStopped
 		case r.Proc == ProcDisk:
@@ -137,7 +153,11 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 		x.reason, x.confirm = reasonIdle, int64(cfg.MaxPatience)
 	default:
 		x.reason, x.firm = reasonIdle, 1
-		x.confirm = max(int64(cfg.ConfirmAfter), usual*3/2, min(2*e.pauses.idle, int64(cfg.Grace)))
+		recovered := 2 * e.pauses.idle
+		if p.now-e.pauses.ownAt < recentPause && p.now-x.since < 2*e.pauses.own {
+			recovered = max(recovered, 2*e.pauses.own) // others have just come back from a pause like this
+		}
+		x.confirm = max(int64(cfg.ConfirmAfter), usual*3/2, min(recovered, int64(cfg.Grace)))
 	}
 	if e.young(ci) {
 		x.suspect = max(x.suspect, int64(cfg.StartupPatience))

@@ -158,6 +158,7 @@ func (e *Engine) scanMembers() {
 			p.held = append(p.held, int32(ci))
 		}
 	}
+	e.pauses.longestOwn(p.maxOwn, p.now)
 }
 
 // holds reports whether an operation of c is known to have been open for so

@@ -169,20 +169,27 @@ func nextTransport(conns []Conn, of []int32, t int) int {
 // returns how many had news.
 func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) ([]slowConn, int) {
 	p, cfg := &e.pass, &e.cfg
-	v := e.scratch[:0]
+	n, learning := 0, false
 	for _, k := range of {
-		if e.conns[k].fresh && p.ev.Conns[k].Transport == t {
-			v = append(v, e.conns[k].delay)
+		if h := &e.conns[k]; h.fresh && p.ev.Conns[k].Transport == t {
+			n++
+			learning = learning || !e.known(&h.base)
 		}
 	}
-	n := len(v)
-	if n == 0 {
-		return suspects, 0
+	middle, spread := 0.0, 0.0
+	if learning && n >= 4 {
+		v := e.scratch[:0]
+		for _, k := range of {
+			if e.conns[k].fresh && p.ev.Conns[k].Transport == t {
+				v = append(v, e.conns[k].delay)
+			}
+		}
+		middle = median(v)
+		spread = deviation(v, middle)
+		e.scratch = v
 	}
-	middle := median(v)
-	spread := deviation(v, middle)
-	e.scratch = v
 	cost := e.comms[ci].cost
+	felt := cost >= cfg.SlowShare/2
 	for _, k := range of {
 		c, h := &p.ev.Conns[k], &e.conns[k]
 		if !h.fresh || c.Transport != t {
@@ -192,12 +199,8 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		if !network && (c.Cause != record.CauseNone || c.SlowWindows > 0) {
 			continue // its monitor works, and does not blame the network
 		}
-		s := slowConn{conn: k, comm: ci, cell: cell{e.end(c, c.Src), e.end(c, c.Dst)}, delay: h.delay, share: h.share, peers: n - 1, cost: cost}
-		if s.cell.src < 0 || s.cell.dst < 0 {
-			continue
-		}
 		often := network && h.share >= 0.5
-		felt := cost >= cfg.SlowShare/2
+		s := slowConn{conn: k, comm: ci, delay: h.delay, share: h.share, peers: n - 1, cost: cost}
 		slow := false
 		switch {
 		case e.known(&h.base):
@@ -211,7 +214,10 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 			s.alone, s.peers = true, 0
 			slow = often
 		}
-		if slow {
+		if !slow {
+			continue
+		}
+		if s.cell = (cell{e.end(c, c.Src), e.end(c, c.Dst)}); s.cell.src >= 0 && s.cell.dst >= 0 {
 			suspects = append(suspects, s)
 		}
 	}

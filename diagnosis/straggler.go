@@ -118,8 +118,8 @@ func (e *Engine) delta(r int32) (own, inside, ops float64) {
 	return float64(b.own - a.own), float64(b.inside - a.inside), float64(b.ops - a.ops)
 }
 
-// felt keeps the suspects whose direct peers were held up for them, and judges
-// those without a history by their peers.
+// felt keeps the suspects whose direct peers, in some communicator, were held
+// up for them, and judges those without a history by their peers.
 func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 	p := &e.pass
 	at := make(map[int32]int, len(suspects))
@@ -191,7 +191,7 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 				continue
 			}
 		}
-		if len(x.growth) > 0 && median(x.growth) >= 0.3*s.excess {
+		if s.peers > 0 && s.growth >= 0.3*s.excess {
 			kept = append(kept, *s)
 		}
 	}

@@ -207,7 +207,7 @@ func (e *Engine) whyLate(f *finding, s *slowRank) {
 	if s.last > 0 {
 		f.why("it entered last in %d of %d sampled collectives of %s", s.last, s.of, c.Name)
 	}
-	f.why("so for %s in a row, since %s", plural(s.slow, "window", "windows"), clock(s.since))
+	f.why("so for %s, since %s", plural(s.slow, "window", "windows"), clock(s.since))
 }
 
 func (e *Engine) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
@@ -238,5 +238,5 @@ func (e *Engine) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 	if worst.cost > 0 {
 		f.why("members of %s are inside its operations for %.0f%% of the time more than usual", f.CommName, 100*worst.cost)
 	}
-	f.why("so for %s in a row, since %s", plural(worst.slow, "window", "windows"), clock(worst.since))
+	f.why("so for %s, since %s", plural(worst.slow, "window", "windows"), clock(worst.since))
 }

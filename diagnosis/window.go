@@ -91,11 +91,12 @@ func (b *baseline) learn(v float64) {
 
 func (e *Engine) known(b *baseline) bool { return int(b.n) >= e.cfg.BaselineWindows }
 
-// streak is how long something has been slow: consecutive windows until it is
-// told, then until it has been normal for a while.
+// streak is how long something has been slow: windows in a row until it is
+// told, then one that is normal takes back one that was slow, and several in a
+// row end it.
 type streak struct {
 	since int64 // the first slow window's start
-	slow  int   // windows in a row
+	slow  int   // windows
 	clean int
 	level Level // 0 until it is told
 }
@@ -122,8 +123,6 @@ func (s *streak) normal(e *Engine) bool {
 	if s.level == 0 || s.clean >= e.cfg.RecoverWindows {
 		return true
 	}
-	if s.level < Confirmed {
-		s.slow = 0
-	}
+	s.slow = max(0, s.slow-1)
 	return false
 }

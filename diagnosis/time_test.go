@@ -1,0 +1,329 @@
+package diagnosis_test
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/diagnosis/diagnosistest"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// These tests are about what the engine remembers from pass to pass.
+
+func hung() (*job, *diagnosis.Comm) {
+	j := newJob(8)
+	c := j.comm("dp", 0, 1, 2, 3)
+	j.allBut(c, 3, 2)
+	return j, c
+}
+
+func one(t *testing.T, vs []diagnosis.Verdict, want string) diagnosis.Verdict {
+	t.Helper()
+	if len(vs) != 1 || describe(&vs[0]) != want {
+		t.Fatalf("got %v, want %s", vs, want)
+	}
+	return vs[0]
+}
+
+func TestPausedMasterFindsNothing(t *testing.T) {
+	j, _ := hung()
+	j.ev.Paused = true
+	if vs := j.verdicts(); vs != nil {
+		t.Fatal(vs)
+	}
+	j.ev.Paused = false
+	if vs := j.pass(500 * time.Millisecond); vs != nil {
+		t.Fatalf("ages across a pause count: %v", vs)
+	}
+	j.pass(1600 * time.Millisecond)
+	one(t, j.pass(300*time.Millisecond), "confirmed noncommunication_hang 2 idle")
+}
+
+func TestPauseKeepsWhatIsOpen(t *testing.T) {
+	j, _ := hung()
+	one(t, j.verdicts(), "confirmed noncommunication_hang 2 idle")
+	for range 5 {
+		j.ev.Paused = true
+		one(t, j.pass(10*time.Second), "confirmed noncommunication_hang 2 idle")
+	}
+	j.ev.Paused = false
+	one(t, j.pass(100*time.Millisecond), "confirmed noncommunication_hang 2 idle")
+}
+
+func TestHangEnds(t *testing.T) {
+	j, c := hung()
+	one(t, j.verdicts(), "confirmed noncommunication_hang 2 idle")
+	for i := range c.Members {
+		c.Members[i].Started, c.Members[i].Finished, c.Members[i].FinishedAt = 101, 101, j.ev.Now+1e6
+	}
+	one(t, j.pass(100*time.Millisecond), "confirmed noncommunication_hang 2 idle") // it does not flap
+	if vs := j.pass(time.Second); vs != nil {
+		t.Fatal(vs)
+	}
+}
+
+func TestHangOutlivesItsEvidence(t *testing.T) {
+	j, c := hung()
+	first := one(t, j.verdicts(), "confirmed noncommunication_hang 2 idle")
+	// The survivors time out, abort and die one by one; the culprit last.
+	for _, i := range []int{0, 1, 3, 2} {
+		c.Members[i].State = record.CommAborted
+		j.ev.Ranks[i].Proc, j.ev.Ranks[i].ProcAt = diagnosis.ProcGone, j.ev.Now
+		v := one(t, j.pass(2*time.Second), "confirmed noncommunication_hang 2 idle")
+		if v.Key != first.Key {
+			t.Fatalf("key %q became %q", first.Key, v.Key)
+		}
+	}
+	// The restart is what ends it.
+	for i := range j.ev.Ranks {
+		j.ev.Ranks[i] = diagnosis.Rank{Node: int32(i / 4), Attempt: 1, Proc: diagnosis.ProcRunning}
+	}
+	if vs := j.pass(100 * time.Millisecond); vs != nil {
+		t.Fatal(vs)
+	}
+}
+
+func TestAgentDiesInTheMiddle(t *testing.T) {
+	j, c := hung()
+	j.allBut(c, 3)
+	c.Members[2].Started = 100
+	first := one(t, j.verdicts(), "confirmed noncommunication_hang 2 idle")
+	for i := range 4 {
+		j.ev.Ranks[i].Proc = diagnosis.ProcUnknown
+	}
+	seen := j.ev.Nodes[0].LastSeen
+	for range 100 {
+		j.ev.Nodes[0].LastSeen = seen - int64(100*time.Millisecond) // pass adds it
+		j.ev.Nodes[0].Lost = j.ev.Now-seen > 3e9
+		v := one(t, j.pass(100*time.Millisecond), "confirmed noncommunication_hang 2 idle")
+		if v.Key != first.Key {
+			t.Fatalf("key %q became %q", first.Key, v.Key)
+		}
+	}
+}
+
+func TestRestartForgetsFormerCommunicators(t *testing.T) {
+	j, c := hung()
+	one(t, j.verdicts(), "confirmed noncommunication_hang 2 idle")
+	for i := range j.ev.Ranks {
+		j.ev.Ranks[i].Attempt = 1
+	}
+	for range 10 {
+		if vs := j.pass(time.Second); vs != nil {
+			t.Fatalf("the former attempt's operation still counts: %v", vs)
+		}
+	}
+	// The new attempt uses the same id again, and hangs.
+	now := j.ev.Now
+	for i := range c.Members {
+		c.Members[i] = diagnosis.Member{World: int32(i), State: record.CommJoined, Coll: record.AllReduce, Peer: -1, Enqueued: 20, Started: 20, Finished: 20, StartedAt: now, FinishedAt: now}
+		if i != 1 {
+			c.Members[i].Enqueued, c.Members[i].Started = 21, 21
+		}
+	}
+	j.pass(time.Second)
+	j.pass(1200 * time.Millisecond)
+	one(t, j.pass(300*time.Millisecond), "confirmed noncommunication_hang 1 idle")
+}
+
+func TestReasonSharpensUnderOneKey(t *testing.T) {
+	j, _ := hung()
+	j.ev.Ranks[2].CPU = 1
+	first := one(t, j.verdicts(), "suspected noncommunication_hang 2 computing")
+	j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcStopped, j.ev.Now
+	one(t, j.pass(100*time.Millisecond), "suspected noncommunication_hang 2 process_stopped")
+	j.pass(2 * time.Second)
+	v := one(t, j.pass(300*time.Millisecond), "confirmed noncommunication_hang 2 process_stopped")
+	if v.Key != first.Key {
+		t.Fatalf("key %q became %q", first.Key, v.Key)
+	}
+}
+
+func TestPauseTeachesPatience(t *testing.T) {
+	j, c := hung()
+	one(t, j.verdicts(), "confirmed noncommunication_hang 2 idle")
+	one(t, j.pass(3*time.Second), "confirmed noncommunication_hang 2 idle")
+	// It comes back by itself after six seconds, and pauses like that again.
+	for i := range c.Members {
+		m := &c.Members[i]
+		m.Enqueued, m.Started, m.Finished, m.StartedAt, m.FinishedAt = 101, 101, 101, j.ev.Now, j.ev.Now
+	}
+	j.pass(time.Second)
+	for i := range c.Members {
+		if m := &c.Members[i]; i != 2 {
+			m.Enqueued, m.Started, m.StartedAt = 102, 102, j.ev.Now
+		}
+	}
+	j.pass(6 * time.Second)
+	one(t, j.pass(time.Second), "suspected noncommunication_hang 2 idle")
+}
+
+func TestCheckpointsTeachPatience(t *testing.T) {
+	j, _ := hung()
+	j.ev.Ranks[2].Mark, j.ev.Ranks[2].MarkAt = record.MarkCheckpoint, ago(3)
+	one(t, j.pass(40*time.Second), "suspected noncommunication_hang 2 checkpoint")
+	one(t, j.pass(100*time.Second), "suspected noncommunication_hang 2 checkpoint")
+	// A checkpoint of another rank completes in 5 s: now 140 s are too long.
+	j.ev.Ranks[5].Mark, j.ev.Ranks[5].MarkAt = record.MarkCheckpoint, j.ev.Now
+	j.pass(5 * time.Second)
+	j.ev.Ranks[5].Mark, j.ev.Ranks[5].MarkAt = record.MarkNone, 0
+	j.pass(100 * time.Millisecond)
+	one(t, j.pass(400*time.Millisecond), "confirmed noncommunication_hang 2 checkpoint")
+}
+
+func TestCommunicatorThatNeverForms(t *testing.T) {
+	j := newJob(4)
+	c := j.comm("world", 0, 1, 2, 3)
+	for i := range c.Members {
+		c.Members[i] = diagnosis.Member{World: int32(i), State: record.CommJoining, Peer: -1}
+	}
+	c.Members[3].World = -1
+	j.ev.Ranks[3] = diagnosis.Rank{Node: -1}
+	for range 59 {
+		if vs := j.pass(time.Second); vs != nil {
+			t.Fatal(vs)
+		}
+	}
+	j.pass(2 * time.Second)
+	one(t, j.pass(time.Second), "suspected noncommunication_hang 3 not_joined")
+	// A rank that dies meanwhile is worth more than patience.
+	j.ev.Ranks[1].Proc, j.ev.Ranks[1].ProcAt = diagnosis.ProcGone, j.ev.Now
+	j.pass(700 * time.Millisecond)
+	vs := j.pass(300 * time.Millisecond)
+	if len(vs) == 0 || describe(&vs[0]) != "confirmed noncommunication_hang 1 process_gone" {
+		t.Fatal(vs)
+	}
+}
+
+// run tells the verdicts of a simulated job.
+func run(cfg diagnosistest.Config, d time.Duration) *history {
+	h := newHistory()
+	watch(diagnosistest.New(cfg), diagnosis.New(diagnosis.Config{}), h, d)
+	return h
+}
+
+func TestOneRankCheckpoints(t *testing.T) {
+	for _, length := range []time.Duration{500 * time.Millisecond, 3 * time.Second, 20 * time.Second} {
+		h := run(diagnosistest.Config{Seed: 3, Pauses: []diagnosistest.Pause{{Every: 20, Length: length, Mark: record.MarkCheckpoint, IO: true, Rank: 0}}}, 2*time.Minute)
+		if len(h.confirmed) != 0 {
+			t.Errorf("%s\n%s", length, h)
+		}
+		for n := range h.first {
+			if n != "noncommunication_hang rank 0 checkpoint" {
+				t.Errorf("%s: %s", length, n)
+			}
+		}
+	}
+}
+
+func TestUnmarkedPausesOfAll(t *testing.T) {
+	for _, p := range []diagnosistest.Pause{
+		{Every: 30, Length: 5 * time.Second, Spread: 500 * time.Millisecond, Rank: diagnosistest.AllRanks},
+		{Every: 30, Length: 5 * time.Second, Spread: 500 * time.Millisecond, IO: true, Rank: diagnosistest.AllRanks},
+		{Every: 30, Length: 5 * time.Second, Spread: 500 * time.Millisecond, Sleep: true, Rank: diagnosistest.AllRanks},
+	} {
+		if h := run(diagnosistest.Config{Seed: 4, Pauses: []diagnosistest.Pause{p}}, 2*time.Minute); len(h.confirmed) != 0 {
+			t.Errorf("%+v\n%s", p, h)
+		}
+	}
+}
+
+func TestSharedSlowdownsAreNobodys(t *testing.T) {
+	h := run(diagnosistest.Config{Seed: 5, Faults: []diagnosistest.Fault{{Kind: diagnosistest.SlowAll, At: 10 * time.Second, Until: 40 * time.Second, Factor: 4}}}, time.Minute)
+	if len(h.first) != 0 {
+		t.Error(h)
+	}
+}
+
+func TestLostAgentIsNoHang(t *testing.T) {
+	h := run(diagnosistest.Config{Seed: 6, Faults: []diagnosistest.Fault{{Kind: diagnosistest.LostAgent, At: 10 * time.Second, Until: 30 * time.Second, Rank: 5}}}, time.Minute)
+	if len(h.first) != 0 {
+		t.Error(h)
+	}
+}
+
+func TestLostNodeIsNamed(t *testing.T) {
+	h := run(diagnosistest.Config{Seed: 6, Faults: []diagnosistest.Fault{{Kind: diagnosistest.LostNode, At: 10 * time.Second, Rank: 5}}}, 30*time.Second)
+	if _, ok := h.confirmed["noncommunication_hang nodeb node_lost"]; !ok || len(h.confirmed) != 1 {
+		t.Error(h)
+	}
+}
+
+func TestSpinningRankIsSuspectedThenConfirmed(t *testing.T) {
+	h := run(diagnosistest.Config{Seed: 7, Faults: []diagnosistest.Fault{{Kind: diagnosistest.Spin, At: 10 * time.Second, Rank: 3}}}, 50*time.Second)
+	const want = "noncommunication_hang rank 3 computing"
+	if at := h.confirmed[want]; at < 40*time.Second || len(h.first) != 1 || h.first[want] > 13*time.Second {
+		t.Error(h)
+	}
+}
+
+func TestSlowFaultsEnd(t *testing.T) {
+	for _, f := range []diagnosistest.Fault{
+		{Kind: diagnosistest.SlowRank, Rank: 2, Factor: 4},
+		{Kind: diagnosistest.SlowConn, Rank: 2, Peer: 0, Factor: 60},
+	} {
+		f.At, f.Until = 10*time.Second, 25*time.Second
+		j, e, h := diagnosistest.New(diagnosistest.Config{Seed: 8, Faults: []diagnosistest.Fault{f}}), diagnosis.New(diagnosis.Config{}), newHistory()
+		watch(j, e, h, f.Until)
+		if len(h.last) != 1 || h.last[0].Level != diagnosis.Confirmed || h.last[0].Culprits[0].Rank != 2 {
+			t.Errorf("%+v: %v\n%s", f, h.last, h)
+		}
+		watch(j, e, h, 10*time.Second)
+		if len(h.last) != 0 || len(h.confirmed) != 1 {
+			t.Errorf("%+v: still %v\n%s", f, h.last, h)
+		}
+	}
+}
+
+func TestSlowFromTheStart(t *testing.T) {
+	h := run(diagnosistest.Config{DP: 4, Seed: 9, Faults: []diagnosistest.Fault{{Kind: diagnosistest.SlowRank, Rank: 6, Factor: 4}}}, 20*time.Second)
+	if _, ok := h.confirmed["noncommunication_slow rank 6 straggler"]; !ok || len(h.first) != 1 {
+		t.Error(h)
+	}
+}
+
+func TestSlowNode(t *testing.T) {
+	var faults []diagnosistest.Fault
+	for r := range 4 {
+		faults = append(faults, diagnosistest.Fault{Kind: diagnosistest.SlowRank, At: 10 * time.Second, Rank: 4 + r, Factor: 3})
+	}
+	h := run(diagnosistest.Config{DP: 4, TP: 4, PP: 1, Seed: 10, Faults: faults}, 25*time.Second)
+	if _, ok := h.confirmed["noncommunication_slow nodeb straggler"]; !ok {
+		t.Error(h)
+	}
+}
+
+func TestStragglerIsSeenByItsArrivals(t *testing.T) {
+	cfg := diagnosistest.Config{Seed: 11, MapError: 50 * time.Millisecond, Faults: []diagnosistest.Fault{{Kind: diagnosistest.SlowRank, At: 10 * time.Second, Rank: 2, Factor: 4}}}
+	h := run(cfg, 25*time.Second)
+	if !strings.Contains(h.String(), "entered last in") {
+		t.Errorf("clocks that differ by up to 100 ms hide who entered last:\n%s", h)
+	}
+}
+
+func TestEngineIsDeterministic(t *testing.T) {
+	cfg := diagnosistest.Config{Seed: 12, Faults: []diagnosistest.Fault{{Kind: diagnosistest.SlowRank, At: 5 * time.Second, Rank: 2, Factor: 4}, {Kind: diagnosistest.Hang, At: 15 * time.Second, Rank: 5}}}
+	if a, b := run(cfg, 25*time.Second).String(), run(cfg, 25*time.Second).String(); a != b || a == "" {
+		t.Errorf("%s\n\n%s", a, b)
+	}
+}
+
+func TestDelayRatios(t *testing.T) {
+	j := newJob(4)
+	c := j.comm("dp", 0, 1, 2)
+	for _, k := range [][3]int{{0, 1, 10}, {1, 2, 10}, {2, 0, 40}} {
+		j.conn(c, k[0], k[1]).LatencyNs = float64(k[2])
+	}
+	j.conn(c, 0, 1).LatencyNs = 30 // a second one: the slower counts
+	nan := float32(math.NaN())
+	want := []float32{nan, 3, nan, nan, nan, 1, 4, nan, nan}
+	got := diagnosis.DelayRatios(&j.ev, 0, nil)
+	for i := range want {
+		if got[i] != want[i] && (want[i] == want[i] || got[i] == got[i]) {
+			t.Fatalf("%v, want %v", got, want)
+		}
+	}
+}

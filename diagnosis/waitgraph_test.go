@@ -1,0 +1,139 @@
+package diagnosis
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestBlameAgainstClosure compares blame and upstream with the transitive
+// closure of random graphs.
+func TestBlameAgainstClosure(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 12).Draw(t, "nodes")
+		var g waitGraph
+		g.reset(n)
+		var reach [12][12]bool
+		var out [12]bool
+		node := rapid.IntRange(0, n-1)
+		for range rapid.IntRange(0, 2*n).Draw(t, "edges") {
+			from, to := node.Draw(t, "from"), node.Draw(t, "to")
+			g.wait(waitEdge{from: int32(from), to: int32(to)})
+			if from != to {
+				reach[from][to], out[from] = true, true
+			}
+		}
+		for k := range n {
+			for i := range n {
+				for j := range n {
+					reach[i][j] = reach[i][j] || reach[i][k] && reach[k][j]
+				}
+			}
+		}
+		starts := rapid.SliceOfNDistinct(rapid.Int32Range(0, int32(n-1)), 1, n, rapid.ID[int32]).Draw(t, "starts")
+
+		var wantEnds []int32
+		var wantCircles [][]int32
+		inCircle := map[int]bool{}
+		for i := range n {
+			reached := slices.ContainsFunc(starts, func(s int32) bool { return int(s) == i || reach[s][i] })
+			if !reached {
+				continue
+			}
+			if !out[i] {
+				wantEnds = append(wantEnds, int32(i))
+				continue
+			}
+			// i is in an innermost circle when everything it reaches reaches it.
+			innermost := reach[i][i]
+			for j := range n {
+				innermost = innermost && (!reach[i][j] || reach[j][i])
+			}
+			if innermost && !inCircle[i] {
+				var circle []int32
+				for j := range n {
+					if reach[i][j] {
+						circle = append(circle, int32(j))
+						inCircle[j] = true
+					}
+				}
+				wantCircles = append(wantCircles, circle)
+			}
+		}
+		ends, circles := g.blame(starts)
+		slices.SortFunc(circles, slices.Compare[[]int32])
+		slices.SortFunc(wantCircles, slices.Compare[[]int32])
+		if !slices.Equal(ends, wantEnds) {
+			t.Fatalf("ends %v, want %v", ends, wantEnds)
+		}
+		if !slices.EqualFunc(circles, wantCircles, slices.Equal[[]int32]) {
+			t.Fatalf("circles %v, want %v", circles, wantCircles)
+		}
+		for i := range n {
+			var got, want []int32
+			g.upstream([]int32{int32(i)}, func(n int32) { got = append(got, n) })
+			for j := range n {
+				if j != i && reach[j][i] {
+					want = append(want, int32(j))
+				}
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Fatalf("upstream of %d is %v, want %v", i, got, want)
+			}
+		}
+	})
+}
+
+func TestQuantile(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		v := rapid.SliceOfN(rapid.Float64Range(0, 100), 1, 50).Draw(t, "v")
+		q := rapid.Float64Range(0, 1).Draw(t, "q")
+		sorted := slices.Sorted(slices.Values(v))
+		if got, want := quantile(v, q), sorted[int(q*float64(len(v)-1))]; got != want {
+			t.Fatalf("quantile %v, want %v", got, want)
+		}
+	})
+}
+
+func TestPatterns(t *testing.T) {
+	nodes := func(r int32) int32 { return r / 4 } // four ranks a node
+	var all []cell
+	for s := range int32(12) {
+		for d := range int32(12) {
+			if s/4 != d/4 {
+				all = append(all, cell{s, d})
+			}
+		}
+	}
+	pick := func(in func(cell) bool) (found []cell) {
+		for _, c := range all {
+			if in(c) {
+				found = append(found, c)
+			}
+		}
+		return found
+	}
+	for _, c := range []struct {
+		name string
+		slow []cell
+		want []Culprit
+	}{
+		{"cell", []cell{{1, 5}}, []Culprit{{Kind: CulpritConnection, Rank: 1, Peer: 5}}},
+		{"row", pick(func(c cell) bool { return c.src == 5 }), []Culprit{{Kind: CulpritSource, Rank: 5, Peer: -1}}},
+		{"column", pick(func(c cell) bool { return c.dst == 2 }), []Culprit{{Kind: CulpritDest, Rank: 2, Peer: -1}}},
+		{"most of a row", pick(func(c cell) bool { return c.src == 5 && c.dst != 0 }), []Culprit{{Kind: CulpritSource, Rank: 5, Peer: -1}}},
+		{"block", pick(func(c cell) bool { return nodes(c.src) == 1 || nodes(c.dst) == 1 }), []Culprit{{Kind: CulpritNode, Rank: 1, Peer: -1}}},
+		{"two of one rank's many", []cell{{1, 5}, {1, 6}}, []Culprit{{Kind: CulpritConnection, Rank: 1, Peer: 5}, {Kind: CulpritConnection, Rank: 1, Peer: 6}}},
+	} {
+		got := patterns(c.slow, all, nodes)
+		if len(got) != 1 || !slices.Equal(got[0].culprits, c.want) {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+	two := patterns([]cell{{0, 4}, {8, 7}}, all, nodes)
+	if len(two) != 2 {
+		t.Errorf("two cells with nothing in common are one pattern: %+v", two)
+	}
+}
