@@ -16,6 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/agentcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/demo"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/inspect"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/mastercmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
@@ -25,41 +26,39 @@ import (
 )
 
 type cli struct {
-	Demo       demo.Cmd           `cmd:"" help:"Run the whole loop on this machine, break things, and see them found and repaired."`
-	Run        runcmd.Cmd         `cmd:"" help:"Supervise a job's ranks on this machine."`
-	Agent      agentcmd.Cmd       `cmd:"" help:"Watch the ranks of this node (one a node)."`
-	Master     mastercmd.Cmd      `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`
-	Remediator remediatorcmd.Cmd  `cmd:"" help:"Turn alerts into actions, carefully (one a cluster)."`
-	Breaker    remediatorcmd.Open `cmd:"" help:"List the remediator's open breakers, or close one."`
-	Perf       perf.Cmd           `cmd:"" help:"Measure collectives, as nccl-tests does."`
-	Inspect    inspect.Cmd        `cmd:"" help:"Read the flight recorder of a dead or live process."`
-	Train      train.Cmd          `cmd:"" hidden:""`
+	Demo       demo.Cmd              `cmd:"" help:"Run the whole loop on this machine, break things, and see them found and repaired."`
+	Run        runcmd.Cmd            `cmd:"" help:"Supervise a job's ranks on this machine."`
+	Agent      agentcmd.Cmd          `cmd:"" help:"Watch the ranks of this node (one a node)."`
+	Master     mastercmd.Cmd         `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`
+	Remediator remediatorcmd.Cmd     `cmd:"" help:"Turn alerts into actions, carefully (one a cluster)."`
+	Breaker    remediatorcmd.Breaker `cmd:"" help:"List the remediator's open breakers, or close one."`
+	Perf       perf.Cmd              `cmd:"" help:"Measure collectives, as nccl-tests does."`
+	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
+	Train      train.Cmd             `cmd:"" hidden:""`
 
-	Log     logFlags         `embed:"" prefix:"log."`
+	Log     flags.Log        `embed:"" prefix:"log."`
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`
 }
 
-type logFlags struct {
-	Level  slog.Level `default:"info" help:"debug, info, warn or error." env:"LOCKSTEP_LOG_LEVEL"`
-	Format string     `default:"text" enum:"text,json" help:"text or json."`
-}
-
-func (f logFlags) logger() *slog.Logger {
-	o := &slog.HandlerOptions{Level: f.Level}
-	if f.Format == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+// exit turns kong's 80 for a wrong command line into everybody else's 2.
+func exit(code int) {
+	if code == 80 {
+		code = 2
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, o))
+	os.Exit(code)
 }
 
 func main() {
+	if len(os.Args) == 1 {
+		os.Args = append(os.Args, "--help")
+	}
 	var c cli
-	k := kong.Parse(&c, kong.Name("lockstep"), kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+	k := kong.Parse(&c, kong.Name("lockstep"), kong.ShortUsageOnError(), kong.Exit(exit), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Description("Collective communication and its observability for training clusters: who broke step, and why.\n\nStart with `lockstep demo`. Every command has --help with examples."),
 		kong.Vars(runcmd.Vars()), kong.Vars{"version": buildinfo.String()})
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	log := c.Log.logger()
+	context.AfterFunc(ctx, stop) // a second ^C does not wait
+	log := c.Log.Logger()
 	slog.SetDefault(log)
 	k.BindTo(ctx, (*context.Context)(nil))
 	k.BindTo(os.Stdout, (*io.Writer)(nil))

@@ -333,7 +333,14 @@ func (s *Supervisor) setState(state string) {
 
 func (s *Supervisor) event(e Event) {
 	e.At = time.Now()
-	s.o.Logger.Info("job "+e.Kind, "job", s.o.Job, "attempt", e.Attempt, "rank", e.Rank, "detail", e.Detail)
+	log := s.o.Logger.With("job", s.o.Job, "attempt", e.Attempt)
+	if e.Rank >= 0 {
+		log = log.With("rank", e.Rank)
+	}
+	if e.Detail != "" {
+		log = log.With("detail", e.Detail)
+	}
+	log.Info("job " + e.Kind)
 	if s.o.OnEvent != nil {
 		s.o.OnEvent(e)
 	}

@@ -2,6 +2,7 @@
 package buildinfo
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -31,5 +32,5 @@ func Revision() string { _, r := read(); return r }
 
 // String is what --version prints.
 func String() string {
-	return fmt.Sprintf("lockstep %s (revision %.12s, %s, %s/%s)", Version(), Revision(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("lockstep %s (revision %.12s, %s, %s/%s)", cmp.Or(Version(), "unknown"), cmp.Or(Revision(), "unknown"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

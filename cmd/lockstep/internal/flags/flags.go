@@ -4,12 +4,28 @@ package flags
 
 import (
 	"log/slog"
+	"os"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 )
+
+// Log is how a component logs, always to stderr.
+type Log struct {
+	Level  slog.Level `default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (default: ${default})." env:"LOCKSTEP_LOG_LEVEL"`
+	Format string     `default:"text" placeholder:"FORMAT" enum:"text,json" help:"text or json (default: ${default})."`
+}
+
+// Logger returns the logger.
+func (f Log) Logger() *slog.Logger {
+	o := &slog.HandlerOptions{Level: f.Level}
+	if f.Format == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, o))
+}
 
 // Web is a component's HTTP listener.
 type Web struct {

@@ -14,17 +14,18 @@ import (
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
-// Open is `lockstep breaker`: what is open, and closing it.
-type Open struct {
-	URL       string `default:"http://127.0.0.1:9410" help:"The remediator."`
+// Breaker is `lockstep breaker`: what is open, and closing it.
+type Breaker struct {
+	URL       string `default:"http://127.0.0.1:9410" placeholder:"URL" help:"The remediator (default: ${default})."`
 	TokenFile string `required:"" type:"existingfile" placeholder:"FILE" help:"File with the bearer token."`
 	Close     string `placeholder:"SCOPE" help:"Close this breaker: total, units or job:NAME. Refused actions are not replayed."`
 }
 
 // Help implements kong's help provider.
-func (*Open) Help() string {
+func (*Breaker) Help() string {
 	return `A breaker opens when more actions were asked for than its bounds allow, and stays open, over
-restarts too, until a person has looked and closes it.
+restarts too, until a person has looked and closes it. Closing replays nothing: a job that was
+refused a restart and still hangs must be restarted by hand.
 
 Examples:
   lockstep breaker --token-file token                     list open breakers
@@ -32,7 +33,7 @@ Examples:
 }
 
 // Run lists or closes.
-func (c *Open) Run(ctx context.Context, out io.Writer) error {
+func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 	token, err := readToken(c.TokenFile)
 	if err != nil {
 		return err
@@ -51,8 +52,11 @@ func (c *Open) Run(ctx context.Context, out io.Writer) error {
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-		if err != nil || resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("remediator: %s: %s %w", resp.Status, strings.TrimSpace(string(b)), err)
+		switch {
+		case err != nil:
+			return fmt.Errorf("remediator: %s: %w", path, err)
+		case resp.StatusCode != http.StatusOK:
+			return fmt.Errorf("remediator: %s: %s", resp.Status, strings.TrimSpace(string(b)))
 		}
 		return json.Unmarshal(b, v)
 	}

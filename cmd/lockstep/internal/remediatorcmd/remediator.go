@@ -3,8 +3,11 @@ package remediatorcmd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 
@@ -22,7 +25,7 @@ import (
 type Cmd struct {
 	Config     string            `name:"config.file" type:"existingfile" placeholder:"FILE" help:"Policies and breaker (default: restart on confirmed hangs, dry run)."`
 	Journal    string            `default:"/var/lib/lockstep/remediator.db" type:"path" help:"Journal file."`
-	TokenFile  string            `required:"" type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager and operators present; at least 16 bytes, readable by nobody else."`
+	TokenFile  string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager and operators present; at least 16 bytes, readable by nobody else. Required to run."`
 	Supervisor map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
 	Check      bool              `help:"Check the configuration and exit."`
 	Web        flags.Web         `embed:"" set:"listen=:9410"`
@@ -37,7 +40,7 @@ Examples:
   lockstep remediator --token-file token --journal r.db
                                          decide and journal, act on nothing (dry run)
   lockstep remediator --config.file r.yaml --token-file token --supervisor llm=/run/lockstep/llm/control.sock
-  lockstep remediator --config.file r.yaml --token-file token --check
+  lockstep remediator --config.file r.yaml --check
 
 r.yaml, all of it optional:
   dry_run: false
@@ -55,16 +58,19 @@ Alertmanager's side:
 }
 
 // Run serves until ctx ends.
-func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
+func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) (err error) {
 	cfg := remediation.DefaultConfig()
 	if c.Config != "" {
-		var err error
 		if cfg, err = remediation.LoadConfig(c.Config); err != nil {
 			return err
 		}
 	}
 	if c.Check {
-		return cfg.Validate()
+		fmt.Fprintf(out, "%s: %d policies, dry run %v\n", cmp.Or(c.Config, "defaults"), len(cfg.Policies), *cfg.DryRun)
+		return nil
+	}
+	if c.TokenFile == "" {
+		return errors.New("remediator: --token-file is missing: without a token, who could reach the webhook could restart jobs")
 	}
 	token, err := readToken(c.TokenFile)
 	if err != nil {

@@ -30,7 +30,7 @@ type Cmd struct {
 	Grace       time.Duration `help:"Time between SIGTERM and SIGKILL." default:"5s"`
 	OnRestart   string        `help:"Shell command to run before each restart, e.g. to check the last checkpoint." placeholder:"CMD"`
 	Quiet       bool          `short:"q" help:"Do not copy the ranks' output to the terminal; it is in DIR/rankN.attemptM.log anyway."`
-	Command     []string      `arg:"" passthrough:"" help:"Command of a rank, after --."`
+	Command     []string      `arg:"" passthrough:"partial" help:"Command of a rank, after --."`
 }
 
 // Help implements kong's help provider.
