@@ -252,7 +252,11 @@ func TestReceiverNotReady(t *testing.T) {
 						<-blamed
 					}
 					l.WantRecv(record.Now())
-					return recvAll(m, l, b)
+					if err := recvAll(m, l, b); err != nil {
+						return err
+					}
+					l.Flush(record.Now())
+					return nil
 				}
 				sent := 0
 				if err := eventually(m, "the receiver is blamed", func() bool {

@@ -210,7 +210,7 @@ func (m *mesh) introduce() (card, error) {
 	if err != nil {
 		return card{}, err
 	}
-	c := card{Node: m.cfg.Node, Boot: string(boot), Dev: uint64(st.Dev), Ino: st.Ino, PID: os.Getpid(), Nonce: newNonce(), Ring: m.cfg.Ring}
+	c := card{Node: m.cfg.Node, Boot: string(boot), Dev: st.Dev, Ino: st.Ino, PID: os.Getpid(), Nonce: newNonce(), Ring: m.cfg.Ring}
 	if m.cfg.Size > 1 {
 		if m.net, err = listen(m, c.Nonce); err != nil {
 			return card{}, err
@@ -287,6 +287,7 @@ func (m *mesh) Close() error {
 		return nil
 	}
 	m.stop()
+	m.endIdle()
 	if m.net != nil {
 		m.net.close()
 	}

@@ -33,7 +33,7 @@ func exchange(m Mesh, rank, size int, seed uint64, messages, maxSize int) error 
 		link     Link
 		send     *rand.Rand // decides the sizes: the receiver has the same
 		recv     *rand.Rand
-		out, in  []byte
+		out      []byte
 		sentAt   uint64
 		gotAt    uint64
 		sent     int

@@ -50,13 +50,12 @@ const (
 	maxSpin = 1000
 	// A yield that comes back sooner had nobody to yield to.
 	lonelyYield = 900 // ns
-	// A yield that takes longer lost the core to work: sleeping gets it back sooner,
-	// since a task that wakes goes before one that has computed all along.
-	busyYield = int64(100 * time.Microsecond)
 	// Polls between two looks.
 	lookEvery = 4
-	// How long a rank yields before it sleeps: waking it costs tens of µs.
-	yieldFor = int64(time.Millisecond)
+	// How long a rank yields before it sleeps. Waking it costs tens of µs, and more
+	// where others compute: it has to get the core back from them. So it outlasts
+	// a time slice of theirs (3 ms or so), at the end of which all may go on.
+	yieldFor = int64(5 * time.Millisecond)
 )
 
 // waiter is how a rank waits: it polls, then yields, then sleeps. Nothing is
@@ -108,9 +107,6 @@ func (w *waiter) wait(d time.Duration) {
 		yielding.Add(1)
 	} else if took := now - w.last; took > lonelyYield {
 		w.spin = max(minSpin, w.spin/2)
-		if took > busyYield {
-			w.since = now - yieldFor
-		}
 	} else {
 		w.spin = min(maxSpin, 2*w.spin+1)
 	}
@@ -180,14 +176,13 @@ func (w *waiter) endIdle() {
 	}
 }
 
-// yield lets others run: on this core, or, when every processor of the Go
-// scheduler is taken by a rank that waits, goroutines of this process.
+// yield lets others run on this core; and, when every processor of the Go
+// scheduler may be taken by a rank that waits, goroutines of this process.
 func (w *waiter) yield() {
 	if w.goroutines || int(yielding.Load()) >= maxProcs {
 		runtime.Gosched()
-	} else {
-		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
+	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
 // yielding is how many ranks of this process are at it.
