@@ -55,7 +55,6 @@ func (e *Engine) slowConnections() {
 	var active, slow [256]int // by transport
 	for ci := range p.ev.Comms {
 		of := e.connsOf(int32(ci))
-		from := len(suspects)
 		for t := nextTransport(p.ev.Conns, of, -1); t >= 0; t = nextTransport(p.ev.Conns, of, t) {
 			before := len(suspects)
 			var n int
@@ -63,7 +62,6 @@ func (e *Engine) slowConnections() {
 			active[t] += n
 			slow[t] += len(suspects) - before
 		}
-		suspects = blockedBehind(suspects, from, p.ev.Conns)
 	}
 	suspects = slices.DeleteFunc(suspects, func(s slowConn) bool {
 		t := p.ev.Conns[s.conn].Transport
@@ -195,11 +193,10 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		if !h.fresh || c.Transport != t {
 			continue
 		}
-		network := c.Cause == record.CauseNetwork && h.share > 0
-		if !network && (c.Cause != record.CauseNone || c.SlowWindows > 0) {
-			continue // its monitor works, and does not blame the network
+		if c.Cause != record.CauseNetwork || h.share == 0 {
+			continue // its monitor, which saw every work request, does not blame the network
 		}
-		often := network && h.share >= 0.5
+		often := h.share >= 0.5
 		s := slowConn{conn: k, comm: ci, delay: h.delay, share: h.share, peers: n - 1, cost: cost}
 		slow := false
 		switch {
@@ -222,19 +219,6 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		}
 	}
 	return suspects, n
-}
-
-// blockedBehind drops, from the suspects of one communicator, those that the
-// monitor does not call network-slow when it does so for another: behind a slow
-// connection everything queues.
-func blockedBehind(suspects []slowConn, from int, conns []Conn) []slowConn {
-	network := func(s slowConn) bool { return conns[s.conn].Cause == record.CauseNetwork }
-	here := suspects[from:]
-	if !slices.ContainsFunc(here, network) {
-		return suspects
-	}
-	kept := slices.DeleteFunc(here, func(s slowConn) bool { return !network(s) })
-	return suspects[:from+len(kept)]
 }
 
 // learnDelays lets the connections that nothing is wrong with teach what is
