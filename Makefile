@@ -44,7 +44,7 @@ demo: build ## the whole loop on this machine; break things and watch (^C ends i
 	bin/lockstep demo $(ARGS)
 
 bench: build ## every budget: NAME value unit budget ratio ok|OVER
-	cd bench && $(GO) run ./cmd/budgets
+	cd bench && $(GO) run ./cmd/budgets -lockstep ../bin/lockstep
 
 peers: build ## our collectives beside OpenMPI's, in turn
 	cd bench && $(GO) run ./cmd/peers -lockstep ../bin/lockstep
