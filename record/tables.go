@@ -80,14 +80,14 @@ func (c *Comm) Enqueued(seq uint64, mono int64, coll CollKind, bytes uint64) {
 	}
 	d := c.d
 	d.enqueuedAt, d.coll, d.opBytes = mono, uint64(coll), bytes
-	atomic.StoreUint64(&d.enqueued, seq)
+	release(&d.enqueued, seq)
 }
 
 // Started tells the last collective that began to run.
 func (c *Comm) Started(seq uint64, mono int64) {
 	if c != nil {
 		c.d.startedAt = mono
-		atomic.StoreUint64(&c.d.started, seq)
+		release(&c.d.started, seq)
 	}
 }
 
@@ -95,7 +95,7 @@ func (c *Comm) Started(seq uint64, mono int64) {
 func (c *Comm) Finished(seq uint64, mono int64) {
 	if c != nil {
 		c.d.finishedAt = mono
-		atomic.StoreUint64(&c.d.finished, seq)
+		release(&c.d.finished, seq)
 	}
 }
 
@@ -115,7 +115,7 @@ func (c *Comm) AddPhases(own, wait, transfer int64, bytes uint64) {
 	if uint64(own) > d.maxOwnNs {
 		d.maxOwnNs = uint64(own)
 	}
-	atomic.StoreUint64(&d.ops, d.ops+1)
+	release(&d.ops, d.ops+1)
 }
 
 // Conn writes one connection's live words. Byte counts are totals that the

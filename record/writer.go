@@ -329,5 +329,5 @@ func (w *Writer) Append(r *Record) {
 		b := (*bodyValue)(unsafe.Pointer(&d.body))
 		b.code, b.value = r.Code, r.Value
 	}
-	atomic.StoreUint64(&d.seq, ticket+1)
+	release(&d.seq, ticket+1)
 }
