@@ -171,12 +171,19 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 		if x.suspect != nil {
 			return moved
 		}
-		m, err := c.eng.Step()
-		moved = moved || m
+		var err error
 		if !x.entered {
 			// Recording overlaps the flight of the first bytes.
 			x.entered = true
-			c.log.start(x.current, x.seq, x.plans.last)
+			if c.log.rec != nil {
+				err = c.eng.Launch()
+				c.log.start(x.current, x.seq, x.plans.last)
+			}
+		}
+		if err == nil {
+			var m bool
+			m, err = c.eng.Step()
+			moved = moved || m
 		}
 		switch {
 		case err != nil:

@@ -124,6 +124,25 @@ func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arri
 // lane has just reduced is still in the cache when another sends it on.
 const burst = 16 << 10
 
+// Launch is the beginning of a first Step: it sends what needs nothing from others
+// yet, and sees to it that what they have sent comes nearer meanwhile.
+func (e *Engine) Launch() error {
+	for i := range e.lanes {
+		l := &e.lanes[i]
+		for int(l.at) < len(l.steps) && l.steps[l.at].Act == algo.Send {
+			if n, err := e.advance(l, i); err != nil || n < 0 {
+				return err
+			}
+		}
+		if int(l.at) < len(l.steps) && l.steps[l.at].LL {
+			if link := e.links[l.steps[l.at].Peer]; link != nil {
+				link.PrefetchLine()
+			}
+		}
+	}
+	return nil
+}
+
 // Step moves what can be moved now. moved is false when nothing could.
 func (e *Engine) Step() (moved bool, err error) {
 	for again := true; again && e.left > 0; {

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -230,6 +231,8 @@ func (l *shmLink) TryReadLine(b []byte) (int, uint32, bool, error) {
 	l.m.progressed = true
 	return n, tag, true, nil
 }
+
+func (l *shmLink) PrefetchLine() { prefetch(unsafe.Pointer(l.rx.line(l.linesGot))) }
 
 // tellLines gives credit for lines, a quarter of the ring at a time: the word
 // is the sender's to read only when it runs out, or looks while idle.

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/record"
@@ -100,6 +99,7 @@ type socket struct {
 	fd                 int
 	readable, writable bool // as far as edges and calls have told
 	hungUp             bool // read on to its end
+	ended              bool // closing: the end is on its way
 
 	in         [readAhead]byte
 	inLo, inHi int
@@ -213,20 +213,37 @@ func (l *tcpLink) event(i int, events uint32) {
 	}
 }
 
-// close sends what was taken from the caller and not yet from us, for a while.
+// finish moves a closing link on: it sends what was taken from the caller and
+// then its end, and reports whether the peer's host has all of it. Closing
+// earlier, or with unread bytes, would reset the connection and destroy them.
+func (l *tcpLink) finish() bool {
+	done := true
+	for _, s := range l.socks {
+		s.writable = true
+		if s.flush() != nil {
+			continue // broken: there is nobody to send to
+		}
+		if len(s.out) == 0 && !s.ended {
+			s.ended = true
+			if unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
+				continue
+			}
+		}
+		for n := 1; n > 0; {
+			n, _ = unix.Read(s.fd, s.in[:])
+		}
+		if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); len(s.out) > 0 || err == nil && left > 0 {
+			done = false
+		}
+	}
+	return done
+}
+
 func (l *tcpLink) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.discard()
-	deadline := time.Now().Add(time.Second)
 	for _, s := range l.socks {
-		for len(s.out) > 0 && l.err == nil && time.Now().Before(deadline) {
-			unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}, 50)
-			s.writable = true
-			if s.flush() != nil {
-				break
-			}
-		}
 		unix.Close(s.fd)
 	}
 	l.socks = nil
@@ -827,6 +844,9 @@ func (l *tcpLink) arrived(lo, hi uint64) {
 }
 
 // ---- what the mesh asks ----
+
+// PrefetchLine has nothing to do: lines arrive by system call.
+func (l *tcpLink) PrefetchLine() {}
 
 func (l *tcpLink) WantRecv(since int64) { l.meter.want(since) }
 

@@ -43,6 +43,9 @@ type Link interface {
 	TryWriteLine(b []byte, tag uint32) (ok bool, err error)
 	// TryReadLine copies the next line's payload into b (LinePayload bytes) and returns its tag.
 	TryReadLine(b []byte) (n int, tag uint32, ok bool, err error)
+	// PrefetchLine hints that the next line will be read soon: its way here can
+	// overlap with other work.
+	PrefetchLine()
 
 	// WantRecv tells the monitor that this rank is ready for this peer's bytes
 	// since now and has none (0: not any more).
