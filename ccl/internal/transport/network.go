@@ -194,6 +194,7 @@ func (n *network) close() {
 	n.ln.Close()
 	n.m.stop()
 	n.wg.Wait()
+	n.linger()
 	for _, l := range n.links {
 		l.close()
 	}
@@ -204,6 +205,25 @@ func (n *network) close() {
 	}
 	if n.ring >= 0 {
 		unix.Close(n.bell)
+	}
+}
+
+// lingerFor bounds how long closing waits for peers' hosts to take the last bytes.
+const lingerFor = time.Second
+
+// linger lets the last bytes arrive, unless nobody wants them.
+func (n *network) linger() {
+	for deadline := time.Now().Add(lingerFor); n.m.cfg.Err() == nil && time.Now().Before(deadline); {
+		done := true
+		for _, l := range n.links {
+			if l.up.Load() && l.err == nil {
+				done = l.finish() && done
+			}
+		}
+		if done {
+			return
+		}
+		time.Sleep(100 * time.Microsecond)
 	}
 }
 
