@@ -3,8 +3,8 @@ package names
 // Attribute documents one span attribute.
 type Attribute struct {
 	Key  string
-	Type string // string, int, double or bool
-	On   string // where it appears: resource, collective, window
+	Type string // string, string[], int, double or bool
+	On   string // where it appears: resource, collective, window, incident, action
 	Help string
 }
 
@@ -13,15 +13,15 @@ type Attribute struct {
 func Attributes() []Attribute { return attributes }
 
 var attributes = []Attribute{
-	{AttrJob, "string", "resource", "Training job."},
-	{AttrCollective, "string", "collective", "Kind: AllReduce, AllGather, Send."},
-	{AttrCommunicator, "string", "collective", "Name of the communicator."},
-	{AttrCommID, "string", "collective", "Id of the communicator, 16 hexadecimal digits."},
+	{AttrJob, "string", "resource, incident, action", "Training job."},
+	{AttrCollective, "string", "collective, incident", "Kind: AllReduce, AllGather, Send; of an incident, that of the collective which shows it best."},
+	{AttrCommunicator, "string", "collective, incident", "Name of the communicator."},
+	{AttrCommID, "string", "collective, incident", "Id of the communicator, 16 hexadecimal digits."},
 	{AttrCommSize, "int", "collective", "Ranks in the communicator."},
 	{AttrRank, "int", "collective", "Rank in the communicator."},
 	{AttrWorldRank, "int", "collective", "Rank in the job."},
-	{AttrAttempt, "int", "collective", "Restart count of the job, from 0."},
-	{AttrSequence, "int", "collective", "Sequence number in the communicator, from 1."},
+	{AttrAttempt, "int", "collective, incident, action", "Restart count of the job, from 0."},
+	{AttrSequence, "int", "collective, incident", "Sequence number in the communicator, from 1."},
 	{AttrBytes, "int", "collective, window", "Payload bytes by NCCL's convention; of a window, the bytes that it moved."},
 	{AttrDType, "string", "collective", "Element type."},
 	{AttrOp, "string", "collective", "Reduction operator, on collectives that reduce."},
@@ -37,10 +37,44 @@ var attributes = []Attribute{
 	{AttrBandwidth, "double", "window", "Bytes per second between the first post and the last completion."},
 	{AttrBacklog, "int", "window", "Largest number of work requests waiting."},
 	{AttrWRs, "int", "window", "Work requests in the window."},
+	{AttrIncident, "string", "incident, action", "Id of the incident, as in the label incident of alerts."},
+	{AttrClass, "string", "incident, action", "Class of the verdict: communication_hang, noncommunication_hang, communication_slow, noncommunication_slow."},
+	{AttrCulprit, "string", "incident, action", "Who is to blame: rank 5, rank 2 → rank 6, node b."},
+	{AttrCulpritKind, "string", "incident", "What that is: rank, connection, source, destination, node."},
+	{AttrReason, "string", "incident, action", "Why, as far as is known: process_gone, stalled, network."},
+	{AttrNode, "string", "incident", "Node of the culprit."},
+	{AttrVictims, "int", "incident", "Ranks held up."},
+	{AttrEvidence, "string[]", "incident", "Evidence in sentences, most telling first."},
+	{AttrActionID, "string", "action", "Id of the action, the same on every repeat."},
+	{AttrActionKind, "string", "action", "What the policy says: restart, restart_excluding."},
+	{AttrPolicy, "string", "action", "Name of the policy that decided."},
+	{AttrOutcome, "string", "action", "How it ended: done, failed, refused, dry_run; done and dry_run leave the span's status unset."},
+	{AttrUnit, "string", "action", "Unit taken out: a slot, a node."},
+	{AttrTries, "int", "action", "Calls of the actuator."},
+	{AttrEntry, "int", "action", "Number of the journal entry."},
 }
 
 // Attributes of collective spans beyond those in names.go.
 const (
 	AttrOpen      = "ccl.open"
 	AttrQueueTime = "ccl.queue_time"
+)
+
+// Attributes of the control plane's spans.
+const (
+	AttrIncident    = "ccl.incident.id"
+	AttrClass       = "ccl.incident.class"
+	AttrCulprit     = "ccl.incident.culprit"
+	AttrCulpritKind = "ccl.incident.culprit_kind"
+	AttrReason      = "ccl.incident.reason"
+	AttrNode        = "ccl.incident.node"
+	AttrVictims     = "ccl.incident.victims"
+	AttrEvidence    = "ccl.incident.evidence"
+	AttrActionID    = "ccl.action.id"
+	AttrActionKind  = "ccl.action.kind"
+	AttrPolicy      = "ccl.action.policy"
+	AttrOutcome     = "ccl.action.outcome"
+	AttrUnit        = "ccl.action.unit"
+	AttrTries       = "ccl.action.tries"
+	AttrEntry       = "ccl.action.journal_entry"
 )

@@ -98,7 +98,7 @@ func TestAttributesAreDocumentedOnce(t *testing.T) {
 		}
 		documented = append(documented, a.Key)
 		if !strings.HasPrefix(a.Key, "ccl.") || !strings.HasSuffix(a.Help, ".") || a.On == "" ||
-			!slices.Contains([]string{"string", "int", "double", "bool"}, a.Type) {
+			!slices.Contains([]string{"string", "string[]", "int", "double", "bool"}, a.Type) {
 			t.Errorf("malformed: %+v", a)
 		}
 	}

@@ -28,15 +28,22 @@ func ControlTracer(c Config, name string) (tracer trace.Tracer, shutdown func(ct
 	if err != nil {
 		return nil, nil, err
 	}
-	exporter, err := otlptrace.New(context.Background(), client{to})
+	running, end := context.WithCancel(context.Background())
+	exporter, err := otlptrace.New(running, client{to, running})
 	if err != nil {
+		end()
 		return nil, nil, err
 	}
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exporter, sdktrace.WithBatchTimeout(batchDelay*5)),
 		sdktrace.WithResource(c.Resource),
+		sdktrace.WithIDGenerator(ids{}),
 		sdktrace.WithSampler(sdktrace.AlwaysSample()))
-	return provider.Tracer(name), provider.Shutdown, nil
+	shutdown = func(ctx context.Context) error {
+		defer end() // what is still being retried: the SDK returns from it and leaves it running
+		return provider.Shutdown(ctx)
+	}
+	return provider.Tracer(name), shutdown, nil
 }
 
 // CollectiveLink links a control-plane span to the trace of a collective, such
@@ -51,7 +58,10 @@ func CollectiveLink(traceID [16]byte) trace.Link {
 }
 
 // client lets the SDK's exporter send as the tracer does.
-type client struct{ to *sender }
+type client struct {
+	to      *sender
+	running context.Context // ends with the tracer
+}
 
 func (c client) Start(context.Context) error { return nil }
 
@@ -62,6 +72,9 @@ func (c client) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans
 	if err != nil {
 		return fmt.Errorf("otlp: %w", err)
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.running, cancel)()
 	rejected, message, err := deliver(ctx, c.to, request)
 	if err != nil {
 		return fmt.Errorf("otlp: %s: %w", c.to.endpoint, err)

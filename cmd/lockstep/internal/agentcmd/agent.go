@@ -3,7 +3,6 @@ package agentcmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -44,7 +43,7 @@ Examples:
 }
 
 // Run serves until ctx ends.
-func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
+func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	masterOf, err := masters(c.Master)
 	if err != nil {
 		return err
@@ -67,7 +66,9 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	defer func() {
 		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 		defer cancel()
-		err = errors.Join(err, tracer.Shutdown(flush))
+		if err := tracer.Shutdown(flush); err != nil { // no failure of the agent's
+			log.Warn("the last traces are lost", "err", err)
+		}
 	}()
 	sinks := []collector.Sink{metrics}
 	if tracer.Enabled() {

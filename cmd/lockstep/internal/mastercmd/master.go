@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/controltrace"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/collector/master"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -30,6 +31,7 @@ type Cmd struct {
 func (*Cmd) Help() string {
 	return `Merges what the agents of a job report into one picture, finds hangs and slowness in it and whom
 to blame, and publishes that on /metrics, /status (for people) and /api/v1/status (for scripts).
+Confirmed incidents are traced over OTLP when OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
 Examples:
   lockstep master --job llm --state-dir /var/lib/lockstep/llm
@@ -38,6 +40,11 @@ Examples:
 
 // Run serves until ctx ends.
 func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
+	traces, err := controltrace.New("lockstep-master", log)
+	if err != nil {
+		return err
+	}
+	defer traces.Close()
 	m, err := master.New(master.Options{
 		Job: c.Job, Listen: c.Listen, TLS: c.TLS.Wire(), StateDir: c.StateDir,
 		Diagnosis: diagnosis.DefaultConfig(), Patience: c.Patience, Log: log,
@@ -56,5 +63,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
+	g.Go(func() error { traces.Follow(ctx, m.Snapshot); return nil })
 	return g.Wait()
 }

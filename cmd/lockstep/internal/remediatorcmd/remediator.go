@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/controltrace"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
@@ -34,7 +35,8 @@ type Cmd struct {
 // Help implements kong's help provider.
 func (*Cmd) Help() string {
 	return `Receives Alertmanager's webhook on /webhook, journals it, decides by policy, asks the breaker,
-and acts. Nothing is done for real until the configuration says dry_run: false.
+and acts. Nothing is done for real until the configuration says dry_run: false. Actions are traced
+over OTLP, in the trace of their incident, when OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
 Examples:
   lockstep remediator --token-file token --journal r.db
@@ -58,9 +60,10 @@ Alertmanager's side:
 }
 
 // Run serves until ctx ends.
-func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) (err error) {
+func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	cfg := remediation.DefaultConfig()
 	if c.Config != "" {
+		var err error
 		if cfg, err = remediation.LoadConfig(c.Config); err != nil {
 			return err
 		}
@@ -76,9 +79,14 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) (err err
 	if err != nil {
 		return err
 	}
+	traces, err := controltrace.New("lockstep-remediator", log)
+	if err != nil {
+		return err
+	}
+	defer traces.Close()
 	reg := prom.NewRegistry(names.Remediator, flags.Build())
 	r, err := remediation.New(remediation.Options{
-		Config: cfg, Journal: c.Journal, Token: token, Logger: log, Registry: reg,
+		Config: cfg, Journal: c.Journal, Token: token, Logger: log, Registry: reg, OnEvent: traces.Action,
 		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
 	})
 	if err != nil {

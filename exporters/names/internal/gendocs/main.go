@@ -85,6 +85,7 @@ func Reference() string {
 	}
 	b.WriteString("\n## Span attributes\n\n" +
 		"One trace per collective; one span per rank, children `wait` and `transfer`, abnormal transport windows as `window` events.\n" +
+		"One trace per confirmed incident, linked to the collective that shows it: the incident, its detection, and each action on it.\n" +
 		"The resource carries `service.name`, `host.name` and whatever `OTEL_RESOURCE_ATTRIBUTES` adds.\n\n" +
 		"| attribute | type | on | meaning |\n| --- | --- | --- | --- |\n")
 	for _, a := range names.Attributes() {
