@@ -317,7 +317,8 @@ func (e *Engine) waitsAtConns(ci, member, otherwise int32) {
 	from := p.ev.Comms[ci].Members[member].World
 	for _, k := range e.connsOf(ci) {
 		conn := &p.ev.Conns[k]
-		since, other := int64(0), int32(-1)
+		var since int64
+		var other int32
 		switch {
 		case conn.Dst == member && conn.RxWaitingSince > 0:
 			since, other = conn.RxWaitingSince, e.end(conn, conn.Src)

@@ -121,7 +121,7 @@ func (e *Engine) excuseSentence(b blamed, reason string) string {
 func (e *Engine) whyCircle(f *finding, c *cause) {
 	f.why("ranks %s wait for each other and for nobody else", ranksOf(c.nodes))
 	for _, b := range c.nodes {
-		for i := e.graph.out[b.node]; i >= 0; i = e.graph.edges[i].nextOut {
+		if i := e.graph.out[b.node]; i >= 0 {
 			w := &e.graph.edges[i]
 			members := e.pass.ev.Comms[w.comm].Members
 			for k := range members {
@@ -129,18 +129,16 @@ func (e *Engine) whyCircle(f *finding, c *cause) {
 					f.why("rank %d is in %s #%d on %s for %s", b.node, m.Coll, m.Finished+1, e.pass.ev.Comms[w.comm].Name, seconds(e.pass.now-m.StartedAt))
 				}
 			}
-			break
 		}
 	}
 }
 
 func (e *Engine) whyStalled(f *finding, c *cause) {
 	p := &e.pass
-	x := &e.hang.nodes[e.extra(c.nodes[0].node)]
 	f.why("all that it takes have entered %s #%d on %s; %s held up, and no rank or other connection explains it",
 		f.Coll, f.Seq, f.CommName, plural(f.Victims, "rank is", "ranks are"))
 	for _, b := range c.nodes {
-		x = &e.hang.nodes[e.extra(b.node)]
+		x := &e.hang.nodes[e.extra(b.node)]
 		if x.conn < 0 {
 			f.why("rank %d sends to rank %d and both are in, for %s", x.src, x.dst, seconds(p.now-x.since))
 			continue

@@ -176,7 +176,7 @@ func (s *stream) session(ctx context.Context) error {
 		}
 	}()
 	// The receiver ends with the session's context; wait for it, so that none outlives its stream.
-	defer func() { cancel(nil); _ = <-received }()
+	defer func() { cancel(nil); <-received }() //nolint:errcheck // the loop below has its own error
 
 	sequence := uint64(0)
 	for {

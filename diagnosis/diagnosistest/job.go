@@ -196,7 +196,6 @@ type event struct {
 	at   int64
 	seq  int
 	rank int // -1: a node's report
-	node int
 	gen  int
 	call func()
 }
