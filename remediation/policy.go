@@ -106,6 +106,9 @@ func ParseConfig(r io.Reader) (Config, error) {
 	if err := d.Decode(&cfg); err != nil && !errors.Is(err, io.EOF) {
 		return Config{}, err
 	}
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return Config{}, errors.New("more than one document, of which only the first would count")
+	}
 	return cfg, cfg.Validate()
 }
 

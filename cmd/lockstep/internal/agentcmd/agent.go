@@ -85,7 +85,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("agent is ready", "runtime_dir", c.RuntimeDir, "web", srv.Addr())
+	log.Info("agent is ready", "runtime_dir", c.RuntimeDir, "web", srv.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })

@@ -59,7 +59,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("master is ready", "job", c.Job, "agents", m.Addr(), "web", srv.Addr())
+	log.Info("master is ready", "job", c.Job, "agents", m.Addr().String(), "web", srv.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return m.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })

@@ -104,7 +104,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if *cfg.DryRun {
 		log.Warn("dry run: decisions are journaled and logged, nothing is done")
 	}
-	log.Info("remediator is ready", "address", srv.Addr(), "journal", c.Journal)
+	log.Info("remediator is ready", "web", srv.Addr().String(), "journal", c.Journal)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
