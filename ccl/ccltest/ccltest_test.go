@@ -30,18 +30,19 @@ func TestRemote(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	for what, step := range map[string]struct {
+	for _, step := range []struct {
+		what string
 		do   func() error
 		want transport.Fault
 	}{
-		"stall":    {func() error { return r.Stall("dp", 0, 1) }, transport.Fault{Stall: true}},
-		"throttle": {func() error { return r.Throttle("dp", 0, 1, 100) }, transport.Fault{BytesPerSecond: 100}},
-		"delay":    {func() error { return r.Delay("dp", 0, 1, time.Second) }, transport.Fault{Delay: time.Second}},
-		"drop":     {func() error { return r.Drop("dp", 0, 1) }, transport.Fault{Drop: true}},
-		"clear":    {r.Clear, transport.Fault{}},
+		{"stall", func() error { return r.Stall("dp", 0, 1) }, transport.Fault{Stall: true}},
+		{"throttle", func() error { return r.Throttle("dp", 0, 1, 100) }, transport.Fault{BytesPerSecond: 100}},
+		{"delay", func() error { return r.Delay("dp", 0, 1, time.Second) }, transport.Fault{Delay: time.Second}},
+		{"drop", func() error { return r.Drop("dp", 0, 1) }, transport.Fault{Drop: true}},
+		{"clear", r.Clear, transport.Fault{}},
 	} {
 		if err := step.do(); err != nil || inj.Conn("dp", 0, 1) != step.want {
-			t.Errorf("%s: %v; fault is %+v, want %+v", what, err, inj.Conn("dp", 0, 1), step.want)
+			t.Errorf("%s: %v; fault is %+v, want %+v", step.what, err, inj.Conn("dp", 0, 1), step.want)
 		}
 	}
 	before := inj.Version()
