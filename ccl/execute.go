@@ -36,6 +36,8 @@ type executor struct {
 	op      engine.Op
 	plans   plans
 	pairs   pointToPoint
+	entry   int64 // when an injected delay lets operation heldSeq begin
+	heldSeq uint64
 	suspect *failure // a link broke: why is the control plane's to say, for a while
 	since   int64    // when it broke
 	said    int64    // when this rank last told the others what it is in
@@ -166,6 +168,9 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 				x.dep = op.after
 				return moved
 			}
+			if c.cfg.Faults != nil && collective(op.coll) && c.held(next) {
+				return moved
+			}
 			c.begin(op, next)
 		}
 		if x.suspect != nil {
@@ -195,6 +200,15 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 		}
 	}
 	return moved
+}
+
+// held reports whether an injected fault keeps operation seq from beginning yet.
+func (c *Comm) held(seq uint64) bool {
+	x, now := &c.executor, record.Now()
+	if x.heldSeq != seq {
+		x.heldSeq, x.entry = seq, now+int64(c.cfg.Faults.Entry(c.name))
+	}
+	return now < x.entry
 }
 
 // broke takes a failure of the engine. A link also breaks when its peer has learnt
@@ -309,6 +323,13 @@ func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 		time.Sleep(time.Millisecond)
 		if record.Now()-x.since > hearsay {
 			c.fail(x.suspect, true)
+		}
+		return nil
+	}
+	if x := &c.executor; x.current == nil && c.cfg.Faults != nil {
+		time.Sleep(min(time.Duration(max(x.entry-record.Now(), 0)), nap))
+		if ctx.Err() != nil {
+			return c.interrupted(ctx, seq)
 		}
 		return nil
 	}

@@ -26,7 +26,7 @@ type Model struct {
 // DefaultModel was fitted on two cores of a 2024 server; only its ratios matter.
 func DefaultModel() Model {
 	return Model{
-		Intra:  Path{Line: 30, Msg: 250, Byte: 0.14, Latency: 120},
+		Intra:  Path{Line: 70, Msg: 250, Byte: 0.14, Latency: 120},
 		Inter:  Path{Line: 9000, Msg: 9000, Byte: 0.5, Latency: 12000},
 		Reduce: 0.05,
 		Switch: 4000,
