@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -84,6 +85,8 @@ type Remediator struct {
 	wg   sync.WaitGroup
 
 	deciding sync.Mutex // decisions count each other against the breakers
+
+	warned atomic.Int64 // unix second of the last warning of a request without the token
 }
 
 const (
@@ -459,6 +462,9 @@ func (r *Remediator) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !r.authorized(req) {
 			r.m.webhooks.WithLabelValues(resultUnauthorized).Inc()
+			if now := time.Now().Unix(); r.warned.Swap(now) != now { // a line a second at most: anybody can cause it
+				r.o.Logger.Warn("request without the token refused", "path", req.URL.Path, "from", req.RemoteAddr)
+			}
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			http.Error(w, ErrUnauthorized.Error(), http.StatusUnauthorized)
 			return

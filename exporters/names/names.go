@@ -146,10 +146,10 @@ var (
 var (
 	Webhooks         = def(Remediator, Counter, "lockstep_webhook_requests_total", "", "Alertmanager webhooks received, by result.", LabelResult)
 	Actions          = def(Remediator, Counter, "lockstep_actions_total", "", "Decisions on alerts, by action and outcome.", LabelAction, LabelOutcome, LabelClass)
-	ActionDuration   = def(Remediator, Histogram, "lockstep_action_duration_seconds", "seconds", "Time from the journal entry to the actuator's answer.", LabelAction)
+	ActionDuration   = def(Remediator, Histogram, "lockstep_action_duration_seconds", "seconds", "Time from the decision in the journal to the actuator's answer.", LabelAction)
 	ActionsPending   = def(Remediator, Gauge, "lockstep_actions_pending", "", "Journaled actions that are not finished.")
 	BreakerOpen      = def(Remediator, Gauge, "lockstep_breaker_open", "", "Whether a breaker is open: no action is taken until a person closes it.", LabelScope)
-	BreakerRemaining = def(Remediator, Gauge, "lockstep_breaker_remaining_actions", "", "Actions that a breaker still allows in its window.", LabelScope)
+	BreakerRemaining = def(Remediator, Gauge, "lockstep_breaker_remaining_actions", "", "Actions that a breaker still allows in its window, in all and for each job acted on; 0 while it is open.", LabelScope)
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
 )
 

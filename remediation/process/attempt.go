@@ -20,6 +20,9 @@ type attempt struct {
 	exits chan exit
 }
 
+// secretVar tells a rank where the secret is.
+const secretVar = "LOCKSTEP_SECRET_FILE"
+
 // killPatience bounds the wait for a process to go after SIGKILL: one in
 // uninterruptible sleep (a dead NFS server, a hung GPU driver) may never.
 const killPatience = 15 * time.Second
@@ -28,6 +31,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	s.sweep(secret)
 	if s.o.BeforeStart != nil {
 		s.o.BeforeStart(n)
 	}
@@ -49,7 +53,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 			"TORCHELASTIC_RESTART_COUNT=" + count,
 			"LOCKSTEP_RANK=" + rank, "LOCKSTEP_WORLD_SIZE=" + world, "LOCKSTEP_LOCAL_RANK=" + local,
 			"LOCKSTEP_JOB=" + s.o.Job, "LOCKSTEP_NODE=" + node, "LOCKSTEP_SLOT=" + strconv.Itoa(s.slots[r]),
-			"LOCKSTEP_RESTART_COUNT=" + count, "LOCKSTEP_SECRET_FILE=" + secret,
+			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + secret,
 			"LOCKSTEP_RUNTIME_DIR=" + s.o.RuntimeDir(node),
 		})
 		c, err := s.startRank(a, r, cmd)

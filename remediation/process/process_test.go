@@ -54,6 +54,13 @@ func rank(what string) int {
 		}
 		fmt.Println("child", child.Process.Pid)
 		return 0
+	case "escapes": // as a daemon does, and works on
+		child := exec.Command("sleep", "60")
+		child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := child.Start(); err != nil {
+			return 1
+		}
+		fmt.Println("child", child.Process.Pid)
 	case "long":
 		fmt.Println(strings.Repeat("x", 3*maxLine))
 		fmt.Println("end")
@@ -224,9 +231,14 @@ func TestActionsAreIdempotent(t *testing.T) {
 // logged waits until a rank's log has a line with the prefix, and returns the rest of it.
 func (j *job) logged(rank int, prefix string) string {
 	j.t.Helper()
+	return logged(j.t, j.o.Dir, rank, prefix)
+}
+
+func logged(t *testing.T, dir string, rank int, prefix string) string {
+	t.Helper()
 	var b []byte
 	for range 3000 {
-		b, _ = os.ReadFile(filepath.Join(j.o.Dir, fmt.Sprintf("rank%d.attempt0.log", rank)))
+		b, _ = os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank%d.attempt0.log", rank)))
 		for line := range strings.Lines(string(b)) {
 			if rest, ok := strings.CutPrefix(line, prefix); ok {
 				return strings.TrimSpace(rest)
@@ -234,7 +246,7 @@ func (j *job) logged(rank int, prefix string) string {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	j.t.Fatalf("no line with %q in the log of rank %d: %q", prefix, rank, b)
+	t.Fatalf("no line with %q in the log of rank %d: %q", prefix, rank, b)
 	return ""
 }
 
@@ -291,7 +303,7 @@ func TestWhatARankLeavesBehindIsKilled(t *testing.T) {
 }
 
 // TestSupervisorKilled kills a supervisor with SIGKILL: its ranks go with it,
-// and the next one takes over the directory.
+// and the next one takes over the directory, and removes what had escaped.
 func TestSupervisorKilled(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "job")
 	cmd := exec.Command(os.Args[0], "supervise", dir)
@@ -316,10 +328,23 @@ func TestSupervisorKilled(t *testing.T) {
 	} else if err := second.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "is this job running already") {
 		t.Fatalf("a second supervisor of the same directory: %v", err)
 	}
+	var escaped []int
+	for r := range 2 {
+		pid, err := strconv.Atoi(logged(t, dir, r, "child "))
+		if err != nil {
+			t.Fatal(err)
+		}
+		escaped = append(escaped, pid)
+	}
 	cmd.Process.Kill()
 	cmd.Wait()
 	for _, r := range s.Ranks {
 		dead(t, r.PID)
+	}
+	for _, pid := range escaped {
+		if err := syscall.Kill(pid, 0); err != nil {
+			t.Errorf("process %d was to escape: %v", pid, err)
+		}
 	}
 	next, err := New(options(dir, "ok"))
 	if err != nil {
@@ -328,10 +353,13 @@ func TestSupervisorKilled(t *testing.T) {
 	if err := next.Run(context.Background()); err != nil {
 		t.Fatal(err)
 	}
+	for _, pid := range escaped {
+		dead(t, pid)
+	}
 }
 
 func supervise(dir string) int {
-	s, err := New(options(dir, "sleep"))
+	s, err := New(options(dir, "escapes"))
 	if err == nil {
 		err = s.Run(context.Background())
 	}

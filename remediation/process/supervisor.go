@@ -123,6 +123,11 @@ func New(o Options) (*Supervisor, error) {
 	if o.Grace <= 0 {
 		o.Grace = 5 * time.Second
 	}
+	dir, err := filepath.Abs(o.Dir) // for ranks that change theirs
+	if err != nil {
+		return nil, fmt.Errorf("run: state directory: %w", err)
+	}
+	o.Dir = dir
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("run: state directory: %w", err)
 	}

@@ -35,7 +35,9 @@ func TestPrune(t *testing.T) {
 	seen := map[string]bool{}
 	for attempt := range made {
 		for _, who := range [][2]string{{"llm", "0"}, {"llm", "1"}, {"other", "0"}} {
-			if out, err := exec.Command(os.Args[0], "rank", dir, who[0], who[1]).CombinedOutput(); err != nil {
+			cmd := exec.Command(os.Args[0], "rank", dir, who[0], who[1])
+			cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 		}

@@ -1,0 +1,36 @@
+package process
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+)
+
+// sweep kills what former attempts, or a former supervisor that was killed
+// itself, have left running outside their process groups: it could hold the
+// devices of the next attempt, or write into its checkpoints. Such a process
+// is known by the secret's path in its environment, which only the ranks of
+// this directory get, and what they start.
+func (s *Supervisor) sweep(secret string) {
+	mark := []byte("\x00" + secretVar + "=" + secret + "\x00")
+	dirs, err := os.ReadDir("/proc")
+	if err != nil {
+		s.o.Logger.Warn("cannot look for what former attempts left running", "err", err)
+		return
+	}
+	for _, d := range dirs {
+		pid, err := strconv.Atoi(d.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		p, err := os.FindProcess(pid) // a handle first: the kill must not reach the pid's next owner
+		if err != nil {
+			continue
+		}
+		env, err := os.ReadFile("/proc/" + d.Name() + "/environ")
+		if err == nil && bytes.Contains(append([]byte{0}, env...), mark) && p.Kill() == nil {
+			s.o.Logger.Warn("killed what a former attempt had left running", "job", s.o.Job, "pid", pid)
+		}
+		p.Release()
+	}
+}
