@@ -266,13 +266,9 @@ func (c *Comm) Close() error {
 	defer cancel()
 	err := c.drive(ctx, c.queue.last())
 	if c.failed.Load() == nil && err == nil {
-		// Nobody tears down transports that a slower rank still reads from.
-		if e := c.ctl.Barrier(ctx); e != nil && !errors.Is(e, bootstrap.ErrClosed) && c.failed.Load() == nil && len(c.leavers()) == 0 {
-			var lost *bootstrap.LostError
-			if errors.As(e, &lost) {
-				err = &Error{Op: "Close", Comm: c.name, Rank: c.rank, Peer: lost.Rank, Err: fmt.Errorf("%w: %w", ErrPeerLost, e)}
-			}
-		}
+		// Nobody tears down transports that a slower rank still reads from. A rank
+		// that dies or leaves now can harm nothing: all has been done.
+		_ = c.ctl.Barrier(ctx)
 	}
 	failure := c.Err()
 	c.failed.CompareAndSwap(nil, &failureClosed)
@@ -280,9 +276,11 @@ func (c *Comm) Close() error {
 	c.mesh.Wake()
 	c.executor.rouse()
 	c.proc.remove(c)
-	leave := c.ctl.Leave(ctx)
-	if leave != nil && failure == nil && err == nil && !errors.Is(leave, context.DeadlineExceeded) {
-		err = leave
+	if failure == nil {
+		// Rank 0 stays until the others have left, so that they hear of each other.
+		if e := c.ctl.Leave(ctx); e != nil && err == nil && !errors.Is(e, context.DeadlineExceeded) {
+			err = e
+		}
 	}
 	c.ctl.Close()
 	c.watching.Wait()
