@@ -35,6 +35,7 @@ type fake struct {
 	times int                  // really carried out, with repeats answered from done
 	fail  int                  // so many calls fail first
 	err   error
+	over  bool          // the attempt that actions are about is over
 	block chan struct{} // Act waits for it after carrying out, before answering
 }
 
@@ -51,6 +52,10 @@ func (f *fake) Act(ctx context.Context, a Action) (Answer, error) {
 		f.fail--
 		f.mu.Unlock()
 		return Answer{}, cmpErr(f.err)
+	}
+	if f.over {
+		f.mu.Unlock()
+		return Answer{Detail: "nothing done"}, nil
 	}
 	if f.done == nil {
 		f.done = map[string]time.Time{}
@@ -491,6 +496,27 @@ func TestActuatorFails(t *testing.T) {
 		g := start(t, "", live(), &fake{fail: 1})
 		g.send(alert("i"))
 		if e := g.closed(); e.Outcome != OutcomeDone || e.Tries != 2 {
+			t.Fatalf("%+v", e)
+		}
+	})
+	t.Run("does it, and does not answer in time", func(t *testing.T) {
+		cfg := live()
+		cfg.ActionTimeout = 20 * time.Millisecond
+		act := &fake{block: make(chan struct{})}
+		g := start(t, "", cfg, act)
+		g.send(alert("i"))
+		for act.count() == 0 {
+			time.Sleep(time.Millisecond)
+		}
+		close(act.block)
+		if e := g.closed(); e.Outcome != OutcomeDone || act.count() != 1 || e.Effective.IsZero() {
+			t.Fatalf("%+v, done %d times", e, act.count())
+		}
+	})
+	t.Run("had nothing to do", func(t *testing.T) {
+		g := start(t, "", live(), &fake{over: true})
+		g.send(alert("i"))
+		if e := g.closed(); e.Outcome != OutcomeSuperseded {
 			t.Fatalf("%+v", e)
 		}
 	})
