@@ -35,7 +35,7 @@ type RestartReply struct {
 type Status struct {
 	Job      string       `json:"job"`
 	Attempt  int          `json:"attempt"`
-	State    string       `json:"state"` // starting, running, holding, restarting, done, failed
+	State    string       `json:"state"` // starting, running, holding, restarting, done, failed, stopped
 	Since    time.Time    `json:"since"`
 	Ranks    []RankStatus `json:"ranks"`
 	Spares   []int        `json:"spares"`   // free slots

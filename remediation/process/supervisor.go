@@ -58,7 +58,7 @@ type Options struct {
 // Event is something that happened to the job.
 type Event struct {
 	At      time.Time
-	Kind    string // started, rank_exited, holding, restarting, done, failed
+	Kind    string // started, rank_exited, holding, restarting, done, failed, stopped
 	Attempt int
 	Rank    int // -1 when it does not apply
 	PID     int
@@ -190,8 +190,12 @@ func (s *Supervisor) Run(ctx context.Context) (err error) {
 			s.terminal.flush()
 		}
 		if err != nil {
-			s.setState("failed")
-			s.event(Event{Kind: "failed", Attempt: s.Status().Attempt, Rank: -1, Detail: err.Error()})
+			kind := "failed"
+			if ctx.Err() != nil {
+				kind = "stopped"
+			}
+			s.setState(kind)
+			s.event(Event{Kind: kind, Attempt: s.Status().Attempt, Rank: -1, Detail: err.Error()})
 		}
 	}()
 	var asked *request // for the restart that leads to the next attempt
