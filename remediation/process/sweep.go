@@ -31,6 +31,6 @@ func (s *Supervisor) sweep(secret string) {
 		if err == nil && bytes.Contains(append([]byte{0}, env...), mark) && p.Kill() == nil {
 			s.o.Logger.Warn("killed what a former attempt had left running", "job", s.o.Job, "pid", pid)
 		}
-		p.Release()
+		_ = p.Release()
 	}
 }
