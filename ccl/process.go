@@ -38,6 +38,9 @@ const (
 	// sweepIdle is after how long without any call the sweeper goes to sleep.
 	sweepIdle   = 100 * time.Millisecond
 	anchorEvery = 5 * time.Second
+	// sweepWatch is how often it looks all the same while bytes are outstanding:
+	// the pipeline must not take what was consumed for what is stuck.
+	sweepWatch = 20 * time.Millisecond
 )
 
 // processOf is the process of a recorder (nil: of none); release must follow.
@@ -120,13 +123,13 @@ func sweep(stop chan struct{}) {
 			anchorAll()
 		}
 		comms = listComms(comms[:0])
-		sum, found := uint64(0), false
+		sum, found, watching := uint64(0), false, false
 		for _, c := range comms {
 			tail := c.queue.tail.Load()
 			sum += tail
 			switch {
 			case tail == c.queue.finished.Load():
-				c.observe(tail)
+				watching = c.observe(tail) || watching
 			case c.executor.role.Load() == 0:
 				found = true
 				c.executor.unattended.Store(true)
@@ -148,6 +151,9 @@ func sweep(stop chan struct{}) {
 				sweeper.asleep.Store(false)
 			} else {
 				period = anchorEvery / 2
+				if watching {
+					period = sweepWatch
+				}
 			}
 		}
 		timer.Reset(period)
@@ -158,13 +164,14 @@ func sweep(stop chan struct{}) {
 // the last sweep, so that completions between operations are noticed within
 // sweepMax and not at the next operation: windows measure the network, not the
 // program's steps.
-func (c *Comm) observe(tail uint64) {
+func (c *Comm) observe(tail uint64) (due bool) {
 	quiet := c.swept == tail
 	c.swept = tail
 	if quiet && c.log.rec != nil && c.executor.role.CompareAndSwap(0, 1) {
-		c.mesh.Look()
+		due = c.mesh.Look()
 		c.executor.release()
 	}
+	return due
 }
 
 func listComms(dst []*Comm) []*Comm {

@@ -126,8 +126,9 @@ type mesh struct {
 // pipeline is what the mesh asks of every Link it has opened.
 type pipeline interface {
 	Link
-	// look notices completions that the monitor waits for; due says whether it waits.
+	// look notices completions that the monitor waits for.
 	look()
+	// due reports whether either end has yet to hear of bytes that were consumed.
 	due() bool
 	// refresh reads what the peer has consumed and publishes live words; it
 	// reports whether bytes are outstanding.

@@ -295,7 +295,9 @@ func (l *shmLink) look() {
 }
 
 func (l *shmLink) holds() bool { return l.gate.holds() }
-func (l *shmLink) due() bool   { return l.meter.due() }
+func (l *shmLink) due() bool {
+	return l.meter.on && (l.completed() < l.posted() || l.linesTold != l.linesGot)
+}
 
 func (l *shmLink) pump(now int64) int64 {
 	if l.gate == nil {

@@ -885,7 +885,9 @@ func (l *tcpLink) look() {
 }
 
 func (l *tcpLink) holds() bool { return l.gate.holds() }
-func (l *tcpLink) due() bool   { return l.meter.due() }
+func (l *tcpLink) due() bool {
+	return l.opened && l.meter.on && (l.completed() < l.posted() || l.got != l.told || l.linesGot != l.linesTold)
+}
 
 func (l *tcpLink) pump(now int64) int64 {
 	if l.gate == nil {

@@ -69,8 +69,9 @@ type Mesh interface {
 	Wait(d time.Duration)
 	// Wake makes Wait return (abort, new work). Safe from any goroutine.
 	Wake()
-	// Look notices completions that the monitor waits for; for the time between operations.
-	Look()
+	// Look notices what was consumed, and tells; for the time between operations.
+	// It reports whether there was, and may still be, something to notice.
+	Look() (due bool)
 	// Settled reports whether every byte taken from the caller has left this rank's
 	// hands. It is false only while an injected fault holds some back; an operation
 	// ends when it is true, as nobody else would deliver them.

@@ -144,9 +144,9 @@ func (w *waiter) wait(d time.Duration) {
 
 // Look implements Mesh. It lets the monitors know that somebody looked, too: a
 // completion that nobody has looked for is not the network's delay.
-func (m *mesh) Look() {
+func (m *mesh) Look() (due bool) {
 	if !slices.ContainsFunc(m.open, pipeline.due) {
-		return
+		return false
 	}
 	m.look()
 	now := record.Now()
@@ -155,6 +155,7 @@ func (m *mesh) Look() {
 			l.refresh(now)
 		}
 	}
+	return true
 }
 
 // look collects what costs a little to look for: edges of sockets, completions
