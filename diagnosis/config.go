@@ -51,9 +51,9 @@ type Config struct {
 	// BaselineWindows is how many windows make a history (6).
 	BaselineWindows int
 	// A slow finding must hold for SuspectWindows (3) windows and SlowSuspectAfter
-	// (1 s) in a row to be suspected, for ConfirmWindows (4; twice that while there
-	// is no history) and SlowConfirmAfter (2 s) to be confirmed, and be absent for
-	// RecoverWindows (3) in a row to end.
+	// (1 s) in a row to be suspected, for ConfirmWindows (4) and SlowConfirmAfter
+	// (2 s) to be confirmed, for twice as many while there is no history, and be
+	// absent for RecoverWindows (3) in a row to end.
 	SuspectWindows, ConfirmWindows, RecoverWindows int
 	SlowSuspectAfter, SlowConfirmAfter             time.Duration
 	// OwnRatio is how much a straggler's own time must exceed its history (1.5),

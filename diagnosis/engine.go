@@ -22,6 +22,8 @@ type Engine struct {
 	sums    []rankSums    // by world rank, of this pass
 	changed bool          // the set of communicators is not that of the former pass
 	conns   []connHistory // by index into Evidence.Conns
+	// seeWaiting: the transports tell when a receiver waits.
+	seeWaiting bool
 
 	pass      pass
 	pauses    pauses
@@ -89,7 +91,7 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 	if paused {
 		// Ages across the gap are void, and so is the window: nothing is found,
 		// and what was found stays as it is.
-		e.window.restart(e)
+		e.window.void(e)
 		return e.standing()
 	}
 	if p.alive == 0 && p.ended > 0 && !p.gone {
@@ -105,6 +107,7 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 		found = e.hangs(found)
 	}
 	found = e.unformed(found)
+	e.watchFlights()
 	if e.window.due(e) {
 		e.stragglers()
 		e.slowConnections()
@@ -162,6 +165,14 @@ func (e *Engine) forget() {
 func (p *pass) known(rank int32) int64 {
 	if n := p.ev.Ranks[rank].Node; n >= 0 && int(n) < len(p.asOf) {
 		return p.asOf[n]
+	}
+	return p.now
+}
+
+// heard returns when a world rank's node has last reported.
+func (p *pass) heard(rank int32) int64 {
+	if n := nodeOf(p.ev, rank); n >= 0 && p.ev.Nodes[n].LastSeen > 0 {
+		return p.ev.Nodes[n].LastSeen
 	}
 	return p.now
 }

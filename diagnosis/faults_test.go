@@ -151,7 +151,7 @@ func TestAnySlownessIsNamed(t *testing.T) {
 		watch(j, e, h, f.At)
 		before := j.Steps()
 		told := -1
-		for (j.Steps() < before+60 || j.Now() < f.At+5*time.Second) && len(h.confirmed) == 0 {
+		for (j.Steps() < before+60 || j.Now() < f.At+20*time.Second) && len(h.confirmed) == 0 {
 			watch(j, e, h, passEvery)
 			if told < 0 && len(h.first) > 0 {
 				told = j.Steps() - before
@@ -161,7 +161,9 @@ func TestAnySlownessIsNamed(t *testing.T) {
 		if _, ok := h.confirmed[want]; !ok || len(h.confirmed) != 1 {
 			t.Fatalf("want %q alone, got\n%s", want, h)
 		}
-		if !cfg.NoSteps && told > 12 && h.first[want]-f.At > 3*time.Second {
+		// Looks at a connection are as rare as reports: what is slow for a part of
+		// the time may be missed for a while.
+		if !cfg.NoSteps && told > 12 && h.first[want]-f.At > 10*time.Second {
 			t.Fatalf("%q told %d steps and %s after its onset", want, told, h.first[want]-f.At)
 		}
 	})

@@ -16,26 +16,76 @@ type connHistory struct {
 	windows, slow uint64  // totals seen
 	delay         float64 // now
 	share         float32 // of the new windows, those outside the normal
-	spread        float32 // mean distance from the norm, as a ratio
+	held          float32 // share of the window that it spent in delays beyond the usual
 	base          baseline
+
+	flights     int32 // passes of the window that saw bytes on it while its receiver waited
+	flight      float32
+	usualFlight float32 // as shares
 }
 
 // slowConn is a connection whose delay has grown, with the window that says so.
 type slowConn struct {
 	streak
-	conn  int32
-	comm  int32
-	cell  cell
-	delay float64
-	base  float64 // its history's, or its peers' while there is none
-	alone bool    // judged without a history
-	share float32
-	peers int     // connections of its kind that it was compared with
-	cost  float64 // of its communicator
+	conn   int32
+	comm   int32
+	cell   cell
+	delay  float64
+	base   float64 // its history's, or its peers' while there is none
+	alone  bool    // judged without a history
+	share  float32
+	flight float32 // of the last windows
+	peers  int     // connections of its kind that it was compared with
+	cost   float64 // of its communicator
 }
 
-// slowConnections judges the window that ends with this pass: the delay matrix
-// against its own history and against the connections of the same kind.
+// watchFlights samples what the network is to blame for: bytes on their way to
+// a receiver that waits for them. A completion that is late because the
+// receiver does other things leaves no trace here.
+func (e *Engine) watchFlights() {
+	conns := e.pass.ev.Conns
+	e.conns = resized(e.conns, len(conns))
+	e.window.passes++
+	for i := range conns {
+		if c := &conns[i]; c.RxWaitingSince > 0 {
+			e.seeWaiting = true
+			if e.inFlight(c) {
+				e.conns[i].flights++
+			}
+		}
+	}
+}
+
+// inFlight reports whether a waiting receiver's last report is from after the
+// bytes that it waits for were posted. Both ends report at moments of their
+// own, so it takes more than bytes at one and a wait at the other: the bytes
+// were posted during the wait, or the wait began with the receiver's operation
+// and the bytes after its last one, or the sender has seen them outstanding
+// since the wait began.
+func (e *Engine) inFlight(c *Conn) bool {
+	p := &e.pass
+	if c.Comm < 0 || int(c.Comm) >= len(p.ev.Comms) {
+		return false
+	}
+	src, dst := e.end(c, c.Src), e.end(c, c.Dst)
+	if src < 0 || dst < 0 || c.LastPost >= p.heard(dst) {
+		return false
+	}
+	m := &p.ev.Comms[c.Comm].Members[c.Dst]
+	return c.LastPost >= c.RxWaitingSince ||
+		(c.LastPost > m.FinishedAt && m.Open() && c.RxWaitingSince-m.StartedAt < waitBegins) ||
+		(c.Outstanding > 0 && p.heard(src) >= c.RxWaitingSince)
+}
+
+// waitBegins is how long after it has entered an operation a receiver may tell
+// that it waits for its first bytes: short waits are not told.
+const waitBegins = 2_000_000
+
+// slowConnections judges the window that ends with this pass. A connection is
+// slow when its delay is far above its own history (before there is one: above
+// that of the connections of the same kind), not only where all are; when bytes
+// were on it while its receiver waited, more often than usual; and when these
+// delays cost a good share of the window, which its communicator felt.
 func (e *Engine) slowConnections() {
 	p := &e.pass
 	elapsed := float64(p.now - e.window.start)
@@ -77,13 +127,13 @@ func (e *Engine) slowConnections() {
 			e.slowConns = append(e.slowConns, slowConn{})
 			at = len(e.slowConns) - 1
 		}
-		s.streak = e.slowConns[at].streak
-		confirm := e.cfg.ConfirmWindows
-		if s.alone {
-			confirm *= 2
+		x := &e.slowConns[at]
+		s.streak = x.streak
+		if s.slow > 0 { // one window holds few looks
+			s.flight = x.flight + (s.flight-x.flight)/3
 		}
-		s.again(e, confirm)
-		e.slowConns[at] = *s
+		s.again(e, s.alone, e.onTheWay(s))
+		*x = *s
 	}
 	for i := 0; i < len(e.slowConns); i++ {
 		s := &e.slowConns[i]
@@ -92,7 +142,7 @@ func (e *Engine) slowConnections() {
 			i--
 		}
 	}
-	e.learnDelays(norm)
+	e.learnDelays()
 	e.learnInside()
 }
 
@@ -100,7 +150,7 @@ func (e *Engine) slowConnections() {
 // window; false when there is nothing new.
 func (e *Engine) observe() bool {
 	p := &e.pass
-	e.conns = resized(e.conns, len(p.ev.Conns))
+	elapsed := float64(p.now - e.window.start)
 	any := false
 	for i := range p.ev.Conns {
 		c, h := &p.ev.Conns[i], &e.conns[i]
@@ -108,6 +158,8 @@ func (e *Engine) observe() bool {
 		if c.Comm < 0 || int(c.Comm) >= len(e.comms) {
 			continue
 		}
+		flights := h.flights
+		h.flights = 0
 		id := e.comms[c.Comm].id
 		if !h.known || h.comm != id || h.src != c.Src || h.dst != c.Dst || c.Windows < h.windows || c.SlowWindows < h.slow {
 			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows}
@@ -121,12 +173,17 @@ func (e *Engine) observe() bool {
 		h.fresh, any = true, true
 		h.share = float32(c.SlowWindows-h.slow) / float32(n)
 		h.windows, h.slow = c.Windows, c.SlowWindows
+		h.flight = float32(flights) / float32(e.window.passes)
+		h.held = 0
+		if e.known(&h.base) {
+			h.held = float32((h.delay - h.base.mean) * float64(n) / elapsed)
+		}
 	}
 	return any
 }
 
 // normalRatios returns, by transport, how much slower than their history the
-// connections are that are doing well: a slowdown that all share is nobody's.
+// middle connection is: a slowdown that most share is nobody's.
 func (e *Engine) normalRatios() (norm [256]float64) {
 	ratios := &e.ratios
 	for t := range ratios {
@@ -140,7 +197,7 @@ func (e *Engine) normalRatios() (norm [256]float64) {
 		}
 	}
 	for t := range ratios {
-		norm[t] = max(1, quantile(ratios[t], 0.25))
+		norm[t] = max(1, median(ratios[t]))
 		if len(ratios[t]) == 1 {
 			norm[t] = 1
 		}
@@ -193,17 +250,16 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		if !h.fresh || c.Transport != t {
 			continue
 		}
-		if c.Cause != record.CauseNetwork || h.share == 0 {
-			continue // its monitor, which saw every work request, does not blame the network
+		if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork {
+			continue // its monitor blames one of its ends
 		}
-		often := h.share >= 0.5
-		s := slowConn{conn: k, comm: ci, delay: h.delay, share: h.share, peers: n - 1, cost: cost}
+		often := c.Cause == record.CauseNetwork && h.share >= 0.5
+		s := slowConn{conn: k, comm: ci, delay: h.delay, share: h.share, flight: h.flight, peers: n - 1, cost: cost}
 		slow := false
 		switch {
 		case e.known(&h.base):
 			s.base = h.base.mean
-			rel := h.delay / (h.base.mean * norm)
-			slow = felt && rel >= max(cfg.DelayRatio, 1+4*min(float64(h.spread), 0.75))
+			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*norm
 		case n >= 4:
 			s.alone, s.base = true, middle
 			slow = (felt || often) && h.delay >= cfg.DelayPeerRatio*middle && h.delay-middle >= 6*spread
@@ -221,19 +277,34 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 	return suspects, n
 }
 
+// onTheWay reports whether a slow connection's delays are the network's doing:
+// often when somebody looked, bytes were on it and its receiver waited for them.
+// Without that they wait for an end that does other things; its monitor, which
+// sees only the sender's side, may blame the network all the same. It has the
+// only word where the transport does not tell who waits, or where waiting for
+// bytes on the way is what the job does most of the time.
+func (e *Engine) onTheWay(s *slowConn) bool {
+	usual := e.conns[s.conn].usualFlight
+	if !e.seeWaiting || usual >= 0.5 {
+		return e.pass.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
+	}
+	return s.flight >= max(0.2, usual+0.15)
+}
+
 // learnDelays lets the connections that nothing is wrong with teach what is
-// normal: neither the network's windows nor those that wait for an end do.
-func (e *Engine) learnDelays(norm [256]float64) {
+// normal: neither the network's windows nor those that wait for an end do, nor
+// any while the communicator takes longer than usual.
+func (e *Engine) learnDelays() {
 	for i := range e.conns {
-		h := &e.conns[i]
-		if !h.fresh || e.pass.ev.Conns[i].Cause != record.CauseNone || (len(e.slowConns) > 0 && slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.conn == int32(i) })) {
+		h, c := &e.conns[i], &e.pass.ev.Conns[i]
+		if !h.fresh || c.Cause != record.CauseNone || e.comms[c.Comm].cost >= e.cfg.SlowShare/2 {
 			continue
 		}
-		if e.known(&h.base) {
-			off := h.delay/(h.base.mean*norm[e.pass.ev.Conns[i].Transport]) - 1
-			h.spread += (float32(min(1, max(off, -off))) - h.spread) / 8
+		if len(e.slowConns) > 0 && slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.conn == int32(i) }) {
+			continue
 		}
 		h.base.learn(h.delay)
+		h.usualFlight += (h.flight - h.usualFlight) / 8
 	}
 }
 

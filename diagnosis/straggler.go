@@ -238,11 +238,7 @@ func (e *Engine) slowAgain(s *slowRank) {
 	}
 	s.streak = x.streak
 	s.slow += min(x.unfelt, 1)
-	confirm := e.cfg.ConfirmWindows
-	if s.alone {
-		confirm *= 2
-	}
-	s.again(e, confirm)
+	s.again(e, s.alone, true)
 	s.last, s.of = e.enteredLast(s.rank, s.comm, s.since)
 	*x = *s
 }

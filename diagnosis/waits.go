@@ -423,10 +423,12 @@ func (e *Engine) end(c *Conn, member int32) int32 {
 func (e *Engine) stuckConn(k int32) int32 {
 	c, node := &e.pass.ev.Conns[k], &e.hang.connNode[k]
 	if *node == 0 {
-		m := &e.pass.ev.Comms[c.Comm].Members[c.Dst]
+		members := e.pass.ev.Comms[c.Comm].Members
+		src, m := &members[c.Src], &members[c.Dst]
 		*node = 1 + e.addNode(waitNode{
-			kind: waitConn, comm: c.Comm, conn: k, src: e.end(c, c.Src), dst: e.end(c, c.Dst),
-			seq: m.Finished + 1, coll: m.Coll, since: max(c.RxWaitingSince, c.LastCompletion),
+			kind: waitConn, comm: c.Comm, conn: k, src: e.end(c, c.Src), dst: e.end(c, c.Dst), seq: m.Finished + 1, coll: m.Coll,
+			// The receiver may have waited for the sender to come first.
+			since: max(c.RxWaitingSince, c.LastCompletion, src.StartedAt, m.StartedAt),
 		})
 	}
 	return *node - 1

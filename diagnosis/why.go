@@ -231,7 +231,7 @@ func (e *Engine) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 		if s.base > 0 {
 			line += fmt.Sprintf(", %.1f times %s %s", s.delay/s.base, usual, millis(s.base))
 		}
-		f.why("%s; %.0f%% of its windows are slow, cause %s", line, 100*s.share, c.Cause)
+		f.why("%s; its receiver waited for bytes on the way in %.0f%% of the looks; its monitor finds %.0f%% of the windows slow, cause %s", line, 100*s.flight, 100*s.share, c.Cause)
 	}
 	if worst.cost > 0 {
 		f.why("members of %s are inside its operations for %.0f%% of the time more than usual", f.CommName, 100*worst.cost)

@@ -7,6 +7,7 @@ type window struct {
 	start  int64
 	length int64 // of the former window
 	step   uint64
+	passes int        // since its start
 	sums   []rankSums // at its start
 }
 
@@ -16,13 +17,21 @@ func (w *window) restart(e *Engine) {
 	if w.start > 0 {
 		w.length = p.now - w.start
 	}
-	w.start, w.step = p.now, p.step
+	w.start, w.step, w.passes = p.now, p.step, 0
 	w.sums = append(w.sums[:0], e.sums...)
 	for i := range e.comms {
 		h := &e.comms[i]
 		h.active = h.ops > h.ops0
 		h.ops0, h.inside0 = h.ops, h.inside
 	}
+}
+
+// void begins a window anew, without a decision on the one before.
+func (w *window) void(e *Engine) {
+	for i := range e.conns {
+		e.conns[i].flights = 0
+	}
+	w.restart(e)
 }
 
 // due reports whether the window is complete. A change in the set of
@@ -41,7 +50,7 @@ func (w *window) due(e *Engine) bool {
 				e.comms[i].insideBase = baseline{}
 			}
 		}
-		w.restart(e)
+		w.void(e)
 		return false
 	}
 	elapsed := p.now - w.start
@@ -101,15 +110,24 @@ type streak struct {
 	level Level // 0 until it is told
 }
 
-// again counts a slow window; confirm is how many make it sure.
-func (s *streak) again(e *Engine, confirm int) {
+// again counts a slow window. What is judged without a history takes twice as
+// many: a difference from others may be by nature. What is not certain yet is
+// counted and not told.
+func (s *streak) again(e *Engine, alone, certain bool) {
+	suspect, confirm := e.cfg.SuspectWindows, e.cfg.ConfirmWindows
+	if alone {
+		suspect, confirm = 2*suspect, 2*confirm
+	}
 	if s.slow == 0 {
 		s.since = e.window.start
 	}
 	s.slow++
 	s.clean = 0
+	if !certain {
+		return
+	}
 	lasted := e.pass.now - s.since
-	if s.slow >= e.cfg.SuspectWindows && lasted >= int64(e.cfg.SlowSuspectAfter) {
+	if s.slow >= suspect && lasted >= int64(e.cfg.SlowSuspectAfter) {
 		s.level = max(s.level, Suspected)
 	}
 	if s.slow >= confirm && lasted >= int64(e.cfg.SlowConfirmAfter) {

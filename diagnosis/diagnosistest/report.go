@@ -163,18 +163,16 @@ func (j *Job) flow(k *conn) (outstanding uint64, blockedSince, waitingSince int6
 	so, do := in(src), in(dst)
 	if do != nil {
 		waitingSince = max(do.start[k.dst]-1, 1)
-		if do.entered == do.need {
-			waitingSince = max(waitingSince, do.last)
-			if do.ends > 0 {
-				waitingSince = max(waitingSince, j.now-5e6) // chunks arrive
-			}
-		}
 	}
 	switch {
 	case so == nil:
 	case do != so: // the receiver has not entered: buffered, then no credit
 		outstanding, blockedSince = 1<<16, so.start[k.src]+1000
 	case so.entered < so.need: // the ring is not closed: what could flow has flowed
+	case so.ends > 0: // under way: for so long that it is seen if the connection is slow
+		if factor, _ := j.connFault(k); factor >= 1.5 {
+			outstanding = 1 << 16
+		}
 	case so.stalled == k:
 		outstanding, blockedSince = 1<<16, so.last+1000
 	case so.stalled == nil && dst.frozen:
