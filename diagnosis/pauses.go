@@ -9,8 +9,8 @@ import (
 // pauses is the job's own history of pauses: the longest that has ended by
 // itself, ns, by kind. A rank is given a multiple of it before it is blamed.
 type pauses struct {
-	marks           [8]int64 // under an open mark, by record.MarkCode
-	idle, busy, io_ int64    // outside any: seen while others waited for it
+	marks          [8]int64 // under an open mark, by record.MarkCode
+	idle, busy, io int64    // outside any: seen while others waited for it
 
 	own   int64 // longest own time of any rank, as the ranks themselves have counted
 	ownAt int64 // when it grew last
@@ -71,7 +71,7 @@ func (p *pauses) learn(reason string, length int64) {
 	case reasonComputing:
 		p.busy = max(p.busy, length)
 	case reasonIO:
-		p.io_ = max(p.io_, length)
+		p.io = max(p.io, length)
 	}
 }
 
@@ -107,9 +107,10 @@ type excuse struct {
 // the communicator where they wait.
 //
 // The rule for soft reasons: idle (no CPU, no I/O) has ConfirmAfter, or twice
-// what this job has recovered from. Computing has Grace, or three
-// times the longest own time of any rank so far. A mark or I/O has the same once
-// such a pause has completed in this job, and MaxPatience before.
+// what this job has recovered from. Computing has Grace, or three times the
+// longest own time of any rank so far. A mark or I/O has the same once such a
+// pause has completed in this job, and MaxPatience before. An idle rank has
+// MaxPatience while another is under a mark.
 func (e *Engine) excuseOf(rank, ci int32) excuse {
 	p, cfg := &e.pass, &e.cfg
 	r := &p.ev.Ranks[rank]
@@ -140,12 +141,12 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 	}
 	x.suspect = usual
 	switch {
-	case r.Mark != record.MarkNone && r.Mark != record.MarkStep:
+	case paused(r.Mark):
 		x.reason, x.confirm = r.Mark.String(), afterHistory(e.markLength(r.Mark))
 	case r.Proc == ProcUnknown:
 		x.reason, x.confirm = reasonUnknown, max(int64(cfg.Grace)/3, usual)
 	case r.IO:
-		x.reason, x.confirm = reasonIO, afterHistory(e.pauses.io_)
+		x.reason, x.confirm = reasonIO, afterHistory(e.pauses.io)
 	case r.CPU >= idleCPU:
 		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), longest, 3*e.pauses.busy)
 	case p.marked:
@@ -165,6 +166,9 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 	}
 	return x
 }
+
+// paused reports whether an open mark explains that a rank does not come.
+func paused(m record.MarkCode) bool { return m != record.MarkNone && m != record.MarkStep }
 
 // idleCPU is the share of a core below which a process does nothing but wait.
 const idleCPU = 0.1

@@ -64,7 +64,7 @@ func (e *Engine) scanRanks() {
 			p.ended++
 		}
 		p.step = max(p.step, r.Step)
-		p.marked = p.marked || r.Mark != record.MarkNone
+		p.marked = p.marked || paused(r.Mark)
 		e.pauses.follow(&e.ranks[i].mark, r, p.now)
 	}
 }
