@@ -1,0 +1,80 @@
+// What the host and the kernels agree on. abi.go mirrors these structs, and a
+// test compares the two; docs/design/cuda.md says how they are used.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef u32 u32x4 __attribute__((ext_vector_type(4)));
+typedef u64 u64x2 __attribute__((ext_vector_type(2)));
+
+enum {
+  LS_MAX_RANKS = 8,   // GPUs that reach each other by loads and stores
+  LS_MAX_BLOCKS = 32, // of any kernel that talks to peers
+  LS_LL_LINES = 1024, // LL lines for one source rank and block
+  LS_PHASES = 4,      // flag rows: barriers that one kernel may need
+};
+
+// Line is 8 bytes of data with a flag beside each half. Its halves are written
+// as aligned 8-byte words, which are never torn.
+struct alignas(16) Line { u32 d0, f0, d1, f1; };
+
+// BlockState is a block's own memory from one kernel to the next. Block b of
+// rank r only ever speaks with block b of its peers, and all ranks run the same
+// kernels with as many blocks, so that equal blocks agree on the epoch without
+// anybody counting operations.
+struct alignas(128) BlockState { u32 epoch; u32 pad[31]; };
+
+// Heap is a rank's control memory, mapped by all ranks; zero before first use.
+// What peers write is written by one peer each.
+struct alignas(128) Heap {
+  BlockState block[LS_MAX_BLOCKS]; // own
+  struct alignas(128) { u64 seq; u32 blocksDone; u32 pad[29]; } op; // own: operations ended; blocks of this one that have
+  u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
+  struct alignas(128) { u32 sent[LS_MAX_RANKS], received[LS_MAX_RANKS]; u32 pad[16]; } pair; // own: LL messages of the pair so far
+  u32 credit[LS_MAX_RANKS]; // [destination rank] = LL messages it has consumed
+  u32 pad[24];
+  u32 copied[LS_MAX_RANKS]; // [source rank] = copy-engine operations of the pair that have arrived
+  u32 ready[LS_MAX_RANKS];  // [destination rank] = copy-engine operations of the pair it is ready for
+  u32 pad2[16];
+  Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
+  Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
+  Line p2p[LS_MAX_RANKS][2][4 * LS_LL_LINES];            // [source][message & 1]: 32 KiB of data a message
+};
+
+// Slot is where an operation's stamps go: %globaltimer in ns, in memory of the
+// flight recorder. Each half is one 16-byte store; the first is written when
+// block 0 enters, the second at the end. A second half that is older than the
+// first belongs to the slot's former operation.
+struct alignas(32) Slot {
+  u64 id;      // seq << 16 | desc; seq counts from 1
+  u64 start;   // block 0 entered
+  u64 arrived; // ns from start until the last peer was seen << 8 | that peer, 0xff when nobody came after
+  u64 end;
+};
+
+enum {
+  LS_FIRST = 1, // Args.flags: the operation begins with this kernel
+  LS_LAST = 2,  // it ends with it
+};
+
+// Args is every kernel's one parameter. Counts follow ccl/internal/algo.Call:
+// elements of one rank's share for the collectives that have shares
+// (AllGather, ReduceScatter, AlltoAll), of the whole otherwise; the movers'
+// elements are bytes.
+struct Args {
+  u64 heap[LS_MAX_RANKS]; // Heap of each rank, as mapped here
+  u64 send[LS_MAX_RANKS]; // each rank's send buffer as mapped here; only send[rank] is set where peers need no access
+  u64 recv[LS_MAX_RANKS]; // likewise
+  u64 count;
+  u64 slots;    // Slot[slotMask + 1], 0: not recorded
+  u64 abort;    // u32 in host memory: not zero means leave
+  u32 slotMask;
+  u32 desc;     // which operation this is, for Slot.id
+  u32 rank, ranks;
+  u32 root;
+  u32 op;       // record.RedOp
+  u32 flags;
+  u32 peers;    // set of ranks, for point-to-point
+};

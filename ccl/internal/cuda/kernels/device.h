@@ -1,0 +1,64 @@
+// Builtins and memory operations, so that clang alone, without a CUDA toolkit,
+// makes PTX of the kernels.
+#pragma once
+#include "abi.h"
+
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define FI __device__ inline __attribute__((always_inline))
+#define KERNEL(threads) extern "C" __global__ __attribute__((launch_bounds(threads)))
+
+FI u32 tid() { return __nvvm_read_ptx_sreg_tid_x(); }
+FI u32 block() { return __nvvm_read_ptx_sreg_ctaid_x(); }
+FI u32 threads() { return __nvvm_read_ptx_sreg_ntid_x(); }
+FI u32 blocks() { return __nvvm_read_ptx_sreg_nctaid_x(); }
+FI void sync() { __syncthreads(); }
+
+FI u64 globaltimer() {
+  u64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+  return t;
+}
+
+// Volatile accesses are relaxed at system scope, and are not merged or moved.
+FI u32 loadVolatile(const u32 *p) {
+  u32 v;
+  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+FI u32 loadAcquire(const u32 *p) {
+  u32 v;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+FI void storeRelease(u32 *p, u32 v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+FI void storeVolatile(u32 *p, u32 v) { asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+FI void fenceSystem() { __nvvm_membar_sys(); }
+
+FI void storeLine(Line *p, u32 d0, u32 d1, u32 flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%2};" ::"l"(p), "r"(d0), "r"(flag), "r"(d1) : "memory");
+}
+FI u32x4 loadLine(const Line *p) {
+  u32x4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+FI void store16(u64 *p, u64 a, u64 b) {
+  asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+}
+
+FI u32 atomicAdd(u32 *p, u32 v) {
+  u32 old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+
+FI Heap *heap(const Args &a, u32 rank) { return (Heap *)a.heap[rank]; }
+
+// aborted looks at the host's word, over the bus: not to be done at every turn.
+FI bool aborted(const Args &a) { return loadVolatile((const u32 *)a.abort) != 0; }
+
+// Every loop that waits for a peer counts its turns and looks for an abort once
+// in so many of them.
+enum { LS_PATIENCE = 1 << 12 };
