@@ -37,7 +37,8 @@ struct alignas(128) Heap {
   u32 pad[24];
   u32 copied[LS_MAX_RANKS]; // [source rank] = copy-engine operations of the pair that have arrived
   u32 ready[LS_MAX_RANKS];  // [destination rank] = copy-engine operations of the pair it is ready for
-  u32 pad2[16];
+  u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
+  u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
   Line p2p[LS_MAX_RANKS][2][4 * LS_LL_LINES];            // [source][message & 1]: 32 KiB of data a message
