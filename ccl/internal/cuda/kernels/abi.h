@@ -34,7 +34,8 @@ struct alignas(128) Heap {
   u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
   struct alignas(128) { u32 sent[LS_MAX_RANKS], received[LS_MAX_RANKS]; u32 pad[16]; } pair; // own: LL messages of the pair so far
   u32 credit[LS_MAX_RANKS]; // [destination rank] = LL messages it has consumed
-  u32 pad[24];
+  u32 sendDone[LS_MAX_RANKS]; // own: [destination rank] = copy-engine sends that have left
+  u32 pad[16];
   u32 copied[LS_MAX_RANKS]; // [source rank] = copy-engine operations of the pair that have arrived
   u32 ready[LS_MAX_RANKS];  // [destination rank] = copy-engine operations of the pair it is ready for
   u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
