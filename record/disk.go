@@ -29,7 +29,10 @@ type diskHeader struct {
 	bootID     [16]byte
 	job        [nameSize]byte // NUL-terminated
 	node       [nameSize]byte
-	_          [32]byte
+
+	deviceSlots uint32
+	descSlots   uint32
+	_           [24]byte
 
 	head uint64 // live: tickets handed out
 	_    [56]byte
@@ -48,7 +51,14 @@ type diskHeader struct {
 	closed      uint64        // live: 1 after a clean exit
 	_           [16]byte
 
-	_ [HeaderSize - 512]byte
+	deviceUsed    uint64 // live: entries complete
+	descUsed      uint64 // live: entries complete; the first is never used
+	descOverflow  uint64 // live
+	stampUsed     uint64 // live
+	stampOverflow uint64 // live: communicators that found no room for their rings
+	_             [24]byte
+
+	_ [HeaderSize - 576]byte
 }
 
 // diskAnchor pairs the two clocks.
@@ -67,8 +77,17 @@ type diskComm struct {
 	size     int32
 	bytes    uint64 // live: sum over finished operations
 	maxOwnNs uint64 // live
-	_        [16]byte
-	name     [nameSize]byte
+
+	// Rings in the stamp table. An operation is in the slot of its sequence, by
+	// the count's low bits; a count is a power of two, or 0 for none.
+	stampFirst uint32 // of kernels, who write it themselves
+	copyFirst  uint32 // of copy engines
+	stampCount uint16
+	copyCount  uint16
+	device     uint16 // index into the device table: whose clock it is
+	_          [2]byte
+
+	name [nameSize]byte
 
 	enqueued   uint64 // live: stored after the other words of its line
 	enqueuedAt int64
@@ -112,6 +131,53 @@ type diskConn struct {
 	windows     uint64
 	latencyNs   int64
 	_           [16]byte
+}
+
+// diskDevice is one GPU, and the relation of its clock to CLOCK_MONOTONIC.
+type diskDevice struct {
+	uuid    [16]byte
+	ordinal int32
+	_       [44]byte
+	name    [nameSize]byte
+
+	anchorCount uint64              // live: anchors written; the last is anchors[anchorCount&3]
+	anchors     [4]diskDeviceAnchor // live: two are in use, so that none of them is being written
+	_           [24]byte
+}
+
+// diskDeviceAnchor is one instant on both clocks.
+type diskDeviceAnchor struct {
+	gpu  int64 // %globaltimer, ns
+	mono int64
+	err  int64 // the true mono is within mono ± err
+}
+
+// diskDesc says what a stamped operation is.
+type diskDesc struct {
+	coll   uint8
+	dtype  uint8
+	op     uint8
+	algo   uint8
+	proto  uint8
+	flags  uint8
+	sms    uint16
+	root   int32
+	stream uint32
+	bytes  uint64
+	_      [40]byte
+}
+
+// diskStamp is one operation by the GPU's clock (%globaltimer, ns): struct Slot
+// of ccl/internal/cuda/kernels/abi.h. Kernels store each half at once, the first
+// when they begin; a second half that is older than the first is of the slot's
+// former operation. Of a copy the host zeroes all words but the id in advance
+// (and leaves the time of the enqueue in arrived), a stream memory operation
+// stores the id when it begins, and the host the others after its end.
+type diskStamp struct {
+	id      uint64 // live: sequence << 16 | descriptor; the sequence counts from 1
+	start   uint64 // live
+	arrived uint64 // live: ns from start until the last peer was seen << 8 | that peer, 0xff when nobody came after
+	end     uint64 // live
 }
 
 // diskRecord is one slot of the ring. The body belongs to the kind.
@@ -216,25 +282,30 @@ func unpackSpan(s uint32) int64 {
 }
 
 var (
-	_ [HeaderSize]byte    = [unsafe.Sizeof(diskHeader{})]byte{}
-	_ [CommEntrySize]byte = [unsafe.Sizeof(diskComm{})]byte{}
-	_ [ConnEntrySize]byte = [unsafe.Sizeof(diskConn{})]byte{}
-	_ [RecordSize]byte    = [unsafe.Sizeof(diskRecord{})]byte{}
-	_ [32]byte            = [unsafe.Sizeof(bodyEnqueue{})]byte{}
-	_ [32]byte            = [unsafe.Sizeof(bodyRun{})]byte{}
-	_ [32]byte            = [unsafe.Sizeof(bodyPhase{})]byte{}
-	_ [32]byte            = [unsafe.Sizeof(bodyConn{})]byte{}
-	_ [32]byte            = [unsafe.Sizeof(bodyValue{})]byte{}
+	_ [HeaderSize]byte      = [unsafe.Sizeof(diskHeader{})]byte{}
+	_ [CommEntrySize]byte   = [unsafe.Sizeof(diskComm{})]byte{}
+	_ [ConnEntrySize]byte   = [unsafe.Sizeof(diskConn{})]byte{}
+	_ [DeviceEntrySize]byte = [unsafe.Sizeof(diskDevice{})]byte{}
+	_ [DescEntrySize]byte   = [unsafe.Sizeof(diskDesc{})]byte{}
+	_ [StampEntrySize]byte  = [unsafe.Sizeof(diskStamp{})]byte{}
+	_ [RecordSize]byte      = [unsafe.Sizeof(diskRecord{})]byte{}
+	_ [32]byte              = [unsafe.Sizeof(bodyEnqueue{})]byte{}
+	_ [32]byte              = [unsafe.Sizeof(bodyRun{})]byte{}
+	_ [32]byte              = [unsafe.Sizeof(bodyPhase{})]byte{}
+	_ [32]byte              = [unsafe.Sizeof(bodyConn{})]byte{}
+	_ [32]byte              = [unsafe.Sizeof(bodyValue{})]byte{}
 )
 
 // geometry is how many slots each region has, and so where each region lies.
 type geometry struct {
-	comms, conns, stamps, ring uint32
+	comms, conns, devices, descs, stamps, ring uint32
 }
 
-func (g geometry) commAt() uint64  { return HeaderSize }
-func (g geometry) connAt() uint64  { return g.commAt() + uint64(g.comms)*CommEntrySize }
-func (g geometry) stampAt() uint64 { return g.connAt() + uint64(g.conns)*ConnEntrySize }
+func (g geometry) commAt() uint64   { return HeaderSize }
+func (g geometry) connAt() uint64   { return g.commAt() + uint64(g.comms)*CommEntrySize }
+func (g geometry) deviceAt() uint64 { return g.connAt() + uint64(g.conns)*ConnEntrySize }
+func (g geometry) descAt() uint64   { return g.deviceAt() + uint64(g.devices)*DeviceEntrySize }
+func (g geometry) stampAt() uint64  { return g.descAt() + uint64(g.descs)*DescEntrySize }
 func (g geometry) ringAt() uint64 {
 	return (g.stampAt() + uint64(g.stamps)*StampEntrySize + 63) &^ 63
 }

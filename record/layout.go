@@ -6,31 +6,47 @@ import "fmt"
 // The C header record/c/lockstep_record.h is generated from it (go generate
 // ./record), so an offset or a value is written down exactly once.
 //
-// A recorder file is five regions, in this order, each 64-byte aligned:
+// A recorder file is seven regions, in this order, each 64-byte aligned:
 //
-//	header      HeaderSize bytes
-//	comm table  CommSlots   × CommEntrySize
-//	conn table  ConnSlots   × ConnEntrySize
-//	stamp table StampSlots  × StampEntrySize   (GPU stamps; may be empty)
-//	ring        RingSlots   × RecordSize       (RingSlots is a power of two)
+//	header       HeaderSize bytes
+//	comm table   CommSlots   × CommEntrySize
+//	conn table   ConnSlots   × ConnEntrySize
+//	device table DeviceSlots × DeviceEntrySize (GPUs and their clocks)
+//	desc table   DescSlots   × DescEntrySize   (what stamped operations are)
+//	stamp table  StampSlots  × StampEntrySize  (GPU stamps)
+//	ring         RingSlots   × RecordSize      (RingSlots is a power of two)
 //
+// The three tables of a GPU are empty in the file of a process without one.
 // All integers are little-endian; all times are CLOCK_MONOTONIC nanoseconds
 // of the writing host unless a field says otherwise.
 const (
 	Magic         = "LOCKSTEP"
-	LayoutVersion = 1
+	LayoutVersion = 2
 
-	HeaderSize     = 4096
-	CommEntrySize  = 256
-	ConnEntrySize  = 256
-	StampEntrySize = 32
-	RecordSize     = 64
+	HeaderSize      = 4096
+	CommEntrySize   = 256
+	ConnEntrySize   = 256
+	DeviceEntrySize = 256
+	DescEntrySize   = 64
+	StampEntrySize  = 32
+	RecordSize      = 64
 
 	// Limits that a reader enforces before it trusts a file's own numbers.
-	MaxCommSlots  = 4096
-	MaxConnSlots  = 1 << 16
-	MaxStampSlots = 1 << 20
-	MaxRingSlots  = 1 << 22
+	MaxCommSlots   = 4096
+	MaxConnSlots   = 1 << 16
+	MaxDeviceSlots = 16
+	MaxDescSlots   = 1 << 16 // an index has 16 bits
+	MaxStampSlots  = 1 << 20
+	MaxRingSlots   = 1 << 22
+
+	// What a file with a stamp table has of the other tables of a GPU.
+	DefaultDeviceSlots = 16
+	DefaultDescSlots   = 4096
+
+	// DriftPPB bounds how fast a GPU's clock runs away from CLOCK_MONOTONIC, in
+	// parts of 10⁹: by so much grows the error of a mapping with the time since
+	// its anchor. Measured on an H200: 3,600.
+	DriftPPB = 10_000
 
 	// Defaults of Options: 1 MiB of ring (16,384 records), 256 communicators,
 	// 1,024 connections.
@@ -90,6 +106,8 @@ const (
 	Float32
 	Float64
 	Bfloat16
+	Float8e4m3
+	Float8e5m2
 	numDTypes
 )
 
@@ -226,6 +244,12 @@ const (
 	FlagReplay  = 1 << 3 // KindStart: a CUDA graph replay
 )
 
+// Flags of a descriptor.
+const (
+	DescInPlace  = 1 << 0
+	DescCaptured = 1 << 1 // the operation was captured: each one stamped is a graph's replay
+)
+
 // Record is one decoded 64-byte record. Every record carries Ticket, Mono,
 // Kind, Flags, Comm, Thread and Seq; the others belong to the kinds that
 // KindX's comments name and share bytes on disk.
@@ -282,8 +306,8 @@ func (s LinkState) String() string {
 
 var (
 	collNames      = [numColl]string{"none", "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllv", "Gather", "Scatter", "Send", "Recv", "Barrier", "Group"}
-	dtypeNames     = [numDTypes]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"}
-	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2}
+	dtypeNames     = [numDTypes]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"}
+	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
 	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
 	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark"}
 	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "copy_engine"}

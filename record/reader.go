@@ -41,12 +41,14 @@ type Header struct {
 	Closed    bool // the process left in good order
 	Anchor    Anchor
 
-	RingSlots, CommSlots, ConnSlots, StampSlots int
+	RingSlots, CommSlots, ConnSlots, DeviceSlots, DescSlots, StampSlots int
 
 	Appended        uint64 // records ever, dropped ones included
 	DroppedByWriter uint64
 	CommOverflow    uint64 // communicators that found no slot
 	ConnOverflow    uint64
+	DescOverflow    uint64 // operations whose descriptor found no slot
+	StampOverflow   uint64 // communicators whose stamps found no room
 }
 
 // ToReal maps a recorder time to wall-clock time by the latest anchor.
@@ -134,6 +136,7 @@ type Reader struct {
 	lost    uint64
 	skipped uint64
 	pending []uint64 // tickets behind the cursor that are not published yet, ascending
+	stamps  stampCursor
 }
 
 // Open maps a recorder file read-only, after checking all that it says of its
@@ -199,7 +202,7 @@ func open(path string) (*Reader, error) {
 }
 
 func (h *diskHeader) check(size int64) (geometry, error) {
-	g := geometry{comms: h.commSlots, conns: h.connSlots, stamps: h.stampSlots, ring: h.ringSlots}
+	g := geometry{comms: h.commSlots, conns: h.connSlots, devices: h.deviceSlots, descs: h.descSlots, stamps: h.stampSlots, ring: h.ringSlots}
 	if h.version != LayoutVersion {
 		return g, fmt.Errorf("%w: layout %d, this program reads %d", ErrVersion, h.version, LayoutVersion)
 	}
@@ -209,7 +212,10 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 	for _, s := range []struct {
 		what   string
 		n, max uint32
-	}{{"communicator", g.comms, MaxCommSlots}, {"connection", g.conns, MaxConnSlots}, {"stamp", g.stamps, MaxStampSlots}, {"ring", g.ring, MaxRingSlots}} {
+	}{
+		{"communicator", g.comms, MaxCommSlots}, {"connection", g.conns, MaxConnSlots}, {"device", g.devices, MaxDeviceSlots},
+		{"descriptor", g.descs, MaxDescSlots}, {"stamp", g.stamps, MaxStampSlots}, {"ring", g.ring, MaxRingSlots},
+	} {
 		if s.n > s.max {
 			return g, fmt.Errorf("%w: %d %s slots, at most %d are possible", ErrCorrupt, s.n, s.what, s.max)
 		}
@@ -235,7 +241,7 @@ func (h *diskHeader) header() Header {
 		},
 		Version: h.version, BootID: h.bootID, PID: h.pid, StartTime: h.startTime,
 		Created:   time.Unix(0, h.created),
-		RingSlots: int(h.ringSlots), CommSlots: int(h.commSlots), ConnSlots: int(h.connSlots), StampSlots: int(h.stampSlots),
+		RingSlots: int(h.ringSlots), CommSlots: int(h.commSlots), ConnSlots: int(h.connSlots), DeviceSlots: int(h.deviceSlots), DescSlots: int(h.descSlots), StampSlots: int(h.stampSlots),
 	}
 }
 
@@ -306,6 +312,8 @@ func (r *Reader) Header() Header {
 		h.DroppedByWriter = atomic.LoadUint64(&d.dropped)
 		h.CommOverflow = atomic.LoadUint64(&d.commOverflow)
 		h.ConnOverflow = atomic.LoadUint64(&d.connOverflow)
+		h.DescOverflow = atomic.LoadUint64(&d.descOverflow)
+		h.StampOverflow = atomic.LoadUint64(&d.stampOverflow)
 		// Anchors are rewritten seconds apart: one that changes under three
 		// reads in a row is hostile, and as good as any other.
 		for range 3 {
@@ -358,6 +366,9 @@ func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 			s.WaitNs = atomic.LoadUint64(&d.waitNs)
 			s.TransferNs = atomic.LoadUint64(&d.transferNs)
 			s.MaxOwnNs = atomic.LoadUint64(&d.maxOwnNs)
+			if s.Stamps+s.Copies > 0 {
+				r.stampStatus(&s)
+			}
 			dst = append(dst, s)
 		}
 	})
@@ -402,6 +413,7 @@ func (r *Reader) commEntry(i uint64, d *diskComm) CommEntry {
 	e := &r.comms[i]
 	if e.Size == unseen {
 		*e = CommEntry{ID: d.id, Name: getName(&d.name), Rank: d.rank, Size: max(d.size, 0), Parent: d.parent}
+		r.commRings(e, d)
 	}
 	return *e
 }
@@ -549,9 +561,11 @@ func (r *Reader) Pending() int { return len(r.pending) + int(r.head-r.cursor) }
 func (r *Reader) Skipped() uint64 { return r.skipped }
 
 // SeekTail moves the cursor to n records before the head, or to the oldest
-// that the ring may still hold. What it passes over is Skipped, not Lost.
+// that the ring may still hold. What it passes over is Skipped, not Lost; so
+// are the stamps that were overwritten by now.
 func (r *Reader) SeekTail(n int) {
 	r.guard(func() {
+		r.seekStamps()
 		r.head = max(r.head, atomic.LoadUint64(&r.hdr.head))
 		r.skipped += uint64(len(r.pending))
 		r.pending = r.pending[:0]

@@ -399,12 +399,14 @@ func TestOpenErrors(t *testing.T) {
 		{"magic", patch(0, 'l'), record.ErrMagic, "begin"},
 		{"half header", func(f []byte) []byte { return f[:2000] }, record.ErrTruncated, "2000 of 4096"},
 		{"half ring", func(f []byte) []byte { return f[:len(f)-1] }, record.ErrTruncated, fmt.Sprintf("%d of %d", len(good)-1, len(good))},
-		{"version", patch(8, 2), record.ErrVersion, "layout 2"},
+		{"version", patch(8, 1), record.ErrVersion, "layout 1"},
 		{"header size", patch(12, 1), record.ErrCorrupt, "header of"},
 		{"file size", patch(16, 1), record.ErrCorrupt, "regions need"},
 		{"comms", patch(24, 255, 255, 255, 255), record.ErrCorrupt, "communicator slots"},
 		{"conns", patch(28, 255, 255, 255, 255), record.ErrCorrupt, "connection slots"},
 		{"stamps", patch(32, 255, 255, 255, 255), record.ErrCorrupt, "stamp slots"},
+		{"devices", patch(224, 255, 255, 255, 255), record.ErrCorrupt, "device slots"},
+		{"descriptors", patch(228, 255, 255, 255, 255), record.ErrCorrupt, "descriptor slots"},
 		{"ring", patch(36, 255, 255, 255, 255), record.ErrCorrupt, "ring slots"},
 		{"ring of 3", patch(36, 3), record.ErrCorrupt, "power of two"},
 		{"no ring", patch(36, 0), record.ErrCorrupt, "power of two"},
@@ -568,6 +570,17 @@ func FuzzOpen(f *testing.F) {
 		w.Append(&record.Record{Kind: kind})
 		seed()
 	}
+	w = create(f, record.Options{RingSlots: 1, CommSlots: 1, ConnSlots: 1, StampSlots: 4})
+	w.AddDevice(record.DeviceEntry{Name: "gpu"}, record.DeviceAnchor{GPU: 1, Mono: 2, Err: 3})
+	desc, _ := w.AddDesc(record.Desc{Coll: record.AllReduce, Bytes: 8})
+	comm, _ = w.AddComm(record.CommEntry{Name: "gpu", Stamps: 2, Copies: 2})
+	g := gpu{w.Memory(), comm}
+	g.begin(1, desc, 10)
+	g.end(1, 2, 0, 20)
+	g.begin(5, desc, 30)
+	off, id, _ := comm.CopyQueued(1, desc, 5)
+	g.begun(off, id)
+	seed()
 	path := filepath.Join(f.TempDir(), "fuzz.rec")
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
@@ -604,6 +617,23 @@ func FuzzOpen(f *testing.F) {
 		if sum := r.Read() + r.Lost() + uint64(r.Pending()); r.Err() == nil && sum != h.Appended {
 			t.Fatalf("read %d + lost %d + pending %d of %d", r.Read(), r.Lost(), r.Pending(), h.Appended)
 		}
+		for _, d := range r.Devices(nil) {
+			names = append(names, d.Name)
+		}
+		stamps := make([]record.Stamp, 3)
+		reads = 0
+		for n := r.Stamps(stamps); n > 0; n = r.Stamps(stamps) {
+			if reads += n; reads > h.StampSlots*h.CommSlots+h.CommSlots { // hostile rings may share slots
+				t.Fatalf("more than %d stamps from a table of %d", reads, h.StampSlots)
+			}
+			for _, s := range stamps[:n] {
+				if s.Wait < 0 || s.End != 0 && s.End < s.Start && s.End-s.Start >= 0 {
+					t.Fatalf("stamp %+v", s)
+				}
+				s.Replay()
+			}
+		}
+		r.StampCount()
 		r.SeekTail(2)
 	})
 }

@@ -15,6 +15,13 @@ type CommEntry struct {
 	Size   int32
 	Parent uint64 // ID of the communicator it was split from, 0 when none
 	State  CommState
+
+	// Of a communicator whose operations a GPU stamps: how many of those of
+	// kernels and of copy engines are kept, each rounded up to a power of two, and
+	// the Device whose clock it is. Such an entry tells of the stamped operations
+	// only: its words Enqueued, Started and Finished are not read.
+	Stamps, Copies int
+	Device         uint16
 }
 
 // ConnEntry is what is fixed about a connection. One entry carries both halves
@@ -53,6 +60,7 @@ func (w *Writer) AddComm(e CommEntry) (*Comm, bool) {
 	d.id, d.parent, d.rank, d.size = e.ID, e.Parent, e.Rank, e.Size
 	putName(&d.name, e.Name)
 	c := &Comm{w: w, d: d, index: uint16(i)}
+	w.addRings(d, e)
 	c.SetState(e.State)
 	return c, true
 }

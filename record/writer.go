@@ -24,8 +24,9 @@ type Identity struct {
 	Attempt   uint32 // restart count of the job, from 0 (LOCKSTEP_RESTART_COUNT)
 }
 
-// Options of Create. Zero slots means the default of layout.go; StampSlots has
-// none by default.
+// Options of Create. Zero slots means the default of layout.go. StampSlots is
+// for a process with a GPU, and brings the device and descriptor tables with it;
+// by default there are none.
 type Options struct {
 	Dir      string // "" is DefaultDir
 	Identity Identity
@@ -46,7 +47,7 @@ func DefaultDir() string {
 
 // Writer appends to one recorder file. Its methods, and those of its Comm and
 // Conn handles, do nothing on a nil receiver: that is a recorder turned off.
-// Append, AddComm, AddConn and Anchor are safe for concurrent use.
+// All of them are safe for concurrent use; those of one handle are not.
 type Writer struct {
 	hdr  *diskHeader
 	ring unsafe.Pointer
@@ -56,6 +57,9 @@ type Writer struct {
 	path string
 
 	anchoring sync.Mutex
+
+	tables sync.Mutex // over what follows, and the device, descriptor and stamp tables
+	descs  map[Desc]uint16
 }
 
 // Create makes a recorder file <job>.<rank>.<pid>.rec, mode 0600, in o.Dir,
@@ -108,6 +112,9 @@ func (o Options) geometry() (geometry, error) {
 		ring *= 2
 	}
 	g.ring = ring
+	if g.stamps > 0 {
+		g.devices, g.descs = DefaultDeviceSlots, DefaultDescSlots
+	}
 	return g, nil
 }
 
@@ -155,6 +162,7 @@ func create(dir string, id Identity, geo geometry) (*Writer, error) {
 	copy(h.magic[:], Magic)
 	h.version, h.headerSize, h.fileSize = LayoutVersion, HeaderSize, size
 	h.commSlots, h.connSlots, h.stampSlots, h.ringSlots = geo.comms, geo.conns, geo.stamps, geo.ring
+	h.deviceSlots, h.descSlots, h.descUsed = geo.devices, geo.descs, min(uint64(geo.descs), 1)
 	h.pid, h.startTime, h.bootID, h.created = int32(pid), start, boot, time.Now().UnixNano()
 	h.rank, h.worldSize, h.localRank, h.attempt = id.Rank, id.WorldSize, id.LocalRank, id.Attempt
 	putName(&h.job, id.Job)
@@ -166,6 +174,8 @@ func create(dir string, id Identity, geo geometry) (*Writer, error) {
 		mask: uint64(geo.ring) - 1,
 		mem:  mem,
 		geo:  geo,
+
+		descs: map[Desc]uint16{},
 	}
 	w.Anchor()
 	if w.path, err = publish(f.Name(), dir, id, pid, start); err != nil {
@@ -253,6 +263,16 @@ func (w *Writer) Path() string {
 		return ""
 	}
 	return w.path
+}
+
+// Memory is the whole mapping, nil for a nil Writer: for a GPU to be given
+// access to its rings (Comm.StampRange). It begins on a page and lives for as
+// long as the Writer or a handle of it can be reached.
+func (w *Writer) Memory() []byte {
+	if w == nil {
+		return nil
+	}
+	return w.mem
 }
 
 // Close marks the file as left in good order. It leaves the file, for readers

@@ -19,16 +19,23 @@
 #include <stdint.h>
 
 #define LOCKSTEP_MAGIC "LOCKSTEP"
-#define LOCKSTEP_LAYOUT_VERSION 1
+#define LOCKSTEP_LAYOUT_VERSION 2
 #define LOCKSTEP_HEADER_SIZE 4096
 #define LOCKSTEP_COMM_ENTRY_SIZE 256
 #define LOCKSTEP_CONN_ENTRY_SIZE 256
+#define LOCKSTEP_DEVICE_ENTRY_SIZE 256
+#define LOCKSTEP_DESC_ENTRY_SIZE 64
 #define LOCKSTEP_STAMP_ENTRY_SIZE 32
 #define LOCKSTEP_RECORD_SIZE 64
 #define LOCKSTEP_MAX_COMM_SLOTS 4096
 #define LOCKSTEP_MAX_CONN_SLOTS 65536
+#define LOCKSTEP_MAX_DEVICE_SLOTS 16
+#define LOCKSTEP_MAX_DESC_SLOTS 65536 /* an index has 16 bits */
 #define LOCKSTEP_MAX_STAMP_SLOTS 1048576
 #define LOCKSTEP_MAX_RING_SLOTS 4194304
+#define LOCKSTEP_DEFAULT_DEVICE_SLOTS 16
+#define LOCKSTEP_DEFAULT_DESC_SLOTS 4096
+#define LOCKSTEP_DRIFT_PPB 10000
 #define LOCKSTEP_DEFAULT_COMM_SLOTS 256
 #define LOCKSTEP_DEFAULT_CONN_SLOTS 1024
 #define LOCKSTEP_DEFAULT_RING_SLOTS 16384
@@ -36,6 +43,8 @@
 #define LOCKSTEP_FLAG_IN_PLACE 2 /* KindEnqueue */
 #define LOCKSTEP_FLAG_ANOMALY 4 /* KindWindow: the window is outside the normal */
 #define LOCKSTEP_FLAG_REPLAY 8 /* KindStart: a CUDA graph replay */
+#define LOCKSTEP_DESC_IN_PLACE 1
+#define LOCKSTEP_DESC_CAPTURED 2 /* the operation was captured: each one stamped is a graph's replay */
 #define LOCKSTEP_NAME_SIZE 64 /* bytes of a name, its NUL included */
 #define LOCKSTEP_PUBLISHED 256 /* of a table entry's state word */
 #define LOCKSTEP_BUSY UINT64_C(0x8000000000000000) /* of a slot's sequence word */
@@ -83,6 +92,8 @@ enum lockstep_dtype {
 	LOCKSTEP_DTYPE_FLOAT32 = 7,
 	LOCKSTEP_DTYPE_FLOAT64 = 8,
 	LOCKSTEP_DTYPE_BFLOAT16 = 9,
+	LOCKSTEP_DTYPE_FLOAT8E4M3 = 10,
+	LOCKSTEP_DTYPE_FLOAT8E5M2 = 11,
 };
 
 enum lockstep_op {
@@ -203,7 +214,9 @@ struct lockstep_header {
 	uint8_t boot_id[16];
 	uint8_t job[64]; /* NUL-terminated */
 	uint8_t node[64];
-	uint8_t pad224[32];
+	uint32_t device_slots;
+	uint32_t desc_slots;
+	uint8_t pad232[24];
 	uint64_t head; /* live: tickets handed out */
 	uint8_t pad264[56];
 	uint64_t dropped; /* live: of them given up because the slot was held */
@@ -217,7 +230,13 @@ struct lockstep_header {
 	struct lockstep_anchor anchors[2]; /* live */
 	uint64_t closed; /* live: 1 after a clean exit */
 	uint8_t pad496[16];
-	uint8_t pad512[3584];
+	uint64_t device_used; /* live: entries complete */
+	uint64_t desc_used; /* live: entries complete; the first is never used */
+	uint64_t desc_overflow; /* live */
+	uint64_t stamp_used; /* live */
+	uint64_t stamp_overflow; /* live: communicators that found no room for their rings */
+	uint8_t pad552[24];
+	uint8_t pad576[3520];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, magic) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, version) == 8);
@@ -237,6 +256,8 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, created) == 72);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, boot_id) == 80);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, job) == 96);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, node) == 160);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, device_slots) == 224);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_slots) == 228);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, head) == 256);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, dropped) == 320);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, comm_overflow) == 328);
@@ -246,6 +267,11 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, conn_used) == 392);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, anchor_count) == 448);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, anchors) == 456);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, closed) == 488);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, device_used) == 512);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_used) == 520);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_overflow) == 528);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_used) == 536);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_overflow) == 544);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_header) == 4096);
 
 struct lockstep_comm {
@@ -256,7 +282,12 @@ struct lockstep_comm {
 	int32_t size;
 	uint64_t bytes; /* live: sum over finished operations */
 	uint64_t max_own_ns; /* live */
-	uint8_t pad48[16];
+	uint32_t stamp_first; /* of kernels, who write it themselves */
+	uint32_t copy_first; /* of copy engines */
+	uint16_t stamp_count;
+	uint16_t copy_count;
+	uint16_t device; /* index into the device table: whose clock it is */
+	uint8_t pad62[2];
 	uint8_t name[64];
 	uint64_t enqueued; /* live: stored after the other words of its line */
 	int64_t enqueued_at;
@@ -279,6 +310,11 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, rank) == 24);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, size) == 28);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, bytes) == 32);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, max_own_ns) == 40);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, stamp_first) == 48);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, copy_first) == 52);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, stamp_count) == 56);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, copy_count) == 58);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, device) == 60);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, name) == 64);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued) == 128);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued_at) == 136);
@@ -341,6 +377,69 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, slow) == 216);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, windows) == 224);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, latency_ns) == 232);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_conn) == 256);
+
+struct lockstep_device_anchor {
+	int64_t gpu; /* %globaltimer, ns */
+	int64_t mono;
+	int64_t err; /* the true mono is within mono ± err */
+};
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device_anchor, gpu) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device_anchor, mono) == 8);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device_anchor, err) == 16);
+LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_device_anchor) == 24);
+
+struct lockstep_device {
+	uint8_t uuid[16];
+	int32_t ordinal;
+	uint8_t pad20[44];
+	uint8_t name[64];
+	uint64_t anchor_count; /* live: anchors written; the last is anchors[anchorCount&3] */
+	struct lockstep_device_anchor anchors[4]; /* live: two are in use, so that none of them is being written */
+	uint8_t pad232[24];
+};
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device, uuid) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device, ordinal) == 16);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device, name) == 64);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device, anchor_count) == 128);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device, anchors) == 136);
+LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_device) == 256);
+
+struct lockstep_desc {
+	uint8_t coll;
+	uint8_t dtype;
+	uint8_t op;
+	uint8_t algo;
+	uint8_t proto;
+	uint8_t flags;
+	uint16_t sms;
+	int32_t root;
+	uint32_t stream;
+	uint64_t bytes;
+	uint8_t pad24[40];
+};
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, coll) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, dtype) == 1);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, op) == 2);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, algo) == 3);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, proto) == 4);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, flags) == 5);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, sms) == 6);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, root) == 8);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, stream) == 12);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_desc, bytes) == 16);
+LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_desc) == 64);
+
+struct lockstep_stamp {
+	uint64_t id; /* live: sequence << 16 | descriptor; the sequence counts from 1 */
+	uint64_t start; /* live */
+	uint64_t arrived; /* live: ns from start until the last peer was seen << 8 | that peer, 0xff when nobody came after */
+	uint64_t end; /* live */
+};
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_stamp, id) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_stamp, start) == 8);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_stamp, arrived) == 16);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_stamp, end) == 24);
+LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_stamp) == 32);
 
 struct lockstep_body_enqueue {
 	uint8_t coll;
@@ -492,7 +591,7 @@ struct lockstep_options {
 	const char *dir, *job, *node;
 	int32_t rank, world_size, local_rank;
 	uint32_t attempt;
-	uint32_t comm_slots, conn_slots, stamp_slots, ring_slots;
+	uint32_t comm_slots, conn_slots, ring_slots;
 };
 
 /* CLOCK_MONOTONIC in ns, the clock of every time in a recorder. */
@@ -804,14 +903,12 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	h.header_size = LOCKSTEP_HEADER_SIZE;
 	h.comm_slots = lockstep_slots(o->comm_slots, LOCKSTEP_DEFAULT_COMM_SLOTS, LOCKSTEP_MAX_COMM_SLOTS);
 	h.conn_slots = lockstep_slots(o->conn_slots, LOCKSTEP_DEFAULT_CONN_SLOTS, LOCKSTEP_MAX_CONN_SLOTS - 1);
-	h.stamp_slots = lockstep_slots(o->stamp_slots, 0, LOCKSTEP_MAX_STAMP_SLOTS);
 	uint32_t want = lockstep_slots(o->ring_slots, LOCKSTEP_DEFAULT_RING_SLOTS, LOCKSTEP_MAX_RING_SLOTS);
 	for (h.ring_slots = 1; h.ring_slots < want;)
 		h.ring_slots *= 2;
 	uint64_t comms = LOCKSTEP_HEADER_SIZE;
 	uint64_t conns = comms + (uint64_t)h.comm_slots * LOCKSTEP_COMM_ENTRY_SIZE;
-	uint64_t stamps = conns + (uint64_t)h.conn_slots * LOCKSTEP_CONN_ENTRY_SIZE;
-	uint64_t ring = (stamps + (uint64_t)h.stamp_slots * LOCKSTEP_STAMP_ENTRY_SIZE + 63) & ~UINT64_C(63);
+	uint64_t ring = conns + (uint64_t)h.conn_slots * LOCKSTEP_CONN_ENTRY_SIZE; /* no tables of a GPU in between */
 	h.file_size = ring + (uint64_t)h.ring_slots * LOCKSTEP_RECORD_SIZE;
 
 	struct timespec t;

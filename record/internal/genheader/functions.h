@@ -33,7 +33,7 @@ struct lockstep_options {
 	const char *dir, *job, *node;
 	int32_t rank, world_size, local_rank;
 	uint32_t attempt;
-	uint32_t comm_slots, conn_slots, stamp_slots, ring_slots;
+	uint32_t comm_slots, conn_slots, ring_slots;
 };
 
 /* CLOCK_MONOTONIC in ns, the clock of every time in a recorder. */
@@ -345,14 +345,12 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	h.header_size = LOCKSTEP_HEADER_SIZE;
 	h.comm_slots = lockstep_slots(o->comm_slots, LOCKSTEP_DEFAULT_COMM_SLOTS, LOCKSTEP_MAX_COMM_SLOTS);
 	h.conn_slots = lockstep_slots(o->conn_slots, LOCKSTEP_DEFAULT_CONN_SLOTS, LOCKSTEP_MAX_CONN_SLOTS - 1);
-	h.stamp_slots = lockstep_slots(o->stamp_slots, 0, LOCKSTEP_MAX_STAMP_SLOTS);
 	uint32_t want = lockstep_slots(o->ring_slots, LOCKSTEP_DEFAULT_RING_SLOTS, LOCKSTEP_MAX_RING_SLOTS);
 	for (h.ring_slots = 1; h.ring_slots < want;)
 		h.ring_slots *= 2;
 	uint64_t comms = LOCKSTEP_HEADER_SIZE;
 	uint64_t conns = comms + (uint64_t)h.comm_slots * LOCKSTEP_COMM_ENTRY_SIZE;
-	uint64_t stamps = conns + (uint64_t)h.conn_slots * LOCKSTEP_CONN_ENTRY_SIZE;
-	uint64_t ring = (stamps + (uint64_t)h.stamp_slots * LOCKSTEP_STAMP_ENTRY_SIZE + 63) & ~UINT64_C(63);
+	uint64_t ring = conns + (uint64_t)h.conn_slots * LOCKSTEP_CONN_ENTRY_SIZE; /* no tables of a GPU in between */
 	h.file_size = ring + (uint64_t)h.ring_slots * LOCKSTEP_RECORD_SIZE;
 
 	struct timespec t;

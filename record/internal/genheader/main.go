@@ -47,7 +47,7 @@ var enums = []struct{ goType, cType, goPrefix, cPrefix string }{
 
 // structs are in the order in which C needs them; a name loses its "disk".
 var structs = []string{
-	"diskAnchor", "diskHeader", "diskComm", "diskConn",
+	"diskAnchor", "diskHeader", "diskComm", "diskConn", "diskDeviceAnchor", "diskDevice", "diskDesc", "diskStamp",
 	"bodyEnqueue", "bodyRun", "bodyPhase", "bodyConn", "bodyValue", "diskRecord",
 }
 
