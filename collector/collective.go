@@ -22,13 +22,18 @@ type Collective struct {
 	InPlace  bool
 	Root     int32 // root or peer, -1 when none
 	Stream   uint32
-	Channels uint16
+	Channels uint16 // or SMs, of an operation on a GPU
 	Seq      uint64
 	Bytes    uint64
+	Clock    record.Clock // that made the stamps
+	Replay   bool         // by a CUDA graph
 
 	// Host times on this node, CLOCK_MONOTONIC ns; 0 when the record was lost.
 	Enqueued, Started, Ended int64
 	Wait, Transfer           int64 // phases, ns
+	// ClockErr bounds the error of Started and Ended, ns, by the mapping of a GPU's
+	// clock. It is one and the same for both.
+	ClockErr int64
 	// RealOffset maps them to unix ns: real = mono + RealOffset.
 	RealOffset int64
 

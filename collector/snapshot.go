@@ -26,7 +26,9 @@ type AgentJob struct {
 	Records         uint64 // read
 	Lost            uint64 // overwritten before they were read, or dropped by the writer
 	TableOverflow   uint64 // communicators or connections that found no slot in a recorder's tables
-	ClockErrorNs    int64  // bound on host time mapping (GPU → host when there is one)
+	ClockErrorNs    int64  // bound on host time mapping
+	GPUs            int    // of processes that are alive; GPUClockErrorNs bounds the mapping of their clocks, the worst of them
+	GPUClockErrorNs int64
 	Step            uint64 // highest step mark seen
 	UnknownResults  uint64 // ends without a start and the like
 	DroppedProgress uint64 // progress messages not sent because the queue was full

@@ -180,6 +180,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		a.late = max(a.late, time.Since(due))
 		n, fill := a.recorders.Drain(maxDrain, a.fold)
+		n += a.recorders.DrainStamps(maxDrain, a.foldStamps)
 		switch {
 		case fill > 0.25:
 			poll = max(poll/2, shortPoll)

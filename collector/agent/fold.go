@@ -68,6 +68,9 @@ type op struct {
 	algo                     record.Algo
 	proto                    record.Proto
 	result                   record.Result
+	clock                    record.Clock
+	clockErr                 int64
+	replay                   bool
 	inPlace                  bool
 	done                     bool // handed over
 }
@@ -140,6 +143,46 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			a.finish(r, c, o)
 		case record.KindWindow:
 			r.window(c, rec)
+		}
+	}
+}
+
+// foldStamps takes in a batch of operations that one process's GPUs stamped:
+// each is start, phases and end at once, or a start alone.
+func (a *Agent) foldStamps(p *source.Process, stamps []record.Stamp) {
+	r := a.rank(p)
+	if r == nil {
+		return
+	}
+	r.job.records += uint64(len(stamps))
+	refreshed := false
+	for i := range stamps {
+		s := &stamps[i]
+		c := r.comm(s.Comm)
+		if c == nil && !refreshed {
+			refreshed = true
+			a.recorders.Refresh(p)
+			r.learn()
+			c = r.comm(s.Comm)
+		}
+		if c == nil {
+			r.job.unknown++
+			continue
+		}
+		o := a.op(c, s.Seq)
+		if o == nil {
+			r.job.unknown++
+			continue
+		}
+		o.started, o.clock, o.clockErr, o.replay = s.Start, record.ClockGPU, s.Err, s.Replay()
+		o.coll, o.dtype, o.redop, o.algo, o.proto = s.Coll, s.DType, s.Op, s.Algo, s.Proto
+		o.root, o.bytes, o.stream, o.channels, o.inPlace = s.Root, s.Bytes, s.Stream, s.SMs, s.Flags&record.DescInPlace != 0
+		if s.Seq >= c.peerSeq {
+			c.peer, c.peerSeq = s.Root, s.Seq
+		}
+		if s.End != 0 {
+			o.ended, o.wait, o.transfer = s.End, s.Wait, s.End-s.Start-s.Wait
+			a.finish(r, c, o)
 		}
 	}
 }
@@ -220,6 +263,7 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		Job: r.job.name, Comm: c.name, CommID: c.id, Rank: c.rank, Size: c.size, World: r.p.Rank, Attempt: r.p.Attempt,
 		Kind: o.coll, DType: o.dtype, Op: o.redop, Algo: o.algo, Proto: o.proto, Result: o.result, InPlace: o.inPlace,
 		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
+		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
 		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
 		RealOffset: a.realOffset,
 	}

@@ -343,3 +343,31 @@ func TestWindowCounters(t *testing.T) {
 	a.retire(a.ranks[p])
 	read(2, 13)
 }
+
+// What a GPU stamped is folded like records: running, then ended, once.
+func TestFoldStamps(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	desc := record.Desc{
+		Coll: record.AllReduce, DType: record.Float8e5m2, Op: record.Sum, Algo: record.AlgoDirect, Proto: record.ProtoLL,
+		Flags: record.DescCaptured | record.DescInPlace, SMs: 16, Root: -1, Bytes: 64, Stream: 9,
+	}
+	a.foldStamps(p, []record.Stamp{{Desc: desc, Comm: 1, Seq: 5, Start: 1000, Peer: -1, Err: 3}})
+	if len(s.got) != 0 {
+		t.Errorf("folded while it runs: %+v", s.got)
+	}
+	ended := record.Stamp{Desc: desc, Comm: 1, Seq: 5, Start: 1000, End: 1100, Wait: 30, Peer: 1, Err: 3}
+	a.foldStamps(p, []record.Stamp{ended, ended, {Comm: 9, Seq: 1}})
+	want := collector.Collective{
+		Job: "job", Comm: "tp", CommID: 11, Rank: 0, Size: 2, World: 3, Kind: record.AllReduce, DType: record.Float8e5m2, Op: record.Sum,
+		Algo: record.AlgoDirect, Proto: record.ProtoLL, InPlace: true, Root: -1, Stream: 9, Channels: 16, Seq: 5, Bytes: 64,
+		Clock: record.ClockGPU, Replay: true, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, ClockErr: 3,
+	}
+	if len(s.got) != 1 || s.got[0] != want {
+		t.Errorf("folded %+v\nwant %+v", s.got, want)
+	}
+	if j := a.jobs["job"]; j.unknown != 2 || j.records != 4 {
+		t.Errorf("%d unknown of %d", j.unknown, j.records)
+	}
+}

@@ -85,7 +85,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		said.comms, said.conns = map[uint16]commWords{}, map[uint32]record.ConnStatus{}
 	}
 	mark, markAt := r.openMark()
-	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow}
+	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow}
 	if now != said.rank {
 		if room == 0 {
 			return 0

@@ -60,8 +60,14 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	}
 	for _, r := range j.ranks {
 		out.Lost += r.p.Lost
-		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow
+		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
 		here := !r.p.Dead() && !r.p.Superseded
+		for i := range r.p.Devices {
+			if here {
+				out.GPUs++
+				out.GPUClockErrorNs = max(out.GPUClockErrorNs, r.p.Devices[i].Err)
+			}
+		}
 		if !r.p.Superseded {
 			out.Ranks[r.p.State]++
 		}

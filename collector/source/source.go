@@ -36,10 +36,11 @@ type View struct {
 type Process struct {
 	// By the recorder source: the header and the tables as of the last pass.
 	record.Header
-	Path  string
-	Comms []record.CommStatus
-	Conns []record.ConnStatus
-	Lost  uint64 // records overwritten unread or dropped by the writer
+	Path    string
+	Comms   []record.CommStatus
+	Conns   []record.ConnStatus
+	Devices []record.DeviceStatus
+	Lost    uint64 // records and GPU stamps overwritten unread or dropped by the writer
 
 	// By the proc source. State is ProcUnknown until it has looked.
 	State   diagnosis.ProcState

@@ -19,7 +19,10 @@ const (
 )
 
 // Values of LabelClock: the clock whose mapping to host time is bounded.
-const ClockHost = "host"
+const (
+	ClockHost = "host"
+	ClockGPU  = "gpu" // the worst GPU, where there is any
+)
 
 // Values of LabelReason on lockstep_trace_spans_dropped_total.
 const (

@@ -89,4 +89,7 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	p.send(names.RecorderLost, float64(j.Lost), j.Job)
 	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
 	p.send(names.ClockError, seconds(j.ClockErrorNs), j.Job, names.ClockHost)
+	if j.GPUs > 0 {
+		p.send(names.ClockError, seconds(j.GPUClockErrorNs), j.Job, names.ClockGPU)
+	}
 }

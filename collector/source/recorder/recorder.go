@@ -48,6 +48,7 @@ type Source struct {
 	lookErr  error
 	overflow int
 	buf      []record.Record
+	stamps   []record.Stamp
 	next     int // round robin of Drain
 	order    []*file
 }
@@ -82,7 +83,7 @@ func New(o Options) *Source {
 	if o.Keep <= 0 {
 		o.Keep = 10 * time.Minute
 	}
-	return &Source{o: o, began: time.Now(), files: map[key]*file{}, passed: map[key]error{}, buf: make([]record.Record, batch)}
+	return &Source{o: o, began: time.Now(), files: map[key]*file{}, passed: map[key]error{}, buf: make([]record.Record, batch), stamps: make([]record.Stamp, batch)}
 }
 
 // Close unmaps all recorders.
@@ -126,7 +127,9 @@ func (f *file) refresh() {
 	f.Header = f.reader.Header()
 	f.Comms = f.reader.Comms(f.Comms[:0])
 	f.Conns = f.reader.Conns(f.Conns[:0])
-	f.Lost = f.reader.Lost()
+	f.Devices = f.reader.Devices(f.Devices[:0])
+	_, stamps, _ := f.reader.StampCount()
+	f.Lost = f.reader.Lost() + stamps
 }
 
 // Refresh reads a process's tables again, for a record that names an entry which
@@ -167,6 +170,30 @@ func (s *Source) Drain(limit int, each func(*source.Process, []record.Record)) (
 	}
 	s.next++
 	return n, fill
+}
+
+// DrainStamps hands over the operations that GPUs stamped since the last call,
+// and those that run, process by process, at most limit in all. The slice is
+// reused.
+func (s *Source) DrainStamps(limit int, each func(*source.Process, []record.Stamp)) (n int) {
+	for i := range s.order {
+		f := s.order[(s.next+i)%len(s.order)]
+		if f.reader == nil || f.StampSlots == 0 {
+			continue
+		}
+		for n < limit {
+			got := f.reader.Stamps(s.stamps)
+			if got > 0 {
+				n += got
+				each(&f.Process, s.stamps[:got])
+			}
+			if got < len(s.stamps) {
+				break
+			}
+			f.idle = false
+		}
+	}
+	return n
 }
 
 func (s *Source) discover() error {

@@ -1,6 +1,7 @@
 package recorder_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -254,5 +255,36 @@ func BenchmarkUpdate(b *testing.B) {
 		if err := s.Update(&v); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// The words and operations of a communicator that a GPU stamps, and what is
+// overwritten of them, come like any other's.
+func TestStamps(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(t, recorder.Options{Dir: dir})
+	w, err := record.Create(record.Options{Dir: dir, StampSlots: 64, Identity: record.Identity{Job: "job", WorldSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.AddDevice(record.DeviceEntry{Name: "gpu"}, record.DeviceAnchor{GPU: 5, Mono: 5, Err: 7})
+	desc, _ := w.AddDesc(record.Desc{Coll: record.AllGather, Bytes: 100})
+	c, _ := w.AddComm(record.CommEntry{Name: "tp", Stamps: 16})
+	off, count := c.StampRange()
+	n.ok(1)
+	for seq := range uint64(21) {
+		slot := w.Memory()[off+int(seq+1)%count*record.StampEntrySize:]
+		for i, word := range []uint64{(seq+1)<<16 | uint64(desc), seq*100 + 100, 10<<8 | 0xff, seq*100 + 150} {
+			binary.LittleEndian.PutUint64(slot[8*i:], word)
+		}
+	}
+	var got []record.Stamp
+	if k := n.s.DrainStamps(1<<20, func(_ *source.Process, s []record.Stamp) { got = append(got, s...) }); k != 16 || len(got) != k || got[15].Seq != 21 || got[15].Bytes != 100 {
+		t.Fatalf("%d stamps: %+v", k, got)
+	}
+	n.ok(1)
+	p := n.v.Processes[0]
+	if p.Lost != 5 || len(p.Devices) != 1 || p.Devices[0].Err < 7 || p.Comms[0].Finished != 21 || p.Comms[0].Ops != 16 || p.Comms[0].Coll != record.AllGather {
+		t.Errorf("lost %d, devices %+v, %+v", p.Lost, p.Devices, p.Comms[0])
 	}
 }
