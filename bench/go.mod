@@ -7,6 +7,9 @@ require (
 	github.com/prometheus/procfs v0.22.0
 )
 
-require golang.org/x/sys v0.49.0
+require (
+	golang.org/x/sys v0.49.0
+	pgregory.net/rapid v1.3.0
+)
 
 replace github.com/lockstep-ccl/lockstep => ../

@@ -1,0 +1,849 @@
+// nccl measures NCCL on the GPUs of one machine, in one process with a thread a
+// GPU, so that `lockstep perf` has something to be compared with that was
+// measured on the same machine minutes apart.
+//
+// It counts as nccl-tests does: operations back to back, a buffer that moves on
+// from one to the next, time = total / operations, algorithm and bus bandwidth by
+// the same formulas. A time ("us") lies between two CUDA events, and is the
+// longest of all ranks; "wall_us" is nccl-tests' own reading, a host clock until
+// the stream is idle, averaged over ranks. Both are the median of a few blocks.
+//
+//	nccl > nccl.jsonl                 all collectives, 8 B to 4 GB
+//	nccl -gemm [-b 256M -e 256M]      a GEMM alone, AlltoAll alone, both together
+//	nccl -gemm-only [-seconds 30]     a GEMM to run beside anything else
+//
+// Options, most with a value (parse below has them all):
+//
+//	-g N                        GPUs (all)
+//	-b, -e, -f                  smallest and largest size, factor between (8, 4G, 4)
+//	-coll all_reduce,…          collectives (all seven)
+//	-mode default,registered,ce (default,registered)
+//	-launch stream,graph        one call a time, or captured in a graph of
+//	-graph-ops N                operations (20)
+//	-block-ms, -blocks          a time is the median of blocks so long (12, 3)
+//	-check SIZE                 check results up to this size (4G)
+//	-fixed                      always the same part of the buffers
+//	-limit, -watchdog           seconds for everything (300), for one measurement (30)
+//
+// Results go to standard output, one JSON object a line; a table for people goes
+// to standard error.
+//
+// Modes: "default" is memory of cudaMalloc; "registered" memory of ncclMemAlloc,
+// in symmetric windows (AlltoAll and Send/Recv: ncclCommRegister); "ce" the same
+// windows and a communicator with the zero-CTA policy, by which NCCL's copy
+// engines do AllGather and AlltoAll.
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <nccl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#ifndef CUBLAS_LIBRARY
+#define CUBLAS_LIBRARY "libcublas.so"
+#endif
+
+// ---- failing, and giving up in time ----
+
+[[noreturn]] static void die(const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  fputs("nccl: ", stderr);
+  vfprintf(stderr, format, args);
+  fputc('\n', stderr);
+  va_end(args);
+  fflush(stdout);
+  _exit(1);  // other threads may sit inside CUDA
+}
+
+static void cudaCheck(cudaError_t e, const char *what) {
+  if (e != cudaSuccess) die("%s: %s (%s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
+}
+
+static void ncclCheck(ncclResult_t e, const char *what) {
+  if (e != ncclSuccess) die("%s: %s (%s)", what, ncclGetErrorString(e), ncclGetLastError(nullptr));
+}
+
+#define CUDA(call) cudaCheck((call), #call)
+#define NCCL(call) ncclCheck((call), #call)
+
+static double now() {  // seconds
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+// The watchdog ends the process when one measurement takes far too long: a
+// collective that hangs would otherwise eat all the time there is on a machine.
+static std::atomic<double> deadline{0};
+static char doing[256];  // written by rank 0 before it moves the deadline
+
+static void watch() {
+  for (;;) {
+    usleep(100 * 1000);
+    double d = deadline.load();
+    if (d > 0 && now() > d) die("gave up: %s took too long", doing);
+  }
+}
+
+static std::atomic<bool> interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler writes it");
+
+static void onSignal(int) { interrupted = true; }
+
+// ---- options ----
+
+struct Options {
+  int ranks = 0;  // 0: all GPUs
+  size_t begin = 8, end = size_t(4) << 30;
+  size_t factor = 4;
+  std::vector<std::string> colls{"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv"};
+  std::vector<std::string> modes{"default", "registered"};
+  std::vector<std::string> launches{"stream", "graph"};
+  double blockMillis = 12;
+  int blocks = 3;
+  int graphOps = 20;
+  size_t check = size_t(4) << 30;
+  bool fixed = false;
+  double limit = 300;     // seconds for everything
+  double watchdog = 30;   // seconds for one measurement
+  double seconds = 0;     // of GEMM; 0: two, or with -gemm-only until a signal
+  int gemmSize = 8192;
+  bool gemm = false, gemmOnly = false, sizesGiven = false;
+};
+
+static size_t parseSize(const char *text) {
+  char *end;
+  double v = strtod(text, &end);
+  switch (*end) {
+    case 'k': case 'K': v *= 1 << 10; end++; break;
+    case 'm': case 'M': v *= 1 << 20; end++; break;
+    case 'g': case 'G': v *= 1 << 30; end++; break;
+  }
+  if (end == text || *end || v < 0 || v > double(size_t(1) << 40)) die("size %s: want bytes, such as 8, 4K, 64M or 1G", text);
+  return size_t(v);
+}
+
+static std::vector<std::string> parseList(const char *option, const char *text, const std::vector<std::string> &known) {
+  std::vector<std::string> list;
+  std::string rest = text;
+  while (!rest.empty()) {
+    size_t comma = std::min(rest.find(','), rest.size());
+    std::string item = rest.substr(0, comma);
+    if (std::find(known.begin(), known.end(), item) == known.end()) {
+      std::string all;
+      for (const std::string &k : known) all += " " + k;
+      die("%s %s: want some of%s", option, item.c_str(), all.c_str());
+    }
+    list.push_back(item);
+    rest = comma < rest.size() ? rest.substr(comma + 1) : "";
+  }
+  if (list.empty()) die("%s: want a list", option);
+  return list;
+}
+
+static Options parse(int argc, char **argv) {
+  Options o;
+  for (int i = 1; i < argc; i++) {
+    std::string a = argv[i];
+    if (a.rfind("--", 0) == 0) a = a.substr(1);
+    if (a == "-gemm") { o.gemm = true; continue; }
+    if (a == "-gemm-only") { o.gemmOnly = true; continue; }
+    if (a == "-fixed") { o.fixed = true; continue; }
+    if (i + 1 >= argc) die("%s: no such option, or it lacks its value (the head of nccl.cu lists them)", argv[i]);
+    const char *v = argv[++i];
+    if (a == "-g") o.ranks = atoi(v);
+    else if (a == "-b") { o.begin = parseSize(v); o.sizesGiven = true; }
+    else if (a == "-e") { o.end = parseSize(v); o.sizesGiven = true; }
+    else if (a == "-f") o.factor = size_t(atoi(v));
+    else if (a == "-coll") o.colls = parseList("-coll", v, Options().colls);
+    else if (a == "-mode") o.modes = parseList("-mode", v, {"default", "registered", "ce"});
+    else if (a == "-launch") o.launches = parseList("-launch", v, Options().launches);
+    else if (a == "-block-ms") o.blockMillis = atof(v);
+    else if (a == "-blocks") o.blocks = atoi(v);
+    else if (a == "-graph-ops") o.graphOps = atoi(v);
+    else if (a == "-check") o.check = parseSize(v);
+    else if (a == "-limit") o.limit = atof(v);
+    else if (a == "-watchdog") o.watchdog = atof(v);
+    else if (a == "-seconds") o.seconds = atof(v);
+    else if (a == "-gemm-size") o.gemmSize = atoi(v);
+    else die("%s: no such option (the head of nccl.cu lists them)", argv[i - 1]);
+  }
+  if (o.gemm && !o.sizesGiven) o.begin = o.end = size_t(256) << 20;
+  if (o.begin < 4 || o.end < o.begin || o.factor < 2) die("-b, -e, -f: want 4 <= b <= e and a factor of at least 2");
+  if (o.blockMillis <= 0 || o.blocks < 1 || o.graphOps < 1 || o.watchdog <= 0 || o.gemmSize < 16) die("-block-ms, -blocks, -graph-ops, -watchdog and -gemm-size must be positive");
+  return o;
+}
+
+// ---- ranks, and what they tell each other ----
+
+constexpr int maxRanks = 64;
+
+// Gang is the threads of all ranks. exchange is a barrier that also combines a
+// number of each; two sets of slots suffice, since nobody can be two barriers
+// ahead of another.
+class Gang {
+ public:
+  explicit Gang(int n) : n_(n) {}
+
+  void barrier() {
+    unsigned g = generation_.load();
+    if (arrived_.fetch_add(1) + 1 == n_) {
+      arrived_.store(0);
+      generation_.fetch_add(1);
+      return;
+    }
+    while (generation_.load() == g) sched_yield();
+  }
+
+  double max(int rank, double v) {
+    const double *all = exchange(rank, v);
+    return *std::max_element(all, all + n_);
+  }
+
+  double sum(int rank, double v) {
+    const double *all = exchange(rank, v);
+    double total = 0;
+    for (int i = 0; i < n_; i++) total += all[i];
+    return total;
+  }
+
+ private:
+  const double *exchange(int rank, double v) {
+    double *slots = slots_[phase_[rank]++ & 1];
+    slots[rank] = v;
+    barrier();
+    return slots;
+  }
+
+  const int n_;
+  std::atomic<int> arrived_{0};
+  std::atomic<unsigned> generation_{0};
+  double slots_[2][maxRanks] = {};
+  unsigned phase_[maxRanks] = {};
+};
+
+// ---- data ----
+
+// value is element i of a rank's send buffer: whole numbers of 0 to 15, so that a
+// float holds the sum over 64 ranks exactly, with no period that would hide data
+// in the wrong place.
+__device__ static float value(int rank, size_t i) {
+  uint32_t x = uint32_t(i) ^ uint32_t(i >> 32) * 0x85ebca6bu ^ uint32_t(rank + 1) * 0x9e3779b9u;
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
+  return float(x & 15);
+}
+
+__global__ void fillKernel(float *p, size_t n, int rank) {
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) p[i] = value(rank, i);
+}
+
+enum Coll { AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AllToAll, SendRecv };
+
+__device__ static float expected(Coll coll, int rank, int ranks, int root, size_t count, size_t i) {
+  switch (coll) {
+    case AllGather: return value(int(i / count), i % count);
+    case AllToAll: return value(int(i / count), size_t(rank) * count + i % count);
+    case Broadcast: return value(root, i);
+    case SendRecv: return value((rank + ranks - 1) % ranks, i);
+    default: break;
+  }
+  size_t at = coll == ReduceScatter ? size_t(rank) * count + i : i;
+  float sum = 0;
+  for (int r = 0; r < ranks; r++) sum += value(r, at);
+  return sum;
+}
+
+__global__ void checkKernel(const float *p, size_t n, Coll coll, int rank, int ranks, int root, size_t count, unsigned long long *wrong) {
+  unsigned long long mine = 0;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x)
+    mine += !(p[i] == expected(coll, rank, ranks, root, count, i));  // not a number is wrong, too
+  if (mine) atomicAdd(wrong, mine);
+}
+
+static unsigned blocksFor(size_t n) { return unsigned(std::min<size_t>(std::max<size_t>((n + 255) / 256, 1), 1056)); }
+
+// ---- collectives ----
+
+struct Case {
+  Coll coll;
+  const char *name;
+  size_t count;  // what NCCL is told
+  size_t send, recv;  // elements of the buffers
+  double bus;  // bus bandwidth over algorithm bandwidth
+
+  size_t bytes() const { return 4 * std::max(send, recv); }
+};
+
+static Case makeCase(const std::string &name, size_t bytes, int n) {
+  static const std::vector<std::string> names = Options().colls;  // in the order of Coll
+  Case c{};
+  size_t at = size_t(std::find(names.begin(), names.end(), name) - names.begin());
+  c.coll = Coll(at);
+  c.name = names[at].c_str();
+  size_t all = bytes / 4;
+  double others = double(n - 1) / n;
+  switch (c.coll) {
+    case AllReduce: c.count = c.send = c.recv = all; c.bus = 2 * others; break;
+    case AllGather: c.count = c.send = all / n; c.recv = c.count * n; c.bus = others; break;
+    case ReduceScatter: c.count = c.recv = all / n; c.send = c.count * n; c.bus = others; break;
+    case AllToAll: c.count = all / n; c.send = c.recv = c.count * n; c.bus = others; break;
+    case Broadcast: case Reduce: case SendRecv: c.count = c.send = c.recv = all; c.bus = 1; break;
+  }
+  return c;
+}
+
+struct Buffers {
+  char *send = nullptr, *recv = nullptr;
+  size_t size = 0;
+  void *sendHandle = nullptr, *recvHandle = nullptr;
+  ncclWindow_t sendWindow = nullptr, recvWindow = nullptr;
+};
+
+enum Kind { Plain, Window, Registered };  // how buffers are made
+
+struct Rank {
+  const Options *o;
+  Gang *gang;
+  int rank, n;
+  ncclUniqueId id, ceId;
+  ncclComm_t comm = nullptr, ceComm = nullptr;
+  cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  unsigned long long *wrong = nullptr;
+  Buffers buffers;
+
+  void open(bool ce);
+  void close();
+  void allocate(Kind kind, ncclComm_t c, size_t size);
+  void release(Kind kind, ncclComm_t c);
+  void call(const Case &c, ncclComm_t comm, size_t turn);
+};
+
+void Rank::open(bool ce) {
+  CUDA(cudaSetDevice(rank));
+  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  CUDA(cudaEventCreate(&begin));
+  CUDA(cudaEventCreate(&end));
+  CUDA(cudaMalloc((void **)&wrong, sizeof *wrong));
+  NCCL(ncclCommInitRank(&comm, n, id, rank));
+  if (ce) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+    NCCL(ncclCommInitRankConfig(&ceComm, n, ceId, rank, &config));
+  }
+}
+
+void Rank::close() {
+  if (ceComm) NCCL(ncclCommDestroy(ceComm));
+  NCCL(ncclCommDestroy(comm));
+  CUDA(cudaFree(wrong));
+  CUDA(cudaEventDestroy(begin));
+  CUDA(cudaEventDestroy(end));
+  CUDA(cudaStreamDestroy(stream));
+}
+
+void Rank::allocate(Kind kind, ncclComm_t c, size_t size) {
+  Buffers &b = buffers;
+  b = Buffers{};
+  b.size = (size + 4095) / 4096 * 4096;
+  if (kind == Plain) {
+    CUDA(cudaMalloc((void **)&b.send, b.size));
+    CUDA(cudaMalloc((void **)&b.recv, b.size));
+    return;
+  }
+  NCCL(ncclMemAlloc((void **)&b.send, b.size));
+  NCCL(ncclMemAlloc((void **)&b.recv, b.size));
+  if (kind == Window) {
+    NCCL(ncclCommWindowRegister(c, b.send, b.size, &b.sendWindow, NCCL_WIN_COLL_SYMMETRIC));
+    NCCL(ncclCommWindowRegister(c, b.recv, b.size, &b.recvWindow, NCCL_WIN_COLL_SYMMETRIC));
+  } else {
+    NCCL(ncclCommRegister(c, b.send, b.size, &b.sendHandle));
+    NCCL(ncclCommRegister(c, b.recv, b.size, &b.recvHandle));
+  }
+}
+
+void Rank::release(Kind kind, ncclComm_t c) {
+  Buffers &b = buffers;
+  CUDA(cudaStreamSynchronize(stream));
+  gang->barrier();  // peers may still read
+  if (kind == Plain) {
+    CUDA(cudaFree(b.send));
+    CUDA(cudaFree(b.recv));
+    return;
+  }
+  if (kind == Window) {
+    NCCL(ncclCommWindowDeregister(c, b.sendWindow));
+    NCCL(ncclCommWindowDeregister(c, b.recvWindow));
+  } else {
+    NCCL(ncclCommDeregister(c, b.sendHandle));
+    NCCL(ncclCommDeregister(c, b.recvHandle));
+  }
+  gang->barrier();
+  NCCL(ncclMemFree(b.send));
+  NCCL(ncclMemFree(b.recv));
+}
+
+// call enqueues one operation. Like nccl-tests it moves through the buffer from
+// one operation to the next, so that large ones do not profit from the cache.
+void Rank::call(const Case &c, ncclComm_t comm, size_t turn) {
+  size_t stride = (c.bytes() + 511) / 512 * 512;
+  size_t turns = o->fixed ? 1 : std::max<size_t>(buffers.size / stride, 1);
+  size_t offset = turn % turns * stride;
+  void *s = buffers.send + offset, *r = buffers.recv + offset;
+  switch (c.coll) {
+    case AllReduce: NCCL(ncclAllReduce(s, r, c.count, ncclFloat32, ncclSum, comm, stream)); break;
+    case AllGather: NCCL(ncclAllGather(s, r, c.count, ncclFloat32, comm, stream)); break;
+    case ReduceScatter: NCCL(ncclReduceScatter(s, r, c.count, ncclFloat32, ncclSum, comm, stream)); break;
+    case Broadcast: NCCL(ncclBroadcast(s, r, c.count, ncclFloat32, 0, comm, stream)); break;
+    case Reduce: NCCL(ncclReduce(s, r, c.count, ncclFloat32, ncclSum, 0, comm, stream)); break;
+    case AllToAll: NCCL(ncclAlltoAll(s, r, c.count, ncclFloat32, comm, stream)); break;
+    case SendRecv:
+      NCCL(ncclGroupStart());
+      NCCL(ncclSend(s, c.count, ncclFloat32, (rank + 1) % n, comm, stream));
+      NCCL(ncclRecv(r, c.count, ncclFloat32, (rank + n - 1) % n, comm, stream));
+      NCCL(ncclGroupEnd());
+      break;
+  }
+}
+
+// ---- one measurement ----
+
+struct Timing {
+  double us, wall;  // of one operation
+};
+
+struct Measurement {
+  Rank *r;
+  Case c;
+  ncclComm_t comm;
+  cudaGraphExec_t graph = nullptr;
+  size_t perLaunch = 1;  // operations
+
+  void launch(size_t turn) {
+    if (graph) CUDA(cudaGraphLaunch(graph, r->stream));
+    else r->call(c, comm, turn);
+  }
+
+  void capture(size_t ops) {
+    cudaGraph_t g;
+    CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    for (size_t i = 0; i < ops; i++) r->call(c, comm, i);
+    CUDA(cudaStreamEndCapture(r->stream, &g));
+    CUDA(cudaGraphInstantiate(&graph, g, 0));
+    CUDA(cudaGraphDestroy(g));
+    perLaunch = ops;
+  }
+
+  // block times launches back to back; all ranks get the same answer.
+  Timing block(size_t launches) {
+    r->gang->barrier();
+    double t0 = now();
+    CUDA(cudaEventRecord(r->begin, r->stream));
+    for (size_t i = 0; i < launches; i++) launch(i);
+    CUDA(cudaEventRecord(r->end, r->stream));
+    CUDA(cudaStreamSynchronize(r->stream));
+    double wall = now() - t0;
+    float millis = 0;
+    CUDA(cudaEventElapsedTime(&millis, r->begin, r->end));
+    double ops = double(launches * perLaunch);
+    double us = r->gang->max(r->rank, double(millis) * 1e3 / ops);
+    double all = r->gang->sum(r->rank, wall * 1e6 / ops);
+    return {us, all / r->n};
+  }
+
+  // check runs one launch on known data and counts what is wrong on any rank.
+  long long check() {
+    cudaStream_t s = r->stream;
+    fillKernel<<<blocksFor(c.send), 256, 0, s>>>((float *)r->buffers.send, c.send, r->rank);
+    CUDA(cudaGetLastError());
+    CUDA(cudaMemsetAsync(r->buffers.recv, 0xff, c.recv * 4, s));
+    CUDA(cudaMemsetAsync(r->wrong, 0, sizeof *r->wrong, s));
+    CUDA(cudaStreamSynchronize(s));
+    r->gang->barrier();
+    launch(0);
+    if (c.coll != Reduce || r->rank == 0) {
+      checkKernel<<<blocksFor(c.recv), 256, 0, s>>>((const float *)r->buffers.recv, c.recv, c.coll, r->rank, r->n, 0, c.count, r->wrong);
+      CUDA(cudaGetLastError());
+    }
+    unsigned long long wrong = 0;
+    CUDA(cudaMemcpyAsync(&wrong, r->wrong, sizeof wrong, cudaMemcpyDeviceToHost, s));
+    CUDA(cudaStreamSynchronize(s));
+    return (long long)r->gang->sum(r->rank, double(wrong));
+  }
+};
+
+static void measure(Rank *r, const Case &c, ncclComm_t comm, const std::string &mode, const std::string &how) {
+  const Options &o = *r->o;
+  if (r->rank == 0) {
+    snprintf(doing, sizeof doing, "%s of %zu bytes, %s, %s", c.name, c.bytes(), mode.c_str(), how.c_str());
+    deadline = now() + o.watchdog;
+  }
+  Measurement m{r, c, comm};
+  double budget = o.blockMillis * 1e3;  // µs
+  for (int i = 0; i < 3; i++) m.launch(size_t(i));  // the first one connects
+  double t = m.block(1).us;
+  if (t < 1000) t = m.block(16).us;
+  if (how == "graph") {
+    m.capture(size_t(std::min(std::max(budget / 4 / t, 1.0), double(o.graphOps))));
+    m.launch(0);
+    t = m.block(t < 1000 ? 4 : 1).us;
+  }
+  long long wrong = c.bytes() <= o.check ? m.check() : -1;
+  size_t launches = size_t(std::min(std::max(budget / (t * double(m.perLaunch)), 2.0), 5000.0));
+  std::vector<Timing> times;
+  for (int i = 0; i < o.blocks; i++) times.push_back(m.block(launches));
+  std::sort(times.begin(), times.end(), [](const Timing &a, const Timing &b) { return a.us < b.us; });
+  Timing median = times[times.size() / 2];
+  if (m.graph) CUDA(cudaGraphExecDestroy(m.graph));
+  if (r->rank != 0) return;
+
+  deadline = 0;
+  double alg = double(c.bytes()) / median.us / 1e3, bus = alg * c.bus;
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  printf("{\"lib\":\"nccl\",\"version\":%d,\"coll\":\"%s\",\"bytes\":%zu,\"type\":\"float32\",\"ranks\":%d,\"mode\":\"%s\",\"launch\":\"%s\","
+         "\"us\":%.3f,\"wall_us\":%.3f,\"algbw\":%.4f,\"busbw\":%.4f,\"wrong\":%lld,\"iters\":%zu}\n",
+         version, c.name, c.bytes(), r->n, mode.c_str(), how.c_str(), median.us, median.wall, alg, bus, wrong, launches * m.perLaunch);
+  fflush(stdout);
+  fprintf(stderr, "%12zu %12zu  float  %8s %10.2f %8.2f %8.2f %7lld\n", c.bytes(), c.count, how.c_str(), median.us, alg, bus, wrong);
+}
+
+// ---- the table ----
+
+// kindOf says how a mode's buffers are made for a collective, or -1 if NCCL has
+// no such way.
+static int kindOf(const std::string &mode, const std::string &coll) {
+  bool p2p = coll == "alltoall" || coll == "sendrecv";
+  if (mode == "default") return Plain;
+  if (mode == "registered") return p2p ? Registered : Window;
+  return coll == "all_gather" || coll == "alltoall" ? Window : -1;
+}
+
+static void table(Rank *r) {
+  const Options &o = *r->o;
+  double begun = now();
+  bool late = false;
+  for (const std::string &mode : o.modes) {
+    ncclComm_t comm = mode == "ce" ? r->ceComm : r->comm;
+    for (int kind : {int(Plain), int(Window), int(Registered)}) {
+      bool allocated = false;
+      for (const std::string &coll : o.colls) {
+        if (late || kindOf(mode, coll) != kind) continue;
+        if (!allocated) r->allocate(Kind(kind), comm, o.end);
+        allocated = true;
+        if (r->rank == 0)
+          fprintf(stderr, "# %s, %d GPUs, %s\n#%11s %12s   type  %8s %10s %8s %8s %7s\n#%11s %12s         %8s %10s %8s %8s\n", coll.c_str(), r->n,
+                  mode.c_str(), "size", "count", "launch", "time", "algbw", "busbw", "#wrong", "(B)", "(elements)", "", "(us)", "(GB/s)", "(GB/s)");
+        for (size_t bytes = o.begin; bytes <= o.end; bytes *= o.factor) {
+          Case c = makeCase(coll, bytes, r->n);
+          if (c.count == 0) continue;
+          for (const std::string &how : o.launches) {
+            late = r->gang->max(r->rank, interrupted || now() - begun > o.limit) > 0;
+            if (late) break;
+            measure(r, c, comm, mode, how);
+          }
+          if (late) break;
+        }
+      }
+      if (allocated) r->release(Kind(kind), comm);
+    }
+  }
+  if (late && r->rank == 0) fprintf(stderr, "# INCOMPLETE: stopped after %.0f s (-limit %.0f)\n", now() - begun, o.limit);
+}
+
+// ---- GEMM ----
+
+// The few entries of cuBLAS that a GEMM needs, found at run time: cuBLAS is in the
+// toolkit of one machine and in a Python package of another.
+struct Blas {
+  int (*create)(void **);
+  int (*setStream)(void *, cudaStream_t);
+  int (*gemm)(void *handle, int transa, int transb, int m, int n, int k, const void *alpha, const void *a, int atype, int lda, const void *b,
+              int btype, int ldb, const void *beta, void *c, int ctype, int ldc, int compute, int algo);
+
+  void open() {
+    void *lib = nullptr;
+    std::string tried;
+    const char *env = getenv("CUBLAS_LIBRARY_PATH");
+    for (const char *path : {env ? env : CUBLAS_LIBRARY, CUBLAS_LIBRARY, "libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
+      lib = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+      if (lib) break;
+      tried += std::string("\n  ") + dlerror();
+    }
+    if (!lib) die("no cuBLAS (CUBLAS_LIBRARY_PATH may name it):%s", tried.c_str());
+    find(lib, "cublasCreate_v2", (void **)&create);
+    find(lib, "cublasSetStream_v2", (void **)&setStream);
+    find(lib, "cublasGemmEx", (void **)&gemm);
+  }
+
+ private:
+  static void find(void *lib, const char *name, void **entry) {
+    *entry = dlsym(lib, name);
+    if (!*entry) die("cuBLAS has no %s", name);
+  }
+};
+
+static Blas blas;
+
+// Random bits make a bfloat16 of [1, 2) or (-2, -1]: zeros would draw less power,
+// and run faster than any model's data.
+__global__ void randomKernel(uint16_t *p, size_t n, uint32_t seed) {
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+    uint32_t x = uint32_t(i) * 0x9e3779b9u ^ seed;
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    p[i] = uint16_t(0x3f80u | (x & 0x807fu));
+  }
+}
+
+// Meter turns work seen done at times into a rate, over the part that lies in a
+// window of time.
+struct Meter {
+  double from, to;  // seconds
+  double first = 0, last = 0, work = 0;
+
+  void done(double amount) {
+    double t = now();
+    if (t < from || t > to) return;
+    if (first == 0) first = t;
+    else work += amount;
+    last = t;
+  }
+  double rate() const { return last > first ? work / (last - first) : 0; }
+};
+
+// Pipe keeps two batches of work in a stream, and waits for the older.
+struct Pipe {
+  cudaStream_t stream = nullptr;
+  cudaEvent_t events[2] = {};
+  size_t batches = 0;
+
+  void open(cudaStream_t s) {
+    stream = s;
+    for (cudaEvent_t &e : events) CUDA(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  }
+  // filled is called after a batch was enqueued; true: the one before is done.
+  bool filled() {
+    CUDA(cudaEventRecord(events[batches & 1], stream));
+    if (batches++ == 0) return false;
+    CUDA(cudaEventSynchronize(events[batches & 1]));
+    return true;
+  }
+  void close() {
+    CUDA(cudaStreamSynchronize(stream));
+    for (cudaEvent_t e : events) CUDA(cudaEventDestroy(e));
+  }
+};
+
+struct Gemm {
+  int size;
+  void *handle = nullptr;
+  uint16_t *a, *b, *c;
+  cudaStream_t stream;
+
+  void open(int n) {
+    size = n;
+    size_t elements = size_t(n) * n;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (uint16_t **p : {&a, &b, &c}) CUDA(cudaMalloc((void **)p, elements * 2));
+    randomKernel<<<1056, 256, 0, stream>>>(a, elements, 1);
+    randomKernel<<<1056, 256, 0, stream>>>(b, elements, 2);
+    CUDA(cudaGetLastError());
+    check(blas.create(&handle), "cublasCreate");
+    check(blas.setStream(handle, stream), "cublasSetStream");
+    batch(3);
+    CUDA(cudaStreamSynchronize(stream));
+  }
+
+  // batch enqueues times products of bfloat16, summed in float32.
+  void batch(int times) {
+    const float one = 1, zero = 0;
+    const int bf16 = 14;  // CUDA_R_16BF
+    for (int i = 0; i < times; i++)
+      check(blas.gemm(handle, 0, 0, size, size, size, &one, a, bf16, size, b, bf16, size, &zero, c, bf16, size,
+                      68 /* CUBLAS_COMPUTE_32F */, -1 /* CUBLAS_GEMM_DEFAULT */),
+            "cublasGemmEx");
+  }
+
+  double teraflop() const { return 2.0 * size * size * size / 1e12; }
+
+  // run multiplies until the meter's window is over, and a bit longer, so that
+  // whoever runs beside it has company to the end.
+  void run(Meter *meter) {
+    Pipe pipe;
+    pipe.open(stream);
+    const int times = 8;
+    while (now() < meter->to + 0.1) {
+      batch(times);
+      if (pipe.filled()) meter->done(times * teraflop());
+    }
+    pipe.close();
+  }
+
+ private:
+  static void check(int status, const char *what) {
+    if (status != 0) die("%s: cuBLAS status %d", what, status);
+  }
+};
+
+// allToAlls runs AlltoAlls until the meter's window is over, the same number on
+// all ranks.
+static void allToAlls(Rank *r, const Case &c, ncclComm_t comm, size_t times, Meter *meter) {
+  Pipe pipe;
+  pipe.open(r->stream);
+  size_t turn = 0;
+  while (r->gang->max(r->rank, now() >= meter->to + 0.1) == 0) {
+    for (size_t i = 0; i < times; i++) r->call(c, comm, turn++);
+    if (pipe.filled()) meter->done(double(times) * double(c.bytes()) / 1e9);
+  }
+  pipe.close();
+}
+
+static void gemmBeside(Rank *r) {
+  const Options &o = *r->o;
+  const double warm = 0.3, lasting = o.seconds > 0 ? o.seconds : 2;
+  Gemm gemm;
+  gemm.open(o.gemmSize);
+  auto window = [&] {  // the same for all ranks
+    double from = r->gang->max(r->rank, now()) + warm;
+    if (r->rank == 0) {
+      snprintf(doing, sizeof doing, "a GEMM beside AlltoAll");
+      deadline = from + lasting + o.watchdog;
+    }
+    return Meter{from, from + lasting};
+  };
+  Meter alone = window();
+  gemm.run(&alone);
+  double gemmAlone = r->gang->sum(r->rank, alone.rate()) / r->n;
+
+  for (const std::string &mode : o.modes) {
+    int kind = kindOf(mode, "alltoall");
+    ncclComm_t comm = mode == "ce" ? r->ceComm : r->comm;
+    r->allocate(Kind(kind), comm, o.end);
+    for (size_t bytes = o.begin; bytes <= o.end; bytes *= o.factor) {
+      Case c = makeCase("alltoall", bytes, r->n);
+      if (c.count == 0) continue;
+      Measurement m{r, c, comm};
+      m.block(3);
+      double t = m.block(8).us;
+      size_t times = size_t(std::min(std::max(10e3 / t, 1.0), 500.0));
+
+      Meter comms = window();
+      allToAlls(r, c, comm, times, &comms);
+      double busAlone = r->gang->sum(r->rank, comms.rate()) / r->n * c.bus;
+
+      Meter both = window();
+      comms = both;
+      std::thread beside([&] {
+        CUDA(cudaSetDevice(r->rank));
+        gemm.run(&both);
+      });
+      allToAlls(r, c, comm, times, &comms);
+      beside.join();
+      double gemmBoth = r->gang->sum(r->rank, both.rate()) / r->n;
+      double busBoth = r->gang->sum(r->rank, comms.rate()) / r->n * c.bus;
+      if (r->rank == 0) {
+        double percent = gemmAlone > 0 ? 100 * gemmBoth / gemmAlone : 0;
+        printf("{\"lib\":\"nccl\",\"test\":\"gemm_beside_alltoall\",\"mode\":\"%s\",\"bytes\":%zu,\"ranks\":%d,\"gemm\":%d,\"gemm_alone_tflops\":%.1f,"
+               "\"gemm_beside_tflops\":%.1f,\"gemm_percent\":%.1f,\"busbw_alone\":%.2f,\"busbw_beside\":%.2f}\n",
+               mode.c_str(), c.bytes(), r->n, o.gemmSize, gemmAlone, gemmBoth, percent, busAlone, busBoth);
+        fflush(stdout);
+        fprintf(stderr, "# GEMM %d beside AlltoAll of %zu bytes, %s: %.1f -> %.1f TFLOP/s (%.1f %%), AlltoAll %.1f -> %.1f GB/s bus\n", o.gemmSize,
+                c.bytes(), mode.c_str(), gemmAlone, gemmBoth, percent, busAlone, busBoth);
+      }
+    }
+    r->release(Kind(kind), comm);
+  }
+  if (r->rank == 0) deadline = 0;
+}
+
+// gemmOnly prints one line a second until a signal or the time is up.
+static void gemmOnly(const Options &o, int device) {
+  CUDA(cudaSetDevice(device));
+  Gemm gemm;
+  gemm.open(o.gemmSize);
+  Pipe pipe;
+  pipe.open(gemm.stream);
+  const int times = 8;
+  double begun = now(), since = begun, work = 0;
+  while (!interrupted && (o.seconds <= 0 || now() - begun < o.seconds)) {
+    gemm.batch(times);
+    if (pipe.filled()) work += times * gemm.teraflop();
+    double t = now();
+    if (t - since < 1) continue;
+    printf("{\"test\":\"gemm\",\"device\":%d,\"seconds\":%.2f,\"gemm\":%d,\"tflops\":%.1f}\n", device, t - begun, o.gemmSize, work / (t - since));
+    fflush(stdout);
+    since = t;
+    work = 0;
+  }
+  pipe.close();
+}
+
+int main(int argc, char **argv) {
+  setenv("NCCL_NVLS_ENABLE", "0", 1);  // multicast harms hosts that are shared
+  Options o = parse(argc, argv);
+  signal(SIGTERM, onSignal);
+  signal(SIGINT, onSignal);
+  int devices = 0;
+  CUDA(cudaGetDeviceCount(&devices));
+  int n = o.ranks ? o.ranks : devices;
+  if (n < 1 || n > devices || n > maxRanks) die("-g %d: there are %d GPUs", n, devices);
+  if (o.gemm || o.gemmOnly) blas.open();
+  std::vector<std::thread> threads;
+  if (o.gemmOnly) {
+    for (int d = 0; d < n; d++) threads.emplace_back([&o, d] { gemmOnly(o, d); });
+    for (std::thread &t : threads) t.join();
+    return 0;
+  }
+
+  bool ce = std::find(o.modes.begin(), o.modes.end(), "ce") != o.modes.end();
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  fprintf(stderr, "# NCCL %d (headers %d), %d GPUs, NVLS off\n", version, NCCL_VERSION_CODE, n);
+  snprintf(doing, sizeof doing, "setting up the communicators");
+  deadline = now() + 120;
+  std::thread(watch).detach();
+  Gang gang(n);
+  ncclUniqueId id, ceId;
+  NCCL(ncclGetUniqueId(&id));
+  NCCL(ncclGetUniqueId(&ceId));
+  for (int i = 0; i < n; i++)
+    threads.emplace_back([&, i] {
+      Rank r{};
+      r.o = &o;
+      r.gang = &gang;
+      r.rank = i;
+      r.n = n;
+      r.id = id;
+      r.ceId = ceId;
+      r.open(ce);
+      if (o.gemm) gemmBeside(&r);
+      else table(&r);
+      gang.barrier();
+      if (i == 0) {
+        snprintf(doing, sizeof doing, "closing the communicators");
+        deadline = now() + 30;
+      }
+      r.close();
+    });
+  for (std::thread &t : threads) t.join();
+  fflush(stdout);
+  _exit(0);  // the watchdog's thread is still there
+}
