@@ -375,7 +375,7 @@ func (r *Reader) drainStamps(c *stampComm, dst []Stamp) (n int) {
 		case ds == slotEnded && (ks != slotEnded || d.start < k.start):
 			g, s = &c.copies, &d
 		case ks != slotEnded:
-		case ds == slotNone, c.kernels.top-c.kernels.next >= uint64(len(c.kernels.slots)/2):
+		case ds == slotNone, ds == slotEnded, c.kernels.top-c.kernels.next >= uint64(len(c.kernels.slots)/2):
 			g, s = &c.kernels, &k
 		}
 		if g == nil {

@@ -291,6 +291,9 @@ func TestStampAccounting(t *testing.T) {
 				if read+lost+pending != uint64(len(ops)) && len(buf) > 0 {
 					t.Fatalf("read %d + lost %d + pending %d of %d", read, lost, pending, len(ops))
 				}
+				if told == copies && !open && n < len(buf) && pending != 0 {
+					t.Fatalf("%d pending though all have ended: %d of room for %d", pending, n, len(buf))
+				}
 				if s := r.Comms(nil)[0]; s.Started != uint64(len(ops)) || s.Finished+1 < s.Started || open && s.Finished == s.Started {
 					t.Fatalf("status %+v of %d, open %v", s, len(ops), open)
 				}

@@ -3,6 +3,7 @@ package inspect
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -135,20 +136,67 @@ func TestGolden(t *testing.T) {
 		"stopped.txt":   render(Cmd{}, false, &stopped),
 		"all.json":      append(asJSON, '\n'),
 	} {
-		path := filepath.Join("testdata", name)
-		if *update {
-			if err := os.WriteFile(path, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(path)
-		if err != nil {
+		golden(t, name, got)
+	}
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s differs (go test -update rewrites it):\n%s", path, got)
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (go test -update rewrites it):\n%s", path, got)
+	}
+}
+
+// TestGPU reads a process whose GPU stamps its operations, and is inside of one
+// that a CUDA graph replayed.
+func TestGPU(t *testing.T) {
+	utc(t)
+	w, err := record.Create(record.Options{Dir: t.TempDir(), RingSlots: 4, StampSlots: 64, Identity: record.Identity{Job: "llm", Node: "n0", WorldSize: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, _ := w.AddDevice(record.DeviceEntry{UUID: [16]byte{0xab, 15: 0xcd}, Ordinal: 2, Name: "NVIDIA H200"}, record.DeviceAnchor{GPU: sec, Mono: sec, Err: 2800})
+	tp, _ := w.AddComm(record.CommEntry{ID: 0xaa, Name: "tp", Size: 2, State: record.CommJoined, Stamps: 16, Copies: 16, Device: dev.Index()})
+	w.AddComm(record.CommEntry{ID: 0xbb, Name: "no room", Size: 2, State: record.CommLeft, Stamps: 64})
+	small, _ := w.AddDesc(record.Desc{Coll: record.AllReduce, DType: record.Bfloat16, Algo: record.AlgoDirect, Proto: record.ProtoLL, SMs: 8, Root: -1, Bytes: 16 << 10, Flags: record.DescCaptured})
+	large, _ := w.AddDesc(record.Desc{Coll: record.AllGather, DType: record.Float8e4m3, Algo: record.AlgoCopyEngine, Root: -1, Bytes: 1 << 30})
+	off, n := tp.StampRange()
+	store := func(at int, words ...uint64) {
+		for i, v := range words {
+			binary.LittleEndian.PutUint64(w.Memory()[at+8*i:], v)
 		}
 	}
+	at := func(seq int) int { return off + seq%n*record.StampEntrySize }
+	store(at(1), 1<<16|uint64(small), uint64(sec), uint64(4000)<<8|1, uint64(sec)+20_000)
+	word, id, _ := tp.CopyQueued(1, large, sec+ms)
+	store(word, id)
+	tp.CopyDone(1, sec+2*ms, 3000, 1, sec+5*ms)
+	store(at(2), 2<<16|uint64(small), uint64(sec+6*ms))
+
+	p, err := load(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.path, p.header.PID, p.header.Created, p.at = "/dev/shm/lockstep/g.rec", 4711, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), 3*sec
+	r := p.report(worldRanks([]*process{p}), time.Second, 10)
+	if in := r.Comms[0].In; in == nil || !in.Replay || in.SMs != 8 || in.Seq != 3 || !r.Comms[0].Stuck {
+		t.Errorf("in %+v", in)
+	}
+	var b bytes.Buffer
+	if err := (&Cmd{}).text(&b, []*Process{r}, true); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "gpu.txt", b.Bytes())
 }
 
 func utc(t *testing.T) {
@@ -256,11 +304,21 @@ func FuzzRun(f *testing.F) {
 	for kind := record.KindNone; kind <= record.KindMark; kind++ {
 		w.Append(&record.Record{Kind: kind, Seq: uint64(kind), Mono: int64(kind)})
 	}
-	seed, err := os.ReadFile(w.Path())
+	gpu, err := record.Create(record.Options{Dir: f.TempDir(), RingSlots: 4, CommSlots: 1, ConnSlots: 1, StampSlots: 4})
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(seed)
+	gpu.AddDevice(record.DeviceEntry{Name: "gpu"}, record.DeviceAnchor{})
+	stamped, _ := gpu.AddComm(record.CommEntry{Name: "tp", Stamps: 4})
+	off, _ := stamped.StampRange()
+	gpu.Memory()[off+record.StampEntrySize+2] = 1
+	for _, path := range []string{w.Path(), gpu.Path()} {
+		seed, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed)
+	}
 	path := filepath.Join(f.TempDir(), "fuzz.rec")
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {

@@ -21,6 +21,7 @@ type process struct {
 	lost   uint64
 	comms  []record.CommStatus
 	conns  []record.ConnStatus
+	gpus   []record.DeviceStatus
 	ops    map[uint16]*history // by communicator index
 	marks  map[record.MarkCode]record.Record
 	step   uint64
@@ -46,6 +47,7 @@ type operation struct {
 	enqueued, started, ended bool
 	wait, transfer           int64
 	waitedFor                int32
+	clockErr                 int64 // of a GPU's stamps
 }
 
 func load(path string) (*process, error) {
@@ -70,9 +72,22 @@ func load(path string) (*process, error) {
 			p.fold(&buf[i])
 		}
 	}
-	p.comms, p.conns = r.Comms(nil), r.Conns(nil)
+	stamps := make([]record.Stamp, 256)
+	for left := maxRecords; left > 0; {
+		n := r.Stamps(stamps)
+		if n == 0 {
+			break
+		}
+		left -= n
+		for i := range stamps[:n] {
+			last = max(last, stamps[i].End)
+			p.foldStamp(&stamps[i])
+		}
+	}
+	p.comms, p.conns, p.gpus = r.Comms(nil), r.Conns(nil), r.Devices(nil)
 	p.header = r.Header()
-	p.lost = p.header.Appended - min(p.header.Appended, r.Read()+uint64(r.Pending()))
+	_, lost, _ := r.StampCount()
+	p.lost = lost + p.header.Appended - min(p.header.Appended, r.Read()+uint64(r.Pending()))
 	if err := r.Err(); err != nil {
 		return nil, err
 	}
@@ -149,6 +164,22 @@ func (p *process) fold(r *record.Record) {
 		} else {
 			delete(p.marks, code)
 		}
+	}
+}
+
+// foldStamp takes in an operation that a GPU stamped, as if it had been told in
+// records. Nobody knows when it was enqueued.
+func (p *process) foldStamp(s *record.Stamp) {
+	o := p.operation(&record.Record{Comm: s.Comm, Seq: s.Seq})
+	o.enqueue = record.Record{Mono: s.Start, Coll: s.Coll, DType: s.DType, Op: s.Op, Root: s.Root, Bytes: s.Bytes}
+	o.start = record.Record{Mono: s.Start, Algo: s.Algo, Proto: s.Proto, Chan: s.SMs, Clock: record.ClockGPU}
+	if s.Replay() {
+		o.start.Flags = record.FlagReplay
+	}
+	o.enqueued, o.started, o.clockErr = s.Coll != record.CollNone, true, s.Err
+	if s.End != 0 {
+		o.end, o.ended = record.Record{Mono: s.End}, true
+		o.wait, o.transfer, o.waitedFor = s.Wait, s.End-s.Start-s.Wait, s.Peer
 	}
 }
 

@@ -32,6 +32,7 @@ type Process struct {
 	Dropped      uint64 `json:"records_dropped"`    // of them given up by the writer
 	CommOverflow uint64 `json:"communicators_unrecorded,omitempty"`
 	ConnOverflow uint64 `json:"connections_unrecorded,omitempty"`
+	Unstamped    uint64 `json:"communicators_unstamped,omitempty"` // their operations on a GPU go unrecorded
 
 	Comms []*Comm `json:"communicators"`
 }
@@ -43,6 +44,7 @@ type Comm struct {
 	Rank  int32  `json:"rank"`
 	Size  int32  `json:"size"`
 	State string `json:"state"`
+	GPU   *GPU   `json:"gpu,omitempty"` // whose clock stamps its operations
 
 	Enqueued    uint64  `json:"last_enqueued"`
 	Started     uint64  `json:"last_started"`
@@ -56,6 +58,14 @@ type Comm struct {
 	Last  []Op   `json:"last_operations"`
 }
 
+// GPU is a device of the process.
+type GPU struct {
+	Ordinal  int32   `json:"ordinal"`
+	Name     string  `json:"name"`
+	UUID     string  `json:"uuid"`
+	ClockErr seconds `json:"clock_error_seconds"` // bound on the error of the times shown here
+}
+
 // Op is one operation.
 type Op struct {
 	Seq        uint64  `json:"seq"`
@@ -66,6 +76,8 @@ type Op struct {
 	Root       *int32  `json:"root,omitempty"` // root, or peer of a Send or Recv
 	Algo       string  `json:"algorithm,omitempty"`
 	Proto      string  `json:"protocol,omitempty"`
+	SMs        uint16  `json:"sms,omitempty"`         // of a GPU
+	Replay     bool    `json:"replay,omitempty"`      // by a CUDA graph
 	Age        seconds `json:"age_seconds,omitempty"` // since it started, or was enqueued when it did not start
 	Queued     seconds `json:"queued_seconds,omitempty"`
 	Wait       seconds `json:"wait_seconds,omitempty"`
@@ -120,7 +132,7 @@ func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuc
 	r := &Process{
 		Recorder: p.path, Job: h.Job, Node: h.Node, Rank: h.Rank, WorldSize: h.WorldSize, LocalRank: h.LocalRank, Attempt: h.Attempt,
 		PID: h.PID, State: p.state, Kernel: p.kernel, Created: sane(h.Created), At: sane(h.ToReal(p.at)), Step: p.step,
-		Appended: h.Appended, Unreadable: p.lost, Dropped: h.DroppedByWriter, CommOverflow: h.CommOverflow, ConnOverflow: h.ConnOverflow,
+		Appended: h.Appended, Unreadable: p.lost, Dropped: h.DroppedByWriter, CommOverflow: h.CommOverflow, ConnOverflow: h.ConnOverflow, Unstamped: h.StampOverflow,
 		Comms: []*Comm{},
 	}
 	for _, code := range []record.MarkCode{record.MarkCheckpoint, record.MarkEvaluation, record.MarkCompile} {
@@ -136,6 +148,9 @@ func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuc
 			Links: []Link{}, Last: []Op{},
 		}
 		h := p.ops[s.Index]
+		if s.Stamps+s.Copies > 0 && int(s.Device) < len(p.gpus) {
+			c.GPU = newGPU(&p.gpus[s.Device], h)
+		}
 		if s.Open() && s.State != record.CommLeft {
 			op := p.open(s, h)
 			c.In = &op
@@ -167,6 +182,19 @@ func (p *process) report(world func(comm uint64, rank int32) (int32, bool), stuc
 		r.Comms = append(r.Comms, c)
 	}
 	return r
+}
+
+func newGPU(d *record.DeviceStatus, h *history) *GPU {
+	u := d.UUID
+	g := &GPU{Ordinal: d.Ordinal, Name: d.Name, UUID: fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])}
+	worst := d.Anchor.Err
+	if h != nil {
+		for _, o := range h.order {
+			worst = max(worst, o.clockErr)
+		}
+	}
+	g.ClockErr = seconds(float64(worst) / 1e9)
+	return g
 }
 
 // open is the operation that a communicator is inside of; its live words know
@@ -208,6 +236,9 @@ func (p *process) op(o *operation, s *record.CommStatus) Op {
 			op.Algo, op.Proto = o.start.Algo.String(), o.start.Proto.String()
 		}
 		op.Age, op.Queued = p.age(o.start.Mono), since(o.enqueue.Mono, o.start.Mono)
+		if o.start.Clock == record.ClockGPU {
+			op.SMs, op.Replay = o.start.Chan, o.start.Flags&record.FlagReplay != 0
+		}
 	}
 	if o.waitedFor >= 0 && o.wait > 0 {
 		op.WaitedFor = &o.waitedFor

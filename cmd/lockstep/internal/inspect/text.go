@@ -7,6 +7,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // text prints reports for a reader in a hurry: first everybody in one line
@@ -124,6 +126,9 @@ func (p *Process) text(w io.Writer) {
 	if n := p.CommOverflow + p.ConnOverflow; n > 0 {
 		fmt.Fprintf(w, "  INCOMPLETE: %d communicators and %d connections found no room in the recorder's tables\n", p.CommOverflow, p.ConnOverflow)
 	}
+	if p.Unstamped > 0 {
+		fmt.Fprintf(w, "  INCOMPLETE: operations of %d communicators on a GPU found no room in the recorder's stamp table\n", p.Unstamped)
+	}
 	fmt.Fprintf(w, "  %s\n", p.Recorder)
 	if len(p.Comms) == 0 {
 		fmt.Fprintln(w, "\n  no communicator was ever made")
@@ -154,6 +159,9 @@ func (c *Comm) text(w io.Writer, state string) {
 	default:
 		fmt.Fprintf(w, "  nothing has run yet%s\n", queued)
 	}
+	if c.GPU != nil {
+		fmt.Fprintf(w, "  stamped by GPU %d, %s (%s), times within %s\n", c.GPU.Ordinal, c.GPU.Name, c.GPU.UUID, ago(c.GPU.ClockErr))
+	}
 	fmt.Fprintf(w, "  last enqueued #%d, started #%d, finished #%d\n", c.Enqueued, c.Started, c.Finished)
 	for i := range c.Links {
 		l := &c.Links[i]
@@ -170,11 +178,7 @@ func (c *Comm) text(w io.Writer, state string) {
 	fmt.Fprintln(t, "  SEQ\tOPERATION\tBYTES\tTYPE\tVIA\tAGO\tQUEUED\tWAIT\tTRANSFER\tTOOK\tRESULT")
 	for i := range c.Last {
 		o := &c.Last[i]
-		via := o.Algo
-		if o.Proto != "" {
-			via += "/" + o.Proto
-		}
-		fmt.Fprintf(t, "  #%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Seq, o.kind(), size(o.Bytes), dash(strings.TrimSpace(o.DType+" "+o.RedOp)), dash(via),
+		fmt.Fprintf(t, "  #%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", o.Seq, o.kind(), size(o.Bytes), dash(strings.TrimSpace(o.DType+" "+o.RedOp)), dash(o.via()),
 			ago(o.Age), ago(o.Queued), o.waited(), ago(o.Transfer), ago(o.Took), o.Result)
 	}
 	t.Flush()
@@ -188,10 +192,25 @@ func (o *Op) describe() string {
 	if o.Root != nil {
 		parts = append(parts, o.partner())
 	}
-	if o.Algo != "" {
-		parts = append(parts, o.Algo+"/"+o.Proto)
+	if via := o.via(); via != "" {
+		parts = append(parts, via)
 	}
 	return fmt.Sprintf("%s (%s)", o.title(), strings.Join(parts, ", "))
+}
+
+// via is how an operation ran: "direct/ll, 8 SMs, replay".
+func (o *Op) via() string {
+	via := o.Algo
+	if o.Proto != "" && o.Proto != record.ProtoNone.String() {
+		via += "/" + o.Proto
+	}
+	if o.SMs > 0 {
+		via += fmt.Sprintf(", %d SMs", o.SMs)
+	}
+	if o.Replay {
+		via += ", replay"
+	}
+	return via
 }
 
 func (o *Op) partner() string {
