@@ -1,0 +1,153 @@
+package cuda
+
+import (
+	"bytes"
+	"fmt"
+	"unsafe"
+)
+
+// Device is a GPU and its primary context, which the process's other users of
+// CUDA share. Safe for concurrent use, except Close. What belongs to a Device
+// is closed before it.
+type Device struct {
+	Ordinal      int    // in this process
+	Name         string // "NVIDIA H200"
+	UUID         string // GPU-…, as NVML and nvidia-smi write it
+	PCIBus       string // domain:bus:device.function
+	Major, Minor int    // compute capability
+	SMs          int
+	CopyEngines  int
+	HandlePOSIX  bool // memory can be exported as a file descriptor
+	StreamMemOps bool // streams can write and wait for words of memory
+	RDMA         bool // NICs can be let into memory of Create
+
+	driver *Driver
+	device uintptr // CUdevice
+	ctx    uintptr // 0: closed
+}
+
+const ( // CUdevice_attribute
+	attrMultiprocessors = 16
+	attrCopyEngines     = 40
+	attrMajor           = 75
+	attrMinor           = 76
+	attrVMM             = 102
+	attrHandlePOSIX     = 103
+	attrRDMAWithVMM     = 110
+	// 64-bit memory operations of the second version of the API. It has no
+	// attribute for 32-bit ones; the first version's asks whether a module
+	// parameter of old drivers is set.
+	attrStreamMemOps = 122
+)
+
+// Device opens GPU ordinal, from 0, and retains its primary context until Close.
+// Each call gives a Device of its own.
+func (d *Driver) Device(ordinal int) (*Device, error) {
+	if ordinal < 0 || ordinal >= d.count {
+		return nil, fmt.Errorf("GPU %d: this process sees %d GPUs, numbered from 0", ordinal, d.count)
+	}
+	v := &Device{Ordinal: ordinal, driver: d}
+	var dev int32
+	if rc := d.call(cuDeviceGet, uintptr(unsafe.Pointer(&dev)), uintptr(ordinal)); rc != 0 {
+		return nil, v.fail(cuDeviceGet, "", rc)
+	}
+	v.device = uintptr(dev)
+	var name [256]byte
+	if rc := d.call(cuDeviceGetName, uintptr(unsafe.Pointer(&name)), uintptr(len(name)), v.device); rc != 0 {
+		return nil, v.fail(cuDeviceGetName, "", rc)
+	}
+	v.Name = text(name[:])
+	var bus [32]byte
+	if rc := d.call(cuDeviceGetPCIBusId, uintptr(unsafe.Pointer(&bus)), uintptr(len(bus)), v.device); rc != 0 {
+		return nil, v.fail(cuDeviceGetPCIBusId, "", rc)
+	}
+	v.PCIBus = text(bus[:])
+	var id [16]byte
+	if rc := d.call(cuDeviceGetUuid, uintptr(unsafe.Pointer(&id)), v.device); rc != 0 {
+		return nil, v.fail(cuDeviceGetUuid, "", rc)
+	}
+	v.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+	var vmm, posix, memOps, rdma int
+	for _, a := range []struct {
+		attribute uintptr
+		to        *int
+	}{
+		{attrMajor, &v.Major}, {attrMinor, &v.Minor}, {attrMultiprocessors, &v.SMs}, {attrCopyEngines, &v.CopyEngines},
+		{attrVMM, &vmm}, {attrHandlePOSIX, &posix}, {attrStreamMemOps, &memOps}, {attrRDMAWithVMM, &rdma},
+	} {
+		var value int32
+		if rc := d.call(cuDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), a.attribute, v.device); rc != 0 {
+			return nil, v.fail(cuDeviceGetAttribute, fmt.Sprintf("(%d)", a.attribute), rc)
+		}
+		*a.to = int(value)
+	}
+	v.HandlePOSIX = vmm != 0 && posix != 0
+	v.StreamMemOps = memOps != 0
+	v.RDMA = rdma != 0
+	if rc := d.call(cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&v.ctx)), v.device); rc != 0 {
+		return nil, v.fail(cuDevicePrimaryCtxRetain, "", rc)
+	}
+	return v, nil
+}
+
+// Close releases the primary context; the last release in the process destroys
+// it with all that it holds. A second Close does nothing.
+func (d *Device) Close() error {
+	if d.ctx == 0 {
+		return nil
+	}
+	d.ctx = 0
+	if rc := d.driver.call(cuDevicePrimaryCtxRelease, d.device); rc != 0 {
+		return d.fail(cuDevicePrimaryCtxRelease, "", rc)
+	}
+	return nil
+}
+
+// Driver is what the device was opened from.
+func (d *Device) Driver() *Driver { return d.driver }
+
+// Synchronize waits for everything enqueued on the GPU by this process. Nothing
+// bounds it; Stream.Wait takes a context.
+func (d *Device) Synchronize() error {
+	if rc := d.call(cuCtxSynchronize); rc != 0 {
+		return d.fail(cuCtxSynchronize, "", rc)
+	}
+	return nil
+}
+
+// CanAccess tells whether kernels of d can load from and store to peer's memory.
+func (d *Device) CanAccess(peer *Device) (bool, error) {
+	if d.device == peer.device {
+		return true, nil
+	}
+	var can int32
+	if rc := d.driver.call(cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&can)), d.device, peer.device); rc != 0 {
+		return false, d.fail(cuDeviceCanAccessPeer, fmt.Sprintf("(GPU %d)", peer.Ordinal), rc)
+	}
+	return can != 0, nil
+}
+
+// call calls p in the device's context.
+//
+//go:uintptrescapes
+func (d *Device) call(p proc, args ...uintptr) int {
+	if d.ctx == 0 {
+		return codeClosed
+	}
+	return call(d.driver.fn[p], d.ctx, args...)
+}
+
+func (d *Device) fail(p proc, args string, code int) error {
+	if code == codeClosed {
+		return fmt.Errorf("%s%s on GPU %d: the device is %w", symbols[p], args, d.Ordinal, ErrClosed)
+	}
+	return d.driver.fail(p, args, code, d.Ordinal)
+}
+
+// codeClosed is no CUresult: the call was not made.
+const codeClosed = -1
+
+func text(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return string(b)
+}

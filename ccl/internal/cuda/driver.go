@@ -1,0 +1,95 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"unsafe"
+)
+
+// LibraryEnv names the variable that overrides where the driver is looked for.
+const LibraryEnv = "LOCKSTEP_CUDA_LIBRARY"
+
+// MinVersion is the oldest driver API that will do: CUDA 12.2, driver 535.
+const MinVersion = 12020
+
+// Driver is the process's CUDA driver. Safe for concurrent use.
+type Driver struct {
+	fn      [procs]uintptr
+	path    string
+	version int
+	count   int
+
+	mu         sync.Mutex
+	registered map[uintptr]*registration // host memory, by its first byte
+}
+
+type registration struct {
+	bytes uintptr
+	users int
+}
+
+// Open loads and initializes the driver, once for the process: later calls
+// answer what the first did. The error wraps ErrNoDriver.
+func Open() (*Driver, error) { return openOnce() }
+
+var openOnce = sync.OnceValues(func() (*Driver, error) {
+	// The second is where container runtimes of some clouds mount it, outside of the loader's path.
+	paths := []string{"libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1"}
+	hint := LibraryEnv + " overrides the path"
+	if p := os.Getenv(LibraryEnv); p != "" {
+		paths, hint = []string{p}, "the path is from "+LibraryEnv
+	}
+	var tried []string
+	for _, p := range paths {
+		lookup, err := open(p)
+		if err == nil {
+			return start(p, lookup)
+		}
+		tried = append(tried, fmt.Sprintf("%s: %v", p, err))
+	}
+	return nil, fmt.Errorf("%w: cannot load %s (%s)", ErrNoDriver, strings.Join(tried, "; "), hint)
+})
+
+func start(path string, lookup func(string) uintptr) (*Driver, error) {
+	d := &Driver{path: path, registered: map[uintptr]*registration{}}
+	var missing []string
+	for p, s := range symbols {
+		if d.fn[p] = lookup(s); d.fn[p] == 0 {
+			missing = append(missing, s)
+		}
+	}
+	// The version first: it explains the symbols that an old driver lacks.
+	if d.fn[cuDriverGetVersion] != 0 {
+		var v int32
+		if d.call(cuDriverGetVersion, uintptr(unsafe.Pointer(&v))) == 0 && v < MinVersion {
+			return nil, fmt.Errorf("%w: %s speaks CUDA %d.%d; 12.2 (driver 535) or newer is needed", ErrNoDriver, path, v/1000, v%1000/10)
+		}
+		d.version = int(v)
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("%w: %s lacks %s; driver 535 or newer is needed", ErrNoDriver, path, strings.Join(missing, ", "))
+	}
+	bind(d.fn[cuCtxSetCurrent], d.fn[cuThreadExchangeStreamCaptureMode])
+	if rc := d.call(cuInit, 0); rc != 0 {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, d.fail(cuInit, "", rc, -1))
+	}
+	var n int32
+	if rc := d.call(cuDeviceGetCount, uintptr(unsafe.Pointer(&n))); rc != 0 {
+		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, d.fail(cuDeviceGetCount, "", rc, -1))
+	}
+	d.count = int(n)
+	return d, nil
+}
+
+// call calls p without a context.
+//
+//go:uintptrescapes
+func (d *Driver) call(p proc, args ...uintptr) int { return call(d.fn[p], 0, args...) }
+
+// Version is the driver's API version, 1000 × major + 10 × minor.
+func (d *Driver) Version() int { return d.version }
+
+// Count is the number of GPUs that CUDA_VISIBLE_DEVICES lets this process see.
+func (d *Driver) Count() int { return d.count }
