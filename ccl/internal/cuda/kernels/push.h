@@ -1,0 +1,154 @@
+// Movers that write into peers' windows: bytes, of any count and alignment.
+//
+// A push beats a pull over NVLink (no requests go the other way), and what goes
+// to several peers is read once. Eight loads of a thread are in flight at a time.
+#pragma once
+#include "op.h"
+#include "vector.h"
+
+enum {
+  LS_PUSH_UNROLL = 8,
+  LS_PUSH_TILE = 64 << 10, // bytes of a block's turn: 512 threads, 8 loads of 16 bytes
+  LS_STEP = 112 << 10,     // bytes that Broadcast's root pushes between flags
+};
+
+// spreadUnits copies units of U from src to n destinations, to(i) being the
+// i-th, by all threads of the block.
+template <class U, class To> FI void spreadUnits(u64 src, u64 units, u32 n, const To &to) {
+  u64 i = tid();
+  for (; i + (LS_PUSH_UNROLL - 1) * threads() < units; i += LS_PUSH_UNROLL * threads()) {
+    U v[LS_PUSH_UNROLL];
+#pragma unroll
+    for (int u = 0; u < LS_PUSH_UNROLL; u++) v[u] = get<U>(src + (i + u * threads()) * sizeof(U));
+    for (u32 d = 0; d < n; d++) {
+      u64 dst = to(d) + i * sizeof(U);
+#pragma unroll
+      for (int u = 0; u < LS_PUSH_UNROLL; u++) put<U>(dst + u * threads() * sizeof(U), v[u]);
+    }
+  }
+  // Fewer than a full turn is left to this thread; still loaded before stored.
+  if (i < units) {
+    U v[LS_PUSH_UNROLL];
+#pragma unroll
+    for (int u = 0; u < LS_PUSH_UNROLL - 1; u++)
+      if (i + u * threads() < units) v[u] = get<U>(src + (i + u * threads()) * sizeof(U));
+    for (u32 d = 0; d < n; d++) {
+      u64 dst = to(d) + i * sizeof(U);
+#pragma unroll
+      for (int u = 0; u < LS_PUSH_UNROLL - 1; u++)
+        if (i + u * threads() < units) put<U>(dst + u * threads() * sizeof(U), v[u]);
+    }
+  }
+}
+
+// spread copies bytes from src to n destinations in the widest units that fit
+// all of their alignments, with single bytes at the ends.
+template <class To> FI void spread(u64 src, u64 bytes, u32 n, const To &to) {
+  u64 skew = 0;
+  for (u32 d = 0; d < n; d++) skew |= src ^ to(d);
+  u32 unit = skew & 1 ? 1 : skew & 2 ? 2 : skew & 12 ? 4 : 16;
+  u64 head = least(-src & (unit - 1), bytes), body = (bytes - head) & ~u64(unit - 1), tail = head + body;
+  auto bodyTo = [&](u32 d) { return to(d) + head; };
+  switch (unit) {
+  case 16: spreadUnits<u32x4>(src + head, body / 16, n, bodyTo); break;
+  case 4: spreadUnits<u32>(src + head, body / 4, n, bodyTo); break;
+  case 2: spreadUnits<u16>(src + head, body / 2, n, bodyTo); break;
+  default: spreadUnits<u8>(src + head, body, n, bodyTo);
+  }
+  u64 end = tid() < head ? tid() : tail + (tid() - head);
+  if (end < bytes && (tid() < head || end >= tail)) {
+    u8 v = get<u8>(src + end);
+    for (u32 d = 0; d < n; d++) put<u8>(to(d) + end, v);
+  }
+}
+
+// ToPeers are the n destinations of what every rank receives at the same place
+// of its recv: the next rank first and this one last, so that ranks do not all
+// write to the same one.
+struct ToPeers {
+  const Args &a;
+  u64 offset;
+  FI u64 operator()(u32 d) const { return a.recv[(a.rank + 1 + d) % a.ranks] + offset; }
+};
+
+// ls_allgather_push: each rank's send, count bytes, to its place in all recvs.
+KERNEL(512) void ls_allgather_push(Args a) {
+  Op op(a);
+  if (!op.enter()) return;
+  u64 src = a.send[a.rank], place = a.rank * a.count;
+  u32 n = a.recv[a.rank] + place == src ? a.ranks - 1 : a.ranks; // in place: its own part is there
+  Tiles tiles(a.count, 1, LS_PUSH_TILE, 128);
+  for (u64 at = tiles.first(0, 0), step = 0; at < a.count; at = tiles.first(++step, 0)) {
+    spread(src + at, tiles.length(at), n, ToPeers{a, place + at});
+  }
+  op.leave();
+}
+
+// ls_alltoall_push: part p of each rank's send, count bytes, to the sender's
+// place in rank p's recv. Not in place. Blocks take the peers in turn, so that
+// all are written to at one time.
+KERNEL(512) void ls_alltoall_push(Args a) {
+  Op op(a);
+  if (!op.enter()) return;
+  u64 tile = least(LS_PUSH_TILE, upTo((a.count * a.ranks + blocks() - 1) / blocks(), 128));
+  u64 tiles = tile == 0 ? 0 : (a.count + tile - 1) / tile;
+  for (u64 k = block(); k < tiles * a.ranks; k += blocks()) {
+    u32 peer = (a.rank + 1 + k % a.ranks) % a.ranks;
+    u64 at = k / a.ranks * tile, dst = a.recv[peer] + a.rank * a.count + at;
+    spread(a.send[a.rank] + peer * a.count + at, least(tile, a.count - at), 1, [=](u32) { return dst; });
+  }
+  op.leave();
+}
+
+// ls_broadcast_push: root's send, count bytes, to all recvs. Of each step the
+// root pushes a tile to each of the others, which pass their own on to the rest
+// while the root goes on: every link carries the buffer about once.
+KERNEL(512) void ls_broadcast_push(Args a) {
+  Op op(a);
+  Heap *own = heap(a, a.rank);
+  u32 others = a.ranks - 1, before = own->block[block()].steps;
+  if (!op.enter()) return;
+  Tiles tiles(a.count, others == 0 ? 1 : others, LS_STEP / (others == 0 ? 1 : others) & ~127u, 128);
+  u32 rounds = u32(tiles.rounds());
+  auto heir = [&](u32 j) { return (a.root + 1 + j) % a.ranks; }; // the rank that tile j of a step goes to
+  if (a.rank == a.root) {
+    bool keep = a.send[a.rank] != a.recv[a.rank];
+    for (u32 step = 0; step < rounds; step++) {
+      for (u32 j = 0; j < tiles.owners; j++) {
+        u64 at = tiles.first(step, j), here = a.recv[a.rank] + at, there = others == 0 ? here : a.recv[heir(j)] + at;
+        spread(a.send[a.rank] + at, tiles.length(at), (others == 0 ? 0 : 1) + keep, [=](u32 d) { return d == 0 ? there : here; });
+      }
+      if (others < 2) continue; // nobody to pass it on to
+      sync();
+      if (tid() < a.ranks && tid() != a.rank) {
+        storeRelease(&heap(a, tid())->flag[LS_PHASE_STEPS][block()][a.root], before + step + 1);
+      }
+    }
+  } else if (others > 1) {
+    u32 self = (a.rank + others - a.root) % a.ranks;
+    for (u32 step = 0; step < tiles.steps(self); step++) {
+      const u32 *flag = &own->flag[LS_PHASE_STEPS][block()][a.root];
+      bool ok = tid() != 0 || waitFlag(a, flag, before + step + 1, rounds - step - 1);
+      if (syncOr(!ok)) return;
+      u64 at = tiles.first(step, self);
+      spread(a.recv[a.rank] + at, tiles.length(at), others - 1, [&](u32 d) { return a.recv[heir((self + 1 + d) % others)] + at; });
+    }
+  }
+  if (tid() == 0) own->block[block()].steps = before + rounds;
+  op.leave();
+}
+
+// ls_copy: count bytes from send[rank] to recv[rank], in memory of any GPU that
+// is mapped here. It speaks with nobody, so it may have any number of blocks,
+// and ranks need not all run it.
+KERNEL(512) void ls_copy(Args a) {
+  Stamps<Args> stamps(a);
+  stamps.entered();
+  u64 dst = a.recv[a.rank];
+  Tiles tiles(a.count, 1, LS_PUSH_TILE, 128);
+  for (u64 at = tiles.first(0, 0), step = 0; at < a.count; at = tiles.first(++step, 0)) {
+    spread(a.send[a.rank] + at, tiles.length(at), 1, [=](u32) { return dst + at; });
+  }
+  sync();
+  stamps.left();
+}
