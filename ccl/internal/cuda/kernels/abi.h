@@ -13,7 +13,10 @@ enum {
   LS_MAX_RANKS = 8,   // GPUs that reach each other by loads and stores
   LS_MAX_BLOCKS = 32, // of any kernel that talks to peers
   LS_LL_LINES = 1024, // LL lines for one source rank and block
+  LS_MAX_MESSAGES = 8, // sends, and receives, of one ls_p2p_ll
   LS_PHASES = 4,      // flag rows: barriers that one kernel may need
+  LS_PHASE_ENTER = 0, LS_PHASE_LEAVE = 1, // the rows of barriers of kernels on windows
+  LS_PHASE_STEPS = 3, // the row that counts steps instead, of pipelines between ranks
 };
 
 // Line is 8 bytes of data with a flag beside each half. Its halves are written
@@ -24,13 +27,13 @@ struct alignas(16) Line { u32 d0, f0, d1, f1; };
 // rank r only ever speaks with block b of its peers, and all ranks run the same
 // kernels with as many blocks, so that equal blocks agree on the epoch without
 // anybody counting operations.
-struct alignas(128) BlockState { u32 epoch; u32 pad[31]; };
+struct alignas(128) BlockState { u32 epoch, steps; u32 pad[30]; }; // steps: of Broadcast's pipeline, all so far
 
 // Heap is a rank's control memory, mapped by all ranks; zero before first use.
 // What peers write is written by one peer each.
 struct alignas(128) Heap {
   BlockState block[LS_MAX_BLOCKS]; // own
-  struct alignas(128) { u64 seq; u32 blocksDone; u32 pad[29]; } op; // own: operations ended; blocks of this one that have
+  struct alignas(128) { u64 seq, start; u32 blocksDone; u32 pad[27]; } op; // own: operations ended; when this one began; blocks of its kernel that have ended
   u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
   struct alignas(128) { u32 sent[LS_MAX_RANKS], received[LS_MAX_RANKS]; u32 pad[16]; } pair; // own: LL messages of the pair so far
   u32 credit[LS_MAX_RANKS]; // [destination rank] = LL messages it has consumed
@@ -79,4 +82,51 @@ struct Args {
   u32 op;       // record.RedOp
   u32 flags;
   u32 peers;    // set of ranks, for point-to-point
+};
+
+// Message is one send or receive of P2PArgs.
+struct Message {
+  u64 buffer; // as mapped here
+  u64 bytes;
+  u32 peer, pad;
+};
+
+// P2PArgs is ls_p2p_ll's parameter: what one rank sends and receives, in the
+// order of the program, which decides what is paired with what.
+struct P2PArgs {
+  u64 heap[LS_MAX_RANKS];
+  u64 slots, abort; // slots to flags as in Args
+  u32 slotMask, desc, rank, ranks, flags;
+  u32 sends, receives;
+  u32 pad;
+  Message message[2 * LS_MAX_MESSAGES]; // the sends, then the receives
+};
+
+// ClockArgs is ls_clock's parameter.
+struct ClockArgs {
+  u64 word;  // u32 in host memory, first at the start, that the host changes
+  u64 slot;  // 16 bytes in host memory: %globaltimer, and the word it answers
+  u64 abort;
+  u32 first, rounds;
+  u64 turns; // looks at the word in all, before giving up
+};
+
+// DelayArgs is ls_delay's parameter.
+struct DelayArgs { u64 ns, abort; };
+
+// PatternArgs is ls_fill's and ls_check's parameter.
+struct PatternArgs { u64 buffer, bytes, seed, wrong; }; // wrong: a u64 that ls_check adds the wrong bytes to
+
+// FoldArgs is ls_fold's parameter. Where slots is not 0, ls_fold stamps as the
+// other kernels do.
+struct FoldArgs {
+  u64 heap[LS_MAX_RANKS];
+  u64 slots, abort; // slots to flags as in Args
+  u32 slotMask, desc, rank, ranks, flags; // ranks: of the communicator, what Avg divides by
+  u32 op;           // record.RedOp
+  u64 src[LS_MAX_RANKS]; // what is reduced, in this order
+  u64 dst;          // may be one of src
+  u64 count;        // elements
+  u32 k;            // sources, 1 to LS_MAX_RANKS
+  u32 pad;
 };

@@ -3,6 +3,9 @@
 #pragma once
 #include "abi.h"
 
+#ifdef LS_HOST
+#include "emulate.h"
+#else
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
@@ -25,6 +28,11 @@ FI u64 globaltimer() {
 FI u32 loadVolatile(const u32 *p) {
   u32 v;
   asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+FI u64 loadVolatile64(const u64 *p) {
+  u64 v;
+  asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
 FI u32 loadAcquire(const u32 *p) {
@@ -54,10 +62,17 @@ FI u32 atomicAdd(u32 *p, u32 v) {
   return old;
 }
 
-FI Heap *heap(const Args &a, u32 rank) { return (Heap *)a.heap[rank]; }
+// syncOr is sync, and whether any thread of the block said so.
+FI bool syncOr(bool mine) { return __nvvm_bar0_or(mine) != 0; }
+FI void atomicAdd64(u64 *p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+FI void relax() {} // a turn of a loop that waits
+#endif
+
+// A is Args or P2PArgs.
+template <class A> FI Heap *heap(const A &a, u32 rank) { return (Heap *)a.heap[rank]; }
 
 // aborted looks at the host's word, over the bus: not to be done at every turn.
-FI bool aborted(const Args &a) { return loadVolatile((const u32 *)a.abort) != 0; }
+template <class A> FI bool aborted(const A &a) { return loadVolatile((const u32 *)a.abort) != 0; }
 
 // Every loop that waits for a peer counts its turns and looks for an abort once
 // in so many of them.

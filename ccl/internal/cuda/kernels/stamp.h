@@ -1,0 +1,53 @@
+// The stamps of an operation, as one thread of a block makes them.
+//
+// Nothing of this may lengthen the kernel: what is read at entry is not needed
+// before the data has left, stores are not waited for, and the timer is read
+// while nothing else could be done.
+#pragma once
+#include "device.h"
+
+// Stamps belongs to thread 0 of each block; the others ignore it. A is Args or
+// P2PArgs.
+template <class A> struct Stamps {
+  const A &a;
+  u64 seq, start, seen;
+  u32 peer;
+
+  // The constructor reads the time of entry.
+  FI Stamps(const A &a) : a(a), seq(0), start(0), seen(0), peer(0xff) {
+    if (tid() != 0 || a.slots == 0) return;
+    seq = loadVolatile64(&heap(a, a.rank)->op.seq) + 1;
+    start = globaltimer();
+  }
+
+  FI u64 *slot() const { return (u64 *)(a.slots + (seq & a.slotMask) * sizeof(Slot)); } // seq counts from 1
+
+  // entered tells the world that the operation has begun. It is called before
+  // anything that may wait.
+  FI void entered() const {
+    if (tid() != 0 || block() != 0 || a.slots == 0 || !(a.flags & LS_FIRST)) return;
+    store16(slot(), seq << 16 | a.desc, start);
+    // Another block, or the operation's last kernel, ends it and needs to know.
+    if (blocks() > 1 || !(a.flags & LS_LAST)) heap(a, a.rank)->op.start = start;
+  }
+
+  // saw notes that a peer has just come that this thread had to wait for.
+  FI void saw(u32 source) {
+    if (tid() != 0 || a.slots == 0) return;
+    seen = globaltimer(), peer = source;
+  }
+
+  // left ends the operation if no other block still runs. All threads of the
+  // block have done what they had to; a block that was aborted does not call it.
+  FI void left() {
+    if (tid() != 0 || a.slots == 0 || !(a.flags & LS_LAST)) return;
+    auto &op = heap(a, a.rank)->op;
+    if (blocks() > 1) {
+      if (atomicAdd(&op.blocksDone, 1) != blocks() - 1) return;
+      op.blocksDone = 0;
+    }
+    if (blocks() > 1 || !(a.flags & LS_FIRST)) start = loadVolatile64(&op.start);
+    store16(slot() + 2, (seen > start ? seen - start : 0) << 8 | peer, globaltimer());
+    op.seq = seq;
+  }
+};
