@@ -1,10 +1,10 @@
 #!/bin/sh
-# Builds nccl.cu where CUDA and NCCL are: build.sh [OUTPUT] (default: ./nccl).
+# Builds nccl and libgemm.so where CUDA and NCCL are: build.sh [FOLDER] (default: .).
 # NCCL is looked for in NCCL_HOME, in Python's packages (nvidia.nccl, then torch's
 # own libraries), and in the system. nvcc: NVCC, PATH, /usr/local/cuda.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:-nccl}
+out=${1:-.}
 
 fail() { echo "build.sh: $*" >&2; exit 1; }
 
@@ -60,9 +60,13 @@ libdir=$(dirname "$library")
 links=$(mktemp -d)
 trap 'rm -rf "$links"' EXIT
 ln -s "$(readlink -f "$library")" "$links/libnccl.so"
+mkdir -p "$out"
 set -- -O2 -std=c++17 --threads 0 \
-  -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90 \
-  -I"$(dirname "$header")" -o "$out" "$here/nccl.cu" \
-  -L"$links" -lnccl -Xlinker -rpath -Xlinker "$libdir" -ldl -lpthread
+  -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90
 [ -z "$cublas" ] || set -- -DCUBLAS_LIBRARY="\"$cublas\"" "$@"
-"$nvcc" "$@"
+
+"$nvcc" "$@" -shared -Xcompiler -fPIC -o "$out/libgemm.so" "$here/gemm.cu" -ldl -lpthread &
+gemm=$!
+"$nvcc" "$@" -I"$(dirname "$header")" -o "$out/nccl" "$here/nccl.cu" \
+  -L"$links" -lnccl -Xlinker -rpath -Xlinker "$libdir" -ldl -lpthread
+wait "$gemm"

@@ -22,7 +22,7 @@
 //	-graph-ops N                operations (20)
 //	-block-ms, -blocks          a time is the median of blocks so long (12, 3)
 //	-check SIZE                 check results up to this size (4G)
-//	-fixed                      always the same part of the buffers
+//	-fixed                      always the same part of the buffers, as lockstep perf
 //	-limit, -watchdog           seconds for everything (300), for one measurement (30)
 //
 // Results go to standard output, one JSON object a line; a table for people goes
@@ -33,16 +33,13 @@
 // windows and a communicator with the zero-CTA policy, by which NCCL's copy
 // engines do AllGather and AlltoAll.
 #include <cuda_runtime.h>
-#include <dlfcn.h>
 #include <nccl.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <csignal>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -51,38 +48,15 @@
 #include <thread>
 #include <vector>
 
-#ifndef CUBLAS_LIBRARY
-#define CUBLAS_LIBRARY "libcublas.so"
-#endif
+#include "gemm.h"
 
 // ---- failing, and giving up in time ----
-
-[[noreturn]] static void die(const char *format, ...) {
-  va_list args;
-  va_start(args, format);
-  fputs("nccl: ", stderr);
-  vfprintf(stderr, format, args);
-  fputc('\n', stderr);
-  va_end(args);
-  fflush(stdout);
-  _exit(1);  // other threads may sit inside CUDA
-}
-
-static void cudaCheck(cudaError_t e, const char *what) {
-  if (e != cudaSuccess) die("%s: %s (%s)", what, cudaGetErrorName(e), cudaGetErrorString(e));
-}
 
 static void ncclCheck(ncclResult_t e, const char *what) {
   if (e != ncclSuccess) die("%s: %s (%s)", what, ncclGetErrorString(e), ncclGetLastError(nullptr));
 }
 
-#define CUDA(call) cudaCheck((call), #call)
 #define NCCL(call) ncclCheck((call), #call)
-
-static double now() {  // seconds
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
 
 // The watchdog ends the process when one measurement takes far too long: a
 // collective that hangs would otherwise eat all the time there is on a machine.
@@ -518,8 +492,8 @@ static void measure(Rank *r, const Case &c, ncclComm_t comm, const std::string &
   int version = 0;
   NCCL(ncclGetVersion(&version));
   printf("{\"lib\":\"nccl\",\"version\":%d,\"coll\":\"%s\",\"bytes\":%zu,\"type\":\"float32\",\"ranks\":%d,\"mode\":\"%s\",\"launch\":\"%s\","
-         "\"us\":%.3f,\"wall_us\":%.3f,\"algbw\":%.4f,\"busbw\":%.4f,\"wrong\":%lld,\"iters\":%zu}\n",
-         version, c.name, c.bytes(), r->n, mode.c_str(), how.c_str(), median.us, median.wall, alg, bus, wrong, launches * m.perLaunch);
+         "\"us\":%.3f,\"wall_us\":%.3f,\"algbw\":%.4f,\"busbw\":%.4f,\"wrong\":%lld,\"iters\":%zu,\"buffers\":\"%s\"}\n",
+         version, c.name, c.bytes(), r->n, mode.c_str(), how.c_str(), median.us, median.wall, alg, bus, wrong, launches * m.perLaunch, o.fixed ? "fixed" : "moving");
   fflush(stdout);
   fprintf(stderr, "%12zu %12zu  float  %8s %10.2f %8.2f %8.2f %7lld\n", c.bytes(), c.count, how.c_str(), median.us, alg, bus, wrong);
 }
@@ -567,141 +541,7 @@ static void table(Rank *r) {
   if (late && r->rank == 0) fprintf(stderr, "# INCOMPLETE: stopped after %.0f s (-limit %.0f)\n", now() - begun, o.limit);
 }
 
-// ---- GEMM ----
-
-// The few entries of cuBLAS that a GEMM needs, found at run time: cuBLAS is in the
-// toolkit of one machine and in a Python package of another.
-struct Blas {
-  int (*create)(void **);
-  int (*setStream)(void *, cudaStream_t);
-  int (*gemm)(void *handle, int transa, int transb, int m, int n, int k, const void *alpha, const void *a, int atype, int lda, const void *b,
-              int btype, int ldb, const void *beta, void *c, int ctype, int ldc, int compute, int algo);
-
-  void open() {
-    void *lib = nullptr;
-    std::string tried;
-    const char *env = getenv("CUBLAS_LIBRARY_PATH");
-    for (const char *path : {env ? env : CUBLAS_LIBRARY, CUBLAS_LIBRARY, "libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
-      lib = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-      if (lib) break;
-      tried += std::string("\n  ") + dlerror();
-    }
-    if (!lib) die("no cuBLAS (CUBLAS_LIBRARY_PATH may name it):%s", tried.c_str());
-    find(lib, "cublasCreate_v2", (void **)&create);
-    find(lib, "cublasSetStream_v2", (void **)&setStream);
-    find(lib, "cublasGemmEx", (void **)&gemm);
-  }
-
- private:
-  static void find(void *lib, const char *name, void **entry) {
-    *entry = dlsym(lib, name);
-    if (!*entry) die("cuBLAS has no %s", name);
-  }
-};
-
-static Blas blas;
-
-// Random bits make a bfloat16 of [1, 2) or (-2, -1]: zeros would draw less power,
-// and run faster than any model's data.
-__global__ void randomKernel(uint16_t *p, size_t n, uint32_t seed) {
-  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
-    uint32_t x = uint32_t(i) * 0x9e3779b9u ^ seed;
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= x >> 15;
-    p[i] = uint16_t(0x3f80u | (x & 0x807fu));
-  }
-}
-
-// Meter turns work seen done at times into a rate, over the part that lies in a
-// window of time.
-struct Meter {
-  double from, to;  // seconds
-  double first = 0, last = 0, work = 0;
-
-  void done(double amount) {
-    double t = now();
-    if (t < from || t > to) return;
-    if (first == 0) first = t;
-    else work += amount;
-    last = t;
-  }
-  double rate() const { return last > first ? work / (last - first) : 0; }
-};
-
-// Pipe keeps two batches of work in a stream, and waits for the older.
-struct Pipe {
-  cudaStream_t stream = nullptr;
-  cudaEvent_t events[2] = {};
-  size_t batches = 0;
-
-  void open(cudaStream_t s) {
-    stream = s;
-    for (cudaEvent_t &e : events) CUDA(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-  }
-  // filled is called after a batch was enqueued; true: the one before is done.
-  bool filled() {
-    CUDA(cudaEventRecord(events[batches & 1], stream));
-    if (batches++ == 0) return false;
-    CUDA(cudaEventSynchronize(events[batches & 1]));
-    return true;
-  }
-  void close() {
-    CUDA(cudaStreamSynchronize(stream));
-    for (cudaEvent_t e : events) CUDA(cudaEventDestroy(e));
-  }
-};
-
-struct Gemm {
-  int size;
-  void *handle = nullptr;
-  uint16_t *a, *b, *c;
-  cudaStream_t stream;
-
-  void open(int n) {
-    size = n;
-    size_t elements = size_t(n) * n;
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (uint16_t **p : {&a, &b, &c}) CUDA(cudaMalloc((void **)p, elements * 2));
-    randomKernel<<<1056, 256, 0, stream>>>(a, elements, 1);
-    randomKernel<<<1056, 256, 0, stream>>>(b, elements, 2);
-    CUDA(cudaGetLastError());
-    check(blas.create(&handle), "cublasCreate");
-    check(blas.setStream(handle, stream), "cublasSetStream");
-    batch(3);
-    CUDA(cudaStreamSynchronize(stream));
-  }
-
-  // batch enqueues times products of bfloat16, summed in float32.
-  void batch(int times) {
-    const float one = 1, zero = 0;
-    const int bf16 = 14;  // CUDA_R_16BF
-    for (int i = 0; i < times; i++)
-      check(blas.gemm(handle, 0, 0, size, size, size, &one, a, bf16, size, b, bf16, size, &zero, c, bf16, size,
-                      68 /* CUBLAS_COMPUTE_32F */, -1 /* CUBLAS_GEMM_DEFAULT */),
-            "cublasGemmEx");
-  }
-
-  double teraflop() const { return 2.0 * size * size * size / 1e12; }
-
-  // run multiplies until the meter's window is over, and a bit longer, so that
-  // whoever runs beside it has company to the end.
-  void run(Meter *meter) {
-    Pipe pipe;
-    pipe.open(stream);
-    const int times = 8;
-    while (now() < meter->to + 0.1) {
-      batch(times);
-      if (pipe.filled()) meter->done(times * teraflop());
-    }
-    pipe.close();
-  }
-
- private:
-  static void check(int status, const char *what) {
-    if (status != 0) die("%s: cuBLAS status %d", what, status);
-  }
-};
+// ---- GEMM beside AlltoAll ----
 
 // allToAlls runs AlltoAlls until the meter's window is over, the same number on
 // all ranks.
@@ -774,28 +614,6 @@ static void gemmBeside(Rank *r) {
   if (r->rank == 0) deadline = 0;
 }
 
-// gemmOnly prints one line a second until a signal or the time is up.
-static void gemmOnly(const Options &o, int device) {
-  CUDA(cudaSetDevice(device));
-  Gemm gemm;
-  gemm.open(o.gemmSize);
-  Pipe pipe;
-  pipe.open(gemm.stream);
-  const int times = 8;
-  double begun = now(), since = begun, work = 0;
-  while (!interrupted && (o.seconds <= 0 || now() - begun < o.seconds)) {
-    gemm.batch(times);
-    if (pipe.filled()) work += times * gemm.teraflop();
-    double t = now();
-    if (t - since < 1) continue;
-    printf("{\"test\":\"gemm\",\"device\":%d,\"seconds\":%.2f,\"gemm\":%d,\"tflops\":%.1f}\n", device, t - begun, o.gemmSize, work / (t - since));
-    fflush(stdout);
-    since = t;
-    work = 0;
-  }
-  pipe.close();
-}
-
 int main(int argc, char **argv) {
   setenv("NCCL_NVLS_ENABLE", "0", 1);  // multicast harms hosts that are shared
   Options o = parse(argc, argv);
@@ -808,7 +626,7 @@ int main(int argc, char **argv) {
   if (o.gemm || o.gemmOnly) blas.open();
   std::vector<std::thread> threads;
   if (o.gemmOnly) {
-    for (int d = 0; d < n; d++) threads.emplace_back([&o, d] { gemmOnly(o, d); });
+    for (int d = 0; d < n; d++) threads.emplace_back([&o, d] { multiply(d, o.gemmSize, o.seconds, 1, interrupted, stdout); });
     for (std::thread &t : threads) t.join();
     return 0;
   }

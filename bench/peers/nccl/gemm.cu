@@ -1,0 +1,29 @@
+// libgemm.so multiplies matrices inside a program that is not ours to change:
+//
+//	LD_PRELOAD=./libgemm.so GEMM_OUT=/tmp/gemm lockstep perf alltoall --device cuda ...
+//
+// Every process that has a GEMM_RANK_VAR (default LOCKSTEP_LOCAL_RANK) in its
+// environment gets a thread that keeps the GPU of that number busy and appends its
+// speed to GEMM_OUT.<number>, two lines a second, until the process ends. It has to
+// be inside: kernels of two processes take turns on a GPU, and do not overlap.
+#include "gemm.h"
+
+#include <thread>
+
+static std::atomic<bool> never{false};
+
+static void beside(int number, std::string path) {
+  FILE *out = fopen((path + "." + std::to_string(number)).c_str(), "a");
+  if (!out) die("cannot write %s.%d", path.c_str(), number);
+  int devices = 0;
+  CUDA(cudaGetDeviceCount(&devices));
+  blas.open();
+  const char *size = getenv("GEMM_SIZE");
+  multiply(number % devices, size ? atoi(size) : 8192, 0, 0.5, never, out);
+}
+
+__attribute__((constructor)) static void start() {
+  const char *path = getenv("GEMM_OUT"), *var = getenv("GEMM_RANK_VAR");
+  const char *number = getenv(var ? var : "LOCKSTEP_LOCAL_RANK");
+  if (path && number) std::thread(beside, atoi(number), std::string(path)).detach();
+}
