@@ -1,0 +1,466 @@
+package cuda_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("CUDA_TEST_CHILD") != "" {
+		child()
+		return
+	}
+	o := cudatest.Options{GPUs: 4}
+	if v := os.Getenv("CUDA_TEST_FAKE"); v != "" { // a process of TestOpenFails
+		fmt.Sscanf(v, "%d,%d", &o.GPUs, &o.Version)
+	}
+	stop, err := cudatest.Start(o)
+	if err != nil && !errors.Is(err, cudatest.ErrUnavailable) {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) { stop(); os.Exit(code) }))
+}
+
+func must[T any](t testing.TB) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func bound(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Every process can open a driver only once, so that each case is one.
+func TestOpenFails(t *testing.T) {
+	if os.Getenv("CUDA_TEST_OPEN") != "" {
+		_, err := cuda.Open()
+		fmt.Printf("is ErrNoDriver %v: %v\n", errors.Is(err, cuda.ErrNoDriver), err)
+		return
+	}
+	cudatest.Device(t, 0) // skip where there is no fake
+	for _, c := range []struct {
+		name string
+		env  []string
+		want []string
+	}{
+		{"no library", []string{cuda.LibraryEnv + "=/nowhere/libcuda.so.1", "LOCKSTEP_FAKE_CUDA=gpus=1"}, []string{"/nowhere/libcuda.so.1", cuda.LibraryEnv}},
+		{"another library", []string{cuda.LibraryEnv + "=libc.so.6", "LOCKSTEP_FAKE_CUDA=gpus=1"}, []string{"lacks cuInit"}},
+		{"no GPU", []string{"LOCKSTEP_FAKE_CUDA=gpus=0"}, []string{"cuInit: CUDA_ERROR_NO_DEVICE (100)"}},
+		{"old driver", []string{"LOCKSTEP_FAKE_CUDA=version=11080"}, []string{"speaks CUDA 11.8", "535"}},
+		{"broken driver", []string{"LOCKSTEP_FAKE_CUDA=gpus=1,fail=cuInit:2:1"}, []string{"cuInit: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := exec.Command(os.Args[0], "-test.run=^TestOpenFails$")
+			cmd.Env = append(append(os.Environ(), "CUDA_TEST_OPEN=1"), c.env...)
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			for _, w := range append(c.want, "is ErrNoDriver true") {
+				if !strings.Contains(string(out), w) {
+					t.Errorf("no %q in: %s", w, out)
+				}
+			}
+		})
+	}
+}
+
+func TestDevice(t *testing.T) {
+	d := cudatest.Device(t, 3)
+	if d.Name != "Fake GPU 3" || d.PCIBus != "0000:04:00.0" || d.UUID != "GPU-fafafafa-fafa-fafa-fafa-fafafafafa03" {
+		t.Errorf("%+v", d)
+	}
+	if d.Major != 9 || d.SMs != 132 || d.CopyEngines != 3 || !d.HandlePOSIX || !d.StreamMemOps || !d.RDMA {
+		t.Errorf("%+v", d)
+	}
+	if can := must[bool](t)(d.CanAccess(cudatest.Device(t, 0))); !can {
+		t.Error("no peer access")
+	}
+	if _, err := d.Driver().Device(4); err == nil || !strings.Contains(err.Error(), "4 GPUs") {
+		t.Errorf("GPU 4 of 4: %v", err)
+	}
+	other := must[*cuda.Device](t)(d.Driver().Device(3))
+	ok(t, other.Close())
+	ok(t, other.Close())
+	if _, err := other.Alloc(1); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("alloc on a closed device: %v", err)
+	}
+	p := must[cuda.Ptr](t)(d.Alloc(1)) // the primary context is d's still
+	ok(t, d.Free(p))
+}
+
+func TestErrors(t *testing.T) {
+	d := cudatest.Device(t, 1)
+	_, err := d.Create(1 << 50)
+	if want := "cuMemCreate(1125899906842624 bytes) on GPU 1: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"; err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	if !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrPeerAccess) {
+		t.Error("wrong sentinel")
+	}
+	cudatest.Fail("cuMemAlloc", 12345, 2)
+	p := must[cuda.Ptr](t)(d.Alloc(16))
+	var e *cuda.Error
+	if _, err := d.Alloc(16); !errors.As(err, &e) || e.Code != 12345 || e.Device != 1 || e.Name != "CUDA_ERROR" {
+		t.Errorf("injected: %v", err)
+	}
+	ok(t, d.Free(must[cuda.Ptr](t)(d.Alloc(16))))
+	ok(t, d.Free(p))
+	_, err = d.Load([]byte(".version 8.0\n.bogus"))
+	if err == nil || !strings.Contains(err.Error(), "INVALID_PTX") || !strings.Contains(err.Error(), "unknown directive") {
+		t.Errorf("bad PTX: %v", err)
+	}
+}
+
+func TestStreamOrder(t *testing.T) {
+	a, b := cudatest.Device(t, 0), cudatest.Device(t, 1)
+	const n = 1 << 20
+	src, dst := must[cuda.Ptr](t)(a.Alloc(n)), must[cuda.Ptr](t)(a.Alloc(n))
+	defer a.Free(src)
+	defer a.Free(dst)
+	s, s2 := must[*cuda.Stream](t)(a.NewStream(0)), must[*cuda.Stream](t)(a.NewStream(-1))
+	defer s.Close()
+	defer s2.Close()
+	word := must[cuda.Ptr](t)(a.Alloc(8))
+	defer a.Free(word)
+
+	ok(t, s.Set32(word, 0xfffffffe, 1))
+	ok(t, s.Wait(bound(t)))
+	// s2 waits for a counter that wraps around; s goes on after s2's event.
+	ok(t, s2.Batch([]cuda.MemOp{cuda.WaitOp(word, 1), cuda.WriteOp(word+4, 7), cuda.WriteOp(word+4, 8).NoBarrier()}))
+	ok(t, s2.Set8(src, 0x5a, n))
+	e := must[*cuda.Event](t)(a.NewEvent(true))
+	ok(t, s2.Record(e))
+	ok(t, s.WaitEvent(e))
+	ok(t, s.Copy(dst, src, n))
+	got := make([]byte, n)
+	done, err := s2.Query()
+	if done || err != nil {
+		t.Fatalf("s2 ran past its wait: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Wait(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a wait that was given up: %v", err)
+	}
+	ok(t, a.StreamOf(0).Write32(word, 1))
+	ok(t, s.CopyOut(unsafe.Pointer(&got[0]), dst, n))
+	ok(t, s.Synchronize())
+	if !bytes.Equal(got, bytes.Repeat([]byte{0x5a}, n)) {
+		t.Error("wrong bytes")
+	}
+	e2 := must[*cuda.Event](t)(a.NewEvent(true))
+	ok(t, s.Record(e2))
+	ok(t, e2.Wait(bound(t)))
+	if ns := must[float64](t)(e2.Elapsed(e)); ns < 0 {
+		t.Errorf("elapsed %v ns", ns)
+	}
+	ok(t, e.Close())
+	ok(t, e2.Close())
+	ok(t, e2.Close())
+	// Another GPU's plain memory is out of reach, also of its own streams.
+	sb := must[*cuda.Stream](t)(b.NewStream(0))
+	defer sb.Close()
+	if err := sb.Set8(src, 0, 1); err == nil {
+		t.Error("GPU 1 wrote into GPU 0's memory")
+	}
+	many := make([]cuda.MemOp, 1000) // more than the driver takes at a time
+	for i := range many {
+		many[i] = cuda.WriteOp(word, uint32(i))
+	}
+	ok(t, s.Batch(many))
+	ok(t, s.Wait(bound(t)))
+	ok(t, s.CopyOut(unsafe.Pointer(&got[0]), word, 4))
+	if v := *(*uint32)(unsafe.Pointer(&got[0])); v != 999 {
+		t.Errorf("batch ended with %d", v)
+	}
+}
+
+type addParams struct {
+	dst, src cuda.Ptr
+	n        uint32
+	_        uint32
+}
+
+func load(t testing.TB, d *cuda.Device) (*cuda.Module, cuda.Func) {
+	m := must[*cuda.Module](t)(d.Load([]byte(cudatest.PTX)))
+	return m, must[cuda.Func](t)(m.Func("fake_add"))
+}
+
+func TestLaunchAndGraph(t *testing.T) {
+	d := cudatest.Device(t, 0)
+	m, add := load(t, d)
+	if _, err := m.Func("nobody"); !errors.Is(err, cuda.ErrNotFound) {
+		t.Errorf("unknown kernel: %v", err)
+	}
+	ok(t, d.SetFuncShared(add, 100<<10))
+	if info := must[cuda.FuncInfo](t)(d.FuncInfo(add)); info.MaxThreads != 1024 || info.Registers != 32 {
+		t.Errorf("%+v", info)
+	}
+	if n := must[int](t)(d.Occupancy(add, 512, 0)); n != 4 {
+		t.Errorf("occupancy %d", n)
+	}
+	s := must[*cuda.Stream](t)(d.NewStream(0))
+	side := must[*cuda.Stream](t)(d.NewStream(0))
+	defer s.Close()
+	defer side.Close()
+	fork, join := must[*cuda.Event](t)(d.NewEvent(false)), must[*cuda.Event](t)(d.NewEvent(false))
+	mem := must[[]byte](t)(d.AllocHost(4096))
+	words := unsafe.Slice((*uint32)(unsafe.Pointer(&mem[0])), 1024)
+	p := must[cuda.Ptr](t)(d.HostPtr(mem))
+	words[100] = 5
+	params := addParams{dst: p, src: p + 400, n: 1}
+
+	ok(t, s.BeginCapture())
+	if c := must[bool](t)(s.Capturing()); !c {
+		t.Error("not capturing")
+	}
+	ok(t, s.Launch(add, 2, 128, 90<<10, unsafe.Pointer(&params), unsafe.Sizeof(params)))
+	ok(t, s.Record(fork))
+	ok(t, side.WaitEvent(fork))
+	ok(t, side.Write32(p+8, 3))
+	ok(t, side.Record(join))
+	ok(t, s.WaitEvent(join))
+	if _, err := s.Query(); !errors.Is(err, cuda.ErrCapture) {
+		t.Errorf("query while capturing: %v", err)
+	}
+	params.n = 0 // the graph has its own copy
+	g := must[*cuda.Graph](t)(s.EndCapture())
+	if c := must[bool](t)(side.Capturing()); c {
+		t.Error("still capturing")
+	}
+	x := must[*cuda.Exec](t)(g.Instantiate())
+	ok(t, g.Close())
+	ok(t, s.Wait(bound(t)))
+	if words[0] != 0 {
+		t.Error("ran while captured")
+	}
+	for range 3 {
+		ok(t, x.Launch(s))
+	}
+	ok(t, s.Wait(bound(t)))
+	if words[0] != 15 || words[2] != 3 {
+		t.Errorf("after three launches: %d, %d", words[0], words[2])
+	}
+	ok(t, x.Close())
+	ok(t, x.Close())
+	ok(t, d.FreeHost(mem))
+
+	crash := must[cuda.Func](t)(m.Func("fake_crash"))
+	ok(t, s.Launch(crash, 1, 1, 0, nil, 0))
+	if err := s.Wait(bound(t)); !errors.Is(err, cuda.ErrContextLost) {
+		t.Errorf("after an illegal address: %v", err)
+	}
+	cudatest.Heal()
+	ok(t, m.Unload())
+}
+
+func TestHostRegistration(t *testing.T) {
+	a, b := cudatest.Device(t, 0), cudatest.Device(t, 1)
+	mem := must[[]byte](t)(syscall.Mmap(-1, 0, 8192, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_SHARED))
+	defer syscall.Munmap(mem)
+	pa, pb := must[cuda.Ptr](t)(a.RegisterHost(mem)), must[cuda.Ptr](t)(b.RegisterHost(mem))
+	if info := must[cuda.PointerInfo](t)(a.Pointer(pa + 5)); info.Kind != cuda.Host {
+		t.Errorf("%+v", info)
+	}
+	s := must[*cuda.Stream](t)(b.NewStream(0))
+	defer s.Close()
+	ok(t, a.UnregisterHost(mem))
+	ok(t, s.Write32(pb, 0x01020304)) // b's registration stands
+	ok(t, s.Wait(bound(t)))
+	if mem[0] != 4 {
+		t.Error("nothing written")
+	}
+	ok(t, b.UnregisterHost(mem))
+	if err := s.Write32(pb, 0); err == nil {
+		t.Error("unregistered memory was written")
+	}
+	if err := b.UnregisterHost(mem); err == nil {
+		t.Error("unregistered twice")
+	}
+	if info := must[cuda.PointerInfo](t)(a.Pointer(pa)); info.Kind != cuda.Unregistered {
+		t.Errorf("%+v", info)
+	}
+	cudatest.Fail("cuMemHostGetDevicePointer", 1, 1)
+	if _, err := a.RegisterHost(mem); err == nil {
+		t.Error("no error")
+	}
+	must[cuda.Ptr](t)(a.RegisterHost(mem)) // nothing was left behind
+	ok(t, a.UnregisterHost(mem))
+}
+
+// A child maps the descriptor that it inherits as number 3 and adds one.
+func child() {
+	drv, err := cuda.Open()
+	if err == nil {
+		var d *cuda.Device
+		if d, err = drv.Device(1); err == nil {
+			err = increment(d, 3)
+		}
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+func increment(d *cuda.Device, fd int) error {
+	n, err := d.Granularity()
+	if err != nil {
+		return err
+	}
+	h, err := d.Import(fd)
+	if err != nil {
+		return err
+	}
+	p, err := d.Reserve(n, 0)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(d.Map(p, n, h), h.Release())
+	if err != nil {
+		return err
+	}
+	s := d.StreamOf(0)
+	var v uint32
+	err = errors.Join(s.CopyOut(unsafe.Pointer(&v), p, 4), s.Synchronize())
+	v++
+	return errors.Join(err, s.CopyIn(p, unsafe.Pointer(&v), 4), s.Synchronize(), d.Unmap(p, n), d.FreeReserved(p, n))
+}
+
+func TestSharedBetweenProcesses(t *testing.T) {
+	d := cudatest.Device(t, 0)
+	n := must[uint64](t)(d.Granularity())
+	h := must[cuda.Handle](t)(d.Create(n))
+	p := must[cuda.Ptr](t)(d.Reserve(2*n, n))
+	if err := d.StreamOf(0).Set8(p, 0, 1); err == nil {
+		t.Error("unmapped memory was written")
+	}
+	ok(t, d.Map(p+cuda.Ptr(n), n, h))
+	if info := must[cuda.PointerInfo](t)(d.Pointer(p + cuda.Ptr(n) + 9)); info != (cuda.PointerInfo{Base: p + cuda.Ptr(n), Size: n, Kind: cuda.DeviceMemory}) {
+		t.Errorf("%+v", info)
+	}
+	fd := must[int](t)(h.Export())
+	ok(t, h.Release())
+	s := d.StreamOf(0)
+	ok(t, s.Set32(p+cuda.Ptr(n), 41, 1))
+	ok(t, s.Wait(bound(t)))
+	f := os.NewFile(uintptr(fd), "exported")
+	defer f.Close()
+	cmd := exec.CommandContext(bound(t), os.Args[0])
+	cmd.Env = append(os.Environ(), "CUDA_TEST_CHILD=1")
+	cmd.ExtraFiles = []*os.File{f}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("child: %v\n%s", err, out)
+	}
+	var v uint32
+	ok(t, s.CopyOut(unsafe.Pointer(&v), p+cuda.Ptr(n), 4))
+	if v != 42 {
+		t.Errorf("after the child: %d", v)
+	}
+	ok(t, d.Unmap(p+cuda.Ptr(n), n))
+	if err := d.FreeReserved(p, n); err == nil {
+		t.Error("half a reservation was freed")
+	}
+	cudatest.Fail("cuMemSetAccess", 1, 1)
+	h2 := must[cuda.Handle](t)(d.Import(fd))
+	if err := d.Map(p, n, h2); err == nil {
+		t.Error("no error")
+	}
+	ok(t, d.Map(p, n, h2)) // the failed one left no mapping
+	ok(t, d.Unmap(p, n))
+	ok(t, h2.Release())
+	ok(t, d.FreeReserved(p, 2*n))
+	if _, err := d.Import(0); err == nil {
+		t.Error("imported standard input")
+	}
+}
+
+// Goroutines on all devices at once: contexts must not get mixed up.
+func TestConcurrentDevices(t *testing.T) {
+	var wg sync.WaitGroup
+	for i := range 4 {
+		d := cudatest.Device(t, i)
+		m, add := load(t, d)
+		t.Cleanup(func() { m.Unload() })
+		for range 4 {
+			wg.Go(func() {
+				s, err := d.NewStream(0)
+				p, err2 := d.Alloc(64)
+				if err != nil || err2 != nil {
+					t.Error(err, err2)
+					return
+				}
+				err = s.Set32(p, 1, 16)
+				for range 100 {
+					params := addParams{dst: p, src: p + 32, n: 8}
+					err = errors.Join(err, s.Launch(add, 1, 32, 0, unsafe.Pointer(&params), unsafe.Sizeof(params)))
+				}
+				var v uint32
+				err = errors.Join(err, s.CopyOut(unsafe.Pointer(&v), p, 4), s.Synchronize(), s.Close(), d.Free(p))
+				if err != nil || v != 101 {
+					t.Error(v, err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+func BenchmarkLaunch(b *testing.B) {
+	d := cudatest.Device(b, 0)
+	m, add := load(b, d)
+	defer m.Unload()
+	s := must[*cuda.Stream](b)(d.NewStream(0))
+	defer s.Close()
+	params := addParams{}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if err := s.Launch(add, 1, 32, 0, unsafe.Pointer(&params), unsafe.Sizeof(params)); err != nil {
+			b.Fatal(err)
+		}
+		if i%256 == 0 {
+			s.Synchronize()
+		}
+	}
+}
+
+// The crossing itself, with the context made current and nothing done.
+func BenchmarkQuery(b *testing.B) {
+	s := cudatest.Device(b, 0).StreamOf(0)
+	s.Query()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Query(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

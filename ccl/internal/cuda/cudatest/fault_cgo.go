@@ -1,0 +1,38 @@
+//go:build cgo
+
+package cudatest
+
+/*
+#cgo LDFLAGS: -ldl
+#include <dlfcn.h>
+#include <stdlib.h>
+
+// dlopen of a library that is open already gives the one that is there.
+static int fault(const char *lib, const char *call, int code, int nth, int ms) {
+	void *h = dlopen(lib, RTLD_NOW);
+	if (!h) return -1;
+	void (*f)(const char *, int, int, int) = (void (*)(const char *, int, int, int))dlsym(h, "fake_fault");
+	if (f) f(*call ? call : 0, code, nth, ms);
+	dlclose(h);
+	return f ? 0 : -1;
+}
+*/
+import "C"
+
+import (
+	"os"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+)
+
+const cgo = true
+
+func fault(call string, code, nth, ms int) {
+	lib, name := C.CString(os.Getenv(cuda.LibraryEnv)), C.CString(call)
+	defer C.free(unsafe.Pointer(lib))
+	defer C.free(unsafe.Pointer(name))
+	if C.fault(lib, name, C.int(code), C.int(nth), C.int(ms)) != 0 {
+		panic("cudatest: the fake libcuda is not open; call Start first")
+	}
+}
