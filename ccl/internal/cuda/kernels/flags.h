@@ -10,6 +10,7 @@
 // waitFlag waits until *p is want or up to ahead more. False: aborted.
 FI bool waitFlag(const Args &a, const u32 *p, u32 want, u32 ahead = 0) {
   for (u32 turn = 1; loadAcquire(p) - want > ahead; turn++) {
+    relax();
     if (turn % LS_PATIENCE == 0 && aborted(a)) return false;
   }
   return true;

@@ -10,14 +10,19 @@ struct Op {
   u32 epoch;
 
   FI Op(const Args &a) : a(a), stamps(a) {
-    epoch = heap(a, a.rank)->block[block()].epoch + 1;
+    epoch = loadVolatile(&heap(a, a.rank)->block[block()].epoch) + 1;
+    if (epoch == 0) epoch = 2; // as everywhere: 0 is what nobody has written
     stamps.entered();
   }
 
   // enter waits until the same block of all peers has entered, when buffers of
   // all may be touched. False: aborted.
   FI bool enter() {
+#ifdef LS_HOST
+    u64 *came = emulated.shared->memory + 56;
+#else
     __shared__ u64 came[LS_MAX_RANKS]; // when, for those waited for
+#endif
     arrive(a, LS_PHASE_ENTER, epoch);
     bool ok = true;
     if (tid() < a.ranks) {

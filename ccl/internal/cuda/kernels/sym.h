@@ -1,0 +1,340 @@
+// Reductions over buffers that live in symmetric windows: pulled from all ranks,
+// combined in rank order, pushed to whoever receives them.
+//
+// Each element is read from all ranks before it is written to any, and by one
+// thread only, so all of these work in place. The module that includes this
+// defines LS_TYPE.
+#pragma once
+#include "bulk.h"
+#include "op.h"
+#include "types.h"
+#include "vector.h"
+
+enum {
+  LS_SYM_THREADS = 512,
+  LS_SYM_TILE = 512 * 4, // packs of a block's turn
+};
+
+// RawOf<S> is an unsigned integer of S bytes.
+template <int S> struct RawOf;
+template <> struct RawOf<1> { using type = u8; };
+template <> struct RawOf<2> { using type = u16; };
+template <> struct RawOf<4> { using type = u32; };
+template <> struct RawOf<8> { using type = u64; };
+
+// Work is a reduction that a block has a share of. It is in shared memory, where
+// the one copy of the code that all kernels call finds it.
+//
+// Of `owners` ranks that take tiles in turn this one is number `owner`. They cut
+// alike because windows are mapped at whole pages, so that a buffer is aligned
+// alike for everyone.
+struct Work {
+  u64 from[LS_MAX_RANKS], to[LS_MAX_RANKS]; // addresses
+  u64 count; // elements
+  u32 sources, targets;
+  u32 owner, owners;
+  u32 op, rank, ranks;
+};
+#ifdef LS_HOST
+#define work (*(Work *)emulated.shared->memory)
+#else
+__shared__ Work work;
+#endif
+
+// Each thread of setWork's first LS_MAX_RANKS writes one address of each kind;
+// whoever reads work must be behind a barrier.
+FI void setWork(u64 from, u64 to, u64 count, u32 sources, u32 targets, u32 owner, u32 owners, u32 op, u32 rank, u32 ranks) {
+  if (tid() < sources) work.from[tid()] = from;
+  if (tid() < targets) work.to[tid()] = to;
+  if (tid() == 0) {
+    work.count = count, work.sources = sources, work.targets = targets;
+    work.owner = owner, work.owners = owners, work.op = op, work.rank = rank, work.ranks = ranks;
+  }
+}
+
+// reducePacks combines 16-byte packs [first, first + packs) behind byte offset
+// body of at most W sources, and stores them to the targets. Each thread has
+// U × sources loads in flight.
+template <class T, int OP, int W, int U> FI void reducePacks(u64 body, u64 first, u32 packs, const Scale<typename Elem<T>::Acc> &scale) {
+  u32 n = work.sources;
+  for (u32 i = tid(); i < packs; i += threads() * U) {
+    u64 at = body + (first + i) * 16, stride = u64(threads()) * 16;
+    u32x4 raw[U][W];
+#pragma unroll
+    for (int p = 0; p < W; p++) {
+      if (p < n) {
+        u64 src = work.from[p] + at;
+#pragma unroll
+        for (int u = 0; u < U; u++)
+          if (u == 0 || i + u * threads() < packs) raw[u][p] = get<u32x4>(src + u * stride);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      Pack16<T> sum(raw[u][0]);
+#pragma unroll
+      for (int p = 1; p < W; p++)
+        if (p < n) sum.template reduce<OP>(Pack16<T>(raw[u][p]));
+      sum.finish(scale);
+      raw[u][0] = sum.bits16();
+    }
+    for (u32 d = 0; d < work.targets; d++) {
+      u64 dst = work.to[d] + at;
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (u == 0 || i + u * threads() < packs) put<u32x4>(dst + u * stride, raw[u][0]);
+    }
+  }
+}
+
+// reduceOne does so for element i alone: ends of buffers, and buffers whose
+// alignments differ.
+template <class T> FI void reduceOne(u64 i, const Scale<typename Elem<T>::Acc> &scale) {
+  using Raw = typename RawOf<sizeof(T)>::type;
+  using A = typename Elem<T>::Acc;
+  Raw raw[LS_MAX_RANKS];
+#pragma unroll
+  for (int p = 0; p < LS_MAX_RANKS; p++)
+    if (p < work.sources) raw[p] = get<Raw>(work.from[p] + i * sizeof(T));
+  A sum = Elem<T>::up(__builtin_bit_cast(T, raw[0]));
+#pragma unroll
+  for (int p = 1; p < LS_MAX_RANKS; p++) {
+    if (p < work.sources) {
+      A x = Elem<T>::up(__builtin_bit_cast(T, raw[p]));
+      LS_DISPATCH_OP(work.op, sum = combine<OP>(sum, x));
+    }
+  }
+  Raw out = __builtin_bit_cast(Raw, Elem<T>::down(scale(sum)));
+  for (u32 d = 0; d < work.targets; d++) put<Raw>(work.to[d] + i * sizeof(T), out);
+}
+
+// Cut is where the 16-byte packs of work's buffers lie: head elements before
+// them, tail elements after them. Buffers with different alignments have none.
+struct Cut {
+  u64 head, packs, tail;
+  FI explicit Cut(u32 size) {
+    u64 base = work.from[0], skew = 0;
+    for (u32 p = 1; p < work.sources; p++) skew |= base ^ work.from[p];
+    for (u32 d = 0; d < work.targets; d++) skew |= base ^ work.to[d];
+    head = skew & 15 ? work.count : least((-base & 15) / size, work.count);
+    packs = (work.count - head) * size / 16;
+    tail = work.count - head - packs * 16 / size;
+  }
+};
+
+// reduceEnds does the elements outside of packs: a few by the first owner's first
+// block, a whole buffer of them by everyone.
+template <class T> FI void reduceEnds(const Cut &cut, const Scale<typename Elem<T>::Acc> &scale) {
+  u64 ends = cut.head + cut.tail, stride = u64(threads()) * blocks() * work.owners;
+  for (u64 i = (u64(block()) * work.owners + work.owner) * threads() + tid(); i < ends; i += stride) {
+    reduceOne<T>(i < cut.head ? i : i + cut.packs * 16 / sizeof(T), scale);
+  }
+}
+
+// reduceWork does this block's share of work by loads and stores of all threads.
+template <class T> __device__ __attribute__((noinline)) void reduceWork() {
+  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
+  Cut cut(sizeof(T));
+  u64 body = cut.head * sizeof(T);
+  Tiles tiles(cut.packs, work.owners, LS_SYM_TILE, 8);
+  for (u64 at = tiles.first(0, work.owner), step = 0; at < cut.packs; at = tiles.first(++step, work.owner)) {
+    u32 length = tiles.length(at);
+    switch (work.op) {
+    case LS_PROD: reducePacks<T, LS_PROD, 8, 1>(body, at, length, scale); break;
+    case LS_MAX: reducePacks<T, LS_MAX, 8, 1>(body, at, length, scale); break;
+    case LS_MIN: reducePacks<T, LS_MIN, 8, 1>(body, at, length, scale); break;
+    default:
+      if (work.sources <= 4) reducePacks<T, LS_SUM, 4, 4>(body, at, length, scale);
+      else reducePacks<T, LS_SUM, 8, 2>(body, at, length, scale);
+    }
+  }
+  reduceEnds<T>(cut, scale);
+}
+
+#ifdef LS_BULK
+// The same by bulk copies. One thread, the mover, keeps stages of shared memory
+// full of tiles of all sources and empties them to the targets; the others
+// combine what is in a stage into its first tile.
+enum {
+  LS_BULK_WORKERS = 256,
+  LS_BULK_THREADS = LS_BULK_WORKERS + 32, // the mover has a warp of its own
+  LS_BULK_STAGE = 32 << 10,               // bytes of a stage at most: a tile of each source
+  LS_BULK_STAGES = 8,                     // at most; as many as dynamic shared memory has room for
+};
+
+struct Stages {
+  u32 count, tile;     // tile in bytes
+  u32 full, combined;  // mbarriers of stage 0; the others' follow in 8 bytes each
+  u32 base;
+
+  FI u32 at(u32 s, u32 source) const { return base + (s * work.sources + source) * tile; }
+};
+__shared__ u64 stageFull[LS_BULK_STAGES];     // all tiles of the stage are here
+__shared__ u64 stageCombined[LS_BULK_STAGES]; // and its first one is the result
+
+template <class T, int OP> FI void combineStage(const Stages &stages, u32 s, u32 packs, const Scale<typename Elem<T>::Acc> &scale) {
+  u32 n = work.sources;
+  for (u32 i = tid(); i < packs; i += LS_BULK_WORKERS) {
+    u32 p = stages.at(s, 0) + i * 16;
+    u32x4 raw[LS_MAX_RANKS];
+#pragma unroll
+    for (int k = 0; k < LS_MAX_RANKS; k++)
+      if (k < n) raw[k] = getShared(p + k * stages.tile);
+    Pack16<T> sum(raw[0]);
+#pragma unroll
+    for (int k = 1; k < LS_MAX_RANKS; k++)
+      if (k < n) sum.template reduce<OP>(Pack16<T>(raw[k]));
+    sum.finish(scale);
+    putShared(p, sum.bits16());
+  }
+}
+
+// prepareBulk sets up mbarriers, before a barrier that all threads go through.
+FI void prepareBulk() {
+  if (tid() != 0) return;
+  for (u32 s = 0; s < LS_BULK_STAGES; s++) {
+    mbarrierInit(sharedAddress(stageFull + s), 1);
+    mbarrierInit(sharedAddress(stageCombined + s), LS_BULK_WORKERS / 32);
+  }
+  fenceProxy();
+}
+
+template <class T> __device__ __attribute__((noinline)) void reduceWorkBulk() {
+  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
+  Cut cut(sizeof(T));
+  u64 body = cut.head * sizeof(T);
+  u32 n = work.sources;
+  Tiles tiles(cut.packs, work.owners, LS_BULK_STAGE / n / 16 & ~7u, 8);
+  Stages stages{0, tiles.tile * 16, sharedAddress(stageFull), sharedAddress(stageCombined), sharedAddress(dynamicShared)};
+  stages.count = u32(least(LS_BULK_STAGES, dynamicBytes() / (n * stages.tile)));
+  u64 steps = tiles.steps(work.owner);
+  if (tid() >= LS_BULK_WORKERS) {
+    if (tid() == LS_BULK_WORKERS) {
+      fenceProxy(); // what peers' ordinary stores have made, before they entered
+      auto load = [&](u64 step, u32 s) {
+        u64 first = tiles.first(step, work.owner), at = body + first * 16;
+        u32 bytes = tiles.length(first) * 16;
+        mbarrierExpect(stages.full + 8 * s, n * bytes);
+        for (u32 k = 1; k <= n; k++) { // as with targets, not everyone from the same one first
+          u32 p = (work.rank + k) % n;
+          bulkLoad(stages.at(s, p), work.from[p] + at, bytes, stages.full + 8 * s);
+        }
+      };
+      u32 ahead = u32(least(stages.count, steps));
+      for (u32 s = 0; s < ahead; s++) load(s, s);
+      u32 s = 0, parity = 0, former = 0;
+      for (u64 step = 0; step < steps; step++) {
+        u64 first = tiles.first(step, work.owner), at = body + first * 16;
+        u32 bytes = tiles.length(first) * 16;
+        mbarrierWait(stages.combined + 8 * s, parity);
+        for (u32 d = 0; d < work.targets; d++) bulkStore(work.to[d] + at, stages.at(s, 0), bytes);
+        bulkCommit();
+        // The stage before this one has had a turn's time to be read: refill it.
+        if (step > 0 && step - 1 + stages.count < steps) {
+          bulkRead<1>();
+          load(step - 1 + stages.count, former);
+        }
+        former = s;
+        if (++s == stages.count) s = 0, parity ^= 1;
+      }
+      bulkDone<0>();
+      fenceProxy();
+    }
+    syncWarp();
+  } else {
+    u32 s = 0, parity = 0;
+    for (u64 step = 0; step < steps; step++) {
+      u32 packs = tiles.length(tiles.first(step, work.owner));
+      mbarrierWait(stages.full + 8 * s, parity);
+      LS_DISPATCH_OP(work.op, combineStage<T, OP>(stages, s, packs, scale));
+      fenceProxyShared();
+      syncWarp();
+      if (tid() % 32 == 0) mbarrierArrive(stages.combined + 8 * s);
+      if (++s == stages.count) s = 0, parity ^= 1;
+    }
+  }
+  reduceEnds<T>(cut, scale);
+}
+#endif
+
+// The three collectives, as work. Addresses are this thread's, by its number.
+
+// allReduceWork: each rank reduces a share and pushes it to all, the next rank
+// first and itself last, so that ranks do not all write to the same one.
+FI void allReduceWork(const Args &a) {
+  u32 t = tid() < a.ranks ? tid() : 0;
+  setWork(a.send[t], a.recv[(a.rank + 1 + t) % a.ranks], a.count, a.ranks, a.ranks, a.rank, a.ranks, a.op, a.rank, a.ranks);
+}
+
+FI void reduceScatterWork(const Args &a, u32 size) {
+  u32 t = tid() < a.ranks ? tid() : 0;
+  setWork(a.send[t] + a.rank * a.count * size, a.recv[a.rank], a.count, a.ranks, 1, 0, 1, a.op, a.rank, a.ranks);
+}
+
+// reduceToRootWork: the ranks but root reduce, so that no link carries more than
+// the buffer once. False: this is the root, which has no share. A rank alone has
+// it all.
+FI bool reduceToRootWork(const Args &a) {
+  u32 t = tid() < a.ranks ? tid() : 0, others = a.ranks - 1, owner = (a.rank + others - a.root) % a.ranks;
+  setWork(a.send[t], a.recv[a.root], a.count, a.ranks, 1, owner, others == 0 ? 1 : others, a.op, a.rank, a.ranks);
+  return others == 0 || a.rank != a.root;
+}
+
+// ls_allreduce_sym: count elements, send to recv, all of both in windows.
+KERNEL(LS_SYM_THREADS) void ls_allreduce_sym(Args a) {
+  Op op(a);
+  allReduceWork(a);
+  if (!op.enter()) return;
+  reduceWork<LS_TYPE>();
+  op.leave();
+}
+
+// ls_reducescatter_sym: count elements a rank; sends in windows, recv anywhere.
+KERNEL(LS_SYM_THREADS) void ls_reducescatter_sym(Args a) {
+  Op op(a);
+  reduceScatterWork(a, sizeof(LS_TYPE));
+  if (!op.enter()) return;
+  reduceWork<LS_TYPE>();
+  op.leave();
+}
+
+// ls_reduce_sym: count elements; all sends and root's recv in windows.
+KERNEL(LS_SYM_THREADS) void ls_reduce_sym(Args a) {
+  Op op(a);
+  bool mine = reduceToRootWork(a);
+  if (!op.enter()) return;
+  if (mine) reduceWork<LS_TYPE>();
+  op.leave();
+}
+
+#ifdef LS_BULK
+// The same by bulk copies. They need dynamic shared memory for two stages at
+// least: 64 KiB does for any number of ranks, about 192 KiB is best.
+
+KERNEL(LS_BULK_THREADS) void ls_allreduce_bulk(Args a) {
+  Op op(a);
+  allReduceWork(a);
+  prepareBulk();
+  if (!op.enter()) return;
+  reduceWorkBulk<LS_TYPE>();
+  op.leave();
+}
+
+KERNEL(LS_BULK_THREADS) void ls_reducescatter_bulk(Args a) {
+  Op op(a);
+  reduceScatterWork(a, sizeof(LS_TYPE));
+  prepareBulk();
+  if (!op.enter()) return;
+  reduceWorkBulk<LS_TYPE>();
+  op.leave();
+}
+
+KERNEL(LS_BULK_THREADS) void ls_reduce_bulk(Args a) {
+  Op op(a);
+  bool mine = reduceToRootWork(a);
+  prepareBulk();
+  if (!op.enter()) return;
+  if (mine) reduceWorkBulk<LS_TYPE>();
+  op.leave();
+}
+#endif
