@@ -54,6 +54,9 @@ struct Blas {
     std::string tried;
     const char *env = getenv("CUBLAS_LIBRARY_PATH");
     for (const char *path : {env ? env : CUBLAS_LIBRARY, CUBLAS_LIBRARY, "libcublas.so.13", "libcublas.so.12", "libcublas.so"}) {
+      std::string light = path;  // what it needs lies beside it
+      size_t at = light.rfind("libcublas.");
+      if (at != std::string::npos) dlopen(light.replace(at, 9, "libcublasLt").c_str(), RTLD_NOW | RTLD_GLOBAL);
       lib = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
       if (lib) break;
       tried += std::string("\n  ") + dlerror();

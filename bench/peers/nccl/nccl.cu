@@ -40,6 +40,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -61,7 +62,7 @@ static void ncclCheck(ncclResult_t e, const char *what) {
 // The watchdog ends the process when one measurement takes far too long: a
 // collective that hangs would otherwise eat all the time there is on a machine.
 static std::atomic<double> deadline{0};
-static char doing[256];  // written by rank 0 before it moves the deadline
+static char doing[256];
 
 static void watch() {
   for (;;) {
@@ -69,6 +70,15 @@ static void watch() {
     double d = deadline.load();
     if (d > 0 && now() > d) die("gave up: %s took too long", doing);
   }
+}
+
+// bound gives what comes next so many seconds; rank 0 calls it, for all.
+static void bound(double seconds, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(doing, sizeof doing, format, args);
+  va_end(args);
+  deadline = now() + seconds;
 }
 
 static std::atomic<bool> interrupted{false};
@@ -464,10 +474,7 @@ struct Measurement {
 
 static void measure(Rank *r, const Case &c, ncclComm_t comm, const std::string &mode, const std::string &how) {
   const Options &o = *r->o;
-  if (r->rank == 0) {
-    snprintf(doing, sizeof doing, "%s of %zu bytes, %s, %s", c.name, c.bytes(), mode.c_str(), how.c_str());
-    deadline = now() + o.watchdog;
-  }
+  if (r->rank == 0) bound(o.watchdog, "%s of %zu bytes, %s, %s", c.name, c.bytes(), mode.c_str(), how.c_str());
   Measurement m{r, c, comm};
   double budget = o.blockMillis * 1e3;  // µs
   for (int i = 0; i < 3; i++) m.launch(size_t(i));  // the first one connects
@@ -487,7 +494,6 @@ static void measure(Rank *r, const Case &c, ncclComm_t comm, const std::string &
   if (m.graph) CUDA(cudaGraphExecDestroy(m.graph));
   if (r->rank != 0) return;
 
-  deadline = 0;
   double alg = double(c.bytes()) / median.us / 1e3, bus = alg * c.bus;
   int version = 0;
   NCCL(ncclGetVersion(&version));
@@ -519,7 +525,10 @@ static void table(Rank *r) {
       bool allocated = false;
       for (const std::string &coll : o.colls) {
         if (late || kindOf(mode, coll) != kind) continue;
-        if (!allocated) r->allocate(Kind(kind), comm, o.end);
+        if (!allocated) {
+          if (r->rank == 0) bound(o.watchdog, "allocating buffers, %s", mode.c_str());
+          r->allocate(Kind(kind), comm, o.end);
+        }
         allocated = true;
         if (r->rank == 0)
           fprintf(stderr, "# %s, %d GPUs, %s\n#%11s %12s   type  %8s %10s %8s %8s %7s\n#%11s %12s         %8s %10s %8s %8s\n", coll.c_str(), r->n,
@@ -535,7 +544,9 @@ static void table(Rank *r) {
           if (late) break;
         }
       }
-      if (allocated) r->release(Kind(kind), comm);
+      if (!allocated) continue;
+      if (r->rank == 0) bound(o.watchdog, "freeing buffers, %s", mode.c_str());
+      r->release(Kind(kind), comm);
     }
   }
   if (late && r->rank == 0) fprintf(stderr, "# INCOMPLETE: stopped after %.0f s (-limit %.0f)\n", now() - begun, o.limit);
@@ -563,10 +574,7 @@ static void gemmBeside(Rank *r) {
   gemm.open(o.gemmSize);
   auto window = [&] {  // the same for all ranks
     double from = r->gang->max(r->rank, now()) + warm;
-    if (r->rank == 0) {
-      snprintf(doing, sizeof doing, "a GEMM beside AlltoAll");
-      deadline = from + lasting + o.watchdog;
-    }
+    if (r->rank == 0) bound(warm + lasting + o.watchdog, "a GEMM beside AlltoAll");
     return Meter{from, from + lasting};
   };
   Meter alone = window();
@@ -611,7 +619,6 @@ static void gemmBeside(Rank *r) {
     }
     r->release(Kind(kind), comm);
   }
-  if (r->rank == 0) deadline = 0;
 }
 
 int main(int argc, char **argv) {
@@ -635,8 +642,7 @@ int main(int argc, char **argv) {
   int version = 0;
   NCCL(ncclGetVersion(&version));
   fprintf(stderr, "# NCCL %d (headers %d), %d GPUs, NVLS off\n", version, NCCL_VERSION_CODE, n);
-  snprintf(doing, sizeof doing, "setting up the communicators");
-  deadline = now() + 120;
+  bound(120, "setting up the communicators");
   std::thread(watch).detach();
   Gang gang(n);
   ncclUniqueId id, ceId;
@@ -655,10 +661,7 @@ int main(int argc, char **argv) {
       if (o.gemm) gemmBeside(&r);
       else table(&r);
       gang.barrier();
-      if (i == 0) {
-        snprintf(doing, sizeof doing, "closing the communicators");
-        deadline = now() + 30;
-      }
+      if (i == 0) bound(30, "closing the communicators");
       r.close();
     });
   for (std::thread &t : threads) t.join();
