@@ -453,14 +453,35 @@ func BenchmarkLaunch(b *testing.B) {
 	}
 }
 
-// The crossing itself, with the context made current and nothing done.
-func BenchmarkQuery(b *testing.B) {
-	s := cudatest.Device(b, 0).StreamOf(0)
-	s.Query()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := s.Query(); err != nil {
-			b.Fatal(err)
-		}
+// What an operation enqueues, and a crossing that does nothing (Query).
+func BenchmarkEnqueue(b *testing.B) {
+	d := cudatest.Device(b, 0)
+	s := must[*cuda.Stream](b)(d.NewStream(0))
+	defer s.Close()
+	p := must[cuda.Ptr](b)(d.Alloc(64))
+	defer d.Free(p)
+	for _, c := range []struct {
+		name string
+		f    func() error
+	}{
+		{"Query", func() error { _, err := s.Query(); return err }},
+		{"Copy", func() error { return s.Copy(p, p+32, 8) }},
+		{"Write32", func() error { return s.Write32(p, 1) }},
+		{"Batch", func() error {
+			ops := [...]cuda.MemOp{cuda.WriteOp(p, 1), cuda.WriteOp(p+4, 1).NoBarrier(), cuda.WaitOp(p, 1)}
+			return s.Batch(ops[:])
+		}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if err := c.f(); err != nil {
+					b.Fatal(err)
+				}
+				if i%256 == 0 {
+					s.Synchronize()
+				}
+			}
+		})
 	}
 }

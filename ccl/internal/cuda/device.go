@@ -137,6 +137,14 @@ func (d *Device) call(p proc, args ...uintptr) int {
 	return call(d.driver.fn[p], d.ctx, args...)
 }
 
+// enqueue is call for up to four numbers and addresses that are not Go's.
+func (d *Device) enqueue(p proc, a, b, c, e uintptr) int {
+	if d.ctx == 0 {
+		return codeClosed
+	}
+	return enqueue(d.driver.fn[p], d.ctx, a, b, c, e)
+}
+
 func (d *Device) fail(p proc, args string, code int) error {
 	if code == codeClosed {
 		return fmt.Errorf("%s%s on GPU %d: the device is %w", symbols[p], args, d.Ordinal, ErrClosed)

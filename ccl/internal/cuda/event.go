@@ -27,7 +27,7 @@ func (d *Device) NewEvent(timing bool) (*Event, error) {
 // Query tells whether the event has happened since it was last recorded; one
 // that was never recorded has.
 func (e *Event) Query() (done bool, err error) {
-	switch rc := e.dev.call(cuEventQuery, e.h); rc {
+	switch rc := e.dev.enqueue(cuEventQuery, e.h, 0, 0, 0); rc {
 	case 0:
 		return true, nil
 	case codeNotReady:

@@ -67,7 +67,7 @@ func (g *Graph) Close() error { return destroy(g.dev, cuGraphDestroy, &g.h) }
 
 // Launch enqueues the graph's work.
 func (x *Exec) Launch(s *Stream) error {
-	if rc := x.dev.call(cuGraphLaunch, x.h, s.h); rc != 0 {
+	if rc := x.dev.enqueue(cuGraphLaunch, x.h, s.h, 0, 0); rc != 0 {
 		return x.dev.fail(cuGraphLaunch, "", rc)
 	}
 	return nil

@@ -6,6 +6,10 @@ package cuda
 #cgo LDFLAGS: -ldl
 #cgo noescape ls_call
 #cgo nocallback ls_call
+#cgo noescape ls_enqueue
+#cgo nocallback ls_enqueue
+#cgo noescape ls_batch
+#cgo nocallback ls_batch
 #cgo noescape ls_launch
 #cgo nocallback ls_launch
 
@@ -45,6 +49,10 @@ static int ls_call(u64 fn, u64 ctx, u64 a, u64 b, u64 c, u64 d, u64 e, u64 f, u6
 	return rc ? rc : ((ls_fn)fn)(a, b, c, d, e, f, g, h, 0, 0, 0);
 }
 
+static int ls_enqueue(u64 fn, u64 ctx, u64 a, u64 b, u64 c, u64 d) { return ls_call(fn, ctx, a, b, c, d, 0, 0, 0, 0); }
+
+static int ls_batch(u64 fn, u64 ctx, u64 stream, unsigned n, void *ops) { return ls_call(fn, ctx, stream, n, (u64)ops, 0, 0, 0, 0, 0); }
+
 static int ls_launch(u64 fn, u64 ctx, u64 func, unsigned blocks, unsigned threads, unsigned shared, u64 stream, void *params, size_t size) {
 	// CU_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
 	void *extra[] = {(void *)1, params, (void *)2, &size, (void *)0};
@@ -78,7 +86,7 @@ func bind(setCurrent, exchangeMode uintptr) { C.ls_bind(C.u64(setCurrent), C.u64
 
 // call makes ctx current, unless it is 0, and calls fn. Go memory may be passed
 // as uintptr(unsafe.Pointer(p)) within the argument list: p escapes and lives
-// until the call returns.
+// until the call returns. It allocates.
 //
 //go:uintptrescapes
 func call(fn, ctx uintptr, args ...uintptr) int {
@@ -87,6 +95,17 @@ func call(fn, ctx uintptr, args ...uintptr) int {
 		a[i] = C.u64(v)
 	}
 	return int(C.ls_call(C.u64(fn), C.u64(ctx), a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]))
+}
+
+// What follows allocates nothing: it is for what runs once an operation.
+
+// enqueue is call for numbers and addresses that are not Go's.
+func enqueue(fn, ctx, a, b, c, d uintptr) int {
+	return int(C.ls_enqueue(C.u64(fn), C.u64(ctx), C.u64(a), C.u64(b), C.u64(c), C.u64(d)))
+}
+
+func batch(fn, ctx, stream uintptr, n int, ops unsafe.Pointer) int {
+	return int(C.ls_batch(C.u64(fn), C.u64(ctx), C.u64(stream), C.uint(n), ops))
 }
 
 func launch(fn, ctx, f uintptr, blocks, threads, shared uint32, stream uintptr, params unsafe.Pointer, size uintptr) int {

@@ -19,6 +19,10 @@ const notInitialized = 3 // CUDA_ERROR_NOT_INITIALIZED
 //go:uintptrescapes
 func call(_, _ uintptr, _ ...uintptr) int { return notInitialized }
 
+func enqueue(_, _, _, _, _, _ uintptr) int { return notInitialized }
+
+func batch(_, _, _ uintptr, _ int, _ unsafe.Pointer) int { return notInitialized }
+
 func launch(_, _, _ uintptr, _, _, _ uint32, _ uintptr, _ unsafe.Pointer, _ uintptr) int {
 	return notInitialized
 }

@@ -69,7 +69,7 @@ func (s *Stream) Launch(f Func, blocks, threads, shared uint32, params unsafe.Po
 // Copy copies n bytes between any two places that the GPU can reach, by copy
 // engine where the driver has one for it.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
-	if rc := s.dev.call(cuMemcpyAsync, uintptr(dst), uintptr(src), uintptr(n), s.h); rc != 0 {
+	if rc := s.dev.enqueue(cuMemcpyAsync, uintptr(dst), uintptr(src), uintptr(n), s.h); rc != 0 {
 		return s.dev.fail(cuMemcpyAsync, fmt.Sprintf("(%#x, %#x, %d bytes)", dst, src, n), rc)
 	}
 	return nil
@@ -95,7 +95,7 @@ func (s *Stream) CopyOut(dst unsafe.Pointer, src Ptr, n uint64) error {
 
 // Set8 fills n bytes.
 func (s *Stream) Set8(dst Ptr, v byte, n uint64) error {
-	if rc := s.dev.call(cuMemsetD8Async, uintptr(dst), uintptr(v), uintptr(n), s.h); rc != 0 {
+	if rc := s.dev.enqueue(cuMemsetD8Async, uintptr(dst), uintptr(v), uintptr(n), s.h); rc != 0 {
 		return s.dev.fail(cuMemsetD8Async, fmt.Sprintf("(%#x, %d bytes)", dst, n), rc)
 	}
 	return nil
@@ -103,7 +103,7 @@ func (s *Stream) Set8(dst Ptr, v byte, n uint64) error {
 
 // Set32 fills n words of four bytes.
 func (s *Stream) Set32(dst Ptr, v uint32, n uint64) error {
-	if rc := s.dev.call(cuMemsetD32Async, uintptr(dst), uintptr(v), uintptr(n), s.h); rc != 0 {
+	if rc := s.dev.enqueue(cuMemsetD32Async, uintptr(dst), uintptr(v), uintptr(n), s.h); rc != 0 {
 		return s.dev.fail(cuMemsetD32Async, fmt.Sprintf("(%#x, %d words)", dst, n), rc)
 	}
 	return nil
@@ -112,7 +112,7 @@ func (s *Stream) Set32(dst Ptr, v uint32, n uint64) error {
 // Write32 stores v at p, 4-aligned, after a system-wide barrier: who sees v sees
 // all that the stream did before.
 func (s *Stream) Write32(p Ptr, v uint32) error {
-	if rc := s.dev.call(cuStreamWriteValue32, s.h, uintptr(p), uintptr(v), 0); rc != 0 {
+	if rc := s.dev.enqueue(cuStreamWriteValue32, s.h, uintptr(p), uintptr(v), 0); rc != 0 {
 		return s.dev.fail(cuStreamWriteValue32, fmt.Sprintf("(%#x, %d)", p, v), rc)
 	}
 	return nil
@@ -120,7 +120,7 @@ func (s *Stream) Write32(p Ptr, v uint32) error {
 
 // Wait32 holds the stream until int32(*p-v) >= 0: counters may wrap around.
 func (s *Stream) Wait32(p Ptr, v uint32) error {
-	if rc := s.dev.call(cuStreamWaitValue32, s.h, uintptr(p), uintptr(v), 0); rc != 0 {
+	if rc := s.dev.enqueue(cuStreamWaitValue32, s.h, uintptr(p), uintptr(v), 0); rc != 0 {
 		return s.dev.fail(cuStreamWaitValue32, fmt.Sprintf("(%#x, %d)", p, v), rc)
 	}
 	return nil
@@ -156,7 +156,11 @@ const maxBatch = 256 // the driver's limit
 func (s *Stream) Batch(ops []MemOp) error {
 	for len(ops) > 0 {
 		n := min(len(ops), maxBatch)
-		if rc := s.dev.call(cuStreamBatchMemOp, s.h, uintptr(n), uintptr(unsafe.Pointer(unsafe.SliceData(ops))), 0); rc != 0 {
+		rc := codeClosed
+		if d := s.dev; d.ctx != 0 {
+			rc = batch(d.driver.fn[cuStreamBatchMemOp], d.ctx, s.h, n, unsafe.Pointer(unsafe.SliceData(ops)))
+		}
+		if rc != 0 {
 			return s.dev.fail(cuStreamBatchMemOp, fmt.Sprintf("(%d operations)", n), rc)
 		}
 		ops = ops[n:]
@@ -166,7 +170,7 @@ func (s *Stream) Batch(ops []MemOp) error {
 
 // Query tells whether all that was enqueued has run. An error is one of the work.
 func (s *Stream) Query() (done bool, err error) {
-	switch rc := s.dev.call(cuStreamQuery, s.h); rc {
+	switch rc := s.dev.enqueue(cuStreamQuery, s.h, 0, 0, 0); rc {
 	case 0:
 		return true, nil
 	case codeNotReady:
@@ -206,7 +210,7 @@ func poll(ctx context.Context, query func() (bool, error), what string) error {
 // WaitEvent holds the stream until e, as last recorded before this call, has
 // happened.
 func (s *Stream) WaitEvent(e *Event) error {
-	if rc := s.dev.call(cuStreamWaitEvent, s.h, e.h, 0); rc != 0 {
+	if rc := s.dev.enqueue(cuStreamWaitEvent, s.h, e.h, 0, 0); rc != 0 {
 		return s.dev.fail(cuStreamWaitEvent, "", rc)
 	}
 	return nil
@@ -214,7 +218,7 @@ func (s *Stream) WaitEvent(e *Event) error {
 
 // Record makes e happen when the stream has come so far.
 func (s *Stream) Record(e *Event) error {
-	if rc := s.dev.call(cuEventRecord, e.h, s.h); rc != 0 {
+	if rc := s.dev.enqueue(cuEventRecord, e.h, s.h, 0, 0); rc != 0 {
 		return s.dev.fail(cuEventRecord, "", rc)
 	}
 	return nil

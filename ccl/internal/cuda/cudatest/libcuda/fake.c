@@ -196,7 +196,8 @@ static CUresult give(ptr p, int kind) {
 	return rc;
 }
 API CUresult cuMemAlloc_v2(ptr *p, size_t n) { CONTEXT; return take(p, n, PLAIN, 1u << current->dev); }
-API CUresult cuMemFree_v2(ptr p) { CONTEXT; return give(p, PLAIN); }
+static void drain(ctx *c);
+API CUresult cuMemFree_v2(ptr p) { CONTEXT; drain(current); return give(p, PLAIN); }
 API CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags) { CONTEXT; (void)flags; return take((ptr *)p, n, HOST, ~0u); }
 API CUresult cuMemFreeHost(void *p) { CONTEXT; return give((ptr)p, HOST); }
 API CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
@@ -449,11 +450,13 @@ typedef struct queue {
 	pthread_mutex_t mu;
 	pthread_cond_t cv;
 	op *first, **last;
-	int busy, dead, detached;
+	int dead;
 	ctx *c;
 	graph *capture;
 	pthread_t thread;
+	struct queue *sibling;
 } queue;
+static queue *queues;
 
 static void perform(op *o) {
 	switch (o->kind) {
@@ -484,25 +487,42 @@ static void *serve(void *p) {
 		while (!q->first && !q->dead) pthread_cond_wait(&q->cv, &q->mu);
 		op *o = q->first;
 		if (!o) break;
-		q->busy = 1;
 		pthread_mutex_unlock(&q->mu);
 		perform(o);
 		pthread_mutex_lock(&q->mu);
 		q->first = o->next;
 		if (!q->first) q->last = &q->first;
-		q->busy = 0;
 		free(o);
 		pthread_cond_broadcast(&q->cv);
 	}
 	pthread_mutex_unlock(&q->mu);
+	pthread_mutex_lock(&mu);
+	queue **e = &queues;
+	while (*e != q) e = &(*e)->sibling;
+	*e = q->sibling;
+	pthread_mutex_unlock(&mu);
 	free(q);
 	return 0;
 }
 
-static queue *new_queue(ctx *c) {
+// drain waits until nothing that was enqueued on a context's streams is left.
+static void drain(ctx *c) {
+	for (int left = 1; left; left ? usleep(20) : 0) {
+		left = 0;
+		pthread_mutex_lock(&mu);
+		for (queue *q = queues; q; q = q->sibling) {
+			pthread_mutex_lock(&q->mu);
+			left |= q->c == c && q->first;
+			pthread_mutex_unlock(&q->mu);
+		}
+		pthread_mutex_unlock(&mu);
+	}
+}
+
+static queue *new_queue(ctx *c) { // under mu
 	queue *q = calloc(1, sizeof *q);
 	pthread_mutex_init(&q->mu, 0), pthread_cond_init(&q->cv, 0);
-	q->last = &q->first, q->c = c;
+	q->last = &q->first, q->c = c, q->sibling = queues, queues = q;
 	pthread_create(&q->thread, 0, serve, q);
 	pthread_detach(q->thread);
 	return q;
@@ -536,7 +556,9 @@ API CUresult cuStreamCreateWithPriority(queue **s, unsigned flags, int priority)
 	CONTEXT;
 	(void)priority;
 	if (flags > 1) return INVALID_VALUE;
+	pthread_mutex_lock(&mu);
 	*s = new_queue(current);
+	pthread_mutex_unlock(&mu);
 	return 0;
 }
 API CUresult cuStreamDestroy_v2(queue *s) {
@@ -564,7 +586,7 @@ API CUresult cuStreamSynchronize(queue *s) {
 	pthread_mutex_unlock(&q->mu);
 	return lost;
 }
-API CUresult cuCtxSynchronize(void) { CONTEXT; return cuStreamSynchronize(0); }
+API CUresult cuCtxSynchronize(void) { CONTEXT; drain(current); return lost; }
 API CUresult cuMemcpyAsync(ptr dst, ptr src, size_t n, queue *s) {
 	STREAM(s);
 	if (!touchable(dst, n) || !touchable(src, n)) return INVALID_VALUE;
