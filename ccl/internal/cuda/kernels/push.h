@@ -3,6 +3,7 @@
 // A push beats a pull over NVLink (no requests go the other way), and what goes
 // to several peers is read once. Eight loads of a thread are in flight at a time.
 #pragma once
+#include "bulk.h"
 #include "op.h"
 #include "vector.h"
 
@@ -152,3 +153,98 @@ KERNEL(512) void ls_copy(Args a) {
   sync();
   stamps.left();
 }
+
+#ifdef LS_BULK
+// The same by bulk copies of sm_90: one thread moves all of a block's tiles
+// through stages of shared memory.
+enum {
+  LS_BULK_PUSH_THREADS = 256,
+  LS_BULK_PUSH_TILE = 16 << 10,
+  LS_BULK_PUSH_STAGES = 8, // at most; as many as dynamic shared memory has room for
+};
+__shared__ u64 stageHere[LS_BULK_PUSH_STAGES]; // mbarriers: the stage's tile has come
+
+FI void prepareBulkPush() {
+  if (tid() != 0) return;
+  for (u32 s = 0; s < LS_BULK_PUSH_STAGES; s++) mbarrierInit(sharedAddress(stageHere + s), 1);
+  fenceProxy();
+}
+
+// bulkSpread copies steps tiles: tile(step) says from where and how many bytes,
+// to(step, d) the d-th of n destinations. All threads of the block call it.
+template <class Tile, class To> FI void bulkSpread(u64 steps, const Tile &tile, u32 n, const To &to) {
+  if (tid() == 0) {
+    u32 here = sharedAddress(stageHere), base = sharedAddress(dynamicShared);
+    u32 stages = u32(least(LS_BULK_PUSH_STAGES, dynamicBytes() / LS_BULK_PUSH_TILE));
+    fenceProxy();
+    auto load = [&](u64 step, u32 s) {
+      u64 src;
+      u32 bytes;
+      tile(step, src, bytes);
+      mbarrierExpect(here + 8 * s, bytes);
+      bulkLoad(base + s * LS_BULK_PUSH_TILE, src, bytes, here + 8 * s);
+    };
+    for (u32 s = 0; s < stages && s < steps; s++) load(s, s);
+    u32 s = 0, parity = 0, former = 0;
+    for (u64 step = 0; step < steps; step++) {
+      u64 src;
+      u32 bytes;
+      tile(step, src, bytes);
+      mbarrierWait(here + 8 * s, parity);
+      for (u32 d = 0; d < n; d++) bulkStore(to(step, d), base + s * LS_BULK_PUSH_TILE, bytes);
+      bulkCommit();
+      // The stage before this one has had a turn's time to be read: refill it.
+      if (step > 0 && step - 1 + stages < steps) {
+        bulkRead<1>();
+        load(step - 1 + stages, former);
+      }
+      former = s;
+      if (++s == stages) s = 0, parity ^= 1;
+    }
+    bulkDone<0>();
+    fenceProxy();
+  }
+  syncWarp();
+}
+
+// ls_allgather_bulk is ls_allgather_push. What is aligned differently at the two
+// ends, and what is outside of 16-byte packs, goes by loads and stores.
+KERNEL(LS_BULK_PUSH_THREADS) void ls_allgather_bulk(Args a) {
+  Op op(a);
+  prepareBulkPush();
+  if (!op.enter()) return;
+  u64 src = a.send[a.rank], place = a.rank * a.count, skew = 0;
+  u32 n = a.recv[a.rank] + place == src ? a.ranks - 1 : a.ranks;
+  for (u32 d = 0; d < n; d++) skew |= src ^ ToPeers{a, place}(d);
+  u64 head = skew & 15 ? a.count : least(-src & 15, a.count), packs = (a.count - head) / 16, tail = head + packs * 16;
+  Tiles tiles(packs, 1, LS_BULK_PUSH_TILE / 16, 8);
+  bulkSpread(tiles.steps(0), [&](u64 step, u64 &from, u32 &bytes) {
+    u64 first = tiles.first(step, 0);
+    from = src + head + first * 16, bytes = tiles.length(first) * 16;
+  }, n, [&](u64 step, u32 d) { return ToPeers{a, place + head + tiles.first(step, 0) * 16}(d); });
+  Tiles heads(head, 1, LS_PUSH_TILE, 128);
+  for (u64 at = heads.first(0, 0), step = 0; at < head; at = heads.first(++step, 0)) {
+    spread(src + at, heads.length(at), n, ToPeers{a, place + at});
+  }
+  if (block() == blocks() - 1 && tail < a.count) spread(src + tail, a.count - tail, n, ToPeers{a, place + tail});
+  op.leave();
+}
+
+// ls_alltoall_bulk is ls_alltoall_push for counts and buffers that are multiples
+// of 16.
+KERNEL(LS_BULK_PUSH_THREADS) void ls_alltoall_bulk(Args a) {
+  Op op(a);
+  prepareBulkPush();
+  if (!op.enter()) return;
+  u64 tile = least(LS_BULK_PUSH_TILE, upTo((a.count * a.ranks + blocks() - 1) / blocks(), 128));
+  u64 items = tile == 0 ? 0 : (a.count + tile - 1) / tile * a.ranks;
+  u64 steps = items > block() ? (items - block() + blocks() - 1) / blocks() : 0;
+  auto peerOf = [&](u64 step) { return u32((a.rank + 1 + (block() + step * blocks()) % a.ranks) % a.ranks); };
+  auto offset = [&](u64 step) { return (block() + step * blocks()) / a.ranks * tile; };
+  bulkSpread(steps, [&](u64 step, u64 &from, u32 &bytes) {
+    u64 at = offset(step);
+    from = a.send[a.rank] + peerOf(step) * a.count + at, bytes = u32(least(tile, a.count - at));
+  }, 1, [&](u64 step, u32) { return a.recv[peerOf(step)] + a.rank * a.count + offset(step); });
+  op.leave();
+}
+#endif
