@@ -70,7 +70,7 @@ type diskAnchor struct {
 // diskComm is one entry of the comm table. The enqueueing thread and the
 // executor write different cache lines of it.
 type diskComm struct {
-	state    uint64 // live: published | CommState, 0 while the entry is not complete
+	state    uint64 // live: generation << 16 | published | CommState, 0 while the entry is not complete
 	id       uint64
 	parent   uint64
 	rank     int32
@@ -93,7 +93,8 @@ type diskComm struct {
 	enqueuedAt int64
 	coll       uint64
 	opBytes    uint64
-	_          [32]byte
+	since      uint64 // ticket: older records of this index are of the slot's former owner
+	_          [24]byte
 
 	started    uint64 // live
 	startedAt  int64
@@ -107,7 +108,7 @@ type diskComm struct {
 
 // diskConn is one entry of the conn table.
 type diskConn struct {
-	state     uint64 // live: published, 0 while the entry is not complete
+	state     uint64 // live: generation << 16 | published, 0 while the entry is not complete
 	id        uint64
 	peer      int32
 	comm      uint16
@@ -252,6 +253,7 @@ type bodyValue struct {
 const (
 	nameSize  = 64      // bytes of a name, its NUL included
 	published = 1 << 8  // of a table entry's state word
+	genShift  = 16      // of its generation in there
 	busy      = 1 << 63 // of a slot's sequence word
 	spanMicro = 1 << 31 // of a span: the rest is microseconds, not nanoseconds
 )

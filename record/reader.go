@@ -61,6 +61,8 @@ func (h Header) ToReal(mono int64) time.Time {
 type CommStatus struct {
 	CommEntry
 	Index uint16
+	Gen   uint64 // a slot that is used again has another
+	Since uint64 // records of this index with an older ticket are of a former Gen
 
 	Enqueued   uint64 // last sequence submitted, 0 when none
 	EnqueuedAt int64
@@ -88,6 +90,7 @@ func (c *CommStatus) Open() bool { return c.Started > c.Finished }
 type ConnStatus struct {
 	ConnEntry
 	Index uint32
+	Gen   uint64
 
 	Posted         uint64 // bytes ever handed to the transport
 	PostedAt       int64
@@ -127,8 +130,8 @@ type Reader struct {
 	mask uint64
 
 	static  Header // its live fields are zero
-	comms   []CommEntry
-	conns   []ConnEntry
+	comms   []cached[CommEntry]
+	conns   []cached[ConnEntry]
 	err     error
 	head    uint64 // as of the last Next
 	cursor  uint64 // next ticket to look at
@@ -348,7 +351,8 @@ func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 			if state&published == 0 {
 				continue
 			}
-			s := CommStatus{CommEntry: r.commEntry(i, d), Index: uint16(i)}
+			gen := state >> genShift
+			s := CommStatus{CommEntry: r.commEntry(i, gen, d), Index: uint16(i), Gen: gen, Since: atomic.LoadUint64(&d.since)}
 			s.State = CommState(state)
 			// The order matters, see Comm: finished before started before
 			// enqueued can only make an operation look open for longer.
@@ -369,6 +373,10 @@ func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 			if s.Stamps+s.Copies > 0 {
 				r.stampStatus(&s)
 			}
+			if now := atomic.LoadUint64(&d.state); now&published == 0 || now>>genShift != gen {
+				r.comms[i].known = false
+				continue // it is going to another communicator
+			}
 			dst = append(dst, s)
 		}
 	})
@@ -381,10 +389,11 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 		n := min(atomic.LoadUint64(&r.hdr.connUsed), uint64(r.geo.conns))
 		for i := range n {
 			d := (*diskConn)(unsafe.Pointer(&r.mem[r.geo.connAt()+i*ConnEntrySize]))
-			if atomic.LoadUint64(&d.state)&published == 0 {
+			state := atomic.LoadUint64(&d.state)
+			if state&published == 0 {
 				continue
 			}
-			s := ConnStatus{ConnEntry: r.connEntry(i, d), Index: uint32(i)}
+			s := ConnStatus{ConnEntry: r.connEntry(i, state>>genShift, d), Index: uint32(i), Gen: state >> genShift}
 			s.Completed = atomic.LoadUint64(&d.completed)
 			s.CompletedAt = atomic.LoadInt64(&d.completedAt)
 			s.Posted = atomic.LoadUint64(&d.posted)
@@ -399,38 +408,47 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.SlowWindows = atomic.LoadUint64(&d.slow)
 			s.Windows = atomic.LoadUint64(&d.windows)
 			s.LatencyNs = atomic.LoadInt64(&d.latencyNs)
+			if atomic.LoadUint64(&d.state) != state {
+				r.conns[i].known = false
+				continue
+			}
 			dst = append(dst, s)
 		}
 	})
 	return dst
 }
 
-// commEntry returns the fixed part of an entry, decoded when it is first seen.
-func (r *Reader) commEntry(i uint64, d *diskComm) CommEntry {
+// cached is the fixed part of an entry, decoded when its generation is first seen.
+type cached[T any] struct {
+	entry T
+	gen   uint64
+	known bool
+}
+
+func (r *Reader) commEntry(i, gen uint64, d *diskComm) CommEntry {
 	for uint64(len(r.comms)) <= i {
-		r.comms = append(r.comms, CommEntry{Size: unseen})
+		r.comms = append(r.comms, cached[CommEntry]{})
 	}
-	e := &r.comms[i]
-	if e.Size == unseen {
-		*e = CommEntry{ID: d.id, Name: getName(&d.name), Rank: d.rank, Size: max(d.size, 0), Parent: d.parent}
-		r.commRings(e, d)
+	c := &r.comms[i]
+	if !c.known || c.gen != gen {
+		e := CommEntry{ID: d.id, Name: getName(&d.name), Rank: d.rank, Size: max(d.size, 0), Parent: d.parent}
+		r.commRings(&e, d)
+		*c = cached[CommEntry]{e, gen, true}
 	}
-	return *e
+	return c.entry
 }
 
-func (r *Reader) connEntry(i uint64, d *diskConn) ConnEntry {
+func (r *Reader) connEntry(i, gen uint64, d *diskConn) ConnEntry {
 	for uint64(len(r.conns)) <= i {
-		r.conns = append(r.conns, ConnEntry{Peer: unseen})
+		r.conns = append(r.conns, cached[ConnEntry]{})
 	}
-	e := &r.conns[i]
-	if e.Peer == unseen {
-		*e = ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Name: getName(&d.name)}
+	c := &r.conns[i]
+	if !c.known || c.gen != gen {
+		e := ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Name: getName(&d.name)}
+		*c = cached[ConnEntry]{e, gen, true}
 	}
-	return *e
+	return c.entry
 }
-
-// unseen marks a cached entry that is not decoded yet.
-const unseen = -1 << 31
 
 // Next fills dst with records since the cursor, in ticket order except that a
 // late producer's record may come after younger ones. It returns how many; a

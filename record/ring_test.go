@@ -95,3 +95,72 @@ func TestPendingIsBounded(t *testing.T) {
 func ptr(w *Writer, ticket uint64) *diskRecord {
 	return (*diskRecord)(unsafe.Add(w.ring, (ticket&w.mask)*RecordSize))
 }
+
+// A process that makes and leaves communicators for ever is recorded for ever,
+// with their connections and stamps, once those closed have been left in peace.
+func TestSlotsUsedAgain(t *testing.T) {
+	w, err := Create(Options{Dir: t.TempDir(), RingSlots: 4, CommSlots: 3, ConnSlots: 4, StampSlots: 96})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	world, _ := w.AddComm(CommEntry{ID: 1, Name: "world", State: CommJoined})
+	make3 := func(i uint64) (*Comm, *Conn) {
+		t.Helper()
+		c, ok := w.AddComm(CommEntry{ID: i, Name: "split", State: CommJoined, Stamps: 16, Copies: 16})
+		k, ok2 := w.AddConn(ConnEntry{Comm: c.Index(), Peer: int32(i), Name: "shm"})
+		w.AddConn(ConnEntry{Comm: c.Index()})
+		if !ok || !ok2 {
+			t.Fatalf("communicator %d: %v, %v", i, ok, ok2)
+		}
+		return c, k
+	}
+	first, conn := make3(2)
+	make3(3)
+	first.SetState(CommAborted)
+	if c, ok := w.AddComm(CommEntry{}); ok || c != nil {
+		t.Fatal("a slot was taken that is too fresh")
+	}
+	w.grace = 0
+	stamps := make([]Stamp, 4)
+	for i := uint64(4); i < 1000; i++ {
+		off, n := first.StampRange()
+		if n != 16 {
+			t.Fatalf("communicator %d has %d slots", i-1, n)
+		}
+		slot := (*diskStamp)(unsafe.Pointer(&w.mem[off+StampEntrySize]))
+		atomic.StoreUint64(&slot.id, 1<<16)
+		slot.start, slot.end = i, i+1
+		if i%2 == 0 {
+			r.Stamps(stamps)
+			r.Comms(nil)
+		}
+		first.SetState(CommLeft)
+		w.Append(&Record{Kind: KindMark})
+		c, k := make3(i)
+		first.Started(99, 1) // its word is of no account any more
+		conn.Posted(99, 1)
+		comms, conns := r.Comms(nil), r.Conns(nil)
+		if len(comms) != 3 || len(conns) != 4 {
+			t.Fatalf("%d communicators, %d connections", len(comms), len(conns))
+		}
+		if s := comms[c.Index()]; s.ID != i || s.Started != 0 || s.Gen != i-3 || s.Since != i-3 || s.State != CommJoined {
+			t.Fatalf("communicator %d: %+v", i, s)
+		}
+		if s := conns[k.Index()]; s.Peer != int32(i) || s.Posted != 0 || s.Comm != c.Index() || s.Gen != i-3 {
+			t.Fatalf("connection of %d: %+v", i, s)
+		}
+		first, conn = c, k
+	}
+	_, lost, _ := r.StampCount()
+	if s := r.Comms(nil)[world.Index()]; s.Name != "world" || s.Gen != 0 {
+		t.Errorf("world %+v", s)
+	}
+	if h := r.Header(); h.CommOverflow != 1 || h.ConnOverflow != 0 || h.StampOverflow != 0 || lost != 0 {
+		t.Errorf("overflow %d, %d, %d; lost %d", h.CommOverflow, h.ConnOverflow, h.StampOverflow, lost)
+	}
+}

@@ -42,6 +42,7 @@ type stampCursor struct {
 // stampComm follows one communicator.
 type stampComm struct {
 	index   uint16
+	gen     uint64
 	device  uint16
 	kernels stampRing
 	copies  stampRing
@@ -101,12 +102,15 @@ func (r *Reader) commRings(e *CommEntry, d *diskComm) {
 }
 
 // stampComm returns the follower of an entry with rings.
-func (r *Reader) stampComm(i uint16, e *CommEntry) *stampComm {
+func (r *Reader) stampComm(i uint16, gen uint64, e *CommEntry) *stampComm {
 	for len(r.stamps.comms) <= int(i) {
 		r.stamps.comms = append(r.stamps.comms, nil)
 	}
 	c := r.stamps.comms[i]
-	if c == nil {
+	if c == nil || c.gen != gen {
+		if c != nil { // what its former owner did last and was not read
+			r.stamps.lost += c.kernels.pending() + c.copies.pending()
+		}
 		d := (*diskComm)(unsafe.Pointer(&r.mem[r.geo.commAt()+uint64(i)*CommEntrySize]))
 		ring := func(first uint32, n int) stampRing {
 			if n == 0 || uint64(first)+uint64(n) > uint64(r.geo.stamps) { // it may have changed since it was checked
@@ -115,7 +119,7 @@ func (r *Reader) stampComm(i uint16, e *CommEntry) *stampComm {
 			at := &r.mem[r.geo.stampAt()+uint64(first)*StampEntrySize]
 			return stampRing{slots: unsafe.Slice((*diskStamp)(unsafe.Pointer(at)), n), next: 1}
 		}
-		c = &stampComm{index: i, device: e.Device, kernels: ring(d.stampFirst, e.Stamps), copies: ring(d.copyFirst, e.Copies)}
+		c = &stampComm{index: i, gen: gen, device: e.Device, kernels: ring(d.stampFirst, e.Stamps), copies: ring(d.copyFirst, e.Copies)}
 		r.stamps.comms[i] = c
 	}
 	return c
@@ -277,7 +281,7 @@ func (g *stampRing) last(end *uint64) (rawStamp, slotState) {
 
 // stampStatus fills in the words of a communicator that a GPU stamps.
 func (r *Reader) stampStatus(s *CommStatus) {
-	c := r.stampComm(s.Index, &s.CommEntry)
+	c := r.stampComm(s.Index, s.Gen, &s.CommEntry)
 	c.advance()
 	clock := r.clock(c.device)
 	n := c.newest()
@@ -348,14 +352,16 @@ func (r *Reader) Stamps(dst []Stamp) (n int) {
 // follower returns an entry's follower, nil when it has no rings.
 func (r *Reader) follower(i uint64) *stampComm {
 	d := (*diskComm)(unsafe.Pointer(&r.mem[r.geo.commAt()+i*CommEntrySize]))
-	if atomic.LoadUint64(&d.state)&published == 0 {
+	state := atomic.LoadUint64(&d.state)
+	if state&published == 0 {
 		return nil
 	}
-	e := r.commEntry(i, d)
+	gen := state >> genShift
+	e := r.commEntry(i, gen, d)
 	if e.Stamps+e.Copies == 0 {
 		return nil
 	}
-	return r.stampComm(uint16(i), &e)
+	return r.stampComm(uint16(i), gen, &e)
 }
 
 func (r *Reader) drainStamps(c *stampComm, dst []Stamp) (n int) {

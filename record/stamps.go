@@ -133,16 +133,20 @@ func (w *Writer) addRings(d *diskComm, e CommEntry) {
 	if stamps+copies == 0 {
 		return
 	}
-	w.tables.Lock()
-	defer w.tables.Unlock()
-	used := atomic.LoadUint64(&w.hdr.stampUsed)
-	if used+uint64(stamps+copies) > uint64(w.geo.stamps) {
-		atomic.AddUint64(&w.hdr.stampOverflow, 1)
-		return
+	first := atomic.LoadUint64(&w.hdr.stampUsed)
+	n := [2]uint16{uint16(stamps), uint16(copies)}
+	if free := w.rings[n]; len(free) > 0 {
+		first, w.rings[n] = uint64(free[0]), free[1:]
+		clear(w.mem[w.geo.stampAt()+first*StampEntrySize:][:(stamps+copies)*StampEntrySize])
+	} else {
+		if first+uint64(stamps+copies) > uint64(w.geo.stamps) {
+			atomic.AddUint64(&w.hdr.stampOverflow, 1)
+			return
+		}
+		atomic.StoreUint64(&w.hdr.stampUsed, first+uint64(stamps+copies))
 	}
-	atomic.StoreUint64(&w.hdr.stampUsed, used+uint64(stamps+copies))
-	d.stampFirst, d.stampCount = uint32(used), uint16(stamps)
-	d.copyFirst, d.copyCount = uint32(used)+stamps, uint16(copies)
+	d.stampFirst, d.stampCount = uint32(first), uint16(stamps)
+	d.copyFirst, d.copyCount = uint32(first)+stamps, uint16(copies)
 	d.device = e.Device
 }
 
@@ -152,10 +156,11 @@ func (w *Writer) addRings(d *diskComm, e CommEntry) {
 // slot seq mod n, and n is a power of two. n is 0 when there are none: nil, not
 // asked for, or no room.
 func (c *Comm) StampRange() (off, n int) {
-	if c == nil || c.d.stampCount == 0 {
+	if c == nil || c.d.Load().stampCount == 0 {
 		return 0, 0
 	}
-	return int(c.w.geo.stampAt()) + int(c.d.stampFirst)*StampEntrySize, int(c.d.stampCount)
+	d := c.d.Load()
+	return int(c.w.geo.stampAt()) + int(d.stampFirst)*StampEntrySize, int(d.stampCount)
 }
 
 // CopyQueued prepares the slot of a copy-engine operation that is about to be
@@ -164,13 +169,13 @@ func (c *Comm) StampRange() (off, n int) {
 // gets to the operation. ok is false when there is no slot: a nil Comm, or one
 // without a ring for copies. One thread at a time queues a communicator's copies.
 func (c *Comm) CopyQueued(seq uint64, desc uint16, mono int64) (off int, id uint64, ok bool) {
-	s := c.copySlot(seq)
+	s, n := c.copySlot(seq)
 	if s == nil {
 		return 0, 0, false
 	}
 	// While the slot's former operation is still the newest to have begun, its
 	// words are needed. A reader then tells stale ones by their age.
-	if next := c.copySlot(seq + 1); atomic.LoadUint64(&next.id)>>16+uint64(c.d.copyCount) > seq {
+	if next, _ := c.copySlot(seq + 1); next != nil && atomic.LoadUint64(&next.id)>>16+n > seq {
 		atomic.StoreUint64(&s.start, 0)
 		atomic.StoreUint64(&s.end, 0)
 		atomic.StoreUint64(&s.arrived, uint64(mono))
@@ -183,7 +188,7 @@ func (c *Comm) CopyQueued(seq uint64, desc uint16, mono int64) (off int, id uint
 // after), and end. Copies are told in the order of their sequence. One whose
 // slot has gone to a younger operation is passed over; readers count it lost.
 func (c *Comm) CopyDone(seq uint64, start, wait int64, peer int32, end int64) {
-	s := c.copySlot(seq)
+	s, _ := c.copySlot(seq)
 	if s == nil || atomic.LoadUint64(&s.id)>>16 != seq {
 		return
 	}
@@ -192,10 +197,16 @@ func (c *Comm) CopyDone(seq uint64, start, wait int64, peer int32, end int64) {
 	atomic.StoreUint64(&s.start, uint64(start)) // last: while it is 0, the rest is not looked at
 }
 
-func (c *Comm) copySlot(seq uint64) *diskStamp {
-	if c == nil || c.d.copyCount == 0 {
-		return nil
+// copySlot returns the slot of a copy, and how many there are.
+func (c *Comm) copySlot(seq uint64) (*diskStamp, uint64) {
+	if c == nil {
+		return nil, 0
 	}
-	i := uint64(c.d.copyFirst) + seq&uint64(c.d.copyCount-1)
-	return (*diskStamp)(unsafe.Pointer(&c.w.mem[c.w.geo.stampAt()+i*StampEntrySize]))
+	d := c.d.Load()
+	n := uint64(d.copyCount)
+	if n == 0 {
+		return nil, 0
+	}
+	i := uint64(d.copyFirst) + seq&(n-1)
+	return (*diskStamp)(unsafe.Pointer(&c.w.mem[c.w.geo.stampAt()+i*StampEntrySize])), n
 }

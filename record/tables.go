@@ -39,29 +39,43 @@ type ConnEntry struct {
 // sequence is stored after the words that go with it, so a reader never sees
 // a sequence without its time. Enqueued may be called by one thread at a time
 // and Started, Finished and AddPhases by another; nil is no-op.
+//
+// Some time after it has been left or aborted, its slot may go to another
+// communicator. What is written through the handle then goes nowhere.
 type Comm struct {
-	w     *Writer // keeps the mapping
-	d     *diskComm
-	index uint16
+	w      *Writer // keeps the mapping
+	d      atomic.Pointer[diskComm]
+	index  uint16
+	gen    uint64
+	closed bool    // under Writer.tables
+	conns  []*Conn // likewise
 }
 
-// AddComm takes a slot of the comm table. It returns nil and false, and counts
-// the overflow, when the table is full.
+// AddComm takes a slot of the comm table: a new one, or when there is none one
+// of a communicator that was closed long enough ago. Else it returns nil and
+// false, and counts the overflow.
 func (w *Writer) AddComm(e CommEntry) (*Comm, bool) {
 	if w == nil {
 		return nil, false
 	}
-	i := atomic.AddUint64(&w.hdr.commUsed, 1) - 1
-	if i >= uint64(w.geo.comms) {
+	w.tables.Lock()
+	defer w.tables.Unlock()
+	i, gen, ok := w.comms.take(&w.hdr.commUsed, w.geo.comms, w.recycle)
+	if !ok {
 		atomic.AddUint64(&w.hdr.commOverflow, 1)
 		return nil, false
 	}
-	d := (*diskComm)(unsafe.Pointer(&w.mem[w.geo.commAt()+i*CommEntrySize]))
-	d.id, d.parent, d.rank, d.size = e.ID, e.Parent, e.Rank, e.Size
+	d := (*diskComm)(unsafe.Pointer(&w.mem[w.geo.commAt()+uint64(i)*CommEntrySize]))
+	*d = diskComm{id: e.ID, parent: e.Parent, rank: e.Rank, size: e.Size}
 	putName(&d.name, e.Name)
-	c := &Comm{w: w, d: d, index: uint16(i)}
+	if gen > 0 {
+		d.since = atomic.LoadUint64(&w.hdr.head)
+	}
 	w.addRings(d, e)
-	c.SetState(e.State)
+	c := &Comm{w: w, index: uint16(i), gen: gen}
+	c.d.Store(d)
+	w.byIndex[uint16(i)] = c
+	c.setState(e.State)
 	return c, true
 }
 
@@ -74,10 +88,22 @@ func (c *Comm) Index() uint16 {
 	return c.index
 }
 
-// SetState tells what became of the communicator.
+// SetState tells what became of the communicator. After CommLeft and
+// CommAborted nothing more is to be told of it and its connections.
 func (c *Comm) SetState(s CommState) {
-	if c != nil {
-		atomic.StoreUint64(&c.d.state, published|uint64(s))
+	if c == nil {
+		return
+	}
+	c.w.tables.Lock()
+	defer c.w.tables.Unlock()
+	c.setState(s)
+}
+
+func (c *Comm) setState(s CommState) {
+	atomic.StoreUint64(&c.d.Load().state, c.gen<<genShift|published|uint64(s))
+	if (s == CommLeft || s == CommAborted) && !c.closed {
+		c.closed = true
+		c.w.closed = append(c.w.closed, closedComm{c, Now()})
 	}
 }
 
@@ -86,7 +112,7 @@ func (c *Comm) Enqueued(seq uint64, mono int64, coll CollKind, bytes uint64) {
 	if c == nil {
 		return
 	}
-	d := c.d
+	d := c.d.Load()
 	d.enqueuedAt, d.coll, d.opBytes = mono, uint64(coll), bytes
 	release(&d.enqueued, seq)
 }
@@ -94,16 +120,18 @@ func (c *Comm) Enqueued(seq uint64, mono int64, coll CollKind, bytes uint64) {
 // Started tells the last collective that began to run.
 func (c *Comm) Started(seq uint64, mono int64) {
 	if c != nil {
-		c.d.startedAt = mono
-		release(&c.d.started, seq)
+		d := c.d.Load()
+		d.startedAt = mono
+		release(&d.started, seq)
 	}
 }
 
 // Finished tells the last collective that ended.
 func (c *Comm) Finished(seq uint64, mono int64) {
 	if c != nil {
-		c.d.finishedAt = mono
-		release(&c.d.finished, seq)
+		d := c.d.Load()
+		d.finishedAt = mono
+		release(&d.finished, seq)
 	}
 }
 
@@ -114,7 +142,7 @@ func (c *Comm) AddPhases(own, wait, transfer int64, bytes uint64) {
 	if c == nil {
 		return
 	}
-	d := c.d
+	d := c.d.Load()
 	own = max(own, 0)
 	d.ownNs += uint64(own)
 	d.waitNs += uint64(max(wait, 0))
@@ -127,29 +155,96 @@ func (c *Comm) AddPhases(own, wait, transfer int64, bytes uint64) {
 }
 
 // Conn writes one connection's live words. Byte counts are totals that the
-// caller keeps. One thread at a time writes a Conn; nil is no-op.
+// caller keeps. One thread at a time writes a Conn; nil is no-op. Its slot goes
+// with its communicator's.
 type Conn struct {
 	w     *Writer // keeps the mapping
-	d     *diskConn
+	d     atomic.Pointer[diskConn]
 	index uint32
 }
 
-// AddConn takes a slot of the conn table. It returns nil and false, and counts
-// the overflow, when the table is full.
+// AddConn takes a slot of the conn table, as AddComm does. It returns nil and
+// false, and counts the overflow, when there is none.
 func (w *Writer) AddConn(e ConnEntry) (*Conn, bool) {
 	if w == nil {
 		return nil, false
 	}
-	i := atomic.AddUint64(&w.hdr.connUsed, 1) - 1
-	if i >= uint64(w.geo.conns) {
+	w.tables.Lock()
+	defer w.tables.Unlock()
+	i, gen, ok := w.conns.take(&w.hdr.connUsed, w.geo.conns, w.recycle)
+	if !ok {
 		atomic.AddUint64(&w.hdr.connOverflow, 1)
 		return nil, false
 	}
-	d := (*diskConn)(unsafe.Pointer(&w.mem[w.geo.connAt()+i*ConnEntrySize]))
-	d.id, d.peer, d.comm, d.channel, d.transport = e.ID, e.Peer, e.Comm, e.Channel, uint8(e.Transport)
+	d := (*diskConn)(unsafe.Pointer(&w.mem[w.geo.connAt()+uint64(i)*ConnEntrySize]))
+	*d = diskConn{id: e.ID, peer: e.Peer, comm: e.Comm, channel: e.Channel, transport: uint8(e.Transport)}
 	putName(&d.name, e.Name)
-	atomic.StoreUint64(&d.state, published)
-	return &Conn{w: w, d: d, index: uint32(i)}, true
+	c := &Conn{w: w, index: i}
+	c.d.Store(d)
+	if owner := w.byIndex[e.Comm]; owner != nil {
+		owner.conns = append(owner.conns, c)
+	}
+	atomic.StoreUint64(&d.state, gen<<genShift|published)
+	return c, true
+}
+
+// freeSlots is the slots of a table that were used and may be used again.
+type freeSlots []freeSlot
+
+type freeSlot struct {
+	index uint32
+	gen   uint64 // of its next owner
+}
+
+// take returns a slot that was never used, or one that is free, once recycle
+// has freed some.
+func (f *freeSlots) take(used *uint64, slots uint32, recycle func() bool) (index uint32, gen uint64, ok bool) {
+	if n := atomic.LoadUint64(used); n < uint64(slots) {
+		atomic.StoreUint64(used, n+1)
+		return uint32(n), 0, true
+	}
+	for len(*f) == 0 {
+		if !recycle() {
+			return 0, 0, false
+		}
+	}
+	s := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	return s.index, s.gen, true
+}
+
+// closedComm is a communicator that was left or aborted.
+type closedComm struct {
+	c  *Comm
+	at int64
+}
+
+// graceNs is how long a closed communicator's slots keep its last words: for
+// readers to have read them, and its threads to have ended.
+const graceNs = 10e9
+
+// recycle frees the slots of the communicator that was closed first, if that was
+// long enough ago.
+func (w *Writer) recycle() bool {
+	if len(w.closed) == 0 || Now()-w.closed[0].at < w.grace {
+		return false
+	}
+	c := w.closed[0].c
+	w.closed = w.closed[1:]
+	d := c.d.Swap(new(diskComm))
+	atomic.StoreUint64(&d.state, 0)
+	if n := [2]uint16{d.stampCount, d.copyCount}; n != [2]uint16{} {
+		w.rings[n] = append(w.rings[n], d.stampFirst)
+	}
+	delete(w.byIndex, c.index)
+	w.comms = append(w.comms, freeSlot{uint32(c.index), c.gen + 1})
+	for _, k := range c.conns {
+		d := k.d.Swap(new(diskConn))
+		gen := atomic.SwapUint64(&d.state, 0) >> genShift
+		w.conns = append(w.conns, freeSlot{k.index, gen + 1})
+	}
+	c.conns = nil
+	return true
 }
 
 // Index is the connection's index in the conn table; NoConn for nil.
@@ -163,31 +258,35 @@ func (c *Conn) Index() uint32 {
 // Posted tells the bytes ever handed to the transport, and when the last were.
 func (c *Conn) Posted(bytes uint64, mono int64) {
 	if c != nil {
-		c.d.postedAt = mono
-		atomic.StoreUint64(&c.d.posted, bytes)
+		d := c.d.Load()
+		d.postedAt = mono
+		atomic.StoreUint64(&d.posted, bytes)
 	}
 }
 
 // Completed tells the bytes ever taken by the receiver, and when the last were.
 func (c *Conn) Completed(bytes uint64, mono int64) {
 	if c != nil {
-		c.d.completedAt = mono
-		atomic.StoreUint64(&c.d.completed, bytes)
+		d := c.d.Load()
+		d.completedAt = mono
+		atomic.StoreUint64(&d.completed, bytes)
 	}
 }
 
 // TxBlocked tells since when the sender has had data and no credit, 0 when it is not so.
 func (c *Conn) TxBlocked(since int64) {
 	if c != nil {
-		atomic.StoreInt64(&c.d.txBlocked, since)
+		d := c.d.Load()
+		atomic.StoreInt64(&d.txBlocked, since)
 	}
 }
 
 // Received tells the bytes ever received from the peer, and when the last were.
 func (c *Conn) Received(bytes uint64, mono int64) {
 	if c != nil {
-		c.d.receivedAt = mono
-		atomic.StoreUint64(&c.d.received, bytes)
+		d := c.d.Load()
+		d.receivedAt = mono
+		atomic.StoreUint64(&d.received, bytes)
 	}
 }
 
@@ -195,29 +294,33 @@ func (c *Conn) Received(bytes uint64, mono int64) {
 // peer, 0 when it is not so.
 func (c *Conn) RxWaiting(since int64) {
 	if c != nil {
-		atomic.StoreInt64(&c.d.rxWaiting, since)
+		d := c.d.Load()
+		atomic.StoreInt64(&d.rxWaiting, since)
 	}
 }
 
 // Window tells the last closed window: its bandwidth in bytes/s and its cause.
 func (c *Conn) Window(bps uint64, cause Cause, mono int64) {
 	if c != nil {
-		c.d.windowBps, c.d.windowCause = bps, uint64(cause)
-		atomic.StoreInt64(&c.d.windowAt, mono)
+		d := c.d.Load()
+		d.windowBps, d.windowCause = bps, uint64(cause)
+		atomic.StoreInt64(&d.windowAt, mono)
 	}
 }
 
 // Slow tells how many anomalous windows there have ever been.
 func (c *Conn) Slow(windows uint64) {
 	if c != nil {
-		atomic.StoreUint64(&c.d.slow, windows)
+		d := c.d.Load()
+		atomic.StoreUint64(&d.slow, windows)
 	}
 }
 
 // Windows tells how many windows have ever closed.
 func (c *Conn) Windows(windows uint64) {
 	if c != nil {
-		atomic.StoreUint64(&c.d.windows, windows)
+		d := c.d.Load()
+		atomic.StoreUint64(&d.windows, windows)
 	}
 }
 
@@ -225,6 +328,7 @@ func (c *Conn) Windows(windows uint64) {
 // window, in ns.
 func (c *Conn) Latency(ns int64) {
 	if c != nil {
-		atomic.StoreInt64(&c.d.latencyNs, ns)
+		d := c.d.Load()
+		atomic.StoreInt64(&d.latencyNs, ns)
 	}
 }

@@ -58,8 +58,14 @@ type Writer struct {
 
 	anchoring sync.Mutex
 
-	tables sync.Mutex // over what follows, and the device, descriptor and stamp tables
-	descs  map[Desc]uint16
+	tables  sync.Mutex // over what follows, and the tables' fixed words
+	descs   map[Desc]uint16
+	byIndex map[uint16]*Comm
+	closed  []closedComm // oldest first
+	comms   freeSlots
+	conns   freeSlots
+	rings   map[[2]uint16][]uint32 // free ranges of the stamp table, by the counts of both rings
+	grace   int64                  // graceNs
 }
 
 // Create makes a recorder file <job>.<rank>.<pid>.rec, mode 0600, in o.Dir,
@@ -175,7 +181,10 @@ func create(dir string, id Identity, geo geometry) (*Writer, error) {
 		mem:  mem,
 		geo:  geo,
 
-		descs: map[Desc]uint16{},
+		descs:   map[Desc]uint16{},
+		byIndex: map[uint16]*Comm{},
+		rings:   map[[2]uint16][]uint32{},
+		grace:   graceNs,
 	}
 	w.Anchor()
 	if w.path, err = publish(f.Name(), dir, id, pid, start); err != nil {

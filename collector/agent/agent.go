@@ -226,7 +226,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	for _, p := range a.view.Processes {
 		here[p] = true
 		if r := a.rank(p); r != nil {
-			r.learn()
+			a.learn(r)
 		}
 	}
 	for p, r := range a.ranks {
@@ -278,7 +278,7 @@ func (a *Agent) rank(p *source.Process) *rank {
 	r := &rank{p: p, job: j}
 	a.ranks[p] = r
 	j.ranks = append(j.ranks, r)
-	r.learn()
+	a.learn(r)
 	return r
 }
 
@@ -289,19 +289,11 @@ func (a *Agent) retire(r *rank) {
 	r.job.lost += r.p.Lost
 	for _, c := range r.comms {
 		if c != nil {
-			a.ops -= len(c.ops)
-			r.job.unknown += c.evicted
+			a.forget(r, c)
 		}
 	}
-	for i := range r.p.Comms {
-		r.job.addFinished(r.p.Comms[i].Name, r.p.Comms[i].Finished)
-	}
-	for i := range r.p.Conns {
-		t := r.p.Conns[i].Transport
-		if r.job.windows[t] == nil {
-			r.job.windows[t] = new([8]uint64)
-		}
-		r.addWindows(&r.p.Conns[i], r.job.windows[t])
+	for i := range r.windows {
+		r.job.addWindows(&r.windows[i])
 	}
 }
 

@@ -29,10 +29,18 @@ type rank struct {
 
 // windows counts one connection's windows by cause: those that were recorded
 // with a cause, and, for the snapshot, the normal ones.
-type windows [8]uint64
+type windows struct {
+	counts    [8]uint64
+	total     uint64 // by the live word
+	transport record.Transport
+	gen       uint64
+}
 
 // comm folds one communicator's collectives as this rank sees them.
 type comm struct {
+	gen      uint64
+	since    uint64 // ticket: older records of its index are of a former communicator
+	seen     bool   // in this pass
 	id       uint64
 	name     string
 	rank     int32
@@ -98,10 +106,10 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			// The communicator joined after the last pass; a batch asks only once.
 			refreshed = true
 			a.recorders.Refresh(p)
-			r.learn()
+			a.learn(r)
 			c = r.comm(rec.Comm)
 		}
-		if c == nil {
+		if c == nil || rec.Ticket < c.since {
 			r.job.unknown++
 			continue
 		}
@@ -162,7 +170,7 @@ func (a *Agent) foldStamps(p *source.Process, stamps []record.Stamp) {
 		if c == nil && !refreshed {
 			refreshed = true
 			a.recorders.Refresh(p)
-			r.learn()
+			a.learn(r)
 			c = r.comm(s.Comm)
 		}
 		if c == nil {
@@ -292,20 +300,56 @@ func (r *rank) comm(i uint16) *comm {
 	return nil
 }
 
-// learn takes in the communicators of the process's table.
-func (r *rank) learn() {
+// learn takes in the tables of the process: new communicators, and those whose
+// slot has gone to another one.
+func (a *Agent) learn(r *rank) {
+	for _, c := range r.comms {
+		if c != nil {
+			c.seen = false
+		}
+	}
 	for i := range r.p.Comms {
 		s := &r.p.Comms[i]
 		for int(s.Index) >= len(r.comms) {
 			r.comms = append(r.comms, nil)
 		}
 		c := r.comms[s.Index]
+		if c != nil && c.gen != s.Gen {
+			a.forget(r, c)
+			c = nil
+		}
 		if c == nil {
-			c = &comm{id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, peer: -1}
+			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, peer: -1}
 			r.comms[s.Index] = c
 		}
-		c.finished = s.Finished
+		c.finished, c.seen = s.Finished, true
 	}
+	for i, c := range r.comms {
+		if c != nil && !c.seen {
+			a.forget(r, c)
+			r.comms[i] = nil
+		}
+	}
+	for i := range r.p.Conns {
+		r.learnConn(&r.p.Conns[i])
+	}
+}
+
+// forget lets go of a communicator; what it counted stays in its job's totals.
+func (a *Agent) forget(r *rank, c *comm) {
+	a.ops -= len(c.ops)
+	r.job.unknown += c.evicted
+	r.job.addFinished(c.name, c.finished)
+}
+
+// learnConn takes in one connection.
+func (r *rank) learnConn(s *record.ConnStatus) {
+	w := r.windowsOf(s.Index)
+	if w.gen != s.Gen {
+		r.job.addWindows(w)
+		*w = windows{gen: s.Gen}
+	}
+	w.transport, w.total = s.Transport, s.Windows
 }
 
 func (r *rank) mark(rec *record.Record) {
@@ -341,7 +385,7 @@ func (r *rank) window(c *comm, rec *record.Record) {
 	}
 	cause := record.Cause(rec.Code & 7)
 	if cause != record.CauseNone {
-		r.windowsOf(rec.Conn)[cause]++
+		r.windowsOf(rec.Conn).counts[cause]++
 	} else if rec.Flags&record.FlagAnomaly == 0 {
 		return
 	}

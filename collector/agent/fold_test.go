@@ -142,7 +142,7 @@ func TestFoldWithLosses(t *testing.T) {
 	// Ends are lost, the live words tell so: the ring does not grow.
 	for seq := uint64(2); seq < 10_000; seq++ {
 		p.Comms[0].Finished = seq - 1
-		a.ranks[p].learn()
+		a.learn(a.ranks[p])
 		a.fold(p, one(0, seq, 1000)[:2])
 	}
 	if len(a.ranks[p].comms[0].ops) != firstOps {
@@ -326,7 +326,7 @@ func BenchmarkFold(b *testing.B) {
 func TestWindowCounters(t *testing.T) {
 	a := newAgent(t)
 	p := process()
-	p.Conns = []record.ConnStatus{{Index: 2, Windows: 10}}
+	p.Conns = []record.ConnStatus{{ConnEntry: record.ConnEntry{Transport: record.TransportTCP}, Index: 2, Windows: 10}}
 	slow := record.Record{Kind: record.KindWindow, Conn: 2, Code: uint8(record.CauseNetwork), Flags: record.FlagAnomaly}
 	read := func(network, none uint64) {
 		t.Helper()
@@ -339,6 +339,7 @@ func TestWindowCounters(t *testing.T) {
 	a.fold(p, []record.Record{slow}) // before the live word
 	read(2, 9)
 	p.Conns[0].Windows = 15
+	a.learn(a.ranks[p])
 	read(2, 13)
 	a.retire(a.ranks[p])
 	read(2, 13)
@@ -369,5 +370,55 @@ func TestFoldStamps(t *testing.T) {
 	}
 	if j := a.jobs["job"]; j.unknown != 2 || j.records != 4 {
 		t.Errorf("%d unknown of %d", j.unknown, j.records)
+	}
+}
+
+// A slot that goes to another communicator takes nothing from the former: late
+// records are not mixed up, and totals do not step back.
+func TestSlotsUsedAgain(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	p.Comms[0].Finished = 7
+	p.Conns = []record.ConnStatus{{ConnEntry: record.ConnEntry{Transport: record.TransportTCP}, Windows: 5}}
+	a.fold(p, one(0, 1, 1000))
+	totals := func() (finished uint64, windows uint64) {
+		snap := a.jobs["job"].snapshot(0)
+		for _, c := range snap.Comms {
+			if c.Name == "dp" {
+				finished = c.Finished
+			}
+		}
+		for _, tr := range snap.Transports {
+			windows += tr.Windows[record.CauseNone]
+		}
+		return finished, windows
+	}
+	check := func(when string, finished, windows uint64) {
+		t.Helper()
+		if f, w := totals(); f != finished || w != windows {
+			t.Errorf("%s: %d finished and %d windows, want %d and %d", when, f, w, finished, windows)
+		}
+	}
+	check("at first", 7, 5)
+
+	p.Comms[0] = record.CommStatus{CommEntry: record.CommEntry{ID: 20, Name: "dp", Size: 2}, Gen: 1, Since: 100, Finished: 1}
+	p.Conns[0] = record.ConnStatus{ConnEntry: record.ConnEntry{Transport: record.TransportSHM}, Gen: 1, Windows: 2}
+	a.learn(a.ranks[p])
+	check("used again", 8, 7)
+	late, young := one(0, 2, 2000), one(0, 1, 3000)
+	for i := range young {
+		late[i].Ticket, young[i].Ticket = 99, 100
+	}
+	a.fold(p, append(late, young...))
+	if len(s.got) != 2 || s.got[1].CommID != 20 || s.got[1].Started != 3000 || a.jobs["job"].unknown != uint64(len(late)) {
+		t.Errorf("%d unknown, folded %+v", a.jobs["job"].unknown, s.got)
+	}
+
+	p.Comms, p.Conns = p.Comms[:0], p.Conns[:0] // in nobody's hands for the moment
+	a.learn(a.ranks[p])
+	check("free", 8, 7)
+	if a.ops != 0 {
+		t.Errorf("room for %d operations is still taken", a.ops)
 	}
 }

@@ -109,6 +109,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			now.peer = c.peer
 		}
 		was, again := said.comms[s.Index]
+		again = again && was.Gen == s.Gen
 		if again && now == was {
 			continue
 		}
@@ -135,6 +136,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			continue
 		}
 		was, again := said.conns[s.Index]
+		again = again && was.Gen == s.Gen
 		if again && *s == was {
 			continue
 		}

@@ -92,10 +92,14 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		for i := range r.p.Conns {
 			s := &r.p.Conns[i]
 			t := transport(s.Transport)
-			r.addWindows(s, &t.Windows)
 			if here {
 				t.Connections++
 				t.Outstanding += s.Outstanding()
+			}
+		}
+		for i := range r.windows {
+			if w := &r.windows[i]; w.transport != record.TransportNone {
+				w.addTo(&transport(w.transport).Windows)
 			}
 		}
 	}
@@ -110,18 +114,28 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	return out
 }
 
-// addWindows adds one connection's windows by cause. The live word has them
-// all, those with a cause were recorded, and the rest were normal.
-func (r *rank) addWindows(s *record.ConnStatus, to *[8]uint64) {
-	w := r.windowsOf(s.Index)
-	normal := s.Windows
-	for cause := record.CauseNone + 1; int(cause) < len(w); cause++ {
-		to[cause] += w[cause]
-		normal -= min(w[cause], normal)
+// addWindows adds the windows of a connection that is gone to the job's totals.
+func (j *job) addWindows(w *windows) {
+	if w.transport == record.TransportNone { // not learnt
+		return
+	}
+	if j.windows[w.transport] == nil {
+		j.windows[w.transport] = new([8]uint64)
+	}
+	w.addTo(j.windows[w.transport])
+}
+
+// addTo adds a connection's windows by cause. The live word has them all, those
+// with a cause were recorded, and the rest were normal.
+func (w *windows) addTo(to *[8]uint64) {
+	normal := w.total
+	for cause := record.CauseNone + 1; int(cause) < len(w.counts); cause++ {
+		to[cause] += w.counts[cause]
+		normal -= min(w.counts[cause], normal)
 	}
 	// A record may be read before its live word, and a counter must not step back.
-	w[record.CauseNone] = max(w[record.CauseNone], normal)
-	to[record.CauseNone] += w[record.CauseNone]
+	w.counts[record.CauseNone] = max(w.counts[record.CauseNone], normal)
+	to[record.CauseNone] += w.counts[record.CauseNone]
 }
 
 // maxNames bounds the communicator names whose totals outlive their processes.

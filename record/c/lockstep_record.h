@@ -47,6 +47,7 @@
 #define LOCKSTEP_DESC_CAPTURED 2 /* the operation was captured: each one stamped is a graph's replay */
 #define LOCKSTEP_NAME_SIZE 64 /* bytes of a name, its NUL included */
 #define LOCKSTEP_PUBLISHED 256 /* of a table entry's state word */
+#define LOCKSTEP_GEN_SHIFT 16 /* of its generation in there */
 #define LOCKSTEP_BUSY UINT64_C(0x8000000000000000) /* of a slot's sequence word */
 #define LOCKSTEP_SPAN_MICRO UINT64_C(0x80000000) /* of a span: the rest is microseconds, not nanoseconds */
 #define LOCKSTEP_NO_COMM 65535
@@ -275,7 +276,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_overflow) == 544);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_header) == 4096);
 
 struct lockstep_comm {
-	uint64_t state; /* live: published | CommState, 0 while the entry is not complete */
+	uint64_t state; /* live: generation << 16 | published | CommState, 0 while the entry is not complete */
 	uint64_t id;
 	uint64_t parent;
 	int32_t rank;
@@ -293,7 +294,8 @@ struct lockstep_comm {
 	int64_t enqueued_at;
 	uint64_t coll;
 	uint64_t op_bytes;
-	uint8_t pad160[32];
+	uint64_t since; /* ticket: older records of this index are of the slot's former owner */
+	uint8_t pad168[24];
 	uint64_t started; /* live */
 	int64_t started_at;
 	uint64_t finished;
@@ -320,6 +322,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued) == 128);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued_at) == 136);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, coll) == 144);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, op_bytes) == 152);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, since) == 160);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, started) == 192);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, started_at) == 200);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, finished) == 208);
@@ -331,7 +334,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, ops) == 248);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_comm) == 256);
 
 struct lockstep_conn {
-	uint64_t state; /* live: published, 0 while the entry is not complete */
+	uint64_t state; /* live: generation << 16 | published, 0 while the entry is not complete */
 	uint64_t id;
 	int32_t peer;
 	uint16_t comm;

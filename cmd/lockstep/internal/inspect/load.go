@@ -23,6 +23,7 @@ type process struct {
 	conns  []record.ConnStatus
 	gpus   []record.DeviceStatus
 	ops    map[uint16]*history // by communicator index
+	since  map[uint16]uint64   // likewise: older records are of a former communicator
 	marks  map[record.MarkCode]record.Record
 	step   uint64
 }
@@ -59,6 +60,10 @@ func load(path string) (*process, error) {
 	p := &process{path: path, ops: map[uint16]*history{}, marks: map[record.MarkCode]record.Record{}}
 	alive := r.Alive()
 	r.SeekTail(maxRecords)
+	p.since = map[uint16]uint64{}
+	for _, c := range r.Comms(nil) {
+		p.since[c.Index] = c.Since
+	}
 	var last int64 // sign of life
 	buf := make([]record.Record, 256)
 	for left := maxRecords; left > 0; {
@@ -69,7 +74,9 @@ func load(path string) (*process, error) {
 		left -= n
 		for i := range buf[:n] {
 			last = max(last, buf[i].Mono)
-			p.fold(&buf[i])
+			if buf[i].Ticket >= p.since[buf[i].Comm] || buf[i].Kind == record.KindMark {
+				p.fold(&buf[i])
+			}
 		}
 	}
 	stamps := make([]record.Stamp, 256)
