@@ -99,7 +99,7 @@ struct P2PArgs {
   u32 slotMask, desc, rank, ranks, flags;
   u32 sends, receives;
   u32 pad;
-  Message message[2 * LS_MAX_MESSAGES]; // the sends, then the receives
+  Message message[2 * LS_MAX_MESSAGES]; // sends in the first half, receives in the second
 };
 
 // ClockArgs is ls_clock's parameter.

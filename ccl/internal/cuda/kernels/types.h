@@ -130,19 +130,27 @@ template <> struct Elem<bfloat16> {
   }
 };
 
-#if !defined(LS_HOST) && __CUDA_ARCH__ >= 900
+#if defined(LS_HOST) || __CUDA_ARCH__ < 900
+// In software a call: a copy for each use would make modules many times as large.
+#define LS_FLOAT8 __device__ static __attribute__((noinline, unused))
+#else
 #define LS_FLOAT8_HARDWARE 1
+#define LS_FLOAT8 FI
 FI void upHalves(u32 halves, float *out) { Elem<float16>::upWord(halves, out); }
 #endif
+
+LS_FLOAT8 float widenE4m3(u32 bits) {
+  if ((bits & 0x7f) == 0x7f) return asFloat(0x7fffffff);
+  return widenSmall<3, 7>(bits >> 7, bits & 0x7f);
+}
+LS_FLOAT8 u32 narrowE4m3(float x) { return narrowSmall<3, 7>(x, 0x7e, 0x7f, 7); }
+LS_FLOAT8 u32 narrowE5m2(float x) { return narrowSmall<2, 15>(x, 0x7b, 0x7f, 7); }
 
 template <> struct Elem<float8e4m3> {
   using Acc = float;
   static constexpr int PER_WORD = 4;
-  FI static float up(float8e4m3 x) {
-    if ((x.bits & 0x7f) == 0x7f) return asFloat(0x7fffffff);
-    return widenSmall<3, 7>(x.bits >> 7, x.bits & 0x7f);
-  }
-  FI static float8e4m3 down(float x) { return {u8(narrowSmall<3, 7>(x, 0x7e, 0x7f, 7))}; }
+  FI static float up(float8e4m3 x) { return widenE4m3(x.bits); }
+  FI static float8e4m3 down(float x) { return {u8(narrowE4m3(x))}; }
   FI static void upWord(u32 w, float *out) {
 #ifdef LS_FLOAT8_HARDWARE
     u32 lo, hi;
@@ -170,7 +178,7 @@ template <> struct Elem<float8e5m2> {
   using Acc = float;
   static constexpr int PER_WORD = 4;
   FI static float up(float8e5m2 x) { return Elem<float16>::up({u16(x.bits << 8)}); } // the upper half of a float16
-  FI static float8e5m2 down(float x) { return {u8(narrowSmall<2, 15>(x, 0x7b, 0x7f, 7))}; }
+  FI static float8e5m2 down(float x) { return {u8(narrowE5m2(x))}; }
   FI static void upWord(u32 w, float *out) {
 #pragma unroll
     for (int i = 0; i < 4; i++) out[i] = up({u8(w >> 8 * i)});

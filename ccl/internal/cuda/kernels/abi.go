@@ -1,0 +1,154 @@
+package kernels
+
+import (
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Limits, as in abi.h.
+const (
+	MaxRanks    = 8  // GPUs that reach each other by loads and stores
+	MaxBlocks   = 32 // of any kernel that speaks with peers
+	MaxMessages = 8  // sends, and receives, of one ls_p2p_ll
+	llLines     = 1024
+	phases      = 4
+)
+
+// Args.Flags.
+const (
+	First = 1 // the operation begins with this kernel
+	Last  = 2 // it ends with it
+)
+
+// Args is the parameter of every collective kernel. Addresses are device
+// addresses of this rank's process.
+type Args struct {
+	Heap, Send, Recv [MaxRanks]uint64
+	Count            uint64
+	Slots, Abort     uint64
+	SlotMask, Desc   uint32
+	Rank, Ranks      uint32
+	Root, Op, Flags  uint32
+	Peers            uint32
+}
+
+// P2PMessage is one send or receive of P2PArgs.
+type P2PMessage struct {
+	Buf, Bytes uint64
+	Peer       uint32
+	_          uint32
+}
+
+// P2PArgs is ls_p2p_ll's parameter: Sends of Send and Recvs of Recv, in the
+// program's order. It wants max(Sends+Recvs, 1) blocks.
+type P2PArgs struct {
+	Heap                               [MaxRanks]uint64
+	Slots, Abort                       uint64
+	SlotMask, Desc, Rank, Ranks, Flags uint32
+	Sends, Recvs                       uint32
+	_                                  uint32
+	Send, Recv                         [MaxMessages]P2PMessage
+}
+
+// FoldArgs is ls_fold's parameter: Dst becomes the reduction of Count elements of
+// the first K of Src, in their order. Ranks is what Avg divides by.
+type FoldArgs struct {
+	Heap                               [MaxRanks]uint64
+	Slots, Abort                       uint64
+	SlotMask, Desc, Rank, Ranks, Flags uint32
+	Op                                 uint32
+	Src                                [MaxRanks]uint64
+	Dst, Count                         uint64
+	K                                  uint32
+	_                                  uint32
+}
+
+// ClockArgs is ls_clock's parameter: one thread answers Rounds changes of the u32
+// at Word, which holds First, with %globaltimer and the new word, 8 bytes each,
+// at Slot. It gives up after Turns looks.
+type ClockArgs struct {
+	Word, Slot, Abort uint64
+	First, Rounds     uint32
+	Turns             uint64
+}
+
+// DelayArgs is ls_delay's parameter: one thread waits for so many nanoseconds.
+type DelayArgs struct{ Ns, Abort uint64 }
+
+// PatternArgs is the parameter of ls_fill, which writes Bytes of Seed's pattern
+// to Buffer (aligned to 8), and of ls_check, which adds to the u64 at Wrong how
+// many bytes differ from it.
+type PatternArgs struct{ Buffer, Bytes, Seed, Wrong uint64 }
+
+// Slot is an operation's stamps; operation seq, from 1, has slot seq & SlotMask.
+type Slot struct{ ID, Start, Arrived, End uint64 }
+
+type line [4]uint32
+
+type blockState struct {
+	epoch, steps uint32
+	_            [30]uint32
+}
+
+// heap mirrors Heap, for the offsets of what the host and copy engines touch.
+type heap struct {
+	block [MaxBlocks]blockState
+	op    struct {
+		seq, start uint64
+		blocksDone uint32
+		_          [27]uint32
+	}
+	flag [phases][MaxBlocks][MaxRanks]uint32
+	pair struct {
+		sent, received [MaxRanks]uint32
+		_              [16]uint32
+	}
+	credit, sendDone [MaxRanks]uint32
+	_                [16]uint32
+
+	copied, ready, sendArrived, sendReady [MaxRanks]uint32
+
+	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
+	p2p     [MaxRanks][2][4 * llLines]line
+}
+
+// HeapSize is a rank's control memory, zeroed before first use; the others are
+// byte offsets of its [MaxRanks]uint32 arrays.
+const (
+	HeapSize        = unsafe.Sizeof(heap{})
+	HeapCredit      = unsafe.Offsetof(heap{}.credit)
+	HeapSendDone    = unsafe.Offsetof(heap{}.sendDone)
+	HeapCopied      = unsafe.Offsetof(heap{}.copied)
+	HeapReady       = unsafe.Offsetof(heap{}.ready)
+	HeapSendArrived = unsafe.Offsetof(heap{}.sendArrived)
+	HeapSendReady   = unsafe.Offsetof(heap{}.sendReady)
+)
+
+// llBytes is the data that one block's lines from one rank hold.
+const llBytes = 8 * llLines
+
+// MoveKernels are the kernels of the module "move"; ReduceKernels are in each
+// "reduce_…", and BulkKernels too where devices are of 9.0 or newer.
+var (
+	MoveKernels = []string{
+		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_p2p_ll",
+		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
+		"ls_check", "ls_clock", "ls_delay", "ls_fill",
+	}
+	ReduceKernels = []string{
+		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
+		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
+	}
+	BulkKernels = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk"}
+)
+
+// LLCapacity is the most bytes that a kernel on LL lines takes with so many
+// blocks: of the whole for AllReduce, Reduce and Broadcast, of one rank's share
+// for the others. twoShot means ls_allreduce_ll2. Sends have no limit.
+func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
+	if coll == record.AllReduce && twoShot {
+		return uint64(ranks) * uint64(blocks) * llBytes
+	}
+	return uint64(blocks) * llBytes
+}

@@ -1,0 +1,66 @@
+// The device, emulated on the host: one CPU thread for each CUDA thread, so that
+// tests can run the kernels of all ranks of a communicator in one process.
+#pragma once
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#define __global__
+#define __device__
+#define FI inline __attribute__((always_inline))
+#define KERNEL(threads) extern "C" void
+
+struct BlockEmulation {
+  std::barrier<> barrier;
+  std::atomic<u32> votes[2]{};
+  alignas(16) u64 memory[64]{}; // what is __shared__ on the device
+  explicit BlockEmulation(u32 threads) : barrier(threads) {}
+};
+struct ThreadEmulation {
+  u32 tid, block, threads, blocks, votes;
+  BlockEmulation *shared;
+};
+inline thread_local ThreadEmulation emulated;
+
+inline u32 tid() { return emulated.tid; }
+inline u32 block() { return emulated.block; }
+inline u32 threads() { return emulated.threads; }
+inline u32 blocks() { return emulated.blocks; }
+inline void sync() { emulated.shared->barrier.arrive_and_wait(); }
+inline bool syncOr(bool mine) {
+  // Votes alternate, so that one is cleared while the other is in use.
+  auto &votes = emulated.shared->votes[emulated.votes++ & 1];
+  if (mine) votes = 1;
+  sync();
+  bool any = votes != 0;
+  sync();
+  votes = 0;
+  return any;
+}
+inline void relax() { std::this_thread::yield(); }
+
+inline u64 globaltimer() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+template <class T> T loadHost(const T *p) { return std::atomic_ref<T>(*const_cast<T *>(p)).load(std::memory_order_acquire); }
+template <class T> void storeHost(T *p, T v) { std::atomic_ref<T>(*p).store(v, std::memory_order_release); }
+inline u32 loadVolatile(const u32 *p) { return loadHost(p); }
+inline u64 loadVolatile64(const u64 *p) { return loadHost(p); }
+inline u32 loadAcquire(const u32 *p) { return loadHost(p); }
+inline void storeRelease(u32 *p, u32 v) { storeHost(p, v); }
+inline void storeVolatile(u32 *p, u32 v) { storeHost(p, v); }
+inline void fenceSystem() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+// The halves of a line may be seen in any order, but are not torn.
+inline void storeLine(Line *p, u32 d0, u32 d1, u32 flag) {
+  storeHost((u64 *)p + 1, u64(flag) << 32 | d1);
+  storeHost((u64 *)p, u64(flag) << 32 | d0);
+}
+inline u32x4 loadLine(const Line *p) {
+  u64 a = loadHost((const u64 *)p), b = loadHost((const u64 *)p + 1);
+  return u32x4{u32(a), u32(a >> 32), u32(b), u32(b >> 32)};
+}
+inline void store16(u64 *p, u64 a, u64 b) { storeHost(p, a), storeHost(p + 1, b); }
+inline u32 atomicAdd(u32 *p, u32 v) { return std::atomic_ref<u32>(*p).fetch_add(v); }
+inline void atomicAdd64(u64 *p, u64 v) { std::atomic_ref<u64>(*p).fetch_add(v); }

@@ -1,0 +1,75 @@
+package kernels
+
+import "unsafe"
+
+// Assertion is a constant expression of abi.h and the value it must have.
+type Assertion struct {
+	Expr  string
+	Value uintptr
+}
+
+// Layout is what abi.go believes about abi.h.
+func Layout() []Assertion {
+	var a Args
+	var p P2PArgs
+	var m P2PMessage
+	var f FoldArgs
+	var c ClockArgs
+	var d DelayArgs
+	var q PatternArgs
+	var s Slot
+	var h heap
+	return []Assertion{
+		{"LS_MAX_RANKS", MaxRanks}, {"LS_MAX_BLOCKS", MaxBlocks}, {"LS_MAX_MESSAGES", MaxMessages},
+		{"LS_LL_LINES", llLines}, {"LS_PHASES", phases}, {"LS_FIRST", First}, {"LS_LAST", Last},
+
+		{"sizeof(Args)", unsafe.Sizeof(a)},
+		{"offsetof(Args, heap)", unsafe.Offsetof(a.Heap)}, {"offsetof(Args, send)", unsafe.Offsetof(a.Send)},
+		{"offsetof(Args, recv)", unsafe.Offsetof(a.Recv)}, {"offsetof(Args, count)", unsafe.Offsetof(a.Count)},
+		{"offsetof(Args, slots)", unsafe.Offsetof(a.Slots)}, {"offsetof(Args, abort)", unsafe.Offsetof(a.Abort)},
+		{"offsetof(Args, slotMask)", unsafe.Offsetof(a.SlotMask)}, {"offsetof(Args, desc)", unsafe.Offsetof(a.Desc)},
+		{"offsetof(Args, rank)", unsafe.Offsetof(a.Rank)}, {"offsetof(Args, ranks)", unsafe.Offsetof(a.Ranks)},
+		{"offsetof(Args, root)", unsafe.Offsetof(a.Root)}, {"offsetof(Args, op)", unsafe.Offsetof(a.Op)},
+		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, peers)", unsafe.Offsetof(a.Peers)},
+
+		{"sizeof(Message)", unsafe.Sizeof(m)}, {"offsetof(Message, bytes)", unsafe.Offsetof(m.Bytes)},
+		{"offsetof(Message, peer)", unsafe.Offsetof(m.Peer)},
+
+		{"sizeof(P2PArgs)", unsafe.Sizeof(p)},
+		{"offsetof(P2PArgs, slots)", unsafe.Offsetof(p.Slots)}, {"offsetof(P2PArgs, abort)", unsafe.Offsetof(p.Abort)},
+		{"offsetof(P2PArgs, slotMask)", unsafe.Offsetof(p.SlotMask)}, {"offsetof(P2PArgs, desc)", unsafe.Offsetof(p.Desc)},
+		{"offsetof(P2PArgs, rank)", unsafe.Offsetof(p.Rank)}, {"offsetof(P2PArgs, ranks)", unsafe.Offsetof(p.Ranks)},
+		{"offsetof(P2PArgs, flags)", unsafe.Offsetof(p.Flags)}, {"offsetof(P2PArgs, sends)", unsafe.Offsetof(p.Sends)},
+		{"offsetof(P2PArgs, receives)", unsafe.Offsetof(p.Recvs)}, {"offsetof(P2PArgs, message)", unsafe.Offsetof(p.Send)},
+		{"offsetof(P2PArgs, message[LS_MAX_MESSAGES])", unsafe.Offsetof(p.Recv)},
+
+		{"sizeof(FoldArgs)", unsafe.Sizeof(f)},
+		{"offsetof(FoldArgs, slots)", unsafe.Offsetof(f.Slots)}, {"offsetof(FoldArgs, abort)", unsafe.Offsetof(f.Abort)},
+		{"offsetof(FoldArgs, slotMask)", unsafe.Offsetof(f.SlotMask)}, {"offsetof(FoldArgs, desc)", unsafe.Offsetof(f.Desc)},
+		{"offsetof(FoldArgs, rank)", unsafe.Offsetof(f.Rank)}, {"offsetof(FoldArgs, ranks)", unsafe.Offsetof(f.Ranks)},
+		{"offsetof(FoldArgs, flags)", unsafe.Offsetof(f.Flags)}, {"offsetof(FoldArgs, op)", unsafe.Offsetof(f.Op)},
+		{"offsetof(FoldArgs, src)", unsafe.Offsetof(f.Src)}, {"offsetof(FoldArgs, dst)", unsafe.Offsetof(f.Dst)},
+		{"offsetof(FoldArgs, count)", unsafe.Offsetof(f.Count)}, {"offsetof(FoldArgs, k)", unsafe.Offsetof(f.K)},
+
+		{"sizeof(ClockArgs)", unsafe.Sizeof(c)},
+		{"offsetof(ClockArgs, word)", unsafe.Offsetof(c.Word)}, {"offsetof(ClockArgs, slot)", unsafe.Offsetof(c.Slot)},
+		{"offsetof(ClockArgs, abort)", unsafe.Offsetof(c.Abort)}, {"offsetof(ClockArgs, first)", unsafe.Offsetof(c.First)},
+		{"offsetof(ClockArgs, rounds)", unsafe.Offsetof(c.Rounds)}, {"offsetof(ClockArgs, turns)", unsafe.Offsetof(c.Turns)},
+
+		{"sizeof(DelayArgs)", unsafe.Sizeof(d)}, {"offsetof(DelayArgs, abort)", unsafe.Offsetof(d.Abort)},
+		{"sizeof(PatternArgs)", unsafe.Sizeof(q)}, {"offsetof(PatternArgs, bytes)", unsafe.Offsetof(q.Bytes)},
+		{"offsetof(PatternArgs, seed)", unsafe.Offsetof(q.Seed)}, {"offsetof(PatternArgs, wrong)", unsafe.Offsetof(q.Wrong)},
+
+		{"sizeof(Slot)", unsafe.Sizeof(s)}, {"offsetof(Slot, start)", unsafe.Offsetof(s.Start)},
+		{"offsetof(Slot, arrived)", unsafe.Offsetof(s.Arrived)}, {"offsetof(Slot, end)", unsafe.Offsetof(s.End)},
+
+		{"sizeof(Line)", unsafe.Sizeof(line{})}, {"sizeof(BlockState)", unsafe.Sizeof(blockState{})},
+		{"sizeof(Heap)", unsafe.Sizeof(h)}, {"offsetof(Heap, op)", unsafe.Offsetof(h.op)},
+		{"offsetof(Heap, flag)", unsafe.Offsetof(h.flag)}, {"offsetof(Heap, pair)", unsafe.Offsetof(h.pair)},
+		{"offsetof(Heap, credit)", HeapCredit}, {"offsetof(Heap, sendDone)", HeapSendDone},
+		{"offsetof(Heap, copied)", HeapCopied}, {"offsetof(Heap, ready)", HeapReady},
+		{"offsetof(Heap, sendArrived)", HeapSendArrived}, {"offsetof(Heap, sendReady)", HeapSendReady},
+		{"offsetof(Heap, ll)", unsafe.Offsetof(h.ll)}, {"offsetof(Heap, ll2)", unsafe.Offsetof(h.ll2)},
+		{"offsetof(Heap, p2p)", unsafe.Offsetof(h.p2p)},
+	}
+}

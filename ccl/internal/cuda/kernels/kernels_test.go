@@ -1,0 +1,153 @@
+package kernels_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// clang is the compiler of the kernels, or skips the test.
+func clang(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("clang-19")
+	if err != nil {
+		t.Skipf("kernels cannot be compiled: %v (Debian: apt-get install clang-19)", err)
+	}
+	return path
+}
+
+func TestStructsAgree(t *testing.T) {
+	var src strings.Builder
+	src.WriteString("#include \"abi.h\"\n#include <stddef.h>\n")
+	for _, a := range kernels.Layout() {
+		fmt.Fprintf(&src, "static_assert(%s == %d, \"\");\n", a.Expr, a.Value)
+	}
+	cmd := exec.Command(clang(t), "-x", "c++", "-std=c++20", "-Wno-invalid-offsetof", "-fsyntax-only", "-I.", "-nostdinc++", "-")
+	cmd.Stdin = strings.NewReader(src.String())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("abi.go and abi.h differ: %v\n%s", err, out)
+	}
+}
+
+var entries = regexp.MustCompile(`\.entry (\w+)\(`)
+
+func TestModules(t *testing.T) {
+	names := []string{"move"}
+	for dt := record.DType(0); dt.Size() != 0; dt++ {
+		names = append(names, "reduce_"+dt.String())
+	}
+	for _, name := range names {
+		for _, major := range []int{8, 9, 12} {
+			t.Run(fmt.Sprintf("%s/%d.0", name, major), func(t *testing.T) {
+				ptx := kernels.Module(name, major, 0)
+				if len(ptx) == 0 || ptx[len(ptx)-1] != 0 {
+					t.Fatalf("%d bytes, or not ended by a zero", len(ptx))
+				}
+				want := slices.Clone(kernels.MoveKernels)
+				instructions := []string{"%globaltimer", "ld.volatile.global.v4.u32", "st.volatile.global.v4.u32", "st.volatile.global.v2.u64", "ld.acquire.sys.global.u32", "st.release.sys.global.u32"}
+				if name != "move" {
+					want = slices.Clone(kernels.ReduceKernels)
+					instructions = append(instructions, "ld.global.v4.u32")
+					if major >= 9 {
+						want = append(want, kernels.BulkKernels...)
+					}
+				}
+				var got []string
+				for _, m := range entries.FindAllSubmatch(ptx, -1) {
+					got = append(got, string(m[1]))
+				}
+				slices.Sort(want)
+				slices.Sort(got)
+				if !slices.Equal(got, want) {
+					t.Errorf("kernels %q, want %q", got, want)
+				}
+				for _, i := range instructions {
+					if !bytes.Contains(ptx, []byte(i)) {
+						t.Errorf("no %s", i)
+					}
+				}
+				if bytes.Contains(ptx, []byte(".local")) {
+					t.Error("it uses local memory: something indexes registers, or copies its parameter")
+				}
+			})
+		}
+	}
+	if kernels.Module("move", 7, 5) != nil || kernels.Module("none", 9, 0) != nil {
+		t.Error("modules for what is not supported")
+	}
+}
+
+func TestPTXIsFresh(t *testing.T) {
+	clang(t)
+	if testing.Short() {
+		t.Skip("compiles every module")
+	}
+	dir := t.TempDir()
+	if out, err := exec.Command("go", "run", "./internal/genptx", "-o", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	fresh, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	committed, err := filepath.Glob("ptx/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(fresh) != len(committed) {
+		t.Errorf("%d modules, %d committed", len(fresh), len(committed))
+	}
+	for _, f := range fresh {
+		if !bytes.Equal(unpack(t, f), unpack(t, filepath.Join("ptx", filepath.Base(f)))) {
+			t.Errorf("%s is stale: run go generate", filepath.Base(f))
+		}
+	}
+}
+
+func unpack(t *testing.T, file string) []byte {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestLLCapacity(t *testing.T) {
+	for _, c := range []struct {
+		coll          record.CollKind
+		twoShot       bool
+		ranks, blocks int
+		want          uint64
+	}{
+		{record.AllReduce, false, 8, 32, 256 << 10},
+		{record.AllReduce, true, 8, 32, 2 << 20},
+		{record.AllReduce, true, 2, 1, 16 << 10},
+		{record.AllGather, false, 8, 4, 32 << 10},
+		{record.ReduceScatter, false, 2, 1, 8 << 10},
+	} {
+		if got := kernels.LLCapacity(c.coll, c.twoShot, c.ranks, c.blocks); got != c.want {
+			t.Errorf("%v two-shot %v, %d ranks, %d blocks: %d, want %d", c.coll, c.twoShot, c.ranks, c.blocks, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,4 @@
+// What reduces elements of LS_TYPE: the modules "reduce_<type>".
+#include "fold.h"
+#include "ll_reduce.h"
+#include "sym.h"

@@ -1,0 +1,172 @@
+// Runs the kernels on windows for all ranks of a communicator, and compares what
+// they leave in every byte of every buffer with what they should.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fold.h"
+#include "push.h"
+#include "sym.h"
+
+using Elem_ = LS_TYPE;
+using Kernel = void (*)(Args);
+using Bytes = std::vector<u8>;
+
+static u32 seed = 1;
+static u32 random32() { return seed = seed * 1664525 + 1013904223, seed >> 8; }
+
+// run starts every thread of every block, and waits for all.
+template <class A> static void run(void (*kernel)(A), const std::vector<A> &args, u32 nBlocks, u32 nThreads) {
+  std::vector<std::thread> all;
+  std::vector<std::unique_ptr<BlockEmulation>> shared;
+  for (auto &a : args) {
+    for (u32 b = 0; b < nBlocks; b++) {
+      shared.push_back(std::make_unique<BlockEmulation>(nThreads));
+      for (u32 t = 0; t < nThreads; t++) {
+        all.emplace_back([=, &a, block = shared.back().get()] {
+          emulated = {t, b, nThreads, nBlocks, 0, block};
+          kernel(a);
+        });
+      }
+    }
+  }
+  for (auto &t : all) t.join();
+}
+
+// A World is n ranks with heaps that live through many operations.
+struct World {
+  u32 n, blocks, threads;
+  std::vector<Heap *> heaps;
+  u32 stop = 0;
+  World(u32 n, u32 blocks, u32 threads) : n(n), blocks(blocks), threads(threads) {
+    for (u32 r = 0; r < n; r++) heaps.push_back((Heap *)std::aligned_alloc(128, sizeof(Heap))), memset(heaps[r], 0, sizeof(Heap));
+  }
+  ~World() {
+    for (auto h : heaps) free(h);
+  }
+
+  // check runs kernel on buffers of so many bytes, with an offset from 16-byte
+  // alignment and guards around them. want says what recv[r] becomes, given all
+  // sends. In place, send lies at inPlace(r) of recv.
+  void check(const char *name, Kernel kernel, u64 count, u32 op, u32 root, u64 sendBytes, u64 recvBytes, u32 sendSkew, u32 recvSkew,
+             std::function<u64(u32)> inPlace, std::function<void(u32, const std::vector<Bytes> &, u8 *)> want) {
+    const u64 guard = 64;
+    std::vector<Bytes> recv(n), send(n), given(n);
+    std::vector<Args> args(n);
+    Args common{};
+    for (u32 r = 0; r < n; r++) {
+      recv[r].resize(recvBytes + sendBytes + 2 * guard + 32);
+      for (auto &x : recv[r]) x = u8(random32());
+      send[r] = recv[r];
+      u64 base = u64(recv[r].data()), aligned = (base + 15) / 16 * 16 + guard + recvSkew;
+      u64 other = (u64(send[r].data()) + 15) / 16 * 16 + guard + sendSkew;
+      common.recv[r] = aligned;
+      common.send[r] = inPlace ? aligned + inPlace(r) : other;
+      common.heap[r] = u64(heaps[r]);
+      given[r] = Bytes((u8 *)common.send[r], (u8 *)common.send[r] + sendBytes);
+    }
+    common.count = count, common.ranks = n, common.root = root, common.op = op;
+    common.abort = u64(&stop), common.flags = LS_FIRST | LS_LAST;
+    std::vector<Bytes> before = recv;
+    for (u32 r = 0; r < n; r++) args[r] = common, args[r].rank = r;
+    for (u32 r = 0; r < n; r++) {
+      u64 at = common.recv[r] - u64(recv[r].data());
+      want(r, given, before[r].data() + at);
+    }
+    run(kernel, args, blocks, threads);
+    for (u32 r = 0; r < n; r++) {
+      for (u64 i = 0; i < recv[r].size(); i++) {
+        if (recv[r][i] == before[r][i]) continue;
+        fprintf(stderr, "%s: %u ranks, %u blocks of %u, count %llu, op %u, root %u, skews %u %u, in place %d: rank %u, byte %lld is %u, want %u\n", name, n,
+                blocks, threads, count, op, root, sendSkew, recvSkew, bool(inPlace), r, (long long)(u64(recv[r].data()) + i - common.recv[r]), recv[r][i],
+                before[r][i]);
+        exit(1);
+      }
+    }
+  }
+
+  Elem_ reduced(u32 op, const std::vector<Bytes> &given, u64 i) {
+    Elem_ x;
+    memcpy(&x, given[0].data() + i * sizeof x, sizeof x);
+    for (u32 p = 1; p < n; p++) {
+      Elem_ y;
+      memcpy(&y, given[p].data() + i * sizeof y, sizeof y);
+      LS_DISPATCH_OP(op, x = combine<OP>(x, y));
+    }
+    return x;
+  }
+
+  void checkAll(u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
+    const u64 size = sizeof(Elem_), all = count * size;
+    auto put = [&](u8 *at, u64 i, Elem_ x) { memcpy(at + i * size, &x, size); };
+    auto zero = [](u32) { return u64(0); };
+    for (bool inPlace : {false, true}) {
+      auto whole = inPlace ? std::function<u64(u32)>(zero) : nullptr;
+      check("ls_allreduce_sym", ls_allreduce_sym, count, op, 0, all, all, sendSkew * size, recvSkew * size, whole,
+            [&](u32, const std::vector<Bytes> &given, u8 *out) {
+              for (u64 i = 0; i < count; i++) put(out, i, reduced(op, given, i));
+            });
+      check("ls_reduce_sym", ls_reduce_sym, count, op, root, all, all, sendSkew * size, recvSkew * size, whole,
+            [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+              for (u64 i = 0; r == root && i < count; i++) put(out, i, reduced(op, given, i));
+            });
+      check("ls_broadcast_push", ls_broadcast_push, all, 0, root, all, all, sendSkew, recvSkew, whole,
+            [&](u32, const std::vector<Bytes> &given, u8 *out) { memcpy(out, given[root].data(), all); });
+      check("ls_allgather_push", ls_allgather_push, count, 0, 0, count, n * count, sendSkew, recvSkew,
+            inPlace ? std::function<u64(u32)>([&](u32 r) { return r * count; }) : nullptr, [&](u32, const std::vector<Bytes> &given, u8 *out) {
+              for (u32 p = 0; p < n; p++) memcpy(out + p * count, given[p].data(), count);
+            });
+    }
+    check("ls_reducescatter_sym", ls_reducescatter_sym, count, op, 0, n * all, all, sendSkew * size, recvSkew * size, nullptr,
+          [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+            for (u64 i = 0; i < count; i++) put(out, i, reduced(op, given, r * count + i));
+          });
+    check("ls_alltoall_push", ls_alltoall_push, count, 0, 0, n * count, n * count, sendSkew, recvSkew, nullptr,
+          [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+            for (u32 p = 0; p < n; p++) memcpy(out + p * count, given[p].data() + r * count, count);
+          });
+    check("ls_copy", ls_copy, count, 0, 0, count, count, sendSkew, recvSkew, nullptr,
+          [&](u32 r, const std::vector<Bytes> &given, u8 *out) { memcpy(out, given[r].data(), count); });
+  }
+};
+
+static void checkFold(u32 k, u64 count, u32 op, u32 skew) {
+  const u64 size = sizeof(Elem_);
+  std::vector<std::vector<u64>> raw(k + 1, std::vector<u64>(count + 32));
+  FoldArgs a{};
+  std::vector<Bytes> given;
+  for (u32 p = 0; p <= k; p++) {
+    for (auto &x : raw[p]) x = random32();
+    u64 at = (u64(raw[p].data()) + 15) / 16 * 16 + skew * size;
+    (p == k ? a.dst : a.src[p]) = at;
+    given.emplace_back((u8 *)at, (u8 *)at + count * size);
+  }
+  given.pop_back();
+  a.count = count, a.k = k, a.op = op, a.ranks = k;
+  World w(k, 0, 0);
+  run(ls_fold, std::vector<FoldArgs>{a}, 2, 32);
+  for (u64 i = 0; i < count; i++) {
+    Elem_ x = w.reduced(op, given, i);
+    if (memcmp(&x, (u8 *)a.dst + i * size, size) != 0) {
+      fprintf(stderr, "ls_fold: %u sources, count %llu, op %u, skew %u: element %llu is wrong\n", k, count, op, skew, i);
+      exit(1);
+    }
+  }
+}
+
+int main() {
+  for (u32 n : {1, 2, 3, 4, 8}) {
+    World w(n, n == 8 ? 1 : 2, n == 8 ? 32 : 64);
+    for (u64 count : {0, 1, 5, 16, 333, 4099}) w.checkAll(count, random32() % 4, random32() % n, 0, 0);
+    w.checkAll(1001, LS_SUM, n - 1, 1, 1);
+    w.checkAll(1001, LS_SUM, 0, 3, 1);
+    for (u32 k = 0; k < 3; k++) w.checkAll(random32() % 3000, random32() % 4, random32() % n, random32() % 4, random32() % 4);
+    checkFold(n, 777, LS_SUM, n % 3);
+  }
+  World(3, 1, 32).checkAll(200003, LS_SUM, 1, 0, 0); // several tiles and steps of each
+  World(2, 2, 32).checkAll(200001, LS_SUM, 1, 2, 2);
+  puts("ok");
+}
