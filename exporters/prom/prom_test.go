@@ -56,7 +56,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Transport: record.TransportSHM, Connections: 14, Outstanding: 4096, Windows: [8]uint64{1000, 3, 2, 1, 0}},
 				{Transport: record.TransportTCP, Connections: 2},
 			},
-			Records: 123456, Lost: 17, TableOverflow: 1, ClockErrorNs: 1500, Step: 42,
+			Records: 123456, Lost: 17, TableOverflow: 1, ClockErrorNs: 1500, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
 		}},
 		Sources: []collector.SourceStatus{
 			{Name: "recorder", Up: true, Duration: 2 * time.Millisecond},
