@@ -26,6 +26,9 @@ const (
 	Float32  = record.Float32
 	Float64  = record.Float64
 	BFloat16 = record.Bfloat16
+	// On GPUs only.
+	Float8E4M3 = record.Float8e4m3
+	Float8E5M2 = record.Float8e5m2
 )
 
 // The reduction operators. Avg is the sum divided by the number of ranks;
@@ -55,9 +58,10 @@ type Element interface {
 // the call that takes the Buffer and the end of its operation. The zero Buffer
 // stands for none, where a rank has nothing to send or receive.
 type Buffer struct {
-	p  unsafe.Pointer
-	n  int
-	dt DType
+	p   unsafe.Pointer // host memory
+	dev uintptr        // or device memory
+	n   int
+	dt  DType
 }
 
 // Of is the Buffer of a slice's elements.
@@ -86,7 +90,7 @@ func Of[T Element](s []T) Buffer {
 	case Bfloat16:
 		dt = BFloat16
 	}
-	return Buffer{unsafe.Pointer(unsafe.SliceData(s)), len(s), dt}
+	return Buffer{p: unsafe.Pointer(unsafe.SliceData(s)), n: len(s), dt: dt}
 }
 
 // Bytes is the Buffer of raw bytes that hold little-endian elements of type dt.
@@ -96,7 +100,16 @@ func Bytes(dt DType, b []byte) Buffer {
 	if size == 0 || len(b)%size != 0 {
 		panic(fmt.Sprintf("ccl: %d bytes are not whole elements of %v", len(b), dt))
 	}
-	return Buffer{unsafe.Pointer(unsafe.SliceData(b)), len(b) / size, dt}
+	return Buffer{p: unsafe.Pointer(unsafe.SliceData(b)), n: len(b) / size, dt: dt}
+}
+
+// OnDevice is the Buffer of n elements of type dt in the memory of the rank's GPU,
+// at a CUDA device pointer.
+func OnDevice(dt DType, ptr uintptr, n int) Buffer {
+	if dt.Size() == 0 || n < 0 || ptr == 0 && n > 0 {
+		panic(fmt.Sprintf("ccl: %d elements of %v at device address %#x", n, dt, ptr))
+	}
+	return Buffer{dev: ptr, n: n, dt: dt}
 }
 
 // Slice is elements i to j of b. It panics when they are not in it.
@@ -104,7 +117,10 @@ func (b Buffer) Slice(i, j int) Buffer {
 	if i < 0 || j < i || j > b.n {
 		panic(fmt.Sprintf("ccl: Buffer.Slice(%d, %d) of %d elements", i, j, b.n))
 	}
-	return Buffer{unsafe.Add(b.p, i*b.dt.Size()), j - i, b.dt}
+	if b.dev != 0 {
+		return Buffer{dev: b.dev + uintptr(i*b.dt.Size()), n: j - i, dt: b.dt}
+	}
+	return Buffer{p: unsafe.Add(b.p, i*b.dt.Size()), n: j - i, dt: b.dt}
 }
 
 // Count is how many elements b has.
@@ -113,12 +129,29 @@ func (b Buffer) Count() int { return b.n }
 // DType is the type of its elements.
 func (b Buffer) DType() DType { return b.dt }
 
-// Raw is the memory of b.
-func (b Buffer) Raw() []byte { return b.raw() }
+// Raw is the host memory of b, nil when it is device memory.
+func (b Buffer) Raw() []byte {
+	if b.onDevice() {
+		return nil
+	}
+	return b.raw()
+}
 
-func (b Buffer) none() bool  { return b.p == nil && b.n == 0 }
-func (b Buffer) size() int   { return b.n * b.dt.Size() }
-func (b Buffer) raw() []byte { return unsafe.Slice((*byte)(b.p), b.size()) }
+// Device is the device address of b, 0 when it is host memory.
+func (b Buffer) Device() uintptr { return b.dev }
+
+func (b Buffer) none() bool     { return b.p == nil && b.dev == 0 && b.n == 0 }
+func (b Buffer) onDevice() bool { return b.dev != 0 }
+func (b Buffer) size() int      { return b.n * b.dt.Size() }
+func (b Buffer) raw() []byte    { return unsafe.Slice((*byte)(b.p), b.size()) }
+
+// address is where b begins, in its own memory.
+func (b Buffer) address() uintptr {
+	if b.dev != 0 {
+		return b.dev
+	}
+	return uintptr(b.p)
+}
 
 // F16 and BF16 round a float32 to 16 bits, to nearest even.
 func F16(f float32) Float16 {

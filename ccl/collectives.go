@@ -45,10 +45,10 @@ func (c *Comm) checkRoot(kind record.CollKind, root int) error {
 // overlap reports whether a and b share memory other than as allowed: with b's
 // first byte at a+shift.
 func overlap(a, b Buffer, shift int) (inPlace, bad bool) {
+	pa, pb := a.address(), b.address()
 	if a.n == 0 || b.n == 0 {
-		return a.p == b.p && a.p != nil && shift == 0, false
+		return pa == pb && pa != 0 && shift == 0, false
 	}
-	pa, pb := uintptr(a.p), uintptr(b.p)
 	if pb == pa+uintptr(shift) {
 		return true, false
 	}
@@ -65,6 +65,12 @@ func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op,
 	dt := recv.dt
 	if recv.none() {
 		dt = send.dt
+	}
+	if send.onDevice() || recv.onDevice() {
+		return c.submitGPU(s, kind, send, recv, op, root, count, shares, dt)
+	}
+	if err := c.checkHost(kind, dt); err != nil {
+		return err
 	}
 	o := operation{
 		coll: kind, dtype: dt, redop: op, inPlace: inPlace, root: int32(root),
@@ -178,8 +184,12 @@ func (c *Comm) Scatter(s *Stream, send, recv Buffer, root int) error {
 	return c.submit(s, record.Scatter, send, recv, Sum, root, recv.n, c.rank*recv.size(), c.size)
 }
 
-// Barrier ends when every rank has called it.
+// Barrier ends when every rank has called it. On a stream that has run or wraps
+// work of a GPU, it is the GPUs' barrier.
 func (c *Comm) Barrier(s *Stream) error {
+	if s.device {
+		return c.submitGPU(s, record.Barrier, Buffer{}, Buffer{}, Sum, -1, 0, 1, Uint8)
+	}
 	return c.put(s, &operation{coll: record.Barrier, dtype: Uint8, root: -1})
 }
 
@@ -217,6 +227,14 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 	if same, bad := overlap(send, recv, 0); same && total > 0 || bad {
 		return c.invalid(record.AlltoAllv, "send and receive buffers overlap")
 	}
+	if send.onDevice() || recv.onDevice() {
+		return c.exchangeGPU(s, record.AlltoAllv, func(add func(send bool, b Buffer, peer int)) {
+			for p := range c.size {
+				add(true, send.Slice(sendOffsets[p], sendOffsets[p]+sendCounts[p]), p)
+				add(false, recv.Slice(recvOffsets[p], recvOffsets[p]+recvCounts[p]), p)
+			}
+		})
+	}
 	o := operation{
 		coll: record.AlltoAllv, dtype: send.dt, root: -1, bytes: uint64(total * send.dt.Size()),
 		send: send.raw(), recv: recv.raw(),
@@ -244,6 +262,9 @@ func (c *Comm) Send(s *Stream, buf Buffer, peer int) error {
 	if err := c.checkPeer(record.Send, peer); err != nil {
 		return err
 	}
+	if buf.onDevice() {
+		return c.exchangeGPU(s, record.Send, func(add func(send bool, b Buffer, peer int)) { add(true, buf, peer) })
+	}
 	return c.put(s, &operation{
 		coll: record.Send, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), send: buf.raw(),
 	})
@@ -253,6 +274,9 @@ func (c *Comm) Send(s *Stream, buf Buffer, peer int) error {
 func (c *Comm) Recv(s *Stream, buf Buffer, peer int) error {
 	if err := c.checkPeer(record.Recv, peer); err != nil {
 		return err
+	}
+	if buf.onDevice() {
+		return c.exchangeGPU(s, record.Recv, func(add func(send bool, b Buffer, peer int)) { add(false, buf, peer) })
 	}
 	return c.put(s, &operation{
 		coll: record.Recv, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), recv: buf.raw(),

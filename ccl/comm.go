@@ -33,6 +33,7 @@ type Comm struct {
 	eng        *engine.Engine
 	log        log
 
+	gpu      *gpuPart // nil on a CPU rank
 	queue    queue
 	executor executor
 	swept    uint64 // the queue's tail at the last sweep; the sweeper's own
@@ -53,6 +54,7 @@ type Comm struct {
 type about struct {
 	Node  string `json:"node"`
 	Cores int    `json:"cores"`
+	GPU   bool   `json:"gpu,omitempty"`
 }
 
 // Init joins a communicator and returns when all ranks have (it is
@@ -74,19 +76,24 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 		peer, err := sentinelOf(err)
 		return &Error{Op: "Init", Comm: cfg.Name, Rank: cfg.Rank, Peer: peer, Err: err}
 	}
-	info, err := json.Marshal(about{Node: cfg.Node, Cores: runtime.NumCPU()})
+	info, err := json.Marshal(about{Node: cfg.Node, Cores: runtime.NumCPU(), GPU: cfg.Device != CPU})
 	if err != nil {
 		return nil, fail(err)
 	}
 	proc := processOf(cfg.Recorder)
-	log := newLog(proc, record.CommEntry{
+	log, err := newLog(proc, cfg.Device, record.CommEntry{
 		ID: cfg.ID.id.Uint64(), Name: cfg.Name, Rank: int32(cfg.Rank), Size: int32(cfg.Size), State: record.CommJoining,
 	})
+	if err != nil {
+		proc.release()
+		return nil, fail(err)
+	}
 	ctl, err := bootstrap.Join(ctx, bootstrap.Config{
 		ID: cfg.ID.id, Rank: cfg.Rank, Size: cfg.Size, Secret: cfg.Secret, Host: cfg.Interface, Info: info,
 	})
 	if err != nil {
 		log.state(record.CommAborted)
+		_ = log.gpu.Close()
 		proc.release()
 		return nil, fail(err)
 	}
@@ -107,10 +114,12 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	defer func() {
 		if err != nil {
 			log.state(record.CommAborted)
+			c.gpu.close(context.Background())
 			if c.mesh != nil {
 				c.mesh.Close()
 			}
 			ctl.Close()
+			_ = log.gpu.Close()
 			proc.release()
 		}
 	}()
@@ -126,6 +135,9 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 		}
 		nodes[r] = index[a.Node]
 		cores = min(cores, a.Cores)
+		if a.GPU != (cfg.Device != CPU) {
+			return nil, fmt.Errorf("%w: rank %d and rank %d: one has a GPU, one has none", ErrMismatch, c.rank, r)
+		}
 	}
 	c.place = algo.NewPlace(c.rank, nodes, cores)
 	c.model = algo.DefaultModel()
@@ -137,6 +149,11 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	})
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Device != CPU {
+		if c.gpu, err = c.newGPU(ctx, nodes); err != nil {
+			return nil, err
+		}
 	}
 	c.eng = engine.New(c.mesh, c.size, log.clock())
 	c.log.board = c.mesh.Board()
@@ -199,6 +216,7 @@ func (c *Comm) fail(f *failure, tell bool) {
 	}
 	c.mesh.Wake()
 	c.executor.rouse()
+	c.gpu.abort()
 }
 
 // watch turns what the control plane learns into the communicator's state.
@@ -265,6 +283,9 @@ func (c *Comm) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
 	err := c.drive(ctx, c.queue.last())
+	if gpuErr := c.gpu.finish(ctx); err == nil {
+		err = gpuErr
+	}
 	if c.failed.Load() == nil && err == nil {
 		// Nobody tears down transports that a slower rank still reads from. A rank
 		// that dies or leaves now can harm nothing: all has been done.
@@ -284,12 +305,14 @@ func (c *Comm) Close() error {
 	}
 	c.ctl.Close()
 	c.watching.Wait()
+	err = errors.Join(err, c.gpu.close(ctx))
 	c.executor.acquire() // for good: no one may use the mesh any more
 	c.log.addSums()
 	meshErr := c.mesh.Close()
 	if failure == nil {
 		c.log.state(record.CommLeft)
 	}
+	err = errors.Join(err, c.log.gpu.Close())
 	c.proc.release()
 	return errors.Join(failure, err, meshErr)
 }

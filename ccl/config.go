@@ -59,6 +59,9 @@ type Config struct {
 	// Node is the logical node: ranks with equal names share memory, others
 	// connect by TCP. "": $LOCKSTEP_NODE, else the host's name.
 	Node string
+	// Device is the rank's GPU, CPU by default. Ranks with one may pass device
+	// memory to collectives; either all ranks of a communicator have one or none.
+	Device Device
 	// Timeout bounds joining, 1 minute by default.
 	Timeout time.Duration
 
@@ -71,11 +74,19 @@ type Config struct {
 	// to the cost model.
 	Algo  Algo
 	Proto Proto
+	// GPU tunes what GPU ranks do; zero leaves it to the tuning table.
+	GPU GPUConfig
 	// Sockets is how many a connection between nodes has, 0 for the default.
 	Sockets int
 	// Interface is the address to listen at for other nodes, "" for the one that
 	// leads to rank 0.
 	Interface string
+}
+
+// GPUConfig tunes collectives on device memory.
+type GPUConfig struct {
+	Algo   string // ll, ll2, sym, bulk or ce, where a collective has it; also LOCKSTEP_GPU_ALGO
+	Blocks int    // multiprocessors, where the way takes a choice
 }
 
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE

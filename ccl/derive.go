@@ -81,9 +81,14 @@ func (c *Comm) child(ctx context.Context, ctl *bootstrap.Control, name string, c
 		f(&cfg)
 	}
 	proc := processOf(cfg.Recorder)
-	log := newLog(proc, record.CommEntry{
+	log, err := newLog(proc, cfg.Device, record.CommEntry{
 		ID: ctl.ID().Uint64(), Name: cfg.Name, Rank: int32(ctl.Rank()), Size: int32(ctl.Size()), Parent: c.id, State: record.CommJoining,
 	})
+	if err != nil {
+		ctl.Close()
+		proc.release()
+		return nil, err
+	}
 	return newComm(ctx, cfg, ctl, proc, log)
 }
 

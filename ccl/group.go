@@ -14,7 +14,9 @@ type Group struct {
 	c     *Comm
 	parts []engine.Part
 	msgs  []message
-	err   error
+	// device holds the messages of device memory; a group has one kind of memory.
+	device []Buffer
+	err    error
 }
 
 // message is one send or receive of a group; its buffer is the part of the same index.
@@ -36,6 +38,11 @@ func (c *Comm) Group(s *Stream, fn func(g *Group) error) error {
 	}
 	if err == nil {
 		err = g.check()
+	}
+	if err == nil && len(g.device) > 0 {
+		err = c.groupGPU(s, g)
+		c.groups.put(g)
+		return err
 	}
 	if err == nil && len(g.msgs) > 0 {
 		o := operation{coll: record.Group, root: -1, group: g}
@@ -66,6 +73,11 @@ func (g *Group) add(kind record.CollKind, buf Buffer, peer int) error {
 		}
 		return err
 	}
+	if buf.onDevice() {
+		g.device = append(g.device, buf)
+		g.msgs = append(g.msgs, message{int32(peer), kind == record.Send})
+		return nil
+	}
 	g.parts = append(g.parts, engine.Part{Buf: buf.raw(), DType: buf.dt})
 	g.msgs = append(g.msgs, message{int32(peer), kind == record.Send})
 	return nil
@@ -78,6 +90,12 @@ const maxGroup = 1<<16 - 1 - int(engine.GroupSpace)
 func (g *Group) check() error {
 	if len(g.msgs) > maxGroup {
 		return g.c.invalid(record.Group, "%d messages, at most %d", len(g.msgs), maxGroup)
+	}
+	if len(g.device) > 0 {
+		if len(g.device) != len(g.msgs) {
+			return g.c.invalid(record.Group, "messages of host memory and of device memory in one group")
+		}
+		return nil
 	}
 	in := g.nextSelf(0, false)
 	for out := g.nextSelf(0, true); out >= 0 || in >= 0; out, in = g.nextSelf(out+1, true), g.nextSelf(in+1, false) {
@@ -204,7 +222,8 @@ func (p *groupPool) get() *Group {
 
 func (p *groupPool) put(g *Group) {
 	clear(g.parts)
-	g.parts, g.msgs, g.err = g.parts[:0], g.msgs[:0], nil
+	clear(g.device)
+	g.parts, g.msgs, g.device, g.err = g.parts[:0], g.msgs[:0], g.device[:0], nil
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.groups = append(p.groups, g)

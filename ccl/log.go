@@ -2,6 +2,7 @@ package ccl
 
 import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -16,6 +17,7 @@ type log struct {
 	proc  *process
 	id    uint64
 	board transport.Board // nil without local peers
+	gpu   *gpu.Recording  // nil on a CPU rank, or off
 
 	started int64
 	flushed uint64 // operations since links last published their counters
@@ -37,11 +39,24 @@ func (l *log) addSums() {
 	}
 }
 
-func newLog(p *process, e record.CommEntry) log {
+func newLog(p *process, d Device, e record.CommEntry) (log, error) {
 	l := log{rec: p.rec, proc: p, id: e.ID}
+	if p.rec != nil && d != CPU {
+		var err error
+		if l.gpu, err = gpu.Record(d.Ordinal(), p.rec); err != nil {
+			return l, err
+		}
+		e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
+	}
 	l.live, _ = p.rec.AddComm(e) // a full table is counted there
-	return l
+	return l, nil
 }
+
+// How many operations on device memory the recorder keeps of a communicator.
+const (
+	gpuStamps = 1024
+	gpuCopies = 256
+)
 
 // clock is what the engine stamps arrivals with, nil when nobody would read them.
 func (l *log) clock() func() int64 {

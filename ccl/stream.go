@@ -12,6 +12,9 @@ import (
 type Stream struct {
 	id   uint32
 	uses []use // last operation on each communicator since the last Wait
+
+	device bool // it has work of a GPU
+	gpu    gpuStream
 }
 
 // use names an operation.
@@ -24,7 +27,8 @@ func (u use) done() bool { return u.comm == nil || u.comm.queue.finished.Load() 
 
 var streams atomic.Uint32
 
-// NewStream makes a stream. It needs no closing.
+// NewStream makes a stream. It needs no closing. With device memory it gets a
+// CUDA stream of its own at first use.
 func NewStream() *Stream { return &Stream{id: streams.Add(1), uses: make([]use, 0, 8)} }
 
 // NewStream makes a stream; it is not tied to c.
@@ -65,6 +69,9 @@ func (s *Stream) Wait(ctx context.Context) error {
 		}
 	}
 	s.uses = s.uses[:0]
+	if s.device {
+		return s.waitGPU(ctx)
+	}
 	return nil
 }
 
@@ -78,6 +85,9 @@ func (s *Stream) Query() (done bool, err error) {
 		if err := u.comm.outcome(u.seq); err != nil {
 			return true, err
 		}
+	}
+	if s.device {
+		return s.queryGPU()
 	}
 	return true, nil
 }

@@ -115,6 +115,9 @@ func Scale(dt record.DType, dst []byte, divisor int) {
 // count returns how many elements of type dt fill size bytes.
 func count(dt record.DType, size int) int {
 	w := dt.Size()
+	if w != 0 && int(dt) >= numTypes {
+		panic(fmt.Sprintf("reduce: %v is not reduced on the CPU", dt))
+	}
 	if w == 0 || size&(w-1) != 0 {
 		panic(fmt.Sprintf("reduce: %d bytes are not whole elements of %v", size, dt))
 	}

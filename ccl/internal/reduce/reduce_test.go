@@ -507,6 +507,8 @@ func TestMisuse(t *testing.T) {
 		"a too short":            func() { reduce.Reduce(record.Sum, record.Float32, b[:8], b[:4], b[:8]) },
 		"b too long":             func() { reduce.Reduce(record.Sum, record.Float32, b[:8], b[:8], b[:12]) },
 		"unknown type":           func() { reduce.Reduce(record.Sum, record.DType(99), b, b, b) },
+		"no CPU type":            func() { reduce.Reduce(record.Sum, record.Float8e4m3, b, b, b) },
+		"no CPU type to scale":   func() { reduce.Scale(record.Float8e5m2, b, 2) },
 		"unknown operator":       func() { reduce.Reduce(record.RedOp(99), record.Int8, b, b, b) },
 		"widen integers":         func() { reduce.Widen(make([]float32, 32), b, record.Int32) },
 		"widen too few":          func() { reduce.Widen(make([]float32, 33), b, record.Float16) },

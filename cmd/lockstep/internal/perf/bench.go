@@ -15,7 +15,9 @@ type bench struct {
 	comm   *ccl.Comm // with the recorder, unless it is off
 	plain  *ccl.Comm // without, when both are measured
 	stream *ccl.Stream
-	memory [2][]byte
+	device ccl.Device
+	memory [2][]byte  // host memory: the buffers, or what is checked of them
+	areas  [2]gpuArea // device memory
 }
 
 // Timing is one measurement: the time of an operation, what that means, and how
@@ -31,15 +33,22 @@ type Timing struct {
 
 // Result is one line.
 type Result struct {
-	Coll       string  `json:"collective"`
-	Size       int     `json:"size"`
-	Count      int     `json:"count"`
-	Type       string  `json:"type"`
-	Op         string  `json:"redop"`
-	Root       int     `json:"root"`
-	Ranks      int     `json:"ranks"`
-	Nodes      int     `json:"nodes"`
-	Recorder   string  `json:"recorder"`
+	Coll     string `json:"collective"`
+	Size     int    `json:"size"`
+	Count    int    `json:"count"`
+	Type     string `json:"type"`
+	Op       string `json:"redop"`
+	Root     int    `json:"root"`
+	Ranks    int    `json:"ranks"`
+	Nodes    int    `json:"nodes"`
+	Recorder string `json:"recorder"`
+	// Of buffers on GPUs.
+	Device     string `json:"device,omitempty"`
+	Launch     string `json:"launch,omitempty"` // stream, or graph
+	Registered bool   `json:"registered,omitempty"`
+	Algo       string `json:"algo,omitempty"`
+	SMs        int    `json:"sms,omitempty"`
+
 	OutOfPlace *Timing `json:"out_of_place"`
 	InPlace    *Timing `json:"in_place,omitempty"`
 }
@@ -122,6 +131,13 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 		r.Root = b.cmd.Root
 	}
 	var err error
+	if b.device != ccl.CPU {
+		r.Device, r.Launch, r.Registered = "cuda", "stream", !b.cmd.Staged
+		if b.cmd.Graph > 0 {
+			r.Launch = "graph"
+		}
+		defer func() { r.Algo, r.SMs = b.comm.GPUWays() }()
+	}
 	if r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false); err == nil && coll.inPlace {
 		r.InPlace, err = b.time(ctx, coll, dt, op, count, size, true)
 	}
@@ -135,9 +151,13 @@ const (
 )
 
 func (b *bench) time(ctx context.Context, coll collective, dt ccl.DType, op ccl.Op, count, size int, inPlace bool) (*Timing, error) {
-	send, recv := coll.buffers(b, dt, count, inPlace)
+	send, recv, err := coll.buffers(ctx, b, dt, count, inPlace)
+	if err != nil {
+		return nil, err
+	}
+	enqueue := func(c *ccl.Comm) error { return coll.call(c, b.stream, send, recv, op, b.cmd.Root) }
 	call := func(c *ccl.Comm) error {
-		if err := coll.call(c, b.stream, send, recv, op, b.cmd.Root); err != nil {
+		if err := enqueue(c); err != nil {
 			return err
 		}
 		return b.stream.Wait(ctx)
@@ -147,7 +167,7 @@ func (b *bench) time(ctx context.Context, coll collective, dt ccl.DType, op ccl.
 		comms = append(comms, b.plain)
 	}
 	wrong := -1
-	for range b.cmd.Check {
+	for range b.checks(size) {
 		w, err := b.check(ctx, coll, dt, op, count, inPlace, send, recv, func() error { return call(b.comm) })
 		if err != nil {
 			return nil, err
@@ -161,9 +181,15 @@ func (b *bench) time(ctx context.Context, coll collective, dt ccl.DType, op ccl.
 			}
 		}
 	}
+	if b.device != ccl.CPU {
+		t, err := b.timeGPU(ctx, func() error { return enqueue(b.comm) })
+		if err != nil {
+			return nil, err
+		}
+		return b.timing(coll, t, wrong, size), nil
+	}
 	iters, rounds := b.cmd.Iters, 1
 	if iters == 0 {
-		var err error
 		if iters, err = b.calibrate(ctx, func() error { return call(b.comm) }); err != nil {
 			return nil, err
 		}
@@ -179,15 +205,20 @@ func (b *bench) time(ctx context.Context, coll collective, dt ccl.DType, op ccl.
 			times[i] = append(times[i], t)
 		}
 	}
-	t := &Timing{Micros: median(times[0]), Wrong: wrong}
+	t := b.timing(coll, median(times[0]), wrong, size)
 	if len(times) > 1 {
 		t.Plain = median(times[1])
 	}
+	return t, nil
+}
+
+func (b *bench) timing(coll collective, micros float64, wrong, size int) *Timing {
+	t := &Timing{Micros: micros, Wrong: wrong}
 	if t.Micros > 0 {
 		t.Alg = float64(size) / t.Micros / 1e3
 		t.Bus = t.Alg * coll.bus(float64(b.comm.Size()))
 	}
-	return t, nil
+	return t
 }
 
 func median(t []float64) float64 {
@@ -237,6 +268,9 @@ func (b *bench) check(ctx context.Context, coll collective, dt ccl.DType, op ccl
 	if coll.reduces {
 		x.op = op
 	}
+	if b.device != ccl.CPU {
+		return b.checkGPU(ctx, x, coll, dt, send, recv, call)
+	}
 	if !inPlace {
 		clear(b.mem(1, recv.Count()*dt.Size()))
 	} else {
@@ -246,7 +280,12 @@ func (b *bench) check(ctx context.Context, coll collective, dt ccl.DType, op ccl
 	if err := call(); err != nil {
 		return 0, err
 	}
-	total := []int64{int64(x.wrong(dt, recv.Raw(), coll.want))}
-	err := b.do(ctx, b.comm.AllReduce(b.stream, ccl.Of(total), ccl.Of(total), ccl.Sum))
-	return int(total[0]), err
+	return b.total(ctx, x.wrong(dt, recv.Raw(), coll.want))
+}
+
+// total adds up a number of every rank's.
+func (b *bench) total(ctx context.Context, n int) (int, error) {
+	sum := []int64{int64(n)}
+	err := b.do(ctx, b.comm.AllReduce(b.stream, ccl.Of(sum), ccl.Of(sum), ccl.Sum))
+	return int(sum[0]), err
 }

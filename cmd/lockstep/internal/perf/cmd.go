@@ -32,11 +32,17 @@ type Cmd struct {
 	Warmup int    `short:"w" default:"5" help:"Operations before."`
 	Check  int    `short:"c" default:"1" help:"Check results so many times (0: no)."`
 	Op     string `short:"o" default:"sum" help:"sum, prod, max, min, avg or all."`
-	Type   string `short:"d" default:"float" help:"int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all."`
+	Type   string `short:"d" default:"float" help:"int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all; on GPUs also fp8_e4m3 and fp8_e5m2."`
 	Root   int    `short:"r" default:"0" help:"Root of broadcast, reduce, gather and scatter."`
 
 	Ranks    int           `default:"2" help:"Processes to start." placeholder:"N"`
 	Nodes    int           `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
+	Device   string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank (ranks beyond the number of GPUs share them)."`
+	Threads  bool          `help:"All ranks in one process."`
+	Staged   bool          `help:"On GPUs: do not register the buffers as windows."`
+	Graph    int           `default:"0" help:"On GPUs: launch so many operations as one CUDA graph (0: each by itself)." placeholder:"N"`
+	GPUAlgo  string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, sym, bulk or ce where a collective has it."`
+	Blocks   int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
 	Recorder string        `default:"on" enum:"on,off,both" help:"Flight recorder: on, off, or both in turns with their ratio."`
 	Algo     string        `default:"" help:"Force an algorithm: direct, ring, doubling, tree or hierarchical."`
 	Proto    string        `default:"" help:"Force a protocol: ll or simple."`
@@ -56,6 +62,8 @@ Examples:
   lockstep perf allreduce --ranks 4 --nodes 2         two logical nodes, TCP between them
   lockstep perf allreduce --recorder both             what the flight recorder costs
   lockstep perf allreduce -d all -o all -b 1M -e 1M   every type and operator
+  lockstep perf allreduce --device cuda --ranks 8 -e 4G        8 GPUs, registered buffers
+  lockstep perf allreduce --device cuda --ranks 8 --graph 32   CUDA graphs of 32 operations
   lockstep run -n 8 -- lockstep perf alltoall         on ranks that are supervised`
 }
 
@@ -89,10 +97,17 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if os.Getenv("LOCKSTEP_COMM_ID") == "" {
-		return c.launch(ctx, out)
+	switch {
+	case os.Getenv("LOCKSTEP_COMM_ID") != "":
+		cfg, err := ccl.ConfigFromEnv()
+		if err != nil {
+			return err
+		}
+		return c.rank(ctx, plan, cfg, out)
+	case c.Threads:
+		return c.threads(ctx, plan, out)
 	}
-	return c.rank(ctx, plan, out)
+	return c.launch(ctx, out)
 }
 
 // plan is what the command line asks for, checked.
@@ -110,6 +125,12 @@ func (c *Cmd) plan() (p plan, err error) {
 		return p, fmt.Errorf("sizes from %d to %d bytes", c.Begin, c.End)
 	case c.Factor < 2 && c.Step == 0 && c.Begin != c.End:
 		return p, fmt.Errorf("-f %d: want at least 2, or -i", c.Factor)
+	case c.Device == "cpu" && (c.Graph > 0 || c.Staged || c.GPUAlgo != "" || c.Blocks != 0):
+		return p, errors.New("--graph, --staged, --gpu-algo and --blocks are for --device cuda")
+	case c.Graph < 0 || c.Graph > 4096:
+		return p, fmt.Errorf("--graph %d: want 0 to 4096 operations", c.Graph)
+	case c.Device == "cuda" && c.Recorder == "both":
+		return p, errors.New("--recorder both measures host memory; on GPUs compare --recorder on with off")
 	case c.Ranks < 1 || c.Nodes < 1 || c.Nodes > c.Ranks:
 		return p, fmt.Errorf("%d ranks on %d nodes", c.Ranks, c.Nodes)
 	}
@@ -186,6 +207,51 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) (err error) {
 	return err
 }
 
+// threads runs all ranks in this process.
+func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
+	dir, err := os.MkdirTemp("", "lockstep-perf-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	env, err := jobEnv(dir)
+	if err != nil {
+		return err
+	}
+	for _, kv := range append(env, "LOCKSTEP_RANK=0", "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(c.Ranks)) {
+		name, value, _ := strings.Cut(kv, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	base, err := ccl.ConfigFromEnv()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make(chan error, c.Ranks)
+	for r := range c.Ranks {
+		cfg := base
+		cfg.Rank = r
+		cfg.Node = fmt.Sprintf("node%d", r*c.Nodes/c.Ranks)
+		go func() {
+			err := c.rank(ctx, p, cfg, out)
+			if err != nil {
+				err = fmt.Errorf("rank %d: %w", r, err)
+			}
+			errs <- err
+		}()
+	}
+	for range c.Ranks {
+		if e := <-errs; e != nil && err == nil {
+			err = e
+			cancel()
+		}
+	}
+	return err
+}
+
 // jobEnv is what all ranks of a run have in common. dir holds the secret; the
 // flight recorders are in a directory of the runtime directory that goes with dir.
 func jobEnv(dir string) ([]string, error) {
@@ -210,17 +276,29 @@ func jobEnv(dir string) ([]string, error) {
 }
 
 // rank is one rank's part.
-func (c *Cmd) rank(ctx context.Context, p plan, out io.Writer) (err error) {
-	cfg, err := ccl.ConfigFromEnv()
-	if err != nil {
-		return err
-	}
+func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (err error) {
 	cfg.Name, cfg.Algo, cfg.Proto = "perf", p.algo, p.proto
+	stamps := 0
+	if c.Device == "cuda" {
+		n, err := ccl.Devices()
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return errors.New("--device cuda: this process sees no GPU")
+		}
+		cfg.Device = ccl.GPU(cfg.Rank % ((c.Ranks + c.Nodes - 1) / c.Nodes) % n)
+		cfg.GPU = ccl.GPUConfig{Algo: c.GPUAlgo, Blocks: c.Blocks}
+		stamps = record.GPUStampSlots
+	}
 	rec := cfg.Recorder
 	if rec == nil && c.Recorder != "off" {
-		rec, err = record.Create(record.Options{Identity: record.Identity{
-			Job: os.Getenv("LOCKSTEP_JOB"), Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: -1,
-		}})
+		rec, err = record.Create(record.Options{
+			Identity: record.Identity{
+				Job: os.Getenv("LOCKSTEP_JOB"), Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: -1,
+			},
+			StampSlots: stamps,
+		})
 		if err != nil {
 			return err
 		}
@@ -236,7 +314,8 @@ func (c *Cmd) rank(ctx context.Context, p plan, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, comm.Close()) }()
-	b := &bench{cmd: c, comm: comm, stream: comm.NewStream()}
+	b := &bench{cmd: c, comm: comm, stream: comm.NewStream(), device: cfg.Device}
+	defer func() { err = errors.Join(err, b.free(ctx)) }()
 	if c.Recorder == "both" {
 		if b.plain, err = comm.Split(ctx, 0, comm.Rank(), "plain", func(cfg *ccl.Config) { cfg.Recorder = nil }); err != nil {
 			return err

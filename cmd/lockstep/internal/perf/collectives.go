@@ -1,6 +1,7 @@
 package perf
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -127,25 +128,31 @@ func find(name string) (collective, error) {
 }
 
 // buffers lays out one rank's memory for a call of count elements, in place or not.
-func (coll *collective) buffers(b *bench, dt ccl.DType, count int, inPlace bool) (send, recv ccl.Buffer) {
-	n, es := b.comm.Size(), dt.Size()
+func (coll *collective) buffers(ctx context.Context, b *bench, dt ccl.DType, count int, inPlace bool) (send, recv ccl.Buffer, err error) {
+	n := b.comm.Size()
 	shares := func(s int) int {
 		if s == 0 {
 			return n
 		}
 		return s
 	}
-	sendBytes, recvBytes := count*es*shares(coll.sendShares), count*es*shares(coll.recvShares)
+	sends, recvs := count*shares(coll.sendShares), count*shares(coll.recvShares)
 	if !inPlace {
-		return ccl.Bytes(dt, b.mem(0, sendBytes)), ccl.Bytes(dt, b.mem(1, recvBytes))
+		if send, err = b.buffer(ctx, 0, dt, sends); err == nil {
+			recv, err = b.buffer(ctx, 1, dt, recvs)
+		}
+		return send, recv, err
 	}
-	memory := b.mem(0, max(sendBytes, recvBytes))
-	own := b.comm.Rank() * count * es
-	send, recv = ccl.Bytes(dt, memory), ccl.Bytes(dt, memory)
-	if sendBytes < recvBytes {
-		send = ccl.Bytes(dt, memory[own:own+sendBytes])
-	} else if recvBytes < sendBytes {
-		recv = ccl.Bytes(dt, memory[own:own+recvBytes])
+	whole, err := b.buffer(ctx, 0, dt, max(sends, recvs))
+	if err != nil {
+		return send, recv, err
 	}
-	return send, recv
+	own := b.comm.Rank() * count
+	send, recv = whole, whole
+	if sends < recvs {
+		send = whole.Slice(own, own+sends)
+	} else if recvs < sends {
+		recv = whole.Slice(own, own+recvs)
+	}
+	return send, recv, nil
 }

@@ -13,6 +13,7 @@ var typeNames = map[string]ccl.DType{
 	"int8": ccl.Int8, "char": ccl.Int8, "uint8": ccl.Uint8, "int32": ccl.Int32, "int": ccl.Int32, "uint32": ccl.Uint32,
 	"int64": ccl.Int64, "uint64": ccl.Uint64, "half": ccl.Half, "float16": ccl.Half, "float": ccl.Float32,
 	"float32": ccl.Float32, "double": ccl.Float64, "float64": ccl.Float64, "bfloat16": ccl.BFloat16,
+	"fp8_e4m3": ccl.Float8E4M3, "fp8_e5m2": ccl.Float8E5M2,
 }
 
 func parseTypes(s string) ([]ccl.DType, error) {

@@ -1,0 +1,311 @@
+package ccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// gpuPart is what a communicator of GPU ranks has besides.
+type gpuPart struct {
+	comm  *gpu.Comm
+	calls atomic.Uint64 // on device memory, for errors
+}
+
+// newGPU makes the GPU side; all ranks call it.
+func (c *Comm) newGPU(ctx context.Context, nodes []int32) (*gpuPart, error) {
+	for r, n := range nodes {
+		if n != nodes[c.rank] {
+			return nil, fmt.Errorf("%w: rank %d is on another node than rank %d: GPU communicators are of one node", ErrInvalid, r, c.rank)
+		}
+	}
+	way, err := gpu.ParseWay(os.Getenv("LOCKSTEP_GPU_ALGO"))
+	if err != nil {
+		return nil, fmt.Errorf("LOCKSTEP_GPU_ALGO: %w", err)
+	}
+	if c.cfg.GPU.Algo != "" {
+		if way, err = gpu.ParseWay(c.cfg.GPU.Algo); err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+	}
+	g, err := gpu.New(ctx, gpu.Config{
+		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
+		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
+		Recording: c.log.gpu, Live: c.log.live,
+		Force: way, Blocks: c.cfg.GPU.Blocks,
+		Failed: func(err error) { c.gpuBroke(err) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &gpuPart{comm: g}, nil
+}
+
+func (g *gpuPart) abort() {
+	if g != nil {
+		g.comm.Abort()
+	}
+}
+
+// finish waits for the GPU to have done what was called.
+func (g *gpuPart) finish(ctx context.Context) error {
+	if g == nil {
+		return nil
+	}
+	return g.comm.Finish(ctx)
+}
+
+func (g *gpuPart) close(ctx context.Context) error {
+	if g == nil {
+		return nil
+	}
+	return g.comm.Close(ctx)
+}
+
+// gpuStream is the CUDA side of a Stream.
+type gpuStream struct {
+	on      Device
+	stream  *cuda.Stream
+	handle  uintptr // of a foreign stream
+	foreign bool
+	comms   []*Comm // that have used it since the last Wait
+}
+
+// attach gives s its CUDA stream.
+func (s *Stream) attach(dev *cuda.Device, d Device) error {
+	g := &s.gpu
+	if g.foreign && g.on != d {
+		return fmt.Errorf("%w: a stream of %v for a rank on %v", ErrInvalid, g.on, d)
+	}
+	if g.foreign {
+		g.stream = dev.StreamOf(g.handle)
+	} else {
+		cs, err := dev.NewStream(0)
+		if err != nil {
+			return err
+		}
+		g.stream, g.on = cs, d
+		runtime.AddCleanup(s, func(cs *cuda.Stream) { _ = cs.Close() }, cs)
+	}
+	s.device = true
+	return nil
+}
+
+// cudaStream is the CUDA stream of s for c's device.
+func (c *Comm) cudaStream(s *Stream) (*cuda.Stream, error) {
+	g := &s.gpu
+	if g.stream == nil {
+		if err := s.attach(c.gpu.comm.Device(), c.cfg.Device); err != nil {
+			return nil, err
+		}
+	}
+	if g.on != c.cfg.Device {
+		return nil, fmt.Errorf("%w: a stream of %v for a rank on %v", ErrInvalid, g.on, c.cfg.Device)
+	}
+	for i, u := range g.comms {
+		if u == c {
+			if i != len(g.comms)-1 {
+				g.comms = append(append(g.comms[:i], g.comms[i+1:]...), c)
+			}
+			return g.stream, nil
+		}
+	}
+	g.comms = append(g.comms, c)
+	return g.stream, nil
+}
+
+// enter checks that the communicator takes calls on device memory.
+func (c *Comm) enter(kind record.CollKind, s *Stream) (*cuda.Stream, error) {
+	if c.gpu == nil {
+		return nil, c.noGPU(kind.String())
+	}
+	if f := c.failed.Load(); f != nil || c.closing.Load() {
+		if f == nil {
+			f = &failureClosed
+		}
+		return nil, &Error{Op: kind.String(), Comm: c.name, Rank: c.rank, Peer: f.peer, Err: f.err}
+	}
+	cs, err := c.cudaStream(s)
+	if err != nil {
+		return nil, c.gpuError(kind.String(), err)
+	}
+	return cs, nil
+}
+
+// submitGPU launches a collective on device memory.
+func (c *Comm) submitGPU(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root, count, shares int, dt DType) error {
+	if send.p != nil && send.n > 0 || recv.p != nil && recv.n > 0 {
+		return c.invalid(kind, "one buffer is in host memory, the other in device memory")
+	}
+	if kind == record.Gather || kind == record.Scatter {
+		return c.rootedGPU(s, kind, send, recv, root)
+	}
+	cs, err := c.enter(kind, s)
+	if err != nil {
+		return err
+	}
+	if count == 0 && kind != record.Barrier {
+		return nil
+	}
+	o := gpu.Op{
+		Coll: kind, DType: dt, RedOp: op, Root: root, Count: uint64(count),
+		Send: cuda.Ptr(send.dev), Recv: cuda.Ptr(recv.dev),
+		Bytes: uint64(count * dt.Size() * shares), Stream: s.id, InPlace: send.dev == recv.dev,
+	}
+	return c.launched(kind, c.gpu.comm.Run(cs, &o))
+}
+
+// launched is what becomes of a launch's error. A rank that could not launch what
+// its peers have would leave them waiting.
+func (c *Comm) launched(kind record.CollKind, err error) error {
+	n := c.gpu.calls.Add(1)
+	if err == nil {
+		return nil
+	}
+	f := c.gpuBroke(fmt.Errorf("%v: %w", kind, err))
+	return &Error{Op: kind.String(), Comm: c.name, Seq: n, Rank: c.rank, Peer: f.peer, Err: f.err}
+}
+
+// gpuBroke makes an error of the GPU side the end of the communicator.
+func (c *Comm) gpuBroke(err error) *failure {
+	f := &failure{-1, fmt.Errorf("%w: rank %d: %w", ErrInternal, c.rank, err)}
+	if size := (*gpu.SizeError)(nil); errors.As(err, &size) {
+		f = &failure{size.Peer, fmt.Errorf("%w: rank %d: %w", ErrMismatch, c.rank, err)}
+	}
+	c.fail(f, true)
+	return f
+}
+
+// exchangeGPU launches sends and receives of device memory that collect lists.
+func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, collect func(add func(send bool, b Buffer, peer int))) error {
+	cs, err := c.enter(kind, s)
+	if err != nil {
+		return err
+	}
+	var msgs []gpu.Message
+	collect(func(send bool, b Buffer, peer int) {
+		msgs = append(msgs, gpu.Message{Peer: peer, Send: send, Buf: cuda.Ptr(b.dev), Bytes: uint64(b.size())})
+	})
+	return c.launched(kind, c.gpu.comm.Exchange(cs, kind, msgs, s.id))
+}
+
+func (c *Comm) groupGPU(s *Stream, g *Group) error {
+	return c.exchangeGPU(s, record.Group, func(add func(send bool, b Buffer, peer int)) {
+		for i, m := range g.msgs {
+			add(m.send, g.device[i], int(m.peer))
+		}
+	})
+}
+
+// rootedGPU is Gather and Scatter: what root exchanges with everyone.
+func (c *Comm) rootedGPU(s *Stream, kind record.CollKind, send, recv Buffer, root int) error {
+	return c.exchangeGPU(s, kind, func(add func(send bool, b Buffer, peer int)) {
+		gather := kind == record.Gather
+		if c.rank == root {
+			whole, part := recv, send
+			if !gather {
+				whole, part = send, recv
+			}
+			n := whole.n / c.size
+			for p := range c.size {
+				if p != root {
+					add(!gather, whole.Slice(p*n, (p+1)*n), p)
+				}
+			}
+			own := whole.Slice(root*n, (root+1)*n)
+			if own.dev != part.dev {
+				if gather {
+					add(true, part, root)
+					add(false, own, root)
+				} else {
+					add(true, own, root)
+					add(false, part, root)
+				}
+			}
+			return
+		}
+		if gather {
+			add(true, send, root)
+		} else {
+			add(false, recv, root)
+		}
+	})
+}
+
+// waitGPU waits for the content of the CUDA stream.
+func (s *Stream) waitGPU(ctx context.Context) error {
+	g := &s.gpu
+	if g.stream == nil {
+		return nil
+	}
+	began := time.Now()
+	for turn := 0; ; turn++ {
+		done, err := g.stream.Query()
+		if err != nil {
+			return s.gpuFailed(err)
+		}
+		if done {
+			break
+		}
+		switch waited := time.Duration(0); {
+		case turn < 200:
+			runtime.Gosched()
+		default:
+			waited = time.Since(began)
+			time.Sleep(min(max(waited/20, 5*time.Microsecond), 200*time.Microsecond))
+		}
+		if ctx.Err() != nil {
+			for _, c := range g.comms {
+				return c.interrupted(ctx, c.gpu.calls.Load())
+			}
+			return context.Cause(ctx)
+		}
+	}
+	return s.gpuDone()
+}
+
+// gpuDone tells whether what has ended is good: kernels leave early when their
+// communicator is over.
+func (s *Stream) gpuDone() error {
+	comms := s.gpu.comms
+	s.gpu.comms = comms[:0]
+	for _, c := range comms {
+		if f := c.failed.Load(); f != nil && f != &failureClosed {
+			return &Error{Op: "Wait", Comm: c.name, Seq: c.gpu.calls.Load(), Rank: c.rank, Peer: f.peer, Err: f.err}
+		}
+	}
+	return nil
+}
+
+// gpuFailed makes a driver's error the end of the communicators that used the stream:
+// after one the CUDA context is of no use.
+func (s *Stream) gpuFailed(err error) error {
+	err = fmt.Errorf("%w: %w", ErrInternal, err)
+	for _, c := range s.gpu.comms {
+		c.fail(&failure{-1, fmt.Errorf("rank %d: %w", c.rank, err)}, true)
+		return &Error{Op: "Wait", Comm: c.name, Seq: c.gpu.calls.Load(), Rank: c.rank, Peer: -1, Err: err}
+	}
+	return err
+}
+
+func (s *Stream) queryGPU() (done bool, err error) {
+	if s.gpu.stream == nil {
+		return true, nil
+	}
+	done, err = s.gpu.stream.Query()
+	switch {
+	case err != nil:
+		return true, s.gpuFailed(err)
+	case !done:
+		return false, nil
+	}
+	return true, s.gpuDone()
+}

@@ -1,0 +1,474 @@
+package ccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// The tests of this file need a GPU, and run as many ranks on one as there are GPUs
+// too few: LOCKSTEP_TEST_GPU_RANKS, 4 by default.
+
+func gpuRanks(t *testing.T) (n, gpus int) {
+	t.Helper()
+	gpus, err := ccl.Devices()
+	if err != nil || gpus == 0 {
+		t.Skipf("no GPU: %v", err)
+	}
+	n = 4
+	if v := os.Getenv("LOCKSTEP_TEST_GPU_RANKS"); v != "" {
+		if n, err = strconv.Atoi(v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n, gpus
+}
+
+// onGPUs prepares ranks of one node, each on a GPU.
+func onGPUs(t *testing.T, gpus int, change ...func(*ccl.Config)) func(*ccl.Config) {
+	return func(cfg *ccl.Config) {
+		cfg.Device = ccl.GPU(cfg.Rank % gpus)
+		rec, err := record.Create(record.Options{
+			Identity:   record.Identity{Job: "gpu", Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size)},
+			StampSlots: record.GPUStampSlots,
+		})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		cfg.Recorder = rec
+		for _, f := range change {
+			f(cfg)
+		}
+	}
+}
+
+// memory is a rank's device memory of a test, in a window or not.
+type memory struct {
+	c      *ccl.Comm
+	mem    *ccl.Memory
+	window *ccl.Window
+}
+
+func newMemory(ctx context.Context, c *ccl.Comm, size int, window bool) (*memory, error) {
+	m := &memory{c: c}
+	var err error
+	if m.mem, err = c.MemAlloc(size); err == nil && window {
+		m.window, err = c.WindowRegister(ctx, m.mem)
+	}
+	return m, err
+}
+
+func (m *memory) free(ctx context.Context) error {
+	var err error
+	if m.window != nil {
+		err = m.window.Deregister(ctx)
+	}
+	return errors.Join(err, m.mem.Free())
+}
+
+// bytes is n bytes from off.
+func (m *memory) bytes(dt ccl.DType, off, n int) ccl.Buffer {
+	return ccl.OnDevice(dt, m.mem.Ptr()+uintptr(off), n/dt.Size())
+}
+
+// device is start on device memory: areas at offsets that shift makes odd.
+func (k call) device(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, shift int) (check func() error, err error) {
+	n, rank, es := c.Size(), c.Rank(), k.dt.Size()
+	ss, rs := k.shares(n)
+	sendBytes, recvBytes := ss*k.count*es, rs*k.count*es
+	shift *= es
+	second := (max(sendBytes, recvBytes) + shift + 4096) &^ 15
+	send, recv := m.bytes(k.dt, shift, sendBytes), m.bytes(k.dt, second+shift, recvBytes)
+	if k.inPlace {
+		own := rank * k.count * es
+		whole := max(sendBytes, recvBytes)
+		send, recv = m.bytes(k.dt, shift, whole), m.bytes(k.dt, shift, whole)
+		if ss < rs {
+			send = m.bytes(k.dt, shift+own, sendBytes)
+		} else if rs < ss {
+			recv = m.bytes(k.dt, shift+own, recvBytes)
+		}
+	}
+	in, out := make([]byte, sendBytes), make([]byte, recvBytes)
+	for i := range out {
+		out[i] = 0x5a
+	}
+	for i := 0; i < len(in)/es; i++ {
+		put(k.dt, in[i*es:], k.value(rank, i))
+	}
+	if err := errors.Join(c.CopyIn(recv, out), c.CopyIn(send, in)); err != nil {
+		return nil, err
+	}
+	if err := do(ctx, s, c.Barrier(s)); err != nil {
+		return nil, err
+	}
+	switch k.coll {
+	case record.AllReduce:
+		err = c.AllReduce(s, send, recv, k.op)
+	case record.Reduce:
+		err = c.Reduce(s, send, recv, k.op, k.root)
+	case record.ReduceScatter:
+		err = c.ReduceScatter(s, send, recv, k.op)
+	case record.Broadcast:
+		err = c.Broadcast(s, send, recv, k.root)
+	case record.AllGather:
+		err = c.AllGather(s, send, recv)
+	case record.Gather:
+		err = c.Gather(s, send, recv, k.root)
+	case record.Scatter:
+		err = c.Scatter(s, send, recv, k.root)
+	case record.AlltoAll:
+		err = c.AlltoAll(s, send, recv)
+	case record.Barrier:
+		err = c.Barrier(s)
+	}
+	return func() error {
+		if err := c.CopyOut(out, recv); err != nil {
+			return err
+		}
+		wrong, first := 0, ""
+		for i := 0; i < len(out)/es; i++ {
+			v, ok := k.want(rank, n, i)
+			if !ok {
+				return nil
+			}
+			if k.dt <= ccl.Uint64 {
+				v = math.Trunc(v)
+			}
+			if got := get(k.dt, out[i*es:]); !(math.Abs(got-v) <= rounding[k.dt]*math.Abs(v)) {
+				if wrong++; wrong == 1 {
+					first = fmt.Sprintf("element %d is %v, want %v", i, got, v)
+				}
+			}
+		}
+		if wrong > 0 {
+			way, sms := c.GPUWays()
+			return fmt.Errorf("%+v by %s/%d: rank %d of %d: %d of %d elements wrong: %s", k, way, sms, rank, n, wrong, len(out)/es, first)
+		}
+		return nil
+	}, err
+}
+
+// gpuWays are the ways to force, with counts that each can have.
+var gpuWays = []struct {
+	way    string
+	counts []int
+}{
+	{"ll", []int{1, 3, 13, 255, 1024, 4099, 8192}},
+	{"ll2", []int{1, 3, 13, 255, 4099, 32768}},
+	{"sym", []int{1, 3, 13, 255, 4099, 100_003, 262144}},
+	{"bulk", []int{1, 13, 4099, 100_003, 262144}},
+	{"ce", []int{1, 13, 4099, 100_003, 2_000_003}},
+	{"", []int{1, 1000, 40_000, 3_000_001}},
+}
+
+// TestGPU runs every collective × way × type × operator × size on device memory,
+// registered and not, aligned and not, in place and not.
+func TestGPU(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	for _, w := range gpuWays {
+		for _, window := range []bool{true, false} {
+			if !window && w.way == "ce" {
+				continue // needs windows, and would take another way
+			}
+			t.Run(fmt.Sprintf("way %q, window %v", w.way, window), func(t *testing.T) {
+				force := func(cfg *ccl.Config) { cfg.GPU.Algo = w.way }
+				ranks(t, n, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
+					s := c.NewStream()
+					m, err := newMemory(ctx, c, 2*(slices.Max(w.counts)*8*n)+1<<20, window)
+					if err != nil {
+						return err
+					}
+					for i, k := range gpuCalls(n, w.counts) {
+						check, err := k.device(ctx, c, s, m, i%3)
+						if err != nil {
+							return err
+						}
+						if err := s.Wait(ctx); err != nil {
+							return err
+						}
+						if err := check(); err != nil {
+							return err
+						}
+					}
+					return m.free(ctx)
+				})
+			})
+		}
+	}
+}
+
+// gpuCalls is calls with the types that only GPUs have, and with large counts for
+// few types.
+func gpuCalls(n int, counts []int) (list []call) {
+	for _, k := range calls(n, counts, false) {
+		if k.count*k.dt.Size() > 1<<20 && k.dt != ccl.Float32 && k.dt != ccl.BFloat16 {
+			continue
+		}
+		list = append(list, k)
+	}
+	for _, dt := range []ccl.DType{ccl.Float8E4M3, ccl.Float8E5M2} {
+		for _, op := range []ccl.Op{ccl.Sum, ccl.Max, ccl.Min, ccl.Avg} {
+			for _, coll := range []record.CollKind{record.AllReduce, record.ReduceScatter, record.Reduce} {
+				for i, count := range counts {
+					if count < 1<<20 {
+						list = append(list, call{coll, dt, op, count, i % n, i%2 == 0, len(list)})
+					}
+				}
+			}
+		}
+	}
+	return list
+}
+
+// TestGPUMixed runs many operations of all kinds in random order on several
+// communicators and streams, unchecked but for the last of each buffer: what is
+// wrong in any would show there or hang.
+func TestGPUMixed(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	const rounds = 10_000
+	ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+		comms := []*ccl.Comm{c}
+		for i := range 2 {
+			d, err := c.Split(ctx, 0, (c.Rank()+i+1)%n, fmt.Sprintf("mixed%d", i)) // other orders of ranks
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			comms = append(comms, d)
+		}
+		type lane struct {
+			s *ccl.Stream
+			m *memory
+		}
+		lanes := make([]lane, len(comms))
+		for i, d := range comms {
+			m, err := newMemory(ctx, d, 16<<20, i != 1)
+			if err != nil {
+				return err
+			}
+			defer m.free(ctx)
+			lanes[i] = lane{d.NewStream(), m}
+		}
+		rng := rand.New(rand.NewPCG(7, 11)) // the same on all ranks
+		sizes := []int{1, 17, 1000, 5000, 20_000, 100_000}
+		colls := kinds
+		for i := range rounds {
+			j := rng.IntN(len(comms))
+			k := call{
+				coll: colls[rng.IntN(len(colls))], dt: []ccl.DType{ccl.Float32, ccl.BFloat16, ccl.Int32, ccl.Uint8}[rng.IntN(4)],
+				op: ccl.Sum, count: sizes[rng.IntN(len(sizes))], root: rng.IntN(n), inPlace: rng.IntN(2) == 0, salt: i,
+			}
+			if k.dt == ccl.Uint8 && reduces(k.coll) {
+				k.dt = ccl.Float32
+			}
+			if i%50 == 49 {
+				check, err := k.device(ctx, comms[j], lanes[j].s, lanes[j].m, i%3)
+				if err == nil {
+					err = lanes[j].s.Wait(ctx)
+				}
+				if err == nil {
+					err = check()
+				}
+				if err != nil {
+					return fmt.Errorf("operation %d: %w", i, err)
+				}
+				continue
+			}
+			if err := k.loose(comms[j], lanes[j].s, lanes[j].m); err != nil {
+				return fmt.Errorf("operation %d: %w", i, err)
+			}
+		}
+		for _, l := range lanes {
+			if err := l.s.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// loose calls k on whatever is in memory.
+func (k call) loose(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+	ss, rs := k.shares(c.Size())
+	send, recv := m.bytes(k.dt, 0, ss*k.count*k.dt.Size()), m.bytes(k.dt, 8<<20, rs*k.count*k.dt.Size())
+	switch k.coll {
+	case record.AllReduce:
+		return c.AllReduce(s, send, recv, k.op)
+	case record.Reduce:
+		return c.Reduce(s, send, recv, k.op, k.root)
+	case record.ReduceScatter:
+		return c.ReduceScatter(s, send, recv, k.op)
+	case record.Broadcast:
+		return c.Broadcast(s, send, recv, k.root)
+	case record.AllGather:
+		return c.AllGather(s, send, recv)
+	case record.Gather:
+		return c.Gather(s, send, recv, k.root)
+	case record.Scatter:
+		return c.Scatter(s, send, recv, k.root)
+	case record.AlltoAll:
+		return c.AlltoAll(s, send, recv)
+	}
+	return c.Barrier(s)
+}
+
+// TestGPUSendRecv: rings and meshes of messages of all sizes, with receivers that
+// are early and late.
+func TestGPUSendRecv(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	for _, window := range []bool{true, false} {
+		t.Run(fmt.Sprintf("window %v", window), func(t *testing.T) {
+			ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				m, err := newMemory(ctx, c, 128<<20, window)
+				if err != nil {
+					return err
+				}
+				next, prev := (c.Rank()+1)%n, (c.Rank()+n-1)%n
+				for i, size := range []int{1, 7, 4096, 40_001, 64 << 10, 64<<10 + 1, 1 << 20, 33<<20 + 5, 8} {
+					k := call{dt: ccl.Uint8, salt: i}
+					in, out := make([]byte, size), make([]byte, size)
+					for j := range in {
+						in[j] = byte(k.value(c.Rank(), j))
+					}
+					send, recv := m.bytes(ccl.Uint8, i%2, size), m.bytes(ccl.Uint8, 64<<20+i%3, size)
+					if err := c.CopyIn(send, in); err != nil {
+						return err
+					}
+					err := c.Group(s, func(g *ccl.Group) error {
+						if i%2 == c.Rank()%2 {
+							return errors.Join(g.Send(send, next), g.Recv(recv, prev))
+						}
+						return errors.Join(g.Recv(recv, prev), g.Send(send, next))
+					})
+					if err := do(ctx, s, err); err != nil {
+						return err
+					}
+					if err := c.CopyOut(out, recv); err != nil {
+						return err
+					}
+					for j := range out {
+						if want := byte(k.value(prev, j)); out[j] != want {
+							return fmt.Errorf("%d bytes from rank %d: byte %d is %d, want %d", size, prev, j, out[j], want)
+						}
+					}
+				}
+				// Lone sends and receives, down a chain.
+				big := m.bytes(ccl.Float32, 0, 4<<20)
+				for range 3 {
+					if c.Rank() > 0 {
+						if err := c.Recv(s, big, c.Rank()-1); err != nil {
+							return err
+						}
+					}
+					if c.Rank() < n-1 {
+						if err := c.Send(s, big, c.Rank()+1); err != nil {
+							return err
+						}
+					}
+				}
+				if err := s.Wait(ctx); err != nil {
+					return err
+				}
+				return m.free(ctx)
+			})
+		})
+	}
+}
+
+// TestGPUGraph replays captured operations.
+func TestGPUGraph(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		const count = 5000
+		m, err := newMemory(ctx, c, 1<<20, true)
+		if err != nil {
+			return err
+		}
+		buf := m.bytes(ccl.Int32, 0, 4*count)
+		in := make([]byte, 4*count)
+		for i := range count {
+			put(ccl.Int32, in[4*i:], 1)
+		}
+		if err := c.CopyIn(buf, in); err != nil {
+			return err
+		}
+		const ops = 3
+		g, err := s.Capture(ccl.GPU(c.Rank()%gpus), func() error {
+			for range ops {
+				if err := c.AllReduce(s, buf, buf, ccl.Sum); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		const replays = 3
+		for range replays {
+			if err := g.Launch(s); err != nil {
+				return err
+			}
+		}
+		if err := s.Wait(ctx); err != nil {
+			return err
+		}
+		if err := c.CopyOut(in, buf); err != nil {
+			return err
+		}
+		want := 1.0
+		for range ops * replays {
+			want = float64(int32(want * float64(n)))
+		}
+		for i := range count {
+			if got := get(ccl.Int32, in[4*i:]); got != want {
+				return fmt.Errorf("element %d is %v after %d replays, want %v", i, got, replays, want)
+			}
+		}
+		return errors.Join(g.Close(), m.free(ctx))
+	})
+}
+
+// TestGPUAbort: a rank that aborts, or does not come, does not leave the others
+// spinning.
+func TestGPUAbort(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	for _, size := range []int{1000, 4 << 20, 64 << 20} {
+		ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+			s := c.NewStream()
+			m, err := newMemory(ctx, c, size, true)
+			if err != nil {
+				return err
+			}
+			buf := m.bytes(ccl.Float32, 0, size&^3)
+			if err := do(ctx, s, c.AllReduce(s, buf, buf, ccl.Sum)); err != nil {
+				return err
+			}
+			if c.Rank() == n-1 {
+				c.Abort(errors.New("on purpose"))
+				return errExpected
+			}
+			err = c.AllReduce(s, buf, buf, ccl.Sum)
+			if err == nil {
+				err = s.Wait(ctx)
+			}
+			if !errors.Is(err, ccl.ErrAborted) {
+				return fmt.Errorf("%d bytes: got %v, want an abort", size, err)
+			}
+			return errExpected
+		})
+	}
+}

@@ -1,0 +1,316 @@
+package gpu
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/gpuclock"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// clock relates a GPU's clock to the host's, by handshakes with a kernel of one
+// thread that runs for some microseconds once a second, and tells the flight
+// recorders of the process.
+type clock struct {
+	dev    *device
+	stream *cuda.Stream
+	page   []byte // pinned: see the offsets below
+	at     cuda.Ptr
+	word   uint32 // the last that was asked
+
+	mu   sync.Mutex
+	cal  *gpuclock.Clock
+	tell map[*record.Device]struct{}
+	// base is an event whose time on the GPU's clock is known; spare the one before,
+	// and events[1] of the handshake under way.
+	base, spare clockEvent
+
+	stop chan struct{}
+	wg   sync.WaitGroup
+}
+
+type clockEvent struct {
+	event *cuda.Event
+	gpu   int64
+}
+
+const (
+	clockWord, clockSlot, clockAbort = 0, 64, 128 // in the page
+
+	clockEvery  = time.Second
+	clockRounds = 8
+	// clockTurns bounds the kernel's waiting for the host, at a microsecond or so a
+	// look: the host may have lost its core.
+	clockTurns = 2000
+	// clockPatience is how long the kernel may take to begin: the GPU may be full.
+	clockPatience = 20 * time.Millisecond
+)
+
+var errBusy = errors.New("the GPU did not run the clock's kernel in time")
+
+func newClock(dev *device) (_ *clock, err error) {
+	k := &clock{dev: dev, cal: gpuclock.New(gpuclock.Options{}), tell: map[*record.Device]struct{}{}, stop: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, k.free())
+		}
+	}()
+	if k.stream, err = dev.NewStream(-5); err != nil { // as urgent as can be
+		return nil, err
+	}
+	if k.page, err = dev.AllocHost(4096); err != nil {
+		return nil, err
+	}
+	if k.at, err = dev.HostPtr(k.page); err != nil {
+		return nil, err
+	}
+	for try := 0; ; try++ {
+		if err = k.handshake(); err == nil {
+			break
+		}
+		if try == 20 || !errors.Is(err, errBusy) {
+			return nil, fmt.Errorf("relate the clock of GPU %d to the host's: %w", dev.Ordinal, err)
+		}
+	}
+	k.wg.Add(1)
+	go k.run()
+	return k, nil
+}
+
+func (k *clock) close() error {
+	close(k.stop)
+	k.wg.Wait()
+	return k.free()
+}
+
+func (k *clock) free() error {
+	var errs []error
+	if k.stream != nil {
+		errs = append(errs, k.stream.Synchronize(), k.stream.Close())
+	}
+	for _, e := range []*cuda.Event{k.base.event, k.spare.event} {
+		if e != nil {
+			errs = append(errs, e.Close())
+		}
+	}
+	if k.page != nil {
+		errs = append(errs, k.dev.FreeHost(k.page))
+	}
+	return errors.Join(errs...)
+}
+
+func (k *clock) run() {
+	defer k.wg.Done()
+	tick := time.NewTicker(clockEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-k.stop:
+			return
+		case <-tick.C:
+		}
+		// A GPU that is full or lost says nothing; the error of the mapping grows
+		// meanwhile, and readers see that.
+		_ = k.handshake()
+	}
+}
+
+func (k *clock) load(off int) *uint32 { return (*uint32)(unsafe.Pointer(&k.page[off])) }
+
+// handshake asks the GPU for its time a few times.
+func (k *clock) handshake() error {
+	if done, err := k.stream.Query(); err != nil || !done {
+		return errors.Join(err, errBusy)
+	}
+	var events [2]*cuda.Event
+	for i := range events {
+		e, err := k.dev.NewEvent(true)
+		if err != nil {
+			return err
+		}
+		events[i] = e
+	}
+	defer events[0].Close()
+	keep := false
+	defer func() {
+		if !keep {
+			_ = events[1].Close()
+		}
+	}()
+	a := kernels.ClockArgs{
+		Word: uint64(k.at) + clockWord, Slot: uint64(k.at) + clockSlot, Abort: uint64(k.at) + clockAbort,
+		First: k.word, Rounds: clockRounds, Turns: clockTurns,
+	}
+	atomic.StoreUint32(k.load(clockWord), k.word)
+	f := k.dev.move["ls_clock"]
+	if err := k.stream.Record(events[0]); err != nil {
+		return err
+	}
+	if err := k.stream.Launch(f.Func, 1, f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a)); err != nil {
+		return err
+	}
+	if err := k.stream.Record(events[1]); err != nil {
+		return err
+	}
+	var first, last int64
+	for range clockRounds {
+		before := record.Now()
+		k.word++
+		atomic.StoreUint32(k.load(clockWord), k.word)
+		for atomic.LoadUint32(k.load(clockSlot+8)) != k.word {
+			if record.Now()-before > int64(clockPatience) {
+				return errBusy
+			}
+		}
+		after := record.Now()
+		gpu := int64(atomic.LoadUint64((*uint64)(unsafe.Pointer(k.load(clockSlot)))))
+		k.mu.Lock()
+		k.cal.Handshake(before, gpu, after)
+		k.mu.Unlock()
+		if first == 0 {
+			first = gpu
+		}
+		last = gpu
+	}
+	for wait := record.Now(); ; {
+		done, err := events[1].Query()
+		if err != nil {
+			return err
+		}
+		if done {
+			break
+		}
+		if record.Now()-wait > int64(clockPatience) {
+			return errBusy
+		}
+	}
+	// The event was after the last stamp, and no later than the time between the two
+	// events after the first.
+	width, err := events[1].Elapsed(events[0])
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.spare.event != nil {
+		_ = k.spare.event.Close()
+	}
+	keep = true
+	k.base, k.spare = clockEvent{events[1], (last + max(first+int64(width), last)) / 2}, k.base
+	if gpu, mono, bound, ok := k.cal.Anchor(); ok {
+		for d := range k.tell {
+			d.Anchor(gpu, mono, bound)
+		}
+	}
+	return nil
+}
+
+// time is the GPU's clock at an event that has happened.
+func (k *clock) time(e *cuda.Event) (gpu int64, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ns, err := e.Elapsed(k.base.event)
+	return k.base.gpu + int64(ns), err == nil
+}
+
+// Recording is a flight recorder that a GPU writes to.
+type Recording struct {
+	dev    *device
+	writer *record.Writer
+	device *record.Device
+	base   cuda.Ptr // of the recorder's memory, as the GPU sees it
+	users  int      // guarded by recordings.mu
+}
+
+var recordings = struct {
+	mu sync.Mutex
+	m  map[recordingKey]*Recording
+}{m: map[recordingKey]*Recording{}}
+
+type recordingKey struct {
+	ordinal int
+	writer  *record.Writer
+}
+
+// Record gives a GPU access to a flight recorder, and the recorder the GPU's
+// clock; Close must follow. The communicators of a process share it.
+func Record(ordinal int, w *record.Writer) (*Recording, error) {
+	recordings.mu.Lock()
+	defer recordings.mu.Unlock()
+	key := recordingKey{ordinal, w}
+	if r := recordings.m[key]; r != nil {
+		r.users++
+		return r, nil
+	}
+	dev, err := open(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	r := &Recording{dev: dev, writer: w, users: 1}
+	if err := r.begin(); err != nil {
+		return nil, errors.Join(err, dev.release())
+	}
+	recordings.m[key] = r
+	return r, nil
+}
+
+func (r *Recording) begin() (err error) {
+	k, err := r.dev.clockOf()
+	if err != nil {
+		return err
+	}
+	if r.base, err = r.dev.RegisterHost(r.writer.Memory()); err != nil {
+		return fmt.Errorf("give GPU %d access to the flight recorder: %w", r.dev.Ordinal, err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	gpu, mono, bound, _ := k.cal.Anchor() // a clock has had its first handshake
+	var ok bool
+	r.device, ok = r.writer.AddDevice(
+		record.DeviceEntry{UUID: uuid(r.dev.UUID), Ordinal: int32(r.dev.Ordinal), Name: r.dev.Name},
+		record.DeviceAnchor{GPU: gpu, Mono: mono, Err: bound},
+	)
+	if !ok {
+		return errors.Join(errors.New("the flight recorder has no room for GPUs: create it with StampSlots"), r.dev.UnregisterHost(r.writer.Memory()))
+	}
+	k.tell[r.device] = struct{}{}
+	return nil
+}
+
+// uuid is the bytes of a name such as GPU-01234567-89ab-…; zero when it is none.
+func uuid(name string) (b [16]byte) {
+	text := strings.ReplaceAll(strings.TrimPrefix(name, "GPU-"), "-", "")
+	if raw, err := hex.DecodeString(text); err == nil && len(raw) == len(b) {
+		copy(b[:], raw)
+	}
+	return b
+}
+
+// Device is the GPU's index in the recorder, for record.CommEntry.
+func (r *Recording) Device() uint16 { return r.device.Index() }
+
+// Close ends the GPU's access.
+func (r *Recording) Close() error {
+	if r == nil {
+		return nil
+	}
+	recordings.mu.Lock()
+	defer recordings.mu.Unlock()
+	if r.users--; r.users > 0 {
+		return nil
+	}
+	delete(recordings.m, recordingKey{r.dev.Ordinal, r.writer})
+	k := r.dev.clock
+	k.mu.Lock()
+	delete(k.tell, r.device)
+	k.mu.Unlock()
+	return errors.Join(r.dev.UnregisterHost(r.writer.Memory()), r.dev.release())
+}

@@ -1,0 +1,312 @@
+package gpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// MaxRanks is how many GPUs one communicator may have on a node.
+const MaxRanks = kernels.MaxRanks
+
+// Config is what New needs. All ranks call New together.
+type Config struct {
+	Device     int // CUDA ordinal
+	Rank, Size int
+	Name       string
+	Exchange   func(context.Context, []byte) ([][]byte, error)
+	Key        []byte // shared by the members, not by others
+	Dir        string // for sockets and the mailbox, mode 0700
+
+	Recording *Recording // nil: not recorded
+	Live      *record.Comm
+
+	// Stage is the size of the staging memory, a multiple of 2 MiB; 0 is DefaultStage.
+	Stage uint64
+	// Failed is told of what goes wrong after a call has returned, by a goroutine
+	// that may call Abort and not Close.
+	Failed func(error)
+
+	// Force chooses the way of operations that have it, WayAuto for the tuning
+	// table; Blocks the number of blocks, 0 likewise.
+	Force  Way
+	Blocks int
+}
+
+// DefaultStage is the staging memory of a rank.
+const DefaultStage = 64 << 20
+
+// Comm is a rank's GPU side. Its methods may be called from several goroutines;
+// the order of calls is the order of operations and the same on all ranks.
+type Comm struct {
+	cfg        Config
+	rank, size int
+	dev        *device
+	move       funcs
+	group      *symm.Group
+	heap       *symm.Memory
+	stage      *symm.Memory
+	mail       *mailbox
+	abort      []byte   // pinned host word that kernels look at
+	abortAt    cuda.Ptr // as the GPU sees it
+
+	mu      sync.Mutex
+	windows atomic.Pointer[[]*Window] // replaced whole, under mu
+	args    kernels.Args              // constant parts filled in
+	last    *cuda.Stream              // of the last operation
+	order   *cuda.Event
+	stamps  stamps
+	engine  copyEngine
+	sends   sender
+	closed  bool
+	// lastWay is the way of the last operation, for reports.
+	lastWay atomic.Uint32
+
+	copying sync.Mutex // guards host
+	host    *cuda.Stream
+
+	rescuing sync.Mutex // guards rescue against Close
+	rescue   *cuda.Stream
+}
+
+// New makes the rank's GPU side of a communicator.
+func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
+	if cfg.Size > MaxRanks {
+		return nil, fmt.Errorf("%d GPUs in one communicator of a node, at most %d", cfg.Size, MaxRanks)
+	}
+	if cfg.Stage == 0 {
+		cfg.Stage = DefaultStage
+	}
+	c := &Comm{cfg: cfg, rank: cfg.Rank, size: cfg.Size}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.free())
+		}
+	}()
+	if c.dev, err = open(cfg.Device); err != nil {
+		return nil, err
+	}
+	if c.move, err = c.dev.movers(); err != nil {
+		return nil, err
+	}
+	c.group, err = symm.Join(ctx, symm.Config{
+		Device: c.dev.Device, Rank: cfg.Rank, Size: cfg.Size, Exchange: cfg.Exchange, Key: cfg.Key, Dir: cfg.Dir,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if c.heap, err = c.group.Alloc(ctx, uint64(kernels.HeapSize)); err != nil {
+		return nil, fmt.Errorf("heap: %w", err)
+	}
+	if c.stage, err = c.group.Alloc(ctx, cfg.Stage); err != nil {
+		return nil, fmt.Errorf("staging memory: %w", err)
+	}
+	if c.mail, err = newMailbox(ctx, cfg); err != nil {
+		return nil, fmt.Errorf("mailbox: %w", err)
+	}
+	if c.abort, err = c.dev.AllocHost(4096); err != nil {
+		return nil, err
+	}
+	if c.abortAt, err = c.dev.HostPtr(c.abort); err != nil {
+		return nil, err
+	}
+	if c.order, err = c.dev.NewEvent(false); err != nil {
+		return nil, err
+	}
+	if c.rescue, err = c.dev.NewStream(0); err != nil {
+		return nil, err
+	}
+	if c.host, err = c.dev.NewStream(0); err != nil {
+		return nil, err
+	}
+	if err = c.stamps.init(c); err != nil {
+		return nil, err
+	}
+	if err = c.engine.init(c); err != nil {
+		return nil, err
+	}
+	if err = c.sends.init(c); err != nil {
+		return nil, err
+	}
+	a := &c.args
+	a.Rank, a.Ranks, a.Abort = uint32(c.rank), uint32(c.size), uint64(c.abortAt)
+	a.Slots, a.SlotMask = c.stamps.kernelSlots()
+	for r := range c.size {
+		a.Heap[r] = uint64(c.heap.At(r))
+	}
+	// Nobody writes to a heap before it is zeroed, which Alloc has waited for;
+	// nobody reads a mailbox before all have mapped it.
+	return c, nil
+}
+
+// Device is the rank's GPU.
+func (c *Comm) Device() *cuda.Device { return c.dev.Device }
+
+// Abort makes kernels and copies under way leave without a result. It may be
+// called at any time from any goroutine, several times.
+func (c *Comm) Abort() {
+	if c == nil {
+		return
+	}
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort))), 1)
+	c.release()
+}
+
+// beyond is what no counter reaches: words are compared cyclically.
+const beyond = 1 << 30
+
+// release lets go of streams that wait for a peer's word.
+func (c *Comm) release() {
+	c.rescuing.Lock()
+	defer c.rescuing.Unlock()
+	if c.rescue != nil {
+		// An error means a context that is broken, and then nothing waits.
+		_ = c.rescue.Batch(c.sends.release(c.engine.release(nil)))
+	}
+}
+
+// Aborted reports whether Abort was called.
+func (c *Comm) Aborted() bool {
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort)))) != 0
+}
+
+// Finish waits for what was called to end on the GPU.
+func (c *Comm) Finish(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last == nil || c.closed {
+		return nil
+	}
+	if captured, err := c.last.Capturing(); captured || err != nil {
+		return err
+	}
+	if err := c.last.Record(c.order); err != nil {
+		return err
+	}
+	for wait := 10 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
+		if done, err := c.order.Query(); done || err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("wait for the GPU's operations to end: %w", context.Cause(ctx))
+		}
+		time.Sleep(wait)
+	}
+}
+
+// Close frees everything. When something is still under way once ctx ends, it is
+// aborted; if even that does not end it, its memory stays.
+func (c *Comm) Close(ctx context.Context) error {
+	if err := c.Finish(ctx); err != nil {
+		c.Abort()
+		again, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortPatience)
+		defer cancel()
+		if err := c.Finish(again); err != nil {
+			return fmt.Errorf("close: %w; its memory is not freed", err)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	return c.free()
+}
+
+// abortPatience is how long kernels have to notice an abort.
+const abortPatience = 2 * time.Second
+
+func (c *Comm) free() error {
+	var errs []error
+	errs = append(errs, c.sends.close(), c.engine.close())
+	for _, w := range c.registered() {
+		errs = append(errs, w.mem.Close())
+	}
+	c.windows.Store(nil)
+	if c.host != nil {
+		errs = append(errs, c.host.Close())
+	}
+	c.rescuing.Lock()
+	if c.rescue != nil {
+		errs = append(errs, c.rescue.Close())
+		c.rescue = nil
+	}
+	c.rescuing.Unlock()
+	errs = append(errs, c.stamps.close())
+	if c.order != nil {
+		errs = append(errs, c.order.Close())
+	}
+	if c.stage != nil {
+		errs = append(errs, c.stage.Close())
+	}
+	if c.heap != nil {
+		errs = append(errs, c.heap.Close())
+	}
+	if c.group != nil {
+		errs = append(errs, c.group.Close())
+	}
+	if c.mail != nil {
+		errs = append(errs, c.mail.close())
+	}
+	if c.abort != nil {
+		errs = append(errs, c.dev.FreeHost(c.abort))
+		c.abort = nil
+	}
+	if c.dev != nil {
+		errs = append(errs, c.dev.release())
+	}
+	return errors.Join(errs...)
+}
+
+// follow makes s come after the stream of the communicator's last operation.
+// The caller has the lock.
+func (c *Comm) follow(s *cuda.Stream, captured bool) error {
+	last := c.last
+	if c.last = s; last == nil || last.Handle() == s.Handle() {
+		return nil
+	}
+	// A stream under capture must not wait for work outside of it: between the two
+	// the order is the program's, as it is with NCCL.
+	if was, err := last.Capturing(); captured || err != nil || was {
+		return err
+	}
+	if err := last.Record(c.order); err != nil {
+		return err
+	}
+	return s.WaitEvent(c.order)
+}
+
+// CopyIn copies host memory to the GPU and returns when it is there; CopyOut back.
+func (c *Comm) CopyIn(dst cuda.Ptr, src []byte) error {
+	if len(src) == 0 {
+		return nil
+	}
+	c.copying.Lock()
+	defer c.copying.Unlock()
+	if err := c.host.CopyIn(dst, unsafe.Pointer(unsafe.SliceData(src)), uint64(len(src))); err != nil {
+		return err
+	}
+	return c.host.Synchronize()
+}
+
+func (c *Comm) CopyOut(dst []byte, src cuda.Ptr) error {
+	if len(dst) == 0 {
+		return nil
+	}
+	c.copying.Lock()
+	defer c.copying.Unlock()
+	if err := c.host.CopyOut(unsafe.Pointer(unsafe.SliceData(dst)), src, uint64(len(dst))); err != nil {
+		return err
+	}
+	return c.host.Synchronize()
+}

@@ -1,0 +1,417 @@
+package gpu
+
+import (
+	"errors"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// copyEngine runs large collectives on the GPU's copy engines. Every ordered pair
+// of ranks is a queue of transfers, numbered from 1 by both hosts alike, because
+// both make the same calls in the same order. Before transfer k from a to b, b's
+// stream writes k (or more) to a's word ready[b], where a's stream waits for it; after
+// it, a's stream writes k to b's word copied[a]. A stream's write comes after
+// everything before it in that stream is visible to all.
+type copyEngine struct {
+	c    *Comm
+	to   [MaxRanks]*cuda.Stream // transfers to a peer run in order
+	fold *cuda.Stream
+	sent [MaxRanks]atomic.Uint32 // transfers to each peer so far
+	got  [MaxRanks]atomic.Uint32 // and from each
+	// begun: the caller's stream has reached the operation; done: the transfers to a
+	// peer have; folded: by parity of the piece.
+	begun, foldDone *cuda.Event
+	done            [MaxRanks]*cuda.Event
+	folded          [2]*cuda.Event
+	ops             []cuda.MemOp
+}
+
+func (e *copyEngine) init(c *Comm) error {
+	e.c = c
+	var errs []error
+	stream := func(p **cuda.Stream) {
+		var err error
+		*p, err = c.dev.NewStream(0)
+		errs = append(errs, err)
+	}
+	event := func(p **cuda.Event) {
+		var err error
+		*p, err = c.dev.NewEvent(false)
+		errs = append(errs, err)
+	}
+	for r := range c.size {
+		if r != c.rank {
+			stream(&e.to[r])
+			event(&e.done[r])
+		}
+	}
+	stream(&e.fold)
+	event(&e.begun)
+	event(&e.foldDone)
+	event(&e.folded[0])
+	event(&e.folded[1])
+	e.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
+	return errors.Join(errs...)
+}
+
+func (e *copyEngine) close() error {
+	var errs []error
+	for _, s := range append(e.to[:], e.fold) {
+		if s != nil {
+			errs = append(errs, s.Synchronize(), s.Close())
+		}
+	}
+	for _, v := range append(e.done[:], e.begun, e.foldDone, e.folded[0], e.folded[1]) {
+		if v != nil {
+			errs = append(errs, v.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// release lists the writes that let go of every stream that waits.
+func (e *copyEngine) release(ops []cuda.MemOp) []cuda.MemOp {
+	for r := range e.c.size {
+		if r != e.c.rank {
+			ops = append(ops, cuda.WriteOp(e.ready(e.c.rank, r), e.sent[r].Load()+beyond), cuda.WriteOp(e.copied(e.c.rank, r), e.got[r].Load()+beyond))
+		}
+	}
+	return ops
+}
+
+// ready is the word in source's heap that says what destination is ready for.
+func (e *copyEngine) ready(source, destination int) cuda.Ptr {
+	return e.c.word(source, kernels.HeapReady, destination)
+}
+
+// copied is the word in destination's heap that says what source has copied.
+func (e *copyEngine) copied(destination, source int) cuda.Ptr {
+	return e.c.word(destination, kernels.HeapCopied, source)
+}
+
+// each calls f for every peer, beginning with the next rank, so that no two ranks
+// begin with the same one.
+func (c *Comm) each(f func(peer int) error) error {
+	for i := 1; i < c.size; i++ {
+		if err := f((c.rank + i) % c.size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begin makes the transfers of an operation come after what is in s.
+func (e *copyEngine) begin(s *cuda.Stream) error {
+	if err := s.Record(e.begun); err != nil {
+		return err
+	}
+	return e.c.each(func(p int) error { return e.to[p].WaitEvent(e.begun) })
+}
+
+// grant tells all peers, in s, that their next n transfers may come.
+func (e *copyEngine) grant(s *cuda.Stream, n uint32) error {
+	ops := e.ops[:0]
+	_ = e.c.each(func(p int) error {
+		ops = append(ops, cuda.WriteOp(e.ready(p, e.c.rank), e.got[p].Load()+n))
+		return nil
+	})
+	return s.Batch(ops)
+}
+
+// push is the next transfer to peer p. A transfer of nothing still counts.
+func (e *copyEngine) push(p int, dst, src cuda.Ptr, n uint64) error {
+	k := e.sent[p].Add(1)
+	s := e.to[p]
+	if err := s.Batch(append(e.ops[:0], cuda.WaitOp(e.ready(e.c.rank, p), k))); err != nil {
+		return err
+	}
+	if n > 0 {
+		if err := s.Copy(dst, src, n); err != nil {
+			return err
+		}
+	}
+	return s.Batch(append(e.ops[:0], cuda.WriteOp(e.copied(p, e.c.rank), k)))
+}
+
+// arrived makes s wait until the next n transfers of every peer have come, and
+// counts them when done.
+func (e *copyEngine) arrived(s *cuda.Stream, n uint32, count bool) error {
+	ops := e.ops[:0]
+	_ = e.c.each(func(p int) error {
+		ops = append(ops, cuda.WaitOp(e.copied(e.c.rank, p), e.got[p].Load()+n))
+		if count {
+			e.got[p].Add(n)
+		}
+		return nil
+	})
+	return s.Batch(ops)
+}
+
+// end makes s wait for this rank's own transfers.
+func (e *copyEngine) end(s *cuda.Stream) error {
+	return e.c.each(func(p int) error {
+		if err := e.to[p].Record(e.done[p]); err != nil {
+			return err
+		}
+		return s.WaitEvent(e.done[p])
+	})
+}
+
+// run puts a collective on s and on the engine's streams.
+func (e *copyEngine) run(s *cuda.Stream, op *Op, b buffers) error {
+	c := e.c
+	mark, err := c.stamps.begin(s, op)
+	if err != nil {
+		return err
+	}
+	bytes := op.Count * uint64(op.DType.Size())
+	switch op.Coll {
+	case record.AllGather:
+		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) {
+			return cuda.Ptr(b.recv[p]) + cuda.Ptr(uint64(c.rank)*bytes), op.Send
+		}, bytes)
+	case record.AlltoAll:
+		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) {
+			return cuda.Ptr(b.recv[p]) + cuda.Ptr(uint64(c.rank)*bytes), op.Send + cuda.Ptr(uint64(p)*bytes)
+		}, bytes)
+	case record.Broadcast:
+		err = e.broadcast(s, op, b, bytes)
+	case record.ReduceScatter:
+		err = e.reduce(s, op, b, false)
+	case record.AllReduce:
+		err = e.reduce(s, op, b, true)
+	}
+	if err != nil {
+		return err
+	}
+	return c.stamps.end(s, mark)
+}
+
+// exchange sends every rank n bytes: dst in p's memory, src in this rank's.
+func (e *copyEngine) exchange(s *cuda.Stream, part func(p int) (dst, src cuda.Ptr), n uint64) error {
+	c := e.c
+	if err := e.begin(s); err != nil {
+		return err
+	}
+	if err := e.grant(s, 1); err != nil {
+		return err
+	}
+	if err := c.each(func(p int) error {
+		dst, src := part(p)
+		return e.push(p, dst, src, n)
+	}); err != nil {
+		return err
+	}
+	if dst, src := part(c.rank); dst != src {
+		if err := s.Copy(dst, src, n); err != nil {
+			return err
+		}
+	}
+	if err := e.end(s); err != nil {
+		return err
+	}
+	return e.arrived(s, 1, true)
+}
+
+// broadcastPiece is how much of a share root sends before the next.
+const broadcastPiece = 4 << 20
+
+// broadcast sends share j of the buffer to the j-th other rank, which passes it on
+// to the rest as it comes: every link carries the buffer about once.
+func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) error {
+	c := e.c
+	others := uint64(c.size - 1)
+	share := (bytes + others - 1) / others
+	share = (share + 511) &^ 511
+	pieces := max((share+broadcastPiece-1)/broadcastPiece, 1)
+	step := ((share+pieces-1)/pieces + 511) &^ 511
+	// part is piece i of the share of rank r, which is not root.
+	part := func(r int, i uint64) (off, n uint64) {
+		j := uint64((r-op.Root+c.size)%c.size - 1)
+		off = min(j*share+min(i*step, share), bytes)
+		return off, min(j*share+min((i+1)*step, share), bytes) - off
+	}
+	if err := e.begin(s); err != nil {
+		return err
+	}
+	if c.rank == op.Root {
+		for i := range pieces {
+			if err := c.each(func(p int) error {
+				off, n := part(p, i)
+				return e.push(p, cuda.Ptr(b.recv[p]+off), op.Send+cuda.Ptr(off), n)
+			}); err != nil {
+				return err
+			}
+		}
+		if op.Recv != op.Send && op.Recv != 0 {
+			if err := s.Copy(op.Recv, op.Send, bytes); err != nil {
+				return err
+			}
+		}
+		// Root receives nothing, so nothing tells it that the others have begun the
+		// operation but that they took its transfers.
+		return e.end(s)
+	}
+	if err := e.grant(s, uint32(pieces)); err != nil {
+		return err
+	}
+	for i := range pieces {
+		off, n := part(c.rank, i)
+		if err := c.each(func(p int) error {
+			if p == op.Root {
+				return nil
+			}
+			if err := e.to[p].Batch(append(e.ops[:0], cuda.WaitOp(e.copied(c.rank, op.Root), e.got[op.Root].Load()+uint32(i)+1))); err != nil {
+				return err
+			}
+			return e.push(p, cuda.Ptr(b.recv[p]+off), op.Recv+cuda.Ptr(off), n)
+		}); err != nil {
+			return err
+		}
+	}
+	if err := e.end(s); err != nil {
+		return err
+	}
+	return e.arrived(s, uint32(pieces), true)
+}
+
+// reduce is ReduceScatter, and AllReduce when all is set. Each share goes to its
+// rank in pieces, into staging memory, where a small kernel folds what came from
+// everyone; for AllReduce the result then goes to everyone in the same queue.
+// Staging has room for two pieces of each peer.
+func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
+	c := e.c
+	size, n := uint64(op.DType.Size()), uint64(c.size)
+	slot := c.stage.Size / (2 * n) &^ 511
+	share := op.Count // elements
+	if all {
+		align := 512 / size
+		share = ((op.Count+n-1)/n + align - 1) / align * align
+	}
+	// Pieces are equal and as few as fit, but at least a handful, so that sending,
+	// folding and gathering overlap.
+	pieces := max((share*size+slot-1)/slot, min(4, max(share*size/(2<<20), 1)))
+	step := (share*size/pieces + 511) &^ 511 / size
+	pieces = max((share+step-1)/max(step, 1), 1)
+	// part is piece i of rank r's share, in elements.
+	part := func(r int, i uint64) (off, k uint64) {
+		begin, end := uint64(r)*share, (uint64(r)+1)*share
+		if all {
+			begin, end = min(begin, op.Count), min(end, op.Count)
+		}
+		off = min(begin+i*step, end)
+		return off, min(begin+(i+1)*step, end) - off
+	}
+	stage := func(at, from int, i uint64) cuda.Ptr {
+		return c.stage.At(at) + cuda.Ptr(((i&1)*n+uint64(from))*slot)
+	}
+	// The order of a pair's transfers: piece 0, piece 1, result 0, piece 2, result 1…
+	// piece(i) is the number of piece i, from 1; free(i) what may come before piece i
+	// has room.
+	piece := func(i uint64) uint32 {
+		if !all || i == 0 {
+			return uint32(i) + 1
+		}
+		return uint32(2 * i)
+	}
+	total := uint32(pieces)
+	if all {
+		total *= 2
+	}
+	before := func(i uint64) uint32 {
+		if i >= pieces {
+			return total
+		}
+		return piece(i) - 1
+	}
+	if err := e.begin(s); err != nil {
+		return err
+	}
+	if err := e.fold.WaitEvent(e.begun); err != nil {
+		return err
+	}
+	if err := e.grant(s, before(2)); err != nil {
+		return err
+	}
+	result := func(i uint64) error {
+		off, k := part(c.rank, i)
+		return c.each(func(p int) error {
+			if err := e.to[p].WaitEvent(e.folded[i&1]); err != nil {
+				return err
+			}
+			return e.push(p, cuda.Ptr(b.recv[p]+off*size), op.Recv+cuda.Ptr(off*size), k*size)
+		})
+	}
+	for i := range pieces {
+		if err := c.each(func(p int) error {
+			off, k := part(p, i)
+			return e.push(p, stage(p, c.rank, i), cuda.Ptr(b.send[c.rank]+off*size), k*size)
+		}); err != nil {
+			return err
+		}
+		if all && i > 0 {
+			if err := result(i - 1); err != nil {
+				return err
+			}
+		}
+		if err := e.foldPiece(op, part, stage, i, piece(i), all); err != nil {
+			return err
+		}
+		if err := e.fold.Record(e.folded[i&1]); err != nil {
+			return err
+		}
+		if i+2 < pieces {
+			if err := e.grant(e.fold, before(i+3)); err != nil {
+				return err
+			}
+		}
+	}
+	if all {
+		if err := result(pieces - 1); err != nil {
+			return err
+		}
+	}
+	if err := e.end(s); err != nil {
+		return err
+	}
+	if err := e.fold.Record(e.foldDone); err != nil {
+		return err
+	}
+	if err := s.WaitEvent(e.foldDone); err != nil {
+		return err
+	}
+	return e.arrived(s, total, true)
+}
+
+// foldPiece folds what came of piece i of this rank's share.
+func (e *copyEngine) foldPiece(op *Op, part func(int, uint64) (uint64, uint64), stage func(int, int, uint64) cuda.Ptr, i uint64, number uint32, all bool) error {
+	c := e.c
+	size := uint64(op.DType.Size())
+	off, k := part(c.rank, i)
+	if err := e.arrived(e.fold, number, false); err != nil {
+		return err
+	}
+	if k == 0 {
+		return nil
+	}
+	a := kernels.FoldArgs{Count: k, K: uint32(c.size), Op: uint32(op.RedOp), Ranks: uint32(c.size)}
+	for r := range c.size {
+		a.Src[r] = uint64(stage(c.rank, r, i))
+	}
+	a.Src[c.rank] = uint64(op.Send) + off*size
+	dst := off
+	if !all {
+		dst = off - uint64(c.rank)*op.Count
+	}
+	a.Dst = uint64(op.Recv) + dst*size
+	fs, err := c.dev.reducers(op.DType)
+	if err != nil {
+		return err
+	}
+	f := fs["ls_fold"]
+	return e.fold.Launch(f.Func, symBlocks, f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
+}

@@ -1,0 +1,185 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// device is a GPU of this process with its kernels, shared by the communicators
+// that use it.
+type device struct {
+	*cuda.Device
+	users int // guarded by devices.mu
+
+	mu      sync.Mutex
+	modules []*cuda.Module
+	move    funcs
+	reduce  [record.Float8e5m2 + 1]atomic.Pointer[funcs]
+	clock   *clock // nil until something is recorded
+}
+
+// funcs is the kernels of one module by name.
+type funcs map[string]kernel
+
+// kernel is a function and how it is launched.
+type kernel struct {
+	cuda.Func
+	threads, shared uint32
+}
+
+var devices = struct {
+	mu sync.Mutex
+	m  map[int]*device
+}{m: map[int]*device{}}
+
+// open is the device of an ordinal; release must follow.
+func open(ordinal int) (*device, error) {
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	d := devices.m[ordinal]
+	if d == nil {
+		drv, err := cuda.Open()
+		if err != nil {
+			return nil, err
+		}
+		dev, err := drv.Device(ordinal)
+		if err != nil {
+			return nil, err
+		}
+		d = &device{Device: dev}
+		devices.m[ordinal] = d
+	}
+	d.users++
+	return d, nil
+}
+
+func (d *device) release() error {
+	devices.mu.Lock()
+	defer devices.mu.Unlock()
+	if d.users--; d.users > 0 {
+		return nil
+	}
+	delete(devices.m, d.Ordinal)
+	var errs []error
+	if d.clock != nil {
+		errs = append(errs, d.clock.close())
+	}
+	for _, m := range d.modules {
+		errs = append(errs, m.Unload())
+	}
+	return errors.Join(append(errs, d.Close())...)
+}
+
+// clockOf is the device's clock.
+func (d *device) clockOf() (*clock, error) {
+	if _, err := d.movers(); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.clock == nil {
+		k, err := newClock(d)
+		if err != nil {
+			return nil, err
+		}
+		d.clock = k
+	}
+	return d.clock, nil
+}
+
+// movers are the kernels that know no types. They are loaded first, with those
+// that keep the clock.
+func (d *device) movers() (funcs, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.move == nil {
+		var err error
+		if d.move, err = d.load("move"); err != nil {
+			return nil, err
+		}
+	}
+	return d.move, nil
+}
+
+// reducers are the kernels of a type. The driver compiles them when a type is first
+// used on this machine, which takes seconds, and keeps the result on disk. It may
+// wait for the device to be idle meanwhile; what runs there only waits for
+// operations that every rank has called before this one.
+func (d *device) reducers(dt record.DType) (funcs, error) {
+	if int(dt) >= len(d.reduce) {
+		return nil, fmt.Errorf("no kernels for type %v", dt)
+	}
+	if p := d.reduce[dt].Load(); p != nil {
+		return *p, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p := d.reduce[dt].Load(); p != nil {
+		return *p, nil
+	}
+	fs, err := d.load("reduce_" + dt.String())
+	if err != nil {
+		return nil, err
+	}
+	d.reduce[dt].Store(&fs)
+	return fs, nil
+}
+
+// launches is how kernels are launched: threads of a block, and dynamic shared
+// memory, of which bulk kernels want all there is.
+var launches = map[string][]struct {
+	name            string
+	threads, shared uint32
+}{
+	"move": {
+		{"ls_barrier", 32, 0}, {"ls_clock", 32, 0}, {"ls_delay", 32, 0},
+		{"ls_allgather_ll", 512, 0}, {"ls_alltoall_ll", 512, 0}, {"ls_broadcast_ll", 512, 0}, {"ls_p2p_ll", 512, 0},
+		{"ls_allgather_push", 512, 0}, {"ls_alltoall_push", 512, 0}, {"ls_broadcast_push", 512, 0}, {"ls_copy", 512, 0},
+		{"ls_allgather_bulk", kernels.BulkPushThreads, kernels.BulkPushShared}, {"ls_alltoall_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},
+	},
+	"reduce": {
+		{"ls_allreduce_ll", 512, 0}, {"ls_allreduce_ll2", 512, 0}, {"ls_reducescatter_ll", 512, 0}, {"ls_reduce_ll", 512, 0},
+		{"ls_allreduce_sym", 512, 0}, {"ls_reducescatter_sym", 512, 0}, {"ls_reduce_sym", 512, 0}, {"ls_fold", 512, 0},
+		{"ls_allreduce_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reducescatter_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reduce_bulk", kernels.BulkThreads, kernels.BulkShared},
+	},
+}
+
+// load makes a module's kernels ready. The caller has the lock.
+func (d *device) load(name string) (funcs, error) {
+	ptx := kernels.Module(name, d.Major, d.Minor)
+	if ptx == nil {
+		return nil, fmt.Errorf("no kernels %s for compute capability %d.%d (8.0 and up)", name, d.Major, d.Minor)
+	}
+	m, err := d.Load(ptx)
+	if err != nil {
+		return nil, fmt.Errorf("load kernels %s: %w", name, err)
+	}
+	d.modules = append(d.modules, m)
+	kind, _, _ := strings.Cut(name, "_")
+	fs := funcs{}
+	for _, l := range launches[kind] {
+		f, err := m.Func(l.name)
+		if errors.Is(err, cuda.ErrNotFound) {
+			continue // bulk kernels are for 9.0 and up
+		}
+		if err == nil && l.shared > 0 {
+			err = d.SetFuncShared(f, int(l.shared))
+		}
+		// Asking about a function loads it now, and not at its first launch.
+		if err == nil {
+			_, err = d.FuncInfo(f)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("kernel %s of %s: %w", l.name, name, err)
+		}
+		fs[l.name] = kernel{f, l.threads, l.shared}
+	}
+	return fs, nil
+}

@@ -1,0 +1,253 @@
+package gpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Run puts a collective on s.
+func (c *Comm) Run(s *cuda.Stream, op *Op) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	captured, err := s.Capturing()
+	if err != nil {
+		return err
+	}
+	if err := c.follow(s, captured); err != nil {
+		return err
+	}
+	op.Captured = captured
+	if op.Coll == record.Barrier {
+		return c.kernel(s, op, plan{WayLL, 1}, c.buffers(op), op.Count, kernels.First|kernels.Last)
+	}
+	b := c.buffers(op)
+	bytes := op.Count * uint64(op.DType.Size())
+	p := c.choose(op.Coll, bytes, b.direct, captured)
+	c.lastWay.Store(uint32(p.way)<<16 | uint32(p.blocks))
+	switch {
+	case p.way == WayLL || p.way == WayLL2:
+		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
+	case p.way == WayCopy:
+		return c.engine.run(s, op, b)
+	case b.direct:
+		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
+	}
+	return c.staged(s, op, p)
+}
+
+// Last tells which way the last operation took, with how many blocks (0: none).
+func (c *Comm) Last() (Way, int) {
+	v := c.lastWay.Load()
+	return Way(v >> 16), int(v & 0xffff)
+}
+
+// buffers is where an operation's memory lies on all ranks.
+type buffers struct {
+	send, recv [MaxRanks]uint64
+	direct     bool // peers can reach what they must
+}
+
+// buffers finds the windows of an operation's memory. It depends on this rank's
+// buffers alone, so ranks must agree on what is registered, as NCCL wants it too.
+func (c *Comm) buffers(op *Op) (b buffers) {
+	b.send[c.rank], b.recv[c.rank] = uint64(op.Send), uint64(op.Recv)
+	shares := uint64(c.size)
+	var sendShares, recvShares uint64 // that peers reach; 0: they do not
+	switch op.Coll {
+	case record.AllReduce:
+		sendShares, recvShares = 1, 1
+	case record.ReduceScatter:
+		sendShares = shares
+	case record.AlltoAll:
+		if op.Send == op.Recv {
+			return b // in place, peers may not write before this rank has sent
+		}
+		recvShares = shares
+	case record.AllGather:
+		recvShares = shares
+	case record.Broadcast:
+		recvShares = 1
+	default:
+		// Only root has a receive buffer of Reduce: nobody else can tell where it is.
+		return b
+	}
+	bytes := op.Count * uint64(op.DType.Size())
+	b.direct = (sendShares == 0 || c.locate(&b.send, op.Send, sendShares*bytes)) &&
+		(recvShares == 0 || c.locate(&b.recv, op.Recv, recvShares*bytes))
+	return b
+}
+
+func (c *Comm) locate(at *[MaxRanks]uint64, p cuda.Ptr, n uint64) bool {
+	w, off := c.find(p, n)
+	if w == nil {
+		return false
+	}
+	for r := range c.size {
+		at[r] = uint64(w.at(r, off))
+	}
+	return true
+}
+
+// kernelNames of ways and collectives.
+var kernelNames = map[record.CollKind][numWays]string{
+	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk"},
+	record.ReduceScatter: {WayLL: "ls_reducescatter_ll", WaySym: "ls_reducescatter_sym", WayBulk: "ls_reducescatter_bulk"},
+	record.Reduce:        {WayLL: "ls_reduce_ll", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
+	record.AllGather:     {WayLL: "ls_allgather_ll", WaySym: "ls_allgather_push", WayBulk: "ls_allgather_bulk"},
+	record.AlltoAll:      {WayLL: "ls_alltoall_ll", WaySym: "ls_alltoall_push", WayBulk: "ls_alltoall_bulk"},
+	record.Broadcast:     {WayLL: "ls_broadcast_ll", WaySym: "ls_broadcast_push"},
+	record.Barrier:       {WayLL: "ls_barrier"},
+}
+
+// kernel launches the kernel of a plan. count is in elements.
+func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, flags uint32) error {
+	from := c.move
+	switch op.Coll {
+	case record.AllReduce, record.ReduceScatter, record.Reduce:
+		var err error
+		if from, err = c.dev.reducers(op.DType); err != nil {
+			return err
+		}
+	default:
+		count *= uint64(op.DType.Size()) // movers count bytes
+	}
+	f, ok := from[kernelNames[op.Coll][p.way]]
+	if !ok {
+		return fmt.Errorf("no kernel for %v by %v on compute capability %d.%d", op.Coll, p.way, c.dev.Major, c.dev.Minor)
+	}
+	a := &c.args
+	a.Send, a.Recv, a.Count = b.send, b.recv, count
+	a.Root, a.Op, a.Flags = uint32(op.Root), uint32(op.RedOp), flags
+	a.Desc = c.stamps.describe(op, p)
+	return s.Launch(f.Func, uint32(p.blocks), f.threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
+}
+
+// staged runs a collective whose buffers peers cannot reach: in pieces, through
+// staging memory. A piece's kernel ends only when all peers have done with this
+// rank's staging memory, so that pieces need no more order than the stream's.
+func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
+	size := uint64(op.DType.Size())
+	shares := uint64(1)
+	switch op.Coll {
+	case record.AllGather, record.ReduceScatter, record.AlltoAll:
+		shares = uint64(c.size)
+	case record.Reduce:
+		shares = 2 // what is sent, and what root receives
+	}
+	most := c.stage.Size / shares / size &^ 255 // elements a piece: pieces stay aligned
+	own := c.stage.Own()
+	for done := uint64(0); done < op.Count || op.Count == 0; done += most {
+		n := min(most, op.Count-done)
+		flags := uint32(0)
+		if done == 0 {
+			flags |= kernels.First
+		}
+		if done+n == op.Count {
+			flags |= kernels.Last
+		}
+		var b buffers
+		b.send[c.rank], b.recv[c.rank] = uint64(op.Send)+done*size, uint64(op.Recv)+done*size
+		stage := func(at *[MaxRanks]uint64, off uint64) {
+			for r := range c.size {
+				at[r] = uint64(c.stage.At(r)) + off
+			}
+		}
+		// in brings pieces of the send buffer's shares to staging, out takes them from there.
+		copies := func(from, to cuda.Ptr, fromStep, toStep uint64, k int) error {
+			for i := range uint64(k) {
+				if err := s.Copy(to+cuda.Ptr(i*toStep), from+cuda.Ptr(i*fromStep), n*size); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		send, recv := op.Send+cuda.Ptr(done*size), op.Recv+cuda.Ptr(done*size)
+		whole := op.Count * size
+		var err error
+		switch op.Coll {
+		case record.AllReduce:
+			stage(&b.send, 0)
+			stage(&b.recv, 0)
+			err = copies(send, own, 0, 0, 1)
+		case record.Reduce:
+			stage(&b.send, 0)
+			stage(&b.recv, most*size)
+			err = copies(send, own, 0, 0, 1)
+		case record.ReduceScatter:
+			stage(&b.send, 0)
+			err = copies(send, own, whole, n*size, c.size)
+		case record.AllGather, record.Broadcast:
+			stage(&b.recv, 0)
+		case record.AlltoAll:
+			// The kernel reads shares at distance count: what is sent has to lie so.
+			stage(&b.recv, 0)
+			if n < op.Count {
+				return c.stagedAlltoAll(s, op, p)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if err := c.kernel(s, op, p, b, n, flags); err != nil {
+			return err
+		}
+		switch op.Coll {
+		case record.AllReduce, record.Broadcast:
+			err = copies(own, recv, 0, 0, 1)
+		case record.Reduce:
+			if c.rank == op.Root {
+				err = copies(own+cuda.Ptr(most*size), recv, 0, 0, 1)
+			}
+		case record.AllGather, record.AlltoAll:
+			err = copies(own, recv, n*size, whole, c.size)
+		}
+		if err != nil {
+			return err
+		}
+		if op.Count == 0 {
+			break
+		}
+	}
+	return nil
+}
+
+// stagedAlltoAll is AlltoAll of more than staging holds: half of staging takes
+// what is sent, half what comes.
+func (c *Comm) stagedAlltoAll(s *cuda.Stream, op *Op, p plan) error {
+	size, n := uint64(op.DType.Size()), uint64(c.size)
+	most := c.stage.Size / 2 / n / size &^ 255
+	own, half := c.stage.Own(), cuda.Ptr(c.stage.Size/2)
+	for done := uint64(0); done < op.Count; done += most {
+		k := min(most, op.Count-done)
+		var b buffers
+		for r := range c.size {
+			b.recv[r] = uint64(c.stage.At(r) + half)
+			src := op.Send + cuda.Ptr((uint64(r)*op.Count+done)*size)
+			if err := s.Copy(own+cuda.Ptr(uint64(r)*k*size), src, k*size); err != nil {
+				return err
+			}
+		}
+		b.send[c.rank] = uint64(own)
+		flags := uint32(0)
+		if done == 0 {
+			flags |= kernels.First
+		}
+		if done+k == op.Count {
+			flags |= kernels.Last
+		}
+		if err := c.kernel(s, op, p, b, k, flags); err != nil {
+			return err
+		}
+		for r := range c.size {
+			dst := op.Recv + cuda.Ptr((uint64(r)*op.Count+done)*size)
+			if err := s.Copy(dst, own+half+cuda.Ptr(uint64(r)*k*size), k*size); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

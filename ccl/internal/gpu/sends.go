@@ -1,0 +1,540 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Message is one send or receive of a group.
+type Message struct {
+	Peer  int
+	Send  bool
+	Buf   cuda.Ptr
+	Bytes uint64
+}
+
+// llMessage is up to how many bytes a message goes by a kernel.
+const llMessage = 64 << 10
+
+// errAhead is returned where a rank calls more receives than its peer may lag.
+var errAhead = fmt.Errorf("more than %d receives from one rank are called ahead of their sends", letters)
+
+// sender runs sends and receives. Small messages take a kernel; large ones the
+// copy engines, straight into the receiver's buffer where that is in a window,
+// else through its staging memory. Both sides classify a message by its size
+// alone, and messages of a pair and class match in the order of the calls.
+//
+// Where a send's bytes shall go stands in the mailbox once the receiver has called.
+// If it has, the caller of the send puts the copy on a stream; if not, a goroutine
+// does so later, and the caller's stream waits for a word that the copy's stream
+// writes.
+type sender struct {
+	c    *Comm
+	to   [MaxRanks]*cuda.Stream // copies to a peer
+	from [MaxRanks]*cuda.Stream // copies out of staging
+	done [MaxRanks]*cuda.Event
+	ops  []cuda.MemOp
+
+	called   [MaxRanks]uint64        // sends to each peer called
+	expected [MaxRanks]uint64        // receives from each peer called
+	granted  [MaxRanks]atomic.Uint32 // transfers of those receives
+	staged   [MaxRanks]bool          // some receive from the peer went through staging
+
+	mu      sync.Mutex // guards what follows; taken inside Comm.mu
+	queue   []pending
+	sent    [MaxRanks]atomic.Uint32 // transfers to each peer
+	running bool
+	stop    chan struct{}
+	wg      sync.WaitGroup
+	failure error
+	left    atomic.Uint64 // bit per peer: sends are in the queue
+}
+
+// pending is a send whose receiver has not called.
+type pending struct {
+	peer   int
+	number uint64
+	buf    cuda.Ptr
+	bytes  uint64
+	begun  *cuda.Event
+}
+
+func (x *sender) init(c *Comm) error {
+	x.c = c
+	x.stop = make(chan struct{})
+	x.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
+	var errs []error
+	for r := range c.size {
+		if r == c.rank {
+			continue
+		}
+		var err [3]error
+		x.to[r], err[0] = c.dev.NewStream(0)
+		x.from[r], err[1] = c.dev.NewStream(0)
+		x.done[r], err[2] = c.dev.NewEvent(false)
+		errs = append(errs, err[:]...)
+	}
+	return errors.Join(errs...)
+}
+
+func (x *sender) close() error {
+	if x.stop != nil {
+		close(x.stop)
+		x.wg.Wait()
+		x.stop = nil
+	}
+	var errs []error
+	for r := range MaxRanks {
+		for _, s := range []*cuda.Stream{x.to[r], x.from[r]} {
+			if s != nil {
+				errs = append(errs, s.Synchronize(), s.Close())
+			}
+		}
+		if x.done[r] != nil {
+			errs = append(errs, x.done[r].Close())
+		}
+		x.to[r], x.from[r], x.done[r] = nil, nil, nil
+	}
+	for _, p := range x.queue {
+		errs = append(errs, p.begun.Close())
+	}
+	x.queue = nil
+	return errors.Join(errs...)
+}
+
+// word is a counter in a rank's heap.
+func (c *Comm) word(rank int, field uintptr, index int) cuda.Ptr {
+	return c.heap.At(rank) + cuda.Ptr(field+4*uintptr(index))
+}
+
+// release lists the writes that let go of every stream that waits.
+func (x *sender) release(ops []cuda.MemOp) []cuda.MemOp {
+	c := x.c
+	for r := range c.size {
+		if r != c.rank {
+			ops = append(ops,
+				cuda.WriteOp(c.word(c.rank, kernels.HeapSendReady, r), x.sent[r].Load()+beyond),
+				cuda.WriteOp(c.word(c.rank, kernels.HeapSendArrived, r), x.granted[r].Load()+beyond),
+				cuda.WriteOp(c.word(c.rank, kernels.HeapSendDone, r), beyond))
+		}
+	}
+	return ops
+}
+
+// Exchange puts a group of messages on s, as one operation. Those of this rank to
+// itself must match in number and size.
+func (c *Comm) Exchange(s *cuda.Stream, coll record.CollKind, msgs []Message, stream uint32) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	captured, err := s.Capturing()
+	if err != nil {
+		return err
+	}
+	if err := c.follow(s, captured); err != nil {
+		return err
+	}
+	return c.sends.exchange(s, captured, coll, msgs, stream)
+}
+
+func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, msgs []Message, stream uint32) error {
+	c := x.c
+	x.mu.Lock()
+	err := x.failure
+	x.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var bytes uint64
+	large := false
+	for _, m := range msgs {
+		if m.Send {
+			bytes += m.Bytes
+		}
+		large = large || m.Bytes > llMessage && m.Peer != c.rank
+	}
+	// The copy engines' flags are counted by the host, which a graph's replay is not.
+	large = large && !captured
+	limit := uint64(llMessage)
+	if !large {
+		limit = never
+	}
+	op := Op{Coll: coll, DType: record.Uint8, Root: -1, Bytes: bytes, Stream: stream, Captured: captured}
+	if len(msgs) == 1 {
+		op.Root = msgs[0].Peer
+	}
+	if err := x.self(s, msgs); err != nil {
+		return err
+	}
+	if !large {
+		return x.kernels(s, &op, msgs, limit)
+	}
+	c.lastWay.Store(uint32(WayCopy) << 16)
+	mark, err := c.stamps.begin(s, &op)
+	if err != nil {
+		return err
+	}
+	if err := x.copies(s, msgs); err != nil {
+		return err
+	}
+	if err := x.kernels(s, nil, msgs, limit); err != nil {
+		return err
+	}
+	if err := x.wait(s, msgs); err != nil {
+		return err
+	}
+	return c.stamps.end(s, mark)
+}
+
+// self copies what this rank sends to itself.
+func (x *sender) self(s *cuda.Stream, msgs []Message) error {
+	in := 0
+	for _, m := range msgs {
+		if m.Peer != x.c.rank || !m.Send {
+			continue
+		}
+		for in < len(msgs) && (msgs[in].Send || msgs[in].Peer != m.Peer) {
+			in++
+		}
+		if in == len(msgs) || msgs[in].Bytes != m.Bytes {
+			return errors.New("this rank's messages to itself do not match")
+		}
+		if m.Bytes > 0 && msgs[in].Buf != m.Buf {
+			if err := s.Copy(msgs[in].Buf, m.Buf, m.Bytes); err != nil {
+				return err
+			}
+		}
+		in++
+	}
+	return nil
+}
+
+// kernels sends and receives the messages of up to limit bytes. Round i has the i-th
+// message of every pair and direction, so that rounds of different ranks meet. op is
+// nil when the operation is recorded otherwise.
+func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, limit uint64) error {
+	c := x.c
+	var rounds int
+	var count [MaxRanks][2]int
+	way := func(m Message) int {
+		if m.Send {
+			return 1
+		}
+		return 0
+	}
+	for _, m := range msgs {
+		if m.Peer != c.rank && m.Bytes <= limit {
+			count[m.Peer][way(m)]++
+			rounds = max(rounds, count[m.Peer][way(m)])
+		}
+	}
+	if rounds == 0 && op == nil {
+		return nil
+	}
+	f := c.move["ls_p2p_ll"]
+	for i := range max(rounds, 1) {
+		a := kernels.P2PArgs{Heap: c.args.Heap, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks}
+		if op != nil {
+			a.Slots, a.SlotMask = c.args.Slots, c.args.SlotMask
+			a.Desc = c.stamps.describe(op, plan{WayLL, 1})
+			if i == 0 {
+				a.Flags |= kernels.First
+			}
+			if i == max(rounds, 1)-1 {
+				a.Flags |= kernels.Last
+			}
+		}
+		var seen [MaxRanks][2]int
+		blocks := uint32(0)
+		for _, m := range msgs {
+			if m.Peer == c.rank || m.Bytes > limit {
+				continue
+			}
+			n := &seen[m.Peer][way(m)]
+			if *n++; *n-1 != i {
+				continue
+			}
+			msg := kernels.P2PMessage{Buf: uint64(m.Buf), Bytes: m.Bytes, Peer: uint32(m.Peer)}
+			if m.Send {
+				a.Send[a.Sends] = msg
+				a.Sends++
+			} else {
+				a.Recv[a.Recvs] = msg
+				a.Recvs++
+			}
+			blocks++
+		}
+		if op != nil {
+			c.lastWay.Store(uint32(WayLL)<<16 | max(blocks, 1))
+		}
+		if err := s.Launch(f.Func, max(blocks, 1), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copies begins the large messages.
+func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
+	c := x.c
+	begun, err := c.dev.NewEvent(false)
+	if err != nil {
+		return err
+	}
+	keep := false
+	defer func() {
+		if !keep {
+			_ = begun.Close()
+		}
+	}()
+	if err := s.Record(begun); err != nil {
+		return err
+	}
+	for _, m := range msgs {
+		if m.Send || m.Peer == c.rank || m.Bytes <= llMessage {
+			continue
+		}
+		if err := x.receive(s, begun, m); err != nil {
+			return err
+		}
+	}
+	for _, m := range msgs {
+		if !m.Send || m.Peer == c.rank || m.Bytes <= llMessage {
+			continue
+		}
+		x.called[m.Peer]++
+		p := pending{peer: m.Peer, number: x.called[m.Peer], buf: m.Buf, bytes: m.Bytes, begun: begun}
+		x.mu.Lock()
+		if x.left.Load()&(1<<p.peer) == 0 {
+			if l, ok := c.mail.read(c.rank, p.peer, p.number); ok {
+				err := x.send(p, l)
+				x.mu.Unlock()
+				if err != nil {
+					return err
+				}
+				continue
+			}
+		}
+		// Each pending send has an event of its own: they end at different times.
+		if p.begun, err = c.dev.NewEvent(false); err == nil {
+			err = s.Record(p.begun)
+		}
+		if err != nil {
+			x.mu.Unlock()
+			return err
+		}
+		x.queue = append(x.queue, p)
+		x.left.Or(1 << p.peer)
+		if !x.running {
+			x.running = true
+			x.wg.Add(1)
+			go x.run(x.stop)
+		}
+		x.mu.Unlock()
+	}
+	return nil
+}
+
+// room is how much of a message staging takes at once: two such pieces of each peer.
+func (x *sender) room() uint64 { return x.c.stage.Size / uint64(2*x.c.size) &^ 511 }
+
+// receive tells the sender where its bytes shall go, and makes way for them.
+func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
+	c := x.c
+	number := x.expected[m.Peer] + 1
+	if number > letters && !c.mail.taken(m.Peer, c.rank, number-letters) {
+		return errAhead
+	}
+	x.expected[m.Peer] = number
+	ready := c.word(m.Peer, kernels.HeapSendReady, c.rank)
+	if w, off := c.find(m.Buf, m.Bytes); w != nil {
+		k := x.granted[m.Peer].Add(1)
+		on := s
+		if x.staged[m.Peer] {
+			// What comes before is granted piece by piece on that stream.
+			on = x.from[m.Peer]
+			if err := on.WaitEvent(begun); err != nil {
+				return err
+			}
+		}
+		if err := on.Batch(append(x.ops[:0], cuda.WriteOp(ready, k))); err != nil {
+			return err
+		}
+		c.mail.post(m.Peer, c.rank, number, w.id+1, off, m.Bytes)
+		return nil
+	}
+	x.staged[m.Peer] = true
+	from, room := x.from[m.Peer], x.room()
+	pieces := uint32((m.Bytes + room - 1) / room)
+	first := x.granted[m.Peer].Load()
+	x.granted[m.Peer].Add(pieces)
+	if err := from.WaitEvent(begun); err != nil {
+		return err
+	}
+	if err := from.Batch(append(x.ops[:0], cuda.WriteOp(ready, first+min(pieces, 2)))); err != nil {
+		return err
+	}
+	c.mail.post(m.Peer, c.rank, number, 0, 0, m.Bytes)
+	for i := range pieces {
+		if err := from.Batch(append(x.ops[:0], cuda.WaitOp(c.word(c.rank, kernels.HeapSendArrived, m.Peer), first+i+1))); err != nil {
+			return err
+		}
+		off := uint64(i) * room
+		if err := from.Copy(m.Buf+cuda.Ptr(off), x.slot(c.rank, m.Peer, i), min(room, m.Bytes-off)); err != nil {
+			return err
+		}
+		if i+2 < pieces {
+			if err := from.Batch(append(x.ops[:0], cuda.WriteOp(ready, first+i+3))); err != nil {
+				return err
+			}
+		}
+	}
+	return from.Record(x.done[m.Peer])
+}
+
+// slot is where in at's staging memory piece i from a rank goes.
+func (x *sender) slot(at, from int, i uint32) cuda.Ptr {
+	c := x.c
+	return c.stage.At(at) + cuda.Ptr((uint64(i&1)*uint64(c.size)+uint64(from))*x.room())
+}
+
+// send puts a send on its stream; l is its receiver's letter. The caller has the lock.
+func (x *sender) send(p pending, l letter) error {
+	c := x.c
+	if l.bytes != p.bytes {
+		return &SizeError{Peer: p.peer, Sends: p.bytes, Receives: l.bytes}
+	}
+	s := x.to[p.peer]
+	if err := s.WaitEvent(p.begun); err != nil {
+		return err
+	}
+	piece := func(dst, src cuda.Ptr, n uint64) error {
+		k := x.sent[p.peer].Add(1)
+		if err := s.Batch([]cuda.MemOp{cuda.WaitOp(c.word(c.rank, kernels.HeapSendReady, p.peer), k)}); err != nil {
+			return err
+		}
+		if err := s.Copy(dst, src, n); err != nil {
+			return err
+		}
+		return s.Batch([]cuda.MemOp{cuda.WriteOp(c.word(p.peer, kernels.HeapSendArrived, c.rank), k)})
+	}
+	if l.window > 0 {
+		w := c.window(l.window - 1)
+		if w == nil || l.where > w.size || l.bytes > w.size-l.where {
+			return fmt.Errorf("rank %d asks for %d bytes at %d of window %d, which is not there", p.peer, l.bytes, l.where, l.window-1)
+		}
+		if err := piece(w.at(p.peer, l.where), p.buf, p.bytes); err != nil {
+			return err
+		}
+	} else {
+		room := x.room()
+		for i, off := uint32(0), uint64(0); off < p.bytes; i, off = i+1, off+room {
+			if err := piece(x.slot(p.peer, c.rank, i), p.buf+cuda.Ptr(off), min(room, p.bytes-off)); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Batch([]cuda.MemOp{cuda.WriteOp(c.word(c.rank, kernels.HeapSendDone, p.peer), uint32(p.number))})
+}
+
+// SizeError is a send and a receive that do not agree.
+type SizeError struct {
+	Peer            int
+	Sends, Receives uint64
+}
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("this rank sends %d bytes to rank %d, which receives %d", e.Sends, e.Peer, e.Receives)
+}
+
+// wait makes s wait for the large messages.
+func (x *sender) wait(s *cuda.Stream, msgs []Message) error {
+	c := x.c
+	for _, m := range msgs {
+		if m.Peer == c.rank || m.Bytes <= llMessage {
+			continue
+		}
+		var err error
+		switch {
+		case m.Send:
+			err = s.Batch(append(x.ops[:0], cuda.WaitOp(c.word(c.rank, kernels.HeapSendDone, m.Peer), uint32(x.called[m.Peer]))))
+		default:
+			if w, _ := c.find(m.Buf, m.Bytes); w == nil {
+				err = s.WaitEvent(x.done[m.Peer])
+			} else {
+				err = s.Batch(append(x.ops[:0], cuda.WaitOp(c.word(c.rank, kernels.HeapSendArrived, m.Peer), x.granted[m.Peer].Load())))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run sends what was pending once its receiver has called.
+func (x *sender) run(stop <-chan struct{}) {
+	defer x.wg.Done()
+	c := x.c
+	for turn := 0; ; turn++ {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		x.mu.Lock()
+		rest, blocked := x.queue[:0], uint64(0)
+		for _, p := range x.queue {
+			l, ok := letter{}, false
+			if blocked&(1<<p.peer) == 0 && x.failure == nil {
+				l, ok = c.mail.read(c.rank, p.peer, p.number)
+			}
+			if !ok {
+				blocked |= 1 << p.peer
+				rest = append(rest, p)
+				continue
+			}
+			turn = 0
+			if err := errors.Join(x.send(p, l), p.begun.Close()); err != nil {
+				x.failure = err
+				go c.cfg.Failed(err)
+			}
+		}
+		x.queue = rest
+		x.left.Store(blocked)
+		if len(rest) == 0 {
+			x.running = false
+			x.mu.Unlock()
+			return
+		}
+		x.mu.Unlock()
+		// A receiver that is about to call does so within microseconds; one that is
+		// not may take as long as it likes.
+		switch {
+		case turn < 2000:
+			runtime.Gosched()
+		case turn < 4000:
+			time.Sleep(20 * time.Microsecond)
+		default:
+			time.Sleep(500 * time.Microsecond)
+		}
+	}
+}
+
+// window is the window of an id.
+func (c *Comm) window(id uint32) *Window {
+	for _, w := range c.registered() {
+		if w.id == id {
+			return w
+		}
+	}
+	return nil
+}
