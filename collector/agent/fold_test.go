@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"context"
+	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
@@ -371,6 +374,82 @@ func TestFoldStamps(t *testing.T) {
 	if j := a.jobs["job"]; j.unknown != 2 || j.records != 4 {
 		t.Errorf("%d unknown of %d", j.unknown, j.records)
 	}
+}
+
+// TestRunStamps lets an agent find a recorder whose process does nothing: the
+// GPU alone tells what happens.
+func TestRunStamps(t *testing.T) {
+	dir := t.TempDir()
+	w, err := record.Create(record.Options{Dir: dir, StampSlots: 64, Identity: record.Identity{Job: "job", WorldSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := record.Now()
+	w.AddDevice(record.DeviceEntry{Name: "gpu"}, record.DeviceAnchor{GPU: now, Mono: now, Err: 7})
+	desc, _ := w.AddDesc(record.Desc{Coll: record.AllGather, Bytes: 100, SMs: 4})
+	c, _ := w.AddComm(record.CommEntry{Name: "tp", Size: 2, State: record.CommJoined, Stamps: 16})
+	off, _ := c.StampRange()
+	stamp := func(seq uint64, words ...uint64) {
+		slot := w.Memory()[off+int(seq)*record.StampEntrySize:]
+		for i, word := range append([]uint64{seq<<16 | uint64(desc)}, words...) {
+			binary.LittleEndian.PutUint64(slot[8*i:], word)
+		}
+	}
+	stamp(1, uint64(now), 10<<8|0xff, uint64(now)+50)
+	stamp(2, uint64(now)+100)
+
+	got := make(chan collector.Collective, 16)
+	a, err := New(Options{Node: "n", Dir: dir, Sinks: []collector.Sink{sinkFunc(func(c *collector.Collective) { got <- *c })}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	done := make(chan error)
+	go func() { done <- a.Run(ctx) }()
+	select {
+	case c := <-got:
+		if c.Clock != record.ClockGPU || c.Started != now || c.Ended != now+50 || c.Wait != 10 || c.Channels != 4 || c.Kind != record.AllGather {
+			t.Errorf("folded %+v", c)
+		}
+	case <-ctx.Done():
+		t.Error("nothing was folded")
+	}
+	open := func() bool {
+		s := a.Snapshot()
+		return len(s.Jobs) == 1 && len(s.Jobs[0].Comms) == 1 && s.Jobs[0].Comms[0].OpenMembers == 1 &&
+			s.Jobs[0].Comms[0].Finished == 1 && s.Jobs[0].GPUs == 1 && s.Jobs[0].GPUClockErrorNs >= 7
+	}
+	for !open() && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if !open() {
+		t.Errorf("snapshot %+v", a.Snapshot().Jobs)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+type sinkFunc func(*collector.Collective)
+
+func (f sinkFunc) Collective(c *collector.Collective) { f(c) }
+
+func BenchmarkFoldStamps(b *testing.B) {
+	a := newAgent(b, &discard{})
+	p := process()
+	batch := make([]record.Stamp, 200)
+	for i := range batch {
+		batch[i] = record.Stamp{Desc: record.Desc{Coll: record.AllReduce, Bytes: 64, Root: -1}, Comm: uint16(i % 2), Seq: uint64(i + 1), Start: int64(1000*i + 5), End: int64(1000*i + 505)}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		a.foldStamps(p, batch)
+		for i := range batch {
+			batch[i].Seq += uint64(len(batch))
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(batch)), "ns/collective")
 }
 
 // A slot that goes to another communicator takes nothing from the former: late
