@@ -43,6 +43,10 @@ const (
 	DefaultDeviceSlots = 16
 	DefaultDescSlots   = 4096
 
+	// GPUStampSlots is what a process with a GPU asks for: room for a dozen
+	// communicators.
+	GPUStampSlots = 1 << 14
+
 	// DriftPPB bounds how fast a GPU's clock runs away from CLOCK_MONOTONIC, in
 	// parts of 10⁹: by so much grows the error of a mapping with the time since
 	// its anchor. Measured on an H200: 3,600.

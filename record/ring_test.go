@@ -108,6 +108,7 @@ func TestSlotsUsedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
+	w.AddDevice(DeviceEntry{}, DeviceAnchor{})
 	world, _ := w.AddComm(CommEntry{ID: 1, Name: "world", State: CommJoined})
 	make3 := func(i uint64) (*Comm, *Conn) {
 		t.Helper()

@@ -127,10 +127,14 @@ func ringCount(n int) uint32 {
 }
 
 // addRings gives a communicator its rings of the stamp table, both or, when
-// there is no room, none.
+// there is no room or no clock to read them by, none.
 func (w *Writer) addRings(d *diskComm, e CommEntry) {
 	stamps, copies := ringCount(e.Stamps), ringCount(e.Copies)
 	if stamps+copies == 0 {
+		return
+	}
+	if uint64(e.Device) >= atomic.LoadUint64(&w.hdr.deviceUsed) {
+		atomic.AddUint64(&w.hdr.stampOverflow, 1)
 		return
 	}
 	first := atomic.LoadUint64(&w.hdr.stampUsed)
