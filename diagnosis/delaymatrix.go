@@ -149,12 +149,15 @@ func explain(slow, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culp
 				hit++
 			}
 		}
+		if hit < 2 || hit <= best.weight { // before a look at all, which may be many
+			return
+		}
 		for _, c := range all {
 			if in(c) {
 				total++
 			}
 		}
-		if hit >= 2 && 4*hit >= 3*total && hit > best.weight {
+		if 4*hit >= 3*total {
 			best = candidate{in, k, hit}
 		}
 	}

@@ -28,6 +28,7 @@ const (
 	Agent      Component = "agent"
 	Master     Component = "master"
 	Remediator Component = "remediator"
+	Preflight  Component = "preflight"
 	All        Component = "all"
 )
 
@@ -151,6 +152,23 @@ var (
 	BreakerOpen      = def(Remediator, Gauge, "lockstep_breaker_open", "", "Whether a breaker is open: no action is taken until a person closes it.", LabelScope)
 	BreakerRemaining = def(Remediator, Gauge, "lockstep_breaker_remaining_actions", "", "Actions that a breaker still allows in its window, in all and for each job acted on; 0 while it is open.", LabelScope)
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
+)
+
+// In the file that a preflight check leaves for a textfile collector: how the
+// machines were when it ended. Pairs are exported of at most 32 ranks.
+var (
+	PreflightGood          = def(Preflight, Gauge, "lockstep_preflight_good", "", "Whether the check found nothing bad.")
+	PreflightEnd           = def(Preflight, Gauge, "lockstep_preflight_end_timestamp_seconds", "seconds", "When the check ended, in Unix time.")
+	PreflightDuration      = def(Preflight, Gauge, "lockstep_preflight_duration_seconds", "seconds", "How long the check took.")
+	PreflightRanks         = def(Preflight, Gauge, "lockstep_preflight_ranks", "", "Ranks that took part.")
+	PreflightBadEdges      = def(Preflight, Gauge, "lockstep_preflight_bad_edges", "", "Ordered pairs of ranks that are bad.")
+	PreflightNodeGood      = def(Preflight, Gauge, "lockstep_preflight_node_good", "", "Whether nothing bad was found of a node.", LabelNode)
+	PreflightBandwidth     = def(Preflight, Gauge, "lockstep_preflight_bandwidth_bytes_per_second", "", "Bandwidth from one rank to another, one direction by itself; 0: nothing arrived. At most 32 ranks.", LabelSrc, LabelDst)
+	PreflightLatency       = def(Preflight, Gauge, "lockstep_preflight_latency_seconds", "seconds", "Half of the median round trip of a small message between two ranks. At most 32 ranks.", LabelSrc, LabelDst)
+	PreflightRankBandwidth = def(Preflight, Gauge, "lockstep_preflight_rank_bandwidth_bytes_per_second", "", "Median bandwidth of the pairs that a rank is part of. At most 4096 ranks.", LabelRank, LabelNode)
+	PreflightRankLatency   = def(Preflight, Gauge, "lockstep_preflight_rank_latency_seconds", "seconds", "Median latency of the pairs that a rank is part of. At most 4096 ranks.", LabelRank, LabelNode)
+	PreflightRankMemory    = def(Preflight, Gauge, "lockstep_preflight_rank_memory_bytes_per_second", "", "Bytes that a rank copies within the memory of its device. At most 4096 ranks.", LabelRank, LabelNode)
+	PreflightRankCompute   = def(Preflight, Gauge, "lockstep_preflight_rank_compute_operations_per_second", "", "Floating-point operations of one core of a rank's host. At most 4096 ranks.", LabelRank, LabelNode)
 )
 
 // Span attributes (OTel namespace ccl.*).

@@ -60,7 +60,7 @@ func TestMetricsFollowPrometheusConventions(t *testing.T) {
 			if !strings.HasSuffix(m.Help, ".") || strings.TrimSpace(m.Help) != m.Help || strings.ContainsAny(m.Help, "\n|") {
 				t.Error("help is one or more sentences on one line")
 			}
-			if !slices.Contains([]names.Component{names.Agent, names.Master, names.Remediator, names.All}, m.From) {
+			if !slices.Contains([]names.Component{names.Agent, names.Master, names.Remediator, names.Preflight, names.All}, m.From) {
 				t.Errorf("unknown component %q", m.From)
 			}
 			for i, l := range m.Labels {
@@ -80,7 +80,9 @@ func TestMetricsFollowPrometheusConventions(t *testing.T) {
 
 // A rank, peer or the like as a label multiplies series by the size of the job.
 func TestUnboundedLabelsOnlyWhereBounded(t *testing.T) {
-	allowed := map[*names.Metric]bool{names.IncidentInfo: true, names.AgentLostInfo: true, names.DelayRatio: true}
+	allowed := map[*names.Metric]bool{names.IncidentInfo: true, names.AgentLostInfo: true, names.DelayRatio: true,
+		names.PreflightNodeGood: true, names.PreflightBandwidth: true, names.PreflightLatency: true, names.PreflightRankBandwidth: true,
+		names.PreflightRankLatency: true, names.PreflightRankMemory: true, names.PreflightRankCompute: true}
 	for _, m := range names.Metrics() {
 		for _, l := range []string{names.LabelRank, names.LabelPeer, names.LabelNode, names.LabelIncident, names.LabelTraceID, names.LabelSrc, names.LabelDst} {
 			if slices.Contains(m.Labels, l) && !allowed[m] {

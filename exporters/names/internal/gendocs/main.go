@@ -32,7 +32,8 @@ var components = []struct {
 	{names.Agent, "Agent", "One agent a node; `lockstep agent` serves these on /metrics."},
 	{names.Master, "Master", "One master a job; `lockstep master` serves these on /metrics and shows them on /status."},
 	{names.Remediator, "Remediator", "`lockstep remediator` serves these on /metrics."},
-	{names.All, "Every component", "Served by all three, beside client_golang's `go_*` and `process_*`."},
+	{names.Preflight, "Preflight", "`lockstep preflight --prom FILE` writes these for a textfile collector; `rank`, `node` and pairs are bounded by the size of what is checked."},
+	{names.All, "Every component", "Served by agent, master and remediator, beside client_golang's `go_*` and `process_*`."},
 }
 
 // examples are queries for the metrics that an operator reaches for first.
@@ -57,6 +58,8 @@ var examples = map[*names.Metric]string{
 	names.DelayRatio:         fmt.Sprintf(`topk(5, %s)`, names.DelayRatio),
 	names.Actions:            fmt.Sprintf(`sum by (%s, %s) (increase(%s[1d]))`, names.LabelAction, names.LabelOutcome, names.Actions),
 	names.BreakerOpen:        fmt.Sprintf(`max by (%s) (%s) == 1`, names.LabelScope, names.BreakerOpen),
+	names.PreflightNodeGood:  fmt.Sprintf(`%s == 0`, names.PreflightNodeGood),
+	names.PreflightBandwidth: fmt.Sprintf(`bottomk(5, %s)`, names.PreflightBandwidth),
 	names.SeriesOverflow:     fmt.Sprintf(`sum by (%s) (increase(%s[1h])) > 0`, names.LabelFamily, names.SeriesOverflow),
 }
 
