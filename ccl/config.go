@@ -92,7 +92,8 @@ type GPUConfig struct {
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
 // and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
 // LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
-// LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME; the secret stays in the file that
+// LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
+// the GPU of the local rank's number); the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
 // and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last.
@@ -148,6 +149,9 @@ func configFromEnv() (Config, error) {
 	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
 		errs = append(errs, err)
 	}
+	if cfg.Device, err = parseDevice(os.Getenv("LOCKSTEP_DEVICE"), local); err != nil {
+		errs = append(errs, err)
+	}
 	if err := errors.Join(errs...); err != nil {
 		return Config{}, err
 	}
@@ -156,14 +160,33 @@ func configFromEnv() (Config, error) {
 		if job == "" {
 			job = "job"
 		}
-		cfg.Recorder, err = record.Create(record.Options{Identity: record.Identity{
+		o := record.Options{Identity: record.Identity{
 			Job: job, Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: int32(local), Attempt: uint32(attempt),
-		}})
+		}}
+		if cfg.Device != CPU {
+			o.StampSlots = record.GPUStampSlots
+		}
+		cfg.Recorder, err = record.Create(o)
 		if err != nil {
 			return Config{}, err
 		}
 	}
 	return cfg, nil
+}
+
+// parseDevice reads LOCKSTEP_DEVICE.
+func parseDevice(v string, local int) (Device, error) {
+	switch ordinal, ok := strings.CutPrefix(v, "cuda:"); {
+	case v == "" || v == "cpu":
+		return CPU, nil
+	case v == "cuda":
+		return GPU(local), nil
+	case ok:
+		if n, err := strconv.Atoi(ordinal); err == nil && n >= 0 {
+			return GPU(n), nil
+		}
+	}
+	return CPU, fmt.Errorf("LOCKSTEP_DEVICE is %q, want cpu, cuda or cuda:N", v)
 }
 
 // ParseAlgo and ParseProto read names as LOCKSTEP_ALGO and LOCKSTEP_PROTO have
