@@ -1,21 +1,25 @@
 // The device, emulated on the host: one CPU thread for each CUDA thread, so that
 // tests can run the kernels of all ranks of a communicator in one process.
 #pragma once
+#include "abi.h"
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #define __global__
 #define __device__
 #define FI inline __attribute__((always_inline))
-#define KERNEL(threads) extern "C" void
+#define KERNEL(threads) extern "C"
 
 struct BlockEmulation {
   std::barrier<> barrier;
   std::atomic<u32> votes[2]{};
   alignas(16) u64 memory[64]{}; // what is __shared__ on the device
+  std::shared_ptr<void> bulk;     // emulate_bulk.h's, made at first use
+  std::once_flag bulkOnce;
   explicit BlockEmulation(u32 threads) : barrier(threads) {}
 };
 struct ThreadEmulation {

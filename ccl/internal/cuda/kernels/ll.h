@@ -115,8 +115,8 @@ struct Turn {
 
   // end leaves the kernel.
   FI void end() {
-    bool stopped = syncOr(!alive);
-    if (!stopped) stamps.left();
+    if (syncOr(!alive)) stamps.stopped();
+    else stamps.left();
     if (tid() == 0) self->block[block()].epoch = epoch;
   }
 };

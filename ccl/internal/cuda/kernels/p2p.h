@@ -129,4 +129,5 @@ KERNEL(512) void ls_p2p_ll(P2PArgs a) {
     if (tid() == 0) *counter = pair.message;
   }
   if (alive) stamps.left();
+  else stamps.stopped();
 }

@@ -16,7 +16,7 @@ template <class A> struct Stamps {
   // The constructor reads the time of entry.
   FI Stamps(const A &a) : a(a), seq(0), start(0), seen(0), peer(0xff) {
     if (tid() != 0 || a.slots == 0) return;
-    seq = loadVolatile64(&heap(a, a.rank)->op.seq) + 1;
+    seq = loadVolatile64(&heap(a, a.rank)->op.seq) + 1; // 0 from stopped on
     start = globaltimer();
   }
 
@@ -25,7 +25,7 @@ template <class A> struct Stamps {
   // entered tells the world that the operation has begun. It is called before
   // anything that may wait.
   FI void entered() const {
-    if (tid() != 0 || block() != 0 || a.slots == 0 || !(a.flags & LS_FIRST)) return;
+    if (tid() != 0 || block() != 0 || seq == 0 || !(a.flags & LS_FIRST)) return;
     store16(slot(), seq << 16 | a.desc, start);
     // Another block, or the operation's last kernel, ends it and needs to know.
     if (blocks() > 1 || !(a.flags & LS_LAST)) heap(a, a.rank)->op.start = start;
@@ -40,7 +40,7 @@ template <class A> struct Stamps {
   // left ends the operation if no other block still runs. All threads of the
   // block have done what they had to; a block that was aborted does not call it.
   FI void left() {
-    if (tid() != 0 || a.slots == 0 || !(a.flags & LS_LAST)) return;
+    if (tid() != 0 || seq == 0 || !(a.flags & LS_LAST)) return;
     auto &op = heap(a, a.rank)->op;
     if (blocks() > 1) {
       if (atomicAdd(&op.blocksDone, 1) != blocks() - 1) return;
@@ -49,5 +49,11 @@ template <class A> struct Stamps {
     if (blocks() > 1 || !(a.flags & LS_FIRST)) start = loadVolatile64(&op.start);
     store16(slot() + 2, (seen > start ? seen - start : 0) << 8 | peer, globaltimer());
     op.seq = seq;
+  }
+
+  // stopped is called instead of left when the block was aborted: its operation
+  // has no end, and what may still follow it on the stream is not recorded.
+  FI void stopped() {
+    if (tid() == 0 && seq != 0) heap(a, a.rank)->op.seq = ~u64(0);
   }
 };

@@ -207,8 +207,8 @@ template <> inline constexpr bool isFloat<float> = true;
 template <> inline constexpr bool isFloat<double> = true;
 
 #ifdef LS_HOST
-template <class A> FI A maxOf(A a, A b) { return a != a ? b : b != b ? a : a == 0 && b == 0 ? (__builtin_signbit(a) ? b : a) : a > b ? a : b; }
-template <class A> FI A minOf(A a, A b) { return a != a ? b : b != b ? a : a == 0 && b == 0 ? (__builtin_signbit(a) ? a : b) : a < b ? a : b; }
+template <class A> FI A maxOf(A a, A b) { return a != a ? b : b != b ? a : a == 0 && b == 0 ? (__builtin_signbit(double(a)) ? b : a) : a > b ? a : b; }
+template <class A> FI A minOf(A a, A b) { return a != a ? b : b != b ? a : a == 0 && b == 0 ? (__builtin_signbit(double(a)) ? a : b) : a < b ? a : b; }
 #else
 template <class A> FI A maxOf(A a, A b) { return a > b ? a : b; }
 template <class A> FI A minOf(A a, A b) { return a < b ? a : b; }
