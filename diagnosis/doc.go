@@ -28,5 +28,5 @@
 //
 // Reading order: engine.go (one pass), progress.go (the linear scan), hang.go
 // and waitgraph.go, deaths.go, pauses.go, window.go, straggler.go, slow.go and
-// delaymatrix.go, incidents.go.
+// delaymatrix.go, incidents.go; gpu.go and xid.go for what is said of GPUs.
 package diagnosis

@@ -59,7 +59,10 @@ type Rank struct {
 	// MarkAt is when it opened; Step is the last step mark.
 	MarkAt int64
 	Step   uint64
-	Xid    uint32 // last critical GPU fault, 0 when none
+	// Xid is the fatal fault that the rank's GPU reported in this process's time
+	// (of several the gravest, and of these the first), 0 when none.
+	Xid uint32
+	GPU GPU
 }
 
 // Comm is one communicator. Members is indexed by rank in the communicator;

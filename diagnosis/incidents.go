@@ -52,6 +52,7 @@ func (e *Engine) track(found []finding) []Verdict {
 	})
 	for i := range found {
 		f := &found[i]
+		e.explain(f)
 		at := slices.IndexFunc(e.incidents, func(x incident) bool { return sameFault(&x.finding, f) })
 		if at < 0 {
 			f.Key = key(f.Culprits[0])
