@@ -213,6 +213,14 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	r.ProcAt = clock.real(w.MonoProcNs, now)
 	r.CPU, r.IO = float32(finite(float64(w.Cpu))), w.Io
 	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
+	r.GPU = diagnosis.GPU{}
+	if g := w.Gpu; g != nil {
+		r.GPU = diagnosis.GPU{
+			Seen: true, Index: uint16(min(g.Index, math.MaxUint16)), Throttle: diagnosis.Throttle(g.Throttle),
+			XidAt: clock.real(g.MonoXidNs, now), LostAt: clock.real(g.MonoLostNs, now),
+			ThrottledAt: clock.real(g.MonoThrottledNs, now), UnresponsiveAt: clock.real(g.MonoUnresponsiveNs, now),
+		}
+	}
 }
 
 // forget removes a superseded process from the communicators that it was in.

@@ -491,8 +491,9 @@ type Rank struct {
 	Mark          uint32                 `protobuf:"varint,10,opt,name=mark,proto3" json:"mark,omitempty"`                                         // record.MarkCode of the open span, 0 when none
 	MonoMarkNs    int64                  `protobuf:"varint,11,opt,name=mono_mark_ns,json=monoMarkNs,proto3" json:"mono_mark_ns,omitempty"`         // when it opened
 	Step          uint64                 `protobuf:"varint,12,opt,name=step,proto3" json:"step,omitempty"`                                         // last step mark
-	Xid           uint32                 `protobuf:"varint,13,opt,name=xid,proto3" json:"xid,omitempty"`                                           // last critical GPU fault, 0 when none
+	Xid           uint32                 `protobuf:"varint,13,opt,name=xid,proto3" json:"xid,omitempty"`                                           // gravest fatal GPU fault in the process's time, the first of these; 0 when none
 	TableOverflow uint64                 `protobuf:"varint,14,opt,name=table_overflow,json=tableOverflow,proto3" json:"table_overflow,omitempty"`  // communicators and connections that found no slot in the recorder
+	Gpu           *GPU                   `protobuf:"bytes,15,opt,name=gpu,proto3" json:"gpu,omitempty"`                                            // absent when the agent sees none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -625,6 +626,98 @@ func (x *Rank) GetTableOverflow() uint64 {
 	return 0
 }
 
+func (x *Rank) GetGpu() *GPU {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
+// GPU is the health of a rank's GPU.
+type GPU struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Index              uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`                                                       // on its node
+	MonoXidNs          int64                  `protobuf:"varint,2,opt,name=mono_xid_ns,json=monoXidNs,proto3" json:"mono_xid_ns,omitempty"`                            // when Rank.xid was reported
+	MonoLostNs         int64                  `protobuf:"varint,3,opt,name=mono_lost_ns,json=monoLostNs,proto3" json:"mono_lost_ns,omitempty"`                         // since when the GPU does not answer
+	MonoThrottledNs    int64                  `protobuf:"varint,4,opt,name=mono_throttled_ns,json=monoThrottledNs,proto3" json:"mono_throttled_ns,omitempty"`          // since when heat or a power brake slows it down
+	Throttle           uint32                 `protobuf:"varint,5,opt,name=throttle,proto3" json:"throttle,omitempty"`                                                 // diagnosis.Throttle as of the last probe
+	MonoUnresponsiveNs int64                  `protobuf:"varint,6,opt,name=mono_unresponsive_ns,json=monoUnresponsiveNs,proto3" json:"mono_unresponsive_ns,omitempty"` // since when a call into the node's GPU driver does not return
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *GPU) Reset() {
+	*x = GPU{}
+	mi := &file_progress_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GPU) ProtoMessage() {}
+
+func (x *GPU) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GPU.ProtoReflect.Descriptor instead.
+func (*GPU) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GPU) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *GPU) GetMonoXidNs() int64 {
+	if x != nil {
+		return x.MonoXidNs
+	}
+	return 0
+}
+
+func (x *GPU) GetMonoLostNs() int64 {
+	if x != nil {
+		return x.MonoLostNs
+	}
+	return 0
+}
+
+func (x *GPU) GetMonoThrottledNs() int64 {
+	if x != nil {
+		return x.MonoThrottledNs
+	}
+	return 0
+}
+
+func (x *GPU) GetThrottle() uint32 {
+	if x != nil {
+		return x.Throttle
+	}
+	return 0
+}
+
+func (x *GPU) GetMonoUnresponsiveNs() int64 {
+	if x != nil {
+		return x.MonoUnresponsiveNs
+	}
+	return 0
+}
+
 // Member is one rank's progress in one communicator.
 type Member struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -655,7 +748,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +760,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +773,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -860,7 +953,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -872,7 +965,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -885,7 +978,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1043,7 +1136,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1148,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1161,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1127,7 +1220,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1232,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1245,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1190,7 +1283,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1202,7 +1295,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1215,7 +1308,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -1263,7 +1356,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1368,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1381,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -1314,7 +1407,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1419,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1432,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -1379,7 +1472,7 @@ const file_progress_proto_rawDesc = "" +
 	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xf3\x02\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\x9c\x03\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -1399,7 +1492,16 @@ const file_progress_proto_rawDesc = "" +
 	"monoMarkNs\x12\x12\n" +
 	"\x04step\x18\f \x01(\x04R\x04step\x12\x10\n" +
 	"\x03xid\x18\r \x01(\rR\x03xid\x12%\n" +
-	"\x0etable_overflow\x18\x0e \x01(\x04R\rtableOverflow\"\xc2\x04\n" +
+	"\x0etable_overflow\x18\x0e \x01(\x04R\rtableOverflow\x12'\n" +
+	"\x03gpu\x18\x0f \x01(\v2\x15.lockstep.wire.v1.GPUR\x03gpu\"\xd7\x01\n" +
+	"\x03GPU\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x1e\n" +
+	"\vmono_xid_ns\x18\x02 \x01(\x03R\tmonoXidNs\x12 \n" +
+	"\fmono_lost_ns\x18\x03 \x01(\x03R\n" +
+	"monoLostNs\x12*\n" +
+	"\x11mono_throttled_ns\x18\x04 \x01(\x03R\x0fmonoThrottledNs\x12\x1a\n" +
+	"\bthrottle\x18\x05 \x01(\rR\bthrottle\x120\n" +
+	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\xc2\x04\n" +
 	"\x06Member\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1b\n" +
 	"\tcomm_name\x18\x02 \x01(\tR\bcommName\x12\x1d\n" +
@@ -1486,7 +1588,7 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
@@ -1494,33 +1596,35 @@ var file_progress_proto_goTypes = []any{
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
 	(*ClockEcho)(nil),     // 4: lockstep.wire.v1.ClockEcho
 	(*Rank)(nil),          // 5: lockstep.wire.v1.Rank
-	(*Member)(nil),        // 6: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 7: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 8: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 9: lockstep.wire.v1.Ack
-	(*TraceRequest)(nil),  // 10: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 11: lockstep.wire.v1.TraceResult
-	(*Resync)(nil),        // 12: lockstep.wire.v1.Resync
+	(*GPU)(nil),           // 6: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 7: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 8: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 9: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 10: lockstep.wire.v1.Ack
+	(*TraceRequest)(nil),  // 11: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 12: lockstep.wire.v1.TraceResult
+	(*Resync)(nil),        // 13: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	11, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	9,  // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	10, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	12, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	12, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	10, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	11, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	13, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
 	4,  // 6: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
 	5,  // 7: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	6,  // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	7,  // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	8,  // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	0,  // 11: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 12: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	7,  // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	8,  // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	9,  // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	6,  // 11: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	0,  // 12: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 13: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	13, // [13:14] is the sub-list for method output_type
+	12, // [12:13] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -1544,7 +1648,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
