@@ -58,13 +58,13 @@ func (d *Driver) Device(ordinal int) (*Device, error) {
 	}
 	v.Name = text(name[:])
 	var bus [32]byte
-	if rc := d.call(cuDeviceGetPCIBusId, uintptr(unsafe.Pointer(&bus)), uintptr(len(bus)), v.device); rc != 0 {
-		return nil, v.fail(cuDeviceGetPCIBusId, "", rc)
+	if rc := d.call(cuDeviceGetPCIBusID, uintptr(unsafe.Pointer(&bus)), uintptr(len(bus)), v.device); rc != 0 {
+		return nil, v.fail(cuDeviceGetPCIBusID, "", rc)
 	}
 	v.PCIBus = text(bus[:])
 	var id [16]byte
-	if rc := d.call(cuDeviceGetUuid, uintptr(unsafe.Pointer(&id)), v.device); rc != 0 {
-		return nil, v.fail(cuDeviceGetUuid, "", rc)
+	if rc := d.call(cuDeviceGetUUID, uintptr(unsafe.Pointer(&id)), v.device); rc != 0 {
+		return nil, v.fail(cuDeviceGetUUID, "", rc)
 	}
 	v.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
 	var vmm, posix, memOps, rdma int

@@ -14,8 +14,8 @@ const (
 	cuDeviceGetCount
 	cuDeviceGet
 	cuDeviceGetName
-	cuDeviceGetUuid
-	cuDeviceGetPCIBusId
+	cuDeviceGetUUID
+	cuDeviceGetPCIBusID
 	cuDeviceGetAttribute
 	cuDeviceCanAccessPeer
 	cuDevicePrimaryCtxRetain
@@ -88,8 +88,8 @@ var symbols = [procs]string{
 	cuDeviceGetCount:                  "cuDeviceGetCount",
 	cuDeviceGet:                       "cuDeviceGet",
 	cuDeviceGetName:                   "cuDeviceGetName",
-	cuDeviceGetUuid:                   "cuDeviceGetUuid_v2",
-	cuDeviceGetPCIBusId:               "cuDeviceGetPCIBusId",
+	cuDeviceGetUUID:                   "cuDeviceGetUuid_v2",
+	cuDeviceGetPCIBusID:               "cuDeviceGetPCIBusId",
 	cuDeviceGetAttribute:              "cuDeviceGetAttribute",
 	cuDeviceCanAccessPeer:             "cuDeviceCanAccessPeer",
 	cuDevicePrimaryCtxRetain:          "cuDevicePrimaryCtxRetain",

@@ -140,6 +140,9 @@ type MemOp struct {
 // WriteOp is Write32.
 func WriteOp(p Ptr, v uint32) MemOp { return MemOp{op: 2, at: p, value: uint64(v)} }
 
+// WriteOp64 is a write of 8 bytes.
+func WriteOp64(p Ptr, v uint64) MemOp { return MemOp{op: 5, at: p, value: v} }
+
 // WaitOp is Wait32.
 func WaitOp(p Ptr, v uint32) MemOp { return MemOp{op: 1, at: p, value: uint64(v)} }
 

@@ -183,7 +183,7 @@ func (g *Group) accept(ctx context.Context, ln *net.UnixListener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	context.AfterFunc(ctx, func() { ln.SetDeadline(time.Unix(1, 0)) }) // ends the loop below
+	context.AfterFunc(ctx, func() { _ = ln.SetDeadline(time.Unix(1, 0)) }) // ends the loop below
 
 	type came struct {
 		rank int
@@ -285,7 +285,7 @@ func (g *Group) admit(ctx context.Context, c *net.UnixConn) (rank int, err error
 
 // bind lets ctx end c's waits until the result is called.
 func bind(ctx context.Context, c *net.UnixConn) (release func()) {
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	return func() { stop() }
 }
 

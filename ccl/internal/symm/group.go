@@ -110,7 +110,7 @@ func (g *Group) round(ctx context.Context, m message, fd int) ([]message, error)
 	interrupt := func() {
 		for _, c := range g.conns {
 			if c != nil {
-				c.SetDeadline(time.Unix(1, 0))
+				_ = c.SetDeadline(time.Unix(1, 0))
 			}
 		}
 	}
@@ -156,7 +156,7 @@ func (g *Group) round(ctx context.Context, m message, fd int) ([]message, error)
 		<-interrupted // a context that ended a moment too late must not spoil the next call
 		for _, c := range g.conns {
 			if c != nil {
-				c.SetDeadline(time.Time{})
+				_ = c.SetDeadline(time.Time{})
 			}
 		}
 	}
@@ -168,7 +168,7 @@ func (g *Group) round(ctx context.Context, m message, fd int) ([]message, error)
 	// Who waits for us shall hear whose fault it was, before our silence looks like ours.
 	for _, c := range g.conns {
 		if c != nil {
-			c.SetDeadline(time.Now().Add(100 * time.Millisecond))
+			_ = c.SetDeadline(time.Now().Add(100 * time.Millisecond))
 			_ = send(c, message{kind: kindLeave, seq: g.seq, text: first.Error()}, -1)
 		}
 	}

@@ -33,7 +33,7 @@ func (g *Group) Alloc(ctx context.Context, bytes uint64) (*Memory, error) {
 	var own cuda.Handle
 	if err == nil {
 		if own, err = d.Create(size); err == nil {
-			defer own.Release() // the mapping keeps it
+			defer func() { _ = own.Release() }() // the mapping keeps it
 		}
 	}
 	return g.share(ctx, own, size, err, true)

@@ -78,9 +78,8 @@ func Start(o Options) (stop func(), err error) {
 	if version == 0 {
 		version = cuda.MinVersion
 	}
-	os.Setenv(cuda.LibraryEnv, lib)
-	os.Setenv(env, fmt.Sprintf("gpus=%d,version=%d,%s", max(gpus, 0), version, o.Faults))
-	return func() { os.RemoveAll(dir) }, nil
+	err = errors.Join(os.Setenv(cuda.LibraryEnv, lib), os.Setenv(env, fmt.Sprintf("gpus=%d,version=%d,%s", max(gpus, 0), version, o.Faults)))
+	return func() { os.RemoveAll(dir) }, err
 }
 
 // Device opens a fake GPU until the test ends, when injected faults are
