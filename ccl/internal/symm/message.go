@@ -103,6 +103,9 @@ func descriptors(oob []byte) (fds []int) {
 		return nil
 	}
 	for i := range cmsgs {
+		if len(cmsgs[i].Data)%4 != 0 {
+			continue // the kernel makes none; ParseUnixRights would panic
+		}
 		if got, err := unix.ParseUnixRights(&cmsgs[i]); err == nil {
 			fds = append(fds, got...)
 		}
