@@ -279,29 +279,41 @@ func (g *stampRing) last(end *uint64) (rawStamp, slotState) {
 	return s, st
 }
 
-// stampStatus fills in the words of a communicator that a GPU stamps.
+// stampStatus adds to the words of a communicator, which are of its operations
+// on the host, what a GPU has stamped of the others.
 func (r *Reader) stampStatus(s *CommStatus) {
 	c := r.stampComm(s.Index, s.Gen, &s.CommEntry)
 	c.advance()
 	clock := r.clock(c.device)
 	n := c.newest()
+	begun := c.kernels.top + c.copies.top
+	if n.state == slotNone {
+		return
+	}
 
-	s.Started = c.kernels.top + c.copies.top
-	s.Finished, s.StartedAt, s.FinishedAt, s.Coll, s.Bytes = s.Started, 0, 0, CollNone, 0
-	if n.end != 0 {
-		s.FinishedAt, _ = clock.mono(n.end)
-	}
-	if n.state != slotNone {
+	host, running := s.Open(), n.state != slotEnded
+	start := c.startOf(&n, clock)
+	// What runs is told, or else what began last.
+	if s.Enqueued == 0 || running && !host || running == host && start >= s.StartedAt {
 		desc := r.desc(n.raw.desc)
-		s.Coll, s.Bytes = desc.Coll, desc.Bytes
-		s.StartedAt = c.startOf(&n, clock)
-		if n.state != slotEnded {
-			s.Finished--
-		}
+		s.Coll, s.Bytes, s.StartedAt, s.EnqueuedAt = desc.Coll, desc.Bytes, start, max(start, s.EnqueuedAt)
 	}
-	s.Enqueued, s.EnqueuedAt = s.Started, s.StartedAt
-	s.Ops, s.TotalBytes = c.sums.ops, c.sums.bytes
-	s.OwnNs, s.WaitNs, s.TransferNs, s.MaxOwnNs = c.sums.own, c.sums.wait, c.sums.transfer, c.sums.maxOwn
+	if n.end != 0 {
+		end, _ := clock.mono(n.end)
+		s.FinishedAt = max(s.FinishedAt, end)
+	}
+	s.Enqueued += begun
+	s.Started += begun
+	s.Finished += begun
+	if running {
+		s.Finished--
+	}
+	s.Ops += c.sums.ops
+	s.TotalBytes += c.sums.bytes
+	s.OwnNs += c.sums.own
+	s.WaitNs += c.sums.wait
+	s.TransferNs += c.sums.transfer
+	s.MaxOwnNs = max(s.MaxOwnNs, c.sums.maxOwn)
 }
 
 // startOf is when the newest operation began. Of a copy that the host has not

@@ -133,6 +133,19 @@ func TestStamps(t *testing.T) {
 		t.Errorf("read %d, lost %d, pending %d", read, lost, pending)
 	}
 
+	// Operations on the host count along.
+	g.comm.Enqueued(2, era+4000, record.Barrier, 9)
+	g.comm.Started(2, era+4000)
+	g.comm.Finished(1, era+3500)
+	if s = r.Comms(nil)[0]; s.Enqueued != 5 || s.Started != 5 || s.Finished != 4 || s.Coll != record.Barrier || s.StartedAt != era+4000 || s.FinishedAt != era+3500 {
+		t.Errorf("a barrier on the host: %+v", s)
+	}
+	g.comm.Finished(2, era+4500)
+	g.begin(3, a, era+ahead+3900)
+	if s = r.Comms(nil)[0]; s.Started != 6 || s.Finished != 5 || s.Coll != record.AllReduce || s.StartedAt != era+3900 {
+		t.Errorf("beside a barrier: %+v", s)
+	}
+
 	devices := r.Devices(nil)
 	if len(devices) != 1 || devices[0].Ordinal != 3 || devices[0].Name != "NVIDIA H200" || devices[0].UUID != [16]byte{1, 2} || devices[0].Err < 1000 {
 		t.Errorf("devices %+v", devices)

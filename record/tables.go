@@ -18,9 +18,8 @@ type CommEntry struct {
 
 	// Of a communicator whose operations a GPU stamps: how many of those of
 	// kernels and of copy engines are kept, each rounded up to a power of two, and
-	// the index of the Device, added before, whose clock it is. Such an entry tells
-	// of the stamped operations only: its words Enqueued, Started and Finished are
-	// not read.
+	// the index of the Device, added before, whose clock it is. The words Enqueued,
+	// Started and Finished tell of operations on the host only; readers add both.
 	Stamps, Copies int
 	Device         uint16
 }

@@ -53,6 +53,12 @@ type comm struct {
 
 	evicted uint64 // collectives whose end was never seen
 
+	// host folds the operations on the host of a communicator that a GPU stamps:
+	// they are numbered by themselves. nil until there is one, and on others.
+	stamped bool
+	host    *comm
+	aside   bool // it is another one's host; the master does not know its id
+
 	touched  [maxTouched]collector.Window // ring of abnormal windows
 	ntouched int
 
@@ -113,6 +119,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			r.job.unknown++
 			continue
 		}
+		c = c.hostSide()
 		switch rec.Kind {
 		case record.KindEnqueue:
 			if o := a.op(c, rec.Seq); o != nil {
@@ -153,6 +160,17 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			r.window(c, rec)
 		}
 	}
+}
+
+// hostSide is where a communicator's records are folded.
+func (c *comm) hostSide() *comm {
+	if !c.stamped {
+		return c
+	}
+	if c.host == nil {
+		c.host = &comm{id: ^c.id, name: c.name, rank: c.rank, size: c.size, peer: -1, aside: true} // another id: other traces
+	}
+	return c.host
 }
 
 // foldStamps takes in a batch of operations that one process's GPUs stamped:
@@ -255,7 +273,7 @@ func (a *Agent) finish(r *rank, c *comm, o *op) {
 		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
 			out.Anomalous = true
 		}
-		if r.job.stream != nil && barrierLike(o.coll) && r.reportable() && c.sampling.take(c.id, o.seq) {
+		if r.job.stream != nil && !c.aside && barrierLike(o.coll) && r.reportable() && c.sampling.take(c.id, o.seq) {
 			r.job.arrive(c, o)
 		}
 	}
@@ -319,7 +337,7 @@ func (a *Agent) learn(r *rank) {
 			c = nil
 		}
 		if c == nil {
-			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, peer: -1}
+			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, peer: -1, stamped: s.Stamps+s.Copies > 0}
 			r.comms[s.Index] = c
 		}
 		c.finished, c.seen = s.Finished, true
@@ -339,6 +357,10 @@ func (a *Agent) learn(r *rank) {
 func (a *Agent) forget(r *rank, c *comm) {
 	a.ops -= len(c.ops)
 	r.job.unknown += c.evicted
+	if c.host != nil {
+		a.ops -= len(c.host.ops)
+		r.job.unknown += c.host.evicted
+	}
 	r.job.addFinished(c.name, c.finished)
 }
 

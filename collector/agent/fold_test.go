@@ -353,6 +353,7 @@ func TestFoldStamps(t *testing.T) {
 	s := &collect{}
 	a := newAgent(t, s)
 	p := process()
+	p.Comms[1].Stamps = 16
 	desc := record.Desc{
 		Coll: record.AllReduce, DType: record.Float8e5m2, Op: record.Sum, Algo: record.AlgoDirect, Proto: record.ProtoLL,
 		Flags: record.DescCaptured | record.DescInPlace, SMs: 16, Root: -1, Bytes: 64, Stream: 9,
@@ -373,6 +374,15 @@ func TestFoldStamps(t *testing.T) {
 	}
 	if j := a.jobs["job"]; j.unknown != 2 || j.records != 4 {
 		t.Errorf("%d unknown of %d", j.unknown, j.records)
+	}
+	// Its operations on the host are numbered by themselves.
+	a.fold(p, one(1, 5, 2000))
+	if len(s.got) != 2 || s.got[1].Clock != record.ClockHost || s.got[1].Started != 2000 || s.got[1].CommID == s.got[0].CommID || s.got[1].Comm != "tp" {
+		t.Errorf("folded %+v", s.got)
+	}
+	a.retire(a.ranks[p])
+	if a.ops != 0 {
+		t.Errorf("room for %d operations is still taken", a.ops)
 	}
 }
 

@@ -183,6 +183,13 @@ func TestGPU(t *testing.T) {
 	tp.CopyDone(1, sec+2*ms, 3000, 1, sec+5*ms)
 	store(at(2), 2<<16|uint64(small), uint64(sec+6*ms))
 
+	w.Append(&record.Record{Mono: sec + 6*ms, Kind: record.KindEnqueue, Comm: tp.Index(), Seq: 1, Coll: record.Barrier, Root: -1})
+	w.Append(&record.Record{Mono: sec + 6*ms, Kind: record.KindStart, Comm: tp.Index(), Seq: 1, Coll: record.Barrier, Algo: record.AlgoDoubling, Proto: record.ProtoLL})
+	w.Append(&record.Record{Mono: sec + 7*ms, Kind: record.KindEnd, Comm: tp.Index(), Seq: 1, Coll: record.Barrier})
+	tp.Enqueued(1, sec+6*ms, record.Barrier, 0)
+	tp.Started(1, sec+6*ms)
+	tp.Finished(1, sec+7*ms)
+
 	p, err := load(w.Path())
 	if err != nil {
 		t.Fatal(err)

@@ -13,19 +13,20 @@ const maxRecords = 1 << 16
 
 // process is everything that one recorder says, in its own clock.
 type process struct {
-	path   string
-	header record.Header
-	state  string
-	kernel string // see Process.Kernel
-	at     int64  // what ages are counted to
-	lost   uint64
-	comms  []record.CommStatus
-	conns  []record.ConnStatus
-	gpus   []record.DeviceStatus
-	ops    map[uint16]*history // by communicator index
-	since  map[uint16]uint64   // likewise: older records are of a former communicator
-	marks  map[record.MarkCode]record.Record
-	step   uint64
+	path    string
+	header  record.Header
+	state   string
+	kernel  string // see Process.Kernel
+	at      int64  // what ages are counted to
+	lost    uint64
+	comms   []record.CommStatus
+	conns   []record.ConnStatus
+	gpus    []record.DeviceStatus
+	ops     map[uint16]*history // by communicator index
+	since   map[uint16]uint64   // likewise: older records are of a former communicator
+	stamped map[uint16]bool     // likewise: a GPU's operations have its numbers, and those on the host their own
+	marks   map[record.MarkCode]record.Record
+	step    uint64
 }
 
 const (
@@ -49,7 +50,12 @@ type operation struct {
 	wait, transfer           int64
 	waitedFor                int32
 	clockErr                 int64 // of a GPU's stamps
+	host                     bool  // of a communicator that a GPU stamps
 }
+
+// onHost is added to the sequence of operations on the host of a communicator
+// that a GPU stamps, to tell them apart and list them last.
+const onHost = 1 << 63
 
 func load(path string) (*process, error) {
 	r, err := record.Open(path)
@@ -60,9 +66,9 @@ func load(path string) (*process, error) {
 	p := &process{path: path, ops: map[uint16]*history{}, marks: map[record.MarkCode]record.Record{}}
 	alive := r.Alive()
 	r.SeekTail(maxRecords)
-	p.since = map[uint16]uint64{}
+	p.since, p.stamped = map[uint16]uint64{}, map[uint16]bool{}
 	for _, c := range r.Comms(nil) {
-		p.since[c.Index] = c.Since
+		p.since[c.Index], p.stamped[c.Index] = c.Since, c.Stamps+c.Copies > 0
 	}
 	var last int64 // sign of life
 	buf := make([]record.Record, 256)
@@ -177,7 +183,7 @@ func (p *process) fold(r *record.Record) {
 // foldStamp takes in an operation that a GPU stamped, as if it had been told in
 // records. Nobody knows when it was enqueued.
 func (p *process) foldStamp(s *record.Stamp) {
-	o := p.operation(&record.Record{Comm: s.Comm, Seq: s.Seq})
+	o := p.numbered(s.Comm, s.Seq)
 	o.enqueue = record.Record{Mono: s.Start, Coll: s.Coll, DType: s.DType, Op: s.Op, Root: s.Root, Bytes: s.Bytes}
 	o.start = record.Record{Mono: s.Start, Algo: s.Algo, Proto: s.Proto, Chan: s.SMs, Clock: record.ClockGPU}
 	if s.Replay() {
@@ -190,16 +196,26 @@ func (p *process) foldStamp(s *record.Stamp) {
 	}
 }
 
+// operation is the one that a record tells of.
 func (p *process) operation(r *record.Record) *operation {
-	h := p.ops[r.Comm]
+	if !p.stamped[r.Comm] {
+		return p.numbered(r.Comm, r.Seq)
+	}
+	o := p.numbered(r.Comm, r.Seq|onHost)
+	o.host = true
+	return o
+}
+
+func (p *process) numbered(comm uint16, seq uint64) *operation {
+	h := p.ops[comm]
 	if h == nil {
 		h = &history{bySeq: map[uint64]*operation{}}
-		p.ops[r.Comm] = h
+		p.ops[comm] = h
 	}
-	o := h.bySeq[r.Seq]
+	o := h.bySeq[seq]
 	if o == nil {
-		o = &operation{seq: r.Seq, waitedFor: -1}
-		h.bySeq[r.Seq] = o
+		o = &operation{seq: seq, waitedFor: -1}
+		h.bySeq[seq] = o
 		h.order = append(h.order, o)
 	}
 	return o

@@ -78,6 +78,7 @@ type Op struct {
 	Proto      string  `json:"protocol,omitempty"`
 	SMs        uint16  `json:"sms,omitempty"`         // of a GPU
 	Replay     bool    `json:"replay,omitempty"`      // by a CUDA graph
+	OnHost     bool    `json:"on_host,omitempty"`     // of a communicator whose others a GPU stamps: with a sequence of its own
 	Age        seconds `json:"age_seconds,omitempty"` // since it started, or was enqueued when it did not start
 	Queued     seconds `json:"queued_seconds,omitempty"`
 	Wait       seconds `json:"wait_seconds,omitempty"`
@@ -201,8 +202,13 @@ func newGPU(d *record.DeviceStatus, h *history) *GPU {
 // that when its records are gone.
 func (p *process) open(s *record.CommStatus, h *history) Op {
 	if h != nil {
-		if o := h.bySeq[s.Started]; o != nil && o.started {
+		if o := h.bySeq[s.Started]; o != nil && o.started && !p.stamped[s.Index] {
 			return p.op(o, s)
+		}
+		for _, o := range slices.Backward(h.order) {
+			if p.stamped[s.Index] && o.started && !o.ended {
+				return p.op(o, s)
+			}
 		}
 	}
 	op := Op{Seq: s.Started, Collective: "unknown", Age: p.age(s.StartedAt), Result: "running"}
@@ -215,7 +221,7 @@ func (p *process) open(s *record.CommStatus, h *history) Op {
 func (p *process) op(o *operation, s *record.CommStatus) Op {
 	coll := max(o.enqueue.Coll, o.start.Coll, o.end.Coll)
 	op := Op{
-		Seq: o.seq, Collective: coll.String(), Bytes: o.enqueue.Bytes,
+		Seq: o.seq, OnHost: o.host, Collective: coll.String(), Bytes: o.enqueue.Bytes,
 		Wait: seconds(float64(o.wait) / 1e9), Transfer: seconds(float64(o.transfer) / 1e9),
 	}
 	if o.enqueued {
@@ -240,13 +246,16 @@ func (p *process) op(o *operation, s *record.CommStatus) Op {
 			op.SMs, op.Replay = o.start.Chan, o.start.Flags&record.FlagReplay != 0
 		}
 	}
+	if o.host {
+		op.Seq &^= onHost
+	}
 	if o.waitedFor >= 0 && o.wait > 0 {
 		op.WaitedFor = &o.waitedFor
 	}
 	switch {
 	case o.ended:
 		op.Result, op.Took = record.Result(o.end.Code).String(), since(o.start.Mono, o.end.Mono)
-	case o.seq <= s.Finished:
+	case o.seq <= s.Finished && !p.stamped[s.Index]: // which adds up two counts
 		op.Result = "unknown" // its end was overwritten or dropped
 	case o.started:
 		op.Result = "running"

@@ -210,6 +210,9 @@ func (o *Op) via() string {
 	if o.Replay {
 		via += ", replay"
 	}
+	if o.OnHost {
+		via += ", on the host"
+	}
 	return via
 }
 
