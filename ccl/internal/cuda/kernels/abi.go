@@ -129,7 +129,8 @@ const (
 const llBytes = 8 * llLines
 
 // MoveKernels are the kernels of the module "move"; ReduceKernels are in each
-// "reduce_…", and BulkKernels too where devices are of 9.0 or newer.
+// "reduce_…". Where devices are of 9.0 or newer BulkKernels are there too, and
+// BulkMoveKernels in "move".
 var (
 	MoveKernels = []string{
 		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_p2p_ll",
@@ -140,7 +141,8 @@ var (
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
-	BulkKernels = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk"}
+	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk"}
+	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk"}
 )
 
 // LLCapacity is the most bytes that a kernel on LL lines takes with so many

@@ -7,14 +7,19 @@
 #pragma once
 #include "device.h"
 
-#if !defined(LS_HOST) && __CUDA_ARCH__ >= 900
+#ifdef LS_HOST
+#define LS_BULK 1
+#include "emulate_bulk.h"
+#elif __CUDA_ARCH__ >= 900
 #define LS_BULK 1
 
 extern __shared__ u8 dynamicShared[] __attribute__((aligned(128)));
 
-FI u32 sharedAddress(const void *p) {
+// dynamicBase is the address, for what follows, of the block's dynamic shared
+// memory, and dynamicBytes its size.
+FI u32 dynamicBase() {
   u32 s;
-  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(s) : "l"(p));
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(s) : "l"(dynamicShared));
   return s;
 }
 FI u32 dynamicBytes() {

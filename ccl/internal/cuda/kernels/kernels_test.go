@@ -56,6 +56,9 @@ func TestModules(t *testing.T) {
 				}
 				want := slices.Clone(kernels.MoveKernels)
 				instructions := []string{"%globaltimer", "ld.volatile.global.v4.u32", "st.volatile.global.v4.u32", "st.volatile.global.v2.u64", "ld.acquire.sys.global.u32", "st.release.sys.global.u32"}
+				if name == "move" && major >= 9 {
+					want = append(want, kernels.BulkMoveKernels...)
+				}
 				if name != "move" {
 					want = slices.Clone(kernels.ReduceKernels)
 					instructions = append(instructions, "ld.global.v4.u32")

@@ -85,12 +85,10 @@ KERNEL(512) void ls_allgather_push(Args a) {
   op.leave();
 }
 
-// ls_alltoall_push: part p of each rank's send, count bytes, to the sender's
-// place in rank p's recv. Not in place. Blocks take the peers in turn, so that
-// all are written to at one time.
-KERNEL(512) void ls_alltoall_push(Args a) {
-  Op op(a);
-  if (!op.enter()) return;
+// exchange pushes part p of each rank's send, count bytes, to the sender's place
+// in rank p's recv. Blocks take the peers in turn, so that all are written to at
+// one time.
+FI void exchange(const Args &a) {
   u64 tile = least(LS_PUSH_TILE, upTo((a.count * a.ranks + blocks() - 1) / blocks(), 128));
   u64 tiles = tile == 0 ? 0 : (a.count + tile - 1) / tile;
   for (u64 k = block(); k < tiles * a.ranks; k += blocks()) {
@@ -98,6 +96,13 @@ KERNEL(512) void ls_alltoall_push(Args a) {
     u64 at = k / a.ranks * tile, dst = a.recv[peer] + a.rank * a.count + at;
     spread(a.send[a.rank] + peer * a.count + at, least(tile, a.count - at), 1, [=](u32) { return dst; });
   }
+}
+
+// ls_alltoall_push: exchange. Not in place.
+KERNEL(512) void ls_alltoall_push(Args a) {
+  Op op(a);
+  if (!op.enter()) return;
+  exchange(a);
   op.leave();
 }
 
@@ -160,22 +165,22 @@ KERNEL(512) void ls_copy(Args a) {
 enum {
   LS_BULK_PUSH_THREADS = 256,
   LS_BULK_PUSH_TILE = 16 << 10,
-  LS_BULK_PUSH_STAGES = 8, // at most; as many as dynamic shared memory has room for
+  LS_BULK_PUSH_STAGES = 8,      // at most; as many as dynamic shared memory has room for
+  LS_BULK_PUSH_MBARRIERS = 128, // bytes before the stages: one for each
 };
-__shared__ u64 stageHere[LS_BULK_PUSH_STAGES]; // mbarriers: the stage's tile has come
 
 FI void prepareBulkPush() {
   if (tid() != 0) return;
-  for (u32 s = 0; s < LS_BULK_PUSH_STAGES; s++) mbarrierInit(sharedAddress(stageHere + s), 1);
+  for (u32 s = 0; s < LS_BULK_PUSH_STAGES; s++) mbarrierInit(dynamicBase() + 8 * s, 1);
   fenceProxy();
 }
 
 // bulkSpread copies steps tiles: tile(step) says from where and how many bytes,
 // to(step, d) the d-th of n destinations. All threads of the block call it.
 template <class Tile, class To> FI void bulkSpread(u64 steps, const Tile &tile, u32 n, const To &to) {
-  if (tid() == 0) {
-    u32 here = sharedAddress(stageHere), base = sharedAddress(dynamicShared);
-    u32 stages = u32(least(LS_BULK_PUSH_STAGES, dynamicBytes() / LS_BULK_PUSH_TILE));
+  if (tid() == 0 && steps > 0) {
+    u32 here = dynamicBase(), base = here + LS_BULK_PUSH_MBARRIERS;
+    u32 stages = u32(least(LS_BULK_PUSH_STAGES, (dynamicBytes() - LS_BULK_PUSH_MBARRIERS) / LS_BULK_PUSH_TILE));
     fenceProxy();
     auto load = [&](u64 step, u32 s) {
       u64 src;
@@ -204,7 +209,7 @@ template <class Tile, class To> FI void bulkSpread(u64 steps, const Tile &tile, 
     bulkDone<0>();
     fenceProxy();
   }
-  syncWarp();
+  if (tid() < 32) syncWarp();
 }
 
 // ls_allgather_bulk is ls_allgather_push. What is aligned differently at the two
@@ -230,12 +235,19 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_allgather_bulk(Args a) {
   op.leave();
 }
 
-// ls_alltoall_bulk is ls_alltoall_push for counts and buffers that are multiples
-// of 16.
+// ls_alltoall_bulk is ls_alltoall_push, and does as it does where count and
+// buffers are not all multiples of 16.
 KERNEL(LS_BULK_PUSH_THREADS) void ls_alltoall_bulk(Args a) {
   Op op(a);
   prepareBulkPush();
   if (!op.enter()) return;
+  u64 odd = a.count | a.send[a.rank];
+  for (u32 p = 0; p < a.ranks; p++) odd |= a.recv[p];
+  if (odd & 15) {
+    exchange(a);
+    op.leave();
+    return;
+  }
   u64 tile = least(LS_BULK_PUSH_TILE, upTo((a.count * a.ranks + blocks() - 1) / blocks(), 128));
   u64 items = tile == 0 ? 0 : (a.count + tile - 1) / tile * a.ranks;
   u64 steps = items > block() ? (items - block() + blocks() - 1) / blocks() : 0;

@@ -136,6 +136,7 @@ template <class T> __device__ __attribute__((noinline)) void reduceWork() {
   Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
+  constexpr int U = isFloat<typename Elem<T>::Acc> && sizeof(T) == 1 ? 1 : 2; // a pack of these fills more registers
   Tiles tiles(cut.packs, work.owners, LS_SYM_TILE, 8);
   for (u64 at = tiles.first(0, work.owner), step = 0; at < cut.packs; at = tiles.first(++step, work.owner)) {
     u32 length = tiles.length(at);
@@ -144,8 +145,8 @@ template <class T> __device__ __attribute__((noinline)) void reduceWork() {
     case LS_MAX: reducePacks<T, LS_MAX, 8, 1>(body, at, length, scale); break;
     case LS_MIN: reducePacks<T, LS_MIN, 8, 1>(body, at, length, scale); break;
     default:
-      if (work.sources <= 4) reducePacks<T, LS_SUM, 4, 4>(body, at, length, scale);
-      else reducePacks<T, LS_SUM, 8, 2>(body, at, length, scale);
+      if (work.sources <= 4) reducePacks<T, LS_SUM, 4, 2 * U>(body, at, length, scale);
+      else reducePacks<T, LS_SUM, 8, U>(body, at, length, scale);
     }
   }
   reduceEnds<T>(cut, scale);
@@ -156,21 +157,23 @@ template <class T> __device__ __attribute__((noinline)) void reduceWork() {
 // full of tiles of all sources and empties them to the targets; the others
 // combine what is in a stage into its first tile.
 enum {
+#ifdef LS_HOST
+  LS_BULK_WORKERS = 64,
+#else
   LS_BULK_WORKERS = 256,
+#endif
   LS_BULK_THREADS = LS_BULK_WORKERS + 32, // the mover has a warp of its own
   LS_BULK_STAGE = 32 << 10,               // bytes of a stage at most: a tile of each source
   LS_BULK_STAGES = 8,                     // at most; as many as dynamic shared memory has room for
+  LS_BULK_MBARRIERS = 128,                // bytes before the stages: two for each
 };
 
 struct Stages {
-  u32 count, tile;     // tile in bytes
-  u32 full, combined;  // mbarriers of stage 0; the others' follow in 8 bytes each
-  u32 base;
-
-  FI u32 at(u32 s, u32 source) const { return base + (s * work.sources + source) * tile; }
+  u32 count, tile; // tile in bytes
+  FI u32 full(u32 s) const { return dynamicBase() + 8 * s; }                        // mbarrier: its tiles have come
+  FI u32 combined(u32 s) const { return dynamicBase() + 8 * (LS_BULK_STAGES + s); } // mbarrier: its first one is the result
+  FI u32 at(u32 s, u32 source) const { return dynamicBase() + LS_BULK_MBARRIERS + (s * work.sources + source) * tile; }
 };
-__shared__ u64 stageFull[LS_BULK_STAGES];     // all tiles of the stage are here
-__shared__ u64 stageCombined[LS_BULK_STAGES]; // and its first one is the result
 
 template <class T, int OP> FI void combineStage(const Stages &stages, u32 s, u32 packs, const Scale<typename Elem<T>::Acc> &scale) {
   u32 n = work.sources;
@@ -192,9 +195,10 @@ template <class T, int OP> FI void combineStage(const Stages &stages, u32 s, u32
 // prepareBulk sets up mbarriers, before a barrier that all threads go through.
 FI void prepareBulk() {
   if (tid() != 0) return;
+  Stages stages{};
   for (u32 s = 0; s < LS_BULK_STAGES; s++) {
-    mbarrierInit(sharedAddress(stageFull + s), 1);
-    mbarrierInit(sharedAddress(stageCombined + s), LS_BULK_WORKERS / 32);
+    mbarrierInit(stages.full(s), 1);
+    mbarrierInit(stages.combined(s), LS_BULK_WORKERS / 32);
   }
   fenceProxy();
 }
@@ -205,8 +209,8 @@ template <class T> __device__ __attribute__((noinline)) void reduceWorkBulk() {
   u64 body = cut.head * sizeof(T);
   u32 n = work.sources;
   Tiles tiles(cut.packs, work.owners, LS_BULK_STAGE / n / 16 & ~7u, 8);
-  Stages stages{0, tiles.tile * 16, sharedAddress(stageFull), sharedAddress(stageCombined), sharedAddress(dynamicShared)};
-  stages.count = u32(least(LS_BULK_STAGES, dynamicBytes() / (n * stages.tile)));
+  u32 tile = tiles.tile * 16;
+  Stages stages{u32(least(LS_BULK_STAGES, (dynamicBytes() - LS_BULK_MBARRIERS) / (n * tile))), tile};
   u64 steps = tiles.steps(work.owner);
   if (tid() >= LS_BULK_WORKERS) {
     if (tid() == LS_BULK_WORKERS) {
@@ -214,10 +218,10 @@ template <class T> __device__ __attribute__((noinline)) void reduceWorkBulk() {
       auto load = [&](u64 step, u32 s) {
         u64 first = tiles.first(step, work.owner), at = body + first * 16;
         u32 bytes = tiles.length(first) * 16;
-        mbarrierExpect(stages.full + 8 * s, n * bytes);
+        mbarrierExpect(stages.full(s), n * bytes);
         for (u32 k = 1; k <= n; k++) { // as with targets, not everyone from the same one first
           u32 p = (work.rank + k) % n;
-          bulkLoad(stages.at(s, p), work.from[p] + at, bytes, stages.full + 8 * s);
+          bulkLoad(stages.at(s, p), work.from[p] + at, bytes, stages.full(s));
         }
       };
       u32 ahead = u32(least(stages.count, steps));
@@ -226,7 +230,7 @@ template <class T> __device__ __attribute__((noinline)) void reduceWorkBulk() {
       for (u64 step = 0; step < steps; step++) {
         u64 first = tiles.first(step, work.owner), at = body + first * 16;
         u32 bytes = tiles.length(first) * 16;
-        mbarrierWait(stages.combined + 8 * s, parity);
+        mbarrierWait(stages.combined(s), parity);
         for (u32 d = 0; d < work.targets; d++) bulkStore(work.to[d] + at, stages.at(s, 0), bytes);
         bulkCommit();
         // The stage before this one has had a turn's time to be read: refill it.
@@ -245,11 +249,11 @@ template <class T> __device__ __attribute__((noinline)) void reduceWorkBulk() {
     u32 s = 0, parity = 0;
     for (u64 step = 0; step < steps; step++) {
       u32 packs = tiles.length(tiles.first(step, work.owner));
-      mbarrierWait(stages.full + 8 * s, parity);
+      mbarrierWait(stages.full(s), parity);
       LS_DISPATCH_OP(work.op, combineStage<T, OP>(stages, s, packs, scale));
       fenceProxyShared();
       syncWarp();
-      if (tid() % 32 == 0) mbarrierArrive(stages.combined + 8 * s);
+      if (tid() % 32 == 0) mbarrierArrive(stages.combined(s));
       if (++s == stages.count) s = 0, parity ^= 1;
     }
   }
@@ -309,7 +313,7 @@ KERNEL(LS_SYM_THREADS) void ls_reduce_sym(Args a) {
 
 #ifdef LS_BULK
 // The same by bulk copies. They need dynamic shared memory for two stages at
-// least: 64 KiB does for any number of ranks, about 192 KiB is best.
+// least: 65 KiB does for any number of ranks, 193 KiB makes six.
 
 KERNEL(LS_BULK_THREADS) void ls_allreduce_bulk(Args a) {
   Op op(a);
