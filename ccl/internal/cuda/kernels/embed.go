@@ -24,7 +24,7 @@ func Module(name string, major, minor int) []byte {
 		}
 		packed, err := modules.ReadFile(fmt.Sprintf("ptx/%s.sm_%d.ptx.gz", name, arch))
 		if err != nil {
-			continue
+			return nil
 		}
 		z, err := gzip.NewReader(bytes.NewReader(packed))
 		if err != nil {

@@ -46,9 +46,7 @@ func main() {
 	}
 	var modules []module
 	for _, arch := range arches {
-		if arch.name == arches[0].name { // moving gains nothing from newer devices
-			modules = append(modules, module{"move", arch.name, arch.ptx, "move.cu", ""})
-		}
+		modules = append(modules, module{"move", arch.name, arch.ptx, "move.cu", ""})
 		for name, element := range types {
 			modules = append(modules, module{"reduce_" + name, arch.name, arch.ptx, "reduce.cu", element})
 		}
@@ -111,7 +109,9 @@ func (m module) build(dir string) error {
 
 var comment = regexp.MustCompile(`(?m)[ \t]*//.*$|^[ \t]+`)
 
+var blank = regexp.MustCompile(`\n{2,}`)
+
 // squeeze drops comments, which name the compiler's build, and indentation.
 func squeeze(ptx []byte) []byte {
-	return regexp.MustCompile(`\n{2,}`).ReplaceAll(comment.ReplaceAll(ptx, nil), []byte("\n"))
+	return blank.ReplaceAll(comment.ReplaceAll(ptx, nil), []byte("\n"))
 }
