@@ -4,6 +4,13 @@
 #include "flags.h"
 #include "stamp.h"
 
+// came is when each peer was seen, for those waited for.
+#ifdef LS_HOST
+#define came (emulated.shared->memory + 56)
+#else
+static __shared__ u64 came[LS_MAX_RANKS];
+#endif
+
 struct Op {
   const Args &a;
   Stamps<Args> stamps;
@@ -18,11 +25,6 @@ struct Op {
   // enter waits until the same block of all peers has entered, when buffers of
   // all may be touched. False: aborted.
   FI bool enter() {
-#ifdef LS_HOST
-    u64 *came = emulated.shared->memory + 56;
-#else
-    __shared__ u64 came[LS_MAX_RANKS]; // when, for those waited for
-#endif
     arrive(a, LS_PHASE_ENTER, epoch);
     bool ok = true;
     if (tid() < a.ranks) {

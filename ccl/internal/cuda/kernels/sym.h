@@ -38,7 +38,7 @@ struct Work {
 #ifdef LS_HOST
 #define work (*(Work *)emulated.shared->memory)
 #else
-__shared__ Work work;
+static __shared__ Work work;
 #endif
 
 // Each thread of setWork's first LS_MAX_RANKS writes one address of each kind;
@@ -132,7 +132,7 @@ template <class T> FI void reduceEnds(const Cut &cut, const Scale<typename Elem<
 }
 
 // reduceWork does this block's share of work by loads and stores of all threads.
-template <class T> __device__ __attribute__((noinline)) void reduceWork() {
+template <class T> static __device__ __attribute__((noinline)) void reduceWork() {
   Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
@@ -203,7 +203,7 @@ FI void prepareBulk() {
   fenceProxy();
 }
 
-template <class T> __device__ __attribute__((noinline)) void reduceWorkBulk() {
+template <class T> static __device__ __attribute__((noinline)) void reduceWorkBulk() {
   Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
