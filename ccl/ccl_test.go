@@ -31,7 +31,12 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
 		f.Value.Set("20") // each starts a few communicators
 	}
+	stop, err := fakeGPUs(dir)
+	if err != nil {
+		panic(err)
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		stop()
 		os.RemoveAll(dir)
 		os.Exit(code)
 	}))

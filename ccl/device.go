@@ -190,16 +190,7 @@ type Graph struct {
 func (s *Stream) Capture(d Device, fn func() error) (_ *Graph, err error) {
 	fail := func(err error) error { return fmt.Errorf("capture a graph: %w", err) }
 	if s.gpu.stream == nil {
-		drv, err := cuda.Open()
-		if err != nil {
-			return nil, fail(err)
-		}
-		dev, err := drv.Device(d.Ordinal())
-		if err != nil {
-			return nil, fail(err)
-		}
-		defer dev.Close()
-		if err := s.attach(dev, d); err != nil {
+		if err := s.attach(d); err != nil {
 			return nil, fail(err)
 		}
 	}

@@ -79,23 +79,34 @@ type gpuStream struct {
 	comms   []*Comm // that have used it since the last Wait
 }
 
-// attach gives s its CUDA stream.
-func (s *Stream) attach(dev *cuda.Device, d Device) error {
+// attach gives s its CUDA stream, and a hold of the device of its own: a Stream
+// outlives communicators.
+func (s *Stream) attach(d Device) error {
 	g := &s.gpu
 	if g.foreign && g.on != d {
 		return fmt.Errorf("%w: a stream of %v for a rank on %v", ErrInvalid, g.on, d)
 	}
-	if g.foreign {
-		g.stream = dev.StreamOf(g.handle)
-	} else {
-		cs, err := dev.NewStream(0)
-		if err != nil {
-			return err
-		}
-		g.stream, g.on = cs, d
-		runtime.AddCleanup(s, func(cs *cuda.Stream) { _ = cs.Close() }, cs)
+	drv, err := cuda.Open()
+	if err != nil {
+		return err
 	}
-	s.device = true
+	dev, err := drv.Device(d.Ordinal())
+	if err != nil {
+		return err
+	}
+	cs := dev.StreamOf(g.handle)
+	if !g.foreign {
+		if cs, err = dev.NewStream(0); err != nil {
+			return errors.Join(err, dev.Close())
+		}
+	}
+	runtime.AddCleanup(s, func(own bool) {
+		if own {
+			_ = cs.Close()
+		}
+		_ = dev.Close()
+	}, !g.foreign)
+	g.stream, g.on, s.device = cs, d, true
 	return nil
 }
 
@@ -103,7 +114,7 @@ func (s *Stream) attach(dev *cuda.Device, d Device) error {
 func (c *Comm) cudaStream(s *Stream) (*cuda.Stream, error) {
 	g := &s.gpu
 	if g.stream == nil {
-		if err := s.attach(c.gpu.comm.Device(), c.cfg.Device); err != nil {
+		if err := s.attach(c.cfg.Device); err != nil {
 			return nil, err
 		}
 	}

@@ -432,10 +432,11 @@ API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n, func *f, int th
 // ---- streams: a thread each, that runs operations in order ----
 
 typedef struct op {
-	enum { COPY, SET8, SET32, WRITE, WAIT, KERNEL, RECORD, AWAIT } kind;
+	enum { COPY, SET8, SET32, WRITE, WRITE64, WAIT, KERNEL, RECORD, AWAIT } kind;
 	ptr dst, src;
 	size_t n;
 	unsigned value;
+	uint64_t wide;
 	struct event *event;
 	uint64_t turn;
 	func *f;
@@ -464,6 +465,7 @@ static void perform(op *o) {
 	case SET8: memset((void *)o->dst, o->value, o->n); break;
 	case SET32: for (size_t i = 0; i < o->n; i++) ((uint32_t *)o->dst)[i] = o->value; break;
 	case WRITE: __atomic_store_n((uint32_t *)o->dst, o->value, __ATOMIC_SEQ_CST); break;
+	case WRITE64: __atomic_store_n((uint64_t *)o->dst, o->wide, __ATOMIC_SEQ_CST); break;
 	case WAIT: while ((int32_t)(__atomic_load_n((uint32_t *)o->dst, __ATOMIC_SEQ_CST) - o->value) < 0) usleep(20); break;
 	case KERNEL: if (o->f->run) { int rc = o->f->run(&o->launch, o->params, o->size); if (rc) __atomic_store_n(&lost, rc, __ATOMIC_SEQ_CST); } break;
 	case RECORD:
@@ -632,6 +634,12 @@ API CUresult cuStreamWaitValue32_v2(queue *s, ptr p, uint32_t v, unsigned flags)
 	append(q, (op){.kind = WAIT, .dst = p, .value = v});
 	return 0;
 }
+static CUresult write64(queue *s, ptr p, uint64_t v) {
+	STREAM(s);
+	if (p % 8 || !touchable(p, 8)) return INVALID_VALUE;
+	append(q, (op){.kind = WRITE64, .dst = p, .wide = v});
+	return 0;
+}
 struct memop { int op; ptr at; union { uint32_t v; uint64_t v64; }; unsigned flags; ptr alias; uint64_t pad; };
 _Static_assert(sizeof(struct memop) == 48, "CUstreamBatchMemOpParams");
 API CUresult cuStreamBatchMemOp_v2(queue *s, unsigned n, const struct memop *ops, unsigned flags) {
@@ -639,7 +647,8 @@ API CUresult cuStreamBatchMemOp_v2(queue *s, unsigned n, const struct memop *ops
 	if (n > 256 || flags) return INVALID_VALUE;
 	for (unsigned i = 0; i < n; i++) {
 		CUresult rc = ops[i].op == 1 ? cuStreamWaitValue32_v2(s, ops[i].at, ops[i].v, ops[i].flags)
-		            : ops[i].op == 2 ? cuStreamWriteValue32_v2(s, ops[i].at, ops[i].v, ops[i].flags) : INVALID_VALUE;
+		            : ops[i].op == 2 ? cuStreamWriteValue32_v2(s, ops[i].at, ops[i].v, ops[i].flags)
+		            : ops[i].op == 5 ? write64(s, ops[i].at, ops[i].v64) : INVALID_VALUE;
 		if (rc) return rc;
 	}
 	return 0;

@@ -1,0 +1,61 @@
+// The kernels as functions of the fake driver (package cudatest): each launch
+// runs them on CPU threads, few for each block. Reductions are of float32,
+// whichever module they are looked up in.
+#define LS_TYPE float
+#include "fold.h"
+#include "ll_move.h"
+#include "ll_reduce.h"
+#include "p2p.h"
+#include "probe.h"
+#include "push.h"
+#include "sym.h"
+
+#include <vector>
+
+struct fake_launch { unsigned blocks, threads, shared; int device; };
+
+enum { FEW = 4 };
+
+template <class A> static int launch(void (*kernel)(A), const fake_launch *l, const void *params, size_t size, u32 threads) {
+  if (size != sizeof(A)) return 1; // CUDA_ERROR_INVALID_VALUE
+  const A &a = *(const A *)params;
+  std::vector<std::unique_ptr<BlockEmulation>> shared;
+  std::vector<std::thread> all;
+  for (u32 b = 0; b < l->blocks; b++) {
+    shared.push_back(std::make_unique<BlockEmulation>(threads));
+    for (u32 t = 0; t < threads; t++) {
+      all.emplace_back([=, &a, block = shared.back().get()] {
+        emulated = {t, b, threads, l->blocks, 0, block};
+        kernel(a);
+      });
+    }
+  }
+  for (auto &t : all) t.join();
+  return 0;
+}
+
+#define FAKE(name, threads) \
+  extern "C" int kernel_##name(const fake_launch *l, const void *p, size_t n) { return launch(name, l, p, n, threads); }
+
+// What peers are heard by needs a thread for each.
+FAKE(ls_barrier, LS_MAX_RANKS)
+FAKE(ls_clock, 1)
+FAKE(ls_delay, 1)
+FAKE(ls_fill, FEW)
+FAKE(ls_check, FEW)
+FAKE(ls_allgather_ll, FEW)
+FAKE(ls_alltoall_ll, FEW)
+FAKE(ls_broadcast_ll, FEW)
+FAKE(ls_p2p_ll, FEW)
+FAKE(ls_copy, FEW)
+FAKE(ls_allgather_push, LS_MAX_RANKS)
+FAKE(ls_alltoall_push, LS_MAX_RANKS)
+FAKE(ls_broadcast_push, LS_MAX_RANKS)
+FAKE(ls_allreduce_ll, FEW)
+FAKE(ls_allreduce_ll2, FEW)
+FAKE(ls_reducescatter_ll, FEW)
+FAKE(ls_reduce_ll, FEW)
+FAKE(ls_allreduce_sym, LS_MAX_RANKS)
+FAKE(ls_reducescatter_sym, LS_MAX_RANKS)
+FAKE(ls_reduce_sym, LS_MAX_RANKS)
+FAKE(ls_fold, FEW)
