@@ -69,6 +69,7 @@ func newClock(dev *device) (_ *clock, err error) {
 	if k.page, err = dev.AllocHost(4096); err != nil {
 		return nil, err
 	}
+	clear(k.page)
 	if k.at, err = dev.HostPtr(k.page); err != nil {
 		return nil, err
 	}
@@ -213,12 +214,16 @@ func (k *clock) handshake() error {
 	return nil
 }
 
-// time is the GPU's clock at an event that has happened.
-func (k *clock) time(e *cuda.Event) (gpu int64, ok bool) {
+// time is the GPU's clock at an event that has just happened. Where the driver
+// does not tell, it is the time of the call.
+func (k *clock) time(e *cuda.Event) (gpu int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	ns, err := e.Elapsed(k.base.event)
-	return k.base.gpu + int64(ns), err == nil
+	if ns, err := e.Elapsed(k.base.event); err == nil {
+		return k.base.gpu + int64(ns)
+	}
+	gpu, mono, _, _ := k.cal.Anchor()
+	return gpu + record.Now() - mono
 }
 
 // Recording is a flight recorder that a GPU writes to.

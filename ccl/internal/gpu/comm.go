@@ -61,7 +61,7 @@ type Comm struct {
 
 	mu      sync.Mutex
 	windows atomic.Pointer[[]*Window] // replaced whole, under mu
-	args    kernels.Args              // constant parts filled in
+	args    *kernels.Args             // constant parts filled in; memory of its own, for cgo
 	last    *cuda.Stream              // of the last operation
 	order   *cuda.Event
 	stamps  stamps
@@ -116,6 +116,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.abort, err = c.dev.AllocHost(4096); err != nil {
 		return nil, err
 	}
+	clear(c.abort) // pinned memory comes as its last owner left it
 	if c.abortAt, err = c.dev.HostPtr(c.abort); err != nil {
 		return nil, err
 	}
@@ -137,7 +138,8 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if err = c.sends.init(c); err != nil {
 		return nil, err
 	}
-	a := &c.args
+	c.args = &kernels.Args{}
+	a := c.args
 	a.Rank, a.Ranks, a.Abort = uint32(c.rank), uint32(c.size), uint64(c.abortAt)
 	a.Slots, a.SlotMask = c.stamps.kernelSlots()
 	for r := range c.size {

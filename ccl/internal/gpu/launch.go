@@ -119,7 +119,7 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	if !ok {
 		return fmt.Errorf("no kernel for %v by %v on compute capability %d.%d", op.Coll, p.way, c.dev.Major, c.dev.Minor)
 	}
-	a := &c.args
+	a := c.args
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
 	a.Root, a.Op, a.Flags = uint32(op.Root), uint32(op.RedOp), flags
 	a.Desc = c.stamps.describe(op, p)

@@ -29,11 +29,10 @@ type stamps struct {
 // copyMark is a copy-engine operation under way.
 type copyMark struct {
 	seq    uint64
-	events [2]*cuda.Event // nil: not followed
+	events [2]*cuda.Event // nil: not recorded
 }
 
-// marksMost bounds how many copy-engine operations are followed at once; what goes
-// beyond is begun in the record and never ended, which readers count.
+// marksMost bounds how many copy-engine operations are followed at once.
 const marksMost = 128
 
 func (t *stamps) init(c *Comm) error {
@@ -104,30 +103,33 @@ func (t *stamps) begin(s *cuda.Stream, op *Op) (copyMark, error) {
 	if t.rec == nil {
 		return copyMark{}, nil
 	}
-	t.seq++
-	off, id, ok := t.live.CopyQueued(t.seq, uint16(t.describe(op, plan{way: WayCopy})), record.Now())
-	if !ok {
-		return copyMark{}, nil
-	}
-	m := copyMark{seq: t.seq}
+	// An operation that is said to have begun must be said to have ended: one that
+	// cannot be followed is not recorded.
+	var m copyMark
 	select {
 	case m.events = <-t.idle:
 	default:
-		if len(t.events) < 2*marksMost {
-			for i := range m.events {
-				e, err := t.c.dev.NewEvent(true)
-				if err != nil {
-					return m, err
-				}
-				m.events[i] = e
-				t.events = append(t.events, e)
+		if len(t.events) == 2*marksMost {
+			return copyMark{}, nil
+		}
+		for i := range m.events {
+			e, err := t.c.dev.NewEvent(true)
+			if err != nil {
+				return copyMark{}, err
 			}
+			m.events[i] = e
+			t.events = append(t.events, e)
 		}
 	}
-	if m.events[0] != nil {
-		if err := s.Record(m.events[0]); err != nil {
-			return m, err
-		}
+	off, id, ok := t.live.CopyQueued(t.seq+1, uint16(t.describe(op, plan{way: WayCopy})), record.Now())
+	if !ok {
+		t.idle <- m.events
+		return copyMark{}, nil
+	}
+	t.seq++
+	m.seq = t.seq
+	if err := s.Record(m.events[0]); err != nil {
+		return m, err
 	}
 	return m, s.Batch([]cuda.MemOp{cuda.WriteOp64(t.rec.base+cuda.Ptr(off), id)})
 }
@@ -174,12 +176,6 @@ func (t *stamps) follow() {
 }
 
 func (t *stamps) tell(m copyMark) {
-	start, ok := t.c.dev.clock.time(m.events[0])
-	if !ok {
-		return
-	}
-	end, ok := t.c.dev.clock.time(m.events[1])
-	if ok {
-		t.live.CopyDone(m.seq, start, 0, -1, end)
-	}
+	start, end := t.c.dev.clock.time(m.events[0]), t.c.dev.clock.time(m.events[1])
+	t.live.CopyDone(m.seq, start, 0, -1, max(start, end))
 }

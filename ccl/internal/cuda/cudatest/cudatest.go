@@ -32,6 +32,7 @@ const env = "LOCKSTEP_FAKE_CUDA"
 type Options struct {
 	GPUs    int      // 2 when 0, at most 16; -1: none
 	Version int      // of the API; 12020 when 0
+	Major   int      // of the compute capability; 9 when 0
 	Kernels []string // C files with more kernels; they may include "fake.h"
 	Faults  string   // from the start, as "fail=cuInit:999:1,hang=cuMemCreate:50:1"
 }
@@ -75,10 +76,14 @@ func Start(o Options) (stop func(), err error) {
 	if gpus == 0 {
 		gpus = 2
 	}
+	major := o.Major
+	if major == 0 {
+		major = 9
+	}
 	if version == 0 {
 		version = cuda.MinVersion
 	}
-	err = errors.Join(os.Setenv(cuda.LibraryEnv, lib), os.Setenv(env, fmt.Sprintf("gpus=%d,version=%d,%s", max(gpus, 0), version, o.Faults)))
+	err = errors.Join(os.Setenv(cuda.LibraryEnv, lib), os.Setenv(env, fmt.Sprintf("gpus=%d,version=%d,major=%d,%s", max(gpus, 0), version, major, o.Faults)))
 	return func() { os.RemoveAll(dir) }, err
 }
 

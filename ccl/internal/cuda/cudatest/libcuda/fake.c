@@ -71,6 +71,7 @@ static __thread ctx *current;
 
 #define CONTEXT do { FAULT; if (!current) return INVALID_CONTEXT; if (current->users < 1) return 709; } while (0)
 
+static int major = 9;
 static void from_env(void) { // "gpus=4,version=12020,fail=CALL:CODE:NTH,hang=CALL:MS:NTH"
 	gpus = 2;
 	const char *e = getenv("LOCKSTEP_FAKE_CUDA");
@@ -80,6 +81,7 @@ static void from_env(void) { // "gpus=4,version=12020,fail=CALL:CODE:NTH,hang=CA
 		int a = 0, b = 0;
 		if (sscanf(t, "gpus=%d", &a) == 1) gpus = a > MAX_GPUS ? MAX_GPUS : a;
 		else if (sscanf(t, "version=%d", &a) == 1) version = a;
+		else if (sscanf(t, "major=%d", &a) == 1) major = a;
 		else if (sscanf(t, "fail=%63[^:]:%d:%d", call, &a, &b) >= 2) fake_fault(call, a, b, 0);
 		else if (sscanf(t, "hang=%63[^:]:%d:%d", call, &a, &b) >= 2) fake_fault(call, 0, b, a);
 	}
@@ -101,7 +103,7 @@ API CUresult cuDeviceGetAttribute(int *v, int a, int d) {
 	switch (a) {
 	case 16: *v = 132; break;
 	case 40: *v = 3; break;
-	case 75: *v = 9; break;
+	case 75: *v = major; break;
 	case 76: *v = 0; break;
 	case 102: case 103: case 110: case 122: *v = 1; break;
 	default: return INVALID_VALUE;

@@ -37,7 +37,7 @@ template <class A> static int launch(void (*kernel)(A), const fake_launch *l, co
 #define FAKE(name, threads) \
   extern "C" int kernel_##name(const fake_launch *l, const void *p, size_t n) { return launch(name, l, p, n, threads); }
 
-// What peers are heard by needs a thread for each.
+// What peers are heard by needs a thread for each; what moves bytes, whole warps.
 FAKE(ls_barrier, LS_MAX_RANKS)
 FAKE(ls_clock, 1)
 FAKE(ls_delay, 1)
@@ -47,10 +47,10 @@ FAKE(ls_allgather_ll, FEW)
 FAKE(ls_alltoall_ll, FEW)
 FAKE(ls_broadcast_ll, FEW)
 FAKE(ls_p2p_ll, FEW)
-FAKE(ls_copy, FEW)
-FAKE(ls_allgather_push, LS_MAX_RANKS)
-FAKE(ls_alltoall_push, LS_MAX_RANKS)
-FAKE(ls_broadcast_push, LS_MAX_RANKS)
+FAKE(ls_copy, 32)
+FAKE(ls_allgather_push, 32)
+FAKE(ls_alltoall_push, 32)
+FAKE(ls_broadcast_push, 32)
 FAKE(ls_allreduce_ll, FEW)
 FAKE(ls_allreduce_ll2, FEW)
 FAKE(ls_reducescatter_ll, FEW)
