@@ -110,6 +110,14 @@ func (s *Stream) attach(d Device) error {
 	return nil
 }
 
+// owned is the CUDA stream with what keeps it.
+func (s *Stream) owned(cs *cuda.Stream) gpu.Stream {
+	if s.gpu.foreign {
+		return gpu.Stream{Stream: cs}
+	}
+	return gpu.Stream{Stream: cs, Owner: s}
+}
+
 // cudaStream is the CUDA stream of s for c's device.
 func (c *Comm) cudaStream(s *Stream) (*cuda.Stream, error) {
 	g := &s.gpu
@@ -171,7 +179,7 @@ func (c *Comm) submitGPU(s *Stream, kind record.CollKind, send, recv Buffer, op 
 		Send: cuda.Ptr(send.dev), Recv: cuda.Ptr(recv.dev),
 		Bytes: uint64(count * dt.Size() * shares), Stream: s.id, InPlace: send.dev == recv.dev,
 	}
-	return c.launched(kind, c.gpu.comm.Run(cs, &o))
+	return c.launched(kind, c.gpu.comm.Run(s.owned(cs), &o))
 }
 
 // launched is what becomes of a launch's error. A rank that could not launch what
@@ -205,7 +213,7 @@ func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, collect func(add fun
 	collect(func(send bool, b Buffer, peer int) {
 		msgs = append(msgs, gpu.Message{Peer: peer, Send: send, Buf: cuda.Ptr(b.dev), Bytes: uint64(b.size())})
 	})
-	return c.launched(kind, c.gpu.comm.Exchange(cs, kind, msgs, s.id))
+	return c.launched(kind, c.gpu.comm.Exchange(s.owned(cs), kind, msgs, s.id))
 }
 
 func (c *Comm) groupGPU(s *Stream, g *Group) error {

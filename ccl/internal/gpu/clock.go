@@ -49,7 +49,7 @@ const (
 	clockRounds = 8
 	// clockTurns bounds the kernel's waiting for the host, at a microsecond or so a
 	// look: the host may have lost its core.
-	clockTurns = 2000
+	clockTurns = 20_000
 	// clockPatience is how long the kernel may take to begin: the GPU may be full.
 	clockPatience = 20 * time.Millisecond
 )
@@ -77,9 +77,10 @@ func newClock(dev *device) (_ *clock, err error) {
 		if err = k.handshake(); err == nil {
 			break
 		}
-		if try == 20 || !errors.Is(err, errBusy) {
+		if try == 50 || !errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("relate the clock of GPU %d to the host's: %w", dev.Ordinal, err)
 		}
+		time.Sleep(clockPatience)
 	}
 	k.wg.Add(1)
 	go k.run()

@@ -62,7 +62,7 @@ type Comm struct {
 	mu      sync.Mutex
 	windows atomic.Pointer[[]*Window] // replaced whole, under mu
 	args    *kernels.Args             // constant parts filled in; memory of its own, for cgo
-	last    *cuda.Stream              // of the last operation
+	last    Stream                    // of the last operation
 	order   *cuda.Event
 	stamps  stamps
 	engine  copyEngine
@@ -185,14 +185,16 @@ func (c *Comm) Aborted() bool {
 func (c *Comm) Finish(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last == nil || c.closed {
+	if c.last.Stream == nil || c.closed {
 		return nil
 	}
-	if captured, err := c.last.Capturing(); captured || err != nil {
-		return err
-	}
-	if err := c.last.Record(c.order); err != nil {
-		return err
+	if c.last.Owner != nil {
+		if captured, err := c.last.Capturing(); captured || err != nil {
+			return err
+		}
+		if err := c.last.Record(c.order); err != nil {
+			return err
+		}
 	}
 	for wait := 10 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
 		if done, err := c.order.Query(); done || err != nil {
@@ -270,22 +272,41 @@ func (c *Comm) free() error {
 	return errors.Join(errs...)
 }
 
+// Stream is a CUDA stream that operations are put on.
+type Stream struct {
+	*cuda.Stream
+	// Owner keeps a stream of ours from being closed while a communicator refers to
+	// it. A stream of the program's has none, and may be gone after any call.
+	Owner any
+}
+
 // follow makes s come after the stream of the communicator's last operation.
 // The caller has the lock.
-func (c *Comm) follow(s *cuda.Stream, captured bool) error {
+func (c *Comm) follow(s Stream, captured bool) error {
 	last := c.last
-	if c.last = s; last == nil || last.Handle() == s.Handle() {
+	c.last = s
+	if last.Stream == nil || last.Handle() == s.Handle() || captured {
+		// A stream under capture must not wait for work outside of it: between the
+		// two the order is the program's, as it is with NCCL.
 		return nil
 	}
-	// A stream under capture must not wait for work outside of it: between the two
-	// the order is the program's, as it is with NCCL.
-	if was, err := last.Capturing(); captured || err != nil || was {
-		return err
-	}
-	if err := last.Record(c.order); err != nil {
-		return err
+	if last.Owner != nil {
+		if was, err := last.Capturing(); was || err != nil {
+			return err
+		}
+		if err := last.Record(c.order); err != nil {
+			return err
+		}
 	}
 	return s.WaitEvent(c.order)
+}
+
+// leave ends a call on s.
+func (c *Comm) leave(s Stream, captured bool) error {
+	if s.Owner != nil || captured {
+		return nil
+	}
+	return s.Record(c.order)
 }
 
 // CopyIn copies host memory to the GPU and returns when it is there; CopyOut back.

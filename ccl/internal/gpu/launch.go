@@ -10,7 +10,7 @@ import (
 )
 
 // Run puts a collective on s.
-func (c *Comm) Run(s *cuda.Stream, op *Op) error {
+func (c *Comm) Run(s Stream, op *Op) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	captured, err := s.Capturing()
@@ -21,6 +21,13 @@ func (c *Comm) Run(s *cuda.Stream, op *Op) error {
 		return err
 	}
 	op.Captured = captured
+	if err := c.run(s.Stream, op, captured); err != nil {
+		return err
+	}
+	return c.leave(s, captured)
+}
+
+func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 	if op.Coll == record.Barrier {
 		return c.kernel(s, op, plan{WayLL, 1}, c.buffers(op), op.Count, kernels.First|kernels.Last)
 	}

@@ -132,7 +132,7 @@ func (x *sender) release(ops []cuda.MemOp) []cuda.MemOp {
 
 // Exchange puts a group of messages on s, as one operation. Those of this rank to
 // itself must match in number and size.
-func (c *Comm) Exchange(s *cuda.Stream, coll record.CollKind, msgs []Message, stream uint32) error {
+func (c *Comm) Exchange(s Stream, coll record.CollKind, msgs []Message, stream uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	captured, err := s.Capturing()
@@ -142,7 +142,10 @@ func (c *Comm) Exchange(s *cuda.Stream, coll record.CollKind, msgs []Message, st
 	if err := c.follow(s, captured); err != nil {
 		return err
 	}
-	return c.sends.exchange(s, captured, coll, msgs, stream)
+	if err := c.sends.exchange(s.Stream, captured, coll, msgs, stream); err != nil {
+		return err
+	}
+	return c.leave(s, captured)
 }
 
 func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, msgs []Message, stream uint32) error {
