@@ -6,7 +6,7 @@ import "slices"
 // larger is worse), and the limit beyond which one of them stands out: by factor,
 // by floor, and by four robust standard deviations, whichever is farthest.
 // Few costs hold no majority that could tell which of them are good (one bad rank
-// of three spoils four of six edges), so of less than a dozen the best quarter is
+// of three spoils four of six edges), so of less than a dozen the best third is
 // the norm. costs is reordered; none give (0, 0).
 func Norm(costs []float64, factor, floor float64) (typical, limit float64) {
 	const few = 12
@@ -14,7 +14,7 @@ func Norm(costs []float64, factor, floor float64) (typical, limit float64) {
 		return 0, 0
 	}
 	if len(costs) < few {
-		typical = quantile(costs, 0.25)
+		typical = quantile(costs, 0.3)
 		return typical, typical + max((factor-1)*typical, floor)
 	}
 	typical = median(costs)

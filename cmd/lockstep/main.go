@@ -17,9 +17,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/demo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/gpus"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/inspect"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/mastercmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
@@ -33,6 +35,8 @@ type cli struct {
 	Remediator remediatorcmd.Cmd     `cmd:"" help:"Turn alerts into actions, carefully (one a cluster)."`
 	Breaker    remediatorcmd.Breaker `cmd:"" help:"List the remediator's open breakers, or close one."`
 	Perf       perf.Cmd              `cmd:"" help:"Measure collectives, as nccl-tests does."`
+	Preflight  preflight.Cmd         `cmd:"" help:"Measure every pair of ranks before a job, and name what is bad."`
+	Gpus       gpus.Cmd              `cmd:"" help:"Show the health of this node's GPUs, as the agent sees it."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 
@@ -63,7 +67,13 @@ func main() {
 	k.BindTo(ctx, (*context.Context)(nil))
 	k.BindTo(os.Stdout, (*io.Writer)(nil))
 	err := k.Run(log)
+	var bad *preflight.BadError
 	switch {
+	case errors.As(err, &bad):
+		if bad.Error() != "" {
+			fmt.Fprintln(os.Stderr, "lockstep:", err)
+		}
+		os.Exit(preflight.StatusBad)
 	case err == nil:
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		os.Exit(130)

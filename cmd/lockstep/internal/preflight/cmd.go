@@ -1,0 +1,222 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+)
+
+// Cmd is the command line.
+type Cmd struct {
+	Ranks  int    `short:"n" default:"2" help:"Processes to start on this machine, where no launcher has (LOCKSTEP_COMM_ID is not set)." placeholder:"N"`
+	Nodes  int    `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
+	Device string `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank. Between nodes it is host memory all the same."`
+
+	Size     size          `default:"16M" help:"Largest message of the bandwidth measurement, in bytes (K, M, G)."`
+	Time     time.Duration `default:"60ms" help:"How long to measure the bandwidth of each direction of a pair."`
+	Trips    int           `default:"200" help:"Round trips of the latency measurement." placeholder:"N"`
+	Together bool          `help:"Measure also while all ranks exchange with all others at once: what they share is short of."`
+
+	Tolerance    float64       `default:"0" help:"An edge or rank is bad that is so many times slower than what is typical of its kind (of latencies: twice that). 0: 1.5 on GPUs, 2 on CPUs." placeholder:"FACTOR"`
+	MinBandwidth float64       `default:"0" help:"An edge is bad that is below this, in GB/s, whatever is typical." placeholder:"GB/S"`
+	MaxLatency   time.Duration `default:"0s" help:"An edge is bad that is above this." placeholder:"DURATION"`
+
+	PairTimeout time.Duration `default:"10s" help:"Give up a pair after this long; it is blocked."`
+	JoinTimeout time.Duration `default:"1m" help:"Wait so long for all ranks to come."`
+	Timeout     time.Duration `default:"15m" help:"Give up altogether after this long."`
+
+	JSON string `type:"path" help:"Write everything that was measured to this file." placeholder:"FILE"`
+	Prom string `type:"path" help:"Write metrics to this file, for a textfile collector (its name must end in .prom)." placeholder:"FILE"`
+	Good string `type:"path" help:"Write the nodes without anything bad to this file, one a line." placeholder:"FILE"`
+
+	faults ccl.Faults // of tests
+}
+
+// StatusBad is the exit status of a check that found something bad.
+const StatusBad = 3
+
+// Help implements kong's help provider.
+func (*Cmd) Help() string {
+	return `Measures every ordered pair of ranks, one direction at a time, in rounds of disjoint pairs:
+half the round trip of a small message, and the bandwidth of large ones. Each rank also times
+its memory and one core. What stands out among its kind (within a node, between nodes) is
+measured again, by itself; what is still bad is named: a connection, all that a rank sends or
+receives, a node, or what lies between two nodes.
+
+On one machine it starts the ranks itself. On many, a launcher starts one preflight a rank
+with the environment of a job: LOCKSTEP_RANK and LOCKSTEP_WORLD_SIZE (or torchrun's), LOCKSTEP_LOCAL_RANK,
+LOCKSTEP_COMM_ID=lockstep1:HOST:PORT:32 HEX DIGITS, where HOST is rank 0's, and
+LOCKSTEP_SECRET_FILE. Rank 0 prints, and writes the files.
+
+Examples:
+  lockstep preflight --ranks 4                                 shared memory of this machine
+  lockstep preflight --ranks 8 --device cuda                   its GPUs
+  lockstep preflight --ranks 4 --nodes 2 --json report.json    two logical nodes, TCP between them
+  lockstep preflight -n 8 --device cuda --min-bandwidth 100 --max-latency 20us
+  lockstep run -n 4 -- lockstep preflight --prom /var/lib/node_exporter/preflight.prom
+  srun --ntasks-per-node=1 ./rank.sh lockstep preflight --good good-nodes    (docs/operations.md has rank.sh)
+
+Exit status, the same on every rank that is told: 0 good, 1 could not measure (a rank did not come, time is up),
+2 wrong command line, 3 something is bad (an edge, or a rank that went away meanwhile).`
+}
+
+// BadError is a check that found something bad. It has no text where somebody
+// else has told.
+type BadError struct{ text string }
+
+func (e *BadError) Error() string { return e.text }
+
+// size is a number of bytes with an optional unit.
+type size int
+
+// UnmarshalText reads 64K, 16M or 1G (powers of 1024).
+func (s *size) UnmarshalText(b []byte) error {
+	text := strings.TrimSuffix(strings.ToUpper(string(b)), "B")
+	shift := 0
+	if i := strings.IndexAny(text, "KMG"); i >= 0 && i == len(text)-1 {
+		shift = 10 * (1 + strings.IndexByte("KMG", text[i]))
+		text = text[:i]
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > 1<<34>>shift {
+		return fmt.Errorf("size %q: want bytes, such as 64K, 16M or 1G, at most 16G", b)
+	}
+	*s = size(n << shift)
+	return nil
+}
+
+// Validate implements kong's check of a command line.
+func (c *Cmd) Validate() error {
+	switch {
+	case c.Ranks < 1 || c.Ranks > 1024 || c.Nodes < 1 || c.Nodes > c.Ranks:
+		return fmt.Errorf("%d ranks on %d nodes", c.Ranks, c.Nodes)
+	case c.Trips < 1 || c.Trips > 1e6:
+		return fmt.Errorf("--trips %d: want 1 to 1000000", c.Trips)
+	case c.Tolerance != 0 && !(c.Tolerance > 1):
+		return fmt.Errorf("--tolerance %g: want more than 1, or 0 for the default", c.Tolerance)
+	case c.MinBandwidth < 0 || c.MaxLatency < 0:
+		return errors.New("--min-bandwidth and --max-latency cannot be negative")
+	case c.Time <= 0 || c.PairTimeout <= 0 || c.JoinTimeout <= 0 || c.Timeout <= 0:
+		return errors.New("--time and time-outs must be above 0")
+	case c.PairTimeout < 4*c.Time:
+		return fmt.Errorf("--pair-timeout %v is too short for --time %v: want at least four times as long", c.PairTimeout, c.Time)
+	case c.Prom != "" && !strings.HasSuffix(c.Prom, ".prom"):
+		return fmt.Errorf("--prom %s: textfile collectors read names that end in .prom", c.Prom)
+	}
+	return nil
+}
+
+func (c *Cmd) limits() limits {
+	tolerance := c.Tolerance
+	switch {
+	case tolerance > 0:
+	case c.Device == "cuda":
+		tolerance = 1.5
+	default:
+		tolerance = 2 // other work on a host's cores is felt
+	}
+	return limits{tolerance: tolerance, minBandwidth: c.MinBandwidth * 1e9, maxLatency: c.MaxLatency.Seconds()}
+}
+
+// Run measures, or starts the ranks that do.
+func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	if os.Getenv("LOCKSTEP_COMM_ID") == "" {
+		return c.launch(ctx, out)
+	}
+	// A check is no job: the agent need not hear of it.
+	if err := os.Setenv("LOCKSTEP_RECORDER", "off"); err != nil {
+		return err
+	}
+	cfg, err := ccl.ConfigFromEnv()
+	if err != nil {
+		return err
+	}
+	return c.rank(ctx, cfg, out)
+}
+
+// rank is one rank's part.
+func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
+	began := time.Now()
+	dev, err := device(c.Device, localRank(cfg.Rank))
+	if err != nil {
+		return fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)
+	}
+	cfg.Name, cfg.Timeout, cfg.Faults = "preflight", c.JoinTimeout, c.faults
+	world, err := ccl.Init(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	m := &member{cmd: c, world: world, device: dev, node: cfg.Node, ctl: world.NewStream()}
+	if world.Rank() == 0 {
+		return c.lead(ctx, m, began, out)
+	}
+	status, err := m.follow(ctx)
+	if err != nil {
+		world.Abort(err)
+	}
+	_ = world.Close() // what it can say has been said, and changes no verdict
+	switch {
+	case errors.Is(err, ccl.ErrAborted) || status == StatusBad:
+		return &BadError{} // rank 0 has told why
+	case err != nil:
+		return err
+	case status != 0:
+		return fmt.Errorf("rank %d: rank 0 could not measure everything", world.Rank())
+	}
+	return nil
+}
+
+// lead is rank 0's part.
+func (c *Cmd) lead(ctx context.Context, m *member, began time.Time, out io.Writer) error {
+	con := &conductor{member: m, survey: newSurvey(m.world.Size())}
+	if terminal(os.Stderr) {
+		con.progress = &progress{write: func(s string) { fmt.Fprint(os.Stderr, s) }}
+	}
+	err := con.conduct(ctx)
+	con.progress.end()
+	r := newReport(con.survey, c.limits(), began, err)
+	if err != nil {
+		m.world.Abort(err)
+	} else if e := con.finish(ctx, r.status()); e != nil && r.status() == 0 {
+		m.world.Abort(e)
+		err = e
+	}
+	_ = m.world.Close() // what it can say has been said, and changes no verdict
+	printErr := r.print(out, terminal(out) && os.Getenv("NO_COLOR") == "")
+	if e := errors.Join(printErr, r.save(c)); e != nil {
+		return e
+	}
+	if r.Verdict == "bad" {
+		return &BadError{fmt.Sprintf("preflight: %d findings", len(r.Findings))}
+	}
+	return err
+}
+
+// localRank is the rank's number on its node, as launchers tell.
+func localRank(rank int) int {
+	for _, name := range []string{"LOCKSTEP_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"} {
+		if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n >= 0 {
+			return n
+		}
+	}
+	return rank
+}
+
+// terminal reports whether w is one.
+func terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	fi, err := f.Stat()
+	return err == nil && fi.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,347 @@
+package preflight
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+// limits is when a measurement is bad.
+type limits struct {
+	tolerance    float64 // so many times slower than what is typical of its kind
+	minBandwidth float64 // bytes per second, 0 for no such limit
+	maxLatency   float64 // seconds, 0 for no such limit
+}
+
+// latencyFloor is by how much a latency must be above the typical one: less than
+// that is the scheduler's.
+const latencyFloor = 20e-6
+
+// fault is a set of reasons why an edge or a rank is bad.
+type fault uint8
+
+const (
+	lowBandwidth fault = 1 << iota
+	highLatency
+	blocked
+	slowMemory
+	slowCompute
+	slowTogether
+	gone
+	failed
+)
+
+var faultNames = []string{"bandwidth", "latency", "blocked", "memory", "compute", "together", "gone", "error"}
+
+func (f fault) names() []string {
+	var names []string
+	for i, name := range faultNames {
+		if f&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Edges are of two kinds, each with a norm of its own.
+const (
+	withinNode = iota
+	betweenNodes
+	numKinds
+)
+
+var kindNames = [numKinds]string{"within a node", "between nodes"}
+
+// norm is what is typical of a kind of edges.
+type norm struct {
+	edges              int
+	bandwidth, latency float64
+}
+
+// judgement is what is bad in a survey.
+type judgement struct {
+	bad       []fault // of each edge, as the survey has them
+	slowRanks map[int]fault
+	norms     [numKinds]norm
+	self      self // typical
+	together  float64
+}
+
+func judge(s *survey, l limits) *judgement {
+	n := s.size()
+	j := &judgement{bad: make([]fault, n*n), slowRanks: map[int]fault{}}
+	for kind := range numKinds {
+		var of []int
+		var slowness, latency []float64
+		for i := range s.edges {
+			e := &s.edges[i]
+			if src, dst := i/n, i%n; !e.done || (kind == withinNode) != s.sameNode(src, dst) || s.ranks[src].gone != "" || s.ranks[dst].gone != "" {
+				continue
+			}
+			of = append(of, i)
+			if e.bandwidth > 0 {
+				slowness = append(slowness, 1/e.bandwidth)
+			}
+			if e.latency > 0 {
+				latency = append(latency, e.latency)
+			}
+		}
+		slow, slowest := diagnosis.Norm(slowness, l.tolerance, 0)
+		late, latest := diagnosis.Norm(latency, 2*l.tolerance, latencyFloor)
+		j.norms[kind] = norm{edges: len(of), latency: late}
+		if slow > 0 {
+			j.norms[kind].bandwidth = 1 / slow
+		}
+		for _, i := range of {
+			e := &s.edges[i]
+			if e.blocked {
+				j.bad[i] |= blocked
+			}
+			if e.bandwidth > 0 && (1/e.bandwidth > slowest || e.bandwidth < l.minBandwidth) {
+				j.bad[i] |= lowBandwidth
+			}
+			if e.latency > 0 && (e.latency > latest || l.maxLatency > 0 && e.latency > l.maxLatency) {
+				j.bad[i] |= highLatency
+			}
+		}
+	}
+	// Ranks are compared with each other: all run the same on the same hardware.
+	ranks := func(f fault, of func(*rankState) float64) float64 {
+		var costs []float64
+		for i := range s.ranks {
+			if v := of(&s.ranks[i]); v > 0 {
+				costs = append(costs, 1/v)
+			}
+		}
+		typical, limit := diagnosis.Norm(costs, l.tolerance, 0)
+		for i := range s.ranks {
+			if v := of(&s.ranks[i]); v > 0 && 1/v > limit {
+				j.slowRanks[i] |= f
+			}
+		}
+		if typical == 0 {
+			return 0
+		}
+		return 1 / typical
+	}
+	j.self.Memory = ranks(slowMemory, func(r *rankState) float64 { return r.self.Memory })
+	j.self.Compute = ranks(slowCompute, func(r *rankState) float64 { return r.self.Compute })
+	j.together = ranks(slowTogether, func(r *rankState) float64 { return r.together })
+	return j
+}
+
+// nodes are the survey's nodes in order of their first ranks.
+type nodes struct {
+	names []string
+	of    []int32 // by rank
+}
+
+func (s *survey) nodes() nodes {
+	var ns nodes
+	for i := range s.ranks {
+		at := slices.Index(ns.names, s.ranks[i].node)
+		if at < 0 {
+			at = len(ns.names)
+			ns.names = append(ns.names, s.ranks[i].node)
+		}
+		ns.of = append(ns.of, int32(at))
+	}
+	return ns
+}
+
+// Finding is one thing that is bad.
+type Finding struct {
+	// Kind is connection (Source → Destination), source (all that Source sends),
+	// destination (all that Destination receives), rank (Source, in both directions
+	// or by itself), node (all that crosses the border of SourceNode) or block (from
+	// SourceNode to DestinationNode).
+	Kind            string   `json:"kind"`
+	Source          *int     `json:"source,omitempty"`
+	Destination     *int     `json:"destination,omitempty"`
+	SourceNode      string   `json:"source_node,omitempty"`
+	DestinationNode string   `json:"destination_node,omitempty"`
+	Why             []string `json:"why"`   // bandwidth, latency, blocked, memory, compute, together, gone, error
+	Edges           int      `json:"edges"` // that it explains
+	Text            string   `json:"text"`
+
+	ratio float64 // how many times worse than normal its worst edge is
+}
+
+// findings explains a judgement, ranks first, then what most edges have in common.
+func (s *survey) findings(j *judgement) []Finding {
+	var found []Finding
+	n, ns := s.size(), s.nodes()
+	for r := range s.ranks {
+		if f, ok := s.rankFinding(r, j); ok {
+			found = append(found, f)
+		}
+	}
+	var edges []diagnosis.Edge
+	var index []int
+	for i := range s.edges {
+		if s.edges[i].done && s.ranks[i/n].gone == "" && s.ranks[i%n].gone == "" {
+			edges = append(edges, diagnosis.Edge{Src: int32(i / n), Dst: int32(i % n), Bad: j.bad[i] != 0})
+			index = append(index, i)
+		}
+	}
+	patterns := diagnosis.ExplainEdges(edges, ns.of)
+	for _, p := range bothWays(patterns) {
+		f := Finding{Edges: len(p.Edges)}
+		rank := func(r int32) (*int, string) {
+			if r < 0 {
+				return nil, ""
+			}
+			i := int(r)
+			return &i, s.ranks[i].node
+		}
+		where := ""
+		switch {
+		case p.Kind == diagnosis.CulpritNode:
+			f.Kind, f.SourceNode = "node", ns.names[p.Src]
+			where = fmt.Sprintf("everything between node %s and others", f.SourceNode)
+		case p.Block && p.Kind == diagnosis.CulpritSource:
+			f.Kind, f.SourceNode = "block", ns.names[p.Src]
+			where = fmt.Sprintf("everything that node %s sends to others", f.SourceNode)
+		case p.Block && p.Kind == diagnosis.CulpritDest:
+			f.Kind, f.DestinationNode = "block", ns.names[p.Dst]
+			where = fmt.Sprintf("everything that node %s receives from others", f.DestinationNode)
+		case p.Block:
+			f.Kind, f.SourceNode, f.DestinationNode = "block", ns.names[p.Src], ns.names[p.Dst]
+			where = fmt.Sprintf("node %s → node %s", f.SourceNode, f.DestinationNode)
+		default:
+			f.Source, f.SourceNode = rank(p.Src)
+			f.Destination, f.DestinationNode = rank(p.Dst)
+			switch p.Kind {
+			case diagnosis.CulpritRank:
+				f.Kind, where = "rank", fmt.Sprintf("everything that rank %d (%s) sends and receives", p.Src, f.SourceNode)
+			case diagnosis.CulpritSource:
+				f.Kind, where = "source", fmt.Sprintf("everything that rank %d (%s) sends", p.Src, f.SourceNode)
+			case diagnosis.CulpritDest:
+				f.Kind, where = "destination", fmt.Sprintf("everything that rank %d (%s) receives", p.Dst, f.DestinationNode)
+			default:
+				f.Kind, where = "connection", fmt.Sprintf("rank %d (%s) → rank %d (%s)", p.Src, f.SourceNode, p.Dst, f.DestinationNode)
+			}
+		}
+		var of []int
+		for _, e := range p.Edges {
+			of = append(of, index[e])
+		}
+		f.Text, f.Why, f.ratio = s.describe(where, of, j)
+		found = append(found, f)
+	}
+	slices.SortStableFunc(found, func(a, b Finding) int {
+		return cmp.Or(cmp.Compare(b.Edges, a.Edges), cmp.Compare(b.ratio, a.ratio))
+	})
+	return found
+}
+
+// bothWays makes one pattern of a row and a column of the same rank.
+func bothWays(patterns []diagnosis.EdgePattern) []diagnosis.EdgePattern {
+	for i := 0; i < len(patterns); i++ {
+		p := &patterns[i]
+		for k := i + 1; k < len(patterns); k++ {
+			q := patterns[k]
+			row, column := *p, q
+			if p.Kind == diagnosis.CulpritDest {
+				row, column = q, *p
+			}
+			if row.Kind == diagnosis.CulpritSource && column.Kind == diagnosis.CulpritDest && row.Src == column.Dst && !row.Block && !column.Block {
+				p.Kind, p.Src, p.Dst = diagnosis.CulpritRank, row.Src, -1
+				p.Edges = slices.Concat(p.Edges, q.Edges)
+				patterns = slices.Delete(patterns, k, k+1)
+				break
+			}
+		}
+	}
+	return patterns
+}
+
+// describe says what is bad about edges, by the worst of them.
+func (s *survey) describe(where string, edges []int, j *judgement) (text string, why []string, ratio float64) {
+	var all fault
+	var slowest, latest, stuck = -1, -1, -1
+	ratio = 1
+	for _, i := range edges {
+		e, normal := &s.edges[i], j.norms[s.kind(i)]
+		all |= j.bad[i]
+		if j.bad[i]&blocked != 0 && stuck < 0 {
+			stuck, ratio = i, math.Inf(1)
+		}
+		if j.bad[i]&lowBandwidth != 0 {
+			if slowest < 0 || e.bandwidth < s.edges[slowest].bandwidth {
+				slowest = i
+			}
+			ratio = max(ratio, normal.bandwidth/e.bandwidth)
+		}
+		if j.bad[i]&highLatency != 0 {
+			if latest < 0 || e.latency > s.edges[latest].latency {
+				latest = i
+			}
+			ratio = max(ratio, e.latency/normal.latency)
+		}
+	}
+	worst := ""
+	if len(edges) > 1 {
+		worst = " at worst"
+	}
+	var parts []string
+	if stuck >= 0 {
+		parts = append(parts, "blocked: "+s.edges[stuck].err)
+	}
+	if slowest >= 0 {
+		parts = append(parts, fmt.Sprintf("%s%s, %s is typical", gigabytes(s.edges[slowest].bandwidth), worst, gigabytes(j.norms[s.kind(slowest)].bandwidth)))
+	}
+	if latest >= 0 {
+		parts = append(parts, fmt.Sprintf("%s%s, %s is typical", micros(s.edges[latest].latency), worst, micros(j.norms[s.kind(latest)].latency)))
+	}
+	return where + ": " + strings.Join(parts, "; "), all.names(), ratio
+}
+
+func (s *survey) kind(edge int) int {
+	if s.sameNode(edge/s.size(), edge%s.size()) {
+		return withinNode
+	}
+	return betweenNodes
+}
+
+func (s *survey) rankFinding(r int, j *judgement) (Finding, bool) {
+	st := &s.ranks[r]
+	f := Finding{Kind: "rank", Source: &r, SourceNode: st.node, ratio: 1}
+	all := j.slowRanks[r]
+	var parts []string
+	part := func(is fault, format string, args ...any) {
+		if all&is != 0 {
+			parts = append(parts, fmt.Sprintf(format, args...))
+		}
+	}
+	if st.gone != "" {
+		all |= gone
+	}
+	if st.err != "" {
+		all |= failed
+	}
+	part(gone, "%s", st.gone)
+	part(failed, "%s", st.err)
+	part(slowMemory, "its memory copies %s, %s is typical", gigabytes(st.self.Memory), gigabytes(j.self.Memory))
+	part(slowCompute, "it computes %.2f GFLOP/s on one core, %.2f is typical", st.self.Compute/1e9, j.self.Compute/1e9)
+	part(slowTogether, "it sends %s while all do, %s is typical", gigabytes(st.together), gigabytes(j.together))
+	f.Why = all.names()
+	f.Text = fmt.Sprintf("rank %d (%s): %s", r, cmp.Or(st.node, "node unknown"), strings.Join(parts, "; "))
+	return f, all != 0
+}
+
+func gigabytes(v float64) string {
+	switch {
+	case v >= 1e8:
+		return fmt.Sprintf("%.2f GB/s", v/1e9)
+	case v >= 1e5:
+		return fmt.Sprintf("%.2f MB/s", v/1e6)
+	}
+	return fmt.Sprintf("%.2f kB/s", v/1e3)
+}
+
+func micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }
