@@ -15,6 +15,7 @@ type AgentSnapshot struct {
 	Jobs    []AgentJob
 	Sources []SourceStatus
 	Master  []StreamStatus // one per job
+	GPUs    *GPUs          // nil when the agent sees none
 }
 
 // AgentJob is one job's part on this node.
@@ -29,10 +30,11 @@ type AgentJob struct {
 	ClockErrorNs    int64  // bound on host time mapping
 	GPUs            int    // of processes that are alive; GPUClockErrorNs bounds the mapping of their clocks, the worst of them
 	GPUClockErrorNs int64
-	Step            uint64 // highest step mark seen
-	UnknownResults  uint64 // ends without a start and the like
-	DroppedProgress uint64 // progress messages not sent because the queue was full
-	DroppedArrivals uint64 // sampled arrivals not sent because too many waited
+	RanksOnGPU      map[int]int // ranks that are alive, by index of the GPU that they use
+	Step            uint64      // highest step mark seen
+	UnknownResults  uint64      // ends without a start and the like
+	DroppedProgress uint64      // progress messages not sent because the queue was full
+	DroppedArrivals uint64      // sampled arrivals not sent because too many waited
 }
 
 // AgentComm is one communicator name on this node. Ids are not exported: several
@@ -57,6 +59,7 @@ type AgentTransport struct {
 type SourceStatus struct {
 	Name     string // recorder, proc, nvml, ...
 	Up       bool
+	NoData   bool          // this node has nothing for it to see, which is no failure
 	Duration time.Duration // of the last pass
 	Err      string
 }

@@ -64,6 +64,9 @@ func (t Throttle) String() string {
 	return strings.Join(names, ", ")
 }
 
+// MarshalText implements encoding.TextMarshaler, as String.
+func (t Throttle) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
 // explain adds to a finding what is wrong with the GPUs of whom it blames,
 // right behind its first sentence: it is the most telling there is.
 func (e *Engine) explain(f *finding) {

@@ -213,7 +213,8 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	for i, s := range a.sources {
 		begin := time.Now()
 		err := s.Update(&a.view)
-		st := collector.SourceStatus{Name: s.Name, Up: err == nil || errors.Is(err, source.ErrNoData), Duration: time.Since(begin)}
+		st := collector.SourceStatus{Name: s.Name, NoData: errors.Is(err, source.ErrNoData), Duration: time.Since(begin)}
+		st.Up = err == nil || st.NoData
 		if !st.Up {
 			st.Err = err.Error()
 			if a.status[i].Err != st.Err {

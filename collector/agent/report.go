@@ -30,6 +30,8 @@ type rankWords struct {
 	markAt   int64
 	step     uint64
 	overflow uint64
+	xid      uint32
+	gpu      diagnosis.GPU
 }
 
 type commWords struct {
@@ -85,17 +87,25 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		said.comms, said.conns = map[uint16]commWords{}, map[uint32]record.ConnStatus{}
 	}
 	mark, markAt := r.openMark()
-	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow}
+	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU}
 	if now != said.rank {
 		if room == 0 {
 			return 0
 		}
 		said.rank = now
-		rep.Ranks = append(rep.Ranks, &wire.Rank{
+		w := &wire.Rank{
 			WorldRank: p.Rank, WorldSize: p.WorldSize, Pid: p.PID, Attempt: p.Attempt, CreatedUnixNs: p.Created.UnixNano(),
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
 			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
-		})
+			Xid: now.xid,
+		}
+		if g := &now.gpu; g.Seen {
+			w.Gpu = &wire.GPU{
+				Index: uint32(g.Index), Throttle: uint32(g.Throttle), MonoXidNs: g.XidAt, MonoLostNs: g.LostAt,
+				MonoThrottledNs: g.ThrottledAt, MonoUnresponsiveNs: g.UnresponsiveAt,
+			}
+		}
+		rep.Ranks = append(rep.Ranks, w)
 		room--
 	}
 	for i := range p.Comms {

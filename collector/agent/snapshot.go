@@ -13,7 +13,7 @@ import (
 
 // publish makes the next snapshot.
 func (a *Agent) publish() {
-	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status)}
+	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs}
 	now := record.Now()
 	for _, j := range a.jobs {
 		s.Jobs = append(s.Jobs, j.snapshot(now))
@@ -62,6 +62,12 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		out.Lost += r.p.Lost
 		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
 		here := !r.p.Dead() && !r.p.Superseded
+		if here && r.p.GPU.Seen {
+			if out.RanksOnGPU == nil {
+				out.RanksOnGPU = map[int]int{}
+			}
+			out.RanksOnGPU[int(r.p.GPU.Index)]++
+		}
 		for i := range r.p.Devices {
 			if here {
 				out.GPUs++

@@ -11,6 +11,7 @@ package source
 import (
 	"errors"
 
+	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -29,6 +30,7 @@ var ErrNoData = errors.New("nothing to see on this node")
 type View struct {
 	Now       int64 // CLOCK_MONOTONIC ns of this pass
 	Processes []*Process
+	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
 }
 
 // Process is one process with a flight recorder, alive or dead. Its address
@@ -47,6 +49,11 @@ type Process struct {
 	StateAt int64   // CLOCK_MONOTONIC ns when State took this value
 	CPU     float32 // share of one core over about the last second
 	IO      bool    // storage was read or written in that time
+
+	// By the nvml source: the GPU that the process uses (of several the one in
+	// the worst state), in CLOCK_MONOTONIC ns; and what it has reported, as diagnosis.Rank.Xid.
+	GPU diagnosis.GPU
+	Xid uint32
 
 	// Superseded is set by the recorder source: a younger process has this one's job and rank.
 	Superseded bool
