@@ -65,6 +65,16 @@ const (
 	LabelRevision     = "revision"
 	LabelGoVersion    = "goversion"
 	LabelComponent    = "component"
+	LabelGPU          = "gpu"  // index on its node; join lockstep_gpu_info for the rest
+	LabelLink         = "link" // NVLink of a GPU
+	LabelXid          = "xid"
+	LabelEffect       = "effect"
+	LabelKind         = "kind"
+	LabelLifetime     = "lifetime"
+	LabelUUID         = "uuid"
+	LabelModel        = "model"
+	LabelBusID        = "pci_bus_id"
+	LabelDriver       = "driver_version"
 )
 
 var registry []*Metric
@@ -118,6 +128,44 @@ var (
 
 	SpansExported = def(Agent, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
 	SpansDropped  = def(Agent, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
+)
+
+// On the agent: its node's GPUs. What a GPU cannot tell is absent, never 0.
+var (
+	GPUInfo        = def(Agent, Gauge, "lockstep_gpu_info", "", "A GPU of this node, by its index in PCI order; always 1.", LabelGPU, LabelUUID, LabelModel, LabelBusID, LabelDriver)
+	GPUUp          = def(Agent, Gauge, "lockstep_gpu_up", "", "Whether the GPU answers its driver; 0: it has fallen off the bus, or was given up.", LabelGPU)
+	GPURanks       = def(Agent, Gauge, "lockstep_gpu_ranks", "", "Live ranks of a job that use the GPU.", LabelJob, LabelGPU)
+	GPUXids        = def(Agent, Counter, "lockstep_gpu_xid_errors_total", "", "Xids that the driver has reported while this agent ran, by code and by whom they end: application, gpu, info (nobody) or unknown.", LabelGPU, LabelXid, LabelEffect)
+	GPUXidsDropped = def(Agent, Counter, "lockstep_gpu_xid_events_dropped_total", "", "Xids that came faster than they were counted, or that the driver assigned to no GPU.")
+
+	GPUECCErrors    = def(Agent, Counter, "lockstep_gpu_ecc_errors_total", "", "Memory errors by kind (corrected, uncorrected), since the driver's start (volatile) or over the GPU's life (aggregate).", LabelGPU, LabelKind, LabelLifetime)
+	GPURemappedRows = def(Agent, Counter, "lockstep_gpu_remapped_rows_total", "", "Rows of memory remapped over the GPU's life, by the kind of errors that they had.", LabelGPU, LabelKind)
+	GPURemapPending = def(Agent, Gauge, "lockstep_gpu_row_remap_pending", "", "Whether a row waits for a reset of the GPU to be remapped.", LabelGPU)
+	GPURemapFailure = def(Agent, Gauge, "lockstep_gpu_row_remap_failure", "", "Whether remapping a row has failed: the GPU is to be replaced.", LabelGPU)
+
+	GPUNVLinkUp         = def(Agent, Gauge, "lockstep_gpu_nvlink_up", "", "Whether the NVLink is up.", LabelGPU, LabelLink)
+	GPUNVLinkCRC        = def(Agent, Counter, "lockstep_gpu_nvlink_crc_errors_total", "", "Checksum errors on the NVLink; each is corrected by a replay.", LabelGPU, LabelLink)
+	GPUNVLinkReplays    = def(Agent, Counter, "lockstep_gpu_nvlink_replays_total", "", "Replays on the NVLink.", LabelGPU, LabelLink)
+	GPUNVLinkRecoveries = def(Agent, Counter, "lockstep_gpu_nvlink_recoveries_total", "", "Times that the NVLink had to be trained again.", LabelGPU, LabelLink)
+
+	GPUThrottled         = def(Agent, Gauge, "lockstep_gpu_throttled", "", "Whether the GPU's clocks are lowered for this reason; power_cap is normal under full load.", LabelGPU, LabelReason)
+	GPUTemperature       = def(Agent, Gauge, "lockstep_gpu_temperature_celsius", "celsius", "Temperature of the GPU.", LabelGPU)
+	GPUMemoryTemperature = def(Agent, Gauge, "lockstep_gpu_memory_temperature_celsius", "celsius", "Temperature of the GPU's memory.", LabelGPU)
+	GPUPower             = def(Agent, Gauge, "lockstep_gpu_power_watts", "watts", "Power that the GPU draws.", LabelGPU)
+	GPUPowerLimit        = def(Agent, Gauge, "lockstep_gpu_power_limit_watts", "watts", "Power that the GPU may draw.", LabelGPU)
+	GPUEnergy            = def(Agent, Counter, "lockstep_gpu_energy_joules_total", "joules", "Energy that the GPU has used since the driver's start.", LabelGPU)
+	GPUSMClock           = def(Agent, Gauge, "lockstep_gpu_sm_clock_hertz", "hertz", "Clock of the GPU's multiprocessors.", LabelGPU)
+	GPUMemoryClock       = def(Agent, Gauge, "lockstep_gpu_memory_clock_hertz", "hertz", "Clock of the GPU's memory.", LabelGPU)
+	GPUUtilization       = def(Agent, Gauge, "lockstep_gpu_utilization_ratio", "ratio", "Share of the driver's last sample in which a kernel ran; a kernel that waits for a peer runs, too.", LabelGPU)
+	GPUMemoryUsed        = def(Agent, Gauge, "lockstep_gpu_memory_used_bytes", "bytes", "Memory of the GPU in use.", LabelGPU)
+	GPUMemory            = def(Agent, Gauge, "lockstep_gpu_memory_bytes", "bytes", "Memory of the GPU.", LabelGPU)
+	GPUPCIeReplays       = def(Agent, Counter, "lockstep_gpu_pcie_replays_total", "", "Replays on the GPU's PCIe link.", LabelGPU)
+	GPUPCIeWidth         = def(Agent, Gauge, "lockstep_gpu_pcie_lanes", "", "Lanes of the GPU's PCIe link in use.", LabelGPU)
+	GPUPCIeGeneration    = def(Agent, Gauge, "lockstep_gpu_pcie_generation", "", "Generation of the GPU's PCIe link in use; it falls while the GPU is idle.", LabelGPU)
+	GPUProcesses         = def(Agent, Gauge, "lockstep_gpu_processes", "", "Processes that compute on the GPU, ranks or not.", LabelGPU)
+
+	GPUDriverUnresponsive = def(Agent, Gauge, "lockstep_gpu_driver_unresponsive", "", "Whether a call into the GPU driver has not returned for longer than it may take.")
+	GPUProbeDuration      = def(Agent, Gauge, "lockstep_gpu_probe_duration_seconds", "seconds", "Duration of the last probe of all GPUs of the node.")
 )
 
 // On the master: what it all means.

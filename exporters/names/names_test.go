@@ -19,7 +19,7 @@ var (
 	metricName = regexp.MustCompile(`^lockstep(_[a-z0-9]+)+$`)
 	labelName  = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 	nonBase    = regexp.MustCompile(`(^|_)(ns|us|ms|nanoseconds|microseconds|milliseconds|minutes|hours|bits|kilobytes|megabytes|mib|gib|percent)(_|$)`)
-	baseUnits  = []string{"", "seconds", "bytes", "ratio"}
+	baseUnits  = []string{"", "seconds", "bytes", "ratio", "celsius", "watts", "joules", "hertz"}
 	typeWords  = regexp.MustCompile(`_(gauge|counter|histogram|summary|info_total)$`)
 )
 
@@ -118,6 +118,17 @@ func TestClassesAndLevelsAreThoseOfDiagnosis(t *testing.T) {
 	}
 	if !slices.Equal(classes, names.Classes) {
 		t.Errorf("diagnosis has the classes %q, names has %q", classes, names.Classes)
+	}
+	for effect, name := range map[diagnosis.XidEffect]string{
+		diagnosis.XidUnknown: names.EffectUnknown, diagnosis.XidInfo: names.EffectInfo,
+		diagnosis.XidApplication: names.EffectApplication, diagnosis.XidGPU: names.EffectGPU,
+	} {
+		if effect.String() != name {
+			t.Errorf("diagnosis has the effect %q, names has %q", effect, name)
+		}
+	}
+	if slow := strings.Join([]string{names.ThrottleSWThermal, names.ThrottleHWThermal, names.ThrottlePowerBrake}, ", "); diagnosis.SlowedDown.String() != slow {
+		t.Errorf("diagnosis has the reasons %q, names has %q", diagnosis.SlowedDown, slow)
 	}
 	if diagnosis.Suspected.String() != names.LevelSuspected || diagnosis.Confirmed.String() != names.LevelConfirmed {
 		t.Error("diagnosis and names differ in levels")

@@ -33,3 +33,27 @@ const (
 	DropRejected     = "rejected"      // partial success: the backend kept the others
 	DropShutdown     = "shutdown"      // still queued when the agent had to stop
 )
+
+// Values of LabelEffect: whom an Xid ends.
+const (
+	EffectUnknown     = "unknown"
+	EffectInfo        = "info"        // nobody
+	EffectApplication = "application" // the process; the GPU is fit for use
+	EffectGPU         = "gpu"         // the GPU needs a reset, or more
+)
+
+// Values of LabelKind and LabelLifetime on the memory errors of GPUs.
+const (
+	KindCorrected     = "corrected"
+	KindUncorrected   = "uncorrected"
+	LifetimeVolatile  = "volatile"
+	LifetimeAggregate = "aggregate"
+)
+
+// Values of LabelReason on lockstep_gpu_throttled that a healthy GPU in a
+// healthy rack never has.
+const (
+	ThrottleSWThermal  = "sw_thermal"
+	ThrottleHWThermal  = "hw_thermal"
+	ThrottlePowerBrake = "power_brake"
+)

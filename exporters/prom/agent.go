@@ -1,6 +1,8 @@
 package prom
 
 import (
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -30,7 +32,7 @@ func NewAgent(snapshot func() *collector.AgentSnapshot, opts Options) *Agent {
 	opts = opts.withDefaults(500)
 	f := newFamilies(names.Agent, opts.SeriesPerFamily,
 		names.CollectiveDuration, names.CollectiveWait, names.Collectives, names.CollectiveBytes,
-		names.SpansDropped)
+		names.SpansDropped, names.SpansExported)
 	return &Agent{snapshot: snapshot, families: f, collectives: newCollectives(f, opts)}
 }
 
@@ -53,6 +55,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			sendJob(p, &s.Jobs[i])
 		}
 		for _, src := range s.Sources {
+			if src.NoData {
+				continue
+			}
 			p.send(names.SourceUp, boolean(src.Up), src.Name)
 			p.send(names.SourceDuration, src.Duration.Seconds(), src.Name)
 		}
@@ -60,6 +65,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			p.send(names.StreamConnected, boolean(m.Connected), m.Job)
 			p.send(names.StreamReports, float64(m.Reports), m.Job)
 			p.send(names.StreamDropped, float64(m.Dropped), m.Job)
+		}
+		if s.GPUs != nil {
+			sendGPUs(p, s.GPUs)
 		}
 	}
 	a.collectives.expire(present)
@@ -89,6 +97,9 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	p.send(names.RecorderLost, float64(j.Lost), j.Job)
 	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
 	p.send(names.ClockError, seconds(j.ClockErrorNs), j.Job, names.ClockHost)
+	for gpu, n := range j.RanksOnGPU {
+		p.send(names.GPURanks, float64(n), j.Job, strconv.Itoa(gpu))
+	}
 	if j.GPUs > 0 {
 		p.send(names.ClockError, seconds(j.GPUClockErrorNs), j.Job, names.ClockGPU)
 	}

@@ -54,8 +54,9 @@ type families struct {
 	total  map[*names.Metric]uint64 // label sets ever refused
 }
 
-// newFamilies prepares the labelled metrics of a component. Those in elsewhere
-// are described and collected by others; only their overflow is counted here.
+// newFamilies prepares the metrics of a component. Those in elsewhere are
+// described and collected by others; only their overflow is counted here, as
+// that of all that have labels.
 func newFamilies(from names.Component, limit int, elsewhere ...*names.Metric) *families {
 	f := &families{
 		limit:    limit,
@@ -65,11 +66,14 @@ func newFamilies(from names.Component, limit int, elsewhere ...*names.Metric) *f
 		total:    map[*names.Metric]uint64{},
 	}
 	for _, m := range names.Metrics() {
-		if m.From == from && len(m.Labels) > 0 {
+		if m.From != from {
+			continue
+		}
+		if len(m.Labels) > 0 {
 			f.metrics = append(f.metrics, m)
-			if !slices.Contains(elsewhere, m) {
-				f.descs[m] = Desc(m)
-			}
+		}
+		if !slices.Contains(elsewhere, m) {
+			f.descs[m] = Desc(m)
 		}
 	}
 	return f

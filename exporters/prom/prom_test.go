@@ -57,12 +57,67 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Transport: record.TransportTCP, Connections: 2},
 			},
 			Records: 123456, Lost: 17, TableOverflow: 1, ClockErrorNs: 1500, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
+			RanksOnGPU: map[int]int{0: 1},
 		}},
 		Sources: []collector.SourceStatus{
 			{Name: "recorder", Up: true, Duration: 2 * time.Millisecond},
-			{Name: "nvml", Err: "no libnvidia-ml.so.1"},
+			{Name: "nvml", Err: "the GPU driver does not answer"},
+			{Name: "rdma", Up: true, NoData: true},
 		},
+		GPUs:   nodeGPUs(),
 		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2}},
+	}
+}
+
+// nodeGPUs are a GPU that tells everything, and one that has fallen off the bus.
+func nodeGPUs() *collector.GPUs {
+	v := func(x float64) *float64 { return &x }
+	throttle := diagnosis.ThrottlePowerCap | diagnosis.ThrottleHWThermal
+	return &collector.GPUs{
+		DriverVersion: "580.95.05", ProbedAt: 1, ProbeNs: 42_000_000, XidsDropped: 3,
+		GPUs: []collector.GPU{
+			{
+				Index: 0, UUID: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", Model: "NVIDIA H200", BusID: "00000000:18:00.0",
+				Temperature: v(61), MemoryTemperature: v(70), Power: v(650.5), PowerLimit: v(700), Energy: v(12345), SMClock: v(1.98e9), MemoryClock: v(3.201e9),
+				Utilization: v(0.98), MemoryUsed: v(10 << 30), MemoryTotal: v(150 << 30),
+				PCIeReplays: v(2), PCIeGeneration: v(5), PCIeWidth: v(16), PCIeMaxWidth: v(16),
+				Corrected: collector.ECC{Volatile: v(1), Aggregate: v(9)}, Uncorrected: collector.ECC{Volatile: v(0)},
+				RowsCorrected: v(0), RowsUncorrected: v(1), RemapPending: v(1), RemapFailure: v(0),
+				Throttle: &throttle, ThrottledAt: 1,
+				Links: []collector.NVLink{{Link: 0, Up: true, CRC: v(4), Replays: v(3), Recoveries: v(0)}, {Link: 1}},
+				PIDs:  []int32{4242}, Xids: []collector.Xid{{Code: 63, Count: 1, At: 1}, {Code: 31, Count: 2, At: 1}, {Code: 7777, Count: 1, At: 1}},
+			},
+			{Index: 1, UUID: "GPU-1", Model: "NVIDIA H200", Lost: true, LostAt: 1, Xids: []collector.Xid{{Code: 79, Count: 1, At: 1}}},
+		},
+	}
+}
+
+// While the driver hangs, what it said before is not told as if it were true;
+// what is counted here is.
+func TestUnresponsiveGPUDriver(t *testing.T) {
+	s := agentSnapshot()
+	s.GPUs.UnresponsiveAt = 1
+	_, reg := newAgent(t, s, prom.Options{})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, f := range families {
+		seen[f.GetName()] = true
+		if f.GetName() == names.GPUDriverUnresponsive.Name && f.Metric[0].GetGauge().GetValue() != 1 {
+			t.Error("the driver is not unresponsive")
+		}
+	}
+	for _, m := range []*names.Metric{names.GPUDriverUnresponsive, names.GPUInfo, names.GPUXids, names.GPUXidsDropped} {
+		if !seen[m.Name] {
+			t.Errorf("%s is missing", m)
+		}
+	}
+	for _, m := range []*names.Metric{names.GPUUp, names.GPUTemperature, names.GPUThrottled, names.GPUNVLinkUp, names.GPUProcesses} {
+		if seen[m.Name] {
+			t.Errorf("%s is told", m)
+		}
 	}
 }
 
