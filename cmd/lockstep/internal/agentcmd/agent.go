@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
@@ -25,14 +26,22 @@ type Cmd struct {
 	Node       string    `help:"Name of this node (default: the host name)." env:"LOCKSTEP_NODE"`
 	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	GPU        GPU       `embed:"" prefix:"gpu."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
+}
+
+// GPU is how the agent asks NVIDIA's driver for the health of its GPUs.
+type GPU struct {
+	Watch  bool          `default:"true" negatable:"" help:"Ask NVIDIA's driver for the health of this node's GPUs, where there is one."`
+	Period time.Duration `default:"5s" help:"Time between two probes of all GPUs."`
+	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
 }
 
 // Help implements kong's help provider.
 func (*Cmd) Help() string {
 	return `Reads the flight recorders of this node's ranks, without their taking part, and the state of their
-processes; serves metrics, streams progress to each job's master, and exports traces over OTLP when
+processes, and asks NVIDIA's driver, where there is one, for the health of its GPUs; serves metrics, streams progress to each job's master, and exports traces over OTLP when
 OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
 Examples:
@@ -74,7 +83,17 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if tracer.Enabled() {
 		sinks = append(sinks, tracer)
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks})
+	var sources []agent.NamedSource
+	if c.GPU.Watch {
+		gpus := nvml.New(nvml.Options{Period: c.GPU.Period, Bound: c.GPU.Bound, Log: log})
+		defer func() {
+			if err := gpus.Close(); err != nil { // the process ends all the same
+				log.Warn("the GPU driver does not let go", "err", err)
+			}
+		}()
+		sources = append(sources, agent.NamedSource{Name: "nvml", Source: gpus})
+	}
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
 	if err != nil {
 		return err
 	}
