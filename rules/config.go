@@ -27,6 +27,9 @@ type Config struct {
 	// StuckFor is how long an action may take.
 	StuckFor time.Duration
 
+	// GPUWindow is for how long an event of a GPU (an Xid, an error) stays an alert.
+	GPUWindow time.Duration
+
 	// RecorderLossRatio and TraceDropRatio are the shares of records and spans
 	// lost that an operator should know of.
 	RecorderLossRatio, TraceDropRatio float64
@@ -67,6 +70,7 @@ func DefaultConfig() Config {
 		Memory:            time.Hour,
 		TroubleFor:        time.Minute,
 		StuckFor:          5 * time.Minute,
+		GPUWindow:         15 * time.Minute,
 		RecorderLossRatio: 0.001,
 		TraceDropRatio:    0.01,
 		ClockError:        time.Millisecond,
@@ -94,6 +98,7 @@ func FastConfig() Config {
 	c.DownFor = 3 * time.Second
 	c.TroubleFor = 10 * time.Second
 	c.StuckFor = 30 * time.Second
+	c.GPUWindow = 30 * time.Second
 	c.Fallback = Fallback{
 		HangAfter:  10 * time.Second,
 		For:        2 * time.Second,

@@ -1,6 +1,10 @@
 package rules
 
-import "github.com/lockstep-ccl/lockstep/exporters/names"
+import (
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
 
 // pipeline watches what the verdicts rest on: agents, masters and what they lose.
 func pipeline(c Config) []alert {
@@ -134,9 +138,11 @@ and on (job, instance) last_over_time({info}{component="{component}"}[{memory}])
 
 // newly is how much a counter grew within the window, counting from 0 a series
 // that is new: increase() does not see its first step.
-func newly(m *names.Metric, matchers string, c Config) string {
+func newly(m *names.Metric, matchers string, c Config) string { return newlyIn(m, matchers, c.Window) }
+
+func newlyIn(m *names.Metric, matchers string, window time.Duration) string {
 	return "  " + promql(`
 increase({m}{matchers}[{window}]) > 0
   or
-  ({m}{matchers} unless {m}{matchers} offset {window})`, "m", m, "matchers", matchers, "window", c.Window)
+  ({m}{matchers} unless {m}{matchers} offset {window})`, "m", m, "matchers", matchers, "window", window)
 }

@@ -25,6 +25,14 @@ const (
 	AlertClockError        = "LockstepClockError"
 	AlertTraceDrops        = "LockstepTraceDrops"
 
+	AlertGPUXidFatal           = "LockstepGPUXidFatal"
+	AlertGPULost               = "LockstepGPULost"
+	AlertGPUDriverUnresponsive = "LockstepGPUDriverUnresponsive"
+	AlertGPUUncorrectableECC   = "LockstepGPUUncorrectableECC"
+	AlertGPURowRemapFailure    = "LockstepGPURowRemapFailure"
+	AlertGPUNVLinkErrors       = "LockstepGPUNVLinkErrors"
+	AlertGPUThrottled          = "LockstepGPUThrottled"
+
 	AlertRemediatorDown = "LockstepRemediatorDown"
 	AlertBreakerOpen    = "LockstepBreakerOpen"
 	AlertActionFailed   = "LockstepActionFailed"
