@@ -153,6 +153,9 @@ func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
 	cfg.Name, cfg.Timeout, cfg.Faults = "preflight", c.JoinTimeout, c.faults
 	world, err := ccl.Init(ctx, cfg)
 	if err != nil {
+		if cfg.Rank == 0 { // files of an earlier check must not speak for this one
+			err = errors.Join(err, newReport(newSurvey(max(cfg.Size, 1)), c.limits(), began, err).save(c))
+		}
 		return err
 	}
 	m := &member{cmd: c, world: world, device: dev, node: cfg.Node, ctl: world.NewStream()}
@@ -196,7 +199,7 @@ func (c *Cmd) lead(ctx context.Context, m *member, began time.Time, out io.Write
 		return e
 	}
 	if r.Verdict == "bad" {
-		return &BadError{fmt.Sprintf("preflight: %d findings", len(r.Findings))}
+		return &BadError{"preflight: bad edges or ranks (see above)"}
 	}
 	return err
 }

@@ -197,10 +197,9 @@ func TestThrottledEdgeIsNamed(t *testing.T) {
 
 func TestLateEdgeIsNamed(t *testing.T) {
 	r, _ := check(t, StatusBad, "delay 0-3 0 1", "-n", "4", "--tolerance", "1000000", "--max-latency", "8ms")
-	for _, f := range r.Findings {
-		if f.Kind != "connection" || !slices.Contains(f.Why, "latency") || *f.Source+*f.Destination != 3 || *f.Source**f.Destination != 0 {
-			t.Errorf("want latency between ranks 0 and 3, got %+v", f)
-		}
+	only(t, r, "connection", "rank 0 (", "latency")
+	if f := r.Findings[0]; !f.BothWays || *f.Source+*f.Destination != 3 || *f.Source**f.Destination != 0 {
+		t.Errorf("want ranks 0 and 3 both ways, got %+v", f)
 	}
 }
 
@@ -238,7 +237,7 @@ func TestDeadRankIsNamed(t *testing.T) {
 
 func TestThresholds(t *testing.T) {
 	r, _ := check(t, StatusBad, "", "-n", "2", "--min-bandwidth", "100000")
-	if r.BadEdges != 2 || len(r.Bad) != 1 {
+	if only(t, r, "connection", "↔", "bandwidth"); r.BadEdges != 2 || len(r.Bad) != 1 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -158,12 +158,13 @@ type Finding struct {
 	// Kind is connection (Source → Destination), source (all that Source sends),
 	// destination (all that Destination receives), rank (Source, in both directions
 	// or by itself), node (all that crosses the border of SourceNode) or block (from
-	// SourceNode to DestinationNode).
+	// SourceNode to DestinationNode, where none stands for all others).
 	Kind            string   `json:"kind"`
 	Source          *int     `json:"source,omitempty"`
 	Destination     *int     `json:"destination,omitempty"`
 	SourceNode      string   `json:"source_node,omitempty"`
 	DestinationNode string   `json:"destination_node,omitempty"`
+	BothWays        bool     `json:"both_ways,omitempty"`
 	Why             []string `json:"why"`   // bandwidth, latency, blocked, memory, compute, together, gone, error
 	Edges           int      `json:"edges"` // that it explains
 	Text            string   `json:"text"`
@@ -190,7 +191,7 @@ func (s *survey) findings(j *judgement) []Finding {
 	}
 	patterns := diagnosis.ExplainEdges(edges, ns.of)
 	for _, p := range bothWays(patterns) {
-		f := Finding{Edges: len(p.Edges)}
+		f := Finding{Edges: len(p.Edges), BothWays: p.both}
 		rank := func(r int32) (*int, string) {
 			if r < 0 {
 				return nil, ""
@@ -203,28 +204,23 @@ func (s *survey) findings(j *judgement) []Finding {
 		case p.Kind == diagnosis.CulpritNode:
 			f.Kind, f.SourceNode = "node", ns.names[p.Src]
 			where = fmt.Sprintf("everything between node %s and others", f.SourceNode)
-		case p.Block && p.Kind == diagnosis.CulpritSource:
-			f.Kind, f.SourceNode = "block", ns.names[p.Src]
-			where = fmt.Sprintf("everything that node %s sends to others", f.SourceNode)
-		case p.Block && p.Kind == diagnosis.CulpritDest:
-			f.Kind, f.DestinationNode = "block", ns.names[p.Dst]
-			where = fmt.Sprintf("everything that node %s receives from others", f.DestinationNode)
 		case p.Block:
-			f.Kind, f.SourceNode, f.DestinationNode = "block", ns.names[p.Src], ns.names[p.Dst]
-			where = fmt.Sprintf("node %s → node %s", f.SourceNode, f.DestinationNode)
+			f.Kind = "block"
+			if p.Src >= 0 {
+				f.SourceNode = ns.names[p.Src]
+			}
+			if p.Dst >= 0 {
+				f.DestinationNode = ns.names[p.Dst]
+			}
+			where = p.between("node "+f.SourceNode, "node "+f.DestinationNode)
 		default:
 			f.Source, f.SourceNode = rank(p.Src)
 			f.Destination, f.DestinationNode = rank(p.Dst)
-			switch p.Kind {
-			case diagnosis.CulpritRank:
-				f.Kind, where = "rank", fmt.Sprintf("everything that rank %d (%s) sends and receives", p.Src, f.SourceNode)
-			case diagnosis.CulpritSource:
-				f.Kind, where = "source", fmt.Sprintf("everything that rank %d (%s) sends", p.Src, f.SourceNode)
-			case diagnosis.CulpritDest:
-				f.Kind, where = "destination", fmt.Sprintf("everything that rank %d (%s) receives", p.Dst, f.DestinationNode)
-			default:
-				f.Kind, where = "connection", fmt.Sprintf("rank %d (%s) → rank %d (%s)", p.Src, f.SourceNode, p.Dst, f.DestinationNode)
+			f.Kind = p.Kind.String()
+			if p.both && f.Destination == nil {
+				f.Kind = "rank"
 			}
+			where = p.between(fmt.Sprintf("rank %d (%s)", p.Src, f.SourceNode), fmt.Sprintf("rank %d (%s)", p.Dst, f.DestinationNode))
 		}
 		var of []int
 		for _, e := range p.Edges {
@@ -239,25 +235,46 @@ func (s *survey) findings(j *judgement) []Finding {
 	return found
 }
 
-// bothWays makes one pattern of a row and a column of the same rank.
-func bothWays(patterns []diagnosis.EdgePattern) []diagnosis.EdgePattern {
-	for i := 0; i < len(patterns); i++ {
-		p := &patterns[i]
-		for k := i + 1; k < len(patterns); k++ {
-			q := patterns[k]
-			row, column := *p, q
-			if p.Kind == diagnosis.CulpritDest {
-				row, column = q, *p
-			}
-			if row.Kind == diagnosis.CulpritSource && column.Kind == diagnosis.CulpritDest && row.Src == column.Dst && !row.Block && !column.Block {
-				p.Kind, p.Src, p.Dst = diagnosis.CulpritRank, row.Src, -1
-				p.Edges = slices.Concat(p.Edges, q.Edges)
-				patterns = slices.Delete(patterns, k, k+1)
-				break
-			}
+// pattern is what bad edges have in common, maybe in both directions.
+type pattern struct {
+	diagnosis.EdgePattern
+	both bool
+}
+
+// between says it in words.
+func (p *pattern) between(src, dst string) string {
+	switch {
+	case p.Src < 0:
+		return "everything that " + dst + " receives"
+	case p.Dst < 0 && p.both:
+		return "everything that " + src + " sends and receives"
+	case p.Dst < 0:
+		return "everything that " + src + " sends"
+	case p.both:
+		return src + " ↔ " + dst
+	}
+	return src + " → " + dst
+}
+
+// bothWays makes one pattern of a row and a column of the same rank, and of the
+// two directions of a connection or block.
+func bothWays(patterns []diagnosis.EdgePattern) []pattern {
+	var found []pattern
+	for _, q := range patterns {
+		i := slices.IndexFunc(found, func(p pattern) bool {
+			return !p.both && p.Block == q.Block && p.Src == q.Dst && p.Dst == q.Src && p.Kind != diagnosis.CulpritNode
+		})
+		if i < 0 {
+			found = append(found, pattern{q, false})
+			continue
+		}
+		p := &found[i]
+		p.both, p.Edges = true, slices.Concat(p.Edges, q.Edges)
+		if p.Kind == diagnosis.CulpritDest {
+			p.Kind, p.Src, p.Dst = q.Kind, q.Src, q.Dst
 		}
 	}
-	return patterns
+	return found
 }
 
 // describe says what is bad about edges, by the worst of them.
