@@ -305,14 +305,17 @@ func (c *Comm) Close() error {
 	}
 	c.ctl.Close()
 	c.watching.Wait()
-	err = errors.Join(err, c.gpu.close(ctx))
+	gpuErr := c.gpu.close(ctx)
+	err = errors.Join(err, gpuErr)
 	c.executor.acquire() // for good: no one may use the mesh any more
 	c.log.addSums()
 	meshErr := c.mesh.Close()
 	if failure == nil {
 		c.log.state(record.CommLeft)
 	}
-	err = errors.Join(err, c.log.gpu.Close())
+	if gpuErr == nil { // else the GPU may still write there
+		err = errors.Join(err, c.log.gpu.Close())
+	}
 	c.proc.release()
 	return errors.Join(failure, err, meshErr)
 }

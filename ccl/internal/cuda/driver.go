@@ -3,6 +3,7 @@ package cuda
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"unsafe"
@@ -72,6 +73,9 @@ func start(path string, lookup func(string) uintptr) (*Driver, error) {
 		return nil, fmt.Errorf("%w: %s lacks %s; driver 535 or newer is needed", ErrNoDriver, path, strings.Join(missing, ", "))
 	}
 	bind(d.fn[cuCtxSetCurrent], d.fn[cuThreadExchangeStreamCaptureMode])
+	if os.Getenv(connectionsEnv) == "" {
+		_ = os.Setenv(connectionsEnv, strconv.Itoa(maxConnections)) // the driver reads it in cuInit
+	}
 	if rc := d.call(cuInit, 0); rc != 0 {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, d.fail(cuInit, "", rc, -1))
 	}
@@ -93,3 +97,19 @@ func (d *Driver) Version() int { return d.version }
 
 // Count is the number of GPUs that CUDA_VISIBLE_DEVICES lets this process see.
 func (d *Driver) Count() int { return d.count }
+
+const (
+	connectionsEnv = "CUDA_DEVICE_MAX_CONNECTIONS"
+	maxConnections = 32 // the driver's limit
+)
+
+// Connections is how many hardware queues the streams of a device share: what
+// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to the most there can be
+// where nobody else has. A stream that waits holds up the others of its queue.
+func Connections() int {
+	n, err := strconv.Atoi(os.Getenv(connectionsEnv))
+	if err != nil {
+		return 8 // the driver's default
+	}
+	return min(max(n, 1), maxConnections)
+}

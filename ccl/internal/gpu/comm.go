@@ -15,6 +15,22 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
+// newStream makes *s unless it is there.
+func (c *Comm) newStream(s **cuda.Stream) (err error) {
+	if *s == nil {
+		*s, err = c.dev.NewStream(0)
+	}
+	return err
+}
+
+// newEvent makes *e unless it is there.
+func (c *Comm) newEvent(e **cuda.Event) (err error) {
+	if *e == nil {
+		*e, err = c.dev.NewEvent(false)
+	}
+	return err
+}
+
 // MaxRanks is how many GPUs one communicator may have on a node.
 const MaxRanks = kernels.MaxRanks
 
@@ -42,6 +58,10 @@ type Config struct {
 	Blocks int
 }
 
+// leastConnections is how many hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) there
+// must be for copy engines: two for each peer, and some for the program.
+const leastConnections = 2*MaxRanks + 8
+
 // DefaultStage is the staging memory of a rank.
 const DefaultStage = 64 << 20
 
@@ -58,6 +78,11 @@ type Comm struct {
 	mail       *mailbox
 	abort      []byte   // pinned host word that kernels look at
 	abortAt    cuda.Ptr // as the GPU sees it
+
+	// copies: copy engines may be used. Streams that wait for words share a few
+	// hardware queues, and one that waits holds up the others of its queue, maybe
+	// those that it waits for.
+	copies bool
 
 	mu      sync.Mutex
 	windows atomic.Pointer[[]*Window] // replaced whole, under mu
@@ -95,6 +120,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.dev, err = open(cfg.Device); err != nil {
 		return nil, err
 	}
+	c.copies = cuda.Connections() >= leastConnections
 	if c.move, err = c.dev.movers(); err != nil {
 		return nil, err
 	}
@@ -126,18 +152,10 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.rescue, err = c.dev.NewStream(0); err != nil {
 		return nil, err
 	}
-	if c.host, err = c.dev.NewStream(0); err != nil {
-		return nil, err
-	}
 	if err = c.stamps.init(c); err != nil {
 		return nil, err
 	}
-	if err = c.engine.init(c); err != nil {
-		return nil, err
-	}
-	if err = c.sends.init(c); err != nil {
-		return nil, err
-	}
+	c.sends.init(c)
 	c.args = &kernels.Args{}
 	a := c.args
 	a.Rank, a.Ranks, a.Abort = uint32(c.rank), uint32(c.size), uint64(c.abortAt)
@@ -172,7 +190,7 @@ func (c *Comm) release() {
 	defer c.rescuing.Unlock()
 	if c.rescue != nil {
 		// An error means a context that is broken, and then nothing waits.
-		_ = c.rescue.Batch(c.sends.release(c.engine.release(nil)))
+		_ = c.rescue.Batch(c.sends.release(c.engine.release(c, nil)))
 	}
 }
 
@@ -316,6 +334,9 @@ func (c *Comm) CopyIn(dst cuda.Ptr, src []byte) error {
 	}
 	c.copying.Lock()
 	defer c.copying.Unlock()
+	if err := c.newStream(&c.host); err != nil {
+		return err
+	}
 	if err := c.host.CopyIn(dst, unsafe.Pointer(unsafe.SliceData(src)), uint64(len(src))); err != nil {
 		return err
 	}
@@ -328,6 +349,9 @@ func (c *Comm) CopyOut(dst []byte, src cuda.Ptr) error {
 	}
 	c.copying.Lock()
 	defer c.copying.Unlock()
+	if err := c.newStream(&c.host); err != nil {
+		return err
+	}
 	if err := c.host.CopyOut(unsafe.Pointer(unsafe.SliceData(dst)), src, uint64(len(dst))); err != nil {
 		return err
 	}

@@ -30,31 +30,20 @@ type copyEngine struct {
 	ops             []cuda.MemOp
 }
 
+// init makes the engine ready for its first operation: streams are scarce.
 func (e *copyEngine) init(c *Comm) error {
-	e.c = c
+	if e.c != nil {
+		return nil
+	}
 	var errs []error
-	stream := func(p **cuda.Stream) {
-		var err error
-		*p, err = c.dev.NewStream(0)
-		errs = append(errs, err)
-	}
-	event := func(p **cuda.Event) {
-		var err error
-		*p, err = c.dev.NewEvent(false)
-		errs = append(errs, err)
-	}
 	for r := range c.size {
 		if r != c.rank {
-			stream(&e.to[r])
-			event(&e.done[r])
+			errs = append(errs, c.newStream(&e.to[r]), c.newEvent(&e.done[r]))
 		}
 	}
-	stream(&e.fold)
-	event(&e.begun)
-	event(&e.foldDone)
-	event(&e.folded[0])
-	event(&e.folded[1])
+	errs = append(errs, c.newStream(&e.fold), c.newEvent(&e.begun), c.newEvent(&e.foldDone), c.newEvent(&e.folded[0]), c.newEvent(&e.folded[1]))
 	e.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
+	e.c = c
 	return errors.Join(errs...)
 }
 
@@ -74,10 +63,12 @@ func (e *copyEngine) close() error {
 }
 
 // release lists the writes that let go of every stream that waits.
-func (e *copyEngine) release(ops []cuda.MemOp) []cuda.MemOp {
-	for r := range e.c.size {
-		if r != e.c.rank {
-			ops = append(ops, cuda.WriteOp(e.ready(e.c.rank, r), e.sent[r].Load()+beyond), cuda.WriteOp(e.copied(e.c.rank, r), e.got[r].Load()+beyond))
+func (e *copyEngine) release(c *Comm, ops []cuda.MemOp) []cuda.MemOp {
+	for r := range c.size {
+		if r != c.rank {
+			ops = append(ops,
+				cuda.WriteOp(c.word(c.rank, kernels.HeapReady, r), e.sent[r].Load()+beyond),
+				cuda.WriteOp(c.word(c.rank, kernels.HeapCopied, r), e.got[r].Load()+beyond))
 		}
 	}
 	return ops
@@ -162,8 +153,10 @@ func (e *copyEngine) end(s *cuda.Stream) error {
 }
 
 // run puts a collective on s and on the engine's streams.
-func (e *copyEngine) run(s *cuda.Stream, op *Op, b buffers) error {
-	c := e.c
+func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
+	if err := e.init(c); err != nil {
+		return err
+	}
 	mark, err := c.stamps.begin(s, op)
 	if err != nil {
 		return err

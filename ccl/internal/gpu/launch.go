@@ -33,13 +33,13 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 	}
 	b := c.buffers(op)
 	bytes := op.Count * uint64(op.DType.Size())
-	p := c.choose(op.Coll, bytes, b.direct, captured)
+	p := c.choose(op.Coll, bytes, b.direct, captured || !c.copies)
 	c.lastWay.Store(uint32(p.way)<<16 | uint32(p.blocks))
 	switch {
 	case p.way == WayLL || p.way == WayLL2:
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	case p.way == WayCopy:
-		return c.engine.run(s, op, b)
+		return c.engine.run(s, c, op, b)
 	case b.direct:
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}

@@ -68,22 +68,10 @@ type pending struct {
 	begun  *cuda.Event
 }
 
-func (x *sender) init(c *Comm) error {
+func (x *sender) init(c *Comm) {
 	x.c = c
 	x.stop = make(chan struct{})
 	x.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
-	var errs []error
-	for r := range c.size {
-		if r == c.rank {
-			continue
-		}
-		var err [3]error
-		x.to[r], err[0] = c.dev.NewStream(0)
-		x.from[r], err[1] = c.dev.NewStream(0)
-		x.done[r], err[2] = c.dev.NewEvent(false)
-		errs = append(errs, err[:]...)
-	}
-	return errors.Join(errs...)
 }
 
 func (x *sender) close() error {
@@ -165,7 +153,7 @@ func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, m
 		large = large || m.Bytes > llMessage && m.Peer != c.rank
 	}
 	// The copy engines' flags are counted by the host, which a graph's replay is not.
-	large = large && !captured
+	large = large && !captured && c.copies
 	limit := uint64(llMessage)
 	if !large {
 		limit = never
@@ -305,6 +293,9 @@ func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
 		if m.Send || m.Peer == c.rank || m.Bytes <= llMessage {
 			continue
 		}
+		if err := errors.Join(c.newStream(&x.from[m.Peer]), c.newEvent(&x.done[m.Peer])); err != nil {
+			return err
+		}
 		if err := x.receive(s, begun, m); err != nil {
 			return err
 		}
@@ -312,6 +303,9 @@ func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
 	for _, m := range msgs {
 		if !m.Send || m.Peer == c.rank || m.Bytes <= llMessage {
 			continue
+		}
+		if err := c.newStream(&x.to[m.Peer]); err != nil {
+			return err
 		}
 		x.called[m.Peer]++
 		p := pending{peer: m.Peer, number: x.called[m.Peer], buf: m.Buf, bytes: m.Bytes, begun: begun}
@@ -492,6 +486,9 @@ func (x *sender) run(stop <-chan struct{}) {
 		case <-stop:
 			return
 		default:
+		}
+		if c.Aborted() {
+			return // whoever waits has been let go
 		}
 		x.mu.Lock()
 		rest, blocked := x.queue[:0], uint64(0)
