@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/api"
 	promapi "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 // Vars stand in for what Grafana fills in. A selector that is empty selects all.
@@ -19,6 +21,7 @@ type Vars struct {
 	Communicator string
 	Collective   string
 	Node         string // instance of an agent
+	GPUs         bool   // there are some: Check asks for them, too
 
 	// Range is how far back a panel looks; default 5 min. A panel that showed
 	// something at any time in it is not empty: an incident may be over.
@@ -72,6 +75,9 @@ func Check(ctx context.Context, url string, v Vars) error {
 	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
 	var errs []error
 	for _, q := range Queries() {
+		if q.Dashboard == names.DashboardGPU && !v.GPUs {
+			continue
+		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)
 		switch {
 		case ctx.Err() != nil:

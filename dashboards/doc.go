@@ -5,8 +5,8 @@
 // it, generated), and [Check], which runs every panel's query against a
 // Prometheus and says which fail or show nothing.
 //
-// Four dashboards, from the question "do steps go on?" inwards: the job, one
-// communicator with its delay matrix, one node, and the pipeline itself. Each
+// Five dashboards, from the question "do steps go on?" inwards: the job, one
+// communicator with its delay matrix, one node, GPUs, and the pipeline itself. Each
 // variable and link leads from one to the next. Panels that belong to an alert
 // link to its runbook. Exemplars lead to traces when the Prometheus data source
 // maps their label trace_id to a tracing data source.

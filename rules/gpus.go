@@ -19,7 +19,7 @@ sum by (instance, gpu, xid, effect) (
 ) > 0`, "increase", newlyIn(names.GPUXids, fmt.Sprintf(`{%s="%s"}`, names.LabelEffect, effect), c.GPUWindow)),
 			summary:     gpu + ` reported Xid {{ $labels.xid }}` + summary,
 			description: description + ` What the code means is in NVIDIA's Xid catalogue and in the agent's log.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		}
 	}
 	return []alert{
@@ -32,14 +32,14 @@ sum by (instance, gpu, xid, effect) (
 			expr:        promql(`max by (instance, gpu) ({up}) == 0`, "up", names.GPUUp),
 			summary:     gpu + ` does not answer its driver`,
 			description: `It has fallen off the bus, or its driver has given it up. Nothing runs on it until the node has been restarted, or for good.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		},
 		{
 			name: names.AlertGPUDriverUnresponsive, severity: critical,
 			expr:        promql(`max by (instance) ({unresponsive}) == 1`, "unresponsive", names.GPUDriverUnresponsive),
 			summary:     `The GPU driver of {{ $labels.instance }} does not answer`,
 			description: `A call into NVIDIA's driver has not returned for longer than it may take (--gpu.bound, 10 s). Processes that call it hang as well, often beyond SIGKILL. The agent's log names the call.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		},
 		{
 			name: names.AlertGPUUncorrectableECC, severity: warning,
@@ -47,14 +47,14 @@ sum by (instance, gpu, xid, effect) (
 				"ecc", names.GPUECCErrors, "kind", names.KindUncorrected, "lifetime", names.LifetimeVolatile, "window", c.GPUWindow),
 			summary:     gpu + ` has had an uncorrectable memory error`,
 			description: `The data in question is lost, and what used it has ended. The row is replaced by a spare one at the next reset of the GPU.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		},
 		{
 			name: names.AlertGPURowRemapFailure, severity: warning,
 			expr:        promql(`max by (instance, gpu) ({failure}) == 1`, "failure", names.GPURemapFailure),
 			summary:     gpu + ` has no spare memory rows left`,
 			description: `A row of memory with errors could not be remapped. The next error there ends what uses it, again and again: the GPU is to be replaced.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		},
 		{
 			name: names.AlertGPUNVLinkErrors, severity: warning,
@@ -71,7 +71,7 @@ max by (instance, gpu) (
 				"recoveries", names.GPUNVLinkRecoveries, "replays", names.GPUNVLinkReplays, "up", names.GPUNVLinkUp, "window", c.GPUWindow, "memory", c.Memory),
 			summary:     gpu + ` has trouble with its NVLinks`,
 			description: `A link was trained again, had to replay data, or is down and was up before. Collectives through it are slow or stall; the other end of the link may be to blame as well.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		},
 		{
 			name: names.AlertGPUThrottled, hold: c.TroubleFor, severity: warning,
@@ -79,7 +79,7 @@ max by (instance, gpu) (
 				"throttled", names.GPUThrottled, "reasons", names.ThrottleSWThermal+"|"+names.ThrottleHWThermal+"|"+names.ThrottlePowerBrake),
 			summary:     gpu + ` is slowed down ({{ $labels.reason }})`,
 			description: `The clocks are lowered by heat or by the power supply, and every rank waits for the one on this GPU. A GPU at its power limit (power_cap) is normal and not meant.`,
-			dashboard:   names.DashboardNode,
+			dashboard:   names.DashboardGPU,
 		},
 	}
 }

@@ -123,6 +123,7 @@ var dashboardVars = map[string]string{
 	names.DashboardJob:          `?var-training_job={{ $labels.training_job | urlquery }}`,
 	names.DashboardCommunicator: `?var-training_job={{ $labels.training_job | urlquery }}&var-communicator={{ $labels.communicator | urlquery }}`,
 	names.DashboardNode:         `?var-node={{ $labels.instance | urlquery }}`,
+	names.DashboardGPU:          `?var-node={{ $labels.instance | urlquery }}`,
 	names.DashboardPipeline:     ``,
 }
 

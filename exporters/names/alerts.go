@@ -48,5 +48,6 @@ const (
 	DashboardJob          = "lockstep-job"
 	DashboardCommunicator = "lockstep-communicator"
 	DashboardNode         = "lockstep-node"
+	DashboardGPU          = "lockstep-gpu"
 	DashboardPipeline     = "lockstep-pipeline"
 )
