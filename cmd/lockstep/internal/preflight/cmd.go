@@ -19,7 +19,7 @@ type Cmd struct {
 	Nodes  int    `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
 	Device string `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank. Between nodes it is host memory all the same."`
 
-	Size     size          `default:"16M" help:"Largest message of the bandwidth measurement, in bytes (K, M, G)."`
+	Size     size          `default:"0" help:"Largest message of the bandwidth measurement, in bytes (K, M, G). 0: 16M on CPUs, 64M on GPUs." placeholder:"BYTES"`
 	Time     time.Duration `default:"60ms" help:"How long to measure the bandwidth of each direction of a pair."`
 	Trips    int           `default:"200" help:"Round trips of the latency measurement." placeholder:"N"`
 	Together bool          `help:"Measure also while all ranks exchange with all others at once: what they share is short of."`
@@ -85,7 +85,7 @@ func (s *size) UnmarshalText(b []byte) error {
 		text = text[:i]
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > 1<<34>>shift {
+	if err != nil || n < 0 || n > 1<<34>>shift {
 		return fmt.Errorf("size %q: want bytes, such as 64K, 16M or 1G, at most 16G", b)
 	}
 	*s = size(n << shift)
@@ -127,11 +127,13 @@ func (c *Cmd) limits() limits {
 
 // Run measures, or starts the ranks that do.
 func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
 	if os.Getenv("LOCKSTEP_COMM_ID") == "" {
+		ctx, cancel := context.WithTimeout(ctx, c.Timeout+2*slack) // the ranks end by themselves
+		defer cancel()
 		return c.launch(ctx, out)
 	}
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
 	// A check is no job: the agent need not hear of it.
 	if err := os.Setenv("LOCKSTEP_RECORDER", "off"); err != nil {
 		return err
@@ -146,6 +148,11 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 // rank is one rank's part.
 func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
 	began := time.Now()
+	if c.Size == 0 {
+		if c.Size = 16 << 20; c.Device == "cuda" {
+			c.Size = 64 << 20
+		}
+	}
 	dev, err := device(c.Device, localRank(cfg.Rank))
 	if err != nil {
 		return fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)
@@ -187,11 +194,14 @@ func (c *Cmd) lead(ctx context.Context, m *member, began time.Time, out io.Write
 	err := con.conduct(ctx)
 	con.progress.end()
 	r := newReport(con.survey, c.limits(), began, err)
-	if err != nil {
+	if errors.Is(err, errSilent) {
 		m.world.Abort(err)
-	} else if e := con.finish(ctx, r.status()); e != nil && r.status() == 0 {
+	} else if e := con.finish(ctx, r.status()); e != nil {
 		m.world.Abort(e)
-		err = e
+		if err == nil {
+			err = e
+			r = newReport(con.survey, c.limits(), began, err)
+		}
 	}
 	_ = m.world.Close() // what it can say has been said, and changes no verdict
 	printErr := r.print(out, terminal(out) && os.Getenv("NO_COLOR") == "")

@@ -94,7 +94,9 @@ func (s *survey) take(rank int, r *report) {
 		st.self.Compute = max(st.self.Compute, r.Self.Compute)
 	}
 	st.together = max(st.together, r.Together)
-	st.err = r.Err
+	if r.Err != "" || r.Self != nil {
+		st.err = r.Err
+	}
 }
 
 // conductor is rank 0's part.
@@ -332,9 +334,9 @@ func (c *conductor) lost(err error) error {
 	return err
 }
 
-// finish tells all ranks how it ended.
+// finish tells all ranks how it ended, also when it did because time was up.
 func (c *conductor) finish(ctx context.Context, status int) error {
-	return c.tell(ctx, func(int) order { return order{Kind: orderEnd, Arg: int32(status)} })
+	return c.tell(context.WithoutCancel(ctx), func(int) order { return order{Kind: orderEnd, Arg: int32(status)} })
 }
 
 // progress tells on a terminal how far rank 0 is; nil tells nobody.

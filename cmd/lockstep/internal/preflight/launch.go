@@ -18,8 +18,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl"
 )
 
-// grace is how long ranks may take to end once one of them has: rank 0 finds out
-// within it who is gone, and the others what it found.
+// grace is how long the other ranks may take to end once rank 0 has.
 const grace = 5 * time.Second
 
 // launch starts the ranks as children that run the same command, and waits for
@@ -66,25 +65,23 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 		started++
 		go func() { ends <- end{r, cmd.Wait()} }()
 	}
+	told := false // rank 0 has ended: what it said stands
 	for range started {
 		e := <-ends
-		if e.err != nil && (failure == nil || e.rank == 0) {
-			failure = fmt.Errorf("rank %d: %w", e.rank, e.err)
-			if ctx.Err() != nil {
-				failure = context.Cause(ctx)
-			}
-			var exit *exec.ExitError
-			if errors.As(e.err, &exit) && exit.ExitCode() == StatusBad {
-				failure = &BadError{} // it has told
-			}
-		}
 		if e.rank == 0 {
-			if e.err == nil {
-				failure = nil
-			}
-			if started > 1 { // whoever does not end now is stuck, and rank 0 has said so
-				defer time.AfterFunc(grace, cancel).Stop()
-			}
+			told, failure = true, nil
+			defer time.AfterFunc(grace, cancel).Stop() // whoever has not ended then is stuck
+		}
+		if e.err == nil || told && e.rank != 0 || failure != nil {
+			continue
+		}
+		failure = fmt.Errorf("rank %d: %w", e.rank, e.err)
+		if ctx.Err() != nil {
+			failure = context.Cause(ctx)
+		}
+		var exit *exec.ExitError
+		if errors.As(e.err, &exit) && exit.ExitCode() == StatusBad {
+			failure = &BadError{} // it has told
 		}
 	}
 	return failure

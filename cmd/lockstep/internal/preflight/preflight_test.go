@@ -20,6 +20,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"go.uber.org/goleak"
 
 	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
 )
@@ -34,7 +35,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) == "" {
-		os.Exit(m.Run())
+		goleak.VerifyTestMain(m)
 	}
 	var c Cmd
 	k := kong.Parse(&c, kong.Exit(func(int) { os.Exit(2) }))
@@ -245,5 +246,17 @@ func TestThresholds(t *testing.T) {
 func TestOneRank(t *testing.T) {
 	if r, out := check(t, 0, "", "-n", "1"); r.Verdict != "good" || r.Ranks[0].Memory <= 0 {
 		t.Error(out)
+	}
+}
+
+// When time is up there is a report of what was measured, and no good node.
+func TestTimeIsUp(t *testing.T) {
+	good := filepath.Join(t.TempDir(), "good")
+	r, out := check(t, 1, "", "-n", "4", "--time", "400ms", "--timeout", "1500ms", "--good", good)
+	if r.Verdict != "incomplete" || r.Error == "" || len(r.Good) != 0 {
+		t.Errorf("%+v\n%s", r, out)
+	}
+	if b, err := os.ReadFile(good); err != nil || len(b) != 0 {
+		t.Errorf("good nodes %q, %v", b, err)
 	}
 }

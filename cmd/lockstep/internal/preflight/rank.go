@@ -101,7 +101,7 @@ func (m *member) checkSelf(ctx context.Context, r *report) {
 		return
 	}
 	err := m.with(ctx, m.world.Rank(), "preflight self", true, func(ctx context.Context, c *ccl.Comm) (err error) {
-		r.Self.Memory, err = gpuMemory(ctx, c, max(int(m.cmd.Size), 1<<20), m.cmd.Time)
+		r.Self.Memory, err = gpuMemory(ctx, c, int(m.cmd.Size), m.cmd.Time)
 		return err
 	})
 	if err != nil {
