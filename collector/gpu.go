@@ -19,8 +19,8 @@ type GPUs struct {
 // GPU is one GPU. What it, its driver or the permissions cannot tell is nil,
 // never zero. Counters count from the driver's start, unless they say otherwise.
 type GPU struct {
-	Index int    `json:"index"` // NVML's, in PCI order; not CUDA's ordinal
-	UUID  string `json:"uuid,omitempty"`
+	Index int    `json:"index"`          // NVML's, in PCI order; not CUDA's ordinal
+	UUID  string `json:"uuid,omitempty"` // "" when the agent may not look at it: see Failed
 	Model string `json:"model,omitempty"`
 	BusID string `json:"pci_bus_id,omitempty"`
 

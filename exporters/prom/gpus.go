@@ -41,6 +41,9 @@ func sendGPUs(p *pass, n *collector.GPUs) {
 	for i := range n.GPUs {
 		g := &n.GPUs[i]
 		gpu := strconv.Itoa(g.Index)
+		if g.UUID == "" && !g.Lost {
+			continue // the agent may not look at it
+		}
 		p.send(names.GPUInfo, 1, gpu, g.UUID, g.Model, g.BusID, n.DriverVersion)
 		for _, x := range g.Xids {
 			_, effect := diagnosis.DescribeXid(x.Code)

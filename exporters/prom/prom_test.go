@@ -87,6 +87,7 @@ func nodeGPUs() *collector.GPUs {
 				Links: []collector.NVLink{{Link: 0, Up: true, CRC: v(4), Replays: v(3), Recoveries: v(0)}, {Link: 1}},
 				PIDs:  []int32{4242}, Xids: []collector.Xid{{Code: 63, Count: 1, At: 1}, {Code: 31, Count: 2, At: 1}, {Code: 7777, Count: 1, At: 1}},
 			},
+			{Index: 2, Failed: []string{"GetHandleByIndex: Insufficient Permissions"}},
 			{Index: 1, UUID: "GPU-1", Model: "NVIDIA H200", Lost: true, LostAt: 1, Xids: []collector.Xid{{Code: 79, Count: 1, At: 1}}},
 		},
 	}

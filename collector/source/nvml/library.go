@@ -32,7 +32,7 @@ type library struct {
 
 // device is a GPU and what is fixed about it.
 type device struct {
-	handle nvml.Device // nil: it could not be had
+	handle nvml.Device // nil: it could not be had yet
 	fixed  collector.GPU
 	links  int
 }
@@ -51,7 +51,7 @@ func (l *library) open() error {
 	}
 	count, ret := l.nvml.DeviceGetCount()
 	if ret != nvml.SUCCESS || count == 0 {
-		l.nvml.Shutdown()
+		_ = l.nvml.Shutdown()
 		if ret != nvml.SUCCESS {
 			return fmt.Errorf("nvml: DeviceGetCount: %w", ret)
 		}
@@ -66,23 +66,20 @@ func (l *library) open() error {
 	for i := range l.devices {
 		d := &l.devices[i]
 		d.fixed.Index = i
-		handle, ret := l.nvml.DeviceGetHandleByIndex(i)
-		if ret != nvml.SUCCESS {
-			d.fixed.Lost = true
-			d.fixed.Failed = []string{fmt.Sprintf("GetHandleByIndex: %v", ret)}
+		if d.handle, ret = l.nvml.DeviceGetHandleByIndex(i); ret != nvml.SUCCESS {
+			d.handle = nil // a probe tries again, and tells
 			continue
 		}
-		d.handle = handle
-		l.index[handle] = i
-		l.learn(d)
+		l.index[d.handle] = i
+		d.learn(func(int, string) {})
 	}
 	l.register()
 	return nil
 }
 
 // learn asks what does not change.
-func (l *library) learn(d *device) {
-	k := look{g: &d.fixed, at: func(int, string) {}}
+func (d *device) learn(at func(int, string)) {
+	k := look{g: &d.fixed, at: at}
 	d.fixed.UUID = text(&k, "GetUUID", d.handle.GetUUID)
 	d.fixed.Model = text(&k, "GetName", d.handle.GetName)
 	if pci, ok := ask(&k, "GetPciInfo", d.handle.GetPciInfo); ok {
@@ -109,7 +106,7 @@ func (l *library) register() {
 		}
 	}
 	if !registered {
-		set.Free()
+		_ = set.Free()
 		return
 	}
 	l.events = set
@@ -121,9 +118,9 @@ func (l *library) close() {
 	}
 	l.opened = false
 	if l.events != nil {
-		l.events.Free()
+		_ = l.events.Free()
 	}
-	l.nvml.Shutdown()
+	_ = l.nvml.Shutdown()
 }
 
 func (l *library) wait(timeout time.Duration) (xid, error) {
@@ -149,9 +146,18 @@ func (l *library) probe(at func(gpu int, call string)) collector.GPUs {
 	node := collector.GPUs{DriverVersion: l.version}
 	for i := range l.devices {
 		d := &l.devices[i]
-		g := d.fixed
+		g := collector.GPU{Index: i}
+		k := look{g: &g, at: at}
+		if d.handle == nil {
+			// Its Xids are not waited for: nobody else may touch the set while somebody waits.
+			h, ok := ask(&k, "GetHandleByIndex", func() (nvml.Device, nvml.Return) { return l.nvml.DeviceGetHandleByIndex(i) })
+			if ok {
+				d.handle = h
+				d.learn(at)
+			}
+		}
 		if d.handle != nil {
-			k := look{g: &g, at: at}
+			g = d.fixed
 			k.device(l, d)
 		}
 		node.GPUs = append(node.GPUs, g)

@@ -439,6 +439,33 @@ func TestOldLibrary(t *testing.T) {
 	}
 }
 
+// A GPU that may not be looked at costs nobody else, is not called lost, and is there once it may be.
+func TestGPUWithoutHandle(t *testing.T) {
+	m := newMachine(3)
+	m.gpus[1].fail("GetHandle", nvml.ERROR_NO_PERMISSION)
+	m.gpus[2].fail("GetHandle", nvml.ERROR_GPU_IS_LOST)
+	r := start(t, m)
+	r.probe()
+	g := r.v.GPUs.GPUs
+	if len(g) != 3 || g[0].Power == nil || len(g[0].Failed) != 0 {
+		t.Fatalf("%+v", g)
+	}
+	if g[1].Index != 1 || g[1].UUID != "" || g[1].Lost || g[1].LostAt != 0 || g[1].Power != nil || len(g[1].Failed) != 1 {
+		t.Errorf("not allowed: %+v", g[1])
+	}
+	if g[2].Index != 2 || !g[2].Lost || g[2].LostAt == 0 || len(g[2].Failed) != 1 {
+		t.Errorf("lost: %+v", g[2])
+	}
+	m.gpus[1].heal()
+	m.gpus[2].heal()
+	r.probe()
+	for i, g := range r.v.GPUs.GPUs {
+		if g.UUID != uuidOf(i) || g.Lost || g.Power == nil || len(g.Failed) != 0 {
+			t.Errorf("healed: %+v", g)
+		}
+	}
+}
+
 func TestFieldValueTypes(t *testing.T) {
 	bits := func(v uint64) (b [8]byte) { binary.NativeEndian.PutUint64(b[:], v); return b }
 	for _, c := range []struct {

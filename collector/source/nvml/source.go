@@ -165,7 +165,7 @@ func (s *Source) Close() error {
 	case <-done:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("close nvml: %s has not returned", *s.call.Load())
+		return fmt.Errorf("close nvml: a call into the GPU driver does not return; the last one of a probe was %s", *s.call.Load())
 	}
 }
 

@@ -4,7 +4,6 @@ package gpus
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -76,8 +75,6 @@ func look(ctx context.Context, gpus source.Source, dir string) (*seen, error) {
 		v := source.View{Now: record.Now()}
 		_ = recorders.Update(&v) // a node without ranks is well
 		switch err := gpus.Update(&v); {
-		case errors.Is(err, source.ErrNoData):
-			return nil, fmt.Errorf("no GPU to look at: %w", err)
 		case err != nil:
 			return nil, err
 		case v.GPUs != nil:

@@ -93,7 +93,7 @@ func TestLook(t *testing.T) {
 		err  string
 	}{
 		"GPUs":    {func(v *source.View) error { v.GPUs = &collector.GPUs{}; return nil }, ""},
-		"nothing": {func(*source.View) error { return fmt.Errorf("%w: no library", source.ErrNoData) }, "no GPU to look at"},
+		"nothing": {func(*source.View) error { return fmt.Errorf("%w: no library", source.ErrNoData) }, "no library"},
 		"hangs": {func(v *source.View) error {
 			v.GPUs = &collector.GPUs{UnresponsiveAt: 1}
 			return errors.New("Init has not returned")
