@@ -153,12 +153,15 @@ func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
 			c.Size = 64 << 20
 		}
 	}
+	cfg.Name, cfg.Timeout, cfg.Faults = "preflight", c.JoinTimeout, c.faults
 	dev, err := device(c.Device, localRank(cfg.Rank))
 	if err != nil {
-		return fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)
+		err = fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)
 	}
-	cfg.Name, cfg.Timeout, cfg.Faults = "preflight", c.JoinTimeout, c.faults
-	world, err := ccl.Init(ctx, cfg)
+	var world *ccl.Comm
+	if err == nil {
+		world, err = ccl.Init(ctx, cfg)
+	}
 	if err != nil {
 		if cfg.Rank == 0 { // files of an earlier check must not speak for this one
 			err = errors.Join(err, newReport(newSurvey(max(cfg.Size, 1)), c.limits(), began, err).save(c))

@@ -147,6 +147,9 @@ func (r *Report) summary() string {
 	for _, t := range r.Typical {
 		fmt.Fprintf(&b, "; %s %s, %s", t.Kind, gigabytes(t.Bandwidth), micros(t.Latency))
 	}
+	if t := r.judged.together; t > 0 {
+		fmt.Fprintf(&b, "; all at once %s a rank", gigabytes(t))
+	}
 	if r.Verdict == "bad" {
 		fmt.Fprintf(&b, "; %d bad edges, keep out: %s", r.BadEdges, strings.Join(r.Bad, " "))
 	}
