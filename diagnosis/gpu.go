@@ -67,6 +67,16 @@ func (t Throttle) String() string {
 // MarshalText implements encoding.TextMarshaler, as String.
 func (t Throttle) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
+// outlived is how long after an Xid a rank may still be seen active, with what
+// it had begun before; one that goes on for longer was not ended by it.
+const outlived = 5e9
+
+// endedByXid reports whether an Xid is why a rank does not go on.
+func (e *Engine) endedByXid(rank int32) bool {
+	r := &e.pass.ev.Ranks[rank]
+	return r.Xid != 0 && (r.GPU.XidAt == 0 || e.hang.active[rank] < r.GPU.XidAt+outlived)
+}
+
 // explain adds to a finding what is wrong with the GPUs of whom it blames,
 // right behind its first sentence: it is the most telling there is.
 func (e *Engine) explain(f *finding) {

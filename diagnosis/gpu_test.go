@@ -43,6 +43,14 @@ func TestGPUsExplain(t *testing.T) {
 		}, "confirmed noncommunication_hang 2 idle", "GPU 1 of its node has been slowed down (hw_thermal) since 01:45:", "power_cap"},
 		{"driver hangs", func(j *job) { late(j).GPU = diagnosis.GPU{Seen: true, UnresponsiveAt: ago(30)} },
 			"confirmed noncommunication_hang 2 idle", "GPU 0 of its node cannot be asked: a call into its driver has not returned since", ""},
+		{"an Xid that the rank has outlived: it computes, and has the time for it", func(j *job) {
+			r := late(j) // active until 10 s ago
+			r.Xid, r.GPU, r.CPU = 74, diagnosis.GPU{Seen: true, Index: 2, XidAt: ago(300)}, 0.9
+		}, "suspected noncommunication_hang 2 computing", "GPU 2 of its node reported Xid 74 (NVLink error) at 01:41:", ""},
+		{"an Xid that ended it: no reason to wait for long", func(j *job) {
+			r := late(j)
+			r.Xid, r.GPU, r.CPU = 74, diagnosis.GPU{Seen: true, Index: 2, XidAt: ago(11)}, 0.9
+		}, "confirmed noncommunication_hang 2 xid_74", "its GPU reported Xid 74", ""},
 		{"healthy", func(j *job) { late(j).GPU = diagnosis.GPU{Seen: true, Throttle: diagnosis.ThrottlePowerCap} },
 			"confirmed noncommunication_hang 2 idle", "uses 0.00 cores", "GPU"},
 		{"of somebody who is not to blame", func(j *job) {

@@ -115,10 +115,10 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 	p, cfg := &e.pass, &e.cfg
 	r := &p.ev.Ranks[rank]
 	x := excuse{since: e.hang.active[rank], suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter)}
-	if p.state[rank].sick() || r.Xid != 0 {
+	if fatal := e.endedByXid(rank); p.state[rank].sick() || fatal {
 		x.firm, x.fell = 2, r.ProcAt
 		switch {
-		case r.Xid != 0:
+		case fatal:
 			x.reason, x.fell = fmt.Sprintf("xid_%d", r.Xid), 0
 		case r.Proc == ProcStopped:
 			x.reason = reasonStopped

@@ -785,3 +785,23 @@ func TestRealLibrary(t *testing.T) {
 	}
 	t.Fatal("neither GPUs nor no data")
 }
+
+// BenchmarkUpdate is a pass between two probes, ten of which the agent makes a second.
+func BenchmarkUpdate(b *testing.B) {
+	m := newMachine(8)
+	s := newSource(Options{Log: slog.New(slog.DiscardHandler)}, &library{nvml: m.lib})
+	defer s.Close()
+	v := source.View{Now: record.Now()}
+	for i := range 8 {
+		p := &source.Process{State: diagnosis.ProcRunning}
+		p.Devices = []record.DeviceStatus{{DeviceEntry: record.DeviceEntry{UUID: uuidBytes(i)}}}
+		v.Processes = append(v.Processes, p)
+	}
+	for v.GPUs == nil {
+		_ = s.Update(&v)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = s.Update(&v)
+	}
+}
