@@ -105,8 +105,8 @@ func (c *Cmd) Validate() error {
 		return errors.New("--min-bandwidth and --max-latency cannot be negative")
 	case c.Time <= 0 || c.PairTimeout <= 0 || c.JoinTimeout <= 0 || c.Timeout <= 0:
 		return errors.New("--time and time-outs must be above 0")
-	case c.PairTimeout < 4*c.Time:
-		return fmt.Errorf("--pair-timeout %v is too short for --time %v: want at least four times as long", c.PairTimeout, c.Time)
+	case c.PairTimeout < 20*c.Time:
+		return fmt.Errorf("--pair-timeout %v is too short for --time %v: want at least 20 times as long", c.PairTimeout, c.Time)
 	case c.Prom != "" && !strings.HasSuffix(c.Prom, ".prom"):
 		return fmt.Errorf("--prom %s: textfile collectors read names that end in .prom", c.Prom)
 	}
@@ -173,10 +173,7 @@ func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
 		return c.lead(ctx, m, began, out)
 	}
 	status, err := m.follow(ctx)
-	if err != nil {
-		world.Abort(err)
-	}
-	_ = world.Close() // what it can say has been said, and changes no verdict
+	m.close(err != nil)
 	switch {
 	case errors.Is(err, ccl.ErrAborted) || status == StatusBad:
 		return &BadError{} // rank 0 has told why
@@ -197,16 +194,15 @@ func (c *Cmd) lead(ctx context.Context, m *member, began time.Time, out io.Write
 	err := con.conduct(ctx)
 	con.progress.end()
 	r := newReport(con.survey, c.limits(), began, err)
-	if errors.Is(err, errSilent) {
-		m.world.Abort(err)
-	} else if e := con.finish(ctx, r.status()); e != nil {
-		m.world.Abort(e)
-		if err == nil {
+	told := false
+	if !errors.Is(err, errSilent) {
+		e := con.finish(ctx, r.status())
+		if told = e == nil; !told && err == nil {
 			err = e
 			r = newReport(con.survey, c.limits(), began, err)
 		}
 	}
-	_ = m.world.Close() // what it can say has been said, and changes no verdict
+	m.close(!told)
 	printErr := r.print(out, terminal(out) && os.Getenv("NO_COLOR") == "")
 	if e := errors.Join(printErr, r.save(c)); e != nil {
 		return e

@@ -104,6 +104,7 @@ type conductor struct {
 	*member
 	survey   *survey
 	progress *progress
+	patience time.Duration // with ranks that report
 }
 
 // errSilent says that ranks did not answer, so that no round can go on.
@@ -113,15 +114,19 @@ var errSilent = errors.New("ranks do not answer")
 // was found also when it fails.
 func (c *conductor) conduct(ctx context.Context) error {
 	n := c.world.Size()
+	c.patience = c.cmd.PairTimeout + slack
 	c.progress.begin("self check", 1)
-	mine := c.hello(ctx)
-	if err := c.gather(ctx, mine); err != nil {
+	hello, err := c.reports(ctx, c.hello(ctx))
+	if err == nil && c.device != ccl.CPU {
+		err = c.joinNodes(ctx, hello)
+	}
+	if err != nil {
 		return err
 	}
 	rounds := tournament(n)
 	c.progress.begin("pairs", n*(n-1)/2)
 	for _, round := range rounds {
-		if err := c.round(ctx, round); err != nil {
+		if err := c.round(ctx, round, 1); err != nil {
 			return err
 		}
 	}
@@ -129,17 +134,18 @@ func (c *conductor) conduct(ctx context.Context) error {
 		return err
 	}
 	if c.cmd.Together {
-		return c.allTogether(ctx)
+		c.progress.begin("together", 1)
+		_, err = c.do(ctx, func(int) order { return order{Kind: orderTogether, Device: c.device != ccl.CPU} })
 	}
-	return nil
+	return err
 }
 
 // round measures disjoint pairs. Setting up takes all ranks, so one that is late
 // spoils it for all: pairs that have not begun get a second chance.
-func (c *conductor) round(ctx context.Context, round []int32) error {
-	unbegun, err := c.try(ctx, round)
+func (c *conductor) round(ctx context.Context, round []int32, times int) error {
+	unbegun, err := c.try(ctx, round, times)
 	if err == nil && unbegun {
-		_, err = c.try(ctx, round)
+		_, err = c.try(ctx, round, times)
 	}
 	for a, b := range round {
 		if a < int(b) {
@@ -151,13 +157,10 @@ func (c *conductor) round(ctx context.Context, round []int32) error {
 
 // try measures a round, and tells whether there were pairs that failed before they
 // sent anything.
-func (c *conductor) try(ctx context.Context, round []int32) (unbegun bool, err error) {
+func (c *conductor) try(ctx context.Context, round []int32, times int) (unbegun bool, err error) {
 	reports, err := c.do(ctx, func(rank int) order {
-		o := order{Kind: orderPair, Arg: round[rank]}
-		if p := int(round[rank]); p != idle && c.device != ccl.CPU && c.survey.sameNode(rank, p) {
-			o.Device = 1
-		}
-		return o
+		p := int(round[rank])
+		return order{Kind: orderPair, Arg: p, Times: times, Device: p != idle && c.device != ccl.CPU && c.survey.sameNode(rank, p)}
 	})
 	if reports == nil {
 		return false, err
@@ -183,8 +186,8 @@ const (
 	againBlocked = 4 // once, since each may take all of --pair-timeout
 )
 
-// again measures what looks bad some times more, one pair at a time: what was
-// slow because of its neighbours, or for a moment, was not bad.
+// again measures what looks bad some times more, one pair at a time and longer and
+// longer: what was slow because of its neighbours, or for a moment, was not bad.
 func (c *conductor) again(ctx context.Context) error {
 	n := c.survey.size()
 	for turn := range againTimes {
@@ -208,7 +211,7 @@ func (c *conductor) again(ctx context.Context) error {
 			c.progress.begin("again", len(rounds))
 		}
 		for _, round := range rounds {
-			if err := c.round(ctx, round); err != nil {
+			if err := c.round(ctx, round, turn+2); err != nil {
 				return err
 			}
 		}
@@ -228,16 +231,31 @@ func (c *conductor) again(ctx context.Context) error {
 	return nil
 }
 
-// allTogether has all ranks exchange at once; GPUs do with those of their node.
-func (c *conductor) allTogether(ctx context.Context) error {
-	c.progress.begin("together", 1)
-	node := c.survey.nodes()
+// joinNodes has the GPUs of each node make a communicator, at the first's address.
+func (c *conductor) joinNodes(ctx context.Context, hello []report) error {
+	node := c.survey.nodes().of
+	// GPUs that nobody uses may take long to wake up.
+	c.patience = c.cmd.JoinTimeout + slack
+	defer func() { c.patience = c.cmd.PairTimeout + slack }()
 	_, err := c.do(ctx, func(rank int) order {
-		if c.device == ccl.CPU {
-			return order{Kind: orderTogether}
+		o := order{Kind: orderNode}
+		for r, n := range node {
+			if n != node[rank] {
+				continue
+			}
+			if o.Size == 0 {
+				o.ID = hello[r].ID
+			}
+			if r == rank {
+				o.Rank = o.Size
+			}
+			o.Size++
 		}
-		return order{Kind: orderTogether, Arg: node.of[rank], Device: 1}
+		return o
 	})
+	if err == nil {
+		_, err = c.do(ctx, func(int) order { return order{Kind: orderSelf, Arg: 1} })
+	}
 	return err
 }
 
@@ -261,8 +279,11 @@ func (c *conductor) tell(ctx context.Context, orderOf func(rank int) order) erro
 	}
 	err := c.world.Group(c.ctl, func(g *ccl.Group) error {
 		for r := 1; r < c.world.Size(); r++ {
-			o := orderOf(r)
-			if err := g.Send(ccl.Of([]int32{o.Kind, o.Arg, o.Device}), r); err != nil {
+			b, err := encode(orderOf(r), orderSize)
+			if err != nil {
+				return err
+			}
+			if err := g.Send(ccl.Bytes(ccl.Uint8, b), r); err != nil {
 				return err
 			}
 		}
@@ -272,11 +293,6 @@ func (c *conductor) tell(ctx context.Context, orderOf func(rank int) order) erro
 		err = c.ctl.Wait(ctx)
 	}
 	return c.lost(err)
-}
-
-func (c *conductor) gather(ctx context.Context, mine *report) error {
-	_, err := c.reports(ctx, mine)
-	return err
 }
 
 // reports takes one report of every rank. Ranks whose report does not come in
@@ -290,7 +306,7 @@ func (c *conductor) reports(ctx context.Context, mine *report) ([]report, error)
 		return reports, nil
 	}
 	raw := make([]byte, n*reportSize)
-	wait, cancel := context.WithTimeout(ctx, c.cmd.PairTimeout+slack)
+	wait, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	err := c.world.Group(c.ctl, func(g *ccl.Group) error {
 		for r := 1; r < n; r++ {
@@ -336,7 +352,7 @@ func (c *conductor) lost(err error) error {
 
 // finish tells all ranks how it ended, also when it did because time was up.
 func (c *conductor) finish(ctx context.Context, status int) error {
-	return c.tell(context.WithoutCancel(ctx), func(int) order { return order{Kind: orderEnd, Arg: int32(status)} })
+	return c.tell(context.WithoutCancel(ctx), func(int) order { return order{Kind: orderEnd, Arg: status} })
 }
 
 // progress tells on a terminal how far rank 0 is; nil tells nobody.

@@ -104,12 +104,8 @@ func nodeName(i, nodes int) string {
 
 // jobEnv is what all ranks of a run have in common. dir holds the secret.
 func jobEnv(dir string) ([]string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	id, err := newID()
 	if err != nil {
-		return nil, fmt.Errorf("find a port for the rendezvous: %w", err)
-	}
-	id, err := ccl.NewUniqueID(l.Addr().String())
-	if err := errors.Join(err, l.Close()); err != nil {
 		return nil, err
 	}
 	var secret [32]byte
@@ -119,4 +115,15 @@ func jobEnv(dir string) ([]string, error) {
 		return nil, err
 	}
 	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "LOCKSTEP_SECRET_FILE=" + file}, nil
+}
+
+// newID is that of a communicator whose rank 0 will be on this machine, for ranks
+// of this machine.
+func newID() (ccl.UniqueID, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return ccl.UniqueID{}, fmt.Errorf("find a port for a rendezvous: %w", err)
+	}
+	id, err := ccl.NewUniqueID(l.Addr().String())
+	return id, errors.Join(err, l.Close())
 }

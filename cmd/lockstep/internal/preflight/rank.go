@@ -16,13 +16,19 @@ const (
 	orderEnd      = iota // Arg is the exit status
 	orderPair            // Arg is the partner, or idle
 	orderSelf            // Arg is 1 for ranks that check themselves
-	orderTogether        // Arg is the group: all of its ranks exchange at once
+	orderTogether        // all exchange at once
+	orderNode            // join the communicator of the node's GPUs: ID, Rank and Size
 )
 
 // order is what rank 0 tells a rank to do next.
 type order struct {
-	Kind, Arg int32
-	Device    int32 // 1: in device memory
+	Kind   int    `json:"kind"`
+	Arg    int    `json:"arg,omitempty"`
+	Device bool   `json:"dev,omitempty"`   // in device memory
+	Times  int    `json:"times,omitempty"` // as long as --time
+	ID     string `json:"id,omitempty"`
+	Rank   int    `json:"rank,omitempty"`
+	Size   int    `json:"size,omitempty"`
 }
 
 // self is what a rank measured of itself.
@@ -35,28 +41,37 @@ type self struct {
 type report struct {
 	Node     string    `json:"node,omitempty"` // of the first one only
 	Device   string    `json:"dev,omitempty"`
+	ID       string    `json:"id,omitempty"` // of a communicator that this rank could be rank 0 of
 	Self     *self     `json:"self,omitempty"`
 	Pair     *measured `json:"pair,omitempty"`
 	Together float64   `json:"all,omitempty"` // bytes per second
 	Err      string    `json:"err,omitempty"`
 }
 
-// reportSize bounds a report; it is the size of the message.
-const reportSize = 1024
+// Sizes of messages; an order or a report is not longer.
+const (
+	reportSize = 1024
+	orderSize  = 512
+)
 
 func (r *report) encode() ([]byte, error) {
 	r.Err = clip(r.Err)
 	if r.Pair != nil {
 		r.Pair.Err = clip(r.Pair.Err)
 	}
-	b, err := json.Marshal(r)
+	return encode(r, reportSize)
+}
+
+// encode makes a message of size bytes.
+func encode(v any, size int) ([]byte, error) {
+	b, err := json.Marshal(v)
 	if err != nil {
 		return nil, err
 	}
-	if len(b) > reportSize {
-		return nil, fmt.Errorf("report of %d bytes, at most %d", len(b), reportSize)
+	if len(b) > size {
+		return nil, fmt.Errorf("%T of %d bytes, at most %d", v, len(b), size)
 	}
-	return append(b, bytes.Repeat([]byte{' '}, reportSize-len(b))...), nil
+	return append(b, bytes.Repeat([]byte{' '}, size-len(b))...), nil
 }
 
 // clip keeps an error's text short enough for a report, even escaped.
@@ -77,6 +92,7 @@ func decodeReport(b []byte) (r report, ok bool) {
 type member struct {
 	cmd    *Cmd
 	world  *ccl.Comm
+	local  *ccl.Comm // of the node's GPUs, nil on CPUs
 	device ccl.Device
 	node   string
 	ctl    *ccl.Stream
@@ -89,21 +105,46 @@ const slack = 6 * time.Second
 // hello is a rank's first report.
 func (m *member) hello(ctx context.Context) *report {
 	r := &report{Node: m.node, Device: m.device.String()}
-	m.checkSelf(ctx, r)
+	if m.device == ccl.CPU {
+		m.checkSelf(ctx, r)
+		return r
+	}
+	id, err := newID()
+	if err != nil {
+		r.Err = err.Error()
+	}
+	r.ID = id.String()
 	return r
 }
 
-// checkSelf measures the rank's own device and host. All ranks call it.
+// close ends the rank's part; failed says that others may not be there to do so as well.
+func (m *member) close(failed bool) {
+	for _, c := range []*ccl.Comm{m.local, m.world} {
+		if c != nil {
+			if failed {
+				c.Abort(errSilent)
+			}
+			_ = c.Close() // what it can say has been said, and changes no verdict
+		}
+	}
+}
+
+// checkSelf measures the rank's own device and host.
 func (m *member) checkSelf(ctx context.Context, r *report) {
 	r.Self = &self{Compute: hostCompute(m.cmd.Time)}
 	if m.device == ccl.CPU {
 		r.Self.Memory = hostMemory(m.cmd.Time)
 		return
 	}
-	err := m.with(ctx, m.world.Rank(), "preflight self", true, func(ctx context.Context, c *ccl.Comm) (err error) {
-		r.Self.Memory, err = gpuMemory(ctx, c, int(m.cmd.Size), m.cmd.Time)
-		return err
-	})
+	ctx, cancel := context.WithTimeout(ctx, m.cmd.PairTimeout)
+	defer cancel()
+	c, err := m.split(ctx, m.local, m.world.Rank(), "preflight self")
+	if err == nil {
+		err = use(c, func() (err error) {
+			r.Self.Memory, err = gpuMemory(ctx, c, int(m.cmd.Size), m.cmd.Time)
+			return err
+		})
+	}
 	if err != nil {
 		r.Err = "self check: " + err.Error()
 	}
@@ -115,58 +156,85 @@ func (m *member) obey(ctx context.Context, o order) *report {
 	switch o.Kind {
 	case orderPair:
 		r.Pair = &measured{}
-		color, name := ccl.NoColor, ""
-		if o.Arg != idle {
-			a, b := min(int(o.Arg), m.world.Rank()), max(int(o.Arg), m.world.Rank())
-			color, name = a, fmt.Sprintf("preflight %d-%d", a, b)
-		}
-		err := m.with(ctx, color, name, o.Device == 1, func(ctx context.Context, c *ccl.Comm) (err error) {
-			p := &pair{comm: c, host: c.NewStream(), data: c.NewStream(), trip: m.cmd.Trips, time: m.cmd.Time, m: r.Pair}
-			if p.bufs, err = m.buffers(ctx, c, o.Device == 1); err != nil {
-				return err
-			}
-			err = p.measure(ctx)
-			if err != nil {
-				// Whoever gives up first tells the other; neither waits for its own end.
-				c.Abort(err)
-				return err
-			}
-			return p.bufs.free(ctx)
-		})
-		if err != nil {
+		if err := m.pair(ctx, o, r.Pair); err != nil {
 			r.Pair.Err = err.Error()
 		}
 	case orderSelf:
-		if o.Arg == 1 || m.device != ccl.CPU { // on GPUs all ranks make the communicators
+		if o.Arg == 1 || m.device != ccl.CPU { // GPUs' communicators are made by all
 			m.checkSelf(ctx, r)
 		}
 	case orderTogether:
-		err := m.with(ctx, int(o.Arg), "preflight together", o.Device == 1, func(ctx context.Context, c *ccl.Comm) (err error) {
-			r.Together, err = m.together(ctx, c, o.Device == 1)
-			return err
-		})
-		if err != nil {
+		if err := m.together(ctx, o, r); err != nil {
 			r.Err = "together: " + err.Error()
+		}
+	case orderNode:
+		if err := m.joinNode(ctx, o); err != nil {
+			r.Err = "communicator of the node's GPUs: " + err.Error()
 		}
 	}
 	return r
 }
 
-// with runs do on a communicator of the ranks of the same color, within
-// --pair-timeout all in all; an error ends that communicator on all its ranks.
-func (m *member) with(ctx context.Context, color int, name string, device bool, do func(context.Context, *ccl.Comm) error) error {
+// joinNode makes the communicator from which those of pairs of GPUs come: one
+// that spans nodes has no GPUs.
+func (m *member) joinNode(ctx context.Context, o order) error {
+	id, err := ccl.ParseUniqueID(o.ID)
+	if err != nil {
+		return err
+	}
+	m.local, err = ccl.Init(ctx, ccl.Config{
+		ID: id, Rank: o.Rank, Size: o.Size, Node: m.node, Name: "preflight node", Device: m.device, Timeout: m.cmd.JoinTimeout, Faults: m.cmd.faults,
+	})
+	return err
+}
+
+// pair measures with the partner that o names, within --pair-timeout all in all.
+// All ranks make the communicators of a round together, those of a node's GPUs too.
+func (m *member) pair(ctx context.Context, o order, found *measured) error {
 	ctx, cancel := context.WithTimeout(ctx, m.cmd.PairTimeout)
 	defer cancel()
-	c, err := m.world.Split(ctx, color, m.world.Rank(), name, func(cfg *ccl.Config) {
-		cfg.Device = ccl.CPU
-		if device {
-			cfg.Device = m.device
+	color, name := ccl.NoColor, ""
+	if o.Arg != idle {
+		a, b := min(o.Arg, m.world.Rank()), max(o.Arg, m.world.Rank())
+		color, name = a, fmt.Sprintf("preflight %d-%d", a, b)
+	}
+	host, gpus := color, ccl.NoColor
+	if o.Device {
+		host, gpus = ccl.NoColor, color
+	}
+	c, err := m.split(ctx, m.world, host, name)
+	if m.device != ccl.CPU {
+		local, localErr := m.split(ctx, m.local, gpus, name)
+		if o.Device {
+			c, err = local, localErr
 		}
-	})
+	}
 	if err != nil || c == nil {
 		return err
 	}
-	if err := do(ctx, c); err != nil {
+	return use(c, func() (err error) {
+		p := &pair{comm: c, host: c.NewStream(), data: c.NewStream(), trip: m.cmd.Trips, time: m.cmd.Time * time.Duration(o.Times), m: found}
+		if p.bufs, err = m.buffers(ctx, c, o.Device); err != nil {
+			return err
+		}
+		if err = p.measure(ctx); err != nil {
+			return err
+		}
+		return p.bufs.free(ctx)
+	})
+}
+
+func (m *member) split(ctx context.Context, parent *ccl.Comm, color int, name string) (*ccl.Comm, error) {
+	if parent == nil {
+		return nil, errors.New("there is no communicator of the node's GPUs")
+	}
+	return parent.Split(ctx, color, m.world.Rank(), name)
+}
+
+// use ends c after do. Whoever gives up first tells the others: nobody waits for
+// its own end.
+func use(c *ccl.Comm, do func() error) error {
+	if err := do(); err != nil {
 		c.Abort(err)
 		_ = c.Close() // says why it was aborted, again
 		return err
@@ -187,14 +255,31 @@ func (m *member) buffers(ctx context.Context, c *ccl.Comm, device bool) (*buffer
 	return hostBuffers(m.memory), nil
 }
 
-// together is how many bytes per second this rank sends while all ranks of c send
-// to all others at once.
-func (m *member) together(ctx context.Context, c *ccl.Comm, device bool) (rate float64, err error) {
+// together reports how many bytes per second this rank sends while all ranks send
+// to all others at once; GPUs do with those of their node.
+func (m *member) together(ctx context.Context, o order, r *report) error {
+	ctx, cancel := context.WithTimeout(ctx, m.cmd.PairTimeout)
+	defer cancel()
+	parent := m.world
+	if o.Device {
+		parent = m.local
+	}
+	c, err := m.split(ctx, parent, 0, "preflight together")
+	if err != nil {
+		return err
+	}
+	return use(c, func() (err error) {
+		r.Together, err = exchange(ctx, c, int(m.cmd.Size), o.Device)
+		return err
+	})
+}
+
+func exchange(ctx context.Context, c *ccl.Comm, size int, device bool) (rate float64, err error) {
 	n := c.Size()
 	if n == 1 {
 		return 0, nil
 	}
-	each := max(int(m.cmd.Size)/n, 1)
+	each := max(size/n, 1)
 	send, recv := ccl.Buffer{}, ccl.Buffer{}
 	if device {
 		mem, err := c.MemAlloc(2 * n * each)
@@ -229,16 +314,19 @@ func (m *member) follow(ctx context.Context) (status int, err error) {
 		if err := m.world.Send(m.ctl, ccl.Bytes(ccl.Uint8, b), 0); err != nil {
 			return 0, err
 		}
-		words := make([]int32, 3)
-		if err := m.world.Recv(m.ctl, ccl.Of(words), 0); err != nil {
+		b = make([]byte, orderSize)
+		if err := m.world.Recv(m.ctl, ccl.Bytes(ccl.Uint8, b), 0); err != nil {
 			return 0, err
 		}
 		if err := m.ctl.Wait(ctx); err != nil {
 			return 0, err
 		}
-		o := order{words[0], words[1], words[2]}
+		var o order
+		if err := json.Unmarshal(b, &o); err != nil {
+			return 0, fmt.Errorf("order of rank 0: %w", err)
+		}
 		if o.Kind == orderEnd {
-			return int(o.Arg), nil
+			return o.Arg, nil
 		}
 		r = m.obey(ctx, o)
 	}
