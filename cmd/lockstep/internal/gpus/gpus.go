@@ -107,8 +107,8 @@ func (s *seen) print(out io.Writer) error {
 		up, errs := links(g.Links)
 		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
 			g.Index, g.Model, g.BusID,
-			show("%.0f °C", 1, g.Temperature), show("%.0f/%.0f W", 1, g.Power, g.PowerLimit), show("%.0f MHz", 1e-6, g.SMClock),
-			show("%.0f %%", 100, g.Utilization), show("%.1f/%.0f GiB", 1.0/(1<<30), g.MemoryUsed, g.MemoryTotal),
+			show("%.0f °C", 1, g.Temperature), of("%.0f", 1, g.Power, g.PowerLimit, " W"), show("%.0f MHz", 1e-6, g.SMClock),
+			show("%.0f %%", 100, g.Utilization), of("%.1f", 1.0/(1<<30), g.MemoryUsed, g.MemoryTotal, " GiB"),
 			show("gen %.0f ×%.0f", 1, g.PCIeGeneration, g.PCIeWidth), up, errs,
 			show("%.0f", 1, g.Uncorrected.Volatile), remapped(g), lowered(g), s.ranks(g.Index))
 	}
@@ -133,6 +133,17 @@ func show(format string, scale float64, values ...*float64) string {
 		args = append(args, *v*scale)
 	}
 	return fmt.Sprintf(format, args...)
+}
+
+// of shows a value of what there may be at most, the latter when it is known.
+func of(format string, scale float64, v, most *float64, unit string) string {
+	switch {
+	case v == nil:
+		return "-"
+	case most == nil:
+		return show(format, scale, v) + unit
+	}
+	return show(format+"/%.0f", scale, v, most) + unit
 }
 
 func links(all []collector.NVLink) (up, errs string) {

@@ -24,7 +24,7 @@ func example() *seen {
 				Uncorrected: collector.ECC{Volatile: v(0)}, RowsCorrected: v(1), RowsUncorrected: v(2), RemapPending: v(1), RemapFailure: v(0), Throttle: &cap,
 				Links: []collector.NVLink{{Link: 0, Up: true, CRC: v(4), Replays: v(3), Recoveries: v(0)}, {Link: 1, Replays: v(1)}},
 			},
-			{Index: 1, Model: "NVIDIA H200", BusID: "00000000:2A:00.0", Failed: []string{"GetPowerUsage: Unknown Error"}},
+			{Index: 1, Model: "NVIDIA H200", BusID: "00000000:2A:00.0", Power: v(90), Failed: []string{"GetClockInfo: Unknown Error"}},
 			{Index: 2, Model: "NVIDIA H200", Lost: true},
 		}},
 		Ranks: []rank{{"llm", 4, 77, 0}, {"llm", 5, 78, 0}},
@@ -44,9 +44,9 @@ func TestTable(t *testing.T) {
 		"driver 580.95.05, 3 GPUs, asked in 42ms", "",
 		"GPU MODEL BUS TEMP POWER SM CLOCK BUSY MEMORY PCIE NVLINKS LINK ERRORS ECC UNCORR REMAPPED LOWERED BY RANKS",
 		"0 NVIDIA H200 00000000:18:00.0 61 °C 650/700 W 1980 MHz 98 % 10.0/140 GiB gen 5 ×16 1/2 up 4 crc, 4 replay, 0 recovery 0 1+2, PENDING power_cap llm/4 llm/5",
-		"1 NVIDIA H200 00000000:2A:00.0 - - - - - - - - - - - -",
+		"1 NVIDIA H200 00000000:2A:00.0 - 90 W - - - - - - - - - -",
 		"2 NVIDIA H200 LOST: it does not answer its driver",
-		"GPU 1: GetPowerUsage: Unknown Error",
+		"GPU 1: GetClockInfo: Unknown Error",
 	}
 	if got := strings.Join(lines, "\n"); got != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", got, strings.Join(want, "\n"))
@@ -69,7 +69,7 @@ func TestJSON(t *testing.T) {
 	if got.Driver != "580.95.05" || len(got.GPUs) != 3 || len(got.Ranks) != 2 || got.GPUs[0]["throttle"] != "power_cap" || got.GPUs[2]["lost"] != true {
 		t.Errorf("%s", b)
 	}
-	if _, ok := got.GPUs[1]["power_watts"]; ok {
+	if _, ok := got.GPUs[1]["sm_clock_hertz"]; ok {
 		t.Error("what is not known is there")
 	}
 }
