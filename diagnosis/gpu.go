@@ -67,6 +67,21 @@ func (t Throttle) String() string {
 // MarshalText implements encoding.TextMarshaler, as String.
 func (t Throttle) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (t *Throttle) UnmarshalText(text []byte) error {
+	*t = 0
+	for name := range strings.SplitSeq(string(text), ", ") {
+		i := slices.Index(throttleNames[:], name)
+		if i < 0 && len(text) > 0 {
+			return fmt.Errorf("no reason of a throttle: %q", name)
+		}
+		if i >= 0 {
+			*t |= 1 << i
+		}
+	}
+	return nil
+}
+
 // outlived is how long after an Xid a rank may still be seen active, with what
 // it had begun before; one that goes on for longer was not ended by it.
 const outlived = 5e9

@@ -104,6 +104,17 @@ func TestThrottles(t *testing.T) {
 	if got := (diagnosis.ThrottlePowerCap | diagnosis.ThrottlePowerBrake).String(); got != "power_cap, power_brake" {
 		t.Errorf("got %q", got)
 	}
+	for _, want := range append(diagnosis.Throttles(), 0, diagnosis.SlowedDown, diagnosis.ThrottleIdle|diagnosis.ThrottleReliability) {
+		text, _ := want.MarshalText()
+		var got diagnosis.Throttle
+		if err := got.UnmarshalText(text); err != nil || got != want {
+			t.Errorf("%q is read as %q: %v", text, got, err)
+		}
+	}
+	var bad diagnosis.Throttle
+	if err := bad.UnmarshalText([]byte("power_cap, haste")); err == nil {
+		t.Errorf("read as %q", bad)
+	}
 	// NVML's bits.
 	if diagnosis.ThrottleSWThermal != 0x20 || diagnosis.ThrottleHWThermal != 0x40 || diagnosis.ThrottlePowerBrake != 0x80 || diagnosis.ThrottleReliability != 0x400 {
 		t.Error("the bits are not NVML's")

@@ -27,7 +27,12 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if lib := os.Getenv("LOCKSTEP_TEST_NVML"); lib != "" {
+		linked(lib)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // machine is a mocked node. What is set on it while a source runs is atomic or a channel.
 type machine struct {
