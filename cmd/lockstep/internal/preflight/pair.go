@@ -146,6 +146,13 @@ func (p *pair) send(ctx context.Context) (float64, error) {
 		if took, err = p.burst(ctx, size, 1); err != nil {
 			return 0, err
 		}
+		if took > p.time/8 && took < 10*p.time { // the first of a size may have had to set up its way
+			again, err := p.burst(ctx, size, 1)
+			if err != nil {
+				return 0, err
+			}
+			took = min(took, again)
+		}
 		if size == whole || took > p.time/8 {
 			break
 		}

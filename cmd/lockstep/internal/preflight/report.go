@@ -102,7 +102,7 @@ func newReport(s *survey, l limits, began time.Time, err error) *Report {
 	for _, name := range s.nodes().names {
 		switch {
 		case name == "": // of a rank that never said where it is
-		case slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.SourceNode == name || f.DestinationNode == name }):
+		case slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.about(name) }):
 			r.Bad = append(r.Bad, name)
 		case err == nil:
 			r.Good = append(r.Good, name)

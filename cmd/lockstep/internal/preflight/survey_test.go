@@ -146,8 +146,12 @@ func TestReportNamesWhatWasPlanted(t *testing.T) {
 
 func TestFirmLimits(t *testing.T) {
 	s := healthy(2, 2)
-	if r := newReport(s, limits{tolerance: 1.5, minBandwidth: 50e9}, time.Now(), nil); r.BadEdges != 8 {
+	r := newReport(s, limits{tolerance: 1.5, minBandwidth: 50e9}, time.Now(), nil)
+	if r.BadEdges != 8 {
 		t.Errorf("%d edges below 50 GB/s, want the 8 between nodes", r.BadEdges)
+	}
+	if f := r.Findings; len(f) != 1 || f[0].Kind != "all" || f[0].Edges != 8 || !strings.HasPrefix(f[0].Text, "most connections between nodes (8 of 8): 1") || len(r.Bad) != 2 {
+		t.Errorf("bad nodes %q, %+v", r.Bad, f)
 	}
 	if r := newReport(s, limits{tolerance: 1.5, maxLatency: 29e-6}, time.Now(), nil); r.BadEdges != 8 {
 		t.Errorf("%d edges above 29 µs, want the 8 between nodes", r.BadEdges)

@@ -158,7 +158,8 @@ type Finding struct {
 	// Kind is connection (Source → Destination), source (all that Source sends),
 	// destination (all that Destination receives), rank (Source, in both directions
 	// or by itself), node (all that crosses the border of SourceNode) or block (from
-	// SourceNode to DestinationNode, where none stands for all others).
+	// SourceNode to DestinationNode, where none stands for all others), or all: most
+	// edges of a kind.
 	Kind            string   `json:"kind"`
 	Source          *int     `json:"source,omitempty"`
 	Destination     *int     `json:"destination,omitempty"`
@@ -169,7 +170,13 @@ type Finding struct {
 	Edges           int      `json:"edges"` // that it explains
 	Text            string   `json:"text"`
 
-	ratio float64 // how many times worse than normal its worst edge is
+	nodes []string // beside those named, to keep out
+	ratio float64  // how many times worse than normal its worst edge is
+}
+
+// about reports whether the finding is a reason to keep a node out.
+func (f *Finding) about(node string) bool {
+	return f.SourceNode == node || f.DestinationNode == node || slices.Contains(f.nodes, node)
 }
 
 // findings explains a judgement, ranks first, then what most edges have in common.
@@ -189,6 +196,7 @@ func (s *survey) findings(j *judgement) []Finding {
 			index = append(index, i)
 		}
 	}
+	found = append(found, s.everywhere(edges, index, j)...)
 	patterns := diagnosis.ExplainEdges(edges, ns.of)
 	for _, p := range bothWays(patterns) {
 		f := Finding{Edges: len(p.Edges), BothWays: p.both}
@@ -232,6 +240,37 @@ func (s *survey) findings(j *judgement) []Finding {
 	slices.SortStableFunc(found, func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(b.Edges, a.Edges), cmp.Compare(b.ratio, a.ratio))
 	})
+	return found
+}
+
+// everywhere finds a kind of edges most of which are bad: it would be idle to name
+// single ones. It takes them out of what is to be explained.
+func (s *survey) everywhere(edges []diagnosis.Edge, index []int, j *judgement) (found []Finding) {
+	const few = 6
+	for kind := range numKinds {
+		var all, bad []int
+		for e, i := range index {
+			if s.kind(i) == kind {
+				all = append(all, e)
+				if edges[e].Bad {
+					bad = append(bad, e)
+				}
+			}
+		}
+		if len(all) < few || 4*len(bad) < 3*len(all) {
+			continue
+		}
+		f := Finding{Kind: "all", Edges: len(bad)}
+		var of []int
+		for _, e := range bad {
+			edges[e].Bad = false
+			of = append(of, index[e])
+			f.nodes = append(f.nodes, s.ranks[edges[e].Src].node, s.ranks[edges[e].Dst].node)
+		}
+		where := fmt.Sprintf("most connections %s (%d of %d)", kindNames[kind], len(bad), len(all))
+		f.Text, f.Why, f.ratio = s.describe(where, of, j)
+		found = append(found, f)
+	}
 	return found
 }
 
