@@ -87,6 +87,8 @@ type Config struct {
 type GPUConfig struct {
 	Algo   string // ll, ll2, sym, bulk or ce, where a collective has it; also LOCKSTEP_GPU_ALGO
 	Blocks int    // multiprocessors, where the way takes a choice
+	// Threads of each, a multiple of 32, where a kernel takes any number.
+	Threads int
 }
 
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE

@@ -40,7 +40,7 @@ func (c *Comm) newGPU(ctx context.Context, nodes []int32) (*gpuPart, error) {
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
 		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
 		Recording: c.log.gpu, Live: c.log.live,
-		Force: way, Blocks: c.cfg.GPU.Blocks,
+		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads,
 		Failed: func(err error) { c.gpuBroke(err) },
 	})
 	if err != nil {

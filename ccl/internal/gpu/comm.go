@@ -54,8 +54,10 @@ type Config struct {
 
 	// Force chooses the way of operations that have it, WayAuto for the tuning
 	// table; Blocks the number of blocks, 0 likewise.
-	Force  Way
-	Blocks int
+	// Threads is that of a block's threads, where a kernel takes any.
+	Force   Way
+	Blocks  int
+	Threads int
 }
 
 // leastConnections is how many hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) there

@@ -130,7 +130,11 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
 	a.Root, a.Op, a.Flags = uint32(op.Root), uint32(op.RedOp), flags
 	a.Desc = c.stamps.describe(op, p)
-	return s.Launch(f.Func, uint32(p.blocks), f.threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
+	threads := f.threads
+	if t := c.cfg.Threads; t > 0 && p.way != WayBulk {
+		threads = min(threads, uint32(t))
+	}
+	return s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
 }
 
 // staged runs a collective whose buffers peers cannot reach: in pieces, through

@@ -35,19 +35,20 @@ type Cmd struct {
 	Type   string `short:"d" default:"float" help:"int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all; on GPUs also fp8_e4m3 and fp8_e5m2."`
 	Root   int    `short:"r" default:"0" help:"Root of broadcast, reduce, gather and scatter."`
 
-	Ranks    int           `default:"2" help:"Processes to start." placeholder:"N"`
-	Nodes    int           `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
-	Device   string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank (ranks beyond the number of GPUs share them)."`
-	Threads  bool          `help:"All ranks in one process."`
-	Staged   bool          `help:"On GPUs: do not register the buffers as windows."`
-	Graph    int           `default:"0" help:"On GPUs: launch so many operations as one CUDA graph (0: each by itself)." placeholder:"N"`
-	GPUAlgo  string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, sym, bulk or ce where a collective has it."`
-	Blocks   int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
-	Recorder string        `default:"on" enum:"on,off,both" help:"Flight recorder: on, off, or both in turns with their ratio."`
-	Algo     string        `default:"" help:"Force an algorithm: direct, ring, doubling, tree or hierarchical."`
-	Proto    string        `default:"" help:"Force a protocol: ll or simple."`
-	JSON     bool          `help:"One JSON object a line instead of the table."`
-	Timeout  time.Duration `default:"10m" help:"Give up after this long."`
+	Ranks      int           `default:"2" help:"Processes to start." placeholder:"N"`
+	Nodes      int           `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
+	Device     string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank (ranks beyond the number of GPUs share them)."`
+	Threads    bool          `help:"All ranks in one process."`
+	Staged     bool          `help:"On GPUs: do not register the buffers as windows."`
+	Graph      int           `default:"0" help:"On GPUs: launch so many operations as one CUDA graph (0: each by itself)." placeholder:"N"`
+	GPUAlgo    string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, sym, bulk or ce where a collective has it."`
+	Blocks     int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
+	GPUThreads int           `name:"gpu-threads" default:"0" help:"On GPUs: so many threads in each block, where a kernel takes any number." placeholder:"N"`
+	Recorder   string        `default:"on" enum:"on,off,both" help:"Flight recorder: on, off, or both in turns with their ratio."`
+	Algo       string        `default:"" help:"Force an algorithm: direct, ring, doubling, tree or hierarchical."`
+	Proto      string        `default:"" help:"Force a protocol: ll or simple."`
+	JSON       bool          `help:"One JSON object a line instead of the table."`
+	Timeout    time.Duration `default:"10m" help:"Give up after this long."`
 }
 
 // Help implements kong's help provider.
@@ -288,7 +289,7 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 			return errors.New("--device cuda: this process sees no GPU")
 		}
 		cfg.Device = ccl.GPU(cfg.Rank % ((c.Ranks + c.Nodes - 1) / c.Nodes) % n)
-		cfg.GPU = ccl.GPUConfig{Algo: c.GPUAlgo, Blocks: c.Blocks}
+		cfg.GPU = ccl.GPUConfig{Algo: c.GPUAlgo, Blocks: c.Blocks, Threads: c.GPUThreads}
 		stamps = record.GPUStampSlots
 	}
 	rec := cfg.Recorder
