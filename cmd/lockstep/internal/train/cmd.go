@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,10 +73,16 @@ type Cmd struct {
 	Checkpoint int           `default:"20" help:"Steps between checkpoints."`
 	Pace       time.Duration `default:"0s" help:"Least duration of a step."`
 	Seed       uint64        `default:"1" help:"Seed of model and data set."`
+	Device     string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers of collectives lie: cpu, or cuda for the memory of a GPU each (several ranks share one where there are too few)."`
 }
 
 // Run joins the job and trains.
 func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
+	if c.Device == "cuda" {
+		if err := chooseGPU(); err != nil {
+			return err
+		}
+	}
 	cfg, err := ccl.ConfigFromEnv()
 	if err != nil {
 		return err
@@ -102,6 +109,19 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	defer func() { err = leave(world, err) }()
 	return Run(ctx, Config{
 		DP: c.DP, TP: c.TP, PP: c.PP, Steps: c.Steps, Seed: c.Seed, Dir: c.Dir, Checkpoint: c.Checkpoint, Pace: c.Pace,
-		Loader: loader(os.Getenv(FaultDirEnv), cfg.Rank),
+		Device: cfg.Device, Loader: loader(os.Getenv(FaultDirEnv), cfg.Rank),
 	}, world, cfg.Recorder)
+}
+
+// chooseGPU makes LOCKSTEP_DEVICE this rank's GPU: of the node's, by its number there.
+func chooseGPU() error {
+	n, err := ccl.Devices()
+	if err == nil && n == 0 {
+		err = errors.New("this process sees no GPU")
+	}
+	if err != nil {
+		return fmt.Errorf("train on GPUs: %w", err)
+	}
+	local, _ := strconv.Atoi(cmp.Or(os.Getenv("LOCKSTEP_LOCAL_RANK"), os.Getenv("LOCAL_RANK"))) // ConfigFromEnv tells of a bad one
+	return os.Setenv("LOCKSTEP_DEVICE", fmt.Sprintf("cuda:%d", local%n))
 }

@@ -36,15 +36,28 @@ type activation struct {
 	dout      []float32
 }
 
-// newStage lays out the parameters, padded so that pad divides their number.
-func newStage(tp int, last bool, pad int) *stage {
-	s := &stage{h: hidden / tp}
-	n := features*s.h + s.h + s.h*features + features
+// size is how many parameters a stage has, and how many with padding, so that
+// pad divides their number.
+func size(tp int, last bool, pad int) (n, padded int) {
+	h := hidden / tp
+	n = features*h + h + h*features + features
 	if last {
 		n += features
 	}
-	padded := (n + pad - 1) / pad * pad
-	s.params, s.grads = make([]float32, padded), make([]float32, padded)
+	return n, (n + pad - 1) / pad * pad
+}
+
+// newStage lays out the model in vectors that take hands out: what stages of a
+// pipeline exchange first, since other stages have it at the same place.
+func newStage(tp int, last bool, pad int, take func(int) []float32) *stage {
+	s := &stage{h: hidden / tp}
+	for m := range s.activation {
+		a := &s.activation[m]
+		a.x, a.out, a.dout = take(batch*features), take(batch*features), take(batch*features)
+		a.h = make([]float32, batch*s.h)
+	}
+	_, padded := size(tp, last, pad)
+	s.params, s.grads = take(padded), take(padded)
 	cut := func(flat []float32) (w1, b1, w2, b2, head []float32) {
 		take := func(n int) (p []float32) { p, flat = flat[:n:n], flat[n:]; return p }
 		w1, b1, w2, b2 = take(features*s.h), take(s.h), take(s.h*features), take(features)
@@ -55,11 +68,6 @@ func newStage(tp int, last bool, pad int) *stage {
 	}
 	s.w1, s.b1, s.w2, s.b2, s.head = cut(s.params)
 	s.gw1, s.gb1, s.gw2, s.gb2, s.ghead = cut(s.grads)
-	for m := range s.activation {
-		a := &s.activation[m]
-		a.x, a.h = make([]float32, batch*features), make([]float32, batch*s.h)
-		a.out, a.dout = make([]float32, batch*features), make([]float32, batch*features)
-	}
 	return s
 }
 

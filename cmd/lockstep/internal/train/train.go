@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,7 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Config of one rank's run. All ranks must agree on all of it but Loader.
+// Config of one rank's run. All ranks must agree on all of it but Device and Loader.
 type Config struct {
 	DP, TP, PP int // their product is the world size
 	Steps      int // 0: until ctx ends
@@ -27,6 +26,9 @@ type Config struct {
 	// Pace is the least duration of a step. The computation is tiny; what a
 	// GPU would compute in the meantime is time that the CPU is left alone.
 	Pace time.Duration
+	// Device of this rank, as world has it. On a GPU the operations are on device
+	// memory; the arithmetic, which is tiny, stays on the CPU.
+	Device ccl.Device
 	// Loader, when set, is called where a step's data is read (faults outside communication go here).
 	Loader func(ctx context.Context, step int) error
 }
@@ -57,12 +59,13 @@ type trainer struct {
 	s             *ccl.Stream
 	dpR, ppR, tpR int
 
+	mem   *memory
 	model *stage
 	opt   adam
 	shard []float32 // this replica's share of the gradient, after ReduceScatter
 	y     []float32
 	dx    []float32
-	sums  [2]float64 // loss and samples
+	sums  []float32 // loss, samples, and how many want to stop
 }
 
 // Run trains until cfg.Steps or ctx ends, from the last checkpoint when there is one.
@@ -89,18 +92,11 @@ func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (
 	if err != nil {
 		return err
 	}
-	defer func() {
-		for _, c := range []*ccl.Comm{t.pp, t.tp, t.dp} {
-			err = leave(c, err)
-		}
-	}()
+	defer func() { err = t.close(ctx, err) }()
 	t.s = world.NewStream()
-	t.model = newStage(cfg.TP, t.ppR == cfg.PP-1, cfg.DP)
-	t.model.init(cfg.Seed, t.ppR, t.tpR)
-	n := len(t.model.params) / cfg.DP
-	t.shard = make([]float32, n)
-	t.opt = adam{m: make([]float32, n), v: make([]float32, n), lr: 3e-3}
-	t.y, t.dx = make([]float32, batch), make([]float32, batch*features)
+	if err := t.build(ctx); err != nil {
+		return err
+	}
 
 	start, err := t.restore(ctx)
 	if err != nil {
@@ -136,6 +132,40 @@ func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (
 	return nil
 }
 
+// build makes the model and the memory that it lies in.
+func (t *trainer) build(ctx context.Context) (err error) {
+	cfg := &t.cfg
+	_, most := size(cfg.TP, true, cfg.DP)
+	n := room(nsums) + (1+3*micro)*room(batch*features) + 3*room(most)
+	if t.mem, err = newMemory(ctx, cfg.Device, n, t.world, t.dp, t.tp, t.pp); err != nil {
+		return err
+	}
+	t.sums, t.dx, t.y = t.mem.take(nsums), t.mem.take(batch*features), make([]float32, batch)
+	t.model = newStage(cfg.TP, t.ppR == cfg.PP-1, cfg.DP, t.mem.take)
+	t.model.init(cfg.Seed, t.ppR, t.tpR)
+	n = len(t.model.params) / cfg.DP
+	t.shard = t.mem.take(n)
+	t.opt = adam{m: make([]float32, n), v: make([]float32, n), lr: 3e-3}
+	return nil
+}
+
+const nsums = 3
+
+// close leaves the communicators that Run made. After a failure nobody waits for
+// the others.
+func (t *trainer) close(ctx context.Context, err error) error {
+	if err == nil && t.mem != nil {
+		err = t.mem.deregister(context.WithoutCancel(ctx))
+	}
+	for _, c := range []*ccl.Comm{t.pp, t.tp, t.dp} {
+		err = leave(c, err)
+	}
+	if err == nil && t.mem != nil {
+		err = t.mem.free()
+	}
+	return err
+}
+
 // leave closes a communicator; after a failure it aborts it, so that the
 // others hear of it at once and do not wait for this rank.
 func leave(c *ccl.Comm, err error) error {
@@ -155,21 +185,21 @@ func (t *trainer) step(ctx context.Context, step int) (loss float64, stop bool, 
 	}
 	first, last := t.ppR == 0, t.ppR == t.cfg.PP-1
 	clear(t.model.grads)
-	t.sums = [2]float64{}
+	clear(t.sums)
 	for m := range micro {
 		a := &t.model.activation[m]
 		if first {
 			sample(t.cfg.Seed, step, t.dpR, m, a.x, t.y)
-		} else if err := t.do(ctx, t.pp.Recv(t.s, ccl.Of(a.x), t.ppR-1)); err != nil {
+		} else if err := t.recv(ctx, a.x, t.ppR-1); err != nil {
 			return 0, false, err
 		}
 		t.model.forward(m)
-		if err := t.do(ctx, t.tp.AllReduce(t.s, ccl.Of(a.out), ccl.Of(a.out), ccl.Sum)); err != nil {
+		if err := t.allReduce(ctx, t.tp, a.out); err != nil {
 			return 0, false, err
 		}
 		t.model.finish(m)
 		if !last {
-			if err := t.do(ctx, t.pp.Send(t.s, ccl.Of(a.out), t.ppR+1)); err != nil {
+			if err := t.send(ctx, a.out, t.ppR+1); err != nil {
 				return 0, false, err
 			}
 		}
@@ -181,40 +211,83 @@ func (t *trainer) step(ctx context.Context, step int) (loss float64, stop bool, 
 			sample(t.cfg.Seed, step, t.dpR, m, x, t.y)
 			sum := t.model.loss(m, t.y)
 			if t.tpR == 0 { // the head is the same on all tensor-parallel ranks: count it once
-				t.sums[0] += sum
+				t.sums[0] += float32(sum)
 				t.sums[1] += batch
 			}
-		} else if err := t.do(ctx, t.pp.Recv(t.s, ccl.Of(a.dout), t.ppR+1)); err != nil {
+		} else if err := t.recv(ctx, a.dout, t.ppR+1); err != nil {
 			return 0, false, err
 		}
 		t.model.backward(m, t.dx)
-		if err := t.do(ctx, t.tp.AllReduce(t.s, ccl.Of(t.dx), ccl.Of(t.dx), ccl.Sum)); err != nil {
+		if err := t.allReduce(ctx, t.tp, t.dx); err != nil {
 			return 0, false, err
 		}
 		if !first {
 			t.model.finishBackward(m, t.dx)
-			if err := t.do(ctx, t.pp.Send(t.s, ccl.Of(t.dx), t.ppR-1)); err != nil {
+			if err := t.send(ctx, t.dx, t.ppR-1); err != nil {
 				return 0, false, err
 			}
 		}
 	}
-	if err := t.do(ctx, t.dp.ReduceScatter(t.s, ccl.Of(t.model.grads), ccl.Of(t.shard), ccl.Sum)); err != nil {
-		return 0, false, err
-	}
-	mine := t.model.params[t.dpR*len(t.shard):][:len(t.shard)]
-	t.opt.step(step, mine, t.shard, 1/float32(micro*t.cfg.DP))
-	if err := t.do(ctx, t.dp.AllGather(t.s, ccl.Of(mine), ccl.Of(t.model.params))); err != nil {
+	if err := t.update(ctx, step); err != nil {
 		return 0, false, err
 	}
 	// Who has been told to stop says so to all, so that all stop after the same step.
 	if ctx.Err() != nil {
-		t.sums[1] += 1 << 40
+		t.sums[2] = 1
 	}
-	if err := t.do(context.WithoutCancel(ctx), t.world.AllReduce(t.s, ccl.Of(t.sums[:]), ccl.Of(t.sums[:]), ccl.Sum)); err != nil {
+	if err := t.allReduce(ctx, t.world, t.sums); err != nil {
 		return 0, false, err
 	}
-	stop = t.sums[1] >= 1<<40
-	return t.sums[0] / math.Mod(t.sums[1], 1<<40), stop, nil
+	return float64(t.sums[0]) / float64(t.sums[1]), t.sums[2] > 0, nil
+}
+
+// update sums the gradients over the replicas and takes the optimizer's step, each
+// replica on its shard.
+func (t *trainer) update(ctx context.Context, step int) error {
+	grads, params := t.model.grads, t.model.params
+	if err := t.mem.load(grads); err != nil {
+		return err
+	}
+	if err := t.do(ctx, t.dp.ReduceScatter(t.s, t.mem.buffer(grads), t.mem.buffer(t.shard), ccl.Sum)); err != nil {
+		return err
+	}
+	if err := t.mem.store(t.shard); err != nil {
+		return err
+	}
+	mine := params[t.dpR*len(t.shard):][:len(t.shard)]
+	t.opt.step(step, mine, t.shard, 1/float32(micro*t.cfg.DP))
+	if err := t.mem.load(mine); err != nil {
+		return err
+	}
+	if err := t.do(ctx, t.dp.AllGather(t.s, t.mem.buffer(mine), t.mem.buffer(params))); err != nil {
+		return err
+	}
+	return t.mem.store(params)
+}
+
+func (t *trainer) allReduce(ctx context.Context, c *ccl.Comm, v []float32) error {
+	if err := t.mem.load(v); err != nil {
+		return err
+	}
+	b := t.mem.buffer(v)
+	if err := t.do(ctx, c.AllReduce(t.s, b, b, ccl.Sum)); err != nil {
+		return err
+	}
+	return t.mem.store(v)
+}
+
+func (t *trainer) send(ctx context.Context, v []float32, stage int) error {
+	if err := t.mem.load(v); err != nil {
+		return err
+	}
+	return t.do(ctx, t.pp.Send(t.s, t.mem.buffer(v), stage))
+}
+
+func (t *trainer) recv(ctx context.Context, v []float32, stage int) error {
+	if err := t.do(ctx, t.pp.Recv(t.s, t.mem.buffer(v), stage)); err != nil {
+		return err
+	}
+	return t.mem.store(v)
 }
 
 // do waits for what was just enqueued.
