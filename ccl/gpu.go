@@ -156,6 +156,13 @@ func (c *Comm) enter(kind record.CollKind, s *Stream) (*cuda.Stream, error) {
 	if err != nil {
 		return nil, c.gpuError(kind.String(), err)
 	}
+	if c.cfg.Faults != nil {
+		if d := c.cfg.Faults.Entry(c.name); d > 0 {
+			if err := c.gpu.comm.Occupy(cs, d); err != nil {
+				return nil, c.launched(kind, err)
+			}
+		}
+	}
 	return cs, nil
 }
 

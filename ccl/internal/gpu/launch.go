@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
@@ -25,6 +26,14 @@ func (c *Comm) Run(s Stream, op *Op) error {
 		return err
 	}
 	return c.leave(s, captured)
+}
+
+// Occupy puts a kernel on s that keeps every multiprocessor of the GPU busy for d
+// (what comes next on s is late by that), for the injection of faults.
+func (c *Comm) Occupy(s *cuda.Stream, d time.Duration) error {
+	a := kernels.DelayArgs{Ns: uint64(d), Abort: uint64(c.abortAt)}
+	f := c.move["ls_delay"]
+	return s.Launch(f.Func, uint32(c.dev.SMs), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 
 func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {

@@ -28,7 +28,8 @@ type Faults interface {
 	// process, to rank dst of the named communicator.
 	Conn(comm string, src, dst int) Fault
 	// Entry is how much later than it would this process's rank enters each
-	// collective of the named communicator.
+	// collective of the named communicator. On device memory a kernel that keeps
+	// the GPU busy sees to it.
 	Entry(comm string) time.Duration
 }
 

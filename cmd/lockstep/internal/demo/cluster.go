@@ -24,13 +24,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/rules"
 )
 
-const (
-	jobName = "demo"
-	nodes   = 2
-)
+const jobName = "demo"
 
-// shape is the job's parallel layout.
-type shape struct{ dp, tp, pp int }
+// shape is the job's parallel layout, and on how many logical nodes it is.
+type shape struct{ dp, tp, pp, nodes int }
 
 func (s shape) world() int { return s.dp * s.tp * s.pp }
 
@@ -41,11 +38,16 @@ type cluster struct {
 	shape shape
 	pace  time.Duration
 	token string
+	// device of the ranks, cpu or cuda; monitored: with a real Prometheus and Alertmanager.
+	device    string
+	monitored bool
+	interval  time.Duration // between looks at the metrics
 
 	mu    sync.Mutex
 	parts map[string]*part
 
-	stack      *local.Stack
+	stack      *local.Stack // nil unless monitored
+	herald     *herald      // nil if monitored
 	control    *process.Client
 	agents     []string // host:port of /metrics
 	master     string
@@ -64,12 +66,13 @@ type part struct {
 }
 
 // newCluster lays out the directory and picks ports; nothing runs yet.
-func newCluster(dir string, s shape, pace time.Duration) (*cluster, error) {
-	self, err := os.Executable()
-	if err != nil {
+func newCluster(c *cluster) (*cluster, error) {
+	var err error
+	if c.self, err = os.Executable(); err != nil {
 		return nil, err
 	}
-	c := &cluster{dir: dir, self: self, shape: s, pace: pace, parts: map[string]*part{}, died: make(chan error, 16)}
+	c.parts, c.died, c.interval = map[string]*part{}, make(chan error, 16), 250*time.Millisecond
+	dir := c.dir
 	for _, d := range []string{"log", "faults", "train", "master", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
 			return nil, err
@@ -86,13 +89,49 @@ func newCluster(dir string, s shape, pace time.Duration) (*cluster, error) {
 
 // start brings everything up, the job last.
 func (c *cluster) start(ctx context.Context, progress io.Writer) error {
-	ports, err := freePorts(nodes + 3)
+	ports, err := freePorts(c.shape.nodes + 3)
 	if err != nil {
 		return err
 	}
 	masterGRPC := ports[0]
 	c.master, c.remediator, c.agents = ports[1], ports[2], ports[3:]
 
+	if c.monitored {
+		if err := c.monitor(ctx, progress); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(remediatorConfig), 0o600); err != nil {
+		return err
+	}
+	parts := []*part{
+		{name: "master", args: []string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}},
+		{name: "remediator", args: []string{"remediator", "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
+			"--token-file", filepath.Join(c.dir, "token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}},
+	}
+	for i, addr := range c.agents {
+		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: []string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}})
+	}
+	parts = append(parts, &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
+		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", "30s", "--grace", "500ms", "--quiet", "--"},
+		c.trainCommand(filepath.Join(c.dir, "train"), 0, c.pace)...)})
+	for _, p := range parts {
+		if err := c.launch(p); err != nil {
+			return err
+		}
+		if err := c.ready(ctx, p.name); err != nil {
+			return err
+		}
+	}
+	c.control = process.NewClient(filepath.Join(c.dir, "run", "control.sock"))
+	if !c.monitored {
+		c.herald = startHerald(c)
+	}
+	return nil
+}
+
+// monitor starts Prometheus and Alertmanager.
+func (c *cluster) monitor(ctx context.Context, progress io.Writer) (err error) {
 	rulesFile := filepath.Join(c.dir, "lockstep.rules.yaml")
 	if err := writeRules(rulesFile); err != nil {
 		return err
@@ -107,50 +146,37 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 		RuleFiles:              []string{rulesFile},
 		WebhookURL:             "http://" + c.remediator + "/webhook",
 		WebhookCredentialsFile: filepath.Join(c.dir, "token"),
-		Interval:               250 * time.Millisecond,
+		Interval:               c.interval,
 		Progress:               progress,
 	})
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(remediatorConfig), 0o600); err != nil {
-		return err
-	}
-	parts := []*part{
-		{name: "master", args: []string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}},
-		{name: "remediator", args: []string{"remediator", "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
-			"--token-file", filepath.Join(c.dir, "token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}},
-	}
-	for i, addr := range c.agents {
-		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: []string{"agent", "--node", nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}})
-	}
-	parts = append(parts, &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
-		"--spares", "1", "--nodes", fmt.Sprint(nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", "30s", "--grace", "500ms", "--quiet", "--"},
-		c.trainCommand(filepath.Join(c.dir, "train"), 0, c.pace)...)})
-	for _, p := range parts {
-		if err := c.launch(p); err != nil {
-			return err
-		}
-		if err := c.ready(ctx, p.name); err != nil {
-			return err
-		}
-	}
-	c.control = process.NewClient(filepath.Join(c.dir, "run", "control.sock"))
-	return nil
+	return err
 }
 
 // trainCommand is a rank's command line.
 func (c *cluster) trainCommand(dir string, steps int, pace time.Duration) []string {
 	return []string{c.self, "train", "--dp", fmt.Sprint(c.shape.dp), "--tp", fmt.Sprint(c.shape.tp), "--pp", fmt.Sprint(c.shape.pp),
-		"--dir", dir, "--steps", fmt.Sprint(steps), "--checkpoint", "20", "--pace", pace.String()}
+		"--dir", dir, "--steps", fmt.Sprint(steps), "--checkpoint", "20", "--pace", pace.String(), "--device", c.device}
 }
 
 // Flight recorders live on shared memory, apart from other jobs' of this machine.
 func (c *cluster) runtimeRoot() string {
 	return filepath.Join("/dev/shm", "lockstep-"+filepath.Base(c.dir))
 }
-func (c *cluster) runtimeDir(i int) string { return filepath.Join(c.runtimeRoot(), nodeName(i)) }
-func nodeName(i int) string                { return fmt.Sprintf("node%d", i) }
+
+func (c *cluster) runtimeDir(i int) string {
+	if c.shape.nodes == 1 {
+		return c.runtimeRoot()
+	}
+	return filepath.Join(c.runtimeRoot(), c.nodeName(i))
+}
+
+// nodeName is what the supervisor calls a node: by the host when there is one.
+func (c *cluster) nodeName(i int) string {
+	if host, err := os.Hostname(); c.shape.nodes == 1 && err == nil {
+		return host
+	}
+	return fmt.Sprintf("node%d", i)
+}
 
 // launch starts a part; its output goes to log/NAME.log.
 func (c *cluster) launch(p *part) error {
@@ -233,7 +259,7 @@ func (c *cluster) address(name string) string {
 
 // kill ends a part with SIGKILL, as a crash would; restart starts it again.
 func (c *cluster) kill(name string) error {
-	if name == local.Prometheus || name == local.Alertmanager {
+	if c.monitored && (name == local.Prometheus || name == local.Alertmanager) {
 		return c.stack.Kill(name)
 	}
 	c.mu.Lock()
@@ -251,7 +277,7 @@ func (c *cluster) kill(name string) error {
 }
 
 func (c *cluster) restart(ctx context.Context, name string) error {
-	if name == local.Prometheus || name == local.Alertmanager {
+	if c.monitored && (name == local.Prometheus || name == local.Alertmanager) {
 		return c.stack.Restart(ctx, name)
 	}
 	c.mu.Lock()
@@ -265,6 +291,9 @@ func (c *cluster) restart(ctx context.Context, name string) error {
 
 // stop ends everything, the job first.
 func (c *cluster) stop() {
+	if c.herald != nil {
+		c.herald.stop()
+	}
 	for _, name := range []string{"job", "agent0", "agent1", "remediator", "master"} {
 		c.mu.Lock()
 		p := c.parts[name]

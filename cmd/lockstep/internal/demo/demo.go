@@ -13,11 +13,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 	"github.com/lockstep-ccl/lockstep/dashboards"
-	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/deploy/local"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 )
 
@@ -27,9 +29,11 @@ const warmUp = 40
 
 // Cmd is the command line.
 type Cmd struct {
-	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,none" help:"What to break: ${enum}. With any, each in turn."`
+	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,rank_stopped,gpu_slow,none" help:"What to break: ${enum}. With any, each in turn."`
 	Once     bool          `help:"Break it once, print a summary and exit: 0 only if class and culprit were right, the job runs again and its losses are those of an undisturbed run, bit for bit."`
 	Rounds   int           `default:"0" placeholder:"N" help:"Break it N times, then print the table of times (0: until interrupted)."`
+	Device   string        `default:"cpu" enum:"cpu,cuda" help:"What the ranks communicate with: cpu, or cuda for a GPU each (as many ranks as GPUs: 2, 4 or 8)."`
+	Alerts   bool          `default:"true" negatable:"" help:"Run a real Prometheus and Alertmanager. Without them the demo itself hands confirmed verdicts to the remediator."`
 	Every    time.Duration `default:"10s" help:"Time between a recovery and the next fault."`
 	Duration time.Duration `default:"0s" help:"With --fault none: how long to watch for false alarms (0: until interrupted)."`
 	Rank     int           `default:"-1" help:"Victim (-1: any)." placeholder:"R"`
@@ -65,6 +69,10 @@ var errWrong = errors.New("not everything was as it should be (see above)")
 // Run runs the demo.
 func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 	out := &printer{w: w, color: isTerminal(w)}
+	shape, err := c.shape()
+	if err != nil {
+		return err
+	}
 	dir := c.Dir
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "lockstep-demo-"); err != nil {
@@ -78,7 +86,7 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 			_ = os.RemoveAll(dir)
 		}()
 	}
-	cl, err := newCluster(dir, shape{dp: 2, tp: 2, pp: 2}, c.Pace)
+	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts})
 	if err != nil {
 		return err
 	}
@@ -94,16 +102,43 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 	return c.breakThings(ctx, out, cl)
 }
 
+// shape is what the job is run as: GPUs share nothing but a node, and get a rank each.
+func (c *Cmd) shape() (shape, error) {
+	if kinds := faultsOn(c.Device); c.Fault != "any" && c.Fault != "none" && !slices.Contains(kinds, c.Fault) {
+		return shape{}, fmt.Errorf("--fault %s: ranks on %s have only %s", c.Fault, c.Device, strings.Join(kinds, ", "))
+	}
+	if !c.Alerts && (c.Panels || c.Kill == local.Prometheus || c.Kill == local.Alertmanager) {
+		return shape{}, errors.New("--no-alerts: there is no Prometheus and no Alertmanager to ask or to kill")
+	}
+	if c.Device == "cpu" {
+		return shape{dp: 2, tp: 2, pp: 2, nodes: 2}, nil
+	}
+	gpus, err := ccl.Devices()
+	switch {
+	case err != nil:
+		return shape{}, fmt.Errorf("--device cuda: %w", err)
+	case gpus >= 8:
+		return shape{dp: 2, tp: 2, pp: 2, nodes: 1}, nil
+	case gpus >= 4:
+		return shape{dp: 2, tp: 1, pp: 2, nodes: 1}, nil
+	case gpus >= 2:
+		return shape{dp: 2, tp: 1, pp: 1, nodes: 1}, nil
+	}
+	return shape{}, fmt.Errorf("--device cuda: %d GPUs, at least 2 are needed", gpus)
+}
+
 func (c *Cmd) intro(out *printer, cl *cluster, took time.Duration) {
-	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) on %d logical nodes, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, nodes, took.Seconds())))
+	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) over %s on %d logical nodes, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, cl.device, cl.shape.nodes, took.Seconds())))
 	for i, a := range cl.agents {
-		out.say("  agent %-8s http://%s/metrics", nodeName(i), a)
+		out.say("  agent %-8s http://%s/metrics", cl.nodeName(i), a)
 	}
 	out.say("  master         http://%s/metrics", cl.master)
 	out.say("  status page    http://%s/status", cl.master)
 	out.say("  remediator     http://%s/metrics", cl.remediator)
-	out.say("  Prometheus     %s/alerts", cl.stack.PrometheusURL)
-	out.say("  Alertmanager   %s", cl.stack.AlertmanagerURL)
+	if cl.monitored {
+		out.say("  Prometheus     %s/alerts", cl.stack.PrometheusURL)
+		out.say("  Alertmanager   %s", cl.stack.AlertmanagerURL)
+	}
 	out.say("  logs           %s", cl.dir)
 }
 
@@ -117,7 +152,7 @@ func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error 
 	if c.Once {
 		rounds = 1
 	}
-	kinds := append(slices.Clone(names.Classes), faultKilled)
+	kinds := faultsOn(c.Device)
 	if c.Fault != "any" {
 		kinds = []string{c.Fault}
 	}

@@ -3,6 +3,7 @@ package demo
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"time"
 
@@ -14,10 +15,13 @@ import (
 // Faults that can be injected.
 const (
 	faultKilled     = "rank_killed"
+	faultStopped    = "rank_stopped"
+	faultSlowGPU    = "gpu_slow"
 	stalledForever  = time.Hour
 	slowLoader      = 120 * time.Millisecond // added to a step of about 50 ms
 	throttledBytes  = 128 << 10              // bytes/s on a connection that carries about 1 MB/s
 	loaderComponent = "data loader"
+	busyGPU         = 6 * time.Millisecond // before each of about 20 operations of a step
 )
 
 // fault is one thing to break, and what the pipeline ought to say about it.
@@ -38,6 +42,15 @@ func (f *fault) culprit() string {
 		return fmt.Sprintf("rank %d → rank %d", f.Rank, f.Peer)
 	}
 	return fmt.Sprintf("rank %d", f.Rank)
+}
+
+// faultsOn are the faults that ranks on a device can have. GPU ranks have no
+// connection that could be broken from outside: NVLink is the hardware's.
+func faultsOn(device string) []string {
+	if device == "cpu" {
+		return append(slices.Clone(names.Classes), faultKilled, faultStopped)
+	}
+	return []string{names.ClassNoncommunicationHang, names.ClassNoncommunicationSlow, faultKilled, faultStopped, faultSlowGPU}
 }
 
 // choose picks a fault's victim. rank is -1 to pick any. Connections are picked
@@ -68,6 +81,12 @@ func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
 		f.Text = fmt.Sprintf("rank %d never comes back from its %s", rank, loaderComponent)
 	case names.ClassNoncommunicationSlow:
 		f.Text = fmt.Sprintf("rank %d's %s takes %v longer, every step", rank, loaderComponent, slowLoader)
+	case faultStopped:
+		f.Class = names.ClassNoncommunicationHang
+		f.Text = fmt.Sprintf("rank %d is stopped with SIGSTOP", rank)
+	case faultSlowGPU:
+		f.Class = names.ClassNoncommunicationSlow
+		f.Text = fmt.Sprintf("rank %d's GPU is busy with a kernel on all its multiprocessors for %v before each operation", rank, busyGPU)
 	case faultKilled:
 		f.Class = names.ClassNoncommunicationHang
 		f.Text = fmt.Sprintf("rank %d is killed with SIGKILL", rank)
@@ -82,6 +101,8 @@ func (f *fault) inject(dir string, attempt, pid int) error {
 	switch f.Name {
 	case faultKilled:
 		return syscall.Kill(pid, syscall.SIGKILL)
+	case faultStopped:
+		return syscall.Kill(pid, syscall.SIGSTOP)
 	case names.ClassNoncommunicationHang:
 		return train.SlowLoader(dir, f.Rank, attempt, stalledForever)
 	case names.ClassNoncommunicationSlow:
@@ -92,8 +113,11 @@ func (f *fault) inject(dir string, attempt, pid int) error {
 		return fmt.Errorf("inject %s into rank %d: %w", f.Name, f.Rank, err)
 	}
 	defer c.Close()
-	if f.Name == names.ClassCommunicationHang {
+	switch f.Name {
+	case names.ClassCommunicationHang:
 		return c.Stall(f.Comm, f.src, f.dst)
+	case faultSlowGPU:
+		return c.DelayRank(busyGPU)
 	}
 	return c.Throttle(f.Comm, f.src, f.dst, throttledBytes)
 }
