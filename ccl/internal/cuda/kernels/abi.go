@@ -10,8 +10,10 @@ import (
 const (
 	MaxRanks    = 8  // GPUs that reach each other by loads and stores
 	MaxBlocks   = 32 // of any kernel that speaks with peers
-	MaxMessages = 8  // sends, and receives, of one ls_p2p_ll
+	MaxMessages = 8  // sends, and receives, of one kernel: one each way with each peer
+	MaxLanes    = 16 // of a message
 	llLines     = 1024
+	laneLines   = 4 * llLines
 	phases      = 4
 )
 
@@ -33,20 +35,25 @@ type Args struct {
 	Peers            uint32
 }
 
-// P2PMessage is one send or receive of P2PArgs.
+// P2PMessage is one send or receive of P2PArgs, on Lanes of Piece bytes, of which
+// the last may have fewer; both sides have the same ones. By LL, it wants a block
+// for each lane, and Piece is at most LaneBytes. A Direct send wants one to Lanes
+// blocks. A direct receive says in Target where its bytes shall go, as the sender
+// has mapped it: the buffer, for which one block will do, or staging memory, which
+// is also at Stage and has two places of Room bytes for each lane.
 type P2PMessage struct {
-	Buf, Bytes uint64
-	Peer       uint32
-	_          uint32
+	Buf, Bytes, Piece, Target, Stage uint64
+	Room, Peer, Lanes, Direct        uint32
+	First, Blocks                    uint32
 }
 
-// P2PArgs is ls_p2p_ll's parameter: Sends of Send and Recvs of Recv, in the
-// program's order. It wants max(Sends+Recvs, 1) blocks.
+// P2PArgs is the parameter of the kernels that send and receive: in a launch at
+// most one message each way with each peer, and none with this rank itself. Blocks
+// may be those of an LL send and an LL receive both.
 type P2PArgs struct {
-	Heap                               [MaxRanks]uint64
+	Heaps, Stride                      uint64 // rank r's heap is at Heaps + r*Stride
 	Slots, Abort                       uint64
 	SlotMask, Desc, Rank, Ranks, Flags uint32
-	Sends, Recvs                       uint32
 	_                                  uint32
 	Send, Recv                         [MaxMessages]P2PMessage
 }
@@ -91,6 +98,8 @@ type blockState struct {
 	_            [30]uint32
 }
 
+type laneState struct{ sent, received, pushed, taken uint32 }
+
 // heap mirrors Heap, for the offsets of what the host and copy engines touch.
 type heap struct {
 	block [MaxBlocks]blockState
@@ -100,24 +109,24 @@ type heap struct {
 		_          [27]uint32
 	}
 	flag [phases][MaxBlocks][MaxRanks]uint32
-	pair struct {
-		sent, received [MaxRanks]uint32
-		_              [16]uint32
-	}
-	credit, sendDone [MaxRanks]uint32
-	_                [16]uint32
+	sendDone, here [MaxRanks]uint32
+	_              [16]uint32
 
 	copied, ready, sendArrived, sendReady [MaxRanks]uint32
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
-	p2p     [MaxRanks][2][4 * llLines]line
+	lane    [MaxRanks][MaxLanes]laneState
+
+	credit, arrived [MaxRanks][MaxLanes]uint32
+
+	offer [MaxRanks][MaxLanes][2][2]line
+	p2p   [MaxRanks][MaxLanes][2][laneLines]line
 }
 
 // HeapSize is a rank's control memory, zeroed before first use; the others are
 // byte offsets of its [MaxRanks]uint32 arrays.
 const (
 	HeapSize        = unsafe.Sizeof(heap{})
-	HeapCredit      = unsafe.Offsetof(heap{}.credit)
 	HeapSendDone    = unsafe.Offsetof(heap{}.sendDone)
 	HeapCopied      = unsafe.Offsetof(heap{}.copied)
 	HeapReady       = unsafe.Offsetof(heap{}.ready)
@@ -128,12 +137,15 @@ const (
 // llBytes is the data that one block's lines from one rank hold.
 const llBytes = 8 * llLines
 
+// LaneBytes is the data that the lines of a message's lane hold.
+const LaneBytes = 8 * laneLines
+
 // MoveKernels are the kernels of the module "move"; ReduceKernels are in each
 // "reduce_…". Where devices are of 9.0 or newer BulkKernels are there too, and
 // BulkMoveKernels in "move".
 var (
 	MoveKernels = []string{
-		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_p2p_ll",
+		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_p2p_ll", "ls_p2p_direct",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_fill",
 	}
@@ -142,12 +154,12 @@ var (
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
 	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk"}
-	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk"}
+	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_p2p_bulk"}
 )
 
 // LLCapacity is the most bytes that a kernel on LL lines takes with so many
 // blocks: of the whole for AllReduce, Reduce and Broadcast, of one rank's share
-// for the others. twoShot means ls_allreduce_ll2. Sends have no limit.
+// for the others. twoShot means ls_allreduce_ll2.
 func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
 	if coll == record.AllReduce && twoShot {
 		return uint64(ranks) * uint64(blocks) * llBytes

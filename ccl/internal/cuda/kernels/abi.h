@@ -13,7 +13,9 @@ enum {
   LS_MAX_RANKS = 8,   // GPUs that reach each other by loads and stores
   LS_MAX_BLOCKS = 32, // of any kernel that talks to peers
   LS_LL_LINES = 1024, // LL lines for one source rank and block
-  LS_MAX_MESSAGES = 8, // sends, and receives, of one ls_p2p_ll
+  LS_MAX_MESSAGES = 8, // sends, and receives, of one kernel: one each way with each peer
+  LS_LANES = 16,       // most of a message
+  LS_LANE_LINES = 4 * LS_LL_LINES, // of LL: 32 KiB of data
   LS_PHASES = 4,      // flag rows: barriers that one kernel may need
   LS_PHASE_ENTER = 0, LS_PHASE_LEAVE = 1, // the rows of barriers of kernels on windows
   LS_PHASE_STEPS = 3, // the row that counts steps instead, of pipelines between ranks
@@ -29,15 +31,17 @@ struct alignas(16) Line { u32 d0, f0, d1, f1; };
 // anybody counting operations.
 struct alignas(128) BlockState { u32 epoch, steps; u32 pad[30]; }; // steps: of Broadcast's pipeline, all so far
 
+// LaneState counts what a pair of ranks has exchanged on one lane, as both count it.
+struct alignas(16) LaneState { u32 sent, received, pushed, taken; }; // pieces: by LL, and direct ones
+
 // Heap is a rank's control memory, mapped by all ranks; zero before first use.
 // What peers write is written by one peer each.
 struct alignas(128) Heap {
   BlockState block[LS_MAX_BLOCKS]; // own
   struct alignas(128) { u64 seq, start; u32 blocksDone; u32 pad[27]; } op; // own: operations ended; when this one began; blocks of its kernel that have ended
   u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
-  struct alignas(128) { u32 sent[LS_MAX_RANKS], received[LS_MAX_RANKS]; u32 pad[16]; } pair; // own: LL messages of the pair so far
-  u32 credit[LS_MAX_RANKS]; // [destination rank] = LL messages it has consumed
   u32 sendDone[LS_MAX_RANKS]; // own: [destination rank] = copy-engine sends that have left
+  u32 here[LS_MAX_RANKS];     // [source rank] = direct pieces of lane 0, with the one that it has come for
   u32 pad[16];
   u32 copied[LS_MAX_RANKS]; // [source rank] = copy-engine operations of the pair that have arrived
   u32 ready[LS_MAX_RANKS];  // [destination rank] = copy-engine operations of the pair it is ready for
@@ -45,7 +49,11 @@ struct alignas(128) Heap {
   u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
-  Line p2p[LS_MAX_RANKS][2][4 * LS_LL_LINES];            // [source][message & 1]: 32 KiB of data a message
+  LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
+  u32 credit[LS_MAX_RANKS][LS_LANES];       // [destination] = LL pieces it has consumed
+  u32 arrived[LS_MAX_RANKS][LS_LANES];      // [source] = direct pieces that are here
+  Line offer[LS_MAX_RANKS][LS_LANES][2][2]; // [destination][lane][piece & 1]: where a direct piece shall go, and how much of it
+  Line p2p[LS_MAX_RANKS][LS_LANES][2][LS_LANE_LINES]; // [source][lane][piece & 1]
 };
 
 // Slot is where an operation's stamps go: %globaltimer in ns, in memory of the
@@ -84,22 +92,30 @@ struct Args {
   u32 peers;    // set of ranks, for point-to-point
 };
 
-// Message is one send or receive of P2PArgs.
+// Message is one send or receive of P2PArgs; one without blocks is none. It is
+// cut in lanes as its size says, so that both sides agree; what else is here is
+// this side's own business.
 struct Message {
   u64 buffer; // as mapped here
   u64 bytes;
-  u32 peer, pad;
+  u64 piece;  // bytes of a lane, the last of which may have fewer; by LL at most a lane's lines
+  u64 target; // of a direct receive: buffer, or staging memory, as the sender has mapped it
+  u64 stage;  // not 0: likewise, as mapped here, two places of room bytes for each lane
+  u32 room;
+  u32 peer, lanes;
+  u32 direct;        // not LL
+  u32 first, blocks; // the blocks that do it: as many as lanes for LL, one for a direct receive without staging
 };
 
-// P2PArgs is ls_p2p_ll's parameter: what one rank sends and receives, in the
-// order of the program, which decides what is paired with what.
+// P2PArgs is the parameter of the kernels that send and receive: at most one
+// message each way with each peer, and none with the rank itself. Blocks of an LL
+// send and an LL receive may be the same.
 struct P2PArgs {
-  u64 heap[LS_MAX_RANKS];
-  u64 slots, abort; // slots to flags as in Args
+  u64 heaps, stride; // rank r's Heap, as mapped here, is at heaps + r * stride
+  u64 slots, abort;  // slots to flags as in Args
   u32 slotMask, desc, rank, ranks, flags;
-  u32 sends, receives;
   u32 pad;
-  Message message[2 * LS_MAX_MESSAGES]; // sends in the first half, receives in the second
+  Message send[LS_MAX_MESSAGES], receive[LS_MAX_MESSAGES];
 };
 
 // ClockArgs is ls_clock's parameter.

@@ -58,7 +58,7 @@ FI void store16(u64 *p, u64 a, u64 b) {
 
 FI u32 atomicAdd(u32 *p, u32 v) {
   u32 old;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
   return old;
 }
 

@@ -166,6 +166,7 @@ enum {
   LS_BULK_PUSH_THREADS = 256,
   LS_BULK_PUSH_TILE = 16 << 10,
   LS_BULK_PUSH_STAGES = 8,      // at most; as many as dynamic shared memory has room for
+  LS_BULK_PUSH_LAG = 3,         // turns until a stage is filled again; there are more stages than that
   LS_BULK_PUSH_MBARRIERS = 128, // bytes before the stages: one for each
 };
 
@@ -190,7 +191,7 @@ template <class Tile, class To> FI void bulkSpread(u64 steps, const Tile &tile, 
       bulkLoad(base + s * LS_BULK_PUSH_TILE, src, bytes, here + 8 * s);
     };
     for (u32 s = 0; s < stages && s < steps; s++) load(s, s);
-    u32 s = 0, parity = 0, former = 0;
+    u32 s = 0, parity = 0;
     for (u64 step = 0; step < steps; step++) {
       u64 src;
       u32 bytes;
@@ -198,12 +199,12 @@ template <class Tile, class To> FI void bulkSpread(u64 steps, const Tile &tile, 
       mbarrierWait(here + 8 * s, parity);
       for (u32 d = 0; d < n; d++) bulkStore(to(step, d), base + s * LS_BULK_PUSH_TILE, bytes);
       bulkCommit();
-      // The stage before this one has had a turn's time to be read: refill it.
-      if (step > 0 && step - 1 + stages < steps) {
-        bulkRead<1>();
-        load(step - 1 + stages, former);
+      // Half of the stages load while half are being stored: one that was given to
+      // the copy unit a few turns ago has been read by now, and is filled again.
+      if (step >= LS_BULK_PUSH_LAG && step - LS_BULK_PUSH_LAG + stages < steps) {
+        bulkRead<LS_BULK_PUSH_LAG>();
+        load(step - LS_BULK_PUSH_LAG + stages, (s + stages - LS_BULK_PUSH_LAG) % stages);
       }
-      former = s;
       if (++s == stages) s = 0, parity ^= 1;
     }
     bulkDone<0>();

@@ -27,8 +27,7 @@ template <class A> struct Stamps {
   FI void entered() const {
     if (tid() != 0 || block() != 0 || seq == 0 || !(a.flags & LS_FIRST)) return;
     store16(slot(), seq << 16 | a.desc, start);
-    // Another block, or the operation's last kernel, ends it and needs to know.
-    if (blocks() > 1 || !(a.flags & LS_LAST)) heap(a, a.rank)->op.start = start;
+    if (!(a.flags & LS_LAST)) heap(a, a.rank)->op.start = start; // for the operation's last kernel
   }
 
   // saw notes that a peer has just come that this thread had to wait for.
@@ -39,6 +38,10 @@ template <class A> struct Stamps {
 
   // left ends the operation if no other block still runs. All threads of the
   // block have done what they had to; a block that was aborted does not call it.
+  // The count orders nothing: a fence here would wait for what peers were sent,
+  // and be half of a short kernel. Blocks enter within a fraction of a microsecond
+  // of each other, so the last one takes its own entry for the operation's when it
+  // tells how long it waited.
   FI void left() {
     if (tid() != 0 || seq == 0 || !(a.flags & LS_LAST)) return;
     auto &op = heap(a, a.rank)->op;
@@ -46,7 +49,7 @@ template <class A> struct Stamps {
       if (atomicAdd(&op.blocksDone, 1) != blocks() - 1) return;
       op.blocksDone = 0;
     }
-    if (blocks() > 1 || !(a.flags & LS_FIRST)) start = loadVolatile64(&op.start);
+    if (!(a.flags & LS_FIRST)) start = loadVolatile64(&op.start);
     store16(slot() + 2, (seen > start ? seen - start : 0) << 8 | peer, globaltimer());
     op.seq = seq;
   }
