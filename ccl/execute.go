@@ -182,7 +182,7 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 			x.entered = true
 			if c.log.rec != nil {
 				err = c.eng.Launch()
-				c.log.start(x.current, x.seq, x.plans.last)
+				c.log.start(x.current, x.seq)
 			}
 		}
 		if err == nil {
@@ -336,9 +336,8 @@ func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if i.waits++; i.waits == 1 {
 		c.eng.Late()
 	}
-	c.mesh.Wait(nap)
-	if i.waits&63 != 0 && !i.told {
-		return nil // still spinning: no clock yet
+	if polled := c.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
+		return nil // no clock yet
 	}
 	now := record.Now()
 	if i.since == 0 {
@@ -351,6 +350,9 @@ func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if waited > tellAfter && !i.told {
 		i.told = true
 		c.eng.Idle(now)
+		if x := &c.executor; x.current != nil {
+			c.log.lasts(x.current, x.seq, x.plans.last)
+		}
 	}
 	if waited > compareAfter {
 		c.announce(now)

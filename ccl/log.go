@@ -7,10 +7,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// log writes a communicator's part of the flight recorder. Clock reads and
-// appends are placed where the operation has to wait anyhow: enqueue and start of
-// an operation that runs at once are written after its first bytes went out, and
-// the sums of a brief one after those of the next.
+// log writes a communicator's part of the flight recorder: live words that say
+// what has been called and what is open, and one record of each operation when it
+// ends. Only what has to queue, or lasts, is also told of before. Where it can be
+// this is done while the operation has to wait anyhow: its start is noted after
+// its first bytes went out, and the sums of a brief one after those of the next.
 type log struct {
 	rec   *record.Writer // nil: off
 	live  *record.Comm
@@ -20,8 +21,10 @@ type log struct {
 	gpu   *gpu.Recording  // nil on a CPU rank, or off
 
 	started int64
-	flushed uint64 // operations since links last published their counters
-	sums    sums   // not yet added
+	lasting bool          // the running operation has been told of
+	whole   record.Record // of the last operation: only what differs is written
+	flushed uint64        // operations since links last published their counters
+	sums    sums          // not yet added
 }
 
 // sums is what AddPhases takes of one operation.
@@ -49,6 +52,7 @@ func newLog(p *process, d Device, e record.CommEntry) (log, error) {
 		e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 	}
 	l.live, _ = p.rec.AddComm(e) // a full table is counted there
+	l.whole = record.Record{Kind: record.KindWhole, Comm: l.live.Index()}
 	return l, nil
 }
 
@@ -72,56 +76,63 @@ func (l *log) state(s record.CommState) {
 	l.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Value: l.id})
 }
 
-// small is up to how many bytes an operation that runs next is stamped only when
-// it starts: two looks at the clock would be a good part of its time. (The
-// sweeper starts it within 2 ms if nobody does.)
-const small = 4 << 10
-
-// enqueue notes a call. When it runs next its record waits for start.
+// enqueue notes a call. One that runs next has no record of its own: it is
+// taken to start at once (the sweeper sees to it, within 2 ms, if nobody does).
 func (l *log) enqueue(op *operation, seq uint64, next bool) {
-	if l.rec == nil || next && op.bytes <= small {
-		return
-	}
-	op.enqueued = record.Now()
-	if !next {
-		l.writeEnqueue(op, seq)
-	}
-}
-
-func (l *log) writeEnqueue(op *operation, seq uint64) {
-	op.logged = true
-	l.live.Enqueued(seq, op.enqueued, op.coll, op.bytes)
-	r := record.Record{
-		Mono: op.enqueued, Kind: record.KindEnqueue, Comm: l.live.Index(), Seq: seq,
-		Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Bytes: op.bytes, Stream: op.stream,
-	}
-	if op.inPlace {
-		r.Flags = record.FlagInPlace
-	}
-	l.rec.Append(&r)
-}
-
-// start notes that an operation has begun to run.
-func (l *log) start(op *operation, seq uint64, s *algo.Schedule) {
 	if l.rec == nil {
 		return
 	}
-	l.started = record.Now()
+	if next {
+		l.live.Enqueued(seq, 0, op.coll, op.bytes)
+		return
+	}
+	now := record.Now()
+	l.live.Enqueued(seq, now, op.coll, op.bytes)
+	l.writeEnqueue(op, seq, now)
+}
+
+func (l *log) writeEnqueue(op *operation, seq uint64, at int64) {
+	op.logged = true
+	l.rec.Append(&record.Record{
+		Mono: at, Kind: record.KindEnqueue, Flags: op.flags(), Comm: l.live.Index(), Seq: seq,
+		Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Bytes: op.bytes, Stream: op.stream,
+	})
+}
+
+func (op *operation) flags() uint8 {
+	if op.inPlace {
+		return record.FlagInPlace
+	}
+	return 0
+}
+
+// start notes that an operation has begun to run.
+func (l *log) start(op *operation, seq uint64) {
+	if l.rec == nil {
+		return
+	}
+	l.started, l.lasting = record.Now(), false
 	if l.board != nil && op.collective != 0 {
 		l.board.Enter(op.collective, l.started)
 	}
-	if !op.logged {
-		if op.enqueued == 0 {
-			op.enqueued = l.started
-		}
-		l.writeEnqueue(op, seq)
-	}
 	l.live.Started(seq, l.started)
+	l.addSums()
+}
+
+// lasts tells of an operation that goes on for long: its record at the end may
+// never come, and until then the ring has nothing of it but its call, if that.
+func (l *log) lasts(op *operation, seq uint64, s *algo.Schedule) {
+	if l.rec == nil || l.lasting {
+		return
+	}
+	l.lasting = true
+	if !op.logged {
+		l.writeEnqueue(op, seq, l.started)
+	}
 	l.rec.Append(&record.Record{
 		Mono: l.started, Kind: record.KindStart, Comm: l.live.Index(), Seq: seq,
 		Coll: op.coll, Algo: s.Algo, Proto: s.Proto, Chan: 1, Stamp: l.started,
 	})
-	l.addSums()
 }
 
 const (
@@ -139,25 +150,17 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 	}
 	now := record.Now()
 	took := now - l.started
-	var wait int64
-	index := l.live.Index()
+	wait, peer := int64(0), int32(-1)
 	if took >= brief {
-		peer, entered := l.lastEntry(c, op)
+		var entered int64
+		peer, entered = l.lastEntry(c, op)
 		wait = min(max(entered-l.started, 0), took)
-		l.rec.Append(&record.Record{
-			Mono: now, Kind: record.KindPhase, Comm: index, Seq: seq,
-			Code: uint8(record.PhaseWait), Peer: peer, Stamp: l.started + wait, Dur: wait,
-		})
-		l.rec.Append(&record.Record{
-			Mono: now, Kind: record.KindPhase, Comm: index, Seq: seq,
-			Code: uint8(record.PhaseTransfer), Index: 1, Peer: -1, Stamp: now, Dur: took - wait,
-		})
 	}
-	s := c.executor.plans.last
-	l.rec.Append(&record.Record{
-		Mono: now, Kind: record.KindEnd, Comm: index, Seq: seq,
-		Coll: op.coll, Algo: s.Algo, Proto: s.Proto, Stamp: now, Code: uint8(result),
-	})
+	s, r := c.executor.plans.last, &l.whole
+	r.Mono, r.Flags, r.Seq = now, op.flags(), seq
+	r.Coll, r.DType, r.Op, r.Algo, r.Proto, r.Code = op.coll, op.dtype, op.redop, s.Algo, s.Proto, uint8(result)
+	r.Root, r.Peer, r.Bytes, r.Stream, r.Dur, r.Wait = op.root, peer, op.bytes, op.stream, took, wait
+	l.rec.Append(r)
 	l.live.Finished(seq, now)
 	own := int64(0)
 	if prev := l.proc.lastEnd.Load(); prev != 0 {

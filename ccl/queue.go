@@ -27,7 +27,6 @@ type operation struct {
 	group      *Group
 	stream     uint32
 	collective uint64 // number among the communicator's collectives, 0 for others
-	enqueued   int64
 	after      use
 }
 
@@ -94,7 +93,7 @@ func (c *Comm) put(s *Stream, op *operation) error {
 		slot.collective = q.collective
 		q.calls[q.collective%uint64(len(q.calls))] = c.signature(slot)
 	}
-	c.log.enqueue(slot, seq, q.finished.Load()+1 == seq)
+	c.log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.comm == nil)
 	q.tail.Store(seq)
 	q.mu.Unlock()
 	c.proc.nudge(c, op.bytes)

@@ -38,8 +38,8 @@ func recorded(t *testing.T, n, per int, body func(ctx context.Context, c *ccl.Co
 	return comms, records
 }
 
-// TestRecorder: each operation leaves its enqueue, start and end, the
-// communicators' progress is what was called, and phases say who came last.
+// TestRecorder: each operation leaves one record that says all of it, and who came
+// last; one that lasts is told of before. The communicators' progress is what was called.
 func TestRecorder(t *testing.T) {
 	const ops = 20
 	for _, per := range []int{2, 1} {
@@ -85,7 +85,7 @@ func TestRecorder(t *testing.T) {
 				}
 				got := map[record.Kind]map[uint64]record.Record{}
 				for _, rec := range records[r] {
-					if rec.Comm != world.Index || rec.Seq == 0 || rec.Kind == record.KindPhase && rec.Code != uint8(record.PhaseWait) {
+					if rec.Comm != world.Index || rec.Seq == 0 {
 						continue
 					}
 					if got[rec.Kind] == nil {
@@ -96,17 +96,28 @@ func TestRecorder(t *testing.T) {
 					}
 					got[rec.Kind][rec.Seq] = rec
 				}
+				last := int64(0)
 				for seq := uint64(1); seq <= ops; seq++ {
-					q, b, e := got[record.KindEnqueue][seq], got[record.KindStart][seq], got[record.KindEnd][seq]
-					if q.Coll != record.AllReduce || q.Op != record.Avg || q.DType != record.Float32 || q.Bytes != 4<<(seq-1) || q.Flags&record.FlagInPlace == 0 || q.Root != -1 {
-						t.Errorf("rank %d: enqueue %+v", r, q)
+					w := got[record.KindWhole][seq]
+					if w.Coll != record.AllReduce || w.Op != record.Avg || w.DType != record.Float32 || w.Bytes != 4<<(seq-1) || w.Flags&record.FlagInPlace == 0 || w.Root != -1 ||
+						w.Algo == record.AlgoNone || w.Proto == record.ProtoNone || w.Code != uint8(record.ResultOK) || w.Dur <= 0 || w.Wait > w.Dur || w.Mono-w.Dur < last {
+						t.Errorf("rank %d: operation %d: %+v, the one before ended at %d", r, seq, w, last)
 					}
-					if b.Algo == record.AlgoNone || b.Proto == record.ProtoNone || e.Code != uint8(record.ResultOK) || q.Mono > b.Stamp || b.Stamp > e.Stamp {
-						t.Errorf("rank %d: operation %d: enqueued %d, start %+v, end %+v", r, seq, q.Mono, b, e)
+					last = w.Mono
+					if _, queued := got[record.KindEnqueue][seq]; queued && got[record.KindStart][seq].Stamp == 0 {
+						t.Errorf("rank %d: operation %d did not queue", r, seq)
 					}
 				}
-				if p, ok := got[record.KindPhase][ops]; r == 0 && (!ok || p.Peer != 1 || p.Dur == 0) {
-					t.Errorf("rank 0 waited for rank 1, but says %+v", p)
+				if w := got[record.KindWhole][ops]; r == 0 {
+					if w.Peer != 1 || w.Wait < int64(10*time.Millisecond) {
+						t.Errorf("rank 0 waited for rank 1, but says %+v", w)
+					}
+					// It has lasted, so the ring told of it before it ended.
+					q, b := got[record.KindEnqueue][ops], got[record.KindStart][ops]
+					if q.Coll != w.Coll || q.Op != w.Op || q.DType != w.DType || q.Bytes != w.Bytes || q.Flags != w.Flags || q.Root != w.Root || q.Stream != w.Stream ||
+						b.Algo != w.Algo || b.Proto != w.Proto || b.Stamp != w.Mono-w.Dur || b.Ticket > w.Ticket {
+						t.Errorf("rank 0: enqueue %+v, start %+v of %+v", q, b, w)
+					}
 				}
 			}
 			if w := comms[0][0]; w.WaitNs == 0 || w.OwnNs == 0 || w.TransferNs == 0 {
@@ -136,9 +147,9 @@ func TestRecorderFailure(t *testing.T) {
 		t.Errorf("communicator %+v", c)
 	}
 	for _, r := range records[0] {
-		if r.Kind == record.KindEnd && r.Code == uint8(record.ResultAborted) {
+		if r.Kind == record.KindWhole && r.Code == uint8(record.ResultAborted) {
 			return
 		}
 	}
-	t.Errorf("no aborted end in %+v", records[0])
+	t.Errorf("nothing aborted in %+v", records[0])
 }

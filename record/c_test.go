@@ -74,6 +74,7 @@ func TestCProducers(t *testing.T) {
 		{Kind: record.KindWindow, Peer: 2, Conn: 8, Code: uint8(record.CauseNetwork), Bytes: 4096, WRs: 8, Back: 3, First: 1000, Last: 5000},
 		{Kind: record.KindLink, Peer: 2, Conn: 8, Code: uint8(record.LinkDown)},
 		{Kind: record.KindComm, Code: uint8(record.CommAborted), Value: 0xabcdef},
+		{Kind: record.KindWhole, Coll: record.Reduce, DType: record.Float8e5m2, Op: record.Avg, Algo: record.AlgoTree, Proto: record.ProtoSimple, Code: uint8(record.ResultOK), Root: 2, Peer: 3, Bytes: 1 << 33, Stream: 8, Dur: 90, Wait: 40},
 	}
 	for i := range want {
 		want[i].Ticket, want[i].Mono, want[i].Flags, want[i].Comm, want[i].Thread, want[i].Seq = uint64(i), 100, record.FlagInPlace, 3, 7, 9
@@ -112,7 +113,7 @@ func TestCProducers(t *testing.T) {
 	}
 
 	h := r.Header()
-	const appended = threads*records + 7
+	const appended = threads*records + 8
 	if h.Appended != appended {
 		t.Errorf("appended %d, want %d", h.Appended, appended)
 	}

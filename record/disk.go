@@ -90,7 +90,7 @@ type diskComm struct {
 	name [nameSize]byte
 
 	enqueued   uint64 // live: stored after the other words of its line
-	enqueuedAt int64
+	enqueuedAt int64  // 0: it starts at once
 	coll       uint64
 	opBytes    uint64
 	since      uint64 // ticket: older records of this index are of the slot's former owner
@@ -218,6 +218,21 @@ type bodyRun struct {
 	_     [12]byte
 }
 
+// bodyWhole is the body of KindWhole: the record's own time is the end, and its
+// collective was submitted when it started unless an enqueue record says otherwise.
+type bodyWhole struct {
+	coll   uint8
+	elem   uint8 // dtype | op << 4
+	path   uint8 // algo | proto << 4
+	code   uint8
+	root   int32
+	bytes  uint64
+	stream uint32
+	peer   int32  // who was waited for last
+	dur    uint32 // by packSpan, from start to end
+	wait   uint32 // by packSpan, of dur
+}
+
 type bodyPhase struct {
 	code  uint8
 	index uint8
@@ -265,8 +280,7 @@ const (
 )
 
 // packSpan keeps up to 2.1 s in nanoseconds, and up to 35 min in microseconds.
-func packSpan(first, last int64) uint32 {
-	d := last - first
+func packSpan(d int64) uint32 {
 	switch {
 	case d < 0:
 		return 0
@@ -293,9 +307,14 @@ var (
 	_ [RecordSize]byte      = [unsafe.Sizeof(diskRecord{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyEnqueue{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyRun{})]byte{}
+	_ [32]byte              = [unsafe.Sizeof(bodyWhole{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyPhase{})]byte{}
-	_ [32]byte              = [unsafe.Sizeof(bodyConn{})]byte{}
-	_ [32]byte              = [unsafe.Sizeof(bodyValue{})]byte{}
+	_ [16 - numDTypes]byte  // of bodyWhole's half bytes
+	_ [16 - numOps]byte
+	_ [16 - numAlgos]byte
+	_ [16 - numProtos]byte
+	_ [32]byte = [unsafe.Sizeof(bodyConn{})]byte{}
+	_ [32]byte = [unsafe.Sizeof(bodyValue{})]byte{}
 )
 
 // geometry is how many slots each region has, and so where each region lies.

@@ -21,7 +21,7 @@ import "fmt"
 // of the writing host unless a field says otherwise.
 const (
 	Magic         = "LOCKSTEP"
-	LayoutVersion = 2
+	LayoutVersion = 3
 
 	HeaderSize      = 4096
 	CommEntrySize   = 256
@@ -72,6 +72,7 @@ const (
 	KindWindow       // a transport window closed: Conn, Peer, Bytes, WRs, Backlog, First, Last, Code is a Cause
 	KindLink         // a connection or port changed state: Conn, Peer, Code is a LinkState
 	KindMark         // the program's own words: Code is a MarkCode, Value
+	KindWhole        // a collective has ended, all of it at once: Coll, DType, Op, Algo, Proto, Root, Bytes, Stream, Peer, Dur, Wait, Code is a Result
 	numKinds
 )
 
@@ -243,7 +244,7 @@ const (
 // Flags of a record.
 const (
 	FlagBegin   = 1 << 0 // KindMark: the span opens
-	FlagInPlace = 1 << 1 // KindEnqueue
+	FlagInPlace = 1 << 1 // KindEnqueue, KindWhole
 	FlagAnomaly = 1 << 2 // KindWindow: the window is outside the normal
 	FlagReplay  = 1 << 3 // KindStart: a CUDA graph replay
 )
@@ -259,29 +260,30 @@ const (
 // KindX's comments name and share bytes on disk.
 type Record struct {
 	Ticket uint64 // position in the stream of all records of the file, from 0
-	Mono   int64  // when it was appended, ns
+	Mono   int64  // when it was appended, ns; KindWhole: when the collective ended
 	Kind   Kind
 	Flags  uint8
 	Comm   uint16 // index into the comm table
 	Thread uint32 // producer's thread or goroutine slot, informative
 	Seq    uint64 // collective's sequence number in its communicator, from 1; point-to-point operations have numbers of their own per communicator in the same space
 
-	Coll   CollKind // KindEnqueue, KindStart, KindEnd
-	DType  DType    // KindEnqueue
-	Op     RedOp    // KindEnqueue
-	Algo   Algo     // KindStart, KindEnd
-	Proto  Proto    // KindStart, KindEnd
+	Coll   CollKind // KindEnqueue, KindStart, KindEnd, KindWhole
+	DType  DType    // KindEnqueue, KindWhole
+	Op     RedOp    // KindEnqueue, KindWhole
+	Algo   Algo     // KindStart, KindEnd, KindWhole
+	Proto  Proto    // KindStart, KindEnd, KindWhole
 	Clock  Clock    // KindStart, KindPhase, KindEnd
 	Code   uint8    // CommState, PhaseCode, Result, Cause, LinkState or MarkCode by Kind
 	Index  uint8    // KindPhase: ordinal of the phase
-	Root   int32    // KindEnqueue: root or peer, -1 when none
-	Peer   int32    // KindPhase, KindWindow, KindLink: rank in the communicator, -1 when none
-	Stream uint32   // KindEnqueue
+	Root   int32    // KindEnqueue, KindWhole: root or peer, -1 when none
+	Peer   int32    // KindPhase, KindWindow, KindLink: rank in the communicator, -1 when none; KindWhole: who was waited for last
+	Stream uint32   // KindEnqueue, KindWhole
 	Chan   uint16   // KindStart: channels used
 	Conn   uint32   // KindWindow, KindLink: index into the conn table
-	Bytes  uint64   // KindEnqueue: payload bytes by NCCL's convention; KindWindow: bytes in the window
+	Bytes  uint64   // KindEnqueue, KindWhole: payload bytes by NCCL's convention; KindWindow: bytes in the window
 	Stamp  int64    // KindStart, KindPhase, KindEnd: when it happened, by Clock
-	Dur    int64    // KindPhase: length, ns
+	Dur    int64    // KindPhase: length, ns; KindWhole: from start to end (exact up to 2.1 s, else to the microsecond)
+	Wait   int64    // KindWhole: part of Dur from the start until the last peer that this rank needs had entered; the rest is transfer
 	Slot   uint32   // KindStart, KindEnd: 1 + index into the stamp table, 0 when none
 	WRs    uint32   // KindWindow: work requests in the window
 	Back   uint32   // KindWindow: largest backlog, work requests
@@ -313,7 +315,7 @@ var (
 	dtypeNames     = [numDTypes]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"}
 	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
 	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
-	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark"}
+	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
 	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "copy_engine"}
 	protoNames     = [numProtos]string{"none", "ll", "simple"}
 	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}

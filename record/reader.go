@@ -64,8 +64,8 @@ type CommStatus struct {
 	Gen   uint64 // a slot that is used again has another
 	Since uint64 // records of this index with an older ticket are of a former Gen
 
-	Enqueued   uint64 // last sequence submitted, 0 when none
-	EnqueuedAt int64
+	Enqueued   uint64   // last sequence submitted, 0 when none
+	EnqueuedAt int64    // StartedAt when it started at once
 	Coll       CollKind // of the last submitted
 	Bytes      uint64   // of the last submitted
 	Started    uint64
@@ -362,6 +362,9 @@ func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 			s.StartedAt = atomic.LoadInt64(&d.startedAt)
 			s.Enqueued = atomic.LoadUint64(&d.enqueued)
 			s.EnqueuedAt = atomic.LoadInt64(&d.enqueuedAt)
+			if s.EnqueuedAt == 0 {
+				s.EnqueuedAt = s.StartedAt
+			}
 			s.Coll = CollKind(atomic.LoadUint64(&d.coll))
 			s.Bytes = atomic.LoadUint64(&d.opBytes)
 			s.Ops = atomic.LoadUint64(&d.ops)
@@ -547,6 +550,12 @@ func (d *diskRecord) decode(ticket uint64, r *Record) {
 		b := (*bodyRun)(unsafe.Pointer(&d.body))
 		r.Coll, r.Algo, r.Proto, r.Clock, r.Code = CollKind(b.coll), Algo(b.algo), Proto(b.proto), Clock(b.clock), b.code
 		r.Chan, r.Stamp, r.Slot = b.chans, b.stamp, b.slot
+	case KindWhole:
+		b := (*bodyWhole)(unsafe.Pointer(&d.body))
+		r.Coll, r.DType, r.Op, r.Algo, r.Proto = CollKind(b.coll), DType(b.elem&15), RedOp(b.elem>>4), Algo(b.path&15), Proto(b.path>>4)
+		r.Code, r.Root, r.Bytes, r.Stream, r.Peer = b.code, b.root, b.bytes, b.stream, b.peer
+		r.Dur = unpackSpan(b.dur)
+		r.Wait = min(unpackSpan(b.wait), r.Dur)
 	case KindPhase:
 		b := (*bodyPhase)(unsafe.Pointer(&d.body))
 		r.Code, r.Index, r.Clock = b.code, b.index, Clock(b.clock)

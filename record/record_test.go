@@ -46,7 +46,7 @@ func open(tb testing.TB, path string) *record.Reader {
 func genRecord(t *rapid.T) record.Record {
 	i64, u64, u32 := rapid.Int64(), rapid.Uint64(), rapid.Uint32()
 	r := record.Record{
-		Kind:   record.Kind(rapid.IntRange(0, 8).Draw(t, "kind")),
+		Kind:   record.Kind(rapid.IntRange(0, 9).Draw(t, "kind")),
 		Mono:   i64.Draw(t, "mono"),
 		Flags:  rapid.Uint8().Draw(t, "flags"),
 		Comm:   rapid.Uint16().Draw(t, "comm"),
@@ -62,6 +62,13 @@ func genRecord(t *rapid.T) record.Record {
 	case record.KindStart, record.KindEnd:
 		r.Coll, r.Algo, r.Proto, r.Clock = record.CollKind(b("coll")), record.Algo(b("algo")), record.Proto(b("proto")), record.Clock(b("clock"))
 		r.Code, r.Chan, r.Stamp, r.Slot = b("code"), rapid.Uint16().Draw(t, "chan"), i64.Draw(t, "stamp"), u32.Draw(t, "slot")
+	case record.KindWhole:
+		half := func(what string) uint8 { return rapid.Uint8Max(15).Draw(t, what) }
+		r.Coll, r.DType, r.Op = record.CollKind(b("coll")), record.DType(half("dtype")), record.RedOp(half("op"))
+		r.Algo, r.Proto, r.Code = record.Algo(half("algo")), record.Proto(half("proto")), b("code")
+		r.Root, r.Peer, r.Bytes, r.Stream = peer.Draw(t, "root"), peer.Draw(t, "peer"), u64.Draw(t, "bytes"), u32.Draw(t, "stream")
+		r.Dur = rapid.Int64Range(0, 2_000_000_000).Draw(t, "dur")
+		r.Wait = rapid.Int64Range(0, r.Dur).Draw(t, "wait")
 	case record.KindPhase:
 		r.Code, r.Index, r.Clock, r.Peer = b("code"), b("index"), record.Clock(b("clock")), peer.Draw(t, "peer")
 		r.Stamp, r.Dur = i64.Draw(t, "stamp"), i64.Draw(t, "dur")
@@ -235,7 +242,7 @@ func TestTables(t *testing.T) {
 		t.Fatalf("comms %+v", comms)
 	}
 	a.SetState(record.CommAborted)
-	a.Enqueued(2, 20, record.Broadcast, 64)
+	a.Enqueued(2, 0, record.Broadcast, 64) // it starts at once
 	a.Started(2, 25)
 	a.Finished(1, 15)
 	a.AddPhases(30, -1, 2, 64)
@@ -244,7 +251,7 @@ func TestTables(t *testing.T) {
 	got := r.Comms(comms[:0])[0]
 	want := record.CommStatus{
 		CommEntry: record.CommEntry{ID: 1, Name: "world", Rank: 2, Size: 8, State: record.CommAborted},
-		Enqueued:  2, EnqueuedAt: 20, Coll: record.Broadcast, Bytes: 64, Started: 2, StartedAt: 25, Finished: 1, FinishedAt: 15,
+		Enqueued:  2, EnqueuedAt: 25, Coll: record.Broadcast, Bytes: 64, Started: 2, StartedAt: 25, Finished: 1, FinishedAt: 15,
 		Ops: 1, TotalBytes: 64, OwnNs: 30, TransferNs: 2, MaxOwnNs: 30,
 	}
 	if got != want || !got.Open() {
@@ -566,7 +573,7 @@ func FuzzOpen(f *testing.F) {
 	comm, _ := w.AddComm(record.CommEntry{ID: 1, Name: "world", Size: 2})
 	comm.Started(1, 1)
 	w.AddConn(record.ConnEntry{Name: "tcp", Peer: 1})
-	for kind := record.KindNone; kind <= record.KindMark; kind++ {
+	for kind := record.KindNone; kind <= record.KindWhole; kind++ {
 		w.Append(&record.Record{Kind: kind})
 		seed()
 	}
@@ -639,7 +646,7 @@ func FuzzOpen(f *testing.F) {
 }
 
 func BenchmarkAppend(b *testing.B) {
-	for kind := record.KindEnqueue; kind <= record.KindMark; kind++ {
+	for kind := record.KindEnqueue; kind <= record.KindWhole; kind++ {
 		b.Run(kind.String(), func(b *testing.B) {
 			w := create(b, record.Options{})
 			r := record.Record{Kind: kind, Seq: 1, Coll: record.AllReduce}

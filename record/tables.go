@@ -107,7 +107,8 @@ func (c *Comm) setState(s CommState) {
 	}
 }
 
-// Enqueued tells the last collective submitted.
+// Enqueued tells the last collective submitted. mono is 0 for one that is going
+// to start at once: its start is its time.
 func (c *Comm) Enqueued(seq uint64, mono int64, coll CollKind, bytes uint64) {
 	if c == nil {
 		return

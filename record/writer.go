@@ -345,6 +345,11 @@ func (w *Writer) Append(r *Record) {
 		b := (*bodyRun)(unsafe.Pointer(&d.body))
 		b.coll, b.algo, b.proto, b.clock, b.code = uint8(r.Coll), uint8(r.Algo), uint8(r.Proto), uint8(r.Clock), r.Code
 		b.chans, b.stamp, b.slot = r.Chan, r.Stamp, r.Slot
+	case KindWhole:
+		b := (*bodyWhole)(unsafe.Pointer(&d.body))
+		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, uint8(r.Algo)&15|uint8(r.Proto)<<4, r.Code
+		b.root, b.bytes, b.stream, b.peer = r.Root, r.Bytes, r.Stream, r.Peer
+		b.dur, b.wait = packSpan(r.Dur), packSpan(r.Wait)
 	case KindPhase:
 		b := (*bodyPhase)(unsafe.Pointer(&d.body))
 		b.code, b.index, b.clock = r.Code, r.Index, uint8(r.Clock)
@@ -352,7 +357,7 @@ func (w *Writer) Append(r *Record) {
 	case KindWindow, KindLink:
 		b := (*bodyConn)(unsafe.Pointer(&d.body))
 		b.peer, b.conn, b.code = r.Peer, uint16(min(r.Conn, NoConn)), r.Code
-		b.bytes, b.last, b.span = r.Bytes, r.Last, packSpan(r.First, r.Last)
+		b.bytes, b.last, b.span = r.Bytes, r.Last, packSpan(r.Last-r.First)
 		b.wrs, b.back = uint16(min(r.WRs, 1<<16-1)), uint16(min(r.Back, 1<<16-1))
 	case KindMark, KindComm:
 		b := (*bodyValue)(unsafe.Pointer(&d.body))

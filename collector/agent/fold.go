@@ -103,7 +103,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 		case record.KindMark:
 			r.mark(rec)
 			continue
-		case record.KindEnqueue, record.KindStart, record.KindPhase, record.KindEnd, record.KindWindow:
+		case record.KindEnqueue, record.KindStart, record.KindPhase, record.KindEnd, record.KindWhole, record.KindWindow:
 		default:
 			continue
 		}
@@ -126,9 +126,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
 				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
 			}
-			if rec.Seq >= c.peerSeq {
-				c.peer, c.peerSeq = rec.Root, rec.Seq
-			}
+			c.called(rec.Seq, rec.Root)
 		case record.KindStart:
 			if o := a.op(c, rec.Seq); o != nil {
 				o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
@@ -156,9 +154,31 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 				r.job.unknown++
 			}
 			a.finish(r, c, o)
+		case record.KindWhole:
+			c.called(rec.Seq, rec.Root)
+			o := a.op(c, rec.Seq)
+			if o == nil {
+				r.job.unknown++
+				continue
+			}
+			o.started, o.ended, o.wait, o.transfer = rec.Mono-rec.Dur, rec.Mono, rec.Wait, rec.Dur-rec.Wait
+			if o.enqueued == 0 {
+				o.enqueued = o.started
+			}
+			o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
+			o.root, o.bytes, o.stream, o.channels = rec.Root, rec.Bytes, rec.Stream, 1
+			o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
+			a.finish(r, c, o)
 		case record.KindWindow:
 			r.window(c, rec)
 		}
+	}
+}
+
+// called notes the root or peer of the last operation called.
+func (c *comm) called(seq uint64, root int32) {
+	if seq >= c.peerSeq {
+		c.peer, c.peerSeq = root, seq
 	}
 }
 
@@ -203,9 +223,7 @@ func (a *Agent) foldStamps(p *source.Process, stamps []record.Stamp) {
 		o.started, o.clock, o.clockErr, o.replay = s.Start, record.ClockGPU, s.Err, s.Replay()
 		o.coll, o.dtype, o.redop, o.algo, o.proto = s.Coll, s.DType, s.Op, s.Algo, s.Proto
 		o.root, o.bytes, o.stream, o.channels, o.inPlace = s.Root, s.Bytes, s.Stream, s.SMs, s.Flags&record.DescInPlace != 0
-		if s.Seq >= c.peerSeq {
-			c.peer, c.peerSeq = s.Root, s.Seq
-		}
+		c.called(s.Seq, s.Root)
 		if s.End != 0 {
 			o.ended, o.wait, o.transfer = s.End, s.Wait, s.End-s.Start-s.Wait
 			a.finish(r, c, o)

@@ -70,6 +70,35 @@ func TestFold(t *testing.T) {
 	if len(s.got) != 1 || s.got[0] != want {
 		t.Errorf("folded %+v\nwant %+v", s.got, want)
 	}
+
+	// One record tells as much, but for a time in the queue, and how many channels.
+	want.Channels = 1
+	for i, recs := range [][]record.Record{
+		{whole(0, 2, 1000)},
+		{one(0, 3, 1000)[0], whole(0, 3, 1000)},                     // it had to queue
+		{one(0, 4, 1000)[0], one(0, 4, 1000)[1], whole(0, 4, 1000)}, // and lasted
+	} {
+		want.Seq, want.Enqueued = uint64(2+i), 995
+		if i == 0 {
+			want.Enqueued = 1000
+		}
+		a.fold(p, append(recs, recs[len(recs)-1])) // once
+		if len(s.got) != 2+i || s.got[1+i] != want {
+			t.Errorf("folded %+v\nwant %+v", s.got[len(s.got)-1], want)
+		}
+	}
+	r, c := a.ranks[p], a.ranks[p].comms[0]
+	if c.peerSeq != 4 || c.evicted != 0 || r.job.records != 5+2+3+4 {
+		t.Errorf("peer of %d, %d evicted, %d records", c.peerSeq, c.evicted, r.job.records)
+	}
+}
+
+// whole is the same collective in one record.
+func whole(comm uint16, seq uint64, t int64) record.Record {
+	return record.Record{
+		Kind: record.KindWhole, Mono: t + 100, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.Bfloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace,
+		Algo: record.AlgoTree, Proto: record.ProtoLL, Peer: 2, Dur: 100, Wait: 30,
+	}
 }
 
 // TestFoldAnyOrder folds whole collectives of two communicators, whose records come in any order
@@ -86,13 +115,16 @@ func TestFoldAnyOrder(t *testing.T) {
 		var all []keyed
 		for i := range n {
 			recs := one(uint16(i%2), uint64(i/2+1), int64(1000*(i+1)))
+			if i%3 == 0 {
+				recs = []record.Record{recs[0], whole(recs[0].Comm, recs[0].Seq, int64(1000*(i+1)))}
+			}
 			at := make([]float64, len(recs))
 			for k := range at {
 				at[k] = float64(i) + rng.Float64()*float64(ahead)/2
 			}
 			last := slices.Max(at)
 			for k, r := range recs {
-				if r.Kind == record.KindEnd {
+				if r.Kind == record.KindEnd || r.Kind == record.KindWhole {
 					at[k] = last + 1e-9
 				}
 				all = append(all, keyed{at[k], r})
@@ -308,21 +340,33 @@ func TestSampling(t *testing.T) {
 }
 
 func BenchmarkFold(b *testing.B) {
-	a := newAgent(b, &discard{})
-	p := process()
-	const n = 200
-	var batch []record.Record
-	for i := range n {
-		batch = append(batch, one(uint16(i%2), uint64(i+1), int64(1000*i+5))...)
+	for _, bb := range []struct {
+		name string
+		make func(comm uint16, seq uint64, t int64) []record.Record
+	}{
+		{"parts", one},
+		{"whole", func(comm uint16, seq uint64, t int64) []record.Record {
+			return []record.Record{whole(comm, seq, t)}
+		}},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			a := newAgent(b, &discard{})
+			p := process()
+			const n = 200
+			var batch []record.Record
+			for i := range n {
+				batch = append(batch, bb.make(uint16(i%2), uint64(i+1), int64(1000*i+5))...)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				a.fold(p, batch)
+				for i := range batch {
+					batch[i].Seq += n
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/collective")
+		})
 	}
-	b.ReportAllocs()
-	for b.Loop() {
-		a.fold(p, batch)
-		for i := range batch {
-			batch[i].Seq += n
-		}
-	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/collective")
 }
 
 // TestWindowCounters: what is exported as a counter never steps back.

@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define LOCKSTEP_MAGIC "LOCKSTEP"
-#define LOCKSTEP_LAYOUT_VERSION 2
+#define LOCKSTEP_LAYOUT_VERSION 3
 #define LOCKSTEP_HEADER_SIZE 4096
 #define LOCKSTEP_COMM_ENTRY_SIZE 256
 #define LOCKSTEP_CONN_ENTRY_SIZE 256
@@ -41,7 +41,7 @@
 #define LOCKSTEP_DEFAULT_CONN_SLOTS 1024
 #define LOCKSTEP_DEFAULT_RING_SLOTS 16384
 #define LOCKSTEP_FLAG_BEGIN 1 /* KindMark: the span opens */
-#define LOCKSTEP_FLAG_IN_PLACE 2 /* KindEnqueue */
+#define LOCKSTEP_FLAG_IN_PLACE 2 /* KindEnqueue, KindWhole */
 #define LOCKSTEP_FLAG_ANOMALY 4 /* KindWindow: the window is outside the normal */
 #define LOCKSTEP_FLAG_REPLAY 8 /* KindStart: a CUDA graph replay */
 #define LOCKSTEP_DESC_IN_PLACE 1
@@ -64,6 +64,7 @@ enum lockstep_kind {
 	LOCKSTEP_KIND_WINDOW = 6, /* a transport window closed: Conn, Peer, Bytes, WRs, Backlog, First, Last, Code is a Cause */
 	LOCKSTEP_KIND_LINK = 7, /* a connection or port changed state: Conn, Peer, Code is a LinkState */
 	LOCKSTEP_KIND_MARK = 8, /* the program's own words: Code is a MarkCode, Value */
+	LOCKSTEP_KIND_WHOLE = 9, /* a collective has ended, all of it at once: Coll, DType, Op, Algo, Proto, Root, Bytes, Stream, Peer, Dur, Wait, Code is a Result */
 };
 
 enum lockstep_coll {
@@ -292,7 +293,7 @@ struct lockstep_comm {
 	uint8_t pad62[2];
 	uint8_t name[64];
 	uint64_t enqueued; /* live: stored after the other words of its line */
-	int64_t enqueued_at;
+	int64_t enqueued_at; /* 0: it starts at once */
 	uint64_t coll;
 	uint64_t op_bytes;
 	uint64_t since; /* ticket: older records of this index are of the slot's former owner */
@@ -485,6 +486,30 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_run, stamp) == 8);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_run, slot) == 16);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_run) == 32);
 
+struct lockstep_body_whole {
+	uint8_t coll;
+	uint8_t elem; /* dtype | op << 4 */
+	uint8_t path; /* algo | proto << 4 */
+	uint8_t code;
+	int32_t root;
+	uint64_t bytes;
+	uint32_t stream;
+	int32_t peer; /* who was waited for last */
+	uint32_t dur; /* by packSpan, from start to end */
+	uint32_t wait; /* by packSpan, of dur */
+};
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, coll) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, elem) == 1);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, path) == 2);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, code) == 3);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, root) == 4);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, bytes) == 8);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, stream) == 16);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, peer) == 20);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, dur) == 24);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_whole, wait) == 28);
+LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_whole) == 32);
+
 struct lockstep_body_phase {
 	uint8_t code;
 	uint8_t index;
@@ -545,6 +570,7 @@ struct lockstep_record {
 	union {
 		struct lockstep_body_enqueue enqueue;
 		struct lockstep_body_run run;
+		struct lockstep_body_whole whole;
 		struct lockstep_body_phase phase;
 		struct lockstep_body_conn conn;
 		struct lockstep_body_value value;
@@ -632,7 +658,7 @@ static inline void lockstep_append(struct lockstep_writer *w, const struct locks
 	LOCKSTEP_STORE(&d->seq, ticket + 1);
 }
 
-/* The span of a window's body: last - first, ns up to 2.1 s, else microseconds. */
+/* A length of time in a body: ns up to 2.1 s, else microseconds. */
 static inline uint32_t lockstep_pack_span(int64_t first, int64_t last)
 {
 	int64_t d = last - first, max = (int64_t)LOCKSTEP_SPAN_MICRO - 1;
@@ -679,6 +705,7 @@ static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockste
 		LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
 }
 
+/* mono is 0 for one that is going to start at once: its start is its time. */
 static inline void lockstep_comm_enqueued(struct lockstep_comm *c, uint64_t seq, int64_t mono, enum lockstep_coll coll, uint64_t bytes)
 {
 	if (!c)

@@ -29,14 +29,16 @@ const (
 	agentMeasured  = 10 * time.Second
 	agentStartup   = 30 * time.Second
 	benchJob       = "budgets"
-	perCollective  = 5 // records, as ccl writes them: enqueue, start, two phases, end
 	collectiveTime = 8 * time.Microsecond
 )
 
 // agentLoad runs the product's own agent as it would run in production, with a
 // master, a trace backend and a scraper, on a node whose ranks finish 50,000
 // collectives a second, and asks the kernel what that process used.
-func agentLoad() ([]row, error) {
+//
+// The ranks record a collective at once, as ccl does, or in five parts: enqueue,
+// start, two phases and end, as a program would that learns of them one by one.
+func agentLoad(name string, perCollective int) ([]row, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	dir, err := os.MkdirTemp(sharedMemory(), "budgets-")
@@ -88,15 +90,15 @@ func agentLoad() ([]row, error) {
 			r.w.Close()
 		}
 	}()
-	appended := produce(ctx, ranks, agentWarmUp, agentWeb)
+	appended := perCollective * produce(ctx, ranks, perCollective, agentWarmUp, agentWeb)
 	before, err := proc.Stat()
 	if err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	n := produce(ctx, ranks, agentMeasured, agentWeb)
+	n := produce(ctx, ranks, perCollective, agentMeasured, agentWeb)
 	elapsed := time.Since(began)
-	appended += n
+	appended += perCollective * n
 	after, err := proc.Stat()
 	if err != nil {
 		return nil, err
@@ -105,7 +107,7 @@ func agentLoad() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rate := float64(n) / perCollective / elapsed.Seconds(); rate < 0.98*nodeRate {
+	if rate := float64(n) / elapsed.Seconds(); rate < 0.98*nodeRate {
 		return nil, fmt.Errorf("this machine is too busy: the ranks made %.0f collectives a second instead of %d", rate, nodeRate)
 	}
 
@@ -123,9 +125,9 @@ func agentLoad() ([]row, error) {
 	}
 	unaccounted := float64(appended) - read - lost
 	return []row{
-		{"agent_cpu", (after.CPUTime() - before.CPUTime()) / elapsed.Seconds(), "cores", 0.25},
-		{"agent_rss_peak", float64(status.VmHWM) / (1 << 20), "MiB", 64},
-		{"agent_unaccounted_records", max(unaccounted, -unaccounted), "records", 0},
+		{name + "_cpu", (after.CPUTime() - before.CPUTime()) / elapsed.Seconds(), "cores", 0.25},
+		{name + "_rss_peak", float64(status.VmHWM) / (1 << 20), "MiB", 64},
+		{name + "_unaccounted_records", max(unaccounted, -unaccounted), "records", 0},
 	}, nil
 }
 
@@ -219,18 +221,17 @@ func newRanks(dir string) ([]*benchRank, error) {
 }
 
 // produce makes the node's ranks finish collectives at the rate of the budget
-// for a while, scrapes the agent once a second, and returns how many records
-// were appended.
-func produce(ctx context.Context, ranks []*benchRank, during time.Duration, agentWeb string) (records int) {
+// for a while, scrapes the agent once a second, and returns how many.
+func produce(ctx context.Context, ranks []*benchRank, perCollective int, during time.Duration, agentWeb string) (collectives int) {
 	began := time.Now()
 	done, scraped := 0, 0
 	for {
 		elapsed := time.Since(began)
 		for due := int(min(elapsed, during).Seconds() * nodeRate); done < due; done++ {
-			ranks[done%len(ranks)].collective()
+			ranks[done%len(ranks)].collective(perCollective)
 		}
 		if elapsed >= during || ctx.Err() != nil {
-			return done * perCollective
+			return done
 		}
 		if s := int(elapsed.Seconds()); s > scraped {
 			scraped = s
@@ -241,7 +242,7 @@ func produce(ctx context.Context, ranks []*benchRank, during time.Duration, agen
 }
 
 // collective records one AllReduce that has just ended.
-func (r *benchRank) collective() {
+func (r *benchRank) collective(records int) {
 	i := r.turn % len(r.comms)
 	r.turn++
 	r.seq[i]++
@@ -252,16 +253,22 @@ func (r *benchRank) collective() {
 	c.Enqueued(seq, begin, record.AllReduce, bytes)
 	c.Started(seq, begin)
 	rec := record.Record{Mono: begin, Comm: c.Index(), Seq: seq, Coll: record.AllReduce, Root: -1, Peer: -1}
-	rec.Kind, rec.DType, rec.Op, rec.Bytes = record.KindEnqueue, record.Bfloat16, record.Sum, bytes
-	r.w.Append(&rec)
-	rec.Kind, rec.Stamp, rec.Algo, rec.Proto, rec.Chan = record.KindStart, begin, record.AlgoRing, record.ProtoSimple, 1
-	r.w.Append(&rec)
-	rec.Kind, rec.Code, rec.Index, rec.Stamp, rec.Dur = record.KindPhase, uint8(record.PhaseWait), 0, mid, wait
-	r.w.Append(&rec)
-	rec.Code, rec.Index, rec.Stamp, rec.Dur = uint8(record.PhaseTransfer), 1, now, transfer
-	r.w.Append(&rec)
-	rec.Kind, rec.Code, rec.Mono, rec.Stamp = record.KindEnd, uint8(record.ResultOK), now, now
-	r.w.Append(&rec)
+	rec.DType, rec.Op, rec.Bytes, rec.Algo, rec.Proto, rec.Chan = record.Bfloat16, record.Sum, bytes, record.AlgoRing, record.ProtoSimple, 1
+	if records == 1 {
+		rec.Kind, rec.Mono, rec.Dur, rec.Wait = record.KindWhole, now, wait+transfer, wait
+		r.w.Append(&rec)
+	} else {
+		rec.Kind = record.KindEnqueue
+		r.w.Append(&rec)
+		rec.Kind, rec.Stamp = record.KindStart, begin
+		r.w.Append(&rec)
+		rec.Kind, rec.Code, rec.Index, rec.Stamp, rec.Dur = record.KindPhase, uint8(record.PhaseWait), 0, mid, wait
+		r.w.Append(&rec)
+		rec.Code, rec.Index, rec.Stamp, rec.Dur = uint8(record.PhaseTransfer), 1, now, transfer
+		r.w.Append(&rec)
+		rec.Kind, rec.Code, rec.Mono, rec.Stamp = record.KindEnd, uint8(record.ResultOK), now, now
+		r.w.Append(&rec)
+	}
 	c.AddPhases(1000, wait, transfer, bytes)
 	c.Finished(seq, now)
 }

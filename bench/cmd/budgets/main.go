@@ -62,7 +62,8 @@ var measurements = []measurement{
 	{"windowmon", windowMonitor},
 	{"recorder_overhead", recorderOverhead},
 	{"otlp_span", otlpSpan},
-	{"agent", agentLoad},
+	{"agent", func() ([]row, error) { return agentLoad("agent", 1) }},
+	{"agent_parts", func() ([]row, error) { return agentLoad("agent_parts", 5) }},
 	{"diagnosis", diagnosisPass},
 }
 

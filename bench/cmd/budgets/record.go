@@ -7,7 +7,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// recordAppend times one producer that appends the start of a collective.
+// recordAppend times one producer that appends collectives as they end.
 func recordAppend() ([]row, error) {
 	dir, err := os.MkdirTemp(sharedMemory(), "budgets-")
 	if err != nil {
@@ -19,13 +19,12 @@ func recordAppend() ([]row, error) {
 		return nil, err
 	}
 	defer w.Close()
-	r := record.Record{Kind: record.KindStart, Coll: record.AllReduce, Algo: record.AlgoRing, Chan: 1}
+	r := record.Record{Kind: record.KindWhole, Coll: record.AllReduce, Algo: record.AlgoRing, Dur: 5000}
 	ns, allocs, err := fastest(func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			r.Seq++
 			r.Mono = record.Now()
-			r.Stamp = r.Mono
 			w.Append(&r)
 		}
 	})

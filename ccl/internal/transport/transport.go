@@ -65,8 +65,9 @@ type Mesh interface {
 	Link(peer int) (Link, error)
 	// Wait returns when any link of this rank may have made progress, when Wake
 	// was called, or after d. It spins for a short, adaptive time first, and
-	// yields or sleeps when there are more local ranks than cores.
-	Wait(d time.Duration)
+	// yields or sleeps when there are more local ranks than cores. polled means
+	// that it did neither, and took next to no time.
+	Wait(d time.Duration) (polled bool)
 	// Wake makes Wait return (abort, new work). Safe from any goroutine.
 	Wake()
 	// Look notices what was consumed, and tells; for the time between operations.

@@ -84,14 +84,14 @@ func (w *waiter) init(m *mesh) {
 
 // Wait must only be called after looking at everything that is waited for: that
 // look, after the door says asleep, is what makes sleeping safe.
-func (m *mesh) Wait(d time.Duration) { m.wait(d) }
+func (m *mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
-func (w *waiter) wait(d time.Duration) {
+func (w *waiter) wait(d time.Duration) (polled bool) {
 	if w.progressed {
 		w.progressed = false
 		w.endIdle()
 		w.pumpGates()
-		return
+		return true
 	}
 	w.idle++
 	if w.since == 0 && w.idle <= w.spin {
@@ -99,7 +99,7 @@ func (w *waiter) wait(d time.Duration) {
 			w.look()
 		}
 		procyield(1)
-		return
+		return true
 	}
 	now := record.Now()
 	if w.since == 0 {
@@ -114,10 +114,10 @@ func (w *waiter) wait(d time.Duration) {
 	if now-w.since < yieldFor {
 		w.look()
 		w.yield()
-		return
+		return false
 	}
 	if w.m.cfg.Err() != nil {
-		return
+		return false
 	}
 	more := w.refresh(now)
 	due := w.pumpGates()
@@ -140,6 +140,7 @@ func (w *waiter) wait(d time.Duration) {
 		}
 		w.rouse()
 	}
+	return false
 }
 
 // Look implements Mesh. It lets the monitors know that somebody looked, too: a

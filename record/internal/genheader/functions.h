@@ -70,7 +70,7 @@ static inline void lockstep_append(struct lockstep_writer *w, const struct locks
 	LOCKSTEP_STORE(&d->seq, ticket + 1);
 }
 
-/* The span of a window's body: last - first, ns up to 2.1 s, else microseconds. */
+/* A length of time in a body: ns up to 2.1 s, else microseconds. */
 static inline uint32_t lockstep_pack_span(int64_t first, int64_t last)
 {
 	int64_t d = last - first, max = (int64_t)LOCKSTEP_SPAN_MICRO - 1;
@@ -117,6 +117,7 @@ static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockste
 		LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
 }
 
+/* mono is 0 for one that is going to start at once: its start is its time. */
 static inline void lockstep_comm_enqueued(struct lockstep_comm *c, uint64_t seq, int64_t mono, enum lockstep_coll coll, uint64_t bytes)
 {
 	if (!c)

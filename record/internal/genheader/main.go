@@ -48,7 +48,7 @@ var enums = []struct{ goType, cType, goPrefix, cPrefix string }{
 // structs are in the order in which C needs them; a name loses its "disk".
 var structs = []string{
 	"diskAnchor", "diskHeader", "diskComm", "diskConn", "diskDeviceAnchor", "diskDevice", "diskDesc", "diskStamp",
-	"bodyEnqueue", "bodyRun", "bodyPhase", "bodyConn", "bodyValue", "diskRecord",
+	"bodyEnqueue", "bodyRun", "bodyWhole", "bodyPhase", "bodyConn", "bodyValue", "diskRecord",
 }
 
 func main() {

@@ -308,7 +308,7 @@ func FuzzRun(f *testing.F) {
 	comm.Started(2, 1)
 	conn.RxWaiting(1)
 	conn.Posted(1, 1)
-	for kind := record.KindNone; kind <= record.KindMark; kind++ {
+	for kind := record.KindNone; kind <= record.KindWhole; kind++ {
 		w.Append(&record.Record{Kind: kind, Seq: uint64(kind), Mono: int64(kind)})
 	}
 	gpu, err := record.Create(record.Options{Dir: f.TempDir(), RingSlots: 4, CommSlots: 1, ConnSlots: 1, StampSlots: 4})

@@ -167,6 +167,14 @@ func (p *process) fold(r *record.Record) {
 	case record.KindEnd:
 		o := p.operation(r)
 		o.end, o.ended = *r, true
+	case record.KindWhole:
+		o := p.operation(r)
+		o.start, o.end, o.started, o.ended = *r, *r, true, true
+		o.start.Mono -= r.Dur
+		if !o.enqueued {
+			o.enqueue, o.enqueued = o.start, true
+		}
+		o.wait, o.transfer, o.waitedFor = r.Wait, r.Dur-r.Wait, r.Peer
 	case record.KindMark:
 		code := record.MarkCode(r.Code)
 		if code == record.MarkStep {

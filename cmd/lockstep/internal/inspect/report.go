@@ -202,7 +202,10 @@ func newGPU(d *record.DeviceStatus, h *history) *GPU {
 // that when its records are gone.
 func (p *process) open(s *record.CommStatus, h *history) Op {
 	if h != nil {
-		if o := h.bySeq[s.Started]; o != nil && o.started && !p.stamped[s.Index] {
+		if o := h.bySeq[s.Started]; o != nil && !p.stamped[s.Index] {
+			if !o.started { // a start is recorded only when the operation lasts
+				o.start.Mono, o.started = s.StartedAt, true
+			}
 			return p.op(o, s)
 		}
 		for _, o := range slices.Backward(h.order) {
