@@ -266,6 +266,10 @@ func (c *Comm) rootedGPU(s *Stream, kind record.CollKind, send, recv Buffer, roo
 	})
 }
 
+// spinGPU is how long a Wait polls before it sleeps: a sleep takes longer than most
+// operations.
+const spinGPU = time.Millisecond
+
 // waitGPU waits for the content of the CUDA stream.
 func (s *Stream) waitGPU(ctx context.Context) error {
 	g := &s.gpu
@@ -273,7 +277,7 @@ func (s *Stream) waitGPU(ctx context.Context) error {
 		return nil
 	}
 	began := time.Now()
-	for turn := 0; ; turn++ {
+	for {
 		done, err := g.stream.Query()
 		if err != nil {
 			return s.gpuFailed(err)
@@ -281,12 +285,10 @@ func (s *Stream) waitGPU(ctx context.Context) error {
 		if done {
 			break
 		}
-		switch waited := time.Duration(0); {
-		case turn < 200:
+		if waited := time.Since(began); waited < spinGPU {
 			runtime.Gosched()
-		default:
-			waited = time.Since(began)
-			time.Sleep(min(max(waited/20, 5*time.Microsecond), 200*time.Microsecond))
+		} else {
+			time.Sleep(min(waited/20, 200*time.Microsecond))
 		}
 		if ctx.Err() != nil {
 			for _, c := range g.comms {

@@ -49,7 +49,7 @@ func has(coll record.CollKind, w Way) bool {
 	case WayBulk:
 		return coll != record.Broadcast
 	case WayCopy:
-		return coll == record.AllReduce || coll == record.ReduceScatter || coll == record.AllGather || coll == record.AlltoAll || coll == record.Broadcast
+		return coll != record.Barrier
 	}
 	return false
 }

@@ -17,17 +17,19 @@ import (
 // it, a's stream writes k to b's word copied[a]. A stream's write comes after
 // everything before it in that stream is visible to all.
 type copyEngine struct {
-	c    *Comm
-	to   [MaxRanks]*cuda.Stream // transfers to a peer run in order
+	c *Comm
+	// out carries this rank's transfers, one after the other, beginning with the
+	// next rank: at any time every rank sends to one and receives from one, as fast
+	// as a link can. (Three at once to three ranks got half of that on H200s.)
+	out  *cuda.Stream
 	fold *cuda.Stream
 	sent [MaxRanks]atomic.Uint32 // transfers to each peer so far
 	got  [MaxRanks]atomic.Uint32 // and from each
-	// begun: the caller's stream has reached the operation; done: the transfers to a
-	// peer have; folded: by parity of the piece.
-	begun, foldDone *cuda.Event
-	done            [MaxRanks]*cuda.Event
-	folded          [2]*cuda.Event
-	ops             []cuda.MemOp
+	// begun: the caller's stream has reached the operation; sentAll and foldedAll:
+	// the streams have done their part; folded, passed: piece by piece, by parity.
+	begun, sentAll, foldedAll *cuda.Event
+	folded, passed            [2]*cuda.Event
+	ops                       []cuda.MemOp
 }
 
 // init makes the engine ready for its first operation: streams are scarce.
@@ -35,28 +37,29 @@ func (e *copyEngine) init(c *Comm) error {
 	if e.c != nil {
 		return nil
 	}
-	var errs []error
-	for r := range c.size {
-		if r != c.rank {
-			errs = append(errs, c.newStream(&e.to[r]), c.newEvent(&e.done[r]))
-		}
+	errs := []error{c.newStream(&e.out), c.newStream(&e.fold)}
+	for _, v := range e.events() {
+		errs = append(errs, c.newEvent(v))
 	}
-	errs = append(errs, c.newStream(&e.fold), c.newEvent(&e.begun), c.newEvent(&e.foldDone), c.newEvent(&e.folded[0]), c.newEvent(&e.folded[1]))
 	e.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
 	e.c = c
 	return errors.Join(errs...)
 }
 
+func (e *copyEngine) events() []**cuda.Event {
+	return []**cuda.Event{&e.begun, &e.sentAll, &e.foldedAll, &e.folded[0], &e.folded[1], &e.passed[0], &e.passed[1]}
+}
+
 func (e *copyEngine) close() error {
 	var errs []error
-	for _, s := range append(e.to[:], e.fold) {
+	for _, s := range []*cuda.Stream{e.out, e.fold} {
 		if s != nil {
 			errs = append(errs, s.Synchronize(), s.Close())
 		}
 	}
-	for _, v := range append(e.done[:], e.begun, e.foldDone, e.folded[0], e.folded[1]) {
-		if v != nil {
-			errs = append(errs, v.Close())
+	for _, v := range e.events() {
+		if *v != nil {
+			errs = append(errs, (*v).Close())
 		}
 	}
 	return errors.Join(errs...)
@@ -100,7 +103,7 @@ func (e *copyEngine) begin(s *cuda.Stream) error {
 	if err := s.Record(e.begun); err != nil {
 		return err
 	}
-	return e.c.each(func(p int) error { return e.to[p].WaitEvent(e.begun) })
+	return e.out.WaitEvent(e.begun)
 }
 
 // grant tells all peers, in s, that their next n transfers may come.
@@ -116,7 +119,7 @@ func (e *copyEngine) grant(s *cuda.Stream, n uint32) error {
 // push is the next transfer to peer p. A transfer of nothing still counts.
 func (e *copyEngine) push(p int, dst, src cuda.Ptr, n uint64) error {
 	k := e.sent[p].Add(1)
-	s := e.to[p]
+	s := e.out
 	if err := s.Batch(append(e.ops[:0], cuda.WaitOp(e.ready(e.c.rank, p), k))); err != nil {
 		return err
 	}
@@ -144,12 +147,10 @@ func (e *copyEngine) arrived(s *cuda.Stream, n uint32, count bool) error {
 
 // end makes s wait for this rank's own transfers.
 func (e *copyEngine) end(s *cuda.Stream) error {
-	return e.c.each(func(p int) error {
-		if err := e.to[p].Record(e.done[p]); err != nil {
-			return err
-		}
-		return s.WaitEvent(e.done[p])
-	})
+	if err := e.out.Record(e.sentAll); err != nil {
+		return err
+	}
+	return s.WaitEvent(e.sentAll)
 }
 
 // run puts a collective on s and on the engine's streams.
@@ -173,6 +174,8 @@ func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
 		}, bytes)
 	case record.Broadcast:
 		err = e.broadcast(s, op, b, bytes)
+	case record.Reduce:
+		err = e.reduceToRoot(s, op)
 	case record.ReduceScatter:
 		err = e.reduce(s, op, b, false)
 	case record.AllReduce:
@@ -210,8 +213,12 @@ func (e *copyEngine) exchange(s *cuda.Stream, part func(p int) (dst, src cuda.Pt
 	return e.arrived(s, 1, true)
 }
 
-// broadcastPiece is how much of a share root sends before the next.
-const broadcastPiece = 4 << 20
+// A share travels in so many pieces, which take a link a while each: the last one's
+// second leg is what a broadcast takes longer than its bytes.
+const (
+	broadcastPieces = 8
+	broadcastLeast  = 2 << 20
+)
 
 // broadcast sends share j of the buffer to the j-th other rank, which passes it on
 // to the rest as it comes: every link carries the buffer about once.
@@ -220,7 +227,7 @@ func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) 
 	others := uint64(c.size - 1)
 	share := (bytes + others - 1) / others
 	share = (share + 511) &^ 511
-	pieces := max((share+broadcastPiece-1)/broadcastPiece, 1)
+	pieces := min(max(share/broadcastLeast, 1), broadcastPieces)
 	step := ((share+pieces-1)/pieces + 511) &^ 511
 	// part is piece i of the share of rank r, which is not root.
 	part := func(r int, i uint64) (off, n uint64) {
@@ -254,12 +261,12 @@ func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) 
 	}
 	for i := range pieces {
 		off, n := part(c.rank, i)
+		if err := e.out.Batch(append(e.ops[:0], cuda.WaitOp(e.copied(c.rank, op.Root), e.got[op.Root].Load()+uint32(i)+1))); err != nil {
+			return err
+		}
 		if err := c.each(func(p int) error {
 			if p == op.Root {
 				return nil
-			}
-			if err := e.to[p].Batch(append(e.ops[:0], cuda.WaitOp(e.copied(c.rank, op.Root), e.got[op.Root].Load()+uint32(i)+1))); err != nil {
-				return err
 			}
 			return e.push(p, cuda.Ptr(b.recv[p]+off), op.Recv+cuda.Ptr(off), n)
 		}); err != nil {
@@ -285,11 +292,7 @@ func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
 		align := 512 / size
 		share = ((op.Count+n-1)/n + align - 1) / align * align
 	}
-	// Pieces are equal and as few as fit, but at least a handful, so that sending,
-	// folding and gathering overlap.
-	pieces := max((share*size+slot-1)/slot, min(4, max(share*size/(2<<20), 1)))
-	step := (share*size/pieces + 511) &^ 511 / size
-	pieces = max((share+step-1)/max(step, 1), 1)
+	pieces, step := cut(share, size, slot)
 	// part is piece i of rank r's share, in elements.
 	part := func(r int, i uint64) (off, k uint64) {
 		begin, end := uint64(r)*share, (uint64(r)+1)*share
@@ -332,10 +335,10 @@ func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
 	}
 	result := func(i uint64) error {
 		off, k := part(c.rank, i)
+		if err := e.out.WaitEvent(e.folded[i&1]); err != nil {
+			return err
+		}
 		return c.each(func(p int) error {
-			if err := e.to[p].WaitEvent(e.folded[i&1]); err != nil {
-				return err
-			}
 			return e.push(p, cuda.Ptr(b.recv[p]+off*size), op.Recv+cuda.Ptr(off*size), k*size)
 		})
 	}
@@ -351,7 +354,15 @@ func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
 				return err
 			}
 		}
-		if err := e.foldPiece(op, part, stage, i, piece(i), all); err != nil {
+		off, k := part(c.rank, i)
+		dst := off
+		if !all {
+			dst -= uint64(c.rank) * op.Count
+		}
+		if err := e.arrived(e.fold, piece(i), false); err != nil {
+			return err
+		}
+		if err := e.foldPiece(op, op.Recv+cuda.Ptr(dst*size), op.Send+cuda.Ptr(off*size), k, func(r int) cuda.Ptr { return stage(c.rank, r, i) }); err != nil {
 			return err
 		}
 		if err := e.fold.Record(e.folded[i&1]); err != nil {
@@ -371,40 +382,146 @@ func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
 	if err := e.end(s); err != nil {
 		return err
 	}
-	if err := e.fold.Record(e.foldDone); err != nil {
-		return err
-	}
-	if err := s.WaitEvent(e.foldDone); err != nil {
+	if err := e.endFold(s); err != nil {
 		return err
 	}
 	return e.arrived(s, total, true)
 }
 
-// foldPiece folds what came of piece i of this rank's share.
-func (e *copyEngine) foldPiece(op *Op, part func(int, uint64) (uint64, uint64), stage func(int, int, uint64) cuda.Ptr, i uint64, number uint32, all bool) error {
-	c := e.c
-	size := uint64(op.DType.Size())
-	off, k := part(c.rank, i)
-	if err := e.arrived(e.fold, number, false); err != nil {
+// endFold makes s wait for the folding.
+func (e *copyEngine) endFold(s *cuda.Stream) error {
+	if err := e.fold.Record(e.foldedAll); err != nil {
 		return err
 	}
+	return s.WaitEvent(e.foldedAll)
+}
+
+// cut divides a share of n elements into pieces that a staging slot holds, but at
+// least a handful, so that sending, folding and passing on overlap.
+func cut(n, size, slot uint64) (pieces, step uint64) {
+	pieces = max((n*size+slot-1)/slot, min(4, max(n*size/(2<<20), 1)))
+	step = max((n*size/pieces+511)&^511/size, 1)
+	return max((n+step-1)/step, 1), step
+}
+
+// reduceToRoot is Reduce: the ranks that are not root reduce a share each, and pass
+// it on to root's staging memory, from where root takes it. So every link carries
+// the buffer once.
+func (e *copyEngine) reduceToRoot(s *cuda.Stream, op *Op) error {
+	c := e.c
+	size, n := uint64(op.DType.Size()), uint64(c.size)
+	slot := c.stage.Size / (2 * n) &^ 511
+	align := 512 / size
+	share := ((op.Count+n-2)/(n-1) + align - 1) / align * align
+	pieces, step := cut(share, size, slot)
+	part := func(r int, i uint64) (off, k uint64) {
+		begin := uint64((r-op.Root+c.size)%c.size-1) * share
+		end := min(begin+share, op.Count)
+		off = min(begin+i*step, end)
+		return off, min(begin+(i+1)*step, end) - off
+	}
+	stage := func(at, from int, i uint64) cuda.Ptr {
+		return c.stage.At(at) + cuda.Ptr(((i&1)*n+uint64(from))*slot)
+	}
+	if err := e.begin(s); err != nil {
+		return err
+	}
+	if err := e.fold.WaitEvent(e.begun); err != nil {
+		return err
+	}
+	if err := e.grant(s, uint32(min(pieces, 2))); err != nil {
+		return err
+	}
+	pass := func(i uint64) error {
+		_, k := part(c.rank, i)
+		if err := e.out.WaitEvent(e.folded[i&1]); err != nil {
+			return err
+		}
+		if err := e.push(op.Root, stage(op.Root, c.rank, i), stage(c.rank, c.rank, i), k*size); err != nil {
+			return err
+		}
+		return e.out.Record(e.passed[i&1])
+	}
+	for i := range pieces {
+		if err := c.each(func(p int) error {
+			if p == op.Root {
+				return nil
+			}
+			off, k := part(p, i)
+			return e.push(p, stage(p, c.rank, i), op.Send+cuda.Ptr(off*size), k*size)
+		}); err != nil {
+			return err
+		}
+		if c.rank != op.Root && i > 0 {
+			if err := pass(i - 1); err != nil {
+				return err
+			}
+		}
+		if err := e.arrived(e.fold, uint32(i)+1, false); err != nil {
+			return err
+		}
+		if err := e.takePiece(op, part, stage, i); err != nil {
+			return err
+		}
+		if i+2 < pieces {
+			if err := e.grant(e.fold, uint32(i)+3); err != nil {
+				return err
+			}
+		}
+	}
+	if c.rank != op.Root {
+		if err := pass(pieces - 1); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(e.end(s), e.endFold(s)); err != nil {
+		return err
+	}
+	return e.arrived(s, uint32(pieces), true)
+}
+
+// takePiece is what a rank does with piece i of what has come: root takes the
+// results, the others fold.
+func (e *copyEngine) takePiece(op *Op, part func(int, uint64) (uint64, uint64), stage func(int, int, uint64) cuda.Ptr, i uint64) error {
+	c := e.c
+	size := uint64(op.DType.Size())
+	if c.rank == op.Root {
+		return c.each(func(p int) error {
+			off, k := part(p, i)
+			if k == 0 {
+				return nil
+			}
+			return e.fold.Copy(op.Recv+cuda.Ptr(off*size), stage(c.rank, p, i), k*size)
+		})
+	}
+	if i >= 2 { // the slot's former result has to be with root
+		if err := e.fold.WaitEvent(e.passed[i&1]); err != nil {
+			return err
+		}
+	}
+	off, k := part(c.rank, i)
+	if err := e.foldPiece(op, stage(c.rank, c.rank, i), op.Send+cuda.Ptr(off*size), k, func(r int) cuda.Ptr { return stage(c.rank, r, i) }); err != nil {
+		return err
+	}
+	return e.fold.Record(e.folded[i&1])
+}
+
+// foldPiece puts into dst the reduction of k elements of every rank: own for this
+// one, from(r) for the others.
+func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, from func(r int) cuda.Ptr) error {
 	if k == 0 {
 		return nil
 	}
-	a := kernels.FoldArgs{Count: k, K: uint32(c.size), Op: uint32(op.RedOp), Ranks: uint32(c.size)}
-	for r := range c.size {
-		a.Src[r] = uint64(stage(c.rank, r, i))
-	}
-	a.Src[c.rank] = uint64(op.Send) + off*size
-	dst := off
-	if !all {
-		dst = off - uint64(c.rank)*op.Count
-	}
-	a.Dst = uint64(op.Recv) + dst*size
+	c := e.c
 	fs, err := c.dev.reducers(op.DType)
 	if err != nil {
 		return err
 	}
+	a := kernels.FoldArgs{Dst: uint64(dst), Count: k, K: uint32(c.size), Op: uint32(op.RedOp), Ranks: uint32(c.size)}
+	for r := range c.size {
+		a.Src[r] = uint64(from(r))
+	}
+	a.Src[c.rank] = uint64(own)
 	f := fs["ls_fold"]
 	return e.fold.Launch(f.Func, symBlocks, f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }

@@ -42,7 +42,7 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 	}
 	b := c.buffers(op)
 	bytes := op.Count * uint64(op.DType.Size())
-	p := c.choose(op.Coll, bytes, b.direct, captured || !c.copies)
+	p := c.choose(op.Coll, bytes, b.direct || op.Coll == record.Reduce || op.Coll == record.ReduceScatter, captured || !c.copies)
 	c.lastWay.Store(uint32(p.way)<<16 | uint32(p.blocks))
 	switch {
 	case p.way == WayLL || p.way == WayLL2:
@@ -87,8 +87,11 @@ func (c *Comm) buffers(op *Op) (b buffers) {
 		recvShares = shares
 	case record.Broadcast:
 		recvShares = 1
+	case record.Reduce:
+		// Only root has a receive buffer: nobody else can tell where it is. Copy engines
+		// need no window, kernels work on staging.
+		return b
 	default:
-		// Only root has a receive buffer of Reduce: nobody else can tell where it is.
 		return b
 	}
 	bytes := op.Count * uint64(op.DType.Size())
