@@ -1,8 +1,10 @@
 package record
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 )
@@ -37,6 +39,7 @@ type stampCursor struct {
 	read    uint64
 	lost    uint64
 	skipped uint64
+	own     ownTime
 }
 
 // stampComm follows one communicator.
@@ -54,9 +57,8 @@ type stampComm struct {
 	copyAfter     int64 // CLOCK_MONOTONIC
 	lookedAt      int64
 
-	told    uint64 // number of the last operation handed over as running
-	lastEnd uint64 // GPU time, of the last handed over as ended
-	sums    stampSums
+	told uint64 // number of the last operation handed over as running
+	sums stampSums
 }
 
 type stampSums struct{ ops, bytes, own, wait, transfer, maxOwn uint64 }
@@ -346,18 +348,28 @@ func (r *Reader) Stamps(dst []Stamp) (n int) {
 		return 0
 	}
 	r.guard(func() {
-		used := int(min(atomic.LoadUint64(&r.hdr.commUsed), uint64(r.geo.comms)))
-		for i := range used {
-			c := r.follower(uint64((r.stamps.next + i) % used))
-			if c == nil {
-				continue
-			}
-			if n += r.drainStamps(c, dst[n:]); n == len(dst) {
-				break
-			}
+		own := &r.stamps.own
+		n = r.sweepStamps(dst)
+		if own.look() && n < len(dst) {
+			// What ended before the newest of these is known after another look.
+			n += r.sweepStamps(dst[n:])
+		}
+		if n < len(dst) {
+			own.settle()
 		}
 		r.stamps.next++
 	})
+	return n
+}
+
+// sweepStamps drains each communicator once.
+func (r *Reader) sweepStamps(dst []Stamp) (n int) {
+	used := int(min(atomic.LoadUint64(&r.hdr.commUsed), uint64(r.geo.comms)))
+	for i := range used {
+		if c := r.follower(uint64((r.stamps.next + i) % used)); c != nil && n < len(dst) {
+			n += r.drainStamps(c, dst[n:])
+		}
+	}
 	return n
 }
 
@@ -402,6 +414,7 @@ func (r *Reader) drainStamps(c *stampComm, dst []Stamp) (n int) {
 		seq := c.kernels.next + c.copies.next - 1
 		dst[n] = r.stamp(c, clock, s, seq)
 		c.add(s, &dst[n])
+		r.stamps.own.add(c, s)
 		g.next, g.after = g.next+1, s.start
 		r.stamps.read++
 		n++
@@ -442,16 +455,81 @@ const noPeer = 0xff
 // add counts an operation that has ended.
 func (c *stampComm) add(s *rawStamp, out *Stamp) {
 	sum := &c.sums
-	if c.lastEnd != 0 && s.start > c.lastEnd {
-		own := s.start - c.lastEnd
-		sum.own += own
-		sum.maxOwn = max(sum.maxOwn, own)
-	}
-	c.lastEnd = s.end
 	sum.ops++
 	sum.bytes += out.Bytes
 	sum.wait += uint64(out.Wait)
 	sum.transfer += uint64(out.End - out.Start - out.Wait)
+}
+
+// ownTime works out what a process did outside of operations: what lies before each
+// of them, and after the former one on its device, of whichever communicator.
+// Communicators are read one after the other, so an operation counts only when
+// all that ended before it must have been read.
+type ownTime struct {
+	spans []ownSpan
+	ends  map[uint16]*ownEnds // by device
+}
+
+type ownSpan struct {
+	comm       *stampComm
+	start, end uint64 // GPU time
+}
+
+type ownEnds struct {
+	last  uint64 // of what has been counted
+	known uint64 // all that ended until then have been read
+	next  uint64 // known, after another look
+}
+
+// maxSpans bounds what waits to be counted.
+const maxSpans = 1 << 14
+
+func (o *ownTime) add(c *stampComm, s *rawStamp) {
+	if o.ends == nil {
+		o.ends = map[uint16]*ownEnds{}
+	}
+	e := o.ends[c.device]
+	if e == nil {
+		e = &ownEnds{}
+		o.ends[c.device] = e
+	}
+	e.next = max(e.next, s.end)
+	if o.spans = append(o.spans, ownSpan{c, s.start, s.end}); len(o.spans) == maxSpans {
+		o.look()
+		o.settle()
+	}
+}
+
+// look begins another look; false when there is nothing to count.
+func (o *ownTime) look() bool {
+	for _, e := range o.ends {
+		e.known = e.next
+	}
+	return len(o.spans) > 0
+}
+
+// settle counts what can be counted.
+func (o *ownTime) settle() {
+	if len(o.spans) == 0 {
+		return
+	}
+	slices.SortFunc(o.spans, func(a, b ownSpan) int { return cmp.Compare(a.start, b.start) })
+	left := o.spans[:0]
+	for _, s := range o.spans {
+		e := o.ends[s.comm.device]
+		if s.end > e.known {
+			left = append(left, s)
+			continue
+		}
+		if e.last != 0 && s.start > e.last {
+			sum, own := &s.comm.sums, s.start-e.last
+			sum.own += own
+			sum.maxOwn = max(sum.maxOwn, own)
+		}
+		e.last = max(e.last, s.end)
+	}
+	clear(o.spans[len(left):])
+	o.spans = left
 }
 
 // StampCount accounts for the stamped operations that had begun at the last

@@ -3,6 +3,7 @@ package record_test
 import (
 	"os"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -198,6 +199,41 @@ func TestStampTablesFull(t *testing.T) {
 	if _, n := comm.StampRange(); n != 0 || off.Memory() != nil || dev.Index() != 0 {
 		t.Error("a nil writer has memory")
 	}
+}
+
+// Own time is what lies outside of operations of any communicator: who waits in
+// one does not do something of its own before the next.
+func TestStampOwnTime(t *testing.T) {
+	w, tp, r := withGPU(t, 8, 0)
+	c, _ := w.AddComm(record.CommEntry{ID: 8, Name: "dp", Stamps: 8})
+	dp := gpu{w.Memory(), c}
+	op := func(g gpu, seq, start, end uint64) {
+		g.begin(seq, 0, ahead+era+start)
+		g.end(seq, 0, 0xff, ahead+era+end)
+	}
+	own := func(want ...uint64) {
+		t.Helper()
+		for r.Stamps(make([]record.Stamp, 3)) == 3 {
+		}
+		var got []uint64
+		for _, s := range r.Comms(nil) {
+			got = append(got, s.OwnNs)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("own times %v, want %v", got, want)
+		}
+	}
+	op(dp, 1, 100, 200)
+	op(tp, 1, 250, 1000)
+	op(dp, 2, 1003, 1100)
+	op(tp, 2, 1120, 1200)
+	own(50+20, 3)
+	// The next one of tp runs for long, and dp's comes after.
+	tp.begin(3, 0, ahead+era+1300)
+	own(70, 3)
+	tp.end(3, 0, 0xff, ahead+era+5000)
+	op(dp, 3, 5005, 5100)
+	own(70+100, 3+5)
 }
 
 // Operations of both kinds in any order, told early or late, read often or
