@@ -11,8 +11,9 @@ type plan struct {
 const (
 	// llBlock is how much data of one source a block's LL lines hold.
 	llBlock = 8 << 10
-	// llStep is what 512 threads move in one turn: more blocks before more turns.
-	llStep   = 4 << 10
+	// llStep is half of what 512 threads move in one turn: more blocks before longer
+	// turns.
+	llStep   = 2 << 10
 	llBlocks = 32
 	// symBlocks is how many SMs the bandwidth kernels use at most: NVLink needs no
 	// more, and the rest is the program's.
@@ -21,22 +22,50 @@ const (
 	symStep = 16 << 10
 )
 
-// limits is up to how many bytes (of the whole for AllReduce, Reduce and
-// Broadcast, of one share for the others) a way is best, by ranks: 2, 3–4, 5–8.
-// Measured on H200s; see docs/design/cuda.md, "Choice".
-type limits struct {
-	ll, ll2, kernel [3]uint64 // beyond kernel: copy engines
+// step is one line of a collective's tuning table: up to so many bytes (of the
+// whole for AllReduce, Reduce and Broadcast, of one share for the others) this way,
+// on so many blocks at most.
+type step struct {
+	upTo   uint64
+	way    Way
+	blocks int
 }
 
 const never = ^uint64(0)
 
-var tuned = map[record.CollKind]limits{
-	record.AllReduce:     {ll: [3]uint64{256 << 10, 64 << 10, 32 << 10}, ll2: [3]uint64{256 << 10, 512 << 10, 1 << 20}, kernel: [3]uint64{64 << 20, 64 << 20, 64 << 20}},
-	record.ReduceScatter: {ll: [3]uint64{128 << 10, 64 << 10, 32 << 10}, kernel: [3]uint64{32 << 20, 16 << 20, 8 << 20}},
-	record.Reduce:        {ll: [3]uint64{128 << 10, 64 << 10, 64 << 10}, kernel: [3]uint64{never, never, never}},
-	record.AllGather:     {ll: [3]uint64{128 << 10, 64 << 10, 32 << 10}, kernel: [3]uint64{8 << 20, 4 << 20, 2 << 20}},
-	record.AlltoAll:      {ll: [3]uint64{128 << 10, 64 << 10, 32 << 10}, kernel: [3]uint64{8 << 20, 4 << 20, 2 << 20}},
-	record.Broadcast:     {ll: [3]uint64{128 << 10, 128 << 10, 64 << 10}, kernel: [3]uint64{16 << 20, 16 << 20, 16 << 20}},
+// tuned is by number of ranks: 2, 3–4, 5–8. Measured on H200s over NVLink (4 of
+// them, and 2); see docs/design/cuda.md, "Choice".
+var tuned = map[record.CollKind][3][]step{
+	record.AllReduce: {
+		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 16}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
+	},
+	record.ReduceScatter: {
+		{{256 << 10, WayLL, 32}, {96 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {96 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+	},
+	record.Reduce: {
+		{{512 << 10, WayLL, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+	},
+	record.AllGather: {
+		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {24 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {12 << 20, WaySym, 32}, {never, WayCopy, 0}},
+	},
+	record.AlltoAll: {
+		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {8 << 20, WaySym, 32}, {never, WayCopy, 0}},
+	},
+	record.Broadcast: {
+		{{256 << 10, WayLL, 32}, {32 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
+	},
 }
 
 // has reports whether a collective can take a way at all.
@@ -76,31 +105,32 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	case c.size > 2:
 		n = 1
 	}
-	l := tuned[coll]
-	p := plan{way: WaySym}
-	switch {
-	case bytes <= l.ll[n]:
-		p.way = WayLL
-	case bytes <= l.ll2[n]:
-		p.way = WayLL2
-	case bytes > l.kernel[n]:
-		p.way = WayCopy
-	default:
+	p, most := plan{way: WaySym}, symBlocks
+	for _, t := range tuned[coll][n] {
+		if bytes <= t.upTo {
+			p.way, most = t.way, t.blocks
+			break
+		}
+	}
+	if p.way == WayBulk {
 		p.way = c.bandwidth(coll)
 	}
 	if f := c.cfg.Force; f != WayAuto && has(coll, f) && bytes <= c.capacity(f) && (f != WayBulk || c.dev.Major >= 9) {
-		p.way = f
+		p.way, most = f, symBlocks
+		if f == WayLL || f == WayLL2 {
+			most = llBlocks
+		}
 	}
 	if p.way == WayCopy && (!direct || fixed || !has(coll, WayCopy)) {
-		p.way = c.bandwidth(coll)
+		p.way, most = c.bandwidth(coll), symBlocks
 	}
 	switch p.way {
 	case WayLL:
-		p.blocks = blocksFor(bytes, llStep, llBlocks)
+		p.blocks = blocksFor(bytes, llStep, most)
 	case WayLL2:
-		p.blocks = blocksFor(bytes/uint64(c.size), llStep, llBlocks)
+		p.blocks = blocksFor(bytes/uint64(c.size), llStep, most)
 	default:
-		p.blocks = blocksFor(bytes, symStep, symBlocks)
+		p.blocks = blocksFor(bytes, symStep, most)
 	}
 	if b := c.cfg.Blocks; b > 0 && p.way != WayCopy {
 		p.blocks = min(b, llBlocks)

@@ -213,70 +213,84 @@ func (e *copyEngine) exchange(s *cuda.Stream, part func(p int) (dst, src cuda.Pt
 	return e.arrived(s, 1, true)
 }
 
-// A share travels in so many pieces, which take a link a while each: the last one's
-// second leg is what a broadcast takes longer than its bytes.
+// A broadcast travels in so many pieces, so that a rank passes one on while the
+// next comes; a piece is never too short to be worth its flags.
 const (
-	broadcastPieces = 8
-	broadcastLeast  = 2 << 20
+	broadcastPieces = 64
+	broadcastLeast  = 4 << 20
 )
 
-// broadcast sends share j of the buffer to the j-th other rank, which passes it on
-// to the rest as it comes: every link carries the buffer about once.
+// broadcast sends the buffer down a chain, from root to the next rank and so on:
+// each rank receives from one and sends to one. (Scattering and passing on, where
+// ranks receive from several at once, was three times slower on H200s.) Pieces take
+// turns on two streams, so that one's flags cost the other no time.
 func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) error {
 	c := e.c
-	others := uint64(c.size - 1)
-	share := (bytes + others - 1) / others
-	share = (share + 511) &^ 511
-	pieces := min(max(share/broadcastLeast, 1), broadcastPieces)
-	step := ((share+pieces-1)/pieces + 511) &^ 511
-	// part is piece i of the share of rank r, which is not root.
-	part := func(r int, i uint64) (off, n uint64) {
-		j := uint64((r-op.Root+c.size)%c.size - 1)
-		off = min(j*share+min(i*step, share), bytes)
-		return off, min(j*share+min((i+1)*step, share), bytes) - off
+	pieces := min(max(bytes/broadcastLeast, 1), broadcastPieces)
+	step := ((bytes+pieces-1)/pieces + 511) &^ 511
+	next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
+	first, last := c.rank == op.Root, next == op.Root
+	src := op.Recv
+	if first {
+		src = op.Send
 	}
-	if err := e.begin(s); err != nil {
+	if err := errors.Join(e.begin(s), e.fold.WaitEvent(e.begun)); err != nil {
 		return err
 	}
-	if c.rank == op.Root {
-		for i := range pieces {
-			if err := c.each(func(p int) error {
-				off, n := part(p, i)
-				return e.push(p, cuda.Ptr(b.recv[p]+off), op.Send+cuda.Ptr(off), n)
-			}); err != nil {
-				return err
-			}
+	if !first {
+		if err := s.Batch(append(e.ops[:0], cuda.WriteOp(e.ready(prev, c.rank), e.got[prev].Load()+uint32(pieces)))); err != nil {
+			return err
 		}
-		if op.Recv != op.Send && op.Recv != 0 {
-			if err := s.Copy(op.Recv, op.Send, bytes); err != nil {
-				return err
-			}
-		}
-		// Root receives nothing, so nothing tells it that the others have begun the
-		// operation but that they took its transfers.
-		return e.end(s)
 	}
-	if err := e.grant(s, uint32(pieces)); err != nil {
-		return err
-	}
+	lanes := [2]*cuda.Stream{e.out, e.fold}
 	for i := range pieces {
-		off, n := part(c.rank, i)
-		if err := e.out.Batch(append(e.ops[:0], cuda.WaitOp(e.copied(c.rank, op.Root), e.got[op.Root].Load()+uint32(i)+1))); err != nil {
+		if last {
+			break
+		}
+		lane := lanes[i&1]
+		ops := e.ops[:0]
+		if !first {
+			ops = append(ops, cuda.WaitOp(e.copied(c.rank, prev), e.got[prev].Load()+uint32(i)+1))
+		}
+		k := e.sent[next].Add(1)
+		if err := lane.Batch(append(ops, cuda.WaitOp(e.ready(c.rank, next), k))); err != nil {
 			return err
 		}
-		if err := c.each(func(p int) error {
-			if p == op.Root {
-				return nil
+		off := min(i*step, bytes)
+		if n := min(step, bytes-off); n > 0 {
+			if err := lane.Copy(cuda.Ptr(b.recv[next]+off), src+cuda.Ptr(off), n); err != nil {
+				return err
 			}
-			return e.push(p, cuda.Ptr(b.recv[p]+off), op.Recv+cuda.Ptr(off), n)
-		}); err != nil {
+		}
+		// The other lane's piece before this one may still be under way: its word comes
+		// first, or a larger one would speak for it.
+		if err := lane.Record(e.passed[i&1]); err != nil {
+			return err
+		}
+		if i > 0 {
+			if err := lane.WaitEvent(e.passed[(i-1)&1]); err != nil {
+				return err
+			}
+		}
+		if err := lane.Batch(append(e.ops[:0], cuda.WriteOp(e.copied(next, c.rank), k))); err != nil {
 			return err
 		}
 	}
-	if err := e.end(s); err != nil {
+	if first && op.Recv != op.Send && op.Recv != 0 {
+		if err := s.Copy(op.Recv, op.Send, bytes); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(e.end(s), e.endFold(s)); err != nil {
 		return err
 	}
-	return e.arrived(s, uint32(pieces), true)
+	if first {
+		// Root receives nothing, so nothing tells it that the others have begun the
+		// operation but that the next took its transfers.
+		return nil
+	}
+	e.got[prev].Add(uint32(pieces))
+	return s.Batch(append(e.ops[:0], cuda.WaitOp(e.copied(c.rank, prev), e.got[prev].Load())))
 }
 
 // reduce is ReduceScatter, and AllReduce when all is set. Each share goes to its
@@ -506,6 +520,10 @@ func (e *copyEngine) takePiece(op *Op, part func(int, uint64) (uint64, uint64), 
 	return e.fold.Record(e.folded[i&1])
 }
 
+// foldBlocks is for how many blocks a fold is cut: it must be quicker than the
+// links, and takes little of the time.
+const foldBlocks = 64
+
 // foldPiece puts into dst the reduction of k elements of every rank: own for this
 // one, from(r) for the others.
 func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, from func(r int) cuda.Ptr) error {
@@ -523,5 +541,5 @@ func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, from func(r 
 	}
 	a.Src[c.rank] = uint64(own)
 	f := fs["ls_fold"]
-	return e.fold.Launch(f.Func, symBlocks, f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
+	return e.fold.Launch(f.Func, foldBlocks, f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }

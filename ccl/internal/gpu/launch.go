@@ -197,9 +197,13 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			stage(&b.recv, 0)
 			err = copies(send, own, 0, 0, 1)
 		case record.Reduce:
-			stage(&b.send, 0)
 			stage(&b.recv, most*size)
-			err = copies(send, own, 0, 0, 1)
+			// Where the send buffers are in windows they need no copy; ranks agree on what
+			// is registered.
+			if !c.locate(&b.send, send, n*size) {
+				stage(&b.send, 0)
+				err = copies(send, own, 0, 0, 1)
+			}
 		case record.ReduceScatter:
 			stage(&b.send, 0)
 			err = copies(send, own, whole, n*size, c.size)

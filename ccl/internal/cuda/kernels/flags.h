@@ -16,8 +16,13 @@ FI bool waitFlag(const Args &a, const u32 *p, u32 want, u32 ahead = 0) {
   return true;
 }
 
-// arrive tells the same block of all peers that this one has come to phase, with
-// all that its threads have stored. All threads of the block call it.
+// come tells the same block of all peers that this one has come to phase. What
+// kernels before this one have stored is visible to peers anyhow.
+FI void come(const Args &a, u32 phase, u32 epoch) {
+  if (tid() < a.ranks && tid() != a.rank) storeVolatile(&heap(a, tid())->flag[phase][block()][a.rank], epoch);
+}
+
+// arrive is come with all that the block's threads have stored. All of them call it.
 FI void arrive(const Args &a, u32 phase, u32 epoch) {
   sync();
   if (tid() < a.ranks && tid() != a.rank) storeRelease(&heap(a, tid())->flag[phase][block()][a.rank], epoch);

@@ -19,13 +19,13 @@ struct Op {
   FI Op(const Args &a) : a(a), stamps(a) {
     epoch = loadVolatile(&heap(a, a.rank)->block[block()].epoch) + 1;
     if (epoch == 0) epoch = 2; // as everywhere: 0 is what nobody has written
-    stamps.entered();
   }
 
   // enter waits until the same block of all peers has entered, when buffers of
   // all may be touched. False: aborted.
   FI bool enter() {
-    arrive(a, LS_PHASE_ENTER, epoch);
+    come(a, LS_PHASE_ENTER, epoch);
+    stamps.entered(); // a store over the bus, which no fence should have to wait for
     bool ok = true;
     if (tid() < a.ranks) {
       u64 when = 0;
@@ -38,7 +38,7 @@ struct Op {
       }
       came[tid()] = when;
     }
-    if (syncOr(!ok)) return false;
+    if (syncOr(!ok)) return stamps.stopped(), false;
     if (tid() == 0) {
       for (u32 p = 0; p < a.ranks; p++) {
         if (came[p] > stamps.seen) stamps.seen = came[p], stamps.peer = p;
@@ -53,7 +53,7 @@ struct Op {
     arrive(a, LS_PHASE_LEAVE, epoch);
     bool ok = true;
     if (tid() < a.ranks && tid() != a.rank) ok = waitFlag(a, &heap(a, a.rank)->flag[LS_PHASE_LEAVE][block()][tid()], epoch);
-    if (syncOr(!ok)) return;
+    if (syncOr(!ok)) return stamps.stopped();
     if (tid() == 0) heap(a, a.rank)->block[block()].epoch = epoch;
     stamps.left();
   }

@@ -98,7 +98,7 @@ func (b *bench) checkGPU(ctx context.Context, x expect, coll collective, dt ccl.
 const (
 	// A GPU measurement takes about so long, after which the host's part of it
 	// (the first launch and the last look) weighs nothing.
-	gpuTime    = 60 * time.Millisecond
+	gpuTime    = 30 * time.Millisecond
 	gpuItersTo = 20_000
 )
 
