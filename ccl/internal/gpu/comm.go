@@ -77,9 +77,11 @@ type Comm struct {
 	group      *symm.Group
 	heap       *symm.Memory
 	stage      *symm.Memory
-	mail       *mailbox
-	abort      []byte   // pinned host word that kernels look at
-	abortAt    cuda.Ptr // as the GPU sees it
+	// stageTheirs is where each rank has mapped this rank's staging memory.
+	stageTheirs [MaxRanks]cuda.Ptr
+	mail        *mailbox
+	abort       []byte   // pinned host word that kernels look at
+	abortAt     cuda.Ptr // as the GPU sees it
 
 	// copies: copy engines may be used. Streams that wait for words share a few
 	// hardware queues, and one that waits holds up the others of its queue, maybe
@@ -136,6 +138,9 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 		return nil, fmt.Errorf("heap: %w", err)
 	}
 	if c.stage, err = c.group.Alloc(ctx, cfg.Stage); err != nil {
+		return nil, fmt.Errorf("staging memory: %w", err)
+	}
+	if c.stageTheirs, err = c.theirs(ctx, c.stage); err != nil {
 		return nil, fmt.Errorf("staging memory: %w", err)
 	}
 	if c.mail, err = newMailbox(ctx, cfg); err != nil {

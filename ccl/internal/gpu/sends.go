@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
@@ -22,18 +21,16 @@ type Message struct {
 	Bytes uint64
 }
 
-// llMessage is up to how many bytes a message goes by a kernel.
-const llMessage = 64 << 10
-
 // errAhead is returned where a rank calls more receives than its peer may lag.
 var errAhead = fmt.Errorf("more than %d receives from one rank are called ahead of their sends", letters)
 
-// sender runs sends and receives. Small messages take a kernel; large ones the
-// copy engines, straight into the receiver's buffer where that is in a window,
-// else through its staging memory. Both sides classify a message by its size
-// alone, and messages of a pair and class match in the order of the calls.
+// sender runs sends and receives. Messages that are not large take kernels, which
+// need nothing of the host (lanes.go); large ones the copy engines, straight into
+// the receiver's buffer where that is in a window, else through its staging memory.
+// Both sides classify a message by its size, and messages of a pair and class match
+// in the order of the calls.
 //
-// Where a send's bytes shall go stands in the mailbox once the receiver has called.
+// Where a copy engine's send's bytes shall go stands in the mailbox once the receiver has called.
 // If it has, the caller of the send puts the copy on a stream; if not, a goroutine
 // does so later, and the caller's stream waits for a word that the copy's stream
 // writes.
@@ -43,6 +40,7 @@ type sender struct {
 	from [MaxRanks]*cuda.Stream // copies out of staging
 	done [MaxRanks]*cuda.Event
 	ops  []cuda.MemOp
+	args *kernels.P2PArgs // memory of its own, for cgo
 
 	called   [MaxRanks]uint64        // sends to each peer called
 	expected [MaxRanks]uint64        // receives from each peer called
@@ -72,6 +70,7 @@ func (x *sender) init(c *Comm) {
 	x.c = c
 	x.stop = make(chan struct{})
 	x.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
+	x.args = &kernels.P2PArgs{}
 }
 
 func (x *sender) close() error {
@@ -145,18 +144,19 @@ func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, m
 		return err
 	}
 	var bytes uint64
-	large := false
+	var large, kernel []Message
 	for _, m := range msgs {
 		if m.Send {
 			bytes += m.Bytes
 		}
-		large = large || m.Bytes > llMessage && m.Peer != c.rank
-	}
-	// The copy engines' flags are counted by the host, which a graph's replay is not.
-	large = large && !captured && c.copies
-	limit := uint64(llMessage)
-	if !large {
-		limit = never
+		if m.Peer == c.rank {
+			continue
+		}
+		if c.sendWay(m.Bytes, captured || !c.copies) == WayCopy {
+			large = append(large, m)
+		} else {
+			kernel = append(kernel, m)
+		}
 	}
 	op := Op{Coll: coll, DType: record.Uint8, Root: -1, Bytes: bytes, Stream: stream, Captured: captured}
 	if len(msgs) == 1 {
@@ -165,21 +165,21 @@ func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, m
 	if err := x.self(s, msgs); err != nil {
 		return err
 	}
-	if !large {
-		return x.kernels(s, &op, msgs, limit)
+	if len(large) == 0 {
+		return x.kernels(s, &op, kernel, captured)
 	}
 	c.lastWay.Store(uint32(WayCopy) << 16)
 	mark, err := c.stamps.begin(s, &op)
 	if err != nil {
 		return err
 	}
-	if err := x.copies(s, msgs); err != nil {
+	if err := x.copies(s, large); err != nil {
 		return err
 	}
-	if err := x.kernels(s, nil, msgs, limit); err != nil {
+	if err := x.kernels(s, nil, kernel, captured); err != nil {
 		return err
 	}
-	if err := x.wait(s, msgs); err != nil {
+	if err := x.wait(s, large); err != nil {
 		return err
 	}
 	return c.stamps.end(s, mark)
@@ -208,65 +208,51 @@ func (x *sender) self(s *cuda.Stream, msgs []Message) error {
 	return nil
 }
 
-// kernels sends and receives the messages of up to limit bytes. Round i has the i-th
-// message of every pair and direction, so that rounds of different ranks meet. op is
-// nil when the operation is recorded otherwise.
-func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, limit uint64) error {
+// kernels sends and receives messages by kernels. Round i has the i-th message of
+// every pair and direction, so that rounds of different ranks meet. op is nil when
+// the operation is recorded otherwise.
+func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, captured bool) error {
 	c := x.c
-	var rounds int
-	var count [MaxRanks][2]int
-	way := func(m Message) int {
-		if m.Send {
-			return 1
-		}
-		return 0
-	}
-	for _, m := range msgs {
-		if m.Peer != c.rank && m.Bytes <= limit {
-			count[m.Peer][way(m)]++
-			rounds = max(rounds, count[m.Peer][way(m)])
-		}
-	}
-	if rounds == 0 && op == nil {
+	if len(msgs) == 0 && op == nil {
 		return nil
 	}
-	f := c.move["ls_p2p_ll"]
-	for i := range max(rounds, 1) {
-		a := kernels.P2PArgs{Heap: c.args.Heap, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks}
+	rounds := 1
+	var count [MaxRanks][2]int
+	turn := make([]int, len(msgs))
+	for i, m := range msgs {
+		n := &count[m.Peer][0]
+		if m.Send {
+			n = &count[m.Peer][1]
+		}
+		turn[i] = *n
+		*n++
+		rounds = max(rounds, *n)
+	}
+	for i := range rounds {
+		*x.args = kernels.P2PArgs{
+			Heaps: uint64(c.heap.Base), Stride: c.heap.Stride, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks,
+		}
+		r, way := round{a: x.args}, WayLL
+		for j, m := range msgs {
+			if turn[j] == i {
+				w := c.sendWay(m.Bytes, captured || !c.copies)
+				r.add(c, m, w)
+				way = max(way, w)
+			}
+		}
+		blocks := r.place()
 		if op != nil {
-			a.Slots, a.SlotMask = c.args.Slots, c.args.SlotMask
-			a.Desc = c.stamps.describe(op, plan{WayLL, 1})
+			x.args.Slots, x.args.SlotMask = c.args.Slots, c.args.SlotMask
+			x.args.Desc = c.stamps.describe(op, plan{way, int(blocks)})
 			if i == 0 {
-				a.Flags |= kernels.First
+				x.args.Flags |= kernels.First
+				c.lastWay.Store(uint32(way)<<16 | blocks)
 			}
-			if i == max(rounds, 1)-1 {
-				a.Flags |= kernels.Last
+			if i == rounds-1 {
+				x.args.Flags |= kernels.Last
 			}
 		}
-		var seen [MaxRanks][2]int
-		blocks := uint32(0)
-		for _, m := range msgs {
-			if m.Peer == c.rank || m.Bytes > limit {
-				continue
-			}
-			n := &seen[m.Peer][way(m)]
-			if *n++; *n-1 != i {
-				continue
-			}
-			msg := kernels.P2PMessage{Buf: uint64(m.Buf), Bytes: m.Bytes, Peer: uint32(m.Peer)}
-			if m.Send {
-				a.Send[a.Sends] = msg
-				a.Sends++
-			} else {
-				a.Recv[a.Recvs] = msg
-				a.Recvs++
-			}
-			blocks++
-		}
-		if op != nil {
-			c.lastWay.Store(uint32(WayLL)<<16 | max(blocks, 1))
-		}
-		if err := s.Launch(f.Func, max(blocks, 1), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a)); err != nil {
+		if err := r.launch(c, s, blocks); err != nil {
 			return err
 		}
 	}
@@ -290,7 +276,7 @@ func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
 		return err
 	}
 	for _, m := range msgs {
-		if m.Send || m.Peer == c.rank || m.Bytes <= llMessage {
+		if m.Send {
 			continue
 		}
 		if err := errors.Join(c.newStream(&x.from[m.Peer]), c.newEvent(&x.done[m.Peer])); err != nil {
@@ -301,7 +287,7 @@ func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
 		}
 	}
 	for _, m := range msgs {
-		if !m.Send || m.Peer == c.rank || m.Bytes <= llMessage {
+		if !m.Send {
 			continue
 		}
 		if err := c.newStream(&x.to[m.Peer]); err != nil {
@@ -341,7 +327,7 @@ func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
 }
 
 // room is how much of a message staging takes at once: two such pieces of each peer.
-func (x *sender) room() uint64 { return x.c.stage.Size / uint64(2*x.c.size) &^ 511 }
+func (x *sender) room() uint64 { return x.c.directStage() / uint64(2*x.c.size) &^ 511 }
 
 // receive tells the sender where its bytes shall go, and makes way for them.
 func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
@@ -456,9 +442,6 @@ func (e *SizeError) Error() string {
 func (x *sender) wait(s *cuda.Stream, msgs []Message) error {
 	c := x.c
 	for _, m := range msgs {
-		if m.Peer == c.rank || m.Bytes <= llMessage {
-			continue
-		}
 		var err error
 		switch {
 		case m.Send:

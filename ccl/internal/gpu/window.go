@@ -19,6 +19,8 @@ type Window struct {
 	size  uint64
 	mem   *symm.Memory
 	owner *symm.Allocation
+	// theirs is where each rank has mapped this rank's memory.
+	theirs [MaxRanks]cuda.Ptr
 }
 
 // Register makes an allocation of every rank a window; all ranks call it, with
@@ -28,9 +30,13 @@ func (c *Comm) Register(ctx context.Context, a *symm.Allocation) (*Window, error
 	if err != nil {
 		return nil, fmt.Errorf("register a window of %d bytes: %w", a.Size, err)
 	}
+	theirs, err := c.theirs(ctx, mem)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("register a window of %d bytes: %w", a.Size, err), mem.Close())
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := &Window{c: c, user: a.Ptr, size: a.Size, mem: mem, owner: a}
+	w := &Window{c: c, user: a.Ptr, size: a.Size, mem: mem, owner: a, theirs: theirs}
 	old := c.registered()
 	if n := len(old); n > 0 {
 		w.id = old[n-1].id + 1

@@ -108,7 +108,7 @@ type heap struct {
 		blocksDone uint32
 		_          [27]uint32
 	}
-	flag [phases][MaxBlocks][MaxRanks]uint32
+	flag           [phases][MaxBlocks][MaxRanks]uint32
 	sendDone, here [MaxRanks]uint32
 	_              [16]uint32
 

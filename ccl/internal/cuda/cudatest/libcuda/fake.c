@@ -443,7 +443,7 @@ typedef struct op {
 	uint64_t turn;
 	func *f;
 	struct fake_launch launch;
-	char params[512];
+	char params[4096];
 	size_t size;
 	struct op *next;
 } op;

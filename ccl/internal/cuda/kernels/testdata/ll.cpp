@@ -1,11 +1,10 @@
-// Runs the LL and point-to-point kernels of all ranks of a communicator on the
+// Runs the LL kernels of all ranks of a communicator on the
 // CPU, one thread for each CUDA thread, and compares what they make with a plain
 // computation. Ranks run ahead of each other as far as the kernels let them.
 #define LS_TYPE float // of the entry points, which are not used
 
 #include "ll_move.h"
 #include "ll_reduce.h"
-#include "p2p.h"
 #include "probe.h"
 
 #include <cmath>
@@ -257,40 +256,6 @@ template <class T> void collectives(World &w, const char *type) {
   }
 }
 
-// messages: two to the next rank and one to itself, of any length, in one launch.
-static void messages(World &w) {
-  u32 n = w.ranks;
-  Kernel k;
-  k.name = "p2p_ll", k.blocks = 6;
-  auto send = std::make_shared<std::vector<Buffer>>(), recv = std::make_shared<std::vector<Buffer>>();
-  u64 sizes[3];
-  for (u64 &s : sizes) s = upTo32(4) == 0 ? upTo32(100000) : upTo32(50);
-  for (u32 r = 0; r < n; r++) {
-    P2PArgs a = w.args<P2PArgs>(r);
-    a.sends = a.receives = 3;
-    for (u32 i = 0; i < 3; i++) {
-      Buffer s(sizes[i], upTo32(8)), d(sizes[i], upTo32(8));
-      for (u64 b = 0; b < sizes[i]; b++) s.data()[b] = u8(rng());
-      memset(d.data(), 0, sizes[i]);
-      u32 to = i == 1 ? r : (r + 1) % n, from = i == 1 ? r : (r + n - 1) % n;
-      a.message[i] = {(u64)s.data(), sizes[i], to, 0};
-      a.message[LS_MAX_MESSAGES + i] = {(u64)d.data(), sizes[i], from, 0};
-      send->push_back(std::move(s)), recv->push_back(std::move(d));
-    }
-    k.run.push_back([=] { ls_p2p_ll(a); });
-  }
-  k.verify = [=] {
-    for (u32 r = 0; r < n; r++) {
-      for (u32 i = 0; i < 3; i++) {
-        Buffer &got = (*recv)[3 * r + i], &want = (*send)[3 * (i == 1 ? r : (r + n - 1) % n) + i];
-        if (!got.intact()) fail("p2p_ll wrote outside its buffer");
-        if (memcmp(got.data(), want.data(), sizes[i])) fail("p2p_ll: rank " + std::to_string(r) + " message " + std::to_string(i) + " of " + std::to_string(sizes[i]));
-      }
-    }
-  };
-  w.kernels.push_back(std::move(k));
-}
-
 static void barrier(World &w) {
   Kernel k;
   k.name = "barrier", k.blocks = 1, k.verify = [] {};
@@ -375,18 +340,18 @@ int main() {
     // Epochs pass through 0 in the middle of it.
     for (auto &h : w.heaps)
       for (auto &b : h->block) b.epoch = -100;
-    collectives<signed char>(w, "int8"), messages(w);
+    collectives<signed char>(w, "int8"), barrier(w);
     collectives<u8>(w, "uint8"), barrier(w);
-    collectives<int>(w, "int32"), messages(w);
-    collectives<u32>(w, "uint32"), messages(w);
+    collectives<int>(w, "int32"), barrier(w);
+    collectives<u32>(w, "uint32"), barrier(w);
     collectives<long long>(w, "int64"), barrier(w);
-    collectives<u64>(w, "uint64"), messages(w);
-    collectives<float16>(w, "float16"), messages(w);
-    collectives<float>(w, "float32"), messages(w);
+    collectives<u64>(w, "uint64"), barrier(w);
+    collectives<float16>(w, "float16"), barrier(w);
+    collectives<float>(w, "float32"), barrier(w);
     collectives<double>(w, "float64"), barrier(w);
-    collectives<bfloat16>(w, "bfloat16"), messages(w);
-    collectives<float8e4m3>(w, "float8_e4m3"), messages(w);
-    collectives<float8e5m2>(w, "float8_e5m2"), messages(w);
+    collectives<bfloat16>(w, "bfloat16"), barrier(w);
+    collectives<float8e4m3>(w, "float8_e4m3"), barrier(w);
+    collectives<float8e5m2>(w, "float8_e5m2"), barrier(w);
     w.run();
     for (auto &k : w.kernels) k.verify();
     stamps(w);
@@ -394,6 +359,5 @@ int main() {
   }
   aborts(0b101, barrier);
   aborts(0b101, [](World &w) { collective<float>(w, TWO_SHOT, LS_SUM, 50, 0, false, "float32"); });
-  aborts(0b100, messages); // rank 0 only sends to it
   return failures != 0;
 }
