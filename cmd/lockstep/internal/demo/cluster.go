@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -41,6 +42,7 @@ type cluster struct {
 	// device of the ranks, cpu or cuda; monitored: with a real Prometheus and Alertmanager.
 	device    string
 	monitored bool
+	shrink    bool          // survivors of a lost rank go on by themselves
 	interval  time.Duration // between looks at the metrics
 
 	mu    sync.Mutex
@@ -101,7 +103,7 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(remediatorConfig), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(c.policy()), 0o600); err != nil {
 		return err
 	}
 	parts := []*part{
@@ -113,8 +115,8 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: []string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}})
 	}
 	parts = append(parts, &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
-		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", "30s", "--grace", "500ms", "--quiet", "--"},
-		c.trainCommand(filepath.Join(c.dir, "train"), 0, c.pace)...)})
+		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.hold(), "--grace", "500ms", "--quiet", "--"},
+		c.trainCommand(c.shape, filepath.Join(c.dir, "train"), 0, c.pace)...)})
 	for _, p := range parts {
 		if err := c.launch(p); err != nil {
 			return err
@@ -153,9 +155,43 @@ func (c *cluster) monitor(ctx context.Context, progress io.Writer) (err error) {
 }
 
 // trainCommand is a rank's command line.
-func (c *cluster) trainCommand(dir string, steps int, pace time.Duration) []string {
-	return []string{c.self, "train", "--dp", fmt.Sprint(c.shape.dp), "--tp", fmt.Sprint(c.shape.tp), "--pp", fmt.Sprint(c.shape.pp),
+func (c *cluster) trainCommand(s shape, dir string, steps int, pace time.Duration) []string {
+	args := []string{c.self, "train", "--dp", fmt.Sprint(s.dp), "--tp", fmt.Sprint(s.tp), "--pp", fmt.Sprint(s.pp),
 		"--dir", dir, "--steps", fmt.Sprint(steps), "--checkpoint", "20", "--pace", pace.String(), "--device", c.device}
+	if c.shrink {
+		args = append(args, "--on-failure", "shrink")
+	}
+	return args
+}
+
+// undisturbed trains from the last checkpoint in dir, unobserved.
+func (c *cluster) undisturbed(ctx context.Context, s shape, dir string, steps int) error {
+	args := append([]string{"run", "--job", "reference", "--ranks", fmt.Sprint(s.world()), "--dir", filepath.Join(dir, "run"),
+		"--runtime-dir", c.runtimeRoot(), "--quiet", "--"}, c.trainCommand(s, dir, steps, 0)...)
+	cmd := exec.CommandContext(ctx, c.self, args...)
+	defer os.RemoveAll(c.runtimeRoot())
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("undisturbed run: %w\n%s", err, log.Bytes())
+	}
+	return nil
+}
+
+// hold is how long the survivors of a failure are left as they are.
+func (c *cluster) hold() string {
+	if c.shrink {
+		return "24h"
+	}
+	return "30s"
+}
+
+// policy is the remediator's configuration.
+func (c *cluster) policy() string {
+	if c.shrink {
+		return strings.ReplaceAll(remediatorConfig, "class: noncommunication_hang, action: restart}", "class: noncommunication_hang, action: none}")
+	}
+	return remediatorConfig
 }
 
 // Flight recorders live on shared memory, apart from other jobs' of this machine.

@@ -1,7 +1,6 @@
 package demo
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,10 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -33,6 +30,7 @@ type Cmd struct {
 	Once     bool          `help:"Break it once, print a summary and exit: 0 only if class and culprit were right, the job runs again and its losses are those of an undisturbed run, bit for bit."`
 	Rounds   int           `default:"0" placeholder:"N" help:"Break it N times, then print the table of times (0: until interrupted)."`
 	Device   string        `default:"cpu" enum:"cpu,cuda" help:"What the ranks communicate with: cpu, or cuda for a GPU each (as many ranks as GPUs: 2, 4 or 8)."`
+	OnLoss   string        `default:"restart" enum:"restart,shrink" help:"What follows when a rank is lost: restart the job, or shrink it, where the survivors of a data-parallel job go on by themselves (--fault rank_killed)."`
 	Alerts   bool          `default:"true" negatable:"" help:"Run a real Prometheus and Alertmanager. Without them the demo itself hands confirmed verdicts to the remediator."`
 	Every    time.Duration `default:"10s" help:"Time between a recovery and the next fault."`
 	Duration time.Duration `default:"0s" help:"With --fault none: how long to watch for false alarms (0: until interrupted)."`
@@ -86,7 +84,7 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 			_ = os.RemoveAll(dir)
 		}()
 	}
-	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts})
+	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, shrink: c.OnLoss == "shrink"})
 	if err != nil {
 		return err
 	}
@@ -110,6 +108,17 @@ func (c *Cmd) shape() (shape, error) {
 	if !c.Alerts && (c.Panels || c.Kill == local.Prometheus || c.Kill == local.Alertmanager) {
 		return shape{}, errors.New("--no-alerts: there is no Prometheus and no Alertmanager to ask or to kill")
 	}
+	if c.OnLoss == "shrink" && (c.Fault != faultKilled || !c.Once) {
+		return shape{}, errors.New("--on-loss shrink is for --once --fault rank_killed")
+	}
+	s, err := c.wholeShape()
+	if c.OnLoss == "shrink" {
+		s.dp, s.tp, s.pp = s.world(), 1, 1
+	}
+	return s, err
+}
+
+func (c *Cmd) wholeShape() (shape, error) {
 	if c.Device == "cpu" {
 		return shape{dp: 2, tp: 2, pp: 2, nodes: 2}, nil
 	}
@@ -332,24 +341,31 @@ func (c *Cmd) watchNothing(ctx context.Context, out *printer, cl *cluster) error
 // compare ends the job and trains again, undisturbed and unobserved, to see
 // that the losses are the same to the last bit.
 func (c *Cmd) compare(ctx context.Context, out *printer, cl *cluster) error {
+	cl.stop()
 	got, err := cl.losses()
 	if err != nil {
 		return err
 	}
-	cl.stop()
+	shrunk, err := train.ReadShrinks(filepath.Join(cl.dir, "train"))
+	if err != nil {
+		return err
+	}
 	dir := filepath.Join(cl.dir, "reference")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	began := time.Now()
-	args := append([]string{"run", "--job", "reference", "--ranks", strconv.Itoa(cl.shape.world()), "--dir", filepath.Join(dir, "run"),
-		"--runtime-dir", cl.runtimeRoot(), "--quiet", "--"}, cl.trainCommand(dir, len(got), 0)...)
-	cmd := exec.CommandContext(ctx, cl.self, args...)
-	defer os.RemoveAll(cl.runtimeRoot())
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("undisturbed run: %w\n%s", err, log.Bytes())
+	shape := cl.shape
+	for _, shrunk := range shrunk { // the same replicas for the same steps
+		if shrunk.Resumed > 0 {
+			if err := cl.undisturbed(ctx, shape, dir, shrunk.Resumed); err != nil {
+				return err
+			}
+		}
+		shape.dp = shrunk.To
+	}
+	if err := cl.undisturbed(ctx, shape, dir, len(got)); err != nil {
+		return err
 	}
 	want, err := train.ReadLosses(filepath.Join(dir, train.LossLog))
 	if err != nil {

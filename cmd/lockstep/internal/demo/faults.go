@@ -100,6 +100,9 @@ func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
 func (f *fault) inject(dir string, attempt, pid int) error {
 	switch f.Name {
 	case faultKilled:
+		if err := train.Killed(dir); err != nil {
+			return err
+		}
 		return syscall.Kill(pid, syscall.SIGKILL)
 	case faultStopped:
 		return syscall.Kill(pid, syscall.SIGSTOP)

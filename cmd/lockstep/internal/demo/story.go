@@ -196,6 +196,10 @@ func (w *watcher) running(ctx context.Context) {
 	if w.o.Acted < 0 {
 		return
 	}
+	if w.c.shrink {
+		w.shrunk(ctx)
+		return
+	}
 	st, err := w.c.control.Status(ctx)
 	if err != nil || st.Attempt <= w.from || st.State != "running" {
 		return
@@ -211,6 +215,25 @@ func (w *watcher) running(ctx context.Context) {
 	if m.Step >= uint64(from)+2 { // a step is done when the next one has begun
 		w.o.Running = w.elapsed()
 		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d, from the checkpoint at step %d, is at step %d", st.Attempt, from, m.Step))
+	}
+}
+
+// shrunk sees the survivors make steps without the lost rank.
+func (w *watcher) shrunk(ctx context.Context) {
+	all, err := train.ReadShrinks(filepath.Join(w.c.dir, "train"))
+	if err != nil || len(all) == 0 {
+		return
+	}
+	s := all[0]
+	losses, err := w.c.losses()
+	if err != nil || len(losses) < s.Resumed+2 {
+		return
+	}
+	w.o.Running = s.Step / 1e3
+	w.out.line(w.o.Running, "running", fmt.Sprintf("%d of %d ranks, from the checkpoint at step %d: noticed after %.1f ms, shrunk after %.1f ms, first AllReduce ended after %.1f ms",
+		s.To, s.From, s.Resumed, s.Noticed, s.Shrink, s.GoodFirst))
+	if want := []int{w.f.Rank}; !slices.Equal(s.Lost, want) {
+		w.o.Wrong = append(w.o.Wrong, fmt.Sprintf("the survivors left out ranks %v, not %v", s.Lost, want))
 	}
 }
 

@@ -66,6 +66,15 @@ func loadShard(dir string, step, rank int, vectors ...[]float32) error {
 	return nil
 }
 
+// shards is how many files a checkpoint has.
+func shards(dir string, step int) (int, error) {
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(shardPath(dir, step, 0)), "rank*"))
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("checkpoint of step %d in %s has no files", step, dir)
+	}
+	return len(files), err
+}
+
 // commit makes step the checkpoint to restart from, and drops older ones.
 func commit(dir string, step int) error {
 	if err := writeDurable(filepath.Join(dir, latestName), []byte(strconv.Itoa(step)+"\n")); err != nil {

@@ -73,6 +73,7 @@ type Cmd struct {
 	Checkpoint int           `default:"20" help:"Steps between checkpoints."`
 	Pace       time.Duration `default:"0s" help:"Least duration of a step."`
 	Seed       uint64        `default:"1" help:"Seed of model and data set."`
+	OnFailure  string        `default:"fail" enum:"fail,shrink" help:"When another rank is lost: fail, or shrink to the survivors and go on from the last checkpoint (tp 1, pp 1)."`
 	Device     string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers of collectives lie: cpu, or cuda for the memory of a GPU each (several ranks share one where there are too few)."`
 }
 
@@ -106,11 +107,14 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = leave(world, err) }()
-	return Run(ctx, Config{
+	t := Config{
 		DP: c.DP, TP: c.TP, PP: c.PP, Steps: c.Steps, Seed: c.Seed, Dir: c.Dir, Checkpoint: c.Checkpoint, Pace: c.Pace,
 		Device: cfg.Device, Loader: loader(os.Getenv(FaultDirEnv), cfg.Rank),
-	}, world, cfg.Recorder)
+	}
+	if c.OnFailure == "shrink" {
+		return RunElastic(ctx, t, world, cfg.Recorder)
+	}
+	return leave(world, Run(ctx, t, world, cfg.Recorder))
 }
 
 // chooseGPU makes LOCKSTEP_DEVICE this rank's GPU: of the node's, by its number there.

@@ -97,7 +97,7 @@ func (m *memory) deregister(ctx context.Context) error {
 
 // free ends the device memory, after the windows and the communicators.
 func (m *memory) free() error {
-	if m.device == nil {
+	if m == nil || m.device == nil {
 		return nil
 	}
 	return m.device.Free()

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,39 +71,48 @@ type trainer struct {
 
 // Run trains until cfg.Steps or ctx ends, from the last checkpoint when there is one.
 // It owns neither world nor rec.
-func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (err error) {
-	if err := cfg.Validate(world.Size()); err != nil {
-		return err
+func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) error {
+	t, err := newTrainer(ctx, cfg, world, rec)
+	if err == nil {
+		err = t.train(ctx)
 	}
-	t := &trainer{cfg: cfg, world: world, rec: rec}
-	t.dpR, t.ppR, t.tpR = cfg.place(world.Rank())
-	split := func(color, key int, name string) *ccl.Comm {
-		if err != nil {
-			return nil
-		}
-		var c *ccl.Comm
-		if c, err = world.Split(ctx, color, key, fmt.Sprintf("%s%d", name, color)); err != nil {
-			err = fmt.Errorf("split %s: %w", name, err)
-		}
-		return c
-	}
-	t.dp = split(t.ppR*cfg.TP+t.tpR, t.dpR, "dp")
-	t.tp = split(t.dpR*cfg.PP+t.ppR, t.tpR, "tp")
-	t.pp = split(t.dpR*cfg.TP+t.tpR, t.ppR, "pp")
-	if err != nil {
-		return err
-	}
-	defer func() { err = t.close(ctx, err) }()
-	t.s = world.NewStream()
-	if err := t.build(ctx); err != nil {
-		return err
-	}
+	return t.close(ctx, err)
+}
 
+// newTrainer makes the communicators and the model. What it returns must be closed, also
+// after an error.
+func newTrainer(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) (*trainer, error) {
+	t := &trainer{cfg: cfg, world: world, rec: rec}
+	if err := cfg.Validate(world.Size()); err != nil {
+		return t, err
+	}
+	t.dpR, t.ppR, t.tpR = cfg.place(world.Rank())
+	for _, d := range []struct {
+		comm       **ccl.Comm
+		color, key int
+		name       string
+	}{
+		{&t.dp, t.ppR*cfg.TP + t.tpR, t.dpR, "dp"},
+		{&t.tp, t.dpR*cfg.PP + t.ppR, t.tpR, "tp"},
+		{&t.pp, t.dpR*cfg.TP + t.tpR, t.ppR, "pp"},
+	} {
+		var err error
+		if *d.comm, err = world.Split(ctx, d.color, d.key, fmt.Sprintf("%s%d", d.name, d.color)); err != nil {
+			return t, fmt.Errorf("split %s: %w", d.name, err)
+		}
+	}
+	t.s = world.NewStream()
+	return t, t.build(ctx)
+}
+
+// train makes steps.
+func (t *trainer) train(ctx context.Context) error {
+	cfg := &t.cfg
 	start, err := t.restore(ctx)
 	if err != nil {
 		return err
 	}
-	log, err := openLossLog(cfg.Dir, start, world.Rank() == 0)
+	log, err := openLossLog(cfg.Dir, start, t.world.Rank() == 0)
 	if err != nil {
 		return err
 	}
@@ -151,19 +161,24 @@ func (t *trainer) build(ctx context.Context) (err error) {
 
 const nsums = 3
 
-// close leaves the communicators that Run made. After a failure nobody waits for
-// the others.
+// close leaves the communicators that newTrainer made. After a failure nobody waits
+// for the others.
 func (t *trainer) close(ctx context.Context, err error) error {
-	if err == nil && t.mem != nil {
+	if err == nil {
 		err = t.mem.deregister(context.WithoutCancel(ctx))
 	}
-	for _, c := range []*ccl.Comm{t.pp, t.tp, t.dp} {
+	for _, c := range t.comms() {
 		err = leave(c, err)
 	}
-	if err == nil && t.mem != nil {
+	if err == nil {
 		err = t.mem.free()
 	}
 	return err
+}
+
+// comms are the communicators that there are, world aside.
+func (t *trainer) comms() []*ccl.Comm {
+	return slices.DeleteFunc([]*ccl.Comm{t.pp, t.tp, t.dp}, func(c *ccl.Comm) bool { return c == nil })
 }
 
 // leave closes a communicator; after a failure it aborts it, so that the
@@ -325,10 +340,35 @@ func (t *trainer) restore(ctx context.Context) (step int, err error) {
 	if err := t.do(ctx, t.world.Broadcast(t.s, ccl.Of(from), ccl.Of(from), 0)); err != nil {
 		return 0, err
 	}
-	if step = int(from[0]); step > 0 {
-		err = loadShard(t.cfg.Dir, step, t.world.Rank(), t.model.params, t.opt.m, t.opt.v)
+	if step = int(from[0]); step == 0 {
+		return 0, nil
 	}
-	return step, err
+	return step, t.load(step)
+}
+
+// load reads this rank's part of a checkpoint. With other replicas than it was
+// written by, whose optimizers had other shards, the parts are put together anew.
+func (t *trainer) load(step int) error {
+	parts, err := shards(t.cfg.Dir, step)
+	if err != nil || parts == t.world.Size() {
+		return errors.Join(err, loadShard(t.cfg.Dir, step, t.world.Rank(), t.model.params, t.opt.m, t.opt.v))
+	}
+	if t.cfg.TP*t.cfg.PP != 1 {
+		return fmt.Errorf("checkpoint of step %d has %d parts: only replicas (tp 1, pp 1) can be more or fewer", step, parts)
+	}
+	n, padded := size(1, true, parts)
+	params, m, v := make([]float32, padded), make([]float32, padded), make([]float32, padded)
+	part := padded / parts
+	for r := range parts {
+		if err := loadShard(t.cfg.Dir, step, r, params, m[r*part:][:part], v[r*part:][:part]); err != nil {
+			return err
+		}
+	}
+	copy(t.model.params, params[:n])
+	from := min(t.dpR*len(t.shard), n)
+	copy(t.opt.m, m[from:n])
+	copy(t.opt.v, v[from:n])
+	return nil
 }
 
 func (t *trainer) mark(code record.MarkCode, flags uint8, value uint64) {
