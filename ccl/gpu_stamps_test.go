@@ -1,0 +1,136 @@
+package ccl_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// TestGPUStamps compares what the flight recorder says of operations with CUDA
+// events around them, and with the host's clock: an operation lies between its
+// events, and between the call and the end of Wait. It prints how near.
+func TestGPUStamps(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	var mu sync.Mutex
+	paths := map[int]string{}
+	keep := func(cfg *ccl.Config) {
+		mu.Lock()
+		defer mu.Unlock()
+		paths[cfg.Rank] = cfg.Recorder.Path()
+	}
+	const rounds = 50
+	ranks(t, n, onGPUs(t, gpus, keep), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 32<<20, true)
+		if err != nil {
+			return err
+		}
+		drv, err := cuda.Open()
+		if err != nil {
+			return err
+		}
+		dev, err := drv.Device(c.Rank() % gpus)
+		if err != nil {
+			return err
+		}
+		defer dev.Close()
+		var ev [2]*cuda.Event
+		for i := range ev {
+			if ev[i], err = dev.NewEvent(true); err != nil {
+				return err
+			}
+			defer ev[i].Close()
+		}
+		mu.Lock()
+		path := paths[c.Rank()]
+		mu.Unlock()
+		r, err := record.Open(path)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		sizes := []int{8, 4096, 256 << 10, 16 << 20}
+		if faked {
+			sizes = sizes[:2]
+		}
+		for _, size := range sizes {
+			buf := m.bytes(ccl.Float32, 0, size)
+			if err := do(ctx, s, c.AllReduce(s, buf, buf, ccl.Sum)); err != nil { // loads what it needs
+				return err
+			}
+			stream := dev.StreamOf(s.CUDA())
+			var off, early, late []int64
+			stamps := make([]record.Stamp, 64)
+			for r.Stamps(stamps) > 0 {
+			}
+			for range rounds {
+				if err := do(ctx, s, c.Barrier(s)); err != nil {
+					return err
+				}
+				called := record.Now()
+				if err := stream.Record(ev[0]); err != nil {
+					return err
+				}
+				if err := c.AllReduce(s, buf, buf, ccl.Sum); err != nil {
+					return err
+				}
+				if err := stream.Record(ev[1]); err != nil {
+					return err
+				}
+				if err := s.Wait(ctx); err != nil {
+					return err
+				}
+				seen := record.Now()
+				between, err := ev[1].Elapsed(ev[0])
+				if err != nil {
+					return err
+				}
+				st, err := lastStamp(r, stamps, record.AllReduce)
+				if err != nil {
+					return err
+				}
+				off = append(off, int64(between)-(st.End-st.Start))
+				early = append(early, st.Start+st.Err-called)
+				late = append(late, seen-(st.End-st.Err))
+			}
+			for _, v := range [][]int64{off, early, late} {
+				slices.Sort(v)
+			}
+			if early[0] < 0 || late[0] < 0 {
+				return fmt.Errorf("%d bytes: an operation began %d ns before it was called, or ended %d ns after it was seen to have ended", size, -early[0], -late[0])
+			}
+			if !faked && off[0] < -1000 { // events have half a microsecond's resolution
+				return fmt.Errorf("%d bytes: an operation took %d ns longer than the time between the events around it", size, -off[0])
+			}
+			if c.Rank() == 0 {
+				gpu := r.Devices(nil)[0]
+				t.Logf("AllReduce of %8d bytes: events minus stamps: median %5d ns, worst %5d ns; start after call: least %d ns; seen after end: least %d ns; clock known to ±%d ns",
+					size, off[rounds/2], off[rounds-1], early[0], late[0], gpu.Anchor.Err)
+			}
+		}
+		return m.free(ctx)
+	})
+}
+
+// lastStamp is the last ended operation of a kind that r has not told yet.
+func lastStamp(r *record.Reader, buf []record.Stamp, coll record.CollKind) (last record.Stamp, err error) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		n := r.Stamps(buf)
+		for _, s := range buf[:n] {
+			if s.Coll == coll && s.End != 0 {
+				last = s
+			}
+		}
+		if n == 0 && last.End != 0 {
+			return last, nil
+		}
+	}
+	return last, fmt.Errorf("no stamp of %v", coll)
+}
