@@ -9,12 +9,16 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels/kernelstest"
 )
 
 // ErrUnavailable: there is no gcc, no clang-19, or no cgo.
 var ErrUnavailable = errors.New("no fake GPUs")
+
+// Environment are the variables by which children find the GPUs that Start made.
+func Environment() []string { return []string{cuda.LibraryEnv, cudatest.Env} }
 
 // Start puts n fake GPUs behind package ccl, for this process and its children;
 // call it from TestMain, before anything looks for GPUs, and stop at the end.

@@ -25,8 +25,8 @@ import (
 //go:embed libcuda
 var source embed.FS
 
-// env configures the fake in this process and in children: "gpus=4,fail=CALL:CODE:NTH,hang=CALL:MS:NTH".
-const env = "LOCKSTEP_FAKE_CUDA"
+// Env configures the fake in this process and in children: "gpus=4,fail=CALL:CODE:NTH,hang=CALL:MS:NTH".
+const Env = "LOCKSTEP_FAKE_CUDA"
 
 // Options say what the fake has.
 type Options struct {
@@ -48,7 +48,7 @@ var ErrUnavailable = errors.New("the fake libcuda needs cgo and gcc")
 // before the first cuda.Open, and stop at the end. In the child of a process
 // that has called it, it takes the parent's.
 func Start(o Options) (stop func(), err error) {
-	if os.Getenv(env) != "" {
+	if os.Getenv(Env) != "" {
 		return func() {}, nil
 	}
 	gcc, err := exec.LookPath("gcc")
@@ -83,7 +83,7 @@ func Start(o Options) (stop func(), err error) {
 	if version == 0 {
 		version = cuda.MinVersion
 	}
-	err = errors.Join(os.Setenv(cuda.LibraryEnv, lib), os.Setenv(env, fmt.Sprintf("gpus=%d,version=%d,major=%d,%s", max(gpus, 0), version, major, o.Faults)))
+	err = errors.Join(os.Setenv(cuda.LibraryEnv, lib), os.Setenv(Env, fmt.Sprintf("gpus=%d,version=%d,major=%d,%s", max(gpus, 0), version, major, o.Faults)))
 	return func() { os.RemoveAll(dir) }, err
 }
 
@@ -91,7 +91,7 @@ func Start(o Options) (stop func(), err error) {
 // forgotten too. It skips the test where there is no fake.
 func Device(tb testing.TB, ordinal int) *cuda.Device {
 	tb.Helper()
-	if os.Getenv(env) == "" {
+	if os.Getenv(Env) == "" {
 		tb.Skip(ErrUnavailable)
 	}
 	drv, err := cuda.Open()
