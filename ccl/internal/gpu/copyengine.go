@@ -262,17 +262,17 @@ func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) 
 				return err
 			}
 		}
-		// The other lane's piece before this one may still be under way: its word comes
-		// first, or a larger one would speak for it.
-		if err := lane.Record(e.passed[i&1]); err != nil {
-			return err
-		}
+		// The word of the piece before, which is the other lane's, has to be written
+		// first: this one's speaks for both.
 		if i > 0 {
 			if err := lane.WaitEvent(e.passed[(i-1)&1]); err != nil {
 				return err
 			}
 		}
 		if err := lane.Batch(append(e.ops[:0], cuda.WriteOp(e.copied(next, c.rank), k))); err != nil {
+			return err
+		}
+		if err := lane.Record(e.passed[i&1]); err != nil {
 			return err
 		}
 	}
