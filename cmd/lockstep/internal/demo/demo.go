@@ -51,6 +51,12 @@ func (*Cmd) Help() string {
 collectives, an agent for each of 2 logical nodes, a master, a real Prometheus and Alertmanager, and
 the remediator. Breaks something every now and then and tells what each part says about it.
 
+With --device cuda the job has a process for each of 2, 4 or 8 GPUs, on one node. What it communicates
+is in device memory, what it computes is not: the model is small. Faults of GPU ranks are a data loader
+that does not come back (noncommunication_hang) or is late (noncommunication_slow), a stopped or killed
+process (rank_stopped, rank_killed), and a GPU that another kernel keeps busy (gpu_slow). Connections
+cannot be broken: NVLink's are the hardware's.
+
 Examples:
   lockstep demo                                        break things in turn, until ^C
   lockstep demo --once --fault communication_slow      one fault, summary, exit status
@@ -58,6 +64,9 @@ Examples:
   lockstep demo --fault none --duration 10m            watch for false alarms
   lockstep demo --once --fault communication_hang --kill master
                                                        the master dies in the middle of it
+  lockstep demo --device cuda --rounds 5 --every 1s    GPU ranks, every fault that they can have
+  lockstep demo --device cuda --once --fault rank_killed --on-loss shrink
+                                                       survivors go on by themselves
 
 Exit status: 0 as promised above, 1 when anything was wrong.`
 }
