@@ -69,6 +69,7 @@ template <class T, int OP, int W, int U> FI void reducePacks(u64 body, u64 first
           if (u == 0 || i + u * threads() < packs) raw[u][p] = get<u32x4>(src + u * stride);
       }
     }
+    loadedFirst();
 #pragma unroll
     for (int u = 0; u < U; u++) {
       Pack16<T> sum(raw[u][0]);
@@ -164,6 +165,8 @@ enum {
 #endif
   LS_BULK_THREADS = LS_BULK_WORKERS + 32, // the mover has a warp of its own
   LS_BULK_STAGE = 32 << 10,               // bytes of a stage at most: a tile of each source
+  LS_BULK_LEAST = 8 << 10,                // and at least, unless there is less to do
+  LS_BULK_TURNS = 8,                      // tiles that a block shall have, for what comes, is combined and leaves to overlap
   LS_BULK_STAGES = 8,                     // at most; as many as dynamic shared memory has room for
   LS_BULK_MBARRIERS = 128,                // bytes before the stages: two for each
 };
@@ -192,9 +195,9 @@ template <class T, int OP> FI void combineStage(const Stages &stages, u32 s, u32
   }
 }
 
-// prepareBulk sets up mbarriers, before a barrier that all threads go through.
+// prepareBulk sets up mbarriers, by a thread that has nothing else to do, before a barrier that all threads go through.
 FI void prepareBulk() {
-  if (tid() != 0) return;
+  if (tid() != LS_BULK_WORKERS) return;
   Stages stages{};
   for (u32 s = 0; s < LS_BULK_STAGES; s++) {
     mbarrierInit(stages.full(s), 1);
@@ -208,7 +211,8 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWorkBu
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
   u32 n = work.sources;
-  Tiles tiles(cut.packs, work.owners, LS_BULK_STAGE / n / 16 & ~7u, 8);
+  u64 share = cut.packs / (u64(blocks()) * work.owners * LS_BULK_TURNS), fewest = LS_BULK_LEAST / n / 16;
+  Tiles tiles(cut.packs, work.owners, u32(least(LS_BULK_STAGE / n / 16, share < fewest ? fewest : share)) & ~7u, 8);
   u32 tile = tiles.tile * 16;
   Stages stages{u32(least(LS_BULK_STAGES, (dynamicBytes() - LS_BULK_MBARRIERS) / (n * tile))), tile};
   u64 steps = tiles.steps(work.owner);
@@ -219,26 +223,27 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWorkBu
         u64 first = tiles.first(step, work.owner), at = body + first * 16;
         u32 bytes = tiles.length(first) * 16;
         mbarrierExpect(stages.full(s), n * bytes);
-        for (u32 k = 1; k <= n; k++) { // as with targets, not everyone from the same one first
-          u32 p = (work.rank + k) % n;
+        for (u32 k = 1; k <= n; k++) { // not all ranks and blocks from the same one first
+          u32 p = (work.rank + block() + k) % n;
           bulkLoad(stages.at(s, p), work.from[p] + at, bytes, stages.full(s));
         }
       };
       u32 ahead = u32(least(stages.count, steps));
       for (u32 s = 0; s < ahead; s++) load(s, s);
-      u32 s = 0, parity = 0, former = 0;
+      u32 lag = stages.count > 4 ? 2 : 1, s = 0, parity = 0;
       for (u64 step = 0; step < steps; step++) {
         u64 first = tiles.first(step, work.owner), at = body + first * 16;
         u32 bytes = tiles.length(first) * 16;
         mbarrierWait(stages.combined(s), parity);
-        for (u32 d = 0; d < work.targets; d++) bulkStore(work.to[d] + at, stages.at(s, 0), bytes);
+        for (u32 k = 0; k < work.targets; k++) bulkStore(work.to[(block() + k) % work.targets] + at, stages.at(s, 0), bytes);
         bulkCommit();
-        // The stage before this one has had a turn's time to be read: refill it.
-        if (step > 0 && step - 1 + stages.count < steps) {
-          bulkRead<1>();
-          load(step - 1 + stages.count, former);
+        // A stage that was given to the copy unit a turn or two ago has been read by
+        // now, and is filled again.
+        if (step >= lag && step - lag + stages.count < steps) {
+          if (lag == 2) bulkRead<2>();
+          else bulkRead<1>();
+          load(step - lag + stages.count, (s + stages.count - lag) % stages.count);
         }
-        former = s;
         if (++s == stages.count) s = 0, parity ^= 1;
       }
       bulkDone<0>();

@@ -292,6 +292,7 @@ template <class T, int BYTES> struct Pack {
     for (int i = 0; i < N; i++) v[i] = combine<OP>(v[i], x.v[i]);
   }
   FI void finish(const Scale<Acc> &scale) {
+    if (scale.divisor == Acc(1)) return; // one branch instead of one for each element
 #pragma unroll
     for (int i = 0; i < N; i++) v[i] = scale(v[i]);
   }

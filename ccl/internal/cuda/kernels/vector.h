@@ -12,6 +12,10 @@
 template <class U> FI U get(u64 p) { return *(const LS_GLOBAL U *)p; }
 template <class U> FI void put(u64 p, U v) { *(LS_GLOBAL U *)p = v; }
 
+// loadedFirst keeps the compiler from moving loads that stand before it to where
+// what they load is used, behind branches, where they would wait for each other.
+FI void loadedFirst() { asm volatile("" ::: "memory"); }
+
 FI u64 least(u64 a, u64 b) { return a < b ? a : b; }
 FI u64 upTo(u64 x, u64 multiple) { return (x + multiple - 1) / multiple * multiple; }
 

@@ -168,26 +168,32 @@ struct World {
   }
 };
 
-static void checkFold(u32 k, u64 count, u32 op, u32 skew) {
+// checkFold checks ls_fold and ls_fold_bulk, the result in memory of its own or
+// over the last source.
+static void checkFold(u32 k, u64 count, u32 op, u32 skew, bool inPlace) {
   const u64 size = sizeof(Elem_);
-  std::vector<std::vector<u64>> raw(k + 1, std::vector<u64>(count + 32));
-  FoldArgs a{};
-  std::vector<Bytes> given;
-  for (u32 p = 0; p <= k; p++) {
-    for (auto &x : raw[p]) x = random32();
-    u64 at = (u64(raw[p].data()) + 15) / 16 * 16 + skew * size;
-    (p == k ? a.dst : a.src[p]) = at;
-    given.emplace_back((u8 *)at, (u8 *)at + count * size);
-  }
-  given.pop_back();
-  a.count = count, a.k = k, a.op = op, a.ranks = k;
-  World w(k, 0, 0);
-  run(ls_fold, std::vector<FoldArgs>{a}, 2, 32);
-  for (u64 i = 0; i < count; i++) {
-    Elem_ x = w.reduced(op, given, i);
-    if (memcmp(&x, (u8 *)a.dst + i * size, size) != 0) {
-      fprintf(stderr, "ls_fold: %u sources, count %llu, op %u, skew %u: element %llu is wrong\n", k, count, op, skew, i);
-      exit(1);
+  for (bool bulk : {false, true}) {
+    std::vector<std::vector<u64>> raw(k + 1, std::vector<u64>(count * size / 8 + 32));
+    World w(k, 0, 0);
+    FoldArgs a{};
+    std::vector<Bytes> given;
+    for (u32 p = 0; p <= k; p++) {
+      for (auto &x : raw[p]) x = u64(random32()) << 32 | random32();
+      u64 at = (u64(raw[p].data()) + 15) / 16 * 16 + skew * size;
+      (p == k ? a.dst : a.src[p]) = at;
+      if (p < k) given.emplace_back((u8 *)at, (u8 *)at + count * size);
+    }
+    if (inPlace) a.dst = a.src[k - 1];
+    u64 after = *(u8 *)(a.dst + count * size);
+    a.count = count, a.k = k, a.op = op, a.ranks = k;
+    if (bulk) run(ls_fold_bulk, std::vector<FoldArgs>{a}, 2, LS_BULK_THREADS);
+    else run(ls_fold, std::vector<FoldArgs>{a}, 2, 32);
+    for (u64 i = 0; i < count; i++) {
+      Elem_ x = w.reduced(op, given, i);
+      if (memcmp(&x, (u8 *)a.dst + i * size, size) != 0 || *(u8 *)(a.dst + count * size) != after) {
+        fprintf(stderr, "ls_fold, bulk %d: %u sources, count %llu, op %u, skew %u: element %llu, or what follows, is wrong\n", bulk, k, count, op, skew, i);
+        exit(1);
+      }
     }
   }
 }
@@ -199,7 +205,6 @@ int main() {
     w.checkAll(1001, LS_SUM, n - 1, 1, 1);
     w.checkAll(1001, LS_SUM, 0, 3, 1);
     for (u32 k = 0; k < 2; k++) w.checkAll(random32() % 3000, random32() % 4, random32() % n, random32() % 4, random32() % 4);
-    checkFold(n, 777, LS_SUM, n % 3);
   }
   World(3, 1, 32).checkAll(200003, LS_SUM, 1, 0, 0); // several tiles and steps of each
   World(2, 2, 32).checkAll(200001, LS_SUM, 1, 2, 2);
@@ -209,5 +214,10 @@ int main() {
     w.checkBulk(100003, LS_SUM, n - 1, 0, 0); // more tiles than stages
     w.checkBulk(77, LS_SUM, 0, 2, 1);
   }
+  for (u32 k = 1; k <= LS_MAX_RANKS; k++) {
+    checkFold(k, 777, random32() % 4, k % 3, false);
+    checkFold(k, 5003, LS_SUM, k % 3, true);
+  }
+  checkFold(4, 50021, LS_SUM, 0, false);
   puts("ok");
 }
