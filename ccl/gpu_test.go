@@ -379,7 +379,7 @@ func TestGPUSendRecv(t *testing.T) {
 					return err
 				}
 				next, prev := (c.Rank()+1)%n, (c.Rank()+n-1)%n
-				for i, size := range []int{1, 7, 4096, 40_001, 64 << 10, 64<<10 + 1, 1 << 20, 33<<20 + 5, 8} {
+				for i, size := range []int{1, 7, 4096, 40_001, 256 << 10, 256<<10 + 1, 1 << 20, directMost, directMost + 1, 33<<20 + 5, 8} {
 					k := call{dt: ccl.Uint8, salt: i}
 					in, out := make([]byte, size), make([]byte, size)
 					for j := range in {
@@ -427,6 +427,170 @@ func TestGPUSendRecv(t *testing.T) {
 				return m.free(ctx)
 			})
 		})
+	}
+}
+
+// letter is a message of the tests below.
+type letter struct {
+	from, to, size int
+	at             int // in both sides' memory, sent from the first half and received in the second
+}
+
+// letters are messages from every rank to every rank, itself too, several of each,
+// and how much memory they need.
+func letters(n, each int, sizes []int) (list []letter, area int) {
+	for i := range each {
+		for from := range n {
+			for to := range n {
+				size := sizes[(from+2*to+i)%len(sizes)]
+				list = append(list, letter{from, to, size, area + (from+i)%3})
+				area += (size + 31) &^ 15
+			}
+		}
+	}
+	return list, area
+}
+
+// post puts this rank's letters in m, sends all of them in one group, and checks
+// what comes; run runs the group's call, maybe several times.
+func post(ctx context.Context, c *ccl.Comm, m *memory, list []letter, area, salt int, run func(call func(*ccl.Stream) error) error) error {
+	value := func(l letter, j int) byte { return byte(l.from*31 + l.to*7 + l.size + j*j/255 + j + salt) }
+	for _, l := range list {
+		b := make([]byte, l.size)
+		if l.to == c.Rank() {
+			if err := c.CopyIn(m.bytes(ccl.Uint8, area+l.at, l.size), b); err != nil {
+				return err
+			}
+		}
+		if l.from == c.Rank() {
+			for j := range b {
+				b[j] = value(l, j)
+			}
+			if err := c.CopyIn(m.bytes(ccl.Uint8, l.at, l.size), b); err != nil {
+				return err
+			}
+		}
+	}
+	err := run(func(s *ccl.Stream) error {
+		return c.Group(s, func(g *ccl.Group) error {
+			for _, l := range list {
+				if l.from == c.Rank() {
+					if err := g.Send(m.bytes(ccl.Uint8, l.at, l.size), l.to); err != nil {
+						return err
+					}
+				}
+				if l.to == c.Rank() {
+					if err := g.Recv(m.bytes(ccl.Uint8, area+l.at, l.size), l.from); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	for _, l := range list {
+		if l.to != c.Rank() {
+			continue
+		}
+		b := make([]byte, l.size)
+		if err := c.CopyOut(b, m.bytes(ccl.Uint8, area+l.at, l.size)); err != nil {
+			return err
+		}
+		for j := range b {
+			if b[j] != value(l, j) {
+				return fmt.Errorf("%d bytes from rank %d: byte %d is %d, want %d", l.size, l.from, j, b[j], value(l, j))
+			}
+		}
+	}
+	return nil
+}
+
+// directMost is the most bytes that are not sent by copy engines.
+const directMost = 16 << 20
+
+// TestGPUMessages sends messages of every way at once between all ranks, several of
+// each pair, in groups and in replays of a captured group.
+func TestGPUMessages(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	for _, window := range []bool{true, false} {
+		for _, way := range []string{"", "ll", "sym", "ce"} {
+			sizes := []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003}
+			if way == "" {
+				sizes = append(sizes, directMost+1)
+			}
+			t.Run(fmt.Sprintf("window %v, way %q", window, way), func(t *testing.T) {
+				force := func(cfg *ccl.Config) { cfg.GPU.Algo = way }
+				ranks(t, n, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
+					s := c.NewStream()
+					list, area := letters(n, 2, sizes)
+					m, err := newMemory(ctx, c, 2*area+32, window)
+					if err != nil {
+						return err
+					}
+					for salt := range 2 {
+						err := post(ctx, c, m, list, area, salt, func(call func(*ccl.Stream) error) error { return do(ctx, s, call(s)) })
+						if err != nil {
+							return err
+						}
+					}
+					var g *ccl.Graph
+					for salt := range 3 {
+						err := post(ctx, c, m, list, area, salt, func(call func(*ccl.Stream) error) (err error) {
+							if g == nil {
+								if g, err = s.Capture(ccl.GPU(c.Rank()%gpus), func() error { return call(s) }); err != nil {
+									return err
+								}
+							}
+							return do(ctx, s, g.Launch(s))
+						})
+						if err != nil {
+							return fmt.Errorf("replay %d: %w", salt, err)
+						}
+					}
+					return errors.Join(g.Close(), m.free(ctx))
+				})
+			})
+		}
+	}
+}
+
+// TestGPUSendAbort: nobody receives.
+func TestGPUSendAbort(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	for _, size := range []int{100, 1 << 20, 40 << 20} {
+		for _, window := range []bool{true, false} {
+			ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				m, err := newMemory(ctx, c, size, window)
+				if err != nil {
+					return err
+				}
+				if err = do(ctx, s, c.Barrier(s)); err != nil && !errors.Is(err, ccl.ErrAborted) {
+					return err
+				}
+				if c.Rank() == n-1 {
+					c.Abort(errors.New("on purpose"))
+					return errExpected
+				}
+				for range 4 { // more than a sender may be ahead
+					if err == nil && c.Rank() == 0 {
+						err = c.Send(s, m.bytes(ccl.Uint8, 0, size), n-1)
+					} else if err == nil {
+						err = c.Recv(s, m.bytes(ccl.Uint8, 0, size), n-1)
+					}
+				}
+				if err == nil {
+					err = s.Wait(ctx)
+				}
+				if !errors.Is(err, ccl.ErrAborted) {
+					return fmt.Errorf("%d bytes: got %v, want an abort", size, err)
+				}
+				return errExpected
+			})
+		}
 	}
 }
 

@@ -76,4 +76,8 @@ template <class A> FI bool aborted(const A &a) { return loadVolatile((const u32 
 
 // Every loop that waits for a peer counts its turns and looks for an abort once
 // in so many of them.
+#ifdef LS_HOST
+enum { LS_PATIENCE = 1 << 6 }; // threads are slow there
+#else
 enum { LS_PATIENCE = 1 << 12 };
+#endif

@@ -43,7 +43,13 @@ inline bool syncOr(bool mine) {
   votes = 0;
   return any;
 }
-inline void relax() { std::this_thread::yield(); }
+// relax yields, and sleeps where it has been of no use: there are many more threads
+// than processors.
+inline void relax() {
+  static thread_local u32 turns;
+  if (++turns % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  else std::this_thread::yield();
+}
 
 inline u64 globaltimer() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
