@@ -1,0 +1,63 @@
+package ccl_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// A rank whose GPU another kernel keeps busy enters late, and the stamps say so: the
+// others wait for it, and it waits for nobody.
+func TestGPUDelayRank(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	const late, ops = 1, 5
+	paths := make([]string, n)
+	delay := func(cfg *ccl.Config) {
+		inj := ccltest.New()
+		if cfg.Rank == late {
+			inj.DelayRank(50 * time.Millisecond)
+		}
+		cfg.Faults, paths[cfg.Rank] = inj, cfg.Recorder.Path()
+	}
+	waited := make([]time.Duration, n)
+	ranks(t, n, onGPUs(t, gpus, delay), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 4096, true)
+		if err != nil {
+			return err
+		}
+		buf := m.bytes(ccl.Float32, 0, 4096)
+		for range ops {
+			if err := do(ctx, s, c.AllReduce(s, buf, buf, ccl.Sum)); err != nil {
+				return err
+			}
+		}
+		if err := m.free(ctx); err != nil {
+			return err
+		}
+		r, err := record.Open(paths[c.Rank()])
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		stamps := make([]record.Stamp, 64)
+		stamps = stamps[:r.Stamps(stamps)]
+		if len(stamps) != ops {
+			return fmt.Errorf("%d stamps of %d operations", len(stamps), ops)
+		}
+		for _, s := range stamps {
+			waited[c.Rank()] += time.Duration(s.Wait)
+		}
+		return nil
+	})
+	for r, w := range waited {
+		if r != late && w <= waited[late] {
+			t.Errorf("rank %d waited for %v in all, rank %d, which was late, for %v", r, w, late, waited[late])
+		}
+	}
+}
