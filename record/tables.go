@@ -261,7 +261,7 @@ func (c *Conn) Posted(bytes uint64, mono int64) {
 	if c != nil {
 		d := c.d.Load()
 		d.postedAt = mono
-		atomic.StoreUint64(&d.posted, bytes)
+		release(&d.posted, bytes)
 	}
 }
 
@@ -270,7 +270,7 @@ func (c *Conn) Completed(bytes uint64, mono int64) {
 	if c != nil {
 		d := c.d.Load()
 		d.completedAt = mono
-		atomic.StoreUint64(&d.completed, bytes)
+		release(&d.completed, bytes)
 	}
 }
 
@@ -278,7 +278,7 @@ func (c *Conn) Completed(bytes uint64, mono int64) {
 func (c *Conn) TxBlocked(since int64) {
 	if c != nil {
 		d := c.d.Load()
-		atomic.StoreInt64(&d.txBlocked, since)
+		release(word(&d.txBlocked), uint64(since))
 	}
 }
 
@@ -287,7 +287,7 @@ func (c *Conn) Received(bytes uint64, mono int64) {
 	if c != nil {
 		d := c.d.Load()
 		d.receivedAt = mono
-		atomic.StoreUint64(&d.received, bytes)
+		release(&d.received, bytes)
 	}
 }
 
@@ -296,7 +296,7 @@ func (c *Conn) Received(bytes uint64, mono int64) {
 func (c *Conn) RxWaiting(since int64) {
 	if c != nil {
 		d := c.d.Load()
-		atomic.StoreInt64(&d.rxWaiting, since)
+		release(word(&d.rxWaiting), uint64(since))
 	}
 }
 
@@ -305,7 +305,7 @@ func (c *Conn) Window(bps uint64, cause Cause, mono int64) {
 	if c != nil {
 		d := c.d.Load()
 		d.windowBps, d.windowCause = bps, uint64(cause)
-		atomic.StoreInt64(&d.windowAt, mono)
+		release(word(&d.windowAt), uint64(mono))
 	}
 }
 
@@ -313,7 +313,7 @@ func (c *Conn) Window(bps uint64, cause Cause, mono int64) {
 func (c *Conn) Slow(windows uint64) {
 	if c != nil {
 		d := c.d.Load()
-		atomic.StoreUint64(&d.slow, windows)
+		release(&d.slow, windows)
 	}
 }
 
@@ -321,7 +321,7 @@ func (c *Conn) Slow(windows uint64) {
 func (c *Conn) Windows(windows uint64) {
 	if c != nil {
 		d := c.d.Load()
-		atomic.StoreUint64(&d.windows, windows)
+		release(&d.windows, windows)
 	}
 }
 
@@ -330,6 +330,9 @@ func (c *Conn) Windows(windows uint64) {
 func (c *Conn) Latency(ns int64) {
 	if c != nil {
 		d := c.d.Load()
-		atomic.StoreInt64(&d.latencyNs, ns)
+		release(word(&d.latencyNs), uint64(ns))
 	}
 }
+
+// word is a time's word.
+func word(p *int64) *uint64 { return (*uint64)(unsafe.Pointer(p)) }

@@ -59,6 +59,9 @@ func (m *Monitor) Init(cfg Config) {
 // Last returns the window that closed last; its Last is 0 when none has.
 func (m *Monitor) Last() Window { return m.last }
 
+// Windows is how many windows have closed: Stats().Windows.
+func (m *Monitor) Windows() uint64 { return m.stats.Windows }
+
 // Stats returns the totals.
 func (m *Monitor) Stats() Stats { return m.stats }
 
@@ -78,6 +81,27 @@ func (m *Monitor) Post(now int64, bytes int) bool {
 	m.out++
 	m.win.Backlog = max(m.win.Backlog, m.out)
 	return tell
+}
+
+// Join tells of one more work request, posted so soon after the last one that
+// its time is not worth a look at the clock: it counts as posted then, and the two
+// complete together. Without work outstanding there is none to join: it then
+// does nothing and reports false.
+func (m *Monitor) Join(bytes int) bool {
+	if m.out == 0 {
+		return false
+	}
+	m.posted += uint64(max(bytes, 0))
+	m.queue.join(m.posted)
+	m.out++
+	m.win.Backlog = max(m.win.Backlog, m.out)
+	return true
+}
+
+// Ripe reports whether so many bytes more would complete a work request: until
+// then a completion need not be told.
+func (m *Monitor) Ripe(bytes uint64) bool {
+	return m.out > 0 && m.completed+bytes >= m.queue.oldest().end
 }
 
 // Complete tells that so many more bytes have completed. Completions are in
@@ -246,13 +270,18 @@ const queueSize = 64
 
 func (q *fifo) push(end uint64, now, network int64) {
 	if q.size == queueSize {
-		e := &q.entries[(q.head+q.size-1)%queueSize]
-		e.end = end
-		e.count++
+		q.join(end)
 		return
 	}
 	q.entries[(q.head+q.size)%queueSize] = wr{end: end, at: now, network: network, count: 1}
 	q.size++
+}
+
+// join is for a queue that is not empty.
+func (q *fifo) join(end uint64) {
+	e := &q.entries[(q.head+q.size-1)%queueSize]
+	e.end = end
+	e.count++
 }
 
 // ripe returns how many entries have completed, and their bytes, at least 1.

@@ -26,7 +26,7 @@ type oracle struct {
 }
 
 type request struct {
-	bytes          int
+	bytes, count   int // of it and those that joined it
 	posted, ended  int64
 	complete       bool
 	endsInWindowNo int
@@ -43,7 +43,7 @@ type sample struct {
 func (o *oracle) out() (n int) {
 	for _, r := range o.wrs {
 		if !r.complete {
-			n++
+			n += r.count
 		}
 	}
 	return n
@@ -86,8 +86,8 @@ func (o *oracle) close(at int64) {
 	}
 	for _, r := range o.wrs {
 		if r.complete && r.endsInWindowNo == no {
-			w.WRs++
-			w.Latency += r.ended - r.posted
+			w.WRs += uint32(r.count)
+			w.Latency += (r.ended - r.posted) * int64(r.count)
 		}
 	}
 	if w.WRs > 0 {
@@ -135,9 +135,20 @@ func (o *oracle) due(now int64) {
 func (o *oracle) post(now int64, bytes int) {
 	o.due(now)
 	o.pass(now)
-	o.wrs = append(o.wrs, request{bytes: bytes, posted: now})
+	o.wrs = append(o.wrs, request{bytes: bytes, count: 1, posted: now})
 	o.busy = now
 	o.sample()
+}
+
+func (o *oracle) join(bytes int) bool {
+	if o.out() == 0 {
+		return false
+	}
+	last := &o.wrs[len(o.wrs)-1]
+	last.bytes += bytes
+	last.count++
+	o.sample()
+	return true
 }
 
 func (o *oracle) complete(now int64, bytes int) {
@@ -160,7 +171,7 @@ func (o *oracle) complete(now int64, bytes int) {
 			r.complete, r.ended, r.endsInWindowNo = true, now, len(o.windows)
 		}
 		if r.complete && r.endsInWindowNo == len(o.windows) {
-			inWindow++
+			inWindow += r.count
 		}
 	}
 	age := now - o.first
@@ -192,15 +203,24 @@ func TestAgainstOracle(t *testing.T) {
 		now := int64(0)
 		for range rapid.IntRange(1, 150).Draw(t, "events") {
 			now += rapid.OneOf(rapid.Int64Range(0, 20), rapid.Int64Range(0, 100)).Draw(t, "wait")
-			switch rapid.SampledFrom([]string{"post", "post", "complete", "complete", "progress", "block", "unblock"}).Draw(t, "event") {
+			switch rapid.SampledFrom([]string{"post", "post", "join", "complete", "complete", "progress", "block", "unblock"}).Draw(t, "event") {
 			case "post":
 				n := rapid.IntRange(0, 10).Draw(t, "bytes")
 				m.Post(now, n)
 				o.post(now, n)
+			case "join":
+				n := rapid.IntRange(0, 10).Draw(t, "bytes")
+				if m.Join(n) != o.join(n) {
+					t.Fatalf("at %d: something to join or not", now)
+				}
 			case "complete":
 				n := rapid.IntRange(0, 30).Draw(t, "bytes")
+				ripe, before := m.Ripe(uint64(n)), o.out()
 				m.Complete(now, n)
 				o.complete(now, n)
+				if n > 0 && ripe != (o.out() < before) {
+					t.Fatalf("at %d: %d bytes complete something or not, %d outstanding of %d", now, n, o.out(), before)
+				}
 			case "progress":
 				m.Progress(now)
 				o.progress(now)
@@ -241,7 +261,7 @@ func FuzzOrder(f *testing.F) {
 			now += int64(int8(b[1])) * 8
 			n := int(int8(b[2]))
 			told := false
-			switch b[0] % 5 {
+			switch b[0] % 6 {
 			case 0:
 				told = m.Post(now, n)
 			case 1:
@@ -252,6 +272,8 @@ func FuzzOrder(f *testing.F) {
 				m.Blocked(now)
 			case 4:
 				m.Unblocked(now)
+			case 5:
+				m.Join(n)
 			}
 			w := m.Last()
 			if n := m.Stats().Windows; told && n == windows {

@@ -14,6 +14,16 @@ import (
 // slow network from a fast one anyway.
 const stampFrom = 4 << 10
 
+// burst is how many bytes a sender may post on one look at the clock, one piece
+// after the other and with no more than burstWaits polls in between: about ten
+// microseconds at the speed of memory. At a lower speed the sender has to wait for
+// longer, and each piece is stamped. A ring is twice as long, so that one burst
+// can be consumed while the next is posted.
+const (
+	burst      = 128 << 10
+	burstWaits = 32
+)
+
 // idleRefresh is how often a sleeping rank looks what has become of bytes that
 // are outstanding: nobody wakes it for a completion that it does not wait for.
 // It stays below windowmon's Gap, which is a progress thread that did not run.
@@ -22,7 +32,7 @@ const idleRefresh = 5 * time.Millisecond
 // meter watches one connection and tells the recorder. Counts are totals: of
 // the stream's positions (so padding between aligned messages counts) and 64
 // for each line. Nothing here locks, allocates or makes a system call; the
-// clock is read once a chunk.
+// clock is read once a burst.
 type meter struct {
 	on   bool
 	rec  *record.Writer
@@ -30,6 +40,9 @@ type meter struct {
 	comm uint16
 	peer int32
 	mon  windowmon.Monitor
+
+	burstEnd   uint64 // up to where posts join the last one
+	burstUntil uint64 // and up to how many waits
 
 	posted, completed, received uint64 // as last told to conn
 	monPosted, monCompleted     uint64 // as last told to mon
@@ -59,9 +72,31 @@ func (t *meter) post(n int, total uint64) {
 	}
 }
 
+// postNext is post where it must cost next to nothing: bytes that go out in one
+// burst with those before have their stamp. waits is how often this rank has polled, or more.
+func (t *meter) postNext(n int, total, waits uint64) {
+	if n < stampFrom || !t.on {
+		return
+	}
+	if total <= t.burstEnd && waits <= t.burstUntil && t.mon.Join(int(total-t.monPosted)) {
+		t.monPosted = total
+		return
+	}
+	t.burstEnd, t.burstUntil = total-uint64(n)+burst, waits+burstWaits
+	t.post(n, total)
+}
+
 // complete tells that the receiver has consumed total bytes.
 func (t *meter) complete(total uint64) {
 	if t.on && min(total, t.monPosted) > t.monCompleted {
+		t.completeAt(record.Now(), total)
+	}
+}
+
+// completeNext is complete where it must cost next to nothing: what is consumed of
+// a burst is told when all of it is, or when this rank waits.
+func (t *meter) completeNext(total uint64) {
+	if c := min(total, t.monPosted); c > t.monCompleted && t.mon.Ripe(c-t.monCompleted) {
 		t.completeAt(record.Now(), total)
 	}
 }
@@ -82,10 +117,10 @@ func (t *meter) due() bool { return t.monCompleted < t.monPosted }
 // window publishes a window that has closed; it appends a record of it only
 // when the monitor has something to tell.
 func (t *meter) window(now int64, tell bool) {
-	s := t.mon.Stats()
-	if s.Windows == t.windows {
+	if t.mon.Windows() == t.windows {
 		return
 	}
+	s := t.mon.Stats()
 	t.windows = s.Windows
 	w := t.mon.Last()
 	t.conn.Window(uint64(w.Bandwidth()), record.Cause(w.State), now)

@@ -63,14 +63,15 @@ const (
 type waiter struct {
 	m          *mesh
 	door       *door
-	own        *door // the door when there is no segment
-	progressed bool  // a link moved bytes since the last Wait
-	armed      bool  // the door says asleep; the caller has looked again since
-	goroutines bool  // some members are goroutines of this process
-	idle       int   // Waits without progress
-	spin       int   // how many of them only poll
-	since      int64 // first yield of this idleness, 0 before it
-	last       int64 // last yield
+	own        *door  // the door when there is no segment
+	progressed bool   // a link moved bytes since the last Wait
+	armed      bool   // the door says asleep; the caller has looked again since
+	goroutines bool   // some members are goroutines of this process
+	idle       int    // Waits without progress
+	waits      uint64 // of them ever, those that did not only poll counted for many
+	spin       int    // how many of them only poll
+	since      int64  // first yield of this idleness, 0 before it
+	last       int64  // last yield
 }
 
 func (w *waiter) init(m *mesh) {
@@ -94,6 +95,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 		return true
 	}
 	w.idle++
+	w.waits++
 	if w.since == 0 && w.idle <= w.spin {
 		if w.idle%lookEvery == 0 {
 			w.look()
@@ -101,6 +103,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 		procyield(1)
 		return true
 	}
+	w.waits += burstWaits // what follows takes long
 	now := record.Now()
 	if w.since == 0 {
 		w.since, w.last = now, now
