@@ -142,26 +142,7 @@ func (k call) device(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory,
 	if err := do(ctx, s, c.Barrier(s)); err != nil {
 		return nil, err
 	}
-	switch k.coll {
-	case record.AllReduce:
-		err = c.AllReduce(s, send, recv, k.op)
-	case record.Reduce:
-		err = c.Reduce(s, send, recv, k.op, k.root)
-	case record.ReduceScatter:
-		err = c.ReduceScatter(s, send, recv, k.op)
-	case record.Broadcast:
-		err = c.Broadcast(s, send, recv, k.root)
-	case record.AllGather:
-		err = c.AllGather(s, send, recv)
-	case record.Gather:
-		err = c.Gather(s, send, recv, k.root)
-	case record.Scatter:
-		err = c.Scatter(s, send, recv, k.root)
-	case record.AlltoAll:
-		err = c.AlltoAll(s, send, recv)
-	case record.Barrier:
-		err = c.Barrier(s)
-	}
+	err = k.on(c, s, send, recv)
 	return func() error {
 		if err := c.CopyOut(out, recv); err != nil {
 			return err
@@ -344,7 +325,11 @@ func TestGPUMixed(t *testing.T) {
 // loose calls k on whatever is in memory.
 func (k call) loose(c *ccl.Comm, s *ccl.Stream, m *memory) error {
 	ss, rs := k.shares(c.Size())
-	send, recv := m.bytes(k.dt, 0, ss*k.count*k.dt.Size()), m.bytes(k.dt, 8<<20, rs*k.count*k.dt.Size())
+	return k.on(c, s, m.bytes(k.dt, 0, ss*k.count*k.dt.Size()), m.bytes(k.dt, 8<<20, rs*k.count*k.dt.Size()))
+}
+
+// on calls k on two buffers.
+func (k call) on(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer) error {
 	switch k.coll {
 	case record.AllReduce:
 		return c.AllReduce(s, send, recv, k.op)

@@ -38,7 +38,7 @@ const never = ^uint64(0)
 var tuned = map[record.CollKind][3][]step{
 	record.AllReduce: {
 		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 16}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
 		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
 	},
 	record.ReduceScatter: {

@@ -51,7 +51,7 @@ const (
 	// look: the host may have lost its core.
 	clockTurns = 20_000
 	// clockPatience is how long the kernel may take to begin: the GPU may be full.
-	clockPatience = 20 * time.Millisecond
+	clockPatience = 100 * time.Millisecond
 )
 
 var errBusy = errors.New("the GPU did not run the clock's kernel in time")
@@ -80,7 +80,7 @@ func newClock(dev *device) (_ *clock, err error) {
 		if try == 50 || !errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("relate the clock of GPU %d to the host's: %w", dev.Ordinal, err)
 		}
-		time.Sleep(clockPatience)
+		time.Sleep(clockPatience / 5)
 	}
 	k.wg.Add(1)
 	go k.run()

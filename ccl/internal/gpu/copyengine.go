@@ -10,26 +10,45 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// copyEngine runs large collectives on the GPU's copy engines. Every ordered pair
-// of ranks is a queue of transfers, numbered from 1 by both hosts alike, because
-// both make the same calls in the same order. Before transfer k from a to b, b's
-// stream writes k (or more) to a's word ready[b], where a's stream waits for it; after
-// it, a's stream writes k to b's word copied[a]. A stream's write comes after
-// everything before it in that stream is visible to all.
+// copyEngine runs large collectives on the GPU's copy engines. Pieces of an
+// operation take turns on two channels, so that what one spends on words and on
+// getting an engine to begin (some 20 µs on an H200) the other spends copying.
 type copyEngine struct {
-	c *Comm
-	// out carries this rank's transfers, one after the other, beginning with the
-	// next rank: at any time every rank sends to one and receives from one, as fast
-	// as a link can. (Three at once to three ranks got half of that on H200s.)
-	out  *cuda.Stream
-	fold *cuda.Stream
-	sent [MaxRanks]atomic.Uint32 // transfers to each peer so far
-	got  [MaxRanks]atomic.Uint32 // and from each
-	// begun: the caller's stream has reached the operation; sentAll and foldedAll:
-	// the streams have done their part; folded, passed: piece by piece, by parity.
-	begun, sentAll, foldedAll *cuda.Event
-	folded, passed            [2]*cuda.Event
-	ops                       []cuda.MemOp
+	c        *Comm
+	channels [2]channel
+	fold     *cuda.Stream
+	// begun: the caller's stream has reached the operation; foldedAll: fold has done
+	// its part; folded: a channel's last piece.
+	begun, foldedAll *cuda.Event
+	folded           [2]*cuda.Event
+	ops              []cuda.MemOp
+}
+
+// channel is a stream of transfers. On each, every ordered pair of ranks is a
+// queue of transfers, numbered from 1 by both hosts alike, because both make the
+// same calls in the same order. Before transfer k from a to b, b's stream writes k
+// (or more) to a's word ready[b], where a's stream waits for it; after it, a's
+// stream writes k to b's word copied[a]. A stream's write comes after everything
+// before it in that stream is visible to all.
+//
+// Transfers to several peers go one after the other, beginning with the next rank:
+// so every rank sends to one and receives from one at a time, as fast as a link
+// can. (Three at once to three ranks got half of that on H200s.)
+type channel struct {
+	e      *copyEngine
+	index  uintptr
+	out    *cuda.Stream
+	sent   [MaxRanks]atomic.Uint32 // transfers to each peer so far
+	got    [MaxRanks]atomic.Uint32 // and from each
+	done   *cuda.Event
+	passed *cuda.Event // the last round has been sent
+}
+
+// transfer is n bytes for a peer.
+type transfer struct {
+	peer     int
+	dst, src cuda.Ptr
+	n        uint64
 }
 
 // init makes the engine ready for its first operation: streams are scarce.
@@ -37,7 +56,12 @@ func (e *copyEngine) init(c *Comm) error {
 	if e.c != nil {
 		return nil
 	}
-	errs := []error{c.newStream(&e.out), c.newStream(&e.fold)}
+	errs := []error{c.newStream(&e.fold)}
+	for i := range e.channels {
+		h := &e.channels[i]
+		h.e, h.index = e, uintptr(i)
+		errs = append(errs, c.newStream(&h.out))
+	}
 	for _, v := range e.events() {
 		errs = append(errs, c.newEvent(v))
 	}
@@ -47,12 +71,16 @@ func (e *copyEngine) init(c *Comm) error {
 }
 
 func (e *copyEngine) events() []**cuda.Event {
-	return []**cuda.Event{&e.begun, &e.sentAll, &e.foldedAll, &e.folded[0], &e.folded[1], &e.passed[0], &e.passed[1]}
+	list := []**cuda.Event{&e.begun, &e.foldedAll, &e.folded[0], &e.folded[1]}
+	for i := range e.channels {
+		list = append(list, &e.channels[i].done, &e.channels[i].passed)
+	}
+	return list
 }
 
 func (e *copyEngine) close() error {
 	var errs []error
-	for _, s := range []*cuda.Stream{e.out, e.fold} {
+	for _, s := range []*cuda.Stream{e.channels[0].out, e.channels[1].out, e.fold} {
 		if s != nil {
 			errs = append(errs, s.Synchronize(), s.Close())
 		}
@@ -67,24 +95,22 @@ func (e *copyEngine) close() error {
 
 // release lists the writes that let go of every stream that waits.
 func (e *copyEngine) release(c *Comm, ops []cuda.MemOp) []cuda.MemOp {
-	for r := range c.size {
-		if r != c.rank {
-			ops = append(ops,
-				cuda.WriteOp(c.word(c.rank, kernels.HeapReady, r), e.sent[r].Load()+beyond),
-				cuda.WriteOp(c.word(c.rank, kernels.HeapCopied, r), e.got[r].Load()+beyond))
+	for i := range e.channels {
+		h := &e.channels[i]
+		for r := range c.size {
+			if r != c.rank {
+				ops = append(ops,
+					cuda.WriteOp(h.word(c, c.rank, kernels.HeapReady, r), h.sent[r].Load()+beyond),
+					cuda.WriteOp(h.word(c, c.rank, kernels.HeapCopied, r), h.got[r].Load()+beyond))
+			}
 		}
 	}
 	return ops
 }
 
-// ready is the word in source's heap that says what destination is ready for.
-func (e *copyEngine) ready(source, destination int) cuda.Ptr {
-	return e.c.word(source, kernels.HeapReady, destination)
-}
-
-// copied is the word in destination's heap that says what source has copied.
-func (e *copyEngine) copied(destination, source int) cuda.Ptr {
-	return e.c.word(destination, kernels.HeapCopied, source)
+// word is where in a rank's heap the channel's field for another rank is.
+func (h *channel) word(c *Comm, rank int, field uintptr, other int) cuda.Ptr {
+	return c.word(rank, field+4*MaxRanks*h.index, other)
 }
 
 // each calls f for every peer, beginning with the next rank, so that no two ranks
@@ -98,59 +124,75 @@ func (c *Comm) each(f func(peer int) error) error {
 	return nil
 }
 
-// begin makes the transfers of an operation come after what is in s.
+// peers is each as a list.
+func (c *Comm) peers() []int {
+	list := make([]int, 0, MaxRanks)
+	_ = c.each(func(p int) error { list = append(list, p); return nil })
+	return list
+}
+
+// begin makes the engine's work come after what is in s.
 func (e *copyEngine) begin(s *cuda.Stream) error {
-	if err := s.Record(e.begun); err != nil {
-		return err
-	}
-	return e.out.WaitEvent(e.begun)
+	return errors.Join(s.Record(e.begun), e.channels[0].out.WaitEvent(e.begun), e.channels[1].out.WaitEvent(e.begun), e.fold.WaitEvent(e.begun))
 }
 
-// grant tells all peers, in s, that their next n transfers may come.
-func (e *copyEngine) grant(s *cuda.Stream, n uint32) error {
-	ops := e.ops[:0]
-	_ = e.c.each(func(p int) error {
-		ops = append(ops, cuda.WriteOp(e.ready(p, e.c.rank), e.got[p].Load()+n))
-		return nil
-	})
-	return s.Batch(ops)
-}
-
-// push is the next transfer to peer p. A transfer of nothing still counts.
-func (e *copyEngine) push(p int, dst, src cuda.Ptr, n uint64) error {
-	k := e.sent[p].Add(1)
-	s := e.out
-	if err := s.Batch(append(e.ops[:0], cuda.WaitOp(e.ready(e.c.rank, p), k))); err != nil {
-		return err
-	}
-	if n > 0 {
-		if err := s.Copy(dst, src, n); err != nil {
-			return err
-		}
-	}
-	return s.Batch(append(e.ops[:0], cuda.WriteOp(e.copied(p, e.c.rank), k)))
-}
-
-// arrived makes s wait until the next n transfers of every peer have come, and
-// counts them when done.
-func (e *copyEngine) arrived(s *cuda.Stream, n uint32, count bool) error {
-	ops := e.ops[:0]
-	_ = e.c.each(func(p int) error {
-		ops = append(ops, cuda.WaitOp(e.copied(e.c.rank, p), e.got[p].Load()+n))
-		if count {
-			e.got[p].Add(n)
-		}
-		return nil
-	})
-	return s.Batch(ops)
-}
-
-// end makes s wait for this rank's own transfers.
+// end makes s wait for the engine's work.
 func (e *copyEngine) end(s *cuda.Stream) error {
-	if err := e.out.Record(e.sentAll); err != nil {
+	errs := []error{e.fold.Record(e.foldedAll), s.WaitEvent(e.foldedAll)}
+	for i := range e.channels {
+		h := &e.channels[i]
+		errs = append(errs, h.out.Record(h.done), s.WaitEvent(h.done))
+	}
+	return errors.Join(errs...)
+}
+
+// grant tells peers, in s, that their next n transfers may come.
+func (h *channel) grant(s *cuda.Stream, n uint32, peers []int) error {
+	c, ops := h.e.c, h.e.ops[:0]
+	for _, p := range peers {
+		ops = append(ops, cuda.WriteOp(h.word(c, p, kernels.HeapReady, c.rank), h.got[p].Load()+n))
+	}
+	return s.Batch(ops)
+}
+
+// send is the next round of transfers, at most one to a peer. A transfer of nothing
+// still counts.
+func (h *channel) send(round []transfer) error {
+	if len(round) == 0 {
+		return nil
+	}
+	c, ops := h.e.c, h.e.ops[:0]
+	for _, t := range round {
+		ops = append(ops, cuda.WaitOp(h.word(c, c.rank, kernels.HeapReady, t.peer), h.sent[t.peer].Add(1)))
+	}
+	if err := h.out.Batch(ops); err != nil {
 		return err
 	}
-	return s.WaitEvent(e.sentAll)
+	for _, t := range round {
+		if t.n > 0 {
+			if err := h.out.Copy(t.dst, t.src, t.n); err != nil {
+				return err
+			}
+		}
+	}
+	ops = ops[:0]
+	for _, t := range round {
+		ops = append(ops, cuda.WriteOp(h.word(c, t.peer, kernels.HeapCopied, c.rank), h.sent[t.peer].Load()))
+	}
+	return h.out.Batch(ops)
+}
+
+// arrived makes s wait until the next n transfers of peers have come, and counts
+// them when done.
+func (h *channel) arrived(s *cuda.Stream, n uint32, peers []int, count bool) error {
+	c, ops := h.e.c, h.e.ops[:0]
+	for _, p := range peers {
+		ops = append(ops, cuda.WaitOp(h.word(c, c.rank, kernels.HeapCopied, p), h.got[p].Load()+n))
+		if count {
+			h.got[p].Add(n)
+		}
+	}
+	return s.Batch(ops)
 }
 
 // run puts a collective on s and on the engine's streams.
@@ -162,15 +204,17 @@ func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
 	if err != nil {
 		return err
 	}
+	if err := e.begin(s); err != nil {
+		return err
+	}
 	bytes := op.Count * uint64(op.DType.Size())
+	own := cuda.Ptr(uint64(c.rank) * bytes)
 	switch op.Coll {
 	case record.AllGather:
-		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) {
-			return cuda.Ptr(b.recv[p]) + cuda.Ptr(uint64(c.rank)*bytes), op.Send
-		}, bytes)
+		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) { return cuda.Ptr(b.recv[p]) + own, op.Send }, bytes)
 	case record.AlltoAll:
 		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) {
-			return cuda.Ptr(b.recv[p]) + cuda.Ptr(uint64(c.rank)*bytes), op.Send + cuda.Ptr(uint64(p)*bytes)
+			return cuda.Ptr(b.recv[p]) + own, op.Send + cuda.Ptr(uint64(p)*bytes)
 		}, bytes)
 	case record.Broadcast:
 		err = e.broadcast(s, op, b, bytes)
@@ -189,17 +233,16 @@ func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
 
 // exchange sends every rank n bytes: dst in p's memory, src in this rank's.
 func (e *copyEngine) exchange(s *cuda.Stream, part func(p int) (dst, src cuda.Ptr), n uint64) error {
-	c := e.c
-	if err := e.begin(s); err != nil {
+	c, h, peers := e.c, &e.channels[0], e.c.peers()
+	if err := h.grant(s, 1, peers); err != nil {
 		return err
 	}
-	if err := e.grant(s, 1); err != nil {
-		return err
-	}
-	if err := c.each(func(p int) error {
+	var round []transfer
+	for _, p := range peers {
 		dst, src := part(p)
-		return e.push(p, dst, src, n)
-	}); err != nil {
+		round = append(round, transfer{p, dst, src, n})
+	}
+	if err := h.send(round); err != nil {
 		return err
 	}
 	if dst, src := part(c.rank); dst != src {
@@ -207,14 +250,11 @@ func (e *copyEngine) exchange(s *cuda.Stream, part func(p int) (dst, src cuda.Pt
 			return err
 		}
 	}
-	if err := e.end(s); err != nil {
-		return err
-	}
-	return e.arrived(s, 1, true)
+	return errors.Join(e.end(s), h.arrived(s, 1, peers, true))
 }
 
 // A broadcast travels in so many pieces, so that a rank passes one on while the
-// next comes; a piece is never too short to be worth its flags.
+// next comes; a piece is never too short to be worth its words.
 const (
 	broadcastPieces = 64
 	broadcastLeast  = 4 << 20
@@ -222,57 +262,32 @@ const (
 
 // broadcast sends the buffer down a chain, from root to the next rank and so on:
 // each rank receives from one and sends to one. (Scattering and passing on, where
-// ranks receive from several at once, was three times slower on H200s.) Pieces take
-// turns on two streams, so that one's flags cost the other no time.
+// ranks receive from several at once, was three times slower on H200s.)
 func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) error {
 	c := e.c
 	pieces := min(max(bytes/broadcastLeast, 1), broadcastPieces)
 	step := ((bytes+pieces-1)/pieces + 511) &^ 511
-	next, prev := (c.rank+1)%c.size, (c.rank+c.size-1)%c.size
+	next, prev := (c.rank+1)%c.size, []int{(c.rank + c.size - 1) % c.size}
 	first, last := c.rank == op.Root, next == op.Root
 	src := op.Recv
 	if first {
-		src = op.Send
+		src, prev = op.Send, nil
 	}
-	if err := errors.Join(e.begin(s), e.fold.WaitEvent(e.begun)); err != nil {
-		return err
-	}
-	if !first {
-		if err := s.Batch(append(e.ops[:0], cuda.WriteOp(e.ready(prev, c.rank), e.got[prev].Load()+uint32(pieces)))); err != nil {
+	for i := range e.channels {
+		if err := e.channels[i].grant(s, channelPieces(pieces, i), prev); err != nil {
 			return err
 		}
 	}
-	lanes := [2]*cuda.Stream{e.out, e.fold}
 	for i := range pieces {
 		if last {
 			break
 		}
-		lane := lanes[i&1]
-		ops := e.ops[:0]
-		if !first {
-			ops = append(ops, cuda.WaitOp(e.copied(c.rank, prev), e.got[prev].Load()+uint32(i)+1))
-		}
-		k := e.sent[next].Add(1)
-		if err := lane.Batch(append(ops, cuda.WaitOp(e.ready(c.rank, next), k))); err != nil {
+		h := &e.channels[i&1]
+		if err := h.arrived(h.out, uint32(i>>1)+1, prev, false); err != nil {
 			return err
 		}
 		off := min(i*step, bytes)
-		if n := min(step, bytes-off); n > 0 {
-			if err := lane.Copy(cuda.Ptr(b.recv[next]+off), src+cuda.Ptr(off), n); err != nil {
-				return err
-			}
-		}
-		// The word of the piece before, which is the other lane's, has to be written
-		// first: this one's speaks for both.
-		if i > 0 {
-			if err := lane.WaitEvent(e.passed[(i-1)&1]); err != nil {
-				return err
-			}
-		}
-		if err := lane.Batch(append(e.ops[:0], cuda.WriteOp(e.copied(next, c.rank), k))); err != nil {
-			return err
-		}
-		if err := lane.Record(e.passed[i&1]); err != nil {
+		if err := h.send([]transfer{{next, cuda.Ptr(b.recv[next] + off), src + cuda.Ptr(off), min(step, bytes-off)}}); err != nil {
 			return err
 		}
 	}
@@ -281,134 +296,17 @@ func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) 
 			return err
 		}
 	}
-	if err := errors.Join(e.end(s), e.endFold(s)); err != nil {
-		return err
+	// Root receives nothing: what tells it that the others have begun the operation
+	// is that the next rank took its transfers.
+	errs := []error{e.end(s)}
+	for i := range e.channels {
+		errs = append(errs, e.channels[i].arrived(s, channelPieces(pieces, i), prev, true))
 	}
-	if first {
-		// Root receives nothing, so nothing tells it that the others have begun the
-		// operation but that the next took its transfers.
-		return nil
-	}
-	e.got[prev].Add(uint32(pieces))
-	return s.Batch(append(e.ops[:0], cuda.WaitOp(e.copied(c.rank, prev), e.got[prev].Load())))
+	return errors.Join(errs...)
 }
 
-// reduce is ReduceScatter, and AllReduce when all is set. Each share goes to its
-// rank in pieces, into staging memory, where a small kernel folds what came from
-// everyone; for AllReduce the result then goes to everyone in the same queue.
-// Staging has room for two pieces of each peer.
-func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
-	c := e.c
-	size, n := uint64(op.DType.Size()), uint64(c.size)
-	slot := c.stage.Size / (2 * n) &^ 511
-	share := op.Count // elements
-	if all {
-		align := 512 / size
-		share = ((op.Count+n-1)/n + align - 1) / align * align
-	}
-	pieces, step := cut(share, size, slot)
-	// part is piece i of rank r's share, in elements.
-	part := func(r int, i uint64) (off, k uint64) {
-		begin, end := uint64(r)*share, (uint64(r)+1)*share
-		if all {
-			begin, end = min(begin, op.Count), min(end, op.Count)
-		}
-		off = min(begin+i*step, end)
-		return off, min(begin+(i+1)*step, end) - off
-	}
-	stage := func(at, from int, i uint64) cuda.Ptr {
-		return c.stage.At(at) + cuda.Ptr(((i&1)*n+uint64(from))*slot)
-	}
-	// The order of a pair's transfers: piece 0, piece 1, result 0, piece 2, result 1…
-	// piece(i) is the number of piece i, from 1; free(i) what may come before piece i
-	// has room.
-	piece := func(i uint64) uint32 {
-		if !all || i == 0 {
-			return uint32(i) + 1
-		}
-		return uint32(2 * i)
-	}
-	total := uint32(pieces)
-	if all {
-		total *= 2
-	}
-	before := func(i uint64) uint32 {
-		if i >= pieces {
-			return total
-		}
-		return piece(i) - 1
-	}
-	if err := e.begin(s); err != nil {
-		return err
-	}
-	if err := e.fold.WaitEvent(e.begun); err != nil {
-		return err
-	}
-	if err := e.grant(s, before(2)); err != nil {
-		return err
-	}
-	result := func(i uint64) error {
-		off, k := part(c.rank, i)
-		if err := e.out.WaitEvent(e.folded[i&1]); err != nil {
-			return err
-		}
-		return c.each(func(p int) error {
-			return e.push(p, cuda.Ptr(b.recv[p]+off*size), op.Recv+cuda.Ptr(off*size), k*size)
-		})
-	}
-	for i := range pieces {
-		if err := c.each(func(p int) error {
-			off, k := part(p, i)
-			return e.push(p, stage(p, c.rank, i), cuda.Ptr(b.send[c.rank]+off*size), k*size)
-		}); err != nil {
-			return err
-		}
-		if all && i > 0 {
-			if err := result(i - 1); err != nil {
-				return err
-			}
-		}
-		off, k := part(c.rank, i)
-		dst := off
-		if !all {
-			dst -= uint64(c.rank) * op.Count
-		}
-		if err := e.arrived(e.fold, piece(i), false); err != nil {
-			return err
-		}
-		if err := e.foldPiece(op, op.Recv+cuda.Ptr(dst*size), op.Send+cuda.Ptr(off*size), k, func(r int) cuda.Ptr { return stage(c.rank, r, i) }); err != nil {
-			return err
-		}
-		if err := e.fold.Record(e.folded[i&1]); err != nil {
-			return err
-		}
-		if i+2 < pieces {
-			if err := e.grant(e.fold, before(i+3)); err != nil {
-				return err
-			}
-		}
-	}
-	if all {
-		if err := result(pieces - 1); err != nil {
-			return err
-		}
-	}
-	if err := e.end(s); err != nil {
-		return err
-	}
-	if err := e.endFold(s); err != nil {
-		return err
-	}
-	return e.arrived(s, total, true)
-}
-
-// endFold makes s wait for the folding.
-func (e *copyEngine) endFold(s *cuda.Stream) error {
-	if err := e.fold.Record(e.foldedAll); err != nil {
-		return err
-	}
-	return s.WaitEvent(e.foldedAll)
-}
+// channelPieces is how many of so many pieces channel i has.
+func channelPieces(pieces uint64, i int) uint32 { return uint32((pieces + 1 - uint64(i)) / 2) }
 
 // cut divides a share of n elements into pieces that a staging slot holds, but at
 // least a handful, so that sending, folding and passing on overlap.
@@ -418,85 +316,144 @@ func cut(n, size, slot uint64) (pieces, step uint64) {
 	return max((n+step-1)/step, 1), step
 }
 
+// slot is the staging memory for what a rank sends to at on a channel.
+func (e *copyEngine) slot(at, from int, channel uint64) cuda.Ptr {
+	n := uint64(e.c.size)
+	return e.c.stage.At(at) + cuda.Ptr((channel*n+uint64(from))*e.slotSize())
+}
+
+func (e *copyEngine) slotSize() uint64 { return e.c.stage.Size / uint64(2*e.c.size) &^ 511 }
+
+// reduce is ReduceScatter, and AllReduce when all is set. Each share goes to its
+// rank in pieces, into the channel's staging memory, where a small kernel folds
+// what came from everyone; for AllReduce the result then goes to everyone on the
+// same channel. So a channel has room for its next piece once it has folded this one.
+func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
+	c, peers := e.c, e.c.peers()
+	size, n := uint64(op.DType.Size()), uint64(c.size)
+	share := op.Count // elements
+	each := uint32(1) // transfers of a pair for a piece
+	if all {
+		each = 2
+		align := 512 / size
+		share = ((op.Count+n-1)/n + align - 1) / align * align
+	}
+	pieces, step := cut(share, size, e.slotSize())
+	// part is piece i of rank r's share, in elements.
+	part := func(r int, i uint64) (off, k uint64) {
+		begin, end := uint64(r)*share, (uint64(r)+1)*share
+		if all {
+			begin, end = min(begin, op.Count), min(end, op.Count)
+		}
+		off = min(begin+i*step, end)
+		return off, min(begin+(i+1)*step, end) - off
+	}
+	for i := range e.channels {
+		if err := e.channels[i].grant(s, min(channelPieces(pieces, i), 1)*each, peers); err != nil {
+			return err
+		}
+	}
+	for i := range pieces {
+		h, turn := &e.channels[i&1], uint32(i>>1)
+		var round []transfer
+		for _, p := range peers {
+			off, k := part(p, i)
+			round = append(round, transfer{p, e.slot(p, c.rank, i&1), op.Send + cuda.Ptr(off*size), k * size})
+		}
+		if err := h.send(round); err != nil {
+			return err
+		}
+		off, k := part(c.rank, i)
+		dst := off
+		if !all {
+			dst -= uint64(c.rank) * op.Count
+		}
+		if err := h.arrived(e.fold, turn*each+1, peers, false); err != nil {
+			return err
+		}
+		if err := e.foldPiece(op, op.Recv+cuda.Ptr(dst*size), op.Send+cuda.Ptr(off*size), k, i&1); err != nil {
+			return err
+		}
+		if i+2 < pieces {
+			if err := h.grant(e.fold, (turn+2)*each, peers); err != nil {
+				return err
+			}
+		}
+		if !all {
+			continue
+		}
+		if err := errors.Join(e.fold.Record(e.folded[i&1]), h.out.WaitEvent(e.folded[i&1])); err != nil {
+			return err
+		}
+		round = round[:0]
+		for _, p := range peers {
+			round = append(round, transfer{p, cuda.Ptr(b.recv[p] + off*size), op.Recv + cuda.Ptr(off*size), k * size})
+		}
+		if err := h.send(round); err != nil {
+			return err
+		}
+	}
+	errs := []error{e.end(s)}
+	for i := range e.channels {
+		errs = append(errs, e.channels[i].arrived(s, channelPieces(pieces, i)*each, peers, true))
+	}
+	return errors.Join(errs...)
+}
+
 // reduceToRoot is Reduce: the ranks that are not root reduce a share each, and pass
 // it on to root's staging memory, from where root takes it. So every link carries
 // the buffer once.
 func (e *copyEngine) reduceToRoot(s *cuda.Stream, op *Op) error {
-	c := e.c
+	c, peers := e.c, e.c.peers()
 	size, n := uint64(op.DType.Size()), uint64(c.size)
-	slot := c.stage.Size / (2 * n) &^ 511
 	align := 512 / size
 	share := ((op.Count+n-2)/(n-1) + align - 1) / align * align
-	pieces, step := cut(share, size, slot)
+	pieces, step := cut(share, size, e.slotSize())
 	part := func(r int, i uint64) (off, k uint64) {
-		begin := uint64((r-op.Root+c.size)%c.size-1) * share
+		begin := min(uint64((r-op.Root+c.size)%c.size-1)*share, op.Count)
 		end := min(begin+share, op.Count)
 		off = min(begin+i*step, end)
 		return off, min(begin+(i+1)*step, end) - off
 	}
-	stage := func(at, from int, i uint64) cuda.Ptr {
-		return c.stage.At(at) + cuda.Ptr(((i&1)*n+uint64(from))*slot)
-	}
-	if err := e.begin(s); err != nil {
-		return err
-	}
-	if err := e.fold.WaitEvent(e.begun); err != nil {
-		return err
-	}
-	if err := e.grant(s, uint32(min(pieces, 2))); err != nil {
-		return err
-	}
-	pass := func(i uint64) error {
-		_, k := part(c.rank, i)
-		if err := e.out.WaitEvent(e.folded[i&1]); err != nil {
+	for i := range e.channels {
+		if err := e.channels[i].grant(s, min(channelPieces(pieces, i), 1), peers); err != nil {
 			return err
 		}
-		if err := e.push(op.Root, stage(op.Root, c.rank, i), stage(c.rank, c.rank, i), k*size); err != nil {
-			return err
-		}
-		return e.out.Record(e.passed[i&1])
 	}
 	for i := range pieces {
-		if err := c.each(func(p int) error {
-			if p == op.Root {
-				return nil
-			}
-			off, k := part(p, i)
-			return e.push(p, stage(p, c.rank, i), op.Send+cuda.Ptr(off*size), k*size)
-		}); err != nil {
-			return err
-		}
-		if c.rank != op.Root && i > 0 {
-			if err := pass(i - 1); err != nil {
-				return err
+		h, turn := &e.channels[i&1], uint32(i>>1)
+		var round []transfer
+		for _, p := range peers {
+			if p != op.Root {
+				off, k := part(p, i)
+				round = append(round, transfer{p, e.slot(p, c.rank, i&1), op.Send + cuda.Ptr(off*size), k * size})
 			}
 		}
-		if err := e.arrived(e.fold, uint32(i)+1, false); err != nil {
+		if err := h.send(round); err != nil {
 			return err
 		}
-		if err := e.takePiece(op, part, stage, i); err != nil {
+		if err := h.arrived(e.fold, turn+1, peers, false); err != nil {
+			return err
+		}
+		if err := e.takePiece(op, h, part, i); err != nil {
 			return err
 		}
 		if i+2 < pieces {
-			if err := e.grant(e.fold, uint32(i)+3); err != nil {
+			if err := h.grant(e.fold, turn+2, peers); err != nil {
 				return err
 			}
 		}
 	}
-	if c.rank != op.Root {
-		if err := pass(pieces - 1); err != nil {
-			return err
-		}
+	errs := []error{e.end(s)}
+	for i := range e.channels {
+		errs = append(errs, e.channels[i].arrived(s, channelPieces(pieces, i), peers, true))
 	}
-	if err := errors.Join(e.end(s), e.endFold(s)); err != nil {
-		return err
-	}
-	return e.arrived(s, uint32(pieces), true)
+	return errors.Join(errs...)
 }
 
 // takePiece is what a rank does with piece i of what has come: root takes the
-// results, the others fold.
-func (e *copyEngine) takePiece(op *Op, part func(int, uint64) (uint64, uint64), stage func(int, int, uint64) cuda.Ptr, i uint64) error {
+// results, the others fold and pass on.
+func (e *copyEngine) takePiece(op *Op, h *channel, part func(int, uint64) (uint64, uint64), i uint64) error {
 	c := e.c
 	size := uint64(op.DType.Size())
 	if c.rank == op.Root {
@@ -505,19 +462,28 @@ func (e *copyEngine) takePiece(op *Op, part func(int, uint64) (uint64, uint64), 
 			if k == 0 {
 				return nil
 			}
-			return e.fold.Copy(op.Recv+cuda.Ptr(off*size), stage(c.rank, p, i), k*size)
+			return e.fold.Copy(op.Recv+cuda.Ptr(off*size), e.slot(c.rank, p, i&1), k*size)
 		})
 	}
-	if i >= 2 { // the slot's former result has to be with root
-		if err := e.fold.WaitEvent(e.passed[i&1]); err != nil {
+	// The result takes this rank's own slot, which the channel's last result has to
+	// have left.
+	mine := e.slot(c.rank, c.rank, i&1)
+	if i >= 2 {
+		if err := e.fold.WaitEvent(h.passed); err != nil {
 			return err
 		}
 	}
 	off, k := part(c.rank, i)
-	if err := e.foldPiece(op, stage(c.rank, c.rank, i), op.Send+cuda.Ptr(off*size), k, func(r int) cuda.Ptr { return stage(c.rank, r, i) }); err != nil {
+	if err := e.foldPiece(op, mine, op.Send+cuda.Ptr(off*size), k, i&1); err != nil {
 		return err
 	}
-	return e.fold.Record(e.folded[i&1])
+	if err := errors.Join(e.fold.Record(e.folded[i&1]), h.out.WaitEvent(e.folded[i&1])); err != nil {
+		return err
+	}
+	if err := h.send([]transfer{{op.Root, e.slot(op.Root, c.rank, i&1), mine, k * size}}); err != nil {
+		return err
+	}
+	return h.out.Record(h.passed)
 }
 
 // foldBlocks is for how many blocks a fold is cut: it must be quicker than the
@@ -525,8 +491,8 @@ func (e *copyEngine) takePiece(op *Op, part func(int, uint64) (uint64, uint64), 
 const foldBlocks = 64
 
 // foldPiece puts into dst the reduction of k elements of every rank: own for this
-// one, from(r) for the others.
-func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, from func(r int) cuda.Ptr) error {
+// one, the channel's slots for the others.
+func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, channel uint64) error {
 	if k == 0 {
 		return nil
 	}
@@ -537,7 +503,7 @@ func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, from func(r 
 	}
 	a := kernels.FoldArgs{Dst: uint64(dst), Count: k, K: uint32(c.size), Op: uint32(op.RedOp), Ranks: uint32(c.size)}
 	for r := range c.size {
-		a.Src[r] = uint64(from(r))
+		a.Src[r] = uint64(e.slot(c.rank, r, channel))
 	}
 	a.Src[c.rank] = uint64(own)
 	f := fs["ls_fold"]

@@ -108,7 +108,11 @@ type round struct {
 func (r *round) add(c *Comm, m Message, way Way) {
 	k := kernels.P2PMessage{Buf: uint64(m.Buf), Bytes: m.Bytes, Peer: uint32(m.Peer)}
 	if way == WayLL {
-		k.Lanes, k.Piece = lanesOf(m.Bytes, llLane)
+		step := uint64(llLane)
+		if b := uint64(c.cfg.Blocks); b > 0 {
+			step = min((m.Bytes+b-1)/b+1, kernels.LaneBytes)
+		}
+		k.Lanes, k.Piece = lanesOf(m.Bytes, step)
 		k.Blocks = k.Lanes
 		first := &r.in
 		if m.Send {
@@ -144,8 +148,11 @@ func (r *round) add(c *Comm, m Message, way Way) {
 }
 
 // place gives direct messages their blocks, and returns how many blocks there are.
-func (r *round) place() uint32 {
-	next := max(r.out, r.in)
+func (r *round) place(c *Comm) uint32 {
+	next, most := max(r.out, r.in), directBlocks
+	if b := c.cfg.Blocks; b > 0 {
+		most = b
+	}
 	give := func(list []kernels.P2PMessage, among int) {
 		for i := range list {
 			m := &list[i]
@@ -153,7 +160,7 @@ func (r *round) place() uint32 {
 				continue
 			}
 			if m.Blocks == 0 {
-				m.Blocks = min(m.Lanes, uint32(max(1, directBlocks/among)))
+				m.Blocks = min(m.Lanes, uint32(max(1, most/among)))
 			}
 			m.First = next
 			next += m.Blocks

@@ -240,7 +240,7 @@ func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, captured bool) 
 				way = max(way, w)
 			}
 		}
-		blocks := r.place()
+		blocks := r.place(c)
 		if op != nil {
 			x.args.Slots, x.args.SlotMask = c.args.Slots, c.args.SlotMask
 			x.args.Desc = c.stamps.describe(op, plan{way, int(blocks)})

@@ -112,7 +112,8 @@ type heap struct {
 	sendDone, here [MaxRanks]uint32
 	_              [16]uint32
 
-	copied, ready, sendArrived, sendReady [MaxRanks]uint32
+	copied, ready          [2][MaxRanks]uint32
+	sendArrived, sendReady [MaxRanks]uint32
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
 	lane    [MaxRanks][MaxLanes]laneState

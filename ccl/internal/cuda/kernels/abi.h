@@ -43,8 +43,8 @@ struct alignas(128) Heap {
   u32 sendDone[LS_MAX_RANKS]; // own: [destination rank] = copy-engine sends that have left
   u32 here[LS_MAX_RANKS];     // [source rank] = direct pieces of lane 0, with the one that it has come for
   u32 pad[16];
-  u32 copied[LS_MAX_RANKS]; // [source rank] = copy-engine operations of the pair that have arrived
-  u32 ready[LS_MAX_RANKS];  // [destination rank] = copy-engine operations of the pair it is ready for
+  u32 copied[2][LS_MAX_RANKS]; // [channel][source rank] = copy-engine transfers of the pair that have arrived
+  u32 ready[2][LS_MAX_RANKS];  // [channel][destination rank] = those it is ready for
   u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
   u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]

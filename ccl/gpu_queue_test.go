@@ -1,0 +1,61 @@
+package ccl_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// TestGPUBackToBack queues large operations of the copy engines, of many pieces
+// each, without waiting in between, and checks the last.
+func TestGPUBackToBack(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	for _, coll := range []record.CollKind{record.AllReduce, record.Reduce, record.ReduceScatter, record.Broadcast, record.AllGather, record.AlltoAll} {
+		t.Run(coll.String(), func(t *testing.T) {
+			force := func(cfg *ccl.Config) { cfg.GPU.Algo = "ce" }
+			ranks(t, n, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				const count = 5_000_000 // of the whole: pieces enough for both channels to turn
+				m, err := newMemory(ctx, c, 2*4*count+1<<20, true)
+				if err != nil {
+					return err
+				}
+				k := call{coll: coll, dt: ccl.Float32, op: ccl.Sum, count: count, root: 1}
+				if ss, rs := k.shares(n); max(ss, rs) > 1 {
+					k.count /= n
+				}
+				check, err := k.device(ctx, c, s, m, 0)
+				if err != nil {
+					return err
+				}
+				for range 6 {
+					if err := k.again(c, s, m); err != nil {
+						return err
+					}
+				}
+				if err := s.Wait(ctx); err != nil {
+					return err
+				}
+				if way, _ := c.GPUWays(); way != "ce" {
+					return fmt.Errorf("ran by %s, not the copy engines", way)
+				}
+				if err := check(); err != nil {
+					return err
+				}
+				return m.free(ctx)
+			})
+		})
+	}
+}
+
+// again calls k on the buffers that device laid out.
+func (k call) again(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+	es := k.dt.Size()
+	ss, rs := k.shares(c.Size())
+	sendBytes, recvBytes := ss*k.count*es, rs*k.count*es
+	second := (max(sendBytes, recvBytes) + 4096) &^ 15
+	return k.on(c, s, m.bytes(k.dt, 0, sendBytes), m.bytes(k.dt, second, recvBytes))
+}
