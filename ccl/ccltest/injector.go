@@ -54,7 +54,9 @@ func (i *Injector) Drop(comm string, src, dst int) {
 	i.set(comm, src, dst, transport.Fault{Drop: true})
 }
 
-// DelayRank makes the rank enter each collective later by d.
+// DelayRank makes the rank enter each collective later by d. On device memory a
+// kernel that keeps every multiprocessor of the rank's GPU busy sees to it, before
+// each operation.
 func (i *Injector) DelayRank(d time.Duration) {
 	i.mu.Lock()
 	i.delay = d
