@@ -155,7 +155,7 @@ var (
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
 	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk"}
-	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_p2p_bulk"}
+	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_broadcast_bulk", "ls_p2p_bulk"}
 )
 
 // LLCapacity is the most bytes that a kernel on LL lines takes with so many

@@ -69,4 +69,12 @@ FI u32x4 getShared(u32 p) {
 FI void putShared(u32 p, u32x4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// A word of shared memory that one thread writes and others of the block look at,
+// with what the writer has done before.
+FI void storeShared(u32 p, u32 v) { asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(p), "r"(v) : "memory"); }
+FI u32 loadShared(u32 p) {
+  u32 v;
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(p) : "memory");
+  return v;
+}
 #endif

@@ -1,5 +1,6 @@
 // Bulk copies, emulated on the host. Stores are made as late as a wait allows,
-// so that tests see shared memory that is overwritten too early.
+// so that tests see shared memory that is overwritten too early, and bytes that
+// are told of before they are there.
 #pragma once
 #include <cstring>
 #include <map>
@@ -8,7 +9,7 @@
 
 struct BulkEmulation {
   struct Mbarrier { u32 count = 0, pending = 0, phase = 0; long bytes = 0; };
-  struct Store { u64 to; u32 from, bytes; };
+  struct Store { u64 to; u32 from, bytes; std::vector<u8> read; };
   alignas(128) u8 memory[80 << 10]{};
   std::mutex lock;
   std::map<u32, Mbarrier> mbarriers;
@@ -18,9 +19,16 @@ struct BulkEmulation {
   void settle(Mbarrier &m) {
     if (m.pending == 0 && m.bytes == 0) m.pending = m.count, m.phase ^= 1;
   }
+  void read(u32 left) {
+    for (u32 g = 0; g + left + 1 < groups.size(); g++) {
+      for (auto &s : groups[g])
+        if (s.read.empty()) s.read.assign(memory + s.from, memory + s.from + s.bytes);
+    }
+  }
   void finish(u32 left) {
+    read(left);
     while (groups.size() > left + 1) {
-      for (auto &s : groups.front()) memcpy((void *)s.to, memory + s.from, s.bytes);
+      for (auto &s : groups.front()) memcpy((void *)s.to, s.read.data(), s.bytes);
       groups.erase(groups.begin());
     }
   }
@@ -69,11 +77,11 @@ inline void bulkLoad(u32 to, u64 from, u32 bytes, u32 bar) {
 }
 inline void bulkStore(u64 to, u32 from, u32 bytes) {
   if ((to | from | bytes) % 16 != 0) abort();
-  bulkEmulation().groups.back().push_back({to, from, bytes});
+  bulkEmulation().groups.back().push_back({to, from, bytes, {}});
 }
 inline void bulkCommit() { bulkEmulation().groups.emplace_back(); }
 template <int LEFT> void bulkDone() { bulkEmulation().finish(LEFT); }
-template <int LEFT> void bulkRead() { bulkEmulation().finish(LEFT); }
+template <int LEFT> void bulkRead() { bulkEmulation().read(LEFT); }
 inline void fenceProxy() {}
 inline void fenceProxyShared() {}
 inline void syncWarp() { bulkEmulation().warps[tid() / 32]->arrive_and_wait(); }
@@ -83,3 +91,5 @@ inline u32x4 getShared(u32 p) {
   return v;
 }
 inline void putShared(u32 p, u32x4 v) { memcpy(bulkEmulation().memory + p, &v, 16); }
+inline void storeShared(u32 p, u32 v) { storeHost((u32 *)(bulkEmulation().memory + p), v); }
+inline u32 loadShared(u32 p) { return loadHost((u32 *)(bulkEmulation().memory + p)); }

@@ -6,5 +6,5 @@ const (
 	BulkThreads     = 288 // LS_BULK_THREADS
 	BulkShared      = 216 << 10
 	BulkPushThreads = 256 // LS_BULK_PUSH_THREADS
-	BulkPushShared  = 8*16<<10 + 128
+	BulkPushShared  = 8*16<<10 + 256
 )

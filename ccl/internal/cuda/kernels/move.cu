@@ -1,5 +1,5 @@
 // What moves bytes, and what serves clocks and checks: the module "move".
+#include "broadcast.h"
 #include "ll_move.h"
 #include "p2p.h"
 #include "probe.h"
-#include "push.h"

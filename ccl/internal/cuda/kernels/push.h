@@ -10,7 +10,6 @@
 enum {
   LS_PUSH_UNROLL = 8,
   LS_PUSH_TILE = 64 << 10, // bytes of a block's turn: 512 threads, 8 loads of 16 bytes
-  LS_STEP = 112 << 10,     // bytes that Broadcast's root pushes between flags
 };
 
 // spreadUnits copies units of U from src to n destinations, to(i) being the
@@ -106,44 +105,6 @@ KERNEL(512) void ls_alltoall_push(Args a) {
   op.leave();
 }
 
-// ls_broadcast_push: root's send, count bytes, to all recvs. Of each step the
-// root pushes a tile to each of the others, which pass their own on to the rest
-// while the root goes on: every link carries the buffer about once.
-KERNEL(512) void ls_broadcast_push(Args a) {
-  Op op(a);
-  Heap *own = heap(a, a.rank);
-  u32 others = a.ranks - 1, before = own->block[block()].steps;
-  if (!op.enter()) return;
-  Tiles tiles(a.count, others == 0 ? 1 : others, LS_STEP / (others == 0 ? 1 : others) & ~127u, 128);
-  u32 rounds = u32(tiles.rounds());
-  auto heir = [&](u32 j) { return (a.root + 1 + j) % a.ranks; }; // the rank that tile j of a step goes to
-  if (a.rank == a.root) {
-    bool keep = a.send[a.rank] != a.recv[a.rank];
-    for (u32 step = 0; step < rounds; step++) {
-      for (u32 j = 0; j < tiles.owners; j++) {
-        u64 at = tiles.first(step, j), here = a.recv[a.rank] + at, there = others == 0 ? here : a.recv[heir(j)] + at;
-        spread(a.send[a.rank] + at, tiles.length(at), (others == 0 ? 0 : 1) + keep, [=](u32 d) { return d == 0 ? there : here; });
-      }
-      if (others < 2) continue; // nobody to pass it on to
-      sync();
-      if (tid() < a.ranks && tid() != a.rank) {
-        storeRelease(&heap(a, tid())->flag[LS_PHASE_STEPS][block()][a.root], before + step + 1);
-      }
-    }
-  } else if (others > 1) {
-    u32 self = (a.rank + others - a.root) % a.ranks;
-    for (u32 step = 0; step < tiles.steps(self); step++) {
-      const u32 *flag = &own->flag[LS_PHASE_STEPS][block()][a.root];
-      bool ok = tid() != 0 || waitFlag(a, flag, before + step + 1, rounds - step - 1);
-      if (syncOr(!ok)) return;
-      u64 at = tiles.first(step, self);
-      spread(a.recv[a.rank] + at, tiles.length(at), others - 1, [&](u32 d) { return a.recv[heir((self + 1 + d) % others)] + at; });
-    }
-  }
-  if (tid() == 0) own->block[block()].steps = before + rounds;
-  op.leave();
-}
-
 // ls_copy: count bytes from send[rank] to recv[rank], in memory of any GPU that
 // is mapped here. It speaks with nobody, so it may have any number of blocks,
 // and ranks need not all run it.
@@ -167,7 +128,7 @@ enum {
   LS_BULK_PUSH_TILE = 16 << 10,
   LS_BULK_PUSH_STAGES = 8,      // at most; as many as dynamic shared memory has room for
   LS_BULK_PUSH_LAG = 3,         // turns until a stage is filled again; there are more stages than that
-  LS_BULK_PUSH_MBARRIERS = 128, // bytes before the stages: one for each
+  LS_BULK_PUSH_MBARRIERS = 256, // bytes before the stages: one or two for each, and two words
 };
 
 FI void prepareBulkPush() {

@@ -2,12 +2,12 @@
 // runs them on CPU threads, few for each block. Reductions are of float32,
 // whichever module they are looked up in.
 #define LS_TYPE float
+#include "broadcast.h"
 #include "fold.h"
 #include "ll_move.h"
 #include "ll_reduce.h"
 #include "p2p.h"
 #include "probe.h"
-#include "push.h"
 #include "sym.h"
 
 #include <vector>

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "broadcast.h"
 #include "fold.h"
-#include "push.h"
 #include "sym.h"
 
 using Elem_ = LS_TYPE;
@@ -99,12 +99,22 @@ struct World {
     return x;
   }
 
+  void checkBroadcast(u64 count, u32 root, u32 sendSkew, u32 recvSkew) {
+    auto zero = [](u32) { return u64(0); };
+    threads = LS_RELAY_TELLER + 32;
+    for (bool inPlace : {false, true}) {
+      check("ls_broadcast_bulk", ls_broadcast_bulk, count, 0, root, count, count, sendSkew, recvSkew, inPlace ? std::function<u64(u32)>(zero) : nullptr,
+            [&](u32, const std::vector<Bytes> &given, u8 *out) { memcpy(out, given[root].data(), count); });
+    }
+  }
+
   // checkBulk is checkAll of the kernels by bulk copies, which need as many
   // threads as they were made for.
   void checkBulk(u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
     const u64 size = sizeof(Elem_), all = count * size;
     auto put = [&](u8 *at, u64 i, Elem_ x) { memcpy(at + i * size, &x, size); };
     auto zero = [](u32) { return u64(0); };
+    checkBroadcast(all, root, sendSkew, recvSkew);
     for (bool inPlace : {false, true}) {
       auto whole = inPlace ? std::function<u64(u32)>(zero) : nullptr;
       threads = LS_BULK_THREADS;
@@ -214,6 +224,9 @@ int main() {
     w.checkBulk(100003, LS_SUM, n - 1, 0, 0); // more tiles than stages
     w.checkBulk(77, LS_SUM, 0, 2, 1);
   }
+  World relay(5, 2, 0);
+  for (u32 root : {3, 3, 0}) relay.checkBroadcast(400003, root, root, root);
+  relay.checkBroadcast(70001, 4, 3, 5);
   for (u32 k = 1; k <= LS_MAX_RANKS; k++) {
     checkFold(k, 777, random32() % 4, k % 3, false);
     checkFold(k, 5003, LS_SUM, k % 3, true);
