@@ -110,7 +110,7 @@ func (r *round) add(c *Comm, m Message, way Way) {
 	if way == WayLL {
 		step := uint64(llLane)
 		if b := uint64(c.cfg.Blocks); b > 0 {
-			step = min((m.Bytes+b-1)/b+1, kernels.LaneBytes)
+			step = min(max((m.Bytes+b-1)/b, 1), kernels.LaneBytes)
 		}
 		k.Lanes, k.Piece = lanesOf(m.Bytes, step)
 		k.Blocks = k.Lanes

@@ -53,34 +53,32 @@ FI bool exchangeLines(const P2PArgs &a, Stamps<P2PArgs> &stamps, const Job &out,
 
   u64 from = out.buffer + out.at(out.lane);
   u32 bytes = u32(out.end(out.lane) - out.at(out.lane)), lines = !sends ? 0 : bytes == 0 ? 1 : (bytes + 7) / 8;
-  u64 v[LS_P2P_UNROLL];
-  auto read = [&](u32 i) {
+  Line *there = heap(a, out.peer)->p2p[a.rank][out.lane][sent & 1];
+  u32 i = tid();
+  do {
+    u64 v[LS_P2P_UNROLL];
 #pragma unroll
     for (u32 u = 0; u < LS_P2P_UNROLL; u++) {
       u32 k = i + u * threads();
       if (k < lines) v[u] = load8(from + k * 8, u32(least(8, bytes - k * 8)));
     }
-  };
-  read(tid());
-  if (receives && tid() == 0) storeVolatile(&heap(a, in.peer)->credit[a.rank][in.lane], received);
-  stamps.entered();
-  for (u32 turn = 1; sends && alive && int(consumed + 1 - sent) < 0; turn++) {
-    relax();
-    if (turn % LS_PATIENCE == 0 && aborted(a)) alive = false;
-    consumed = loadVolatile(credit);
-  }
-  if (sends && alive) {
-    Line *line = heap(a, out.peer)->p2p[a.rank][out.lane][sent & 1];
-    for (u32 i = tid(); i < lines;) {
-#pragma unroll
-      for (u32 u = 0; u < LS_P2P_UNROLL; u++) {
-        u32 k = i + u * threads();
-        if (k < lines) push(line + k, v[u], numbered(sent));
+    if (i == tid()) { // what was asked for has been on its way long enough to be needed
+      if (receives && tid() == 0) storeVolatile(&heap(a, in.peer)->credit[a.rank][in.lane], received);
+      stamps.entered();
+      for (u32 turn = 1; sends && alive && int(consumed + 1 - sent) < 0; turn++) {
+        relax();
+        if (turn % LS_PATIENCE == 0 && aborted(a)) alive = false;
+        consumed = loadVolatile(credit);
       }
-      i += LS_P2P_UNROLL * threads();
-      read(i);
+      if (!alive) break;
     }
-  }
+#pragma unroll
+    for (u32 u = 0; u < LS_P2P_UNROLL; u++) {
+      u32 k = i + u * threads();
+      if (k < lines) push(there + k, v[u], numbered(sent));
+    }
+    i += LS_P2P_UNROLL * threads();
+  } while (i < lines);
 
   const Line *line = own->p2p[in.peer][in.lane][received & 1];
   u64 to = in.buffer + in.at(in.lane);
