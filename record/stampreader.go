@@ -59,6 +59,7 @@ type stampComm struct {
 
 	told uint64 // number of the last operation handed over as running
 	sums stampSums
+	ends *ownEnds // of its device
 }
 
 type stampSums struct{ ops, bytes, own, wait, transfer, maxOwn uint64 }
@@ -488,12 +489,13 @@ func (o *ownTime) add(c *stampComm, s *rawStamp) {
 	if o.ends == nil {
 		o.ends = map[uint16]*ownEnds{}
 	}
-	e := o.ends[c.device]
-	if e == nil {
-		e = &ownEnds{}
-		o.ends[c.device] = e
+	if c.ends == nil {
+		if c.ends = o.ends[c.device]; c.ends == nil {
+			c.ends = &ownEnds{}
+			o.ends[c.device] = c.ends
+		}
 	}
-	e.next = max(e.next, s.end)
+	c.ends.next = max(c.ends.next, s.end)
 	if o.spans = append(o.spans, ownSpan{c, s.start, s.end}); len(o.spans) == maxSpans {
 		o.look()
 		o.settle()
@@ -516,7 +518,7 @@ func (o *ownTime) settle() {
 	slices.SortFunc(o.spans, func(a, b ownSpan) int { return cmp.Compare(a.start, b.start) })
 	left := o.spans[:0]
 	for _, s := range o.spans {
-		e := o.ends[s.comm.device]
+		e := s.comm.ends
 		if s.end > e.known {
 			left = append(left, s)
 			continue
