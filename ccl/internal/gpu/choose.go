@@ -37,19 +37,19 @@ const never = ^uint64(0)
 // them, and 2); see docs/design/cuda.md, "Choice".
 var tuned = map[record.CollKind][3][]step{
 	record.AllReduce: {
-		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
-		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {4 << 20, WayBulk, 16}, {96 << 20, WayBulk, 8}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {never, WayBulk, 16}},
 	},
 	record.ReduceScatter: {
-		{{256 << 10, WayLL, 32}, {96 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {96 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{128 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{128 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.Reduce: {
-		{{512 << 10, WayLL, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {48 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.AllGather: {
 		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
@@ -62,7 +62,7 @@ var tuned = map[record.CollKind][3][]step{
 		{{128 << 10, WayLL, 32}, {8 << 20, WaySym, 32}, {never, WayCopy, 0}},
 	},
 	record.Broadcast: {
-		{{256 << 10, WayLL, 32}, {32 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
 	},
