@@ -114,6 +114,7 @@ type heap struct {
 
 	copied, ready          [2][MaxRanks]uint32
 	sendArrived, sendReady [MaxRanks]uint32
+	_                      [16]uint32
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
 	lane    [MaxRanks][MaxLanes]laneState

@@ -47,6 +47,7 @@ struct alignas(128) Heap {
   u32 ready[2][LS_MAX_RANKS];  // [channel][destination rank] = those it is ready for
   u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
   u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
+  u32 pad2[16]; // lines are pushed by whole 128-byte lines of the cache
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
   LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
