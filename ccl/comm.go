@@ -155,8 +155,8 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 			return nil, err
 		}
 	}
-	c.eng = engine.New(c.mesh, c.size, log.clock())
-	c.log.board = c.mesh.Board()
+	c.eng = engine.New(c.mesh, c.size)
+	c.log.board, c.log.remote = c.mesh.Board(), len(c.place.Local) < c.size
 	c.queue.init()
 	c.executor.init(c)
 	c.watching.Add(2)

@@ -227,7 +227,7 @@ func (c *Comm) begin(op *operation, seq uint64) {
 	x.current, x.seq, x.entered = op, seq, false
 	x.op.Signature = c.signature(op)
 	x.op.Send, x.op.Recv, x.op.Divisor = op.send, op.recv, c.size
-	x.op.Parts = nil
+	x.op.Parts, x.op.Arrivals = nil, c.log.asksEngine(op)
 	var sched *algo.Schedule
 	switch op.coll {
 	case record.Send, record.Recv:

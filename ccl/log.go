@@ -13,12 +13,13 @@ import (
 // this is done while the operation has to wait anyhow: its start is noted after
 // its first bytes went out, and the sums of a brief one after those of the next.
 type log struct {
-	rec   *record.Writer // nil: off
-	live  *record.Comm
-	proc  *process
-	id    uint64
-	board transport.Board // nil without local peers
-	gpu   *gpu.Recording  // nil on a CPU rank, or off
+	rec    *record.Writer // nil: off
+	live   *record.Comm
+	proc   *process
+	id     uint64
+	board  transport.Board // nil without local peers
+	remote bool            // there are members on other nodes
+	gpu    *gpu.Recording  // nil on a CPU rank, or off
 
 	started int64
 	lasting bool          // the running operation has been told of
@@ -62,14 +63,6 @@ const (
 	gpuCopies = 256
 )
 
-// clock is what the engine stamps arrivals with, nil when nobody would read them.
-func (l *log) clock() func() int64 {
-	if l.rec == nil {
-		return nil
-	}
-	return record.Now
-}
-
 // state records what became of the communicator.
 func (l *log) state(s record.CommState) {
 	l.live.SetState(s)
@@ -112,7 +105,7 @@ func (l *log) start(op *operation, seq uint64) {
 		return
 	}
 	l.started, l.lasting = record.Now(), false
-	if l.board != nil && op.collective != 0 {
+	if l.asksBoard(op) {
 		l.board.Enter(op.collective, l.started)
 	}
 	l.live.Started(seq, l.started)
@@ -175,12 +168,17 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 	}
 }
 
+// asksBoard reports whether members of this node say on the board when they
+// enter op; asksEngine whether others, or all, are known by their bytes.
+func (l *log) asksBoard(op *operation) bool  { return l.board != nil && op.collective != 0 }
+func (l *log) asksEngine(op *operation) bool { return l.rec != nil && (l.remote || !l.asksBoard(op)) }
+
 // lastEntry is the member that entered the operation last, of those that this
 // rank needs, and when; 0 when nobody is known to have come after this rank.
 // Ranks of this node say so on the board, others by their first bytes.
 func (l *log) lastEntry(c *Comm, op *operation) (peer int32, at int64) {
 	peer, at = c.eng.Arrived()
-	if op.collective == 0 || l.board == nil {
+	if !l.asksBoard(op) {
 		return peer, at
 	}
 	if peer >= 0 && c.mesh.Local(int(peer)) {

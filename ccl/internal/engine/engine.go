@@ -14,6 +14,8 @@ import (
 type Op struct {
 	Signature
 	Send, Recv []byte
+	// Arrivals: somebody will ask who Arrived.
+	Arrivals bool
 	// Parts are a group's messages, by Space - GroupSpace.
 	Parts   []Part
 	Divisor int // of Avg
@@ -44,7 +46,6 @@ const (
 type Engine struct {
 	mesh  transport.Mesh
 	links []transport.Link
-	now   func() int64 // nil: nobody wants to know
 
 	op      Op
 	sched   *algo.Schedule
@@ -74,10 +75,10 @@ type lane struct {
 }
 
 // New returns an engine for the rank whose links mesh has. size is the
-// communicator's; now is the clock for ArrivedAt, nil to do without.
-func New(mesh transport.Mesh, size int, now func() int64) *Engine {
+// communicator's.
+func New(mesh transport.Mesh, size int) *Engine {
 	return &Engine{
-		mesh: mesh, links: make([]transport.Link, size), now: now,
+		mesh: mesh, links: make([]transport.Link, size),
 		lanes: make([]lane, 2, 2*size), stage: make([]byte, headerSize+stageNetwork),
 	}
 }
@@ -116,7 +117,7 @@ func (e *Engine) End() {
 // Done reports whether everything has been moved.
 func (e *Engine) Done() bool { return e.left == 0 }
 
-// Arrived is the peer whose first bytes came last, of those that this rank had
+// Arrived is, of an operation with Arrivals, the peer whose first bytes came last, of those that this rank had
 // to wait for, and when; peer -1 when there was none.
 func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arrivedAt }
 
@@ -272,8 +273,8 @@ func (e *Engine) readLine(link transport.Link, l *lane, st *algo.Step) (int, err
 func (e *Engine) arrived(link transport.Link, l *lane, st *algo.Step) {
 	if l.late {
 		l.late = false
-		if e.now != nil && l.pos == 0 && (st.Header || st.LL) {
-			e.arrivedAt, e.arrivedPeer = e.now(), st.Peer
+		if e.op.Arrivals && l.pos == 0 && (st.Header || st.LL) {
+			e.arrivedAt, e.arrivedPeer = record.Now(), st.Peer
 		}
 	}
 	if l.wants {

@@ -292,7 +292,7 @@ func (l *shmLink) refresh(now int64) bool {
 // look asks seldom while this rank polls: the word is the receiver's, who has to
 // get it back to write on.
 func (l *shmLink) look() {
-	if l.looks++; l.looks%8 == 0 && l.meter.due() {
+	if l.looks++; l.looks%32 == 0 && l.meter.due() {
 		l.readTail()
 	}
 }
