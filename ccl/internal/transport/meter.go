@@ -15,12 +15,12 @@ import (
 const stampFrom = 4 << 10
 
 // burst is how many bytes a sender may post on one look at the clock, one piece
-// after the other and with no more than burstWaits polls in between: about ten
+// after the other and with no more than burstWaits polls in between: some twenty
 // microseconds at the speed of memory. At a lower speed the sender has to wait for
-// longer, and each piece is stamped. A ring is twice as long, so that one burst
-// can be consumed while the next is posted.
+// longer, and each piece is stamped. It is a ring's length, so a burst takes no
+// longer than a piece does that finds the ring full, as all do on a slow connection.
 const (
-	burst      = 128 << 10
+	burst      = 256 << 10
 	burstWaits = 32
 )
 
