@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
@@ -547,12 +548,14 @@ func TestGPUSendAbort(t *testing.T) {
 	n, gpus := gpuRanks(t)
 	for _, size := range []int{100, 1 << 20, 40 << 20} {
 		for _, window := range []bool{true, false} {
+			held := make([]any, 2*n) // until Close has seen the kernels leave
 			ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, size, window)
 				if err != nil {
 					return err
 				}
+				held[2*c.Rank()], held[2*c.Rank()+1] = s, m
 				if err = do(ctx, s, c.Barrier(s)); err != nil && !errors.Is(err, ccl.ErrAborted) {
 					return err
 				}
@@ -575,6 +578,7 @@ func TestGPUSendAbort(t *testing.T) {
 				}
 				return errExpected
 			})
+			runtime.KeepAlive(held)
 		}
 	}
 }
