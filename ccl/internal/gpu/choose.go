@@ -76,7 +76,7 @@ func has(coll record.CollKind, w Way) bool {
 	case WayLL2:
 		return coll == record.AllReduce
 	case WayBulk:
-		return coll != record.Broadcast
+		return true
 	case WayCopy:
 		return coll != record.Barrier
 	}

@@ -488,7 +488,7 @@ func (e *copyEngine) takePiece(op *Op, h *channel, part func(int, uint64) (uint6
 
 // foldBlocks is for how many blocks a fold is cut: it must be quicker than the
 // links, and takes little of the time.
-const foldBlocks = 64
+const foldBlocks = 32
 
 // foldPiece puts into dst the reduction of k elements of every rank: own for this
 // one, the channel's slots for the others.
@@ -506,6 +506,9 @@ func (e *copyEngine) foldPiece(op *Op, dst, own cuda.Ptr, k uint64, channel uint
 		a.Src[r] = uint64(e.slot(c.rank, r, channel))
 	}
 	a.Src[c.rank] = uint64(own)
-	f := fs["ls_fold"]
+	f, ok := fs["ls_fold_bulk"] // where there is one
+	if !ok {
+		f = fs["ls_fold"]
+	}
 	return e.fold.Launch(f.Func, foldBlocks, f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }

@@ -118,7 +118,7 @@ var kernelNames = map[record.CollKind][numWays]string{
 	record.Reduce:        {WayLL: "ls_reduce_ll", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
 	record.AllGather:     {WayLL: "ls_allgather_ll", WaySym: "ls_allgather_push", WayBulk: "ls_allgather_bulk"},
 	record.AlltoAll:      {WayLL: "ls_alltoall_ll", WaySym: "ls_alltoall_push", WayBulk: "ls_alltoall_bulk"},
-	record.Broadcast:     {WayLL: "ls_broadcast_ll", WaySym: "ls_broadcast_push"},
+	record.Broadcast:     {WayLL: "ls_broadcast_ll", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
 	record.Barrier:       {WayLL: "ls_barrier"},
 }
 
