@@ -114,7 +114,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	defer func() {
 		if err != nil {
 			log.state(record.CommAborted)
-			c.gpu.close(context.Background())
+			_ = c.gpu.close(context.Background())
 			if c.mesh != nil {
 				c.mesh.Close()
 			}

@@ -267,7 +267,7 @@ func (c *Comm) free() error {
 	}
 	c.rescuing.Lock()
 	if c.rescue != nil {
-		errs = append(errs, c.rescue.Close())
+		errs = append(errs, c.rescue.Synchronize(), c.rescue.Close()) // it writes to the heap
 		c.rescue = nil
 	}
 	c.rescuing.Unlock()

@@ -93,17 +93,15 @@ type Slot struct{ ID, Start, Arrived, End uint64 }
 
 type line [4]uint32
 
-type blockState struct {
-	epoch, steps uint32
-	_            [30]uint32
-}
-
-type laneState struct{ sent, received, pushed, taken uint32 }
+type (
+	blockState [32]uint32 // epoch, steps, padding
+	laneState  [4]uint32  // sent, received, pushed, taken
+)
 
 // heap mirrors Heap, for the offsets of what the host and copy engines touch.
 type heap struct {
-	block [MaxBlocks]blockState
-	op    struct {
+	_  [MaxBlocks]blockState
+	op struct {
 		seq, start uint64
 		blocksDone uint32
 		_          [27]uint32
