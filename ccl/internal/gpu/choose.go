@@ -113,7 +113,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 		}
 	}
 	if p.way == WayBulk {
-		p.way = c.bandwidth(coll)
+		p.way, _ = c.bandwidth(coll)
 	}
 	if f := c.cfg.Force; f != WayAuto && has(coll, f) && bytes <= c.capacity(f) && (f != WayBulk || c.dev.Major >= 9) {
 		p.way, most = f, symBlocks
@@ -122,7 +122,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 		}
 	}
 	if p.way == WayCopy && (!direct || fixed || !has(coll, WayCopy)) {
-		p.way, most = c.bandwidth(coll), symBlocks
+		p.way, most = c.bandwidth(coll)
 	}
 	switch p.way {
 	case WayLL:
@@ -141,12 +141,18 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	return p
 }
 
-// bandwidth is the kernel for large messages.
-func (c *Comm) bandwidth(coll record.CollKind) Way {
-	if has(coll, WayBulk) && c.dev.Major >= 9 {
-		return WayBulk
+// bandwidth is the kernel for large messages, and on how many blocks at most.
+// Reductions are quicker by the bulk copy engine, what only moves bytes by loads and
+// stores on more blocks.
+func (c *Comm) bandwidth(coll record.CollKind) (Way, int) {
+	switch coll {
+	case record.AllReduce, record.ReduceScatter, record.Reduce:
+		if c.dev.Major >= 9 {
+			return WayBulk, symBlocks
+		}
+		return WaySym, symBlocks
 	}
-	return WaySym
+	return WaySym, llBlocks
 }
 
 // blocksFor is how many blocks bytes need at step each, at most most.

@@ -136,9 +136,12 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 		if b.cmd.Graph > 0 {
 			r.Launch = "graph"
 		}
-		defer func() { r.Algo, r.SMs = b.comm.GPUWays() }()
 	}
-	if r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false); err == nil && coll.inPlace {
+	r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false)
+	if b.device != ccl.CPU {
+		r.Algo, r.SMs = b.comm.GPUWays()
+	}
+	if err == nil && coll.inPlace {
 		r.InPlace, err = b.time(ctx, coll, dt, op, count, size, true)
 	}
 	return r, err
