@@ -2,21 +2,17 @@ package perf
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -24,16 +20,16 @@ import (
 type Cmd struct {
 	Collectives []string `arg:"" optional:"" name:"collective" help:"What to measure: allreduce, reduce, broadcast, allgather, reduce_scatter, alltoall, gather, scatter, sendrecv, barrier. nccl-tests' names (all_reduce_perf) work too."`
 
-	Begin  size   `short:"b" default:"8" help:"Smallest size in bytes (K, M, G)."`
-	End    size   `short:"e" default:"64M" help:"Largest size."`
-	Factor int    `short:"f" default:"2" help:"From one size to the next."`
-	Step   size   `short:"i" default:"0" help:"Add so much instead of multiplying."`
-	Iters  int    `short:"n" default:"0" help:"Operations in each measurement (0: as many as take about 150 ms, in blocks of which the median counts)."`
-	Warmup int    `short:"w" default:"5" help:"Operations before."`
-	Check  int    `short:"c" default:"1" help:"Check results so many times (0: no)."`
-	Op     string `short:"o" default:"sum" help:"sum, prod, max, min, avg or all."`
-	Type   string `short:"d" default:"float" help:"int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all; on GPUs also fp8_e4m3 and fp8_e5m2."`
-	Root   int    `short:"r" default:"0" help:"Root of broadcast, reduce, gather and scatter."`
+	Begin  flags.Size `short:"b" default:"8" help:"Smallest size in bytes (K, M, G)."`
+	End    flags.Size `short:"e" default:"64M" help:"Largest size."`
+	Factor int        `short:"f" default:"2" help:"From one size to the next."`
+	Step   flags.Size `short:"i" default:"0" help:"Add so much instead of multiplying."`
+	Iters  int        `short:"n" default:"0" help:"Operations in each measurement (0: as many as take about 150 ms, in blocks of which the median counts)."`
+	Warmup int        `short:"w" default:"5" help:"Operations before."`
+	Check  int        `short:"c" default:"1" help:"Check results so many times (0: no)."`
+	Op     string     `short:"o" default:"sum" help:"sum, prod, max, min, avg or all."`
+	Type   string     `short:"d" default:"float" help:"int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all; on GPUs also fp8_e4m3 and fp8_e5m2."`
+	Root   int        `short:"r" default:"0" help:"Root of broadcast, reduce, gather and scatter."`
 
 	Ranks      int           `default:"2" help:"Processes to start." placeholder:"N"`
 	Nodes      int           `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
@@ -66,25 +62,6 @@ Examples:
   lockstep perf allreduce --device cuda --ranks 8 -e 4G        8 GPUs, registered buffers
   lockstep perf allreduce --device cuda --ranks 8 --graph 32   CUDA graphs of 32 operations
   lockstep run -n 8 -- lockstep perf alltoall         on ranks that are supervised`
-}
-
-// size is a number of bytes with an optional unit.
-type size int
-
-// UnmarshalText reads 8, 4K, 64M or 1G (powers of 1024).
-func (s *size) UnmarshalText(b []byte) error {
-	text := strings.TrimSuffix(strings.ToUpper(string(b)), "B")
-	shift := 0
-	if i := strings.IndexAny(text, "KMG"); i >= 0 && i == len(text)-1 {
-		shift = 10 * (1 + strings.IndexByte("KMG", text[i]))
-		text = text[:i]
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 || n > 1<<40>>shift {
-		return fmt.Errorf("size %q: want bytes, such as 8, 4K, 64M or 1G", b)
-	}
-	*s = size(n << shift)
-	return nil
 }
 
 // Run measures, or starts the ranks that do.
@@ -155,50 +132,36 @@ func (c *Cmd) plan() (p plan, err error) {
 	return p, err
 }
 
+// job is the ranks of a run. dir holds the secret; perf makes its own recorders.
+func (c *Cmd) job(dir string, out io.Writer) (*children.Job, error) {
+	env, err := children.Env(dir)
+	return &children.Job{
+		Ranks: c.Ranks, Nodes: c.Nodes, Node: func(i int) string { return fmt.Sprintf("node%d", i) },
+		Env: append(env, "LOCKSTEP_JOB=perf", "LOCKSTEP_RECORDER=off"), Out: out,
+	}, err
+}
+
 // launch starts the ranks as children that run the same command, and waits for
 // them. Rank 0 writes to out.
-func (c *Cmd) launch(ctx context.Context, out io.Writer) (err error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
+func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 	dir, err := os.MkdirTemp("", "lockstep-perf-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	env, err := jobEnv(dir)
+	job, err := c.job(dir, out)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type end struct {
-		rank int
-		err  error
-	}
-	ends := make(chan end, c.Ranks)
-	started := 0
-	for r := range c.Ranks {
-		cmd := exec.CommandContext(ctx, exe, os.Args[1:]...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		cmd.Env = append(os.Environ(), env...)
-		cmd.Env = append(cmd.Env, "LOCKSTEP_RANK="+strconv.Itoa(r), "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(c.Ranks),
-			"LOCKSTEP_LOCAL_RANK="+strconv.Itoa(r%((c.Ranks+c.Nodes-1)/c.Nodes)), fmt.Sprintf("LOCKSTEP_NODE=node%d", r*c.Nodes/c.Ranks))
-		cmd.Stderr = os.Stderr
-		if r == 0 {
-			cmd.Stdout = out
-		}
-		if err = cmd.Start(); err != nil {
-			cancel()
-			break
-		}
-		started++
-		go func() { ends <- end{r, cmd.Wait()} }()
+	ends, started, err := job.Start(ctx)
+	if err != nil {
+		cancel()
 	}
 	for range started {
-		if e := <-ends; e.err != nil && err == nil {
-			err = fmt.Errorf("rank %d: %w", e.rank, e.err)
+		if e := <-ends; e.Err != nil && err == nil {
+			err = fmt.Errorf("rank %d: %w", e.Rank, e.Err)
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
@@ -215,11 +178,11 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	env, err := jobEnv(dir)
+	job, err := c.job(dir, out)
 	if err != nil {
 		return err
 	}
-	for _, kv := range append(env, "LOCKSTEP_RANK=0", "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(c.Ranks)) {
+	for _, kv := range append(job.Env, "LOCKSTEP_RANK=0", "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(c.Ranks)) {
 		name, value, _ := strings.Cut(kv, "=")
 		if err := os.Setenv(name, value); err != nil {
 			return err
@@ -235,7 +198,8 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 	for r := range c.Ranks {
 		cfg := base
 		cfg.Rank = r
-		cfg.Node = fmt.Sprintf("node%d", r*c.Nodes/c.Ranks)
+		node, _ := job.NodeOf(r)
+		cfg.Node = job.Node(node)
 		go func() {
 			err := c.rank(ctx, p, cfg, out)
 			if err != nil {
@@ -251,29 +215,6 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 		}
 	}
 	return err
-}
-
-// jobEnv is what all ranks of a run have in common. dir holds the secret; the
-// flight recorders are in a directory of the runtime directory that goes with dir.
-func jobEnv(dir string) ([]string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("find a port for the rendezvous: %w", err)
-	}
-	id, err := ccl.NewUniqueID(l.Addr().String())
-	if err := errors.Join(err, l.Close()); err != nil {
-		return nil, err
-	}
-	var secret [32]byte
-	rand.Read(secret[:]) // never fails
-	file := filepath.Join(dir, "secret")
-	if err := os.WriteFile(file, []byte(hex.EncodeToString(secret[:])), 0o600); err != nil {
-		return nil, err
-	}
-	return []string{
-		"LOCKSTEP_COMM_ID=" + id.String(), "LOCKSTEP_SECRET_FILE=" + file, "LOCKSTEP_JOB=perf",
-		"LOCKSTEP_RECORDER=off", // perf makes its own
-	}, nil
 }
 
 // rank is one rank's part.

@@ -128,18 +128,3 @@ func TestBadArguments(t *testing.T) {
 		}
 	}
 }
-
-func TestSize(t *testing.T) {
-	for text, want := range map[string]size{"8": 8, "4k": 4096, "64M": 64 << 20, "1G": 1 << 30, "2KB": 2048} {
-		var s size
-		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
-			t.Errorf("%s: %d, %v; want %d", text, s, err, want)
-		}
-	}
-	for _, text := range []string{"", "K", "-1", "1T", "1.5M", "99999999999G"} {
-		var s size
-		if err := s.UnmarshalText([]byte(text)); err == nil {
-			t.Errorf("%q is taken for %d", text, s)
-		}
-	}
-}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 )
 
 // Cmd is the command line.
@@ -19,7 +20,7 @@ type Cmd struct {
 	Nodes  int    `default:"1" help:"Logical nodes to spread them over; between nodes they talk TCP." placeholder:"N"`
 	Device string `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank. Between nodes it is host memory all the same."`
 
-	Size     size          `default:"0" help:"Largest message of the bandwidth measurement, in bytes (K, M, G). 0: 16M on CPUs, 64M on GPUs." placeholder:"BYTES"`
+	Size     flags.Size    `default:"0" help:"Largest message of the bandwidth measurement, in bytes (K, M, G). 0: 16M on CPUs, 64M on GPUs." placeholder:"BYTES"`
 	Time     time.Duration `default:"60ms" help:"How long to measure the bandwidth of each direction of a pair."`
 	Trips    int           `default:"200" help:"Round trips of the latency measurement." placeholder:"N"`
 	Together bool          `help:"Measure also while all ranks exchange with all others at once: what they share is short of."`
@@ -72,25 +73,6 @@ Exit status, the same on every rank that is told: 0 good, 1 could not measure (a
 type BadError struct{ text string }
 
 func (e *BadError) Error() string { return e.text }
-
-// size is a number of bytes with an optional unit.
-type size int
-
-// UnmarshalText reads 64K, 16M or 1G (powers of 1024).
-func (s *size) UnmarshalText(b []byte) error {
-	text := strings.TrimSuffix(strings.ToUpper(string(b)), "B")
-	shift := 0
-	if i := strings.IndexAny(text, "KMG"); i >= 0 && i == len(text)-1 {
-		shift = 10 * (1 + strings.IndexByte("KMG", text[i]))
-		text = text[:i]
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 || n > 1<<34>>shift {
-		return fmt.Errorf("size %q: want bytes, such as 64K, 16M or 1G, at most 16G", b)
-	}
-	*s = size(n << shift)
-	return nil
-}
 
 // Validate implements kong's check of a command line.
 func (c *Cmd) Validate() error {

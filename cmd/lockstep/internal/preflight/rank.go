@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
 )
 
 // What rank 0 orders.
@@ -109,7 +110,7 @@ func (m *member) hello(ctx context.Context) *report {
 		m.checkSelf(ctx, r)
 		return r
 	}
-	id, err := newID()
+	id, err := children.NewID()
 	if err != nil {
 		r.Err = err.Error()
 	}
