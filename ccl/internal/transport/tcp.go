@@ -523,10 +523,11 @@ func (l *tcpLink) Peek() ([]byte, error) {
 	return l.piece(), nil
 }
 
-// piece is what has arrived, up to the ring's end.
+// piece is what has arrived, up to the ring's end. Padding arrives without bytes,
+// so there may be no ring yet.
 func (l *tcpLink) piece() []byte {
-	at := l.got & uint64(len(l.ring)-1)
-	return l.ring[at:min(at+l.front-l.got, uint64(len(l.ring)))]
+	p := l.place(l.got)
+	return p[:min(l.front-l.got, uint64(len(p)))]
 }
 
 func (l *tcpLink) Advance(n int) { l.consume(n) }
