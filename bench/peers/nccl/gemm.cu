@@ -1,6 +1,6 @@
 // libgemm.so multiplies matrices inside a program that is not ours to change:
 //
-//	LD_PRELOAD=./libgemm.so GEMM_OUT=/tmp/gemm lockstep perf alltoall --device cuda ...
+//	LD_PRELOAD=./libgemm.so GEMM_OUT=gemm lockstep perf alltoall --device cuda ...
 //
 // Every process that has a GEMM_RANK_VAR (default LOCKSTEP_LOCAL_RANK) in its
 // environment gets a thread that keeps the GPU of that number busy and appends its
