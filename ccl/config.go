@@ -85,7 +85,7 @@ type Config struct {
 
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
-	Algo   string // ll, ll2, sym, bulk or ce, where a collective has it; also LOCKSTEP_GPU_ALGO
+	Algo   string // ll, ll2, sym, bulk or ce, where a collective has it
 	Blocks int    // multiprocessors, where the way takes a choice
 	// Threads of each, a multiple of 32, where a kernel takes any number.
 	Threads int
@@ -95,7 +95,7 @@ type GPUConfig struct {
 // and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
 // LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
 // LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
-// the GPU of the local rank's number); the secret stays in the file that
+// the GPU of the local rank's number) and LOCKSTEP_GPU_ALGO; the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
 // and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last.
@@ -131,6 +131,7 @@ func configFromEnv() (Config, error) {
 		Size:    number(-1, "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
 		Sockets: number(0, "LOCKSTEP_SOCKETS"),
 		Node:    nodeName(),
+		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO")},
 	}
 	local := number(0, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
 	attempt := number(0, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")

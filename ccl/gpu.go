@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -27,14 +26,9 @@ func (c *Comm) newGPU(ctx context.Context, nodes []int32) (*gpuPart, error) {
 			return nil, fmt.Errorf("%w: rank %d is on another node than rank %d: GPU communicators are of one node", ErrInvalid, r, c.rank)
 		}
 	}
-	way, err := gpu.ParseWay(os.Getenv("LOCKSTEP_GPU_ALGO"))
+	way, err := gpu.ParseWay(c.cfg.GPU.Algo)
 	if err != nil {
-		return nil, fmt.Errorf("LOCKSTEP_GPU_ALGO: %w", err)
-	}
-	if c.cfg.GPU.Algo != "" {
-		if way, err = gpu.ParseWay(c.cfg.GPU.Algo); err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
+		return nil, fmt.Errorf("%w: Config.GPU.Algo: %w", ErrInvalid, err)
 	}
 	g, err := gpu.New(ctx, gpu.Config{
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,

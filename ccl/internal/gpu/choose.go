@@ -71,19 +71,17 @@ var tuned = map[record.CollKind][3][]step{
 // has reports whether a collective can take a way at all.
 func has(coll record.CollKind, w Way) bool {
 	switch w {
-	case WayLL, WaySym:
+	case WayLL, WaySym, WayBulk:
 		return true
 	case WayLL2:
 		return coll == record.AllReduce
-	case WayBulk:
-		return true
 	case WayCopy:
 		return coll != record.Barrier
 	}
 	return false
 }
 
-// capacity is the most bytes (in the sense of limits) that a way's buffers hold.
+// capacity is the most bytes (as a step counts them) that a way's buffers hold.
 func (c *Comm) capacity(w Way) uint64 {
 	switch w {
 	case WayLL:
@@ -129,6 +127,10 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 		p.blocks = blocksFor(bytes, llStep, most)
 	case WayLL2:
 		p.blocks = blocksFor(bytes/uint64(c.size), llStep, most)
+	case WayCopy:
+		if coll == record.AllReduce || coll == record.ReduceScatter || coll == record.Reduce {
+			p.blocks = foldBlocks
+		}
 	default:
 		p.blocks = blocksFor(bytes, symStep, most)
 	}

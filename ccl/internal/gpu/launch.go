@@ -179,7 +179,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 				at[r] = uint64(c.stage.At(r)) + off
 			}
 		}
-		// in brings pieces of the send buffer's shares to staging, out takes them from there.
+		// copies moves a piece of each of k shares to or from staging.
 		copies := func(from, to cuda.Ptr, fromStep, toStep uint64, k int) error {
 			for i := range uint64(k) {
 				if err := s.Copy(to+cuda.Ptr(i*toStep), from+cuda.Ptr(i*fromStep), n*size); err != nil {

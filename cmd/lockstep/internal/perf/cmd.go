@@ -230,7 +230,10 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 			return errors.New("--device cuda: this process sees no GPU")
 		}
 		cfg.Device = ccl.GPU(cfg.Rank % ((c.Ranks + c.Nodes - 1) / c.Nodes) % n)
-		cfg.GPU = ccl.GPUConfig{Algo: c.GPUAlgo, Blocks: c.Blocks, Threads: c.GPUThreads}
+		cfg.GPU.Blocks, cfg.GPU.Threads = c.Blocks, c.GPUThreads
+		if c.GPUAlgo != "" {
+			cfg.GPU.Algo = c.GPUAlgo
+		}
 		stamps = record.GPUStampSlots
 	}
 	rec := cfg.Recorder
