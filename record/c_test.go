@@ -140,9 +140,10 @@ func TestCProducers(t *testing.T) {
 		t.Errorf("comms %+v\nwant  %+v", comms, wantComm)
 	}
 	wantConn := record.ConnStatus{
-		ConnEntry: record.ConnEntry{Peer: 3, Transport: record.TransportRDMA, Channel: 2, ID: 77, Name: "mlx5_0:77"},
+		ConnEntry: record.ConnEntry{Peer: 3, Transport: record.TransportRDMA, Channel: 2, ID: 78, Name: "mlx5_0:77"},
 		Posted:    900, PostedAt: 90, Completed: 800, CompletedAt: 80, TxBlockedSince: 85, Received: 700, ReceivedAt: 70, RxWaitingSince: 75,
 		WindowBps: 1000000, WindowCause: record.CauseReceiverNotReady, WindowAt: 88, SlowWindows: 4, Windows: 9, LatencyNs: 123,
+		Link: record.LinkSwitched, LinkAt: 91, Switches: 2, Resent: 4096,
 	}
 	if len(conns) != 1 || conns[0] != wantConn {
 		t.Errorf("conns %+v\nwant  %+v", conns, wantConn)

@@ -109,12 +109,15 @@ type diskComm struct {
 // diskConn is one entry of the conn table.
 type diskConn struct {
 	state     uint64 // live: generation << 16 | published, 0 while the entry is not complete
-	id        uint64
+	id        uint64 // live: a path that comes back has another queue pair
 	peer      int32
 	comm      uint16
 	channel   uint16
 	transport uint8
-	_         [39]byte
+	_         [7]byte
+	switches  uint64 // live: how often this path has taken over from another
+	resent    uint64 // bytes sent again on it for that
+	_         [16]byte
 	name      [nameSize]byte
 
 	posted      uint64 // live: the sending half
@@ -131,7 +134,8 @@ type diskConn struct {
 	slow        uint64
 	windows     uint64
 	latencyNs   int64
-	_           [16]byte
+	link        uint64 // LinkState, 0 for one that nobody tells
+	linkAt      int64
 }
 
 // diskDevice is one GPU, and the relation of its clock to CLOCK_MONOTONIC.

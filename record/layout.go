@@ -224,7 +224,7 @@ const (
 	LinkNone LinkState = iota
 	LinkUp
 	LinkDown
-	LinkSwitched // moved to its backup
+	LinkSwitched // this path carries what another one did
 	LinkRetreat  // rolled back to the last chunk both sides agree on
 )
 

@@ -107,6 +107,11 @@ type ConnStatus struct {
 	SlowWindows uint64
 	Windows     uint64 // closed ever
 	LatencyNs   int64  // mean from post to completion in the last closed window
+
+	Link     LinkState // LinkNone where nobody tells
+	LinkAt   int64     // since when
+	Switches uint64    // how often this path has taken over from another
+	Resent   uint64    // bytes sent again on it because the other path had lost them
 }
 
 // Outstanding is how many bytes the receiver has not taken yet.
@@ -411,6 +416,11 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.SlowWindows = atomic.LoadUint64(&d.slow)
 			s.Windows = atomic.LoadUint64(&d.windows)
 			s.LatencyNs = atomic.LoadInt64(&d.latencyNs)
+			s.LinkAt = atomic.LoadInt64(&d.linkAt)
+			s.Link = LinkState(atomic.LoadUint64(&d.link))
+			s.Switches = atomic.LoadUint64(&d.switches)
+			s.Resent = atomic.LoadUint64(&d.resent)
+			s.ID = atomic.LoadUint64(&d.id)
 			if atomic.LoadUint64(&d.state) != state {
 				r.conns[i].known = false
 				continue

@@ -326,6 +326,9 @@ func TestNilWriterIsOff(t *testing.T) {
 	conn.Slow(1)
 	conn.Windows(1)
 	conn.Latency(1)
+	conn.Link(record.LinkDown, 1)
+	conn.Switched(1, 1)
+	conn.Renamed(1)
 	if w.Path() != "" || w.Close() != nil {
 		t.Error("a nil writer has a path or cannot be closed")
 	}

@@ -31,7 +31,7 @@ type ConnEntry struct {
 	Peer      int32  // rank in the communicator
 	Transport Transport
 	Channel   uint16
-	ID        uint64 // QP number or socket inode, 0 when it has none
+	ID        uint64 // QP number or socket inode, 0 when it has none; see Conn.Renamed
 	Name      string // at most 63 bytes, such as "tcp 127.0.0.1:4000->127.0.0.1:5000"
 }
 
@@ -331,6 +331,34 @@ func (c *Conn) Latency(ns int64) {
 	if c != nil {
 		d := c.d.Load()
 		release(word(&d.latencyNs), uint64(ns))
+	}
+}
+
+// Link tells the state of the connection's path and since when. A connection
+// with several paths has an entry each: LinkUp carries traffic or is ready to,
+// LinkSwitched carries what another entry's path no longer does, LinkDown is broken.
+func (c *Conn) Link(state LinkState, since int64) {
+	if c != nil {
+		d := c.d.Load()
+		d.linkAt = since
+		release(&d.link, uint64(state))
+	}
+}
+
+// Switched tells how often this path has taken over from another, and how many
+// bytes have ever been sent again on it because the other path had lost them.
+func (c *Conn) Switched(switches, resent uint64) {
+	if c != nil {
+		d := c.d.Load()
+		d.resent = resent
+		release(&d.switches, switches)
+	}
+}
+
+// Renamed tells a new ID: a path that comes back has another queue pair.
+func (c *Conn) Renamed(id uint64) {
+	if c != nil {
+		release(&c.d.Load().id, id)
 	}
 }
 

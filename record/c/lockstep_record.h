@@ -171,7 +171,7 @@ enum lockstep_link_state {
 	LOCKSTEP_LINK_NONE = 0,
 	LOCKSTEP_LINK_UP = 1,
 	LOCKSTEP_LINK_DOWN = 2,
-	LOCKSTEP_LINK_SWITCHED = 3, /* moved to its backup */
+	LOCKSTEP_LINK_SWITCHED = 3, /* this path carries what another one did */
 	LOCKSTEP_LINK_RETREAT = 4, /* rolled back to the last chunk both sides agree on */
 };
 
@@ -337,12 +337,15 @@ LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_comm) == 256);
 
 struct lockstep_conn {
 	uint64_t state; /* live: generation << 16 | published, 0 while the entry is not complete */
-	uint64_t id;
+	uint64_t id; /* live: a path that comes back has another queue pair */
 	int32_t peer;
 	uint16_t comm;
 	uint16_t channel;
 	uint8_t transport;
-	uint8_t pad25[39];
+	uint8_t pad25[7];
+	uint64_t switches; /* live: how often this path has taken over from another */
+	uint64_t resent; /* bytes sent again on it for that */
+	uint8_t pad48[16];
 	uint8_t name[64];
 	uint64_t posted; /* live: the sending half */
 	int64_t posted_at;
@@ -358,7 +361,8 @@ struct lockstep_conn {
 	uint64_t slow;
 	uint64_t windows;
 	int64_t latency_ns;
-	uint8_t pad240[16];
+	uint64_t link; /* LinkState, 0 for one that nobody tells */
+	int64_t link_at;
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, state) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, id) == 8);
@@ -366,6 +370,8 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, peer) == 16);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, comm) == 20);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, channel) == 22);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, transport) == 24);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, switches) == 32);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, resent) == 40);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, name) == 64);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, posted) == 128);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, posted_at) == 136);
@@ -381,6 +387,8 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, rx_waiting) == 208);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, slow) == 216);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, windows) == 224);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, latency_ns) == 232);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, link) == 240);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, link_at) == 248);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_conn) == 256);
 
 struct lockstep_device_anchor {
@@ -827,6 +835,31 @@ static inline void lockstep_conn_latency(struct lockstep_conn *c, int64_t ns)
 {
 	if (c)
 		LOCKSTEP_STORE(&c->latency_ns, ns);
+}
+
+/* Since when the connection's path is in which state; a connection with several paths has an entry each. */
+static inline void lockstep_conn_link(struct lockstep_conn *c, enum lockstep_link_state state, int64_t since)
+{
+	if (c) {
+		c->link_at = since;
+		LOCKSTEP_STORE(&c->link, (uint64_t)state);
+	}
+}
+
+/* How often the path has taken over from another, and the bytes ever sent again on it for that. */
+static inline void lockstep_conn_switched(struct lockstep_conn *c, uint64_t switches, uint64_t resent)
+{
+	if (c) {
+		c->resent = resent;
+		LOCKSTEP_STORE(&c->switches, switches);
+	}
+}
+
+/* A new id: a path that comes back has another queue pair. */
+static inline void lockstep_conn_renamed(struct lockstep_conn *c, uint64_t id)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->id, id);
 }
 
 /* ---- the file ---- */

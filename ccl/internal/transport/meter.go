@@ -58,7 +58,7 @@ func (t *meter) open(m *mesh, peer int, kind record.Transport, id uint64, name s
 	}
 	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, m.cfg.Comm.Index(), int32(peer)
 	t.mon.Init(windowmon.Config{})
-	t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindLink, Comm: t.comm, Conn: conn.Index(), Peer: t.peer, Code: uint8(record.LinkUp)})
+	t.link(record.LinkUp)
 }
 
 // post tells of n bytes more, total in all.
@@ -193,9 +193,11 @@ func (t *meter) idle(now int64, posted, completed, received uint64) {
 	}
 }
 
-// down tells that the connection broke.
-func (t *meter) down() {
+// link tells the connection's state: that it is up, broke, or took over from another path.
+func (t *meter) link(state record.LinkState) {
 	if t.on {
-		t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindLink, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(record.LinkDown)})
+		now := record.Now()
+		t.conn.Link(state, now)
+		t.rec.Append(&record.Record{Mono: now, Kind: record.KindLink, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(state)})
 	}
 }

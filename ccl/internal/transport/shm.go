@@ -247,7 +247,7 @@ func (l *shmLink) tellLines() {
 func (l *shmLink) check() error {
 	if l.err == nil && (l.rx.flags.Load()|l.tx.flags.Load())&pipeDropped != 0 {
 		l.err = fmt.Errorf("shared memory with rank %d: %w", l.peer, ErrDropped)
-		l.meter.down()
+		l.meter.link(record.LinkDown)
 	}
 	return l.err
 }

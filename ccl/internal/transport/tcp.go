@@ -188,7 +188,7 @@ func (l *tcpLink) fatal(err error) error {
 			s.readable, s.hungUp = true, true
 		}
 		l.err = fmt.Errorf("TCP with rank %d: %w", l.peer, err)
-		l.meter.down()
+		l.meter.link(record.LinkDown)
 	}
 	return l.err
 }

@@ -77,6 +77,9 @@ static void every_kind(void)
 	lockstep_conn_slow(k, 4);
 	lockstep_conn_windows(k, 9);
 	lockstep_conn_latency(k, 123);
+	lockstep_conn_link(k, LOCKSTEP_LINK_SWITCHED, 91);
+	lockstep_conn_switched(k, 2, 4096);
+	lockstep_conn_renamed(k, 78);
 }
 
 int main(int argc, char **argv)

@@ -241,6 +241,31 @@ static inline void lockstep_conn_latency(struct lockstep_conn *c, int64_t ns)
 		LOCKSTEP_STORE(&c->latency_ns, ns);
 }
 
+/* Since when the connection's path is in which state; a connection with several paths has an entry each. */
+static inline void lockstep_conn_link(struct lockstep_conn *c, enum lockstep_link_state state, int64_t since)
+{
+	if (c) {
+		c->link_at = since;
+		LOCKSTEP_STORE(&c->link, (uint64_t)state);
+	}
+}
+
+/* How often the path has taken over from another, and the bytes ever sent again on it for that. */
+static inline void lockstep_conn_switched(struct lockstep_conn *c, uint64_t switches, uint64_t resent)
+{
+	if (c) {
+		c->resent = resent;
+		LOCKSTEP_STORE(&c->switches, switches);
+	}
+}
+
+/* A new id: a path that comes back has another queue pair. */
+static inline void lockstep_conn_renamed(struct lockstep_conn *c, uint64_t id)
+{
+	if (c)
+		LOCKSTEP_STORE(&c->id, id);
+}
+
 /* ---- the file ---- */
 
 /* Pairs MONOTONIC and REALTIME anew. One thread calls it, at least every 10 s. */
