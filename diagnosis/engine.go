@@ -45,6 +45,7 @@ type pass struct {
 	asOf  []int64 // by node: how far its ranks' state is known
 	state []rankState
 	held  []int32 // communicators with an operation open for too long
+	dead  []deadLink
 
 	alive, ended int  // ranks of this attempt
 	sick         bool // some rank's process is stopped or gone
@@ -94,17 +95,20 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 		e.window.void(e)
 		return e.standing()
 	}
-	if p.alive == 0 && p.ended > 0 && !p.gone {
+	e.scanLinks()
+	if p.alive == 0 && p.ended > 0 && !p.gone && len(p.dead) == 0 {
 		// All ranks ended in good order: the job is finished.
 		e.forget()
 		return nil
 	}
-	var found []finding
-	if p.gone {
-		found = e.deaths(found)
-	}
-	if len(p.held) > 0 {
-		found = e.hangs(found)
+	found := e.deadLinks(nil)
+	if len(found) == 0 { // else what else stopped did so for want of it
+		if p.gone {
+			found = e.deaths(found)
+		}
+		if len(p.held) > 0 {
+			found = e.hangs(found)
+		}
 	}
 	found = e.unformed(found)
 	e.watchFlights()
@@ -122,7 +126,7 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 func (e *Engine) begin(ev *Evidence) {
 	p := &e.pass
 	e.hang.haveConns = false
-	*p = pass{ev: ev, now: ev.Now, asOf: p.asOf[:0], state: p.state[:0], held: p.held[:0]}
+	*p = pass{ev: ev, now: ev.Now, asOf: p.asOf[:0], state: p.state[:0], held: p.held[:0], dead: p.dead[:0]}
 	for i := range ev.Nodes {
 		n := &ev.Nodes[i]
 		at := ev.Now

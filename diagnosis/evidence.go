@@ -121,6 +121,12 @@ type Conn struct {
 	LatencyNs    float64 // mean of post → completion in the last windows
 	Cause        record.Cause
 	LastWindowAt int64
+
+	// Link is the state of the path by the word of Src's process; LinkNone where
+	// it tells none. A connection with several paths is several Conns.
+	Link     record.LinkState
+	LinkAt   int64  // since when
+	Switches uint64 // how often this path has taken over from another
 }
 
 // Arrival is one sampled collective: when each member started and ended it,

@@ -161,6 +161,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			MonoTxBlockedNs: s.TxBlockedSince, MonoRxWaitingNs: s.RxWaitingSince,
 			Windows: s.Windows, SlowWindows: s.SlowWindows,
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
+			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent,
 		}
 		if !again {
 			w.Name = wireName(s.Name)

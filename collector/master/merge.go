@@ -311,7 +311,9 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 	}
 	clock := &s.nodes[n].clock
 	t := record.Transport(w.Transport)
-	if tx := s.conn(connKey{c, w.Rank, w.Peer, w.Channel, t}, w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0); tx != nil {
+	link := record.LinkState(w.Link)
+	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link > record.LinkUp
+	if tx := s.conn(connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
 		if w.Name != "" {
 			tx.Name = bounded(w.Name)
 		}
@@ -324,6 +326,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.Windows, tx.SlowWindows = w.Windows, w.SlowWindows
 		tx.BytesPerSec, tx.LatencyNs = finite(w.BytesPerSecond), float64(max(w.LatencyNs, 0))
 		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
+		tx.Link, tx.LinkAt, tx.Switches = link, clock.real(w.MonoLinkNs, now), w.Switches
 	}
 	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
 		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)

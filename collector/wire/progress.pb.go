@@ -947,6 +947,10 @@ type Connection struct {
 	Cause           uint32                 `protobuf:"varint,18,opt,name=cause,proto3" json:"cause,omitempty"`                                                // record.Cause of the last window
 	MonoWindowNs    int64                  `protobuf:"varint,19,opt,name=mono_window_ns,json=monoWindowNs,proto3" json:"mono_window_ns,omitempty"`            // when it closed
 	LatencyNs       int64                  `protobuf:"varint,20,opt,name=latency_ns,json=latencyNs,proto3" json:"latency_ns,omitempty"`                       // mean of post → completion in it, 0 when the transport does not tell
+	Link            uint32                 `protobuf:"varint,21,opt,name=link,proto3" json:"link,omitempty"`                                                  // record.LinkState; several paths of a connection are channels of their own
+	MonoLinkNs      int64                  `protobuf:"varint,22,opt,name=mono_link_ns,json=monoLinkNs,proto3" json:"mono_link_ns,omitempty"`                  // since when
+	Switches        uint64                 `protobuf:"varint,23,opt,name=switches,proto3" json:"switches,omitempty"`                                          // how often this path has taken over from another
+	Resent          uint64                 `protobuf:"varint,24,opt,name=resent,proto3" json:"resent,omitempty"`                                              // bytes sent again on it because the other path had lost them
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1117,6 +1121,34 @@ func (x *Connection) GetMonoWindowNs() int64 {
 func (x *Connection) GetLatencyNs() int64 {
 	if x != nil {
 		return x.LatencyNs
+	}
+	return 0
+}
+
+func (x *Connection) GetLink() uint32 {
+	if x != nil {
+		return x.Link
+	}
+	return 0
+}
+
+func (x *Connection) GetMonoLinkNs() int64 {
+	if x != nil {
+		return x.MonoLinkNs
+	}
+	return 0
+}
+
+func (x *Connection) GetSwitches() uint64 {
+	if x != nil {
+		return x.Switches
+	}
+	return 0
+}
+
+func (x *Connection) GetResent() uint64 {
+	if x != nil {
+		return x.Resent
 	}
 	return 0
 }
@@ -1527,7 +1559,7 @@ const file_progress_proto_rawDesc = "" +
 	"transferNs\x12\x1c\n" +
 	"\n" +
 	"max_own_ns\x18\x14 \x01(\x04R\bmaxOwnNs\x12\x18\n" +
-	"\aattempt\x18\x15 \x01(\rR\aattempt\"\x83\x05\n" +
+	"\aattempt\x18\x15 \x01(\rR\aattempt\"\xed\x05\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -1551,7 +1583,12 @@ const file_progress_proto_rawDesc = "" +
 	"\x05cause\x18\x12 \x01(\rR\x05cause\x12$\n" +
 	"\x0emono_window_ns\x18\x13 \x01(\x03R\fmonoWindowNs\x12\x1d\n" +
 	"\n" +
-	"latency_ns\x18\x14 \x01(\x03R\tlatencyNs\"\xa8\x01\n" +
+	"latency_ns\x18\x14 \x01(\x03R\tlatencyNs\x12\x12\n" +
+	"\x04link\x18\x15 \x01(\rR\x04link\x12 \n" +
+	"\fmono_link_ns\x18\x16 \x01(\x03R\n" +
+	"monoLinkNs\x12\x1a\n" +
+	"\bswitches\x18\x17 \x01(\x04R\bswitches\x12\x16\n" +
+	"\x06resent\x18\x18 \x01(\x04R\x06resent\"\xa8\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +

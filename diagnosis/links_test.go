@@ -1,0 +1,101 @@
+package diagnosis_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// paths gives members 0 and 4 of a communicator over two nodes two paths each
+// way, and the link states by the word of rank 0 and of rank 4, ages in seconds.
+func (j *job) paths(c *diagnosis.Comm, own, peer [2]record.LinkState, age float64) {
+	for path, name := range []string{"rxa0/1->rxb0/1", "rxa1/1->rxb1/1"} {
+		for _, end := range []struct {
+			src, dst int
+			state    record.LinkState
+		}{{0, 4, own[path]}, {4, 0, peer[path]}} {
+			k := j.conn(c, end.src, end.dst)
+			k.Transport, k.Name, k.Link, k.LinkAt = record.TransportRDMA, name, end.state, ago(age-float64(path)/10)
+		}
+	}
+}
+
+func TestDeadLinks(t *testing.T) {
+	up, down, switched := record.LinkUp, record.LinkDown, record.LinkSwitched
+	both := [2]record.LinkState{down, down}
+	whole := func(j *job) *diagnosis.Comm { return j.comm("world", 0, 1, 2, 3, 4, 5, 6, 7) }
+	const dead = "confirmed communication_hang 0>4 link_down"
+	for _, c := range []struct {
+		name string
+		job  func(j *job)
+		want string
+		why  []string
+	}{
+		{"one path carries what two did", func(j *job) {
+			j.paths(whole(j), [2]record.LinkState{down, switched}, [2]record.LinkState{down, switched}, 5)
+		}, "", nil},
+		{"the backup broke, the primary is up", func(j *job) {
+			j.paths(whole(j), [2]record.LinkState{up, down}, [2]record.LinkState{up, down}, 5)
+		}, "", nil},
+		{"no path left", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 1.2)
+			j.paths(c, both, both, 1)
+		}, dead, []string{"rank 0 and rank 4 have no path left: rdma rxa0/1->rxb0/1 broke at", "rxa1/1->rxb1/1 broke at"}},
+		{"no path left, and they gave up", func(j *job) {
+			c := whole(j)
+			j.paths(c, both, both, 1)
+			for i := range c.Members {
+				c.Members[i].State = record.CommAborted
+				j.ev.Ranks[i].Proc, j.ev.Ranks[i].ProcAt = diagnosis.ProcExited, ago(0.5)
+			}
+		}, dead, nil},
+		{"no path left, and one rank crashed on the error", func(j *job) {
+			c := whole(j)
+			j.paths(c, both, both, 1)
+			for i := range c.Members {
+				c.Members[i].State = record.CommAborted
+			}
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcGone, ago(0.5)
+		}, dead, nil},
+		{"one end was killed, the other lost all paths for it", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 3, 4)
+			j.paths(c, both, [2]record.LinkState{up, up}, 1)
+			j.ev.Ranks[4].Proc, j.ev.Ranks[4].ProcAt = diagnosis.ProcGone, ago(1)
+		}, "confirmed noncommunication_hang 4 process_gone", nil},
+		{"one end was killed, whatever both said", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 3, 4)
+			j.paths(c, both, both, 1)
+			j.ev.Ranks[4].Proc, j.ev.Ranks[4].ProcAt = diagnosis.ProcGone, ago(1)
+		}, "confirmed noncommunication_hang 4 process_gone", nil},
+		{"the survivors went on without it", func(j *job) {
+			j.paths(whole(j), both, both, 5)
+			c := j.comm("world.1", 0, 1, 2, 3)
+			for i := range c.Members {
+				c.Members[i].FinishedAt = ago(0.1)
+			}
+		}, "", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := newJob(8)
+			c.job(j)
+			vs := j.verdicts()
+			var got []string
+			for i := range vs {
+				got = append(got, describe(&vs[i]))
+			}
+			if s := strings.Join(got, "; "); s != c.want {
+				t.Fatalf("got  %q\nwant %q\n%v", s, c.want, vs)
+			}
+			for _, why := range c.why {
+				if !strings.Contains(strings.Join(vs[0].Why, "\n"), why) {
+					t.Errorf("no %q in\n%s", why, strings.Join(vs[0].Why, "\n"))
+				}
+			}
+		})
+	}
+}
