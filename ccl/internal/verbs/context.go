@@ -83,6 +83,16 @@ type PortAttr struct {
 	MaxBytes  uint32  // of a message
 }
 
+// lanes decodes active_width.
+func lanes(width uint8) int {
+	return map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[width]
+}
+
+// laneRate decodes active_speed: SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR, XDR.
+func laneRate(speed uint32) float64 {
+	return map[uint32]float64{1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100, 256: 200}[speed]
+}
+
 // Rate is the port's speed in Gbit/s.
 func (a PortAttr) Rate() float64 { return a.Speed * float64(a.Width) }
 

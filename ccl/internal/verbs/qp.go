@@ -73,6 +73,9 @@ func (q *QP) Init(port int, access Access) error {
 	if err := q.open(StateInit); err != nil {
 		return err
 	}
+	if port < 1 || port > 255 {
+		return q.modified(syscall.EINVAL, StateInit, "ports count from 1")
+	}
 	before := q.port
 	q.port = port
 	err := q.modified(modifyInit(q.h, port, access), StateInit, fmt.Sprintf("access %#x", uint32(access)))
