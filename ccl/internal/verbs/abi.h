@@ -54,7 +54,7 @@ struct vb_device_attr {
 	int max_qp, max_qp_wr;
 	unsigned device_cap_flags;
 	int max_sge, max_sge_rd, max_cq, max_cqe, max_mr, max_pd;
-	int unused[22]; // max_qp_rd_atom to max_srq_sge
+	int unused[20]; // max_qp_rd_atom to max_srq_sge
 	uint16_t max_pkeys;
 	uint8_t local_ca_ack_delay, phys_port_cnt;
 };
