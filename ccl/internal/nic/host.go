@@ -1,0 +1,35 @@
+package nic
+
+import (
+	"net"
+	"net/netip"
+	"os"
+)
+
+// Host reads this machine's tree, and the subnets of its interfaces.
+func Host() (*Tree, error) {
+	t, err := Read(os.DirFS("/sys"))
+	if err != nil {
+		return nil, err
+	}
+	t.SetSubnets(func(netdev string) []netip.Prefix {
+		i, err := net.InterfaceByName(netdev)
+		if err != nil {
+			return nil // in another network namespace
+		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			return nil
+		}
+		var out []netip.Prefix
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok {
+				addr, _ := netip.AddrFromSlice(n.IP)
+				bits, _ := n.Mask.Size()
+				out = append(out, netip.PrefixFrom(addr.Unmap(), bits))
+			}
+		}
+		return out
+	})
+	return t, nil
+}
