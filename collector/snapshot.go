@@ -52,7 +52,15 @@ type AgentTransport struct {
 	Transport   record.Transport
 	Connections int
 	Outstanding uint64
-	Windows     [8]uint64 // closed, by record.Cause
+	Broken      int // paths that are down now
+	ConnTotals
+}
+
+// ConnTotals counts what connections ever did.
+type ConnTotals struct {
+	Windows  [8]uint64 // closed, by record.Cause
+	Switches uint64    // paths that took over from another
+	Resent   uint64    // bytes sent again for it
 }
 
 // SourceStatus tells how a source of evidence is doing.

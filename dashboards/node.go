@@ -87,6 +87,20 @@ func node() board {
 					alerts:  []string{names.AlertCommunicationHang},
 				},
 				{
+					title: "Paths down", view: lines, width: 12, height: 7,
+					why:     "Broken paths of open connections. Where a connection has another path it goes on over that one.",
+					targets: []target{{expr: sum("training_job, transport", of(names.ConnBroken, here...)), legend: "{{training_job}} {{transport}}"}},
+					alerts:  []string{names.AlertConnectionPathDown},
+				},
+				{
+					title: "Switches and bytes sent again", view: lines, width: 12, height: 7,
+					why: "Paths that took over from another a second, and bytes a second sent again because the other path may have lost them.",
+					targets: []target{
+						{expr: sum("transport", rate(names.ConnSwitches, here...)), legend: "{{transport}} switches"},
+						{expr: sum("transport", rate(names.ConnResent, here...)), legend: "{{transport}} bytes"},
+					},
+				},
+				{
 					title: "Connections", view: stacked, width: 12, height: 7,
 					why:     "Connections of local ranks by transport.",
 					targets: []target{{expr: sum("transport", of(names.Connections, here...)), legend: "{{transport}}"}},

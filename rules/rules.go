@@ -45,6 +45,7 @@ func groups(c Config) []group {
 	return []group{
 		{"lockstep.verdicts", c.VerdictInterval, nil, verdicts(c)},
 		{"lockstep.fallback", c.Interval, means(c), fallbacks(c)},
+		{"lockstep.connections", c.Interval, nil, connections(c)},
 		{"lockstep.gpus", c.Interval, nil, gpus(c)},
 		{"lockstep.pipeline", c.Interval, nil, pipeline(c)},
 		{"lockstep.remediation", c.Interval, nil, remediation(c)},

@@ -100,7 +100,7 @@ type job struct {
 
 	records, lost, unknown uint64
 	step                   uint64
-	windows                map[record.Transport]*[8]uint64 // of processes that are gone
+	gone                   map[record.Transport]*collector.ConnTotals // of connections that are gone
 	finished               map[string]uint64               // likewise, by communicator name
 }
 
@@ -273,7 +273,7 @@ func (a *Agent) rank(p *source.Process) *rank {
 			}
 			return nil
 		}
-		j = &job{name: p.Job, windows: map[record.Transport]*[8]uint64{}, finished: map[string]uint64{}}
+		j = &job{name: p.Job, gone: map[record.Transport]*collector.ConnTotals{}, finished: map[string]uint64{}}
 		a.jobs[p.Job] = j
 	}
 	r := &rank{p: p, job: j}
@@ -293,8 +293,8 @@ func (a *Agent) retire(r *rank) {
 			a.forget(r, c)
 		}
 	}
-	for i := range r.windows {
-		r.job.addWindows(&r.windows[i])
+	for i := range r.conns {
+		r.job.addGone(&r.conns[i])
 	}
 }
 

@@ -23,15 +23,17 @@ type rank struct {
 
 	step     uint64
 	marks    [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
-	windows  []windows                     // by connection
+	conns    []conn                        // by index
 	reported reported
 }
 
-// windows counts one connection's windows by cause: those that were recorded
-// with a cause, and, for the snapshot, the normal ones.
-type windows struct {
+// conn counts one connection's windows by cause: those that were recorded with a
+// cause, and, for the snapshot, the normal ones; the rest is by live words.
+type conn struct {
 	counts    [8]uint64
-	total     uint64 // by the live word
+	total     uint64 // windows
+	switches  uint64
+	resent    uint64
 	transport record.Transport
 	gen       uint64
 }
@@ -384,12 +386,12 @@ func (a *Agent) forget(r *rank, c *comm) {
 
 // learnConn takes in one connection.
 func (r *rank) learnConn(s *record.ConnStatus) {
-	w := r.windowsOf(s.Index)
-	if w.gen != s.Gen {
-		r.job.addWindows(w)
-		*w = windows{gen: s.Gen}
+	k := r.conn(s.Index)
+	if k.gen != s.Gen {
+		r.job.addGone(k)
+		*k = conn{gen: s.Gen}
 	}
-	w.transport, w.total = s.Transport, s.Windows
+	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
 }
 
 func (r *rank) mark(rec *record.Record) {
@@ -425,7 +427,7 @@ func (r *rank) window(c *comm, rec *record.Record) {
 	}
 	cause := record.Cause(rec.Code & 7)
 	if cause != record.CauseNone {
-		r.windowsOf(rec.Conn).counts[cause]++
+		r.conn(rec.Conn).counts[cause]++
 	} else if rec.Flags&record.FlagAnomaly == 0 {
 		return
 	}
@@ -436,10 +438,10 @@ func (r *rank) window(c *comm, rec *record.Record) {
 	c.ntouched++
 }
 
-// windowsOf returns the counters of a connection, whose index must be in the table.
-func (r *rank) windowsOf(conn uint32) *windows {
-	for int(conn) >= len(r.windows) {
-		r.windows = append(r.windows, windows{})
+// conn returns a connection, whose index must be in the table.
+func (r *rank) conn(i uint32) *conn {
+	for int(i) >= len(r.conns) {
+		r.conns = append(r.conns, conn{})
 	}
-	return &r.windows[conn]
+	return &r.conns[i]
 }

@@ -55,8 +55,8 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		}
 		return c
 	}
-	for t, n := range j.windows {
-		transport(t).Windows = *n
+	for t, n := range j.gone {
+		transport(t).ConnTotals = *n
 	}
 	for _, r := range j.ranks {
 		out.Lost += r.p.Lost
@@ -101,11 +101,14 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 			if here {
 				t.Connections++
 				t.Outstanding += s.Outstanding()
+				if s.Link == record.LinkDown {
+					t.Broken++
+				}
 			}
 		}
-		for i := range r.windows {
-			if w := &r.windows[i]; w.transport != record.TransportNone {
-				w.addTo(&transport(w.transport).Windows)
+		for i := range r.conns {
+			if k := &r.conns[i]; k.transport != record.TransportNone {
+				k.addTo(&transport(k.transport).ConnTotals)
 			}
 		}
 	}
@@ -120,28 +123,30 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	return out
 }
 
-// addWindows adds the windows of a connection that is gone to the job's totals.
-func (j *job) addWindows(w *windows) {
-	if w.transport == record.TransportNone { // not learnt
+// addGone adds what a connection that is gone did to the job's totals.
+func (j *job) addGone(k *conn) {
+	if k.transport == record.TransportNone { // not learnt
 		return
 	}
-	if j.windows[w.transport] == nil {
-		j.windows[w.transport] = new([8]uint64)
+	if j.gone[k.transport] == nil {
+		j.gone[k.transport] = new(collector.ConnTotals)
 	}
-	w.addTo(j.windows[w.transport])
+	k.addTo(j.gone[k.transport])
 }
 
-// addTo adds a connection's windows by cause. The live word has them all, those
-// with a cause were recorded, and the rest were normal.
-func (w *windows) addTo(to *[8]uint64) {
-	normal := w.total
-	for cause := record.CauseNone + 1; int(cause) < len(w.counts); cause++ {
-		to[cause] += w.counts[cause]
-		normal -= min(w.counts[cause], normal)
+// addTo adds what a connection did. The live word has all its windows, those with
+// a cause were recorded, and the rest were normal.
+func (k *conn) addTo(to *collector.ConnTotals) {
+	normal := k.total
+	for cause := record.CauseNone + 1; int(cause) < len(k.counts); cause++ {
+		to.Windows[cause] += k.counts[cause]
+		normal -= min(k.counts[cause], normal)
 	}
 	// A record may be read before its live word, and a counter must not step back.
-	w.counts[record.CauseNone] = max(w.counts[record.CauseNone], normal)
-	to[record.CauseNone] += w.counts[record.CauseNone]
+	k.counts[record.CauseNone] = max(k.counts[record.CauseNone], normal)
+	to.Windows[record.CauseNone] += k.counts[record.CauseNone]
+	to.Switches += k.switches
+	to.Resent += k.resent
 }
 
 // maxNames bounds the communicator names whose totals outlive their processes.

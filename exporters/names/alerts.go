@@ -12,6 +12,8 @@ const (
 	AlertFallbackNoncommunicationHang = "LockstepFallbackNoncommunicationHang"
 	AlertFallbackSlow                 = "LockstepFallbackSlow"
 
+	AlertConnectionPathDown = "LockstepConnectionPathDown"
+
 	AlertAgentDown         = "LockstepAgentDown"
 	AlertAgentLost         = "LockstepAgentLost"
 	AlertAgentDisconnected = "LockstepAgentDisconnected"

@@ -111,6 +111,9 @@ var (
 	ConnOutstanding = def(Agent, Gauge, "lockstep_connection_outstanding_bytes", "bytes", "Bytes handed to a transport and not yet taken by their receivers.", LabelJob, LabelTransport)
 	Connections     = def(Agent, Gauge, "lockstep_connections", "", "Connections of local ranks.", LabelJob, LabelTransport)
 	Windows         = def(Agent, Counter, "lockstep_connection_windows_total", "", "Transport windows closed, by cause of slowness (none: not slow).", LabelJob, LabelTransport, LabelCause)
+	ConnBroken      = def(Agent, Gauge, "lockstep_connection_paths_down", "", "Paths of open connections that are broken; a connection with another path goes on.", LabelJob, LabelTransport)
+	ConnSwitches    = def(Agent, Counter, "lockstep_connection_switches_total", "", "Times that a connection's path took over from another one, back to the first included.", LabelJob, LabelTransport)
+	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again over another path because the first may have lost them.", LabelJob, LabelTransport)
 
 	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
 	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)

@@ -88,6 +88,9 @@ func sendJob(p *pass, j *collector.AgentJob) {
 		transport := t.Transport.String()
 		p.send(names.Connections, float64(t.Connections), j.Job, transport)
 		p.send(names.ConnOutstanding, float64(t.Outstanding), j.Job, transport)
+		p.send(names.ConnBroken, float64(t.Broken), j.Job, transport)
+		p.send(names.ConnSwitches, float64(t.Switches), j.Job, transport)
+		p.send(names.ConnResent, float64(t.Resent), j.Job, transport)
 		for cause := record.CauseNone; cause <= record.CauseCPUStarved; cause++ {
 			p.send(names.Windows, float64(t.Windows[cause]), j.Job, transport, cause.String())
 		}
