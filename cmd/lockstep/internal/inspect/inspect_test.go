@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,6 +79,11 @@ func job(t *testing.T, dir string) []*process {
 		case 1:
 			pp, _ := w.AddComm(record.CommEntry{ID: 0xbb, Name: "pp", Rank: 0, Size: 2, State: record.CommJoined})
 			run(pp, 1, record.Send, 1<<10, 1, 3*sec+500*ms, ms, 2*ms)
+			for path, state := range []record.LinkState{record.LinkDown, record.LinkSwitched} {
+				k, _ := w.AddConn(record.ConnEntry{Comm: dp.Index(), Peer: 2, Transport: record.TransportRDMA, Channel: uint16(path), ID: uint64(17 + path), Name: fmt.Sprintf("mlx5_%d/1->mlx5_%d/1", path, path)})
+				k.Link(state, 2*sec)
+				k.Switched(uint64(path), uint64(path)<<16)
+			}
 			run(pp, 2, record.Recv, 1<<10, 1, 3*sec+600*ms, 0, 0)
 			w.Append(&record.Record{Mono: 3*sec + 700*ms, Kind: record.KindMark, Flags: record.FlagBegin, Code: uint8(record.MarkCheckpoint), Value: 41})
 		case 2:

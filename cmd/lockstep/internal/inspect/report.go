@@ -88,7 +88,7 @@ type Op struct {
 	Result     string  `json:"result"` // or queued, running, unknown
 }
 
-// Link is a connection that something is outstanding on.
+// Link is a connection that something is outstanding on, or whose path broke or took over from another.
 type Link struct {
 	Peer        int32   `json:"peer"`
 	World       *int32  `json:"peer_world_rank,omitempty"`
@@ -101,6 +101,9 @@ type Link struct {
 	RxWaiting   seconds `json:"waiting_for_peer_seconds,omitempty"`
 	ReceivedAge seconds `json:"last_received_age_seconds,omitempty"`
 	Cause       string  `json:"last_window_cause,omitempty"`
+	State       string  `json:"state,omitempty"` // down or switched
+	StateAge    seconds `json:"state_seconds,omitempty"`
+	Resent      uint64  `json:"resent_bytes,omitempty"`
 }
 
 // seconds is a length of time; 0 is none.
@@ -279,6 +282,10 @@ func (p *process) link(k *record.ConnStatus, inside bool) (l Link, busy bool) {
 	if k.WindowCause != record.CauseNone {
 		l.Cause = k.WindowCause.String()
 	}
+	odd := k.Link > record.LinkUp
+	if odd {
+		l.State, l.StateAge, l.Resent = k.Link.String(), p.age(k.LinkAt), k.Resent
+	}
 	// Outside an operation nobody looks whether the last bytes were taken.
-	return l, l.Outstanding > 0 && inside || k.TxBlockedSince != 0 || k.RxWaitingSince != 0
+	return l, odd || l.Outstanding > 0 && inside || k.TxBlockedSince != 0 || k.RxWaitingSince != 0
 }

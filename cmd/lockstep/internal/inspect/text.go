@@ -248,6 +248,12 @@ func (l *Link) peer() string {
 }
 
 func (l *Link) describe() (says []string) {
+	switch l.State {
+	case record.LinkDown.String():
+		says = append(says, fmt.Sprintf("DOWN for %s", ago(l.StateAge)))
+	case record.LinkSwitched.String():
+		says = append(says, fmt.Sprintf("carries what another path did for %s, %s sent again", ago(l.StateAge), size(l.Resent)))
+	}
 	if l.RxWaiting > 0 {
 		s := fmt.Sprintf("WAITING for its bytes for %s", ago(l.RxWaiting))
 		if l.ReceivedAge > 0 {
