@@ -197,6 +197,8 @@ func (e Event) String() string {
 		return fmt.Sprintf("%v of port %d", e.Type, e.Port)
 	case e.QP != 0:
 		return fmt.Sprintf("%v of queue pair %d", e.Type, e.QP)
+	case e.Type == EventCQError:
+		return fmt.Sprintf("%v of completion queue %d", e.Type, e.CQ)
 	}
 	return e.Type.String()
 }
