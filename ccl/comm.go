@@ -151,7 +151,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 		return nil, err
 	}
 	if cfg.Device != CPU {
-		if c.gpu, err = c.newGPU(ctx, nodes); err != nil {
+		if c.gpu, err = c.newGPU(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -305,9 +305,9 @@ func (c *Comm) Close() error {
 	}
 	c.ctl.Close()
 	c.watching.Wait()
+	c.executor.acquire() // for good: no one may use the mesh any more, nor pinned memory
 	gpuErr := c.gpu.close(ctx)
 	err = errors.Join(err, gpuErr)
-	c.executor.acquire() // for good: no one may use the mesh any more
 	c.log.addSums()
 	meshErr := c.mesh.Close()
 	if failure == nil {

@@ -168,7 +168,11 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 				x.dep = op.after
 				return moved
 			}
-			if c.cfg.Faults != nil && collective(op.coll) && c.held(next) {
+			if op.crossing != nil {
+				if !op.crossing.begun() {
+					return moved
+				}
+			} else if c.cfg.Faults != nil && collective(op.coll) && c.held(next) {
 				return moved
 			}
 			c.begin(op, next)
@@ -227,15 +231,18 @@ func (c *Comm) begin(op *operation, seq uint64) {
 	x.current, x.seq, x.entered = op, seq, false
 	x.op.Signature = c.signature(op)
 	x.op.Send, x.op.Recv, x.op.Divisor = op.send, op.recv, c.size
-	x.op.Parts, x.op.Arrivals = nil, c.log.asksEngine(op)
+	x.op.Parts, x.op.Gate, x.op.Arrivals = nil, nil, c.log.asksEngine(op)
 	var sched *algo.Schedule
-	switch op.coll {
-	case record.Send, record.Recv:
+	switch {
+	case op.crossing != nil:
+		sched = op.crossing.sched
+		x.op.Parts, x.op.Gate = op.crossing.n.parts, op.crossing.gate
+	case op.coll == record.Send || op.coll == record.Recv:
 		sched = x.pairs.single(op)
-	case record.Group:
+	case op.coll == record.Group:
 		sched = x.pairs.group(op.group)
 		x.op.Parts = op.group.parts
-	case record.AlltoAllv:
+	case op.coll == record.AlltoAllv:
 		sched = x.pairs.vector(c, op)
 	default:
 		sched = x.plans.of(op)
@@ -252,7 +259,7 @@ func (c *Comm) finish(result record.Result) {
 		c.log.end(c, op, seq, result)
 	}
 	c.eng.End()
-	x.op.Send, x.op.Recv, x.op.Parts = nil, nil, nil
+	x.op.Send, x.op.Recv, x.op.Parts, x.op.Gate = nil, nil, nil, nil
 	x.current = nil
 	c.forget(op)
 	c.queue.finished.Store(seq)
@@ -261,7 +268,7 @@ func (c *Comm) finish(result record.Result) {
 
 // forget lets go of an operation's buffers.
 func (c *Comm) forget(op *operation) {
-	op.send, op.recv, op.after = nil, nil, use{}
+	op.send, op.recv, op.crossing, op.after = nil, nil, nil, use{}
 	if op.group != nil {
 		c.groups.put(op.group)
 		op.group = nil
@@ -326,7 +333,7 @@ func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 		}
 		return nil
 	}
-	if x := &c.executor; x.current == nil && c.cfg.Faults != nil {
+	if x := &c.executor; x.current == nil && c.queue.at(c.queue.finished.Load()+1).crossing == nil {
 		time.Sleep(min(time.Duration(max(x.entry-record.Now(), 0)), nap))
 		if ctx.Err() != nil {
 			return c.interrupted(ctx, seq)
@@ -336,7 +343,9 @@ func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if i.waits++; i.waits == 1 {
 		c.eng.Late()
 	}
-	if polled := c.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
+	if c.executor.current == nil || c.eng.Gated() {
+		c.attend(i) // what the GPU does, no link tells
+	} else if polled := c.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
 		return nil // no clock yet
 	}
 	now := record.Now()

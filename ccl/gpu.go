@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -16,35 +18,53 @@ import (
 // gpuPart is what a communicator of GPU ranks has besides.
 type gpuPart struct {
 	comm  *gpu.Comm
+	ctl   *bootstrap.Control // of the node's ranks; nil on a single node, as is
+	nodes *gpuNodes
 	calls atomic.Uint64 // on device memory, for errors
 }
 
 // newGPU makes the GPU side; all ranks call it.
-func (c *Comm) newGPU(ctx context.Context, nodes []int32) (*gpuPart, error) {
-	for r, n := range nodes {
-		if n != nodes[c.rank] {
-			return nil, fmt.Errorf("%w: rank %d is on another node than rank %d: GPU communicators are of one node", ErrInvalid, r, c.rank)
-		}
-	}
+func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 	way, err := gpu.ParseWay(c.cfg.GPU.Algo)
 	if err != nil {
 		return nil, fmt.Errorf("%w: Config.GPU.Algo: %w", ErrInvalid, err)
 	}
-	g, err := gpu.New(ctx, gpu.Config{
+	cfg := gpu.Config{
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
 		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
 		Recording: c.log.gpu, Live: c.log.live,
 		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads,
 		Failed: func(err error) { c.gpuBroke(err) },
-	})
-	if err != nil {
+	}
+	g, local := &gpuPart{}, c.place.Local
+	defer func() {
+		if err != nil {
+			_ = g.close(context.Background())
+		}
+	}()
+	if len(local) < c.size {
+		// The node's ranks meet by themselves. Operations are recorded whole, by the host.
+		index := slices.Index(local, c.rank)
+		if g.ctl, err = c.ctl.Regroup(ctx, local, index, "node"); err != nil {
+			return nil, err
+		}
+		cfg.Rank, cfg.Size = index, len(local)
+		cfg.Exchange, cfg.Key, cfg.Recording = c.localExchange(g.ctl), g.ctl.Key("gpu"), nil
+	}
+	if g.comm, err = gpu.New(ctx, cfg); err != nil {
 		return nil, err
 	}
-	return &gpuPart{comm: g}, nil
+	if g.ctl != nil {
+		if g.nodes, err = c.newGPUNodes(g.comm); err != nil {
+			return nil, err
+		}
+	}
+	return g, nil
 }
 
 func (g *gpuPart) abort() {
 	if g != nil {
+		g.nodes.release()
 		g.comm.Abort()
 	}
 }
@@ -57,11 +77,20 @@ func (g *gpuPart) finish(ctx context.Context) error {
 	return g.comm.Finish(ctx)
 }
 
+// close frees everything; the executor has stopped.
 func (g *gpuPart) close(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
-	return g.comm.Close(ctx)
+	g.nodes.release() // what the executor has not come to would never end
+	err := g.comm.Close(ctx)
+	if g.nodes != nil && err == nil { // else the GPU may still use its memory
+		err = g.nodes.free()
+	}
+	if g.ctl != nil {
+		err = errors.Join(err, g.ctl.Close())
+	}
+	return err
 }
 
 // gpuStream is the CUDA side of a Stream.
@@ -167,6 +196,9 @@ func (c *Comm) submitGPU(s *Stream, kind record.CollKind, send, recv Buffer, op 
 	}
 	if kind == record.Gather || kind == record.Scatter {
 		return c.rootedGPU(s, kind, send, recv, root)
+	}
+	if c.gpu != nil && c.gpu.nodes != nil {
+		return c.gpu.nodes.submit(s, kind, send, recv, op, root, count, shares, dt)
 	}
 	cs, err := c.enter(kind, s)
 	if err != nil {

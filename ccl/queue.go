@@ -25,6 +25,7 @@ type operation struct {
 	send, recv []byte
 	vector     *vector // AlltoAllv
 	group      *Group
+	crossing   *crossing // of device memory between nodes
 	stream     uint32
 	collective uint64 // number among the communicator's collectives, 0 for others
 	after      use

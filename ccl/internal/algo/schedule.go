@@ -11,6 +11,7 @@ const (
 	RecvReduce            // Dst = Src op (from peer)
 	Fold                  // Dst = Dst op Src, local
 	Copy                  // Dst = Src, local
+	Gate                  // nothing, once the operation's gate number Len is open
 )
 
 // Space is the memory that an offset counts in.

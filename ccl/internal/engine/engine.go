@@ -19,6 +19,9 @@ type Op struct {
 	// Parts are a group's messages, by Space - GroupSpace.
 	Parts   []Part
 	Divisor int // of Avg
+	// Gate says whether a schedule's gate may be passed, and acts on its being
+	// passed; nil when there is none.
+	Gate func(number int) bool
 }
 
 // Part is one message of a group.
@@ -176,9 +179,16 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 		return blocked, nil
 	}
 	if st.Peer < 0 {
-		if st.Act == algo.Copy {
+		switch st.Act {
+		case algo.Gate:
+			if !e.op.Gate(st.Len) {
+				return blocked, nil
+			}
+			e.next(l)
+			return 0, nil
+		case algo.Copy:
 			e.copy(st)
-		} else {
+		default:
 			e.fold(st)
 		}
 		e.next(l)
@@ -414,6 +424,18 @@ func mismatch(st *algo.Step, mine, theirs Signature, known bool) error {
 		m.Theirs = &theirs
 	}
 	return m
+}
+
+// Gated reports whether some part of the operation waits at a gate, which no link
+// tells of when it opens.
+func (e *Engine) Gated() bool {
+	for i := range e.lanes {
+		l := &e.lanes[i]
+		if int(l.at) < len(l.steps) && l.steps[l.at].Act == algo.Gate {
+			return true
+		}
+	}
+	return false
 }
 
 // Late notes that nothing could be moved: what comes from now on was waited for.

@@ -235,6 +235,9 @@ func (c *Comm) Finish(ctx context.Context) error {
 // Close frees everything. When something is still under way once ctx ends, it is
 // aborted; if even that does not end it, its memory stays.
 func (c *Comm) Close(ctx context.Context) error {
+	if c == nil {
+		return nil
+	}
 	if err := c.Finish(ctx); err != nil {
 		c.Abort()
 		again, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortPatience)

@@ -45,6 +45,9 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 	p := c.choose(op.Coll, bytes, b.direct || op.Coll == record.Reduce || op.Coll == record.ReduceScatter, captured || !c.copies)
 	c.lastWay.Store(uint32(p.way)<<16 | uint32(p.blocks))
 	switch {
+	case op.Stride > 0:
+		p.way, p.blocks = c.spaced(op.Coll, bytes)
+		return c.staged(s, op, p)
 	case p.way == WayLL || p.way == WayLL2:
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	case p.way == WayCopy:
@@ -53,6 +56,13 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}
 	return c.staged(s, op, p)
+}
+
+// spaced is the kernel for shares that do not lie side by side: kernels read and
+// write them so, and staging brings them there.
+func (c *Comm) spaced(coll record.CollKind, bytes uint64) (Way, int) {
+	way, most := c.bandwidth(coll)
+	return way, blocksFor(bytes, symStep, most)
 }
 
 // Last tells which way the last operation took, with how many blocks (0: none).
@@ -190,6 +200,9 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		}
 		send, recv := op.Send+cuda.Ptr(done*size), op.Recv+cuda.Ptr(done*size)
 		whole := op.Count * size
+		if op.Stride > 0 {
+			whole = op.Stride * size
+		}
 		var err error
 		switch op.Coll {
 		case record.AllReduce:

@@ -10,11 +10,14 @@ import (
 // Op is one collective on device memory, already checked by the caller. Count
 // follows algo.Call: elements of one rank's share where there are shares.
 type Op struct {
-	Coll       record.CollKind
-	DType      record.DType
-	RedOp      record.RedOp
-	Root       int
-	Count      uint64
+	Coll  record.CollKind
+	DType record.DType
+	RedOp record.RedOp
+	Root  int
+	Count uint64
+	// Stride is the distance of shares in elements where it is not Count: the
+	// operation is on a part of each share.
+	Stride     uint64
 	Send, Recv cuda.Ptr // 0 where this rank has none
 	Bytes      uint64   // as recorded
 	Stream     uint32   // likewise

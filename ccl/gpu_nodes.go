@@ -1,0 +1,380 @@
+package ccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// gpuNodes is what a GPU communicator of several nodes has besides: pinned memory
+// that chunks of an operation pass through on their way between the GPU and the
+// network, and two words by which the caller's stream and the communicator's
+// executor hand them to each other.
+//
+// An operation on device memory is put on the caller's stream whole, and in the
+// communicator's queue. The stream counts in the word reached: once when it gets to
+// the operation, once for each chunk that lies in pinned memory, and once when the
+// last result has left it. The executor, which runs the operation's schedule on the
+// network meanwhile, counts the chunks that are through in the word passed, where
+// the stream waits.
+type gpuNodes struct {
+	c    *Comm
+	gpu  *gpu.Comm    // of the node's ranks
+	dev  *cuda.Device // a hold of its own
+	idle *cuda.Stream // carries nothing: its state is the context's
+
+	rail route // the members of this rank's index on every node; of everyone where nodes differ
+	all  route // everyone
+	// local ranks there are on every node, this rank's index among them. 1 and 0 where
+	// nodes differ: then the node's ranks are not treated as such.
+	local, index int
+	major        bool // ranks of a node are numbered side by side, and nodes alike
+
+	host      []byte // pinned: words, then slots
+	reachedAt cuda.Ptr
+	passedAt  cuda.Ptr
+	slot      [slots][]byte
+	slotAt    [slots]cuda.Ptr
+	slotSize  int
+	scratch   cuda.Ptr // device memory of a slot's size, between two steps of a stream
+	schedules map[algo.Call]*algo.Schedule
+	checked   int64 // when the GPU was last found to work; the executor's
+	releasing sync.Mutex
+	released  bool // an abort has let go of streams
+	calling   sync.Mutex
+	reached   uint32 // given to operations so far, under calling
+	passed    atomic.Uint32
+	parts     []engine.Part
+}
+
+// route is who takes part in the network's part of an operation, and this rank's
+// place among them.
+type route struct {
+	members []int
+	place   algo.Place
+}
+
+const (
+	slots = 4
+	// lead is how many chunks a stream prepares before it takes the first one back.
+	lead = slots - 1
+	// A slot takes a chunk; a chunk is an eighth of the operation where that is less, so
+	// that there is something to overlap, but no less than chunkLeast.
+	slotLeast  = 4 << 20
+	chunkLeast = 256 << 10
+	// wholeMost is up to how many bytes the ranks of a node all send everything: that
+	// spares the node a step.
+	wholeMost = 32 << 10
+)
+
+// newGPUNodes prepares the pinned memory. All ranks call it.
+func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
+	p := &c.place
+	n := &gpuNodes{c: c, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1}
+	n.all = route{make([]int, c.size), c.place}
+	for r := range n.all.members {
+		n.all.members[r] = r
+	}
+	n.rail = n.all
+	if p.Across != nil && len(p.Local) > 1 {
+		n.local, n.index = len(p.Local), slices.Index(p.Local, c.rank)
+		index := make([]int32, len(p.Across))
+		for i := range index {
+			index[i] = int32(i)
+		}
+		n.rail = route{p.Across, algo.NewPlace(slices.Index(p.Across, c.rank), index, p.Cores)}
+		n.major = true
+		for r, nd := range p.Node {
+			n.major = n.major && int(nd) == r/n.local
+		}
+	}
+	n.slotSize = max(slotLeast, (c.size*chunkLeast/16+4095)&^4095)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.free())
+		}
+	}()
+	drv, err := cuda.Open()
+	if err != nil {
+		return nil, err
+	}
+	if n.dev, err = drv.Device(c.cfg.Device.Ordinal()); err != nil {
+		return nil, err
+	}
+	const words = 4096
+	if n.host, err = n.dev.AllocHost(words + slots*n.slotSize); err != nil {
+		return nil, err
+	}
+	clear(n.host[:words])
+	at, err := n.dev.HostPtr(n.host)
+	if err != nil {
+		return nil, err
+	}
+	n.reachedAt, n.passedAt = at, at+64
+	for i := range slots {
+		off := words + i*n.slotSize
+		n.slot[i], n.slotAt[i] = n.host[off:off+n.slotSize:off+n.slotSize], at+cuda.Ptr(off)
+		n.parts = append(n.parts, engine.Part{Buf: n.slot[i], DType: record.Uint8})
+	}
+	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
+		return nil, err
+	}
+	if n.idle, err = n.dev.NewStream(0); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// free ends the memory; neither the GPU nor the executor may be using it.
+func (n *gpuNodes) free() error {
+	var errs []error
+	if n.idle != nil {
+		errs = append(errs, n.idle.Close())
+	}
+	if n.scratch != 0 {
+		errs = append(errs, n.dev.Free(n.scratch))
+	}
+	if n.host != nil {
+		errs = append(errs, n.dev.FreeHost(n.host))
+	}
+	if n.dev != nil {
+		errs = append(errs, n.dev.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (n *gpuNodes) word(off int) *uint32 { return (*uint32)(unsafe.Pointer(&n.host[off])) }
+
+// has reports whether the stream has reached a count.
+func (n *gpuNodes) has(count uint32) bool { return int32(atomic.LoadUint32(n.word(0))-count) >= 0 }
+
+// pass tells the stream how many chunks are through.
+func (n *gpuNodes) pass(count uint32) {
+	n.releasing.Lock()
+	defer n.releasing.Unlock()
+	if !n.released {
+		atomic.StoreUint32(n.word(64), count)
+	}
+}
+
+// release lets go of streams that wait for chunks, for good.
+func (n *gpuNodes) release() {
+	if n == nil {
+		return
+	}
+	n.releasing.Lock()
+	defer n.releasing.Unlock()
+	n.released = true
+	atomic.StoreUint32(n.word(64), n.passed.Load()+1<<30) // what no count reaches: they are compared cyclically
+}
+
+// crossing is the network's part of one operation.
+type crossing struct {
+	n       *gpuNodes
+	sched   *algo.Schedule
+	reached uint32    // when the stream has come to the operation
+	passed  uint32    // before its first chunk
+	through [2]uint32 // chunks that each direction is done with
+}
+
+// begun reports whether the stream has come to the operation.
+func (x *crossing) begun() bool { return x.n.has(x.reached) }
+
+// gate is engine.Op.Gate.
+func (x *crossing) gate(number int) bool {
+	piece, gate := algo.GateOf(number)
+	if gate == algo.Ready || gate == algo.Left {
+		return x.n.has(x.reached + 1 + uint32(piece))
+	}
+	// A slot is free for the stream when both directions are done with it.
+	x.through[gate-algo.Sent] = uint32(piece) + 1
+	x.n.pass(x.passed + min(x.through[0], x.through[1]))
+	return true
+}
+
+// chunk is what a stream and the network do of an operation at a time. stage brings
+// to a slot what the call takes, land takes from it what the call gives.
+type chunk struct {
+	call        algo.Call
+	send, recv  int // where in the slot
+	stage, land func(s gpu.Stream, slot cuda.Ptr) error
+}
+
+// cross puts an operation of chunks on s and in the queue.
+func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, r *route, chunks []chunk) error {
+	c, on := n.c, s.owned(cs)
+	n.calling.Lock()
+	defer n.calling.Unlock()
+	captured, err := n.gpu.Begin(on)
+	if err != nil {
+		return c.launched(o.coll, err)
+	}
+	if captured {
+		return c.invalid(o.coll, "under capture: ranks are on several nodes, and the CPU's part between nodes cannot be in a CUDA graph")
+	}
+	x := &crossing{n: n, reached: n.reached + 1, passed: n.passed.Load()}
+	if x.sched, err = n.schedule(o, r, chunks); err != nil {
+		return c.invalid(o.coll, "%v", err)
+	}
+	o.crossing = x
+	if err := c.put(s, o); err != nil {
+		return err
+	}
+	n.reached += uint32(len(chunks)) + 2
+	n.passed.Add(uint32(len(chunks)))
+	c.executor.wake()
+	return c.launched(o.coll, errors.Join(n.launch(on, x, chunks), n.gpu.End(on)))
+}
+
+// launch puts the stream's part on it.
+func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
+	count := x.reached
+	if err := s.Write32(n.reachedAt, count); err != nil {
+		return err
+	}
+	for i := range len(chunks) + lead {
+		if i < len(chunks) {
+			if err := chunks[i].stage(s, n.slotAt[i%slots]); err != nil {
+				return err
+			}
+			count++
+			if err := s.Write32(n.reachedAt, count); err != nil {
+				return err
+			}
+		}
+		if done := i - lead; done >= 0 {
+			if err := s.Wait32(n.passedAt, x.passed+uint32(done)+1); err != nil {
+				return err
+			}
+			if err := chunks[done].land(s, n.slotAt[done%slots]); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Write32(n.reachedAt, count+1)
+}
+
+// schedule is the network's part of an operation, kept by the operation's shape.
+func (n *gpuNodes) schedule(o *operation, r *route, chunks []chunk) (*algo.Schedule, error) {
+	key := algo.Call{Coll: o.coll, DType: o.dtype, Op: o.redop, Root: o.root, Count: o.count}
+	if s := n.schedules[key]; s != nil {
+		return s, nil
+	}
+	c := n.c
+	pieces := make([]algo.Piece, len(chunks))
+	for i := range chunks {
+		k := &chunks[i]
+		space := engine.GroupSpace + algo.Space(i%slots)
+		pieces[i] = algo.Piece{
+			Call: k.call, Place: &r.place, Members: r.members,
+			Choice: c.model.Choose(k.call, &r.place, algo.Overrides{Algo: c.cfg.Algo, Proto: c.cfg.Proto}),
+			Send:   algo.Ref{Space: space, Off: k.send}, Recv: algo.Ref{Space: space, Off: k.recv},
+		}
+	}
+	s, err := algo.Chain(pieces)
+	if err != nil {
+		return nil, err
+	}
+	if n.local > 1 && r == &n.rail {
+		s.Algo = record.AlgoHierarchical
+	}
+	if len(n.schedules) >= schedulesMost {
+		clear(n.schedules)
+	}
+	n.schedules[key] = s
+	return s, nil
+}
+
+// schedulesMost bounds how many schedules are kept.
+const schedulesMost = 256
+
+const (
+	// A rank whose GPU has not come so far polls for a while, then sleeps for longer and
+	// longer: the GPU may be busy for as long as it likes.
+	attendBusy = 200 * time.Microsecond
+	attendMost = 200 * time.Microsecond
+	// checkEvery is how often it looks whether the GPU still works.
+	checkEvery = 20 * time.Millisecond
+)
+
+// attend waits a little for the GPU, and for the network if something is under way.
+func (c *Comm) attend(i *idleness) {
+	now, n := record.Now(), c.gpu.nodes
+	if i.since == 0 {
+		i.since = now
+	}
+	waited := time.Duration(now - i.since)
+	if c.executor.current != nil {
+		c.mesh.Wait(0)
+	}
+	if waited < attendBusy {
+		runtime.Gosched()
+		return
+	}
+	time.Sleep(min(waited/8, attendMost))
+	if now-n.checked > int64(checkEvery) {
+		n.checked = now
+		if _, err := n.idle.Query(); err != nil {
+			c.gpuBroke(err)
+		}
+	}
+}
+
+// localExchange is an exchange among the members of this node; who is lost is told by
+// its rank in the communicator.
+func (c *Comm) localExchange(ctl *bootstrap.Control) func(context.Context, []byte) ([][]byte, error) {
+	return func(ctx context.Context, blob []byte) ([][]byte, error) {
+		blobs, err := ctl.AllGather(ctx, blob)
+		if lost := (*bootstrap.LostError)(nil); errors.As(err, &lost) && lost.Rank >= 0 && lost.Rank < len(c.place.Local) {
+			err = &bootstrap.LostError{Rank: c.place.Local[lost.Rank], Reason: lost.Reason}
+		}
+		return blobs, err
+	}
+}
+
+// submit is submitGPU on several nodes.
+func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root, count, shares int, dt DType) error {
+	c := n.c
+	cs, err := c.enter(kind, s)
+	if err != nil || count == 0 && kind != record.Barrier {
+		return err
+	}
+	o := operation{
+		coll: kind, dtype: dt, redop: op, inPlace: send.dev == recv.dev, root: int32(root),
+		count: count, bytes: uint64(count * dt.Size() * shares),
+	}
+	m := motion{n: n, s: cs, o: &o, send: cuda.Ptr(send.dev), recv: cuda.Ptr(recv.dev), size: dt.Size()}
+	switch kind {
+	case record.AllReduce:
+		m.allReduce()
+	case record.ReduceScatter:
+		m.reduceScatter()
+	case record.AllGather:
+		m.allGather()
+	case record.Broadcast:
+		m.broadcast()
+	case record.Reduce:
+		m.reduce()
+	case record.Barrier:
+		m.barrier()
+	default:
+		return c.invalid(kind, "not between nodes")
+	}
+	if m.err != nil {
+		return fmt.Errorf("%v: %w", kind, m.err)
+	}
+	return n.cross(s, cs, &o, m.via, m.chunks)
+}

@@ -1,0 +1,332 @@
+package ccl
+
+import (
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// motion works out the chunks of one collective.
+type motion struct {
+	n          *gpuNodes
+	s          *cuda.Stream
+	o          *operation
+	send, recv cuda.Ptr
+	size       int // of an element
+	via        *route
+	chunks     []chunk
+	err        error
+}
+
+// partial is the operator within the node: an average is divided once, at the end.
+func (m *motion) partial() Op {
+	if m.o.redop == Avg {
+		return Sum
+	}
+	return m.o.redop
+}
+
+// step is how many elements a chunk has of count, where a slot holds shares such parts.
+func (m *motion) step(count, shares int) int {
+	room := m.n.slotSize / shares &^ 511
+	bytes := min(max(count*m.size/8, chunkLeast/shares), room)
+	return max((bytes+511)&^511/m.size, 512/m.size)
+}
+
+// each calls f with the parts of count elements at so many a step.
+func each(count, step int, f func(off, n int)) {
+	for off := 0; off < count; off += step {
+		f(off, min(step, count-off))
+	}
+}
+
+// at is the address of element i.
+func (m *motion) at(p cuda.Ptr, i int) cuda.Ptr { return p + cuda.Ptr(i*m.size) }
+
+// in runs a collective within the node.
+func (m *motion) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) error {
+	op := gpu.Op{Coll: coll, DType: m.o.dtype, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
+	return m.n.gpu.Run(s, &op)
+}
+
+// call is the network's part of a chunk.
+func (m *motion) call(coll record.CollKind, count int, root int32) algo.Call {
+	return algo.Call{Coll: coll, DType: m.o.dtype, Op: m.o.redop, Root: root, Count: count, InPlace: true}
+}
+
+func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
+	if elements == 0 {
+		return nil
+	}
+	return s.Copy(dst, src, uint64(elements*m.size))
+}
+
+// allReduce: every rank of a node reduces a share of the chunk, the ranks of one index
+// reduce theirs between nodes, and the node gathers the shares.
+func (m *motion) allReduce() {
+	n := m.n
+	m.via = &n.rail
+	m.shared(m.o.count, func(off, k, own, mine int, gather bool) {
+		send, recv, part := m.at(m.send, off), m.at(m.recv, off), m.at(m.recv, own)
+		m.chunks = append(m.chunks, chunk{
+			call: m.call(record.AllReduce, mine, -1),
+			stage: func(s gpu.Stream, slot cuda.Ptr) (err error) {
+				switch {
+				case n.local == 1:
+					return m.copy(s, slot, send, mine)
+				case gather:
+					err = m.in(s, record.ReduceScatter, send, part, mine, 0, -1)
+				default:
+					err = m.in(s, record.AllReduce, send, recv, k, 0, -1)
+				}
+				if err != nil {
+					return err
+				}
+				return m.copy(s, slot, part, mine)
+			},
+			land: func(s gpu.Stream, slot cuda.Ptr) error {
+				if err := m.copy(s, part, slot, mine); err != nil || !gather {
+					return err
+				}
+				return m.in(s, record.AllGather, part, recv, mine, 0, -1)
+			},
+		})
+	})
+}
+
+// barrier: the node's ranks have come, then all nodes'.
+func (m *motion) barrier() {
+	n := m.n
+	m.via = &n.rail
+	m.chunks = append(m.chunks, chunk{
+		call: m.call(record.Barrier, 0, -1),
+		stage: func(s gpu.Stream, _ cuda.Ptr) error {
+			if n.local == 1 {
+				return nil
+			}
+			return m.in(s, record.Barrier, 0, 0, 0, 0, -1)
+		},
+		land: func(gpu.Stream, cuda.Ptr) error { return nil },
+	})
+}
+
+// reduceScatter: for each node in turn, the ranks of this one reduce what that node's
+// ranks shall have; the ranks of one index then reduce between nodes.
+func (m *motion) reduceScatter() {
+	n, count := m.n, m.o.count
+	if m.via = &n.all; n.major {
+		m.via = &n.rail
+	}
+	others := len(m.via.members)
+	each(count, m.step(count, others), func(off, k int) {
+		m.chunks = append(m.chunks, chunk{
+			call: m.call(record.ReduceScatter, k, -1), recv: m.via.place.Rank * k * m.size,
+			stage: func(s gpu.Stream, slot cuda.Ptr) error {
+				for i := range others {
+					if !n.major {
+						if err := m.copy(s, m.at(slot, i*k), m.at(m.send, i*count+off), k); err != nil {
+							return err
+						}
+						continue
+					}
+					from := m.at(m.send, i*n.local*count+off)
+					if err := m.in(s, record.ReduceScatter, from, m.at(n.scratch, i*k), k, count, -1); err != nil {
+						return err
+					}
+				}
+				if !n.major {
+					return nil
+				}
+				return m.copy(s, slot, n.scratch, others*k)
+			},
+			land: func(s gpu.Stream, slot cuda.Ptr) error {
+				return m.copy(s, m.at(m.recv, off), m.at(slot, m.via.place.Rank*k), k)
+			},
+		})
+	})
+}
+
+// allGather: the ranks of one index gather theirs between nodes, then each node
+// gathers what its ranks have of every node.
+func (m *motion) allGather() {
+	n, count := m.n, m.o.count
+	if m.via = &n.all; n.major {
+		m.via = &n.rail
+	}
+	others, self := len(m.via.members), m.via.place.Rank
+	each(count, m.step(count, others), func(off, k int) {
+		m.chunks = append(m.chunks, chunk{
+			call: m.call(record.AllGather, k, -1), send: self * k * m.size,
+			stage: func(s gpu.Stream, slot cuda.Ptr) error {
+				return m.copy(s, m.at(slot, self*k), m.at(m.send, off), k)
+			},
+			land: func(s gpu.Stream, slot cuda.Ptr) error {
+				if n.major {
+					if err := m.copy(s, n.scratch, slot, others*k); err != nil {
+						return err
+					}
+				}
+				for i := range others {
+					if !n.major {
+						if err := m.copy(s, m.at(m.recv, i*count+off), m.at(slot, i*k), k); err != nil {
+							return err
+						}
+						continue
+					}
+					to := m.at(m.recv, i*n.local*count+off)
+					if err := m.in(s, record.AllGather, m.at(n.scratch, i*k), to, k, count, -1); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+		})
+	})
+}
+
+// seat is where a rank is among those of the route, and its index on its node.
+func (m *motion) seat(rank int) (node, index int) {
+	n, p := m.n, &m.n.c.place
+	if n.local == 1 {
+		return rank, 0
+	}
+	for _, r := range p.Ring {
+		if p.Node[r] == p.Node[rank] {
+			if r == rank {
+				break
+			}
+			index++
+		}
+	}
+	for i, r := range n.rail.members {
+		if p.Node[r] == p.Node[rank] {
+			node = i
+		}
+	}
+	return node, index
+}
+
+// broadcast: root's node has everything first, and each of its ranks sends a share
+// to the ranks of its index, whose nodes gather the shares.
+func (m *motion) broadcast() {
+	n, count := m.n, m.o.count
+	m.via = &n.rail
+	node, index := m.seat(int(m.o.root))
+	first := m.via.place.Rank == node // this rank's node is root's
+	add := func(off, k, own, mine int, gather bool) {
+		m.chunks = append(m.chunks, chunk{
+			call: m.call(record.Broadcast, mine, int32(node)),
+			stage: func(s gpu.Stream, slot cuda.Ptr) error {
+				if !first {
+					return nil
+				}
+				from := m.at(m.send, own)
+				if n.local > 1 {
+					send := cuda.Ptr(0)
+					if n.index == index {
+						send = m.at(m.send, off)
+					}
+					if err := m.in(s, record.Broadcast, send, m.at(m.recv, off), k, 0, index); err != nil {
+						return err
+					}
+					from = m.at(m.recv, own)
+				}
+				return m.copy(s, slot, from, mine)
+			},
+			land: func(s gpu.Stream, slot cuda.Ptr) error {
+				if first {
+					if n.local == 1 && m.recv != m.send {
+						return m.copy(s, m.at(m.recv, off), m.at(m.send, off), k)
+					}
+					return nil
+				}
+				if err := m.copy(s, m.at(m.recv, own), slot, mine); err != nil || !gather {
+					return err
+				}
+				return m.in(s, record.AllGather, m.at(m.recv, own), m.at(m.recv, off), mine, 0, -1)
+			},
+		})
+	}
+	m.shared(count, add)
+}
+
+// shared cuts count elements into chunks that the node's ranks share, and those that
+// all of them send whole: add takes where a chunk begins and what it has, and where
+// this rank's part begins and what that has.
+func (m *motion) shared(count int, add func(off, k, own, mine int, gather bool)) {
+	n := m.n
+	if n.local == 1 || count*m.size <= wholeMost {
+		each(count, m.step(count, 1), func(off, k int) { add(off, k, off, k, false) })
+		return
+	}
+	shares := count / n.local
+	each(shares, m.step(shares, 1), func(done, k int) {
+		off := done * n.local
+		add(off, k*n.local, off+n.index*k, k, true)
+	})
+	if rest := count % n.local; rest > 0 {
+		add(count-rest, rest, count-rest, rest, false)
+	}
+}
+
+// reduce: each rank of a node reduces a share, the ranks of one index reduce theirs to
+// root's node, whose ranks pass them to root.
+func (m *motion) reduce() {
+	n, count := m.n, m.o.count
+	m.via = &n.rail
+	node, index := m.seat(int(m.o.root))
+	last := m.via.place.Rank == node
+	root := last && n.index == index
+	add := func(off, k, own, mine int, gather bool) {
+		m.chunks = append(m.chunks, chunk{
+			call: m.call(record.Reduce, mine, int32(node)),
+			stage: func(s gpu.Stream, slot cuda.Ptr) error {
+				from := m.at(m.send, off)
+				switch {
+				case n.local == 1:
+				case gather:
+					if err := m.in(s, record.ReduceScatter, from, n.scratch, mine, 0, -1); err != nil {
+						return err
+					}
+					from = n.scratch
+				default:
+					if err := m.in(s, record.AllReduce, from, n.scratch, k, 0, -1); err != nil {
+						return err
+					}
+					from = n.scratch
+				}
+				return m.copy(s, slot, from, mine)
+			},
+			land: func(s gpu.Stream, slot cuda.Ptr) error {
+				switch {
+				case !last:
+					return nil
+				case root:
+					if err := m.copy(s, m.at(m.recv, own), slot, mine); err != nil || !gather {
+						return err
+					}
+				case gather:
+					if err := m.copy(s, n.scratch, slot, mine); err != nil {
+						return err
+					}
+				}
+				if !gather {
+					return nil
+				}
+				var msgs []gpu.Message
+				bytes := uint64(mine * m.size)
+				if !root {
+					msgs = append(msgs, gpu.Message{Peer: index, Send: true, Buf: n.scratch, Bytes: bytes})
+				}
+				for i := range n.local {
+					if root && i != index {
+						msgs = append(msgs, gpu.Message{Peer: i, Buf: m.at(m.recv, off+i*mine), Bytes: bytes})
+					}
+				}
+				return n.gpu.Exchange(s, record.Reduce, msgs, 0)
+			},
+		})
+	}
+	m.shared(count, add)
+}

@@ -1,0 +1,88 @@
+package algo
+
+// Piece is one collective of a chain: what Build takes, on part of a
+// communicator.
+type Piece struct {
+	Call   Call
+	Place  *Place // among Members
+	Choice Choice
+	// Members are the ranks in the communicator of the Place's ranks.
+	Members    []int
+	Send, Recv Ref // where the call's buffers are
+}
+
+// The gates of a chain, by Number: a track waits for Ready before it begins a
+// piece, and passes Sent or Received when it has ended one; Left comes last.
+const (
+	Ready = iota
+	Sent
+	Received
+	Left
+	gates
+)
+
+// GateNumber is the number of a piece's gate, GateOf the piece and gate of a number.
+func GateNumber(piece, gate int) int { return piece*gates + gate }
+
+func GateOf(number int) (piece, gate int) { return number / gates, number % gates }
+
+// ahead is how many pieces may be under way at once.
+const ahead = 2
+
+// Chain is the schedule of collectives that follow each other, each between gates.
+// While some messages of a piece are still under way the next one begins, with
+// scratch memory of its own.
+func Chain(pieces []Piece) (*Schedule, error) {
+	out := &Schedule{Tracks: make([]Track, 2)}
+	parts := make([]*Schedule, len(pieces))
+	for i := range pieces {
+		p := &pieces[i]
+		s, err := Build(p.Call, *p.Place, p.Choice)
+		if err != nil {
+			return nil, err
+		}
+		parts[i] = s
+		out.Algo, out.Proto = s.Algo, s.Proto
+		out.Scratch, out.Acc = max(out.Scratch, s.Scratch), max(out.Acc, s.Acc)
+	}
+	out.Scratch, out.Acc = (out.Scratch+63)&^63, (out.Acc+63)&^63
+	var ended [][2]int32 // steps of each track at the end of each piece
+	for i, s := range parts {
+		begun := [2]int32{int32(len(out.Tracks[tx])) + 1, int32(len(out.Tracks[rx])) + 1}
+		for t := range out.Tracks {
+			gate := Step{Act: Gate, Peer: -1, Len: GateNumber(i, Ready)}
+			if i >= ahead {
+				gate.Need = ended[i-ahead][1-t]
+			}
+			out.Tracks[t] = append(out.Tracks[t], gate)
+			for _, st := range s.Tracks[t] {
+				if st.Need > 0 {
+					st.Need += begun[1-t]
+				}
+				if st.Peer >= 0 {
+					st.Peer = int32(pieces[i].Members[st.Peer])
+				}
+				st.Dst, st.Src = pieces[i].moved(out, i, st.Dst), pieces[i].moved(out, i, st.Src)
+				out.Tracks[t] = append(out.Tracks[t], st)
+			}
+			out.Tracks[t] = append(out.Tracks[t], Step{Act: Gate, Peer: -1, Len: GateNumber(i, Sent+t)})
+		}
+		ended = append(ended, [2]int32{int32(len(out.Tracks[tx])), int32(len(out.Tracks[rx]))})
+	}
+	out.Tracks[rx] = append(out.Tracks[rx], Step{Act: Gate, Peer: -1, Need: int32(len(out.Tracks[tx])), Len: GateNumber(len(pieces), Left)})
+	out.Scratch, out.Acc = ahead*out.Scratch, ahead*out.Acc
+	return out, nil
+}
+
+// moved is where a piece's reference points in the chain.
+func (p *Piece) moved(out *Schedule, i int, r Ref) Ref {
+	switch r.Space {
+	case SendBuf:
+		return p.Send.plus(r.Off)
+	case RecvBuf:
+		return p.Recv.plus(r.Off)
+	case Scratch:
+		return r.plus(i % ahead * out.Scratch)
+	}
+	return r.plus(i % ahead * out.Acc)
+}

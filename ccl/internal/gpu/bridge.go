@@ -1,0 +1,44 @@
+package gpu
+
+import (
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Begin makes what the caller puts on s itself come after the communicator's
+// operations so far; End must follow, with what Begin said. Between them the caller
+// runs operations on s and nowhere else.
+func (c *Comm) Begin(s Stream) (captured bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if captured, err = s.Capturing(); err != nil || captured {
+		return captured, err
+	}
+	return false, c.follow(s, false)
+}
+
+// End makes the communicator's next operations come after what is on s.
+func (c *Comm) End(s Stream) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leave(s, false)
+}
+
+// Fold puts on s the reduction of count elements of every one of srcs, at most
+// MaxRanks, in their order, into dst, which may be one of them. divisor is what Avg
+// divides by. It speaks with nobody.
+func (c *Comm) Fold(s *cuda.Stream, dt record.DType, op record.RedOp, dst cuda.Ptr, srcs []cuda.Ptr, count uint64, divisor int) error {
+	fs, err := c.dev.reducers(dt)
+	if err != nil {
+		return err
+	}
+	a := kernels.FoldArgs{Dst: uint64(dst), Count: count, K: uint32(len(srcs)), Op: uint32(op), Ranks: uint32(divisor)}
+	for i, p := range srcs {
+		a.Src[i] = uint64(p)
+	}
+	f := fs["ls_fold"]
+	return s.Launch(f.Func, uint32(blocksFor(count*uint64(dt.Size()), symStep, foldBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
+}
