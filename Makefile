@@ -9,9 +9,11 @@ LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut 
 
 # Packages with goroutines or shared memory run under the race detector too.
 RACE := ./record ./windowmon ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
+# These have tests that need RDMA devices.
+RDMA := ./ccl/internal/verbs
 FUZZTIME ?= 120s
 
-.PHONY: help build test race lint generate check-generated demo bench peers fuzz clean
+.PHONY: help build test race test-rdma lint generate check-generated demo bench peers fuzz clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -27,6 +29,12 @@ test: ## every test
 
 race: ## the tests of what runs concurrently, under the race detector
 	$(GO) test -race -short -count=1 $(RACE)
+
+test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
+	rm -rf $(CACHE)/rdmavm/tests && mkdir -p $(CACHE)/rdmavm/tests
+	CGO_ENABLED=1 $(GO) test -c -o $(CACHE)/rdmavm/tests/ $(RDMA)
+	files=(); for t in $(CACHE)/rdmavm/tests/*.test; do files+=(-file $$t:test/$${t##*/}); done; \
+	  deploy/rdmavm/run -t 220 "$${files[@]}" -- deploy/rdmavm/suite
 
 lint: $(LINT) ## gofmt, go vet, golangci-lint with the import direction
 	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }
