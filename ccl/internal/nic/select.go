@@ -23,8 +23,9 @@ var ErrNoPort = errors.New("no usable RDMA port")
 // candidate is a port that can be used.
 type candidate struct {
 	Port
-	nic  string
-	data bool // Distance is that of the device's data function
+	nic   string
+	index int  // of the device
+	data  bool // Distance is that of the device's data function
 }
 
 // Select orders the ports that can be used by a rank: its primary first, then its
@@ -37,11 +38,18 @@ func (t *Tree) Select(near Near, o Override) ([]Port, error) {
 	}
 	equal := equallyNear(all)
 	first := t.turn(all[:equal], near, o)
-	order := slices.Concat(all[first:equal], all[:first], all[equal:])
-	primary := order[0]
-	// A backup on another kind of network would need the peer to have one there, too.
+	primary := all[first]
+	order := slices.Concat(all[first:first+1], all[:first], all[first+1:])
 	slices.SortStableFunc(order[1:], func(a, b candidate) int {
-		return cmp.Or(isFirst(a.nic == primary.nic, b.nic == primary.nic), isFirst(a.Layer == primary.Layer, b.Layer == primary.Layer))
+		return cmp.Or(
+			isFirst(a.nic == primary.nic, b.nic == primary.nic),
+			// On another kind of network the peer would have to have one there, too.
+			isFirst(a.Layer == primary.Layer, b.Layer == primary.Layer),
+			cmp.Compare(a.Distance, b.Distance),
+			-cmp.Compare(a.Rate, b.Rate),
+			// Those that follow the primary come first, so that not all ranks of a
+			// node have the same backup.
+			isFirst(a.index > primary.index, b.index > primary.index))
 	})
 	out := make([]Port, len(order))
 	for i := range order {
@@ -135,7 +143,7 @@ func (t *Tree) candidates(near Near, o Override) ([]candidate, error) {
 				continue
 			}
 			p.GIDIndex, p.GID, p.Addr, p.Subnet = g.Index, g.Raw, g.Addr, g.Subnet
-			c := candidate{Port: p, nic: d.nic, data: d.data != nil}
+			c := candidate{Port: p, nic: d.nic, index: i, data: d.data != nil}
 			c.Distance = at.distance(d.place)
 			if c.data {
 				c.Distance = at.distance(*d.data)
