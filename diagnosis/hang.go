@@ -49,12 +49,14 @@ func (e *Engine) hangs(found []finding) []finding {
 	lost := true
 	for _, n := range ends {
 		if c, ok := e.causeAt(n); ok {
+			e.mismatched(&c)
 			lost = lost && c.reason == reasonNodeLost
 			causes = merge(causes, c)
 		}
 	}
 	for _, circle := range circles {
 		if c, ok := e.causeOf(circle); ok {
+			e.mismatched(&c)
 			lost = false
 			causes = append(causes, c)
 		}
@@ -276,6 +278,10 @@ func (e *Engine) hangFinding(c *cause, victims int) finding {
 	f.Class, f.Victims, f.Since = c.class, victims, c.nodes[0].onset()
 	f.Seq, f.Coll = e.waitedFor(c)
 	f.setComm(&e.pass.ev.Comms[c.comm])
+	if c.reason == reasonMismatch {
+		e.blameMismatch(&f, c.comm)
+		return f
+	}
 	switch c.kind {
 	case causeRank:
 		if c.reason == reasonNodeLost {

@@ -331,6 +331,32 @@ func TestRules(t *testing.T) {
 		{"everyone is in and no connection says more", func(j *job) { j.allBut(j.comm("dp", 0, 1), 9) },
 			"suspected communication_hang 0,1 stalled", "no connection of dp reports"},
 
+		{"one calls another operation", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 3)
+			for i := range c.Members {
+				c.Members[i].Bytes = 4096
+			}
+			c.Members[2].Coll, c.Members[2].Peer = record.Broadcast, 0
+		}, "confirmed noncommunication_hang 2 mismatch", "#101 on dp is AllReduce of 4096 bytes for rank 0, 1, 3\n#101 on dp is Broadcast of 4096 bytes with root 0 for rank 2"},
+		{"one calls with another size, and connections stall for it", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 3)
+			for _, k := range j.ring(c, 3) {
+				k.Outstanding, k.LastPost = 100, ago(3)
+			}
+			c.Members[1].Bytes = 8
+		}, "confirmed noncommunication_hang 1 mismatch", "#101 on dp is AllReduce of 8 bytes for rank 1"},
+		{"two against two", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 3)
+			c.Members[1].Coll, c.Members[3].Coll = record.AllGather, record.AllGather
+		}, "confirmed noncommunication_hang 0,1,2,3 mismatch", ""},
+		{"calls that are only queued further", func(j *job) {
+			c := j.comm("dp", 0, 1)
+			j.allBut(c, 3)
+			c.Members[1].Enqueued, c.Members[1].Coll = 103, record.Broadcast
+		}, "suspected communication_hang 0,1 stalled", ""},
 		{"killed rank", func(j *job) {
 			j.comm("dp", 0, 1, 2, 3)
 			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcGone, ago(0.6)
