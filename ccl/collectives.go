@@ -228,7 +228,7 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 		return c.invalid(record.AlltoAllv, "send and receive buffers overlap")
 	}
 	if send.onDevice() || recv.onDevice() {
-		return c.exchangeGPU(s, record.AlltoAllv, func(add func(send bool, b Buffer, peer int)) {
+		return c.exchangeGPU(s, record.AlltoAllv, -1, 0, func(add func(send bool, b Buffer, peer int)) {
 			for p := range c.size {
 				add(true, send.Slice(sendOffsets[p], sendOffsets[p]+sendCounts[p]), p)
 				add(false, recv.Slice(recvOffsets[p], recvOffsets[p]+recvCounts[p]), p)
@@ -263,7 +263,7 @@ func (c *Comm) Send(s *Stream, buf Buffer, peer int) error {
 		return err
 	}
 	if buf.onDevice() {
-		return c.exchangeGPU(s, record.Send, func(add func(send bool, b Buffer, peer int)) { add(true, buf, peer) })
+		return c.exchangeGPU(s, record.Send, peer, buf.n, func(add func(send bool, b Buffer, peer int)) { add(true, buf, peer) })
 	}
 	return c.put(s, &operation{
 		coll: record.Send, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), send: buf.raw(),
@@ -276,7 +276,7 @@ func (c *Comm) Recv(s *Stream, buf Buffer, peer int) error {
 		return err
 	}
 	if buf.onDevice() {
-		return c.exchangeGPU(s, record.Recv, func(add func(send bool, b Buffer, peer int)) { add(false, buf, peer) })
+		return c.exchangeGPU(s, record.Recv, peer, buf.n, func(add func(send bool, b Buffer, peer int)) { add(false, buf, peer) })
 	}
 	return c.put(s, &operation{
 		coll: record.Recv, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), recv: buf.raw(),

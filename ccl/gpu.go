@@ -236,21 +236,29 @@ func (c *Comm) gpuBroke(err error) *failure {
 	return f
 }
 
-// exchangeGPU launches sends and receives of device memory that collect lists.
-func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, collect func(add func(send bool, b Buffer, peer int))) error {
+// exchangeGPU launches sends and receives of device memory that collect lists. root
+// and count are what ranks must agree on.
+func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, root, count int, collect func(add func(send bool, b Buffer, peer int))) error {
 	cs, err := c.enter(kind, s)
 	if err != nil {
 		return err
 	}
 	var msgs []gpu.Message
+	o := operation{coll: kind, dtype: record.Uint8, root: int32(root), count: count}
 	collect(func(send bool, b Buffer, peer int) {
 		msgs = append(msgs, gpu.Message{Peer: peer, Send: send, Buf: cuda.Ptr(b.dev), Bytes: uint64(b.size())})
+		if send {
+			o.bytes += uint64(b.size())
+		}
 	})
+	if n := c.gpu.nodes; n != nil {
+		return n.exchange(s, cs, &o, msgs, nil)
+	}
 	return c.launched(kind, c.gpu.comm.Exchange(s.owned(cs), kind, msgs, s.id))
 }
 
 func (c *Comm) groupGPU(s *Stream, g *Group) error {
-	return c.exchangeGPU(s, record.Group, func(add func(send bool, b Buffer, peer int)) {
+	return c.exchangeGPU(s, record.Group, -1, 0, func(add func(send bool, b Buffer, peer int)) {
 		for i, m := range g.msgs {
 			add(m.send, g.device[i], int(m.peer))
 		}
@@ -259,7 +267,11 @@ func (c *Comm) groupGPU(s *Stream, g *Group) error {
 
 // rootedGPU is Gather and Scatter: what root exchanges with everyone.
 func (c *Comm) rootedGPU(s *Stream, kind record.CollKind, send, recv Buffer, root int) error {
-	return c.exchangeGPU(s, kind, func(add func(send bool, b Buffer, peer int)) {
+	count := send.size() // of one rank's share
+	if kind == record.Scatter {
+		count = recv.size()
+	}
+	return c.exchangeGPU(s, kind, root, count, func(add func(send bool, b Buffer, peer int)) {
 		gather := kind == record.Gather
 		if c.rank == root {
 			whole, part := recv, send

@@ -3,7 +3,6 @@ package ccl
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -58,6 +57,7 @@ type gpuNodes struct {
 	reached   uint32 // given to operations so far, under calling
 	passed    atomic.Uint32
 	parts     []engine.Part
+	copies    [2]copier // of messages: out of the GPU and into it
 }
 
 // route is who takes part in the network's part of an operation, and this rank's
@@ -129,11 +129,19 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 		n.slot[i], n.slotAt[i] = n.host[off:off+n.slotSize:off+n.slotSize], at+cuda.Ptr(off)
 		n.parts = append(n.parts, engine.Part{Buf: n.slot[i], DType: record.Uint8})
 	}
+	n.parts = append(n.parts, engine.Part{Buf: n.host[words:], DType: record.Uint8}) // all slots, for messages
 	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
 		return nil, err
 	}
 	if n.idle, err = n.dev.NewStream(0); err != nil {
 		return nil, err
+	}
+	for d := range n.copies {
+		t := &n.copies[d]
+		if t.s, err = n.dev.NewStream(0); err != nil {
+			return nil, err
+		}
+		t.word, t.at = n.word(128+64*d), at+cuda.Ptr(128+64*d)
 	}
 	return n, nil
 }
@@ -141,6 +149,11 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 // free ends the memory; neither the GPU nor the executor may be using it.
 func (n *gpuNodes) free() error {
 	var errs []error
+	for _, t := range n.copies {
+		if t.s != nil {
+			errs = append(errs, t.s.Synchronize(), t.s.Close())
+		}
+	}
 	if n.idle != nil {
 		errs = append(errs, n.idle.Close())
 	}
@@ -185,16 +198,17 @@ func (n *gpuNodes) release() {
 type crossing struct {
 	n       *gpuNodes
 	sched   *algo.Schedule
-	reached uint32    // when the stream has come to the operation
-	passed  uint32    // before its first chunk
-	through [2]uint32 // chunks that each direction is done with
+	gate    func(number int) bool // engine.Op.Gate
+	reached uint32                // when the stream has come to the operation
+	passed  uint32                // before its first chunk
+	through [2]uint32             // chunks that each direction is done with
 }
 
 // begun reports whether the stream has come to the operation.
 func (x *crossing) begun() bool { return x.n.has(x.reached) }
 
-// gate is engine.Op.Gate.
-func (x *crossing) gate(number int) bool {
+// chunkGate is the gates of a chain of chunks.
+func (x *crossing) chunkGate(number int) bool {
 	piece, gate := algo.GateOf(number)
 	if gate == algo.Ready || gate == algo.Left {
 		return x.n.has(x.reached + 1 + uint32(piece))
@@ -213,8 +227,10 @@ type chunk struct {
 	stage, land func(s gpu.Stream, slot cuda.Ptr) error
 }
 
-// cross puts an operation of chunks on s and in the queue.
-func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, r *route, chunks []chunk) error {
+// cross puts an operation on s and in the queue. prepare says what the network does;
+// launch puts the stream's part on it, which has come to the operation by then, and
+// counts chunks in reached and passed.
+func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, prepare func(*crossing) error, launch func(on gpu.Stream, x *crossing) error) error {
 	c, on := n.c, s.owned(cs)
 	n.calling.Lock()
 	defer n.calling.Unlock()
@@ -226,25 +242,29 @@ func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, r *route, chu
 		return c.invalid(o.coll, "under capture: ranks are on several nodes, and the CPU's part between nodes cannot be in a CUDA graph")
 	}
 	x := &crossing{n: n, reached: n.reached + 1, passed: n.passed.Load()}
-	if x.sched, err = n.schedule(o, r, chunks); err != nil {
-		return c.invalid(o.coll, "%v", err)
+	if err := prepare(x); err != nil {
+		return c.launched(o.coll, err)
 	}
 	o.crossing = x
 	if err := c.put(s, o); err != nil {
 		return err
 	}
-	n.reached += uint32(len(chunks)) + 2
-	n.passed.Add(uint32(len(chunks)))
+	n.reached += uint32(chunks) + 2
+	n.passed.Add(uint32(chunks))
 	c.executor.wake()
-	return c.launched(o.coll, errors.Join(n.launch(on, x, chunks), n.gpu.End(on)))
+	err = on.Write32(n.reachedAt, x.reached)
+	if err == nil {
+		err = launch(on, x)
+	}
+	if err == nil {
+		err = on.Write32(n.reachedAt, n.reached)
+	}
+	return c.launched(o.coll, errors.Join(err, n.gpu.End(on)))
 }
 
-// launch puts the stream's part on it.
+// launch puts the stream's part of an operation of chunks on it.
 func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 	count := x.reached
-	if err := s.Write32(n.reachedAt, count); err != nil {
-		return err
-	}
 	for i := range len(chunks) + lead {
 		if i < len(chunks) {
 			if err := chunks[i].stage(s, n.slotAt[i%slots]); err != nil {
@@ -264,7 +284,7 @@ func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 			}
 		}
 	}
-	return s.Write32(n.reachedAt, count+1)
+	return nil
 }
 
 // schedule is the network's part of an operation, kept by the operation's shape.
@@ -356,6 +376,9 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		coll: kind, dtype: dt, redop: op, inPlace: send.dev == recv.dev, root: int32(root),
 		count: count, bytes: uint64(count * dt.Size() * shares),
 	}
+	if kind == record.AlltoAll {
+		return n.allToAll(s, cs, &o, cuda.Ptr(send.dev), cuda.Ptr(recv.dev))
+	}
 	m := motion{n: n, s: cs, o: &o, send: cuda.Ptr(send.dev), recv: cuda.Ptr(recv.dev), size: dt.Size()}
 	switch kind {
 	case record.AllReduce:
@@ -370,11 +393,11 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		m.reduce()
 	case record.Barrier:
 		m.barrier()
-	default:
-		return c.invalid(kind, "not between nodes")
 	}
-	if m.err != nil {
-		return fmt.Errorf("%v: %w", kind, m.err)
+	prepare := func(x *crossing) (err error) {
+		x.gate = x.chunkGate
+		x.sched, err = n.schedule(&o, m.via, m.chunks)
+		return err
 	}
-	return n.cross(s, cs, &o, m.via, m.chunks)
+	return n.cross(s, cs, &o, len(m.chunks), prepare, func(on gpu.Stream, x *crossing) error { return n.launch(on, x, m.chunks) })
 }

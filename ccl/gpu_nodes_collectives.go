@@ -16,7 +16,6 @@ type motion struct {
 	size       int // of an element
 	via        *route
 	chunks     []chunk
-	err        error
 }
 
 // partial is the operator within the node: an average is divided once, at the end.

@@ -2,12 +2,12 @@ package ccl_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
-	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // The tests of this file spread ranks of one machine over logical nodes.
@@ -69,7 +69,78 @@ func nodeCalls(n int, counts []int) (list []call) {
 			list = append(list, call{coll, ccl.Float32, ccl.Sum, 200_003, len(list) % n, false, len(list)})
 		}
 	}
-	return slices.DeleteFunc(list, func(k call) bool {
-		return k.coll == record.AlltoAll || k.coll == record.Gather || k.coll == record.Scatter
+	return list
+}
+
+// TestGPUNodesMessages sends messages of many sizes at once between all ranks, several
+// of each pair, and lone ones round a ring.
+func TestGPUNodesMessages(t *testing.T) {
+	_, gpus := gpuRanks(t)
+	for _, l := range layouts {
+		for _, window := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
+				n := len(l.nodes)
+				ranks(t, n, onGPUs(t, gpus, onNodes(l.nodes)), func(ctx context.Context, c *ccl.Comm) error {
+					s := c.NewStream()
+					list, area := letters(n, 3, []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003, 5_000_001})
+					m, err := newMemory(ctx, c, 2*area+32, window)
+					if err != nil {
+						return err
+					}
+					for salt := range 2 {
+						err := post(ctx, c, m, list, area, salt, func(call func(*ccl.Stream) error) error { return do(ctx, s, call(s)) })
+						if err != nil {
+							return err
+						}
+					}
+					// A token that passes every rank twice.
+					token := m.bytes(ccl.Int32, 0, 3<<20)
+					next, prev := (c.Rank()+1)%n, (c.Rank()+n-1)%n
+					for round := range 2 {
+						if round > 0 || c.Rank() > 0 {
+							if err := c.Recv(s, token, prev); err != nil {
+								return err
+							}
+						}
+						if round == 0 || c.Rank() < n-1 {
+							if err := c.Send(s, token, next); err != nil {
+								return err
+							}
+						}
+					}
+					if err := s.Wait(ctx); err != nil {
+						return err
+					}
+					return m.free(ctx)
+				})
+			})
+		}
+	}
+}
+
+// TestGPUNodesDependentMessages: a rank's message to one peer does not wait for that
+// to another, which comes late.
+func TestGPUNodesDependentMessages(t *testing.T) {
+	_, gpus := gpuRanks(t)
+	const size = 24 << 20
+	ranks(t, 3, onGPUs(t, gpus, onNodes([]int{0, 1, 2})), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 2*size, false)
+		if err != nil {
+			return err
+		}
+		a, b := m.bytes(ccl.Uint8, 0, size), m.bytes(ccl.Uint8, size, size)
+		switch c.Rank() {
+		case 0:
+			err = c.Group(s, func(g *ccl.Group) error { return errors.Join(g.Send(a, 2), g.Send(b, 1)) })
+		case 1:
+			err = errors.Join(c.Recv(s, a, 0), c.Send(s, a, 2))
+		case 2:
+			err = errors.Join(c.Recv(s, a, 1), c.Recv(s, b, 0))
+		}
+		if err := do(ctx, s, err); err != nil {
+			return err
+		}
+		return m.free(ctx)
 	})
 }

@@ -51,6 +51,9 @@ type Step struct {
 	Need     int32
 	Dst, Src Ref
 	Len      int // bytes; both ends of a message agree on it
+	// Whole is the length of the message that a step of only a header opens. What
+	// follows it may be cut differently at both ends, at multiples of 64 bytes.
+	Whole int
 }
 
 // Track is a list of steps that run one after the other. Tracks run

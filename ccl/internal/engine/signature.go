@@ -99,7 +99,7 @@ func (op *Op) of(step *algo.Step) Signature {
 	if s.Coll != record.Send && s.Coll != record.AlltoAllv {
 		return s
 	}
-	s.Count = uint64(step.Len)
+	s.Count = uint64(max(step.Len, step.Whole))
 	if space := max(step.Src.Space, step.Dst.Space); space >= GroupSpace {
 		s.DType = op.Parts[space-GroupSpace].DType
 	}
