@@ -166,17 +166,64 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 
 // bareLink is a link over one socket whose other end is ours.
 func bareLink(t testing.TB) (*tcpLink, int) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, fds := bareSockets(t, 1)
+	return l, fds[0]
+}
+
+func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
 	m := &mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, cards: make([]card, 2)}
 	m.waiter.init(m)
 	m.net = &network{m: m, bell: -1}
-	l := &tcpLink{m: m, n: m.net, peer: 1, socks: []*socket{{fd: pair[0], readable: true, writable: true}}}
+	l := &tcpLink{m: m, n: m.net, peer: 1}
+	var ours []int
+	for range n {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.socks = append(l.socks, &socket{fd: pair[0], readable: true, writable: true})
+		ours = append(ours, pair[1])
+	}
 	l.up.Store(true)
-	t.Cleanup(func() { l.close(); unix.Close(pair[1]) })
-	return l, pair[1]
+	t.Cleanup(func() {
+		l.close()
+		for _, fd := range ours {
+			unix.Close(fd)
+		}
+	})
+	return l, ours
+}
+
+// A reducer reads whole elements from Peek's pieces, however little of a frame
+// has arrived, and whatever was received before it.
+func TestPiecesOfTheNextMessageAreWhole(t *testing.T) {
+	l, fds := bareSockets(t, 2)
+	const first, second = 8 << 10, 20000
+	send := func(fd int, b []byte) {
+		t.Helper()
+		if n, err := unix.Write(fd, b); n != len(b) || err != nil {
+			t.Fatal(n, err)
+		}
+		l.socks0()
+	}
+	h := l.header(frameData, second, first, 0)
+	send(fds[1], append(h[:], make([]byte, 9999)...)) // the second message's beginning overtakes the first one
+	if b, err := l.Peek(); len(b) > 0 || err != nil {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	buf := make([]byte, first)
+	if n, err := l.TryRecv(buf); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	h = l.header(frameData, first, 0, 0)
+	send(fds[0], append(h[:], make([]byte, first)...))
+	if n, err := l.TryRecv(buf); n != first || err != nil {
+		t.Fatal(n, err)
+	}
+	l.AlignRecv()
+	if b, err := l.Peek(); len(b) == 0 || len(b)%lineSize != 0 || err != nil {
+		t.Errorf("a piece of %d bytes, %v", len(b), err)
+	}
 }
 
 func TestGarbageEndsTheConnection(t *testing.T) {

@@ -583,8 +583,12 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 		direct = nil
 	} else {
 		want = len(direct)
-		for _, s := range l.socks { // what Peek would hold back to the next boundary
-			l.show(s, s.pos)
+		for _, s := range l.socks {
+			// What Peek would hold back to the next boundary; not of messages behind
+			// this one, for which Peek may be what comes next.
+			if s.pos <= l.got+uint64(want) {
+				l.show(s, s.pos)
+			}
 		}
 	}
 	quiet := true
