@@ -61,6 +61,75 @@ func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 	return s.Copy(dst, src, uint64(elements*m.size))
 }
 
+// folds reports whether what nodes have reduced is gathered, and reduced by the GPU,
+// instead of on its way by the CPU: between two nodes as many bytes travel so, and of
+// 8-bit floats the CPU knows nothing.
+func (m *motion) folds() bool {
+	return len(m.via.members) == 2 || m.o.dtype == Float8E4M3 || m.o.dtype == Float8E5M2
+}
+
+// fold reduces k elements of every member in scratch, where they are k apart, into
+// dst; own is where this rank's are, if not there.
+func (m *motion) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
+	srcs := make([]cuda.Ptr, len(m.via.members))
+	for i := range srcs {
+		srcs[i] = m.at(m.n.scratch, i*k)
+	}
+	if own != 0 {
+		srcs[m.via.place.Rank] = own
+	}
+	for {
+		n, op := min(len(srcs), gpu.MaxRanks), m.o.redop
+		if n < len(srcs) {
+			op = m.partial()
+		}
+		if err := m.n.gpu.Fold(s.Stream, m.o.dtype, op, dst, srcs[:n], uint64(k), m.n.c.size); err != nil {
+			return err
+		}
+		if n == len(srcs) {
+			return nil
+		}
+		srcs = srcs[n-1:]
+		srcs[0] = dst
+	}
+}
+
+// take brings to dst what the network has reduced, or gathered, of k elements in slot.
+// own is where this rank's part is on the GPU, 0 if it is in the slot alone.
+func (m *motion) take(s gpu.Stream, slot, dst, own cuda.Ptr, k int) error {
+	if !m.folds() {
+		return m.copy(s, dst, slot, k)
+	}
+	all, self := len(m.via.members), m.via.place.Rank
+	if own == 0 {
+		if err := m.copy(s, m.n.scratch, slot, all*k); err != nil {
+			return err
+		}
+		return m.fold(s, dst, 0, k)
+	}
+	for _, part := range [][2]int{{0, self}, {self + 1, all}} {
+		if err := m.copy(s, m.at(m.n.scratch, part[0]*k), m.at(slot, part[0]*k), (part[1]-part[0])*k); err != nil {
+			return err
+		}
+	}
+	return m.fold(s, dst, own, k)
+}
+
+// reducing is the network's part of a chunk of k elements that nodes have reduced,
+// and where in the slot this rank's are.
+func (m *motion) reducing(coll record.CollKind, k int, root int32) (c chunk, own int) {
+	c.call = m.call(coll, k, root)
+	if !m.folds() {
+		return c, 0
+	}
+	if c.call.Coll = record.AllGather; coll == record.Reduce {
+		c.call.Coll = record.Gather
+	}
+	own = m.via.place.Rank * k
+	c.send = own * m.size
+	return c, own
+}
+
 // allReduce: every rank of a node reduces a share of the chunk, the ranks of one index
 // reduce theirs between nodes, and the node gathers the shares.
 func (m *motion) allReduce() {
@@ -68,29 +137,31 @@ func (m *motion) allReduce() {
 	m.via = &n.rail
 	m.shared(m.o.count, func(off, k, own, mine int, gather bool) {
 		send, recv, part := m.at(m.send, off), m.at(m.recv, off), m.at(m.recv, own)
-		m.chunks = append(m.chunks, chunk{
-			call: m.call(record.AllReduce, mine, -1),
-			stage: func(s gpu.Stream, slot cuda.Ptr) (err error) {
-				switch {
-				case n.local == 1:
-					return m.copy(s, slot, send, mine)
-				case gather:
-					err = m.in(s, record.ReduceScatter, send, part, mine, 0, -1)
-				default:
-					err = m.in(s, record.AllReduce, send, recv, k, 0, -1)
-				}
-				if err != nil {
-					return err
-				}
-				return m.copy(s, slot, part, mine)
-			},
-			land: func(s gpu.Stream, slot cuda.Ptr) error {
-				if err := m.copy(s, part, slot, mine); err != nil || !gather {
-					return err
-				}
-				return m.in(s, record.AllGather, part, recv, mine, 0, -1)
-			},
-		})
+		c, self := m.reducing(record.AllReduce, mine, -1)
+		from := part
+		if n.local == 1 {
+			from = send
+		}
+		c.stage = func(s gpu.Stream, slot cuda.Ptr) (err error) {
+			switch {
+			case n.local == 1:
+			case gather:
+				err = m.in(s, record.ReduceScatter, send, part, mine, 0, -1)
+			default:
+				err = m.in(s, record.AllReduce, send, recv, k, 0, -1)
+			}
+			if err != nil {
+				return err
+			}
+			return m.copy(s, m.at(slot, self), from, mine)
+		}
+		c.land = func(s gpu.Stream, slot cuda.Ptr) error {
+			if err := m.take(s, slot, part, from, mine); err != nil || !gather {
+				return err
+			}
+			return m.in(s, record.AllGather, part, recv, mine, 0, -1)
+		}
+		m.chunks = append(m.chunks, c)
 	})
 }
 
@@ -117,10 +188,17 @@ func (m *motion) reduceScatter() {
 	if m.via = &n.all; n.major {
 		m.via = &n.rail
 	}
-	others := len(m.via.members)
-	each(count, m.step(count, others), func(off, k int) {
+	others, width := len(m.via.members), len(m.via.members)
+	if m.folds() {
+		width *= 2
+	}
+	each(count, m.step(count, width), func(off, k int) {
+		call, got := m.call(record.ReduceScatter, k, -1), m.via.place.Rank*k
+		if m.folds() {
+			call.Coll, call.InPlace, got = record.AlltoAll, false, others*k
+		}
 		m.chunks = append(m.chunks, chunk{
-			call: m.call(record.ReduceScatter, k, -1), recv: m.via.place.Rank * k * m.size,
+			call: call, recv: got * m.size,
 			stage: func(s gpu.Stream, slot cuda.Ptr) error {
 				for i := range others {
 					if !n.major {
@@ -140,7 +218,7 @@ func (m *motion) reduceScatter() {
 				return m.copy(s, slot, n.scratch, others*k)
 			},
 			land: func(s gpu.Stream, slot cuda.Ptr) error {
-				return m.copy(s, m.at(m.recv, off), m.at(slot, m.via.place.Rank*k), k)
+				return m.take(s, m.at(slot, got), m.at(m.recv, off), 0, k)
 			},
 		})
 	})
@@ -255,12 +333,16 @@ func (m *motion) broadcast() {
 // this rank's part begins and what that has.
 func (m *motion) shared(count int, add func(off, k, own, mine int, gather bool)) {
 	n := m.n
+	width := 1
+	if m.o.coll != record.Broadcast && m.folds() {
+		width = len(m.via.members)
+	}
 	if n.local == 1 || count*m.size <= wholeMost {
-		each(count, m.step(count, 1), func(off, k int) { add(off, k, off, k, false) })
+		each(count, m.step(count, width), func(off, k int) { add(off, k, off, k, false) })
 		return
 	}
 	shares := count / n.local
-	each(shares, m.step(shares, 1), func(done, k int) {
+	each(shares, m.step(shares, width), func(done, k int) {
 		off := done * n.local
 		add(off, k*n.local, off+n.index*k, k, true)
 	})
@@ -278,54 +360,47 @@ func (m *motion) reduce() {
 	last := m.via.place.Rank == node
 	root := last && n.index == index
 	add := func(off, k, own, mine int, gather bool) {
-		m.chunks = append(m.chunks, chunk{
-			call: m.call(record.Reduce, mine, int32(node)),
-			stage: func(s gpu.Stream, slot cuda.Ptr) error {
-				from := m.at(m.send, off)
-				switch {
-				case n.local == 1:
-				case gather:
-					if err := m.in(s, record.ReduceScatter, from, n.scratch, mine, 0, -1); err != nil {
-						return err
-					}
-					from = n.scratch
-				default:
-					if err := m.in(s, record.AllReduce, from, n.scratch, k, 0, -1); err != nil {
-						return err
-					}
-					from = n.scratch
-				}
-				return m.copy(s, slot, from, mine)
-			},
-			land: func(s gpu.Stream, slot cuda.Ptr) error {
-				switch {
-				case !last:
-					return nil
-				case root:
-					if err := m.copy(s, m.at(m.recv, own), slot, mine); err != nil || !gather {
-						return err
-					}
-				case gather:
-					if err := m.copy(s, n.scratch, slot, mine); err != nil {
-						return err
-					}
-				}
-				if !gather {
-					return nil
-				}
-				var msgs []gpu.Message
-				bytes := uint64(mine * m.size)
-				if !root {
-					msgs = append(msgs, gpu.Message{Peer: index, Send: true, Buf: n.scratch, Bytes: bytes})
-				}
+		c, self := m.reducing(record.Reduce, mine, int32(node))
+		c.stage = func(s gpu.Stream, slot cuda.Ptr) (err error) {
+			from := m.at(m.send, off)
+			switch {
+			case n.local == 1:
+			case gather:
+				err = m.in(s, record.ReduceScatter, from, n.scratch, mine, 0, -1)
+				from = n.scratch
+			default:
+				err = m.in(s, record.AllReduce, from, n.scratch, k, 0, -1)
+				from = n.scratch
+			}
+			if err != nil {
+				return err
+			}
+			return m.copy(s, m.at(slot, self), from, mine)
+		}
+		c.land = func(s gpu.Stream, slot cuda.Ptr) error {
+			if !last || !root && !gather {
+				return nil
+			}
+			dst := n.scratch
+			if root {
+				dst = m.at(m.recv, own)
+			}
+			if err := m.take(s, slot, dst, 0, mine); err != nil || !gather {
+				return err
+			}
+			bytes := uint64(mine * m.size)
+			msgs := []gpu.Message{{Peer: index, Send: true, Buf: dst, Bytes: bytes}}
+			if root {
+				msgs = msgs[:0]
 				for i := range n.local {
-					if root && i != index {
+					if i != index {
 						msgs = append(msgs, gpu.Message{Peer: i, Buf: m.at(m.recv, off+i*mine), Bytes: bytes})
 					}
 				}
-				return n.gpu.Exchange(s, record.Reduce, msgs, 0)
-			},
-		})
+			}
+			return n.gpu.Exchange(s, record.Reduce, msgs, 0)
+		}
+		m.chunks = append(m.chunks, c)
 	}
 	m.shared(count, add)
 }
