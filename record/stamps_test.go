@@ -487,3 +487,27 @@ func BenchmarkStamps(b *testing.B) {
 		left--
 	}
 }
+
+// TestUnstamped: readers that have seen a communicator's rings learn that there are
+// none, and its next owner's may lie where they were.
+func TestUnstamped(t *testing.T) {
+	w, g, r := withGPU(t, 32, 32)
+	if c := r.Comms(nil)[0]; c.Stamps != 32 || c.Copies != 32 {
+		t.Fatalf("%+v", c)
+	}
+	off, _ := g.comm.StampRange()
+	g.comm.Unstamped()
+	g.comm.SetState(record.CommJoined)
+	if _, n := g.comm.StampRange(); n != 0 {
+		t.Errorf("%d slots for stamps of a communicator without", n)
+	}
+	g.comm.Enqueued(1, era, record.AllReduce, 8)
+	g.comm.Started(1, era)
+	if c := r.Comms(nil)[0]; c.Stamps != 0 || c.Copies != 0 || c.State != record.CommJoined || c.Started != 1 || c.Name != "tp" {
+		t.Errorf("%+v", c)
+	}
+	next, _ := w.AddComm(record.CommEntry{Stamps: 32, Copies: 32})
+	if again, _ := next.StampRange(); again != off {
+		t.Errorf("the next communicator's stamps are at %d, not where there is room, at %d", again, off)
+	}
+}

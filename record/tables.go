@@ -107,6 +107,24 @@ func (c *Comm) setState(s CommState) {
 	}
 }
 
+// Unstamped tells that no GPU will stamp the communicator's operations after all: its
+// process will tell of them. It comes before the first one.
+func (c *Comm) Unstamped() {
+	if c == nil || c.d.Load().stampCount+c.d.Load().copyCount == 0 {
+		return
+	}
+	c.w.tables.Lock()
+	defer c.w.tables.Unlock()
+	d := c.d.Load()
+	state := CommState(atomic.LoadUint64(&d.state))
+	atomic.StoreUint64(&d.state, 0)
+	n := [2]uint16{d.stampCount, d.copyCount}
+	c.w.rings[n] = append(c.w.rings[n], d.stampFirst)
+	d.stampFirst, d.stampCount, d.copyFirst, d.copyCount, d.device = 0, 0, 0, 0, 0
+	c.gen++ // readers keep what was fixed about a generation
+	c.setState(state)
+}
+
 // Enqueued tells the last collective submitted. mono is 0 for one that is going
 // to start at once: its start is its time.
 func (c *Comm) Enqueued(seq uint64, mono int64, coll CollKind, bytes uint64) {
