@@ -181,6 +181,8 @@ var gpuWays = []struct {
 	{"sym", []int{1, 3, 13, 255, 4099, 100_003, 262144}},
 	{"bulk", []int{1, 13, 4099, 100_003, 262144}},
 	{"ce", []int{1, 13, 4099, 100_003, 2_000_003}},
+	{"push", []int{1, 13, 4099, 100_003, 2_000_003}},
+	{"pushbulk", []int{1, 13, 4099, 100_003, 2_000_003}},
 	{"", []int{1, 1000, 40_000, 3_000_001}},
 }
 
@@ -194,7 +196,7 @@ func TestGPU(t *testing.T) {
 				continue // needs windows, and would take another way
 			}
 			t.Run(fmt.Sprintf("way %q, window %v", w.way, window), func(t *testing.T) {
-				if faked && w.way == "bulk" {
+				if faked && (w.way == "bulk" || w.way == "pushbulk") {
 					t.Skip("the fake GPUs' compute capability is 8.0")
 				}
 				force := func(cfg *ccl.Config) { cfg.GPU.Algo = w.way }
@@ -262,7 +264,11 @@ func TestGPUMixed(t *testing.T) {
 	if faked {
 		rounds = 150
 	}
-	ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+	mixed(t, n, rounds, onGPUs(t, gpus))
+}
+
+func mixed(t *testing.T, n, rounds int, prepare func(*ccl.Config)) {
+	ranks(t, n, prepare, func(ctx context.Context, c *ccl.Comm) error {
 		comms := []*ccl.Comm{c}
 		for i := range 2 {
 			d, err := c.Split(ctx, 0, (c.Rank()+i+1)%n, fmt.Sprintf("mixed%d", i)) // other orders of ranks

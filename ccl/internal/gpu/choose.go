@@ -69,10 +69,14 @@ var tuned = map[record.CollKind][3][]step{
 }
 
 // has reports whether a collective can take a way at all.
-func has(coll record.CollKind, w Way) bool {
+func (c *Comm) has(coll record.CollKind, w Way) bool {
 	switch w {
-	case WayLL, WaySym, WayBulk:
+	case WayLL, WaySym:
 		return true
+	case WayBulk:
+		return c.dev.Major >= 9
+	case WayPush, WayPushBulk:
+		return reduces(coll) && c.size > 1 && (w == WayPush || c.dev.Major >= 9)
 	case WayLL2:
 		return coll == record.AllReduce
 	case WayCopy:
@@ -113,13 +117,13 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	if p.way == WayBulk {
 		p.way, _ = c.bandwidth(coll)
 	}
-	if f := c.cfg.Force; f != WayAuto && has(coll, f) && bytes <= c.capacity(f) && (f != WayBulk || c.dev.Major >= 9) {
+	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(f) {
 		p.way, most = f, symBlocks
 		if f == WayLL || f == WayLL2 {
 			most = llBlocks
 		}
 	}
-	if p.way == WayCopy && (!direct || fixed || !has(coll, WayCopy)) {
+	if p.way == WayCopy && (!direct || fixed || !c.has(coll, WayCopy)) {
 		p.way, most = c.bandwidth(coll)
 	}
 	switch p.way {
@@ -128,7 +132,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	case WayLL2:
 		p.blocks = blocksFor(bytes/uint64(c.size), llStep, most)
 	case WayCopy:
-		if coll == record.AllReduce || coll == record.ReduceScatter || coll == record.Reduce {
+		if reduces(coll) {
 			p.blocks = foldBlocks
 		}
 	default:
@@ -147,14 +151,17 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 // Reductions are quicker by the bulk copy engine, what only moves bytes by loads and
 // stores on more blocks.
 func (c *Comm) bandwidth(coll record.CollKind) (Way, int) {
-	switch coll {
-	case record.AllReduce, record.ReduceScatter, record.Reduce:
-		if c.dev.Major >= 9 {
-			return WayBulk, symBlocks
-		}
+	switch {
+	case reduces(coll) && c.dev.Major >= 9:
+		return WayBulk, symBlocks
+	case reduces(coll):
 		return WaySym, symBlocks
 	}
 	return WaySym, llBlocks
+}
+
+func reduces(coll record.CollKind) bool {
+	return coll == record.AllReduce || coll == record.ReduceScatter || coll == record.Reduce
 }
 
 // blocksFor is how many blocks bytes need at step each, at most most.

@@ -77,6 +77,7 @@ type Comm struct {
 	group      *symm.Group
 	heap       *symm.Memory
 	stage      *symm.Memory
+	ring       *symm.Memory // what is pushed to be reduced
 	// stageTheirs is where each rank has mapped this rank's staging memory.
 	stageTheirs [MaxRanks]cuda.Ptr
 	mail        *mailbox
@@ -91,6 +92,7 @@ type Comm struct {
 	mu      sync.Mutex
 	windows atomic.Pointer[[]*Window] // replaced whole, under mu
 	args    *kernels.Args             // constant parts filled in; memory of its own, for cgo
+	pushed  *kernels.PushArgs         // memory likewise
 	last    Stream                    // of the last operation
 	order   *cuda.Event
 	stamps  stamps
@@ -143,6 +145,9 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.stageTheirs, err = c.theirs(ctx, c.stage); err != nil {
 		return nil, fmt.Errorf("staging memory: %w", err)
 	}
+	if c.ring, err = c.group.Alloc(ctx, ringSize); err != nil {
+		return nil, fmt.Errorf("staging rings: %w", err)
+	}
 	if c.mail, err = newMailbox(ctx, cfg); err != nil {
 		return nil, fmt.Errorf("mailbox: %w", err)
 	}
@@ -163,7 +168,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 		return nil, err
 	}
 	c.sends.init(c)
-	c.args = &kernels.Args{}
+	c.args, c.pushed = &kernels.Args{}, &kernels.PushArgs{}
 	a := c.args
 	a.Rank, a.Ranks, a.Abort = uint32(c.rank), uint32(c.size), uint64(c.abortAt)
 	a.Slots, a.SlotMask = c.stamps.kernelSlots()
@@ -278,8 +283,10 @@ func (c *Comm) free() error {
 	if c.order != nil {
 		errs = append(errs, c.order.Close())
 	}
-	if c.stage != nil {
-		errs = append(errs, c.stage.Close())
+	for _, m := range []*symm.Memory{c.ring, c.stage} {
+		if m != nil {
+			errs = append(errs, m.Close())
+		}
 	}
 	if c.heap != nil {
 		errs = append(errs, c.heap.Close())

@@ -151,6 +151,7 @@ var launches = map[string][]struct {
 		{"ls_allreduce_sym", 512, 0}, {"ls_reducescatter_sym", 512, 0}, {"ls_reduce_sym", 512, 0}, {"ls_fold", 512, 0},
 		{"ls_allreduce_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reducescatter_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reduce_bulk", kernels.BulkThreads, kernels.BulkShared},
 		{"ls_fold_bulk", kernels.BulkThreads, kernels.BulkShared},
+		{"ls_pushreduce", 512, 0}, {"ls_pushreduce_bulk", kernels.PushReduceThreads, kernels.BulkShared},
 	},
 }
 

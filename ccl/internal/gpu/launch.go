@@ -52,6 +52,8 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	case p.way == WayCopy:
 		return c.engine.run(s, c, op, b)
+	case p.way.pushes() && op.Coll == record.Reduce && c.locate(&b.send, op.Send, bytes):
+		return c.push(s, op, p, b, op.Count, kernels.First|kernels.Last) // root takes the result itself
 	case b.direct:
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}
@@ -134,6 +136,9 @@ var kernelNames = map[record.CollKind][numWays]string{
 
 // kernel launches the kernel of a plan. count is in elements.
 func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, flags uint32) error {
+	if p.way.pushes() {
+		return c.push(s, op, p, b, count, flags)
+	}
 	from := c.move
 	switch op.Coll {
 	case record.AllReduce, record.ReduceScatter, record.Reduce:
@@ -169,7 +174,9 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	case record.AllGather, record.ReduceScatter, record.AlltoAll:
 		shares = uint64(c.size)
 	case record.Reduce:
-		shares = 2 // what is sent, and what root receives
+		if shares = 2; p.way.pushes() { // what is sent, and what root receives
+			shares = 1
+		}
 	}
 	most := c.stage.Size / shares / size &^ 255 // elements a piece: pieces stay aligned
 	own := c.stage.Own()
@@ -210,7 +217,9 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			stage(&b.recv, 0)
 			err = copies(send, own, 0, 0, 1)
 		case record.Reduce:
-			stage(&b.recv, most*size)
+			if !p.way.pushes() {
+				stage(&b.recv, most*size)
+			}
 			// Where the send buffers are in windows they need no copy; ranks agree on what
 			// is registered.
 			if !c.locate(&b.send, send, n*size) {
@@ -239,7 +248,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		case record.AllReduce, record.Broadcast:
 			err = copies(own, recv, 0, 0, 1)
 		case record.Reduce:
-			if c.rank == op.Root {
+			if c.rank == op.Root && !p.way.pushes() {
 				err = copies(own+cuda.Ptr(most*size), recv, 0, 0, 1)
 			}
 		case record.AllGather, record.AlltoAll:

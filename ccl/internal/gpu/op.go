@@ -29,16 +29,20 @@ type Op struct {
 type Way uint8
 
 const (
-	WayAuto Way = iota
-	WayLL       // kernel, flags in the data, everyone to everyone at once
-	WayLL2      // the same in two stages: reduce-scatter, all-gather
-	WaySym      // kernel on symmetric windows, loads and stores
-	WayBulk     // likewise, by the bulk copy engine of an SM (sm_90)
-	WayCopy     // copy engines
+	WayAuto     Way = iota
+	WayLL           // kernel, flags in the data, everyone to everyone at once
+	WayLL2          // the same in two stages: reduce-scatter, all-gather
+	WaySym          // kernel on symmetric windows, loads and stores
+	WayBulk         // likewise, by the bulk copy engine of an SM (sm_90)
+	WayCopy         // copy engines
+	WayPush         // kernel that pushes into peers' staging rings and reduces there
+	WayPushBulk     // likewise, by the bulk copy engine of an SM (sm_90)
 	numWays
 )
 
-var wayNames = [numWays]string{"auto", "ll", "ll2", "sym", "bulk", "ce"}
+var wayNames = [numWays]string{"auto", "ll", "ll2", "sym", "bulk", "ce", "push", "pushbulk"}
+
+func (w Way) pushes() bool { return w == WayPush || w == WayPushBulk }
 
 func (w Way) String() string {
 	if int(w) < len(wayNames) {

@@ -35,6 +35,24 @@ type Args struct {
 	Peers            uint32
 }
 
+// PushArgs.Kind.
+const (
+	PushAll    = 0 // AllReduce
+	PushShares = 1 // ReduceScatter
+	PushRoot   = 2 // Reduce
+)
+
+// PushArgs is the parameter of reductions that push into staging rings: Ring is
+// where each rank's is mapped here, with Slots tiles of Tile bytes (a multiple of
+// 128) for each block and source rank. Of the peers' buffers they need Send, and
+// Recv for AllReduce. Stages is how many tiles for each peer may be on their way
+// through shared memory, 2 at least, where bulk copies are used.
+type PushArgs struct {
+	Args
+	Ring                      [MaxRanks]uint64
+	Tile, Slots, Kind, Stages uint32
+}
+
 // P2PMessage is one send or receive of P2PArgs, on Lanes of Piece bytes, of which
 // the last may have fewer; both sides have the same ones. By LL, it wants a block
 // for each lane, and Piece is at most LaneBytes. A Direct send wants one to Lanes
@@ -94,7 +112,7 @@ type Slot struct{ ID, Start, Arrived, End uint64 }
 type line [4]uint32
 
 type (
-	blockState [32]uint32 // epoch, steps, padding
+	blockState [32]uint32 // epoch, steps, tiles, padding
 	laneState  [4]uint32  // sent, received, pushed, taken
 )
 
@@ -113,6 +131,8 @@ type heap struct {
 	copied, ready          [2][MaxRanks]uint32
 	sendArrived, sendReady [MaxRanks]uint32
 	_                      [16]uint32
+
+	landed, taken [MaxBlocks][MaxRanks]uint32
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
 	lane    [MaxRanks][MaxLanes]laneState
@@ -151,9 +171,9 @@ var (
 	}
 	ReduceKernels = []string{
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
-		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
+		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold", "ls_pushreduce",
 	}
-	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk"}
+	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_pushreduce_bulk"}
 	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_broadcast_bulk", "ls_p2p_bulk"}
 )
 

@@ -34,14 +34,17 @@ FI void mbarrierExpect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 FI void mbarrierArrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+// mbarrierTry tells whether the phase of that parity has ended, or waits a while.
+FI bool mbarrierTry(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  return done;
+}
 // mbarrierWait waits for the end of the phase of that parity. What it waits for
 // is this GPU's own doing, so it has no abort to look for.
 FI void mbarrierWait(u32 bar, u32 parity) {
-  u32 done = 0;
-  while (!done) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  }
+  while (!mbarrierTry(bar, parity)) {}
 }
 
 FI void bulkLoad(u32 to, u64 from, u32 bytes, u32 bar) {

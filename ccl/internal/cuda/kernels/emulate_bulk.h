@@ -13,13 +13,16 @@ struct BulkEmulation {
   alignas(128) u8 memory[80 << 10]{};
   std::mutex lock;
   std::map<u32, Mbarrier> mbarriers;
-  std::vector<std::vector<Store>> groups{1}; // of the only thread that stores
+  using Groups = std::vector<std::vector<Store>>;
+  std::vector<Groups> stored; // of each thread
   std::vector<std::unique_ptr<std::barrier<>>> warps;
 
   void settle(Mbarrier &m) {
     if (m.pending == 0 && m.bytes == 0) m.pending = m.count, m.phase ^= 1;
   }
+  Groups &groups() { return stored[tid()]; }
   void read(u32 left) {
+    auto &groups = this->groups();
     for (u32 g = 0; g + left + 1 < groups.size(); g++) {
       for (auto &s : groups[g])
         if (s.read.empty()) s.read.assign(memory + s.from, memory + s.from + s.bytes);
@@ -27,6 +30,7 @@ struct BulkEmulation {
   }
   void finish(u32 left) {
     read(left);
+    auto &groups = this->groups();
     while (groups.size() > left + 1) {
       for (auto &s : groups.front()) memcpy((void *)s.to, s.read.data(), s.bytes);
       groups.erase(groups.begin());
@@ -38,6 +42,7 @@ struct BulkEmulation {
 inline BulkEmulation &bulkEmulation() {
   std::call_once(emulated.shared->bulkOnce, [] {
     auto b = std::make_shared<BulkEmulation>();
+    b->stored.assign(threads(), BulkEmulation::Groups(1));
     for (u32 w = 0; w < threads() / 32; w++) b->warps.push_back(std::make_unique<std::barrier<>>(32));
     emulated.shared->bulk = b;
   });
@@ -59,12 +64,13 @@ inline void mbarrierExpect(u32 bar, u32 bytes) {
   b.settle(m);
 }
 inline void mbarrierArrive(u32 bar) { mbarrierExpect(bar, 0); }
-inline void mbarrierWait(u32 bar, u32 parity) {
+inline bool mbarrierTry(u32 bar, u32 parity) {
   auto &b = bulkEmulation();
-  for (;; relax()) {
-    std::lock_guard g(b.lock);
-    if (b.mbarriers[bar].phase != parity) return;
-  }
+  std::lock_guard g(b.lock);
+  return b.mbarriers[bar].phase != parity;
+}
+inline void mbarrierWait(u32 bar, u32 parity) {
+  while (!mbarrierTry(bar, parity)) relax();
 }
 inline void bulkLoad(u32 to, u64 from, u32 bytes, u32 bar) {
   auto &b = bulkEmulation();
@@ -77,9 +83,9 @@ inline void bulkLoad(u32 to, u64 from, u32 bytes, u32 bar) {
 }
 inline void bulkStore(u64 to, u32 from, u32 bytes) {
   if ((to | from | bytes) % 16 != 0) abort();
-  bulkEmulation().groups.back().push_back({to, from, bytes, {}});
+  bulkEmulation().groups().back().push_back({to, from, bytes, {}});
 }
-inline void bulkCommit() { bulkEmulation().groups.emplace_back(); }
+inline void bulkCommit() { bulkEmulation().groups().emplace_back(); }
 template <int LEFT> void bulkDone() { bulkEmulation().finish(LEFT); }
 template <int LEFT> void bulkRead() { bulkEmulation().read(LEFT); }
 inline void fenceProxy() {}

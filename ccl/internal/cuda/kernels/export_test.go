@@ -14,6 +14,7 @@ func Layout() []Assertion {
 	var p P2PArgs
 	var m P2PMessage
 	var f FoldArgs
+	var u PushArgs
 	var c ClockArgs
 	var d DelayArgs
 	var q PatternArgs
@@ -64,6 +65,12 @@ func Layout() []Assertion {
 		{"offsetof(FoldArgs, src)", unsafe.Offsetof(f.Src)}, {"offsetof(FoldArgs, dst)", unsafe.Offsetof(f.Dst)},
 		{"offsetof(FoldArgs, count)", unsafe.Offsetof(f.Count)}, {"offsetof(FoldArgs, k)", unsafe.Offsetof(f.K)},
 
+		{"LS_PUSH_ALL", PushAll}, {"LS_PUSH_SHARES", PushShares}, {"LS_PUSH_ROOT", PushRoot},
+		{"sizeof(PushArgs)", unsafe.Sizeof(u)}, {"offsetof(PushArgs, a)", unsafe.Offsetof(u.Args)},
+		{"offsetof(PushArgs, ring)", unsafe.Offsetof(u.Ring)}, {"offsetof(PushArgs, tile)", unsafe.Offsetof(u.Tile)},
+		{"offsetof(PushArgs, slots)", unsafe.Offsetof(u.Slots)}, {"offsetof(PushArgs, kind)", unsafe.Offsetof(u.Kind)},
+		{"offsetof(PushArgs, stages)", unsafe.Offsetof(u.Stages)},
+
 		{"sizeof(ClockArgs)", unsafe.Sizeof(c)},
 		{"offsetof(ClockArgs, word)", unsafe.Offsetof(c.Word)}, {"offsetof(ClockArgs, slot)", unsafe.Offsetof(c.Slot)},
 		{"offsetof(ClockArgs, abort)", unsafe.Offsetof(c.Abort)}, {"offsetof(ClockArgs, first)", unsafe.Offsetof(c.First)},
@@ -83,6 +90,7 @@ func Layout() []Assertion {
 		{"offsetof(Heap, credit)", unsafe.Offsetof(h.credit)}, {"offsetof(Heap, arrived)", unsafe.Offsetof(h.arrived)}, {"offsetof(Heap, offer)", unsafe.Offsetof(h.offer)},
 		{"offsetof(Heap, copied)", HeapCopied}, {"offsetof(Heap, ready)", HeapReady},
 		{"offsetof(Heap, sendArrived)", HeapSendArrived}, {"offsetof(Heap, sendReady)", HeapSendReady},
+		{"offsetof(Heap, landed)", unsafe.Offsetof(h.landed)}, {"offsetof(Heap, taken)", unsafe.Offsetof(h.taken)},
 		{"offsetof(Heap, ll)", unsafe.Offsetof(h.ll)}, {"offsetof(Heap, ll2)", unsafe.Offsetof(h.ll2)},
 		{"offsetof(Heap, p2p)", unsafe.Offsetof(h.p2p)},
 	}

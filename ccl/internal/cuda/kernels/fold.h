@@ -60,7 +60,7 @@ KERNEL(512) void ls_fold(FoldArgs a) {
     else if (a.k == 8) foldPacks<T, LS_SUM, 8>(a, 8, body, cut.packs, scale);
     else foldPacks<T, LS_SUM, 8>(a, a.k, body, cut.packs, scale);
   }
-  reduceEnds<T>(cut, scale);
+  reduceEnds<T>(cut);
   sync();
   stamps.left();
 }

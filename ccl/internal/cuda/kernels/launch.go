@@ -7,4 +7,6 @@ const (
 	BulkShared      = 216 << 10
 	BulkPushThreads = 256 // LS_BULK_PUSH_THREADS
 	BulkPushShared  = 8*16<<10 + 256
+
+	PushReduceThreads = 448 // LS_PUSHREDUCE_THREADS
 )

@@ -1,66 +1,10 @@
 // Movers that write into peers' windows: bytes, of any count and alignment.
 //
-// A push beats a pull over NVLink (no requests go the other way), and what goes
-// to several peers is read once. Eight loads of a thread are in flight at a time.
+// A push beats a pull over NVLink (no requests go the other way).
 #pragma once
 #include "bulk.h"
 #include "op.h"
-#include "vector.h"
-
-enum {
-  LS_PUSH_UNROLL = 8,
-  LS_PUSH_TILE = 64 << 10, // bytes of a block's turn: 512 threads, 8 loads of 16 bytes
-};
-
-// spreadUnits copies units of U from src to n destinations, to(i) being the
-// i-th, by all threads of the block.
-template <class U, class To> FI void spreadUnits(u64 src, u64 units, u32 n, const To &to) {
-  u64 i = tid();
-  for (; i + (LS_PUSH_UNROLL - 1) * threads() < units; i += LS_PUSH_UNROLL * threads()) {
-    U v[LS_PUSH_UNROLL];
-#pragma unroll
-    for (int u = 0; u < LS_PUSH_UNROLL; u++) v[u] = get<U>(src + (i + u * threads()) * sizeof(U));
-    for (u32 d = 0; d < n; d++) {
-      u64 dst = to(d) + i * sizeof(U);
-#pragma unroll
-      for (int u = 0; u < LS_PUSH_UNROLL; u++) put<U>(dst + u * threads() * sizeof(U), v[u]);
-    }
-  }
-  // Fewer than a full turn is left to this thread; still loaded before stored.
-  if (i < units) {
-    U v[LS_PUSH_UNROLL];
-#pragma unroll
-    for (int u = 0; u < LS_PUSH_UNROLL - 1; u++)
-      if (i + u * threads() < units) v[u] = get<U>(src + (i + u * threads()) * sizeof(U));
-    for (u32 d = 0; d < n; d++) {
-      u64 dst = to(d) + i * sizeof(U);
-#pragma unroll
-      for (int u = 0; u < LS_PUSH_UNROLL - 1; u++)
-        if (i + u * threads() < units) put<U>(dst + u * threads() * sizeof(U), v[u]);
-    }
-  }
-}
-
-// spread copies bytes from src to n destinations in the widest units that fit
-// all of their alignments, with single bytes at the ends.
-template <class To> FI void spread(u64 src, u64 bytes, u32 n, const To &to) {
-  u64 skew = 0;
-  for (u32 d = 0; d < n; d++) skew |= src ^ to(d);
-  u32 unit = skew & 1 ? 1 : skew & 2 ? 2 : skew & 12 ? 4 : 16;
-  u64 head = least(-src & (unit - 1), bytes), body = (bytes - head) & ~u64(unit - 1), tail = head + body;
-  auto bodyTo = [&](u32 d) { return to(d) + head; };
-  switch (unit) {
-  case 16: spreadUnits<u32x4>(src + head, body / 16, n, bodyTo); break;
-  case 4: spreadUnits<u32>(src + head, body / 4, n, bodyTo); break;
-  case 2: spreadUnits<u16>(src + head, body / 2, n, bodyTo); break;
-  default: spreadUnits<u8>(src + head, body, n, bodyTo);
-  }
-  u64 end = tid() < head ? tid() : tail + (tid() - head);
-  if (end < bytes && (tid() < head || end >= tail)) {
-    u8 v = get<u8>(src + end);
-    for (u32 d = 0; d < n; d++) put<u8>(to(d) + end, v);
-  }
-}
+#include "spread.h"
 
 // ToPeers are the n destinations of what every rank receives at the same place
 // of its recv: the next rank first and this one last, so that ranks do not all

@@ -121,36 +121,44 @@ struct Cut {
     packs = (work.count - head) * size / 16;
     tail = work.count - head - packs * 16 / size;
   }
+  FI Cut(u64 head, u64 packs, u64 count, u32 size) : head(head), packs(packs), tail(count - head - packs * 16 / size) {}
 };
 
 // reduceEnds does the elements outside of packs: a few by the first owner's first
 // block, a whole buffer of them by everyone.
-template <class T> FI void reduceEnds(const Cut &cut, const Scale<typename Elem<T>::Acc> &scale) {
-  u64 ends = cut.head + cut.tail, stride = u64(threads()) * blocks() * work.owners;
+template <class T> static __device__ __attribute__((noinline)) void reduceEndsOf(u64 head, u64 packs, u64 tail) {
+  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
+  u64 ends = head + tail, stride = u64(threads()) * blocks() * work.owners;
   for (u64 i = (u64(block()) * work.owners + work.owner) * threads() + tid(); i < ends; i += stride) {
-    reduceOne<T>(i < cut.head ? i : i + cut.packs * 16 / sizeof(T), scale);
+    reduceOne<T>(i < head ? i : i + packs * 16 / sizeof(T), scale);
+  }
+}
+template <class T> FI void reduceEnds(const Cut &cut) {
+  if (cut.head + cut.tail > 0) reduceEndsOf<T>(cut.head, cut.packs, cut.tail);
+}
+
+// reduceTile does one tile of work by loads and stores of all threads.
+template <class T> static __device__ __attribute__((noinline)) void reduceTile(u64 body, u64 first, u32 packs) {
+  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
+  constexpr int U = isFloat<typename Elem<T>::Acc> && sizeof(T) == 1 ? 1 : 2; // a pack of these fills more registers
+  switch (work.op) {
+  case LS_PROD: reducePacks<T, LS_PROD, 8, 1>(body, first, packs, scale); break;
+  case LS_MAX: reducePacks<T, LS_MAX, 8, 1>(body, first, packs, scale); break;
+  case LS_MIN: reducePacks<T, LS_MIN, 8, 1>(body, first, packs, scale); break;
+  default:
+    if (work.sources <= 4) reducePacks<T, LS_SUM, 4, 2 * U>(body, first, packs, scale);
+    else reducePacks<T, LS_SUM, 8, U>(body, first, packs, scale);
   }
 }
 
-// reduceWork does this block's share of work by loads and stores of all threads.
+// reduceWork does this block's share of work so.
 template <class T> static __device__ __attribute__((noinline)) void reduceWork() {
-  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
   Cut cut(sizeof(T));
-  u64 body = cut.head * sizeof(T);
-  constexpr int U = isFloat<typename Elem<T>::Acc> && sizeof(T) == 1 ? 1 : 2; // a pack of these fills more registers
   Tiles tiles(cut.packs, work.owners, LS_SYM_TILE, 8);
   for (u64 at = tiles.first(0, work.owner), step = 0; at < cut.packs; at = tiles.first(++step, work.owner)) {
-    u32 length = tiles.length(at);
-    switch (work.op) {
-    case LS_PROD: reducePacks<T, LS_PROD, 8, 1>(body, at, length, scale); break;
-    case LS_MAX: reducePacks<T, LS_MAX, 8, 1>(body, at, length, scale); break;
-    case LS_MIN: reducePacks<T, LS_MIN, 8, 1>(body, at, length, scale); break;
-    default:
-      if (work.sources <= 4) reducePacks<T, LS_SUM, 4, 2 * U>(body, at, length, scale);
-      else reducePacks<T, LS_SUM, 8, U>(body, at, length, scale);
-    }
+    reduceTile<T>(cut.head * sizeof(T), at, tiles.length(at));
   }
-  reduceEnds<T>(cut, scale);
+  reduceEnds<T>(cut);
 }
 
 #ifdef LS_BULK
@@ -178,14 +186,14 @@ struct Stages {
   FI u32 at(u32 s, u32 source) const { return dynamicBase() + LS_BULK_MBARRIERS + (s * work.sources + source) * tile; }
 };
 
-template <class T, int OP> FI void combineStage(const Stages &stages, u32 s, u32 packs, const Scale<typename Elem<T>::Acc> &scale) {
-  u32 n = work.sources;
-  for (u32 i = tid(); i < packs; i += LS_BULK_WORKERS) {
-    u32 p = stages.at(s, 0) + i * 16;
+// combinePacks reduces n tiles, of which the first is at p, into that one, by the workers.
+template <class T, int OP> FI void combinePacks(u32 p, u32 tile, u32 n, u32 packs, const Scale<typename Elem<T>::Acc> &scale) {
+  u32 end = p + packs * 16;
+  for (p += tid() * 16; p < end; p += LS_BULK_WORKERS * 16) {
     u32x4 raw[LS_MAX_RANKS];
 #pragma unroll
     for (int k = 0; k < LS_MAX_RANKS; k++)
-      if (k < n) raw[k] = getShared(p + k * stages.tile);
+      if (k < n) raw[k] = getShared(p + k * tile);
     Pack16<T> sum(raw[0]);
 #pragma unroll
     for (int k = 1; k < LS_MAX_RANKS; k++)
@@ -193,6 +201,10 @@ template <class T, int OP> FI void combineStage(const Stages &stages, u32 s, u32
     sum.finish(scale);
     putShared(p, sum.bits16());
   }
+}
+template <class T> static __device__ __attribute__((noinline)) void combineTiles(u32 p, u32 tile, u32 n, u32 packs) {
+  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
+  LS_DISPATCH_OP(work.op, combinePacks<T, OP>(p, tile, n, packs, scale));
 }
 
 // prepareBulk sets up mbarriers, by a thread that has nothing else to do, before a barrier that all threads go through.
@@ -207,7 +219,6 @@ FI void prepareBulk() {
 }
 
 template <class T> static __device__ __attribute__((noinline)) void reduceWorkBulk() {
-  Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
   u32 n = work.sources;
@@ -255,14 +266,14 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWorkBu
     for (u64 step = 0; step < steps; step++) {
       u32 packs = tiles.length(tiles.first(step, work.owner));
       mbarrierWait(stages.full(s), parity);
-      LS_DISPATCH_OP(work.op, combineStage<T, OP>(stages, s, packs, scale));
+      combineTiles<T>(stages.at(s, 0), stages.tile, work.sources, packs);
       fenceProxyShared();
       syncWarp();
       if (tid() % 32 == 0) mbarrierArrive(stages.combined(s));
       if (++s == stages.count) s = 0, parity ^= 1;
     }
   }
-  reduceEnds<T>(cut, scale);
+  reduceEnds<T>(cut);
 }
 #endif
 

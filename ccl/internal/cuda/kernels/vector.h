@@ -33,6 +33,8 @@ struct Tiles {
     tile = u32(least(most, upTo((units + u64(blocks()) * owners - 1) / (u64(blocks()) * owners), grain)));
     if (tile == 0) tile = grain;
   }
+  // Tiles of that size.
+  FI Tiles(u64 units, u32 owners, u32 tile) : units(units), tile(tile), owners(owners) {}
   // first is where this block's tile of a step begins, at or past units when
   // there is none.
   FI u64 first(u64 step, u32 owner) const { return ((step * blocks() + block()) * owners + owner) * tile; }

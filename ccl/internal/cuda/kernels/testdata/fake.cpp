@@ -8,6 +8,7 @@
 #include "ll_reduce.h"
 #include "p2p.h"
 #include "probe.h"
+#include "pushreduce.h"
 #include "sym.h"
 
 #include <vector>
@@ -60,3 +61,4 @@ FAKE(ls_allreduce_sym, LS_MAX_RANKS)
 FAKE(ls_reducescatter_sym, LS_MAX_RANKS)
 FAKE(ls_reduce_sym, LS_MAX_RANKS)
 FAKE(ls_fold, FEW)
+FAKE(ls_pushreduce, 32)

@@ -9,10 +9,12 @@
 
 #include "broadcast.h"
 #include "fold.h"
+#include "pushreduce_bulk.h"
 #include "sym.h"
 
 using Elem_ = LS_TYPE;
 using Kernel = void (*)(Args);
+using PushKernel = void (*)(PushArgs);
 using Bytes = std::vector<u8>;
 
 static u32 seed = 1;
@@ -48,10 +50,27 @@ struct World {
     for (auto h : heaps) free(h);
   }
 
+  // runOn runs a kernel for all ranks; those that push have rings of their own, of
+  // so many slots of tile bytes.
+  u32 kind = 0, tile = 512, slots = 3;
+  void runOn(Kernel kernel, const std::vector<Args> &args) { run(kernel, args, blocks, threads); }
+  void runOn(PushKernel kernel, const std::vector<Args> &args) {
+    u64 size = u64(blocks) * n * slots * tile;
+    std::vector<u32x4> memory(n * size / 16);
+    std::vector<PushArgs> push;
+    for (auto &a : args) {
+      PushArgs p{a, {}, tile, slots, kind, 2};
+      for (u32 r = 0; r < n; r++) p.ring[r] = u64(memory.data()) + r * size;
+      push.push_back(p);
+    }
+    run(kernel, push, blocks, threads);
+  }
+
   // check runs kernel on buffers of so many bytes, with an offset from 16-byte
   // alignment and guards around them. want says what recv[r] becomes, given all
   // sends. In place, send lies at inPlace(r) of recv.
-  void check(const char *name, Kernel kernel, u64 count, u32 op, u32 root, u64 sendBytes, u64 recvBytes, u32 sendSkew, u32 recvSkew,
+  template <class K>
+  void check(const char *name, K kernel, u64 count, u32 op, u32 root, u64 sendBytes, u64 recvBytes, u32 sendSkew, u32 recvSkew,
              std::function<u64(u32)> inPlace, std::function<void(u32, const std::vector<Bytes> &, u8 *)> want) {
     const u64 guard = 64;
     std::vector<Bytes> recv(n), send(n), given(n);
@@ -76,7 +95,7 @@ struct World {
       u64 at = common.recv[r] - u64(recv[r].data());
       want(r, given, before[r].data() + at);
     }
-    run(kernel, args, blocks, threads);
+    runOn(kernel, args);
     for (u32 r = 0; r < n; r++) {
       for (u64 i = 0; i < recv[r].size(); i++) {
         if (recv[r][i] == before[r][i]) continue;
@@ -106,6 +125,34 @@ struct World {
       check("ls_broadcast_bulk", ls_broadcast_bulk, count, 0, root, count, count, sendSkew, recvSkew, inPlace ? std::function<u64(u32)>(zero) : nullptr,
             [&](u32, const std::vector<Bytes> &given, u8 *out) { memcpy(out, given[root].data(), count); });
     }
+  }
+
+  // checkPush checks the reductions that push, by either kernel.
+  void checkPush(const char *name, PushKernel kernel, u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
+    const u64 size = sizeof(Elem_), all = count * size;
+    auto put = [&](u8 *at, u64 i, Elem_ x) { memcpy(at + i * size, &x, size); };
+    for (bool inPlace : {false, true}) {
+      auto whole = inPlace ? std::function<u64(u32)>([](u32) { return u64(0); }) : nullptr;
+      kind = LS_PUSH_ALL;
+      check(name, kernel, count, op, 0, all, all, sendSkew * size, recvSkew * size, whole, [&](u32, const std::vector<Bytes> &given, u8 *out) {
+        for (u64 i = 0; i < count; i++) put(out, i, reduced(op, given, i));
+      });
+      kind = LS_PUSH_ROOT;
+      check(name, kernel, count, op, root, all, all, sendSkew * size, recvSkew * size, whole, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+        for (u64 i = 0; r == root && i < count; i++) put(out, i, reduced(op, given, i));
+      });
+    }
+    kind = LS_PUSH_SHARES;
+    check(name, kernel, count, op, 0, n * all, all, sendSkew * size, recvSkew * size, nullptr, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+      for (u64 i = 0; i < count; i++) put(out, i, reduced(op, given, r * count + i));
+    });
+  }
+
+  void checkPushes(u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
+    threads = 32;
+    checkPush("ls_pushreduce", ls_pushreduce, count, op, root, sendSkew, recvSkew);
+    threads = LS_PUSHREDUCE_THREADS;
+    checkPush("ls_pushreduce_bulk", ls_pushreduce_bulk, count, op, root, sendSkew, recvSkew);
   }
 
   // checkBulk is checkAll of the kernels by bulk copies, which need as many
@@ -223,6 +270,14 @@ int main() {
     for (u64 count : {0, 1001}) w.checkBulk(count, random32() % 4, random32() % n, 1, 1);
     w.checkBulk(100003, LS_SUM, n - 1, 0, 0); // more tiles than stages
     w.checkBulk(77, LS_SUM, 0, 2, 1);
+  }
+  for (u32 n : {2, 3, 5}) {
+    World w(n, n == 2 ? 2 : 1, 0);
+    for (u64 count : {0, 3, 4099}) w.checkPushes(count, random32() % 4, random32() % n, 0, 0);
+    w.checkPushes(3001, LS_SUM, n - 1, 1, 1);
+    w.checkPushes(777, LS_SUM, 0, 2, 1); // what is aligned differently is not pushed, or put down in pieces
+    w.tile = 1024, w.slots = 2;
+    w.checkPushes(9001, LS_SUM, 1, 3, 3); // the counters stand where tiles of another size have left them
   }
   World relay(5, 2, 0);
   for (u32 root : {3, 3, 0}) relay.checkBroadcast(400003, root, root, root);
