@@ -186,7 +186,11 @@ func TestInitContradictions(t *testing.T) {
 const childEnv = "CCL_TEST_CHILD"
 
 func childMain(role string) int {
-	if err := child(role); err != nil {
+	run := child
+	if strings.HasPrefix(role, "gpu ") {
+		run = gpuChild
+	}
+	if err := run(role); err != nil {
 		fmt.Println("ERROR", err)
 		return 1
 	}
@@ -270,7 +274,7 @@ type rankProcess struct {
 	lines chan string
 }
 
-func startRank(t *testing.T, id ccl.UniqueID, rank, size, per int, role string) *rankProcess {
+func startRank(t *testing.T, id ccl.UniqueID, rank, size, per int, role string, env ...string) *rankProcess {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -280,6 +284,7 @@ func startRank(t *testing.T, id ccl.UniqueID, rank, size, per int, role string) 
 	p.cmd.Env = append(os.Environ(), childEnv+"="+role, "LOCKSTEP_COMM_ID="+id.String(),
 		"LOCKSTEP_RANK="+strconv.Itoa(rank), "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(size),
 		"LOCKSTEP_NODE=node"+strconv.Itoa(rank/per), "LOCKSTEP_RUNTIME_DIR="+os.Getenv("LOCKSTEP_RUNTIME_DIR"))
+	p.cmd.Env = append(p.cmd.Env, env...)
 	p.cmd.Stderr = os.Stderr
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)

@@ -94,7 +94,7 @@ func (c *Comm) put(s *Stream, op *operation) error {
 		slot.collective = q.collective
 		q.calls[q.collective%uint64(len(q.calls))] = c.signature(slot)
 	}
-	c.log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.comm == nil)
+	c.log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.comm == nil && slot.crossing == nil)
 	q.tail.Store(seq)
 	q.mu.Unlock()
 	c.proc.nudge(c, op.bytes)

@@ -61,6 +61,7 @@ Examples:
   lockstep perf allreduce -d all -o all -b 1M -e 1M   every type and operator
   lockstep perf allreduce --device cuda --ranks 8 -e 4G        8 GPUs, registered buffers
   lockstep perf allreduce --device cuda --ranks 8 --graph 32   CUDA graphs of 32 operations
+  lockstep perf allreduce --device cuda --ranks 4 --nodes 2    2 GPUs on each of two logical nodes
   lockstep run -n 8 -- lockstep perf alltoall         on ranks that are supervised`
 }
 
@@ -229,7 +230,9 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 		if n == 0 {
 			return errors.New("--device cuda: this process sees no GPU")
 		}
-		cfg.Device = ccl.GPU(cfg.Rank % ((c.Ranks + c.Nodes - 1) / c.Nodes) % n)
+		if cfg.Device == ccl.CPU {
+			cfg.Device = ccl.GPU(cfg.Rank % n)
+		}
 		cfg.GPU.Blocks, cfg.GPU.Threads = c.Blocks, c.GPUThreads
 		if c.GPUAlgo != "" {
 			cfg.GPU.Algo = c.GPUAlgo
