@@ -203,7 +203,8 @@ func (e Event) String() string {
 	return e.Type.String()
 }
 
-// AsyncFD is readable when NextEvent has an event. It stays the context's.
+// AsyncFD is readable when NextEvent has an event. It stays the context's; a
+// goroutine that sleeps on it in Go's poller does so on a duplicate.
 func (c *Context) AsyncFD() int {
 	if c.h == nil {
 		return -1

@@ -47,7 +47,7 @@ func rails(t *testing.T) {
 	}
 }
 
-func sh(t *testing.T, command string) {
+func sh(t testing.TB, command string) {
 	t.Helper()
 	if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", command, err, out)
@@ -55,8 +55,8 @@ func sh(t *testing.T, command string) {
 }
 
 // must fails the test with an error of what precedes it.
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -65,7 +65,7 @@ func must[T any](v T, err error) func(*testing.T) T {
 	}
 }
 
-func open(t *testing.T, device string) *side {
+func open(t testing.TB, device string) *side {
 	t.Helper()
 	lib := must(verbs.Load())(t)
 	s := &side{name: device}
@@ -87,13 +87,13 @@ func open(t *testing.T, device string) *side {
 	return s
 }
 
-func (s *side) newQP(t *testing.T) {
+func (s *side) newQP(t testing.TB) {
 	t.Helper()
 	s.qp = must(s.pd.NewQP(verbs.QPConfig{Send: s.cq, Recv: s.cq, MaxSend: depth, MaxRecv: depth, MaxInline: 220}))(t)
 }
 
 // gid is the entry of the port's IPv4 address.
-func (s *side) gid(t *testing.T) verbs.GIDEntry {
+func (s *side) gid(t testing.TB) verbs.GIDEntry {
 	t.Helper()
 	for _, e := range must(s.ctx.GIDs(1))(t) {
 		if e.GID.Addr().Is4() && e.Type == verbs.GIDRoCEv2 {
@@ -105,7 +105,7 @@ func (s *side) gid(t *testing.T) verbs.GIDEntry {
 }
 
 // connect brings a new pair of queue pairs up.
-func connect(t *testing.T, a, b *side, timeout, retries uint8) {
+func connect(t testing.TB, a, b *side, timeout, retries uint8) {
 	t.Helper()
 	for _, s := range []*side{a, b} {
 		if err := s.qp.Init(1, verbs.LocalWrite|verbs.RemoteWrite); err != nil {
@@ -124,7 +124,7 @@ func connect(t *testing.T, a, b *side, timeout, retries uint8) {
 }
 
 // pair opens both ends of a rail and connects them.
-func pair(t *testing.T, rail int, timeout, retries uint8) (a, b *side) {
+func pair(t testing.TB, rail int, timeout, retries uint8) (a, b *side) {
 	t.Helper()
 	a, b = open(t, fmt.Sprint("rxa", rail)), open(t, fmt.Sprint("rxb", rail))
 	connect(t, a, b, timeout, retries)
@@ -137,7 +137,7 @@ func (s *side) write(to *side, id uint64, at, n int) verbs.Write {
 		Len: uint32(n), Imm: uint32(id), WithImm: true, Signalled: true}
 }
 
-func (s *side) post(t *testing.T, w ...verbs.Write) {
+func (s *side) post(t testing.TB, w ...verbs.Write) {
 	t.Helper()
 	if _, err := s.qp.PostWrites(w); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func (s *side) post(t *testing.T, w ...verbs.Write) {
 }
 
 // completions waits for n of them, in poll(2) on the channel between looks.
-func (s *side) completions(t *testing.T, n int) []verbs.Completion {
+func (s *side) completions(t testing.TB, n int) []verbs.Completion {
 	t.Helper()
 	out := make([]verbs.Completion, n)
 	got := 0
@@ -173,7 +173,7 @@ func (s *side) completions(t *testing.T, n int) []verbs.Completion {
 }
 
 // events waits until an event of each type has come, and returns all.
-func (s *side) events(t *testing.T, want ...verbs.EventType) (all []verbs.Event) {
+func (s *side) events(t testing.TB, want ...verbs.EventType) (all []verbs.Event) {
 	t.Helper()
 	for deadline := time.Now().Add(soon); ; {
 		e, ok, err := s.ctx.NextEvent()

@@ -29,6 +29,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -70,7 +71,7 @@ type Port struct {
 	MTU        verbs.MTU // 4096 when 0
 	Netdev     string    // "fake0", … when empty
 	// GIDs is the port's table, at most 16 entries. When nil: on Ethernet a
-	// link-local and an IPv4 address, 10.<rail>.0.<place in the fabric + 1>, each
+	// link-local and an IPv4 address, 10.<rail>.0.<1 + 4 × device + port>, each
 	// as RoCE v1 and v2; on InfiniBand one of the GUID.
 	GIDs []verbs.GIDEntry
 }
@@ -117,7 +118,10 @@ var load = sync.OnceValues(func() (old bool, err error) {
 	return old, err
 })
 
-var wantOld bool // by the first New
+var (
+	wantOld bool // by the first New
+	active  atomic.Bool
+)
 
 func restoreEnv(name string) func() {
 	v, ok := os.LookupEnv(name)
@@ -173,16 +177,19 @@ func New(tb testing.TB, o Options) *Fabric {
 	if o.Retry == 0 {
 		o.Retry = 50 * time.Millisecond
 	}
+	if !active.CompareAndSwap(false, true) {
+		tb.Fatal("verbstest: the process has a fabric already")
+	}
 	f := &Fabric{tb: tb, lib: lib, devices: o.Devices, names: map[string]int{}, dir: tb.TempDir(), down: map[int]bool{}, tables: map[int][]verbs.GIDEntry{}}
 	tb.Setenv(verbs.SysfsEnv, f.dir)
 	control("fake_reset", uintptr(o.Retry))
+	tb.Cleanup(f.close)
 	for i := range f.devices {
 		f.add(i)
 	}
 	if err := f.writeSysfs(); err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(f.close)
 	return f
 }
 
@@ -250,13 +257,14 @@ func (p *Port) defaultGIDs(device, index int) []verbs.GIDEntry {
 }
 
 func (f *Fabric) close() {
-	for i, d := range f.devices {
+	for i, d := range f.devices[:len(f.names)] {
 		if n := control("fake_open", uintptr(i), 0); n != 0 {
 			f.tb.Errorf("%s: %d contexts were left open, with %d queue pairs and %d memory regions", d.Name, n,
 				control("fake_open", uintptr(i), 1), control("fake_open", uintptr(i), 2))
 		}
 	}
 	control("fake_reset", uintptr(time.Hour))
+	active.Store(false)
 }
 
 // Library is package verbs over the fake; verbs.Load answers it too.
