@@ -16,6 +16,7 @@ type AgentSnapshot struct {
 	Sources []SourceStatus
 	Master  []StreamStatus // one per job
 	GPUs    *GPUs          // nil when the agent sees none
+	NICs    *NICs          // likewise
 }
 
 // AgentJob is one job's part on this node.

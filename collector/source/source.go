@@ -31,6 +31,7 @@ type View struct {
 	Now       int64 // CLOCK_MONOTONIC ns of this pass
 	Processes []*Process
 	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
+	NICs      *collector.NICs // by the rdma source; likewise
 }
 
 // Process is one process with a flight recorder, alive or dead. Its address
