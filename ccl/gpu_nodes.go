@@ -243,6 +243,9 @@ func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, p
 	}
 	x := &crossing{n: n, reached: n.reached + 1, passed: n.passed.Load()}
 	if err := prepare(x); err != nil {
+		if c.failed.Load() != nil {
+			return err // what prepare waited for has failed
+		}
 		return c.launched(o.coll, err)
 	}
 	o.crossing = x
@@ -285,6 +288,19 @@ func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 		}
 	}
 	return nil
+}
+
+// load makes the kernels for a type ready when it is first used. What is under way
+// ends before: the driver may wait for the GPU meanwhile, and keep the executor from
+// putting copies there that the GPU waits for.
+func (n *gpuNodes) load(dt DType) error {
+	if n.gpu.Loaded(dt) {
+		return nil
+	}
+	if err := n.c.drive(background, n.c.queue.last()); err != nil {
+		return err
+	}
+	return n.gpu.Load(dt)
 }
 
 // schedule is the network's part of an operation, kept by the operation's shape.
@@ -395,6 +411,11 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		m.barrier()
 	}
 	prepare := func(x *crossing) (err error) {
+		if m.computes() {
+			if err := n.load(dt); err != nil {
+				return err
+			}
+		}
 		x.gate = x.chunkGate
 		x.sched, err = n.schedule(&o, m.via, m.chunks)
 		return err

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // The tests of this file spread ranks of one machine over logical nodes.
@@ -21,6 +24,17 @@ var layouts = []struct {
 	{"2 nodes of 1", []int{0, 1}},
 	{"3 uneven nodes", []int{0, 0, 1, 2}},
 	{"2 nodes in turn", []int{0, 1, 0, 1}},
+	{"3 nodes of 2", []int{0, 0, 1, 1, 2, 2}},
+}
+
+// placed skips a layout for which there are too few GPUs: ranks of a node that share
+// one wait for each other with kernels that need room beside each other.
+func placed(t *testing.T, nodes []int) (gpus int) {
+	_, gpus = gpuRanks(t)
+	if len(nodes) > gpus && !faked {
+		t.Skipf("%d ranks on %d GPUs", len(nodes), gpus)
+	}
+	return gpus
 }
 
 func onNodes(nodes []int) func(*ccl.Config) {
@@ -30,11 +44,10 @@ func onNodes(nodes []int) func(*ccl.Config) {
 // TestGPUNodes runs every collective × type × operator × size between nodes, in place
 // and not, in windows and not.
 func TestGPUNodes(t *testing.T) {
-	_, gpus := gpuRanks(t)
 	for _, l := range layouts {
 		for _, window := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
-				n := len(l.nodes)
+				n, gpus := len(l.nodes), placed(t, l.nodes)
 				counts := []int{1, 3, 1000, 40_000, 3_000_001}
 				ranks(t, n, onGPUs(t, gpus, onNodes(l.nodes)), func(ctx context.Context, c *ccl.Comm) error {
 					s := c.NewStream()
@@ -75,11 +88,10 @@ func nodeCalls(n int, counts []int) (list []call) {
 // TestGPUNodesMessages sends messages of many sizes at once between all ranks, several
 // of each pair, and lone ones round a ring.
 func TestGPUNodesMessages(t *testing.T) {
-	_, gpus := gpuRanks(t)
 	for _, l := range layouts {
 		for _, window := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
-				n := len(l.nodes)
+				n, gpus := len(l.nodes), placed(t, l.nodes)
 				ranks(t, n, onGPUs(t, gpus, onNodes(l.nodes)), func(ctx context.Context, c *ccl.Comm) error {
 					s := c.NewStream()
 					list, area := letters(n, 3, []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003, 5_000_001})
@@ -142,5 +154,116 @@ func TestGPUNodesDependentMessages(t *testing.T) {
 			return err
 		}
 		return m.free(ctx)
+	})
+}
+
+// TestGPUNodesManyFolds: more nodes than the GPU reduces at once.
+func TestGPUNodesManyFolds(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	if n = 10; faked {
+		t.Skip("the fake's reductions are of float32")
+	}
+	ranks(t, n, onGPUs(t, gpus, nodes(1)), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 4<<20, false)
+		if err != nil {
+			return err
+		}
+		for i, op := range []ccl.Op{ccl.Max, ccl.Min, ccl.Max} {
+			k := call{record.AllReduce, ccl.Float8E4M3, op, 100_003, 0, i == 2, i}
+			check, err := k.device(ctx, c, s, m, i)
+			if err := do(ctx, s, err); err != nil {
+				return err
+			}
+			if err := check(); err != nil {
+				return err
+			}
+		}
+		return m.free(ctx)
+	})
+}
+
+// TestGPUNodesVector: parts of all sizes, and none, between all ranks.
+func TestGPUNodesVector(t *testing.T) {
+	nodes := []int{0, 0, 1, 2}
+	n, gpus := len(nodes), placed(t, nodes)
+	ranks(t, n, onGPUs(t, gpus, onNodes(nodes)), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 16<<20, false)
+		if err != nil {
+			return err
+		}
+		size := func(from, to int) int { return (from*n + to) % 3 * 100_003 }
+		value := func(from, to, i int) byte { return byte(from*17 + to*5 + i) }
+		var sends, sendsAt, recvs, recvsAt []int
+		at, back := 0, 0
+		for p := range n {
+			sends, sendsAt = append(sends, size(c.Rank(), p)), append(sendsAt, at)
+			recvs, recvsAt = append(recvs, size(p, c.Rank())), append(recvsAt, back)
+			at, back = at+sends[p], back+recvs[p]
+		}
+		in, out := make([]byte, at), make([]byte, back)
+		for p := range n {
+			for i := range sends[p] {
+				in[sendsAt[p]+i] = value(c.Rank(), p, i)
+			}
+		}
+		send, recv := m.bytes(ccl.Uint8, 0, at), m.bytes(ccl.Uint8, 8<<20, back)
+		if err := c.CopyIn(send, in); err != nil {
+			return err
+		}
+		if err := do(ctx, s, c.AlltoAllv(s, send, sends, sendsAt, recv, recvs, recvsAt)); err != nil {
+			return err
+		}
+		if err := c.CopyOut(out, recv); err != nil {
+			return err
+		}
+		for p := range n {
+			for i := range recvs[p] {
+				if got, want := out[recvsAt[p]+i], value(p, c.Rank(), i); got != want {
+					return fmt.Errorf("byte %d from rank %d is %d, want %d", i, p, got, want)
+				}
+			}
+		}
+		return m.free(ctx)
+	})
+}
+
+// TestGPUNodesFree: a program may free memory, which waits for the GPU, while its
+// peer has yet to send.
+func TestGPUNodesFree(t *testing.T) {
+	nodes := []int{0, 1}
+	gpus := placed(t, nodes)
+	ranks(t, 2, onGPUs(t, gpus, onNodes(nodes)), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 24<<20, false)
+		if err != nil {
+			return err
+		}
+		b := m.bytes(ccl.Uint8, 0, 24<<20)
+		if c.Rank() == 0 {
+			time.Sleep(100 * time.Millisecond)
+			return errors.Join(do(ctx, s, c.Send(s, b, 1)), m.free(ctx))
+		}
+		drv, err := cuda.Open()
+		if err != nil {
+			return err
+		}
+		dev, err := drv.Device(1 % gpus)
+		if err != nil {
+			return err
+		}
+		defer dev.Close()
+		other, err := dev.Alloc(1 << 20)
+		if err != nil {
+			return err
+		}
+		if err := c.Recv(s, b, 0); err != nil {
+			return err
+		}
+		if err := dev.Free(other); err != nil {
+			return err
+		}
+		return errors.Join(do(ctx, s, nil), m.free(ctx))
 	})
 }

@@ -27,6 +27,17 @@ func (c *Comm) End(s Stream) error {
 	return c.leave(s, false)
 }
 
+// Loaded reports whether the kernels that reduce a type are ready; Load makes them so,
+// which takes long and may wait for what is on the GPU's streams.
+func (c *Comm) Loaded(dt record.DType) bool {
+	return int(dt) < len(c.dev.reduce) && c.dev.reduce[dt].Load() != nil
+}
+
+func (c *Comm) Load(dt record.DType) error {
+	_, err := c.dev.reducers(dt)
+	return err
+}
+
 // Fold puts on s the reduction of count elements of every one of srcs, at most
 // MaxRanks, in their order, into dst, which may be one of them. divisor is what Avg
 // divides by. It speaks with nobody.
