@@ -12,7 +12,7 @@ type nobody struct {
 	m *machine
 }
 
-func (n *nobody) post(lane, path int, s uint64, e *entry, _ bool) {
+func (n *nobody) post(lane, path int, s uint64, e *entry) {
 	l := &n.m.lanes[lane]
 	if l.paths[path].state != pathLive || s >= l.posted || s < l.acked {
 		n.t.Fatalf("message %d posted to path %d in state %d, posted %d, acknowledged %d", s, path, l.paths[path].state, l.posted, l.acked)
@@ -33,7 +33,7 @@ func (n *nobody) switched(_, _, _ int, _, _ uint64)  {}
 // does ends its connection with ErrCorrupt, and does no other harm.
 func FuzzPeer(f *testing.F) {
 	offer := func(lane, path uint8, gen uint32) []byte {
-		return append([]byte{0}, (&message{kind: msgOffer, lane: lane, path: path, gen: gen, at: endpoint{qp: 1}}).append(nil)...)
+		return append([]byte{0}, (&message{kind: msgOffer, lane: lane, path: path, gen: gen, at: endpoint{qp: 1, mtu: 5}}).append(nil)...)
 	}
 	change := func(epoch uint32, received uint64, a, b uint32) []byte {
 		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [maxPaths]uint32{a, b}}).append(nil)...)
@@ -83,7 +83,7 @@ func FuzzPeer(f *testing.F) {
 				err = m.credited(int(b[0])%2, block{le.Uint64(b[1:]), le.Uint64(b[9:]), le.Uint64(b[17:]), le.Uint64(b[25:])})
 			case 3:
 				if size, lane, _ := m.chunk(uint64(next(1)[0])); size > 0 {
-					m.send(lane, size, true)
+					m.send(lane, size)
 				}
 				if lane, _ := m.line(); lane >= 0 {
 					m.sendLine(lane)
@@ -92,7 +92,7 @@ func FuzzPeer(f *testing.F) {
 			case 4:
 				b := next(1)[0]
 				if wanted, _ := m.wants(int(b>>1)%2, int(b&1)); wanted {
-					m.offer(int(b>>1)%2, int(b&1), endpoint{qp: 1})
+					m.offer(int(b>>1)%2, int(b&1), endpoint{qp: 1, mtu: 5})
 				}
 			case 5:
 				m.consume(min(m.arrived(), uint64(next(1)[0])))
@@ -132,7 +132,8 @@ func TestMessages(t *testing.T) {
 		{kind: msgSwitch, lane: 1, epoch: 2, received: 3, alive: [maxPaths]uint32{4, 5}},
 		{kind: msgOffer, lane: 1, path: 1, gen: 9, at: at},
 		{kind: msgDown, lane: 3, path: 1, gen: 4},
-		{kind: msgFail, text: "because"},
+		{kind: msgExpired, lane: 2},
+		{kind: msgFail, path: 1, text: "because"},
 		{kind: msgFail},
 	} {
 		b := g.append(nil)

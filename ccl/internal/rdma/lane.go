@@ -1,8 +1,8 @@
 package rdma
 
 import (
+	"errors"
 	"fmt"
-	"math/bits"
 )
 
 // phase is where a lane is in its life.
@@ -64,6 +64,7 @@ type lane struct {
 	active int              // path in use or last in use, -1 before any
 	alive  [maxPaths]uint32 // waiting: the generations in this side's SWITCH
 	theirs *message         // the peer's SWITCH of this epoch
+	hope   bool             // seeking: the peer has not said that it looks no longer
 	paths  [maxPaths]path
 }
 
@@ -124,7 +125,7 @@ func (m *machine) finish(i int) {
 	t := l.theirs
 	l.theirs = nil
 	if t.received < l.acked || t.received > l.posted {
-		m.corrupt("lane %d: the peer received %d messages, of %d posted and %d acknowledged", i, t.received, l.posted, l.acked)
+		_ = m.corrupt("lane %d: the peer received %d messages, of %d posted and %d acknowledged", i, t.received, l.posted, l.acked)
 		return
 	}
 	l.acked, l.transmitted = t.received, t.received
@@ -143,7 +144,7 @@ func (m *machine) finish(i int) {
 		m.seek(i)
 		return
 	}
-	l.phase, l.active = running, to
+	l.phase, l.active, l.hope = running, to, true
 	if p := &l.paths[to]; p.state != pathLive || p.gen != l.alive[to] {
 		m.begin(i) // it has broken meanwhile
 		return
@@ -153,7 +154,7 @@ func (m *machine) finish(i int) {
 	for s := l.acked; s < l.posted; s++ {
 		e := &l.log[s%m.depth]
 		bytes += uint64(e.n)
-		m.act.post(i, to, s, e, s+1 == l.posted)
+		m.act.post(i, to, s, e)
 	}
 	m.act.switched(i, from, to, again, bytes)
 }
@@ -282,8 +283,8 @@ func (m *machine) handle(g *message) error {
 		}
 	case msgOffer:
 		switch {
-		case g.gen == 0 || g.gen > path.gen+maxSkip:
-			return m.corrupt("lane %d: offer of generation %d at %d", i, g.gen, path.gen)
+		case g.gen == 0 || g.gen > path.gen+maxSkip || !g.at.valid():
+			return m.corrupt("lane %d: offer of generation %d at %d: %+v", i, g.gen, path.gen, g.at)
 		case g.gen > path.gen:
 			if path.state == pathLive {
 				m.lose(i, p, false)
@@ -306,8 +307,13 @@ func (m *machine) handle(g *message) error {
 		if g.gen == path.gen && path.state == pathLive {
 			m.lose(i, p, false)
 		}
+	case msgExpired:
+		l.hope = false
 	case msgFail:
-		m.err = fmt.Errorf("the peer gave up: %s", g.text)
+		m.err = errors.New("the peer gave up: " + g.text)
+		if p == 1 {
+			m.err = fmt.Errorf("%w: %w", ErrNoPath, m.err)
+		}
 	default:
 		return m.corrupt("control message of kind %d", g.kind)
 	}
@@ -335,12 +341,12 @@ func (m *machine) room(l *lane) int {
 }
 
 // queue appends a message to a lane with room, and posts it.
-func (m *machine) queue(i int, e entry, last bool) {
+func (m *machine) queue(i int, e entry) {
 	l := &m.lanes[i]
 	s := l.posted
 	l.log[s%m.depth] = e
 	l.posted++
-	m.act.post(i, l.active, s, &l.log[s%m.depth], last)
+	m.act.post(i, l.active, s, &l.log[s%m.depth])
 }
 
 // sent tells that a lane's messages before position s have been transmitted
@@ -353,8 +359,3 @@ func (m *machine) sent(i, p int, s uint64) {
 
 // bit is where a number has its bit in a set of 64.
 func bit(n uint64) uint64 { return 1 << (n % 64) }
-
-// contiguous is how many of a set's members follow each other from n on.
-func contiguous(set, n uint64) uint64 {
-	return uint64(bits.TrailingZeros64(^bits.RotateLeft64(set, -int(n%64))))
-}

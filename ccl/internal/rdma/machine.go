@@ -54,8 +54,8 @@ type block struct {
 
 // actor carries out what a machine decides. It must not call back.
 type actor interface {
-	// post gives message s of a lane to the path's queue pair; last: no other follows at once.
-	post(lane, path int, s uint64, e *entry, last bool)
+	// post gives message s of a lane to the path's queue pair.
+	post(lane, path int, s uint64, e *entry)
 	// credit writes a lane's block, telling nobody.
 	credit(lane, path int, b block)
 	// stop moves a queue pair to the error state; machine.stopped follows when
@@ -113,7 +113,7 @@ func newMachine(s shape, act actor) *machine {
 	m.rx.table = make([]arrival, s.table)
 	for i := range m.lanes {
 		m.lanes[i].log = make([]entry, s.depth)
-		m.lanes[i].active = -1
+		m.lanes[i].active, m.lanes[i].hope = -1, true
 	}
 	return m
 }
@@ -176,14 +176,14 @@ func (m *machine) chunk(n uint64) (size uint64, lane int, starved bool) {
 const smallSend = 4 << 10
 
 // send posts the next n bytes of the stream, which chunk has allowed.
-func (m *machine) send(lane int, n uint64, last bool) {
+func (m *machine) send(lane int, n uint64) {
 	t := &m.tx
 	e := entry{kind: kindData, pad: uint8(t.pad), num: uint32(t.chunks & numMask), n: uint32(n), pos: t.sent}
 	t.pad = 0
 	t.sent += n
 	t.chunks++
 	m.next = lane + 1
-	m.queue(lane, e, last)
+	m.queue(lane, e)
 }
 
 // alignSend skips to the next 64-byte boundary.
@@ -206,7 +206,7 @@ func (m *machine) line() (lane int, starved bool) {
 func (m *machine) sendLine(lane int) {
 	e := entry{kind: kindLine, num: uint32(m.tx.lines & numMask), n: lineSize, pos: m.tx.lines}
 	m.tx.lines++
-	m.queue(lane, e, true)
+	m.queue(lane, e)
 }
 
 // credited takes in a lane's block, of which the peer may have written a part.
@@ -335,7 +335,7 @@ func (m *machine) note(i int) {
 	l := &m.lanes[i]
 	l.told, l.owes = l.received, false
 	if m.room(l) > 0 {
-		m.queue(i, entry{kind: kindNote}, true)
+		m.queue(i, entry{kind: kindNote})
 	} else {
 		m.act.credit(i, l.active, m.block(i))
 	}

@@ -28,7 +28,10 @@ const (
 	msgOffer
 	// msgDown: the sender's queue pair of that generation, which carried nothing, is gone.
 	msgDown
-	// msgFail: the sender has given the connection up, and why.
+	// msgExpired: the sender has looked for a path for the lane for as long as it will.
+	msgExpired
+	// msgFail: the sender has given the connection up, and why: path is 1 when it
+	// has no path left.
 	msgFail
 )
 
@@ -41,6 +44,9 @@ type endpoint struct {
 	inbox   uint64
 	rkey    uint32
 }
+
+// valid reports whether there can be such a queue pair.
+func (e *endpoint) valid() bool { return e.qp < 1<<24 && e.psn < 1<<24 && e.mtu >= 1 && e.mtu <= 5 }
 
 // message is one control message. Which fields it has depends on its kind.
 type message struct {
@@ -80,8 +86,11 @@ func (m *message) append(b []byte) []byte {
 	case msgDown:
 		b = append(b, m.lane, m.path)
 		b = le.AppendUint32(b, m.gen)
+	case msgExpired:
+		b = append(b, m.lane)
 	case msgFail:
-		b = append(b, m.text[:min(len(m.text), maxMessage)]...)
+		b = append(b, m.path)
+		b = append(b, m.text[:min(len(m.text), maxMessage-1)]...)
 	}
 	le.PutUint16(b[start:], uint16(len(b)-start-frameHeader))
 	return b
@@ -98,6 +107,8 @@ func bodySize(k messageKind) (int, bool) {
 		return 2 + 4 + 4 + 4 + 16 + 2 + 1 + 8 + 4, true
 	case msgDown:
 		return 2 + 4, true
+	case msgExpired:
+		return 1, true
 	case msgFail:
 		return -1, true
 	}
@@ -111,7 +122,7 @@ func parseFrame(h []byte) (kind messageKind, n int, err error) {
 		return 0, 0, fmt.Errorf("%w: control message of version %d, want %d", ErrCorrupt, h[2], messageVersion)
 	}
 	want, ok := bodySize(kind)
-	if !ok || want >= 0 && n != want || n > maxMessage {
+	if !ok || want >= 0 && n != want || n > maxMessage || n == 0 {
 		return 0, 0, fmt.Errorf("%w: control message of kind %d with %d bytes", ErrCorrupt, kind, n)
 	}
 	return kind, n, nil
@@ -135,8 +146,10 @@ func parseBody(kind messageKind, b []byte) message {
 		m.at.inbox, m.at.rkey = le.Uint64(b[33:]), le.Uint32(b[41:])
 	case msgDown:
 		m.lane, m.path, m.gen = b[0], b[1], le.Uint32(b[2:])
+	case msgExpired:
+		m.lane = b[0]
 	case msgFail:
-		m.text = string(b)
+		m.path, m.text = b[0], string(b[1:])
 	}
 	return m
 }

@@ -103,7 +103,7 @@ func (e *simEnd) peer() *simEnd { return e.s.ends[1-e.side] }
 
 // ---- actor ----
 
-func (e *simEnd) post(lane, path int, s uint64, en *entry, last bool) {
+func (e *simEnd) post(lane, path int, s uint64, en *entry) {
 	q := e.qp[lane][path]
 	e.s.note("%d: post lane %d path %d message %d kind %d num %d", e.side, lane, path, s, en.kind, en.num)
 	w := simWR{e: *en, s: s}
@@ -335,7 +335,7 @@ func (e *simEnd) offer(i, p int) {
 	q := &simQP{num: len(e.s.qps), end: e, lane: i, way: p, state: pathOffered, peer: -1, recvs: int(e.s.shape.depth)}
 	e.s.qps = append(e.s.qps, q)
 	e.qp[i][p] = q
-	e.m.offer(i, p, endpoint{qp: uint32(q.num)})
+	e.m.offer(i, p, endpoint{qp: uint32(q.num), mtu: 5})
 }
 
 // ---- application ----
@@ -357,7 +357,7 @@ func (e *simEnd) send() {
 	for i := range n {
 		e.out[at+i] = e.pattern(e.sent + int(i))
 	}
-	e.m.send(lane, n, true)
+	e.m.send(lane, n)
 	e.sent += int(n)
 	e.left -= int(n)
 }

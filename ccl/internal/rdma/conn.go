@@ -1,0 +1,700 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoPath means that no path between two ranks works any more; it is in a *PathError.
+var ErrNoPath = errors.New("no path left")
+
+// PathError names the ports of both ranks between which no path works.
+type PathError struct {
+	Paths []Path
+	Err   error // what was wrong last
+}
+
+func (e *PathError) Error() string {
+	names := make([]string, len(e.Paths))
+	for i := range e.Paths {
+		names[i] = e.Paths[i].String()
+	}
+	return fmt.Sprintf("%v over %s: %v", ErrNoPath, strings.Join(names, " or "), e.Err)
+}
+
+// Is makes the error ErrNoPath.
+func (e *PathError) Is(target error) bool { return target == ErrNoPath }
+func (e *PathError) Unwrap() error        { return e.Err }
+
+// Path is a port of each end.
+type Path struct{ Own, Peer nic.Port }
+
+// String is "mlx5_0/1->mlx5_2/1".
+func (p *Path) String() string {
+	return fmt.Sprintf("%s/%d->%s/%d", p.Own.Device, p.Own.Num, p.Peer.Device, p.Peer.Num)
+}
+
+// State is what became of a path of a lane.
+type State uint8
+
+const (
+	PathUp       State = iota // it carries the lane, or is ready to
+	PathDown                  // broken
+	PathSwitched              // it carries what another path no longer does
+)
+
+// Watcher hears what becomes of a connection's paths. It is called with the
+// worker's lock held, from any goroutine.
+type Watcher interface {
+	// Posted tells of a write of n bytes over a path, total in all.
+	Posted(lane, path, n int, total uint64)
+	// Completed tells that the peer's NIC has total bytes.
+	Completed(lane, path int, total uint64)
+	// Path tells a path's state; qp is its queue pair's number.
+	Path(lane, path int, s State, qp uint32)
+	// Resent tells that after a switch messages were sent again over a path.
+	Resent(lane, path int, messages, bytes uint64)
+}
+
+// layout is where things are in a connection's memory. What the peer writes
+// comes first: the ring, line slots, credit blocks of the lanes.
+type layout struct {
+	lines, blocks            uint64
+	out, linesOut, blocksOut uint64
+	size                     uint64
+}
+
+func layoutOf(ring uint64, lanes int) (l layout) {
+	const page = 4096
+	l.lines = ring
+	l.blocks = l.lines + LineSlots*lineSize
+	l.out = (l.blocks + uint64(lanes)*lineSize + page - 1) &^ (page - 1)
+	l.linesOut = l.out + ring
+	l.blocksOut = l.linesOut + LineSlots*lineSize
+	l.size = (l.blocksOut + uint64(lanes)*lineSize + page - 1) &^ (page - 1)
+	return l
+}
+
+// Config is what both ends of a connection know of it.
+type Config struct {
+	// Control is the socket on which paths are agreed on, authenticated. The
+	// connection closes it.
+	Control net.Conn
+	// Paths are the port pairs, primary first, at most 2 of which are used.
+	Paths []Path
+	// Lower says whether this end's rank is the lower one; it decides when both could.
+	Lower bool
+	// Lanes and Window are the smaller of both ends'.
+	Lanes, Window int
+	Watch         Watcher
+}
+
+// Conn is a connection between two ranks: an ordered stream of bytes and one of
+// lines, each way. One goroutine uses it.
+type Conn struct {
+	w     *Worker
+	m     *machine
+	watch Watcher
+	pairs []Path
+	lower bool
+
+	lay     layout
+	mem     []byte
+	regions map[*device]*verbs.MR
+	qps     [][maxPaths]*queuePair
+	tries   [][maxPaths]attempts
+	trouble []trouble // by lane
+	began   []bool    // the lane has had a path
+
+	ctl    net.Conn
+	raw    syscall.RawConn
+	frame  []byte
+	reader chan struct{}
+
+	dirty   bool
+	willing bool  // a lane leaves its path for a better one
+	why     error // what went wrong last
+	gone    error // the control socket has ended; the peer needs nothing more, or is dead
+	err     error
+}
+
+// attempts is how a path has fared.
+type attempts struct {
+	next     time.Time // no new queue pair before
+	failures int       // in a row
+	lost     time.Time // when it broke
+	live     time.Time // since when it is connected, zero when it is not
+	relapses int
+}
+
+// trouble is how long a lane has had no path that works.
+type trouble struct {
+	since    time.Time
+	failures int
+	told     bool   // msgExpired
+	received uint64 // when it began
+	acked    uint64
+}
+
+// Connect makes a connection over an authenticated control socket. It returns
+// at once; bytes flow when both ends have agreed on paths.
+func (w *Worker) Connect(cfg Config) (*Conn, error) {
+	c := &Conn{
+		w: w, watch: cfg.Watch, lower: cfg.Lower, ctl: cfg.Control, reader: make(chan struct{}),
+		pairs: cfg.Paths[:min(len(cfg.Paths), maxPaths)], regions: make(map[*device]*verbs.MR),
+		qps: make([][maxPaths]*queuePair, cfg.Lanes), tries: make([][maxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
+	}
+	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, depth: depth, table: table, lanes: cfg.Lanes}
+	c.m = newMachine(s, c)
+	c.lay = layoutOf(s.ring, s.lanes)
+	sc, ok := cfg.Control.(syscall.Conn)
+	if !ok {
+		return nil, errors.New("the control socket has no descriptor")
+	}
+	var err error
+	if c.raw, err = sc.SyscallConn(); err != nil {
+		return nil, err
+	}
+	if c.mem, err = unix.Mmap(-1, 0, int(c.lay.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
+		return nil, fmt.Errorf("map %d bytes: %w", c.lay.size, err)
+	}
+	// A child must not get the pages that the NIC writes.
+	_ = unix.Madvise(c.mem, unix.MADV_DONTFORK)
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		_ = unix.Munmap(c.mem)
+		return nil, ErrClosed
+	}
+	w.conns = append(w.conns, c)
+	now := time.Now()
+	made := 0
+	for i := range c.qps {
+		c.trouble[i].since = now
+		for p := range c.pairs {
+			if c.offer(i, p, now) {
+				made++
+			}
+		}
+	}
+	if made == 0 && c.why != nil && !errors.Is(c.why, errPortDown) {
+		c.fail(c.lostPaths())
+	}
+	go c.read()
+	w.work()
+	w.schedule()
+	return c, nil
+}
+
+// region is the connection's memory as registered with a device.
+func (c *Conn) region(d *device) (*verbs.MR, error) {
+	if r := c.regions[d]; r != nil {
+		return r, nil
+	}
+	r, err := d.pd.Register(uintptr(unsafe.Pointer(&c.mem[0])), len(c.mem), verbs.LocalWrite|verbs.RemoteWrite)
+	if err == nil {
+		c.regions[d] = r
+	}
+	return r, err
+}
+
+func (c *Conn) local(at uint64) uint64 { return uint64(uintptr(unsafe.Pointer(&c.mem[0]))) + at }
+
+// ---- actor ----
+
+func (c *Conn) post(lane, path int, s uint64, e *entry) { c.qps[lane][path].message(s, e) }
+
+func (c *Conn) credit(lane, path int, _ block) { c.qps[lane][path].silently() }
+
+func (c *Conn) stop(lane, path int) {
+	q := c.qps[lane][path]
+	q.halted, q.since = true, time.Now()
+	q.batch, q.batched = q.batch[:0], 0
+	_ = q.qp.SetError() // of a lost device: tick ends the wait
+	c.mark()
+	q.idle()
+	t := &c.tries[lane][path]
+	if now := q.since; !c.willing {
+		if now.Sub(t.live) > 10*c.patience(t) {
+			t.relapses = 0
+		} else if !t.lost.IsZero() {
+			t.relapses++
+		}
+		t.lost = now
+	}
+	c.announce(lane, path, PathDown)
+}
+
+func (c *Conn) drop(lane, path int) {
+	q := c.qps[lane][path]
+	q.close()
+	c.qps[lane][path] = nil
+	c.failed(lane, path)
+}
+
+func (c *Conn) connect(lane, path int, to endpoint) bool {
+	q := c.qps[lane][path]
+	if err := q.connect(to); err != nil {
+		q.why, c.why = err, err
+		return false
+	}
+	t := &c.tries[lane][path]
+	t.live, t.failures = time.Now(), 0
+	c.announce(lane, path, PathUp)
+	return true
+}
+
+func (c *Conn) tell(g *message) {
+	if c.gone != nil || c.err != nil {
+		return
+	}
+	c.frame = g.append(c.frame[:0])
+	sent := 0
+	err := c.raw.Write(func(fd uintptr) bool {
+		sent, _ = unix.SendmsgN(int(fd), c.frame, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		return true
+	})
+	if err == nil && sent == len(c.frame) {
+		return
+	}
+	// The few messages that can be on their way always fit.
+	c.hear(errors.New("the control socket takes nothing"))
+}
+
+func (c *Conn) switched(lane, from, to int, messages, bytes uint64) {
+	q := c.qps[lane][to]
+	q.active = true
+	q.nic.active++
+	t := &c.trouble[lane]
+	l := &c.m.lanes[lane]
+	t.received, t.acked = l.received, l.acked
+	if c.began[lane] {
+		c.announce(lane, to, PathSwitched)
+		c.watch.Resent(lane, to, messages, bytes)
+	}
+	c.began[lane] = true
+}
+
+// announce tells a path's state, unless the peer has gone: what breaks then is no fault.
+func (c *Conn) announce(lane, path int, s State) {
+	if c.gone == nil && c.err == nil {
+		c.watch.Path(lane, path, s, c.qps[lane][path].qp.Num())
+	}
+}
+
+// ---- what happens ----
+
+// arrive takes in a message.
+func (c *Conn) arrive(q *queuePair, wc *verbs.Completion) {
+	if err := c.m.arrive(q.lane, q.path, wc.Imm, wc.Bytes); err != nil {
+		c.mark()
+		return
+	}
+	if kind(wc.Imm>>30) == kindNote {
+		c.readCredit()
+	}
+}
+
+// readCredit takes in what the peer has consumed.
+func (c *Conn) readCredit() {
+	for i := range c.m.lanes {
+		at := c.lay.blocks + uint64(i)*lineSize
+		var v [blockWords]uint64
+		for k := range v {
+			v[k] = atomic.LoadUint64((*uint64)(unsafe.Pointer(&c.mem[at+uint64(k)*8])))
+		}
+		if err := c.m.credited(i, block{bytes: v[0], chunks: v[1], lines: v[2], received: v[3]}); err != nil {
+			c.mark()
+		}
+	}
+}
+
+// work does what followed from what happened.
+func (c *Conn) work() {
+	for c.dirty && c.err == nil {
+		c.dirty = false
+		for i := range c.qps {
+			for p, q := range c.qps[i] {
+				switch {
+				case q == nil:
+				case q.halted && q.receives == 0:
+					c.drained(q)
+				case q.why != nil && !q.halted:
+					c.why = fmt.Errorf("%s: %w", c.pairs[p].String(), q.why)
+					c.trouble[i].failures++
+					c.m.fault(i, p)
+				}
+			}
+		}
+		c.flush()
+		switch {
+		case errors.Is(c.m.err, ErrNoPath):
+			c.why = c.m.err
+			c.fail(c.lostPaths())
+		case c.m.err != nil:
+			c.fail(c.m.err)
+		}
+	}
+	c.w.schedule()
+}
+
+// mark has work look at the connection.
+func (c *Conn) mark() { c.dirty, c.w.dirty = true, true }
+
+// drained ends a stopped queue pair; the machine hears that its count is final.
+func (c *Conn) drained(q *queuePair) {
+	q.close()
+	c.qps[q.lane][q.path] = nil
+	c.dirty = true
+	c.m.stopped(q.lane, q.path)
+}
+
+// flush posts what is gathered.
+func (c *Conn) flush() {
+	for i := range c.qps {
+		for _, q := range c.qps[i] {
+			if q != nil {
+				q.flush()
+			}
+		}
+	}
+}
+
+// fail ends the connection. What had arrived can still be received.
+func (c *Conn) fail(err error) {
+	if c.err != nil {
+		return
+	}
+	for i := range c.qps {
+		for p, q := range c.qps[i] {
+			if q != nil {
+				c.announce(i, p, PathDown)
+			}
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		g := message{kind: msgFail, text: err.Error()}
+		if errors.Is(err, ErrNoPath) {
+			g.path = 1
+		}
+		c.tell(&g)
+	}
+	c.err = err
+	for i := range c.qps {
+		for p, q := range c.qps[i] {
+			if q != nil {
+				q.close()
+				c.qps[i][p] = nil
+			}
+		}
+	}
+	c.ctl.Close()
+}
+
+// lostPaths is the error of a connection without paths.
+func (c *Conn) lostPaths() error { return &PathError{Paths: c.pairs, Err: c.why} }
+
+// hear notes that the control socket has ended.
+func (c *Conn) hear(err error) {
+	if c.gone == nil {
+		c.gone = err
+	}
+}
+
+// read takes in control messages until the socket ends.
+func (c *Conn) read() {
+	defer close(c.reader)
+	var h [frameHeader]byte
+	var b [maxMessage]byte
+	for {
+		g, err := readMessage(c.ctl, h[:], b[:])
+		c.w.mu.Lock()
+		c.w.poll(true) // what was sent before comes before
+		if err != nil {
+			if errors.Is(err, ErrCorrupt) {
+				c.fail(err)
+			}
+			c.hear(fmt.Errorf("closed by the peer: %w", err))
+		} else if e := c.m.handle(&g); e != nil {
+			c.why = e
+		}
+		c.dirty = true
+		c.work()
+		over := c.err != nil || c.gone != nil
+		c.w.mu.Unlock()
+		c.w.wake()
+		if over {
+			return
+		}
+	}
+}
+
+func readMessage(r io.Reader, h, b []byte) (message, error) {
+	if _, err := io.ReadFull(r, h); err != nil {
+		return message{}, err
+	}
+	kind, n, err := parseFrame(h)
+	if err != nil {
+		return message{}, err
+	}
+	if _, err := io.ReadFull(r, b[:n]); err != nil {
+		return message{}, err
+	}
+	return parseBody(kind, b[:n]), nil
+}
+
+// ---- the executor's ----
+
+// Send takes up to len(b) bytes of the stream; the caller may reuse them at
+// once. starved says that the receiver gives no credit for more.
+func (c *Conn) Send(b []byte) (n int, starved bool, err error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	for n < len(b) {
+		size, lane, _ := c.m.chunk(uint64(len(b) - n))
+		if size == 0 {
+			if n > 0 {
+				break
+			}
+			if err := c.usable(); err != nil {
+				return 0, false, err
+			}
+			c.w.poll(false)
+			c.readCredit()
+			if size, lane, starved = c.m.chunk(uint64(len(b) - n)); size == 0 {
+				break
+			}
+		}
+		copy(c.mem[c.lay.out+c.m.tx.sent%c.m.ring:], b[n:n+int(size)])
+		c.m.send(lane, size)
+		n += int(size)
+	}
+	if n > 0 {
+		c.flush()
+		if c.dirty {
+			c.work()
+		}
+	}
+	return n, starved, nil
+}
+
+// usable is why the connection can not be used any more, nil when it can.
+func (c *Conn) usable() error {
+	if c.err == nil && c.gone != nil {
+		c.w.poll(true)
+		c.fail(c.gone)
+	}
+	return c.err
+}
+
+// AlignSend and AlignRecv skip to the next 64-byte boundary of the stream.
+func (c *Conn) AlignSend() {
+	c.w.mu.Lock()
+	c.m.alignSend()
+	c.w.mu.Unlock()
+}
+
+func (c *Conn) AlignRecv() {
+	c.w.mu.Lock()
+	c.m.alignRecv()
+	c.w.mu.Unlock()
+}
+
+// Peek returns up to want bytes that have arrived, or more, in place; they stay
+// until Advance.
+func (c *Conn) Peek(want int) ([]byte, error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.peek(want)
+}
+
+func (c *Conn) peek(want int) ([]byte, error) {
+	n := c.m.arrived()
+	if n < uint64(want) {
+		c.w.poll(false)
+		if n = c.m.arrived(); n == 0 {
+			return nil, c.usable()
+		}
+	}
+	at := c.m.rx.got % c.m.ring
+	return c.mem[at:min(at+n, c.m.ring)], nil
+}
+
+// Recv copies up to len(b) arrived bytes.
+func (c *Conn) Recv(b []byte) (n int, err error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	for n < len(b) {
+		p, err := c.peek(1)
+		if len(p) == 0 {
+			if n == 0 {
+				return 0, err
+			}
+			break
+		}
+		k := copy(b[n:], p)
+		n += k
+		c.consume(k)
+	}
+	return n, nil
+}
+
+// Advance consumes n bytes that Peek has returned.
+func (c *Conn) Advance(n int) {
+	c.w.mu.Lock()
+	c.consume(n)
+	c.w.mu.Unlock()
+}
+
+func (c *Conn) consume(n int) {
+	c.m.consume(uint64(n))
+	c.grant(true)
+}
+
+// grant gives credit.
+func (c *Conn) grant(eager bool) {
+	if c.err == nil {
+		c.m.grant(eager)
+		c.flush()
+	}
+}
+
+// WriteLine sends one line.
+func (c *Conn) WriteLine(b *[LineSize]byte) (ok, starved bool, err error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	lane, _ := c.m.line()
+	if lane < 0 {
+		if err := c.usable(); err != nil {
+			return false, false, err
+		}
+		c.w.poll(false)
+		c.readCredit()
+		if lane, starved = c.m.line(); lane < 0 {
+			return false, starved, nil
+		}
+	}
+	copy(c.mem[c.lay.linesOut+c.m.tx.lines%LineSlots*lineSize:], b[:])
+	c.m.sendLine(lane)
+	c.flush()
+	if c.dirty {
+		c.work()
+	}
+	return true, false, nil
+}
+
+// ReadLine takes the next line, if it is there.
+func (c *Conn) ReadLine(b *[LineSize]byte) (ok bool, err error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if !c.m.lineHere() {
+		c.w.poll(false)
+		if !c.m.lineHere() {
+			return false, c.usable()
+		}
+	}
+	copy(b[:], c.mem[c.lay.lines+c.m.rx.lines%LineSlots*lineSize:])
+	c.m.consumeLine()
+	c.grant(true)
+	return true, nil
+}
+
+// Progress is how far the connection's streams are, lines counted as 64 bytes.
+type Progress struct {
+	Sent     uint64 // taken from the caller
+	Consumed uint64 // of it, by the peer
+	Received uint64 // consumed here
+	News     bool   // the peer has yet to hear of something consumed here
+}
+
+// Progress tells it as far as it is known without asking.
+func (c *Conn) Progress() Progress {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	t, r := &c.m.tx, &c.m.rx
+	return Progress{
+		Sent: t.sent + t.lines*lineSize, Consumed: min(t.acked, t.sent) + t.lacked*lineSize,
+		Received: r.got + r.lines*lineSize, News: c.m.credits(),
+	}
+}
+
+// Room is how many bytes the receiver has credit for.
+func (c *Conn) Room() int {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	c.readCredit()
+	return int(c.m.credit())
+}
+
+// Refresh is for a rank that has time: it learns and tells what was consumed,
+// and looks whether any write is stuck.
+func (c *Conn) Refresh() {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	c.w.poll(true)
+	c.readCredit()
+	c.grant(false)
+	c.watchdog(time.Now())
+	c.dirty = true
+	c.work()
+}
+
+// Finish reports whether the peer's NIC has all that was sent, or nobody wants it.
+func (c *Conn) Finish() bool {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	c.w.poll(true)
+	if c.err != nil || c.gone != nil {
+		return true
+	}
+	for i := range c.m.lanes {
+		if l := &c.m.lanes[i]; l.phase != running || l.transmitted < l.posted && l.acked < l.posted {
+			if l.posted > 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Drop cuts the connection, for both ends.
+func (c *Conn) Drop(err error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	c.fail(err)
+}
+
+// hangUp ends the control socket and its goroutine.
+func (c *Conn) hangUp() {
+	c.ctl.Close()
+	<-c.reader
+}
+
+// free gives all memory back; the worker's lock is held.
+func (c *Conn) free() {
+	for i := range c.qps {
+		for p, q := range c.qps[i] {
+			if q != nil {
+				q.close()
+				c.qps[i][p] = nil
+			}
+		}
+	}
+	for _, r := range c.regions {
+		r.Close()
+	}
+	_ = unix.Munmap(c.mem)
+	c.mem = nil
+}

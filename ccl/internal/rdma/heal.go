@@ -1,0 +1,191 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
+)
+
+var errPortDown = errors.New("port is down")
+
+const (
+	// retryAfter is how soon a path that could not be connected is tried again; it
+	// doubles to retryMost.
+	retryAfter = 50 * time.Millisecond
+	retryMost  = 2 * time.Second
+	// settleFor is how long both ends get to connect a path before it is preferred.
+	settleFor = 100 * time.Millisecond
+)
+
+// patience is how long a path has to be healthy before it is used again.
+func (c *Conn) patience(t *attempts) time.Duration {
+	return min(c.w.opt.FailbackAfter<<min(t.relapses, 16), max(maxFailback, c.w.opt.FailbackAfter))
+}
+
+// failed notes that a path could not be connected.
+func (c *Conn) failed(lane, path int) {
+	t := &c.tries[lane][path]
+	t.next = time.Now().Add(min(retryAfter<<min(t.failures, 10), retryMost))
+	t.failures++
+}
+
+// offer makes a new queue pair for a path whose port is up.
+func (c *Conn) offer(lane, path int, now time.Time) bool {
+	port := &c.pairs[path].Own
+	n, err := c.w.nic(port.Device)
+	if err == nil {
+		if _, up := n.dev.healthy(port.Num); !up {
+			err = errPortDown
+		}
+	}
+	var q *queuePair
+	var a verbs.PortAttr
+	if err == nil {
+		if q, err = c.newQueuePair(lane, path); err == nil {
+			a, err = n.dev.ctx.Port(port.Num)
+			if err != nil {
+				q.close()
+			}
+		}
+	}
+	if err != nil {
+		c.why = fmt.Errorf("%s: %w", c.pairs[path].String(), err)
+		c.failed(lane, path)
+		return false
+	}
+	c.qps[lane][path] = q
+	c.m.offer(lane, path, q.endpoint(a.LID))
+	return true
+}
+
+// needsTick is how soon the connection wants to be looked after, 0 for not at all.
+func (c *Conn) needsTick() time.Duration {
+	if c.err != nil || c.gone != nil {
+		return 0
+	}
+	late := time.Duration(0)
+	for i := range c.m.lanes {
+		l := &c.m.lanes[i]
+		if l.phase != running {
+			return tickSoon
+		}
+		for p := range c.pairs {
+			if l.paths[p].state != pathLive {
+				late = tickLate
+			}
+		}
+		if c.m.better(i) || !c.trouble[i].since.IsZero() {
+			late = tickLate
+		}
+	}
+	return late
+}
+
+// tick looks after what is broken.
+func (c *Conn) tick(now time.Time) {
+	if c.err != nil || c.gone != nil {
+		return
+	}
+	c.watchdog(now)
+	for i := range c.qps {
+		for p := range c.pairs {
+			// What a lost device held completes no more, and writes no more either
+			// once the queue pair is destroyed.
+			if q := c.qps[i][p]; q != nil && q.halted && (q.nic.dev.usable() != nil || now.Sub(q.since) > drainFor) {
+				c.drained(q)
+			}
+			c.renew(i, p, now)
+		}
+		c.judge(i, now)
+		if c.err != nil {
+			return
+		}
+	}
+	c.mark()
+}
+
+// renew replaces a lost queue pair when its port has been healthy for long
+// enough, or when the lane or the peer cannot wait.
+func (c *Conn) renew(i, p int, now time.Time) {
+	wanted, urgent := c.m.wants(i, p)
+	t := &c.tries[i][p]
+	if !wanted || now.Before(t.next) {
+		return
+	}
+	if !urgent {
+		n, err := c.w.nic(c.pairs[p].Own.Device)
+		if err != nil {
+			c.failed(i, p)
+			return
+		}
+		since, up := n.dev.healthy(c.pairs[p].Own.Num)
+		if t.lost.After(since) {
+			since = t.lost
+		}
+		if !up || now.Sub(since) < c.patience(t) {
+			return
+		}
+	}
+	c.offer(i, p, now)
+}
+
+// judge ends troubles: goes back to a better path, or gives up.
+func (c *Conn) judge(i int, now time.Time) {
+	l, t := &c.m.lanes[i], &c.trouble[i]
+	if l.phase == running {
+		// A lane is out of trouble when something has come through since.
+		if l.received != t.received || l.acked != t.acked || l.transmitted == l.posted {
+			*t = trouble{}
+		}
+		if c.lower && c.m.better(i) && c.settled(i, now) {
+			c.willing = true
+			c.m.failback(i)
+			c.willing = false
+		}
+		return
+	}
+	if t.since.IsZero() {
+		t.since = now
+	}
+	if l.phase != seeking || now.Sub(t.since) < c.w.opt.GiveUpAfter {
+		return
+	}
+	// A peer that does not answer an offer may be stopped; whether it is dead is not
+	// ours to say. One that runs says when its time is up, too.
+	for p := range l.paths {
+		if l.paths[p].state == pathOffered && t.failures < 2 && l.hope {
+			if !t.told {
+				t.told = true
+				c.tell(&message{kind: msgExpired, lane: uint8(i)})
+			}
+			return
+		}
+	}
+	c.fail(c.lostPaths())
+}
+
+// settled reports whether the better path has been up for a moment, and little
+// is on its way over the one in use.
+func (c *Conn) settled(i int, now time.Time) bool {
+	l := &c.m.lanes[i]
+	for p := range l.active {
+		if l.paths[p].state == pathLive {
+			up := now.Sub(c.tries[i][p].live)
+			return up > settleFor && (l.transmitted == l.posted || up > settleFor+time.Second)
+		}
+	}
+	return false
+}
+
+// watchdog finds writes that do not complete.
+func (c *Conn) watchdog(now time.Time) {
+	for i := range c.qps {
+		for _, q := range c.qps[i] {
+			if q != nil && q.why == nil && !q.halted && q.stuck(now, c.w.opt.Stuck) {
+				q.fail(fmt.Errorf("a write has not completed for %v", now.Sub(q.seenAt).Round(time.Millisecond)))
+			}
+		}
+	}
+}

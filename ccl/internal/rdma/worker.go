@@ -1,0 +1,340 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
+)
+
+// ErrClosed is the error of a connection whose own side closed it.
+var ErrClosed = errors.New("RDMA closed")
+
+// Worker is what one rank of one communicator has of RDMA: completion queues,
+// and the connections that use them. One lock guards all of it, for the length
+// of one call; whoever holds it may poll for all connections.
+type Worker struct {
+	opt  Options
+	wake func() // the executor has something to look at
+
+	mu     sync.Mutex
+	nics   []*nicQueues
+	conns  []*Conn
+	slots  []*queuePair // by the number in their work requests' ids
+	wc     [64]verbs.Completion
+	polls  uint
+	timer  *time.Timer
+	ticks  bool // the timer is set
+	dirty  bool // a connection is
+	closed bool
+}
+
+// nicQueues are a worker's completion queues on one device.
+type nicQueues struct {
+	dev     *device
+	channel *verbs.CompletionChannel
+	cqs     []*cq
+	active  int // queue pairs that carry a lane
+}
+
+// cq is a completion queue and the entries of it that queue pairs may still fill.
+type cq struct {
+	*verbs.CQ
+	free int
+}
+
+// cqDepth is the entries of a completion queue; when queue pairs may fill them,
+// the next one is made.
+const cqDepth = 16 << 10
+
+// NewWorker prepares RDMA for one rank of a communicator. wake tells the
+// goroutine that uses the connections to look at them; it may be called from
+// any goroutine, with the worker's lock held.
+func NewWorker(opt Options, wake func()) (*Worker, error) {
+	if err := opt.SetDefaults(); err != nil {
+		return nil, err
+	}
+	return &Worker{opt: opt, wake: wake}, nil
+}
+
+// Open makes sure that a port's device can be used, and returns the descriptor
+// that is readable when one of its armed queues has a completion.
+func (w *Worker) Open(p *nic.Port) (fd int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, err := w.nic(p.Device)
+	if err != nil {
+		return -1, err
+	}
+	return n.channel.FD(), nil
+}
+
+// nic is the worker's part of a device.
+func (w *Worker) nic(name string) (*nicQueues, error) {
+	if w.closed {
+		return nil, ErrClosed
+	}
+	for _, n := range w.nics {
+		if n.dev.name == name && n.dev.usable() == nil {
+			return n, nil
+		}
+	}
+	d, err := openDevice(name)
+	if err != nil {
+		return nil, err
+	}
+	n := &nicQueues{dev: d}
+	if n.channel, err = d.ctx.NewCompletionChannel(); err != nil {
+		d.release()
+		return nil, err
+	}
+	d.subscribe(w, 1)
+	w.nics = append(w.nics, n)
+	return n, nil
+}
+
+// queue finds a completion queue with room for n entries.
+func (n *nicQueues) queue(want int) (*cq, error) {
+	for _, q := range n.cqs {
+		if q.free >= want {
+			q.free -= want
+			return q, nil
+		}
+	}
+	depth := cqDepth
+	if most := n.dev.attr.MaxCQE; most > 0 {
+		depth = min(depth, most)
+	}
+	q, err := n.dev.ctx.NewCQ(max(depth, want), n.channel)
+	if err != nil {
+		return nil, err
+	}
+	c := &cq{CQ: q, free: max(depth, want) - want}
+	n.cqs = append(n.cqs, c)
+	return c, nil
+}
+
+// Poll takes in completions, of all connections. It reports whether there were any.
+func (w *Worker) Poll() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.poll(false)
+}
+
+// idlePolls is how seldom queues are polled that carry nothing: backups'.
+const idlePolls = 64
+
+func (w *Worker) poll(all bool) bool {
+	found := false
+	w.polls++
+	for _, n := range w.nics {
+		if !all && n.active == 0 && w.polls%idlePolls != 0 {
+			continue
+		}
+		for _, q := range n.cqs {
+			for {
+				k, err := q.Poll(w.wc[:])
+				if err != nil {
+					w.lost(n.dev, err)
+					break
+				}
+				for i := range w.wc[:k] {
+					w.complete(&w.wc[i])
+				}
+				found = found || k > 0
+				if k < len(w.wc) {
+					break
+				}
+			}
+		}
+	}
+	if found {
+		w.work()
+	}
+	return found
+}
+
+// complete takes in one completion.
+func (w *Worker) complete(wc *verbs.Completion) {
+	slot := wc.ID >> slotShift
+	if slot >= uint64(len(w.slots)) {
+		return
+	}
+	// What a queue pair leaves behind completes nothing of its successor's.
+	if q := w.slots[slot]; q != nil && q.qp.Num() == wc.QP {
+		q.complete(wc)
+	}
+}
+
+// work does what followed from what happened, until nothing more does.
+func (w *Worker) work() {
+	for w.dirty {
+		w.dirty = false
+		for _, c := range w.conns {
+			if c.dirty {
+				c.work()
+			}
+		}
+	}
+}
+
+// Arm asks for an event at the next completion, and takes in what came before.
+// It reports whether there was anything.
+func (w *Worker) Arm() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, n := range w.nics {
+		for _, q := range n.cqs {
+			if err := q.Arm(); err != nil {
+				w.lost(n.dev, err)
+			}
+		}
+	}
+	return w.poll(true)
+}
+
+// Drain takes the events of all channels.
+func (w *Worker) Drain() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, n := range w.nics {
+		_, _ = n.channel.Drain() // one that is lost has none
+	}
+}
+
+// ---- what devices tell ----
+
+func (w *Worker) deviceLost(d *device) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lost(d, d.usable())
+	w.work()
+	w.wake()
+}
+
+// lost gives up all queue pairs of a device. Nothing more completes there.
+func (w *Worker) lost(d *device, why error) {
+	w.each(func(q *queuePair) bool { return q.nic.dev == d }, why)
+}
+
+func (w *Worker) portDown(d *device, port int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.port == port }, fmt.Errorf("port %s/%d is down", d.name, port))
+	w.work()
+	w.wake()
+}
+
+func (w *Worker) queuePairBroken(d *device, num uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.qp.Num() == num }, fmt.Errorf("queue pair %d of %s is in error", num, d.name))
+	w.work()
+	w.wake()
+}
+
+func (w *Worker) queueOverrun(d *device, id uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.cq.ID() == id }, fmt.Errorf("completion queue %d of %s is in error", id, d.name))
+	w.work()
+	w.wake()
+}
+
+// each breaks the queue pairs that match.
+func (w *Worker) each(match func(*queuePair) bool, why error) {
+	for _, q := range w.slots {
+		if q != nil && match(q) {
+			q.fail(why)
+		}
+	}
+}
+
+// ---- time ----
+
+const (
+	tickSoon = 10 * time.Millisecond  // while a lane has no path
+	tickLate = 100 * time.Millisecond // while one has no backup
+)
+
+// tick looks after connections that are not as they should be.
+func (w *Worker) tick() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ticks = false
+	if w.closed {
+		return
+	}
+	if w.poll(true) {
+		w.wake()
+	}
+	now := time.Now()
+	for _, c := range w.conns {
+		c.tick(now)
+	}
+	w.work()
+	w.schedule()
+}
+
+// schedule sets the timer when a connection needs it.
+func (w *Worker) schedule() {
+	if w.ticks || w.closed {
+		return
+	}
+	d := time.Duration(0)
+	for _, c := range w.conns {
+		if t := c.needsTick(); t > 0 && (d == 0 || t < d) {
+			d = t
+		}
+	}
+	if d == 0 {
+		return
+	}
+	w.ticks = true
+	if w.timer == nil {
+		w.timer = time.AfterFunc(d, w.tick)
+	} else {
+		w.timer.Reset(d)
+	}
+}
+
+// Close ends all connections and gives the devices back. Nobody may use the
+// connections any more.
+func (w *Worker) Close() {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return
+	}
+	w.closed = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	conns := w.conns
+	w.mu.Unlock()
+	for _, c := range conns {
+		c.hangUp() // waits for its goroutine, which may want the lock
+	}
+	for _, n := range w.nics {
+		n.dev.subscribe(w, -1)
+	}
+	w.mu.Lock() // for events that are being delivered
+	for _, c := range conns {
+		c.free()
+	}
+	for _, n := range w.nics {
+		for _, q := range n.cqs {
+			q.Close()
+		}
+		n.channel.Close()
+	}
+	nics := w.nics
+	w.nics, w.slots, w.conns = nil, nil, nil
+	w.mu.Unlock()
+	for _, n := range nics {
+		n.dev.release()
+	}
+}
