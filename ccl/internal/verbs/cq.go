@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"math"
 	"syscall"
 )
 
@@ -91,6 +92,9 @@ func (c *Context) NewCQ(depth int, ch *CompletionChannel) (*CQ, error) {
 	}
 	if c.h == nil {
 		return nil, closedError(call)
+	}
+	if depth < 1 || depth > math.MaxInt32 {
+		return nil, c.fail(syscall.EINVAL, call, "")
 	}
 	q := &CQ{ctx: c}
 	if errno := createCQ(c.h, q, depth, chh); errno != 0 {

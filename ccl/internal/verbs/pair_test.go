@@ -154,7 +154,8 @@ func TestQueueLimits(t *testing.T) {
 			t.Errorf("%+v: %d, %v", x, n, err)
 		}
 	}
-	for _, cfg := range []verbs.QPConfig{{MaxSend: 0}, {MaxSend: 1 << 20}, {MaxSend: 1, MaxRecv: 1 << 20}, {MaxSend: 1, MaxInline: 4096}} {
+	for _, cfg := range []verbs.QPConfig{{MaxSend: 0}, {MaxSend: 1 << 20}, {MaxSend: 1, MaxRecv: 1 << 20}, {MaxSend: 1, MaxInline: 4096},
+		{MaxSend: -1}, {MaxSend: 1, MaxRecv: -1}, {MaxSend: 1, MaxInline: -1}, {MaxSend: 1<<32 + 1}} {
 		cfg.Send, cfg.Recv = a.cq, a.cq
 		if _, err := a.pd.NewQP(cfg); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%+v: %v", cfg, err)
@@ -163,7 +164,7 @@ func TestQueueLimits(t *testing.T) {
 	if got := a.qp.Config(); got.MaxSend != depth || got.MaxRecv != depth || got.MaxInline != 220 || got.Send != a.cq {
 		t.Errorf("Config: %+v", got)
 	}
-	for _, n := range []int{-1, 0, 1 << 30} {
+	for _, n := range []int{-1, 0, 1 << 30, 1<<32 + 1} {
 		if _, err := a.ctx.NewCQ(n, nil); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("NewCQ(%d): %v", n, err)
 		}
@@ -199,7 +200,7 @@ func TestStates(t *testing.T) {
 	}
 	state(verbs.StateInit)
 	for _, bad := range []func(*verbs.Path){
-		func(p *verbs.Path) { p.MTU = 0 }, func(p *verbs.Path) { p.MTU = 6 }, func(p *verbs.Path) { p.SGIDIndex = 9 }, func(p *verbs.Path) { p.SGIDIndex = 200 },
+		func(p *verbs.Path) { p.MTU = 0 }, func(p *verbs.Path) { p.MTU = 6 }, func(p *verbs.Path) { p.SGIDIndex = 9 }, func(p *verbs.Path) { p.SGIDIndex = 200 }, func(p *verbs.Path) { p.SGIDIndex += 256 }, func(p *verbs.Path) { p.SGIDIndex = -1 },
 		func(p *verbs.Path) { p.GID = verbs.GID{} },
 	} {
 		p := path
@@ -209,7 +210,7 @@ func TestStates(t *testing.T) {
 	p := path
 	p.GID[15] = 77
 	refused("nobody's address", a.qp.ReadyToReceive(p), "verbs: modify queue pair 17 of mlx5_0/1 to RTR: connection timed out (")
-	p.GID = verbs.GID(must(open(t, "mlx5_1").ctx.GIDs(1))(t)[3].GID)
+	p.GID = must(open(t, "mlx5_1").ctx.GIDs(1))(t)[3].GID
 	refused("another rail's address", a.qp.ReadyToReceive(p), "verbs: modify queue pair 17 of mlx5_0/1 to RTR: connection timed out (")
 	refused("RTS from INIT", a.qp.ReadyToSend(verbs.SendAttr{}), "verbs: modify queue pair 17 of mlx5_0/1 to RTS: invalid argument (timeout 0, retries 0 and 0)")
 	if err := a.qp.ReadyToReceive(path); err != nil {

@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"math"
 	"syscall"
 )
 
@@ -30,7 +31,11 @@ func (p *PD) NewQP(cfg QPConfig) (*QP, error) {
 		return nil, closedError(call)
 	}
 	q := &QP{ctx: p.ctx, caps: cfg}
-	if errno := createQP(p.h, q); errno != 0 {
+	errno := syscall.EINVAL
+	if least, most := min(cfg.MaxSend, cfg.MaxRecv, cfg.MaxInline), max(cfg.MaxSend, cfg.MaxRecv, cfg.MaxInline); least >= 0 && most <= math.MaxInt32 {
+		errno = createQP(p.h, q)
+	}
+	if errno != 0 {
 		return nil, p.ctx.fail(errno, call, fmt.Sprintf("%d writes, %d receives, %d bytes inline", cfg.MaxSend, cfg.MaxRecv, cfg.MaxInline))
 	}
 	p.ctx.children.Add(1)
@@ -110,7 +115,11 @@ func (q *QP) ReadyToReceive(p Path) error {
 	if p.RNRTimer == 0 {
 		p.RNRTimer = 12
 	}
-	return q.modified(modifyRTR(q.h, q.port, &p), StateRTR,
+	errno := syscall.EINVAL
+	if p.SGIDIndex >= 0 && p.SGIDIndex <= math.MaxUint8 {
+		errno = modifyRTR(q.h, q.port, &p)
+	}
+	return q.modified(errno, StateRTR,
 		fmt.Sprintf("to queue pair %d, GID %v, LID %d, from GID index %d, MTU %v", p.QP, p.GID, p.LID, p.SGIDIndex, p.MTU))
 }
 

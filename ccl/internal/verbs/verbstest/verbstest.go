@@ -294,3 +294,23 @@ func (f *Fabric) Fail(call string, errno syscall.Errno, nth int) {
 		panic("verbstest: too many faults")
 	}
 }
+
+// PollTime is how long the fake alone takes to poll a queue pair's empty queue
+// n times, and PostTime to post n inline writes of no bytes and to poll each:
+// what a benchmark of package verbs compares with. n is at most a million.
+func (f *Fabric) PollTime(device string, qp uint32, n int) time.Duration {
+	return f.time(device, qp, n, 0)
+}
+
+// PostTime is explained with PollTime.
+func (f *Fabric) PostTime(device string, qp uint32, n int) time.Duration {
+	return f.time(device, qp, n, 1)
+}
+
+func (f *Fabric) time(device string, qp uint32, n int, post uintptr) time.Duration {
+	ns := control("fake_time", uintptr(f.device(device)), uintptr(qp), uintptr(n), post)
+	if ns < 0 {
+		f.tb.Fatalf("verbstest: queue pair %d of %s is not connected, or its queue not empty", qp, device)
+	}
+	return time.Duration(ns)
+}

@@ -170,3 +170,16 @@ void fake_heal(void) {
 		for (int p = 0; p < devices[d]->nports; p++) devices[d]->ports[p].fail_status = 0;
 	pthread_mutex_unlock(&lock);
 }
+
+// fake_time is how many ns it takes to poll a queue pair's empty queue n times
+// (post 0), or to post n inline writes of no bytes to it and to poll each.
+int fake_time(int dev, uint32_t num, int n, int post) {
+	struct vb_qp *q = &devices[dev]->qps[num - FIRST_QP]->v;
+	struct vb_context_ops *ops = &q->context->ops;
+	struct vb_send_wr wr = {.opcode = VB_WR_RDMA_WRITE, .send_flags = VB_SEND_SIGNALED | VB_SEND_INLINE}, *bad;
+	struct vb_wc wc[16];
+	int64_t began = now();
+	for (int i = 0; i < n; i++)
+		if ((post && ops->post_send(q, &wr, &bad)) || ops->poll_cq(q->send_cq, 16, wc) != post) return -1;
+	return now() - began;
+}
