@@ -30,6 +30,14 @@ type Config struct {
 	// GPUWindow is for how long an event of a GPU (an Xid, an error) stays an alert.
 	GPUWindow time.Duration
 
+	// NICWindow is the time in which NICFlaps of a port are an alert, and for
+	// which ranks that have ended are remembered when their port is down.
+	NICWindow time.Duration
+	NICFlaps  int
+	// NICRetransmissions and NICCongestion are the most a second of a port
+	// that nobody need know of, all counters together.
+	NICRetransmissions, NICCongestion float64
+
 	// RecorderLossRatio and TraceDropRatio are the shares of records and spans
 	// lost that an operator should know of.
 	RecorderLossRatio, TraceDropRatio float64
@@ -62,19 +70,23 @@ type Fallback struct {
 // DefaultConfig suits scrape intervals up to 15 s.
 func DefaultConfig() Config {
 	return Config{
-		VerdictInterval:   time.Second,
-		Interval:          5 * time.Second,
-		Window:            time.Minute,
-		SuspectedFor:      10 * time.Second,
-		DownFor:           30 * time.Second,
-		Memory:            time.Hour,
-		TroubleFor:        time.Minute,
-		StuckFor:          5 * time.Minute,
-		GPUWindow:         15 * time.Minute,
-		RecorderLossRatio: 0.001,
-		TraceDropRatio:    0.01,
-		ClockError:        time.Millisecond,
-		NodeClockError:    50 * time.Millisecond,
+		VerdictInterval:    time.Second,
+		Interval:           5 * time.Second,
+		Window:             time.Minute,
+		SuspectedFor:       10 * time.Second,
+		DownFor:            30 * time.Second,
+		Memory:             time.Hour,
+		TroubleFor:         time.Minute,
+		StuckFor:           5 * time.Minute,
+		GPUWindow:          15 * time.Minute,
+		NICWindow:          15 * time.Minute,
+		NICFlaps:           3,
+		NICRetransmissions: 10,
+		NICCongestion:      1000,
+		RecorderLossRatio:  0.001,
+		TraceDropRatio:     0.01,
+		ClockError:         time.Millisecond,
+		NodeClockError:     50 * time.Millisecond,
 		Fallback: Fallback{
 			HangAfter:  time.Minute,
 			For:        15 * time.Second,
@@ -99,6 +111,7 @@ func FastConfig() Config {
 	c.TroubleFor = 10 * time.Second
 	c.StuckFor = 30 * time.Second
 	c.GPUWindow = 30 * time.Second
+	c.NICWindow = 30 * time.Second
 	c.Fallback = Fallback{
 		HangAfter:  10 * time.Second,
 		For:        2 * time.Second,

@@ -47,6 +47,7 @@ func groups(c Config) []group {
 		{"lockstep.fallback", c.Interval, means(c), fallbacks(c)},
 		{"lockstep.connections", c.Interval, nil, connections(c)},
 		{"lockstep.gpus", c.Interval, nil, gpus(c)},
+		{"lockstep.nics", c.Interval, nil, nics(c)},
 		{"lockstep.pipeline", c.Interval, nil, pipeline(c)},
 		{"lockstep.remediation", c.Interval, nil, remediation(c)},
 	}

@@ -35,6 +35,13 @@ const (
 	AlertGPUNVLinkErrors       = "LockstepGPUNVLinkErrors"
 	AlertGPUThrottled          = "LockstepGPUThrottled"
 
+	AlertNICPortDown           = "LockstepNICPortDown"
+	AlertNICPortFlapping       = "LockstepNICPortFlapping"
+	AlertNICRetransmissions    = "LockstepNICRetransmissions"
+	AlertNICCongestion         = "LockstepNICCongestion"
+	AlertNICCountersUnreadable = "LockstepNICCountersUnreadable"
+	AlertNICDriverUnresponsive = "LockstepNICDriverUnresponsive"
+
 	AlertRemediatorDown = "LockstepRemediatorDown"
 	AlertBreakerOpen    = "LockstepBreakerOpen"
 	AlertActionFailed   = "LockstepActionFailed"

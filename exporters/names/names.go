@@ -75,6 +75,13 @@ const (
 	LabelModel        = "model"
 	LabelBusID        = "pci_bus_id"
 	LabelDriver       = "driver_version"
+	LabelDevice       = "device" // RDMA device on its node: mlx5_0; join lockstep_nic_info for the rest
+	LabelPort         = "port"   // of an RDMA device
+	LabelNetDev       = "netdev"
+	LabelCounter      = "counter" // the driver's name of it; collector/source/rdma lists all
+	LabelLinkLayer    = "link_layer"
+	LabelFirmware     = "firmware"
+	LabelPhysical     = "physical_state"
 )
 
 var registry []*Metric
@@ -169,6 +176,32 @@ var (
 
 	GPUDriverUnresponsive = def(Agent, Gauge, "lockstep_gpu_driver_unresponsive", "", "Whether a call into the GPU driver has not returned for longer than it may take.")
 	GPUProbeDuration      = def(Agent, Gauge, "lockstep_gpu_probe_duration_seconds", "seconds", "Duration of the last probe of all GPUs of the node.")
+)
+
+// On the agent: its node's RDMA ports. What a driver does not tell is absent, never 0.
+var (
+	NICInfo      = def(Agent, Gauge, "lockstep_nic_info", "", "An RDMA port of this node; always 1.", LabelDevice, LabelPort, LabelLinkLayer, LabelModel, LabelBusID, LabelFirmware)
+	NICPortUp    = def(Agent, Gauge, "lockstep_nic_port_up", "", "Whether the port is active; 0 also when its device is gone.", LabelDevice, LabelPort)
+	NICPortState = def(Agent, Gauge, "lockstep_nic_port_state", "", "The port's logical and physical state, as the kernel calls them; always 1.", LabelDevice, LabelPort, LabelState, LabelPhysical)
+	NICPortFlaps = def(Agent, Counter, "lockstep_nic_port_flaps_total", "", "Times that the port went down while this agent ran, between two probes included where it has an interface.", LabelDevice, LabelPort)
+	NICPortRate  = def(Agent, Gauge, "lockstep_nic_port_rate_bytes_per_second", "", "Rate that the port has negotiated.", LabelDevice, LabelPort)
+	NICLinkUp    = def(Agent, Gauge, "lockstep_nic_link_up", "", "Whether the port's interface, or a member of it when it is a bond, has a carrier.", LabelDevice, LabelPort, LabelNetDev)
+	NICLinkFlaps = def(Agent, Counter, "lockstep_nic_link_flaps_total", "", "Times that the interface lost its carrier while this agent ran.", LabelDevice, LabelPort, LabelNetDev)
+
+	NICRetransmissions = def(Agent, Counter, "lockstep_nic_retransmissions_total", "", "Packets lost, out of order, refused or repeated on the port, by the driver's counter; one loss may count in several, on both ends.", LabelDevice, LabelPort, LabelCounter)
+	NICCongestion      = def(Agent, Counter, "lockstep_nic_congestion_events_total", "", "Marks of congestion on the port, by the driver's counter: packets marked by switches, notifications (CNP) sent for them, and those that slowed this port down.", LabelDevice, LabelPort, LabelCounter)
+	NICErrors          = def(Agent, Counter, "lockstep_nic_errors_total", "", "Errors of the port, by the driver's counter.", LabelDevice, LabelPort, LabelCounter)
+
+	NICReceived           = def(Agent, Counter, "lockstep_nic_received_bytes_total", "bytes", "Bytes that the port has received.", LabelDevice, LabelPort)
+	NICTransmitted        = def(Agent, Counter, "lockstep_nic_transmitted_bytes_total", "bytes", "Bytes that the port has sent.", LabelDevice, LabelPort)
+	NICReceivedPackets    = def(Agent, Counter, "lockstep_nic_received_packets_total", "", "Packets that the port has received.", LabelDevice, LabelPort)
+	NICTransmittedPackets = def(Agent, Counter, "lockstep_nic_transmitted_packets_total", "", "Packets that the port has sent.", LabelDevice, LabelPort)
+	NICTransmitWaits      = def(Agent, Counter, "lockstep_nic_transmit_wait_ticks_total", "", "Ticks of the port's clock in which it had data to send and the other side had no room.", LabelDevice, LabelPort)
+
+	NICReadErrors         = def(Agent, Counter, "lockstep_nic_read_errors_total", "", "Reads of the port's states and counters that failed, or gave no number, while this agent ran.", LabelDevice, LabelPort)
+	NICDriverUnresponsive = def(Agent, Gauge, "lockstep_nic_driver_unresponsive", "", "Whether a read of a port's state or counters has not returned for longer than it may take.")
+	NICProbeDuration      = def(Agent, Gauge, "lockstep_nic_probe_duration_seconds", "seconds", "Duration of the last probe of all ports of the node.")
+	NICLinkEventsLost     = def(Agent, Counter, "lockstep_nic_link_events_lost_total", "", "Times that the kernel's announcements of changes of links came faster than they were read; what changed is seen at the next probe.")
 )
 
 // On the master: what it all means.

@@ -69,6 +69,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		if s.GPUs != nil {
 			sendGPUs(p, s.GPUs)
 		}
+		if s.NICs != nil {
+			sendNICs(p, s.NICs)
+		}
 	}
 	a.collectives.expire(present)
 	a.collectives.Collect(ch)

@@ -66,6 +66,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 			{Name: "rdma", Up: true, NoData: true},
 		},
 		GPUs:   nodeGPUs(),
+		NICs:   nodeNICs(),
 		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2}},
 	}
 }
@@ -91,6 +92,52 @@ func nodeGPUs() *collector.GPUs {
 			{Index: 2, Failed: []string{"GetHandleByIndex: Insufficient Permissions"}},
 			{Index: 1, UUID: "GPU-1", Model: "NVIDIA H200", Lost: true, LostAt: 1, Xids: []collector.Xid{{Code: 79, Count: 1, At: 1}}},
 		},
+	}
+}
+
+// nodeNICs are a port that tells everything, one of a bond that is down, and one whose device is gone.
+func nodeNICs() *collector.NICs {
+	v := func(x float64) *float64 { return &x }
+	return &collector.NICs{ProbedAt: 1, ProbeNs: 42_000_000, EventsLost: 2, Ports: []collector.NICPort{
+		{
+			Device: "mlx5_0", Port: 1, Layer: "Ethernet", BusID: "0000:18:00.0", Model: "MT4129", Firmware: "28.39.1002",
+			State: "ACTIVE", PhysicalState: "LinkUp", Up: true, Flaps: 3, Links: []collector.NICLink{{NetDev: "ens1np0", Up: true, Flaps: 3}},
+			Rate: v(50e9), ReceivedBytes: v(4000), TransmittedBytes: v(8000), ReceivedPackets: v(10), TransmittedPackets: v(20), TransmitWaits: v(30),
+			Retransmissions: []collector.NICCounter{{Name: "out_of_sequence", Value: 7}, {Name: "packet_seq_err", Value: 3}},
+			Congestion:      []collector.NICCounter{{Name: "rp_cnp_handled", Value: 11}},
+			Errors:          []collector.NICCounter{{Name: "symbol_error"}}, ReadErrors: 5,
+		},
+		{Device: "mlx5_bond_0", Port: 1, Layer: "Ethernet", State: "DOWN", PhysicalState: "Disabled", Links: []collector.NICLink{{NetDev: "bond0"}, {NetDev: "ens3f1np1", Flaps: 4}}},
+		{Device: "mlx5_9", Port: 1, Layer: "InfiniBand", Gone: true, Flaps: 1},
+		{Device: "mlx5_8", Port: 2, ReadErrors: 1}, // its state cannot be read
+	}}
+}
+
+// While a NIC's driver hangs, states and counters are not told; links are.
+func TestUnresponsiveNICDriver(t *testing.T) {
+	s := agentSnapshot()
+	s.NICs.UnresponsiveAt = 1
+	_, reg := newAgent(t, s, prom.Options{})
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]float64{}
+	for _, f := range families {
+		seen[f.GetName()] = f.Metric[0].GetGauge().GetValue()
+	}
+	if seen[names.NICDriverUnresponsive.Name] != 1 {
+		t.Error("the driver is not unresponsive")
+	}
+	for _, m := range []*names.Metric{names.NICInfo, names.NICPortFlaps, names.NICLinkUp, names.NICLinkFlaps, names.NICReadErrors} {
+		if _, ok := seen[m.Name]; !ok {
+			t.Errorf("%s is missing", m)
+		}
+	}
+	for _, m := range []*names.Metric{names.NICPortUp, names.NICPortState, names.NICPortRate, names.NICErrors, names.NICRetransmissions, names.NICReceived} {
+		if _, ok := seen[m.Name]; ok {
+			t.Errorf("%s is told", m)
+		}
 	}
 }
 
