@@ -21,7 +21,7 @@ type Vars struct {
 	Communicator string
 	Collective   string
 	Node         string // instance of an agent
-	GPUs         bool   // there are some: Check asks for them, too
+	GPUs, NICs   bool   // there are some: Check asks for them, too
 
 	// Range is how far back a panel looks; default 5 min. A panel that showed
 	// something at any time in it is not empty: an incident may be over.
@@ -75,7 +75,7 @@ func Check(ctx context.Context, url string, v Vars) error {
 	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
 	var errs []error
 	for _, q := range Queries() {
-		if q.Dashboard == names.DashboardGPU && !v.GPUs {
+		if q.Dashboard == names.DashboardGPU && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
 			continue
 		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)

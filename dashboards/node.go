@@ -9,6 +9,7 @@ import (
 // node answers: is it this host?
 func node() board {
 	here := []string{onNode, inJob}
+	const port, portName = "device, port", "{{device}}:{{port}}"
 	slow := append([]string{`cause!="none"`}, here...)
 	return board{
 		uid: names.DashboardNode, title: "Lockstep / Node",
@@ -110,6 +111,96 @@ func node() board {
 					why:     "Bound on the error of mapped time stamps by clock.",
 					targets: []target{{expr: highest("clock", of(names.ClockError, here...)), legend: "{{clock}}"}},
 					alerts:  []string{names.AlertClockError},
+				},
+			}},
+			{"NICs", []panel{
+				{
+					title: "RDMA ports", view: timeline, width: 12, height: 7,
+					why:     "Whether each port is active. One that was and is not costs bandwidth, or its connections.",
+					targets: []target{{expr: lowest(port, of(names.NICPortUp, onNode)), legend: portName}},
+					values:  up,
+					alerts:  []string{names.AlertNICPortDown},
+				},
+				{
+					title: "States of ports", view: rows(names.LabelDevice, names.LabelPort, names.LabelState, names.LabelPhysical), width: 12, height: 7,
+					why:     "What each port says. Disabled: shut; Polling: no signal from the other side.",
+					targets: []target{{expr: of(names.NICPortState, onNode)}},
+				},
+				{
+					title: "Use of the ports' rate", view: lines, width: 12, height: 7, unit: units.PercentUnit,
+					why: "Share of what each port has negotiated, by direction.",
+					targets: []target{
+						{expr: sum(port, rate(names.NICTransmitted, onNode)) + " / on (device, port) " + sum(port, of(names.NICPortRate, onNode)), legend: portName + " sent"},
+						{expr: sum(port, rate(names.NICReceived, onNode)) + " / on (device, port) " + sum(port, of(names.NICPortRate, onNode)), legend: portName + " received"},
+					},
+				},
+				{
+					title: "Packets", view: lines, width: 12, height: 7, unit: units.PacketsPerSecond,
+					why: "Packets a second, by direction.",
+					targets: []target{
+						{expr: sum(port, rate(names.NICTransmittedPackets, onNode)), legend: portName + " sent"},
+						{expr: sum(port, rate(names.NICReceivedPackets, onNode)), legend: portName + " received"},
+					},
+				},
+				{
+					title: "Lost or repeated packets", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
+					why:     "By the driver's counter. out_of_sequence: lost on the way here; packet_seq_err: lost on the way there; local_ack_timeout_err: nothing came back.",
+					targets: []target{{expr: sum("device, counter", rate(names.NICRetransmissions, onNode)) + " > 0", legend: "{{device}} {{counter}}"}},
+					alerts:  []string{names.AlertNICRetransmissions},
+				},
+				{
+					title: "Marks of congestion", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
+					why:     "By the driver's counter. np_: this port is where many send to; rp_: its own traffic was slowed down.",
+					targets: []target{{expr: sum("device, counter", rate(names.NICCongestion, onNode)) + " > 0", legend: "{{device}} {{counter}}"}},
+					alerts:  []string{names.AlertNICCongestion},
+				},
+				{
+					title: "Port errors", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
+					why: "Errors by the driver's counter, and reads of counters that failed. 0 is normal.",
+					targets: []target{
+						{expr: sum("device, counter", rate(names.NICErrors, onNode)) + " > 0", legend: "{{device}} {{counter}}"},
+						{expr: sum(port, rate(names.NICReadErrors, onNode)), legend: portName + " unreadable"},
+					},
+					alerts: []string{names.AlertNICCountersUnreadable},
+				},
+				{
+					title: "Flaps", view: lines, width: 12, height: 7,
+					why: "Times that a port or an interface of it went down, between two probes included.",
+					targets: []target{
+						{expr: sum(port, of(names.NICPortFlaps, onNode)), legend: portName},
+						{expr: sum(port+", netdev", of(names.NICLinkFlaps, onNode)), legend: portName + " {{netdev}}"},
+					},
+					alerts: []string{names.AlertNICPortFlapping},
+				},
+				{
+					title: "Links", view: timeline, width: 12, height: 6,
+					why:     "Whether each port's interface, and each member of a bond, has a carrier.",
+					targets: []target{{expr: lowest("device, netdev", of(names.NICLinkUp, onNode)), legend: "{{device}} {{netdev}}"}},
+					values:  up,
+				},
+				{
+					title: "NICs", view: rows(names.LabelDevice, names.LabelPort, names.LabelLinkLayer, names.LabelModel, names.LabelBusID, names.LabelFirmware), width: 12, height: 6,
+					why:     "Which device is which, and with which firmware.",
+					targets: []target{{expr: of(names.NICInfo, onNode)}},
+				},
+				{
+					title: "Waiting to send", view: lines, width: 8, height: 6, unit: units.CountsPerSecond,
+					why:     "Ticks a second in which a port had data to send and the other side had no room: the congestion is behind it.",
+					targets: []target{{expr: sum(port, rate(names.NICTransmitWaits, onNode)), legend: portName}},
+				},
+				{
+					title: "Duration of a NIC probe", view: lines, width: 8, height: 6, unit: units.Seconds,
+					why: "Time to read all ports once, and whether a read hangs. Firmware in trouble shows here first.",
+					targets: []target{
+						{expr: highest("", of(names.NICProbeDuration, onNode)), legend: "last probe"},
+						{expr: highest("", of(names.NICDriverUnresponsive, onNode)), legend: "hangs"},
+					},
+					alerts: []string{names.AlertNICDriverUnresponsive},
+				},
+				{
+					title: "Announcements lost", view: lines, width: 8, height: 6, unit: units.CountsPerSecond,
+					why:     "Changes of links a second that came faster than they were read. What changed is seen at the next probe.",
+					targets: []target{{expr: sum("", rate(names.NICLinkEventsLost, onNode)), legend: "lost"}},
 				},
 			}},
 			{"Sources", []panel{

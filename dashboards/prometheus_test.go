@@ -33,7 +33,7 @@ func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 	if testing.Short() {
 		t.Skip("starts Prometheus, and builds it when it must")
 	}
-	vars = dashboards.Vars{Job: "llm", Communicator: "dp", GPUs: true, Range: 10 * time.Second, RateInterval: 2 * time.Second}
+	vars = dashboards.Vars{Job: "llm", Communicator: "dp", GPUs: true, NICs: true, Range: 10 * time.Second, RateInterval: 2 * time.Second}
 	var targets []local.Target
 	for i, c := range []names.Component{names.Agent, names.Agent, names.Master, names.Remediator} {
 		srv := httptest.NewServer(component(c, native))
@@ -164,6 +164,9 @@ var values = map[string][]string{
 	names.LabelClass:        names.Classes,
 	names.LabelLevel:        {names.LevelSuspected, names.LevelConfirmed},
 	names.LabelGPU:          {"0", "1"},
+	names.LabelDevice:       {"mlx5_0", "mlx5_1"},
+	names.LabelPort:         {"1"},
+	names.LabelCounter:      {"packet_seq_err", "np_cnp_sent"},
 	names.LabelEffect:       {names.EffectGPU, names.EffectInfo},
 	names.LabelKind:         {names.KindCorrected, names.KindUncorrected},
 	names.LabelLifetime:     {names.LifetimeVolatile, names.LifetimeAggregate},
