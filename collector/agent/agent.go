@@ -101,7 +101,7 @@ type job struct {
 	records, lost, unknown uint64
 	step                   uint64
 	gone                   map[record.Transport]*collector.ConnTotals // of connections that are gone
-	finished               map[string]uint64               // likewise, by communicator name
+	finished               map[string]uint64                          // likewise, by communicator name
 }
 
 // New checks the options. It opens nothing but the proc file system; Run does the rest.
