@@ -80,10 +80,7 @@ func (s *stream) poll(t *testing.T) {
 // whole, and completions tell the truth: what the sender calls transmitted the
 // receiver has counted, and it has counted no more than was posted.
 func TestRandomFaults(t *testing.T) {
-	seeds := 20
-	if testing.Short() {
-		seeds = 5
-	}
+	const seeds = 20
 	f := verbstest.New(t, verbstest.Options{Retry: 10 * time.Millisecond})
 	ends := [2]*side{open(t, "mlx5_0"), open(t, "mlx5_2")}
 	links := [2]verbstest.Link{f.Link("mlx5_0", 1, "mlx5_2", 1), f.Link("mlx5_2", 1, "mlx5_0", 1)}
@@ -121,7 +118,7 @@ func TestRandomFaults(t *testing.T) {
 			case 6:
 				l.Delay(time.Duration(rng.IntN(3)) * 50 * time.Microsecond)
 			case 7:
-				if rng.IntN(60) == 0 {
+				if rng.IntN(25) == 0 {
 					f.ExpireRetries()
 				}
 			default:
