@@ -49,9 +49,9 @@ func (p *Path) String() string {
 type State uint8
 
 const (
-	PathUp       State = iota // it carries the lane, or is ready to
-	PathDown                  // broken
-	PathSwitched              // it carries what another path no longer does
+	PathUp      State = iota // connected: it is ready to carry the lane
+	PathCarries              // it does now
+	PathDown                 // broken
 )
 
 // Watcher hears what becomes of a connection's paths. It is called with the
@@ -63,8 +63,11 @@ type Watcher interface {
 	Completed(lane, path int, total uint64)
 	// Path tells a path's state; qp is its queue pair's number.
 	Path(lane, path int, s State, qp uint32)
-	// Resent tells that after a switch messages were sent again over a path.
-	Resent(lane, path int, messages, bytes uint64)
+	// Received tells of n bytes that arrived.
+	Received(lane, path, n int)
+	// Switched tells that a path carries what another one no longer does, and how
+	// much was sent again over it.
+	Switched(lane, path int, messages, bytes uint64)
 }
 
 // layout is where things are in a connection's memory. What the peer writes
@@ -112,8 +115,8 @@ type Conn struct {
 	lay     layout
 	mem     []byte
 	regions map[*device]*verbs.MR
-	qps     [][maxPaths]*queuePair
-	tries   [][maxPaths]attempts
+	qps     [][MaxPaths]*queuePair
+	tries   [][MaxPaths]attempts
 	trouble []trouble // by lane
 	began   []bool    // the lane has had a path
 
@@ -152,8 +155,8 @@ type trouble struct {
 func (w *Worker) Connect(cfg Config) (*Conn, error) {
 	c := &Conn{
 		w: w, watch: cfg.Watch, lower: cfg.Lower, ctl: cfg.Control, reader: make(chan struct{}),
-		pairs: cfg.Paths[:min(len(cfg.Paths), maxPaths)], regions: make(map[*device]*verbs.MR),
-		qps: make([][maxPaths]*queuePair, cfg.Lanes), tries: make([][maxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
+		pairs: cfg.Paths[:min(len(cfg.Paths), MaxPaths)], regions: make(map[*device]*verbs.MR),
+		qps: make([][MaxPaths]*queuePair, cfg.Lanes), tries: make([][MaxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
 	}
 	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, depth: depth, table: table, lanes: cfg.Lanes}
 	c.m = newMachine(s, c)
@@ -280,9 +283,9 @@ func (c *Conn) switched(lane, from, to int, messages, bytes uint64) {
 	t := &c.trouble[lane]
 	l := &c.m.lanes[lane]
 	t.received, t.acked = l.received, l.acked
+	c.announce(lane, to, PathCarries)
 	if c.began[lane] {
-		c.announce(lane, to, PathSwitched)
-		c.watch.Resent(lane, to, messages, bytes)
+		c.watch.Switched(lane, to, messages, bytes)
 	}
 	c.began[lane] = true
 }
@@ -304,6 +307,8 @@ func (c *Conn) arrive(q *queuePair, wc *verbs.Completion) {
 	}
 	if kind(wc.Imm>>30) == kindNote {
 		c.readCredit()
+	} else {
+		c.watch.Received(q.lane, q.path, int(wc.Bytes))
 	}
 }
 
@@ -610,6 +615,11 @@ func (c *Conn) ReadLine(b *[LineSize]byte) (ok bool, err error) {
 	c.grant(true)
 	return true, nil
 }
+
+// Lock holds back everything that happens to the connection, its watcher's
+// calls included, until Unlock; it is for what the watcher guards with it.
+func (c *Conn) Lock()   { c.w.mu.Lock() }
+func (c *Conn) Unlock() { c.w.mu.Unlock() }
 
 // Progress is how far the connection's streams are, lines counted as 64 bytes.
 type Progress struct {

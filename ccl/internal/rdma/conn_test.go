@@ -34,13 +34,14 @@ type end struct {
 
 func (e *end) Posted(_, _, _ int, _ uint64) {}
 func (e *end) Completed(_, _ int, _ uint64) {}
-func (e *end) Resent(_, _ int, n, _ uint64) { e.resent.Add(int64(n)) }
+func (e *end) Received(_, _, _ int)         {}
+func (e *end) Switched(_, _ int, n, _ uint64) {
+	e.switches.Add(1)
+	e.resent.Add(int64(n))
+}
 func (e *end) Path(_, _ int, s State, _ uint32) {
-	switch s {
-	case PathDown:
+	if s == PathDown {
 		e.downs.Add(1)
-	case PathSwitched:
-		e.switches.Add(1)
 	}
 }
 
@@ -66,10 +67,15 @@ var quick = Options{Lanes: 2, Window: 64 << 10, FailbackAfter: 50 * time.Millise
 // primary path on rail 0, a backup on rail 1.
 func connect(t testing.TB, f *verbstest.Fabric, opt Options) (a, b *end) {
 	t.Helper()
+	return connectOver(t, []Path{{portOf(t, f, "mlx5_0", 1), portOf(t, f, "mlx5_2", 1)}, {portOf(t, f, "mlx5_1", 1), portOf(t, f, "mlx5_3", 1)}}, opt)
+}
+
+// connectOver makes a connection over two paths, as the first end has them.
+func connectOver(t testing.TB, paths []Path, opt Options) (a, b *end) {
+	t.Helper()
 	if err := opt.SetDefaults(); err != nil {
 		t.Fatal(err)
 	}
-	paths := []Path{{portOf(t, f, "mlx5_0", 1), portOf(t, f, "mlx5_2", 1)}, {portOf(t, f, "mlx5_1", 1), portOf(t, f, "mlx5_3", 1)}}
 	back := []Path{{paths[0].Peer, paths[0].Own}, {paths[1].Peer, paths[1].Own}}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -36,7 +36,7 @@ func FuzzPeer(f *testing.F) {
 		return append([]byte{0}, (&message{kind: msgOffer, lane: lane, path: path, gen: gen, at: endpoint{qp: 1, mtu: 5}}).append(nil)...)
 	}
 	change := func(epoch uint32, received uint64, a, b uint32) []byte {
-		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [maxPaths]uint32{a, b}}).append(nil)...)
+		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [MaxPaths]uint32{a, b}}).append(nil)...)
 	}
 	data := func(imm, n uint32) []byte {
 		return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32([]byte{1, 0}, imm), n)
@@ -129,7 +129,7 @@ func FuzzPeer(f *testing.F) {
 func TestMessages(t *testing.T) {
 	at := endpoint{qp: 1, psn: 2, gid: [16]byte{3, 15: 4}, lid: 5, mtu: 6, inbox: 7, rkey: 8}
 	for _, g := range []message{
-		{kind: msgSwitch, lane: 1, epoch: 2, received: 3, alive: [maxPaths]uint32{4, 5}},
+		{kind: msgSwitch, lane: 1, epoch: 2, received: 3, alive: [MaxPaths]uint32{4, 5}},
 		{kind: msgOffer, lane: 1, path: 1, gen: 9, at: at},
 		{kind: msgDown, lane: 3, path: 1, gen: 4},
 		{kind: msgExpired, lane: 2},

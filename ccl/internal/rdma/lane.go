@@ -62,10 +62,10 @@ type lane struct {
 	phase  phase
 	epoch  uint32
 	active int              // path in use or last in use, -1 before any
-	alive  [maxPaths]uint32 // waiting: the generations in this side's SWITCH
+	alive  [MaxPaths]uint32 // waiting: the generations in this side's SWITCH
 	theirs *message         // the peer's SWITCH of this epoch
 	hope   bool             // seeking: the peer has not said that it looks no longer
-	paths  [maxPaths]path
+	paths  [MaxPaths]path
 }
 
 // maxSkip bounds how many generations of a path a peer may have used up alone.
@@ -262,7 +262,7 @@ func (m *machine) handle(g *message) error {
 	if m.err != nil {
 		return m.err
 	}
-	if int(g.lane) >= len(m.lanes) || g.path >= maxPaths {
+	if int(g.lane) >= len(m.lanes) || g.path >= MaxPaths {
 		return m.corrupt("control message %d for path %d of lane %d", g.kind, g.path, g.lane)
 	}
 	i, p := int(g.lane), int(g.path)

@@ -9,8 +9,8 @@ import (
 // ErrCorrupt is what a peer did that no correct one does.
 var ErrCorrupt = errors.New("connection corrupt")
 
-// maxPaths is how many paths a lane can have: a primary and a backup.
-const maxPaths = 2
+// MaxPaths is how many paths a lane can have: a primary and a backup.
+const MaxPaths = 2
 
 // messageVersion is of the control socket's messages.
 const messageVersion = 1
@@ -54,7 +54,7 @@ type message struct {
 	lane, path uint8
 	epoch      uint32           // switch
 	received   uint64           // switch
-	alive      [maxPaths]uint32 // switch: generations, 0 where none
+	alive      [MaxPaths]uint32 // switch: generations, 0 where none
 	gen        uint32           // offer, down
 	at         endpoint         // offer
 	text       string           // fail
@@ -102,7 +102,7 @@ const frameHeader = 4
 func bodySize(k messageKind) (int, bool) {
 	switch k {
 	case msgSwitch:
-		return 1 + 4 + 8 + 4*maxPaths, true
+		return 1 + 4 + 8 + 4*MaxPaths, true
 	case msgOffer:
 		return 2 + 4 + 4 + 4 + 16 + 2 + 1 + 8 + 4, true
 	case msgDown:

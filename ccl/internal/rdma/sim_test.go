@@ -13,7 +13,7 @@ import (
 type sim struct {
 	draw  func(n int) int
 	ends  [2]*simEnd
-	up    [maxPaths][2]bool // the path carries what end 0, end 1 sends
+	up    [MaxPaths][2]bool // the path carries what end 0, end 1 sends
 	qps   []*simQP          // by number
 	shape shape
 	trace []string
@@ -32,7 +32,7 @@ type simEnd struct {
 	linesOut [LineSlots][lineSize]byte
 	linesIn  [LineSlots][lineSize]byte
 	blocks   []block
-	qp       [][maxPaths]*simQP
+	qp       [][MaxPaths]*simQP
 	cq       []simCompletion
 	ctl      [][]byte // to this end
 	settling bool
@@ -86,7 +86,7 @@ func newSim(draw func(int) int) *sim {
 	}
 	for i := range s.ends {
 		e := &simEnd{s: s, side: i, out: make([]byte, s.shape.ring), in: make([]byte, s.shape.ring), sealed: make([]bool, s.shape.ring),
-			blocks: make([]block, s.shape.lanes), qp: make([][maxPaths]*simQP, s.shape.lanes)}
+			blocks: make([]block, s.shape.lanes), qp: make([][MaxPaths]*simQP, s.shape.lanes)}
 		e.m = newMachine(s.shape, e)
 		s.ends[i] = e
 	}
@@ -431,7 +431,7 @@ func (e *simEnd) readCredit() error {
 // step does one thing, which may turn out to be nothing.
 func (s *sim) step() error {
 	e := s.ends[s.draw(2)]
-	i, p := s.draw(s.shape.lanes), s.draw(maxPaths)
+	i, p := s.draw(s.shape.lanes), s.draw(MaxPaths)
 	q := e.qp[i][p]
 	switch a := s.draw(32); a {
 	case 0, 1, 2, 3:

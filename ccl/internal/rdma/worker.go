@@ -60,6 +60,9 @@ func NewWorker(opt Options, wake func()) (*Worker, error) {
 	return &Worker{opt: opt, wake: wake}, nil
 }
 
+// Options are the worker's, defaults filled in.
+func (w *Worker) Options() Options { return w.opt }
+
 // Open makes sure that a port's device can be used, and returns the descriptor
 // that is readable when one of its armed queues has a completion.
 func (w *Worker) Open(p *nic.Port) (fd int, err error) {

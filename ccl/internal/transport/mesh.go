@@ -9,13 +9,14 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Errors of a Link; they are final.
 var (
 	ErrDropped = errors.New("connection dropped")
-	ErrCorrupt = errors.New("connection corrupt")
+	ErrCorrupt = rdma.ErrCorrupt
 	ErrClosed  = errors.New("mesh closed")
 )
 
@@ -49,6 +50,9 @@ type Config struct {
 	// Window is the TCP receive buffer, hence the credit, per connection in
 	// bytes, a power of two from 64 KiB, 0 for 2 MiB.
 	Window int
+
+	// RDMA is what this rank has of it.
+	RDMA RDMA
 
 	// Recorder and Comm are where connections are recorded, nil for nowhere.
 	Recorder *record.Writer
@@ -99,7 +103,8 @@ type card struct {
 	PID      int
 	Nonce    [16]byte // makes names and proofs of this mesh unique
 	Ring     int
-	Addr     string // where it listens, "" when it cannot
+	Addr     string    // where it listens, "" when it cannot
+	RDMA     *rdmaCard `json:",omitempty"`
 }
 
 // sharesMemory reports whether two ranks can map the same file.
@@ -117,6 +122,7 @@ type mesh struct {
 	open  []pipeline // the links that are not nil
 	seg   *segment   // nil without local peers
 	net   *network   // nil without remote peers
+	rdma  *rdmaSide  // nil where this rank has none
 	waiter
 
 	mu     sync.RWMutex // Wake against Close
@@ -185,19 +191,26 @@ func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
 		return nil, err
 	}
 	m.waiter.init(m)
-	if m.net != nil {
-		if len(group) == cfg.Size {
-			m.net.close()
-			m.net = nil
-			return m, nil
-		}
-		bell := -1
-		if m.seg != nil {
-			bell = m.seg.bells[m.seg.me]
-		}
-		return m, m.net.start(bell)
+	if m.net == nil {
+		return m, nil
 	}
-	return m, nil
+	if len(group) == cfg.Size {
+		m.net.close()
+		m.net = nil
+		m.closeRDMA()
+		return m, nil
+	}
+	if err := m.chooseRDMA(); err != nil {
+		return nil, err
+	}
+	bell := -1
+	if m.seg != nil {
+		bell = m.seg.bells[m.seg.me]
+	}
+	if err := m.net.start(bell); err != nil {
+		return nil, err
+	}
+	return m, m.watchRDMA()
 }
 
 // introduce fills in this rank's card. It listens before anyone can know that
@@ -217,6 +230,7 @@ func (m *mesh) introduce() (card, error) {
 			return card{}, err
 		}
 		c.Addr = m.net.addr()
+		c.RDMA = m.openRDMA()
 	}
 	return c, nil
 }
@@ -292,6 +306,7 @@ func (m *mesh) Close() error {
 	if m.net != nil {
 		m.net.close()
 	}
+	m.closeRDMA()
 	if m.seg != nil {
 		m.seg.close()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strconv"
@@ -13,6 +14,9 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs/verbstest"
 	"go.uber.org/goleak"
 )
 
@@ -36,14 +40,16 @@ const (
 	oneNode   place = "shm"   // all share memory
 	apart     place = "tcp"   // each on a node of its own
 	pairwise  place = "mixed" // two ranks a node
+	overRDMA  place = "rdma"  // each on a node of its own, with fake NICs; in one process
+	mixedRDMA place = "mixed rdma"
 	placeName       = "TRANSPORT_TEST_PLACE"
 )
 
 func (p place) node(rank int) string {
 	switch p {
-	case apart:
+	case apart, overRDMA:
 		return fmt.Sprint("node", rank)
-	case pairwise:
+	case pairwise, mixedRDMA:
 		return fmt.Sprint("node", rank/2)
 	}
 	return "node"
@@ -136,6 +142,31 @@ func tempDir(tb testing.TB) string {
 	return dir
 }
 
+// nics gives each rank the ports of a fabric, its own first, on both rails.
+func nics(tb testing.TB, f *verbstest.Fabric) func(rank int) RDMA {
+	tree, err := nic.Read(os.DirFS(f.Sysfs()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	subnets := map[string][]netip.Prefix{}
+	for _, d := range tree.Devices {
+		for _, p := range d.Ports {
+			for _, g := range p.GIDs {
+				if g.Addr.Is4() {
+					subnets[g.NetDev] = append(subnets[g.NetDev], netip.PrefixFrom(g.Addr, 16))
+				}
+			}
+		}
+	}
+	tree.SetSubnets(func(netdev string) []netip.Prefix { return subnets[netdev] })
+	return func(rank int) RDMA {
+		ports, err := tree.Select(nic.Near{NUMA: -1, LocalRank: rank}, nic.Override{})
+		return RDMA{Net: NetRDMA, Ports: ports, Why: err, Options: rdma.Options{
+			Lanes: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond,
+		}}
+	}
+}
+
 // goroutines runs f as n ranks of this process; change edits each Config first.
 func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m Mesh, rank, size int) error) {
 	tb.Helper()
@@ -147,6 +178,10 @@ func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m Me
 	}
 	id := ln.NewID()
 	dir := tempDir(tb)
+	var ports func(rank int) RDMA
+	if p == overRDMA || p == mixedRDMA {
+		ports = nics(tb, verbstest.New(tb, verbstest.Options{}))
+	}
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for r := range n {
@@ -162,6 +197,9 @@ func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m Me
 				}
 				defer c.Leave(ctx)
 				cfg := config(p, dir, c)
+				if ports != nil {
+					cfg.RDMA = ports(r)
+				}
 				if change != nil {
 					change(&cfg)
 				}

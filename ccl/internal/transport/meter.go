@@ -46,13 +46,14 @@ type meter struct {
 
 	posted, completed, received uint64 // as last told to conn
 	monPosted, monCompleted     uint64 // as last told to mon
-	windows                     uint64 // as last told to conn
+	windows                     uint64 // of mon, as last told to conn
+	windowsBefore, slowBefore   uint64 // of monitors before mon
 	wanted                      int64
 	blocked                     bool
 }
 
-func (t *meter) open(m *mesh, peer int, kind record.Transport, id uint64, name string) {
-	conn, ok := m.cfg.Recorder.AddConn(record.ConnEntry{Comm: m.cfg.Comm.Index(), Peer: int32(peer), Transport: kind, ID: id, Name: name})
+func (t *meter) open(m *mesh, peer int, kind record.Transport, channel uint16, id uint64, name string) {
+	conn, ok := m.cfg.Recorder.AddConn(record.ConnEntry{Comm: m.cfg.Comm.Index(), Peer: int32(peer), Transport: kind, Channel: channel, ID: id, Name: name})
 	if !ok {
 		return
 	}
@@ -127,8 +128,8 @@ func (t *meter) window(now int64, tell bool) {
 	if w.WRs > 0 { // a window in which nothing completed has no latency to tell
 		t.conn.Latency(w.Latency)
 	}
-	t.conn.Slow(s.Anomalies)
-	t.conn.Windows(s.Windows)
+	t.conn.Slow(t.slowBefore + s.Anomalies)
+	t.conn.Windows(t.windowsBefore + s.Windows)
 	if !tell {
 		return
 	}
@@ -167,6 +168,22 @@ func (t *meter) want(since int64) {
 	}
 }
 
+// abandon tells that what is outstanding never completes here, and that the
+// next post has nothing to do with those before.
+func (t *meter) abandon(now int64) {
+	if !t.on {
+		return
+	}
+	t.unblock()
+	s := t.mon.Stats()
+	t.windowsBefore += s.Windows
+	t.slowBefore += s.Anomalies
+	t.mon.Init(windowmon.Config{})
+	t.windows, t.burstEnd, t.burstUntil = 0, 0, 0
+	t.posted, t.monPosted, t.monCompleted = t.completed, t.completed, t.completed
+	t.conn.Posted(t.completed, now)
+}
+
 // flush tells the totals as far as this rank knows them without asking.
 func (t *meter) flush(now int64, posted, completed, received uint64) {
 	if !t.on {
@@ -196,8 +213,12 @@ func (t *meter) idle(now int64, posted, completed, received uint64) {
 // link tells the connection's state: that it is up, broke, or took over from another path.
 func (t *meter) link(state record.LinkState) {
 	if t.on {
-		now := record.Now()
-		t.conn.Link(state, now)
-		t.rec.Append(&record.Record{Mono: now, Kind: record.KindLink, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(state)})
+		t.conn.Link(state, record.Now())
+		t.tell(state)
 	}
+}
+
+// tell appends a link record.
+func (t *meter) tell(state record.LinkState) {
+	t.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindLink, Comm: t.comm, Conn: t.conn.Index(), Peer: t.peer, Code: uint8(state)})
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -36,16 +37,88 @@ type network struct {
 	bell  int // written to wake this rank out of epoll_wait
 	ring  int // read end of bell when it is a pipe of our own, else -1
 	ready []unix.EpollEvent
-	up    atomic.Int32 // links that are
+	up    atomic.Int32 // links whose sockets are polled
 
 	mu     sync.Mutex
 	closed bool
-	links  map[int]*tcpLink
+	links  map[int]remote
 	conns  map[net.Conn]struct{} // in their handshake
+}
+
+// remote is a Link to a rank of another node.
+type remote interface {
+	pipeline
+	meet() *meeting
+	// guard puts the link behind a gate when faults may be injected.
+	guard()
+	// open brings the link up with its authenticated sockets, from any goroutine,
+	// with the meeting's lock held.
+	open(fds []int) error
+	// event notes what the kernel tells of a socket that the network watches.
+	event(i int, events uint32)
+	// finish moves a closing link on; true when the peer's host has what was sent,
+	// or nobody wants it.
+	finish() bool
+	close()
+}
+
+// meeting is how the sockets of two ranks come together, shared by the
+// goroutines that connect.
+type meeting struct {
+	mu      sync.Mutex
+	attempt [16]byte // zero: nobody has begun
+	dialing bool     // the attempt is ours
+	pending []int    // its sockets so far, -1 where missing
+	up      atomic.Bool
+	broken  atomic.Pointer[error]
+}
+
+func (t *meeting) meet() *meeting { return t }
+
+// fail breaks the link, from any goroutine.
+func (t *meeting) fail(err error) { t.broken.CompareAndSwap(nil, &err) }
+
+// discard closes the sockets of an attempt that another has replaced.
+func (t *meeting) discard() {
+	for _, fd := range t.pending {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	t.pending = nil
+}
+
+// add gives a link one authenticated socket; the last one brings it up.
+func (n *network) add(l remote, g dataGreeting, fd int) {
+	t := l.meet()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.attempt != g.attempt || t.up.Load() {
+		unix.Close(fd)
+		return
+	}
+	if t.pending == nil {
+		t.pending = slices.Repeat([]int{-1}, g.total)
+	}
+	if g.index >= len(t.pending) || t.pending[g.index] >= 0 {
+		unix.Close(fd)
+		return
+	}
+	t.pending[g.index] = fd
+	if slices.Contains(t.pending, -1) {
+		return
+	}
+	if err := l.open(t.pending); err != nil {
+		t.fail(err)
+	}
+	t.pending = nil
+	t.up.Store(true)
+	n.m.Wake()
 }
 
 const (
 	dataMagic        = "LKSTEPda"
+	controlMagic     = "LKSTEPrc" // of a socket beside RDMA
 	dataHello        = 8 + 8 + 4 + 4 + 2 + 2 + 16 + sha256.Size
 	dataReply        = 1 + sha256.Size
 	dataTimeout      = 5 * time.Second
@@ -66,7 +139,7 @@ func listen(m *mesh, nonce [16]byte) (*network, error) {
 	}
 	n := &network{
 		m: m, nonce: nonce, ln: ln, slots: make(chan struct{}, maxDataHandshake), ep: -1, bell: -1, ring: -1,
-		links: make(map[int]*tcpLink), conns: make(map[net.Conn]struct{}),
+		links: make(map[int]remote), conns: make(map[net.Conn]struct{}),
 	}
 	return n, nil
 }
@@ -97,8 +170,11 @@ func (n *network) start(bell int) error {
 	return nil
 }
 
-// bellEvent in place of a peer's rank: the bell rang.
-const bellEvent = -1
+// In place of a peer's rank.
+const (
+	bellEvent = -1 // the bell rang
+	rdmaEvent = -2 // an armed completion queue has something
+)
 
 // watch adds a descriptor to the epoll instance; events report who and which.
 func (n *network) watch(fd int, events uint32, who, which int) error {
@@ -133,36 +209,59 @@ func (n *network) poll(d time.Duration) {
 		n.m.progressed = true // nobody has looked at these sockets since
 	}
 	for _, ev := range n.ready[:count] {
-		if ev.Fd == bellEvent {
+		switch ev.Fd {
+		case bellEvent:
 			var b [512]byte
 			unix.Read(int(ev.Pad), b[:])
-			continue
-		}
-		if l := n.peer(int(ev.Fd)); l.up.Load() {
-			l.event(int(ev.Pad), ev.Events)
+		case rdmaEvent:
+			n.m.rdma.worker.Drain()
+		default:
+			if l := n.peer(int(ev.Fd)); l.meet().up.Load() {
+				l.event(int(ev.Pad), ev.Events)
+			}
 		}
 	}
 }
 
 // peer is the connection to a rank, which may only be coming up.
-func (n *network) peer(rank int) *tcpLink {
+func (n *network) peer(rank int) remote {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	l := n.links[rank]
 	if l == nil {
-		l = &tcpLink{m: n.m, n: n, peer: rank}
+		if n.m.overRDMA(rank) {
+			l = newRDMALink(n, rank)
+		} else {
+			l = &tcpLink{m: n.m, n: n, peer: rank}
+		}
 		n.links[rank] = l
 	}
 	return l
 }
 
+// sockets is how many a connection to a rank has when this one dials.
+func (n *network) sockets(rank int) int {
+	if n.m.overRDMA(rank) {
+		return 1
+	}
+	return n.m.cfg.Sockets
+}
+
+func (n *network) magic(rank int) string {
+	if n.m.overRDMA(rank) {
+		return controlMagic
+	}
+	return dataMagic
+}
+
 // link is the executor's: it wants the connection, now or later.
 func (n *network) link(rank int) (pipeline, error) {
 	l := n.peer(rank)
-	l.gate = n.m.newGate(l, rank)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.up.Load() || l.attempt != ([16]byte{}) {
+	l.guard()
+	t := l.meet()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.up.Load() || t.attempt != ([16]byte{}) {
 		return l, nil
 	}
 	n.mu.Lock()
@@ -170,10 +269,10 @@ func (n *network) link(rank int) (pipeline, error) {
 	if n.closed {
 		return nil, ErrClosed
 	}
-	l.attempt, l.dialing = newNonce(), true
+	t.attempt, t.dialing = newNonce(), true
 	n.wg.Go(func() {
-		if err := n.dial(l); err != nil {
-			l.fail(fmt.Errorf("connect to rank %d at %s: %w", rank, n.m.cards[rank].Addr, err))
+		if err := n.dial(l, rank); err != nil {
+			t.fail(fmt.Errorf("connect to rank %d at %s: %w", rank, n.m.cards[rank].Addr, err))
 			n.m.Wake()
 		}
 	})
@@ -216,7 +315,7 @@ func (n *network) linger() {
 	for deadline := time.Now().Add(lingerFor); n.m.cfg.Err() == nil && time.Now().Before(deadline); {
 		done := true
 		for _, l := range n.links {
-			if l.up.Load() && l.err == nil {
+			if l.meet().up.Load() {
 				done = l.finish() && done
 			}
 		}
@@ -254,7 +353,7 @@ type dataGreeting struct {
 }
 
 func (n *network) encode(g dataGreeting) []byte {
-	b := append(make([]byte, 0, dataHello), dataMagic...)
+	b := append(make([]byte, 0, dataHello), n.magic(g.dst)...)
 	b = binary.LittleEndian.AppendUint64(b, n.m.cfg.ID)
 	b = binary.LittleEndian.AppendUint32(b, uint32(g.src))
 	b = binary.LittleEndian.AppendUint32(b, uint32(g.dst))
@@ -276,11 +375,11 @@ func (n *network) prove(what string, nonce [16]byte, msg []byte) []byte {
 func (n *network) decode(b []byte) (g dataGreeting, err error) {
 	le := binary.LittleEndian
 	body, proof := b[:dataHello-sha256.Size], b[dataHello-sha256.Size:]
-	if string(b[:8]) != dataMagic || !hmac.Equal(proof, n.prove("hello", n.nonce, body)) {
+	if !hmac.Equal(proof, n.prove("hello", n.nonce, body)) {
 		return g, errors.New("not a member of this communicator")
 	}
 	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:])), attempt: [16]byte(b[28:44])}
-	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total {
+	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total || string(b[:8]) != n.magic(g.src) {
 		return g, fmt.Errorf("%w: greeting from rank %d to rank %d, socket %d of %d", ErrCorrupt, g.src, g.dst, g.index, g.total)
 	}
 	return g, nil
@@ -327,26 +426,27 @@ func (n *network) welcome(conn net.Conn) {
 		return
 	}
 	l := n.peer(g.src)
-	l.mu.Lock()
+	t := l.meet()
+	t.mu.Lock()
 	status := byte(replyOK)
 	switch {
-	case l.up.Load(), l.dialing && n.m.cfg.Rank < g.src:
+	case t.up.Load(), t.dialing && n.m.cfg.Rank < g.src:
 		status = replyBusy
-	case l.attempt != g.attempt:
-		l.discard()
-		l.attempt, l.dialing = g.attempt, false
+	case t.attempt != g.attempt:
+		t.discard()
+		t.attempt, t.dialing = g.attempt, false
 	}
-	if status == replyOK && len(l.pending) > 0 && len(l.pending) != g.total {
+	if status == replyOK && len(t.pending) > 0 && len(t.pending) != g.total {
 		status = replyBusy
 	}
 	var fd int
 	if status == replyOK {
 		if fd, err = detach(conn); err != nil {
-			l.mu.Unlock()
+			t.mu.Unlock()
 			return
 		}
 	}
-	l.mu.Unlock()
+	t.mu.Unlock()
 	reply := append([]byte{status}, n.prove("reply", n.nonce, append(b[:], status))...)
 	if _, err := conn.Write(reply); err != nil || status != replyOK {
 		if status == replyOK {
@@ -354,16 +454,17 @@ func (n *network) welcome(conn net.Conn) {
 		}
 		return
 	}
-	l.add(g, fd)
+	n.add(l, g, fd)
 }
 
 // dial connects all sockets to a peer, unless the peer's own attempt stands.
-func (n *network) dial(l *tcpLink) error {
-	l.mu.Lock()
-	attempt := l.attempt
-	l.mu.Unlock()
-	for i := range n.m.cfg.Sockets {
-		g := dataGreeting{src: n.m.cfg.Rank, dst: l.peer, index: i, total: n.m.cfg.Sockets, attempt: attempt}
+func (n *network) dial(l remote, rank int) error {
+	t := l.meet()
+	t.mu.Lock()
+	attempt := t.attempt
+	t.mu.Unlock()
+	for i := range n.sockets(rank) {
+		g := dataGreeting{src: n.m.cfg.Rank, dst: rank, index: i, total: n.sockets(rank), attempt: attempt}
 		fd, status, err := n.greet(g)
 		for wait := time.Millisecond; err != nil; wait = min(2*wait, 100*time.Millisecond) {
 			// Whoever is gone refuses; all else may pass.
@@ -377,14 +478,14 @@ func (n *network) dial(l *tcpLink) error {
 			fd, status, err = n.greet(g)
 		}
 		if status == replyBusy {
-			l.mu.Lock()
-			if l.attempt == attempt && !l.up.Load() {
-				l.dialing = false
+			t.mu.Lock()
+			if t.attempt == attempt && !t.up.Load() {
+				t.dialing = false
 			}
-			l.mu.Unlock()
+			t.mu.Unlock()
 			return nil
 		}
-		l.add(g, fd)
+		n.add(l, g, fd)
 	}
 	return nil
 }

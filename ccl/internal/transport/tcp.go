@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/record"
@@ -56,12 +54,7 @@ type tcpLink struct {
 	peer int
 	gate *gate // nil without fault injection
 
-	mu      sync.Mutex // what goroutines that connect share with each other
-	attempt [16]byte   // zero: nobody has begun
-	dialing bool       // the attempt is ours
-	pending []int      // its sockets so far, -1 where missing
-	up      atomic.Bool
-	broken  atomic.Pointer[error]
+	meeting
 
 	// The executor's, once up.
 	opened bool
@@ -117,49 +110,17 @@ type socket struct {
 
 // ---- connecting ----
 
-// add gives the link one authenticated socket; the last one brings it up.
-func (l *tcpLink) add(g dataGreeting, fd int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.attempt != g.attempt || l.up.Load() {
-		unix.Close(fd)
-		return
-	}
-	if l.pending == nil {
-		l.pending = slices.Repeat([]int{-1}, g.total)
-	}
-	if g.index >= len(l.pending) || l.pending[g.index] >= 0 {
-		unix.Close(fd)
-		return
-	}
-	l.pending[g.index] = fd
-	if slices.Contains(l.pending, -1) {
-		return
-	}
-	for i, fd := range l.pending {
-		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true})
-		if err := l.n.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, l.peer, i); err != nil {
-			l.fail(err)
-		}
-	}
-	l.pending = nil
+// open takes over the sockets of a finished attempt.
+func (l *tcpLink) open(fds []int) (err error) {
 	l.n.up.Add(1)
-	l.up.Store(true)
-	l.m.Wake()
-}
-
-// discard closes the sockets of an attempt that another has replaced.
-func (l *tcpLink) discard() {
-	for _, fd := range l.pending {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+	for i, fd := range fds {
+		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true})
+		err = errors.Join(err, l.n.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, l.peer, i))
 	}
-	l.pending = nil
+	return err
 }
 
-// fail breaks the link, from any goroutine.
-func (l *tcpLink) fail(err error) { l.broken.CompareAndSwap(nil, &err) }
+func (l *tcpLink) guard() { l.gate = l.m.newGate(l, l.peer) }
 
 // ready reports whether the link can be used; an error when it never will.
 func (l *tcpLink) ready() (bool, error) {
@@ -176,7 +137,7 @@ func (l *tcpLink) ready() (bool, error) {
 		l.opened = true
 		var st unix.Stat_t
 		unix.Fstat(l.socks[0].fd, &st)
-		l.meter.open(l.m, l.peer, l.Kind(), st.Ino, fmt.Sprintf("tcp %s->%s", l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr))
+		l.meter.open(l.m, l.peer, l.Kind(), 0, st.Ino, fmt.Sprintf("tcp %s->%s", l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr))
 	}
 	return true, nil
 }
@@ -218,6 +179,9 @@ func (l *tcpLink) event(i int, events uint32) {
 // earlier, or with unread bytes, would reset the connection and destroy them.
 func (l *tcpLink) finish() bool {
 	done := true
+	if l.err != nil {
+		return true
+	}
 	for _, s := range l.socks {
 		s.writable = true
 		if s.flush() != nil {

@@ -12,7 +12,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-var places = []place{oneNode, apart, pairwise}
+// Fake NICs are of one process.
+var (
+	places    = []place{oneNode, apart, pairwise}
+	allPlaces = []place{oneNode, apart, pairwise, overRDMA, mixedRDMA}
+)
 
 // pattern is the byte at a position of the stream from src to dst.
 func pattern(src, dst int, at uint64) byte {
@@ -167,7 +171,7 @@ func exchange(m Mesh, rank, size int, seed uint64, messages, maxSize int) error 
 }
 
 func TestExchange(t *testing.T) {
-	for _, p := range places {
+	for _, p := range allPlaces {
 		for _, n := range []int{2, 4} {
 			t.Run(fmt.Sprintf("%s/%d", p, n), func(t *testing.T) {
 				goroutines(t, p, n, func(c *Config) { c.Ring, c.Window = 16<<10, 64<<10 }, func(m Mesh, rank, size int) error {
@@ -200,7 +204,7 @@ func TestExchangeBetweenProcesses(t *testing.T) {
 
 // A rank that sleeps is woken by its peer, whatever carries the link.
 func TestWaitWakes(t *testing.T) {
-	for _, p := range places {
+	for _, p := range allPlaces {
 		t.Run(string(p), func(t *testing.T) {
 			goroutines(t, p, 4, nil, func(m Mesh, rank, size int) error {
 				var b [LinePayload]byte
@@ -226,30 +230,32 @@ func TestWaitWakes(t *testing.T) {
 }
 
 func TestWakeAndAbort(t *testing.T) {
-	for _, p := range []place{oneNode, apart} {
-		goroutines(t, p, 2, nil, func(m Mesh, rank, size int) error {
-			woken := make(chan struct{})
-			stop := make(chan struct{})
-			go func() {
-				defer close(woken)
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						m.Wait(patience)
+	for _, p := range []place{oneNode, apart, overRDMA} {
+		t.Run(string(p), func(t *testing.T) {
+			goroutines(t, p, 2, nil, func(m Mesh, rank, size int) error {
+				woken := make(chan struct{})
+				stop := make(chan struct{})
+				go func() {
+					defer close(woken)
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+							m.Wait(patience)
+						}
 					}
+				}()
+				time.Sleep(10 * time.Millisecond)
+				close(stop)
+				start := time.Now()
+				m.Wake()
+				<-woken
+				if time.Since(start) > patience/2 {
+					return errors.New("Wake did not wake")
 				}
-			}()
-			time.Sleep(10 * time.Millisecond)
-			close(stop)
-			start := time.Now()
-			m.Wake()
-			<-woken
-			if time.Since(start) > patience/2 {
-				return errors.New("Wake did not wake")
-			}
-			return nil
+				return nil
+			})
 		})
 	}
 	aborted := errors.New("aborted")

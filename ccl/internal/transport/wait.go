@@ -166,6 +166,9 @@ func (m *mesh) Look() (due bool) {
 // that the monitor waits for, bytes that a fault holds back.
 func (w *waiter) look() {
 	w.m.net.poll(0)
+	if w.m.rdma != nil && w.m.rdma.worker.Poll() {
+		w.progressed = true
+	}
 	for _, l := range w.m.open {
 		l.look()
 	}
@@ -202,6 +205,9 @@ func (w *waiter) arm() {
 		state = polling
 	}
 	w.door.state.Swap(state)
+	if w.m.rdma != nil && w.m.rdma.worker.Arm() {
+		w.progressed = true // the caller has not looked at that yet
+	}
 }
 
 func (w *waiter) rouse() {

@@ -1,0 +1,220 @@
+package transport
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
+	"golang.org/x/sys/unix"
+)
+
+// Net is what carries bytes between nodes.
+type Net string
+
+const (
+	NetAuto Net = "auto" // RDMA where both ranks can, else TCP
+	NetRDMA Net = "rdma"
+	NetTCP  Net = "tcp"
+)
+
+// RDMA is what a rank brings of RDMA to its mesh.
+type RDMA struct {
+	// Net says whether to use it; "" is NetAuto.
+	Net Net
+	// Ports are those that this rank may use, best first; Why is why there are none.
+	Ports []nic.Port
+	Why   error
+	// Options of connections. Window, when 0, is that of TCP.
+	rdma.Options
+	// Note is told, at most once, why NetAuto uses TCP; nil is for nobody.
+	Note func(why error)
+}
+
+// rdmaSide is RDMA as this rank has it.
+type rdmaSide struct {
+	worker *rdma.Worker
+	opt    rdma.Options
+	ports  []nic.Port
+	paths  [][]rdma.Path // by peer, nil where there are none
+}
+
+// rdmaCard is what a rank tells the others of its RDMA.
+type rdmaCard struct {
+	Why    string `json:",omitempty"` // why it has none
+	Need   bool   `json:",omitempty"` // it will not do without
+	Lanes  int
+	Window int
+	Ports  []cardPort
+}
+
+// cardPort is what a peer needs to know of a port to pair it with its own.
+type cardPort struct {
+	Device string
+	Num    int
+	Layer  nic.Layer
+	GID    [16]byte
+	Subnet netip.Prefix
+}
+
+// maxCardPorts bounds what a rank tells of itself; a node has no more rails.
+const maxCardPorts = 16
+
+func (p *cardPort) port() nic.Port {
+	q := nic.Port{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet}
+	if p.Layer != nic.InfiniBand {
+		q.Addr = netip.AddrFrom16(p.GID).Unmap()
+	}
+	return q
+}
+
+// openRDMA finds out whether this rank can use RDMA, for its card.
+func (m *mesh) openRDMA() *rdmaCard {
+	cfg := &m.cfg.RDMA
+	need := cfg.Net == NetRDMA
+	if cfg.Net == NetTCP {
+		return nil
+	}
+	side, err := m.openPorts()
+	if err != nil {
+		return &rdmaCard{Why: err.Error(), Need: need}
+	}
+	m.rdma = side
+	c := &rdmaCard{Need: need, Lanes: side.opt.Lanes, Window: side.opt.Window}
+	for _, p := range side.ports {
+		c.Ports = append(c.Ports, cardPort{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet})
+	}
+	return c
+}
+
+// openPorts opens the primary and its backup; others only when a peer needs them.
+func (m *mesh) openPorts() (*rdmaSide, error) {
+	cfg := &m.cfg.RDMA
+	if len(cfg.Ports) == 0 {
+		return nil, cmp.Or(cfg.Why, errors.New("no ports were given"))
+	}
+	opt := cfg.Options
+	opt.Window = cmp.Or(opt.Window, m.cfg.Window)
+	w, err := rdma.NewWorker(opt, m.Wake)
+	if err != nil {
+		return nil, err
+	}
+	side := &rdmaSide{worker: w, opt: w.Options(), ports: cfg.Ports[:min(len(cfg.Ports), maxCardPorts)]}
+	for i := range side.ports[:min(2, len(side.ports))] {
+		if _, err := w.Open(&side.ports[i]); err != nil {
+			w.Close()
+			return nil, err
+		}
+	}
+	return side, nil
+}
+
+// chooseRDMA pairs this rank's ports with those of each remote peer.
+func (m *mesh) chooseRDMA() error {
+	me := m.cfg.Rank
+	mine := m.cards[me].RDMA
+	if m.rdma != nil {
+		m.rdma.paths = make([][]rdma.Path, m.cfg.Size)
+	}
+	var first error
+	for r := range m.cards {
+		if r == me || m.Local(r) {
+			continue
+		}
+		theirs := m.cards[r].RDMA
+		paths, err := pair(me, r, mine, theirs)
+		if err == nil {
+			m.rdma.paths[r] = paths
+			continue
+		}
+		if mine != nil && mine.Need || theirs != nil && theirs.Need {
+			return fmt.Errorf("RDMA between rank %d and rank %d: %w", me, r, err)
+		}
+		first = cmp.Or(first, fmt.Errorf("rank %d and rank %d: %w", me, r, err))
+	}
+	if first != nil && mine != nil && m.cfg.RDMA.Note != nil {
+		m.cfg.RDMA.Note(first)
+	}
+	return nil
+}
+
+// pair finds the paths between two ranks, the same on both.
+func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
+	for _, c := range []struct {
+		rank int
+		*rdmaCard
+	}{{me, mine}, {peer, theirs}} {
+		switch {
+		case c.rdmaCard == nil:
+			return nil, fmt.Errorf("rank %d is to use TCP", c.rank)
+		case len(c.Ports) == 0:
+			return nil, fmt.Errorf("rank %d has no RDMA: %s", c.rank, c.Why)
+		case len(c.Ports) > maxCardPorts || c.Lanes < 1 || c.Window < 1:
+			return nil, fmt.Errorf("rank %d has %d ports, %d lanes, a window of %d bytes", c.rank, len(c.Ports), c.Lanes, c.Window)
+		}
+	}
+	list := func(c *rdmaCard) (ports []nic.Port) {
+		for i := range c.Ports {
+			ports = append(ports, c.Ports[i].port())
+		}
+		return ports
+	}
+	own, other := list(mine), list(theirs)
+	a, b := own, other
+	if peer < me {
+		a, b = other, own
+	}
+	var paths []rdma.Path
+	for _, r := range nic.Rails(a, b) {
+		p := rdma.Path{Own: a[r.A], Peer: b[r.B]}
+		if peer < me {
+			p.Own, p.Peer = p.Peer, p.Own
+		}
+		paths = append(paths, p)
+	}
+	if len(paths) == 0 {
+		return nil, fmt.Errorf("no port of rank %d is on a network with one of rank %d", me, peer)
+	}
+	return paths, nil
+}
+
+// overRDMA reports whether the link to a remote rank is over RDMA.
+func (m *mesh) overRDMA(rank int) bool {
+	return m.rdma != nil && m.rdma.paths != nil && m.rdma.paths[rank] != nil
+}
+
+// watchRDMA has the network's epoll instance wake this rank for completions.
+func (m *mesh) watchRDMA() error {
+	if m.rdma == nil {
+		return nil
+	}
+	seen := map[string]bool{}
+	for r := range m.rdma.paths {
+		for i := range m.rdma.paths[r] {
+			p := &m.rdma.paths[r][i].Own
+			if i >= rdma.MaxPaths || seen[p.Device] {
+				continue
+			}
+			seen[p.Device] = true
+			fd, err := m.rdma.worker.Open(p)
+			if err != nil {
+				return err
+			}
+			if err := m.net.watch(fd, unix.EPOLLIN, rdmaEvent, 0); err != nil {
+				return err
+			}
+		}
+	}
+	if len(seen) == 0 {
+		m.closeRDMA()
+	}
+	return nil
+}
+
+func (m *mesh) closeRDMA() {
+	if m.rdma != nil {
+		m.rdma.worker.Close()
+	}
+}

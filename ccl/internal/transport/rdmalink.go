@@ -1,0 +1,399 @@
+package transport
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// rdmaLink is a Link over RDMA.
+type rdmaLink struct {
+	m    *mesh
+	n    *network
+	peer int
+	gate *gate // nil without fault injection
+	meeting
+	paths []rdma.Path
+	lanes int
+
+	conn *rdma.Conn // set before up
+	err  error
+	line [rdma.LineSize]byte
+
+	// What the connection's lock guards.
+	meters  []pathMeter // by lane and path
+	wants   int64
+	starved bool
+}
+
+// pathMeter watches one path of one lane. A queue pair counts from 0, so each
+// adds to what those before it have moved.
+type pathMeter struct {
+	meter
+	posted, completed, base uint64
+	received                uint64
+	switches, resent        uint64
+	carries                 bool
+}
+
+func newRDMALink(n *network, peer int) *rdmaLink {
+	return &rdmaLink{m: n.m, n: n, peer: peer, paths: n.m.rdma.paths[peer]}
+}
+
+func (l *rdmaLink) guard() { l.gate = l.m.newGate(l, l.peer) }
+
+// open makes the connection over its control socket.
+func (l *rdmaLink) open(fds []int) error {
+	f := os.NewFile(uintptr(fds[0]), "control socket")
+	control, err := net.FileConn(f)
+	f.Close()
+	if err != nil {
+		return err
+	}
+	mine, theirs := l.m.cards[l.m.cfg.Rank].RDMA, l.m.cards[l.peer].RDMA
+	l.lanes = min(mine.Lanes, theirs.Lanes)
+	l.meters = make([]pathMeter, l.lanes*rdma.MaxPaths)
+	l.conn, err = l.m.rdma.worker.Connect(rdma.Config{
+		Control: control, Paths: l.paths, Lower: l.m.cfg.Rank < l.peer,
+		Lanes: l.lanes, Window: min(mine.Window, theirs.Window), Watch: l,
+	})
+	if err != nil {
+		control.Close()
+	}
+	return err
+}
+
+// ready reports whether the link can be used; an error when it never will.
+func (l *rdmaLink) ready() (bool, error) {
+	if l.err != nil {
+		return false, l.err
+	}
+	if e := l.broken.Load(); e != nil {
+		return false, l.fatal(*e)
+	}
+	return l.up.Load(), nil
+}
+
+// fatal notes why the link is over. What had arrived by then can still be received.
+func (l *rdmaLink) fatal(err error) error {
+	if err != nil && l.err == nil {
+		l.err = fmt.Errorf("RDMA with rank %d: %w", l.peer, err)
+	}
+	return l.err
+}
+
+func (l *rdmaLink) event(int, uint32) {}
+func (l *rdmaLink) finish() bool      { return l.conn == nil || l.conn.Finish() }
+
+func (l *rdmaLink) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.discard()
+	l.up.Store(false)
+}
+
+// ---- what the connection tells, under its lock ----
+
+func (l *rdmaLink) at(lane, path int) *pathMeter { return &l.meters[lane*rdma.MaxPaths+path] }
+
+func (l *rdmaLink) Posted(lane, path, n int, total uint64) {
+	p := l.at(lane, path)
+	p.posted = p.base + total
+	p.post(n, p.posted)
+}
+
+func (l *rdmaLink) Completed(lane, path int, total uint64) {
+	p := l.at(lane, path)
+	p.completed = p.base + total
+	p.complete(p.completed)
+}
+
+func (l *rdmaLink) Received(lane, path, n int) { l.at(lane, path).received += uint64(n) }
+
+func (l *rdmaLink) Path(lane, path int, s rdma.State, qp uint32) {
+	p := l.at(lane, path)
+	switch s {
+	case rdma.PathUp:
+		p.base = p.completed
+		if p.on {
+			p.conn.Renamed(uint64(qp))
+			p.link(record.LinkUp)
+		} else {
+			p.open(l.m, l.peer, l.Kind(), uint16(lane*rdma.MaxPaths+path), uint64(qp), l.paths[path].String())
+		}
+	case rdma.PathDown:
+		p.posted, p.carries = p.completed, false
+		p.abandon(record.Now())
+		p.want(0)
+		p.link(record.LinkDown)
+	case rdma.PathCarries:
+		for i := range rdma.MaxPaths {
+			l.at(lane, i).carries = false
+		}
+		p.carries = true
+		l.tellState()
+	}
+}
+
+func (l *rdmaLink) Switched(lane, path int, messages, bytes uint64) {
+	p := l.at(lane, path)
+	p.switches++
+	p.resent += bytes
+	if !p.on {
+		return
+	}
+	p.conn.Switched(p.switches, p.resent)
+	if p.tell(record.LinkSwitched); path > 0 {
+		p.conn.Link(record.LinkSwitched, record.Now()) // the primary is merely up again
+	}
+	if messages > 0 {
+		p.tell(record.LinkRetreat)
+	}
+}
+
+// tellState tells each path in use whether this rank waits for the peer's bytes,
+// or for its credit.
+func (l *rdmaLink) tellState() {
+	for i := range l.meters {
+		p := &l.meters[i]
+		if !p.carries {
+			continue
+		}
+		p.want(l.wants)
+		if l.starved {
+			p.block()
+		} else {
+			p.unblock()
+		}
+	}
+}
+
+// ---- sending ----
+
+func (l *rdmaLink) Peer() int              { return l.peer }
+func (l *rdmaLink) Kind() record.Transport { return record.TransportRDMA }
+
+func (l *rdmaLink) TrySend(b []byte) (int, error) {
+	if l.gate != nil {
+		return l.gate.send(b)
+	}
+	return l.push(b)
+}
+
+func (l *rdmaLink) push(b []byte) (int, error) {
+	if ok, err := l.ready(); !ok {
+		return 0, err
+	}
+	n, starved, err := l.conn.Send(b)
+	if err != nil {
+		return n, l.fatal(err)
+	}
+	l.credit(starved && n == 0)
+	if n > 0 {
+		l.m.progressed = true
+	}
+	return n, nil
+}
+
+// credit notes whether the receiver is why nothing can be sent.
+func (l *rdmaLink) credit(starved bool) {
+	if starved != l.starved {
+		l.conn.Lock()
+		l.starved = starved
+		l.tellState()
+		l.conn.Unlock()
+	}
+}
+
+func (l *rdmaLink) TryWriteLine(b []byte, tag uint32) (bool, error) {
+	if l.gate != nil {
+		return l.gate.sendLine(b, tag)
+	}
+	return l.pushLine(b, tag)
+}
+
+// A line is its payload's length, its tag and its payload.
+const lineHeader = 8
+
+func (l *rdmaLink) pushLine(b []byte, tag uint32) (bool, error) {
+	if ok, err := l.ready(); !ok {
+		return false, err
+	}
+	binary.LittleEndian.PutUint32(l.line[:], uint32(copy(l.line[lineHeader:lineHeader+LinePayload], b)))
+	binary.LittleEndian.PutUint32(l.line[4:], tag)
+	ok, starved, err := l.conn.WriteLine(&l.line)
+	if err != nil {
+		return false, l.fatal(err)
+	}
+	l.credit(starved)
+	if ok {
+		l.m.progressed = true
+	}
+	return ok, nil
+}
+
+func (l *rdmaLink) AlignSend() {
+	if l.gate != nil {
+		l.gate.align()
+		return
+	}
+	l.alignSend()
+}
+
+func (l *rdmaLink) alignSend() {
+	if ok, _ := l.ready(); ok {
+		l.conn.AlignSend()
+	}
+}
+
+// ---- receiving ----
+
+func (l *rdmaLink) TryRecv(b []byte) (int, error) {
+	if !l.usable() {
+		return 0, l.err
+	}
+	n, err := l.conn.Recv(b)
+	if err != nil {
+		return n, l.fatal(err)
+	}
+	if n > 0 {
+		l.m.progressed = true
+	}
+	return n, nil
+}
+
+// usable reports whether there is a connection to receive from, broken or not.
+func (l *rdmaLink) usable() bool {
+	ok, _ := l.ready()
+	return ok || l.conn != nil && l.up.Load()
+}
+
+func (l *rdmaLink) Peek() ([]byte, error) {
+	if !l.usable() {
+		return nil, l.err
+	}
+	b, err := l.conn.Peek(peekEnough)
+	if err != nil {
+		return nil, l.fatal(err)
+	}
+	return b, nil
+}
+
+func (l *rdmaLink) Advance(n int) {
+	if n > 0 {
+		l.conn.Advance(n)
+		l.m.progressed = true
+	}
+}
+
+func (l *rdmaLink) AlignRecv() {
+	if l.usable() {
+		l.conn.AlignRecv()
+	}
+}
+
+func (l *rdmaLink) TryReadLine(b []byte) (int, uint32, bool, error) {
+	if !l.usable() {
+		return 0, 0, false, l.err
+	}
+	ok, err := l.conn.ReadLine(&l.line)
+	if err != nil || !ok {
+		return 0, 0, false, l.fatal(err)
+	}
+	n, tag := binary.LittleEndian.Uint32(l.line[:]), binary.LittleEndian.Uint32(l.line[4:])
+	if n > LinePayload {
+		err := fmt.Errorf("%w: a line of %d bytes", ErrCorrupt, n)
+		l.conn.Drop(err)
+		return 0, 0, false, l.fatal(err)
+	}
+	l.m.progressed = true
+	return copy(b, l.line[lineHeader:lineHeader+n]), tag, true, nil
+}
+
+// PrefetchLine has nothing to do: that a line is there is known by its completion.
+func (l *rdmaLink) PrefetchLine() {}
+
+// ---- what the mesh asks ----
+
+func (l *rdmaLink) WantRecv(since int64) {
+	if l.conn == nil || !l.up.Load() {
+		return
+	}
+	l.conn.Lock()
+	defer l.conn.Unlock()
+	l.wants = since
+	l.tellState()
+}
+
+func (l *rdmaLink) Flush(now int64) {
+	if l.usable() {
+		l.publish(now, false)
+	}
+}
+
+// publish tells the counters of all paths; idle also closes windows that are due.
+func (l *rdmaLink) publish(now int64, idle bool) {
+	l.conn.Lock()
+	defer l.conn.Unlock()
+	for i := range l.meters {
+		p := &l.meters[i]
+		posted := p.posted
+		if p.carries && i/rdma.MaxPaths == 0 {
+			posted += uint64(l.gate.held())
+		}
+		if idle {
+			p.idle(now, posted, p.completed, p.received)
+		} else {
+			p.flush(now, posted, p.completed, p.received)
+		}
+	}
+}
+
+func (l *rdmaLink) refresh(now int64) bool {
+	if !l.usable() || l.err != nil {
+		return l.gate.held() > 0
+	}
+	l.conn.Refresh()
+	l.publish(now, true)
+	p := l.conn.Progress()
+	return p.Consumed < p.Sent
+}
+
+// look has nothing to do: the worker is polled for all its connections.
+func (l *rdmaLink) look() {}
+
+func (l *rdmaLink) due() bool {
+	if l.err != nil || !l.usable() {
+		return false
+	}
+	p := l.conn.Progress()
+	return p.News || p.Consumed < p.Sent
+}
+
+func (l *rdmaLink) holds() bool { return l.gate.holds() }
+
+func (l *rdmaLink) pump(now int64) int64 {
+	if l.gate == nil {
+		return 0
+	}
+	return l.gate.pump(now)
+}
+
+func (l *rdmaLink) room() int {
+	if ok, _ := l.ready(); !ok {
+		return 0
+	}
+	return l.conn.Room()
+}
+
+// drop cuts the connection for both ends, as a network that lost all paths would.
+func (l *rdmaLink) drop() {
+	if l.conn != nil && l.up.Load() {
+		l.conn.Drop(ErrDropped)
+		l.fatal(ErrDropped)
+	}
+}
