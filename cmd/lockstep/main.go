@@ -20,6 +20,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/gpus"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/inspect"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/mastercmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/nics"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
@@ -37,6 +38,7 @@ type cli struct {
 	Perf       perf.Cmd              `cmd:"" help:"Measure collectives, as nccl-tests does."`
 	Preflight  preflight.Cmd         `cmd:"" help:"Measure every pair of ranks before a job, and name what is bad."`
 	Gpus       gpus.Cmd              `cmd:"" help:"Show the health of this node's GPUs, as the agent sees it."`
+	Nics       nics.Cmd              `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 

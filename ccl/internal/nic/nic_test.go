@@ -297,7 +297,7 @@ func TestGID(t *testing.T) {
 		ports, err := tree.Select(Near{NUMA: -1}, override(t, "="+c.device, c.gid))
 		got := ""
 		if err == nil {
-			got = strings.Join([]string{string(rune('0' + ports[0].GIDIndex)), ports[0].address()}, " ")
+			got = strings.Join([]string{string(rune('0' + ports[0].GIDIndex)), ports[0].Address()}, " ")
 		} else if _, text, ok := strings.Cut(err.Error(), c.device+":1 "); ok {
 			got, _, _ = strings.Cut(text, ";")
 		}

@@ -247,11 +247,11 @@ func (p *Port) Resolve(sys fs.FS) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("port %s has GID %s no more", p.Name(), p.address())
+	return fmt.Errorf("port %s has GID %s no more", p.Name(), p.Address())
 }
 
-// address is the GID in words.
-func (p *Port) address() string {
+// Address is the port's GID as text: an IP address where it is one.
+func (p *Port) Address() string {
 	if p.Addr.IsValid() {
 		return p.Addr.String()
 	}

@@ -105,6 +105,22 @@ func (t *Tree) Port(device string, num int) *Port {
 	return nil
 }
 
+// NUMANodes are the nodes that have RDMA devices, in order; -1 stands for
+// devices of which no node is told, when no other has one.
+func (t *Tree) NUMANodes() []int {
+	var nodes []int
+	for i := range t.Devices {
+		if n := t.Devices[i].NUMA; n >= 0 && !slices.Contains(nodes, n) {
+			nodes = append(nodes, n)
+		}
+	}
+	if len(nodes) == 0 {
+		return []int{-1}
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
 // SetDataDirect tells the tree what mlx5dv_get_data_direct_sysfs_path answered
 // for a device: the path, below /sys, of its data function. Only the driver knows this
 // for sure; without it the tree goes by serial numbers, which take root to read.

@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
+	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
@@ -27,6 +28,7 @@ type Cmd struct {
 	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
 	GPU        GPU       `embed:"" prefix:"gpu."`
+	NIC        NIC       `embed:"" prefix:"nic."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
 }
@@ -38,10 +40,18 @@ type GPU struct {
 	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
 }
 
+// NIC is how the agent watches RDMA ports.
+type NIC struct {
+	Watch  bool          `default:"true" negatable:"" help:"Watch this node's RDMA ports, where there are some."`
+	Period time.Duration `default:"5s" help:"Time between two probes of all ports. Changes of links are heard of at once."`
+	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
+	Sys    string        `default:"/sys" type:"path" help:"Where sysfs is mounted."`
+}
+
 // Help implements kong's help provider.
 func (*Cmd) Help() string {
 	return `Reads the flight recorders of this node's ranks, without their taking part, and the state of their
-processes, and asks NVIDIA's driver, where there is one, for the health of its GPUs; serves metrics, streams progress to each job's master, and exports traces over OTLP when
+processes, and asks NVIDIA's driver, where there is one, for the health of its GPUs, and the kernel for that of its RDMA ports; serves metrics, streams progress to each job's master, and exports traces over OTLP when
 OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
 Examples:
@@ -92,6 +102,15 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 			}
 		}()
 		sources = append(sources, agent.NamedSource{Name: "nvml", Source: gpus})
+	}
+	if c.NIC.Watch {
+		nics := rdma.New(rdma.Options{Sys: os.DirFS(c.NIC.Sys), Period: c.NIC.Period, Bound: c.NIC.Bound, Log: log})
+		defer func() {
+			if err := nics.Close(); err != nil { // the process ends all the same
+				log.Warn("a NIC's driver does not let go", "err", err)
+			}
+		}()
+		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
 	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
 	if err != nil {
