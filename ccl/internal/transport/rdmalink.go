@@ -87,7 +87,10 @@ func (l *rdmaLink) fatal(err error) error {
 }
 
 func (l *rdmaLink) event(int, uint32) {}
-func (l *rdmaLink) finish() bool      { return l.conn == nil || l.conn.Finish() }
+func (l *rdmaLink) finish() bool      { return !l.connected() || l.conn.Finish() }
+
+// connected reports whether there is a connection, broken or not.
+func (l *rdmaLink) connected() bool { return l.up.Load() && l.conn != nil }
 
 func (l *rdmaLink) close() {
 	l.mu.Lock()
@@ -268,8 +271,8 @@ func (l *rdmaLink) TryRecv(b []byte) (int, error) {
 
 // usable reports whether there is a connection to receive from, broken or not.
 func (l *rdmaLink) usable() bool {
-	ok, _ := l.ready()
-	return ok || l.conn != nil && l.up.Load()
+	_, _ = l.ready()
+	return l.connected()
 }
 
 func (l *rdmaLink) Peek() ([]byte, error) {
@@ -320,7 +323,7 @@ func (l *rdmaLink) PrefetchLine() {}
 // ---- what the mesh asks ----
 
 func (l *rdmaLink) WantRecv(since int64) {
-	if l.conn == nil || !l.up.Load() {
+	if !l.connected() {
 		return
 	}
 	l.conn.Lock()
@@ -392,7 +395,7 @@ func (l *rdmaLink) room() int {
 
 // drop cuts the connection for both ends, as a network that lost all paths would.
 func (l *rdmaLink) drop() {
-	if l.conn != nil && l.up.Load() {
+	if l.connected() {
 		l.conn.Drop(ErrDropped)
 		l.fatal(ErrDropped)
 	}
