@@ -1,6 +1,9 @@
 package gpu
 
-import "github.com/lockstep-ccl/lockstep/record"
+import (
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
 
 // plan is how one operation runs.
 type plan struct {
@@ -78,7 +81,7 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 	case WayPush, WayPushBulk:
 		return reduces(coll) && c.size > 1 && (w == WayPush || c.dev.Major >= 9)
 	case WayLL2:
-		return coll == record.AllReduce
+		return coll == record.AllReduce || (coll == record.Broadcast || coll == record.Reduce) && c.size > 2
 	case WayCopy:
 		return coll != record.Barrier
 	}
@@ -86,14 +89,19 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 }
 
 // capacity is the most bytes (as a step counts them) that a way's buffers hold.
-func (c *Comm) capacity(w Way) uint64 {
-	switch w {
-	case WayLL:
-		return llBlock * llBlocks
-	case WayLL2:
-		return llBlock * llBlocks * uint64(c.size)
+func (c *Comm) capacity(coll record.CollKind, w Way) uint64 {
+	if w == WayLL || w == WayLL2 {
+		return kernels.LLCapacity(coll, w == WayLL2, c.size, llBlocks)
 	}
 	return never
+}
+
+// parts is how many ranks have a part in a collective of two stages.
+func (c *Comm) parts(coll record.CollKind) uint64 {
+	if coll == record.AllReduce {
+		return uint64(c.size)
+	}
+	return uint64(c.size - 1) // root has none
 }
 
 // choose is the plan for bytes of a collective. direct says that the buffers
@@ -117,7 +125,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	if p.way == WayBulk {
 		p.way, _ = c.bandwidth(coll)
 	}
-	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(f) {
+	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(coll, f) {
 		p.way, most = f, symBlocks
 		if f == WayLL || f == WayLL2 {
 			most = llBlocks
@@ -130,7 +138,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	case WayLL:
 		p.blocks = blocksFor(bytes, llStep, most)
 	case WayLL2:
-		p.blocks = blocksFor(bytes/uint64(c.size), llStep, most)
+		p.blocks = blocksFor(bytes/c.parts(coll), llStep, most)
 	case WayCopy:
 		if reduces(coll) {
 			p.blocks = foldBlocks
@@ -140,8 +148,11 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	}
 	if b := c.cfg.Blocks; b > 0 && p.way != WayCopy {
 		p.blocks = min(b, llBlocks)
-		if p.way == WayLL || p.way == WayLL2 {
+		switch p.way {
+		case WayLL:
 			p.blocks = max(p.blocks, blocksFor(bytes, llBlock, llBlocks))
+		case WayLL2:
+			p.blocks = max(p.blocks, blocksFor(bytes/c.parts(coll), llBlock, llBlocks))
 		}
 	}
 	return p

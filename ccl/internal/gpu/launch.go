@@ -127,10 +127,10 @@ func (c *Comm) locate(at *[MaxRanks]uint64, p cuda.Ptr, n uint64) bool {
 var kernelNames = map[record.CollKind][numWays]string{
 	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk"},
 	record.ReduceScatter: {WayLL: "ls_reducescatter_ll", WaySym: "ls_reducescatter_sym", WayBulk: "ls_reducescatter_bulk"},
-	record.Reduce:        {WayLL: "ls_reduce_ll", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
+	record.Reduce:        {WayLL: "ls_reduce_ll", WayLL2: "ls_reduce_ll2", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
 	record.AllGather:     {WayLL: "ls_allgather_ll", WaySym: "ls_allgather_push", WayBulk: "ls_allgather_bulk"},
 	record.AlltoAll:      {WayLL: "ls_alltoall_ll", WaySym: "ls_alltoall_push", WayBulk: "ls_alltoall_bulk"},
-	record.Broadcast:     {WayLL: "ls_broadcast_ll", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
+	record.Broadcast:     {WayLL: "ls_broadcast_ll", WayLL2: "ls_broadcast_ll2", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
 	record.Barrier:       {WayLL: "ls_barrier"},
 }
 
@@ -155,7 +155,7 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	}
 	a := c.args
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
-	a.Root, a.Op, a.Flags = uint32(op.Root), uint32(op.RedOp), flags
+	a.Root, a.Op, a.Flags, a.Chunk = uint32(op.Root), uint32(op.RedOp), flags, alltoallChunk
 	a.Desc = c.stamps.describe(op, p)
 	threads := f.threads
 	if t := c.cfg.Threads; t > 0 && p.way != WayBulk {

@@ -26,6 +26,10 @@ var (
 	bulkPushes = pushing{turn: 32 << 10, least: 2 << 10, turns: 8, slots: 16, stages: 3}
 )
 
+// alltoallChunk is how many KiB ls_alltoall_bulk pushes to one peer before it turns
+// to the next.
+var alltoallChunk = uint32(1 << 10)
+
 // args is the parameter of ls_pushreduce for a reduction of bytes (of one share
 // where there are shares).
 func (t pushing) args(coll record.CollKind, bytes uint64, ranks, blocks int) kernels.PushArgs {

@@ -32,7 +32,7 @@ type Args struct {
 	SlotMask, Desc   uint32
 	Rank, Ranks      uint32
 	Root, Op, Flags  uint32
-	Peers            uint32
+	Chunk            uint32 // KiB for one peer before the next, of movers by bulk copies
 }
 
 // PushArgs.Kind.
@@ -165,12 +165,12 @@ const LaneBytes = 8 * laneLines
 // BulkMoveKernels in "move".
 var (
 	MoveKernels = []string{
-		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_p2p_ll", "ls_p2p_direct",
+		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_p2p_ll", "ls_p2p_direct",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_fill",
 	}
 	ReduceKernels = []string{
-		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
+		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reduce_ll2", "ls_reducescatter_ll",
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold", "ls_pushreduce",
 	}
 	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_pushreduce_bulk"}
@@ -179,9 +179,12 @@ var (
 
 // LLCapacity is the most bytes that a kernel on LL lines takes with so many
 // blocks: of the whole for AllReduce, Reduce and Broadcast, of one rank's share
-// for the others. twoShot means ls_allreduce_ll2.
+// for the others. twoShot means kernels of two stages, ls_…_ll2.
 func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
-	if coll == record.AllReduce && twoShot {
+	if twoShot {
+		if coll != record.AllReduce {
+			ranks-- // root has no part
+		}
 		return uint64(ranks) * uint64(blocks) * llBytes
 	}
 	return uint64(blocks) * llBytes

@@ -92,7 +92,7 @@ struct Args {
   u32 root;
   u32 op;       // record.RedOp
   u32 flags;
-  u32 peers;    // set of ranks, for point-to-point
+  u32 chunk;    // KiB that the movers by bulk copies push to one peer before they turn to the next; 0: a tile
 };
 
 enum { LS_PUSH_ALL = 0, LS_PUSH_SHARES = 1, LS_PUSH_ROOT = 2 }; // PushArgs.kind: AllReduce, ReduceScatter, Reduce

@@ -37,7 +37,7 @@ KERNEL(512) void ls_broadcast_push(Args a) {
     for (u32 step = 0; step < tiles.steps(self); step++) {
       const u32 *flag = &own->flag[LS_PHASE_STEPS][block()][a.root];
       bool ok = tid() != 0 || waitFlag(a, flag, before + step + 1, rounds - step - 1);
-      if (syncOr(!ok)) return;
+      if (syncOr(!ok)) return op.stamps.stopped();
       u64 at = tiles.first(step, self);
       spread(a.recv[a.rank] + at, tiles.length(at), others - 1, [&](u32 d) { return a.recv[heir((self + 1 + d) % others)] + at; });
     }
@@ -61,18 +61,16 @@ enum {
 struct Relay {
   u32 base, stages;
   FI Relay() : base(dynamicBase()), stages(u32(least(LS_BULK_PUSH_STAGES, (dynamicBytes() - LS_BULK_PUSH_MBARRIERS) / LS_BULK_PUSH_TILE))) {}
-  FI u32 stage(u32 k) const { return k % stages; }
-  FI u32 parity(u32 k) const { return k / stages & 1; }
-  FI u32 full(u32 k) const { return base + 8 * stage(k); }                           // mbarrier: tile k has come
-  FI u32 empty(u32 k) const { return base + 8 * (LS_BULK_PUSH_STAGES + stage(k)); }  // mbarrier: tile k has been read
-  FI u32 at(u32 k) const { return base + LS_BULK_PUSH_MBARRIERS + stage(k) * LS_BULK_PUSH_TILE; }
+  FI u32 full(u32 s) const { return base + 8 * s; }                          // mbarrier: the stage's tile has come
+  FI u32 empty(u32 s) const { return base + 8 * (LS_BULK_PUSH_STAGES + s); } // mbarrier: it has been read
+  FI u32 at(u32 s) const { return base + LS_BULK_PUSH_MBARRIERS + s * LS_BULK_PUSH_TILE; }
   FI u32 written() const { return base + 16 * LS_BULK_PUSH_STAGES; } // tiles that are where they should be
   FI u32 end() const { return written() + 4; }                       // the first tile that will not come
 
   // prepare is called before a barrier that all threads go through.
   FI void prepare() const {
     if (tid() != LS_RELAY_LOADER) return;
-    for (u32 s = 0; s < LS_BULK_PUSH_STAGES; s++) mbarrierInit(full(0) + 8 * s, 1), mbarrierInit(empty(0) + 8 * s, 1);
+    for (u32 s = 0; s < LS_BULK_PUSH_STAGES; s++) mbarrierInit(full(s), 1), mbarrierInit(empty(s), 1);
     storeShared(written(), 0);
     storeShared(end(), ~0u);
     fenceProxy();
@@ -86,38 +84,39 @@ template <int LEFT> FI void settle(const Relay &relay, u32 tiles) {
   if constexpr (LEFT > 0) settle<LEFT - 1>(relay, tiles);
 }
 
-// relayLoad fills stages with tiles; await(k) waits until tile k may be read.
-// False: aborted.
-template <class Tile, class Await> FI bool relayLoad(const Relay &relay, u32 tiles, const Tile &tile, const Await &await) {
-  for (u32 k = 0; k < tiles; k++) {
-    if (k >= relay.stages) mbarrierWait(relay.empty(k), relay.parity(k) ^ 1);
+// relayLoad fills stages with tiles: what(from, bytes) is called for one after the
+// other, and await(k) waits until tile k may be read. False: aborted.
+template <class What, class Await> FI bool relayLoad(const Relay &relay, u32 tiles, What what, Await await) {
+  Stage stage{0, 0};
+  for (u32 k = 0; k < tiles; k++, stage.next(relay.stages)) {
+    if (k >= relay.stages) mbarrierWait(relay.empty(stage.s), stage.parity ^ 1);
     if (!await(k)) {
       storeShared(relay.end(), k);
-      mbarrierArrive(relay.full(k));
+      mbarrierArrive(relay.full(stage.s));
       return false;
     }
     u64 from;
     u32 bytes;
-    tile(k, from, bytes);
-    mbarrierExpect(relay.full(k), bytes);
-    bulkLoad(relay.at(k), from, bytes, relay.full(k));
+    what(from, bytes);
+    mbarrierExpect(relay.full(stage.s), bytes);
+    bulkLoad(relay.at(stage.s), from, bytes, relay.full(stage.s));
   }
   return true;
 }
 
-// relayStore empties stages to n destinations, to(k, d) being tile k's d-th.
-template <bool TELL, class Tile, class To> FI void relayStore(const Relay &relay, u32 tiles, const Tile &tile, u32 n, const To &to) {
-  for (u32 k = 0; k < tiles; k++) {
-    mbarrierWait(relay.full(k), relay.parity(k));
+// relayStore empties stages: stores(from) asks for the copies of one tile after the
+// other, which is at from in shared memory.
+template <bool TELL, class Stores> FI void relayStore(const Relay &relay, u32 tiles, Stores stores) {
+  Stage stage{0, 0}, read{0, 0};
+  for (u32 k = 0; k < tiles; k++, stage.next(relay.stages)) {
+    mbarrierWait(relay.full(stage.s), stage.parity);
     if (loadShared(relay.end()) <= k) break;
-    u64 from;
-    u32 bytes;
-    tile(k, from, bytes);
-    for (u32 d = 0; d < n; d++) bulkStore(to(k, d), relay.at(k), bytes);
+    stores(relay.at(stage.s));
     bulkCommit();
     if (k >= LS_BULK_PUSH_LAG) {
       bulkRead<LS_BULK_PUSH_LAG>();
-      mbarrierArrive(relay.empty(k - LS_BULK_PUSH_LAG));
+      mbarrierArrive(relay.empty(read.s));
+      read.next(relay.stages);
     }
     if constexpr (TELL) {
       if (k >= LS_RELAY_FLIGHT) {
@@ -130,6 +129,18 @@ template <bool TELL, class Tile, class To> FI void relayStore(const Relay &relay
   bulkDone<0>();
   fenceProxy();
 }
+
+// RootTiles goes through what a root's block pushes, a tile to each heir in turn.
+struct RootTiles {
+  const Tiles &tiles;
+  u64 first;
+  u32 j;
+  FI explicit RootTiles(const Tiles &tiles) : tiles(tiles), first(tiles.first(0, 0)), j(0) {}
+  FI void next() {
+    first += tiles.tile;
+    if (++j == tiles.owners) j = 0, first += u64(blocks() - 1) * tiles.owners * tiles.tile;
+  }
+};
 
 // ls_broadcast_bulk is ls_broadcast_push. A root whose send is aligned unlike the
 // windows goes by loads and stores, as do the ends outside of 16-byte packs.
@@ -154,6 +165,12 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_broadcast_bulk(Args a) {
   // to at any time.
   u32 turn = block() % owners;
   auto heir = [&](u32 j) { return (a.root + 1 + (j + turn) % owners) % a.ranks; };
+  auto heirAfter = [&](u32 rank) { // another rank than root
+    do {
+      if (++rank == a.ranks) rank = 0;
+    } while (rank == a.root && others > 0);
+    return rank;
+  };
   if (a.rank == a.root) {
     bool keep = send != recv;
     u32 n = (others == 0 ? 0 : 1) + keep, all = 0;
@@ -178,10 +195,23 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_broadcast_bulk(Args a) {
         if (others > 1 && tid() < others) tell(tid(), (k + owners - 1) / owners);
       }
     } else if (tid() == 0) {
-      relayStore<true>(relay, all, tile, n, to);
+      RootTiles at(tiles);
+      u32 target = heir(0);
+      relayStore<true>(relay, all, [&](u32 from) {
+        u32 bytes = tiles.length(at.first) * 16;
+        u64 offset = head + at.first * 16;
+        if (others > 0) bulkStore(a.recv[target] + offset, from, bytes);
+        if (keep) bulkStore(recv + offset, from, bytes);
+        at.next();
+        target = heirAfter(target);
+      });
     } else if (tid() == LS_RELAY_LOADER) {
       fenceProxy();
-      relayLoad(relay, all, tile, [](u32) { return true; });
+      RootTiles at(tiles);
+      relayLoad(relay, all, [&](u64 &from, u32 &bytes) {
+        from = send + head + at.first * 16, bytes = tiles.length(at.first) * 16;
+        at.next();
+      }, [](u32) { return true; });
     } else if (others > 1 && tid() >= LS_RELAY_TELLER && tid() - LS_RELAY_TELLER < others) {
       u32 j = tid() - LS_RELAY_TELLER;
       for (u32 now = 0, told = 0; now < all;) {
@@ -205,14 +235,19 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_broadcast_bulk(Args a) {
     u32 self = ((a.rank + a.ranks - a.root - 1) % a.ranks + others - turn) % others;
     u32 all = u32(tiles.steps(self)), seen = 0;
     const u32 *flag = &own->flag[LS_PHASE_STEPS][block()][a.root];
-    auto tile = [&](u32 k, u64 &from, u32 &bytes) {
-      u64 first = tiles.first(k, self);
-      from = recv + head + first * 16, bytes = tiles.length(first) * 16;
-    };
+    u64 first = tiles.first(0, self), stride = u64(blocks()) * owners * tiles.tile;
     if (tid() == 0) {
-      relayStore<false>(relay, all, tile, others - 1, [&](u32 k, u32 d) { return a.recv[heir((self + 1 + d) % others)] + head + tiles.first(k, self) * 16; });
+      u32 next = heirAfter(a.rank);
+      relayStore<false>(relay, all, [&](u32 from) {
+        u32 bytes = tiles.length(first) * 16, target = next;
+        for (u32 d = 1; d < others; d++, target = heirAfter(target)) bulkStore(a.recv[target] + head + first * 16, from, bytes);
+        first += stride;
+      });
     } else if (tid() == LS_RELAY_LOADER) {
-      ok = relayLoad(relay, all, tile, [&](u32 k) {
+      ok = relayLoad(relay, all, [&](u64 &from, u32 &bytes) {
+        from = recv + head + first * 16, bytes = tiles.length(first) * 16;
+        first += stride;
+      }, [&](u32 k) {
         if (k < seen) return true;
         if (!waitFlag(a, flag, before + k + 1, rounds - k - 1)) return false;
         seen = loadAcquire(flag) - before;
@@ -222,7 +257,7 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_broadcast_bulk(Args a) {
     }
   }
   syncWarp();
-  if (syncOr(!ok)) return;
+  if (syncOr(!ok)) return op.stamps.stopped();
   if (tid() == 0) own->block[block()].steps = before + rounds;
   op.leave();
 }

@@ -81,3 +81,13 @@ FI u32 loadShared(u32 p) {
   return v;
 }
 #endif
+
+#ifdef LS_BULK
+// Stage goes round the stages of a pipeline: s, and the parity of the phase that its mbarriers are in.
+struct Stage {
+  u32 s, parity;
+  FI void next(u32 count) {
+    if (++s == count) s = 0, parity ^= 1;
+  }
+};
+#endif

@@ -31,7 +31,7 @@ func Layout() []Assertion {
 		{"offsetof(Args, slotMask)", unsafe.Offsetof(a.SlotMask)}, {"offsetof(Args, desc)", unsafe.Offsetof(a.Desc)},
 		{"offsetof(Args, rank)", unsafe.Offsetof(a.Rank)}, {"offsetof(Args, ranks)", unsafe.Offsetof(a.Ranks)},
 		{"offsetof(Args, root)", unsafe.Offsetof(a.Root)}, {"offsetof(Args, op)", unsafe.Offsetof(a.Op)},
-		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, peers)", unsafe.Offsetof(a.Peers)},
+		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, chunk)", unsafe.Offsetof(a.Chunk)},
 
 		{"sizeof(Message)", unsafe.Sizeof(m)},
 		{"offsetof(Message, bytes)", unsafe.Offsetof(m.Bytes)},

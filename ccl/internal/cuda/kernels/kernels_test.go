@@ -146,6 +146,7 @@ func TestLLCapacity(t *testing.T) {
 		{record.AllReduce, false, 8, 32, 256 << 10},
 		{record.AllReduce, true, 8, 32, 2 << 20},
 		{record.AllReduce, true, 2, 1, 16 << 10},
+		{record.Broadcast, true, 4, 32, 768 << 10},
 		{record.AllGather, false, 8, 4, 32 << 10},
 		{record.ReduceScatter, false, 2, 1, 8 << 10},
 	} {

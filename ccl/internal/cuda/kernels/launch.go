@@ -8,5 +8,5 @@ const (
 	BulkPushThreads = 256 // LS_BULK_PUSH_THREADS
 	BulkPushShared  = 8*16<<10 + 256
 
-	PushReduceThreads = 448 // LS_PUSHREDUCE_THREADS
+	PushReduceThreads = 320 // LS_PUSHREDUCE_THREADS
 )

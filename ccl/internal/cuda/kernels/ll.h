@@ -128,36 +128,51 @@ struct Part {
   FI bool whole() const { return (at & 7) == 0 && valid == 8; }
 };
 
-// pushParts sends line i of part(rank) to each peer. All are read before the
-// first is sent: a read waits for memory, and a push is not moved before it.
-template <class F> FI void pushParts(const Turn &turn, u32 i, const F &part) {
+// pushParts sends line i of part(rank) to each peer but one. All are read before
+// the first is sent: a read waits for memory, and a push is not moved before it.
+template <class F> FI void pushParts(const Turn &turn, u32 i, const F &part, u32 but = ~0u) {
   const Args &a = turn.a;
   bool whole = true;
-  for (u32 p = 0; p < a.ranks; p++) whole = whole && part(p).whole();
+  for (u32 p = 0; p < a.ranks; p++) whole = whole && (p == but || part(p).whole());
   if (!whole) { // rare, and not worth eight copies of this code
-    turn.eachPeer([&](u32 p) { push(turn.ll(p, a.rank) + i, load8(part(p).at, part(p).valid), turn.epoch); });
+    turn.eachPeer([&](u32 p) {
+      if (p != but) push(turn.ll(p, a.rank) + i, load8(part(p).at, part(p).valid), turn.epoch);
+    });
     return;
   }
   u64 v[LS_MAX_RANKS];
 #pragma unroll
   for (u32 k = 1; k < LS_MAX_RANKS; k++)
-    if (k < a.ranks) v[k] = get<u64>(part(turn.next(k)).at);
+    if (k < a.ranks && turn.next(k) != but) v[k] = get<u64>(part(turn.next(k)).at);
 #pragma unroll
   for (u32 k = 1; k < LS_MAX_RANKS; k++)
-    if (k < a.ranks) push(turn.ll(turn.next(k), a.rank) + i, v[k], turn.epoch);
+    if (k < a.ranks && turn.next(k) != but) push(turn.ll(turn.next(k), a.rank) + i, v[k], turn.epoch);
 }
 
-// storeParts stores what was heard of each peer, v, to part(rank).
-template <class F> FI void storeParts(const Args &a, const u64 (&v)[LS_MAX_RANKS], const F &part) {
+// storeParts stores what was heard of each peer but one, v, to part(rank).
+template <class F> FI void storeParts(const Args &a, const u64 (&v)[LS_MAX_RANKS], const F &part, u32 but = ~0u) {
   bool whole = true;
-  for (u32 p = 0; p < a.ranks; p++) whole = whole && part(p).whole();
+  for (u32 p = 0; p < a.ranks; p++) whole = whole && (p == but || part(p).whole());
   if (whole) {
 #pragma unroll
     for (u32 p = 0; p < LS_MAX_RANKS; p++)
-      if (p < a.ranks && p != a.rank) put<u64>(part(p).at, v[p]);
+      if (p < a.ranks && p != a.rank && p != but) put<u64>(part(p).at, v[p]);
     return;
   }
 #pragma unroll 1
   for (u32 p = 0; p < a.ranks; p++)
-    if (p != a.rank) store8(part(p).at, pick(v, p), part(p).valid);
+    if (p != a.rank && p != but) store8(part(p).at, pick(v, p), part(p).valid);
 }
+
+// Heirs are the ranks but root, each of which has a part of a block's lines in
+// operations of two stages with a root.
+struct Heirs {
+  const Args &a;
+  const Share &share;
+  u32 part; // lines of each; the last ones are padded with lines of nothing
+  FI Heirs(const Args &a, const Share &share) : a(a), share(share), part((share.count + a.ranks - 2) / (a.ranks - 1)) {}
+  FI u32 line(u32 rank, u32 k) const { return (rank + a.ranks - a.root - 1) % a.ranks * part + k; }
+  FI u32 valid(u32 i) const { return i < share.count ? share.valid(i) : 0; }
+  // of is line k of a rank's part of a buffer.
+  FI Part of(u64 buffer, u32 rank, u32 k) const { return Part{buffer + share.at(line(rank, k)), valid(line(rank, k))}; }
+};

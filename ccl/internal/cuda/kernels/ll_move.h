@@ -71,3 +71,40 @@ KERNEL(512) void ls_broadcast_ll(Args a) {
   }
   turn.end();
 }
+
+// ls_broadcast_ll2: root sends a part to each of the others, and they pass it on
+// to the rest. For two ranks or more; the others send root a line of nothing.
+KERNEL(512) void ls_broadcast_ll2(Args a) {
+  Turn turn(a);
+  Share share(a.count);
+  Heirs heirs(a, share);
+  u64 recv = a.recv[a.rank], v[LS_MAX_RANKS];
+  if (a.rank == a.root) {
+    u64 send = a.send[a.rank];
+    for (u32 k = tid(); k < heirs.part; k += threads()) {
+      pushParts(turn, k, [&](u32 p) { return heirs.of(send, p, k); });
+    }
+    turn.stamps.entered();
+    for (u32 i = tid(); send != recv && i < share.count; i += threads()) {
+      store8(recv + share.at(i), load8(send + share.at(i), share.valid(i)), share.valid(i));
+    }
+    if (tid() == 0) turn.hear(turn.ll(a.rank, 0), turn.peers(), v);
+  } else {
+    if (tid() == 0) push(turn.ll(a.root, a.rank), 0, turn.epoch);
+    turn.stamps.entered();
+    for (u32 k = tid(); k < heirs.part; k += threads()) {
+      if (!turn.hear(turn.ll(a.rank, 0) + k, 1u << a.root, v)) break;
+      u64 x = pick(v, a.root);
+      turn.eachPeer([&](u32 p) {
+        if (p != a.root) push(turn.ll2(p, a.rank) + k, x, turn.epoch);
+      });
+      Part mine = heirs.of(recv, a.rank, k);
+      store8(mine.at, x, mine.valid);
+    }
+    for (u32 k = tid(); k < heirs.part; k += threads()) {
+      if (!turn.hear(turn.ll2(a.rank, 0) + k, turn.peers() & ~(1u << a.root), v)) break;
+      storeParts(a, v, [&](u32 p) { return heirs.of(recv, p, k); }, a.root);
+    }
+  }
+  turn.end();
+}

@@ -81,41 +81,40 @@ FI void prepareBulkPush() {
   fenceProxy();
 }
 
-// bulkSpread copies steps tiles: tile(step) says from where and how many bytes,
-// to(step, d) the d-th of n destinations. All threads of the block call it.
-template <class Tile, class To> FI void bulkSpread(u64 steps, const Tile &tile, u32 n, const To &to) {
+// bulkSpread copies steps tiles: what(src, bytes) says from where and how many bytes,
+// and stores(from) asks for the copies of a tile that is at from in shared memory;
+// both are called for one tile after the other. A step takes a thread a third of a
+// microsecond, so that divisions would be felt. All threads of the warp call it.
+template <class What, class Stores> FI void bulkSpread(u64 steps, What what, Stores stores) {
   if (tid() == 0 && steps > 0) {
     u32 here = dynamicBase(), base = here + LS_BULK_PUSH_MBARRIERS;
     u32 stages = u32(least(LS_BULK_PUSH_STAGES, (dynamicBytes() - LS_BULK_PUSH_MBARRIERS) / LS_BULK_PUSH_TILE));
     fenceProxy();
-    auto load = [&](u64 step, u32 s) {
+    auto load = [&](u32 s) {
       u64 src;
       u32 bytes;
-      tile(step, src, bytes);
+      what(src, bytes);
       mbarrierExpect(here + 8 * s, bytes);
       bulkLoad(base + s * LS_BULK_PUSH_TILE, src, bytes, here + 8 * s);
     };
-    for (u32 s = 0; s < stages && s < steps; s++) load(s, s);
+    for (u32 s = 0; s < stages && s < steps; s++) load(s);
     u32 s = 0, parity = 0;
     for (u64 step = 0; step < steps; step++) {
-      u64 src;
-      u32 bytes;
-      tile(step, src, bytes);
       mbarrierWait(here + 8 * s, parity);
-      for (u32 d = 0; d < n; d++) bulkStore(to(step, d), base + s * LS_BULK_PUSH_TILE, bytes);
+      stores(base + s * LS_BULK_PUSH_TILE);
       bulkCommit();
       // Half of the stages load while half are being stored: one that was given to
       // the copy unit a few turns ago has been read by now, and is filled again.
       if (step >= LS_BULK_PUSH_LAG && step - LS_BULK_PUSH_LAG + stages < steps) {
         bulkRead<LS_BULK_PUSH_LAG>();
-        load(step - LS_BULK_PUSH_LAG + stages, (s + stages - LS_BULK_PUSH_LAG) % stages);
+        load(s >= LS_BULK_PUSH_LAG ? s - LS_BULK_PUSH_LAG : s + stages - LS_BULK_PUSH_LAG);
       }
       if (++s == stages) s = 0, parity ^= 1;
     }
     bulkDone<0>();
     fenceProxy();
   }
-  if (tid() < 32) syncWarp();
+  syncWarp();
 }
 
 // ls_allgather_bulk is ls_allgather_push. What is aligned differently at the two
@@ -129,10 +128,20 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_allgather_bulk(Args a) {
   for (u32 d = 0; d < n; d++) skew |= src ^ ToPeers{a, place}(d);
   u64 head = skew & 15 ? a.count : least(-src & 15, a.count), packs = (a.count - head) / 16, tail = head + packs * 16;
   Tiles tiles(packs, 1, LS_BULK_PUSH_TILE / 16, 8);
-  bulkSpread(tiles.steps(0), [&](u64 step, u64 &from, u32 &bytes) {
-    u64 first = tiles.first(step, 0);
-    from = src + head + first * 16, bytes = tiles.length(first) * 16;
-  }, n, [&](u64 step, u32 d) { return ToPeers{a, place + head + tiles.first(step, 0) * 16}(d); });
+  u64 loaded = tiles.first(0, 0), stored = loaded, stride = u64(blocks()) * tiles.tile;
+  if (tid() < 32) {
+    bulkSpread(tiles.steps(0), [&](u64 &from, u32 &bytes) {
+      from = src + head + loaded * 16, bytes = tiles.length(loaded) * 16;
+      loaded += stride;
+    }, [&](u32 from) {
+      u32 peer = a.rank, bytes = tiles.length(stored) * 16;
+      for (u32 d = 0; d < n; d++) {
+        if (++peer == a.ranks) peer = 0;
+        bulkStore(a.recv[peer] + place + head + stored * 16, from, bytes);
+      }
+      stored += stride;
+    });
+  }
   Tiles heads(head, 1, LS_PUSH_TILE, 128);
   for (u64 at = heads.first(0, 0), step = 0; at < head; at = heads.first(++step, 0)) {
     spread(src + at, heads.length(at), n, ToPeers{a, place + at});
@@ -141,8 +150,47 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_allgather_bulk(Args a) {
   op.leave();
 }
 
+// Parts goes through the tiles that a block pushes of a part of count bytes for each
+// peer: a chunk for the next rank, one for the rank after it, and so on, so that
+// peers are not all written to from everywhere at one time.
+struct Parts {
+  const Args &a;
+  u32 tile, tiles, chunk; // bytes of a tile; tiles of a part, and of a chunk
+  u32 group, length, left, peer; // the tile is number group + left, and left < length, of peer's part
+
+  FI explicit Parts(const Args &a) : a(a), group(0), peer(a.rank) {
+    tile = u32(least(LS_BULK_PUSH_TILE, upTo((a.count * (a.ranks - 1) + blocks() - 1) / blocks(), 128)));
+    tiles = tile == 0 ? 0 : u32((a.count + tile - 1) / tile);
+    chunk = tile == 0 ? 1 : u32((u64(a.chunk) << 10) / tile);
+    if (chunk == 0) chunk = 1;
+    length = u32(least(chunk, tiles)), left = block();
+    if (++peer == a.ranks) peer = 0;
+    settle();
+  }
+  FI u64 steps() const {
+    u64 items = u64(tiles) * (a.ranks - 1);
+    return items > block() ? (items - block() + blocks() - 1) / blocks() : 0;
+  }
+  FI void next() {
+    left += blocks();
+    settle();
+  }
+  FI void settle() {
+    while (left >= length && group < tiles) {
+      left -= length;
+      if (++peer == a.ranks) peer = 0;
+      if (peer != a.rank) continue;
+      if (++peer == a.ranks) peer = 0; // all have had theirs of this chunk
+      group += length, length = u32(least(chunk, tiles - group));
+    }
+  }
+  FI u64 at() const { return u64(group + left) * tile; }
+  FI u32 bytes() const { return u32(least(tile, a.count - at())); }
+};
+
 // ls_alltoall_bulk is ls_alltoall_push, and does as it does where count and
-// buffers are not all multiples of 16.
+// buffers are not all multiples of 16. One thread serves the peers; the others
+// copy what stays.
 KERNEL(LS_BULK_PUSH_THREADS) void ls_alltoall_bulk(Args a) {
   Op op(a);
   prepareBulkPush();
@@ -154,15 +202,22 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_alltoall_bulk(Args a) {
     op.leave();
     return;
   }
-  u64 tile = least(LS_BULK_PUSH_TILE, upTo((a.count * a.ranks + blocks() - 1) / blocks(), 128));
-  u64 items = tile == 0 ? 0 : (a.count + tile - 1) / tile * a.ranks;
-  u64 steps = items > block() ? (items - block() + blocks() - 1) / blocks() : 0;
-  auto peerOf = [&](u64 step) { return u32((a.rank + 1 + (block() + step * blocks()) % a.ranks) % a.ranks); };
-  auto offset = [&](u64 step) { return (block() + step * blocks()) / a.ranks * tile; };
-  bulkSpread(steps, [&](u64 step, u64 &from, u32 &bytes) {
-    u64 at = offset(step);
-    from = a.send[a.rank] + peerOf(step) * a.count + at, bytes = u32(least(tile, a.count - at));
-  }, 1, [&](u64 step, u32) { return a.recv[peerOf(step)] + a.rank * a.count + offset(step); });
+  if (tid() < 32) {
+    Parts loads(a), stores = loads;
+    bulkSpread(loads.steps(), [&](u64 &from, u32 &bytes) {
+      from = a.send[a.rank] + loads.peer * a.count + loads.at(), bytes = loads.bytes();
+      loads.next();
+    }, [&](u32 from) {
+      bulkStore(a.recv[stores.peer] + a.rank * a.count + stores.at(), from, stores.bytes());
+      stores.next();
+    });
+  } else {
+    u64 own = a.rank * a.count, dst = a.recv[a.rank] + own;
+    Tiles tiles(a.count, 1, LS_PUSH_TILE, 128);
+    for (u64 at = tiles.first(0, 0), step = 0; at < a.count; at = tiles.first(++step, 0)) {
+      spread(Team{tid() - 32, threads() - 32}, a.send[a.rank] + own + at, tiles.length(at), 1, [=](u32) { return dst + at; });
+    }
+  }
   op.leave();
 }
 #endif

@@ -8,8 +8,10 @@
 #ifdef LS_BULK
 enum {
 #ifdef LS_HOST
-  LS_PART_THREADS = LS_MAX_RANKS, // fewer threads to start
+  LS_PUSHREDUCE_WORKERS = 32, // fewer threads to start
+  LS_PART_THREADS = LS_MAX_RANKS,
 #else
+  LS_PUSHREDUCE_WORKERS = 128,
   LS_PART_THREADS = 32,
 #endif
   LS_PART_LOAD = 0,    // fills peers' stages with tiles of send
@@ -19,7 +21,7 @@ enum {
   LS_PART_LANDED = 4,  // tells owners, and root, what has been pushed: the fence takes longer than a tile
   LS_PART_TAKEN = 5,   // tells sources what has been read
   LS_PARTS = 6,
-  LS_PUSHREDUCE_THREADS = (LS_BULK_WORKERS + LS_PARTS * LS_PART_THREADS + 31) / 32 * 32,
+  LS_PUSHREDUCE_THREADS = (LS_PUSHREDUCE_WORKERS + LS_PARTS * LS_PART_THREADS + 31) / 32 * 32,
   LS_PUSHREDUCE_STAGES = 8,     // at most, of each kind
   LS_PUSHREDUCE_WORDS = 2 << 10, // bytes before the stages: mbarriers, and words
   LS_STOP_NS = 100000,          // that a block which was aborted leaves its loads
@@ -36,31 +38,29 @@ struct Shelf {
   FI u32 bar(u32 kind, u32 peer, u32 stage) const { return base + 8 * ((kind * LS_MAX_RANKS + peer) * LS_PUSHREDUCE_STAGES + stage); }
   FI u32 word(u32 i) const { return base + LS_PUSHREDUCE_WORDS - 64 + 4 * i; }
 
-  // Of the tiles for a peer.
-  FI u32 loaded(u32 peer, u32 k) const { return bar(0, peer, k % flow); } // mbarrier: tile k has come
-  FI u32 sent(u32 peer, u32 k) const { return bar(1, peer, k % flow); }   // mbarrier: it has been read
-  FI u32 flowTurn(u32 k) const { return k / flow & 1; }
-  FI u32 flowAt(u32 peer, u32 k) const { return base + LS_PUSHREDUCE_WORDS + ((peer + n - 1 - rank) % n * flow + k % flow) * tile; }
+  // Of the tiles for a peer, by stage.
+  FI u32 loaded(u32 peer, u32 s) const { return bar(0, peer, s); } // mbarrier: the tile has come
+  FI u32 sent(u32 peer, u32 s) const { return bar(1, peer, s); }   // mbarrier: it has been read
+  FI u32 flowAt(u32 peer, u32 s) const { return base + LS_PUSHREDUCE_WORDS + ((peer + n - 1 - rank) % n * flow + s) * tile; }
   FI u32 written(u32 peer) const { return word(peer); } // tiles that are in the peer's ring
 
   // Of what is combined.
-  FI u32 full(u32 k) const { return bar(2, 0, k % count); }     // mbarrier: tiles of all sources have come
-  FI u32 combined(u32 k) const { return bar(2, 1, k % count); } // mbarrier: the first one is the result
-  FI u32 empty(u32 k) const { return bar(2, 2, k % count); }    // mbarrier: it has been read
-  FI u32 turn(u32 k) const { return k / count & 1; }
-  FI u32 at(u32 k, u32 source) const { return base + LS_PUSHREDUCE_WORDS + ((n - 1) * flow + k % count * n + source) * tile; }
+  FI u32 full(u32 s) const { return bar(2, 0, s); }     // mbarrier: tiles of all sources have come
+  FI u32 combined(u32 s) const { return bar(2, 1, s); } // mbarrier: the first one is the result
+  FI u32 empty(u32 s) const { return bar(2, 2, s); }    // mbarrier: it has been read
+  FI u32 at(u32 s, u32 source) const { return base + LS_PUSHREDUCE_WORDS + ((n - 1) * flow + s * n + source) * tile; }
   FI u32 read() const { return word(LS_MAX_RANKS); } // items that have come
 
   FI u32 stopped() const { return word(LS_MAX_RANKS + 1); } // not 0: a thread has seen the abort
 
   // prepare is called before a barrier that all threads go through.
   FI void prepare(u32 sources) const {
-    if (tid() != LS_BULK_WORKERS) return;
+    if (tid() != LS_PUSHREDUCE_WORKERS) return;
     for (u32 s = 0; s < LS_PUSHREDUCE_STAGES; s++) {
-      for (u32 p = 0; p < n; p++) mbarrierInit(bar(0, p, s), 1), mbarrierInit(bar(1, p, s), 1);
-      mbarrierInit(bar(2, 0, s), sources);
-      mbarrierInit(bar(2, 1, s), LS_BULK_WORKERS / 32);
-      mbarrierInit(bar(2, 2, s), 1);
+      for (u32 p = 0; p < n; p++) mbarrierInit(loaded(p, s), 1), mbarrierInit(sent(p, s), 1);
+      mbarrierInit(full(s), sources);
+      mbarrierInit(combined(s), LS_PUSHREDUCE_WORKERS / 32);
+      mbarrierInit(empty(s), 1);
     }
     for (u32 i = 0; i < LS_MAX_RANKS + 2; i++) storeShared(word(i), 0);
     fenceProxy();
@@ -77,13 +77,6 @@ struct Shelf {
   FI bool stop() const { return storeShared(stopped(), 1), false; }
 };
 
-// Item is the k-th thing that a block combines, or that root takes.
-struct Item {
-  u32 from, step; // from: of those that root takes
-  u64 at;
-  u32 bytes;
-};
-
 // PushingBulk is Pushing with the parts that threads have. They return false when
 // the operation was aborted.
 template <class T> struct PushingBulk : Pushing<T> {
@@ -91,28 +84,49 @@ template <class T> struct PushingBulk : Pushing<T> {
   using F::a, F::p;
   Shelf shelf;
   bool takes, passes; // as root, from owners; as owner, to root
-  u32 items;
+  OwnShare mine;      // what is combined, or taken
+  u32 items;          // of it
 
-  FI explicit PushingBulk(const PushArgs &args) : F(args), shelf(args), takes(F::relayed && a.rank == a.root), passes(F::relayed && !takes), items(0) {
-    for (u32 j = 0; j < F::owners; j++)
-      if (takes || F::owner(j) == a.rank) items += F::share(F::owner(j)).steps();
+  FI explicit PushingBulk(const PushArgs &args)
+      : F(args), shelf(args), takes(F::relayed && a.rank == a.root), passes(F::relayed && !takes), mine(F::share(takes ? F::owner(0) : a.rank)), items(0) {
+    if (takes) {
+      for (u32 j = 0; j < F::owners; j++) items += u32(mine.tiles.steps(j));
+    } else if (F::owns(a.rank)) {
+      items = mine.steps();
+    }
   }
   FI u32 sources() const { return takes ? 1 : a.ranks; }
 
-  FI Item item(u32 k) const {
-    u32 from = takes ? F::owner(k % F::owners) : a.rank, step = takes ? k / F::owners : k;
-    OwnShare s = F::share(from);
-    return {from, step, s.at(step), s.bytes(step)};
-  }
+  // Items goes through what is combined, or taken: tile step of an owner.
+  struct Items {
+    const PushingBulk &b;
+    u32 k, step, turn; // turn: of the owner's
+    Stage stage;
+    FI explicit Items(const PushingBulk &b, u32 first = 0) : b(b), k(0), step(0), turn(b.takes ? 0 : b.mine.turn), stage{0, 0} {
+      for (u32 i = 0; i < first; i++) next();
+    }
+    FI bool more() const { return k < b.items; }
+    FI void next() {
+      k++, stage.next(b.shelf.count);
+      if (b.takes && ++turn < b.owners) return;
+      if (b.takes) turn = 0;
+      step++;
+    }
+    FI u64 first() const { return b.mine.tiles.first(step, turn); }
+    FI u64 at() const { return first() * 16; }
+    FI u32 bytes() const { return b.mine.tiles.length(first()) * 16; }
+  };
 
   FI bool load(u32 peer) const {
     if (!F::owns(peer)) return true;
     OwnShare s = F::share(peer);
     u64 src = a.send[a.rank] + s.send;
-    for (u32 k = 0, n = s.steps(); k < n; k++) {
-      if (k >= shelf.flow && !shelf.wait(shelf.sent(peer, k), shelf.flowTurn(k) ^ 1)) return false;
-      mbarrierExpect(shelf.loaded(peer, k), s.bytes(k));
-      bulkLoad(shelf.flowAt(peer, k), src + s.at(k), s.bytes(k), shelf.loaded(peer, k));
+    Stage stage{0, 0};
+    for (u32 k = 0, n = s.steps(); k < n; k++, stage.next(shelf.flow)) {
+      if (k >= shelf.flow && !shelf.wait(shelf.sent(peer, stage.s), stage.parity ^ 1)) return false;
+      u32 bytes = s.bytes(k);
+      mbarrierExpect(shelf.loaded(peer, stage.s), bytes);
+      bulkLoad(shelf.flowAt(peer, stage.s), src + s.at(k), bytes, shelf.loaded(peer, stage.s));
     }
     return true;
   }
@@ -131,15 +145,17 @@ template <class T> struct PushingBulk : Pushing<T> {
   FI bool push(u32 peer) const {
     if (!F::owns(peer)) return true;
     OwnShare s = F::share(peer);
-    u32 n = s.steps();
-    for (u32 k = 0, known = 0; k < n; k++) {
-      if (!shelf.wait(shelf.loaded(peer, k), shelf.flowTurn(k))) return false;
+    u64 ring = F::slot(peer, a.rank, 0);
+    u32 n = s.steps(), known = p.slots;
+    Stage stage{0, 0}, slot{0, 0};
+    for (u32 k = 0, last = 0; k < n; k++, last = stage.s, stage.next(shelf.flow), slot.next(p.slots)) {
+      if (!shelf.wait(shelf.loaded(peer, stage.s), stage.parity)) return false;
       if (k >= known && !room(peer, k, known)) return shelf.stop();
-      bulkStore(F::slot(peer, a.rank, k), shelf.flowAt(peer, k), s.bytes(k));
+      bulkStore(ring + slot.s * p.tile, shelf.flowAt(peer, stage.s), s.bytes(k));
       bulkCommit();
       if (k >= 1) {
         bulkRead<1>();
-        mbarrierArrive(shelf.sent(peer, k - 1));
+        mbarrierArrive(shelf.sent(peer, last));
       }
       if (k >= LS_PUSHREDUCE_FLIGHT) {
         bulkDone<LS_PUSHREDUCE_FLIGHT>();
@@ -151,52 +167,58 @@ template <class T> struct PushingBulk : Pushing<T> {
     return true;
   }
 
-  FI bool collect(u32 source) const {
-    OwnShare mine = F::share(a.rank);
-    for (u32 k = 0, known = 0; k < items; k++) {
-      if (k >= shelf.count && !shelf.wait(shelf.empty(k), shelf.turn(k) ^ 1)) return false;
-      Item i = item(k);
-      u64 src = a.send[a.rank] + mine.send + i.at;
-      u32 from = takes ? i.from : source;
-      if (from != a.rank) {
-        if (takes || k >= known) {
-          if ((known = F::landed(from, i.step)) == 0) return shelf.stop();
-          fenceProxy();
-        }
-        src = F::slot(a.rank, from, i.step);
+  // collect brings the tiles of a source, or root those of one owner after another,
+  // each thread from its own.
+  FI bool collect(u32 i) const {
+    u32 from = takes ? F::owner(i) : i, known = 0;
+    u64 ring = F::slot(a.rank, from, 0), src = a.send[a.rank] + mine.send;
+    Stage slot{0, 0};
+    for (Items item(*this, takes ? i : 0); item.more(); slot.next(p.slots)) {
+      if (item.k >= shelf.count && !shelf.wait(shelf.empty(item.stage.s), item.stage.parity ^ 1)) return false;
+      if (from != a.rank && item.step >= known) {
+        if ((known = F::landed(from, item.step)) == 0) return shelf.stop();
+        fenceProxy();
       }
-      mbarrierExpect(shelf.full(k), i.bytes);
-      bulkLoad(shelf.at(k, source), src, i.bytes, shelf.full(k));
+      mbarrierExpect(shelf.full(item.stage.s), item.bytes());
+      bulkLoad(shelf.at(item.stage.s, takes ? 0 : i), from == a.rank ? src + item.at() : ring + slot.s * p.tile, item.bytes(), shelf.full(item.stage.s));
+      for (u32 step = item.step; item.step == step || (takes && item.turn != i);) item.next();
     }
     return true;
   }
 
   // out is where the result of an item goes in this rank's own recv.
-  FI u64 out(const Item &i) const { return a.recv[a.rank] + F::share(i.from).recv + i.at; }
+  FI u64 out(const Items &item) const { return a.recv[a.rank] + mine.recv + item.at(); }
   FI bool odd(u64 out) const { return p.kind != LS_PUSH_ALL && !passes && (out & 15); }
 
   FI bool deliver() const {
-    for (u32 k = 0, known = 0; k < items; k++) {
-      if (!shelf.wait(shelf.combined(k), shelf.turn(k))) return false;
-      Item i = item(k);
-      u32 result = shelf.at(k, 0);
+    u64 ring = F::slot(a.root, a.rank, 0);
+    u32 known = p.slots, last = 0, next = (a.rank + 1 + block()) % a.ranks;
+    Stage slot{0, 0};
+    for (Items item(*this); item.more(); last = item.stage.s, item.next(), slot.next(p.slots)) {
+      if (!shelf.wait(shelf.combined(item.stage.s), item.stage.parity)) return false;
+      u32 result = shelf.at(item.stage.s, 0), bytes = item.bytes();
       if (passes) {
-        if (k >= known && !room(a.root, k, known)) return shelf.stop();
-        bulkStore(F::slot(a.root, a.rank, k), result, i.bytes);
+        if (item.k >= known && !room(a.root, item.k, known)) return shelf.stop();
+        bulkStore(ring + slot.s * p.tile, result, bytes);
       } else if (p.kind == LS_PUSH_ALL) {
-        u64 at = F::share(a.rank).recv + i.at;
-        for (u32 d = 0; d < a.ranks; d++) bulkStore(a.recv[(a.rank + 1 + block() + k + d) % a.ranks] + at, result, i.bytes);
-      } else if (!odd(out(i))) {
-        bulkStore(out(i), result, i.bytes);
+        u64 at = mine.recv + item.at();
+        u32 to = next;
+        for (u32 d = 0; d < a.ranks; d++) {
+          bulkStore(a.recv[to] + at, result, bytes);
+          if (++to == a.ranks) to = 0;
+        }
+        if (++next == a.ranks) next = 0;
+      } else if (!odd(out(item))) {
+        bulkStore(out(item), result, bytes);
       }
       bulkCommit();
-      if (k >= 1) {
+      if (item.k >= 1) {
         bulkRead<1>();
-        mbarrierArrive(shelf.empty(k - 1));
+        mbarrierArrive(shelf.empty(last));
       }
-      if (passes && k >= LS_PUSHREDUCE_FLIGHT) {
+      if (passes && item.k >= LS_PUSHREDUCE_FLIGHT) {
         bulkDone<LS_PUSHREDUCE_FLIGHT>();
-        storeShared(shelf.written(a.root), k + 1 - LS_PUSHREDUCE_FLIGHT);
+        storeShared(shelf.written(a.root), item.k + 1 - LS_PUSHREDUCE_FLIGHT);
       }
     }
     bulkDone<0>();
@@ -231,20 +253,19 @@ template <class T> struct PushingBulk : Pushing<T> {
 
   FI bool reduceItems() const {
     bool ok = true;
-    for (u32 k = 0; k < items; k++) {
-      ok = ok && shelf.wait(shelf.full(k), shelf.turn(k));
+    for (Items item(*this); item.more(); item.next()) {
+      ok = ok && shelf.wait(shelf.full(item.stage.s), item.stage.parity);
       if (ok) {
-        if (tid() == 0) storeShared(shelf.read(), k + 1);
-        Item i = item(k);
-        u32 at = shelf.at(k, 0);
-        u64 dst = out(i);
-        if (!takes) combineTiles<T>(at, shelf.tile, a.ranks, i.bytes / 16);
+        if (tid() == 0) storeShared(shelf.read(), item.k + 1);
+        u32 at = shelf.at(item.stage.s, 0), bytes = item.bytes();
+        u64 dst = out(item);
+        if (!takes) combineTiles<T>(at, shelf.tile, a.ranks, bytes / 16, LS_PUSHREDUCE_WORKERS);
         if (odd(dst)) // by the thread that has combined it
-          for (u32 j = tid() * 16; j < i.bytes; j += LS_BULK_WORKERS * 16) putElements(dst + j, getShared(at + j));
+          for (u32 j = tid() * 16; j < bytes; j += LS_PUSHREDUCE_WORKERS * 16) putElements(dst + j, getShared(at + j));
         fenceProxyShared();
       }
       syncWarp(); // of all threads, also of those that have stopped
-      if (tid() % 32 == 0) mbarrierArrive(shelf.combined(k));
+      if (tid() % 32 == 0) mbarrierArrive(shelf.combined(item.stage.s));
     }
     return ok;
   }
@@ -257,13 +278,13 @@ template <class T> struct PushingBulk : Pushing<T> {
 
   // part is this thread's. Peers are served from the next one on.
   FI bool part() const {
-    if (tid() < LS_BULK_WORKERS) return reduceItems();
-    u32 i = (tid() - LS_BULK_WORKERS) % LS_PART_THREADS, peer = (a.rank + 1 + i) % a.ranks;
+    if (tid() < LS_PUSHREDUCE_WORKERS) return reduceItems();
+    u32 i = (tid() - LS_PUSHREDUCE_WORKERS) % LS_PART_THREADS, peer = (a.rank + 1 + i) % a.ranks;
     bool speaks = i + 1 < a.ranks;
-    switch ((tid() - LS_BULK_WORKERS) / LS_PART_THREADS) {
+    switch ((tid() - LS_PUSHREDUCE_WORKERS) / LS_PART_THREADS) {
     case LS_PART_LOAD: return !speaks || load(peer);
     case LS_PART_PUSH: return !speaks || push(peer);
-    case LS_PART_COLLECT: return i >= sources() || collect(i);
+    case LS_PART_COLLECT: return i >= (takes ? F::owners : a.ranks) || collect(i);
     case LS_PART_DELIVER: return i != 0 || deliver();
     case LS_PART_LANDED: return !speaks || tellPushed(peer);
     case LS_PART_TAKEN: return !speaks || tellRead(peer);

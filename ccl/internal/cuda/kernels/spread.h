@@ -9,18 +9,22 @@ enum {
   LS_PUSH_TILE = 64 << 10, // bytes of a block's turn: 512 threads, 8 loads of 16 bytes
 };
 
-// spreadUnits copies units of U from src to n destinations, to(i) being the
-// i-th, by all threads of the block.
-template <class U, class To> FI void spreadUnits(u64 src, u64 units, u32 n, const To &to) {
-  u64 i = tid();
-  for (; i + (LS_PUSH_UNROLL - 1) * threads() < units; i += LS_PUSH_UNROLL * threads()) {
+// Team is who copies: thread `me` of `all`. At least 30 of them, for the ends.
+struct Team {
+  u32 me, all;
+};
+
+// spreadUnits copies units of U from src to n destinations, to(i) being the i-th.
+template <class U, class To> FI void spreadUnits(Team team, u64 src, u64 units, u32 n, const To &to) {
+  u64 i = team.me;
+  for (; i + (LS_PUSH_UNROLL - 1) * team.all < units; i += LS_PUSH_UNROLL * team.all) {
     U v[LS_PUSH_UNROLL];
 #pragma unroll
-    for (int u = 0; u < LS_PUSH_UNROLL; u++) v[u] = get<U>(src + (i + u * threads()) * sizeof(U));
+    for (int u = 0; u < LS_PUSH_UNROLL; u++) v[u] = get<U>(src + (i + u * team.all) * sizeof(U));
     for (u32 d = 0; d < n; d++) {
       u64 dst = to(d) + i * sizeof(U);
 #pragma unroll
-      for (int u = 0; u < LS_PUSH_UNROLL; u++) put<U>(dst + u * threads() * sizeof(U), v[u]);
+      for (int u = 0; u < LS_PUSH_UNROLL; u++) put<U>(dst + u * team.all * sizeof(U), v[u]);
     }
   }
   // Fewer than a full turn is left to this thread; still loaded before stored.
@@ -28,36 +32,39 @@ template <class U, class To> FI void spreadUnits(u64 src, u64 units, u32 n, cons
     U v[LS_PUSH_UNROLL];
 #pragma unroll
     for (int u = 0; u < LS_PUSH_UNROLL - 1; u++)
-      if (i + u * threads() < units) v[u] = get<U>(src + (i + u * threads()) * sizeof(U));
+      if (i + u * team.all < units) v[u] = get<U>(src + (i + u * team.all) * sizeof(U));
     for (u32 d = 0; d < n; d++) {
       u64 dst = to(d) + i * sizeof(U);
 #pragma unroll
       for (int u = 0; u < LS_PUSH_UNROLL - 1; u++)
-        if (i + u * threads() < units) put<U>(dst + u * threads() * sizeof(U), v[u]);
+        if (i + u * team.all < units) put<U>(dst + u * team.all * sizeof(U), v[u]);
     }
   }
 }
 
 // spread copies bytes from src to n destinations in the widest units that fit
 // all of their alignments, with single bytes at the ends.
-template <class To> FI void spread(u64 src, u64 bytes, u32 n, const To &to) {
+template <class To> FI void spread(Team team, u64 src, u64 bytes, u32 n, const To &to) {
   u64 skew = 0;
   for (u32 d = 0; d < n; d++) skew |= src ^ to(d);
   u32 unit = skew & 1 ? 1 : skew & 2 ? 2 : skew & 12 ? 4 : 16;
   u64 head = least(-src & (unit - 1), bytes), body = (bytes - head) & ~u64(unit - 1), tail = head + body;
   auto bodyTo = [&](u32 d) { return to(d) + head; };
   switch (unit) {
-  case 16: spreadUnits<u32x4>(src + head, body / 16, n, bodyTo); break;
-  case 4: spreadUnits<u32>(src + head, body / 4, n, bodyTo); break;
-  case 2: spreadUnits<u16>(src + head, body / 2, n, bodyTo); break;
-  default: spreadUnits<u8>(src + head, body, n, bodyTo);
+  case 16: spreadUnits<u32x4>(team, src + head, body / 16, n, bodyTo); break;
+  case 4: spreadUnits<u32>(team, src + head, body / 4, n, bodyTo); break;
+  case 2: spreadUnits<u16>(team, src + head, body / 2, n, bodyTo); break;
+  default: spreadUnits<u8>(team, src + head, body, n, bodyTo);
   }
-  u64 end = tid() < head ? tid() : tail + (tid() - head);
-  if (end < bytes && (tid() < head || end >= tail)) {
+  u64 end = team.me < head ? team.me : tail + (team.me - head);
+  if (end < bytes && (team.me < head || end >= tail)) {
     u8 v = get<u8>(src + end);
     for (u32 d = 0; d < n; d++) put<u8>(to(d) + end, v);
   }
 }
+
+// By all threads of the block.
+template <class To> FI void spread(u64 src, u64 bytes, u32 n, const To &to) { spread(Team{tid(), threads()}, src, bytes, n, to); }
 
 // spreadTo is spread with one destination, for code that does it in several places.
 static __device__ __attribute__((noinline, unused)) void spreadTo(u64 dst, u64 src, u64 bytes) {

@@ -186,10 +186,11 @@ struct Stages {
   FI u32 at(u32 s, u32 source) const { return dynamicBase() + LS_BULK_MBARRIERS + (s * work.sources + source) * tile; }
 };
 
-// combinePacks reduces n tiles, of which the first is at p, into that one, by the workers.
-template <class T, int OP> FI void combinePacks(u32 p, u32 tile, u32 n, u32 packs, const Scale<typename Elem<T>::Acc> &scale) {
+// combinePacks reduces n tiles, of which the first is at p, into that one, by so
+// many threads of the block, the first ones.
+template <class T, int OP> FI void combinePacks(u32 p, u32 tile, u32 n, u32 packs, u32 workers, const Scale<typename Elem<T>::Acc> &scale) {
   u32 end = p + packs * 16;
-  for (p += tid() * 16; p < end; p += LS_BULK_WORKERS * 16) {
+  for (p += tid() * 16; p < end; p += workers * 16) {
     u32x4 raw[LS_MAX_RANKS];
 #pragma unroll
     for (int k = 0; k < LS_MAX_RANKS; k++)
@@ -202,9 +203,9 @@ template <class T, int OP> FI void combinePacks(u32 p, u32 tile, u32 n, u32 pack
     putShared(p, sum.bits16());
   }
 }
-template <class T> static __device__ __attribute__((noinline)) void combineTiles(u32 p, u32 tile, u32 n, u32 packs) {
+template <class T> static __device__ __attribute__((noinline)) void combineTiles(u32 p, u32 tile, u32 n, u32 packs, u32 workers) {
   Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
-  LS_DISPATCH_OP(work.op, combinePacks<T, OP>(p, tile, n, packs, scale));
+  LS_DISPATCH_OP(work.op, combinePacks<T, OP>(p, tile, n, packs, workers, scale));
 }
 
 // prepareBulk sets up mbarriers, by a thread that has nothing else to do, before a barrier that all threads go through.
@@ -266,7 +267,7 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWorkBu
     for (u64 step = 0; step < steps; step++) {
       u32 packs = tiles.length(tiles.first(step, work.owner));
       mbarrierWait(stages.full(s), parity);
-      combineTiles<T>(stages.at(s, 0), stages.tile, work.sources, packs);
+      combineTiles<T>(stages.at(s, 0), stages.tile, work.sources, packs, LS_BULK_WORKERS);
       fenceProxyShared();
       syncWarp();
       if (tid() % 32 == 0) mbarrierArrive(stages.combined(s));

@@ -52,7 +52,7 @@ struct World {
 
   // runOn runs a kernel for all ranks; those that push have rings of their own, of
   // so many slots of tile bytes.
-  u32 kind = 0, tile = 512, slots = 3;
+  u32 kind = 0, tile = 512, slots = 3, chunk = 0;
   void runOn(Kernel kernel, const std::vector<Args> &args) { run(kernel, args, blocks, threads); }
   void runOn(PushKernel kernel, const std::vector<Args> &args) {
     u64 size = u64(blocks) * n * slots * tile;
@@ -87,7 +87,7 @@ struct World {
       common.heap[r] = u64(heaps[r]);
       given[r] = Bytes((u8 *)common.send[r], (u8 *)common.send[r] + sendBytes);
     }
-    common.count = count, common.ranks = n, common.root = root, common.op = op;
+    common.chunk = chunk, common.count = count, common.ranks = n, common.root = root, common.op = op;
     common.abort = u64(&stop), common.flags = LS_FIRST | LS_LAST;
     std::vector<Bytes> before = recv;
     for (u32 r = 0; r < n; r++) args[r] = common, args[r].rank = r;
@@ -116,6 +116,13 @@ struct World {
       LS_DISPATCH_OP(op, x = combine<OP>(x, y));
     }
     return x;
+  }
+
+  void checkAlltoAll(u64 part) {
+    threads = 64;
+    check("ls_alltoall_bulk", ls_alltoall_bulk, part, 0, 0, n * part, n * part, 0, 0, nullptr, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+      for (u32 p = 0; p < n; p++) memcpy(out + p * part, given[p].data() + r * part, part);
+    });
   }
 
   void checkBroadcast(u64 count, u32 root, u32 sendSkew, u32 recvSkew) {
@@ -179,11 +186,7 @@ struct World {
               for (u32 p = 0; p < n; p++) memcpy(out + p * all, given[p].data(), all);
             });
     }
-    for (u64 part : {all & ~u64(15), all}) {
-      check("ls_alltoall_bulk", ls_alltoall_bulk, part, 0, 0, n * part, n * part, 0, 0, nullptr, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
-        for (u32 p = 0; p < n; p++) memcpy(out + p * part, given[p].data() + r * part, part);
-      });
-    }
+    for (u64 part : {all & ~u64(15), all}) checkAlltoAll(part);
     threads = LS_BULK_THREADS;
     check("ls_reducescatter_bulk", ls_reducescatter_bulk, count, op, 0, n * all, all, sendSkew * size, recvSkew * size, nullptr,
           [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
@@ -278,6 +281,11 @@ int main() {
     w.checkPushes(777, LS_SUM, 0, 2, 1); // what is aligned differently is not pushed, or put down in pieces
     w.tile = 1024, w.slots = 2;
     w.checkPushes(9001, LS_SUM, 1, 3, 3); // the counters stand where tiles of another size have left them
+  }
+  for (u32 n : {2, 4}) {
+    World w(n, 2, 0);
+    for (u32 chunk : {0, 1, 40})
+      for (u64 part : {16, 200000}) w.chunk = chunk, w.checkAlltoAll(part); // less than a tile, and many
   }
   World relay(5, 2, 0);
   for (u32 root : {3, 3, 0}) relay.checkBroadcast(400003, root, root, root);
