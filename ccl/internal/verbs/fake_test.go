@@ -158,7 +158,7 @@ func TestPorts(t *testing.T) {
 	}})
 	s, ib := open(t, "mlx5_0"), open(t, "ib0")
 	want := verbs.PortAttr{State: verbs.PortActive, Physical: verbs.PhysicalLinkUp, LinkLayer: verbs.LinkEthernet, MaxMTU: verbs.MTU4096, ActiveMTU: verbs.MTU4096,
-		Width: 4, Speed: 100, GIDs: 16, MaxBytes: 1 << 30}
+		Width: 4, Speed: 200, GIDs: 16, MaxBytes: 1 << 30}
 	if a := must(s.ctx.Port(1))(t); a != want {
 		t.Errorf("Port: %+v, want %+v", a, want)
 	}

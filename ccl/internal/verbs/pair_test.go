@@ -68,7 +68,15 @@ func TestWrite(t *testing.T) {
 	if n, err := a.qp.PostWrites(w); n != 60 || err != nil {
 		t.Fatalf("%d posted: %v", n, err)
 	}
-	for i, c := range b.completions(t, 60) {
+	// What is there is taken, as far as there is room.
+	got := make([]verbs.Completion, 64)
+	if n, err := b.cq.Poll(got[:40]); n != 40 || err != nil {
+		t.Errorf("polled %d of 40: %v", n, err)
+	}
+	if n, err := b.cq.Poll(got[40:]); n != 20 || err != nil {
+		t.Errorf("polled %d of 20: %v", n, err)
+	}
+	for i, c := range got[:60] {
 		want := verbs.Completion{ID: 9, Opcode: verbs.OpReceiveWrite, Bytes: uint32(i * i), Imm: 0x80000000 + uint32(i), HasImm: true, QP: b.qp.Num()}
 		if c != want {
 			t.Errorf("%+v, want %+v", c, want)
@@ -119,7 +127,10 @@ func TestInlineIsCopied(t *testing.T) {
 // covers it was polled.
 func TestQueueLimits(t *testing.T) {
 	_, a, b := fakePair(t, verbstest.Options{})
-	b.receives(t, 0, depth)
+	b.receives(t, 0, 5)
+	if n, err := b.qp.PostReceives(0, depth); n != depth-5 || !errors.Is(err, verbs.ErrNoMemory) {
+		t.Errorf("more receives than room: %d, %v", n, err)
+	}
 	if n, err := b.qp.PostReceives(0, 40); n != 0 || !errors.Is(err, verbs.ErrNoMemory) || !strings.Contains(err.Error(), "post receive 1 of 40 to queue pair 17 of mlx5_2/1") {
 		t.Errorf("more receives than room: %d, %v", n, err)
 	}
@@ -129,8 +140,9 @@ func TestQueueLimits(t *testing.T) {
 		x.Signalled = i%64 == 63
 		w = append(w, x)
 	}
-	n, err := a.qp.PostWrites(w)
-	if n != depth || !errors.Is(err, verbs.ErrNoMemory) || !strings.HasSuffix(err.Error(), "(the queue is full)") || !strings.Contains(err.Error(), "post write 129 of 130 to queue pair 17 of mlx5_0/1") {
+	a.post(t, w[:5]...)
+	n, err := a.qp.PostWrites(w[5:])
+	if n != depth-5 || !errors.Is(err, verbs.ErrNoMemory) || !strings.HasSuffix(err.Error(), "(the queue is full)") || !strings.Contains(err.Error(), "post write 124 of 125 to queue pair 17 of mlx5_0/1") {
 		t.Errorf("more writes than room: %d, %v", n, err)
 	}
 	var c [1]verbs.Completion
@@ -334,6 +346,59 @@ func TestPeerChecks(t *testing.T) {
 		a.post(t, a.write(b, 1, 0, 8))
 		a.want(t, 1, verbs.RemoteAccess)
 	})
+}
+
+// TestStrangers: a queue pair hears its peer alone, from the sequence number
+// that was agreed on.
+func TestStrangers(t *testing.T) {
+	f, a, b := fakePair(t, verbstest.Options{Retry: never})
+	b.receives(t, 7, 4)
+	path := verbs.Path{QP: b.qp.Num(), PSN: 7, GID: b.gid(t).GID, SGIDIndex: a.gid(t).Index, MTU: verbs.MTU4096}
+	stranger := must(a.pd.NewQP(verbs.QPConfig{Send: a.cq, Recv: a.cq, MaxSend: 4}))(t)
+	if err := errors.Join(stranger.Init(1, verbs.RemoteWrite), stranger.ReadyToReceive(path), stranger.ReadyToSend(verbs.SendAttr{PSN: 7, Timeout: 14})); err != nil {
+		t.Fatal(err)
+	}
+	b.mem[0] = 0xee
+	if _, err := stranger.PostWrites([]verbs.Write{a.write(b, 1, 0, 8)}); err != nil {
+		t.Fatal(err)
+	}
+	if n := f.ExpireRetries(); n != 1 {
+		t.Errorf("%d wait", n)
+	}
+	if c := a.completions(t, 1)[0]; c.ID != 1 || c.Status != verbs.RetriesExceeded || c.QP != stranger.Num() {
+		t.Errorf("%+v", c)
+	}
+	b.none(t)
+	if err := stranger.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, ahead := range []uint32{1, 1 << 20, 1<<24 - 1} { // the last is one behind: acknowledged, not done
+		for _, s := range []*side{a, b} {
+			if err := s.qp.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s.newQP(t)
+		}
+		for _, e := range [][2]*side{{a, b}, {b, a}} {
+			path.QP, path.GID, path.SGIDIndex = e[1].qp.Num(), e[1].gid(t).GID, e[0].gid(t).Index
+			if err := errors.Join(e[0].qp.Init(1, verbs.RemoteWrite), e[0].qp.ReadyToReceive(path), e[0].qp.ReadyToSend(verbs.SendAttr{PSN: 7 + ahead, Timeout: 14})); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.receives(t, 7, 1)
+		a.post(t, a.write(b, 2, 0, 8))
+		if ahead == 1<<24-1 {
+			a.want(t, 2, verbs.Success)
+		} else {
+			a.none(t)
+			f.ExpireRetries()
+			a.want(t, 2, verbs.RetriesExceeded)
+		}
+		b.none(t)
+	}
+	if b.mem[0] != 0xee {
+		t.Error("written")
+	}
 }
 
 // TestInfiniBand: by LID alone, and by GID.

@@ -71,7 +71,7 @@ func (f *Fabric) writeSysfs() error {
 			}
 			t.file(layer, port, "link_layer")
 			t.file(fmt.Sprintf("%#x", lid), port, "lid")
-			t.file("400 Gb/sec (4X NDR)", port, "rate")
+			t.file("800 Gb/sec (4X XDR)", port, "rate")
 			for _, c := range []string{"counters/port_rcv_errors", "counters/link_downed", "counters/port_xmit_wait", "hw_counters/out_of_sequence",
 				"hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err", "hw_counters/rnr_nak_retry_err"} {
 				t.file("0", port, c)

@@ -85,7 +85,7 @@ int fake_add_port(int dev, int rail, int infiniband, int lid, int mtu) {
 	if (d->nports < MAX_PORTS) {
 		struct port *p = &d->ports[d->nports++];
 		index = dev * MAX_PORTS + d->nports - 1;
-		*p = (struct port){.dev = d, .num = d->nports, .index = index, .rail = rail, .up = true, .lid = lid, .mtu = mtu, .speed = 128, .width = 2,
+		*p = (struct port){.dev = d, .num = d->nports, .index = index, .rail = rail, .up = true, .lid = lid, .mtu = mtu, .speed = 256, .width = 2,
 			.link_layer = infiniband ? VB_LINK_LAYER_INFINIBAND : VB_LINK_LAYER_ETHERNET};
 	}
 	pthread_mutex_unlock(&lock);

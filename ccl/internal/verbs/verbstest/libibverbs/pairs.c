@@ -323,6 +323,7 @@ int post_send(struct vb_qp *v, struct vb_send_wr *wr, struct vb_send_wr **bad) {
 		bool inlined = wr->send_flags & VB_SEND_INLINE;
 		if (v->state != VB_QPS_RTS && v->state != VB_QPS_ERR) rc = EINVAL;
 		else if (wr->opcode > VB_WR_RDMA_WRITE_WITH_IMM || wr->num_sge > 1) rc = EINVAL;
+		else if (wr->num_sge && !len) rc = EINVAL; // some devices take it for 2 GiB
 		else if (inlined && len > q->max_inline) rc = EINVAL;
 		else if (q->posted - q->freed == q->sq_size) rc = ENOMEM;
 		if (rc) break;
