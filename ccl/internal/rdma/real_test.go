@@ -69,7 +69,7 @@ func TestRealFaults(t *testing.T) {
 		{"one direction", "tc qdisc add dev a0 root netem loss 100%", "rails up 0"},
 		{"the other direction", "tc qdisc add dev b0 root netem loss 100%", "rails up 0"},
 		{"flaps", "ip link set b0 down; rails up 0; ip link set b0 down", "rails up 0"},
-		{"device removed", "rdma link delete rxa0 >/dev/null 2>&1 &", ""},
+		{"device removed, then its link", "rdma link delete rxa0 >/dev/null 2>&1 & ip link set a0 down", ""},
 		{"interface removed", "ip link delete a0 >/dev/null 2>&1 &", ""},
 	} {
 		t.Run(f.name, func(t *testing.T) {
