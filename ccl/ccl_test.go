@@ -112,9 +112,9 @@ func ranks(t tb, n int, prepare func(cfg *ccl.Config), body func(ctx context.Con
 	}
 }
 
-// nodes spreads ranks over logical nodes, per on each.
+// nodes spreads ranks over logical nodes, per on each, with TCP between them.
 func nodes(per int) func(*ccl.Config) {
-	return func(cfg *ccl.Config) { cfg.Node = fmt.Sprintf("node%d", cfg.Rank/per) }
+	return func(cfg *ccl.Config) { cfg.Node, cfg.Net = fmt.Sprintf("node%d", cfg.Rank/per), ccl.NetTCP }
 }
 
 func do(ctx context.Context, s *ccl.Stream, err error) error {

@@ -76,6 +76,9 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 		peer, err := sentinelOf(err)
 		return &Error{Op: "Init", Comm: cfg.Name, Rank: cfg.Rank, Peer: peer, Err: err}
 	}
+	if err := cfg.checkNet(); err != nil {
+		return nil, fail(fmt.Errorf("%w: Config.Net and Config.RDMA: %w", ErrInvalid, err))
+	}
 	info, err := json.Marshal(about{Node: cfg.Node, Cores: runtime.NumCPU(), GPU: cfg.Device != CPU})
 	if err != nil {
 		return nil, fail(err)
@@ -147,7 +150,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.Err, Key: ctl.Key("transport"),
-		Host: cfg.Interface, Sockets: cfg.Sockets,
+		Host: cfg.Interface, Sockets: cfg.Sockets, RDMA: c.rdma(),
 		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
 	})
 	if err != nil {

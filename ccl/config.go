@@ -78,6 +78,10 @@ type Config struct {
 	GPU GPUConfig
 	// Sockets is how many a connection between nodes has, 0 for the default.
 	Sockets int
+	// Net is what carries bytes between nodes, "" for NetAuto.
+	Net Net
+	// RDMA tunes it where it does.
+	RDMA RDMAConfig
 	// Interface is the address to listen at for other nodes, "" for the one that
 	// leads to rank 0.
 	Interface string
@@ -94,7 +98,8 @@ type GPUConfig struct {
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
 // and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
 // LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
-// LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
+// LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
+// _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
 // the GPU of the local rank's number) and LOCKSTEP_GPU_ALGO; the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
@@ -132,6 +137,15 @@ func configFromEnv() (Config, error) {
 		Sockets: number(0, "LOCKSTEP_SOCKETS"),
 		Node:    nodeName(),
 		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO")},
+		Net:     Net(os.Getenv("LOCKSTEP_NET")),
+		RDMA: RDMAConfig{
+			HCA: os.Getenv("LOCKSTEP_RDMA_HCA"), GID: os.Getenv("LOCKSTEP_RDMA_GID"),
+			QPs: number(0, "LOCKSTEP_RDMA_QPS"), Timeout: number(0, "LOCKSTEP_RDMA_TIMEOUT"), Retries: number(0, "LOCKSTEP_RDMA_RETRIES"),
+			TrafficClass: number(0, "LOCKSTEP_RDMA_TRAFFIC_CLASS"), ServiceLevel: number(0, "LOCKSTEP_RDMA_SERVICE_LEVEL"),
+		},
+	}
+	if err := cfg.checkNet(); err != nil {
+		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
 	}
 	local := number(0, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
 	attempt := number(0, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")

@@ -1,14 +1,16 @@
 package nic
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"os"
 )
 
-// Host reads this machine's tree, and the subnets of its interfaces.
+// Host reads this machine's tree, and the subnets of its interfaces. Where sysfs
+// is mounted elsewhere, SYSFS_PATH says so, to libibverbs as well.
 func Host() (*Tree, error) {
-	t, err := Read(os.DirFS("/sys"))
+	t, err := Read(os.DirFS(cmp.Or(os.Getenv("SYSFS_PATH"), "/sys")))
 	if err != nil {
 		return nil, err
 	}

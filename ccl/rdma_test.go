@@ -1,0 +1,257 @@
+package ccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs/verbstest"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// overRDMA spreads ranks over nodes, per on each, with fake NICs between them:
+// nodes of even number have mlx5_0 and mlx5_1, the others mlx5_2 and mlx5_3, the
+// first of each on rail 0.
+func overRDMA(per int) func(*ccl.Config) {
+	return func(cfg *ccl.Config) {
+		nodes(per)(cfg)
+		cfg.Net = ccl.NetRDMA
+		cfg.RDMA = ccl.RDMAConfig{HCA: "=mlx5_0,mlx5_1", QPs: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond}
+		if cfg.Rank/per%2 == 1 {
+			cfg.RDMA.HCA = "=mlx5_2,mlx5_3"
+		}
+	}
+}
+
+// oneRail is a fabric whose ports all reach each other.
+func oneRail() verbstest.Options {
+	var o verbstest.Options
+	for i := range 4 {
+		o.Devices = append(o.Devices, verbstest.Device{Name: fmt.Sprint("mlx5_", i)})
+	}
+	return o
+}
+
+// TestRDMACollectives runs every collective over RDMA between nodes of one rank
+// and of two.
+func TestRDMACollectives(t *testing.T) {
+	counts := []int{0, 1, 13, 255, 4099}
+	for _, n := range []int{2, 3, 4} {
+		for _, per := range []int{1, 2} {
+			if per == n {
+				continue
+			}
+			t.Run(fmt.Sprintf("%d ranks, %d a node", n, per), func(t *testing.T) {
+				verbstest.New(t, oneRail())
+				ranks(t, n, overRDMA(per), runCalls(calls(n, counts, true)))
+			})
+		}
+	}
+}
+
+// TestRDMALarge moves messages that are many times what connections buffer.
+func TestRDMALarge(t *testing.T) {
+	verbstest.New(t, oneRail())
+	ranks(t, 3, overRDMA(1), runCalls([]call{
+		{record.AllReduce, ccl.Float32, ccl.Sum, 3_000_001, 0, true, 0},
+		{record.ReduceScatter, ccl.BFloat16, ccl.Sum, 1_000_001, 0, false, 0},
+		{record.AllGather, ccl.Int64, ccl.Sum, 300_001, 0, true, 0},
+		{record.Broadcast, ccl.Uint8, ccl.Sum, 9_000_001, 2, false, 0},
+		{record.AlltoAll, ccl.Int32, ccl.Sum, 500_001, 0, true, 0},
+	}))
+}
+
+// rdmaFault is one thing that breaks between rank 0 and rank 1.
+type rdmaFault struct {
+	name string
+	do   func(f *verbstest.Fabric)
+	undo func(f *verbstest.Fabric)
+}
+
+var rdmaFaults = []rdmaFault{
+	{"port of rank 0", func(f *verbstest.Fabric) { f.SetPort("mlx5_0", 1, false, true) }, func(f *verbstest.Fabric) { f.SetPort("mlx5_0", 1, true, true) }},
+	{"port of rank 1", func(f *verbstest.Fabric) { f.SetPort("mlx5_2", 1, false, true) }, func(f *verbstest.Fabric) { f.SetPort("mlx5_2", 1, true, true) }},
+	{"port of rank 1, unnoticed", func(f *verbstest.Fabric) { f.SetPort("mlx5_2", 1, false, false) }, func(f *verbstest.Fabric) { f.SetPort("mlx5_2", 1, true, false) }},
+	{"to rank 1", func(f *verbstest.Fabric) { f.Link("mlx5_0", 1, "mlx5_2", 1).Drop(true) }, (*verbstest.Fabric).Heal},
+	{"to rank 0", func(f *verbstest.Fabric) { f.Link("mlx5_2", 1, "mlx5_0", 1).Drop(true) }, (*verbstest.Fabric).Heal},
+	{"acknowledgements", func(f *verbstest.Fabric) { f.Link("mlx5_2", 1, "mlx5_0", 1).LoseAcks(true) }, (*verbstest.Fabric).Heal},
+	{"torn, then the port", func(f *verbstest.Fabric) {
+		f.Link("mlx5_0", 1, "mlx5_2", 1).TearNext(2)
+		f.Link("mlx5_2", 1, "mlx5_0", 1).TearNext(2)
+		f.SetPort("mlx5_0", 1, false, true)
+	}, func(f *verbstest.Fabric) { f.SetPort("mlx5_0", 1, true, true) }},
+	{"late packets", func(f *verbstest.Fabric) {
+		f.Link("mlx5_0", 1, "mlx5_2", 1).Freeze()
+		f.Link("mlx5_2", 1, "mlx5_0", 1).Freeze()
+	}, func(f *verbstest.Fabric) {
+		f.Link("mlx5_0", 1, "mlx5_2", 1).Release()
+		f.Link("mlx5_2", 1, "mlx5_0", 1).Release()
+	}},
+	{"both ends", func(f *verbstest.Fabric) {
+		f.SetPort("mlx5_0", 1, false, true)
+		f.SetPort("mlx5_2", 1, false, true)
+	}, func(f *verbstest.Fabric) {
+		f.SetPort("mlx5_2", 1, true, true)
+		f.SetPort("mlx5_0", 1, true, true)
+	}},
+	{"backup, then primary", func(f *verbstest.Fabric) {
+		f.SetPort("mlx5_1", 1, false, true)
+		time.Sleep(time.Millisecond)
+		f.SetPort("mlx5_1", 1, true, true)
+		f.SetPort("mlx5_0", 1, false, true)
+	}, func(f *verbstest.Fabric) { f.SetPort("mlx5_0", 1, true, true) }},
+	{"the backup during the switch", func(f *verbstest.Fabric) {
+		f.SetPort("mlx5_0", 1, false, true)
+		f.SetPort("mlx5_3", 1, false, true)
+		time.Sleep(20 * time.Millisecond)
+		f.SetPort("mlx5_3", 1, true, true)
+	}, func(f *verbstest.Fabric) { f.SetPort("mlx5_0", 1, true, true) }},
+	{"device of rank 0", func(f *verbstest.Fabric) { f.Remove("mlx5_0") }, func(f *verbstest.Fabric) { f.Restore("mlx5_0") }},
+	{"device of rank 1", func(f *verbstest.Fabric) { f.Remove("mlx5_2") }, func(f *verbstest.Fabric) { f.Restore("mlx5_2") }},
+	{"writes fail", func(f *verbstest.Fabric) { f.FailSends("mlx5_2", 1, verbs.LocalQPError) }, (*verbstest.Fabric).Heal},
+}
+
+// TestRDMAFailover: whatever breaks on one path in the midst of operations, and
+// when it comes back, results have the same bits as before.
+func TestRDMAFailover(t *testing.T) {
+	const count = 400_000
+	for _, ft := range rdmaFaults {
+		t.Run(ft.name, func(t *testing.T) {
+			f := verbstest.New(t, verbstest.Options{})
+			var rounds atomic.Int32 // of rank 0
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(1, 2))
+				at := func(n int32) bool {
+					for rounds.Load() < n {
+						select {
+						case <-stop:
+							return false
+						default:
+							time.Sleep(100 * time.Microsecond)
+						}
+					}
+					time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond) // within an operation
+					return true
+				}
+				if at(2) {
+					ft.do(f)
+				}
+				if at(8) {
+					ft.undo(f)
+				}
+			})
+			ranks(t, 2, overRDMA(1), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				rng := rand.New(rand.NewPCG(uint64(c.Rank()), 3))
+				in := make([]float32, count)
+				for i := range in {
+					in[i] = rng.Float32()*2000 - 1000
+				}
+				var all, part []float32
+				for round := range 14 {
+					a, p := make([]float32, count), make([]float32, count/2)
+					if err := do(ctx, s, c.AllReduce(s, ccl.Of(in), ccl.Of(a), ccl.Sum)); err != nil {
+						return fmt.Errorf("AllReduce %d: %w", round, err)
+					}
+					if err := do(ctx, s, c.ReduceScatter(s, ccl.Of(in), ccl.Of(p), ccl.Sum)); err != nil {
+						return fmt.Errorf("ReduceScatter %d: %w", round, err)
+					}
+					if err := do(ctx, s, c.Barrier(s)); err != nil {
+						return err
+					}
+					if round == 0 {
+						all, part = a, p
+					}
+					if !slices.Equal(a, all) || !slices.Equal(p, part) {
+						return fmt.Errorf("round %d differs", round)
+					}
+					if c.Rank() == 0 {
+						rounds.Add(1)
+					}
+				}
+				return nil
+			})
+			close(stop)
+			wg.Wait()
+		})
+	}
+}
+
+// TestRDMANoPathLeft: both ranks' operations fail, and say between which ports.
+func TestRDMANoPathLeft(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	ranks(t, 2, overRDMA(1), func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 100_000))
+		if err := do(ctx, s, c.AllReduce(s, x, x, ccl.Sum)); err != nil {
+			return err
+		}
+		begun := time.Now()
+		if c.Rank() == 0 {
+			f.SetPort("mlx5_0", 1, false, true)
+			f.SetPort("mlx5_3", 1, false, true)
+		}
+		var err error
+		for err == nil {
+			err = do(ctx, s, c.AllReduce(s, x, x, ccl.Sum))
+		}
+		if err := wantError(c, err, ccl.ErrPeerLost, begun); err != nil {
+			return err
+		}
+		for _, port := range []string{"mlx5_0/1", "mlx5_1/1", "mlx5_2/1", "mlx5_3/1"} {
+			if !strings.Contains(err.Error(), port) {
+				return fmt.Errorf("the error does not name %s: %w", port, err)
+			}
+		}
+		return errExpected
+	})
+}
+
+// TestNetChoice: what carries bytes between nodes, and how it is said when it
+// cannot be what was asked for.
+func TestNetChoice(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	for _, net := range []ccl.Net{"", ccl.NetAuto, ccl.NetTCP, ccl.NetRDMA} {
+		ranks(t, 2, func(cfg *ccl.Config) { overRDMA(1)(cfg); cfg.Net = net }, func(ctx context.Context, c *ccl.Comm) error {
+			return sum(ctx, c)
+		})
+	}
+	// Without a usable port on one rank auto is TCP, and rdma an error on both.
+	f.SetPort("mlx5_2", 1, false, true)
+	f.SetPort("mlx5_3", 1, false, true)
+	ranks(t, 2, func(cfg *ccl.Config) { overRDMA(1)(cfg); cfg.Net = ccl.NetAuto }, func(ctx context.Context, c *ccl.Comm) error {
+		return sum(ctx, c)
+	})
+	id := freeID(t)
+	var errs [2]error
+	var wg sync.WaitGroup
+	for r := range errs {
+		wg.Go(func() {
+			cfg := ccl.Config{ID: id, Rank: r, Size: 2, Secret: secret}
+			overRDMA(1)(&cfg)
+			_, errs[r] = ccl.Init(context.Background(), cfg)
+		})
+	}
+	wg.Wait()
+	for r, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "mlx5_2:1") {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	for _, bad := range []ccl.Config{{Net: "ib"}, {RDMA: ccl.RDMAConfig{HCA: "mlx5_0:x"}}, {RDMA: ccl.RDMAConfig{GID: "?"}}, {RDMA: ccl.RDMAConfig{Retries: 7}}} {
+		bad.ID, bad.Size, bad.Secret = id, 1, secret
+		if _, err := ccl.Init(context.Background(), bad); !errors.Is(err, ccl.ErrInvalid) {
+			t.Errorf("%+v %+v: %v", bad.Net, bad.RDMA, err)
+		}
+	}
+}
