@@ -10,7 +10,7 @@ LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut 
 # Packages with goroutines or shared memory run under the race detector too.
 RACE := ./record ./windowmon ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
 # These have tests that need RDMA devices.
-RDMA := ./ccl/internal/verbs
+RDMA := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma
 FUZZTIME ?= 120s
 
 .PHONY: help build test race test-rdma lint generate check-generated demo bench peers fuzz clean
@@ -32,7 +32,7 @@ race: ## the tests of what runs concurrently, under the race detector
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(CACHE)/rdmavm/tests && mkdir -p $(CACHE)/rdmavm/tests
-	CGO_ENABLED=1 $(GO) test -c -o $(CACHE)/rdmavm/tests/ $(RDMA)
+	for p in $(RDMA); do n=$${p#./}; CGO_ENABLED=1 $(GO) test -c -o $(CACHE)/rdmavm/tests/$${n//\//-}.test $$p || exit 1; done
 	files=(); for t in $(CACHE)/rdmavm/tests/*.test; do files+=(-file $$t:test/$${t##*/}); done; \
 	  deploy/rdmavm/run -t 220 "$${files[@]}" -- deploy/rdmavm/suite
 
