@@ -78,8 +78,10 @@ func TestSelect(t *testing.T) {
 		{"vm-vf", Near{GPU: "0002:00:00.0"}, "", "mlx5_1 mlx5_0 mlx5_2 mlx5_3 mlx5_4", "on the NUMA node of the GPU, one of 2 as near"},
 		{"vm-vf", Near{GPU: "0004:00:00.0"}, "", "mlx5_3 mlx5_2 mlx5_0 mlx5_1 mlx5_4", "on the NUMA node of the GPU, one of 2 as near"},
 
-		// A virtual function is no second path, but may be asked for.
+		// A virtual function is no second path, but may be asked for in place of it.
 		{"host-vf", Near{NUMA: 0}, "", "mlx5_0 mlx5_3", "on the NUMA node of the rank, one of 2 as near"},
+		{"host-vf", Near{NUMA: 0}, "mlx5", "mlx5_0 mlx5_3", "on the NUMA node of the rank, one of 2 as near"},
+		{"host-vf", Near{NUMA: 0}, "^mlx5_3", "mlx5_0", "on the NUMA node of the rank"},
 		{"host-vf", Near{NUMA: 0}, "=mlx5_1", "mlx5_1", "on the NUMA node of the rank"},
 
 		{"soft-roce", Near{NUMA: -1, LocalRank: 0}, "", "rxe0 rxe1", "at an unknown distance from the rank, one of 2 as near"},

@@ -206,14 +206,16 @@ func (t *Tree) usable(d *Device, p *Port, o *Override) (*GID, error) {
 		return nil, errors.New("has an unknown link layer")
 	case p.State != StateActive:
 		return nil, fmt.Errorf("is %s (link %s)", p.State, cmp.Or(p.PhysState, "unknown"))
-	case len(o.match) == 0 && t.hasPhysical(d):
+	case t.hasPhysical(d, o):
 		return nil, fmt.Errorf("is a virtual function of %s, which is here, too", d.VirtualOf)
 	}
 	return p.pick(o.prefix)
 }
 
-// hasPhysical reports whether a virtual function's physical one is an RDMA
-// device of this tree: it shares its port, so it is no second path.
-func (t *Tree) hasPhysical(d *Device) bool {
-	return d.VirtualOf != "" && slices.ContainsFunc(t.Devices, func(o Device) bool { return o.BusID == d.VirtualOf })
+// hasPhysical reports whether a virtual function's physical one may be used as
+// well: it shares its port, so it is no second path.
+func (t *Tree) hasPhysical(d *Device, o *Override) bool {
+	return d.VirtualOf != "" && slices.ContainsFunc(t.Devices, func(pf Device) bool {
+		return pf.BusID == d.VirtualOf && slices.ContainsFunc(pf.Ports, func(p Port) bool { return o.allows(p.Device, p.Num) })
+	})
 }
