@@ -45,6 +45,7 @@ func TestLoadFails(t *testing.T) {
 		}
 		return
 	}
+	verbstest.New(t, verbstest.Options{}) // skips without cgo
 	sysfs := t.TempDir()
 	child(t, "VERBS_TEST_WANT=cannot load|/nowhere/libibverbs.so|No such file|the path is from "+verbs.LibraryEnv+"|no "+sysfs+"/class/infiniband",
 		verbs.LibraryEnv+"=/nowhere/libibverbs.so", verbs.SysfsEnv+"="+sysfs)
