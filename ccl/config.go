@@ -140,7 +140,7 @@ func configFromEnv() (Config, error) {
 		Net:     Net(os.Getenv("LOCKSTEP_NET")),
 		RDMA: RDMAConfig{
 			HCA: os.Getenv("LOCKSTEP_RDMA_HCA"), GID: os.Getenv("LOCKSTEP_RDMA_GID"),
-			QPs: number(0, "LOCKSTEP_RDMA_QPS"), Timeout: number(0, "LOCKSTEP_RDMA_TIMEOUT"), Retries: number(0, "LOCKSTEP_RDMA_RETRIES"),
+			QueuePairs: number(0, "LOCKSTEP_RDMA_QPS"), Timeout: number(0, "LOCKSTEP_RDMA_TIMEOUT"), Retries: number(0, "LOCKSTEP_RDMA_RETRIES"),
 			TrafficClass: number(0, "LOCKSTEP_RDMA_TRAFFIC_CLASS"), ServiceLevel: number(0, "LOCKSTEP_RDMA_SERVICE_LEVEL"),
 		},
 	}

@@ -32,8 +32,8 @@ type RDMAConfig struct {
 	HCA string
 	// GID is the address, or the prefix of the address, of the GID to use.
 	GID string
-	// QPs is how many queue pairs a connection sends over at once, 1 to 16; 1 by default.
-	QPs int
+	// QueuePairs is how many queue pairs a connection sends over at once, 1 to 16; 1 by default.
+	QueuePairs int
 	// Timeout is how long a NIC waits for an acknowledgement, 4.096 µs × 2^Timeout; 14
 	// (67 ms) by default. It retries Retries times, 1 to 6; 6 by default.
 	Timeout, Retries           int
@@ -47,7 +47,7 @@ type RDMAConfig struct {
 
 func (c *RDMAConfig) options() rdma.Options {
 	return rdma.Options{
-		Lanes: c.QPs, Timeout: c.Timeout, Retries: c.Retries, TrafficClass: c.TrafficClass, ServiceLevel: c.ServiceLevel,
+		Lanes: c.QueuePairs, Timeout: c.Timeout, Retries: c.Retries, TrafficClass: c.TrafficClass, ServiceLevel: c.ServiceLevel,
 		FailbackAfter: c.FailbackAfter, GiveUpAfter: c.GiveUpAfter,
 	}
 }

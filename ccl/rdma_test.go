@@ -25,7 +25,7 @@ func overRDMA(per int) func(*ccl.Config) {
 	return func(cfg *ccl.Config) {
 		nodes(per)(cfg)
 		cfg.Net = ccl.NetRDMA
-		cfg.RDMA = ccl.RDMAConfig{HCA: "=mlx5_0,mlx5_1", QPs: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond}
+		cfg.RDMA = ccl.RDMAConfig{HCA: "=mlx5_0,mlx5_1", QueuePairs: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond}
 		if cfg.Rank/per%2 == 1 {
 			cfg.RDMA.HCA = "=mlx5_2,mlx5_3"
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
+	"golang.org/x/sys/unix"
 )
 
 // ErrClosed is the error of a connection whose own side closed it.
@@ -19,6 +20,7 @@ var ErrClosed = errors.New("RDMA closed")
 type Worker struct {
 	opt  Options
 	wake func() // the executor has something to look at
+	ep   int    // epoll instance of all channels
 
 	mu     sync.Mutex
 	nics   []*nicQueues
@@ -57,22 +59,25 @@ func NewWorker(opt Options, wake func()) (*Worker, error) {
 	if err := opt.SetDefaults(); err != nil {
 		return nil, err
 	}
-	return &Worker{opt: opt, wake: wake}, nil
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	return &Worker{opt: opt, wake: wake, ep: ep}, nil
 }
 
 // Options are the worker's, defaults filled in.
 func (w *Worker) Options() Options { return w.opt }
 
-// Open makes sure that a port's device can be used, and returns the descriptor
-// that is readable when one of its armed queues has a completion.
-func (w *Worker) Open(p *nic.Port) (fd int, err error) {
+// FD is readable when an armed queue has a completion; Drain ends that.
+func (w *Worker) FD() int { return w.ep }
+
+// Open makes sure that a port's device can be used.
+func (w *Worker) Open(p *nic.Port) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n, err := w.nic(p.Device)
-	if err != nil {
-		return -1, err
-	}
-	return n.channel.FD(), nil
+	_, err := w.nic(p.Device)
+	return err
 }
 
 // nic is the worker's part of a device.
@@ -93,6 +98,12 @@ func (w *Worker) nic(name string) (*nicQueues, error) {
 	if n.channel, err = d.ctx.NewCompletionChannel(); err != nil {
 		d.release()
 		return nil, err
+	}
+	ev := unix.EpollEvent{Events: unix.EPOLLIN}
+	if err := unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, n.channel.FD(), &ev); err != nil {
+		n.channel.Close()
+		d.release()
+		return nil, fmt.Errorf("epoll: watch the completions of %s: %w", name, err)
 	}
 	d.subscribe(w, 1)
 	w.nics = append(w.nics, n)
@@ -336,6 +347,7 @@ func (w *Worker) Close() {
 	}
 	nics := w.nics
 	w.nics, w.slots, w.conns = nil, nil, nil
+	unix.Close(w.ep)
 	w.mu.Unlock()
 	for _, n := range nics {
 		n.dev.release()

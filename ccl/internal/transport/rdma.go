@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
@@ -103,7 +104,7 @@ func (m *mesh) openPorts() (*rdmaSide, error) {
 	}
 	side := &rdmaSide{worker: w, opt: w.Options(), ports: cfg.Ports[:min(len(cfg.Ports), maxCardPorts)]}
 	for i := range side.ports[:min(2, len(side.ports))] {
-		if _, err := w.Open(&side.ports[i]); err != nil {
+		if err := w.Open(&side.ports[i]); err != nil {
 			w.Close()
 			return nil, err
 		}
@@ -136,6 +137,10 @@ func (m *mesh) chooseRDMA() error {
 	}
 	if first != nil && mine != nil && m.cfg.RDMA.Note != nil {
 		m.cfg.RDMA.Note(first)
+	}
+	if m.rdma != nil && !slices.ContainsFunc(m.rdma.paths, func(p []rdma.Path) bool { return p != nil }) {
+		m.closeRDMA()
+		m.rdma = nil
 	}
 	return nil
 }
@@ -190,27 +195,7 @@ func (m *mesh) watchRDMA() error {
 	if m.rdma == nil {
 		return nil
 	}
-	seen := map[string]bool{}
-	for r := range m.rdma.paths {
-		for i := range m.rdma.paths[r] {
-			p := &m.rdma.paths[r][i].Own
-			if i >= rdma.MaxPaths || seen[p.Device] {
-				continue
-			}
-			seen[p.Device] = true
-			fd, err := m.rdma.worker.Open(p)
-			if err != nil {
-				return err
-			}
-			if err := m.net.watch(fd, unix.EPOLLIN, rdmaEvent, 0); err != nil {
-				return err
-			}
-		}
-	}
-	if len(seen) == 0 {
-		m.closeRDMA()
-	}
-	return nil
+	return m.net.watch(m.rdma.worker.FD(), unix.EPOLLIN, rdmaEvent, 0)
 }
 
 func (m *mesh) closeRDMA() {
