@@ -45,6 +45,10 @@ func (t pushing) args(coll record.CollKind, bytes uint64, ranks, blocks int) ker
 		a.Kind, owners = kernels.PushRoot, n-1
 	}
 	tile := min(t.turn/n, max(bytes/(owners*b*t.turns), t.least)) &^ 127
+	// Besides those on their way to peers, two tiles of each rank are combined.
+	for t.stages > 0 && ((n-1)*uint64(t.stages)+2*n)*tile > kernels.PushReduceTiles {
+		tile = tile / 2 &^ 127
+	}
 	a.Tile, a.Slots = uint32(tile), uint32(min(t.slots, ringSize/(b*n*tile)))
 	return a
 }

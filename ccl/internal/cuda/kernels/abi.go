@@ -76,6 +76,27 @@ type P2PArgs struct {
 	Send, Recv                         [MaxMessages]P2PMessage
 }
 
+// FerryPad is what a place of a message in pinned memory has besides: its bytes begin
+// there as the message does in a line of 16.
+const FerryPad = 64 // LS_FERRY_PAD
+
+// Ferry is a message of ls_ferry, which copies pieces of Half bytes between Buffer and
+// two places from Slot on in turn, and counts them at Mine; at Theirs the host counts
+// those that it has sent, or brought. Counts are of all messages that way with a peer,
+// First before this one. Where After is not 0, pieces come in only after as many
+// have gone out by the count there, beyond AfterFirst.
+type Ferry struct {
+	Buffer, Bytes, Slot, Mine, Theirs, After uint64
+	Half, First, AfterFirst, Send            uint32
+}
+
+// FerryArgs is ls_ferry's parameter: Count messages at List, in pinned memory.
+type FerryArgs struct {
+	Abort, List uint64
+	Count       uint32
+	_           uint32
+}
+
 // FoldArgs is ls_fold's parameter: Dst becomes the reduction of Count elements of
 // the first K of Src, in their order. Ranks is what Avg divides by.
 type FoldArgs struct {
@@ -167,7 +188,7 @@ var (
 	MoveKernels = []string{
 		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_p2p_ll", "ls_p2p_direct",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
-		"ls_check", "ls_clock", "ls_delay", "ls_fill",
+		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill",
 	}
 	ReduceKernels = []string{
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reduce_ll2", "ls_reducescatter_ll",

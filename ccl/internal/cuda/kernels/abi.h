@@ -149,6 +149,28 @@ struct DelayArgs { u64 ns, abort; };
 // PatternArgs is ls_fill's and ls_check's parameter.
 struct PatternArgs { u64 buffer, bytes, seed, wrong; }; // wrong: a u64 that ls_check adds the wrong bytes to
 
+// What a message's halves of pinned memory have besides, for its alignment; and how
+// many turns ls_ferry makes between two looks for an abort, each over the bus anyhow.
+enum { LS_FERRY_PAD = 64, LS_FERRY_PATIENCE = 64 };
+
+// Ferry is a message of ls_ferry, in pinned memory. Its pieces go through two places
+// there in turn, half bytes and a pad each. Counts of pieces are of all messages
+// from, or to, a peer: first is how many came before this one.
+struct Ferry {
+  u64 buffer, bytes; // in the GPU's memory
+  u64 slot;          // the places
+  u64 mine;          // u32: pieces that the GPU has copied
+  u64 theirs;        // u32: pieces that the host has sent, or brought
+  u64 after;         // 0, or a u32 that counts copies out of where this one's bytes go: they come first
+  u32 half, first, afterFirst, send;
+};
+
+// FerryArgs is ls_ferry's parameter.
+struct FerryArgs {
+  u64 abort, list; // Ferry[count]
+  u32 count, pad;
+};
+
 // FoldArgs is ls_fold's parameter. Where slots is not 0, ls_fold stamps as the
 // other kernels do.
 struct FoldArgs {

@@ -17,6 +17,8 @@ func Layout() []Assertion {
 	var u PushArgs
 	var c ClockArgs
 	var d DelayArgs
+	var y Ferry
+	var z FerryArgs
 	var q PatternArgs
 	var s Slot
 	var h heap
@@ -75,6 +77,15 @@ func Layout() []Assertion {
 		{"offsetof(ClockArgs, word)", unsafe.Offsetof(c.Word)}, {"offsetof(ClockArgs, slot)", unsafe.Offsetof(c.Slot)},
 		{"offsetof(ClockArgs, abort)", unsafe.Offsetof(c.Abort)}, {"offsetof(ClockArgs, first)", unsafe.Offsetof(c.First)},
 		{"offsetof(ClockArgs, rounds)", unsafe.Offsetof(c.Rounds)}, {"offsetof(ClockArgs, turns)", unsafe.Offsetof(c.Turns)},
+
+		{"LS_FERRY_PAD", FerryPad}, {"sizeof(Ferry)", unsafe.Sizeof(y)},
+		{"offsetof(Ferry, bytes)", unsafe.Offsetof(y.Bytes)}, {"offsetof(Ferry, slot)", unsafe.Offsetof(y.Slot)},
+		{"offsetof(Ferry, mine)", unsafe.Offsetof(y.Mine)}, {"offsetof(Ferry, theirs)", unsafe.Offsetof(y.Theirs)},
+		{"offsetof(Ferry, after)", unsafe.Offsetof(y.After)}, {"offsetof(Ferry, half)", unsafe.Offsetof(y.Half)},
+		{"offsetof(Ferry, first)", unsafe.Offsetof(y.First)}, {"offsetof(Ferry, afterFirst)", unsafe.Offsetof(y.AfterFirst)},
+		{"offsetof(Ferry, send)", unsafe.Offsetof(y.Send)},
+		{"sizeof(FerryArgs)", unsafe.Sizeof(z)}, {"offsetof(FerryArgs, list)", unsafe.Offsetof(z.List)},
+		{"offsetof(FerryArgs, count)", unsafe.Offsetof(z.Count)},
 
 		{"sizeof(DelayArgs)", unsafe.Sizeof(d)}, {"offsetof(DelayArgs, abort)", unsafe.Offsetof(d.Abort)},
 		{"sizeof(PatternArgs)", unsafe.Sizeof(q)}, {"offsetof(PatternArgs, bytes)", unsafe.Offsetof(q.Bytes)},

@@ -1,5 +1,6 @@
 // What moves bytes, and what serves clocks and checks: the module "move".
 #include "broadcast.h"
+#include "ferry.h"
 #include "ll_move.h"
 #include "p2p.h"
 #include "probe.h"

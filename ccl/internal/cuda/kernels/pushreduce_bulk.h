@@ -55,14 +55,18 @@ struct Shelf {
 
   // prepare is called before a barrier that all threads go through.
   FI void prepare(u32 sources) const {
-    if (tid() != LS_PUSHREDUCE_WORKERS) return;
-    for (u32 s = 0; s < LS_PUSHREDUCE_STAGES; s++) {
-      for (u32 p = 0; p < n; p++) mbarrierInit(loaded(p, s), 1), mbarrierInit(sent(p, s), 1);
+    u32 i = tid() - LS_PUSHREDUCE_WORKERS;
+    if (i > LS_MAX_RANKS) return;
+#pragma unroll 1
+    for (u32 s = 0; i < n && s < flow; s++) mbarrierInit(loaded(i, s), 1), mbarrierInit(sent(i, s), 1);
+#pragma unroll 1
+    for (u32 s = 0; i == LS_MAX_RANKS && s < count; s++) {
       mbarrierInit(full(s), sources);
       mbarrierInit(combined(s), LS_PUSHREDUCE_WORKERS / 32);
       mbarrierInit(empty(s), 1);
     }
-    for (u32 i = 0; i < LS_MAX_RANKS + 2; i++) storeShared(word(i), 0);
+    storeShared(word(i), 0);
+    if (i == 0) storeShared(stopped(), 0);
     fenceProxy();
   }
 
@@ -142,20 +146,30 @@ template <class T> struct PushingBulk : Pushing<T> {
     return known != 0;
   }
 
+  // stored waits, when tile k has been given to the copy unit, until one a turn or
+  // two before it has been read from its stage. False: there is none.
+  FI bool stored(u32 k, u32 stages) const {
+    u32 lag = stages > 3 ? 2 : 1;
+    if (k < lag) return false;
+    if (lag == 2) bulkRead<2>();
+    else bulkRead<1>();
+    return true;
+  }
+
   FI bool push(u32 peer) const {
     if (!F::owns(peer)) return true;
     OwnShare s = F::share(peer);
     u64 ring = F::slot(peer, a.rank, 0);
     u32 n = s.steps(), known = p.slots;
-    Stage stage{0, 0}, slot{0, 0};
-    for (u32 k = 0, last = 0; k < n; k++, last = stage.s, stage.next(shelf.flow), slot.next(p.slots)) {
+    Stage stage{0, 0}, slot{0, 0}, read{0, 0};
+    for (u32 k = 0; k < n; k++, stage.next(shelf.flow), slot.next(p.slots)) {
       if (!shelf.wait(shelf.loaded(peer, stage.s), stage.parity)) return false;
       if (k >= known && !room(peer, k, known)) return shelf.stop();
       bulkStore(ring + slot.s * p.tile, shelf.flowAt(peer, stage.s), s.bytes(k));
       bulkCommit();
-      if (k >= 1) {
-        bulkRead<1>();
-        mbarrierArrive(shelf.sent(peer, last));
+      if (stored(k, shelf.flow)) {
+        mbarrierArrive(shelf.sent(peer, read.s));
+        read.next(shelf.flow);
       }
       if (k >= LS_PUSHREDUCE_FLIGHT) {
         bulkDone<LS_PUSHREDUCE_FLIGHT>();
@@ -192,9 +206,9 @@ template <class T> struct PushingBulk : Pushing<T> {
 
   FI bool deliver() const {
     u64 ring = F::slot(a.root, a.rank, 0);
-    u32 known = p.slots, last = 0, next = (a.rank + 1 + block()) % a.ranks;
-    Stage slot{0, 0};
-    for (Items item(*this); item.more(); last = item.stage.s, item.next(), slot.next(p.slots)) {
+    u32 known = p.slots, next = (a.rank + 1 + block()) % a.ranks;
+    Stage slot{0, 0}, read{0, 0};
+    for (Items item(*this); item.more(); item.next(), slot.next(p.slots)) {
       if (!shelf.wait(shelf.combined(item.stage.s), item.stage.parity)) return false;
       u32 result = shelf.at(item.stage.s, 0), bytes = item.bytes();
       if (passes) {
@@ -212,9 +226,9 @@ template <class T> struct PushingBulk : Pushing<T> {
         bulkStore(out(item), result, bytes);
       }
       bulkCommit();
-      if (item.k >= 1) {
-        bulkRead<1>();
-        mbarrierArrive(shelf.empty(last));
+      if (stored(item.k, shelf.count)) {
+        mbarrierArrive(shelf.empty(read.s));
+        read.next(shelf.count);
       }
       if (passes && item.k >= LS_PUSHREDUCE_FLIGHT) {
         bulkDone<LS_PUSHREDUCE_FLIGHT>();

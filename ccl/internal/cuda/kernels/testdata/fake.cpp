@@ -3,6 +3,7 @@
 // whichever module they are looked up in.
 #define LS_TYPE float
 #include "broadcast.h"
+#include "ferry.h"
 #include "fold.h"
 #include "ll_move.h"
 #include "ll_reduce.h"
@@ -51,6 +52,7 @@ FAKE(ls_broadcast_ll2, FEW)
 FAKE(ls_p2p_ll, FEW)
 FAKE(ls_p2p_direct, 32)
 FAKE(ls_copy, 32)
+FAKE(ls_ferry, 32)
 FAKE(ls_allgather_push, 32)
 FAKE(ls_alltoall_push, 32)
 FAKE(ls_broadcast_push, 32)

@@ -52,14 +52,14 @@ struct World {
 
   // runOn runs a kernel for all ranks; those that push have rings of their own, of
   // so many slots of tile bytes.
-  u32 kind = 0, tile = 512, slots = 3, chunk = 0;
+  u32 kind = 0, tile = 512, slots = 3, stages = 2, chunk = 0;
   void runOn(Kernel kernel, const std::vector<Args> &args) { run(kernel, args, blocks, threads); }
   void runOn(PushKernel kernel, const std::vector<Args> &args) {
     u64 size = u64(blocks) * n * slots * tile;
     std::vector<u32x4> memory(n * size / 16);
     std::vector<PushArgs> push;
     for (auto &a : args) {
-      PushArgs p{a, {}, tile, slots, kind, 2};
+      PushArgs p{a, {}, tile, slots, kind, stages};
       for (u32 r = 0; r < n; r++) p.ring[r] = u64(memory.data()) + r * size;
       push.push_back(p);
     }
@@ -160,6 +160,33 @@ struct World {
     checkPush("ls_pushreduce", ls_pushreduce, count, op, root, sendSkew, recvSkew);
     threads = LS_PUSHREDUCE_THREADS;
     checkPush("ls_pushreduce_bulk", ls_pushreduce_bulk, count, op, root, sendSkew, recvSkew);
+  }
+
+  // checkPushAbort: the last rank has nothing to push, the others wait for it, and
+  // all leave when told to.
+  void checkPushAbort(PushKernel kernel) {
+    std::vector<Bytes> memory(2 * n, Bytes(64 << 10));
+    std::vector<Args> args(n);
+    for (u32 r = 0; r < n; r++) {
+      Args &a = args[r];
+      for (u32 p = 0; p < n; p++) {
+        a.heap[p] = u64(heaps[p]);
+        a.send[p] = (u64(memory[p].data()) + 15) / 16 * 16, a.recv[p] = (u64(memory[n + p].data()) + 15) / 16 * 16;
+      }
+      a.count = r + 1 < n ? 5000 / sizeof(Elem_) : 0, a.rank = r, a.ranks = n, a.abort = u64(&stop), a.flags = LS_FIRST | LS_LAST;
+    }
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      storeVolatile(&stop, 1);
+    });
+    runOn(kernel, args);
+    later.join();
+    stop = 0;
+    for (u32 b = 0; b < blocks; b++) {
+      if (heaps[0]->block[b].epoch == 0) continue;
+      fprintf(stderr, "an aborted block has ended its operation\n");
+      exit(1);
+    }
   }
 
   // checkBulk is checkAll of the kernels by bulk copies, which need as many
@@ -279,8 +306,13 @@ int main() {
     for (u64 count : {0, 3, 4099}) w.checkPushes(count, random32() % 4, random32() % n, 0, 0);
     w.checkPushes(3001, LS_SUM, n - 1, 1, 1);
     w.checkPushes(777, LS_SUM, 0, 2, 1); // what is aligned differently is not pushed, or put down in pieces
-    w.tile = 1024, w.slots = 2;
+    w.tile = 1024, w.slots = 2, w.stages = 4;
     w.checkPushes(9001, LS_SUM, 1, 3, 3); // the counters stand where tiles of another size have left them
+  }
+  for (u32 kind : {LS_PUSH_ALL, LS_PUSH_SHARES, LS_PUSH_ROOT}) {
+    World loads(3, 2, 32), bulk(3, 1, LS_PUSHREDUCE_THREADS);
+    loads.kind = bulk.kind = kind;
+    loads.checkPushAbort(ls_pushreduce), bulk.checkPushAbort(ls_pushreduce_bulk);
   }
   for (u32 n : {2, 4}) {
     World w(n, 2, 0);
