@@ -9,10 +9,12 @@
 // retries nothing, chooses no device, and knows nothing of ranks or records.
 //
 // Posting and polling are one crossing into C each and allocate nothing. As in
-// libibverbs, calls on one object are safe from many goroutines at once, except
-// that Close must be the last, and children are closed before their parents: QP
-// before CQ and PD, CQ before CompletionChannel, all before Context. A closed
-// object answers ErrClosed. Nothing is closed by the garbage collector.
+// libibverbs, making objects, posting, polling and reading events are safe from
+// many goroutines at once; a queue pair's state is one goroutine's to change.
+// Close comes after every other call has returned, and children are closed
+// before their parents: QP before CQ and PD, CQ before CompletionChannel, all
+// before Context. A closed object answers ErrClosed. Nothing is closed by the
+// garbage collector.
 //
 // Registered memory must not be Go's unless it is pinned for as long.
 //

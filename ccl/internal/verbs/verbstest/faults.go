@@ -63,6 +63,8 @@ func (f *Fabric) Raise(device string, e verbs.Event) {
 // Remove takes a device away, with DEVICE_FATAL. What is posted never
 // completes, completion queues give what they had, destroying works, and
 // everything else fails with EIO. Restore brings it back, to be opened again.
+// For a device that goes without a word, as one of Soft-RoCE does, take its
+// ports down without an event.
 func (f *Fabric) Remove(device string) { f.setRemoved(device, true) }
 
 // Restore undoes Remove.
