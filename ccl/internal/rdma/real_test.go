@@ -15,9 +15,7 @@ import (
 // tests of this file break links, so they run there alone.
 func connectRails(t *testing.T, opt Options) (a, b *end) {
 	t.Helper()
-	if os.Getenv("LOCKSTEP_RDMAVM") == "" {
-		t.Skip("not in the virtual machine with RDMA devices: make test-rdma")
-	}
+	inVM(t)
 	tree, err := nic.Host()
 	if err != nil {
 		t.Fatal(err)
@@ -39,6 +37,13 @@ func connectRails(t *testing.T, opt Options) (a, b *end) {
 		paths = append(paths, Path{own[r.A], peer[r.B]})
 	}
 	return connectOver(t, paths, opt)
+}
+
+func inVM(t *testing.T) {
+	t.Helper()
+	if os.Getenv("LOCKSTEP_RDMAVM") == "" {
+		t.Skip("not in the virtual machine with RDMA devices: make test-rdma")
+	}
 }
 
 func sh(t *testing.T, command string) {
@@ -63,6 +68,7 @@ func TestRealStream(t *testing.T) {
 
 // TestRealFaults breaks the first path in the middle of a transfer, and repairs it.
 func TestRealFaults(t *testing.T) {
+	inVM(t)
 	for _, f := range []struct{ name, do, undo string }{
 		{"port of the lower rank", "ip link set a0 down", "rails up 0"},
 		{"port of the higher rank", "ip link set b0 down", "rails up 0"},
