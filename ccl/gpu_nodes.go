@@ -42,22 +42,24 @@ type gpuNodes struct {
 	local, index int
 	major        bool // ranks of a node are numbered side by side, and nodes alike
 
-	host      []byte // pinned: words, then slots
-	reachedAt cuda.Ptr
-	passedAt  cuda.Ptr
-	slot      [slots][]byte
-	slotAt    [slots]cuda.Ptr
-	slotSize  int
-	scratch   cuda.Ptr // device memory of a slot's size, between two steps of a stream
+	host                []byte // pinned: words, mail, slots
+	reachedAt, passedAt cuda.Ptr
+	mail                mail
+	slot                [slots][]byte
+	slotAt              [slots]cuda.Ptr
+	slotSize            int
+	parts               []engine.Part // the slots, and all of them as one
+	scratch             cuda.Ptr      // device memory of a slot's size, between two steps of a stream
+
+	calling   sync.Mutex
+	reached   uint32        // given to operations so far, under calling
+	passed    atomic.Uint32 // likewise
 	schedules map[algo.Call]*algo.Schedule
-	checked   int64 // when the GPU was last found to work; the executor's
+
 	releasing sync.Mutex
 	released  bool // an abort has let go of streams
-	calling   sync.Mutex
-	reached   uint32 // given to operations so far, under calling
-	passed    atomic.Uint32
-	parts     []engine.Part
-	copies    [2]copier // of messages: out of the GPU and into it
+	watch     sync.WaitGroup
+	stop      chan struct{}
 }
 
 // route is who takes part in the network's part of an operation, and this rank's
@@ -83,7 +85,7 @@ const (
 // newGPUNodes prepares the pinned memory. All ranks call it.
 func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 	p := &c.place
-	n := &gpuNodes{c: c, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1}
+	n := &gpuNodes{c: c, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1, stop: make(chan struct{})}
 	n.all = route{make([]int, c.size), c.place}
 	for r := range n.all.members {
 		n.all.members[r] = r
@@ -115,7 +117,8 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 		return nil, err
 	}
 	const words = 4096
-	if n.host, err = n.dev.AllocHost(words + slots*n.slotSize); err != nil {
+	letters := (mailSize(c.size) + 4095) &^ 4095
+	if n.host, err = n.dev.AllocHost(words + letters + slots*n.slotSize); err != nil {
 		return nil, err
 	}
 	clear(n.host[:words])
@@ -125,35 +128,27 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 	}
 	n.reachedAt, n.passedAt = at, at+64
 	for i := range slots {
-		off := words + i*n.slotSize
+		off := words + letters + i*n.slotSize
 		n.slot[i], n.slotAt[i] = n.host[off:off+n.slotSize:off+n.slotSize], at+cuda.Ptr(off)
 		n.parts = append(n.parts, engine.Part{Buf: n.slot[i], DType: record.Uint8})
 	}
-	n.parts = append(n.parts, engine.Part{Buf: n.host[words:], DType: record.Uint8}) // all slots, for messages
+	n.parts = append(n.parts, engine.Part{Buf: n.host[words+letters:], DType: record.Uint8}) // all slots, for messages
 	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
 		return nil, err
 	}
 	if n.idle, err = n.dev.NewStream(0); err != nil {
 		return nil, err
 	}
-	for d := range n.copies {
-		t := &n.copies[d]
-		if t.s, err = n.dev.NewStream(0); err != nil {
-			return nil, err
-		}
-		t.word, t.at = n.word(128+64*d), at+cuda.Ptr(128+64*d)
-	}
+	n.mail = newMail(c.size, n.host[words:words+mailSize(c.size)], at+words)
+	n.watch.Go(n.look)
 	return n, nil
 }
 
 // free ends the memory; neither the GPU nor the executor may be using it.
 func (n *gpuNodes) free() error {
 	var errs []error
-	for _, t := range n.copies {
-		if t.s != nil {
-			errs = append(errs, t.s.Synchronize(), t.s.Close())
-		}
-	}
+	close(n.stop)
+	n.watch.Wait()
 	if n.idle != nil {
 		errs = append(errs, n.idle.Close())
 	}
@@ -290,19 +285,6 @@ func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 	return nil
 }
 
-// load makes the kernels for a type ready when it is first used. What is under way
-// ends before: the driver may wait for the GPU meanwhile, and keep the executor from
-// putting copies there that the GPU waits for.
-func (n *gpuNodes) load(dt DType) error {
-	if n.gpu.Loaded(dt) {
-		return nil
-	}
-	if err := n.c.drive(background, n.c.queue.last()); err != nil {
-		return err
-	}
-	return n.gpu.Load(dt)
-}
-
 // schedule is the network's part of an operation, kept by the operation's shape.
 func (n *gpuNodes) schedule(o *operation, r *route, chunks []chunk) (*algo.Schedule, error) {
 	key := algo.Call{Coll: o.coll, DType: o.dtype, Op: o.redop, Root: o.root, Count: o.count}
@@ -342,13 +324,13 @@ const (
 	// longer: the GPU may be busy for as long as it likes.
 	attendBusy = 200 * time.Microsecond
 	attendMost = 200 * time.Microsecond
-	// checkEvery is how often it looks whether the GPU still works.
-	checkEvery = 20 * time.Millisecond
+	// lookEvery is how often somebody looks whether the GPU still works.
+	lookEvery = 50 * time.Millisecond
 )
 
 // attend waits a little for the GPU, and for the network if something is under way.
 func (c *Comm) attend(i *idleness) {
-	now, n := record.Now(), c.gpu.nodes
+	now := record.Now()
 	if i.since == 0 {
 		i.since = now
 	}
@@ -361,10 +343,26 @@ func (c *Comm) attend(i *idleness) {
 		return
 	}
 	time.Sleep(min(waited/8, attendMost))
-	if now-n.checked > int64(checkEvery) {
-		n.checked = now
+}
+
+// look ends the communicator when the GPU does not work any more, which nothing tells
+// who waits for its words. The executor itself calls nothing of the driver: that may
+// be held by somebody who waits for the GPU, which waits for the executor.
+func (n *gpuNodes) look() {
+	ticks := time.NewTicker(lookEvery)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-n.stop:
+			return
+		case <-ticks.C:
+		}
+		if q := &n.c.queue; q.tail.Load() == q.finished.Load() {
+			continue
+		}
 		if _, err := n.idle.Query(); err != nil {
-			c.gpuBroke(err)
+			n.c.gpuBroke(err)
+			return
 		}
 	}
 }
@@ -411,11 +409,6 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		m.barrier()
 	}
 	prepare := func(x *crossing) (err error) {
-		if m.computes() {
-			if err := n.load(dt); err != nil {
-				return err
-			}
-		}
 		x.gate = x.chunkGate
 		x.sched, err = n.schedule(&o, m.via, m.chunks)
 		return err

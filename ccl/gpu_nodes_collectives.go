@@ -68,15 +68,6 @@ func (m *motion) folds() bool {
 	return len(m.via.members) == 2 || m.o.dtype == Float8E4M3 || m.o.dtype == Float8E5M2
 }
 
-// computes reports whether the GPU reduces anything.
-func (m *motion) computes() bool {
-	switch m.o.coll {
-	case record.AllReduce, record.ReduceScatter, record.Reduce:
-		return m.n.local > 1 || m.folds()
-	}
-	return false
-}
-
 // fold reduces k elements of every member in scratch, where they are k apart, into
 // dst; own is where this rank's are, if not there.
 func (m *motion) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {

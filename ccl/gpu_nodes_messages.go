@@ -1,74 +1,57 @@
 package ccl
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// copier is a stream of copies between the GPU and pinned memory that the executor
-// puts there, and a word that counts those that are done.
-type copier struct {
-	s     *cuda.Stream
-	word  *uint32
-	at    cuda.Ptr
-	given uint32
-}
-
-func (t *copier) copy(dst, src cuda.Ptr, n int) (number uint32, err error) {
-	if err := t.s.Copy(dst, src, uint64(n)); err != nil {
-		return 0, err
-	}
-	t.given++
-	return t.given, t.s.Write32(t.at, t.given)
-}
-
-func (t *copier) done(number uint32) bool { return int32(atomic.LoadUint32(t.word)-number) >= 0 }
-
-// The two copiers.
-const (
-	outward = iota
-	inward
-)
-
 // mailing is the network's part of messages between nodes. They must not wait for
 // each other: a peer may be late, or wait for what this rank sends to a third one.
-// A stream, which does one thing after the other, cannot do that; so here it stands
-// still while the executor copies pieces of all messages at once.
+// A stream, which does one thing after the other, cannot do that; a kernel can, which
+// copies whatever piece can go on between the GPU and pinned memory. (The executor
+// could too, but must not need the driver: it may be held by who waits for the GPU,
+// such as the program that frees memory.)
 type mailing struct {
 	n     *gpuNodes
 	x     *crossing
 	flows []flow
+	of    map[int]int // flows by index
+	half  int         // bytes of a piece, but for a message's last
 	gates []mailGate
 	left  int // flows that go on
 }
 
 // flow is the messages from or to a peer, in their order, as pieces in turn through
-// two halves of a part of the pinned memory.
+// two places in pinned memory.
 type flow struct {
 	peer   int
 	send   bool
-	at     int // of its part
-	half   int
+	at     int    // of its places
+	base   uint32 // pieces of the flow before
 	pieces []piece
-	// after is the flow that must have copied a piece out before this one copies the
-	// same one in, -1 when there is none.
-	after  int
-	copied []uint32 // numbers of pieces' copies
+	words  *flowWords
 }
 
-// piece is part of a message in the GPU's memory.
-type piece struct {
-	gpu   cuda.Ptr
-	bytes int
+// flowWords count a flow's pieces for as long as the communicator lives, in pinned
+// memory: copied by the GPU; sent, or brought, by the network.
+type flowWords struct {
+	gpu, net uint32
+	_        [14]uint32
 }
 
-// mailGate is what a gate's number stands for: that a piece's half is ready for the
+// piece is part of a message.
+type piece struct{ skew, bytes int }
+
+// mailGate is what a gate's number stands for: that a piece's place is ready for the
 // network, and that the network is done with it. A gate of no flow is the end.
 type mailGate struct {
 	flow, piece int32
@@ -78,9 +61,80 @@ type mailGate struct {
 const (
 	pieceLeast = 128 << 10
 	pieceMost  = 2 << 20
+	// letterMost is how many messages wait for the GPU at a time.
+	letterMost = 1024
 )
 
-// exchange puts messages on s. Those within the node go as they do on a single one.
+// mail is the pinned memory that all messages of a communicator need: words of each
+// peer's flows, and a ring of what the kernel is told of each message.
+type mail struct {
+	words   []flowWords // of rank p: 2p from it, 2p+1 to it
+	wordsAt cuda.Ptr
+	given   []uint32 // pieces of the flows so far
+	ring    []kernels.Ferry
+	ringAt  cuda.Ptr
+	// Places are counted on and on: head is the next one, tail the oldest one that an
+	// operation uses.
+	head, tail int
+	taken      []ringUse
+}
+
+// ringUse is the places up to end, used until an operation has ended.
+type ringUse struct {
+	end int
+	seq uint64
+}
+
+func ringLen(ranks int) int { return max(letterMost, 4*ranks) }
+
+func mailSize(ranks int) int {
+	return 2*ranks*int(unsafe.Sizeof(flowWords{})) + ringLen(ranks)*int(unsafe.Sizeof(kernels.Ferry{}))
+}
+
+func newMail(ranks int, mem []byte, at cuda.Ptr) mail {
+	clear(mem)
+	words := 2 * ranks * int(unsafe.Sizeof(flowWords{}))
+	return mail{
+		words: unsafe.Slice((*flowWords)(unsafe.Pointer(&mem[0])), 2*ranks), wordsAt: at, given: make([]uint32, 2*ranks),
+		ring: unsafe.Slice((*kernels.Ferry)(unsafe.Pointer(&mem[words])), ringLen(ranks)), ringAt: at + cuda.Ptr(words),
+	}
+}
+
+// places is count places of the ring side by side, once what used them has ended.
+func (n *gpuNodes) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
+	m := &n.mail
+	size := len(m.ring)
+	if count > size {
+		return nil, 0, fmt.Errorf("%w: %d messages between nodes in one group, at most %d", ErrInvalid, count, size)
+	}
+	if rest := size - m.head%size; rest < count {
+		m.head += rest
+	}
+	for m.head+count > m.tail+size {
+		if len(m.taken) == 0 {
+			m.tail = m.head
+			break
+		}
+		use := m.taken[0]
+		if err := n.c.drive(background, use.seq); err != nil {
+			return nil, 0, err
+		}
+		m.taken, m.tail = m.taken[1:], use.end
+	}
+	first := m.head % size
+	m.head += count
+	return m.ring[first : first+count], m.ringAt + cuda.Ptr(first*int(unsafe.Sizeof(kernels.Ferry{}))), nil
+}
+
+// index is a flow's number in mail.
+func index(msg gpu.Message) int {
+	if msg.Send {
+		return 2*msg.Peer + 1
+	}
+	return 2 * msg.Peer
+}
+
+// exchange puts messages on s. Those within the node go as they do on a single one;
 // local puts them on s where they are no messages.
 func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu.Message, local func(gpu.Stream) error) error {
 	c := n.c
@@ -96,14 +150,25 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 	if local == nil && len(near) > 0 {
 		local = func(on gpu.Stream) error { return n.gpu.Exchange(on, o.coll, near, o.stream) }
 	}
+	var list cuda.Ptr
 	prepare := func(x *crossing) error {
-		m := newMailing(n, x, far, o.inPlace)
-		x.gate, x.sched = m.gate, m.schedule(far)
+		ring, at, err := n.places(len(far))
+		if err != nil {
+			return err
+		}
+		m := newMailing(n, x, far, ring, o.inPlace)
+		x.gate, x.sched, list = m.gate, m.schedule(far), at
 		return nil
 	}
 	return n.cross(s, cs, o, 1, prepare, func(on gpu.Stream, x *crossing) error {
 		if local != nil {
 			if err := local(on); err != nil {
+				return err
+			}
+		}
+		if len(far) > 0 {
+			n.mail.taken = append(n.mail.taken, ringUse{n.mail.head, c.queue.last()})
+			if err := n.gpu.Ferry(on.Stream, list, len(far)); err != nil {
 				return err
 			}
 		}
@@ -139,14 +204,15 @@ func (n *gpuNodes) allToAll(s *Stream, cs *cuda.Stream, o *operation, send, recv
 	})
 }
 
-func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, inPlace bool) *mailing {
-	m := &mailing{n: n, x: x}
-	index := map[[2]int]int{}
+// newMailing prepares messages, and writes for the kernel what there is to do.
+func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Ferry, inPlace bool) *mailing {
+	m := &mailing{n: n, x: x, of: make(map[int]int)}
 	largest := uint64(0)
 	for _, msg := range msgs {
-		if _, ok := index[key(msg)]; !ok {
-			index[key(msg)] = len(m.flows)
-			m.flows = append(m.flows, flow{peer: msg.Peer, send: msg.Send, after: -1})
+		i := index(msg)
+		if _, ok := m.of[i]; !ok {
+			m.of[i] = len(m.flows)
+			m.flows = append(m.flows, flow{peer: msg.Peer, send: msg.Send, words: &n.mail.words[i], base: n.mail.given[i]})
 		}
 		largest = max(largest, msg.Bytes)
 	}
@@ -154,33 +220,33 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, inPlace bool) *mai
 	if m.left == 0 {
 		return m
 	}
-	room := len(n.parts[slots].Buf) / (2 * len(m.flows)) &^ 511
-	half := max(min(int(largest/4+511)&^511, pieceMost, room), min(pieceLeast, room))
+	room := (len(n.parts[slots].Buf)/(2*m.left) - kernels.FerryPad) &^ 511
+	m.half = max(min(int(largest/4+511)&^511, pieceMost, room), min(pieceLeast, room))
 	for i := range m.flows {
-		m.flows[i].at, m.flows[i].half = 2*half*i, half
+		m.flows[i].at = 2 * (m.half + kernels.FerryPad) * i
 	}
-	for _, msg := range msgs {
-		f := &m.flows[index[key(msg)]]
-		for off := 0; off < int(msg.Bytes); off += half {
-			f.pieces = append(f.pieces, piece{msg.Buf + cuda.Ptr(off), min(half, int(msg.Bytes)-off)})
+	at := func(i int) uint64 { return uint64(n.mail.wordsAt) + uint64(i)*uint64(unsafe.Sizeof(flowWords{})) }
+	for j, msg := range msgs {
+		i := index(msg)
+		f := &m.flows[m.of[i]]
+		k := kernels.Ferry{
+			Buffer: uint64(msg.Buf), Bytes: msg.Bytes, Slot: uint64(n.slotAt[0]) + uint64(f.at),
+			Mine: at(i), Theirs: at(i) + 4, Half: uint32(m.half), First: f.base + uint32(len(f.pieces)),
+		}
+		if msg.Send {
+			k.Send = 1
+		} else if inPlace {
+			k.After, k.AfterFirst = at(i+1), n.mail.given[i+1] // what goes to this peer
+		}
+		ring[j] = k
+		for off := 0; off < int(msg.Bytes); off += m.half {
+			f.pieces = append(f.pieces, piece{int(msg.Buf) & 15, min(m.half, int(msg.Bytes)-off)})
 		}
 	}
-	for i := range m.flows {
-		f := &m.flows[i]
-		f.copied = make([]uint32, 0, len(f.pieces))
-		if j, ok := index[[2]int{f.peer, 1}]; ok && inPlace && !f.send {
-			f.after = j
-		}
+	for i, j := range m.of {
+		n.mail.given[i] += uint32(len(m.flows[j].pieces))
 	}
 	return m
-}
-
-// key tells flows apart.
-func key(m gpu.Message) [2]int {
-	if m.Send {
-		return [2]int{m.Peer, 1}
-	}
-	return [2]int{m.Peer, 0}
 }
 
 // schedule has a track for each flow, and one that ends the operation.
@@ -191,99 +257,62 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 		return algo.Step{Act: algo.Gate, Peer: -1, Len: len(m.gates) - 1}
 	}
 	space := engine.GroupSpace + slots
-	for i := range m.flows {
-		f := &m.flows[i]
+	s.Tracks = make([]algo.Track, len(m.flows))
+	next := make([]int, len(m.flows)) // piece of each flow
+	for _, msg := range msgs {
+		i := m.of[index(msg)]
+		f, t := &m.flows[i], &s.Tracks[i]
 		st := algo.Step{Act: algo.Recv, Peer: int32(f.peer)}
 		if f.send {
 			st.Act = algo.Send
 		}
-		var t algo.Track
-		p := 0
-		for _, msg := range msgs {
-			if msg.Peer != f.peer || msg.Send != f.send {
-				continue
-			}
-			head := st
-			head.Header, head.Whole = true, int(msg.Bytes)
-			head.Src.Space, head.Dst.Space = space, space
-			t = append(t, head)
-			for left := int(msg.Bytes); left > 0; p++ {
-				body := st
-				body.Len = f.pieces[p].bytes
-				body.Src = algo.Ref{Space: space, Off: f.place(p)}
-				body.Dst = body.Src
-				t = append(t, gate(i, p, false), body, gate(i, p, true))
-				left -= body.Len
-			}
+		head := st
+		head.Header, head.Whole = true, int(msg.Bytes)
+		head.Src.Space, head.Dst.Space = space, space
+		*t = append(*t, head)
+		for left := int(msg.Bytes); left > 0; next[i]++ {
+			p := next[i]
+			body := st
+			body.Len = f.pieces[p].bytes
+			body.Src = algo.Ref{Space: space, Off: f.at + int(f.base+uint32(p))&1*(m.half+kernels.FerryPad) + f.pieces[p].skew}
+			body.Dst = body.Src
+			*t = append(*t, gate(i, p, false), body, gate(i, p, true))
+			left -= body.Len
 		}
-		t = append(t, gate(i, len(f.pieces), true))
-		s.Tracks = append(s.Tracks, t)
+	}
+	for i := range m.flows {
+		s.Tracks[i] = append(s.Tracks[i], gate(i, len(m.flows[i].pieces), true))
 	}
 	s.Tracks = append(s.Tracks, algo.Track{gate(-1, 0, true), gate(-1, 1, true)})
 	return s
 }
 
-// place is where in the pinned memory a piece of the flow goes.
-func (f *flow) place(p int) int { return f.at + p&1*f.half }
-
 // gate is engine.Op.Gate.
 func (m *mailing) gate(number int) bool {
 	g := m.gates[number]
-	ok, err := m.pass(int(g.flow), int(g.piece), g.done)
-	if err != nil {
-		m.n.c.gpuBroke(err)
-		return false
-	}
-	return ok
-}
-
-func (m *mailing) pass(i, p int, done bool) (bool, error) {
-	n := m.n
-	if i < 0 {
-		in := &n.copies[inward]
-		if p > 0 {
-			return n.has(m.x.reached + 1), nil // the stream has gone on
+	if g.flow < 0 {
+		if g.piece > 0 {
+			return m.n.has(m.x.reached + 1) // the stream has gone on
 		}
-		if m.left > 0 || !in.done(in.given) {
-			return false, nil
+		if m.left > 0 {
+			return false
 		}
-		n.pass(m.x.passed + 1)
-		return true, nil
+		m.n.pass(m.x.passed + 1)
+		return true
 	}
-	f := &m.flows[i]
-	switch {
+	f, p := &m.flows[g.flow], int(g.piece)
+	switch number := f.base + uint32(p); {
 	case p == len(f.pieces):
 		m.left--
-		return true, nil
-	case f.send && !done: // is the piece in pinned memory?
-		if err := m.fetch(f, min(p+2, len(f.pieces))); err != nil {
-			return false, err
-		}
-		return n.copies[outward].done(f.copied[p]), nil
+	case g.done:
+		atomic.StoreUint32(&f.words.net, number+1)
 	case f.send:
-		return true, nil // the next gate fetches what this half is for
-	case !done: // is its half free?
-		return p < 2 || n.copies[inward].done(f.copied[p-2]), nil
+		return f.copied(number + 1)
+	default:
+		return p < 2 || f.copied(number-1)
 	}
-	if f.after >= 0 {
-		if out := &m.flows[f.after]; p >= len(out.copied) || !n.copies[outward].done(out.copied[p]) {
-			return false, nil
-		}
-	}
-	number, err := n.copies[inward].copy(f.pieces[p].gpu, n.slotAt[0]+cuda.Ptr(f.place(p)), f.pieces[p].bytes)
-	f.copied = append(f.copied, number)
-	return true, err
+	return true
 }
 
-// fetch copies the flow's pieces before end out of the GPU, as far as they are not
-// yet; halves are free for them.
-func (m *mailing) fetch(f *flow, end int) error {
-	for p := len(f.copied); p < end; p++ {
-		number, err := m.n.copies[outward].copy(m.n.slotAt[0]+cuda.Ptr(f.place(p)), f.pieces[p].gpu, f.pieces[p].bytes)
-		if err != nil {
-			return err
-		}
-		f.copied = append(f.copied, number)
-	}
-	return nil
-}
+// copied reports whether the GPU has copied so many of the flow's pieces.
+func (f *flow) copied(count uint32) bool { return int32(atomic.LoadUint32(&f.words.gpu)-count) >= 0 }

@@ -27,17 +27,6 @@ func (c *Comm) End(s Stream) error {
 	return c.leave(s, false)
 }
 
-// Loaded reports whether the kernels that reduce a type are ready; Load makes them so,
-// which takes long and may wait for what is on the GPU's streams.
-func (c *Comm) Loaded(dt record.DType) bool {
-	return int(dt) < len(c.dev.reduce) && c.dev.reduce[dt].Load() != nil
-}
-
-func (c *Comm) Load(dt record.DType) error {
-	_, err := c.dev.reducers(dt)
-	return err
-}
-
 // Fold puts on s the reduction of count elements of every one of srcs, at most
 // MaxRanks, in their order, into dst, which may be one of them. divisor is what Avg
 // divides by. It speaks with nobody.
@@ -53,3 +42,15 @@ func (c *Comm) Fold(s *cuda.Stream, dt record.DType, op record.RedOp, dst cuda.P
 	f := fs["ls_fold"]
 	return s.Launch(f.Func, uint32(blocksFor(count*uint64(dt.Size()), symStep, foldBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
+
+// Ferry puts on s the copying of messages between the GPU and pinned memory, which
+// ends when all pieces are where they belong. list is count kernels.Ferry in pinned memory.
+func (c *Comm) Ferry(s *cuda.Stream, list cuda.Ptr, count int) error {
+	a := kernels.FerryArgs{Abort: uint64(c.abortAt), List: uint64(list), Count: uint32(count)}
+	f := c.move["ls_ferry"]
+	return s.Launch(f.Func, uint32(min(count, ferryBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
+}
+
+// ferryBlocks is how many SMs carry messages: one alone writes to host memory as fast
+// as most networks take it.
+const ferryBlocks = 8
