@@ -344,9 +344,10 @@ func (c *Conn) work() {
 			}
 		}
 		c.flush()
+		var peer *gaveUp
 		switch {
-		case errors.Is(c.m.err, ErrNoPath):
-			c.why = c.m.err
+		case errors.As(c.m.err, &peer) && peer.noPath:
+			c.why = peer
 			c.fail(c.lostPaths())
 		case c.m.err != nil:
 			c.fail(c.m.err)
@@ -392,7 +393,7 @@ func (c *Conn) fail(err error) {
 	if !errors.Is(err, io.EOF) {
 		g := message{kind: msgFail, text: err.Error()}
 		if errors.Is(err, ErrNoPath) {
-			g.path = 1
+			g.path, g.text = 1, c.why.Error()
 		}
 		c.tell(&g)
 	}
@@ -427,13 +428,17 @@ func (c *Conn) read() {
 		g, err := readMessage(c.ctl, h[:], b[:])
 		c.w.mu.Lock()
 		c.w.poll(true) // what was sent before comes before
-		if err != nil {
+		switch {
+		case c.err != nil: // it failed, and gave its queue pairs back, while this read
+		case err != nil:
 			if errors.Is(err, ErrCorrupt) {
 				c.fail(err)
 			}
 			c.hear(fmt.Errorf("closed by the peer: %w", err))
-		} else if e := c.m.handle(&g); e != nil {
-			c.why = e
+		default:
+			if e := c.m.handle(&g); e != nil {
+				c.why = e
+			}
 		}
 		c.dirty = true
 		c.work()
