@@ -255,3 +255,107 @@ func TestNetChoice(t *testing.T) {
 		}
 	}
 }
+
+// TestRDMARecords: each path of each lane is a connection of the flight recorder,
+// which tells what became of it, and that all were down before an operation failed.
+func TestRDMARecords(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	rec, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "test", WorldSize: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	r, err := record.Open(rec.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	states := func() string {
+		var s []string
+		for _, c := range r.Conns(nil) {
+			s = append(s, fmt.Sprintf("%d %s", c.Channel, c.Link))
+		}
+		slices.Sort(s)
+		return strings.Join(s, ", ")
+	}
+	ranks(t, 2, func(cfg *ccl.Config) {
+		if overRDMA(1)(cfg); cfg.Rank == 0 {
+			cfg.Recorder = rec
+		}
+	}, func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 300_000))
+		// until repeats an operation until the recorder tells these states.
+		until := func(want string) error {
+			for {
+				done := []int64{0}
+				if err := do(ctx, s, c.AllReduce(s, x, x, ccl.Sum)); err != nil {
+					return err
+				}
+				if c.Rank() == 0 && states() == want {
+					done[0] = 1
+				}
+				if err := do(ctx, s, c.AllReduce(s, ccl.Of(done), ccl.Of(done), ccl.Max)); err != nil {
+					return fmt.Errorf("%w, waiting for %s, have %s", err, want, states())
+				}
+				if done[0] == 1 {
+					return nil
+				}
+			}
+		}
+		if err := until("0 up, 1 up, 2 up, 3 up"); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			for _, k := range r.Conns(nil) {
+				if k.Transport != record.TransportRDMA || k.Peer != 1 || k.Name != []string{"mlx5_0/1->mlx5_2/1", "mlx5_1/1->mlx5_3/1"}[k.Channel%2] || k.ID == 0 {
+					return fmt.Errorf("connection %+v", k.ConnEntry)
+				}
+				if k.Channel%2 == 1 && k.Posted != 0 {
+					return fmt.Errorf("%d bytes over a backup", k.Posted)
+				}
+			}
+			f.SetPort("mlx5_2", 1, false, true)
+		}
+		if err := until("0 down, 1 switched, 2 down, 3 switched"); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			for _, k := range r.Conns(nil) {
+				if primary := k.Channel%2 == 0; primary && k.Outstanding() != 0 || (k.Switches == 0) != primary || primary && k.Received == 0 {
+					return fmt.Errorf("after a switch: %+v", k)
+				}
+			}
+			f.SetPort("mlx5_2", 1, true, true)
+		}
+		if err := until("0 up, 1 up, 2 up, 3 up"); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			f.SetPort("mlx5_0", 1, false, true)
+			f.SetPort("mlx5_1", 1, false, true)
+		}
+		begun := time.Now()
+		err := until("never")
+		if c.Rank() == 0 {
+			if got := states(); got != "0 down, 1 down, 2 down, 3 down" {
+				return fmt.Errorf("when the operation failed: %s", got)
+			}
+		}
+		if err := wantError(c, err, ccl.ErrPeerLost, begun); err != nil {
+			return err
+		}
+		return errExpected
+	})
+	var kinds []string
+	buf := make([]record.Record, 10_000)
+	for _, k := range buf[:r.Next(buf)] {
+		if k.Kind == record.KindLink {
+			kinds = append(kinds, record.LinkState(k.Code).String())
+		}
+	}
+	for _, want := range []record.LinkState{record.LinkUp, record.LinkDown, record.LinkSwitched} {
+		if !slices.Contains(kinds, want.String()) {
+			t.Errorf("no record of a link that is %v: %v", want, kinds)
+		}
+	}
+}

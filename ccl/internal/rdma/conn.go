@@ -399,6 +399,7 @@ func (c *Conn) fail(err error) {
 	}
 	c.err = err
 	for i := range c.qps {
+		c.m.lanes[i].phase = seeking // it takes nothing any more
 		for p, q := range c.qps[i] {
 			if q != nil {
 				q.close()
@@ -410,7 +411,12 @@ func (c *Conn) fail(err error) {
 }
 
 // lostPaths is the error of a connection without paths.
-func (c *Conn) lostPaths() error { return &PathError{Paths: c.pairs, Err: c.why} }
+func (c *Conn) lostPaths() error {
+	if c.why == nil {
+		c.why = errors.New("the peer has not offered any")
+	}
+	return &PathError{Paths: c.pairs, Err: c.why}
+}
 
 // hear notes that the control socket has ended.
 func (c *Conn) hear(err error) {

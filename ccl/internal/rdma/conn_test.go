@@ -532,3 +532,15 @@ func TestBadPeer(t *testing.T) {
 		})
 	}
 }
+
+// BenchmarkConnect is what a peer costs at both ends: a control socket, memory,
+// and the queue pairs of two lanes on two paths.
+func BenchmarkConnect(b *testing.B) {
+	f := verbstest.New(b, verbstest.Options{})
+	for b.Loop() {
+		x, y := connect(b, f, quick)
+		until(b, "a connection", x, y, func() bool { return on(0, x, y) })
+		x.w.Close()
+		y.w.Close()
+	}
+}

@@ -1,10 +1,5 @@
 package rdma
 
-import (
-	"errors"
-	"fmt"
-)
-
 // phase is where a lane is in its life.
 type phase uint8
 
@@ -67,6 +62,14 @@ type lane struct {
 	hope   bool             // seeking: the peer has not said that it looks no longer
 	paths  [MaxPaths]path
 }
+
+// gaveUp is what the peer said when it ended the connection.
+type gaveUp struct {
+	text   string
+	noPath bool
+}
+
+func (g *gaveUp) Error() string { return "the peer gave up: " + g.text }
 
 // maxSkip bounds how many generations of a path a peer may have used up alone.
 const maxSkip = 1 << 16
@@ -310,10 +313,7 @@ func (m *machine) handle(g *message) error {
 	case msgExpired:
 		l.hope = false
 	case msgFail:
-		m.err = errors.New("the peer gave up: " + g.text)
-		if p == 1 {
-			m.err = fmt.Errorf("%w: %w", ErrNoPath, m.err)
-		}
+		m.err = &gaveUp{text: g.text, noPath: p == 1}
 	default:
 		return m.corrupt("control message of kind %d", g.kind)
 	}

@@ -129,8 +129,10 @@ func (l *rdmaLink) Path(lane, path int, s rdma.State, qp uint32) {
 			p.open(l.m, l.peer, l.Kind(), uint16(lane*rdma.MaxPaths+path), uint64(qp), l.paths[path].String())
 		}
 	case rdma.PathDown:
+		now := record.Now()
 		p.posted, p.carries = p.completed, false
-		p.abandon(record.Now())
+		p.flush(now, p.posted, p.completed, p.received)
+		p.abandon(now)
 		p.want(0)
 		p.link(record.LinkDown)
 	case rdma.PathCarries:
