@@ -199,7 +199,8 @@ func create(dir string, id Identity, geo geometry) (*Writer, error) {
 // reserve gives the file its size and its memory.
 func reserve(f *os.File, size int64) error {
 	err := syscall.Fallocate(int(f.Fd()), 0, 0, size)
-	if !errors.Is(err, syscall.EOPNOTSUPP) {
+	// tmpfs starts all over after a signal, and the runtime sends many: write then.
+	if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.EINTR) {
 		return err
 	}
 	zeros := make([]byte, 1<<20)
