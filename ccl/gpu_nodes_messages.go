@@ -27,7 +27,6 @@ type mailing struct {
 	of    map[int]int // flows by index
 	half  int         // bytes of a piece, but for a message's last
 	gates []mailGate
-	left  int // flows that go on
 }
 
 // flow is the messages from or to a peer, in their order, as pieces in turn through
@@ -52,7 +51,7 @@ type flowWords struct {
 type piece struct{ skew, bytes int }
 
 // mailGate is what a gate's number stands for: that a piece's place is ready for the
-// network, and that the network is done with it. A gate of no flow is the end.
+// network, and that the network is done with it; of no flow, that the stream may go on, and that it has.
 type mailGate struct {
 	flow, piece int32
 	done        bool
@@ -216,11 +215,10 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 		}
 		largest = max(largest, msg.Bytes)
 	}
-	m.left = len(m.flows)
-	if m.left == 0 {
+	if len(m.flows) == 0 {
 		return m
 	}
-	room := (len(n.parts[slots].Buf)/(2*m.left) - kernels.FerryPad) &^ 511
+	room := (len(n.parts[slots].Buf)/(2*len(m.flows)) - kernels.FerryPad) &^ 511
 	m.half = max(min(int(largest/4+511)&^511, pieceMost, room), min(pieceLeast, room))
 	for i := range m.flows {
 		m.flows[i].at = 2 * (m.half + kernels.FerryPad) * i
@@ -280,10 +278,7 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 			left -= body.Len
 		}
 	}
-	for i := range m.flows {
-		s.Tracks[i] = append(s.Tracks[i], gate(i, len(m.flows[i].pieces), true))
-	}
-	s.Tracks = append(s.Tracks, algo.Track{gate(-1, 0, true), gate(-1, 1, true)})
+	s.Tracks = append(s.Tracks, algo.Track{{Act: algo.Join, Peer: -1}, gate(-1, 0, true), gate(-1, 1, false)})
 	return s
 }
 
@@ -291,27 +286,22 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 func (m *mailing) gate(number int) bool {
 	g := m.gates[number]
 	if g.flow < 0 {
-		if g.piece > 0 {
-			return m.n.has(m.x.reached + 1) // the stream has gone on
+		if g.done { // all is through
+			m.n.pass(m.x.passed + 1)
+			return true
 		}
-		if m.left > 0 {
-			return false
-		}
-		m.n.pass(m.x.passed + 1)
-		return true
+		return m.n.has(m.x.reached + 1) // the stream has gone on
 	}
-	f, p := &m.flows[g.flow], int(g.piece)
-	switch number := f.base + uint32(p); {
-	case p == len(f.pieces):
-		m.left--
+	f := &m.flows[g.flow]
+	count := f.base + uint32(g.piece) // before this piece
+	switch {
 	case g.done:
-		atomic.StoreUint32(&f.words.net, number+1)
+		atomic.StoreUint32(&f.words.net, count+1)
+		return true
 	case f.send:
-		return f.copied(number + 1)
-	default:
-		return p < 2 || f.copied(number-1)
+		return f.copied(count + 1)
 	}
-	return true
+	return g.piece < 2 || f.copied(count-1)
 }
 
 // copied reports whether the GPU has copied so many of the flow's pieces.

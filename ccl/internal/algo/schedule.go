@@ -12,6 +12,7 @@ const (
 	Fold                  // Dst = Dst op Src, local
 	Copy                  // Dst = Src, local
 	Gate                  // nothing, once the operation's gate number Len is open
+	Join                  // nothing, once all other tracks have ended
 )
 
 // Space is the memory that an offset counts in.

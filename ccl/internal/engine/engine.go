@@ -186,6 +186,12 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 			}
 			e.next(l)
 			return 0, nil
+		case algo.Join:
+			if e.left > 1 {
+				return blocked, nil
+			}
+			e.next(l)
+			return 0, nil
 		case algo.Copy:
 			e.copy(st)
 		default:
@@ -431,7 +437,10 @@ func mismatch(st *algo.Step, mine, theirs Signature, known bool) error {
 func (e *Engine) Gated() bool {
 	for i := range e.lanes {
 		l := &e.lanes[i]
-		if int(l.at) < len(l.steps) && l.steps[l.at].Act == algo.Gate {
+		if int(l.at) >= len(l.steps) || l.steps[l.at].Act != algo.Gate {
+			continue
+		}
+		if need := l.steps[l.at].Need; need == 0 || e.lanes[1-i].at >= need {
 			return true
 		}
 	}

@@ -140,6 +140,8 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 			yielding.Add(-1)
 			w.sleep(d)
 			yielding.Add(1)
+		} else {
+			w.look() // the caller sleeps by itself
 		}
 		w.rouse()
 	}
