@@ -158,7 +158,7 @@ func (w *Worker) Connect(cfg Config) (*Conn, error) {
 		pairs: cfg.Paths[:min(len(cfg.Paths), MaxPaths)], regions: make(map[*device]*verbs.MR),
 		qps: make([][MaxPaths]*queuePair, cfg.Lanes), tries: make([][MaxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
 	}
-	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, depth: depth, table: table, lanes: cfg.Lanes}
+	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, keptFrom: keptFrom, depth: depth, table: table, lanes: cfg.Lanes}
 	c.m = newMachine(s, c)
 	c.lay = layoutOf(s.ring, s.lanes)
 	sc, ok := cfg.Control.(syscall.Conn)
@@ -478,6 +478,37 @@ func readMessage(r io.Reader, h, b []byte) (message, error) {
 func (c *Conn) Send(b []byte) (n int, starved bool, err error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
+	return c.send(b, nil)
+}
+
+// SendKept is Send of bytes that the caller leaves as they are until Settled:
+// those in registered memory are sent from where they lie.
+func (c *Conn) SendKept(b []byte) (n int, starved bool, err error) {
+	r := regionOf(b)
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if r != nil && !c.reaches(r) {
+		r = nil
+	}
+	return c.send(b, r)
+}
+
+// reaches reports whether a region is registered with the devices of all paths,
+// so that a switch does not find that it cannot be.
+func (c *Conn) reaches(r *Region) bool {
+	for p := range c.pairs {
+		n, err := c.w.nic(c.pairs[p].Own.Device)
+		if err == nil {
+			_, err = r.key(n.dev)
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Conn) send(b []byte, r *Region) (n int, starved bool, err error) {
 	for n < len(b) {
 		size, lane, _ := c.m.chunk(uint64(len(b) - n))
 		if size == 0 {
@@ -493,8 +524,13 @@ func (c *Conn) Send(b []byte) (n int, starved bool, err error) {
 				break
 			}
 		}
-		copy(c.mem[c.lay.out+c.m.tx.sent%c.m.ring:], b[n:n+int(size)])
-		c.m.send(lane, size)
+		var from source
+		if r != nil && size >= keptFrom {
+			from = source{uint64(uintptr(unsafe.Pointer(&b[n]))), r}
+		} else {
+			copy(c.mem[c.lay.out+c.m.tx.sent%c.m.ring:], b[n:n+int(size)])
+		}
+		c.m.send(lane, size, from)
 		n += int(size)
 	}
 	if n > 0 {
@@ -504,6 +540,23 @@ func (c *Conn) Send(b []byte) (n int, starved bool, err error) {
 		}
 	}
 	return n, starved, nil
+}
+
+// Settled reports whether the caller may change what SendKept took, and tells the
+// peer the same of what was consumed here.
+func (c *Conn) Settled() bool {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if c.err != nil {
+		return true
+	}
+	c.m.release()
+	c.flush()
+	if !c.m.settled() {
+		c.w.poll(false)
+		c.readCredit()
+	}
+	return c.m.settled() || c.usable() != nil
 }
 
 // usable is why the connection can not be used any more, nil when it can.

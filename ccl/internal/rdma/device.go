@@ -86,6 +86,7 @@ func (d *device) release() {
 	}
 	d.events.Close()
 	<-d.done
+	dropRegions(d)
 	// A lost device refuses; its kernel side goes with the context.
 	d.pd.Close()
 	d.ctx.Close()

@@ -54,7 +54,7 @@ func FuzzPeer(f *testing.F) {
 	f.Add(join(up, (&message{kind: msgDown, gen: 1}).append([]byte{0}), (&message{kind: msgFail, text: "why"}).append([]byte{0})))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		n := &nobody{t: t}
-		m := newMachine(shape{ring: 512, maxChunk: 128, depth: 16, table: 16, lanes: 2}, n)
+		m := newMachine(shape{ring: 512, maxChunk: 128, keptFrom: 32, depth: 16, table: 16, lanes: 2}, n)
 		n.m = m
 		next := func(k int) []byte {
 			b := make([]byte, k)
@@ -83,7 +83,7 @@ func FuzzPeer(f *testing.F) {
 				err = m.credited(int(b[0])%2, block{le.Uint64(b[1:]), le.Uint64(b[9:]), le.Uint64(b[17:]), le.Uint64(b[25:])})
 			case 3:
 				if size, lane, _ := m.chunk(uint64(next(1)[0])); size > 0 {
-					m.send(lane, size)
+					m.send(lane, size, source{})
 				}
 				if lane, _ := m.line(); lane >= 0 {
 					m.sendLine(lane)

@@ -38,6 +38,13 @@ type entry struct {
 	num  uint32 // of the data chunk or line, numbering bits only
 	n    uint32 // bytes
 	pos  uint64 // of data: its place in the stream; of a line: its number
+	from source // of data: where it lies, unless in the outbox
+}
+
+// source is a place in registered memory; nowhere is the zero value.
+type source struct {
+	addr   uint64
+	region *Region
 }
 
 // lane is one of a connection's parallel ways. Positions count messages.

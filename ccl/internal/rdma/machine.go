@@ -35,6 +35,7 @@ const (
 type shape struct {
 	ring     uint64 // bytes of the stream that may be unconsumed, a power of two
 	maxChunk uint64 // bytes of a chunk
+	keptFrom uint64 // bytes of the smallest chunk that is sent from where it lies
 	depth    uint64 // messages of a lane that may be unacknowledged
 	table    uint64 // chunks that may be out of order, a power of two
 	lanes    int
@@ -89,6 +90,7 @@ type sender struct {
 	pad           uint64 // skipped since the last chunk
 	chunks, ahead uint64 // chunks sent; how many the peer has in order
 	lines, lacked uint64 // lines sent, consumed by the peer
+	kept          uint64 // up to where chunks were sent from where they lie
 }
 
 type receiver struct {
@@ -97,6 +99,7 @@ type receiver struct {
 	table      []arrival
 	lines      uint64 // consumed
 	linesIn    uint64 // arrived, by number mod LineSlots
+	large      uint64 // end of the last chunk that may be kept at the peer
 	told       block  // bytes, chunks and lines, as the peer was last told
 	toldBy     int    // over which lane
 }
@@ -175,16 +178,24 @@ func (m *machine) chunk(n uint64) (size uint64, lane int, starved bool) {
 // smallSend goes over the first lane: the fewer lanes, the fewer receives.
 const smallSend = 4 << 10
 
-// send posts the next n bytes of the stream, which chunk has allowed.
-func (m *machine) send(lane int, n uint64) {
+// send posts the next n bytes of the stream, which chunk has allowed. They lie in
+// the outbox, or at from until settled.
+func (m *machine) send(lane int, n uint64, from source) {
 	t := &m.tx
-	e := entry{kind: kindData, pad: uint8(t.pad), num: uint32(t.chunks & numMask), n: uint32(n), pos: t.sent}
+	e := entry{kind: kindData, pad: uint8(t.pad), num: uint32(t.chunks & numMask), n: uint32(n), pos: t.sent, from: from}
 	t.pad = 0
 	t.sent += n
 	t.chunks++
+	if from.addr != 0 {
+		t.kept = t.sent
+	}
 	m.next = lane + 1
 	m.queue(lane, e)
 }
+
+// settled reports whether the peer has consumed all that was not sent from the
+// outbox: it will not have to be sent again.
+func (m *machine) settled() bool { return m.tx.acked >= m.tx.kept }
 
 // alignSend skips to the next 64-byte boundary.
 func (m *machine) alignSend() {
@@ -279,6 +290,9 @@ func (m *machine) data(num uint64, pad uint8, n uint32) error {
 			return m.corrupt("bytes %d to %d, %d consumed", start, end, r.got)
 		}
 		a.here = false
+		if uint64(a.n) >= m.keptFrom {
+			r.large = end
+		}
 		r.front = end
 		r.chunks++
 	}
@@ -321,6 +335,13 @@ func (m *machine) grant(eager bool) {
 				r.toldBy, news = i, false
 			}
 		}
+	}
+}
+
+// release tells the peer of what it may have to keep until it hears of it.
+func (m *machine) release() {
+	if r := &m.rx; r.large > r.told.bytes && r.got > r.told.bytes {
+		m.grant(false)
 	}
 }
 

@@ -28,6 +28,9 @@ const (
 	// Writes that need no copy of the device's are gathered up to this.
 	batchBytes  = 64 << 10
 	batchWrites = 16
+	// keptFrom is the smallest chunk that is not copied to be sent: for a smaller
+	// one it costs more to hear of its arrival.
+	keptFrom = 64 << 10
 	// signalFrom and signalEvery say which writes complete.
 	signalFrom  = 4 << 10
 	signalEvery = 8
@@ -201,7 +204,9 @@ func (q *queuePair) write(w verbs.Write) {
 	if q.why != nil || q.halted {
 		return // what is lost is in the lane's log
 	}
-	w.RKey, w.LKey = q.remote.rkey, q.region.LKey
+	if w.RKey = q.remote.rkey; w.LKey == 0 {
+		w.LKey = q.region.LKey
+	}
 	w.Inline = int(w.Len) <= q.inline
 	if q.unsignalled++; w.Len >= signalFrom || q.unsignalled >= signalEvery {
 		w.Signalled = true
@@ -240,6 +245,14 @@ func (q *queuePair) message(s uint64, e *entry) {
 	case kindData:
 		at := e.pos % c.m.ring
 		w.Addr, w.RemoteAddr = c.local(c.lay.out+at), q.remote.inbox+at
+		if e.from.addr != 0 {
+			key, err := e.from.region.key(q.nic.dev)
+			if err != nil {
+				q.fail(err)
+				return
+			}
+			w.Addr, w.LKey = e.from.addr, key
+		}
 	case kindLine:
 		at := e.pos % LineSlots * lineSize
 		w.Addr, w.RemoteAddr = c.local(c.lay.linesOut+at), q.remote.inbox+c.lay.lines+at

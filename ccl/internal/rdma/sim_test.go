@@ -34,7 +34,8 @@ type simEnd struct {
 	blocks   []block
 	qp       [][MaxPaths]*simQP
 	cq       []simCompletion
-	ctl      [][]byte // to this end
+	ctl      [][]byte          // to this end
+	kept     map[uint64][]byte // memory of the application's that is being sent from
 	settling bool
 
 	// Application.
@@ -79,14 +80,14 @@ type simCompletion struct {
 
 func newSim(draw func(int) int) *sim {
 	s := &sim{draw: draw, shape: shape{
-		ring: 512, maxChunk: 128, depth: 8 << draw(2), table: 16, lanes: 1 + draw(3),
+		ring: 512, maxChunk: 128, keptFrom: 32, depth: 8 << draw(2), table: 16, lanes: 1 + draw(3),
 	}}
 	for p := range s.up {
 		s.up[p] = [2]bool{true, true}
 	}
 	for i := range s.ends {
 		e := &simEnd{s: s, side: i, out: make([]byte, s.shape.ring), in: make([]byte, s.shape.ring), sealed: make([]bool, s.shape.ring),
-			blocks: make([]block, s.shape.lanes), qp: make([][MaxPaths]*simQP, s.shape.lanes)}
+			blocks: make([]block, s.shape.lanes), kept: map[uint64][]byte{}, qp: make([][MaxPaths]*simQP, s.shape.lanes)}
 		e.m = newMachine(s.shape, e)
 		s.ends[i] = e
 	}
@@ -166,6 +167,9 @@ func (e *simEnd) switched(lane, from, to int, messages, bytes uint64) {
 func (e *simEnd) bytesOf(w *simWR) []byte {
 	switch w.e.kind {
 	case kindData:
+		if a := w.e.from.addr; a != 0 {
+			return slices.Clone(e.kept[a])
+		}
 		at := w.e.pos % e.s.shape.ring
 		return slices.Clone(e.out[at : at+uint64(w.e.n)])
 	case kindLine:
@@ -354,12 +358,27 @@ func (e *simEnd) send() {
 		return
 	}
 	at := e.m.tx.sent % e.s.shape.ring
-	for i := range n {
-		e.out[at+i] = e.pattern(e.sent + int(i))
+	b, from := e.out[at:at+n], source{}
+	if n >= e.s.shape.keptFrom && e.s.draw(2) == 0 {
+		from.addr = e.m.tx.sent + 1
+		b = make([]byte, n)
+		e.kept[from.addr] = b
 	}
-	e.m.send(lane, n)
+	for i := range b {
+		b[i] = e.pattern(e.sent + i)
+	}
+	e.m.send(lane, n, from)
 	e.sent += int(n)
 	e.left -= int(n)
+}
+
+// reuse changes what was sent from where it lies, as soon as it may.
+func (e *simEnd) reuse() {
+	if e.m.release(); e.m.settled() {
+		for _, b := range e.kept {
+			clear(b)
+		}
+	}
 }
 
 func (e *simEnd) recv() error {
@@ -445,6 +464,7 @@ func (s *sim) step() error {
 	case 8:
 		e.m.grant(s.draw(2) == 0)
 	case 9:
+		e.reuse()
 		return e.readCredit()
 	case 10, 11, 12:
 		return e.poll()
@@ -547,6 +567,13 @@ func (s *sim) finish() error {
 			}
 			p := e.peer()
 			done = done && e.left == 0 && e.got == p.sent && e.linesGot == p.linesSent && e.gotLeft == 0
+		}
+		if done {
+			for _, e := range s.ends {
+				if e.reuse(); !e.m.settled() {
+					done = false
+				}
+			}
 		}
 		if done {
 			return nil
