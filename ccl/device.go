@@ -40,34 +40,54 @@ func Devices() (int, error) {
 	return drv.Count(), nil
 }
 
-// Memory is device memory that can become a window (it is what ncclMemAlloc makes).
+// Memory is what MemAlloc makes (it is what ncclMemAlloc makes): on a GPU, memory that
+// can become a window; of a CPU rank, memory that RDMA sends from where it lies.
 type Memory struct {
 	dev   *cuda.Device
 	alloc *symm.Allocation
+	host  *hostMemory // instead of both, of a CPU rank
 }
 
-// MemAlloc allocates at least n bytes on the rank's GPU.
+// MemAlloc allocates at least n bytes on the rank's device, zeroed where that is the CPU.
 func (c *Comm) MemAlloc(n int) (*Memory, error) {
-	if c.gpu == nil {
-		return nil, c.noGPU("MemAlloc")
+	if c.cfg.Device == CPU {
+		h, err := allocHost(max(n, 1))
+		if err != nil {
+			return nil, &Error{Op: "MemAlloc", Comm: c.name, Rank: c.rank, Peer: -1, Err: err}
+		}
+		return &Memory{host: h}, nil
 	}
 	a, err := symm.Allocate(c.gpu.comm.Device(), uint64(max(n, 1)))
 	if err != nil {
 		return nil, c.gpuError("MemAlloc", err)
 	}
-	return &Memory{c.gpu.comm.Device(), a}, nil
+	return &Memory{dev: c.gpu.comm.Device(), alloc: a}, nil
 }
 
-// Ptr is the CUDA device pointer, Size how many bytes there are at it.
-func (m *Memory) Ptr() uintptr { return uintptr(m.alloc.Ptr) }
+// Ptr is the CUDA device pointer, or the address of a CPU rank's memory; Size is how
+// many bytes there are at it.
+func (m *Memory) Ptr() uintptr {
+	if m.host != nil {
+		return m.host.address()
+	}
+	return uintptr(m.alloc.Ptr)
+}
 
 // Size is how many bytes the memory has: what was asked for, rounded up.
-func (m *Memory) Size() int { return int(m.alloc.Size) }
+func (m *Memory) Size() int {
+	if m.host != nil {
+		return len(m.host.b)
+	}
+	return int(m.alloc.Size)
+}
 
 // Buffer is the first n elements of the memory. It panics when there are fewer.
 func (m *Memory) Buffer(dt DType, n int) Buffer {
 	if n*dt.Size() > m.Size() {
-		panic(fmt.Sprintf("ccl: %d elements of %v in %d bytes of device memory", n, dt, m.Size()))
+		panic(fmt.Sprintf("ccl: %d elements of %v in %d bytes of memory", n, dt, m.Size()))
+	}
+	if m.host != nil {
+		return Bytes(dt, m.host.b[:n*dt.Size()])
 	}
 	return OnDevice(dt, m.Ptr(), n)
 }
@@ -91,7 +111,12 @@ func (c *Comm) CopyOut(dst []byte, src Buffer) error {
 
 // Free ends the memory. No operation may be using it, and windows of it must
 // have been deregistered on all ranks.
-func (m *Memory) Free() error { return m.alloc.Close() }
+func (m *Memory) Free() error {
+	if m.host != nil {
+		return m.host.free()
+	}
+	return m.alloc.Close()
+}
 
 // Window is memory of every rank that peers read and write in place.
 type Window struct {
@@ -106,6 +131,9 @@ type Window struct {
 func (c *Comm) WindowRegister(ctx context.Context, m *Memory) (*Window, error) {
 	if c.gpu == nil {
 		return nil, c.noGPU("WindowRegister")
+	}
+	if m.alloc == nil {
+		return nil, c.gpuError("WindowRegister", fmt.Errorf("%w: it is a CPU rank's memory", ErrInvalid))
 	}
 	w, err := c.gpu.comm.Register(ctx, m.alloc)
 	if err != nil {

@@ -154,7 +154,7 @@ func (p *pointToPoint) build() *algo.Schedule {
 // single is a lone Send or Recv.
 func (p *pointToPoint) single(op *operation) *algo.Schedule {
 	p.reset(1)
-	step := algo.Step{Act: algo.Send, Header: true, Peer: op.root, Src: algo.Ref{Space: algo.SendBuf}, Len: len(op.send)}
+	step := algo.Step{Act: algo.Send, Header: true, Kept: true, Peer: op.root, Src: algo.Ref{Space: algo.SendBuf}, Len: len(op.send)}
 	if op.coll == record.Recv {
 		step = algo.Step{Act: algo.Recv, Header: true, Peer: op.root, Dst: algo.Ref{Space: algo.RecvBuf}, Len: len(op.recv)}
 	}
@@ -170,7 +170,7 @@ func (p *pointToPoint) group(g *Group) *algo.Schedule {
 		case int(m.peer) == g.c.rank:
 			continue
 		case m.send:
-			p.add(2*int(m.peer), algo.Step{Act: algo.Send, Header: true, Peer: m.peer, Src: ref, Len: len(g.parts[i].Buf)})
+			p.add(2*int(m.peer), algo.Step{Act: algo.Send, Header: true, Kept: true, Peer: m.peer, Src: ref, Len: len(g.parts[i].Buf)})
 		default:
 			p.add(2*int(m.peer)+1, algo.Step{Act: algo.Recv, Header: true, Peer: m.peer, Dst: ref, Len: len(g.parts[i].Buf)})
 		}

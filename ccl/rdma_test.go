@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
@@ -358,4 +359,53 @@ func TestRDMARecords(t *testing.T) {
 			t.Errorf("no record of a link that is %v: %v", want, kinds)
 		}
 	}
+}
+
+// TestRDMAMemAlloc: collectives on a CPU rank's MemAlloc memory, which is sent from
+// where it lies, have the same results, also when a path breaks and when the memory
+// changes as soon as an operation has ended.
+func TestRDMAMemAlloc(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	ranks(t, 2, overRDMA(1), func(ctx context.Context, c *ccl.Comm) error {
+		const n = 1 << 20
+		s := c.NewStream()
+		mem, err := c.MemAlloc(2 * 4 * n)
+		if err != nil {
+			return err
+		}
+		both := mem.Buffer(ccl.Float32, 2*n)
+		send, recv := both.Slice(0, n), both.Slice(n, 2*n)
+		in, out := unsafe.Slice((*float32)(unsafe.Pointer(&send.Raw()[0])), n), unsafe.Slice((*float32)(unsafe.Pointer(&recv.Raw()[0])), n)
+		for round := range 10 {
+			for i := range in {
+				in[i] = float32((i + 3*c.Rank() + round) % 1000)
+			}
+			if round == 4 && c.Rank() == 0 {
+				f.Link("mlx5_2", 1, "mlx5_0", 1).LoseAcks(true)
+			}
+			if err := do(ctx, s, c.AllReduce(s, send, recv, ccl.Sum)); err != nil {
+				return err
+			}
+			for i, v := range out {
+				if want := float32((i+round)%1000 + (i+3+round)%1000); v != want {
+					return fmt.Errorf("round %d: element %d is %v, want %v", round, i, v, want)
+				}
+			}
+			if err := do(ctx, s, c.Broadcast(s, send, recv, round%2)); err != nil {
+				return err
+			}
+			for i, v := range out {
+				if want := float32((i + 3*(round%2) + round) % 1000); v != want {
+					return fmt.Errorf("round %d: broadcast element %d is %v, want %v", round, i, v, want)
+				}
+			}
+		}
+		if err := do(ctx, s, c.Barrier(s)); err != nil {
+			return err
+		}
+		if _, err := c.WindowRegister(ctx, mem); !errors.Is(err, ccl.ErrInvalid) {
+			return fmt.Errorf("a window of a CPU rank's memory: %w", err)
+		}
+		return mem.Free()
+	})
 }

@@ -56,14 +56,18 @@ func Chain(pieces []Piece) (*Schedule, error) {
 			}
 			out.Tracks[t] = append(out.Tracks[t], gate)
 			for _, st := range s.Tracks[t] {
+				// What else a step promises holds within its piece: here memory is used again.
+				step := Step{
+					Act: st.Act, LL: st.LL, Header: st.Header, Scale: st.Scale, Peer: st.Peer, Need: st.Need,
+					Dst: pieces[i].moved(out, i, st.Dst), Src: pieces[i].moved(out, i, st.Src), Len: st.Len,
+				}
 				if st.Need > 0 {
-					st.Need += begun[1-t]
+					step.Need += begun[1-t]
 				}
 				if st.Peer >= 0 {
-					st.Peer = int32(pieces[i].Members[st.Peer])
+					step.Peer = int32(pieces[i].Members[st.Peer])
 				}
-				st.Dst, st.Src = pieces[i].moved(out, i, st.Dst), pieces[i].moved(out, i, st.Src)
-				out.Tracks[t] = append(out.Tracks[t], st)
+				out.Tracks[t] = append(out.Tracks[t], step)
 			}
 			out.Tracks[t] = append(out.Tracks[t], Step{Act: Gate, Peer: -1, Len: GateNumber(i, Sent+t)})
 		}

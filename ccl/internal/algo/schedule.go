@@ -51,7 +51,10 @@ type Step struct {
 	// before this one may begin. Only schedules of two tracks use it.
 	Need     int32
 	Dst, Src Ref
-	Len      int // bytes; both ends of a message agree on it
+	// Kept, of a Send: no other step writes Src while the operation lasts, unless
+	// it has done so before, so the bytes may be sent from where they lie.
+	Kept bool
+	Len  int // bytes; both ends of a message agree on it
 	// Whole is the length of the message that a step of only a header opens. What
 	// follows it may be cut differently at both ends, at multiples of 64 bytes.
 	Whole int
@@ -95,6 +98,7 @@ func newBuilder(call Call, place Place, choice Choice) *builder {
 }
 
 func (b *builder) schedule() *Schedule {
+	b.markKept()
 	return &Schedule{
 		Algo: b.choice.Algo, Proto: b.choice.Proto,
 		Tracks:  []Track{b.tracks[tx], b.tracks[rx]},

@@ -1,6 +1,7 @@
 package algo_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -19,6 +20,15 @@ type sim struct {
 	credit int
 	ranks  []*simRank
 	pipes  map[[3]int]*pipe // source, destination, 1 for lines
+	kept   []kept
+}
+
+// kept is what was sent as bytes that stay as they are.
+type kept struct {
+	rank int
+	step algo.Step
+	in   []byte // where they lie
+	sent []byte
 }
 
 type pipe struct {
@@ -33,6 +43,7 @@ type simRank struct {
 	space  [4][]byte
 	at     []int // step of each track
 	pos    []int // byte within it
+	gates  []int // passed
 	divide int64
 }
 
@@ -59,6 +70,11 @@ func (s *sim) step(r *simRank, track int) bool {
 	if r.at[1-track] < int(st.Need) {
 		return false
 	}
+	if st.Act == algo.Gate {
+		r.gates = append(r.gates, st.Len)
+		r.at[track]++
+		return true
+	}
 	begin := r.pos[track] == 0
 	n := st.Len - r.pos[track]
 	switch st.Act {
@@ -73,6 +89,9 @@ func (s *sim) step(r *simRank, track int) bool {
 		n = min(n, s.credit-len(p.bytes))
 		src := r.space[st.Src.Space][st.Src.Off+r.pos[track]:]
 		p.bytes = append(p.bytes, src[:n]...)
+		if st.Kept {
+			s.kept = append(s.kept, kept{r.rank, *st, src[:n], bytes.Clone(src[:n])})
+		}
 	case algo.Recv, algo.RecvReduce:
 		p := s.pipe(int(st.Peer), r.rank, st.LL)
 		if begin {
@@ -278,6 +297,11 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		s.ranks = append(s.ranks, rank)
 	}
 	s.run(rng)
+	for _, k := range s.kept {
+		if !bytes.Equal(k.in, k.sent) {
+			t.Fatalf("%v %v, rank %d: bytes that %+v sends do not stay as they are", call, choice, k.rank, k.step)
+		}
+	}
 	for r, rank := range s.ranks {
 		out := rank.space[algo.RecvBuf]
 		for i := 0; i < len(out)/elem; i++ {
@@ -369,6 +393,45 @@ func TestChoose(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestKept: what can be sent from where it lies is found.
+func TestKept(t *testing.T) {
+	nodes := []int32{0, 1, 2, 3}
+	for _, c := range []struct {
+		coll    record.CollKind
+		inPlace bool
+		least   float64 // of the bytes sent
+	}{
+		{record.AllReduce, false, 0.6}, {record.AllReduce, true, 0.5}, {record.AllGather, false, 1}, {record.AllGather, true, 0.6},
+		{record.Broadcast, false, 1}, {record.ReduceScatter, false, 0.3}, {record.AlltoAll, false, 1},
+	} {
+		choice := algo.Choice{Algo: record.AlgoRing, Proto: record.ProtoSimple, Block: 1 << 20}
+		if c.coll == record.AlltoAll {
+			choice.Algo = record.AlgoDirect
+		}
+		kept, all := 0, 0
+		for rank := range nodes {
+			call := algo.Call{Coll: c.coll, DType: record.Float32, Count: 1 << 20, InPlace: c.inPlace}
+			s, err := algo.Build(call, algo.NewPlace(rank, nodes, 2), choice)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, track := range s.Tracks {
+				for _, st := range track {
+					if st.Act == algo.Send {
+						all += st.Len
+						if st.Kept {
+							kept += st.Len
+						}
+					}
+				}
+			}
+		}
+		if share := float64(kept) / float64(all); share < c.least {
+			t.Errorf("%v, in place %v: %.2f of the bytes, want %.2f", c.coll, c.inPlace, share, c.least)
 		}
 	}
 }

@@ -314,7 +314,14 @@ func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) 
 			return st.Len, nil
 		}
 	}
-	n, err := link.TrySend(e.bytes(st.Src, l.pos, st.Len-l.pos))
+	b := e.bytes(st.Src, l.pos, st.Len-l.pos)
+	var n int
+	var err error
+	if st.Kept {
+		n, err = link.TrySendKept(b)
+	} else {
+		n, err = link.TrySend(b)
+	}
 	if err != nil {
 		return 0, &PeerError{int(st.Peer), err}
 	}

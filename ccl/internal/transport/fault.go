@@ -196,6 +196,13 @@ func (g *gate) held() int {
 
 // Settled implements Mesh.
 func (m *mesh) Settled() bool {
+	if m.rdma != nil {
+		for _, l := range m.open {
+			if r, ok := l.(*rdmaLink); ok && !r.settled() {
+				return false
+			}
+		}
+	}
 	if m.cfg.Faults == nil {
 		return true
 	}

@@ -189,11 +189,29 @@ func (l *rdmaLink) TrySend(b []byte) (int, error) {
 	return l.push(b)
 }
 
+// TrySendKept copies what goes through a gate.
+func (l *rdmaLink) TrySendKept(b []byte) (int, error) {
+	if l.gate != nil {
+		return l.gate.send(b)
+	}
+	if ok, err := l.ready(); !ok {
+		return 0, err
+	}
+	return l.took(l.conn.SendKept(b))
+}
+
+// settled reports whether what TrySendKept took may be changed.
+func (l *rdmaLink) settled() bool { return !l.connected() || l.conn.Settled() }
+
 func (l *rdmaLink) push(b []byte) (int, error) {
 	if ok, err := l.ready(); !ok {
 		return 0, err
 	}
-	n, starved, err := l.conn.Send(b)
+	return l.took(l.conn.Send(b))
+}
+
+// took notes what became of an attempt to send.
+func (l *rdmaLink) took(n int, starved bool, err error) (int, error) {
 	if err != nil {
 		return n, l.fatal(err)
 	}

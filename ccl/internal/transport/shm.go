@@ -43,6 +43,9 @@ func (l *shmLink) TrySend(b []byte) (int, error) {
 	return l.push(b)
 }
 
+// TrySendKept copies: the receiver reads from shared memory only.
+func (l *shmLink) TrySendKept(b []byte) (int, error) { return l.TrySend(b) }
+
 // credit is how many bytes the receiver has room for.
 func (l *shmLink) credit() int { return len(l.tx.ring) - int(l.sent-l.acked) }
 

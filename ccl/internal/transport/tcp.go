@@ -226,6 +226,9 @@ func (l *tcpLink) TrySend(b []byte) (int, error) {
 	return l.push(b)
 }
 
+// TrySendKept copies: the kernel would have to tell when it has sent the bytes.
+func (l *tcpLink) TrySendKept(b []byte) (int, error) { return l.TrySend(b) }
+
 func (l *tcpLink) credit() int { return l.m.cfg.Window - int(l.sent-l.acked) }
 
 func (l *tcpLink) push(b []byte) (int, error) {

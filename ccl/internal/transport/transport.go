@@ -23,6 +23,9 @@ type Link interface {
 
 	// TrySend takes up to len(b) bytes. The caller may reuse b[:n] at once.
 	TrySend(b []byte) (n int, err error)
+	// TrySendKept is TrySend of bytes that the caller leaves as they are until
+	// Mesh.Settled: a link may send them from where they lie.
+	TrySendKept(b []byte) (n int, err error)
 	// TryRecv copies up to len(b) arrived bytes into b.
 	TryRecv(b []byte) (n int, err error)
 	// Peek returns arrived bytes in place without consuming them (nil: none);
@@ -74,8 +77,9 @@ type Mesh interface {
 	// It reports whether there was, and may still be, something to notice.
 	Look() (due bool)
 	// Settled reports whether every byte taken from the caller has left this rank's
-	// hands. It is false only while an injected fault holds some back; an operation
-	// ends when it is true, as nobody else would deliver them.
+	// hands, and what TrySendKept took may be changed. It is false while an injected
+	// fault holds bytes back, as nobody else would deliver them, and while a peer has
+	// not consumed bytes that are sent from where they lie; an operation ends when it is true.
 	Settled() bool
 	// Local reports whether a peer shares this rank's node (shared memory).
 	Local(peer int) bool

@@ -1,0 +1,63 @@
+package algo
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// write is a step that changes the receive buffer.
+type write struct {
+	off, end, track, at int
+}
+
+// markKept finds the sends of the caller's memory whose bytes no step changes
+// after they may have been sent: other than before them in their own track, or by
+// a step that they need.
+func (b *builder) markKept() {
+	var writes []write
+	longest := 0
+	for t, track := range b.tracks {
+		for i := range track {
+			if s := &track[i]; s.Act != Send && s.Dst.Space == RecvBuf {
+				writes = append(writes, write{s.Dst.Off, s.Dst.Off + s.Len, t, i})
+				longest = max(longest, s.Len)
+			}
+		}
+	}
+	slices.SortFunc(writes, func(a, b write) int { return cmp.Compare(a.off, b.off) })
+	for t, track := range b.tracks {
+		for i := range track {
+			s := &track[i]
+			switch {
+			case s.Act != Send || s.LL:
+			case s.Src.Space == SendBuf && !b.call.InPlace:
+				s.Kept = true
+			case s.Src.Space == RecvBuf || s.Src.Space == SendBuf && b.call.sameOffsets():
+				s.Kept = !changed(writes, longest, s, t, i)
+			}
+		}
+	}
+}
+
+// sameOffsets reports whether an offset is the same byte in both buffers of an
+// in-place call.
+func (c *Call) sameOffsets() bool {
+	return c.Coll == record.AllReduce || c.Coll == record.Reduce || c.Coll == record.Broadcast
+}
+
+// changed reports whether a write may come to s's bytes after it began.
+func changed(writes []write, longest int, s *Step, track, at int) bool {
+	first, _ := slices.BinarySearchFunc(writes, s.Src.Off-longest, func(w write, off int) int { return cmp.Compare(w.off, off) })
+	for _, w := range writes[first:] {
+		if w.off >= s.Src.Off+s.Len {
+			break
+		}
+		before := w.track == track && w.at < at || w.track != track && w.at < int(s.Need)
+		if w.end > s.Src.Off && !before {
+			return true
+		}
+	}
+	return false
+}
