@@ -49,7 +49,7 @@ func FuzzPeer(f *testing.F) {
 	}
 	up := join([]byte{4, 0, 4, 1}, offer(0, 0, 1), offer(0, 1, 1), change(1, 0, 1, 1))
 	f.Add(up)
-	f.Add(join(up, []byte{3, 200, 3, 9}, data(0, 100), data(1, 28), data(2<<30, 64), data(3<<30, 0), []byte{5, 40}, change(2, 1, 0, 1), []byte{6, 0}))
+	f.Add(join(up, []byte{3, 200, 3, 9}, data(0, 100), data(1, 28), data(1<<30, 64), data(2<<30, 0), []byte{5, 40}, change(2, 1, 0, 1), []byte{6, 0}))
 	f.Add(join(up, []byte{7, 0}, change(2, 0, 0, 1), []byte{6, 0}, data(0, 10), offer(0, 0, 2), []byte{4, 0, 8, 0}))
 	f.Add(join(up, (&message{kind: msgDown, gen: 1}).append([]byte{0}), (&message{kind: msgFail, text: "why"}).append([]byte{0})))
 	f.Fuzz(func(t *testing.T, in []byte) {

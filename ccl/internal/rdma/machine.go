@@ -6,10 +6,9 @@ import "fmt"
 type kind uint8
 
 const (
-	kindData   kind = iota // bytes of the stream, in the ring
-	kindPlaced             // bytes of the stream, in memory that the receiver has granted
-	kindLine               // a line
-	kindNote               // credit was written, nothing else
+	kindData kind = iota // bytes of the stream
+	kindLine             // a line
+	kindNote             // credit was written, nothing else
 )
 
 // The immediate word: kind in bits 31..30, bytes of padding before the chunk in
