@@ -82,6 +82,7 @@ func (g *gpuPart) close(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
+	g.nodes.halt()
 	g.nodes.release() // what the executor has not come to would never end
 	err := g.comm.Close(ctx)
 	if g.nodes != nil && err == nil { // else the GPU may still use its memory

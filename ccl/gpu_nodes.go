@@ -106,6 +106,7 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 	n.slotSize = max(slotLeast, (c.size*chunkLeast/16+4095)&^4095)
 	defer func() {
 		if err != nil {
+			n.halt()
 			err = errors.Join(err, n.free())
 		}
 	}()
@@ -144,11 +145,17 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 	return n, nil
 }
 
+// halt ends the watch over the GPU.
+func (n *gpuNodes) halt() {
+	if n != nil {
+		close(n.stop)
+		n.watch.Wait()
+	}
+}
+
 // free ends the memory; neither the GPU nor the executor may be using it.
 func (n *gpuNodes) free() error {
 	var errs []error
-	close(n.stop)
-	n.watch.Wait()
 	if n.idle != nil {
 		errs = append(errs, n.idle.Close())
 	}

@@ -159,8 +159,9 @@ func TestGPUNodesDependentMessages(t *testing.T) {
 
 // TestGPUNodesManyFolds: more nodes than the GPU reduces at once.
 func TestGPUNodesManyFolds(t *testing.T) {
-	n, gpus := gpuRanks(t)
-	if n = 10; faked {
+	const n = 10
+	_, gpus := gpuRanks(t)
+	if faked {
 		t.Skip("the fake's reductions are of float32")
 	}
 	ranks(t, n, onGPUs(t, gpus, nodes(1)), func(ctx context.Context, c *ccl.Comm) error {
