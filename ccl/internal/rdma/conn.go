@@ -331,8 +331,8 @@ func (c *Conn) work() {
 	for c.dirty && c.err == nil {
 		c.dirty = false
 		for i := range c.qps {
-			for p, q := range c.qps[i] {
-				switch {
+			for p := range c.qps[i] {
+				switch q := c.qps[i][p]; {
 				case q == nil:
 				case q.halted && q.receives == 0:
 					c.drained(q)

@@ -361,6 +361,25 @@ func TestFailback(t *testing.T) {
 	}
 }
 
+// TestStartsOnBackup: a port that is down from the start is taken into use when it
+// comes up.
+func TestStartsOnBackup(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	f.SetPort("mlx5_2", 1, false, false)
+	a, b := connect(t, f, quick)
+	if err := both(t, a, b, 2<<20, 500, nil); err != nil {
+		t.Fatal(err)
+	}
+	if a.switches.Load() != 0 {
+		t.Error("the first path was told as a switch")
+	}
+	f.SetPort("mlx5_2", 1, true, true)
+	until(t, "the primary", a, b, func() bool { return on(0, a, b) })
+	if err := both(t, a, b, 2<<20, 500, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestFlapping: ports go down and up at random moments, often both at once, for
 // shorter than the connection's patience.
 func TestFlapping(t *testing.T) {

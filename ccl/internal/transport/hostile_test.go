@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -118,9 +119,16 @@ func TestStoppedPeer(t *testing.T) {
 // Strangers at the data listener, and members with another key, are turned
 // away; they do not disturb the members.
 func TestStrangersAreTurnedAway(t *testing.T) {
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, size int) error {
+	for _, p := range []place{apart, overRDMA} {
+		t.Run(string(p), func(t *testing.T) { testStrangers(t, p) })
+	}
+}
+
+func testStrangers(t *testing.T, p place) {
+	goroutines(t, p, 2, nil, func(m Mesh, rank, size int) error {
 		addr := m.(*mesh).cards[1-rank].Addr
-		for _, hello := range [][]byte{nil, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, dataHello), append([]byte(dataMagic), make([]byte, dataHello)...)} {
+		for _, hello := range [][]byte{nil, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, dataHello), append([]byte(dataMagic), make([]byte, dataHello)...),
+			append([]byte(controlMagic), make([]byte, dataHello)...), m.(*mesh).net.otherKind(rank)} {
 			conn, err := net.Dial("tcp", addr)
 			if err != nil {
 				return err
@@ -162,6 +170,18 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	if err := <-errs; err == nil {
 		t.Error("connected with another key")
 	}
+}
+
+// otherKind is a member's greeting, proved, for a link that it does not have.
+func (n *network) otherKind(rank int) []byte {
+	b := n.encode(dataGreeting{src: rank, dst: 1 - rank, total: 1, attempt: newNonce()})
+	b = b[:dataHello-sha256.Size]
+	if n.magic(1-rank) == dataMagic {
+		copy(b, controlMagic)
+	} else {
+		copy(b, dataMagic)
+	}
+	return append(b, n.prove("hello", n.m.cards[1-rank].Nonce, b)...)
 }
 
 // bareLink is a link over one socket whose other end is ours.

@@ -157,7 +157,11 @@ func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
 		case len(c.Ports) == 0:
 			return nil, fmt.Errorf("rank %d has no RDMA: %s", c.rank, c.Why)
 		case len(c.Ports) > maxCardPorts || c.Lanes < 1 || c.Window < 1:
-			return nil, fmt.Errorf("rank %d has %d ports, %d lanes, a window of %d bytes", c.rank, len(c.Ports), c.Lanes, c.Window)
+			return nil, fmt.Errorf("%w: rank %d has %d ports, %d lanes, a window of %d bytes", ErrCorrupt, c.rank, len(c.Ports), c.Lanes, c.Window)
+		}
+		o := rdma.Options{Lanes: c.Lanes, Window: c.Window}
+		if err := o.SetDefaults(); err != nil {
+			return nil, fmt.Errorf("rank %d: %w", c.rank, err)
 		}
 	}
 	list := func(c *rdmaCard) (ports []nic.Port) {

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/record"
+	"golang.org/x/sys/unix"
 )
 
 // pairOfLinks gives f both ends of a link of fake NICs, to be used by one
@@ -130,4 +132,48 @@ func TestRDMAPathDoesNotAllocate(t *testing.T) {
 			t.Errorf("%v allocations", n)
 		}
 	})
+}
+
+// BenchmarkRDMASend is 1 MiB through the outbox, and from where it lies.
+func BenchmarkRDMASend(b *testing.B) {
+	const size = 1 << 20
+	mem, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	region, err := rdma.Register(mem)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer region.Close()
+	for _, kept := range []bool{false, true} {
+		b.Run(fmt.Sprintf("kept=%v", kept), func(b *testing.B) {
+			pairOfLinks(b, true, func(from, to Link) {
+				b.ReportAllocs()
+				b.SetBytes(size)
+				b.ResetTimer()
+				for b.Loop() {
+					send := from.TrySend
+					if kept {
+						send = from.TrySendKept
+					}
+					for sent, got := 0, 0; got < size; {
+						n, err := send(mem[sent:])
+						if err != nil {
+							b.Fatal(err)
+						}
+						sent += n
+						in, err := to.Peek() // read in place, as reductions do
+						if err != nil {
+							b.Fatal(err)
+						}
+						to.Advance(len(in))
+						got += len(in)
+					}
+				}
+				b.StopTimer()
+			})
+		})
+	}
 }

@@ -1,0 +1,91 @@
+package transport
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+)
+
+func TestPair(t *testing.T) {
+	port := func(name, addr string) cardPort {
+		p := netip.MustParsePrefix(addr)
+		return cardPort{Device: name, Num: 1, Layer: nic.Ethernet, GID: p.Addr().As16(), Subnet: p.Masked()}
+	}
+	card := func(ports ...cardPort) *rdmaCard { return &rdmaCard{Lanes: 1, Window: 1 << 20, Ports: ports} }
+	a := card(port("a0", "10.0.0.1/24"), port("a1", "10.0.1.1/24"))
+	b := card(port("b1", "10.0.1.2/24"), port("b0", "10.0.0.2/24"))
+	for _, c := range []struct {
+		name         string
+		mine, theirs *rdmaCard
+		want         string // the paths, or a part of the error
+	}{
+		{"rails", a, b, "a0/1->b0/1 a1/1->b1/1"},
+		{"one port each", card(a.Ports[0]), card(b.Ports[1]), "a0/1->b0/1"},
+		{"a backup at one end", a, card(b.Ports[1]), "a0/1->b0/1 a1/1->b0/1"},
+		{"TCP here", nil, b, "rank 1 is to use TCP"},
+		{"TCP there", a, nil, "rank 2 is to use TCP"},
+		{"no port there", a, &rdmaCard{Why: "no driver"}, "rank 2 has no RDMA: no driver"},
+		{"InfiniBand there", a, card(cardPort{Device: "ib0", Num: 1, Layer: nic.InfiniBand}), "no port of rank 1 is on a network with one of rank 2"},
+		{"lanes", a, &rdmaCard{Lanes: 99, Window: 1 << 20, Ports: b.Ports}, "99"},
+		{"window", a, &rdmaCard{Lanes: 1, Window: 1<<20 + 1, Ports: b.Ports}, "1048577"},
+		{"ports", a, &rdmaCard{Lanes: 1, Window: 1 << 20, Ports: make([]cardPort, 99)}, "99 ports"},
+	} {
+		say := func(paths []string, err error) string {
+			if err != nil {
+				return err.Error()
+			}
+			return strings.Join(paths, " ")
+		}
+		names := func(me, peer int, mine, theirs *rdmaCard) ([]string, []string, error) {
+			paths, err := pair(me, peer, mine, theirs)
+			var there, back []string
+			for i := range paths[:min(2, len(paths))] {
+				there = append(there, paths[i].String())
+				paths[i].Own, paths[i].Peer = paths[i].Peer, paths[i].Own
+				back = append(back, paths[i].String())
+			}
+			return there, back, err
+		}
+		there, _, err := names(1, 2, c.mine, c.theirs)
+		if got := say(there, err); !strings.Contains(got, c.want) || err == nil && got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+		// The other rank finds the same paths.
+		_, back, err2 := names(2, 1, c.theirs, c.mine)
+		if say(back, nil) != say(there, nil) || (err == nil) != (err2 == nil) {
+			t.Errorf("%s: rank 2 has %s, %v", c.name, say(back, nil), err2)
+		}
+	}
+}
+
+// TestRDMAOrTCP: without ports the ranks meet over TCP and say why once, or not at
+// all when RDMA is required of either.
+func TestRDMAOrTCP(t *testing.T) {
+	said := make(chan error, 8)
+	missing := errors.New("no NIC here")
+	goroutines(t, overRDMA, 2, func(c *Config) {
+		c.RDMA.Net = NetAuto
+		c.RDMA.Note = func(why error) { said <- why }
+		if c.Rank == 1 {
+			c.RDMA.Ports, c.RDMA.Why = nil, missing
+		}
+	}, func(m Mesh, rank, size int) error {
+		if m.(*mesh).overRDMA(1 - rank) {
+			t.Error("RDMA with a rank that has none")
+		}
+		return exchange(m, rank, size, 4, 5, 4096)
+	})
+	close(said)
+	n := 0
+	for why := range said {
+		if n++; !strings.Contains(why.Error(), missing.Error()) {
+			t.Errorf("said: %v", why)
+		}
+	}
+	if n != 2 {
+		t.Errorf("said %d times by two ranks", n)
+	}
+}
