@@ -163,7 +163,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent,
 		}
-		if !again {
+		if !again || idle(&was) {
 			w.Name = wireName(s.Name)
 		}
 		rep.Connections = append(rep.Connections, w)
@@ -178,4 +178,10 @@ func wireName(s string) string {
 		s = s[:wire.MaxName]
 	}
 	return strings.ToValidUTF8(s, "")
+}
+
+// idle reports whether a connection has nothing to tell; the master keeps
+// nothing of such a one, not even its name.
+func idle(s *record.ConnStatus) bool {
+	return s.Posted|s.Windows|uint64(s.TxBlockedSince) == 0 && s.Link <= record.LinkUp
 }

@@ -932,7 +932,7 @@ type Connection struct {
 	Peer            int32                  `protobuf:"varint,3,opt,name=peer,proto3" json:"peer,omitempty"` // in the communicator
 	Channel         uint32                 `protobuf:"varint,4,opt,name=channel,proto3" json:"channel,omitempty"`
 	Transport       uint32                 `protobuf:"varint,5,opt,name=transport,proto3" json:"transport,omitempty"` // record.Transport
-	Name            string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`            // in the first and in full reports only; at most 63 bytes
+	Name            string                 `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`            // while it is idle, in the first report after that, and in full ones; at most 63 bytes
 	Posted          uint64                 `protobuf:"varint,7,opt,name=posted,proto3" json:"posted,omitempty"`       // bytes handed to the transport
 	Completed       uint64                 `protobuf:"varint,8,opt,name=completed,proto3" json:"completed,omitempty"` // of them taken by the receiver
 	Received        uint64                 `protobuf:"varint,9,opt,name=received,proto3" json:"received,omitempty"`   // bytes received from the peer
