@@ -1,12 +1,15 @@
 package transport
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -104,6 +107,11 @@ func TestStoppedPeer(t *testing.T) {
 			}
 			round(nil)
 			cmds[1].Process.Signal(syscall.SIGSTOP)
+			for u := wait(m); !stopped(t, cmds[1].Process.Pid); { // all its threads, on a busy machine
+				if err := u.again(); err != nil {
+					t.Fatal(err)
+				}
+			}
 			round(func() { cmds[1].Process.Signal(syscall.SIGCONT) })
 			var end [8]byte
 			if err := sendAll(m, l, end[:]); err != nil {
@@ -114,6 +122,15 @@ func TestStoppedPeer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// stopped reports whether a process is.
+func stopped(t *testing.T, pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes.Contains(b, []byte(") T "))
 }
 
 // Strangers at the data listener, and members with another key, are turned

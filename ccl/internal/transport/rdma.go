@@ -30,7 +30,7 @@ type RDMA struct {
 	Why   error
 	// Options of connections. Window, when 0, is that of TCP.
 	rdma.Options
-	// Note is told, at most once, why NetAuto uses TCP; nil is for nobody.
+	// Note is told, by one rank, why NetAuto uses TCP; nil is for nobody.
 	Note func(why error)
 }
 
@@ -133,9 +133,11 @@ func (m *mesh) chooseRDMA() error {
 		if mine != nil && mine.Need || theirs != nil && theirs.Need {
 			return fmt.Errorf("RDMA between rank %d and rank %d: %w", me, r, err)
 		}
-		first = cmp.Or(first, fmt.Errorf("rank %d and rank %d: %w", me, r, err))
+		if r > me || len(mine.ports()) == 0 {
+			first = cmp.Or(first, fmt.Errorf("rank %d and rank %d: %w", me, r, err))
+		}
 	}
-	if first != nil && mine != nil && m.cfg.RDMA.Note != nil {
+	if first != nil && mine != nil && m.cfg.RDMA.Note != nil && m.speaks() {
 		m.cfg.RDMA.Note(first)
 	}
 	if m.rdma != nil && !slices.ContainsFunc(m.rdma.paths, func(p []rdma.Path) bool { return p != nil }) {
@@ -143,6 +145,21 @@ func (m *mesh) chooseRDMA() error {
 		m.rdma = nil
 	}
 	return nil
+}
+
+// speaks reports whether it is this rank that says why RDMA is not used: the first
+// that has none, who knows why; where all have some, who does not reach a higher rank.
+func (m *mesh) speaks() bool {
+	i := slices.IndexFunc(m.cards, func(c card) bool { return len(c.RDMA.ports()) == 0 })
+	return i < 0 || i == m.cfg.Rank
+}
+
+// ports are those of a card, which may be nil.
+func (c *rdmaCard) ports() []cardPort {
+	if c == nil {
+		return nil
+	}
+	return c.Ports
 }
 
 // pair finds the paths between two ranks, the same on both.

@@ -61,8 +61,7 @@ func TestPair(t *testing.T) {
 	}
 }
 
-// TestRDMAOrTCP: without ports the ranks meet over TCP and say why once, or not at
-// all when RDMA is required of either.
+// TestRDMAOrTCP: without ports at one end the ranks meet over TCP, and one says why.
 func TestRDMAOrTCP(t *testing.T) {
 	said := make(chan error, 8)
 	missing := errors.New("no NIC here")
@@ -85,7 +84,7 @@ func TestRDMAOrTCP(t *testing.T) {
 			t.Errorf("said: %v", why)
 		}
 	}
-	if n != 2 {
-		t.Errorf("said %d times by two ranks", n)
+	if n != 1 {
+		t.Errorf("said %d times", n)
 	}
 }
