@@ -183,5 +183,5 @@ func wireName(s string) string {
 // idle reports whether a connection has nothing to tell; the master keeps
 // nothing of such a one, not even its name.
 func idle(s *record.ConnStatus) bool {
-	return s.Posted|s.Windows|uint64(s.TxBlockedSince) == 0 && s.Link <= record.LinkUp
+	return s.Posted|s.Windows|uint64(s.TxBlockedSince) == 0 && s.Link == record.LinkNone
 }

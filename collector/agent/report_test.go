@@ -29,9 +29,9 @@ func TestReportsNamesOnce(t *testing.T) {
 		name   string
 	}{
 		{func(*record.ConnStatus) {}, "a->b"},
+		{func(c *record.ConnStatus) { c.Received = 1 }, "a->b"},
 		{func(c *record.ConnStatus) { c.Link = record.LinkUp }, "a->b"},
-		{func(c *record.ConnStatus) { c.Link = record.LinkDown }, "a->b"},
-		{func(c *record.ConnStatus) { c.Link = record.LinkUp }, ""},
+		{func(c *record.ConnStatus) { c.Link = record.LinkDown }, ""},
 	} {
 		if got := names(step.change); got != step.name {
 			t.Errorf("report %d names it %q, want %q", i, got, step.name)

@@ -312,7 +312,8 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 	clock := &s.nodes[n].clock
 	t := record.Transport(w.Transport)
 	link := record.LinkState(w.Link)
-	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link > record.LinkUp
+	// A path that is up and idle counts: without it one whose other path is down looks dead.
+	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link != record.LinkNone
 	if tx := s.conn(connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
 		if w.Name != "" {
 			tx.Name = bounded(w.Name)

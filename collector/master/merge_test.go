@@ -310,3 +310,35 @@ func BenchmarkDecodeAndMerge(b *testing.B) {
 		s.merge(n, &r, 1e18)
 	}
 }
+
+// A connection with a path that is down and one that has carried nothing yet is
+// not dead.
+func TestIdlePathCounts(t *testing.T) {
+	s, engine := newState("job", Limits{}), diagnosis.New(diagnosis.Config{})
+	now := int64(1e18)
+	dead := func(backup record.LinkState) bool {
+		r := report(2, 0)
+		r.Connections = nil
+		for rank := range int32(2) {
+			for path, link := range []record.LinkState{record.LinkDown, backup} {
+				r.Connections = append(r.Connections, &wire.Connection{CommId: 7, Rank: rank, Peer: 1 - rank, Channel: uint32(path),
+					Transport: uint32(record.TransportRDMA), Name: "a->b", Link: uint32(link), MonoLinkNs: 9e8})
+			}
+		}
+		now += 1e8
+		s.merge(s.node("n"), r, now)
+		s.ev.Now = now
+		for _, v := range engine.Diagnose(&s.ev) {
+			if v.Culprits[0].Reason == "link_down" {
+				return true
+			}
+		}
+		return false
+	}
+	if dead(record.LinkUp) {
+		t.Error("dead with an idle path that is up")
+	}
+	if !dead(record.LinkDown) {
+		t.Error("not dead with both paths down")
+	}
+}
