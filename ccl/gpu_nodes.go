@@ -45,7 +45,6 @@ type gpuNodes struct {
 	host                []byte // pinned: words, mail, slots
 	reachedAt, passedAt cuda.Ptr
 	mail                mail
-	slot                [slots][]byte
 	slotAt              [slots]cuda.Ptr
 	slotSize            int
 	parts               []engine.Part // the slots, and all of them as one
@@ -130,8 +129,8 @@ func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
 	n.reachedAt, n.passedAt = at, at+64
 	for i := range slots {
 		off := words + letters + i*n.slotSize
-		n.slot[i], n.slotAt[i] = n.host[off:off+n.slotSize:off+n.slotSize], at+cuda.Ptr(off)
-		n.parts = append(n.parts, engine.Part{Buf: n.slot[i], DType: record.Uint8})
+		n.slotAt[i] = at + cuda.Ptr(off)
+		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.slotSize], DType: record.Uint8})
 	}
 	n.parts = append(n.parts, engine.Part{Buf: n.host[words+letters:], DType: record.Uint8}) // all slots, for messages
 	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
