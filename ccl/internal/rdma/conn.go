@@ -49,8 +49,9 @@ func (p *Path) String() string {
 type State uint8
 
 const (
-	PathUp      State = iota // connected: it is ready to carry the lane
-	PathCarries              // it does now
+	PathNew     State = iota // it has a new queue pair
+	PathUp                   // a write over it has completed
+	PathCarries              // it carries the lane from now on
 	PathDown                 // broken
 )
 
@@ -71,9 +72,9 @@ type Watcher interface {
 }
 
 // layout is where things are in a connection's memory. What the peer writes
-// comes first: the ring, line slots, credit blocks of the lanes.
+// comes first: the ring, line slots, credit blocks of the lanes, where probes go.
 type layout struct {
-	lines, blocks            uint64
+	lines, blocks, probe     uint64
 	out, linesOut, blocksOut uint64
 	size                     uint64
 }
@@ -82,7 +83,8 @@ func layoutOf(ring uint64, lanes int) (l layout) {
 	const page = 4096
 	l.lines = ring
 	l.blocks = l.lines + LineSlots*lineSize
-	l.out = (l.blocks + uint64(lanes)*lineSize + page - 1) &^ (page - 1)
+	l.probe = l.blocks + uint64(lanes)*lineSize
+	l.out = (l.probe + lineSize + page - 1) &^ (page - 1)
 	l.linesOut = l.out + ring
 	l.blocksOut = l.linesOut + LineSlots*lineSize
 	l.size = (l.blocksOut + uint64(lanes)*lineSize + page - 1) &^ (page - 1)
@@ -255,7 +257,7 @@ func (c *Conn) connect(lane, path int, to endpoint) bool {
 	}
 	t := &c.tries[lane][path]
 	t.live, t.failures = time.Now(), 0
-	c.announce(lane, path, PathUp)
+	c.announce(lane, path, PathNew)
 	return true
 }
 

@@ -380,6 +380,37 @@ func TestStartsOnBackup(t *testing.T) {
 	}
 }
 
+// TestBrokenPathIsNotPreferred: a path whose ports are up but which carries nothing
+// is tried, and not gone back to before it works.
+func TestBrokenPathIsNotPreferred(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{Retry: 5 * time.Millisecond})
+	a, b := connect(t, f, quick)
+	until(t, "a primary and a backup", a, b, func() bool { return on(0, a, b) })
+	there, back := f.Link("mlx5_0", 1, "mlx5_2", 1), f.Link("mlx5_2", 1, "mlx5_0", 1)
+	there.Drop(true)
+	back.Drop(true)
+	if err := both(t, a, b, 2<<20, 500, nil); err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); time.Since(began) < 20*quick.FailbackAfter; {
+		if err := both(t, a, b, 64<<10, 10, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := a.switches.Load(); n != int64(quick.Lanes) {
+		t.Errorf("%d switches of %d lanes", n, quick.Lanes)
+	}
+	if a.downs.Load()+b.downs.Load() <= int64(quick.Lanes)*2 {
+		t.Error("the path was never tried")
+	}
+	there.Drop(false)
+	back.Drop(false)
+	until(t, "failback", a, b, func() bool { return on(0, a, b) })
+	if err := both(t, a, b, 2<<20, 500, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestFlapping: ports go down and up at random moments, often both at once, for
 // shorter than the connection's patience.
 func TestFlapping(t *testing.T) {

@@ -15,7 +15,7 @@ const (
 	// doubles to retryMost.
 	retryAfter = 50 * time.Millisecond
 	retryMost  = 2 * time.Second
-	// settleFor is how long both ends get to connect a path before it is preferred.
+	// settleFor is how long both ends get to connect a path before it is tried.
 	settleFor = 100 * time.Millisecond
 )
 
@@ -72,7 +72,7 @@ func (c *Conn) needsTick() time.Duration {
 			return tickSoon
 		}
 		for p := range c.pairs {
-			if l.paths[p].state != pathLive {
+			if l.paths[p].state != pathLive || !c.qps[i][p].proved {
 				late = tickLate
 			}
 		}
@@ -97,6 +97,7 @@ func (c *Conn) tick(now time.Time) {
 				c.drained(q)
 			}
 			c.renew(i, p, now)
+			c.prove(i, p, now)
 		}
 		c.judge(i, now)
 		if c.err != nil {
@@ -129,6 +130,15 @@ func (c *Conn) renew(i, p int, now time.Time) {
 		}
 	}
 	c.offer(i, p, now)
+}
+
+// prove tries a path that carries nothing: one that does not work is better known
+// before it is needed.
+func (c *Conn) prove(i, p int, now time.Time) {
+	l, q := &c.m.lanes[i], c.qps[i][p]
+	if l.phase == running && l.active != p && l.paths[p].state == pathLive && !q.proved && now.Sub(c.tries[i][p].live) > settleFor {
+		q.probe()
+	}
 }
 
 // judge ends troubles: goes back to a better path, or gives up.
@@ -166,14 +176,13 @@ func (c *Conn) judge(i int, now time.Time) {
 	c.fail(c.lostPaths())
 }
 
-// settled reports whether the better path has been up for a moment, and little
-// is on its way over the one in use.
+// settled reports whether the better path is known to work, and nothing is on its
+// way over the one in use (for a while).
 func (c *Conn) settled(i int, now time.Time) bool {
 	l := &c.m.lanes[i]
 	for p := range l.active {
 		if l.paths[p].state == pathLive {
-			up := now.Sub(c.tries[i][p].live)
-			return up > settleFor && (l.transmitted == l.posted || up > settleFor+time.Second)
+			return c.qps[i][p].proved && (l.transmitted == l.posted || now.Sub(c.tries[i][p].live) > settleFor+time.Second)
 		}
 	}
 	return false

@@ -64,7 +64,8 @@ type queuePair struct {
 	completed   uint64 // and completed
 	receives    int    // posted
 	owed        int    // to be posted again
-	silent      bool   // a silent credit is out
+	silent      bool   // a silent credit, or a probe, is out
+	proved      bool   // a write has completed
 
 	posted, done uint64        // bytes
 	total        [depth]uint64 // posted after each message, by position
@@ -292,6 +293,14 @@ func (q *queuePair) silently() {
 	}
 }
 
+// probe writes to nowhere, to see whether the path of a backup works.
+func (q *queuePair) probe() {
+	if !q.silent {
+		q.silent = true
+		q.write(verbs.Write{ID: uint64(q.slot)<<slotShift | idSilent, Signalled: true, Addr: q.c.local(q.c.lay.probe), RemoteAddr: q.remote.inbox + q.c.lay.probe, Len: 8})
+	}
+}
+
 // complete takes in one completion.
 func (q *queuePair) complete(wc *verbs.Completion) {
 	c := q.c
@@ -317,13 +326,15 @@ func (q *queuePair) complete(wc *verbs.Completion) {
 		}
 	case wc.Status != verbs.Success:
 		q.fail(fmt.Errorf("write: %v", wc.Status))
+	case q.halted:
 	default:
 		q.completed++
+		if !q.proved {
+			q.proved = true
+			c.announce(q.lane, q.path, PathUp)
+		}
 		if wc.ID&idSilent != 0 {
 			q.silent = false
-			return
-		}
-		if q.halted {
 			return
 		}
 		l := &c.m.lanes[q.lane]

@@ -38,6 +38,7 @@ type pathMeter struct {
 	received                uint64
 	switches, resent        uint64
 	carries                 bool
+	down                    bool // it has told that it is
 }
 
 func newRDMALink(n *network, peer int) *rdmaLink {
@@ -120,15 +121,20 @@ func (l *rdmaLink) Received(lane, path, n int) { l.at(lane, path).received += ui
 func (l *rdmaLink) Path(lane, path int, s rdma.State, qp uint32) {
 	p := l.at(lane, path)
 	switch s {
-	case rdma.PathUp:
+	case rdma.PathNew:
 		p.base = p.completed
 		if p.on {
 			p.conn.Renamed(uint64(qp))
-			p.link(record.LinkUp)
 		} else {
 			p.open(l.m, l.peer, l.Kind(), uint16(lane*rdma.MaxPaths+path), uint64(qp), l.paths[path].String())
 		}
+	case rdma.PathUp:
+		if p.down {
+			p.down = false
+			p.link(record.LinkUp)
+		}
 	case rdma.PathDown:
+		p.down = true
 		now := record.Now()
 		p.posted, p.carries = p.completed, false
 		p.flush(now, p.posted, p.completed, p.received)
@@ -151,10 +157,13 @@ func (l *rdmaLink) Switched(lane, path int, messages, bytes uint64) {
 	if !p.on {
 		return
 	}
+	p.down = false
 	p.conn.Switched(p.switches, p.resent)
+	state := record.LinkUp // the primary is merely itself again
 	if p.tell(record.LinkSwitched); path > 0 {
-		p.conn.Link(record.LinkSwitched, record.Now()) // the primary is merely up again
+		state = record.LinkSwitched
 	}
+	p.conn.Link(state, record.Now())
 	if messages > 0 {
 		p.tell(record.LinkRetreat)
 	}
