@@ -121,6 +121,7 @@ type Conn struct {
 	tries   [][MaxPaths]attempts
 	trouble []trouble // by lane
 	began   []bool    // the lane has had a path
+	worked  bool      // a write has completed
 
 	ctl    net.Conn
 	raw    syscall.RawConn
@@ -416,6 +417,9 @@ func (c *Conn) fail(err error) {
 func (c *Conn) lostPaths() error {
 	if c.why == nil {
 		c.why = errors.New("the peer has not offered any")
+	}
+	if !c.worked {
+		c.why = fmt.Errorf("%w (none ever worked: are the ports of each path on one network? LOCKSTEP_RDMA_HCA chooses others, LOCKSTEP_NET=tcp does without)", c.why)
 	}
 	return &PathError{Paths: c.pairs, Err: c.why}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -495,6 +496,23 @@ func testNoPathLeft(t *testing.T, ports [2]string) {
 		}
 	}
 	t.Log(errs[0])
+}
+
+// TestNeverConnected: ports that do not reach each other are an error that says so,
+// in bounded time.
+func TestNeverConnected(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{Retry: 5 * time.Millisecond})
+	for i := range 4 {
+		for j := range 4 {
+			f.Link(fmt.Sprint("mlx5_", i), 1, fmt.Sprint("mlx5_", j), 1).Drop(true)
+		}
+	}
+	a, b := connect(t, f, quick)
+	err := both(t, a, b, 1<<20, 0, nil)
+	if !errors.Is(err, ErrNoPath) || !strings.Contains(err.Error(), "LOCKSTEP_NET=tcp") {
+		t.Errorf("the error is %v", err)
+	}
+	f.Heal()
 }
 
 // TestPeerCloses: what was sent before the end is received, then the end is

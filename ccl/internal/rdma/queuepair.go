@@ -330,7 +330,7 @@ func (q *queuePair) complete(wc *verbs.Completion) {
 	default:
 		q.completed++
 		if !q.proved {
-			q.proved = true
+			q.proved, c.worked = true, true
 			c.announce(q.lane, q.path, PathUp)
 		}
 		if wc.ID&idSilent != 0 {
