@@ -41,8 +41,8 @@ const never = ^uint64(0)
 var tuned = map[record.CollKind][3][]step{
 	record.AllReduce: {
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {never, WayBulk, 16}},
-		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
+		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 	},
 	record.ReduceScatter: {
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
@@ -56,18 +56,18 @@ var tuned = map[record.CollKind][3][]step{
 	},
 	record.AllGather: {
 		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {24 << 20, WaySym, 32}, {never, WayCopy, 0}},
-		{{128 << 10, WayLL, 32}, {12 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {8<<20 - 1, WaySym, 32}, {12 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.AlltoAll: {
 		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 32}, {never, WayCopy, 0}},
-		{{128 << 10, WayLL, 32}, {8 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {6<<20 - 1, WaySym, 32}, {8 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.Broadcast: {
 		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 }
 
@@ -78,10 +78,10 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 		return true
 	case WayBulk:
 		return c.dev.Major >= 9
-	case WayPush, WayPushBulk:
-		return reduces(coll) && c.size > 1 && (w == WayPush || c.dev.Major >= 9)
+	case WayPushBulk:
+		return coll == record.AllReduce && c.size > 2 && c.dev.Major >= 9 && c.stage.Size >= kernels.RingBytes
 	case WayLL2:
-		return coll == record.AllReduce || (coll == record.Broadcast || coll == record.Reduce) && c.size > 2
+		return coll == record.AllReduce || coll == record.Broadcast && c.size > 2
 	case WayCopy:
 		return coll != record.Barrier
 	}
@@ -96,12 +96,13 @@ func (c *Comm) capacity(coll record.CollKind, w Way) uint64 {
 	return never
 }
 
-// parts is how many ranks have a part in a collective of two stages.
-func (c *Comm) parts(coll record.CollKind) uint64 {
-	if coll == record.AllReduce {
-		return uint64(c.size)
+// part is what one rank has of bytes in a collective of two stages.
+func (c *Comm) part(coll record.CollKind, bytes uint64) uint64 {
+	n := uint64(c.size)
+	if coll != record.AllReduce {
+		n-- // root has none
 	}
-	return uint64(c.size - 1) // root has none
+	return (bytes + n - 1) / n
 }
 
 // choose is the plan for bytes of a collective. direct says that the buffers
@@ -117,28 +118,27 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	}
 	p, most := plan{way: WaySym}, symBlocks
 	for _, t := range tuned[coll][n] {
-		if bytes <= t.upTo {
+		if bytes <= min(t.upTo, c.capacity(coll, t.way)) {
 			p.way, most = t.way, t.blocks
 			break
 		}
-	}
-	if p.way == WayBulk {
-		p.way, _ = c.bandwidth(coll)
 	}
 	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(coll, f) {
 		p.way, most = f, symBlocks
 		if f == WayLL || f == WayLL2 {
 			most = llBlocks
 		}
+	} else if p.way == WayBulk {
+		p.way, most = c.bandwidth(coll, bytes)
 	}
-	if p.way == WayCopy && (!direct || fixed || !c.has(coll, WayCopy)) {
-		p.way, most = c.bandwidth(coll)
+	if p.way == WayCopy && (!direct || fixed) || p.way == WayPushBulk && !direct || !c.has(coll, p.way) {
+		p.way, most = c.bandwidth(coll, bytes)
 	}
 	switch p.way {
 	case WayLL:
 		p.blocks = blocksFor(bytes, llStep, most)
 	case WayLL2:
-		p.blocks = blocksFor(bytes/c.parts(coll), llStep, most)
+		p.blocks = blocksFor(c.part(coll, bytes), llStep, most)
 	case WayCopy:
 		if reduces(coll) {
 			p.blocks = foldBlocks
@@ -148,22 +148,23 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	}
 	if b := c.cfg.Blocks; b > 0 && p.way != WayCopy {
 		p.blocks = min(b, llBlocks)
-		switch p.way {
-		case WayLL:
-			p.blocks = max(p.blocks, blocksFor(bytes, llBlock, llBlocks))
-		case WayLL2:
-			p.blocks = max(p.blocks, blocksFor(bytes/c.parts(coll), llBlock, llBlocks))
-		}
+	}
+	switch p.way { // lines for all there is
+	case WayLL:
+		p.blocks = max(p.blocks, blocksFor(bytes, llBlock, llBlocks))
+	case WayLL2:
+		p.blocks = max(p.blocks, blocksFor(c.part(coll, bytes), llBlock, llBlocks))
 	}
 	return p
 }
 
-// bandwidth is the kernel for large messages, and on how many blocks at most.
-// Reductions are quicker by the bulk copy engine, what only moves bytes by loads and
-// stores on more blocks.
-func (c *Comm) bandwidth(coll record.CollKind) (Way, int) {
-	switch {
-	case reduces(coll) && c.dev.Major >= 9:
+// bandwidth is the kernel for large messages where copy engines are not used, and
+// on how many blocks at most. The bulk copy engine beats loads and stores for
+// reductions, and is as quick on half the blocks for what only moves bytes (of more
+// than two ranks; and not for shares that make the buffers' alignments differ).
+func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (Way, int) {
+	switch bulk := c.dev.Major >= 9; {
+	case bulk && (reduces(coll) || c.size > 2 && (coll == record.Broadcast || bytes%16 == 0)):
 		return WayBulk, symBlocks
 	case reduces(coll):
 		return WaySym, symBlocks

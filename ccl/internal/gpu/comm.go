@@ -77,7 +77,6 @@ type Comm struct {
 	group      *symm.Group
 	heap       *symm.Memory
 	stage      *symm.Memory
-	ring       *symm.Memory // what is pushed to be reduced
 	// stageTheirs is where each rank has mapped this rank's staging memory.
 	stageTheirs [MaxRanks]cuda.Ptr
 	mail        *mailbox
@@ -92,7 +91,6 @@ type Comm struct {
 	mu      sync.Mutex
 	windows atomic.Pointer[[]*Window] // replaced whole, under mu
 	args    *kernels.Args             // constant parts filled in; memory of its own, for cgo
-	pushed  *kernels.PushArgs         // memory likewise
 	last    Stream                    // of the last operation
 	order   *cuda.Event
 	stamps  stamps
@@ -145,9 +143,6 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.stageTheirs, err = c.theirs(ctx, c.stage); err != nil {
 		return nil, fmt.Errorf("staging memory: %w", err)
 	}
-	if c.ring, err = c.group.Alloc(ctx, ringSize); err != nil {
-		return nil, fmt.Errorf("staging rings: %w", err)
-	}
 	if c.mail, err = newMailbox(ctx, cfg); err != nil {
 		return nil, fmt.Errorf("mailbox: %w", err)
 	}
@@ -168,10 +163,11 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 		return nil, err
 	}
 	c.sends.init(c)
-	c.args, c.pushed = &kernels.Args{}, &kernels.PushArgs{}
+	c.args = &kernels.Args{}
 	a := c.args
 	a.Rank, a.Ranks, a.Abort = uint32(c.rank), uint32(c.size), uint64(c.abortAt)
 	a.Slots, a.SlotMask = c.stamps.kernelSlots()
+	a.Ring, a.Stride = uint64(c.stage.Base), c.stage.Stride
 	for r := range c.size {
 		a.Heap[r] = uint64(c.heap.At(r))
 	}
@@ -283,10 +279,8 @@ func (c *Comm) free() error {
 	if c.order != nil {
 		errs = append(errs, c.order.Close())
 	}
-	for _, m := range []*symm.Memory{c.ring, c.stage} {
-		if m != nil {
-			errs = append(errs, m.Close())
-		}
+	if c.stage != nil {
+		errs = append(errs, c.stage.Close())
 	}
 	if c.heap != nil {
 		errs = append(errs, c.heap.Close())

@@ -147,11 +147,11 @@ var launches = map[string][]struct {
 		{"ls_p2p_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},
 	},
 	"reduce": {
-		{"ls_allreduce_ll", 512, 0}, {"ls_allreduce_ll2", 512, 0}, {"ls_reducescatter_ll", 512, 0}, {"ls_reduce_ll", 512, 0}, {"ls_reduce_ll2", 512, 0},
+		{"ls_allreduce_ll", 512, 0}, {"ls_allreduce_ll2", 512, 0}, {"ls_reducescatter_ll", 512, 0}, {"ls_reduce_ll", 512, 0},
 		{"ls_allreduce_sym", 512, 0}, {"ls_reducescatter_sym", 512, 0}, {"ls_reduce_sym", 512, 0}, {"ls_fold", 512, 0},
 		{"ls_allreduce_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reducescatter_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reduce_bulk", kernels.BulkThreads, kernels.BulkShared},
 		{"ls_fold_bulk", kernels.BulkThreads, kernels.BulkShared},
-		{"ls_pushreduce", 512, 0}, {"ls_pushreduce_bulk", kernels.PushReduceThreads, kernels.BulkShared},
+		{"ls_allreduce_pushbulk", kernels.PushReduceThreads, kernels.BulkShared},
 	},
 }
 

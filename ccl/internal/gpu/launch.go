@@ -52,8 +52,6 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	case p.way == WayCopy:
 		return c.engine.run(s, c, op, b)
-	case p.way.pushes() && op.Coll == record.Reduce && c.locate(&b.send, op.Send, bytes):
-		return c.push(s, op, p, b, op.Count, kernels.First|kernels.Last) // root takes the result itself
 	case b.direct:
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}
@@ -63,7 +61,10 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 // spaced is the kernel for shares that do not lie side by side: kernels read and
 // write them so, and staging brings them there.
 func (c *Comm) spaced(coll record.CollKind, bytes uint64) (Way, int) {
-	way, most := c.bandwidth(coll)
+	if !reduces(coll) {
+		return WaySym, blocksFor(bytes, symStep, llBlocks)
+	}
+	way, most := c.bandwidth(coll, bytes)
 	return way, blocksFor(bytes, symStep, most)
 }
 
@@ -125,9 +126,9 @@ func (c *Comm) locate(at *[MaxRanks]uint64, p cuda.Ptr, n uint64) bool {
 
 // kernelNames of ways and collectives.
 var kernelNames = map[record.CollKind][numWays]string{
-	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk"},
+	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk", WayPushBulk: "ls_allreduce_pushbulk"},
 	record.ReduceScatter: {WayLL: "ls_reducescatter_ll", WaySym: "ls_reducescatter_sym", WayBulk: "ls_reducescatter_bulk"},
-	record.Reduce:        {WayLL: "ls_reduce_ll", WayLL2: "ls_reduce_ll2", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
+	record.Reduce:        {WayLL: "ls_reduce_ll", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
 	record.AllGather:     {WayLL: "ls_allgather_ll", WaySym: "ls_allgather_push", WayBulk: "ls_allgather_bulk"},
 	record.AlltoAll:      {WayLL: "ls_alltoall_ll", WaySym: "ls_alltoall_push", WayBulk: "ls_alltoall_bulk"},
 	record.Broadcast:     {WayLL: "ls_broadcast_ll", WayLL2: "ls_broadcast_ll2", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
@@ -136,9 +137,6 @@ var kernelNames = map[record.CollKind][numWays]string{
 
 // kernel launches the kernel of a plan. count is in elements.
 func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, flags uint32) error {
-	if p.way.pushes() {
-		return c.push(s, op, p, b, count, flags)
-	}
 	from := c.move
 	switch op.Coll {
 	case record.AllReduce, record.ReduceScatter, record.Reduce:
@@ -155,10 +153,10 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	}
 	a := c.args
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
-	a.Root, a.Op, a.Flags, a.Chunk = uint32(op.Root), uint32(op.RedOp), flags, alltoallChunk
+	a.Root, a.Op, a.Flags = uint32(op.Root), uint32(op.RedOp), flags
 	a.Desc = c.stamps.describe(op, p)
 	threads := f.threads
-	if t := c.cfg.Threads; t > 0 && p.way != WayBulk {
+	if t := c.cfg.Threads; t > 0 && p.way != WayBulk && p.way != WayPushBulk {
 		threads = min(threads, uint32(t))
 	}
 	return s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
@@ -174,9 +172,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	case record.AllGather, record.ReduceScatter, record.AlltoAll:
 		shares = uint64(c.size)
 	case record.Reduce:
-		if shares = 2; p.way.pushes() { // what is sent, and what root receives
-			shares = 1
-		}
+		shares = 2 // what is sent, and what root receives
 	}
 	most := c.stage.Size / shares / size &^ 255 // elements a piece: pieces stay aligned
 	own := c.stage.Own()
@@ -217,9 +213,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			stage(&b.recv, 0)
 			err = copies(send, own, 0, 0, 1)
 		case record.Reduce:
-			if !p.way.pushes() {
-				stage(&b.recv, most*size)
-			}
+			stage(&b.recv, most*size)
 			// Where the send buffers are in windows they need no copy; ranks agree on what
 			// is registered.
 			if !c.locate(&b.send, send, n*size) {
@@ -248,7 +242,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		case record.AllReduce, record.Broadcast:
 			err = copies(own, recv, 0, 0, 1)
 		case record.Reduce:
-			if c.rank == op.Root && !p.way.pushes() {
+			if c.rank == op.Root {
 				err = copies(own+cuda.Ptr(most*size), recv, 0, 0, 1)
 			}
 		case record.AllGather, record.AlltoAll:

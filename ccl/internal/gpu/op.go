@@ -35,14 +35,11 @@ const (
 	WaySym          // kernel on symmetric windows, loads and stores
 	WayBulk         // likewise, by the bulk copy engine of an SM (sm_90)
 	WayCopy         // copy engines
-	WayPush         // kernel that pushes into peers' staging rings and reduces there
-	WayPushBulk     // likewise, by the bulk copy engine of an SM (sm_90)
+	WayPushBulk     // kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90)
 	numWays
 )
 
-var wayNames = [numWays]string{"auto", "ll", "ll2", "sym", "bulk", "ce", "push", "pushbulk"}
-
-func (w Way) pushes() bool { return w == WayPush || w == WayPushBulk }
+var wayNames = [numWays]string{"auto", "ll", "ll2", "sym", "bulk", "ce", "pushbulk"}
 
 func (w Way) String() string {
 	if int(w) < len(wayNames) {

@@ -8,10 +8,11 @@ import (
 
 // Limits, as in abi.h.
 const (
-	MaxRanks    = 8  // GPUs that reach each other by loads and stores
-	MaxBlocks   = 32 // of any kernel that speaks with peers
-	MaxMessages = 8  // sends, and receives, of one kernel: one each way with each peer
-	MaxLanes    = 16 // of a message
+	MaxRanks    = 8        // GPUs that reach each other by loads and stores
+	MaxBlocks   = 32       // of any kernel that speaks with peers
+	MaxMessages = 8        // sends, and receives, of one kernel: one each way with each peer
+	MaxLanes    = 16       // of a message
+	RingBytes   = 16 << 20 // of Args.Ring
 	llLines     = 1024
 	laneLines   = 4 * llLines
 	phases      = 4
@@ -32,25 +33,8 @@ type Args struct {
 	SlotMask, Desc   uint32
 	Rank, Ranks      uint32
 	Root, Op, Flags  uint32
-	Chunk            uint32 // KiB for one peer before the next, of movers by bulk copies
-}
-
-// PushArgs.Kind.
-const (
-	PushAll    = 0 // AllReduce
-	PushShares = 1 // ReduceScatter
-	PushRoot   = 2 // Reduce
-)
-
-// PushArgs is the parameter of reductions that push into staging rings: Ring is
-// where each rank's is mapped here, with Slots tiles of Tile bytes (a multiple of
-// 128) for each block and source rank. Of the peers' buffers they need Send, and
-// Recv for AllReduce. Stages is how many tiles for each peer may be on their way
-// through shared memory, 2 at least, where bulk copies are used.
-type PushArgs struct {
-	Args
-	Ring                      [MaxRanks]uint64
-	Tile, Slots, Kind, Stages uint32
+	_                uint32
+	Ring, Stride     uint64 // rank r has RingBytes for what peers push to be reduced, at Ring + r*Stride
 }
 
 // P2PMessage is one send or receive of P2PArgs, on Lanes of Piece bytes, of which
@@ -191,10 +175,10 @@ var (
 		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill",
 	}
 	ReduceKernels = []string{
-		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reduce_ll2", "ls_reducescatter_ll",
-		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold", "ls_pushreduce",
+		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
+		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
-	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_pushreduce_bulk"}
+	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_allreduce_pushbulk"}
 	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_broadcast_bulk", "ls_p2p_bulk"}
 )
 

@@ -15,6 +15,7 @@ enum {
   LS_LL_LINES = 1024, // LL lines for one source rank and block
   LS_MAX_MESSAGES = 8, // sends, and receives, of one kernel: one each way with each peer
   LS_LANES = 16,       // most of a message
+  LS_RING_BYTES = 16 << 20, // of Args.ring, on LS_MAX_BLOCKS
   LS_LANE_LINES = 4 * LS_LL_LINES, // of LL: 32 KiB of data
   LS_PHASES = 4,      // flag rows: barriers that one kernel may need
   LS_PHASE_ENTER = 0, LS_PHASE_LEAVE = 1, // the rows of barriers of kernels on windows
@@ -29,7 +30,7 @@ struct alignas(16) Line { u32 d0, f0, d1, f1; };
 // rank r only ever speaks with block b of its peers, and all ranks run the same
 // kernels with as many blocks, so that equal blocks agree on the epoch without
 // anybody counting operations.
-struct alignas(128) BlockState { u32 epoch, steps, tiles; u32 pad[29]; }; // steps: of Broadcast's pipeline, all so far; tiles: of ls_pushreduce's
+struct alignas(128) BlockState { u32 epoch, steps, tiles; u32 pad[29]; }; // steps: of Broadcast's pipeline, all so far; tiles: of ls_allreduce_pushbulk's
 
 // LaneState counts what a pair of ranks has exchanged on one lane, as both count it.
 struct alignas(16) LaneState { u32 sent, received, pushed, taken; }; // pieces: by LL, and direct ones
@@ -48,7 +49,7 @@ struct alignas(128) Heap {
   u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
   u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
   u32 pad2[16]; // lines are pushed by whole 128-byte lines of the cache
-  u32 landed[LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = tiles of ls_pushreduce that it has pushed here, as BlockState.tiles counts them
+  u32 landed[LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = tiles of ls_allreduce_pushbulk that it has pushed here, as BlockState.tiles counts them
   u32 taken[LS_MAX_BLOCKS][LS_MAX_RANKS];  // [destination rank] = those of this rank's that have left its staging ring
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
@@ -92,20 +93,8 @@ struct Args {
   u32 root;
   u32 op;       // record.RedOp
   u32 flags;
-  u32 chunk;    // KiB that the movers by bulk copies push to one peer before they turn to the next; 0: a tile
-};
-
-enum { LS_PUSH_ALL = 0, LS_PUSH_SHARES = 1, LS_PUSH_ROOT = 2 }; // PushArgs.kind: AllReduce, ReduceScatter, Reduce
-
-// PushArgs is the parameter of reductions that push into staging rings. Of the
-// peers' buffers they need send, and recv for AllReduce.
-struct PushArgs {
-  Args a;
-  u64 ring[LS_MAX_RANKS]; // each rank's, as mapped here: tile bytes for each [block][source rank][slot]
-  u32 tile;   // bytes, a multiple of 128
-  u32 slots;  // at least 2
-  u32 kind;
-  u32 stages; // tiles for each peer on their way through shared memory, at least 2; for bulk copies
+  u32 pad;
+  u64 ring, stride; // of ls_allreduce_pushbulk: rank r has LS_RING_BYTES of memory for what peers push, as mapped here at ring + r * stride
 };
 
 // Message is one send or receive of P2PArgs; one without blocks is none. It is

@@ -14,7 +14,6 @@ func Layout() []Assertion {
 	var p P2PArgs
 	var m P2PMessage
 	var f FoldArgs
-	var u PushArgs
 	var c ClockArgs
 	var d DelayArgs
 	var y Ferry
@@ -33,7 +32,8 @@ func Layout() []Assertion {
 		{"offsetof(Args, slotMask)", unsafe.Offsetof(a.SlotMask)}, {"offsetof(Args, desc)", unsafe.Offsetof(a.Desc)},
 		{"offsetof(Args, rank)", unsafe.Offsetof(a.Rank)}, {"offsetof(Args, ranks)", unsafe.Offsetof(a.Ranks)},
 		{"offsetof(Args, root)", unsafe.Offsetof(a.Root)}, {"offsetof(Args, op)", unsafe.Offsetof(a.Op)},
-		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, chunk)", unsafe.Offsetof(a.Chunk)},
+		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, ring)", unsafe.Offsetof(a.Ring)},
+		{"offsetof(Args, stride)", unsafe.Offsetof(a.Stride)}, {"LS_RING_BYTES", RingBytes},
 
 		{"sizeof(Message)", unsafe.Sizeof(m)},
 		{"offsetof(Message, bytes)", unsafe.Offsetof(m.Bytes)},
@@ -66,12 +66,6 @@ func Layout() []Assertion {
 		{"offsetof(FoldArgs, flags)", unsafe.Offsetof(f.Flags)}, {"offsetof(FoldArgs, op)", unsafe.Offsetof(f.Op)},
 		{"offsetof(FoldArgs, src)", unsafe.Offsetof(f.Src)}, {"offsetof(FoldArgs, dst)", unsafe.Offsetof(f.Dst)},
 		{"offsetof(FoldArgs, count)", unsafe.Offsetof(f.Count)}, {"offsetof(FoldArgs, k)", unsafe.Offsetof(f.K)},
-
-		{"LS_PUSH_ALL", PushAll}, {"LS_PUSH_SHARES", PushShares}, {"LS_PUSH_ROOT", PushRoot},
-		{"sizeof(PushArgs)", unsafe.Sizeof(u)}, {"offsetof(PushArgs, a)", unsafe.Offsetof(u.Args)},
-		{"offsetof(PushArgs, ring)", unsafe.Offsetof(u.Ring)}, {"offsetof(PushArgs, tile)", unsafe.Offsetof(u.Tile)},
-		{"offsetof(PushArgs, slots)", unsafe.Offsetof(u.Slots)}, {"offsetof(PushArgs, kind)", unsafe.Offsetof(u.Kind)},
-		{"offsetof(PushArgs, stages)", unsafe.Offsetof(u.Stages)},
 
 		{"sizeof(ClockArgs)", unsafe.Sizeof(c)},
 		{"offsetof(ClockArgs, word)", unsafe.Offsetof(c.Word)}, {"offsetof(ClockArgs, slot)", unsafe.Offsetof(c.Slot)},

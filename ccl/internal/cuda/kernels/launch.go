@@ -8,6 +8,5 @@ const (
 	BulkPushThreads = 256 // LS_BULK_PUSH_THREADS
 	BulkPushShared  = 8*16<<10 + 256
 
-	PushReduceThreads = 320                // LS_PUSHREDUCE_THREADS
-	PushReduceTiles   = BulkShared - 2<<10 // of BulkShared: what ls_pushreduce_bulk has for tiles
+	PushReduceThreads = 320 // LS_PUSHREDUCE_THREADS
 )

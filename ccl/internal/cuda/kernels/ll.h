@@ -128,25 +128,23 @@ struct Part {
   FI bool whole() const { return (at & 7) == 0 && valid == 8; }
 };
 
-// pushParts sends line i of part(rank) to each peer but one. All are read before
-// the first is sent: a read waits for memory, and a push is not moved before it.
-template <class F> FI void pushParts(const Turn &turn, u32 i, const F &part, u32 but = ~0u) {
+// pushParts sends line i of part(rank) to each peer. All are read before the first
+// is sent: a read waits for memory, and a push is not moved before it.
+template <class F> FI void pushParts(const Turn &turn, u32 i, const F &part) {
   const Args &a = turn.a;
   bool whole = true;
-  for (u32 p = 0; p < a.ranks; p++) whole = whole && (p == but || part(p).whole());
+  turn.eachPeer([&](u32 p) { whole = whole && part(p).whole(); });
   if (!whole) { // rare, and not worth eight copies of this code
-    turn.eachPeer([&](u32 p) {
-      if (p != but) push(turn.ll(p, a.rank) + i, load8(part(p).at, part(p).valid), turn.epoch);
-    });
+    turn.eachPeer([&](u32 p) { push(turn.ll(p, a.rank) + i, load8(part(p).at, part(p).valid), turn.epoch); });
     return;
   }
   u64 v[LS_MAX_RANKS];
 #pragma unroll
   for (u32 k = 1; k < LS_MAX_RANKS; k++)
-    if (k < a.ranks && turn.next(k) != but) v[k] = get<u64>(part(turn.next(k)).at);
+    if (k < a.ranks) v[k] = get<u64>(part(turn.next(k)).at);
 #pragma unroll
   for (u32 k = 1; k < LS_MAX_RANKS; k++)
-    if (k < a.ranks && turn.next(k) != but) push(turn.ll(turn.next(k), a.rank) + i, v[k], turn.epoch);
+    if (k < a.ranks) push(turn.ll(turn.next(k), a.rank) + i, v[k], turn.epoch);
 }
 
 // storeParts stores what was heard of each peer but one, v, to part(rank).
@@ -165,7 +163,7 @@ template <class F> FI void storeParts(const Args &a, const u64 (&v)[LS_MAX_RANKS
 }
 
 // Heirs are the ranks but root, each of which has a part of a block's lines in
-// operations of two stages with a root.
+// Broadcast of two stages.
 struct Heirs {
   const Args &a;
   const Share &share;

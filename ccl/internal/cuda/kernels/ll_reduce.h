@@ -118,33 +118,7 @@ template <class T> FI void reduceToRoot(const Args &a) {
   turn.end();
 }
 
-// reduceToRootTwoShot: the others reduce a part each, and send it to root.
-template <class T> FI void reduceToRootTwoShot(const Args &a) {
-  Turn turn(a);
-  Share share(a.count * sizeof(T));
-  Reducer<T> reduce(a);
-  Heirs heirs(a, share);
-  u64 send = a.send[a.rank], v[LS_MAX_RANKS];
-  for (u32 k = tid(); k < heirs.part; k += threads()) {
-    pushParts(turn, k, [&](u32 p) { return heirs.of(send, p, k); }, a.root);
-  }
-  turn.stamps.entered();
-  for (u32 k = tid(); k < heirs.part; k += threads()) {
-    if (a.rank == a.root) {
-      if (!turn.hear(turn.ll2(a.rank, 0) + k, turn.peers(), v)) break;
-      storeParts(a, v, [&](u32 p) { return heirs.of(a.recv[a.rank], p, k); });
-    } else {
-      Part mine = heirs.of(send, a.rank, k);
-      u64 own = load8(mine.at, mine.valid);
-      if (!turn.hear(turn.ll(a.rank, 0) + k, turn.peers(), v)) break;
-      push(turn.ll2(a.root, a.rank) + k, reduce(own, v), turn.epoch);
-    }
-  }
-  turn.end();
-}
-
 KERNEL(512) void ls_allreduce_ll(Args a) { allReduceOneShot<LS_TYPE>(a); }
 KERNEL(512) void ls_allreduce_ll2(Args a) { allReduceTwoShot<LS_TYPE>(a); }
 KERNEL(512) void ls_reducescatter_ll(Args a) { reduceScatter<LS_TYPE>(a); }
 KERNEL(512) void ls_reduce_ll(Args a) { reduceToRoot<LS_TYPE>(a); }
-KERNEL(512) void ls_reduce_ll2(Args a) { reduceToRootTwoShot<LS_TYPE>(a); }

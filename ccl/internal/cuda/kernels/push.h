@@ -70,6 +70,11 @@ KERNEL(512) void ls_copy(Args a) {
 enum {
   LS_BULK_PUSH_THREADS = 256,
   LS_BULK_PUSH_TILE = 16 << 10,
+#ifdef LS_HOST
+  LS_BULK_PUSH_CHUNK = 40 << 10, // so that there are several
+#else
+  LS_BULK_PUSH_CHUNK = 256 << 10, // bytes that a kernel pushes to one peer before it turns to the next
+#endif
   LS_BULK_PUSH_STAGES = 8,      // at most; as many as dynamic shared memory has room for
   LS_BULK_PUSH_LAG = 3,         // turns until a stage is filled again; there are more stages than that
   LS_BULK_PUSH_MBARRIERS = 256, // bytes before the stages: one or two for each, and two words
@@ -161,8 +166,7 @@ struct Parts {
   FI explicit Parts(const Args &a) : a(a), group(0), peer(a.rank) {
     tile = u32(least(LS_BULK_PUSH_TILE, upTo((a.count * (a.ranks - 1) + blocks() - 1) / blocks(), 128)));
     tiles = tile == 0 ? 0 : u32((a.count + tile - 1) / tile);
-    chunk = tile == 0 ? 1 : u32((u64(a.chunk) << 10) / tile);
-    if (chunk == 0) chunk = 1;
+    chunk = tile == 0 ? 1 : LS_BULK_PUSH_CHUNK / tile;
     length = u32(least(chunk, tiles)), left = block();
     if (++peer == a.ranks) peer = 0;
     settle();

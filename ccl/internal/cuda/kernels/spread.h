@@ -65,8 +65,3 @@ template <class To> FI void spread(Team team, u64 src, u64 bytes, u32 n, const T
 
 // By all threads of the block.
 template <class To> FI void spread(u64 src, u64 bytes, u32 n, const To &to) { spread(Team{tid(), threads()}, src, bytes, n, to); }
-
-// spreadTo is spread with one destination, for code that does it in several places.
-static __device__ __attribute__((noinline, unused)) void spreadTo(u64 dst, u64 src, u64 bytes) {
-  spread(src, bytes, 1, [=](u32) { return dst; });
-}

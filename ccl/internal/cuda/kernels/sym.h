@@ -121,7 +121,6 @@ struct Cut {
     packs = (work.count - head) * size / 16;
     tail = work.count - head - packs * 16 / size;
   }
-  FI Cut(u64 head, u64 packs, u64 count, u32 size) : head(head), packs(packs), tail(count - head - packs * 16 / size) {}
 };
 
 // reduceEnds does the elements outside of packs: a few by the first owner's first

@@ -9,7 +9,6 @@
 #include "ll_reduce.h"
 #include "p2p.h"
 #include "probe.h"
-#include "pushreduce.h"
 #include "sym.h"
 
 #include <vector>
@@ -60,9 +59,7 @@ FAKE(ls_allreduce_ll, FEW)
 FAKE(ls_allreduce_ll2, FEW)
 FAKE(ls_reducescatter_ll, FEW)
 FAKE(ls_reduce_ll, FEW)
-FAKE(ls_reduce_ll2, FEW)
 FAKE(ls_allreduce_sym, LS_MAX_RANKS)
 FAKE(ls_reducescatter_sym, LS_MAX_RANKS)
 FAKE(ls_reduce_sym, LS_MAX_RANKS)
 FAKE(ls_fold, FEW)
-FAKE(ls_pushreduce, 32)

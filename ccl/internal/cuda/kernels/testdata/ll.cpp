@@ -176,8 +176,8 @@ template <class T> T plainReduce(u32 op, const std::vector<T> &in) {
   return Plain<T>::down(acc);
 }
 
-enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, REDUCE2, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, KINDS };
-static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", "reduce_ll2", "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2"};
+enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, KINDS };
+static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2"};
 
 template <class T> void collective(World &w, Kind kind, u32 op, u64 count, u32 root, bool inPlace, const char *type) {
   u32 n = w.ranks;
@@ -211,7 +211,6 @@ template <class T> void collective(World &w, Kind kind, u32 op, u64 count, u32 r
       case TWO_SHOT: allReduceTwoShot<T>(a); break;
       case REDUCE_SCATTER: reduceScatter<T>(a); break;
       case REDUCE: reduceToRoot<T>(a); break;
-      case REDUCE2: reduceToRootTwoShot<T>(a); break;
       case ALL_GATHER: ls_allgather_ll(a); break;
       case ALL_TO_ALL: ls_alltoall_ll(a); break;
       case BROADCAST2: ls_broadcast_ll2(a); break;
@@ -222,7 +221,7 @@ template <class T> void collective(World &w, Kind kind, u32 op, u64 count, u32 r
   k.verify = [=, name = k.name] {
     for (u32 r = 0; r < n; r++) {
       if (!(*send)[r].intact() || !(*recv)[r].intact()) fail(name + ": rank " + std::to_string(r) + " wrote outside its buffers");
-      if ((kind == REDUCE || kind == REDUCE2) && r != root) continue;
+      if (kind == REDUCE && r != root) continue;
       u64 elems = recvBytes / sizeof(T);
       u8 *out = inPlace ? (*send)[r].data() + (kind == REDUCE_SCATTER ? r * bytes : 0) : (*recv)[r].data();
       for (u64 i = 0; i < elems; i++) {
@@ -250,7 +249,7 @@ template <class T> void collective(World &w, Kind kind, u32 op, u64 count, u32 r
 
 template <class T> void collectives(World &w, const char *type) {
   for (int kind = 0; kind < KINDS; kind++) {
-    if (w.ranks == 1 && (kind == REDUCE2 || kind == BROADCAST2)) continue;
+    if (w.ranks == 1 && kind == BROADCAST2) continue;
     for (u64 count : {0, 1, 3, 8, 17, 64, 101}) {
       u32 op = upTo32(5);
       collective<T>(w, Kind(kind), op, count, upTo32(w.ranks), upTo32(2), type);

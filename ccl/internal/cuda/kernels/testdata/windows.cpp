@@ -9,12 +9,11 @@
 
 #include "broadcast.h"
 #include "fold.h"
-#include "pushreduce_bulk.h"
+#include "pushreduce.h"
 #include "sym.h"
 
 using Elem_ = LS_TYPE;
 using Kernel = void (*)(Args);
-using PushKernel = void (*)(PushArgs);
 using Bytes = std::vector<u8>;
 
 static u32 seed = 1;
@@ -50,27 +49,27 @@ struct World {
     for (auto h : heaps) free(h);
   }
 
-  // runOn runs a kernel for all ranks; those that push have rings of their own, of
-  // so many slots of tile bytes.
-  u32 kind = 0, tile = 512, slots = 3, stages = 2, chunk = 0;
-  void runOn(Kernel kernel, const std::vector<Args> &args) { run(kernel, args, blocks, threads); }
-  void runOn(PushKernel kernel, const std::vector<Args> &args) {
-    u64 size = u64(blocks) * n * slots * tile;
-    std::vector<u32x4> memory(n * size / 16);
-    std::vector<PushArgs> push;
-    for (auto &a : args) {
-      PushArgs p{a, {}, tile, slots, kind, stages};
-      for (u32 r = 0; r < n; r++) p.ring[r] = u64(memory.data()) + r * size;
-      push.push_back(p);
+  // runOn runs a kernel for all ranks; what is pushed to be reduced has memory of its
+  // own, with guards behind what a kernel on so many blocks may use.
+  void runOn(Kernel kernel, std::vector<Args> args) {
+    u64 ring = u64(blocks) * LS_PUSHREDUCE_SLOTS * LS_PUSHREDUCE_TURN, stride = ring + 256;
+    std::vector<u32x4> memory(n * stride / 16);
+    memset(memory.data(), 0xa5, n * stride);
+    for (auto &a : args) a.ring = u64(memory.data()), a.stride = stride;
+    run(kernel, args, blocks, threads);
+    for (u32 r = 0; r < n; r++) {
+      for (u64 i = ring; i < stride; i++) {
+        if (((u8 *)memory.data())[r * stride + i] == 0xa5) continue;
+        fprintf(stderr, "rank %u's ring is overrun at byte %llu\n", r, (unsigned long long)i);
+        exit(1);
+      }
     }
-    run(kernel, push, blocks, threads);
   }
 
   // check runs kernel on buffers of so many bytes, with an offset from 16-byte
   // alignment and guards around them. want says what recv[r] becomes, given all
   // sends. In place, send lies at inPlace(r) of recv.
-  template <class K>
-  void check(const char *name, K kernel, u64 count, u32 op, u32 root, u64 sendBytes, u64 recvBytes, u32 sendSkew, u32 recvSkew,
+  void check(const char *name, Kernel kernel, u64 count, u32 op, u32 root, u64 sendBytes, u64 recvBytes, u32 sendSkew, u32 recvSkew,
              std::function<u64(u32)> inPlace, std::function<void(u32, const std::vector<Bytes> &, u8 *)> want) {
     const u64 guard = 64;
     std::vector<Bytes> recv(n), send(n), given(n);
@@ -87,7 +86,7 @@ struct World {
       common.heap[r] = u64(heaps[r]);
       given[r] = Bytes((u8 *)common.send[r], (u8 *)common.send[r] + sendBytes);
     }
-    common.chunk = chunk, common.count = count, common.ranks = n, common.root = root, common.op = op;
+    common.count = count, common.ranks = n, common.root = root, common.op = op;
     common.abort = u64(&stop), common.flags = LS_FIRST | LS_LAST;
     std::vector<Bytes> before = recv;
     for (u32 r = 0; r < n; r++) args[r] = common, args[r].rank = r;
@@ -134,37 +133,25 @@ struct World {
     }
   }
 
-  // checkPush checks the reductions that push, by either kernel.
-  void checkPush(const char *name, PushKernel kernel, u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
+  void checkPush(u64 count, u32 op, u32 sendSkew, u32 recvSkew) {
     const u64 size = sizeof(Elem_), all = count * size;
-    auto put = [&](u8 *at, u64 i, Elem_ x) { memcpy(at + i * size, &x, size); };
+    threads = LS_PUSHREDUCE_THREADS;
     for (bool inPlace : {false, true}) {
       auto whole = inPlace ? std::function<u64(u32)>([](u32) { return u64(0); }) : nullptr;
-      kind = LS_PUSH_ALL;
-      check(name, kernel, count, op, 0, all, all, sendSkew * size, recvSkew * size, whole, [&](u32, const std::vector<Bytes> &given, u8 *out) {
-        for (u64 i = 0; i < count; i++) put(out, i, reduced(op, given, i));
-      });
-      kind = LS_PUSH_ROOT;
-      check(name, kernel, count, op, root, all, all, sendSkew * size, recvSkew * size, whole, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
-        for (u64 i = 0; r == root && i < count; i++) put(out, i, reduced(op, given, i));
-      });
+      check("ls_allreduce_pushbulk", ls_allreduce_pushbulk, count, op, 0, all, all, sendSkew * size, recvSkew * size, whole,
+            [&](u32, const std::vector<Bytes> &given, u8 *out) {
+              for (u64 i = 0; i < count; i++) {
+                Elem_ x = reduced(op, given, i);
+                memcpy(out + i * size, &x, size);
+              }
+            });
     }
-    kind = LS_PUSH_SHARES;
-    check(name, kernel, count, op, 0, n * all, all, sendSkew * size, recvSkew * size, nullptr, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
-      for (u64 i = 0; i < count; i++) put(out, i, reduced(op, given, r * count + i));
-    });
-  }
-
-  void checkPushes(u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
-    threads = 32;
-    checkPush("ls_pushreduce", ls_pushreduce, count, op, root, sendSkew, recvSkew);
-    threads = LS_PUSHREDUCE_THREADS;
-    checkPush("ls_pushreduce_bulk", ls_pushreduce_bulk, count, op, root, sendSkew, recvSkew);
   }
 
   // checkPushAbort: the last rank has nothing to push, the others wait for it, and
   // all leave when told to.
-  void checkPushAbort(PushKernel kernel) {
+  void checkPushAbort() {
+    threads = LS_PUSHREDUCE_THREADS;
     std::vector<Bytes> memory(2 * n, Bytes(64 << 10));
     std::vector<Args> args(n);
     for (u32 r = 0; r < n; r++) {
@@ -179,7 +166,7 @@ struct World {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       storeVolatile(&stop, 1);
     });
-    runOn(kernel, args);
+    runOn(ls_allreduce_pushbulk, args);
     later.join();
     stop = 0;
     for (u32 b = 0; b < blocks; b++) {
@@ -303,21 +290,15 @@ int main() {
   }
   for (u32 n : {2, 3, 5}) {
     World w(n, n == 2 ? 2 : 1, 0);
-    for (u64 count : {0, 3, 4099}) w.checkPushes(count, random32() % 4, random32() % n, 0, 0);
-    w.checkPushes(3001, LS_SUM, n - 1, 1, 1);
-    w.checkPushes(777, LS_SUM, 0, 2, 1); // what is aligned differently is not pushed, or put down in pieces
-    w.tile = 1024, w.slots = 2, w.stages = 4;
-    w.checkPushes(9001, LS_SUM, 1, 3, 3); // the counters stand where tiles of another size have left them
+    for (u64 count : {0, 3, 4099}) w.checkPush(count, random32() % 4, 0, 0);
+    w.checkPush(3001, LS_SUM, 1, 1);
+    w.checkPush(777, LS_SUM, 2, 1); // what is aligned differently is not pushed
+    w.checkPush(9001, LS_SUM, 3, 3); // the counters stand where tiles of another size have left them
   }
-  for (u32 kind : {LS_PUSH_ALL, LS_PUSH_SHARES, LS_PUSH_ROOT}) {
-    World loads(3, 2, 32), bulk(3, 1, LS_PUSHREDUCE_THREADS);
-    loads.kind = bulk.kind = kind;
-    loads.checkPushAbort(ls_pushreduce), bulk.checkPushAbort(ls_pushreduce_bulk);
-  }
+  World(3, 1, 0).checkPushAbort();
   for (u32 n : {2, 4}) {
     World w(n, 2, 0);
-    for (u32 chunk : {0, 1, 40})
-      for (u64 part : {16, 200000}) w.chunk = chunk, w.checkAlltoAll(part); // less than a tile, and many
+    for (u64 part : {16, 200000}) w.checkAlltoAll(part); // less than a tile, and several chunks
   }
   World relay(5, 2, 0);
   for (u32 root : {3, 3, 0}) relay.checkBroadcast(400003, root, root, root);

@@ -1,0 +1,107 @@
+package gpu
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+func chooser(size, major int) *Comm {
+	return &Comm{size: size, dev: &device{Device: &cuda.Device{Major: major}}, stage: &symm.Memory{Size: DefaultStage}}
+}
+
+// TestChooseFits: whatever the collective, size, ranks and force, the plan is a way
+// that there is, and its blocks' lines hold the bytes.
+func TestChooseFits(t *testing.T) {
+	for coll := range tuned {
+		for size := 1; size <= MaxRanks; size++ {
+			for _, major := range []int{8, 9} {
+				for force := WayAuto; force < numWays; force++ {
+					for _, blocks := range []int{0, 1, 7, 100} {
+						c := chooser(size, major)
+						c.cfg.Force, c.cfg.Blocks = force, blocks
+						for bytes := uint64(1); bytes < 8<<30; bytes = bytes*5/4 + 1 {
+							for _, direct := range []bool{false, true} {
+								for _, fixed := range []bool{false, true} {
+									p := c.choose(coll, bytes, direct, fixed)
+									if why := unfit(c, coll, bytes, direct, fixed, p); why != "" {
+										t.Fatalf("%v of %d bytes, %d ranks, %d.0, force %v, %d blocks, direct %v, fixed %v: %v/%d %s",
+											coll, bytes, size, major, force, blocks, direct, fixed, p.way, p.blocks, why)
+									}
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func unfit(c *Comm, coll record.CollKind, bytes uint64, direct, fixed bool, p plan) string {
+	switch {
+	case !c.has(coll, p.way):
+		return "is no way of it"
+	case p.way == WayCopy && (fixed || !direct):
+		return "cannot be used"
+	case p.way == WayCopy:
+		return ""
+	case kernelNames[coll][p.way] == "":
+		return "has no kernel"
+	case p.way == WayPushBulk && !direct:
+		return "needs windows"
+	case p.blocks < 1 || p.blocks > kernels.MaxBlocks:
+		return "blocks"
+	case p.way == WayLL || p.way == WayLL2:
+		if n := kernels.LLCapacity(coll, p.way == WayLL2, c.size, p.blocks); bytes > n {
+			return fmt.Sprintf("hold %d bytes", n)
+		}
+	}
+	return ""
+}
+
+// TestChoose: what the tables say, of 4 H200s but where it says otherwise.
+func TestChoose(t *testing.T) {
+	const kb, mb = 1 << 10, 1 << 20
+	for _, w := range []struct {
+		coll          record.CollKind
+		size, major   int
+		bytes         uint64
+		direct, fixed bool
+		want          plan
+	}{
+		{record.AllReduce, 4, 9, 8, true, true, plan{WayLL, 1}},
+		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{WayLL2, 32}},
+		{record.AllReduce, 3, 9, 900 * kb, true, true, plan{WayBulk, 16}}, // more than the lines of three
+		{record.AllReduce, 4, 9, 16 * mb, true, false, plan{WayBulk, 16}},
+		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{WayPushBulk, 16}},
+		{record.AllReduce, 4, 9, 32 * mb, false, false, plan{WayBulk, 16}},
+		{record.AllReduce, 2, 9, 32 * mb, true, false, plan{WayBulk, 16}},
+		{record.AllReduce, 4, 8, 32 * mb, true, false, plan{WaySym, 16}},
+		{record.Broadcast, 4, 9, 384 * kb, true, true, plan{WayLL2, 32}},
+		{record.Broadcast, 4, 9, 512 * kb, true, true, plan{WayLL2, 22}},
+		{record.Broadcast, 4, 9, 768 * kb, true, true, plan{WayLL2, 32}},
+		{record.Broadcast, 3, 9, 768 * kb, true, true, plan{WayBulk, 16}},
+		{record.Broadcast, 4, 9, mb, false, false, plan{WayBulk, 16}},
+		{record.Broadcast, 4, 9, 1024 * mb, true, false, plan{WayCopy, 0}},
+		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{WayBulk, 16}},
+		{record.AlltoAll, 4, 9, 8 * mb, true, true, plan{WaySym, 32}},
+		{record.AlltoAll, 4, 9, 12 * mb, true, true, plan{WayBulk, 16}},
+		{record.AlltoAll, 4, 9, 12*mb + 4, true, true, plan{WaySym, 32}},
+		{record.AlltoAll, 4, 9, 32 * mb, true, false, plan{WayCopy, 0}},
+		{record.AllGather, 4, 9, 8 * mb, true, true, plan{WaySym, 32}},
+		{record.AllGather, 4, 9, 128 * mb, true, true, plan{WayBulk, 16}},
+		{record.AllGather, 2, 9, 128 * mb, true, true, plan{WaySym, 32}},
+		{record.AllGather, 4, 8, 128 * mb, true, true, plan{WaySym, 32}},
+		{record.Reduce, 4, 9, 64 * mb, true, false, plan{WayBulk, 16}},
+	} {
+		if got := chooser(w.size, w.major).choose(w.coll, w.bytes, w.direct, w.fixed); got != w.want {
+			t.Errorf("%v of %d bytes, %d ranks, %d.0, direct %v, fixed %v: %v/%d, want %v/%d",
+				w.coll, w.bytes, w.size, w.major, w.direct, w.fixed, got.way, got.blocks, w.want.way, w.want.blocks)
+		}
+	}
+}
