@@ -91,6 +91,13 @@ func newSim(draw func(int) int) *sim {
 		e.m = newMachine(s.shape, e)
 		s.ends[i] = e
 	}
+	// The numbers of chunks and lines are about to wrap.
+	for i, e := range s.ends {
+		chunks, lines := uint64(1<<numBits-draw(40)), uint64(1<<numBits-draw(20))
+		t, r := &e.m.tx, &s.ends[1-i].m.rx
+		t.chunks, t.ahead, t.lines, t.lacked = chunks, chunks, lines, lines
+		r.chunks, r.lines, r.told.chunks, r.told.lines = chunks, lines, chunks, lines
+	}
 	return s
 }
 
@@ -411,7 +418,7 @@ func (e *simEnd) recv() error {
 
 func (e *simEnd) line() {
 	if lane, _ := e.m.line(); lane >= 0 {
-		b := &e.linesOut[e.linesSent%LineSlots]
+		b := &e.linesOut[e.m.tx.lines%LineSlots]
 		for i := range b {
 			b[i] = e.pattern(e.linesSent + i)
 		}
