@@ -18,7 +18,7 @@ type Net = transport.Net
 
 const (
 	// NetAuto is RDMA where both ranks have a usable port on one network, else TCP;
-	// why it is TCP is logged once (log/slog).
+	// why it is TCP is logged by one rank (log/slog), unless no machine has RDMA.
 	NetAuto = transport.NetAuto
 	// NetRDMA is RDMA or an error that says what was looked for, and where.
 	NetRDMA = transport.NetRDMA

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -25,7 +26,8 @@ const (
 type RDMA struct {
 	// Net says whether to use it; "" is NetAuto.
 	Net Net
-	// Ports are those that this rank may use, best first; Why is why there are none.
+	// Ports are those that this rank may use, best first; Why is why there are none,
+	// fs.ErrNotExist where the machine knows no RDMA.
 	Ports []nic.Port
 	Why   error
 	// Options of connections. Window, when 0, is that of TCP.
@@ -45,6 +47,7 @@ type rdmaSide struct {
 // rdmaCard is what a rank tells the others of its RDMA.
 type rdmaCard struct {
 	Why    string `json:",omitempty"` // why it has none
+	Absent bool   `json:",omitempty"` // its machine knows no RDMA at all
 	Need   bool   `json:",omitempty"` // it will not do without
 	Lanes  int
 	Window int
@@ -80,7 +83,7 @@ func (m *mesh) openRDMA() *rdmaCard {
 	}
 	side, err := m.openPorts()
 	if err != nil {
-		return &rdmaCard{Why: err.Error(), Need: need}
+		return &rdmaCard{Why: err.Error(), Absent: errors.Is(err, fs.ErrNotExist), Need: need}
 	}
 	m.rdma = side
 	c := &rdmaCard{Need: need, Lanes: side.opt.Lanes, Window: side.opt.Window}
@@ -133,9 +136,7 @@ func (m *mesh) chooseRDMA() error {
 		if mine != nil && mine.Need || theirs != nil && theirs.Need {
 			return fmt.Errorf("RDMA between rank %d and rank %d: %w", me, r, err)
 		}
-		if r > me || len(mine.ports()) == 0 {
-			first = cmp.Or(first, fmt.Errorf("rank %d and rank %d: %w", me, r, err))
-		}
+		first = cmp.Or(first, fmt.Errorf("rank %d and rank %d: %w", me, r, err))
 	}
 	if first != nil && mine != nil && m.cfg.RDMA.Note != nil && m.speaks() {
 		m.cfg.RDMA.Note(first)
@@ -148,10 +149,14 @@ func (m *mesh) chooseRDMA() error {
 }
 
 // speaks reports whether it is this rank that says why RDMA is not used: the first
-// that has none, who knows why; where all have some, who does not reach a higher rank.
+// that has a port, else the first that has a device. Where nobody has any, nobody
+// expects RDMA.
 func (m *mesh) speaks() bool {
-	i := slices.IndexFunc(m.cards, func(c card) bool { return len(c.RDMA.ports()) == 0 })
-	return i < 0 || i == m.cfg.Rank
+	i := slices.IndexFunc(m.cards, func(c card) bool { return len(c.RDMA.ports()) > 0 })
+	if i < 0 {
+		i = slices.IndexFunc(m.cards, func(c card) bool { return c.RDMA != nil && !c.RDMA.Absent })
+	}
+	return i == m.cfg.Rank
 }
 
 // ports are those of a card, which may be nil.
