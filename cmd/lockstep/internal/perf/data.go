@@ -26,7 +26,7 @@ func parseTypes(s string) ([]ccl.DType, error) {
 	}
 	dt, ok := typeNames[strings.ToLower(s)]
 	if !ok {
-		return nil, fmt.Errorf("-d %s: want int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all", s)
+		return nil, fmt.Errorf("-d %s: want int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, fp8_e4m3, fp8_e5m2 or all (which are those that CPUs have too)", s)
 	}
 	return []ccl.DType{dt}, nil
 }
@@ -104,7 +104,7 @@ func (x expect) wrong(dt ccl.DType, b []byte, want func(expect, int) (float64, b
 		if dt <= ccl.Uint64 && dt != ccl.Half {
 			v = math.Trunc(v)
 		}
-		if got := load(dt, b[i*es:]); math.Abs(got-v) > precision[dt]*math.Abs(v) {
+		if got := load(dt, b[i*es:]); !(math.Abs(got-v) <= precision[dt]*math.Abs(v)) { // also NaN
 			wrong++
 		}
 	}
@@ -113,7 +113,7 @@ func (x expect) wrong(dt ccl.DType, b []byte, want func(expect, int) (float64, b
 
 // precision is how far a type may round.
 var precision = map[ccl.DType]float64{
-	ccl.Half: 1.0 / (1 << 10), ccl.BFloat16: 1.0 / (1 << 7), ccl.Float32: 1.0 / (1 << 22), ccl.Float64: 1.0 / (1 << 50),
+	ccl.Float8E4M3: 1.0 / (1 << 4), ccl.Float8E5M2: 1.0 / (1 << 3), ccl.Half: 1.0 / (1 << 10), ccl.BFloat16: 1.0 / (1 << 7), ccl.Float32: 1.0 / (1 << 22), ccl.Float64: 1.0 / (1 << 50),
 }
 
 func store(dt ccl.DType, b []byte, v float64) {
@@ -124,6 +124,10 @@ func store(dt ccl.DType, b []byte, v float64) {
 		binary.LittleEndian.PutUint32(b, uint32(int64(v)))
 	case ccl.Int64, ccl.Uint64:
 		binary.LittleEndian.PutUint64(b, uint64(int64(v)))
+	case ccl.Float8E4M3:
+		b[0] = e4m3.encode(v)
+	case ccl.Float8E5M2:
+		b[0] = e5m2.encode(v)
 	case ccl.Half:
 		binary.LittleEndian.PutUint16(b, uint16(ccl.F16(float32(v))))
 	case ccl.BFloat16:
@@ -149,6 +153,10 @@ func load(dt ccl.DType, b []byte) float64 {
 		return float64(int64(binary.LittleEndian.Uint64(b)))
 	case ccl.Uint64:
 		return float64(binary.LittleEndian.Uint64(b))
+	case ccl.Float8E4M3:
+		return e4m3.decode(b[0])
+	case ccl.Float8E5M2:
+		return e5m2.decode(b[0])
 	case ccl.Half:
 		return float64(ccl.Float16(binary.LittleEndian.Uint16(b)).Float32())
 	case ccl.BFloat16:
@@ -157,4 +165,41 @@ func load(dt ccl.DType, b []byte) float64 {
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
 	}
 	return math.Float64frombits(binary.LittleEndian.Uint64(b))
+}
+
+// float8 is an 8-bit float: bits of its mantissa, its exponent's bias, and whether
+// its largest exponent is Inf and NaN as in IEEE 754, or NaN is all ones alone.
+type float8 struct {
+	bits, bias int
+	ieee       bool
+}
+
+var e4m3, e5m2 = float8{3, 7, false}, float8{2, 15, true}
+
+// encode is for 0 and normal positive numbers that the type holds exactly.
+func (f float8) encode(v float64) byte {
+	if v == 0 {
+		return 0
+	}
+	frac, exp := math.Frexp(v)
+	return byte((exp-1+f.bias)<<f.bits | (int(frac*float64(int(2)<<f.bits)) - 1<<f.bits))
+}
+
+func (f float8) decode(b byte) float64 {
+	exp, mantissa := int(b&0x7f)>>f.bits, int(b)&(1<<f.bits-1)
+	var v float64
+	switch {
+	case f.ieee && exp == 0x7f>>f.bits && mantissa == 0:
+		v = math.Inf(1)
+	case f.ieee && exp == 0x7f>>f.bits, b&0x7f == 0x7f:
+		return math.NaN()
+	case exp == 0:
+		v = math.Ldexp(float64(mantissa), 1-f.bias-f.bits)
+	default:
+		v = math.Ldexp(float64(int(1)<<f.bits+mantissa), exp-f.bias-f.bits)
+	}
+	if b&0x80 != 0 {
+		return -v
+	}
+	return v
 }
