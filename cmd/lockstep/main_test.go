@@ -26,13 +26,17 @@ func TestMain(m *testing.M) {
 // commands, scripts have:
 //
 //	ports NAME...                   sets each to a free host:port of this machine
-//	http [-code N] [-token T] [-post BODY] URL
-//	                                asks until the answer has this status (200), and prints the body
+//	http [-code N] [-has TEXT] [-token T] [-post BODY] URL
+//	                                asks until the answer has this status (200) and the text, and prints the body
 //	alert URL JOB INCIDENT          sends a confirmed communication_hang of the job, with the token in $TOKEN
 //	await FILE TEXT                 waits until the file holds the text
 func TestScripts(t *testing.T) {
-	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/script",
+	testscript.Run(t, scripts("testdata/script"))
+}
+
+func scripts(dir string) testscript.Params {
+	return testscript.Params{
+		Dir:                 dir,
 		RequireUniqueNames:  true,
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
@@ -44,7 +48,7 @@ func TestScripts(t *testing.T) {
 			return os.Mkdir(e.WorkDir+"/rt", 0o700)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"ports": ports, "http": ask, "alert": alert, "await": await},
-	})
+	}
 }
 
 // bound is far beyond what anything here takes.
@@ -60,11 +64,13 @@ func ports(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func ask(ts *testscript.TestScript, neg bool, args []string) {
-	method, code, token, body := http.MethodGet, "200", "", ""
+	method, code, has, token, body := http.MethodGet, "200", "", "", ""
 	for len(args) > 2 {
 		switch args[0] {
 		case "-code":
 			code = args[1]
+		case "-has":
+			has = args[1]
 		case "-token":
 			token = args[1]
 		case "-post":
@@ -75,7 +81,7 @@ func ask(ts *testscript.TestScript, neg bool, args []string) {
 		args = args[2:]
 	}
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: http [-code N] [-token T] [-post BODY] URL")
+		ts.Fatalf("usage: http [-code N] [-has TEXT] [-token T] [-post BODY] URL")
 	}
 	var answer string
 	until(ts, func() error {
@@ -96,6 +102,9 @@ func ask(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		if answer = string(b); fmt.Sprint(resp.StatusCode) != code {
 			return fmt.Errorf("%s: %s", resp.Status, answer)
+		}
+		if !strings.Contains(answer, has) {
+			return fmt.Errorf("no %q in %s", has, answer)
 		}
 		return nil
 	})
