@@ -10,7 +10,8 @@ LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut 
 # Packages with goroutines or shared memory run under the race detector too.
 RACE := ./record ./windowmon ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
 # These have tests that need RDMA devices.
-RDMA := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma
+RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/internal/rdma ./ccl ./cmd/lockstep
+RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
 .PHONY: help build test race test-rdma lint generate check-generated demo bench peers fuzz clean
@@ -31,10 +32,11 @@ race: ## the tests of what runs concurrently, under the race detector
 	$(GO) test -race -short -count=1 $(RACE)
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
-	rm -rf $(CACHE)/rdmavm/tests && mkdir -p $(CACHE)/rdmavm/tests
-	for p in $(RDMA); do n=$${p#./}; CGO_ENABLED=1 $(GO) test -c -o $(CACHE)/rdmavm/tests/$${n//\//-}.test $$p || exit 1; done
-	files=(); for t in $(CACHE)/rdmavm/tests/*.test; do files+=(-file $$t:test/$${t##*/}); done; \
-	  deploy/rdmavm/run -t 220 "$${files[@]}" -- deploy/rdmavm/suite
+	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
+	files=(); for p in $(RDMA); do t=$${p#./}; t=$${t//\//-}.test; \
+	  CGO_ENABLED=1 $(GO) test -c -o $(RDMAVM)/tests/$$t $$p && files+=(-file $(RDMAVM)/tests/$$t:test/$$t) || exit 1; done; \
+	for s in cmd/lockstep/testdata/rdma/*; do files+=(-file $$s:test/testdata/rdma/$${s##*/}); done; \
+	deploy/rdmavm/run -t 240 -out $(RDMAVM)/results "$${files[@]}" -- deploy/rdmavm/suite
 
 lint: $(LINT) ## gofmt, go vet, golangci-lint with the import direction
 	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }
