@@ -168,11 +168,16 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	size := uint64(op.DType.Size())
 	shares := uint64(1)
+	var windows [MaxRanks]uint64 // of Reduce: send of all ranks
 	switch op.Coll {
 	case record.AllGather, record.ReduceScatter, record.AlltoAll:
 		shares = uint64(c.size)
 	case record.Reduce:
-		shares = 2 // what is sent, and what root receives
+		// What root receives, and what is sent, unless that is in windows: ranks agree
+		// on what is registered.
+		if !c.locate(&windows, op.Send, op.Count*size) {
+			shares = 2
+		}
 	}
 	most := c.stage.Size / shares / size &^ 255 // elements a piece: pieces stay aligned
 	own := c.stage.Own()
@@ -213,12 +218,14 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			stage(&b.recv, 0)
 			err = copies(send, own, 0, 0, 1)
 		case record.Reduce:
-			stage(&b.recv, most*size)
-			// Where the send buffers are in windows they need no copy; ranks agree on what
-			// is registered.
-			if !c.locate(&b.send, send, n*size) {
-				stage(&b.send, 0)
-				err = copies(send, own, 0, 0, 1)
+			stage(&b.recv, 0)
+			if shares == 2 {
+				stage(&b.send, most*size)
+				err = copies(send, own+cuda.Ptr(most*size), 0, 0, 1)
+				break
+			}
+			for r := range c.size {
+				b.send[r] = windows[r] + done*size
 			}
 		case record.ReduceScatter:
 			stage(&b.send, 0)
@@ -243,7 +250,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			err = copies(own, recv, 0, 0, 1)
 		case record.Reduce:
 			if c.rank == op.Root {
-				err = copies(own+cuda.Ptr(most*size), recv, 0, 0, 1)
+				err = copies(own, recv, 0, 0, 1)
 			}
 		case record.AllGather, record.AlltoAll:
 			err = copies(own, recv, n*size, whole, c.size)

@@ -50,7 +50,7 @@ struct alignas(128) Heap {
   u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
   u32 pad2[16]; // lines are pushed by whole 128-byte lines of the cache
   u32 landed[LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = tiles of ls_allreduce_pushbulk that it has pushed here, as BlockState.tiles counts them
-  u32 taken[LS_MAX_BLOCKS][LS_MAX_RANKS];  // [destination rank] = those of this rank's that have left its staging ring
+  u32 taken[LS_MAX_BLOCKS][LS_MAX_RANKS];  // [destination rank] = those of this rank's that have left its ring
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
   LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
