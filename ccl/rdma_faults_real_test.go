@@ -30,6 +30,7 @@ type pathFault struct {
 	do       string        // what breaks it
 	again    string        // 50 ms later, when the connection is still busy with the first
 	repair   string        // what repairs it; "" where nothing can
+	lanes    int           // queue pairs of the connection, 1 by default
 	late     time.Duration // how long rank 1 computes before one of its operations
 	unharmed bool          // the lane may not leave its path for this
 	fatal    bool          // no path is left
@@ -63,6 +64,7 @@ func TestRealRDMAFaults(t *testing.T) {
 		{Name: "A's port goes down", Coll: record.ReduceScatter, do: "ip link set a0 down", repair: "rails up 0"},
 		{Name: "B's port goes down", Coll: record.AllReduce, do: "ip link set b0 down", repair: "rails up 0"},
 		{Name: "B's port goes down", Coll: record.ReduceScatter, do: "ip link set b0 down", repair: "rails up 0"},
+		{Name: "A's port goes down, 4 queue pairs", Coll: record.AllReduce, lanes: 4, do: "ip link set a0 down", repair: "rails up 0"},
 		{Name: "all from A to B is lost", Coll: record.AllReduce, do: "tc qdisc add dev a0 root netem loss 100%", repair: "rails up 0"},
 		{Name: "all from A to B is lost", Coll: record.ReduceScatter, do: "tc qdisc add dev a0 root netem loss 100%", repair: "rails up 0"},
 		{Name: "all from B to A is lost", Coll: record.AllReduce, do: "tc qdisc add dev b0 root netem loss 100%", repair: "rails up 0"},
@@ -239,6 +241,7 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 		ranks(t, 2, func(cfg *ccl.Config) {
 			prepare(cfg)
 			cfg.Recorder = recs[cfg.Rank]
+			cfg.RDMA.QueuePairs = f.lanes
 			cfg.RDMA.FailbackAfter = time.Second
 			cfg.RDMA.GiveUpAfter = 2 * time.Second
 		}, func(ctx context.Context, c *ccl.Comm) error {

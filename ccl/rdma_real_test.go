@@ -32,13 +32,14 @@ func onRails(t *testing.T, n, nics int) func(*ccl.Config) {
 // TestRealRDMA: every collective with every type and operator on real queue
 // pairs, and sizes from nothing to many times what a connection buffers.
 func TestRealRDMA(t *testing.T) {
-	for _, nics := range []int{1, 2} {
-		for _, n := range []int{2, 3, 4} {
-			t.Run(fmt.Sprintf("%d ranks, %d NICs each", n, nics), func(t *testing.T) {
-				counts := []int{0, 1, 13, 1023, 4099}
-				ranks(t, n, onRails(t, n, nics), runCalls(calls(n, counts, n > 2 || nics > 1)))
-			})
-		}
+	for _, k := range []struct{ ranks, nics, lanes int }{{2, 1, 1}, {3, 1, 1}, {4, 1, 1}, {2, 2, 1}, {4, 2, 1}, {2, 2, 4}} {
+		t.Run(fmt.Sprintf("%d ranks, %d NICs each, %d queue pairs", k.ranks, k.nics, k.lanes), func(t *testing.T) {
+			rails := onRails(t, k.ranks, k.nics)
+			ranks(t, k.ranks, func(cfg *ccl.Config) {
+				rails(cfg)
+				cfg.RDMA.QueuePairs = k.lanes
+			}, runCalls(calls(k.ranks, []int{0, 1, 13, 1023, 4099}, k.ranks > 2 || k.nics > 1)))
+		})
 	}
 	t.Run("large", func(t *testing.T) {
 		ranks(t, 2, onRails(t, 2, 2), runCalls([]call{
