@@ -52,6 +52,8 @@ const (
 	lonelyYield = 900 // ns
 	// Polls between two looks.
 	lookEvery = 4
+	// Waits between two looks at the clock of a rank that is busy.
+	liveEvery = 64
 	// How long a rank yields before it sleeps. Waking it costs tens of µs, and more
 	// where others compute: it has to get the core back from them. So it outlasts
 	// a time slice of theirs (3 ms or so), at the end of which all may go on.
@@ -69,6 +71,8 @@ type waiter struct {
 	goroutines bool   // some members are goroutines of this process
 	idle       int    // Waits without progress
 	waits      uint64 // of them ever, those that did not only poll counted for many
+	turns      uint   // Waits ever
+	live       int64  // when the monitors last heard that this rank runs
 	spin       int    // how many of them only poll
 	since      int64  // first yield of this idleness, 0 before it
 	last       int64  // last yield
@@ -88,6 +92,9 @@ func (w *waiter) init(m *mesh) {
 func (m *mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) (polled bool) {
+	if w.turns++; w.turns%liveEvery == 0 {
+		w.runs(record.Now())
+	}
 	if w.progressed {
 		w.progressed = false
 		w.endIdle()
@@ -115,6 +122,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 	}
 	w.last = now
 	if now-w.since < yieldFor {
+		w.runs(now)
 		w.look()
 		w.yield()
 		return false
@@ -228,8 +236,18 @@ func (w *waiter) sleep(d time.Duration) {
 	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.door.state)), futexWait, asleep, uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
+// runs lets all links' monitors know that this rank runs, now and then. While bytes
+// move on some, nothing else tells that those outstanding on another are late because of
+// its network, and not because nobody looked.
+func (w *waiter) runs(now int64) {
+	if now-w.live >= int64(idleRefresh) {
+		w.refresh(now)
+	}
+}
+
 // refresh publishes every link's live words; it reports whether bytes are outstanding.
 func (w *waiter) refresh(now int64) bool {
+	w.live = now
 	outstanding := false
 	for _, l := range w.m.open {
 		outstanding = l.refresh(now) || outstanding
