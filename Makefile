@@ -9,6 +9,8 @@ LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut 
 
 # Packages with goroutines or shared memory run under the race detector too.
 RACE := ./record ./windowmon ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
+# The tests of these run GPU kernels on CPU threads, which takes all cores: one package at a time.
+KERNELS := ./ccl ./ccl/internal/cuda/kernels
 # These have tests that need RDMA devices.
 RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/internal/rdma ./ccl ./cmd/lockstep
 RDMAVM := $(CACHE)/rdmavm
@@ -25,11 +27,13 @@ build: ## bin/lockstep
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/lockstep ./cmd/lockstep
 
 test: ## every test
-	$(GO) test -count=1 ./...
+	$(GO) test -count=1 $$($(GO) list ./... | grep -vxF "$$($(GO) list $(KERNELS))")
+	$(GO) test -count=1 -p 1 $(KERNELS)
 	cd bench && $(GO) test -count=1 ./...
 
 race: ## the tests of what runs concurrently, under the race detector
-	$(GO) test -race -short -count=1 $(RACE)
+	$(GO) test -race -short -count=1 $$($(GO) list $(RACE) | grep -vxF "$$($(GO) list $(KERNELS))")
+	$(GO) test -race -short -count=1 -p 1 $(KERNELS)
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
