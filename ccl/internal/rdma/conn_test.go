@@ -688,3 +688,63 @@ func TestKept(t *testing.T) {
 		t.Errorf("memory that is not registered: %d, %v", n, err)
 	}
 }
+
+// TestKeptSettlesAfterSwitch: a rank that ends its operation while no lane can tell
+// what it consumed, and does not look again, still tells it.
+func TestKeptSettlesAfterSwitch(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	a, b := connect(t, f, quick)
+	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
+	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	region, err := Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	if n, _, err := a.SendKept(mem); n != len(mem) || err != nil {
+		t.Fatalf("sent %d bytes, %v", n, err)
+	}
+	until(t, "the bytes", a, b, func() bool { p, _ := b.Peek(len(mem)); return len(p) == len(mem) })
+	if a.Settled() {
+		t.Fatal("settled before it was consumed")
+	}
+	b.w.mu.Lock()
+	for i := range b.m.lanes {
+		b.m.fault(i, b.m.lanes[i].active)
+	}
+	b.consume(len(mem))
+	b.m.release()
+	b.w.work()
+	b.w.mu.Unlock()
+	for deadline := time.Now().Add(patience); !a.Settled(); a.wait() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never settled\n%s%s", a.dump(), b.dump())
+		}
+	}
+}
+
+// TestEventBeforeConnection: an event of a device that a rank has opened wakes
+// nobody before there is a connection, nor after the last.
+func TestEventBeforeConnection(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	port := portOf(t, f, "mlx5_0", 1)
+	w, err := NewWorker(quick, func() { t.Error("woken") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := w.Open(&port); err != nil {
+		t.Fatal(err)
+	}
+	d := w.nics[0].dev
+	events := []verbs.Event{{Type: verbs.EventPortError, Port: 1}, {Type: verbs.EventQPFatal}, {Type: verbs.EventCQError}, {Type: verbs.EventDeviceFatal}}
+	for _, e := range events {
+		d.event(e)
+	}
+	w.Close()
+	w.deviceLost(d)
+}

@@ -167,6 +167,8 @@ func (m *machine) finish(i int) {
 		m.act.post(i, to, s, e)
 	}
 	m.act.switched(i, from, to, again, bytes)
+	// This rank may have ended its operation meanwhile, when no lane could tell.
+	m.release()
 }
 
 // seek begins to use a path where the lane has none.

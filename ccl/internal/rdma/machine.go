@@ -339,7 +339,8 @@ func (m *machine) grant(eager bool) {
 
 // release tells the peer of what it may have to keep until it hears of it.
 func (m *machine) release() {
-	if r := &m.rx; r.large > r.told.bytes && r.got > r.told.bytes {
+	r := &m.rx
+	if r.large > r.told.bytes && r.got > r.told.bytes || r.large > 0 && m.lanes[r.toldBy].owes {
 		m.grant(false)
 	}
 }

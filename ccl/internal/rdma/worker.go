@@ -54,7 +54,7 @@ const cqDepth = 16 << 10
 
 // NewWorker prepares RDMA for one rank of a communicator. wake tells the
 // goroutine that uses the connections to look at them; it may be called from
-// any goroutine, with the worker's lock held.
+// any goroutine, with the worker's lock held, once there is a connection.
 func NewWorker(opt Options, wake func()) (*Worker, error) {
 	if err := opt.SetDefaults(); err != nil {
 		return nil, err
@@ -225,8 +225,16 @@ func (w *Worker) deviceLost(d *device) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lost(d, d.usable())
+	w.heard()
+}
+
+// heard does what follows from an event. Before the first connection, and after
+// Close, there may be nobody yet, or no more, whom wake could wake.
+func (w *Worker) heard() {
 	w.work()
-	w.wake()
+	if len(w.conns) > 0 {
+		w.wake()
+	}
 }
 
 // lost gives up all queue pairs of a device. Nothing more completes there.
@@ -238,24 +246,21 @@ func (w *Worker) portDown(d *device, port int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.port == port }, fmt.Errorf("port %s/%d is down", d.name, port))
-	w.work()
-	w.wake()
+	w.heard()
 }
 
 func (w *Worker) queuePairBroken(d *device, num uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.qp.Num() == num }, fmt.Errorf("queue pair %d of %s is in error", num, d.name))
-	w.work()
-	w.wake()
+	w.heard()
 }
 
 func (w *Worker) queueOverrun(d *device, id uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.cq.ID() == id }, fmt.Errorf("completion queue %d of %s is in error", id, d.name))
-	w.work()
-	w.wake()
+	w.heard()
 }
 
 // each breaks the queue pairs that match.
