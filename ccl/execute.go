@@ -292,6 +292,7 @@ func (c *Comm) drain(f *failure) {
 		q.broken.Store(next)
 	}
 	if x.current != nil {
+		c.mesh.Abandon()
 		c.finish(f.result())
 		next++
 	}

@@ -3,6 +3,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -747,4 +748,53 @@ func TestEventBeforeConnection(t *testing.T) {
 	}
 	w.Close()
 	w.deviceLost(d)
+}
+
+// TestAbandon: what was lent to a connection that is abandoned may be changed at
+// once, though it is on its way; the peer gets none of the change.
+func TestAbandon(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	a, b := connect(t, f, quick)
+	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
+	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	region, err := Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	if a.Abandon(); a.Settled() != true || a.err != nil {
+		t.Fatalf("a connection that lent nothing: %v", a.err)
+	}
+	f.Link("mlx5_0", 1, "mlx5_2", 1).Freeze()
+	if n, _, err := a.SendKept(mem); n != len(mem) || err != nil {
+		t.Fatalf("sent %d bytes, %v", n, err)
+	}
+	downs := a.downs.Load()
+	a.Abandon()
+	for i := range mem {
+		mem[i] = 1
+	}
+	f.Heal()
+	for deadline := time.Now().Add(patience); ; b.wait() {
+		p, err := b.Peek(len(mem))
+		if slices.Contains(p, 1) {
+			t.Fatal("the change has arrived")
+		}
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				t.Errorf("the peer hears %v, want that this end has closed", err)
+			}
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the peer does not hear of it")
+		}
+	}
+	if _, _, err := a.Send(mem); err == nil || a.downs.Load() != downs {
+		t.Errorf("the abandoned end: %v, %d paths called broken", err, a.downs.Load()-downs)
+	}
 }

@@ -55,19 +55,21 @@ func Register(b []byte) (*Region, error) {
 // Close ends the region and its registrations. No operation may be using it; one
 // that does all the same loses its path rather than other memory's content.
 func (r *Region) Close() error {
-	regions.Lock()
-	if i := slices.Index(regions.list, r); i >= 0 {
-		regions.list = slices.Delete(regions.list, i, i+1)
-		regions.count.Add(-1)
-	}
-	regions.Unlock()
+	// In the list until its registrations are gone: a device that is given back
+	// meanwhile finds them there, or it could not be closed.
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.over = true
 	var errs []error
 	for d, m := range r.mrs {
 		errs = append(errs, m.Close())
 		delete(r.mrs, d)
+	}
+	r.mu.Unlock()
+	regions.Lock()
+	defer regions.Unlock()
+	if i := slices.Index(regions.list, r); i >= 0 {
+		regions.list = slices.Delete(regions.list, i, i+1)
+		regions.count.Add(-1)
 	}
 	return errors.Join(errs...)
 }

@@ -1,6 +1,8 @@
 package rdma
 
 import (
+	"fmt"
+	"io"
 	"time"
 	"unsafe"
 )
@@ -91,6 +93,17 @@ func (c *Conn) Settled() bool {
 		c.readCredit()
 	}
 	return c.m.settled() || c.usable() != nil
+}
+
+// Abandon ends the connection where Settled is false: the caller is about to change
+// what it lent, because its operation has failed. To the peer this end has closed.
+func (c *Conn) Abandon() {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if c.err == nil && !c.m.settled() {
+		c.hear(fmt.Errorf("abandoned with %d bytes that the peer has not consumed: %w", c.m.tx.kept-c.m.tx.acked, io.EOF))
+		c.fail(c.gone)
+	}
 }
 
 // usable is why the connection can not be used any more, nil when it can.

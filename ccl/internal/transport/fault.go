@@ -214,5 +214,14 @@ func (m *mesh) Settled() bool {
 	return true
 }
 
+// Abandon implements Mesh.
+func (m *mesh) Abandon() {
+	for _, l := range m.open {
+		if r, ok := l.(*rdmaLink); ok && r.connected() {
+			r.conn.Abandon()
+		}
+	}
+}
+
 // holds reports whether anything waits behind the gate; nil holds nothing.
 func (g *gate) holds() bool { return g != nil && len(g.queue) > 0 }

@@ -81,6 +81,9 @@ type Mesh interface {
 	// fault holds bytes back, as nobody else would deliver them, and while a peer has
 	// not consumed bytes that are sent from where they lie; an operation ends when it is true.
 	Settled() bool
+	// Abandon ends the links for which Settled is not true, where the operation has
+	// failed: the caller gets back what TrySendKept took.
+	Abandon()
 	// Local reports whether a peer shares this rank's node (shared memory).
 	Local(peer int) bool
 	// Board returns the shared entry board of this node's members, nil when
