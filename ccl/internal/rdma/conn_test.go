@@ -798,3 +798,33 @@ func TestAbandon(t *testing.T) {
 		t.Errorf("the abandoned end: %v, %d paths called broken", err, a.downs.Load()-downs)
 	}
 }
+
+// TestKeptWithoutBackup: a send does not look for a device that was removed; it
+// copies.
+func TestKeptWithoutBackup(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	a, b := connect(t, f, quick)
+	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
+	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	region, err := Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	a.w.mu.Lock()
+	defer a.w.mu.Unlock()
+	if !a.reaches(region) {
+		t.Fatal("not registered with both devices")
+	}
+	d := a.w.opened("mlx5_1").dev
+	d.mu.Lock()
+	d.lost = verbs.ErrDeviceLost
+	d.mu.Unlock()
+	if nics := len(a.w.nics); a.reaches(region) || len(a.w.nics) != nics {
+		t.Error("the lost device was looked for")
+	}
+}

@@ -33,11 +33,11 @@ func (c *Conn) SendKept(b []byte) (n int, starved bool, err error) {
 // so that a switch does not find that it cannot be.
 func (c *Conn) reaches(r *Region) bool {
 	for p := range c.pairs {
-		n, err := c.w.nic(c.pairs[p].Own.Device)
-		if err == nil {
-			_, err = r.key(n.dev)
+		n := c.w.opened(c.pairs[p].Own.Device)
+		if n == nil {
+			return false
 		}
-		if err != nil {
+		if _, err := r.key(n.dev); err != nil {
 			return false
 		}
 	}

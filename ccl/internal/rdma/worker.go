@@ -85,10 +85,8 @@ func (w *Worker) nic(name string) (*nicQueues, error) {
 	if w.closed {
 		return nil, ErrClosed
 	}
-	for _, n := range w.nics {
-		if n.dev.name == name && n.dev.usable() == nil {
-			return n, nil
-		}
+	if n := w.opened(name); n != nil {
+		return n, nil
 	}
 	d, err := openDevice(name)
 	if err != nil {
@@ -108,6 +106,17 @@ func (w *Worker) nic(name string) (*nicQueues, error) {
 	d.subscribe(w, 1)
 	w.nics = append(w.nics, n)
 	return n, nil
+}
+
+// opened is nic where that is open, nil where it is not: to look for a device that
+// was removed takes longer than a send.
+func (w *Worker) opened(name string) *nicQueues {
+	for _, n := range w.nics {
+		if n.dev.name == name && n.dev.usable() == nil {
+			return n
+		}
+	}
+	return nil
 }
 
 // queue finds a completion queue with room for n entries.
