@@ -234,7 +234,7 @@ func TestDropFailsBothSides(t *testing.T) {
 func TestReceiverNotReady(t *testing.T) {
 	for _, p := range []place{oneNode, apart, overRDMA} {
 		t.Run(string(p), func(t *testing.T) {
-			blamed := make(chan struct{})
+			blamed, done := make(chan struct{}), make(chan struct{})
 			withRecorder(t, p, nil, func(m Mesh, rank int, read func() record.ConnStatus) error {
 				l, err := m.Link(1 - rank)
 				if err != nil {
@@ -259,8 +259,16 @@ func TestReceiverNotReady(t *testing.T) {
 						return err
 					}
 					l.Flush(record.Now())
-					return nil
+					for { // the last few bytes' credit is given by a rank that has time
+						select {
+						case <-done:
+							return nil
+						default:
+							m.Wait(time.Millisecond)
+						}
+					}
 				}
+				defer close(done)
 				sent := 0
 				if err := eventually(m, "the receiver is blamed", func() bool {
 					n, err := l.TrySend(b[sent:])

@@ -839,7 +839,10 @@ func (l *tcpLink) Flush(now int64) {
 }
 
 func (l *tcpLink) refresh(now int64) bool {
-	if ok, err := l.ready(); !ok || err != nil {
+	if ok, _ := l.ready(); !ok {
+		if l.opened { // broken: what is known of it is still to be told
+			l.meter.idle(now, l.posted(), l.completed(), l.received())
+		}
 		return l.gate.held() > 0
 	}
 	l.receive(nil, 0)
