@@ -300,7 +300,7 @@ func TestVersionMismatchFailsEveryRank(t *testing.T) {
 }
 
 func TestWrongSecret(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 700*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	_, errs := joinAll(t, ctx, 3, func(c *Config) {
 		if c.Rank == 2 {
