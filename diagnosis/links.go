@@ -13,7 +13,7 @@ const reasonLinkDown = "link_down"
 // deadLink is a pair of ranks that no path connects any more, by the word of both.
 type deadLink struct {
 	comm, src, dst int32 // src < dst, in the communicator
-	at             int64 // when the last path broke
+	at             int64 // when the last path broke, by the end that saw it first
 }
 
 // deadLinks finds pairs of living ranks whose every path is broken. Both ends

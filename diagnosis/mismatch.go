@@ -45,10 +45,10 @@ func called(m *Member) calling {
 	return c
 }
 
-// disagreement finds what members of a communicator mean by the last sequence
-// that most of them have enqueued, when they do not mean the same, the commonest
-// first. Nil when they agree, as far as they tell: the words of one that has
-// enqueued further are of a later operation.
+// disagreement finds what members of a communicator that are inside mean by the
+// highest sequence that any of them has enqueued, when they do not mean the same,
+// the commonest first. Only the last call is told, so those that have enqueued less
+// say nothing of it; nil when fewer than two do, or all agree.
 func (e *Engine) disagreement(ci int32) (seq uint64, versions []version) {
 	if e.comms[ci].p2p {
 		return 0, nil // sequences are each rank's own
