@@ -690,22 +690,31 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// registered is registered memory of n bytes, until the test ends.
+func registered(t *testing.T, n int) ([]byte, *Region) {
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	region, err := Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(region.Close(), unix.Munmap(mem)); err != nil {
+			t.Error(err)
+		}
+	})
+	return mem, region
+}
+
 // TestKeptSettlesAfterSwitch: a rank that ends its operation while no lane can tell
 // what it consumed, and does not look again, still tells it.
 func TestKeptSettlesAfterSwitch(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
 	a, b := connect(t, f, quick)
 	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
-	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	region, err := Register(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer region.Close()
+	mem, _ := registered(t, 64<<10)
 	if n, _, err := a.SendKept(mem); n != len(mem) || err != nil {
 		t.Fatalf("sent %d bytes, %v", n, err)
 	}
@@ -756,16 +765,7 @@ func TestAbandon(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
 	a, b := connect(t, f, quick)
 	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
-	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	region, err := Register(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer region.Close()
+	mem, _ := registered(t, 64<<10)
 	if a.Abandon(); a.Settled() != true || a.err != nil {
 		t.Fatalf("a connection that lent nothing: %v", a.err)
 	}
@@ -805,16 +805,7 @@ func TestKeptWithoutBackup(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
 	a, b := connect(t, f, quick)
 	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
-	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	region, err := Register(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer region.Close()
+	_, region := registered(t, 64<<10)
 	a.w.mu.Lock()
 	defer a.w.mu.Unlock()
 	if !a.reaches(region) {
