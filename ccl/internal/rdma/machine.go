@@ -328,7 +328,7 @@ func (m *machine) grant(eager bool) {
 		}
 		// Notes alone are worth an answer only when the peer runs out of them;
 		// else two idle ends would write notes to each other for ever.
-		if news || l.received-l.told >= m.depth/4 {
+		if news || l.owes || l.received-l.told >= m.depth/4 {
 			if m.note(i); news {
 				*t = block{bytes: r.got, chunks: r.chunks, lines: r.lines}
 				r.toldBy, news = i, false
@@ -347,7 +347,12 @@ func (m *machine) release() {
 
 // credits reports whether grant has something to tell.
 func (m *machine) credits() bool {
-	return m.rx.got != m.rx.told.bytes || m.rx.lines != m.rx.told.lines || m.lanes[m.rx.toldBy].owes
+	for i := range m.lanes {
+		if m.lanes[i].owes {
+			return true
+		}
+	}
+	return m.rx.got != m.rx.told.bytes || m.rx.lines != m.rx.told.lines
 }
 
 // note writes a lane's block: with a message that wakes the peer if the lane

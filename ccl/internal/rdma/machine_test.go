@@ -43,3 +43,56 @@ func TestSchedulesShrink(t *testing.T) {
 		}
 	})
 }
+
+// deaf is an actor that carries nothing out. Credit that is written silently is
+// lost, as it is while an earlier such write is on its way.
+type deaf struct {
+	actor
+	m        *machine
+	posted   []int // by lane
+	silently []int
+}
+
+func (d *deaf) post(lane, _ int, _ uint64, _ *entry) { d.posted[lane]++ }
+func (d *deaf) credit(lane, _ int, _ block) {
+	d.silently[lane]++
+	d.m.lanes[lane].owes = true
+}
+
+// TestGrantOfEveryLane: what a lane counted is told again when the word of it may be
+// lost, although another lane has told last what was consumed.
+func TestGrantOfEveryLane(t *testing.T) {
+	d := &deaf{posted: make([]int, 2), silently: make([]int, 2)}
+	d.m = newMachine(shape{ring: 1 << 20, maxChunk: 1 << 10, keptFrom: 1 << 30, depth: 16, table: 64, lanes: 2}, d)
+	m := d.m
+	for i := range m.lanes {
+		m.lanes[i].phase, m.lanes[i].active = running, 0
+	}
+	// Lane 1 has no message left, so its count is told silently, and lost.
+	full := &m.lanes[1]
+	full.posted = m.depth
+	for num := range uint32(4) {
+		if err := m.arrive(1, 0, num, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.grant(true)
+	if d.silently[1] != 1 || !full.owes {
+		t.Fatalf("lane 1 told %d times silently, owes %v", d.silently[1], full.owes)
+	}
+	// Lane 0 tells what is consumed.
+	m.consume(4 * 64)
+	m.grant(false)
+	if m.rx.toldBy != 0 || d.posted[0] != 1 {
+		t.Fatalf("lane %d told, %d notes", m.rx.toldBy, d.posted[0])
+	}
+	// The peer has had an answer to all that lane 1 sent.
+	full.acked, full.transmitted = m.depth, m.depth
+	if !m.credits() {
+		t.Error("nothing is to be told")
+	}
+	m.grant(true)
+	if d.posted[1] != 1 || full.owes {
+		t.Errorf("lane 1 told %d times, still owes %v", d.posted[1], full.owes)
+	}
+}
