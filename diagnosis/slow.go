@@ -304,7 +304,7 @@ func (e *Engine) learnDelays() {
 			continue
 		}
 		h.base.learn(h.delay)
-		h.usualFlight += (h.flight - h.usualFlight) / 8
+		h.usualFlight += (h.flight - h.usualFlight) / float32(h.base.n) // a mean as long as base
 	}
 }
 

@@ -25,6 +25,7 @@ type slowRank struct {
 	alone  bool    // judged by its peers: no history yet
 	growth float64 // of the middle peer's time inside collectives, ns in the window
 	excess float64 // of its own time, ns in the window
+	waited float64 // inside collectives for longer than usual, ns in the window
 	unfelt int     // windows in a row that its peers did not feel
 	last   int     // sampled collectives that it entered last, of
 	of     int
@@ -72,7 +73,8 @@ func (e *Engine) stragglers() {
 		if e.known(&h.own) {
 			rel := s.own / max(h.own.mean*common, 1)
 			s.base, s.excess = h.own.mean, own-h.own.mean*common*ops
-			slow = rel >= max(e.cfg.OwnRatio, 1+4*min(h.spread, 0.5)) && inside-h.inside.mean*ops <= s.excess/2
+			s.waited = inside - h.inside.mean*ops
+			slow = rel >= max(e.cfg.OwnRatio, 1+4*min(h.spread, 0.5))
 		} else {
 			s.alone, s.excess = true, own-middle
 			slow = own >= e.cfg.PeerRatio*middle
@@ -119,7 +121,8 @@ func (e *Engine) delta(r int32) (own, inside, ops float64) {
 }
 
 // felt keeps the suspects whose direct peers, in some communicator, were held
-// up for them, and judges those without a history by their peers.
+// up for them while they were not held up themselves, and judges those without
+// a history by their peers.
 func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 	p := &e.pass
 	at := make(map[int32]int, len(suspects))
@@ -191,7 +194,7 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 				continue
 			}
 		}
-		if s.peers > 0 && s.growth >= 0.3*s.excess {
+		if s.peers > 0 && s.growth >= 0.3*s.excess && s.waited <= s.excess/2 {
 			kept = append(kept, *s)
 		}
 	}
@@ -215,9 +218,11 @@ func (e *Engine) slowAt(rank int32) *slowRank {
 	return &e.slowRanks[at]
 }
 
-// notFelt notes that a rank was late without its peers feeling it. Their
-// reports may be a window behind, so one such window counts once the next one
-// is felt; it never counts as recovered.
+// notFelt notes that a rank was late without its peers alone feeling it. Their
+// reports may be a window behind, and the rank's own window may hold one long
+// wait more than its share: the window ends by the job's steps, in the midst of
+// the rank's. So one such window counts once the next one is felt; it never
+// counts as recovered, and teaches nothing.
 func (e *Engine) notFelt(s *slowRank, felt []slowRank) {
 	if hasRank(felt, s.rank) {
 		return
