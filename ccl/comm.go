@@ -143,9 +143,6 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 		}
 	}
 	c.place = algo.NewPlace(c.rank, nodes, cores)
-	if len(c.place.Local) < c.size {
-		log.live.Unstamped()
-	}
 	c.model = algo.DefaultModel()
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,

@@ -36,26 +36,32 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads,
 		Failed: func(err error) { c.gpuBroke(err) },
 	}
-	g, local := &gpuPart{}, c.place.Local
+	g := &gpuPart{}
 	defer func() {
 		if err != nil {
 			_ = g.close(context.Background())
 		}
 	}()
+	place, err := c.gpuPlace(ctx)
+	if err != nil {
+		return nil, err
+	}
+	local := place.Local
 	if len(local) < c.size {
 		// The node's ranks meet by themselves. Operations are recorded whole, by the host.
+		c.log.live.Unstamped()
 		index := slices.Index(local, c.rank)
 		if g.ctl, err = c.ctl.Regroup(ctx, local, index, "node"); err != nil {
 			return nil, err
 		}
 		cfg.Rank, cfg.Size = index, len(local)
-		cfg.Exchange, cfg.Key, cfg.Recording = c.localExchange(g.ctl), g.ctl.Key("gpu"), nil
+		cfg.Exchange, cfg.Key, cfg.Recording = localExchange(g.ctl, local), g.ctl.Key("gpu"), nil
 	}
 	if g.comm, err = gpu.New(ctx, cfg); err != nil {
 		return nil, err
 	}
 	if g.ctl != nil {
-		if g.nodes, err = c.newGPUNodes(g.comm); err != nil {
+		if g.nodes, err = c.newGPUNodes(g.comm, place); err != nil {
 			return nil, err
 		}
 	}

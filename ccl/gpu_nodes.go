@@ -30,10 +30,11 @@ import (
 // network meanwhile, counts the chunks that are through in the word passed, where
 // the stream waits.
 type gpuNodes struct {
-	c    *Comm
-	gpu  *gpu.Comm    // of the node's ranks
-	dev  *cuda.Device // a hold of its own
-	idle *cuda.Stream // carries nothing: its state is the context's
+	c     *Comm
+	place algo.Place   // as gpuPlace finds it
+	gpu   *gpu.Comm    // of the node's ranks
+	dev   *cuda.Device // a hold of its own
+	idle  *cuda.Stream // carries nothing: its state is the context's
 
 	rail route // the members of this rank's index on every node; of everyone where nodes differ
 	all  route // everyone
@@ -82,10 +83,10 @@ const (
 )
 
 // newGPUNodes prepares the pinned memory. All ranks call it.
-func (c *Comm) newGPUNodes(g *gpu.Comm) (_ *gpuNodes, err error) {
-	p := &c.place
-	n := &gpuNodes{c: c, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1, stop: make(chan struct{})}
-	n.all = route{make([]int, c.size), c.place}
+func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err error) {
+	p := &place
+	n := &gpuNodes{c: c, place: place, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1, stop: make(chan struct{})}
+	n.all = route{make([]int, c.size), place}
 	for r := range n.all.members {
 		n.all.members[r] = r
 	}
@@ -375,11 +376,11 @@ func (n *gpuNodes) look() {
 
 // localExchange is an exchange among the members of this node; who is lost is told by
 // its rank in the communicator.
-func (c *Comm) localExchange(ctl *bootstrap.Control) func(context.Context, []byte) ([][]byte, error) {
+func localExchange(ctl *bootstrap.Control, local []int) func(context.Context, []byte) ([][]byte, error) {
 	return func(ctx context.Context, blob []byte) ([][]byte, error) {
 		blobs, err := ctl.AllGather(ctx, blob)
-		if lost := (*bootstrap.LostError)(nil); errors.As(err, &lost) && lost.Rank >= 0 && lost.Rank < len(c.place.Local) {
-			err = &bootstrap.LostError{Rank: c.place.Local[lost.Rank], Reason: lost.Reason}
+		if lost := (*bootstrap.LostError)(nil); errors.As(err, &lost) && lost.Rank >= 0 && lost.Rank < len(local) {
+			err = &bootstrap.LostError{Rank: local[lost.Rank], Reason: lost.Reason}
 		}
 		return blobs, err
 	}

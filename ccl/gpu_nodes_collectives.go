@@ -264,7 +264,7 @@ func (m *motion) allGather() {
 
 // seat is where a rank is among those of the route, and its index on its node.
 func (m *motion) seat(rank int) (node, index int) {
-	n, p := m.n, &m.n.c.place
+	n, p := m.n, &m.n.place
 	if n.local == 1 {
 		return rank, 0
 	}

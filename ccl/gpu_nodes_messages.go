@@ -139,7 +139,7 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 	c := n.c
 	var near, far []gpu.Message
 	for _, m := range msgs {
-		if i := slices.Index(c.place.Local, m.Peer); i >= 0 && local == nil {
+		if i := slices.Index(n.place.Local, m.Peer); i >= 0 && local == nil {
 			m.Peer = i
 			near = append(near, m)
 		} else {
@@ -186,7 +186,7 @@ func (n *gpuNodes) allToAll(s *Stream, cs *cuda.Stream, o *operation, send, recv
 			{Peer: to, Send: true, Buf: send + cuda.Ptr(to*share), Bytes: uint64(share)},
 			{Peer: from, Buf: recv + cuda.Ptr(from*share), Bytes: uint64(share)},
 		} {
-			if !n.major || c.place.Node[m.Peer] != c.place.Node[c.rank] {
+			if !n.major || n.place.Node[m.Peer] != n.place.Node[c.rank] {
 				msgs = append(msgs, m)
 			}
 		}

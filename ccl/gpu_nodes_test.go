@@ -47,31 +47,36 @@ func TestGPUNodes(t *testing.T) {
 	for _, l := range layouts {
 		for _, window := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
-				n, gpus := len(l.nodes), placed(t, l.nodes)
-				counts := []int{1, 3, 1000, 40_000, 600_003}
-				ranks(t, n, onGPUs(t, gpus, onNodes(l.nodes)), func(ctx context.Context, c *ccl.Comm) error {
-					s := c.NewStream()
-					m, err := newMemory(ctx, c, 2*(slices.Max(counts)*8*n)+1<<20, window)
-					if err != nil {
-						return err
-					}
-					for i, k := range nodeCalls(n, counts) {
-						check, err := k.device(ctx, c, s, m, i%3)
-						if err != nil {
-							return err
-						}
-						if err := s.Wait(ctx); err != nil {
-							return err
-						}
-						if err := check(); err != nil {
-							return err
-						}
-					}
-					return m.free(ctx)
-				})
+				gpus := placed(t, l.nodes)
+				everyCall(t, len(l.nodes), window, onGPUs(t, gpus, onNodes(l.nodes)))
 			})
 		}
 	}
+}
+
+// everyCall runs every collective × type × operator × size.
+func everyCall(t *testing.T, n int, window bool, prepare func(*ccl.Config)) {
+	counts := []int{1, 3, 1000, 40_000, 600_003}
+	ranks(t, n, prepare, func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 2*(slices.Max(counts)*8*n)+1<<20, window)
+		if err != nil {
+			return err
+		}
+		for i, k := range nodeCalls(n, counts) {
+			check, err := k.device(ctx, c, s, m, i%3)
+			if err != nil {
+				return err
+			}
+			if err := s.Wait(ctx); err != nil {
+				return err
+			}
+			if err := check(); err != nil {
+				return err
+			}
+		}
+		return m.free(ctx)
+	})
 }
 
 // nodeCalls is gpuCalls, and for fake GPUs some of more than one chunk.
@@ -91,43 +96,49 @@ func TestGPUNodesMessages(t *testing.T) {
 	for _, l := range layouts {
 		for _, window := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
-				n, gpus := len(l.nodes), placed(t, l.nodes)
-				ranks(t, n, onGPUs(t, gpus, onNodes(l.nodes)), func(ctx context.Context, c *ccl.Comm) error {
-					s := c.NewStream()
-					list, area := letters(n, 3, []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003, 5_000_001})
-					m, err := newMemory(ctx, c, 2*area+32, window)
-					if err != nil {
-						return err
-					}
-					for salt := range 2 {
-						err := post(ctx, c, m, list, area, salt, func(call func(*ccl.Stream) error) error { return do(ctx, s, call(s)) })
-						if err != nil {
-							return err
-						}
-					}
-					// A token that passes every rank twice.
-					token := m.bytes(ccl.Int32, 0, 3<<20)
-					next, prev := (c.Rank()+1)%n, (c.Rank()+n-1)%n
-					for round := range 2 {
-						if round > 0 || c.Rank() > 0 {
-							if err := c.Recv(s, token, prev); err != nil {
-								return err
-							}
-						}
-						if round == 0 || c.Rank() < n-1 {
-							if err := c.Send(s, token, next); err != nil {
-								return err
-							}
-						}
-					}
-					if err := s.Wait(ctx); err != nil {
-						return err
-					}
-					return m.free(ctx)
-				})
+				gpus := placed(t, l.nodes)
+				everyMessage(t, len(l.nodes), window, onGPUs(t, gpus, onNodes(l.nodes)))
 			})
 		}
 	}
+}
+
+// everyMessage sends messages of many sizes at once between all ranks, and a token
+// round a ring.
+func everyMessage(t *testing.T, n int, window bool, prepare func(*ccl.Config)) {
+	ranks(t, n, prepare, func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		list, area := letters(n, 3, []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003, 5_000_001})
+		m, err := newMemory(ctx, c, 2*area+32, window)
+		if err != nil {
+			return err
+		}
+		for salt := range 2 {
+			err := post(ctx, c, m, list, area, salt, func(call func(*ccl.Stream) error) error { return do(ctx, s, call(s)) })
+			if err != nil {
+				return err
+			}
+		}
+		// A token that passes every rank twice.
+		token := m.bytes(ccl.Int32, 0, 3<<20)
+		next, prev := (c.Rank()+1)%n, (c.Rank()+n-1)%n
+		for round := range 2 {
+			if round > 0 || c.Rank() > 0 {
+				if err := c.Recv(s, token, prev); err != nil {
+					return err
+				}
+			}
+			if round == 0 || c.Rank() < n-1 {
+				if err := c.Send(s, token, next); err != nil {
+					return err
+				}
+			}
+		}
+		if err := s.Wait(ctx); err != nil {
+			return err
+		}
+		return m.free(ctx)
+	})
 }
 
 // TestGPUNodesDependentMessages: a rank's message to one peer does not wait for that

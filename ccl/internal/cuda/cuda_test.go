@@ -101,8 +101,12 @@ func TestDevice(t *testing.T) {
 	if d.Major != 9 || d.SMs != 132 || d.CopyEngines != 3 || !d.HandlePOSIX || !d.StreamMemOps || !d.RDMA {
 		t.Errorf("%+v", d)
 	}
-	if can := must[bool](t)(d.CanAccess(cudatest.Device(t, 0))); !can {
-		t.Error("no peer access")
+	for bus, want := range map[string][2]bool{"0000:01:00.0": {true, true}, "0000:02:00.0": {false, true}, d.PCIBus: {true, true}, "0000:09:00.0": {false, false}} {
+		cudatest.Separate(3, 1)
+		can, known, err := d.CanAccess(bus)
+		if ok(t, err); can != want[0] || known != want[1] {
+			t.Errorf("%s: can access %v, known %v; want %v", bus, can, known, want)
+		}
 	}
 	if _, err := d.Driver().Device(4); err == nil || !strings.Contains(err.Error(), "4 GPUs") {
 		t.Errorf("GPU 4 of 4: %v", err)

@@ -57,11 +57,10 @@ func (d *Driver) Device(ordinal int) (*Device, error) {
 		return nil, v.fail(cuDeviceGetName, "", rc)
 	}
 	v.Name = text(name[:])
-	var bus [32]byte
-	if rc := d.call(cuDeviceGetPCIBusID, uintptr(unsafe.Pointer(&bus)), uintptr(len(bus)), v.device); rc != 0 {
-		return nil, v.fail(cuDeviceGetPCIBusID, "", rc)
+	var err error
+	if v.PCIBus, err = d.busID(v.device, ordinal); err != nil {
+		return nil, err
 	}
-	v.PCIBus = text(bus[:])
 	var id [16]byte
 	if rc := d.call(cuDeviceGetUUID, uintptr(unsafe.Pointer(&id)), v.device); rc != 0 {
 		return nil, v.fail(cuDeviceGetUUID, "", rc)
@@ -115,16 +114,40 @@ func (d *Device) Synchronize() error {
 	return nil
 }
 
-// CanAccess tells whether kernels of d can load from and store to peer's memory.
-func (d *Device) CanAccess(peer *Device) (bool, error) {
-	if d.device == peer.device {
-		return true, nil
+// CanAccess tells whether kernels of d can load from and store to the memory of the
+// GPU at a PCI bus id. known is false where this process does not see that GPU.
+func (d *Device) CanAccess(bus string) (can, known bool, err error) {
+	if bus == d.PCIBus {
+		return true, true, nil
 	}
-	var can int32
-	if rc := d.driver.call(cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&can)), d.device, peer.device); rc != 0 {
-		return false, d.fail(cuDeviceCanAccessPeer, fmt.Sprintf("(GPU %d)", peer.Ordinal), rc)
+	for ordinal := range d.driver.count {
+		var dev int32
+		if rc := d.driver.call(cuDeviceGet, uintptr(unsafe.Pointer(&dev)), uintptr(ordinal)); rc != 0 {
+			return false, false, d.fail(cuDeviceGet, fmt.Sprintf("(%d)", ordinal), rc)
+		}
+		at, err := d.driver.busID(uintptr(dev), ordinal)
+		if err != nil {
+			return false, false, err
+		}
+		if at != bus {
+			continue
+		}
+		var answer int32
+		if rc := d.driver.call(cuDeviceCanAccessPeer, uintptr(unsafe.Pointer(&answer)), d.device, uintptr(dev)); rc != 0 {
+			return false, false, d.fail(cuDeviceCanAccessPeer, fmt.Sprintf("(GPU %d)", ordinal), rc)
+		}
+		return answer != 0, true, nil
 	}
-	return can != 0, nil
+	return false, false, nil
+}
+
+// busID is where on PCIe a GPU is; ordinal is for the error.
+func (d *Driver) busID(device uintptr, ordinal int) (string, error) {
+	var bus [32]byte
+	if rc := d.call(cuDeviceGetPCIBusID, uintptr(unsafe.Pointer(&bus)), uintptr(len(bus)), device); rc != 0 {
+		return "", d.fail(cuDeviceGetPCIBusID, "", rc, ordinal)
+	}
+	return text(bus[:]), nil
 }
 
 // call calls p in the device's context.

@@ -206,7 +206,7 @@ func (g *Group) accept(ctx context.Context, ln *net.UnixListener) error {
 			}
 			wg.Go(func() {
 				defer func() { <-room }()
-				rank, err := g.admit(ctx, c)
+				rank, err := g.admit(ctx, c, g.cfg.Rank+1)
 				if err != nil {
 					c.Close()
 				}
@@ -252,8 +252,8 @@ func (g *Group) accept(ctx context.Context, ln *net.UnixListener) error {
 	return nil
 }
 
-// admit is the listener's side of the handshake.
-func (g *Group) admit(ctx context.Context, c *net.UnixConn) (rank int, err error) {
+// admit is the listener's side of the handshake, with a rank from least on.
+func (g *Group) admit(ctx context.Context, c *net.UnixConn, least int) (rank int, err error) {
 	defer bind(ctx, c)()
 	if err := sameUser(c); err != nil {
 		return 0, err
@@ -263,7 +263,7 @@ func (g *Group) admit(ctx context.Context, c *net.UnixConn) (rank int, err error
 		return 0, err
 	}
 	from, to := binary.LittleEndian.Uint32(hello[len(magic):]), binary.LittleEndian.Uint32(hello[len(magic)+4:])
-	if string(hello[:len(magic)]) != magic || int64(to) != int64(g.cfg.Rank) || int64(from) <= int64(g.cfg.Rank) || int64(from) >= int64(g.cfg.Size) {
+	if string(hello[:len(magic)]) != magic || int64(to) != int64(g.cfg.Rank) || int64(from) < int64(least) || int64(from) >= int64(g.cfg.Size) {
 		return 0, errors.New("a connection that is not of this group")
 	}
 	answer := make([]byte, nonceLen, answerLen)

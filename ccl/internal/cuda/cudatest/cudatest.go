@@ -119,5 +119,9 @@ func Fail(call string, code, nth int) { fault(call, code, nth, 0) }
 // every call.
 func Hang(call string, ms, nth int) { fault(call, 0, nth, ms) }
 
-// Heal forgets all faults and brings lost contexts back.
+// Separate makes two GPUs unable to reach each other's memory, as those of some
+// machines are. It does not undo what is mapped.
+func Separate(a, b int) { separate(a, b) }
+
+// Heal forgets all faults and separations, and brings lost contexts back.
 func Heal() { fault("", 0, 0, 0) }

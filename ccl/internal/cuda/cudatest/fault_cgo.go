@@ -16,6 +16,15 @@ static int fault(const char *lib, const char *call, int code, int nth, int ms) {
 	dlclose(h);
 	return f ? 0 : -1;
 }
+
+static int separate(const char *lib, int a, int b) {
+	void *h = dlopen(lib, RTLD_NOW);
+	if (!h) return -1;
+	void (*f)(int, int) = (void (*)(int, int))dlsym(h, "fake_separate");
+	if (f) f(a, b);
+	dlclose(h);
+	return f ? 0 : -1;
+}
 */
 import "C"
 
@@ -33,6 +42,14 @@ func fault(call string, code, nth, ms int) {
 	defer C.free(unsafe.Pointer(lib))
 	defer C.free(unsafe.Pointer(name))
 	if C.fault(lib, name, C.int(code), C.int(nth), C.int(ms)) != 0 {
+		panic("cudatest: the fake libcuda is not open; call Start first")
+	}
+}
+
+func separate(a, b int) {
+	lib := C.CString(os.Getenv(cuda.LibraryEnv))
+	defer C.free(unsafe.Pointer(lib))
+	if C.separate(lib, C.int(a), C.int(b)) != 0 {
 		panic("cudatest: the fake libcuda is not open; call Start first")
 	}
 }

@@ -5,3 +5,5 @@ package cudatest
 const cgo = false
 
 func fault(string, int, int, int) {}
+
+func separate(int, int) {}

@@ -18,7 +18,7 @@
 typedef int CUresult;
 typedef uint64_t ptr;
 
-enum { INVALID_VALUE = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218,
+enum { INVALID_VALUE = 1, NO_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, INVALID_PTX = 218,
        INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
        CAPTURE_UNSUPPORTED = 900, CAPTURE_UNMATCHED = 903 };
 enum { MAX_GPUS = 16, GRANULARITY = 2 << 20 };
@@ -30,17 +30,25 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // everything but queues 
 static struct fault { char call[64]; int code, nth, ms, once, spent; } faults[32];
 static int nfaults;
 static CUresult lost; // a sticky error, as of a kernel that failed
+static unsigned apart[MAX_GPUS]; // GPUs that each cannot reach
 
 // A call takes ms longer and, when code is not 0, fails, at its nth time from
 // now; nth 0 is every time. A null call forgets all faults and a lost context.
 API void fake_fault(const char *call, int code, int nth, int ms) {
 	pthread_mutex_lock(&mu);
-	if (!call) nfaults = 0, lost = 0;
+	if (!call) nfaults = 0, lost = 0, memset(apart, 0, sizeof apart);
 	else if (nfaults < 32) {
 		struct fault *f = &faults[nfaults++];
 		snprintf(f->call, sizeof f->call, "%s", call);
 		f->code = code, f->nth = nth, f->ms = ms, f->once = nth > 0, f->spent = 0;
 	}
+	pthread_mutex_unlock(&mu);
+}
+
+// Two GPUs do not reach each other's memory from now on; forgotten with all faults.
+API void fake_separate(int a, int b) {
+	pthread_mutex_lock(&mu);
+	if (a >= 0 && b >= 0 && a < MAX_GPUS && b < MAX_GPUS && a != b) apart[a] |= 1u << b, apart[b] |= 1u << a;
 	pthread_mutex_unlock(&mu);
 }
 
@@ -110,7 +118,7 @@ API CUresult cuDeviceGetAttribute(int *v, int a, int d) {
 	}
 	return 0;
 }
-API CUresult cuDeviceCanAccessPeer(int *v, int a, int b) { FAULT; *v = a != b; return 0; }
+API CUresult cuDeviceCanAccessPeer(int *v, int a, int b) { FAULT; *v = a != b && !(apart[a] >> b & 1); return 0; }
 API CUresult cuThreadExchangeStreamCaptureMode(int *m) {
 	static __thread int mode;
 	FAULT;
@@ -128,6 +136,7 @@ static CUresult words(int c, const char **n, const char **t) {
 		E(2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory");
 		E(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected");
 		E(201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context");
+		E(217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "peer access is not supported between these two devices");
 		E(218, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed");
 		E(400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle");
 		E(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found");
@@ -373,8 +382,8 @@ API CUresult cuMemSetAccess(ptr p, size_t n, const struct access *d, size_t coun
 	pthread_mutex_lock(&mu);
 	struct range *r = find(p, 0);
 	if (r && r->kind == MAPPED && r->at == p && r->n == n && count == 1 && d->kind == 1 && d->flags == 3 && d->id >= 0 && d->id < gpus) {
-		mprotect((void *)p, n, PROT_READ | PROT_WRITE);
-		r->access |= 1u << d->id, rc = 0;
+		rc = apart[d->id] >> r->dev & 1 ? PEER_UNSUPPORTED : 0;
+		if (!rc) mprotect((void *)p, n, PROT_READ | PROT_WRITE), r->access |= 1u << d->id;
 	}
 	pthread_mutex_unlock(&mu);
 	return rc;

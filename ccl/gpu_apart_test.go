@@ -1,0 +1,111 @@
+package ccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
+)
+
+// The tests of this file make fake GPUs unable to reach each other's memory.
+
+var apartLayouts = []struct {
+	name  string
+	pairs [][2]int
+	nodes []int // nil: one
+}{
+	{"two pairs in turn", [][2]int{{0, 1}, {1, 2}, {2, 3}, {3, 0}}, nil},
+	{"one apart", [][2]int{{3, 0}, {3, 1}, {3, 2}}, nil},
+	{"a chain", [][2]int{{0, 2}, {0, 3}, {1, 3}}, nil}, // 1 and 2 reach each other, and are in different groups
+	{"one of two nodes", [][2]int{{0, 1}}, []int{0, 0, 1, 1}},
+}
+
+// separated makes pairs of GPUs apart until the test ends.
+func separated(t *testing.T, pairs [][2]int) (n, gpus int) {
+	if _, gpus = gpuRanks(t); !faked {
+		t.Skip("real GPUs reach each other, or they do not")
+	}
+	t.Cleanup(cudatest.Heal)
+	for _, p := range pairs {
+		cudatest.Separate(p[0], p[1])
+	}
+	return 4, gpus
+}
+
+func TestGPUApart(t *testing.T) {
+	for i, l := range apartLayouts {
+		t.Run(l.name, func(t *testing.T) {
+			n, gpus := separated(t, l.pairs)
+			prepare := onGPUs(t, gpus, func(cfg *ccl.Config) {
+				if l.nodes != nil {
+					onNodes(l.nodes)(cfg)
+				}
+			})
+			everyCall(t, n, i%2 == 0, prepare)
+			everyMessage(t, n, i%2 == 1, prepare)
+		})
+	}
+}
+
+// TestGPUApartAbort: streams that wait for GPUs which are apart are let go, and
+// survivors go on in a communicator whose GPUs are apart again.
+func TestGPUApartAbort(t *testing.T) {
+	n, gpus := separated(t, [][2]int{{0, 2}, {0, 3}, {1, 2}, {1, 3}})
+	const size = 8 << 20
+	held := make([]any, 2*n) // until Close has seen kernels leave
+	ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, size, false)
+		if err != nil {
+			return err
+		}
+		held[2*c.Rank()], held[2*c.Rank()+1] = s, m
+		if err := do(ctx, s, c.Barrier(s)); err != nil {
+			return err
+		}
+		if c.Rank() == n-1 { // as good as dead: it does not come
+			for c.Err() == nil && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			return errExpected
+		}
+		buf := m.bytes(ccl.Float32, 0, size)
+		if err := c.AllReduce(s, buf, buf, ccl.Sum); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			c.Abort(errors.New("on purpose"))
+		}
+		if err := s.Wait(ctx); !errors.Is(err, ccl.ErrAborted) {
+			return fmt.Errorf("got %v, want an abort", err)
+		}
+		d, err := c.Shrink(ctx, []int{n - 1}, ccl.ShrinkAbort, "survivors")
+		if err != nil {
+			return err
+		}
+		after := ccl.NewStream()
+		b, err := newMemory(ctx, d, 16<<20, false)
+		if err != nil {
+			return err
+		}
+		for i, k := range nodeCalls(n-1, []int{1, 1000}) {
+			check, err := k.device(ctx, d, after, b, i%3)
+			if err := do(ctx, after, err); err != nil {
+				return err
+			}
+			if err := check(); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(b.free(ctx), d.Close()); err != nil {
+			return err
+		}
+		return errExpected
+	})
+	runtime.KeepAlive(held)
+}

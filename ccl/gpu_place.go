@@ -1,0 +1,104 @@
+package ccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// gpuPlace is where the ranks are as GPUs see it: those of a machine that cannot
+// reach each other's memory count as being on different nodes. All ranks call it and
+// find the same.
+func (c *Comm) gpuPlace(ctx context.Context) (algo.Place, error) {
+	drv, err := cuda.Open()
+	if err != nil {
+		return c.place, err
+	}
+	dev, err := drv.Device(c.cfg.Device.Ordinal())
+	if err != nil {
+		return c.place, err
+	}
+	barriers, err := symm.Reach(ctx, symm.Config{
+		Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: record.DefaultDir(),
+	}, c.place.Local)
+	if err = errors.Join(err, dev.Close()); err != nil || len(barriers) == 0 {
+		return c.place, err
+	}
+	nodes := apart(c.place.Node, barriers)
+	if c.rank == 0 {
+		noteApart(c.name, nodes, barriers)
+	}
+	return algo.NewPlace(c.rank, nodes, c.place.Cores), nil
+}
+
+// apart numbers the nodes anew, a rank at a time: it joins the first group of its node
+// all of whose members it reaches.
+func apart(node []int32, barriers []symm.Barrier) []int32 {
+	between := map[[2]int]bool{}
+	for _, b := range barriers {
+		between[[2]int{b.A, b.B}] = true
+	}
+	var groups [][]int
+	nodes := make([]int32, len(node))
+	for r := range node {
+		nodes[r] = int32(len(groups))
+	find:
+		for g, members := range groups {
+			for _, m := range members {
+				if node[m] != node[r] || between[[2]int{m, r}] {
+					continue find
+				}
+			}
+			nodes[r] = int32(g)
+			break
+		}
+		if int(nodes[r]) == len(groups) {
+			groups = append(groups, nil)
+		}
+		groups[nodes[r]] = append(groups[nodes[r]], r)
+	}
+	return nodes
+}
+
+// apartNoted is what noteApart has said: communicators of the same ranks say the same.
+var apartNoted sync.Map
+
+// noteApart says which GPUs are apart, and what comes of it.
+func noteApart(comm string, nodes []int32, barriers []symm.Barrier) {
+	const most = 8
+	var pairs []string
+	for _, b := range barriers[:min(len(barriers), most)] {
+		pairs = append(pairs, fmt.Sprintf("%d-%d", b.A, b.B))
+	}
+	if len(barriers) > most {
+		pairs = append(pairs, fmt.Sprintf("and %d more", len(barriers)-most))
+	}
+	groups := map[int32][]string{}
+	var order []int32
+	for r, n := range nodes {
+		if groups[n] == nil {
+			order = append(order, n)
+		}
+		groups[n] = append(groups[n], fmt.Sprint(r))
+	}
+	var sets []string
+	for _, n := range order[:min(len(order), most)] {
+		sets = append(sets, strings.Join(groups[n], ","))
+	}
+	if len(order) > most {
+		sets = append(sets, "…")
+	}
+	text := strings.Join(pairs, " ") + " " + strings.Join(sets, " ") + barriers[0].Reason
+	if _, noted := apartNoted.LoadOrStore(text, true); !noted {
+		slog.Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
+			"communicator", comm, "ranks", strings.Join(pairs, " "), "groups", strings.Join(sets, " | "), "reason", barriers[0].Reason)
+	}
+}
