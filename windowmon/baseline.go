@@ -32,14 +32,19 @@ import (
 //
 // The state follows the windows' causes with hysteresis: a cause is entered
 // when its share of the last few windows (exponential mean over about 8) exceeds
-// one half, and left when it falls below one quarter. For the network this is
-// counted from the share of slow windows that is usual here: on an
-// oversubscribed host, where a peer is often not scheduled, jitter is normal.
+// one half, and left when it falls below one quarter. On an oversubscribed host,
+// where a peer is often not scheduled, jitter is normal, and many windows spend
+// most of their time in one late request. So for the network either of two
+// things must be unusual for this connection. How often: the share of slow
+// windows is counted from the share that is usual. Or how far: most of the last
+// windows are much slower than nine of ten of its windows are. That extent is a
+// quantile, learnt like the medians in steps of fixed relative size, so that
+// neither the worst windows nor a fault that begins move it far.
 type judge struct {
-	slow, recover float64 // 1/SlowRatio, 1/RecoverRatio
-	warmup        uint32
-	resolution    int64
-	adopt         int64
+	slow       float64 // 1/SlowRatio
+	warmup     uint32
+	resolution int64
+	adopt      int64
 
 	classes [numClasses]class
 	work    work // of the window that is open
@@ -49,7 +54,9 @@ type judge struct {
 	learning bool
 	share    [numCauses]float64
 	usual    float64 // share of windows with a slow network
-	seen     uint32  // windows that usual has learnt from
+	extent   float64 // slowness that most windows do not exceed
+	far      float64 // share of the last windows that exceed it by much
+	seen     uint32  // windows that usual and extent have learnt from
 }
 
 // class is the normal of one size of work requests, in ns.
@@ -62,27 +69,37 @@ type class struct {
 type work struct {
 	total  float64
 	slow   float64 // of requests that are slow
+	excess float64 // of these, each times by how many times it exceeds its normal
 	normal float64 // what they normally are
 	known  bool    // the normal of some request is known
 }
+
+// slowness is how many times slower than normal the network was, at the mean of
+// the window's time; 1 where no request was slow.
+func (w *work) slowness() float64 { return 1 + w.excess/max(w.total, 1) }
 
 const (
 	numClasses = 28       // powers of two, up to 128 MiB and more
 	step       = 0.003    // of a median
 	memory     = 1. / 8   // of the state
 	patience   = 1. / 256 // of the usual share of slow windows
+	prior      = 32       // windows that the first guess of it weighs
 	enter      = 0.5
 	leave      = 0.25
-	sigmas     = 5    // of the usual share's fluctuation, by which it must be exceeded
-	certain    = 0.95 // a share that always suffices
+	sigmas     = 5       // of the usual share's fluctuation, by which it must be exceeded
+	certain    = 0.95    // a share that always suffices
+	most       = 0.9     // of the windows do not exceed the usual extent
+	stride     = 1. / 64 // of extent, relative
+	much       = 1.5     // times that extent
 )
 
 func newJudge(c Config) judge {
 	return judge{
-		slow: 1 / c.SlowRatio, recover: 1 / c.RecoverRatio, warmup: uint32(c.Warmup),
+		slow: 1 / c.SlowRatio, warmup: uint32(c.Warmup),
 		resolution: int64(c.Resolution), adopt: int64(c.Adopt),
 		learning: true,
 		usual:    0.3, // cautious until it is learnt
+		extent:   4,
 	}
 }
 
@@ -130,12 +147,9 @@ func (j *judge) weigh(size uint64, service, latency float64) *class {
 	}
 	j.work.known = true
 	j.work.normal += c.service
-	limit := j.slow
-	if j.state == Network {
-		limit = j.recover
-	}
-	if service > limit*c.service && latency > limit*c.latency {
+	if service > j.slow*c.service && latency > j.slow*c.latency {
 		j.work.slow += service
+		j.work.excess += service * (min(service/c.service, latency/c.latency) - 1)
 	}
 	return c
 }
@@ -181,22 +195,33 @@ func (j *judge) follow(w *Window) {
 	for c := range j.share {
 		j.share[c] -= memory * j.share[c]
 	}
+	j.far -= memory * j.far
 	j.share[w.Cause] += memory
-	if j.learning && j.work.known {
-		hit := 0.
-		if w.Cause == Network {
-			hit = 1
+	hit, slowness := 0., j.work.slowness()
+	if w.Cause == Network {
+		hit = 1
+		if slowness > much*j.extent {
+			j.far += memory
 		}
+	}
+	// How slow a window was in which nothing has completed is not known yet.
+	if j.learning && j.work.known && w.WRs > 0 {
 		j.seen++
-		j.usual += max(patience, 1/float64(4+j.seen)) * (hit - j.usual)
+		j.usual += max(patience, 1/float64(prior+j.seen)) * (hit - j.usual)
+		gain := max(stride, 4/float64(4+j.seen))
+		if slowness > j.extent {
+			j.extent *= 1 + gain*most
+		} else {
+			j.extent = max(1, j.extent*(1-gain*(1-most)))
+		}
 	}
 
 	next := None
-	if j.share[j.state] >= j.leaves(j.state) {
+	if j.keeps() {
 		next = j.state
 	}
 	for c := None + 1; c < numCauses; c++ {
-		if j.share[c] > enter && (c != Network || j.unusual()) {
+		if j.share[c] > enter && (c != Network || unusual(j.share[c], j.usual) || unusual(j.far, 1-most)) {
 			next = c
 		}
 	}
@@ -208,18 +233,17 @@ func (j *judge) follow(w *Window) {
 	w.Anomaly = w.Cause == Network && j.state == Network
 }
 
-// leaves is the share below which a cause ceases to be the state.
-func (j *judge) leaves(c Cause) float64 {
-	if c == Network {
-		return j.usual + leave*(1-j.usual)
+// keeps reports whether the state's cause is still frequent enough.
+func (j *judge) keeps() bool {
+	if j.state == Network {
+		return j.share[Network] >= j.usual+leave*(1-j.usual) || j.far >= leave
 	}
-	return leave
+	return j.share[j.state] >= leave
 }
 
-// unusual reports whether more windows have a slow network than the usual
-// share and its fluctuation explain.
-func (j *judge) unusual() bool {
-	u := j.usual
+// unusual reports whether a share of the last windows is more than the usual one
+// and its fluctuation explain.
+func unusual(share, u float64) bool {
 	noise := sigmas * math.Sqrt(u*(1-u)*memory/(2-memory))
-	return j.share[Network] > min(u+max(enter*(1-u), noise), certain)
+	return share > min(u+max(enter*(1-u), noise), certain)
 }

@@ -282,6 +282,39 @@ func TestJitterIsNormal(t *testing.T) {
 	}
 }
 
+// Where most windows are slow, one more says nothing; a network that is slower than
+// all of them is found at once, and left when it is over.
+func TestSlowerThanUsual(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		s := newSim(windowmon.Config{})
+		s.jitter = func() float64 {
+			if rng.IntN(10) == 0 {
+				return 5 + 15*rng.Float64()
+			}
+			return 1
+		}
+		s.send(8_000, 64<<10, 1)
+		s.reset()
+		s.send(8_000, 64<<10, 1)
+		if n := s.causes[windowmon.Network]; s.anomalies > 0 || n < 300 {
+			t.Errorf("seed %d: %d anomalies, %d slow windows", seed, s.anomalies, n)
+		}
+		for range 5 {
+			s.latency += 1_000_000
+			s.send(8*12, 64<<10, 1)
+			if s.m.State() != windowmon.Network {
+				t.Errorf("seed %d: state %v when each request takes a hundred times as long", seed, s.m.State())
+			}
+			s.latency -= 1_000_000
+			s.send(8*60, 64<<10, 1)
+			if s.m.State() != windowmon.None {
+				t.Errorf("seed %d: state %v when it is over", seed, s.m.State())
+			}
+		}
+	}
+}
+
 // Whatever a sender does on a network that does not change, in sizes, depth,
 // bursts and silences: the network is not to blame.
 func TestSteadyNetworkIsNeverSlow(t *testing.T) {

@@ -62,9 +62,8 @@ type Config struct {
 	// thread sleeps on purpose.
 	Gap time.Duration
 
-	// SlowRatio is the share of its normal speed below which a work request is
-	// slow; RecoverRatio that below which it is while the connection is slow.
-	SlowRatio, RecoverRatio float64
+	// SlowRatio is the share of its normal speed below which a work request is slow.
+	SlowRatio float64
 	// Warmup is how many work requests of a size class are learnt before any is judged.
 	Warmup int
 	// Adopt is how long a slow network may last before it becomes the normal one.
@@ -79,7 +78,7 @@ type Config struct {
 func Defaults() Config {
 	return Config{
 		WRs: 8, Resolution: 10 * time.Microsecond, MaxAge: 50 * time.Millisecond, Idle: time.Millisecond, Gap: 10 * time.Millisecond,
-		SlowRatio: 0.5, RecoverRatio: 0.75, Warmup: 64, Adopt: 10 * time.Minute,
+		SlowRatio: 0.5, Warmup: 64, Adopt: 10 * time.Minute,
 		Period: time.Second, Quiet: 100 * time.Millisecond,
 	}
 }
@@ -92,7 +91,6 @@ func (c Config) withDefaults() Config {
 	or(&c.Idle, d.Idle)
 	or(&c.Gap, d.Gap)
 	or(&c.SlowRatio, d.SlowRatio)
-	or(&c.RecoverRatio, d.RecoverRatio)
 	or(&c.Warmup, d.Warmup)
 	or(&c.Adopt, d.Adopt)
 	or(&c.Period, d.Period)
