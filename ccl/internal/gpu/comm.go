@@ -80,6 +80,7 @@ type Comm struct {
 	// stageTheirs is where each rank has mapped this rank's staging memory.
 	stageTheirs [MaxRanks]cuda.Ptr
 	mail        *mailbox
+	counts      cuda.Ptr
 	abort       []byte   // pinned host word that kernels look at
 	abortAt     cuda.Ptr // as the GPU sees it
 
@@ -159,6 +160,9 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.rescue, err = c.dev.NewStream(0); err != nil {
 		return nil, err
 	}
+	if c.counts, err = c.dev.counts(c.rescue); err != nil {
+		return nil, err
+	}
 	if err = c.stamps.init(c); err != nil {
 		return nil, err
 	}
@@ -188,9 +192,6 @@ func (c *Comm) Abort() {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort))), 1)
 	c.release()
 }
-
-// beyond is what no counter reaches: words are compared cyclically.
-const beyond = 1 << 30
 
 // release lets go of streams that wait for a peer's word.
 func (c *Comm) release() {

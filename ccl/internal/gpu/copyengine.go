@@ -27,9 +27,9 @@ type copyEngine struct {
 // channel is a stream of transfers. On each, every ordered pair of ranks is a
 // queue of transfers, numbered from 1 by both hosts alike, because both make the
 // same calls in the same order. Before transfer k from a to b, b's stream writes k
-// (or more) to a's word ready[b], where a's stream waits for it; after it, a's
-// stream writes k to b's word copied[a]. A stream's write comes after everything
-// before it in that stream is visible to all.
+// (or more) to a's counter ready[b], where a's stream waits for it; after it, a's
+// stream writes k to b's counter copied[a]. A write comes after everything before it
+// in its stream is visible to all.
 //
 // Transfers to several peers go one after the other, beginning with the next rank:
 // so every rank sends to one and receives from one at a time, as fast as a link
@@ -100,8 +100,8 @@ func (e *copyEngine) release(c *Comm, ops []cuda.MemOp) []cuda.MemOp {
 		for r := range c.size {
 			if r != c.rank {
 				ops = append(ops,
-					cuda.WriteOp(h.word(c, c.rank, kernels.HeapReady, r), h.sent[r].Load()+beyond),
-					cuda.WriteOp(h.word(c, c.rank, kernels.HeapCopied, r), h.got[r].Load()+beyond))
+					passed(h.word(c, c.rank, kernels.HeapReady, r), h.sent[r].Load()),
+					passed(h.word(c, c.rank, kernels.HeapCopied, r), h.got[r].Load()))
 			}
 		}
 	}
@@ -148,11 +148,13 @@ func (e *copyEngine) end(s *cuda.Stream) error {
 
 // grant tells peers, in s, that their next n transfers may come.
 func (h *channel) grant(s *cuda.Stream, n uint32, peers []int) error {
-	c, ops := h.e.c, h.e.ops[:0]
+	c := h.e.c
 	for _, p := range peers {
-		ops = append(ops, cuda.WriteOp(h.word(c, p, kernels.HeapReady, c.rank), h.got[p].Load()+n))
+		if err := c.tell(s, h.word(c, p, kernels.HeapReady, c.rank), h.got[p].Load()+n); err != nil {
+			return err
+		}
 	}
-	return s.Batch(ops)
+	return nil
 }
 
 // send is the next round of transfers, at most one to a peer. A transfer of nothing
@@ -163,7 +165,7 @@ func (h *channel) send(round []transfer) error {
 	}
 	c, ops := h.e.c, h.e.ops[:0]
 	for _, t := range round {
-		ops = append(ops, cuda.WaitOp(h.word(c, c.rank, kernels.HeapReady, t.peer), h.sent[t.peer].Add(1)))
+		ops = append(ops, reached(h.word(c, c.rank, kernels.HeapReady, t.peer), h.sent[t.peer].Add(1)))
 	}
 	if err := h.out.Batch(ops); err != nil {
 		return err
@@ -175,11 +177,12 @@ func (h *channel) send(round []transfer) error {
 			}
 		}
 	}
-	ops = ops[:0]
 	for _, t := range round {
-		ops = append(ops, cuda.WriteOp(h.word(c, t.peer, kernels.HeapCopied, c.rank), h.sent[t.peer].Load()))
+		if err := c.tell(h.out, h.word(c, t.peer, kernels.HeapCopied, c.rank), h.sent[t.peer].Load()); err != nil {
+			return err
+		}
 	}
-	return h.out.Batch(ops)
+	return nil
 }
 
 // arrived makes s wait until the next n transfers of peers have come, and counts
@@ -187,7 +190,7 @@ func (h *channel) send(round []transfer) error {
 func (h *channel) arrived(s *cuda.Stream, n uint32, peers []int, count bool) error {
 	c, ops := h.e.c, h.e.ops[:0]
 	for _, p := range peers {
-		ops = append(ops, cuda.WaitOp(h.word(c, c.rank, kernels.HeapCopied, p), h.got[p].Load()+n))
+		ops = append(ops, reached(h.word(c, c.rank, kernels.HeapCopied, p), h.got[p].Load()+n))
 		if count {
 			h.got[p].Add(n)
 		}

@@ -22,7 +22,8 @@ type device struct {
 	modules []*cuda.Module
 	move    funcs
 	reduce  [record.Float8e5m2 + 1]atomic.Pointer[funcs]
-	clock   *clock // nil until something is recorded
+	clock   *clock   // nil until something is recorded
+	table   cuda.Ptr // see counts
 }
 
 // funcs is the kernels of one module by name.
@@ -73,6 +74,9 @@ func (d *device) release() error {
 	}
 	for _, m := range d.modules {
 		errs = append(errs, m.Unload())
+	}
+	if d.table != 0 {
+		errs = append(errs, d.Free(d.table))
 	}
 	return errors.Join(append(errs, d.Close())...)
 }

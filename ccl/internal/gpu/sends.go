@@ -109,9 +109,9 @@ func (x *sender) release(ops []cuda.MemOp) []cuda.MemOp {
 	for r := range c.size {
 		if r != c.rank {
 			ops = append(ops,
-				cuda.WriteOp(c.word(c.rank, kernels.HeapSendReady, r), x.sent[r].Load()+beyond),
-				cuda.WriteOp(c.word(c.rank, kernels.HeapSendArrived, r), x.granted[r].Load()+beyond),
-				cuda.WriteOp(c.word(c.rank, kernels.HeapSendDone, r), beyond))
+				passed(c.word(c.rank, kernels.HeapSendReady, r), x.sent[r].Load()),
+				passed(c.word(c.rank, kernels.HeapSendArrived, r), x.granted[r].Load()),
+				cuda.WriteOp(c.word(c.rank, kernels.HeapSendDone, r), 1<<30)) // numbers go up to less
 		}
 	}
 	return ops
@@ -348,7 +348,7 @@ func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
 				return err
 			}
 		}
-		if err := on.Batch(append(x.ops[:0], cuda.WriteOp(ready, k))); err != nil {
+		if err := c.tell(on, ready, k); err != nil {
 			return err
 		}
 		c.mail.post(m.Peer, c.rank, number, w.id+1, off, m.Bytes)
@@ -362,12 +362,12 @@ func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
 	if err := from.WaitEvent(begun); err != nil {
 		return err
 	}
-	if err := from.Batch(append(x.ops[:0], cuda.WriteOp(ready, first+min(pieces, 2)))); err != nil {
+	if err := c.tell(from, ready, first+min(pieces, 2)); err != nil {
 		return err
 	}
 	c.mail.post(m.Peer, c.rank, number, 0, 0, m.Bytes)
 	for i := range pieces {
-		if err := from.Batch(append(x.ops[:0], cuda.WaitOp(c.word(c.rank, kernels.HeapSendArrived, m.Peer), first+i+1))); err != nil {
+		if err := from.Batch(append(x.ops[:0], reached(c.word(c.rank, kernels.HeapSendArrived, m.Peer), first+i+1))); err != nil {
 			return err
 		}
 		off := uint64(i) * room
@@ -375,7 +375,7 @@ func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
 			return err
 		}
 		if i+2 < pieces {
-			if err := from.Batch(append(x.ops[:0], cuda.WriteOp(ready, first+i+3))); err != nil {
+			if err := c.tell(from, ready, first+i+3); err != nil {
 				return err
 			}
 		}
@@ -401,13 +401,13 @@ func (x *sender) send(p pending, l letter) error {
 	}
 	piece := func(dst, src cuda.Ptr, n uint64) error {
 		k := x.sent[p.peer].Add(1)
-		if err := s.Batch([]cuda.MemOp{cuda.WaitOp(c.word(c.rank, kernels.HeapSendReady, p.peer), k)}); err != nil {
+		if err := s.Batch([]cuda.MemOp{reached(c.word(c.rank, kernels.HeapSendReady, p.peer), k)}); err != nil {
 			return err
 		}
 		if err := s.Copy(dst, src, n); err != nil {
 			return err
 		}
-		return s.Batch([]cuda.MemOp{cuda.WriteOp(c.word(p.peer, kernels.HeapSendArrived, c.rank), k)})
+		return c.tell(s, c.word(p.peer, kernels.HeapSendArrived, c.rank), k)
 	}
 	if l.window > 0 {
 		w := c.window(l.window - 1)
@@ -450,7 +450,11 @@ func (x *sender) wait(s *cuda.Stream, msgs []Message) error {
 			if w, _ := c.find(m.Buf, m.Bytes); w == nil {
 				err = s.WaitEvent(x.done[m.Peer])
 			} else {
-				err = s.Batch(append(x.ops[:0], cuda.WaitOp(c.word(c.rank, kernels.HeapSendArrived, m.Peer), x.granted[m.Peer].Load())))
+				// A counter is not waited for from further away than half its range.
+				if x.staged[m.Peer] {
+					err = s.WaitEvent(x.done[m.Peer])
+				}
+				err = errors.Join(err, s.Batch(append(x.ops[:0], reached(c.word(c.rank, kernels.HeapSendArrived, m.Peer), x.granted[m.Peer].Load()))))
 			}
 		}
 		if err != nil {

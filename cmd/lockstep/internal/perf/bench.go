@@ -49,7 +49,7 @@ type Result struct {
 	Algo       string `json:"algo,omitempty"`
 	SMs        int    `json:"sms,omitempty"`
 
-	OutOfPlace *Timing `json:"out_of_place"`
+	OutOfPlace *Timing `json:"out_of_place,omitempty"`
 	InPlace    *Timing `json:"in_place,omitempty"`
 }
 
@@ -137,11 +137,13 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 			r.Launch = "graph"
 		}
 	}
-	r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false)
+	if b.cmd.Place != "in" || !coll.inPlace {
+		r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false)
+	}
 	if b.device != ccl.CPU {
 		r.Algo, r.SMs = b.comm.GPUWays()
 	}
-	if err == nil && coll.inPlace {
+	if err == nil && coll.inPlace && b.cmd.Place != "out" {
 		r.InPlace, err = b.time(ctx, coll, dt, op, count, size, true)
 	}
 	return r, err

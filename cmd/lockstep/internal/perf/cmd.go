@@ -40,6 +40,7 @@ type Cmd struct {
 	GPUAlgo    string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, sym, bulk, ce or pushbulk where a collective has it."`
 	Blocks     int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
 	GPUThreads int           `name:"gpu-threads" default:"0" help:"On GPUs: so many threads in each block, where a kernel takes any number." placeholder:"N"`
+	Place      string        `default:"both" enum:"both,out,in" help:"Out of place, in place, or both."`
 	Recorder   string        `default:"on" enum:"on,off,both" help:"Flight recorder: on, off, or both in turns with their ratio."`
 	Algo       string        `default:"" help:"Force an algorithm: direct, ring, doubling, tree or hierarchical."`
 	Proto      string        `default:"" help:"Force a protocol: ll or simple."`

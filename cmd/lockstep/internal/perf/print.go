@@ -44,9 +44,10 @@ func (p *printer) header(coll collective) {
 }
 
 func (p *printer) line(coll collective, r *Result) {
-	p.bus = append(p.bus, r.OutOfPlace.Bus)
-	if r.InPlace != nil {
-		p.bus = append(p.bus, r.InPlace.Bus)
+	for _, t := range []*Timing{r.OutOfPlace, r.InPlace} {
+		if t != nil {
+			p.bus = append(p.bus, t.Bus)
+		}
 	}
 	if p.cmd.JSON {
 		b, err := json.Marshal(r)
