@@ -56,6 +56,14 @@ func (m *Monitor) Init(cfg Config) {
 	m.toldAt = -m.cfg.period // the first window is told
 }
 
+// Drop tells that what is outstanding never completes: the queue pair is replaced
+// by another over the same path. What is normal there stays known.
+func (m *Monitor) Drop() {
+	m.completed, m.out, m.queue = m.posted, 0, fifo{done: m.posted}
+	m.open, m.blocked, m.doneAt = false, false, m.network
+	m.verdict.work = work{}
+}
+
 // Last returns the window that closed last; its Last is 0 when none has.
 func (m *Monitor) Last() Window { return m.last }
 

@@ -282,6 +282,27 @@ func TestJitterIsNormal(t *testing.T) {
 	}
 }
 
+// What is normal outlives what was dropped, and nothing dropped completes later.
+func TestDrop(t *testing.T) {
+	s := newSim(windowmon.Config{})
+	s.send(2000, 64<<10, 4)
+	s.latency *= 20
+	for range 20 {
+		for range 4 {
+			s.post(64 << 10)
+		}
+		s.flying = nil
+		s.m.Drop()
+		if n := s.m.Outstanding(); n != 0 || s.m.Complete(s.now, 64<<10) {
+			t.Fatalf("%d bytes outstanding, or one completes, after they were dropped", n)
+		}
+		s.send(8, 64<<10, 1)
+	}
+	if s.m.State() != windowmon.Network {
+		t.Errorf("state %v when the path that replaces another is slower", s.m.State())
+	}
+}
+
 // Where most windows are slow, one more says nothing; a network that is slower than
 // all of them is found at once, and left when it is over.
 func TestSlowerThanUsual(t *testing.T) {

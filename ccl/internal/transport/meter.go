@@ -47,7 +47,6 @@ type meter struct {
 	posted, completed, received uint64 // as last told to conn
 	monPosted, monCompleted     uint64 // as last told to mon
 	windows                     uint64 // of mon, as last told to conn
-	windowsBefore, slowBefore   uint64 // of monitors before mon
 	wanted                      int64
 	blocked                     bool
 }
@@ -128,8 +127,8 @@ func (t *meter) window(now int64, tell bool) {
 	if w.WRs > 0 { // a window in which nothing completed has no latency to tell
 		t.conn.Latency(w.Latency)
 	}
-	t.conn.Slow(t.slowBefore + s.Anomalies)
-	t.conn.Windows(t.windowsBefore + s.Windows)
+	t.conn.Slow(s.Anomalies)
+	t.conn.Windows(s.Windows)
 	if !tell {
 		return
 	}
@@ -175,11 +174,8 @@ func (t *meter) abandon(now int64) {
 		return
 	}
 	t.unblock()
-	s := t.mon.Stats()
-	t.windowsBefore += s.Windows
-	t.slowBefore += s.Anomalies
-	t.mon.Init(windowmon.Config{})
-	t.windows, t.burstEnd, t.burstUntil = 0, 0, 0
+	t.mon.Drop()
+	t.burstEnd, t.burstUntil = 0, 0
 	t.posted, t.monPosted, t.monCompleted = t.completed, t.completed, t.completed
 	t.conn.Posted(t.completed, now)
 }
