@@ -53,6 +53,7 @@ const (
 	PathUp                   // a write over it has completed
 	PathCarries              // it carries the lane from now on
 	PathDown                 // broken
+	PathLeft                 // sound, left for a better one; its queue pair is being replaced
 )
 
 // Watcher hears what becomes of a connection's paths. It is called with the
@@ -128,11 +129,10 @@ type Conn struct {
 	frame  []byte
 	reader chan struct{}
 
-	dirty   bool
-	willing bool  // a lane leaves its path for a better one
-	why     error // what went wrong last
-	gone    error // the control socket has ended; the peer needs nothing more, or is dead
-	err     error
+	dirty bool
+	why   error // what went wrong last
+	gone  error // the control socket has ended; the peer needs nothing more, or is dead
+	err   error
 }
 
 // attempts is how a path has fared.
@@ -141,16 +141,17 @@ type attempts struct {
 	failures int       // in a row
 	lost     time.Time // when it broke
 	live     time.Time // since when it is connected, zero when it is not
+	left     time.Time // when it was left for a better one, zero when its queue pair is replaced
 	relapses int
 }
 
-// trouble is how long a lane has had no path that works.
+// trouble is how long a lane has had no path over which this end's messages pass.
+// What arrives says nothing of them: the peer judges that direction.
 type trouble struct {
 	since    time.Time
 	failures int
 	told     bool   // msgExpired
-	received uint64 // when it began
-	acked    uint64
+	counted  uint64 // of this end's messages, by the peer's word at the last switch
 }
 
 // Connect makes a connection over an authenticated control socket. It returns
@@ -224,7 +225,7 @@ func (c *Conn) post(lane, path int, s uint64, e *entry) { c.qps[lane][path].mess
 
 func (c *Conn) credit(lane, path int, _ block) { c.qps[lane][path].silently() }
 
-func (c *Conn) stop(lane, path int) {
+func (c *Conn) stop(lane, path int, willing bool) {
 	q := c.qps[lane][path]
 	q.halted, q.since = true, time.Now()
 	q.batch, q.batched = q.batch[:0], 0
@@ -232,14 +233,20 @@ func (c *Conn) stop(lane, path int) {
 	c.mark()
 	q.idle()
 	t := &c.tries[lane][path]
-	if now := q.since; !c.willing {
-		if now.Sub(t.live) > 10*c.patience(t) {
-			t.relapses = 0
-		} else if !t.lost.IsZero() {
-			t.relapses++
-		}
-		t.lost = now
+	if willing {
+		t.left = q.since
+		c.announce(lane, path, PathLeft)
+		return
 	}
+	if q.why == nil {
+		c.trouble[lane].failures++ // the peer's, whose word this is
+	}
+	if q.since.Sub(t.live) > 10*c.patience(t) {
+		t.relapses = 0
+	} else if !t.lost.IsZero() {
+		t.relapses++
+	}
+	t.lost = q.since
 	c.announce(lane, path, PathDown)
 }
 
@@ -257,7 +264,7 @@ func (c *Conn) connect(lane, path int, to endpoint) bool {
 		return false
 	}
 	t := &c.tries[lane][path]
-	t.live, t.failures = time.Now(), 0
+	t.live, t.left, t.failures = time.Now(), time.Time{}, 0
 	c.announce(lane, path, PathNew)
 	return true
 }
@@ -283,9 +290,7 @@ func (c *Conn) switched(lane, from, to int, messages, bytes uint64) {
 	q := c.qps[lane][to]
 	q.active = true
 	q.nic.active++
-	t := &c.trouble[lane]
-	l := &c.m.lanes[lane]
-	t.received, t.acked = l.received, l.acked
+	c.trouble[lane].counted = c.m.lanes[lane].acked
 	c.announce(lane, to, PathCarries)
 	if c.began[lane] {
 		c.watch.Switched(lane, to, messages, bytes)
@@ -295,9 +300,14 @@ func (c *Conn) switched(lane, from, to int, messages, bytes uint64) {
 
 // announce tells a path's state, unless the peer has gone: what breaks then is no fault.
 func (c *Conn) announce(lane, path int, s State) {
-	if c.gone == nil && c.err == nil {
-		c.watch.Path(lane, path, s, c.qps[lane][path].qp.Num())
+	if c.gone != nil || c.err != nil {
+		return
 	}
+	num := uint32(0) // one that was left may have none
+	if q := c.qps[lane][path]; q != nil {
+		num = q.qp.Num()
+	}
+	c.watch.Path(lane, path, s, num)
 }
 
 // ---- what happens ----
@@ -388,7 +398,7 @@ func (c *Conn) fail(err error) {
 	}
 	for i := range c.qps {
 		for p, q := range c.qps[i] {
-			if q != nil {
+			if q != nil || !c.tries[i][p].left.IsZero() {
 				c.announce(i, p, PathDown)
 			}
 		}
@@ -474,7 +484,7 @@ func readMessage(r io.Reader, h, b []byte) (message, error) {
 	if _, err := io.ReadFull(r, b[:n]); err != nil {
 		return message{}, err
 	}
-	return parseBody(kind, b[:n]), nil
+	return parseBody(kind, b[:n])
 }
 
 // hangUp ends the control socket and its goroutine.

@@ -33,6 +33,7 @@ type end struct {
 	woken chan struct{}
 
 	switches, resent, downs atomic.Int64
+	told                    [MaxPaths][PathLeft + 1]atomic.Int64 // how often which state of a path, of all lanes
 }
 
 func (e *end) Posted(_, _, _ int, _ uint64) {}
@@ -42,7 +43,8 @@ func (e *end) Switched(_, _ int, n, _ uint64) {
 	e.switches.Add(1)
 	e.resent.Add(int64(n))
 }
-func (e *end) Path(_, _ int, s State, _ uint32) {
+func (e *end) Path(_, path int, s State, _ uint32) {
+	e.told[path][s].Add(1)
 	if s == PathDown {
 		e.downs.Add(1)
 	}
@@ -363,6 +365,91 @@ func TestFailback(t *testing.T) {
 	}
 }
 
+// TestFailbackIsNoFault: a sound backup that is left for the primary is not called
+// broken, nor counted as one that has broken again, at either end.
+func TestFailbackIsNoFault(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	a, b := connect(t, f, quick)
+	for round := range int64(3) {
+		until(t, "a primary and a backup", a, b, func() bool { return on(0, a, b) })
+		f.SetPort("mlx5_2", 1, false, true)
+		if err := both(t, a, b, 1<<20, 100, nil); err != nil {
+			t.Fatal(err)
+		}
+		f.SetPort("mlx5_2", 1, true, true)
+		until(t, "failback", a, b, func() bool { return on(0, a, b) })
+		for i, e := range []*end{a, b} {
+			told := &e.told[1]
+			if want := int64(quick.Lanes) * (round + 1); told[PathDown].Load() != 0 || told[PathLeft].Load() != want || told[PathNew].Load() < want {
+				t.Errorf("round %d: end %d told of the backup %d times that it is broken, %d that it is left, %d that it is new", round, i, told[PathDown].Load(), told[PathLeft].Load(), told[PathNew].Load())
+			}
+			e.w.mu.Lock()
+			for lane := range e.tries {
+				if x := e.tries[lane][1]; x.relapses != 0 || !x.lost.IsZero() || !x.left.IsZero() {
+					t.Errorf("round %d: end %d has the backup as %+v", round, i, x)
+				}
+			}
+			e.w.mu.Unlock()
+		}
+	}
+	// One that does not come back is broken after all.
+	f.SetPort("mlx5_0", 1, false, true)
+	if err := both(t, a, b, 1<<20, 100, nil); err != nil {
+		t.Fatal(err)
+	}
+	a.w.mu.Lock()
+	f.SetPort("mlx5_3", 1, false, false) // of which nobody hears, until a new queue pair is wanted
+	a.w.mu.Unlock()
+	f.SetPort("mlx5_0", 1, true, true)
+	until(t, "word of the backup", a, b, func() bool { return a.told[1][PathDown].Load() > 0 && b.told[1][PathDown].Load() > 0 })
+	f.SetPort("mlx5_3", 1, true, true)
+	until(t, "failback", a, b, func() bool { return on(0, a, b) })
+}
+
+// TestHalfDeadPathIsGivenUp: of the last path one direction passes. The end that
+// hears the other and is not heard gives up in its time, however much arrives.
+func TestHalfDeadPathIsGivenUp(t *testing.T) {
+	for _, from := range []int{1, 3} {
+		t.Run(fmt.Sprintf("nothing from mlx5_%d", from), func(t *testing.T) {
+			// An attempt lasts for longer than it takes until somebody looks.
+			f := verbstest.New(t, verbstest.Options{Retry: 3 * tickLate / 2})
+			opt := quick
+			opt.Lanes, opt.GiveUpAfter = 1, 6*tickLate
+			a, b := connect(t, f, opt)
+			until(t, "a primary and a backup", a, b, func() bool { return on(0, a, b) })
+			f.Link(fmt.Sprint("mlx5_", from), 1, fmt.Sprint("mlx5_", from^2), 1).Drop(true)
+			f.SetPort("mlx5_0", 1, false, true)
+			heard, deaf := a, b // of the backup
+			if from == 1 {
+				heard, deaf = b, a
+			}
+			// A byte every second attempt: between them the end that is heard owes nothing.
+			const most = 20
+			last, attempts := int64(0), int64(0)
+			var err error
+			for deadline := time.Now().Add(patience); err == nil && attempts < most && time.Now().Before(deadline); heard.wait() {
+				if attempts = heard.told[1][PathNew].Load(); attempts >= last+2 {
+					n := 0
+					if n, _, err = heard.Send([]byte{1}); n > 0 {
+						last = attempts
+					}
+				}
+				if err == nil {
+					_, _, err = deaf.Send([]byte{2})
+				}
+				if err == nil {
+					_, err = deaf.Recv(make([]byte, 10))
+				}
+				deaf.Refresh()
+			}
+			if !errors.Is(err, ErrNoPath) {
+				t.Errorf("after %d attempts the error is %v", attempts, err)
+			}
+			t.Logf("%d attempts", attempts)
+		})
+	}
+}
+
 // TestStartsOnBackup: a port that is down from the start is taken into use when it
 // comes up.
 func TestStartsOnBackup(t *testing.T) {
@@ -556,8 +643,8 @@ func TestBadPeer(t *testing.T) {
 	offer := message{kind: msgOffer, gen: 1, at: endpoint{qp: 1, mtu: 5, gid: [16]byte{10: 255, 11: 255, 12: 10, 15: 9}}}
 	for name, b := range map[string][]byte{
 		"version":    {0, 0, 9, 1},
-		"kind":       {0, 0, 1, 77},
-		"length":     {255, 255, 1, byte(msgFail)},
+		"kind":       {0, 0, messageVersion, 77},
+		"length":     {255, 255, messageVersion, byte(msgFail)},
 		"lane":       (&message{kind: msgSwitch, lane: 9, epoch: 1}).append(nil),
 		"epoch":      (&message{kind: msgSwitch, epoch: 9}).append(nil),
 		"received":   (&message{kind: msgSwitch, epoch: 1, received: 77}).append(nil),

@@ -22,7 +22,7 @@ func (n *nobody) post(lane, path int, s uint64, e *entry) {
 	}
 }
 func (n *nobody) credit(int, int, block)             {}
-func (n *nobody) stop(int, int)                      {}
+func (n *nobody) stop(int, int, bool)                {}
 func (n *nobody) drop(int, int)                      {}
 func (n *nobody) connect(_, _ int, at endpoint) bool { return at.qp%7 != 0 }
 func (n *nobody) tell(*message)                      {}
@@ -35,8 +35,11 @@ func FuzzPeer(f *testing.F) {
 	offer := func(lane, path uint8, gen uint32) []byte {
 		return append([]byte{0}, (&message{kind: msgOffer, lane: lane, path: path, gen: gen, at: endpoint{qp: 1, mtu: 5}}).append(nil)...)
 	}
+	switching := func(epoch uint32, received uint64, a, b uint32, willing bool) []byte {
+		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [MaxPaths]uint32{a, b}, willing: willing}).append(nil)...)
+	}
 	change := func(epoch uint32, received uint64, a, b uint32) []byte {
-		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [MaxPaths]uint32{a, b}}).append(nil)...)
+		return switching(epoch, received, a, b, false)
 	}
 	data := func(imm, n uint32) []byte {
 		return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32([]byte{1, 0}, imm), n)
@@ -51,6 +54,10 @@ func FuzzPeer(f *testing.F) {
 	f.Add(up)
 	f.Add(join(up, []byte{3, 200, 3, 9}, data(0, 100), data(1, 28), data(1<<30, 64), data(2<<30, 0), []byte{5, 40}, change(2, 1, 0, 1), []byte{6, 0}))
 	f.Add(join(up, []byte{7, 0}, change(2, 0, 0, 1), []byte{6, 0}, data(0, 10), offer(0, 0, 2), []byte{4, 0, 8, 0}))
+	// Onto the backup by a fault, and back by choice; a reason that there is not.
+	back := join(up, []byte{7, 0}, change(2, 0, 0, 1), []byte{6, 0, 4, 0}, offer(0, 0, 2), switching(3, 0, 2, 1, true))
+	f.Add(join(back, []byte{6, 1, 4, 1}, offer(0, 1, 2), []byte{3, 200}))
+	f.Add(append(back[:len(back)-1:len(back)-1], 2))
 	f.Add(join(up, (&message{kind: msgDown, gen: 1}).append([]byte{0}), (&message{kind: msgFail, text: "why"}).append([]byte{0})))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		n := &nobody{t: t}
@@ -69,9 +76,11 @@ func FuzzPeer(f *testing.F) {
 			case 0:
 				k, size, e := parseFrame(next(frameHeader))
 				if err = e; e == nil {
-					g := parseBody(k, next(size))
-					err = m.handle(&g)
-					failed = k == msgFail
+					var g message
+					if g, err = parseBody(k, next(size)); err == nil {
+						err = m.handle(&g)
+						failed = k == msgFail
+					}
 				}
 			case 1:
 				b := next(9)
@@ -130,6 +139,7 @@ func TestMessages(t *testing.T) {
 	at := endpoint{qp: 1, psn: 2, gid: [16]byte{3, 15: 4}, lid: 5, mtu: 6, inbox: 7, rkey: 8}
 	for _, g := range []message{
 		{kind: msgSwitch, lane: 1, epoch: 2, received: 3, alive: [MaxPaths]uint32{4, 5}},
+		{kind: msgSwitch, lane: 15, epoch: 1, willing: true},
 		{kind: msgOffer, lane: 1, path: 1, gen: 9, at: at},
 		{kind: msgDown, lane: 3, path: 1, gen: 4},
 		{kind: msgExpired, lane: 2},
@@ -141,15 +151,20 @@ func TestMessages(t *testing.T) {
 		if err != nil || n != len(b)-frameHeader {
 			t.Fatalf("%+v: %d bytes, %v", g, n, err)
 		}
-		if got := parseBody(k, b[frameHeader:]); got != g {
-			t.Errorf("%+v came back as %+v", g, got)
+		if got, err := parseBody(k, b[frameHeader:]); got != g || err != nil {
+			t.Errorf("%+v came back as %+v, %v", g, got, err)
 		}
 	}
 	long := message{kind: msgFail, text: string(make([]byte, 2*maxMessage))}
 	if _, n, err := parseFrame(long.append(nil)); err != nil || n != maxMessage {
 		t.Errorf("a long reason: %d bytes, %v", n, err)
 	}
-	for _, b := range [][]byte{{0, 0, 2, 4}, {0, 0, 1, 0}, {0, 0, 1, 99}, {0, 0, 1, byte(msgSwitch)}, {255, 255, 1, byte(msgFail)}} {
+	b := (&message{kind: msgSwitch, willing: true}).append(nil)
+	b[len(b)-1] = 2
+	if _, err := parseBody(msgSwitch, b[frameHeader:]); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a SWITCH for reason 2: %v", err)
+	}
+	for _, b := range [][]byte{{0, 0, 1, 4}, {0, 0, 2, 0}, {0, 0, 2, 99}, {0, 0, 2, byte(msgSwitch)}, {255, 255, 2, byte(msgFail)}} {
 		if _, _, err := parseFrame(b); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("frame %v: %v", b, err)
 		}

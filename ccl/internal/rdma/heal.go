@@ -17,6 +17,9 @@ const (
 	retryMost  = 2 * time.Second
 	// settleFor is how long both ends get to connect a path before it is tried.
 	settleFor = 100 * time.Millisecond
+	// replaceWithin is how long a path that was left by choice may be without a
+	// queue pair before it is called broken.
+	replaceWithin = time.Second
 )
 
 // patience is how long a path has to be healthy before it is used again.
@@ -96,6 +99,14 @@ func (c *Conn) tick(now time.Time) {
 			if q := c.qps[i][p]; q != nil && q.halted && (q.nic.dev.usable() != nil || now.Sub(q.since) > drainFor) {
 				c.drained(q)
 			}
+		}
+		// A path that fails again and again is given up before it is offered again: the
+		// peer may have offered its own already, and the lane would not be found seeking.
+		if c.expired(i, now) && c.trouble[i].failures >= 2 {
+			c.fail(c.lostPaths())
+			return
+		}
+		for p := range c.pairs {
 			c.renew(i, p, now)
 			c.prove(i, p, now)
 		}
@@ -112,6 +123,10 @@ func (c *Conn) tick(now time.Time) {
 func (c *Conn) renew(i, p int, now time.Time) {
 	wanted, urgent := c.m.wants(i, p)
 	t := &c.tries[i][p]
+	if !t.left.IsZero() && now.Sub(t.left) > replaceWithin {
+		t.left, t.lost = time.Time{}, now
+		c.announce(i, p, PathDown)
+	}
 	if !wanted || now.Before(t.next) {
 		return
 	}
@@ -125,7 +140,7 @@ func (c *Conn) renew(i, p int, now time.Time) {
 		if t.lost.After(since) {
 			since = t.lost
 		}
-		if !up || now.Sub(since) < c.patience(t) {
+		if !up || t.left.IsZero() && now.Sub(since) < c.patience(t) {
 			return
 		}
 	}
@@ -145,21 +160,20 @@ func (c *Conn) prove(i, p int, now time.Time) {
 func (c *Conn) judge(i int, now time.Time) {
 	l, t := &c.m.lanes[i], &c.trouble[i]
 	if l.phase == running {
-		// A lane is out of trouble when something has come through since.
-		if l.received != t.received || l.acked != t.acked || l.transmitted == l.posted {
+		// A lane is out of trouble when something of this end's has come through since
+		// the switch. That the peer's does is no sign: it may be all that passes.
+		if l.transmitted != t.counted || l.acked != t.counted || l.transmitted == l.posted {
 			*t = trouble{}
 		}
 		if c.lower && c.m.better(i) && c.settled(i, now) {
-			c.willing = true
 			c.m.failback(i)
-			c.willing = false
 		}
 		return
 	}
 	if t.since.IsZero() {
 		t.since = now
 	}
-	if l.phase != seeking || now.Sub(t.since) < c.w.opt.GiveUpAfter {
+	if !c.expired(i, now) {
 		return
 	}
 	// A peer that does not answer an offer may be stopped; whether it is dead is not
@@ -174,6 +188,12 @@ func (c *Conn) judge(i int, now time.Time) {
 		}
 	}
 	c.fail(c.lostPaths())
+}
+
+// expired reports whether a lane has looked for a path for long enough.
+func (c *Conn) expired(i int, now time.Time) bool {
+	t := &c.trouble[i]
+	return c.m.lanes[i].phase == seeking && !t.since.IsZero() && now.Sub(t.since) >= c.w.opt.GiveUpAfter
 }
 
 // settled reports whether the better path is known to work, and nothing is on its

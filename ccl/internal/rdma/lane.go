@@ -63,6 +63,7 @@ type lane struct {
 
 	phase  phase
 	epoch  uint32
+	choice bool             // the switch of this epoch is one by choice, at this end
 	active int              // path in use or last in use, -1 before any
 	alive  [MaxPaths]uint32 // waiting: the generations in this side's SWITCH
 	theirs *message         // the peer's SWITCH of this epoch
@@ -81,16 +82,18 @@ func (g *gaveUp) Error() string { return "the peer gave up: " + g.text }
 // maxSkip bounds how many generations of a path a peer may have used up alone.
 const maxSkip = 1 << 16
 
-// begin leaves the lane's path: a fault, the peer's word, or a better path.
-func (m *machine) begin(i int) {
+// begin leaves the lane's path: a fault, the peer's word, or a better path. The
+// last is willing, and so is who follows it.
+func (m *machine) begin(i int, willing bool) {
 	l := &m.lanes[i]
 	l.epoch++
+	l.choice = willing
 	l.phase = draining
 	if l.active >= 0 {
 		switch p := &l.paths[l.active]; p.state {
 		case pathLive:
 			p.state = pathStopped
-			m.act.stop(i, l.active)
+			m.act.stop(i, l.active, willing)
 			return
 		case pathStopped:
 			return
@@ -122,7 +125,7 @@ func (m *machine) settle(i int) {
 			l.alive[p] = l.paths[p].gen
 		}
 	}
-	m.act.tell(&message{kind: msgSwitch, lane: uint8(i), epoch: l.epoch, received: l.received, alive: l.alive})
+	m.act.tell(&message{kind: msgSwitch, lane: uint8(i), epoch: l.epoch, received: l.received, alive: l.alive, willing: l.choice})
 	if l.theirs != nil {
 		m.finish(i)
 	}
@@ -156,7 +159,7 @@ func (m *machine) finish(i int) {
 	}
 	l.phase, l.active, l.hope = running, to, true
 	if p := &l.paths[to]; p.state != pathLive || p.gen != l.alive[to] {
-		m.begin(i) // it has broken meanwhile
+		m.begin(i, false) // it has broken meanwhile
 		return
 	}
 	again, bytes := l.posted-l.acked, uint64(0)
@@ -179,7 +182,7 @@ func (m *machine) seek(i int) {
 	}
 	for p := range l.paths {
 		if l.paths[p].state == pathLive {
-			m.begin(i)
+			m.begin(i, false)
 			return
 		}
 	}
@@ -199,11 +202,11 @@ func (m *machine) lose(i, p int, tell bool) {
 		m.act.drop(i, p)
 	case pathLive:
 		if l.phase == running && l.active == p {
-			m.begin(i)
+			m.begin(i, false)
 			return
 		}
 		path.state = pathStopped
-		m.act.stop(i, p)
+		m.act.stop(i, p, false)
 	default:
 		return
 	}
@@ -265,7 +268,7 @@ func (m *machine) better(i int) bool {
 // failback leaves a path for a better one.
 func (m *machine) failback(i int) {
 	if m.better(i) {
-		m.begin(i)
+		m.begin(i, true)
 	}
 }
 
@@ -287,7 +290,7 @@ func (m *machine) handle(g *message) error {
 			return m.corrupt("lane %d: SWITCH of epoch %d at epoch %d", i, g.epoch, l.epoch)
 		case idle:
 			l.theirs = g
-			m.begin(i)
+			m.begin(i, g.willing)
 		default:
 			if l.theirs = g; l.phase == waiting {
 				m.finish(i)

@@ -59,8 +59,9 @@ type actor interface {
 	// credit writes a lane's block, telling nobody.
 	credit(lane, path int, b block)
 	// stop moves a queue pair to the error state; machine.stopped follows when
-	// its completions have all been delivered.
-	stop(lane, path int)
+	// its completions have all been delivered. It is left willingly when no end has
+	// found a fault in it.
+	stop(lane, path int, willing bool)
 	// drop gives up a queue pair that was never connected.
 	drop(lane, path int)
 	// connect joins the offered queue pair to the peer's; false when it cannot.

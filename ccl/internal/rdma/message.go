@@ -13,7 +13,7 @@ var ErrCorrupt = errors.New("connection corrupt")
 const MaxPaths = 2
 
 // messageVersion is of the control socket's messages.
-const messageVersion = 1
+const messageVersion = 2
 
 // maxMessage bounds a control message's body.
 const maxMessage = 256
@@ -22,7 +22,8 @@ type messageKind uint8
 
 const (
 	// msgSwitch: the sender has left the lane's path for good, received is final,
-	// and these generations of its paths are alive.
+	// and these generations of its paths are alive. Willing says that it left by
+	// choice, so that the path is no broken one.
 	msgSwitch messageKind = 1 + iota
 	// msgOffer: a new queue pair of the sender waits for the peer's.
 	msgOffer
@@ -54,6 +55,7 @@ type message struct {
 	lane, path uint8
 	epoch      uint32           // switch
 	received   uint64           // switch
+	willing    bool             // switch
 	alive      [MaxPaths]uint32 // switch: generations, 0 where none
 	gen        uint32           // offer, down
 	at         endpoint         // offer
@@ -72,6 +74,10 @@ func (m *message) append(b []byte) []byte {
 		b = le.AppendUint64(b, m.received)
 		for _, g := range m.alive {
 			b = le.AppendUint32(b, g)
+		}
+		b = append(b, 0)
+		if m.willing {
+			b[len(b)-1] = 1
 		}
 	case msgOffer:
 		b = append(b, m.lane, m.path)
@@ -102,7 +108,7 @@ const frameHeader = 4
 func bodySize(k messageKind) (int, bool) {
 	switch k {
 	case msgSwitch:
-		return 1 + 4 + 8 + 4*MaxPaths, true
+		return 1 + 4 + 8 + 4*MaxPaths + 1, true
 	case msgOffer:
 		return 2 + 4 + 4 + 4 + 16 + 2 + 1 + 8 + 4, true
 	case msgDown:
@@ -129,7 +135,7 @@ func parseFrame(h []byte) (kind messageKind, n int, err error) {
 }
 
 // parseBody decodes a body whose frame parseFrame has accepted.
-func parseBody(kind messageKind, b []byte) message {
+func parseBody(kind messageKind, b []byte) (message, error) {
 	le := binary.LittleEndian
 	m := message{kind: kind}
 	switch kind {
@@ -137,6 +143,10 @@ func parseBody(kind messageKind, b []byte) message {
 		m.lane, m.epoch, m.received = b[0], le.Uint32(b[1:]), le.Uint64(b[5:])
 		for i := range m.alive {
 			m.alive[i] = le.Uint32(b[13+4*i:])
+		}
+		last := b[len(b)-1]
+		if m.willing = last == 1; last > 1 {
+			return m, fmt.Errorf("%w: SWITCH of lane %d with reason %d", ErrCorrupt, m.lane, last)
 		}
 	case msgOffer:
 		m.lane, m.path, m.gen = b[0], b[1], le.Uint32(b[2:])
@@ -151,5 +161,5 @@ func parseBody(kind messageKind, b []byte) message {
 	case msgFail:
 		m.path, m.text = b[0], string(b[1:])
 	}
-	return m
+	return m, nil
 }

@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -19,7 +20,7 @@ type sim struct {
 	trace []string
 	log   bool
 
-	switches, resent int
+	switches, resent, willing int
 }
 
 // simEnd is one end: the machine, its memory, its application.
@@ -37,6 +38,8 @@ type simEnd struct {
 	ctl      [][]byte          // to this end
 	kept     map[uint64][]byte // memory of the application's that is being sent from
 	settling bool
+	choosing bool // what happens now is one end's choice, of which the other may have told
+	surprise string
 
 	// Application.
 	msgs      []int // sizes of messages sent
@@ -132,9 +135,15 @@ func (e *simEnd) credit(lane, path int, b block) {
 	}
 }
 
-func (e *simEnd) stop(lane, path int) {
+func (e *simEnd) stop(lane, path int, willing bool) {
 	q := e.qp[lane][path]
-	e.s.note("%d: stop lane %d path %d", e.side, lane, path)
+	e.s.note("%d: stop lane %d path %d, willing %v", e.side, lane, path, willing)
+	if willing != e.choosing {
+		e.surprise = fmt.Sprintf("end %d: path %d of lane %d left willingly is %v, by choice is %v", e.side, path, lane, willing, e.choosing)
+	}
+	if willing {
+		e.s.willing++
+	}
 	q.breaks()
 	q.told = true
 }
@@ -335,8 +344,22 @@ func (e *simEnd) control() error {
 	if err != nil || n != len(b)-frameHeader {
 		return fmt.Errorf("control message of %d bytes: %w", n, err)
 	}
-	g := parseBody(k, b[frameHeader:])
-	return e.m.handle(&g)
+	g, err := parseBody(k, b[frameHeader:])
+	if err != nil {
+		return err
+	}
+	return e.by(g.willing && e.m.lanes[g.lane].phase == running, func() error { return e.m.handle(&g) })
+}
+
+// by does what leaves a path by choice, or by fault.
+func (e *simEnd) by(choice bool, f func() error) error {
+	e.choosing = choice
+	err := f()
+	e.choosing = false
+	if err == nil && e.surprise != "" {
+		err = errors.New(e.surprise)
+	}
+	return err
 }
 
 func (e *simEnd) offer(i, p int) {
@@ -495,7 +518,7 @@ func (s *sim) step() error {
 		}
 	case 23:
 		if s.draw(8) == 0 {
-			e.m.failback(i)
+			return e.by(true, func() error { e.m.failback(i); return nil })
 		}
 	default:
 		if q == nil || q.gone && q.state != pathStopped {

@@ -135,12 +135,9 @@ func (l *rdmaLink) Path(lane, path int, s rdma.State, qp uint32) {
 		}
 	case rdma.PathDown:
 		p.down = true
-		now := record.Now()
-		p.posted, p.carries = p.completed, false
-		p.flush(now, p.posted, p.completed, p.received)
-		p.abandon(now)
-		p.want(0)
-		p.link(record.LinkDown)
+		p.rest(record.LinkDown)
+	case rdma.PathLeft:
+		p.rest(record.LinkUp)
 	case rdma.PathCarries:
 		for i := range rdma.MaxPaths {
 			l.at(lane, i).carries = false
@@ -148,6 +145,17 @@ func (l *rdmaLink) Path(lane, path int, s rdma.State, qp uint32) {
 		p.carries = true
 		l.tellState()
 	}
+}
+
+// rest tells of a path that carries nothing any more: what it owed is posted again
+// on another.
+func (p *pathMeter) rest(state record.LinkState) {
+	now := record.Now()
+	p.posted, p.carries = p.completed, false
+	p.flush(now, p.posted, p.completed, p.received)
+	p.abandon(now)
+	p.want(0)
+	p.link(state)
 }
 
 func (l *rdmaLink) Switched(lane, path int, messages, bytes uint64) {
