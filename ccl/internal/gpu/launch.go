@@ -52,6 +52,8 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	case p.way == WayCopy:
 		return c.engine.run(s, c, op, b)
+	case op.Coll == record.Reduce:
+		return c.toRoot(s, op, p)
 	case b.direct:
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}
@@ -102,7 +104,7 @@ func (c *Comm) buffers(op *Op) (b buffers) {
 		recvShares = 1
 	case record.Reduce:
 		// Only root has a receive buffer: nobody else can tell where it is. Copy engines
-		// need no window, kernels work on staging.
+		// need no window, and for kernels toRoot finds what there is.
 		return b
 	default:
 		return b
@@ -153,7 +155,7 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	}
 	a := c.args
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
-	a.Root, a.Op, a.Flags = uint32(op.Root), uint32(op.RedOp), flags
+	a.Root, a.Op, a.Flags, a.Room = uint32(op.Root), uint32(op.RedOp), flags, uint32(c.resultRoom())
 	a.Desc = c.stamps.describe(op, p)
 	threads := f.threads
 	if t := c.cfg.Threads; t > 0 && p.way != WayBulk && p.way != WayPushBulk {
@@ -168,16 +170,9 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	size := uint64(op.DType.Size())
 	shares := uint64(1)
-	var windows [MaxRanks]uint64 // of Reduce: send of all ranks
 	switch op.Coll {
 	case record.AllGather, record.ReduceScatter, record.AlltoAll:
 		shares = uint64(c.size)
-	case record.Reduce:
-		// What root receives, and what is sent, unless that is in windows: ranks agree
-		// on what is registered.
-		if !c.locate(&windows, op.Send, op.Count*size) {
-			shares = 2
-		}
 	}
 	most := c.stage.Size / shares / size &^ 255 // elements a piece: pieces stay aligned
 	own := c.stage.Own()
@@ -217,16 +212,6 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			stage(&b.send, 0)
 			stage(&b.recv, 0)
 			err = copies(send, own, 0, 0, 1)
-		case record.Reduce:
-			stage(&b.recv, 0)
-			if shares == 2 {
-				stage(&b.send, most*size)
-				err = copies(send, own+cuda.Ptr(most*size), 0, 0, 1)
-				break
-			}
-			for r := range c.size {
-				b.send[r] = windows[r] + done*size
-			}
 		case record.ReduceScatter:
 			stage(&b.send, 0)
 			err = copies(send, own, whole, n*size, c.size)
@@ -248,10 +233,6 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		switch op.Coll {
 		case record.AllReduce, record.Broadcast:
 			err = copies(own, recv, 0, 0, 1)
-		case record.Reduce:
-			if c.rank == op.Root {
-				err = copies(own, recv, 0, 0, 1)
-			}
 		case record.AllGather, record.AlltoAll:
 			err = copies(own, recv, n*size, whole, c.size)
 		}
@@ -263,6 +244,62 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		}
 	}
 	return nil
+}
+
+// resultRoom is how much of staging memory Reduce keeps for results whose place no
+// peer can write to.
+func (c *Comm) resultRoom() uint64 { return min(kernels.RingBytes, c.stage.Size/2) }
+
+// toRoot is Reduce by a kernel, to whose peers root tells where it receives. What is
+// sent takes one, when it is in windows, and pieces through staging memory when not:
+// ranks agree on that.
+func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
+	size := uint64(op.DType.Size())
+	var sends [MaxRanks]uint64
+	most, staged := op.Count, !c.locate(&sends, op.Send, op.Count*size)
+	if staged {
+		room := c.resultRoom()
+		most = (c.stage.Size - room) / size &^ 255
+		for r := range c.size {
+			sends[r] = uint64(c.stage.At(r)) + room
+		}
+	}
+	for done := uint64(0); done < op.Count; done += most {
+		n := min(most, op.Count-done)
+		flags := uint32(0)
+		if done == 0 {
+			flags |= kernels.First
+		}
+		if done+n == op.Count {
+			flags |= kernels.Last
+		}
+		if staged {
+			if err := s.Copy(cuda.Ptr(sends[c.rank]), op.Send+cuda.Ptr(done*size), n*size); err != nil {
+				return err
+			}
+		}
+		b := buffers{send: sends}
+		if c.rank == op.Root {
+			b.recv = c.told(op.Recv+cuda.Ptr(done*size), n*size, sends[c.rank])
+		}
+		if err := c.kernel(s, op, p, b, n, flags); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// told is what root of a Reduce tells its peers of n bytes at recv: where they have
+// mapped it, or nothing where they have not, or where it is aligned unlike send,
+// which makes bytes go one by one.
+func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
+	if w, off := c.find(recv, n); w != nil && (uint64(recv)^send)%16 == 0 {
+		for r := range c.size {
+			at[r] = uint64(w.theirs[r]) + off
+		}
+	}
+	at[c.rank] = uint64(recv)
+	return at
 }
 
 // stagedAlltoAll is AlltoAll of more than staging holds: half of staging takes

@@ -25,7 +25,9 @@ const (
 )
 
 // Args is the parameter of every collective kernel. Addresses are device
-// addresses of this rank's process.
+// addresses of this rank's process, but for Reduce on root: there Recv of a peer is
+// root's receive buffer as that peer has mapped it, or 0 where it has not, or where
+// its alignment to 16 bytes is not that of what is sent.
 type Args struct {
 	Heap, Send, Recv [MaxRanks]uint64
 	Count            uint64
@@ -33,7 +35,7 @@ type Args struct {
 	SlotMask, Desc   uint32
 	Rank, Ranks      uint32
 	Root, Op, Flags  uint32
-	_                uint32
+	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through
 	Ring, Stride     uint64 // rank r has RingBytes for what peers push to be reduced, at Ring + r*Stride
 }
 
@@ -138,6 +140,7 @@ type heap struct {
 	_                      [16]uint32
 
 	landed, taken [MaxBlocks][MaxRanks]uint32
+	target        [MaxBlocks]line
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
 	lane    [MaxRanks][MaxLanes]laneState

@@ -51,6 +51,7 @@ struct alignas(128) Heap {
   u32 pad2[16]; // lines are pushed by whole 128-byte lines of the cache
   u32 landed[LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = tiles of ls_allreduce_pushbulk that it has pushed here, as BlockState.tiles counts them
   u32 taken[LS_MAX_BLOCKS][LS_MAX_RANKS];  // [destination rank] = those of this rank's that have left its ring
+  Line target[LS_MAX_BLOCKS];              // where the root of a Reduce receives, as mapped here; the flag is its block's epoch
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
   LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
@@ -83,7 +84,7 @@ enum {
 struct Args {
   u64 heap[LS_MAX_RANKS]; // Heap of each rank, as mapped here
   u64 send[LS_MAX_RANKS]; // each rank's send buffer as mapped here; only send[rank] is set where peers need no access
-  u64 recv[LS_MAX_RANKS]; // likewise
+  u64 recv[LS_MAX_RANKS]; // likewise; of Reduce, on root alone: recv as each peer has mapped it, 0 when it has not
   u64 count;
   u64 slots;    // Slot[slotMask + 1], 0: not recorded
   u64 abort;    // u32 in host memory: not zero means leave
@@ -93,8 +94,8 @@ struct Args {
   u32 root;
   u32 op;       // record.RedOp
   u32 flags;
-  u32 pad;
-  u64 ring, stride; // of ls_allreduce_pushbulk: rank r has LS_RING_BYTES of memory for what peers push, as mapped here at ring + r * stride
+  u32 room;         // of Reduce: so many bytes of ring are for results that root cannot be sent in place
+  u64 ring, stride; // rank r has memory for what peers push, as mapped here at ring + r * stride: of ls_allreduce_pushbulk LS_RING_BYTES
 };
 
 // Message is one send or receive of P2PArgs; one without blocks is none. It is

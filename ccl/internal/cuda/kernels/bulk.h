@@ -29,6 +29,7 @@ FI u32 dynamicBytes() {
 }
 
 FI void mbarrierInit(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+FI void mbarrierInval(u32 bar) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
 // mbarrierExpect arrives, and adds bytes to what the phase waits for.
 FI void mbarrierExpect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

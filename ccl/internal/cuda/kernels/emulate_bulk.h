@@ -56,6 +56,11 @@ inline void mbarrierInit(u32 bar, u32 count) {
   std::lock_guard g(b.lock);
   b.mbarriers[bar] = {count, count};
 }
+inline void mbarrierInval(u32 bar) {
+  auto &b = bulkEmulation();
+  std::lock_guard g(b.lock);
+  if (b.mbarriers.erase(bar) == 0) abort();
+}
 inline void mbarrierExpect(u32 bar, u32 bytes) {
   auto &b = bulkEmulation();
   std::lock_guard g(b.lock);

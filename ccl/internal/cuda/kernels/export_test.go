@@ -32,7 +32,7 @@ func Layout() []Assertion {
 		{"offsetof(Args, slotMask)", unsafe.Offsetof(a.SlotMask)}, {"offsetof(Args, desc)", unsafe.Offsetof(a.Desc)},
 		{"offsetof(Args, rank)", unsafe.Offsetof(a.Rank)}, {"offsetof(Args, ranks)", unsafe.Offsetof(a.Ranks)},
 		{"offsetof(Args, root)", unsafe.Offsetof(a.Root)}, {"offsetof(Args, op)", unsafe.Offsetof(a.Op)},
-		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, ring)", unsafe.Offsetof(a.Ring)},
+		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, room)", unsafe.Offsetof(a.Room)}, {"offsetof(Args, ring)", unsafe.Offsetof(a.Ring)},
 		{"offsetof(Args, stride)", unsafe.Offsetof(a.Stride)}, {"LS_RING_BYTES", RingBytes},
 
 		{"sizeof(Message)", unsafe.Sizeof(m)},
@@ -96,6 +96,7 @@ func Layout() []Assertion {
 		{"offsetof(Heap, copied)", HeapCopied}, {"offsetof(Heap, ready)", HeapReady},
 		{"offsetof(Heap, sendArrived)", HeapSendArrived}, {"offsetof(Heap, sendReady)", HeapSendReady},
 		{"offsetof(Heap, landed)", unsafe.Offsetof(h.landed)}, {"offsetof(Heap, taken)", unsafe.Offsetof(h.taken)},
+		{"offsetof(Heap, target)", unsafe.Offsetof(h.target)},
 		{"offsetof(Heap, ll)", unsafe.Offsetof(h.ll)}, {"offsetof(Heap, ll2)", unsafe.Offsetof(h.ll2)},
 		{"offsetof(Heap, p2p)", unsafe.Offsetof(h.p2p)},
 	}

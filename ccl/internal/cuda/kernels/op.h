@@ -25,18 +25,32 @@ struct Op {
   // all may be touched. False: aborted.
   FI bool enter() {
     come(a, LS_PHASE_ENTER, epoch);
+    return meet([&](u32 peer, bool &waited) { return hear(peer, waited); });
+  }
+
+  // enterTold is enter where root tells each peer what it has as that peer's recv,
+  // in the place of its flag. When it has returned that is in *told, of shared memory;
+  // on root, what it has told one of them, or its own recv where it is alone.
+  FI bool enterTold(u64 *told) {
+    bool root = a.rank == a.root;
+    if (!root) {
+      come(a, LS_PHASE_ENTER, epoch);
+    } else if (tid() < a.ranks) {
+      u64 at = a.recv[tid()];
+      if (tid() != a.rank) storeLine(&heap(a, tid())->target[block()], u32(at), u32(at >> 32), epoch);
+      if (tid() == (a.rank == 0 && a.ranks > 1 ? 1 : 0)) *told = at;
+    }
+    return meet([&](u32 peer, bool &waited) { return peer == a.root ? listen(told, waited) : hear(peer, waited); });
+  }
+
+  // meet has the thread of each peer wait for that peer's word.
+  template <class Word> FI bool meet(const Word &word) {
     stamps.entered(); // a store over the bus, which no fence should have to wait for
     bool ok = true;
     if (tid() < a.ranks) {
-      u64 when = 0;
-      if (tid() != a.rank) {
-        const u32 *flag = &heap(a, a.rank)->flag[LS_PHASE_ENTER][block()][tid()];
-        if (loadAcquire(flag) != epoch) {
-          ok = waitFlag(a, flag, epoch);
-          when = globaltimer();
-        }
-      }
-      came[tid()] = when;
+      bool waited = false;
+      if (tid() != a.rank) ok = word(tid(), waited);
+      came[tid()] = waited ? globaltimer() : 0;
     }
     if (syncOr(!ok)) return stamps.stopped(), false;
     if (tid() == 0) {
@@ -45,6 +59,24 @@ struct Op {
       }
     }
     return true;
+  }
+
+  FI bool hear(u32 peer, bool &waited) const {
+    const u32 *flag = &heap(a, a.rank)->flag[LS_PHASE_ENTER][block()][peer];
+    if (loadAcquire(flag) == epoch) return true;
+    waited = true;
+    return waitFlag(a, flag, epoch);
+  }
+
+  FI bool listen(u64 *told, bool &waited) const {
+    const Line *line = &heap(a, a.rank)->target[block()];
+    for (u32 turn = 1;; turn++) {
+      u32x4 v = loadLine(line);
+      if (v.y == epoch && v.w == epoch) return *told = u64(v.z) << 32 | v.x, true;
+      waited = true;
+      relax();
+      if (turn % LS_PATIENCE == 0 && aborted(a)) return false;
+    }
   }
 
   // leave waits until the same block of all peers has left, when what they push

@@ -3,3 +3,4 @@
 #include "ll_reduce.h"
 #include "pushreduce.h"
 #include "sym.h"
+#include "toroot.h"

@@ -150,10 +150,13 @@ template <class T> static __device__ __attribute__((noinline)) void reduceTile(u
   }
 }
 
+// symTiles is how reduceWork cuts work.
+FI Tiles symTiles(const Cut &cut) { return Tiles(cut.packs, work.owners, LS_SYM_TILE, 8); }
+
 // reduceWork does this block's share of work so.
 template <class T> static __device__ __attribute__((noinline)) void reduceWork() {
   Cut cut(sizeof(T));
-  Tiles tiles(cut.packs, work.owners, LS_SYM_TILE, 8);
+  Tiles tiles = symTiles(cut);
   for (u64 at = tiles.first(0, work.owner), step = 0; at < cut.packs; at = tiles.first(++step, work.owner)) {
     reduceTile<T>(cut.head * sizeof(T), at, tiles.length(at));
   }
@@ -218,12 +221,26 @@ FI void prepareBulk() {
   fenceProxy();
 }
 
+// resetBulk does so again, when all of a reduction is done.
+FI void resetBulk() {
+  if (tid() != LS_BULK_WORKERS) return;
+  Stages stages{};
+  for (u32 s = 0; s < LS_BULK_STAGES; s++) mbarrierInval(stages.full(s)), mbarrierInval(stages.combined(s));
+  prepareBulk();
+}
+
+// bulkTiles is how reduceWorkBulk cuts work.
+FI Tiles bulkTiles(const Cut &cut) {
+  u32 n = work.sources;
+  u64 share = cut.packs / (u64(blocks()) * work.owners * LS_BULK_TURNS), fewest = LS_BULK_LEAST / n / 16;
+  return Tiles(cut.packs, work.owners, u32(least(LS_BULK_STAGE / n / 16, share < fewest ? fewest : share)) & ~7u, 8);
+}
+
 template <class T> static __device__ __attribute__((noinline)) void reduceWorkBulk() {
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
   u32 n = work.sources;
-  u64 share = cut.packs / (u64(blocks()) * work.owners * LS_BULK_TURNS), fewest = LS_BULK_LEAST / n / 16;
-  Tiles tiles(cut.packs, work.owners, u32(least(LS_BULK_STAGE / n / 16, share < fewest ? fewest : share)) & ~7u, 8);
+  Tiles tiles = bulkTiles(cut);
   u32 tile = tiles.tile * 16;
   Stages stages{u32(least(LS_BULK_STAGES, (dynamicBytes() - LS_BULK_MBARRIERS) / (n * tile))), tile};
   u64 steps = tiles.steps(work.owner);
@@ -277,7 +294,7 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWorkBu
 }
 #endif
 
-// The three collectives, as work. Addresses are this thread's, by its number.
+// The collectives that reduce for all, as work. Addresses are this thread's, by its number.
 
 // allReduceWork: each rank reduces a share and pushes it to all, the next rank
 // first and itself last, so that ranks do not all write to the same one.
@@ -289,15 +306,6 @@ FI void allReduceWork(const Args &a) {
 FI void reduceScatterWork(const Args &a, u32 size) {
   u32 t = tid() < a.ranks ? tid() : 0;
   setWork(a.send[t] + a.rank * a.count * size, a.recv[a.rank], a.count, a.ranks, 1, 0, 1, a.op, a.rank, a.ranks);
-}
-
-// reduceToRootWork: the ranks but root reduce, so that no link carries more than
-// the buffer once. False: this is the root, which has no share. A rank alone has
-// it all.
-FI bool reduceToRootWork(const Args &a) {
-  u32 t = tid() < a.ranks ? tid() : 0, others = a.ranks - 1, owner = (a.rank + others - a.root) % a.ranks;
-  setWork(a.send[t], a.recv[a.root], a.count, a.ranks, 1, owner, others == 0 ? 1 : others, a.op, a.rank, a.ranks);
-  return others == 0 || a.rank != a.root;
 }
 
 // ls_allreduce_sym: count elements, send to recv, all of both in windows.
@@ -315,15 +323,6 @@ KERNEL(LS_SYM_THREADS) void ls_reducescatter_sym(Args a) {
   reduceScatterWork(a, sizeof(LS_TYPE));
   if (!op.enter()) return;
   reduceWork<LS_TYPE>();
-  op.leave();
-}
-
-// ls_reduce_sym: count elements; all sends and root's recv in windows.
-KERNEL(LS_SYM_THREADS) void ls_reduce_sym(Args a) {
-  Op op(a);
-  bool mine = reduceToRootWork(a);
-  if (!op.enter()) return;
-  if (mine) reduceWork<LS_TYPE>();
   op.leave();
 }
 
@@ -346,15 +345,6 @@ KERNEL(LS_BULK_THREADS) void ls_reducescatter_bulk(Args a) {
   prepareBulk();
   if (!op.enter()) return;
   reduceWorkBulk<LS_TYPE>();
-  op.leave();
-}
-
-KERNEL(LS_BULK_THREADS) void ls_reduce_bulk(Args a) {
-  Op op(a);
-  bool mine = reduceToRootWork(a);
-  prepareBulk();
-  if (!op.enter()) return;
-  if (mine) reduceWorkBulk<LS_TYPE>();
   op.leave();
 }
 #endif

@@ -10,6 +10,7 @@
 #include "p2p.h"
 #include "probe.h"
 #include "sym.h"
+#include "toroot.h"
 
 #include <vector>
 

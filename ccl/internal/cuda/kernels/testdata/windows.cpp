@@ -11,6 +11,7 @@
 #include "fold.h"
 #include "pushreduce.h"
 #include "sym.h"
+#include "toroot.h"
 
 using Elem_ = LS_TYPE;
 using Kernel = void (*)(Args);
@@ -42,6 +43,7 @@ struct World {
   u32 n, blocks, threads;
   std::vector<Heap *> heaps;
   u32 stop = 0;
+  u32 room = 0; // not 0: roots of Reduce tell nobody where they receive, and have so much staging memory
   World(u32 n, u32 blocks, u32 threads) : n(n), blocks(blocks), threads(threads) {
     for (u32 r = 0; r < n; r++) heaps.push_back((Heap *)std::aligned_alloc(128, sizeof(Heap))), memset(heaps[r], 0, sizeof(Heap));
   }
@@ -52,7 +54,7 @@ struct World {
   // runOn runs a kernel for all ranks; what is pushed to be reduced has memory of its
   // own, with guards behind what a kernel on so many blocks may use.
   void runOn(Kernel kernel, std::vector<Args> args) {
-    u64 ring = u64(blocks) * LS_PUSHREDUCE_SLOTS * LS_PUSHREDUCE_TURN, stride = ring + 256;
+    u64 ring = room != 0 ? room : u64(blocks) * LS_PUSHREDUCE_SLOTS * LS_PUSHREDUCE_TURN, stride = ring + 256;
     std::vector<u32x4> memory(n * stride / 16);
     memset(memory.data(), 0xa5, n * stride);
     for (auto &a : args) a.ring = u64(memory.data()), a.stride = stride;
@@ -89,7 +91,12 @@ struct World {
     common.count = count, common.ranks = n, common.root = root, common.op = op;
     common.abort = u64(&stop), common.flags = LS_FIRST | LS_LAST;
     std::vector<Bytes> before = recv;
-    for (u32 r = 0; r < n; r++) args[r] = common, args[r].rank = r;
+    for (u32 r = 0; r < n; r++) {
+      args[r] = common, args[r].rank = r, args[r].room = room;
+      if (kernel != ls_reduce_sym && kernel != ls_reduce_bulk) continue;
+      // Root alone knows where it receives.
+      for (u32 p = 0; p < n; p++) args[r].recv[p] = r == root && (p == r || room == 0) ? common.recv[root] : 0;
+    }
     for (u32 r = 0; r < n; r++) {
       u64 at = common.recv[r] - u64(recv[r].data());
       want(r, given, before[r].data() + at);
@@ -145,6 +152,54 @@ struct World {
                 memcpy(out + i * size, &x, size);
               }
             });
+    }
+  }
+
+  // checkReduce: both kernels, into root's memory and through staging memory in turn.
+  void checkReduce(u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew, u32 staging) {
+    const u64 size = sizeof(Elem_), all = count * size;
+    for (u32 bytes : {staging, 0u, staging}) {
+      for (bool bulk : {false, true}) {
+        for (bool inPlace : {false, true}) {
+          threads = bulk ? u32(LS_BULK_THREADS) : 32, room = bytes;
+          check(bulk ? "ls_reduce_bulk" : "ls_reduce_sym", bulk ? ls_reduce_bulk : ls_reduce_sym, count, op, root, all, all, sendSkew * size, recvSkew * size,
+                inPlace ? std::function<u64(u32)>([](u32) { return u64(0); }) : nullptr, [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+                  for (u64 i = 0; r == root && i < count; i++) {
+                    Elem_ x = reduced(op, given, i);
+                    memcpy(out + i * size, &x, size);
+                  }
+                });
+        }
+      }
+    }
+    room = 0;
+  }
+
+  // checkReduceAbort: root waits in vain, for who comes late or for what is not brought.
+  void checkReduceAbort(bool come) {
+    threads = 32;
+    std::vector<Bytes> memory(n, Bytes(8 << 10));
+    std::vector<Args> args(n);
+    for (u32 r = 0; r < n; r++) {
+      Args &a = args[r];
+      for (u32 p = 0; p < n; p++) a.heap[p] = u64(heaps[p]), a.send[p] = (u64(memory[p].data()) + 15) / 16 * 16;
+      a.recv[r] = a.send[r];
+      a.count = r == 0 || !come ? 5000 / sizeof(Elem_) : 0, a.rank = r, a.ranks = n, a.abort = u64(&stop), a.flags = LS_FIRST | LS_LAST, a.room = room = 1024;
+    }
+    if (!come) args.erase(args.begin()); // root
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      storeVolatile(&stop, 1);
+    });
+    runOn(ls_reduce_sym, args);
+    later.join();
+    stop = room = 0;
+    for (auto h : heaps) {
+      for (u32 b = 0; b < blocks; b++) {
+        if (h->block[b].epoch == 0) continue;
+        fprintf(stderr, "an aborted block has ended its operation\n");
+        exit(1);
+      }
     }
   }
 
@@ -296,6 +351,13 @@ int main() {
     w.checkPush(9001, LS_SUM, 3, 3); // the counters stand where tiles of another size have left them
   }
   World(3, 1, 0).checkPushAbort();
+  for (u32 n : {1, 2, 4}) {
+    World w(n, n == 2 ? 2 : 1, 0);
+    for (u64 count : {1, 1003, 5000}) w.checkReduce(count, random32() % 4, random32() % n, 0, 0, 2048);
+    w.checkReduce(2001, LS_SUM, n - 1, 1, 1, 4096);
+    w.checkReduce(701, LS_SUM, 0, 3, 1, 1024);
+  }
+  for (bool come : {false, true}) World(3, 2, 0).checkReduceAbort(come);
   for (u32 n : {2, 4}) {
     World w(n, 2, 0);
     for (u64 part : {16, 200000}) w.checkAlltoAll(part); // less than a tile, and several chunks
