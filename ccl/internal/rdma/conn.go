@@ -117,7 +117,7 @@ type Conn struct {
 
 	lay     layout
 	mem     []byte
-	regions map[*device]*verbs.MR
+	regions map[*nicQueues]*verbs.MR
 	qps     [][MaxPaths]*queuePair
 	tries   [][MaxPaths]attempts
 	trouble []trouble // by lane
@@ -159,7 +159,7 @@ type trouble struct {
 func (w *Worker) Connect(cfg Config) (*Conn, error) {
 	c := &Conn{
 		w: w, watch: cfg.Watch, lower: cfg.Lower, ctl: cfg.Control, reader: make(chan struct{}),
-		pairs: cfg.Paths[:min(len(cfg.Paths), MaxPaths)], regions: make(map[*device]*verbs.MR),
+		pairs: cfg.Paths[:min(len(cfg.Paths), MaxPaths)], regions: make(map[*nicQueues]*verbs.MR),
 		qps: make([][MaxPaths]*queuePair, cfg.Lanes), tries: make([][MaxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
 	}
 	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, keptFrom: keptFrom, depth: depth, table: table, lanes: cfg.Lanes}
@@ -206,13 +206,13 @@ func (w *Worker) Connect(cfg Config) (*Conn, error) {
 }
 
 // region is the connection's memory as registered with a device.
-func (c *Conn) region(d *device) (*verbs.MR, error) {
-	if r := c.regions[d]; r != nil {
+func (c *Conn) region(n *nicQueues) (*verbs.MR, error) {
+	if r := c.regions[n]; r != nil {
 		return r, nil
 	}
-	r, err := d.pd.Register(uintptr(unsafe.Pointer(&c.mem[0])), len(c.mem), verbs.LocalWrite|verbs.RemoteWrite)
+	r, err := n.register(c.mem)
 	if err == nil {
-		c.regions[d] = r
+		c.regions[n] = r
 	}
 	return r, err
 }
@@ -227,11 +227,8 @@ func (c *Conn) credit(lane, path int, _ block) { c.qps[lane][path].silently() }
 
 func (c *Conn) stop(lane, path int, willing bool) {
 	q := c.qps[lane][path]
-	q.halted, q.since = true, time.Now()
-	q.batch, q.batched = q.batch[:0], 0
-	_ = q.qp.SetError() // of a lost device: tick ends the wait
+	q.halt()
 	c.mark()
-	q.idle()
 	t := &c.tries[lane][path]
 	if willing {
 		t.left = q.since
@@ -251,8 +248,7 @@ func (c *Conn) stop(lane, path int, willing bool) {
 }
 
 func (c *Conn) drop(lane, path int) {
-	q := c.qps[lane][path]
-	q.close()
+	c.qps[lane][path].retire()
 	c.qps[lane][path] = nil
 	c.failed(lane, path)
 }
@@ -372,9 +368,15 @@ func (c *Conn) work() {
 // mark has work look at the connection.
 func (c *Conn) mark() { c.dirty, c.w.dirty = true, true }
 
-// drained ends a stopped queue pair; the machine hears that its count is final.
+// drained ends a stopped queue pair; the machine hears that its count is final. While
+// one can be neither flushed nor destroyed, that is not known.
 func (c *Conn) drained(q *queuePair) {
-	q.close()
+	if over, err := q.drained(); !over {
+		if time.Since(q.since) > c.w.opt.GiveUpAfter {
+			c.fail(fmt.Errorf("queue pair %d of %s cannot be stopped: %w", q.qp.Num(), q.nic.dev.name, err))
+		}
+		return
+	}
 	c.qps[q.lane][q.path] = nil
 	c.dirty = true
 	c.m.stopped(q.lane, q.path)
@@ -415,7 +417,7 @@ func (c *Conn) fail(err error) {
 		c.m.lanes[i].phase = seeking // it takes nothing any more
 		for p, q := range c.qps[i] {
 			if q != nil {
-				q.close()
+				q.retire()
 				c.qps[i][p] = nil
 			}
 		}
@@ -493,18 +495,24 @@ func (c *Conn) hangUp() {
 	<-c.reader
 }
 
-// free gives all memory back; the worker's lock is held.
+// free gives all memory back; the worker's lock is held. What a NIC may still write
+// to stays mapped.
 func (c *Conn) free() {
 	for i := range c.qps {
 		for p, q := range c.qps[i] {
 			if q != nil {
-				q.close()
+				q.retire()
 				c.qps[i][p] = nil
 			}
 		}
 	}
-	for _, r := range c.regions {
-		r.Close()
+	if !c.w.ended(c) {
+		return
+	}
+	for n, r := range c.regions {
+		if !n.deregister(c.w, r) {
+			return
+		}
 	}
 	_ = unix.Munmap(c.mem)
 	c.mem = nil

@@ -843,7 +843,7 @@ func TestEventBeforeConnection(t *testing.T) {
 		d.event(e)
 	}
 	w.Close()
-	w.deviceLost(d)
+	w.tell(notice{dev: d, what: verbs.EventDeviceFatal})
 }
 
 // TestAbandon: what was lent to a connection that is abandoned may be changed at

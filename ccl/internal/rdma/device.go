@@ -3,6 +3,7 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -19,34 +20,108 @@ type device struct {
 	pd   *verbs.PD
 	attr verbs.DeviceAttr
 
-	events *os.File // the context's descriptor of events, in the runtime's poller
-	done   chan struct{}
+	use     *opening
+	events  *os.File // the context's descriptor of events, in the runtime's poller
+	done    chan struct{}
+	queries calls // of its ports, by anybody
+	refused sync.Once
 
 	mu       sync.Mutex
-	users    int
 	watchers map[*Worker]int
 	lost     error
 	upSince  map[int]time.Time // active ports
+	mute     mute
 }
 
+// mute is a device that does not answer: since when, how often in a row.
+type mute struct {
+	since time.Time
+	asked int
+}
+
+// A device that fails to answer is lost when it has failed so often, for so long: one
+// answer may fail for other reasons.
+const (
+	muteFor   = time.Second
+	muteAsked = 3
+)
+
+// devices are the process's. The lock is not held over calls into the kernel.
 var devices = struct {
 	sync.Mutex
-	open map[string]*device
-}{open: make(map[string]*device)}
+	open map[string]*opening
+}{open: make(map[string]*opening)}
 
-// openDevice opens a device, or shares it.
+// opening is a device that is open, or about to be.
+type opening struct {
+	users int
+	began time.Time
+	done  chan struct{} // closed when what follows is known
+	dev   *device
+	err   error
+}
+
+// ready reports whether the attempt to open the device has ended.
+func (o *opening) ready() bool {
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// openDevice opens a device, or shares it. One that is being opened for longer than
+// anybody waits is an error at once.
 func openDevice(name string) (*device, error) {
 	devices.Lock()
-	defer devices.Unlock()
-	if d := devices.open[name]; d != nil && d.usable() == nil {
-		d.users++
-		return d, nil
+	o := devices.open[name]
+	if o == nil || o.ready() && o.dev.usable() != nil {
+		o = &opening{began: time.Now(), done: make(chan struct{})}
+		devices.open[name] = o // in place of one that is lost
+		go o.open(name)
 	}
+	o.users++
+	devices.Unlock()
+	t := time.NewTimer(callFor - time.Since(o.began))
+	defer t.Stop()
+	select {
+	case <-o.done:
+	case <-t.C:
+		devices.Lock()
+		defer devices.Unlock()
+		if !o.ready() {
+			o.users--
+			return nil, fmt.Errorf("open %s: %w for %v", name, errStalled, time.Since(o.began).Round(time.Millisecond))
+		}
+	}
+	return o.dev, o.err
+}
+
+// open opens the device, and closes it again when nobody waits for it any more.
+func (o *opening) open(name string) {
+	d, err := newDevice(name)
+	devices.Lock()
+	if o.dev, o.err = d, err; err == nil {
+		d.use = o
+	}
+	wanted := o.users > 0
+	if (err != nil || !wanted) && devices.open[name] == o {
+		delete(devices.open, name)
+	}
+	close(o.done)
+	devices.Unlock()
+	if err == nil && !wanted {
+		d.close()
+	}
+}
+
+func newDevice(name string) (*device, error) {
 	lib, err := verbs.Load()
 	if err != nil {
 		return nil, err
 	}
-	d := &device{name: name, users: 1, watchers: make(map[*Worker]int), upSince: make(map[int]time.Time), done: make(chan struct{})}
+	d := &device{name: name, watchers: make(map[*Worker]int), upSince: make(map[int]time.Time), done: make(chan struct{})}
 	if d.ctx, err = lib.Open(name); err != nil {
 		return nil, err
 	}
@@ -69,33 +144,60 @@ func openDevice(name string) (*device, error) {
 		return fail(fmt.Errorf("events of %s: %w", name, err))
 	}
 	d.events = os.NewFile(uintptr(fd), name+" events")
-	devices.open[name] = d // in place of one that is lost
 	go d.watch()
 	return d, nil
 }
 
-// release gives the device back.
+// release gives the device back. The last one closes it, and waits for that as long as
+// for any call.
 func (d *device) release() {
 	devices.Lock()
-	defer devices.Unlock()
-	if d.users--; d.users > 0 {
-		return
-	}
-	if devices.open[d.name] == d {
+	d.use.users--
+	last := d.use.users == 0
+	if last && devices.open[d.name] == d.use {
 		delete(devices.open, d.name)
 	}
+	devices.Unlock()
+	if !last {
+		return
+	}
+	closed := make(chan struct{})
+	go func() {
+		d.close()
+		close(closed)
+	}()
+	t := time.NewTimer(callFor)
+	defer t.Stop()
+	select {
+	case <-closed:
+	case <-t.C:
+		slog.Warn("RDMA: a device is still being closed", "device", d.name, "after", callFor)
+	}
+}
+
+func (d *device) close() {
 	d.events.Close()
 	<-d.done
 	dropRegions(d)
 	// A lost device refuses; its kernel side goes with the context.
-	d.pd.Close()
-	d.ctx.Close()
+	if err := errors.Join(d.pd.Close(), d.ctx.Close()); err != nil && d.usable() == nil {
+		slog.Warn("RDMA: a device stays open until the process ends", "device", d.name, "err", err)
+	}
 }
 
 func (d *device) usable() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.lost
+}
+
+// port and gids ask the device about a port.
+func (d *device) port(port int) (verbs.PortAttr, error) {
+	return call(&d.queries, "query a port of "+d.name, func() (verbs.PortAttr, error) { return d.ctx.Port(port) }, nil)
+}
+
+func (d *device) gids(port int) ([]verbs.GIDEntry, error) {
+	return call(&d.queries, "query the GIDs of "+d.name, func() ([]verbs.GIDEntry, error) { return d.ctx.GIDs(port) }, nil)
 }
 
 // watch reads the device's events until it is given back.
@@ -127,7 +229,7 @@ func (d *device) lose(err error) {
 		d.lost = fmt.Errorf("%s: %w", d.name, err)
 	}
 	d.mu.Unlock()
-	d.each(func(w *Worker) { w.deviceLost(d) })
+	d.tell(notice{what: verbs.EventDeviceFatal})
 }
 
 func (d *device) event(e verbs.Event) {
@@ -138,7 +240,7 @@ func (d *device) event(e verbs.Event) {
 		d.mu.Lock()
 		delete(d.upSince, e.Port)
 		d.mu.Unlock()
-		d.each(func(w *Worker) { w.portDown(d, e.Port) })
+		d.tell(notice{what: e.Type, id: uint32(e.Port)})
 	case verbs.EventPortActive:
 		d.mu.Lock()
 		if d.upSince[e.Port].IsZero() {
@@ -146,22 +248,20 @@ func (d *device) event(e verbs.Event) {
 		}
 		d.mu.Unlock()
 	case verbs.EventQPFatal, verbs.EventQPRequestError, verbs.EventQPAccessError:
-		d.each(func(w *Worker) { w.queuePairBroken(d, e.QP) })
+		d.tell(notice{what: e.Type, id: e.QP})
 	case verbs.EventCQError:
-		d.each(func(w *Worker) { w.queueOverrun(d, e.CQ) })
+		d.tell(notice{what: e.Type, id: e.CQ})
 	}
 }
 
-// each calls f for every worker that uses the device, without the device's lock.
-func (d *device) each(f func(*Worker)) {
+// tell lets every worker that uses the device know, and waits for none: one whose
+// executor does not return from the kernel holds its lock for as long.
+func (d *device) tell(n notice) {
+	n.dev = d
 	d.mu.Lock()
-	ws := make([]*Worker, 0, len(d.watchers))
+	defer d.mu.Unlock()
 	for w := range d.watchers {
-		ws = append(ws, w)
-	}
-	d.mu.Unlock()
-	for _, w := range ws {
-		f(w)
+		w.tell(n)
 	}
 }
 
@@ -179,14 +279,19 @@ func (d *device) healthy(port int) (since time.Time, ok bool) {
 	if d.usable() != nil {
 		return time.Time{}, false
 	}
-	a, err := d.ctx.Port(port)
-	if errors.Is(err, verbs.ErrDeviceLost) {
-		d.mu.Lock()
-		d.lost = fmt.Errorf("%s: %w", d.name, err)
-		d.mu.Unlock()
-	}
+	a, err := d.port(port)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	switch now := time.Now(); {
+	case !errors.Is(err, verbs.ErrDeviceLost):
+		d.mute = mute{}
+	case d.mute.asked == 0:
+		d.mute = mute{now, 1}
+	default:
+		if d.mute.asked++; d.mute.asked >= muteAsked && now.Sub(d.mute.since) >= muteFor && d.lost == nil {
+			d.lost = fmt.Errorf("%s: %w", d.name, err)
+		}
+	}
 	if err != nil || a.State != verbs.PortActive {
 		delete(d.upSince, port)
 		return time.Time{}, false

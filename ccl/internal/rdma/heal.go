@@ -36,6 +36,9 @@ func (c *Conn) failed(lane, path int) {
 
 // offer makes a new queue pair for a path whose port is up.
 func (c *Conn) offer(lane, path int, now time.Time) bool {
+	if c.err != nil {
+		return false
+	}
 	port := &c.pairs[path].Own
 	n, err := c.w.nic(port.Device)
 	if err == nil {
@@ -47,9 +50,8 @@ func (c *Conn) offer(lane, path int, now time.Time) bool {
 	var a verbs.PortAttr
 	if err == nil {
 		if q, err = c.newQueuePair(lane, path); err == nil {
-			a, err = n.dev.ctx.Port(port.Num)
-			if err != nil {
-				q.close()
+			if a, err = n.dev.port(port.Num); err != nil {
+				q.retire()
 			}
 		}
 	}

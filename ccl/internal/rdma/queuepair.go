@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -36,6 +37,8 @@ const (
 	signalEvery = 8
 	// maxInline is what is asked for; all that posts less than a bus transaction.
 	maxInline = 220
+	// entries is what a queue pair may have in a completion queue.
+	entries = 2*depth + repost + 2
 	// drainFor bounds the wait for a queue pair in error to flush.
 	drainFor = time.Second
 )
@@ -85,12 +88,12 @@ func (c *Conn) newQueuePair(lane, path int) (*queuePair, error) {
 	if err != nil {
 		return nil, err
 	}
-	region, err := c.region(n.dev)
+	region, err := c.region(n)
 	if err != nil {
 		return nil, err
 	}
 	q := &queuePair{c: c, lane: lane, path: path, nic: n, port: port.Num, region: region, psn: rand.Uint32() & 0xffffff}
-	a, err := n.dev.ctx.Port(port.Num)
+	a, err := n.dev.port(port.Num)
 	if err != nil {
 		return nil, err
 	}
@@ -98,25 +101,33 @@ func (c *Conn) newQueuePair(lane, path int) (*queuePair, error) {
 	if err := q.findGID(port.GID, a.LinkLayer); err != nil {
 		return nil, err
 	}
-	if q.cq, err = n.queue(2*depth + repost + 2); err != nil {
+	if q.cq, err = n.queue(entries); err != nil {
 		return nil, err
 	}
 	for _, q.inline = range []int{maxInline, lineSize, 0} {
-		q.qp, err = n.dev.pd.NewQP(verbs.QPConfig{Send: q.cq.CQ, Recv: q.cq.CQ, MaxSend: depth + 2, MaxRecv: depth + repost, MaxInline: q.inline})
-		if err == nil {
+		cfg := verbs.QPConfig{Send: q.cq.CQ, Recv: q.cq.CQ, MaxSend: depth + 2, MaxRecv: depth + repost, MaxInline: q.inline}
+		q.qp, err = call(&n.calls, "make a queue pair", func() (*verbs.QP, error) { return n.dev.pd.NewQP(cfg) }, func(qp *verbs.QP, err error) {
+			if err == nil {
+				_ = qp.Close() // its entries of the completion queue stay taken
+			}
+		})
+		if err == nil || errors.Is(err, errStalled) {
 			break
 		}
 	}
 	if err != nil {
-		q.cq.free += 2*depth + repost + 2
+		if !errors.Is(err, errStalled) {
+			q.cq.free += entries
+		}
 		return nil, err
 	}
 	q.slot = w.slotFor(q)
-	if err = q.qp.Init(port.Num, verbs.RemoteWrite|verbs.LocalWrite); err == nil {
+	err = n.calls.do("initialize a queue pair", func() error { return q.qp.Init(port.Num, verbs.RemoteWrite|verbs.LocalWrite) })
+	if err == nil {
 		err = q.postReceives(depth + repost)
 	}
 	if err != nil {
-		q.close()
+		q.retire()
 		return nil, err
 	}
 	return q, nil
@@ -137,11 +148,11 @@ func (w *Worker) slotFor(q *queuePair) int {
 // findGID looks up where an address is in the port's table now: entries move.
 func (q *queuePair) findGID(gid [16]byte, layer verbs.LinkLayer) error {
 	q.gid = gid
-	entries, err := q.nic.dev.ctx.GIDs(q.port)
+	table, err := q.nic.dev.gids(q.port)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
+	for _, e := range table {
 		if e.GID == q.gid && (layer != verbs.LinkEthernet || e.Type == verbs.GIDRoCEv2) {
 			q.gidIndex = e.Index
 			return nil
@@ -150,12 +161,54 @@ func (q *queuePair) findGID(gid [16]byte, layer verbs.LinkLayer) error {
 	return fmt.Errorf("port %s/%d has GID %v no more", q.nic.dev.name, q.port, q.gid)
 }
 
-// close destroys the queue pair: nothing of it completes or writes any more.
-func (q *queuePair) close() {
+// halt begins to stop the queue pair: in error, it completes what is posted as flushed.
+func (q *queuePair) halt() {
+	q.halted, q.since = true, time.Now()
+	q.batch, q.batched = q.batch[:0], 0
+	// Of a lost device, or one that does not answer: drained finds out.
+	_ = q.nic.calls.do("move a queue pair to ERR", q.qp.SetError)
 	q.idle()
-	q.qp.Close() // of a lost device: it is gone already
+}
+
+// close destroys the queue pair: nothing of it completes or writes any more. With an
+// error it exists still, and may be closed again.
+func (q *queuePair) close() error {
+	q.idle()
+	if err := q.nic.calls.do("destroy a queue pair", q.qp.Close); err != nil && !q.gone(err) {
+		return err
+	}
 	q.c.w.slots[q.slot] = nil
-	q.cq.free += 2*depth + repost + 2
+	q.cq.free += entries
+	return nil
+}
+
+// gone reports whether a queue pair that could not be destroyed is no more, since its
+// device is: that one only refuses.
+func (q *queuePair) gone(err error) bool {
+	return !errors.Is(err, errStalled) && (errors.Is(err, verbs.ErrDeviceLost) || q.nic.dev.usable() != nil)
+}
+
+// quiet reports whether the queue pair, while it exists, writes nothing any more.
+func (q *queuePair) quiet() bool { return q.remote == (endpoint{}) || q.halted && q.receives == 0 }
+
+// retire closes the queue pair now or, when it cannot be destroyed, at the end.
+func (q *queuePair) retire() {
+	if err := q.close(); err != nil {
+		w := q.c.w
+		w.retired = append(w.retired, q)
+		w.leaks("queue pair kept: it cannot be destroyed", q.nic.dev.name, err)
+	}
+}
+
+// drained reports whether the queue pair, which was stopped, has ended. One that was
+// flushed is at rest, whatever becomes of it; any other may write until it is destroyed.
+func (q *queuePair) drained() (bool, error) {
+	if q.quiet() {
+		q.retire()
+		return true, nil
+	}
+	err := q.close()
+	return err == nil, err
 }
 
 // idle notes that the queue pair carries nothing any more.
@@ -175,15 +228,18 @@ func (q *queuePair) endpoint(lid uint16) endpoint {
 func (q *queuePair) connect(to endpoint) error {
 	o := &q.c.w.opt
 	q.remote = to
-	err := q.qp.ReadyToReceive(verbs.Path{
+	path := verbs.Path{
 		QP: to.qp, PSN: to.psn, GID: to.gid, LID: to.lid, SGIDIndex: q.gidIndex, MTU: min(q.mtu, verbs.MTU(to.mtu)),
 		TrafficClass: uint8(o.TrafficClass), ServiceLevel: uint8(o.ServiceLevel),
-	})
-	if err != nil {
-		return err
 	}
 	// A correct peer always finds a receive.
-	return q.qp.ReadyToSend(verbs.SendAttr{PSN: q.psn, Timeout: uint8(o.Timeout), Retries: uint8(o.Retries), RNRRetries: 7})
+	send := verbs.SendAttr{PSN: q.psn, Timeout: uint8(o.Timeout), Retries: uint8(o.Retries), RNRRetries: 7}
+	return q.nic.calls.do("connect a queue pair", func() error {
+		if err := q.qp.ReadyToReceive(path); err != nil {
+			return err
+		}
+		return q.qp.ReadyToSend(send)
+	})
 }
 
 // fail notes that the queue pair does not work. The machine hears of it in work.

@@ -3,9 +3,12 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
@@ -18,8 +21,17 @@ type Region struct {
 	addr, end uint64
 
 	mu   sync.Mutex
-	mrs  map[*device]*verbs.MR
+	mrs  map[*device]*registration
 	over bool
+}
+
+// registration of a region with a device. One that has failed is not tried again: what
+// it lacked, locked memory as a rule, does not come back by itself.
+type registration struct {
+	began time.Time
+	done  chan struct{} // closed when what follows is known
+	mr    *verbs.MR
+	err   error
 }
 
 // regions are those of the process, by address.
@@ -35,7 +47,7 @@ func Register(b []byte) (*Region, error) {
 		return nil, errors.New("register no memory")
 	}
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
-	r := &Region{addr: addr, end: addr + uint64(len(b)), mrs: make(map[*device]*verbs.MR)}
+	r := &Region{addr: addr, end: addr + uint64(len(b)), mrs: make(map[*device]*registration)}
 	regions.Lock()
 	defer regions.Unlock()
 	i, _ := slices.BinarySearchFunc(regions.list, r.end, func(o *Region, end uint64) int {
@@ -53,25 +65,54 @@ func Register(b []byte) (*Region, error) {
 }
 
 // Close ends the region and its registrations. No operation may be using it; one
-// that does all the same loses its path rather than other memory's content.
+// that does all the same loses its path rather than other memory's content. With an
+// error the memory is registered still and must stay mapped; Close may be tried again.
 func (r *Region) Close() error {
 	// In the list until its registrations are gone: a device that is given back
 	// meanwhile finds them there, or it could not be closed.
 	r.mu.Lock()
 	r.over = true
-	var errs []error
-	for d, m := range r.mrs {
-		errs = append(errs, m.Close())
-		delete(r.mrs, d)
-	}
+	devs := slices.Collect(maps.Keys(r.mrs))
 	r.mu.Unlock()
+	var errs []error
+	for _, d := range devs {
+		errs = append(errs, r.drop(d))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
 	regions.Lock()
 	defer regions.Unlock()
 	if i := slices.Index(regions.list, r); i >= 0 {
 		regions.list = slices.Delete(regions.list, i, i+1)
 		regions.count.Add(-1)
 	}
-	return errors.Join(errs...)
+	return nil
+}
+
+// drop ends the registration with a device.
+func (r *Region) drop(d *device) error {
+	r.mu.Lock()
+	g := r.mrs[d]
+	r.mu.Unlock()
+	if g == nil {
+		return nil
+	}
+	mr, err := g.wait(d)
+	if errors.Is(err, errStalled) {
+		return err
+	}
+	if err == nil {
+		var k calls
+		err := k.do("deregister memory from "+d.name, mr.Close)
+		if err != nil && d.usable() == nil && !errors.Is(err, verbs.ErrClosed) { // of a lost device: it is gone already
+			return err
+		}
+	}
+	r.mu.Lock()
+	delete(r.mrs, d)
+	r.mu.Unlock()
+	return nil
 }
 
 // regionOf is the region that all of b lies in, nil when there is none.
@@ -97,34 +138,80 @@ func regionOf(b []byte) *Region {
 	return regions.list[i]
 }
 
-// key is what work requests of a device name the region by.
+// key is what work requests of a device name the region by. The first time it registers
+// the memory, which takes long where there is much of it: it waits for that as for any call.
 func (r *Region) key(d *device) (uint32, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if m := r.mrs[d]; m != nil {
-		return m.LKey, nil
+	g := r.mrs[d]
+	if g == nil {
+		if r.over {
+			r.mu.Unlock()
+			return 0, errors.New("the memory was freed while it was sent")
+		}
+		g = &registration{began: time.Now(), done: make(chan struct{})}
+		r.mrs[d] = g
+		go g.make(r, d)
 	}
-	if r.over {
-		return 0, errors.New("the memory was freed while it was sent")
-	}
-	m, err := d.pd.Register(uintptr(r.addr), int(r.end-r.addr), verbs.LocalWrite)
+	r.mu.Unlock()
+	mr, err := g.wait(d)
 	if err != nil {
 		return 0, err
 	}
-	r.mrs[d] = m
-	return m.LKey, nil
+	return mr.LKey, nil
+}
+
+// known reports whether the region is registered with a device, or cannot be; asked
+// is false when that has yet to be found out.
+func (r *Region) known(d *device) (registered, asked bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := r.mrs[d]
+	if g == nil {
+		return false, false
+	}
+	select {
+	case <-g.done:
+		return g.err == nil, true
+	default:
+		return false, true // for now
+	}
+}
+
+func (g *registration) make(r *Region, d *device) {
+	g.mr, g.err = d.pd.Register(uintptr(r.addr), int(r.end-r.addr), verbs.LocalWrite)
+	if g.err != nil {
+		d.refused.Do(func() {
+			slog.Warn("RDMA: memory cannot be registered; what is sent from such memory is copied", "device", d.name, "bytes", r.end-r.addr, "err", g.err)
+		})
+	}
+	close(g.done)
+}
+
+// wait is the result, or errStalled when it takes too long.
+func (g *registration) wait(d *device) (*verbs.MR, error) {
+	select {
+	case <-g.done:
+		return g.mr, g.err
+	default:
+	}
+	t := time.NewTimer(callFor - time.Since(g.began))
+	defer t.Stop()
+	select {
+	case <-g.done:
+		return g.mr, g.err
+	case <-t.C:
+		return nil, fmt.Errorf("register memory with %s: %w for %v", d.name, errStalled, time.Since(g.began).Round(time.Millisecond))
+	}
 }
 
 // dropRegions ends all registrations with a device that is given back.
 func dropRegions(d *device) {
 	regions.RLock()
-	defer regions.RUnlock()
-	for _, r := range regions.list {
-		r.mu.Lock()
-		if m := r.mrs[d]; m != nil {
-			m.Close() // of a lost device: it is gone already
-			delete(r.mrs, d)
+	list := slices.Clone(regions.list)
+	regions.RUnlock()
+	for _, r := range list {
+		if err := r.drop(d); err != nil {
+			slog.Warn("RDMA: memory stays registered", "device", d.name, "err", err)
 		}
-		r.mu.Unlock()
 	}
 }

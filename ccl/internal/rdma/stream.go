@@ -30,14 +30,22 @@ func (c *Conn) SendKept(b []byte) (n int, starved bool, err error) {
 }
 
 // reaches reports whether a region is registered with the devices of all paths,
-// so that a switch does not find that it cannot be.
+// so that a switch does not find that it cannot be. The first time it is registered
+// there, without the worker's lock.
 func (c *Conn) reaches(r *Region) bool {
 	for p := range c.pairs {
 		n := c.w.opened(c.pairs[p].Own.Device)
 		if n == nil {
 			return false
 		}
-		if _, err := r.key(n.dev); err != nil {
+		ok, asked := r.known(n.dev)
+		if !asked {
+			c.w.mu.Unlock()
+			_, err := r.key(n.dev)
+			c.w.mu.Lock()
+			ok = err == nil
+		}
+		if !ok {
 			return false
 		}
 	}

@@ -3,8 +3,11 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
@@ -32,12 +35,30 @@ type Worker struct {
 	ticks  bool // the timer is set
 	dirty  bool // a connection is
 	closed bool
+
+	retired []*queuePair // that could not be destroyed
+	leaked  bool         // that was told
+
+	news struct { // of devices, for the goroutine that takes the lock for it
+		sync.Mutex
+		list []notice
+		busy bool
+	}
+}
+
+// notice is what a device has to say: that it is lost, or what of a port, queue pair
+// or completion queue.
+type notice struct {
+	dev  *device
+	what verbs.EventType
+	id   uint32
 }
 
 // nicQueues are a worker's completion queues on one device.
 type nicQueues struct {
 	dev     *device
-	channel *verbs.CompletionChannel
+	calls   calls
+	channel *verbs.CompletionChannel // nil while the kernel does not make one
 	cqs     []*cq
 	active  int // queue pairs that carry a lane
 }
@@ -88,12 +109,31 @@ func (w *Worker) nic(name string) (*nicQueues, error) {
 	if n := w.opened(name); n != nil {
 		return n, nil
 	}
+	for i, n := range w.nics {
+		if n.dev.name == name && n.channel == nil {
+			if what := n.calls.stalled.Load(); what != nil {
+				return nil, fmt.Errorf("%s: %w (%s)", name, errStalled, *what)
+			}
+			w.nics = slices.Delete(w.nics, i, i+1)
+			n.dev.release()
+			break
+		}
+	}
 	d, err := openDevice(name)
 	if err != nil {
 		return nil, err
 	}
 	n := &nicQueues{dev: d}
-	if n.channel, err = d.ctx.NewCompletionChannel(); err != nil {
+	n.channel, err = call(&n.calls, "make a completion channel", d.ctx.NewCompletionChannel, func(ch *verbs.CompletionChannel, err error) {
+		if err == nil {
+			_ = ch.Close()
+		}
+	})
+	if errors.Is(err, errStalled) {
+		w.nics = append(w.nics, n) // not tried again before it returns
+		return nil, err
+	}
+	if err != nil {
 		d.release()
 		return nil, err
 	}
@@ -112,7 +152,7 @@ func (w *Worker) nic(name string) (*nicQueues, error) {
 // was removed takes longer than a send.
 func (w *Worker) opened(name string) *nicQueues {
 	for _, n := range w.nics {
-		if n.dev.name == name && n.dev.usable() == nil {
+		if n.dev.name == name && n.channel != nil && n.dev.usable() == nil {
 			return n
 		}
 	}
@@ -131,13 +171,60 @@ func (n *nicQueues) queue(want int) (*cq, error) {
 	if most := n.dev.attr.MaxCQE; most > 0 {
 		depth = min(depth, most)
 	}
-	q, err := n.dev.ctx.NewCQ(max(depth, want), n.channel)
+	q, err := call(&n.calls, "make a completion queue", func() (*verbs.CQ, error) { return n.dev.ctx.NewCQ(max(depth, want), n.channel) }, func(q *verbs.CQ, err error) {
+		if err == nil {
+			_ = q.Close()
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
 	c := &cq{CQ: q, free: max(depth, want) - want}
 	n.cqs = append(n.cqs, c)
 	return c, nil
+}
+
+// register registers a connection's memory.
+func (n *nicQueues) register(mem []byte) (*verbs.MR, error) {
+	return call(&n.calls, "register a connection's memory", func() (*verbs.MR, error) {
+		return n.dev.pd.Register(uintptr(unsafe.Pointer(unsafe.SliceData(mem))), len(mem), verbs.LocalWrite|verbs.RemoteWrite)
+	}, func(r *verbs.MR, err error) {
+		if err == nil {
+			_ = r.Close()
+		}
+	})
+}
+
+// deregister ends that; false when it cannot be, and the memory has to stay.
+func (n *nicQueues) deregister(w *Worker, r *verbs.MR) bool {
+	err := n.calls.do("deregister a connection's memory", r.Close)
+	if err == nil || n.dev.usable() != nil {
+		return true
+	}
+	w.leaks("memory of a connection kept: it cannot be deregistered", n.dev.name, err)
+	return false
+}
+
+// leaks tells, once, that something stays behind until the process ends.
+func (w *Worker) leaks(what, device string, err error) {
+	if !w.leaked {
+		w.leaked = true
+		slog.Warn("RDMA: "+what, "device", device, "err", err)
+	}
+}
+
+// ended destroys what is left of a connection's queue pairs, and reports whether none
+// writes to its memory any more.
+func (w *Worker) ended(c *Conn) bool {
+	quiet := true
+	w.retired = slices.DeleteFunc(w.retired, func(q *queuePair) bool {
+		if q.c != c || q.close() == nil {
+			return q.c == c
+		}
+		quiet = quiet && q.quiet()
+		return false
+	})
+	return quiet
 }
 
 // Poll takes in completions, of all connections. It reports whether there were any.
@@ -174,7 +261,8 @@ func (w *Worker) poll(all bool) bool {
 			}
 		}
 	}
-	if found {
+	if found || w.dirty { // an error is news, too, and nothing else may come
+		found = true
 		w.work()
 	}
 	return found
@@ -224,17 +312,61 @@ func (w *Worker) Drain() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, n := range w.nics {
-		_, _ = n.channel.Drain() // one that is lost has none
+		if n.channel != nil {
+			_, _ = n.channel.Drain() // one that is lost has none
+		}
 	}
 }
 
 // ---- what devices tell ----
 
-func (w *Worker) deviceLost(d *device) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.lost(d, d.usable())
-	w.heard()
+// tell takes note of a notice without waiting for the worker's lock.
+func (w *Worker) tell(n notice) {
+	w.news.Lock()
+	defer w.news.Unlock()
+	if slices.Contains(w.news.list, n) {
+		return
+	}
+	w.news.list = append(w.news.list, n)
+	if !w.news.busy {
+		w.news.busy = true
+		go w.listen()
+	}
+}
+
+// listen takes in notices until there are no more.
+func (w *Worker) listen() {
+	for {
+		w.news.Lock()
+		list := w.news.list
+		w.news.list = nil
+		w.news.busy = len(list) > 0
+		w.news.Unlock()
+		if len(list) == 0 {
+			return
+		}
+		w.mu.Lock()
+		for _, n := range list {
+			w.take(n)
+		}
+		w.heard()
+		w.mu.Unlock()
+	}
+}
+
+// take breaks the queue pairs that a notice is about.
+func (w *Worker) take(n notice) {
+	d := n.dev
+	switch n.what {
+	case verbs.EventDeviceFatal:
+		w.lost(d, d.usable())
+	case verbs.EventPortError:
+		w.each(func(q *queuePair) bool { return q.nic.dev == d && q.port == int(n.id) }, fmt.Errorf("port %s/%d is down", d.name, n.id))
+	case verbs.EventCQError:
+		w.each(func(q *queuePair) bool { return q.nic.dev == d && q.cq.ID() == n.id }, fmt.Errorf("completion queue %d of %s is in error", n.id, d.name))
+	default:
+		w.each(func(q *queuePair) bool { return q.nic.dev == d && q.qp.Num() == n.id }, fmt.Errorf("queue pair %d of %s is in error", n.id, d.name))
+	}
 }
 
 // heard does what follows from an event. Before the first connection, and after
@@ -249,27 +381,6 @@ func (w *Worker) heard() {
 // lost gives up all queue pairs of a device. Nothing more completes there.
 func (w *Worker) lost(d *device, why error) {
 	w.each(func(q *queuePair) bool { return q.nic.dev == d }, why)
-}
-
-func (w *Worker) portDown(d *device, port int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.port == port }, fmt.Errorf("port %s/%d is down", d.name, port))
-	w.heard()
-}
-
-func (w *Worker) queuePairBroken(d *device, num uint32) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.qp.Num() == num }, fmt.Errorf("queue pair %d of %s is in error", num, d.name))
-	w.heard()
-}
-
-func (w *Worker) queueOverrun(d *device, id uint32) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.each(func(q *queuePair) bool { return q.nic.dev == d && q.cq.ID() == id }, fmt.Errorf("completion queue %d of %s is in error", id, d.name))
-	w.heard()
 }
 
 // each breaks the queue pairs that match.
@@ -347,20 +458,24 @@ func (w *Worker) Close() {
 		c.hangUp() // waits for its goroutine, which may want the lock
 	}
 	for _, n := range w.nics {
-		n.dev.subscribe(w, -1)
+		if n.channel != nil {
+			n.dev.subscribe(w, -1)
+		}
 	}
-	w.mu.Lock() // for events that are being delivered
+	w.mu.Lock()
 	for _, c := range conns {
 		c.free()
 	}
 	for _, n := range w.nics {
 		for _, q := range n.cqs {
-			q.Close()
+			_ = n.calls.do("close a completion queue", q.Close)
 		}
-		n.channel.Close()
+		if n.channel != nil {
+			_ = n.calls.do("close a completion channel", n.channel.Close)
+		}
 	}
 	nics := w.nics
-	w.nics, w.slots, w.conns = nil, nil, nil
+	w.nics, w.slots, w.conns, w.retired = nil, nil, nil, nil
 	unix.Close(w.ep)
 	w.mu.Unlock()
 	for _, n := range nics {

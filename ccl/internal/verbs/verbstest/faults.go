@@ -89,6 +89,17 @@ func (f *Fabric) FailSends(device string, port int, s verbs.Status) {
 // acknowledgement run out now, and tells how many senders there were.
 func (f *Fabric) ExpireRetries() int { return control("fake_expire") }
 
+// Stall keeps every call of a function of the library's from returning, as a kernel
+// does that waits for what never comes, until release; those that post and poll are
+// none of them. One function at a time.
+func (f *Fabric) Stall(call string) (release func()) {
+	withString("fake_stall", call)
+	return func() { withString("fake_stall", "") }
+}
+
+// Stalled is how many calls do not return.
+func (f *Fabric) Stalled() int { return control("fake_stalled") }
+
 // Link is one direction between two ports.
 type Link struct {
 	from, to uintptr

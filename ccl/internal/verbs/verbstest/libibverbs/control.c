@@ -47,9 +47,40 @@ int fake_fail(const char *call, int code, int nth) {
 	return n < 0;
 }
 
+static char stalled[40]; // a call that does not return, "" for none
+static int stalling, waiting; // stalling is read without the lock
+static pthread_cond_t stall_over = PTHREAD_COND_INITIALIZER;
+
+void stall(const char *call) {
+	if (!__atomic_load_n(&stalling, __ATOMIC_ACQUIRE)) return;
+	pthread_mutex_lock(&fault_lock);
+	waiting++;
+	while (!strcmp(stalled, call)) pthread_cond_wait(&stall_over, &fault_lock);
+	waiting--;
+	pthread_mutex_unlock(&fault_lock);
+}
+
+// fake_stall keeps a call from returning, "" lets all return.
+void fake_stall(const char *call) {
+	pthread_mutex_lock(&fault_lock);
+	snprintf(stalled, sizeof stalled, "%s", call);
+	__atomic_store_n(&stalling, call[0] != 0, __ATOMIC_RELEASE);
+	pthread_cond_broadcast(&stall_over);
+	pthread_mutex_unlock(&fault_lock);
+}
+
+// fake_stalled is how many calls do not return.
+int fake_stalled(void) {
+	pthread_mutex_lock(&fault_lock);
+	int n = waiting;
+	pthread_mutex_unlock(&fault_lock);
+	return n;
+}
+
 // fake_reset begins a new model. Devices that are still in use stay, lost.
 void fake_reset(int64_t retry_ns) {
 	fake_fail(NULL, 0, 0);
+	fake_stall("");
 	pthread_mutex_lock(&lock);
 	clear_network();
 	for (int i = 0; i < ndevices; i++) {

@@ -18,6 +18,7 @@ int64_t retry_time;
 // enter takes the lock, unless the call cannot be: an injected fault, or a lost
 // device.
 int enter(const char *call, struct vb_context *c) {
+	stall(call);
 	pthread_mutex_lock(&lock);
 	int rc = fault(call);
 	if (!rc && c && context_of(c)->dead) rc = EIO;

@@ -152,6 +152,7 @@ extern int64_t retry_time; // ns, of all retries together
 
 // control.c
 int fault(const char *call); // errno, or 0
+void stall(const char *call); // returns when the call is not to stall
 
 // devices.c
 int enter(const char *call, struct vb_context *);
