@@ -231,6 +231,65 @@ func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
 	return l, ours
 }
 
+// A peer that closes ends its sockets one by one: what comes over the others is
+// received first.
+func TestSocketsEndOneByOne(t *testing.T) {
+	l, fds := bareSockets(t, 2)
+	end := func(fd int) {
+		t.Helper()
+		if err := unix.Shutdown(fd, unix.SHUT_WR); err != nil {
+			t.Fatal(err)
+		}
+		l.socks0()
+	}
+	const size = 8 << 10
+	buf := make([]byte, size)
+	end(fds[0])
+	for range 2 {
+		if n, err := l.TryRecv(buf); n != 0 || err != nil {
+			t.Fatalf("one socket of two has ended: %d bytes, %v", n, err)
+		}
+	}
+	want := bytes.Repeat([]byte{1, 2, 3, 4}, size/4)
+	h := l.header(frameData, size, 0, 0)
+	if n, err := unix.Write(fds[1], append(h[:], want...)); n != frameSize+size || err != nil {
+		t.Fatal(n, err)
+	}
+	end(fds[1])
+	if n, err := l.TryRecv(buf); n != size || err != nil || !bytes.Equal(buf, want) {
+		t.Fatalf("%d bytes of %d, %v", n, size, err)
+	}
+	l.socks0()
+	if n, err := l.TryRecv(buf); n != 0 || !errors.Is(err, io.EOF) {
+		t.Fatalf("all sockets have ended: %d bytes, %v", n, err)
+	}
+}
+
+// A socket that ends within a frame ends the link at once: its peer died.
+func TestSocketEndsWithinAFrame(t *testing.T) {
+	for _, sent := range []int{1, frameSize - 1, frameSize, frameSize + 99} {
+		t.Run(fmt.Sprint(sent), func(t *testing.T) {
+			l, fds := bareSockets(t, 2)
+			h := l.header(frameData, 100, 0, 0)
+			if _, err := unix.Write(fds[1], append(h[:], make([]byte, 100)...)[:sent]); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Shutdown(fds[1], unix.SHUT_WR); err != nil {
+				t.Fatal(err)
+			}
+			var err error
+			var buf [100]byte
+			for i := 0; i < 10 && err == nil; i++ {
+				l.socks0()
+				_, err = l.TryRecv(buf[:])
+			}
+			if !errors.Is(err, io.EOF) {
+				t.Fatalf("error is %v", err)
+			}
+		})
+	}
+}
+
 // A reducer reads whole elements from Peek's pieces, however little of a frame
 // has arrived, and whatever was received before it.
 func TestPiecesOfTheNextMessageAreWhole(t *testing.T) {

@@ -92,6 +92,7 @@ type socket struct {
 	fd                 int
 	readable, writable bool // as far as edges and calls have told
 	hungUp             bool // read on to its end
+	over               bool // its end was read, between two frames
 	ended              bool // closing: the end is on its way
 
 	in         [readAhead]byte
@@ -562,7 +563,7 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 	for moved := true; moved; {
 		moved = false
 		for _, s := range l.socks {
-			if s.inLo == s.inHi && !s.readable {
+			if s.over || s.inLo == s.inHi && !s.readable {
 				continue
 			}
 			quiet = quiet && !s.readable
@@ -571,6 +572,9 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 				into = direct[n:]
 			}
 			k, more, err := l.step(s, into)
+			if err != nil && l.outlives(s, err) {
+				continue
+			}
 			if err != nil {
 				if l.fatal(err); errors.Is(err, ErrCorrupt) {
 					l.cut()
@@ -602,6 +606,17 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 		l.giveCredit()
 	}
 	return n, l.err
+}
+
+// outlives notes a socket's end, and reports whether the link goes on: a peer that
+// closes ends each socket when that one has sent everything, others may have more
+// to come (finish). Within a frame, or by a reset, only a peer that broke ends.
+func (l *tcpLink) outlives(s *socket, err error) bool {
+	if !errors.Is(err, io.EOF) || s.pos < s.end || s.inLo < s.inHi {
+		return false
+	}
+	s.over = true
+	return slices.ContainsFunc(l.socks, func(s *socket) bool { return !s.over })
 }
 
 // step does one thing on a socket: takes in a frame's header, or some of its
