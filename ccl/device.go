@@ -49,6 +49,10 @@ type Memory struct {
 }
 
 // MemAlloc allocates at least n bytes on the rank's device, zeroed where that is the CPU.
+//
+// A CPU rank's Send of 64 KiB or more from such memory over RDMA does not buffer: it
+// ends when the peer has received the bytes, not when they have been copied. Two ranks
+// that send to each other before they receive need a Group.
 func (c *Comm) MemAlloc(n int) (*Memory, error) {
 	if c.cfg.Device == CPU {
 		h, err := allocHost(max(n, 1))
