@@ -252,7 +252,7 @@ func TestFailed(t *testing.T) {
 		}
 		end := "wait"
 		if name == local.Alertmanager {
-			end = "until [ -e " + dir + "/die ]; do sleep 0.05; done; kill $!; echo out of memory; exit 3"
+			end = "until [ -e " + dir + "/die ]; do sleep 0.05; done; kill $!; wait; echo out of memory; exit 3"
 		}
 		body := fmt.Sprintf("#!/bin/sh\n%s \"$@\" &\n%s\n", real, end)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(body), 0o700); err != nil {

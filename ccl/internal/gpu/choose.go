@@ -51,7 +51,7 @@ var tuned = map[record.CollKind][3][]step{
 	},
 	record.Reduce: {
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayBulk, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.AllGather: {
@@ -129,7 +129,9 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 			most = llBlocks
 		}
 	} else if p.way == WayBulk {
-		p.way, most = c.bandwidth(coll, bytes)
+		if way, blocks := c.bandwidth(coll, bytes); way != WayBulk {
+			p.way, most = way, blocks
+		}
 	}
 	if p.way == WayCopy && (!direct || fixed) || p.way == WayPushBulk && !direct || !c.has(coll, p.way) {
 		p.way, most = c.bandwidth(coll, bytes)
