@@ -3,8 +3,10 @@
 //
 // Only root knows where it receives. As it enters it tells each peer the address, as
 // that one has mapped it. Where peers cannot write there they push into root's staging
-// memory, in pieces for which there are two places, and each of root's blocks takes
-// out what blocks of its number have brought.
+// memory, in pieces, and each of root's blocks takes out what blocks of its number
+// have brought. Pieces take turns in two places. The last one has the third: it is
+// shorter, so other blocks have its parts, and these do not know whether those of the
+// piece before last have been taken out.
 #pragma once
 #include "spread.h"
 #include "sym.h"
@@ -51,7 +53,7 @@ template <class T, class By> FI bool reduceStaged(const Args &a) {
   bool root = a.rank == a.root;
   u32 before = own->block[block()].steps, t = tid() < a.ranks ? tid() : 0, owner = work.owner, k = 0;
   const u32(&flag)[LS_MAX_RANKS] = own->flag[LS_PHASE_STEPS][block()];
-  u64 half = a.room / 2 & ~255u, piece = (half - 16 & ~u64(15)) / sizeof(T);
+  u64 third = a.room / 3 & ~255u, piece = (third - 16 & ~u64(15)) / sizeof(T);
   u64 place = a.ring + a.root * a.stride + (a.send[a.rank] & 15); // aligned as what is sent
   u32 pieces = u32((a.count + piece - 1) / piece);
   for (u64 done = 0; done < a.count; done += piece, k++) {
@@ -59,7 +61,8 @@ template <class T, class By> FI bool reduceStaged(const Args &a) {
     if (root) ok = tid() >= a.ranks || tid() == a.rank || waitFlag(a, &flag[t], before + k + 1, pieces - k - 1);
     else if (k >= 2 && tid() == 0) ok = waitFlag(a, &flag[a.root], before + k - 1, pieces - k);
     if (syncOr(!ok)) return false;
-    setWork(a.send[t] + done * sizeof(T), place + (k & 1) * half, least(piece, a.count - done), a.ranks, 1, owner, a.ranks - 1, a.op, a.rank, a.ranks);
+    u32 turn = k + 1 == pieces ? 2 : k & 1;
+    setWork(a.send[t] + done * sizeof(T), place + turn * third, least(piece, a.count - done), a.ranks, 1, owner, a.ranks - 1, a.op, a.rank, a.ranks);
     if (!root && k > 0) By::again();
     sync();
     if (root) takeOut<T, By>(a.recv[a.rank] + done * sizeof(T));

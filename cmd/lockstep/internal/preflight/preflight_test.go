@@ -86,7 +86,7 @@ func inject(c *Cmd, fault string) {
 	comm := "preflight " + ranks
 	switch what {
 	case "throttle":
-		in.Throttle(comm, src, dst, 2e5)
+		in.Throttle(comm, src, dst, 4e4)
 	case "delay":
 		in.Delay(comm, src, dst, 20*time.Millisecond)
 	case "stall":
@@ -182,7 +182,7 @@ func TestHealthyRanksAreGood(t *testing.T) {
 
 func TestThrottledEdgeIsNamed(t *testing.T) {
 	for _, nodes := range []string{"1", "4"} {
-		r, out := check(t, StatusBad, "throttle 1-2 1 0", "-n", "4", "--nodes", nodes, "--tolerance", "300")
+		r, out := check(t, StatusBad, "throttle 1-2 1 0", "-n", "4", "--nodes", nodes, "--tolerance", "300", "--size", "256K")
 		only(t, r, "connection", "rank 2 (", "bandwidth")
 		if f := r.Findings[0]; *f.Source != 2 || *f.Destination != 1 || r.BadEdges != 1 {
 			t.Errorf("%+v", r.Findings)
