@@ -134,6 +134,9 @@ func isVerdict(err error) bool {
 	return false
 }
 
+// lastWord is for how long a rank that gives up listens for rank 0's reason.
+const lastWord = 200 * time.Millisecond
+
 // attempt connects to rank 0 and waits there for the roster.
 func (c *Control) attempt(ctx context.Context, addr, host string, pending *MissingError) error {
 	d := net.Dialer{Timeout: handshakeTimeout}
@@ -141,7 +144,9 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 	if err != nil {
 		return err
 	}
-	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	// Ranks have the same time as a rule: rank 0, whose time is up with this one's, has
+	// a moment to say who is missing, and must not take who hangs up for missing, too.
+	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now().Add(lastWord)) })
 	keep := false
 	defer func() {
 		if !keep {
