@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -58,6 +59,7 @@ func TestGPUApartAbort(t *testing.T) {
 	n, gpus := separated(t, [][2]int{{0, 2}, {0, 3}, {1, 2}, {1, 3}})
 	const size = 8 << 20
 	held := make([]any, 2*n) // until Close has seen kernels leave
+	var ready atomic.Int32
 	ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, size, false)
@@ -69,6 +71,7 @@ func TestGPUApartAbort(t *testing.T) {
 			return err
 		}
 		if c.Rank() == n-1 { // as good as dead: it does not come
+			ready.Add(1)
 			for c.Err() == nil && ctx.Err() == nil {
 				time.Sleep(time.Millisecond)
 			}
@@ -78,7 +81,11 @@ func TestGPUApartAbort(t *testing.T) {
 		if err := c.AllReduce(s, buf, buf, ccl.Sum); err != nil {
 			return err
 		}
+		ready.Add(1)
 		if c.Rank() == 0 {
+			for int(ready.Load()) < n && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
 			c.Abort(errors.New("on purpose"))
 		}
 		if err := s.Wait(ctx); !errors.Is(err, ccl.ErrAborted) {
