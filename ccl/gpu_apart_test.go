@@ -47,7 +47,7 @@ func TestGPUApart(t *testing.T) {
 					onNodes(l.nodes)(cfg)
 				}
 			})
-			everyCall(t, n, i%2 == 0, prepare)
+			everyCall(t, n, i%2 == 0, nodeCalls(n, nodeCounts), prepare)
 			everyMessage(t, n, i%2 == 1, prepare)
 		})
 	}
@@ -95,19 +95,12 @@ func TestGPUApartAbort(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		after := ccl.NewStream()
 		b, err := newMemory(ctx, d, 16<<20, false)
 		if err != nil {
 			return err
 		}
-		for i, k := range nodeCalls(n-1, []int{1, 1000}) {
-			check, err := k.device(ctx, d, after, b, i%3)
-			if err := do(ctx, after, err); err != nil {
-				return err
-			}
-			if err := check(); err != nil {
-				return err
-			}
+		if err := onDevice(ctx, d, b, nodeCalls(n-1, []int{1, 1000})); err != nil {
+			return err
 		}
 		if err := errors.Join(b.free(ctx), d.Close()); err != nil {
 			return err

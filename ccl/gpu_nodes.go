@@ -36,6 +36,9 @@ type gpuNodes struct {
 	dev   *cuda.Device // a hold of its own
 	idle  *cuda.Stream // carries nothing: its state is the context's
 
+	beside       *cuda.Stream // what must not wait for what a caller's stream does meanwhile
+	forks, joins *cuda.Event
+
 	rail route // the members of this rank's index on every node; of everyone where nodes differ
 	all  route // everyone
 	// local ranks there are on every node, this rank's index among them. 1 and 0 where
@@ -137,8 +140,15 @@ func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err erro
 	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
 		return nil, err
 	}
-	if n.idle, err = n.dev.NewStream(0); err != nil {
-		return nil, err
+	for _, s := range []**cuda.Stream{&n.idle, &n.beside} {
+		if *s, err = n.dev.NewStream(0); err != nil {
+			return nil, err
+		}
+	}
+	for _, e := range []**cuda.Event{&n.forks, &n.joins} {
+		if *e, err = n.dev.NewEvent(false); err != nil {
+			return nil, err
+		}
 	}
 	n.mail = newMail(c.size, n.host[words:words+mailSize(c.size)], at+words)
 	n.watch.Go(n.look)
@@ -156,8 +166,15 @@ func (n *gpuNodes) halt() {
 // free ends the memory; neither the GPU nor the executor may be using it.
 func (n *gpuNodes) free() error {
 	var errs []error
-	if n.idle != nil {
-		errs = append(errs, n.idle.Close())
+	for _, s := range []*cuda.Stream{n.idle, n.beside} {
+		if s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
+	for _, e := range []*cuda.Event{n.forks, n.joins} {
+		if e != nil {
+			errs = append(errs, e.Close())
+		}
 	}
 	if n.scratch != 0 {
 		errs = append(errs, n.dev.Free(n.scratch))
@@ -265,6 +282,23 @@ func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, p
 		err = on.Write32(n.reachedAt, n.reached)
 	}
 	return c.launched(o.coll, errors.Join(err, n.gpu.End(on)))
+}
+
+// parallel puts two things on a stream that may need each other to end: first on a
+// stream of its own.
+func (n *gpuNodes) parallel(s gpu.Stream, first func(*cuda.Stream) error, second func(gpu.Stream) error) error {
+	if err := s.Record(n.forks); err != nil {
+		return err
+	}
+	if err := n.beside.WaitEvent(n.forks); err != nil {
+		return err
+	}
+	err := first(n.beside)
+	if err == nil {
+		err = second(s)
+	}
+	// Also after a failure: whoever waits for s waits for both.
+	return errors.Join(err, n.beside.Record(n.joins), s.WaitEvent(n.joins))
 }
 
 // launch puts the stream's part of an operation of chunks on it.

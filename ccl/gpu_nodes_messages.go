@@ -133,8 +133,9 @@ func index(msg gpu.Message) int {
 	return 2 * msg.Peer
 }
 
-// exchange puts messages on s. Those within the node go as they do on a single one;
-// local puts them on s where they are no messages.
+// exchange puts messages on s. Those within the node go as they do on a single one,
+// beside the others, since a peer may need one of these before it takes part in one of
+// those, or the reverse; local puts them on s where they are no messages.
 func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu.Message, local func(gpu.Stream) error) error {
 	c := n.c
 	var near, far []gpu.Message
@@ -160,16 +161,21 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 		return nil
 	}
 	return n.cross(s, cs, o, 1, prepare, func(on gpu.Stream, x *crossing) error {
-		if local != nil {
-			if err := local(on); err != nil {
-				return err
-			}
-		}
-		if len(far) > 0 {
+		ferry := func(s *cuda.Stream) error {
 			n.mail.taken = append(n.mail.taken, ringUse{n.mail.head, c.queue.last()})
-			if err := n.gpu.Ferry(on.Stream, list, len(far)); err != nil {
-				return err
-			}
+			return n.gpu.Ferry(s, list, len(far))
+		}
+		var err error
+		switch {
+		case local == nil && len(far) > 0:
+			err = ferry(on.Stream)
+		case local != nil && len(far) == 0:
+			err = local(on)
+		case local != nil:
+			err = n.parallel(on, ferry, local)
+		}
+		if err != nil {
+			return err
 		}
 		return on.Wait32(n.passedAt, x.passed+1)
 	})

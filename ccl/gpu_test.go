@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -199,29 +198,43 @@ func TestGPU(t *testing.T) {
 					t.Skip("the fake GPUs' compute capability is 8.0")
 				}
 				force := func(cfg *ccl.Config) { cfg.GPU.Algo = w.way }
-				ranks(t, n, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
-					s := c.NewStream()
-					m, err := newMemory(ctx, c, 2*(slices.Max(w.counts)*8*n)+1<<20, window)
-					if err != nil {
-						return err
-					}
-					for i, k := range gpuCalls(n, w.counts) {
-						check, err := k.device(ctx, c, s, m, i%3)
-						if err != nil {
-							return err
-						}
-						if err := s.Wait(ctx); err != nil {
-							return err
-						}
-						if err := check(); err != nil {
-							return err
-						}
-					}
-					return m.free(ctx)
-				})
+				everyCall(t, n, window, gpuCalls(n, w.counts), onGPUs(t, gpus, force))
 			})
 		}
 	}
+}
+
+// everyCall runs the calls on device memory of n ranks.
+func everyCall(t *testing.T, n int, window bool, list []call, prepare func(*ccl.Config)) {
+	most := 0
+	for _, k := range list {
+		most = max(most, k.count)
+	}
+	ranks(t, n, prepare, func(ctx context.Context, c *ccl.Comm) error {
+		m, err := newMemory(ctx, c, 2*(most*8*n)+1<<20, window)
+		if err != nil {
+			return err
+		}
+		if err := onDevice(ctx, c, m, list); err != nil {
+			return err
+		}
+		return m.free(ctx)
+	})
+}
+
+// onDevice runs and checks the calls, one after the other.
+func onDevice(ctx context.Context, c *ccl.Comm, m *memory, list []call) error {
+	s := c.NewStream()
+	for i, k := range list {
+		check, err := k.device(ctx, c, s, m, i%3)
+		if err := do(ctx, s, err); err != nil {
+			return err
+		}
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // gpuCalls is calls with the types that only GPUs have, and with large counts for

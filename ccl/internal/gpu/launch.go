@@ -164,6 +164,18 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	return s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
 }
 
+// ends says of a piece of n, after done of count, whether it is its operation's
+// first one, and whether it is the last.
+func ends(done, n, count uint64) (flags uint32) {
+	if done == 0 {
+		flags |= kernels.First
+	}
+	if done+n == count {
+		flags |= kernels.Last
+	}
+	return flags
+}
+
 // staged runs a collective whose buffers peers cannot reach: in pieces, through
 // staging memory. A piece's kernel ends only when all peers have done with this
 // rank's staging memory, so that pieces need no more order than the stream's.
@@ -178,13 +190,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	own := c.stage.Own()
 	for done := uint64(0); done < op.Count || op.Count == 0; done += most {
 		n := min(most, op.Count-done)
-		flags := uint32(0)
-		if done == 0 {
-			flags |= kernels.First
-		}
-		if done+n == op.Count {
-			flags |= kernels.Last
-		}
+		flags := ends(done, n, op.Count)
 		var b buffers
 		b.send[c.rank], b.recv[c.rank] = uint64(op.Send)+done*size, uint64(op.Recv)+done*size
 		stage := func(at *[MaxRanks]uint64, off uint64) {
@@ -266,13 +272,7 @@ func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
 	}
 	for done := uint64(0); done < op.Count; done += most {
 		n := min(most, op.Count-done)
-		flags := uint32(0)
-		if done == 0 {
-			flags |= kernels.First
-		}
-		if done+n == op.Count {
-			flags |= kernels.Last
-		}
+		flags := ends(done, n, op.Count)
 		if staged {
 			if err := s.Copy(cuda.Ptr(sends[c.rank]), op.Send+cuda.Ptr(done*size), n*size); err != nil {
 				return err
@@ -319,14 +319,7 @@ func (c *Comm) stagedAlltoAll(s *cuda.Stream, op *Op, p plan) error {
 			}
 		}
 		b.send[c.rank] = uint64(own)
-		flags := uint32(0)
-		if done == 0 {
-			flags |= kernels.First
-		}
-		if done+k == op.Count {
-			flags |= kernels.Last
-		}
-		if err := c.kernel(s, op, p, b, k, flags); err != nil {
+		if err := c.kernel(s, op, p, b, k, ends(done, k, op.Count)); err != nil {
 			return err
 		}
 		for r := range c.size {
