@@ -13,14 +13,14 @@ func nics(c Config) []alert {
 			expr: promql(`
 max by (instance, device, port) (
   {up} == 0
-  and
-  max_over_time({up}[{memory}]) == 1
+  and on (instance, device, port)
+  (max_over_time({up}[{memory}]) == 1 or {told})
 ) == 0
 and on (instance)
 sum by (instance) (max_over_time({ranks}{state!~"{none}"}[{window}])) > 0`,
-				"up", names.NICPortUp, "memory", c.Memory, "ranks", names.Ranks, "none", names.StateUnknown+"|"+names.StateGone+"|"+names.StateExited, "window", c.NICWindow),
+				"up", names.NICPortUp, "memory", c.Memory, "told", told(names.AlertNICPortDown), "ranks", names.Ranks, "none", names.StateUnknown+"|"+names.StateGone+"|"+names.StateExited, "window", c.NICWindow),
 			summary:     port + ` is down`,
-			description: `It was up within the hour, and the node has ranks. What has another path goes on over it, with less bandwidth and no reserve; NCCL's connections over the port fail. lockstep_nic_port_state tells what the port says.`,
+			description: `It was up before, and the node has ranks. What has another path goes on over it, with less bandwidth and no reserve; NCCL's connections over the port fail. lockstep_nic_port_state tells what the port says.`,
 			dashboard:   names.DashboardNode,
 		},
 		{

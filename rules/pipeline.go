@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/exporters/names"
@@ -10,7 +11,7 @@ import (
 func pipeline(c Config) []alert {
 	return []alert{
 		{
-			name: names.AlertAgentDown, expr: down(c, names.Agent), hold: c.DownFor, severity: warning,
+			name: names.AlertAgentDown, expr: down(c, names.Agent, names.AlertAgentDown), hold: c.DownFor, severity: warning,
 			summary:     `Agent {{ $labels.instance }} does not answer scrapes`,
 			description: `The agent on {{ $labels.instance }} is down or unreachable. Its ranks train on; a hang among them is seen from the other nodes only.`,
 			dashboard:   names.DashboardNode,
@@ -129,12 +130,20 @@ sum by (instance, reason) (rate({dropped}[{window}]))
 
 // down selects targets that do not answer and that were of a component when
 // they last did, whatever their scrape jobs are called.
-func down(c Config, component names.Component) string {
+func down(c Config, component names.Component, alert string) string {
 	return promql(`
 up == 0
-and on (job, instance) last_over_time({info}{component="{component}"}[{memory}])`,
-		"info", names.BuildInfo, "component", component, "memory", c.Memory)
+and on (job, instance) (
+  last_over_time({info}{component="{component}"}[{memory}])
+  or
+  {told}
+)`,
+		"info", names.BuildInfo, "component", component, "memory", c.Memory, "told", told(alert))
 }
+
+// told selects an alert that is active already: what has been wrong for longer
+// than it is remembered that it was right is wrong still.
+func told(alert string) string { return fmt.Sprintf(`ALERTS{alertname="%s"}`, alert) }
 
 // newly is how much a counter grew within the window, counting from 0 a series
 // that is new: increase() does not see its first step.

@@ -6,7 +6,7 @@ import "github.com/lockstep-ccl/lockstep/exporters/names"
 func remediation(c Config) []alert {
 	return []alert{
 		{
-			name: names.AlertRemediatorDown, expr: down(c, names.Remediator), hold: c.DownFor, severity: critical,
+			name: names.AlertRemediatorDown, expr: down(c, names.Remediator, names.AlertRemediatorDown), hold: c.DownFor, severity: critical,
 			summary:     `Remediator {{ $labels.instance }} does not answer scrapes`,
 			description: `Nothing restarts a hung job until it is back. Alertmanager keeps telling it, so that it acts on what is still firing then.`,
 			dashboard:   names.DashboardPipeline,

@@ -29,7 +29,8 @@ var foreign = map[string][]string{
 	"up":                            nil,
 	"process_cpu_seconds_total":     nil,
 	"process_resident_memory_bytes": nil,
-	"ALERTS":                        append([]string{"alertname", "alertstate", "severity"}, names.IncidentInfo.Labels...),
+	"ALERTS": slices.Concat([]string{"alertname", "alertstate", "severity"},
+		names.IncidentInfo.Labels, names.NICPortUp.Labels, names.ConnBroken.Labels),
 }
 
 // Recorded is the result of a recording rule, which other expressions may name.
