@@ -567,6 +567,31 @@ func TestJobRestart(t *testing.T) {
 	})
 }
 
+// TestJobStartedAnew restarts what restarts the job: attempts are counted from 0 again.
+func TestJobStartedAnew(t *testing.T) {
+	dir := t.TempDir()
+	old := newRanks(t, dir, 2, 2)
+	old.step()
+	m, _ := startMaster(t, master.Options{})
+	startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String())})
+	eventually(t, "the last attempt", func() bool {
+		s := m.Snapshot()
+		return s.Attempt == 2 && s.Ranks[diagnosis.ProcRunning] == 2
+	})
+	old.close()
+	again := newRanks(t, t.TempDir(), 2, 0)
+	for _, w := range again.w {
+		if err := os.Rename(w.Path(), filepath.Join(dir, "again."+filepath.Base(w.Path()))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again.step()
+	eventually(t, "the first attempt of the job's next life", func() bool {
+		s := m.Snapshot()
+		return s.Attempt == 0 && s.WorldSize == 2 && s.Ranks[diagnosis.ProcRunning] == 2
+	})
+}
+
 func TestTwoJobsOnOneNode(t *testing.T) {
 	dir := t.TempDir()
 	newRanks(t, dir, 2, 0)

@@ -108,7 +108,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 }
 
 // find returns the open incident that v continues: the one with its key, else
-// one with its class, culprit and communicator. (The engine forgets when the
+// one with its class and first culprit. (The engine forgets when the
 // master restarts, and may then see the same fault from its other end.)
 func (t *incidents) find(v *diagnosis.Verdict, taken map[*openIncident]bool) *openIncident {
 	for _, i := range t.open {
@@ -117,12 +117,25 @@ func (t *incidents) find(v *diagnosis.Verdict, taken map[*openIncident]bool) *op
 		}
 	}
 	for _, i := range t.open {
-		if o := &i.Verdict; !taken[i] && o.Class == v.Class && len(o.Culprits) > 0 && len(v.Culprits) > 0 &&
-			o.Culprits[0].Kind == v.Culprits[0].Kind && o.Culprits[0].Rank == v.Culprits[0].Rank && o.Culprits[0].Peer == v.Culprits[0].Peer {
+		if o := &i.Verdict; !taken[i] && o.Class == v.Class && len(o.Culprits) > 0 && len(v.Culprits) > 0 && same(&o.Culprits[0], &v.Culprits[0]) {
 			return i
 		}
 	}
 	return nil
+}
+
+// same reports whether two culprits are one; a rank may have moved to another node.
+func same(a, b *diagnosis.Culprit) bool {
+	return a.Kind == b.Kind && a.Rank == b.Rank && a.Peer == b.Peer && (a.Kind != diagnosis.CulpritNode || a.Node == b.Node)
+}
+
+// closeAll closes what is open: it was about a job that is no more.
+func (t *incidents) closeAll(now time.Time) (events []event) {
+	for _, i := range t.open {
+		events = append(events, t.close(i, now))
+	}
+	t.open = nil
+	return events
 }
 
 func (t *incidents) close(i *openIncident, now time.Time) event {

@@ -1,10 +1,12 @@
 package master
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,6 +112,18 @@ func TestTwoFaultsAreTwoIncidents(t *testing.T) {
 	s.pass(0, false, "open ", verdict("a", diagnosis.Suspected, 1), verdict("b", diagnosis.Suspected, 2), verdict("c", diagnosis.Suspected, 1))
 }
 
+// The fault of a node does not go on as that of another one.
+func TestTwoNodesAreTwoIncidents(t *testing.T) {
+	s := newScript(t)
+	node := func(name string) diagnosis.Verdict {
+		v := verdict("node/"+name, diagnosis.Confirmed, -1)
+		v.Culprits[0].Kind, v.Culprits[0].Node = diagnosis.CulpritNode, name
+		return v
+	}
+	s.pass(0, false, "open confirm ", node("a"))
+	s.pass(0, false, "open confirm ", node("b"))
+}
+
 func TestOpenIncidentsAreBounded(t *testing.T) {
 	s := newScript(t)
 	var v []diagnosis.Verdict
@@ -129,7 +143,11 @@ func TestIncidentsSurviveTheMaster(t *testing.T) {
 	s := newScript(t)
 	s.pass(0, false, "open ", verdict("k", diagnosis.Suspected, 3))
 	s.pass(1, false, "close open confirm ", verdict("k", diagnosis.Confirmed, 4))
-	if err := s.in.save(path); err != nil {
+	text, err := s.in.encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := replace(path, text); err != nil {
 		t.Fatal(err)
 	}
 	if fi, err := os.Stat(path); err != nil || fi.Mode() != 0o600 {
@@ -153,6 +171,66 @@ func TestIncidentsSurviveTheMaster(t *testing.T) {
 	e := again.pass(1, false, "open ", verdict("k2", diagnosis.Suspected, 4), verdict("x", diagnosis.Suspected, 9))
 	if e[0].ID == id || e[0].ID == s.in.closed[0].ID {
 		t.Errorf("id %s is taken", e[0].ID)
+	}
+}
+
+type always []diagnosis.Verdict
+
+func (a always) Diagnose(*diagnosis.Evidence) []diagnosis.Verdict { return a }
+
+// keeper runs a master that finds a fault in its first pass, and saves with replace.
+func keeper(t *testing.T, replace func(path string, text []byte) error) *Master {
+	t.Helper()
+	m, err := New(Options{Job: "job", Listen: "127.0.0.1:0", StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Interval: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.engine, m.replace = always{verdict("k", diagnosis.Confirmed, 3)}, replace
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- m.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+// A disk that does not answer keeps no incident from being published.
+func TestSavingHangs(t *testing.T) {
+	release := make(chan struct{})
+	m := keeper(t, func(string, []byte) error { <-release; return nil })
+	defer close(release)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if s := m.Snapshot(); len(s.Incidents) == 1 && s.Diagnoses > 10 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the master waits for its disk: %+v", m.Snapshot())
+		}
+	}
+}
+
+// What could not be saved is saved as soon as it can.
+func TestSavingIsTriedAgain(t *testing.T) {
+	saved := make(chan []byte)
+	tries := 0
+	keeper(t, func(_ string, text []byte) error {
+		if tries++; tries < 3 {
+			return errors.New("no space left on device")
+		}
+		saved <- text
+		return nil
+	})
+	select {
+	case text := <-saved:
+		if !strings.Contains(string(text), "job-") {
+			t.Errorf("saved %s", text)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("never saved")
 	}
 }
 

@@ -53,17 +53,22 @@ type Master struct {
 	creds    grpc.ServerOption
 	engine   diagnoser
 	path     string // of the incident file, "" when there is none
+	replace  func(path string, text []byte) error
 
 	started   time.Time
 	stopping  chan struct{}
 	receivers sync.WaitGroup
+	changed   chan struct{} // capacity 1: there is something to save
+	kept      chan struct{} // closed when the last of it was
 	snapshot  atomic.Pointer[collector.MasterSnapshot]
 
 	mu        sync.Mutex // guards all below
 	state     *state
 	incidents incidents
+	unsaved   bool   // the file is older than incidents
 	requests  uint64 // trace requests made
 	holdSince int64  // since when incidents are held open, 0 when they are not
+	anew      uint64 // state.anew as of the last pass
 	passes    uint64
 	passNs    uint64
 	passLast  time.Duration
@@ -96,7 +101,10 @@ func New(o Options) (*Master, error) {
 		creds:    grpc.Creds(creds),
 		engine:   diagnosis.New(o.Diagnosis),
 		started:  time.Now(),
+		replace:  replace,
 		stopping: make(chan struct{}),
+		changed:  make(chan struct{}, 1),
+		kept:     make(chan struct{}),
 		state:    newState(o.Job, o.Limits),
 	}
 	m.incidents = incidents{job: o.Job, closeAfter: o.CloseAfter}
@@ -155,10 +163,20 @@ func (m *Master) Run(ctx context.Context) error {
 	wire.RegisterCollectorServer(server, service{Master: m})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(m.listener) }()
+	if m.path == "" {
+		close(m.kept)
+	} else {
+		go m.keep()
+	}
 	defer func() {
 		close(m.stopping)
 		server.Stop()
 		m.receivers.Wait()
+		select {
+		case <-m.kept:
+		case <-time.After(saveWithin):
+			m.log.Error("the last changes of incidents are not saved: the disk does not answer", "file", m.path)
+		}
 	}()
 
 	tick := time.NewTicker(m.o.Interval)
@@ -191,7 +209,13 @@ func (m *Master) pass() {
 	m.passLast = time.Since(begin)
 	m.passNs += uint64(m.passLast)
 
-	events := m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))
+	var events []event
+	if m.anew != m.state.anew {
+		m.anew = m.state.anew
+		m.log.Warn("the job was started anew: its restart count has gone back", "attempt", m.state.attempt)
+		events = m.incidents.closeAll(time.Unix(0, now))
+	}
+	events = append(events, m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))...)
 	for _, e := range events {
 		v := &e.Verdict
 		log := m.log.With("incident", e.ID, "class", v.Class.String(), "level", v.Level.String(), "comm", v.CommName, "seq", v.Seq, "culprits", v.Culprits)
@@ -206,9 +230,11 @@ func (m *Master) pass() {
 			log.Info("incident closed", "open_for", e.Closed.Sub(e.Opened))
 		}
 	}
-	if len(events) > 0 && m.path != "" {
-		if err := m.incidents.save(m.path); err != nil {
-			m.log.Error("an incident would be reported twice if this master were killed now", "err", err)
+	if len(events) > 0 {
+		m.unsaved = true
+		select {
+		case m.changed <- struct{}{}:
+		default:
 		}
 	}
 	m.publish(now)

@@ -41,6 +41,9 @@ const maxArrivals = 4096
 // leftFor is how long a communicator that all of its members have left is kept.
 const leftFor = int64(30e9)
 
+// skew is how far apart the real-time clocks of two nodes may be, ns.
+const skew = int64(10e9)
+
 // state is the evidence with the indices that merging needs. It is kept in
 // place, so that a pass costs nothing for what has not changed. Its owner
 // serialises all calls.
@@ -49,6 +52,8 @@ type state struct {
 	ev     diagnosis.Evidence
 
 	attempt uint32 // highest seen of any rank: the job's
+	began   int64  // when the process was created that showed that the job was started anew, unix ns; 0: none has
+	anew    uint64 // times that it was
 	seen    int    // ranks of the world that an agent has reported
 
 	nodes   []node // parallel to ev.Nodes
@@ -74,6 +79,7 @@ type node struct {
 	clock    clockMap
 	sequence uint64 // of the last report
 	lateAt   int64  // when it last reported a pause of its own
+	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
 }
 
 // process identifies the process that a rank's entry describes.
@@ -134,15 +140,18 @@ func (s *state) node(name string) int32 {
 	return i
 }
 
-// disconnected forgets what only a present agent can tell.
+// disconnected forgets what only a present agent can tell. That a process has
+// ended stays true.
 func (s *state) disconnected(n int32) {
+	s.nodes[n].stale = true
 	for i := range s.ranks {
-		if s.ranks[i].node == n && s.ev.Ranks[i].Node == n {
-			r := &s.ev.Ranks[i]
+		if r := &s.ev.Ranks[i]; s.ranks[i].node == n && r.Node == n && !ended(r.Proc) {
 			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
 		}
 	}
 }
+
+func ended(p diagnosis.ProcState) bool { return p == diagnosis.ProcGone || p == diagnosis.ProcExited }
 
 // merge takes in one report of node n that arrived at now.
 func (s *state) merge(n int32, r *wire.Report, now int64) {
@@ -171,7 +180,7 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 
 func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	clock := &s.nodes[n].clock
-	if w == nil || w.WorldRank < 0 || w.WorldRank >= w.WorldSize || w.Attempt < s.attempt {
+	if w == nil || w.WorldRank < 0 || w.WorldRank >= w.WorldSize {
 		s.refused++
 		return
 	}
@@ -179,11 +188,19 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		s.overflow++
 		return
 	}
-	if w.Attempt > s.attempt {
-		// The job has restarted: what was known of its last attempt is history.
-		s.attempt = w.Attempt
-		s.clearComms()
-		s.ranks, s.ev.Ranks, s.seen = s.ranks[:0], s.ev.Ranks[:0], 0
+	switch {
+	case s.startedAnew(n, w):
+		s.began = w.CreatedUnixNs
+		s.anew++
+		for i := range s.nodes {
+			s.nodes[i].stale = true // what it said of the new processes was refused until now
+		}
+		s.restart(w.Attempt)
+	case w.Attempt < s.attempt, w.Attempt > s.attempt && w.CreatedUnixNs < s.began: // of a former attempt
+		s.refused++
+		return
+	case w.Attempt > s.attempt:
+		s.restart(w.Attempt)
 	}
 	for int(w.WorldSize) > len(s.ranks) {
 		s.ranks = append(s.ranks, process{node: -1})
@@ -200,7 +217,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		if p.node < 0 {
 			s.seen++
 		} else {
-			s.forget(w.WorldRank)
+			s.forget(w.WorldRank, now)
 		}
 		*p, *r = q, diagnosis.Rank{}
 	}
@@ -223,15 +240,51 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 }
 
+// startedAnew reports whether a process with a lower restart count is no late word
+// of a former attempt: whatever restarts the job was started again, and counts from
+// 0 again. Its rank's process is older then, and ended, as far as is known.
+func (s *state) startedAnew(n int32, w *wire.Rank) bool {
+	if w.Attempt >= s.attempt || int(w.WorldRank) >= len(s.ranks) || s.ranks[w.WorldRank].node < 0 {
+		return false
+	}
+	p, proc := &s.ranks[w.WorldRank], s.ev.Ranks[w.WorldRank].Proc
+	younger := w.CreatedUnixNs - p.created
+	if p.node == n {
+		return younger > 0 // its agent has compared them
+	}
+	return younger > skew && !ended(diagnosis.ProcState(w.Proc)) && (ended(proc) || proc == diagnosis.ProcUnknown)
+}
+
+// restart makes what was known of the job's last attempt history.
+func (s *state) restart(attempt uint32) {
+	s.attempt = attempt
+	s.clearComms()
+	s.ranks, s.ev.Ranks, s.seen = s.ranks[:0], s.ev.Ranks[:0], 0
+}
+
 // forget removes a superseded process from the communicators that it was in.
-func (s *state) forget(world int32) {
+func (s *state) forget(world int32, now int64) {
 	for c := range s.ev.Comms {
-		for m := range s.ev.Comms[c].Members {
-			if s.ev.Comms[c].Members[m].World == world {
-				s.ev.Comms[c].Members[m] = diagnosis.Member{World: -1, Peer: -1}
+		members, was := s.ev.Comms[c].Members, false
+		for m := range members {
+			if members[m].World == world {
+				members[m], was = diagnosis.Member{World: -1, Peer: -1}, true
 			}
 		}
+		if was {
+			s.leave(int32(c), now)
+		}
 	}
+}
+
+// leave notes when the last member has left a communicator.
+func (s *state) leave(c int32, now int64) {
+	for i := range s.ev.Comms[c].Members {
+		if m := &s.ev.Comms[c].Members[i]; m.World >= 0 && !left(m.State) {
+			return
+		}
+	}
+	s.comms[c].leftAt = now
 }
 
 func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
@@ -275,12 +328,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		s.comms[c].leftAt = 0
 		return
 	}
-	for i := range comm.Members {
-		if m := &comm.Members[i]; m.World >= 0 && !left(m.State) {
-			return
-		}
-	}
-	s.comms[c].leftAt = now
+	s.leave(c, now)
 }
 
 func left(c record.CommState) bool { return c == record.CommLeft || c == record.CommAborted }

@@ -55,16 +55,17 @@ func (t *incidents) load(path string, now time.Time) error {
 	return nil
 }
 
-// save replaces the file as a whole; a crash leaves the old one or the new one.
-func (t *incidents) save(path string) error {
+// encode returns the file's content.
+func (t *incidents) encode() ([]byte, error) {
 	s := stored{Version: storeVersion, Job: t.job, Number: t.number, Closed: t.closed, Opened: t.opened, Confirmed: t.confirmed}
 	for _, i := range t.open {
 		s.Open = append(s.Open, i.Incident)
 	}
-	text, err := json.Marshal(s)
-	if err != nil {
-		return fmt.Errorf("save incidents: %w", err)
-	}
+	return json.Marshal(s)
+}
+
+// replace replaces the file as a whole; a crash leaves the old one or the new one.
+func replace(path string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp") // mode 0600
 	if err != nil {
 		return fmt.Errorf("save incidents: %w", err)
@@ -81,4 +82,56 @@ func (t *incidents) save(path string) error {
 		return fmt.Errorf("save incidents to %s: %w", path, err)
 	}
 	return nil
+}
+
+const (
+	saveAgain  = time.Second     // after a failure
+	saveWithin = 2 * time.Second // at the end
+)
+
+// keep saves the incidents when they have changed, until the master stops. It is
+// no part of a pass: a disk that hangs or is full must not keep the master from judging.
+func (m *Master) keep() {
+	defer close(m.kept)
+	for failing, stopping := false, false; ; {
+		err := m.save()
+		if err != nil && !failing {
+			m.log.Error("incidents would be reported twice if this master were killed now", "err", err)
+		}
+		failing = err != nil
+		if stopping {
+			return
+		}
+		var again <-chan time.Time
+		if failing {
+			again = time.After(saveAgain)
+		}
+		select {
+		case <-m.changed:
+		case <-again:
+		case <-m.stopping:
+			stopping = true
+		}
+	}
+}
+
+// save saves what has changed since the last time.
+func (m *Master) save() error {
+	m.mu.Lock()
+	if !m.unsaved {
+		m.mu.Unlock()
+		return nil
+	}
+	text, err := m.incidents.encode()
+	m.unsaved = false
+	m.mu.Unlock()
+	if err == nil {
+		err = m.replace(m.path, text)
+	}
+	if err != nil {
+		m.mu.Lock()
+		m.unsaved = true
+		m.mu.Unlock()
+	}
+	return err
 }

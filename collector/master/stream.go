@@ -29,11 +29,13 @@ type stream struct {
 }
 
 // send queues a message; a stream that does not drain loses it, which is counted.
-func (s *stream) send(m *wire.MasterMessage) {
+func (s *stream) send(m *wire.MasterMessage) bool {
 	select {
 	case s.out <- m:
+		return true
 	default:
 		s.dropped.Add(1)
+		return false
 	}
 }
 
@@ -108,12 +110,9 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 		switch {
 		case msg.GetReport() != nil:
 			r := msg.GetReport()
-			now, rate, ok := m.report(n, s, r)
+			now, rate, ok := m.report(n, s, r, r.Sequence != sequence+1)
 			if !ok {
 				return status.Error(codes.Aborted, "superseded")
-			}
-			if r.Sequence != sequence+1 {
-				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Resync{Resync: &wire.Resync{}}})
 			}
 			sequence = r.Sequence
 			if now-acked >= ackEvery.Nanoseconds() {
@@ -158,14 +157,16 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	if nd.instance != 0 && nd.instance != h.Instance {
 		m.log.Info("agent has restarted", "node", h.Node)
 	}
-	nd.stream, nd.instance, nd.bootID = s, h.Instance, bounded(h.BootId)
+	nd.stream, nd.instance, nd.bootID, nd.stale = s, h.Instance, bounded(h.BootId), false
 	m.state.ev.Nodes[n].LastSeen = m.now() // and lost, if it was, until it reports
 	m.log.Info("agent connected", "node", h.Node)
 	return n, nil
 }
 
-// report merges one report, unless another stream speaks for the node now.
-func (m *Master) report(n int32, s *stream, r *wire.Report) (now int64, rate uint32, ok bool) {
+// report merges one report, unless another stream speaks for the node now, and
+// asks for everything again when it is known not to be the whole story. gap says
+// that reports before it are missing.
+func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64, rate uint32, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.state.nodes[n].stream != s {
@@ -173,6 +174,11 @@ func (m *Master) report(n int32, s *stream, r *wire.Report) (now int64, rate uin
 	}
 	now = m.now()
 	m.state.merge(n, r, now)
+	nd := &m.state.nodes[n]
+	nd.stale = nd.stale || gap
+	if nd.stale {
+		nd.stale = !s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Resync{Resync: &wire.Resync{}}})
+	}
 	return now, m.state.arrivalsPerSecond(), true
 }
 
@@ -200,18 +206,22 @@ func (m *Master) trace(v *diagnosis.Verdict) {
 }
 
 // agentStatus describes the agents that are part of the job: those that are
-// connected, that own ranks, or that were lost a short while ago.
+// connected, that own ranks, or that were lost a short while ago. One whose ranks
+// had all ended before it left has nothing more to say, and is not missed.
 func (s *state) agentStatus(now int64) []collector.AgentStatus {
-	owned := make([]int, len(s.nodes))
+	owned, running := make([]int, len(s.nodes)), make([]int, len(s.nodes))
 	for i := range s.ranks {
 		if n := s.ranks[i].node; n >= 0 {
 			owned[n]++
+			if !ended(s.ev.Ranks[i].Proc) {
+				running[n]++
+			}
 		}
 	}
 	var out []collector.AgentStatus
 	for i := range s.nodes {
 		n := &s.ev.Nodes[i]
-		if s.nodes[i].stream == nil && owned[i] == 0 && now-n.LastSeen > rememberFor {
+		if s.nodes[i].stream == nil && running[i] == 0 && (owned[i] > 0 || now-n.LastSeen > rememberFor) {
 			continue
 		}
 		a := collector.AgentStatus{

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
@@ -184,6 +185,62 @@ func TestSilentAgent(t *testing.T) {
 type agentView struct {
 	connected, lost  bool
 	running, unknown int
+}
+
+// An agent says what has changed. After a silence for which its ranks were given
+// up, nothing may have.
+func TestAgentHeardAgainSaysEverything(t *testing.T) {
+	m := start(t, Options{Patience: 300 * time.Millisecond})
+	c := dial(t, m)
+	say(t, c, hello(), nil)
+	r := report(2, 0)
+	r.Ranks[1].Proc = uint32(diagnosis.ProcStopped)
+	say(t, c, nil, r)
+	for deadline := time.Now().Add(30 * time.Second); len(m.Snapshot().Agents) == 0 || !m.Snapshot().Agents[0].Lost; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("never lost")
+		}
+	}
+	say(t, c, nil, &wire.Report{Sequence: 2, MonoSentNs: 2e9})
+	for {
+		msg, err := c.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if msg.GetResync() != nil {
+			return
+		}
+		if msg.GetAck().GetSequence() == 2 {
+			t.Fatal("its silence was forgiven, and what was forgotten of its ranks not asked for")
+		}
+	}
+}
+
+// An agent leaves a job whose ranks have ended: it is not lost.
+func TestFinishedJobMissesNoAgent(t *testing.T) {
+	m := start(t, Options{Patience: 300 * time.Millisecond})
+	c := dial(t, m)
+	say(t, c, hello(), nil)
+	r := report(2, 0)
+	for _, w := range r.Ranks {
+		w.Proc = uint32(diagnosis.ProcExited)
+	}
+	say(t, c, nil, r)
+	until := func(what string, ok func(*collector.MasterSnapshot) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !ok(m.Snapshot()); time.Sleep(5 * time.Millisecond) {
+			if s := m.Snapshot(); time.Now().After(deadline) || len(s.Agents) > 0 && s.Agents[0].Lost {
+				t.Fatalf("never %s: %+v", what, s)
+			}
+		}
+	}
+	until("seen", func(s *collector.MasterSnapshot) bool { return len(s.Agents) == 1 && s.Agents[0].Ranks == 2 })
+	if err := c.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	until("gone", func(s *collector.MasterSnapshot) bool {
+		return len(s.Agents) == 0 && s.Ranks[diagnosis.ProcExited] == 2
+	})
 }
 
 // TestPaused checks that ages are void after this master, or most agents, did not run.

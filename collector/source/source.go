@@ -9,6 +9,7 @@
 package source
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -65,10 +66,17 @@ func (p *Process) Dead() bool {
 	return p.State == diagnosis.ProcGone || p.State == diagnosis.ProcExited
 }
 
-// Younger reports whether p is a later process of its rank than o.
+// Younger reports whether p is a later process of its rank than o. When the
+// restart count and the clock contradict each other, a launcher that was started
+// again counts from 0 again, or the clock was set back: when the processes began,
+// counted from the boot, tells which.
 func (p *Process) Younger(o *Process) bool {
-	if p.Attempt != o.Attempt {
-		return p.Attempt > o.Attempt
+	count, clock := cmp.Compare(p.Attempt, o.Attempt), p.Created.Compare(o.Created)
+	if count*clock < 0 {
+		if p.BootID == o.BootID && p.StartTime != o.StartTime {
+			return p.StartTime > o.StartTime
+		}
+		return clock > 0
 	}
-	return p.Created.After(o.Created)
+	return cmp.Or(count, clock) > 0
 }
