@@ -95,6 +95,7 @@ type job struct {
 	ranks           []*rank // sorted by age of discovery
 	stream          *stream // nil when the job has no master
 	epoch           uint64  // of the stream that ranks' reported states belong to
+	first           int     // of the ranks: the next report begins with it
 	arrivals        []*wire.Arrival
 	arrivalsDropped uint64
 

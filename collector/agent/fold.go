@@ -21,10 +21,12 @@ type rank struct {
 	job   *job
 	comms []*comm // by index in the recorder's table; nil until seen
 
-	step     uint64
-	marks    [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
-	conns    []conn                        // by index
-	reported reported
+	step  uint64
+	marks [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
+	conns []conn                        // by index
+
+	reported  reported
+	firstConn int // of the process's connections: the next report begins with it
 }
 
 // conn counts one connection's windows by cause: those that were recorded with a

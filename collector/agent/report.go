@@ -57,14 +57,23 @@ func (r *rank) reportable() bool {
 }
 
 // report builds a job's next report: what has changed since the last one, as
-// far as one message holds it. The rest differs still, and goes with the next.
+// far as one message holds it. The rest differs still, and goes with the next,
+// which begins with the rank that was cut short, or after it when it had been the first.
 func (j *job) report() *wire.Report {
 	rep := &wire.Report{Arrivals: j.arrivals}
 	j.arrivals = nil
 	room := wire.MaxEntries - len(rep.Arrivals)
-	for _, r := range j.ranks {
-		if r.reportable() {
+	first := j.first
+	for i := range j.ranks {
+		at := (first + i) % len(j.ranks)
+		if r := j.ranks[at]; r.reportable() {
 			room = r.report(rep, room)
+		}
+		if room == 0 {
+			if j.first = at; i == 0 {
+				j.first++
+			}
+			break
 		}
 	}
 	rep.Full = room > 0
@@ -80,7 +89,7 @@ func (j *job) forget() {
 }
 
 // report appends what has changed of one rank, at most room entries, and
-// returns the room left.
+// returns the room left. Of connections it goes on where the last report was cut short.
 func (r *rank) report(rep *wire.Report, room int) int {
 	p, said := r.p, &r.reported
 	if said.comms == nil {
@@ -139,8 +148,10 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		rep.Members = append(rep.Members, w)
 		room--
 	}
+	first := r.firstConn
 	for i := range p.Conns {
-		s := &p.Conns[i]
+		at := (first + i) % len(p.Conns)
+		s := &p.Conns[at]
 		c := r.comm(s.Comm)
 		if c == nil {
 			continue
@@ -151,6 +162,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			continue
 		}
 		if room == 0 {
+			r.firstConn = at
 			return 0
 		}
 		said.conns[s.Index] = *s

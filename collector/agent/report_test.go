@@ -38,3 +38,52 @@ func TestReportsNamesOnce(t *testing.T) {
 		}
 	}
 }
+
+// Ranks and connections that change all the time keep no other from being reported.
+func TestReportsAreFair(t *testing.T) {
+	a := newAgent(t)
+	j := &job{name: "job"}
+	seen := map[int32]map[uint64]bool{} // by rank: connections, by what was posted on them
+	const ranks, conns = 3, wire.MaxEntries + 100
+	for i := range int32(ranks) {
+		p := process()
+		p.Rank = i
+		for c := range p.Comms {
+			p.Comms[c].ID, p.Comms[c].Rank = uint64(100*i)+uint64(c), i
+		}
+		for k := range uint32(conns) {
+			p.Conns = append(p.Conns, record.ConnStatus{ConnEntry: record.ConnEntry{Channel: uint16(k)}, Index: k})
+		}
+		r := &rank{p: p, job: j}
+		a.learn(r)
+		j.ranks = append(j.ranks, r)
+		seen[i] = map[uint64]bool{}
+	}
+	members := map[uint64]bool{}
+	reports := 3 * ranks * (conns/wire.MaxEntries + 1)
+	for n := range reports {
+		for _, r := range j.ranks {
+			for k := range r.p.Conns {
+				r.p.Conns[k].Posted++
+			}
+		}
+		rep := j.report()
+		if got := len(rep.Ranks) + len(rep.Members) + len(rep.Connections); got > wire.MaxEntries {
+			t.Fatalf("report %d has %d entries", n, got)
+		}
+		for _, m := range rep.Members {
+			members[m.CommId] = true
+		}
+		for _, c := range rep.Connections {
+			seen[c.Rank][uint64(c.Channel)] = true
+		}
+	}
+	if len(members) != 2*ranks {
+		t.Errorf("%d of %d members reported", len(members), 2*ranks)
+	}
+	for i, s := range seen {
+		if len(s) != conns {
+			t.Errorf("rank %d: %d of %d connections reported in %d reports", i, len(s), conns, reports)
+		}
+	}
+}

@@ -25,6 +25,7 @@ const (
 	firstRetry  = 100 * time.Millisecond
 	lastRetry   = 2 * time.Second
 	stableAfter = 5 * time.Second
+	tellAgain   = time.Minute // that there is no stream, for the same reason
 )
 
 // stream carries one job's reports to its master, over as many connections as
@@ -82,10 +83,13 @@ func (s *stream) ready() bool { return s.connected.Load() && len(s.reports) < ca
 func (s *stream) run(ctx context.Context) {
 	defer close(s.done)
 	retry := firstRetry
+	told, toldAt := "", time.Time{}
 	for {
 		began := time.Now()
 		err := s.session(ctx)
-		s.connected.Store(false)
+		if s.connected.Swap(false) {
+			told = ""
+		}
 		if n := s.traceLost.Swap(0); n > 0 {
 			s.log.Warn("trace requests came faster than they could be answered", "dropped", n)
 		}
@@ -97,7 +101,10 @@ func (s *stream) run(ctx context.Context) {
 		}
 		s.reconnect.Add(1)
 		wait := retry/2 + rand.N(retry) // agents that lost one master together come back apart
-		s.log.Warn("no stream to the master", "err", err, "retry_in", wait)
+		if why := err.Error(); why != told || time.Since(toldAt) >= tellAgain {
+			told, toldAt = why, time.Now()
+			s.log.Warn("no stream to the master: trying again and again", "err", err, "retry_in", wait)
+		}
 		select {
 		case <-ctx.Done():
 			return
