@@ -188,7 +188,7 @@ func (c *Config) endpoint() (plain bool, err error) {
 		c.Endpoint = u.String()
 		return u.Scheme == "http", nil
 	case c.Protocol == HTTP:
-		return false, fmt.Errorf("OTLP endpoint %q: want a URL such as http://localhost:4318 (for gRPC set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)", v)
+		return false, fmt.Errorf("OTLP endpoint %q: want a URL such as http://localhost:4318 (for gRPC set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)", shown(v))
 	case schemed:
 		c.Endpoint = u.Host
 		return u.Scheme == "http", nil
@@ -197,6 +197,15 @@ func (c *Config) endpoint() (plain bool, err error) {
 	c.Endpoint = v
 	plain, err = optedOutOfTLS()
 	return plain || strings.HasPrefix(v, "unix:"), err
+}
+
+// shown is an endpoint without what may be a credential: user, password and query.
+func shown(endpoint string) string {
+	if u, err := url.Parse(endpoint); err == nil && u.Host != "" {
+		return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+	}
+	target, _, _ := strings.Cut(endpoint[strings.LastIndexByte(endpoint, '@')+1:], "?")
+	return target
 }
 
 func optedOutOfTLS() (bool, error) {

@@ -107,6 +107,8 @@ func TestConfigErrorsSayWhatToDo(t *testing.T) {
 	}{
 		{map[string]string{"ENDPOINT": "tempo:4317"}, "want a URL such as http://localhost:4318"},
 		{map[string]string{"ENDPOINT": "ftp://tempo"}, "want a URL"},
+		{map[string]string{"ENDPOINT": "ftp://u:s3cret@tempo/in?key=s3cret"}, `"ftp://tempo/in": want a URL`},
+		{map[string]string{"ENDPOINT": "u:s3cret@tempo:4318?key=s3cret"}, `"tempo:4318": want a URL`},
 		{map[string]string{"ENDPOINT": "http://x", "PROTOCOL": "http/json"}, "use grpc or http/protobuf"},
 		{map[string]string{"ENDPOINT": "http://x", "COMPRESSION": "zstd"}, "use gzip or none"},
 		{map[string]string{"ENDPOINT": "http://x", "TIMEOUT": "10s"}, "want milliseconds"},

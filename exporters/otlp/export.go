@@ -19,6 +19,7 @@ const (
 	batchDelay      = 200 * time.Millisecond
 	batchesWaiting  = 8
 	retryFor        = time.Minute
+	maxPause        = 10 * time.Minute // that a backend may ask for
 )
 
 // dropReasons index exporter.dropped.
@@ -174,11 +175,20 @@ func (e *exporter) send() {
 	}
 }
 
-// deliver sends a request until it is accepted, refused for good, or a minute has passed.
+// deliver sends a request until it is accepted, refused for good, or a minute has
+// passed. A backend that wants to be left alone for longer than that loses the
+// request, and is not sent the next one before.
 func deliver(ctx context.Context, to *sender, request []byte) (rejected int64, message string, err error) {
 	type answer struct {
 		rejected int64
 		message  string
+	}
+	if pause := time.Until(to.notBefore); pause > 0 {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return 0, "", context.Cause(ctx)
+		}
 	}
 	wait := backoff.NewExponentialBackOff()
 	wait.InitialInterval, wait.MaxInterval = to.firstRetry, 30*time.Second
@@ -186,6 +196,10 @@ func deliver(ctx context.Context, to *sender, request []byte) (rejected int64, m
 		rejected, message, err := to.send(ctx, request)
 		return answer{rejected, message}, err
 	}, backoff.WithBackOff(wait), backoff.WithMaxElapsedTime(retryFor))
+	var after *backoff.RetryAfterError
+	if errors.As(err, &after) {
+		to.notBefore = time.Now().Add(min(after.Duration, maxPause))
+	}
 	return a.rejected, a.message, err
 }
 

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -28,15 +31,16 @@ import (
 // sender delivers encoded ExportTraceServiceRequests. One attempt each: its
 // errors say whether to try again, in package backoff's terms.
 type sender struct {
-	endpoint   string
+	endpoint   string // as logs may show it
 	timeout    time.Duration
 	firstRetry time.Duration
+	notBefore  time.Time // when the backend wants to be asked again; it belongs to deliver
 	post       func(ctx context.Context, request []byte, response *coltracepb.ExportTraceServiceResponse) error
 	close      func() error
 }
 
 func newSender(c Config) (*sender, error) {
-	s := &sender{endpoint: c.Endpoint, timeout: c.Timeout, firstRetry: time.Second}
+	s := &sender{endpoint: shown(c.Endpoint), timeout: c.Timeout, firstRetry: time.Second}
 	if s.timeout <= 0 {
 		s.timeout = 10 * time.Second
 	}
@@ -66,7 +70,7 @@ func (s *sender) dial(c Config) error {
 	}
 	conn, err := grpc.NewClient(c.Endpoint, grpc.WithTransportCredentials(creds), grpc.WithUserAgent("lockstep"))
 	if err != nil {
-		return fmt.Errorf("OTLP endpoint %q: %w", c.Endpoint, err)
+		return fmt.Errorf("OTLP endpoint %q: %w", s.endpoint, err)
 	}
 	options := []grpc.CallOption{grpc.ForceCodecV2(rawCodec{})}
 	if c.Gzip {
@@ -137,6 +141,10 @@ func (s *sender) client(c Config) {
 		}
 		resp, err := client.Do(req)
 		if err != nil {
+			var of *url.Error
+			if errors.As(err, &of) {
+				err = of.Err // without the URL, which may hold credentials
+			}
 			return err
 		}
 		defer resp.Body.Close()
@@ -150,9 +158,31 @@ func (s *sender) client(c Config) {
 			}
 			return nil
 		}
-		return classifyHTTP(resp, errors.New(resp.Status))
+		return classifyHTTP(resp, refusal(resp, body))
 	}
 }
+
+// refusal is why the backend refuses, by its status and its own words: a
+// google.rpc.Status in protobuf by the specification, text from what stands before it.
+func refusal(resp *http.Response, body []byte) error {
+	words := string(body)
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/x-protobuf") {
+		var s rpcstatus.Status
+		_ = proto.Unmarshal(body, &s) // what cannot be read has nothing to say
+		words = s.GetMessage()
+	}
+	words = strings.Join(strings.Fields(words), " ")
+	if len(words) > maxWords {
+		words = words[:maxWords]
+	}
+	if words == "" {
+		return errors.New(resp.Status)
+	}
+	return fmt.Errorf("%s: %s", resp.Status, valid(words))
+}
+
+// maxWords is how many bytes are told of a backend's reason.
+const maxWords = 200
 
 func newRequest(ctx context.Context, c Config, request []byte) (*http.Request, error) {
 	body := request

@@ -1,6 +1,7 @@
 package otlp_test
 
 import (
+	"bytes"
 	"compress/gzip"
 	"context"
 	"encoding/hex"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +23,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"go.uber.org/goleak"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -452,6 +455,65 @@ func TestRefusalIsFinal(t *testing.T) {
 		shutdown(t, tracer)
 		if exported, dropped := counts(t, tracer); exported != 0 || dropped[names.DropExportFailed] != spansOf || r.requests != 1 {
 			t.Errorf("%v: exported %v, dropped %v in %d requests", code, exported, dropped, r.requests)
+		}
+	}
+}
+
+// A backend that asks for a longer pause than a batch is kept for gets it.
+func TestALongPauseIsKept(t *testing.T) {
+	t.Parallel()
+	r := newReceiver()
+	r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+		s, _ := status.New(codes.ResourceExhausted, "busy").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(2 * time.Minute)})
+		return nil, s.Err()
+	}
+	tracer := newTracer(t, config(r.serveGRPC(t)), otlp.Options{})
+	tracer.Collective(collective(1, true))
+	for deadline := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+		if _, dropped := counts(t, tracer); dropped[names.DropExportFailed] == spansOf {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the first batch is not given up")
+		}
+	}
+	tracer.Collective(collective(2, true))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := tracer.Shutdown(ctx); err == nil {
+		t.Error("nothing left behind")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, dropped := counts(t, tracer); r.requests != 1 || dropped[names.DropShutdown] != spansOf {
+		t.Errorf("%d requests, dropped %v", r.requests, dropped)
+	}
+}
+
+// The log says why a backend refuses, and nothing that its address may hold.
+func TestRefusalsAreExplained(t *testing.T) {
+	t.Parallel()
+	words, _ := proto.Marshal(&rpcstatus.Status{Code: 7, Message: "no such tenant"})
+	for name, answer := range map[string]http.HandlerFunc{
+		"text": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no such\ntenant", http.StatusForbidden) },
+		"protobuf": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/x-protobuf")
+			w.WriteHeader(http.StatusForbidden)
+			w.Write(words)
+		},
+	} {
+		web := httptest.NewServer(answer)
+		t.Cleanup(web.Close)
+		var log bytes.Buffer
+		c := otlp.Config{Endpoint: strings.Replace(web.URL, "//", "//user:s3cret@", 1) + "/v1/traces?key=s3cret", Protocol: otlp.HTTP}
+		tracer, err := otlp.New(c, otlp.Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tracer.Collective(collective(1, true))
+		shutdown(t, tracer)
+		if s := log.String(); !strings.Contains(s, "403 Forbidden: no such tenant") || !strings.Contains(s, "endpoint="+web.URL+"/v1/traces ") || strings.Contains(s, "s3cret") || strings.Contains(s, "user") {
+			t.Errorf("%s: logged %s", name, s)
 		}
 	}
 }
