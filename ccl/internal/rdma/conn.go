@@ -19,6 +19,8 @@ import (
 // ErrNoPath means that no path between two ranks works any more; it is in a *PathError.
 var ErrNoPath = errors.New("no path left")
 
+var errNoOffer = errors.New("the peer has not offered any")
+
 // PathError names the ports of both ranks between which no path works.
 type PathError struct {
 	Paths []Path
@@ -94,8 +96,8 @@ func layoutOf(ring uint64, lanes int) (l layout) {
 
 // Config is what both ends of a connection know of it.
 type Config struct {
-	// Control is the socket on which paths are agreed on, authenticated. The
-	// connection closes it.
+	// Control is the TCP socket on which paths are agreed on, authenticated. The
+	// connection sets its keepalive, and closes it.
 	Control net.Conn
 	// Paths are the port pairs, primary first, at most 2 of which are used.
 	Paths []Path
@@ -128,6 +130,7 @@ type Conn struct {
 	raw    syscall.RawConn
 	frame  []byte
 	reader chan struct{}
+	life   life
 
 	dirty bool
 	why   error // what went wrong last
@@ -171,6 +174,9 @@ func (w *Worker) Connect(cfg Config) (*Conn, error) {
 	}
 	var err error
 	if c.raw, err = sc.SyscallConn(); err != nil {
+		return nil, err
+	}
+	if err := c.keep(); err != nil {
 		return nil, err
 	}
 	if c.mem, err = unix.Mmap(-1, 0, int(c.lay.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
@@ -428,7 +434,7 @@ func (c *Conn) fail(err error) {
 // lostPaths is the error of a connection without paths.
 func (c *Conn) lostPaths() error {
 	if c.why == nil {
-		c.why = errors.New("the peer has not offered any")
+		c.why = errNoOffer
 	}
 	if !c.worked {
 		c.why = fmt.Errorf("%w (none ever worked: are the ports of each path on one network? LOCKSTEP_RDMA_HCA chooses others, LOCKSTEP_NET=tcp does without)", c.why)
@@ -458,7 +464,7 @@ func (c *Conn) read() {
 			if errors.Is(err, ErrCorrupt) {
 				c.fail(err)
 			}
-			c.hear(fmt.Errorf("closed by the peer: %w", err))
+			c.hear(c.ended(err))
 		default:
 			if e := c.m.handle(&g); e != nil {
 				c.why = e

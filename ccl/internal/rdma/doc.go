@@ -12,5 +12,6 @@
 // ICCL's retreat, driven by the receiver's count. The protocol is a state
 // machine without I/O or clock (machine); Conn carries out what it decides.
 //
-// It does not decide that a peer is dead, nor which NIC is near to whom.
+// It does not decide that a process is dead, nor which NIC is near to whom. That a
+// host is gone it finds when neither a path nor the control socket has an answer.
 package rdma

@@ -94,6 +94,9 @@ func (c *Conn) tick(now time.Time) {
 		return
 	}
 	c.watchdog(now)
+	if c.look(now); c.err != nil {
+		return
+	}
 	for i := range c.qps {
 		for p := range c.pairs {
 			// What a lost device held completes no more, and writes no more either

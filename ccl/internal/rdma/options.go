@@ -27,6 +27,9 @@ type Options struct {
 	// GiveUpAfter is how long a connection looks for a path when it has none, 10 s
 	// by default.
 	GiveUpAfter time.Duration
+	// ControlTimeout is how long the management network may carry nothing before a
+	// connection ends whose rails work, from 1 ms; 60 s by default.
+	ControlTimeout time.Duration
 }
 
 const (
@@ -61,8 +64,9 @@ func (o *Options) SetDefaults() error {
 	o.Stuck = cmp.Or(o.Stuck, max(2*patience, 500*time.Millisecond))
 	o.FailbackAfter = cmp.Or(o.FailbackAfter, 10*time.Second)
 	o.GiveUpAfter = cmp.Or(o.GiveUpAfter, 10*time.Second)
-	if o.Stuck < 0 || o.FailbackAfter < 0 || o.GiveUpAfter < 0 {
-		return fmt.Errorf("RDMA durations %v, %v, %v: want none below 0", o.Stuck, o.FailbackAfter, o.GiveUpAfter)
+	o.ControlTimeout = cmp.Or(o.ControlTimeout, time.Minute)
+	if o.Stuck < 0 || o.FailbackAfter < 0 || o.GiveUpAfter < 0 || o.ControlTimeout < time.Millisecond {
+		return fmt.Errorf("RDMA durations %v, %v, %v, %v: want none below 0, the last from 1ms", o.Stuck, o.FailbackAfter, o.GiveUpAfter, o.ControlTimeout)
 	}
 	return nil
 }

@@ -349,7 +349,13 @@ func (q *queuePair) silently() {
 	}
 }
 
-// probe writes to nowhere, to see whether the path of a backup works.
+// idles reports whether the queue pair could carry something and does not.
+func (q *queuePair) idles() bool {
+	return q.why == nil && !q.halted && q.signalled == q.completed && len(q.batch) == 0
+}
+
+// probe writes to nowhere, to see whether the path works. Nothing may be gathered: the
+// probe's completion would be that of it, too.
 func (q *queuePair) probe() {
 	if !q.silent {
 		q.silent = true

@@ -268,14 +268,16 @@ func (c *Conn) Room() int {
 }
 
 // Refresh is for a rank that has time: it learns and tells what was consumed,
-// and looks whether any write is stuck.
+// and looks whether any write is stuck, and whether the peer's host is there.
 func (c *Conn) Refresh() {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	c.w.poll(true)
 	c.readCredit()
 	c.grant(false)
-	c.watchdog(time.Now())
+	now := time.Now()
+	c.watchdog(now)
+	c.look(now)
 	c.dirty = true
 	c.work()
 }

@@ -523,8 +523,8 @@ func (n *network) greet(g dataGreeting) (fd int, status byte, err error) {
 }
 
 // detach gives a non-blocking descriptor of a connection's socket, which the
-// Go runtime knows nothing of. Keepalive notices a dead host; there is no
-// TCP_USER_TIMEOUT, since that would take a stopped peer, whose window is shut, for a dead one.
+// Go runtime knows nothing of. Keepalive notices a dead host (package rdma sets its own
+// for the socket beside it); there is no TCP_USER_TIMEOUT, since that would take a stopped peer, whose window is shut, for a dead one.
 func detach(conn net.Conn) (int, error) {
 	tcp := conn.(*net.TCPConn)
 	tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 2})
