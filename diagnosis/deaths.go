@@ -62,6 +62,9 @@ func (e *Engine) deaths(found []finding) []finding {
 		return found
 	}
 	first := slices.MinFunc(all, earlier)
+	if e.followsLoss(first.at) {
+		return found // told by lostNodes, when it is certain
+	}
 	all = slices.DeleteFunc(all, func(d dead) bool {
 		tie := int64(deathTie)
 		if p.ev.Ranks[d.rank].Node == p.ev.Ranks[first.rank].Node {

@@ -50,6 +50,7 @@ type pass struct {
 	alive, ended int  // ranks of this attempt
 	sick         bool // some rank's process is stopped or gone
 	gone         bool
+	lost         bool // some rank's node is silent
 	marked       bool // some rank has a mark open
 	step         uint64
 	maxOwn       int64 // longest own time in the job's history
@@ -103,7 +104,10 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 	}
 	found := e.deadLinks(nil)
 	if len(found) == 0 { // else what else stopped did so for want of it
-		if p.gone {
+		if p.lost {
+			found = e.lostNodes(found)
+		}
+		if p.gone && len(found) == 0 {
 			found = e.deaths(found)
 		}
 		if len(p.held) > 0 {

@@ -67,6 +67,7 @@ func topology(t *rapid.T, cfg *diagnosistest.Config) int {
 	cfg.Micro = rapid.IntRange(1, 3).Draw(t, "micro")
 	cfg.Compute = time.Duration(rapid.IntRange(2, 30).Draw(t, "compute")) * time.Millisecond
 	cfg.NoSteps = rapid.Bool().Draw(t, "noSteps")
+	cfg.World = rapid.Bool().Draw(t, "world") && cfg.TP*cfg.PP > 1 // else the data-parallel one is of all ranks
 	return s[0] * s[1] * s[2]
 }
 

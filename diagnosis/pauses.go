@@ -107,7 +107,8 @@ type excuse struct {
 // the communicator where they wait.
 //
 // The rule for soft reasons: idle (no CPU, no I/O) has ConfirmAfter, or twice
-// what this job has recovered from. Computing has Grace, or three times the
+// what this job has recovered from, or as long as it is away for less than twice
+// what those who wait were away for. Computing has Grace, or three times the
 // longest own time of any rank so far. A mark or I/O has the same once such a
 // pause has completed in this job, and MaxPatience before. An idle rank has
 // MaxPatience while another is under a mark.
@@ -132,7 +133,8 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 		return x
 	}
 	usual := e.suspectAfter(&e.comms[ci])
-	longest := 3 * p.maxOwn
+	away := e.hang.away
+	longest := 3 * max(p.maxOwn, away)
 	afterHistory := func(seen int64) int64 {
 		if seen == 0 {
 			return int64(cfg.MaxPatience)
@@ -145,7 +147,7 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 		x.reason, x.confirm = r.Mark.String(), afterHistory(e.markLength(r.Mark))
 	case r.Proc == ProcUnknown:
 		x.reason, x.confirm = reasonUnknown, max(int64(cfg.Grace)/3, usual)
-	case r.IO:
+	case r.IO, r.Proc == ProcDisk: // else it were sick
 		x.reason, x.confirm = reasonIO, afterHistory(e.pauses.io)
 	case r.CPU >= idleCPU:
 		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), longest, 3*e.pauses.busy)
@@ -159,6 +161,9 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 			recovered = max(recovered, 2*e.pauses.own) // others have just come back from a pause like this
 		}
 		x.confirm = max(int64(cfg.ConfirmAfter), usual*3/2, min(recovered, int64(cfg.Grace)))
+		if p.now-x.since < 2*away {
+			x.confirm = max(x.confirm, 2*away)
+		}
 	}
 	if e.young(ci) {
 		x.suspect = max(x.suspect, int64(cfg.StartupPatience))
@@ -169,6 +174,21 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 
 // paused reports whether an open mark explains that a rank does not come.
 func paused(m record.MarkCode) bool { return m != record.MarkNone && m != record.MarkStep }
+
+// awaitsStorage reports whether a rank in uninterruptible sleep waits for storage
+// that it reads or writes: what it wrote is on its way to a disk, for instance, and
+// that ends by itself. Without I/O before it, and with a GPU that does not answer,
+// such a sleep is a fault.
+func (e *Engine) awaitsStorage(r *Rank, h *rankHistory) bool {
+	if r.GPU.LostAt > 0 || r.GPU.UnresponsiveAt > 0 {
+		return false
+	}
+	return paused(r.Mark) || (h.io > 0 && h.io >= r.ProcAt-ioBefore)
+}
+
+// ioBefore is how long before a sleep I/O is seen that leads to it: it is told of
+// once a second or so, a sleep when two looks in a row saw it.
+const ioBefore = 2e9
 
 // idleCPU is the share of a core below which a process does nothing but wait.
 const idleCPU = 0.1

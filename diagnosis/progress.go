@@ -27,6 +27,7 @@ type commHistory struct {
 type rankHistory struct {
 	own  ownHistory
 	mark markHistory
+	io   int64 // last pass that saw it read or write storage
 }
 
 // rankSums are a rank's monotone sums over all its communicators.
@@ -37,6 +38,9 @@ func (e *Engine) scanRanks() {
 	p := &e.pass
 	for i := range p.ev.Ranks {
 		r := &p.ev.Ranks[i]
+		if r.IO {
+			e.ranks[i].io = p.now
+		}
 		s := rankAlive
 		switch {
 		case r.Attempt < e.attempt || (r.Node < 0 && r.Proc == ProcUnknown):
@@ -47,13 +51,16 @@ func (e *Engine) scanRanks() {
 			s = rankExited
 		case p.silent(r.Node):
 			s = rankLost
-		case r.Proc == ProcStopped, r.Proc == ProcDisk:
+		case r.Proc == ProcStopped, r.Proc == ProcDisk && !e.awaitsStorage(r, &e.ranks[i]):
 			s = rankStopped
 		}
 		p.state = append(p.state, s)
 		switch s {
-		case rankAlive, rankLost:
+		case rankAlive:
 			p.alive++
+		case rankLost:
+			p.alive++
+			p.lost = true
 		case rankStopped:
 			p.alive++
 			p.sick = true

@@ -47,9 +47,10 @@ func (j *job) comm(name string, ranks ...int) *diagnosis.Comm {
 	return &j.ev.Comms[len(j.ev.Comms)-1]
 }
 
+// enter puts a member into an operation, straight from the one before.
 func (j *job) enter(c *diagnosis.Comm, member int, k record.CollKind, age float64) *diagnosis.Member {
 	m := &c.Members[member]
-	m.Coll = k
+	m.Coll, m.FinishedAt = k, max(m.FinishedAt, ago(age+0.001))
 	m.Enqueued, m.Started = m.Enqueued+1, m.Started+1
 	m.EnqueuedAt, m.StartedAt = ago(age), ago(age)
 	return m
@@ -159,6 +160,24 @@ func TestRules(t *testing.T) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 2)
 			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcDisk, ago(2.9)
 		}, "confirmed noncommunication_hang 2 disk_sleep", ""},
+		{"uninterruptible sleep in a checkpoint", func(j *job) {
+			j.allBut(j.comm("dp", 0, 1, 2, 3), 9, 2)
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcDisk, ago(8)
+			j.ev.Ranks[2].Mark, j.ev.Ranks[2].MarkAt = record.MarkCheckpoint, ago(9)
+		}, "suspected noncommunication_hang 2 checkpoint", ""},
+		{"uninterruptible sleep of a rank that writes", func(j *job) {
+			j.allBut(j.comm("dp", 0, 1, 2, 3), 9, 2)
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt, j.ev.Ranks[2].IO = diagnosis.ProcDisk, ago(8), true
+		}, "suspected noncommunication_hang 2 io", "is in uninterruptible sleep (state D) since"},
+		{"uninterruptible sleep in the driver of a GPU that does not answer", func(j *job) {
+			j.allBut(j.comm("dp", 0, 1, 2, 3), 9, 2)
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt, j.ev.Ranks[2].IO = diagnosis.ProcDisk, ago(8), true
+			j.ev.Ranks[2].GPU = diagnosis.GPU{Seen: true, UnresponsiveAt: ago(8)}
+		}, "confirmed noncommunication_hang 2 disk_sleep", ""},
+		{"a thread that writes sleeps, the rank itself waits for another", func(j *job) {
+			j.allBut(j.comm("dp", 0, 1, 2, 3), 9, 2)
+			j.ev.Ranks[1].Proc, j.ev.Ranks[1].ProcAt, j.ev.Ranks[1].IO = diagnosis.ProcDisk, ago(8), true
+		}, "confirmed noncommunication_hang 2 idle", ""},
 		{"Xid", func(j *job) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 2)
 			j.ev.Ranks[2].Xid = 79
@@ -184,6 +203,22 @@ func TestRules(t *testing.T) {
 			idleSince(c, 2, 32)
 			c.Members[0].MaxOwnNs = 20e9
 			j.ev.Ranks[2].CPU = 0.9
+		}, "suspected noncommunication_hang 2 computing", ""},
+		{"idle for no longer than those who wait were", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 4, 2)
+			for i := range c.Members {
+				c.Members[i].FinishedAt = ago(10)
+			}
+		}, "suspected noncommunication_hang 2 idle", ""},
+		{"computing for no longer than those who wait did", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 35, 2)
+			idleSince(c, 2, 95)
+			for i := range c.Members {
+				c.Members[i].FinishedAt = ago(95)
+				j.ev.Ranks[i].CPU = 0.9
+			}
 		}, "suspected noncommunication_hang 2 computing", ""},
 		{"one rank writes", func(j *job) {
 			c := j.comm("dp", 0, 1, 2, 3)

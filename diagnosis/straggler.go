@@ -149,6 +149,8 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 				s, x := &suspects[k], &seen[k]
 				_, mine, _ := e.delta(s.rank)
 				from := len(x.growth)
+				// Members of a communicator with several stages of a pipeline do several kinds of work.
+				alike := !p2p && !slices.ContainsFunc(members, func(m Member) bool { return slices.Contains(x.others, m.World) })
 				for j := 0; j < len(members); j += 1 + len(members)/256 {
 					w := p.world(members[j].World)
 					if w < 0 || w == s.rank {
@@ -165,7 +167,7 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 					x.growth = append(x.growth, grown)
 					if p2p {
 						x.others = append(x.others, w)
-					} else if !slices.Contains(x.others, w) {
+					} else if alike {
 						x.own = append(x.own, own)
 					}
 				}

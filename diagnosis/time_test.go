@@ -231,6 +231,35 @@ func TestUnmarkedPausesOfAll(t *testing.T) {
 	}
 }
 
+// TestUnevenPausesOfAll: an epoch ends, and all wait for their first batch.
+func TestUnevenPausesOfAll(t *testing.T) {
+	for _, p := range []diagnosistest.Pause{
+		{Every: 30, Length: 6 * time.Second, Spread: 5 * time.Second, Sleep: true, Rank: diagnosistest.AllRanks},
+		{Every: 6, Length: 60 * time.Second, Spread: 50 * time.Second, Rank: diagnosistest.AllRanks},
+	} {
+		for seed := range uint64(4) {
+			if h := run(diagnosistest.Config{Seed: seed, Pauses: []diagnosistest.Pause{p}}, 4*time.Minute); len(h.confirmed) != 0 {
+				t.Errorf("%+v\n%s", p, h)
+			}
+		}
+	}
+}
+
+// TestUnevenPipeline: a last stage that also computes the loss does more work than
+// the others. Its ranks are no stragglers, also where all stages share a communicator.
+func TestUnevenPipeline(t *testing.T) {
+	var faults []diagnosistest.Fault
+	for r := 12; r < 16; r++ {
+		faults = append(faults, diagnosistest.Fault{Kind: diagnosistest.SlowRank, Rank: r, Factor: 3})
+	}
+	for seed := range uint64(4) {
+		cfg := diagnosistest.Config{Seed: seed, DP: 2, TP: 2, PP: 4, World: true, NoSteps: seed%2 == 0, Faults: faults}
+		if h := run(cfg, time.Minute); len(h.first) != 0 {
+			t.Errorf("%+v\n%s", cfg, h)
+		}
+	}
+}
+
 func TestSharedSlowdownsAreNobodys(t *testing.T) {
 	h := run(diagnosistest.Config{Seed: 5, Faults: []diagnosistest.Fault{{Kind: diagnosistest.SlowAll, At: 10 * time.Second, Until: 40 * time.Second, Factor: 4}}}, time.Minute)
 	if len(h.first) != 0 {

@@ -14,6 +14,9 @@ type hangScratch struct {
 	inside  []int32    // by rank: operations that it is in
 	member  []bool     // by rank: belongs to some communicator
 	heldFor []int64    // by rank: for how long it has been in a held operation
+	left    []int64    // by rank: when it left its last operation
+	entered []int64    // by rank: when it entered the first of those that it is in, 0 when it is in none
+	away    int64      // the longest that any rank was outside before what it is in now, ns
 	starts  []int32
 	open    []int32 // members of one communicator
 
@@ -57,6 +60,7 @@ func (e *Engine) buildGraph() {
 	s.nodes, s.starts = s.nodes[:0], s.starts[:0]
 	s.active, s.inside = zeroed(s.active, n), zeroed(s.inside, n)
 	s.member, s.heldFor = zeroed(s.member, n), zeroed(s.heldFor, n)
+	s.left, s.entered, s.away = zeroed(s.left, n), zeroed(s.entered, n), 0
 	s.joined, s.outside, s.unknown = 0, 0, -1
 	s.connNode = zeroed(s.connNode, len(p.ev.Conns))
 	clear(s.pairNode)
@@ -84,6 +88,9 @@ func (e *Engine) buildGraph() {
 	}
 	e.abandoned()
 	for r := range s.member {
+		if s.left[r] > 0 && s.entered[r] > 0 {
+			s.away = max(s.away, s.entered[r]-s.left[r])
+		}
 		if h := &e.ranks[r].mark; !h.open {
 			s.active[r] = max(s.active[r], h.seen) // closing a mark is progress
 		}
@@ -113,10 +120,14 @@ func (e *Engine) waitsIn(ci int32) {
 		}
 		s.active[w] = max(s.active[w], m.EnqueuedAt, m.StartedAt, m.FinishedAt)
 		s.member[w] = s.member[w] || inComm(m)
+		s.left[w] = max(s.left[w], m.FinishedAt)
 		if e.openFor(m) < 0 {
 			continue
 		}
 		s.inside[w]++
+		if s.entered[w] == 0 || m.StartedAt < s.entered[w] {
+			s.entered[w] = m.StartedAt
+		}
 		switch {
 		case m.Coll == record.Group, e.comms[ci].p2p && !said(m):
 			e.waitsAtConns(ci, int32(i), e.unknown())
@@ -485,11 +496,11 @@ func (e *Engine) connsOf(ci int32) []int32 {
 	return s.connOf[s.connFirst[ci]:s.connFirst[ci+1]]
 }
 
-// abandoned makes ranks that gave up a communicator after a member's death,
-// and have done nothing since, wait for that member.
+// abandoned makes ranks that gave up a communicator after a member's death, or
+// while its node is silent, and have done nothing since, wait for that member.
 func (e *Engine) abandoned() {
 	p, s := &e.pass, &e.hang
-	if !p.sick {
+	if !p.sick && !p.lost {
 		return
 	}
 	for ci := range p.ev.Comms {
@@ -497,17 +508,23 @@ func (e *Engine) abandoned() {
 		if e.comms[ci].former {
 			continue
 		}
-		dead := int32(-1)
+		dead, at := int32(-1), int64(0)
 		for i := range c.Members {
-			if w := p.world(c.Members[i].World); w >= 0 && p.state[w].sick() && inComm(&c.Members[i]) {
-				dead = w // one is enough: blame need not follow to each
-				break
+			w := p.world(c.Members[i].World)
+			if w < 0 || !inComm(&c.Members[i]) {
+				continue
+			}
+			if p.state[w].sick() {
+				dead, at = w, p.ev.Ranks[w].ProcAt
+				break // one is enough: blame need not follow to each
+			}
+			if p.state[w] == rankLost {
+				dead, at = w, p.heard(w)
 			}
 		}
 		if dead < 0 {
 			continue
 		}
-		at := p.ev.Ranks[dead].ProcAt
 		for i := range c.Members {
 			m := &c.Members[i]
 			w := p.world(m.World)

@@ -108,6 +108,8 @@ func (e *Engine) excuseSentence(b blamed, reason string) string {
 		return fmt.Sprintf("%s is alive, uses %.2f cores and does no I/O %s", name, r.CPU, last)
 	case reason == reasonComputing:
 		return fmt.Sprintf("%s uses %.2f cores and has not called a collective %s", name, r.CPU, last)
+	case reason == reasonIO && r.Proc == ProcDisk:
+		return fmt.Sprintf("%s reads or writes storage and is in uninterruptible sleep (state D) since %s", name, clock(r.ProcAt))
 	case reason == reasonIO:
 		return fmt.Sprintf("%s reads or writes storage (%.2f cores) %s", name, r.CPU, last)
 	case reason == reasonNodeLost:

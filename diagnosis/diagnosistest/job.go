@@ -25,6 +25,7 @@ type Config struct {
 	Hiccup   time.Duration // longest scheduling hiccup, at one computation in fifty: 40 ms; negative for none
 	NoSteps  bool          // the program marks no steps
 	NoConns  bool          // the transport reports no connections
+	World    bool          // every step ends with an operation of all ranks, on a communicator of their own
 
 	ReportEvery time.Duration // of an agent: 100 ms
 	MapError    time.Duration // largest error of a node's clock: 200 µs
@@ -33,7 +34,7 @@ type Config struct {
 	// ResizeAt is the step at which the last data-parallel replica leaves and
 	// the others form new communicators; 0 for never. It takes DP > 1.
 	ResizeAt int
-	// Survivors is what ranks do once a communicator's member is gone.
+	// Survivors is what ranks do once a communicator's member, or its node, is gone.
 	Survivors Reaction
 }
 
@@ -130,7 +131,7 @@ type rank struct {
 	done              bool
 	erred             bool
 	tpComm, dpComm    *comm
-	ppComm            *comm
+	ppComm, worldComm *comm
 	commGen           int
 	member            map[*comm]*diagnosis.Member
 }
@@ -316,12 +317,23 @@ func (j *Job) form(gen, dp int) {
 				j.ranks[r].dpComm = c
 			case "pp":
 				j.ranks[r].ppComm = c
+			case "wo":
+				j.ranks[r].worldComm = c
 			}
 		}
 	}
 	at := func(t, d, p int) int { return t + cfg.TP*(d+cfg.DP*p) }
 	for _, r := range j.ranks {
-		r.tpComm, r.dpComm, r.ppComm = nil, nil, nil
+		r.tpComm, r.dpComm, r.ppComm, r.worldComm = nil, nil, nil, nil
+	}
+	if cfg.World {
+		var m []int
+		for _, r := range j.ranks {
+			if r.dp < dp {
+				m = append(m, r.id)
+			}
+		}
+		add("world", m, true)
 	}
 	for p := range cfg.PP {
 		for d := range dp {
@@ -352,9 +364,10 @@ func (j *Job) form(gen, dp int) {
 	}
 }
 
-func tpOf(r *rank) *comm { return r.tpComm }
-func dpOf(r *rank) *comm { return r.dpComm }
-func ppOf(r *rank) *comm { return r.ppComm }
+func tpOf(r *rank) *comm    { return r.tpComm }
+func dpOf(r *rank) *comm    { return r.dpComm }
+func ppOf(r *rank) *comm    { return r.ppComm }
+func worldOf(r *rank) *comm { return r.worldComm }
 
 // opening is what a rank does before its first step.
 func (j *Job) opening(r *rank) []instr {
@@ -429,7 +442,7 @@ func (j *Job) program(r *rank) []instr {
 	}
 	todo = append(todo, instr{kind: doColl, comm: dpOf, coll: record.AllReduce})
 	compute(cfg.Compute / 4)
-	todo = append(todo, instr{kind: doStep})
+	todo = append(todo, instr{kind: doColl, comm: worldOf, coll: record.AllReduce}, instr{kind: doStep})
 	for i := range cfg.Pauses {
 		if p := &cfg.Pauses[i]; p.Every > 0 && (r.step+1)%p.Every == 0 {
 			todo = append(todo, j.pause(r, p)...)
@@ -732,7 +745,7 @@ func (j *Job) memberOf(r *rank, c *comm) int {
 
 func (r *rank) mine() []*comm {
 	var cs []*comm
-	for _, c := range []*comm{r.tpComm, r.dpComm, r.ppComm} {
+	for _, c := range []*comm{r.tpComm, r.dpComm, r.ppComm, r.worldComm} {
 		if c != nil {
 			cs = append(cs, c)
 		}
@@ -771,7 +784,7 @@ func (j *Job) leave(r *rank) {
 	r.commGen++
 	if r.dp == j.cfg.DP-1 {
 		r.done, r.proc = true, diagnosis.ProcExited
-		r.tpComm, r.dpComm, r.ppComm = nil, nil, nil
+		r.tpComm, r.dpComm, r.ppComm, r.worldComm = nil, nil, nil, nil
 	}
 	for _, x := range j.ranks {
 		if x.commGen == 0 {
@@ -796,19 +809,19 @@ func (j *Job) reform(r *rank) {
 		made = made || c.gen == 1
 	}
 	if !made {
-		old := make([][3]*comm, len(j.ranks))
+		old := make([][4]*comm, len(j.ranks))
 		for i, x := range j.ranks {
-			old[i] = [3]*comm{x.tpComm, x.dpComm, x.ppComm}
+			old[i] = [4]*comm{x.tpComm, x.dpComm, x.ppComm, x.worldComm}
 		}
 		j.form(1, j.cfg.DP-1)
 		for i, x := range j.ranks {
 			if x != r {
-				x.tpComm, x.dpComm, x.ppComm = old[i][0], old[i][1], old[i][2]
+				x.tpComm, x.dpComm, x.ppComm, x.worldComm = old[i][0], old[i][1], old[i][2], old[i][3]
 			}
 		}
 		return
 	}
-	r.tpComm, r.dpComm, r.ppComm = nil, nil, nil
+	r.tpComm, r.dpComm, r.ppComm, r.worldComm = nil, nil, nil, nil
 	for _, c := range j.comms {
 		if c.gen != 1 || j.memberOf(r, c) < 0 {
 			continue
@@ -820,6 +833,8 @@ func (j *Job) reform(r *rank) {
 			r.dpComm = c
 		case "pp":
 			r.ppComm = c
+		case "wo":
+			r.worldComm = c
 		}
 	}
 }
@@ -840,6 +855,14 @@ func (j *Job) inject(f *Fault) {
 			for _, r := range j.ranks {
 				if r.node == n.id {
 					j.freeze(r, Stop)
+				}
+			}
+			if j.cfg.Survivors == Linger {
+				return
+			}
+			for _, r := range j.ranks {
+				if r.node == n.id {
+					j.bereave(r)
 				}
 			}
 		})
