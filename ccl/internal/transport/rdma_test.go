@@ -5,10 +5,17 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 func TestPair(t *testing.T) {
@@ -104,4 +111,105 @@ func testRDMAOrTCP(t *testing.T, missing [2]error, says int) {
 	if n != says {
 		t.Errorf("said %d times, want %d", n, says)
 	}
+}
+
+// TestSettledNamesPeer: a rank that waits for a peer to consume what it was lent is
+// recorded as one that waits for that peer's credit, until it has.
+func TestSettledNamesPeer(t *testing.T) {
+	rec, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rec.Close()
+	read, err := record.Open(rec.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	const size, late = 3, 2
+	comm, _ := rec.AddComm(record.CommEntry{ID: 1, Name: "test", Size: size})
+	mem, err := unix.Mmap(-1, 0, 256<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	region, err := rdma.Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	blocked := func() (peers []int32) {
+		for _, c := range read.Conns(nil) {
+			if c.TxBlockedSince > 0 {
+				peers = append(peers, c.Peer)
+			}
+		}
+		return slices.Compact(peers) // of each of its lanes
+	}
+	consume := make(chan struct{})
+	lend := func(m Mesh) error {
+		release := sync.OnceFunc(func() { close(consume) })
+		defer release()
+		var links []Link
+		for r := 1; r < size; r++ {
+			l, err := m.Link(r)
+			if err != nil {
+				return err
+			}
+			links = append(links, l)
+			for b := mem; len(b) > 0; m.Wait(time.Millisecond) {
+				n, err := l.TrySendKept(b)
+				if err != nil {
+					return err
+				}
+				b = b[n:]
+			}
+		}
+		for u := wait(m); !slices.Equal(blocked(), []int32{late}); {
+			if m.Settled() {
+				return errors.New("settled before all have consumed")
+			}
+			if err := u.again(); err != nil {
+				return fmt.Errorf("waits for the credit of %v: %w", blocked(), err)
+			}
+		}
+		release()
+		for u := wait(m); !m.Settled(); {
+			if err := u.again(); err != nil {
+				return err
+			}
+		}
+		if b := blocked(); len(b) > 0 {
+			t.Errorf("when all have consumed it waits for %v", b)
+		}
+		for _, l := range links {
+			if err := writeLine(m, l, nil, 1); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	goroutines(t, overRDMA, size, func(c *Config) {
+		if c.Rank == 0 {
+			c.Recorder, c.Comm = rec, comm
+		}
+	}, func(m Mesh, rank, _ int) error {
+		if rank == 0 {
+			return lend(m)
+		}
+		l, err := m.Link(0)
+		if err != nil {
+			return err
+		}
+		if rank == late {
+			<-consume
+		}
+		if err := recvAll(m, l, make([]byte, len(mem))); err != nil {
+			return err
+		}
+		m.Settled()
+		var line [LinePayload]byte
+		_, _, err = readLine(m, l, line[:])
+		return err
+	})
 }

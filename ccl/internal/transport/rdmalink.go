@@ -23,6 +23,7 @@ type rdmaLink struct {
 	conn *rdma.Conn // set before up
 	err  error
 	line [rdma.LineSize]byte
+	lent bool // settled was false
 
 	// What the connection's lock guards.
 	meters  []pathMeter // by lane and path
@@ -217,8 +218,16 @@ func (l *rdmaLink) TrySendKept(b []byte) (int, error) {
 	return l.took(l.conn.SendKept(b))
 }
 
-// settled reports whether what TrySendKept took may be changed.
-func (l *rdmaLink) settled() bool { return !l.connected() || l.conn.Settled() }
+// settled reports whether what TrySendKept took may be changed. To wait for that is to
+// wait for credit: the peer has yet to consume. It is told, as is any wait, when it lasts.
+func (l *rdmaLink) settled() bool {
+	ok := !l.connected() || l.conn.Settled()
+	if ok && l.lent {
+		l.credit(false)
+	}
+	l.lent = !ok
+	return ok
+}
 
 func (l *rdmaLink) push(b []byte) (int, error) {
 	if ok, err := l.ready(); !ok {
@@ -398,6 +407,9 @@ func (l *rdmaLink) refresh(now int64) bool {
 		return l.gate.held() > 0
 	}
 	l.conn.Refresh()
+	if l.lent {
+		l.credit(true)
+	}
 	l.publish(now, true)
 	p := l.conn.Progress()
 	return p.Consumed < p.Sent
