@@ -24,7 +24,8 @@ import (
 //
 // What is normal is learnt from the connection's own requests, for each power
 // of two of their size: medians, followed by small steps of fixed relative
-// size, so that no request weighs more than another whatever its value.
+// size, so that no request weighs more than another whatever its value; slow ones
+// weigh less, so that a fault does not become the normal before it is found.
 //
 // Nothing is learnt while the state of the connection is a slow network, so a
 // fault does not become the normal by lasting. But not for ever: after Adopt
@@ -39,7 +40,9 @@ import (
 // windows is counted from the share that is usual. Or how far: most of the last
 // windows are much slower than nine of ten of its windows are. That extent is a
 // quantile, learnt like the medians in steps of fixed relative size, so that
-// neither the worst windows nor a fault that begins move it far.
+// neither the worst windows nor a fault that begins move it far; and when a fault is
+// found, what its beginning has taught is forgotten. Windows in which mostly this
+// host's progress thread did not run say nothing about the network, for or against.
 type judge struct {
 	slow       float64 // 1/SlowRatio
 	warmup     uint32
@@ -53,10 +56,16 @@ type judge struct {
 	since    int64
 	learning bool
 	share    [numCauses]float64
-	usual    float64 // share of windows with a slow network
-	extent   float64 // slowness that most windows do not exceed
-	far      float64 // share of the last windows that exceed it by much
-	seen     uint32  // windows that usual and extent have learnt from
+	usual    usual
+	before   usual   // what was usual before the last windows, when these are not
+	far      float64 // share of the last windows that exceed usual.extent by much
+	seen     uint32  // windows that usual has learnt from
+}
+
+// usual is what is known of a connection's windows.
+type usual struct {
+	share  float64 // of those with a slow network
+	extent float64 // slowness that most do not exceed
 }
 
 // class is the normal of one size of work requests, in ns.
@@ -80,7 +89,8 @@ func (w *work) slowness() float64 { return 1 + w.excess/max(w.total, 1) }
 
 const (
 	numClasses = 28       // powers of two, up to 128 MiB and more
-	step       = 0.003    // of a median
+	step       = 0.001    // of a median
+	doubted    = 1. / 8   // what a slow request counts for it
 	memory     = 1. / 8   // of the state
 	patience   = 1. / 256 // of the usual share of slow windows
 	prior      = 32       // windows that the first guess of it weighs
@@ -98,14 +108,13 @@ func newJudge(c Config) judge {
 		slow: 1 / c.SlowRatio, warmup: uint32(c.Warmup),
 		resolution: int64(c.Resolution), adopt: int64(c.Adopt),
 		learning: true,
-		usual:    0.3, // cautious until it is learnt
-		extent:   4,
+		usual:    usual{0.3, 4}, // cautious until it is learnt
 	}
 }
 
 // request judges completed requests of one size, and learns from them.
 func (j *judge) request(size uint64, service, latency float64, count uint32) {
-	c := j.weigh(size, service, latency)
+	c, slow := j.weigh(size, service, latency)
 	if !j.learning {
 		return
 	}
@@ -113,6 +122,9 @@ func (j *judge) request(size uint64, service, latency float64, count uint32) {
 		c.service, c.latency = service, latency
 	}
 	gain := step
+	if slow {
+		gain *= doubted
+	}
 	if c.seen < 256 { // large at first, so that a normal is there after the warm-up
 		gain = max(gain, 0.5/float64(1+c.seen))
 	}
@@ -138,20 +150,21 @@ func (j *judge) class(size uint64) *class {
 	return &j.classes[min(bits.Len64(size>>1), numClasses-1)]
 }
 
-func (j *judge) weigh(size uint64, service, latency float64) *class {
-	c := j.class(size)
+func (j *judge) weigh(size uint64, service, latency float64) (c *class, slow bool) {
+	c = j.class(size)
 	j.work.total += service
 	if c.seen < j.warmup {
 		j.work.normal += service
-		return c
+		return c, false
 	}
 	j.work.known = true
 	j.work.normal += c.service
-	if service > j.slow*c.service && latency > j.slow*c.latency {
+	slow = service > j.slow*c.service && latency > j.slow*c.latency
+	if slow {
 		j.work.slow += service
 		j.work.excess += service * (min(service/c.service, latency/c.latency) - 1)
 	}
-	return c
+	return c, slow
 }
 
 // toward moves a median by a relative step.
@@ -192,28 +205,37 @@ func (j *judge) window(w *Window) {
 
 // follow moves the state after a window.
 func (j *judge) follow(w *Window) {
+	told := w.Cause != CPUStarved // of the network
 	for c := range j.share {
-		j.share[c] -= memory * j.share[c]
+		if told || Cause(c) != Network {
+			j.share[c] -= memory * j.share[c]
+		}
 	}
-	j.far -= memory * j.far
 	j.share[w.Cause] += memory
 	hit, slowness := 0., j.work.slowness()
 	if w.Cause == Network {
 		hit = 1
-		if slowness > much*j.extent {
+	}
+	if told {
+		j.far -= memory * j.far
+		if hit > 0 && slowness > much*j.usual.extent {
 			j.far += memory
 		}
 	}
 	// How slow a window was in which nothing has completed is not known yet.
-	if j.learning && j.work.known && w.WRs > 0 {
+	if told && j.learning && j.work.known && w.WRs > 0 {
 		j.seen++
-		j.usual += max(patience, 1/float64(prior+j.seen)) * (hit - j.usual)
+		u := &j.usual
+		u.share += max(patience, 1/float64(prior+j.seen)) * (hit - u.share)
 		gain := max(stride, 4/float64(4+j.seen))
-		if slowness > j.extent {
-			j.extent *= 1 + gain*most
+		if slowness > u.extent {
+			u.extent *= 1 + gain*most
 		} else {
-			j.extent = max(1, j.extent*(1-gain*(1-most)))
+			u.extent = max(1, u.extent*(1-gain*(1-most)))
 		}
+	}
+	if !j.slowNow() {
+		j.before = j.usual
 	}
 
 	next := None
@@ -221,12 +243,15 @@ func (j *judge) follow(w *Window) {
 		next = j.state
 	}
 	for c := None + 1; c < numCauses; c++ {
-		if j.share[c] > enter && (c != Network || unusual(j.share[c], j.usual) || unusual(j.far, 1-most)) {
+		if j.share[c] > enter && (c != Network || unusual(j.share[c], j.usual.share) || unusual(j.far, 1-most)) {
 			next = c
 		}
 	}
 	if next != j.state {
 		j.state, j.since = next, w.Last
+		if next == Network {
+			j.usual = j.before
+		}
 	}
 	j.learning = j.state != Network || w.Last-j.since >= j.adopt
 	w.State = j.state
@@ -236,9 +261,16 @@ func (j *judge) follow(w *Window) {
 // keeps reports whether the state's cause is still frequent enough.
 func (j *judge) keeps() bool {
 	if j.state == Network {
-		return j.share[Network] >= j.usual+leave*(1-j.usual) || j.far >= leave
+		return j.slowNow()
 	}
 	return j.share[j.state] >= leave
+}
+
+// slowNow reports whether more of the last windows than usual have a slow network, or
+// are slower than usual.
+func (j *judge) slowNow() bool {
+	u := j.usual.share
+	return j.share[Network] >= u+leave*(1-u) || j.far >= leave
 }
 
 // unusual reports whether a share of the last windows is more than the usual one

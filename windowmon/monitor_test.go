@@ -282,6 +282,44 @@ func TestJitterIsNormal(t *testing.T) {
 	}
 }
 
+// What a fault teaches until it is found does not hide the next one; nor do pauses of
+// this host's own progress thread, which tell nothing of the network, hide any.
+func TestFaultsInARow(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		s := newSim(windowmon.Config{})
+		s.jitter = func() float64 { return math.Exp(rng.NormFloat64() * 0.3) }
+		burst := func(i int) {
+			s.send(8, 64<<10, 4)
+			if i%3 == 0 { // the thread is away, and work is outstanding
+				s.post(64 << 10)
+				s.now += 30_000_000
+				s.drain()
+			}
+		}
+		for i := range 500 {
+			burst(i)
+		}
+		for fault := range 20 {
+			s.perByte, s.latency = s.perByte*3, s.latency*3
+			found := 0
+			for ; found < 40 && s.m.State() != windowmon.Network; found++ {
+				burst(found)
+			}
+			if found > 20 {
+				t.Errorf("seed %d, fault %d: state %v after %d slow bursts", seed, fault, s.m.State(), found)
+			}
+			s.perByte, s.latency = s.perByte/3, s.latency/3
+			for i := range 60 {
+				burst(i)
+			}
+			if s.m.State() != windowmon.None {
+				t.Errorf("seed %d, fault %d: state %v when it is over", seed, fault, s.m.State())
+			}
+		}
+	}
+}
+
 // What is normal outlives what was dropped, and nothing dropped completes later.
 func TestDrop(t *testing.T) {
 	s := newSim(windowmon.Config{})
