@@ -88,7 +88,11 @@ func (r *remote) done() error {
 // spawn starts the test binary as something else, to be killed at the latest when the test ends.
 func spawn(t testing.TB, as string, env ...string) *remote {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	return start(t, exec.Command(os.Args[0]), as, env...)
+}
+
+func start(t testing.TB, cmd *exec.Cmd, as string, env ...string) *remote {
+	t.Helper()
 	cmd.Env = append(os.Environ(), append(env, "LOCKSTEP_TEST_AS="+as)...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -590,6 +594,42 @@ func TestJobStartedAnew(t *testing.T) {
 		s := m.Snapshot()
 		return s.Attempt == 0 && s.WorldSize == 2 && s.Ranks[diagnosis.ProcRunning] == 2
 	})
+}
+
+// TestRankInAContainer: a rank whose pid means another process, or none, to the
+// agent is what it is: idle, running, stopped, dead.
+func TestRankInAContainer(t *testing.T) {
+	unshare := []string{"--pid", "--fork", "--kill-child", "--mount-proc"}
+	if out, err := exec.Command("unshare", append(unshare, "true")...).CombinedOutput(); err != nil {
+		t.Skipf("no PID namespace of its own can be made here: %v: %s", err, out)
+	}
+	dir := t.TempDir()
+	r := start(t, exec.Command("unshare", append(unshare, os.Args[0])...), "rank", "LOCKSTEP_TEST_DIR="+dir, "LOCKSTEP_TEST_SIZE=1")
+	a, _ := startAgent(t, agent.Options{Dir: dir})
+	is := func(state diagnosis.ProcState) func() bool {
+		return func() bool {
+			s := a.Snapshot()
+			if len(s.Jobs) == 0 {
+				return false
+			}
+			if n := s.Jobs[0].Ranks[diagnosis.ProcGone]; n != 0 && state != diagnosis.ProcGone {
+				t.Fatal("taken for gone")
+			}
+			return s.Jobs[0].Ranks[state] == 1
+		}
+	}
+	eventually(t, "it runs", is(diagnosis.ProcRunning))
+	time.Sleep(time.Second) // and does nothing at all
+	eventually(t, "it runs still", is(diagnosis.ProcRunning))
+	r.take(1)
+	if err := r.done(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its collective is seen", func() bool { return a.Snapshot().Jobs[0].Comms[0].Finished == 1 })
+	if err := r.Process.Kill(); err != nil { // with what it has forked
+		t.Fatal(err)
+	}
+	eventually(t, "it is gone", is(diagnosis.ProcGone))
 }
 
 func TestTwoJobsOnOneNode(t *testing.T) {

@@ -46,7 +46,10 @@ type Process struct {
 	Devices []record.DeviceStatus
 	Lost    uint64 // records and GPU stamps overwritten unread or dropped by the writer
 
-	// By the proc source. State is ProcUnknown until it has looked.
+	// By the proc source. State is ProcUnknown until it has looked. HostPID is the
+	// process's pid as the agent's /proc has it: a container's own is another, which
+	// Header.PID is. 0: it shows none such.
+	HostPID int32
 	State   diagnosis.ProcState
 	StateAt int64   // CLOCK_MONOTONIC ns when State took this value
 	CPU     float32 // share of one core over about the last second

@@ -698,8 +698,13 @@ func TestProcessByPID(t *testing.T) {
 	m.gpus[1].pids = []nvml.ProcessInfo{{Pid: 4242}}
 	r := start(t, m)
 	p := &source.Process{State: diagnosis.ProcRunning}
-	p.PID = 4242
+	p.PID = 4242 // its own: that it is no other's here is not known
 	r.v.Processes = []*source.Process{p}
+	r.probe()
+	if p.GPU.Seen {
+		t.Fatalf("by a pid of any namespace: %+v", p.GPU)
+	}
+	p.PID, p.HostPID = 1, 4242
 	r.probe()
 	if !p.GPU.Seen || p.GPU.Index != 1 {
 		t.Fatalf("%+v", p.GPU)

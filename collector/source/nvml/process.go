@@ -62,14 +62,13 @@ func (s *Source) find(p *source.Process) {
 			return
 		}
 	}
-	if m.tables > 0 || p.Dead() || p.PID <= 0 {
+	if m.tables > 0 || p.Dead() || p.HostPID == 0 {
 		return
 	}
-	// The pids are the driver's, so that of a rank in a container of its own is not found: its recorder
-	// has to name the GPU.
+	// The driver tells an agent pids of the agent's own namespace.
 	var byPID []int
 	for k := range s.node.GPUs {
-		if g := &s.node.GPUs[k]; slices.Contains(g.PIDs, p.PID) {
+		if g := &s.node.GPUs[k]; slices.Contains(g.PIDs, p.HostPID) {
 			byPID = append(byPID, g.Index)
 		}
 	}

@@ -3,8 +3,13 @@
 // uses and whether it reads or writes storage.
 //
 // A process is known by boot, pid and start time, so one that took over a dead
-// rank's pid is not mistaken for it. Reads happen in a goroutine of their own:
-// one that hangs costs the agent the news of that process, and nothing else.
+// rank's pid is not mistaken for it. One in a container has a pid of its own there,
+// under which it is looked for when this /proc has none such. A process that it
+// never had need not be gone: it may just not be shown. That it keeps anchoring its
+// recorder's clock tells.
+//
+// Reads happen in a goroutine of their own: one that hangs costs the agent the
+// news of that process, and nothing else.
 package proc
 
 import (
@@ -41,12 +46,22 @@ const (
 	idleShare = 0.02
 	// maxThreads bounds that look.
 	maxThreads = 512
+	// searchEvery is the least time between two searches of all of /proc for one process, ns.
+	searchEvery = int64(time.Second)
+	// anchored is the age at which a recorder's anchor is nobody's any more, ns: a living
+	// process makes one at least every 10 s.
+	anchored = int64(30 * time.Second)
+	// silent is the same for a process that has been known to live where nothing is seen of it: it may be frozen.
+	silent = int64(5 * time.Minute)
+	// initNamespace is the first PID namespace's, whose /proc shows all processes (PROC_PID_INIT_INO).
+	initNamespace = "pid:[4026531836]"
 )
 
 // Source reads /proc. It is for one goroutine.
 type Source struct {
 	fs      procfs.FS
 	local   bool // fs is this machine's own
+	all     bool // and shows the processes of all containers
 	boot    string
 	watched map[*source.Process]*watch
 	flight  *flight
@@ -55,13 +70,17 @@ type Source struct {
 
 // watch is what is kept of a process from pass to pass.
 type watch struct {
+	pid      int   // as this /proc has it
+	met      bool  // the process was there once
+	searched int64 // when it was last looked for under other pids, ns
+	anchor   int64 // its recorder's last anchor when it was not found, ns; 0: it was not looked for
 	ring     [samples]sample
 	n        int
 	asleep   map[int]bool // threads in uninterruptible sleep at the last sample
 	appended uint64       // records appended when the process was found gone
 	missed   bool         // the last pass did not find it
 	revived  int          // passes since in which there were more
-	foreign  bool         // it writes on though /proc knows nothing of it: another pid namespace's
+	foreign  bool         // it lives though /proc knows nothing of it: another pid namespace's
 	hangs    bool         // a read of it does not return
 }
 
@@ -73,15 +92,18 @@ type sample struct {
 
 // target is a process to look at; sight what was seen.
 type target struct {
-	p     *source.Process
-	pid   int
-	start uint64
-	idle  bool
+	p      *source.Process
+	pid    int
+	inner  int // its own pid where it is
+	start  uint64
+	idle   bool
+	search bool // under other pids, when it is not found
 }
 
 type sight struct {
 	target
 	state  diagnosis.ProcState // ProcGone, too, when it left in good order
+	absent bool                // there is no such process under the target's pid
 	asleep []int
 	ticks  uint
 	bytes  uint64
@@ -107,8 +129,11 @@ func New(root string) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("proc source: boot id: %w", err)
 	}
+	namespace, _ := os.Readlink(root + "/self/ns/pid")
+	_, hidden := os.ReadFile(root + "/1/stat") // by hidepid
 	return &Source{
 		fs: f, local: root == procfs.DefaultMountPoint,
+		all:     namespace == initNamespace && hidden == nil,
 		boot:    strings.ReplaceAll(strings.TrimSpace(string(boot)), "-", ""),
 		watched: map[*source.Process]*watch{},
 	}, nil
@@ -121,8 +146,16 @@ func (s *Source) Update(v *source.View) error {
 	if s.flight == nil {
 		f := &flight{began: time.Now(), seen: make(chan []sight, 1)}
 		for _, p := range v.Processes {
-			if w := s.watched[p]; !w.foreign && !w.hangs && (!p.Dead() || p.Appended > w.appended) {
-				f.targets = append(f.targets, target{p, int(p.PID), p.StartTime, w.idle()})
+			w := s.watched[p]
+			if w.foreign && !p.Dead() && (p.Closed || v.Now-p.Anchor.Mono >= silent) {
+				s.set(p, gone(p), v.Now)
+			}
+			if !w.foreign && !w.hangs && (!p.Dead() || p.Appended > w.appended) {
+				search := !w.met && (w.searched == 0 || v.Now-w.searched >= searchEvery)
+				if search {
+					w.searched = v.Now
+				}
+				f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.StartTime, w.idle(), search})
 			}
 		}
 		if len(f.targets) == 0 {
@@ -153,7 +186,7 @@ func (s *Source) track(v *source.View) {
 		if s.watched[p] != nil {
 			continue
 		}
-		w := &watch{}
+		w := &watch{pid: int(p.PID)}
 		s.watched[p] = w
 		if hex.EncodeToString(p.BootID[:]) != s.boot {
 			w.foreign = true // its process went with its boot, and its pid means another one now
@@ -203,11 +236,43 @@ func (s *Source) giveUp(now int64) error {
 // look reads all targets. It touches nothing of the source that changes.
 func (s *Source) look(f *flight) {
 	seen := make([]sight, len(f.targets))
+	var all map[uint64][]int
 	for i, t := range f.targets {
 		f.at.Store(int32(i))
 		seen[i] = s.see(t)
+		if t.search && seen[i].absent {
+			if all == nil {
+				all = s.byStart()
+			}
+			for _, pid := range all[t.start] {
+				if st, err := s.status(pid); err == nil && len(st.NSpids) > 1 && st.NSpids[len(st.NSpids)-1] == uint64(t.inner) {
+					t.pid = pid
+					seen[i] = s.see(t)
+				}
+			}
+		}
 	}
 	f.seen <- seen
+}
+
+// byStart lists all processes by when they started.
+func (s *Source) byStart() map[uint64][]int {
+	all := map[uint64][]int{}
+	procs, _ := s.fs.AllProcs() // none: what is sought is not found
+	for _, p := range procs {
+		if st, err := p.Stat(); err == nil {
+			all[st.Starttime] = append(all[st.Starttime], p.PID)
+		}
+	}
+	return all
+}
+
+func (s *Source) status(pid int) (procfs.ProcStatus, error) {
+	p, err := s.fs.Proc(pid)
+	if err != nil {
+		return procfs.ProcStatus{}, err
+	}
+	return p.NewStatus()
 }
 
 func (s *Source) see(t target) sight {
@@ -224,12 +289,15 @@ func (s *Source) see(t target) sight {
 			v.err = fmt.Errorf("pid %d exists and /proc does not show it (hidepid?)", t.pid)
 			return v
 		}
-		v.state = diagnosis.ProcGone
+		v.state, v.absent = diagnosis.ProcGone, true
 		return v
 	case err != nil:
 		v.err = fmt.Errorf("pid %d: %w", t.pid, err)
 		return v
-	case st.Starttime != t.start || st.State == "Z" || st.State == "X":
+	case st.Starttime != t.start:
+		v.state, v.absent = diagnosis.ProcGone, true
+		return v
+	case st.State == "Z" || st.State == "X":
 		v.state = diagnosis.ProcGone
 		return v
 	case st.State == "T" || st.State == "t":
@@ -273,7 +341,14 @@ func (s *Source) apply(v *sight, now int64) error {
 		s.set(p, diagnosis.ProcUnknown, now)
 		return v.err
 	}
+	if !v.absent {
+		w.met, w.pid, p.HostPID = true, v.pid, int32(v.pid)
+	}
 	if v.state == diagnosis.ProcGone {
+		if s.mayLive(p, w, now) {
+			s.set(p, diagnosis.ProcUnknown, now)
+			return nil
+		}
 		// A recorder may have grown between its last reading and the end. One that keeps
 		// growing belongs to a process that this proc file system does not show.
 		if p.Dead() && p.Appended > w.appended {
@@ -306,6 +381,19 @@ func (s *Source) apply(v *sight, now int64) error {
 	w.asleep = asleep
 	s.set(p, state, now)
 	return nil
+}
+
+// mayLive reports whether a process that was not found may live where this proc
+// file system shows nothing: it was never there, and its recorder has been anchored lately.
+func (s *Source) mayLive(p *source.Process, w *watch, now int64) bool {
+	if w.met || s.all || p.Closed || p.Anchor.Mono == 0 {
+		return false
+	}
+	if w.anchor == 0 {
+		w.anchor = p.Anchor.Mono
+	}
+	w.foreign = p.Anchor.Mono > w.anchor // it does live, and there is nothing to be seen of it
+	return w.foreign || now-p.Anchor.Mono < anchored
 }
 
 // gone is the state of a process that is no more.

@@ -202,6 +202,79 @@ func TestForeignPIDNamespace(t *testing.T) {
 	}
 }
 
+// A process in a container has another pid here; another one may have its own.
+func TestPIDOfAContainer(t *testing.T) {
+	tr := newTree(t)
+	tr.process(42, "R", 0, 900, 0)
+	for pid, inner := range map[int]string{9041: "9041\t41", 9042: "9042\t7\t42", 9043: "9043\t43"} {
+		tr.process(pid, "S", 0, 500, 0)
+		tr.write(fmt.Sprintf("%d/status", pid), "Name:\tpython3\nNSpid:\t"+inner+"\n")
+	}
+	p := process(42, 500, boot)
+	v := source.View{Processes: []*source.Process{p}}
+	s := open(t, tr.root)
+	if err := passes(s, &v, 1); err != nil || p.State != diagnosis.ProcRunning || p.HostPID != 9042 {
+		t.Errorf("state %v of pid %d, error %v", p.State, p.HostPID, err)
+	}
+	tr.process(9042, "T", 0, 500, 0)
+	if _ = passes(s, &v, 1); p.State != diagnosis.ProcStopped {
+		t.Errorf("stopped: state %v", p.State)
+	}
+	if err := os.RemoveAll(filepath.Join(tr.root, "9042")); err != nil {
+		t.Fatal(err)
+	}
+	if _ = passes(s, &v, 2); p.State != diagnosis.ProcGone {
+		t.Errorf("gone: state %v", p.State)
+	}
+}
+
+// A process that was never seen need not be dead: its recorder's anchors tell.
+func TestNeverSeen(t *testing.T) {
+	const second = int64(time.Second)
+	setup := func(t *testing.T, closed bool) (*proc.Source, *source.Process, *source.View) {
+		p := process(42, 500, boot)
+		p.Anchor.Mono, p.Closed = 100*second, closed
+		return open(t, newTree(t).root), p, &source.View{Now: 101 * second, Processes: []*source.Process{p}}
+	}
+	t.Run("that does not live", func(t *testing.T) {
+		s, p, v := setup(t, false)
+		if _ = passes(s, v, 5); p.State != diagnosis.ProcUnknown {
+			t.Errorf("anchored a second ago: state %v", p.State)
+		}
+		v.Now = 131 * second
+		if _ = passes(s, v, 2); p.State != diagnosis.ProcGone {
+			t.Errorf("not anchored for long: state %v", p.State)
+		}
+	})
+	t.Run("that has exited", func(t *testing.T) {
+		s, p, v := setup(t, true)
+		if _ = passes(s, v, 2); p.State != diagnosis.ProcExited {
+			t.Errorf("state %v", p.State)
+		}
+	})
+	for _, closed := range []bool{false, true} {
+		t.Run(fmt.Sprint("that lives elsewhere, closed at last: ", closed), func(t *testing.T) {
+			s, p, v := setup(t, false)
+			_ = passes(s, v, 2)
+			p.Anchor.Mono += 5 * second
+			_ = passes(s, v, 2)
+			v.Now += 60 * second // it may be stopped
+			if _ = passes(s, v, 2); p.State != diagnosis.ProcUnknown {
+				t.Errorf("state %v", p.State)
+			}
+			want := diagnosis.ProcGone
+			if p.Closed = closed; closed {
+				want = diagnosis.ProcExited
+			} else {
+				v.Now += 300 * second
+			}
+			if _ = passes(s, v, 2); p.State != want {
+				t.Errorf("at last: state %v, want %v", p.State, want)
+			}
+		})
+	}
+}
+
 // TestHungRead: a read that does not return costs the news of that process only.
 func TestHungRead(t *testing.T) {
 	tr := newTree(t)

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
+	"github.com/lockstep-ccl/lockstep/collector/source/proc"
 	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -69,11 +70,16 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 func look(ctx context.Context, gpus source.Source, dir string) (*seen, error) {
 	recorders := recorder.New(recorder.Options{Dir: dir})
 	defer recorders.Close()
+	procs, err := proc.New("/proc")
+	if err != nil {
+		return nil, err
+	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		v := source.View{Now: record.Now()}
 		_ = recorders.Update(&v) // a node without ranks is well
+		_ = procs.Update(&v)     // the pids by which GPUs are found
 		switch err := gpus.Update(&v); {
 		case err != nil:
 			return nil, err
