@@ -34,7 +34,6 @@ type AgentJob struct {
 	RanksOnGPU      map[int]int // ranks that are alive, by index of the GPU that they use
 	Step            uint64      // highest step mark seen
 	UnknownResults  uint64      // ends without a start and the like
-	DroppedProgress uint64      // progress messages not sent because the queue was full
 	DroppedArrivals uint64      // sampled arrivals not sent because too many waited
 }
 
@@ -78,8 +77,8 @@ type StreamStatus struct {
 	Job       string
 	Connected bool
 	Reports   uint64
-	Dropped   uint64
-	Reconnect uint64
+	Dropped   uint64 // reports not built because the stream was down or slow
+	Reconnect uint64 // times that the stream ended, or did not come about
 }
 
 // MasterSnapshot is what a master publishes.

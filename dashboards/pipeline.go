@@ -39,10 +39,13 @@ func pipeline() board {
 				},
 				{
 					title: "Progress reports", view: lines, width: 12, height: 7, unit: units.CountsPerSecond,
-					why: "Reports a second from agents to masters, and those dropped because a stream was down or slow. Volume grows with ranks, not with collectives.",
+					why: "Reports a second from agents to masters, and those dropped because a stream was down or slow; attempts to open streams again; and what masters refused, as contradicting what they know. Volume grows with ranks, not with collectives.",
 					targets: []target{
 						{expr: sum("", rate(names.StreamReports, inJob)), legend: "sent"},
 						{expr: sum("", rate(names.StreamDropped, inJob)), legend: "dropped"},
+						{expr: sum("", rate(names.StreamRetries, inJob)), legend: "streams tried again"},
+						{expr: sum("", rate(names.ArrivalsDropped, inJob)), legend: "sampled arrivals dropped"},
+						{expr: sum("", rate(names.MasterRefused, inJob)), legend: "entries refused"},
 					},
 					alerts: []string{names.AlertReportsDropped},
 				},

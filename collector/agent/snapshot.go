@@ -31,9 +31,6 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		Job: j.name, Ranks: map[diagnosis.ProcState]int{},
 		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped,
 	}
-	if j.stream != nil {
-		out.DroppedProgress = j.stream.dropped.Load()
-	}
 	comms := map[string]*collector.AgentComm{}
 	comm := func(name string) *collector.AgentComm {
 		c := comms[name]

@@ -135,6 +135,8 @@ var (
 	StreamConnected = def(Agent, Gauge, "lockstep_agent_stream_connected", "", "Whether the agent's stream to a job's master is up.", LabelJob)
 	StreamReports   = def(Agent, Counter, "lockstep_agent_reports_total", "", "Progress reports sent to the master.", LabelJob)
 	StreamDropped   = def(Agent, Counter, "lockstep_agent_reports_dropped_total", "", "Progress reports dropped because the stream was down or slow.", LabelJob)
+	StreamRetries   = def(Agent, Counter, "lockstep_agent_stream_retries_total", "", "Times that the stream to the master ended, or could not be opened, and was tried again.", LabelJob)
+	ArrivalsDropped = def(Agent, Counter, "lockstep_agent_arrivals_dropped_total", "", "Sampled arrivals of collectives not reported because too many waited for the stream.", LabelJob)
 
 	SpansExported = def(Agent, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
 	SpansDropped  = def(Agent, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
@@ -224,6 +226,7 @@ var (
 	Diagnoses        = def(Master, Counter, "lockstep_diagnoses_total", "", "Diagnosis passes.", LabelJob)
 	DiagnosisSeconds = def(Master, Counter, "lockstep_diagnosis_seconds_total", "seconds", "Time spent in diagnosis passes.", LabelJob)
 	MasterOverflow   = def(Master, Gauge, "lockstep_master_untracked", "", "Ranks, communicators and connections not tracked because a bound was reached.", LabelJob)
+	MasterRefused    = def(Master, Counter, "lockstep_master_refused_total", "", "Entries of agents' reports that contradict what is known, late words of former attempts among them.", LabelJob)
 	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
 

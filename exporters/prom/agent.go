@@ -65,6 +65,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			p.send(names.StreamConnected, boolean(m.Connected), m.Job)
 			p.send(names.StreamReports, float64(m.Reports), m.Job)
 			p.send(names.StreamDropped, float64(m.Dropped), m.Job)
+			p.send(names.StreamRetries, float64(m.Reconnect), m.Job)
 		}
 		if s.GPUs != nil {
 			sendGPUs(p, s.GPUs)
@@ -102,6 +103,7 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	p.send(names.RecorderRecords, float64(j.Records), j.Job)
 	p.send(names.RecorderLost, float64(j.Lost), j.Job)
 	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
+	p.send(names.ArrivalsDropped, float64(j.DroppedArrivals), j.Job)
 	p.send(names.ClockError, seconds(j.ClockErrorNs), j.Job, names.ClockHost)
 	for gpu, n := range j.RanksOnGPU {
 		p.send(names.GPURanks, float64(n), j.Job, strconv.Itoa(gpu))

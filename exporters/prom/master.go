@@ -66,6 +66,7 @@ func (m *Master) Collect(ch chan<- prometheus.Metric) {
 		p.send(names.Diagnoses, float64(s.Diagnoses), s.Job)
 		p.send(names.DiagnosisSeconds, float64(s.DiagnosisNs)/1e9, s.Job)
 		p.send(names.MasterOverflow, float64(s.Overflow), s.Job)
+		p.send(names.MasterRefused, float64(s.Refused), s.Job)
 		m.observeLatency(s)
 	}
 	m.latency.Collect(ch)

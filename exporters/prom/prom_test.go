@@ -58,7 +58,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Transport: record.TransportRDMA, Connections: 4, Broken: 1, ConnTotals: collector.ConnTotals{Windows: [8]uint64{20}, Switches: 3, Resent: 65536}},
 			},
 			Records: 123456, Lost: 17, TableOverflow: 1, ClockErrorNs: 1500, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
-			RanksOnGPU: map[int]int{0: 1},
+			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5,
 		}},
 		Sources: []collector.SourceStatus{
 			{Name: "recorder", Up: true, Duration: 2 * time.Millisecond},
@@ -67,7 +67,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 		},
 		GPUs:   nodeGPUs(),
 		NICs:   nodeNICs(),
-		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2}},
+		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3}},
 	}
 }
 
@@ -174,7 +174,7 @@ func masterSnapshot() *collector.MasterSnapshot {
 	at := time.Unix(1_700_000_000, 0)
 	nan := float32(math.NaN())
 	return &collector.MasterSnapshot{
-		Job: "llama", At: at, Attempt: 2, WorldSize: 8, Step: 42,
+		Job: "llama", At: at, Attempt: 2, WorldSize: 8, Step: 42, Refused: 6,
 		Ranks: map[diagnosis.ProcState]int{diagnosis.ProcRunning: 7, diagnosis.ProcStopped: 1},
 		Agents: []collector.AgentStatus{
 			{Node: "gpu-01", Connected: true, LastSeen: at, Ranks: 4, MapError: time.Millisecond},
