@@ -32,6 +32,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 		return nil, err
 	}
 	s.sweep(secret)
+	s.keepAttempt(n)
 	if s.o.BeforeStart != nil {
 		s.o.BeforeStart(n)
 	}

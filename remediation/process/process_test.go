@@ -358,6 +358,37 @@ func TestSupervisorKilled(t *testing.T) {
 	}
 }
 
+// TestAttemptsAreNeverNumberedAgain: whoever has heard of attempt 1 (an agent, a
+// master, the remediator) takes what comes later as attempt 0 or 1 for the past,
+// or for the same.
+func TestAttemptsAreNeverNumberedAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "job")
+	at := func(o *Options) { o.Dir, o.MaxRestarts = dir, 1 }
+	if err := begin(t, "fail", at).end(); err == nil {
+		t.Fatal("a job of failing ranks ended well")
+	}
+	j := begin(t, "sleep", at)
+	if e := j.wait("started"); e.Attempt != 2 {
+		t.Errorf("attempt %d begins after 0 and 1", e.Attempt)
+	}
+	old := 1
+	if r, err := NewClient(j.ControlSocket()).Restart(context.Background(), RestartRequest{Action: "late", Attempt: &old}); err != nil || !r.At.IsZero() {
+		t.Errorf("a decision about an attempt of the former supervisor: %+v, %v", r, err)
+	}
+	j.cancel()
+	j.end()
+	if b, err := os.ReadFile(filepath.Join(dir, "rank1.attempt1.log")); err != nil || !strings.HasPrefix(string(b), "rank 1 of 4 attempt 1 ") {
+		t.Errorf("log of the former supervisor's last attempt: %q, %v", b, err)
+	}
+	// A number that cannot be read does not keep the job from running.
+	if err := os.WriteFile(filepath.Join(dir, "attempt"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := begin(t, "ok", at).end(); err != nil {
+		t.Error(err)
+	}
+}
+
 func supervise(dir string) int {
 	s, err := New(options(dir, "escapes"))
 	if err == nil {

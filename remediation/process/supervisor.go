@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -33,7 +34,7 @@ type Options struct {
 	// Rendezvous returns the environment by which an attempt's ranks meet; each attempt needs its own.
 	Rendezvous func() (env []string, err error)
 
-	Dir     string // supervisor's own state: control socket, secret, log files; 0700, one supervisor at a time
+	Dir     string // supervisor's own state: control socket, secret, number of the last attempt, log files; 0700, one supervisor at a time
 	Control bool   // serve the control socket at Dir/control.sock
 
 	// MaxRestarts bounds restarts that nobody asked for (a rank failed and no
@@ -200,7 +201,7 @@ func (s *Supervisor) Run(ctx context.Context) (err error) {
 	}()
 	var asked *request // for the restart that leads to the next attempt
 	detail, restarts := "", 0
-	for n := 0; ; n++ {
+	for n := s.nextAttempt(); ; n++ {
 		a, err := s.start(ctx, n, secret)
 		if err != nil {
 			asked.answer(result{err: err})
@@ -370,6 +371,39 @@ func (s *Supervisor) lock() (unlock func(), err error) {
 	}
 	return func() { f.Close() }, nil
 }
+
+// nextAttempt is one above the last attempt that this directory has seen, also
+// under a former supervisor: a decision about that one must not end this one, its
+// logs are there still, and whoever has heard of it takes a lower number for the past.
+func (s *Supervisor) nextAttempt() int {
+	b, err := os.ReadFile(s.attemptFile())
+	if errors.Is(err, os.ErrNotExist) {
+		return 0
+	}
+	last := 0
+	if err == nil {
+		last, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	}
+	if err != nil || last < 0 {
+		s.o.Logger.Error("the number of the last attempt cannot be read, counting from 0", "job", s.o.Job, "file", s.attemptFile(), "err", err)
+		return 0
+	}
+	return last + 1
+}
+
+// keepAttempt writes down which attempt begins. The job matters more than its number.
+func (s *Supervisor) keepAttempt(n int) {
+	next := s.attemptFile() + ".new"
+	err := os.WriteFile(next, []byte(strconv.Itoa(n)+"\n"), 0o600)
+	if err == nil {
+		err = os.Rename(next, s.attemptFile())
+	}
+	if err != nil {
+		s.o.Logger.Error("cannot write down the number of this attempt", "job", s.o.Job, "attempt", n, "err", err)
+	}
+}
+
+func (s *Supervisor) attemptFile() string { return filepath.Join(s.o.Dir, "attempt") }
 
 func writeSecret(path string) error {
 	b := make([]byte, 32)
