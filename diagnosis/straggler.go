@@ -17,7 +17,8 @@ type ownHistory struct {
 type slowRank struct {
 	streak
 	rank   int32
-	comm   int32 // where its peers feel it most
+	comm   int32 // where its peers felt it most when it was told first: another name would be another alert
+	felt   int32 // where they feel it most
 	peers  int   // direct ones
 	own    float64
 	base   float64 // its history's, or its peers' while there is none
@@ -173,7 +174,7 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 				}
 				if from < len(x.growth) {
 					if g := median(slices.Clone(x.growth[from:])); s.peers == 0 || g > s.growth {
-						s.growth, s.comm = g, int32(ci)
+						s.growth, s.felt = g, int32(ci)
 					}
 					s.peers = max(s.peers, len(x.growth)-from)
 				}
@@ -243,7 +244,10 @@ func (e *Engine) slowAgain(s *slowRank) {
 	if x == nil {
 		return
 	}
-	s.streak = x.streak
+	s.streak, s.comm = x.streak, s.felt
+	if x.level > 0 {
+		s.comm = x.comm
+	}
 	s.slow += min(x.unfelt, 1)
 	s.again(e, s.alone, true)
 	s.last, s.of = e.enteredLast(s.rank, s.comm, s.since)

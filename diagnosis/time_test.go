@@ -1,6 +1,7 @@
 package diagnosis_test
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -303,6 +304,32 @@ func TestSlowFaultsEnd(t *testing.T) {
 		watch(j, e, h, 10*time.Second)
 		if len(h.last) != 0 || len(h.confirmed) != 1 {
 			t.Errorf("%+v: still %v\n%s", f, h.last, h)
+		}
+	}
+}
+
+// TestSlowVerdictsKeepTheirNames: a verdict's communicator and culprit are labels of
+// an alert, which is another alert when they change.
+func TestSlowVerdictsKeepTheirNames(t *testing.T) {
+	for seed := range uint64(4) {
+		for _, f := range []diagnosistest.Fault{
+			{Kind: diagnosistest.SlowRank, At: 8 * time.Second, Rank: 2, Factor: 4},
+			{Kind: diagnosistest.SlowConn, At: 8 * time.Second, Rank: 2, Peer: 4, Factor: 60},
+		} {
+			cfg := diagnosistest.Config{DP: 4, World: true, Seed: seed, Faults: []diagnosistest.Fault{f}}
+			j, e := diagnosistest.New(cfg), diagnosis.New(diagnosis.Config{})
+			names := map[string]bool{}
+			for j.Now() < 40*time.Second {
+				j.Advance(passEvery)
+				for _, v := range e.Diagnose(j.Evidence()) {
+					if v.Level == diagnosis.Confirmed {
+						names[fmt.Sprint(v.Class, v.CommName, v.Culprits[0])] = true
+					}
+				}
+			}
+			if len(names) != 1 {
+				t.Errorf("seed %d, %+v: told under %d names: %v", seed, f, len(names), names)
+			}
 		}
 	}
 }

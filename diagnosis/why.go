@@ -203,7 +203,7 @@ func (e *Engine) whyLate(f *finding, s *slowRank) {
 			s.rank, millis(s.own), s.own/max(s.base, 1), millis(s.base), s.common)
 	}
 	f.why("in the last window this cost %s; its peers on %s were inside collectives %s longer for it, while it was not",
-		millis(s.excess), c.Name, millis(s.growth))
+		millis(s.excess), e.pass.ev.Comms[s.felt].Name, millis(s.growth))
 	if s.last > 0 {
 		f.why("it entered last in %d of %d sampled collectives of %s", s.last, s.of, c.Name)
 	}
