@@ -41,9 +41,6 @@ const maxArrivals = 4096
 // leftFor is how long a communicator that all of its members have left is kept.
 const leftFor = int64(30e9)
 
-// skew is how far apart the real-time clocks of two nodes may be, ns.
-const skew = int64(10e9)
-
 // state is the evidence with the indices that merging needs. It is kept in
 // place, so that a pass costs nothing for what has not changed. Its owner
 // serialises all calls.
@@ -196,7 +193,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 			s.nodes[i].stale = true // what it said of the new processes was refused until now
 		}
 		s.restart(w.Attempt)
-	case w.Attempt < s.attempt, w.Attempt > s.attempt && w.CreatedUnixNs < s.began: // of a former attempt
+	case w.Attempt < s.attempt, w.Attempt > s.attempt && s.outlived(w): // of a former attempt
 		s.refused++
 		return
 	case w.Attempt > s.attempt:
@@ -238,28 +235,6 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 			ThrottledAt: clock.real(g.MonoThrottledNs, now), UnresponsiveAt: clock.real(g.MonoUnresponsiveNs, now),
 		}
 	}
-}
-
-// startedAnew reports whether a process with a lower restart count is no late word
-// of a former attempt: whatever restarts the job was started again, and counts from
-// 0 again. Its rank's process is older then, and ended, as far as is known.
-func (s *state) startedAnew(n int32, w *wire.Rank) bool {
-	if w.Attempt >= s.attempt || int(w.WorldRank) >= len(s.ranks) || s.ranks[w.WorldRank].node < 0 {
-		return false
-	}
-	p, proc := &s.ranks[w.WorldRank], s.ev.Ranks[w.WorldRank].Proc
-	younger := w.CreatedUnixNs - p.created
-	if p.node == n {
-		return younger > 0 // its agent has compared them
-	}
-	return younger > skew && !ended(diagnosis.ProcState(w.Proc)) && (ended(proc) || proc == diagnosis.ProcUnknown)
-}
-
-// restart makes what was known of the job's last attempt history.
-func (s *state) restart(attempt uint32) {
-	s.attempt = attempt
-	s.clearComms()
-	s.ranks, s.ev.Ranks, s.seen = s.ranks[:0], s.ev.Ranks[:0], 0
 }
 
 // forget removes a superseded process from the communicators that it was in.

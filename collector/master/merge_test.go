@@ -258,6 +258,23 @@ func TestStartedAnew(t *testing.T) {
 		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now)
 		is(t, s, 0, b, now+2*skew)
 	})
+	t.Run("a smaller one, before a master that knows neither", func(t *testing.T) {
+		live, late := life(1, 0, now+2*skew, diagnosis.ProcRunning), life(2, 3, now, diagnosis.ProcGone)
+		late.Ranks, late.Members, late.Connections, late.Arrivals = late.Ranks[1:], late.Members[1:], late.Connections[1:], late.Arrivals[1:]
+		for name, order := range map[string][]*wire.Report{"late words first": {late, live}, "late words last": {live, late}} {
+			s := newState("job", Limits{})
+			for _, r := range order {
+				n := s.node("a")
+				if r == late {
+					n = s.node("b")
+				}
+				s.merge(n, r, now)
+			}
+			if err := check(s); err != nil || s.attempt != 0 || len(s.ev.Ranks) != 1 || s.ev.Ranks[0].Proc != diagnosis.ProcRunning {
+				t.Errorf("%s: %v; attempt %d, ranks %+v", name, err, s.attempt, s.ev.Ranks)
+			}
+		}
+	})
 	t.Run("not while the former one runs", func(t *testing.T) {
 		s, a, b := former(diagnosis.ProcRunning)
 		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now)
