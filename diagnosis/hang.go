@@ -76,7 +76,7 @@ func (e *Engine) hangs(found []finding) []finding {
 		case c.reason == reasonNodeLost && !lost: // what is stale explains nothing that others explain
 		case c.firm < firm && firmSince <= c.since+int64(e.cfg.SuspectAfter):
 		default:
-			if f, ok := e.judge(c); ok {
+			if f, ok := e.judge(c); ok && (c.firm == 2 || !e.wake(&f, c.since)) {
 				found = append(found, f)
 				if c.firm > firm {
 					firm, firmSince = c.firm, f.Since

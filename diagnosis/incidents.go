@@ -130,6 +130,14 @@ func (e *Engine) consequence(at int64) bool {
 	return false
 }
 
+// wake reports whether a finding looks like what another, confirmed hang leaves
+// behind: who has given up for it is idle, and others still wait for them.
+func (e *Engine) wake(f *finding, since int64) bool {
+	return slices.ContainsFunc(e.incidents, func(x incident) bool {
+		return x.hang && x.Level == Confirmed && x.Since <= since+int64(e.cfg.SuspectAfter) && !sameFault(&x.finding, f) && e.stands(&x)
+	})
+}
+
 // standing returns the open incidents as verdicts, worst first. While something
 // hangs, only what was surely slow before is told beside it.
 func (e *Engine) standing() []Verdict {

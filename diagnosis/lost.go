@@ -143,7 +143,7 @@ func (e *Engine) lostNodes(found []finding) []finding {
 		f.why("node %s: its agent is lost, last report at %s; its ranks have taken part in nothing since, and %s given up %s",
 			node.Name, clock(node.LastSeen), plural(x.gave, "member has", "members have"), c.Name)
 	}
-	if len(f.Culprits) == 0 {
+	if len(f.Culprits) == 0 || e.consequence(f.Since) {
 		return found
 	}
 	if p.gone {

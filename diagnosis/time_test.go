@@ -87,6 +87,25 @@ func TestHangOutlivesItsEvidence(t *testing.T) {
 	}
 }
 
+// TestWhatAHangLeavesBehind: those who give up for a hang are idle, and who still
+// waits for them waits for the same fault.
+func TestWhatAHangLeavesBehind(t *testing.T) {
+	j := newJob(8)
+	j.ev.Comms = make([]diagnosis.Comm, 0, 2) // c stays where it is
+	c := j.comm("dp", 0, 1, 2, 3)
+	j.allBut(c, 3)
+	j.ring(c, 3)[1].Outstanding = 4096
+	pp := j.comm("pp", 3, 5)
+	j.pair(pp, 1, record.Recv, 0, 3)
+	one(t, j.verdicts(), "confirmed communication_hang 1>2 stalled")
+	for i := range c.Members {
+		c.Members[i].State = record.CommAborted
+	}
+	for range 40 {
+		one(t, j.pass(100*time.Millisecond), "confirmed communication_hang 1>2 stalled")
+	}
+}
+
 func TestAgentDiesInTheMiddle(t *testing.T) {
 	j, c := hung()
 	j.allBut(c, 3)
