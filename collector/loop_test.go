@@ -632,6 +632,22 @@ func TestRankInAContainer(t *testing.T) {
 	eventually(t, "it is gone", is(diagnosis.ProcGone))
 }
 
+// TestLastWords: what was recorded before an agent is stopped reaches its sinks.
+func TestLastWords(t *testing.T) {
+	dir := t.TempDir()
+	r := newRanks(t, dir, 2, 0)
+	s := &sink{}
+	a, agent := startAgent(t, agent.Options{Dir: dir, Sinks: []collector.Sink{s}, Poll: time.Hour})
+	eventually(t, "its only pass", func() bool { return len(a.Snapshot().Jobs) == 1 })
+	r.step()
+	agent.kill(t)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.got) != 2 || a.Snapshot().Jobs[0].Records == 0 {
+		t.Errorf("%d collectives, %d records", len(s.got), a.Snapshot().Jobs[0].Records)
+	}
+}
+
 func TestTwoJobsOnOneNode(t *testing.T) {
 	dir := t.TempDir()
 	newRanks(t, dir, 2, 0)

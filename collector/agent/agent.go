@@ -173,6 +173,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			a.drain() // the last words
+			a.publish()
 			return nil
 		case t := <-a.traces:
 			a.trace(t)
@@ -180,8 +182,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		a.late = max(a.late, time.Since(due))
-		n, fill := a.recorders.Drain(maxDrain, a.fold)
-		n += a.recorders.DrainStamps(maxDrain, a.foldStamps)
+		n, fill := a.drain()
 		switch {
 		case fill > 0.25:
 			poll = max(poll/2, shortPoll)
@@ -205,6 +206,12 @@ func (a *Agent) Run(ctx context.Context) error {
 		due = time.Now().Add(poll)
 		timer.Reset(poll)
 	}
+}
+
+// drain folds what has been recorded since the last call. fill is recorder.Source.Drain's.
+func (a *Agent) drain() (n int, fill float64) {
+	n, fill = a.recorders.Drain(maxDrain, a.fold)
+	return n + a.recorders.DrainStamps(maxDrain, a.foldStamps), fill
 }
 
 // update runs all sources and takes in what they found.

@@ -116,6 +116,9 @@ func New(o Options) (*Master, error) {
 	if m.listener, err = net.Listen("tcp", o.Listen); err != nil {
 		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
 	}
+	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() {
+		m.log.Warn("agents are not authenticated: whoever reaches this address can report faults of this job; mutual TLS (certificate, key and CA on both sides) prevents that", "listen", at.String())
+	}
 	m.publish(m.now())
 	return m, nil
 }

@@ -1,6 +1,7 @@
 package master
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -304,6 +305,21 @@ func TestGarbageConnection(t *testing.T) {
 	say(t, c, hello(), nil)
 	if _, err := c.Recv(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Without TLS anyone on the network can have a job restarted.
+func TestOpenListenerIsToldOf(t *testing.T) {
+	for address, want := range map[string]bool{"127.0.0.1:0": false, "0.0.0.0:0": true} {
+		var log bytes.Buffer
+		m, err := New(Options{Job: "job", Listen: address, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.listener.Close()
+		if got := strings.Contains(log.String(), "not authenticated"); got != want {
+			t.Errorf("%s: logged %q", address, log.String())
+		}
 	}
 }
 

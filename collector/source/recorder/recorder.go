@@ -4,7 +4,7 @@
 //
 // A recorder outlives its process on purpose, so a dead one is read to its
 // end and its last words stay in the view for a while. A file that cannot be
-// read is counted and left alone until it changes; none stops the others. The
+// read is counted, and tried again every few seconds; none stops the others. The
 // package never writes, and never deletes a file.
 package recorder
 
@@ -43,7 +43,7 @@ type Source struct {
 	o        Options
 	began    time.Time
 	files    map[key]*file
-	passed   map[key]error // files passed over until they change; nil: not meant for this source
+	passed   map[key]passed // files passed over until they change
 	looked   int64
 	lookErr  error
 	overflow int
@@ -60,6 +60,17 @@ type key struct {
 	size  int64
 	mtime int64
 }
+
+// passed is why a file is passed over: nothing in it is meant for this source, or
+// (err) it could not be read. That may change though the file does not, so it is
+// tried again at the given time.
+type passed struct {
+	err   error
+	again int64 // CLOCK_MONOTONIC ns
+}
+
+// tryAgain is the time between two attempts to read a file that cannot be read, ns.
+const tryAgain = int64(10 * time.Second)
 
 type file struct {
 	source.Process
@@ -83,7 +94,7 @@ func New(o Options) *Source {
 	if o.Keep <= 0 {
 		o.Keep = 10 * time.Minute
 	}
-	return &Source{o: o, began: time.Now(), files: map[key]*file{}, passed: map[key]error{}, buf: make([]record.Record, batch), stamps: make([]record.Stamp, batch)}
+	return &Source{o: o, began: time.Now(), files: map[key]*file{}, passed: map[key]passed{}, buf: make([]record.Record, batch), stamps: make([]record.Stamp, batch)}
 }
 
 // Close unmaps all recorders.
@@ -106,7 +117,7 @@ func (s *Source) Overflow() int { return s.overflow }
 func (s *Source) Update(v *source.View) error {
 	if s.looked == 0 || v.Now-s.looked >= s.o.Discover.Nanoseconds() {
 		s.looked = v.Now
-		s.lookErr = s.discover()
+		s.lookErr = s.discover(v.Now)
 		s.drop(v.Now)
 	}
 	err := s.lookErr
@@ -196,7 +207,7 @@ func (s *Source) DrainStamps(limit int, each func(*source.Process, []record.Stam
 	return n
 }
 
-func (s *Source) discover() error {
+func (s *Source) discover(now int64) error {
 	paths, err := record.List(s.o.Dir)
 	if err != nil {
 		return err
@@ -217,7 +228,7 @@ func (s *Source) discover() error {
 		}
 		b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
 		listed[b] = true
-		if _, ok := s.passed[b]; ok {
+		if was, ok := s.passed[b]; ok && (was.err == nil || now < was.again) {
 			continue
 		}
 		if len(s.files) >= s.o.Max {
@@ -227,14 +238,15 @@ func (s *Source) discover() error {
 		r, err := record.Open(path)
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
-				s.passed[b] = err
+				s.passed[b] = passed{err, now + tryAgain}
 			}
 			continue
 		}
+		delete(s.passed, b)
 		f := &file{Process: source.Process{Path: path}, key: k, reader: r}
 		f.refresh()
 		if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
-			s.passed[b] = nil
+			s.passed[b] = passed{}
 			_ = r.Close()
 			continue
 		}
@@ -263,9 +275,9 @@ func (s *Source) discover() error {
 func (s *Source) unread() error {
 	var one error
 	bad := 0
-	for _, err := range s.passed {
-		if err != nil {
-			one = err
+	for _, p := range s.passed {
+		if p.err != nil {
+			one = p.err
 			bad++
 		}
 	}
@@ -333,7 +345,7 @@ func (s *Source) drop(now int64) {
 			s.remove(f)
 			// Not to be opened again while it lies there.
 			if fi, err := os.Lstat(f.Path); err == nil {
-				s.passed[key{f.Path, inode(fi), fi.Size(), fi.ModTime().UnixNano()}] = nil
+				s.passed[key{f.Path, inode(fi), fi.Size(), fi.ModTime().UnixNano()}] = passed{}
 			}
 		}
 	}

@@ -152,6 +152,38 @@ func TestBadFilesAreLeftAlone(t *testing.T) {
 	n.ok(1)
 }
 
+// What cannot be read now may be readable later, though nothing shows on the file:
+// the agent had no file descriptor left, or a permission was missing.
+func TestUnreadableFilesAreTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	path := create(t, dir, 0, 0).Path()
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := func(text string) {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first("?")
+	n := newNode(t, recorder.Options{Dir: dir})
+	if err := n.pass(); err == nil || len(n.v.Processes) != 0 {
+		t.Fatalf("error %v, %d processes", err, len(n.v.Processes))
+	}
+	first(record.Magic[:1])
+	n.v.Now += int64(time.Minute)
+	n.ok(1)
+}
+
 func TestTruncatedUnderTheReader(t *testing.T) {
 	dir := t.TempDir()
 	w := create(t, dir, 0, 0)
