@@ -145,6 +145,9 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 		}
 		c.class = NoncommunicationHang
 		c.excuse = excuse{reason: reasonNodeLost, since: e.hang.active[n], suspect: int64(cfg.LostAfter) / 2, confirm: int64(cfg.LostAfter)}
+		if m := p.ev.Ranks[n].Mark; paused(m) { // only the agent may be lost, and the pause go on
+			c.confirm = max(c.confirm, e.patienceFor(e.markLength(m)))
+		}
 	case p.state[n] == rankAlive && e.hang.inside[n] > 0:
 		c.class, c.kind = CommunicationHang, causeSilent
 		usual := e.suspectAfter(&e.comms[c.comm])

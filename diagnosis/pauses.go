@@ -134,23 +134,16 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 	}
 	usual := e.suspectAfter(&e.comms[ci])
 	away := e.hang.away
-	longest := 3 * max(p.maxOwn, away)
-	afterHistory := func(seen int64) int64 {
-		if seen == 0 {
-			return int64(cfg.MaxPatience)
-		}
-		return max(int64(cfg.Grace), longest, 3*seen)
-	}
 	x.suspect = usual
 	switch {
 	case paused(r.Mark):
-		x.reason, x.confirm = r.Mark.String(), afterHistory(e.markLength(r.Mark))
+		x.reason, x.confirm = r.Mark.String(), e.patienceFor(e.markLength(r.Mark))
 	case r.Proc == ProcUnknown:
 		x.reason, x.confirm = reasonUnknown, max(int64(cfg.Grace)/3, usual)
 	case r.IO, r.Proc == ProcDisk: // else it were sick
-		x.reason, x.confirm = reasonIO, afterHistory(e.pauses.io)
+		x.reason, x.confirm = reasonIO, e.patienceFor(e.pauses.io)
 	case r.CPU >= idleCPU:
-		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), longest, 3*e.pauses.busy)
+		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), 3*max(p.maxOwn, away), 3*e.pauses.busy)
 	case p.marked:
 		// It may wait, outside of our sight, for a rank under its mark.
 		x.reason, x.confirm = reasonIdle, int64(cfg.MaxPatience)
@@ -170,6 +163,15 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 		x.confirm = max(x.confirm, 2*int64(cfg.StartupPatience))
 	}
 	return x
+}
+
+// patienceFor is how long a pause may last, given the longest of its kind that has
+// ended, 0 when none has.
+func (e *Engine) patienceFor(seen int64) int64 {
+	if seen == 0 {
+		return int64(e.cfg.MaxPatience)
+	}
+	return max(int64(e.cfg.Grace), 3*max(e.pass.maxOwn, e.hang.away), 3*seen)
 }
 
 // paused reports whether an open mark explains that a rank does not come.

@@ -477,6 +477,15 @@ func TestRules(t *testing.T) {
 			idleSince(c, 3, 12)
 			j.ev.Nodes[1].Lost, j.ev.Nodes[1].LastSeen = true, ago(11)
 		}, "confirmed noncommunication_hang node1 node_lost", ""},
+		{"a lost agent, and its rank was in a checkpoint", func(j *job) {
+			c := j.comm("dp", 0, 1, 4, 5)
+			for _, i := range []int{0, 1, 3} {
+				j.enter(c, i, record.AllReduce, 15)
+			}
+			idleSince(c, 2, 16)
+			j.ev.Ranks[4].Mark, j.ev.Ranks[4].MarkAt = record.MarkCheckpoint, ago(15)
+			j.ev.Nodes[1].Lost, j.ev.Nodes[1].LastSeen = true, ago(14)
+		}, "suspected noncommunication_hang node1 node_lost", ""},
 		{"a lost node explains nothing that another rank explains", func(j *job) {
 			c := j.comm("dp", 0, 1, 2, 4, 5)
 			j.enter(c, 0, record.AllReduce, 11)
