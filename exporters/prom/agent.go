@@ -48,11 +48,16 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	p := a.families.begin(ch)
-	present := map[string]bool{}
+	present := map[commName]bool{}
 	if s := a.snapshot(); s != nil {
 		for i := range s.Jobs {
-			present[valid(s.Jobs[i].Job)] = true
-			sendJob(p, &s.Jobs[i])
+			j := &s.Jobs[i]
+			for _, c := range j.Comms {
+				if c.Members > 0 {
+					present[commName{valid(j.Job), valid(c.Name)}] = true
+				}
+			}
+			sendJob(p, j)
 		}
 		for _, src := range s.Sources {
 			if src.NoData {
@@ -84,6 +89,9 @@ func sendJob(p *pass, j *collector.AgentJob) {
 		p.send(names.Ranks, float64(j.Ranks[state]), j.Job, label.ProcState(state))
 	}
 	for _, c := range j.Comms {
+		if c.Members == 0 {
+			continue // it was left, and takes no series from others
+		}
 		p.send(names.CommMembers, float64(c.Members), j.Job, c.Name)
 		p.send(names.CommOpenMembers, float64(c.OpenMembers), j.Job, c.Name)
 		p.send(names.CommOldestOpen, c.OldestOpen, j.Job, c.Name)

@@ -16,7 +16,7 @@ type Options struct {
 	// SeriesPerFamily caps the label sets of one metric; default 500 on an
 	// agent (a native histogram may grow to 30 KiB), 4000 on a master.
 	SeriesPerFamily int
-	// IdleExpiry is how long the series of a job outlive it; default 10 min.
+	// IdleExpiry is how long the series of a communicator outlive it; default 10 min.
 	IdleExpiry time.Duration
 	// ExemplarEvery is the least time between two exemplars of one series;
 	// default 1 s.

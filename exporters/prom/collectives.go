@@ -175,15 +175,15 @@ func (s *collectives) refuse(ms ...*names.Metric) {
 	}
 }
 
-// expire deletes the series of jobs that present does not name and that have
-// been silent for IdleExpiry. A job that hangs is present, and keeps them.
-func (s *collectives) expire(present map[string]bool) {
+// expire deletes the series of communicators that present does not name and that
+// have been silent for IdleExpiry. Those of a job that hangs are present, and stay.
+func (s *collectives) expire(present map[commName]bool) {
 	now := s.opts.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	deleted := false
 	for key, c := range s.known {
-		if c.touched || present[key.job] {
+		if c.touched || present[key] {
 			c.touched, c.used = false, now
 			continue
 		}

@@ -6,8 +6,8 @@
 // OpenMetrics with exemplars, and protobuf with native histograms.
 //
 // Series are bounded: no label of the pipeline's grows with ranks or time, each
-// family has a cap with an overflow counter, and the series of a job that has
-// left the node expire. A scrape takes no lock that the agent's fold could wait
+// family has a cap with an overflow counter, and the series of a communicator that
+// was left expire. A scrape takes no lock that the agent's fold could wait
 // for longer than it takes to walk the communicators of the node.
 //
 // It computes nothing: rates, quantiles and alerts are the server's work.

@@ -381,7 +381,7 @@ func TestSeriesCapCountsWhatItRefuses(t *testing.T) {
 	s := agentSnapshot()
 	s.Jobs[0].Comms = nil
 	for i := range 10 {
-		s.Jobs[0].Comms = append(s.Jobs[0].Comms, collector.AgentComm{Name: fmt.Sprint("comm", i)})
+		s.Jobs[0].Comms = append(s.Jobs[0].Comms, collector.AgentComm{Name: fmt.Sprint("left", i)}, collector.AgentComm{Name: fmt.Sprint("comm", i), Members: 1})
 	}
 	a, reg := newAgent(t, s, prom.Options{SeriesPerFamily: 6})
 	for i := range uint64(10) {
@@ -418,10 +418,12 @@ func TestSeriesOfAGoneJobExpireAndMakeRoom(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	s := agentSnapshot()
 	a, reg := newAgent(t, s, prom.Options{SeriesPerFamily: 6, IdleExpiry: time.Minute, Now: func() time.Time { return now }})
+	s.Jobs[0].Comms = nil
 	for i := range uint64(6) {
 		c := allReduce(1, time.Millisecond)
 		c.CommID, c.Comm = i, fmt.Sprint("comm", i)
 		a.Collective(c)
+		s.Jobs[0].Comms = append(s.Jobs[0].Comms, collector.AgentComm{Name: c.Comm, Members: 1})
 	}
 	next := allReduce(1, time.Millisecond)
 	next.Job, next.Comm = "gpt", "dp"
@@ -440,6 +442,17 @@ func TestSeriesOfAGoneJobExpireAndMakeRoom(t *testing.T) {
 	if n := series(); n != 12 {
 		t.Errorf("%d series while the job hangs, want all 12", n)
 	}
+	s.Jobs[0].Comms[0].Members = 0
+	now = now.Add(time.Hour)
+	if n := series(); n != 10 {
+		t.Errorf("%d series after a communicator was left, want 10", n)
+	}
+	c := allReduce(1, time.Millisecond)
+	c.CommID, c.Comm = 6, "comm6"
+	a.Collective(c)
+	if n := series(); n != 12 {
+		t.Errorf("%d series with a communicator in its place, want 12", n)
+	}
 	s.Jobs = nil
 	now = now.Add(30 * time.Second)
 	if n := series(); n != 12 {
@@ -457,8 +470,8 @@ func TestSeriesOfAGoneJobExpireAndMakeRoom(t *testing.T) {
 
 func TestHostileNamesDoNotBreakAScrape(t *testing.T) {
 	s := agentSnapshot()
-	s.Jobs = append(s.Jobs, collector.AgentJob{Job: "a\xffb", Comms: []collector.AgentComm{{Name: "\x00\n\"\\"}}},
-		collector.AgentJob{Job: "a\xfeb", Comms: []collector.AgentComm{{Name: "\x00\n\"\\"}}}, collector.AgentJob{})
+	s.Jobs = append(s.Jobs, collector.AgentJob{Job: "a\xffb", Comms: []collector.AgentComm{{Name: "\x00\n\"\\", Members: 1}}},
+		collector.AgentJob{Job: "a\xfeb", Comms: []collector.AgentComm{{Name: "\x00\n\"\\", Members: 1}}}, collector.AgentJob{})
 	a, reg := newAgent(t, s, prom.Options{})
 	for _, name := range []string{"a\xffb", "a\xfeb", ""} {
 		c := allReduce(1, time.Millisecond)
