@@ -147,7 +147,12 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 		return 0, status.Errorf(codes.ResourceExhausted, "%d agents are connected, the limit", m.state.limits.Nodes)
 	}
 	nd := &m.state.nodes[n]
-	if nd.stream != nil {
+	switch {
+	case nd.stream == nil:
+	case nd.bootID != h.BootId:
+		m.log.Error("two machines call themselves the same node: give each agent a name of its own", "node", h.Node)
+		nd.stream.end(status.Errorf(codes.Aborted, "another machine has taken over as node %q: give each agent a name of its own (--node)", h.Node))
+	default:
 		nd.stream.end(status.Error(codes.Aborted, "another stream of this node has taken over"))
 	}
 	if nd.bootID != h.BootId {

@@ -132,6 +132,22 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Machines that are all called localhost push each other out: they are told why.
+func TestTwoMachinesOneName(t *testing.T) {
+	m := start(t, Options{})
+	first, second := dial(t, m), dial(t, m)
+	say(t, first, hello(), nil)
+	if _, err := first.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	h := hello()
+	h.BootId = "another"
+	say(t, second, h, nil)
+	if err := recvError(t, first); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "--node") {
+		t.Error(err)
+	}
+}
+
 func TestGapAsksForResync(t *testing.T) {
 	m := start(t, Options{})
 	c := dial(t, m)
