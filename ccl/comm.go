@@ -153,6 +153,9 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	if err != nil {
 		return nil, err
 	}
+	if d := c.mesh.Patience(); d > 0 {
+		ctl.Patience(d)
+	}
 	if cfg.Device != CPU {
 		if c.gpu, err = c.newGPU(ctx); err != nil {
 			return nil, err

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -372,6 +373,70 @@ func TestAbortReachesEveryone(t *testing.T) {
 		if err := controls[from].Barrier(testContext(t)); !errors.Is(err, ErrAborted) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// cut has the kernel throw away what arrives for the controls' connections, as when
+// the network between their hosts is away, until mend.
+func cut(t *testing.T, controls []*Control) (mend func()) {
+	t.Helper()
+	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // 0 bytes of a segment
+	each := func(f func(fd int) error) {
+		for _, c := range controls {
+			for _, p := range c.peers {
+				if p == nil {
+					continue
+				}
+				raw, err := p.conn.(syscall.Conn).SyscallConn()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var ctlErr error
+				if err := raw.Control(func(fd uintptr) { ctlErr = f(int(fd)) }); errors.Join(err, ctlErr) != nil {
+					t.Fatal(err, ctlErr)
+				}
+			}
+		}
+	}
+	each(func(fd int) error {
+		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &nothing})
+	})
+	return func() {
+		each(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) })
+	}
+}
+
+// TestPatience: hosts that are silent are dead after some seconds, or later where that
+// is wanted; then nothing is lost of what was said meanwhile.
+func TestPatience(t *testing.T) {
+	for _, patient := range []bool{false, true} {
+		t.Run(fmt.Sprint(patient), func(t *testing.T) {
+			t.Parallel()
+			controls := mustJoin(t, 3)
+			if !patient {
+				cut(t, controls)
+				if e := next(controls[1], 20*time.Second); e == nil || e.Kind != Lost || e.Rank != 0 {
+					t.Errorf("rank 0's host is silent: %+v", e)
+				}
+				return
+			}
+			for _, c := range controls {
+				c.Patience(time.Minute)
+			}
+			mend := cut(t, controls)
+			done := make(chan error, 1)
+			go func() { done <- each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }) }()
+			time.Sleep(2 * (keepalive + userTimeout)) // as long as the impatient need, twice
+			for r, c := range controls {
+				if e := next(c, 0); e != nil {
+					t.Errorf("rank %d: %+v", r, e)
+				}
+			}
+			mend()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync"
+	"time"
 )
 
 // EventKind says what happened to a member.
@@ -55,9 +56,10 @@ type Control struct {
 
 	mu       sync.Mutex
 	state    state
-	peers    []*peer // hub: by rank, nil where nobody is; others: peers[0] is the hub
-	seq      uint64  // of this rank's next operation
-	floor    uint64  // hub: operations before it are complete
+	patience time.Duration // with a connection on which nothing is acknowledged
+	peers    []*peer       // hub: by rank, nil where nobody is; others: peers[0] is the hub
+	seq      uint64        // of this rank's next operation
+	floor    uint64        // hub: operations before it are complete
 	ops      map[uint64]*op
 	failure  error  // what operations return since a member was lost, left or aborted
 	seen     []byte // bit set of EventKinds already told, by rank
@@ -88,6 +90,8 @@ func newControl(cfg Config) *Control {
 		seen:    make([]byte, cfg.Size),
 		told:    make(map[int]bool),
 		emptied: make(chan struct{}),
+
+		patience: userTimeout,
 	}
 	c.members[cfg.Rank].Info = cfg.Info
 	return c
@@ -106,6 +110,21 @@ func (c *Control) Members() []Member { return c.members }
 // communicator that this rank will be rank 0 of, new processes included (Grow).
 // Pass Config.Listener = Control.Listener() to Join it.
 func (c *Control) Listener() *Listener { return c.family.hold() }
+
+// Patience is how long this rank's connections may carry nothing until the hosts at
+// their other ends are taken for dead; about two seconds, unless it is called. It is
+// for communicators whose data takes another network, which tells of dead hosts, too:
+// they need not end when this one is away.
+func (c *Control) Patience(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.patience = d
+	for _, p := range c.peers {
+		if p != nil && !p.big {
+			setUserTimeout(p.conn, d)
+		}
+	}
+}
 
 // Key derives a key for a purpose that only this communicator's members know.
 func (c *Control) Key(purpose string) []byte {

@@ -20,6 +20,7 @@ const (
 	maxHandshakes    = 256
 	// A dead host is noticed after about two seconds: one of silence, one for a
 	// keepalive probe that nobody answers. A stopped process's kernel answers.
+	// Control.Patience has more of it.
 	keepalive   = time.Second
 	userTimeout = 1500 * time.Millisecond
 )

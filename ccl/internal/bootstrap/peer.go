@@ -28,6 +28,7 @@ type peer struct {
 	instance uint64
 	out      chan []byte
 	finished bool // c.mu; out is closed
+	big      bool // c.mu; what is under way may be more than the peer can take
 }
 
 // admit makes conn the connection to rank.
@@ -68,14 +69,17 @@ func (p *peer) finish() {
 }
 
 func (p *peer) write() {
-	patient := false
+	big := false
 	for b := range p.out {
-		if big := len(b) > bigFrame; big != patient {
-			if patient = big; big {
+		if was := big; was != (len(b) > bigFrame) {
+			big = !was
+			p.c.mu.Lock()
+			if p.big = big; big {
 				setUserTimeout(p.conn, 0)
 			} else {
-				setUserTimeout(p.conn, userTimeout)
+				setUserTimeout(p.conn, p.c.patience)
 			}
+			p.c.mu.Unlock()
 		}
 		if _, err := p.conn.Write(b); err != nil {
 			p.conn.Close() // read reports it

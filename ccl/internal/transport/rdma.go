@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
@@ -214,6 +215,18 @@ func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
 // overRDMA reports whether the link to a remote rank is over RDMA.
 func (m *mesh) overRDMA(rank int) bool {
 	return m.rdma != nil && m.rdma.paths != nil && m.rdma.paths[rank] != nil
+}
+
+func (m *mesh) Patience() time.Duration {
+	for r := range m.cfg.Size {
+		if r != m.cfg.Rank && !m.Local(r) && !m.overRDMA(r) {
+			return 0
+		}
+	}
+	if m.rdma == nil {
+		return 0
+	}
+	return m.rdma.worker.Options().ControlTimeout
 }
 
 // watchRDMA has the network's epoll instance wake this rank for completions.

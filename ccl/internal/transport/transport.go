@@ -89,6 +89,9 @@ type Mesh interface {
 	// Board returns the shared entry board of this node's members, nil when
 	// there is none: one word per member of the communicator.
 	Board() Board
+	// Patience is for how long the network that sockets take may be away without harm
+	// to this rank's links: 0 where they need it.
+	Patience() time.Duration
 	Close() error
 }
 
