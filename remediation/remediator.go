@@ -50,7 +50,8 @@ type Answer struct {
 // Actuator carries out actions. Act is called again with the same ID when the
 // remediator was killed or the last call failed: an actuator must recognise an
 // action that it has already done and answer as it did then. It must return
-// when ctx ends. ErrGone ends the retries.
+// when ctx ends. ErrGone ends the retries; from Inventory it says that the job is
+// none of this actuator's.
 type Actuator interface {
 	Name() string
 	Inventory(ctx context.Context, job string) (Inventory, error)
@@ -230,7 +231,10 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 		}
 		total := 0
 		if outcome == "" {
-			total = r.unit(ctx, e)
+			var err error
+			if total, err = r.unit(ctx, e); err != nil {
+				return r.close(e, OutcomeFailed, err.Error())
+			}
 		}
 		switch outcome, detail, err := r.decide(e, policy, total); {
 		case err != nil:
@@ -258,14 +262,18 @@ func (r *Remediator) notToAct(p Policy, e *Entry) Outcome {
 }
 
 // unit finds what an exclusion would take out, and of how many. Without
-// knowing that, restarting in place is the smaller step.
-func (r *Remediator) unit(ctx context.Context, e *Entry) (total int) {
-	if e.Kind != ActionExclude {
-		return 0
-	}
+// knowing that, restarting in place is the smaller step. The error is ErrGone:
+// a job that is not the actuator's is not to count against the breakers.
+func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, inventoryTimeout)
 	defer cancel()
 	inv, err := r.o.Actuator.Inventory(ctx, e.Alert.Job)
+	switch {
+	case errors.Is(err, ErrGone):
+		return 0, err
+	case e.Kind != ActionExclude:
+		return 0, nil
+	}
 	if err == nil {
 		if e.Unit = inv.Unit(e.Alert.Rank); e.Unit == "" {
 			err = fmt.Errorf("rank %d runs on no unit of the job", e.Alert.Rank)
@@ -275,7 +283,7 @@ func (r *Remediator) unit(ctx context.Context, e *Entry) (total int) {
 		r.o.Logger.Warn("unit to exclude is not known, restarting in place", "job", e.Alert.Job, "err", err)
 		e.Kind = ActionRestart
 	}
-	return inv.Units
+	return inv.Units, nil
 }
 
 // decide writes the decision to act to the journal, or returns the outcome

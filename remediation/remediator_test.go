@@ -36,16 +36,23 @@ type fake struct {
 	fail  int                  // so many calls fail first
 	err   error
 	over  bool          // the attempt that actions are about is over
+	knows string        // the only job that it knows, "" for any
 	block chan struct{} // Act waits for it after carrying out, before answering
 }
 
 func (f *fake) Name() string { return "fake" }
 
-func (f *fake) Inventory(context.Context, string) (Inventory, error) {
+func (f *fake) Inventory(_ context.Context, job string) (Inventory, error) {
+	if f.knows != "" && job != f.knows {
+		return Inventory{}, ErrGone
+	}
 	return Inventory{Units: 8, Unit: func(rank int) string { return fmt.Sprint("slot", rank) }}, nil
 }
 
 func (f *fake) Act(ctx context.Context, a Action) (Answer, error) {
+	if f.knows != "" && a.Job != f.knows {
+		return Answer{}, ErrGone
+	}
 	f.mu.Lock()
 	f.acts = append(f.acts, a)
 	if f.fail > 0 {
@@ -527,6 +534,24 @@ func TestActuatorFails(t *testing.T) {
 			t.Fatalf("%+v", e)
 		}
 	})
+}
+
+// TestJobsOfOthers: alerts about jobs that this remediator has no hand on use up
+// nothing of what it may do for its own.
+func TestJobsOfOthers(t *testing.T) {
+	cfg := live()
+	cfg.Breaker.Total = 2
+	g := start(t, "", cfg, &fake{knows: "j"})
+	for i := range 3 {
+		g.send(alert(fmt.Sprint("other", i), label(names.LabelJob, "other")))
+		if e := g.closed(); e.Outcome != OutcomeFailed {
+			t.Fatalf("%+v", e)
+		}
+	}
+	g.send(alert("i"))
+	if e := g.closed(); e.Outcome != OutcomeDone {
+		t.Fatalf("%s: %s", e.Outcome, e.Detail)
+	}
 }
 
 func TestBreakerStaysOpenUntilClosed(t *testing.T) {
