@@ -40,7 +40,7 @@ test-rdma: ## the tests that need RDMA devices, in a virtual machine that has th
 	files=(); for p in $(RDMA); do t=$${p#./}; t=$${t//\//-}.test; \
 	  CGO_ENABLED=1 $(GO) test -c -o $(RDMAVM)/tests/$$t $$p && files+=(-file $(RDMAVM)/tests/$$t:test/$$t) || exit 1; done; \
 	for s in cmd/lockstep/testdata/rdma/*; do files+=(-file $$s:test/testdata/rdma/$${s##*/}); done; \
-	deploy/rdmavm/run -t 240 -out $(RDMAVM)/results "$${files[@]}" -- deploy/rdmavm/suite
+	deploy/rdmavm/run -t 420 -out $(RDMAVM)/results "$${files[@]}" -- deploy/rdmavm/suite
 
 lint: $(LINT) ## gofmt, go vet, golangci-lint with the import direction
 	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -48,12 +50,14 @@ type pathOutcome struct {
 	BackMs     float64  `json:"switched_back_after_ms"` // from the repair; -1: there was none
 	ReadyMs    float64  `json:"all_paths_up_after_ms"`  // from the repair
 	Down       []string `json:"links_down"`             // before the repair, by both ranks' records
+	Verdict    string   `json:"verdict"`                // all that the master has ever said of the row's job
 	Errors     []string `json:"errors,omitempty"`
 }
 
 // TestRealRDMAFaults breaks paths under two ranks: results stay what they are bit for
 // bit, and the ranks go on over the other path. Where none is left both ranks fail,
-// and say with what. The table goes to the log and to $OUT, as text and as JSON.
+// and say with what. Agents and a master watch: no link is blamed while another
+// carries on, and two ranks without a path are, with all their ports. The table goes to the log and to $OUT, as text and as JSON.
 func TestRealRDMAFaults(t *testing.T) {
 	faults := []pathFault{
 		{Name: "none", Coll: record.AllReduce, unharmed: true},
@@ -85,7 +89,7 @@ func TestRealRDMAFaults(t *testing.T) {
 	}
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "fault\tcollective\tzero throughput\tswitches\tresent\tbit-exact\tback after\tboth ready\tlinks down\terrors")
+	fmt.Fprintln(w, "fault\tcollective\tzero throughput\tswitches\tresent\tbit-exact\tback after\tboth ready\tlinks down\tverdict\terrors")
 	for _, o := range table {
 		ms := func(v float64) string {
 			if v < 0 {
@@ -93,7 +97,7 @@ func TestRealRDMAFaults(t *testing.T) {
 			}
 			return fmt.Sprintf("%.0f ms", v)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%v of %d\t%s\t%s\t%s\t%s\n", o.Fault, o.Collective, ms(o.ZeroMs), o.Switches, o.Resent, o.Exact, o.Operations, ms(o.BackMs), ms(o.ReadyMs), strings.Join(o.Down, " "), strings.Join(o.Errors, "; "))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%v of %d\t%s\t%s\t%s\t%s\t%s\n", o.Fault, o.Collective, ms(o.ZeroMs), o.Switches, o.Resent, o.Exact, o.Operations, ms(o.BackMs), ms(o.ReadyMs), strings.Join(o.Down, " "), o.Verdict, strings.Join(o.Errors, "; "))
 	}
 	w.Flush()
 	t.Log("\n" + b.String())
@@ -223,15 +227,16 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 	t.Cleanup(func() {
 		sh(t, "if [ -e /sys/class/infiniband/rxa0 ] && [ -e /sys/class/net/a0 ]; then rails up 0; else rails new 0; fi; rails up 1")
 	})
-	dir := t.TempDir()
+	dirs := []string{t.TempDir(), t.TempDir()} // of each host's agent
 	recs := make([]*record.Writer, 2)
 	for r := range recs {
 		var err error
-		if recs[r], err = record.Create(record.Options{Dir: dir, Identity: record.Identity{Job: "faults", Rank: int32(r), WorldSize: 2}}); err != nil {
+		if recs[r], err = record.Create(record.Options{Dir: dirs[r], Identity: record.Identity{Job: "faults", Rank: int32(r), WorldSize: 2}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w := watchPaths(t, recs)
+	p := startPipeline(t, "faults", dirs)
 	var finished [2]atomic.Int64
 	var stop, wrong atomic.Bool
 	failed := make([]error, 2)
@@ -291,6 +296,12 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 		t.Error("the ranks did not go on")
 	}
 	o.Switches, o.Resent, _, o.Down = w.totals()
+	switch {
+	case f.fatal:
+		p.await(t, "a verdict on the connection without a path", p.linkDown)
+	case !f.unharmed && ok:
+		p.await(t, "both agents see a path down", p.pathsDown)
+	}
 	if f.repair != "" && ok {
 		sh(t, f.repair)
 		began := time.Now()
@@ -306,6 +317,9 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 			time.Sleep(5 * time.Millisecond)
 		}
 		o.ReadyMs = float64(time.Since(began).Milliseconds())
+		if o.BackMs < 0 && !f.unharmed { // with the last path at the latest
+			o.BackMs = o.ReadyMs
+		}
 		progress(3)
 	}
 	_, _, gap, _ := w.totals()
@@ -317,6 +331,8 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 		t.Fatal("the ranks do not end")
 	}
 	w.close()
+	o.Verdict = p.verdicts()
+	f.judge(t, p.incidents())
 	o.Exact, o.Operations = !wrong.Load(), int(finished[0].Load())
 	for r, err := range failed {
 		if err == nil {
@@ -334,6 +350,31 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 		t.Errorf("%d switches", o.Switches)
 	}
 	return o
+}
+
+// judge fails the row when an innocent link is named, or the guilty one is not, with
+// both its ranks and all their ports.
+func (f pathFault) judge(t *testing.T, incidents []collector.Incident) {
+	dead := false
+	for _, i := range incidents {
+		v := i.Verdict
+		switch {
+		case v.Class != diagnosis.CommunicationHang && v.Class != diagnosis.CommunicationSlow:
+		case !f.fatal:
+			t.Errorf("a link is named that does no harm: %s", sentence(i))
+		case v.Culprits[0].Reason == "link_down" && !i.Confirmed.IsZero():
+			dead = v.Class == diagnosis.CommunicationHang && v.Culprits[0].Kind == diagnosis.CulpritConnection && v.Culprits[0].Rank+v.Culprits[0].Peer == 1
+			why := strings.Join(v.Why, "\n")
+			for _, port := range []string{"rxa0/1", "rxa1/1", "rxb0/1", "rxb1/1"} {
+				if !strings.Contains(why, port) {
+					t.Errorf("the evidence does not name port %s: %s", port, why)
+				}
+			}
+		}
+	}
+	if f.fatal && !dead {
+		t.Error("the dead connection is not named")
+	}
 }
 
 var errWrongBits = errors.New("wrong bits")
