@@ -59,10 +59,10 @@ func (e *Engine) track(found []finding) []Verdict {
 			e.incidents = append(e.incidents, incident{finding: *f})
 			at = len(e.incidents) - 1
 			e.incidents[at].Level = Suspected
-		} else if e.incidents[at].last == now {
-			continue // another finding of this pass is the better word on it
+		} else if x := &e.incidents[at]; x.last == now || x.hang && !f.hang && e.stands(x) {
+			continue // another finding, of this pass or of one before, is the better word on it
 		}
-		e.incidents[at].update(f, now, int64(e.cfg.Settle), int64(e.cfg.HoldOff))
+		e.incidents[at].update(f, now, int64(e.cfg.Settle))
 	}
 	e.incidents = slices.DeleteFunc(e.incidents, func(x incident) bool {
 		over := x.last != now && !e.stands(&x)
@@ -76,11 +76,8 @@ func (e *Engine) track(found []finding) []Verdict {
 
 // update takes over a pass's finding when it is as sure as what is known. The
 // class only sharpens: a slow incident becomes a hang, and a hang does not turn
-// back while it may still be one. A confirmed incident stays so until it ends.
-func (x *incident) update(f *finding, now, settle, holdOff int64) {
-	if x.hang && !f.hang && now-x.last <= holdOff {
-		return
-	}
+// back while it stands. A confirmed incident stays so until it ends.
+func (x *incident) update(f *finding, now, settle int64) {
 	if f.Level < x.Level && (f.hang || !x.hang) {
 		x.last, x.still = now, max(x.still, f.still) // it goes on, but the former words were surer
 		return

@@ -106,6 +106,31 @@ func TestWhatAHangLeavesBehind(t *testing.T) {
 	}
 }
 
+// TestStragglerThatHangs: a confirmed hang whose evidence is gone does not turn back
+// into the slowness that it began as.
+func TestStragglerThatHangs(t *testing.T) {
+	cfg := diagnosistest.Config{Seed: 2, Faults: []diagnosistest.Fault{
+		{Kind: diagnosistest.SlowRank, At: 8 * time.Second, Rank: 2, Factor: 4},
+		{Kind: diagnosistest.Hang, At: 20 * time.Second, Rank: 2},
+	}}
+	j, e, h := diagnosistest.New(cfg), diagnosis.New(diagnosis.Config{}), newHistory()
+	watch(j, e, h, 24*time.Second)
+	one(t, h.last, "confirmed noncommunication_hang 2 idle")
+	ev := *j.Evidence()
+	for i := range ev.Comms {
+		for k := range ev.Comms[i].Members {
+			ev.Comms[i].Members[k].State = record.CommAborted
+		}
+	}
+	for range 20 {
+		ev.Now += int64(passEvery)
+		for i := range ev.Nodes {
+			ev.Nodes[i].LastSeen = ev.Now
+		}
+		one(t, e.Diagnose(&ev), "confirmed noncommunication_hang 2 idle")
+	}
+}
+
 func TestAgentDiesInTheMiddle(t *testing.T) {
 	j, c := hung()
 	j.allBut(c, 3)
