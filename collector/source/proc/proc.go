@@ -48,10 +48,8 @@ const (
 	maxThreads = 512
 	// searchEvery is the least time between two searches of all of /proc for one process, ns.
 	searchEvery = int64(time.Second)
-	// anchored is the age at which a recorder's anchor is nobody's any more, ns: a living
-	// process makes one at least every 10 s.
-	anchored = int64(30 * time.Second)
-	// silent is the same for a process that has been known to live where nothing is seen of it: it may be frozen.
+	// silent is the age, ns, at which a recorder's anchor is nobody's any more. A living process makes one every
+	// 10 s while it has a communicator, but it may wait for the first one, or be frozen.
 	silent = int64(5 * time.Minute)
 	// initNamespace is the first PID namespace's, whose /proc shows all processes (PROC_PID_INIT_INO).
 	initNamespace = "pid:[4026531836]"
@@ -393,7 +391,7 @@ func (s *Source) mayLive(p *source.Process, w *watch, now int64) bool {
 		w.anchor = p.Anchor.Mono
 	}
 	w.foreign = p.Anchor.Mono > w.anchor // it does live, and there is nothing to be seen of it
-	return w.foreign || now-p.Anchor.Mono < anchored
+	return w.foreign || now-p.Anchor.Mono < silent
 }
 
 // gone is the state of a process that is no more.

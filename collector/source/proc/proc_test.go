@@ -241,7 +241,7 @@ func TestNeverSeen(t *testing.T) {
 		if _ = passes(s, v, 5); p.State != diagnosis.ProcUnknown {
 			t.Errorf("anchored a second ago: state %v", p.State)
 		}
-		v.Now = 131 * second
+		v.Now = 401 * second
 		if _ = passes(s, v, 2); p.State != diagnosis.ProcGone {
 			t.Errorf("not anchored for long: state %v", p.State)
 		}
