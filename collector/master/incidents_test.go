@@ -251,7 +251,11 @@ func TestBadIncidentFiles(t *testing.T) {
 			}
 			m, err := New(Options{Job: "job", Listen: "127.0.0.1:0", StateDir: dir, Log: slog.New(slog.DiscardHandler)})
 			if foreign := text != "" && text[0] == '{' && text[len(text)-1] == '}'; foreign {
-				if !errors.Is(err, errForeign) {
+				advice := "a state directory of its own"
+				if name == "another version" {
+					advice = "move it away"
+				}
+				if !errors.Is(err, errForeign) || !strings.Contains(err.Error(), advice) {
 					t.Fatalf("a foreign file: %v", err)
 				}
 				return

@@ -131,11 +131,8 @@ func (m *Master) restore() error {
 	}
 	m.path = filepath.Join(m.o.StateDir, "incidents.json")
 	err := m.incidents.load(m.path, time.Unix(0, m.now()))
-	if err == nil {
-		return nil
-	}
-	if errors.Is(err, errForeign) {
-		return fmt.Errorf("%w: give each job's master a state directory of its own", err)
+	if err == nil || errors.Is(err, errForeign) {
+		return err
 	}
 	aside := m.path + ".damaged"
 	m.log.Error("incidents of the last run are lost: the file is set aside", "err", err, "as", aside)

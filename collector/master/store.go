@@ -28,7 +28,7 @@ type stored struct {
 }
 
 // errForeign is the error of a file that another job's or version's master wrote.
-var errForeign = errors.New("not this job's or not this version's")
+var errForeign = errors.New("not this master's file")
 
 // load fills t from the file; a file that does not exist is an empty one.
 func (t *incidents) load(path string, now time.Time) error {
@@ -43,8 +43,11 @@ func (t *incidents) load(path string, now time.Time) error {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return fmt.Errorf("read incidents from %s: %w", path, err)
 	}
-	if s.Version != storeVersion || s.Job != t.job {
-		return fmt.Errorf("read incidents from %s: version %d of job %q: %w", path, s.Version, s.Job, errForeign)
+	switch {
+	case s.Job != t.job:
+		return fmt.Errorf("read incidents from %s: %w: it is of job %q; give each job's master a state directory of its own", path, errForeign, s.Job)
+	case s.Version != storeVersion:
+		return fmt.Errorf("read incidents from %s: %w: it has version %d, this program writes %d; move it away, and what is open is reported anew", path, errForeign, s.Version, storeVersion)
 	}
 	t.number, t.opened, t.confirmed = s.Number, s.Opened, s.Confirmed
 	// The engine begins anew, and needs time to see again what it saw before.
