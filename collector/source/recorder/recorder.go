@@ -273,12 +273,13 @@ func (s *Source) discover(now int64) error {
 
 // unread tells of the recorders that are there and are not read.
 func (s *Source) unread() error {
-	var one error
-	bad := 0
-	for _, p := range s.passed {
+	var one error // the first by name, so that the same trouble has the same words
+	first, bad := "", 0
+	for k, p := range s.passed {
 		if p.err != nil {
-			one = p.err
-			bad++
+			if bad++; bad == 1 || k.path < first {
+				one, first = p.err, k.path
+			}
 		}
 	}
 	switch {

@@ -152,6 +152,24 @@ func TestBadFilesAreLeftAlone(t *testing.T) {
 	n.ok(1)
 }
 
+// The agent logs what changes: the same trouble is told in the same words.
+func TestTheSameTroubleInTheSameWords(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 8 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".rec")), []byte("garbage"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := newNode(t, recorder.Options{Dir: dir})
+	said := map[string]bool{}
+	for range 20 {
+		said[fmt.Sprint(n.pass())] = true
+	}
+	if len(said) != 1 {
+		t.Errorf("one trouble, told in %d ways: %v", len(said), said)
+	}
+}
+
 // What cannot be read now may be readable later, though nothing shows on the file:
 // the agent had no file descriptor left, or a permission was missing.
 func TestUnreadableFilesAreTriedAgain(t *testing.T) {
