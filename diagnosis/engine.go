@@ -31,6 +31,7 @@ type Engine struct {
 	slowRanks []slowRank
 	slowConns []slowConn
 	incidents []incident
+	ended     []endedHang // a while ago at most
 
 	graph   waitGraph
 	hang    hangScratch
@@ -160,7 +161,7 @@ func (e *Engine) begin(ev *Evidence) {
 
 // forget drops every open finding and the slow detectors' history.
 func (e *Engine) forget() {
-	e.incidents = e.incidents[:0]
+	e.incidents, e.ended = e.incidents[:0], e.ended[:0]
 	e.slowRanks, e.slowConns = e.slowRanks[:0], e.slowConns[:0]
 	clear(e.conns)
 	for i := range e.ranks {

@@ -53,9 +53,11 @@ func (e *Engine) track(found []finding) []Verdict {
 	for i := range found {
 		f := &found[i]
 		e.explain(f)
-		at := slices.IndexFunc(e.incidents, func(x incident) bool { return sameFault(&x.finding, f) })
+		at := slices.IndexFunc(e.incidents, func(x incident) bool {
+			return sameFault(&x.finding, f) && (f.hang || !x.hang || e.stands(&x)) // slowness does not go on with a hang that is over
+		})
 		if at < 0 {
-			f.Key = key(f.Culprits[0])
+			f.Key = e.newKey(f)
 			e.incidents = append(e.incidents, incident{finding: *f})
 			at = len(e.incidents) - 1
 			e.incidents[at].Level = Suspected
@@ -66,8 +68,11 @@ func (e *Engine) track(found []finding) []Verdict {
 	}
 	e.incidents = slices.DeleteFunc(e.incidents, func(x incident) bool {
 		over := x.last != now && !e.stands(&x)
-		if over && x.hang && x.soft {
-			e.pauses.learn(x.Culprits[0].Reason, x.still)
+		if over && x.hang {
+			e.ended = append(e.ended, endedHang{x.Key, now})
+			if x.soft {
+				e.pauses.learn(x.Culprits[0].Reason, x.still)
+			}
 		}
 		return over
 	})
@@ -78,14 +83,11 @@ func (e *Engine) track(found []finding) []Verdict {
 // class only sharpens: a slow incident becomes a hang, and a hang does not turn
 // back while it stands. A confirmed incident stays so until it ends.
 func (x *incident) update(f *finding, now, settle int64) {
-	if f.Level < x.Level && (f.hang || !x.hang) {
+	if f.Level < x.Level {
 		x.last, x.still = now, max(x.still, f.still) // it goes on, but the former words were surer
 		return
 	}
 	level := x.Level
-	if x.hang && !f.hang {
-		level = Suspected
-	}
 	switch {
 	case f.Level < Confirmed:
 		x.ready = 0
@@ -194,6 +196,31 @@ func touches(a, b *Culprit, across bool) bool {
 		return a.Peer == b.Rank
 	}
 	return false
+}
+
+// endedHang is the key of a hang that is over, and since when. Slowness of the same
+// culprit is another incident, and is not confirmed because the hang was: for as long
+// as a caller may take it for the same one it goes by another key.
+type endedHang struct {
+	key string
+	at  int64
+}
+
+const keptFor = 60e9
+
+// newKey is a finding's key that no open incident has, nor a hang that ended just now.
+func (e *Engine) newKey(f *finding) string {
+	e.ended = slices.DeleteFunc(e.ended, func(x endedHang) bool { return e.pass.now-x.at > keptFor })
+	taken := func(name string) bool {
+		return slices.ContainsFunc(e.incidents, func(x incident) bool { return x.Key == name }) ||
+			!f.hang && slices.ContainsFunc(e.ended, func(x endedHang) bool { return x.key == name })
+	}
+	first := key(f.Culprits[0])
+	name := first
+	for n := 2; taken(name); n++ {
+		name = fmt.Sprintf("%s/%d", first, n)
+	}
+	return name
 }
 
 func key(k Culprit) string {

@@ -131,6 +131,29 @@ func TestStragglerThatHangs(t *testing.T) {
 	}
 }
 
+// TestStragglerAfterAHang: a rank that was hung, came back by itself and is slow is
+// another incident, which is only suspected at first.
+func TestStragglerAfterAHang(t *testing.T) {
+	cfg := diagnosistest.Config{Seed: 2, Faults: []diagnosistest.Fault{
+		{Kind: diagnosistest.Hang, At: 10 * time.Second, Until: 16 * time.Second, Rank: 2},
+		{Kind: diagnosistest.SlowRank, At: 16 * time.Second, Rank: 2, Factor: 4},
+	}}
+	j, e := diagnosistest.New(cfg), diagnosis.New(diagnosis.Config{})
+	classes, levels := map[string]diagnosis.Class{}, map[string]diagnosis.Level{}
+	for j.Now() < 30*time.Second {
+		j.Advance(passEvery)
+		for _, v := range e.Diagnose(j.Evidence()) {
+			if was, told := classes[v.Key]; told && was == diagnosis.NoncommunicationHang && v.Class == diagnosis.NoncommunicationSlow && levels[v.Key] == diagnosis.Confirmed {
+				t.Fatalf("a confirmed hang goes on as %s %s under key %s", v.Level, v.Class, v.Key)
+			}
+			classes[v.Key], levels[v.Key] = v.Class, v.Level
+		}
+	}
+	if len(classes) != 2 {
+		t.Errorf("incidents %v", classes)
+	}
+}
+
 func TestAgentDiesInTheMiddle(t *testing.T) {
 	j, c := hung()
 	j.allBut(c, 3)
