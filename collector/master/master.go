@@ -73,7 +73,7 @@ type Master struct {
 	passNs    uint64
 	passLast  time.Duration
 	lastTick  int64
-	resumed   int64 // when the last pause of this master or most agents ended, 0 when everyone has been heard since
+	resumed   int64 // when the last pause of this master ended, 0 when there was none
 	delay     []collector.DelayMatrix
 	delayAt   int64 // when delay was made
 }
@@ -199,9 +199,9 @@ func (m *Master) pass() {
 	defer m.mu.Unlock()
 	now := m.now()
 	m.state.collect(now)
-	m.watchAgents(now)
 	ev := &m.state.ev
 	ev.Now, ev.Paused = now, m.paused(now)
+	m.watchAgents(now)
 
 	begin := time.Now()
 	verdicts := m.engine.Diagnose(ev)
@@ -240,11 +240,11 @@ func (m *Master) pass() {
 	m.publish(now)
 }
 
-// watchAgents marks the agents that have been silent for too long.
+// watchAgents marks the agents that have been silent for too long while this master ran.
 func (m *Master) watchAgents(now int64) {
 	for i := range m.state.ev.Nodes {
 		n := &m.state.ev.Nodes[i]
-		if !n.Lost && now-n.LastSeen > m.o.Patience.Nanoseconds() {
+		if !n.Lost && now-max(n.LastSeen, m.resumed) > m.o.Patience.Nanoseconds() {
 			n.Lost = true
 			m.state.disconnected(int32(i))
 			m.log.Warn("agent lost", "node", n.Name, "silent_for", time.Duration(now-n.LastSeen))

@@ -306,6 +306,26 @@ func TestPaused(t *testing.T) {
 	step("the only one left overslept", second/10, true)
 }
 
+// A master that did not run for a while has missed its agents' reports: they are
+// not lost for it.
+func TestPausedMasterLosesNoAgent(t *testing.T) {
+	m := &Master{o: Options{Job: "job", Interval: 100 * time.Millisecond, Patience: 3 * time.Second}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
+	n := m.state.node("a")
+	m.state.nodes[n].stream = &stream{}
+	m.state.merge(n, report(2, 0), m.now())
+	ago := func(d time.Duration) int64 { return m.now() - int64(d) }
+	m.state.ev.Nodes[n].LastSeen, m.lastTick = ago(10*time.Second), ago(10*time.Second)
+	m.pass()
+	if m.state.ev.Nodes[n].Lost || !m.state.ev.Paused || m.Snapshot().Ranks[diagnosis.ProcRunning] != 2 {
+		t.Errorf("after a pause: %+v, paused %v, ranks %v", m.state.ev.Nodes[n], m.state.ev.Paused, m.Snapshot().Ranks)
+	}
+	m.resumed, m.lastTick = ago(4*time.Second), ago(100*time.Millisecond)
+	m.pass()
+	if !m.state.ev.Nodes[n].Lost {
+		t.Error("not lost, though it was not heard after the pause")
+	}
+}
+
 // TestGarbageConnection: bytes that are no HTTP/2 end their own connection only.
 func TestGarbageConnection(t *testing.T) {
 	m := start(t, Options{})
