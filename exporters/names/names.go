@@ -127,7 +127,7 @@ var (
 	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
 	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
 	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
-	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of mapped time stamps.", LabelJob, LabelClock)
+	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
 
 	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)
 	SourceDuration = def(Agent, Gauge, "lockstep_source_duration_seconds", "seconds", "Duration of a source's last pass.", LabelSource)

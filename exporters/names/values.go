@@ -18,11 +18,9 @@ const (
 	StateLost         = "lost"         // for longer
 )
 
-// Values of LabelClock: the clock whose mapping to host time is bounded.
-const (
-	ClockHost = "host"
-	ClockGPU  = "gpu" // the worst GPU, where there is any
-)
+// ClockGPU is the value of LabelClock, the clock whose mapping to host time is
+// bounded: the worst GPU's, where there is any.
+const ClockGPU = "gpu"
 
 // Values of LabelReason on lockstep_trace_spans_dropped_total.
 const (

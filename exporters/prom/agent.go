@@ -112,7 +112,6 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	p.send(names.RecorderLost, float64(j.Lost), j.Job)
 	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
 	p.send(names.ArrivalsDropped, float64(j.DroppedArrivals), j.Job)
-	p.send(names.ClockError, seconds(j.ClockErrorNs), j.Job, names.ClockHost)
 	for gpu, n := range j.RanksOnGPU {
 		p.send(names.GPURanks, float64(n), j.Job, strconv.Itoa(gpu))
 	}

@@ -57,7 +57,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Transport: record.TransportTCP, Connections: 2},
 				{Transport: record.TransportRDMA, Connections: 4, Broken: 1, ConnTotals: collector.ConnTotals{Windows: [8]uint64{20}, Switches: 3, Resent: 65536}},
 			},
-			Records: 123456, Lost: 17, TableOverflow: 1, ClockErrorNs: 1500, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
+			Records: 123456, Lost: 17, TableOverflow: 1, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
 			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5,
 		}},
 		Sources: []collector.SourceStatus{
