@@ -149,6 +149,36 @@ func TestSlowNetworkAndRecovery(t *testing.T) {
 	}
 }
 
+// Another flow takes three quarters of a port of 400 Gbit/s from a connection: a window
+// says so within a millisecond of the network's time, the state after 6 to 10 windows.
+func TestDisturbedLink(t *testing.T) {
+	for _, bytes := range []int{8 << 10, 64 << 10, 256 << 10} {
+		for _, depth := range []int{1, 8, 64} {
+			s := newSim(windowmon.Config{})
+			s.perByte = 0.02 // 50 GB/s
+			s.send(20_000, bytes, depth)
+			s.reset()
+			begin, windows := s.now, s.m.Windows()
+			s.perByte, s.latency = 4*s.perByte, 4*s.latency // and queues are full
+			window := int64(0)
+			for s.m.State() != windowmon.Network && s.now < begin+100_000_000 {
+				if len(s.flying) >= depth {
+					s.advance(max(s.flying[0].done, s.now+1))
+				}
+				s.post(bytes)
+				if window == 0 && s.causes[windowmon.Network] > 0 {
+					window = s.now - begin
+				}
+			}
+			windows = s.m.Windows() - windows
+			t.Logf("%d KiB, %d outstanding: a window after %v, the state after %v and %d windows", bytes>>10, depth, time.Duration(window), time.Duration(s.now-begin), windows)
+			if window == 0 || window > 1_000_000 || windows > 10 {
+				t.Errorf("%d KiB, %d outstanding: a window after %v, the state after %d windows", bytes>>10, depth, time.Duration(window), windows)
+			}
+		}
+	}
+}
+
 // The network may change for good: after Adopt the new speed is normal.
 func TestAdopt(t *testing.T) {
 	s := newSim(windowmon.Config{Adopt: time.Second})
