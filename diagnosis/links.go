@@ -14,12 +14,18 @@ const reasonLinkDown = "link_down"
 type deadLink struct {
 	comm, src, dst int32 // src < dst, in the communicator
 	at             int64 // when the last path broke, by the end that saw it first
+	seeks          bool  // both ends are in it still and look for another path
 }
+
+// seekingFor is how long RDMA's connections look for a path when they have none
+// (GiveUpAfter): a port that flaps costs no operation. Others end with their one path.
+const seekingFor = 10e9
 
 // deadLinks finds pairs of living ranks whose every path is broken. Both ends
 // must say so: a process that dies takes its ends down without a word, and one
 // that gives up closes them in good order. Its ranks fail soon after, so this is
-// known before the rest of the job can look like the culprit.
+// known before the rest of the job can look like the culprit. While they look for
+// another path it is suspected.
 func (e *Engine) deadLinks(found []finding) []finding {
 	p := &e.pass
 	dead := slices.DeleteFunc(p.dead, e.wentOn)
@@ -46,9 +52,13 @@ func (e *Engine) deadLinks(found []finding) []finding {
 		f.blame(Culprit{Kind: CulpritConnection, Rank: src, Peer: dst, Node: p.nodeName(src), Reason: reasonLinkDown})
 		age := min(p.known(src), p.known(dst)) - max(d.at, e.resumed)
 		f.still = max(f.still, age)
-	}
-	if f.still >= int64(e.cfg.GoneAfter) {
-		f.Level = Confirmed
+		patience := int64(e.cfg.GoneAfter)
+		if d.seeks {
+			patience = seekingFor
+		}
+		if age >= patience {
+			f.Level = Confirmed
+		}
 	}
 	for _, d := range dead {
 		for i := range p.ev.Conns {
@@ -89,6 +99,7 @@ func (e *Engine) scanLinks() {
 	type paths struct {
 		down, up int
 		at       int64
+		seeks    bool
 	}
 	all := make(map[ends]*paths)
 	for i := range p.ev.Conns {
@@ -101,6 +112,7 @@ func (e *Engine) scanLinks() {
 			all[at] = new(paths)
 		}
 		x := all[at]
+		x.seeks = x.seeks || c.Transport == record.TransportRDMA
 		if c.Link == record.LinkDown {
 			x.down++
 			x.at = max(x.at, c.LinkAt)
@@ -118,7 +130,11 @@ func (e *Engine) scanLinks() {
 		if src < 0 || dst < 0 || p.state[src] == rankGone || p.state[dst] == rankGone {
 			continue
 		}
-		p.dead = append(p.dead, deadLink{at.comm, at.src, at.dst, min(x.at, back.at)})
+		ended := func(m *Member) bool { return !inComm(m) || p.state[m.World] == rankExited }
+		p.dead = append(p.dead, deadLink{
+			comm: at.comm, src: at.src, dst: at.dst, at: min(x.at, back.at),
+			seeks: (x.seeks || back.seeks) && !ended(&members[at.src]) && !ended(&members[at.dst]),
+		})
 	}
 	slices.SortFunc(p.dead, func(a, b deadLink) int {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.comm, b.comm), cmp.Compare(a.src, b.src), cmp.Compare(a.dst, b.dst))

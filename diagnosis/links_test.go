@@ -39,11 +39,24 @@ func TestDeadLinks(t *testing.T) {
 		{"the backup broke, the primary is up", func(j *job) {
 			j.paths(whole(j), [2]record.LinkState{up, down}, [2]record.LinkState{up, down}, 5)
 		}, "", nil},
+		{"no path for a moment: the connection looks for one", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 5)
+			j.paths(c, both, both, 4.9)
+		}, "suspected communication_hang 0>4 link_down", nil},
 		{"no path left", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 10.6)
+			j.paths(c, both, both, 10.5)
+		}, dead, []string{"rank 0 and rank 4 have no path left: rdma rxa0/1->rxb0/1 broke at", "rxa1/1->rxb1/1 broke at"}},
+		{"a transport that does not look for another path", func(j *job) {
 			c := whole(j)
 			j.allBut(c, 1.2)
 			j.paths(c, both, both, 1)
-		}, dead, []string{"rank 0 and rank 4 have no path left: rdma rxa0/1->rxb0/1 broke at", "rxa1/1->rxb1/1 broke at"}},
+			for i := range j.ev.Conns {
+				j.ev.Conns[i].Transport = record.TransportTCP
+			}
+		}, dead, nil},
 		{"no path left, and they gave up", func(j *job) {
 			c := whole(j)
 			j.paths(c, both, both, 1)
