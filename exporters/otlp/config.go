@@ -236,11 +236,17 @@ func tlsConfig() (*tls.Config, error) {
 		return nil, errors.New("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _CLIENT_KEY: set both or neither")
 	}
 	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: %w", err)
+		// Read for each handshake: certificates are replaced while agents run.
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(cert, key)
+			if err != nil {
+				return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: %w", err)
+			}
+			return &pair, nil
 		}
-		c.Certificates = []tls.Certificate{pair}
+		if _, err := c.GetClientCertificate(nil); err != nil {
+			return nil, err
+		}
 	}
 	return c, nil
 }

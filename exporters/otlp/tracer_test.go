@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -33,6 +34,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -515,6 +517,41 @@ func TestRefusalsAreExplained(t *testing.T) {
 		if s := log.String(); !strings.Contains(s, "403 Forbidden: no such tenant") || !strings.Contains(s, "endpoint="+web.URL+"/v1/traces ") || strings.Contains(s, "s3cret") || strings.Contains(s, "user") {
 			t.Errorf("%s: logged %s", name, s)
 		}
+	}
+}
+
+// A client certificate that was replaced is used from the next connection on.
+func TestClientCertificateIsReadAgain(t *testing.T) {
+	authority := wiretest.NewAuthority(t)
+	server, client := authority.Issue("master"), authority.Issue("agent")
+	pair, err := tls.LoadX509KeyPair(server.CertFile, server.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newReceiver()
+	seen := make(chan string, 10)
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		seen <- req.TLS.PeerCertificates[0].SerialNumber.String()
+		r.ServeHTTP(w, req)
+	}))
+	web.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAnyClientCert}
+	web.StartTLS()
+	t.Cleanup(web.Close)
+	setenv(t, map[string]string{"ENDPOINT": web.URL, "CERTIFICATE": server.CAFile, "CLIENT_CERTIFICATE": client.CertFile, "CLIENT_KEY": client.KeyFile})
+	c, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tracer := newTracer(t, c, otlp.Options{})
+	tracer.Collective(collective(1, true))
+	r.await(t, spansOf)
+	first := <-seen
+	authority.Issue("agent")
+	web.CloseClientConnections()
+	tracer.Collective(collective(2, true))
+	r.await(t, spansOf)
+	if second := <-seen; second == first {
+		t.Error("the old certificate is shown still")
 	}
 }
 
