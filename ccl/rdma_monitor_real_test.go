@@ -40,9 +40,9 @@ func (f *railFlow) slow() (windows uint64, now bool) {
 	return windows, now
 }
 
-// TestRealRDMADisturbed: when another flow takes most of a rail, the connection over
-// it has a slow network, each time; that over the other rail never, nor one that sends
-// nothing.
+// TestRealRDMADisturbed: when another flow takes most of a rail, or the rail is slow, the
+// connection over it has a slow network, each time; that over the other rail never, nor
+// one that sends nothing.
 func TestRealRDMADisturbed(t *testing.T) {
 	if os.Getenv("LOCKSTEP_RDMAVM") == "" {
 		t.Skip("not in the virtual machine with RDMA devices: make test-rdma")
@@ -95,13 +95,18 @@ func TestRealRDMADisturbed(t *testing.T) {
 	more(100)
 	otherBefore, _ := other.slow()
 	idleBefore, _ := idle.slow()
-	for range 3 {
+	for i := range 4 {
 		more(100)
-		end := intrude(t, "192.0.2.1", "192.0.2.2")
+		end := func() { sh(t, fmt.Sprintf(railRate, "a0")) }
+		if i%2 == 0 {
+			end = intrude(t, "192.0.2.1", "192.0.2.2")
+		} else {
+			sh(t, fmt.Sprintf(railRate, "a0")+" delay 30ms")
+		}
 		took := until("the connection over the disturbed rail has a slow network", func() bool { _, now := busy.slow(); return now })
 		end()
 		over := until("it is over", func() bool { _, now := busy.slow(); return !now })
-		t.Logf("slow network after %v; over %v after the other flow ended", took, over)
+		t.Logf("slow network after %v; over %v after the disturbance ended", took, over)
 	}
 	for _, f := range []struct {
 		*railFlow
