@@ -16,8 +16,8 @@ var errStalled = errors.New("the kernel has not returned from a call")
 const callFor = time.Second
 
 // calls are the calls into the kernel for one object that may stall: each is made
-// by a goroutine of its own, and waited for by the caller for a bounded time. While
-// one has not returned no other is made.
+// by a goroutine of its own, and waited for by the caller for a bounded time. Once
+// one was given up, no other is made until it has returned.
 type calls struct {
 	stalled atomic.Pointer[string]
 }

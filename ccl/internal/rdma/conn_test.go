@@ -708,15 +708,7 @@ func BenchmarkConnect(b *testing.B) {
 func TestKept(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
 	a, b := connect(t, f, quick)
-	mem, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	region, err := Register(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mem, region := registered(t, 1<<20)
 	if _, err := Register(mem[100:200]); err == nil {
 		t.Error("a part was registered twice")
 	}

@@ -307,15 +307,7 @@ func TestSlowRegistration(t *testing.T) {
 // can be closed again.
 func TestDeregistrationFails(t *testing.T) {
 	f, a, b := connected(t, quick)
-	mem, err := unix.Mmap(-1, 0, 64<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(mem)
-	region, err := Register(mem)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mem, region := registered(t, 64<<10)
 	if n, _, err := a.SendKept(mem); n != len(mem) || err != nil || a.m.tx.kept == 0 {
 		t.Fatal(n, err)
 	}

@@ -173,7 +173,7 @@ func (r *Region) known(d *device) (registered, asked bool) {
 	case <-g.done:
 		return g.err == nil, true
 	default:
-		return false, true // for now
+		return false, true // it is under way: what is sent meanwhile is copied
 	}
 }
 

@@ -33,11 +33,7 @@ func pairOfLinks(tb testing.TB, recorded bool, f func(a, b Link)) {
 		if err != nil {
 			return err
 		}
-		var line [LinePayload]byte
-		if err := writeLine(m, l, nil, 0); err != nil {
-			return err
-		}
-		if _, _, err := readLine(m, l, line[:]); err != nil {
+		if err := meet(m, l); err != nil {
 			return err
 		}
 		if rank == 1 {
@@ -49,6 +45,15 @@ func pairOfLinks(tb testing.TB, recorded bool, f func(a, b Link)) {
 		f(l, <-links)
 		return nil
 	})
+}
+
+// meet returns when both ends of a link have heard of each other.
+func meet(m Mesh, l Link) error {
+	if err := writeLine(m, l, nil, 0); err != nil {
+		return err
+	}
+	_, _, err := readLine(m, l, make([]byte, LinePayload))
+	return err
 }
 
 // move sends b and receives it.

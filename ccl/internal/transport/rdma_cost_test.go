@@ -166,11 +166,7 @@ func TestRDMAConnectsOnFirstUse(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		var line [LinePayload]byte
-		if err := writeLine(m, l, nil, 0); err != nil {
-			return err
-		}
-		if _, _, err := readLine(m, l, line[:]); err != nil || rank > 0 {
+		if err := meet(m, l); err != nil || rank > 0 {
 			return err
 		}
 		return eventually(m, "a queue pair for each of 2 lanes and 2 paths, with rank 1", func() bool {
