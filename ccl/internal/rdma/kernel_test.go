@@ -10,7 +10,6 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs/verbstest"
-	"golang.org/x/sys/unix"
 )
 
 // What the kernel, or a device, does to calls: it fails them, or does not return.
