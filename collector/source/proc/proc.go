@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -70,7 +71,8 @@ type Source struct {
 type watch struct {
 	pid      int   // as this /proc has it
 	met      bool  // the process was there once
-	searched int64 // when it was last looked for under other pids, ns
+	searched int64 // when it was last looked for under other pids, ns; 0: it was not
+	doubt    error // of that search
 	anchor   int64 // its recorder's last anchor when it was not found, ns; 0: it was not looked for
 	ring     [samples]sample
 	n        int
@@ -93,6 +95,7 @@ type target struct {
 	p      *source.Process
 	pid    int
 	inner  int // its own pid where it is
+	path   string
 	start  uint64
 	idle   bool
 	search bool // under other pids, when it is not found
@@ -102,6 +105,7 @@ type sight struct {
 	target
 	state  diagnosis.ProcState // ProcGone, too, when it left in good order
 	absent bool                // there is no such process under the target's pid
+	doubt  bool                // err is that it may be one of several
 	asleep []int
 	ticks  uint
 	bytes  uint64
@@ -148,16 +152,18 @@ func (s *Source) Update(v *source.View) error {
 			if w.foreign && !p.Dead() && (p.Closed || v.Now-p.Anchor.Mono >= silent) {
 				s.set(p, gone(p), v.Now)
 			}
-			if !w.foreign && !w.hangs && (!p.Dead() || p.Appended > w.appended) {
-				search := !w.met && (w.searched == 0 || v.Now-w.searched >= searchEvery)
-				if search {
-					w.searched = v.Now
-				}
-				f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.StartTime, w.idle(), search})
+			if w.foreign || w.hangs || p.Dead() && p.Appended <= w.appended {
+				continue
 			}
+			search := !w.met && !w.missed
+			if search && w.searched != 0 && v.Now-w.searched < searchEvery {
+				errs = append(errs, w.doubt)
+				continue
+			}
+			f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.Path, p.StartTime, w.idle(), search})
 		}
 		if len(f.targets) == 0 {
-			return errs[0]
+			return errors.Join(errs...)
 		}
 		s.flight = f
 		go s.look(f)
@@ -242,11 +248,13 @@ func (s *Source) look(f *flight) {
 			if all == nil {
 				all = s.byStart()
 			}
-			for _, pid := range all[t.start] {
-				if st, err := s.status(pid); err == nil && len(st.NSpids) > 1 && st.NSpids[len(st.NSpids)-1] == uint64(t.inner) {
-					t.pid = pid
-					seen[i] = s.see(t)
-				}
+			switch pids := s.inside(all[t.start], &t); len(pids) {
+			case 0:
+			case 1:
+				t.pid = pids[0]
+				seen[i] = s.see(t)
+			default:
+				seen[i] = sight{target: t, doubt: true, err: fmt.Errorf("pid %d of a container may be any of %d processes here", t.inner, len(pids))}
 			}
 		}
 	}
@@ -265,12 +273,33 @@ func (s *Source) byStart() map[uint64][]int {
 	return all
 }
 
-func (s *Source) status(pid int) (procfs.ProcStatus, error) {
-	p, err := s.fs.Proc(pid)
-	if err != nil {
-		return procfs.ProcStatus{}, err
+// inside returns those of the processes that have the target's pid in their own
+// namespace, and of several such the one that maps its recorder.
+func (s *Source) inside(pids []int, t *target) (found []int) {
+	for _, pid := range pids {
+		if o, err := s.fs.Proc(pid); err == nil {
+			if st, err := o.NewStatus(); err == nil && len(st.NSpids) > 1 && st.NSpids[len(st.NSpids)-1] == uint64(t.inner) {
+				found = append(found, pid)
+			}
+		}
 	}
-	return p.NewStatus()
+	if len(found) > 1 {
+		if i := slices.IndexFunc(found, func(pid int) bool { return s.maps(pid, t.path) }); i >= 0 {
+			return found[i : i+1]
+		}
+	}
+	return found
+}
+
+// maps reports whether a process has mapped a file.
+func (s *Source) maps(pid int, path string) bool {
+	var file syscall.Stat_t
+	p, err := s.fs.Proc(pid)
+	if err != nil || syscall.Stat(path, &file) != nil {
+		return false
+	}
+	maps, err := p.ProcMaps()
+	return err == nil && slices.ContainsFunc(maps, func(m *procfs.ProcMap) bool { return m.Inode == file.Ino && m.Dev == file.Dev })
 }
 
 func (s *Source) see(t target) sight {
@@ -335,7 +364,14 @@ func (s *Source) apply(v *sight, now int64) error {
 	if w == nil {
 		return nil
 	}
+	w.doubt = nil
+	if v.absent || v.doubt {
+		w.searched = now
+	}
 	if v.err != nil {
+		if v.doubt {
+			w.doubt = v.err
+		}
 		s.set(p, diagnosis.ProcUnknown, now)
 		return v.err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/procfs"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/proc"
@@ -225,6 +226,38 @@ func TestPIDOfAContainer(t *testing.T) {
 	}
 	if _ = passes(s, &v, 2); p.State != diagnosis.ProcGone {
 		t.Errorf("gone: state %v", p.State)
+	}
+}
+
+// Containers that start together have processes of the same pid and start: whose
+// recorder it is tells them apart.
+func TestSamePIDInTwoContainers(t *testing.T) {
+	tr := newTree(t)
+	p := process(42, 500, boot)
+	p.Path = filepath.Join(t.TempDir(), "rank.rec")
+	if err := os.WriteFile(p.Path, []byte("recorder"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var file syscall.Stat_t
+	if err := syscall.Stat(p.Path, &file); err != nil {
+		t.Fatal(err)
+	}
+	for pid := 9041; pid <= 9043; pid++ {
+		tr.process(pid, "S", 0, 500, 0)
+		tr.write(fmt.Sprintf("%d/status", pid), fmt.Sprintf("Name:\tpython3\nNSpid:\t%d\t42\n", pid))
+		tr.write(fmt.Sprintf("%d/maps", pid), "7f0000000000-7f0000001000 r--p 00000000 00:00 0 \n")
+	}
+	v := source.View{Processes: []*source.Process{p}}
+	s := open(t, tr.root)
+	if err := passes(s, &v, 1); err == nil || p.State != diagnosis.ProcUnknown {
+		t.Errorf("any of three: state %v, error %v", p.State, err)
+	}
+	if err := passes(s, &v, 5); err == nil || p.State != diagnosis.ProcUnknown {
+		t.Errorf("any of three: state %v, error %v", p.State, err)
+	}
+	tr.write("9042/maps", fmt.Sprintf("7f0000000000-7f0000001000 rw-s 00000000 %x:%x %d %s\n", unix.Major(file.Dev), unix.Minor(file.Dev), file.Ino, p.Path))
+	if err := passes(s, &v, 10); err != nil || p.State != diagnosis.ProcRunning || p.HostPID != 9042 {
+		t.Errorf("state %v of pid %d, error %v", p.State, p.HostPID, err)
 	}
 }
 
