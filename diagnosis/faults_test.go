@@ -227,6 +227,8 @@ func TestHealthyJobsAreLeftAlone(t *testing.T) {
 			{Every: rapid.IntRange(15, 60).Draw(t, "every"), Length: 2 * time.Second, Spread: time.Second, Mark: record.MarkCheckpoint, IO: true, Rank: diagnosistest.AllRanks},
 			{Every: 70, Length: 5 * time.Second, Spread: time.Second, Mark: record.MarkEvaluation, Rank: diagnosistest.AllRanks},
 		}
+		cfg.NoConns = rapid.Bool().Draw(t, "noConns")
+		cfg.Groups = cfg.NoConns && rapid.Bool().Draw(t, "groups")
 		if cfg.DP > 1 && rapid.Bool().Draw(t, "resize") {
 			cfg.ResizeAt = 40
 		}

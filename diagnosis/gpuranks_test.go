@@ -17,7 +17,7 @@ import (
 
 func TestAnyHangOfGPURanksIsNamed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		cfg := diagnosistest.Config{NoConns: true}
+		cfg := diagnosistest.Config{NoConns: true, Groups: rapid.Bool().Draw(t, "groups")}
 		world := topology(t, &cfg)
 		f := diagnosistest.Fault{
 			Kind: rapid.SampledFrom([]diagnosistest.FaultKind{diagnosistest.Kill, diagnosistest.Stop, diagnosistest.Hang}).Draw(t, "kind"),

@@ -123,6 +123,7 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 		case waitTransfer:
 			// Nothing tells the connection: too little to act on one of the ranks soon.
 			c.kind, c.suspect, c.confirm = causeTransfer, usual, max(int64(cfg.Grace), usual)
+			c.since = x.last
 		default:
 			return c, false
 		}
@@ -269,8 +270,11 @@ func (e *Engine) knownAt(n int32) int64 {
 		}
 		return p.known(n)
 	}
-	if x := &e.hang.nodes[e.extra(n)]; x.kind == waitConn {
+	switch x := &e.hang.nodes[e.extra(n)]; x.kind {
+	case waitConn:
 		return min(p.known(x.src), p.known(x.dst))
+	case waitTransfer:
+		return x.known
 	}
 	return p.now
 }

@@ -356,6 +356,38 @@ func TestRules(t *testing.T) {
 			j.conn(c, 2, 0).RxWaitingSince = ago(3)
 			j.conn(c, 0, 1).RxWaitingSince = ago(3)
 		}, "confirmed noncommunication_hang 2 idle", ""},
+		{"a group, and no connection tells anything: GPU ranks", func(j *job) {
+			c := j.comm("pp", 0, 1, 2, 3)
+			for _, i := range []int{0, 1, 2} {
+				j.enter(c, i, record.Group, 3)
+			}
+		}, "confirmed noncommunication_hang 3 idle", "rank 3 has not entered Group"},
+		{"a group that waits for who waits elsewhere, without connections", func(j *job) {
+			j.ev.Comms = make([]diagnosis.Comm, 0, 2)
+			c := j.comm("pp", 0, 1, 2, 3)
+			for _, i := range []int{0, 1, 2} {
+				j.enter(c, i, record.Group, 3)
+			}
+			j.allBut(j.comm("dp", 3, 4), 3, 1)
+		}, "confirmed noncommunication_hang 4 idle", ""},
+		{"a group with a dead rank in it, without connections", func(j *job) {
+			c := j.comm("pp", 0, 1, 2, 3)
+			for i := range c.Members {
+				j.enter(c, i, record.Group, 3)
+			}
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcStopped, ago(2.9)
+		}, "confirmed noncommunication_hang 2 process_stopped", ""},
+		{"all are in groups, without connections", func(j *job) {
+			c := j.comm("pp", 0, 1)
+			j.enter(c, 0, record.Group, 9)
+			j.enter(c, 1, record.Group, 9)
+		}, "suspected communication_hang 0,1 stalled", "no connection of pp reports"},
+		{"queued behind, without connections", func(j *job) {
+			c := j.comm("pp", 0, 1, 2)
+			j.pair(c, 0, record.Send, 1, 3)
+			c.Members[0].Enqueued++
+			j.pair(c, 1, record.Recv, 2, 3)
+		}, "confirmed noncommunication_hang 2 idle", ""},
 		{"queued behind: the word on the last call is not on this one", func(j *job) {
 			c := j.comm("pp", 0, 1, 2)
 			j.pair(c, 0, record.Send, 1, 3)
@@ -366,6 +398,11 @@ func TestRules(t *testing.T) {
 		{"everyone is in and no connection says more", func(j *job) { j.allBut(j.comm("dp", 0, 1), 9) },
 			"suspected communication_hang 0,1 stalled", "no connection of dp reports"},
 
+		{"the last has only just come, and no connection says more", func(j *job) {
+			c := j.comm("dp", 0, 1)
+			j.enter(c, 0, record.AllReduce, 9)
+			j.enter(c, 1, record.AllReduce, 0.2)
+		}, "", ""},
 		{"one calls another operation", func(j *job) {
 			c := j.comm("dp", 0, 1, 2, 3)
 			j.allBut(c, 3)

@@ -19,6 +19,7 @@ type hangScratch struct {
 	away    int64      // the longest that any rank was outside before what it is in now, ns
 	starts  []int32
 	open    []int32 // members of one communicator
+	blind   []int32 // of them, those that nothing says for whom they wait
 
 	joined, outside int // ranks in communicators; of them in no operation
 
@@ -40,6 +41,8 @@ type waitNode struct {
 	coll     record.CollKind
 	waiting  int   // members inside the operation
 	since    int64 // of the first that entered; of the last byte for a connection
+	last     int64 // of anything in the communicator, for a transfer
+	known    int64 // how far that is known
 }
 
 type waitKind uint8
@@ -111,7 +114,7 @@ func said(m *Member) bool { return m.Enqueued <= m.Finished+1 }
 func (e *Engine) waitsIn(ci int32) {
 	p, s := &e.pass, &e.hang
 	c := &p.ev.Comms[ci]
-	s.open = s.open[:0]
+	s.open, s.blind = s.open[:0], s.blind[:0]
 	for i := range c.Members {
 		m := &c.Members[i]
 		w := p.world(m.World)
@@ -130,12 +133,19 @@ func (e *Engine) waitsIn(ci int32) {
 		}
 		switch {
 		case m.Coll == record.Group, e.comms[ci].p2p && !said(m):
-			e.waitsAtConns(ci, int32(i), e.unknown())
+			if len(e.connsOf(ci)) == 0 {
+				s.blind = append(s.blind, int32(i))
+			} else {
+				e.waitsAtConns(ci, int32(i), e.unknown())
+			}
 		case pointToPoint(m.Coll):
 			e.waitsForPeer(ci, int32(i))
 		default:
 			s.open = append(s.open, int32(i))
 		}
+	}
+	if len(s.blind) > 0 {
+		e.waitsBlind(ci)
 	}
 	if len(s.open) == 0 {
 		return
@@ -228,6 +238,28 @@ func (e *Engine) waitsMixed(ci int32) {
 	}
 }
 
+// waitsBlind adds the waits of members in sends and receives whose peers are not
+// told, in a communicator without connections that could tell (GPUs of one node):
+// for all members that are in nothing there. Those that wait elsewhere lead on, and
+// who works is soon there.
+func (e *Engine) waitsBlind(ci int32) {
+	s := &e.hang
+	members := e.pass.ev.Comms[ci].Members
+	node := int32(-1)
+	for i := range members {
+		if m := &members[i]; e.openFor(m) >= 0 || !inComm(m) {
+			continue
+		}
+		if node < 0 {
+			node = e.missing(ci, s.blind)
+		}
+		e.blameMember(ci, node, int32(i), e.hang.nodes[e.extra(node)].since)
+	}
+	if node < 0 {
+		e.operation(waitTransfer, ci, s.blind)
+	}
+}
+
 // missing adds a node for an operation with missing members, and the waits of
 // those inside for it.
 func (e *Engine) missing(ci int32, open []int32) int32 {
@@ -240,6 +272,15 @@ func (e *Engine) operation(kind waitKind, ci int32, open []int32) int32 {
 	op := waitNode{kind: kind, comm: ci, conn: -1, seq: first.Finished + 1, coll: first.Coll, waiting: len(open), since: never}
 	for _, i := range open {
 		op.since = min(op.since, c.Members[i].StartedAt)
+	}
+	if kind == waitTransfer {
+		op.known = e.pass.now
+		for _, i := range open {
+			op.known = min(op.known, e.pass.known(c.Members[i].World))
+		}
+		for i := range c.Members {
+			op.last = max(op.last, c.Members[i].StartedAt, c.Members[i].FinishedAt)
+		}
 	}
 	node := e.addNode(op)
 	for _, i := range open {

@@ -25,6 +25,7 @@ type Config struct {
 	Hiccup   time.Duration // longest scheduling hiccup, at one computation in fifty: 40 ms; negative for none
 	NoSteps  bool          // the program marks no steps
 	NoConns  bool          // the transport reports no connections
+	Groups   bool          // sends and receives are groups, which name no peer
 	World    bool          // every step ends with an operation of all ranks, on a communicator of their own
 
 	ReportEvery time.Duration // of an agent: 100 ms
@@ -575,6 +576,9 @@ func (j *Job) enter(r *rank, c *comm, k record.CollKind, peer int) {
 	m := r.member[c]
 	me := j.memberOf(r, c)
 	m.Coll, m.Peer, m.Bytes = k, int32(peer), 1<<20
+	if j.cfg.Groups && peer >= 0 {
+		m.Coll, m.Peer = record.Group, -1
+	}
 	m.Enqueued++
 	m.Started++
 	m.EnqueuedAt, m.StartedAt = j.now, j.now
