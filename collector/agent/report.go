@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -22,6 +23,7 @@ type reported struct {
 
 type rankWords struct {
 	said     bool
+	pid      int32
 	proc     diagnosis.ProcState
 	procAt   int64
 	cpu      float32
@@ -76,7 +78,6 @@ func (j *job) report() *wire.Report {
 			break
 		}
 	}
-	rep.Full = room > 0
 	return rep
 }
 
@@ -96,14 +97,14 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		said.comms, said.conns = map[uint16]commWords{}, map[uint32]record.ConnStatus{}
 	}
 	mark, markAt := r.openMark()
-	now := rankWords{true, p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU}
+	now := rankWords{true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU}
 	if now != said.rank {
 		if room == 0 {
 			return 0
 		}
 		said.rank = now
 		w := &wire.Rank{
-			WorldRank: p.Rank, WorldSize: p.WorldSize, Pid: p.PID, Attempt: p.Attempt, CreatedUnixNs: p.Created.UnixNano(),
+			WorldRank: p.Rank, WorldSize: p.WorldSize, Pid: now.pid, Attempt: p.Attempt, CreatedUnixNs: p.Created.UnixNano(),
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
 			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
 			Xid: now.xid,

@@ -39,6 +39,21 @@ func TestReportsNamesOnce(t *testing.T) {
 	}
 }
 
+// The pid that is reported is the one that an operator finds on the node.
+func TestReportsPIDOfTheNode(t *testing.T) {
+	p := process()
+	p.PID = 7
+	r := &rank{p: p, job: &job{}}
+	newAgent(t).learn(r)
+	for _, want := range []int32{7, 9042} {
+		var rep wire.Report
+		if r.report(&rep, 100); len(rep.Ranks) != 1 || rep.Ranks[0].Pid != want {
+			t.Errorf("reported %v, want pid %d", rep.Ranks, want)
+		}
+		p.HostPID = 9042
+	}
+}
+
 // Ranks and connections that change all the time keep no other from being reported.
 func TestReportsAreFair(t *testing.T) {
 	a := newAgent(t)

@@ -79,10 +79,10 @@ type node struct {
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
 }
 
-// process identifies the process that a rank's entry describes.
+// process identifies the process that a rank's entry describes; its pid does not:
+// it may be known in a container only at first.
 type process struct {
 	node    int32
-	pid     int32
 	created int64 // unix ns by its node's clock
 
 	overflow uint64 // of its recorder's tables
@@ -204,7 +204,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		s.ev.Ranks = append(s.ev.Ranks, diagnosis.Rank{Node: -1})
 	}
 	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
-	if q := (process{node: n, pid: w.Pid, created: w.CreatedUnixNs}); p.node != q.node || p.pid != q.pid || p.created != q.created {
+	if q := (process{node: n, created: w.CreatedUnixNs}); p.node != q.node || p.created != q.created {
 		// An older process of this rank is of no interest, and of two agents that tell of
 		// one process (a node was renamed), the one that is heard speaks.
 		if p.node >= 0 && (q.created < p.created || q.created == p.created && s.nodes[p.node].stream != nil) {

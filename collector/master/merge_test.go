@@ -115,7 +115,7 @@ func FuzzMerge(f *testing.F) {
 
 // report is a well-formed full report of n ranks in one communicator.
 func report(n int32, attempt uint32) *wire.Report {
-	r := &wire.Report{Sequence: 1, MonoSentNs: 1e9, Full: true}
+	r := &wire.Report{Sequence: 1, MonoSentNs: 1e9}
 	for i := range n {
 		r.Ranks = append(r.Ranks, &wire.Rank{WorldRank: i, WorldSize: n, Pid: 100 + i, Attempt: attempt, CreatedUnixNs: 1e18, Proc: uint32(diagnosis.ProcRunning), Step: 3})
 		r.Members = append(r.Members, &wire.Member{
@@ -161,6 +161,14 @@ func TestMerge(t *testing.T) {
 		s.merge(n, report(4, 0), now)
 		if err := check(s); err != nil || len(ev.Conns) != before || len(ev.Arrivals) != 1 || s.refused != 0 {
 			t.Errorf("merging again: %v; %d connections, %d arrivals, %d refused", err, len(ev.Conns), len(ev.Arrivals), s.refused)
+		}
+	})
+	t.Run("the pid on its node is found out later", func(t *testing.T) {
+		r := report(4, 0)
+		r.Ranks[2].Pid, r.Members = 9042, nil
+		s.merge(n, r, now)
+		if err := check(s); err != nil || ev.Ranks[2].PID != 9042 || ev.Comms[0].Members[2].World != 2 || s.refused != 0 {
+			t.Errorf("%v; pid %d, member %+v, %d refused", err, ev.Ranks[2].PID, ev.Comms[0].Members[2], s.refused)
 		}
 	})
 	t.Run("an agent that left knows nothing", func(t *testing.T) {

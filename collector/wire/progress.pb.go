@@ -314,7 +314,6 @@ type Report struct {
 	RealSentNs    int64                  `protobuf:"varint,3,opt,name=real_sent_ns,json=realSentNs,proto3" json:"real_sent_ns,omitempty"` // agent's real-time clock at sending, unix ns
 	Echo          *ClockEcho             `protobuf:"bytes,4,opt,name=echo,proto3" json:"echo,omitempty"`                                  // the last ack, for the lower bound of the clock offset
 	LateNs        int64                  `protobuf:"varint,5,opt,name=late_ns,json=lateNs,proto3" json:"late_ns,omitempty"`               // how much longer than intended the agent's loop slept since the last report, at worst
-	Full          bool                   `protobuf:"varint,6,opt,name=full,proto3" json:"full,omitempty"`                                 // the last one of a full state: everything has been said
 	Ranks         []*Rank                `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
 	Members       []*Member              `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
 	Connections   []*Connection          `protobuf:"bytes,9,rep,name=connections,proto3" json:"connections,omitempty"`
@@ -386,13 +385,6 @@ func (x *Report) GetLateNs() int64 {
 		return x.LateNs
 	}
 	return 0
-}
-
-func (x *Report) GetFull() bool {
-	if x != nil {
-		return x.Full
-	}
-	return false
 }
 
 func (x *Report) GetRanks() []*Rank {
@@ -479,9 +471,9 @@ func (x *ClockEcho) GetMonoReceivedNs() int64 {
 // Rank is one rank's process.
 type Rank struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorldRank     int32                  `protobuf:"varint,1,opt,name=world_rank,json=worldRank,proto3" json:"world_rank,omitempty"` // in the job; reports without a rank are not sent
-	WorldSize     int32                  `protobuf:"varint,2,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"` // ranks that the job is meant to have
-	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	WorldRank     int32                  `protobuf:"varint,1,opt,name=world_rank,json=worldRank,proto3" json:"world_rank,omitempty"`               // in the job; reports without a rank are not sent
+	WorldSize     int32                  `protobuf:"varint,2,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`               // ranks that the job is meant to have
+	Pid           int32                  `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`                                            // as its node has it; its own in a container when the agent does not know better
 	Attempt       uint32                 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`                                    // restart count of the job
 	CreatedUnixNs int64                  `protobuf:"varint,5,opt,name=created_unix_ns,json=createdUnixNs,proto3" json:"created_unix_ns,omitempty"` // when its recorder was created, by the node's real-time clock; orders the processes of one rank and attempt
 	Proc          uint32                 `protobuf:"varint,6,opt,name=proc,proto3" json:"proc,omitempty"`                                          // diagnosis.ProcState
@@ -1487,7 +1479,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\x9f\x03\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\x91\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -1495,13 +1487,12 @@ const file_progress_proto_rawDesc = "" +
 	"\freal_sent_ns\x18\x03 \x01(\x03R\n" +
 	"realSentNs\x12/\n" +
 	"\x04echo\x18\x04 \x01(\v2\x1b.lockstep.wire.v1.ClockEchoR\x04echo\x12\x17\n" +
-	"\alate_ns\x18\x05 \x01(\x03R\x06lateNs\x12\x12\n" +
-	"\x04full\x18\x06 \x01(\bR\x04full\x12,\n" +
+	"\alate_ns\x18\x05 \x01(\x03R\x06lateNs\x12,\n" +
 	"\x05ranks\x18\a \x03(\v2\x16.lockstep.wire.v1.RankR\x05ranks\x122\n" +
 	"\amembers\x18\b \x03(\v2\x18.lockstep.wire.v1.MemberR\amembers\x12>\n" +
 	"\vconnections\x18\t \x03(\v2\x1c.lockstep.wire.v1.ConnectionR\vconnections\x125\n" +
 	"\barrivals\x18\n" +
-	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\"R\n" +
+	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivalsJ\x04\b\x06\x10\a\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
 	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\x9c\x03\n" +

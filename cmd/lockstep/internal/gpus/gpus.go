@@ -2,6 +2,7 @@
 package gpus
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -87,7 +88,7 @@ func look(ctx context.Context, gpus source.Source, dir string) (*seen, error) {
 			s := &seen{GPUs: v.GPUs, Ranks: []rank{}}
 			for _, p := range v.Processes {
 				if p.GPU.Seen && !p.Closed {
-					s.Ranks = append(s.Ranks, rank{p.Job, p.Rank, p.PID, int(p.GPU.Index)})
+					s.Ranks = append(s.Ranks, rank{p.Job, p.Rank, cmp.Or(p.HostPID, p.PID), int(p.GPU.Index)})
 				}
 			}
 			return s, nil
