@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 )
 
@@ -45,4 +46,27 @@ func processStart(pid int) (start uint64, dead bool, err error) {
 	}
 	state := fields[0][0]
 	return start, state == 'Z' || state == 'X', nil
+}
+
+// processInside finds a living process by its start and by the pid that it has in
+// a namespace of its own: the last of NSpid in /proc/PID/status (proc(5)).
+func processInside(inner int, start uint64) (pid int, ok bool) {
+	names, _ := filepath.Glob("/proc/[1-9]*") // the pattern is well-formed
+	for _, name := range names {
+		pid, err := strconv.Atoi(filepath.Base(name))
+		if err != nil {
+			continue
+		}
+		if s, dead, err := processStart(pid); err != nil || dead || s != start {
+			continue
+		}
+		status, _ := os.ReadFile(filepath.Join(name, "status")) // it may have ended just now
+		for line := range bytes.Lines(status) {
+			pids, found := bytes.CutPrefix(line, []byte("NSpid:"))
+			if f := bytes.Fields(pids); found && len(f) > 1 && string(f[len(f)-1]) == strconv.Itoa(inner) {
+				return pid, true
+			}
+		}
+	}
+	return 0, false
 }

@@ -346,6 +346,19 @@ func (r *Reader) Alive() bool {
 	return err == nil && !dead && start == r.static.StartTime
 }
 
+// Process returns the pid by which this program's /proc has the process, and
+// whether it still exists. In a container the process has another pid than here,
+// Header().PID, so all of /proc is searched when there is none such.
+func (r *Reader) Process() (pid int, alive bool) {
+	if pid := int(r.static.PID); r.Alive() {
+		return pid, true
+	}
+	if boot, err := bootID(); err != nil || boot != r.static.BootID {
+		return 0, false
+	}
+	return processInside(int(r.static.PID), r.static.StartTime)
+}
+
 // Comms appends the status of every communicator to dst, by index.
 func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 	r.guard(func() {

@@ -494,6 +494,46 @@ func TestTruncatedWhileMapped(t *testing.T) {
 	}
 }
 
+// A process in a container is found by another pid than it has there.
+func TestProcessInAContainer(t *testing.T) {
+	if dir := os.Getenv("LOCKSTEP_TEST_CONTAINED"); dir != "" {
+		fmt.Printf("path=%s\n", create(t, record.Options{Dir: dir, RingSlots: 64}).Path())
+		os.Stdin.Read(make([]byte, 1))
+		return
+	}
+	container := []string{"--pid", "--fork", "--kill-child", "--mount-proc"}
+	if out, err := exec.Command("unshare", append(container, "true")...).CombinedOutput(); err != nil {
+		t.Skipf("no PID namespace of its own can be made here: %v: %s", err, out)
+	}
+	cmd := exec.Command("unshare", append(container, os.Args[0], "-test.run=^TestProcessInAContainer$")...)
+	cmd.Env = append(os.Environ(), "LOCKSTEP_TEST_CONTAINED="+t.TempDir())
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var path string
+	for lines := bufio.NewScanner(stdout); path == "" && lines.Scan(); {
+		_, path, _ = strings.Cut(lines.Text(), "path=")
+	}
+	r := open(t, path)
+	pid, alive := r.Process()
+	if inner := int(r.Header().PID); !alive || pid == inner {
+		t.Errorf("process %d of the container is %d, alive %v", inner, pid, alive)
+	}
+	stdin.Close()
+	cmd.Wait()
+	if pid, alive := r.Process(); alive {
+		t.Errorf("process %d lives after its end", pid)
+	}
+}
+
 // A process killed in the middle of appending leaves a file that can be read.
 func TestKilledProcess(t *testing.T) {
 	if dir := os.Getenv("LOCKSTEP_TEST_KILLED"); dir != "" {

@@ -64,7 +64,7 @@ func load(path string) (*process, error) {
 	}
 	defer r.Close()
 	p := &process{path: path, ops: map[uint16]*history{}, marks: map[record.MarkCode]record.Record{}}
-	alive := r.Alive()
+	pid, alive := r.Process()
 	r.SeekTail(maxRecords)
 	p.since, p.stamped = map[uint16]uint64{}, map[uint16]bool{}
 	for _, c := range r.Comms(nil) {
@@ -109,6 +109,7 @@ func load(path string) (*process, error) {
 		p.state = closed
 	case alive:
 		p.state = running
+		p.header.PID = int32(pid) // as an operator finds it, though the rank be in a container
 		p.kernel = kernelState(p.header.PID)
 	default:
 		p.state = died
