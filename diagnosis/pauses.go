@@ -106,8 +106,9 @@ type excuse struct {
 // excuseOf judges a rank that others wait for and that waits for nobody. ci is
 // the communicator where they wait.
 //
-// The rule for soft reasons: idle (no CPU, no I/O) has ConfirmAfter, or twice
-// what this job has recovered from, or as long as it is away for less than twice
+// The rule for soft reasons: none is suspected before three times what the rank
+// takes between two operations on average (MaxSuspectAfter at most). Idle (no CPU,
+// no I/O) has ConfirmAfter, or twice what this job has recovered from, or as long as it is away for less than twice
 // what those who wait were away for. Computing has Grace, or three times the
 // longest own time of any rank so far. A mark or I/O has the same once such a
 // pause has completed in this job, and MaxPatience before. An idle rank has
@@ -134,7 +135,9 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 	}
 	usual := e.suspectAfter(&e.comms[ci])
 	away := e.hang.away
-	x.suspect = usual
+	// Computing between two operations is what it does, on its GPU perhaps, which takes no CPU.
+	own := 3 * float64(e.sums[rank].own) / float64(max(e.sums[rank].ops, 1))
+	x.suspect = max(usual, int64(min(own, float64(cfg.MaxSuspectAfter))))
 	switch {
 	case paused(r.Mark):
 		x.reason, x.confirm = r.Mark.String(), e.patienceFor(e.markLength(r.Mark))

@@ -313,6 +313,17 @@ func TestUnevenPausesOfAll(t *testing.T) {
 	}
 }
 
+// TestLongComputations: a rank that computes for seconds between two operations, as
+// it always does, is not hung, whether its CPU computes or its GPU.
+func TestLongComputations(t *testing.T) {
+	for seed := range uint64(8) {
+		cfg := diagnosistest.Config{Seed: seed, DP: 2, TP: 2, PP: 4, Micro: 4, Compute: 2 * time.Second, Noise: 0.1, OnGPU: seed%2 == 0}
+		if h := run(cfg, 10*time.Minute); len(h.first) != 0 {
+			t.Errorf("%+v\n%s", cfg, h)
+		}
+	}
+}
+
 // TestUnevenPipeline: a last stage that also computes the loss does more work than
 // the others. Its ranks are no stragglers, also where all stages share a communicator.
 func TestUnevenPipeline(t *testing.T) {

@@ -25,6 +25,7 @@ type Config struct {
 	Hiccup   time.Duration // longest scheduling hiccup, at one computation in fifty: 40 ms; negative for none
 	NoSteps  bool          // the program marks no steps
 	NoConns  bool          // the transport reports no connections
+	OnGPU    bool          // computing takes no CPU
 	Groups   bool          // sends and receives are groups, which name no peer
 	World    bool          // every step ends with an operation of all ranks, on a communicator of their own
 

@@ -89,7 +89,7 @@ func (j *Job) cpu(r *rank) float32 {
 		return 0.97
 	case r.stuck != 0:
 		return 0.9*(1-stuck) + 0.01
-	case r.sleeping:
+	case r.sleeping || j.cfg.OnGPU:
 		return 0.03
 	}
 	return 0.6 + 0.4*j.rng.Float32()
