@@ -231,6 +231,31 @@ func TestFlaps(t *testing.T) {
 	}
 }
 
+// A port's count does not go back when its interface gets another name.
+func TestFlapsOfARenamedInterface(t *testing.T) {
+	m := newMachine(t)
+	m.roce("mlx5_0", "0000:18:00.0", "ens1np0", 4)
+	r := start(t, m, nil)
+	r.probe()
+	m.netdev("ens1np0", 4, true, 5)
+	r.probe()
+	if p := r.port("mlx5_0"); p.Flaps != 3 {
+		t.Fatalf("%+v", p)
+	}
+	m.remove("class/net/ens1np0")
+	m.netdev("rail0", 4, true, 5)
+	m.write("class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "rail0\n")
+	r.probe()
+	if p := r.port("mlx5_0"); p.Flaps != 3 || len(p.Links) != 1 || p.Links[0].NetDev != "rail0" {
+		t.Errorf("renamed: %+v", p)
+	}
+	m.netdev("rail0", 4, true, 6)
+	r.probe()
+	if p := r.port("mlx5_0"); p.Flaps != 4 {
+		t.Errorf("after another flap: %+v", p)
+	}
+}
+
 // Without the kernel's count, announcements are what there is.
 func TestFlapsOfOldKernels(t *testing.T) {
 	m := newMachine(t)

@@ -86,7 +86,8 @@ type history struct {
 	downAt     int64
 	flapAt     int64
 	readErrors uint64
-	links      []*linkHistory
+	links      []*linkHistory // as seenPort.links: the port's own interface first
+	former     int64          // flaps of the port less those of the first of links, which has not always been it
 }
 
 type linkHistory struct {
@@ -245,17 +246,31 @@ func (s *Source) takePort(p *seenPort, began int64) {
 	if len(p.links) == 0 {
 		return // an interface that is gone, or in trouble, is told of as it was
 	}
-	h.links = slices.DeleteFunc(h.links, func(l *linkHistory) bool {
-		return !slices.ContainsFunc(p.links, func(n seenLink) bool { return n.name == l.name })
-	})
-	for _, l := range p.links {
-		i := slices.IndexFunc(h.links, func(o *linkHistory) bool { return o.name == l.name })
-		if i < 0 {
-			h.links = append(h.links, &linkHistory{seenLink: l})
-		} else if h.links[i].observe(l) {
+	flaps, links := h.flaps(), make([]*linkHistory, len(p.links))
+	for i, l := range p.links {
+		at := slices.IndexFunc(h.links, func(o *linkHistory) bool { return o.name == l.name })
+		if at < 0 {
+			links[i] = &linkHistory{seenLink: l}
+		} else {
+			links[i] = h.links[at]
+		}
+		if i == 0 && at != 0 { // another one: the port's count goes on
+			h.former = int64(flaps) - int64(links[0].flaps)
+		}
+		if links[i].observe(l) {
 			h.flapAt = began
 		}
 	}
+	h.links = links
+}
+
+// flaps is how often the port went down: by its own interface, not a bond's
+// members, or by what probes saw.
+func (h *history) flaps() uint64 {
+	if len(h.links) == 0 {
+		return h.downs
+	}
+	return max(h.downs, uint64(max(h.former+int64(h.links[0].flaps), 0)))
 }
 
 // observe notes a port's state.
@@ -393,12 +408,9 @@ func (s *Source) publish(v *source.View) {
 func (h *history) port() collector.NICPort {
 	p := h.last
 	p.DownAt, p.FlapAt, p.ReadErrors = h.downAt, h.flapAt, h.readErrors
-	p.Flaps = h.downs
-	for i, l := range h.links {
+	p.Flaps = h.flaps()
+	for _, l := range h.links {
 		p.Links = append(p.Links, collector.NICLink{NetDev: l.name, Up: l.up && !p.Gone, Flaps: l.flaps})
-		if i == 0 {
-			p.Flaps = max(p.Flaps, l.flaps) // the port's own interface, not a bond's members
-		}
 	}
 	if p.Gone {
 		p = collector.NICPort{
