@@ -144,10 +144,14 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	}
 	c.place = algo.NewPlace(c.rank, nodes, cores)
 	c.model = algo.DefaultModel()
+	host := cfg.Interface
+	if host == "" {
+		host = ctl.Host()
+	}
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.Err, Key: ctl.Key("transport"),
-		Host: cfg.Interface, Sockets: cfg.Sockets, RDMA: c.rdma(),
+		Host: host, Sockets: cfg.Sockets, RDMA: c.rdma(),
 		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"sync"
 	"time"
 )
@@ -105,6 +106,12 @@ func (c *Control) ID() ID { return c.id }
 
 // Members is what each rank told of itself, by rank. It must not be changed.
 func (c *Control) Members() []Member { return c.members }
+
+// Host is the address of this rank's host at which the others reach it.
+func (c *Control) Host() string {
+	host, _, _ := net.SplitHostPort(c.members[c.rank].Addr) // Join has checked or made it
+	return host
+}
 
 // Listener is where this process meets other ranks: its NewID makes the ID of a
 // communicator that this rank will be rank 0 of, new processes included (Grow).
