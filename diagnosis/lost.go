@@ -86,9 +86,11 @@ func (e *Engine) lateNodes() []late {
 
 // stoppedWith reports whether the job may have stopped because a node went down
 // when it fell silent: that was before the first death, and its ranks have not
-// taken part in anything since.
+// taken part in anything since. Who works with them need not name them, but no job
+// goes on for long without some of its ranks.
 func (e *Engine) stoppedWith(n *Node, x *late, firstDeath int64) bool {
-	return x.ranks && !x.without && n.LastSeen > 0 && n.LastSeen < firstDeath && x.alive <= n.LastSeen+int64(e.cfg.SuspectAfter)
+	return x.ranks && !x.without && n.LastSeen > 0 && n.LastSeen < firstDeath &&
+		x.alive <= n.LastSeen+int64(e.cfg.SuspectAfter) && e.pass.lastFinish <= n.LastSeen+int64(e.cfg.Grace)
 }
 
 // followsLoss reports whether a death may follow from the loss of a node that was

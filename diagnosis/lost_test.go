@@ -91,6 +91,21 @@ func TestNodeThatTakesTheJobWithIt(t *testing.T) {
 			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcGone, ago(0.6)
 			return j
 		}, "confirmed noncommunication_hang 2 process_gone"},
+		{"an agent was lost long ago, and who works with its ranks does not name them", func() *job {
+			j, _ := lost(60)
+			j.ev.Comms = nil
+			a, b := j.comm("tp", 0, 1, 2, 3), j.comm("pp", 0, 4)
+			b.Members[0].Coll, b.Members[1].Coll = record.Group, record.Group
+			then := j.ev
+			then.Now, then.Nodes = ago(70), []diagnosis.Node{{Name: "node0"}, {Name: "node1"}}
+			j.engine.Diagnose(&then) // the communicators are older than that
+			for i := range a.Members {
+				idleSince(a, i, 1)
+			}
+			idleSince(b, 0, 1)
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcGone, ago(0.6)
+			return j
+		}, "confirmed noncommunication_hang 2 process_gone"},
 		{"they go on without it", func() *job {
 			j, c := lost(30)
 			abort(c, 0, 1, 2, 3)
