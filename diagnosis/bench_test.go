@@ -74,7 +74,8 @@ func advance(ev *diagnosis.Evidence) {
 
 // BenchmarkPass is one pass over 100,000 ranks × 8 communicators with a
 // connection each: between windows, at a window's end (every slow decision
-// made), and with one rank holding up the whole job. Budget: 100 ms.
+// made), while the agents of a hundredth of the nodes are lost, and with one rank
+// holding up the whole job. Budget: 100 ms.
 func BenchmarkPass(b *testing.B) {
 	const ranks = 100_000
 	b.Run("healthy", func(b *testing.B) {
@@ -99,6 +100,25 @@ func BenchmarkPass(b *testing.B) {
 			b.StopTimer()
 			advance(ev)
 			b.StartTimer()
+			if v := e.Diagnose(ev); v != nil {
+				b.Fatal(v)
+			}
+		}
+	})
+	b.Run("lost agents", func(b *testing.B) {
+		ev, e := bigJob(ranks), diagnosis.New(diagnosis.Config{})
+		for range 10 {
+			advance(ev)
+			e.Diagnose(ev)
+		}
+		for i := range ev.Nodes {
+			if ev.Nodes[i].Lost = i%100 == 0; ev.Nodes[i].Lost {
+				ev.Nodes[i].LastSeen -= 60e9
+			}
+		}
+		b.ReportAllocs()
+		for b.Loop() {
+			ev.Now += 1e6
 			if v := e.Diagnose(ev); v != nil {
 				b.Fatal(v)
 			}
