@@ -77,6 +77,7 @@ type node struct {
 	sequence uint64 // of the last report
 	lateAt   int64  // when it last reported a pause of its own
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
+	denied   bool   // it spoke for processes of which another agent tells, too
 }
 
 // process identifies the process that a rank's entry describes; its pid does not:
@@ -141,6 +142,11 @@ func (s *state) node(name string) int32 {
 // ended stays true.
 func (s *state) disconnected(n int32) {
 	s.nodes[n].stale = true
+	for i := range s.nodes {
+		if o := &s.nodes[i]; o.denied {
+			o.stale, o.denied = true, false // it may be believed now
+		}
+	}
 	for i := range s.ranks {
 		if r := &s.ev.Ranks[i]; s.ranks[i].node == n && r.Node == n && !ended(r.Proc) {
 			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
@@ -207,7 +213,8 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	if q := (process{node: n, created: w.CreatedUnixNs}); p.node != q.node || p.created != q.created {
 		// An older process of this rank is of no interest, and of two agents that tell of
 		// one process (a node was renamed), the one that is heard speaks.
-		if p.node >= 0 && (q.created < p.created || q.created == p.created && s.nodes[p.node].stream != nil) {
+		if p.node >= 0 && (q.created < p.created || q.created == p.created && s.nodes[p.node].stream != nil && !s.ev.Nodes[p.node].Lost) {
+			s.nodes[n].denied = s.nodes[n].denied || q.created == p.created
 			s.refused++
 			return
 		}

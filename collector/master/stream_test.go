@@ -219,17 +219,74 @@ func TestAgentHeardAgainSaysEverything(t *testing.T) {
 		}
 	}
 	say(t, c, nil, &wire.Report{Sequence: 2, MonoSentNs: 2e9})
+	if !asked(t, c, 2) {
+		t.Error("its silence was forgiven, and what was forgotten of its ranks not asked for")
+	}
+}
+
+// asked reports whether a resync came before the ack of a report.
+func asked(t *testing.T, c wire.Collector_ProgressClient, sequence uint64) bool {
+	t.Helper()
 	for {
 		msg, err := c.Recv()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if msg.GetResync() != nil {
-			return
+			return true
 		}
-		if msg.GetAck().GetSequence() == 2 {
-			t.Fatal("its silence was forgiven, and what was forgotten of its ranks not asked for")
+		if msg.GetAck().GetSequence() == sequence {
+			return false
 		}
+	}
+}
+
+// An agent under a new name (a pod that replaced another) is not believed while
+// the old one speaks, and is asked again when that does no more.
+func TestRenamedAgent(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		t.Run(fmt.Sprint("silent: ", silent), func(t *testing.T) {
+			m := start(t, Options{Patience: 2 * time.Second})
+			before, after := dial(t, m), dial(t, m)
+			say(t, before, hello(), nil)
+			say(t, before, nil, report(2, 0))
+			if asked(t, before, 1) {
+				t.Fatal("asked at once")
+			}
+			h := hello()
+			h.Node = "n1"
+			say(t, after, h, nil)
+			r := report(2, 0)
+			say(t, after, nil, r)
+			if asked(t, after, 1) {
+				t.Fatal("asked while another one speaks for the ranks")
+			}
+			if !silent {
+				if err := before.CloseSend(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			until := func(what string, ok func(s *collector.MasterSnapshot) bool) {
+				t.Helper()
+				for deadline := time.Now().Add(30 * time.Second); !ok(m.Snapshot()); time.Sleep(50 * time.Millisecond) {
+					if time.Now().After(deadline) {
+						t.Fatalf("never: %s: %+v", what, m.Snapshot())
+					}
+					r.Sequence++
+					say(t, after, nil, &wire.Report{Sequence: r.Sequence, MonoSentNs: int64(r.Sequence) * 1e9})
+				}
+			}
+			until("the old one is gone", func(s *collector.MasterSnapshot) bool { return s.Ranks[diagnosis.ProcUnknown] == 2 })
+			time.Sleep(2 * ackEvery)
+			r.Sequence++
+			say(t, after, nil, &wire.Report{Sequence: r.Sequence, MonoSentNs: int64(r.Sequence) * 1e9})
+			if !asked(t, after, r.Sequence) {
+				t.Error("never asked again")
+			}
+			r.Sequence++
+			say(t, after, nil, r)
+			until("it is believed", func(s *collector.MasterSnapshot) bool { return s.Ranks[diagnosis.ProcRunning] == 2 })
+		})
 	}
 }
 
