@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
@@ -42,8 +41,10 @@ func Devices() (int, error) {
 
 // Memory is what MemAlloc makes (it is what ncclMemAlloc makes): on a GPU, memory that
 // can become a window; of a CPU rank, memory that RDMA sends from where it lies.
+//
+// It outlives the communicator, and may become a window of another.
 type Memory struct {
-	dev   *cuda.Device
+	dev   *cuda.Device // a hold of its own
 	alloc *symm.Allocation
 	host  *hostMemory // instead of both, of a CPU rank
 }
@@ -61,11 +62,15 @@ func (c *Comm) MemAlloc(n int) (*Memory, error) {
 		}
 		return &Memory{host: h}, nil
 	}
-	a, err := symm.Allocate(c.gpu.comm.Device(), uint64(max(n, 1)))
+	dev, err := c.gpu.comm.Device().Driver().Device(c.cfg.Device.Ordinal())
 	if err != nil {
 		return nil, c.gpuError("MemAlloc", err)
 	}
-	return &Memory{dev: c.gpu.comm.Device(), alloc: a}, nil
+	a, err := symm.Allocate(dev, uint64(max(n, 1)))
+	if err != nil {
+		return nil, c.gpuError("MemAlloc", errors.Join(err, dev.Close()))
+	}
+	return &Memory{dev: dev, alloc: a}, nil
 }
 
 // Ptr is the CUDA device pointer, or the address of a CPU rank's memory; Size is how
@@ -119,7 +124,7 @@ func (m *Memory) Free() error {
 	if m.host != nil {
 		return m.host.free()
 	}
-	return m.alloc.Close()
+	return errors.Join(m.alloc.Close(), m.dev.Close())
 }
 
 // Window is memory of every rank that peers read and write in place.
@@ -215,7 +220,8 @@ func (c *Comm) GPUWays() (way string, sms int) {
 type Graph struct {
 	graph *cuda.Graph
 	exec  *cuda.Exec
-	comms []*Comm
+	comms []*Comm // whose operations are in it
+	of    *Stream // holds the device that it was captured on
 }
 
 // Capture collects what fn calls on s, operations of communicators among it, in a
@@ -229,11 +235,14 @@ func (s *Stream) Capture(d Device, fn func() error) (_ *Graph, err error) {
 			return nil, fail(err)
 		}
 	}
-	cs := s.gpu.stream
+	cs, before := s.gpu.stream, s.gpu.comms
 	if err := cs.BeginCapture(); err != nil {
 		return nil, fail(err)
 	}
+	s.gpu.comms = nil
 	err = fn()
+	comms := s.gpu.comms
+	s.gpu.comms = before // what is captured does not run
 	graph, endErr := cs.EndCapture()
 	if err != nil || endErr != nil {
 		if graph != nil {
@@ -245,10 +254,12 @@ func (s *Stream) Capture(d Device, fn func() error) (_ *Graph, err error) {
 	if err != nil {
 		return nil, fail(errors.Join(err, graph.Close()))
 	}
-	return &Graph{graph, exec, slices.Clone(s.gpu.comms)}, nil
+	return &Graph{graph, exec, comms, s}, nil
 }
 
-// Launch runs the graph on s, which must be of the device it was captured on.
+// Launch runs the graph on s, which must be of the device it was captured on: after
+// the operations of its communicators that were called before, and before those that
+// are called later, on whatever streams.
 func (g *Graph) Launch(s *Stream) error {
 	for _, c := range g.comms {
 		if _, err := c.enter(record.Group, s); err != nil {
@@ -258,8 +269,19 @@ func (g *Graph) Launch(s *Stream) error {
 	if s.gpu.stream == nil {
 		return fmt.Errorf("%w: launch a graph on a stream of no device", ErrInvalid)
 	}
+	on := s.owned(s.gpu.stream)
+	for _, c := range g.comms {
+		if _, err := c.gpu.comm.Begin(on); err != nil {
+			return c.launched(record.Group, err)
+		}
+	}
 	if err := g.exec.Launch(s.gpu.stream); err != nil {
 		return s.gpuFailed(err)
+	}
+	for _, c := range g.comms {
+		if err := c.gpu.comm.End(on); err != nil {
+			return c.launched(record.Group, err)
+		}
 	}
 	return nil
 }

@@ -364,6 +364,8 @@ func (s *Stream) gpuFailed(err error) error {
 	err = fmt.Errorf("%w: %w", ErrInternal, err)
 	for _, c := range s.gpu.comms {
 		c.fail(&failure{-1, fmt.Errorf("rank %d: %w", c.rank, err)}, true)
+	}
+	for _, c := range s.gpu.comms {
 		return &Error{Op: "Wait", Comm: c.name, Seq: c.gpu.calls.Load(), Rank: c.rank, Peer: -1, Err: err}
 	}
 	return err

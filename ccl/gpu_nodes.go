@@ -59,8 +59,8 @@ type gpuNodes struct {
 	passed    atomic.Uint32 // likewise
 	schedules map[algo.Call]*algo.Schedule
 
-	releasing sync.Mutex
-	released  bool // an abort has let go of streams
+	releasing sync.Mutex // also guards host against free
+	released  bool       // an abort has let go of streams
 	watch     sync.WaitGroup
 	stop      chan struct{}
 }
@@ -179,8 +179,12 @@ func (n *gpuNodes) free() error {
 	if n.scratch != 0 {
 		errs = append(errs, n.dev.Free(n.scratch))
 	}
-	if n.host != nil {
-		errs = append(errs, n.dev.FreeHost(n.host))
+	n.releasing.Lock()
+	host := n.host
+	n.host = nil
+	n.releasing.Unlock()
+	if host != nil {
+		errs = append(errs, n.dev.FreeHost(host))
 	}
 	if n.dev != nil {
 		errs = append(errs, n.dev.Close())
@@ -210,6 +214,9 @@ func (n *gpuNodes) release() {
 	n.releasing.Lock()
 	defer n.releasing.Unlock()
 	n.released = true
+	if n.host == nil {
+		return // freed meanwhile
+	}
 	atomic.StoreUint32(n.word(64), n.passed.Load()+1<<30) // what no count reaches: they are compared cyclically
 }
 

@@ -104,7 +104,7 @@ type Comm struct {
 	copying sync.Mutex // guards host
 	host    *cuda.Stream
 
-	rescuing sync.Mutex // guards rescue against Close
+	rescuing sync.Mutex // guards rescue and abort against Close
 	rescue   *cuda.Stream
 }
 
@@ -184,23 +184,20 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 func (c *Comm) Device() *cuda.Device { return c.dev.Device }
 
 // Abort makes kernels and copies under way leave without a result. It may be
-// called at any time from any goroutine, several times.
+// called at any time from any goroutine, several times, also after Close.
 func (c *Comm) Abort() {
 	if c == nil {
 		return
 	}
-	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort))), 1)
-	c.release()
-}
-
-// release lets go of streams that wait for a peer's word.
-func (c *Comm) release() {
 	c.rescuing.Lock()
 	defer c.rescuing.Unlock()
-	if c.rescue != nil {
-		// An error means a context that is broken, and then nothing waits.
-		_ = c.rescue.Batch(c.sends.release(c.engine.release(c, nil)))
+	if c.abort == nil {
+		return // closed meanwhile
 	}
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort))), 1)
+	// Lets go of streams that wait for a peer's word. An error means a context that is
+	// broken, and then nothing waits.
+	_ = c.rescue.Batch(c.sends.release(c.engine.release(c, nil)))
 }
 
 // Aborted reports whether Abort was called.
@@ -275,6 +272,8 @@ func (c *Comm) free() error {
 		errs = append(errs, c.rescue.Synchronize(), c.rescue.Close()) // it writes to the heap
 		c.rescue = nil
 	}
+	abort := c.abort
+	c.abort = nil
 	c.rescuing.Unlock()
 	errs = append(errs, c.stamps.close())
 	if c.order != nil {
@@ -292,9 +291,8 @@ func (c *Comm) free() error {
 	if c.mail != nil {
 		errs = append(errs, c.mail.close())
 	}
-	if c.abort != nil {
-		errs = append(errs, c.dev.FreeHost(c.abort))
-		c.abort = nil
+	if abort != nil {
+		errs = append(errs, c.dev.FreeHost(abort))
 	}
 	if c.dev != nil {
 		errs = append(errs, c.dev.release())
@@ -313,11 +311,15 @@ type Stream struct {
 // follow makes s come after the stream of the communicator's last operation.
 // The caller has the lock.
 func (c *Comm) follow(s Stream, captured bool) error {
+	if captured {
+		// Nothing runs yet, and a stream under capture must not wait for work outside of
+		// it. What comes next comes after the last operation that does run; the order of
+		// replays that the package does not know of (Launch) is the program's.
+		return nil
+	}
 	last := c.last
 	c.last = s
-	if last.Stream == nil || last.Handle() == s.Handle() || captured {
-		// A stream under capture must not wait for work outside of it: between the
-		// two the order is the program's, as it is with NCCL.
+	if last.Stream == nil || last.Handle() == s.Handle() {
 		return nil
 	}
 	if last.Owner != nil {
