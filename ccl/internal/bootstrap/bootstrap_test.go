@@ -376,6 +376,17 @@ func TestAbortReachesEveryone(t *testing.T) {
 	}
 }
 
+// TestNobodyIsMissing: the word about who is missing may be late, and then is not said.
+func TestNobodyIsMissing(t *testing.T) {
+	controls := mustJoin(t, 3)
+	if n := controls[0].tellMissing(2); n != 2 {
+		t.Errorf("%d are missing", n)
+	}
+	if err := each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }); err != nil {
+		t.Error(err)
+	}
+}
+
 // cut has the kernel throw away what arrives for the controls' connections, as when
 // the network between their hosts is away, until mend.
 func cut(t *testing.T, controls []*Control) (mend func()) {

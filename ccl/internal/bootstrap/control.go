@@ -376,12 +376,6 @@ func (c *Control) tell(e Event) bool {
 	return true
 }
 
-func (c *Control) broadcast(b []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.broadcastLocked(b)
-}
-
 func (c *Control) broadcastLocked(b []byte) {
 	for _, p := range c.peers {
 		if p != nil {

@@ -47,10 +47,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 			c.doom(missing)
 			return fmt.Errorf("%w: %w", c.giveUp(ctx), context.Cause(ctx))
 		case <-tick.C:
-			if missing := c.missing(); len(missing.Ranks) != told {
-				told = len(missing.Ranks)
-				c.broadcast(encodeMissing(framePending, missing))
-			}
+			told = c.tellMissing(told)
 		}
 	}
 }
@@ -93,10 +90,28 @@ func (c *Control) reject(from net.Addr) {
 	c.detail = fmt.Sprintf("last from %s", from)
 }
 
+// tellMissing tells those who wait who is missing, when it is another number than
+// last, and returns the number. Once everyone is there it tells nothing: a member takes
+// such a frame for a breach of the protocol.
+func (c *Control) tellMissing(last int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	missing := c.missingLocked()
+	if n := len(missing.Ranks); c.state == stateJoining && n != last {
+		c.broadcastLocked(encodeMissing(framePending, missing))
+		return n
+	}
+	return last
+}
+
 // missing says who is not there yet.
 func (c *Control) missing() *MissingError {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.missingLocked()
+}
+
+func (c *Control) missingLocked() *MissingError {
 	e := &MissingError{Size: c.size, Rejected: c.rejected, Detail: c.detail}
 	for r := 1; r < c.size; r++ {
 		if c.peers[r] == nil {
