@@ -39,9 +39,10 @@ type Comm struct {
 	swept    uint64 // the queue's tail at the last sweep; the sweeper's own
 	groups   groupPool
 
-	failed atomic.Pointer[failure]
-	left   atomic.Pointer[[]int] // members that have closed
-	splits int                   // derived communicators so far, guarded by deriving
+	failed  atomic.Pointer[failure]
+	telling sync.Mutex            // held while failed is set and the others are told
+	left    atomic.Pointer[[]int] // members that have closed
+	splits  int                   // derived communicators so far, guarded by deriving
 	// deriving serialises Split, Shrink and Grow, which all ranks call alike.
 	deriving sync.Mutex
 
@@ -217,13 +218,16 @@ func (c *Comm) Abort(reason error) {
 // fail makes f the end of the communicator unless it has one already. tell
 // says whether the others must hear of it.
 func (c *Comm) fail(f *failure, tell bool) {
-	if !c.failed.CompareAndSwap(nil, f) {
+	c.telling.Lock()
+	first := c.failed.CompareAndSwap(nil, f)
+	if first && tell {
+		c.ctl.Abort(f.encode())
+	}
+	c.telling.Unlock()
+	if !first {
 		return
 	}
 	c.log.state(record.CommAborted)
-	if tell {
-		c.ctl.Abort(f.encode())
-	}
 	c.mesh.Wake()
 	c.executor.rouse()
 	c.gpu.abort()
@@ -301,8 +305,10 @@ func (c *Comm) Close() error {
 		// that dies or leaves now can harm nothing: all has been done.
 		_ = c.ctl.Barrier(ctx)
 	}
+	c.telling.Lock() // who closes for a failure has it told first
 	failure := c.Err()
 	c.failed.CompareAndSwap(nil, &failureClosed)
+	c.telling.Unlock()
 	close(c.closed)
 	c.mesh.Wake()
 	c.executor.rouse()

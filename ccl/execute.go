@@ -320,7 +320,7 @@ const (
 	// leftAfter is how long bytes of a rank that has closed may take to arrive.
 	leftAfter = int64(500 * time.Millisecond)
 	// hearsay is how long the control plane may take to say why a link broke.
-	hearsay = int64(300 * time.Millisecond)
+	hearsay = int64(time.Second)
 	// nap bounds one sleep, so that a context's end is noticed.
 	nap = 20 * time.Millisecond
 )
