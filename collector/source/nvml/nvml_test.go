@@ -671,24 +671,41 @@ func TestGPUFallsOffTheBus(t *testing.T) {
 	}
 }
 
+// The real-time clock is set back while a rank trains: what hits it later hits it all the same.
+func TestClockSetBack(t *testing.T) {
+	r := start(t, newMachine(1))
+	r.probe()
+	p := &source.Process{State: diagnosis.ProcRunning}
+	p.Created, p.Anchor = time.Now().Add(time.Hour), record.Anchor{Mono: record.Now(), Real: time.Now().UnixNano()}
+	p.Devices = []record.DeviceStatus{{DeviceEntry: record.DeviceEntry{UUID: uuidBytes(0)}}}
+	r.v.Processes = []*source.Process{p}
+	_ = r.pass(0)
+	r.report(0, 79)
+	r.until("the Xid", func() bool { return r.xid(0, 79).Count == 1 })
+	_ = r.pass(0)
+	if p.Xid != 79 {
+		t.Errorf("Xid %d", p.Xid)
+	}
+}
+
 // Which Xid counts for a process: the gravest of its time, of these the first.
 func TestReason(t *testing.T) {
 	h := &history{fatal: []collector.Xid{{Code: 13, At: 50}, {Code: 31, At: 150}, {Code: 13, At: 160}, {Code: 48, At: 200}, {Code: 95, At: 201}, {Code: 119, At: 9e10}}}
 	p := &source.Process{State: diagnosis.ProcRunning}
 	p.Created, p.Anchor = time.Unix(0, 1100), record.Anchor{Mono: 0, Real: 1000} // 100 on the monotonic clock
-	if x := h.reason(p, 1); x.Code != 48 || x.At != 200 {
+	if x := h.reason(p, 1e12, 1); x.Code != 48 || x.At != 200 {
 		t.Errorf("got %+v", x)
 	}
 	h.fatal = h.fatal[:3]
-	if x := h.reason(p, 1); x.Code != 31 {
+	if x := h.reason(p, 1e12, 1); x.Code != 31 {
 		t.Errorf("got %+v", x)
 	}
-	if x := h.reason(p, 2); x.Code != 0 {
+	if x := h.reason(p, 1e12, 2); x.Code != 0 {
 		t.Errorf("an application's Xid on a shared GPU: %+v", x)
 	}
 	h.fatal = []collector.Xid{{Code: 79, At: 9e10}}
 	p.State, p.StateAt = diagnosis.ProcGone, 1e10
-	if x := h.reason(p, 0); x.Code != 0 {
+	if x := h.reason(p, 1e12, 0); x.Code != 0 {
 		t.Errorf("of long after its death: %+v", x)
 	}
 }

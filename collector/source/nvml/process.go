@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"encoding/hex"
 	"slices"
 	"strings"
@@ -19,7 +20,8 @@ const lastWords = 5 * time.Second
 // which the driver forgets.
 type match struct {
 	gpus   []int
-	tables int // devices in the recorder's table when gpus were found in it; 0: by pid
+	tables int   // devices in the recorder's table when gpus were found in it; 0: by pid
+	since  int64 // when it was first made
 }
 
 // match tells each process how its GPU is.
@@ -58,7 +60,7 @@ func (s *Source) find(p *source.Process) {
 			}
 		}
 		if len(byUUID) > 0 {
-			s.matches[p] = match{byUUID, len(p.Devices)}
+			s.matches[p] = match{byUUID, len(p.Devices), cmp.Or(m.since, s.now())}
 			return
 		}
 	}
@@ -73,7 +75,7 @@ func (s *Source) find(p *source.Process) {
 		}
 	}
 	if len(byPID) > 0 {
-		s.matches[p] = match{gpus: byPID}
+		s.matches[p] = match{gpus: byPID, since: cmp.Or(m.since, s.now())}
 	}
 }
 
@@ -93,7 +95,7 @@ func (s *Source) tell(p *source.Process, sharers map[int]int) {
 	for _, index := range s.matches[p].gpus {
 		h := s.history(index)
 		g := diagnosis.GPU{Seen: true, Index: uint16(index), UnresponsiveAt: s.node.UnresponsiveAt}
-		x := h.reason(p, sharers[index])
+		x := h.reason(p, s.matches[p].since, sharers[index])
 		g.XidAt = x.At
 		if !p.Dead() { // later it is of no matter to it
 			g.LostAt, g.ThrottledAt = h.lostAt, h.throttledAt
@@ -136,8 +138,10 @@ func badness(code uint32, g *diagnosis.GPU) int {
 // these the first, since the others follow from it. One that ends an
 // application says nothing of a process that shares the GPU with others: the driver
 // does not tell which of them it means.
-func (h *history) reason(p *source.Process, sharers int) collector.Xid {
-	created := p.Anchor.Mono + (p.Created.UnixNano() - p.Anchor.Real)
+// met is when the process was there at the latest, whatever the real-time clock,
+// which may have been set back since, makes of its creation.
+func (h *history) reason(p *source.Process, met int64, sharers int) collector.Xid {
+	created := min(met, p.Anchor.Mono+(p.Created.UnixNano()-p.Anchor.Real))
 	var best collector.Xid
 	var gravest diagnosis.XidEffect
 	for _, x := range h.fatal {
