@@ -229,7 +229,7 @@ func (c *Comm) fail(f *failure, tell bool) {
 	}
 	c.log.state(record.CommAborted)
 	c.mesh.Wake()
-	c.executor.rouse()
+	c.executor.over()
 	c.gpu.abort()
 }
 
@@ -311,7 +311,7 @@ func (c *Comm) Close() error {
 	c.telling.Unlock()
 	close(c.closed)
 	c.mesh.Wake()
-	c.executor.rouse()
+	c.executor.over()
 	c.proc.remove(c)
 	if failure == nil {
 		// Rank 0 stays until the others have left, so that they hear of each other.
@@ -322,6 +322,7 @@ func (c *Comm) Close() error {
 	c.ctl.Close()
 	c.watching.Wait()
 	c.executor.acquire() // for good: no one may use the mesh any more, nor pinned memory
+	c.drain(c.failed.Load())
 	gpuErr := c.gpu.close(ctx)
 	err = errors.Join(err, gpuErr)
 	c.log.addSums()

@@ -28,11 +28,14 @@ type executor struct {
 	kick    chan struct{} // to the worker
 	// unattended: the sweeper found operations that nobody waited for.
 	unattended atomic.Bool
+	// ahead is that of the communicator which the holder of the role works on meanwhile.
+	ahead atomic.Pointer[executor]
 
 	current *operation
 	seq     uint64 // of current
 	entered bool   // current's first bytes have gone out
 	dep     use    // what the next operation must wait for
+	behind  behind // while its communicator is worked on
 	op      engine.Op
 	plans   plans
 	pairs   pointToPoint
@@ -59,6 +62,14 @@ func (x *executor) acquire() {
 func (x *executor) release() {
 	x.role.Store(0)
 	x.rouse()
+}
+
+// over wakes whoever waits on behalf of a communicator that has come to its end, also
+// where that is behind another's operation.
+func (x *executor) over() {
+	for ; x != nil; x = x.ahead.Load() {
+		x.rouse()
+	}
 }
 
 // rouse wakes whoever waits for the role or for an operation's end.
@@ -136,9 +147,8 @@ func (c *Comm) execute(ctx context.Context, seq uint64) error {
 		if c.queue.finished.Load() >= seq {
 			return nil
 		}
-		if dep := c.executor.dep; dep.comm != nil {
-			// A failure there is that stream's to report; here only order counts.
-			if _ = dep.comm.drive(ctx, dep.seq); ctx.Err() != nil {
+		if c.executor.dep.comm != nil {
+			if c.follow(ctx); ctx.Err() != nil {
 				return c.interrupted(ctx, seq)
 			}
 			continue
@@ -147,6 +157,31 @@ func (c *Comm) execute(ctx context.Context, seq uint64) error {
 			return err
 		}
 	}
+}
+
+// behind is the context of work on another communicator: it ends with its own's end, too,
+// and costs no allocation. Who is asleep then is woken by executor.over.
+type behind struct {
+	context.Context
+	c *Comm
+}
+
+func (b *behind) Err() error {
+	if b.c.failed.Load() != nil {
+		return context.Canceled
+	}
+	return b.Context.Err()
+}
+
+// follow returns when what the next operation comes after has ended, or c is over.
+func (c *Comm) follow(ctx context.Context) {
+	x := &c.executor
+	x.behind = behind{ctx, c}
+	x.ahead.Store(&x.dep.comm.executor)
+	// A failure there is that stream's to report; here only order counts.
+	_ = x.dep.comm.drive(&x.behind, x.dep.seq)
+	x.ahead.Store(nil)
+	x.behind = behind{}
 }
 
 // progress does what can be done now, up to the end of operation seq, and

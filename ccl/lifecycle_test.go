@@ -1,9 +1,13 @@
 package ccl_test
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -42,5 +46,84 @@ func TestDataAddress(t *testing.T) {
 	conns := r.Conns(nil)
 	if len(conns) != 1 || !strings.Contains(conns[0].Name, "->"+host+":") {
 		t.Errorf("rank 1's connections are %+v, want one to %s", conns, host)
+	}
+}
+
+// TestCloseUnfinished: operations that Close could not finish end with it, those of
+// other communicators that come after them go on, and Wait waits for these, too.
+func TestCloseUnfinished(t *testing.T) {
+	t.Parallel()
+	closed := make(chan struct{})
+	ranks(t, 2, nil, func(ctx context.Context, c *ccl.Comm) error {
+		other, err := c.Split(ctx, 0, 0, "other")
+		if err != nil {
+			return err
+		}
+		s, x := c.NewStream(), []int64{1}
+		if c.Rank() == 1 { // it never calls the barrier
+			<-closed
+			time.Sleep(20 * time.Millisecond)
+			return errors.Join(do(ctx, s, c.AllReduce(s, ccl.Of(x), ccl.Of(x), ccl.Sum)), other.Close())
+		}
+		// At once: nobody but Close works on it.
+		err = errors.Join(other.Barrier(s), other.Close())
+		close(closed)
+		if !errors.Is(err, ccl.ErrTimeout) {
+			return fmt.Errorf("Close of a communicator that cannot finish: %w", err)
+		}
+		if err := c.AllReduce(s, ccl.Of(x), ccl.Of(x), ccl.Sum); err != nil {
+			return err
+		}
+		if err := s.Wait(ctx); !errors.Is(err, ccl.ErrClosed) {
+			return fmt.Errorf("want ErrClosed, got %w", err)
+		}
+		if x[0] != 2 {
+			return fmt.Errorf("sum %d, want 2: Wait returned before the operation ended", x[0])
+		}
+		return s.Wait(ctx)
+	})
+}
+
+// TestAbortBehind: an operation that comes after one of another communicator, which
+// hangs, ends with its own communicator, whoever is waiting there on its behalf.
+func TestAbortBehind(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"abort", "close"} {
+		ended := make(chan struct{})
+		ranks(t, 2, nil, func(ctx context.Context, hung *ccl.Comm) error {
+			c, err := hung.Split(ctx, 0, 0, "behind")
+			if err != nil {
+				return err
+			}
+			s, other := c.NewStream(), c.NewStream()
+			if hung.Rank() == 1 {
+				<-ended
+				if err := c.Close(); end == "abort" && !errors.Is(err, ccl.ErrAborted) {
+					return fmt.Errorf("want ErrAborted, got %w", err)
+				}
+				return errors.Join(hung.Barrier(s), hung.Barrier(s), s.Wait(ctx))
+			}
+			if err := errors.Join(hung.Barrier(s), c.Barrier(s), hung.Barrier(other)); err != nil {
+				return err
+			}
+			waiting, cancel := context.WithCancel(ctx)
+			waited := make(chan error, 1)
+			go func() { waited <- other.Wait(waiting) }() // so that the other has to sleep, or this
+			time.Sleep(20 * time.Millisecond)
+			if end == "abort" {
+				c.Abort(nil)
+			}
+			err = c.Close()
+			close(ended)
+			cancel()
+			<-waited
+			if want := map[string]error{"abort": ccl.ErrAborted, "close": ccl.ErrTimeout}[end]; !errors.Is(err, want) {
+				return fmt.Errorf("Close: want %w, got %w", want, err)
+			}
+			if err := s.Wait(ctx); err == nil {
+				return errors.New("what could not run ended well")
+			}
+			return other.Wait(ctx)
+		})
 	}
 }

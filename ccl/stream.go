@@ -57,22 +57,29 @@ func (s *Stream) note(c *Comm, seq uint64) (after use) {
 
 // Wait returns when every operation called on the stream has ended, and carries
 // them out meanwhile. An operation that failed, and any that could not run
-// because of it, make it return the *Error. When ctx ends first Wait returns an
-// *Error that wraps ErrTimeout or the context's error; the operations go on, and
-// their buffers stay in use until another Wait returns or the communicator
-// is aborted and closed.
+// because of it, make it return the *Error, once; those of other communicators
+// have ended, too, by then. When ctx ends first Wait returns an *Error that wraps
+// ErrTimeout or the context's error; the operations go on, and their buffers
+// stay in use until another Wait returns or the communicator is aborted and closed.
 func (s *Stream) Wait(ctx context.Context) error {
-	for i := range s.uses {
-		u := s.uses[i]
+	var failed error
+	for _, u := range s.uses {
 		if err := u.comm.drive(ctx, u.seq); err != nil {
-			return err
+			if !u.done() {
+				return err
+			}
+			if failed == nil {
+				failed = err
+			}
 		}
 	}
 	s.uses = s.uses[:0]
 	if s.device {
-		return s.waitGPU(ctx)
+		if err := s.waitGPU(ctx); failed == nil {
+			failed = err
+		}
 	}
-	return nil
+	return failed
 }
 
 // Query reports whether every operation of the stream has ended; it does no
