@@ -132,7 +132,8 @@ func TestLabels(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range names.IncidentInfo.Labels {
-			if has, want := slices.Contains(labels, l), l != names.LabelTraceID; has != want {
+			want := l != names.LabelTraceID && (l != names.LabelReason || strings.Contains(a.Expr, names.LevelConfirmed))
+			if has := slices.Contains(labels, l); has != want {
 				t.Errorf("%s carries label %s: %v, want %v", a.Alert, l, has, want)
 			}
 		}

@@ -16,7 +16,13 @@ var verdictLabels = slices.DeleteFunc(slices.Clone(names.IncidentInfo.Labels), f
 var openTrace = fmt.Sprintf(`{{ with printf "%s{%s=%%q}" $labels.%s | query }}{{ . | first | label "%s" }}{{ end }}`,
 	names.IncidentInfo, names.LabelIncident, names.LabelIncident, names.LabelTraceID)
 
-const blame = `{{ $labels.culprit }}{{ with $labels.node }} on node {{ . }}{{ end }}{{ with $labels.reason }} ({{ . }}){{ end }}`
+// suspectLabels are those of a suspicion. Its reason may change by the second, and a
+// reason more would be another alert, which begins to wait anew.
+var suspectLabels = slices.DeleteFunc(slices.Clone(verdictLabels), func(l string) bool { return l == names.LabelReason })
+
+const suspect = `{{ $labels.culprit }}{{ with $labels.node }} on node {{ . }}{{ end }}`
+
+const blame = suspect + `{{ with $labels.reason }} ({{ . }}){{ end }}`
 
 const evidence = ` The evidence is on the master's status page under incident {{ $labels.incident }}{{ with $labels.communicator }}, in communicator {{ . }}{{ end }}.`
 
@@ -26,7 +32,7 @@ func verdicts(c Config) []alert {
 	confirmed := func(name, class, severity, summary, description string) alert {
 		return alert{
 			name:        name,
-			expr:        incidents(names.LevelConfirmed, class),
+			expr:        incidents(verdictLabels, names.LevelConfirmed, class),
 			severity:    severity,
 			summary:     `{{ $labels.training_job }}: ` + summary,
 			description: description + evidence,
@@ -37,10 +43,10 @@ func verdicts(c Config) []alert {
 	suspected := func(severity string, classes ...string) alert {
 		return alert{
 			name:        names.AlertFaultSuspected,
-			expr:        incidents(names.LevelSuspected, classes...),
+			expr:        incidents(suspectLabels, names.LevelSuspected, classes...),
 			hold:        c.SuspectedFor,
 			severity:    severity,
-			summary:     `{{ $labels.training_job }}: suspected {{ $labels.class }}, perhaps ` + blame,
+			summary:     `{{ $labels.training_job }}: suspected {{ $labels.class }}, perhaps ` + suspect,
 			description: `Something looks like a {{ $labels.class }} and is not certain enough to act on, such as one rank that computes or writes a checkpoint while the others wait.` + evidence,
 			dashboard:   names.DashboardCommunicator,
 			annotations: map[string]string{names.LabelTraceID: openTrace},
@@ -66,12 +72,12 @@ func verdicts(c Config) []alert {
 
 // incidents selects open incidents, one series each: max drops the scrape's
 // labels, so that a master that restarts elsewhere continues its alerts.
-func incidents(level string, classes ...string) string {
+func incidents(labels []string, level string, classes ...string) string {
 	return promql(`
 max by ({labels}) (
   {info}{level="{level}", class=~"{classes}"}
 ) == 1`,
-		"labels", strings.Join(verdictLabels, ", "),
+		"labels", strings.Join(labels, ", "),
 		"info", names.IncidentInfo,
 		"level", level,
 		"classes", strings.Join(classes, "|"))
