@@ -30,8 +30,8 @@ type Job struct {
 
 // End is how a rank ended; Err is an *exec.ExitError where it ran at all.
 type End struct {
-	Rank int
-	Err  error
+	Rank, PID int
+	Err       error
 }
 
 // NodeOf is the logical node of a rank, and First the first rank on it.
@@ -63,7 +63,7 @@ func (j *Job) Start(ctx context.Context) (ends <-chan End, started int, err erro
 			return all, started, err
 		}
 		started++
-		go func() { all <- End{r, cmd.Wait()} }()
+		go func() { all <- End{r, cmd.Process.Pid, cmd.Wait()} }()
 	}
 	return all, started, nil
 }

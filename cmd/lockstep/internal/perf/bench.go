@@ -3,6 +3,7 @@ package perf
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -140,11 +141,17 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 	if b.cmd.Place != "in" || !coll.inPlace {
 		r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false)
 	}
-	if b.device != ccl.CPU {
-		r.Algo, r.SMs = b.comm.GPUWays()
+	ways := func() {
+		if b.device != ccl.CPU {
+			r.Algo, r.SMs = b.comm.GPUWays()
+		}
 	}
+	ways()
 	if err == nil && coll.inPlace && b.cmd.Place != "out" {
 		r.InPlace, err = b.time(ctx, coll, dt, op, count, size, true)
+		if r.OutOfPlace == nil {
+			ways()
+		}
 	}
 	return r, err
 }
@@ -286,6 +293,16 @@ func (b *bench) check(ctx context.Context, coll collective, dt ccl.DType, op ccl
 		return 0, err
 	}
 	return b.total(ctx, x.wrong(dt, recv.Raw(), coll.want))
+}
+
+// nodes is how many nodes the ranks are on; node is this rank's.
+func (b *bench) nodes(ctx context.Context, node string) (int, error) {
+	name := fnv.New64a()
+	name.Write([]byte(node))
+	mine, all := []uint64{name.Sum64()}, make([]uint64, b.comm.Size())
+	err := b.do(ctx, b.comm.AllGather(b.stream, ccl.Of(mine), ccl.Of(all)))
+	slices.Sort(all)
+	return len(slices.Compact(all)), err
 }
 
 // total adds up a number of every rank's.

@@ -52,7 +52,8 @@ type Cmd struct {
 func (*Cmd) Help() string {
 	return `Columns are nccl-tests': size in bytes, elements, type, operator, root, then time in µs,
 algorithm and bus bandwidth in GB/s and wrong elements, out of place and in place.
-A time is that of a call and its Wait, averaged over the ranks.
+A time is that of a call and its Wait, averaged over the ranks; on GPUs, of calls back to back,
+and the slowest rank's. Wrong elements make the exit status 1.
 
 Examples:
   lockstep perf                                       allreduce, 8 B to 64 MB, 2 ranks over shared memory
@@ -68,7 +69,7 @@ Examples:
 
 // Run measures, or starts the ranks that do.
 func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, c.Timeout, fmt.Errorf("not done within --timeout=%v", c.Timeout))
 	defer cancel()
 	if len(c.Collectives) == 0 {
 		c.Collectives = []string{"allreduce"}
@@ -161,8 +162,11 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		cancel()
 	}
+	killed := map[int32]bool{} // by process id
 	for range started {
-		if e := <-ends; e.Err != nil && err == nil {
+		e := <-ends
+		killed[int32(e.PID)] = ctx.Err() != nil
+		if e.Err != nil && err == nil {
 			err = fmt.Errorf("rank %d: %w", e.Rank, e.Err)
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
@@ -170,7 +174,24 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 			cancel()
 		}
 	}
+	sweep(killed)
 	return err
+}
+
+// sweep removes the recorders of ranks that were killed before they could do so: they
+// take memory, and nobody asks what an interrupted measurement was in.
+func sweep(killed map[int32]bool) {
+	paths, _ := record.List(record.DefaultDir()) // there may be none
+	for _, path := range paths {
+		r, err := record.Open(path)
+		if err != nil {
+			continue // not one of ours
+		}
+		if killed[r.Header().PID] && !r.Alive() {
+			_ = os.Remove(path)
+		}
+		r.Close()
+	}
 }
 
 // threads runs all ranks in this process.
@@ -223,6 +244,9 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (err error) {
 	cfg.Name, cfg.Algo, cfg.Proto = "perf", p.algo, p.proto
 	stamps := 0
+	if c.Device == "cpu" {
+		cfg.Device = ccl.CPU // whatever LOCKSTEP_DEVICE says to jobs
+	}
 	if c.Device == "cuda" {
 		n, err := ccl.Devices()
 		if err != nil {
@@ -263,7 +287,8 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 		return err
 	}
 	defer func() { err = errors.Join(err, comm.Close()) }()
-	b := &bench{cmd: c, comm: comm, stream: comm.NewStream(), device: cfg.Device}
+	own := *c // a launcher may have spread the ranks otherwise
+	b := &bench{cmd: &own, comm: comm, stream: comm.NewStream(), device: cfg.Device}
 	defer func() { err = errors.Join(err, b.free(ctx)) }()
 	if c.Recorder == "both" {
 		if b.plain, err = comm.Split(ctx, 0, comm.Rank(), "plain", func(cfg *ccl.Config) { cfg.Recorder = nil }); err != nil {
@@ -271,9 +296,19 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 		}
 		defer func() { err = errors.Join(err, b.plain.Close()) }()
 	}
+	if own.Nodes, err = b.nodes(ctx, cfg.Node); err != nil {
+		return err
+	}
 	w := io.Discard
 	if comm.Rank() == 0 {
 		w = out
 	}
-	return b.run(ctx, p, newPrinter(w, c, comm.Size()))
+	results := newPrinter(w, &own, comm.Size())
+	if err := b.run(ctx, p, results); err != nil {
+		return err
+	}
+	if comm.Rank() == 0 { // who says it once
+		return results.verdict()
+	}
+	return nil
 }

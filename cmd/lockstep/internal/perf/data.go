@@ -102,13 +102,20 @@ func (x expect) wrong(dt ccl.DType, b []byte, want func(expect, int) (float64, b
 			return 0
 		}
 		if dt <= ccl.Uint64 && dt != ccl.Half {
-			v = math.Trunc(v)
+			v = wrapped(dt, v)
 		}
 		if got := load(dt, b[i*es:]); !(math.Abs(got-v) <= precision[dt]*math.Abs(v)) { // also NaN
 			wrong++
 		}
 	}
 	return wrong
+}
+
+// wrapped is what an integer type makes of a sum of many ranks'.
+func wrapped(dt ccl.DType, v float64) float64 {
+	var b [8]byte
+	store(dt, b[:], math.Trunc(v))
+	return load(dt, b[:])
 }
 
 // precision is how far a type may round.

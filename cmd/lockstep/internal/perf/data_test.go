@@ -39,6 +39,24 @@ func TestWrong(t *testing.T) {
 	}
 }
 
+// TestWrapped: sums of many ranks in small integers wrap around, and are right.
+func TestWrapped(t *testing.T) {
+	for _, dt := range []ccl.DType{ccl.Int8, ccl.Uint8} {
+		x := expect{op: ccl.Sum, n: 90, count: 8}
+		b := make([]byte, x.count)
+		for i := range b {
+			sum := 0
+			for r := range x.n {
+				sum += int(x.contribution(r, i))
+			}
+			b[i] = byte(sum)
+		}
+		if n := x.wrong(dt, b, whole); n != 0 {
+			t.Errorf("%v: %d of %d elements wrong", dt, n, x.count)
+		}
+	}
+}
+
 func TestFloat8(t *testing.T) {
 	for _, c := range []struct {
 		f    float8

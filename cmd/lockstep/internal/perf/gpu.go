@@ -102,8 +102,8 @@ const (
 	gpuItersTo = 20_000
 )
 
-// timeGPU is the time of one of many operations launched back to back, in µs, as
-// nccl-tests counts: the slowest rank's.
+// timeGPU is the time of one of many operations launched back to back, in µs: the
+// slowest rank's (nccl-tests averages over the ranks, unless told -a 3).
 func (b *bench) timeGPU(ctx context.Context, enqueue func() error) (float64, error) {
 	launch, per := enqueue, 1
 	if k := b.cmd.Graph; k > 0 {

@@ -8,11 +8,14 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
 )
 
 // The test binary is also the program whose children are the ranks.
@@ -39,7 +42,7 @@ func run(t *testing.T, args ...string) (stdout string, err error) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe, args...)
-	cmd.Env = append(os.Environ(), mainEnv+"=1", "LOCKSTEP_RUNTIME_DIR="+t.TempDir())
+	cmd.Env = append([]string{"LOCKSTEP_RUNTIME_DIR=" + t.TempDir(), mainEnv + "=1"}, os.Environ()...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
@@ -126,5 +129,77 @@ func TestBadArguments(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: want an error with %q, got %v\n%s", test.args, test.want, err, out)
 		}
+	}
+}
+
+// TestTimeout: ranks that are killed leave no recorders.
+func TestTimeout(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("LOCKSTEP_RUNTIME_DIR", dir)
+	_, err := run(t, "-b", "64M", "-e", "64M", "-n", "1000000", "--timeout", "500ms")
+	if err == nil || !strings.Contains(err.Error(), "not done within --timeout=500ms") {
+		t.Errorf("got %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestDevice: --device decides, not what a job's environment says.
+func TestDevice(t *testing.T) {
+	t.Setenv("LOCKSTEP_DEVICE", "cuda")
+	t.Setenv("LOCKSTEP_CUDA_LIBRARY", "/nowhere")
+	if _, err := run(t, "-b", "8", "-e", "8", "-n", "1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLaunched: under a launcher, the nodes are those that the ranks are on.
+func TestLaunched(t *testing.T) {
+	env, err := children.Env(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	var ranks [2]*exec.Cmd
+	dir := t.TempDir()
+	for r := range ranks {
+		cmd := exec.Command(exe, "-b", "8", "-e", "8", "-n", "1", "--json")
+		cmd.Env = append(append(os.Environ(), env...), mainEnv+"=1", "LOCKSTEP_RUNTIME_DIR="+dir, "LOCKSTEP_RECORDER=off", "LOCKSTEP_WORLD_SIZE=2",
+			fmt.Sprintf("LOCKSTEP_RANK=%d", r), fmt.Sprintf("LOCKSTEP_NODE=n%d", r))
+		if r == 0 {
+			cmd.Stdout, cmd.Stderr = &out, &errs
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ranks[r] = cmd
+	}
+	for r, cmd := range ranks {
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("rank %d: %v: %s", r, err, errs.String())
+		}
+	}
+	var r Result
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || r.Nodes != 2 {
+		t.Errorf("%v: %s", err, out.String())
+	}
+}
+
+// TestVerdict: wrong elements are an error; those that were not checked are not.
+func TestVerdict(t *testing.T) {
+	p := newPrinter(io.Discard, &Cmd{}, 2)
+	coll := collectives[0]
+	p.line(coll, &Result{OutOfPlace: &Timing{Wrong: -1}, InPlace: &Timing{}})
+	if err := p.verdict(); err != nil {
+		t.Error(err)
+	}
+	p.line(coll, &Result{OutOfPlace: &Timing{Wrong: 3}, InPlace: &Timing{Wrong: 1}})
+	if err := p.verdict(); err == nil || err.Error() != "4 elements came out wrong" {
+		t.Errorf("got %v", err)
 	}
 }

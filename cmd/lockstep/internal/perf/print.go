@@ -13,6 +13,7 @@ type printer struct {
 	cmd   *Cmd
 	ranks int
 	bus   []float64
+	wrong int // elements so far
 }
 
 func newPrinter(w io.Writer, cmd *Cmd, ranks int) *printer {
@@ -47,6 +48,7 @@ func (p *printer) line(coll collective, r *Result) {
 	for _, t := range []*Timing{r.OutOfPlace, r.InPlace} {
 		if t != nil {
 			p.bus = append(p.bus, t.Bus)
+			p.wrong += max(t.Wrong, 0)
 		}
 	}
 	if p.cmd.JSON {
@@ -102,4 +104,12 @@ func (p *printer) footer() {
 		sum += b
 	}
 	fmt.Fprintf(p.w, "# Avg bus bandwidth    : %.6g\n#\n", sum/float64(len(p.bus)))
+}
+
+// verdict is an error when elements came out wrong.
+func (p *printer) verdict() error {
+	if p.wrong == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d elements came out wrong", p.wrong)
 }
