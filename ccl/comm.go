@@ -42,9 +42,13 @@ type Comm struct {
 	failed  atomic.Pointer[failure]
 	telling sync.Mutex            // held while failed is set and the others are told
 	left    atomic.Pointer[[]int] // members that have closed
-	splits  int                   // derived communicators so far, guarded by deriving
-	// deriving serialises Split, Shrink and Grow, which all ranks call alike.
+
+	// deriving serialises Split, Shrink and Grow, which all ranks call alike. It guards
+	// how often there has been a Split, and a Shrink to each list of ranks: these
+	// numbers must be equal on the ranks that take part.
 	deriving sync.Mutex
+	splits   int
+	shrinks  map[string]int
 
 	closing  atomic.Bool
 	closed   chan struct{}

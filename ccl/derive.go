@@ -28,12 +28,12 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string, change ..
 	}
 	blob := binary.LittleEndian.AppendUint64(nil, uint64(int64(color)))
 	blob = binary.LittleEndian.AppendUint64(blob, uint64(int64(key)))
+	c.splits++ // also when it fails here: elsewhere it may not
+	tag := fmt.Sprintf("split %d", c.splits)
 	blobs, err := c.ctl.AllGather(ctx, blob)
 	if err != nil {
 		return nil, fail(err)
 	}
-	c.splits++
-	tag := fmt.Sprintf("split %d", c.splits)
 	if color == NoColor {
 		return nil, nil
 	}
@@ -147,8 +147,12 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 			ranks = append(ranks, r)
 		}
 	}
-	c.splits++
-	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.splits), name, nil)
+	if c.shrinks == nil {
+		c.shrinks = map[string]int{}
+	}
+	list := fmt.Sprint(ranks)
+	c.shrinks[list]++
+	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.shrinks[list]), name, nil)
 	if err != nil {
 		return nil, fail(err)
 	}

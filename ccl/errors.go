@@ -54,12 +54,12 @@ type failure struct {
 
 func (f *failure) result() record.Result {
 	switch {
+	case errors.Is(f.err, ErrAborted), errors.Is(f.err, ErrClosed): // whatever Abort's reason was
+		return record.ResultAborted
 	case errors.Is(f.err, ErrPeerLost):
 		return record.ResultPeerLost
 	case errors.Is(f.err, ErrMismatch):
 		return record.ResultMismatch
-	case errors.Is(f.err, ErrAborted), errors.Is(f.err, ErrClosed):
-		return record.ResultAborted
 	case errors.Is(f.err, ErrTimeout):
 		return record.ResultTimeout
 	}
@@ -89,6 +89,9 @@ func (f *failure) encode() []byte {
 		if errors.Is(f.err, sentinel) {
 			r.Kind = kind
 		}
+	}
+	if errors.Is(f.err, ErrAborted) { // and not what its reason is
+		r.Kind = "aborted"
 	}
 	const room = 2048 // of the 4 KiB that an abort carries; escapes may double it
 	if len(r.Text) > room {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // FuzzAbortReason: whatever another rank gives as reason makes an error that
@@ -38,6 +40,21 @@ func TestAbortReason(t *testing.T) {
 		}
 		if want := 3; sentinel != ErrAborted && got.peer != want {
 			t.Errorf("%v: peer %d, want %d", sentinel, got.peer, want)
+		}
+	}
+}
+
+// TestAbortForAReason: an abort whose reason is another failure is an abort, and blames
+// nobody for that failure.
+func TestAbortForAReason(t *testing.T) {
+	for range 20 { // which of the two it is must not depend on a map's order
+		f := &failure{-1, fmt.Errorf("%w: %w", ErrAborted, &Error{Op: "AllReduce", Comm: "other", Peer: 5, Err: ErrPeerLost})}
+		if f.result() != record.ResultAborted {
+			t.Fatalf("recorded as %v", f.result())
+		}
+		got := decodeAbort(1, f.encode())
+		if !errors.Is(got.err, ErrAborted) || errors.Is(got.err, ErrPeerLost) {
+			t.Fatalf("it became %v, peer %d", got.err, got.peer)
 		}
 	}
 }

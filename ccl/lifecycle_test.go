@@ -127,3 +127,35 @@ func TestAbortBehind(t *testing.T) {
 		})
 	}
 }
+
+// TestDeriveAgain: a communicator still splits after some of its ranks have made one
+// without the others, and after a Split that one of them gave up.
+func TestDeriveAgain(t *testing.T) {
+	ranks(t, 3, nil, func(ctx context.Context, c *ccl.Comm) error {
+		for _, out := range []int{2, 1, 2} {
+			if c.Rank() == out {
+				continue
+			}
+			small, err := c.Shrink(ctx, []int{out}, ccl.ShrinkDefault, "small")
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(sum(ctx, small), small.Close()); err != nil {
+				return err
+			}
+		}
+		gone, cancel := context.WithCancel(ctx)
+		if cancel(); c.Rank() == 0 {
+			if _, err := c.Split(gone, 0, 0, "given up"); !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("want Canceled, got %v", err)
+			}
+		} else if _, err := c.Split(ctx, ccl.NoColor, 0, ""); err != nil {
+			return err
+		}
+		all, err := c.Split(ctx, 0, 0, "all")
+		if err != nil {
+			return err
+		}
+		return errors.Join(sum(ctx, all), all.Close())
+	})
+}
