@@ -40,6 +40,8 @@ type Collective struct {
 	// Windows that closed abnormally while it ran; at most MaxWindows.
 	Windows  [MaxWindows]Window
 	NWindows int
+	// Former says that it ended before this agent ran: its predecessor may have counted it.
+	Former bool
 	// Anomalous is set by the agent: slow against this communicator's own
 	// history, failed, or touched by an abnormal window.
 	Anomalous bool

@@ -664,6 +664,30 @@ func TestRankInAContainer(t *testing.T) {
 	eventually(t, "it is gone", is(diagnosis.ProcGone))
 }
 
+// TestFormerCollectives: what ended before an agent ran is told of as such.
+func TestFormerCollectives(t *testing.T) {
+	dir := t.TempDir()
+	r := newRanks(t, dir, 1, 0)
+	r.step()
+	s := &sink{}
+	startAgent(t, agent.Options{Dir: dir, Sinks: []collector.Sink{s}})
+	got := func(n int) func() bool {
+		return func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.got) == n
+		}
+	}
+	eventually(t, "it finds what was before", got(1))
+	r.step()
+	eventually(t, "it sees what comes", got(2))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.got[0].Former || s.got[1].Former {
+		t.Errorf("former: %v, then %v", s.got[0].Former, s.got[1].Former)
+	}
+}
+
 // TestLastWords: what was recorded before an agent is stopped reaches its sinks.
 func TestLastWords(t *testing.T) {
 	dir := t.TempDir()

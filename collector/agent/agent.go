@@ -86,6 +86,7 @@ type Agent struct {
 	ops        int  // room for pending collectives, all communicators
 	out        collector.Collective
 	realOffset int64
+	began      int64         // when it began to run, CLOCK_MONOTONIC ns
 	late       time.Duration // worst oversleeping since the last report
 }
 
@@ -165,6 +166,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 		_ = a.recorders.Close()
 	}()
+	a.began = record.Now()
 	var reportedAt, publishedAt, tunedAt int64
 	poll := a.o.Poll
 	timer := time.NewTimer(0)

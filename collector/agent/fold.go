@@ -313,7 +313,7 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
 		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
 		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
-		RealOffset: a.realOffset,
+		RealOffset: a.realOffset, Former: o.ended != 0 && o.ended < a.began,
 	}
 	if o.started != 0 {
 		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {

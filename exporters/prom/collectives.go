@@ -74,8 +74,8 @@ func newCollectives(f *families, opts Options) *collectives {
 }
 
 func (s *collectives) observe(c *collector.Collective) {
-	if c.Ended == 0 {
-		return // still open: only what has ended is counted
+	if c.Ended == 0 || c.Former {
+		return // only what has ended is counted, and only once: not again by each agent that finds it in the recorder
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -377,6 +377,17 @@ func exemplars(t *testing.T, g prometheus.Gatherer) []string {
 	return ids
 }
 
+// An agent that is started again finds in the recorders what its predecessor has counted.
+func TestFormerCollectivesAreNotCountedAgain(t *testing.T) {
+	a, reg := newAgent(t, agentSnapshot(), prom.Options{})
+	c := allReduce(1, time.Millisecond)
+	c.Former = true
+	a.Collective(c)
+	if n, err := testutil.GatherAndCount(reg, names.Collectives.Name); err != nil || n != 0 {
+		t.Errorf("%d series, %v", n, err)
+	}
+}
+
 func TestSeriesCapCountsWhatItRefuses(t *testing.T) {
 	s := agentSnapshot()
 	s.Jobs[0].Comms = nil
