@@ -283,6 +283,9 @@ func (e *Engine) knownAt(n int32) int64 {
 func (e *Engine) hangFinding(c *cause, victims int) finding {
 	f := finding{hang: true}
 	f.Class, f.Victims, f.Since = c.class, victims, c.nodes[0].onset()
+	if f.Since == 0 && c.edge >= 0 { // it has never done anything: others wait since then
+		f.Since = e.graph.edges[c.edge].since
+	}
 	f.Seq, f.Coll = e.waitedFor(c)
 	f.setComm(&e.pass.ev.Comms[c.comm])
 	if c.reason == reasonMismatch {

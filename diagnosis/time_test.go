@@ -299,6 +299,22 @@ func TestUnmarkedPausesOfAll(t *testing.T) {
 	}
 }
 
+// TestUnevenStart: all compile before their first operation, some for twice as long.
+func TestUnevenStart(t *testing.T) {
+	p := diagnosistest.Pause{Length: 100 * time.Second, Spread: 90 * time.Second, Rank: diagnosistest.AllRanks}
+	for seed := range uint64(4) {
+		j, e := diagnosistest.New(diagnosistest.Config{Seed: seed, Pauses: []diagnosistest.Pause{p}}), diagnosis.New(diagnosis.Config{})
+		for j.Now() < 5*time.Minute {
+			j.Advance(passEvery)
+			for _, v := range e.Diagnose(j.Evidence()) {
+				if v.Level == diagnosis.Confirmed || v.Since < diagnosistest.Start || strings.Contains(strings.Join(v.Why, "\n"), "00:00:00.000") {
+					t.Fatalf("%s: %+v", j.Now(), v)
+				}
+			}
+		}
+	}
+}
+
 // TestUnevenPausesOfAll: an epoch ends, and all wait for their first batch.
 func TestUnevenPausesOfAll(t *testing.T) {
 	for _, p := range []diagnosistest.Pause{

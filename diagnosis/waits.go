@@ -14,7 +14,7 @@ type hangScratch struct {
 	inside  []int32    // by rank: operations that it is in
 	member  []bool     // by rank: belongs to some communicator
 	heldFor []int64    // by rank: for how long it has been in a held operation
-	left    []int64    // by rank: when it left its last operation
+	left    []int64    // by rank: when it left its last operation, or, before the first one, when its communicator was seen first
 	entered []int64    // by rank: when it entered the first of those that it is in, 0 when it is in none
 	away    int64      // the longest that any rank was outside before what it is in now, ns
 	starts  []int32
@@ -130,6 +130,9 @@ func (e *Engine) waitsIn(ci int32) {
 		s.inside[w]++
 		if s.entered[w] == 0 || m.StartedAt < s.entered[w] {
 			s.entered[w] = m.StartedAt
+		}
+		if s.left[w] == 0 {
+			s.left[w] = e.comms[ci].since
 		}
 		switch {
 		case m.Coll == record.Group, e.comms[ci].p2p && !said(m):

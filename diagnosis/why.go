@@ -93,6 +93,9 @@ func (e *Engine) excuseSentence(b blamed, reason string) string {
 	r := &p.ev.Ranks[b.node]
 	name := fmt.Sprintf("rank %d (pid %d on %s)", b.node, r.PID, p.nodeName(b.node))
 	last := "since it was last active at " + clock(b.since)
+	if b.since == 0 {
+		last = "since it started"
+	}
 	switch {
 	case reason == reasonStopped:
 		return fmt.Sprintf("%s is stopped (state T) since %s", name, clock(r.ProcAt))
