@@ -63,11 +63,13 @@ const (
 	shortPoll = 2 * time.Millisecond
 	// published is the time between two snapshots, ns.
 	published = int64(200 * time.Millisecond)
+	// stuckAfter is the age of a snapshot from which on the agent hangs.
+	stuckAfter = 10 * time.Second
 	// tuned is the time between two looks at the sampling rates, ns.
 	tuned = int64(time.Second)
 )
 
-// Agent is one node's agent. Snapshot may be called from any goroutine; Run once.
+// Agent is one node's agent. Snapshot and Ready may be called from any goroutine; Run once.
 type Agent struct {
 	o         Options
 	log       *slog.Logger
@@ -155,6 +157,15 @@ func New(o Options) (*Agent, error) {
 
 // Snapshot returns the agent's state a moment ago; it is never nil and not to be changed.
 func (a *Agent) Snapshot() *collector.AgentSnapshot { return a.snapshot.Load() }
+
+// Ready returns an error while passes do not end: a source that was to wait for
+// nothing waits, and what Snapshot returns is old.
+func (a *Agent) Ready() error {
+	if age := time.Since(a.Snapshot().At); age > stuckAfter {
+		return fmt.Errorf("the agent's last pass ended %v ago: it hangs", age.Round(time.Second))
+	}
+	return nil
+}
 
 // Run watches the node until ctx is done, and then returns nil.
 func (a *Agent) Run(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
@@ -51,6 +52,18 @@ func (f *fake) Update(v *source.View) error {
 }
 
 // A source without hardware is up and has no data; one that fails is down.
+// An agent whose passes do not end is not ready.
+func TestReady(t *testing.T) {
+	a := newAgent(t)
+	if err := a.Ready(); err != nil {
+		t.Error(err)
+	}
+	a.snapshot.Store(&collector.AgentSnapshot{At: time.Now().Add(-time.Minute)})
+	if err := a.Ready(); err == nil {
+		t.Error("ready a minute after its last pass")
+	}
+}
+
 func TestSourceStatus(t *testing.T) {
 	f := &fake{err: fmt.Errorf("%w: no library", source.ErrNoData)}
 	a, err := New(Options{Node: "n", Dir: t.TempDir(), Sources: []NamedSource{{"nvml", f}}})

@@ -118,7 +118,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	reg := prom.NewRegistry(names.Agent, flags.Build(), metrics, tracer)
 	o := c.Web.Options("Lockstep agent", "What the ranks of this node do.", log)
-	o.Metrics = prom.Handler(reg, log)
+	o.Metrics, o.Ready = prom.Handler(reg, log), a.Ready
 	srv, err := web.New(o)
 	if err != nil {
 		return err
