@@ -110,12 +110,10 @@ func (c *Cmd) limits() limits {
 // Run measures, or starts the ranks that do.
 func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	if os.Getenv("LOCKSTEP_COMM_ID") == "" {
-		ctx, cancel := context.WithTimeout(ctx, c.Timeout+2*slack) // the ranks end by themselves
+		ctx, cancel := context.WithTimeout(ctx, c.Timeout+c.PairTimeout+3*slack) // the ranks end by themselves
 		defer cancel()
 		return c.launch(ctx, out)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
-	defer cancel()
 	// A check is no job: the agent need not hear of it.
 	if err := os.Setenv("LOCKSTEP_RECORDER", "off"); err != nil {
 		return err
@@ -130,12 +128,19 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 // rank is one rank's part.
 func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
 	began := time.Now()
+	patience := c.Timeout
+	if cfg.Rank != 0 {
+		patience += c.PairTimeout + 2*slack // rank 0 is the one to tell that time is up
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within --timeout=%v", c.Timeout))
+	defer cancel()
 	if c.Size == 0 {
 		if c.Size = 16 << 20; c.Device == "cuda" {
 			c.Size = 64 << 20
 		}
 	}
 	cfg.Name, cfg.Timeout, cfg.Faults = "preflight", c.JoinTimeout, c.faults
+	cfg.Device = ccl.CPU // LOCKSTEP_DEVICE is the job's: here --device decides, and GPUs have communicators of their own
 	dev, err := device(c.Device, localRank(cfg.Rank))
 	if err != nil {
 		err = fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)

@@ -249,11 +249,18 @@ func TestOneRank(t *testing.T) {
 	}
 }
 
+// TestDevice: --device decides, not what a job's environment says.
+func TestDevice(t *testing.T) {
+	t.Setenv("LOCKSTEP_DEVICE", "cuda")
+	t.Setenv("LOCKSTEP_CUDA_LIBRARY", "/nowhere")
+	check(t, 0, "", "-n", "2")
+}
+
 // When time is up there is a report of what was measured, and no good node.
 func TestTimeIsUp(t *testing.T) {
 	good := filepath.Join(t.TempDir(), "good")
 	r, out := check(t, 1, "", "-n", "4", "--time", "400ms", "--timeout", "1500ms", "--good", good)
-	if r.Verdict != "incomplete" || r.Error == "" || len(r.Good) != 0 {
+	if r.Verdict != "incomplete" || !strings.Contains(r.Error, "not done within --timeout=1.5s") || len(r.Good) != 0 {
 		t.Errorf("%+v\n%s", r, out)
 	}
 	if b, err := os.ReadFile(good); err != nil || len(b) != 0 {
