@@ -174,3 +174,42 @@ func (e *Engine) wholeNode(all []dead) (string, bool) {
 	}
 	return p.ev.Nodes[node].Name, on == len(all)
 }
+
+// abandoned makes ranks that gave up a communicator after a member's death, or
+// while its node is silent, and have done nothing since, wait for that member.
+func (e *Engine) abandoned() {
+	p, s := &e.pass, &e.hang
+	if !p.sick && !p.lost {
+		return
+	}
+	for ci := range p.ev.Comms {
+		c := &p.ev.Comms[ci]
+		if e.comms[ci].former {
+			continue
+		}
+		dead, at := int32(-1), int64(0)
+		for i := range c.Members {
+			w := p.world(c.Members[i].World)
+			if w < 0 || !inComm(&c.Members[i]) {
+				continue
+			}
+			if p.state[w].sick() {
+				dead, at = w, p.ev.Ranks[w].ProcAt
+				break // one is enough: blame need not follow to each
+			}
+			if p.state[w] == rankLost {
+				dead, at = w, p.heard(w)
+			}
+		}
+		if dead < 0 {
+			continue
+		}
+		for i := range c.Members {
+			m := &c.Members[i]
+			w := p.world(m.World)
+			if w >= 0 && m.State == record.CommAborted && s.inside[w] == 0 && s.active[w] < at+int64(e.cfg.ConfirmAfter) {
+				e.graph.wait(waitEdge{from: w, to: dead, comm: int32(ci), since: at})
+			}
+		}
+	}
+}

@@ -16,17 +16,21 @@
 //	                                                                                computing, io, checkpoint, evaluation,
 //	                                                                                compile, unknown
 //	ranks wait for each other in a circle                    noncommunication_hang  ranks: deadlock
-//	the blame ends at ranks of a node whose agent is lost    noncommunication_hang  node: node_lost
+//	the blame ends at ranks of a node whose agent is lost,   noncommunication_hang  node: node_lost
+//	  or others give up and die after it fell silent
+//	members mean different operations by the same number     noncommunication_hang  ranks: mismatch
 //	a communicator never forms                               noncommunication_hang  ranks: not_joined
 //	all entered; bytes posted, the receiver waits, nothing   communication_hang     connection, source or destination:
 //	  completes                                                                     stalled
+//	both ends say that every path between them is broken     communication_hang     connection: link_down
 //	post → completion takes far longer than before and than  communication_slow     connection, source, destination or
-//	  its peers', the monitor says network, operations grew                          node: network
+//	  its peers', a receiver waits for it, operations grew                           node: network
 //	own time per operation far above its own history (or its noncommunication_slow  rank or node: straggler
 //	  peers'), the others' time inside collectives grew
 //	everyone pauses, everyone is slower, the master slept    none
 //
 // Reading order: engine.go (one pass), progress.go (the linear scan), hang.go
-// and waitgraph.go, deaths.go, pauses.go, window.go, straggler.go, slow.go and
-// delaymatrix.go, incidents.go; gpu.go and xid.go for what is said of GPUs.
+// (with waits.go and waitgraph.go), pauses.go, mismatch.go, deaths.go, lost.go and
+// links.go, window.go, straggler.go, slow.go and delaymatrix.go, incidents.go;
+// gpu.go and xid.go for what is said of GPUs.
 package diagnosis
