@@ -62,7 +62,11 @@ func main() {
 	k := kong.Parse(&c, kong.Name("lockstep"), kong.ShortUsageOnError(), kong.Exit(exit), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.Description("Collective communication and its observability for training clusters: who broke step, and why.\n\nStart with `lockstep demo`. Every command has --help with examples."),
 		kong.Vars(runcmd.Vars()), kong.Vars{"version": buildinfo.String()})
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	stopping := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // by nohup
+		stopping = append(stopping, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), stopping...)
 	context.AfterFunc(ctx, stop) // a second ^C does not wait
 	log := c.Log.Logger()
 	slog.SetDefault(log)
