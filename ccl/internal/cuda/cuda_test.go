@@ -489,3 +489,27 @@ func BenchmarkEnqueue(b *testing.B) {
 		})
 	}
 }
+
+// TestRegisteredOutlivesFirst: host memory that two GPUs have registered stays so when
+// the first of them is closed.
+func TestRegisteredOutlivesFirst(t *testing.T) {
+	b := cudatest.Device(t, 1)
+	a := must[*cuda.Device](t)(b.Driver().Device(0))
+	mem := must[[]byte](t)(syscall.Mmap(-1, 0, 8192, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_SHARED))
+	defer syscall.Munmap(mem)
+	must[cuda.Ptr](t)(a.RegisterHost(mem))
+	p := must[cuda.Ptr](t)(b.RegisterHost(mem))
+	ok(t, a.UnregisterHost(mem))
+	ok(t, a.Close())
+	s := must[*cuda.Stream](t)(b.NewStream(0))
+	defer s.Close()
+	ok(t, s.Write32(p, 7))
+	ok(t, s.Wait(bound(t)))
+	if mem[0] != 7 {
+		t.Error("nothing written")
+	}
+	ok(t, b.UnregisterHost(mem))
+	if err := s.Write32(p, 0); err == nil {
+		t.Error("unregistered memory was written")
+	}
+}

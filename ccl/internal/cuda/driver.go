@@ -29,6 +29,7 @@ type Driver struct {
 type registration struct {
 	bytes uintptr
 	users int
+	owner *Device // a hold of its own: the memory is pinned as long as its context lives
 }
 
 // Open loads and initializes the driver, once for the process: later calls

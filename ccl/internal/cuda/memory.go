@@ -116,7 +116,7 @@ func (d *Device) HostPtr(mem []byte) (Ptr, error) {
 // RegisterHost pins mem, memory that is not Go's (a mapping of a file in
 // /dev/shm, say), and gives the address where this GPU sees it. Several devices
 // of the process may register the same mem; it stays pinned until as many have
-// called UnregisterHost, and as long as the first of them is open.
+// called UnregisterHost.
 func (d *Device) RegisterHost(mem []byte) (Ptr, error) {
 	if len(mem) == 0 {
 		return 0, errors.New("cuMemHostRegister: no memory")
@@ -128,10 +128,14 @@ func (d *Device) RegisterHost(mem []byte) (Ptr, error) {
 	defer dr.mu.Unlock()
 	r := dr.registered[at]
 	if r == nil {
-		if rc := d.call(cuMemHostRegister, at, bytes, hostPortableMapped); rc != 0 {
-			return 0, d.fail(cuMemHostRegister, fmt.Sprintf("(%d bytes)", len(mem)), rc)
+		owner, err := dr.Device(d.Ordinal)
+		if err != nil {
+			return 0, err
 		}
-		r = &registration{bytes: bytes}
+		if rc := owner.call(cuMemHostRegister, at, bytes, hostPortableMapped); rc != 0 {
+			return 0, errors.Join(d.fail(cuMemHostRegister, fmt.Sprintf("(%d bytes)", len(mem)), rc), owner.Close())
+		}
+		r = &registration{bytes: bytes, owner: owner}
 		dr.registered[at] = r
 	} else if r.bytes < bytes {
 		return 0, fmt.Errorf("cuMemHostRegister(%d bytes) on GPU %d: the first %d bytes are registered by themselves", bytes, d.Ordinal, r.bytes)
@@ -163,8 +167,9 @@ func (d *Device) unregister(at uintptr, r *registration) error {
 		return nil
 	}
 	delete(d.driver.registered, at)
-	if rc := d.call(cuMemHostUnregister, at); rc != 0 {
-		return d.fail(cuMemHostUnregister, fmt.Sprintf("(%d bytes)", r.bytes), rc)
+	var err error
+	if rc := r.owner.call(cuMemHostUnregister, at); rc != 0 {
+		err = d.fail(cuMemHostUnregister, fmt.Sprintf("(%d bytes)", r.bytes), rc)
 	}
-	return nil
+	return errors.Join(err, r.owner.Close())
 }

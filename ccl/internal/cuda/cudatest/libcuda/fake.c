@@ -795,6 +795,8 @@ API CUresult cuDevicePrimaryCtxRelease_v2(int d) {
 	FAULT;
 	pthread_mutex_lock(&mu);
 	int n = contexts[d].users--;
+	for (int i = 0; n == 1 && i < 4096; i++) // with the context goes what it registered
+		if (ranges[i].kind == REGISTERED && ranges[i].dev == d) ranges[i].kind = FREE;
 	pthread_mutex_unlock(&mu);
 	return n > 0 ? 0 : INVALID_CONTEXT;
 }
