@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"time"
 )
 
 const (
-	// Control frames that one member has not taken yet. Only an operation that
-	// the member itself takes part in makes more of them.
+	// Control frames that one member has not taken yet, besides what became of
+	// the others. Only an operation that the member itself takes part in makes more.
 	maxQueue = 256
 	// flushTimeout bounds the last words to a peer that may have stopped reading.
 	flushTimeout = time.Second
@@ -26,14 +27,18 @@ type peer struct {
 	conn     net.Conn
 	rank     int
 	instance uint64
-	out      chan []byte
-	finished bool // c.mu; out is closed
 	big      bool // c.mu; what is under way may be more than the peer can take
+
+	mu       sync.Mutex // after c.mu
+	some     *sync.Cond // out or finished has changed
+	out      net.Buffers
+	finished bool // out gets no more; set under c.mu, too
 }
 
 // admit makes conn the connection to rank.
 func (c *Control) admit(conn net.Conn, rank int, instance uint64) {
-	p := &peer{c: c, conn: conn, rank: rank, instance: instance, out: make(chan []byte, maxQueue)}
+	p := &peer{c: c, conn: conn, rank: rank, instance: instance}
+	p.some = sync.NewCond(&p.mu)
 	c.peers[rank] = p
 	c.wg.Go(p.write)
 	c.wg.Go(p.read)
@@ -51,11 +56,22 @@ func (p *peer) send(b []byte) {
 	if p.finished {
 		return
 	}
-	select {
-	case p.out <- b:
-	default:
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Thousands may leave or be lost at once, and each member hears of each.
+	if len(p.out) >= maxQueue+int(Left)*p.c.size {
 		p.conn.Close() // read reports it
+		return
 	}
+	p.out = append(p.out, b)
+	p.some.Signal()
+}
+
+// waiting is how many frames the peer has not taken yet.
+func (p *peer) waiting() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.out)
 }
 
 // finish lets the queue drain, for a while, and closes. c.mu is held.
@@ -63,15 +79,33 @@ func (p *peer) finish() {
 	if p.finished {
 		return
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.finished = true
-	close(p.out)
+	p.some.Signal()
 	p.conn.SetDeadline(time.Now().Add(flushTimeout))
+}
+
+// take waits for frames and returns all there are; none when there come no more.
+func (p *peer) take() net.Buffers {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.out) == 0 && !p.finished {
+		p.some.Wait()
+	}
+	out := p.out
+	p.out = nil
+	return out
 }
 
 func (p *peer) write() {
 	big := false
-	for b := range p.out {
-		if was := big; was != (len(b) > bigFrame) {
+	for out := p.take(); len(out) > 0; out = p.take() {
+		size := 0
+		for _, b := range out {
+			size += len(b)
+		}
+		if was := big; was != (size > bigFrame) {
 			big = !was
 			p.c.mu.Lock()
 			if p.big = big; big {
@@ -81,7 +115,7 @@ func (p *peer) write() {
 			}
 			p.c.mu.Unlock()
 		}
-		if _, err := p.conn.Write(b); err != nil {
+		if _, err := out.WriteTo(p.conn); err != nil {
 			p.conn.Close() // read reports it
 		}
 	}
@@ -163,7 +197,7 @@ func (c *Control) relay(e Event, b []byte) {
 		return
 	}
 	for r, p := range c.peers {
-		if p != nil && r != e.Rank {
+		if p != nil && r != e.Rank && c.seen[r]&(1<<Left) == 0 { // who has left does not care
 			p.send(b)
 		}
 	}

@@ -24,7 +24,7 @@ func (c *Control) Tell(blob []byte) {
 	blob = append([]byte(nil), blob...)
 	if c.rank == 0 {
 		c.note(Statement{0, blob})
-	} else if p := c.peers[0]; p != nil && !p.finished && len(p.out) < maxQueue/2 {
+	} else if p := c.peers[0]; p != nil && p.waiting() < maxQueue/2 {
 		p.send(seal(appendBytes(frame(frameTell), blob)))
 	}
 }
