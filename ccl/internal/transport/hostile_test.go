@@ -416,3 +416,44 @@ func (l *tcpLink) socks0() {
 		s.readable, s.writable = true, true
 	}
 }
+
+// TestManyLines: the totals that the monitor sees go on where the 32 bits of a line's
+// number on the wire begin anew.
+func TestManyLines(t *testing.T) {
+	goroutines(t, apart, 2, nil, func(m Mesh, rank, _ int) error {
+		l, err := m.Link(1 - rank)
+		if err != nil {
+			return err
+		}
+		const before, lines = 1<<32 - 50, 100
+		tcp := l.(*tcpLink)
+		tcp.linesSent, tcp.linesAcked = before, before
+		tcp.linesGot, tcp.linesIn, tcp.linesTold = before, before, before
+		var b [LinePayload]byte
+		for i := range lines {
+			if rank == 0 {
+				err = writeLine(m, l, []byte{byte(i)}, uint32(i))
+			} else if n, tag, e := readLine(m, l, b[:]); e != nil || n != 1 || int(b[0]) != i || int(tag) != i {
+				return fmt.Errorf("line %d: %d bytes %v, tag %d: %w", i, n, b[0], tag, e)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		u := wait(m)
+		for rank == 0 && tcp.completed() < tcp.posted() {
+			tcp.refresh(0)
+			if err := u.again(); err != nil {
+				return err
+			}
+		}
+		const total = (before + lines) * lineSize
+		if moved := [2]uint64{tcp.posted(), tcp.received()}[rank]; moved != total {
+			return fmt.Errorf("%d bytes in all, want %d", moved, uint64(total))
+		}
+		if rank == 1 {
+			tcp.refresh(0) // the last credit
+		}
+		return nil
+	})
+}

@@ -17,7 +17,7 @@ import (
 //	0  kind       4  length     8  stream position of the first byte, or line number
 //	1  padding before it that the sender skipped (AlignSend)
 //	16 bytes consumed by the frame's sender (credit)
-//	24 lines consumed by the frame's sender (credit)
+//	24 lines consumed by the frame's sender (credit), modulo 2^32
 //	28 tag of a line
 //
 // Every frame carries credit; data of one stream goes over several sockets in
@@ -64,16 +64,16 @@ type tcpLink struct {
 
 	sent, acked           uint64 // tx stream: taken from the caller, consumed by the receiver
 	pad                   uint64 // skipped since the last frame
-	linesSent, linesAcked uint32
+	linesSent, linesAcked uint64 // a credit carries the low 32 bits
 
 	ring       []byte // rx stream between got and front, and beyond; made at first use
 	got, front uint64 // consumed; arrived without a gap
 	told       uint64 // got, as the peer was last told
 	gaps       []span // arrived beyond front, ascending
 	lines      [lineSlots]lineIn
-	linesGot   uint32 // consumed
-	linesIn    uint32 // arrived
-	linesTold  uint32
+	linesGot   uint64 // consumed
+	linesIn    uint64 // arrived
+	linesTold  uint64
 	err        error
 	creditDue  bool // giveCredit found no socket
 	misses     int  // receives that found no socket readable
@@ -305,7 +305,7 @@ func (l *tcpLink) header(kind byte, n int, at uint64, tag uint32) (h [frameSize]
 	binary.LittleEndian.PutUint32(h[4:], uint32(n))
 	binary.LittleEndian.PutUint64(h[8:], at)
 	binary.LittleEndian.PutUint64(h[16:], l.got)
-	binary.LittleEndian.PutUint32(h[24:], l.linesGot)
+	binary.LittleEndian.PutUint32(h[24:], uint32(l.linesGot))
 	binary.LittleEndian.PutUint32(h[28:], tag)
 	return h
 }
@@ -414,7 +414,7 @@ func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
 	}
 	pad := l.pad
 	l.pad = 0
-	h := l.header(frameLine, len(b), uint64(l.linesSent), tag)
+	h := l.header(frameLine, len(b), l.linesSent, tag)
 	l.pad = pad
 	ok, err := l.write(s, h, b)
 	if ok {
@@ -750,7 +750,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 		s.pos, s.end, s.shown = at, at+uint64(n), at
 		l.arrived(at-pad, at)
 	case frameLine:
-		if n > LinePayload || uint32(at) != l.linesIn || l.linesIn-l.linesGot >= lineSlots {
+		if n > LinePayload || at != l.linesIn || l.linesIn-l.linesGot >= lineSlots {
 			return bad("line out of order")
 		}
 		ln := &l.lines[l.linesIn%lineSlots]
@@ -770,15 +770,15 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 // credited takes in what the peer has consumed. Frames of different sockets
 // may bring it out of order.
 func (l *tcpLink) credited(got uint64, lines uint32) error {
-	if int64(got-l.sent) >= lineSize || int32(lines-l.linesSent) > 0 {
+	if int64(got-l.sent) >= lineSize || int32(lines-uint32(l.linesSent)) > 0 {
 		return fmt.Errorf("%w: the peer consumed %d bytes and %d lines of %d and %d", ErrCorrupt, got, lines, l.sent, l.linesSent)
 	}
 	if got = min(got, l.sent); got > l.acked {
 		l.acked = got
 		l.m.progressed = true
 	}
-	if int32(lines-l.linesAcked) > 0 {
-		l.linesAcked = lines
+	if more := int32(lines - uint32(l.linesAcked)); more > 0 {
+		l.linesAcked += uint64(more)
 		l.m.progressed = true
 	}
 	l.meter.complete(l.completed())
@@ -838,10 +838,10 @@ func (l *tcpLink) PrefetchLine() {}
 func (l *tcpLink) WantRecv(since int64) { l.meter.want(since) }
 
 func (l *tcpLink) posted() uint64 {
-	return l.sent + uint64(l.linesSent)*lineSize + uint64(l.gate.held())
+	return l.sent + l.linesSent*lineSize + uint64(l.gate.held())
 }
-func (l *tcpLink) completed() uint64 { return l.acked + uint64(l.linesAcked)*lineSize }
-func (l *tcpLink) received() uint64  { return l.got + uint64(l.linesGot)*lineSize }
+func (l *tcpLink) completed() uint64 { return l.acked + l.linesAcked*lineSize }
+func (l *tcpLink) received() uint64  { return l.got + l.linesGot*lineSize }
 
 func (l *tcpLink) Flush(now int64) {
 	if !l.opened {
