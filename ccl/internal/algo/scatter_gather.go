@@ -91,7 +91,8 @@ func (b *builder) allGatherRing() {
 // allToAll: in round k every rank sends to the k-th after it and receives from
 // the k-th before it. In place, a block is first set aside whole.
 func (b *builder) allToAll() {
-	n, r, size, grain := b.place.Size, b.place.Rank, b.call.bytes(), b.choice.Block
+	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
+	grain := min(b.choice.Block, max((size+63)&^63, 64)) // a block's place in Scratch, too
 	share := span{0, size}
 	for i := range share.blocks(grain) {
 		blk := share.block(i, grain)

@@ -435,3 +435,22 @@ func TestKept(t *testing.T) {
 		}
 	}
 }
+
+// TestScratch: what a schedule sets aside is in proportion to what is sent.
+func TestScratch(t *testing.T) {
+	const n, count = 512, 3
+	node := make([]int32, n)
+	for r := range node {
+		node[r] = int32(r)
+	}
+	place := algo.NewPlace(0, node, 64)
+	model := algo.DefaultModel()
+	call := algo.Call{Coll: record.AlltoAll, DType: record.Float64, Root: -1, Count: count, InPlace: true}
+	s, err := algo.Build(call, place, model.Choose(call, &place, algo.Overrides{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Scratch > 64*n {
+		t.Errorf("AlltoAll of %d bytes sets aside %d", 8*n*count, s.Scratch)
+	}
+}
