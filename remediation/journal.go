@@ -44,7 +44,7 @@ type Entry struct {
 	Policy   string     `json:"policy,omitempty"`
 	Kind     ActionKind `json:"kind,omitempty"`
 	Unit     string     `json:"unit,omitempty"`   // taken out
-	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done
+	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done, or was done
 	Tries    int        `json:"tries,omitempty"`
 	Outcome  Outcome    `json:"outcome,omitempty"`
 	Detail   string     `json:"detail,omitempty"`

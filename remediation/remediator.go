@@ -358,6 +358,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 		cancel()
 		switch {
 		case err == nil && answer.At.IsZero():
+			e.Started = time.Time{} // nothing was done: no breaker counts it
 			return r.close(e, OutcomeSuperseded, answer.Detail)
 		case err == nil:
 			e.Effective = answer.At

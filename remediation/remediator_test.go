@@ -554,6 +554,27 @@ func TestJobsOfOthers(t *testing.T) {
 	}
 }
 
+// TestNothingDone: an action that came too late for its attempt uses up nothing.
+func TestNothingDone(t *testing.T) {
+	cfg := live()
+	cfg.Breaker.Job = 2
+	act := &fake{over: true}
+	g := start(t, "", cfg, act)
+	for i := range 3 {
+		g.send(alert(fmt.Sprint("late", i)))
+		if e := g.closed(); e.Outcome != OutcomeSuperseded {
+			t.Fatalf("%+v", e)
+		}
+	}
+	act.mu.Lock()
+	act.over = false
+	act.mu.Unlock()
+	g.send(alert("i"))
+	if e := g.closed(); e.Outcome != OutcomeDone {
+		t.Fatalf("%s: %s", e.Outcome, e.Detail)
+	}
+}
+
 func TestBreakerStaysOpenUntilClosed(t *testing.T) {
 	journal := filepath.Join(t.TempDir(), "j.db")
 	cfg := live()
