@@ -3,6 +3,7 @@ package ccl
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
@@ -103,7 +104,8 @@ type GPUConfig struct {
 // the GPU of the local rank's number) and LOCKSTEP_GPU_ALGO; the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
-// and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last.
+// and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last. Where
+// none can be made it warns and goes on without.
 func ConfigFromEnv() (Config, error) {
 	cfg, err := configFromEnv()
 	if err != nil {
@@ -183,9 +185,8 @@ func configFromEnv() (Config, error) {
 		if cfg.Device != CPU {
 			o.StampSlots = record.GPUStampSlots
 		}
-		cfg.Recorder, err = record.Create(o)
-		if err != nil {
-			return Config{}, err
+		if cfg.Recorder, err = record.Create(o); err != nil { // the job matters more
+			slog.Warn("no flight recorder, so nobody will see what this rank does: make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", "rank", cfg.Rank, "err", err)
 		}
 	}
 	return cfg, nil

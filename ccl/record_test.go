@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -152,4 +154,21 @@ func TestRecorderFailure(t *testing.T) {
 		}
 	}
 	t.Errorf("nothing aborted in %+v", records[0])
+}
+
+// TestNoRoomForARecorder: a rank that can make no flight recorder goes on without.
+func TestNoRoomForARecorder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range map[string]string{
+		"LOCKSTEP_RANK": "0", "LOCKSTEP_WORLD_SIZE": "1", "LOCKSTEP_COMM_ID": freeID(t).String(), "LOCKSTEP_RUNTIME_DIR": file, "LOCKSTEP_DEVICE": "cpu",
+	} {
+		t.Setenv(k, v)
+	}
+	cfg, err := ccl.ConfigFromEnv()
+	if err != nil || cfg.Recorder != nil {
+		t.Fatalf("recorder %v, %v", cfg.Recorder.Path(), err)
+	}
 }
