@@ -58,6 +58,9 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		cfg.Exchange, cfg.Key, cfg.Recording = localExchange(g.ctl, local), g.ctl.Key("gpu"), nil
 	}
 	if g.comm, err = gpu.New(ctx, cfg); err != nil {
+		if other := (*gpu.SetupError)(nil); errors.As(err, &other) {
+			err = fmt.Errorf("%w: rank %d: %w", ErrMismatch, local[other.Rank], err)
+		}
 		return nil, err
 	}
 	if g.ctl != nil {

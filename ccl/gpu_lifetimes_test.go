@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -227,4 +228,28 @@ func TestGPUContextLost(t *testing.T) {
 		}
 		return errExpected
 	})
+}
+
+// TestGPUSetupMismatch: ranks that would choose different ways are told so when they
+// meet, and do not wait for each other in their first operation.
+func TestGPUSetupMismatch(t *testing.T) {
+	_, gpus := gpuRanks(t)
+	const n = 2
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	id := freeID(t)
+	var all sync.WaitGroup
+	for r := range n {
+		all.Go(func() {
+			c, err := ccl.Init(ctx, ccl.Config{
+				ID: id, Rank: r, Size: n, Secret: secret, Node: "node", Device: ccl.GPU(r % gpus),
+				GPU: ccl.GPUConfig{Algo: []string{"ll", "sym"}[r]},
+			})
+			if !errors.Is(err, ccl.ErrMismatch) {
+				t.Errorf("rank %d: %v", r, err)
+			}
+			_ = c.Close()
+		})
+	}
+	all.Wait()
 }

@@ -77,9 +77,9 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 	case WayLL, WaySym:
 		return true
 	case WayBulk:
-		return c.dev.Major >= 9
+		return c.major >= 9
 	case WayPushBulk:
-		return coll == record.AllReduce && c.size > 2 && c.dev.Major >= 9 && c.stage.Size >= kernels.RingBytes
+		return coll == record.AllReduce && c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
 	case WayLL2:
 		return coll == record.AllReduce || coll == record.Broadcast && c.size > 2
 	case WayCopy:
@@ -165,7 +165,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 // reductions, and is as quick on half the blocks for what only moves bytes (of more
 // than two ranks; and not for shares that make the buffers' alignments differ).
 func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (Way, int) {
-	switch bulk := c.dev.Major >= 9; {
+	switch bulk := c.major >= 9; {
 	case bulk && (reduces(coll) || c.size > 2 && (coll == record.Broadcast || bytes%16 == 0)):
 		return WayBulk, symBlocks
 	case reduces(coll):

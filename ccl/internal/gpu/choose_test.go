@@ -4,14 +4,13 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
 func chooser(size, major int) *Comm {
-	return &Comm{size: size, dev: &device{Device: &cuda.Device{Major: major}}, stage: &symm.Memory{Size: DefaultStage}}
+	return &Comm{size: size, major: major, stage: &symm.Memory{Size: DefaultStage}}
 }
 
 // TestChooseFits: whatever the collective, size, ranks and force, the plan is a way

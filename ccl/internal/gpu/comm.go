@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -88,6 +89,7 @@ type Comm struct {
 	// hardware queues, and one that waits holds up the others of its queue, maybe
 	// those that it waits for.
 	copies bool
+	major  int // the least compute capability among the ranks
 
 	mu      sync.Mutex
 	windows atomic.Pointer[[]*Window] // replaced whole, under mu
@@ -125,7 +127,9 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.dev, err = open(cfg.Device); err != nil {
 		return nil, err
 	}
-	c.copies = cuda.Connections() >= leastConnections
+	if err = c.agree(ctx); err != nil {
+		return nil, err
+	}
 	if c.move, err = c.dev.movers(); err != nil {
 		return nil, err
 	}
@@ -178,6 +182,57 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	// Nobody writes to a heap before it is zeroed, which Alloc has waited for;
 	// nobody reads a mailbox before all have mapped it.
 	return c, nil
+}
+
+// setup is what the choice of ways depends on besides the operations.
+type setup struct {
+	Force           Way
+	Blocks, Threads int
+	Stage           uint64
+	Copies          bool
+	Major           int
+}
+
+// SetupError is a rank that was not set up as this one: they would choose different
+// ways, and wait for each other for good.
+type SetupError struct {
+	Rank         int // as Config counts
+	Mine, Theirs string
+}
+
+func (e *SetupError) Error() string {
+	return fmt.Sprintf("GPU rank %d has %s, this rank %s: all must have the same", e.Rank, e.Theirs, e.Mine)
+}
+
+func (s *setup) String() string {
+	return fmt.Sprintf("algorithm %v, %d blocks, %d threads, %d bytes of staging memory", s.Force, s.Blocks, s.Threads, s.Stage)
+}
+
+// agree makes all ranks choose alike: what the program has set must be the same, and
+// of what ranks find, all take what the least of them can.
+func (c *Comm) agree(ctx context.Context) error {
+	cfg := &c.cfg
+	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, cuda.Connections() >= leastConnections, c.dev.Major}
+	blob, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	blobs, err := cfg.Exchange(ctx, blob)
+	if err != nil {
+		return err
+	}
+	c.copies, c.major = mine.Copies, mine.Major
+	for r, b := range blobs {
+		var s setup
+		if err := json.Unmarshal(b, &s); err != nil {
+			return fmt.Errorf("setup of GPU rank %d: %w", r, err)
+		}
+		c.copies, c.major = c.copies && s.Copies, min(c.major, s.Major)
+		if s.Copies, s.Major = mine.Copies, mine.Major; s != mine {
+			return &SetupError{r, mine.String(), s.String()}
+		}
+	}
+	return nil
 }
 
 // Device is the rank's GPU.
