@@ -37,8 +37,10 @@ func prune(dir, job string, log *slog.Logger) {
 		if err != nil {
 			continue // another version's, or not a recorder
 		}
-		if h := r.Header(); h.Job == job && !r.Alive() {
-			dead[h.Rank] = append(dead[h.Rank], recorder{path, h})
+		if h := r.Header(); h.Job == job {
+			if _, alive := r.Process(); !alive {
+				dead[h.Rank] = append(dead[h.Rank], recorder{path, h})
+			}
 		}
 		r.Close()
 	}
