@@ -24,7 +24,8 @@ const (
 type tally struct {
 	total int
 	jobs  map[string]int
-	units map[string]bool
+	units map[string]bool            // taken out
+	of    map[string]map[string]bool // the same by job
 }
 
 // count adds up past actions. closed tells when a scope's breaker was last
@@ -32,7 +33,7 @@ type tally struct {
 // or the same history would open it at once. An action from the future (the
 // clock was set back) counts: forgetting it would lift the bounds.
 func (b BreakerConfig) count(now time.Time, history []past, closed func(scope string) time.Time) tally {
-	t := tally{jobs: map[string]int{}, units: map[string]bool{}}
+	t := tally{jobs: map[string]int{}, units: map[string]bool{}, of: map[string]map[string]bool{}}
 	for _, p := range history {
 		if now.Sub(p.At) >= b.Window {
 			continue
@@ -47,6 +48,10 @@ func (b BreakerConfig) count(now time.Time, history []past, closed func(scope st
 		t.jobs[p.Job] = n // also when 0: it is shown
 		if p.Unit != "" && p.At.After(closed(ScopeUnits)) {
 			t.units[p.Unit] = true
+			if t.of[p.Job] == nil {
+				t.of[p.Job] = map[string]bool{}
+			}
+			t.of[p.Job][p.Unit] = true
 		}
 	}
 	return t
@@ -56,9 +61,9 @@ func (b BreakerConfig) count(now time.Time, history []past, closed func(scope st
 // when none does. It is pure: what is open, and stays open until a person
 // closes it, is the journal's business.
 //
-// Units are bounded by a share of what there is and by an absolute number, both,
-// since a share alone lets a large cluster lose hundreds of nodes to one wrong
-// rule, and a number alone lets a small one lose all of them.
+// Units are bounded by a share of what the job has and by an absolute number for all
+// jobs, both, since a share alone lets a large cluster lose hundreds of nodes to one
+// wrong rule, and a number alone lets a small one lose all of them.
 func (b BreakerConfig) allow(t tally, job, unit string, totalUnits int) (scope, why string) {
 	if t.total >= b.Total {
 		return ScopeTotal, fmt.Sprintf("%d actions in the last %v, at most %d", t.total, b.Window, b.Total)
@@ -66,20 +71,25 @@ func (b BreakerConfig) allow(t tally, job, unit string, totalUnits int) (scope, 
 	if n := t.jobs[job]; n >= b.Job {
 		return scopeJob + job, fmt.Sprintf("job %s has seen %d actions in the last %v, at most %d", job, n, b.Window, b.Job)
 	}
-	if unit != "" && !t.units[unit] {
-		if limit := b.unitLimit(totalUnits); len(t.units) >= limit {
-			return ScopeUnits, fmt.Sprintf("%d of %d units taken out in the last %v, at most %d", len(t.units), totalUnits, b.Window, limit)
-		}
+	if unit == "" {
+		return "", ""
+	}
+	if n := len(t.units); !t.units[unit] && n >= b.Units {
+		return ScopeUnits, fmt.Sprintf("%d units taken out in the last %v, at most %d", n, b.Window, b.Units)
+	}
+	if n, limit := len(t.of[job]), b.share(totalUnits); !t.of[job][unit] && n >= limit {
+		return ScopeUnits, fmt.Sprintf("%d of %d units of job %s taken out in the last %v, at most %d", n, totalUnits, job, b.Window, limit)
 	}
 	return "", ""
 }
 
-func (b BreakerConfig) unitLimit(total int) int {
+// share is how many of a job's units may be taken out.
+func (b BreakerConfig) share(total int) int {
 	share := int(math.Floor(b.UnitShare * float64(total)))
 	if share < 1 && b.UnitShare > 0 && total > 1 {
 		share = 1
 	}
-	return min(share, b.Units)
+	return share
 }
 
 // remaining returns how many more actions are allowed now, in all and for each

@@ -59,7 +59,8 @@ type BreakerConfig struct {
 	Job   int `yaml:"job"`
 	Total int `yaml:"total"`
 	// UnitShare (0–1] and Units bound how many distinct units (slots, nodes) may be
-	// taken out in Window: the smaller bound counts, but a share never rounds below one.
+	// taken out in Window: a share of the job's own, which never rounds below one, and
+	// a number for all jobs.
 	UnitShare float64 `yaml:"unit_share"`
 	Units     int     `yaml:"units"`
 }

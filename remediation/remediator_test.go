@@ -536,6 +536,24 @@ func TestActuatorFails(t *testing.T) {
 	})
 }
 
+// TestUnitsOfOthers: what one job has lost is not a share of what another one has.
+func TestUnitsOfOthers(t *testing.T) {
+	never := func(string) time.Time { return time.Time{} }
+	b := BreakerConfig{Window: time.Hour, Job: 5, Total: 20, UnitShare: 0.1, Units: 3}
+	now := time.Unix(1e9, 0)
+	history := []past{{now, "a", "a/slot3"}}
+	if scope, why := b.allow(b.count(now, history, never), "b", "b/slot1", 18); scope != "" {
+		t.Errorf("the first unit of job b: %s: %s", scope, why)
+	}
+	if scope, _ := b.allow(b.count(now, history, never), "a", "a/slot1", 18); scope != ScopeUnits {
+		t.Errorf("the second unit of job a: scope %q", scope)
+	}
+	history = append(history, past{now, "c", "c/slot1"}, past{now, "d", "d/slot1"})
+	if scope, _ := b.allow(b.count(now, history, never), "b", "b/slot1", 18); scope != ScopeUnits {
+		t.Errorf("more units than any jobs may lose: scope %q", scope)
+	}
+}
+
 // TestJobsOfOthers: alerts about jobs that this remediator has no hand on use up
 // nothing of what it may do for its own.
 func TestJobsOfOthers(t *testing.T) {
@@ -648,6 +666,7 @@ func TestBreakerBounds(t *testing.T) {
 		// Whatever was allowed, no window holds more than the bounds.
 		for i, from := range history {
 			jobs, units, n := map[string]int{}, map[string]bool{}, 0
+			of := map[string]map[string]bool{"a": {}, "b": {}, "c": {}}
 			for _, p := range history[i:] {
 				if p.At.Sub(from.At) >= b.Window {
 					break
@@ -655,7 +674,7 @@ func TestBreakerBounds(t *testing.T) {
 				n++
 				jobs[p.Job]++
 				if p.Unit != "" {
-					units[p.Unit] = true
+					units[p.Unit], of[p.Job][p.Unit] = true, true
 				}
 			}
 			if n > b.Total {
@@ -666,8 +685,13 @@ func TestBreakerBounds(t *testing.T) {
 					t.Fatalf("job %s: %d actions in a window, at most %d", j, k, b.Job)
 				}
 			}
-			if len(units) > b.Units || float64(len(units)) > max(1, b.UnitShare*float64(total)) {
-				t.Fatalf("%d of %d units in a window, share %v, bound %d", len(units), total, b.UnitShare, b.Units)
+			if len(units) > b.Units {
+				t.Fatalf("%d units in a window, at most %d", len(units), b.Units)
+			}
+			for j, u := range of {
+				if float64(len(u)) > max(1, b.UnitShare*float64(total)) {
+					t.Fatalf("job %s: %d of %d units in a window, share %v", j, len(u), total, b.UnitShare)
+				}
 			}
 		}
 	})
