@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -318,6 +319,13 @@ func startRank(t *testing.T, id ccl.UniqueID, rank, size, per int, role string, 
 		}
 	}()
 	t.Cleanup(func() {
+		if t.Failed() { // where it hangs, if it does
+			p.cmd.Process.Signal(syscall.SIGQUIT)
+			select {
+			case <-done:
+			case <-time.After(5 * time.Second):
+			}
+		}
 		p.cmd.Process.Kill()
 		<-done
 		p.cmd.Wait()
