@@ -107,7 +107,7 @@ func (c *Comm) CopyIn(dst Buffer, src []byte) error {
 	if c.gpu == nil || !dst.onDevice() && dst.n > 0 || len(src) > dst.size() {
 		return c.invalid(record.CollNone, "copy %d bytes of host memory to %d of device memory", len(src), dst.size())
 	}
-	return c.gpu.comm.CopyIn(cuda.Ptr(dst.dev), src)
+	return c.copied(c.gpu.comm.CopyIn(cuda.Ptr(dst.dev), src))
 }
 
 // CopyOut fills dst.
@@ -115,7 +115,15 @@ func (c *Comm) CopyOut(dst []byte, src Buffer) error {
 	if c.gpu == nil || !src.onDevice() && src.n > 0 || len(dst) > src.size() {
 		return c.invalid(record.CollNone, "copy %d bytes of device memory to %d of host memory", src.size(), len(dst))
 	}
-	return c.gpu.comm.CopyOut(dst, cuda.Ptr(src.dev))
+	return c.copied(c.gpu.comm.CopyOut(dst, cuda.Ptr(src.dev)))
+}
+
+// copied is the error of a copy.
+func (c *Comm) copied(err error) error {
+	if errors.Is(err, gpu.ErrClosed) {
+		return &Error{Op: "Copy", Comm: c.name, Rank: c.rank, Peer: -1, Err: ErrClosed}
+	}
+	return err
 }
 
 // Free ends the memory. No operation may be using it, and windows of it must

@@ -238,6 +238,9 @@ func (c *Comm) launched(kind record.CollKind, err error) error {
 
 // gpuBroke makes an error of the GPU side the end of the communicator.
 func (c *Comm) gpuBroke(err error) *failure {
+	if errors.Is(err, gpu.ErrClosed) {
+		return &failureClosed // by another goroutine, since the call has begun
+	}
 	f := &failure{-1, fmt.Errorf("%w: rank %d: %w", ErrInternal, c.rank, err)}
 	if size := (*gpu.SizeError)(nil); errors.As(err, &size) {
 		f = &failure{size.Peer, fmt.Errorf("%w: rank %d: %w", ErrMismatch, c.rank, err)}

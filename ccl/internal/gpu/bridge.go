@@ -14,6 +14,9 @@ import (
 func (c *Comm) Begin(s Stream) (captured bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return false, ErrClosed
+	}
 	if captured, err = s.Capturing(); err != nil || captured {
 		return captured, err
 	}

@@ -32,6 +32,9 @@ func (c *Comm) newEvent(e **cuda.Event) (err error) {
 	return err
 }
 
+// ErrClosed: the communicator was closed.
+var ErrClosed = errors.New("the communicator is closed")
+
 // MaxRanks is how many GPUs one communicator may have on a node.
 const MaxRanks = kernels.MaxRanks
 
@@ -99,7 +102,7 @@ type Comm struct {
 	stamps  stamps
 	engine  copyEngine
 	sends   sender
-	closed  bool
+	closed  atomic.Bool // set under mu
 	// lastWay is the way of the last operation, for reports.
 	lastWay atomic.Uint32
 
@@ -264,7 +267,7 @@ func (c *Comm) Aborted() bool {
 func (c *Comm) Finish(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last.Stream == nil || c.closed {
+	if c.last.Stream == nil || c.closed.Load() {
 		return nil
 	}
 	if c.last.Owner != nil {
@@ -302,10 +305,9 @@ func (c *Comm) Close(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	if c.closed.Swap(true) {
 		return nil
 	}
-	c.closed = true
 	return c.free()
 }
 
@@ -319,9 +321,11 @@ func (c *Comm) free() error {
 		errs = append(errs, w.mem.Close())
 	}
 	c.windows.Store(nil)
+	c.copying.Lock()
 	if c.host != nil {
 		errs = append(errs, c.host.Close())
 	}
+	c.copying.Unlock()
 	c.rescuing.Lock()
 	if c.rescue != nil {
 		errs = append(errs, c.rescue.Synchronize(), c.rescue.Close()) // it writes to the heap
@@ -403,6 +407,9 @@ func (c *Comm) CopyIn(dst cuda.Ptr, src []byte) error {
 	}
 	c.copying.Lock()
 	defer c.copying.Unlock()
+	if c.closed.Load() {
+		return ErrClosed
+	}
 	if err := c.newStream(&c.host); err != nil {
 		return err
 	}
@@ -418,6 +425,9 @@ func (c *Comm) CopyOut(dst []byte, src cuda.Ptr) error {
 	}
 	c.copying.Lock()
 	defer c.copying.Unlock()
+	if c.closed.Load() {
+		return ErrClosed
+	}
 	if err := c.newStream(&c.host); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 func TestMain(m *testing.M) {
@@ -19,9 +20,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// TestAbortAfterClose: who aborts may not know that somebody else has closed meanwhile.
-func TestAbortAfterClose(t *testing.T) {
-	cudatest.Device(t, 0) // or skip
+// TestAfterClose: who aborts, calls or copies may not know that somebody else has closed
+// meanwhile.
+func TestAfterClose(t *testing.T) {
+	dev := cudatest.Device(t, 0) // or skip
 	c, err := New(context.Background(), Config{
 		Size: 1, Dir: t.TempDir(), Stage: 2 << 20,
 		Exchange: func(_ context.Context, b []byte) ([][]byte, error) { return [][]byte{b}, nil },
@@ -33,8 +35,34 @@ func TestAbortAfterClose(t *testing.T) {
 	if !c.Aborted() {
 		t.Error("Abort left no word")
 	}
+	if err := c.CopyOut(make([]byte, 4), c.heap.Own()); err != nil { // makes its stream
+		t.Error(err)
+	}
 	if err := c.Close(context.Background()); err != nil {
 		t.Error(err)
 	}
 	c.Abort()
+	own, err := dev.NewStream(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	at, err := dev.Alloc(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Free(at)
+	s, b := Stream{Stream: own}, make([]byte, 16)
+	_, begin := c.Begin(s)
+	for what, err := range map[string]error{
+		"Run":      c.Run(s, &Op{Coll: record.Broadcast, DType: record.Uint8, Count: 16, Send: at, Recv: at}),
+		"Exchange": c.Exchange(s, record.Group, nil, 0),
+		"Begin":    begin,
+		"CopyIn":   c.CopyIn(at, b),
+		"CopyOut":  c.CopyOut(b, at),
+	} {
+		if !errors.Is(err, ErrClosed) {
+			t.Errorf("%s after Close: %v", what, err)
+		}
+	}
 }

@@ -14,6 +14,9 @@ import (
 func (c *Comm) Run(s Stream, op *Op) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return ErrClosed
+	}
 	captured, err := s.Capturing()
 	if err != nil {
 		return err

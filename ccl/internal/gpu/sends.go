@@ -122,6 +122,9 @@ func (x *sender) release(ops []cuda.MemOp) []cuda.MemOp {
 func (c *Comm) Exchange(s Stream, coll record.CollKind, msgs []Message, stream uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return ErrClosed
+	}
 	captured, err := s.Capturing()
 	if err != nil {
 		return err
