@@ -76,8 +76,10 @@ func receive(c *net.UnixConn) (message, error) {
 	switch {
 	case gone(err) || err == nil && n == 0:
 		err = errors.New("hung up; its process may be gone")
-	case err == nil && (len(fds) > 1 || flags&unix.MSG_CTRUNC != 0):
+	case err == nil && len(fds) > 1:
 		err = errors.New("sent several file descriptors at once")
+	case err == nil && flags&unix.MSG_CTRUNC != 0:
+		err = errors.New("sent a file descriptor that this process could not take: raise its limit of open files (ulimit -n)")
 	case err == nil:
 		m, err = decode(b[:n])
 	}

@@ -535,3 +535,41 @@ func FuzzDecode(f *testing.F) {
 		descriptors(oob)
 	})
 }
+
+// TestNoRoomForDescriptor: a process that may open no more files is told that it is so.
+func TestNoRoomForDescriptor(t *testing.T) {
+	ln, err := listen(filepath.Join(t.TempDir(), "own"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	out, err := net.DialUnix("unixpacket", nil, ln.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	in, err := ln.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if err := send(out, message{kind: kindOffer}, int(os.Stdin.Fd())); err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	low := limit
+	low.Cur = 1
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
+		t.Fatal(err)
+	}
+	m, err := receive(in)
+	if e := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); e != nil {
+		t.Fatal(e)
+	}
+	if err == nil || m.fd >= 0 || !strings.Contains(err.Error(), "ulimit -n") {
+		t.Errorf("descriptor %d, %v", m.fd, err)
+	}
+}
