@@ -18,13 +18,26 @@ const (
 	// last attempt, for the post-mortem, and the one before it, since the last
 	// may have died at once of what the first left behind.
 	keepDead = 2
-	// orphaned is the age at which a recorder that was never finished has lost its maker.
+	// orphaned is the age at which what ranks make for a moment has lost its maker.
 	orphaned = time.Hour
 )
 
+// passing is what such files are called, and of what type they are: recorders that are
+// not finished, and what GPU ranks meet by.
+var passing = map[string]os.FileMode{".new-": 0, ".gpu-mail-": 0, "symm-": os.ModeSocket}
+
+func passes(e os.DirEntry) bool {
+	for prefix, is := range passing {
+		if strings.HasPrefix(e.Name(), prefix) && e.Type() == is {
+			return true
+		}
+	}
+	return false
+}
+
 // prune removes the flight recorders of a job's dead processes, save the latest
-// of each rank, so that restarts do not fill the memory that dir is in. What it
-// cannot read or remove it leaves.
+// of each rank, and what ranks that died while they joined have left, so that restarts
+// do not fill the memory that dir is in. What it cannot read or remove it leaves.
 func prune(dir, job string, log *slog.Logger) {
 	paths, err := record.List(dir)
 	if err != nil {
@@ -61,7 +74,7 @@ func prune(dir, job string, log *slog.Logger) {
 		log.Warn("cannot look for unfinished flight recorders", "err", err)
 	}
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), ".new-") || !e.Type().IsRegular() {
+		if !passes(e) {
 			continue
 		}
 		if fi, err := e.Info(); err == nil && time.Since(fi.ModTime()) > orphaned {

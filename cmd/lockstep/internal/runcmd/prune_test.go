@@ -2,6 +2,7 @@ package runcmd
 
 import (
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,13 +63,23 @@ func TestPrune(t *testing.T) {
 	}
 	defer alive.Close()
 	foreign, fresh, old := filepath.Join(dir, "llm.0.1.rec"), filepath.Join(dir, ".new-1"), filepath.Join(dir, ".new-2")
-	for _, p := range []string{foreign, fresh, old} {
+	mail, socket := filepath.Join(dir, ".gpu-mail-1"), filepath.Join(dir, "symm-0123456789abcdef")
+	job := filepath.Join(dir, "symm-llm.0.1.rec") // a job may be called so
+	for _, p := range []string{foreign, fresh, old, mail, job} {
 		if err := os.WriteFile(p, []byte("not a recorder"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chtimes(old, time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
 		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	for _, p := range []string{old, mail, socket, job} {
+		if err := os.Chtimes(p, time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
+			t.Fatal(err)
+		}
 	}
 
 	prune(dir, "llm", slog.New(slog.DiscardHandler))
@@ -82,7 +93,7 @@ func TestPrune(t *testing.T) {
 			}
 		}
 	}
-	for p, want := range map[string]bool{alive.Path(): true, foreign: true, fresh: true, old: false} {
+	for p, want := range map[string]bool{alive.Path(): true, foreign: true, fresh: true, old: false, mail: false, socket: false, job: true} {
 		if exists(p) != want {
 			t.Errorf("%s: there %v, want %v", filepath.Base(p), !want, want)
 		}
