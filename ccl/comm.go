@@ -155,7 +155,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	}
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
-		Exchange: ctl.AllGather, Err: c.Err, Key: ctl.Key("transport"),
+		Exchange: ctl.AllGather, Err: c.lost, Key: ctl.Key("transport"),
 		Host: host, Sockets: cfg.Sockets, RDMA: c.rdma(),
 		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
 	})
@@ -206,6 +206,14 @@ func (c *Comm) Err() error {
 		return nil
 	}
 	return &Error{Op: "communicator", Comm: c.name, Rank: c.rank, Peer: f.peer, Err: f.err}
+}
+
+// lost is why nobody wants this rank's bytes any more: Err, unless it has merely closed.
+func (c *Comm) lost() error {
+	if c.failed.Load() == &failureClosed {
+		return nil
+	}
+	return c.Err()
 }
 
 // Abort ends the communicator on all ranks: what is under way and what comes

@@ -159,3 +159,31 @@ func TestDeriveAgain(t *testing.T) {
 		return errors.Join(sum(ctx, all), all.Close())
 	})
 }
+
+// TestLastBytes: what was sent before Close arrives, also when nobody waits for the
+// receiver's Close any more, as a member has left before.
+func TestLastBytes(t *testing.T) {
+	t.Parallel()
+	sent := make(chan struct{})
+	ranks(t, 3, nodes(1), func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 400_000)) // less than a connection's window
+		// The others' credit for these stays unread: closing such a socket resets it.
+		for range 40 {
+			if err := do(ctx, s, c.Broadcast(s, x.Slice(0, 1), x.Slice(0, 1), 1)); err != nil {
+				return err
+			}
+		}
+		switch c.Rank() {
+		case 1:
+			time.Sleep(6 * time.Second) // rank 2 leaves after 5
+			err := do(ctx, s, c.Send(s, x, 0))
+			close(sent)
+			return err
+		case 0:
+			<-sent
+			time.Sleep(100 * time.Millisecond)
+			return do(ctx, s, c.Recv(s, x, 1))
+		}
+		return nil
+	})
+}

@@ -34,8 +34,9 @@ type Config struct {
 	// Exchange gives every member all members' blobs, by rank; NewMesh calls it
 	// the same few times on every rank (bootstrap.Control.AllGather).
 	Exchange func(ctx context.Context, blob []byte) ([][]byte, error)
-	// Err is why the communicator is over, nil while it is not: Wait does not
-	// sleep and Link does not wait when it is. Optional; safe for any goroutine.
+	// Err is why the communicator is broken, nil while it is not: Wait does not
+	// sleep, Link does not wait, and Close does not let last bytes arrive when it is.
+	// Optional; safe for any goroutine.
 	Err func() error
 
 	// Key authenticates data connections between nodes (bootstrap.Control.Key).
