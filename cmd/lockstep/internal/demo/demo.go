@@ -121,10 +121,28 @@ func (c *Cmd) shape() (shape, error) {
 		return shape{}, errors.New("--on-loss shrink is for --once --fault rank_killed")
 	}
 	s, err := c.wholeShape()
+	if err != nil {
+		return shape{}, err
+	}
+	if c.Rank >= s.world() {
+		return shape{}, fmt.Errorf("--rank %d: the job has ranks 0 to %d", c.Rank, s.world()-1)
+	}
+	if parts := s.parts(); c.Kill != "" && !slices.Contains(parts, c.Kill) {
+		return shape{}, fmt.Errorf("--kill %s: want one of %s", c.Kill, strings.Join(parts, ", "))
+	}
 	if c.OnLoss == "shrink" {
 		s.dp, s.tp, s.pp = s.world(), 1, 1
 	}
-	return s, err
+	return s, nil
+}
+
+// parts are what can be killed beside the job.
+func (s shape) parts() []string {
+	parts := []string{"master", "remediator", local.Prometheus, local.Alertmanager}
+	for i := range s.nodes {
+		parts = append(parts, fmt.Sprintf("agent%d", i))
+	}
+	return parts
 }
 
 func (c *Cmd) wholeShape() (shape, error) {
