@@ -277,16 +277,21 @@ func (g *Graph) Launch(s *Stream) error {
 	if s.gpu.stream == nil {
 		return fmt.Errorf("%w: launch a graph on a stream of no device", ErrInvalid)
 	}
-	on := s.owned(s.gpu.stream)
+	on, runs := s.owned(s.gpu.stream), true
 	for _, c := range g.comms {
-		if _, err := c.gpu.comm.Begin(on); err != nil {
+		captured, err := c.gpu.comm.Begin(on)
+		if err != nil {
 			return c.launched(record.Group, err)
 		}
+		runs = !captured
 	}
 	if err := g.exec.Launch(s.gpu.stream); err != nil {
 		return s.gpuFailed(err)
 	}
 	for _, c := range g.comms {
+		if !runs {
+			break // it is part of another graph now
+		}
 		if err := c.gpu.comm.End(on); err != nil {
 			return c.launched(record.Group, err)
 		}

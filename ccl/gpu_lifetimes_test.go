@@ -253,3 +253,53 @@ func TestGPUSetupMismatch(t *testing.T) {
 	}
 	all.Wait()
 }
+
+// TestGPUGraphInGraph: a graph that becomes part of another one does not run yet, and
+// draws no other stream into the capture.
+func TestGPUGraphInGraph(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	if !faked {
+		t.Skip("not every driver captures the launch of a graph")
+	}
+	ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+		m, err := newMemory(ctx, c, 4<<20, true)
+		if err != nil {
+			return err
+		}
+		var bufs [2]ccl.Buffer
+		for i := range bufs {
+			if bufs[i], err = m.ints(i<<20, 1000, 1); err != nil {
+				return err
+			}
+		}
+		on, of, own, other := ccl.GPU(c.Rank()%gpus), c.NewStream(), c.NewStream(), c.NewStream()
+		inner, err := of.Capture(on, func() error { return c.AllReduce(of, bufs[0], bufs[0], ccl.Sum) })
+		if err != nil {
+			return err
+		}
+		if err := do(ctx, own, c.Broadcast(own, bufs[0], bufs[0], 0)); err != nil {
+			return err
+		}
+		foreign := ccl.StreamOf(own.CUDA(), on)
+		if err := do(ctx, foreign, c.Broadcast(foreign, bufs[0], bufs[0], 0)); err != nil {
+			return err
+		}
+		outer, err := foreign.Capture(on, func() error {
+			if err := inner.Launch(foreign); err != nil {
+				return err
+			}
+			return c.AllReduce(other, bufs[1], bufs[1], ccl.Sum)
+		})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(other.Wait(ctx), m.all(bufs[0], 1), m.all(bufs[1], float64(n))); err != nil {
+			return err
+		}
+		if err := do(ctx, foreign, outer.Launch(foreign)); err != nil {
+			return err
+		}
+		runtime.KeepAlive(own)
+		return errors.Join(m.all(bufs[0], float64(n)), outer.Close(), inner.Close(), m.free(ctx))
+	})
+}
