@@ -124,6 +124,32 @@ func TestStoppedPeer(t *testing.T) {
 	}
 }
 
+// A socket that its dialler gave up, since this rank was stopped or slow to answer, does
+// not pass for the one that took its place.
+func TestDialledAgain(t *testing.T) {
+	dialled := make(chan struct{})
+	goroutines(t, apart, 2, nil, func(m Mesh, rank, size int) error {
+		if rank == 1 {
+			<-dialled
+			return exchange(m, rank, size, 5, 50, 100_000)
+		}
+		err := func() error {
+			defer close(dialled)
+			n := m.(*mesh).net
+			l := n.peer(1)
+			t := l.meet()
+			t.attempt, t.dialing = newNonce(), true
+			fd, status, err := n.greet(dataGreeting{src: 0, dst: 1, total: n.sockets(1), attempt: t.attempt})
+			if err != nil || status != replyOK {
+				return fmt.Errorf("greeting: status %d: %w", status, err)
+			}
+			unix.Close(fd)
+			return n.dial(l, 1)
+		}()
+		return errors.Join(err, exchange(m, rank, size, 5, 50, 100_000))
+	})
+}
+
 // stopped reports whether a process is.
 func stopped(t *testing.T, pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

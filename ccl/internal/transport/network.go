@@ -100,9 +100,12 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 	if t.pending == nil {
 		t.pending = slices.Repeat([]int{-1}, g.total)
 	}
-	if g.index >= len(t.pending) || t.pending[g.index] >= 0 {
+	if g.index >= len(t.pending) {
 		unix.Close(fd)
 		return
+	}
+	if old := t.pending[g.index]; old >= 0 {
+		unix.Close(old) // its dialler has not heard of it, and dialled again
 	}
 	t.pending[g.index] = fd
 	if slices.Contains(t.pending, -1) {
@@ -508,6 +511,8 @@ func (n *network) greet(g dataGreeting) (fd int, status byte, err error) {
 	if _, err := conn.Write(hello); err != nil {
 		return 0, 0, err
 	}
+	// A peer that is stopped answers when it goes on; closing ends the wait.
+	conn.SetDeadline(time.Time{})
 	var b [dataReply]byte
 	if _, err := io.ReadFull(conn, b[:]); err != nil {
 		return 0, 0, err
