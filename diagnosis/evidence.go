@@ -50,7 +50,8 @@ type Rank struct {
 	Attempt uint32 // restart count of the process seen
 	Proc    ProcState
 	ProcAt  int64 // when Proc took this value
-	// CPU is the share of one core used by the process over about the last
+	// CPU is the share of one core used by the process, or by its children while it
+	// waits for them, over about the last
 	// second; IO says that it read or wrote storage in that time. A rank that
 	// computes or checkpoints is given more time than one that sleeps.
 	CPU  float32

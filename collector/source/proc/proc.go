@@ -1,6 +1,7 @@
 // Package proc is the source that looks at each process in /proc: whether it
 // exists, runs, is stopped or in uninterruptible sleep, how much of a core it
-// uses and whether it reads or writes storage.
+// uses and whether it reads or writes storage. What an idle one's children use counts
+// as its own: it waits for them, as for a data loader's workers.
 //
 // A process is known by boot, pid and start time, so one that took over a dead
 // rank's pid is not mistaken for it. One in a container has a pid of its own there,
@@ -19,6 +20,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -47,6 +49,10 @@ const (
 	idleShare = 0.02
 	// maxThreads bounds that look.
 	maxThreads = 512
+	// childrenEvery is the time between two looks at an idle process's children, ns;
+	// maxChildren bounds one.
+	childrenEvery = int64(500 * time.Millisecond)
+	maxChildren   = 256
 	// searchEvery is the least time between two searches of all of /proc for one process, ns.
 	searchEvery = int64(time.Second)
 	// silent is the age, ns, at which a recorder's anchor is nobody's any more. A living process makes one every
@@ -58,6 +64,7 @@ const (
 
 // Source reads /proc. It is for one goroutine.
 type Source struct {
+	root    string
 	fs      procfs.FS
 	local   bool // fs is this machine's own
 	all     bool // and shows the processes of all containers
@@ -76,6 +83,9 @@ type watch struct {
 	anchor   int64 // its recorder's last anchor when it was not found, ns; 0: it was not looked for
 	ring     [samples]sample
 	n        int
+	children sample // of its children, while it is idle; at is 0 when they were not looked at
+	cpu      float32
+	io       bool         // these two: what they used between the last two looks
 	asleep   map[int]bool // threads in uninterruptible sleep at the last sample
 	appended uint64       // records appended when the process was found gone
 	missed   bool         // the last pass did not find it
@@ -85,7 +95,12 @@ type watch struct {
 }
 
 type sample struct {
-	at    int64
+	at int64
+	use
+}
+
+// use is what has been used since a process began.
+type use struct {
 	ticks uint
 	bytes uint64
 }
@@ -98,6 +113,7 @@ type target struct {
 	path   string
 	start  uint64
 	idle   bool
+	family bool // look at its children, too
 	search bool // under other pids, when it is not found
 }
 
@@ -107,9 +123,9 @@ type sight struct {
 	absent bool                // there is no such process under the target's pid
 	doubt  bool                // err is that it may be one of several
 	asleep []int
-	ticks  uint
-	bytes  uint64
-	err    error
+	use
+	children use
+	err      error
 }
 
 // flight is one pass's reads.
@@ -134,7 +150,7 @@ func New(root string) (*Source, error) {
 	namespace, _ := os.Readlink(root + "/self/ns/pid")
 	_, hidden := os.ReadFile(root + "/1/stat") // by hidepid
 	return &Source{
-		fs: f, local: root == procfs.DefaultMountPoint,
+		root: root, fs: f, local: root == procfs.DefaultMountPoint,
 		all:     namespace == initNamespace && hidden == nil,
 		boot:    strings.ReplaceAll(strings.TrimSpace(string(boot)), "-", ""),
 		watched: map[*source.Process]*watch{},
@@ -160,7 +176,8 @@ func (s *Source) Update(v *source.View) error {
 				errs = append(errs, w.doubt)
 				continue
 			}
-			f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.Path, p.StartTime, w.idle(), search})
+			idle := w.idle()
+			f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.Path, p.StartTime, idle, idle && v.Now-w.children.at >= childrenEvery, search})
 		}
 		if len(f.targets) == 0 {
 			return errors.Join(errs...)
@@ -332,29 +349,54 @@ func (s *Source) see(t target) sight {
 	default:
 		v.state = diagnosis.ProcRunning
 	}
-	v.ticks = st.UTime + st.STime
-	if io, err := p.IO(); err == nil { // another user's is not readable: then there is no IO to tell of
-		v.bytes = io.ReadBytes + io.WriteBytes
-	}
+	v.use = used(p, &st)
 	if st.State == "D" {
 		v.asleep = append(v.asleep, t.pid)
 	} else if t.idle && v.state == diagnosis.ProcRunning {
-		v.asleep = s.threadsAsleep(t.pid)
+		v.asleep, v.children = s.behind(&t)
 	}
 	return v
 }
 
-func (s *Source) threadsAsleep(pid int) (tids []int) {
-	threads, err := s.fs.AllThreads(pid)
-	if err != nil {
-		return nil // it has just ended: the next pass tells
+func used(p procfs.Proc, st *procfs.ProcStat) use {
+	u := use{ticks: st.UTime + st.STime}
+	if io, err := p.IO(); err == nil { // another user's is not readable: then there is no IO to tell of
+		u.bytes = io.ReadBytes + io.WriteBytes
 	}
+	return u
+}
+
+// behind looks at the threads of an idle process one by one: which are in uninterruptible
+// sleep, and what the living processes that they have started have used.
+func (s *Source) behind(t *target) (asleep []int, children use) {
+	threads, err := s.fs.AllThreads(t.pid)
+	if err != nil {
+		return nil, use{} // it has just ended: the next pass tells
+	}
+	var pids []string
 	for i := range min(len(threads), maxThreads) {
+		tid := threads[i].PID
 		if st, err := threads[i].Stat(); err == nil && st.State == "D" {
-			tids = append(tids, threads[i].PID)
+			asleep = append(asleep, tid)
+		}
+		if t.family {
+			list, _ := os.ReadFile(fmt.Sprintf("%s/%d/task/%d/children", s.root, t.pid, tid)) // not every kernel has it
+			pids = append(pids, strings.Fields(string(list))...)
 		}
 	}
-	return tids
+	for i := range min(len(pids), maxChildren) {
+		child, err := strconv.Atoi(pids[i])
+		if err != nil {
+			continue
+		}
+		if p, err := s.fs.Proc(child); err == nil {
+			if st, err := p.Stat(); err == nil {
+				u := used(p, &st)
+				children.ticks, children.bytes = children.ticks+u.ticks, children.bytes+u.bytes
+			}
+		}
+	}
+	return asleep, children
 }
 
 // apply turns what was seen into the process's state.
@@ -404,7 +446,16 @@ func (s *Source) apply(v *sight, now int64) error {
 		return nil
 	}
 	w.missed = false
-	p.CPU, p.IO = w.rates(sample{now, v.ticks, v.bytes})
+	p.CPU, p.IO = w.rates(sample{now, v.use})
+	if v.family {
+		w.cpu, w.io = since(w.children, sample{now, v.children})
+		w.children = sample{now, v.children}
+	}
+	if v.idle {
+		p.CPU, p.IO = p.CPU+w.cpu, p.IO || w.io
+	} else {
+		w.children, w.cpu, w.io = sample{}, 0, false
+	}
 	state, asleep := v.state, map[int]bool{}
 	for _, tid := range v.asleep {
 		asleep[tid] = true
@@ -453,10 +504,15 @@ func (w *watch) rates(s sample) (cpu float32, io bool) {
 	}
 	w.ring[w.n%samples] = s
 	w.n++
-	if s.at <= oldest.at || oldest.at == 0 || s.ticks < oldest.ticks {
+	return since(oldest, s)
+}
+
+// since returns the share of a core and whether bytes moved between two samples.
+func since(old, s sample) (cpu float32, io bool) {
+	if s.at <= old.at || old.at == 0 || s.ticks < old.ticks {
 		return 0, false
 	}
-	return float32(float64(s.ticks-oldest.ticks) / userHz / (float64(s.at-oldest.at) / 1e9)), s.bytes != oldest.bytes
+	return float32(float64(s.ticks-old.ticks) / userHz / (float64(s.at-old.at) / 1e9)), s.bytes != old.bytes
 }
 
 // idle reports whether the process has used next to no CPU over all samples.
