@@ -51,9 +51,9 @@ type Rank struct {
 	Proc    ProcState
 	ProcAt  int64 // when Proc took this value
 	// CPU is the share of one core used by the process, or by its children while it
-	// waits for them, over about the last
-	// second; IO says that it read or wrote storage in that time. A rank that
-	// computes or checkpoints is given more time than one that sleeps.
+	// waits for them, over about the last second; IO says that they read or wrote
+	// storage in that time. A rank that computes or checkpoints is given more time than
+	// one that sleeps.
 	CPU  float32
 	IO   bool
 	Mark record.MarkCode // open span of the program's own (checkpoint, evaluation, compile), 0 when none
