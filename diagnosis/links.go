@@ -71,8 +71,9 @@ func (e *Engine) deadLinks(found []finding) []finding {
 	return append(found, f)
 }
 
-// wentOn reports whether one of the ends has finished operations since: the job
-// has come to terms with the loss, by leaving the other end out for instance.
+// wentOn reports whether one of the ends has finished operations since, in a
+// communicator that has not failed: the job has come to terms with the loss, by leaving
+// the other end out for instance.
 func (e *Engine) wentOn(d deadLink) bool {
 	p := &e.pass
 	if p.lastFinish <= d.at+int64(e.cfg.SuspectAfter) {
@@ -81,7 +82,7 @@ func (e *Engine) wentOn(d deadLink) bool {
 	of := p.ev.Comms[d.comm].Members
 	for i := range p.ev.Comms {
 		for _, m := range p.ev.Comms[i].Members {
-			if (m.World == of[d.src].World || m.World == of[d.dst].World) && m.FinishedAt > d.at+int64(e.cfg.SuspectAfter) {
+			if m.State != record.CommAborted && (m.World == of[d.src].World || m.World == of[d.dst].World) && m.FinishedAt > d.at+int64(e.cfg.SuspectAfter) {
 				return true
 			}
 		}

@@ -65,6 +65,13 @@ func TestDeadLinks(t *testing.T) {
 				j.ev.Ranks[i].Proc, j.ev.Ranks[i].ProcAt = diagnosis.ProcExited, ago(0.5)
 			}
 		}, dead, nil},
+		{"no path left, and their operation has failed of it", func(j *job) {
+			c := whole(j)
+			j.paths(c, both, both, 8)
+			for i := range c.Members {
+				c.Members[i].State, c.Members[i].FinishedAt = record.CommAborted, ago(5.5)
+			}
+		}, dead, nil},
 		{"no path left, and one rank crashed on the error", func(j *job) {
 			c := whole(j)
 			j.paths(c, both, both, 1)
