@@ -19,6 +19,8 @@ const (
 	Lost    EventKind = iota + 1 // its process or host died: Err is a *LostError
 	Aborted                      // it called Abort: Err is an *AbortError
 	Left                         // it called Leave: Err is nil
+
+	eventKinds = int(iota) // of each of which there is at most one event a member
 )
 
 // Event is something that a member of the communicator did, or suffered.
@@ -83,7 +85,7 @@ func newControl(cfg Config) *Control {
 	c := &Control{
 		id: cfg.ID, rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret, instance: rand.Uint64(),
 		members: make([]Member, max(cfg.Size, cfg.Rank+1)),
-		events:  make(chan Event, 3*cfg.Size), statements: make(chan Statement, maxTold),
+		events:  make(chan Event, eventKinds*cfg.Size), statements: make(chan Statement, maxTold),
 		ready:   make(chan struct{}),
 		doomed:  make(chan struct{}),
 		peers:   make([]*peer, cfg.Size),

@@ -59,7 +59,7 @@ func (p *peer) send(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// Thousands may leave or be lost at once, and each member hears of each.
-	if len(p.out) >= maxQueue+int(Left)*p.c.size {
+	if len(p.out) >= maxQueue+eventKinds*p.c.size {
 		p.conn.Close() // read reports it
 		return
 	}

@@ -124,7 +124,7 @@ type sight struct {
 	doubt  bool                // err is that it may be one of several
 	asleep []int
 	use
-	children use
+	children *use // nil when they were not looked at
 	err      error
 }
 
@@ -368,10 +368,10 @@ func used(p procfs.Proc, st *procfs.ProcStat) use {
 
 // behind looks at the threads of an idle process one by one: which are in uninterruptible
 // sleep, and what the living processes that they have started have used.
-func (s *Source) behind(t *target) (asleep []int, children use) {
+func (s *Source) behind(t *target) (asleep []int, children *use) {
 	threads, err := s.fs.AllThreads(t.pid)
 	if err != nil {
-		return nil, use{} // it has just ended: the next pass tells
+		return nil, nil // it has just ended: the next pass tells
 	}
 	var pids []string
 	for i := range min(len(threads), maxThreads) {
@@ -384,6 +384,10 @@ func (s *Source) behind(t *target) (asleep []int, children use) {
 			pids = append(pids, strings.Fields(string(list))...)
 		}
 	}
+	if !t.family {
+		return asleep, nil
+	}
+	children = new(use)
 	for i := range min(len(pids), maxChildren) {
 		child, err := strconv.Atoi(pids[i])
 		if err != nil {
@@ -447,9 +451,10 @@ func (s *Source) apply(v *sight, now int64) error {
 	}
 	w.missed = false
 	p.CPU, p.IO = w.rates(sample{now, v.use})
-	if v.family {
-		w.cpu, w.io = since(w.children, sample{now, v.children})
-		w.children = sample{now, v.children}
+	if v.children != nil {
+		next := sample{now, *v.children}
+		w.cpu, w.io = since(w.children, next)
+		w.children = next
 	}
 	if v.idle {
 		p.CPU, p.IO = p.CPU+w.cpu, p.IO || w.io

@@ -384,6 +384,17 @@ func TestChildren(t *testing.T) {
 		t.Fatal(err)
 	}
 	is("they have ended their work", 0, false)
+	for range 10 { // stopped when they were to be looked at: what they had used before is not used now
+		tr.process(42, "T", 100, 500, 0)
+		if err := passes(s, &v, 1); err != nil {
+			t.Fatal(err)
+		}
+		tr.process(42, "S", 100, 500, 0)
+		if err := passes(s, &v, 1); err != nil {
+			t.Fatal(err)
+		}
+		is("it goes on", 0, false)
+	}
 	tr.process(50, "R", 90, 600, 0)
 	tr.process(42, "R", 150, 500, 0)
 	if err := passes(s, &v, 10); err != nil {
