@@ -186,8 +186,15 @@ func (w *witness) reset() {
 	w.gap = 0
 }
 
+// longest is the longest pause since reset, in ms.
+func (w *witness) longest() float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return float64(w.gap.Milliseconds())
+}
+
 // totals of all paths.
-func (w *witness) totals() (switches, resent uint64, gap time.Duration, down []string) {
+func (w *witness) totals() (switches, resent uint64, down []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, c := range w.conns {
@@ -198,7 +205,7 @@ func (w *witness) totals() (switches, resent uint64, gap time.Duration, down []s
 		down = append(down, name)
 	}
 	slices.Sort(down)
-	return switches, resent, w.gap, down
+	return switches, resent, down
 }
 
 // paths reports whether every lane's traffic is on its first path, and whether all
@@ -292,10 +299,11 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 		case <-time.After(20 * time.Second):
 			t.Error("no error 20 s after the last path was gone")
 		}
+		o.ZeroMs = w.longest() // until both have failed
 	} else if ok = ok && progress(8); !ok {
 		t.Error("the ranks did not go on")
 	}
-	o.Switches, o.Resent, _, o.Down = w.totals()
+	o.Switches, o.Resent, o.Down = w.totals()
 	switch {
 	case f.fatal:
 		p.await(t, "a verdict on the connection without a path", p.linkDown)
@@ -322,8 +330,9 @@ func (f pathFault) run(t *testing.T) pathOutcome {
 		}
 		progress(3)
 	}
-	_, _, gap, _ := w.totals()
-	o.ZeroMs = float64(gap.Milliseconds())
+	if !f.fatal {
+		o.ZeroMs = w.longest()
+	}
 	stop.Store(true)
 	select {
 	case <-ended:

@@ -511,6 +511,21 @@ func TestProcessInAContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	r := started(t, cmd)
+	pid, alive := r.Process()
+	if inner := int(r.Header().PID); !alive || pid == inner {
+		t.Errorf("process %d of the container is %d, alive %v", inner, pid, alive)
+	}
+	stdin.Close()
+	cmd.Wait()
+	if pid, alive := r.Process(); alive {
+		t.Errorf("process %d lives after its end", pid)
+	}
+}
+
+// started starts a process that prints path= and where its recorder is, and opens that.
+func started(t *testing.T, cmd *exec.Cmd) *record.Reader {
+	t.Helper()
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -522,16 +537,7 @@ func TestProcessInAContainer(t *testing.T) {
 	for lines := bufio.NewScanner(stdout); path == "" && lines.Scan(); {
 		_, path, _ = strings.Cut(lines.Text(), "path=")
 	}
-	r := open(t, path)
-	pid, alive := r.Process()
-	if inner := int(r.Header().PID); !alive || pid == inner {
-		t.Errorf("process %d of the container is %d, alive %v", inner, pid, alive)
-	}
-	stdin.Close()
-	cmd.Wait()
-	if pid, alive := r.Process(); alive {
-		t.Errorf("process %d lives after its end", pid)
-	}
+	return open(t, path)
 }
 
 // A process killed in the middle of appending leaves a file that can be read.
@@ -545,18 +551,7 @@ func TestKilledProcess(t *testing.T) {
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKilledProcess$")
 	cmd.Env = append(os.Environ(), "LOCKSTEP_TEST_KILLED="+t.TempDir())
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var path string
-	for lines := bufio.NewScanner(stdout); path == "" && lines.Scan(); {
-		_, path, _ = strings.Cut(lines.Text(), "path=")
-	}
-	r := open(t, path)
+	r := started(t, cmd)
 	for r.Header().Appended < 1000 {
 		runtime.Gosched()
 	}

@@ -1,7 +1,6 @@
 package master
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -181,21 +180,9 @@ func (a always) Diagnose(*diagnosis.Evidence) []diagnosis.Verdict { return a }
 // keeper runs a master that finds a fault in its first pass, and saves with replace.
 func keeper(t *testing.T, replace func(path string, text []byte) error) *Master {
 	t.Helper()
-	m, err := New(Options{Job: "job", Listen: "127.0.0.1:0", StateDir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Interval: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.engine, m.replace = always{verdict("k", diagnosis.Confirmed, 3)}, replace
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- m.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+	return start(t, Options{StateDir: t.TempDir(), Interval: time.Millisecond}, func(m *Master) {
+		m.engine, m.replace = always{verdict("k", diagnosis.Confirmed, 3)}, replace
 	})
-	return m
 }
 
 // A disk that does not answer keeps no incident from being published.

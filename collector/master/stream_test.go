@@ -23,13 +23,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// start runs a master to the end of the test.
-func start(t *testing.T, o Options) *Master {
+// start runs a master, changed before, to the end of the test.
+func start(t *testing.T, o Options, change ...func(*Master)) *Master {
 	t.Helper()
 	o.Job, o.Listen, o.Log = "job", "127.0.0.1:0", slog.New(slog.DiscardHandler)
 	m, err := New(o)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, f := range change {
+		f(m)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
