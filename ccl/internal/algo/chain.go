@@ -56,10 +56,11 @@ func Chain(pieces []Piece) (*Schedule, error) {
 			}
 			out.Tracks[t] = append(out.Tracks[t], gate)
 			for _, st := range s.Tracks[t] {
-				// What else a step promises holds within its piece: here memory is used again.
+				// Kept holds within the piece. Who lets a piece's memory be used again, once it
+				// has passed Sent, sees to it that what was kept has been consumed.
 				step := Step{
 					Act: st.Act, LL: st.LL, Header: st.Header, Scale: st.Scale, Peer: st.Peer, Need: st.Need,
-					Dst: pieces[i].moved(out, i, st.Dst), Src: pieces[i].moved(out, i, st.Src), Len: st.Len,
+					Dst: pieces[i].moved(out, i, st.Dst), Src: pieces[i].moved(out, i, st.Src), Len: st.Len, Kept: st.Kept,
 				}
 				if st.Need > 0 {
 					step.Need += begun[1-t]

@@ -1,6 +1,7 @@
 package algo_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
@@ -75,6 +76,14 @@ func chain(t *rapid.T, coll record.CollKind, a record.Algo) {
 		})
 	}
 	s.run(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "order"), 0)))
+	for _, k := range s.kept {
+		if !bytes.Equal(k.in, k.sent) {
+			t.Fatalf("%v %v, rank %d: bytes that %+v sends do not stay as they are", coll, choice, k.rank, k.step)
+		}
+	}
+	if coll == record.AllGather && len(s.kept) == 0 && slices.Max(counts) > 0 {
+		t.Fatal("a chain keeps nothing")
+	}
 	for r, rank := range s.ranks {
 		off, node := 0, r/rails
 		for _, n := range counts {

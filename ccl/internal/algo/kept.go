@@ -34,28 +34,38 @@ func (b *builder) markKept() {
 			case s.Act != Send || s.LL:
 			case s.Src.Space == SendBuf && !b.call.InPlace:
 				s.Kept = true
-			case s.Src.Space == RecvBuf || s.Src.Space == SendBuf && b.call.sameOffsets():
-				s.Kept = !changed(writes, longest, s, t, i)
+			case s.Src.Space == RecvBuf:
+				s.Kept = !changed(writes, longest, s, s.Src.Off, t, i)
+			case s.Src.Space == SendBuf:
+				s.Kept = !changed(writes, longest, s, s.Src.Off+b.call.shift(b.place.Rank), t, i)
 			}
 		}
 	}
 }
 
-// sameOffsets reports whether an offset is the same byte in both buffers of an
-// in-place call.
-func (c *Call) sameOffsets() bool {
-	return c.Coll == record.AllReduce || c.Coll == record.Reduce || c.Coll == record.Broadcast
+// shift is what to add to an offset of the send buffer of an in-place call for the
+// same byte's in the receive buffer: one is rank's share of the other where that has
+// every rank's.
+func (c *Call) shift(rank int) int {
+	switch c.Coll {
+	case record.AllGather, record.Gather:
+		return rank * c.bytes()
+	case record.ReduceScatter, record.Scatter:
+		return -rank * c.bytes()
+	}
+	return 0
 }
 
-// changed reports whether a write may come to s's bytes after it began.
-func changed(writes []write, longest int, s *Step, track, at int) bool {
-	first, _ := slices.BinarySearchFunc(writes, s.Src.Off-longest, func(w write, off int) int { return cmp.Compare(w.off, off) })
+// changed reports whether a write may come to s's bytes, at off of the receive buffer,
+// after it began.
+func changed(writes []write, longest int, s *Step, off, track, at int) bool {
+	first, _ := slices.BinarySearchFunc(writes, off-longest, func(w write, off int) int { return cmp.Compare(w.off, off) })
 	for _, w := range writes[first:] {
-		if w.off >= s.Src.Off+s.Len {
+		if w.off >= off+s.Len {
 			break
 		}
 		before := w.track == track && w.at < at || w.track != track && w.at < int(s.Need)
-		if w.end > s.Src.Off && !before {
+		if w.end > off && !before {
 			return true
 		}
 	}
