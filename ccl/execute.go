@@ -228,6 +228,9 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 			var m bool
 			m, err = c.eng.Step()
 			moved = moved || m
+			if k := x.current.crossing; k != nil && k.returns() {
+				moved = true
+			}
 		}
 		switch {
 		case err != nil:
@@ -334,6 +337,7 @@ func (c *Comm) drain(f *failure) {
 	for ; next <= tail; next++ {
 		c.forget(q.at(next))
 	}
+	c.gpu.over()
 	q.finished.Store(tail)
 	x.dep = use{}
 	x.rouse()

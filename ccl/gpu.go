@@ -73,8 +73,17 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 
 func (g *gpuPart) abort() {
 	if g != nil {
-		g.nodes.release()
 		g.comm.Abort()
+		if g.nodes != nil {
+			g.nodes.c.executor.wake() // it lets go of streams when no NIC reads their slots
+		}
+	}
+}
+
+// over lets go of streams, when nothing is sent any more.
+func (g *gpuPart) over() {
+	if g != nil {
+		g.nodes.release()
 	}
 }
 

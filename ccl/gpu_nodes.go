@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -52,6 +53,8 @@ type gpuNodes struct {
 	slotAt              [slots]cuda.Ptr
 	slotSize            int
 	parts               []engine.Part // the slots, and all of them as one
+	region              *rdma.Region  // the slots: NICs send from them
+	lent                []loan        // the executor's, of the current operation's chunks, in their order
 	scratch             cuda.Ptr      // device memory of a slot's size, between two steps of a stream
 
 	calling   sync.Mutex
@@ -70,6 +73,11 @@ type gpuNodes struct {
 type route struct {
 	members []int
 	place   algo.Place
+	peers   []int // the others
+}
+
+func newRoute(members []int, place algo.Place) route {
+	return route{members, place, slices.Delete(slices.Clone(members), place.Rank, place.Rank+1)}
 }
 
 const (
@@ -89,10 +97,11 @@ const (
 func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err error) {
 	p := &place
 	n := &gpuNodes{c: c, place: place, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1, stop: make(chan struct{})}
-	n.all = route{make([]int, c.size), place}
-	for r := range n.all.members {
-		n.all.members[r] = r
+	everyone := make([]int, c.size)
+	for r := range everyone {
+		everyone[r] = r
 	}
+	n.all = newRoute(everyone, place)
 	n.rail = n.all
 	if p.Across != nil && len(p.Local) > 1 {
 		n.local, n.index = len(p.Local), slices.Index(p.Local, c.rank)
@@ -100,7 +109,7 @@ func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err erro
 		for i := range index {
 			index[i] = int32(i)
 		}
-		n.rail = route{p.Across, algo.NewPlace(slices.Index(p.Across, c.rank), index, p.Cores)}
+		n.rail = newRoute(p.Across, algo.NewPlace(slices.Index(p.Across, c.rank), index, p.Cores))
 		n.major = true
 		for r, nd := range p.Node {
 			n.major = n.major && int(nd) == r/n.local
@@ -137,6 +146,9 @@ func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err erro
 		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.slotSize], DType: record.Uint8})
 	}
 	n.parts = append(n.parts, engine.Part{Buf: n.host[words+letters:], DType: record.Uint8}) // all slots, for messages
+	if n.region, err = rdma.Register(n.parts[slots].Buf); err != nil {
+		return nil, err
+	}
 	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
 		return nil, err
 	}
@@ -183,6 +195,11 @@ func (n *gpuNodes) free() error {
 	host := n.host
 	n.host = nil
 	n.releasing.Unlock()
+	if n.region != nil {
+		if err := n.region.Close(); err != nil {
+			errs, host = append(errs, err), nil // a NIC may still read the slots: they stay
+		}
+	}
 	if host != nil {
 		errs = append(errs, n.dev.FreeHost(host))
 	}
@@ -206,7 +223,8 @@ func (n *gpuNodes) pass(count uint32) {
 	}
 }
 
-// release lets go of streams that wait for chunks, for good.
+// release lets go of streams that wait for chunks, for good. They may fill slots again
+// then: nothing may be sent from them any more.
 func (n *gpuNodes) release() {
 	if n == nil {
 		return
@@ -225,9 +243,22 @@ type crossing struct {
 	n       *gpuNodes
 	sched   *algo.Schedule
 	gate    func(number int) bool // engine.Op.Gate
+	returns func() bool           // tells the stream what peers have consumed since; whether there was any
 	reached uint32                // when the stream has come to the operation
 	passed  uint32                // before its first chunk
-	through [2]uint32             // chunks that each direction is done with
+
+	// Of a collective.
+	peers   []int     // the others that take part, where chunks are so large that slots may be lent
+	through [2]uint32 // chunks that each direction is done with
+	ending  bool
+}
+
+// loan is that a chunk was sent from its slot, up to a mark in what went to a peer
+// that has not consumed it.
+type loan struct {
+	piece uint32
+	peer  int
+	mark  uint64
 }
 
 // begun reports whether the stream has come to the operation.
@@ -236,12 +267,54 @@ func (x *crossing) begun() bool { return x.n.has(x.reached) }
 // chunkGate is the gates of a chain of chunks.
 func (x *crossing) chunkGate(number int) bool {
 	piece, gate := algo.GateOf(number)
-	if gate == algo.Ready || gate == algo.Left {
-		return x.n.has(x.reached + 1 + uint32(piece))
+	mesh := x.n.c.mesh
+	switch gate {
+	case algo.Ready, algo.Left:
+		x.ending = gate == algo.Left
+		// Kernels that an abort has sent home leave anything in a slot.
+		return x.n.has(x.reached+1+uint32(piece)) && x.n.c.failed.Load() == nil
+	case algo.Sent:
+		for _, p := range x.peers {
+			if mark := mesh.Lent(p); !mesh.Returned(p, mark) {
+				x.n.lent = append(x.n.lent, loan{uint32(piece), p, mark})
+			}
+		}
+	case algo.Received:
+		for _, p := range x.peers {
+			mesh.Acknowledge(p)
+		}
 	}
-	// A slot is free for the stream when both directions are done with it.
 	x.through[gate-algo.Sent] = uint32(piece) + 1
-	x.n.pass(x.passed + min(x.through[0], x.through[1]))
+	x.pass()
+	return true
+}
+
+// pass tells the stream which slots are free: those that both directions are done with,
+// and nobody sends from.
+func (x *crossing) pass() {
+	free := min(x.through[0], x.through[1])
+	if len(x.n.lent) > 0 {
+		free = min(free, x.n.lent[0].piece)
+	}
+	x.n.pass(x.passed + free)
+}
+
+// returned takes back slots that were lent. What is missed in the end is waited for like
+// what any operation has lent, so that the records say for whom.
+func (x *crossing) returned() bool {
+	n := x.n
+	if len(n.lent) == 0 || x.ending && !n.c.mesh.Settled() {
+		return false
+	}
+	back := 0
+	for back < len(n.lent) && (x.ending || n.c.mesh.Returned(n.lent[back].peer, n.lent[back].mark)) {
+		back++
+	}
+	if back == 0 {
+		return false
+	}
+	n.lent = slices.Delete(n.lent, 0, back)
+	x.pass()
 	return true
 }
 
@@ -331,6 +404,11 @@ func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 		}
 	}
 	return nil
+}
+
+// lends reports whether chunks are so large that a NIC may send them from their slots.
+func (n *gpuNodes) lends(chunks []chunk) bool {
+	return slices.ContainsFunc(chunks, func(k chunk) bool { return k.call.Count*k.call.DType.Size() >= rdma.KeptFrom })
 }
 
 // schedule is the network's part of an operation, kept by the operation's shape.
@@ -457,7 +535,10 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		m.barrier()
 	}
 	prepare := func(x *crossing) (err error) {
-		x.gate = x.chunkGate
+		x.gate, x.returns = x.chunkGate, x.returned
+		if n.lends(m.chunks) {
+			x.peers = m.via.peers
+		}
 		x.sched, err = n.schedule(&o, m.via, m.chunks)
 		return err
 	}

@@ -27,6 +27,7 @@ type mailing struct {
 	of    map[int]int // flows by index
 	half  int         // bytes of a piece, but for a message's last
 	gates []mailGate
+	lent  int // pieces that peers have yet to consume
 }
 
 // flow is the messages from or to a peer, in their order, as pieces in turn through
@@ -38,6 +39,15 @@ type flow struct {
 	base   uint32 // pieces of the flow before
 	pieces []piece
 	words  *flowWords
+	large  bool        // a message of it is
+	lent   [2]mailLoan // a place each
+	owed   int         // how many of them
+}
+
+// mailLoan is that the pieces before count were sent, up to a mark in what went to the peer.
+type mailLoan struct {
+	mark  uint64
+	count uint32
 }
 
 // flowWords count a flow's pieces for as long as the communicator lives, in pinned
@@ -60,6 +70,9 @@ type mailGate struct {
 const (
 	pieceLeast = 128 << 10
 	pieceMost  = 2 << 20
+	// A larger message may be sent from where it lies, and then ends when the receiver
+	// has it: within a node smaller ones alone need no receiver, too.
+	keptFrom = 256 << 10
 	// letterMost is how many messages wait for the GPU at a time.
 	letterMost = 1024
 )
@@ -157,7 +170,7 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 			return err
 		}
 		m := newMailing(n, x, far, ring, o.inPlace)
-		x.gate, x.sched, list = m.gate, m.schedule(far), at
+		x.gate, x.returns, x.sched, list = m.gate, m.returned, m.schedule(far), at
 		return nil
 	}
 	return n.cross(s, cs, o, 1, prepare, func(on gpu.Stream, x *crossing) error {
@@ -220,6 +233,8 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 			m.flows = append(m.flows, flow{peer: msg.Peer, send: msg.Send, words: &n.mail.words[i], base: n.mail.given[i]})
 		}
 		largest = max(largest, msg.Bytes)
+		f := &m.flows[m.of[i]]
+		f.large = f.large || msg.Bytes > keptFrom
 	}
 	if len(m.flows) == 0 {
 		return m
@@ -277,7 +292,7 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 		for left := int(msg.Bytes); left > 0; next[i]++ {
 			p := next[i]
 			body := st
-			body.Len = f.pieces[p].bytes
+			body.Len, body.Kept = f.pieces[p].bytes, f.send && msg.Bytes > keptFrom
 			body.Src = algo.Ref{Space: space, Off: f.at + int(f.base+uint32(p))&1*(m.half+kernels.FerryPad) + f.pieces[p].skew}
 			body.Dst = body.Src
 			*t = append(*t, gate(i, p, false), body, gate(i, p, true))
@@ -293,6 +308,12 @@ func (m *mailing) gate(number int) bool {
 	g := m.gates[number]
 	if g.flow < 0 {
 		if g.done { // all is through
+			if m.lent > 0 {
+				if !m.n.c.mesh.Settled() {
+					return false
+				}
+				m.returned()
+			}
 			m.n.pass(m.x.passed + 1)
 			return true
 		}
@@ -302,12 +323,42 @@ func (m *mailing) gate(number int) bool {
 	count := f.base + uint32(g.piece) // before this piece
 	switch {
 	case g.done:
-		atomic.StoreUint32(&f.words.net, count+1)
+		m.done(f, count+1)
 		return true
 	case f.send:
 		return f.copied(count + 1)
 	}
 	return g.piece < 2 || f.copied(count-1)
+}
+
+// done tells the GPU that the network is done with a flow's pieces before count.
+func (m *mailing) done(f *flow, count uint32) {
+	mesh := m.n.c.mesh
+	if f.send && f.large {
+		if mark := mesh.Lent(f.peer); f.owed > 0 || !mesh.Returned(f.peer, mark) {
+			f.lent[f.owed] = mailLoan{mark, count}
+			f.owed++
+			m.lent++
+			return
+		}
+	} else if f.large {
+		mesh.Acknowledge(f.peer)
+	}
+	atomic.StoreUint32(&f.words.net, count)
+}
+
+// returned tells the GPU what peers have consumed.
+func (m *mailing) returned() bool {
+	before := m.lent
+	for i := 0; i < len(m.flows) && m.lent > 0; i++ {
+		for f := &m.flows[i]; f.owed > 0 && m.n.c.mesh.Returned(f.peer, f.lent[0].mark); {
+			atomic.StoreUint32(&f.words.net, f.lent[0].count)
+			f.lent[0] = f.lent[1]
+			f.owed--
+			m.lent--
+		}
+	}
+	return m.lent < before
 }
 
 // copied reports whether the GPU has copied so many of the flow's pieces.

@@ -34,12 +34,23 @@ type registration struct {
 	err   error
 }
 
+// KeptFrom is how many bytes at least are sent from where they lie: what is shorter
+// is copied.
+const KeptFrom = keptFrom
+
 // regions are those of the process, by address.
 var regions struct {
 	sync.RWMutex
 	list  []*Region
 	count atomic.Int32
 }
+
+// inPlace counts bytes that were sent from where they lie.
+var inPlace atomic.Uint64
+
+// SentInPlace is how many bytes connections of this process have sent from where they
+// lay. What had to be sent again does not count twice.
+func SentInPlace() uint64 { return inPlace.Load() }
 
 // Register makes b a region, until Close. It is an error when a part of b is in one.
 func Register(b []byte) (*Region, error) {

@@ -74,7 +74,9 @@ func (c *Conn) send(b []byte, r *Region) (n int, starved bool, err error) {
 		} else {
 			copy(c.mem[c.lay.out+c.m.tx.sent%c.m.ring:], b[n:n+int(size)])
 		}
-		c.m.send(lane, size, from)
+		if c.m.send(lane, size, from); from.addr != 0 {
+			inPlace.Add(size)
+		}
 		n += int(size)
 	}
 	if n > 0 {
@@ -96,11 +98,41 @@ func (c *Conn) Settled() bool {
 	}
 	c.m.release()
 	c.flush()
-	if !c.m.settled() {
+	return c.consumed(c.m.tx.kept)
+}
+
+// consumed reports whether the peer has consumed the stream up to end, or never will.
+func (c *Conn) consumed(end uint64) bool {
+	if c.m.tx.acked < end && c.err == nil {
 		c.w.poll(false)
 		c.readCredit()
 	}
-	return c.m.settled() || c.usable() != nil
+	return c.m.tx.acked >= end || c.usable() != nil
+}
+
+// Kept is up to where in the stream SendKept has sent bytes from where they lie.
+func (c *Conn) Kept() uint64 {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.m.tx.kept
+}
+
+// Returned is Settled of what was kept up to a former Kept; it tells the peer nothing.
+func (c *Conn) Returned(kept uint64) bool {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.consumed(kept)
+}
+
+// Acknowledge tells the peer what was consumed here, if it may wait for it to have its
+// memory back.
+func (c *Conn) Acknowledge() {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if c.err == nil {
+		c.m.release()
+		c.flush()
+	}
 }
 
 // Abandon ends the connection where Settled is false: the caller is about to change

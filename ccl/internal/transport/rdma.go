@@ -217,6 +217,37 @@ func (m *mesh) overRDMA(rank int) bool {
 	return m.rdma != nil && m.rdma.paths != nil && m.rdma.paths[rank] != nil
 }
 
+// overConn is the RDMA connection to a peer, nil where there is none.
+func (m *mesh) overConn(peer int) *rdma.Conn {
+	if m.rdma != nil {
+		if l, ok := m.links[peer].(*rdmaLink); ok && l.connected() {
+			return l.conn
+		}
+	}
+	return nil
+}
+
+// Lent implements Mesh.
+func (m *mesh) Lent(peer int) uint64 {
+	if c := m.overConn(peer); c != nil {
+		return c.Kept()
+	}
+	return 0
+}
+
+// Returned implements Mesh.
+func (m *mesh) Returned(peer int, mark uint64) bool {
+	c := m.overConn(peer)
+	return c == nil || mark == 0 || c.Returned(mark)
+}
+
+// Acknowledge implements Mesh.
+func (m *mesh) Acknowledge(peer int) {
+	if c := m.overConn(peer); c != nil {
+		c.Acknowledge()
+	}
+}
+
 func (m *mesh) Patience() time.Duration {
 	for r := range m.cfg.Size {
 		if r != m.cfg.Rank && !m.Local(r) && !m.overRDMA(r) {

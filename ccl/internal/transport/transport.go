@@ -81,6 +81,13 @@ type Mesh interface {
 	// fault holds bytes back, as nobody else would deliver them, and while a peer has
 	// not consumed bytes that are sent from where they lie; an operation ends when it is true.
 	Settled() bool
+	// Lent is a mark in what was sent to a peer, after all that TrySendKept took so far:
+	// 0 when the link has copied everything. Returned reports whether what is before a
+	// mark may be changed, though the operation goes on; what a peer consumes in the midst
+	// of one it has to Acknowledge.
+	Lent(peer int) (mark uint64)
+	Returned(peer int, mark uint64) bool
+	Acknowledge(peer int)
 	// Abandon ends the links for which Settled is not true, where the operation has
 	// failed: the caller gets back what TrySendKept took.
 	Abandon()
