@@ -213,3 +213,71 @@ func TestSettledNamesPeer(t *testing.T) {
 		return err
 	})
 }
+
+// TestLent: within an operation a part of what was lent is returned when the peer has
+// acknowledged it, whatever is lent after it; what was copied is no loan.
+func TestLent(t *testing.T) {
+	const part = 128 << 10 // far less than receivers tell of by themselves
+	mem, err := unix.Mmap(-1, 0, 2*part, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mem)
+	region, err := rdma.Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	returned := make(chan struct{})
+	goroutines(t, overRDMA, 2, nil, func(m Mesh, rank, _ int) error {
+		l, err := m.Link(1 - rank)
+		if err != nil {
+			return err
+		}
+		if rank == 1 {
+			for i := range 3 {
+				if err := recvAll(m, l, make([]byte, []int{1000, part, part}[i])); err != nil {
+					return err
+				}
+				m.Acknowledge(0)
+				if i == 1 {
+					<-returned
+				}
+			}
+			var line [LinePayload]byte
+			_, _, err = readLine(m, l, line[:])
+			return err
+		}
+		once := sync.OnceFunc(func() { close(returned) })
+		defer once()
+		if err := sendAll(m, l, make([]byte, 1000)); err != nil {
+			return err
+		}
+		if m.Lent(1) != 0 || !m.Returned(1, 0) {
+			return errors.New("copied bytes are lent")
+		}
+		var marks [2]uint64
+		for i := range marks {
+			for b := mem[i*part:][:part]; len(b) > 0; m.Wait(time.Millisecond) {
+				n, err := l.TrySendKept(b)
+				if err != nil {
+					return err
+				}
+				b = b[n:]
+			}
+			marks[i] = m.Lent(1)
+		}
+		for i, mark := range marks {
+			for u := wait(m); !m.Returned(1, mark); {
+				if err := u.again(); err != nil {
+					return fmt.Errorf("part %d is not returned: %w", i, err)
+				}
+			}
+			if i == 0 && (m.Returned(1, marks[1]) || m.Settled()) {
+				return errors.New("all is returned when half is consumed")
+			}
+			once()
+		}
+		return writeLine(m, l, nil, 1)
+	})
+}
