@@ -217,11 +217,11 @@ func (m *mesh) overRDMA(rank int) bool {
 	return m.rdma != nil && m.rdma.paths != nil && m.rdma.paths[rank] != nil
 }
 
-// overConn is the RDMA connection to a peer, nil where there is none.
-func (m *mesh) overConn(peer int) *rdma.Conn {
+// overConn is the link to a peer that has an RDMA connection, nil where there is none.
+func (m *mesh) overConn(peer int) *rdmaLink {
 	if m.rdma != nil {
 		if l, ok := m.links[peer].(*rdmaLink); ok && l.connected() {
-			return l.conn
+			return l
 		}
 	}
 	return nil
@@ -229,22 +229,22 @@ func (m *mesh) overConn(peer int) *rdma.Conn {
 
 // Lent implements Mesh.
 func (m *mesh) Lent(peer int) uint64 {
-	if c := m.overConn(peer); c != nil {
-		return c.Kept()
+	if l := m.overConn(peer); l != nil {
+		return l.conn.Kept()
 	}
 	return 0
 }
 
 // Returned implements Mesh.
 func (m *mesh) Returned(peer int, mark uint64) bool {
-	c := m.overConn(peer)
-	return c == nil || mark == 0 || c.Returned(mark)
+	l := m.overConn(peer)
+	return l == nil || mark == 0 || l.repaid(l.conn.Returned(mark))
 }
 
 // Acknowledge implements Mesh.
 func (m *mesh) Acknowledge(peer int) {
-	if c := m.overConn(peer); c != nil {
-		c.Acknowledge()
+	if l := m.overConn(peer); l != nil {
+		l.conn.Acknowledge()
 	}
 }
 

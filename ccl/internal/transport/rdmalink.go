@@ -23,7 +23,7 @@ type rdmaLink struct {
 	conn *rdma.Conn // set before up
 	err  error
 	line [rdma.LineSize]byte
-	lent bool // settled was false
+	lent bool // repaid was false
 
 	// What the connection's lock guards.
 	meters  []pathMeter // by lane and path
@@ -218,10 +218,12 @@ func (l *rdmaLink) TrySendKept(b []byte) (int, error) {
 	return l.took(l.conn.SendKept(b))
 }
 
-// settled reports whether what TrySendKept took may be changed. To wait for that is to
-// wait for credit: the peer has yet to consume. It is told, as is any wait, when it lasts.
-func (l *rdmaLink) settled() bool {
-	ok := !l.connected() || l.conn.Settled()
+// settled reports whether what TrySendKept took may be changed.
+func (l *rdmaLink) settled() bool { return l.repaid(!l.connected() || l.conn.Settled()) }
+
+// repaid notes whether the peer has consumed what it was lent. To wait for that is to
+// wait for credit. It is told, as is any wait, when it lasts.
+func (l *rdmaLink) repaid(ok bool) bool {
 	if ok && l.lent {
 		l.credit(false)
 	}
