@@ -48,14 +48,14 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 	}
 	local := place.Local
 	if len(local) < c.size {
-		// The node's ranks meet by themselves. Operations are recorded whole, by the host.
-		c.log.live.Unstamped()
+		// The node's ranks meet by themselves.
+		c.log.live.HostTells()
 		index := slices.Index(local, c.rank)
 		if g.ctl, err = c.ctl.Regroup(ctx, local, index, "node"); err != nil {
 			return nil, err
 		}
 		cfg.Rank, cfg.Size = index, len(local)
-		cfg.Exchange, cfg.Key, cfg.Recording = localExchange(g.ctl, local), g.ctl.Key("gpu"), nil
+		cfg.Exchange, cfg.Key, cfg.HostTells = localExchange(g.ctl, local), g.ctl.Key("gpu"), true
 	}
 	if g.comm, err = gpu.New(ctx, cfg); err != nil {
 		if other := (*gpu.SetupError)(nil); errors.As(err, &other) {

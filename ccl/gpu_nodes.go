@@ -241,6 +241,8 @@ func (n *gpuNodes) release() {
 // crossing is the network's part of one operation.
 type crossing struct {
 	n       *gpuNodes
+	seq     uint64
+	met     atomic.Bool // see gpu.Comm.Enter
 	sched   *algo.Schedule
 	gate    func(number int) bool // engine.Op.Gate
 	returns func() bool           // tells the stream what peers have consumed since; whether there was any
@@ -259,6 +261,18 @@ type loan struct {
 	piece uint32
 	peer  int
 	mark  uint64
+}
+
+// desc is what the GPU's stamps are of.
+func (x *crossing) desc(o *operation, s *Stream) record.Desc {
+	d := record.Desc{
+		Coll: o.coll, DType: o.dtype, Op: o.redop, Algo: x.sched.Algo, Proto: x.sched.Proto,
+		Root: o.root, Stream: s.id, Bytes: o.bytes,
+	}
+	if o.inPlace {
+		d.Flags = record.DescInPlace
+	}
+	return d
 }
 
 // begun reports whether the stream has come to the operation.
@@ -328,8 +342,9 @@ type chunk struct {
 
 // cross puts an operation on s and in the queue. prepare says what the network does;
 // launch puts the stream's part on it, which has come to the operation by then, and
-// counts chunks in reached and passed.
-func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, prepare func(*crossing) error, launch func(on gpu.Stream, x *crossing) error) error {
+// counts chunks in reached and passed. first is what launch begins with, if that is an
+// operation of the node's ranks.
+func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, first *gpu.Op, prepare func(*crossing) error, launch func(on gpu.Stream, x *crossing) error) error {
 	c, on := n.c, s.owned(cs)
 	n.calling.Lock()
 	defer n.calling.Unlock()
@@ -354,12 +369,13 @@ func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, p
 	n.reached += uint32(chunks) + 2
 	n.passed.Add(uint32(chunks))
 	c.executor.wake()
-	err = on.Write32(n.reachedAt, x.reached)
+	met, err := n.gpu.Enter(on, x.seq, x.desc(o, s), first, n.reachedAt, x.reached)
+	x.met.Store(met)
 	if err == nil {
 		err = launch(on, x)
 	}
 	if err == nil {
-		err = on.Write32(n.reachedAt, n.reached)
+		err = n.gpu.Leave(on, n.reachedAt, n.reached)
 	}
 	return c.launched(o.coll, errors.Join(err, n.gpu.End(on)))
 }
@@ -542,5 +558,5 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		x.sched, err = n.schedule(&o, m.via, m.chunks)
 		return err
 	}
-	return n.cross(s, cs, &o, len(m.chunks), prepare, func(on gpu.Stream, x *crossing) error { return n.launch(on, x, m.chunks) })
+	return n.cross(s, cs, &o, len(m.chunks), m.opening(), prepare, func(on gpu.Stream, x *crossing) error { return n.launch(on, x, m.chunks) })
 }

@@ -16,6 +16,7 @@ type motion struct {
 	size       int // of an element
 	via        *route
 	chunks     []chunk
+	first      gpu.Op // what the first chunk's stage begins with, if that is an operation of the node's ranks
 }
 
 // partial is the operator within the node: an average is divided once, at the end.
@@ -43,10 +44,29 @@ func each(count, step int, f func(off, n int)) {
 // at is the address of element i.
 func (m *motion) at(p cuda.Ptr, i int) cuda.Ptr { return p + cuda.Ptr(i*m.size) }
 
-// in runs a collective within the node.
+// within is a collective within the node, and in runs one.
+func (m *motion) within(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) gpu.Op {
+	return gpu.Op{Coll: coll, DType: m.o.dtype, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
+}
+
 func (m *motion) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) error {
-	op := gpu.Op{Coll: coll, DType: m.o.dtype, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
+	op := m.within(coll, send, recv, count, stride, root)
 	return m.n.gpu.Run(s, &op)
+}
+
+// begins says what the stage of the chunk that comes next begins with.
+func (m *motion) begins(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) {
+	if m.n.local > 1 && len(m.chunks) == 0 {
+		m.first = m.within(coll, send, recv, count, stride, root)
+	}
+}
+
+// opening is what begins noted, nil if nothing was.
+func (m *motion) opening() *gpu.Op {
+	if m.first.Coll == record.CollNone {
+		return nil
+	}
+	return &m.first
 }
 
 // call is the network's part of a chunk.
@@ -142,6 +162,11 @@ func (m *motion) allReduce() {
 		if n.local == 1 {
 			from = send
 		}
+		if gather {
+			m.begins(record.ReduceScatter, send, part, mine, 0, -1)
+		} else {
+			m.begins(record.AllReduce, send, recv, k, 0, -1)
+		}
 		c.stage = func(s gpu.Stream, slot cuda.Ptr) (err error) {
 			switch {
 			case n.local == 1:
@@ -169,6 +194,7 @@ func (m *motion) allReduce() {
 func (m *motion) barrier() {
 	n := m.n
 	m.via = &n.rail
+	m.begins(record.Barrier, 0, 0, 0, 0, -1)
 	m.chunks = append(m.chunks, chunk{
 		call: m.call(record.Barrier, 0, -1),
 		stage: func(s gpu.Stream, _ cuda.Ptr) error {
@@ -196,6 +222,9 @@ func (m *motion) reduceScatter() {
 		call, got := m.call(record.ReduceScatter, k, -1), m.via.place.Rank*k
 		if m.folds() {
 			call.Coll, call.InPlace, got = record.AlltoAll, false, others*k
+		}
+		if n.major {
+			m.begins(record.ReduceScatter, m.at(m.send, off), n.scratch, k, count, -1)
 		}
 		m.chunks = append(m.chunks, chunk{
 			call: call, recv: got * m.size,
@@ -292,6 +321,9 @@ func (m *motion) broadcast() {
 	node, index := m.seat(int(m.o.root))
 	first := m.via.place.Rank == node // this rank's node is root's
 	add := func(off, k, own, mine int, gather bool) {
+		if first {
+			m.begins(record.Broadcast, 0, m.at(m.recv, off), k, 0, index)
+		}
 		m.chunks = append(m.chunks, chunk{
 			call: m.call(record.Broadcast, mine, int32(node)),
 			stage: func(s gpu.Stream, slot cuda.Ptr) error {
@@ -361,6 +393,11 @@ func (m *motion) reduce() {
 	root := last && n.index == index
 	add := func(off, k, own, mine int, gather bool) {
 		c, self := m.reducing(record.Reduce, mine, int32(node))
+		if gather {
+			m.begins(record.ReduceScatter, m.at(m.send, off), n.scratch, mine, 0, -1)
+		} else {
+			m.begins(record.AllReduce, m.at(m.send, off), n.scratch, k, 0, -1)
+		}
 		c.stage = func(s gpu.Stream, slot cuda.Ptr) (err error) {
 			from := m.at(m.send, off)
 			switch {

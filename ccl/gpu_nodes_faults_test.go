@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -138,7 +139,7 @@ func TestGPUNodesCapture(t *testing.T) {
 }
 
 // TestGPUNodesRecord: an operation leaves one record, of the communicator's only
-// sequence, and begins when the GPU comes to it.
+// sequence, with the GPU's times.
 func TestGPUNodesRecord(t *testing.T) {
 	_, gpus := gpuRanks(t)
 	nodes := []int{0, 0, 1, 1}
@@ -181,7 +182,7 @@ func TestGPUNodesRecord(t *testing.T) {
 				coll = record.Broadcast
 			}
 			seq++
-			if w.Seq != seq || w.Coll != coll || w.Bytes != size || w.Algo != record.AlgoHierarchical || w.DType != record.Float32 || w.Dur <= 0 || w.Code != uint8(record.ResultOK) {
+			if w.Seq != seq || w.Coll != coll || w.Bytes != size || w.Algo != record.AlgoHierarchical || w.Flags&record.FlagStamped == 0 || w.DType != record.Float32 || w.Dur <= 0 || w.Code != uint8(record.ResultOK) {
 				return fmt.Errorf("operation %d is %+v", seq, w)
 			}
 		}
@@ -190,6 +191,127 @@ func TestGPUNodesRecord(t *testing.T) {
 		}
 		return m.free(ctx)
 	})
+}
+
+// TestGPUNodesDelayRank: what a rank's GPU was late by is waiting on the others, those of
+// its node and of another one, and not transfer; and who was late is known where it shows.
+func TestGPUNodesDelayRank(t *testing.T) {
+	_, gpus := gpuRanks(t)
+	nodes := []int{0, 0, 1, 1}
+	n := len(nodes)
+	const late, delay, rounds, size, small = 3, 100 * time.Millisecond, 3, 64 << 10, 4096
+	cases := []struct {
+		name string
+		algo string
+		met  bool // the node's ranks meet first, in a kernel
+		far  bool // the other node waits, too
+		call func(*ccl.Comm, *ccl.Stream, *memory) error
+	}{
+		{"Barrier", "", true, true, func(c *ccl.Comm, s *ccl.Stream, _ *memory) error { return c.Barrier(s) }},
+		{"AllReduce", "", true, true, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			b := m.bytes(ccl.Float32, 0, size)
+			return c.AllReduce(s, b, b, ccl.Sum)
+		}},
+		{"AllReduce that begins with a copy", "sym", true, true, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			b := m.bytes(ccl.Float32, 0, size)
+			return c.AllReduce(s, b, b, ccl.Sum)
+		}},
+		{"ReduceScatter, a part of each share", "", true, true, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			return c.ReduceScatter(s, m.bytes(ccl.Float32, 0, n*small), m.bytes(ccl.Float32, size/2, small), ccl.Sum)
+		}},
+		{"AllReduce by copy engines", "ce", false, true, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			b := m.bytes(ccl.Float32, 0, size)
+			return c.AllReduce(s, b, b, ccl.Sum)
+		}},
+		{"Reduce, which messages end", "", true, false, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			return c.Reduce(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, 0, size), ccl.Sum, late)
+		}},
+		{"Broadcast of the late rank", "", true, true, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			b := m.bytes(ccl.Float32, 0, size)
+			return c.Broadcast(s, b, b, late)
+		}},
+		{"AlltoAll", "", false, true, func(c *ccl.Comm, s *ccl.Stream, m *memory) error {
+			return c.AlltoAll(s, m.bytes(ccl.Float32, 0, n*small), m.bytes(ccl.Float32, size/2, n*small))
+		}},
+	}
+	for _, algo := range []string{"", "sym", "ce"} {
+		paths, all := make([]string, n), make([][]record.Record, n)
+		delayed := func(cfg *ccl.Config) {
+			inj := ccltest.New()
+			if cfg.Rank == late {
+				inj.DelayRank(delay)
+			}
+			cfg.Faults, cfg.GPU.Algo, paths[cfg.Rank] = inj, algo, cfg.Recorder.Path()
+		}
+		ranks(t, n, onGPUs(t, gpus, onNodes(nodes), delayed), func(ctx context.Context, x *ccl.Comm) error {
+			s := x.NewStream()
+			m, err := newMemory(ctx, x, size, false)
+			if err != nil {
+				return err
+			}
+			b := m.bytes(ccl.Float32, 0, small) // makes s a stream of the GPU, and loads kernels
+			if err := do(ctx, s, x.AllReduce(s, b, b, ccl.Sum)); err != nil {
+				return err
+			}
+			for _, c := range cases {
+				for range rounds {
+					if c.algo != algo {
+						continue
+					}
+					if err := do(ctx, s, x.Barrier(s)); err != nil { // not all calls before made all ranks wait
+						return err
+					}
+					if err := do(ctx, s, c.call(x, s, m)); err != nil {
+						return err
+					}
+				}
+			}
+			r, err := record.Open(paths[x.Rank()])
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			records := make([]record.Record, 1000)
+			for _, w := range records[:r.Next(records)] {
+				if w.Kind == record.KindWhole {
+					all[x.Rank()] = append(all[x.Rank()], w)
+				}
+			}
+			return m.free(ctx)
+		})
+		seq := 1 // the first one has loaded kernels
+		for _, c := range cases {
+			if c.algo != algo {
+				continue
+			}
+			var wrong []string // of each round: ranks share the processors, and anything may be late for once
+			good := false
+			for range rounds {
+				seq += 2
+				before := len(wrong)
+				for r := range n {
+					if len(all[r]) < seq {
+						t.Fatalf("%s: rank %d has %d records", c.name, r, len(all[r]))
+					}
+					w, near := all[r][seq-1], nodes[r] == nodes[late]
+					if w.Seq != uint64(seq) || w.Flags&record.FlagStamped == 0 {
+						t.Fatalf("%s: rank %d has record %+v", c.name, r, w)
+					}
+					wait, transfer := time.Duration(w.Wait), time.Duration(w.Dur-w.Wait)
+					switch {
+					case r == late && wait > delay/2,
+						r != late && (near || c.far) && (wait < delay/2 || transfer > wait),
+						(r == late-1 && c.met || r == late-2 && c.far) && w.Peer != late:
+						wrong = append(wrong, fmt.Sprintf("rank %d waited for %v (rank %d last), and transferred for %v", r, wait, w.Peer, transfer))
+					}
+				}
+				good = good || len(wrong) == before
+			}
+			if !good {
+				t.Errorf("%s, where rank %d was %v late:\n%s", c.name, late, delay, strings.Join(wrong, "\n"))
+			}
+		}
+	}
 }
 
 // TestGPUNodesMixed runs operations of all kinds on several communicators and streams.

@@ -173,7 +173,7 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 		x.gate, x.returns, x.sched, list = m.gate, m.returned, m.schedule(far), at
 		return nil
 	}
-	return n.cross(s, cs, o, 1, prepare, func(on gpu.Stream, x *crossing) error {
+	return n.cross(s, cs, o, 1, nil, prepare, func(on gpu.Stream, x *crossing) error {
 		ferry := func(s *cuda.Stream) error {
 			n.mail.taken = append(n.mail.taken, ringUse{n.mail.head, c.queue.last()})
 			return n.gpu.Ferry(s, list, len(far))

@@ -105,6 +105,11 @@ func (l *log) start(op *operation, seq uint64) {
 		return
 	}
 	l.started, l.lasting = record.Now(), false
+	if op.crossing != nil {
+		if s, ok := l.live.HostStamp(seq); ok { // the GPU came to it before it was seen to
+			l.started = min(l.started, l.gpu.Mono(s.Start))
+		}
+	}
 	if l.asksBoard(op) {
 		l.board.Enter(op.collective, l.started)
 	}
@@ -141,31 +146,62 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 	if l.rec == nil {
 		return
 	}
-	now := record.Now()
-	took := now - l.started
+	now, flags := record.Now(), op.flags()
+	ended, met := now, meeting{}
+	if op.crossing != nil {
+		var ok bool
+		if ended, met, ok = l.stamped(op.crossing, seq, now); ok {
+			flags |= record.FlagStamped
+		}
+	}
+	took := ended - l.started
 	wait, peer := int64(0), int32(-1)
 	if took >= brief {
 		var entered int64
-		peer, entered = l.lastEntry(c, op)
+		peer, entered = l.lastEntry(c, op, met)
 		wait = min(max(entered-l.started, 0), took)
 	}
 	s, r := c.executor.plans.last, &l.whole
-	r.Mono, r.Flags, r.Seq = now, op.flags(), seq
+	r.Mono, r.Flags, r.Seq = ended, flags, seq
 	r.Coll, r.DType, r.Op, r.Algo, r.Proto, r.Code = op.coll, op.dtype, op.redop, s.Algo, s.Proto, uint8(result)
 	r.Root, r.Peer, r.Bytes, r.Stream, r.Dur, r.Wait = op.root, peer, op.bytes, op.stream, took, wait
 	l.rec.Append(r)
-	l.live.Finished(seq, now)
+	l.live.Finished(seq, ended)
 	own := int64(0)
 	if prev := l.proc.lastEnd.Load(); prev != 0 {
 		own = l.started - prev
 	}
-	l.proc.lastEnd.Store(now)
+	l.proc.lastEnd.Store(ended)
 	l.sums = sums{own, wait, took - wait, op.bytes, true}
 	if l.flushed++; took >= brief || l.flushed >= flushEvery {
 		l.flushed = 0
 		l.addSums()
 		c.eng.Flush(now)
 	}
+}
+
+// meeting is what the GPU says of the node's ranks in an operation between nodes: who
+// came last, -1 when nobody came after this rank, and when.
+type meeting struct {
+	told bool
+	peer int32
+	at   int64
+}
+
+// stamped takes an operation's start and end from what the GPU has stamped. now is for
+// one that has no end there: it has failed, or is not recorded.
+func (l *log) stamped(x *crossing, seq uint64, now int64) (end int64, met meeting, ok bool) {
+	s, ok := l.live.HostStamp(seq)
+	if !ok || s.End == 0 {
+		return now, met, false
+	}
+	// Both are off by the same little; the length is exact.
+	end = min(l.gpu.Mono(s.End), now)
+	l.started = end - (s.End - s.Start)
+	if met.told, met.peer = x.met.Load(), -1; met.told && s.Peer >= 0 && int(s.Peer) < len(x.n.place.Local) {
+		met.peer, met.at = int32(x.n.place.Local[s.Peer]), l.started+s.Wait
+	}
+	return end, met, true
 }
 
 // asksBoard reports whether members of this node say on the board when they
@@ -175,10 +211,14 @@ func (l *log) asksEngine(op *operation) bool { return l.rec != nil && (l.remote 
 
 // lastEntry is the member that entered the operation last, of those that this
 // rank needs, and when; 0 when nobody is known to have come after this rank.
-// Ranks of this node say so on the board, others by their first bytes.
-func (l *log) lastEntry(c *Comm, op *operation) (peer int32, at int64) {
+// Ranks of this node say so on the board, unless the GPU has met them, others by their
+// first bytes.
+func (l *log) lastEntry(c *Comm, op *operation, met meeting) (peer int32, at int64) {
 	peer, at = c.eng.Arrived()
-	if !l.asksBoard(op) {
+	if met.at > at {
+		return met.peer, met.at
+	}
+	if met.told || !l.asksBoard(op) {
 		return peer, at
 	}
 	if peer >= 0 && c.mesh.Local(int(peer)) {

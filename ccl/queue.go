@@ -88,6 +88,9 @@ func (c *Comm) put(s *Stream, op *operation) error {
 	slot := q.at(seq)
 	*slot = *op
 	slot.stream = s.id
+	if slot.crossing != nil {
+		slot.crossing.seq = seq
+	}
 	slot.after = s.note(c, seq)
 	if collective(op.coll) {
 		q.collective++

@@ -85,7 +85,7 @@ type diskComm struct {
 	stampCount uint16
 	copyCount  uint16
 	device     uint16 // index into the device table: whose clock it is
-	_          [2]byte
+	hostTells  uint16 // not 0: operations are numbered and recorded by the process, see Comm.HostTells
 
 	name [nameSize]byte
 
@@ -177,7 +177,9 @@ type diskDesc struct {
 // when they begin; a second half that is older than the first is of the slot's
 // former operation. Of a copy the host zeroes all words but the id in advance
 // (and leaves the time of the enqueue in arrived), a stream memory operation
-// stores the id when it begins, and the host the others after its end.
+// stores the id when it begins, and the host the others after its end. Where the
+// process numbers operations (hostTells) it zeroes the slot of one that is about to be
+// launched.
 type diskStamp struct {
 	id      uint64 // live: sequence << 16 | descriptor; the sequence counts from 1
 	start   uint64 // live

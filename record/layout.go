@@ -21,7 +21,7 @@ import "fmt"
 // of the writing host unless a field says otherwise.
 const (
 	Magic         = "LOCKSTEP"
-	LayoutVersion = 3
+	LayoutVersion = 4
 
 	HeaderSize      = 4096
 	CommEntrySize   = 256
@@ -247,6 +247,7 @@ const (
 	FlagInPlace = 1 << 1 // KindEnqueue, KindWhole
 	FlagAnomaly = 1 << 2 // KindWindow: the window is outside the normal
 	FlagReplay  = 1 << 3 // KindStart: a CUDA graph replay
+	FlagStamped = 1 << 4 // KindWhole: a GPU stamped the start and the end, so that Dur is exact
 )
 
 // Flags of a descriptor.

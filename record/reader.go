@@ -391,8 +391,11 @@ func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 			s.WaitNs = atomic.LoadUint64(&d.waitNs)
 			s.TransferNs = atomic.LoadUint64(&d.transferNs)
 			s.MaxOwnNs = atomic.LoadUint64(&d.maxOwnNs)
-			if s.Stamps+s.Copies > 0 {
+			switch {
+			case s.Stamps+s.Copies > 0:
 				r.stampStatus(&s)
+			case s.HostStamps > 0 && s.State == CommJoined: // what an abort lets go of is no end
+				r.hostStatus(&s)
 			}
 			if now := atomic.LoadUint64(&d.state); now&published == 0 || now>>genShift != gen {
 				r.comms[i].known = false

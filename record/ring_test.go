@@ -165,3 +165,34 @@ func TestSlotsUsedAgain(t *testing.T) {
 		t.Errorf("overflow %d, %d, %d; lost %d", h.CommOverflow, h.ConnOverflow, h.StampOverflow, lost)
 	}
 }
+
+// TestHostTellsRoom: the slots of a communicator whose process tells of operations go to
+// another one after it.
+func TestHostTellsRoom(t *testing.T) {
+	w, err := Create(Options{Dir: t.TempDir(), RingSlots: 4, CommSlots: 1, StampSlots: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.grace = 0
+	dev, _ := w.AddDevice(DeviceEntry{}, DeviceAnchor{})
+	e := CommEntry{Stamps: 32, Copies: 32, Device: dev.Index()}
+	c, _ := w.AddComm(e)
+	off, _ := c.StampRange()
+	c.HostTells()
+	c.SetState(CommLeft)
+	next, ok := w.AddComm(e)
+	if again, n := next.StampRange(); !ok || n != 32 || again != off {
+		t.Errorf("the next communicator has %d slots at %d, want 32 at %d", n, again, off)
+	}
+	if _, _, ok := next.StampSlot(1, 0); ok {
+		t.Error("the next communicator's GPU would have slots numbered by the process")
+	}
+	r, err := Open(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if s := r.Comms(nil)[0]; s.Stamps != 32 || s.HostStamps != 0 {
+		t.Errorf("%+v", s)
+	}
+}

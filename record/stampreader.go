@@ -49,6 +49,7 @@ type stampComm struct {
 	device  uint16
 	kernels stampRing
 	copies  stampRing
+	host    stampRing // where HostTells was called, and only then
 
 	// What orders the newest copy while the host has not told its times: the
 	// kernels that had begun when the copy was first seen, and the last look
@@ -102,6 +103,9 @@ func (r *Reader) commRings(e *CommEntry, d *diskComm) {
 	if e.Stamps+e.Copies > 0 {
 		e.Device = d.device
 	}
+	if d.hostTells != 0 {
+		e.HostStamps, e.Stamps, e.Copies = e.Stamps, 0, 0
+	}
 }
 
 // stampComm returns the follower of an entry with rings.
@@ -122,7 +126,7 @@ func (r *Reader) stampComm(i uint16, gen uint64, e *CommEntry) *stampComm {
 			at := &r.mem[r.geo.stampAt()+uint64(first)*StampEntrySize]
 			return stampRing{slots: unsafe.Slice((*diskStamp)(unsafe.Pointer(at)), n), next: 1}
 		}
-		c = &stampComm{index: i, gen: gen, device: e.Device, kernels: ring(d.stampFirst, e.Stamps), copies: ring(d.copyFirst, e.Copies)}
+		c = &stampComm{index: i, gen: gen, device: e.Device, kernels: ring(d.stampFirst, e.Stamps), copies: ring(d.copyFirst, e.Copies), host: ring(d.stampFirst, e.HostStamps)}
 		r.stamps.comms[i] = c
 	}
 	return c
@@ -317,6 +321,34 @@ func (r *Reader) stampStatus(s *CommStatus) {
 	s.WaitNs += c.sums.wait
 	s.TransferNs += c.sums.transfer
 	s.MaxOwnNs = max(s.MaxOwnNs, c.sums.maxOwn)
+}
+
+// hostStatus adds to the words of a communicator whose process tells of its operations
+// what a GPU has stamped of those that come next: the process may be stopped. An
+// operation whose turn it is not yet on the host, where what was called before goes on,
+// does not count as begun.
+func (r *Reader) hostStatus(s *CommStatus) {
+	c := r.stampComm(s.Index, s.Gen, &s.CommEntry)
+	clock := r.clock(s.Device)
+	for range c.host.slots {
+		seq := s.Finished + 1
+		if seq > s.Enqueued {
+			return
+		}
+		stamp, state := c.host.look(seq, 0)
+		if state == slotNone || state == slotBegun {
+			return
+		}
+		if seq >= s.Started {
+			s.Started = seq
+			s.StartedAt, _ = clock.mono(stamp.start)
+		}
+		if state == slotRunning {
+			return
+		}
+		s.Finished = seq
+		s.FinishedAt, _ = clock.mono(stamp.end)
+	}
 }
 
 // startOf is when the newest operation began. Of a copy that the host has not
@@ -612,7 +644,10 @@ func (r *Reader) clock(device uint16) (c deviceClock) {
 	if uint64(device) >= min(atomic.LoadUint64(&r.hdr.deviceUsed), uint64(r.geo.devices)) {
 		return c
 	}
-	d := (*diskDevice)(unsafe.Pointer(&r.mem[r.geo.deviceAt()+uint64(device)*DeviceEntrySize]))
+	return (*diskDevice)(unsafe.Pointer(&r.mem[r.geo.deviceAt()+uint64(device)*DeviceEntrySize])).clock()
+}
+
+func (d *diskDevice) clock() (c deviceClock) {
 	for range 3 { // anchors are written seconds apart
 		count := atomic.LoadUint64(&d.anchorCount)
 		c.n = int(min(count, 2))

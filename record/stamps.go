@@ -115,6 +115,9 @@ func (d *Device) Anchor(gpu, mono, err int64) {
 	atomic.StoreUint64(&d.d.anchorCount, n)
 }
 
+// Mono maps a time of the GPU's clock to CLOCK_MONOTONIC ns, which it is within err of.
+func (d *Device) Mono(gpu int64) (mono, err int64) { return d.d.clock().mono(uint64(gpu)) }
+
 // maxStampRing bounds one ring of stamps, whose count has 16 bits. In a ring of
 // one, a slot's former operation would be the one before.
 const maxStampRing = 1 << 15
@@ -165,6 +168,57 @@ func (c *Comm) StampRange() (off, n int) {
 	}
 	d := c.d.Load()
 	return int(c.w.geo.stampAt()) + int(d.stampFirst)*StampEntrySize, int(d.stampCount)
+}
+
+// StampSlot prepares the slot of operation seq, which is about to be launched, where
+// HostTells was called: the GPU is to store stamps at byte off of Writer.Memory, with
+// the 8-byte word id first. There must be more slots than operations under way. ok is
+// false when there is none.
+func (c *Comm) StampSlot(seq uint64, desc uint16) (off int, id uint64, ok bool) {
+	s := c.hostSlot(seq)
+	if s == nil {
+		return 0, 0, false
+	}
+	release(&s.id, 0) // then nobody looks at the others
+	release(&s.start, 0)
+	release(&s.end, 0)
+	return int(uintptr(unsafe.Pointer(s)) - uintptr(unsafe.Pointer(&c.w.mem[0]))), seq<<16 | uint64(desc), true
+}
+
+// HostStamp is what a GPU has stamped of an operation so far, by its own clock.
+type HostStamp struct {
+	Start, End int64 // End is 0 while there is none
+	Wait       int64 // from Start until the last of those that its first kernel waits for had come, 0 before the end
+	Peer       int32 // that one, as the kernel counts ranks; -1 when nobody came after
+}
+
+// HostStamp returns what there is of operation seq; false before it has begun.
+func (c *Comm) HostStamp(seq uint64) (s HostStamp, ok bool) {
+	d := c.hostSlot(seq)
+	if d == nil || atomic.LoadUint64(&d.id)>>16 != seq {
+		return s, false
+	}
+	s = HostStamp{Start: int64(atomic.LoadUint64(&d.start)), Peer: -1}
+	if end := int64(atomic.LoadUint64(&d.end)); end >= s.Start {
+		arrived := atomic.LoadUint64(&d.arrived)
+		s.End, s.Wait = end, min(int64(arrived>>8), end-s.Start)
+		if peer := uint8(arrived); peer != noPeer {
+			s.Peer = int32(peer)
+		}
+	}
+	return s, s.Start > 0
+}
+
+func (c *Comm) hostSlot(seq uint64) *diskStamp {
+	if c == nil {
+		return nil
+	}
+	d := c.d.Load()
+	if d.hostTells == 0 || d.stampCount == 0 {
+		return nil
+	}
+	i := uint64(d.stampFirst) + seq&(uint64(d.stampCount)-1)
+	return (*diskStamp)(unsafe.Pointer(&c.w.mem[c.w.geo.stampAt()+i*StampEntrySize]))
 }
 
 // CopyQueued prepares the slot of a copy-engine operation that is about to be

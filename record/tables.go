@@ -22,6 +22,9 @@ type CommEntry struct {
 	// Started and Finished tell of operations on the host only; readers add both.
 	Stamps, Copies int
 	Device         uint16
+	// HostStamps is, for readers, how many stamps there are instead of those where
+	// Comm.HostTells was called.
+	HostStamps int
 }
 
 // ConnEntry is what is fixed about a connection. One entry carries both halves
@@ -107,9 +110,12 @@ func (c *Comm) setState(s CommState) {
 	}
 }
 
-// Unstamped tells that no GPU will stamp the communicator's operations after all: its
-// process will tell of them. It comes before the first one.
-func (c *Comm) Unstamped() {
+// HostTells tells that the process numbers the communicator's operations and records
+// them, whole, as if there were no GPU. What the GPU stamps of one, in the slot of its
+// number (StampSlot), goes into that record; of an operation under way readers take
+// from it what the process has not told yet, since it may be stopped. It comes before
+// the first operation.
+func (c *Comm) HostTells() {
 	if c == nil || c.d.Load().stampCount+c.d.Load().copyCount == 0 {
 		return
 	}
@@ -118,9 +124,7 @@ func (c *Comm) Unstamped() {
 	d := c.d.Load()
 	state := CommState(atomic.LoadUint64(&d.state))
 	atomic.StoreUint64(&d.state, 0)
-	n := [2]uint16{d.stampCount, d.copyCount}
-	c.w.rings[n] = append(c.w.rings[n], d.stampFirst)
-	d.stampFirst, d.stampCount, d.copyFirst, d.copyCount, d.device = 0, 0, 0, 0, 0
+	d.hostTells = 1
 	c.gen++ // readers keep what was fixed about a generation
 	c.setState(state)
 }

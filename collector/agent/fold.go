@@ -49,6 +49,7 @@ type comm struct {
 	name     string
 	rank     int32
 	size     int32
+	device   uint16 // whose clock stamps are of
 	finished uint64 // last sequence finished, by the live word
 
 	ops     []op  // ring by sequence; its length is a power of two
@@ -172,6 +173,9 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
 			o.root, o.bytes, o.stream, o.channels = rec.Root, rec.Bytes, rec.Stream, 1
 			o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
+			if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
+				o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
+			}
 			a.finish(r, c, o)
 		case record.KindWindow:
 			r.window(c, rec)
@@ -359,7 +363,7 @@ func (a *Agent) learn(r *rank) {
 			c = nil
 		}
 		if c == nil {
-			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, peer: -1, stamped: s.Stamps+s.Copies > 0}
+			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, device: s.Device, peer: -1, stamped: s.Stamps+s.Copies > 0}
 			r.comms[s.Index] = c
 		}
 		c.finished, c.seen = s.Finished, true

@@ -430,6 +430,68 @@ func TestFoldStamps(t *testing.T) {
 	}
 }
 
+// TestRunHostTells: an agent whose rank's GPU tells less than its process (HostTells) has
+// each operation once: from the record, or, while there is none, open or ended in the
+// communicator's words.
+func TestRunHostTells(t *testing.T) {
+	dir := t.TempDir()
+	w, err := record.Create(record.Options{Dir: dir, StampSlots: 64, Identity: record.Identity{Job: "job", WorldSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := record.Now()
+	w.AddDevice(record.DeviceEntry{Name: "gpu"}, record.DeviceAnchor{GPU: now, Mono: now, Err: 7})
+	c, _ := w.AddComm(record.CommEntry{Name: "dp", Size: 2, State: record.CommJoining, Stamps: 16})
+	c.HostTells()
+	c.SetState(record.CommJoined)
+	launch := func(seq uint64) (stamp func(half int, a, b uint64)) {
+		c.Enqueued(seq, now, record.AllReduce, 100)
+		off, id, _ := c.StampSlot(seq, 0)
+		return func(half int, a, b uint64) {
+			if half == 0 {
+				a = id
+			}
+			binary.LittleEndian.PutUint64(w.Memory()[off+16*half+8:], b)
+			binary.LittleEndian.PutUint64(w.Memory()[off+16*half:], a)
+		}
+	}
+	first, second := launch(1), launch(2)
+
+	var got []collector.Collective
+	a, err := New(Options{Node: "n", Dir: dir, Sinks: []collector.Sink{sinkFunc(func(c *collector.Collective) { got = append(got, *c) })}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.recorders.Close()
+	check := func(when string, open int, finished uint64, collectives int) {
+		t.Helper()
+		a.update(t.Context(), record.Now())
+		a.drain()
+		a.publish()
+		s := a.Snapshot()
+		if len(s.Jobs) != 1 || len(s.Jobs[0].Comms) != 1 {
+			t.Fatalf("%s: %+v", when, s.Jobs)
+		}
+		if k := s.Jobs[0].Comms[0]; k.OpenMembers != open || k.Finished != finished || len(got) != collectives || s.Jobs[0].UnknownResults != 0 {
+			t.Errorf("%s: %d members open, %d operations finished, %d folded, %d unknown, want %d, %d, %d", when, k.OpenMembers, k.Finished, len(got), s.Jobs[0].UnknownResults, open, finished, collectives)
+		}
+	}
+	check("called", 0, 0, 0)
+	first(0, 0, uint64(now)+100)
+	check("begun on the GPU", 1, 0, 0)
+	first(1, 10<<8|0xff, uint64(now)+200)
+	check("ended on the GPU", 0, 1, 0)
+	second(0, 0, uint64(now)+300)
+	check("the next one begun on the GPU", 1, 1, 0)
+	c.Started(1, now+100)
+	w.Append(&record.Record{Mono: now + 200, Kind: record.KindWhole, Flags: record.FlagStamped, Comm: c.Index(), Seq: 1, Coll: record.AllReduce, Bytes: 100, Root: -1, Dur: 100, Wait: 30})
+	c.Finished(1, now+200)
+	check("told", 1, 1, 1)
+	if k := got[0]; k.Started != now+100 || k.Ended != now+200 || k.Wait != 30 || k.Transfer != 70 || k.Clock != record.ClockGPU || k.ClockErr < 7 || k.Seq != 1 {
+		t.Errorf("folded %+v", k)
+	}
+}
+
 // TestRunStamps lets an agent find a recorder whose process does nothing: the
 // GPU alone tells what happens.
 func TestRunStamps(t *testing.T) {

@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define LOCKSTEP_MAGIC "LOCKSTEP"
-#define LOCKSTEP_LAYOUT_VERSION 3
+#define LOCKSTEP_LAYOUT_VERSION 4
 #define LOCKSTEP_HEADER_SIZE 4096
 #define LOCKSTEP_COMM_ENTRY_SIZE 256
 #define LOCKSTEP_CONN_ENTRY_SIZE 256
@@ -44,6 +44,7 @@
 #define LOCKSTEP_FLAG_IN_PLACE 2 /* KindEnqueue, KindWhole */
 #define LOCKSTEP_FLAG_ANOMALY 4 /* KindWindow: the window is outside the normal */
 #define LOCKSTEP_FLAG_REPLAY 8 /* KindStart: a CUDA graph replay */
+#define LOCKSTEP_FLAG_STAMPED 16 /* KindWhole: a GPU stamped the start and the end, so that Dur is exact */
 #define LOCKSTEP_DESC_IN_PLACE 1
 #define LOCKSTEP_DESC_CAPTURED 2 /* the operation was captured: each one stamped is a graph's replay */
 #define LOCKSTEP_NAME_SIZE 64 /* bytes of a name, its NUL included */
@@ -290,7 +291,7 @@ struct lockstep_comm {
 	uint16_t stamp_count;
 	uint16_t copy_count;
 	uint16_t device; /* index into the device table: whose clock it is */
-	uint8_t pad62[2];
+	uint16_t host_tells; /* not 0: operations are numbered and recorded by the process, see Comm.HostTells */
 	uint8_t name[64];
 	uint64_t enqueued; /* live: stored after the other words of its line */
 	int64_t enqueued_at; /* 0: it starts at once */
@@ -319,6 +320,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, copy_first) == 52);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, stamp_count) == 56);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, copy_count) == 58);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, device) == 60);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, host_tells) == 62);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, name) == 64);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued) == 128);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued_at) == 136);

@@ -303,6 +303,12 @@ func uuid(name string) (b [16]byte) {
 // Device is the GPU's index in the recorder, for record.CommEntry.
 func (r *Recording) Device() uint16 { return r.device.Index() }
 
+// Mono maps a time of the GPU's clock to the host's CLOCK_MONOTONIC ns.
+func (r *Recording) Mono(gpu int64) int64 {
+	mono, _ := r.device.Mono(gpu)
+	return mono
+}
+
 // Close ends the GPU's access.
 func (r *Recording) Close() error {
 	if r == nil {

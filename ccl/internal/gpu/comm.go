@@ -49,6 +49,9 @@ type Config struct {
 
 	Recording *Recording // nil: not recorded
 	Live      *record.Comm
+	// HostTells: operations are only parts of those that the caller records and numbers
+	// (Between); Recording takes the stamps of these.
+	HostTells bool
 
 	// Stage is the size of the staging memory, a multiple of 2 MiB; 0 is DefaultStage.
 	Stage uint64
@@ -100,6 +103,7 @@ type Comm struct {
 	last    Stream                    // of the last operation
 	order   *cuda.Event
 	stamps  stamps
+	between between
 	engine  copyEngine
 	sends   sender
 	closed  atomic.Bool // set under mu
@@ -170,6 +174,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.counts, err = c.dev.counts(c.rescue); err != nil {
 		return nil, err
 	}
+	c.between.init(c)
 	if err = c.stamps.init(c); err != nil {
 		return nil, err
 	}

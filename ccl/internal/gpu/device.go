@@ -143,7 +143,7 @@ var launches = map[string][]struct {
 	threads, shared uint32
 }{
 	"move": {
-		{"ls_barrier", 32, 0}, {"ls_clock", 32, 0}, {"ls_delay", 32, 0},
+		{"ls_barrier", 32, 0}, {"ls_clock", 32, 0}, {"ls_delay", 32, 0}, {"ls_mark", 32, 0},
 		{"ls_allgather_ll", 512, 0}, {"ls_alltoall_ll", 512, 0}, {"ls_broadcast_ll", 512, 0}, {"ls_broadcast_ll2", 512, 0}, {"ls_p2p_ll", 512, 0}, {"ls_p2p_direct", 512, 0},
 		{"ls_allgather_push", 512, 0}, {"ls_alltoall_push", 512, 0}, {"ls_broadcast_push", 512, 0}, {"ls_copy", 512, 0}, {"ls_ferry", 512, 0},
 		{"ls_allgather_bulk", kernels.BulkPushThreads, kernels.BulkPushShared}, {"ls_alltoall_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},

@@ -45,7 +45,7 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 	}
 	b := c.buffers(op)
 	bytes := op.Count * uint64(op.DType.Size())
-	p := c.choose(op.Coll, bytes, b.direct || op.Coll == record.Reduce || op.Coll == record.ReduceScatter, captured || !c.copies)
+	p := c.plan(op, &b, captured)
 	c.lastWay.Store(uint32(p.way)<<16 | uint32(p.blocks))
 	switch {
 	case op.Stride > 0:
@@ -61,6 +61,12 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}
 	return c.staged(s, op, p)
+}
+
+// plan chooses an operation's way.
+func (c *Comm) plan(op *Op, b *buffers, captured bool) plan {
+	bytes := op.Count * uint64(op.DType.Size())
+	return c.choose(op.Coll, bytes, b.direct || op.Coll == record.Reduce || op.Coll == record.ReduceScatter, captured || !c.copies)
 }
 
 // spaced is the kernel for shares that do not lie side by side: kernels read and
@@ -160,11 +166,14 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
 	a.Root, a.Op, a.Flags, a.Room = uint32(op.Root), uint32(op.RedOp), flags, uint32(c.resultRoom())
 	a.Desc = c.stamps.describe(op, p)
+	c.between.stamp(a)
 	threads := f.threads
 	if t := c.cfg.Threads; t > 0 && p.way != WayBulk && p.way != WayPushBulk {
 		threads = min(threads, uint32(t))
 	}
-	return s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
+	err := s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
+	c.between.stamped(a)
+	return err
 }
 
 // ends says of a piece of n, after done of count, whether it is its operation's

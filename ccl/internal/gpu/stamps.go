@@ -37,9 +37,10 @@ const marksMost = 128
 
 func (t *stamps) init(c *Comm) error {
 	t.c = c
-	if t.rec = c.cfg.Recording; t.rec == nil {
+	if c.cfg.Recording == nil || c.cfg.HostTells {
 		return nil
 	}
+	t.rec = c.cfg.Recording
 	t.live, t.desc = c.cfg.Live, map[record.Desc]uint16{}
 	t.marks, t.idle = make(chan copyMark, marksMost), make(chan [2]*cuda.Event, marksMost)
 	t.stop = make(chan struct{})

@@ -22,6 +22,7 @@ const (
 const (
 	First = 1 // the operation begins with this kernel
 	Last  = 2 // it ends with it
+	Meet  = 4 // its ranks meet in this kernel first, after ls_mark has stamped its begin
 )
 
 // Args is the parameter of every collective kernel. Addresses are device
@@ -83,6 +84,13 @@ type FerryArgs struct {
 	_           uint32
 }
 
+// MarkArgs is ls_mark's parameter: the begin (First) or the end (Last) of the operation
+// that Slot is of, and ID names, is stamped there, and the u32 at Word becomes Count.
+type MarkArgs struct {
+	Heap, Slot, ID, Word uint64
+	Count, Flags         uint32
+}
+
 // FoldArgs is ls_fold's parameter: Dst becomes the reduction of Count elements of
 // the first K of Src, in their order. Ranks is what Avg divides by.
 type FoldArgs struct {
@@ -127,9 +135,9 @@ type (
 type heap struct {
 	_  [MaxBlocks]blockState
 	op struct {
-		seq, start uint64
-		blocksDone uint32
-		_          [27]uint32
+		seq, start, arrived uint64
+		blocksDone          uint32
+		_                   [25]uint32
 	}
 	flag           [phases][MaxBlocks][MaxRanks]uint32
 	sendDone, here [MaxRanks]uint32
@@ -151,10 +159,12 @@ type heap struct {
 	p2p   [MaxRanks][MaxLanes][2][laneLines]line
 }
 
-// HeapSize is a rank's control memory, zeroed before first use; the others are
-// byte offsets of its [MaxRanks]uint32 arrays.
+// HeapSize is a rank's control memory, zeroed before first use; HeapSeq is the byte
+// offset of the uint64 that counts its operations, the others are those of its
+// [MaxRanks]uint32 arrays.
 const (
 	HeapSize        = unsafe.Sizeof(heap{})
+	HeapSeq         = unsafe.Offsetof(heap{}.op)
 	HeapSendDone    = unsafe.Offsetof(heap{}.sendDone)
 	HeapCopied      = unsafe.Offsetof(heap{}.copied)
 	HeapReady       = unsafe.Offsetof(heap{}.ready)
@@ -175,7 +185,7 @@ var (
 	MoveKernels = []string{
 		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_p2p_ll", "ls_p2p_direct",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
-		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill",
+		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill", "ls_mark",
 	}
 	ReduceKernels = []string{
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",

@@ -39,7 +39,7 @@ struct alignas(16) LaneState { u32 sent, received, pushed, taken; }; // pieces: 
 // What peers write is written by one peer each.
 struct alignas(128) Heap {
   BlockState block[LS_MAX_BLOCKS]; // own
-  struct alignas(128) { u64 seq, start; u32 blocksDone; u32 pad[27]; } op; // own: operations ended; when this one began; blocks of its kernel that have ended
+  struct alignas(128) { u64 seq, start, arrived; u32 blocksDone; u32 pad[25]; } op; // own: operations ended; when this one began, and Slot.arrived by its first kernel; blocks of its kernel that have ended
   u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
   u32 sendDone[LS_MAX_RANKS]; // own: [destination rank] = copy-engine sends that have left
   u32 here[LS_MAX_RANKS];     // [source rank] = direct pieces of lane 0, with the one that it has come for
@@ -75,6 +75,7 @@ struct alignas(32) Slot {
 enum {
   LS_FIRST = 1, // Args.flags: the operation begins with this kernel
   LS_LAST = 2,  // it ends with it
+  LS_MEET = 4,  // its ranks meet in this kernel first, after ls_mark has stamped its begin
 };
 
 // Args is every kernel's one parameter. Counts follow ccl/internal/algo.Call:
@@ -159,6 +160,14 @@ struct Ferry {
 struct FerryArgs {
   u64 abort, list; // Ferry[count]
   u32 count, pad;
+};
+
+// MarkArgs is ls_mark's parameter.
+struct MarkArgs {
+  u64 heap;         // this rank's
+  u64 slot, id;     // the operation's
+  u64 word;         // u32 in host memory that is then given count
+  u32 count, flags; // LS_FIRST or LS_LAST
 };
 
 // FoldArgs is ls_fold's parameter. Where slots is not 0, ls_fold stamps as the

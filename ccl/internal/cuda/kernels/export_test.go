@@ -18,12 +18,13 @@ func Layout() []Assertion {
 	var d DelayArgs
 	var y Ferry
 	var z FerryArgs
+	var k MarkArgs
 	var q PatternArgs
 	var s Slot
 	var h heap
 	return []Assertion{
 		{"LS_MAX_RANKS", MaxRanks}, {"LS_MAX_BLOCKS", MaxBlocks}, {"LS_MAX_MESSAGES", MaxMessages},
-		{"LS_LL_LINES", llLines}, {"LS_LANES", MaxLanes}, {"LS_LANE_LINES", laneLines}, {"LS_PHASES", phases}, {"LS_FIRST", First}, {"LS_LAST", Last},
+		{"LS_LL_LINES", llLines}, {"LS_LANES", MaxLanes}, {"LS_LANE_LINES", laneLines}, {"LS_PHASES", phases}, {"LS_FIRST", First}, {"LS_LAST", Last}, {"LS_MEET", Meet},
 
 		{"sizeof(Args)", unsafe.Sizeof(a)},
 		{"offsetof(Args, heap)", unsafe.Offsetof(a.Heap)}, {"offsetof(Args, send)", unsafe.Offsetof(a.Send)},
@@ -81,6 +82,10 @@ func Layout() []Assertion {
 		{"sizeof(FerryArgs)", unsafe.Sizeof(z)}, {"offsetof(FerryArgs, list)", unsafe.Offsetof(z.List)},
 		{"offsetof(FerryArgs, count)", unsafe.Offsetof(z.Count)},
 
+		{"sizeof(MarkArgs)", unsafe.Sizeof(k)}, {"offsetof(MarkArgs, slot)", unsafe.Offsetof(k.Slot)},
+		{"offsetof(MarkArgs, id)", unsafe.Offsetof(k.ID)}, {"offsetof(MarkArgs, word)", unsafe.Offsetof(k.Word)},
+		{"offsetof(MarkArgs, count)", unsafe.Offsetof(k.Count)}, {"offsetof(MarkArgs, flags)", unsafe.Offsetof(k.Flags)},
+
 		{"sizeof(DelayArgs)", unsafe.Sizeof(d)}, {"offsetof(DelayArgs, abort)", unsafe.Offsetof(d.Abort)},
 		{"sizeof(PatternArgs)", unsafe.Sizeof(q)}, {"offsetof(PatternArgs, bytes)", unsafe.Offsetof(q.Bytes)},
 		{"offsetof(PatternArgs, seed)", unsafe.Offsetof(q.Seed)}, {"offsetof(PatternArgs, wrong)", unsafe.Offsetof(q.Wrong)},
@@ -89,7 +94,7 @@ func Layout() []Assertion {
 		{"offsetof(Slot, arrived)", unsafe.Offsetof(s.Arrived)}, {"offsetof(Slot, end)", unsafe.Offsetof(s.End)},
 
 		{"sizeof(Line)", unsafe.Sizeof(line{})}, {"sizeof(BlockState)", unsafe.Sizeof(blockState{})},
-		{"sizeof(Heap)", unsafe.Sizeof(h)}, {"offsetof(Heap, op)", unsafe.Offsetof(h.op)},
+		{"sizeof(Heap)", unsafe.Sizeof(h)}, {"offsetof(Heap, op)", HeapSeq}, {"offsetof(Heap, op.arrived)", unsafe.Offsetof(h.op) + unsafe.Offsetof(h.op.arrived)},
 		{"offsetof(Heap, flag)", unsafe.Offsetof(h.flag)}, {"offsetof(Heap, sendDone)", HeapSendDone},
 		{"offsetof(Heap, here)", unsafe.Offsetof(h.here)}, {"offsetof(Heap, lane)", unsafe.Offsetof(h.lane)},
 		{"offsetof(Heap, credit)", unsafe.Offsetof(h.credit)}, {"offsetof(Heap, arrived)", unsafe.Offsetof(h.arrived)}, {"offsetof(Heap, offer)", unsafe.Offsetof(h.offer)},

@@ -2,5 +2,6 @@
 #include "broadcast.h"
 #include "ferry.h"
 #include "ll_move.h"
+#include "mark.h"
 #include "p2p.h"
 #include "probe.h"

@@ -6,6 +6,12 @@
 #pragma once
 #include "device.h"
 
+// Of a collective in several kernels, the first one knows how long the rank waited: in
+// later ones peers come as late as the data makes them. Messages are with other peers
+// in each.
+template <class A> struct MeetsFirst { enum { yes = 0 }; };
+template <> struct MeetsFirst<Args> { enum { yes = 1 }; };
+
 // Stamps belongs to thread 0 of each block; the others ignore it. A is Args or
 // P2PArgs.
 template <class A> struct Stamps {
@@ -36,6 +42,9 @@ template <class A> struct Stamps {
     seen = globaltimer(), peer = source;
   }
 
+  // waited is Slot.arrived.
+  FI u64 waited() const { return (seen > start ? seen - start : 0) << 8 | peer; }
+
   // left ends the operation if no other block still runs. All threads of the
   // block have done what they had to; a block that was aborted does not call it.
   // The count orders nothing: a fence here would wait for what peers were sent,
@@ -43,14 +52,23 @@ template <class A> struct Stamps {
   // of each other, so the last one takes its own entry for the operation's when it
   // tells how long it waited.
   FI void left() {
-    if (tid() != 0 || seq == 0 || !(a.flags & LS_LAST)) return;
+    if (tid() != 0 || seq == 0) return;
     auto &op = heap(a, a.rank)->op;
+    if (!(a.flags & LS_LAST)) {
+      if (block() != 0 || !(a.flags & (LS_FIRST | LS_MEET))) return;
+      if (a.flags & LS_MEET) start = loadVolatile64(&op.start);
+      op.arrived = waited();
+      return;
+    }
     if (blocks() > 1) {
       if (atomicAdd(&op.blocksDone, 1) != blocks() - 1) return;
       op.blocksDone = 0;
     }
-    if (!(a.flags & LS_FIRST)) start = loadVolatile64(&op.start);
-    store16(slot() + 2, (seen > start ? seen - start : 0) << 8 | peer, globaltimer());
+    u64 arrived;
+    if (a.flags & LS_FIRST) arrived = waited();
+    else if (MeetsFirst<A>::yes) arrived = loadVolatile64(&op.arrived);
+    else start = loadVolatile64(&op.start), arrived = waited();
+    store16(slot() + 2, arrived, globaltimer());
     op.seq = seq;
   }
 

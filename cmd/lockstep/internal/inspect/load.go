@@ -172,6 +172,9 @@ func (p *process) fold(r *record.Record) {
 		o := p.operation(r)
 		o.start, o.end, o.started, o.ended = *r, *r, true, true
 		o.start.Mono -= r.Dur
+		if r.Flags&record.FlagStamped != 0 {
+			o.start.Clock = record.ClockGPU
+		}
 		if !o.enqueued {
 			o.enqueue, o.enqueued = o.start, true
 		}

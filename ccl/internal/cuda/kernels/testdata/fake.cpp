@@ -7,6 +7,7 @@
 #include "fold.h"
 #include "ll_move.h"
 #include "ll_reduce.h"
+#include "mark.h"
 #include "p2p.h"
 #include "probe.h"
 #include "sym.h"
@@ -53,6 +54,7 @@ FAKE(ls_p2p_ll, FEW)
 FAKE(ls_p2p_direct, 32)
 FAKE(ls_copy, 32)
 FAKE(ls_ferry, 32)
+FAKE(ls_mark, 1)
 FAKE(ls_allgather_push, 32)
 FAKE(ls_alltoall_push, 32)
 FAKE(ls_broadcast_push, 32)
