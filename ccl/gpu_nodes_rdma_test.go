@@ -20,6 +20,14 @@ import (
 
 // The tests of this file have fake NICs between nodes of GPU ranks.
 
+// gpusOverRDMA is overRDMA of ranks on GPUs, with no recorder: a process has 100 at most.
+func gpusOverRDMA(gpus, per int) func(*ccl.Config) {
+	return func(cfg *ccl.Config) {
+		overRDMA(per)(cfg)
+		cfg.Device = ccl.GPU(cfg.Rank % gpus)
+	}
+}
+
 // TestGPUNodesRDMA runs operations of many chunks and messages of many pieces: NICs
 // send their bytes from pinned memory.
 func TestGPUNodesRDMA(t *testing.T) {
@@ -35,9 +43,9 @@ func TestGPUNodesRDMA(t *testing.T) {
 				}
 			}
 			before := rdma.SentInPlace()
-			everyCall(t, l.n, true, list, onGPUs(t, gpus, overRDMA(l.per)))
+			everyCall(t, l.n, true, list, gpusOverRDMA(gpus, l.per))
 			between := rdma.SentInPlace()
-			everyMessage(t, l.n, false, onGPUs(t, gpus, overRDMA(l.per)))
+			everyMessage(t, l.n, false, gpusOverRDMA(gpus, l.per))
 			if a, b := between-before, rdma.SentInPlace()-between; a < 10<<20 || b < 5<<20 {
 				t.Errorf("%d bytes of collectives and %d of messages were sent from where they lay", a, b)
 			}
@@ -52,7 +60,7 @@ func TestGPUNodesRDMARefused(t *testing.T) {
 	f := verbstest.New(t, oneRail())
 	const size = 3 << 20
 	before := rdma.SentInPlace()
-	ranks(t, 2, onGPUs(t, gpus, overRDMA(1)), func(ctx context.Context, c *ccl.Comm) error {
+	ranks(t, 2, gpusOverRDMA(gpus, 1), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, size, false)
 		if err != nil {
@@ -151,7 +159,7 @@ func TestGPUNodesRDMAFailover(t *testing.T) {
 				}
 			})
 			before := rdma.SentInPlace()
-			ranks(t, 2, onGPUs(t, gpus, overRDMA(1)), func(ctx context.Context, c *ccl.Comm) error {
+			ranks(t, 2, gpusOverRDMA(gpus, 1), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, 4*size, false)
 				if err != nil {
