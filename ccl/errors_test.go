@@ -188,7 +188,9 @@ const childEnv = "CCL_TEST_CHILD"
 
 func childMain(role string) int {
 	run := child
-	if strings.HasPrefix(role, "gpu ") {
+	if strings.HasPrefix(role, "gpu groups ") {
+		run = groupsChild
+	} else if strings.HasPrefix(role, "gpu ") {
 		run = gpuChild
 	}
 	if err := run(role); err != nil {

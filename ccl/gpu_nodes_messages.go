@@ -1,7 +1,6 @@
 package ccl
 
 import (
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"unsafe"
@@ -112,13 +111,11 @@ func newMail(ranks int, mem []byte, at cuda.Ptr) mail {
 	}
 }
 
-// places is count places of the ring side by side, once what used them has ended.
+// places is count places of the ring side by side, at most all of them, once what used
+// them has ended.
 func (n *gpuNodes) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
 	m := &n.mail
 	size := len(m.ring)
-	if count > size {
-		return nil, 0, fmt.Errorf("%w: %d messages between nodes in one group, at most %d", ErrInvalid, count, size)
-	}
 	if rest := size - m.head%size; rest < count {
 		m.head += rest
 	}
@@ -162,6 +159,9 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 	}
 	if local == nil && len(near) > 0 {
 		local = func(on gpu.Stream) error { return n.gpu.Exchange(on, o.coll, near, o.stream) }
+	}
+	if most := len(n.mail.ring); len(far) > most {
+		return c.invalid(o.coll, "%d messages between nodes, at most %d in one group", len(far), most)
 	}
 	var list cuda.Ptr
 	prepare := func(x *crossing) error {

@@ -455,36 +455,75 @@ func letters(n, each int, sizes []int) (list []letter, area int) {
 	return list, area
 }
 
+// value is byte j of the letter.
+func (l letter) value(j, salt int) byte {
+	return byte(l.from*31 + l.to*7 + l.size + l.at/16 + j*j/255 + j + salt)
+}
+
+// write puts what this rank sends in m, and zeros where it receives.
+func (m *memory) write(list []letter, area, salt int) error {
+	for _, l := range list {
+		b := make([]byte, l.size)
+		if l.to == m.c.Rank() {
+			if err := m.c.CopyIn(m.bytes(ccl.Uint8, area+l.at, l.size), b); err != nil {
+				return err
+			}
+		}
+		if l.from == m.c.Rank() {
+			for j := range b {
+				b[j] = l.value(j, salt)
+			}
+			if err := m.c.CopyIn(m.bytes(ccl.Uint8, l.at, l.size), b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// read checks what this rank has received.
+func (m *memory) read(list []letter, area, salt int) error {
+	for i, l := range list {
+		if l.to != m.c.Rank() {
+			continue
+		}
+		b := make([]byte, l.size)
+		if err := m.c.CopyOut(b, m.bytes(ccl.Uint8, area+l.at, l.size)); err != nil {
+			return err
+		}
+		for j := range b {
+			if b[j] != l.value(j, salt) {
+				return fmt.Errorf("message %d, %d bytes from rank %d to %d: byte %d is %d, want %d", i, l.size, l.from, l.to, j, b[j], l.value(j, salt))
+			}
+		}
+	}
+	return nil
+}
+
+// call adds this rank's part of the letter to a group.
+func (l letter) call(g *ccl.Group, m *memory, area int, send bool) error {
+	if send {
+		return g.Send(m.bytes(ccl.Uint8, l.at, l.size), l.to)
+	}
+	return g.Recv(m.bytes(ccl.Uint8, area+l.at, l.size), l.from)
+}
+
 // post puts this rank's letters in m, sends all of them in one group, and checks
 // what comes; run runs the group's call, maybe several times.
 func post(ctx context.Context, c *ccl.Comm, m *memory, list []letter, area, salt int, run func(call func(*ccl.Stream) error) error) error {
-	value := func(l letter, j int) byte { return byte(l.from*31 + l.to*7 + l.size + j*j/255 + j + salt) }
-	for _, l := range list {
-		b := make([]byte, l.size)
-		if l.to == c.Rank() {
-			if err := c.CopyIn(m.bytes(ccl.Uint8, area+l.at, l.size), b); err != nil {
-				return err
-			}
-		}
-		if l.from == c.Rank() {
-			for j := range b {
-				b[j] = value(l, j)
-			}
-			if err := c.CopyIn(m.bytes(ccl.Uint8, l.at, l.size), b); err != nil {
-				return err
-			}
-		}
+	if err := m.write(list, area, salt); err != nil {
+		return err
 	}
 	err := run(func(s *ccl.Stream) error {
 		return c.Group(s, func(g *ccl.Group) error {
 			for _, l := range list {
 				if l.from == c.Rank() {
-					if err := g.Send(m.bytes(ccl.Uint8, l.at, l.size), l.to); err != nil {
+					if err := l.call(g, m, area, true); err != nil {
 						return err
 					}
 				}
 				if l.to == c.Rank() {
-					if err := g.Recv(m.bytes(ccl.Uint8, area+l.at, l.size), l.from); err != nil {
+					if err := l.call(g, m, area, false); err != nil {
 						return err
 					}
 				}
@@ -495,21 +534,7 @@ func post(ctx context.Context, c *ccl.Comm, m *memory, list []letter, area, salt
 	if err != nil {
 		return err
 	}
-	for _, l := range list {
-		if l.to != c.Rank() {
-			continue
-		}
-		b := make([]byte, l.size)
-		if err := c.CopyOut(b, m.bytes(ccl.Uint8, area+l.at, l.size)); err != nil {
-			return err
-		}
-		for j := range b {
-			if b[j] != value(l, j) {
-				return fmt.Errorf("%d bytes from rank %d: byte %d is %d, want %d", l.size, l.from, j, b[j], value(l, j))
-			}
-		}
-	}
-	return nil
+	return m.read(list, area, salt)
 }
 
 // directMost is the most bytes that are not sent by copy engines.

@@ -93,8 +93,27 @@ func (c *Comm) directRoom() uint64 {
 	return (c.stage.Size - c.directStage()) / uint64(c.size) / (2 * kernels.MaxLanes) &^ 127
 }
 
-// round is one launch: at most one message each way with each peer. Blocks of LL
-// are the first ones, and do a lane of a send and one of a receive each.
+// lanes is how both sides cut a message that goes a way.
+func (c *Comm) lanes(bytes uint64, way Way) (lanes uint32, piece uint64) {
+	step := uint64(directLane)
+	if way == WayLL {
+		step = llLane
+		if b := uint64(c.cfg.Blocks); b > 0 {
+			step = min(max((bytes+b-1)/b, 1), kernels.LaneBytes)
+		}
+	}
+	return lanesOf(bytes, step)
+}
+
+// stagedAt is staging memory of direct messages from a peer: as mapped here, and as the
+// peer has mapped it.
+func (c *Comm) stagedAt(peer int) (here, there uint64) {
+	off := c.directStage() + uint64(peer)*2*kernels.MaxLanes*c.directRoom()
+	return uint64(c.stage.Own()) + off, uint64(c.stageTheirs[peer]) + off
+}
+
+// round is one launch of at most one message of a kind each way with each peer. Blocks
+// of LL are the first ones, and do a lane of a send and one of a receive each.
 type round struct {
 	a            *kernels.P2PArgs
 	sends, recvs int
@@ -105,14 +124,30 @@ type round struct {
 	most         uint64 // the largest direct send
 }
 
+// single reports whether messages fit a round.
+func single(c *Comm, msgs []Message, fixed bool) bool {
+	var seen [2][2]uint32 // bit per peer
+	var count [2]int
+	for _, m := range msgs {
+		i, direct := 0, 0
+		if m.Send {
+			i = 1
+		}
+		if c.sendWay(m.Bytes, fixed) != WayLL {
+			direct = 1
+		}
+		if count[i]++; seen[i][direct]>>m.Peer&1 != 0 || count[i] > kernels.MaxMessages {
+			return false
+		}
+		seen[i][direct] |= 1 << m.Peer
+	}
+	return true
+}
+
 func (r *round) add(c *Comm, m Message, way Way) {
 	k := kernels.P2PMessage{Buf: uint64(m.Buf), Bytes: m.Bytes, Peer: uint32(m.Peer)}
+	k.Lanes, k.Piece = c.lanes(m.Bytes, way)
 	if way == WayLL {
-		step := uint64(llLane)
-		if b := uint64(c.cfg.Blocks); b > 0 {
-			step = min(max((m.Bytes+b-1)/b, 1), kernels.LaneBytes)
-		}
-		k.Lanes, k.Piece = lanesOf(m.Bytes, step)
 		k.Blocks = k.Lanes
 		first := &r.in
 		if m.Send {
@@ -123,7 +158,6 @@ func (r *round) add(c *Comm, m Message, way Way) {
 	} else {
 		r.direct++
 		k.Direct = 1
-		k.Lanes, k.Piece = lanesOf(m.Bytes, directLane)
 		if m.Send {
 			r.pushes++
 			r.most = max(r.most, m.Bytes)
@@ -132,9 +166,7 @@ func (r *round) add(c *Comm, m Message, way Way) {
 			k.Blocks = 1
 		} else {
 			r.staged++
-			off := c.directStage() + uint64(m.Peer)*2*kernels.MaxLanes*c.directRoom()
-			k.Target = uint64(c.stageTheirs[m.Peer]) + off
-			k.Stage = uint64(c.stage.Own()) + off
+			k.Stage, k.Target = c.stagedAt(m.Peer)
 			k.Room = uint32(c.directRoom())
 		}
 	}
@@ -182,4 +214,153 @@ func (r *round) launch(c *Comm, s *cuda.Stream, blocks uint32) error {
 	}
 	f := c.move[name]
 	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(r.a), unsafe.Sizeof(*r.a))
+}
+
+// list is one launch of any number of messages. Those of a peer, direction and kind are
+// a queue, and queues share no block: they wait for nothing but each other's other end.
+type list struct {
+	a    *kernels.P2PListArgs
+	more []kernels.P2PItem // what a has no room for
+	load *kernels.ItemsArgs
+}
+
+// listBlocks is how many SMs do LL messages of a list, of all queues together.
+const listBlocks = 64
+
+// queueShape is a queue while it is filled.
+type queueShape struct {
+	count, next, lanes uint32
+	staged             bool
+}
+
+func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) error {
+	a := l.a
+	here, _ := c.stagedAt(0)
+	*a = kernels.P2PListArgs{
+		Heaps: uint64(c.heap.Base), Stride: c.heap.Stride, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks,
+		Stage: here, Room: uint32(c.directRoom()),
+	}
+	if most := kernels.Items + kernels.MoreItems; len(msgs) > most {
+		return fmt.Errorf("%d messages in one group, at most %d", len(msgs), most)
+	}
+	way, most := l.fill(c, msgs, fixed)
+	blocks, lines := l.place(c)
+	if op != nil {
+		a.Slots, a.SlotMask = c.args.Slots, c.args.SlotMask
+		a.Desc, a.Flags = c.stamps.describe(op, plan{way, int(blocks)}), kernels.First|kernels.Last
+		c.lastWay.Store(uint32(way)<<16 | blocks)
+	}
+	// The memory is free: operations of a communicator come one after the other.
+	to := uint64(c.heap.Own()) + uint64(kernels.HeapItems)
+	for rest := l.more; len(rest) > 0; {
+		n := copy(l.load.Item[:], rest)
+		l.load.To, l.load.Count = to, uint32(n)
+		f := c.move["ls_p2p_items"]
+		if err := s.Launch(f.Func, 1, f.threads, f.shared, unsafe.Pointer(l.load), unsafe.Sizeof(*l.load)); err != nil {
+			return err
+		}
+		rest, to = rest[n:], to+uint64(n)*uint64(unsafe.Sizeof(kernels.P2PItem{}))
+	}
+	name := "ls_p2p_list"
+	if !lines && most >= bulkMessage && c.dev.Major >= 9 {
+		name = "ls_p2p_list_bulk"
+	}
+	f := c.move[name]
+	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
+}
+
+// fill sorts messages into queues. It returns the way of them all, as it is recorded,
+// and the largest direct send.
+func (l *list) fill(c *Comm, msgs []Message, fixed bool) (way Way, most uint64) {
+	a := l.a
+	var shapes [4 * MaxRanks]queueShape
+	shape := func(m Message) (*queueShape, Way) {
+		i, w := 4*m.Peer, c.sendWay(m.Bytes, fixed)
+		if m.Send {
+			i += 2
+		}
+		if w != WayLL {
+			i++
+		}
+		return &shapes[i], w
+	}
+	way = WayLL
+	for _, m := range msgs {
+		q, w := shape(m)
+		q.count++
+		way = max(way, w)
+	}
+	for i := range shapes {
+		shapes[i].next = a.Items
+		a.Items += shapes[i].count
+	}
+	l.more = append(l.more[:0], make([]kernels.P2PItem, max(len(msgs), kernels.Items)-kernels.Items)...)
+	for _, m := range msgs {
+		q, w := shape(m)
+		lanes, piece := c.lanes(m.Bytes, w)
+		k := kernels.P2PItem{Buf: uint64(m.Buf), Bytes: m.Bytes, Piece: uint32(piece / kernels.PieceUnit), Lanes: lanes}
+		if w != WayLL && m.Send {
+			most = max(most, m.Bytes)
+		} else if w != WayLL {
+			if w, off := c.find(m.Buf, m.Bytes); w != nil {
+				k.Target = uint64(w.theirs[m.Peer]) + off
+			} else {
+				q.staged = true
+			}
+		}
+		if q.next < kernels.Items {
+			a.Item[q.next] = k
+		} else {
+			l.more[q.next-kernels.Items] = k
+		}
+		q.next++
+		q.lanes = max(q.lanes, lanes)
+	}
+	n := 0
+	for i, q := range shapes {
+		if q.count == 0 {
+			continue
+		}
+		k := kernels.P2PQueue{
+			Begin: q.next - q.count, Count: q.count, Peer: uint8(i / 4), Send: uint8(i / 2 & 1), Direct: uint8(i & 1),
+			Blocks: uint16(q.lanes),
+		}
+		if k.Direct == 1 && k.Send == 0 {
+			_, k.Target = c.stagedAt(i / 4)
+			if !q.staged {
+				k.Blocks = 1
+			}
+		}
+		a.Queue[n] = k
+		n++
+	}
+	return way, most
+}
+
+// place gives queues their blocks, which have to be resident all at once, and returns
+// how many there are and whether any do LL messages.
+func (l *list) place(c *Comm) (blocks uint32, lines bool) {
+	most := directBlocks
+	if b := c.cfg.Blocks; b > 0 {
+		most = b
+	}
+	kind := func(q *kernels.P2PQueue) uint8 { return q.Direct + q.Direct&q.Send } // LL, direct receives, direct sends
+	room := [3]int{min(listBlocks, c.dev.SMs/2), min(most, c.dev.SMs/6), min(most, c.dev.SMs/6)}
+	var among [3]int
+	queues := l.a.Queue[:]
+	for i := range queues {
+		if queues[i].Count == 0 {
+			queues = queues[:i]
+			break
+		}
+		among[kind(&queues[i])]++
+	}
+	for i := range queues {
+		q := &queues[i]
+		k := kind(q)
+		q.Blocks = min(q.Blocks, uint16(max(1, room[k]/among[k])))
+		q.First = uint16(blocks)
+		blocks += uint32(q.Blocks)
+	}
+	return blocks, among[0] > 0
 }

@@ -41,6 +41,7 @@ type sender struct {
 	done [MaxRanks]*cuda.Event
 	ops  []cuda.MemOp
 	args *kernels.P2PArgs // memory of its own, for cgo
+	list list
 
 	called   [MaxRanks]uint64        // sends to each peer called
 	expected [MaxRanks]uint64        // receives from each peer called
@@ -71,6 +72,7 @@ func (x *sender) init(c *Comm) {
 	x.stop = make(chan struct{})
 	x.ops = make([]cuda.MemOp, 0, 2*MaxRanks)
 	x.args = &kernels.P2PArgs{}
+	x.list = list{a: &kernels.P2PListArgs{}, load: &kernels.ItemsArgs{}}
 }
 
 func (x *sender) close() error {
@@ -211,55 +213,34 @@ func (x *sender) self(s *cuda.Stream, msgs []Message) error {
 	return nil
 }
 
-// kernels sends and receives messages by kernels. Round i has the i-th message of
-// every pair and direction, so that rounds of different ranks meet. op is nil when
-// the operation is recorded otherwise.
+// kernels sends and receives messages by a kernel, whose parameter is shorter where
+// there is one of each pair. All of them go on at once, for a peer may need any before
+// it comes to any other. op is nil when the operation is recorded otherwise.
 func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, captured bool) error {
 	c := x.c
 	if len(msgs) == 0 && op == nil {
 		return nil
 	}
-	rounds := 1
-	var count [MaxRanks][2]int
-	turn := make([]int, len(msgs))
-	for i, m := range msgs {
-		n := &count[m.Peer][0]
-		if m.Send {
-			n = &count[m.Peer][1]
-		}
-		turn[i] = *n
-		*n++
-		rounds = max(rounds, *n)
+	fixed := captured || !c.copies
+	if !single(c, msgs, fixed) {
+		return x.list.run(c, s, op, msgs, fixed)
 	}
-	for i := range rounds {
-		*x.args = kernels.P2PArgs{
-			Heaps: uint64(c.heap.Base), Stride: c.heap.Stride, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks,
-		}
-		r, way := round{a: x.args}, WayLL
-		for j, m := range msgs {
-			if turn[j] == i {
-				w := c.sendWay(m.Bytes, captured || !c.copies)
-				r.add(c, m, w)
-				way = max(way, w)
-			}
-		}
-		blocks := r.place(c)
-		if op != nil {
-			x.args.Slots, x.args.SlotMask = c.args.Slots, c.args.SlotMask
-			x.args.Desc = c.stamps.describe(op, plan{way, int(blocks)})
-			if i == 0 {
-				x.args.Flags |= kernels.First
-				c.lastWay.Store(uint32(way)<<16 | blocks)
-			}
-			if i == rounds-1 {
-				x.args.Flags |= kernels.Last
-			}
-		}
-		if err := r.launch(c, s, blocks); err != nil {
-			return err
-		}
+	*x.args = kernels.P2PArgs{
+		Heaps: uint64(c.heap.Base), Stride: c.heap.Stride, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks,
 	}
-	return nil
+	r, way := round{a: x.args}, WayLL
+	for _, m := range msgs {
+		w := c.sendWay(m.Bytes, fixed)
+		r.add(c, m, w)
+		way = max(way, w)
+	}
+	blocks := r.place(c)
+	if op != nil {
+		x.args.Slots, x.args.SlotMask = c.args.Slots, c.args.SlotMask
+		x.args.Desc, x.args.Flags = c.stamps.describe(op, plan{way, int(blocks)}), kernels.First|kernels.Last
+		c.lastWay.Store(uint32(way)<<16 | blocks)
+	}
+	return r.launch(c, s, blocks)
 }
 
 // copies begins the large messages.

@@ -12,6 +12,10 @@ const (
 	MaxBlocks   = 32       // of any kernel that speaks with peers
 	MaxMessages = 8        // sends, and receives, of one kernel: one each way with each peer
 	MaxLanes    = 16       // of a message
+	MaxQueues   = 28       // of P2PListArgs
+	Items       = 104      // messages that P2PListArgs has itself
+	MoreItems   = 1 << 16  // and those that HeapItems has room for
+	LoadItems   = 127      // messages of one ls_p2p_items
 	RingBytes   = 16 << 20 // of Args.Ring
 	llLines     = 1024
 	laneLines   = 4 * llLines
@@ -61,6 +65,52 @@ type P2PArgs struct {
 	SlotMask, Desc, Rank, Ranks, Flags uint32
 	_                                  uint32
 	Send, Recv                         [MaxMessages]P2PMessage
+}
+
+// P2PItem is a message of a list, with lanes as P2PMessage has them; Piece is in units
+// of PieceUnit bytes. Target is that of a direct receive which goes straight into its
+// buffer, and 0 of one through staging memory.
+type P2PItem struct {
+	Buf, Bytes, Target uint64
+	Piece, Lanes       uint32
+}
+
+// PieceUnit is what lanes' pieces are multiples of.
+const PieceUnit = 128
+
+// P2PQueue is Count items from Begin on, all with one peer, in one direction, and
+// Direct or not. It has Blocks blocks, from First on, and no two queues share one.
+// Target is staging memory of direct receives, as the sender has mapped it.
+type P2PQueue struct {
+	Target             uint64
+	Begin, Count       uint32
+	First, Blocks      uint16
+	Peer, Send, Direct uint8
+	_                  uint8
+}
+
+// P2PListArgs is the parameter of the kernels that send and receive any number of
+// messages of each pair. Items is how many there are in all queues; what Item has no
+// room for ls_p2p_items brings to this rank's heap, to HeapItems. Stage is staging
+// memory: for each rank two places of Room bytes for each lane, rank 0's first.
+type P2PListArgs struct {
+	Heaps, Stride                      uint64
+	Slots, Abort                       uint64
+	SlotMask, Desc, Rank, Ranks, Flags uint32
+	Room                               uint32
+	Stage                              uint64
+	Items                              uint32
+	_                                  uint32
+	Queue                              [MaxQueues]P2PQueue
+	Item                               [Items]P2PItem
+}
+
+// ItemsArgs is ls_p2p_items' parameter: Count items, which it stores from To on.
+type ItemsArgs struct {
+	To    uint64
+	Count uint32
+	_     uint32
+	Item  [LoadItems]P2PItem
 }
 
 // FerryPad is what a place of a message in pinned memory has besides: its bytes begin
@@ -157,11 +207,12 @@ type heap struct {
 
 	offer [MaxRanks][MaxLanes][2][2]line
 	p2p   [MaxRanks][MaxLanes][2][laneLines]line
+	item  [MoreItems]P2PItem
 }
 
 // HeapSize is a rank's control memory, zeroed before first use; HeapSeq is the byte
-// offset of the uint64 that counts its operations, the others are those of its
-// [MaxRanks]uint32 arrays.
+// offset of the uint64 that counts its operations, HeapItems is that of
+// its [MoreItems]P2PItem, the others are those of its [MaxRanks]uint32 arrays.
 const (
 	HeapSize        = unsafe.Sizeof(heap{})
 	HeapSeq         = unsafe.Offsetof(heap{}.op)
@@ -170,6 +221,7 @@ const (
 	HeapReady       = unsafe.Offsetof(heap{}.ready)
 	HeapSendArrived = unsafe.Offsetof(heap{}.sendArrived)
 	HeapSendReady   = unsafe.Offsetof(heap{}.sendReady)
+	HeapItems       = unsafe.Offsetof(heap{}.item)
 )
 
 // llBytes is the data that one block's lines from one rank hold.
@@ -183,7 +235,7 @@ const LaneBytes = 8 * laneLines
 // BulkMoveKernels in "move".
 var (
 	MoveKernels = []string{
-		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_p2p_ll", "ls_p2p_direct",
+		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill", "ls_mark",
 	}
@@ -192,7 +244,7 @@ var (
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
 	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_allreduce_pushbulk"}
-	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_broadcast_bulk", "ls_p2p_bulk"}
+	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_broadcast_bulk", "ls_p2p_bulk", "ls_p2p_list_bulk"}
 )
 
 // LLCapacity is the most bytes that a kernel on LL lines takes with so many

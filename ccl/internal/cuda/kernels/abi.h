@@ -15,6 +15,11 @@ enum {
   LS_LL_LINES = 1024, // LL lines for one source rank and block
   LS_MAX_MESSAGES = 8, // sends, and receives, of one kernel: one each way with each peer
   LS_LANES = 16,       // most of a message
+  LS_QUEUES = 4 * (LS_MAX_RANKS - 1), // of P2PListArgs: each peer's, each way, of LL and of direct messages
+  LS_ITEMS = 104,      // messages that P2PListArgs has itself
+  LS_MORE_ITEMS = 1 << 16, // and as many as Heap.item has
+  LS_LOAD_ITEMS = 127, // messages of one ls_p2p_items
+  LS_PIECE_UNIT = 128, // of Item.piece
   LS_RING_BYTES = 16 << 20, // of Args.ring, on LS_MAX_BLOCKS
   LS_LANE_LINES = 4 * LS_LL_LINES, // of LL: 32 KiB of data
   LS_PHASES = 4,      // flag rows: barriers that one kernel may need
@@ -34,6 +39,13 @@ struct alignas(128) BlockState { u32 epoch, steps, tiles; u32 pad[29]; }; // ste
 
 // LaneState counts what a pair of ranks has exchanged on one lane, as both count it.
 struct alignas(16) LaneState { u32 sent, received, pushed, taken; }; // pieces: by LL, and direct ones
+
+// Item is a message of a list, cut in lanes as Message is.
+struct Item {
+  u64 buffer, bytes; // as mapped here
+  u64 target;        // of a direct receive: buffer, as the sender has mapped it; 0: through staging memory
+  u32 piece, lanes;  // piece: in units of LS_PIECE_UNIT bytes
+};
 
 // Heap is a rank's control memory, mapped by all ranks; zero before first use.
 // What peers write is written by one peer each.
@@ -59,6 +71,7 @@ struct alignas(128) Heap {
   u32 arrived[LS_MAX_RANKS][LS_LANES];      // [source] = direct pieces that are here
   Line offer[LS_MAX_RANKS][LS_LANES][2][2]; // [destination][lane][piece & 1]: where a direct piece shall go, and how much of it
   Line p2p[LS_MAX_RANKS][LS_LANES][2][LS_LANE_LINES]; // [source][lane][piece & 1]
+  Item item[LS_MORE_ITEMS]; // own: of the list under way, what its parameter had no room for
 };
 
 // Slot is where an operation's stamps go: %globaltimer in ns, in memory of the
@@ -123,6 +136,36 @@ struct P2PArgs {
   u32 slotMask, desc, rank, ranks, flags;
   u32 pad;
   Message send[LS_MAX_MESSAGES], receive[LS_MAX_MESSAGES];
+};
+
+// Queue is messages of one peer, direction and kind, in their order: count items
+// from begin on, which the blocks from first on do.
+struct Queue {
+  u64 target; // of direct receives: staging memory, as the sender has mapped it
+  u32 begin, count;
+  u16 first, blocks; // none: no queue
+  u8 peer, send, direct, pad;
+};
+
+// P2PListArgs is the parameter of the kernels that send and receive any number of
+// messages of each pair.
+struct P2PListArgs {
+  u64 heaps, stride; // as in P2PArgs, to flags
+  u64 slots, abort;
+  u32 slotMask, desc, rank, ranks, flags;
+  u32 room;  // of staging memory: two such places for each lane
+  u64 stage; // staging memory of direct receives, as mapped here, rank 0's first
+  u32 items; // of all queues; those beyond LS_ITEMS are in the own heap
+  u32 pad;
+  Queue queue[LS_QUEUES];
+  Item item[LS_ITEMS];
+};
+
+// ItemsArgs is ls_p2p_items' parameter: count items for the memory at to.
+struct ItemsArgs {
+  u64 to;
+  u32 count, pad;
+  Item item[LS_LOAD_ITEMS];
 };
 
 // ClockArgs is ls_clock's parameter.

@@ -13,6 +13,10 @@ func Layout() []Assertion {
 	var a Args
 	var p P2PArgs
 	var m P2PMessage
+	var l P2PListArgs
+	var u P2PQueue
+	var i P2PItem
+	var j ItemsArgs
 	var f FoldArgs
 	var c ClockArgs
 	var d DelayArgs
@@ -24,7 +28,8 @@ func Layout() []Assertion {
 	var h heap
 	return []Assertion{
 		{"LS_MAX_RANKS", MaxRanks}, {"LS_MAX_BLOCKS", MaxBlocks}, {"LS_MAX_MESSAGES", MaxMessages},
-		{"LS_LL_LINES", llLines}, {"LS_LANES", MaxLanes}, {"LS_LANE_LINES", laneLines}, {"LS_PHASES", phases}, {"LS_FIRST", First}, {"LS_LAST", Last}, {"LS_MEET", Meet},
+		{"LS_LL_LINES", llLines}, {"LS_LANES", MaxLanes}, {"LS_LANE_LINES", laneLines}, {"LS_QUEUES", MaxQueues}, {"LS_ITEMS", Items},
+		{"LS_MORE_ITEMS", MoreItems}, {"LS_LOAD_ITEMS", LoadItems}, {"LS_PIECE_UNIT", PieceUnit}, {"LS_PHASES", phases}, {"LS_FIRST", First}, {"LS_LAST", Last}, {"LS_MEET", Meet},
 
 		{"sizeof(Args)", unsafe.Sizeof(a)},
 		{"offsetof(Args, heap)", unsafe.Offsetof(a.Heap)}, {"offsetof(Args, send)", unsafe.Offsetof(a.Send)},
@@ -59,6 +64,28 @@ func Layout() []Assertion {
 		{"offsetof(P2PArgs, flags)", unsafe.Offsetof(p.Flags)},
 		{"offsetof(P2PArgs, send)", unsafe.Offsetof(p.Send)},
 		{"offsetof(P2PArgs, receive)", unsafe.Offsetof(p.Recv)},
+
+		{"sizeof(Item)", unsafe.Sizeof(i)},
+		{"offsetof(Item, bytes)", unsafe.Offsetof(i.Bytes)}, {"offsetof(Item, target)", unsafe.Offsetof(i.Target)},
+		{"offsetof(Item, piece)", unsafe.Offsetof(i.Piece)}, {"offsetof(Item, lanes)", unsafe.Offsetof(i.Lanes)},
+
+		{"sizeof(Queue)", unsafe.Sizeof(u)},
+		{"offsetof(Queue, begin)", unsafe.Offsetof(u.Begin)}, {"offsetof(Queue, count)", unsafe.Offsetof(u.Count)},
+		{"offsetof(Queue, first)", unsafe.Offsetof(u.First)}, {"offsetof(Queue, blocks)", unsafe.Offsetof(u.Blocks)},
+		{"offsetof(Queue, peer)", unsafe.Offsetof(u.Peer)}, {"offsetof(Queue, send)", unsafe.Offsetof(u.Send)},
+		{"offsetof(Queue, direct)", unsafe.Offsetof(u.Direct)},
+
+		{"sizeof(P2PListArgs)", unsafe.Sizeof(l)},
+		{"offsetof(P2PListArgs, stride)", unsafe.Offsetof(l.Stride)}, {"offsetof(P2PListArgs, slots)", unsafe.Offsetof(l.Slots)},
+		{"offsetof(P2PListArgs, abort)", unsafe.Offsetof(l.Abort)}, {"offsetof(P2PListArgs, slotMask)", unsafe.Offsetof(l.SlotMask)},
+		{"offsetof(P2PListArgs, desc)", unsafe.Offsetof(l.Desc)}, {"offsetof(P2PListArgs, rank)", unsafe.Offsetof(l.Rank)},
+		{"offsetof(P2PListArgs, ranks)", unsafe.Offsetof(l.Ranks)}, {"offsetof(P2PListArgs, flags)", unsafe.Offsetof(l.Flags)},
+		{"offsetof(P2PListArgs, room)", unsafe.Offsetof(l.Room)}, {"offsetof(P2PListArgs, stage)", unsafe.Offsetof(l.Stage)},
+		{"offsetof(P2PListArgs, items)", unsafe.Offsetof(l.Items)}, {"offsetof(P2PListArgs, queue)", unsafe.Offsetof(l.Queue)},
+		{"offsetof(P2PListArgs, item)", unsafe.Offsetof(l.Item)},
+
+		{"sizeof(ItemsArgs)", unsafe.Sizeof(j)}, {"offsetof(ItemsArgs, count)", unsafe.Offsetof(j.Count)},
+		{"offsetof(ItemsArgs, item)", unsafe.Offsetof(j.Item)},
 
 		{"sizeof(FoldArgs)", unsafe.Sizeof(f)},
 		{"offsetof(FoldArgs, slots)", unsafe.Offsetof(f.Slots)}, {"offsetof(FoldArgs, abort)", unsafe.Offsetof(f.Abort)},
@@ -103,6 +130,6 @@ func Layout() []Assertion {
 		{"offsetof(Heap, landed)", unsafe.Offsetof(h.landed)}, {"offsetof(Heap, taken)", unsafe.Offsetof(h.taken)},
 		{"offsetof(Heap, target)", unsafe.Offsetof(h.target)},
 		{"offsetof(Heap, ll)", unsafe.Offsetof(h.ll)}, {"offsetof(Heap, ll2)", unsafe.Offsetof(h.ll2)},
-		{"offsetof(Heap, p2p)", unsafe.Offsetof(h.p2p)},
+		{"offsetof(Heap, p2p)", unsafe.Offsetof(h.p2p)}, {"offsetof(Heap, item)", HeapItems},
 	}
 }

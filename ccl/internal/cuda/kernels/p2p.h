@@ -7,9 +7,10 @@
 #pragma once
 #include "p2p_direct.h"
 #include "p2p_lines.h"
+#include "p2p_list.h"
 
 // end leaves the kernel.
-FI void end(Stamps<P2PArgs> &stamps, bool alive) {
+template <class A> FI void end(Stamps<A> &stamps, bool alive) {
   if (alive) stamps.left();
   else stamps.stopped();
 }
@@ -31,6 +32,18 @@ KERNEL(512) void ls_p2p_direct(P2PArgs a) {
   end(stamps, alive);
 }
 
+// ls_p2p_list: any number of messages of all kinds.
+KERNEL(512) void ls_p2p_list(P2PListArgs a) {
+  Stamps<P2PListArgs> stamps(a);
+  stamps.entered();
+  end(stamps, walk<true>(a, stamps, PlainCopy{}));
+}
+
+// ls_p2p_items: the part of a list that its parameter has no room for.
+KERNEL(128) void ls_p2p_items(ItemsArgs a) {
+  eachItem(a.item, a.count, [&](u32 i, const Item &item) { ((Item *)a.to)[i] = item; });
+}
+
 #ifdef LS_BULK
 // ls_p2p_bulk: direct messages, by bulk copies.
 KERNEL(LS_BULK_PUSH_THREADS) void ls_p2p_bulk(P2PArgs a) {
@@ -42,5 +55,13 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_p2p_bulk(P2PArgs a) {
   if (out.direct) alive = pushDirect(a, stamps, out, BulkCopy{});
   else if (in.direct) alive = takeDirect(a, stamps, in);
   end(stamps, alive);
+}
+
+// ls_p2p_list_bulk: any number of direct messages, by bulk copies.
+KERNEL(LS_BULK_PUSH_THREADS) void ls_p2p_list_bulk(P2PListArgs a) {
+  Stamps<P2PListArgs> stamps(a);
+  prepareBulkPush();
+  stamps.entered();
+  end(stamps, walk<false>(a, stamps, BulkCopy{}));
 }
 #endif

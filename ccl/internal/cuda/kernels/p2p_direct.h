@@ -10,7 +10,7 @@
 #include "push.h"
 
 // waitPiece waits until *p, a count of pieces, is want or more. False: aborted.
-FI bool waitPiece(const P2PArgs &a, const u32 *p, u32 want, bool &waited) {
+template <class A> FI bool waitPiece(const A &a, const u32 *p, u32 want, bool &waited) {
   for (u32 turn = 1; int(loadAcquire(p) - want) < 0; turn++) {
     waited = true;
     relax();
@@ -24,7 +24,7 @@ struct Offer { u64 at, bytes; };
 
 // await waits for the offer of a piece. Every thread does so by itself. False:
 // aborted.
-FI bool await(const P2PArgs &a, Stamps<P2PArgs> &stamps, const Job &out, u32 lane, u32 number, Offer &offer) {
+template <class A, class S> FI bool await(const A &a, S &stamps, const Job &out, u32 lane, u32 number, Offer &offer) {
   const Line *line = heap(a, a.rank)->offer[out.peer][lane][number & 1];
   u32 flag = numbered(number);
   for (u32 turn = 0;;) {
@@ -92,7 +92,7 @@ struct BulkCopy {
 #endif
 
 // pushDirect sends the block's lanes of a message. False: aborted.
-template <class Copy> FI bool pushDirect(const P2PArgs &a, Stamps<P2PArgs> &stamps, const Job &out, Copy copy) {
+template <class A, class S, class Copy> FI bool pushDirect(const A &a, S &stamps, const Job &out, Copy &&copy) {
   Heap *own = heap(a, a.rank), *peer = heap(a, out.peer);
   for (u32 lane = out.lane; lane < out.lanes; lane += out.step) {
     LaneState *state = &own->lane[out.peer][lane];
@@ -114,13 +114,13 @@ template <class Copy> FI bool pushDirect(const P2PArgs &a, Stamps<P2PArgs> &stam
 }
 
 // Taker is the receiver's side of a block's lanes.
-struct Taker {
-  const P2PArgs &a;
-  Stamps<P2PArgs> &stamps;
+template <class A, class S> struct Taker {
+  const A &a;
+  S &stamps;
   const Job &in;
   Heap *own, *peer;
 
-  FI Taker(const P2PArgs &a, Stamps<P2PArgs> &stamps, const Job &in) : a(a), stamps(stamps), in(in), own(heap(a, a.rank)), peer(heap(a, in.peer)) {}
+  FI Taker(const A &a, S &stamps, const Job &in) : a(a), stamps(stamps), in(in), own(heap(a, a.rank)), peer(heap(a, in.peer)) {}
 
   FI void offer(u32 lane, u32 number, u64 at, u64 bytes) const {
     Line *line = peer->offer[a.rank][lane][number & 1];
@@ -139,13 +139,14 @@ struct Taker {
     return ok && waitPiece(a, &own->arrived[in.peer][lane], number + 1, waited);
   }
 
-  // whole takes all lanes into the receiver's buffer, a thread each.
-  FI bool whole() const {
-    for (u32 lane = tid(); lane < in.lanes; lane += threads()) {
+  // whole takes lane first, and every step lanes on, into the receiver's buffer, a
+  // thread each.
+  FI bool whole(u32 first, u32 step) const {
+    for (u32 lane = first + tid() * step; lane < in.lanes; lane += threads() * step) {
       offer(lane, loadVolatile(&own->lane[in.peer][lane].taken), in.target + in.at(lane), in.end(lane) - in.at(lane));
     }
     bool ok = true;
-    for (u32 lane = tid(); ok && lane < in.lanes; lane += threads()) {
+    for (u32 lane = first + tid() * step; ok && lane < in.lanes; lane += threads() * step) {
       u32 *state = &own->lane[in.peer][lane].taken, number = loadVolatile(state);
       ok = taken(lane, number, true);
       *state = number + 1;
@@ -181,8 +182,9 @@ struct Taker {
   }
 };
 
-// takeDirect receives the block's lanes of a message. False: aborted.
+// takeDirect receives the block's lanes of a message, of which the only block has
+// all where they need no staging. False: aborted.
 FI bool takeDirect(const P2PArgs &a, Stamps<P2PArgs> &stamps, const Job &in) {
   Taker taker(a, stamps, in);
-  return in.stage == 0 ? taker.whole() : taker.staged();
+  return in.stage == 0 ? taker.whole(0, 1) : taker.staged();
 }

@@ -42,7 +42,7 @@ enum { LS_P2P_UNROLL = 4 };
 
 // exchangeLines sends a lane and receives one, if they are there. Everything that
 // is read before the first line leaves is asked for at once. False: aborted.
-FI bool exchangeLines(const P2PArgs &a, Stamps<P2PArgs> &stamps, const Job &out, const Job &in) {
+template <class A, class S> FI bool exchangeLines(const A &a, S &stamps, const Job &out, const Job &in) {
   Heap *own = heap(a, a.rank);
   bool sends = out.lanes != 0, receives = in.lanes != 0, alive = true;
   LaneState *sending = &own->lane[out.peer][out.lane], *receiving = &own->lane[in.peer][in.lane];

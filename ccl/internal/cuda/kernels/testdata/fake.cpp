@@ -40,6 +40,12 @@ template <class A> static int launch(void (*kernel)(A), const fake_launch *l, co
 #define FAKE(name, threads) \
   extern "C" int kernel_##name(const fake_launch *l, const void *p, size_t n) { return launch(name, l, p, n, threads); }
 
+static u32 threadsOf(const P2PListArgs &a) {
+  for (auto &q : a.queue)
+    if (q.direct) return 32;
+  return FEW;
+}
+
 // What peers are heard by needs a thread for each; what moves bytes, whole warps.
 FAKE(ls_barrier, LS_MAX_RANKS)
 FAKE(ls_clock, 1)
@@ -52,6 +58,8 @@ FAKE(ls_broadcast_ll, FEW)
 FAKE(ls_broadcast_ll2, FEW)
 FAKE(ls_p2p_ll, FEW)
 FAKE(ls_p2p_direct, 32)
+FAKE(ls_p2p_list, threadsOf(*(const P2PListArgs *)p))
+FAKE(ls_p2p_items, FEW)
 FAKE(ls_copy, 32)
 FAKE(ls_ferry, 32)
 FAKE(ls_mark, 1)

@@ -36,7 +36,7 @@ struct Buffer {
   }
 };
 
-enum Kind { LL, MIXED, BULK };
+enum Kind { LL, MIXED, BULK, LIST, LIST_BULK };
 
 // Sent is a message as both sides have it.
 struct Sent {
@@ -47,6 +47,8 @@ struct Sent {
 struct Launch {
   Kind kind;
   std::vector<P2PArgs> args; // of each rank
+  std::vector<P2PListArgs> lists;       // instead, of lists
+  std::vector<std::vector<Item>> more; // of lists: what their parameters have no room for
   std::vector<u32> blocks;
   std::vector<std::shared_ptr<Sent>> sent;
   u32 replays;
@@ -79,29 +81,84 @@ struct World {
 
   u64 stageOf(u32 rank, u32 from) { return u64(stage.data()) + rank * PLACES + from * (LS_LANES * 2 * ROOM); }
 
+  template <class A> A begin(u32 r) {
+    A a{};
+    a.heaps = u64(heaps), a.stride = sizeof(Heap), a.slots = u64(slots[r].data()), a.slotMask = SLOTS - 1, a.abort = u64(&abort);
+    a.rank = r, a.ranks = ranks, a.flags = LS_FIRST | LS_LAST, a.desc = r + 1;
+    return a;
+  }
+
+  static u64 cut(u64 bytes, bool direct, u32 &lanes) {
+    lanes = 1 + upTo32(direct ? LS_LANES : 4) + (direct ? 0 : bytes / (8 * LS_LANE_LINES));
+    u64 piece = upTo((bytes + lanes - 1) / lanes, LS_PIECE_UNIT);
+    lanes = bytes == 0 ? 1 : u32((bytes + piece - 1) / piece);
+    return piece;
+  }
+
+  static std::shared_ptr<Sent> letter(Launch &l, u32 from, u32 to, u64 bytes) {
+    auto s = std::make_shared<Sent>(Sent{from, to, Buffer(bytes, upTo32(2) ? 0 : upTo32(16)), Buffer(bytes, upTo32(2) ? 0 : upTo32(16))});
+    for (u64 b = 0; b < bytes; b++) s->send.data()[b] = u8(rng());
+    memset(s->recv.data(), 0, bytes);
+    l.sent.push_back(s);
+    return s;
+  }
+
+  // addList makes a launch with count messages between two ranks, of size bytes.
+  void addList(Kind kind, u32 replays, const std::function<u32(u32, u32)> &count, const std::function<u64()> &size) {
+    Launch l{kind, {}, {}, {}, {}, {}, replays};
+    std::vector<std::vector<Item>> queues(ranks * 4 * ranks); // [rank][peer][sends][direct]
+    auto queue = [&](u32 rank, u32 peer, bool send, bool direct) -> std::vector<Item> & { return queues[((rank * ranks + peer) * 2 + send) * 2 + direct]; };
+    for (u32 from = 0; from < ranks; from++)
+      for (u32 to = 0; to < ranks; to++)
+        for (u32 k = from == to ? 0 : count(from, to); k > 0; k--) {
+          u64 bytes = size();
+          bool direct = kind == LIST_BULK || (bytes > 0 && upTo32(2) == 0);
+          if (direct && bytes == 0) bytes = 1;
+          u32 lanes;
+          u64 piece = cut(bytes, direct, lanes);
+          auto s = letter(l, from, to, bytes);
+          Item m{u64(s->send.data()), bytes, 0, u32(piece / LS_PIECE_UNIT), lanes};
+          queue(from, to, true, direct).push_back(m);
+          m.buffer = u64(s->recv.data());
+          if (direct && upTo32(2)) m.target = m.buffer;
+          queue(to, from, false, direct).push_back(m);
+        }
+    for (u32 r = 0; r < ranks; r++) {
+      P2PListArgs a = begin<P2PListArgs>(r);
+      a.room = ROOM, a.stage = stageOf(r, 0);
+      std::vector<Item> more;
+      u32 n = 0, blocks = 0;
+      for (u32 k = 0; k < 4 * ranks; k++) {
+        auto &items = queues[r * 4 * ranks + k];
+        if (items.empty()) continue;
+        u32 own = 1 + upTo32(3);
+        a.queue[n++] = {stageOf(r, k / 4), a.items, u32(items.size()), u16(blocks), u16(own), u8(k / 4), u8(k / 2 % 2), u8(k % 2), 0};
+        blocks += own;
+        for (auto &m : items) {
+          if (a.items < LS_ITEMS) a.item[a.items] = m;
+          else more.push_back(m);
+          a.items++;
+        }
+      }
+      l.lists.push_back(a), l.more.push_back(more), l.blocks.push_back(blocks == 0 ? 1 : blocks);
+    }
+    launches.push_back(std::move(l));
+  }
+
   // add makes a launch with messages between the pairs that any says, of size bytes.
   void add(Kind kind, u32 replays, const std::function<bool(u32, u32)> &any, const std::function<u64()> &size) {
-    Launch l{kind, {}, {}, {}, replays};
+    Launch l{kind, {}, {}, {}, {}, {}, replays};
     std::vector<u32> out(ranks), in(ranks), sends(ranks), receives(ranks);
-    for (u32 r = 0; r < ranks; r++) {
-      P2PArgs a{};
-      a.heaps = u64(heaps), a.stride = sizeof(Heap), a.slots = u64(slots[r].data()), a.slotMask = SLOTS - 1, a.abort = u64(&abort);
-      a.rank = r, a.ranks = ranks, a.flags = LS_FIRST | LS_LAST, a.desc = r + 1;
-      l.args.push_back(a);
-    }
+    for (u32 r = 0; r < ranks; r++) l.args.push_back(begin<P2PArgs>(r));
     for (u32 from = 0; from < ranks; from++)
       for (u32 to = 0; to < ranks; to++) {
         if (from == to || !any(from, to)) continue;
         u64 bytes = size();
         bool direct = kind == BULK || (kind == MIXED && bytes > 0 && upTo32(2) == 0);
         if (direct && bytes == 0) bytes = 1;
-        u32 lanes = 1 + upTo32(direct ? LS_LANES : 4) + (direct ? 0 : bytes / (8 * LS_LANE_LINES));
-        u64 piece = upTo((bytes + lanes - 1) / lanes, 128);
-        lanes = bytes == 0 ? 1 : u32((bytes + piece - 1) / piece);
-        auto s = std::make_shared<Sent>(Sent{from, to, Buffer(bytes, upTo32(2) ? 0 : upTo32(16)), Buffer(bytes, upTo32(2) ? 0 : upTo32(16))});
-        for (u64 b = 0; b < bytes; b++) s->send.data()[b] = u8(rng());
-        memset(s->recv.data(), 0, bytes);
-        l.sent.push_back(s);
+        u32 lanes;
+        u64 piece = cut(bytes, direct, lanes);
+        auto s = letter(l, from, to, bytes);
         Message m{u64(s->send.data()), bytes, piece, 0, 0, 0, to, lanes, direct, out[from], direct ? 0 : lanes};
         if (!direct) out[from] += lanes;
         l.args[from].send[sends[from]++] = m;
@@ -125,6 +182,18 @@ struct World {
     launches.push_back(std::move(l));
   }
 
+  // loadItems brings what a list has no room for to the rank's heap.
+  void loadItems(const Launch &l, u32 r) {
+    if (l.more.empty()) return;
+    for (u32 at = 0; at < l.more[r].size(); at += LS_LOAD_ITEMS) {
+      ItemsArgs a{};
+      a.to = u64(&heaps[r].item[at]), a.count = u32(least(LS_LOAD_ITEMS, l.more[r].size() - at));
+      for (u32 i = 0; i < a.count; i++) a.item[i] = l.more[r][at + i];
+      emulated = {0, 0, 1, 1, 0, nullptr};
+      ls_p2p_items(a);
+    }
+  }
+
   // run runs all launches on the ranks of set; a rank's follow each other, as on a
   // stream.
   void run(u32 set = ~0u) {
@@ -134,6 +203,7 @@ struct World {
       streams.emplace_back([=, this] {
         for (auto &l : launches)
           for (u32 i = 0; i < l.replays; i++) {
+            loadItems(l, r);
             std::vector<std::thread> all;
             std::vector<std::unique_ptr<BlockEmulation>> shared;
             for (u32 b = 0; b < l.blocks[r]; b++) {
@@ -141,7 +211,8 @@ struct World {
               for (u32 t = 0; t < THREADS; t++) {
                 all.emplace_back([=, &l] {
                   emulated = {t, b, THREADS, l.blocks[r], 0, block};
-                  (l.kind == LL ? ls_p2p_ll : l.kind == BULK ? ls_p2p_bulk : ls_p2p_direct)(l.args[r]);
+                  if (l.kind >= LIST) (l.kind == LIST ? ls_p2p_list : ls_p2p_list_bulk)(l.lists[r]);
+                  else (l.kind == LL ? ls_p2p_ll : l.kind == BULK ? ls_p2p_bulk : ls_p2p_direct)(l.args[r]);
                 });
               }
             }
@@ -183,6 +254,24 @@ static u64 anySize() {
   return upTo32(40000);
 }
 
+// Nobody answers the first of several messages.
+static void abortsLists(Kind kind) {
+  World w(2);
+  w.addList(kind, 1, [](u32 from, u32) { return from == 0 ? 4 : 0; }, [] { return u64(3000); });
+  for (u32 r : {0, 1}) {
+    std::thread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      storeVolatile(&w.abort, 1);
+    });
+    w.run(1u << r);
+    later.join();
+    w.abort = 0;
+    u64 ended = 0;
+    for (auto &s : w.slots[r]) ended += s.end != 0;
+    if (w.heaps[r].op.seq != ~u64(0) || ended != 0) fail("a list was aborted, and ended " + std::to_string(ended));
+  }
+}
+
 // Nobody answers: those who need it leave when told to, and claim no end.
 static void aborts(Kind kind) {
   World w(2);
@@ -216,10 +305,18 @@ int main() {
         w.add(Kind(i < 4 ? kind : upTo32(3)), 1 + upTo32(3), [=](u32 from, u32 to) { return some >> (from * 5 + to) % 32 & 1; }, anySize);
       }
     }
+    for (Kind kind : {LIST, LIST_BULK}) {
+      w.addList(kind, 3, [](u32, u32) { return 1 + upTo32(5); }, anySize);
+      w.addList(kind, 2, [](u32, u32) { return 150u; }, [] { return u64(upTo32(100)); });
+      w.add(MIXED, 2, ring, anySize); // goes on where lists have left off
+      w.addList(kind, 2, [](u32, u32) { return upTo32(4); }, anySize);
+      w.addList(kind, 1, [](u32 from, u32) { return from == 0 ? 3 : 0; }, anySize);
+    }
     w.run();
     w.verify();
     printf("%u ranks\n", ranks);
   }
   for (Kind kind : {LL, MIXED, BULK}) aborts(kind);
+  for (Kind kind : {LIST, LIST_BULK}) abortsLists(kind);
   return failures != 0;
 }
