@@ -12,12 +12,12 @@ type plan struct {
 }
 
 const (
-	// llBlock is how much data of one source a block's LL lines hold.
-	llBlock = 8 << 10
 	// llStep is half of what 512 threads move in one turn: more blocks before longer
 	// turns.
 	llStep   = 2 << 10
 	llBlocks = 32
+	// ll12Step is the data of two warps' lines of 12 bytes.
+	ll12Step = 3 << 10
 	// symBlocks is how many SMs the bandwidth kernels use at most: NVLink needs no
 	// more, and the rest is the program's.
 	symBlocks = 16
@@ -37,36 +37,37 @@ type step struct {
 const never = ^uint64(0)
 
 // tuned is by number of ranks: 2, 3–4, 5–8. Measured on H200s over NVLink (4 of
-// them, and 2); see docs/design/cuda.md, "Choice".
+// them, and 2), but for lines of 12 bytes, whose limits are reckoned; see
+// docs/design/cuda.md, "Choice".
 var tuned = map[record.CollKind][3][]step{
 	record.AllReduce: {
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
+		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {192 << 10, WayLL12, 32}, {1 << 20, WayLL12x2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 	},
 	record.ReduceScatter: {
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
 		{{128 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.Reduce: {
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayBulk, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {192 << 10, WayLL12, 32}, {1 << 20, WayLL12x2, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.AllGather: {
-		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {768 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {384 << 10, WayLL12, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{128 << 10, WayLL, 32}, {8<<20 - 1, WaySym, 32}, {12 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.AlltoAll: {
-		{{256 << 10, WayLL, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {768 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {384 << 10, WayLL12, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{128 << 10, WayLL, 32}, {6<<20 - 1, WaySym, 32}, {8 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.Broadcast: {
-		{{256 << 10, WayLL, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {192 << 10, WayLL12, 32}, {1 << 20, WayLL12x2, 32}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 }
@@ -74,7 +75,7 @@ var tuned = map[record.CollKind][3][]step{
 // has reports whether a collective can take a way at all.
 func (c *Comm) has(coll record.CollKind, w Way) bool {
 	switch w {
-	case WayLL, WaySym:
+	case WayLL, WayLL12, WaySym:
 		return true
 	case WayBulk:
 		return c.major >= 9
@@ -82,22 +83,32 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 		return coll == record.AllReduce && c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
 	case WayLL2:
 		return coll == record.AllReduce || coll == record.Broadcast && c.size > 2
+	case WayLL12x2:
+		return coll == record.AllReduce || (coll == record.Broadcast || coll == record.Reduce) && c.size > 2
 	case WayCopy:
 		return coll != record.Barrier
 	}
 	return false
 }
 
-// capacity is the most bytes (as a step counts them) that a way's buffers hold.
-func (c *Comm) capacity(coll record.CollKind, w Way) uint64 {
-	if w == WayLL || w == WayLL2 {
-		return kernels.LLCapacity(coll, w == WayLL2, c.size, llBlocks)
+// capacity is the most bytes (as a step counts them) that a way's buffers hold with
+// so many blocks.
+func (c *Comm) capacity(coll record.CollKind, w Way, blocks int) uint64 {
+	switch w {
+	case WayLL, WayLL2:
+		return kernels.LLCapacity(coll, w.twoShot(), c.size, blocks)
+	case WayLL12, WayLL12x2:
+		return kernels.LL12Capacity(coll, w.twoShot(), c.size, blocks)
 	}
 	return never
 }
 
-// part is what one rank has of bytes in a collective of two stages.
-func (c *Comm) part(coll record.CollKind, bytes uint64) uint64 {
+// part is what one source has of bytes: all of them, or one rank's in a collective of
+// two stages.
+func (c *Comm) part(coll record.CollKind, w Way, bytes uint64) uint64 {
+	if !w.twoShot() {
+		return bytes
+	}
 	n := uint64(c.size)
 	if coll != record.AllReduce {
 		n-- // root has none
@@ -118,14 +129,14 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	}
 	p, most := plan{way: WaySym}, symBlocks
 	for _, t := range tuned[coll][n] {
-		if bytes <= min(t.upTo, c.capacity(coll, t.way)) {
+		if bytes <= min(t.upTo, c.capacity(coll, t.way, llBlocks)) {
 			p.way, most = t.way, t.blocks
 			break
 		}
 	}
-	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(coll, f) {
+	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(coll, f, llBlocks) {
 		p.way, most = f, symBlocks
-		if f == WayLL || f == WayLL2 {
+		if f.lines() {
 			most = llBlocks
 		}
 	} else if p.way == WayBulk {
@@ -137,10 +148,10 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 		p.way, most = c.bandwidth(coll, bytes)
 	}
 	switch p.way {
-	case WayLL:
-		p.blocks = blocksFor(bytes, llStep, most)
-	case WayLL2:
-		p.blocks = blocksFor(c.part(coll, bytes), llStep, most)
+	case WayLL, WayLL2:
+		p.blocks = blocksFor(c.part(coll, p.way, bytes), llStep, most)
+	case WayLL12, WayLL12x2:
+		p.blocks = blocksFor(c.part(coll, p.way, bytes), ll12Step, most)
 	case WayCopy:
 		if reduces(coll) {
 			p.blocks = foldBlocks
@@ -151,11 +162,9 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	if b := c.cfg.Blocks; b > 0 && p.way != WayCopy {
 		p.blocks = min(b, llBlocks)
 	}
-	switch p.way { // lines for all there is
-	case WayLL:
-		p.blocks = max(p.blocks, blocksFor(bytes, llBlock, llBlocks))
-	case WayLL2:
-		p.blocks = max(p.blocks, blocksFor(c.part(coll, bytes), llBlock, llBlocks))
+	// Lines for all there is: a block's hold as much as a block's share of what all hold.
+	if p.way.lines() {
+		p.blocks = max(p.blocks, blocksFor(bytes, c.capacity(coll, p.way, 1), llBlocks))
 	}
 	return p
 }

@@ -55,8 +55,8 @@ func unfit(c *Comm, coll record.CollKind, bytes uint64, direct, fixed bool, p pl
 		return "needs windows"
 	case p.blocks < 1 || p.blocks > kernels.MaxBlocks:
 		return "blocks"
-	case p.way == WayLL || p.way == WayLL2:
-		if n := kernels.LLCapacity(coll, p.way == WayLL2, c.size, p.blocks); bytes > n {
+	case p.way.lines():
+		if n := c.capacity(coll, p.way, p.blocks); bytes > n {
 			return fmt.Sprintf("hold %d bytes", n)
 		}
 	}
@@ -74,18 +74,23 @@ func TestChoose(t *testing.T) {
 		want          plan
 	}{
 		{record.AllReduce, 4, 9, 8, true, true, plan{WayLL, 1}},
-		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{WayLL2, 32}},
-		{record.AllReduce, 3, 9, 900 * kb, true, true, plan{WayBulk, 16}}, // more than the lines of three
+		{record.AllReduce, 4, 9, 64 * kb, true, true, plan{WayLL, 32}},
+		{record.AllReduce, 4, 9, 128 * kb, true, true, plan{WayLL12, 32}},
+		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{WayLL12x2, 32}},
+		{record.AllReduce, 8, 9, 512 * kb, true, true, plan{WayLL2, 32}},
+		{record.AllReduce, 2, 9, mb, true, true, plan{WayLL12, 32}},
+		{record.AllReduce, 2, 9, mb + 4, true, true, plan{WayBulk, 16}},
+		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{WayLL12, 32}},
+		{record.ReduceScatter, 3, 9, 512*kb + 4, true, true, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 9, 16 * mb, true, false, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{WayPushBulk, 16}},
 		{record.AllReduce, 4, 9, 32 * mb, false, false, plan{WayBulk, 16}},
 		{record.AllReduce, 2, 9, 32 * mb, true, false, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 8, 32 * mb, true, false, plan{WaySym, 16}},
-		{record.Broadcast, 4, 9, 384 * kb, true, true, plan{WayLL2, 32}},
-		{record.Broadcast, 4, 9, 512 * kb, true, true, plan{WayLL2, 22}},
-		{record.Broadcast, 4, 9, 768 * kb, true, true, plan{WayLL2, 32}},
-		{record.Broadcast, 3, 9, 768 * kb, true, true, plan{WayBulk, 16}},
-		{record.Broadcast, 4, 9, mb, false, false, plan{WayBulk, 16}},
+		{record.Broadcast, 4, 9, 192 * kb, true, true, plan{WayLL12, 32}},
+		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{WayLL12x2, 29}},
+		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{WayLL2, 20}},
+		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{WayBulk, 16}},
 		{record.Broadcast, 4, 9, 1024 * mb, true, false, plan{WayCopy, 0}},
 		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{WayBulk, 16}},
 		{record.AlltoAll, 4, 9, 8 * mb, true, true, plan{WaySym, 32}},
@@ -96,6 +101,8 @@ func TestChoose(t *testing.T) {
 		{record.AllGather, 4, 9, 128 * mb, true, true, plan{WayBulk, 16}},
 		{record.AllGather, 2, 9, 128 * mb, true, true, plan{WaySym, 32}},
 		{record.AllGather, 4, 8, 128 * mb, true, true, plan{WaySym, 32}},
+		{record.Reduce, 4, 9, mb, true, true, plan{WayLL12x2, 32}},
+		{record.Reduce, 2, 9, mb, true, true, plan{WayLL12, 32}},
 		{record.Reduce, 4, 9, 64 * mb, true, false, plan{WayBulk, 16}},
 	} {
 		if got := chooser(w.size, w.major).choose(w.coll, w.bytes, w.direct, w.fixed); got != w.want {

@@ -13,6 +13,7 @@ enum {
   LS_MAX_RANKS = 8,   // GPUs that reach each other by loads and stores
   LS_MAX_BLOCKS = 32, // of any kernel that talks to peers
   LS_LL_LINES = 1024, // LL lines for one source rank and block
+  LS_LL12_LINES = 768, // likewise of 12 bytes, where there are more than 4 ranks: twice as many for 3 and 4, four times for 2
   LS_MAX_MESSAGES = 8, // sends, and receives, of one kernel: one each way with each peer
   LS_LANES = 16,       // most of a message
   LS_QUEUES = 4 * (LS_MAX_RANKS - 1), // of P2PListArgs: each peer's, each way, of LL and of direct messages
@@ -30,6 +31,9 @@ enum {
 // Line is 8 bytes of data with a flag beside each half. Its halves are written
 // as aligned 8-byte words, which are never torn.
 struct alignas(16) Line { u32 d0, f0, d1, f1; };
+
+// Line12 is 12 bytes of data and a flag, written and read by one access.
+struct alignas(16) Line12 { u32 d[3], flag; };
 
 // BlockState is a block's own memory from one kernel to the next. Block b of
 // rank r only ever speaks with block b of its peers, and all ranks run the same
@@ -66,6 +70,7 @@ struct alignas(128) Heap {
   Line target[LS_MAX_BLOCKS];              // where the root of a Reduce receives, as mapped here; the flag is its block's epoch
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
+  Line12 ll12[2][2][LS_MAX_BLOCKS][LS_MAX_RANKS * LS_LL12_LINES]; // [epoch & 1][stage][block], each source's after the other's
   LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
   u32 credit[LS_MAX_RANKS][LS_LANES];       // [destination] = LL pieces it has consumed
   u32 arrived[LS_MAX_RANKS][LS_LANES];      // [source] = direct pieces that are here

@@ -54,6 +54,10 @@ FI u32x4 loadLine(const Line *p) {
   asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
+FI void storeLine12(Line12 *p, u32 d0, u32 d1, u32 d2, u32 flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(d0), "r"(d1), "r"(d2), "r"(flag) : "memory");
+}
+FI u32x4 loadLine12(const Line12 *p) { return loadLine((const Line *)p); }
 FI void store16(u64 *p, u64 a, u64 b) {
   asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(a), "l"(b) : "memory");
 }

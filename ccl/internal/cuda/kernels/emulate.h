@@ -71,6 +71,18 @@ inline u32x4 loadLine(const Line *p) {
   u64 a = loadHost((const u64 *)p), b = loadHost((const u64 *)p + 1);
   return u32x4{u32(a), u32(a >> 32), u32(b), u32(b >> 32)};
 }
+// A line of 12 bytes is seen whole or not at all: its flag goes out last and is read first.
+inline void storeLine12(Line12 *p, u32 d0, u32 d1, u32 d2, u32 flag) {
+  u32 d[3] = {d0, d1, d2};
+  for (int i = 0; i < 3; i++) std::atomic_ref<u32>(p->d[i]).store(d[i], std::memory_order_relaxed);
+  storeHost(&p->flag, flag);
+}
+inline u32x4 loadLine12(const Line12 *p) {
+  auto *line = const_cast<Line12 *>(p);
+  u32 flag = loadHost(&line->flag), d[3];
+  for (int i = 0; i < 3; i++) d[i] = std::atomic_ref<u32>(line->d[i]).load(std::memory_order_relaxed);
+  return u32x4{d[0], d[1], d[2], flag};
+}
 inline void store16(u64 *p, u64 a, u64 b) { storeHost(p, a), storeHost(p + 1, b); }
 inline u32 atomicAdd(u32 *p, u32 v) { return std::atomic_ref<u32>(*p).fetch_add(v); }
 inline void atomicAdd64(u64 *p, u64 v) { std::atomic_ref<u64>(*p).fetch_add(v); }

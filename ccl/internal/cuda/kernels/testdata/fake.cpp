@@ -5,6 +5,8 @@
 #include "broadcast.h"
 #include "ferry.h"
 #include "fold.h"
+#include "ll12_move.h"
+#include "ll12_reduce.h"
 #include "ll_move.h"
 #include "ll_reduce.h"
 #include "mark.h"
@@ -56,6 +58,10 @@ FAKE(ls_allgather_ll, FEW)
 FAKE(ls_alltoall_ll, FEW)
 FAKE(ls_broadcast_ll, FEW)
 FAKE(ls_broadcast_ll2, FEW)
+FAKE(ls_allgather_ll12, FEW)
+FAKE(ls_alltoall_ll12, FEW)
+FAKE(ls_broadcast_ll12, FEW)
+FAKE(ls_broadcast_ll12x2, FEW)
 FAKE(ls_p2p_ll, FEW)
 FAKE(ls_p2p_direct, 32)
 FAKE(ls_p2p_list, threadsOf(*(const P2PListArgs *)p))
@@ -70,6 +76,11 @@ FAKE(ls_allreduce_ll, FEW)
 FAKE(ls_allreduce_ll2, FEW)
 FAKE(ls_reducescatter_ll, FEW)
 FAKE(ls_reduce_ll, FEW)
+FAKE(ls_allreduce_ll12, FEW)
+FAKE(ls_allreduce_ll12x2, FEW)
+FAKE(ls_reducescatter_ll12, FEW)
+FAKE(ls_reduce_ll12, FEW)
+FAKE(ls_reduce_ll12x2, FEW)
 FAKE(ls_allreduce_sym, LS_MAX_RANKS)
 FAKE(ls_reducescatter_sym, LS_MAX_RANKS)
 FAKE(ls_reduce_sym, LS_MAX_RANKS)
