@@ -71,8 +71,11 @@ inline u32x4 loadLine(const Line *p) {
   u64 a = loadHost((const u64 *)p), b = loadHost((const u64 *)p + 1);
   return u32x4{u32(a), u32(a >> 32), u32(b), u32(b >> 32)};
 }
-// A line of 12 bytes is seen whole or not at all: its flag goes out last and is read first.
+// A line of 12 bytes is seen whole or not at all: its flag goes out last and is read
+// first. Now and then one comes late, after others have been looked at.
 inline void storeLine12(Line12 *p, u32 d0, u32 d1, u32 d2, u32 flag) {
+  static thread_local u32 lines;
+  if (++lines % 5 == 0) std::this_thread::yield();
   u32 d[3] = {d0, d1, d2};
   for (int i = 0; i < 3; i++) std::atomic_ref<u32>(p->d[i]).store(d[i], std::memory_order_relaxed);
   storeHost(&p->flag, flag);
