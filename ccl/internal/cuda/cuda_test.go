@@ -159,7 +159,7 @@ func TestStreamOrder(t *testing.T) {
 	ok(t, s.Set32(word, 0xfffffffe, 1))
 	ok(t, s.Wait(bound(t)))
 	// s2 waits for a counter that wraps around; s goes on after s2's event.
-	ok(t, s2.Batch([]cuda.MemOp{cuda.WaitOp(word, 1), cuda.WriteOp(word+4, 7), cuda.WriteOp(word+4, 8).NoBarrier()}))
+	ok(t, s2.Batch([]cuda.MemOp{cuda.WaitOp(word, 1), cuda.WriteOp(word+4, 7), cuda.WriteOp(word+4, 8)}))
 	ok(t, s2.Set8(src, 0x5a, n))
 	e := must[*cuda.Event](t)(a.NewEvent(true))
 	ok(t, s2.Record(e))
@@ -472,7 +472,7 @@ func BenchmarkEnqueue(b *testing.B) {
 		{"Copy", func() error { return s.Copy(p, p+32, 8) }},
 		{"Write32", func() error { return s.Write32(p, 1) }},
 		{"Batch", func() error {
-			ops := [...]cuda.MemOp{cuda.WriteOp(p, 1), cuda.WriteOp(p+4, 1).NoBarrier(), cuda.WaitOp(p, 1)}
+			ops := [...]cuda.MemOp{cuda.WriteOp(p, 1), cuda.WriteOp(p+4, 1), cuda.WaitOp(p, 1)}
 			return s.Batch(ops[:])
 		}},
 	} {

@@ -132,7 +132,7 @@ type MemOp struct {
 	_     uint32
 	at    Ptr
 	value uint64
-	flags uint32
+	_     uint32 // flags, which the driver refuses here
 	_     uint32
 	_     [2]uint64
 }
@@ -145,13 +145,6 @@ func WriteOp64(p Ptr, v uint64) MemOp { return MemOp{op: 5, at: p, value: v} }
 
 // WaitOp is Wait32.
 func WaitOp(p Ptr, v uint32) MemOp { return MemOp{op: 1, at: p, value: uint64(v)} }
-
-// NoBarrier is a write without the barrier before it: for the second and later
-// ones of a batch, when the first has one.
-func (op MemOp) NoBarrier() MemOp {
-	op.flags = 1 // CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER
-	return op
-}
 
 const maxBatch = 256 // the driver's limit
 

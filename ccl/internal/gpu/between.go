@@ -65,7 +65,7 @@ func (c *Comm) Enter(s Stream, seq uint64, d record.Desc, first *Op, word cuda.P
 	}
 	if begins {
 		b.next = kernels.First
-		b.ops[0], b.ops[1] = cuda.WriteOp64(b.heap+cuda.Ptr(kernels.HeapSeq), seq-1), cuda.WriteOp(word, count).NoBarrier()
+		b.ops[0], b.ops[1] = cuda.WriteOp64(b.heap+cuda.Ptr(kernels.HeapSeq), seq-1), cuda.WriteOp(word, count)
 		return met, s.Batch(b.ops)
 	}
 	if met {
