@@ -94,6 +94,10 @@ type GPUConfig struct {
 	Blocks int    // multiprocessors, where the way takes a choice
 	// Threads of each, a multiple of 32, where a kernel takes any number.
 	Threads int
+	// Pace is how much each GPU sends to its peers by bulk copies at most, in GB/s: 0 for
+	// what its links carry, as far as known; negative: no limit. Links that are asked for
+	// more than they carry carry less.
+	Pace int
 }
 
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
@@ -101,7 +105,7 @@ type GPUConfig struct {
 // LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
 // LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
 // _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
-// the GPU of the local rank's number) and LOCKSTEP_GPU_ALGO; the secret stays in the file that
+// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO and LOCKSTEP_GPU_PACE; the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
 // and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last. Where
@@ -138,7 +142,7 @@ func configFromEnv() (Config, error) {
 		Size:    number(-1, "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
 		Sockets: number(0, "LOCKSTEP_SOCKETS"),
 		Node:    nodeName(),
-		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO")},
+		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
 		Net:     Net(os.Getenv("LOCKSTEP_NET")),
 		RDMA: RDMAConfig{
 			HCA: os.Getenv("LOCKSTEP_RDMA_HCA"), GID: os.Getenv("LOCKSTEP_RDMA_GID"),

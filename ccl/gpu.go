@@ -33,7 +33,7 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
 		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
 		Recording: c.log.gpu, Live: c.log.live,
-		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads,
+		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
 		Failed: func(err error) { c.gpuBroke(err) },
 	}
 	g := &gpuPart{}

@@ -196,8 +196,8 @@ func TestGPUNodesRecord(t *testing.T) {
 // TestGPUNodesDelayRank: what a rank's GPU was late by is waiting on the others, those of
 // its node and of another one, and not transfer; and who was late is known where it shows.
 func TestGPUNodesDelayRank(t *testing.T) {
-	_, gpus := gpuRanks(t)
 	nodes := []int{0, 0, 1, 1}
+	gpus := placed(t, nodes)
 	n := len(nodes)
 	const late, delay, rounds, size, small = 3, 100 * time.Millisecond, 3, 64 << 10, 4096
 	cases := []struct {
@@ -316,12 +316,13 @@ func TestGPUNodesDelayRank(t *testing.T) {
 
 // TestGPUNodesMixed runs operations of all kinds on several communicators and streams.
 func TestGPUNodesMixed(t *testing.T) {
-	_, gpus := gpuRanks(t)
+	layout := []int{0, 0, 1, 1}
+	gpus := placed(t, layout)
 	rounds := 2000
 	if faked {
 		rounds = 100
 	}
-	mixed(t, 4, rounds, onGPUs(t, gpus, onNodes([]int{0, 0, 1, 1})))
+	mixed(t, len(layout), rounds, onGPUs(t, gpus, onNodes(layout)))
 }
 
 // gpuChild is a rank of TestGPUNodesLost on its GPU.

@@ -27,7 +27,8 @@ var layouts = []struct {
 }
 
 // placed skips a layout for which there are too few GPUs: ranks of a node that share
-// one wait for each other with kernels that need room beside each other.
+// one wait for each other with kernels that need room beside each other, and for good
+// where a call of one that loads kernels, or makes a stream, waits for what runs there.
 func placed(t *testing.T, nodes []int) (gpus int) {
 	_, gpus = gpuRanks(t)
 	if len(nodes) > gpus && !faked {

@@ -36,38 +36,37 @@ type step struct {
 
 const never = ^uint64(0)
 
-// tuned is by number of ranks: 2, 3–4, 5–8. Measured on H200s over NVLink (4 of
-// them, and 2), but for lines of 12 bytes, whose limits are reckoned; see
-// docs/design/cuda.md, "Choice".
+// tuned is by number of ranks: 2, 3–4, 5–8. Measured on H200s over NVLink, 2 of them
+// and 4 (of lines of 12 bytes only 2); see docs/design/cuda.md, "Choice".
 var tuned = map[record.CollKind][3][]step{
 	record.AllReduce: {
-		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {never, WayBulk, 16}},
-		{{64 << 10, WayLL, 32}, {192 << 10, WayLL12, 32}, {1 << 20, WayLL12x2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
+		{{256 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 	},
 	record.ReduceScatter: {
-		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {never, WayBulk, 16}},
-		{{64 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 		{{128 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.Reduce: {
-		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {never, WayBulk, 16}},
-		{{64 << 10, WayLL, 32}, {192 << 10, WayLL12, 32}, {1 << 20, WayLL12x2, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{256 << 10, WayLL, 32}, {1 << 20, WayBulk, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.AllGather: {
-		{{64 << 10, WayLL, 32}, {768 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{64 << 10, WayLL, 32}, {384 << 10, WayLL12, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{128 << 10, WayLL, 32}, {8<<20 - 1, WaySym, 32}, {12 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.AlltoAll: {
-		{{64 << 10, WayLL, 32}, {768 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{64 << 10, WayLL, 32}, {384 << 10, WayLL12, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{128 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{128 << 10, WayLL, 32}, {6<<20 - 1, WaySym, 32}, {8 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.Broadcast: {
-		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {192 << 20, WaySym, 32}, {never, WayCopy, 0}},
-		{{64 << 10, WayLL, 32}, {192 << 10, WayLL12, 32}, {1 << 20, WayLL12x2, 32}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
+		{{32 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {12 << 20, WaySym, 32}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 }
@@ -171,11 +170,11 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 
 // bandwidth is the kernel for large messages where copy engines are not used, and
 // on how many blocks at most. The bulk copy engine beats loads and stores for
-// reductions, and is as quick on half the blocks for what only moves bytes (of more
-// than two ranks; and not for shares that make the buffers' alignments differ).
+// reductions, and is as quick on half the blocks for what only moves bytes (but not for
+// shares that make the buffers' alignments differ).
 func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (Way, int) {
 	switch bulk := c.major >= 9; {
-	case bulk && (reduces(coll) || c.size > 2 && (coll == record.Broadcast || bytes%16 == 0)):
+	case bulk && (reduces(coll) || c.size > 1 && (coll == record.Broadcast || bytes%16 == 0)):
 		return WayBulk, symBlocks
 	case reduces(coll):
 		return WaySym, symBlocks
@@ -190,4 +189,33 @@ func reduces(coll record.CollKind) bool {
 // blocksFor is how many blocks bytes need at step each, at most most.
 func blocksFor(bytes, step uint64, most int) int {
 	return int(min(max((bytes+step-1)/step, 1), uint64(most)))
+}
+
+// The pace of what a GPU sends by bulk copies, in GB/s. The links of an H200 carry 372,
+// and less when blocks ask them for more (docs/design/cuda.md, "Pace"). Measured for two
+// ranks; more are not paced unless Config says so.
+const (
+	pacePush      = 370
+	paceAlltoAll  = 362 // beside copies of what stays
+	paceAllReduce = 345 // loads from the peer pass the links as well
+)
+
+// pace is that of a collective's bulk copies on so many blocks: for each block, in ps a
+// KiB; 0: as fast as they go.
+func (c *Comm) pace(coll record.CollKind, blocks int) uint32 {
+	rate := c.cfg.Pace
+	if rate == 0 && c.dev.Major == 9 && c.size == 2 {
+		switch coll {
+		case record.AllReduce:
+			rate = paceAllReduce
+		case record.AlltoAll:
+			rate = paceAlltoAll
+		default:
+			rate = pacePush
+		}
+	}
+	if rate <= 0 {
+		return 0
+	}
+	return uint32(1024 * 1000 * blocks / rate)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -75,20 +76,21 @@ func TestChoose(t *testing.T) {
 	}{
 		{record.AllReduce, 4, 9, 8, true, true, plan{WayLL, 1}},
 		{record.AllReduce, 4, 9, 64 * kb, true, true, plan{WayLL, 32}},
-		{record.AllReduce, 4, 9, 128 * kb, true, true, plan{WayLL12, 32}},
-		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{WayLL12x2, 32}},
+		{record.AllReduce, 4, 9, 128 * kb, true, true, plan{WayLL, 32}},
+		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{WayLL2, 32}},
 		{record.AllReduce, 8, 9, 512 * kb, true, true, plan{WayLL2, 32}},
-		{record.AllReduce, 2, 9, mb, true, true, plan{WayLL12, 32}},
+		{record.AllReduce, 2, 9, 512 * kb, true, true, plan{WayLL12, 32}},
+		{record.AllReduce, 2, 9, mb, true, true, plan{WayBulk, 16}},
 		{record.AllReduce, 2, 9, mb + 4, true, true, plan{WayBulk, 16}},
-		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{WayLL12, 32}},
+		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{WayBulk, 16}},
 		{record.ReduceScatter, 3, 9, 512*kb + 4, true, true, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 9, 16 * mb, true, false, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{WayPushBulk, 16}},
 		{record.AllReduce, 4, 9, 32 * mb, false, false, plan{WayBulk, 16}},
 		{record.AllReduce, 2, 9, 32 * mb, true, false, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 8, 32 * mb, true, false, plan{WaySym, 16}},
-		{record.Broadcast, 4, 9, 192 * kb, true, true, plan{WayLL12, 32}},
-		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{WayLL12x2, 29}},
+		{record.Broadcast, 2, 9, 192 * kb, true, true, plan{WayLL12, 32}},
+		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{WayLL, 32}},
 		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{WayLL2, 20}},
 		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{WayBulk, 16}},
 		{record.Broadcast, 4, 9, 1024 * mb, true, false, plan{WayCopy, 0}},
@@ -99,15 +101,48 @@ func TestChoose(t *testing.T) {
 		{record.AlltoAll, 4, 9, 32 * mb, true, false, plan{WayCopy, 0}},
 		{record.AllGather, 4, 9, 8 * mb, true, true, plan{WaySym, 32}},
 		{record.AllGather, 4, 9, 128 * mb, true, true, plan{WayBulk, 16}},
-		{record.AllGather, 2, 9, 128 * mb, true, true, plan{WaySym, 32}},
+		{record.AllGather, 2, 9, 128 * mb, true, true, plan{WayBulk, 16}},
+		{record.AllGather, 2, 9, 128*mb + 4, true, true, plan{WaySym, 32}},
+		{record.AlltoAll, 2, 9, 64 * mb, true, false, plan{WayBulk, 16}},
+		{record.AlltoAll, 2, 8, 64 * mb, true, false, plan{WaySym, 32}},
+		{record.AlltoAll, 2, 9, 128 * mb, true, false, plan{WayCopy, 0}},
+		{record.Broadcast, 2, 9, 8 * mb, true, true, plan{WaySym, 32}},
+		{record.Broadcast, 2, 9, 16 * mb, true, true, plan{WayBulk, 16}},
+		{record.Broadcast, 2, 9, 128 * mb, true, false, plan{WayCopy, 0}},
 		{record.AllGather, 4, 8, 128 * mb, true, true, plan{WaySym, 32}},
-		{record.Reduce, 4, 9, mb, true, true, plan{WayLL12x2, 32}},
-		{record.Reduce, 2, 9, mb, true, true, plan{WayLL12, 32}},
+		{record.Reduce, 4, 9, mb, true, true, plan{WayBulk, 32}},
+		{record.Reduce, 2, 9, 512 * kb, true, true, plan{WayLL12, 32}},
 		{record.Reduce, 4, 9, 64 * mb, true, false, plan{WayBulk, 16}},
 	} {
 		if got := chooser(w.size, w.major).choose(w.coll, w.bytes, w.direct, w.fixed); got != w.want {
 			t.Errorf("%v of %d bytes, %d ranks, %d.0, direct %v, fixed %v: %v/%d, want %v/%d",
 				w.coll, w.bytes, w.size, w.major, w.direct, w.fixed, got.way, got.blocks, w.want.way, w.want.blocks)
+		}
+	}
+}
+
+// TestPace: bulk copies of two GPUs of compute capability 9.0 go as fast as links carry
+// them, others as fast as they can, and all as the program says.
+func TestPace(t *testing.T) {
+	for _, w := range []struct {
+		coll         record.CollKind
+		size, major  int
+		pace, blocks int
+		want         uint32
+	}{
+		{record.Broadcast, 2, 9, 0, 16, 1024 * 1000 * 16 / pacePush},
+		{record.AllReduce, 2, 9, 0, 8, 1024 * 1000 * 8 / paceAllReduce},
+		{record.AlltoAll, 2, 9, 0, 16, 1024 * 1000 * 16 / paceAlltoAll},
+		{record.Broadcast, 2, 10, 0, 16, 0},
+		{record.Broadcast, 4, 9, 0, 16, 0},
+		{record.Broadcast, 2, 9, -1, 16, 0},
+		{record.Broadcast, 4, 10, 500, 16, 1024 * 1000 * 16 / 500},
+	} {
+		c := chooser(w.size, w.major)
+		c.dev = &device{Device: &cuda.Device{Major: w.major}}
+		c.cfg.Pace = w.pace
+		if got := c.pace(w.coll, w.blocks); got != w.want {
+			t.Errorf("%+v: %d", w, got)
 		}
 	}
 }

@@ -65,6 +65,9 @@ type Config struct {
 	Force   Way
 	Blocks  int
 	Threads int
+	// Pace is how much the GPU sends to peers by bulk copies at most, in GB/s: 0 for
+	// what its links carry, as far as known; negative: no limit.
+	Pace int
 }
 
 // leastConnections is how many hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) there

@@ -269,6 +269,9 @@ const (
 func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) error {
 	c := e.c
 	pieces := min(max(bytes/broadcastLeast, 1), broadcastPieces)
+	if c.size == 2 {
+		pieces = 1 // nobody passes anything on
+	}
 	step := ((bytes+pieces-1)/pieces + 511) &^ 511
 	next, prev := (c.rank+1)%c.size, []int{(c.rank + c.size - 1) % c.size}
 	first, last := c.rank == op.Root, next == op.Root

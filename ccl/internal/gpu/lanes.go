@@ -9,6 +9,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Up to how many bytes a message takes a way. Both sides choose by size, and by
@@ -210,6 +211,11 @@ func (r *round) launch(c *Comm, s *cuda.Stream, blocks uint32) error {
 		name = "ls_p2p_direct"
 		if ll == 0 && r.most >= bulkMessage && c.dev.Major >= 9 {
 			name = "ls_p2p_bulk"
+			pushing := 0
+			for i := range r.a.Send[:r.sends] {
+				pushing += int(r.a.Send[i].Blocks)
+			}
+			r.a.Pace = c.pace(record.Send, pushing)
 		}
 	}
 	f := c.move[name]
@@ -264,6 +270,13 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 	name := "ls_p2p_list"
 	if !lines && most >= bulkMessage && c.dev.Major >= 9 {
 		name = "ls_p2p_list_bulk"
+		pushing := 0
+		for i := range a.Queue {
+			if q := &a.Queue[i]; q.Send == 1 {
+				pushing += int(q.Blocks)
+			}
+		}
+		a.Pace = c.pace(record.Send, pushing)
 	}
 	f := c.move[name]
 	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))

@@ -42,6 +42,8 @@ type Args struct {
 	Rank, Ranks      uint32
 	Root, Op, Flags  uint32
 	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through
+	Pace             uint32 // ps that a KiB of bulk copies to peers takes each block at least; 0: as fast as they go
+	_                uint32
 	Ring, Stride     uint64 // rank r has RingBytes for what peers push to be reduced, at Ring + r*Stride
 }
 
@@ -64,7 +66,7 @@ type P2PArgs struct {
 	Heaps, Stride                      uint64 // rank r's heap is at Heaps + r*Stride
 	Slots, Abort                       uint64
 	SlotMask, Desc, Rank, Ranks, Flags uint32
-	_                                  uint32
+	Pace                               uint32 // as in Args, of each block that pushes
 	Send, Recv                         [MaxMessages]P2PMessage
 }
 
@@ -101,7 +103,7 @@ type P2PListArgs struct {
 	Room                               uint32
 	Stage                              uint64
 	Items                              uint32
-	_                                  uint32
+	Pace                               uint32
 	Queue                              [MaxQueues]P2PQueue
 	Item                               [Items]P2PItem
 }

@@ -59,7 +59,8 @@ struct alignas(128) Heap {
   u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
   u32 sendDone[LS_MAX_RANKS]; // own: [destination rank] = copy-engine sends that have left
   u32 here[LS_MAX_RANKS];     // [source rank] = direct pieces of lane 0, with the one that it has come for
-  u32 pad[16];
+  u32 pace;                   // ps that a KiB takes of what this GPU sends by bulk copies, at least; 0: nothing
+  u32 pad[15];
   u32 copied[2][LS_MAX_RANKS]; // [channel][source rank] = copy-engine transfers of the pair that have arrived
   u32 ready[2][LS_MAX_RANKS];  // [channel][destination rank] = those it is ready for
   u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
@@ -114,6 +115,7 @@ struct Args {
   u32 op;       // record.RedOp
   u32 flags;
   u32 room;         // of Reduce: so many bytes of ring are for results that root cannot be sent in place
+  u32 pace, pad;    // of bulk copies to peers: ps that a KiB takes a block at least; 0: as fast as they go
   u64 ring, stride; // rank r has memory for what peers push, as mapped here at ring + r * stride: of ls_allreduce_pushbulk LS_RING_BYTES
 };
 
@@ -139,7 +141,7 @@ struct P2PArgs {
   u64 heaps, stride; // rank r's Heap, as mapped here, is at heaps + r * stride
   u64 slots, abort;  // slots to flags as in Args
   u32 slotMask, desc, rank, ranks, flags;
-  u32 pad;
+  u32 pace; // as in Args, of each block that pushes
   Message send[LS_MAX_MESSAGES], receive[LS_MAX_MESSAGES];
 };
 
@@ -161,7 +163,7 @@ struct P2PListArgs {
   u32 room;  // of staging memory: two such places for each lane
   u64 stage; // staging memory of direct receives, as mapped here, rank 0's first
   u32 items; // of all queues; those beyond LS_ITEMS are in the own heap
-  u32 pad;
+  u32 pace;
   Queue queue[LS_QUEUES];
   Item item[LS_ITEMS];
 };

@@ -196,11 +196,12 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_broadcast_bulk(Args a) {
       }
     } else if (tid() == 0) {
       RootTiles at(tiles);
+      Pace pace(a.pace);
       u32 target = heir(0);
       relayStore<true>(relay, all, [&](u32 from) {
         u32 bytes = tiles.length(at.first) * 16;
         u64 offset = head + at.first * 16;
-        if (others > 0) bulkStore(a.recv[target] + offset, from, bytes);
+        if (others > 0) pace.take(bytes), bulkStore(a.recv[target] + offset, from, bytes);
         if (keep) bulkStore(recv + offset, from, bytes);
         at.next();
         target = heirAfter(target);
@@ -238,9 +239,13 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_broadcast_bulk(Args a) {
     u64 first = tiles.first(0, self), stride = u64(blocks()) * owners * tiles.tile;
     if (tid() == 0) {
       u32 next = heirAfter(a.rank);
+      Pace pace(a.pace);
       relayStore<false>(relay, all, [&](u32 from) {
         u32 bytes = tiles.length(first) * 16, target = next;
-        for (u32 d = 1; d < others; d++, target = heirAfter(target)) bulkStore(a.recv[target] + head + first * 16, from, bytes);
+        for (u32 d = 1; d < others; d++, target = heirAfter(target)) {
+          pace.take(bytes);
+          bulkStore(a.recv[target] + head + first * 16, from, bytes);
+        }
         first += stride;
       });
     } else if (tid() == LS_RELAY_LOADER) {

@@ -39,7 +39,7 @@ func Layout() []Assertion {
 		{"offsetof(Args, rank)", unsafe.Offsetof(a.Rank)}, {"offsetof(Args, ranks)", unsafe.Offsetof(a.Ranks)},
 		{"offsetof(Args, root)", unsafe.Offsetof(a.Root)}, {"offsetof(Args, op)", unsafe.Offsetof(a.Op)},
 		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, room)", unsafe.Offsetof(a.Room)}, {"offsetof(Args, ring)", unsafe.Offsetof(a.Ring)},
-		{"offsetof(Args, stride)", unsafe.Offsetof(a.Stride)}, {"LS_RING_BYTES", RingBytes},
+		{"offsetof(Args, pace)", unsafe.Offsetof(a.Pace)}, {"offsetof(Args, stride)", unsafe.Offsetof(a.Stride)}, {"LS_RING_BYTES", RingBytes},
 
 		{"sizeof(Message)", unsafe.Sizeof(m)},
 		{"offsetof(Message, bytes)", unsafe.Offsetof(m.Bytes)},
@@ -62,6 +62,7 @@ func Layout() []Assertion {
 		{"offsetof(P2PArgs, rank)", unsafe.Offsetof(p.Rank)},
 		{"offsetof(P2PArgs, ranks)", unsafe.Offsetof(p.Ranks)},
 		{"offsetof(P2PArgs, flags)", unsafe.Offsetof(p.Flags)},
+		{"offsetof(P2PArgs, pace)", unsafe.Offsetof(p.Pace)},
 		{"offsetof(P2PArgs, send)", unsafe.Offsetof(p.Send)},
 		{"offsetof(P2PArgs, receive)", unsafe.Offsetof(p.Recv)},
 
@@ -80,7 +81,7 @@ func Layout() []Assertion {
 		{"offsetof(P2PListArgs, abort)", unsafe.Offsetof(l.Abort)}, {"offsetof(P2PListArgs, slotMask)", unsafe.Offsetof(l.SlotMask)},
 		{"offsetof(P2PListArgs, desc)", unsafe.Offsetof(l.Desc)}, {"offsetof(P2PListArgs, rank)", unsafe.Offsetof(l.Rank)},
 		{"offsetof(P2PListArgs, ranks)", unsafe.Offsetof(l.Ranks)}, {"offsetof(P2PListArgs, flags)", unsafe.Offsetof(l.Flags)},
-		{"offsetof(P2PListArgs, room)", unsafe.Offsetof(l.Room)}, {"offsetof(P2PListArgs, stage)", unsafe.Offsetof(l.Stage)},
+		{"offsetof(P2PListArgs, pace)", unsafe.Offsetof(l.Pace)}, {"offsetof(P2PListArgs, room)", unsafe.Offsetof(l.Room)}, {"offsetof(P2PListArgs, stage)", unsafe.Offsetof(l.Stage)},
 		{"offsetof(P2PListArgs, items)", unsafe.Offsetof(l.Items)}, {"offsetof(P2PListArgs, queue)", unsafe.Offsetof(l.Queue)},
 		{"offsetof(P2PListArgs, item)", unsafe.Offsetof(l.Item)},
 

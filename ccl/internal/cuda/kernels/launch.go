@@ -3,7 +3,7 @@ package kernels
 // How bulk kernels are launched: the threads they are written for, and dynamic
 // shared memory for as many stages as one SM has room for.
 const (
-	BulkThreads     = 288 // LS_BULK_THREADS
+	BulkThreads     = 320 // LS_BULK_THREADS
 	BulkShared      = 216 << 10
 	BulkPushThreads = 256 // LS_BULK_PUSH_THREADS
 	BulkPushShared  = 8*16<<10 + 256

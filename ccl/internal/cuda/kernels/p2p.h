@@ -52,7 +52,7 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_p2p_bulk(P2PArgs a) {
   stamps.entered();
   Job out = jobOf(a.send), in = jobOf(a.receive);
   bool alive = true;
-  if (out.direct) alive = pushDirect(a, stamps, out, BulkCopy{});
+  if (out.direct) alive = pushDirect(a, stamps, out, BulkCopy(a.pace));
   else if (in.direct) alive = takeDirect(a, stamps, in);
   end(stamps, alive);
 }
@@ -62,6 +62,6 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_p2p_list_bulk(P2PListArgs a) {
   Stamps<P2PListArgs> stamps(a);
   prepareBulkPush();
   stamps.entered();
-  end(stamps, walk<false>(a, stamps, BulkCopy{}));
+  end(stamps, walk<false>(a, stamps, BulkCopy(a.pace)));
 }
 #endif

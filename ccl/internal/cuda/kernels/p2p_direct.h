@@ -51,7 +51,10 @@ struct PlainCopy {
 // is aligned differently at the two ends, and what is outside of 16-byte packs,
 // goes by loads and stores.
 struct BulkCopy {
+  Pace pace;
   u32 turn = 0;
+
+  FI explicit BulkCopy(u32 perKiB) : pace(perKiB) {}
 
   FI void operator()(u64 from, u64 to, u64 bytes) {
     u64 head = (from ^ to) & 15 ? bytes : least(-from & 15, bytes), packed = (bytes - head) & ~u64(15), tail = head + packed;
@@ -77,6 +80,7 @@ struct BulkCopy {
     while (loaded < stages && loaded < tiles) load();
     for (u32 t = 0; t < tiles; t++) {
       mbarrierWait(here + 8 * stage(t), (turn + t) / stages & 1);
+      pace.take(length(t));
       bulkStore(to + u64(t) * LS_BULK_PUSH_TILE, base + stage(t) * LS_BULK_PUSH_TILE, length(t));
       bulkCommit();
       if (t >= LS_BULK_PUSH_LAG && loaded < tiles) {

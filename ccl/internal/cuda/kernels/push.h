@@ -4,6 +4,7 @@
 #pragma once
 #include "bulk.h"
 #include "op.h"
+#include "pace.h"
 #include "spread.h"
 
 // ToPeers are the n destinations of what every rank receives at the same place
@@ -135,6 +136,7 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_allgather_bulk(Args a) {
   Tiles tiles(packs, 1, LS_BULK_PUSH_TILE / 16, 8);
   u64 loaded = tiles.first(0, 0), stored = loaded, stride = u64(blocks()) * tiles.tile;
   if (tid() < 32) {
+    Pace pace(a.pace);
     bulkSpread(tiles.steps(0), [&](u64 &from, u32 &bytes) {
       from = src + head + loaded * 16, bytes = tiles.length(loaded) * 16;
       loaded += stride;
@@ -142,6 +144,7 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_allgather_bulk(Args a) {
       u32 peer = a.rank, bytes = tiles.length(stored) * 16;
       for (u32 d = 0; d < n; d++) {
         if (++peer == a.ranks) peer = 0;
+        if (peer != a.rank) pace.take(bytes);
         bulkStore(a.recv[peer] + place + head + stored * 16, from, bytes);
       }
       stored += stride;
@@ -208,10 +211,12 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_alltoall_bulk(Args a) {
   }
   if (tid() < 32) {
     Parts loads(a), stores = loads;
+    Pace pace(a.pace);
     bulkSpread(loads.steps(), [&](u64 &from, u32 &bytes) {
       from = a.send[a.rank] + loads.peer * a.count + loads.at(), bytes = loads.bytes();
       loads.next();
     }, [&](u32 from) {
+      pace.take(stores.bytes());
       bulkStore(a.recv[stores.peer] + a.rank * a.count + stores.at(), from, stores.bytes());
       stores.next();
     });

@@ -15,6 +15,7 @@
 // Order of reduction, accumulators and what is outside of 16-byte packs are as in
 // sym.h, so results are the same.
 #pragma once
+#include "pace.h"
 #include "sym.h"
 
 #ifdef LS_BULK
@@ -168,10 +169,12 @@ template <class T> struct PushReduce {
 
   FI bool push(u32 peer) const {
     u32 n = steps(peer), known = LS_PUSHREDUCE_SLOTS;
+    Pace pace(a.pace, 2 * (a.ranks - 1)); // half of what is sent is results, and each peer gets as much
     Stage stage{0, 0}, read{0, 0};
     for (u32 k = 0; k < n; k++, stage.next(LS_PUSHREDUCE_FLOW)) {
       if (!shelf.wait(shelf.loaded(peer, stage.s), stage.parity)) return false;
       if (k >= known && !room(peer, k, known)) return shelf.stop();
+      pace.take(bytes(peer, k));
       bulkStore(slot(peer, a.rank, k), shelf.flowAt(peer, stage.s), bytes(peer, k));
       bulkCommit();
       if (stored(k, LS_PUSHREDUCE_FLOW)) {
@@ -208,9 +211,11 @@ template <class T> struct PushReduce {
   FI bool deliver() const {
     u32 first = (a.rank + 1 + block()) % a.ranks; // another rank for each tile, so that ranks do not all write to the same one
     Stage stage{0, 0}, read{0, 0};
+    Pace pace(a.pace, 2);
     for (u32 k = 0; k < mine; k++, stage.next(shelf.count)) {
       if (!shelf.wait(shelf.combined(stage.s), stage.parity)) return false;
       for (u32 d = 0, to = first; d < a.ranks; d++) {
+        if (to != a.rank) pace.take(bytes(a.rank, k));
         bulkStore(a.recv[to] + at(a.rank, k), shelf.at(stage.s, 0), bytes(a.rank, k));
         if (++to == a.ranks) to = 0;
       }
@@ -256,7 +261,7 @@ template <class T> struct PushReduce {
       ok = ok && shelf.wait(shelf.full(stage.s), stage.parity);
       if (ok) {
         if (tid() == 0) storeShared(shelf.read(), k + 1);
-        combineTiles<T>(shelf.at(stage.s, 0), shelf.tile, a.ranks, bytes(a.rank, k) / 16, LS_PUSHREDUCE_WORKERS);
+        combineTiles<T>(shelf.at(stage.s, 0), shelf.tile, a.ranks, bytes(a.rank, k) / 16, tid(), LS_PUSHREDUCE_WORKERS);
         fenceProxyShared();
       }
       syncWarp(); // of all threads, also of those that have stopped

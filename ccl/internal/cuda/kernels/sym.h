@@ -7,12 +7,15 @@
 #pragma once
 #include "bulk.h"
 #include "op.h"
+#include "pace.h"
 #include "types.h"
 #include "vector.h"
 
 enum {
   LS_SYM_THREADS = 512,
   LS_SYM_TILE = 512 * 4, // packs of a block's turn
+  LS_BULK_STAGE = 32 << 10,      // bytes of a stage of bulk copies at most: a tile of each source
+  LS_BULK_STAGE_OF_2 = 16 << 10, // and of two sources: tiles are as large as of four, and more are under way
 };
 
 // RawOf<S> is an unsigned integer of S bytes.
@@ -34,6 +37,7 @@ struct Work {
   u32 sources, targets;
   u32 owner, owners;
   u32 op, rank, ranks;
+  u32 stage; // bytes of a stage of bulk copies at most
 };
 #ifdef LS_HOST
 #define work (*(Work *)emulated.shared->memory)
@@ -49,6 +53,7 @@ FI void setWork(u64 from, u64 to, u64 count, u32 sources, u32 targets, u32 owner
   if (tid() == 0) {
     work.count = count, work.sources = sources, work.targets = targets;
     work.owner = owner, work.owners = owners, work.op = op, work.rank = rank, work.ranks = ranks;
+    work.stage = sources > 2 ? LS_BULK_STAGE : LS_BULK_STAGE_OF_2;
   }
 }
 
@@ -164,50 +169,66 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWork()
 }
 
 #ifdef LS_BULK
-// The same by bulk copies. One thread, the mover, keeps stages of shared memory
-// full of tiles of all sources and empties them to the targets; the others
-// combine what is in a stage into its first tile.
+// The same by bulk copies. One thread keeps stages of shared memory full of tiles of
+// all sources, another empties them to the targets; the workers combine what is in a
+// stage into its first tile, each warp another stage: what a tile takes is mostly
+// waiting, for its arrival and for the fence after it.
 enum {
 #ifdef LS_HOST
-  LS_BULK_WORKERS = 64,
+  LS_BULK_WORKERS = 96, // more warps than stages
 #else
   LS_BULK_WORKERS = 256,
 #endif
-  LS_BULK_THREADS = LS_BULK_WORKERS + 32, // the mover has a warp of its own
-  LS_BULK_STAGE = 32 << 10,               // bytes of a stage at most: a tile of each source
-  LS_BULK_LEAST = 8 << 10,                // and at least, unless there is less to do
+  LS_BULK_LOADER = LS_BULK_WORKERS, // threads, each in a warp of its own
+  LS_BULK_STORER = LS_BULK_LOADER + 32,
+  LS_BULK_THREADS = LS_BULK_STORER + 32,
+  LS_BULK_LEAST = 8 << 10,                // bytes of a stage at least, unless there is less to do
   LS_BULK_TURNS = 8,                      // tiles that a block shall have, for what comes, is combined and leaves to overlap
-  LS_BULK_STAGES = 8,                     // at most; as many as dynamic shared memory has room for
-  LS_BULK_MBARRIERS = 128,                // bytes before the stages: two for each
+  LS_BULK_STAGES = 16,                    // at most; as many as dynamic shared memory has room for
+  LS_BULK_MBARRIERS = 384,                // bytes before the stages: three for each
 };
 
 struct Stages {
   u32 count, tile; // tile in bytes
   FI u32 full(u32 s) const { return dynamicBase() + 8 * s; }                        // mbarrier: its tiles have come
   FI u32 combined(u32 s) const { return dynamicBase() + 8 * (LS_BULK_STAGES + s); } // mbarrier: its first one is the result
+  FI u32 empty(u32 s) const { return dynamicBase() + 8 * (2 * LS_BULK_STAGES + s); } // mbarrier: it has been read
   FI u32 at(u32 s, u32 source) const { return dynamicBase() + LS_BULK_MBARRIERS + (s * work.sources + source) * tile; }
 };
 
-// combinePacks reduces n tiles, of which the first is at p, into that one, by so
-// many threads of the block, the first ones.
-template <class T, int OP> FI void combinePacks(u32 p, u32 tile, u32 n, u32 packs, u32 workers, const Scale<typename Elem<T>::Acc> &scale) {
-  u32 end = p + packs * 16;
-  for (p += tid() * 16; p < end; p += workers * 16) {
-    u32x4 raw[LS_MAX_RANKS];
+// combinePacks reduces n tiles, at most W, of which the first is at p, into that one, by
+// so many threads, of which this is number me. A thread has U packs under way.
+template <class T, int OP, int W, int U> FI void combinePacks(u32 p, u32 tile, u32 n, u32 packs, u32 me, u32 workers, const Scale<typename Elem<T>::Acc> &scale) {
+  for (u32 i = me; i < packs; i += workers * U) {
+    u32x4 raw[U][W];
 #pragma unroll
-    for (int k = 0; k < LS_MAX_RANKS; k++)
-      if (k < n) raw[k] = getShared(p + k * tile);
-    Pack16<T> sum(raw[0]);
+    for (int u = 0; u < U; u++) {
 #pragma unroll
-    for (int k = 1; k < LS_MAX_RANKS; k++)
-      if (k < n) sum.template reduce<OP>(Pack16<T>(raw[k]));
-    sum.finish(scale);
-    putShared(p, sum.bits16());
+      for (int k = 0; k < W; k++)
+        if ((u == 0 || i + u * workers < packs) && (k == 0 || k < n)) raw[u][k] = getShared(p + k * tile + (i + u * workers) * 16);
+    }
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      Pack16<T> sum(raw[u][0]);
+#pragma unroll
+      for (int k = 1; k < W; k++)
+        if (k < n) sum.template reduce<OP>(Pack16<T>(raw[u][k]));
+      sum.finish(scale);
+      if (u == 0 || i + u * workers < packs) putShared(p + (i + u * workers) * 16, sum.bits16());
+    }
   }
 }
-template <class T> static __device__ __attribute__((noinline)) void combineTiles(u32 p, u32 tile, u32 n, u32 packs, u32 workers) {
+template <class T> static __device__ __attribute__((noinline)) void combineTiles(u32 p, u32 tile, u32 n, u32 packs, u32 me, u32 workers) {
   Scale<typename Elem<T>::Acc> scale(work.op, work.ranks);
-  LS_DISPATCH_OP(work.op, combinePacks<T, OP>(p, tile, n, packs, workers, scale));
+  switch (work.op) {
+  case LS_PROD: combinePacks<T, LS_PROD, 8, 1>(p, tile, n, packs, me, workers, scale); break;
+  case LS_MAX: combinePacks<T, LS_MAX, 8, 1>(p, tile, n, packs, me, workers, scale); break;
+  case LS_MIN: combinePacks<T, LS_MIN, 8, 1>(p, tile, n, packs, me, workers, scale); break;
+  default:
+    if (n <= 2) combinePacks<T, LS_SUM, 2, 4>(p, tile, n, packs, me, workers, scale);
+    else if (n <= 4) combinePacks<T, LS_SUM, 4, 2>(p, tile, n, packs, me, workers, scale);
+    else combinePacks<T, LS_SUM, 8, 1>(p, tile, n, packs, me, workers, scale);
+  }
 }
 
 // prepareBulk sets up mbarriers, by a thread that has nothing else to do, before a barrier that all threads go through.
@@ -216,7 +237,8 @@ FI void prepareBulk() {
   Stages stages{};
   for (u32 s = 0; s < LS_BULK_STAGES; s++) {
     mbarrierInit(stages.full(s), 1);
-    mbarrierInit(stages.combined(s), LS_BULK_WORKERS / 32);
+    mbarrierInit(stages.combined(s), 1);
+    mbarrierInit(stages.empty(s), 1);
   }
   fenceProxy();
 }
@@ -225,7 +247,7 @@ FI void prepareBulk() {
 FI void resetBulk() {
   if (tid() != LS_BULK_WORKERS) return;
   Stages stages{};
-  for (u32 s = 0; s < LS_BULK_STAGES; s++) mbarrierInval(stages.full(s)), mbarrierInval(stages.combined(s));
+  for (u32 s = 0; s < LS_BULK_STAGES; s++) mbarrierInval(stages.full(s)), mbarrierInval(stages.combined(s)), mbarrierInval(stages.empty(s));
   prepareBulk();
 }
 
@@ -233,63 +255,67 @@ FI void resetBulk() {
 FI Tiles bulkTiles(const Cut &cut) {
   u32 n = work.sources;
   u64 share = cut.packs / (u64(blocks()) * work.owners * LS_BULK_TURNS), fewest = LS_BULK_LEAST / n / 16;
-  return Tiles(cut.packs, work.owners, u32(least(LS_BULK_STAGE / n / 16, share < fewest ? fewest : share)) & ~7u, 8);
+  return Tiles(cut.packs, work.owners, u32(least(work.stage / n / 16, share < fewest ? fewest : share)) & ~7u, 8);
 }
 
-template <class T> static __device__ __attribute__((noinline)) void reduceWorkBulk() {
+template <class T> static __device__ __attribute__((noinline)) void reduceWorkBulk(u32 perKiB = 0) {
   Cut cut(sizeof(T));
   u64 body = cut.head * sizeof(T);
   u32 n = work.sources;
   Tiles tiles = bulkTiles(cut);
   u32 tile = tiles.tile * 16;
   Stages stages{u32(least(LS_BULK_STAGES, (dynamicBytes() - LS_BULK_MBARRIERS) / (n * tile))), tile};
-  u64 steps = tiles.steps(work.owner);
-  if (tid() >= LS_BULK_WORKERS) {
-    if (tid() == LS_BULK_WORKERS) {
-      fenceProxy(); // what peers' ordinary stores have made, before they entered
-      auto load = [&](u64 step, u32 s) {
-        u64 first = tiles.first(step, work.owner), at = body + first * 16;
-        u32 bytes = tiles.length(first) * 16;
-        mbarrierExpect(stages.full(s), n * bytes);
-        for (u32 k = 1; k <= n; k++) { // not all ranks and blocks from the same one first
-          u32 p = (work.rank + block() + k) % n;
-          bulkLoad(stages.at(s, p), work.from[p] + at, bytes, stages.full(s));
-        }
-      };
-      u32 ahead = u32(least(stages.count, steps));
-      for (u32 s = 0; s < ahead; s++) load(s, s);
-      u32 lag = stages.count > 4 ? 2 : 1, s = 0, parity = 0;
-      for (u64 step = 0; step < steps; step++) {
-        u64 first = tiles.first(step, work.owner), at = body + first * 16;
-        u32 bytes = tiles.length(first) * 16;
-        mbarrierWait(stages.combined(s), parity);
-        for (u32 k = 0; k < work.targets; k++) bulkStore(work.to[(block() + k) % work.targets] + at, stages.at(s, 0), bytes);
-        bulkCommit();
-        // A stage that was given to the copy unit a turn or two ago has been read by
-        // now, and is filled again.
-        if (step >= lag && step - lag + stages.count < steps) {
-          if (lag == 2) bulkRead<2>();
-          else bulkRead<1>();
-          load(step - lag + stages.count, (s + stages.count - lag) % stages.count);
-        }
-        if (++s == stages.count) s = 0, parity ^= 1;
+  u64 steps = tiles.steps(work.owner), first = tiles.first(0, work.owner), stride = u64(blocks()) * work.owners * tiles.tile;
+  Stage stage{0, 0};
+  // A step has a fraction of a microsecond: divisions would be felt.
+  if (tid() < LS_BULK_WORKERS) {
+    // A stage is always the same warp's: nobody may wait for a phase of an mbarrier before
+    // the one before it is over.
+    for (u64 round = 0; round < steps; round += stages.count, stage.parity ^= 1) {
+      for (u32 s = tid() / 32; s < stages.count && round + s < steps; s += LS_BULK_WORKERS / 32) {
+        mbarrierWait(stages.full(s), stage.parity);
+        combineTiles<T>(stages.at(s, 0), tile, n, tiles.length(first + (round + s) * stride), tid() % 32, 32);
+        fenceProxyShared();
+        syncWarp();
+        if (tid() % 32 == 0) mbarrierArrive(stages.combined(s));
       }
-      bulkDone<0>();
-      fenceProxy();
     }
-    syncWarp();
-  } else {
-    u32 s = 0, parity = 0;
-    for (u64 step = 0; step < steps; step++) {
-      u32 packs = tiles.length(tiles.first(step, work.owner));
-      mbarrierWait(stages.full(s), parity);
-      combineTiles<T>(stages.at(s, 0), stages.tile, work.sources, packs, LS_BULK_WORKERS);
-      fenceProxyShared();
-      syncWarp();
-      if (tid() % 32 == 0) mbarrierArrive(stages.combined(s));
-      if (++s == stages.count) s = 0, parity ^= 1;
+  } else if (tid() == LS_BULK_LOADER) {
+    fenceProxy(); // what peers' ordinary stores have made, before they entered
+    Pace pace(perKiB, 2); // half of what passes the links is results
+    u32 begin = (work.rank + block() + 1) % n; // not all ranks and blocks from the same one first
+    for (u64 k = 0; k < steps; k++, first += stride, stage.next(stages.count)) {
+      if (k >= stages.count) mbarrierWait(stages.empty(stage.s), stage.parity ^ 1);
+      u32 bytes = tiles.length(first) * 16;
+      mbarrierExpect(stages.full(stage.s), n * bytes);
+      for (u32 i = 0, p = begin; i < n; i++) {
+        if (p != work.rank) pace.take(bytes);
+        bulkLoad(stages.at(stage.s, p), work.from[p] + body + first * 16, bytes, stages.full(stage.s));
+        if (++p == n) p = 0;
+      }
     }
+  } else if (tid() == LS_BULK_STORER) {
+    Pace pace(perKiB, 2);
+    u32 targets = work.targets, begin = block() % targets;
+    Stage read{0, 0};
+    for (u64 k = 0; k < steps; k++, first += stride, stage.next(stages.count)) {
+      u32 bytes = tiles.length(first) * 16;
+      mbarrierWait(stages.combined(stage.s), stage.parity);
+      for (u32 i = 0, t = begin; i < targets; i++) {
+        if (t + 1 != targets) pace.take(bytes);
+        bulkStore(work.to[t] + body + first * 16, stages.at(stage.s, 0), bytes);
+        if (++t == targets) t = 0;
+      }
+      bulkCommit();
+      if (k == 0) continue;
+      bulkRead<1>(); // what was given to the copy unit before this has been read
+      mbarrierArrive(stages.empty(read.s));
+      read.next(stages.count);
+    }
+    bulkDone<0>();
+    fenceProxy();
   }
+  if (tid() >= LS_BULK_WORKERS) syncWarp();
   reduceEnds<T>(cut);
 }
 #endif
@@ -335,7 +361,7 @@ KERNEL(LS_BULK_THREADS) void ls_allreduce_bulk(Args a) {
   allReduceWork(a);
   prepareBulk();
   if (!op.enter()) return;
-  reduceWorkBulk<LS_TYPE>();
+  reduceWorkBulk<LS_TYPE>(a.pace);
   op.leave();
 }
 

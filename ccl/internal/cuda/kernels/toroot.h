@@ -1,5 +1,6 @@
 // Reduce. The ranks but root reduce a share each and push it to root, so that no link
-// carries more than the buffer either way.
+// carries more than the buffer either way. Of two ranks root does it all: what it reads
+// then is all that there is on the links, and goes one way.
 //
 // Only root knows where it receives. As it enters it tells each peer the address, as
 // that one has mapped it. Where peers cannot write there they push into root's staging
@@ -80,14 +81,18 @@ template <class T, class By> FI bool reduceStaged(const Args &a) {
 template <class T, class By> FI void reduceToRootBy(const Args &a) {
   Op op(a);
   bool root = a.rank == a.root;
-  u32 t = tid() < a.ranks ? tid() : 0, others = a.ranks - 1;
-  setWork(a.send[t], 0, a.count, a.ranks, 0, (a.rank + others - a.root) % a.ranks, others == 0 ? 1 : others, a.op, a.rank, a.ranks);
+  u32 t = tid() < a.ranks ? tid() : 0, others = a.ranks - 1, owners = others < 2 ? 1 : others;
+  u32 owner = owners == 1 ? 0 : (a.rank + others - a.root) % a.ranks;
+  setWork(a.send[t], 0, a.count, a.ranks, 0, owner, owners, a.op, a.rank, a.ranks);
   if (tid() == 0) work.targets = 1; // which enterTold brings
+  if (tid() == 0) work.stage = LS_BULK_STAGE; // a root that does it all has no time for small steps
   By::prepare();
   if (!op.enterTold(&work.to[0])) return;
-  if (work.to[0] == 0) {
+  if (work.to[0] == 0 && others > 1) {
     if (!reduceStaged<T, By>(a)) return op.stamps.stopped();
-  } else if (!root || others == 0) {
+  } else if (root == (others < 2)) {
+    if (root && tid() == 0) work.to[0] = a.recv[a.rank]; // not what it has told
+    sync();
     By::template reduce<T>();
   }
   op.leave();

@@ -39,6 +39,7 @@ type Cmd struct {
 	Graph      int           `default:"0" help:"On GPUs: launch so many operations as one CUDA graph (0: each by itself)." placeholder:"N"`
 	GPUAlgo    string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, ll12, ll12x2, sym, bulk, ce or pushbulk where a collective has it."`
 	Blocks     int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
+	GPUPace    int           `name:"gpu-pace" default:"0" help:"On GPUs: send to peers by bulk copies at most so many GB/s (0: what links carry, as far as known; -1: no limit)." placeholder:"N"`
 	GPUThreads int           `name:"gpu-threads" default:"0" help:"On GPUs: so many threads in each block, where a kernel takes any number." placeholder:"N"`
 	Place      string        `default:"both" enum:"both,out,in" help:"Out of place, in place, or both."`
 	Recorder   string        `default:"on" enum:"on,off,both" help:"Flight recorder: on, off, or both in turns with their ratio."`
@@ -106,8 +107,8 @@ func (c *Cmd) plan() (p plan, err error) {
 		return p, fmt.Errorf("sizes from %d to %d bytes", c.Begin, c.End)
 	case c.Factor < 2 && c.Step == 0 && c.Begin != c.End:
 		return p, fmt.Errorf("-f %d: want at least 2, or -i", c.Factor)
-	case c.Device == "cpu" && (c.Graph > 0 || c.Staged || c.GPUAlgo != "" || c.Blocks != 0):
-		return p, errors.New("--graph, --staged, --gpu-algo and --blocks are for --device cuda")
+	case c.Device == "cpu" && (c.Graph > 0 || c.Staged || c.GPUAlgo != "" || c.Blocks != 0 || c.GPUPace != 0):
+		return p, errors.New("--graph, --staged, --gpu-algo, --blocks and --gpu-pace are for --device cuda")
 	case c.Graph < 0 || c.Graph > 4096:
 		return p, fmt.Errorf("--graph %d: want 0 to 4096 operations", c.Graph)
 	case c.Device == "cuda" && c.Recorder == "both":
@@ -259,6 +260,9 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 			cfg.Device = ccl.GPU(cfg.Rank % n)
 		}
 		cfg.GPU.Blocks, cfg.GPU.Threads = c.Blocks, c.GPUThreads
+		if c.GPUPace != 0 {
+			cfg.GPU.Pace = c.GPUPace
+		}
 		if c.GPUAlgo != "" {
 			cfg.GPU.Algo = c.GPUAlgo
 		}

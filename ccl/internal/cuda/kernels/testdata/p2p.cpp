@@ -84,7 +84,7 @@ struct World {
   template <class A> A begin(u32 r) {
     A a{};
     a.heaps = u64(heaps), a.stride = sizeof(Heap), a.slots = u64(slots[r].data()), a.slotMask = SLOTS - 1, a.abort = u64(&abort);
-    a.rank = r, a.ranks = ranks, a.flags = LS_FIRST | LS_LAST, a.desc = r + 1;
+    a.rank = r, a.ranks = ranks, a.flags = LS_FIRST | LS_LAST, a.desc = r + 1, a.pace = 100;
     return a;
   }
 

@@ -92,7 +92,7 @@ struct World {
     common.abort = u64(&stop), common.flags = LS_FIRST | LS_LAST;
     std::vector<Bytes> before = recv;
     for (u32 r = 0; r < n; r++) {
-      args[r] = common, args[r].rank = r, args[r].room = room;
+      args[r] = common, args[r].rank = r, args[r].room = room, args[r].pace = count % 2 * 100;
       if (kernel != ls_reduce_sym && kernel != ls_reduce_bulk) continue;
       // Root alone knows where it receives.
       for (u32 p = 0; p < n; p++) args[r].recv[p] = r == root && (p == r || room == 0) ? common.recv[root] : 0;
@@ -327,7 +327,25 @@ static void checkFold(u32 k, u64 count, u32 op, u32 skew, bool inPlace) {
   }
 }
 
+// checkPace: bytes take as long as they should, and what was not used is lost.
+static void checkPace() {
+  BlockEmulation block(1);
+  emulated = {0, 0, 1, 1, 0, &block};
+  auto timed = [](auto f) {
+    u64 from = globaltimer();
+    f();
+    return globaltimer() - from;
+  };
+  Pace pace(500000, 2); // 1 µs a KiB
+  u64 all = timed([&] { for (u32 k = 0; k < 101; k++) pace.take(1024); });
+  if (all < 95'000) fprintf(stderr, "100 turns of 1 µs took %llu ns\n", all), exit(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  all = timed([&] { for (u32 k = 0; k < 105; k++) pace.take(1024); });
+  if (all < 95'000) fprintf(stderr, "100 turns of 1 µs after a pause took %llu ns\n", all), exit(1);
+}
+
 int main() {
+  checkPace();
   for (u32 n : {1, 2, 3, 8}) {
     World w(n, n == 8 ? 1 : 2, 32);
     for (u64 count : {0, 5, 4099}) w.checkAll(count, random32() % 4, random32() % n, 0, 0);
