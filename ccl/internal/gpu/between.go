@@ -99,7 +99,7 @@ func (c *Comm) meets(op *Op) (begins, met bool) {
 	}
 	bufs := c.buffers(op)
 	p := c.plan(op, &bufs, false)
-	return p.way == WayLL || p.way == WayLL2, p.way != WayCopy
+	return p.way.lines(), p.way != WayCopy
 }
 
 // stamp has the next kernel stamp what is to be stamped, stamped no other one.
