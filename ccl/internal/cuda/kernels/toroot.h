@@ -88,7 +88,7 @@ template <class T, class By> FI void reduceToRootBy(const Args &a) {
   if (tid() == 0) work.stage = LS_BULK_STAGE; // a root that does it all has no time for small steps
   By::prepare();
   if (!op.enterTold(&work.to[0])) return;
-  if (work.to[0] == 0 && others > 1) {
+  if (others > 1 && work.to[0] == 0) {
     if (!reduceStaged<T, By>(a)) return op.stamps.stopped();
   } else if (root == (others < 2)) {
     if (root && tid() == 0) work.to[0] = a.recv[a.rank]; // not what it has told
