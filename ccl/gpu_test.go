@@ -76,6 +76,10 @@ func onGPUs(t *testing.T, gpus int, change ...func(*ccl.Config)) func(*ccl.Confi
 			return
 		}
 		cfg.Recorder = rec
+		t.Cleanup(func() { // a process has so many of one name
+			_ = rec.Close()
+			_ = os.Remove(rec.Path())
+		})
 		for _, f := range change {
 			f(cfg)
 		}
