@@ -27,13 +27,13 @@ build: ## bin/lockstep
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/lockstep ./cmd/lockstep
 
 test: ## every test
-	$(GO) test -count=1 $$($(GO) list ./... | grep -vxF "$$($(GO) list $(KERNELS))")
-	$(GO) test -count=1 -p 1 $(KERNELS)
+	$(GO) test -count=1 -timeout 20m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(KERNELS))")
+	$(GO) test -count=1 -timeout 20m -p 1 $(KERNELS)
 	cd bench && $(GO) test -count=1 ./...
 
 race: ## the tests of what runs concurrently, under the race detector
-	$(GO) test -race -short -count=1 $$($(GO) list $(RACE) | grep -vxF "$$($(GO) list $(KERNELS))")
-	$(GO) test -race -short -count=1 -p 1 $(KERNELS)
+	$(GO) test -race -short -count=1 -timeout 20m $$($(GO) list $(RACE) | grep -vxF "$$($(GO) list $(KERNELS))")
+	$(GO) test -race -short -count=1 -timeout 20m -p 1 $(KERNELS)
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
