@@ -167,6 +167,11 @@ func convert(scalar, vec func(dst, src unsafe.Pointer, n int), dst, src unsafe.P
 // caller's array may stay on its stack.
 func base(b []byte) unsafe.Pointer { return noescape(unsafe.Pointer(unsafe.SliceData(b))) }
 
+// noescape must stay a call. Inlined, its result is the integer to the compiler: a stack
+// that moves while a kernel runs then leaves what is held of it pointing to where the
+// array was.
+//
+//go:noinline
 //go:nosplit
 func noescape(p unsafe.Pointer) unsafe.Pointer {
 	word := uintptr(p)
