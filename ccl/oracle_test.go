@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -133,6 +134,7 @@ func (k call) start(c *ccl.Comm, s *ccl.Stream) (check func() error, err error) 
 		err = c.Barrier(s)
 	}
 	return func() error {
+		var wrong []string
 		for i := 0; i < len(recv)/es; i++ {
 			v, ok := k.want(rank, n, i)
 			if !ok {
@@ -142,8 +144,11 @@ func (k call) start(c *ccl.Comm, s *ccl.Stream) (check func() error, err error) 
 				v = math.Trunc(v)
 			}
 			if got := get(k.dt, recv[i*es:]); math.Abs(got-v) > rounding[k.dt]*math.Abs(v) {
-				return fmt.Errorf("%+v: rank %d of %d: element %d is %v, want %v", k, rank, n, i, got, v)
+				wrong = append(wrong, fmt.Sprintf("%d is %v, want %v", i, got, v))
 			}
+		}
+		if len(wrong) > 0 {
+			return fmt.Errorf("%+v: rank %d of %d: %d elements wrong: %s", k, rank, n, len(wrong), strings.Join(wrong[:min(len(wrong), 20)], "; "))
 		}
 		return nil
 	}, err
