@@ -90,7 +90,7 @@ type Config struct {
 
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
-	Algo   string // ll, ll2, ll12, ll12x2, sym, bulk, ce or pushbulk, where a collective has it
+	Algo   string // ll, ll2, ll12, sym, bulk, ce or pushbulk, where a collective has it
 	Blocks int    // multiprocessors, where the way takes a choice
 	// Threads of each, a multiple of 32, where a kernel takes any number.
 	Threads int

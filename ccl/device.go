@@ -212,7 +212,7 @@ func (c *Comm) checkHost(kind record.CollKind, dt DType) error {
 }
 
 // GPUWays says how the communicator's last operation on device memory ran: a way
-// (ll, ll2, ll12, ll12x2, sym, bulk, ce, pushbulk; nodes between nodes) and on how many multiprocessors.
+// (ll, ll2, ll12, sym, bulk, ce, pushbulk; nodes between nodes) and on how many multiprocessors.
 func (c *Comm) GPUWays() (way string, sms int) {
 	if c.gpu == nil {
 		return "", 0

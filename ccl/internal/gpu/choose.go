@@ -40,32 +40,32 @@ const never = ^uint64(0)
 // and 4 (of lines of 12 bytes only 2); see docs/design/cuda.md, "Choice".
 var tuned = map[record.CollKind][3][]step{
 	record.AllReduce: {
-		{{256 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
 	},
 	record.ReduceScatter: {
-		{{256 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 		{{128 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.Reduce: {
-		{{256 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {never, WayBulk, 16}},
+		{{64 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {1 << 20, WayBulk, 32}, {never, WayBulk, 16}},
 		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
 	},
 	record.AllGather: {
-		{{128 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
+		{{16 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{128 << 10, WayLL, 32}, {8<<20 - 1, WaySym, 32}, {12 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.AlltoAll: {
-		{{128 << 10, WayLL, 32}, {512 << 10, WayLL12, 32}, {16 << 20, WaySym, 16}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {16 << 20, WaySym, 16}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{128 << 10, WayLL, 32}, {6<<20 - 1, WaySym, 32}, {8 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 	},
 	record.Broadcast: {
-		{{32 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {12 << 20, WaySym, 32}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
+		{{16 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {12 << 20, WaySym, 32}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
 	},
@@ -82,8 +82,6 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 		return coll == record.AllReduce && c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
 	case WayLL2:
 		return coll == record.AllReduce || coll == record.Broadcast && c.size > 2
-	case WayLL12x2:
-		return coll == record.AllReduce || (coll == record.Broadcast || coll == record.Reduce) && c.size > 2
 	case WayCopy:
 		return coll != record.Barrier
 	}
@@ -95,9 +93,9 @@ func (c *Comm) has(coll record.CollKind, w Way) bool {
 func (c *Comm) capacity(coll record.CollKind, w Way, blocks int) uint64 {
 	switch w {
 	case WayLL, WayLL2:
-		return kernels.LLCapacity(coll, w.twoShot(), c.size, blocks)
-	case WayLL12, WayLL12x2:
-		return kernels.LL12Capacity(coll, w.twoShot(), c.size, blocks)
+		return kernels.LLCapacity(coll, w == WayLL2, c.size, blocks)
+	case WayLL12:
+		return kernels.LL12Capacity(c.size, blocks)
 	}
 	return never
 }
@@ -105,7 +103,7 @@ func (c *Comm) capacity(coll record.CollKind, w Way, blocks int) uint64 {
 // part is what one source has of bytes: all of them, or one rank's in a collective of
 // two stages.
 func (c *Comm) part(coll record.CollKind, w Way, bytes uint64) uint64 {
-	if !w.twoShot() {
+	if w != WayLL2 {
 		return bytes
 	}
 	n := uint64(c.size)
@@ -149,7 +147,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	switch p.way {
 	case WayLL, WayLL2:
 		p.blocks = blocksFor(c.part(coll, p.way, bytes), llStep, most)
-	case WayLL12, WayLL12x2:
+	case WayLL12:
 		p.blocks = blocksFor(c.part(coll, p.way, bytes), ll12Step, most)
 	case WayCopy:
 		if reduces(coll) {

@@ -137,12 +137,12 @@ func (c *Comm) locate(at *[MaxRanks]uint64, p cuda.Ptr, n uint64) bool {
 
 // kernelNames of ways and collectives.
 var kernelNames = map[record.CollKind][numWays]string{
-	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WayLL12: "ls_allreduce_ll12", WayLL12x2: "ls_allreduce_ll12x2", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk", WayPushBulk: "ls_allreduce_pushbulk"},
+	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WayLL12: "ls_allreduce_ll12", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk", WayPushBulk: "ls_allreduce_pushbulk"},
 	record.ReduceScatter: {WayLL: "ls_reducescatter_ll", WayLL12: "ls_reducescatter_ll12", WaySym: "ls_reducescatter_sym", WayBulk: "ls_reducescatter_bulk"},
-	record.Reduce:        {WayLL: "ls_reduce_ll", WayLL12: "ls_reduce_ll12", WayLL12x2: "ls_reduce_ll12x2", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
+	record.Reduce:        {WayLL: "ls_reduce_ll", WayLL12: "ls_reduce_ll12", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
 	record.AllGather:     {WayLL: "ls_allgather_ll", WayLL12: "ls_allgather_ll12", WaySym: "ls_allgather_push", WayBulk: "ls_allgather_bulk"},
 	record.AlltoAll:      {WayLL: "ls_alltoall_ll", WayLL12: "ls_alltoall_ll12", WaySym: "ls_alltoall_push", WayBulk: "ls_alltoall_bulk"},
-	record.Broadcast:     {WayLL: "ls_broadcast_ll", WayLL2: "ls_broadcast_ll2", WayLL12: "ls_broadcast_ll12", WayLL12x2: "ls_broadcast_ll12x2", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
+	record.Broadcast:     {WayLL: "ls_broadcast_ll", WayLL2: "ls_broadcast_ll2", WayLL12: "ls_broadcast_ll12", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
 	record.Barrier:       {WayLL: "ls_barrier"},
 }
 

@@ -33,7 +33,6 @@ const (
 	WayLL           // kernel, flags in the data, everyone to everyone at once
 	WayLL2          // the same in two stages: reduce-scatter, all-gather
 	WayLL12         // WayLL by lines that carry 12 bytes instead of 8
-	WayLL12x2       // WayLL2 likewise
 	WaySym          // kernel on symmetric windows, loads and stores
 	WayBulk         // likewise, by the bulk copy engine of an SM (sm_90)
 	WayCopy         // copy engines
@@ -41,7 +40,7 @@ const (
 	numWays
 )
 
-var wayNames = [numWays]string{"auto", "ll", "ll2", "ll12", "ll12x2", "sym", "bulk", "ce", "pushbulk"}
+var wayNames = [numWays]string{"auto", "ll", "ll2", "ll12", "sym", "bulk", "ce", "pushbulk"}
 
 func (w Way) String() string {
 	if int(w) < len(wayNames) {
@@ -64,17 +63,14 @@ func ParseWay(s string) (Way, error) {
 }
 
 // lines: data travels with its flags, and no peer needs access to any buffer.
-func (w Way) lines() bool { return w >= WayLL && w <= WayLL12x2 }
-
-// twoShot: by lines, in two stages.
-func (w Way) twoShot() bool { return w == WayLL2 || w == WayLL12x2 }
+func (w Way) lines() bool { return w >= WayLL && w <= WayLL12 }
 
 // algo and proto are the words of the record for a way.
 func (w Way) algo() (record.Algo, record.Proto) {
 	switch w {
 	case WayLL, WayLL12:
 		return record.AlgoDirect, record.ProtoLL
-	case WayLL2, WayLL12x2:
+	case WayLL2:
 		return record.AlgoDoubling, record.ProtoLL
 	case WayCopy:
 		return record.AlgoCopyEngine, record.ProtoSimple

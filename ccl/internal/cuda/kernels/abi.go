@@ -18,7 +18,7 @@ const (
 	LoadItems   = 127      // messages of one ls_p2p_items
 	RingBytes   = 16 << 20 // of Args.Ring
 	llLines     = 1024
-	ll12Lines   = 768
+	ll12Lines   = 1536
 	laneLines   = 4 * llLines
 	phases      = 4
 )
@@ -204,7 +204,7 @@ type heap struct {
 	target        [MaxBlocks]line
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
-	ll12    [2][2][MaxBlocks][MaxRanks * ll12Lines]line
+	ll12    [2][MaxBlocks][MaxRanks * ll12Lines]line
 	lane    [MaxRanks][MaxLanes]laneState
 
 	credit, arrived [MaxRanks][MaxLanes]uint32
@@ -239,13 +239,13 @@ const LaneBytes = 8 * laneLines
 // BulkMoveKernels in "move".
 var (
 	MoveKernels = []string{
-		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_broadcast_ll12x2", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
+		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill", "ls_mark",
 	}
 	ReduceKernels = []string{
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
-		"ls_allreduce_ll12", "ls_allreduce_ll12x2", "ls_reduce_ll12", "ls_reduce_ll12x2", "ls_reducescatter_ll12",
+		"ls_allreduce_ll12", "ls_reduce_ll12", "ls_reducescatter_ll12",
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
 	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_allreduce_pushbulk"}
@@ -256,11 +256,19 @@ var (
 // blocks: of the whole for AllReduce, Reduce and Broadcast, of one rank's share
 // for the others. twoShot means kernels of two stages, ls_…_ll2.
 func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
-	return parts(coll, twoShot, ranks) * uint64(blocks) * llBytes
+	parts := 1 // of a buffer, for lines of one source each
+	switch {
+	case !twoShot:
+	case coll == record.AllReduce:
+		parts = ranks
+	default:
+		parts = ranks - 1 // root has none
+	}
+	return uint64(parts) * uint64(blocks) * llBytes
 }
 
-// LL12Capacity is LLCapacity of lines of 12 bytes: ls_…_ll12 and ls_…_ll12x2.
-func LL12Capacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
+// LL12Capacity is LLCapacity of lines of 12 bytes: ls_…_ll12.
+func LL12Capacity(ranks, blocks int) uint64 {
 	lines := ll12Lines
 	switch {
 	case ranks <= 2:
@@ -268,16 +276,5 @@ func LL12Capacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 
 	case ranks <= 4:
 		lines *= 2
 	}
-	return parts(coll, twoShot, ranks) * uint64(blocks) * 12 * uint64(lines)
-}
-
-// parts is how many parts of a buffer there are for lines of one source each.
-func parts(coll record.CollKind, twoShot bool, ranks int) uint64 {
-	switch {
-	case !twoShot:
-		return 1
-	case coll != record.AllReduce:
-		return uint64(ranks - 1) // root has none
-	}
-	return uint64(ranks)
+	return uint64(blocks) * 12 * uint64(lines)
 }

@@ -155,19 +155,11 @@ func TestLLCapacity(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		coll          record.CollKind
-		twoShot       bool
 		ranks, blocks int
 		want          uint64
-	}{
-		{record.AllReduce, false, 2, 32, 1152 << 10},
-		{record.ReduceScatter, false, 3, 32, 576 << 10},
-		{record.AllGather, false, 8, 32, 288 << 10},
-		{record.AllReduce, true, 4, 32, 2304 << 10},
-		{record.Reduce, true, 3, 1, 36 << 10},
-	} {
-		if got := kernels.LL12Capacity(c.coll, c.twoShot, c.ranks, c.blocks); got != c.want {
-			t.Errorf("12 bytes a line, %v two-shot %v, %d ranks, %d blocks: %d, want %d", c.coll, c.twoShot, c.ranks, c.blocks, got, c.want)
+	}{{2, 32, 2304 << 10}, {3, 32, 1152 << 10}, {4, 1, 36 << 10}, {8, 32, 576 << 10}} {
+		if got := kernels.LL12Capacity(c.ranks, c.blocks); got != c.want {
+			t.Errorf("12 bytes a line, %d ranks, %d blocks: %d, want %d", c.ranks, c.blocks, got, c.want)
 		}
 	}
 }

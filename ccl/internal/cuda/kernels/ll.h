@@ -82,6 +82,7 @@ struct Turn {
   // ranks do not all write to the same one.
   FI u32 next(u32 k) const { return a.rank + k < a.ranks ? a.rank + k : a.rank + k - a.ranks; }
   template <class F> FI void eachPeer(const F &f) const {
+#pragma unroll 1
     for (u32 k = 1; k < a.ranks; k++) f(next(k));
   }
 
@@ -93,11 +94,14 @@ struct Turn {
     for (u32 turn = 0; set != 0;) {
       u32x4 got[LS_MAX_RANKS];
 #pragma unroll
-      for (u32 p = 0; p < LS_MAX_RANKS; p++)
+      for (u32 p = 0; p < LS_MAX_RANKS; p++) {
+        if (set >> p == 0) break;
         if (set >> p & 1) got[p] = loadLine(line + p * LS_LL_LINES);
+      }
       u32 missing = set, last = 0;
 #pragma unroll
       for (u32 p = 0; p < LS_MAX_RANKS; p++) {
+        if (set >> p == 0) break;
         if ((set >> p & 1) && got[p].y == epoch && got[p].w == epoch) {
           v[p] = u64(got[p].z) << 32 | got[p].x;
           missing &= ~(1u << p), last = p;
@@ -140,21 +144,28 @@ template <class F> FI void pushParts(const Turn &turn, u32 i, const F &part) {
   }
   u64 v[LS_MAX_RANKS];
 #pragma unroll
-  for (u32 k = 1; k < LS_MAX_RANKS; k++)
-    if (k < a.ranks) v[k] = get<u64>(part(turn.next(k)).at);
+  for (u32 k = 1; k < LS_MAX_RANKS; k++) {
+    if (k == a.ranks) break;
+    v[k] = get<u64>(part(turn.next(k)).at);
+  }
 #pragma unroll
-  for (u32 k = 1; k < LS_MAX_RANKS; k++)
-    if (k < a.ranks) push(turn.ll(turn.next(k), a.rank) + i, v[k], turn.epoch);
+  for (u32 k = 1; k < LS_MAX_RANKS; k++) {
+    if (k == a.ranks) break;
+    push(turn.ll(turn.next(k), a.rank) + i, v[k], turn.epoch);
+  }
 }
 
 // storeParts stores what was heard of each peer but one, v, to part(rank).
 template <class F> FI void storeParts(const Args &a, const u64 (&v)[LS_MAX_RANKS], const F &part, u32 but = ~0u) {
   bool whole = true;
+#pragma unroll 1
   for (u32 p = 0; p < a.ranks; p++) whole = whole && (p == but || part(p).whole());
   if (whole) {
 #pragma unroll
-    for (u32 p = 0; p < LS_MAX_RANKS; p++)
-      if (p < a.ranks && p != a.rank && p != but) put<u64>(part(p).at, v[p]);
+    for (u32 p = 0; p < LS_MAX_RANKS; p++) {
+      if (p == a.ranks) break;
+      if (p != a.rank && p != but) put<u64>(part(p).at, v[p]);
+    }
     return;
   }
 #pragma unroll 1

@@ -19,7 +19,6 @@ enum {
   LS_PIECES = 16 * LS_WARP,     // from one piece of a unit to the next
   LS_GROUP = 3 * LS_PIECES,     // a warp's units
   LS_GROUP_LINES = 4 * LS_WARP, // and their lines
-  LS_BATCH = 4,                 // ranks whose lines are heard together: what registers hold
 };
 
 // Unit is 48 bytes of data.
@@ -121,79 +120,49 @@ struct Share12 {
   FI Span of(u64 buffer) const { return Span{buffer + first, bytes}; }
 };
 
-// Parts are what ranks have of a block's share where there are two stages: equally
-// long, but for the last ones.
-struct Parts12 {
-  const Share12 &share;
-  u32 bytes;
-  FI Parts12(const Share12 &share, u32 n) : share(share), bytes(u32(upTo((share.bytes + n - 1) / n, 128))) {}
-  FI Span of(u64 buffer, u32 i) const {
-    u32 from = u32(least(u64(i) * bytes, share.bytes));
-    return Span{buffer + share.first + from, u32(least(bytes, share.bytes - from))};
-  }
-};
-
-// Heirs12 are the ranks but root, each of which has a part of a block's share where
-// there are two stages from or to root.
-struct Heirs12 : Parts12 {
-  const Args &a;
-  FI Heirs12(const Args &a, const Share12 &share) : Parts12(share, a.ranks - 1), a(a) {}
-  FI Span of(u64 buffer, u32 rank) const { return Parts12::of(buffer, rank - a.root - 1 + (rank > a.root ? 0 : a.ranks)); }
-};
-
-// Turn12 is a Turn on these lines.
+// Turn12 is a Turn on these lines. Peers are dealt with one after the other, in loops that
+// are not unrolled: code that has to be fetched for the first time in each launch costs more
+// than what a peer's loads in flight beside another's would save.
 struct Turn12 : Turn {
   u32 room; // lines of a source
 
   FI explicit Turn12(const Args &a) : Turn(a), room(LS_LL12_LINES * (a.ranks <= 2 ? 4 : a.ranks <= 4 ? 2 : 1)) {}
 
-  // line is where rank to keeps this block's lines of a stage from rank from.
-  FI Line12 *line(u32 to, u32 stage, u32 from) const { return heap(a, to)->ll12[epoch & 1][stage][block()] + from * room; }
+  // line is where rank to keeps this block's lines from rank from.
+  FI Line12 *line(u32 to, u32 from) const { return heap(a, to)->ll12[epoch & 1][block()] + from * room; }
 
-  FI void push(u32 to, u32 stage, const Place &u, const Unit &v) const {
-    Line12 *at = line(to, stage, a.rank) + u.line;
+  FI void push(u32 to, const Place &u, const Unit &v) const {
+    Line12 *at = line(to, a.rank) + u.line;
 #pragma unroll
     for (u32 q = 0; q < 4; q++)
       if (q < u.lines) storeLine12(at + q * LS_WARP, v.w[3 * q], v.w[3 * q + 1], v.w[3 * q + 2], epoch);
   }
-  FI void pushAll(u32 stage, const Place &u, const Unit &v) const {
-    eachPeer([&](u32 p) { push(p, stage, u, v); });
+  FI void pushAll(const Place &u, const Unit &v) const {
+#pragma unroll 1
+    for (u32 k = 1; k < a.ranks; k++) push(next(k), u, v);
   }
 
-  // hear waits for a unit of each rank of set, which counts from rank first, and puts
-  // them in v. All their lines are asked for together. False, and no more to be done:
-  // aborted.
-  FI bool hear(u32 stage, u32 first, u32 set, const Place &u, Unit (&v)[LS_BATCH]) {
-    if (!alive) return false;
-    const Line12 *at = line(a.rank, stage, first) + u.line;
-    for (u32 turn = 0; set != 0;) {
-      u32 flag[LS_BATCH][4];
+  // hear waits for a unit of rank p, whose lines are asked for together. False, and no
+  // more to be done: aborted.
+  FI bool hear(u32 p, const Place &u, Unit &v) {
+    const Line12 *at = line(a.rank, p) + u.line;
+#pragma unroll 1
+    for (u32 turn = 0; alive;) {
+      bool here = true;
 #pragma unroll
-      for (u32 p = 0; p < LS_BATCH; p++) {
-        if (!(set >> p & 1)) continue;
-#pragma unroll
-        for (u32 q = 0; q < 4; q++) {
-          u32x4 got = loadLine12(at + p * room + q * LS_WARP);
-          v[p].w[3 * q] = got.x, v[p].w[3 * q + 1] = got.y, v[p].w[3 * q + 2] = got.z, flag[p][q] = got.w;
-        }
+      for (u32 q = 0; q < 4; q++) {
+        u32x4 got = loadLine12(at + q * LS_WARP);
+        v.w[3 * q] = got.x, v.w[3 * q + 1] = got.y, v.w[3 * q + 2] = got.z;
+        here = here && (got.w == epoch || q >= u.lines);
       }
-      u32 missing = set, last = 0;
-#pragma unroll
-      for (u32 p = 0; p < LS_BATCH; p++) {
-        if (!(set >> p & 1)) continue;
-        bool here = flag[p][0] == epoch;
-#pragma unroll
-        for (u32 q = 1; q < 4; q++) here = here && (flag[p][q] == epoch || q >= u.lines);
-        if (here) missing &= ~(1u << p), last = first + p;
+      if (here) {
+        if (turn != 0) stamps.saw(p);
+        return true;
       }
-      if (turn != 0 && missing != set) stamps.saw(last);
-      set = missing;
-      if (set != 0) {
-        relax();
-        if (++turn % LS_PATIENCE == 0 && aborted(a)) return alive = false;
-      }
+      relax();
+      if (++turn % LS_PATIENCE == 0 && aborted(a)) alive = false;
     }
-    return true;
+    return false;
   }
 
   // greet sends a peer a word for the epoch's sake, an LL line of nothing, and meet
@@ -207,67 +176,25 @@ struct Turn12 : Turn {
   }
 };
 
-// pushSpans sends a unit of part(rank) to each rank of set. What goes to as many as
-// registers allow is read before the first of it is sent.
-template <class F> FI void pushSpans(const Turn12 &turn, u32 stage, const Place &u, u32 set, const F &part) {
-  const Args &a = turn.a;
+// pushSpans sends a unit of part(rank) to each peer.
+template <class F> FI void pushSpans(const Turn12 &turn, const Place &u, const F &part) {
 #pragma unroll 1
-  for (u32 first = 1; first < a.ranks; first += LS_BATCH - 1) {
-    Unit v[LS_BATCH - 1];
-    bool whole = true;
-#pragma unroll
-    for (u32 k = 0; k < LS_BATCH - 1; k++) {
-      u32 p = turn.next(first + k);
-      if (first + k < a.ranks && (set >> p & 1)) whole = whole && part(p).whole(u);
-    }
-    if (whole) {
-#pragma unroll
-      for (u32 k = 0; k < LS_BATCH - 1; k++) {
-        u32 p = turn.next(first + k);
-        if (first + k < a.ranks && (set >> p & 1)) part(p).loadWhole(u, v[k]);
-      }
-      loadedFirst();
-#pragma unroll
-      for (u32 k = 0; k < LS_BATCH - 1; k++) {
-        u32 p = turn.next(first + k);
-        if (first + k < a.ranks && (set >> p & 1)) turn.push(p, stage, u, v[k]);
-      }
-      continue;
-    }
-#pragma unroll 1
-    for (u32 k = first; k < first + LS_BATCH - 1 && k < a.ranks; k++) {
-      u32 p = turn.next(k);
-      if (!(set >> p & 1)) continue;
-      part(p).loadAny(u, v[0]);
-      turn.push(p, stage, u, v[0]);
-    }
+  for (u32 k = 1; k < turn.a.ranks; k++) {
+    u32 p = turn.next(k);
+    Unit v;
+    part(p).load(u, v);
+    turn.push(p, u, v);
   }
 }
 
-// storeSpans hears a unit of each rank of a set and stores it to part(rank). False:
-// aborted.
-template <class F> FI bool storeSpans(Turn12 &turn, u32 stage, const Place &u, u32 ranks, const F &part) {
+// storeSpans hears a unit of each peer and stores it to part(rank). False: aborted.
+template <class F> FI bool storeSpans(Turn12 &turn, const Place &u, const F &part) {
 #pragma unroll 1
-  for (u32 first = 0; ranks >> first != 0; first += LS_BATCH) {
-    u32 set = ranks >> first & ((1u << LS_BATCH) - 1);
-    Unit v[LS_BATCH];
-    if (!turn.hear(stage, first, set, u, v)) return false;
-    bool whole = true;
-#pragma unroll
-    for (u32 p = 0; p < LS_BATCH; p++)
-      if (set >> p & 1) whole = whole && part(first + p).whole(u);
-    if (whole) {
-#pragma unroll
-      for (u32 p = 0; p < LS_BATCH; p++)
-        if (set >> p & 1) part(first + p).storeWhole(u, v[p]);
-      continue;
-    }
-#pragma unroll 1
-    for (u32 p = 0; p < LS_BATCH; p++) {
-      if (set >> p & 1) part(first + p).storeAny(u, v[0]);
-#pragma unroll
-      for (u32 k = 1; k < LS_BATCH; k++) v[k - 1] = v[k];
-    }
+  for (u32 k = 1; k < turn.a.ranks; k++) {
+    u32 p = turn.next(k);
+    Unit v;
+    if (!turn.hear(p, u, v)) return false;
+    part(p).store(u, v);
   }
   return true;
 }

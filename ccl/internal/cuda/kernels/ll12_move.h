@@ -13,7 +13,7 @@ KERNEL(512) void ls_broadcast_ll12(Args a) {
     for (Place u(share.bytes); u.there(); u.next()) {
       Unit v;
       send.load(u, v);
-      turn.pushAll(0, u, v);
+      turn.pushAll(u, v);
       if (send.at != recv.at) recv.store(u, v);
     }
     turn.stamps.entered();
@@ -22,51 +22,11 @@ KERNEL(512) void ls_broadcast_ll12(Args a) {
     turn.eachPeer([&](u32 p) { turn.greet(p); });
     turn.stamps.entered();
     for (Place u(share.bytes); u.there(); u.next()) {
-      Unit v[LS_BATCH];
-      if (!turn.hear(0, a.root, 1, u, v)) break;
-      recv.store(u, v[0]);
+      Unit v;
+      if (!turn.hear(a.root, u, v)) break;
+      recv.store(u, v);
     }
     turn.meet(turn.peers() & ~(1u << a.root));
-  }
-  turn.end();
-}
-
-// ls_broadcast_ll12x2: root sends a part to each of the others, and they pass it on
-// to the rest. For two ranks or more.
-KERNEL(512) void ls_broadcast_ll12x2(Args a) {
-  Turn12 turn(a);
-  Share12 share(a.count);
-  Heirs12 heirs(a, share);
-  u64 recv = a.recv[a.rank];
-  if (a.rank == a.root) {
-    u64 send = a.send[a.rank];
-    for (Place u(heirs.bytes); u.there(); u.next()) {
-      pushSpans(turn, 0, u, turn.peers(), [&](u32 p) { return heirs.of(send, p); });
-    }
-    turn.stamps.entered();
-    Span from = share.of(send), to = share.of(recv);
-    for (Place u(send != recv ? share.bytes : 0); u.there(); u.next()) {
-      Unit v;
-      from.load(u, v);
-      to.store(u, v);
-    }
-    turn.meet(turn.peers());
-  } else {
-    turn.greet(a.root);
-    turn.stamps.entered();
-    u32 others = turn.peers() & ~(1u << a.root);
-    Span mine = heirs.of(recv, a.rank);
-    for (Place u(heirs.bytes); u.there(); u.next()) {
-      Unit v[LS_BATCH];
-      if (!turn.hear(0, a.root, 1, u, v)) break;
-      turn.eachPeer([&](u32 p) {
-        if (p != a.root) turn.push(p, 1, u, v[0]);
-      });
-      mine.store(u, v[0]);
-    }
-    for (Place u(heirs.bytes); u.there(); u.next()) {
-      if (!storeSpans(turn, 1, u, others, [&](u32 p) { return heirs.of(recv, p); })) break;
-    }
   }
   turn.end();
 }
@@ -80,12 +40,12 @@ KERNEL(512) void ls_allgather_ll12(Args a) {
   for (Place u(share.bytes); u.there(); u.next()) {
     Unit v;
     send.load(u, v);
-    turn.pushAll(0, u, v);
+    turn.pushAll(u, v);
     if (own.at != send.at) own.store(u, v);
   }
   turn.stamps.entered();
   for (Place u(share.bytes); u.there(); u.next()) {
-    if (!storeSpans(turn, 0, u, turn.peers(), [&](u32 p) { return share.of(recv + p * a.count); })) break;
+    if (!storeSpans(turn, u, [&](u32 p) { return share.of(recv + p * a.count); })) break;
   }
   turn.end();
 }
@@ -97,7 +57,7 @@ KERNEL(512) void ls_alltoall_ll12(Args a) {
   Share12 share(a.count);
   u64 send = a.send[a.rank], recv = a.recv[a.rank], own = a.rank * a.count;
   for (Place u(share.bytes); u.there(); u.next()) {
-    pushSpans(turn, 0, u, turn.peers(), [&](u32 p) { return share.of(send + p * a.count); });
+    pushSpans(turn, u, [&](u32 p) { return share.of(send + p * a.count); });
     if (send != recv) {
       Unit v;
       share.of(send + own).load(u, v);
@@ -106,7 +66,7 @@ KERNEL(512) void ls_alltoall_ll12(Args a) {
   }
   turn.stamps.entered();
   for (Place u(share.bytes); u.there(); u.next()) {
-    if (!storeSpans(turn, 0, u, turn.peers(), [&](u32 p) { return share.of(recv + p * a.count); })) break;
+    if (!storeSpans(turn, u, [&](u32 p) { return share.of(recv + p * a.count); })) break;
   }
   turn.end();
 }

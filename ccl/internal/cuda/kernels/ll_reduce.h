@@ -20,8 +20,10 @@ private:
   template <int OP> FI Pack8<T> combined(u64 own, const u64 (&v)[LS_MAX_RANKS]) const {
     Pack8<T> acc(a.rank == 0 ? own : v[0]);
 #pragma unroll
-    for (u32 p = 1; p < LS_MAX_RANKS; p++)
-      if (p < a.ranks) acc.template reduce<OP>(Pack8<T>(a.rank == p ? own : v[p]));
+    for (u32 p = 1; p < LS_MAX_RANKS; p++) {
+      if (p == a.ranks) break;
+      acc.template reduce<OP>(Pack8<T>(a.rank == p ? own : v[p]));
+    }
     return acc;
   }
 };

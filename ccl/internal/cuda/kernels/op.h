@@ -30,7 +30,8 @@ struct Op {
 
   // enterTold is enter where root tells each peer what it has as that peer's recv,
   // in the place of its flag. When it has returned that is in *told, of shared memory;
-  // on root, what it has told one of them, or its own recv where it is alone.
+  // on root, its own recv of one or two ranks, which it reduces itself, and of more what
+  // it has told one of them.
   FI bool enterTold(u64 *told) {
     bool root = a.rank == a.root;
     if (!root) {
@@ -38,7 +39,7 @@ struct Op {
     } else if (tid() < a.ranks) {
       u64 at = a.recv[tid()];
       if (tid() != a.rank) storeLine(&heap(a, tid())->target[block()], u32(at), u32(at >> 32), epoch);
-      if (tid() == (a.rank == 0 && a.ranks > 1 ? 1 : 0)) *told = at;
+      if (tid() == (a.ranks <= 2 ? a.rank : a.rank == 0 ? 1 : 0)) *told = at;
     }
     return meet([&](u32 peer, bool &waited) { return peer == a.root ? listen(told, waited) : hear(peer, waited); });
   }
@@ -54,6 +55,7 @@ struct Op {
     }
     if (syncOr(!ok)) return stamps.stopped(), false;
     if (tid() == 0) {
+#pragma unroll 1
       for (u32 p = 0; p < a.ranks; p++) {
         if (came[p] > stamps.seen) stamps.seen = came[p], stamps.peer = p;
       }

@@ -364,13 +364,4 @@ KERNEL(LS_BULK_THREADS) void ls_allreduce_bulk(Args a) {
   reduceWorkBulk<LS_TYPE>(a.pace);
   op.leave();
 }
-
-KERNEL(LS_BULK_THREADS) void ls_reducescatter_bulk(Args a) {
-  Op op(a);
-  reduceScatterWork(a, sizeof(LS_TYPE));
-  prepareBulk();
-  if (!op.enter()) return;
-  reduceWorkBulk<LS_TYPE>();
-  op.leave();
-}
 #endif

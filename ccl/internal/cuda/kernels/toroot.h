@@ -9,8 +9,8 @@
 // shorter, so other blocks have its parts, and these do not know whether those of the
 // piece before last have been taken out.
 #pragma once
+#include "pair.h"
 #include "spread.h"
-#include "sym.h"
 
 // By loads and stores, and by bulk copies.
 struct BySym {
@@ -18,6 +18,7 @@ struct BySym {
   FI static void again() {}
   FI static Tiles tiles(const Cut &cut) { return symTiles(cut); }
   template <class T> FI static void reduce() { reduceWork<T>(); }
+  template <class T> FI static void alone() { reduceWork<T>(); }
 };
 #ifdef LS_BULK
 struct ByBulk {
@@ -25,6 +26,7 @@ struct ByBulk {
   FI static void again() { resetBulk(); }
   FI static Tiles tiles(const Cut &cut) { return bulkTiles(cut); }
   template <class T> FI static void reduce() { reduceWorkBulk<T>(); }
+  template <class T> FI static void alone() { work.ranks == 2 ? reducePair<T>() : reduceWorkBulk<T>(); }
 };
 #endif
 
@@ -85,14 +87,13 @@ template <class T, class By> FI void reduceToRootBy(const Args &a) {
   u32 owner = owners == 1 ? 0 : (a.rank + others - a.root) % a.ranks;
   setWork(a.send[t], 0, a.count, a.ranks, 0, owner, owners, a.op, a.rank, a.ranks);
   if (tid() == 0) work.targets = 1; // which enterTold brings
-  if (tid() == 0) work.stage = LS_BULK_STAGE; // a root that does it all has no time for small steps
   By::prepare();
   if (!op.enterTold(&work.to[0])) return;
   if (others > 1 && work.to[0] == 0) {
     if (!reduceStaged<T, By>(a)) return op.stamps.stopped();
-  } else if (root == (others < 2)) {
-    if (root && tid() == 0) work.to[0] = a.recv[a.rank]; // not what it has told
-    sync();
+  } else if (others < 2) {
+    if (root) By::template alone<T>();
+  } else if (!root) {
     By::template reduce<T>();
   }
   op.leave();

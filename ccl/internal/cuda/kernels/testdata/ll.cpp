@@ -178,16 +178,13 @@ template <class T> T plainReduce(u32 op, const std::vector<T> &in) {
   return Plain<T>::down(acc);
 }
 
-enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, REDUCE2, KINDS };
-static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2", nullptr};
-static const char *kindNames12[] = {"allreduce_ll12", "allreduce_ll12x2", "reducescatter_ll12", "reduce_ll12", "allgather_ll12", "alltoall_ll12", "broadcast_ll12", "broadcast_ll12x2", "reduce_ll12x2"};
+enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, KINDS };
+static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2"};
+static const char *kindNames12[] = {"allreduce_ll12", nullptr, "reducescatter_ll12", "reduce_ll12", "allgather_ll12", "alltoall_ll12", "broadcast_ll12", nullptr};
 static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold
 
 // capacity12 is how many bytes those of so many blocks hold.
-static u64 capacity12(Kind kind, u32 ranks, u32 blocks) {
-  u64 parts = kind == TWO_SHOT ? ranks : kind == BROADCAST2 || kind == REDUCE2 ? ranks - 1 : 1;
-  return parts * blocks * LS_LL12_LINES * 12 * (ranks <= 2 ? 4 : ranks <= 4 ? 2 : 1);
-}
+static u64 capacity12(u32 ranks, u32 blocks) { return u64(blocks) * LS_LL12_LINES * 12 * (ranks <= 2 ? 4 : ranks <= 4 ? 2 : 1); }
 
 template <class T> constexpr bool allByLines = std::is_same_v<T, float8e4m3> || std::is_same_v<T, bfloat16> || std::is_floating_point_v<T>;
 
@@ -195,10 +192,8 @@ template <class T> constexpr bool allByLines = std::is_same_v<T, float8e4m3> || 
 // size, which is what they depend on, and one for the others, to compile in time.
 template <class T> void reduceByLines(Kind kind, const Args &a) {
   if constexpr (allByLines<T>) {
-    if (kind == TWO_SHOT) return allReduceLines2<T>(a);
     if (kind == REDUCE_SCATTER) return reduceScatterLines<T>(a);
     if (kind == REDUCE) return reduceLines<T>(a);
-    if (kind == REDUCE2) return reduceLines2<T>(a);
   }
   allReduceLines<T>(a);
 }
@@ -207,7 +202,7 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
   u32 n = w.ranks;
   bool sendAll = kind == REDUCE_SCATTER || kind == ALL_TO_ALL, recvAll = kind == ALL_GATHER || kind == ALL_TO_ALL;
   u32 blocks = 1 + upTo32(3);
-  if (count == FULL) count = capacity12(kind, n, blocks) / sizeof(T);
+  if (count == FULL) count = capacity12(n, blocks) / sizeof(T);
   u64 bytes = count * sizeof(T), sendBytes = sendAll ? n * bytes : bytes, recvBytes = recvAll ? n * bytes : bytes;
   auto send = std::make_shared<std::vector<Buffer>>(), recv = std::make_shared<std::vector<Buffer>>();
   auto in = std::make_shared<std::vector<std::vector<T>>>();
@@ -230,17 +225,16 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
     u8 *s = (*send)[r].data();
     a.send[r] = (u64)s + (inPlace && kind == ALL_GATHER ? r * bytes : 0);
     a.recv[r] = inPlace ? (u64)s + (kind == REDUCE_SCATTER ? r * bytes : 0) : (u64)(*recv)[r].data();
-    a.root = root, a.op = op, a.count = kind >= ALL_GATHER && kind != REDUCE2 ? bytes : count;
+    a.root = root, a.op = op, a.count = kind >= ALL_GATHER ? bytes : count;
     k.run.push_back([=] {
       switch (kind) {
       case ONE_SHOT: wide ? reduceByLines<T>(kind, a) : allReduceOneShot<T>(a); break;
-      case TWO_SHOT: wide ? reduceByLines<T>(kind, a) : allReduceTwoShot<T>(a); break;
+      case TWO_SHOT: allReduceTwoShot<T>(a); break;
       case REDUCE_SCATTER: wide ? reduceByLines<T>(kind, a) : reduceScatter<T>(a); break;
       case REDUCE: wide ? reduceByLines<T>(kind, a) : reduceToRoot<T>(a); break;
-      case REDUCE2: reduceByLines<T>(kind, a); break;
       case ALL_GATHER: wide ? ls_allgather_ll12(a) : ls_allgather_ll(a); break;
       case ALL_TO_ALL: wide ? ls_alltoall_ll12(a) : ls_alltoall_ll(a); break;
-      case BROADCAST2: wide ? ls_broadcast_ll12x2(a) : ls_broadcast_ll2(a); break;
+      case BROADCAST2: ls_broadcast_ll2(a); break;
       default: wide ? ls_broadcast_ll12(a) : ls_broadcast_ll(a);
       }
     });
@@ -248,7 +242,7 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
   k.verify = [=, name = k.name] {
     for (u32 r = 0; r < n; r++) {
       if (!(*send)[r].intact() || !(*recv)[r].intact()) fail(name + ": rank " + std::to_string(r) + " wrote outside its buffers");
-      if ((kind == REDUCE || kind == REDUCE2) && r != root) continue;
+      if (kind == REDUCE && r != root) continue;
       u64 elems = recvBytes / sizeof(T);
       u8 *out = inPlace ? (*send)[r].data() + (kind == REDUCE_SCATTER ? r * bytes : 0) : (*recv)[r].data();
       for (u64 i = 0; i < elems; i++) {
@@ -277,7 +271,7 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
 template <class T> void collectives(World &w, const char *type) {
   for (bool wide : {false, true}) {
     for (int kind = 0; kind < KINDS; kind++) {
-      if ((wide ? kindNames12 : kindNames)[kind] == nullptr || (w.ranks == 1 && (kind == BROADCAST2 || kind == REDUCE2))) continue;
+      if ((wide ? kindNames12 : kindNames)[kind] == nullptr || (w.ranks == 1 && kind == BROADCAST2)) continue;
       if (wide && !allByLines<T> && kind != ONE_SHOT) continue;
       auto one = [&](u32 op, u64 count) { collective<T>(w, Kind(kind), wide, op, count, upTo32(w.ranks), upTo32(2), type); };
       for (u64 count : {0, 1, 3, 8, 17, 64, 101}) one(upTo32(5), count);
@@ -392,7 +386,7 @@ int main() {
   aborts(0b101, barrier);
   aborts(0b101, [](World &w) { collective<float>(w, TWO_SHOT, false, LS_SUM, 50, 0, false, "float32"); });
   aborts(0b101, [](World &w) { collective<float>(w, ONE_SHOT, true, LS_SUM, 50, 0, false, "float32"); });
-  aborts(0b101, [](World &w) { collective<float>(w, REDUCE2, true, LS_SUM, 50, 0, false, "float32"); });
+  aborts(0b101, [](World &w) { collective<float>(w, REDUCE, true, LS_SUM, 50, 0, false, "float32"); });
   aborts(0b101, [](World &w) { collective<float>(w, BROADCAST, true, LS_SUM, 50, 0, false, "float32"); });
   return failures != 0;
 }
