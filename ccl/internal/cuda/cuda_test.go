@@ -98,7 +98,7 @@ func TestDevice(t *testing.T) {
 	if d.Name != "Fake GPU 3" || d.PCIBus != "0000:04:00.0" || d.UUID != "GPU-fafafafa-fafa-fafa-fafa-fafafafafa03" {
 		t.Errorf("%+v", d)
 	}
-	if d.Major != 9 || d.SMs != 132 || d.CopyEngines != 3 || !d.HandlePOSIX || !d.StreamMemOps || !d.RDMA {
+	if d.Major != 9 || d.SMs != 132 || d.CopyEngines != 3 || !d.HandlePOSIX || !d.StreamMemOps || !d.RDMA || !d.GPUDirect || !d.DMABuf {
 		t.Errorf("%+v", d)
 	}
 	for bus, want := range map[string][2]bool{"0000:01:00.0": {true, true}, "0000:02:00.0": {false, true}, d.PCIBus: {true, true}, "0000:09:00.0": {false, false}} {
@@ -141,6 +141,40 @@ func TestErrors(t *testing.T) {
 	_, err = d.Load([]byte(".version 8.0\n.bogus"))
 	if err == nil || !strings.Contains(err.Error(), "INVALID_PTX") || !strings.Contains(err.Error(), "unknown directive") {
 		t.Errorf("bad PTX: %v", err)
+	}
+}
+
+// TestAllocExported: the DMA buffer is the memory that the GPU writes, and what lacks for
+// one is said.
+func TestAllocExported(t *testing.T) {
+	d := cudatest.Device(t, 1)
+	e := must[*cuda.Exported](t)(d.AllocExported(3<<20 + 1))
+	if e.Bytes != 4<<20 {
+		t.Errorf("%d bytes, want two large pages", e.Bytes)
+	}
+	s := must[*cuda.Stream](t)(d.NewStream(0))
+	defer s.Close()
+	ok(t, s.Set8(e.Ptr+2<<20, 0x5a, 1000))
+	ok(t, s.Wait(bound(t)))
+	got := make([]byte, 1001)
+	if _, err := syscall.Pread(e.FD, got, 2<<20); err != nil || !bytes.Equal(got, append(bytes.Repeat([]byte{0x5a}, 1000), 0)) {
+		t.Errorf("the DMA buffer has other bytes: %v", err)
+	}
+	ok(t, e.Close())
+
+	cudatest.Fail("cuMemGetHandleForAddressRange", 801, 0)
+	_, err := d.AllocExported(1)
+	if want := "2097152 bytes) on GPU 1: CUDA_ERROR_NOT_SUPPORTED (801): operation not supported"; !errors.Is(err, cuda.ErrNotSupported) || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	cudatest.Heal()
+	for attribute, want := range map[int]string{110: "GPU 1: ", 116: "GPU_DIRECT_RDMA_SUPPORTED is 0", 124: "open kernel modules"} {
+		cudatest.Deny(attribute)
+		other := must[*cuda.Device](t)(d.Driver().Device(1))
+		if _, err := other.AllocExported(1); !errors.Is(err, cuda.ErrNotSupported) || !strings.Contains(err.Error(), want) {
+			t.Errorf("without attribute %d: %v", attribute, err)
+		}
+		ok(t, other.Close())
 	}
 }
 

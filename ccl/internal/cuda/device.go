@@ -20,6 +20,8 @@ type Device struct {
 	HandlePOSIX  bool // memory can be exported as a file descriptor
 	StreamMemOps bool // streams can write and wait for words of memory
 	RDMA         bool // NICs can be let into memory of Create
+	GPUDirect    bool // and into the GPU's at all
+	DMABuf       bool // memory can be exported as a DMA buffer
 
 	driver *Driver
 	device uintptr // CUdevice
@@ -34,6 +36,8 @@ const ( // CUdevice_attribute
 	attrVMM             = 102
 	attrHandlePOSIX     = 103
 	attrRDMAWithVMM     = 110
+	attrGPUDirectRDMA   = 116
+	attrDMABuf          = 124
 	// 64-bit memory operations of the second version of the API. It has no
 	// attribute for 32-bit ones; the first version's asks whether a module
 	// parameter of old drivers is set.
@@ -66,13 +70,14 @@ func (d *Driver) Device(ordinal int) (*Device, error) {
 		return nil, v.fail(cuDeviceGetUUID, "", rc)
 	}
 	v.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
-	var vmm, posix, memOps, rdma int
+	var vmm, posix, memOps, rdma, direct, dmaBuf int
 	for _, a := range []struct {
 		attribute uintptr
 		to        *int
 	}{
 		{attrMajor, &v.Major}, {attrMinor, &v.Minor}, {attrMultiprocessors, &v.SMs}, {attrCopyEngines, &v.CopyEngines},
 		{attrVMM, &vmm}, {attrHandlePOSIX, &posix}, {attrStreamMemOps, &memOps}, {attrRDMAWithVMM, &rdma},
+		{attrGPUDirectRDMA, &direct}, {attrDMABuf, &dmaBuf},
 	} {
 		var value int32
 		if rc := d.call(cuDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), a.attribute, v.device); rc != 0 {
@@ -83,6 +88,7 @@ func (d *Driver) Device(ordinal int) (*Device, error) {
 	v.HandlePOSIX = vmm != 0 && posix != 0
 	v.StreamMemOps = memOps != 0
 	v.RDMA = rdma != 0
+	v.GPUDirect, v.DMABuf = direct != 0, dmaBuf != 0
 	if rc := d.call(cuDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&v.ctx)), v.device); rc != 0 {
 		return nil, v.fail(cuDevicePrimaryCtxRetain, "", rc)
 	}

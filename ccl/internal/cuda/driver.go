@@ -58,7 +58,7 @@ func start(path string, lookup func(string) uintptr) (*Driver, error) {
 	d := &Driver{path: path, registered: map[uintptr]*registration{}}
 	var missing []string
 	for p, s := range symbols {
-		if d.fn[p] = lookup(s); d.fn[p] == 0 {
+		if d.fn[p] = lookup(s); d.fn[p] == 0 && !optional[p] {
 			missing = append(missing, s)
 		}
 	}

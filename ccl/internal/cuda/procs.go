@@ -34,6 +34,7 @@ const (
 	cuMemHostUnregister
 	cuMemHostGetDevicePointer
 	cuMemGetAddressRange
+	cuMemGetHandleForAddressRange
 	cuPointerGetAttribute
 	cuMemGetAllocationGranularity
 	cuMemCreate
@@ -108,6 +109,7 @@ var symbols = [procs]string{
 	cuMemHostUnregister:            "cuMemHostUnregister",
 	cuMemHostGetDevicePointer:      "cuMemHostGetDevicePointer_v2",
 	cuMemGetAddressRange:           "cuMemGetAddressRange_v2",
+	cuMemGetHandleForAddressRange:  "cuMemGetHandleForAddressRange",
 	cuPointerGetAttribute:          "cuPointerGetAttribute",
 	cuMemGetAllocationGranularity:  "cuMemGetAllocationGranularity",
 	cuMemCreate:                    "cuMemCreate",
@@ -147,3 +149,6 @@ var symbols = [procs]string{
 	cuGraphDestroy:                 "cuGraphDestroy",
 	cuGraphExecDestroy:             "cuGraphExecDestroy",
 }
+
+// optional are those whose lack is the error of what needs them.
+var optional = [procs]bool{cuMemGetHandleForAddressRange: true}

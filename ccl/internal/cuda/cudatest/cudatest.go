@@ -123,5 +123,9 @@ func Hang(call string, ms, nth int) { fault(call, 0, nth, ms) }
 // machines are. It does not undo what is mapped.
 func Separate(a, b int) { separate(a, b) }
 
+// Deny makes GPUs that are opened from now on lack what a CUdevice_attribute tells, one
+// attribute at a time.
+func Deny(attribute int) { deny(attribute) }
+
 // Heal forgets all faults and separations, and brings lost contexts back.
 func Heal() { fault("", 0, 0, 0) }

@@ -17,6 +17,15 @@ static int fault(const char *lib, const char *call, int code, int nth, int ms) {
 	return f ? 0 : -1;
 }
 
+static int deny(const char *lib, int attribute) {
+	void *h = dlopen(lib, RTLD_NOW);
+	if (!h) return -1;
+	void (*f)(int) = (void (*)(int))dlsym(h, "fake_deny");
+	if (f) f(attribute);
+	dlclose(h);
+	return f ? 0 : -1;
+}
+
 static int separate(const char *lib, int a, int b) {
 	void *h = dlopen(lib, RTLD_NOW);
 	if (!h) return -1;
@@ -42,6 +51,14 @@ func fault(call string, code, nth, ms int) {
 	defer C.free(unsafe.Pointer(lib))
 	defer C.free(unsafe.Pointer(name))
 	if C.fault(lib, name, C.int(code), C.int(nth), C.int(ms)) != 0 {
+		panic("cudatest: the fake libcuda is not open; call Start first")
+	}
+}
+
+func deny(attribute int) {
+	lib := C.CString(os.Getenv(cuda.LibraryEnv))
+	defer C.free(unsafe.Pointer(lib))
+	if C.deny(lib, C.int(attribute)) != 0 {
 		panic("cudatest: the fake libcuda is not open; call Start first")
 	}
 }

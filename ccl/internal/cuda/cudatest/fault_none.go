@@ -7,3 +7,5 @@ const cgo = false
 func fault(string, int, int, int) {}
 
 func separate(int, int) {}
+
+func deny(int) {}

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -31,12 +32,13 @@ static struct fault { char call[64]; int code, nth, ms, once, spent; } faults[32
 static int nfaults;
 static CUresult lost; // a sticky error, as of a kernel that failed
 static unsigned apart[MAX_GPUS]; // GPUs that each cannot reach
+static int denied; // an attribute that no GPU has
 
 // A call takes ms longer and, when code is not 0, fails, at its nth time from
 // now; nth 0 is every time. A null call forgets all faults and a lost context.
 API void fake_fault(const char *call, int code, int nth, int ms) {
 	pthread_mutex_lock(&mu);
-	if (!call) nfaults = 0, lost = 0, memset(apart, 0, sizeof apart);
+	if (!call) nfaults = 0, lost = 0, denied = 0, memset(apart, 0, sizeof apart);
 	else if (nfaults < 32) {
 		struct fault *f = &faults[nfaults++];
 		snprintf(f->call, sizeof f->call, "%s", call);
@@ -49,6 +51,13 @@ API void fake_fault(const char *call, int code, int nth, int ms) {
 API void fake_separate(int a, int b) {
 	pthread_mutex_lock(&mu);
 	if (a >= 0 && b >= 0 && a < MAX_GPUS && b < MAX_GPUS && a != b) apart[a] |= 1u << b, apart[b] |= 1u << a;
+	pthread_mutex_unlock(&mu);
+}
+
+// GPUs have an attribute no more; forgotten with all faults.
+API void fake_deny(int attribute) {
+	pthread_mutex_lock(&mu);
+	denied = attribute;
 	pthread_mutex_unlock(&mu);
 }
 
@@ -113,7 +122,7 @@ API CUresult cuDeviceGetAttribute(int *v, int a, int d) {
 	case 40: *v = 3; break;
 	case 75: *v = major; break;
 	case 76: *v = 0; break;
-	case 102: case 103: case 110: case 122: *v = 1; break;
+	case 102: case 103: case 110: case 116: case 122: case 124: *v = a != denied; break;
 	default: return INVALID_VALUE;
 	}
 	return 0;
@@ -142,6 +151,7 @@ static CUresult words(int c, const char **n, const char **t) {
 		E(500, "CUDA_ERROR_NOT_FOUND", "named symbol not found");
 		E(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered");
 		E(712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped");
+		E(801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported");
 		E(900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing");
 	default: return INVALID_VALUE;
 	}
@@ -265,7 +275,7 @@ API CUresult cuPointerGetAttribute(void *out, int a, ptr p) {
 // ---- virtual memory: physical memory is a memfd, its name says whose ----
 
 struct prop { int type, handles, kind, id; void *win32; unsigned char compression, rdma; unsigned short usage; unsigned char reserved[4]; };
-typedef struct memory { int fd, dev, users; size_t n; } memory;
+typedef struct memory { int fd, dev, users; size_t n; int rdma; } memory;
 struct mapping { ptr at; memory *m; struct mapping *next; };
 static struct mapping *mappings;
 
@@ -287,7 +297,7 @@ API CUresult cuMemCreate(memory **h, size_t n, const struct prop *p, uint64_t fl
 	int fd = memfd_create(name, MFD_CLOEXEC);
 	if (fd < 0 || ftruncate(fd, n)) { if (fd >= 0) close(fd); return NO_MEMORY; }
 	*h = malloc(sizeof **h);
-	**h = (memory){fd, p->id, 1, n};
+	**h = (memory){fd, p->id, 1, n, p->rdma};
 	return 0;
 }
 API CUresult cuMemRelease(memory *m) {
@@ -311,7 +321,7 @@ API CUresult cuMemImportFromShareableHandle(memory **h, void *os, int type) {
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
 	if (type != 1 || readlink(path, name, sizeof name - 1) < 0 || sscanf(name, "/memfd:fakegpu%d", &dev) != 1 || fstat(fd, &st)) return INVALID_VALUE;
 	*h = malloc(sizeof **h);
-	**h = (memory){dup(fd), dev, 1, st.st_size};
+	**h = (memory){dup(fd), dev, 1, st.st_size, 0};
 	return 0;
 }
 API CUresult cuMemAddressReserve(ptr *p, size_t n, size_t align, ptr want, uint64_t flags) {
@@ -385,6 +395,21 @@ API CUresult cuMemSetAccess(ptr p, size_t n, const struct access *d, size_t coun
 		rc = apart[d->id] >> r->dev & 1 ? PEER_UNSUPPORTED : 0;
 		if (!rc) mprotect((void *)p, n, PROT_READ | PROT_WRITE), r->access |= 1u << d->id;
 	}
+	pthread_mutex_unlock(&mu);
+	return rc;
+}
+
+// A DMA buffer is the memfd itself, so a range has to begin where a mapping does.
+API CUresult cuMemGetHandleForAddressRange(void *handle, ptr p, size_t n, int type, uint64_t flags) {
+	CONTEXT;
+	CUresult rc = INVALID_VALUE;
+	pthread_mutex_lock(&mu);
+	for (struct mapping *e = mappings; e && type == 1 && !flags; e = e->next)
+		if (e->at == p && n && !(n % 4096) && n <= e->m->n && e->m->rdma) {
+			*(int *)handle = fcntl(e->m->fd, F_DUPFD_CLOEXEC, 0);
+			rc = 0;
+			break;
+		}
 	pthread_mutex_unlock(&mu);
 	return rc;
 }
