@@ -165,7 +165,7 @@ func (w *Worker) Connect(cfg Config) (*Conn, error) {
 		pairs: cfg.Paths[:min(len(cfg.Paths), MaxPaths)], regions: make(map[*nicQueues]*verbs.MR),
 		qps: make([][MaxPaths]*queuePair, cfg.Lanes), tries: make([][MaxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
 	}
-	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, keptFrom: keptFrom, depth: depth, table: table, lanes: cfg.Lanes}
+	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, depth: depth, table: table, lanes: cfg.Lanes}
 	c.m = newMachine(s, c)
 	c.lay = layoutOf(s.ring, s.lanes)
 	sc, ok := cfg.Control.(syscall.Conn)

@@ -23,8 +23,9 @@ type device struct {
 	use     *opening
 	events  *os.File // the context's descriptor of events, in the runtime's poller
 	done    chan struct{}
-	queries calls // of its ports, by anybody
-	refused sync.Once
+	queries calls     // of its ports, by anybody
+	refused sync.Once // told: memory is copied; lacking: the device is not used
+	lacking sync.Once
 
 	mu       sync.Mutex
 	watchers map[*Worker]int

@@ -61,7 +61,7 @@ func FuzzPeer(f *testing.F) {
 	f.Add(join(up, (&message{kind: msgDown, gen: 1}).append([]byte{0}), (&message{kind: msgFail, text: "why"}).append([]byte{0})))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		n := &nobody{t: t}
-		m := newMachine(shape{ring: 512, maxChunk: 128, keptFrom: 32, depth: 16, table: 16, lanes: 2}, n)
+		m := newMachine(shape{ring: 512, maxChunk: 128, depth: 16, table: 16, lanes: 2}, n)
 		n.m = m
 		next := func(k int) []byte {
 			b := make([]byte, k)
@@ -164,7 +164,7 @@ func TestMessages(t *testing.T) {
 	if _, err := parseBody(msgSwitch, b[frameHeader:]); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("a SWITCH for reason 2: %v", err)
 	}
-	for _, b := range [][]byte{{0, 0, 1, 4}, {0, 0, 2, 0}, {0, 0, 2, 99}, {0, 0, 2, byte(msgSwitch)}, {255, 255, 2, byte(msgFail)}} {
+	for _, b := range [][]byte{{0, 0, 1, 4}, {0, 0, 3, 0}, {0, 0, 3, 99}, {0, 0, 3, byte(msgSwitch)}, {255, 255, 3, byte(msgFail)}} {
 		if _, _, err := parseFrame(b); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("frame %v: %v", b, err)
 		}

@@ -46,6 +46,9 @@ func (c *Conn) offer(lane, path int, now time.Time) bool {
 			err = errPortDown
 		}
 	}
+	if err == nil {
+		err = c.w.lacks(n.dev)
+	}
 	var q *queuePair
 	var a verbs.PortAttr
 	if err == nil {

@@ -9,6 +9,7 @@ const (
 	kindData kind = iota // bytes of the stream
 	kindLine             // a line
 	kindNote             // credit was written, nothing else
+	kindLent             // as kindData; the sender keeps them until it hears that they were consumed
 )
 
 // The immediate word: kind in bits 31..30, bytes of padding before the chunk in
@@ -19,7 +20,11 @@ const (
 )
 
 func immediate(e *entry) uint32 {
-	return uint32(e.kind)<<30 | uint32(e.pad)<<numBits | e.num&numMask
+	k := e.kind
+	if e.from.addr != 0 {
+		k = kindLent
+	}
+	return uint32(k)<<30 | uint32(e.pad)<<numBits | e.num&numMask
 }
 
 const (
@@ -34,7 +39,6 @@ const (
 type shape struct {
 	ring     uint64 // bytes of the stream that may be unconsumed, a power of two
 	maxChunk uint64 // bytes of a chunk
-	keptFrom uint64 // bytes of the smallest chunk that is sent from where it lies
 	depth    uint64 // messages of a lane that may be unacknowledged
 	table    uint64 // chunks that may be out of order, a power of two
 	lanes    int
@@ -99,7 +103,7 @@ type receiver struct {
 	table      []arrival
 	lines      uint64 // consumed
 	linesIn    uint64 // arrived, by number mod LineSlots
-	large      uint64 // end of the last chunk that may be kept at the peer
+	lent       uint64 // end of the last chunk that the peer keeps
 	told       block  // bytes, chunks and lines, as the peer was last told
 	toldBy     int    // over which lane
 }
@@ -107,6 +111,7 @@ type receiver struct {
 // arrival is a chunk that has arrived before others.
 type arrival struct {
 	here bool
+	lent bool
 	pad  uint8
 	n    uint32
 }
@@ -250,8 +255,8 @@ func (m *machine) arrive(i, p int, imm, n uint32) error {
 	l.received++
 	num := uint64(imm & numMask)
 	switch k, pad := kind(imm>>30), uint8(imm>>numBits&63); k {
-	case kindData:
-		return m.data(num, pad, n)
+	case kindData, kindLent:
+		return m.data(num, pad, n, k == kindLent)
 	case kindLine:
 		d := (num - m.rx.lines) & numMask
 		if d >= LineSlots || m.rx.linesIn&bit(num) != 0 || n != lineSize || pad != 0 {
@@ -262,13 +267,11 @@ func (m *machine) arrive(i, p int, imm, n uint32) error {
 		if num != 0 || pad != 0 {
 			return m.corrupt("a note numbered %d", num)
 		}
-	default:
-		return m.corrupt("a message of kind %d", k)
 	}
 	return nil
 }
 
-func (m *machine) data(num uint64, pad uint8, n uint32) error {
+func (m *machine) data(num uint64, pad uint8, n uint32, lent bool) error {
 	r := &m.rx
 	d := (num - r.chunks) & numMask
 	if d >= m.table || n == 0 || uint64(n) > m.maxChunk {
@@ -278,7 +281,7 @@ func (m *machine) data(num uint64, pad uint8, n uint32) error {
 	if a.here {
 		return m.corrupt("chunk %d twice", num)
 	}
-	*a = arrival{here: true, pad: pad, n: n}
+	*a = arrival{here: true, lent: lent, pad: pad, n: n}
 	for {
 		a := &r.table[r.chunks&(m.table-1)]
 		if !a.here {
@@ -290,8 +293,8 @@ func (m *machine) data(num uint64, pad uint8, n uint32) error {
 			return m.corrupt("bytes %d to %d, %d consumed", start, end, r.got)
 		}
 		a.here = false
-		if uint64(a.n) >= m.keptFrom {
-			r.large = end
+		if a.lent {
+			r.lent = end
 		}
 		r.front = end
 		r.chunks++
@@ -341,7 +344,7 @@ func (m *machine) grant(eager bool) {
 // release tells the peer of what it may have to keep until it hears of it.
 func (m *machine) release() {
 	r := &m.rx
-	if r.large > r.told.bytes && r.got > r.told.bytes || r.large > 0 && m.lanes[r.toldBy].owes {
+	if r.lent > r.told.bytes && r.got > r.told.bytes || r.lent > 0 && m.lanes[r.toldBy].owes {
 		m.grant(false)
 	}
 }

@@ -64,7 +64,7 @@ func (d *deaf) credit(lane, _ int, _ block) {
 // lost, although another lane has told last what was consumed.
 func TestGrantOfEveryLane(t *testing.T) {
 	d := &deaf{posted: make([]int, 2), silently: make([]int, 2)}
-	d.m = newMachine(shape{ring: 1 << 20, maxChunk: 1 << 10, keptFrom: 1 << 30, depth: 16, table: 64, lanes: 2}, d)
+	d.m = newMachine(shape{ring: 1 << 20, maxChunk: 1 << 10, depth: 16, table: 64, lanes: 2}, d)
 	m := d.m
 	for i := range m.lanes {
 		m.lanes[i].phase, m.lanes[i].active = running, 0

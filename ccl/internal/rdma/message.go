@@ -12,8 +12,8 @@ var ErrCorrupt = errors.New("connection corrupt")
 // MaxPaths is how many paths a lane can have: a primary and a backup.
 const MaxPaths = 2
 
-// messageVersion is of the control socket's messages.
-const messageVersion = 2
+// messageVersion is of the control socket's messages, and of what lanes carry.
+const messageVersion = 3
 
 // maxMessage bounds a control message's body.
 const maxMessage = 256

@@ -262,9 +262,8 @@ func (q *queuePair) write(w verbs.Write) {
 		return // what is lost is in the lane's log
 	}
 	if w.RKey = q.remote.rkey; w.LKey == 0 {
-		w.LKey = q.region.LKey
+		w.LKey, w.Inline = q.region.LKey, int(w.Len) <= q.inline // what lies elsewhere is the NIC's to read
 	}
-	w.Inline = int(w.Len) <= q.inline
 	if q.unsignalled++; w.Len >= signalFrom || q.unsignalled >= signalEvery {
 		w.Signalled = true
 	}

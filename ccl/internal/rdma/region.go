@@ -19,6 +19,7 @@ import (
 // Close. It must not be of Go's heap, whose pages may be given back.
 type Region struct {
 	addr, end uint64
+	buffer    *dmaBuffer // nil: host memory
 
 	mu   sync.Mutex
 	mrs  map[*device]*registration
@@ -45,20 +46,28 @@ var regions struct {
 	count atomic.Int32
 }
 
-// inPlace counts bytes that were sent from where they lie.
-var inPlace atomic.Uint64
+// inPlace counts bytes that were sent from where they lie, buffered those of DMA buffers.
+var inPlace, buffered atomic.Uint64
 
 // SentInPlace is how many bytes connections of this process have sent from where they
-// lay. What had to be sent again does not count twice.
+// lay, SentDMABuf how many of them from DMA buffers. What had to be sent again does not
+// count twice.
 func SentInPlace() uint64 { return inPlace.Load() }
+
+// SentDMABuf is explained with SentInPlace.
+func SentDMABuf() uint64 { return buffered.Load() }
 
 // Register makes b a region, until Close. It is an error when a part of b is in one.
 func Register(b []byte) (*Region, error) {
 	if len(b) == 0 {
 		return nil, errors.New("register no memory")
 	}
+	return enlist(b, nil)
+}
+
+func enlist(b []byte, buffer *dmaBuffer) (*Region, error) {
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
-	r := &Region{addr: addr, end: addr + uint64(len(b)), mrs: make(map[*device]*registration)}
+	r := &Region{addr: addr, end: addr + uint64(len(b)), buffer: buffer, mrs: make(map[*device]*registration)}
 	regions.Lock()
 	defer regions.Unlock()
 	i, _ := slices.BinarySearchFunc(regions.list, r.end, func(o *Region, end uint64) int {
@@ -97,6 +106,7 @@ func (r *Region) Close() error {
 	if i := slices.Index(regions.list, r); i >= 0 {
 		regions.list = slices.Delete(regions.list, i, i+1)
 		regions.count.Add(-1)
+		return r.buffer.close()
 	}
 	return nil
 }
@@ -189,8 +199,9 @@ func (r *Region) known(d *device) (registered, asked bool) {
 }
 
 func (g *registration) make(r *Region, d *device) {
-	g.mr, g.err = d.pd.Register(uintptr(r.addr), int(r.end-r.addr), verbs.LocalWrite)
-	if g.err != nil {
+	if r.buffer != nil {
+		g.mr, g.err = d.pd.RegisterDMABuf(r.buffer.fd, 0, int(r.end-r.addr), r.addr, verbs.LocalWrite)
+	} else if g.mr, g.err = d.pd.Register(uintptr(r.addr), int(r.end-r.addr), verbs.LocalWrite); g.err != nil {
 		d.refused.Do(func() {
 			slog.Warn("RDMA: memory cannot be registered; what is sent from such memory is copied", "device", d.name, "bytes", r.end-r.addr, "err", g.err)
 		})

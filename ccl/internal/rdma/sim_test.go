@@ -83,7 +83,7 @@ type simCompletion struct {
 
 func newSim(draw func(int) int) *sim {
 	s := &sim{draw: draw, shape: shape{
-		ring: 512, maxChunk: 128, keptFrom: 32, depth: 8 << draw(2), table: 16, lanes: 1 + draw(3),
+		ring: 512, maxChunk: 128, depth: 8 << draw(2), table: 16, lanes: 1 + draw(3),
 	}}
 	for p := range s.up {
 		s.up[p] = [2]bool{true, true}
@@ -389,7 +389,7 @@ func (e *simEnd) send() {
 	}
 	at := e.m.tx.sent % e.s.shape.ring
 	b, from := e.out[at:at+n], source{}
-	if n >= e.s.shape.keptFrom && e.s.draw(2) == 0 {
+	if e.s.draw(2) == 0 {
 		from.addr = e.m.tx.sent + 1
 		b = make([]byte, n)
 		e.kept[from.addr] = b

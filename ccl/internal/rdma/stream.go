@@ -18,12 +18,12 @@ func (c *Conn) Send(b []byte) (n int, starved bool, err error) {
 }
 
 // SendKept is Send of bytes that the caller leaves as they are until Settled:
-// those in registered memory are sent from where they lie.
+// those in registered memory are sent from where they lie, those of a DMA buffer always.
 func (c *Conn) SendKept(b []byte) (n int, starved bool, err error) {
 	r := regionOf(b)
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	if r != nil && !c.reaches(r) {
+	if r != nil && r.buffer == nil && !c.reaches(r) {
 		r = nil
 	}
 	return c.send(b, r)
@@ -69,13 +69,16 @@ func (c *Conn) send(b []byte, r *Region) (n int, starved bool, err error) {
 			}
 		}
 		var from source
-		if r != nil && size >= keptFrom {
+		if r != nil && (size >= keptFrom || r.buffer != nil) {
 			from = source{uint64(uintptr(unsafe.Pointer(&b[n]))), r}
 		} else {
 			copy(c.mem[c.lay.out+c.m.tx.sent%c.m.ring:], b[n:n+int(size)])
 		}
 		if c.m.send(lane, size, from); from.addr != 0 {
 			inPlace.Add(size)
+			if r.buffer != nil {
+				buffered.Add(size)
+			}
 		}
 		n += int(size)
 	}

@@ -36,6 +36,7 @@ type Worker struct {
 	dirty  bool // a connection is
 	closed bool
 
+	needs   []*Region    // that devices have to have
 	retired []*queuePair // that could not be destroyed
 	leaked  bool         // that was told
 
