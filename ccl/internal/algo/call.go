@@ -7,7 +7,7 @@ import (
 )
 
 // Call is the shape of a collective: all that its schedule depends on, and all
-// that must be equal on every rank but InPlace.
+// that must be equal on every rank but InPlace and Apart.
 type Call struct {
 	Coll  record.CollKind
 	DType record.DType
@@ -18,6 +18,9 @@ type Call struct {
 	// (sent), ReduceScatter (received), AlltoAll, Gather and Scatter.
 	Count   int
 	InPlace bool
+	// Apart, of a call that is not InPlace: nobody wants this rank's own contribution in its
+	// receive buffer.
+	Apart bool
 }
 
 func (c *Call) bytes() int { return c.Count * c.DType.Size() }

@@ -73,6 +73,22 @@ type Schedule struct {
 	Acc     int // bytes of Acc used, counted like its offsets
 }
 
+// OnlySends reports whether all that becomes of a Space's bytes is that they are sent from
+// where they lie.
+func (s *Schedule) OnlySends(space Space) bool {
+	for _, t := range s.Tracks {
+		for i := range t {
+			st := &t[i]
+			reads := st.Src.Space == space && (st.Act == RecvReduce || st.Act == Fold || st.Act == Copy || st.Act == Send && (st.LL || !st.Kept))
+			writes := st.Dst.Space == space && (st.Act == Recv || st.Act == RecvReduce || st.Act == Fold || st.Act == Copy)
+			if reads || writes {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // The two tracks of every collective's schedule.
 const (
 	tx = 0
@@ -155,7 +171,7 @@ func (b *builder) local(track int, act Act, dst, src Ref, n, need int, last bool
 // receive buffer. It rides at the end of the send track, where it overlaps the
 // wait for others.
 func (b *builder) copyOwn(dst, src Ref, n int) {
-	if !b.call.InPlace {
+	if !b.call.InPlace && !b.call.Apart {
 		b.local(tx, Copy, dst, src, n, 0, false)
 	}
 }

@@ -28,6 +28,8 @@ type Op struct {
 type Part struct {
 	Buf   []byte
 	DType record.DType
+	// Opaque: Buf only stands for the bytes, which links can send and nobody here can read.
+	Opaque bool
 }
 
 // GroupSpace is the Space of Op.Parts[0].
@@ -338,7 +340,7 @@ func (e *Engine) sendHeader(link transport.Link, l *lane, st *algo.Step) (int, e
 	if link.Kind() != record.TransportSHM {
 		limit = stageNetwork
 	}
-	if data > limit {
+	if data > limit || e.opaque(st.Src) {
 		data = 0
 	}
 	total := headerSize + data
@@ -514,6 +516,11 @@ func (e *Engine) bytes(r algo.Ref, pos, n int) []byte {
 		return e.scratch[off : off+n]
 	}
 	return e.op.Parts[r.Space-GroupSpace].Buf[off : off+n]
+}
+
+// opaque reports whether r is in a part that cannot be read.
+func (e *Engine) opaque(r algo.Ref) bool {
+	return r.Space >= GroupSpace && e.op.Parts[r.Space-GroupSpace].Opaque
 }
 
 // wide is the float32 accumulators of n bytes' worth of elements at r+pos.

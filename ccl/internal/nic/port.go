@@ -72,6 +72,7 @@ type Port struct {
 	Addr     netip.Addr   // what GID says, IPv4 as such; not valid for an InfiniBand GID
 	Subnet   netip.Prefix // of Addr; not valid when unknown
 	Distance Distance
+	Data     bool   // Distance is that of a Direct NIC's data function
 	Why      string // why it has this place in the order
 }
 

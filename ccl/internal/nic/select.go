@@ -24,8 +24,7 @@ var ErrNoPort = errors.New("no usable RDMA port")
 type candidate struct {
 	Port
 	nic   string
-	index int  // of the device
-	data  bool // Distance is that of the device's data function
+	index int // of the device
 }
 
 // Select orders the ports that can be used by a rank: its primary first, then its
@@ -73,7 +72,7 @@ func (c *candidate) why(near Near) string {
 		from = "the rank"
 	}
 	via := ""
-	if c.data {
+	if c.Data {
 		via = " by its data function"
 	}
 	switch c.Distance {
@@ -143,9 +142,9 @@ func (t *Tree) candidates(near Near, o Override) ([]candidate, error) {
 				continue
 			}
 			p.GIDIndex, p.GID, p.Addr, p.Subnet = g.Index, g.Raw, g.Addr, g.Subnet
-			c := candidate{Port: p, nic: d.nic, index: i, data: d.data != nil}
-			c.Distance = at.distance(d.place)
-			if c.data {
+			c := candidate{Port: p, nic: d.nic, index: i}
+			c.Distance, c.Data = at.distance(d.place), d.data != nil
+			if c.Data {
 				c.Distance = at.distance(*d.data)
 			}
 			all = append(all, c)

@@ -248,6 +248,33 @@ func (m *mesh) Acknowledge(peer int) {
 	}
 }
 
+// Rails implements Mesh.
+func (m *mesh) Rails(peers []int) (primary, backup []nic.Port, err error) {
+	for _, r := range peers {
+		switch {
+		case m.Local(r):
+			return nil, nil, fmt.Errorf("rank %d is reached through shared memory", r)
+		case !m.overRDMA(r):
+			return nil, nil, fmt.Errorf("rank %d is reached over TCP", r)
+		}
+		for i, p := range m.rdma.paths[r][:min(len(m.rdma.paths[r]), rdma.MaxPaths)] {
+			to := &primary
+			if i > 0 {
+				to = &backup
+			}
+			named := func(port nic.Port) bool { return port.Name() == p.Own.Name() }
+			if !slices.ContainsFunc(*to, named) {
+				// A path has of its ports what ranks tell each other; here is what sysfs says.
+				*to = append(*to, m.rdma.ports[slices.IndexFunc(m.rdma.ports, named)])
+			}
+		}
+	}
+	return primary, backup, nil
+}
+
+// Need implements Mesh.
+func (m *mesh) Need(r *rdma.Region, ports []nic.Port) error { return m.rdma.worker.Need(r, ports) }
+
 func (m *mesh) Patience() time.Duration {
 	for r := range m.cfg.Size {
 		if r != m.cfg.Rank && !m.Local(r) && !m.overRDMA(r) {

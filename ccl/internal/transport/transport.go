@@ -3,6 +3,8 @@ package transport
 import (
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -88,6 +90,12 @@ type Mesh interface {
 	Lent(peer int) (mark uint64)
 	Returned(peer int, mark uint64) bool
 	Acknowledge(peer int)
+	// Rails are the ports of this rank's over which links to peers go, and those that are
+	// their backups; an error where a link goes another way. Need has the devices of ports
+	// register a DMA buffer, before the first bytes: a link that TrySendKept gives some of it
+	// uses no path that cannot send them. The error says which device cannot.
+	Rails(peers []int) (primary, backup []nic.Port, err error)
+	Need(r *rdma.Region, ports []nic.Port) error
 	// Abandon ends the links for which Settled is not true, where the operation has
 	// failed: the caller gets back what TrySendKept took.
 	Abandon()

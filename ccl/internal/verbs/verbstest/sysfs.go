@@ -50,6 +50,13 @@ func (f *Fabric) writeSysfs() error {
 			t.file(content, pci, name)
 		}
 		t.link(pci, "bus/pci/devices", d.BusID)
+		if d.GPU != "" {
+			gpu := filepath.Join(filepath.Dir(pci), d.GPU)
+			for name, content := range map[string]string{"numa_node": strconv.Itoa(d.NUMA), "vendor": "0x10de", "class": "0x030200"} {
+				t.file(content, gpu, name)
+			}
+			t.link(gpu, "bus/pci/devices", d.GPU)
+		}
 		dir := filepath.Join(pci, "infiniband", d.Name)
 		for name, content := range map[string]string{
 			"node_type": "1: CA", "fw_ver": "1.2.3", "node_guid": words(binary.BigEndian.AppendUint64(nil, guid(i))),

@@ -62,6 +62,7 @@ type Device struct {
 	MaxInline int    // bytes; 256 when 0, none when negative
 	NUMA      int
 	BusID     string // of PCIe; one below a root port of its own when empty
+	GPU       string // bus id of a GPU beside it, below the same root port; none when empty
 }
 
 // Port is a port of a device.
