@@ -84,6 +84,9 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	if err := cfg.checkNet(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.Net and Config.RDMA: %w", ErrInvalid, err))
 	}
+	if err := cfg.checkGPUDirect(); err != nil {
+		return nil, fail(fmt.Errorf("%w: Config.GPUDirect is %w", ErrInvalid, err))
+	}
 	info, err := json.Marshal(about{Node: cfg.Node, Cores: runtime.NumCPU(), GPU: cfg.Device != CPU})
 	if err != nil {
 		return nil, fail(err)

@@ -83,6 +83,8 @@ type Config struct {
 	Net Net
 	// RDMA tunes it where it does.
 	RDMA RDMAConfig
+	// GPUDirect says whether NICs read the memory of GPU ranks, "" for GPUDirectAuto.
+	GPUDirect GPUDirect
 	// Interface is the address to listen at for other nodes, "" for the one that
 	// leads to rank 0.
 	Interface string
@@ -105,7 +107,7 @@ type GPUConfig struct {
 // LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
 // LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
 // _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
-// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO and LOCKSTEP_GPU_PACE; the secret stays in the file that
+// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO and LOCKSTEP_GPU_PACE, LOCKSTEP_GPUDIRECT; the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
 // and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last. Where
@@ -144,6 +146,8 @@ func configFromEnv() (Config, error) {
 		Node:    nodeName(),
 		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
 		Net:     Net(os.Getenv("LOCKSTEP_NET")),
+
+		GPUDirect: GPUDirect(os.Getenv("LOCKSTEP_GPUDIRECT")),
 		RDMA: RDMAConfig{
 			HCA: os.Getenv("LOCKSTEP_RDMA_HCA"), GID: os.Getenv("LOCKSTEP_RDMA_GID"),
 			QueuePairs: number(0, "LOCKSTEP_RDMA_QPS"), Timeout: number(0, "LOCKSTEP_RDMA_TIMEOUT"), Retries: number(0, "LOCKSTEP_RDMA_RETRIES"),
@@ -152,6 +156,9 @@ func configFromEnv() (Config, error) {
 	}
 	if err := cfg.checkNet(); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
+	}
+	if err := cfg.checkGPUDirect(); err != nil {
+		errs = append(errs, fmt.Errorf("LOCKSTEP_GPUDIRECT is %w", err))
 	}
 	local := number(0, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
 	attempt := number(0, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")

@@ -52,15 +52,16 @@ type gpuNodes struct {
 	mail                mail
 	slotAt              [slots]cuda.Ptr
 	slotSize            int
-	parts               []engine.Part // the slots, and all of them as one
+	parts               []engine.Part // see partSlots
 	region              *rdma.Region  // the slots: NICs send from them
-	lent                []loan        // the executor's, of the current operation's chunks, in their order
-	scratch             cuda.Ptr      // device memory of a slot's size, between two steps of a stream
+	direct              gpuDirect
+	lent                []loan   // the executor's, of the current operation's chunks, in their order
+	scratch             cuda.Ptr // device memory of a slot's size, between two steps of a stream
 
 	calling   sync.Mutex
 	reached   uint32        // given to operations so far, under calling
 	passed    atomic.Uint32 // likewise
-	schedules map[algo.Call]*algo.Schedule
+	schedules map[algo.Call]plan
 
 	releasing sync.Mutex // also guards host against free
 	released  bool       // an abort has let go of streams
@@ -96,7 +97,7 @@ const (
 // newGPUNodes prepares the pinned memory. All ranks call it.
 func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err error) {
 	p := &place
-	n := &gpuNodes{c: c, place: place, gpu: g, schedules: map[algo.Call]*algo.Schedule{}, local: 1, stop: make(chan struct{})}
+	n := &gpuNodes{c: c, place: place, gpu: g, schedules: map[algo.Call]plan{}, local: 1, stop: make(chan struct{})}
 	everyone := make([]int, c.size)
 	for r := range everyone {
 		everyone[r] = r
@@ -146,7 +147,10 @@ func (c *Comm) newGPUNodes(g *gpu.Comm, place algo.Place) (_ *gpuNodes, err erro
 		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.slotSize], DType: record.Uint8})
 	}
 	n.parts = append(n.parts, engine.Part{Buf: n.host[words+letters:], DType: record.Uint8}) // all slots, for messages
-	if n.region, err = rdma.Register(n.parts[slots].Buf); err != nil {
+	if n.region, err = rdma.Register(n.parts[partAll].Buf); err != nil {
+		return nil, err
+	}
+	if err = n.openDirect(); err != nil {
 		return nil, err
 	}
 	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
@@ -203,6 +207,7 @@ func (n *gpuNodes) free() error {
 	if host != nil {
 		errs = append(errs, n.dev.FreeHost(host))
 	}
+	errs = append(errs, n.direct.close())
 	if n.dev != nil {
 		errs = append(errs, n.dev.Close())
 	}
@@ -240,10 +245,10 @@ func (n *gpuNodes) release() {
 
 // crossing is the network's part of one operation.
 type crossing struct {
-	n       *gpuNodes
-	seq     uint64
-	met     atomic.Bool // see gpu.Comm.Enter
-	sched   *algo.Schedule
+	n   *gpuNodes
+	seq uint64
+	met atomic.Bool // see gpu.Comm.Enter
+	plan
 	gate    func(number int) bool // engine.Op.Gate
 	returns func() bool           // tells the stream what peers have consumed since; whether there was any
 	reached uint32                // when the stream has come to the operation
@@ -333,12 +338,27 @@ func (x *crossing) returned() bool {
 }
 
 // chunk is what a stream and the network do of an operation at a time. stage brings
-// to a slot what the call takes, land takes from it what the call gives.
+// to a slot what the call takes, land takes from one what the call gives: another, if
+// what was staged is in the GPU's memory.
 type chunk struct {
-	call        algo.Call
-	send, recv  int // where in the slot
-	stage, land func(s gpu.Stream, slot cuda.Ptr) error
+	call       algo.Call
+	send, recv int // where in the slot
+	stage      func(s gpu.Stream, slot cuda.Ptr) error
+	land       func(s gpu.Stream, slot, staged cuda.Ptr) error
 }
+
+func (k *chunk) bytes() int { return k.call.Count * k.call.DType.Size() }
+
+// plan is how an operation goes over the network: with direct, those of its chunks that
+// are large enough are staged in the GPU's memory.
+type plan struct {
+	sched  *algo.Schedule
+	direct bool
+}
+
+// remote reports whether a chunk is staged in the GPU's memory. Small ones are not: they
+// would have to be waited for, which costs more than their copy.
+func (p *plan) remote(k *chunk) bool { return p.direct && k.bytes() >= rdma.KeptFrom }
 
 // cross puts an operation on s and in the queue. prepare says what the network does;
 // launch puts the stream's part on it, which has come to the operation by then, and
@@ -400,9 +420,15 @@ func (n *gpuNodes) parallel(s gpu.Stream, first func(*cuda.Stream) error, second
 // launch puts the stream's part of an operation of chunks on it.
 func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 	count := x.reached
+	staged := func(i int) cuda.Ptr {
+		if x.remote(&chunks[i]) {
+			return n.directAt(i % slots)
+		}
+		return n.slotAt[i%slots]
+	}
 	for i := range len(chunks) + lead {
 		if i < len(chunks) {
-			if err := chunks[i].stage(s, n.slotAt[i%slots]); err != nil {
+			if err := chunks[i].stage(s, staged(i)); err != nil {
 				return err
 			}
 			count++
@@ -414,7 +440,7 @@ func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 			if err := s.Wait32(n.passedAt, x.passed+uint32(done)+1); err != nil {
 				return err
 			}
-			if err := chunks[done].land(s, n.slotAt[done%slots]); err != nil {
+			if err := chunks[done].land(s, n.slotAt[done%slots], staged(done)); err != nil {
 				return err
 			}
 		}
@@ -424,38 +450,59 @@ func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 
 // lends reports whether chunks are so large that a NIC may send them from their slots.
 func (n *gpuNodes) lends(chunks []chunk) bool {
-	return slices.ContainsFunc(chunks, func(k chunk) bool { return k.call.Count*k.call.DType.Size() >= rdma.KeptFrom })
+	return slices.ContainsFunc(chunks, func(k chunk) bool { return k.bytes() >= rdma.KeptFrom })
 }
 
-// schedule is the network's part of an operation, kept by the operation's shape.
-func (n *gpuNodes) schedule(o *operation, r *route, chunks []chunk) (*algo.Schedule, error) {
+// schedule is the network's part of an operation, kept by the operation's shape. What
+// becomes of a chunk decides whether NICs are all that reads what is staged, and with that
+// where it is: a schedule that has the CPU read it is made again, for pinned memory.
+func (n *gpuNodes) schedule(o *operation, r *route, chunks []chunk) (plan, error) {
 	key := algo.Call{Coll: o.coll, DType: o.dtype, Op: o.redop, Root: o.root, Count: o.count}
-	if s := n.schedules[key]; s != nil {
-		return s, nil
+	if p, ok := n.schedules[key]; ok {
+		return p, nil
 	}
-	c := n.c
-	pieces := make([]algo.Piece, len(chunks))
-	for i := range chunks {
-		k := &chunks[i]
-		space := engine.GroupSpace + algo.Space(i%slots)
-		pieces[i] = algo.Piece{
-			Call: k.call, Place: &r.place, Members: r.members,
-			Choice: c.model.Choose(k.call, &r.place, algo.Overrides{Algo: c.cfg.Algo, Proto: c.cfg.Proto}),
-			Send:   algo.Ref{Space: space, Off: k.send}, Recv: algo.Ref{Space: space, Off: k.recv},
+	p := plan{direct: n.direct.has()}
+	var err error
+	if p.sched, err = n.chain(r, chunks, &p); err != nil {
+		return plan{}, err
+	}
+	for i := 0; i < slots && p.direct; i++ {
+		if !p.sched.OnlySends(engine.GroupSpace + partDirect + algo.Space(i)) {
+			p.direct = false
+			if p.sched, err = n.chain(r, chunks, &p); err != nil {
+				return plan{}, err
+			}
 		}
 	}
-	s, err := algo.Chain(pieces)
-	if err != nil {
-		return nil, err
-	}
 	if n.local > 1 && r == &n.rail {
-		s.Algo = record.AlgoHierarchical
+		p.sched.Algo = record.AlgoHierarchical
 	}
 	if len(n.schedules) >= schedulesMost {
 		clear(n.schedules)
 	}
-	n.schedules[key] = s
-	return s, nil
+	n.schedules[key] = p
+	return p, nil
+}
+
+// chain is the schedule of chunks, staged as p says.
+func (n *gpuNodes) chain(r *route, chunks []chunk, p *plan) (*algo.Schedule, error) {
+	c := n.c
+	pieces := make([]algo.Piece, len(chunks))
+	for i := range chunks {
+		k := &chunks[i]
+		call, recv := k.call, engine.GroupSpace+partSlots+algo.Space(i%slots)
+		send := recv
+		if p.remote(k) {
+			call.InPlace, call.Apart = false, true
+			send += partDirect - partSlots
+		}
+		pieces[i] = algo.Piece{
+			Call: call, Place: &r.place, Members: r.members,
+			Choice: c.model.Choose(call, &r.place, algo.Overrides{Algo: c.cfg.Algo, Proto: c.cfg.Proto}),
+			Send:   algo.Ref{Space: send, Off: k.send}, Recv: algo.Ref{Space: recv, Off: k.recv},
+		}
+	}
+	return algo.Chain(pieces)
 }
 
 // schedulesMost bounds how many schedules are kept.
@@ -555,7 +602,7 @@ func (n *gpuNodes) submit(s *Stream, kind record.CollKind, send, recv Buffer, op
 		if n.lends(m.chunks) {
 			x.peers = m.via.peers
 		}
-		x.sched, err = n.schedule(&o, m.via, m.chunks)
+		x.plan, err = n.schedule(&o, m.via, m.chunks)
 		return err
 	}
 	return n.cross(s, cs, &o, len(m.chunks), m.opening(), prepare, func(on gpu.Stream, x *crossing) error { return n.launch(on, x, m.chunks) })

@@ -120,19 +120,34 @@ func (m *motion) take(s gpu.Stream, slot, dst, own cuda.Ptr, k int) error {
 	if !m.folds() {
 		return m.copy(s, dst, slot, k)
 	}
+	if err := m.fetch(s, slot, own != 0, k); err != nil {
+		return err
+	}
+	return m.fold(s, dst, own, k)
+}
+
+// fetch brings to scratch the k elements of every member that are in slot, or of the
+// others.
+func (m *motion) fetch(s gpu.Stream, slot cuda.Ptr, others bool, k int) error {
 	all, self := len(m.via.members), m.via.place.Rank
-	if own == 0 {
-		if err := m.copy(s, m.n.scratch, slot, all*k); err != nil {
-			return err
-		}
-		return m.fold(s, dst, 0, k)
+	if !others {
+		return m.copy(s, m.n.scratch, slot, all*k)
 	}
 	for _, part := range [][2]int{{0, self}, {self + 1, all}} {
 		if err := m.copy(s, m.at(m.n.scratch, part[0]*k), m.at(slot, part[0]*k), (part[1]-part[0])*k); err != nil {
 			return err
 		}
 	}
-	return m.fold(s, dst, own, k)
+	return nil
+}
+
+// kept is where this rank's part still is, i elements into what was staged in the GPU's
+// memory; 0 if it is in the slot.
+func (m *motion) kept(slot, staged cuda.Ptr, i int) cuda.Ptr {
+	if staged == slot {
+		return 0
+	}
+	return m.at(staged, i)
 }
 
 // reducing is the network's part of a chunk of k elements that nodes have reduced,
@@ -180,7 +195,7 @@ func (m *motion) allReduce() {
 			}
 			return m.copy(s, m.at(slot, self), from, mine)
 		}
-		c.land = func(s gpu.Stream, slot cuda.Ptr) error {
+		c.land = func(s gpu.Stream, slot, _ cuda.Ptr) error {
 			if err := m.take(s, slot, part, from, mine); err != nil || !gather {
 				return err
 			}
@@ -203,7 +218,7 @@ func (m *motion) barrier() {
 			}
 			return m.in(s, record.Barrier, 0, 0, 0, 0, -1)
 		},
-		land: func(gpu.Stream, cuda.Ptr) error { return nil },
+		land: func(gpu.Stream, cuda.Ptr, cuda.Ptr) error { return nil },
 	})
 }
 
@@ -214,12 +229,12 @@ func (m *motion) reduceScatter() {
 	if m.via = &n.all; n.major {
 		m.via = &n.rail
 	}
-	others, width := len(m.via.members), len(m.via.members)
+	others, self, width := len(m.via.members), m.via.place.Rank, len(m.via.members)
 	if m.folds() {
 		width *= 2
 	}
 	each(count, m.step(count, width), func(off, k int) {
-		call, got := m.call(record.ReduceScatter, k, -1), m.via.place.Rank*k
+		call, got := m.call(record.ReduceScatter, k, -1), self*k
 		if m.folds() {
 			call.Coll, call.InPlace, got = record.AlltoAll, false, others*k
 		}
@@ -246,8 +261,8 @@ func (m *motion) reduceScatter() {
 				}
 				return m.copy(s, slot, n.scratch, others*k)
 			},
-			land: func(s gpu.Stream, slot cuda.Ptr) error {
-				return m.take(s, m.at(slot, got), m.at(m.recv, off), 0, k)
+			land: func(s gpu.Stream, slot, staged cuda.Ptr) error {
+				return m.take(s, m.at(slot, got), m.at(m.recv, off), m.kept(slot, staged, self*k), k)
 			},
 		})
 	})
@@ -267,21 +282,28 @@ func (m *motion) allGather() {
 			stage: func(s gpu.Stream, slot cuda.Ptr) error {
 				return m.copy(s, m.at(slot, self*k), m.at(m.send, off), k)
 			},
-			land: func(s gpu.Stream, slot cuda.Ptr) error {
+			land: func(s gpu.Stream, slot, staged cuda.Ptr) error {
+				own := m.kept(slot, staged, self*k)
+				part := func(of cuda.Ptr, i int) cuda.Ptr {
+					if i == self && own != 0 {
+						return own
+					}
+					return m.at(of, i*k)
+				}
 				if n.major {
-					if err := m.copy(s, n.scratch, slot, others*k); err != nil {
+					if err := m.fetch(s, slot, own != 0, k); err != nil {
 						return err
 					}
 				}
 				for i := range others {
 					if !n.major {
-						if err := m.copy(s, m.at(m.recv, i*count+off), m.at(slot, i*k), k); err != nil {
+						if err := m.copy(s, m.at(m.recv, i*count+off), part(slot, i), k); err != nil {
 							return err
 						}
 						continue
 					}
 					to := m.at(m.recv, i*n.local*count+off)
-					if err := m.in(s, record.AllGather, m.at(n.scratch, i*k), to, k, count, -1); err != nil {
+					if err := m.in(s, record.AllGather, part(n.scratch, i), to, k, count, -1); err != nil {
 						return err
 					}
 				}
@@ -343,7 +365,7 @@ func (m *motion) broadcast() {
 				}
 				return m.copy(s, slot, from, mine)
 			},
-			land: func(s gpu.Stream, slot cuda.Ptr) error {
+			land: func(s gpu.Stream, slot, _ cuda.Ptr) error {
 				if first {
 					if n.local == 1 && m.recv != m.send {
 						return m.copy(s, m.at(m.recv, off), m.at(m.send, off), k)
@@ -414,7 +436,7 @@ func (m *motion) reduce() {
 			}
 			return m.copy(s, m.at(slot, self), from, mine)
 		}
-		c.land = func(s gpu.Stream, slot cuda.Ptr) error {
+		c.land = func(s gpu.Stream, slot, staged cuda.Ptr) error {
 			if !last || !root && !gather {
 				return nil
 			}
@@ -422,7 +444,7 @@ func (m *motion) reduce() {
 			if root {
 				dst = m.at(m.recv, own)
 			}
-			if err := m.take(s, slot, dst, 0, mine); err != nil || !gather {
+			if err := m.take(s, slot, dst, m.kept(slot, staged, self), mine); err != nil || !gather {
 				return err
 			}
 			bytes := uint64(mine * m.size)

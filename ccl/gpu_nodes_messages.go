@@ -239,7 +239,7 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 	if len(m.flows) == 0 {
 		return m
 	}
-	room := (len(n.parts[slots].Buf)/(2*len(m.flows)) - kernels.FerryPad) &^ 511
+	room := (len(n.parts[partAll].Buf)/(2*len(m.flows)) - kernels.FerryPad) &^ 511
 	m.half = max(min(int(largest/4+511)&^511, pieceMost, room), min(pieceLeast, room))
 	for i := range m.flows {
 		m.flows[i].at = 2 * (m.half + kernels.FerryPad) * i
@@ -253,7 +253,9 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 			Mine: at(i), Theirs: at(i) + 4, Half: uint32(m.half), First: f.base + uint32(len(f.pieces)),
 		}
 		if msg.Send {
-			k.Send = 1
+			if k.Send = 1; n.remote(&msg) {
+				k.Slot = uint64(n.directAt(0)) + uint64(f.at)
+			}
 		} else if inPlace {
 			k.After, k.AfterFirst = at(i+1), n.mail.given[i+1] // what goes to this peer
 		}
@@ -268,6 +270,12 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 	return m
 }
 
+// remote reports whether a message to another node is sent from the GPU's memory. Small
+// ones are not, or they would not end without their receiver.
+func (n *gpuNodes) remote(msg *gpu.Message) bool {
+	return msg.Send && msg.Bytes > keptFrom && n.direct.has()
+}
+
 // schedule has a track for each flow, and one that ends the operation.
 func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 	s := &algo.Schedule{Algo: record.AlgoDirect, Proto: record.ProtoSimple}
@@ -275,7 +283,7 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 		m.gates = append(m.gates, mailGate{int32(f), int32(p), done})
 		return algo.Step{Act: algo.Gate, Peer: -1, Len: len(m.gates) - 1}
 	}
-	space := engine.GroupSpace + slots
+	space := engine.GroupSpace + partAll
 	s.Tracks = make([]algo.Track, len(m.flows))
 	next := make([]int, len(m.flows)) // piece of each flow
 	for _, msg := range msgs {
@@ -294,7 +302,9 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 			body := st
 			body.Len, body.Kept = f.pieces[p].bytes, f.send && msg.Bytes > keptFrom
 			body.Src = algo.Ref{Space: space, Off: f.at + int(f.base+uint32(p))&1*(m.half+kernels.FerryPad) + f.pieces[p].skew}
-			body.Dst = body.Src
+			if body.Dst = body.Src; m.n.remote(&msg) {
+				body.Src.Space = engine.GroupSpace + partRemote
+			}
 			*t = append(*t, gate(i, p, false), body, gate(i, p, true))
 			left -= body.Len
 		}

@@ -1,0 +1,147 @@
+package ccl
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// GPUDirect says whether NICs read what GPU ranks send between nodes from the GPUs'
+// memory. Each rank may have its own.
+type GPUDirect string
+
+const (
+	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
+	// switch or root port, and these and their backups take the memory. The log says why not.
+	GPUDirectAuto GPUDirect = "auto"
+	GPUDirectOff  GPUDirect = "off"
+	// GPUDirectRequire: at any distance, or Init fails and says why.
+	GPUDirectRequire GPUDirect = "require"
+)
+
+// checkGPUDirect reports a value that there is not.
+func (cfg *Config) checkGPUDirect() error {
+	switch cfg.GPUDirect {
+	case "", GPUDirectAuto, GPUDirectOff, GPUDirectRequire:
+		return nil
+	}
+	return fmt.Errorf("%q, want %s, %s or %s", cfg.GPUDirect, GPUDirectAuto, GPUDirectOff, GPUDirectRequire)
+}
+
+// gpuDirect is slots in the GPU's memory, beside the pinned ones. What this rank
+// contributes to a chunk lies there where NICs are all that reads it; what it receives, and
+// passes on, lies in pinned memory. Peers cannot tell the difference.
+type gpuDirect struct {
+	mem    *cuda.Exported
+	region *rdma.Region
+}
+
+// openDirect makes the slots if they are wanted and can be.
+func (n *gpuNodes) openDirect() error {
+	c := n.c
+	if c.cfg.GPUDirect == GPUDirectOff {
+		return nil
+	}
+	err := n.tryDirect()
+	if err != nil {
+		err = errors.Join(err, n.direct.close())
+		n.direct = gpuDirect{}
+	}
+	noteDirect(c, err)
+	if err == nil {
+		for i := range slots {
+			n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes()[i*n.slotSize:][:n.slotSize], DType: record.Uint8, Opaque: true})
+		}
+		n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes(), DType: record.Uint8, Opaque: true})
+	} else if c.cfg.GPUDirect == GPUDirectRequire {
+		return fmt.Errorf("GPUDirect is required: %w", err)
+	}
+	return nil
+}
+
+func (n *gpuNodes) tryDirect() (err error) {
+	c, d := n.c, &n.direct
+	if c.cfg.Faults != nil {
+		return errors.New("injected faults hold bytes back, for which the CPU has to read them")
+	}
+	var far []int
+	for r := range c.size {
+		if !slices.Contains(n.place.Local, r) {
+			far = append(far, r)
+		}
+	}
+	ports, backups, err := c.mesh.Rails(far)
+	if err != nil {
+		return err
+	}
+	for i := range ports {
+		switch p := &ports[i]; {
+		case c.cfg.GPUDirect == GPUDirectRequire:
+		case p.Data:
+			return fmt.Errorf("%s moves data by a function of its own, which the GPU's memory is not registered with", p.Name())
+		case p.Distance > nic.SameRootPort: // through a processor's root complex it reads slowly
+			return fmt.Errorf("%s is %s", p.Name(), p.Why)
+		}
+	}
+	size := slots * n.slotSize
+	if d.mem, err = n.dev.AllocExported(uint64(size)); err != nil {
+		return err
+	}
+	if d.region, err = rdma.RegisterDMABuf(d.mem.FD, size); err != nil {
+		return err
+	}
+	return c.mesh.Need(d.region, slices.Concat(ports, backups))
+}
+
+// has reports whether there are such slots.
+func (d *gpuDirect) has() bool { return d.region != nil }
+
+func (d *gpuDirect) close() error {
+	if d.region != nil {
+		if err := d.region.Close(); err != nil {
+			return err // a NIC may still read the memory: it stays
+		}
+	}
+	if d.mem != nil {
+		return d.mem.Close()
+	}
+	return nil
+}
+
+// directAt is where slot i is in the GPU's memory.
+func (n *gpuNodes) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.slotSize) }
+
+// The parts of operations: pinned slots, all of them as one for messages, and the same in
+// the GPU's memory.
+const (
+	partSlots  = 0
+	partAll    = slots
+	partDirect = slots + 1
+	partRemote = 2*slots + 1
+)
+
+// directNoted is what noteDirect has said: of each GPU that it is so, and that it is not.
+var directNoted sync.Map
+
+func noteDirect(c *Comm, why error) {
+	type note struct {
+		device Device
+		chosen bool
+	}
+	if _, noted := directNoted.LoadOrStore(note{c.cfg.Device, why == nil}, true); noted {
+		return
+	}
+	if why == nil {
+		slog.Info("GPUDirect: NICs read the GPU's memory between nodes", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device)
+	} else {
+		slog.Info("no GPUDirect: what goes between nodes is copied to host memory", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device, "reason", why)
+	}
+}

@@ -1,0 +1,331 @@
+package ccl_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs/verbstest"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// The tests of this file have fake NICs read fake GPUs' memory. What they read has no
+// address at which the CPU could: a test in which it does ends with a fault.
+
+// onFakes skips where the GPUs are real, which have no use for fake NICs.
+func onFakes(t *testing.T) (gpus int) {
+	t.Helper()
+	_, gpus = gpuRanks(t)
+	if !faked {
+		t.Skip("fake NICs cannot read a real GPU's memory")
+	}
+	return gpus
+}
+
+// direct is gpusOverRDMA with NICs that read the GPUs' memory, or not.
+func direct(gpus, per int, mode ccl.GPUDirect) func(*ccl.Config) {
+	return func(cfg *ccl.Config) {
+		gpusOverRDMA(gpus, per)(cfg)
+		cfg.GPUDirect = mode
+	}
+}
+
+// TestGPUDirect: what NICs read from the GPUs' memory gives the same bits as what they
+// read from pinned memory, and it is as many bytes as there are to send, of the collectives
+// that need no CPU for them.
+func TestGPUDirect(t *testing.T) {
+	const count = 300_007 // of each share: more chunks than slots, and an odd last one
+	for _, l := range []struct{ n, per int }{{2, 1}, {4, 2}, {3, 1}} {
+		t.Run(fmt.Sprintf("%d ranks, %d a node", l.n, l.per), func(t *testing.T) {
+			gpus := onFakes(t)
+			verbstest.New(t, oneRail())
+			nodes := l.n / l.per
+			for _, k := range []struct {
+				coll record.CollKind
+				sent int // times a share's bytes, by all ranks together
+			}{
+				// Two nodes exchange all, of which each rank of a node sends its share.
+				{record.AllReduce, map[int]int{2: 2}[nodes]},
+				{record.ReduceScatter, map[int]int{2: l.n}[nodes]},
+				{record.AllGather, l.n * (nodes - 1)},
+				{record.Broadcast, 1},
+				{record.Reduce, map[int]int{2: 1}[nodes]},
+				{record.AlltoAll, l.n * (l.n - l.per)},
+			} {
+				results := map[ccl.GPUDirect][][]byte{}
+				for _, mode := range []ccl.GPUDirect{ccl.GPUDirectOff, ccl.GPUDirectRequire} {
+					before := rdma.SentDMABuf()
+					out := make([][]byte, l.n)
+					ranks(t, l.n, direct(gpus, l.per, mode), func(ctx context.Context, c *ccl.Comm) (err error) {
+						out[c.Rank()], err = random(ctx, c, k.coll, count)
+						return err
+					})
+					results[mode] = out
+					sent, want := int(rdma.SentDMABuf()-before), k.sent*count*4
+					switch {
+					case mode == ccl.GPUDirectOff && sent != 0:
+						t.Errorf("%v: %d bytes from the GPUs' memory, which is off", k.coll, sent)
+					case mode == ccl.GPUDirectRequire && nodes > 2 && (k.coll == record.Broadcast || k.coll == record.Reduce):
+						if sent == 0 { // how many of the members root sends to, or receives from, is the model's choice
+							t.Errorf("%v: nothing from the GPUs' memory", k.coll)
+						}
+					case mode == ccl.GPUDirectRequire && (sent > want || sent < want-4*64<<10*l.n):
+						t.Errorf("%v: %d bytes from the GPUs' memory, want %d but for small rests", k.coll, sent, want)
+					}
+				}
+				for r, want := range results[ccl.GPUDirectOff] {
+					if got := results[ccl.GPUDirectRequire][r]; !bytes.Equal(got, want) || len(want) == 0 {
+						t.Errorf("%v: rank %d has other bits than without", k.coll, r)
+					}
+				}
+			}
+		})
+	}
+}
+
+// random is what a rank has of a collective on values that are the same each time.
+func random(ctx context.Context, c *ccl.Comm, coll record.CollKind, count int) ([]byte, error) {
+	k := call{coll: coll, dt: ccl.Float32, op: ccl.Sum, count: count, root: 1}
+	ss, rs := k.shares(c.Size())
+	m, err := newMemory(ctx, c, 4*count*(ss+rs), false)
+	if err != nil {
+		return nil, err
+	}
+	in, out := make([]byte, 4*count*ss), make([]byte, 4*count*rs)
+	rng := rand.New(rand.NewPCG(uint64(c.Rank()), uint64(coll)))
+	for i := range count * ss {
+		put(ccl.Float32, in[4*i:], float64(rng.Float32()*2000-1000))
+	}
+	s := c.NewStream()
+	send, recv := m.bytes(ccl.Float32, 0, len(in)), m.bytes(ccl.Float32, len(in), len(out))
+	if err := errors.Join(c.CopyIn(send, in), c.CopyIn(recv, out)); err != nil {
+		return nil, err
+	}
+	if err := do(ctx, s, k.on(c, s, send, recv)); err != nil {
+		return nil, err
+	}
+	if err := c.CopyOut(out, recv); err != nil {
+		return nil, err
+	}
+	return out, m.free(ctx)
+}
+
+// TestGPUDirectCalls runs odd sizes, in place and not, and messages, with results that are
+// known; small ones go through pinned memory.
+func TestGPUDirectCalls(t *testing.T) {
+	for _, l := range []struct{ n, per int }{{2, 1}, {4, 2}, {3, 1}} {
+		t.Run(fmt.Sprintf("%d ranks, %d a node", l.n, l.per), func(t *testing.T) {
+			gpus := onFakes(t)
+			verbstest.New(t, oneRail())
+			var list []call
+			for i, coll := range kinds {
+				for _, count := range []int{5, 50_001, 200_003} {
+					list = append(list, call{coll, ccl.Float32, ccl.Avg, count, i % l.n, i%2 == 0, i})
+				}
+			}
+			prepare := direct(gpus, l.per, ccl.GPUDirectRequire)
+			everyCall(t, l.n, true, list, prepare)
+			before := rdma.SentDMABuf()
+			everyMessage(t, l.n, false, prepare)
+			if n := rdma.SentDMABuf() - before; n < 5<<20 {
+				t.Errorf("%d bytes of messages were sent from the GPUs' memory", n)
+			}
+		})
+	}
+}
+
+// TestGPUDirectFailover: a path that breaks while a NIC reads the GPU's memory, and comes
+// back, costs no bit; nor does a device that refuses the memory when it comes back.
+func TestGPUDirectFailover(t *testing.T) {
+	const size = 3 << 20
+	gpus := onFakes(t)
+	faults := append(slices.Clone(rdmaFaults), rdmaFault{"a device that refuses", func(f *verbstest.Fabric) { f.Remove("mlx5_0") }, func(f *verbstest.Fabric) {
+		f.Fail("ibv_reg_dmabuf_mr", 12, 0) // ENOMEM
+		f.Restore("mlx5_0")
+	}})
+	for _, ft := range faults {
+		if !slices.Contains([]string{"port of rank 0", "to rank 0", "acknowledgements", "torn, then the port", "late packets", "device of rank 1", "a device that refuses"}, ft.name) {
+			continue // much like others; TestRDMAFailover has them
+		}
+		t.Run(ft.name, func(t *testing.T) {
+			f := verbstest.New(t, verbstest.Options{})
+			var rounds atomic.Int32 // of rank 0
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				r := rand.New(rand.NewPCG(1, 2))
+				for _, step := range []struct {
+					round int32
+					do    func(*verbstest.Fabric)
+				}{{2, ft.do}, {5, ft.undo}} {
+					for rounds.Load() < step.round {
+						select {
+						case <-stop:
+							return
+						case <-time.After(100 * time.Microsecond):
+						}
+					}
+					time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond) // within an operation
+					step.do(f)
+				}
+			})
+			before := rdma.SentDMABuf()
+			ranks(t, 2, direct(gpus, 1, ccl.GPUDirectRequire), func(ctx context.Context, c *ccl.Comm) error {
+				s := c.NewStream()
+				m, err := newMemory(ctx, c, 4*size, false)
+				if err != nil {
+					return err
+				}
+				if err := c.CopyIn(m.bytes(ccl.Float32, 0, size), pattern(size, 1, float64(c.Rank()))); err != nil {
+					return err
+				}
+				sum, roots := pattern(size, 2, 1), [2][]byte{pattern(size, 1, 0), pattern(size, 1, 1)}
+				out := make([]byte, 3*size)
+				for round := range 9 {
+					if err := do(ctx, s, errors.Join(
+						c.AllReduce(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, size, size), ccl.Sum),
+						c.Broadcast(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, 2*size, size), round%2),
+						c.Group(s, func(g *ccl.Group) error {
+							return errors.Join(
+								g.Send(m.bytes(ccl.Uint8, size, size), 1-c.Rank()),
+								g.Recv(m.bytes(ccl.Uint8, 3*size, size), 1-c.Rank()))
+						}),
+					)); err != nil {
+						return fmt.Errorf("round %d: %w", round, err)
+					}
+					if err := c.CopyOut(out, m.bytes(ccl.Uint8, size, 3*size)); err != nil {
+						return err
+					}
+					for i, want := range [][]byte{sum, roots[round%2], sum} {
+						if !bytes.Equal(out[i*size:][:size], want) {
+							return fmt.Errorf("round %d: wrong result of call %d", round, i)
+						}
+					}
+					if c.Rank() == 0 {
+						rounds.Add(1)
+					}
+				}
+				return m.free(ctx)
+			})
+			close(stop)
+			wg.Wait()
+			// AllReduce and the message of both ranks, Broadcast of one.
+			if n, want := rdma.SentDMABuf()-before, uint64(9*5*size); n != want {
+				t.Errorf("%d bytes were sent from the GPUs' memory, want %d", n, want)
+			}
+		})
+	}
+}
+
+// TestGPUDirectChoice: auto takes NICs that are near the GPU and register its memory, and
+// else pinned memory; require says what lacks.
+func TestGPUDirectChoice(t *testing.T) {
+	const size = 1 << 20
+	gpus := onFakes(t)
+	near := []string{"0000:01:00.0", "0000:02:00.0"}
+	for _, c := range []struct {
+		name    string
+		below   []string // GPUs below the NICs' switches
+		break_  func(*verbstest.Fabric)
+		change  func(*ccl.Config)
+		auto    bool
+		require string // the error, "" for none
+	}{
+		{"near", near, nil, nil, true, ""},
+		{"one far", near[:1], nil, nil, true, ""},
+		{"far", nil, nil, nil, false, ""},
+		{"refused", near, func(f *verbstest.Fabric) { f.Fail("ibv_reg_dmabuf_mr", 12, 0) }, nil, false, "refuses the GPU's memory"},
+		{"no DMA buffers", near, func(*verbstest.Fabric) { cudatest.Deny(124) }, nil, false, "DMA_BUF_SUPPORTED"},
+		{"no export", near, func(*verbstest.Fabric) { cudatest.Fail("cuMemGetHandleForAddressRange", 801, 0) }, nil, false, "cuMemGetHandleForAddressRange"},
+		{"TCP", near, nil, func(cfg *ccl.Config) { cfg.Net = ccl.NetTCP }, false, "over TCP"},
+	} {
+		for _, mode := range []ccl.GPUDirect{"", ccl.GPUDirectAuto, ccl.GPUDirectRequire} {
+			t.Run(fmt.Sprintf("%s, %s", c.name, mode), func(t *testing.T) {
+				o := oneRail()
+				for i := range o.Devices {
+					o.Devices[i].Ports = []verbstest.Port{{Rail: i % 2}}
+				}
+				for i, gpu := range c.below { // the backups are elsewhere
+					o.Devices[2*i].GPU = gpu
+				}
+				f := verbstest.New(t, o)
+				if c.break_ != nil {
+					c.break_(f)
+				}
+				defer cudatest.Heal()
+				prepare := func(cfg *ccl.Config) {
+					direct(gpus, 1, mode)(cfg)
+					if c.change != nil {
+						c.change(cfg)
+					}
+				}
+				if mode == ccl.GPUDirectRequire && c.require != "" {
+					refused(t, prepare, c.require)
+					return
+				}
+				before := rdma.SentDMABuf()
+				ranks(t, 2, prepare, func(ctx context.Context, c *ccl.Comm) error {
+					s := c.NewStream()
+					m, err := newMemory(ctx, c, size, false)
+					if err != nil {
+						return err
+					}
+					b, out := m.bytes(ccl.Float32, 0, size), make([]byte, size)
+					if err := c.CopyIn(b, pattern(size, 1, float64(c.Rank()))); err != nil {
+						return err
+					}
+					if err := do(ctx, s, c.AllReduce(s, b, b, ccl.Sum)); err != nil {
+						return err
+					}
+					if err := c.CopyOut(out, b); err != nil {
+						return err
+					}
+					if !bytes.Equal(out, pattern(size, 2, 1)) {
+						return errors.New("wrong sums")
+					}
+					return m.free(ctx)
+				})
+				if got, want := rdma.SentDMABuf() > before, c.auto || mode == ccl.GPUDirectRequire; got != want {
+					t.Errorf("NICs read the GPUs' memory: %v, want %v", got, want)
+				}
+			})
+		}
+	}
+	bad := ccl.Config{Size: 1, ID: freeID(t), Secret: secret, GPUDirect: "yes"}
+	if _, err := ccl.Init(context.Background(), bad); !errors.Is(err, ccl.ErrInvalid) || !strings.Contains(err.Error(), `"yes"`) {
+		t.Errorf("GPUDirect yes: %v", err)
+	}
+}
+
+// refused: no rank joins, and one at least says why.
+func refused(t *testing.T, prepare func(*ccl.Config), why string) {
+	id, errs := freeID(t), make([]error, 2)
+	var wg sync.WaitGroup
+	for r := range errs {
+		wg.Go(func() {
+			cfg := ccl.Config{ID: id, Rank: r, Size: 2, Secret: secret, Timeout: 20 * time.Second}
+			prepare(&cfg)
+			var c *ccl.Comm
+			if c, errs[r] = ccl.Init(context.Background(), cfg); errs[r] == nil {
+				_ = c.Close()
+			}
+		})
+	}
+	wg.Wait()
+	for r, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "GPUDirect is required") || !strings.Contains(err.Error(), why) {
+			t.Errorf("rank %d: %v, want an error about %q", r, err, why)
+		}
+	}
+}
