@@ -211,11 +211,17 @@ func TestGPUNodesRDMAFailover(t *testing.T) {
 // TestGPUNodesRDMAAbort: a stream whose slots a NIC is sending from is let go when
 // nothing reads them any more, and no peer takes what it then writes for a result.
 func TestGPUNodesRDMAAbort(t *testing.T) {
+	for _, mode := range []ccl.GPUDirect{ccl.GPUDirectOff, ccl.GPUDirectRequire} {
+		t.Run("GPUDirect "+string(mode), func(t *testing.T) { testGPUNodesRDMAAbort(t, mode) })
+	}
+}
+
+func testGPUNodesRDMAAbort(t *testing.T, mode ccl.GPUDirect) {
 	const size = 8 << 20
 	_, gpus := gpuRanks(t)
 	f := verbstest.New(t, oneRail())
 	held := make([]any, 4)
-	ranks(t, 2, onGPUs(t, gpus, overRDMA(1)), func(ctx context.Context, c *ccl.Comm) error {
+	ranks(t, 2, onGPUs(t, gpus, overRDMA(1), reading(t, mode)), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, size, false)
 		if err != nil {
@@ -243,12 +249,18 @@ func TestGPUNodesRDMAAbort(t *testing.T) {
 // TestGPUNodesRDMAShrink: ranks whose slots are lent to one that never comes leave it,
 // and go on together.
 func TestGPUNodesRDMAShrink(t *testing.T) {
+	for _, mode := range []ccl.GPUDirect{ccl.GPUDirectOff, ccl.GPUDirectRequire} {
+		t.Run("GPUDirect "+string(mode), func(t *testing.T) { testGPUNodesRDMAShrink(t, mode) })
+	}
+}
+
+func testGPUNodesRDMAShrink(t *testing.T, mode ccl.GPUDirect) {
 	const size, late = 8 << 20, 2
 	_, gpus := gpuRanks(t)
 	verbstest.New(t, oneRail())
 	held := make([]any, 6)
 	before := rdma.SentInPlace()
-	ranks(t, 3, onGPUs(t, gpus, overRDMA(1)), func(ctx context.Context, c *ccl.Comm) error {
+	ranks(t, 3, onGPUs(t, gpus, overRDMA(1), reading(t, mode)), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, size, false)
 		if err != nil {
