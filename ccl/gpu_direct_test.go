@@ -325,6 +325,16 @@ func TestGPUDirectChoice(t *testing.T) {
 			})
 		}
 	}
+	for name, v := range map[string]string{"RANK": "0", "WORLD_SIZE": "1", "COMM_ID": freeID(t).String(), "RECORDER": "off", "GPUDIRECT": "require"} {
+		t.Setenv("LOCKSTEP_"+name, v)
+	}
+	if cfg, err := ccl.ConfigFromEnv(); err != nil || cfg.GPUDirect != ccl.GPUDirectRequire {
+		t.Errorf("GPUDirect %q from the environment, %v", cfg.GPUDirect, err)
+	}
+	t.Setenv("LOCKSTEP_GPUDIRECT", "yes")
+	if _, err := ccl.ConfigFromEnv(); err == nil || !strings.Contains(err.Error(), `LOCKSTEP_GPUDIRECT is "yes", want auto, off or require`) {
+		t.Errorf("GPUDirect yes from the environment: %v", err)
+	}
 	bad := ccl.Config{Size: 1, ID: freeID(t), Secret: secret, GPUDirect: "yes"}
 	if _, err := ccl.Init(context.Background(), bad); !errors.Is(err, ccl.ErrInvalid) || !strings.Contains(err.Error(), `"yes"`) {
 		t.Errorf("GPUDirect yes: %v", err)

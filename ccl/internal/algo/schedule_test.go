@@ -262,6 +262,17 @@ var algos = map[record.CollKind][]record.Algo{
 	record.Barrier:       {record.AlgoDirect, record.AlgoDoubling},
 }
 
+// own reports whether element i of what rank must end with is its own contribution.
+func own(call algo.Call, rank, i int) bool {
+	switch call.Coll {
+	case record.AllGather, record.Gather, record.AlltoAll:
+		return i/call.Count == rank
+	case record.Broadcast, record.Scatter:
+		return rank == int(call.Root)
+	}
+	return false
+}
+
 func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit int, rng *rand.Rand) {
 	n := len(nodes)
 	s := &sim{t: t, credit: credit, pipes: map[[3]int]*pipe{}}
@@ -274,11 +285,19 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		if err != nil {
 			t.Skip(err) // not for this rank's place either
 		}
+		// Some ranks leave what they send apart, where that is possible.
+		mine := call
+		if n > 1 && rng.IntN(2) == 0 {
+			c.InPlace, c.Apart = false, true
+			if other, err := algo.Build(c, algo.NewPlace(r, nodes, 2), choice); err == nil && other.OnlySends(algo.SendBuf) {
+				mine.InPlace, mine.Apart, sched = false, true, other
+			}
+		}
 		if len(sched.Tracks) != 2 {
 			t.Fatalf("%d tracks", len(sched.Tracks))
 		}
-		rank := &simRank{rank: r, call: call, sched: sched, at: make([]int, 2), pos: make([]int, 2), divide: int64(n)}
-		send, recv := buffers(call, r, n)
+		rank := &simRank{rank: r, call: mine, sched: sched, at: make([]int, 2), pos: make([]int, 2), divide: int64(n)}
+		send, recv := buffers(mine, r, n)
 		rank.space = [4][]byte{send, recv, make([]byte, sched.Scratch), make([]byte, sched.Acc)}
 		headers := map[[2]int]bool{}
 		for ti, track := range sched.Tracks {
@@ -306,6 +325,9 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		out := rank.space[algo.RecvBuf]
 		for i := 0; i < len(out)/elem; i++ {
 			v, ok := want(call, r, n, i)
+			if rank.call.Apart && own(call, r, i) {
+				v = 0 // as it was
+			}
 			if got := int64(binary.LittleEndian.Uint64(out[i*elem:])); ok && got != v {
 				t.Fatalf("%v %v, rank %d of %d, element %d: got %d, want %d", call, choice, r, n, i, got, v)
 			}
@@ -394,6 +416,47 @@ func TestChoose(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestOnlySends: which schedules leave a rank's contribution to its links alone.
+func TestOnlySends(t *testing.T) {
+	nodes := []int32{0, 1, 2, 3}
+	for coll, list := range algos {
+		if coll == record.Barrier {
+			continue // nobody contributes anything
+		}
+		for _, a := range list {
+			for r := range nodes {
+				only := map[bool]bool{}
+				for _, apart := range []bool{false, true} {
+					call := algo.Call{Coll: coll, DType: record.Float32, Root: 2, Count: 1000, Apart: apart}
+					s, err := algo.Build(call, algo.NewPlace(r, nodes, 2), algo.Choice{Algo: a, Proto: record.ProtoSimple, Block: 1 << 10})
+					if err != nil {
+						t.Fatal(err)
+					}
+					only[apart] = s.OnlySends(algo.SendBuf)
+				}
+				root := r == 2
+				var want, copies bool // apart; and otherwise there is a copy of it
+				switch coll {
+				case record.AllGather, record.AlltoAll:
+					want, copies = true, true
+				case record.Broadcast, record.Scatter, record.Gather:
+					want, copies = true, root
+				case record.Reduce:
+					want = only[true] && !root // of a tree the leaves, of a ring the first
+				}
+				if only[true] != want || only[false] != (want && !copies) {
+					t.Errorf("%v %v, rank %d: only sends %v, apart %v", coll, a, r, only[false], only[true])
+				}
+			}
+		}
+	}
+	call := algo.Call{Coll: record.AllGather, DType: record.Float32, Count: 10, Apart: true}
+	s, err := algo.Build(call, algo.NewPlace(0, nodes, 2), algo.Choice{Algo: record.AlgoDirect, Proto: record.ProtoLL})
+	if err != nil || s.OnlySends(algo.SendBuf) {
+		t.Errorf("low-latency lines do not read what they send: %v", err)
 	}
 }
 

@@ -189,7 +189,7 @@ func TestDataDirectByDriver(t *testing.T) {
 	}
 	tree.SetDataDirect("mlx5_0", "/devices/pci0009:00/0009:00:00.0/0009:01:00.0/0009:02:01.0/0009:04:00.0")
 	ports, err = tree.Select(near, Override{})
-	if err != nil || ports[0].Name() != "mlx5_0:1" || ports[0].Distance != SameSwitch || tree.Devices[0].DataDirect != "0009:04:00.0" {
+	if err != nil || ports[0].Name() != "mlx5_0:1" || ports[0].Distance != SameSwitch || !ports[0].Data || ports[1].Data || tree.Devices[0].DataDirect != "0009:04:00.0" {
 		t.Fatalf("%v %v", names(ports), err)
 	}
 }
