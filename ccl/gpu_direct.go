@@ -122,10 +122,10 @@ func (n *gpuNodes) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr
 // The parts of operations: pinned slots, all of them as one for messages, and the same in
 // the GPU's memory.
 const (
-	partSlots  = 0
-	partAll    = slots
-	partDirect = slots + 1
-	partRemote = 2*slots + 1
+	partSlots     = 0
+	partAll       = slots
+	partDirect    = slots + 1
+	partDirectAll = 2*slots + 1
 )
 
 // directNoted is what noteDirect has said: of each GPU that it is so, and that it is not.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/cudatest"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs/verbstest"
@@ -272,6 +273,7 @@ func TestGPUDirectChoice(t *testing.T) {
 		{"no DMA buffers", near, func(*verbstest.Fabric) { cudatest.Deny(124) }, nil, false, "DMA_BUF_SUPPORTED"},
 		{"no export", near, func(*verbstest.Fabric) { cudatest.Fail("cuMemGetHandleForAddressRange", 801, 0) }, nil, false, "cuMemGetHandleForAddressRange"},
 		{"TCP", near, nil, func(cfg *ccl.Config) { cfg.Net = ccl.NetTCP }, false, "over TCP"},
+		{"injected faults", near, nil, func(cfg *ccl.Config) { cfg.Faults = ccltest.New() }, false, "injected faults"},
 	} {
 		for _, mode := range []ccl.GPUDirect{"", ccl.GPUDirectRequire} {
 			t.Run(fmt.Sprintf("%s, %s", c.name, mode), func(t *testing.T) {

@@ -356,9 +356,9 @@ type plan struct {
 	direct bool
 }
 
-// remote reports whether a chunk is staged in the GPU's memory. Small ones are not: they
+// onGPU reports whether a chunk is staged in the GPU's memory. Small ones are not: they
 // would have to be waited for, which costs more than their copy.
-func (p *plan) remote(k *chunk) bool { return p.direct && k.bytes() >= rdma.KeptFrom }
+func (p *plan) onGPU(k *chunk) bool { return p.direct && k.bytes() >= rdma.KeptFrom }
 
 // cross puts an operation on s and in the queue. prepare says what the network does;
 // launch puts the stream's part on it, which has come to the operation by then, and
@@ -421,7 +421,7 @@ func (n *gpuNodes) parallel(s gpu.Stream, first func(*cuda.Stream) error, second
 func (n *gpuNodes) launch(s gpu.Stream, x *crossing, chunks []chunk) error {
 	count := x.reached
 	staged := func(i int) cuda.Ptr {
-		if x.remote(&chunks[i]) {
+		if x.onGPU(&chunks[i]) {
 			return n.directAt(i % slots)
 		}
 		return n.slotAt[i%slots]
@@ -492,7 +492,7 @@ func (n *gpuNodes) chain(r *route, chunks []chunk, p *plan) (*algo.Schedule, err
 		k := &chunks[i]
 		call, recv := k.call, engine.GroupSpace+partSlots+algo.Space(i%slots)
 		send := recv
-		if p.remote(k) {
+		if p.onGPU(k) {
 			call.InPlace, call.Apart = false, true
 			send += partDirect - partSlots
 		}

@@ -253,7 +253,7 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 			Mine: at(i), Theirs: at(i) + 4, Half: uint32(m.half), First: f.base + uint32(len(f.pieces)),
 		}
 		if msg.Send {
-			if k.Send = 1; n.remote(&msg) {
+			if k.Send = 1; n.onGPU(&msg) {
 				k.Slot = uint64(n.directAt(0)) + uint64(f.at)
 			}
 		} else if inPlace {
@@ -270,9 +270,9 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 	return m
 }
 
-// remote reports whether a message to another node is sent from the GPU's memory. Small
+// onGPU reports whether a message to another node is sent from the GPU's memory. Small
 // ones are not, or they would not end without their receiver.
-func (n *gpuNodes) remote(msg *gpu.Message) bool {
+func (n *gpuNodes) onGPU(msg *gpu.Message) bool {
 	return msg.Send && msg.Bytes > keptFrom && n.direct.has()
 }
 
@@ -302,8 +302,8 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 			body := st
 			body.Len, body.Kept = f.pieces[p].bytes, f.send && msg.Bytes > keptFrom
 			body.Src = algo.Ref{Space: space, Off: f.at + int(f.base+uint32(p))&1*(m.half+kernels.FerryPad) + f.pieces[p].skew}
-			if body.Dst = body.Src; m.n.remote(&msg) {
-				body.Src.Space = engine.GroupSpace + partRemote
+			if body.Dst = body.Src; m.n.onGPU(&msg) {
+				body.Src.Space = engine.GroupSpace + partDirectAll
 			}
 			*t = append(*t, gate(i, p, false), body, gate(i, p, true))
 			left -= body.Len

@@ -53,6 +53,7 @@ func FuzzPeer(f *testing.F) {
 	up := join([]byte{4, 0, 4, 1}, offer(0, 0, 1), offer(0, 1, 1), change(1, 0, 1, 1))
 	f.Add(up)
 	f.Add(join(up, []byte{3, 200, 3, 9}, data(0, 100), data(1, 28), data(1<<30, 64), data(2<<30, 0), []byte{5, 40}, change(2, 1, 0, 1), []byte{6, 0}))
+	f.Add(join(up, data(3<<30, 100), data(3<<30|1, 28), []byte{5, 40}, data(3<<30|2, 0)))
 	f.Add(join(up, []byte{7, 0}, change(2, 0, 0, 1), []byte{6, 0}, data(0, 10), offer(0, 0, 2), []byte{4, 0, 8, 0}))
 	// Onto the backup by a fault, and back by choice; a reason that there is not.
 	back := join(up, []byte{7, 0}, change(2, 0, 0, 1), []byte{6, 0, 4, 0}, offer(0, 0, 2), switching(3, 0, 2, 1, true))
