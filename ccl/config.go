@@ -83,7 +83,7 @@ type Config struct {
 	Net Net
 	// RDMA tunes it where it does.
 	RDMA RDMAConfig
-	// GPUDirect says whether NICs read the memory of GPU ranks, "" for GPUDirectAuto.
+	// GPUDirect says whether NICs read the memory of GPU ranks, "" for GPUDirectOff.
 	GPUDirect GPUDirect
 	// Interface is the address to listen at for other nodes, "" for the one that
 	// leads to rank 0.

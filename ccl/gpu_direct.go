@@ -22,7 +22,8 @@ const (
 	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
 	// switch or root port, and these and their backups take the memory. The log says why not.
 	GPUDirectAuto GPUDirect = "auto"
-	GPUDirectOff  GPUDirect = "off"
+	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
+	GPUDirectOff GPUDirect = "off"
 	// GPUDirectRequire: at any distance, or Init fails and says why.
 	GPUDirectRequire GPUDirect = "require"
 )
@@ -47,7 +48,7 @@ type gpuDirect struct {
 // openDirect makes the slots if they are wanted and can be.
 func (n *gpuNodes) openDirect() error {
 	c := n.c
-	if c.cfg.GPUDirect == GPUDirectOff {
+	if c.cfg.GPUDirect == "" || c.cfg.GPUDirect == GPUDirectOff {
 		return nil
 	}
 	err := n.tryDirect()

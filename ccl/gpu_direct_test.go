@@ -252,8 +252,8 @@ func TestGPUDirectFailover(t *testing.T) {
 	}
 }
 
-// TestGPUDirectChoice: by default, which is auto, it takes NICs that are near the GPU and register its memory, and
-// else pinned memory; require says what lacks.
+// TestGPUDirectChoice: auto takes NICs that are near the GPU and register its memory, and
+// else pinned memory; require says what lacks; by default it is off.
 func TestGPUDirectChoice(t *testing.T) {
 	const size = 1 << 20
 	gpus := onFakes(t)
@@ -266,6 +266,7 @@ func TestGPUDirectChoice(t *testing.T) {
 		auto    bool
 		require string // the error, "" for none
 	}{
+		{"default", near, nil, func(cfg *ccl.Config) { cfg.GPUDirect = "" }, false, ""},
 		{"near", near, nil, nil, true, ""},
 		{"one far", near[:1], nil, nil, true, ""},
 		{"far", nil, nil, nil, false, ""},
@@ -275,7 +276,10 @@ func TestGPUDirectChoice(t *testing.T) {
 		{"TCP", near, nil, func(cfg *ccl.Config) { cfg.Net = ccl.NetTCP }, false, "over TCP"},
 		{"injected faults", near, nil, func(cfg *ccl.Config) { cfg.Faults = ccltest.New() }, false, "injected faults"},
 	} {
-		for _, mode := range []ccl.GPUDirect{"", ccl.GPUDirectRequire} {
+		for _, mode := range []ccl.GPUDirect{ccl.GPUDirectAuto, ccl.GPUDirectRequire} {
+			if c.name == "default" && mode != ccl.GPUDirectAuto {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s, %s", c.name, mode), func(t *testing.T) {
 				o := oneRail()
 				for i := range o.Devices {
