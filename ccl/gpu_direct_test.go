@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -184,66 +183,10 @@ func TestGPUDirectFailover(t *testing.T) {
 		}
 		t.Run(ft.name, func(t *testing.T) {
 			f := verbstest.New(t, verbstest.Options{})
-			var rounds atomic.Int32 // of rank 0
-			stop := make(chan struct{})
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				r := rand.New(rand.NewPCG(1, 2))
-				for _, step := range []struct {
-					round int32
-					do    func(*verbstest.Fabric)
-				}{{2, ft.do}, {5, ft.undo}} {
-					for rounds.Load() < step.round {
-						select {
-						case <-stop:
-							return
-						case <-time.After(100 * time.Microsecond):
-						}
-					}
-					time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond) // within an operation
-					step.do(f)
-				}
-			})
+			breaking := ft.during(f, 2, 5)
 			before := rdma.SentDMABuf()
-			ranks(t, 2, direct(gpus, 1, ccl.GPUDirectRequire), func(ctx context.Context, c *ccl.Comm) error {
-				s := c.NewStream()
-				m, err := newMemory(ctx, c, 4*size, false)
-				if err != nil {
-					return err
-				}
-				if err := c.CopyIn(m.bytes(ccl.Float32, 0, size), pattern(size, 1, float64(c.Rank()))); err != nil {
-					return err
-				}
-				sum, roots := pattern(size, 2, 1), [2][]byte{pattern(size, 1, 0), pattern(size, 1, 1)}
-				out := make([]byte, 3*size)
-				for round := range 9 {
-					if err := do(ctx, s, errors.Join(
-						c.AllReduce(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, size, size), ccl.Sum),
-						c.Broadcast(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, 2*size, size), round%2),
-						c.Group(s, func(g *ccl.Group) error {
-							return errors.Join(
-								g.Send(m.bytes(ccl.Uint8, size, size), 1-c.Rank()),
-								g.Recv(m.bytes(ccl.Uint8, 3*size, size), 1-c.Rank()))
-						}),
-					)); err != nil {
-						return fmt.Errorf("round %d: %w", round, err)
-					}
-					if err := c.CopyOut(out, m.bytes(ccl.Uint8, size, 3*size)); err != nil {
-						return err
-					}
-					for i, want := range [][]byte{sum, roots[round%2], sum} {
-						if !bytes.Equal(out[i*size:][:size], want) {
-							return fmt.Errorf("round %d: wrong result of call %d", round, i)
-						}
-					}
-					if c.Rank() == 0 {
-						rounds.Add(1)
-					}
-				}
-				return m.free(ctx)
-			})
-			close(stop)
-			wg.Wait()
+			ranks(t, 2, direct(gpus, 1, ccl.GPUDirectRequire), faultyRounds(breaking, 9, size))
+			breaking.end()
 			// AllReduce and the message of both ranks, Broadcast of one.
 			if n, want := rdma.SentDMABuf()-before, uint64(9*5*size); n != want {
 				t.Errorf("%d bytes were sent from the GPUs' memory, want %d", n, want)

@@ -5,11 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -134,77 +131,55 @@ func TestGPUNodesRDMAFailover(t *testing.T) {
 		}
 		t.Run(ft.name, func(t *testing.T) {
 			f := verbstest.New(t, verbstest.Options{})
-			var rounds atomic.Int32 // of rank 0
-			stop := make(chan struct{})
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				r := rand.New(rand.NewPCG(1, 2))
-				at := func(n int32) bool {
-					for rounds.Load() < n {
-						select {
-						case <-stop:
-							return false
-						default:
-							time.Sleep(100 * time.Microsecond)
-						}
-					}
-					time.Sleep(time.Duration(r.IntN(3000)) * time.Microsecond) // within an operation
-					return true
-				}
-				if at(2) {
-					ft.do(f)
-				}
-				if at(6) {
-					ft.undo(f)
-				}
-			})
+			breaking := ft.during(f, 2, 6)
 			before := rdma.SentInPlace()
-			ranks(t, 2, gpusOverRDMA(gpus, 1), func(ctx context.Context, c *ccl.Comm) error {
-				s := c.NewStream()
-				m, err := newMemory(ctx, c, 4*size, false)
-				if err != nil {
-					return err
-				}
-				if err := c.CopyIn(m.bytes(ccl.Float32, 0, size), pattern(size, 1, float64(c.Rank()))); err != nil {
-					return err
-				}
-				sum, roots := pattern(size, 2, 1), [2][]byte{pattern(size, 1, 0), pattern(size, 1, 1)}
-				out := make([]byte, 3*size)
-				for round := range 9 {
-					// One after the other, with nothing between them: each fills the slots of
-					// the one before.
-					err := errors.Join(
-						c.AllReduce(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, size, size), ccl.Sum),
-						c.Broadcast(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, 2*size, size), round%2),
-						c.Group(s, func(g *ccl.Group) error {
-							return errors.Join(
-								g.Send(m.bytes(ccl.Uint8, size, size), 1-c.Rank()),
-								g.Recv(m.bytes(ccl.Uint8, 3*size, size), 1-c.Rank()))
-						}),
-					)
-					if err := do(ctx, s, err); err != nil {
-						return fmt.Errorf("round %d: %w", round, err)
-					}
-					if err := c.CopyOut(out, m.bytes(ccl.Uint8, size, 3*size)); err != nil {
-						return err
-					}
-					for i, want := range [][]byte{sum, roots[round%2], sum} {
-						if !bytes.Equal(out[i*size:][:size], want) {
-							return fmt.Errorf("round %d: wrong result of call %d", round, i)
-						}
-					}
-					if c.Rank() == 0 {
-						rounds.Add(1)
-					}
-				}
-				return m.free(ctx)
-			})
-			close(stop)
-			wg.Wait()
+			ranks(t, 2, gpusOverRDMA(gpus, 1), faultyRounds(breaking, 9, size))
+			breaking.end()
 			if n := rdma.SentInPlace() - before; n < 9*size {
 				t.Errorf("only %d bytes were sent from where they lay", n)
 			}
 		})
+	}
+}
+
+// faultyRounds are operations of two ranks one after the other, with nothing between them:
+// each fills the slots of the one before. In a round both ranks send size bytes twice, and
+// one of them once more.
+func faultyRounds(breaking *breaking, rounds, size int) func(ctx context.Context, c *ccl.Comm) error {
+	return func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 4*size, false)
+		if err != nil {
+			return err
+		}
+		if err := c.CopyIn(m.bytes(ccl.Float32, 0, size), pattern(size, 1, float64(c.Rank()))); err != nil {
+			return err
+		}
+		sum, roots := pattern(size, 2, 1), [2][]byte{pattern(size, 1, 0), pattern(size, 1, 1)}
+		out := make([]byte, 3*size)
+		for round := range rounds {
+			if err := do(ctx, s, errors.Join(
+				c.AllReduce(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, size, size), ccl.Sum),
+				c.Broadcast(s, m.bytes(ccl.Float32, 0, size), m.bytes(ccl.Float32, 2*size, size), round%2),
+				c.Group(s, func(g *ccl.Group) error {
+					return errors.Join(
+						g.Send(m.bytes(ccl.Uint8, size, size), 1-c.Rank()),
+						g.Recv(m.bytes(ccl.Uint8, 3*size, size), 1-c.Rank()))
+				}),
+			)); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+			if err := c.CopyOut(out, m.bytes(ccl.Uint8, size, 3*size)); err != nil {
+				return err
+			}
+			for i, want := range [][]byte{sum, roots[round%2], sum} {
+				if !bytes.Equal(out[i*size:][:size], want) {
+					return fmt.Errorf("round %d: wrong result of call %d", round, i)
+				}
+			}
+			breaking.passed(c)
+		}
+		return m.free(ctx)
 	}
 }
 

@@ -128,30 +128,7 @@ func TestRDMAFailover(t *testing.T) {
 	for _, ft := range rdmaFaults {
 		t.Run(ft.name, func(t *testing.T) {
 			f := verbstest.New(t, verbstest.Options{})
-			var rounds atomic.Int32 // of rank 0
-			stop := make(chan struct{})
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				r := rand.New(rand.NewPCG(1, 2))
-				at := func(n int32) bool {
-					for rounds.Load() < n {
-						select {
-						case <-stop:
-							return false
-						default:
-							time.Sleep(100 * time.Microsecond)
-						}
-					}
-					time.Sleep(time.Duration(r.IntN(1500)) * time.Microsecond) // within an operation
-					return true
-				}
-				if at(2) {
-					ft.do(f)
-				}
-				if at(8) {
-					ft.undo(f)
-				}
-			})
+			breaking := ft.during(f, 2, 8)
 			ranks(t, 2, overRDMA(1), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				rng := rand.New(rand.NewPCG(uint64(c.Rank()), 3))
@@ -177,16 +154,55 @@ func TestRDMAFailover(t *testing.T) {
 					if !slices.Equal(a, all) || !slices.Equal(p, part) {
 						return fmt.Errorf("round %d differs", round)
 					}
-					if c.Rank() == 0 {
-						rounds.Add(1)
-					}
+					breaking.passed(c)
 				}
 				return nil
 			})
-			close(stop)
-			wg.Wait()
+			breaking.end()
 		})
 	}
+}
+
+// breaking is a fabric that breaks while ranks run rounds of operations.
+type breaking struct {
+	rounds atomic.Int32 // of rank 0
+	stop   chan struct{}
+	done   sync.WaitGroup
+}
+
+// during breaks f within an operation after so many rounds, and mends it after more.
+func (ft *rdmaFault) during(f *verbstest.Fabric, breaks, mends int32) *breaking {
+	x := &breaking{stop: make(chan struct{})}
+	x.done.Go(func() {
+		r := rand.New(rand.NewPCG(1, 2))
+		for _, step := range []struct {
+			round int32
+			do    func(*verbstest.Fabric)
+		}{{breaks, ft.do}, {mends, ft.undo}} {
+			for x.rounds.Load() < step.round {
+				select {
+				case <-x.stop:
+					return
+				case <-time.After(100 * time.Microsecond):
+				}
+			}
+			time.Sleep(time.Duration(r.IntN(2000)) * time.Microsecond)
+			step.do(f)
+		}
+	})
+	return x
+}
+
+// passed is called by all ranks after a round.
+func (x *breaking) passed(c *ccl.Comm) {
+	if c.Rank() == 0 {
+		x.rounds.Add(1)
+	}
+}
+
+func (x *breaking) end() {
+	close(x.stop)
+	x.done.Wait()
 }
 
 // TestRDMANoPathLeft: both ranks' operations fail, and say between which ports.
