@@ -87,6 +87,9 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	if err := cfg.checkGPUDirect(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.GPUDirect is %w", ErrInvalid, err))
 	}
+	if n := cfg.GPU.Threads; n < 0 || n > 512 || n%32 != 0 { // kernels count in warps
+		return nil, fail(fmt.Errorf("%w: Config.GPU.Threads is %d, want a multiple of 32 up to 512", ErrInvalid, n))
+	}
 	info, err := json.Marshal(about{Node: cfg.Node, Cores: runtime.NumCPU(), GPU: cfg.Device != CPU})
 	if err != nil {
 		return nil, fail(err)

@@ -94,7 +94,7 @@ type Config struct {
 type GPUConfig struct {
 	Algo   string // ll, ll2, ll12, sym, bulk, ce or pushbulk, where a collective has it
 	Blocks int    // multiprocessors, where the way takes a choice
-	// Threads of each, a multiple of 32, where a kernel takes any number.
+	// Threads of each, a multiple of 32 up to 512, where a kernel takes any such number.
 	Threads int
 	// Pace is how much each GPU sends to its peers by bulk copies at most, in GB/s: 0 for
 	// what its links carry, as far as known; negative: no limit. Links that are asked for

@@ -254,6 +254,16 @@ func TestGPUSetupMismatch(t *testing.T) {
 	all.Wait()
 }
 
+// TestGPUThreads: blocks of half a warp would never find their way through lines.
+func TestGPUThreads(t *testing.T) {
+	for _, n := range []int{-32, 16, 48, 1024} {
+		_, err := ccl.Init(t.Context(), ccl.Config{ID: freeID(t), Size: 1, Secret: secret, GPU: ccl.GPUConfig{Threads: n}})
+		if !errors.Is(err, ccl.ErrInvalid) {
+			t.Errorf("%d threads: %v", n, err)
+		}
+	}
+}
+
 // TestGPUGraphInGraph: a graph that becomes part of another one does not run yet, and
 // draws no other stream into the capture.
 func TestGPUGraphInGraph(t *testing.T) {
