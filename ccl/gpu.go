@@ -1,6 +1,7 @@
 package ccl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,11 +65,31 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		return nil, err
 	}
 	if g.ctl != nil {
-		if g.nodes, err = c.newGPUNodes(g.comm, place); err != nil {
+		g.nodes, err = c.newGPUNodes(g.comm, place)
+		if err = c.together(ctx, err); err != nil {
 			return nil, err
 		}
 	}
 	return g, nil
+}
+
+// together is this rank's error, or else another's: all ranks have made something, or none.
+func (c *Comm) together(ctx context.Context, mine error) error {
+	var text []byte
+	if mine != nil {
+		text = []byte(mine.Error())
+		text = text[:min(len(text), bootstrap.MaxBlob)]
+	}
+	all, err := c.ctl.AllGather(ctx, text)
+	if mine != nil || err != nil {
+		return cmp.Or(mine, err)
+	}
+	for r, text := range all {
+		if len(text) > 0 {
+			return fmt.Errorf("rank %d: %s", r, text)
+		}
+	}
+	return nil
 }
 
 func (g *gpuPart) abort() {

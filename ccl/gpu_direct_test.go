@@ -145,22 +145,30 @@ func random(ctx context.Context, c *ccl.Comm, coll record.CollKind, count int) (
 }
 
 // TestGPUDirectCalls runs odd sizes, in place and not, and messages, with results that are
-// known; small ones go through pinned memory.
+// known; small ones go through pinned memory, and so does what ranks of a node send to each
+// other because nodes are uneven, or their ranks not side by side.
 func TestGPUDirectCalls(t *testing.T) {
-	for _, l := range []struct{ n, per int }{{2, 1}, {4, 2}, {3, 1}} {
-		t.Run(fmt.Sprintf("%d ranks, %d a node", l.n, l.per), func(t *testing.T) {
+	for _, nodes := range [][]int{{0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 0, 1}, {0, 1, 0, 1}} {
+		t.Run(fmt.Sprint("nodes ", nodes), func(t *testing.T) {
 			gpus := onFakes(t)
 			verbstest.New(t, oneRail())
+			n, counts := len(nodes), []int{5, 50_001, 200_003}
+			if n > 3 {
+				counts = counts[:2]
+			}
 			var list []call
 			for i, coll := range kinds {
-				for _, count := range []int{5, 50_001, 200_003}[:4-l.per] {
-					list = append(list, call{coll, ccl.Float32, ccl.Avg, count, i % l.n, i%2 == 0, i})
+				for _, count := range counts {
+					list = append(list, call{coll, ccl.Float32, ccl.Avg, count, i % n, i%2 == 0, i})
 				}
 			}
-			prepare := direct(gpus, l.per, ccl.GPUDirectRequire)
-			everyCall(t, l.n, true, list, prepare)
+			prepare := func(cfg *ccl.Config) {
+				overRDMAOn(func(rank int) int { return nodes[rank] })(cfg)
+				cfg.Device, cfg.GPUDirect = ccl.GPU(cfg.Rank%gpus), ccl.GPUDirectRequire
+			}
+			everyCall(t, n, true, list, prepare)
 			before := rdma.SentDMABuf()
-			everyMessage(t, l.n, false, prepare)
+			everyMessage(t, n, false, prepare)
 			if n := rdma.SentDMABuf() - before; n < 5<<20 {
 				t.Errorf("%d bytes of messages were sent from the GPUs' memory", n)
 			}
@@ -274,6 +282,11 @@ func TestGPUDirectChoice(t *testing.T) {
 			})
 		}
 	}
+	t.Run("refused, required by one rank", func(t *testing.T) {
+		f := verbstest.New(t, oneRail())
+		f.Fail("ibv_reg_dmabuf_mr", 12, 0)
+		refused(t, func(cfg *ccl.Config) { direct(gpus, 1, []ccl.GPUDirect{ccl.GPUDirectRequire, ccl.GPUDirectOff}[cfg.Rank])(cfg) }, "refuses the GPU's memory")
+	})
 	for name, v := range map[string]string{"RANK": "0", "WORLD_SIZE": "1", "COMM_ID": freeID(t).String(), "RECORDER": "off", "GPUDIRECT": "require"} {
 		t.Setenv("LOCKSTEP_"+name, v)
 	}

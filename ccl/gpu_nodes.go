@@ -455,7 +455,8 @@ func (n *gpuNodes) lends(chunks []chunk) bool {
 
 // schedule is the network's part of an operation, kept by the operation's shape. What
 // becomes of a chunk decides whether NICs are all that reads what is staged, and with that
-// where it is: a schedule that has the CPU read it is made again, for pinned memory.
+// where it is: a schedule that has the CPU read it, or send it to a rank of this node through
+// shared memory, is made again, for pinned memory.
 func (n *gpuNodes) schedule(o *operation, r *route, chunks []chunk) (plan, error) {
 	key := algo.Call{Coll: o.coll, DType: o.dtype, Op: o.redop, Root: o.root, Count: o.count}
 	if p, ok := n.schedules[key]; ok {
@@ -467,7 +468,7 @@ func (n *gpuNodes) schedule(o *operation, r *route, chunks []chunk) (plan, error
 		return plan{}, err
 	}
 	for i := 0; i < slots && p.direct; i++ {
-		if !p.sched.OnlySends(engine.GroupSpace + partDirect + algo.Space(i)) {
+		if !p.sched.OnlySends(engine.GroupSpace+partDirect+algo.Space(i), n.place.Local) {
 			p.direct = false
 			if p.sched, err = n.chain(r, chunks, &p); err != nil {
 				return plan{}, err

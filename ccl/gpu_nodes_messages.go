@@ -270,10 +270,11 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 	return m
 }
 
-// onGPU reports whether a message to another node is sent from the GPU's memory. Small
-// ones are not, or they would not end without their receiver.
+// onGPU reports whether a message is sent from the GPU's memory: one to another node, since
+// those to the own one may be among them (allToAll). Small ones are not, or they would not
+// end without their receiver.
 func (n *gpuNodes) onGPU(msg *gpu.Message) bool {
-	return msg.Send && msg.Bytes > keptFrom && n.direct.has()
+	return msg.Send && msg.Bytes > keptFrom && n.direct.has() && !slices.Contains(n.place.Local, msg.Peer)
 }
 
 // schedule has a track for each flow, and one that ends the operation.

@@ -23,11 +23,17 @@ import (
 // nodes of even number have mlx5_0 and mlx5_1, the others mlx5_2 and mlx5_3, the
 // first of each on rail 0.
 func overRDMA(per int) func(*ccl.Config) {
+	return overRDMAOn(func(rank int) int { return rank / per })
+}
+
+// overRDMAOn is overRDMA with ranks on any nodes.
+func overRDMAOn(node func(rank int) int) func(*ccl.Config) {
 	return func(cfg *ccl.Config) {
-		nodes(per)(cfg)
+		n := node(cfg.Rank)
+		cfg.Node = fmt.Sprint("node", n)
 		cfg.Net = ccl.NetRDMA
 		cfg.RDMA = ccl.RDMAConfig{HCA: "=mlx5_0,mlx5_1", QueuePairs: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond}
-		if cfg.Rank/per%2 == 1 {
+		if n%2 == 1 {
 			cfg.RDMA.HCA = "=mlx5_2,mlx5_3"
 		}
 	}

@@ -1,6 +1,10 @@
 package algo
 
-import "github.com/lockstep-ccl/lockstep/record"
+import (
+	"slices"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
 
 // Act is what one step does.
 type Act uint8
@@ -74,12 +78,12 @@ type Schedule struct {
 }
 
 // OnlySends reports whether all that becomes of a Space's bytes is that they are sent from
-// where they lie.
-func (s *Schedule) OnlySends(space Space) bool {
+// where they lie, and to none of the ranks in near.
+func (s *Schedule) OnlySends(space Space, near []int) bool {
 	for _, t := range s.Tracks {
 		for i := range t {
 			st := &t[i]
-			reads := st.Src.Space == space && (st.Act == RecvReduce || st.Act == Fold || st.Act == Copy || st.Act == Send && (st.LL || !st.Kept))
+			reads := st.Src.Space == space && (st.Act == RecvReduce || st.Act == Fold || st.Act == Copy || st.Act == Send && (st.LL || !st.Kept || slices.Contains(near, int(st.Peer))))
 			writes := st.Dst.Space == space && (st.Act == Recv || st.Act == RecvReduce || st.Act == Fold || st.Act == Copy)
 			if reads || writes {
 				return false

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -289,7 +290,7 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		mine := call
 		if n > 1 && rng.IntN(2) == 0 {
 			c.InPlace, c.Apart = false, true
-			if other, err := algo.Build(c, algo.NewPlace(r, nodes, 2), choice); err == nil && other.OnlySends(algo.SendBuf) {
+			if other, err := algo.Build(c, algo.NewPlace(r, nodes, 2), choice); err == nil && other.OnlySends(algo.SendBuf, nil) {
 				mine.InPlace, mine.Apart, sched = false, true, other
 			}
 		}
@@ -435,7 +436,11 @@ func TestOnlySends(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					only[apart] = s.OnlySends(algo.SendBuf)
+					only[apart] = s.OnlySends(algo.SendBuf, nil)
+					sends := func(st algo.Step) bool { return st.Act == algo.Send && st.Src.Space == algo.SendBuf }
+					if i := slices.IndexFunc(s.Tracks[0], sends); i >= 0 && s.OnlySends(algo.SendBuf, []int{int(s.Tracks[0][i].Peer)}) {
+						t.Errorf("%v %v, rank %d: what it sends to rank %d is said to go elsewhere", coll, a, r, s.Tracks[0][i].Peer)
+					}
 				}
 				root := r == 2
 				var want, copies bool // apart; and otherwise there is a copy of it
@@ -455,7 +460,7 @@ func TestOnlySends(t *testing.T) {
 	}
 	call := algo.Call{Coll: record.AllGather, DType: record.Float32, Count: 10, Apart: true}
 	s, err := algo.Build(call, algo.NewPlace(0, nodes, 2), algo.Choice{Algo: record.AlgoDirect, Proto: record.ProtoLL})
-	if err != nil || s.OnlySends(algo.SendBuf) {
+	if err != nil || s.OnlySends(algo.SendBuf, nil) {
 		t.Errorf("low-latency lines do not read what they send: %v", err)
 	}
 }
