@@ -73,18 +73,8 @@ func TestGPUNodesRDMARefused(t *testing.T) {
 			return err
 		}
 		for range 3 {
-			b, out := m.bytes(ccl.Float32, 0, size), make([]byte, size)
-			if err := c.CopyIn(b, pattern(size, 1, float64(c.Rank()))); err != nil {
+			if err := oneSum(ctx, c, s, m.bytes(ccl.Float32, 0, size)); err != nil {
 				return err
-			}
-			if err := do(ctx, s, c.AllReduce(s, b, b, ccl.Sum)); err != nil {
-				return err
-			}
-			if err := c.CopyOut(out, b); err != nil {
-				return err
-			}
-			if !bytes.Equal(out, pattern(size, 2, 1)) {
-				return errors.New("wrong sums")
 			}
 		}
 		return m.free(ctx)
@@ -92,6 +82,24 @@ func TestGPUNodesRDMARefused(t *testing.T) {
 	if n := rdma.SentInPlace() - before; n > 0 {
 		t.Errorf("%d bytes were sent from memory that is not registered", n)
 	}
+}
+
+// oneSum is an AllReduce of two ranks in b, of float32.
+func oneSum(ctx context.Context, c *ccl.Comm, s *ccl.Stream, b ccl.Buffer) error {
+	out := make([]byte, 4*b.Count())
+	if err := c.CopyIn(b, pattern(len(out), 1, float64(c.Rank()))); err != nil {
+		return err
+	}
+	if err := do(ctx, s, c.AllReduce(s, b, b, ccl.Sum)); err != nil {
+		return err
+	}
+	if err := c.CopyOut(out, b); err != nil {
+		return err
+	}
+	if !bytes.Equal(out, pattern(len(out), 2, 1)) {
+		return errors.New("wrong sums")
+	}
+	return nil
 }
 
 // pattern is size bytes of float32 values, times factor and plus add.
