@@ -275,7 +275,9 @@ func TestGPUDirectChoice(t *testing.T) {
 	t.Run("refused, required by one rank", func(t *testing.T) {
 		f := verbstest.New(t, oneRail())
 		f.Fail("ibv_reg_dmabuf_mr", 12, 0)
-		refused(t, func(cfg *ccl.Config) { direct(gpus, 1, []ccl.GPUDirect{ccl.GPUDirectRequire, ccl.GPUDirectOff}[cfg.Rank])(cfg) }, "refuses the GPU's memory")
+		refused(t, func(cfg *ccl.Config) {
+			direct(gpus, 1, []ccl.GPUDirect{ccl.GPUDirectRequire, ccl.GPUDirectOff}[cfg.Rank])(cfg)
+		}, "refuses the GPU's memory")
 	})
 	for name, v := range map[string]string{"RANK": "0", "WORLD_SIZE": "1", "COMM_ID": freeID(t).String(), "RECORDER": "off", "GPUDIRECT": "require"} {
 		t.Setenv("LOCKSTEP_"+name, v)
