@@ -153,7 +153,7 @@ func TestGPUDirectCalls(t *testing.T) {
 			gpus := onFakes(t)
 			verbstest.New(t, oneRail())
 			n, counts := len(nodes), []int{5, 50_001, 200_003}
-			if n > 3 {
+			if n > 3 || testing.Short() {
 				counts = counts[:2]
 			}
 			var list []call

@@ -46,6 +46,9 @@ func onNodes(nodes []int) func(*ccl.Config) {
 func TestGPUNodes(t *testing.T) {
 	for _, l := range layouts {
 		for _, window := range []bool{true, false} {
+			if testing.Short() && !window {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
 				gpus := placed(t, l.nodes)
 				everyCall(t, len(l.nodes), window, nodeCalls(len(l.nodes), nodeCounts), onGPUs(t, gpus, onNodes(l.nodes)))
@@ -72,6 +75,9 @@ func nodeCalls(n int, counts []int) (list []call) {
 func TestGPUNodesMessages(t *testing.T) {
 	for _, l := range layouts {
 		for _, window := range []bool{true, false} {
+			if testing.Short() && window {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s, window %v", l.name, window), func(t *testing.T) {
 				gpus := placed(t, l.nodes)
 				everyMessage(t, len(l.nodes), window, onGPUs(t, gpus, onNodes(l.nodes)))
