@@ -8,7 +8,7 @@ CACHE   := $(shell $(GO) env GOCACHE)/../lockstep
 LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut -c1-12)
 
 # Packages with goroutines or shared memory run under the race detector too.
-RACE := ./record ./windowmon ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
+RACE := ./record ./windowmon ./diagnosis/replay ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
 # The tests of these run GPU kernels on CPU threads, which takes all cores: one package at a time.
 KERNELS := ./ccl ./ccl/internal/cuda/kernels
 # These have tests that need RDMA devices.
@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-rdma lint generate check-generated demo bench peers fuzz clean
+.PHONY: help build test race test-outages test-rdma lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -34,6 +34,9 @@ test: ## every test
 race: ## the tests of what runs concurrently, under the race detector
 	$(GO) test -race -short -count=1 -timeout 20m $$($(GO) list $(RACE) | grep -vxF "$$($(GO) list $(KERNELS))")
 	$(GO) test -race -short -count=1 -timeout 20m -p 1 $(KERNELS)
+
+test-outages: ## long outages and heavy losses of a network between two nodes: minutes
+	$(GO) test -count=1 -timeout 20m -run 'TestOutage' -v ./ccl -args -outages
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
@@ -66,10 +69,26 @@ bench: build ## every budget: NAME value unit budget ratio ok|OVER
 peers: build ## our collectives beside OpenMPI's, in turn
 	cd bench && $(GO) run ./cmd/peers -lockstep ../bin/lockstep
 
+# Namespaces of the network need root; without them the runs are skipped, and said to be.
+zoo: build ## the real zoo: 13 jobs, faults from outside, verdicts scored; about 75 minutes
+	cd bench && $(GO) build -o ../bin/zoo ./cmd/zoo && ../bin/zoo -lockstep ../bin/lockstep -runs 320 -seed $(or $(SEED),1) $(ARGS)
+
+ZOOSHORT := none,none_load,kill9,exit3,stop,node_cut,agent_restart,pair_outage3s,pair_slow,slow2,starve8,bug_swap
+zoo-short: build ## a part of it, within 4 minutes
+	cd bench && $(GO) build -o ../bin/zoo ./cmd/zoo && ../bin/zoo -lockstep ../bin/lockstep -faults $(ZOOSHORT) -runs 14 -limit 185s -seed $(or $(SEED),1) $(ARGS)
+
+properties: ## what must hold of verdicts on random jobs, on many more of them and other ones each time
+	LOCKSTEP_PROPERTIES=1 $(GO) test -count=1 -timeout 60m -run 'Any|Healthy' ./diagnosis -rapid.checks=5000 -rapid.nofailfile
+
 fuzz: ## every fuzz target for FUZZTIME
 	@for p in $$($(GO) list ./...); do d=$$($(GO) list -f '{{.Dir}}' $$p); \
 	  for f in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]+' $$d/*_test.go 2>/dev/null | cut -c6-); do \
 	    echo "== $$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+
+.PHONY: bench-diagnosis
+bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a pass costs by size (ARGS=-short: a minute)
+	cd bench && $(GO) run ./cmd/diagnosis -set report $(ARGS)
+	cd bench && $(GO) run ./cmd/diagnosis -scale
 
 clean: ## remove what was built
 	rm -rf bin

@@ -84,6 +84,9 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	if err := cfg.checkNet(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.Net and Config.RDMA: %w", ErrInvalid, err))
 	}
+	if err := cfg.checkOutage(); err != nil {
+		return nil, fail(fmt.Errorf("%w: Config.OutageTimeout is %w", ErrInvalid, err))
+	}
 	if err := cfg.checkGPUDirect(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.GPUDirect is %w", ErrInvalid, err))
 	}
@@ -103,10 +106,10 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 		return nil, fail(err)
 	}
 	ctl, err := bootstrap.Join(ctx, bootstrap.Config{
-		ID: cfg.ID.id, Rank: cfg.Rank, Size: cfg.Size, Secret: cfg.Secret, Host: cfg.Interface, Info: info,
+		ID: cfg.ID.id, Rank: cfg.Rank, Size: cfg.Size, Secret: cfg.Secret, Host: cfg.Interface, Info: info, Outage: cfg.OutageTimeout,
 	})
 	if err != nil {
-		log.state(record.CommAborted)
+		log.aborted(failureOf(err))
 		_ = log.gpu.Close()
 		proc.release()
 		return nil, fail(err)
@@ -127,7 +130,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	}
 	defer func() {
 		if err != nil {
-			log.state(record.CommAborted)
+			log.aborted(failureOf(err))
 			_ = c.gpu.close(context.Background())
 			if c.mesh != nil {
 				c.mesh.Close()
@@ -162,7 +165,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.lost, Key: ctl.Key("transport"),
-		Host: host, Sockets: cfg.Sockets, RDMA: c.rdma(),
+		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, RDMA: c.rdma(),
 		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
 	})
 	if err != nil {
@@ -237,15 +240,20 @@ func (c *Comm) Abort(reason error) {
 // says whether the others must hear of it.
 func (c *Comm) fail(f *failure, tell bool) {
 	c.telling.Lock()
-	first := c.failed.CompareAndSwap(nil, f)
-	if first && tell {
-		c.ctl.Abort(f.encode())
+	first := c.failed.Load() == nil
+	if first {
+		// The recorder first: a caller that sees the failure may end the process at once,
+		// and that death must not look like the one that the failure is about.
+		c.log.aborted(f)
+		c.failed.Store(f)
+		if tell {
+			c.ctl.Abort(f.encode())
+		}
 	}
 	c.telling.Unlock()
 	if !first {
 		return
 	}
-	c.log.state(record.CommAborted)
 	c.mesh.Wake()
 	c.executor.over()
 	c.gpu.abort()
@@ -312,7 +320,7 @@ func (c *Comm) Close() error {
 	if c == nil || c.closing.Swap(true) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
+	ctx, cancel := c.whileConnected(closePatience)
 	defer cancel()
 	err := c.drive(ctx, c.queue.last())
 	if gpuErr := c.gpu.finish(ctx); err == nil {
@@ -353,6 +361,31 @@ func (c *Comm) Close() error {
 	}
 	c.proc.release()
 	return errors.Join(failure, err, meshErr)
+}
+
+// whileConnected is a context that lasts for d, not counting outages of the control plane.
+func (c *Comm) whileConnected(d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	const step = 50 * time.Millisecond
+	go func() {
+		tick := time.NewTicker(step)
+		defer tick.Stop()
+		last := time.Now()
+		for left := d; left > 0; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			now := time.Now()
+			if !c.ctl.Seeking() {
+				left -= now.Sub(last)
+			}
+			last = now
+		}
+		cancel(context.DeadlineExceeded)
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 var failureClosed = failure{-1, ErrClosed}

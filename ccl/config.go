@@ -65,6 +65,9 @@ type Config struct {
 	Device Device
 	// Timeout bounds joining, 1 minute by default.
 	Timeout time.Duration
+	// OutageTimeout is how long another rank's host may be silent, 1 s to 1 h, 30 s by
+	// default: a network that is away for less costs time, not the communicator.
+	OutageTimeout time.Duration
 
 	// Recorder is where operations are recorded, nil for nowhere. The caller
 	// owns it and closes it after the last communicator.
@@ -94,6 +97,9 @@ type Config struct {
 type GPUConfig struct {
 	Algo   string // ll, ll2, ll12, sym, bulk, ce or pushbulk, where a collective has it
 	Blocks int    // multiprocessors, where the way takes a choice
+	// Table is a file that says which algorithm operations take, as bench/cmd/gputune
+	// writes it; "" for the table that is built in.
+	Table string
 	// Threads of each, a multiple of 32 up to 512, where a kernel takes any such number.
 	Threads int
 	// Pace is how much each GPU sends to its peers by bulk copies at most, in GB/s: 0 for
@@ -105,9 +111,9 @@ type GPUConfig struct {
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
 // and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
 // LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
-// LOCKSTEP_SOCKETS and LOCKSTEP_IFNAME, LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
+// LOCKSTEP_SOCKETS, LOCKSTEP_IFNAME and LOCKSTEP_OUTAGE_TIMEOUT (30s), LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
 // _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
-// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO and LOCKSTEP_GPU_PACE, LOCKSTEP_GPUDIRECT; the secret stays in the file that
+// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO, _PACE and _TABLE, LOCKSTEP_GPUDIRECT; the secret stays in the file that
 // LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
 // the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
 // and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last. Where
@@ -144,7 +150,7 @@ func configFromEnv() (Config, error) {
 		Size:    number(-1, "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
 		Sockets: number(0, "LOCKSTEP_SOCKETS"),
 		Node:    nodeName(),
-		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
+		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Table: os.Getenv("LOCKSTEP_GPU_TABLE"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
 		Net:     Net(os.Getenv("LOCKSTEP_NET")),
 
 		GPUDirect: GPUDirect(os.Getenv("LOCKSTEP_GPUDIRECT")),
@@ -176,6 +182,11 @@ func configFromEnv() (Config, error) {
 	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
 		errs = append(errs, err)
 	}
+	if v := os.Getenv("LOCKSTEP_OUTAGE_TIMEOUT"); v != "" {
+		if cfg.OutageTimeout, err = time.ParseDuration(v); err != nil || cfg.checkOutage() != nil {
+			errs = append(errs, fmt.Errorf("LOCKSTEP_OUTAGE_TIMEOUT is %q, want a duration from %v to %v", v, minOutage, maxOutage))
+		}
+	}
 	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
 		errs = append(errs, err)
 	}
@@ -201,6 +212,15 @@ func configFromEnv() (Config, error) {
 		}
 	}
 	return cfg, nil
+}
+
+const minOutage, maxOutage = time.Second, time.Hour
+
+func (cfg *Config) checkOutage() error {
+	if d := cfg.OutageTimeout; d != 0 && (d < minOutage || d > maxOutage) {
+		return fmt.Errorf("%v, want %v to %v", d, minOutage, maxOutage)
+	}
+	return nil
 }
 
 // parseDevice reads LOCKSTEP_DEVICE.

@@ -192,7 +192,7 @@ func (c *Comm) Grow(ctx context.Context, id UniqueID, size int, name string) (*C
 	if id, err = ParseUniqueID(string(b)); err != nil {
 		return nil, fail(err)
 	}
-	cfg := bootstrap.Config{ID: id.id, Rank: c.rank, Size: size, Secret: c.cfg.Secret, Host: c.cfg.Interface, Info: c.ctl.Members()[c.rank].Info}
+	cfg := bootstrap.Config{ID: id.id, Rank: c.rank, Size: size, Secret: c.cfg.Secret, Host: c.cfg.Interface, Info: c.ctl.Members()[c.rank].Info, Outage: c.cfg.OutageTimeout}
 	if c.rank == 0 {
 		cfg.Listener = c.ctl.Listener()
 	}

@@ -1,6 +1,7 @@
 package ccl
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -136,6 +137,18 @@ func engineFailure(err error) *failure {
 		return &failure{peer.Peer, fmt.Errorf("%w: %w", ErrPeerLost, err)}
 	}
 	return &failure{-1, fmt.Errorf("%w: %w", ErrInternal, err)}
+}
+
+// failureOf is why a communicator did not come about.
+func failureOf(err error) *failure {
+	peer, err := sentinelOf(err)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("%w: %w", ErrTimeout, err)
+	case errors.Is(err, context.Canceled):
+		err = fmt.Errorf("%w: %w", ErrAborted, err)
+	}
+	return &failure{peer, err}
 }
 
 // sentinelOf translates the control plane's errors.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -192,6 +193,8 @@ func childMain(role string) int {
 		run = groupsChild
 	} else if strings.HasPrefix(role, "gpu ") {
 		run = gpuChild
+	} else if role == "outage" {
+		run = func(string) error { return outageChild() }
 	}
 	if err := run(role); err != nil {
 		fmt.Println("ERROR", err)
@@ -279,11 +282,18 @@ type rankProcess struct {
 
 func startRank(t *testing.T, id ccl.UniqueID, rank, size, per int, role string, env ...string) *rankProcess {
 	t.Helper()
+	return startRankIn(t, nil, id, rank, size, per, role, env...)
+}
+
+// startRankIn starts a rank by way of a command.
+func startRankIn(t *testing.T, by []string, id ccl.UniqueID, rank, size, per int, role string, env ...string) *rankProcess {
+	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &rankProcess{cmd: exec.Command(exe), lines: make(chan string, 100)}
+	by = append(slices.Clone(by), exe)
+	p := &rankProcess{cmd: exec.Command(by[0], by[1:]...), lines: make(chan string, 100)}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+role, "LOCKSTEP_COMM_ID="+id.String(),
 		"LOCKSTEP_RANK="+strconv.Itoa(rank), "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(size),
 		"LOCKSTEP_NODE=node"+strconv.Itoa(rank/per), "LOCKSTEP_RUNTIME_DIR="+os.Getenv("LOCKSTEP_RUNTIME_DIR"))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -37,13 +38,31 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
 		Failed: func(err error) { c.gpuBroke(err) },
 	}
+	if path := c.cfg.GPU.Table; path != "" {
+		if cfg.Table, err = os.ReadFile(path); err != nil {
+			return nil, fmt.Errorf("%w: Config.GPU.Table: %w", ErrInvalid, err)
+		}
+		if _, err = gpu.ParseTable(cfg.Table); err != nil {
+			return nil, fmt.Errorf("%w: Config.GPU.Table: %s: %w", ErrInvalid, path, err)
+		}
+	}
 	g := &gpuPart{}
 	defer func() {
 		if err != nil {
 			_ = g.close(context.Background())
 		}
 	}()
-	place, err := c.gpuPlace(ctx)
+	drv, err := cuda.Open()
+	if err != nil {
+		return nil, err
+	}
+	// Open until the communicator has the device as well: a context takes a while to make.
+	dev, err := drv.Device(c.cfg.Device.Ordinal())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dev.Close()) }()
+	place, err := c.gpuPlace(ctx, dev)
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package ccl
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -17,19 +16,11 @@ import (
 // gpuPlace is where the ranks are as GPUs see it: those of a machine that cannot
 // reach each other's memory count as being on different nodes. All ranks call it and
 // find the same.
-func (c *Comm) gpuPlace(ctx context.Context) (algo.Place, error) {
-	drv, err := cuda.Open()
-	if err != nil {
-		return c.place, err
-	}
-	dev, err := drv.Device(c.cfg.Device.Ordinal())
-	if err != nil {
-		return c.place, err
-	}
+func (c *Comm) gpuPlace(ctx context.Context, dev *cuda.Device) (algo.Place, error) {
 	barriers, err := symm.Reach(ctx, symm.Config{
 		Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: record.DefaultDir(),
 	}, c.place.Local)
-	if err = errors.Join(err, dev.Close()); err != nil || len(barriers) == 0 {
+	if err != nil || len(barriers) == 0 {
 		return c.place, err
 	}
 	nodes := apart(c.place.Node, barriers)

@@ -66,7 +66,20 @@ const (
 // state records what became of the communicator.
 func (l *log) state(s record.CommState) {
 	l.live.SetState(s)
-	l.rec.Append(&record.Record{Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Value: l.id})
+	l.tell(s, record.ResultOK, -1)
+}
+
+// aborted records that the communicator is over, why, and whom that names.
+func (l *log) aborted(f *failure) {
+	why, peer := f.result(), int32(f.peer)
+	l.live.Aborted(why, peer)
+	l.tell(record.CommAborted, why, peer)
+}
+
+func (l *log) tell(s record.CommState, why record.Result, peer int32) {
+	l.rec.Append(&record.Record{
+		Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Result: why, Peer: peer, Value: l.id,
+	})
 }
 
 // enqueue notes a call. One that runs next has no record of its own: it is

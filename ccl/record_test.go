@@ -145,7 +145,7 @@ func TestRecorderFailure(t *testing.T) {
 		}
 		return errExpected
 	})
-	if c := comms[0][0]; c.State != record.CommAborted || c.Enqueued != 1 || c.Finished != 1 {
+	if c := comms[0][0]; c.State != record.CommAborted || c.Fault != record.ResultAborted || c.FaultPeer != 1 || c.Enqueued != 1 || c.Finished != 1 {
 		t.Errorf("communicator %+v", c)
 	}
 	for _, r := range records[0] {
@@ -154,6 +154,78 @@ func TestRecorderFailure(t *testing.T) {
 		}
 	}
 	t.Errorf("nothing aborted in %+v", records[0])
+}
+
+// TestRecorderSaysWhyAborted: the recorder has a communicator's end, with its reason and
+// whom that names, before any call returns it: a process that ends at once has said so.
+func TestRecorderSaysWhyAborted(t *testing.T) {
+	barrier := func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		return do(ctx, s, c.Barrier(s))
+	}
+	for _, tt := range []struct {
+		name   string
+		rank   func(ctx context.Context, c *ccl.Comm) error // of ranks 0 and 1
+		two    func(ctx context.Context, c *ccl.Comm) error
+		want   [3]record.Result
+		naming [3]int32
+	}{
+		{"abort", barrier, func(ctx context.Context, c *ccl.Comm) error {
+			c.Abort(errors.New("enough"))
+			return c.Err()
+		}, [3]record.Result{record.ResultAborted, record.ResultAborted, record.ResultAborted}, [3]int32{2, 2, -1}},
+		{"peer has left", barrier, func(_ context.Context, c *ccl.Comm) error { return c.Close() },
+			[3]record.Result{record.ResultPeerLost, record.ResultPeerLost}, [3]int32{2, 2}},
+		{"mismatch", barrier, func(ctx context.Context, c *ccl.Comm) error {
+			s, x := c.NewStream(), ccl.Of(make([]float32, 1<<20))
+			return do(ctx, s, c.AllReduce(s, x, x, ccl.Sum))
+		}, [3]record.Result{record.ResultMismatch, record.ResultMismatch, record.ResultMismatch}, [3]int32{-2, -2, -2}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			recs := make([]*record.Writer, 3)
+			for r := range recs {
+				var err error
+				if recs[r], err = record.Create(record.Options{Dir: dir, Identity: record.Identity{Job: "test", Rank: int32(r), WorldSize: 3}}); err != nil {
+					t.Fatal(err)
+				}
+				defer recs[r].Close()
+			}
+			ranks(t, 3, func(cfg *ccl.Config) { cfg.Recorder = recs[cfg.Rank] }, func(ctx context.Context, c *ccl.Comm) error {
+				body := tt.rank
+				if c.Rank() == 2 {
+					body = tt.two
+				}
+				err := body(ctx, c)
+				if err == nil && tt.want[c.Rank()] == record.ResultOK {
+					return nil
+				}
+				r, openErr := record.Open(recs[c.Rank()].Path())
+				if openErr != nil {
+					return openErr
+				}
+				defer r.Close()
+				// -2: two ranks that disagree name each other, and who is first tells the third.
+				naming := tt.naming[c.Rank()]
+				s := r.Comms(nil)[0]
+				if err == nil || s.State != record.CommAborted || s.Fault != tt.want[c.Rank()] || naming != -2 && s.FaultPeer != naming || s.StateAt == 0 {
+					t.Errorf("rank %d: %v; recorded %v for %v naming %d, want %v naming %d", c.Rank(), err, s.State, s.Fault, s.FaultPeer, tt.want[c.Rank()], naming)
+				}
+				buf := make([]record.Record, 100)
+				last := record.Record{}
+				for _, rec := range buf[:r.Next(buf)] {
+					if rec.Kind == record.KindComm {
+						last = rec
+					}
+				}
+				if last.Code != uint8(record.CommAborted) || last.Result != s.Fault || last.Peer != s.FaultPeer || last.Value != s.ID {
+					t.Errorf("rank %d: its last word of the communicator is %+v", c.Rank(), last)
+				}
+				return errExpected
+			})
+		})
+	}
 }
 
 // TestNoRoomForARecorder: a rank that can make no flight recorder goes on without.

@@ -21,8 +21,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/collector/master"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -430,6 +432,10 @@ func TestOneFaultIsOneIncident(t *testing.T) {
 	if n := m.Snapshot().Opened[diagnosis.NoncommunicationHang]; n != 1 {
 		t.Errorf("%d incidents opened", n)
 	}
+	eventually(t, "its recording is of all three masters", func() bool {
+		res, err := playFile(t, filepath.Join(stateDir, "incidents", replay.IncidentFile(first.ID)))
+		return err == nil && res.Runs == 3 && res.Identical && slices.ContainsFunc(res.Marks, func(m replay.Mark) bool { return m.Kind == replay.MarkClosed })
+	})
 }
 
 // TestKilledRank kills a rank's process, and closes the incident by restarting the job.
@@ -737,7 +743,7 @@ func TestBadRecorderFiles(t *testing.T) {
 	r.step()
 	eventually(t, "good files read, bad ones told of", func() bool {
 		s := a.Snapshot()
-		return len(s.Jobs) == 1 && s.Jobs[0].Comms[0].Finished == 2 && len(s.Sources) == 2 && !s.Sources[0].Up && s.Sources[0].Err != "" && s.Sources[1].Up
+		return len(s.Jobs) == 1 && s.Jobs[0].Comms[0].Finished == 2 && len(s.Sources) > 2 && !s.Sources[0].Up && s.Sources[0].Err != "" && s.Sources[1].Up
 	})
 }
 
@@ -805,20 +811,43 @@ func TestMutualTLS(t *testing.T) {
 	r := newRanks(t, dir, 2, 0)
 	r.step()
 	certs := wiretest.NewAuthority(t)
-	masterTLS, agentTLS := certs.Issue("master"), certs.Issue("agent")
+	masterTLS, agentTLS := certs.Master("job"), certs.Agent("node")
 	m, _ := startMaster(t, master.Options{TLS: &masterTLS})
 	// Without a certificate, and with another authority's: no stream.
 	plain, _ := startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String())})
-	strangerTLS := wiretest.NewAuthority(t).Issue("agent")
-	stranger, _ := startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String()), TLS: &strangerTLS})
-	refused := func(a *agent.Agent) bool {
-		s := a.Snapshot()
-		return len(s.Master) == 1 && s.Master[0].Reconnect > 0 && !s.Master[0].Connected
+	refused := []*agent.Agent{plain}
+	for _, files := range []wire.TLS{
+		wiretest.NewAuthority(t).Agent("node"), // of another authority
+		certs.Agent("other"),                   // of another node
+		certs.Agent("node", "theirs"),          // of another job on this node
+		certs.Master("job"),                    // of another role
+		certs.Remediator(),
+	} {
+		a, _ := startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String()), TLS: &files})
+		refused = append(refused, a)
 	}
-	eventually(t, "both are refused", func() bool { return refused(plain) && refused(stranger) })
+	for i, a := range refused {
+		eventually(t, fmt.Sprintf("agent %d is refused", i), func() bool {
+			s := a.Snapshot()
+			return len(s.Master) == 1 && s.Master[0].Reconnect > 0 && !s.Master[0].Connected
+		})
+	}
 	if n := len(m.Snapshot().Agents); n != 0 {
 		t.Errorf("%d agents", n)
 	}
+	eventually(t, "refusals are counted", func() bool { return m.Snapshot().Denied >= 4 })
+	// A master of another job, at the address of this one.
+	theirsTLS := certs.Master("theirs")
+	theirs, err := master.New(master.Options{Job: "job", Listen: "127.0.0.1:0", TLS: &theirsTLS, Log: quiet(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, theirs.Run)
+	careful, _ := startAgent(t, agent.Options{Dir: dir, Master: at(theirs.Addr().String()), TLS: &agentTLS})
+	eventually(t, "the agent does not speak to it", func() bool {
+		s := careful.Snapshot()
+		return len(s.Master) == 1 && s.Master[0].Reconnect > 0 && !s.Master[0].Connected
+	})
 	startAgent(t, agent.Options{Dir: dir, Master: at(m.Addr().String()), TLS: &agentTLS})
 	eventually(t, "ours is not", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == 2 })
 }

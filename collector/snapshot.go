@@ -69,6 +69,7 @@ type SourceStatus struct {
 	NoData   bool          // this node has nothing for it to see, which is no failure
 	Duration time.Duration // of the last pass
 	Err      string
+	Note     string // what this node does not show; no failure
 }
 
 // StreamStatus tells how an agent's connection to a master is doing.
@@ -96,8 +97,20 @@ type MasterSnapshot struct {
 	Diagnoses     uint64
 	DiagnosisNs   uint64 // total
 	Delay         []DelayMatrix
-	Overflow      uint64 // ranks, communicators or connections not tracked because a bound was reached
-	Refused       uint64 // entries of agents' reports that contradict what is known, late words of former attempts among them
+	Overflow      uint64           // ranks, communicators or connections not tracked because a bound was reached
+	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
+	Denied        uint64           // calls that the caller's certificate does not allow
+	Insecure      bool             // agents are not authenticated
+	Recording     *RecordingStatus // nil when evidence is not recorded
+}
+
+// RecordingStatus tells how the recording of evidence is doing.
+type RecordingStatus struct {
+	Passes  uint64            // recorded
+	Skipped map[string]uint64 // passes that were not, by reason: paced, busy, failed
+	Bytes   uint64            // written to the rolling recording
+	Size    int64             // of it now, in bytes
+	Oldest  time.Time         // its first pass; zero while there is none
 }
 
 // MaxIncidents bounds MasterSnapshot.Incidents.

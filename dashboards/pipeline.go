@@ -83,6 +83,26 @@ func pipeline() board {
 					alerts:  []string{names.AlertClockError},
 				},
 			}},
+			{"Trust", []panel{
+				{
+					title: "Refused", view: lines, width: 12, height: 7,
+					why: "Calls to masters whose certificate does not allow them, and alerts that masters knew nothing of. All 0 is normal.",
+					targets: []target{
+						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
+						{expr: sum("reason", of(names.Disbelieved)), legend: "alerts: {{reason}}"},
+					},
+					alerts: []string{names.AlertAccessDenied},
+				},
+				{
+					title: "Without authentication", view: lines, width: 12, height: 7,
+					why: "1 where a process was started with an --insecure flag.",
+					targets: []target{
+						{expr: highest("training_job", of(names.MasterInsecure, inJob)), legend: "master of {{training_job}}"},
+						{expr: highest("instance", of(names.RemediatorTrust)), legend: "remediator {{instance}}"},
+					},
+					alerts: []string{names.AlertInsecure},
+				},
+			}},
 			{"Diagnosis", []panel{
 				{
 					title: "Time of a pass", view: lines, width: 8, height: 7, unit: units.Seconds,
@@ -109,6 +129,21 @@ func pipeline() board {
 						{expr: sum("class", of(names.IncidentConfirms, inJob)), legend: "{{class}} confirmed"},
 					},
 					alerts: []string{names.AlertFaultSuspected},
+				},
+				{
+					title: "Recording of evidence reaches back", view: lines, width: 8, height: 6, unit: units.Seconds,
+					why:     "How far back a master's rolling recording goes: what lockstep diagnose can judge again.",
+					targets: []target{{expr: lowest("training_job", of(names.RecordingReach, inJob)), legend: "{{training_job}}"}},
+				},
+				{
+					title: "Recording of evidence", view: lines, width: 8, height: 6, unit: units.BytesPerSecondSI,
+					why:     "Bytes of evidence that masters record a second.",
+					targets: []target{{expr: sum("training_job", rate(names.RecordingBytes, inJob)), legend: "{{training_job}}"}},
+				},
+				{
+					title: "Passes not recorded", view: lines, width: 8, height: 6, unit: units.CountsPerSecond,
+					why:     "Passes whose evidence is not recorded, a second: paced because the job is large, busy or failed because of the disk.",
+					targets: []target{{expr: sum("reason", rate(names.RecordingSkipped, inJob)), legend: "{{reason}}"}},
 				},
 			}},
 			{"Remediation", []panel{

@@ -73,13 +73,28 @@ func advance(ev *diagnosis.Evidence) {
 }
 
 // BenchmarkPass is one pass over 100,000 ranks × 8 communicators with a
-// connection each: between windows, at a window's end (every slow decision
+// connection each: between windows, the same where the master counts revisions and nothing
+// has changed, at a window's end (every slow decision
 // made), while the agents of a hundredth of the nodes are lost, and with one rank
 // holding up the whole job. Budget: 100 ms.
 func BenchmarkPass(b *testing.B) {
 	const ranks = 100_000
 	b.Run("healthy", func(b *testing.B) {
 		ev, e := bigJob(ranks), diagnosis.New(diagnosis.Config{})
+		e.Diagnose(ev)
+		b.ReportAllocs()
+		for b.Loop() {
+			ev.Now += 1e6
+			if v := e.Diagnose(ev); v != nil {
+				b.Fatal(v)
+			}
+		}
+	})
+	b.Run("nothing changed", func(b *testing.B) {
+		ev, e := bigJob(ranks), diagnosis.New(diagnosis.Config{})
+		for i := range ev.Comms {
+			ev.Comms[i].Rev, ev.Comms[i].ConnRev = 1, 1
+		}
 		e.Diagnose(ev)
 		b.ReportAllocs()
 		for b.Loop() {

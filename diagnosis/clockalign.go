@@ -79,8 +79,8 @@ func alignClocks(ev *Evidence, comm, reference int32) []clockBound {
 
 // enteredLast counts the sampled collectives of a communicator since a moment
 // that a rank entered last, and those of which that can be told.
-func (e *Engine) enteredLast(rank, comm int32, since int64) (last, of int) {
-	ev := e.pass.ev
+func (v *view) enteredLast(rank, comm int32, since int64) (last, of int) {
+	ev := v.ev
 	reference := nodeOf(ev, rank)
 	if reference < 0 || len(ev.Arrivals) == 0 {
 		return 0, 0

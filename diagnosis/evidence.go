@@ -29,6 +29,9 @@ type Node struct {
 	LastSeen int64 // last report received
 	Lost     bool  // its agent is disconnected for longer than the master's patience
 	MapError int64 // bound on the error of this node's time mapping, ns
+	// CPUPressure is the share of the last ten seconds or so in which some task of
+	// the host waited for a CPU, MemoryPressure the same for memory (PSI "some").
+	CPUPressure, MemoryPressure float32
 }
 
 // ProcState is what the agent sees of a rank's process in /proc.
@@ -54,9 +57,21 @@ type Rank struct {
 	// waits for them, over about the last second; IO says that they read or wrote
 	// storage in that time. A rank that computes or checkpoints is given more time than
 	// one that sleeps.
-	CPU  float32
-	IO   bool
-	Mark record.MarkCode // open span of the program's own (checkpoint, evaluation, compile), 0 when none
+	CPU float32
+	IO  bool
+	// Starved is the share of about the last second in which the process's busiest thread was
+	// runnable and did not run (schedstat), Throttled the share in which its cgroup's
+	// quota held it back: a rank that is short of CPU, not of network.
+	Starved, Throttled float32
+	// MemoryPressure is the share of time in which tasks of its cgroup waited for memory (PSI "some").
+	MemoryPressure float32
+	// Exit is how the process ended, by the word of whoever reaped it; the zero
+	// value while nobody has said.
+	Exit Exit
+	// Calls are the rank's last calls on any communicator, oldest first, at most
+	// MaxCalls. Agents tell them of ranks that are held up; nil of all others.
+	Calls []Call
+	Mark  record.MarkCode // open span of the program's own (checkpoint, evaluation, compile), 0 when none
 	// MarkAt is when it opened; Step is the last step mark.
 	MarkAt int64
 	Step   uint64
@@ -66,26 +81,70 @@ type Rank struct {
 	GPU GPU
 }
 
+// MaxCalls bounds Rank.Calls.
+const MaxCalls = 32
+
+// Call is one operation that a rank has called: what it is, not how it went.
+type Call struct {
+	Comm  uint64 // communicator's id
+	Seq   uint64
+	Coll  record.CollKind
+	Peer  int32 // peer or root in the communicator, -1 when none
+	Bytes uint64
+	At    int64
+}
+
+// Exit is how a process ended.
+type Exit struct {
+	By     ExitSource
+	Code   int32 // exit status; 0 when a signal ended it
+	Signal int32 // 0 when none did
+	At     int64 // when it was reaped
+	// Asked is true when the one that tells had sent SIGTERM or SIGKILL before the process
+	// ended, whatever it then ended with: a supervisor that ends the rest of a job after
+	// the first death.
+	Asked bool
+}
+
+// ExitSource is who saw a process end.
+type ExitSource uint8
+
+const (
+	ExitUnknown    ExitSource = iota // nobody has said how
+	ExitSupervisor                   // its parent: lockstep run
+	ExitKernel                       // the agent, by the kernel's word (a pidfd)
+)
+
 // Comm is one communicator. Members is indexed by rank in the communicator;
 // a member that nobody has reported has World == -1.
 type Comm struct {
 	ID      uint64
 	Name    string
 	Members []Member
+	// Rev grows with every change of Members, ConnRev with every change of the
+	// communicator's connections: a pass looks only at what has changed since the
+	// one before. 0: nobody counts, and every pass looks.
+	Rev, ConnRev uint64
 }
 
 // Member is one rank's progress in one communicator. Sequences count from 1.
 // Send and Recv (and groups of them) do not involve every member: for them
 // Coll says so and "entered" means nothing for others.
 type Member struct {
-	World    int32
-	State    record.CommState
-	Coll     record.CollKind // of the last enqueued
-	Peer     int32           // its peer or root in the communicator, -1 when none
-	Bytes    uint64
-	Enqueued uint64
-	Started  uint64
-	Finished uint64
+	World   int32
+	State   record.CommState
+	StateAt int64 // when State took this value
+	// Fault is why State is CommAborted, ResultOK when the program asked for it or
+	// nobody has said; FaultPeer is whom the error named, a rank in the
+	// communicator, -1 when nobody. It means nothing while Fault is ResultOK.
+	Fault     record.Result
+	FaultPeer int32
+	Coll      record.CollKind // of the last enqueued
+	Peer      int32           // its peer or root in the communicator, -1 when none
+	Bytes     uint64
+	Enqueued  uint64
+	Started   uint64
+	Finished  uint64
 
 	EnqueuedAt int64
 	StartedAt  int64
@@ -101,6 +160,13 @@ type Member struct {
 
 // Open reports whether the member is inside a collective.
 func (m *Member) Open() bool { return m.Started > m.Finished }
+
+// failedLast reports whether the member's last operation ended because its
+// communicator did: that is no progress. Unless the time of the abort says
+// otherwise, it is taken for one that did.
+func (m *Member) failedLast() bool {
+	return m.State == record.CommAborted && (m.StateAt == 0 || m.FinishedAt >= m.StateAt-abortSlack)
+}
 
 // Conn is one directed connection, source → destination, merged from both
 // ends' reports. Src and Dst are ranks in the communicator.
@@ -128,6 +194,8 @@ type Conn struct {
 	Link     record.LinkState
 	LinkAt   int64  // since when
 	Switches uint64 // how often this path has taken over from another
+	Outages  uint64 // how often it was interrupted and resumed
+	Resent   uint64 // bytes that were sent again: by RDMA's failover, by TCP's retransmissions
 }
 
 // Arrival is one sampled collective: when each member started and ended it,

@@ -87,24 +87,55 @@ func (t *Throttle) UnmarshalText(text []byte) error {
 const outlived = 5e9
 
 // endedByXid reports whether an Xid is why a rank does not go on.
-func (e *Engine) endedByXid(rank int32) bool {
-	r := &e.pass.ev.Ranks[rank]
-	return r.Xid != 0 && (r.GPU.XidAt == 0 || e.hang.active[rank] < r.GPU.XidAt+outlived)
+func (d *hangs) endedByXid(rank int32) bool {
+	r := &d.ev.Ranks[rank]
+	return r.Xid != 0 && (r.GPU.XidAt == 0 || d.hang.active[rank] < r.GPU.XidAt+outlived)
+}
+
+// failedInside returns which member of an operation that all have entered cannot come out
+// because its GPU has reported a fatal Xid, -1 for none: of several one whose GPU is
+// lost, and of these the first, for when one fails its neighbours report errors, too.
+func (d *hangs) failedInside(ci int32, seq uint64) int32 {
+	if !d.fatalXid {
+		return -1
+	}
+	members := d.ev.Comms[ci].Members
+	first := int32(-1)
+	before := func(a, b *GPU) bool {
+		if (a.LostAt > 0) != (b.LostAt > 0) {
+			return a.LostAt > 0
+		}
+		return a.XidAt < b.XidAt
+	}
+	for i := range members {
+		m := &members[i]
+		w := d.world(m.World)
+		if w < 0 || d.state[w] != rankAlive || !m.Open() || m.Finished >= seq {
+			continue
+		}
+		r := &d.ev.Ranks[w]
+		if r.Xid == 0 || r.GPU.XidAt > 0 && m.StartedAt >= r.GPU.XidAt+outlived {
+			continue
+		}
+		if first < 0 || before(&r.GPU, &d.ev.Ranks[members[first].World].GPU) {
+			first = int32(i)
+		}
+	}
+	return first
 }
 
 // explain adds to a finding what is wrong with the GPUs of whom it blames,
 // right behind its first sentence: it is the most telling there is.
-func (e *Engine) explain(f *finding) {
-	p := &e.pass
+func (v *view) explain(f *finding) {
 	told := map[int32]bool{}
 	var said []string
 	for _, k := range f.Culprits {
 		for _, rank := range [...]int32{k.Rank, k.Peer} {
-			if rank < 0 || int(rank) >= len(p.ev.Ranks) || told[rank] {
+			if rank < 0 || int(rank) >= len(v.ev.Ranks) || told[rank] {
 				continue
 			}
 			told[rank] = true
-			if s := gpuSentence(rank, &p.ev.Ranks[rank], f); s != "" {
+			if s := gpuSentence(rank, &v.ev.Ranks[rank], f); s != "" {
 				said = append(said, s)
 			}
 		}

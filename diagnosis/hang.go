@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/lockstep-ccl/lockstep/record"
@@ -12,6 +13,8 @@ type blamed struct {
 	node  int32
 	since int64 // nothing has moved there since
 	fell  int64 // when its process fell out, 0 when it did not
+
+	suspect, confirm int64 // its own patience, 0 when it has that of the cause
 }
 
 // onset estimates when the fault began.
@@ -23,8 +26,10 @@ type cause struct {
 	class Class
 	kind  causeKind
 	nodes []blamed
-	comm  int32 // where they are waited for
-	edge  int32 // the wait that shows it best, -1 when none
+	comm  int32    // where they are waited for
+	edge  int32    // the wait that shows it best, -1 when none
+	odd   []int32  // of ranks that wait for each other, those that left the order of calls
+	calls []string // sentences that show it
 }
 
 type causeKind uint8
@@ -37,26 +42,45 @@ const (
 	causeCircle                    // ranks that wait for each other
 )
 
-// hangs builds the wait graph of everything open and blames whoever the held
+// hangs finds who holds up operations that are open for too long. A hang is seen in one
+// pass; what is learnt is how long ranks are away that come back.
+type hangs struct {
+	*view
+	graph waitGraph
+	hang  hangScratch
+	odd   oddMemo
+	// absent are ranks that were waited for in the last pass.
+	absent []absence
+}
+
+func (d *hangs) forget() { d.odd.ranks, d.absent = nil, d.absent[:0] }
+
+// find builds the wait graph of everything open and blames whoever the held
 // operations wait for in the end.
-func (e *Engine) hangs(found []finding) []finding {
-	e.buildGraph()
-	if len(e.hang.starts) == 0 {
+func (d *hangs) find(found []finding) []finding {
+	d.welcome()
+	if len(d.held) == 0 || slices.ContainsFunc(found, func(f finding) bool { return f.deadLink }) {
 		return found
 	}
-	ends, circles := e.graph.blame(e.hang.starts)
+	d.buildGraph()
+	if len(d.hang.starts) == 0 {
+		return found
+	}
+	ends, circles := d.graph.blame(d.hang.starts)
 	var causes []cause
 	lost := true
 	for _, n := range ends {
-		if c, ok := e.causeAt(n); ok {
-			e.mismatched(&c)
+		if c, ok := d.causeAt(n); ok {
+			d.mismatched(&c)
+			d.whileLinksSeek(&c)
 			lost = lost && c.reason == reasonNodeLost
 			causes = merge(causes, c)
 		}
 	}
 	for _, circle := range circles {
-		if c, ok := e.causeOf(circle); ok {
-			e.mismatched(&c)
+		if c, ok := d.causeOf(circle); ok {
+			d.mismatched(&c)
+			d.whileLinksSeek(&c)
 			lost = false
 			causes = append(causes, c)
 		}
@@ -74,9 +98,9 @@ func (e *Engine) hangs(found []finding) []finding {
 		switch {
 		case c.reason == reasonGone: // told by deaths
 		case c.reason == reasonNodeLost && !lost: // what is stale explains nothing that others explain
-		case c.firm < firm && firmSince <= c.since+int64(e.cfg.SuspectAfter):
+		case c.firm < firm && firmSince <= c.since+int64(d.cfg.SuspectAfter):
 		default:
-			if f, ok := e.judge(c); ok && (c.firm == 2 || !e.wake(&f, c.since)) {
+			if f, ok := d.judge(c); ok && (c.firm == 2 || !d.open.wake(&f, c.since)) {
 				found = append(found, f)
 				if c.firm > firm {
 					firm, firmSince = c.firm, f.Since
@@ -105,19 +129,19 @@ func merge(causes []cause, c cause) []cause {
 
 // causeAt says what is wrong with a node where blame ends; false when it is
 // nobody's business.
-func (e *Engine) causeAt(n int32) (cause, bool) {
-	p, cfg := &e.pass, &e.cfg
+func (d *hangs) causeAt(n int32) (cause, bool) {
+	cfg := &d.cfg
 	c := cause{edge: -1}
-	if int(n) >= len(p.state) {
-		x := &e.hang.nodes[e.extra(n)]
-		usual := e.suspectAfter(&e.comms[x.comm])
+	if int(n) >= len(d.state) {
+		x := &d.hang.nodes[d.extra(n)]
+		usual := d.stalledAfter(&d.comms[x.comm])
 		c.class, c.comm = CommunicationHang, x.comm
-		c.excuse = excuse{reason: reasonStalled, since: x.since}
+		c.excuse = excuse{reason: reasonStalled, since: max(x.since, d.lastEntered(x.comm, x.seq, x.coll))}
 		switch x.kind {
 		case waitConn:
 			c.kind, c.firm = causeConn, 2
 			c.suspect, c.confirm = int64(cfg.SuspectAfter), max(int64(cfg.ConfirmAfter), usual)
-			if e.young(x.comm) { // it may still be connecting
+			if d.young(x.comm) { // it may still be connecting
 				c.confirm = max(c.confirm, int64(cfg.StartupPatience)/3)
 			}
 		case waitTransfer:
@@ -131,8 +155,17 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 		return c, true
 	}
 	first := int64(never)
-	for i := e.graph.in[n]; i >= 0; i = e.graph.edges[i].nextIn {
-		if w := &e.graph.edges[i]; c.edge < 0 || w.since < first {
+	inside := d.state[n] == rankAlive && d.hang.inside[n] > 0
+	for i := d.graph.in[n]; i >= 0; i = d.graph.edges[i].nextIn {
+		w := &d.graph.edges[i]
+		if inside && c.edge >= 0 && d.graph.edges[c.edge].conn != w.conn {
+			// What it is inside of and does not send counts, not what it comes to after that.
+			if w.conn {
+				first, c.edge, c.comm = w.since, i, w.comm
+			}
+			continue
+		}
+		if c.edge < 0 || w.since < first {
 			first, c.edge, c.comm = w.since, i, w.comm
 		}
 	}
@@ -140,65 +173,63 @@ func (e *Engine) causeAt(n int32) (cause, bool) {
 		return c, false
 	}
 	switch {
-	case p.state[n] == rankLost:
-		if !p.lostNode(p.ev.Ranks[n].Node) {
+	case d.state[n] == rankLost:
+		if !d.lostNode(d.ev.Ranks[n].Node) {
 			return c, false
 		}
 		c.class = NoncommunicationHang
-		c.excuse = excuse{reason: reasonNodeLost, since: e.hang.active[n], suspect: int64(cfg.LostAfter) / 2, confirm: int64(cfg.LostAfter)}
-		if m := p.ev.Ranks[n].Mark; paused(m) { // only the agent may be lost, and the pause go on
-			c.confirm = max(c.confirm, e.patienceFor(e.markLength(m)))
+		c.excuse = excuse{reason: reasonNodeLost, since: d.hang.active[n], suspect: int64(cfg.LostAfter) / 2, confirm: int64(cfg.LostAfter)}
+		if m := d.ev.Ranks[n].Mark; paused(m) { // only the agent may be lost, and the pause go on
+			c.confirm = max(c.confirm, d.patienceFor(d.markLength(m)))
 		}
-	case p.state[n] == rankAlive && e.hang.inside[n] > 0:
+	case slices.Contains(d.hang.failed, n):
+		c.class = NoncommunicationHang
+		c.excuse = excuse{
+			reason: fmt.Sprintf("xid_%d", d.ev.Ranks[n].Xid), firm: 2, since: d.hang.active[n],
+			suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter),
+		}
+	case inside:
 		c.class, c.kind = CommunicationHang, causeSilent
-		usual := e.suspectAfter(&e.comms[c.comm])
-		c.excuse = excuse{reason: reasonStalled, firm: 1, since: e.lastTransfer(n, c.comm), suspect: usual, confirm: max(int64(cfg.ConfirmAfter), usual*3/2)}
+		usual := d.stalledAfter(&d.comms[c.comm])
+		c.excuse = excuse{reason: reasonStalled, firm: 1, since: max(d.lastTransfer(n, c.comm), d.entered(n, c.comm)), suspect: usual, confirm: max(int64(cfg.ConfirmAfter), usual*3/2)}
 	default:
 		c.class = NoncommunicationHang
-		c.excuse = e.excuseOf(n, c.comm)
+		c.excuse = d.excuseOf(n, c.comm)
+		if c.firm < 2 {
+			d.note(n, c.since)
+		}
 	}
-	c.nodes = []blamed{{node: n, since: c.since, fell: c.fell}}
+	b := blamed{node: n, since: c.since, fell: c.fell}
+	if c.kind == causeRank {
+		b.suspect, b.confirm = c.suspect, c.confirm
+	}
+	c.nodes = []blamed{b}
 	return c, true
-}
-
-// lastTransfer is when a rank inside an operation last moved a byte.
-func (e *Engine) lastTransfer(rank, ci int32) int64 {
-	since := e.hang.active[rank]
-	for _, k := range e.connsOf(ci) {
-		c := &e.pass.ev.Conns[k]
-		if e.end(c, c.Src) == rank {
-			since = max(since, c.LastPost)
-		}
-		if e.end(c, c.Dst) == rank {
-			since = max(since, c.LastCompletion)
-		}
-	}
-	return since
 }
 
 // causeOf says what a circle is: a deadlock of the program when operations
 // wait for each other, a stalled transfer when the circle only follows
 // connections inside one operation.
-func (e *Engine) causeOf(circle []int32) (cause, bool) {
+func (d *hangs) causeOf(circle []int32) (cause, bool) {
 	c := cause{class: CommunicationHang, kind: causeCircle, edge: -1}
-	c.excuse = excuse{reason: reasonStalled, firm: 1, suspect: int64(e.cfg.SuspectAfter), confirm: 2 * int64(e.cfg.ConfirmAfter)}
+	c.excuse = excuse{reason: reasonStalled, firm: 1, suspect: int64(d.cfg.SuspectAfter), confirm: 2 * int64(d.cfg.ConfirmAfter)}
 	first := int64(never)
 	held := int32(-1)
 	for _, n := range circle {
-		if int(n) < len(e.pass.state) {
-			c.nodes = append(c.nodes, blamed{node: n, since: e.hang.active[n]})
-			c.since = max(c.since, e.hang.active[n])
+		if int(n) < len(d.state) {
+			c.nodes = append(c.nodes, blamed{node: n, since: d.hang.active[n]})
+			c.since = max(c.since, d.hang.active[n])
 		}
-		for i := e.graph.out[n]; i >= 0; i = e.graph.edges[i].nextOut {
-			w := &e.graph.edges[i]
+		for i := d.graph.out[n]; i >= 0; i = d.graph.edges[i].nextOut {
+			w := &d.graph.edges[i]
 			if _, inside := slices.BinarySearch(circle, w.to); !inside {
 				continue
 			}
-			if w.holds > 0 && (held < 0 || w.since < e.graph.edges[held].since) {
+			if w.holds > 0 && (held < 0 || w.since < d.graph.edges[held].since) {
 				held = i
 			}
 			if !w.conn {
-				c.class, c.reason, c.confirm = NoncommunicationHang, reasonDeadlock, int64(e.cfg.ConfirmAfter)
+				c.class, c.reason, c.confirm = NoncommunicationHang, reasonDeadlock, int64(d.cfg.ConfirmAfter)
 			}
 			if w.since > 0 && w.since < first {
 				first, c.edge, c.comm = w.since, i, w.comm
@@ -208,18 +239,21 @@ func (e *Engine) causeOf(circle []int32) (cause, bool) {
 	if held >= 0 {
 		// The circle closes over a connection with bytes on it: they are late,
 		// and the sender went on to wait for what their receiver sends next.
-		w := e.graph.edges[held]
-		node := e.stuckConn(w.holds - 1)
-		e.graph.wait(waitEdge{from: w.from, to: node, comm: w.comm, conn: true, since: w.since})
-		return e.causeAt(node)
+		w := d.graph.edges[held]
+		node := d.stuckConn(w.holds - 1)
+		d.graph.wait(waitEdge{from: w.from, to: node, comm: w.comm, conn: true, since: w.since})
+		return d.causeAt(node)
+	}
+	if c.reason == reasonDeadlock {
+		c.odd, c.calls = d.odd.of(d.view, c.nodes)
 	}
 	return c, len(c.nodes) > 0 && c.edge >= 0
 }
 
 // judge weighs a cause: how long somebody has been held up by it and it has
 // not moved, whichever is shorter, against the patience that it deserves.
-func (e *Engine) judge(c *cause) (finding, bool) {
-	s := &e.hang
+func (d *hangs) judge(c *cause) (finding, bool) {
+	s := &d.hang
 	waited, victims := int64(0), 0
 	nodes := make([]int32, len(c.nodes))
 	for i, b := range c.nodes {
@@ -229,7 +263,7 @@ func (e *Engine) judge(c *cause) (finding, bool) {
 			victims++
 		}
 	}
-	e.graph.upstream(nodes, func(n int32) {
+	d.graph.upstream(nodes, func(n int32) {
 		if int(n) < len(s.heldFor) {
 			waited = max(waited, s.heldFor[n])
 			victims++
@@ -237,14 +271,18 @@ func (e *Engine) judge(c *cause) (finding, bool) {
 	})
 	longest, level, stuck := int64(0), Suspected, c.nodes[:0]
 	for _, b := range c.nodes {
-		known := e.knownAt(b.node)
-		still := min(waited, known-max(b.since, e.resumed))
-		if still < c.suspect {
+		known := d.knownAt(b.node)
+		still := min(waited-(d.now-known), known-max(b.since, d.resumed)) // it may have come since
+		suspect, confirm := c.suspect, c.confirm
+		if b.suspect > 0 {
+			suspect, confirm = b.suspect, b.confirm
+		}
+		if still < suspect {
 			continue
 		}
 		stuck = append(stuck, b)
 		longest = max(longest, still)
-		if still >= c.confirm && known-max(b.fell, e.resumed) >= c.confirm {
+		if still >= confirm && known-max(b.fell, d.resumed) >= confirm {
 			level = Confirmed
 		}
 	}
@@ -253,104 +291,122 @@ func (e *Engine) judge(c *cause) (finding, bool) {
 	}
 	c.nodes = stuck
 	slices.SortStableFunc(c.nodes, func(a, b blamed) int { return cmp.Compare(a.since, b.since) })
-	if c.kind == causeRank && c.firm < 2 && c.reason != reasonNodeLost && e.shared(c.nodes[0].node) {
+	if c.kind == causeRank && c.firm < 2 && c.reason != reasonNodeLost && d.shared(c.nodes[0].node) {
 		return finding{}, false
 	}
-	f := e.hangFinding(c, victims)
+	f := d.hangFinding(c, victims)
+	f.Chain, f.Counter = d.chain(c.nodes[0].node), d.counter(&f, c)
 	f.still, f.Level = longest, level
 	return f, true
 }
 
 // knownAt returns how far the state of a graph node is known.
-func (e *Engine) knownAt(n int32) int64 {
-	p := &e.pass
-	if int(n) < len(p.state) {
-		if p.state[n] == rankLost {
-			return p.now // only its silence counts
+func (d *hangs) knownAt(n int32) int64 {
+	if int(n) < len(d.state) {
+		if d.state[n] == rankLost {
+			return d.now // only its silence counts
 		}
-		return p.known(n)
+		return d.known(n)
 	}
-	switch x := &e.hang.nodes[e.extra(n)]; x.kind {
+	switch x := &d.hang.nodes[d.extra(n)]; x.kind {
 	case waitConn:
-		return min(p.known(x.src), p.known(x.dst))
+		return min(d.known(x.src), d.known(x.dst))
 	case waitTransfer:
 		return x.known
 	}
-	return p.now
+	return d.now
 }
 
 // hangFinding writes a cause up.
-func (e *Engine) hangFinding(c *cause, victims int) finding {
+func (d *hangs) hangFinding(c *cause, victims int) finding {
 	f := finding{hang: true}
 	f.Class, f.Victims, f.Since = c.class, victims, c.nodes[0].onset()
 	if f.Since == 0 && c.edge >= 0 { // it has never done anything: others wait since then
-		f.Since = e.graph.edges[c.edge].since
+		f.Since = d.graph.edges[c.edge].since
 	}
-	f.Seq, f.Coll = e.waitedFor(c)
-	f.setComm(&e.pass.ev.Comms[c.comm])
+	f.Seq, f.Coll = d.waitedFor(c)
+	f.setComm(&d.ev.Comms[c.comm])
 	if c.reason == reasonMismatch {
-		e.blameMismatch(&f, c.comm)
+		d.blameMismatch(&f, c.comm, &d.odd)
 		return f
 	}
 	switch c.kind {
 	case causeRank:
 		if c.reason == reasonNodeLost {
 			for _, b := range c.nodes {
-				f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: e.pass.nodeName(b.node), Reason: c.reason})
+				f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.nodeName(b.node), Reason: c.reason})
 			}
 		} else {
-			for _, b := range c.nodes {
-				f.blame(e.rankCulprit(b.node, c.reason))
-			}
+			d.blameRanks(&f, c)
 		}
 		f.soft = c.firm < 2
-		e.whyNotEntered(&f, c)
+		d.whyNotEntered(&f, c)
 	case causeCircle:
 		for _, b := range c.nodes {
-			f.blame(e.rankCulprit(b.node, c.reason))
+			if len(c.odd) == 0 || slices.Contains(c.odd, b.node) {
+				f.blame(d.rankCulprit(b.node, c.reason))
+			}
 		}
-		e.whyCircle(&f, c)
+		if c.reason == reasonDeadlock && len(c.odd) == 0 {
+			f.Undetermined = "which of these ranks left the order of calls: they wait for each other, and no majority of their role shows it"
+		}
+		d.whyCircle(&f, c)
 	case causeConn:
 		cells := make([]cell, 0, len(c.nodes))
 		for _, b := range c.nodes {
-			x := &e.hang.nodes[e.extra(b.node)]
+			x := &d.hang.nodes[d.extra(b.node)]
 			cells = append(cells, cell{src: x.src, dst: x.dst})
 		}
 		for _, k := range rowOrColumn(cells) {
-			k.Node, k.Reason = e.pass.nodeName(max(k.Rank, k.Peer)), c.reason
+			k.Node, k.Reason = d.nodeName(max(k.Rank, k.Peer)), c.reason
 			if k.Rank >= 0 {
-				k.Node = e.pass.nodeName(k.Rank)
+				k.Node = d.nodeName(k.Rank)
 			}
 			f.blame(k)
 		}
-		e.whyStalled(&f, c)
+		d.whyStalled(&f, c)
 	case causeSilent:
-		e.blameSilent(&f, c)
-		e.whySilent(&f, c)
+		d.blameSilent(&f, c)
+		d.whySilent(&f, c)
 	case causeTransfer:
-		x := &e.hang.nodes[e.extra(c.nodes[0].node)]
-		members := e.pass.ev.Comms[x.comm].Members
+		x := &d.hang.nodes[d.extra(c.nodes[0].node)]
+		members := d.ev.Comms[x.comm].Members
 		for i := range members {
-			if e.openFor(&members[i]) >= 0 && members[i].Finished < x.seq {
-				f.blame(e.rankCulprit(members[i].World, c.reason))
+			if d.openFor(&members[i]) >= 0 && members[i].Finished < x.seq {
+				f.blame(d.rankCulprit(members[i].World, c.reason))
 			}
 		}
-		e.whyTransfer(&f, c)
+		d.whyTransfer(&f, c)
 	}
 	return f
 }
 
+// blameRanks blames ranks that have not come, and their node when it is all of it and
+// nobody elsewhere.
+func (d *hangs) blameRanks(f *finding, c *cause) {
+	ranks := make([]int32, len(c.nodes))
+	for i := range c.nodes {
+		ranks[i] = c.nodes[i].node
+	}
+	if node, ok := d.wholeNode(ranks); ok {
+		f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: node, Reason: c.reason})
+	}
+	for _, r := range ranks {
+		f.blame(d.rankCulprit(r, c.reason))
+	}
+}
+
 // blameSilent blames what a rank inside an operation does not send: the
 // connection to the one receiver that waits for it, or all that it sends.
-func (e *Engine) blameSilent(f *finding, c *cause) {
+func (d *hangs) blameSilent(f *finding, c *cause) {
 	for _, b := range c.nodes {
 		var peers []int32
-		for i := e.graph.in[b.node]; i >= 0; i = e.graph.edges[i].nextIn {
-			if w := &e.graph.edges[i]; w.conn && int(w.from) < len(e.pass.state) && !slices.Contains(peers, w.from) {
+		for i := d.graph.in[b.node]; i >= 0; i = d.graph.edges[i].nextIn {
+			if w := &d.graph.edges[i]; w.conn && int(w.from) < len(d.state) && !slices.Contains(peers, w.from) {
 				peers = append(peers, w.from)
 			}
 		}
-		k := e.rankCulprit(b.node, c.reason)
+		k := d.rankCulprit(b.node, c.reason)
 		switch len(peers) {
 		case 0:
 		case 1:
@@ -362,21 +418,17 @@ func (e *Engine) blameSilent(f *finding, c *cause) {
 	}
 }
 
-func (e *Engine) rankCulprit(rank int32, reason string) Culprit {
-	return Culprit{Kind: CulpritRank, Rank: rank, Peer: -1, Node: e.pass.nodeName(rank), Reason: reason}
-}
-
 // waitedFor returns the operation that a cause is best seen at.
-func (e *Engine) waitedFor(c *cause) (uint64, record.CollKind) {
+func (d *hangs) waitedFor(c *cause) (uint64, record.CollKind) {
 	n := c.nodes[0].node
 	if c.edge >= 0 {
-		n = e.graph.edges[c.edge].from
+		n = d.graph.edges[c.edge].from
 	}
-	if int(n) >= len(e.pass.state) {
-		x := &e.hang.nodes[e.extra(n)]
+	if int(n) >= len(d.state) {
+		x := &d.hang.nodes[d.extra(n)]
 		return x.seq, x.coll
 	}
-	members := e.pass.ev.Comms[c.comm].Members
+	members := d.ev.Comms[c.comm].Members
 	for i := range members {
 		if m := &members[i]; m.World == n && m.Open() {
 			return m.Finished + 1, m.Coll
@@ -385,32 +437,35 @@ func (e *Engine) waitedFor(c *cause) (uint64, record.CollKind) {
 	return 0, record.CollNone
 }
 
-// unformed finds communicators that some members have been joining for long.
+// forming finds communicators that some members have been joining for long.
 // Who is missing is known only when a rank was never seen at all.
-func (e *Engine) unformed(found []finding) []finding {
-	p := &e.pass
-	for ci := range p.ev.Comms {
-		h := &e.comms[ci]
-		age := p.now - max(h.since, e.resumed)
-		if !h.joining || h.former || age < 2*int64(e.cfg.StartupPatience) || len(found) > 0 {
+type forming struct{ *view }
+
+func (d *forming) forget() {}
+
+func (d *forming) find(found []finding) []finding {
+	for ci := range d.ev.Comms {
+		h := &d.comms[ci]
+		age := d.now - max(h.since, d.resumed)
+		if !h.joining || h.former || age < 2*int64(d.cfg.StartupPatience) || len(found) > 0 {
 			continue
 		}
 		f := finding{hang: true, soft: true, still: age}
 		f.Class, f.Level, f.Since = NoncommunicationHang, Suspected, h.since
-		c := &p.ev.Comms[ci]
+		c := &d.ev.Comms[ci]
 		f.setComm(c)
 		for i := range c.Members {
 			if c.Members[i].State == record.CommJoining {
 				f.Victims++
 			}
 		}
-		for r := range p.ev.Ranks {
-			if p.state[r] == rankAbsent && len(f.Culprits) < maxCulprits {
-				f.blame(e.rankCulprit(int32(r), reasonNotJoined))
+		for r := range d.ev.Ranks {
+			if d.state[r] == rankAbsent && len(f.Culprits) < maxCulprits {
+				f.blame(d.rankCulprit(int32(r), reasonNotJoined))
 			}
 		}
 		if len(f.Culprits) > 0 {
-			e.whyUnformed(&f, age)
+			d.whyUnformed(&f, age)
 			found = append(found, f)
 		}
 	}

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/lockstep-ccl/lockstep/record"
@@ -14,28 +15,45 @@ const reasonLinkDown = "link_down"
 type deadLink struct {
 	comm, src, dst int32 // src < dst, in the communicator
 	at             int64 // when the last path broke, by the end that saw it first
-	seeks          bool  // both ends are in it still and look for another path
+	seeks          int64 // for how long both ends, which are in it still, look for a path, ns
+	one            bool  // only one end says so; the other is there
 }
 
-// seekingFor is how long RDMA's connections look for a path when they have none
-// (GiveUpAfter): a port that flaps costs no operation. Others end with their one path.
-const seekingFor = 10e9
-
-// deadLinks finds pairs of living ranks whose every path is broken. Both ends
-// must say so: a process that dies takes its ends down without a word, and one
-// that gives up closes them in good order. Its ranks fail soon after, so this is
-// known before the rest of the job can look like the culprit. While they look for
-// another path it is suspected.
-func (e *Engine) deadLinks(found []finding) []finding {
-	p := &e.pass
-	dead := slices.DeleteFunc(p.dead, e.wentOn)
-	if len(dead) == 0 {
-		return found
+// seekingFor is how long a transport's connections look for a path when they have none,
+// ns: an outage that is shorter costs time, not the job. Others end with their one path.
+func seekingFor(t record.Transport) int64 {
+	switch t {
+	case record.TransportRDMA:
+		return 10e9 // GiveUpAfter
+	case record.TransportTCP:
+		return 30e9
 	}
-	f := finding{hang: true}
+	return 0
+}
+
+// links finds connections that are dead on every path.
+type links struct {
+	*view
+	aborts *aborts
+	dead   []deadLink // of this pass
+}
+
+func (l *links) forget() {}
+
+// find finds pairs of ranks whose every path is broken. Both ends must say so, or one
+// while the other is there and does its part: a process that dies takes its ends
+// down without a word, and one that gives up closes them in good order. Its ranks
+// fail soon after, so this is known before the rest of the job can look like the
+// culprit. While they look for a path it is suspected.
+func (l *links) find(found []finding) []finding {
+	l.dead = slices.DeleteFunc(l.dead, l.wentOn)
+	if len(l.dead) == 0 {
+		return l.lostEachOther(found)
+	}
+	f := finding{hang: true, deadLink: true}
 	f.Class, f.Level = CommunicationHang, Suspected
-	f.Since = dead[0].at
-	c := &p.ev.Comms[dead[0].comm]
+	f.Since = l.dead[0].at
+	c := &l.ev.Comms[l.dead[0].comm]
 	f.setComm(c)
 	for i := range c.Members {
 		m := &c.Members[i]
@@ -46,24 +64,22 @@ func (e *Engine) deadLinks(found []finding) []finding {
 			f.Seq, f.Coll = m.Finished+1, m.Coll
 		}
 	}
-	for _, d := range dead {
-		members := p.ev.Comms[d.comm].Members
+	var pairs []cell
+	for _, d := range l.dead {
+		members := l.ev.Comms[d.comm].Members
 		src, dst := members[d.src].World, members[d.dst].World
-		f.blame(Culprit{Kind: CulpritConnection, Rank: src, Peer: dst, Node: p.nodeName(src), Reason: reasonLinkDown})
-		age := min(p.known(src), p.known(dst)) - max(d.at, e.resumed)
+		pairs = append(pairs, cell{src, dst})
+		age := min(l.known(src), l.known(dst)) - max(d.at, l.resumed)
 		f.still = max(f.still, age)
-		patience := int64(e.cfg.GoneAfter)
-		if d.seeks {
-			patience = seekingFor
-		}
-		if age >= patience {
+		if age >= max(int64(l.cfg.GoneAfter), d.seeks) {
 			f.Level = Confirmed
 		}
 	}
-	for _, d := range dead {
-		for i := range p.ev.Conns {
-			if k := &p.ev.Conns[i]; k.Comm == d.comm && k.Src == d.src && k.Dst == d.dst && k.Link == record.LinkDown {
-				m := p.ev.Comms[d.comm].Members
+	l.blamePairs(&f, pairs)
+	for _, d := range l.dead {
+		for i := range l.ev.Conns {
+			if k := &l.ev.Conns[i]; k.Comm == d.comm && k.Src == d.src && k.Dst == d.dst && k.Link == record.LinkDown {
+				m := l.ev.Comms[d.comm].Members
 				f.why("rank %d and rank %d have no path left: %s %s broke at %s", m[d.src].World, m[d.dst].World, k.Transport, k.Name, clock(k.LinkAt))
 			}
 		}
@@ -71,18 +87,121 @@ func (e *Engine) deadLinks(found []finding) []finding {
 	return append(found, f)
 }
 
+// lostEachOther finds pairs of ranks that gave each other up while both were there, where
+// transports tell of no broken path.
+func (l *links) lostEachOther(found []finding) []finding {
+	cuts := l.aborts.cuts
+	if len(cuts) == 0 || slices.ContainsFunc(l.aborts.ends, func(r int32) bool {
+		return l.overdue(r) || l.state[r] == rankStopped || l.state[r] == rankGone && l.endedAt(r) <= cuts[0].at+dyingFor
+	}) || l.open.consequence(cuts[0].at) || slices.ContainsFunc(l.namings(), func(n naming) bool { return n.why == record.ResultMismatch }) {
+		return found // these explain more
+	}
+	if f, ok := l.open.linkBefore(cuts[0].at); ok && f.blames(cuts) {
+		if l.now-cuts[0].at >= int64(l.cfg.GoneAfter) {
+			f.Level = Confirmed
+		}
+		f.deadLink, f.still = true, l.now-f.Since
+		f.sayOnce(fmt.Sprintf("rank %d gave up %s at %s because it lost rank %d", cuts[0].a, l.ev.Comms[cuts[0].comm].Name, clock(cuts[0].at), cuts[0].b))
+		return append(found, f)
+	}
+	f := finding{hang: true, deadLink: true}
+	f.Class, f.Level, f.Since = CommunicationHang, Suspected, cuts[0].at
+	f.still = l.now - max(cuts[0].at, l.resumed)
+	if f.still >= int64(l.cfg.GoneAfter) {
+		f.Level = Confirmed
+	}
+	c := &l.ev.Comms[cuts[0].comm]
+	f.setComm(c)
+	for i := range c.Members {
+		if m := &c.Members[i]; m.Open() || m.State == record.CommAborted {
+			f.Victims++
+			f.Seq, f.Coll = max(f.Seq, m.Started), m.Coll
+		}
+	}
+	var pairs []cell
+	for _, x := range cuts {
+		pairs = append(pairs, cell{min(x.a, x.b), max(x.a, x.b)})
+		said := "which was there"
+		if x.mutual {
+			said = "and the other way round"
+		}
+		f.why("rank %d gave up %s at %s because it lost rank %d, %s", x.a, l.ev.Comms[x.comm].Name, clock(x.at), x.b, said)
+	}
+	l.blamePairs(&f, pairs)
+	return append(found, f)
+}
+
+// blames reports whether a finding blames an end of one of the pairs.
+func (f *finding) blames(cuts []cut) bool {
+	return slices.ContainsFunc(cuts, func(c cut) bool {
+		return slices.ContainsFunc(f.Culprits, func(k Culprit) bool {
+			return k.Rank >= 0 && (k.Rank == c.a || k.Rank == c.b || k.Peer == c.a || k.Peer == c.b)
+		})
+	})
+}
+
+// sayOnce adds a sentence that a finding which goes on may have already.
+func (f *finding) sayOnce(s string) {
+	if !slices.Contains(f.Why, s) {
+		f.why("%s", s)
+	}
+}
+
+// blamePairs blames what pairs of ranks that cannot reach each other have in common: one
+// rank of all, or one node that has lost several others; else each of them.
+func (l *links) blamePairs(f *finding, pairs []cell) {
+	f.Counter = fmt.Sprintf("a path between rank %d and rank %d that works again, or one of them being gone before the other lost it", pairs[0].src, pairs[0].dst)
+	slices.SortFunc(pairs, func(a, b cell) int { return cmp.Or(cmp.Compare(a.src, b.src), cmp.Compare(a.dst, b.dst)) })
+	pairs = slices.Compact(pairs)
+	if len(pairs) > 1 {
+		for _, r := range [...]int32{pairs[0].src, pairs[0].dst} {
+			if !slices.ContainsFunc(pairs, func(p cell) bool { return p.src != r && p.dst != r }) {
+				f.blame(l.rankCulprit(r, reasonLinkDown))
+				return
+			}
+		}
+		for _, r := range [...]int32{pairs[0].src, pairs[0].dst} {
+			if n := nodeOf(l.ev, r); n >= 0 && l.lostSeveral(n, pairs) {
+				f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: l.ev.Nodes[n].Name, Reason: reasonLinkDown})
+				return
+			}
+		}
+	}
+	for _, p := range pairs {
+		f.blame(Culprit{Kind: CulpritConnection, Rank: p.src, Peer: p.dst, Node: l.nodeName(p.src), Reason: reasonLinkDown})
+	}
+}
+
+// lostSeveral reports whether all pairs have one end on a node, and the others on
+// more than one.
+func (l *links) lostSeveral(node int32, pairs []cell) bool {
+	other := int32(-1)
+	several := false
+	for _, p := range pairs {
+		a, b := nodeOf(l.ev, p.src), nodeOf(l.ev, p.dst)
+		if b == node {
+			a, b = b, a
+		}
+		if a != node || b == node {
+			return false
+		}
+		several = several || other >= 0 && b != other
+		other = b
+	}
+	return several
+}
+
 // wentOn reports whether one of the ends has finished operations since, in a
 // communicator that has not failed: the job has come to terms with the loss, by leaving
 // the other end out for instance.
-func (e *Engine) wentOn(d deadLink) bool {
-	p := &e.pass
-	if p.lastFinish <= d.at+int64(e.cfg.SuspectAfter) {
+func (l *links) wentOn(d deadLink) bool {
+	if l.lastFinish <= d.at+int64(l.cfg.SuspectAfter) {
 		return false
 	}
-	of := p.ev.Comms[d.comm].Members
-	for i := range p.ev.Comms {
-		for _, m := range p.ev.Comms[i].Members {
-			if m.State != record.CommAborted && (m.World == of[d.src].World || m.World == of[d.dst].World) && m.FinishedAt > d.at+int64(e.cfg.SuspectAfter) {
+	of := l.ev.Comms[d.comm].Members
+	for i := range l.ev.Comms {
+		for _, m := range l.ev.Comms[i].Members {
+			if m.State != record.CommAborted && (m.World == of[d.src].World || m.World == of[d.dst].World) && m.FinishedAt > d.at+int64(l.cfg.SuspectAfter) {
 				return true
 			}
 		}
@@ -90,22 +209,22 @@ func (e *Engine) wentOn(d deadLink) bool {
 	return false
 }
 
-// scanLinks fills in the pass's dead links, the first to break first.
-func (e *Engine) scanLinks() {
-	p := &e.pass
-	if !slices.ContainsFunc(p.ev.Conns, func(c Conn) bool { return c.Link == record.LinkDown }) {
+// scan fills in the pass's dead links, the first to break first.
+func (l *links) scan() {
+	l.dead = l.dead[:0]
+	if !slices.ContainsFunc(l.comms, func(h commHistory) bool { return h.linkDown }) {
 		return
 	}
 	type ends struct{ comm, src, dst int32 }
 	type paths struct {
 		down, up int
 		at       int64
-		seeks    bool
+		seeks    int64
 	}
 	all := make(map[ends]*paths)
-	for i := range p.ev.Conns {
-		c := &p.ev.Conns[i]
-		if c.Link == record.LinkNone || c.Comm < 0 || int(c.Comm) >= len(e.comms) || e.comms[c.Comm].former {
+	for i := range l.ev.Conns {
+		c := &l.ev.Conns[i]
+		if c.Link == record.LinkNone || c.Comm < 0 || int(c.Comm) >= len(l.comms) || l.comms[c.Comm].former {
 			continue
 		}
 		at := ends{c.Comm, c.Src, c.Dst}
@@ -113,7 +232,7 @@ func (e *Engine) scanLinks() {
 			all[at] = new(paths)
 		}
 		x := all[at]
-		x.seeks = x.seeks || c.Transport == record.TransportRDMA
+		x.seeks = max(x.seeks, seekingFor(c.Transport))
 		if c.Link == record.LinkDown {
 			x.down++
 			x.at = max(x.at, c.LinkAt)
@@ -122,22 +241,66 @@ func (e *Engine) scanLinks() {
 		}
 	}
 	for at, x := range all {
-		back := all[ends{at.comm, at.dst, at.src}]
-		if at.src > at.dst || x.down == 0 || x.up > 0 || back == nil || back.down == 0 || back.up > 0 {
+		if x.down == 0 || x.up > 0 {
 			continue
 		}
-		members := p.ev.Comms[at.comm].Members
-		src, dst := p.world(members[at.src].World), p.world(members[at.dst].World)
-		if src < 0 || dst < 0 || p.state[src] == rankGone || p.state[dst] == rankGone {
-			continue
+		d := deadLink{comm: at.comm, src: at.src, dst: at.dst, at: x.at, seeks: x.seeks, one: true}
+		if back := all[ends{at.comm, at.dst, at.src}]; back != nil && back.down > 0 && back.up == 0 {
+			if at.src > at.dst {
+				continue // told from the other end
+			}
+			d.at, d.seeks, d.one = min(x.at, back.at), max(x.seeks, back.seeks), false
 		}
-		ended := func(m *Member) bool { return !inComm(m) || p.state[m.World] == rankExited }
-		p.dead = append(p.dead, deadLink{
-			comm: at.comm, src: at.src, dst: at.dst, at: min(x.at, back.at),
-			seeks: (x.seeks || back.seeks) && !ended(&members[at.src]) && !ended(&members[at.dst]),
-		})
+		if l.dies(&d) {
+			l.dead = append(l.dead, d)
+		}
 	}
-	slices.SortFunc(p.dead, func(a, b deadLink) int {
+	slices.SortFunc(l.dead, func(a, b deadLink) int {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.comm, b.comm), cmp.Compare(a.src, b.src), cmp.Compare(a.dst, b.dst))
 	})
+}
+
+// whileLinksSeek gives a stall as much time as a link that looks for a path has: what is
+// not delivered waits for that, as a rule, and goes on with it.
+func (d *hangs) whileLinksSeek(c *cause) {
+	if c.class != CommunicationHang || !slices.ContainsFunc(d.comms, func(h commHistory) bool { return h.linkDown && !h.former }) {
+		return
+	}
+	for i := range d.ev.Conns {
+		k := &d.ev.Conns[i]
+		if bound := seekingFor(k.Transport); k.Link == record.LinkDown && d.now < k.LinkAt+bound {
+			c.confirm = max(c.confirm, bound)
+		}
+	}
+}
+
+// dies reports whether a link is dead by itself rather than by the end of one of its
+// ranks, and notes whether these still look for a path.
+func (l *links) dies(d *deadLink) bool {
+	members := l.ev.Comms[d.comm].Members
+	if uint32(d.src) >= uint32(len(members)) || uint32(d.dst) >= uint32(len(members)) {
+		return false
+	}
+	for _, end := range [...]*Member{&members[d.src], &members[d.dst]} {
+		r := l.world(end.World)
+		if r < 0 {
+			return false
+		}
+		switch {
+		case l.state[r] == rankGone && end.State != record.CommAborted && (l.ev.Ranks[r].Exit.byItself() || l.endedAt(r) <= d.at+int64(l.cfg.SuspectAfter)):
+			return false // it took the link down
+		case l.state[r] == rankLost:
+			return false // with its node, perhaps
+		case end.State == record.CommAborted && end.StateAt > 0 && d.at >= end.StateAt-abortSlack:
+			return false // it gave up for another reason, and closed its ends
+		case d.one && end == &members[d.dst] && (l.state[r] != rankAlive || !inComm(end) || l.heard(r) <= d.at+dyingFor/2):
+			return false // it may have, and not be seen to have
+		case !inComm(end) || l.state[r] == rankExited || l.state[r] == rankGone:
+			d.seeks = 0
+		}
+	}
+	if d.src > d.dst {
+		d.src, d.dst = d.dst, d.src
+	}
+	return true
 }

@@ -22,6 +22,30 @@ func (j *job) paths(c *diagnosis.Comm, own, peer [2]record.LinkState, age float6
 	}
 }
 
+// pathsOf breaks the one path of each pair by the word of both.
+func (j *job) pathsOf(c *diagnosis.Comm, pairs [][2]int, age float64) {
+	for _, p := range pairs {
+		for _, end := range [][2]int{p, {p[1], p[0]}} {
+			k := j.conn(c, end[0], end[1])
+			k.Transport, k.Link, k.LinkAt = record.TransportRDMA, record.LinkDown, ago(age)
+		}
+	}
+}
+
+// heldUp lets all enter an operation so long ago.
+func (j *job) heldUp(c *diagnosis.Comm, age float64) {
+	for i := range c.Members {
+		idleSince(c, i, age+1)
+	}
+	j.allBut(c, age)
+}
+
+func (j *job) onTCP() {
+	for i := range j.ev.Conns {
+		j.ev.Conns[i].Transport = record.TransportTCP
+	}
+}
+
 func TestDeadLinks(t *testing.T) {
 	up, down, switched := record.LinkUp, record.LinkDown, record.LinkSwitched
 	both := [2]record.LinkState{down, down}
@@ -54,7 +78,7 @@ func TestDeadLinks(t *testing.T) {
 			j.allBut(c, 1.2)
 			j.paths(c, both, both, 1)
 			for i := range j.ev.Conns {
-				j.ev.Conns[i].Transport = record.TransportTCP
+				j.ev.Conns[i].Transport = record.TransportSHM
 			}
 		}, dead, nil},
 		{"no path left, and they gave up", func(j *job) {
@@ -92,6 +116,71 @@ func TestDeadLinks(t *testing.T) {
 			j.paths(c, both, both, 1)
 			j.ev.Ranks[4].Proc, j.ev.Ranks[4].ProcAt = diagnosis.ProcGone, ago(1)
 		}, "confirmed noncommunication_hang 4 process_gone", nil},
+		{"TCP looks for a path for longer", func(j *job) {
+			c := whole(j)
+			j.heldUp(c, 20)
+			j.paths(c, both, both, 19)
+			j.onTCP()
+		}, "suspected communication_hang 0>4 link_down", nil},
+		{"TCP has looked for a path for too long", func(j *job) {
+			c := whole(j)
+			j.heldUp(c, 32)
+			j.paths(c, both, both, 31)
+			j.onTCP()
+		}, dead, nil},
+		{"one end says so, the other is there", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 5)
+			j.paths(c, both, [2]record.LinkState{up, up}, 4)
+		}, "suspected communication_hang 0>4 link_down", nil},
+		{"one end has just said so, the other may be dying", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 0.5)
+			j.paths(c, both, [2]record.LinkState{up, up}, 0.8)
+		}, "", nil},
+		{"one end says so, the other is on a node that is not heard", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 0.5)
+			j.paths(c, both, [2]record.LinkState{up, up}, 4)
+			j.ev.Nodes[1].LastSeen = ago(4.1)
+			j.ev.Nodes[1].Lost = true
+		}, "", nil},
+		{"both ends said so, and then one's node was not heard", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 0.5)
+			j.paths(c, both, both, 4)
+			j.ev.Nodes[1].LastSeen, j.ev.Nodes[1].Lost = ago(3), true
+		}, "", nil},
+		{"both ends said so, and exit without closing anything", func(j *job) {
+			c := whole(j)
+			j.paths(c, both, both, 5)
+			for i := range c.Members {
+				j.ev.Ranks[i].Proc, j.ev.Ranks[i].ProcAt = diagnosis.ProcGone, ago(0.8)
+			}
+		}, dead, nil},
+		{"both ends said so, and one was killed later", func(j *job) {
+			c := whole(j)
+			j.allBut(c, 5, 4)
+			j.paths(c, both, both, 5)
+			j.ended(4, 0.8, killed)
+		}, "confirmed noncommunication_hang 4 process_gone", nil},
+		{"all links of one rank", func(j *job) {
+			c := whole(j)
+			j.heldUp(c, 12)
+			j.pathsOf(c, [][2]int{{2, 4}, {2, 5}, {2, 6}}, 11)
+		}, "confirmed communication_hang 2 link_down", nil},
+		{"all links of one node", func(j *job) {
+			j.ev.Ranks[6].Node, j.ev.Ranks[7].Node = 2, 2
+			j.ev.Nodes = append(j.ev.Nodes, diagnosis.Node{Name: "node2", LastSeen: now})
+			c := whole(j)
+			j.heldUp(c, 12)
+			j.pathsOf(c, [][2]int{{3, 4}, {5, 6}}, 11)
+		}, "confirmed communication_hang node1 link_down", nil},
+		{"two links between the same nodes", func(j *job) {
+			c := whole(j)
+			j.heldUp(c, 12)
+			j.pathsOf(c, [][2]int{{3, 4}, {0, 7}}, 11)
+		}, "confirmed communication_hang 0>7,3>4 link_down", nil},
 		{"the survivors went on without it", func(j *job) {
 			j.paths(whole(j), both, both, 5)
 			c := j.comm("world.1", 0, 1, 2, 3)

@@ -1,9 +1,21 @@
 package diagnosis
 
-import "github.com/lockstep-ccl/lockstep/record"
+import (
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
 
 // A node that goes down takes its agent with it: nobody sees its ranks die. What
 // is seen is that others give up the communicators they share with them, and end.
+
+// losses finds nodes that went down.
+type losses struct {
+	*view
+	aborts *aborts
+}
+
+func (d *losses) forget() {}
 
 // late is what is known of a node whose report is overdue.
 type late struct {
@@ -11,6 +23,7 @@ type late struct {
 	alive int64 // last time that others finished what takes its ranks, too
 	comm  int32 // shared with it, and given up by most members, -1 when none is
 	gave  int   // members of it that have aborted or died
+	named int   // times that ranks of other nodes said that they lost one of its ranks
 	// without: others have formed a communicator since and work there.
 	without bool
 
@@ -19,31 +32,30 @@ type late struct {
 
 // lateNodes looks at every communicator with members on nodes whose report is
 // overdue; the result is by node.
-func (e *Engine) lateNodes() []late {
-	p := &e.pass
-	nodes := make([]late, len(p.ev.Nodes))
+func (d *losses) lateNodes() []late {
+	nodes := make([]late, len(d.ev.Nodes))
 	for n := range nodes {
 		nodes[n].comm = -1
 	}
 	overdue := func(world int32) *late {
-		n := nodeOf(p.ev, world)
-		if n < 0 || p.asOf[n] >= p.now || p.state[world] == rankGone || p.state[world] == rankExited {
+		n := nodeOf(d.ev, world)
+		if n < 0 || d.asOf[n] >= d.now || d.state[world] == rankGone || d.state[world] == rankExited {
 			return nil
 		}
 		return &nodes[n]
 	}
 	var here []*late
 	newest := int64(0)
-	for ci := range p.ev.Comms {
-		if e.comms[ci].former {
+	for ci := range d.ev.Comms {
+		if d.comms[ci].former {
 			continue
 		}
-		members, h := p.ev.Comms[ci].Members, &e.comms[ci]
+		members, h := d.ev.Comms[ci].Members, &d.comms[ci]
 		here = here[:0]
 		gave, finished := 0, int64(0)
 		for i := range members {
 			m := &members[i]
-			w := p.world(m.World)
+			w := d.world(m.World)
 			if w < 0 {
 				continue
 			}
@@ -55,13 +67,13 @@ func (e *Engine) lateNodes() []late {
 				}
 				continue
 			}
-			if m.State == record.CommAborted || p.state[w] == rankGone {
+			if m.State == record.CommAborted || d.state[w] == rankGone {
 				gave++
 			}
 			if !h.p2p {
-				finished = max(finished, m.FinishedAt)
-			} else if m.Peer >= 0 && int(m.Peer) < len(members) {
-				if peer := p.world(members[m.Peer].World); peer >= 0 {
+				finished = h.lastFinish
+			} else if !m.failedLast() && m.Peer >= 0 && int(m.Peer) < len(members) {
+				if peer := d.world(members[m.Peer].World); peer >= 0 {
 					if x := overdue(peer); x != nil {
 						x.alive = max(x.alive, m.FinishedAt)
 					}
@@ -78,8 +90,13 @@ func (e *Engine) lateNodes() []late {
 			}
 		}
 	}
+	for _, x := range d.namings() {
+		if n, from := nodeOf(d.ev, x.to), nodeOf(d.ev, x.from); n >= 0 && from != n && x.why == record.ResultPeerLost {
+			nodes[n].named++
+		}
+	}
 	for n := range nodes {
-		nodes[n].without = newest > p.ev.Nodes[n].LastSeen+int64(e.cfg.SuspectAfter)
+		nodes[n].without = newest > d.ev.Nodes[n].LastSeen+int64(d.cfg.SuspectAfter)
 	}
 	return nodes
 }
@@ -88,67 +105,76 @@ func (e *Engine) lateNodes() []late {
 // when it fell silent: that was before the first death, and its ranks have not
 // taken part in anything since. Who works with them need not name them, but no job
 // goes on for long without some of its ranks.
-func (e *Engine) stoppedWith(n *Node, x *late, firstDeath int64) bool {
+func (d *losses) stoppedWith(n *Node, x *late, firstDeath int64) bool {
+	if x.named > 0 && firstDeath != never {
+		firstDeath += int64(d.cfg.SuspectAfter) // its last report may have been under way
+	}
 	return x.ranks && !x.without && n.LastSeen > 0 && n.LastSeen < firstDeath &&
-		x.alive <= n.LastSeen+int64(e.cfg.SuspectAfter) && e.pass.lastFinish <= n.LastSeen+int64(e.cfg.Grace)
+		x.alive <= n.LastSeen+int64(d.cfg.SuspectAfter) && d.lastFinish <= n.LastSeen+int64(d.cfg.Grace)
 }
 
 // followsLoss reports whether a death may follow from the loss of a node that was
 // silent by then and still is.
-func (e *Engine) followsLoss(death int64) bool {
-	p := &e.pass
+func (d *losses) followsLoss(death int64) bool {
 	var nodes []late
-	for n := range p.ev.Nodes {
-		if p.asOf[n] >= p.now {
+	for n := range d.ev.Nodes {
+		if d.asOf[n] >= d.now {
 			continue
 		}
 		if nodes == nil {
-			nodes = e.lateNodes()
+			nodes = d.lateNodes()
 		}
-		if e.stoppedWith(&p.ev.Nodes[n], &nodes[n], death) {
+		if d.stoppedWith(&d.ev.Nodes[n], &nodes[n], death) {
 			return true
 		}
 	}
 	return false
 }
 
-// lostNodes blames nodes that went down: others have died or given up since, and
+// find blames nodes that went down: others have died or given up since, and
 // before they did nothing was wrong. A lost agent alone is none of this: what
 // takes its ranks goes on.
-func (e *Engine) lostNodes(found []finding) []finding {
-	p := &e.pass
+func (d *losses) find(found []finding) []finding {
+	if !d.lost || len(found) > 0 {
+		return found
+	}
 	first := int64(never)
-	for r := range p.state {
-		if p.state[r] == rankGone {
-			first = min(first, p.ev.Ranks[r].ProcAt)
+	for r := range d.state {
+		if d.state[r] == rankGone {
+			first = min(first, d.ev.Ranks[r].ProcAt)
 		}
 	}
-	nodes := e.lateNodes()
+	nodes := d.lateNodes()
 	f := finding{hang: true}
 	f.Class, f.Level, f.Since = NoncommunicationHang, Suspected, never
 	for n := range nodes {
-		node, x := &p.ev.Nodes[n], &nodes[n]
-		age := p.now - max(node.LastSeen, p.lastFinish, e.resumed)
-		if !node.Lost || x.comm < 0 || age < int64(e.cfg.LostAfter)/2 || !e.stoppedWith(node, x, first) {
+		node, x := &d.ev.Nodes[n], &nodes[n]
+		age := d.now - max(node.LastSeen, d.lastFinish, d.resumed)
+		suspect, confirm := int64(d.cfg.LostAfter)/2, int64(d.cfg.LostAfter)
+		if x.named > 0 {
+			suspect, confirm = 0, suspect // its peers and the master have lost it, each by itself
+		}
+		if !node.Lost || x.comm < 0 || age < suspect || !d.stoppedWith(node, x, first) {
 			continue
 		}
-		c := &p.ev.Comms[x.comm]
+		c := &d.ev.Comms[x.comm]
 		if node.LastSeen < f.Since {
 			f.Since = node.LastSeen
 			f.setComm(c)
 		}
 		f.Victims, f.still = max(f.Victims, x.gave), max(f.still, age)
-		if age >= int64(e.cfg.LostAfter) {
+		if age >= confirm {
 			f.Level = Confirmed
 		}
 		f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: node.Name, Reason: reasonNodeLost})
 		f.why("node %s: its agent is lost, last report at %s; its ranks have taken part in nothing since, and %s given up %s",
 			node.Name, clock(node.LastSeen), plural(x.gave, "member has", "members have"), c.Name)
 	}
-	if len(f.Culprits) == 0 || e.consequence(f.Since) {
+	if len(f.Culprits) == 0 || d.open.consequence(f.Since) {
 		return found
 	}
-	if p.gone {
+	f.Counter = fmt.Sprintf("the agent of node %s reporting again, with its ranks at work", f.Culprits[0].Node)
+	if d.gone {
 		f.why("the ranks that were seen to die did so after it: not to blame")
 	}
 	return append(found, f)

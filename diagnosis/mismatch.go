@@ -47,21 +47,26 @@ func called(m *Member) calling {
 
 // disagreement finds what members of a communicator that are inside mean by the
 // highest sequence that any of them has enqueued, when they do not mean the same,
-// the commonest first. Only the last call is told, so those that have enqueued less
+// the commonest first. Those that gave it up for another reason count: who sees a mismatch
+// exits, and the rest lose it. Only the last call is told, so those that have enqueued less
 // say nothing of it; nil when fewer than two do, or all agree.
-func (e *Engine) disagreement(ci int32) (seq uint64, versions []version) {
-	if e.comms[ci].p2p {
-		return 0, nil // sequences are each rank's own
-	}
-	members := e.pass.ev.Comms[ci].Members
+func (v *view) disagreement(ci int32) (seq uint64, versions []version) {
+	members, p2p := v.ev.Comms[ci].Members, v.comms[ci].p2p
 	for i := range members {
-		if m := &members[i]; inComm(m) && m.Open() {
+		if m := &members[i]; m.inMismatch() && (!p2p || m.State == record.CommAborted) {
 			seq = max(seq, m.Enqueued)
 		}
 	}
+	if seq == 0 {
+		return 0, nil
+	}
 	for i := range members {
 		m := &members[i]
-		if !inComm(m) || !m.Open() || m.Enqueued != seq || e.pass.world(m.World) < 0 {
+		means := (m.inMismatch() || m.State == record.CommAborted) && m.Enqueued == seq
+		if p2p { // sequences are each rank's own: what failed counts
+			means = m.failedLast() && m.Fault != record.ResultOK && !pointToPoint(m.Coll)
+		}
+		if !means || v.world(m.World) < 0 {
 			continue
 		}
 		c := called(m)
@@ -82,33 +87,153 @@ func (e *Engine) disagreement(ci int32) (seq uint64, versions []version) {
 	return seq, versions
 }
 
+// inMismatch reports whether the member is in an operation, or was until it was told
+// that others mean another one by it.
+func (m *Member) inMismatch() bool {
+	return inComm(m) && m.Open() || m.State == record.CommAborted && m.Fault == record.ResultMismatch
+}
+
 // mismatched turns a hang inside an operation into the program's fault when its
 // members do not mean the same operation.
-func (e *Engine) mismatched(c *cause) {
+func (d *hangs) mismatched(c *cause) {
 	if c.class != CommunicationHang {
 		return
 	}
-	if _, versions := e.disagreement(c.comm); versions != nil {
+	if _, versions := d.disagreement(c.comm); versions != nil {
 		c.class, c.reason, c.firm = NoncommunicationHang, reasonMismatch, 2
-		c.suspect, c.confirm = int64(e.cfg.SuspectAfter), int64(e.cfg.ConfirmAfter)
+		c.suspect, c.confirm = int64(d.cfg.SuspectAfter), int64(d.cfg.ConfirmAfter)
 	}
 }
 
-// blameMismatch blames whoever differs from most, everybody when there is no majority.
-func (e *Engine) blameMismatch(f *finding, ci int32) {
-	seq, versions := e.disagreement(ci)
+// blameMismatch blames whoever differs from most; without a majority whoever left the
+// order of calls that others of the same role keep, or everybody.
+func (v *view) blameMismatch(f *finding, ci int32, memo *oddMemo) {
+	seq, versions := v.disagreement(ci)
 	f.Seq, f.Coll = seq, versions[0].coll
 	wrong := versions[1:]
+	var odd []int32
+	var shown []string
 	if len(versions[0].ranks) == len(versions[1].ranks) {
-		wrong = versions
-	}
-	for _, v := range wrong {
-		for _, r := range v.ranks {
-			f.blame(e.rankCulprit(r.node, reasonMismatch))
+		var all []blamed
+		for _, x := range versions {
+			all = append(all, x.ranks...)
 		}
+		if wrong = v.outvoted(ci, seq, versions); wrong == nil {
+			odd, shown = memo.of(v, all)
+			wrong = versions
+		}
+	}
+	if len(wrong) == len(versions) && len(odd) == 0 {
+		f.Undetermined = "which of these ranks called what it should not: as many called the one as the other"
+		var odd string
+		if wrong, odd = v.strangeFirst(ci, wrong); odd != "" {
+			shown, f.ordered = append(shown, odd), true
+		}
+	}
+	for _, x := range wrong {
+		for _, r := range x.ranks {
+			if len(odd) == 0 || slices.Contains(odd, r.node) {
+				f.blame(v.rankCulprit(r.node, reasonMismatch))
+			}
+		}
+	}
+	for _, s := range shown {
+		f.why("%s", s)
 	}
 	for _, v := range versions {
 		f.why("#%d on %s is %s for rank %s", seq, f.CommName, v.calling, ranksOf(v.ranks))
 	}
+	others := versions[0]
+	if slices.ContainsFunc(others.ranks, func(b blamed) bool { return b.node == f.Culprits[0].Rank }) {
+		others = versions[1]
+	}
+	f.Counter = fmt.Sprintf("rank %d calling %s as #%d on %s, as the others do", f.Culprits[0].Rank, others.calling, seq, f.CommName)
 	f.why("all members must call the same operations in the same order: the program differs between these ranks")
+}
+
+// strangeFirst orders versions of a call: first those of a kind that nobody was seen to end
+// there well before, when another was. That is a hint and no more: a job calls some rarely.
+func (v *view) strangeFirst(ci int32, versions []version) (ordered []version, why string) {
+	kinds := v.comms[ci].kinds
+	known := func(x version) bool { return kinds>>(x.coll&31)&1 == 1 }
+	ordered = slices.Clone(versions)
+	slices.SortStableFunc(ordered, func(a, b version) int { return boolCompare(known(a), known(b)) })
+	if first := ordered[0]; !known(first) && known(ordered[len(ordered)-1]) {
+		why = fmt.Sprintf("no %s was seen on %s before, and %s was", first.coll, v.ev.Comms[ci].Name, ordered[len(ordered)-1].coll)
+	}
+	return ordered, why
+}
+
+// outvoted returns the versions of a call that communicators which do the same work
+// for other ranks contradict, when they agree with one of them.
+func (v *view) outvoted(ci int32, seq uint64, versions []version) (wrong []version) {
+	if v.comms[ci].p2p {
+		return nil // sequences are each rank's own
+	}
+	votes, right := make([]int, len(versions)), -1
+	for k := range v.ev.Comms {
+		c := &v.ev.Comms[k]
+		if int32(k) == ci || v.comms[k].former || partOf(c) != partOf(&v.ev.Comms[ci]) {
+			continue
+		}
+		for i := range c.Members {
+			m := &c.Members[i]
+			at := slices.IndexFunc(versions, func(x version) bool { return x.calling == called(m) })
+			if at >= 0 && m.Enqueued == seq && v.world(m.World) >= 0 {
+				votes[at]++
+				right = at
+			}
+		}
+	}
+	if right < 0 || slices.ContainsFunc(votes, func(n int) bool { return n > 0 && n != votes[right] }) {
+		return nil
+	}
+	for i, x := range versions {
+		if i != right {
+			wrong = append(wrong, x)
+		}
+	}
+	return wrong
+}
+
+// mismatches finds communicators that ended because their members called different
+// operations: the library noticed, and no hang came of it.
+type mismatches struct {
+	*view
+	odd oddMemo
+}
+
+func (d *mismatches) forget() { d.odd.ranks = nil }
+
+func (d *mismatches) find(found []finding) []finding {
+	if len(found) > 0 {
+		return found
+	}
+	told := d.namings()
+	at := slices.IndexFunc(told, func(n naming) bool { return n.why == record.ResultMismatch })
+	if at < 0 || d.open.consequence(told[at].at) {
+		return found
+	}
+	n := &told[at]
+	f := finding{hang: true, still: d.now - max(n.at, d.resumed)}
+	f.Class, f.Level, f.Since = NoncommunicationHang, Suspected, n.at
+	if f.still >= int64(d.cfg.GoneAfter) {
+		f.Level = Confirmed
+	}
+	f.setComm(&d.ev.Comms[n.comm])
+	members := d.ev.Comms[n.comm].Members
+	for i := range members {
+		if members[i].State == record.CommAborted {
+			f.Victims++
+		}
+	}
+	if _, versions := d.disagreement(n.comm); versions != nil {
+		d.blameMismatch(&f, n.comm, &d.odd)
+	} else {
+		f.blame(d.rankCulprit(n.to, reasonMismatch))
+		f.blame(d.rankCulprit(n.from, reasonMismatch))
+		f.Undetermined = "which of these ranks called what it should not: what they called is not told"
+		f.why("rank %d gave up %s at %s because rank %d called another operation", n.from, f.CommName, clock(n.at), n.to)
+	}
+	return append(found, f)
 }

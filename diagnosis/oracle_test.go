@@ -86,11 +86,29 @@ func TestHangAgainstOracle(t *testing.T) {
 				continue
 			}
 			for _, k := range v.Culprits {
+				if k.Kind == diagnosis.CulpritNode {
+					continue // all of its ranks, which follow
+				}
 				got[k.Reason][k.Rank] = true
 			}
 		}
-		if fmt.Sprint(got["idle"]) != fmt.Sprint(idle) || fmt.Sprint(got["deadlock"]) != fmt.Sprint(circles) {
-			t.Fatalf("blamed %v, want idle %v, deadlock %v", got, idle, circles)
+		if fmt.Sprint(got["idle"]) != fmt.Sprint(idle) {
+			t.Fatalf("blamed %v, want idle %v", got, idle)
+		}
+		// Of a circle the odd ones out may be told: some of its ranks at least, and nobody else.
+		for q := range got["deadlock"] {
+			if !circles[q] {
+				t.Fatalf("blamed %v, want deadlock among %v", got, circles)
+			}
+		}
+		for q := range circles {
+			told := false
+			for r := range got["deadlock"] {
+				told = told || r == q || waits[r][q] && waits[q][r]
+			}
+			if !told {
+				t.Fatalf("blamed %v, want one of the circle of %d", got, q)
+			}
 		}
 	})
 }

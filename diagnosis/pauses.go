@@ -9,8 +9,10 @@ import (
 // pauses is the job's own history of pauses: the longest that has ended by
 // itself, ns, by kind. A rank is given a multiple of it before it is blamed.
 type pauses struct {
-	marks          [8]int64 // under an open mark, by record.MarkCode
-	idle, busy, io int64    // outside any: seen while others waited for it
+	marks    [8]int64 // under an open mark, by record.MarkCode
+	busy, io int64    // outside any: seen while others waited for it
+
+	log pauseLog // of ranks that others waited for
 
 	own   int64 // longest own time of any rank, as the ranks themselves have counted
 	ownAt int64 // when it grew last
@@ -66,9 +68,7 @@ func (p *pauses) learnMark(code record.MarkCode, length int64) {
 // by itself after that long.
 func (p *pauses) learn(reason string, length int64) {
 	switch reason {
-	case reasonIdle:
-		p.idle = max(p.idle, length)
-	case reasonComputing:
+	case reasonComputing, reasonCPU:
 		p.busy = max(p.busy, length)
 	case reasonIO:
 		p.io = max(p.io, length)
@@ -107,17 +107,18 @@ type excuse struct {
 // the communicator where they wait.
 //
 // The rule for soft reasons: none is suspected before three times what the rank
-// takes between two operations on average (MaxSuspectAfter at most). Idle (no CPU,
-// no I/O) has ConfirmAfter, or twice what this job has recovered from, or as long as it is away for less than twice
-// what those who wait were away for. Computing has Grace, or three times the
+// takes between two operations on average (MaxSuspectAfter at most), nor before half as
+// long again as a pause that is usual for it; three times as long confirms at the
+// earliest. Idle (no CPU, no I/O) has ConfirmAfter, or as long as it is away for less
+// than twice what those who wait were away for. Computing has Grace, or three times the
 // longest own time of any rank so far. A mark or I/O has the same once such a
 // pause has completed in this job, and MaxPatience before. An idle rank has
 // MaxPatience while another is under a mark.
-func (e *Engine) excuseOf(rank, ci int32) excuse {
-	p, cfg := &e.pass, &e.cfg
-	r := &p.ev.Ranks[rank]
-	x := excuse{since: e.hang.active[rank], suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter)}
-	if fatal := e.endedByXid(rank); p.state[rank].sick() || fatal {
+func (d *hangs) excuseOf(rank, ci int32) excuse {
+	cfg := &d.cfg
+	r := &d.ev.Ranks[rank]
+	x := excuse{since: d.hang.active[rank], suspect: int64(cfg.SuspectAfter), confirm: int64(cfg.ConfirmAfter)}
+	if fatal := d.endedByXid(rank); d.state[rank].sick() || fatal {
 		x.firm, x.fell = 2, r.ProcAt
 		switch {
 		case fatal:
@@ -133,35 +134,44 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 		}
 		return x
 	}
-	usual := e.suspectAfter(&e.comms[ci])
-	away := e.hang.away
+	usual := d.suspectAfter(&d.comms[ci])
+	away := d.hang.away
 	// Computing between two operations is what it does, on its GPU perhaps, which takes no CPU.
-	own := 3 * float64(e.sums[rank].own) / float64(max(e.sums[rank].ops, 1))
+	d.sumRanks()
+	own := 3 * float64(d.sums[rank].own) / float64(max(d.sums[rank].ops, 1))
 	x.suspect = max(usual, int64(min(own, float64(cfg.MaxSuspectAfter))))
 	switch {
 	case paused(r.Mark):
-		x.reason, x.confirm = r.Mark.String(), e.patienceFor(e.markLength(r.Mark))
+		x.reason, x.confirm = r.Mark.String(), d.patienceFor(d.markLength(r.Mark))
 	case r.Proc == ProcUnknown:
 		x.reason, x.confirm = reasonUnknown, max(int64(cfg.Grace)/3, usual)
 	case r.IO, r.Proc == ProcDisk: // else it were sick
-		x.reason, x.confirm = reasonIO, e.patienceFor(e.pauses.io)
+		x.reason, x.confirm = reasonIO, d.patienceFor(d.pauses.io)
+	case max(r.Starved, r.Throttled) >= starvedShare:
+		x.reason, x.confirm = reasonCPU, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
 	case r.CPU >= idleCPU:
-		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), 3*max(p.maxOwn, away), 3*e.pauses.busy)
-	case p.marked:
+		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
+	case d.marked:
 		// It may wait, outside of our sight, for a rank under its mark.
 		x.reason, x.confirm = reasonIdle, int64(cfg.MaxPatience)
 	default:
 		x.reason, x.firm = reasonIdle, 1
-		recovered := 2 * e.pauses.idle
-		if p.now-e.pauses.ownAt < recentPause && p.now-x.since < 2*e.pauses.own {
-			recovered = max(recovered, 2*e.pauses.own) // others have just come back from a pause like this
+		recovered := int64(0)
+		if d.now-d.pauses.ownAt < recentPause && d.pauses.ownAt > x.since && d.now-x.since < 2*d.pauses.own {
+			recovered = max(recovered, 2*d.pauses.own) // others have come back from such a pause since it left
 		}
 		x.confirm = max(int64(cfg.ConfirmAfter), usual*3/2, min(recovered, int64(cfg.Grace)))
-		if p.now-x.since < 2*away {
+		if d.now-x.since < 2*away {
 			x.confirm = max(x.confirm, 2*away)
 		}
 	}
-	if e.young(ci) {
+	// What has been a pause before is one again, unless it lasts far longer.
+	pause := d.pauses.log.usual(rank, d.now)
+	if paused(r.Mark) {
+		pause = max(pause, d.markLength(r.Mark))
+	}
+	x.suspect, x.confirm = max(x.suspect, pause*3/2), max(x.confirm, pause*3)
+	if d.young(ci) {
 		x.suspect = max(x.suspect, int64(cfg.StartupPatience))
 		x.confirm = max(x.confirm, 2*int64(cfg.StartupPatience))
 	}
@@ -170,11 +180,11 @@ func (e *Engine) excuseOf(rank, ci int32) excuse {
 
 // patienceFor is how long a pause may last, given the longest of its kind that has
 // ended, 0 when none has.
-func (e *Engine) patienceFor(seen int64) int64 {
+func (d *hangs) patienceFor(seen int64) int64 {
 	if seen == 0 {
-		return int64(e.cfg.MaxPatience)
+		return int64(d.cfg.MaxPatience)
 	}
-	return max(int64(e.cfg.Grace), 3*max(e.pass.maxOwn, e.hang.away), 3*seen)
+	return max(int64(d.cfg.Grace), 3*max(d.maxOwn, d.hang.away), 3*seen)
 }
 
 // paused reports whether an open mark explains that a rank does not come.
@@ -184,7 +194,7 @@ func paused(m record.MarkCode) bool { return m != record.MarkNone && m != record
 // that it reads or writes: what it wrote is on its way to a disk, for instance, and
 // that ends by itself. Without I/O before it, and with a GPU that does not answer,
 // such a sleep is a fault.
-func (e *Engine) awaitsStorage(r *Rank, h *rankHistory) bool {
+func (v *view) awaitsStorage(r *Rank, h *rankHistory) bool {
 	if r.GPU.LostAt > 0 || r.GPU.UnresponsiveAt > 0 {
 		return false
 	}
@@ -195,31 +205,35 @@ func (e *Engine) awaitsStorage(r *Rank, h *rankHistory) bool {
 // once a second or so, a sleep when two looks in a row saw it.
 const ioBefore = 2e9
 
+// starvedShare is the share of the time in which a process that wants to run does not,
+// from which on that is why it does not come.
+const starvedShare = 0.3
+
 // idleCPU is the share of a core below which a process does nothing but wait.
 const idleCPU = 0.1
 
-func (e *Engine) markLength(code record.MarkCode) int64 {
-	if int(code) < len(e.pauses.marks) {
-		return e.pauses.marks[code]
+func (v *view) markLength(code record.MarkCode) int64 {
+	if int(code) < len(v.pauses.marks) {
+		return v.pauses.marks[code]
 	}
 	return 0
 }
 
 // shared reports whether a pause is everyone's: more than half of the ranks are
 // outside of all collectives, or are or just were under the same mark.
-func (e *Engine) shared(rank int32) bool {
-	p, s := &e.pass, &e.hang
+func (d *hangs) shared(rank int32) bool {
+	s := &d.hang
 	if 2*s.outside > s.joined {
 		return true
 	}
-	r := &p.ev.Ranks[rank]
+	r := &d.ev.Ranks[rank]
 	if r.Mark == record.MarkNone {
 		return false
 	}
-	from := e.ranks[rank].mark.at - int64(e.cfg.SuspectAfter)
+	from := d.ranks[rank].mark.at - int64(d.cfg.SuspectAfter)
 	same := 0
-	for i := range e.ranks {
-		if h := &e.ranks[i].mark; h.code == r.Mark && h.seen >= from {
+	for i := range d.ranks {
+		if h := &d.ranks[i].mark; h.code == r.Mark && h.seen >= from {
 			same++
 		}
 	}

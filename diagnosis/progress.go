@@ -9,171 +9,240 @@ type commHistory struct {
 	former   bool   // left behind by a former attempt: ignored
 	p2p      bool   // has carried sends or receives, whose sequence numbers are each rank's own
 	joining  bool   // some member is in rendezvous
+	aborted  bool   // some member has given it up
 	enqueued uint64 // sum over members; it falls only when an id is used again
 	finished uint64 // highest sequence finished
+	kinds    uint32 // by record.CollKind: calls seen to end well, as far as passes see them
 
-	// usual follows the longest durations of its operations, ns: quickly up,
-	// slowly down, so that one long pause does not blunt the threshold for good.
-	usual float64
+	// slowest follows the longest durations of its operations, ns: quickly up, slowly
+	// down. usual does so, too, but for those that are far longer than most: in these
+	// somebody was waited for, and how long that one is away is learnt of it alone.
+	slowest, usual float64
 
-	ops, inside   uint64 // sums over members in this pass: operations, ns in them
-	ops0, inside0 uint64 // at the window's start
-	active        bool   // had operations in the last window
-	insideBase    baseline
-	cost          float64 // share of the window that a member was inside for longer than usual
+	ops, inside uint64 // sums over members: operations, ns in them
+
+	// What the last scan saw, good for as long as the revisions are the same.
+	rev, connRev uint64
+	oldest       int64 // start of the operation that is open for longest, never when none is
+	lastFinish   int64 // of an operation that did not fail
+	maxOwn       int64
+	linkDown     bool    // some path is down
+	waiting      []int32 // connections whose receiver waits
 }
 
 // rankHistory is what is remembered of a rank.
 type rankHistory struct {
-	own  ownHistory
 	mark markHistory
 	io   int64 // last pass that saw it read or write storage
+	seen bool  // an agent could tell of its process
+	// blind is since when none can any more, 0 while one can.
+	blind int64
+}
+
+// follow notices an agent that comes or goes.
+func (h *rankHistory) follow(r *Rank, now int64) {
+	switch {
+	case r.Proc != ProcUnknown:
+		h.seen, h.blind = true, 0
+	case h.seen && h.blind == 0:
+		h.blind = now
+	}
 }
 
 // rankSums are a rank's monotone sums over all its communicators.
 type rankSums struct{ own, inside, ops uint64 }
 
 // scanRanks classifies every rank and follows marks.
-func (e *Engine) scanRanks() {
-	p := &e.pass
-	for i := range p.ev.Ranks {
-		r := &p.ev.Ranks[i]
+func (v *view) scanRanks() {
+	for i := range v.ev.Ranks {
+		r := &v.ev.Ranks[i]
 		if r.IO {
-			e.ranks[i].io = p.now
+			v.ranks[i].io = v.now
 		}
+		v.ranks[i].follow(r, v.now)
 		s := rankAlive
 		switch {
-		case r.Attempt < e.attempt || (r.Node < 0 && r.Proc == ProcUnknown):
+		case r.Attempt < v.attempt || (r.Node < 0 && r.Proc == ProcUnknown):
 			s = rankAbsent
 		case r.Proc == ProcGone:
 			s = rankGone
 		case r.Proc == ProcExited:
 			s = rankExited
-		case p.silent(r.Node):
+		case v.silent(r.Node):
 			s = rankLost
-		case r.Proc == ProcStopped, r.Proc == ProcDisk && !e.awaitsStorage(r, &e.ranks[i]):
+		case r.Proc == ProcStopped, r.Proc == ProcDisk && !v.awaitsStorage(r, &v.ranks[i]):
 			s = rankStopped
 		}
-		p.state = append(p.state, s)
+		v.state = append(v.state, s)
 		switch s {
 		case rankAlive:
-			p.alive++
+			v.alive++
 		case rankLost:
-			p.alive++
-			p.lost = true
+			v.alive++
+			v.lost = true
 		case rankStopped:
-			p.alive++
-			p.sick = true
+			v.alive++
+			v.sick = true
 		case rankGone:
-			p.ended++
-			p.sick, p.gone = true, true
+			v.ended++
+			v.sick, v.gone = true, true
 		case rankExited:
-			p.ended++
+			v.ended++
 		}
-		p.step = max(p.step, r.Step)
-		p.marked = p.marked || paused(r.Mark)
-		e.pauses.follow(&e.ranks[i].mark, r, p.now)
+		v.step = max(v.step, r.Step)
+		v.marked = v.marked || paused(r.Mark)
+		v.fatalXid = v.fatalXid || r.Xid != 0
+		v.pauses.follow(&v.ranks[i].mark, r, v.now)
 	}
 }
 
-// alignComms makes e.comms parallel to the evidence's communicators. The
+// alignComms makes v.comms parallel to the evidence's communicators. The
 // master keeps their order, so this is a comparison of ids as a rule.
-func (e *Engine) alignComms() {
-	comms := e.pass.ev.Comms
-	e.changed = len(e.comms) != len(comms)
-	for i := 0; i < len(comms) && !e.changed; i++ {
-		e.changed = e.comms[i].id != comms[i].ID
+func (v *view) alignComms() {
+	comms := v.ev.Comms
+	v.changed = len(v.comms) != len(comms)
+	for i := 0; i < len(comms) && !v.changed; i++ {
+		v.changed = v.comms[i].id != comms[i].ID
 	}
-	if !e.changed {
+	if !v.changed {
 		return
 	}
-	known := make(map[uint64]int, len(e.comms))
-	for i := range e.comms {
-		known[e.comms[i].id] = i
+	known := make(map[uint64]int, len(v.comms))
+	for i := range v.comms {
+		known[v.comms[i].id] = i
 	}
 	aligned := make([]commHistory, len(comms))
 	for i := range comms {
 		if at, ok := known[comms[i].ID]; ok {
-			aligned[i] = e.comms[at]
+			aligned[i] = v.comms[at]
 		} else {
-			aligned[i] = commHistory{id: comms[i].ID, since: e.pass.now}
+			aligned[i] = commHistory{id: comms[i].ID, since: v.now}
 		}
 	}
-	e.comms = aligned
+	v.comms = aligned
 }
 
-// scanMembers is the one pass over all members of all communicators: it sums
-// what the slow detectors need, learns durations and notes which communicators
+// scan looks at what has changed of the communicators and notes which of them
 // hold an operation that has been open for too long.
-func (e *Engine) scanMembers() {
-	p := &e.pass
-	floor := int64(e.cfg.SuspectAfter)
-	for ci := range p.ev.Comms {
-		c, h := &p.ev.Comms[ci], &e.comms[ci]
-		var enqueued, ops, inside, finished uint64
-		var longest int64
-		joining := false
-		oldest := int64(never)
-		for i := range c.Members {
-			m := &c.Members[i]
-			enqueued += m.Enqueued
-			if m.State == record.CommJoining {
-				joining = true
-			}
-			if uint32(m.World) >= uint32(len(e.sums)) {
+func (v *view) scan() {
+	floor := int64(v.cfg.SuspectAfter)
+	for ci := range v.ev.Comms {
+		c, h := &v.ev.Comms[ci], &v.comms[ci]
+		if c.Rev == 0 || c.Rev != h.rev {
+			h.rev = c.Rev
+			v.scanMembers(c, h)
+		}
+		if c.ConnRev == 0 || c.ConnRev != h.connRev {
+			h.connRev = c.ConnRev
+			v.scanConns(int32(ci), h)
+		}
+		v.lastFinish, v.maxOwn = max(v.lastFinish, h.lastFinish), max(v.maxOwn, h.maxOwn)
+		v.aborted = v.aborted || h.aborted
+		if h.oldest == never || h.former {
+			continue
+		}
+		patience := floor
+		if !v.sick {
+			patience = v.suspectAfter(h)
+		}
+		if v.now-max(h.oldest, v.resumed) >= patience && v.holds(c, patience) {
+			v.held = append(v.held, int32(ci))
+		}
+	}
+	v.pauses.longestOwn(v.maxOwn, v.now)
+}
+
+// scanMembers sums up a communicator's members and learns how long its operations take.
+func (v *view) scanMembers(c *Comm, h *commHistory) {
+	var enqueued, ops, inside, finished uint64
+	var longest int64
+	h.joining, h.aborted, h.oldest, h.maxOwn = false, false, never, 0
+	before := h.lastFinish
+	for i := range c.Members {
+		m := &c.Members[i]
+		enqueued += m.Enqueued
+		failed := false
+		if m.State != record.CommJoined {
+			h.joining = h.joining || m.State == record.CommJoining
+			h.aborted = h.aborted || m.State == record.CommAborted
+			failed = m.failedLast()
+		} else if m.Enqueued == m.Finished {
+			h.kinds |= 1 << (m.Coll & 31)
+		}
+		if uint32(m.World) >= uint32(len(v.ev.Ranks)) {
+			continue
+		}
+		if pointToPoint(m.Coll) {
+			h.p2p = true
+		}
+		if m.Started > m.Finished {
+			h.oldest = min(h.oldest, m.StartedAt)
+		} else if m.FinishedAt > before {
+			longest = max(longest, m.FinishedAt-m.StartedAt)
+		}
+		finished = max(finished, m.Finished)
+		if !failed {
+			h.lastFinish = max(h.lastFinish, m.FinishedAt)
+		}
+		h.maxOwn = max(h.maxOwn, int64(min(m.MaxOwnNs, never)))
+		ops += m.Ops
+		inside += m.WaitNs + m.TransferNs
+	}
+	if h.former && enqueued < h.enqueued {
+		h.former, h.since, h.lastFinish = false, v.now, 0 // the id is in use again
+	}
+	h.enqueued = enqueued
+	if h.former {
+		return
+	}
+	if finished > h.finished {
+		h.learnDuration(float64(longest), finished < v.cfg.StartupOps)
+	}
+	h.finished = finished
+	h.ops, h.inside = ops, inside
+}
+
+// scanConns notes which of a communicator's connections need a look in every pass.
+func (v *view) scanConns(ci int32, h *commHistory) {
+	h.linkDown, h.waiting = false, h.waiting[:0]
+	for _, k := range v.connsOf(ci) {
+		c := &v.ev.Conns[k]
+		h.linkDown = h.linkDown || c.Link == record.LinkDown
+		if c.RxWaitingSince > 0 {
+			h.waiting = append(h.waiting, k)
+		}
+	}
+}
+
+// sumRanks sums up what every rank has done over all its communicators. It looks at
+// every member, so it is called where a window begins or ends and not in every pass.
+func (v *view) sumRanks() {
+	if v.summed {
+		return
+	}
+	v.summed = true
+	v.sums = zeroed(v.sums, len(v.ev.Ranks))
+	for ci := range v.ev.Comms {
+		members := v.ev.Comms[ci].Members
+		for i := range members {
+			m := &members[i]
+			if uint32(m.World) >= uint32(len(v.sums)) {
 				continue
 			}
-			if pointToPoint(m.Coll) {
-				h.p2p = true
-			}
-			if m.Started > m.Finished {
-				oldest = min(oldest, m.StartedAt)
-			} else {
-				longest = max(longest, m.FinishedAt-m.StartedAt)
-			}
-			finished = max(finished, m.Finished)
-			p.lastFinish = max(p.lastFinish, m.FinishedAt)
-			p.maxOwn = max(p.maxOwn, int64(min(m.MaxOwnNs, never)))
-			ops += m.Ops
-			inside += m.WaitNs + m.TransferNs
-			s := &e.sums[m.World]
+			s := &v.sums[m.World]
 			s.ops += m.Ops
 			s.own += m.OwnNs
 			s.inside += m.WaitNs + m.TransferNs
 		}
-		h.joining = joining
-		if h.former && enqueued < h.enqueued {
-			h.former, h.since = false, p.now // the id is in use again
-		}
-		h.enqueued = enqueued
-		if h.former {
-			continue
-		}
-		if finished > h.finished {
-			h.learnDuration(float64(longest))
-		}
-		h.finished = finished
-		h.ops, h.inside = ops, inside
-		if oldest == never {
-			continue
-		}
-		patience := floor
-		if !p.sick {
-			patience = e.suspectAfter(h)
-		}
-		if p.now-max(oldest, e.resumed) >= patience && e.holds(c, patience) {
-			p.held = append(p.held, int32(ci))
-		}
 	}
-	e.pauses.longestOwn(p.maxOwn, p.now)
 }
 
 // holds reports whether an operation of c is known to have been open for so
 // long: by the reports of the ranks inside, not by the master's clock.
-func (e *Engine) holds(c *Comm, patience int64) bool {
+func (v *view) holds(c *Comm, patience int64) bool {
 	for i := range c.Members {
 		m := &c.Members[i]
-		if e.openFor(m) >= patience {
+		if v.openFor(m) >= patience {
 			return true
 		}
 	}
@@ -182,28 +251,40 @@ func (e *Engine) holds(c *Comm, patience int64) bool {
 
 // openFor returns for how long a member is known to be inside an operation,
 // -1 when it is not.
-func (e *Engine) openFor(m *Member) int64 {
-	p := &e.pass
-	w := p.world(m.World)
-	if w < 0 || !m.Open() || !inComm(m) || p.state[w] != rankAlive {
+func (v *view) openFor(m *Member) int64 {
+	w := v.world(m.World)
+	if w < 0 || !m.Open() || !inComm(m) || v.state[w] != rankAlive {
 		return -1
 	}
-	return max(0, p.known(w)-max(m.StartedAt, e.resumed))
+	return max(0, v.known(w)-max(m.StartedAt, v.resumed))
 }
 
-func (h *commHistory) learnDuration(longest float64) {
-	if longest > h.usual {
-		h.usual += (longest - h.usual) / 4
-	} else {
+func (h *commHistory) learnDuration(longest float64, young bool) {
+	switch {
+	case longest <= h.usual:
 		h.usual -= (h.usual - longest) / 64
+	case young || longest <= 2*h.usual:
+		h.usual += (longest - h.usual) / 4
+	default:
+		h.usual += h.usual / 4
+	}
+	if longest > h.slowest {
+		h.slowest += (longest - h.slowest) / 4
+	} else {
+		h.slowest -= (h.slowest - longest) / 64
 	}
 }
 
 // suspectAfter is the communicator's own threshold for an open operation.
-func (e *Engine) suspectAfter(h *commHistory) int64 {
-	scaled := min(e.cfg.DurationFactor*h.usual, float64(e.cfg.MaxSuspectAfter))
-	return max(int64(e.cfg.SuspectAfter), int64(scaled))
+func (v *view) suspectAfter(h *commHistory) int64 { return v.patience(h.usual) }
+
+// stalledAfter is the same for one that all have entered.
+func (v *view) stalledAfter(h *commHistory) int64 { return v.patience(h.slowest) }
+
+func (v *view) patience(duration float64) int64 {
+	scaled := min(v.cfg.DurationFactor*duration, float64(v.cfg.MaxSuspectAfter))
+	return max(int64(v.cfg.SuspectAfter), int64(scaled))
 }
 
 // young reports whether a communicator is still starting up.
-func (e *Engine) young(ci int32) bool { return e.comms[ci].finished < e.cfg.StartupOps }
+func (v *view) young(ci int32) bool { return v.comms[ci].finished < v.cfg.StartupOps }

@@ -132,6 +132,16 @@ func TestRules(t *testing.T) {
 			j.allBut(c, 3, 2)
 			c.Members[2].FinishedAt = ago(0.2)
 		}, "", ""},
+		{"all ranks of one node are idle, and no others", func(j *job) {
+			j.allBut(j.comm("world", 0, 1, 2, 3, 4, 5, 6, 7), 3, 4, 5, 6, 7)
+			j.comm("dp", 0, 1)
+			j.ev.Ranks = append(j.ev.Ranks, diagnosis.Rank{Node: 0, Proc: diagnosis.ProcRunning})
+			j.enter(j.comm("x", 8, 0), 0, record.AllReduce, 0.1)
+		}, "confirmed noncommunication_hang node1 idle", ""},
+		{"a rank that is short of CPU", func(j *job) {
+			j.allBut(j.comm("dp", 0, 1, 2, 3), 5, 2)
+			j.ev.Ranks[2].Starved, j.ev.Ranks[2].Throttled, j.ev.Ranks[2].CPU = 0.1, 0.9, 0.08
+		}, "suspected noncommunication_hang 2 cpu_starved", "for 90 % its cgroup's quota holds it back"},
 		{"two idle ranks are one fault", func(j *job) { j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 1, 2) }, "confirmed noncommunication_hang 1,2 idle", ""},
 		{"young communicator", func(j *job) {
 			c := j.comm("dp", 0, 1, 2, 3)
@@ -182,6 +192,19 @@ func TestRules(t *testing.T) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 2)
 			j.ev.Ranks[2].Xid = 79
 		}, "confirmed noncommunication_hang 2 xid_79", ""},
+		{"Xid inside an operation that all have entered, connections stall for it", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 3)
+			j.ring(c, 3)[1].Outstanding = 4096
+			j.ev.Ranks[2].Xid, j.ev.Ranks[2].GPU = 79, diagnosis.GPU{Seen: true, XidAt: ago(2.9), LostAt: ago(2.9)}
+			j.ev.Ranks[1].Xid, j.ev.Ranks[1].GPU = 74, diagnosis.GPU{Seen: true, XidAt: ago(2.95)}
+		}, "confirmed noncommunication_hang 2 xid_79", "fallen off the bus"},
+		{"Xid that its rank has outlived is no reason inside an operation", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 3)
+			j.ring(c, 3)[1].Outstanding = 4096
+			j.ev.Ranks[2].Xid, j.ev.Ranks[2].GPU = 79, diagnosis.GPU{Seen: true, XidAt: ago(60)}
+		}, "confirmed communication_hang 1>2 stalled", ""},
 		{"old Xid of a rank that waits itself", func(j *job) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 2)
 			j.ev.Ranks[1].Xid = 79
@@ -553,6 +576,38 @@ func TestRules(t *testing.T) {
 				t.Fatalf("no %q in\n%s", c.why, strings.Join(vs[0].Why, "\n"))
 			}
 		})
+	}
+}
+
+// TestExplanations: a verdict tells the waits down to the culprit, and what would have changed it.
+func TestExplanations(t *testing.T) {
+	j := newJob(8)
+	j.ev.Comms = make([]diagnosis.Comm, 0, 3)
+	j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 3)
+	j.allBut(j.comm("tp", 3, 4), 3, 1)
+	j.pair(j.comm("pp", 4, 5), 0, record.Recv, 1, 3)
+	v := one(t, j.verdicts(), "confirmed noncommunication_hang 5 idle")
+	if got := strings.Join(v.Chain, "\n"); !strings.HasSuffix(got, " waits in AllReduce #101 on dp for rank 3\nrank 3 waits in AllReduce #101 on tp for rank 4\nrank 4 waits in Recv #101 on pp for rank 5") {
+		t.Errorf("chain:\n%s", got)
+	}
+	if want := "rank 5 entering Recv #101 on pp, or waiting for another"; v.Counter != want {
+		t.Errorf("counter %q, want %q", v.Counter, want)
+	}
+}
+
+// TestCulpritsKeepTheirOrder: who is told first stays first while the same ranks are told.
+func TestCulpritsKeepTheirOrder(t *testing.T) {
+	j := newJob(8)
+	c := j.comm("dp", 0, 1, 2, 3, 4, 5)
+	j.allBut(c, 3, 1, 2)
+	idleSince(c, 1, 9)
+	idleSince(c, 2, 8)
+	j.verdicts()
+	for k := range 10 {
+		c.Members[1+k%2].FinishedAt -= 1e9 // another seems to be the first
+		if v := one(t, j.pass(100*time.Millisecond), "confirmed noncommunication_hang 1,2 idle"); v.Culprits[0].Rank != 1 {
+			t.Fatalf("%+v", v.Culprits)
+		}
 	}
 }
 

@@ -39,18 +39,58 @@ type slowConn struct {
 	cost   float64 // of its communicator
 }
 
+// slowLinks finds connections that take longer to deliver than they did, or
+// than those of their kind.
+type slowLinks struct {
+	*window
+	stragglers *stragglers
+
+	conns  []connHistory // by index into Evidence.Conns
+	inside []insideHistory
+	slow   []slowConn
+	// seeWaiting: the transports tell when a receiver waits.
+	seeWaiting bool
+	sampled    int64          // start of the window that flights are of
+	ratios     [256][]float64 // by transport
+	scratch    []float64
+}
+
+// insideHistory is what is normal for a communicator, by index into Evidence.Comms.
+type insideHistory struct {
+	base baseline // time inside an operation, ns
+	cost float64  // share of the window that a member was inside for longer than usual
+}
+
+func (d *slowLinks) forget() {
+	d.conns, d.inside, d.slow = d.conns[:0], d.inside[:0], d.slow[:0]
+}
+
+func (d *slowLinks) find(found []finding) []finding {
+	d.watchFlights()
+	if d.closed {
+		d.judge()
+	}
+	return d.findings(found)
+}
+
 // watchFlights samples what the network is to blame for: bytes on their way to
 // a receiver that waits for them. A completion that is late because the
 // receiver does other things leaves no trace here.
-func (e *Engine) watchFlights() {
-	conns := e.pass.ev.Conns
-	e.conns = resized(e.conns, len(conns))
-	e.window.passes++
-	for i := range conns {
-		if c := &conns[i]; c.RxWaitingSince > 0 {
-			e.seeWaiting = true
-			if e.inFlight(c) {
-				e.conns[i].flights++
+func (d *slowLinks) watchFlights() {
+	conns := d.ev.Conns
+	d.conns = resized(d.conns, len(conns))
+	d.inside = resized(d.inside, len(d.comms))
+	if d.sampled != d.start {
+		d.sampled = d.start
+		for i := range d.conns {
+			d.conns[i].flights = 0
+		}
+	}
+	for ci := range d.comms {
+		for _, k := range d.comms[ci].waiting {
+			d.seeWaiting = true
+			if d.inFlight(&conns[k]) {
+				d.conns[k].flights++
 			}
 		}
 	}
@@ -62,105 +102,102 @@ func (e *Engine) watchFlights() {
 // were posted during the wait, or the wait began with the receiver's operation
 // and the bytes after its last one, or the sender has seen them outstanding
 // since the wait began.
-func (e *Engine) inFlight(c *Conn) bool {
-	p := &e.pass
-	if c.Comm < 0 || int(c.Comm) >= len(p.ev.Comms) {
+func (d *slowLinks) inFlight(c *Conn) bool {
+	if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) {
 		return false
 	}
-	src, dst := e.end(c, c.Src), e.end(c, c.Dst)
-	if src < 0 || dst < 0 || c.LastPost >= p.heard(dst) {
+	src, dst := d.end(c, c.Src), d.end(c, c.Dst)
+	if src < 0 || dst < 0 || c.LastPost >= d.heard(dst) {
 		return false
 	}
-	m := &p.ev.Comms[c.Comm].Members[c.Dst]
+	m := &d.ev.Comms[c.Comm].Members[c.Dst]
 	return c.LastPost >= c.RxWaitingSince ||
 		(c.LastPost > m.FinishedAt && m.Open() && c.RxWaitingSince-m.StartedAt < waitBegins) ||
-		(c.Outstanding > 0 && p.heard(src) >= c.RxWaitingSince)
+		(c.Outstanding > 0 && d.heard(src) >= c.RxWaitingSince)
 }
 
 // waitBegins is how long after it has entered an operation a receiver may tell
 // that it waits for its first bytes: short waits are not told.
 const waitBegins = 2_000_000
 
-// slowConnections judges the window that ends with this pass. A connection is
+// judge judges the window that ends with this pass. A connection is
 // slow when its delay is far above its own history (before there is one: above
 // that of the connections of the same kind), not only where all are; when bytes
 // were on it while its receiver waited, more often than usual; and when these
 // delays cost a good share of the window, which its communicator felt.
-func (e *Engine) slowConnections() {
-	p := &e.pass
-	elapsed := float64(p.now - e.window.start)
-	for ci := range e.comms {
-		h := &e.comms[ci]
+func (d *slowLinks) judge() {
+	elapsed := float64(d.now - d.start)
+	for ci := range d.comms {
+		h := &d.inside[ci]
 		h.cost = 0
-		if perOp, ops, ok := h.insideWindow(); ok && e.known(&h.insideBase) {
-			h.cost = (perOp - h.insideBase.mean) * ops / float64(len(p.ev.Comms[ci].Members)) / elapsed
+		if perOp, ops, ok := d.insideOf(int32(ci)); ok && d.settled(&h.base) {
+			h.cost = (perOp - h.base.mean) * ops / float64(len(d.ev.Comms[ci].Members)) / elapsed
 		}
 	}
-	if !e.observe() {
-		e.learnInside()
+	if !d.observe() {
+		d.learnInside()
 		return
 	}
-	norm := e.normalRatios()
+	norm := d.normalRatios()
 	var suspects []slowConn
 	var active, slow [256]int // by transport
-	for ci := range p.ev.Comms {
-		of := e.connsOf(int32(ci))
-		for t := nextTransport(p.ev.Conns, of, -1); t >= 0; t = nextTransport(p.ev.Conns, of, t) {
+	for ci := range d.ev.Comms {
+		of := d.connsOf(int32(ci))
+		for t := nextTransport(d.ev.Conns, of, -1); t >= 0; t = nextTransport(d.ev.Conns, of, t) {
 			before := len(suspects)
 			var n int
-			suspects, n = e.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
+			suspects, n = d.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
 			active[t] += n
 			slow[t] += len(suspects) - before
 		}
 	}
 	suspects = slices.DeleteFunc(suspects, func(s slowConn) bool {
-		t := p.ev.Conns[s.conn].Transport
+		t := d.ev.Conns[s.conn].Transport
 		return active[t] >= 4 && 5*slow[t] >= 4*active[t] // everyone is slower
 	})
 	for i := range suspects {
 		s := &suspects[i]
-		at := slices.IndexFunc(e.slowConns, func(x slowConn) bool { return x.conn == s.conn })
+		at := slices.IndexFunc(d.slow, func(x slowConn) bool { return x.conn == s.conn })
 		if at < 0 {
-			if len(e.slowConns) == maxSlow {
+			if len(d.slow) == maxSlow {
 				continue
 			}
-			e.slowConns = append(e.slowConns, slowConn{})
-			at = len(e.slowConns) - 1
+			d.slow = append(d.slow, slowConn{})
+			at = len(d.slow) - 1
 		}
-		x := &e.slowConns[at]
+		x := &d.slow[at]
 		s.streak = x.streak
 		if s.slow > 0 { // one window holds few looks
 			s.flight = x.flight + (s.flight-x.flight)/3
 		}
-		s.again(e, s.alone, e.onTheWay(s))
+		s.again(d.window, s.alone, d.onTheWay(s))
 		*x = *s
 	}
-	for i := 0; i < len(e.slowConns); i++ {
-		s := &e.slowConns[i]
-		if e.conns[s.conn].fresh && !slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) && s.normal(e) {
-			e.slowConns = slices.Delete(e.slowConns, i, i+1)
+	for i := 0; i < len(d.slow); i++ {
+		s := &d.slow[i]
+		if d.conns[s.conn].fresh && !slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) && s.normal(d.window) {
+			d.slow = slices.Delete(d.slow, i, i+1)
 			i--
 		}
 	}
-	e.learnDelays()
-	e.learnInside()
+	d.learnDelays()
+	d.learnInside()
 }
 
 // observe takes over what the connections' monitors have added since the last
 // window; false when there is nothing new.
-func (e *Engine) observe() bool {
-	p := &e.pass
-	elapsed := float64(p.now - e.window.start)
+func (d *slowLinks) observe() bool {
+	elapsed := float64(d.now - d.start)
 	any := false
-	for i := range p.ev.Conns {
-		c, h := &p.ev.Conns[i], &e.conns[i]
+	for i := range d.ev.Conns {
+		c, h := &d.ev.Conns[i], &d.conns[i]
 		h.fresh = false
-		if c.Comm < 0 || int(c.Comm) >= len(e.comms) {
+		if c.Comm < 0 || int(c.Comm) >= len(d.comms) {
 			continue
 		}
 		flights := h.flights
 		h.flights = 0
-		id := e.comms[c.Comm].id
+		id := d.comms[c.Comm].id
 		if !h.known || h.comm != id || h.src != c.Src || h.dst != c.Dst || c.Windows < h.windows || c.SlowWindows < h.slow {
 			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows}
 			continue
@@ -173,9 +210,9 @@ func (e *Engine) observe() bool {
 		h.fresh, any = true, true
 		h.share = float32(c.SlowWindows-h.slow) / float32(n)
 		h.windows, h.slow = c.Windows, c.SlowWindows
-		h.flight = float32(flights) / float32(e.window.passes)
+		h.flight = float32(flights) / float32(d.passes)
 		h.held = 0
-		if e.known(&h.base) {
+		if d.settled(&h.base) {
 			h.held = float32((h.delay - h.base.mean) * float64(n) / elapsed)
 		}
 	}
@@ -184,14 +221,14 @@ func (e *Engine) observe() bool {
 
 // normalRatios returns, by transport, how much slower than their history the
 // middle connection is: a slowdown that most share is nobody's.
-func (e *Engine) normalRatios() (norm [256]float64) {
-	ratios := &e.ratios
+func (d *slowLinks) normalRatios() (norm [256]float64) {
+	ratios := &d.ratios
 	for t := range ratios {
 		ratios[t] = ratios[t][:0]
 	}
-	for i := range e.conns {
-		h, c := &e.conns[i], &e.pass.ev.Conns[i]
-		if h.fresh && e.known(&h.base) && (c.Cause == record.CauseNone || c.Cause == record.CauseNetwork) {
+	for i := range d.conns {
+		h, c := &d.conns[i], &d.ev.Conns[i]
+		if h.fresh && d.settled(&h.base) && (c.Cause == record.CauseNone || c.Cause == record.CauseNetwork) {
 			t := c.Transport
 			ratios[t] = append(ratios[t], h.delay/h.base.mean)
 		}
@@ -222,31 +259,31 @@ func nextTransport(conns []Conn, of []int32, t int) int {
 
 // slowIn appends the slow connections of one communicator and transport, and
 // returns how many had news.
-func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) ([]slowConn, int) {
-	p, cfg := &e.pass, &e.cfg
+func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) ([]slowConn, int) {
+	cfg := &d.cfg
 	n, learning := 0, false
 	for _, k := range of {
-		if h := &e.conns[k]; h.fresh && p.ev.Conns[k].Transport == t {
+		if h := &d.conns[k]; h.fresh && d.ev.Conns[k].Transport == t {
 			n++
-			learning = learning || !e.known(&h.base)
+			learning = learning || !d.settled(&h.base)
 		}
 	}
 	middle, spread := 0.0, 0.0
 	if learning && n >= 4 {
-		v := e.scratch[:0]
+		v := d.scratch[:0]
 		for _, k := range of {
-			if e.conns[k].fresh && p.ev.Conns[k].Transport == t {
-				v = append(v, e.conns[k].delay)
+			if d.conns[k].fresh && d.ev.Conns[k].Transport == t {
+				v = append(v, d.conns[k].delay)
 			}
 		}
 		middle = median(v)
 		spread = deviation(v, middle)
-		e.scratch = v
+		d.scratch = v
 	}
-	cost := e.comms[ci].cost
+	cost := d.inside[ci].cost
 	felt := cost >= cfg.SlowShare/2
 	for _, k := range of {
-		c, h := &p.ev.Conns[k], &e.conns[k]
+		c, h := &d.ev.Conns[k], &d.conns[k]
 		if !h.fresh || c.Transport != t {
 			continue
 		}
@@ -257,7 +294,7 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		s := slowConn{conn: k, comm: ci, delay: h.delay, share: h.share, flight: h.flight, peers: n - 1, cost: cost}
 		slow := false
 		switch {
-		case e.known(&h.base):
+		case d.settled(&h.base):
 			s.base = h.base.mean
 			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*norm
 		case n >= 4:
@@ -270,7 +307,7 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 		if !slow {
 			continue
 		}
-		if s.cell = (cell{e.end(c, c.Src), e.end(c, c.Dst)}); s.cell.src >= 0 && s.cell.dst >= 0 {
+		if s.cell = (cell{d.end(c, c.Src), d.end(c, c.Dst)}); s.cell.src >= 0 && s.cell.dst >= 0 {
 			suspects = append(suspects, s)
 		}
 	}
@@ -283,10 +320,10 @@ func (e *Engine) slowIn(suspects []slowConn, ci int32, of []int32, t record.Tran
 // sees only the sender's side, may blame the network all the same. It has the
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
-func (e *Engine) onTheWay(s *slowConn) bool {
-	usual := e.conns[s.conn].usualFlight
-	if !e.seeWaiting || usual >= 0.5 {
-		return e.pass.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
+func (d *slowLinks) onTheWay(s *slowConn) bool {
+	usual := d.conns[s.conn].usualFlight
+	if !d.seeWaiting || usual >= 0.5 {
+		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
 	}
 	return s.flight >= max(0.2, usual+0.15)
 }
@@ -294,13 +331,13 @@ func (e *Engine) onTheWay(s *slowConn) bool {
 // learnDelays lets the connections that nothing is wrong with teach what is
 // normal: neither the network's windows nor those that wait for an end do, nor
 // any while the communicator takes longer than usual.
-func (e *Engine) learnDelays() {
-	for i := range e.conns {
-		h, c := &e.conns[i], &e.pass.ev.Conns[i]
-		if !h.fresh || c.Cause != record.CauseNone || e.comms[c.Comm].cost >= e.cfg.SlowShare/2 {
+func (d *slowLinks) learnDelays() {
+	for i := range d.conns {
+		h, c := &d.conns[i], &d.ev.Conns[i]
+		if !h.fresh || c.Cause != record.CauseNone || d.inside[c.Comm].cost >= d.cfg.SlowShare/2 {
 			continue
 		}
-		if len(e.slowConns) > 0 && slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.conn == int32(i) }) {
+		if len(d.slow) > 0 && slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.conn == int32(i) }) {
 			continue
 		}
 		h.base.learn(h.delay)
@@ -308,95 +345,24 @@ func (e *Engine) learnDelays() {
 	}
 }
 
-// insideWindow returns what the members of a communicator did in the window:
-// mean time inside an operation, ns, and operations of all members.
-func (h *commHistory) insideWindow() (perOp, ops float64, ok bool) {
-	if h.ops <= h.ops0 || h.inside < h.inside0 {
-		return 0, 0, false
-	}
-	ops = float64(h.ops - h.ops0)
-	return float64(h.inside-h.inside0) / ops, ops, true
-}
-
 // learnInside lets communicators without a slow connection teach how long
 // their operations take.
-func (e *Engine) learnInside() {
-	for ci := range e.comms {
-		h := &e.comms[ci]
-		if perOp, _, ok := h.insideWindow(); ok && !slices.ContainsFunc(e.slowConns, func(s slowConn) bool { return s.comm == int32(ci) }) {
-			h.insideBase.learn(perOp)
+func (d *slowLinks) learnInside() {
+	for ci := range d.comms {
+		h := &d.inside[ci]
+		if perOp, _, ok := d.insideOf(int32(ci)); ok && !slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.comm == int32(ci) }) {
+			h.base.learn(perOp)
 		}
 	}
 }
 
-// slowness turns what the last windows found into findings.
-func (e *Engine) slowness(found []finding) []finding {
-	if len(e.slowRanks) == 0 && len(e.slowConns) == 0 {
-		return found
-	}
-	found = e.lateFindings(found)
-	return e.delayFindings(found)
-}
-
-// lateFindings reports stragglers; all ranks of a node together are the node.
-func (e *Engine) lateFindings(found []finding) []finding {
-	p := &e.pass
-	told := func(s *slowRank) bool { return s.level > 0 }
-	byNode := map[int32]int{}
-	for i := range e.slowRanks {
-		if s := &e.slowRanks[i]; told(s) {
-			byNode[nodeOf(p.ev, s.rank)]++
-		}
-	}
-	onNode := make(map[int32]int, len(byNode))
-	if len(byNode) > 0 {
-		for r := range p.state {
-			if p.state[r] == rankAlive {
-				onNode[nodeOf(p.ev, int32(r))]++
-			}
-		}
-	}
-	done := map[int32]bool{}
-	for i := range e.slowRanks {
-		s := &e.slowRanks[i]
-		if !told(s) {
-			continue
-		}
-		node := nodeOf(p.ev, s.rank)
-		whole := node >= 0 && len(p.ev.Nodes) > 1 && onNode[node] > 1 && byNode[node] == onNode[node]
-		if whole && done[node] {
-			continue
-		}
-		f := finding{}
-		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
-		if whole {
-			done[node] = true
-			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: p.ev.Nodes[node].Name, Reason: reasonStraggler})
-			for j := range e.slowRanks {
-				if x := &e.slowRanks[j]; told(x) && nodeOf(p.ev, x.rank) == node {
-					f.blame(e.rankCulprit(x.rank, reasonStraggler))
-				}
-			}
-		} else {
-			f.blame(e.rankCulprit(s.rank, reasonStraggler))
-		}
-		c := &p.ev.Comms[s.comm]
-		f.setComm(c)
-		f.lastOf(c)
-		e.whyLate(&f, s)
-		found = append(found, f)
-	}
-	return found
-}
-
-// delayFindings reports slow connections, by what they have in common. Those at
+// findings reports slow connections, by what they have in common. Those at
 // a rank that is late itself are left to that finding.
-func (e *Engine) delayFindings(found []finding) []finding {
-	p := &e.pass
+func (d *slowLinks) findings(found []finding) []finding {
 	var slow, all []cell
-	for i := range e.slowConns {
-		s := &e.slowConns[i]
-		late := slices.ContainsFunc(e.slowRanks, func(x slowRank) bool {
+	for i := range d.slow {
+		s := &d.slow[i]
+		late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
 			return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
 		})
 		if s.level > 0 && !late && !slices.Contains(slow, s.cell) {
@@ -407,43 +373,43 @@ func (e *Engine) delayFindings(found []finding) []finding {
 		return found
 	}
 	transports := map[record.Transport]bool{}
-	for i := range e.slowConns {
-		if s := &e.slowConns[i]; slices.Contains(slow, s.cell) {
-			transports[p.ev.Conns[s.conn].Transport] = true
+	for i := range d.slow {
+		if s := &d.slow[i]; slices.Contains(slow, s.cell) {
+			transports[d.ev.Conns[s.conn].Transport] = true
 		}
 	}
 	if len(slow) > 1 { // only then is there a pattern to look for
 		at := map[cell]bool{}
-		for i := range p.ev.Conns {
-			c := &p.ev.Conns[i]
-			if c.Comm < 0 || int(c.Comm) >= len(p.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
+		for i := range d.ev.Conns {
+			c := &d.ev.Conns[i]
+			if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
 				continue
 			}
-			x := cell{e.end(c, c.Src), e.end(c, c.Dst)}
+			x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
 			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
-				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || e.sameNode(s, x)
+				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
 			}) {
 				at[x] = true
 				all = append(all, x)
 			}
 		}
 	}
-	for _, pat := range patterns(slow, all, func(r int32) int32 { return nodeOf(p.ev, r) }) {
+	for _, pat := range patterns(slow, all, func(r int32) int32 { return nodeOf(d.ev, r) }) {
 		f := finding{}
 		f.Class, f.Since = CommunicationSlow, never
 		for _, k := range pat.culprits {
 			k.Reason = reasonNetwork
 			if k.Kind == CulpritNode {
-				k.Node, k.Rank = p.ev.Nodes[k.Rank].Name, -1
+				k.Node, k.Rank = d.ev.Nodes[k.Rank].Name, -1
 			} else {
-				k.Node = p.nodeName(k.Rank)
+				k.Node = d.nodeName(k.Rank)
 			}
 			f.blame(k)
 		}
 		var worst *slowConn
 		affected := map[int32]bool{}
-		for i := range e.slowConns {
-			s := &e.slowConns[i]
+		for i := range d.slow {
+			s := &d.slow[i]
 			if s.level == 0 || !slices.Contains(pat.cells, s.cell) {
 				continue
 			}
@@ -454,19 +420,19 @@ func (e *Engine) delayFindings(found []finding) []finding {
 			}
 		}
 		for ci := range affected {
-			f.Victims = max(f.Victims, len(p.ev.Comms[ci].Members))
+			f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
 		}
-		c := &p.ev.Comms[worst.comm]
+		c := &d.ev.Comms[worst.comm]
 		f.setComm(c)
 		f.lastOf(c)
-		e.whyDelayed(&f, &pat, worst)
+		d.whyDelayed(&f, &pat, worst)
 		found = append(found, f)
 	}
 	return found
 }
 
-func (e *Engine) sameNode(a, b cell) bool {
-	ev := e.pass.ev
+func (v *view) sameNode(a, b cell) bool {
+	ev := v.ev
 	for _, x := range []int32{a.src, a.dst} {
 		for _, y := range []int32{b.src, b.dst} {
 			if n := nodeOf(ev, x); n >= 0 && n == nodeOf(ev, y) {

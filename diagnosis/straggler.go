@@ -35,52 +35,70 @@ type slowRank struct {
 // maxSlow bounds the ranks or connections that one window can find slow.
 const maxSlow = 64
 
-// stragglers judges the window that ends with this pass. A rank is slow when
+// stragglers finds ranks whose own work takes longer than it did, or than that
+// of ranks that do the same.
+type stragglers struct {
+	*window
+	history []ownHistory // by world rank
+	slow    []slowRank
+	scratch []float64
+}
+
+func (d *stragglers) forget() { d.history, d.slow = d.history[:0], d.slow[:0] }
+
+func (d *stragglers) find(found []finding) []finding {
+	if d.closed {
+		d.history = resized(d.history, len(d.sums))
+		d.judge()
+	}
+	return d.findings(found)
+}
+
+// judge judges the window that ends with this pass. A rank is slow when
 // its own time per operation is far above its history and that of the middle
 // rank is not (before there is a history: far above its peers'), when that costs
 // a good share of the window, and when its peers were inside collectives longer
 // for it while it was not.
-func (e *Engine) stragglers() {
-	p := &e.pass
-	elapsed := float64(p.now - e.window.start)
-	ratios := e.scratch[:0]
-	for r := range e.sums {
-		if h := &e.ranks[r].own; e.known(&h.own) {
-			if own, _, ops := e.delta(int32(r)); ops > 0 {
+func (d *stragglers) judge() {
+	elapsed := float64(d.now - d.start)
+	ratios := d.scratch[:0]
+	for r := range d.sums {
+		if h := &d.history[r]; d.settled(&h.own) {
+			if own, _, ops := d.delta(int32(r)); ops > 0 {
 				ratios = append(ratios, own/ops/max(h.own.mean, 1))
 			}
 		}
 	}
 	common := max(1, median(ratios))
 	owns := ratios[:0]
-	for r := range e.sums {
-		if own, _, ops := e.delta(int32(r)); ops > 0 {
+	for r := range d.sums {
+		if own, _, ops := d.delta(int32(r)); ops > 0 {
 			owns = append(owns, own)
 		}
 	}
 	middle := median(owns)
-	e.scratch = owns
+	d.scratch = owns
 
 	var suspects []slowRank
-	for r := range e.sums {
-		own, inside, ops := e.delta(int32(r))
-		hist := &e.ranks[r]
-		if ops <= 0 || hist.mark.seen >= e.window.start {
+	for r := range d.sums {
+		own, inside, ops := d.delta(int32(r))
+		hist := &d.ranks[r]
+		if ops <= 0 || hist.mark.seen >= d.start {
 			continue // it did nothing, or what its mark says
 		}
-		h := &hist.own
+		h := &d.history[r]
 		s := slowRank{rank: int32(r), own: own / ops, common: common}
 		slow := false
-		if e.known(&h.own) {
+		if d.settled(&h.own) {
 			rel := s.own / max(h.own.mean*common, 1)
 			s.base, s.excess = h.own.mean, own-h.own.mean*common*ops
 			s.waited = inside - h.inside.mean*ops
-			slow = rel >= max(e.cfg.OwnRatio, 1+4*min(h.spread, 0.5))
+			slow = rel >= max(d.cfg.OwnRatio, 1+4*min(h.spread, 0.5))
 		} else {
 			s.alone, s.excess = true, own-middle
-			slow = own >= e.cfg.PeerRatio*middle
+			slow = own >= d.cfg.PeerRatio*middle
 		}
-		if slow && s.excess >= e.cfg.SlowShare*elapsed {
+		if slow && s.excess >= d.cfg.SlowShare*elapsed {
 			suspects = append(suspects, s)
 		}
 	}
@@ -92,40 +110,29 @@ func (e *Engine) stragglers() {
 	}
 	late := slices.Clone(suspects)
 	if len(suspects) > 0 {
-		suspects = e.felt(suspects, elapsed)
+		suspects = d.felt(suspects, elapsed)
 	}
 	for i := range suspects {
-		e.slowAgain(&suspects[i])
+		d.slowAgain(&suspects[i])
 	}
 	for i := range late {
-		e.notFelt(&late[i], suspects)
+		d.notFelt(&late[i], suspects)
 	}
-	for i := 0; i < len(e.slowRanks); i++ {
-		s := &e.slowRanks[i]
-		_, _, ops := e.delta(s.rank)
-		if over := ops > 0 && !hasRank(late, s.rank) && s.normal(e); over || s.unfelt > 1 && s.level == 0 {
-			e.slowRanks = slices.Delete(e.slowRanks, i, i+1)
+	for i := 0; i < len(d.slow); i++ {
+		s := &d.slow[i]
+		_, _, ops := d.delta(s.rank)
+		if over := ops > 0 && !hasRank(late, s.rank) && s.normal(d.window); over || s.unfelt > 1 && s.level == 0 {
+			d.slow = slices.Delete(d.slow, i, i+1)
 			i--
 		}
 	}
-	e.learnOwn(common)
-}
-
-// delta returns what a rank did in the window: own time and time inside
-// collectives, ns, and operations.
-func (e *Engine) delta(r int32) (own, inside, ops float64) {
-	a, b := &e.window.sums[r], &e.sums[r]
-	if b.ops <= a.ops || b.own < a.own || b.inside < a.inside {
-		return 0, 0, 0
-	}
-	return float64(b.own - a.own), float64(b.inside - a.inside), float64(b.ops - a.ops)
+	d.learnOwn(common)
 }
 
 // felt keeps the suspects whose direct peers, in some communicator, were held
 // up for them while they were not held up themselves, and judges those without
 // a history by their peers.
-func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
-	p := &e.pass
+func (d *stragglers) felt(suspects []slowRank, elapsed float64) []slowRank {
 	at := make(map[int32]int, len(suspects))
 	for i := range suspects {
 		at[suspects[i].rank] = i
@@ -135,34 +142,34 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 		others      []int32   // pipeline neighbours: they do other work
 	}
 	seen := make([]evidence, len(suspects))
-	inWindow := func(ci int) bool { return !e.comms[ci].former && e.comms[ci].ops > e.comms[ci].ops0 }
+	inWindow := func(ci int) bool { return !d.comms[ci].former && d.comms[ci].ops > d.ops[ci].ops }
 	visit := func(p2p bool) {
-		for ci := range p.ev.Comms {
-			if !inWindow(ci) || e.comms[ci].p2p != p2p {
+		for ci := range d.ev.Comms {
+			if !inWindow(ci) || d.comms[ci].p2p != p2p {
 				continue
 			}
-			members := p.ev.Comms[ci].Members
+			members := d.ev.Comms[ci].Members
 			for i := range members {
 				k, ok := at[members[i].World]
 				if !ok {
 					continue
 				}
 				s, x := &suspects[k], &seen[k]
-				_, mine, _ := e.delta(s.rank)
+				_, mine, _ := d.delta(s.rank)
 				from := len(x.growth)
 				// Members of a communicator with several stages of a pipeline do several kinds of work.
 				alike := !p2p && !slices.ContainsFunc(members, func(m Member) bool { return slices.Contains(x.others, m.World) })
 				for j := 0; j < len(members); j += 1 + len(members)/256 {
-					w := p.world(members[j].World)
+					w := d.world(members[j].World)
 					if w < 0 || w == s.rank {
 						continue
 					}
-					own, inside, ops := e.delta(w)
+					own, inside, ops := d.delta(w)
 					if ops == 0 {
 						continue
 					}
 					grown := inside - mine
-					if h := &e.ranks[w].own; e.known(&h.inside) && !s.alone {
+					if h := &d.history[w]; d.settled(&h.inside) && !s.alone {
 						grown = inside - h.inside.mean*ops
 					}
 					x.growth = append(x.growth, grown)
@@ -186,14 +193,14 @@ func (e *Engine) felt(suspects []slowRank, elapsed float64) []slowRank {
 	kept := suspects[:0]
 	for i := range suspects {
 		s, x := &suspects[i], &seen[i]
-		own, _, ops := e.delta(s.rank)
+		own, _, ops := d.delta(s.rank)
 		if s.alone {
 			if len(x.own) == 0 {
 				continue
 			}
 			peers := median(x.own)
 			s.base, s.excess = peers/ops, own-peers
-			if own < e.cfg.PeerRatio*peers || s.excess < e.cfg.SlowShare*elapsed {
+			if own < d.cfg.PeerRatio*peers || s.excess < d.cfg.SlowShare*elapsed {
 				continue
 			}
 		}
@@ -209,16 +216,16 @@ func hasRank(slow []slowRank, rank int32) bool {
 }
 
 // slowAt returns what is kept of a slow rank; nil when there are too many.
-func (e *Engine) slowAt(rank int32) *slowRank {
-	at := slices.IndexFunc(e.slowRanks, func(x slowRank) bool { return x.rank == rank })
+func (d *stragglers) slowAt(rank int32) *slowRank {
+	at := slices.IndexFunc(d.slow, func(x slowRank) bool { return x.rank == rank })
 	if at < 0 {
-		if len(e.slowRanks) == maxSlow {
+		if len(d.slow) == maxSlow {
 			return nil
 		}
-		e.slowRanks = append(e.slowRanks, slowRank{rank: rank})
-		at = len(e.slowRanks) - 1
+		d.slow = append(d.slow, slowRank{rank: rank})
+		at = len(d.slow) - 1
 	}
-	return &e.slowRanks[at]
+	return &d.slow[at]
 }
 
 // notFelt notes that a rank was late without its peers alone feeling it. Their
@@ -226,21 +233,21 @@ func (e *Engine) slowAt(rank int32) *slowRank {
 // wait more than its share: the window ends by the job's steps, in the midst of
 // the rank's. So one such window counts once the next one is felt; it never
 // counts as recovered, and teaches nothing.
-func (e *Engine) notFelt(s *slowRank, felt []slowRank) {
+func (d *stragglers) notFelt(s *slowRank, felt []slowRank) {
 	if hasRank(felt, s.rank) {
 		return
 	}
-	if x := e.slowAt(s.rank); x != nil {
+	if x := d.slowAt(s.rank); x != nil {
 		if x.slow == 0 && x.unfelt == 0 {
-			x.since = e.window.start
+			x.since = d.start
 		}
 		x.unfelt++
 	}
 }
 
 // slowAgain counts a slow window of a rank.
-func (e *Engine) slowAgain(s *slowRank) {
-	x := e.slowAt(s.rank)
+func (d *stragglers) slowAgain(s *slowRank) {
+	x := d.slowAt(s.rank)
 	if x == nil {
 		return
 	}
@@ -249,28 +256,78 @@ func (e *Engine) slowAgain(s *slowRank) {
 		s.comm = x.comm
 	}
 	s.slow += min(x.unfelt, 1)
-	s.again(e, s.alone, true)
-	s.last, s.of = e.enteredLast(s.rank, s.comm, s.since)
+	s.again(d.window, s.alone, true)
+	s.last, s.of = d.enteredLast(s.rank, s.comm, s.since)
 	*x = *s
 }
 
 // learnOwn lets the ranks that nothing is wrong with teach what is normal.
-func (e *Engine) learnOwn(common float64) {
-	for r := range e.sums {
-		own, inside, ops := e.delta(int32(r))
-		hist := &e.ranks[r]
-		if ops == 0 || hist.mark.seen >= e.window.start {
+func (d *stragglers) learnOwn(common float64) {
+	for r := range d.sums {
+		own, inside, ops := d.delta(int32(r))
+		hist := &d.ranks[r]
+		if ops == 0 || hist.mark.seen >= d.start {
 			continue
 		}
-		if len(e.slowRanks) > 0 && slices.ContainsFunc(e.slowRanks, func(s slowRank) bool { return s.rank == int32(r) }) {
+		if len(d.slow) > 0 && slices.ContainsFunc(d.slow, func(s slowRank) bool { return s.rank == int32(r) }) {
 			continue
 		}
-		h := &hist.own
-		if e.known(&h.own) {
+		h := &d.history[r]
+		if d.settled(&h.own) {
 			off := own/ops/max(h.own.mean*common, 1) - 1
 			h.spread += (min(1, max(off, -off)) - h.spread) / 8
 		}
 		h.own.learn(own / ops)
 		h.inside.learn(inside / ops)
 	}
+}
+
+// findings reports stragglers; all ranks of a node together are the node.
+func (d *stragglers) findings(found []finding) []finding {
+	told := func(s *slowRank) bool { return s.level > 0 }
+	byNode := map[int32]int{}
+	for i := range d.slow {
+		if s := &d.slow[i]; told(s) {
+			byNode[nodeOf(d.ev, s.rank)]++
+		}
+	}
+	onNode := make(map[int32]int, len(byNode))
+	if len(byNode) > 0 {
+		for r := range d.state {
+			if d.state[r] == rankAlive {
+				onNode[nodeOf(d.ev, int32(r))]++
+			}
+		}
+	}
+	done := map[int32]bool{}
+	for i := range d.slow {
+		s := &d.slow[i]
+		if !told(s) {
+			continue
+		}
+		node := nodeOf(d.ev, s.rank)
+		whole := node >= 0 && len(d.ev.Nodes) > 1 && onNode[node] > 1 && byNode[node] == onNode[node]
+		if whole && done[node] {
+			continue
+		}
+		f := finding{}
+		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
+		if whole {
+			done[node] = true
+			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.ev.Nodes[node].Name, Reason: reasonStraggler})
+			for j := range d.slow {
+				if x := &d.slow[j]; told(x) && nodeOf(d.ev, x.rank) == node {
+					f.blame(d.rankCulprit(x.rank, reasonStraggler))
+				}
+			}
+		} else {
+			f.blame(d.rankCulprit(s.rank, reasonStraggler))
+		}
+		c := &d.ev.Comms[s.comm]
+		f.setComm(c)
+		f.lastOf(c)
+		d.whyLate(&f, s)
+		found = append(found, f)
+	}
+	return found
 }

@@ -225,8 +225,19 @@ func TestPauseTeachesPatience(t *testing.T) {
 			m.Enqueued, m.Started, m.StartedAt = 102, 102, j.ev.Now
 		}
 	}
-	j.pass(6 * time.Second)
-	one(t, j.pass(time.Second), "suspected noncommunication_hang 2 idle")
+	// The pause was of 14 s: it is told of again when it lasts half as long again, and
+	// is a hang when it lasts three times as long.
+	for range 18 {
+		if vs := j.pass(time.Second); vs != nil {
+			t.Fatal(vs)
+		}
+	}
+	j.pass(3 * time.Second)
+	for range 16 {
+		one(t, j.pass(time.Second), "suspected noncommunication_hang 2 idle")
+	}
+	j.pass(3 * time.Second)
+	one(t, j.pass(time.Second), "confirmed noncommunication_hang 2 idle")
 }
 
 func TestCheckpointsTeachPatience(t *testing.T) {
@@ -283,6 +294,49 @@ func TestOneRankCheckpoints(t *testing.T) {
 			if n != "noncommunication_hang rank 0 checkpoint" {
 				t.Errorf("%s: %s", length, n)
 			}
+		}
+	}
+}
+
+// TestPausesAreLearnt: a rank that checkpoints without a word is suspected once or twice
+// and then no more, a pause that is somewhat longer is no hang, and what other ranks are
+// given does not change.
+func TestPausesAreLearnt(t *testing.T) {
+	const every = 20
+	pause := diagnosistest.Pause{Every: every, Length: 1500 * time.Millisecond, IO: true, Rank: 0}
+	for _, how := range []func(p *diagnosistest.Pause){
+		func(*diagnosistest.Pause) {},
+		func(p *diagnosistest.Pause) { p.IO, p.Sleep = false, true },
+		func(p *diagnosistest.Pause) { p.IO = false },
+		func(p *diagnosistest.Pause) { p.Mark = record.MarkCheckpoint },
+	} {
+		p := pause
+		how(&p)
+		long := p
+		long.Every, long.Length = 12*every+1, p.Length*22/10
+		cfg := diagnosistest.Config{Seed: 3, Noise: 0.05, Pauses: []diagnosistest.Pause{p, long}}
+		j, e := diagnosistest.New(cfg), diagnosis.New(diagnosis.Config{})
+		told, open := 0, false
+		for j.Now() < 5*time.Minute {
+			j.Advance(passEvery)
+			vs := e.Diagnose(j.Evidence())
+			for _, v := range vs {
+				if v.Level == diagnosis.Confirmed {
+					t.Fatalf("%+v: after %s: %+v", p, j.Now(), v)
+				}
+			}
+			if !open && len(vs) > 0 {
+				told++
+			}
+			open = len(vs) > 0
+		}
+		if told > 3 { // twice, and for the longer one
+			t.Errorf("%+v: suspected %d times in %d steps", p, told, j.Steps())
+		}
+		cfg.Faults = []diagnosistest.Fault{{Kind: diagnosistest.Hang, At: time.Minute, Rank: 5}}
+		h := run(cfg, 70*time.Second)
+		if at, ok := h.confirmed["noncommunication_hang rank 5 idle"]; !ok || at > time.Minute+3500*time.Millisecond {
+			t.Errorf("%+v: a rank that never paused hangs, and it is confirmed at %s:\n%s", p, at, h)
 		}
 	}
 }
@@ -475,5 +529,43 @@ func TestDelayRatios(t *testing.T) {
 		if got[i] != want[i] && (want[i] == want[i] || got[i] == got[i]) {
 			t.Fatalf("%v, want %v", got, want)
 		}
+	}
+}
+
+// TestAgentStartsAgain: an agent that comes back is connected before it has told of its
+// ranks. What the others wait for has long come.
+func TestAgentStartsAgain(t *testing.T) {
+	j := newJob(8)
+	c := j.comm("world", 0, 1, 2, 3, 4, 5, 6, 7)
+	j.verdicts()
+	proc := func(p diagnosis.ProcState) {
+		for r := range 4 {
+			j.ev.Ranks[r].Proc = p
+		}
+	}
+	proc(diagnosis.ProcUnknown)
+	for i := 4; i < 8; i++ { // they go on, and so do the ranks that nobody reports
+		m := j.enter(c, i, record.AllReduce, 0)
+		m.StartedAt, m.EnqueuedAt = j.ev.Now, j.ev.Now
+	}
+	for range 12 {
+		if vs := j.pass(100 * time.Millisecond); vs != nil {
+			t.Fatalf("the reports are late, not the ranks: %v", vs)
+		}
+	}
+	proc(diagnosis.ProcRunning) // they have not come, indeed
+	j.pass(100 * time.Millisecond)
+	for range 9 {
+		j.pass(100 * time.Millisecond)
+	}
+	if vs := j.pass(100 * time.Millisecond); len(vs) != 1 || vs[0].Class != diagnosis.NoncommunicationHang {
+		t.Fatalf("a hang is told once the agent is back: %v", vs)
+	}
+	proc(diagnosis.ProcUnknown)
+	for range 110 {
+		j.pass(100 * time.Millisecond)
+	}
+	if vs := j.pass(100 * time.Millisecond); len(vs) != 1 || vs[0].Level != diagnosis.Confirmed {
+		t.Fatalf("an agent that cannot tell of its ranks does not hide a hang: %v", vs)
 	}
 }

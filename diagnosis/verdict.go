@@ -77,7 +77,7 @@ type Verdict struct {
 	Key      string
 	Class    Class
 	Level    Level
-	Culprits []Culprit // most to blame first; never empty; at most 8
+	Culprits []Culprit // the surest first; never empty; at most 8
 	Comm     uint64    // communicator that shows it best, by id
 	CommName string
 	Coll     record.CollKind
@@ -85,4 +85,13 @@ type Verdict struct {
 	Since    int64    // estimated onset
 	Victims  int      // ranks held up
 	Why      []string // evidence in sentences, most telling first; at most 8
+	// Chain is who waits for whom, from the rank that is the most ranks away down to the
+	// first culprit, one wait each; nil where nobody waits in between. At most 8.
+	Chain []string
+	// Counter is what would have changed the verdict: what has to happen for it to be over or another.
+	Counter string
+	// Undetermined is what the evidence cannot tell of the culprits, "" when it tells
+	// all: then that something is wrong is as sure as Level says and who is not, so
+	// that nobody may be excluded for it.
+	Undetermined string
 }

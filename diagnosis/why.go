@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// This file writes the sentences of Verdict.Why.
+// This file writes the sentences of Verdict.Why for hangs.
 
 func seconds(ns int64) string { return fmt.Sprintf("%.1f s", float64(ns)/1e9) }
 
@@ -46,23 +46,22 @@ func ranksOf(nodes []blamed) string {
 	return b.String()
 }
 
-func (e *Engine) whyNotEntered(f *finding, c *cause) {
-	p := &e.pass
+func (d *hangs) whyNotEntered(f *finding, c *cause) {
 	who := "rank " + ranksOf(c.nodes) + " has"
 	if len(c.nodes) > 1 {
 		who = "ranks " + ranksOf(c.nodes) + " have"
 	}
-	wait := e.graph.edges[c.edge]
+	wait := d.graph.edges[c.edge]
 	entered := int64(0)
 	if wait.since > 0 {
-		entered = p.now - max(wait.since, e.resumed)
+		entered = d.now - max(wait.since, d.resumed)
 	}
 	inside := 1
-	if int(wait.from) >= len(p.state) {
-		inside = e.hang.nodes[e.extra(wait.from)].waiting
+	if int(wait.from) >= len(d.state) {
+		inside = d.hang.nodes[d.extra(wait.from)].waiting
 	}
 	switch {
-	case p.state[c.nodes[0].node].sick() && e.hasEntered(c.nodes[0].node, c.comm, f.Seq):
+	case d.state[c.nodes[0].node].sick() && d.hasEntered(c.nodes[0].node, c.comm, f.Seq):
 		f.why("%s entered %s #%d on %s and not come out for %s; %s held up", who, f.Coll, f.Seq, f.CommName, seconds(entered), plural(f.Victims, "rank is", "ranks are"))
 	case f.Coll == record.Send || f.Coll == record.Recv:
 		f.why("%s not come to the other end of rank %d's %s on %s for %s; %s held up", who, wait.from, f.Coll, f.CommName, seconds(entered), plural(f.Victims, "rank is", "ranks are"))
@@ -71,15 +70,15 @@ func (e *Engine) whyNotEntered(f *finding, c *cause) {
 			plural(inside, "member waits", "members wait"), plural(f.Victims, "rank is", "ranks are"))
 	}
 	for _, b := range c.nodes {
-		f.why("%s", e.excuseSentence(b, c.reason))
+		f.why("%s", d.excuseSentence(b, c.reason))
 	}
-	if f.soft && c.confirm > int64(e.cfg.ConfirmAfter) {
-		f.why("held up by this for %s; a pause of this kind (%s) is confirmed as a hang after %s", seconds(min(p.now-c.nodes[0].since, entered)), c.reason, seconds(c.confirm))
+	if f.soft && c.confirm > int64(d.cfg.ConfirmAfter) {
+		f.why("held up by this for %s; a pause of this kind (%s) is confirmed as a hang after %s", seconds(min(d.now-c.nodes[0].since, entered)), c.reason, seconds(c.confirm))
 	}
 }
 
-func (e *Engine) hasEntered(rank, ci int32, seq uint64) bool {
-	members := e.pass.ev.Comms[ci].Members
+func (v *view) hasEntered(rank, ci int32, seq uint64) bool {
+	members := v.ev.Comms[ci].Members
 	for i := range members {
 		if members[i].World == rank {
 			return members[i].Started >= seq
@@ -88,10 +87,9 @@ func (e *Engine) hasEntered(rank, ci int32, seq uint64) bool {
 	return false
 }
 
-func (e *Engine) excuseSentence(b blamed, reason string) string {
-	p := &e.pass
-	r := &p.ev.Ranks[b.node]
-	name := fmt.Sprintf("rank %d (pid %d on %s)", b.node, r.PID, p.nodeName(b.node))
+func (v *view) excuseSentence(b blamed, reason string) string {
+	r := &v.ev.Ranks[b.node]
+	name := fmt.Sprintf("rank %d (pid %d on %s)", b.node, r.PID, v.nodeName(b.node))
 	last := "since it was last active at " + clock(b.since)
 	if b.since == 0 {
 		last = "since it started"
@@ -102,13 +100,16 @@ func (e *Engine) excuseSentence(b blamed, reason string) string {
 	case reason == reasonDisk:
 		return fmt.Sprintf("%s is in uninterruptible sleep (state D) since %s", name, clock(r.ProcAt))
 	case reason == reasonGone:
-		return fmt.Sprintf("%s is gone since %s and never closed its recorder", name, clock(r.ProcAt))
+		return fmt.Sprintf("%s is gone since %s%s and never closed its recorder", name, clock(v.endedAt(b.node)), r.Exit.howEnded())
 	case reason == reasonExited:
-		return fmt.Sprintf("%s ended in good order at %s while others count on it", name, clock(r.ProcAt))
+		return fmt.Sprintf("%s ended in good order at %s%s while others count on it", name, clock(v.endedAt(b.node)), r.Exit.howEnded())
 	case strings.HasPrefix(reason, "xid_"):
 		return fmt.Sprintf("%s: its GPU reported Xid %d; nothing %s", name, r.Xid, last)
 	case reason == reasonIdle:
 		return fmt.Sprintf("%s is alive, uses %.2f cores and does no I/O %s", name, r.CPU, last)
+	case reason == reasonCPU:
+		return fmt.Sprintf("%s wants to run and is not let: for %.0f %% of the time it waits for a CPU, for %.0f %% its cgroup's quota holds it back (%.2f cores used) %s",
+			name, 100*r.Starved, 100*r.Throttled, r.CPU, last)
 	case reason == reasonComputing:
 		return fmt.Sprintf("%s uses %.2f cores and has not called a collective %s", name, r.CPU, last)
 	case reason == reasonIO && r.Proc == ProcDisk:
@@ -116,130 +117,132 @@ func (e *Engine) excuseSentence(b blamed, reason string) string {
 	case reason == reasonIO:
 		return fmt.Sprintf("%s reads or writes storage (%.2f cores) %s", name, r.CPU, last)
 	case reason == reasonNodeLost:
-		return fmt.Sprintf("%s: its agent is lost, last report at %s", name, clock(p.ev.Nodes[r.Node].LastSeen))
+		return fmt.Sprintf("%s: its agent is lost, last report at %s", name, clock(v.ev.Nodes[r.Node].LastSeen))
 	case reason == reasonUnknown:
 		return fmt.Sprintf("rank %d: no agent can see its process; nothing %s", b.node, last)
 	}
 	return fmt.Sprintf("%s is in its own %s since %s", name, reason, clock(r.MarkAt))
 }
 
-func (e *Engine) whyCircle(f *finding, c *cause) {
+func (d *hangs) whyCircle(f *finding, c *cause) {
 	f.why("ranks %s wait for each other and for nobody else", ranksOf(c.nodes))
+	if len(c.odd) > 0 {
+		f.why("most ranks of their role make the same calls in the same order, and rank %s another", ranksOf(f.asNodes()))
+		for _, s := range c.calls {
+			f.why("%s", s)
+		}
+	}
 	for _, b := range c.nodes {
-		if i := e.graph.out[b.node]; i >= 0 {
-			w := &e.graph.edges[i]
-			members := e.pass.ev.Comms[w.comm].Members
+		if i := d.graph.out[b.node]; i >= 0 {
+			w := &d.graph.edges[i]
+			members := d.ev.Comms[w.comm].Members
 			for k := range members {
 				if m := &members[k]; m.World == b.node && m.Open() {
-					f.why("rank %d is in %s #%d on %s for %s", b.node, m.Coll, m.Finished+1, e.pass.ev.Comms[w.comm].Name, seconds(e.pass.now-m.StartedAt))
+					f.why("rank %d is in %s #%d on %s for %s", b.node, m.Coll, m.Finished+1, d.ev.Comms[w.comm].Name, seconds(d.now-m.StartedAt))
 				}
 			}
 		}
 	}
 }
 
-func (e *Engine) whyStalled(f *finding, c *cause) {
-	p := &e.pass
+// asNodes returns the ranks that a finding blames.
+func (f *finding) asNodes() []blamed {
+	nodes := make([]blamed, len(f.Culprits))
+	for i := range f.Culprits {
+		nodes[i].node = f.Culprits[i].Rank
+	}
+	return nodes
+}
+
+func (d *hangs) whyStalled(f *finding, c *cause) {
 	f.why("all that it takes have entered %s #%d on %s; %s held up, and no rank or other connection explains it",
 		f.Coll, f.Seq, f.CommName, plural(f.Victims, "rank is", "ranks are"))
 	for _, b := range c.nodes {
-		x := &e.hang.nodes[e.extra(b.node)]
+		x := &d.hang.nodes[d.extra(b.node)]
 		if x.conn < 0 {
-			f.why("rank %d sends to rank %d and both are in, for %s", x.src, x.dst, seconds(p.now-x.since))
+			f.why("rank %d sends to rank %d and both are in, for %s", x.src, x.dst, seconds(d.now-x.since))
 			continue
 		}
-		k := &p.ev.Conns[x.conn]
+		k := &d.ev.Conns[x.conn]
 		waits := "its receiver is in and gets nothing"
 		if k.RxWaitingSince > 0 {
-			waits = "its receiver has waited for " + seconds(p.now-k.RxWaitingSince)
+			waits = "its receiver has waited for " + seconds(d.now-k.RxWaitingSince)
 		}
 		last := "nothing ever completed on it"
 		if k.LastCompletion > 0 {
 			last = "the last completion was at " + clock(k.LastCompletion)
 		}
 		if k.TxBlockedSince > 0 && k.Outstanding == 0 {
-			f.why("connection %d → %d (%s %s): the sender has had no credit for %s, %s, %s", x.src, x.dst, k.Transport, k.Name, seconds(p.now-k.TxBlockedSince), waits, last)
+			f.why("connection %d → %d (%s %s): the sender has had no credit for %s, %s, %s", x.src, x.dst, k.Transport, k.Name, seconds(d.now-k.TxBlockedSince), waits, last)
 		} else {
 			f.why("connection %d → %d (%s %s): %d bytes posted and not taken, %s, %s", x.src, x.dst, k.Transport, k.Name, k.Outstanding, waits, last)
 		}
 	}
 }
 
-func (e *Engine) whySilent(f *finding, c *cause) {
+func (d *hangs) whySilent(f *finding, c *cause) {
 	f.why("all members have entered %s #%d on %s; %s held up", f.Coll, f.Seq, f.CommName, plural(f.Victims, "rank is", "ranks are"))
 	for _, b := range c.nodes {
 		f.why("rank %d is inside, waits for nobody and has sent nothing since %s while its receivers wait", b.node, clock(b.since))
 	}
 }
 
-func (e *Engine) whyTransfer(f *finding, c *cause) {
-	x := &e.hang.nodes[e.extra(c.nodes[0].node)]
-	f.why("all members have entered %s #%d on %s and %s not come out for %s", x.coll, x.seq, f.CommName, plural(x.waiting, "has", "have"), seconds(e.pass.now-x.since))
+func (d *hangs) whyTransfer(f *finding, c *cause) {
+	x := &d.hang.nodes[d.extra(c.nodes[0].node)]
+	f.why("all members have entered %s #%d on %s and %s not come out for %s", x.coll, x.seq, f.CommName, plural(x.waiting, "has", "have"), seconds(d.now-x.since))
 	f.why("no connection of %s reports what it waits for: the ranks named are only those inside", f.CommName)
 }
 
-func (e *Engine) whyUnformed(f *finding, age int64) {
+func (d *forming) whyUnformed(f *finding, age int64) {
 	f.why("%s been joining %s for %s", plural(f.Victims, "member has", "members have"), f.CommName, seconds(age))
 	f.why("%s of the job never been seen", plural(len(f.Culprits), "rank has", "ranks have"))
 }
 
-func (e *Engine) whyGone(f *finding, first *dead, n int) {
-	f.why("%s", e.excuseSentence(blamed{node: first.rank, since: first.at}, reasonGone))
-	if n > 1 {
-		f.why("%d ranks died at about the same time", n)
+func (x *deaths) whyGone(f *finding, all []dead, told []naming) {
+	for i := range all {
+		reason := reasonGone
+		if !all[i].gone {
+			reason = reasonExited
+		}
+		f.why("%s", x.excuseSentence(blamed{node: all[i].rank, since: all[i].at}, reason))
+		if i == maxWhy/2 {
+			break
+		}
 	}
+	if len(all) > 1 {
+		f.why("%d ranks ended at about the same time", len(all))
+	}
+	first := all[0]
 	if f.CommName != "" {
 		f.why("of %s, %s on it and %s aborted", f.CommName, plural(first.peers, "live member counts", "live members count"), plural(first.gave, "member has", "members have"))
 	}
-	if later := e.pass.ended - n; later > 0 {
+	x.whyFollowed(f, told)
+	if later := x.ended - len(all); later > 0 {
 		f.why("%s ended after it or in good order: not to blame", plural(later, "other rank", "other ranks"))
 	}
 }
 
-func (e *Engine) whyLate(f *finding, s *slowRank) {
-	c := &e.pass.ev.Comms[s.comm]
-	if s.alone {
-		f.why("rank %d spends %s of its own before an operation, %.1f times the %s of those that do the same work; it has no history yet",
-			s.rank, millis(s.own), s.own/max(s.base, 1), millis(s.base))
-	} else {
-		f.why("rank %d spends %s of its own before an operation, %.1f times its usual %s; the middle rank spends %.1f times",
-			s.rank, millis(s.own), s.own/max(s.base, 1), millis(s.base), s.common)
-	}
-	f.why("in the last window this cost %s; its peers on %s were inside collectives %s longer for it, while it was not",
-		millis(s.excess), e.pass.ev.Comms[s.felt].Name, millis(s.growth))
-	if s.last > 0 {
-		f.why("it entered last in %d of %d sampled collectives of %s", s.last, s.of, c.Name)
-	}
-	f.why("so for %s, since %s", plural(s.slow, "window", "windows"), clock(s.since))
-}
-
-func (e *Engine) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
-	p := &e.pass
-	if k := &f.Culprits[0]; k.Kind != CulpritConnection {
-		f.why("%d connections of %s %s are slow", len(pat.cells), k.Kind, strings.TrimPrefix(key(*k), k.Kind.String()+"/"))
-	}
-	for i := range e.slowConns {
-		s := &e.slowConns[i]
-		told := false
-		for _, c := range pat.cells {
-			told = told || c == s.cell
-		}
-		if s.level == 0 || !told {
+// whyFollowed says whom the others named when they gave up, a chain that ends at the culprit.
+func (x *deaths) whyFollowed(f *finding, told []naming) {
+	for i := range told {
+		n := &told[i]
+		if n.from == n.to {
 			continue
 		}
-		c := &p.ev.Conns[s.conn]
-		usual := "its usual"
-		if s.alone {
-			usual = fmt.Sprintf("that of the %s beside it, it has no history yet:", plural(s.peers, "connection", "connections"))
+		f.why("rank %d gave up %s at %s: %s, rank %d", n.from, x.ev.Comms[n.comm].Name, clock(n.at), n.why, n.to)
+		if i == 2 {
+			break
 		}
-		line := fmt.Sprintf("connection %d → %d (%s %s, %s) takes %s from post to completion", s.cell.src, s.cell.dst, c.Transport, c.Name, p.ev.Comms[s.comm].Name, millis(s.delay))
-		if s.base > 0 {
-			line += fmt.Sprintf(", %.1f times %s %s", s.delay/s.base, usual, millis(s.base))
-		}
-		f.why("%s; its receiver waited for bytes on the way in %.0f%% of the looks; its monitor finds %.0f%% of the windows slow, cause %s", line, 100*s.flight, 100*s.share, c.Cause)
 	}
-	if worst.cost > 0 {
-		f.why("members of %s are inside its operations for %.0f%% of the time more than usual", f.CommName, 100*worst.cost)
+}
+
+// howEnded says how a process ended, by the word of who reaped it.
+func (e *Exit) howEnded() string {
+	switch {
+	case e.By == ExitUnknown:
+		return ""
+	case e.Signal != 0:
+		return fmt.Sprintf(", ended by signal %d", e.Signal)
 	}
-	f.why("so for %s, since %s", plural(worst.slow, "window", "windows"), clock(worst.since))
+	return fmt.Sprintf(", with exit status %d", e.Code)
 }

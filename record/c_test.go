@@ -73,7 +73,7 @@ func TestCProducers(t *testing.T) {
 		{Kind: record.KindEnd, Coll: record.AllReduce, Code: uint8(record.ResultPeerLost), Stamp: 400},
 		{Kind: record.KindWindow, Peer: 2, Conn: 8, Code: uint8(record.CauseNetwork), Bytes: 4096, WRs: 8, Back: 3, First: 1000, Last: 5000},
 		{Kind: record.KindLink, Peer: 2, Conn: 8, Code: uint8(record.LinkDown)},
-		{Kind: record.KindComm, Code: uint8(record.CommAborted), Value: 0xabcdef},
+		{Kind: record.KindComm, Code: uint8(record.CommAborted), Result: record.ResultPeerLost, Peer: 3, Value: 0xabcdef},
 		{Kind: record.KindWhole, Coll: record.Reduce, DType: record.Float8e5m2, Op: record.Avg, Algo: record.AlgoTree, Proto: record.ProtoSimple, Code: uint8(record.ResultOK), Root: 2, Peer: 3, Bytes: 1 << 33, Stream: 8, Dur: 90, Wait: 40},
 	}
 	for i := range want {
@@ -132,9 +132,16 @@ func TestCProducers(t *testing.T) {
 
 	comms, conns := r.Comms(nil), r.Conns(nil)
 	wantComm := record.CommStatus{
-		CommEntry: record.CommEntry{ID: 0xabcdef, Name: "dp", Rank: 1, Size: 4, Parent: 0x123, State: record.CommJoined},
-		Enqueued:  12, EnqueuedAt: 1200, Coll: record.ReduceScatter, Bytes: 4096, Started: 11, StartedAt: 1100, Finished: 10, FinishedAt: 1000,
+		CommEntry: record.CommEntry{ID: 0xabcdef, Name: "dp", Rank: 1, Size: 4, Parent: 0x123, State: record.CommAborted},
+		Fault:     record.ResultMismatch, FaultPeer: 2,
+		Enqueued: 12, EnqueuedAt: 1200, Coll: record.ReduceScatter, Bytes: 4096, Started: 11, StartedAt: 1100, Finished: 10, FinishedAt: 1000,
 		Ops: 2, TotalBytes: 128, OwnNs: 6, WaitNs: 7, TransferNs: 8, MaxOwnNs: 5,
+	}
+	if len(comms) == 1 {
+		if at := comms[0].StateAt; at < h.Anchor.Mono-int64(time.Hour) || at > record.Now() || at == 0 {
+			t.Errorf("aborted at %d", at)
+		}
+		comms[0].StateAt = 0
 	}
 	if len(comms) != 1 || comms[0] != wantComm {
 		t.Errorf("comms %+v\nwant  %+v", comms, wantComm)

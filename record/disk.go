@@ -94,7 +94,10 @@ type diskComm struct {
 	coll       uint64
 	opBytes    uint64
 	since      uint64 // ticket: older records of this index are of the slot's former owner
-	_          [24]byte
+	stateAt    int64  // of the state word, which is stored after it; 0 when nobody has told
+	fault      uint32 // Result: why it was aborted, likewise
+	faultPeer  int32  // whom fault names, -1 when nobody
+	_          [8]byte
 
 	started    uint64 // live
 	startedAt  int64
@@ -263,12 +266,14 @@ type bodyConn struct {
 	last  int64
 }
 
-// bodyValue is the body of KindMark and KindComm.
+// bodyValue is the body of KindMark and KindComm; result and peer are KindComm's.
 type bodyValue struct {
-	code  uint8
-	_     [7]byte
-	value uint64
-	_     [16]byte
+	code   uint8
+	result uint8
+	_      [2]byte
+	peer   int32
+	value  uint64
+	_      [16]byte
 }
 
 const (

@@ -16,6 +16,8 @@
 // have, and a status of each communicator and connection. A file is foreign
 // bytes to its reader: whatever is in it gives an error, never a crash.
 //
+// Beside a recorder may lie an End: how the process ended, by the word of whoever reaped it.
+//
 // The package interprets nothing, starts no goroutine and removes no file. Slots
 // of a table go to another owner some time after a communicator was closed; one
 // that finds none is counted and goes unrecorded. Linux only.

@@ -20,7 +20,10 @@ import "fmt"
 // All integers are little-endian; all times are CLOCK_MONOTONIC nanoseconds
 // of the writing host unless a field says otherwise.
 const (
-	Magic         = "LOCKSTEP"
+	Magic = "LOCKSTEP"
+	// LayoutVersion changes when a reader of one version would misunderstand a
+	// file of another. A word that is added where files had zeros, and whose zero
+	// means that nobody has told, changes nothing for either.
 	LayoutVersion = 4
 
 	HeaderSize      = 4096
@@ -64,7 +67,7 @@ type Kind uint8
 
 const (
 	KindNone    Kind = iota
-	KindComm         // a communicator changed state: Code is a CommState
+	KindComm         // a communicator changed state: Code is a CommState; when it is CommAborted, Result says why and Peer whom the error named
 	KindEnqueue      // a collective was submitted: Coll, DType, Op, Root, Bytes, Stream
 	KindStart        // a collective began to run: Stamp, Clock, Algo, Proto, Channel
 	KindPhase        // one phase of it ended: Index, Peer, Stamp (end), Dur, Code is a PhaseCode
@@ -276,8 +279,9 @@ type Record struct {
 	Clock  Clock    // KindStart, KindPhase, KindEnd
 	Code   uint8    // CommState, PhaseCode, Result, Cause, LinkState or MarkCode by Kind
 	Index  uint8    // KindPhase: ordinal of the phase
+	Result Result   // KindComm: why it was aborted
 	Root   int32    // KindEnqueue, KindWhole: root or peer, -1 when none
-	Peer   int32    // KindPhase, KindWindow, KindLink: rank in the communicator, -1 when none; KindWhole: who was waited for last
+	Peer   int32    // KindPhase, KindWindow, KindLink: rank in the communicator, -1 when none; KindWhole: who was waited for last; KindComm: whom Result names
 	Stream uint32   // KindEnqueue, KindWhole
 	Chan   uint16   // KindStart: channels used
 	Conn   uint32   // KindWindow, KindLink: index into the conn table

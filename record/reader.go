@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"sort"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -63,6 +61,12 @@ type CommStatus struct {
 	Index uint16
 	Gen   uint64 // a slot that is used again has another
 	Since uint64 // records of this index with an older ticket are of a former Gen
+
+	StateAt int64 // when State took its value
+	// Fault is why State is CommAborted (ResultOK when nobody has told), FaultPeer whom
+	// that names, -1 when nobody.
+	Fault     Result
+	FaultPeer int32
 
 	Enqueued   uint64   // last sequence submitted, 0 when none
 	EnqueuedAt int64    // StartedAt when it started at once
@@ -371,7 +375,12 @@ func (r *Reader) Comms(dst []CommStatus) []CommStatus {
 			}
 			gen := state >> genShift
 			s := CommStatus{CommEntry: r.commEntry(i, gen, d), Index: uint16(i), Gen: gen, Since: atomic.LoadUint64(&d.since)}
-			s.State = CommState(state)
+			s.State, s.StateAt = CommState(state), atomic.LoadInt64(&d.stateAt)
+			if s.State == CommAborted {
+				if f := atomic.LoadUint32(&d.fault); f < uint32(numResults) {
+					s.Fault, s.FaultPeer = Result(f), atomic.LoadInt32(&d.faultPeer)
+				}
+			}
 			// The order matters, see Comm: finished before started before
 			// enqueued can only make an operation look open for longer.
 			s.Finished = atomic.LoadUint64(&d.finished)
@@ -594,6 +603,9 @@ func (d *diskRecord) decode(ticket uint64, r *Record) {
 	case KindMark, KindComm:
 		b := (*bodyValue)(unsafe.Pointer(&d.body))
 		r.Code, r.Value = b.code, b.value
+		if r.Kind == KindComm {
+			r.Result, r.Peer = Result(b.result), b.peer
+		}
 	}
 }
 
@@ -631,17 +643,4 @@ func (r *Reader) SeekTail(n int) {
 }
 
 // List returns the recorder files of a directory, sorted; none when it does not exist.
-func List(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list recorders: %w", err)
-	}
-	var paths []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), Suffix) && e.Type().IsRegular() {
-			paths = append(paths, filepath.Join(dir, e.Name()))
-		}
-	}
-	sort.Strings(paths)
-	return paths, nil
-}
+func List(dir string) ([]string, error) { return list(dir, Suffix) }

@@ -77,8 +77,10 @@ func genRecord(t *rapid.T) record.Record {
 		r.Bytes, r.WRs, r.Back = u64.Draw(t, "bytes"), uint32(rapid.Uint16().Draw(t, "wrs")), uint32(rapid.Uint16().Draw(t, "back"))
 		r.Last = rapid.Int64Range(0, 1<<62).Draw(t, "last")
 		r.First = r.Last - rapid.Int64Range(0, 2_000_000_000).Draw(t, "span")
-	case record.KindMark, record.KindComm:
+	case record.KindMark:
 		r.Code, r.Value = b("code"), u64.Draw(t, "value")
+	case record.KindComm:
+		r.Code, r.Value, r.Result, r.Peer = b("code"), u64.Draw(t, "value"), record.Result(b("result")), peer.Draw(t, "peer")
 	}
 	return r
 }
@@ -241,6 +243,11 @@ func TestTables(t *testing.T) {
 	if len(comms) != 2 || comms[0].Name != "world" || comms[0].Open() || comms[1].Name != strings.Repeat("x", 63) || comms[1].Index != 1 {
 		t.Fatalf("comms %+v", comms)
 	}
+	if comms[0].StateAt == 0 || comms[0].StateAt > record.Now() {
+		t.Errorf("state since %d", comms[0].StateAt)
+	}
+	a.Aborted(record.ResultPeerLost, 5)
+	a.Aborted(record.ResultInternal, 1) // the first reason stands
 	a.SetState(record.CommAborted)
 	a.Enqueued(2, 0, record.Broadcast, 64) // it starts at once
 	a.Started(2, 25)
@@ -248,14 +255,24 @@ func TestTables(t *testing.T) {
 	a.AddPhases(30, -1, 2, 64)
 	conn.Posted(10, 1)
 	conn.Completed(4, 2)
+	was := comms[0].StateAt
 	got := r.Comms(comms[:0])[0]
+	if got.StateAt < was || got.StateAt > record.Now() {
+		t.Errorf("aborted at %d, joined at %d", got.StateAt, was)
+	}
+	got.StateAt = 0
 	want := record.CommStatus{
+		Fault: record.ResultPeerLost, FaultPeer: 5,
 		CommEntry: record.CommEntry{ID: 1, Name: "world", Rank: 2, Size: 8, State: record.CommAborted},
 		Enqueued:  2, EnqueuedAt: 25, Coll: record.Broadcast, Bytes: 64, Started: 2, StartedAt: 25, Finished: 1, FinishedAt: 15,
 		Ops: 1, TotalBytes: 64, OwnNs: 30, TransferNs: 2, MaxOwnNs: 30,
 	}
 	if got != want || !got.Open() {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	b.SetState(record.CommAborted) // and nobody says why
+	if got := r.Comms(nil)[1]; got.State != record.CommAborted || got.Fault != record.ResultOK {
+		t.Errorf("aborted for no reason: %+v", got)
 	}
 	conns := r.Conns(nil)
 	if len(conns) != 1 || conns[0].Outstanding() != 6 || conns[0].Name != "tcp a" || conns[0].Comm != 1 {

@@ -102,8 +102,29 @@ func (c *Comm) SetState(s CommState) {
 	c.setState(s)
 }
 
+// Aborted is SetState(CommAborted) with the reason: why, and the rank in the
+// communicator that the error named, -1 for none. The first reason stands.
+func (c *Comm) Aborted(why Result, peer int32) {
+	if c == nil {
+		return
+	}
+	c.w.tables.Lock()
+	defer c.w.tables.Unlock()
+	d := c.d.Load()
+	if CommState(atomic.LoadUint64(&d.state)) == CommAborted {
+		return
+	}
+	atomic.StoreInt32(&d.faultPeer, peer)
+	atomic.StoreUint32(&d.fault, uint32(why))
+	c.setState(CommAborted)
+}
+
 func (c *Comm) setState(s CommState) {
-	atomic.StoreUint64(&c.d.Load().state, c.gen<<genShift|published|uint64(s))
+	d := c.d.Load()
+	if d.stateAt == 0 || CommState(atomic.LoadUint64(&d.state)) != s {
+		atomic.StoreInt64(&d.stateAt, Now())
+	}
+	atomic.StoreUint64(&d.state, c.gen<<genShift|published|uint64(s))
 	if (s == CommLeft || s == CommAborted) && !c.closed {
 		c.closed = true
 		c.w.closed = append(c.w.closed, closedComm{c, Now()})

@@ -362,7 +362,7 @@ func (w *Writer) Append(r *Record) {
 		b.wrs, b.back = uint16(min(r.WRs, 1<<16-1)), uint16(min(r.Back, 1<<16-1))
 	case KindMark, KindComm:
 		b := (*bodyValue)(unsafe.Pointer(&d.body))
-		b.code, b.value = r.Code, r.Value
+		b.code, b.result, b.peer, b.value = r.Code, uint8(r.Result), r.Peer, r.Value
 	}
 	release(&d.seq, ticket+1)
 }

@@ -45,6 +45,15 @@ type Alert struct {
 	Reason      string    `json:"reason,omitempty"`
 	Fingerprint string    `json:"fingerprint"`
 	StartsAt    time.Time `json:"starts_at"`
+	Opened      time.Time `json:"opened,omitzero"` // the incident, by its master's word
+}
+
+// began is when it began: by its master's word once there is one, since whoever posts the alert picks StartsAt.
+func (a *Alert) began() time.Time {
+	if !a.Opened.IsZero() {
+		return a.Opened
+	}
+	return a.StartsAt
 }
 
 // key identifies one firing of an alert: Alertmanager repeats a notification

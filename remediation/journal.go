@@ -31,7 +31,8 @@ const (
 	OutcomeNone       Outcome = "none"       // policy says nothing is to be done
 	OutcomeRefused    Outcome = "refused"    // a breaker is open
 	OutcomeSuperseded Outcome = "superseded" // the job was restarted after this alert began, or the incident was acted on already
-	OutcomeStale      Outcome = "stale"      // older than max_age when its turn came
+	OutcomeUnknown    Outcome = "unknown"    // the job's master has no such incident
+	OutcomeStale      Outcome = "stale"      // over, by its master's word, or older than max_age when its turn came
 )
 
 // Entry is one journaled alert and what came of it.
@@ -67,7 +68,7 @@ func (e *Entry) supersededBy(o *Entry) string {
 	if was, is := o.Alert.Attempt, e.Alert.Attempt; was != nil && is != nil && *is > *was {
 		return "" // it is about what came of that action, whatever the clocks say
 	}
-	if o.Outcome == OutcomeDone && o.Effective.After(e.Alert.StartsAt) {
+	if o.Outcome == OutcomeDone && o.Effective.After(e.Alert.began()) {
 		return fmt.Sprintf("job was restarted by entry %d after this alert began", o.Seq)
 	}
 	return ""
@@ -86,6 +87,7 @@ const (
 	journalVersion = "1"
 	maxClosed      = 1_000
 	maxOpen        = 1_000
+	maxOpenOfJob   = 100 // so that one job's alerts do not shut out the others'
 )
 
 var (
@@ -142,17 +144,30 @@ func openJournal(path string) (*journal, error) {
 func (j *journal) close() error { return j.db.Close() }
 
 // add writes alerts that were not seen before, all or none, and returns how
-// many were new. To make room it drops the oldest closed entries, but none
-// that acted after keep.
-func (j *journal) add(now, keep time.Time, alerts []Alert) (added int, err error) {
+// many were new, and how many were left out because too many of their jobs wait. To
+// make room it drops the oldest closed entries, but none that acted after keep.
+func (j *journal) add(now, keep time.Time, alerts []Alert) (added, over int, err error) {
 	err = j.db.Update(func(tx *bolt.Tx) error {
 		entries, seen := tx.Bucket(bucketEntries), tx.Bucket(bucketSeen)
+		waiting := map[string]int{}
+		if err := eachEntry(entries, func(e *Entry) {
+			if e.State != Closed {
+				waiting[e.Alert.Job]++
+			}
+		}); err != nil {
+			return err
+		}
 		for i := range alerts {
 			a := &alerts[i]
 			k := []byte(a.key())
 			if seen.Get(k) != nil {
 				continue
 			}
+			if waiting[a.Job] >= maxOpenOfJob {
+				over++
+				continue
+			}
+			waiting[a.Job]++
 			seq, err := entries.NextSequence()
 			if err != nil {
 				return err
@@ -173,7 +188,7 @@ func (j *journal) add(now, keep time.Time, alerts []Alert) (added int, err error
 	if err != nil {
 		added = 0
 	}
-	return added, err
+	return added, over, err
 }
 
 func makeRoom(entries, seen *bolt.Bucket, keep time.Time) error {

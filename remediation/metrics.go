@@ -11,12 +11,13 @@ import (
 )
 
 type metrics struct {
-	webhooks  *prometheus.CounterVec
-	actions   *prometheus.CounterVec
-	duration  *prometheus.HistogramVec
-	pending   prometheus.Gauge
-	breaker   scopes
-	remaining scopes
+	webhooks    *prometheus.CounterVec
+	actions     *prometheus.CounterVec
+	duration    *prometheus.HistogramVec
+	pending     prometheus.Gauge
+	disbelieved *prometheus.CounterVec
+	breaker     scopes
+	remaining   scopes
 }
 
 // Results of a webhook. Those of single alerts (stale, incomplete_alert) are
@@ -32,31 +33,40 @@ const (
 	resultVersion      = "version"
 	resultUnauthorized = "unauthorized"
 	resultJournalError = "journal_error"
+	resultJobFull      = "job_full"
 )
 
-func newMetrics(reg prometheus.Registerer, dryRun bool) (*metrics, error) {
-	dry, pending := prom.GaugeVec(names.DryRun), prom.GaugeVec(names.ActionsPending)
+func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics, error) {
+	dry, pending, trust := prom.GaugeVec(names.DryRun), prom.GaugeVec(names.ActionsPending), prom.GaugeVec(names.RemediatorTrust)
 	m := &metrics{
-		webhooks:  prom.CounterVec(names.Webhooks),
-		actions:   prom.CounterVec(names.Actions),
-		duration:  prom.HistogramVec(names.ActionDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
-		pending:   pending.WithLabelValues(),
-		breaker:   scopes{vec: prom.GaugeVec(names.BreakerOpen)},
-		remaining: scopes{vec: prom.GaugeVec(names.BreakerRemaining)},
+		webhooks:    prom.CounterVec(names.Webhooks),
+		actions:     prom.CounterVec(names.Actions),
+		duration:    prom.HistogramVec(names.ActionDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
+		disbelieved: prom.CounterVec(names.Disbelieved),
+		pending:     pending.WithLabelValues(),
+		breaker:     scopes{vec: prom.GaugeVec(names.BreakerOpen)},
+		remaining:   scopes{vec: prom.GaugeVec(names.BreakerRemaining)},
 	}
 	dry.WithLabelValues().Set(0)
 	if dryRun {
 		dry.WithLabelValues().Set(1)
 	}
+	trust.WithLabelValues().Set(0)
+	if believeAlerts {
+		trust.WithLabelValues().Set(1)
+	}
+	for _, reason := range []string{disbeliefUnknown, disbeliefClosed, disbeliefAttempt, disbeliefSilent, disbeliefStale} {
+		m.disbelieved.WithLabelValues(reason)
+	}
 	// A result that has not happened yet is 0, not absent: rate() sees its first step.
 	for _, result := range []string{resultAccepted, resultDuplicate, resultResolved, resultStale, resultIncomplete, resultTruncated,
-		resultMalformed, resultVersion, resultUnauthorized, resultJournalError} {
+		resultMalformed, resultVersion, resultUnauthorized, resultJournalError, resultJobFull} {
 		m.webhooks.WithLabelValues(result)
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry} {
+	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry, m.disbelieved, trust} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

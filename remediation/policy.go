@@ -173,7 +173,7 @@ func (c *Config) decide(a *Alert) Policy {
 }
 
 // current reports whether an alert is not stale at now.
-func (c *Config) current(now time.Time, a *Alert) bool { return now.Sub(a.StartsAt).Abs() <= c.MaxAge }
+func (c *Config) current(now time.Time, a *Alert) bool { return now.Sub(a.began()).Abs() <= c.MaxAge }
 
 // memory is how long what was done still bears on what may be done.
 func (c *Config) memory() time.Duration { return max(c.MaxAge, c.Breaker.Window) }

@@ -67,8 +67,13 @@ type Options struct {
 	Journal  string // file
 	Token    []byte // bearer token that webhooks and operators must present
 	Actuator Actuator
-	Logger   *slog.Logger
-	Registry prometheus.Registerer
+	// Masters are asked about each incident before anything is done.
+	Masters Masters
+	// BelieveAlerts acts on what alerts say, without asking: whoever can post to
+	// Alertmanager can then restart jobs. It is exported as a metric.
+	BelieveAlerts bool
+	Logger        *slog.Logger
+	Registry      prometheus.Registerer
 	// OnEvent, when set, is told of every entry as it changes, after the change
 	// is on disk. It is called from several goroutines and must not block.
 	OnEvent func(Entry)
@@ -109,6 +114,9 @@ func New(o Options) (*Remediator, error) {
 	if o.Actuator == nil {
 		return nil, errors.New("remediator: no actuator")
 	}
+	if o.Masters == nil && !o.BelieveAlerts {
+		return nil, errors.New("remediator: no masters to ask: an alert alone is no reason to restart a job")
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -116,7 +124,7 @@ func New(o Options) (*Remediator, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMetrics(o.Registry, *o.Config.DryRun)
+	m, err := newMetrics(o.Registry, *o.Config.DryRun, o.BelieveAlerts)
 	if err != nil {
 		return nil, errors.Join(err, j.close())
 	}
@@ -223,6 +231,20 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 			return r.close(e, outcome, "was in flight when a former remediator was killed and is not repeated now; whether it was done, the job's supervisor knows")
 		}
 	default:
+		if !r.o.Config.current(time.Now(), &e.Alert) {
+			return r.close(e, OutcomeStale, "")
+		}
+		if !*r.o.Config.DryRun { // which needs no actuator
+			if err := r.ours(ctx, e); err != nil {
+				return r.close(e, OutcomeFailed, err.Error())
+			}
+		}
+		switch outcome, detail, ok := r.believe(ctx, e); {
+		case !ok:
+			return false
+		case outcome != "":
+			return r.close(e, outcome, detail)
+		}
 		policy := r.o.Config.decide(&e.Alert)
 		e.Policy, e.Kind = policy.Name, policy.Action
 		outcome := r.notToAct(policy, e)
@@ -259,6 +281,16 @@ func (r *Remediator) notToAct(p Policy, e *Entry) Outcome {
 		return OutcomeDryRun
 	}
 	return ""
+}
+
+// ours returns ErrGone when the job is none of the actuator's: nobody need be asked about it then.
+func (r *Remediator) ours(ctx context.Context, e *Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, inventoryTimeout)
+	defer cancel()
+	if _, err := r.o.Actuator.Inventory(ctx, e.Alert.Job); errors.Is(err, ErrGone) {
+		return err
+	}
+	return nil // what else went wrong matters when the unit is looked for
 }
 
 // unit finds what an exclusion would take out, and of how many. Without
@@ -526,20 +558,24 @@ func (r *Remediator) webhook(w http.ResponseWriter, req *http.Request) {
 		r.m.webhooks.WithLabelValues(resultStale).Add(float64(stale))
 		r.o.Logger.Warn("webhook had stale alerts", "count", stale, "max_age", r.o.Config.MaxAge)
 	}
-	added := 0
+	added, over := 0, 0
 	if len(fresh) > 0 {
-		if added, err = r.j.add(now, now.Add(-r.o.Config.memory()), fresh); err != nil {
+		if added, over, err = r.j.add(now, now.Add(-r.o.Config.memory()), fresh); err != nil {
 			r.m.webhooks.WithLabelValues(resultJournalError).Inc()
 			r.o.Logger.Error("webhook not journaled", "err", err)
 			http.Error(w, "not journaled, send it again", http.StatusServiceUnavailable)
 			return
 		}
 	}
+	if over > 0 {
+		r.m.webhooks.WithLabelValues(resultJobFull).Add(float64(over))
+		r.o.Logger.Error("alerts left out: too many of their job wait for a decision", "count", over, "most", maxOpenOfJob)
+	}
 	switch {
 	case added > 0:
 		r.m.webhooks.WithLabelValues(resultAccepted).Inc()
 		r.kick()
-	case len(fresh) > 0:
+	case len(fresh) > over:
 		r.m.webhooks.WithLabelValues(resultDuplicate).Inc()
 	case resolved > 0:
 		r.m.webhooks.WithLabelValues(resultResolved).Inc()

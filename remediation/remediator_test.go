@@ -29,15 +29,16 @@ var token = []byte("0123456789abcdef0123456789abcdef")
 
 // fake is an actuator that remembers action ids as a real one must, and can fail or hang.
 type fake struct {
-	mu    sync.Mutex
-	acts  []Action
-	done  map[string]time.Time // by action id: when it was really carried out
-	times int                  // really carried out, with repeats answered from done
-	fail  int                  // so many calls fail first
-	err   error
-	over  bool          // the attempt that actions are about is over
-	knows string        // the only job that it knows, "" for any
-	block chan struct{} // Act waits for it after carrying out, before answering
+	mu      sync.Mutex
+	acts    []Action
+	done    map[string]time.Time // by action id: when it was really carried out
+	times   int                  // really carried out, with repeats answered from done
+	fail    int                  // so many calls fail first
+	err     error
+	over    bool          // the attempt that actions are about is over
+	knows   string        // the only job that it knows, "" for any
+	masters Masters       // asked before acting; nil: alerts are believed
+	block   chan struct{} // Act waits for it after carrying out, before answering
 }
 
 func (f *fake) Name() string { return "fake" }
@@ -120,7 +121,7 @@ func start(t *testing.T, journal string, cfg Config, act *fake) *rig {
 		journal = filepath.Join(t.TempDir(), "j.db")
 	}
 	g := &rig{t: t, act: act, reg: prometheus.NewRegistry(), events: make(chan Entry, 256)}
-	r, err := New(Options{Config: cfg, Journal: journal, Token: token, Actuator: act, Registry: g.reg, OnEvent: func(e Entry) { g.events <- e }})
+	r, err := New(Options{Config: cfg, Journal: journal, Token: token, Actuator: act, Masters: act.masters, BelieveAlerts: act.masters == nil, Registry: g.reg, OnEvent: func(e Entry) { g.events <- e }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -367,7 +368,7 @@ func TestTakenUpUnderOtherRules(t *testing.T) {
 			}
 			began := time.Now().Add(-c.began)
 			a := Alert{Name: "a", Job: "j", Incident: "i", Class: names.ClassNoncommunicationHang, Level: names.LevelConfirmed, Rank: 1, Fingerprint: "f", StartsAt: began}
-			if _, err := j.add(began, began, []Alert{a}); err != nil {
+			if _, _, err := j.add(began, began, []Alert{a}); err != nil {
 				t.Fatal(err)
 			}
 			e, err := j.get(1)
@@ -432,10 +433,11 @@ func TestJournalIsBounded(t *testing.T) {
 	flood := func(n int) (added int, err error) {
 		alerts := make([]Alert, n)
 		for i := range alerts {
-			alerts[i] = Alert{Job: "j", Incident: "i", Fingerprint: fmt.Sprint(now.UnixNano(), i), StartsAt: now}
+			alerts[i] = Alert{Job: fmt.Sprint("j", i), Incident: "i", Fingerprint: fmt.Sprint(now.UnixNano(), i), StartsAt: now}
 		}
 		now = now.Add(time.Millisecond)
-		return j.add(now, keep, alerts)
+		added, _, err = j.add(now, keep, alerts)
+		return added, err
 	}
 	closeAll := func(change func(*Entry)) {
 		var open []*Entry
@@ -493,7 +495,7 @@ func TestDamagedJournal(t *testing.T) {
 	if err := errors.Join(j.db.Update(func(tx *bolt.Tx) error { return tx.Bucket(bucketEntries).Put(seqKey(1), []byte("{")) }), j.close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(Options{Config: live(), Journal: path, Token: token, Actuator: &fake{}}); err == nil || !strings.Contains(err.Error(), path) {
+	if _, err := New(Options{Config: live(), Journal: path, Token: token, Actuator: &fake{}, BelieveAlerts: true}); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("error %v, want one that names the journal", err)
 	}
 }

@@ -112,6 +112,27 @@ max by (training_job, instance) ({node}) > {nodeBound}`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{
+			name: names.AlertAccessDenied, severity: warning,
+			expr: promql(`
+sum by (training_job, instance) (
+{denied}
+) > 0
+or
+sum by (instance, reason) (
+{disbelieved}
+) > 0`, "denied", newly(names.MasterDenied, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
+			summary:     `{{ $labels.instance }} has refused somebody who claims to be another, or an incident that no master has`,
+			description: `{{ with $labels.training_job }}A caller of {{ . }}'s master showed a certificate of another node, job or role.{{ else }}An alert named an incident that the job's master does not have.{{ end }} Nothing was done. A wrong certificate or address, or an attempt.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertInsecure, hold: c.TroubleFor, severity: info,
+			expr:        promql(`max by (instance) ({master} or {remediator}) > 0`, "master", names.MasterInsecure, "remediator", names.RemediatorTrust),
+			summary:     `{{ $labels.instance }} runs without authentication`,
+			description: `It was started with an --insecure flag: whoever reaches it, or Alertmanager, can have jobs restarted.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
 			name: names.AlertTraceDrops, hold: c.TroubleFor, severity: info,
 			expr: promql(`
 sum by (instance, reason) (rate({dropped}[{window}]))

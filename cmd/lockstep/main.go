@@ -16,12 +16,14 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/agentcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/demo"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/diagnose"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/gpus"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/inspect"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/mastercmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/nics"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/pkicmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
@@ -35,11 +37,13 @@ type cli struct {
 	Master     mastercmd.Cmd         `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`
 	Remediator remediatorcmd.Cmd     `cmd:"" help:"Turn alerts into actions, carefully (one a cluster)."`
 	Breaker    remediatorcmd.Breaker `cmd:"" help:"List the remediator's open breakers, or close one."`
+	Pki        pkicmd.Cmd            `cmd:"" help:"Issue the certificates of agents, masters and the remediator."`
 	Perf       perf.Cmd              `cmd:"" help:"Measure collectives, as nccl-tests does."`
 	Preflight  preflight.Cmd         `cmd:"" help:"Measure every pair of ranks before a job, and name what is bad."`
 	Gpus       gpus.Cmd              `cmd:"" help:"Show the health of this node's GPUs, as the agent sees it."`
 	Nics       nics.Cmd              `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
+	Diagnose   diagnose.Cmd          `cmd:"" help:"Judge an incident again, offline, from the evidence that its master recorded."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 
 	Log     flags.Log        `embed:"" prefix:"log."`
@@ -74,12 +78,18 @@ func main() {
 	k.BindTo(os.Stdout, (*io.Writer)(nil))
 	err := k.Run(log)
 	var bad *preflight.BadError
+	var differs *diagnose.Error
 	switch {
 	case errors.As(err, &bad):
 		if bad.Error() != "" {
 			fmt.Fprintln(os.Stderr, "lockstep:", err)
 		}
 		os.Exit(preflight.StatusBad)
+	case errors.As(err, &differs):
+		if differs.Error() != "" {
+			fmt.Fprintln(os.Stderr, "lockstep:", err)
+		}
+		os.Exit(differs.Status)
 	case err == nil:
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		os.Exit(130)

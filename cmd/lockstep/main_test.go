@@ -8,7 +8,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,6 +33,8 @@ func TestMain(m *testing.M) {
 //	                                asks until the answer has this status (200) and the text, and prints the body
 //	alert URL JOB INCIDENT          sends a confirmed communication_hang of the job, with the token in $TOKEN
 //	await FILE TEXT                 waits until the file holds the text
+//
+// $RECORDINGS has recordings of real jobs.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, scripts("testdata/script"))
 }
@@ -42,10 +47,21 @@ func scripts(dir string) testscript.Params {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("TOKEN", "0123456789abcdef0123456789abcdef")
 			e.Setenv("XDG_STATE_HOME", e.WorkDir+"/state")
+			recordings, err := filepath.Abs("../../diagnosis/replay/testdata")
+			if err != nil {
+				return err
+			}
+			e.Setenv("RECORDINGS", recordings)
 			if err := os.WriteFile(e.WorkDir+"/token", []byte(e.Getenv("TOKEN")+"\n"), 0o600); err != nil {
 				return err
 			}
 			return os.Mkdir(e.WorkDir+"/rt", 0o700)
+		},
+		Condition: func(cond string) (bool, error) {
+			if cond == "hup" {
+				return !signal.Ignored(syscall.SIGHUP), nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"ports": ports, "http": ask, "alert": alert, "await": await},
 	}
@@ -152,7 +168,7 @@ func until(ts *testscript.TestScript, f func() error) {
 
 // TestHelp reads the help of every command, hidden ones aside.
 func TestHelp(t *testing.T) {
-	k, err := kong.New(&cli{}, kong.Vars(runcmd.Vars()), kong.Vars{"version": "v"})
+	k, err := kong.New(&cli{}, kong.Vars(runcmd.Vars()), kong.Vars{"version": "v"}, kong.Name("lockstep"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,9 +178,9 @@ func TestHelp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = k.Parse([]string{n.Name, "--help"}) // --help exits; here it goes on to complain of what is missing
+		_, _ = k.Parse(append(strings.Fields(n.FullPath())[1:], "--help")) // --help exits; here it goes on to complain of what is missing
 		help := out.String()
-		if !strings.Contains(help, "Examples:") || !strings.Contains(help, "lockstep "+n.Name) {
+		if !strings.Contains(help, "Examples:") || !strings.Contains(help, n.FullPath()) {
 			t.Errorf("the help of %s has no examples:\n%s", n.Name, help)
 		}
 		if strings.Contains(help, "${") {

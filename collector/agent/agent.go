@@ -13,12 +13,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/credentials"
-
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/collector/source/pressure"
 	"github.com/lockstep-ccl/lockstep/collector/source/proc"
 	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
+	"github.com/lockstep-ccl/lockstep/collector/source/supervisor"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -38,7 +38,7 @@ type Options struct {
 	// the masters' requests for what they have kept; for such a request they may be
 	// handed a collective that is still open (Ended is 0).
 	Sinks []collector.Sink
-	// Sources run after the recorder and proc sources, in this order.
+	// Sources run after those that every agent has, in this order.
 	Sources []NamedSource
 
 	Poll     time.Duration // between two readings of the records, at most; 20 ms
@@ -73,8 +73,9 @@ const (
 type Agent struct {
 	o         Options
 	log       *slog.Logger
-	creds     credentials.TransportCredentials
 	recorders *recorder.Source
+	procs     *proc.Source
+	pressure  *pressure.Source
 	sources   []NamedSource
 	status    []collector.SourceStatus
 	hello     *wire.Hello
@@ -97,6 +98,7 @@ type job struct {
 	name            string
 	ranks           []*rank // sorted by age of discovery
 	stream          *stream // nil when the job has no master
+	misnamed        bool    // its name can be no job's, and that has been said
 	epoch           uint64  // of the stream that ranks' reported states belong to
 	first           int     // of the ranks: the next report begins with it
 	arrivals        []*wire.Arrival
@@ -125,8 +127,7 @@ func New(o Options) (*Agent, error) {
 	if o.Master == nil {
 		o.Master = func(string) string { return "" }
 	}
-	creds, err := o.TLS.Credentials()
-	if err != nil {
+	if _, err := o.TLS.Credentials(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	procs, err := proc.New("/proc")
@@ -142,14 +143,14 @@ func New(o Options) (*Agent, error) {
 		ro.Node = o.Node
 	}
 	a := &Agent{
-		o: o, log: cmp.Or(o.Log, slog.Default()).With("node", o.Node), creds: creds,
-		recorders: recorder.New(ro),
-		hello:     &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
-		traces:    make(chan traceRequest, 64),
-		ranks:     map[*source.Process]*rank{},
-		jobs:      map[string]*job{},
+		o: o, log: cmp.Or(o.Log, slog.Default()).With("node", o.Node),
+		recorders: recorder.New(ro), procs: procs, pressure: pressure.New("/proc", "/sys/fs/cgroup"),
+		hello:  &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
+		traces: make(chan traceRequest, 64),
+		ranks:  map[*source.Process]*rank{},
+		jobs:   map[string]*job{},
 	}
-	a.sources = append([]NamedSource{{"recorder", a.recorders}, {"proc", procs}}, o.Sources...)
+	a.sources = append([]NamedSource{{"recorder", a.recorders}, {"proc", procs}, {"supervisor", supervisor.New()}, {"pressure", a.pressure}}, o.Sources...)
 	a.status = make([]collector.SourceStatus, len(a.sources))
 	a.publish()
 	return a, nil
@@ -176,6 +177,8 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 		}
 		_ = a.recorders.Close()
+		_ = a.procs.Close()
+		_ = a.pressure.Close()
 	}()
 	a.began = record.Now()
 	var reportedAt, publishedAt, tunedAt int64
@@ -235,8 +238,15 @@ func (a *Agent) update(ctx context.Context, now int64) {
 		begin := time.Now()
 		err := s.Update(&a.view)
 		st := collector.SourceStatus{Name: s.Name, NoData: errors.Is(err, source.ErrNoData), Duration: time.Since(begin)}
-		st.Up = err == nil || st.NoData
-		if !st.Up {
+		switch {
+		case err == nil:
+			st.Up = true
+		case st.NoData, errors.Is(err, source.ErrPartly):
+			st.Up, st.Note = true, err.Error()
+			if !st.NoData && a.status[i].Note != st.Note {
+				a.log.Info("a source does not see everything", "source", s.Name, "note", err)
+			}
+		default:
 			st.Err = err.Error()
 			if a.status[i].Err != st.Err {
 				a.log.Warn("a source has trouble", "source", s.Name, "err", err)
@@ -257,12 +267,16 @@ func (a *Agent) update(ctx context.Context, now int64) {
 		}
 	}
 	for _, j := range a.jobs {
+		j.stalls(now)
 		switch {
 		case len(j.ranks) == 0:
 			if j.stream != nil {
 				j.stream.stop()
 			}
 			delete(a.jobs, j.name)
+		case j.stream == nil && !j.misnamed && wire.CheckJob(j.name) != nil:
+			j.misnamed = true
+			a.log.Warn("no master can watch a job of this name", "err", wire.CheckJob(j.name))
 		case j.stream == nil && a.o.Master(j.name) != "":
 			j.stream = a.newStream(j.name)
 			j.stream.start(ctx)
@@ -272,7 +286,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 
 func (a *Agent) newStream(job string) *stream {
 	s := &stream{
-		job: job, address: a.o.Master, creds: a.creds, traces: a.traces, log: a.log.With("job", job),
+		job: job, address: a.o.Master, tls: a.o.TLS, traces: a.traces, log: a.log.With("job", job),
 		hello:   &wire.Hello{ProtocolVersion: a.hello.ProtocolVersion, Job: job, Node: a.hello.Node, Instance: a.hello.Instance, BootId: a.hello.BootId},
 		reports: make(chan report, queued), results: make(chan *wire.TraceResult, 16),
 	}
@@ -349,6 +363,7 @@ func (a *Agent) report() {
 		}
 		rep := j.report()
 		rep.LateNs = a.late.Nanoseconds()
+		rep.CpuPressure, rep.MemoryPressure = steps(a.view.CPUPressure), steps(a.view.MemoryPressure)
 		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender
 	}
 	a.late = 0

@@ -3,6 +3,7 @@ package agent
 import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -25,6 +26,8 @@ type rank struct {
 	marks [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
 	conns []conn                        // by index
 
+	calls     calls
+	stall     stall
 	reported  reported
 	firstConn int // of the process's connections: the next report begins with it
 }
@@ -36,6 +39,8 @@ type conn struct {
 	total     uint64 // windows
 	switches  uint64
 	resent    uint64
+	outages   uint64 // times that it was down and came back
+	down      bool
 	transport record.Transport
 	gen       uint64
 }
@@ -108,7 +113,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 		case record.KindMark:
 			r.mark(rec)
 			continue
-		case record.KindEnqueue, record.KindStart, record.KindPhase, record.KindEnd, record.KindWhole, record.KindWindow:
+		case record.KindEnqueue, record.KindStart, record.KindPhase, record.KindEnd, record.KindWhole, record.KindWindow, record.KindLink:
 		default:
 			continue
 		}
@@ -121,7 +126,9 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			c = r.comm(rec.Comm)
 		}
 		if c == nil || rec.Ticket < c.since {
-			r.job.unknown++
+			if rec.Kind != record.KindLink {
+				r.job.unknown++
+			}
 			continue
 		}
 		c = c.hostSide()
@@ -131,7 +138,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
 				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
 			}
-			c.called(rec.Seq, rec.Root)
+			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono})
 		case record.KindStart:
 			if o := a.op(c, rec.Seq); o != nil {
 				o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
@@ -160,7 +167,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			}
 			a.finish(r, c, o)
 		case record.KindWhole:
-			c.called(rec.Seq, rec.Root)
+			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono - rec.Dur})
 			o := a.op(c, rec.Seq)
 			if o == nil {
 				r.job.unknown++
@@ -179,14 +186,9 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			a.finish(r, c, o)
 		case record.KindWindow:
 			r.window(c, rec)
+		case record.KindLink:
+			r.link(rec)
 		}
-	}
-}
-
-// called notes the root or peer of the last operation called.
-func (c *comm) called(seq uint64, root int32) {
-	if seq >= c.peerSeq {
-		c.peer, c.peerSeq = root, seq
 	}
 }
 
@@ -231,7 +233,7 @@ func (a *Agent) foldStamps(p *source.Process, stamps []record.Stamp) {
 		o.started, o.clock, o.clockErr, o.replay = s.Start, record.ClockGPU, s.Err, s.Replay()
 		o.coll, o.dtype, o.redop, o.algo, o.proto = s.Coll, s.DType, s.Op, s.Algo, s.Proto
 		o.root, o.bytes, o.stream, o.channels, o.inPlace = s.Root, s.Bytes, s.Stream, s.SMs, s.Flags&record.DescInPlace != 0
-		c.called(s.Seq, s.Root)
+		r.called(c, diagnosis.Call{Seq: s.Seq, Coll: s.Coll, Peer: s.Root, Bytes: s.Bytes, At: s.Start})
 		if s.End != 0 {
 			o.ended, o.wait, o.transfer = s.End, s.Wait, s.End-s.Start-s.Wait
 			a.finish(r, c, o)

@@ -32,6 +32,7 @@ func newAgent(t testing.TB, sinks ...collector.Sink) *Agent {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { a.procs.Close() })
 	return a
 }
 
@@ -462,6 +463,7 @@ func TestRunHostTells(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer a.procs.Close()
 	defer a.recorders.Close()
 	check := func(when string, open int, finished uint64, collectives int) {
 		t.Helper()

@@ -18,7 +18,7 @@ const maxArrivals = 2048
 type reported struct {
 	rank  rankWords
 	comms map[uint16]commWords
-	conns map[uint32]record.ConnStatus
+	conns map[uint32]connWords
 }
 
 type rankWords struct {
@@ -34,11 +34,20 @@ type rankWords struct {
 	overflow uint64
 	xid      uint32
 	gpu      diagnosis.GPU
+
+	starved, throttled, memory float32
+	exit                       diagnosis.Exit
+	stall                      uint32
 }
 
 type commWords struct {
 	record.CommStatus
 	peer int32
+}
+
+type connWords struct {
+	record.ConnStatus
+	outages uint64
 }
 
 // arrive notes a finished collective's arrival for the next report.
@@ -94,12 +103,19 @@ func (j *job) forget() {
 func (r *rank) report(rep *wire.Report, room int) int {
 	p, said := r.p, &r.reported
 	if said.comms == nil {
-		said.comms, said.conns = map[uint16]commWords{}, map[uint32]record.ConnStatus{}
+		said.comms, said.conns = map[uint16]commWords{}, map[uint32]connWords{}
 	}
 	mark, markAt := r.openMark()
-	now := rankWords{true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU}
+	now := rankWords{
+		true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU,
+		steps(p.Starved), steps(p.Throttled), steps(p.MemoryPressure), p.Exit, r.stall.current(),
+	}
 	if now != said.rank {
-		if room == 0 {
+		var calls []*wire.Call
+		if now.stall != 0 && now.stall != said.rank.stall {
+			calls = r.lastCalls()
+		}
+		if room < 1+len(calls) {
 			return 0
 		}
 		said.rank = now
@@ -107,7 +123,10 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			WorldRank: p.Rank, WorldSize: p.WorldSize, Pid: now.pid, Attempt: p.Attempt, CreatedUnixNs: p.Created.UnixNano(),
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
 			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
-			Xid: now.xid,
+			Xid: now.xid, Starved: now.starved, Throttled: now.throttled, MemoryPressure: now.memory, Stall: now.stall, Calls: calls,
+		}
+		if e := &now.exit; e.By != diagnosis.ExitUnknown {
+			w.Exit = &wire.Exit{By: uint32(e.By), Code: e.Code, Signal: e.Signal, MonoAtNs: e.At, Asked: e.Asked}
 		}
 		if g := &now.gpu; g.Seen {
 			w.Gpu = &wire.GPU{
@@ -116,7 +135,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			}
 		}
 		rep.Ranks = append(rep.Ranks, w)
-		room--
+		room -= 1 + len(calls)
 	}
 	for i := range p.Comms {
 		s := &p.Comms[i]
@@ -146,6 +165,12 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		if !again {
 			w.CommName = wireName(s.Name)
 		}
+		if !again || s.State != was.State || s.StateAt != was.StateAt {
+			w.MonoStateNs = s.StateAt
+		}
+		if s.State == record.CommAborted && s.Fault != record.ResultOK {
+			w.Fault, w.FaultPeer = uint32(s.Fault), s.FaultPeer
+		}
 		rep.Members = append(rep.Members, w)
 		room--
 	}
@@ -157,16 +182,17 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		if c == nil {
 			continue
 		}
+		now := connWords{*s, r.outages(s)}
 		was, again := said.conns[s.Index]
 		again = again && was.Gen == s.Gen
-		if again && *s == was {
+		if again && now == was {
 			continue
 		}
 		if room == 0 {
 			r.firstConn = at
 			return 0
 		}
-		said.conns[s.Index] = *s
+		said.conns[s.Index] = now
 		w := &wire.Connection{
 			CommId: c.id, Rank: c.rank, Peer: s.Peer, Channel: uint32(s.Channel), Transport: uint32(s.Transport),
 			Posted: s.Posted, Completed: s.Completed, Received: s.Received,
@@ -174,15 +200,20 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			MonoTxBlockedNs: s.TxBlockedSince, MonoRxWaitingNs: s.RxWaitingSince,
 			Windows: s.Windows, SlowWindows: s.SlowWindows,
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
-			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent,
+			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
 		}
-		if !again || idle(&was) {
+		if !again || idle(&was.ConnStatus) {
 			w.Name = wireName(s.Name)
 		}
 		rep.Connections = append(rep.Connections, w)
 		room--
 	}
 	return room
+}
+
+// steps rounds a share down to a step that is worth a report: a healthy rank's is 0.
+func steps(share float32) float32 {
+	return float32(int(min(max(share, 0), 1)*20)) / 20
 }
 
 // wireName cuts a name to what a message may carry.

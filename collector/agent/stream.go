@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -35,7 +34,7 @@ type stream struct {
 	job     string
 	hello   *wire.Hello
 	address func(job string) string
-	creds   credentials.TransportCredentials
+	tls     *wire.TLS
 	traces  chan<- traceRequest
 	log     *slog.Logger
 
@@ -119,8 +118,12 @@ func (s *stream) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	address := s.address(s.job)
+	creds, err := s.tls.MasterOf(s.job)
+	if err != nil {
+		return fmt.Errorf("master of job %s: %w", s.job, err)
+	}
 	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(s.creds),
+		grpc.WithTransportCredentials(creds),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: ackWithin, Timeout: ackWithin / 2}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)),
 		grpc.WithDisableServiceConfig(),

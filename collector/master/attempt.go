@@ -30,12 +30,9 @@ func (s *state) startedAnew(n int32, w *wire.Rank) bool {
 	case known:
 		return over(rank)
 	}
-	for i := range s.ranks {
-		if !over(i) {
-			return false
-		}
-	}
-	return true
+	s.survey()
+	t := &s.report
+	return !t.running && (!t.some || w.CreatedUnixNs-t.youngest > skew)
 }
 
 // outlived reports whether a process with a higher restart count is of the job's last
@@ -48,17 +45,75 @@ func (s *state) outlived(w *wire.Rank) bool {
 	if !ended(diagnosis.ProcState(w.Proc)) {
 		return false
 	}
+	s.survey()
+	return s.report.alive && s.report.youngestAlive > w.CreatedUnixNs
+}
+
+// Limits of what one report can bring about.
+const (
+	maxRestarts = 8    // changes of the job's attempt
+	maxLeap     = 1000 // of the attempt, but for a rank whose former process has ended
+)
+
+// leaps reports whether an attempt is further from the one that is known than
+// restarts go. To believe it would be to believe nobody else from then on.
+func (s *state) leaps(n int32, w *wire.Rank) bool {
+	if s.seen == 0 || w.Attempt <= s.attempt || w.Attempt-s.attempt <= maxLeap {
+		return false
+	}
+	r := int(w.WorldRank)
+	return r >= len(s.ranks) || s.ranks[r].node != n || !ended(s.ev.Ranks[r].Proc)
+}
+
+// oneReport is what is worked out once for all of a report's entries.
+type oneReport struct {
+	forgotten map[int32]struct{} // world ranks whose processes it superseded
+	restarts  int
+
+	surveyed      bool
+	some          bool  // a process is known
+	youngest      int64 // when the last of all known processes was created
+	running       bool  // one runs
+	alive         bool  // one has not ended, as far as is known
+	youngestAlive int64 // when the last of these was created
+}
+
+func (t *oneReport) forget(rank int32) {
+	if t.forgotten == nil {
+		t.forgotten = map[int32]struct{}{}
+	}
+	t.forgotten[rank] = struct{}{}
+}
+
+// survey looks at all processes, once a report; what the report says is added as it comes.
+func (s *state) survey() {
+	if s.report.surveyed {
+		return
+	}
+	s.report.surveyed = true
 	for i := range s.ranks {
-		if p := &s.ranks[i]; p.node >= 0 && p.created > w.CreatedUnixNs && !ended(s.ev.Ranks[i].Proc) {
-			return true
+		if p := &s.ranks[i]; p.node >= 0 {
+			s.report.saw(p.created, s.ev.Ranks[i].Proc)
 		}
 	}
-	return false
+}
+
+func (t *oneReport) saw(created int64, p diagnosis.ProcState) {
+	if !t.surveyed {
+		return
+	}
+	t.youngest, t.some = max(t.youngest, created), true
+	if ended(p) {
+		return
+	}
+	t.youngestAlive, t.alive = max(t.youngestAlive, created), true
+	t.running = t.running || p != diagnosis.ProcUnknown
 }
 
 // restart makes what was known of the job's last attempt history.
 func (s *state) restart(attempt uint32) {
 	s.attempt = attempt
+	s.report = oneReport{restarts: s.report.restarts + 1}
 	s.clearComms()
-	s.ranks, s.ev.Ranks, s.seen = s.ranks[:0], s.ev.Ranks[:0], 0
+	s.ranks, s.ev.Ranks, s.seen, s.calls = s.ranks[:0], s.ev.Ranks[:0], 0, 0
 }

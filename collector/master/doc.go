@@ -8,6 +8,9 @@
 // exporters, and requests to the agents for the traces of the collective that
 // an incident names.
 //
+// With a state directory it records the evidence that it judged, and keeps what
+// is around incidents (package diagnosis/replay).
+//
 // A master may be killed at any time. Its agents send it everything again,
 // and open incidents are kept in a small file, so that one fault is one
 // incident. It serves no HTTP, and takes no action: alerts do that.

@@ -13,7 +13,7 @@ func TestMergeGPU(t *testing.T) {
 	n := s.node("n")
 	const mono, now = int64(100e9), int64(5000e9)
 	merge := func(seq uint64, w *wire.Rank) {
-		w.WorldRank, w.WorldSize, w.Pid = 0, 1, 10
+		w.WorldRank, w.WorldSize, w.Pid, w.CreatedUnixNs = 0, 1, 10, 1
 		s.merge(n, &wire.Report{Sequence: seq, MonoSentNs: mono, Ranks: []*wire.Rank{w}}, now)
 	}
 	merge(1, &wire.Rank{Xid: 79, Gpu: &wire.GPU{Index: 3, MonoXidNs: mono - 2e9, MonoLostNs: mono - 1e9, Throttle: 0x40, MonoThrottledNs: mono - 3e9, MonoUnresponsiveNs: mono + 9e9}})

@@ -272,3 +272,22 @@ func FuzzLoad(f *testing.F) {
 		}
 	})
 }
+
+// Incidents that others could have written are not believed.
+func TestAStateDirectoryOfOthers(t *testing.T) {
+	for name, open := range map[string]func(dir string) error{
+		"directory": func(dir string) error { return os.Chmod(dir, 0o770) },
+		"file": func(dir string) error {
+			file := filepath.Join(dir, "incidents.json")
+			return errors.Join(os.WriteFile(file, []byte("{}"), 0o600), os.Chmod(file, 0o602))
+		},
+	} {
+		dir := filepath.Join(t.TempDir(), "state")
+		if err := errors.Join(os.Mkdir(dir, 0o700), open(dir)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(Options{Job: "job", Listen: "127.0.0.1:0", StateDir: dir, Log: slog.New(slog.DiscardHandler)}); err == nil || !strings.Contains(err.Error(), "written by others") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

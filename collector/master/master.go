@@ -19,13 +19,16 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
 )
 
 // Options of a Master. Job and Listen are required.
 type Options struct {
 	Job    string
 	Listen string    // host:port of the gRPC listener
-	TLS    *wire.TLS // nil: plain text
+	TLS    *wire.TLS // nil: plain text, on loopback and for processes of the same user and of root only
+	// Insecure lets anybody who reaches Listen report, without TLS. It is exported as a metric.
+	Insecure bool
 	// StateDir holds incidents.json, so that an open incident outlives the
 	// master; it is made with mode 0700. "" keeps incidents in memory only.
 	StateDir  string
@@ -38,7 +41,9 @@ type Options struct {
 	// incomplete: the master has just started, or agents are silent; 1 min.
 	Hold   time.Duration
 	Limits Limits
-	Log    *slog.Logger // nil: slog.Default()
+	// Recording is of the evidence, in StateDir.
+	Recording Recording
+	Log       *slog.Logger // nil: slog.Default()
 }
 
 // pauseAfter is how late a tick may be before ages measured across it are void.
@@ -52,12 +57,14 @@ type Master struct {
 	listener net.Listener
 	creds    grpc.ServerOption
 	engine   diagnoser
-	path     string // of the incident file, "" when there is none
+	recorder *replay.Recorder // nil: nothing is recorded
+	path     string           // of the incident file, "" when there is none
 	replace  func(path string, text []byte) error
 
 	started   time.Time
 	stopping  chan struct{}
 	receivers sync.WaitGroup
+	denied    atomic.Uint64 // calls that the caller's certificate does not allow
 	changed   chan struct{} // capacity 1: there is something to save
 	kept      chan struct{} // closed when the last of it was
 	snapshot  atomic.Pointer[collector.MasterSnapshot]
@@ -85,8 +92,8 @@ type diagnoser interface {
 // New checks the options, reads the incidents that an earlier master left open
 // and opens the listener. Run must follow: it releases what New took.
 func New(o Options) (*Master, error) {
-	if o.Job == "" || len(o.Job) > wire.MaxName {
-		return nil, fmt.Errorf("master: job name of %d bytes, want 1 to %d", len(o.Job), wire.MaxName)
+	if err := wire.CheckJob(o.Job); err != nil {
+		return nil, fmt.Errorf("master: %w", err)
 	}
 	o.Interval = cmp.Or(o.Interval, 100*time.Millisecond)
 	o.Patience = cmp.Or(o.Patience, 3*time.Second)
@@ -95,6 +102,9 @@ func New(o Options) (*Master, error) {
 	creds, err := o.TLS.Credentials()
 	if err != nil {
 		return nil, fmt.Errorf("master: %w", err)
+	}
+	if o.TLS == nil && !o.Insecure {
+		creds = wire.Loopback()
 	}
 	m := &Master{
 		o: o, log: cmp.Or(o.Log, slog.Default()).With("job", o.Job),
@@ -112,12 +122,19 @@ func New(o Options) (*Master, error) {
 		if err := m.restore(); err != nil {
 			return nil, fmt.Errorf("master: %w", err)
 		}
+		if err := m.startRecording(); err != nil {
+			return nil, fmt.Errorf("master: %w", err)
+		}
 	}
 	if m.listener, err = net.Listen("tcp", o.Listen); err != nil {
 		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
 	}
-	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() {
-		m.log.Warn("agents are not authenticated: whoever reaches this address can report faults of this job; mutual TLS (certificate, key and CA on both sides) prevents that", "listen", at.String())
+	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() && !o.Insecure {
+		m.listener.Close()
+		return nil, fmt.Errorf("master: listen for agents on %s: beyond loopback agents must be authenticated: give certificate, key and CA (lockstep pki makes them), or say that whoever reaches this address may report faults of this job", at)
+	}
+	if o.Insecure {
+		m.log.Warn("agents are not authenticated: whoever reaches this address can report faults of this job, and have it restarted", "listen", m.listener.Addr().String())
 	}
 	m.publish(m.now())
 	return m, nil
@@ -130,6 +147,11 @@ func (m *Master) restore() error {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	m.path = filepath.Join(m.o.StateDir, "incidents.json")
+	for _, path := range []string{m.o.StateDir, m.path} {
+		if err := own(path); err != nil {
+			return err
+		}
+	}
 	err := m.incidents.load(m.path, time.Unix(0, m.now()))
 	if err == nil || errors.Is(err, errForeign) {
 		return err
@@ -153,22 +175,25 @@ func (m *Master) now() int64 { return m.started.UnixNano() + int64(time.Since(m.
 
 // Run serves agents and diagnoses until ctx is done, and then returns nil.
 func (m *Master) Run(ctx context.Context) error {
-	server := grpc.NewServer(m.creds,
+	server := grpc.NewServer(append(m.guards(), m.creds,
 		grpc.MaxRecvMsgSize(wire.MaxMessage),
 		grpc.MaxConcurrentStreams(4),
 		grpc.ConnectionTimeout(helloWithin),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: m.o.Patience, Timeout: m.o.Patience}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-	)
+	)...)
 	wire.RegisterCollectorServer(server, service{Master: m})
+	wire.RegisterIncidentsServer(server, incidentService{Master: m})
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(m.listener) }()
+	go func() { served <- server.Serve(limitConns(m.listener, m.state.limits.Nodes+spareConns)) }()
 	if m.path == "" {
 		close(m.kept)
 	} else {
 		go m.keep()
 	}
+	stopRecorder := m.runRecorder()
 	defer func() {
+		stopRecorder()
 		close(m.stopping)
 		server.Stop()
 		m.receivers.Wait()
@@ -229,6 +254,9 @@ func (m *Master) pass() {
 		case closed:
 			log.Info("incident closed", "open_for", e.Closed.Sub(e.Opened))
 		}
+	}
+	if m.recorder != nil {
+		m.recorder.Record(ev, verdicts, marks(events)...)
 	}
 	if len(events) > 0 {
 		m.unsaved = true
@@ -310,6 +338,8 @@ func (m *Master) publish(now int64) {
 		Opened:    m.incidents.opened, Confirmed: m.incidents.confirmed,
 		Diagnoses: m.passes, DiagnosisNs: m.passNs,
 		DiagnosisLast: m.passLast, Overflow: m.state.overflow, Refused: m.state.refused,
+		Recording: m.recording(),
+		Denied:    m.denied.Load(), Insecure: m.o.Insecure,
 	}
 	if now-m.delayAt >= delayEvery {
 		m.delayAt, m.delay = now, delayMatrices(ev)

@@ -2,7 +2,6 @@ package master
 
 import (
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -19,6 +18,7 @@ type Limits struct {
 	Members  int // of all communicators together; 1,048,576 (about 150 MiB when full)
 	Conns    int // directed connections; 524,288 (about 100 MiB when full)
 	Arrivals int // cells (collectives × members) of sampled arrivals; 1,048,576 (16 MiB)
+	Calls    int // last calls of all ranks that are held up; 262,144 (12 MiB)
 }
 
 func (l *Limits) setDefaults() {
@@ -33,6 +33,7 @@ func (l *Limits) setDefaults() {
 	def(&l.Members, 1<<20)
 	def(&l.Conns, 1<<19)
 	def(&l.Arrivals, 1<<20)
+	def(&l.Calls, 1<<18)
 }
 
 // maxArrivals bounds Evidence.Arrivals by number; Limits.Arrivals does by size.
@@ -62,10 +63,13 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	arrived map[arrivalKey]int32
 
-	members  int // sum of communicator sizes
-	cells    int // sum of arrival sizes
-	overflow uint64
-	refused  uint64 // entries that made no sense: out of range, of another rank's process, contradicting
+	revisions uint64 // given out to communicators: no two states of one have the same
+	members   int    // sum of communicator sizes
+	cells     int    // sum of arrival sizes
+	calls     int    // sum of ranks' calls
+	overflow  uint64
+	report    oneReport
+	refused   uint64 // entries that made no sense: out of range, of another rank's process, contradicting
 }
 
 // node is one agent as the merge needs it.
@@ -85,12 +89,15 @@ type node struct {
 type process struct {
 	node    int32
 	created int64 // unix ns by its node's clock
+	world   int32 // size that it says the world has
 
 	overflow uint64 // of its recorder's tables
+	stall    uint32 // that the rank's calls are of
 }
 
 type commIndex struct {
-	leftAt int64 // when the last member left, 0 while one is there
+	leftAt  int64 // when the last member left, 0 while one is there
+	present int   // members that are there
 }
 
 // connKey is a connection's identity that both of its ends know.
@@ -113,6 +120,11 @@ func newState(job string, l Limits) *state {
 	s.clearComms()
 	return s
 }
+
+func (s *state) revision() uint64 { s.revisions++; return s.revisions }
+
+// nobody is a member that nobody has reported.
+var nobody = diagnosis.Member{World: -1, Peer: -1, FaultPeer: -1}
 
 func (s *state) clearComms() {
 	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns = nil, nil, nil, nil, nil
@@ -150,8 +162,10 @@ func (s *state) disconnected(n int32) {
 	for i := range s.ranks {
 		if r := &s.ev.Ranks[i]; s.ranks[i].node == n && r.Node == n && !ended(r.Proc) {
 			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
+			r.Starved, r.Throttled, r.MemoryPressure = 0, 0, 0
 		}
 	}
+	s.ev.Nodes[n].CPUPressure, s.ev.Nodes[n].MemoryPressure = 0, 0
 }
 
 func ended(p diagnosis.ProcState) bool { return p == diagnosis.ProcGone || p == diagnosis.ProcExited }
@@ -166,10 +180,13 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	}
 	ev := &s.ev.Nodes[n]
 	ev.LastSeen, ev.Lost, ev.MapError = now, false, nd.clock.err()
+	ev.CPUPressure, ev.MemoryPressure = share(r.CpuPressure), share(r.MemoryPressure)
 
+	s.report = oneReport{}
 	for _, w := range r.Ranks {
 		s.mergeRank(n, w, now)
 	}
+	s.forget(now)
 	for _, w := range r.Members {
 		s.mergeMember(n, w, now)
 	}
@@ -183,12 +200,16 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 
 func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	clock := &s.nodes[n].clock
-	if w == nil || w.WorldRank < 0 || w.WorldRank >= w.WorldSize {
+	if w == nil || w.WorldRank < 0 || w.WorldRank >= w.WorldSize || w.CreatedUnixNs <= 0 || w.CreatedUnixNs > now+skew || s.leaps(n, w) {
 		s.refused++
 		return
 	}
 	if int(w.WorldSize) > s.limits.Ranks {
 		s.overflow++
+		return
+	}
+	if w.Attempt != s.attempt && s.report.restarts >= maxRestarts {
+		s.refused++
 		return
 	}
 	switch {
@@ -210,7 +231,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		s.ev.Ranks = append(s.ev.Ranks, diagnosis.Rank{Node: -1})
 	}
 	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
-	if q := (process{node: n, created: w.CreatedUnixNs}); p.node != q.node || p.created != q.created {
+	if q := (process{node: n, created: w.CreatedUnixNs, world: w.WorldSize}); p.node != q.node || p.created != q.created {
 		// An older process of this rank is of no interest, and of two agents that tell of
 		// one process (a node was renamed), the one that is heard speaks.
 		if p.node >= 0 && (q.created < p.created || q.created == p.created && s.nodes[p.node].stream != nil && !s.ev.Nodes[p.node].Lost) {
@@ -221,8 +242,9 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		if p.node < 0 {
 			s.seen++
 		} else {
-			s.forget(w.WorldRank, now)
+			s.report.forget(w.WorldRank)
 		}
+		s.calls -= len(r.Calls)
 		*p, *r = q, diagnosis.Rank{}
 	}
 	p.overflow = w.TableOverflow
@@ -233,6 +255,10 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 	r.ProcAt = clock.real(w.MonoProcNs, now)
 	r.CPU, r.IO = float32(finite(float64(w.Cpu))), w.Io
+	r.Starved, r.Throttled, r.MemoryPressure = share(w.Starved), share(w.Throttled), share(w.MemoryPressure)
+	r.Exit = exitOf(w.Exit, clock, now)
+	s.report.saw(w.CreatedUnixNs, r.Proc)
+	s.mergeCalls(p, r, w, clock, now)
 	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
 	r.GPU = diagnosis.GPU{}
 	if g := w.Gpu; g != nil {
@@ -244,33 +270,59 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 }
 
-// forget removes a superseded process from the communicators that it was in.
-func (s *state) forget(world int32, now int64) {
+// forget removes the processes that a report superseded from the communicators that
+// they were in, all in one go.
+func (s *state) forget(now int64) {
+	if len(s.report.forgotten) == 0 {
+		return
+	}
 	for c := range s.ev.Comms {
 		members, was := s.ev.Comms[c].Members, false
 		for m := range members {
-			if members[m].World == world {
-				members[m], was = diagnosis.Member{World: -1, Peer: -1}, true
+			if _, gone := s.report.forgotten[members[m].World]; gone {
+				s.setMember(int32(c), m, nobody)
+				was = true
 			}
 		}
 		if was {
+			s.ev.Comms[c].Rev = s.revision()
 			s.leave(int32(c), now)
 		}
 	}
 }
 
+// setMember replaces a member, and keeps count of who is there.
+func (s *state) setMember(c int32, rank int, m diagnosis.Member) {
+	was := &s.ev.Comms[c].Members[rank]
+	if present(was) {
+		s.comms[c].present--
+	}
+	if *was = m; present(was) {
+		s.comms[c].present++
+	}
+}
+
+func present(m *diagnosis.Member) bool { return m.World >= 0 && !left(m.State) }
+
 // leave notes when the last member has left a communicator.
 func (s *state) leave(c int32, now int64) {
-	for i := range s.ev.Comms[c].Members {
-		if m := &s.ev.Comms[c].Members[i]; m.World >= 0 && !left(m.State) {
-			return
-		}
+	if s.comms[c].present == 0 {
+		s.comms[c].leftAt = now
 	}
-	s.comms[c].leftAt = now
+}
+
+// taken reports whether a place in a communicator is another rank's, whose process
+// another agent that is heard tells of: only that one can give it up.
+func (s *state) taken(n int32, was *diagnosis.Member, world int32) bool {
+	if !present(was) || was.World == world || int(was.World) >= len(s.ranks) {
+		return false
+	}
+	o := s.ranks[was.World].node
+	return o >= 0 && o != n && s.nodes[o].stream != nil && !s.ev.Nodes[o].Lost && !ended(s.ev.Ranks[was.World].Proc)
 }
 
 func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
-	if w == nil || w.Rank < 0 || w.Rank >= w.Size || !s.owns(n, w.WorldRank, w.Attempt) {
+	if w == nil || w.Rank < 0 || w.Rank >= w.Size || !s.owns(n, w.WorldRank, w.Attempt) || w.Size > s.ranks[w.WorldRank].world {
 		s.refused++
 		return
 	}
@@ -282,10 +334,10 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		}
 		members := make([]diagnosis.Member, w.Size)
 		for i := range members {
-			members[i] = diagnosis.Member{World: -1, Peer: -1}
+			members[i] = nobody
 		}
 		c = int32(len(s.ev.Comms))
-		s.ev.Comms = append(s.ev.Comms, diagnosis.Comm{ID: w.CommId, Members: members})
+		s.ev.Comms = append(s.ev.Comms, diagnosis.Comm{ID: w.CommId, Members: members, Rev: s.revision(), ConnRev: s.revision()})
 		s.comms = append(s.comms, commIndex{})
 		s.commOf[w.CommId] = c
 		s.members += len(members)
@@ -295,17 +347,29 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		s.refused++
 		return
 	}
+	was := &comm.Members[w.Rank]
+	if s.taken(n, was, w.WorldRank) {
+		s.nodes[n].denied = true
+		s.refused++
+		return
+	}
 	if w.CommName != "" {
 		comm.Name = bounded(w.CommName)
 	}
+	comm.Rev = s.revision()
 	clock := &s.nodes[n].clock
-	comm.Members[w.Rank] = diagnosis.Member{
-		World: w.WorldRank, State: record.CommState(w.State),
+	stateAt := clock.real(w.MonoStateNs, now)
+	if stateAt == 0 && was.World == w.WorldRank && was.State == record.CommState(w.State) {
+		stateAt = was.StateAt
+	}
+	fault, faultPeer := faultOf(w)
+	s.setMember(c, int(w.Rank), diagnosis.Member{
+		World: w.WorldRank, State: record.CommState(w.State), StateAt: stateAt, Fault: fault, FaultPeer: faultPeer,
 		Coll: record.CollKind(w.Coll), Peer: w.Peer, Bytes: w.Bytes,
 		Enqueued: w.Enqueued, Started: w.Started, Finished: w.Finished,
 		EnqueuedAt: clock.real(w.MonoEnqueuedNs, now), StartedAt: clock.real(w.MonoStartedNs, now), FinishedAt: clock.real(w.MonoFinishedNs, now),
 		Ops: w.Ops, OwnNs: w.OwnNs, WaitNs: w.WaitNs, TransferNs: w.TransferNs, MaxOwnNs: w.MaxOwnNs,
-	}
+	})
 	if !left(record.CommState(w.State)) {
 		s.comms[c].leftAt = 0
 		return
@@ -339,6 +403,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		s.refused++
 		return
 	}
+	s.ev.Comms[c].ConnRev = s.revision()
 	clock := &s.nodes[n].clock
 	t := record.Transport(w.Transport)
 	link := record.LinkState(w.Link)
@@ -358,6 +423,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.BytesPerSec, tx.LatencyNs = finite(w.BytesPerSecond), float64(max(w.LatencyNs, 0))
 		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
 		tx.Link, tx.LinkAt, tx.Switches = link, clock.real(w.MonoLinkNs, now), w.Switches
+		tx.Outages, tx.Resent = w.Outages, w.Resent
 	}
 	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
 		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)
@@ -426,51 +492,6 @@ func (s *state) dropArrivals(size int) {
 	clear(s.arrived)
 	for i := range s.ev.Arrivals {
 		s.arrived[arrivalKey{s.ev.Arrivals[i].Comm, s.ev.Arrivals[i].Seq}] = int32(i)
-	}
-}
-
-// collect removes the communicators that everybody has left a while ago.
-func (s *state) collect(now int64) {
-	over := func(c commIndex) bool { return c.leftAt != 0 && now-c.leftAt > leftFor }
-	if !slices.ContainsFunc(s.comms, over) {
-		return
-	}
-	moved := make([]int32, len(s.comms))
-	kept := int32(0)
-	for i := range s.comms {
-		if over(s.comms[i]) {
-			moved[i] = -1
-			continue
-		}
-		moved[i] = kept
-		kept++
-	}
-	old := s.ev
-	oldComms, oldConns := s.comms, s.conns
-	s.clearComms()
-	for i, to := range moved {
-		if to >= 0 {
-			s.commOf[old.Comms[i].ID] = to
-			s.ev.Comms = append(s.ev.Comms, old.Comms[i])
-			s.comms = append(s.comms, oldComms[i])
-			s.members += len(old.Comms[i].Members)
-		}
-	}
-	for i, k := range oldConns { // in order: the engine knows them by their indices
-		if to := moved[k.comm]; to >= 0 {
-			k.comm, old.Conns[i].Comm = to, to
-			s.connOf[k] = int32(len(s.conns))
-			s.conns = append(s.conns, k)
-			s.ev.Conns = append(s.ev.Conns, old.Conns[i])
-		}
-	}
-	for _, a := range old.Arrivals {
-		if to := moved[a.Comm]; to >= 0 {
-			a.Comm = to
-			s.arrived[arrivalKey{to, a.Seq}] = int32(len(s.ev.Arrivals))
-			s.ev.Arrivals = append(s.ev.Arrivals, a)
-			s.cells += len(a.Start)
-		}
 	}
 }
 

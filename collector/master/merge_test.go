@@ -13,7 +13,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-var small = Limits{Nodes: 4, Ranks: 64, Comms: 8, Members: 256, Conns: 64, Arrivals: 512}
+var small = Limits{Nodes: 4, Ranks: 64, Comms: 8, Members: 256, Conns: 64, Arrivals: 512, Calls: 40}
 
 // check holds what every evidence must hold, whatever was merged.
 func check(s *state) error {
@@ -25,12 +25,32 @@ func check(s *state) error {
 	if len(ev.Ranks) != len(s.ranks) || len(ev.Comms) != len(s.comms) || len(ev.Comms) != len(s.commOf) || len(ev.Conns) != len(s.conns) || len(ev.Conns) != len(s.connOf) || len(ev.Arrivals) != len(s.arrived) {
 		return fmt.Errorf("indices and evidence differ in length")
 	}
-	members, cells, seen := 0, 0, 0
+	for c := range ev.Comms {
+		n := 0
+		for i := range ev.Comms[c].Members {
+			if present(&ev.Comms[c].Members[i]) {
+				n++
+			}
+		}
+		if n != s.comms[c].present {
+			return fmt.Errorf("communicator %d: %d present, counted %d", c, n, s.comms[c].present)
+		}
+	}
+	members, cells, seen, calls := 0, 0, 0, 0
 	for i := range ev.Ranks {
 		r := &ev.Ranks[i]
 		if int(r.Node) >= len(ev.Nodes) || r.Node < -1 || r.Proc > diagnosis.ProcExited || r.CPU < 0 || r.CPU != r.CPU {
 			return fmt.Errorf("rank %d: %+v", i, *r)
 		}
+		for _, x := range []float32{r.Starved, r.Throttled, r.MemoryPressure} {
+			if !(x >= 0 && x <= 1) {
+				return fmt.Errorf("rank %d: %+v", i, *r)
+			}
+		}
+		if len(r.Calls) > diagnosis.MaxCalls || r.Exit.By > diagnosis.ExitKernel || r.Exit.Signal < 0 || r.Exit.Signal > maxSignal {
+			return fmt.Errorf("rank %d: %+v", i, *r)
+		}
+		calls += len(r.Calls)
 		if r.Node >= 0 {
 			seen++
 		}
@@ -42,7 +62,7 @@ func check(s *state) error {
 			return fmt.Errorf("communicator %d: %x %q", i, c.ID, c.Name)
 		}
 		for _, m := range c.Members {
-			if int(m.World) >= len(ev.Ranks) || m.World < -1 {
+			if int(m.World) >= len(ev.Ranks) || m.World < -1 || m.FaultPeer < -1 || int(m.FaultPeer) >= len(c.Members) {
 				return fmt.Errorf("communicator %d: member's world rank %d of %d", i, m.World, len(ev.Ranks))
 			}
 		}
@@ -66,7 +86,7 @@ func check(s *state) error {
 			return fmt.Errorf("arrival %d: %+v", i, *a)
 		}
 	}
-	if members != s.members || members > l.Members || cells != s.cells || cells > l.Arrivals || seen != s.seen {
+	if members != s.members || members > l.Members || cells != s.cells || cells > l.Arrivals || seen != s.seen || calls != s.calls || calls > l.Calls {
 		return fmt.Errorf("%d members (counted %d), %d cells (counted %d), %d seen (counted %d)", members, s.members, cells, s.cells, seen, s.seen)
 	}
 	return nil
@@ -83,11 +103,20 @@ func FuzzMerge(f *testing.F) {
 	}
 	add(report(4, 0))
 	add(report(4, 1))
+	add(troubled())
 	huge := report(2, math.MaxUint32)
 	huge.Ranks[1].WorldSize, huge.Members[0].Size, huge.Connections[0].Peer = math.MaxInt32, math.MaxInt32, math.MinInt32
 	huge.Connections[0].BytesPerSecond, huge.Connections[1].BytesPerSecond = math.NaN(), math.Inf(1)
 	huge.MonoSentNs, huge.Arrivals[0].Rank = math.MinInt64, -1
 	add(huge)
+	trouble := troubled()
+	w := trouble.Ranks[0]
+	w.Starved, w.MemoryPressure, w.Exit.By, w.Exit.Signal = float32(math.NaN()), float32(math.Inf(-1)), 9, -1
+	for range 100 {
+		w.Calls = append(w.Calls, &wire.Call{Coll: math.MaxUint32, Peer: math.MinInt32, MonoAtNs: math.MinInt64})
+	}
+	trouble.Members[0].Fault, trouble.Members[0].FaultPeer = math.MaxUint32, math.MinInt32
+	add(trouble)
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		s, engine := newState("job", small), diagnosis.New(diagnosis.Config{})
 		now := int64(1e18)
@@ -254,7 +283,7 @@ func TestStartedAnew(t *testing.T) {
 		}
 		s.merge(b, life(2, 3, now, diagnosis.ProcGone), now) // a late word
 		is(t, s, 0, a, now+second)
-		s.merge(a, life(2, 1, now+2*second, diagnosis.ProcRunning), now)
+		s.merge(a, life(2, 1, now+2*second, diagnosis.ProcRunning), now+2*skew)
 		is(t, s, 1, a, now+2*second)
 	})
 	t.Run("on another node", func(t *testing.T) {
@@ -263,7 +292,7 @@ func TestStartedAnew(t *testing.T) {
 		if s.attempt != 3 {
 			t.Errorf("attempt %d", s.attempt)
 		}
-		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now)
+		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now+2*skew)
 		is(t, s, 0, b, now+2*skew)
 	})
 	t.Run("a smaller one, before a master that knows neither", func(t *testing.T) {
@@ -276,7 +305,7 @@ func TestStartedAnew(t *testing.T) {
 				if r == late {
 					n = s.node("b")
 				}
-				s.merge(n, r, now)
+				s.merge(n, r, now+2*skew)
 			}
 			if err := check(s); err != nil || s.attempt != 0 || len(s.ev.Ranks) != 1 || s.ev.Ranks[0].Proc != diagnosis.ProcRunning {
 				t.Errorf("%s: %v; attempt %d, ranks %+v", name, err, s.attempt, s.ev.Ranks)
@@ -285,12 +314,12 @@ func TestStartedAnew(t *testing.T) {
 	})
 	t.Run("not while the former one runs", func(t *testing.T) {
 		s, a, b := former(diagnosis.ProcRunning)
-		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now)
+		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now+2*skew)
 		is(t, s, 3, a, now)
 	})
 	t.Run("not for the dead", func(t *testing.T) {
 		s, a, b := former(diagnosis.ProcGone)
-		s.merge(b, life(2, 2, now+2*skew, diagnosis.ProcGone), now)
+		s.merge(b, life(2, 2, now+2*skew, diagnosis.ProcGone), now+2*skew)
 		is(t, s, 3, a, now)
 	})
 }
@@ -318,7 +347,7 @@ func TestTheDeadStayDead(t *testing.T) {
 	s := newState("job", Limits{})
 	n := s.node("n")
 	for _, proc := range []diagnosis.ProcState{diagnosis.ProcGone, diagnosis.ProcExited} {
-		s.merge(n, life(2, 0, int64(proc), proc), 1e18)
+		s.merge(n, life(2, 0, 1+int64(proc), proc), 1e18)
 		s.disconnected(n)
 		if got := s.ev.Ranks[1].Proc; got != proc {
 			t.Errorf("state %v after the agent left, want %v", got, proc)

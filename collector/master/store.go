@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -55,6 +56,24 @@ func (t *incidents) load(path string, now time.Time) error {
 		t.open = append(t.open, &openIncident{Incident: i, lastSeen: now.Add(2 * t.closeAfter)})
 	}
 	t.closed = s.Closed[:min(len(s.Closed), collector.MaxIncidents)]
+	return nil
+}
+
+// own refuses what others could have written: an incident there would be believed.
+func own(path string) error {
+	fi, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("whose it is: %w", err)
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s is user %d's, and this master is user %d's: give it a state directory of its own", path, st.Uid, os.Geteuid())
+	}
+	if fi.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("%s can be written by others (mode %04o), and what is in it is believed: chmod go-w it", path, fi.Mode().Perm())
+	}
 	return nil
 }
 

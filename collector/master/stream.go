@@ -90,6 +90,9 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 	if err != nil {
 		return err
 	}
+	if err := m.mayReport(g.Context(), first.GetHello()); err != nil {
+		return err
+	}
 	n, err := m.hello(first.GetHello(), s)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,13 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain lets the test binary be a rank, so that a test can kill it.
+func TestMain(m *testing.M) {
+	if os.Getenv("LOCKSTEP_TEST_AS") == "rank" {
+		beRank()
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // start runs a master, changed before, to the end of the test.
 func start(t *testing.T, o Options, change ...func(*Master)) *Master {
@@ -47,7 +54,7 @@ func start(t *testing.T, o Options, change ...func(*Master)) *Master {
 }
 
 // dial opens a raw stream, to say on it what no agent would.
-func dial(t *testing.T, m *Master) wire.Collector_ProgressClient {
+func dial(t *testing.T, m *Master, opts ...grpc.CallOption) wire.Collector_ProgressClient {
 	t.Helper()
 	conn, err := grpc.NewClient(m.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -56,7 +63,7 @@ func dial(t *testing.T, m *Master) wire.Collector_ProgressClient {
 	t.Cleanup(func() { conn.Close() })
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	c, err := wire.NewCollectorClient(conn).Progress(ctx)
+	c, err := wire.NewCollectorClient(conn).Progress(ctx, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,17 +411,23 @@ func TestGarbageConnection(t *testing.T) {
 	}
 }
 
-// Without TLS anyone on the network can have a job restarted.
-func TestOpenListenerIsToldOf(t *testing.T) {
-	for address, want := range map[string]bool{"127.0.0.1:0": false, "0.0.0.0:0": true} {
+// Without TLS anyone on the network could have a job restarted.
+func TestOpenListenerNeedsAFlag(t *testing.T) {
+	for _, c := range []struct {
+		listen          string
+		insecure, there bool
+	}{{"127.0.0.1:0", false, true}, {"0.0.0.0:0", false, false}, {"0.0.0.0:0", true, true}} {
 		var log bytes.Buffer
-		m, err := New(Options{Job: "job", Listen: address, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		m, err := New(Options{Job: "job", Listen: c.listen, Insecure: c.insecure, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if (err == nil) != c.there {
+			t.Fatalf("%+v: %v", c, err)
+		}
 		if err != nil {
-			t.Fatal(err)
+			continue
 		}
 		m.listener.Close()
-		if got := strings.Contains(log.String(), "not authenticated"); got != want {
-			t.Errorf("%s: logged %q", address, log.String())
+		if told := strings.Contains(log.String(), "not authenticated"); told != c.insecure || m.Snapshot().Insecure != c.insecure {
+			t.Errorf("%+v: logged %q", c, log.String())
 		}
 	}
 }

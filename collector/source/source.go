@@ -27,12 +27,19 @@ type Source interface {
 // (no GPU, no RDMA port). It is no failure.
 var ErrNoData = errors.New("nothing to see on this node")
 
+// ErrPartly is a source's answer when this node does not show all that it could look at
+// (a kernel without pressure stall information). It is no failure either: what there is
+// stands, and the error's text says what there is not.
+var ErrPartly = errors.New("not all of it is to be seen on this node")
+
 // View is a node at one moment. It belongs to the agent's goroutine.
 type View struct {
 	Now       int64 // CLOCK_MONOTONIC ns of this pass
 	Processes []*Process
 	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
 	NICs      *collector.NICs // by the rdma source; likewise
+	// By the pressure source: the node's, as diagnosis.Node has them.
+	CPUPressure, MemoryPressure float32
 }
 
 // Process is one process with a flight recorder, alive or dead. Its address
@@ -54,6 +61,12 @@ type Process struct {
 	StateAt int64   // CLOCK_MONOTONIC ns when State took this value
 	CPU     float32 // share of one core over about the last second
 	IO      bool    // storage was read or written in that time
+	// Exit is how the process ended: by the word of whoever started it, which the
+	// recorder source reads, else by the kernel's. At is CLOCK_MONOTONIC ns.
+	Exit diagnosis.Exit
+
+	// By the pressure source, as diagnosis.Rank has them.
+	Starved, Throttled, MemoryPressure float32
 
 	// By the nvml source: the GPU that the process uses (of several the one in
 	// the worst state), in CLOCK_MONOTONIC ns; and what it has reported, as diagnosis.Rank.Xid.

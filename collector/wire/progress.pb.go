@@ -308,18 +308,22 @@ func (x *Hello) GetBootId() string {
 // reports of a stream, and those after a resync, carry everything.
 // Ranks come before members before connections that refer to them.
 type Report struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                         // from 1 for each stream, without gaps
-	MonoSentNs    int64                  `protobuf:"varint,2,opt,name=mono_sent_ns,json=monoSentNs,proto3" json:"mono_sent_ns,omitempty"` // agent's monotonic clock at sending
-	RealSentNs    int64                  `protobuf:"varint,3,opt,name=real_sent_ns,json=realSentNs,proto3" json:"real_sent_ns,omitempty"` // agent's real-time clock at sending, unix ns
-	Echo          *ClockEcho             `protobuf:"bytes,4,opt,name=echo,proto3" json:"echo,omitempty"`                                  // the last ack, for the lower bound of the clock offset
-	LateNs        int64                  `protobuf:"varint,5,opt,name=late_ns,json=lateNs,proto3" json:"late_ns,omitempty"`               // how much longer than intended the agent's loop slept since the last report, at worst
-	Ranks         []*Rank                `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
-	Members       []*Member              `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
-	Connections   []*Connection          `protobuf:"bytes,9,rep,name=connections,proto3" json:"connections,omitempty"`
-	Arrivals      []*Arrival             `protobuf:"bytes,10,rep,name=arrivals,proto3" json:"arrivals,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Sequence    uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                         // from 1 for each stream, without gaps
+	MonoSentNs  int64                  `protobuf:"varint,2,opt,name=mono_sent_ns,json=monoSentNs,proto3" json:"mono_sent_ns,omitempty"` // agent's monotonic clock at sending
+	RealSentNs  int64                  `protobuf:"varint,3,opt,name=real_sent_ns,json=realSentNs,proto3" json:"real_sent_ns,omitempty"` // agent's real-time clock at sending, unix ns
+	Echo        *ClockEcho             `protobuf:"bytes,4,opt,name=echo,proto3" json:"echo,omitempty"`                                  // the last ack, for the lower bound of the clock offset
+	LateNs      int64                  `protobuf:"varint,5,opt,name=late_ns,json=lateNs,proto3" json:"late_ns,omitempty"`               // how much longer than intended the agent's loop slept since the last report, at worst
+	Ranks       []*Rank                `protobuf:"bytes,7,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	Members     []*Member              `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`
+	Connections []*Connection          `protobuf:"bytes,9,rep,name=connections,proto3" json:"connections,omitempty"`
+	Arrivals    []*Arrival             `protobuf:"bytes,10,rep,name=arrivals,proto3" json:"arrivals,omitempty"`
+	// Shares of the last ten seconds or so in which some task of the node waited for a
+	// CPU, for memory (PSI "some"); 0 below a twentieth, and where the kernel does not tell.
+	CpuPressure    float32 `protobuf:"fixed32,11,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
+	MemoryPressure float32 `protobuf:"fixed32,12,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Report) Reset() {
@@ -415,6 +419,20 @@ func (x *Report) GetArrivals() []*Arrival {
 	return nil
 }
 
+func (x *Report) GetCpuPressure() float32 {
+	if x != nil {
+		return x.CpuPressure
+	}
+	return 0
+}
+
+func (x *Report) GetMemoryPressure() float32 {
+	if x != nil {
+		return x.MemoryPressure
+	}
+	return 0
+}
+
 // ClockEcho returns the clock reading of an ack with the time it arrived.
 type ClockEcho struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -486,8 +504,15 @@ type Rank struct {
 	Xid           uint32                 `protobuf:"varint,13,opt,name=xid,proto3" json:"xid,omitempty"`                                           // gravest fatal GPU fault in the process's time, the first of these; 0 when none
 	TableOverflow uint64                 `protobuf:"varint,14,opt,name=table_overflow,json=tableOverflow,proto3" json:"table_overflow,omitempty"`  // communicators and connections that found no slot in the recorder
 	Gpu           *GPU                   `protobuf:"bytes,15,opt,name=gpu,proto3" json:"gpu,omitempty"`                                            // absent when the agent sees none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Shares of the last second, in steps of a twentieth: 0 for a healthy rank.
+	Starved        float32 `protobuf:"fixed32,16,opt,name=starved,proto3" json:"starved,omitempty"`                                     // its busiest thread was runnable and did not run
+	Throttled      float32 `protobuf:"fixed32,17,opt,name=throttled,proto3" json:"throttled,omitempty"`                                 // its cgroup's quota held it back
+	MemoryPressure float32 `protobuf:"fixed32,18,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"` // tasks of its cgroup waited for memory (PSI "some", of ten seconds)
+	Exit           *Exit   `protobuf:"bytes,19,opt,name=exit,proto3" json:"exit,omitempty"`                                             // absent while nobody has said how it ended
+	Stall          uint32  `protobuf:"varint,20,opt,name=stall,proto3" json:"stall,omitempty"`                                          // counts the times that it was held up, while it is; 0 while it is not
+	Calls          []*Call `protobuf:"bytes,21,rep,name=calls,proto3" json:"calls,omitempty"`                                           // its last ones, oldest first, at most 32: in a stall's first report, and in full ones
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Rank) Reset() {
@@ -625,6 +650,210 @@ func (x *Rank) GetGpu() *GPU {
 	return nil
 }
 
+func (x *Rank) GetStarved() float32 {
+	if x != nil {
+		return x.Starved
+	}
+	return 0
+}
+
+func (x *Rank) GetThrottled() float32 {
+	if x != nil {
+		return x.Throttled
+	}
+	return 0
+}
+
+func (x *Rank) GetMemoryPressure() float32 {
+	if x != nil {
+		return x.MemoryPressure
+	}
+	return 0
+}
+
+func (x *Rank) GetExit() *Exit {
+	if x != nil {
+		return x.Exit
+	}
+	return nil
+}
+
+func (x *Rank) GetStall() uint32 {
+	if x != nil {
+		return x.Stall
+	}
+	return 0
+}
+
+func (x *Rank) GetCalls() []*Call {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+// Exit is how a process ended.
+type Exit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	By            uint32                 `protobuf:"varint,1,opt,name=by,proto3" json:"by,omitempty"`                               // diagnosis.ExitSource
+	Code          int32                  `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`                           // exit status; 0 when a signal ended it
+	Signal        int32                  `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`                       // 0 when none did
+	MonoAtNs      int64                  `protobuf:"varint,4,opt,name=mono_at_ns,json=monoAtNs,proto3" json:"mono_at_ns,omitempty"` // when
+	Asked         bool                   `protobuf:"varint,5,opt,name=asked,proto3" json:"asked,omitempty"`                         // by had told it to end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Exit) Reset() {
+	*x = Exit{}
+	mi := &file_progress_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Exit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Exit) ProtoMessage() {}
+
+func (x *Exit) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Exit.ProtoReflect.Descriptor instead.
+func (*Exit) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Exit) GetBy() uint32 {
+	if x != nil {
+		return x.By
+	}
+	return 0
+}
+
+func (x *Exit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *Exit) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+func (x *Exit) GetMonoAtNs() int64 {
+	if x != nil {
+		return x.MonoAtNs
+	}
+	return 0
+}
+
+func (x *Exit) GetAsked() bool {
+	if x != nil {
+		return x.Asked
+	}
+	return false
+}
+
+// Call is one operation that a rank has called.
+type Call struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CommId        uint64                 `protobuf:"fixed64,1,opt,name=comm_id,json=commId,proto3" json:"comm_id,omitempty"`
+	Seq           uint64                 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	Coll          uint32                 `protobuf:"varint,3,opt,name=coll,proto3" json:"coll,omitempty"`                           // record.CollKind
+	Peer          int32                  `protobuf:"zigzag32,4,opt,name=peer,proto3" json:"peer,omitempty"`                         // peer or root in the communicator, -1 when none
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`                         // payload
+	MonoAtNs      int64                  `protobuf:"varint,6,opt,name=mono_at_ns,json=monoAtNs,proto3" json:"mono_at_ns,omitempty"` // when it was called
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Call) Reset() {
+	*x = Call{}
+	mi := &file_progress_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Call) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Call) ProtoMessage() {}
+
+func (x *Call) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Call.ProtoReflect.Descriptor instead.
+func (*Call) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Call) GetCommId() uint64 {
+	if x != nil {
+		return x.CommId
+	}
+	return 0
+}
+
+func (x *Call) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *Call) GetColl() uint32 {
+	if x != nil {
+		return x.Coll
+	}
+	return 0
+}
+
+func (x *Call) GetPeer() int32 {
+	if x != nil {
+		return x.Peer
+	}
+	return 0
+}
+
+func (x *Call) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Call) GetMonoAtNs() int64 {
+	if x != nil {
+		return x.MonoAtNs
+	}
+	return 0
+}
+
 // GPU is the health of a rank's GPU.
 type GPU struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
@@ -640,7 +869,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +881,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +894,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -728,19 +957,22 @@ type Member struct {
 	MonoEnqueuedNs int64                  `protobuf:"varint,13,opt,name=mono_enqueued_ns,json=monoEnqueuedNs,proto3" json:"mono_enqueued_ns,omitempty"`
 	MonoStartedNs  int64                  `protobuf:"varint,14,opt,name=mono_started_ns,json=monoStartedNs,proto3" json:"mono_started_ns,omitempty"`
 	MonoFinishedNs int64                  `protobuf:"varint,15,opt,name=mono_finished_ns,json=monoFinishedNs,proto3" json:"mono_finished_ns,omitempty"`
-	Ops            uint64                 `protobuf:"varint,16,opt,name=ops,proto3" json:"ops,omitempty"`                                 // finished operations
-	OwnNs          uint64                 `protobuf:"varint,17,opt,name=own_ns,json=ownNs,proto3" json:"own_ns,omitempty"`                // sum of time outside collectives before each
-	WaitNs         uint64                 `protobuf:"varint,18,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`             // sum of waiting for the last peer
-	TransferNs     uint64                 `protobuf:"varint,19,opt,name=transfer_ns,json=transferNs,proto3" json:"transfer_ns,omitempty"` // sum of the rest
-	MaxOwnNs       uint64                 `protobuf:"varint,20,opt,name=max_own_ns,json=maxOwnNs,proto3" json:"max_own_ns,omitempty"`     // longest own time of all
-	Attempt        uint32                 `protobuf:"varint,21,opt,name=attempt,proto3" json:"attempt,omitempty"`                         // of the process that reports it
+	Ops            uint64                 `protobuf:"varint,16,opt,name=ops,proto3" json:"ops,omitempty"`                                      // finished operations
+	OwnNs          uint64                 `protobuf:"varint,17,opt,name=own_ns,json=ownNs,proto3" json:"own_ns,omitempty"`                     // sum of time outside collectives before each
+	WaitNs         uint64                 `protobuf:"varint,18,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`                  // sum of waiting for the last peer
+	TransferNs     uint64                 `protobuf:"varint,19,opt,name=transfer_ns,json=transferNs,proto3" json:"transfer_ns,omitempty"`      // sum of the rest
+	MaxOwnNs       uint64                 `protobuf:"varint,20,opt,name=max_own_ns,json=maxOwnNs,proto3" json:"max_own_ns,omitempty"`          // longest own time of all
+	Attempt        uint32                 `protobuf:"varint,21,opt,name=attempt,proto3" json:"attempt,omitempty"`                              // of the process that reports it
+	MonoStateNs    int64                  `protobuf:"varint,22,opt,name=mono_state_ns,json=monoStateNs,proto3" json:"mono_state_ns,omitempty"` // when state took this value: in reports that change it, and in full ones
+	Fault          uint32                 `protobuf:"varint,23,opt,name=fault,proto3" json:"fault,omitempty"`                                  // record.Result: why it was aborted, 0 when nobody has said
+	FaultPeer      int32                  `protobuf:"zigzag32,24,opt,name=fault_peer,json=faultPeer,proto3" json:"fault_peer,omitempty"`       // whom fault names, a rank in the communicator, -1 when nobody
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +984,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +997,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -915,6 +1147,27 @@ func (x *Member) GetAttempt() uint32 {
 	return 0
 }
 
+func (x *Member) GetMonoStateNs() int64 {
+	if x != nil {
+		return x.MonoStateNs
+	}
+	return 0
+}
+
+func (x *Member) GetFault() uint32 {
+	if x != nil {
+		return x.Fault
+	}
+	return 0
+}
+
+func (x *Member) GetFaultPeer() int32 {
+	if x != nil {
+		return x.FaultPeer
+	}
+	return 0
+}
+
 // Connection is what one process says of its connection with one peer: the
 // sending half (this rank → peer) and the receiving half (peer → this rank).
 type Connection struct {
@@ -942,14 +1195,15 @@ type Connection struct {
 	Link            uint32                 `protobuf:"varint,21,opt,name=link,proto3" json:"link,omitempty"`                                                  // record.LinkState; several paths of a connection are channels of their own
 	MonoLinkNs      int64                  `protobuf:"varint,22,opt,name=mono_link_ns,json=monoLinkNs,proto3" json:"mono_link_ns,omitempty"`                  // since when
 	Switches        uint64                 `protobuf:"varint,23,opt,name=switches,proto3" json:"switches,omitempty"`                                          // how often this path has taken over from another
-	Resent          uint64                 `protobuf:"varint,24,opt,name=resent,proto3" json:"resent,omitempty"`                                              // bytes sent again on it because the other path had lost them
+	Resent          uint64                 `protobuf:"varint,24,opt,name=resent,proto3" json:"resent,omitempty"`                                              // bytes sent again on it: because another path had lost them, or by TCP
+	Outages         uint64                 `protobuf:"varint,25,opt,name=outages,proto3" json:"outages,omitempty"`                                            // how often it was down and came back
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1215,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1228,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1145,6 +1399,13 @@ func (x *Connection) GetResent() uint64 {
 	return 0
 }
 
+func (x *Connection) GetOutages() uint64 {
+	if x != nil {
+		return x.Outages
+	}
+	return 0
+}
+
 // Arrival is one rank's start and end of a sampled collective.
 type Arrival struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1160,7 +1421,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1433,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1446,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1244,7 +1505,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1517,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1530,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1307,7 +1568,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1580,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1593,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -1380,7 +1641,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1653,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1666,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -1431,7 +1692,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1704,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1717,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -1479,7 +1740,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\x91\x03\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xdd\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -1492,10 +1753,12 @@ const file_progress_proto_rawDesc = "" +
 	"\amembers\x18\b \x03(\v2\x18.lockstep.wire.v1.MemberR\amembers\x12>\n" +
 	"\vconnections\x18\t \x03(\v2\x1c.lockstep.wire.v1.ConnectionR\vconnections\x125\n" +
 	"\barrivals\x18\n" +
-	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivalsJ\x04\b\x06\x10\a\"R\n" +
+	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\x12!\n" +
+	"\fcpu_pressure\x18\v \x01(\x02R\vcpuPressure\x12'\n" +
+	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressureJ\x04\b\x06\x10\a\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\x9c\x03\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xed\x04\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -1516,7 +1779,28 @@ const file_progress_proto_rawDesc = "" +
 	"\x04step\x18\f \x01(\x04R\x04step\x12\x10\n" +
 	"\x03xid\x18\r \x01(\rR\x03xid\x12%\n" +
 	"\x0etable_overflow\x18\x0e \x01(\x04R\rtableOverflow\x12'\n" +
-	"\x03gpu\x18\x0f \x01(\v2\x15.lockstep.wire.v1.GPUR\x03gpu\"\xd7\x01\n" +
+	"\x03gpu\x18\x0f \x01(\v2\x15.lockstep.wire.v1.GPUR\x03gpu\x12\x18\n" +
+	"\astarved\x18\x10 \x01(\x02R\astarved\x12\x1c\n" +
+	"\tthrottled\x18\x11 \x01(\x02R\tthrottled\x12'\n" +
+	"\x0fmemory_pressure\x18\x12 \x01(\x02R\x0ememoryPressure\x12*\n" +
+	"\x04exit\x18\x13 \x01(\v2\x16.lockstep.wire.v1.ExitR\x04exit\x12\x14\n" +
+	"\x05stall\x18\x14 \x01(\rR\x05stall\x12,\n" +
+	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\"v\n" +
+	"\x04Exit\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\rR\x02by\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\x12\x1c\n" +
+	"\n" +
+	"mono_at_ns\x18\x04 \x01(\x03R\bmonoAtNs\x12\x14\n" +
+	"\x05asked\x18\x05 \x01(\bR\x05asked\"\x8d\x01\n" +
+	"\x04Call\x12\x17\n" +
+	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
+	"\x04coll\x18\x03 \x01(\rR\x04coll\x12\x12\n" +
+	"\x04peer\x18\x04 \x01(\x11R\x04peer\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x1c\n" +
+	"\n" +
+	"mono_at_ns\x18\x06 \x01(\x03R\bmonoAtNs\"\xd7\x01\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x1e\n" +
 	"\vmono_xid_ns\x18\x02 \x01(\x03R\tmonoXidNs\x12 \n" +
@@ -1524,7 +1808,7 @@ const file_progress_proto_rawDesc = "" +
 	"monoLostNs\x12*\n" +
 	"\x11mono_throttled_ns\x18\x04 \x01(\x03R\x0fmonoThrottledNs\x12\x1a\n" +
 	"\bthrottle\x18\x05 \x01(\rR\bthrottle\x120\n" +
-	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\xc2\x04\n" +
+	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\x9b\x05\n" +
 	"\x06Member\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1b\n" +
 	"\tcomm_name\x18\x02 \x01(\tR\bcommName\x12\x1d\n" +
@@ -1550,7 +1834,11 @@ const file_progress_proto_rawDesc = "" +
 	"transferNs\x12\x1c\n" +
 	"\n" +
 	"max_own_ns\x18\x14 \x01(\x04R\bmaxOwnNs\x12\x18\n" +
-	"\aattempt\x18\x15 \x01(\rR\aattempt\"\xed\x05\n" +
+	"\aattempt\x18\x15 \x01(\rR\aattempt\x12\"\n" +
+	"\rmono_state_ns\x18\x16 \x01(\x03R\vmonoStateNs\x12\x14\n" +
+	"\x05fault\x18\x17 \x01(\rR\x05fault\x12\x1d\n" +
+	"\n" +
+	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\"\x87\x06\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -1579,7 +1867,8 @@ const file_progress_proto_rawDesc = "" +
 	"\fmono_link_ns\x18\x16 \x01(\x03R\n" +
 	"monoLinkNs\x12\x1a\n" +
 	"\bswitches\x18\x17 \x01(\x04R\bswitches\x12\x16\n" +
-	"\x06resent\x18\x18 \x01(\x04R\x06resent\"\xa8\x01\n" +
+	"\x06resent\x18\x18 \x01(\x04R\x06resent\x12\x18\n" +
+	"\aoutages\x18\x19 \x01(\x04R\aoutages\"\xa8\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
@@ -1616,7 +1905,7 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
@@ -1624,35 +1913,39 @@ var file_progress_proto_goTypes = []any{
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
 	(*ClockEcho)(nil),     // 4: lockstep.wire.v1.ClockEcho
 	(*Rank)(nil),          // 5: lockstep.wire.v1.Rank
-	(*GPU)(nil),           // 6: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 7: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 8: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 9: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 10: lockstep.wire.v1.Ack
-	(*TraceRequest)(nil),  // 11: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 12: lockstep.wire.v1.TraceResult
-	(*Resync)(nil),        // 13: lockstep.wire.v1.Resync
+	(*Exit)(nil),          // 6: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 7: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 8: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 9: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 10: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 11: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 12: lockstep.wire.v1.Ack
+	(*TraceRequest)(nil),  // 13: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 14: lockstep.wire.v1.TraceResult
+	(*Resync)(nil),        // 15: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	12, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	10, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	11, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	13, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	14, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	12, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	13, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	15, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
 	4,  // 6: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
 	5,  // 7: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	7,  // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	8,  // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	9,  // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	6,  // 11: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	0,  // 12: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 13: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	13, // [13:14] is the sub-list for method output_type
-	12, // [12:13] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	9,  // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	10, // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	11, // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	8,  // 11: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	6,  // 12: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	7,  // 13: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	0,  // 14: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 15: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	15, // [15:16] is the sub-list for method output_type
+	14, // [14:15] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -1676,7 +1969,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

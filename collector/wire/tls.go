@@ -7,8 +7,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
+	"sync/atomic"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -25,6 +27,20 @@ type TLS struct {
 	ServerName string
 }
 
+// MasterOf returns the credentials with which to dial the master of a job: the
+// other end must be that by its certificate. Plain text when t is nil, and then, on
+// this host, the other end must be of this process's user or root.
+func (t *TLS) MasterOf(job string) (credentials.TransportCredentials, error) {
+	if t == nil {
+		return Loopback(), nil
+	}
+	c, err := t.Credentials()
+	if r, ok := c.(*reloading); ok {
+		r.verify = func(id Identity) error { return id.Master(job) }
+	}
+	return c, err
+}
+
 // Credentials returns the transport credentials of either end: plain text
 // when t is nil, else mutual TLS 1.3. It fails when the files cannot be used now.
 func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
@@ -34,10 +50,35 @@ func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
 	if t.CertFile == "" || t.KeyFile == "" || t.CAFile == "" {
 		return nil, errors.New("tls: certificate, key and CA file are all needed: each end authenticates the other")
 	}
-	if _, err := t.load(); err != nil {
+	if err := private(t.KeyFile); err != nil {
 		return nil, err
 	}
-	return &reloading{files: *t}, nil
+	cfg, err := t.load()
+	if err != nil {
+		return nil, err
+	}
+	own, err := x509.ParseCertificate(cfg.Certificates[0].Certificate[0])
+	if err == nil {
+		_, err = IdentityIn(own)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("tls: own certificate %s: %w", t.CertFile, err)
+	}
+	r := &reloading{files: *t, good: new(atomic.Pointer[tls.Config]), failing: new(atomic.Bool)}
+	r.good.Store(cfg)
+	return r, nil
+}
+
+// private refuses a secret that others than its owner and group can read.
+func private(file string) error {
+	fi, err := os.Stat(file)
+	if err != nil {
+		return fmt.Errorf("tls: key: %w", err)
+	}
+	if fi.Mode().Perm()&0o027 != 0 {
+		return fmt.Errorf("tls: key %s is open to others (mode %04o): chmod 600 it (defaultMode: 0440 of a Kubernetes volume)", file, fi.Mode().Perm())
+	}
+	return nil
 }
 
 func (t *TLS) load() (*tls.Config, error) {
@@ -63,22 +104,65 @@ func (t *TLS) load() (*tls.Config, error) {
 }
 
 // reloading builds its configuration anew for each handshake.
-type reloading struct{ files TLS }
+type reloading struct {
+	files   TLS
+	good    *atomic.Pointer[tls.Config]
+	failing *atomic.Bool         // the last reading did; said once
+	verify  func(Identity) error // of the server, nil: whoever the CA signed
+}
 
-func (r *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+// load reads the files again. While they cannot be used (a certificate is being
+// replaced, and its key has not been), those that could be last are.
+func (r *reloading) load() *tls.Config {
 	cfg, err := r.files.load()
 	if err != nil {
-		return nil, nil, err
+		if !r.failing.Swap(true) {
+			slog.Error("certificates cannot be read again: those that could be last are used until they end", "err", err)
+		}
+		return r.good.Load().Clone()
 	}
+	if r.failing.Swap(false) {
+		slog.Info("certificates can be read again", "file", r.files.CertFile)
+	}
+	r.good.Store(cfg)
+	return cfg.Clone()
+}
+
+func (r *reloading) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	cfg := r.load()
+	sameDomain(cfg, r.verify)
 	return credentials.NewTLS(cfg).ClientHandshake(ctx, cmp.Or(r.files.ServerName, authority), c)
 }
 
 func (r *reloading) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	cfg, err := r.files.load()
-	if err != nil {
-		return nil, nil, err
-	}
+	cfg := r.load()
+	sameDomain(cfg, nil)
 	return credentials.NewTLS(cfg).ServerHandshake(c)
+}
+
+// sameDomain has a handshake fail unless the peer's identity is of the own
+// certificate's trust domain, and as verify wants it.
+func sameDomain(cfg *tls.Config, verify func(Identity) error) {
+	cfg.VerifyConnection = func(s tls.ConnectionState) error {
+		id, err := IdentityIn(s.PeerCertificates[0])
+		if err != nil {
+			return err
+		}
+		leaf, err := x509.ParseCertificate(cfg.Certificates[0].Certificate[0])
+		if err != nil {
+			return err
+		}
+		own, err := IdentityIn(leaf)
+		switch {
+		case err != nil:
+			return fmt.Errorf("own certificate: %w", err)
+		case id.Domain != own.Domain:
+			return fmt.Errorf("%w: %s is of another trust domain than %s", ErrIdentity, id, own)
+		case verify != nil:
+			return verify(id)
+		}
+		return nil
+	}
 }
 
 func (r *reloading) Info() credentials.ProtocolInfo {

@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"context"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/collector/wire/pki"
 	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
 )
 
@@ -35,6 +37,7 @@ func handshake(t *testing.T, client, server credentials.TransportCredentials, au
 		conn, _, err := server.ServerHandshake(c)
 		if err == nil {
 			_, err = conn.Write([]byte{1})
+			_, _ = io.Copy(io.Discard, conn) // until the client has seen it
 		}
 		served <- err
 	}()
@@ -63,7 +66,7 @@ func must(t *testing.T, w wire.TLS) credentials.TransportCredentials {
 
 func TestMutualTLS(t *testing.T) {
 	ca, other := wiretest.NewAuthority(t), wiretest.NewAuthority(t)
-	agent, master, stranger := ca.Issue("agent"), ca.Issue("master"), other.Issue("agent")
+	agent, master, stranger := ca.Agent("gpu-01"), ca.Master("llm"), other.Agent("gpu-01")
 	ok := func(what string, c, s error) {
 		t.Helper()
 		if c != nil || s != nil {
@@ -86,21 +89,21 @@ func TestMutualTLS(t *testing.T) {
 	ok("a name of its own", c, s)
 	c, s = handshake(t, must(t, stranger), server, "127.0.0.1:1")
 	refused("an agent of another authority", c, s)
-	c, s = handshake(t, client, must(t, other.Issue("master")), "127.0.0.1:1")
+	c, s = handshake(t, client, must(t, other.Master("llm")), "127.0.0.1:1")
 	refused("a master of another authority", c, s)
 
 	// The authority is replaced under the running ends, and their certificates with it.
 	ca.Renew()
 	c, s = handshake(t, client, server, "127.0.0.1:1")
 	refused("certificates of the old authority", c, s)
-	ca.Issue("agent")
-	ca.Issue("master")
+	ca.Agent("gpu-01")
+	ca.Master("llm")
 	c, s = handshake(t, client.Clone(), server, "127.0.0.1:1")
 	ok("rotated certificates", c, s)
 }
 
 func TestCredentialErrors(t *testing.T) {
-	good := wiretest.NewAuthority(t).Issue("agent")
+	good := wiretest.NewAuthority(t).Agent("gpu-01")
 	bad := filepath.Join(t.TempDir(), "bad")
 	if err := os.WriteFile(bad, []byte("no PEM"), 0o600); err != nil {
 		t.Fatal(err)
@@ -119,5 +122,26 @@ func TestCredentialErrors(t *testing.T) {
 	}
 	if c, err := (*wire.TLS)(nil).Credentials(); err != nil || c.Info().SecurityProtocol != "insecure" {
 		t.Errorf("no TLS: %v, %v", c, err)
+	}
+}
+
+// An authority may sign for several trust domains: one has no say in another.
+func TestAnotherTrustDomain(t *testing.T) {
+	dir := t.TempDir()
+	ca, err := pki.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(name string, id wire.Identity) credentials.TransportCredentials {
+		files, err := ca.Issue(name, id, []string{"127.0.0.1"}, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return must(t, files)
+	}
+	ours := issue("a", wire.Identity{Domain: "ours", Role: wire.RoleAgent, Node: "n"})
+	theirs := issue("b", wire.Identity{Domain: "theirs", Role: wire.RoleMaster, Jobs: []string{"j"}})
+	if c, _ := handshake(t, ours, theirs, "127.0.0.1:1"); c == nil || !strings.Contains(c.Error(), "trust domain") {
+		t.Errorf("agent: %v", c)
 	}
 }

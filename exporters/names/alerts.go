@@ -26,6 +26,8 @@ const (
 	AlertSeriesOverflow    = "LockstepSeriesOverflow"
 	AlertClockError        = "LockstepClockError"
 	AlertTraceDrops        = "LockstepTraceDrops"
+	AlertAccessDenied      = "LockstepAccessDenied"
+	AlertInsecure          = "LockstepInsecure"
 
 	AlertGPUXidFatal           = "LockstepGPUXidFatal"
 	AlertGPULost               = "LockstepGPULost"

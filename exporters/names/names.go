@@ -120,7 +120,7 @@ var (
 	Windows         = def(Agent, Counter, "lockstep_connection_windows_total", "", "Transport windows closed, by cause of slowness (none: not slow).", LabelJob, LabelTransport, LabelCause)
 	ConnBroken      = def(Agent, Gauge, "lockstep_connection_paths_down", "", "Paths of open connections that are broken; a connection with another path goes on.", LabelJob, LabelTransport)
 	ConnSwitches    = def(Agent, Counter, "lockstep_connection_switches_total", "", "Times that a connection's path took over from another one, back to the first included.", LabelJob, LabelTransport)
-	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again over another path because the first may have lost them.", LabelJob, LabelTransport)
+	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again because they may have been lost: over another path, on new sockets, or by TCP itself.", LabelJob, LabelTransport)
 
 	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
 	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
@@ -227,6 +227,11 @@ var (
 	DiagnosisSeconds = def(Master, Counter, "lockstep_diagnosis_seconds_total", "seconds", "Time spent in diagnosis passes.", LabelJob)
 	MasterOverflow   = def(Master, Gauge, "lockstep_master_untracked", "", "Ranks, communicators and connections not tracked because a bound was reached.", LabelJob)
 	MasterRefused    = def(Master, Counter, "lockstep_master_refused_total", "", "Entries of agents' reports that contradict what is known, late words of former attempts among them.", LabelJob)
+	RecordingBytes   = def(Master, Counter, "lockstep_recording_bytes_total", "bytes", "Bytes written to the rolling recording of evidence.", LabelJob)
+	RecordingSkipped = def(Master, Counter, "lockstep_recording_passes_skipped_total", "", "Diagnosis passes whose evidence was not recorded, by reason: paced (it would cost too much), busy (the disk does not keep up), failed (it refuses).", LabelJob, LabelReason)
+	RecordingReach   = def(Master, Gauge, "lockstep_recording_reach_seconds", "seconds", "How far back the rolling recording of evidence goes.", LabelJob)
+	MasterDenied     = def(Master, Counter, "lockstep_master_denied_total", "", "Calls that were refused because the caller's certificate does not allow them: another node's, job's or role's.", LabelJob)
+	MasterInsecure   = def(Master, Gauge, "lockstep_master_insecure", "", "1 when anybody who reaches the master may report faults of the job (--insecure-agents).", LabelJob)
 	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
 
@@ -238,6 +243,8 @@ var (
 	ActionsPending   = def(Remediator, Gauge, "lockstep_actions_pending", "", "Journaled actions that are not finished.")
 	BreakerOpen      = def(Remediator, Gauge, "lockstep_breaker_open", "", "Whether a breaker is open: no action is taken until a person closes it.", LabelScope)
 	BreakerRemaining = def(Remediator, Gauge, "lockstep_breaker_remaining_actions", "", "Actions that a breaker still allows in its window, in all and for each job acted on; 0 while it is open.", LabelScope)
+	Disbelieved      = def(Remediator, Counter, "lockstep_alerts_disbelieved_total", "", "Alerts that nothing was done about because the job's master says otherwise, by what it says.", LabelReason)
+	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
 )
 

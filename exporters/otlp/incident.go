@@ -12,7 +12,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/lockstep-ccl/lockstep/collector"
-	"github.com/lockstep-ccl/lockstep/exporters/internal/label"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
@@ -136,7 +135,7 @@ func blame(in *collector.Incident) string {
 	if len(in.Verdict.Culprits) == 0 {
 		return "unknown"
 	}
-	return label.Culprit(in.Verdict.Culprits[0])
+	return in.Verdict.Culprits[0].String()
 }
 
 type incidentKey struct{}

@@ -523,7 +523,7 @@ func TestRefusalsAreExplained(t *testing.T) {
 // A client certificate that was replaced is used from the next connection on.
 func TestClientCertificateIsReadAgain(t *testing.T) {
 	authority := wiretest.NewAuthority(t)
-	server, client := authority.Issue("master"), authority.Issue("agent")
+	server, client := authority.Master("llm"), authority.Agent("gpu-01")
 	pair, err := tls.LoadX509KeyPair(server.CertFile, server.KeyFile)
 	if err != nil {
 		t.Fatal(err)
@@ -546,7 +546,7 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 	tracer.Collective(collective(1, true))
 	r.await(t, spansOf)
 	first := <-seen
-	authority.Issue("agent")
+	authority.Agent("gpu-01")
 	web.CloseClientConnections()
 	tracer.Collective(collective(2, true))
 	r.await(t, spansOf)

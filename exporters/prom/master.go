@@ -67,6 +67,13 @@ func (m *Master) Collect(ch chan<- prometheus.Metric) {
 		p.send(names.DiagnosisSeconds, float64(s.DiagnosisNs)/1e9, s.Job)
 		p.send(names.MasterOverflow, float64(s.Overflow), s.Job)
 		p.send(names.MasterRefused, float64(s.Refused), s.Job)
+		sendRecording(p, s)
+		p.send(names.MasterDenied, float64(s.Denied), s.Job)
+		insecure := 0.0
+		if s.Insecure {
+			insecure = 1
+		}
+		p.send(names.MasterInsecure, insecure, s.Job)
 		m.observeLatency(s)
 	}
 	m.latency.Collect(ch)
@@ -90,8 +97,12 @@ func sendIncidents(p *pass, s *collector.MasterSnapshot) {
 		if len(v.Culprits) > 0 {
 			culprit = v.Culprits[0]
 		}
+		rank, peer := culprit.Rank, culprit.Peer
+		if v.Undetermined != "" {
+			rank, peer = -1, -1 // one of several: nobody may be excluded for it
+		}
 		p.send(names.IncidentInfo, 1, s.Job, in.ID, v.Class.String(), v.Level.String(),
-			culprit.Kind.String(), label.Culprit(culprit), label.Rank(culprit.Rank), label.Rank(culprit.Peer),
+			culprit.Kind.String(), culprit.String(), label.Rank(rank), label.Rank(peer),
 			culprit.Node, v.CommName, culprit.Reason, strconv.FormatUint(uint64(in.Attempt), 10), label.TraceID(in.TraceID))
 	}
 	for _, class := range diagnosis.Classes() {
@@ -117,6 +128,20 @@ func sendAgents(p *pass, s *collector.MasterSnapshot) {
 		p.send(names.AgentsConnected, float64(n), s.Job, state)
 	}
 	p.send(names.NodeClockError, worst.Seconds(), s.Job)
+}
+
+func sendRecording(p *pass, s *collector.MasterSnapshot) {
+	r := s.Recording
+	if r == nil {
+		return
+	}
+	p.send(names.RecordingBytes, float64(r.Bytes), s.Job)
+	for reason, n := range r.Skipped {
+		p.send(names.RecordingSkipped, float64(n), s.Job, reason)
+	}
+	if !r.Oldest.IsZero() {
+		p.send(names.RecordingReach, s.At.Sub(r.Oldest).Seconds(), s.Job)
+	}
 }
 
 // sendMatrix sends the delay of every connection. Communicators that share a

@@ -176,6 +176,9 @@ func masterSnapshot() *collector.MasterSnapshot {
 	return &collector.MasterSnapshot{
 		Job: "llama", At: at, Attempt: 2, WorldSize: 8, Step: 42, Refused: 6,
 		Ranks: map[diagnosis.ProcState]int{diagnosis.ProcRunning: 7, diagnosis.ProcStopped: 1},
+		Recording: &collector.RecordingStatus{
+			Passes: 900, Bytes: 1 << 20, Size: 1 << 19, Oldest: at.Add(-10 * time.Minute), Skipped: map[string]uint64{"paced": 5, "busy": 1, "failed": 0},
+		},
 		Agents: []collector.AgentStatus{
 			{Node: "gpu-01", Connected: true, LastSeen: at, Ranks: 4, MapError: time.Millisecond},
 			{Node: "gpu-02", Lost: true, LastSeen: at.Add(-time.Minute), Ranks: 4, MapError: 3 * time.Millisecond},
@@ -193,6 +196,16 @@ func masterSnapshot() *collector.MasterSnapshot {
 				Verdict: diagnosis.Verdict{
 					Class: diagnosis.CommunicationSlow, Level: diagnosis.Suspected, CommName: "tp",
 					Culprits: []diagnosis.Culprit{{Kind: diagnosis.CulpritConnection, Rank: 2, Peer: 6, Node: "gpu-01", Reason: "network"}},
+				},
+			},
+			{
+				ID: "llama-1-3", Attempt: 2, Opened: at, Confirmed: at,
+				Verdict: diagnosis.Verdict{
+					Class: diagnosis.NoncommunicationHang, Level: diagnosis.Confirmed, CommName: "tp", Undetermined: "which of these ranks",
+					Culprits: []diagnosis.Culprit{
+						{Kind: diagnosis.CulpritRank, Rank: 3, Peer: -1, Node: "gpu-01", Reason: "deadlock"},
+						{Kind: diagnosis.CulpritRank, Rank: 4, Peer: -1, Node: "gpu-02", Reason: "deadlock"},
+					},
 				},
 			},
 			{

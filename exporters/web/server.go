@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"net/netip"
+	"strings"
 	"time"
 
 	toolkit "github.com/prometheus/exporter-toolkit/web"
@@ -27,7 +29,9 @@ type Options struct {
 	Metrics http.Handler                     // /metrics
 	Ready   func() error                     // /-/ready answers 503 with the error; nil is always ready
 	Status  func() *collector.MasterSnapshot // serves the status page; nil for none
-	Log     *slog.Logger                     // default slog.Default
+	// OpenStatus serves the status page to whoever asks, without a ConfigFile too.
+	OpenStatus bool
+	Log        *slog.Logger // default slog.Default
 }
 
 // shutdownGrace bounds how long Run waits for requests in flight.
@@ -64,8 +68,8 @@ func New(o Options) (*Server, error) {
 	s.mux.HandleFunc("GET /-/ready", s.ready)
 	if o.Status != nil {
 		status := newStatus(o.Status, time.Now)
-		s.mux.HandleFunc("GET /status", status.html)
-		s.mux.HandleFunc("GET /api/v1/status", status.json)
+		s.mux.HandleFunc("GET /status", s.local(status.html))
+		s.mux.HandleFunc("GET /api/v1/status", s.local(status.json))
 		links = append([]toolkit.LandingLinks{
 			{Address: "status", Text: "Status", Description: "the job at a glance"},
 			{Address: "api/v1/status", Text: "Status as JSON"},
@@ -130,6 +134,34 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	fmt.Fprintln(w, "ready")
+}
+
+// local lets a page that tells more than numbers out to this host only, unless the
+// web configuration says who may see it. What counts is the address that was called:
+// packets for loopback come from no other host.
+func (s *Server) local(h http.HandlerFunc) http.HandlerFunc {
+	if s.opts.ConfigFile != "" || s.opts.OpenStatus {
+		return h
+	}
+	return func(w http.ResponseWriter, req *http.Request) {
+		at, ok := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+		if from, err := netip.ParseAddrPort(req.RemoteAddr); err != nil || !ok || !at.IP.IsLoopback() || !from.Addr().Unmap().IsLoopback() || !plainHost(req.Host) {
+			http.Error(w, "this page is for this host's loopback address only: set TLS and users in --web.config.file to see it from elsewhere", http.StatusForbidden)
+			return
+		}
+		h(w, req)
+	}
+}
+
+// plainHost reports whether a request names its host by address or as localhost. A
+// page of elsewhere can have its own name resolve to loopback, and a browser on this
+// host ask for that.
+func plainHost(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || host == "localhost"
 }
 
 // Handle adds a route, in http.ServeMux's syntax. Call it before Run.

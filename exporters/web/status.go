@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
 	"github.com/lockstep-ccl/lockstep/exporters/internal/label"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
@@ -80,6 +81,7 @@ type Incident struct {
 	Opened       time.Time  `json:"opened"`
 	Confirmed    *time.Time `json:"confirmed,omitempty"`
 	Closed       *time.Time `json:"closed,omitempty"`
+	Recording    string     `json:"recording,omitempty"` // file in the incidents folder of the master's state directory, for lockstep diagnose
 }
 
 // Culprit is whom an incident blames.
@@ -140,6 +142,9 @@ func (s *status) view() *Status {
 	}
 	for i := range snap.Incidents {
 		in := incident(&snap.Incidents[i])
+		if snap.Recording != nil {
+			in.Recording = replay.IncidentFile(in.ID)
+		}
 		if in.Closed != nil {
 			v.Closed = append(v.Closed, in)
 			continue
@@ -179,8 +184,15 @@ func incident(in *collector.Incident) Incident {
 	if d.Since == 0 {
 		out.Since = in.Opened
 	}
+	out.Evidence = append(out.Evidence, d.Chain...)
+	if d.Undetermined != "" {
+		out.Evidence = append(out.Evidence, "not told: "+d.Undetermined)
+	}
+	if d.Counter != "" {
+		out.Evidence = append(out.Evidence, "would change it: "+d.Counter)
+	}
 	for _, c := range d.Culprits {
-		out.Culprits = append(out.Culprits, Culprit{c.Kind.String(), label.Culprit(c), c.Node, c.Reason})
+		out.Culprits = append(out.Culprits, Culprit{c.Kind.String(), c.String(), c.Node, c.Reason})
 	}
 	if !in.Confirmed.IsZero() {
 		out.Confirmed = &in.Confirmed

@@ -241,9 +241,28 @@ func TestStatusJSON(t *testing.T) {
 	if got.Health != "confirmed" || len(got.Open) != 2 || got.Open[0].Culprits[0].Name != "rank 5" || len(got.Closed) != 1 || got.Closed[0].Confirmed != nil {
 		t.Errorf("incidents: %+v", got)
 	}
+	if got.Open[0].Recording != "" {
+		t.Errorf("a recording where nothing is recorded: %q", got.Open[0].Recording)
+	}
 	m := got.Delay[0]
 	if m.Ratio[0][0] != nil || m.Ratio[1][2] == nil || len(m.Worst) != 2 || m.Worst[0].Source != 1 || m.Worst[0].Destination != 2 {
 		t.Errorf("delay matrix: %+v", m)
+	}
+}
+
+func TestStatusNamesRecordings(t *testing.T) {
+	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot {
+		s := snapshot()
+		s.Recording = &collector.RecordingStatus{}
+		return s
+	}})
+	_, body := fetch("/api/v1/status")
+	var got web.Status
+	if err := json.Unmarshal([]byte(body), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Open[0].Recording != "llama-70b-2-1.evidence" || got.Closed[0].Recording != "llama-70b-1-1.evidence" {
+		t.Errorf("recordings %q, %q", got.Open[0].Recording, got.Closed[0].Recording)
 	}
 }
 

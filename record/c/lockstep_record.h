@@ -57,7 +57,7 @@
 
 enum lockstep_kind {
 	LOCKSTEP_KIND_NONE = 0,
-	LOCKSTEP_KIND_COMM = 1, /* a communicator changed state: Code is a CommState */
+	LOCKSTEP_KIND_COMM = 1, /* a communicator changed state: Code is a CommState; when it is CommAborted, Result says why and Peer whom the error named */
 	LOCKSTEP_KIND_ENQUEUE = 2, /* a collective was submitted: Coll, DType, Op, Root, Bytes, Stream */
 	LOCKSTEP_KIND_START = 3, /* a collective began to run: Stamp, Clock, Algo, Proto, Channel */
 	LOCKSTEP_KIND_PHASE = 4, /* one phase of it ended: Index, Peer, Stamp (end), Dur, Code is a PhaseCode */
@@ -298,7 +298,10 @@ struct lockstep_comm {
 	uint64_t coll;
 	uint64_t op_bytes;
 	uint64_t since; /* ticket: older records of this index are of the slot's former owner */
-	uint8_t pad168[24];
+	int64_t state_at; /* of the state word, which is stored after it; 0 when nobody has told */
+	uint32_t fault; /* Result: why it was aborted, likewise */
+	int32_t fault_peer; /* whom fault names, -1 when nobody */
+	uint8_t pad184[8];
 	uint64_t started; /* live */
 	int64_t started_at;
 	uint64_t finished;
@@ -327,6 +330,9 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, enqueued_at) == 136);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, coll) == 144);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, op_bytes) == 152);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, since) == 160);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, state_at) == 168);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, fault) == 176);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, fault_peer) == 180);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, started) == 192);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, started_at) == 200);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_comm, finished) == 208);
@@ -561,11 +567,15 @@ LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_conn) == 32);
 
 struct lockstep_body_value {
 	uint8_t code;
-	uint8_t pad1[7];
+	uint8_t result;
+	uint8_t pad2[2];
+	int32_t peer;
 	uint64_t value;
 	uint8_t pad16[16];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_value, code) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_value, result) == 1);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_value, peer) == 4);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_value, value) == 8);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_value) == 32);
 
@@ -704,6 +714,7 @@ static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w,
 	struct lockstep_comm *c = &w->comms[i];
 	c->id = id, c->rank = rank, c->size = size, c->parent = parent;
 	lockstep_put_name(c->name, name);
+	LOCKSTEP_SET(&c->state_at, lockstep_now());
 	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
 	*index = (uint16_t)i;
 	return c;
@@ -711,8 +722,20 @@ static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w,
 
 static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockstep_comm_state state)
 {
-	if (c)
-		LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->state_at, lockstep_now());
+	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+}
+
+/* The state LOCKSTEP_COMM_ABORTED with its reason, and the rank in the communicator that the error named, -1 for none. */
+static inline void lockstep_comm_aborted(struct lockstep_comm *c, enum lockstep_result why, int32_t peer)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->fault, (uint32_t)why);
+	LOCKSTEP_SET(&c->fault_peer, peer);
+	lockstep_comm_set_state(c, LOCKSTEP_COMM_ABORTED);
 }
 
 /* mono is 0 for one that is going to start at once: its start is its time. */

@@ -57,7 +57,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + secret,
 			"LOCKSTEP_RUNTIME_DIR=" + s.o.RuntimeDir(node),
 		})
-		c, err := s.startRank(a, r, cmd)
+		c, err := s.startRank(a, r, node, cmd)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("run: rank %d: %w", r, err), a.stop(0))
 		}
@@ -74,13 +74,13 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 // startRank starts one process with its output going to its log file, and
 // through a pipe to the terminal too when there is one. The pipe is ours, not
 // exec's: a grandchild that keeps it open must not delay the news of an exit.
-func (s *Supervisor) startRank(a *attempt, rank int, cmd *exec.Cmd) (*child, error) {
+func (s *Supervisor) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*child, error) {
 	log, err := os.OpenFile(filepath.Join(s.o.Dir, fmt.Sprintf("rank%d.attempt%d.log", rank, a.n)), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("log file: %w", err)
 	}
 	defer func() { log.Close() }() // nil when the copier has it
-	exited := func(err error) { a.exits <- exit{rank, err} }
+	exited := s.exited(a, rank, node, time.Now())
 	if s.terminal == nil {
 		cmd.Stdout, cmd.Stderr = log, log
 		return startChild(cmd, exited)
@@ -91,9 +91,9 @@ func (s *Supervisor) startRank(a *attempt, rank int, cmd *exec.Cmd) (*child, err
 	}
 	defer write.Close()
 	cmd.Stdout, cmd.Stderr = write, write
-	c, err := startChild(cmd, func(err error) {
+	c, err := startChild(cmd, func(e ended) {
 		_ = read.SetReadDeadline(time.Now().Add(drainTime))
-		exited(err)
+		exited(e)
 	})
 	if err != nil {
 		read.Close()
@@ -107,6 +107,22 @@ func (s *Supervisor) startRank(a *attempt, rank int, cmd *exec.Cmd) (*child, err
 		s.terminal.copy(file, rank, read)
 	})
 	return c, nil
+}
+
+// exited is called when a rank's process has been reaped. The word of it goes out before
+// anything is done about it.
+func (s *Supervisor) exited(a *attempt, rank int, node string, started time.Time) func(ended) {
+	return func(e ended) {
+		if s.o.OnExit != nil {
+			x := Exit{Attempt: a.n, Rank: rank, Node: node, Started: started, At: e.at, Asked: e.asked}
+			x.PID, x.Code = e.pid, e.status.ExitStatus()
+			if e.status.Signaled() {
+				x.Code, x.Signal = 0, e.status.Signal()
+			}
+			s.o.OnExit(x)
+		}
+		a.exits <- exit{rank, e.err}
+	}
 }
 
 // stop ends all processes of the attempt: SIGTERM, after grace SIGKILL. A
@@ -160,15 +176,15 @@ func (s *Supervisor) hook(ctx context.Context, attempt int) error {
 	cmd := exec.Command(s.o.OnRestart[0], s.o.OnRestart[1:]...)
 	cmd.Env = slices.Concat(os.Environ(), s.o.Env, []string{"LOCKSTEP_JOB=" + s.o.Job, "LOCKSTEP_RESTART_COUNT=" + strconv.Itoa(attempt)})
 	cmd.Stdout, cmd.Stderr = f, f
-	ended := make(chan error, 1)
-	c, err := startChild(cmd, func(err error) { ended <- err })
+	done := make(chan error, 1)
+	c, err := startChild(cmd, func(e ended) { done <- e.err })
 	if err != nil {
 		return fail(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
 	select {
-	case err = <-ended:
+	case err = <-done:
 	case <-ctx.Done():
 		c.signal(syscall.SIGKILL)
 		err = ctx.Err()

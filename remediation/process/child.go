@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,11 +21,21 @@ type child struct {
 
 	mu     sync.Mutex
 	reaped bool // from now on pid may be somebody else's
+	asked  bool // it was sent SIGTERM or SIGKILL while it lived
+}
+
+// ended is how a child ended.
+type ended struct {
+	pid    int
+	err    error // of cmd.Wait
+	status syscall.WaitStatus
+	asked  bool // it had been told to
+	at     time.Time
 }
 
 // startChild starts cmd, whose output must be files. exited is called once,
-// from another goroutine, with the result of cmd.Wait.
-func startChild(cmd *exec.Cmd, exited func(error)) (*child, error) {
+// from another goroutine, when it has been reaped.
+func startChild(cmd *exec.Cmd, exited func(ended)) (*child, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	c := &child{gone: make(chan struct{})}
 	started := make(chan error, 1)
@@ -50,22 +61,36 @@ func startChild(cmd *exec.Cmd, exited func(error)) (*child, error) {
 // await waits for the child to end, kills what it has left behind, and reaps
 // it: in this order, because once it is reaped its pid, the name of the group,
 // can be given to a process that is none of ours.
-func (c *child) await(cmd *exec.Cmd) error {
+func (c *child) await(cmd *exec.Cmd) ended {
 	for errors.Is(unix.Waitid(unix.P_PID, c.pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
+	at := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = syscall.Kill(-c.pid, syscall.SIGKILL)
 	err := cmd.Wait()
 	c.reaped = true
-	return err
+	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ended{c.pid, err, status, c.asked, at}
 }
 
 // signal sends sig to the child and its group, unless they are gone.
 func (c *child) signal(sig syscall.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.reaped {
-		_ = syscall.Kill(-c.pid, sig)
+	if c.reaped {
+		return
 	}
+	// One that has ended by itself was not asked to, though it is not reaped yet.
+	if sig == syscall.SIGTERM || sig == syscall.SIGKILL {
+		c.asked = c.asked || !c.dead()
+	}
+	_ = syscall.Kill(-c.pid, sig)
+}
+
+// dead reports whether a child that is not reaped has ended.
+func (c *child) dead() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+	return err == nil && info.Signo != 0
 }

@@ -233,7 +233,7 @@ func remediate(dir string) int {
 	no := false
 	cfg.DryRun, cfg.Breaker.Job, cfg.Breaker.Total = &no, 1000, 1000
 	r, err := remediation.New(remediation.Options{
-		Config: cfg, Journal: filepath.Join(dir, "journal.db"), Token: []byte(killToken),
+		Config: cfg, Journal: filepath.Join(dir, "journal.db"), Token: []byte(killToken), BelieveAlerts: true,
 		Actuator: &Actuator{Socket: func(job string) (string, bool) { return filepath.Join(dir, job, "control.sock"), true }},
 	})
 	if err != nil {

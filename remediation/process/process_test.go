@@ -39,6 +39,20 @@ func rank(what string) int {
 	switch what {
 	case "deaf": // to SIGTERM
 		signal.Ignore(syscall.SIGTERM)
+	case "deaf-7":
+		signal.Ignore(syscall.SIGTERM)
+		if me == "1" {
+			return waitForOthers(7)
+		}
+		ready()
+	case "exit-3":
+		if me == "1" {
+			return 3
+		}
+	case "panic":
+		if me == "1" {
+			panic("as the test wants")
+		}
 	case "polite":
 		term := make(chan os.Signal, 1)
 		signal.Notify(term, syscall.SIGTERM)
@@ -74,6 +88,22 @@ func rank(what string) int {
 	}
 	time.Sleep(time.Minute)
 	return 0
+}
+
+// ready says that this rank is deaf by now; waitForOthers is until all others are.
+func ready() { _ = os.WriteFile(readyFile(os.Getenv("LOCKSTEP_RANK")), nil, 0o600) }
+
+func waitForOthers(code int) int {
+	for _, r := range []string{"0", "2", "3"} {
+		for _, err := os.Stat(readyFile(r)); err != nil; _, err = os.Stat(readyFile(r)) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return code
+}
+
+func readyFile(rank string) string {
+	return filepath.Join(filepath.Dir(os.Getenv("LOCKSTEP_SECRET_FILE")), "ready"+rank)
 }
 
 func options(dir, what string) Options {

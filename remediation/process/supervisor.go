@@ -50,6 +50,10 @@ type Options struct {
 	// when those of former attempts are gone.
 	BeforeStart func(attempt int)
 
+	// OnExit, when set, is called when a rank's process has been reaped, before anything is
+	// done about it; from other goroutines, of several ranks at once. It is to be quick.
+	OnExit func(Exit)
+
 	Output io.Writer // the ranks' lines, prefixed; nil: only the log files
 	Logger *slog.Logger
 	// OnEvent is told of what happens; it must not block.
@@ -64,6 +68,17 @@ type Event struct {
 	Rank    int // -1 when it does not apply
 	PID     int
 	Detail  string
+}
+
+// Exit is how a rank's process ended.
+type Exit struct {
+	Attempt, Rank int
+	Node          string
+	PID           int
+	Code          int            // exit status, 0 when a signal ended it
+	Signal        syscall.Signal // 0 when none did
+	Asked         bool           // this supervisor had told it to end
+	Started, At   time.Time      // with monotonic readings
 }
 
 // Supervisor runs one job, once. Its methods are safe for concurrent use.

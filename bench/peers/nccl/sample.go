@@ -41,6 +41,7 @@ type Sample struct {
 	Bus    float64 // GB/s
 	Wrong  int     // elements; -1: not checked
 	Algo   string  // which algorithm ran, if that was told
+	SMs    int     // and on how many multiprocessors
 }
 
 // spelling maps names without underscores to nccl-tests'.
@@ -68,6 +69,7 @@ type line struct {
 	Device     string
 	Registered bool
 	Algo       string
+	SMs        int
 	OutOfPlace *struct {
 		Micros float64 `json:"us"`
 		Bus    float64 `json:"busbw"`
@@ -121,7 +123,7 @@ func (l *line) sample() (Sample, error) {
 	case l.OutOfPlace == nil:
 		return s, fmt.Errorf("neither a measurement of nccl nor one of lockstep perf")
 	default:
-		s.Library, s.Mode, s.Algo = Lockstep, "default", l.Algo
+		s.Library, s.Mode, s.Algo, s.SMs = Lockstep, "default", l.Algo, l.SMs
 		if l.Registered {
 			s.Mode = "registered"
 		}

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -387,70 +386,6 @@ func TestNobodyIsMissing(t *testing.T) {
 	}
 }
 
-// cut has the kernel throw away what arrives for the controls' connections, as when
-// the network between their hosts is away, until mend.
-func cut(t *testing.T, controls []*Control) (mend func()) {
-	t.Helper()
-	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // 0 bytes of a segment
-	each := func(f func(fd int) error) {
-		for _, c := range controls {
-			for _, p := range c.peers {
-				if p == nil {
-					continue
-				}
-				raw, err := p.conn.(syscall.Conn).SyscallConn()
-				if err != nil {
-					t.Fatal(err)
-				}
-				var ctlErr error
-				if err := raw.Control(func(fd uintptr) { ctlErr = f(int(fd)) }); errors.Join(err, ctlErr) != nil {
-					t.Fatal(err, ctlErr)
-				}
-			}
-		}
-	}
-	each(func(fd int) error {
-		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &nothing})
-	})
-	return func() {
-		each(func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) })
-	}
-}
-
-// TestPatience: hosts that are silent are dead after some seconds, or later where that
-// is wanted; then nothing is lost of what was said meanwhile.
-func TestPatience(t *testing.T) {
-	for _, patient := range []bool{false, true} {
-		t.Run(fmt.Sprint(patient), func(t *testing.T) {
-			t.Parallel()
-			controls := mustJoin(t, 3)
-			if !patient {
-				cut(t, controls)
-				if e := next(controls[1], 20*time.Second); e == nil || e.Kind != Lost || e.Rank != 0 {
-					t.Errorf("rank 0's host is silent: %+v", e)
-				}
-				return
-			}
-			for _, c := range controls {
-				c.Patience(time.Minute)
-			}
-			mend := cut(t, controls)
-			done := make(chan error, 1)
-			go func() { done <- each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }) }()
-			time.Sleep(2 * (keepalive + userTimeout)) // as long as the impatient need, twice
-			for r, c := range controls {
-				if e := next(c, 0); e != nil {
-					t.Errorf("rank %d: %+v", r, e)
-				}
-			}
-			mend()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
 func TestLeavingIsNotDying(t *testing.T) {
 	controls := mustJoin(t, 3)
 	if err := controls[1].Leave(testContext(t)); err != nil {
@@ -735,7 +670,10 @@ func FuzzServer(f *testing.F) {
 	f.Add(byte(2), seal(appendBytes(appendU64(frame(frameGather), 0), "blob")))
 	f.Add(byte(3), encodeAbort(&AbortError{Rank: 1, Reason: []byte("why")}))
 	f.Add(byte(4), encodeFailure(&MissingError{Ranks: []int{1}, Size: 3}))
-	f.Add(byte(4), encodeRoster(make([]Member, 3)))
+	f.Add(byte(4), encodeRoster(make([]Member, 3), 7))
+	f.Add(byte(1), wanted{rank: 0, from: 1, got: 3}.encode(frameResume))
+	f.Add(byte(1), wanted{rank: 1}.encode(frameProbe))
+	f.Add(byte(3), seal(appendU64(frame(frameAck), 1)))
 	f.Fuzz(func(t *testing.T, mode byte, data []byte) {
 		ln := &Listener{secret: secret, routes: map[[16]byte]*Control{}}
 		c := newControl(Config{Size: 3, Rank: 0, Secret: secret})
@@ -759,7 +697,8 @@ func FuzzServer(f *testing.F) {
 				c.rank, r = 2, 0
 			}
 			c.mu.Lock()
-			c.admit(theirs, r, 0)
+			c.patience = 1 // nobody else is there
+			c.admit(theirs, r, 0, 0)
 			c.mu.Unlock()
 			close(done)
 		case 4:

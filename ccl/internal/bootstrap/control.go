@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -59,7 +60,8 @@ type Control struct {
 
 	mu       sync.Mutex
 	state    state
-	patience time.Duration // with a connection on which nothing is acknowledged
+	leaving  bool          // last words may wait for a path
+	patience time.Duration // with hosts that are silent
 	peers    []*peer       // hub: by rank, nil where nobody is; others: peers[0] is the hub
 	seq      uint64        // of this rank's next operation
 	floor    uint64        // hub: operations before it are complete
@@ -94,7 +96,7 @@ func newControl(cfg Config) *Control {
 		told:    make(map[int]bool),
 		emptied: make(chan struct{}),
 
-		patience: userTimeout,
+		patience: cmp.Or(cfg.Outage, DefaultOutage),
 	}
 	c.members[cfg.Rank].Info = cfg.Info
 	return c
@@ -120,19 +122,13 @@ func (c *Control) Host() string {
 // Pass Config.Listener = Control.Listener() to Join it.
 func (c *Control) Listener() *Listener { return c.family.hold() }
 
-// Patience is how long this rank's connections may carry nothing until the hosts at
-// their other ends are taken for dead; about two seconds, unless it is called. It is
-// for communicators whose data takes another network, which tells of dead hosts, too:
-// they need not end when this one is away.
+// Patience has the hosts of other ranks be silent for d, or Config.Outage when that is
+// longer, until they are taken for dead. It is for communicators whose data takes
+// another network, which tells of dead hosts, too: they need not end when this one is away.
 func (c *Control) Patience(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.patience = d
-	for _, p := range c.peers {
-		if p != nil && !p.big {
-			setUserTimeout(p.conn, d)
-		}
-	}
+	c.patience = max(c.patience, d)
 }
 
 // Key derives a key for a purpose that only this communicator's members know.
@@ -231,7 +227,8 @@ func (c *Control) Abort(reason []byte) {
 }
 
 // Leave is Close for a rank that is done: rank 0 stays until everyone has left or
-// died, since the others hear of each other through it, or until ctx ends.
+// died, since the others hear of each other through it, or until ctx ends. Through an
+// outage its last words wait for a path, as long as ctx and Config.Outage let them.
 func (c *Control) Leave(ctx context.Context) error {
 	c.mu.Lock()
 	if c.state != stateJoined {
@@ -250,8 +247,28 @@ func (c *Control) Leave(ctx context.Context) error {
 			err = fmt.Errorf("rank 0: leave: members are still there: %w", context.Cause(ctx))
 		}
 	}
+	c.mu.Lock()
+	c.leaving = true
+	c.mu.Unlock()
+	defer context.AfterFunc(ctx, c.hurry)()
 	c.Close()
 	return err
+}
+
+// hurry gives last words up that have no path.
+func (c *Control) hurry() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leaving = false
+	for _, p := range c.peers {
+		if p != nil {
+			p.mu.Lock()
+			if soon := time.Now().Add(flushTimeout); p.until.After(soon) {
+				p.until = soon
+			}
+			p.mu.Unlock()
+		}
+	}
 }
 
 // Close ends this rank's membership. The others learn that it left, and do not
@@ -273,11 +290,11 @@ func (c *Control) Close() error {
 	}
 	c.releaseOps()
 	c.mu.Unlock()
+	c.wg.Wait() // last words may need another connection
 	if c.family != nil {
 		c.family.dropRoute(c.id.Token, c)
 		c.family.Close()
 	}
-	c.wg.Wait()
 	close(c.events)
 	close(c.statements)
 	return nil

@@ -8,8 +8,9 @@
 //
 // Out: a Control, the communicator's control plane: a star around rank 0 that
 // gathers small blobs, carries aborts, and tells every survivor which rank
-// died. Death is the end of a process or host, as the kernel reports it; a
-// stopped process is alive. Regroup makes a new star among some of the members,
+// died. Death is the end of a process, as the kernel where it ran reports it, or a
+// host's silence for longer than a bound; a stopped process is alive, and a connection
+// that breaks is replaced, with nothing lost of what was said. Regroup makes a new star among some of the members,
 // around the lowest of them, from addresses that all learnt at Join: it needs
 // neither the old rank 0 nor the old star to be alive.
 //

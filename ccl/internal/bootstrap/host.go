@@ -132,6 +132,10 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 		conn.Close()
 		return
 	case stateJoined:
+		// One that lost its connection before the roster came begins anew.
+		if old := c.peer(h.rank); conflict == nil && old != nil && old.instance == h.instance && c.resumed(old, conn, 0, nil) {
+			return
+		}
 		if conflict == nil {
 			conflict = &ConflictError{Rank: h.rank, Err: ErrDuplicateRank, Detail: "the communicator is complete"}
 		}
@@ -154,14 +158,14 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 		return
 	}
 	c.members[h.rank] = Member{Addr: h.addr, Info: h.info}
-	c.admit(conn, h.rank, h.instance)
+	c.admit(conn, h.rank, h.instance, 0)
 	for _, p := range c.peers[1:] {
 		if p == nil {
 			return
 		}
 	}
 	c.state = stateJoined
-	c.broadcastLocked(encodeRoster(c.members))
+	c.broadcastLocked(encodeRoster(c.members, c.instance))
 	close(c.ready)
 }
 

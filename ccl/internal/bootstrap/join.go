@@ -26,6 +26,8 @@ type Config struct {
 	Host string
 	// Info is what the others shall know of this rank, at most MaxBlob.
 	Info []byte
+	// Outage is how long a host may be silent until it is taken for dead, 0 for DefaultOutage.
+	Outage time.Duration
 }
 
 // Member is what a rank told of itself.
@@ -162,6 +164,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 			return err
 		}
 	}
+	c.family.setKin(c)
 	conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	if err := introduce(conn, c.secret, version, c.id.Token); err != nil {
 		return err
@@ -175,7 +178,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 		return ctx.Err()
 	}
 	watchHost(conn)
-	for {
+	for got := uint64(1); ; got++ {
 		t, f, err := readFrame(conn, maxFrame)
 		if err != nil {
 			return fmt.Errorf("waiting for the others: %w", err)
@@ -188,7 +191,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 		case frameRetry:
 			return errNotYet
 		case frameRoster:
-			members, ok := decodeRoster(f, c.size)
+			members, hub, ok := decodeRoster(f, c.size)
 			if !ok {
 				return fmt.Errorf("%w: malformed roster", ErrProtocol)
 			}
@@ -200,7 +203,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 			c.members = members
 			c.mu.Lock()
 			c.state = stateJoined
-			c.admit(conn, 0, 0)
+			c.admit(conn, 0, hub, got)
 			c.mu.Unlock()
 			return nil
 		default:
@@ -227,6 +230,12 @@ func (l *Listener) reachable(conn net.Conn) string {
 type backoff struct{ next time.Duration }
 
 func newBackoff() *backoff { return &backoff{next: 2 * time.Millisecond} }
+
+// pause waits for the next attempt by way of f.
+func (b *backoff) pause(f func(time.Duration)) {
+	f(b.next/2 + rand.N(b.next))
+	b.next = min(2*b.next, 250*time.Millisecond)
+}
 
 // sleep waits for the next attempt; false when ctx ended.
 func (b *backoff) sleep(ctx context.Context) bool {

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"encoding/binary"
@@ -18,11 +19,10 @@ import (
 const (
 	handshakeTimeout = 5 * time.Second
 	maxHandshakes    = 256
-	// A dead host is noticed after about two seconds: one of silence, one for a
-	// keepalive probe that nobody answers. A stopped process's kernel answers.
-	// Control.Patience has more of it.
+	// A connection on which a host is silent for longer is given up, and another one
+	// looked for (seek). A stopped process's kernel answers.
 	keepalive   = time.Second
-	userTimeout = 1500 * time.Millisecond
+	userTimeout = 3 * time.Second
 )
 
 // Listener is where a process meets the other ranks: it authenticates whoever
@@ -37,8 +37,15 @@ type Listener struct {
 
 	mu     sync.Mutex
 	refs   int
-	routes map[[16]byte]*Control
+	routes map[[16]byte]*Control // hubs
+	kin    map[kin]*Control      // members
 	conns  map[net.Conn]struct{} // in their handshake
+}
+
+// kin is a member of a communicator.
+type kin struct {
+	token [16]byte
+	rank  int
 }
 
 // Listen opens a Listener at addr (host:port, port 0 for any). Give it to Join,
@@ -47,7 +54,9 @@ func Listen(addr string, secret []byte) (*Listener, error) {
 	if len(secret) < minSecret {
 		return nil, errNoSecret
 	}
-	ln, err := net.Listen("tcp", addr)
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false) // it knows not all of TCP's options
+	ln, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ranks: %w", err)
 	}
@@ -55,6 +64,7 @@ func Listen(addr string, secret []byte) (*Listener, error) {
 		ln: ln, secret: secret, refs: 1,
 		slots:  make(chan struct{}, maxHandshakes),
 		routes: make(map[[16]byte]*Control),
+		kin:    make(map[kin]*Control),
 		conns:  make(map[net.Conn]struct{}),
 	}
 	l.wg.Add(1)
@@ -108,6 +118,23 @@ func (l *Listener) dropRoute(token [16]byte, c *Control) {
 	if l.routes[token] == c {
 		delete(l.routes, token)
 	}
+	if k := (kin{token, c.rank}); l.kin[k] == c {
+		delete(l.kin, k)
+	}
+}
+
+// setKin lets rank 0 ask for c when it has lost its connection.
+func (l *Listener) setKin(c *Control) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kin[kin{c.id.Token, c.rank}] = c
+}
+
+// member is the Control of a rank, nil where it is not here.
+func (l *Listener) member(token [16]byte, rank int) *Control {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.kin[kin{token, rank}]
 }
 
 func (l *Listener) route(token [16]byte) *Control {
@@ -158,6 +185,11 @@ func (l *Listener) serve(conn net.Conn) {
 	}
 	t, f, err := readFrame(conn, maxHello)
 	switch {
+	case err == nil && t == frameResume:
+		c.comeback(conn, t, f)
+	case err == nil && t == frameProbe:
+		w, _ := decodeWanted(f)
+		l.member(token, w.rank).comeback(conn, t, f)
 	case err != nil || t != frameHello:
 		conn.Close()
 	case c == nil:
@@ -234,7 +266,7 @@ func introduce(conn net.Conn, secret []byte, ours uint16, token [16]byte) error 
 	return err
 }
 
-// watchHost turns on the keepalive that notices a dead host.
+// watchHost has the kernel give a connection up on which the other host is silent.
 func watchHost(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: keepalive, Count: 1})

@@ -5,43 +5,78 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
 
 const (
-	// Control frames that one member has not taken yet, besides what became of
+	// Control frames that one member has not acknowledged yet, besides what became of
 	// the others. Only an operation that the member itself takes part in makes more.
 	maxQueue = 256
 	// flushTimeout bounds the last words to a peer that may have stopped reading.
 	flushTimeout = time.Second
 	// bigFrame is more than a stopped peer's socket surely takes.
 	bigFrame = 16 << 10
+	// Received frames are acknowledged when there are ackEvery of them, large ones at
+	// once: the sender keeps what is not.
+	ackEvery = 16
+	ackFrom  = 64 << 10
 )
 
-// peer is the connection to one other rank: the hub has one to everybody, the
-// others one to the hub. A goroutine reads, another writes, so that a peer that
-// does not read holds nobody up.
+// peer is the session with one other rank: the hub has one with everybody, the
+// others one with the hub. A goroutine reads, another writes, so that a peer that
+// does not read holds nobody up. A connection that breaks is replaced (seek.go):
+// frames are numbered from the session's beginning, and kept until acknowledged.
 type peer struct {
 	c        *Control
-	conn     net.Conn
 	rank     int
-	instance uint64
-	big      bool // c.mu; what is under way may be more than the peer can take
+	instance uint64 // of its Join
 
-	mu       sync.Mutex // after c.mu
-	some     *sync.Cond // out or finished has changed
-	out      net.Buffers
-	finished bool // out gets no more; set under c.mu, too
+	mu       sync.Mutex // after c.mu; conn and over change under both
+	some     *sync.Cond // something below has changed
+	conn     net.Conn   // nil while there is none
+	big      bool       // what is under way may be more than the peer can take
+	first    []byte     // goes out on conn before all else
+	out      [][]byte   // the frames from number base on
+	base     uint64     // frames that the peer has acknowledged
+	written  int        // of out, on conn
+	got      uint64     // frames that have come from the peer
+	told     uint64     // got, as the peer knows
+	ackDue   bool
+	finished bool      // out gets no more
+	until    time.Time // a finished one may look for a connection
+	over     bool
+	failed   error  // why there is no use in another connection
+	tries    uint64 // to connect again, this end's
+	try      uint64 // c.mu; the peer's last
 }
 
-// admit makes conn the connection to rank.
-func (c *Control) admit(conn net.Conn, rank int, instance uint64) {
-	p := &peer{c: c, conn: conn, rank: rank, instance: instance}
+// admit begins the session with rank over conn, on which got frames have come.
+func (c *Control) admit(conn net.Conn, rank int, instance, got uint64) {
+	p := &peer{c: c, rank: rank, instance: instance, got: got}
 	p.some = sync.NewCond(&p.mu)
 	c.peers[rank] = p
-	c.wg.Go(p.write)
-	c.wg.Go(p.read)
+	c.wg.Add(1) // until end
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.attach(conn, nil)
+}
+
+// attach makes conn the session's connection, and sends first over it, and then
+// whatever is not acknowledged. Both locks are held.
+func (p *peer) attach(conn net.Conn, first []byte) {
+	if p.conn != nil {
+		p.conn.Close()
+	}
+	p.conn, p.first, p.written = conn, first, 0
+	p.told, p.ackDue, p.big = p.got, false, false
+	if p.finished {
+		conn.SetDeadline(time.Now().Add(flushTimeout))
+	}
+	p.some.Broadcast()
+	p.c.wg.Go(func() { p.write(conn) })
+	p.c.wg.Go(func() { p.read(conn) })
 }
 
 func (c *Control) peer(rank int) *peer {
@@ -53,105 +88,177 @@ func (c *Control) peer(rank int) *peer {
 
 // send queues a frame. c.mu is held.
 func (p *peer) send(b []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.finished {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	// Thousands may leave or be lost at once, and each member hears of each.
 	if len(p.out) >= maxQueue+eventKinds*p.c.size {
-		p.conn.Close() // read reports it
+		if p.failed = errors.New("it does not take its frames"); p.conn != nil {
+			p.conn.Close() // read reports it
+		}
 		return
 	}
 	p.out = append(p.out, b)
-	p.some.Signal()
+	p.some.Broadcast()
 }
 
-// waiting is how many frames the peer has not taken yet.
+// waiting is how many frames the peer has not acknowledged yet.
 func (p *peer) waiting() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.out)
 }
 
+// acknowledged lets go of the frames before number n; false when there are not so many.
+func (p *peer) acknowledged(n uint64) bool {
+	if n < p.base || n > p.base+uint64(len(p.out)) {
+		return false
+	}
+	k := int(n - p.base)
+	p.out = slices.Delete(p.out, 0, k)
+	p.base, p.written = n, max(0, p.written-k)
+	return true
+}
+
 // finish lets the queue drain, for a while, and closes. c.mu is held.
 func (p *peer) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.finished {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.finished = true
-	p.some.Signal()
-	p.conn.SetDeadline(time.Now().Add(flushTimeout))
+	now := time.Now()
+	p.finished, p.until = true, now.Add(flushTimeout)
+	if p.conn != nil {
+		p.conn.SetDeadline(p.until)
+	}
+	if p.c.leaving {
+		p.until = now.Add(p.c.patience) // it would be taken for dead
+	}
+	p.some.Broadcast()
 }
 
-// take waits for frames and returns all there are; none when there come no more.
-func (p *peer) take() net.Buffers {
+// end is the session's. c.mu is held.
+func (p *peer) end() {
+	p.finish()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.out) == 0 && !p.finished {
+	if !p.over {
+		p.over = true
+		p.c.wg.Done()
+	}
+	p.some.Broadcast()
+}
+
+// take waits for something to write on conn: nothing when there comes no more, false
+// when conn has been given up.
+func (p *peer) take(conn net.Conn) (net.Buffers, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.conn == conn && p.first == nil && p.written == len(p.out) && !p.ackDue && !p.finished {
 		p.some.Wait()
 	}
-	out := p.out
-	p.out = nil
-	return out
+	if p.conn != conn {
+		return nil, false
+	}
+	var out net.Buffers
+	if p.first != nil {
+		out = append(out, p.first)
+		p.first = nil
+	}
+	if p.ackDue {
+		out = append(out, seal(appendU64(frame(frameAck), p.got)))
+		p.ackDue, p.told = false, p.got
+	}
+	out = append(out, p.out[p.written:]...)
+	p.written = len(p.out)
+	return out, true
 }
 
-func (p *peer) write() {
-	big := false
-	for out := p.take(); len(out) > 0; out = p.take() {
+func (p *peer) write(conn net.Conn) {
+	out, ok := p.take(conn)
+	for ; ok && len(out) > 0; out, ok = p.take(conn) {
 		size := 0
 		for _, b := range out {
 			size += len(b)
 		}
-		if was := big; was != (size > bigFrame) {
-			big = !was
-			p.c.mu.Lock()
-			if p.big = big; big {
-				setUserTimeout(p.conn, 0)
+		p.mu.Lock()
+		if was := p.big; p.conn == conn && was != (size > bigFrame) {
+			if p.big = !was; p.big {
+				setUserTimeout(conn, 0)
 			} else {
-				setUserTimeout(p.conn, p.c.patience)
+				setUserTimeout(conn, userTimeout)
 			}
-			p.c.mu.Unlock()
 		}
-		if _, err := out.WriteTo(p.conn); err != nil {
-			p.conn.Close() // read reports it
+		p.mu.Unlock()
+		if _, err := out.WriteTo(conn); err != nil {
+			conn.Close() // read reports it
 		}
+	}
+	if !ok {
+		return
 	}
 	// Closing at once would reset the connection when bytes of the peer's are
 	// unread, and destroy our last words on their way. read closes.
-	if half, ok := p.conn.(interface{ CloseWrite() error }); ok {
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		half.CloseWrite()
 	} else {
-		p.conn.Close()
+		conn.Close()
 	}
 }
 
-func (p *peer) read() {
+func (p *peer) read(conn net.Conn) {
 	limit := maxHello
 	if p.rank == 0 {
 		limit = maxFrame
 	}
 	for {
-		t, f, err := readFrame(p.conn, limit)
+		t, f, err := readFrame(conn, limit)
 		if err == nil {
-			err = p.c.handle(p, t, f)
+			err = p.c.handle(p, conn, t, f)
 		}
 		if err != nil {
-			p.c.hungUp(p, err)
-			p.conn.Close()
+			p.c.broke(p, conn, err)
+			conn.Close()
 			return
 		}
 	}
 }
 
+var errReplaced = errors.New("another connection has taken its place")
+
+// came counts a frame that came over conn, and acknowledges some.
+func (p *peer) came(conn net.Conn, t frameType, f *fields) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.conn != conn {
+		return errReplaced // the peer sends it again
+	}
+	if t == frameAck {
+		if n := f.u64(); !f.ok() || !p.acknowledged(n) {
+			return fmt.Errorf("%w: %d frames acknowledged, %d to %d are under way", ErrProtocol, n, p.base, p.base+uint64(len(p.out)))
+		}
+		return nil
+	}
+	p.got++
+	if p.got-p.told >= ackEvery || len(f.b) >= ackFrom {
+		p.ackDue = true
+		p.some.Broadcast()
+	}
+	return nil
+}
+
 // handle acts on one frame. An error ends the connection.
-func (c *Control) handle(p *peer, t frameType, f fields) error {
+func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state != stateJoined || c.peers[p.rank] != p {
 		return nil // last words, to nobody
+	}
+	if err := p.came(conn, t, &f); err != nil || t == frameAck {
+		return err
 	}
 	hub := c.rank == 0
 	ok := false
@@ -203,21 +310,41 @@ func (c *Control) relay(e Event, b []byte) {
 	}
 }
 
-// hungUp takes leave of a peer whose connection ended. Unless it said so
-// before, its process is dead, or as good as dead to everybody.
-func (c *Control) hungUp(p *peer, err error) {
+// broke takes leave of a connection: its session is over with it when that was to be
+// expected, else it gets another one.
+func (c *Control) broke(p *peer, conn net.Conn, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p.finish()
+	p.mu.Lock()
+	if p.conn != conn || p.over {
+		p.mu.Unlock()
+		return
+	}
+	failed, finished := p.failed, p.finished
+	p.conn = nil
+	p.some.Broadcast()
+	p.mu.Unlock()
+	if failed != nil {
+		err = failed
+	}
+	switch {
+	case failed != nil, errors.Is(err, ErrProtocol), c.peers[p.rank] != p, c.state == stateJoining,
+		c.seen[p.rank]&(1<<Left) != 0, finished && errors.Is(err, io.EOF):
+		c.hungUp(p, fmt.Sprintf("control connection: %v", err))
+	default:
+		c.wg.Go(func() { c.seek(p, err) })
+	}
+}
+
+// hungUp ends the session with a peer. Unless it said so before, its process is dead,
+// or as good as dead to everybody. c.mu is held.
+func (c *Control) hungUp(p *peer, reason string) {
+	p.end()
 	if c.peers[p.rank] != p {
 		return
 	}
 	c.peers[p.rank] = nil
 	if c.state == stateJoined {
-		reason := fmt.Sprintf("control connection: %v", err)
-		if errors.Is(err, io.EOF) {
-			reason = "its process ended without leaving"
-		}
 		e := &LostError{Rank: p.rank, Reason: reason}
 		c.relay(Event{Kind: Lost, Rank: p.rank, Err: e}, encodeLost(e))
 	}

@@ -32,7 +32,7 @@ func (c *Control) regroup(ctx context.Context, members []int, newRank int, tag s
 	}
 	g := newControl(Config{
 		ID:   ID{Addr: addrs[0], Token: c.id.derive(tag, members)},
-		Rank: newRank, Size: len(members), Secret: c.secret, Info: c.members[c.rank].Info,
+		Rank: newRank, Size: len(members), Secret: c.secret, Info: c.members[c.rank].Info, Outage: c.bound(),
 	})
 	if newRank == 0 {
 		return g, g.host(ctx, c.family, addrs)

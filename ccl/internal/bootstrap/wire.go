@@ -13,11 +13,14 @@ import (
 //	client  proof("client"), then frames: hello
 //	server  frames: pending*, then roster, retry, or a failure
 //
+// or, for a session that has lost its connection, frames: resume, then resumed and what
+// the session still has to say; probe, then present; or absent.
+//
 // A frame is a 4-byte length, a type, and that type's fields. Integers are
 // little-endian, byte strings carry a 4-byte length.
 const (
 	magic   = "LKSTEPbs"
-	version = 1
+	version = 2
 
 	nonceSize    = 32
 	greetingSize = len(magic) + 2 + 16 + nonceSize
@@ -40,7 +43,7 @@ type frameType uint8
 const (
 	frameHello    frameType = iota + 1 // client → hub: rank, size, instance, address, info
 	framePending                       // hub → client: who is missing so far, as frameMissing
-	frameRoster                        // hub → client: every member's address and info
+	frameRoster                        // hub → client: rank 0's instance, every member's address and info
 	frameRetry                         // hub → client: no rendezvous of that token here yet
 	frameConflict                      // hub → client: code, rank, detail
 	frameMissing                       // hub → client: rejected, ranks
@@ -51,6 +54,12 @@ const (
 	frameBye                           // both: the sender leaves in good order
 	frameLeft                          // hub → client: rank that left in good order
 	frameTell                          // client → hub: statement
+	frameAck                           // both: how many frames have come; not counted itself
+	frameResume                        // client → hub, on another connection: as wanted
+	frameResumed                       // hub → client: how many frames have come; the session goes on
+	frameProbe                         // hub → client's listener: as wanted
+	framePresent                       // client → hub: the session is there
+	frameAbsent                        // both: it is not
 )
 
 func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
@@ -149,8 +158,9 @@ func decodeHello(f fields) (hello, bool) {
 	return h, f.ok()
 }
 
-func encodeRoster(members []Member) []byte {
+func encodeRoster(members []Member, hub uint64) []byte {
 	b := appendU32(frame(frameRoster), uint32(len(members)))
+	b = appendU64(b, hub)
 	for _, m := range members {
 		b = appendBytes(b, m.Addr)
 		b = appendBytes(b, m.Info)
@@ -158,16 +168,17 @@ func encodeRoster(members []Member) []byte {
 	return seal(b)
 }
 
-func decodeRoster(f fields, size int) ([]Member, bool) {
+func decodeRoster(f fields, size int) (members []Member, hub uint64, ok bool) {
 	if int(f.u32()) != size {
-		return nil, false
+		return nil, 0, false
 	}
-	members := make([]Member, size)
+	hub = f.u64()
+	members = make([]Member, size)
 	for i := range members {
 		members[i].Addr = string(f.bytes())
 		members[i].Info = f.bytes()
 	}
-	return members, f.ok()
+	return members, hub, f.ok()
 }
 
 func encodeRanks(b []byte, ranks []int) []byte {

@@ -25,52 +25,6 @@ const (
 	symStep = 16 << 10
 )
 
-// step is one line of a collective's tuning table: up to so many bytes (of the
-// whole for AllReduce, Reduce and Broadcast, of one share for the others) this way,
-// on so many blocks at most.
-type step struct {
-	upTo   uint64
-	way    Way
-	blocks int
-}
-
-const never = ^uint64(0)
-
-// tuned is by number of ranks: 2, 3–4, 5–8. Measured on H200s over NVLink, 2 of them
-// and 4 (of lines of 12 bytes only 2); see docs/design/cuda.md, "Choice".
-var tuned = map[record.CollKind][3][]step{
-	record.AllReduce: {
-		{{64 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
-		{{64 << 10, WayLL, 32}, {2 << 20, WayLL2, 32}, {32<<20 - 1, WayBulk, 16}, {never, WayPushBulk, 16}},
-	},
-	record.ReduceScatter: {
-		{{64 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-		{{128 << 10, WayLL, 32}, {never, WayBulk, 16}},
-	},
-	record.Reduce: {
-		{{64 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {1 << 20, WayBulk, 32}, {never, WayBulk, 16}},
-		{{256 << 10, WayLL, 32}, {never, WayBulk, 16}},
-	},
-	record.AllGather: {
-		{{16 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {16 << 20, WaySym, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {16<<20 - 1, WaySym, 32}, {24 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{128 << 10, WayLL, 32}, {8<<20 - 1, WaySym, 32}, {12 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-	},
-	record.AlltoAll: {
-		{{64 << 10, WayLL, 32}, {1 << 20, WayLL12, 32}, {16 << 20, WaySym, 16}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {12<<20 - 1, WaySym, 32}, {16 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{128 << 10, WayLL, 32}, {6<<20 - 1, WaySym, 32}, {8 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-	},
-	record.Broadcast: {
-		{{16 << 10, WayLL, 32}, {2 << 20, WayLL12, 32}, {12 << 20, WaySym, 32}, {127 << 20, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
-		{{256 << 10, WayLL, 32}, {384 << 10, WayLL2, 32}, {768 << 10, WayLL2, 16}, {1<<30 - 1, WayBulk, 16}, {never, WayCopy, 0}},
-	},
-}
-
 // has reports whether a collective can take a way at all.
 func (c *Comm) has(coll record.CollKind, w Way) bool {
 	switch w {
@@ -117,15 +71,8 @@ func (c *Comm) part(coll record.CollKind, w Way, bytes uint64) uint64 {
 // that peers need are in windows; fixed that the operation is being captured,
 // where the copy engines' flags, which the host counts, cannot be used.
 func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) plan {
-	n := 0
-	switch {
-	case c.size > 4:
-		n = 2
-	case c.size > 2:
-		n = 1
-	}
 	p, most := plan{way: WaySym}, symBlocks
-	for _, t := range tuned[coll][n] {
+	for _, t := range c.table.steps(coll, c.size) {
 		if bytes <= min(t.upTo, c.capacity(coll, t.way, llBlocks)) {
 			p.way, most = t.way, t.blocks
 			break
@@ -189,27 +136,31 @@ func blocksFor(bytes, step uint64, most int) int {
 	return int(min(max((bytes+step-1)/step, 1), uint64(most)))
 }
 
-// The pace of what a GPU sends by bulk copies, in GB/s. The links of an H200 carry 372,
-// and less when blocks ask them for more (docs/design/cuda.md, "Pace"). Measured for two
-// ranks; more are not paced unless Config says so.
-const (
-	pacePush      = 370
-	paceAlltoAll  = 362 // beside copies of what stays
-	paceAllReduce = 345 // loads from the peer pass the links as well
-)
+// The pace of what passes a GPU's links by bulk copies, in GB/s. Those of an H200 carry 372,
+// and less when blocks ask them for more (docs/design/cuda.md, "Pace").
+type pace struct {
+	two, more int    // of two ranks, and of more; 0: as fast as they go
+	from      uint64 // of more ranks, from so many bytes on, as a step counts them
+}
+
+var paces = map[record.CollKind]pace{
+	record.AllReduce:     {345, 334, 24 << 20}, // loads from peers pass the links as well
+	record.ReduceScatter: {0, 330, 16 << 20},   // likewise
+	record.AllGather:     {370, 355, 0},
+	record.AlltoAll:      {362, 355, 0}, // beside copies of what stays
+	record.Broadcast:     {370, 360, 0},
+	record.Send:          {370, 370, 0},
+}
 
 // pace is that of a collective's bulk copies on so many blocks: for each block, in ps a
 // KiB; 0: as fast as they go.
-func (c *Comm) pace(coll record.CollKind, blocks int) uint32 {
+func (c *Comm) pace(coll record.CollKind, bytes uint64, blocks int) uint32 {
 	rate := c.cfg.Pace
-	if rate == 0 && c.dev.Major == 9 && c.size == 2 {
-		switch coll {
-		case record.AllReduce:
-			rate = paceAllReduce
-		case record.AlltoAll:
-			rate = paceAlltoAll
-		default:
-			rate = pacePush
+	if p := paces[coll]; rate == 0 && c.dev.Major == 9 {
+		if c.size == 2 {
+			rate = p.two
+		} else if bytes >= p.from {
+			rate = p.more
 		}
 	}
 	if rate <= 0 {

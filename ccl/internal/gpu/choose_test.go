@@ -11,13 +11,17 @@ import (
 )
 
 func chooser(size, major int) *Comm {
-	return &Comm{size: size, major: major, stage: &symm.Memory{Size: DefaultStage}}
+	table, err := ParseTable(nil)
+	if err != nil {
+		panic(err)
+	}
+	return &Comm{size: size, major: major, table: table, stage: &symm.Memory{Size: DefaultStage}}
 }
 
 // TestChooseFits: whatever the collective, size, ranks and force, the plan is a way
 // that there is, and its blocks' lines hold the bytes.
 func TestChooseFits(t *testing.T) {
-	for coll := range tuned {
+	for coll := range chooser(1, 9).table.rows {
 		for size := 1; size <= MaxRanks; size++ {
 			for _, major := range []int{8, 9} {
 				for force := WayAuto; force < numWays; force++ {
@@ -83,24 +87,28 @@ func TestChoose(t *testing.T) {
 		{record.AllReduce, 2, 9, 64*kb + 4, false, true, plan{WayLL12, 22}},
 		{record.AllReduce, 2, 9, 2 * mb, true, true, plan{WayLL12, 32}},
 		{record.AllReduce, 2, 9, 2*mb + 4, true, true, plan{WayBulk, 16}},
-		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{WayBulk, 16}},
+		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{WayLL12, 32}},
+		{record.ReduceScatter, 4, 9, mb, true, true, plan{WayBulk, 16}},
 		{record.ReduceScatter, 3, 9, 512*kb + 4, true, true, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 9, 16 * mb, true, false, plan{WayBulk, 16}},
-		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{WayPushBulk, 16}},
-		{record.AllReduce, 4, 9, 32 * mb, false, false, plan{WayBulk, 16}},
+		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{WayBulk, 16}},
+		{record.AllReduce, 8, 9, 32 * mb, true, false, plan{WayPushBulk, 16}},
+		{record.AllReduce, 8, 9, 32 * mb, false, false, plan{WayBulk, 16}},
 		{record.AllReduce, 2, 9, 32 * mb, true, false, plan{WayBulk, 16}},
 		{record.AllReduce, 4, 8, 32 * mb, true, false, plan{WaySym, 16}},
 		{record.Broadcast, 2, 9, 192 * kb, true, true, plan{WayLL12, 32}},
-		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{WayLL, 32}},
+		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{WayLL12, 32}},
 		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{WayLL2, 20}},
 		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{WayBulk, 16}},
-		{record.Broadcast, 4, 9, 1024 * mb, true, false, plan{WayCopy, 0}},
+		{record.Broadcast, 8, 9, 1024 * mb, true, false, plan{WayCopy, 0}},
 		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{WayBulk, 16}},
-		{record.AlltoAll, 4, 9, 8 * mb, true, true, plan{WaySym, 32}},
+		{record.AlltoAll, 4, 9, 4 * mb, true, true, plan{WaySym, 32}},
 		{record.AlltoAll, 4, 9, 12 * mb, true, true, plan{WayBulk, 16}},
 		{record.AlltoAll, 4, 9, 12*mb + 4, true, true, plan{WaySym, 32}},
-		{record.AlltoAll, 4, 9, 32 * mb, true, false, plan{WayCopy, 0}},
-		{record.AllGather, 4, 9, 8 * mb, true, true, plan{WaySym, 32}},
+		{record.AlltoAll, 4, 9, 64 * mb, true, false, plan{WayCopy, 0}},
+		{record.AllGather, 4, 9, 2 * mb, true, true, plan{WaySym, 32}},
+		{record.AllGather, 4, 9, 32 * mb, true, false, plan{WayBulk, 16}},
+		{record.AllGather, 4, 9, 64 * mb, true, false, plan{WayCopy, 0}},
 		{record.AllGather, 4, 9, 128 * mb, true, true, plan{WayBulk, 16}},
 		{record.AllGather, 2, 9, 128 * mb, true, true, plan{WayBulk, 16}},
 		{record.AllGather, 2, 9, 128*mb + 4, true, true, plan{WaySym, 32}},
@@ -122,27 +130,32 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestPace: bulk copies of two GPUs of compute capability 9.0 go as fast as links carry
+// TestPace: bulk copies of GPUs of compute capability 9.0 go as fast as links carry
 // them, others as fast as they can, and all as the program says.
 func TestPace(t *testing.T) {
+	const mb = 1 << 20
 	for _, w := range []struct {
 		coll         record.CollKind
 		size, major  int
+		bytes        uint64
 		pace, blocks int
 		want         uint32
 	}{
-		{record.Broadcast, 2, 9, 0, 16, 1024 * 1000 * 16 / pacePush},
-		{record.AllReduce, 2, 9, 0, 8, 1024 * 1000 * 8 / paceAllReduce},
-		{record.AlltoAll, 2, 9, 0, 16, 1024 * 1000 * 16 / paceAlltoAll},
-		{record.Broadcast, 2, 10, 0, 16, 0},
-		{record.Broadcast, 4, 9, 0, 16, 0},
-		{record.Broadcast, 2, 9, -1, 16, 0},
-		{record.Broadcast, 4, 10, 500, 16, 1024 * 1000 * 16 / 500},
+		{record.Broadcast, 2, 9, mb, 0, 16, 1024 * 1000 * 16 / 370},
+		{record.AllReduce, 2, 9, mb, 0, 8, 1024 * 1000 * 8 / 345},
+		{record.AlltoAll, 2, 9, mb, 0, 16, 1024 * 1000 * 16 / 362},
+		{record.Broadcast, 2, 10, mb, 0, 16, 0},
+		{record.Broadcast, 4, 9, mb, 0, 16, 1024 * 1000 * 16 / 360},
+		{record.AllReduce, 4, 9, 16 * mb, 0, 16, 0},
+		{record.AllReduce, 4, 9, 32 * mb, 0, 16, 1024 * 1000 * 16 / 334},
+		{record.Reduce, 4, 9, 32 * mb, 0, 16, 0},
+		{record.Broadcast, 2, 9, mb, -1, 16, 0},
+		{record.Broadcast, 4, 10, mb, 500, 16, 1024 * 1000 * 16 / 500},
 	} {
 		c := chooser(w.size, w.major)
 		c.dev = &device{Device: &cuda.Device{Major: w.major}}
 		c.cfg.Pace = w.pace
-		if got := c.pace(w.coll, w.blocks); got != w.want {
+		if got := c.pace(w.coll, w.bytes, w.blocks); got != w.want {
 			t.Errorf("%+v: %d", w, got)
 		}
 	}

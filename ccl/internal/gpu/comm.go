@@ -62,17 +62,15 @@ type Config struct {
 	// Force chooses the way of operations that have it, WayAuto for the tuning
 	// table; Blocks the number of blocks, 0 likewise.
 	// Threads is that of a block's threads, where a kernel takes any.
-	Force   Way
-	Blocks  int
+	Force  Way
+	Blocks int
+	// Table is another tuning table, as tuned.json is; nil for that one.
+	Table   []byte
 	Threads int
 	// Pace is how much the GPU sends to peers by bulk copies at most, in GB/s: 0 for
 	// what its links carry, as far as known; negative: no limit.
 	Pace int
 }
-
-// leastConnections is how many hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) there
-// must be for copy engines: two for each peer, and some for the program.
-const leastConnections = 2*MaxRanks + 8
 
 // DefaultStage is the staging memory of a rank.
 const DefaultStage = 64 << 20
@@ -82,6 +80,7 @@ const DefaultStage = 64 << 20
 type Comm struct {
 	cfg        Config
 	rank, size int
+	table      *Table
 	dev        *device
 	move       funcs
 	group      *symm.Group
@@ -128,7 +127,11 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if cfg.Stage == 0 {
 		cfg.Stage = DefaultStage
 	}
-	c := &Comm{cfg: cfg, rank: cfg.Rank, size: cfg.Size}
+	table, err := ParseTable(cfg.Table)
+	if err != nil {
+		return nil, err
+	}
+	c := &Comm{cfg: cfg, rank: cfg.Rank, size: cfg.Size, table: table}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.free())
@@ -200,6 +203,7 @@ type setup struct {
 	Force           Way
 	Blocks, Threads int
 	Stage           uint64
+	Table           string // its id
 	Copies          bool
 	Major           int
 }
@@ -216,14 +220,14 @@ func (e *SetupError) Error() string {
 }
 
 func (s *setup) String() string {
-	return fmt.Sprintf("algorithm %v, %d blocks, %d threads, %d bytes of staging memory", s.Force, s.Blocks, s.Threads, s.Stage)
+	return fmt.Sprintf("algorithm %v, %d blocks, %d threads, %d bytes of staging memory, table %s", s.Force, s.Blocks, s.Threads, s.Stage, s.Table)
 }
 
 // agree makes all ranks choose alike: what the program has set must be the same, and
 // of what ranks find, all take what the least of them can.
 func (c *Comm) agree(ctx context.Context) error {
 	cfg := &c.cfg
-	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, cuda.Connections() >= leastConnections, c.dev.Major}
+	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections(c.size), c.dev.Major}
 	blob, err := json.Marshal(mine)
 	if err != nil {
 		return err

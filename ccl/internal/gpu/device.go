@@ -112,8 +112,7 @@ func (d *device) movers() (funcs, error) {
 	return d.move, nil
 }
 
-// reducers are the kernels of a type. The driver compiles them when a type is first
-// used on this machine, which takes seconds, and keeps the result on disk. It may
+// reducers are the kernels of a type, loaded when a type is first used. The driver may
 // wait for the device to be idle meanwhile; what runs there only waits for
 // operations that every rank has called before this one.
 func (d *device) reducers(dt record.DType) (funcs, error) {
@@ -162,13 +161,24 @@ var launches = map[string][]struct {
 	},
 }
 
-// load makes a module's kernels ready. The caller has the lock.
-func (d *device) load(name string) (funcs, error) {
+// code loads a module: as it was compiled for devices like this one, or PTX, which the
+// driver compiles where its cache has not what it made of it before.
+func (d *device) code(name string) (*cuda.Module, error) {
+	if cubin := kernels.Cubin(name, d.Major, d.Minor); cubin != nil {
+		if m, err := d.Load(cubin); err == nil {
+			return m, nil
+		}
+	}
 	ptx := kernels.Module(name, d.Major, d.Minor)
 	if ptx == nil {
-		return nil, fmt.Errorf("no kernels %s for compute capability %d.%d (8.0 and up)", name, d.Major, d.Minor)
+		return nil, fmt.Errorf("there are none for compute capability %d.%d (8.0 and up)", d.Major, d.Minor)
 	}
-	m, err := d.Load(ptx)
+	return d.Load(ptx)
+}
+
+// load makes a module's kernels ready. The caller has the lock.
+func (d *device) load(name string) (funcs, error) {
+	m, err := d.code(name)
 	if err != nil {
 		return nil, fmt.Errorf("load kernels %s: %w", name, err)
 	}

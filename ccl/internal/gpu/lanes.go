@@ -215,7 +215,7 @@ func (r *round) launch(c *Comm, s *cuda.Stream, blocks uint32) error {
 			for i := range r.a.Send[:r.sends] {
 				pushing += int(r.a.Send[i].Blocks)
 			}
-			r.a.Pace = c.pace(record.Send, pushing)
+			r.a.Pace = c.pace(record.Send, 0, pushing)
 		}
 	}
 	f := c.move[name]
@@ -276,7 +276,7 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 				pushing += int(q.Blocks)
 			}
 		}
-		a.Pace = c.pace(record.Send, pushing)
+		a.Pace = c.pace(record.Send, 0, pushing)
 	}
 	f := c.move[name]
 	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))

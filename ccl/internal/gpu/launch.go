@@ -167,7 +167,7 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	a.Root, a.Op, a.Flags, a.Room = uint32(op.Root), uint32(op.RedOp), flags, uint32(c.resultRoom())
 	a.Desc = c.stamps.describe(op, p)
 	c.between.stamp(a)
-	a.Pace = c.pace(op.Coll, p.blocks)
+	a.Pace = c.pace(op.Coll, op.Count*uint64(op.DType.Size()), p.blocks)
 	threads := f.threads
 	if t := c.cfg.Threads; t > 0 && p.way != WayBulk && p.way != WayPushBulk {
 		threads = min(threads, uint32(t))

@@ -10,6 +10,7 @@
 // pair a ring of bytes and a ring of 64-byte lines whose flag travels in the
 // line itself. Ranks of different nodes write into each other's memory by RDMA
 // (package rdma), or have a few TCP sockets a pair, striped; with credits of the
-// receiver's, so that a slow network and a slow peer differ. Nothing here blocks but Mesh.Wait, and nothing here decides that a
+// receiver's, so that a slow network and a slow peer differ; when the sockets fail, or carry
+// nothing, others take their place, and no byte is lost or repeated. Nothing here blocks but Mesh.Wait, and nothing here decides that a
 // peer is dead: that is bootstrap's word, which arrives as Config.Err and Wake.
 package transport

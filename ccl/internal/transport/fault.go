@@ -196,6 +196,7 @@ func (g *gate) held() int {
 
 // Settled implements Mesh.
 func (m *mesh) Settled() bool {
+	m.ownAll()
 	if m.rdma != nil {
 		for _, l := range m.open {
 			if r, ok := l.(*rdmaLink); ok && !r.settled() {
@@ -216,6 +217,7 @@ func (m *mesh) Settled() bool {
 
 // Abandon implements Mesh.
 func (m *mesh) Abandon() {
+	m.ownAll()
 	for _, l := range m.open {
 		if r, ok := l.(*rdmaLink); ok && r.connected() {
 			r.conn.Abandon()

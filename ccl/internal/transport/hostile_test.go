@@ -138,13 +138,13 @@ func TestDialledAgain(t *testing.T) {
 			n := m.(*mesh).net
 			l := n.peer(1)
 			t := l.meet()
-			t.attempt, t.dialing = newNonce(), true
-			fd, status, err := n.greet(dataGreeting{src: 0, dst: 1, total: n.sockets(1), attempt: t.attempt})
+			t.attempt, t.number, t.dialing = newNonce(), 1, true
+			fd, status, _, err := n.greet(n.m.ctx, dataGreeting{src: 0, dst: 1, total: n.sockets(1), attempt: t.attempt, number: 1})
 			if err != nil || status != replyOK {
 				return fmt.Errorf("greeting: status %d: %w", status, err)
 			}
 			unix.Close(fd)
-			return n.dial(l, 1)
+			return n.dial(l, 1, t.attempt)
 		}()
 		return errors.Join(err, exchange(m, rank, size, 5, 50, 100_000))
 	})
@@ -217,7 +217,7 @@ func testStrangers(t *testing.T, p place) {
 
 // otherKind is a member's greeting, proved, for a link that it does not have.
 func (n *network) otherKind(rank int) []byte {
-	b := n.encode(dataGreeting{src: rank, dst: 1 - rank, total: 1, attempt: newNonce()})
+	b := n.encode(dataGreeting{src: rank, dst: 1 - rank, total: 1, attempt: newNonce(), number: 1})
 	b = b[:dataHello-sha256.Size]
 	if n.magic(1-rank) == dataMagic {
 		copy(b, controlMagic)
@@ -481,5 +481,29 @@ func TestManyLines(t *testing.T) {
 			tcp.refresh(0) // the last credit
 		}
 		return nil
+	})
+}
+
+// FuzzHandshake gives a listener greetings, and a dialler replies, of somebody who knows
+// the communicator's key: what is taken is within bounds.
+func FuzzHandshake(f *testing.F) {
+	m := &mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, cards: make([]card, 4)}
+	n := &network{m: m}
+	whole := n.encode(dataGreeting{src: 1, dst: 0, index: 1, total: 2, number: 3})
+	f.Add(whole[:dataHello-sha256.Size])
+	f.Add([]byte{replyStale, 9, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		body := make([]byte, dataHello-sha256.Size)
+		copy(body, in)
+		hello := append(body, n.prove("hello", n.nonce, body)...)
+		if g, err := n.decode(hello); err == nil && (g.src < 0 || g.src >= 4 || g.src == 1 || g.dst != 1 || g.index >= g.total || g.total > maxSockets || g.number == 0 || g.number > maxNumber) {
+			t.Fatalf("%+v", g)
+		}
+		reply := make([]byte, 5)
+		copy(reply, in)
+		reply = append(reply, n.prove("reply", m.cards[2].Nonce, append(bytes.Clone(hello), reply...))...)
+		if status, number, err := n.decodeReply(2, hello, reply); err == nil && (status < replyOK || status > replyOver || number > maxNumber) {
+			t.Fatalf("reply %d, %d", status, number)
+		}
 	})
 }

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -52,6 +54,9 @@ type Config struct {
 	// bytes, a power of two from 64 KiB, 0 for 2 MiB.
 	Window int
 
+	// Outage is how long a peer's host may be silent before a TCP link ends, 0 for 30 s.
+	Outage time.Duration
+
 	// RDMA is what this rank has of it.
 	RDMA RDMA
 
@@ -90,6 +95,7 @@ func (cfg *Config) setDefaults() error {
 	if cfg.Host == "" {
 		cfg.Host = "127.0.0.1"
 	}
+	cfg.Outage = cmp.Or(cfg.Outage, 30*time.Second)
 	if cfg.Err == nil {
 		cfg.Err = func() error { return nil }
 	}
@@ -114,16 +120,17 @@ func (a card) sharesMemory(b card) bool {
 }
 
 type mesh struct {
-	cfg   Config
-	ctx   context.Context // ends with Close
-	stop  context.CancelFunc
-	cards []card
-	local []int // position among this node's members by rank, -1 for others
-	links []Link
-	open  []pipeline // the links that are not nil
-	seg   *segment   // nil without local peers
-	net   *network   // nil without remote peers
-	rdma  *rdmaSide  // nil where this rank has none
+	cfg     Config
+	ctx     context.Context // ends with Close
+	stop    context.CancelFunc
+	cards   []card
+	local   []int // position among this node's members by rank, -1 for others
+	links   []Link
+	open    []pipeline // the links that are not nil
+	seg     *segment   // nil without local peers
+	net     *network   // nil without remote peers
+	rdma    *rdmaSide  // nil where this rank has none
+	lending int        // TCP links that refer to the caller's bytes
 	waiter
 
 	mu     sync.RWMutex // Wake against Close
@@ -302,11 +309,11 @@ func (m *mesh) Close() error {
 	if again {
 		return nil
 	}
-	m.stop()
 	m.endIdle()
 	if m.net != nil {
-		m.net.close()
+		m.net.close() // peers, and this rank, may have to connect again for the last bytes
 	}
+	m.stop()
 	m.closeRDMA()
 	if m.seg != nil {
 		m.seg.close()

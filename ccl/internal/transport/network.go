@@ -2,18 +2,13 @@ package transport
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
+	"maps"
 	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -37,7 +32,8 @@ type network struct {
 	bell  int // written to wake this rank out of epoll_wait
 	ring  int // read end of bell when it is a pipe of our own, else -1
 	ready []unix.EpollEvent
-	up    atomic.Int32 // links whose sockets are polled
+	up    atomic.Int32                            // links whose sockets are polled
+	again func(l remote, rank int, number uint32) // looks for other sockets; nil: there are none
 
 	mu     sync.Mutex
 	closed bool
@@ -62,15 +58,32 @@ type remote interface {
 	close()
 }
 
-// meeting is how the sockets of two ranks come together, shared by the
-// goroutines that connect.
+// meeting is how the sockets of two ranks come together, and do so again when they have
+// failed; shared by the goroutines that connect. Attempts are numbered, so that both ends
+// know which is the later one.
 type meeting struct {
 	mu      sync.Mutex
 	attempt [16]byte // zero: nobody has begun
-	dialing bool     // the attempt is ours
+	number  uint32   // of the attempt
+	dialing bool     // it is ours
 	pending []int    // its sockets so far, -1 where missing
-	up      atomic.Bool
-	broken  atomic.Pointer[error]
+	whole   uint32   // the number of the last attempt that has all its sockets, 0 for none
+	next    []int    // the sockets of that, which the executor has yet to take over
+
+	lost      uint32 // the set that has failed
+	ended     bool   // the peer's host has ended a socket of it: it knows of no such connection
+	seeking   bool   // another is wanted
+	searching bool   // a goroutine looks for it
+	dial      func() // ends its attempt to connect, nil when there is none
+	tries     int    // that it has made
+	last      error
+	waiting   int   // connections that only the peer's kernel has answered
+	answered  int64 // when the peer's host last answered a connection
+
+	up     atomic.Bool // there is, or was, a set of sockets
+	fresh  atomic.Bool // next is there
+	over   atomic.Bool // this end has given the link up
+	broken atomic.Pointer[error]
 }
 
 func (t *meeting) meet() *meeting { return t }
@@ -80,12 +93,16 @@ func (t *meeting) fail(err error) { t.broken.CompareAndSwap(nil, &err) }
 
 // discard closes the sockets of an attempt that another has replaced.
 func (t *meeting) discard() {
-	for _, fd := range t.pending {
+	closeAll(t.pending)
+	t.pending = nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
 	}
-	t.pending = nil
 }
 
 // add gives a link one authenticated socket; the last one brings it up.
@@ -93,7 +110,7 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 	t := l.meet()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.attempt != g.attempt || t.up.Load() {
+	if t.attempt != g.attempt || t.whole >= g.number {
 		unix.Close(fd)
 		return
 	}
@@ -111,6 +128,7 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 	if slices.Contains(t.pending, -1) {
 		return
 	}
+	t.whole, t.dialing = g.number, false
 	if err := l.open(t.pending); err != nil {
 		t.fail(err)
 	}
@@ -119,24 +137,14 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 	n.m.Wake()
 }
 
-const (
-	dataMagic        = "LKSTEPda"
-	controlMagic     = "LKSTEPrc" // of a socket beside RDMA
-	dataHello        = 8 + 8 + 4 + 4 + 2 + 2 + 16 + sha256.Size
-	dataReply        = 1 + sha256.Size
-	dataTimeout      = 5 * time.Second
-	maxDataHandshake = 64
-
-	replyOK   = 1
-	replyBusy = 2 // the peer's own attempt stands
-)
-
 // listen opens this rank's data listener.
 func listen(m *mesh, nonce [16]byte) (*network, error) {
 	if len(m.cfg.Key) == 0 {
 		return nil, errors.New("no key for data connections")
 	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(m.cfg.Host, "0"))
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false) // it knows not all of TCP's options
+	ln, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(m.cfg.Host, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("listen for data connections: %w", err)
 	}
@@ -144,6 +152,7 @@ func listen(m *mesh, nonce [16]byte) (*network, error) {
 		m: m, nonce: nonce, ln: ln, slots: make(chan struct{}, maxDataHandshake), ep: -1, bell: -1, ring: -1,
 		links: make(map[int]remote), conns: make(map[net.Conn]struct{}),
 	}
+	n.again = n.seek
 	return n, nil
 }
 
@@ -272,9 +281,10 @@ func (n *network) link(rank int) (pipeline, error) {
 	if n.closed {
 		return nil, ErrClosed
 	}
-	t.attempt, t.dialing = newNonce(), true
+	attempt := newNonce()
+	t.attempt, t.number, t.dialing = attempt, 1, true
 	n.wg.Go(func() {
-		if err := n.dial(l, rank); err != nil {
+		if err := n.dial(l, rank, attempt); err != nil {
 			t.fail(fmt.Errorf("connect to rank %d at %s: %w", rank, n.m.cards[rank].Addr, err))
 			n.m.Wake()
 		}
@@ -283,6 +293,7 @@ func (n *network) link(rank int) (pipeline, error) {
 }
 
 func (n *network) close() {
+	n.linger()
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
@@ -296,7 +307,6 @@ func (n *network) close() {
 	n.ln.Close()
 	n.m.stop()
 	n.wg.Wait()
-	n.linger()
 	for _, l := range n.links {
 		l.close()
 	}
@@ -313,19 +323,33 @@ func (n *network) close() {
 // lingerFor bounds how long closing waits for peers' hosts to take the last bytes.
 const lingerFor = time.Second
 
-// linger lets the last bytes arrive, unless nobody wants them.
+// linger lets the last bytes arrive, unless nobody wants them. The time without a path
+// does not count, up to Config.Outage.
 func (n *network) linger() {
-	for deadline := time.Now().Add(lingerFor); n.m.cfg.Err() == nil && time.Now().Before(deadline); {
-		done := true
-		for _, l := range n.links {
+	last := time.Now()
+	for left, away := lingerFor, n.m.cfg.Outage; n.m.cfg.Err() == nil && left > 0 && away > 0; {
+		done, lost := true, false
+		n.mu.Lock()
+		links := slices.Collect(maps.Values(n.links))
+		n.mu.Unlock()
+		for _, l := range links {
 			if l.meet().up.Load() {
 				done = l.finish() && done
 			}
+			t, ok := l.(*tcpLink)
+			lost = lost || ok && t.err == nil && t.lost != nil
 		}
 		if done {
 			return
 		}
 		time.Sleep(100 * time.Microsecond)
+		now := time.Now()
+		if lost {
+			away -= now.Sub(last)
+		} else {
+			left -= now.Sub(last)
+		}
+		last = now
 	}
 }
 
@@ -347,48 +371,6 @@ func (n *network) release(c net.Conn) {
 	n.mu.Unlock()
 	c.Close()
 }
-
-// hello is the first thing on each data socket, from the side that dialled.
-type dataGreeting struct {
-	src, dst     int
-	index, total int
-	attempt      [16]byte
-}
-
-func (n *network) encode(g dataGreeting) []byte {
-	b := append(make([]byte, 0, dataHello), n.magic(g.dst)...)
-	b = binary.LittleEndian.AppendUint64(b, n.m.cfg.ID)
-	b = binary.LittleEndian.AppendUint32(b, uint32(g.src))
-	b = binary.LittleEndian.AppendUint32(b, uint32(g.dst))
-	b = binary.LittleEndian.AppendUint16(b, uint16(g.index))
-	b = binary.LittleEndian.AppendUint16(b, uint16(g.total))
-	b = append(b, g.attempt[:]...)
-	return append(b, n.prove("hello", n.m.cards[g.dst].Nonce, b)...)
-}
-
-// prove is knowledge of the communicator's key, for one listener and one message.
-func (n *network) prove(what string, nonce [16]byte, msg []byte) []byte {
-	h := hmac.New(sha256.New, n.m.cfg.Key)
-	io.WriteString(h, what)
-	h.Write(nonce[:])
-	h.Write(msg)
-	return h.Sum(nil)
-}
-
-func (n *network) decode(b []byte) (g dataGreeting, err error) {
-	le := binary.LittleEndian
-	body, proof := b[:dataHello-sha256.Size], b[dataHello-sha256.Size:]
-	if !hmac.Equal(proof, n.prove("hello", n.nonce, body)) {
-		return g, errors.New("not a member of this communicator")
-	}
-	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:])), attempt: [16]byte(b[28:44])}
-	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total || string(b[:8]) != n.magic(g.src) {
-		return g, fmt.Errorf("%w: greeting from rank %d to rank %d, socket %d of %d", ErrCorrupt, g.src, g.dst, g.index, g.total)
-	}
-	return g, nil
-}
-
-const maxSockets = 16
 
 func (n *network) accept() {
 	defer n.wg.Done()
@@ -417,127 +399,19 @@ func (n *network) accept() {
 	}
 }
 
-// welcome authenticates one accepted connection and gives its socket to its link.
-func (n *network) welcome(conn net.Conn) {
-	conn.SetDeadline(time.Now().Add(dataTimeout))
-	var b [dataHello]byte
-	if _, err := io.ReadFull(conn, b[:]); err != nil {
-		return
-	}
-	g, err := n.decode(b[:])
-	if err != nil {
-		return
-	}
-	l := n.peer(g.src)
-	t := l.meet()
-	t.mu.Lock()
-	status := byte(replyOK)
-	switch {
-	case t.up.Load(), t.dialing && n.m.cfg.Rank < g.src:
-		status = replyBusy
-	case t.attempt != g.attempt:
-		t.discard()
-		t.attempt, t.dialing = g.attempt, false
-	}
-	if status == replyOK && len(t.pending) > 0 && len(t.pending) != g.total {
-		status = replyBusy
-	}
-	var fd int
-	if status == replyOK {
-		if fd, err = detach(conn); err != nil {
-			t.mu.Unlock()
-			return
-		}
-	}
-	t.mu.Unlock()
-	reply := append([]byte{status}, n.prove("reply", n.nonce, append(b[:], status))...)
-	if _, err := conn.Write(reply); err != nil || status != replyOK {
-		if status == replyOK {
-			unix.Close(fd)
-		}
-		return
-	}
-	n.add(l, g, fd)
-}
-
-// dial connects all sockets to a peer, unless the peer's own attempt stands.
-func (n *network) dial(l remote, rank int) error {
-	t := l.meet()
-	t.mu.Lock()
-	attempt := t.attempt
-	t.mu.Unlock()
-	for i := range n.sockets(rank) {
-		g := dataGreeting{src: n.m.cfg.Rank, dst: rank, index: i, total: n.sockets(rank), attempt: attempt}
-		fd, status, err := n.greet(g)
-		for wait := time.Millisecond; err != nil; wait = min(2*wait, 100*time.Millisecond) {
-			// Whoever is gone refuses; all else may pass.
-			if n.m.ctx.Err() != nil || n.m.cfg.Err() != nil || errors.Is(err, syscall.ECONNREFUSED) {
-				return err
-			}
-			select {
-			case <-n.m.ctx.Done():
-			case <-time.After(wait/2 + rand.N(wait)):
-			}
-			fd, status, err = n.greet(g)
-		}
-		if status == replyBusy {
-			t.mu.Lock()
-			if t.attempt == attempt && !t.up.Load() {
-				t.dialing = false
-			}
-			t.mu.Unlock()
-			return nil
-		}
-		n.add(l, g, fd)
-	}
-	return nil
-}
-
-// greet opens one socket.
-func (n *network) greet(g dataGreeting) (fd int, status byte, err error) {
-	ctx, cancel := context.WithTimeout(n.m.ctx, dataTimeout)
-	defer cancel()
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", n.m.cards[g.dst].Addr)
-	if err != nil {
-		return 0, 0, err
-	}
-	if !n.hold(conn) {
-		return 0, 0, ErrClosed
-	}
-	defer n.release(conn)
-	conn.SetDeadline(time.Now().Add(dataTimeout))
-	hello := n.encode(g)
-	if _, err := conn.Write(hello); err != nil {
-		return 0, 0, err
-	}
-	// A peer that is stopped answers when it goes on; closing ends the wait.
-	conn.SetDeadline(time.Time{})
-	var b [dataReply]byte
-	if _, err := io.ReadFull(conn, b[:]); err != nil {
-		return 0, 0, err
-	}
-	if !hmac.Equal(b[1:], n.prove("reply", n.m.cards[g.dst].Nonce, append(hello, b[0]))) {
-		return 0, 0, fmt.Errorf("%w: it does not know the communicator's key", ErrCorrupt)
-	}
-	if b[0] != replyOK {
-		return 0, replyBusy, nil
-	}
-	fd, err = detach(conn)
-	return fd, replyOK, err
-}
-
 // detach gives a non-blocking descriptor of a connection's socket, which the
-// Go runtime knows nothing of. Keepalive notices a dead host (package rdma sets its own
-// for the socket beside it); there is no TCP_USER_TIMEOUT, since that would take a stopped peer, whose window is shut, for a dead one.
+// Go runtime knows nothing of. There is no TCP_USER_TIMEOUT, since that would take a
+// stopped peer, whose window is shut, for a dead one (package rdma sets its own for the
+// socket beside it).
 func detach(conn net.Conn) (int, error) {
-	tcp := conn.(*net.TCPConn)
-	tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 2})
-	raw, err := tcp.SyscallConn()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return -1, err
 	}
 	fd, dupErr := -1, error(nil)
-	err = raw.Control(func(p uintptr) { fd, dupErr = unix.FcntlInt(p, unix.F_DUPFD_CLOEXEC, 0) })
+	err = raw.Control(func(p uintptr) {
+		keepPath(int(p))
+		fd, dupErr = unix.FcntlInt(p, unix.F_DUPFD_CLOEXEC, 0)
+	})
 	return fd, errors.Join(err, dupErr)
 }

@@ -232,6 +232,9 @@ func (m *mesh) Lent(peer int) uint64 {
 	if l := m.overConn(peer); l != nil {
 		return l.conn.Kept()
 	}
+	if l, ok := m.links[peer].(*tcpLink); ok {
+		l.own()
+	}
 	return 0
 }
 

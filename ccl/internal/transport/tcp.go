@@ -8,6 +8,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
 )
@@ -20,7 +21,7 @@ import (
 //	24 lines consumed by the frame's sender (credit), modulo 2^32
 //	28 tag of a line
 //
-// Every frame carries credit; data of one stream goes over several sockets in
+// A fourth kind says where to go on (resume.go). // Every frame carries credit; data of one stream goes over several sockets in
 // whatever order, and its position says where it belongs.
 const (
 	frameSize = 32
@@ -28,6 +29,7 @@ const (
 	frameData   = 1
 	frameLine   = 2
 	frameCredit = 3
+	frameResume = 4
 
 	// maxChunk is the most bytes in a data frame: how large messages are striped.
 	maxChunk = 128 << 10
@@ -59,7 +61,7 @@ type tcpLink struct {
 	// The executor's, once up.
 	opened bool
 	socks  []*socket
-	next   int // socket for the next large chunk
+	turn   int // socket for the next large chunk
 	meter  meter
 
 	sent, acked           uint64 // tx stream: taken from the caller, consumed by the receiver
@@ -77,6 +79,22 @@ type tcpLink struct {
 	err        error
 	creditDue  bool // giveCredit found no socket
 	misses     int  // receives that found no socket readable
+	wants      int64
+
+	// Of outages; see resume.go and outage.go.
+	kept       retained
+	number     uint32 // of the set of sockets
+	lost       error  // why there is no path, nil while there is one
+	heard      int64  // when the peer's host last answered, while there is none
+	looked     int64
+	half       int64  // since when a socket has ended, and others have not
+	awaits     bool   // for the peer to say where it goes on
+	catching   bool   // not all of that has been sent again
+	resend     uint64 // the next byte to send again
+	resendLine uint64
+
+	resumes, resent, retransmitted uint64 // bytes, by this link and by its former sockets' kernel
+	toldResumes, toldResent        uint64
 }
 
 type span struct{ lo, hi uint64 }
@@ -92,8 +110,10 @@ type socket struct {
 	fd                 int
 	readable, writable bool // as far as edges and calls have told
 	hungUp             bool // read on to its end
-	over               bool // its end was read, between two frames
+	over               bool // nothing more can be read
+	broken             bool // nothing more can be written
 	ended              bool // closing: the end is on its way
+	path
 
 	in         [readAhead]byte
 	inLo, inHi int
@@ -111,14 +131,12 @@ type socket struct {
 
 // ---- connecting ----
 
-// open takes over the sockets of a finished attempt.
-func (l *tcpLink) open(fds []int) (err error) {
-	l.n.up.Add(1)
-	for i, fd := range fds {
-		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true})
-		err = errors.Join(err, l.n.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, l.peer, i))
-	}
-	return err
+// open has the executor take over the sockets of a finished attempt.
+func (l *tcpLink) open(fds []int) error {
+	closeAll(l.next)
+	l.next = fds
+	l.fresh.Store(true)
+	return nil
 }
 
 func (l *tcpLink) guard() { l.gate = l.m.newGate(l, l.peer) }
@@ -128,12 +146,15 @@ func (l *tcpLink) ready() (bool, error) {
 	if l.err != nil {
 		return false, l.err
 	}
+	if l.fresh.Load() {
+		l.adopt()
+	}
 	if !l.opened {
 		if e := l.broken.Load(); e != nil {
 			return false, l.fatal(*e)
 		}
-		if !l.up.Load() {
-			return false, nil
+		if len(l.socks) == 0 {
+			return false, l.err
 		}
 		l.opened = true
 		var st unix.Stat_t
@@ -150,15 +171,18 @@ func (l *tcpLink) fatal(err error) error {
 			s.readable, s.hungUp = true, true
 		}
 		l.err = fmt.Errorf("TCP with rank %d: %w", l.peer, err)
-		l.meter.link(record.LinkDown)
+		if l.over.Store(true); l.lost == nil {
+			l.meter.link(record.LinkDown)
+		}
 	}
 	return l.err
 }
 
 // event notes an edge. A writable socket sends what it still has.
-func (l *tcpLink) event(i int, events uint32) {
-	if i >= len(l.socks) {
-		return // cut meanwhile
+func (l *tcpLink) event(which int, events uint32) {
+	i := which & 15
+	if i >= len(l.socks) || eventOf(i, l.number) != which {
+		return // cut meanwhile, or replaced
 	}
 	s := l.socks[i]
 	if events&^uint32(unix.EPOLLOUT) != 0 {
@@ -167,41 +191,82 @@ func (l *tcpLink) event(i int, events uint32) {
 	if events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		s.hungUp = true
 	}
-	if events&unix.EPOLLOUT != 0 {
+	if events&unix.EPOLLOUT != 0 && !s.broken {
 		s.writable = true
 		if err := s.flush(); err != nil {
-			l.fatal(err)
+			l.failed(s, err)
 		}
 	}
+}
+
+// failed notes that a socket is broken. What had arrived by then can still be received,
+// if no other socket takes its place.
+func (l *tcpLink) failed(s *socket, err error) {
+	s.broken, s.writable = true, false
+	s.readable, s.hungUp = true, true
+	l.lose(err)
 }
 
 // finish moves a closing link on: it sends what was taken from the caller and
 // then its end, and reports whether the peer's host has all of it. Closing
 // earlier, or with unread bytes, would reset the connection and destroy them.
 func (l *tcpLink) finish() bool {
-	done := true
 	if l.err != nil {
 		return true
 	}
+	owing := l.completed() < l.posted()
+	if owing && (l.fresh.Load() || l.lost != nil || l.catching) {
+		l.refresh(record.Now())
+		return l.err != nil
+	}
+	if l.got != l.told || l.linesGot != l.linesTold {
+		l.giveCredit() // so that the peer does not connect again for what has come
+	}
+	done, whole := true, true
 	for _, s := range l.socks {
-		s.writable = true
-		if s.flush() != nil {
-			continue // broken: there is nobody to send to
+		left, err := l.end(s)
+		if done = done && left == 0; err == nil {
+			continue
 		}
-		if len(s.out) == 0 && !s.ended {
-			s.ended = true
-			if unix.Shutdown(s.fd, unix.SHUT_WR) != nil {
-				continue
-			}
-		}
-		for n := 1; n > 0; {
-			n, _ = unix.Read(s.fd, s.in[:])
-		}
-		if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); len(s.out) > 0 || err == nil && left > 0 {
-			done = false
+		if whole = false; l.completed() < l.posted() && !errors.Is(err, ErrCorrupt) {
+			l.failed(s, err) // its bytes take another path
+			return l.err != nil
 		}
 	}
+	if done && whole {
+		l.over.Store(true)
+	}
 	return done
+}
+
+// end moves a closing socket on, and returns how many bytes the peer's host has yet to take.
+func (l *tcpLink) end(s *socket) (left int, err error) {
+	if s.broken {
+		return 0, errClosed
+	}
+	s.writable = true
+	if err := s.flush(); err != nil {
+		return 0, err
+	}
+	if len(s.out) == 0 && !s.ended {
+		s.ended = true
+		if err := unix.Shutdown(s.fd, unix.SHUT_WR); err != nil {
+			return 0, err
+		}
+	}
+	for more := !s.over; more; {
+		s.readable = true
+		if _, more, err = l.step(s, nil); err != nil {
+			if s.over = errors.Is(err, io.EOF) && s.pos == s.end && s.inLo == s.inHi; !s.over {
+				return 0, err
+			}
+		}
+	}
+	if e, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && e != 0 {
+		return 0, unix.Errno(e)
+	}
+	left, _ = unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+	return left + len(s.out), nil
 }
 
 func (l *tcpLink) close() {
@@ -212,6 +277,8 @@ func (l *tcpLink) close() {
 		unix.Close(s.fd)
 	}
 	l.socks = nil
+	closeAll(l.next)
+	l.next = nil
 	l.up.Store(false)
 }
 
@@ -227,14 +294,25 @@ func (l *tcpLink) TrySend(b []byte) (int, error) {
 	return l.push(b)
 }
 
-// TrySendKept copies: the kernel would have to tell when it has sent the bytes.
-func (l *tcpLink) TrySendKept(b []byte) (int, error) { return l.TrySend(b) }
+// TrySendKept refers to large pieces until the operation ends; the kernel's copy may be lost.
+func (l *tcpLink) TrySendKept(b []byte) (int, error) {
+	if l.gate != nil {
+		return l.gate.send(b)
+	}
+	return l.post(b, len(b) >= rdma.KeptFrom)
+}
 
 func (l *tcpLink) credit() int { return l.m.cfg.Window - int(l.sent-l.acked) }
 
-func (l *tcpLink) push(b []byte) (int, error) {
+func (l *tcpLink) push(b []byte) (int, error) { return l.post(b, false) }
+
+// post sends bytes; stay says that the caller leaves them as they are.
+func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 	if ok, err := l.ready(); !ok {
 		return 0, err
+	}
+	if l.catching && !l.catchUp() {
+		return 0, l.err
 	}
 	total := 0
 	for len(b) > 0 {
@@ -243,6 +321,9 @@ func (l *tcpLink) push(b []byte) (int, error) {
 		if n > room {
 			if _, err := l.receive(nil, 0); err != nil {
 				return total, err
+			}
+			if l.catching {
+				break
 			}
 			if room = l.credit(); n > room {
 				// Keep pieces aligned, so that the receiver can reduce them in place.
@@ -267,6 +348,7 @@ func (l *tcpLink) push(b []byte) (int, error) {
 		if !ok {
 			continue
 		}
+		l.retain(l.sent, b[:n:n], l.pad, stay)
 		l.pad = 0
 		l.sent += uint64(n)
 		b = b[n:]
@@ -284,16 +366,16 @@ func (l *tcpLink) push(b []byte) (int, error) {
 func (l *tcpLink) free(n int) *socket {
 	if n <= smallSend {
 		for _, s := range l.socks {
-			if s.writable && len(s.out) == 0 {
+			if s.usable() {
 				return s
 			}
 		}
 		return nil
 	}
 	for range l.socks {
-		s := l.socks[l.next%len(l.socks)]
-		l.next++
-		if s.writable && len(s.out) == 0 {
+		s := l.socks[l.turn%len(l.socks)]
+		l.turn++
+		if s.usable() {
 			return s
 		}
 	}
@@ -334,7 +416,8 @@ func (l *tcpLink) write(s *socket, h [frameSize]byte, b []byte) (bool, error) {
 	case unix.EINTR:
 		return false, nil
 	default:
-		return false, l.fatal(fmt.Errorf("send: %w", errno))
+		l.failed(s, fmt.Errorf("send: %w", errno))
+		return false, l.err
 	}
 	if int(n) < size {
 		s.writable = false
@@ -367,7 +450,7 @@ func (s *socket) flush() error {
 // noCredit tells the monitor that the receiver is what is slow, when it is:
 // when its host has all that was sent, or has no room for it either.
 func (l *tcpLink) noCredit() {
-	if !l.meter.on || l.meter.blocked {
+	if !l.meter.on || l.meter.blocked || l.lost != nil {
 		return
 	}
 	for _, s := range l.socks {
@@ -409,8 +492,8 @@ func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
 		return false, l.err
 	}
 	s := l.socks[0]
-	if !s.writable || len(s.out) > 0 {
-		return false, nil
+	if l.catching && !l.catchUp() || !s.usable() {
+		return false, l.err
 	}
 	pad := l.pad
 	l.pad = 0
@@ -418,6 +501,8 @@ func (l *tcpLink) pushLine(b []byte, tag uint32) (bool, error) {
 	l.pad = pad
 	ok, err := l.write(s, h, b)
 	if ok {
+		ln := &l.kept.lines[l.linesSent%lineSlots]
+		ln.n, ln.tag = uint32(copy(ln.payload[:], b)), tag
 		l.linesSent++
 		l.meter.unblock()
 		l.m.progressed = true
@@ -443,7 +528,7 @@ func (l *tcpLink) alignSend() {
 func (l *tcpLink) giveCredit() {
 	l.creditDue = true
 	for _, s := range l.socks {
-		if !s.writable || len(s.out) > 0 {
+		if !s.usable() {
 			continue
 		}
 		pad := l.pad
@@ -542,7 +627,7 @@ func (l *tcpLink) TryReadLine(b []byte) (int, uint32, bool, error) {
 // come next in the stream go straight into direct, when it is large; n says how
 // many did, and they are consumed.
 func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
-	if !l.opened {
+	if !l.opened || l.fresh.Load() {
 		if ok, err := l.ready(); !ok {
 			return 0, err
 		}
@@ -575,11 +660,14 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 			if err != nil && l.outlives(s, err) {
 				continue
 			}
+			if errors.Is(err, ErrCorrupt) {
+				l.fatal(err)
+				l.cut()
+				return n, l.err
+			}
 			if err != nil {
-				if l.fatal(err); errors.Is(err, ErrCorrupt) {
-					l.cut()
-					return n, l.err
-				}
+				l.failed(s, err)
+				s.over = true
 				continue // other sockets may still have bytes
 			}
 			n += k
@@ -602,6 +690,9 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 			l.n.poll(0)
 		}
 	}
+	if l.catching {
+		l.catchUp()
+	}
 	if l.creditDue {
 		l.giveCredit()
 	}
@@ -615,7 +706,9 @@ func (l *tcpLink) outlives(s *socket, err error) bool {
 	if !errors.Is(err, io.EOF) || s.pos < s.end || s.inLo < s.inHi {
 		return false
 	}
-	s.over = true
+	if s.over = true; l.half == 0 {
+		l.half = record.Now()
+	}
 	return slices.ContainsFunc(l.socks, func(s *socket) bool { return !s.over })
 }
 
@@ -761,6 +854,11 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 		if n != 0 {
 			return bad("credit with bytes")
 		}
+	case frameResume:
+		if n != 0 {
+			return bad("where to go on, with bytes")
+		}
+		return l.resumed(s, at, le.Uint32(h[28:]))
 	default:
 		return bad("unknown kind")
 	}
@@ -775,6 +873,7 @@ func (l *tcpLink) credited(got uint64, lines uint32) error {
 	}
 	if got = min(got, l.sent); got > l.acked {
 		l.acked = got
+		l.release()
 		l.m.progressed = true
 	}
 	if more := int32(lines - uint32(l.linesAcked)); more > 0 {
@@ -835,7 +934,10 @@ func (l *tcpLink) arrived(lo, hi uint64) {
 // PrefetchLine has nothing to do: lines arrive by system call.
 func (l *tcpLink) PrefetchLine() {}
 
-func (l *tcpLink) WantRecv(since int64) { l.meter.want(since) }
+func (l *tcpLink) WantRecv(since int64) {
+	l.wants = since
+	l.meter.want(since)
+}
 
 func (l *tcpLink) posted() uint64 {
 	return l.sent + l.linesSent*lineSize + uint64(l.gate.held())
@@ -864,6 +966,7 @@ func (l *tcpLink) refresh(now int64) bool {
 	if l.got != l.told || l.linesGot != l.linesTold {
 		l.giveCredit()
 	}
+	l.watch(now)
 	l.meter.idle(now, l.posted(), l.completed(), l.received())
 	return l.completed() < l.posted()
 }
@@ -876,7 +979,7 @@ func (l *tcpLink) look() {
 
 func (l *tcpLink) holds() bool { return l.gate.holds() }
 func (l *tcpLink) due() bool {
-	return l.opened && l.meter.on && (l.completed() < l.posted() || l.got != l.told || l.linesGot != l.linesTold)
+	return l.opened && (l.fresh.Load() || l.completed() < l.posted() || l.got != l.told || l.linesGot != l.linesTold)
 }
 
 func (l *tcpLink) pump(now int64) int64 {

@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -40,6 +39,8 @@ const (
 	stuckAfter = time.Second
 	// maxStuck bounds the goroutines left behind; with that many, the source gives up.
 	maxStuck = 4
+	// endWithin is how long the other threads of a process that has ended may take, ns.
+	endWithin = int64(500 * time.Millisecond)
 	// userHz is the unit of CPU time in /proc/PID/stat, the same on every Linux.
 	userHz = 100
 	// samples is the number of passes that a rate is taken over.
@@ -64,6 +65,7 @@ const (
 
 // Source reads /proc. It is for one goroutine.
 type Source struct {
+	within  time.Duration
 	root    string
 	fs      procfs.FS
 	local   bool // fs is this machine's own
@@ -72,6 +74,8 @@ type Source struct {
 	watched map[*source.Process]*watch
 	flight  *flight
 	stuck   []*flight
+	deaths  *deaths // nil: they are known to a pass
+	unheld  error   // why there are processes whose are
 }
 
 // watch is what is kept of a process from pass to pass.
@@ -92,6 +96,9 @@ type watch struct {
 	revived  int          // passes since in which there were more
 	foreign  bool         // it lives though /proc knows nothing of it: another pid namespace's
 	hangs    bool         // a read of it does not return
+	life     *lifeline    // nil: its death is noticed by a pass
+	tried    bool         // to take hold of it
+	ending   int64        // since when its first thread was seen to have ended, ns
 }
 
 type sample struct {
@@ -115,6 +122,7 @@ type target struct {
 	idle   bool
 	family bool // look at its children, too
 	search bool // under other pids, when it is not found
+	hold   bool // take hold of it
 }
 
 type sight struct {
@@ -125,6 +133,8 @@ type sight struct {
 	asleep []int
 	use
 	children *use // nil when they were not looked at
+	life     *lifeline
+	unheld   error // why there is none
 	err      error
 }
 
@@ -154,6 +164,7 @@ func New(root string) (*Source, error) {
 		all:     namespace == initNamespace && hidden == nil,
 		boot:    strings.ReplaceAll(strings.TrimSpace(string(boot)), "-", ""),
 		watched: map[*source.Process]*watch{},
+		within:  within,
 	}, nil
 }
 
@@ -161,7 +172,9 @@ func New(root string) (*Source, error) {
 func (s *Source) Update(v *source.View) error {
 	s.track(v)
 	errs := []error{s.giveUp(v.Now)}
+	defer s.exits(v)
 	if s.flight == nil {
+		s.open()
 		f := &flight{began: time.Now(), seen: make(chan []sight, 1)}
 		for _, p := range v.Processes {
 			w := s.watched[p]
@@ -177,15 +190,15 @@ func (s *Source) Update(v *source.View) error {
 				continue
 			}
 			idle := w.idle()
-			f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.Path, p.StartTime, idle, idle && v.Now-w.children.at >= childrenEvery, search})
+			f.targets = append(f.targets, target{p, w.pid, int(p.PID), p.Path, p.StartTime, idle, idle && v.Now-w.children.at >= childrenEvery, search, s.deaths != nil && !w.tried})
 		}
 		if len(f.targets) == 0 {
-			return errors.Join(errs...)
+			return s.result(errs)
 		}
 		s.flight = f
 		go s.look(f)
 	}
-	wait := time.NewTimer(within)
+	wait := time.NewTimer(s.within)
 	defer wait.Stop()
 	select {
 	case seen := <-s.flight.seen:
@@ -196,7 +209,7 @@ func (s *Source) Update(v *source.View) error {
 	case <-wait.C:
 		// A later pass takes the result, or gives up.
 	}
-	return errors.Join(errs...)
+	return s.result(errs)
 }
 
 // track keeps watched and the view's processes the same set.
@@ -214,8 +227,9 @@ func (s *Source) track(v *source.View) {
 			s.set(p, gone(p), v.Now)
 		}
 	}
-	for p := range s.watched {
+	for p, w := range s.watched {
 		if !here[p] {
+			s.let(w)
 			delete(s.watched, p)
 		}
 	}
@@ -226,7 +240,8 @@ func (s *Source) giveUp(now int64) error {
 	kept := s.stuck[:0]
 	for _, f := range s.stuck {
 		select {
-		case <-f.seen:
+		case seen := <-f.seen:
+			letAll(seen)
 			if w := s.watched[f.hung]; w != nil {
 				w.hangs = false
 			}
@@ -278,47 +293,6 @@ func (s *Source) look(f *flight) {
 	f.seen <- seen
 }
 
-// byStart lists all processes by when they started.
-func (s *Source) byStart() map[uint64][]int {
-	all := map[uint64][]int{}
-	procs, _ := s.fs.AllProcs() // none: what is sought is not found
-	for _, p := range procs {
-		if st, err := p.Stat(); err == nil {
-			all[st.Starttime] = append(all[st.Starttime], p.PID)
-		}
-	}
-	return all
-}
-
-// inside returns those of the processes that have the target's pid in their own
-// namespace, and of several such the one that maps its recorder.
-func (s *Source) inside(pids []int, t *target) (found []int) {
-	for _, pid := range pids {
-		if o, err := s.fs.Proc(pid); err == nil {
-			if st, err := o.NewStatus(); err == nil && len(st.NSpids) > 1 && st.NSpids[len(st.NSpids)-1] == uint64(t.inner) {
-				found = append(found, pid)
-			}
-		}
-	}
-	if len(found) > 1 {
-		if i := slices.IndexFunc(found, func(pid int) bool { return s.maps(pid, t.path) }); i >= 0 {
-			return found[i : i+1]
-		}
-	}
-	return found
-}
-
-// maps reports whether a process has mapped a file.
-func (s *Source) maps(pid int, path string) bool {
-	var file syscall.Stat_t
-	p, err := s.fs.Proc(pid)
-	if err != nil || syscall.Stat(path, &file) != nil {
-		return false
-	}
-	maps, err := p.ProcMaps()
-	return err == nil && slices.ContainsFunc(maps, func(m *procfs.ProcMap) bool { return m.Inode == file.Ino && m.Dev == file.Dev })
-}
-
 func (s *Source) see(t target) sight {
 	v := sight{target: t}
 	p, err := s.fs.Proc(t.pid)
@@ -348,6 +322,9 @@ func (s *Source) see(t target) sight {
 		v.state = diagnosis.ProcStopped
 	default:
 		v.state = diagnosis.ProcRunning
+	}
+	if t.hold {
+		v.life, v.unheld = s.hold(t)
 	}
 	v.use = used(p, &st)
 	if st.State == "D" {
@@ -408,8 +385,10 @@ func (s *Source) apply(v *sight, now int64) error {
 	p := v.p
 	w := s.watched[p]
 	if w == nil {
+		v.life.let()
 		return nil
 	}
+	s.keep(w, v)
 	w.doubt = nil
 	if v.absent || v.doubt {
 		w.searched = now
@@ -439,14 +418,29 @@ func (s *Source) apply(v *sight, now int64) error {
 			}
 		}
 		p.CPU, p.IO = 0, false
-		if !w.missed {
+		at := w.endedAt()
+		if at == 0 && w.life != nil && !v.absent {
+			// Its first thread has ended and others have not, which takes moments, or for
+			// good when one of them is in uninterruptible sleep.
+			if w.ending == 0 {
+				w.ending = now
+			}
+			if now-w.ending < endWithin {
+				return nil
+			}
+			at = w.ending
+		}
+		if !w.missed && (at == 0 || at > now) { // else the header was read after its end
 			// Its header was read before it was looked for: whether it closed the recorder
 			// last of all is known on the next pass.
 			w.missed = true
 			return nil
 		}
+		if at == 0 {
+			at = now
+		}
 		w.appended = p.Appended
-		s.set(p, gone(p), now)
+		s.set(p, gone(p), at)
 		return nil
 	}
 	w.missed = false

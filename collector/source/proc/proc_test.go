@@ -20,7 +20,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	child()
+	goleak.VerifyTestMain(m)
+}
 
 const boot = "11111111222233334444555555555555"
 
@@ -83,6 +86,19 @@ func open(t *testing.T, root string) *proc.Source {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { s.Close() })
+	s.Wait()
+	return s
+}
+
+// impatient is a source whose passes do not wait for reads that hang.
+func impatient(t *testing.T, root string) *proc.Source {
+	t.Helper()
+	s, err := proc.New(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
 	return s
 }
 
@@ -319,7 +335,7 @@ func TestHungRead(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s := open(t, tr.root)
+	s := impatient(t, tr.root)
 	ok, hangs := process(42, 500, boot), process(43, 500, boot)
 	v := source.View{Processes: []*source.Process{hangs, ok}}
 	var err error
@@ -514,6 +530,7 @@ func BenchmarkUpdate(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	defer s.Close()
 	var v source.View
 	for range 8 {
 		v.Processes = append(v.Processes, process(os.Getpid(), st.Starttime, strings.ReplaceAll(strings.TrimSpace(string(id)), "-", "")))

@@ -2,28 +2,22 @@
 package wiretest
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/collector/wire/pki"
 )
+
+// Domain is the trust domain of an Authority's certificates.
+const Domain = "test.example"
 
 // Authority signs certificates into a directory of a test's.
 type Authority struct {
-	t    testing.TB
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+	t   testing.TB
+	dir string
+	ca  *pki.Authority
 }
 
 // NewAuthority returns an authority with a certificate of its own.
@@ -35,52 +29,34 @@ func NewAuthority(t testing.TB) *Authority {
 
 // Renew replaces the authority's key and certificate: what it signed is void.
 func (a *Authority) Renew() {
-	a.key, a.cert = a.sign("ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil)
-}
-
-// sign writes name.crt and name.key; without a parent, the certificate signs itself.
-func (a *Authority) sign(name string, c *x509.Certificate, parent *Authority) (*ecdsa.PrivateKey, *x509.Certificate) {
 	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	c.SerialNumber, _ = rand.Int(rand.Reader, big.NewInt(1<<62))
-	c.Subject = pkix.Name{CommonName: name}
-	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	signer, by := key, c
-	if parent != nil {
-		signer, by = parent.key, parent.cert
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, by, &key.PublicKey, signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	raw, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	a.write(name+".crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-	a.write(name+".key", pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: raw}))
-	return key, cert
-}
-
-func (a *Authority) write(name string, text []byte) {
-	if err := os.WriteFile(filepath.Join(a.dir, name), text, 0o600); err != nil {
+	var err error
+	if a.ca, err = pki.New(a.dir); err != nil {
 		a.t.Fatal(err)
 	}
 }
 
-// Issue signs a certificate, good for an agent and for a master at 127.0.0.1 or
-// master.example, over the one of that name if there is one.
-func (a *Authority) Issue(name string) wire.TLS {
-	a.sign(name, &x509.Certificate{
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"master.example"},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}, a)
-	return wire.TLS{CertFile: filepath.Join(a.dir, name+".crt"), KeyFile: filepath.Join(a.dir, name+".key"), CAFile: filepath.Join(a.dir, "ca.crt")}
+// Agent issues the certificate of a node's agent, for all jobs when none is named,
+// over the one that it had.
+func (a *Authority) Agent(node string, jobs ...string) wire.TLS {
+	return a.issue(strings.Join(append([]string{"agent", node}, jobs...), "-"), wire.Identity{Domain: Domain, Role: wire.RoleAgent, Node: node, Jobs: jobs})
+}
+
+// Master issues the certificate of a job's master at 127.0.0.1 or master.example.
+func (a *Authority) Master(job string) wire.TLS {
+	return a.issue("master-"+job, wire.Identity{Domain: Domain, Role: wire.RoleMaster, Jobs: []string{job}}, "127.0.0.1", "master.example")
+}
+
+// Remediator issues the remediator's certificate.
+func (a *Authority) Remediator() wire.TLS {
+	return a.issue("remediator", wire.Identity{Domain: Domain, Role: wire.RoleRemediator})
+}
+
+func (a *Authority) issue(name string, id wire.Identity, hosts ...string) wire.TLS {
+	a.t.Helper()
+	files, err := a.ca.Issue(name, id, hosts, time.Hour)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return files
 }

@@ -4,7 +4,6 @@ package label
 
 import (
 	"encoding/hex"
-	"fmt"
 	"strconv"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -33,23 +32,6 @@ func ProcState(s diagnosis.ProcState) string {
 		return names.StateExited
 	}
 	return names.StateUnknown
-}
-
-// Culprit returns c as a person would say it.
-func Culprit(c diagnosis.Culprit) string {
-	switch c.Kind {
-	case diagnosis.CulpritRank:
-		return fmt.Sprintf("rank %d", c.Rank)
-	case diagnosis.CulpritConnection:
-		return fmt.Sprintf("rank %d → rank %d", c.Rank, c.Peer)
-	case diagnosis.CulpritSource:
-		return fmt.Sprintf("rank %d → all", c.Rank)
-	case diagnosis.CulpritDest:
-		return fmt.Sprintf("all → rank %d", c.Rank)
-	case diagnosis.CulpritNode:
-		return "node " + c.Node
-	}
-	return "unknown"
 }
 
 // Rank returns a rank's number, "" when it does not apply (negative).

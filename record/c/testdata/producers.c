@@ -52,7 +52,7 @@ static void every_kind(void)
 	r.body.conn = (struct lockstep_body_conn){.peer = 2, .conn = 8, .code = LOCKSTEP_LINK_DOWN};
 	lockstep_append(&writer, &r);
 	r.kind = LOCKSTEP_KIND_COMM;
-	r.body.value = (struct lockstep_body_value){.code = LOCKSTEP_COMM_ABORTED, .value = 0xabcdef};
+	r.body.value = (struct lockstep_body_value){.code = LOCKSTEP_COMM_ABORTED, .result = LOCKSTEP_RESULT_PEER_LOST, .peer = 3, .value = 0xabcdef};
 	lockstep_append(&writer, &r);
 	r.kind = LOCKSTEP_KIND_WHOLE;
 	r.body.whole = (struct lockstep_body_whole){.coll = LOCKSTEP_COLL_REDUCE, .elem = LOCKSTEP_DTYPE_FLOAT8E5M2 | LOCKSTEP_OP_AVG << 4, .path = LOCKSTEP_ALGO_TREE | LOCKSTEP_PROTO_SIMPLE << 4, .root = 2, .bytes = UINT64_C(1) << 33, .stream = 8, .peer = 3, .dur = lockstep_pack_span(10, 100), .wait = lockstep_pack_span(10, 50)};
@@ -61,6 +61,7 @@ static void every_kind(void)
 	uint16_t comm;
 	struct lockstep_comm *c = lockstep_add_comm(&writer, 0xabcdef, "dp", 1, 4, 0x123, LOCKSTEP_COMM_JOINING, &comm);
 	lockstep_comm_set_state(c, LOCKSTEP_COMM_JOINED);
+	lockstep_comm_aborted(c, LOCKSTEP_RESULT_MISMATCH, 2);
 	lockstep_comm_enqueued(c, 12, 1200, LOCKSTEP_COLL_REDUCESCATTER, 4096);
 	lockstep_comm_started(c, 11, 1100);
 	lockstep_comm_finished(c, 10, 1000);

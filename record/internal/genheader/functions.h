@@ -106,6 +106,7 @@ static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w,
 	struct lockstep_comm *c = &w->comms[i];
 	c->id = id, c->rank = rank, c->size = size, c->parent = parent;
 	lockstep_put_name(c->name, name);
+	LOCKSTEP_SET(&c->state_at, lockstep_now());
 	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
 	*index = (uint16_t)i;
 	return c;
@@ -113,8 +114,20 @@ static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w,
 
 static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockstep_comm_state state)
 {
-	if (c)
-		LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->state_at, lockstep_now());
+	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+}
+
+/* The state LOCKSTEP_COMM_ABORTED with its reason, and the rank in the communicator that the error named, -1 for none. */
+static inline void lockstep_comm_aborted(struct lockstep_comm *c, enum lockstep_result why, int32_t peer)
+{
+	if (!c)
+		return;
+	LOCKSTEP_SET(&c->fault, (uint32_t)why);
+	LOCKSTEP_SET(&c->fault_peer, peer);
+	lockstep_comm_set_state(c, LOCKSTEP_COMM_ABORTED);
 }
 
 /* mono is 0 for one that is going to start at once: its start is its time. */

@@ -52,7 +52,7 @@ KERNEL(512) void ls_broadcast_push(Args a) {
 // a flag wants a fence that takes longer than a tile does.
 enum {
   LS_RELAY_FLIGHT = 5,       // tiles that the root has on their way before it waits for the first of them
-  LS_RELAY_TURNS = 16,       // tiles that a root's block shall have, so that passing on overlaps
+  LS_RELAY_TURNS = 256,      // tiles that a root's block shall have, so that passing on overlaps
   LS_RELAY_LEAST = 8 << 10,  // bytes of a tile at least, unless there is less to do
   LS_RELAY_LOADER = 32, LS_RELAY_TELLER = 64, // threads; the teller is a warp
 };

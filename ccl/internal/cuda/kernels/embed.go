@@ -10,7 +10,7 @@ import (
 
 //go:generate go run ./internal/genptx -o ptx
 
-//go:embed ptx/*.ptx.gz
+//go:embed ptx/*.gz
 var modules embed.FS
 
 // Module is the PTX of a module, "move" or "reduce_" and the name of a
@@ -22,19 +22,35 @@ func Module(name string, major, minor int) []byte {
 		if 10*major+minor < arch {
 			continue
 		}
-		packed, err := modules.ReadFile(fmt.Sprintf("ptx/%s.sm_%d.ptx.gz", name, arch))
-		if err != nil {
-			return nil
-		}
-		z, err := gzip.NewReader(bytes.NewReader(packed))
-		if err != nil {
-			return nil
-		}
-		ptx, err := io.ReadAll(z)
-		if err != nil {
+		ptx := unpack(fmt.Sprintf("ptx/%s.sm_%d.ptx.gz", name, arch))
+		if ptx == nil {
 			return nil
 		}
 		return append(ptx, 0)
 	}
 	return nil
+}
+
+// Cubin is the same module compiled for devices of exactly that compute capability, which
+// spares the driver seconds of compiling, or nil where there is none. A driver that is too
+// old for it refuses it, and takes the PTX.
+func Cubin(name string, major, minor int) []byte {
+	return unpack(fmt.Sprintf("ptx/%s.sm_%d%d.cubin.gz", name, major, minor))
+}
+
+// unpack is a file of modules; nil when there is none.
+func unpack(path string) []byte {
+	packed, err := modules.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil
+	}
+	b, err := io.ReadAll(z)
+	if err != nil {
+		return nil
+	}
+	return b
 }

@@ -3,6 +3,8 @@ package kernels_test
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
@@ -100,11 +102,11 @@ func TestPTXIsFresh(t *testing.T) {
 	if out, err := exec.Command("go", "run", "./internal/genptx", "-o", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	fresh, err := filepath.Glob(filepath.Join(dir, "*"))
+	fresh, err := filepath.Glob(filepath.Join(dir, "*.ptx.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	committed, err := filepath.Glob("ptx/*")
+	committed, err := filepath.Glob("ptx/*.ptx.gz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +118,53 @@ func TestPTXIsFresh(t *testing.T) {
 			t.Errorf("%s is stale: run go generate", filepath.Base(f))
 		}
 	}
+}
+
+// TestCubins: every module of sm_90 comes assembled as well, of the PTX that is there, with
+// all of its kernels.
+func TestCubins(t *testing.T) {
+	modules, err := filepath.Glob("ptx/*.sm_90.ptx.gz")
+	if err != nil || len(modules) == 0 {
+		t.Fatal(modules, err)
+	}
+	for _, file := range modules {
+		name, _, _ := strings.Cut(filepath.Base(file), ".")
+		cubin := kernels.Cubin(name, 9, 0)
+		if cubin == nil {
+			t.Errorf("%s has no cubin: run go generate where ptxas of CUDA 12.4 is (Debian: nvidia-cuda-toolkit)", name)
+			continue
+		}
+		if of := fmt.Sprintf("%x", sha256.Sum256(unpack(t, file))); !strings.HasSuffix(comment(t, strings.Replace(file, ".ptx.", ".cubin.", 1)), of) {
+			t.Errorf("%s's cubin is of other PTX: run go generate where ptxas of CUDA 12.4 is (Debian: nvidia-cuda-toolkit)", name)
+		}
+		const cuda = 190 // EM_CUDA
+		if !bytes.HasPrefix(cubin, []byte("\x7fELF")) || binary.LittleEndian.Uint16(cubin[18:]) != cuda {
+			t.Errorf("%s's cubin is none", name)
+		}
+		for _, m := range entries.FindAllSubmatch(unpack(t, file), -1) {
+			if !bytes.Contains(cubin, []byte(".text."+string(m[1])+"\x00")) {
+				t.Errorf("%s's cubin has no %s", name, m[1])
+			}
+		}
+	}
+	if kernels.Cubin("move", 10, 0) != nil || kernels.Cubin("none", 9, 0) != nil {
+		t.Error("cubins for what they were not made for")
+	}
+}
+
+// comment is what a compressed file says of itself.
+func comment(t *testing.T, file string) string {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return z.Comment
 }
 
 func unpack(t *testing.T, file string) []byte {

@@ -86,7 +86,7 @@ KERNEL(LS_BULK_THREADS) void ls_reducescatter_bulk(Args a) {
   prepareBulk();
   if (!op.enter()) return;
   if (a.ranks == 2) reducePair<LS_TYPE>();
-  else reduceWorkBulk<LS_TYPE>();
+  else reduceWorkBulk<LS_TYPE>(a.pace);
   op.leave();
 }
 #endif

@@ -282,7 +282,7 @@ template <class T> static __device__ __attribute__((noinline)) void reduceWorkBu
     }
   } else if (tid() == LS_BULK_LOADER) {
     fenceProxy(); // what peers' ordinary stores have made, before they entered
-    Pace pace(perKiB, 2); // half of what passes the links is results
+    Pace pace(perKiB, work.targets > 1 ? 2 : 1); // of a reduction for all, half of what passes the links is results
     u32 begin = (work.rank + block() + 1) % n; // not all ranks and blocks from the same one first
     for (u64 k = 0; k < steps; k++, first += stride, stage.next(stages.count)) {
       if (k >= stages.count) mbarrierWait(stages.empty(stage.s), stage.parity ^ 1);

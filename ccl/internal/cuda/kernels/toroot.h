@@ -17,7 +17,7 @@ struct BySym {
   FI static void prepare() {}
   FI static void again() {}
   FI static Tiles tiles(const Cut &cut) { return symTiles(cut); }
-  template <class T> FI static void reduce() { reduceWork<T>(); }
+  template <class T> FI static void reduce(u32) { reduceWork<T>(); }
   template <class T> FI static void alone() { reduceWork<T>(); }
 };
 #ifdef LS_BULK
@@ -25,7 +25,7 @@ struct ByBulk {
   FI static void prepare() { prepareBulk(); }
   FI static void again() { resetBulk(); }
   FI static Tiles tiles(const Cut &cut) { return bulkTiles(cut); }
-  template <class T> FI static void reduce() { reduceWorkBulk<T>(); }
+  template <class T> FI static void reduce(u32 pace) { reduceWorkBulk<T>(pace); }
   template <class T> FI static void alone() { work.ranks == 2 ? reducePair<T>() : reduceWorkBulk<T>(); }
 };
 #endif
@@ -69,7 +69,7 @@ template <class T, class By> FI bool reduceStaged(const Args &a) {
     if (!root && k > 0) By::again();
     sync();
     if (root) takeOut<T, By>(a.recv[a.rank] + done * sizeof(T));
-    else By::template reduce<T>();
+    else By::template reduce<T>(a.pace);
     sync();
     if (!root && tid() == 0) storeRelease(&heap(a, a.root)->flag[LS_PHASE_STEPS][block()][a.rank], before + k + 1);
     // What was read is read: no fence has to hold these words back.
@@ -94,7 +94,7 @@ template <class T, class By> FI void reduceToRootBy(const Args &a) {
   } else if (others < 2) {
     if (root) By::template alone<T>();
   } else if (!root) {
-    By::template reduce<T>();
+    By::template reduce<T>(a.pace);
   }
   op.leave();
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -63,7 +62,7 @@ Examples:
 
 // Run serves until ctx ends.
 func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
-	masterOf, err := masters(c.Master)
+	masterOf, err := flags.Masters(c.Master)
 	if err != nil {
 		return err
 	}
@@ -128,31 +127,4 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	g.Go(func() error { return a.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	return g.Wait()
-}
-
-// masters reads the --master flags.
-func masters(list []string) (func(job string) string, error) {
-	byJob, all := map[string]string{}, ""
-	for _, m := range list {
-		job, addr, ok := strings.Cut(m, "=")
-		if !ok {
-			job, addr = "", m
-		}
-		switch {
-		case !strings.Contains(addr, ":"):
-			return nil, fmt.Errorf("--master %s: %q has no port", m, addr)
-		case job == "" && all != "":
-			return nil, fmt.Errorf("--master %s: %s is already the master of all jobs", m, all)
-		case job == "":
-			all = addr
-		default:
-			byJob[job] = addr
-		}
-	}
-	return func(job string) string {
-		if addr, ok := byJob[job]; ok {
-			return addr
-		}
-		return strings.ReplaceAll(all, "{job}", job)
-	}, nil
 }

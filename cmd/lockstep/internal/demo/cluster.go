@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/deploy/local"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 	"github.com/lockstep-ccl/lockstep/rules"
@@ -106,13 +107,29 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(c.policy()), 0o600); err != nil {
 		return err
 	}
+	certs, err := newCerts(filepath.Join(c.dir, "pki"))
+	if err != nil {
+		return err
+	}
+	masterTLS, err := certs.flags("master", wire.Identity{Role: wire.RoleMaster, Jobs: []string{jobName}}, "127.0.0.1")
+	if err != nil {
+		return err
+	}
+	remediatorTLS, err := certs.flags("remediator", wire.Identity{Role: wire.RoleRemediator})
+	if err != nil {
+		return err
+	}
 	parts := []*part{
-		{name: "master", args: []string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}},
-		{name: "remediator", args: []string{"remediator", "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
-			"--token-file", filepath.Join(c.dir, "token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}},
+		{name: "master", args: append([]string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}, masterTLS...)},
+		{name: "remediator", args: append([]string{"remediator", "--master", masterGRPC, "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
+			"--token-file", filepath.Join(c.dir, "token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, remediatorTLS...)},
 	}
 	for i, addr := range c.agents {
-		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: []string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}})
+		agentTLS, err := certs.flags(fmt.Sprintf("agent%d", i), wire.Identity{Role: wire.RoleAgent, Node: c.nodeName(i)})
+		if err != nil {
+			return err
+		}
+		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: append([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}, agentTLS...)})
 	}
 	parts = append(parts, &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
 		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.hold(), "--grace", "500ms", "--quiet", "--"},

@@ -31,13 +31,14 @@ func (f Log) Logger() *slog.Logger {
 type Web struct {
 	ListenAddress string `name:"web.listen-address" placeholder:"HOST:PORT" default:"${listen}" help:"Address of /metrics and the other pages (default: ${listen})."`
 	ConfigFile    string `name:"web.config.file" type:"existingfile" placeholder:"FILE" help:"TLS and basic authentication (exporter-toolkit's web configuration)."`
+	OpenStatus    bool   `name:"web.insecure-status" help:"Show the status page, which names ranks, nodes and incidents, to whoever asks; without it and without --web.config.file it is for loopback only."`
 	Pprof         string `name:"web.pprof-address" placeholder:"HOST:PORT" help:"Serve /debug/pprof on a listener of its own (default: not at all)."`
 }
 
 // Options fills in what all components have in common.
 func (f *Web) Options(title, description string, log *slog.Logger) web.Options {
 	return web.Options{
-		Listen: f.ListenAddress, ConfigFile: f.ConfigFile, PprofListen: f.Pprof,
+		Listen: f.ListenAddress, ConfigFile: f.ConfigFile, OpenStatus: f.OpenStatus, PprofListen: f.Pprof,
 		Title: title, Description: description, Version: buildinfo.Version(), Log: log,
 	}
 }

@@ -75,6 +75,7 @@ func look(ctx context.Context, gpus source.Source, dir string) (*seen, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer procs.Close()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {

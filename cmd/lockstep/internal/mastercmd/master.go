@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/controltrace"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/collector/master"
@@ -19,12 +20,23 @@ import (
 
 // Cmd is the command line.
 type Cmd struct {
-	Job      string        `required:"" help:"Name of the job to watch." env:"LOCKSTEP_JOB"`
-	Listen   string        `default:":9401" placeholder:"HOST:PORT" help:"Where agents connect (gRPC)."`
-	StateDir string        `type:"path" placeholder:"DIR" help:"Keep open incidents here, so that they outlive the master (default: in memory only)."`
-	Patience time.Duration `default:"3s" help:"Silence after which an agent is lost."`
-	TLS      flags.TLS     `embed:"" prefix:"tls."`
-	Web      flags.Web     `embed:"" set:"listen=:9402"`
+	Job            string        `required:"" help:"Name of the job to watch." env:"LOCKSTEP_JOB"`
+	Listen         string        `default:"127.0.0.1:9401" placeholder:"HOST:PORT" help:"Where agents connect (gRPC)."`
+	InsecureAgents bool          `help:"Let anybody who reaches --listen report faults of the job, without TLS: whoever can, can have it restarted."`
+	StateDir       string        `type:"path" placeholder:"DIR" help:"Keep open incidents here, so that they outlive the master, and the evidence, for lockstep diagnose (default: in memory only, and no evidence)."`
+	Patience       time.Duration `default:"3s" help:"Silence after which an agent is lost."`
+	Record         Record        `embed:"" prefix:"record."`
+	TLS            flags.TLS     `embed:"" prefix:"tls."`
+	Web            flags.Web     `embed:"" set:"listen=:9402"`
+}
+
+// Record is the recording of evidence.
+type Record struct {
+	Off           bool          `help:"Record no evidence."`
+	MaxBytes      flags.Size    `default:"64M" placeholder:"SIZE" help:"Bound of the rolling recording, and of each incident's (default: 64M)."`
+	MaxAge        time.Duration `default:"30m" help:"How far back the rolling recording reaches at most."`
+	Incidents     int           `default:"64" placeholder:"N" help:"Recordings of incidents to keep; the oldest are removed (default: 64)."`
+	IncidentBytes flags.Size    `default:"512M" placeholder:"SIZE" help:"Bound of all incidents' recordings together (default: 512M)."`
 }
 
 // Help implements kong's help provider.
@@ -32,10 +44,15 @@ func (*Cmd) Help() string {
 	return `Merges what the agents of a job report into one picture, finds hangs and slowness in it and whom
 to blame, and publishes that on /metrics, /status (for people) and /api/v1/status (for scripts).
 Confirmed incidents are traced over OTLP when OTEL_EXPORTER_OTLP_ENDPOINT is set.
+What it judged is recorded in the state directory: the last half hour in DIR/recording, and what is
+around each incident in DIR/incidents/ID.evidence; lockstep diagnose --replay judges it again.
 
 Examples:
   lockstep master --job llm --state-dir /var/lib/lockstep/llm
-  lockstep master --job llm --tls.cert m.crt --tls.key m.key --tls.ca ca.crt     mutual TLS`
+  lockstep master --job llm --listen :9401 --tls.cert m.crt --tls.key m.key --tls.ca ca.crt
+
+Without certificates only processes of its own user, and of root, on its own host may report. Beyond that agents must
+show a certificate of their node: lockstep pki --help.`
 }
 
 // Run serves until ctx ends.
@@ -46,8 +63,12 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer traces.Close()
 	m, err := master.New(master.Options{
-		Job: c.Job, Listen: c.Listen, TLS: c.TLS.Wire(), StateDir: c.StateDir,
+		Job: c.Job, Listen: c.Listen, TLS: c.TLS.Wire(), Insecure: c.InsecureAgents, StateDir: c.StateDir,
 		Diagnosis: diagnosis.DefaultConfig(), Patience: c.Patience, Log: log,
+		Recording: master.Recording{
+			Off: c.Record.Off, Program: buildinfo.Version(), MaxBytes: int64(c.Record.MaxBytes), MaxAge: c.Record.MaxAge,
+			Incidents: c.Record.Incidents, IncidentBytes: int64(c.Record.IncidentBytes),
+		},
 	})
 	if err != nil {
 		return err

@@ -19,6 +19,10 @@ type bench struct {
 	device ccl.Device
 	memory [2][]byte  // host memory: the buffers, or what is checked of them
 	areas  [2]gpuArea // device memory
+	// started is when the first operation had ended, in seconds after the process began,
+	// which began says has been told.
+	started float64
+	began   bool
 }
 
 // Timing is one measurement: the time of an operation, what that means, and how
@@ -28,6 +32,8 @@ type Timing struct {
 	Alg    float64 `json:"algbw"`
 	Bus    float64 `json:"busbw"`
 	Wrong  int     `json:"wrong"`
+	// First is the time of the first operation of a buffer on a GPU, which may load kernels.
+	First float64 `json:"first_us,omitempty"`
 	// Plain is Micros without the recorder, 0 when that was not measured.
 	Plain float64 `json:"recorder_off_us,omitempty"`
 }
@@ -49,6 +55,10 @@ type Result struct {
 	Registered bool   `json:"registered,omitempty"`
 	Algo       string `json:"algo,omitempty"`
 	SMs        int    `json:"sms,omitempty"`
+
+	// Started is when the process's first operation ended, in seconds since the process
+	// began: of the first line alone.
+	Started float64 `json:"started_s,omitempty"`
 
 	OutOfPlace *Timing `json:"out_of_place,omitempty"`
 	InPlace    *Timing `json:"in_place,omitempty"`
@@ -141,6 +151,9 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 	if b.cmd.Place != "in" || !coll.inPlace {
 		r.OutOfPlace, err = b.time(ctx, coll, dt, op, count, size, false)
 	}
+	if err == nil && !b.began {
+		b.began, r.Started = true, b.started
+	}
 	ways := func() {
 		if b.device != ccl.CPU {
 			r.Algo, r.SMs = b.comm.GPUWays()
@@ -174,6 +187,17 @@ func (b *bench) time(ctx context.Context, coll collective, dt ccl.DType, op ccl.
 		}
 		return b.stream.Wait(ctx)
 	}
+	first := 0.0
+	if b.device != ccl.CPU {
+		from := time.Now()
+		if err := call(b.comm); err != nil {
+			return nil, err
+		}
+		first = float64(time.Since(from)) / float64(time.Microsecond)
+		if b.started == 0 {
+			b.started = age()
+		}
+	}
 	comms := []*ccl.Comm{b.comm}
 	if b.plain != nil {
 		comms = append(comms, b.plain)
@@ -198,7 +222,9 @@ func (b *bench) time(ctx context.Context, coll collective, dt ccl.DType, op ccl.
 		if err != nil {
 			return nil, err
 		}
-		return b.timing(coll, t, wrong, size), nil
+		timing := b.timing(coll, t, wrong, size)
+		timing.First = first
+		return timing, nil
 	}
 	iters, rounds := b.cmd.Iters, 1
 	if iters == 0 {

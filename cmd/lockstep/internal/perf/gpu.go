@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 )
@@ -166,4 +169,26 @@ func (b *bench) timeGPU(ctx context.Context, enqueue func() error) (float64, err
 		times = append(times, t)
 	}
 	return median(times), nil
+}
+
+// age is how many seconds ago the process began, to 10 ms; 0 where /proc does not tell.
+func age() float64 {
+	up, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return 0
+	}
+	self, err := procfs.Self()
+	if err != nil {
+		return 0
+	}
+	stat, err := self.Stat()
+	if err != nil {
+		return 0
+	}
+	const ticks = 100 // USER_HZ, on every platform
+	var now float64
+	if _, err := fmt.Sscan(string(up), &now); err != nil {
+		return 0
+	}
+	return now - float64(stat.Starttime)/ticks
 }

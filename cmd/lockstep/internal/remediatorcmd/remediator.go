@@ -24,12 +24,15 @@ import (
 
 // Cmd is the command line.
 type Cmd struct {
-	Config     string            `name:"config.file" type:"existingfile" placeholder:"FILE" help:"Policies and breaker (default: restart on confirmed hangs, dry run)."`
-	Journal    string            `default:"/var/lib/lockstep/remediator.db" type:"path" help:"Journal file."`
-	TokenFile  string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager and operators present; at least 16 bytes, readable by nobody else. Required to run."`
-	Supervisor map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
-	Check      bool              `help:"Check the configuration and exit."`
-	Web        flags.Web         `embed:"" set:"listen=:9410"`
+	Config                string            `name:"config.file" type:"existingfile" placeholder:"FILE" help:"Policies and breaker (default: restart on confirmed hangs, dry run)."`
+	Journal               string            `default:"/var/lib/lockstep/remediator.db" type:"path" help:"Journal file."`
+	TokenFile             string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager and operators present; at least 16 bytes, readable by nobody else. Required to run."`
+	Supervisor            map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
+	Master                []string          `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens: it is asked about each incident before anything is done. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	InsecureBelieveAlerts bool              `help:"Act on what alerts say, without asking the job's master: whoever can post to Alertmanager can then restart jobs."`
+	TLS                   flags.TLS         `embed:"" prefix:"tls."`
+	Check                 bool              `help:"Check the configuration and exit."`
+	Web                   flags.Web         `embed:"" set:"listen=127.0.0.1:9410"`
 }
 
 // Help implements kong's help provider.
@@ -39,9 +42,10 @@ and acts. Nothing is done for real until the configuration says dry_run: false. 
 over OTLP, in the trace of their incident, when OTEL_EXPORTER_OTLP_ENDPOINT is set.
 
 Examples:
-  lockstep remediator --token-file token --journal r.db
+  lockstep remediator --token-file token --master 127.0.0.1:9401 --journal r.db
                                          decide and journal, act on nothing (dry run)
-  lockstep remediator --config.file r.yaml --token-file token --supervisor llm=/run/lockstep/llm/control.sock
+  lockstep remediator --config.file r.yaml --token-file token --supervisor llm=/run/lockstep/llm/control.sock \\
+    --master 'lockstep-master-{job}:9401' --tls.cert r.crt --tls.key r.key --tls.ca ca.crt
   lockstep remediator --config.file r.yaml --check
 
 r.yaml, all of it optional:
@@ -79,6 +83,20 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if len(c.Master) == 0 && !c.InsecureBelieveAlerts {
+		return errors.New("remediator: --master is missing: it is asked about each incident, an alert alone is no reason to restart a job")
+	}
+	masterOf, err := flags.Masters(c.Master)
+	if err != nil {
+		return err
+	}
+	certs := c.TLS.Wire()
+	if _, err := certs.Credentials(); err != nil {
+		return fmt.Errorf("remediator: %w", err)
+	}
+	if c.InsecureBelieveAlerts {
+		log.Warn("alerts are believed: whoever can post to Alertmanager can restart jobs")
+	}
 	traces, err := controltrace.New("lockstep-remediator", log)
 	if err != nil {
 		return err
@@ -87,6 +105,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	reg := prom.NewRegistry(names.Remediator, flags.Build())
 	r, err := remediation.New(remediation.Options{
 		Config: cfg, Journal: c.Journal, Token: token, Logger: log, Registry: reg, OnEvent: traces.Action,
+		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts,
 		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
 	})
 	if err != nil {

@@ -36,9 +36,11 @@ func passes(e os.DirEntry) bool {
 }
 
 // prune removes the flight recorders of a job's dead processes, save the latest
-// of each rank, and what ranks that died while they joined have left, so that restarts
-// do not fill the memory that dir is in. What it cannot read or remove it leaves.
-func prune(dir, job string, log *slog.Logger) {
+// of each rank, what was told of the ends of older attempts than these, and what ranks
+// that died while they joined have left, so that restarts do not fill the memory that
+// dir is in. What it cannot read or remove it leaves.
+func prune(dir, job string, attempt int, log *slog.Logger) {
+	pruneEnds(dir, job, attempt, log)
 	paths, err := record.List(dir)
 	if err != nil {
 		log.Warn("cannot look for old flight recorders", "err", err)
@@ -79,6 +81,20 @@ func prune(dir, job string, log *slog.Logger) {
 		}
 		if fi, err := e.Info(); err == nil && time.Since(fi.ModTime()) > orphaned {
 			remove(filepath.Join(dir, e.Name()), log)
+		}
+	}
+}
+
+// pruneEnds removes what was told of the ends of a job's attempts that are long past.
+func pruneEnds(dir, job string, attempt int, log *slog.Logger) {
+	paths, err := record.ListEnds(dir)
+	if err != nil {
+		log.Warn("cannot look for how former attempts ended", "err", err)
+		return
+	}
+	for _, path := range paths {
+		if e, err := record.ReadEnd(path); err == nil && e.Job == job && int64(e.Attempt)+keepDead < int64(attempt) {
+			remove(path, log)
 		}
 	}
 }

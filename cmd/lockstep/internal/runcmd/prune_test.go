@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -82,7 +83,7 @@ func TestPrune(t *testing.T) {
 		}
 	}
 
-	prune(dir, "llm", slog.New(slog.DiscardHandler))
+	prune(dir, "llm", 4, slog.New(slog.DiscardHandler))
 
 	exists := func(path string) bool { _, err := os.Lstat(path); return err == nil }
 	for attempt, paths := range made {
@@ -98,5 +99,54 @@ func TestPrune(t *testing.T) {
 			t.Errorf("%s: there %v, want %v", filepath.Base(p), !want, want)
 		}
 	}
-	prune(filepath.Join(dir, "none"), "llm", slog.New(slog.DiscardHandler)) // a directory that is not there yet
+	prune(filepath.Join(dir, "none"), "llm", 4, slog.New(slog.DiscardHandler)) // a directory that is not there yet
+}
+
+func TestPruneEnds(t *testing.T) {
+	dir := t.TempDir()
+	for attempt := range uint32(5) {
+		for _, job := range []string{"llm", "other"} {
+			if err := record.WriteEnd(dir, record.End{Job: job, Rank: 1, Attempt: attempt, At: 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	prune(dir, "llm", 5, slog.New(slog.DiscardHandler))
+	paths, err := record.ListEnds(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept []string
+	for _, p := range paths {
+		if e, err := record.ReadEnd(p); err != nil || e.Job == "llm" {
+			kept = append(kept, filepath.Base(p))
+		}
+	}
+	if len(paths) != 7 || !slices.Equal(kept, []string{"llm.1.3.end", "llm.1.4.end"}) {
+		t.Errorf("%d files are kept, %v of this job", len(paths), kept)
+	}
+}
+
+// TestTellsHowRanksEnded: a rank's end lies beside its recorder.
+func TestTellsHowRanksEnded(t *testing.T) {
+	dir := t.TempDir()
+	began := record.Now()
+	c := Cmd{Job: "llm", Ranks: 1, Nodes: 1, Dir: filepath.Join(dir, "state"), RuntimeDir: dir, Grace: time.Second, Quiet: true,
+		Command: []string{"--", os.Args[0], "rank", dir, "llm", "0"}}
+	if err := c.Run(t.Context(), slog.New(slog.DiscardHandler), nil); err != nil {
+		t.Fatal(err)
+	}
+	paths, err := record.List(dir)
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("recorders %v, %v", paths, err)
+	}
+	r, err := record.Open(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	e, err := record.EndOf(paths[0], r.Header())
+	if err != nil || e.Code != 0 || e.Signal != 0 || e.Asked || e.PID != r.Header().PID || e.At < began || e.At > record.Now() {
+		t.Errorf("%+v, %v", e, err)
+	}
 }

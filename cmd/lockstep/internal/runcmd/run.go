@@ -66,9 +66,14 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		Job: c.Job, Command: command, Ranks: c.Ranks, Spares: c.Spares, Nodes: c.Nodes,
 		RuntimeDir: c.runtimeDir, Node: c.node, Rendezvous: rendezvous,
 		Dir: dir, Control: c.Control, Hold: c.Hold, MaxRestarts: c.MaxRestarts, Grace: c.Grace,
-		BeforeStart: func(int) {
+		BeforeStart: func(attempt int) {
 			for i := range max(c.Nodes, 1) {
-				prune(c.runtimeDir(c.node(i)), c.Job, log)
+				prune(c.runtimeDir(c.node(i)), c.Job, attempt, log)
+			}
+		},
+		OnExit: func(x process.Exit) {
+			if err := record.WriteEnd(c.runtimeDir(x.Node), endOf(c.Job, x)); err != nil {
+				log.Warn("the node's agent does not hear how a rank ended", "rank", x.Rank, "err", err)
 			}
 		},
 		Logger: log,
@@ -84,6 +89,13 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		return err
 	}
 	return s.Run(ctx)
+}
+
+func endOf(job string, x process.Exit) record.End {
+	return record.End{
+		Job: job, Rank: int32(x.Rank), Attempt: uint32(x.Attempt), PID: int32(x.PID), Started: x.Started.Round(0),
+		Code: int32(x.Code), Signal: int32(x.Signal), Asked: x.Asked, At: record.Now() - time.Since(x.At).Nanoseconds(),
+	}
 }
 
 // stateDir is not in the runtime directory: that is memory, and logs grow.

@@ -2,11 +2,16 @@
 // is needed.
 //
 //	go run ./internal/genptx -o ptx   (in ccl/internal/cuda/kernels)
+//
+// Where there is a ptxas (in PATH, or -ptxas), it makes cubins of the PTX as well. Each
+// names the PTX that it was made from; where there is no ptxas those of other PTX are
+// removed, and the driver compiles the PTX instead, which takes seconds.
 package main
 
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,6 +27,11 @@ import (
 // are compared with a fresh build.
 const compiler = "clang-19"
 
+// assembler is pinned by the first digits of its release: drivers take cubins of the
+// releases of CUDA up to their own, and 12.4 is the oldest that a distribution has
+// (Debian's nvidia-cuda-toolkit, of which no other file is needed).
+const assembler = "V12.4."
+
 // types is the C++ type of each element type, by record.DType's name.
 var types = map[string]string{
 	"int8": "signed char", "uint8": "unsigned char", "int32": "int", "uint32": "unsigned int",
@@ -32,31 +42,42 @@ var types = map[string]string{
 
 // arches are the devices built for, and the newest PTX that the oldest driver
 // takes for each (535: 8.2).
-var arches = []struct{ name, ptx string }{{"sm_80", "+ptx70"}, {"sm_90", "+ptx80"}}
+var arches = []struct {
+	name, ptx string
+	cubin     bool
+}{{"sm_80", "+ptx70", false}, {"sm_90", "+ptx80", true}}
 
-type module struct{ name, arch, ptx, source, element string }
+type module struct {
+	name, arch, ptx, source, element string
+	cubin                            bool
+}
 
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("genptx: ")
 	out := flag.String("o", "ptx", "directory of the modules")
+	ptxas := flag.String("ptxas", "ptxas", "the assembler")
 	flag.Parse()
 	if _, err := exec.LookPath(compiler); err != nil {
 		log.Fatalf("%v: install it (Debian: apt-get install clang-19)", err)
 	}
+	path, err := findAssembler(*ptxas)
+	if err != nil {
+		log.Print(err)
+	}
 	var modules []module
 	for _, arch := range arches {
-		modules = append(modules, module{"move", arch.name, arch.ptx, "move.cu", ""})
+		modules = append(modules, module{"move", arch.name, arch.ptx, "move.cu", "", arch.cubin})
 		for name, element := range types {
-			modules = append(modules, module{"reduce_" + name, arch.name, arch.ptx, "reduce.cu", element})
+			modules = append(modules, module{"reduce_" + name, arch.name, arch.ptx, "reduce.cu", element, arch.cubin})
 		}
 	}
-	if err := build(modules, *out); err != nil {
+	if err := build(modules, *out, path); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func build(modules []module, dir string) error {
+func build(modules []module, dir, ptxas string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -66,7 +87,7 @@ func build(modules []module, dir string) error {
 	for w := range 2 {
 		wg.Go(func() {
 			for m := range work {
-				errs[w] = errors.Join(errs[w], m.build(dir))
+				errs[w] = errors.Join(errs[w], m.build(dir, ptxas))
 			}
 		})
 	}
@@ -78,7 +99,7 @@ func build(modules []module, dir string) error {
 	return errors.Join(errs...)
 }
 
-func (m module) build(dir string) error {
+func (m module) build(dir, ptxas string) error {
 	args := []string{
 		"-x", "cuda", "--cuda-device-only", "-nocudainc", "-nocudalib", "--cuda-gpu-arch=" + m.arch,
 		"--cuda-feature=" + m.ptx, "-std=c++20", "-O3", "-ffp-contract=off", "-Wall", "-Werror", "-S", "-o", "-",
@@ -93,18 +114,90 @@ func (m module) build(dir string) error {
 	if err != nil {
 		return fmt.Errorf("compile %s for %s: %w\n%s", m.name, m.arch, err, stderr.Bytes())
 	}
+	ptx = squeeze(ptx)
+	base := filepath.Join(dir, m.name+"."+m.arch)
+	if err := pack(base+".ptx.gz", ptx, ""); err != nil || !m.cubin {
+		return err
+	}
+	return assemble(ptxas, base+".cubin.gz", m.arch, ptx)
+}
+
+// findAssembler is the path of the ptxas of the release that is wanted, or "".
+func findAssembler(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%w: cubins stay as they are, or go where their PTX has changed", err)
+	}
+	out, err := exec.Command(path, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("%s --version: %w", path, err)
+	}
+	if !bytes.Contains(out, []byte(assembler)) {
+		return "", fmt.Errorf("%s is not %s but %s", path, assembler, bytes.TrimSpace(out))
+	}
+	return path, nil
+}
+
+// assemble makes the cubin of ptx, unless it is there.
+func assemble(ptxas, file, arch string, ptx []byte) error {
+	of := fmt.Sprintf("ptxas %s of %x", assembler, sha256.Sum256(ptx))
+	if is, err := origin(file); err == nil && is == of {
+		return nil
+	}
+	if ptxas == "" {
+		if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "genptx")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	in, out := filepath.Join(dir, "in.ptx"), filepath.Join(dir, "out.cubin")
+	if err := os.WriteFile(in, ptx, 0o644); err != nil {
+		return err
+	}
+	if text, err := exec.Command(ptxas, "-arch="+arch, in, "-o", out).CombinedOutput(); err != nil {
+		return fmt.Errorf("assemble %s: %w\n%s", file, err, text)
+	}
+	cubin, err := os.ReadFile(out)
+	if err != nil {
+		return err
+	}
+	return pack(file, cubin, of)
+}
+
+// pack writes a compressed file, with where it is from.
+func pack(file string, b []byte, of string) error {
 	var packed bytes.Buffer
 	z, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
 	if err != nil {
 		return err
 	}
-	if _, err := z.Write(squeeze(ptx)); err != nil {
+	z.Comment = of
+	if _, err := z.Write(b); err != nil {
 		return err
 	}
 	if err := z.Close(); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, m.name+"."+m.arch+".ptx.gz"), packed.Bytes(), 0o644)
+	return os.WriteFile(file, packed.Bytes(), 0o644)
+}
+
+// origin is what a file of pack is from.
+func origin(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return "", err
+	}
+	return z.Comment, nil
 }
 
 var comment = regexp.MustCompile(`(?m)[ \t]*//.*$|^[ \t]+`)

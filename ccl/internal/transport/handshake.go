@@ -1,0 +1,209 @@
+package transport
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	dataMagic        = "LKSTEPd2"
+	controlMagic     = "LKSTEPr2" // of a socket beside RDMA
+	dataHello        = 8 + 8 + 4 + 4 + 2 + 2 + 16 + 4 + sha256.Size
+	dataReply        = 1 + 4 + sha256.Size
+	dataTimeout      = 5 * time.Second
+	maxDataHandshake = 64
+
+	replyOK    = 1
+	replyBusy  = 2 // the peer's own attempt stands
+	replyStale = 3 // the peer knows of a later attempt; the reply has its number
+	replyOver  = 4 // the peer has given the link up
+)
+
+// hello is the first thing on each data socket, from the side that dialled.
+type dataGreeting struct {
+	src, dst     int
+	index, total int
+	attempt      [16]byte
+	number       uint32
+}
+
+func (n *network) encode(g dataGreeting) []byte {
+	b := append(make([]byte, 0, dataHello), n.magic(g.dst)...)
+	b = binary.LittleEndian.AppendUint64(b, n.m.cfg.ID)
+	b = binary.LittleEndian.AppendUint32(b, uint32(g.src))
+	b = binary.LittleEndian.AppendUint32(b, uint32(g.dst))
+	b = binary.LittleEndian.AppendUint16(b, uint16(g.index))
+	b = binary.LittleEndian.AppendUint16(b, uint16(g.total))
+	b = append(b, g.attempt[:]...)
+	b = binary.LittleEndian.AppendUint32(b, g.number)
+	return append(b, n.prove("hello", n.m.cards[g.dst].Nonce, b)...)
+}
+
+// prove is knowledge of the communicator's key, for one listener and one message.
+func (n *network) prove(what string, nonce [16]byte, msg []byte) []byte {
+	h := hmac.New(sha256.New, n.m.cfg.Key)
+	io.WriteString(h, what)
+	h.Write(nonce[:])
+	h.Write(msg)
+	return h.Sum(nil)
+}
+
+func (n *network) decode(b []byte) (g dataGreeting, err error) {
+	le := binary.LittleEndian
+	body, proof := b[:dataHello-sha256.Size], b[dataHello-sha256.Size:]
+	if !hmac.Equal(proof, n.prove("hello", n.nonce, body)) {
+		return g, errors.New("not a member of this communicator")
+	}
+	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:])), attempt: [16]byte(b[28:44]), number: le.Uint32(b[44:])}
+	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total || g.number == 0 || g.number > maxNumber || string(b[:8]) != n.magic(g.src) {
+		return g, fmt.Errorf("%w: greeting from rank %d to rank %d, socket %d of %d", ErrCorrupt, g.src, g.dst, g.index, g.total)
+	}
+	return g, nil
+}
+
+const (
+	maxSockets = 16
+	// maxNumber is more attempts than there can be in a year.
+	maxNumber = 1 << 30
+)
+
+// encodeReply answers a greeting; number is that of the latest attempt here.
+func (n *network) encodeReply(hello []byte, status byte, number uint32) []byte {
+	b := binary.LittleEndian.AppendUint32([]byte{status}, number)
+	return append(b, n.prove("reply", n.nonce, append(slices.Clone(hello), b...))...)
+}
+
+func (n *network) decodeReply(peer int, hello, b []byte) (status byte, number uint32, err error) {
+	if !hmac.Equal(b[5:], n.prove("reply", n.m.cards[peer].Nonce, append(slices.Clone(hello), b[:5]...))) {
+		return 0, 0, fmt.Errorf("%w: it does not know the communicator's key", ErrCorrupt)
+	}
+	status, number = b[0], binary.LittleEndian.Uint32(b[1:])
+	if status < replyOK || status > replyOver || number > maxNumber {
+		return 0, 0, fmt.Errorf("%w: reply %d, attempt %d", ErrCorrupt, status, number)
+	}
+	return status, number, nil
+}
+
+// welcome authenticates one accepted connection and gives its socket to its link.
+func (n *network) welcome(conn net.Conn) {
+	conn.SetDeadline(time.Now().Add(dataTimeout))
+	var b [dataHello]byte
+	if _, err := io.ReadFull(conn, b[:]); err != nil {
+		return
+	}
+	g, err := n.decode(b[:])
+	if err != nil {
+		return
+	}
+	l := n.peer(g.src)
+	t := l.meet()
+	t.mu.Lock()
+	status, latest := n.judge(l, g), max(t.whole, t.number)
+	var fd int
+	if status == replyOK {
+		if fd, err = detach(conn); err != nil {
+			t.mu.Unlock()
+			return
+		}
+	}
+	t.mu.Unlock()
+	if _, err := conn.Write(n.encodeReply(b[:], status, latest)); err != nil || status != replyOK {
+		if status == replyOK {
+			unix.Close(fd)
+		}
+		return
+	}
+	n.add(l, g, fd)
+}
+
+// judge decides on a peer's attempt to connect, which takes the place of any other when
+// it is to stand. The meeting's lock is held.
+func (n *network) judge(l remote, g dataGreeting) byte {
+	t := l.meet()
+	switch {
+	case t.over.Load():
+		return replyOver
+	case t.whole > 0 && n.m.overRDMA(g.src):
+		return replyBusy // its rails look after themselves
+	case g.number <= t.whole:
+		return replyStale
+	case t.attempt == g.attempt:
+	case t.dialing && (t.number > g.number || t.number == g.number && n.m.cfg.Rank < g.src):
+		return replyBusy
+	case !t.dialing && g.number <= t.number && t.attempt != [16]byte{}:
+		return replyStale
+	default:
+		t.discard()
+		t.attempt, t.number, t.dialing = g.attempt, g.number, false
+	}
+	if len(t.pending) > 0 && len(t.pending) != g.total {
+		return replyBusy
+	}
+	return replyOK
+}
+
+// dial connects all sockets to a peer for the first time, unless the peer's own attempt
+// stands.
+func (n *network) dial(l remote, rank int, attempt [16]byte) error {
+	t := l.meet()
+	number := uint32(1)
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		t.mu.Lock()
+		ours := t.attempt == attempt && t.whole == 0
+		t.mu.Unlock()
+		if !ours {
+			return nil
+		}
+		status, theirs, err := n.connect(n.m.ctx, l, rank, attempt, number)
+		switch {
+		case err != nil:
+			// Whoever is gone refuses; all else may pass.
+			if n.m.ctx.Err() != nil || n.m.cfg.Err() != nil || errors.Is(err, syscall.ECONNREFUSED) {
+				return err
+			}
+		case status == replyOver:
+			return errOver
+		case status == replyBusy:
+			t.withdraw(attempt)
+			return nil
+		case status == replyStale: // it has all sockets of this one, and its last answers were lost
+			attempt, number = t.renew(attempt, theirs)
+		default:
+			return nil
+		}
+		n.pause(wait/2 + rand.N(wait))
+	}
+}
+
+// withdraw gives an attempt up, so that the peer's may stand.
+func (t *meeting) withdraw(attempt [16]byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.attempt == attempt && t.whole < t.number {
+		t.discard()
+		t.attempt, t.dialing = [16]byte{}, false
+	}
+}
+
+// renew makes an attempt that is later than the peer's latest of the one given.
+func (t *meeting) renew(attempt [16]byte, theirs uint32) ([16]byte, uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.attempt == attempt && t.whole < t.number {
+		t.discard()
+		t.attempt, t.number = newNonce(), max(t.number, theirs)+1
+		return t.attempt, t.number
+	}
+	return attempt, t.number
+}

@@ -1,0 +1,169 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// When a path is away, and when it is back. The kernel of a living host acknowledges
+// what is sent, also where the process is stopped; one that does not, for as long as it
+// takes to be sent again twice, is out of reach, or has another path.
+
+const (
+	// lookPath is how often a rank that waits asks its kernel how its sockets fare.
+	lookPath = int64(200 * time.Millisecond)
+	// silentAfter is for how long nothing may be acknowledged.
+	silentAfter = int64(time.Second)
+	// askAfter is the silence of an idle connection after which its peer's host is
+	// asked by a frame: the kernel has asked once by then, a second after the last answer.
+	askAfter = 1300 // ms
+	// halfFor is how long some sockets may have ended and others not.
+	halfFor = int64(time.Second)
+	// resendMost is the kernel's longest pause between two attempts to send again, so
+	// that old sockets soon find that their path is back.
+	resendMost = 1000 // ms
+)
+
+var (
+	errSilent = errors.New("nothing is acknowledged")
+	errClosed = errors.New("the kernel has closed the connection")
+	errHalf   = fmt.Errorf("one of its sockets ended, and others did not: %w", io.EOF)
+)
+
+const tcpClosed = 7 // TCP_CLOSE
+
+// path is what this end knows of a socket's.
+type path struct {
+	acked         uint64 // bytes, by the peer's kernel
+	owed          int64  // since when more has been under way, 0 when it is not
+	silent        bool
+	retransmitted uint64 // bytes, by this kernel
+}
+
+// watch finds out, now and then, whether the peer's host is there. It is for a rank that
+// waits: that bytes move tells a busy one.
+func (l *tcpLink) watch(now int64) {
+	if l.err != nil || l.n.again == nil {
+		return
+	}
+	if l.lost != nil {
+		if e := l.broken.Load(); e != nil {
+			l.fatal(fmt.Errorf("%w; then %w", l.lost, *e))
+			return
+		}
+	}
+	if now-l.looked < lookPath || l.lost == nil && l.wants == 0 && l.completed() >= l.posted() {
+		return
+	}
+	late := now-l.looked > silentAfter // nobody has looked: let there be time for an answer
+	l.looked = now
+	silent, over := false, len(l.socks) == 0
+	for i, s := range l.socks {
+		info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil && info.State == tcpClosed && !s.broken {
+			l.failed(s, s.fate())
+		}
+		if err != nil || s.over || s.broken {
+			over = true
+			continue
+		}
+		if l.judge(s, info, now, late) {
+			l.heard = now
+		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
+			l.ask(s)
+		}
+		silent = silent || s.silent
+	}
+	switch {
+	case silent:
+		l.lose(errSilent)
+	case l.lost == nil && l.half > 0 && now-l.half >= halfFor:
+		l.lose(errHalf) // what the ended one carried may not have come
+	case l.lost != nil && !l.awaits && !over:
+		l.n.forget(l) // the old path is back
+		l.regained()
+	}
+	l.tellResent()
+	l.giveUp(now)
+}
+
+// fate is why the kernel has closed a connection.
+func (s *socket) fate() error {
+	if e, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && e != 0 {
+		return unix.Errno(e)
+	}
+	return errClosed
+}
+
+// judge takes in what the kernel knows of a socket; true when the peer's host has answered.
+func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) bool {
+	silence := min(info.Last_ack_recv, info.Last_data_recv)
+	progress := info.Bytes_acked != s.path.acked
+	s.path.acked, s.retransmitted = info.Bytes_acked, info.Bytes_retrans
+	switch {
+	case progress:
+		s.owed, s.silent = 0, false
+		if info.Unacked > 0 {
+			s.owed = now
+		}
+		return true
+	case info.Unacked == 0 && info.Notsent_bytes > 0: // the peer's window is shut, and probed
+		s.owed = 0
+		s.silent = info.Probes >= 2 && silence >= 2*uint32(silentAfter/1e6)
+		return !s.silent
+	case info.Unacked == 0:
+		s.owed = 0
+		if silence < askAfter {
+			s.silent = false
+			return true
+		}
+		return false
+	case s.owed == 0 || late:
+		s.owed = now
+	case now-s.owed >= silentAfter && info.Retransmits >= 2:
+		s.silent = true
+	}
+	return false
+}
+
+// ask sends a frame that the peer's kernel has to acknowledge.
+func (l *tcpLink) ask(s *socket) {
+	pad := l.pad
+	l.pad = 0
+	h := l.header(frameCredit, 0, 0, 0)
+	l.pad = pad
+	if _, err := l.write(s, h, nil); err == nil {
+		s.owed = 0
+	}
+}
+
+// giveUp ends a link whose peer's host has been silent for too long.
+func (l *tcpLink) giveUp(now int64) {
+	if l.lost == nil {
+		return
+	}
+	tries, answered, last := l.dialled()
+	heard := max(l.heard, answered)
+	if bound := int64(l.m.cfg.Outage); now-heard >= bound {
+		l.fatal(fmt.Errorf("%w; then nothing came from its host for %v, in which %d connections to %s failed, the last with: %v",
+			l.lost, time.Duration(now-heard).Round(time.Second), tries, l.m.cards[l.peer].Addr, last))
+	}
+}
+
+// keepPath sets how the kernel asks for the peer's host, and how often it sends again.
+func keepPath(fd int) {
+	for _, o := range []struct{ level, name, value int }{
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 10},
+		// Linux 6.15; what is older sends again later.
+		{unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, resendMost},
+	} {
+		_ = unix.SetsockoptInt(fd, o.level, o.name, o.value)
+	}
+}

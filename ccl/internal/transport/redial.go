@@ -1,0 +1,249 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// dialTimeout bounds one attempt to connect: the kernel's own retries come at longer
+	// and longer intervals.
+	dialTimeout = 2 * time.Second
+	// handshakeSilence is how long a connection in its handshake may be unacknowledged.
+	handshakeSilence = 3 * time.Second
+	// refusals in a row for so long, after the peer's host has ended the connection, are a
+	// process that is gone; and so are connections that end without a proof.
+	refusals    = 2
+	refusedFor  = 500 * time.Millisecond
+	strangers   = 5
+	strangerFor = time.Second
+)
+
+var (
+	errGone     = errors.New("nothing listens there any more")
+	errStranger = errors.New("what listens there does not know this communicator")
+	errOver     = errors.New("the peer has given the link up")
+)
+
+// seek has a goroutine connect to a peer again, after the set of this number has failed.
+func (n *network) seek(l remote, rank int, number uint32) {
+	t := l.meet()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.whole > number {
+		return // there is a newer one
+	}
+	if t.lost = number; t.seeking {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return
+	}
+	if t.seeking, t.tries = true, 0; t.searching {
+		return // it goes on
+	}
+	t.searching = true
+	n.wg.Go(func() { n.redial(l, rank) })
+}
+
+// forget ends the search for another path.
+func (n *network) forget(l remote) {
+	t := l.meet()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.seeking = false; t.dial != nil {
+		t.dial()
+	}
+}
+
+// dialled tells of the search: its attempts, when the peer's host has answered one, and
+// the last error.
+func (t *meeting) dialled() (tries int, answered int64, last error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.waiting > 0 {
+		t.answered = record.Now()
+	}
+	return t.tries, t.answered, t.last
+}
+
+// redial connects until there is a set of sockets, or no use in that.
+func (n *network) redial(l remote, rank int) {
+	t := l.meet()
+	addr := n.m.cards[rank].Addr
+	refused, strange := 0, 0
+	var refusedSince, strangeSince time.Time
+	theirs := uint32(0) // the number of an attempt that is not ours, when it was given a moment
+	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+		t.mu.Lock()
+		if !t.seeking || t.whole > t.lost || n.m.ctx.Err() != nil || n.m.cfg.Err() != nil {
+			t.seeking, t.searching = false, false
+			t.mu.Unlock()
+			return
+		}
+		if t.attempt != ([16]byte{}) && t.number > t.whole && !t.dialing && theirs != t.number {
+			theirs = t.number
+			t.mu.Unlock()
+			n.pause(max(wait, 100*time.Millisecond))
+			continue
+		}
+		t.discard()
+		t.number = max(t.number, t.whole) + 1
+		t.attempt, t.dialing = newNonce(), true
+		attempt, number := t.attempt, t.number
+		t.tries++
+		ctx, cancel := context.WithCancel(n.m.ctx)
+		t.dial = cancel
+		t.mu.Unlock()
+
+		began := time.Now()
+		status, newer, err := n.connect(ctx, l, rank, attempt, number)
+		cancel()
+		if err != nil || status != replyOK {
+			t.withdraw(attempt)
+		}
+		t.mu.Lock()
+		if status == replyStale {
+			t.number = max(t.number, newer)
+		}
+		if err != nil {
+			t.last = err
+		}
+		t.dial = nil
+		ended := t.ended
+		t.mu.Unlock()
+		switch {
+		case status == replyOver:
+			n.giveUp(t, errOver)
+			return
+		case errors.Is(err, syscall.ECONNREFUSED):
+			// Through a silent network a middlebox may refuse, too.
+			if !ended {
+				refused = 0
+				break
+			}
+			if refused++; refused == 1 {
+				refusedSince = began
+			}
+			if refused >= refusals && time.Since(refusedSince) >= refusedFor {
+				n.giveUp(t, fmt.Errorf("%s: %w", addr, errGone))
+				return
+			}
+		case err != nil && proofless(err) && time.Since(began) < dataTimeout/2:
+			if strange++; strange == 1 {
+				strangeSince = began
+			}
+			if strange >= strangers && time.Since(strangeSince) >= strangerFor {
+				n.giveUp(t, fmt.Errorf("%s: %w: %w", addr, errStranger, err))
+				return
+			}
+			refused = 0
+		default:
+			refused, strange = 0, 0
+		}
+		n.pause(wait/2 + rand.N(wait))
+	}
+}
+
+// proofless reports whether a connection was made, and ended without a proof.
+func proofless(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, ErrCorrupt)
+}
+
+func (n *network) giveUp(t *meeting, err error) {
+	t.mu.Lock()
+	if t.seeking && t.whole <= t.lost { // else there is a path
+		t.fail(err)
+	}
+	t.seeking, t.searching = false, false
+	t.mu.Unlock()
+	n.m.Wake()
+}
+
+func (n *network) pause(d time.Duration) {
+	select {
+	case <-n.m.ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// connect dials all sockets of an attempt, until one is not taken.
+func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]byte, number uint32) (status byte, theirs uint32, err error) {
+	total := n.sockets(rank)
+	for i := range total {
+		g := dataGreeting{src: n.m.cfg.Rank, dst: rank, index: i, total: total, attempt: attempt, number: number}
+		fd, status, theirs, err := n.greet(ctx, g)
+		if err != nil || status != replyOK {
+			return status, theirs, err
+		}
+		n.add(l, g, fd)
+	}
+	return replyOK, 0, nil
+}
+
+// greet opens one socket.
+func (n *network) greet(ctx context.Context, g dataGreeting) (fd int, status byte, theirs uint32, err error) {
+	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	d := net.Dialer{KeepAlive: -1}
+	conn, err := d.DialContext(dialling, "tcp", n.m.cards[g.dst].Addr)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if !n.hold(conn) {
+		return 0, 0, 0, ErrClosed
+	}
+	defer n.release(conn)
+	t := n.peer(g.dst).meet()
+	t.wait(1)
+	defer t.wait(-1)
+	inHandshake(conn, handshakeSilence)
+	hello := n.encode(g)
+	if _, err := conn.Write(hello); err != nil {
+		return 0, 0, 0, err
+	}
+	// A peer that is stopped answers when it goes on; closing ends the wait.
+	var b [dataReply]byte
+	if _, err := io.ReadFull(conn, b[:]); err != nil {
+		return 0, 0, 0, err
+	}
+	status, theirs, err = n.decodeReply(g.dst, hello, b[:])
+	if err != nil || status != replyOK {
+		return 0, status, theirs, err
+	}
+	inHandshake(conn, 0)
+	fd, err = detach(conn)
+	return fd, status, theirs, err
+}
+
+// wait counts connections that the peer's host has answered, and its process has not.
+func (t *meeting) wait(by int) {
+	t.mu.Lock()
+	t.waiting += by
+	t.answered = record.Now()
+	t.mu.Unlock()
+}
+
+// inHandshake has the kernel give a connection up whose peer's host is silent for so long.
+func inHandshake(conn net.Conn, silence time.Duration) {
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return
+	}
+	raw.Control(func(fd uintptr) {
+		keepPath(int(fd))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+	})
+}

@@ -1,0 +1,243 @@
+package pressure
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	// maxFile bounds what is read of one file.
+	maxFile = 4096
+	// maxDepth bounds the cgroups above a process's own that are looked at.
+	maxDepth = 16
+)
+
+// hierarchy is where cgroups are mounted; "" is for none.
+type hierarchy struct {
+	unified string // v2: all controllers, or, beside v1, those that v1 does not have
+	cpu     string // v1's CPU controller
+}
+
+// findHierarchy looks at the usual places (systemd's), of v2, v1, and both.
+func findHierarchy(root string) (h hierarchy) {
+	for _, dir := range []string{root, filepath.Join(root, "unified")} {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
+			h.unified = dir
+			break
+		}
+	}
+	for _, dir := range []string{filepath.Join(root, "cpu"), filepath.Join(root, "cpu,cpuacct"), filepath.Join(root, "cpuacct,cpu")} {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
+			h.cpu = dir
+			break
+		}
+	}
+	return h
+}
+
+func (h hierarchy) none() bool { return h == hierarchy{} }
+
+// groups is what is known of a process's cgroups.
+type groups struct {
+	limited []limited // those with a quota, its own first
+	own     string    // v2's, for its memory pressure; "" for none
+	outside bool      // they lie outside of this program's cgroup namespace
+}
+
+// limited is one cgroup with a CPU quota.
+type limited struct {
+	dir     string
+	samples [window + 1]cpuStat // ring
+	n       int
+}
+
+// cpuStat is what cpu.stat says of a quota.
+type cpuStat struct {
+	at                 int64
+	periods, throttled uint64
+	ns                 uint64 // throttled, on all CPUs together
+}
+
+// survey finds the process's cgroup and those above it that have a quota.
+func (g *groups) survey(h hierarchy, dir string) {
+	text, err := read(filepath.Join(dir, "cgroup"))
+	if err != nil {
+		return
+	}
+	var found []limited
+	g.own, g.outside = "", false
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(f) != 3 {
+			continue
+		}
+		top := h.cpu
+		if f[0] == "0" && f[1] == "" {
+			top = h.unified
+		} else if !slices.Contains(strings.Split(f[1], ","), "cpu") {
+			continue
+		}
+		own, ok := inside(top, f[2])
+		if !ok {
+			g.outside = g.outside || top != ""
+			continue
+		}
+		if top == h.unified {
+			g.own = own
+		}
+		for d, depth := own, 0; depth < maxDepth; d, depth = filepath.Dir(d), depth+1 {
+			if hasQuota(d) {
+				l := limited{dir: d}
+				if i := slices.IndexFunc(g.limited, func(o limited) bool { return o.dir == d }); i >= 0 {
+					l = g.limited[i]
+				}
+				found = append(found, l)
+			}
+			if d == top {
+				break
+			}
+		}
+	}
+	g.limited = found
+}
+
+// inside is the directory of a cgroup. Of one outside of this program's own cgroup
+// namespace there is none.
+func inside(top, group string) (dir string, ok bool) {
+	if top == "" || !filepath.IsAbs(group) || strings.Contains(group, "/..") {
+		return "", false
+	}
+	return filepath.Join(top, group), true
+}
+
+// hasQuota reports whether a cgroup limits the CPU time of what is in it.
+func hasQuota(dir string) bool {
+	if text, err := read(filepath.Join(dir, "cpu.max")); err == nil {
+		return !bytes.HasPrefix(text, []byte("max"))
+	}
+	text, err := read(filepath.Join(dir, "cpu.cfs_quota_us"))
+	return err == nil && !bytes.HasPrefix(text, []byte("-"))
+}
+
+// throttled is the share of the window in which a quota held the process back, the worst of all.
+func (g *groups) throttled(c *cache, now int64) (worst float32) {
+	for i := range g.limited {
+		l := &g.limited[i]
+		s, ok := c.cpuStat(l.dir)
+		if !ok {
+			l.n = 0
+			continue
+		}
+		s.at = now
+		worst = max(worst, l.add(s))
+	}
+	return worst
+}
+
+// add takes in a sample and returns the share. The kernel adds up the time of all CPUs, so that
+// several threads count several times: it is no more than the share of periods in which the
+// group was throttled at all.
+func (l *limited) add(s cpuStat) float32 {
+	if l.n > 0 {
+		last := l.samples[(l.n-1)%(window+1)]
+		if s.at <= last.at || s.periods < last.periods || s.throttled < last.throttled || s.ns < last.ns {
+			l.n = 0 // another cgroup of the same name
+		}
+	}
+	l.samples[l.n%(window+1)] = s
+	l.n++
+	if l.n < 2 {
+		return 0
+	}
+	o := l.samples[max(0, l.n-1-window)%(window+1)]
+	periods := s.periods - o.periods
+	if periods == 0 {
+		return 0
+	}
+	share := min(float64(s.ns-o.ns)/float64(s.at-o.at), float64(s.throttled-o.throttled)/float64(periods), 1)
+	return float32(share)
+}
+
+// memory is the memory pressure of the process's cgroup.
+func (g *groups) memory(c *cache) float32 {
+	if g.own == "" {
+		return 0
+	}
+	return c.memory(g.own)
+}
+
+// cache is what one look has read of cgroups, which processes share.
+type cache struct {
+	stats map[string]cpuStat
+	some  map[string]float32
+}
+
+func newCache() *cache { return &cache{map[string]cpuStat{}, map[string]float32{}} }
+
+func (c *cache) memory(dir string) float32 {
+	if x, ok := c.some[dir]; ok {
+		return x
+	}
+	x, _ := some(filepath.Join(dir, "memory.pressure")) // not every kernel and not every cgroup has it
+	c.some[dir] = x
+	return x
+}
+
+func (c *cache) cpuStat(dir string) (s cpuStat, ok bool) {
+	if s, ok = c.stats[dir]; ok {
+		return s, true
+	}
+	text, err := read(filepath.Join(dir, "cpu.stat"))
+	if err != nil {
+		return s, false
+	}
+	for line := range bytes.Lines(text) {
+		key, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		n, err := strconv.ParseUint(string(value), 10, 63)
+		if err != nil {
+			continue
+		}
+		switch string(key) {
+		case "nr_periods":
+			s.periods = n
+		case "nr_throttled":
+			s.throttled = n
+		case "throttled_usec": // v2
+			s.ns = n * 1000
+		case "throttled_time": // v1
+			s.ns = n
+		}
+	}
+	c.stats[dir] = s
+	return s, true
+}
+
+// some reads the share of ten seconds in which some task waited, of a PSI file.
+func some(path string) (float32, error) {
+	text, err := read(path)
+	if err != nil {
+		return 0, err
+	}
+	_, rest, ok := bytes.Cut(text, []byte("some avg10="))
+	number, _, _ := bytes.Cut(rest, []byte(" "))
+	percent, err := strconv.ParseFloat(string(number), 32)
+	if !ok || err != nil || !(percent >= 0 && percent <= 100) {
+		return 0, errNone
+	}
+	return float32(percent / 100), nil
+}
+
+// read reads the beginning of a file.
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile))
+}

@@ -1,0 +1,484 @@
+package jobsim
+
+import (
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Dying is how the job's program and its launcher deal with an end that they did
+// not expect.
+type Dying struct {
+	Reaction Reaction
+	// Silent is how long it takes until a host that does not answer is given up: 5 s.
+	// A process that ends on a host that lives is known within 50 ms.
+	Silent time.Duration
+	// Bound is how long a connection is tried again before it fails: 30 s.
+	Bound time.Duration
+	// React is how long a program takes from the error to its end, at most: 500 ms.
+	React time.Duration
+	// Launcher ends the rest of the job this long after the first process has
+	// ended by itself; 0: it does not.
+	Launcher time.Duration
+}
+
+// Reaction is what a program does with an error of a communicator.
+type Reaction uint8
+
+const (
+	// LogFatal exits with 1 at once and closes nothing.
+	LogFatal Reaction = iota
+	// AbortOne aborts the communicator that failed and exits with 1, closing nothing else.
+	AbortOne
+	// AbortAll aborts all its communicators, then exits with 1.
+	AbortAll
+	// CloseAll closes everything in good order, its recorder, too, and exits with 1.
+	CloseAll
+	// Panics ends with 2.
+	Panics
+	// AbortSleep aborts all and sleeps on: something outside is to end it.
+	AbortSleep
+	// Linger never hears of it, as NCCL does not without its watchdog.
+	Linger
+	numReactions
+)
+
+var reactionNames = [numReactions]string{"log_fatal", "abort_one", "abort_all", "close_all", "panics", "abort_sleep", "linger"}
+
+func (r Reaction) String() string { return reactionNames[min(r, numReactions-1)] }
+
+func (d *Dying) setDefaults() {
+	if d.Silent == 0 {
+		d.Silent = 5 * time.Second
+	}
+	if d.Bound == 0 {
+		d.Bound = 30 * time.Second
+	}
+	if d.React == 0 {
+		d.React = 500 * time.Millisecond
+	}
+}
+
+// ending is how a process ends.
+type ending struct {
+	code, signal int
+	closed       bool // its recorder, in good order
+	asked        bool // by its supervisor
+}
+
+// freeze takes a rank's process off its CPUs. What it takes part in does not end.
+func (j *Job) freeze(r *rank, why stuckKind) {
+	if r.frozen || r.done {
+		return
+	}
+	r.frozen, r.stuck, r.stuckAt = true, why, j.now
+	switch why {
+	case stuckStop:
+		r.proc = diagnosis.ProcStopped
+	case stuckDisk:
+		r.proc = diagnosis.ProcDisk
+	}
+	for s := range r.comms {
+		if k := r.comms[s]; k.comm != nil {
+			k.comm.frozen++
+			j.stall(k.comm)
+		}
+	}
+}
+
+// freezeGPU stops what a rank's GPU does; its process spins, or sleeps, for it.
+func (j *Job) freezeGPU(r *rank) {
+	j.freeze(r, stuckIdle)
+	if j.cfg.Cluster.Spin {
+		r.stuck = stuckBusy
+	}
+}
+
+// stall makes a collective under way stand still.
+func (j *Job) stall(c *comm) {
+	c.touched = j.tick
+	if c.ends != 0 {
+		c.ends, c.stalled, c.stalledAt = 0, true, j.now
+	}
+}
+
+// thaw lets a stopped process go on.
+func (j *Job) thaw(r *rank) {
+	if !r.frozen || r.done {
+		return
+	}
+	away := j.now - r.stuckAt
+	r.frozen, r.stuck, r.proc = false, notStuck, diagnosis.ProcRunning
+	if !r.blocked {
+		r.t = max(r.t+away, j.now)
+		if r.t < j.until {
+			j.ready = append(j.ready, r.id)
+		}
+	}
+	for s := range r.comms {
+		if k := r.comms[s]; k.comm != nil {
+			k.comm.frozen--
+			j.resume(k.comm)
+		}
+	}
+}
+
+// resume lets a collective that stood still go on, unless something else holds it.
+func (j *Job) resume(c *comm) {
+	c.touched = j.tick
+	if !c.stalled || c.frozen > 0 || c.odd {
+		return
+	}
+	c.stalled, c.resumed = false, j.now
+	d, stalled := j.transfer(c)
+	if stalled {
+		c.stalled = true
+		return
+	}
+	c.ends = max(c.last, j.now) + d
+	j.ending = append(j.ending, c)
+}
+
+// end ends a rank's process, and lets those who count on it hear.
+func (j *Job) end(r *rank, how ending) {
+	if r.done {
+		return
+	}
+	j.freeze(r, stuckIdle)
+	r.done, r.stuck = true, notStuck
+	r.ended = diagnosis.ProcGone
+	if how.closed {
+		r.ended = diagnosis.ProcExited
+		for s := range r.comms {
+			if k := r.comms[s]; k.comm != nil {
+				m := &k.comm.members[k.member]
+				if m.State == record.CommJoined || m.State == record.CommJoining {
+					m.State, m.StateAt = record.CommLeft, j.now
+					j.touch(k.comm, m)
+				}
+			}
+		}
+	}
+	if j.cfg.Agents.Exits != NobodyTells {
+		r.exit = diagnosis.Exit{By: diagnosis.ExitSupervisor, Code: int32(how.code), Signal: int32(how.signal), At: j.now, Asked: how.asked}
+		if j.cfg.Agents.Exits == KernelTells {
+			r.exit.By, r.exit.Asked = diagnosis.ExitKernel, false
+		}
+	}
+	if how.asked || how.code == 0 && how.signal == 0 && how.closed && j.leftAll(r) {
+		return
+	}
+	if j.cfg.Dying.Launcher > 0 && !j.launched {
+		j.launched = true
+		j.at(j.now+int64(j.cfg.Dying.Launcher), j.endRest)
+	}
+	j.bereave(r, int64(50*time.Millisecond))
+}
+
+// leftAll reports whether a rank has left all its communicators: nobody counts on it.
+func (j *Job) leftAll(r *rank) bool {
+	for s := range r.comms {
+		if r.comms[s].comm != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// endRest is the launcher ending what is left of the job, node by node.
+func (j *Job) endRest() {
+	for i := range j.nodes {
+		n := &j.nodes[i]
+		if n.silent {
+			continue // it does not get there
+		}
+		for k := n.first; k < n.first+n.ranks; k++ {
+			r := &j.ranks[k]
+			j.at(j.now+n.rng.int63n(int64(300*time.Millisecond)), func() {
+				j.end(r, ending{signal: 15, asked: true})
+			})
+		}
+	}
+}
+
+// bereave tells the members of a rank's communicators of its end, within some time.
+func (j *Job) bereave(dead *rank, within int64) {
+	if j.cfg.Dying.Reaction == Linger {
+		return
+	}
+	for s := range dead.comms {
+		k := dead.comms[s]
+		if k.comm == nil {
+			continue
+		}
+		for i := range k.comm.members {
+			x := &j.ranks[k.comm.members[i].World]
+			if x == dead || x.done || j.nodes[x.node].down {
+				continue
+			}
+			m := int32(i)
+			j.at(j.now+1_000_000+x.rng.int63n(within), func() { j.lose(x, ref{k.comm, m}, k.member) })
+		}
+	}
+}
+
+// lose fails a communicator at one member because of another. The program learns
+// of it when it is inside an operation there, or calls the next one.
+func (j *Job) lose(r *rank, k ref, peer int32) {
+	m := &k.comm.members[k.member]
+	if r.done || r.frozen && r.stuck == stuckStop || m.State == record.CommAborted || m.State == record.CommLeft {
+		return
+	}
+	m.State, m.StateAt, m.Fault, m.FaultPeer = record.CommAborted, j.now, record.ResultPeerLost, peer
+	j.touch(k.comm, m)
+	if r.blocked && r.waits == k.comm {
+		j.fail(r)
+	}
+}
+
+// fail is a program that has got an error.
+func (j *Job) fail(r *rank) {
+	if r.failing || r.done {
+		return
+	}
+	r.failing = true
+	d := &j.cfg.Dying
+	j.freeze(r, stuckIdle)
+	if d.Reaction == AbortAll || d.Reaction == AbortSleep || d.Reaction == CloseAll {
+		j.at(j.now+r.rng.int63n(int64(d.React)/4+1), func() {
+			if r.done {
+				return
+			}
+			for s := range r.comms {
+				if k := r.comms[s]; k.comm != nil {
+					if m := &k.comm.members[k.member]; m.State != record.CommAborted {
+						m.State, m.StateAt, m.Fault = record.CommAborted, j.now, record.ResultOK
+						j.touch(k.comm, m)
+						j.abortTold(r, k)
+					}
+				}
+			}
+		})
+	}
+	how := ending{code: 1}
+	switch d.Reaction {
+	case AbortSleep:
+		return
+	case CloseAll:
+		how.closed = true
+	case Panics:
+		how.code = 2
+	}
+	j.at(j.now+int64(d.React)/4+r.rng.int63n(int64(d.React)*3/4), func() { j.end(r, how) })
+}
+
+// abortTold lets the other members of a communicator know that one has aborted it.
+func (j *Job) abortTold(by *rank, k ref) {
+	for i := range k.comm.members {
+		x := &j.ranks[k.comm.members[i].World]
+		if x == by || x.done || j.nodes[x.node].cut != j.nodes[by.node].cut {
+			continue
+		}
+		m := &k.comm.members[i]
+		member := int32(i)
+		j.at(j.now+1_000_000+x.rng.int63n(20_000_000), func() {
+			if x.done || m.State == record.CommAborted || m.State == record.CommLeft {
+				return
+			}
+			m.State, m.StateAt, m.Fault, m.FaultPeer = record.CommAborted, j.now, record.ResultAborted, k.member
+			j.touch(k.comm, m)
+			if k := (ref{k.comm, member}); x.blocked && x.waits == k.comm {
+				j.fail(x)
+			}
+		})
+	}
+}
+
+// nodeDown takes a node away with all that runs on it. Nobody sees its processes end.
+func (j *Job) nodeDown(id int32) {
+	n := &j.nodes[id]
+	n.silent, n.down, n.cut = true, true, true
+	for i := n.first; i < n.first+n.ranks; i++ {
+		r := &j.ranks[i]
+		j.freeze(r, stuckIdle)
+		r.done = true
+	}
+	for i := n.first; i < n.first+n.ranks; i++ {
+		r := &j.ranks[i]
+		j.at(j.now+int64(j.cfg.Dying.Silent), func() { j.bereave(r, int64(time.Second)) })
+	}
+}
+
+// nodeCut takes a node off the network. Both sides give each other up.
+func (j *Job) nodeCut(f *fault, id int32) {
+	n := &j.nodes[id]
+	n.silent, n.cut = true, true
+	j.stallHit(f)
+	j.at(j.now+int64(j.cfg.Dying.Silent), func() {
+		if j.cfg.Dying.Reaction == Linger {
+			return
+		}
+		for _, c := range j.comms {
+			// Each side names a member of the other.
+			in, out := int32(-1), int32(-1)
+			for i := range c.members {
+				if j.ranks[c.members[i].World].node == id {
+					in = int32(i)
+				} else {
+					out = int32(i)
+				}
+			}
+			if in < 0 || out < 0 {
+				continue
+			}
+			for i := range c.members {
+				x := &j.ranks[c.members[i].World]
+				peer := in
+				if x.node == id {
+					peer = out
+				}
+				m := int32(i)
+				j.at(j.now+x.rng.int63n(int64(time.Second)), func() { j.lose(x, ref{c, m}, peer) })
+			}
+		}
+	})
+}
+
+// stallHit stops the collectives under way over connections that a fault cuts.
+func (j *Job) stallHit(f *fault) {
+	felt := func() {
+		if f.onset == 0 {
+			f.onset = j.now
+		}
+	}
+	for _, c := range f.comms {
+		if c.ends != 0 {
+			felt()
+		}
+		j.stall(c)
+		if c.slot != slotPipe {
+			continue
+		}
+		for _, h := range c.hits {
+			if h.fault != f {
+				continue
+			}
+			e := &c.edges[h.edge]
+			for _, i := range [...]int32{e.src, e.dst} {
+				if m := &c.members[i]; m.Open() && m.parts == 0 && m.partEnd > j.now {
+					m.partEnd = never / 2
+					felt()
+				}
+			}
+		}
+	}
+}
+
+// resumeHit lets them go on.
+func (j *Job) resumeHit(f *fault) {
+	for _, c := range f.comms {
+		j.resume(c)
+		for i := range c.members {
+			if m := &c.members[i]; m.partEnd > never/4 {
+				m.partEnd = j.now + c.base
+				c.touched = j.tick
+			}
+		}
+	}
+}
+
+// cut is a pair's connections that carry nothing, until they do again or are given up.
+func (j *Job) cut(f *fault) {
+	r := &j.ranks[f.Rank]
+	if f.Until > 0 {
+		// Retransmissions back off: what was cut for long is noticed later to be whole again.
+		away := float64(f.Until - f.At)
+		f.cured = int64(f.Until) + int64(away*r.rng.between(0.02, 0.3)) + int64(50*time.Millisecond)
+	}
+	j.stallHit(f)
+	mark := func(down bool) {
+		for _, c := range f.comms {
+			for _, h := range c.hits {
+				if e := &c.edges[h.edge]; h.fault == f && e.down != down {
+					if e.down = down; down {
+						e.downAt = j.now
+					} else {
+						e.outages++
+						e.resent += held * 4
+					}
+				}
+			}
+			c.touched = j.tick
+		}
+	}
+	if seen := int64(f.At) + int64(1500*time.Millisecond); f.cured == 0 || f.cured > seen {
+		j.at(seen, func() { mark(true) })
+	}
+	bound := int64(f.At) + int64(j.cfg.Dying.Bound)
+	if f.cured > 0 && f.cured < bound {
+		j.at(f.cured, func() { mark(false); j.resumeHit(f) })
+		return
+	}
+	j.at(bound, func() {
+		if j.cfg.Dying.Reaction == Linger {
+			return
+		}
+		for _, c := range f.comms {
+			for _, h := range c.hits {
+				if h.fault != f {
+					continue
+				}
+				e := &c.edges[h.edge]
+				j.lose(&j.ranks[c.members[e.src].World], ref{c, e.src}, e.dst)
+				j.lose(&j.ranks[c.members[e.dst].World], ref{c, e.dst}, e.src)
+				for i := range c.members {
+					x, m := &j.ranks[c.members[i].World], int32(i)
+					j.at(j.now+1_000_000+x.rng.int63n(50_000_000), func() { j.lose(x, ref{c, m}, e.dst) })
+				}
+			}
+		}
+	})
+}
+
+// portDown takes one port of a NIC: what it carries goes over the other one.
+func (j *Job) portDown(f *fault) {
+	f.onset = j.now
+	j.stallHit(f)
+	for _, c := range f.comms {
+		for _, h := range c.hits {
+			if e := &c.edges[h.edge]; h.fault == f {
+				e.downAt = j.now
+				if e.path == 0 {
+					e.down = true
+				}
+			}
+		}
+		c.touched = j.tick
+	}
+	j.at(j.now+switchOver+int64(Tick), func() {
+		for _, c := range f.comms {
+			for _, h := range c.hits {
+				if e := &c.edges[h.edge]; h.fault == f && e.path > 0 {
+					e.switched, e.downAt = true, j.now
+					e.switches++
+				}
+			}
+		}
+		j.resumeHit(f)
+	})
+}
+
+// gpu is what the agent tells of a rank's GPU.
+func (j *Job) gpu(n *node, r *rank) diagnosis.GPU {
+	if !j.cfg.Cluster.GPU {
+		return diagnosis.GPU{}
+	}
+	g := r.gpu
+	g.Seen, g.Index = true, uint16(r.id-n.first)
+	g.XidAt, g.LostAt, g.ThrottledAt = n.real(g.XidAt, j.now), n.real(min(g.LostAt, j.now), j.now), n.real(g.ThrottledAt, j.now)
+	if r.gpu.LostAt > j.now {
+		g.LostAt = 0
+	}
+	return g
+}
