@@ -202,11 +202,8 @@ func (c *Comm) gpuError(op string, err error) error {
 
 // checkHost refuses what the CPU cannot compute with.
 func (c *Comm) checkHost(kind record.CollKind, dt DType) error {
-	if dt == Float8E4M3 || dt == Float8E5M2 {
-		switch kind {
-		case record.AllReduce, record.Reduce, record.ReduceScatter:
-			return c.invalid(kind, "%v in host memory: 8-bit floats are reduced on GPUs only", dt)
-		}
+	if kind.Reduces() && (dt == Float8E4M3 || dt == Float8E5M2) {
+		return c.invalid(kind, "%v in host memory: 8-bit floats are reduced on GPUs only", dt)
 	}
 	return nil
 }

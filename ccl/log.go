@@ -242,16 +242,13 @@ func (l *log) lastEntry(c *Comm, op *operation, met meeting) (peer int32, at int
 			peer, at = int32(m), t
 		}
 	}
-	switch op.coll {
-	case record.Broadcast, record.Scatter:
+	if role := op.coll.Traits().Root; role == record.RootFrom {
 		if c.rank != int(op.root) {
 			look(int(op.root))
 		}
 		return peer, at
-	case record.Reduce, record.Gather:
-		if c.rank != int(op.root) {
-			return peer, at
-		}
+	} else if role == record.RootTo && c.rank != int(op.root) {
+		return peer, at
 	}
 	for _, m := range c.place.Local {
 		if m != c.rank {
