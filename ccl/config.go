@@ -38,7 +38,7 @@ func ParseUniqueID(s string) (UniqueID, error) {
 // String is the form in which an id travels.
 func (u UniqueID) String() string { return u.id.String() }
 
-// Algo and Proto name ways to run a collective.
+// Algo and Proto name how a collective runs.
 type (
 	Algo  = record.Algo
 	Proto = record.Proto
@@ -95,8 +95,8 @@ type Config struct {
 
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
-	Algo   string // ll, ll2, ll12, sym, bulk, ce or pushbulk, where a collective has it
-	Blocks int    // multiprocessors, where the way takes a choice
+	Algo   string // an algorithm of GPUs (record.Algo), where a collective has it: ll, ll2, ll12, sym, bulk, ce or pushbulk
+	Blocks int    // multiprocessors, where the algorithm takes a choice
 	// Table is a file that says which algorithm operations take, as bench/cmd/gputune
 	// writes it; "" for the table that is built in.
 	Table string
@@ -176,8 +176,8 @@ func configFromEnv() (Config, error) {
 		errs = append(errs, err)
 	}
 	var err error
-	if cfg.Algo, err = parseName(os.Getenv("LOCKSTEP_ALGO"), "LOCKSTEP_ALGO", record.AlgoNone, record.AlgoHierarchical); err != nil {
-		errs = append(errs, err)
+	if cfg.Algo, err = ParseAlgo(os.Getenv("LOCKSTEP_ALGO")); err != nil {
+		errs = append(errs, fmt.Errorf("LOCKSTEP_ALGO: %w", err))
 	}
 	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
 		errs = append(errs, err)
@@ -241,7 +241,7 @@ func parseDevice(v string, local int) (Device, error) {
 // ParseAlgo and ParseProto read names as LOCKSTEP_ALGO and LOCKSTEP_PROTO have
 // them; "" is the cost model's choice.
 func ParseAlgo(s string) (Algo, error) {
-	return parseName(s, "algorithm", record.AlgoNone, record.AlgoHierarchical)
+	return record.ParseAlgo(s, record.Algo.OnCPU)
 }
 
 func ParseProto(s string) (Proto, error) {
