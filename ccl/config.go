@@ -73,6 +73,9 @@ type Config struct {
 	// owns it and closes it after the last communicator.
 	Recorder *record.Writer
 	Faults   Faults
+	// Log is told what an operator may want to know and no call returns: what was found
+	// and is not used, once in a process; nil for slog's default.
+	Log *slog.Logger
 
 	// Algo and Proto force the choice where a collective has it; zero leaves it
 	// to the cost model.
@@ -106,6 +109,14 @@ type GPUConfig struct {
 	// what its links carry, as far as known; negative: no limit. Links that are asked for
 	// more than they carry carry less.
 	Pace int
+}
+
+// logger is where to log.
+func (cfg *Config) logger() *slog.Logger {
+	if cfg.Log != nil {
+		return cfg.Log
+	}
+	return slog.Default()
 }
 
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
