@@ -341,7 +341,7 @@ func (w *Writer) Append(r *Record) {
 	case KindEnqueue:
 		b := (*bodyEnqueue)(unsafe.Pointer(&d.body))
 		b.coll, b.dtype, b.op = uint8(r.Coll), uint8(r.DType), uint8(r.Op)
-		b.root, b.bytes, b.stream = r.Root, r.Bytes, r.Stream
+		b.root, b.bytes, b.stream, b.launch = r.Root, r.Bytes, r.Stream, packSpan(r.Dur)
 	case KindStart, KindEnd:
 		b := (*bodyRun)(unsafe.Pointer(&d.body))
 		b.coll, b.algo, b.proto, b.clock, b.code = uint8(r.Coll), uint8(r.Algo), uint8(r.Proto), uint8(r.Clock), r.Code
