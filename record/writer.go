@@ -343,14 +343,14 @@ func (w *Writer) Append(r *Record) {
 	case KindEnqueue:
 		b := (*bodyEnqueue)(unsafe.Pointer(&d.body))
 		b.coll, b.dtype, b.op = uint8(r.Coll), uint8(r.DType), uint8(r.Op)
-		b.root, b.bytes, b.stream = r.Root, r.Bytes, r.Stream
+		b.root, b.bytes, b.stream, b.launch = r.Root, r.Bytes, r.Stream, packSpan(r.Dur)
 	case KindStart, KindEnd:
 		b := (*bodyRun)(unsafe.Pointer(&d.body))
 		b.coll, b.algo, b.proto, b.clock, b.code = uint8(r.Coll), uint8(r.Algo), uint8(r.Proto), uint8(r.Clock), r.Code
 		b.chans, b.stamp, b.slot = r.Chan, r.Stamp, r.Slot
 	case KindWhole:
 		b := (*bodyWhole)(unsafe.Pointer(&d.body))
-		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, uint8(r.Algo)&15|uint8(r.Proto)<<4, r.Code
+		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, packPath(r.Algo, r.Proto), r.Code
 		b.root, b.bytes, b.stream, b.peer = r.Root, r.Bytes, r.Stream, r.Peer
 		b.dur, b.wait = packSpan(r.Dur), packSpan(r.Wait)
 	case KindPhase:
