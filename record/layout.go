@@ -60,6 +60,10 @@ const (
 	DefaultCommSlots = 256
 	DefaultConnSlots = 1024
 	DefaultRingSlots = 1 << 14
+
+	// MarksRingSlots is the ring of a file that has marks only (Options.MarksOnly): one
+	// without communicator slots.
+	MarksRingSlots = 1 << 10
 )
 
 // Kind says which fields of a Record beyond the common ones have a meaning.
@@ -241,6 +245,7 @@ const (
 	MarkCheckpoint
 	MarkEvaluation
 	MarkCompile
+	MarkDataLoading // explains, and does not excuse: a data loader that does not return is a fault
 	numMarks
 )
 
@@ -326,7 +331,7 @@ var (
 	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
 	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
 	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
-	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile"}
+	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile", "data_loading"}
 )
 
 func name(names []string, i int, what string) string {
