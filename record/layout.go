@@ -68,6 +68,10 @@ const (
 	DefaultCommSlots = 256
 	DefaultConnSlots = 1024
 	DefaultRingSlots = 1 << 14
+
+	// MarksRingSlots is the ring of a file that has marks only (Options.MarksOnly): one
+	// without communicator slots.
+	MarksRingSlots = 1 << 10
 )
 
 // Kind says which fields of a Record beyond the common ones have a meaning.
@@ -315,6 +319,7 @@ const (
 	MarkCheckpoint
 	MarkEvaluation
 	MarkCompile
+	MarkDataLoading // explains, and does not excuse: a data loader that does not return is a fault
 	numMarks
 )
 
@@ -410,7 +415,7 @@ var (
 	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
 	sourceNames    = [numSources]string{"ccl", "nccl_plugin", "nccl_probes"}
 	eventSetNames  = [numEventSets]string{"default", "ops", "net", "all"}
-	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile"}
+	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile", "data_loading"}
 )
 
 func name(names []string, i int, what string) string {

@@ -62,6 +62,9 @@ type Header struct {
 	EventsForeign uint64
 }
 
+// MarksOnly reports whether the file is of Options.MarksOnly.
+func (h Header) MarksOnly() bool { return h.CommSlots == 0 }
+
 // ToReal maps a recorder time to wall-clock time by the latest anchor.
 func (h Header) ToReal(mono int64) time.Time {
 	return time.Unix(0, h.Anchor.Real+(mono-h.Anchor.Mono))

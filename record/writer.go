@@ -35,6 +35,10 @@ type Options struct {
 	CommSlots  int
 	ConnSlots  int
 	StampSlots int
+
+	// MarksOnly makes a file of marks, with a small ring and no tables: for a process whose
+	// library has a recorder of its own, or none. Its marks count as those of the process.
+	MarksOnly bool
 }
 
 // DefaultDir is $LOCKSTEP_RUNTIME_DIR, or else /dev/shm/lockstep.
@@ -120,6 +124,9 @@ func (o Options) geometry() (geometry, error) {
 		ring *= 2
 	}
 	g.ring = ring
+	if o.MarksOnly {
+		g = geometry{ring: min(g.ring, MarksRingSlots)}
+	}
 	if g.stamps > 0 {
 		g.devices, g.descs = DefaultDeviceSlots, DefaultDescSlots
 	}

@@ -43,6 +43,7 @@
 #define LOCKSTEP_DEFAULT_COMM_SLOTS 256
 #define LOCKSTEP_DEFAULT_CONN_SLOTS 1024
 #define LOCKSTEP_DEFAULT_RING_SLOTS 16384
+#define LOCKSTEP_MARKS_RING_SLOTS 1024
 #define LOCKSTEP_FLAG_BEGIN 1 /* KindMark: the span opens */
 #define LOCKSTEP_FLAG_IN_PLACE 2 /* KindEnqueue, KindWhole */
 #define LOCKSTEP_FLAG_ANOMALY 4 /* KindWindow: the window is outside the normal */
@@ -199,6 +200,7 @@ enum lockstep_mark {
 	LOCKSTEP_MARK_CHECKPOINT = 2,
 	LOCKSTEP_MARK_EVALUATION = 3,
 	LOCKSTEP_MARK_COMPILE = 4,
+	LOCKSTEP_MARK_DATA_LOADING = 5, /* explains, and does not excuse: a data loader that does not return is a fault */
 };
 
 enum lockstep_source {
@@ -703,6 +705,7 @@ struct lockstep_options {
 	uint32_t attempt;
 	uint32_t comm_slots, conn_slots, ring_slots;
 	uint32_t source, source_version; /* enum lockstep_source */
+	int marks_only; /* a file of marks, with a small ring and no tables: see record.Options.MarksOnly */
 };
 
 /* CLOCK_MONOTONIC in ns, the clock of every time in a recorder. */
@@ -1090,6 +1093,10 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	h.comm_slots = lockstep_slots(o->comm_slots, LOCKSTEP_DEFAULT_COMM_SLOTS, LOCKSTEP_MAX_COMM_SLOTS);
 	h.conn_slots = lockstep_slots(o->conn_slots, LOCKSTEP_DEFAULT_CONN_SLOTS, LOCKSTEP_MAX_CONN_SLOTS - 1);
 	uint32_t want = lockstep_slots(o->ring_slots, LOCKSTEP_DEFAULT_RING_SLOTS, LOCKSTEP_MAX_RING_SLOTS);
+	if (o->marks_only) {
+		h.comm_slots = h.conn_slots = 0;
+		want = LOCKSTEP_MARKS_RING_SLOTS;
+	}
 	for (h.ring_slots = 1; h.ring_slots < want;)
 		h.ring_slots *= 2;
 	uint64_t comms = LOCKSTEP_HEADER_SIZE;
