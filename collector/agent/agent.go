@@ -45,7 +45,10 @@ type Options struct {
 	Interval time.Duration // between two reports; 100 ms
 	MaxRanks int           // processes tracked at a time; 256
 	Keep     time.Duration // how long a dead process is reported; 10 min
-	Log      *slog.Logger  // nil: slog.Default()
+	// Events is what recorders of another library's operations (NCCL's) are asked for;
+	// record.EventsDefault leaves it to their processes.
+	Events record.EventSet
+	Log    *slog.Logger // nil: slog.Default()
 }
 
 // NamedSource is a source with the name that it has in metrics.
@@ -259,6 +262,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 		here[p] = true
 		if r := a.rank(p); r != nil {
 			a.learn(r)
+			a.askEvents(r)
 		}
 	}
 	for p, r := range a.ranks {
@@ -281,6 +285,18 @@ func (a *Agent) update(ctx context.Context, now int64) {
 			j.stream = a.newStream(j.name)
 			j.stream.start(ctx)
 		}
+	}
+}
+
+// askEvents asks a process that learns of another library's operations for the
+// events that this agent is to see. One that has no control file has none for good.
+func (a *Agent) askEvents(r *rank) {
+	if r.p.Source != record.SourceNCCLPlugin || r.asked == a.o.Events || r.p.Dead() {
+		return
+	}
+	r.asked = a.o.Events
+	if err := record.SetEvents(r.p.Path, a.o.Events); err != nil {
+		a.log.Warn("a process cannot be asked for events", "pid", r.p.PID, "rank", r.p.Rank, "events", a.o.Events, "err", err)
 	}
 }
 
@@ -311,7 +327,7 @@ func (a *Agent) rank(p *source.Process) *rank {
 		j = &job{name: p.Job, gone: map[record.Transport]*collector.ConnTotals{}, finished: map[string]uint64{}}
 		a.jobs[p.Job] = j
 	}
-	r := &rank{p: p, job: j}
+	r := &rank{p: p, job: j, asked: ^record.EventSet(0)}
 	a.ranks[p] = r
 	j.ranks = append(j.ranks, r)
 	a.learn(r)

@@ -28,6 +28,7 @@ type rank struct {
 
 	calls     calls
 	stall     stall
+	asked     record.EventSet
 	reported  reported
 	firstConn int // of the process's connections: the next report begins with it
 }
@@ -74,6 +75,7 @@ type comm struct {
 
 	history  history
 	sampling sampling
+	clock    gpuClock // of KindStart's and KindEnd's GPU stamps
 }
 
 // op is one collective that has not been handed over yet, or the last one of
@@ -83,6 +85,8 @@ type op struct {
 	bytes                    uint64
 	enqueued, started, ended int64
 	wait, transfer           int64
+	launched                 int64 // the kernel, or enqueued
+	gpuStart                 int64 // by the GPU's clock, where the process does not convert
 	root                     int32
 	stream                   uint32
 	channels                 uint16
@@ -137,11 +141,16 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			if o := a.op(c, rec.Seq); o != nil {
 				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
 				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
+				o.launched = rec.Mono + rec.Dur
 			}
 			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono})
 		case record.KindStart:
 			if o := a.op(c, rec.Seq); o != nil {
 				o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
+				o.replay = rec.Flags&record.FlagReplay != 0
+				if rec.Clock == record.ClockGPU {
+					o.gpuStart = rec.Stamp
+				}
 			}
 		case record.KindPhase:
 			if o := a.op(c, rec.Seq); o != nil {
@@ -162,8 +171,13 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			if rec.Algo != record.AlgoNone {
 				o.algo, o.proto = rec.Algo, rec.Proto
 			}
-			if o.started == 0 {
+			switch {
+			case rec.Flags&record.FlagUnseen != 0:
+				o.started = 0 // how long it took nobody knows
+			case o.started == 0:
 				r.job.unknown++
+			case rec.Clock == record.ClockGPU && o.gpuStart != 0:
+				c.clock.times(o, rec, p.Source == record.SourceNCCLPlugin && p.SourceVersion >= 5)
 			}
 			a.finish(r, c, o)
 		case record.KindWhole:

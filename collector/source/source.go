@@ -51,7 +51,7 @@ type Process struct {
 	Comms   []record.CommStatus
 	Conns   []record.ConnStatus
 	Devices []record.DeviceStatus
-	Lost    uint64 // records and GPU stamps overwritten unread or dropped by the writer
+	Lost    uint64 // records and GPU stamps overwritten unread or dropped by the writer, and operations that it could not record
 
 	// By the proc source. State is ProcUnknown until it has looked. HostPID is the
 	// process's pid as the agent's /proc has it: a container's own is another, which

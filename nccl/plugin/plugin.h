@@ -81,6 +81,7 @@ struct comm {
 	int32_t ranks;
 	struct lockstep_comm *rec;
 	int64_t left; /* when it was finalized */
+	struct comm *next_left;
 
 	/* The thread that calls collectives. */
 	uint64_t called ALIGNED; /* operations numbered */
@@ -144,18 +145,16 @@ struct pool {
 };
 
 struct plugin {
-	pthread_mutex_t lock;
-	pthread_cond_t wake;
 	uint32_t *live; /* in a page that a forked child sees wiped: 0 there */
 	int opened;     /* 0 not yet, 1 it is, -1 it cannot be */
 	int version;
 	uint32_t salt;  /* of contexts */
 	struct lockstep_writer w;
-	int control; /* file descriptor, -1 */
 	int set, chosen; /* sets of events: in use, chosen at the start */
 	int *masks[16];
 	uint32_t nmasks;
 	uint32_t used, alive; /* communicators: entries ever used, living */
+	struct comm *first_left, *last_left; /* those that were finalized, in that order */
 	int helping;
 	nccl_logger log;
 	enum lockstep_transport transport;

@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Cmd is the command line.
@@ -26,6 +27,7 @@ type Cmd struct {
 	Node       string    `help:"Name of this node (default: the host name)." env:"LOCKSTEP_NODE"`
 	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	NCCLEvents string    `name:"nccl-events" default:"default" enum:"default,ops,net,all" help:"What ranks with the NCCL profiler plugin are to record: what they were started with (default), operations, also transfers over the network, or all (docs/design/nccl.md)."`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
@@ -111,7 +113,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents)})
 	if err != nil {
 		return err
 	}
@@ -127,4 +129,14 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	g.Go(func() error { return a.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	return g.Wait()
+}
+
+// eventSet is the set of this name, which is one of those that the flag allows.
+func eventSet(name string) record.EventSet {
+	for e := record.EventsDefault; e < record.EventsAll; e++ {
+		if e.String() == name {
+			return e
+		}
+	}
+	return record.EventsAll
 }
