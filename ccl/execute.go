@@ -38,7 +38,7 @@ type executor struct {
 	behind  behind // while its communicator is worked on
 	op      engine.Op
 	plans   plans
-	pairs   pointToPoint
+	pairs   algo.Messages
 	entry   int64 // when an injected delay lets operation heldSeq begin
 	heldSeq uint64
 	suspect *failure // a link broke: why is the control plane's to say, for a while
@@ -275,13 +275,15 @@ func (c *Comm) begin(op *operation, seq uint64) {
 	case op.crossing != nil:
 		sched = op.crossing.sched
 		x.op.Parts, x.op.Gate = op.crossing.n.parts, op.crossing.gate
-	case op.coll == record.Send || op.coll == record.Recv:
-		sched = x.pairs.single(op)
+	case op.coll == record.Send:
+		sched = x.pairs.Single(algo.Message{Peer: op.root, Send: true, Len: len(op.send)})
+	case op.coll == record.Recv:
+		sched = x.pairs.Single(algo.Message{Peer: op.root, Len: len(op.recv)})
 	case op.coll == record.Group:
-		sched = x.pairs.group(op.group)
+		sched = x.pairs.Group(c.rank, c.size, op.group.msgs)
 		x.op.Parts = op.group.parts
 	case op.coll == record.AlltoAllv:
-		sched = x.pairs.vector(c, op)
+		sched = x.pairs.AlltoAllv(c.rank, c.size, op.vector, op.dtype.Size())
 	default:
 		sched = x.plans.of(op)
 	}

@@ -322,7 +322,7 @@ func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, root, count int, col
 func (c *Comm) groupGPU(s *Stream, g *Group) error {
 	return c.exchangeGPU(s, record.Group, -1, 0, func(add func(send bool, b Buffer, peer int)) {
 		for i, m := range g.msgs {
-			add(m.send, g.device[i], int(m.peer))
+			add(m.Send, g.device[i], int(m.Peer))
 		}
 	})
 }

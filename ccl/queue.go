@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -23,17 +24,12 @@ type operation struct {
 	count      int   // by the convention of algo.Call
 	bytes      uint64
 	send, recv []byte
-	vector     *vector // AlltoAllv
+	vector     *algo.Vector // of an AlltoAllv: the caller's slices
 	group      *Group
 	crossing   *crossing // of device memory between nodes
 	stream     uint32
 	collective uint64 // number among the communicator's collectives, 0 for others
 	after      use
-}
-
-// vector is the layout of an AlltoAllv, the caller's slices.
-type vector struct {
-	sendCounts, sendOffsets, recvCounts, recvOffsets []int
 }
 
 // queue holds the operations of a communicator in the order of the calls. Its
