@@ -23,8 +23,15 @@ help: ## what there is to make
 # CUDA and NVML are opened at run time, through cgo; go-nvml's header deprecates much of what it declares.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
-build: ## bin/lockstep
+build: bin/libnccl-profiler-lockstep.so ## bin/lockstep, and NCCL's profiler plugin beside it
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/lockstep ./cmd/lockstep
+
+# The plugin is never unloaded (nodelete): threads of NCCL and of its own may be in it.
+PLUGIN := $(wildcard nccl/plugin/*.c)
+PLUGINFLAGS := -std=gnu11 -O2 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wshadow -Werror -Wl,-z,nodelete,-z,now,-z,relro -Irecord/c -Inccl/plugin
+bin/libnccl-profiler-lockstep.so: $(PLUGIN) $(wildcard nccl/plugin/*.h) record/c/lockstep_record.h
+	@mkdir -p bin
+	$(CC) $(PLUGINFLAGS) -o $@ $(PLUGIN) -lpthread
 
 test: ## every test
 	$(GO) test -count=1 -timeout 20m $$($(GO) list ./... | grep -vxF "$$($(GO) list $(KERNELS))")

@@ -35,6 +35,10 @@ type Options struct {
 	CommSlots  int
 	ConnSlots  int
 	StampSlots int
+
+	// MarksOnly makes a file of marks, with a small ring and no tables: for a process whose
+	// library has a recorder of its own, or none. Its marks count as those of the process.
+	MarksOnly bool
 }
 
 // DefaultDir is $LOCKSTEP_RUNTIME_DIR, or else /dev/shm/lockstep.
@@ -120,6 +124,9 @@ func (o Options) geometry() (geometry, error) {
 		ring *= 2
 	}
 	g.ring = ring
+	if o.MarksOnly {
+		g = geometry{ring: min(g.ring, MarksRingSlots)}
+	}
 	if g.stamps > 0 {
 		g.devices, g.descs = DefaultDeviceSlots, DefaultDescSlots
 	}
@@ -343,14 +350,14 @@ func (w *Writer) Append(r *Record) {
 	case KindEnqueue:
 		b := (*bodyEnqueue)(unsafe.Pointer(&d.body))
 		b.coll, b.dtype, b.op = uint8(r.Coll), uint8(r.DType), uint8(r.Op)
-		b.root, b.bytes, b.stream = r.Root, r.Bytes, r.Stream
+		b.root, b.bytes, b.stream, b.launch = r.Root, r.Bytes, r.Stream, packSpan(r.Dur)
 	case KindStart, KindEnd:
 		b := (*bodyRun)(unsafe.Pointer(&d.body))
 		b.coll, b.algo, b.proto, b.clock, b.code = uint8(r.Coll), uint8(r.Algo), uint8(r.Proto), uint8(r.Clock), r.Code
 		b.chans, b.stamp, b.slot = r.Chan, r.Stamp, r.Slot
 	case KindWhole:
 		b := (*bodyWhole)(unsafe.Pointer(&d.body))
-		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, uint8(r.Algo)&15|uint8(r.Proto)<<4, r.Code
+		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, packPath(r.Algo, r.Proto), r.Code
 		b.root, b.bytes, b.stream, b.peer = r.Root, r.Bytes, r.Stream, r.Peer
 		b.dur, b.wait = packSpan(r.Dur), packSpan(r.Wait)
 	case KindPhase:

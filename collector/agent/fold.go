@@ -23,8 +23,8 @@ type rank struct {
 	comms []*comm // by index in the recorder's table; nil until seen
 
 	step  uint64
-	marks [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
-	conns []conn                        // by index
+	marks [record.MarkDataLoading + 1]int64 // when the span of each code opened, 0 when it is not open
+	conns []conn                            // by index
 
 	calls     calls
 	stall     stall
@@ -418,6 +418,10 @@ func (r *rank) openMark() (code record.MarkCode, at int64) {
 		if r.marks[c] > at {
 			code, at = c, r.marks[c]
 		}
+	}
+	// Loading data is no pause, and does not hide one.
+	if load := r.marks[record.MarkDataLoading]; code == record.MarkNone && load > 0 {
+		return record.MarkDataLoading, load
 	}
 	return code, at
 }
