@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/proxy"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
 	"github.com/lockstep-ccl/lockstep/launcher"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -44,6 +45,20 @@ func (u UniqueID) String() string { return u.id.String() }
 type (
 	Algo  = record.Algo
 	Proto = record.Proto
+)
+
+// GPUDirect says whether NICs read what GPU ranks send between nodes from the GPUs'
+// memory. Each rank may have its own.
+type GPUDirect = proxy.Direct
+
+const (
+	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
+	// switch or root port, and these and their backups take the memory. The log says why not.
+	GPUDirectAuto = proxy.DirectAuto
+	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
+	GPUDirectOff = proxy.DirectOff
+	// GPUDirectRequire: at any distance, or Init fails and says why.
+	GPUDirectRequire = proxy.DirectRequire
 )
 
 // Faults injects faults into transports; package ccltest makes some.
@@ -187,7 +202,7 @@ func configFromEnv() (Config, error) {
 	if err := cfg.checkNet(); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
 	}
-	if err := cfg.checkGPUDirect(); err != nil {
+	if err := cfg.GPUDirect.Check(); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_GPUDIRECT is %w", err))
 	}
 	local := number(who.Local, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
