@@ -98,7 +98,7 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 		return nil, fail(err)
 	}
 	proc := processOf(cfg.Recorder)
-	log, err := newLog(proc, cfg.Device, record.CommEntry{
+	log, err := newLog(proc, &cfg, record.CommEntry{
 		ID: cfg.ID.id.Uint64(), Name: cfg.Name, Rank: int32(cfg.Rank), Size: int32(cfg.Size), State: record.CommJoining,
 	})
 	if err != nil {

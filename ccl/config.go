@@ -40,7 +40,7 @@ func ParseUniqueID(s string) (UniqueID, error) {
 // String is the form in which an id travels.
 func (u UniqueID) String() string { return u.id.String() }
 
-// Algo and Proto name ways to run a collective.
+// Algo and Proto name how a collective runs.
 type (
 	Algo  = record.Algo
 	Proto = record.Proto
@@ -75,6 +75,9 @@ type Config struct {
 	// owns it and closes it after the last communicator.
 	Recorder *record.Writer
 	Faults   Faults
+	// Log is told what an operator may want to know and no call returns: what was found
+	// and is not used, once in a process; nil for slog's default.
+	Log *slog.Logger
 
 	// Algo and Proto force the choice where a collective has it; zero leaves it
 	// to the cost model.
@@ -97,8 +100,8 @@ type Config struct {
 
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
-	Algo   string // ll, ll2, ll12, sym, bulk, ce or pushbulk, where a collective has it
-	Blocks int    // multiprocessors, where the way takes a choice
+	Algo   string // an algorithm of GPUs (record.Algo), where a collective has it: ll, ll2, ll12, sym, bulk, ce or pushbulk
+	Blocks int    // multiprocessors, where the algorithm takes a choice
 	// Table is a file that says which algorithm operations take, as bench/cmd/gputune
 	// writes it; "" for the table that is built in.
 	Table string
@@ -108,6 +111,14 @@ type GPUConfig struct {
 	// what its links carry, as far as known; negative: no limit. Links that are asked for
 	// more than they carry carry less.
 	Pace int
+}
+
+// logger is where to log.
+func (cfg *Config) logger() *slog.Logger {
+	if cfg.Log != nil {
+		return cfg.Log
+	}
+	return slog.Default()
 }
 
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
@@ -148,7 +159,7 @@ func configFromEnv() (Config, error) {
 		}
 		return fallback
 	}
-	who, err := launcher.Detect(nil) // of srun, mpirun, Kubernetes too
+	who, err := launcher.Detect(nil)                              // of srun, mpirun, Kubernetes too
 	if who.Launcher != "lockstep" && who.Launcher != "torchrun" { // number tells of theirs
 		errs = append(errs, err)
 	}
@@ -188,8 +199,8 @@ func configFromEnv() (Config, error) {
 		cfg.ID, err = ParseUniqueID(v)
 		errs = append(errs, err)
 	}
-	if cfg.Algo, err = parseName(os.Getenv("LOCKSTEP_ALGO"), "LOCKSTEP_ALGO", record.AlgoNone, record.AlgoHierarchical); err != nil {
-		errs = append(errs, err)
+	if cfg.Algo, err = ParseAlgo(os.Getenv("LOCKSTEP_ALGO")); err != nil {
+		errs = append(errs, fmt.Errorf("LOCKSTEP_ALGO: %w", err))
 	}
 	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
 		errs = append(errs, err)
@@ -250,7 +261,7 @@ func parseDevice(v string, local int) (Device, error) {
 // ParseAlgo and ParseProto read names as LOCKSTEP_ALGO and LOCKSTEP_PROTO have
 // them; "" is the cost model's choice.
 func ParseAlgo(s string) (Algo, error) {
-	return parseName(s, "algorithm", record.AlgoNone, record.AlgoHierarchical)
+	return record.ParseAlgo(s, record.Algo.OnCPU)
 }
 
 func ParseProto(s string) (Proto, error) {

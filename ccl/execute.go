@@ -207,7 +207,7 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 				if !op.crossing.begun() {
 					return moved
 				}
-			} else if c.cfg.Faults != nil && collective(op.coll) && c.held(next) {
+			} else if c.cfg.Faults != nil && op.coll.Collective() && c.held(next) {
 				return moved
 			}
 			c.begin(op, next)

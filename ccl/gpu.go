@@ -27,7 +27,7 @@ type gpuPart struct {
 
 // newGPU makes the GPU side; all ranks call it.
 func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
-	way, err := gpu.ParseWay(c.cfg.GPU.Algo)
+	algo, err := gpu.ParseAlgo(c.cfg.GPU.Algo)
 	if err != nil {
 		return nil, fmt.Errorf("%w: Config.GPU.Algo: %w", ErrInvalid, err)
 	}
@@ -35,7 +35,7 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
 		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
 		Recording: c.log.gpu, Live: c.log.live,
-		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
+		Force: algo, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
 		Failed: func(err error) { c.gpuBroke(err) },
 	}
 	if path := c.cfg.GPU.Table; path != "" {

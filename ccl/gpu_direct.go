@@ -3,9 +3,7 @@ package ccl
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
-	"sync"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
@@ -129,20 +127,18 @@ const (
 	partDirectAll = 2*slots + 1
 )
 
-// directNoted is what noteDirect has said: of each GPU that it is so, and that it is not.
-var directNoted sync.Map
-
+// noteDirect says of each GPU once that it is so, and once that it is not.
 func noteDirect(c *Comm, why error) {
 	type note struct {
 		device Device
 		chosen bool
 	}
-	if _, noted := directNoted.LoadOrStore(note{c.cfg.Device, why == nil}, true); noted {
+	if !c.proc.once(note{c.cfg.Device, why == nil}) {
 		return
 	}
 	if why == nil {
-		slog.Info("GPUDirect: NICs read the GPU's memory between nodes", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device)
+		c.cfg.logger().Info("GPUDirect: NICs read the GPU's memory between nodes", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device)
 	} else {
-		slog.Info("no GPUDirect: what goes between nodes is copied to host memory", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device, "reason", why)
+		c.cfg.logger().Info("no GPUDirect: what goes between nodes is copied to host memory", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device, "reason", why)
 	}
 }

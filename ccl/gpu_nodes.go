@@ -62,6 +62,7 @@ type gpuNodes struct {
 	reached   uint32        // given to operations so far, under calling
 	passed    atomic.Uint32 // likewise
 	schedules map[algo.Call]plan
+	lastAlgo  atomic.Uint32 // of the last operation, for reports
 
 	releasing sync.Mutex // also guards host against free
 	released  bool       // an abort has let go of streams
@@ -382,6 +383,7 @@ func (n *gpuNodes) cross(s *Stream, cs *cuda.Stream, o *operation, chunks int, f
 		}
 		return c.launched(o.coll, err)
 	}
+	n.lastAlgo.Store(uint32(x.sched.Algo))
 	o.crossing = x
 	if err := c.put(s, o); err != nil {
 		return err

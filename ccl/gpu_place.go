@@ -3,9 +3,7 @@ package ccl
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
-	"sync"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
@@ -25,7 +23,7 @@ func (c *Comm) gpuPlace(ctx context.Context, dev *cuda.Device) (algo.Place, erro
 	}
 	nodes := apart(c.place.Node, barriers)
 	if c.rank == 0 {
-		noteApart(c.name, nodes, barriers)
+		c.noteApart(nodes, barriers)
 	}
 	return algo.NewPlace(c.rank, nodes, c.place.Cores), nil
 }
@@ -59,11 +57,8 @@ func apart(node []int32, barriers []symm.Barrier) []int32 {
 	return nodes
 }
 
-// apartNoted is what noteApart has said: communicators of the same ranks say the same.
-var apartNoted sync.Map
-
 // noteApart says which GPUs are apart, and what comes of it.
-func noteApart(comm string, nodes []int32, barriers []symm.Barrier) {
+func (c *Comm) noteApart(nodes []int32, barriers []symm.Barrier) {
 	const most = 8
 	var pairs []string
 	for _, b := range barriers[:min(len(barriers), most)] {
@@ -88,8 +83,8 @@ func noteApart(comm string, nodes []int32, barriers []symm.Barrier) {
 		sets = append(sets, "…")
 	}
 	text := strings.Join(pairs, " ") + " " + strings.Join(sets, " ") + barriers[0].Reason
-	if _, noted := apartNoted.LoadOrStore(text, true); !noted {
-		slog.Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
-			"communicator", comm, "ranks", strings.Join(pairs, " "), "groups", strings.Join(sets, " | "), "reason", barriers[0].Reason)
+	if c.proc.once(text) {
+		c.cfg.logger().Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
+			"communicator", c.name, "ranks", strings.Join(pairs, " "), "groups", strings.Join(sets, " | "), "reason", barriers[0].Reason)
 	}
 }

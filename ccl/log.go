@@ -1,6 +1,8 @@
 package ccl
 
 import (
+	"errors"
+
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
@@ -43,14 +45,25 @@ func (l *log) addSums() {
 	}
 }
 
-func newLog(p *process, d Device, e record.CommEntry) (log, error) {
+func newLog(p *process, cfg *Config, e record.CommEntry) (log, error) {
 	l := log{rec: p.rec, proc: p, id: e.ID}
-	if p.rec != nil && d != CPU {
+	if p.rec != nil && cfg.Device != CPU {
 		var err error
-		if l.gpu, err = gpu.Record(d.Ordinal(), p.rec); err != nil {
+		l.gpu, err = gpu.Record(cfg.Device.Ordinal(), p.rec, func(why error) {
+			if p.once("stamps are collected") {
+				cfg.logger().Warn("GPUs cannot write to the flight recorder's file, so the host brings their stamps there, and the last milliseconds of a process that dies are missing: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", why)
+			}
+		})
+		switch {
+		case errors.Is(err, gpu.ErrNoAccess): // the job matters more
+			if p.once("no stamps") {
+				cfg.logger().Warn("no flight recorder of what runs on GPUs: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", err)
+			}
+		case err != nil:
 			return l, err
+		default:
+			e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 		}
-		e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 	}
 	l.live, _ = p.rec.AddComm(e) // a full table is counted there
 	l.whole = record.Record{Kind: record.KindWhole, Comm: l.live.Index()}
@@ -242,16 +255,13 @@ func (l *log) lastEntry(c *Comm, op *operation, met meeting) (peer int32, at int
 			peer, at = int32(m), t
 		}
 	}
-	switch op.coll {
-	case record.Broadcast, record.Scatter:
+	if role := op.coll.Traits().Root; role == record.RootFrom {
 		if c.rank != int(op.root) {
 			look(int(op.root))
 		}
 		return peer, at
-	case record.Reduce, record.Gather:
-		if c.rank != int(op.root) {
-			return peer, at
-		}
+	} else if role == record.RootTo && c.rank != int(op.root) {
+		return peer, at
 	}
 	for _, m := range c.place.Local {
 		if m != c.rank {

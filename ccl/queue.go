@@ -92,7 +92,7 @@ func (c *Comm) put(s *Stream, op *operation) error {
 		slot.crossing.seq = seq
 	}
 	slot.after = s.note(c, seq)
-	if collective(op.coll) {
+	if op.coll.Collective() {
 		q.collective++
 		slot.collective = q.collective
 		q.calls[q.collective%uint64(len(q.calls))] = c.signature(slot)
@@ -104,18 +104,13 @@ func (c *Comm) put(s *Stream, op *operation) error {
 	return nil
 }
 
-// collective reports whether all ranks take part in operations of a kind.
-func collective(k record.CollKind) bool {
-	return k != record.Send && k != record.Recv && k != record.Group
-}
-
 // signature is what the ranks that take part in op must agree on.
 func (c *Comm) signature(op *operation) engine.Signature {
 	s := engine.Signature{Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Seq: op.collective, Count: uint64(op.count)}
-	switch op.coll {
-	case record.Send, record.Recv, record.Group:
-		s.Coll, s.Root, s.Count = record.Send, -1, 0
-	case record.AlltoAllv:
+	if op.coll.PointToPoint() { // both ends of a message say the same
+		s.Coll, s.Root = record.Send, -1
+	}
+	if op.coll.Traits().Varies() {
 		s.Count = 0
 	}
 	return s

@@ -101,6 +101,11 @@ type MasterSnapshot struct {
 	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
 	Denied        uint64           // calls that the caller's certificate does not allow
 	Insecure      bool             // agents are not authenticated
+	Unseen        int              // ranks of the world that no agent tells of now
+	Foreign       uint64           // of Refused, those about ranks that another node's agent tells of
+	Disagreeing   int              // agents that say the job is in another attempt, or of another size, than most do
+	Duplicates    uint64           // agents refused because another one of the same node is heard
+	StateError    string           // why the state directory cannot be written now, "" when it can or there is none
 	Recording     *RecordingStatus // nil when evidence is not recorded
 }
 

@@ -1,6 +1,9 @@
 package record
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // This file is the one definition of the flight recorder's binary layout.
 // The C header record/c/lockstep_record.h is generated from it (go generate
@@ -154,19 +157,54 @@ const (
 	ClockGPU               // %globaltimer
 )
 
-// Algo is the algorithm that a collective ran with.
+// Algo is the algorithm that a collective ran with: one vocabulary for options,
+// the choice, kernels, records, spans and metrics. Values are stable. Recorders from
+// before AlgoLL tell LL, LL12, Sym, Bulk and PushBulk as AlgoDirect and LL2 as AlgoDoubling.
 type Algo uint8
 
 const (
 	AlgoNone Algo = iota
+	// Of the CPU, and of what crosses nodes. A GPU's direct messages are pushed to
+	// where they are received, by loads and stores.
 	AlgoDirect
 	AlgoRing
 	AlgoDoubling // recursive doubling / halving-doubling
 	AlgoTree
 	AlgoHierarchical
-	AlgoCopyEngine
+	// Of GPUs of one node.
+	AlgoCopyEngine // copy engines
+	AlgoLL         // kernel, flags in the data, everyone to everyone at once
+	AlgoLL2        // the same in two stages: reduce-scatter, all-gather
+	AlgoLL12       // AlgoLL by lines that carry 12 bytes instead of 8
+	AlgoSym        // kernel on symmetric windows, loads and stores
+	AlgoBulk       // likewise, by the bulk copy engine of an SM (sm_90)
+	AlgoPushBulk   // kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90)
 	numAlgos
 )
+
+// OnGPU reports whether a is an algorithm of GPUs alone.
+func (a Algo) OnGPU() bool { return a >= AlgoCopyEngine && a < numAlgos }
+
+// OnCPU reports whether the CPU's schedules may have the algorithm a.
+func (a Algo) OnCPU() bool { return a > AlgoNone && a < AlgoCopyEngine }
+
+// ParseAlgo reads the name of an algorithm among those that among accepts; "" is AlgoNone.
+func ParseAlgo(s string, among func(Algo) bool) (Algo, error) {
+	if s == "" {
+		return AlgoNone, nil
+	}
+	var names []string
+	for a := AlgoNone + 1; a < numAlgos; a++ {
+		if !among(a) {
+			continue
+		}
+		if strings.EqualFold(s, a.String()) {
+			return a, nil
+		}
+		names = append(names, a.String())
+	}
+	return AlgoNone, fmt.Errorf("%q is no algorithm, want one of %s", s, strings.Join(names, ", "))
+}
 
 // Proto is the protocol of the data path.
 type Proto uint8
@@ -326,7 +364,7 @@ var (
 	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
 	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
 	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
-	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "copy_engine"}
+	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk"}
 	protoNames     = [numProtos]string{"none", "ll", "simple"}
 	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
 	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}

@@ -59,6 +59,8 @@ type Writer struct {
 	mem  []byte
 	geo  geometry
 	path string
+	// private has the stamps where GPUs cannot be given mem; nil: they can.
+	private atomic.Pointer[[]byte]
 
 	anchoring sync.Mutex
 

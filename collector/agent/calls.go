@@ -110,7 +110,7 @@ func (j *job) stalls(now int64) {
 	for _, r := range j.ranks {
 		if r.stall.held && !r.p.Dead() {
 			for i := range r.p.Comms {
-				if s := &r.p.Comms[i]; s.State == record.CommJoined && s.Open() && barrierLike(s.Coll) {
+				if s := &r.p.Comms[i]; s.State == record.CommJoined && s.Open() && s.Coll.Collective() {
 					wanted[s.ID] = max(wanted[s.ID], s.Started)
 				}
 			}

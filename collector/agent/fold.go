@@ -301,7 +301,7 @@ func (a *Agent) finish(r *rank, c *comm, o *op) {
 		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
 			out.Anomalous = true
 		}
-		if r.job.stream != nil && !c.aside && barrierLike(o.coll) && r.reportable() && c.sampling.take(c.id, o.seq) {
+		if r.job.stream != nil && !c.aside && o.coll.Collective() && r.reportable() && c.sampling.take(c.id, o.seq) {
 			r.job.arrive(c, o)
 		}
 	}
@@ -330,12 +330,6 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		}
 	}
 	return out
-}
-
-// barrierLike reports whether every member enters a collective of this kind
-// under one sequence, so that their entries can be compared.
-func barrierLike(k record.CollKind) bool {
-	return k != record.Send && k != record.Recv && k != record.Group && k != record.CollNone
 }
 
 // comm returns the communicator at an index of the table, nil when it is not known.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -35,6 +36,7 @@ type stream struct {
 	hello   *wire.Hello
 	address func(job string) string
 	tls     *wire.TLS
+	creds   credentials.TransportCredentials // made of tls for the first session, and kept: what could be read once serves
 	traces  chan<- traceRequest
 	log     *slog.Logger
 
@@ -118,12 +120,14 @@ func (s *stream) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	address := s.address(s.job)
-	creds, err := s.tls.MasterOf(s.job)
-	if err != nil {
-		return fmt.Errorf("master of job %s: %w", s.job, err)
+	if s.creds == nil {
+		var err error
+		if s.creds, err = s.tls.MasterOf(s.job); err != nil {
+			return fmt.Errorf("master of job %s: %w", s.job, err)
+		}
 	}
 	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(creds),
+		grpc.WithTransportCredentials(s.creds.Clone()),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: ackWithin, Timeout: ackWithin / 2}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)),
 		grpc.WithDisableServiceConfig(),
@@ -153,6 +157,10 @@ func (s *stream) session(ctx context.Context) error {
 	first, err := client.Recv()
 	if err != nil {
 		return wrap("hello", err)
+	}
+	if ends := wire.PeerExpires(client.Context()); !ends.IsZero() {
+		over := time.AfterFunc(time.Until(ends), func() { cancel(errors.New("its certificate has ended")) })
+		defer over.Stop()
 	}
 	var echo atomic.Pointer[wire.ClockEcho]
 	s.ack(first.GetAck(), &echo)

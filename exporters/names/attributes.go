@@ -25,7 +25,7 @@ var attributes = []Attribute{
 	{AttrBytes, "int", "collective, window", "Payload bytes by NCCL's convention; of a window, the bytes that it moved."},
 	{AttrDType, "string", "collective", "Element type."},
 	{AttrOp, "string", "collective", "Reduction operator, on collectives that reduce."},
-	{AttrAlgo, "string", "collective", "Algorithm: ring, doubling, direct."},
+	{AttrAlgo, "string", "collective", "Algorithm, as options name it: direct, ring, doubling, tree, hierarchical; of GPUs ce, ll, ll2, ll12, sym, bulk, pushbulk."},
 	{AttrProto, "string", "collective", "Protocol of the data path: ll, simple."},
 	{AttrRoot, "int", "collective", "Root, on collectives that have one."},
 	{AttrPeer, "int", "collective, window", "The other end: of Send and Recv, and of a window's connection."},

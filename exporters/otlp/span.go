@@ -136,7 +136,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 	id := collector.SpanID(trace, rank)
 	var root [8]byte
 	spans := 1
-	if hasRoot(o.kind) {
+	if !o.kind.PointToPoint() { // else ranks number for themselves, and share no span
 		root = collector.SpanID(trace, rootRank)
 		if o.sendsRoot() {
 			spans++
@@ -162,7 +162,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		e.span = append(appendText(e.span, tagStatusMessage, message), tagStatusCode, statusError)
 	}
 	flags := uint32(flagSampled | flagParentKnown)
-	if hasRoot(o.kind) && t.rank != 0 {
+	if !o.kind.PointToPoint() && t.rank != 0 {
 		flags |= flagParentRemote
 	}
 	b = e.end(b, flags)
@@ -186,7 +186,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 // countSpans is how many spans operation appends for o.
 func countSpans(o *operation) int {
 	n := 1
-	if hasRoot(o.kind) && o.sendsRoot() {
+	if !o.kind.PointToPoint() && o.sendsRoot() {
 		n++
 	}
 	wait, transfer := o.phases()
@@ -231,10 +231,10 @@ func (e *encoder) attributes(o *operation) {
 	b = append(b, t.own...)
 	b = appendInt(b, tagAttribute, names.AttrSequence, int64(o.seq))
 	b = appendInt(b, tagAttribute, names.AttrBytes, int64(min(o.bytes, math.MaxInt64)))
-	if o.kind != record.Barrier {
+	if o.kind.HasData() {
 		b = append(b, dtypeAttrs[o.dtype]...)
 	}
-	if reduces(o.kind) {
+	if o.kind.Reduces() {
 		b = append(b, opAttrs[o.op]...)
 	}
 	if o.algo != record.AlgoNone {
@@ -245,7 +245,7 @@ func (e *encoder) attributes(o *operation) {
 	}
 	if o.root >= 0 {
 		key := names.AttrRoot
-		if o.kind == record.Send || o.kind == record.Recv {
+		if o.kind.PointToPoint() {
 			key = names.AttrPeer
 		}
 		b = appendInt(b, tagAttribute, key, int64(o.root))
@@ -310,16 +310,6 @@ func child(parent [8]byte, n uint64) [8]byte {
 	var id [8]byte
 	binary.BigEndian.PutUint64(id[:], h)
 	return id
-}
-
-// hasRoot: point-to-point operations are numbered by each rank for itself, so
-// there is no span that all of them could share.
-func hasRoot(k record.CollKind) bool {
-	return k != record.Send && k != record.Recv && k != record.Group
-}
-
-func reduces(k record.CollKind) bool {
-	return k == record.AllReduce || k == record.Reduce || k == record.ReduceScatter
 }
 
 func index(k record.CollKind) int {

@@ -129,7 +129,13 @@ enum lockstep_algo {
 	LOCKSTEP_ALGO_DOUBLING = 3, /* recursive doubling / halving-doubling */
 	LOCKSTEP_ALGO_TREE = 4,
 	LOCKSTEP_ALGO_HIERARCHICAL = 5,
-	LOCKSTEP_ALGO_COPY_ENGINE = 6,
+	LOCKSTEP_ALGO_COPY_ENGINE = 6, /* copy engines */
+	LOCKSTEP_ALGO_LL = 7, /* kernel, flags in the data, everyone to everyone at once */
+	LOCKSTEP_ALGO_LL2 = 8, /* the same in two stages: reduce-scatter, all-gather */
+	LOCKSTEP_ALGO_LL12 = 9, /* AlgoLL by lines that carry 12 bytes instead of 8 */
+	LOCKSTEP_ALGO_SYM = 10, /* kernel on symmetric windows, loads and stores */
+	LOCKSTEP_ALGO_BULK = 11, /* likewise, by the bulk copy engine of an SM (sm_90) */
+	LOCKSTEP_ALGO_PUSH_BULK = 12, /* kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90) */
 };
 
 enum lockstep_proto {

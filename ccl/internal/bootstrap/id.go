@@ -104,3 +104,12 @@ func prove(secret []byte, who string, version uint16, token [16]byte, client, se
 	m.Write(server[:])
 	return [sha256.Size]byte(m.Sum(nil))
 }
+
+// pass is the half of a client's nonce that only who knows the secret can make.
+func pass(secret []byte, token [16]byte, salt []byte) []byte {
+	m := hmac.New(sha256.New, secret)
+	io.WriteString(m, "pass\x00")
+	m.Write(token[:])
+	m.Write(salt)
+	return m.Sum(nil)[:nonceSize-saltSize]
+}

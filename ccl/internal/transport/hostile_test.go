@@ -171,7 +171,7 @@ func testStrangers(t *testing.T, p place) {
 	goroutines(t, p, 2, nil, func(m Mesh, rank, size int) error {
 		addr := m.(*mesh).cards[1-rank].Addr
 		for _, hello := range [][]byte{nil, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, dataHello), append([]byte(dataMagic), make([]byte, dataHello)...),
-			append([]byte(controlMagic), make([]byte, dataHello)...), m.(*mesh).net.otherKind(rank)} {
+			append([]byte(controlMagic), make([]byte, dataHello)...), m.(*mesh).net.otherKind(rank), []byte(dataMagic)} {
 			conn, err := net.Dial("tcp", addr)
 			if err != nil {
 				return err
@@ -218,7 +218,7 @@ func testStrangers(t *testing.T, p place) {
 // otherKind is a member's greeting, proved, for a link that it does not have.
 func (n *network) otherKind(rank int) []byte {
 	b := n.encode(dataGreeting{src: rank, dst: 1 - rank, total: 1, attempt: newNonce(), number: 1})
-	b = b[:dataHello-sha256.Size]
+	b = b[:dataBody]
 	if n.magic(1-rank) == dataMagic {
 		copy(b, controlMagic)
 	} else {
