@@ -11,10 +11,12 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
@@ -32,6 +34,8 @@ type Cmd struct {
 	NIC        NIC       `embed:"" prefix:"nic."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
+
+	WhileAttached bool `hidden:"" help:"End some seconds after the last process that lockstep attach has started."`
 }
 
 // GPU is how the agent asks NVIDIA's driver for the health of its GPUs.
@@ -113,6 +117,15 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
+	if known := masterOf; true { // a job without a master by the flags may have one that lockstep attach has started
+		masterOf = func(job string) string {
+			if addr := known(job); addr != "" || wire.CheckJob(job) != nil {
+				return addr
+			}
+			there, _ := presence.Find(c.RuntimeDir, presence.Master(job))
+			return there.Agents
+		}
+	}
 	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents)})
 	if err != nil {
 		return err
@@ -123,6 +136,16 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	srv, err := web.New(o)
 	if err != nil {
 		return err
+	}
+	if release, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
+		defer release()
+	} else {
+		log.Info("lockstep attach will not find this agent", "err", err)
+	}
+	if c.WhileAttached {
+		var cancel context.CancelFunc
+		ctx, cancel = presence.WhileAttached(ctx, c.RuntimeDir, "")
+		defer cancel()
 	}
 	log.Info("agent is ready", "runtime_dir", c.RuntimeDir, "web", srv.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)
