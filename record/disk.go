@@ -58,7 +58,11 @@ type diskHeader struct {
 	stampOverflow uint64 // live: communicators that found no room for their rings
 	_             [24]byte
 
-	_ [HeaderSize - 576]byte
+	// By writers that learn of another library's operations, see Source.
+	source uint32
+	_      [60]byte
+
+	_ [HeaderSize - 640]byte
 }
 
 // diskAnchor pairs the two clocks.

@@ -142,6 +142,21 @@ const (
 	CommAborted // aborted by the program or after an error
 )
 
+// Source is what wrote a recorder.
+type Source uint8
+
+const (
+	SourceCCL        Source = iota // a program of package ccl, or one that uses the C header itself
+	SourceNCCLPlugin               // the profiler plugin in a process that uses NCCL
+	SourceNCCLProbes               // uprobes on NCCL, by the agent's word: calls of the host, see CallsOnly
+	numSources
+)
+
+// CallsOnly reports whether calls are all that is known: a collective starts when it is called and
+// is finished when the call has returned, which for a GPU is when it was enqueued. Records
+// are enqueue records only.
+func (s Source) CallsOnly() bool { return s == SourceNCCLProbes }
+
 // Clock says which clock made a stamp.
 type Clock uint8
 
@@ -308,6 +323,7 @@ func (t Transport) String() string { return name(transportNames[:], int(t), "tra
 func (c Cause) String() string     { return name(causeNames[:], int(c), "cause") }
 func (r Result) String() string    { return name(resultNames[:], int(r), "result") }
 func (m MarkCode) String() string  { return name(markNames[:], int(m), "mark") }
+func (s Source) String() string    { return name(sourceNames[:], int(s), "source") }
 func (s CommState) String() string {
 	return name([]string{"none", "joining", "joined", "left", "aborted"}, int(s), "state")
 }
@@ -326,6 +342,7 @@ var (
 	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
 	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
 	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
+	sourceNames    = [numSources]string{"ccl", "nccl_plugin", "nccl_probes"}
 	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile"}
 )
 

@@ -36,7 +36,8 @@ type Header struct {
 	PID       int32  // in the process's own PID namespace
 	StartTime uint64 // clock ticks since boot, field 22 of /proc/PID/stat
 	Created   time.Time
-	Closed    bool // the process left in good order
+	Source    Source // what wrote it
+	Closed    bool   // the process left in good order
 	Anchor    Anchor
 
 	RingSlots, CommSlots, ConnSlots, DeviceSlots, DescSlots, StampSlots int
@@ -246,7 +247,12 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 
 // header decodes the words that never change.
 func (h *diskHeader) header() Header {
+	source := SourceCCL
+	if h.source < uint32(numSources) {
+		source = Source(h.source)
+	}
 	return Header{
+		Source: source,
 		Identity: Identity{
 			Job: getName(&h.job), Node: getName(&h.node),
 			Rank: h.rank, WorldSize: h.worldSize, LocalRank: h.localRank, Attempt: h.attempt,

@@ -96,8 +96,9 @@ type process struct {
 }
 
 type commIndex struct {
-	leftAt  int64 // when the last member left, 0 while one is there
-	present int   // members that are there
+	leftAt  int64      // when the last member left, 0 while one is there
+	present int        // members that are there
+	calls   *callsOnly // nil while more than calls is known of all members
 }
 
 // connKey is a connection's identity that both of its ends know.
@@ -300,6 +301,7 @@ func (s *state) setMember(c int32, rank int, m diagnosis.Member) {
 	if *was = m; present(was) {
 		s.comms[c].present++
 	}
+	s.comms[c].calls.set(rank, m)
 }
 
 func present(m *diagnosis.Member) bool { return m.World >= 0 && !left(m.State) }
@@ -363,6 +365,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		stateAt = was.StateAt
 	}
 	fault, faultPeer := faultOf(w)
+	s.callsOnly(c, int(w.Rank), w.CallsOnly)
 	s.setMember(c, int(w.Rank), diagnosis.Member{
 		World: w.WorldRank, State: record.CommState(w.State), StateAt: stateAt, Fault: fault, FaultPeer: faultPeer,
 		Coll: record.CollKind(w.Coll), Peer: w.Peer, Bytes: w.Bytes,

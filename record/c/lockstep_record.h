@@ -240,7 +240,9 @@ struct lockstep_header {
 	uint64_t stamp_used; /* live */
 	uint64_t stamp_overflow; /* live: communicators that found no room for their rings */
 	uint8_t pad552[24];
-	uint8_t pad576[3520];
+	uint32_t source;
+	uint8_t pad580[60];
+	uint8_t pad640[3456];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, magic) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, version) == 8);
@@ -276,6 +278,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_used) == 520);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_overflow) == 528);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_used) == 536);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_overflow) == 544);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, source) == 576);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_header) == 4096);
 
 struct lockstep_comm {
