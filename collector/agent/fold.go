@@ -138,7 +138,9 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 		c = c.hostSide()
 		switch rec.Kind {
 		case record.KindEnqueue:
-			if o := a.op(c, rec.Seq); o != nil {
+			if p.Source.CallsOnly() {
+				// Nobody will tell when it began to run or ended.
+			} else if o := a.op(c, rec.Seq); o != nil {
 				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
 				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
 				o.launched = rec.Mono + rec.Dur

@@ -161,6 +161,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			Coll: uint32(s.Coll), Peer: now.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
 			MonoEnqueuedNs: s.EnqueuedAt, MonoStartedNs: s.StartedAt, MonoFinishedNs: s.FinishedAt,
 			Ops: s.Ops, OwnNs: s.OwnNs, WaitNs: s.WaitNs, TransferNs: s.TransferNs, MaxOwnNs: s.MaxOwnNs,
+			CallsOnly: p.Source.CallsOnly(),
 		}
 		if !again {
 			w.CommName = wireName(s.Name)

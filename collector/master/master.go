@@ -227,6 +227,7 @@ func (m *Master) pass() {
 	defer m.mu.Unlock()
 	now := m.now()
 	m.state.collect(now)
+	m.state.settle()
 	ev := &m.state.ev
 	ev.Now, ev.Paused = now, m.paused(now)
 	m.watchAgents(now)

@@ -114,9 +114,10 @@ type process struct {
 }
 
 type commIndex struct {
-	leftAt  int64 // when the last member left, 0 while one is there
-	present int   // members that are there
-	by      int32 // node of its members; several when they are of more than one
+	leftAt  int64      // when the last member left, 0 while one is there
+	present int        // members that are there
+	by      int32      // node of its members; several when they are of more than one
+	calls   *callsOnly // nil while more than calls is known of all members
 }
 
 // several is commIndex.by of a communicator whose members are of several nodes.
@@ -306,6 +307,7 @@ func (s *state) setMember(c int32, rank int, m diagnosis.Member) {
 	if *was = m; present(was) {
 		s.comms[c].present++
 	}
+	s.comms[c].calls.set(rank, m)
 }
 
 func present(m *diagnosis.Member) bool { return m.World >= 0 && !left(m.State) }
@@ -375,6 +377,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		stateAt = was.StateAt
 	}
 	fault, faultPeer := faultOf(w)
+	s.callsOnly(c, int(w.Rank), w.CallsOnly)
 	s.setMember(c, int(w.Rank), diagnosis.Member{
 		World: w.WorldRank, State: record.CommState(w.State), StateAt: stateAt, Fault: fault, FaultPeer: faultPeer,
 		Coll: record.CollKind(w.Coll), Peer: w.Peer, Bytes: w.Bytes,

@@ -36,8 +36,9 @@ var ErrPartly = errors.New("not all of it is to be seen on this node")
 type View struct {
 	Now       int64 // CLOCK_MONOTONIC ns of this pass
 	Processes []*Process
-	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
-	NICs      *collector.NICs // by the rdma source; likewise
+	GPUs      *collector.GPUs   // by the nvml source; nil when it sees none
+	NICs      *collector.NICs   // by the rdma source; likewise
+	Probes    *collector.Probes // by the ebpf source; nil where it can see nothing
 	// By the pressure source: the node's, as diagnosis.Node has them.
 	CPUPressure, MemoryPressure float32
 }

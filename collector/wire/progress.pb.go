@@ -966,8 +966,11 @@ type Member struct {
 	MonoStateNs    int64                  `protobuf:"varint,22,opt,name=mono_state_ns,json=monoStateNs,proto3" json:"mono_state_ns,omitempty"` // when state took this value: in reports that change it, and in full ones
 	Fault          uint32                 `protobuf:"varint,23,opt,name=fault,proto3" json:"fault,omitempty"`                                  // record.Result: why it was aborted, 0 when nobody has said
 	FaultPeer      int32                  `protobuf:"zigzag32,24,opt,name=fault_peer,json=faultPeer,proto3" json:"fault_peer,omitempty"`       // whom fault names, a rank in the communicator, -1 when nobody
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// calls_only is true when the host's calls are all that is seen (uprobes on NCCL): started is the
+	// last that was called, finished the last whose call has returned, whatever a GPU does about it.
+	CallsOnly     bool `protobuf:"varint,30,opt,name=calls_only,json=callsOnly,proto3" json:"calls_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
@@ -1166,6 +1169,13 @@ func (x *Member) GetFaultPeer() int32 {
 		return x.FaultPeer
 	}
 	return 0
+}
+
+func (x *Member) GetCallsOnly() bool {
+	if x != nil {
+		return x.CallsOnly
+	}
+	return false
 }
 
 // Connection is what one process says of its connection with one peer: the
@@ -1808,7 +1818,7 @@ const file_progress_proto_rawDesc = "" +
 	"monoLostNs\x12*\n" +
 	"\x11mono_throttled_ns\x18\x04 \x01(\x03R\x0fmonoThrottledNs\x12\x1a\n" +
 	"\bthrottle\x18\x05 \x01(\rR\bthrottle\x120\n" +
-	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\x9b\x05\n" +
+	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\xba\x05\n" +
 	"\x06Member\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1b\n" +
 	"\tcomm_name\x18\x02 \x01(\tR\bcommName\x12\x1d\n" +
@@ -1838,7 +1848,9 @@ const file_progress_proto_rawDesc = "" +
 	"\rmono_state_ns\x18\x16 \x01(\x03R\vmonoStateNs\x12\x14\n" +
 	"\x05fault\x18\x17 \x01(\rR\x05fault\x12\x1d\n" +
 	"\n" +
-	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\"\x87\x06\n" +
+	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\x12\x1d\n" +
+	"\n" +
+	"calls_only\x18\x1e \x01(\bR\tcallsOnly\"\x87\x06\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
