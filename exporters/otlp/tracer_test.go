@@ -187,8 +187,8 @@ func collective(seq uint64, anomalous bool) *collector.Collective {
 	}
 }
 
-// spansOf is how many spans collective makes: root, rank, wait, transfer.
-const spansOf = 4
+// spansOf is how many spans collective makes: rank, wait, transfer.
+const spansOf = 3
 
 // counts returns exported and dropped spans as /metrics has them.
 func counts(t testing.TB, tracer *otlp.Tracer) (exported float64, dropped map[string]float64) {
@@ -240,8 +240,8 @@ func TestExportOverEachTransport(t *testing.T) {
 			before := len(r.spans)
 			tracer.Collective(collective(1, true))
 			spans := r.await(t, spansOf)[before:]
-			if spans[1].Name != "AllReduce dp" || r.headers.Get("X-Tenant") != "blue team" {
-				t.Errorf("span %q, headers %v", spans[1].Name, r.headers)
+			if spans[0].Name != "rank 0 AllReduce" || r.headers.Get("X-Tenant") != "blue team" {
+				t.Errorf("span %q, headers %v", spans[0].Name, r.headers)
 			}
 			resource := map[string]string{}
 			for _, kv := range r.bundles[len(r.bundles)-1].Resource.Attributes {
@@ -297,7 +297,7 @@ func TestWithoutAnEndpointNothingHappens(t *testing.T) {
 	}
 	tracer := newTracer(t, c, otlp.Options{})
 	tracer.Collective(collective(1, true))
-	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1); n != 0 || tracer.Enabled() {
+	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1, nil); n != 0 || tracer.Enabled() {
 		t.Errorf("found %d spans", n)
 	}
 	exported, dropped := counts(t, tracer)
@@ -353,7 +353,21 @@ func TestRetroactive(t *testing.T) {
 			tracer.Collective(c)
 		}
 	}
-	ask := func(job string, seq uint64) int { return tracer.Retroactive(job, 7, record.AllReduce, seq) }
+	told := 0
+	ask := func(job string, seq uint64) int {
+		return tracer.Retroactive(job, 7, record.AllReduce, seq, func(x collector.Traced) {
+			told++
+			if x.First != 1000 || x.Last != 3000 {
+				t.Errorf("told %+v", x)
+			}
+		})
+	}
+	if kind, seq, ok := tracer.Held("llama", 7); kind != record.AllReduce || seq != 100 || !ok {
+		t.Errorf("the newest one held is %v %d", kind, seq)
+	}
+	if _, _, ok := tracer.Held("llama", 8); ok {
+		t.Error("holds something of an unknown communicator")
+	}
 	if n := ask("llama", 50); n != 0 {
 		t.Errorf("found %d spans of a collective that memory has overwritten", n)
 	}
@@ -361,13 +375,13 @@ func TestRetroactive(t *testing.T) {
 		t.Errorf("found %d spans of another job's collective", n)
 	}
 	for range 2 { // asking again finds them again and sends nothing again
-		if n := ask("llama", 99); n != 2*spansOf-1 {
-			t.Errorf("found %d spans, want those of two ranks and the root", n)
+		if n := ask("llama", 99); n != 2*spansOf || told != 2 {
+			t.Errorf("found %d spans, and told of %d; want those of two ranks", n, told)
 		}
 	}
-	r.await(t, 2*spansOf-1)
+	r.await(t, 2*spansOf)
 	shutdown(t, tracer)
-	if len(r.spans) != 2*spansOf-1 {
+	if len(r.spans) != 2*spansOf {
 		t.Errorf("%d spans were sent", len(r.spans))
 	}
 	if n := ask("llama", 100); n != 0 {
@@ -382,12 +396,21 @@ func TestOpenCollectiveIsSentWhenNamedAndAgainWhenItEnds(t *testing.T) {
 	open.Ended, open.Wait, open.Transfer = 0, 0, 0
 	for range 3 { // an agent hands over its snapshot each time it is asked
 		tracer.Collective(open)
-		if n := tracer.Retroactive("llama", 7, record.AllReduce, 5); n != 2 {
-			t.Fatalf("found %d spans, want the root and the open one", n)
+		if n := tracer.Retroactive("llama", 7, record.AllReduce, 5, func(collector.Traced) {}); n != 1 {
+			t.Fatalf("found %d spans, want the open one", n)
 		}
 	}
-	tracer.Collective(collective(5, true))
+	root := collective(5, false)
+	root.Rank = -1
+	for range 2 {
+		tracer.Root(root, 2)
+	}
+	last := collective(5, false) // what ends later is exported too, sampled or not, and lies beyond the root
+	tracer.Collective(last)
 	spans := r.await(t, 2+3)
+	if last.Traced || len(spans[2].ParentSpanId) != 0 || len(spans[2].Links) != 1 {
+		t.Errorf("the late span %v", spans[2])
+	}
 	shutdown(t, tracer)
 	ids := map[string]int{}
 	for _, s := range spans {
@@ -406,7 +429,7 @@ func TestAbnormalWindowsBecomeEvents(t *testing.T) {
 	c.Windows[0] = collector.Window{Peer: 1, Bytes: 4096, First: 1000, Last: 2000, Cause: record.CauseNetwork}
 	c.Windows[1] = collector.Window{Peer: 1, Cause: record.CauseReceiverNotReady}
 	tracer.Collective(c)
-	events := r.await(t, spansOf)[1].Events
+	events := r.await(t, spansOf)[0].Events
 	if len(events) != 2 || events[0].Name != "window" || events[0].Attributes[0].Value.GetStringValue() != "network" {
 		t.Errorf("events %v", events)
 	}
@@ -626,7 +649,7 @@ func TestACollectiveWithoutAnyTimeHasNoSpans(t *testing.T) {
 	c := collective(1, true)
 	c.Enqueued, c.Started, c.Ended = 0, 0, 0
 	tracer.Collective(c) // open, and never named
-	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1); n != 0 {
+	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1, func(collector.Traced) {}); n != 0 {
 		t.Errorf("%d spans without a time", n)
 	}
 }

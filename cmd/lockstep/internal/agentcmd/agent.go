@@ -90,7 +90,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}()
 	sinks := []collector.Sink{metrics}
 	if tracer.Enabled() {
-		sinks = append(sinks, tracer)
+		sinks = []collector.Sink{tracer, metrics} // exemplars name what the tracer exports
 	}
 	var sources []agent.NamedSource
 	if c.GPU.Watch {
