@@ -232,7 +232,7 @@ func TestExportOverEachTransport(t *testing.T) {
 			t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=blue%20team")
 			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=trainer-0,service.name=overridden")
 			t.Setenv("OTEL_SERVICE_NAME", "trainers")
-			c, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+			c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "gpu-01")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -291,7 +291,7 @@ func TestJobsOfOneNodeAreSeparateResources(t *testing.T) {
 
 func TestWithoutAnEndpointNothingHappens(t *testing.T) {
 	setenv(t, nil)
-	c, err := otlp.ConfigFromEnv("lockstep-agent", "")
+	c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "")
 	if err != nil || c.Enabled() {
 		t.Fatalf("enabled %v, %v", c.Enabled(), err)
 	}
@@ -561,7 +561,7 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 	web.StartTLS()
 	t.Cleanup(web.Close)
 	setenv(t, map[string]string{"ENDPOINT": web.URL, "CERTIFICATE": server.CAFile, "CLIENT_CERTIFICATE": client.CertFile, "CLIENT_KEY": client.KeyFile})
-	c, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+	c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "gpu-01")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -654,16 +654,82 @@ func TestACollectiveWithoutAnyTimeHasNoSpans(t *testing.T) {
 	}
 }
 
+// collected is what a control tracer counts: exported spans under "", dropped ones by reason.
+func collected(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(c)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			reason := ""
+			if len(m.Label) > 0 {
+				reason = m.Label[0].GetValue()
+			}
+			n[reason] += m.Counter.GetValue()
+		}
+	}
+	return n
+}
+
+// Whatever a backend that refuses, or is away at the end, costs of the control plane's spans is counted.
+func TestControlCountsWhatIsLost(t *testing.T) {
+	r := newReceiver()
+	r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+		return nil, status.Error(codes.InvalidArgument, "no")
+	}
+	tracer, err := otlp.NewControl(config(r.serveGRPC(t)), "lockstep/master")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const spans = 5000 // more than the queue holds
+	for range spans {
+		_, span := tracer.Start(context.Background(), "x")
+		span.End()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	if err := tracer.Shutdown(ctx); err != nil {
+		t.Error(err)
+	}
+	n := collected(t, tracer)
+	if n[""] != 0 || n[names.DropExportFailed] == 0 || sum(n) != spans {
+		t.Errorf("of %d spans counted %v", spans, n)
+	}
+}
+
+// A gRPC endpoint that is spoken to in HTTP, and the other way round: the error says what to change.
+func TestWrongProtocolSaysWhatToChange(t *testing.T) {
+	r := newReceiver()
+	web := httptest.NewServer(r)
+	t.Cleanup(web.Close)
+	for _, tt := range []struct {
+		c    otlp.Config
+		want string
+	}{
+		{otlp.Config{Endpoint: "http://" + r.serveGRPC(t) + "/v1/traces", Protocol: otlp.HTTP, Timeout: time.Second}, "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"},
+		{otlp.Config{Endpoint: web.Listener.Addr().String(), Protocol: otlp.GRPC, Timeout: time.Second}, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"},
+	} {
+		if err := otlp.Send(tt.c); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.c.Protocol, err, tt.want)
+		}
+	}
+}
+
 func TestControlTracer(t *testing.T) {
 	r := newReceiver()
 	setenv(t, map[string]string{"ENDPOINT": "http://" + r.serveGRPC(t), "PROTOCOL": "grpc"})
 	t.Setenv("OTEL_TRACES_SAMPLER", "traceidratio") // of collectives: what is rare is kept
 	t.Setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-	c, err := otlp.ConfigFromEnv("lockstep-master", "head-01")
+	c, err := otlp.ConfigFromEnv("lockstep-master", "1.2.3", "head-01")
 	if err != nil {
 		t.Fatal(err)
 	}
-	tracer, stop, err := otlp.ControlTracer(c, "lockstep/master")
+	tracer, err := otlp.NewControl(c, "lockstep/master")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -674,7 +740,7 @@ func TestControlTracer(t *testing.T) {
 	parent.End()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
-	if err := stop(ctx); err != nil {
+	if err := tracer.Shutdown(ctx); err != nil {
 		t.Error(err)
 	}
 	spans := r.await(t, 2)
@@ -683,7 +749,10 @@ func TestControlTracer(t *testing.T) {
 	if spans[1].Name != "incident" || hex.EncodeToString(link.TraceId) != hex.EncodeToString(shown[:]) || hex.EncodeToString(link.SpanId) != hex.EncodeToString(root[:]) {
 		t.Errorf("span %v", spans[1])
 	}
-	if off, stop, err := otlp.ControlTracer(otlp.Config{}, "x"); err != nil || stop(ctx) != nil {
+	if n := collected(t, tracer); n[""] != 2 || n[names.DropQueueFull] != 0 {
+		t.Errorf("counted %v", n)
+	}
+	if off, err := otlp.NewControl(otlp.Config{}, "x"); err != nil || off.Shutdown(ctx) != nil || collected(t, off)[""] != 0 {
 		t.Errorf("without an endpoint: %v", err)
 	} else if _, span := off.Start(ctx, "nothing"); span.IsRecording() {
 		t.Error("a span is recorded without an endpoint")

@@ -54,6 +54,7 @@ const (
 
 	tagResourceAttribute = 1<<3 | 2 // Resource
 	tagScopeName         = 1<<3 | 2 // InstrumentationScope
+	tagScopeVersion      = 2<<3 | 2
 
 	kindInternal = 1
 	statusError  = 2

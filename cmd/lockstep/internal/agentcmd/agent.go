@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
@@ -73,7 +74,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	var a *agent.Agent
 	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
-	traces, err := otlp.ConfigFromEnv("lockstep-agent", c.Node)
+	traces, err := otlp.ConfigFromEnv("lockstep-agent", buildinfo.Version(), c.Node)
 	if err != nil {
 		return err
 	}
