@@ -155,7 +155,7 @@ type Incident struct {
 	Confirmed time.Time // zero when never
 	Closed    time.Time // zero while open
 	Attempt   uint32    // of the job when it was opened
-	TraceID   [16]byte  // of the collective that shows it
+	TraceID   [16]byte  // of the collective that shows it and that agents have exported; zero while there is none
 }
 
 // DelayMatrix is one communicator's connections as ratios to the median of

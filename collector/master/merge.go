@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -67,6 +68,10 @@ type state struct {
 	connOf  map[connKey]int32
 	conns   []connKey // parallel to ev.Conns
 	arrived map[arrivalKey]int32
+
+	clock jobClock
+	roots roots.Gather
+	asks  []roots.Key // collectives of which all agents' spans are wanted
 
 	revisions uint64 // given out to communicators: no two states of one have the same
 	members   int    // sum of communicator sizes
@@ -138,7 +143,7 @@ type arrivalKey struct {
 
 func newState(job string, l Limits) *state {
 	l.setDefaults()
-	s := &state{limits: l, nodeOf: map[string]int32{}}
+	s := &state{limits: l, nodeOf: map[string]int32{}, clock: newJobClock()}
 	s.ev.Job = job
 	s.clearComms()
 	return s
@@ -158,6 +163,7 @@ func (s *state) clearComms() {
 	}
 	s.connOf = map[connKey]int32{}
 	s.arrived = map[arrivalKey]int32{}
+	s.clock.clear()
 	s.members, s.cells = 0, 0
 }
 
@@ -219,6 +225,9 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	}
 	for _, w := range r.Arrivals {
 		s.mergeArrival(n, w, now)
+	}
+	for _, w := range r.Traced {
+		s.mergeTraced(n, w, now)
 	}
 }
 
@@ -473,6 +482,7 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 		s.refused++
 		return
 	}
+	s.clock.meet(n, c, w, now)
 	k := arrivalKey{c, w.Seq}
 	i, ok := s.arrived[k]
 	if !ok {

@@ -86,18 +86,26 @@ func (t *Incidents) Observe(s *collector.MasterSnapshot) {
 
 func (t *Incidents) found(job string, in *collector.Incident) {
 	_, span := t.tracer.Start(IncidentContext(context.Background(), in.ID), "detection "+in.Verdict.Class.String(),
-		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(CollectiveLink(in.TraceID)))
+		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(links(in)...))
 	span.AddEvent("opened", trace.WithTimestamp(in.Opened))
 	span.End(trace.WithTimestamp(in.Confirmed))
 }
 
 func (t *Incidents) incident(job string, in *collector.Incident) {
 	_, span := t.tracer.Start(context.WithValue(context.Background(), incidentKey{}, in.ID), "incident "+in.Verdict.Class.String(),
-		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(CollectiveLink(in.TraceID)))
+		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(links(in)...))
 	span.AddEvent("opened", trace.WithTimestamp(in.Opened))
 	span.AddEvent("confirmed", trace.WithTimestamp(in.Confirmed))
 	span.SetStatus(codes.Error, blame(in))
 	span.End(trace.WithTimestamp(in.Closed))
+}
+
+// links lead to the collective that shows the incident, if its trace is there.
+func links(in *collector.Incident) []trace.Link {
+	if in.TraceID == ([16]byte{}) {
+		return nil
+	}
+	return []trace.Link{CollectiveLink(in.TraceID)}
 }
 
 // onset is when the fault began, as far as is known.

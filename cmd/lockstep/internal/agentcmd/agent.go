@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -79,7 +80,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	var a *agent.Agent
 	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
-	traces, err := otlp.ConfigFromEnv("lockstep-agent", c.Node)
+	traces, err := otlp.ConfigFromEnv("lockstep-agent", buildinfo.Version(), c.Node)
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}()
 	sinks := []collector.Sink{metrics}
 	if tracer.Enabled() {
-		sinks = append(sinks, tracer)
+		sinks = []collector.Sink{tracer, metrics} // exemplars name what the tracer exports
 	}
 	var sources []agent.NamedSource
 	if c.GPU.Watch {
