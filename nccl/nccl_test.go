@@ -102,7 +102,7 @@ func check(t *testing.T, c *content, want told) {
 // Everything that is played is found, by every version of the interface.
 func TestEverythingIsAccountedFor(t *testing.T) {
 	for _, v := range versions {
-		for _, scene := range []string{"basic", "fused", "p2p", "graph", "symmetric", "lost", "crowd", "net", "hang", "late", "threads"} {
+		for _, scene := range []string{"basic", "fused", "p2p", "graph", "symmetric", "lost", "crowd", "net", "hang", "late", "threads", "pipes"} {
 			t.Run("v"+v+"/"+scene, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()

@@ -147,6 +147,11 @@ static void walk(struct comm *c, int64_t now, int tick)
 				break;
 			if (now - o->called > 200 * MS)
 				tell_enqueue(c, o, seq);
+			if (seq <= c->told_started && now - PEEK(&o->seen_start) > 100 * MS) {
+				/* It is held up: the live words tell of what runs, as a GPU's do, not of what is queued behind it. */
+				LOCKSTEP_SET(&c->rec->coll, (uint64_t)PEEK(&o->coll));
+				LOCKSTEP_SET(&c->rec->op_bytes, PEEK(&o->bytes));
+			}
 			if (!(PEEK(&o->flags) & (OP_RETURNED | OP_PLACED)) && now - o->called > 100 * MS)
 				tell_started(c, seq, o->called); /* the call itself waits for others: connections are made */
 			break;
