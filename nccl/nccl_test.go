@@ -2,6 +2,7 @@ package nccl_test
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -102,7 +103,7 @@ func check(t *testing.T, c *content, want told) {
 // Everything that is played is found, by every version of the interface.
 func TestEverythingIsAccountedFor(t *testing.T) {
 	for _, v := range versions {
-		for _, scene := range []string{"basic", "fused", "p2p", "graph", "symmetric", "lost", "crowd", "net", "hang", "late", "threads"} {
+		for _, scene := range []string{"basic", "fused", "p2p", "graph", "symmetric", "lost", "crowd", "net", "hang", "late", "threads", "pipes"} {
 			t.Run("v"+v+"/"+scene, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()
@@ -366,5 +367,57 @@ func TestControl(t *testing.T) {
 	check(t, c, told{0x10e, "control", 2, "exact"})
 	if c.header.EventMask != all {
 		t.Errorf("the recorder says mask %x", c.header.EventMask)
+	}
+}
+
+// Whatever lies in the control file, the plugin takes only what it knows.
+func TestHostileControl(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, plain, dir, nil, "5", "control")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, 64)
+	n, err := stdout.Read(first) // it plays: the recorder is there
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := record.List(dir)
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	ctl := record.ControlPath(paths[0])
+	good, err := os.ReadFile(ctl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := func(at int, b byte) []byte {
+		bad := append([]byte(nil), good...)
+		bad[at] = b
+		return bad
+	}
+	all := wrong(16, byte(record.EventsAll))
+	for _, bad := range [][]byte{nil, good[:20], wrong(0, 'X'), wrong(8, 9), wrong(16, 200), wrong(23, 0x80)} {
+		if err := os.WriteFile(ctl, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond) // it looks every 250 ms; one that is missed is no failure
+	}
+	if err := os.WriteFile(ctl, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(stdout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(first[:n]) + string(rest); strings.Count(got, "mask ") != 2 || !strings.Contains(got, "mask 4062\n") {
+		t.Errorf("want all events in the end: %q", got)
 	}
 }

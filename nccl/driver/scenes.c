@@ -1,6 +1,7 @@
 /* Sequences of calls as NCCL makes them, the odd ones above all. */
 #include "driver.h"
 
+#include <sched.h>
 #include <sys/wait.h>
 
 #define N 20
@@ -294,6 +295,71 @@ static void threads(void)
 		told(&comms[i], "exact");
 }
 
+/* Callers, and for each its GPU and its proxy: three threads tell of the same operations. */
+struct pipe {
+	struct comm c;
+	struct played queue[64];
+	uint64_t queued, ran;
+};
+
+static void *pipe_gpu(void *arg)
+{
+	struct pipe *p = arg;
+	for (uint64_t i = 0; i < 1000; i++) {
+		while (__atomic_load_n(&p->queued, __ATOMIC_ACQUIRE) == i)
+			sched_yield();
+		struct played *o = &p->queue[i % 64];
+		kernel_begin(o, 3, mono() + GPU_OFFSET);
+		transfers(o, 1, 2, 4096, 9);
+		kernel_end(o, 3, mono() + GPU_OFFSET);
+		__atomic_store_n(&p->ran, i + 1, __ATOMIC_RELEASE);
+	}
+	return NULL;
+}
+
+static void *pipe_caller(void *arg)
+{
+	struct pipe *p = arg;
+	for (uint64_t i = 0; i < 1000; i++) {
+		while (i - __atomic_load_n(&p->ran, __ATOMIC_ACQUIRE) >= 64)
+			sched_yield();
+		struct played *o = &p->queue[i % 64];
+		api_begin(o, &p->c, 0);
+		api_coll(o, "AllReduce", 64);
+		plan_begin(o);
+		plan_coll(o, "AllReduce", 64, 3);
+		if (i % 2) { /* the kernel may begin before NCCL is done with its events */
+			__atomic_store_n(&p->queued, i + 1, __ATOMIC_RELEASE);
+			void *group = o->group_api;
+			if (group)
+				nccl.stop(group);
+		} else {
+			plan_end(o);
+			api_end(o);
+			__atomic_store_n(&p->queued, i + 1, __ATOMIC_RELEASE);
+		}
+		p->c.numbered++;
+	}
+	return NULL;
+}
+
+static void pipes(void)
+{
+	static struct pipe p[3];
+	pthread_t t[6];
+	for (int i = 0; i < 3; i++) {
+		comm_init(&p[i].c, 0x600 + (uint64_t)i, "pipes", 4, i);
+		pthread_create(&t[2 * i], NULL, pipe_gpu, &p[i]);
+		pthread_create(&t[2 * i + 1], NULL, pipe_caller, &p[i]);
+	}
+	for (int i = 0; i < 6; i++)
+		pthread_join(t[i], NULL);
+	for (int i = 0; i < 3; i++) {
+		told(&p[i].c, "exact");
+		comm_finalize(&p[i].c);
+	}
+}
+
 /* Thousands at once, and thousands one after the other. */
 static void many(void)
 {
@@ -352,7 +418,7 @@ int scene(const char *name)
 {
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
 		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"crowd", crowd},
-		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"many", many}, {"forks", forks}, {"control", control},
+		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"many", many}, {"forks", forks}, {"control", control},
 	};
 	for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
 		if (!strcmp(name, scenes[i].name)) {
