@@ -112,7 +112,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Workload: otlp.WorkloadOf})
 	if err != nil {
 		return err
 	}
