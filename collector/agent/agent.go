@@ -42,6 +42,9 @@ type Options struct {
 	// Sources run after those that every agent has, in this order.
 	Sources []NamedSource
 
+	// Workload says where a process runs, by its environment, for the spans of its ranks; nil: nobody asks.
+	Workload func(getenv func(string) string) *collector.Workload
+
 	Poll     time.Duration // between two readings of the records, at most; 20 ms
 	Interval time.Duration // between two reports; 100 ms
 	MaxRanks int           // processes tracked at a time; 256
@@ -264,6 +267,9 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	for _, p := range a.view.Processes {
 		here[p] = true
 		if r := a.rank(p); r != nil {
+			if r.asked != p.HostPID { // in a container its own number is another process's here
+				r.asked, r.workload = p.HostPID, a.workload(p.HostPID)
+			}
 			a.learn(r)
 			a.askEvents(r)
 		}

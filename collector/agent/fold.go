@@ -23,9 +23,11 @@ const (
 
 // rank folds one process's records.
 type rank struct {
-	p     *source.Process
-	job   *job
-	comms []*comm // by index in the recorder's table; nil until seen
+	p        *source.Process
+	job      *job
+	workload *collector.Workload // nil while it is not known
+	asked    int32               // the process whose it is
+	comms    []*comm             // by index in the recorder's table; nil until seen
 
 	step  uint64
 	marks [record.MarkDataLoading + 1]int64 // when the span of each code opened, 0 when it is not open
@@ -349,7 +351,7 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
 		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
 		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
-		Node: a.o.Node, WaitedFor: o.waitedFor - 1, Former: o.ended != 0 && o.ended < a.began,
+		Node: a.o.Node, Workload: r.workload, WaitedFor: o.waitedFor - 1, Former: o.ended != 0 && o.ended < a.began,
 	}
 	a.jobTime(r.job, out)
 	if o.ended == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -395,6 +396,24 @@ func TestWindowCounters(t *testing.T) {
 }
 
 // What a GPU stamped is folded like records: running, then ended, once.
+// Where a rank runs is read from its own environment, and nothing else of that.
+func TestWorkload(t *testing.T) {
+	a := newAgent(t)
+	a.o.Workload = func(getenv func(string) string) *collector.Workload {
+		if getenv("NOT_SET_ANYWHERE") != "" {
+			t.Error("a variable that is not there")
+		}
+		return &collector.Workload{Attributes: []collector.Attribute{{Key: "path", Value: getenv("PATH")}}}
+	}
+	w := a.workload(int32(os.Getpid()))
+	if w == nil || w.Attributes[0].Value == "" {
+		t.Errorf("workload %+v", w)
+	}
+	if a.workload(1<<30) != nil || a.workload(0) != nil {
+		t.Error("of no process")
+	}
+}
+
 func TestFoldStamps(t *testing.T) {
 	s := &collect{}
 	a := newAgent(t, s)

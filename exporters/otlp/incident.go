@@ -19,7 +19,7 @@ import (
 // from the incident's, so that the master's spans and the remediator's meet in
 // one trace with nothing exchanged, as the ranks' spans of a collective do.
 func IncidentContext(ctx context.Context, incident string) context.Context {
-	id := incidentTrace(incident)
+	id := IncidentTrace(incident)
 	return trace.ContextWithRemoteSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID:    id,
 		SpanID:     collector.SpanID(id, rootRank),
@@ -27,7 +27,8 @@ func IncidentContext(ctx context.Context, incident string) context.Context {
 	}))
 }
 
-func incidentTrace(incident string) (id [16]byte) {
+// IncidentTrace is the trace of an incident.
+func IncidentTrace(incident string) (id [16]byte) {
 	h := sha256.Sum256([]byte("incident\x00" + incident))
 	copy(id[:], h[:])
 	return id
@@ -153,7 +154,7 @@ type ids struct{}
 
 func (ids) NewIDs(ctx context.Context) (t trace.TraceID, s trace.SpanID) {
 	if incident, ok := ctx.Value(incidentKey{}).(string); ok {
-		id := incidentTrace(incident)
+		id := IncidentTrace(incident)
 		return id, collector.SpanID(id, rootRank)
 	}
 	rand.Read(t[:])

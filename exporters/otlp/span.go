@@ -48,6 +48,7 @@ type track struct {
 	trackKey
 	job, comm string // as the trainer wrote them: trace ids derive from these
 	node      string
+	workload  *collector.Workload
 	resource  *jobResource
 	name      [16][]byte // Span.name by kind: "rank 3 (node1) AllReduce", of a root "AllReduce dp"
 	shared    []byte     // attributes of the root and of the rank's span
@@ -64,7 +65,7 @@ type trackKey struct {
 }
 
 func newTrack(c *collector.Collective, r *jobResource) *track {
-	t := &track{trackKey: keyOf(c), job: c.Job, comm: c.Comm, node: c.Node, resource: r}
+	t := &track{trackKey: keyOf(c), job: c.Job, comm: c.Comm, node: c.Node, workload: c.Workload, resource: r}
 	comm := clean(c.Comm)
 	for kind := range t.name {
 		t.name[kind] = appendText(nil, tagName, spanName(c, record.CollKind(kind), comm))

@@ -298,7 +298,7 @@ func (t *Tracer) linksOf(dst []collector.LinkEvent, o *operation) []collector.Li
 
 func (t *Tracer) track(c *collector.Collective) *track {
 	tr := t.tracks[keyOf(c)]
-	if tr != nil && tr.comm == c.Comm && tr.job == c.Job && tr.node == c.Node {
+	if tr != nil && tr.comm == c.Comm && tr.job == c.Job && tr.node == c.Node && tr.workload == c.Workload {
 		return tr
 	}
 	if len(t.tracks) >= maxTracks {

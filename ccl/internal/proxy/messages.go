@@ -199,7 +199,7 @@ func (n *Proxy) exchange(on gpu.Stream, o *Call, msgs []gpu.Message, local func(
 	})
 }
 
-// TooManyError: a group has more messages between nodes than there is room for.
+// TooManyError says that a group has more messages between nodes than there is room for.
 type TooManyError struct{ Messages, Most int }
 
 func (e *TooManyError) Error() string {
