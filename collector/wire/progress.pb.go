@@ -511,6 +511,7 @@ type Rank struct {
 	Exit           *Exit   `protobuf:"bytes,19,opt,name=exit,proto3" json:"exit,omitempty"`                                             // absent while nobody has said how it ended
 	Stall          uint32  `protobuf:"varint,20,opt,name=stall,proto3" json:"stall,omitempty"`                                          // counts the times that it was held up, while it is; 0 while it is not
 	Calls          []*Call `protobuf:"bytes,21,rep,name=calls,proto3" json:"calls,omitempty"`                                           // its last ones, oldest first, at most 32: in a stall's first report, and in full ones
+	OffCpu         *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"`                           // what its threads wait for; absent when there is nothing to tell
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -692,6 +693,98 @@ func (x *Rank) GetCalls() []*Call {
 	return nil
 }
 
+func (x *Rank) GetOffCpu() *OffCPU {
+	if x != nil {
+		return x.OffCpu
+	}
+	return nil
+}
+
+// OffCPU is diagnosis.OffCPU: shares in steps of a twentieth.
+type OffCPU struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Disk          float32                `protobuf:"fixed32,1,opt,name=disk,proto3" json:"disk,omitempty"`
+	NcclStarved   float32                `protobuf:"fixed32,2,opt,name=nccl_starved,json=ncclStarved,proto3" json:"nccl_starved,omitempty"`
+	ChildDisk     float32                `protobuf:"fixed32,3,opt,name=child_disk,json=childDisk,proto3" json:"child_disk,omitempty"`
+	ChildStarved  float32                `protobuf:"fixed32,4,opt,name=child_starved,json=childStarved,proto3" json:"child_starved,omitempty"`
+	WaitsFor      uint32                 `protobuf:"varint,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // diagnosis.WaitFor
+	Resent        uint32                 `protobuf:"varint,6,opt,name=resent,proto3" json:"resent,omitempty"`                     // segments in ten seconds, in steps of five
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffCPU) Reset() {
+	*x = OffCPU{}
+	mi := &file_progress_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffCPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffCPU) ProtoMessage() {}
+
+func (x *OffCPU) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffCPU.ProtoReflect.Descriptor instead.
+func (*OffCPU) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OffCPU) GetDisk() float32 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *OffCPU) GetNcclStarved() float32 {
+	if x != nil {
+		return x.NcclStarved
+	}
+	return 0
+}
+
+func (x *OffCPU) GetChildDisk() float32 {
+	if x != nil {
+		return x.ChildDisk
+	}
+	return 0
+}
+
+func (x *OffCPU) GetChildStarved() float32 {
+	if x != nil {
+		return x.ChildStarved
+	}
+	return 0
+}
+
+func (x *OffCPU) GetWaitsFor() uint32 {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return 0
+}
+
+func (x *OffCPU) GetResent() uint32 {
+	if x != nil {
+		return x.Resent
+	}
+	return 0
+}
+
 // Exit is how a process ended.
 type Exit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -706,7 +799,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +811,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +824,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Exit) GetBy() uint32 {
@@ -784,7 +877,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +889,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +902,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Call) GetCommId() uint64 {
@@ -869,7 +962,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +974,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +987,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -975,7 +1068,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -987,7 +1080,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1000,7 +1093,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -1213,7 +1306,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1318,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1331,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1431,7 +1524,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1536,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1549,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1515,7 +1608,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1620,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1633,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1578,7 +1671,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1683,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1696,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -1651,7 +1744,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1756,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1769,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{14}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -1702,7 +1795,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1714,7 +1807,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1727,7 +1820,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{15}
+	return file_progress_proto_rawDescGZIP(), []int{16}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -1768,7 +1861,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressureJ\x04\b\x06\x10\a\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xed\x04\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa0\x05\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -1795,7 +1888,16 @@ const file_progress_proto_rawDesc = "" +
 	"\x0fmemory_pressure\x18\x12 \x01(\x02R\x0ememoryPressure\x12*\n" +
 	"\x04exit\x18\x13 \x01(\v2\x16.lockstep.wire.v1.ExitR\x04exit\x12\x14\n" +
 	"\x05stall\x18\x14 \x01(\rR\x05stall\x12,\n" +
-	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\"v\n" +
+	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\x121\n" +
+	"\aoff_cpu\x18\x1e \x01(\v2\x18.lockstep.wire.v1.OffCPUR\x06offCpu\"\xb8\x01\n" +
+	"\x06OffCPU\x12\x12\n" +
+	"\x04disk\x18\x01 \x01(\x02R\x04disk\x12!\n" +
+	"\fnccl_starved\x18\x02 \x01(\x02R\vncclStarved\x12\x1d\n" +
+	"\n" +
+	"child_disk\x18\x03 \x01(\x02R\tchildDisk\x12#\n" +
+	"\rchild_starved\x18\x04 \x01(\x02R\fchildStarved\x12\x1b\n" +
+	"\twaits_for\x18\x05 \x01(\rR\bwaitsFor\x12\x16\n" +
+	"\x06resent\x18\x06 \x01(\rR\x06resent\"v\n" +
 	"\x04Exit\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\rR\x02by\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x16\n" +
@@ -1917,7 +2019,7 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
@@ -1925,39 +2027,41 @@ var file_progress_proto_goTypes = []any{
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
 	(*ClockEcho)(nil),     // 4: lockstep.wire.v1.ClockEcho
 	(*Rank)(nil),          // 5: lockstep.wire.v1.Rank
-	(*Exit)(nil),          // 6: lockstep.wire.v1.Exit
-	(*Call)(nil),          // 7: lockstep.wire.v1.Call
-	(*GPU)(nil),           // 8: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 9: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 10: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 11: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 12: lockstep.wire.v1.Ack
-	(*TraceRequest)(nil),  // 13: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 14: lockstep.wire.v1.TraceResult
-	(*Resync)(nil),        // 15: lockstep.wire.v1.Resync
+	(*OffCPU)(nil),        // 6: lockstep.wire.v1.OffCPU
+	(*Exit)(nil),          // 7: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 8: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 9: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 10: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 11: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 12: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 13: lockstep.wire.v1.Ack
+	(*TraceRequest)(nil),  // 14: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 15: lockstep.wire.v1.TraceResult
+	(*Resync)(nil),        // 16: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	14, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	12, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	13, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	15, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	15, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	13, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	14, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	16, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
 	4,  // 6: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
 	5,  // 7: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	9,  // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	10, // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	11, // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	8,  // 11: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	6,  // 12: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	7,  // 13: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	0,  // 14: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 15: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	10, // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	11, // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	12, // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	9,  // 11: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	7,  // 12: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	8,  // 13: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	6,  // 14: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	0,  // 15: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 16: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -1981,7 +2085,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
