@@ -212,7 +212,7 @@ func configFromEnv() (Config, error) {
 		if job == "" {
 			job = "job"
 		}
-		o := record.Options{Identity: record.Identity{
+		o := record.Options{Dir: runtimeDir(nil), Identity: record.Identity{
 			Job: job, Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: int32(local), Attempt: uint32(attempt),
 		}}
 		if cfg.Device != CPU {

@@ -33,7 +33,7 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 	}
 	cfg := gpu.Config{
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
-		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
+		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: runtimeDir(c.cfg.Secret),
 		Recording: c.log.gpu, Live: c.log.live,
 		Force: algo, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
 		Failed: func(err error) { c.gpuBroke(err) },

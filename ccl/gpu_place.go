@@ -8,7 +8,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
-	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // gpuPlace is where the ranks are as GPUs see it: those of a machine that cannot
@@ -16,7 +15,7 @@ import (
 // find the same.
 func (c *Comm) gpuPlace(ctx context.Context, dev *cuda.Device) (algo.Place, error) {
 	barriers, err := symm.Reach(ctx, symm.Config{
-		Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: record.DefaultDir(),
+		Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: runtimeDir(c.cfg.Secret),
 	}, c.place.Local)
 	if err != nil || len(barriers) == 0 {
 		return c.place, err
