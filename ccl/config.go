@@ -1,6 +1,7 @@
 package ccl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,7 +12,9 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/proxy"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
+	"github.com/lockstep-ccl/lockstep/launcher"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -42,6 +45,20 @@ func (u UniqueID) String() string { return u.id.String() }
 type (
 	Algo  = record.Algo
 	Proto = record.Proto
+)
+
+// GPUDirect says whether NICs read what GPU ranks send between nodes from the GPUs'
+// memory. Each rank may have its own.
+type GPUDirect = proxy.Direct
+
+const (
+	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
+	// switch or root port, and these and their backups take the memory. The log says why not.
+	GPUDirectAuto = proxy.DirectAuto
+	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
+	GPUDirectOff = proxy.DirectOff
+	// GPUDirectRequire: at any distance, or Init fails and says why.
+	GPUDirectRequire = proxy.DirectRequire
 )
 
 // Faults injects faults into transports; package ccltest makes some.
@@ -120,8 +137,9 @@ func (cfg *Config) logger() *slog.Logger {
 }
 
 // ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
-// and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
-// LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
+// and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK, or what package
+// launcher knows of srun, mpirun and Kubernetes), LOCKSTEP_COMM_ID (or MASTER_ADDR and
+// MASTER_PORT: rank 0 then listens one port above, or at LOCKSTEP_COMM_PORT), LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
 // LOCKSTEP_SOCKETS, LOCKSTEP_IFNAME and LOCKSTEP_OUTAGE_TIMEOUT (30s), LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
 // _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
 // the GPU of the local rank's number), LOCKSTEP_GPU_ALGO, _PACE and _TABLE, LOCKSTEP_GPUDIRECT; the secret stays in the file that
@@ -156,9 +174,19 @@ func configFromEnv() (Config, error) {
 		}
 		return fallback
 	}
+	who, err := launcher.Detect(nil)                              // of srun, mpirun, Kubernetes too
+	if who.Launcher != "lockstep" && who.Launcher != "torchrun" { // number tells of theirs
+		errs = append(errs, err)
+	}
+	none := func(n int) int { // what is missing is an error
+		if n == 0 {
+			return -1
+		}
+		return n
+	}
 	cfg := Config{
-		Rank:    number(-1, "LOCKSTEP_RANK", "RANK"),
-		Size:    number(-1, "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
+		Rank:    number(who.Rank, "LOCKSTEP_RANK", "RANK"),
+		Size:    number(none(who.World), "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
 		Sockets: number(0, "LOCKSTEP_SOCKETS"),
 		Node:    nodeName(),
 		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Table: os.Getenv("LOCKSTEP_GPU_TABLE"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
@@ -174,19 +202,18 @@ func configFromEnv() (Config, error) {
 	if err := cfg.checkNet(); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
 	}
-	if err := cfg.checkGPUDirect(); err != nil {
+	if err := cfg.GPUDirect.Check(); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_GPUDIRECT is %w", err))
 	}
-	local := number(0, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
-	attempt := number(0, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+	local := number(who.Local, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
+	attempt := number(who.Attempt, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
 	if v := os.Getenv("LOCKSTEP_COMM_ID"); v == "" {
-		errs = append(errs, errors.New("LOCKSTEP_COMM_ID is not set (lockstep run sets it; or make one with ccl.NewUniqueID)"))
+		cfg.ID, cfg.Secret, err = derivedID(who, cfg.Rank, cfg.Size, attempt)
+		errs = append(errs, err)
 	} else {
-		var err error
 		cfg.ID, err = ParseUniqueID(v)
 		errs = append(errs, err)
 	}
-	var err error
 	if cfg.Algo, err = ParseAlgo(os.Getenv("LOCKSTEP_ALGO")); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_ALGO: %w", err))
 	}
@@ -208,10 +235,7 @@ func configFromEnv() (Config, error) {
 		return Config{}, err
 	}
 	if os.Getenv("LOCKSTEP_RECORDER") != "off" {
-		job := os.Getenv("LOCKSTEP_JOB")
-		if job == "" {
-			job = "job"
-		}
+		job := cmp.Or(os.Getenv("LOCKSTEP_JOB"), who.Job, "job")
 		o := record.Options{Dir: runtimeDir(nil), Identity: record.Identity{
 			Job: job, Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: int32(local), Attempt: uint32(attempt),
 		}}

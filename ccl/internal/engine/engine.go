@@ -33,7 +33,7 @@ type Part struct {
 }
 
 // GroupSpace is the Space of Op.Parts[0].
-const GroupSpace = algo.Acc + 1
+const GroupSpace = algo.PartSpace
 
 // headerSize is the room a signature takes in the byte stream: what follows
 // stays aligned.

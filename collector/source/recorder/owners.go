@@ -93,9 +93,9 @@ func (s *Source) look(now int64) {
 
 // admit decides on a file that was opened: the file's owner, its process's, its job's.
 func (s *Source) admit(f *file, at record.Place, now int64) error {
-	f.owner = f.reader.Owner()
-	if !at.Shared && f.owner != at.Owner {
-		return refuse(RefusedFile, "%s is user %d's, in user %d's directory", f.Path, f.owner, at.Owner)
+	f.user = f.reader.Owner()
+	if !at.Shared && f.user != at.Owner {
+		return refuse(RefusedFile, "%s is user %d's, in user %d's directory", f.Path, f.user, at.Owner)
 	}
 	if f.reader.Alive() {
 		if err := s.verify(f, int(f.PID), now); err != nil {
@@ -111,8 +111,10 @@ func (s *Source) verify(f *file, pid int, now int64) error {
 	switch {
 	case len(uids) == 0: // it has just ended, or is not to be seen
 		return nil
-	case !slices.Contains(uids, f.owner):
-		return refuse(RefusedProcess, "%s is user %d's, and process %d, of which it speaks, user %d's", f.Path, f.owner, pid, uids[0])
+	case f.Source.CallsOnly() && (f.reader.Owner() == 0 || int(f.reader.Owner()) == os.Geteuid()):
+		f.user = uids[0] // an agent, root's or this one, tells what it sees of another's process
+	case !slices.Contains(uids, f.user):
+		return refuse(RefusedProcess, "%s is user %d's, and process %d, of which it speaks, user %d's", f.Path, f.user, pid, uids[0])
 	}
 	f.verified, f.lived = pid, now
 	return nil
@@ -138,13 +140,13 @@ func processUsers(pid int) (uids []uint32) {
 // over from files of which no process was.
 func (s *Source) claim(f *file, now int64) error {
 	if uid, ok := s.o.Users[f.Job]; ok {
-		if uid != f.owner {
-			return refuse(RefusedJob, "%s is user %d's, and job %q is user %d's, as this agent was told", f.Path, f.owner, f.Job, uid)
+		if uid != f.user {
+			return refuse(RefusedJob, "%s is user %d's, and job %q is user %d's, as this agent was told", f.Path, f.user, f.Job, uid)
 		}
 		return nil
 	}
 	for _, o := range s.order {
-		if o.Job != f.Job || o.owner == f.owner {
+		if o.Job != f.Job || o.user == f.user {
 			continue
 		}
 		if f.lived == 0 { // in a container, perhaps
@@ -155,13 +157,13 @@ func (s *Source) claim(f *file, now int64) error {
 			}
 		}
 		if f.lived == 0 || o.lived != 0 && now-o.lived <= claimFor {
-			return refuse(RefusedJob, "%s is user %d's, and job %q is user %d's on this node: give one of them another name", f.Path, f.owner, f.Job, o.owner)
+			return refuse(RefusedJob, "%s is user %d's, and job %q is user %d's on this node: give one of them another name", f.Path, f.user, f.Job, o.user)
 		}
 	}
 	for _, o := range slices.Clone(s.order) {
-		if o.Job == f.Job && o.owner != f.owner {
+		if o.Job == f.Job && o.user != f.user {
 			s.remove(o)
-			s.passOver(o, refuse(RefusedJob, "%s is user %d's, and job %q is user %d's on this node now", o.Path, o.owner, f.Job, f.owner), now)
+			s.passOver(o, refuse(RefusedJob, "%s is user %d's, and job %q is user %d's on this node now", o.Path, o.user, f.Job, f.user), now)
 		}
 	}
 	return nil
@@ -203,7 +205,7 @@ func (s *Source) room(owner uint32) bool {
 	}
 	count := map[uint32]int{owner: 0}
 	for _, f := range s.order {
-		count[f.owner]++
+		count[f.user]++
 	}
 	share := s.o.Max / len(count)
 	if count[owner] >= share {
@@ -219,7 +221,7 @@ func (s *Source) room(owner uint32) bool {
 		return false
 	}
 	for _, f := range slices.Backward(s.order) { // its latest
-		if f.owner == most {
+		if f.user == most {
 			s.remove(f)
 			return true
 		}
