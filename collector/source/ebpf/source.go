@@ -83,6 +83,9 @@ func New(o Options) *Source {
 	if o.Dir == "" {
 		o.Dir = record.DefaultDir()
 	}
+	if dir, _, err := record.DirBelow(o.Dir, ""); err == nil {
+		o.Dir = dir // else Update says what is wrong with it
+	}
 	o.Proc, o.Scan, o.Sample = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Scan, 500*time.Millisecond), max(o.Sample, 1)
 	s := &Source{
 		o: o, log: cmp.Or(o.Log, slog.Default()), stop: make(chan struct{}),
