@@ -27,7 +27,7 @@ type Comm struct {
 	rank, size int
 	proc       *process
 	ctl        *bootstrap.Control
-	mesh       transport.Mesh
+	mesh       *transport.Mesh
 	place      algo.Place
 	model      algo.Model
 	eng        *engine.Engine

@@ -267,8 +267,8 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	for _, p := range a.view.Processes {
 		here[p] = true
 		if r := a.rank(p); r != nil {
-			if r.asked != p.HostPID { // in a container its own number is another process's here
-				r.asked, r.workload = p.HostPID, a.workload(p.HostPID)
+			if r.workloadOf != p.HostPID { // in a container its own number is another process's here
+				r.workloadOf, r.workload = p.HostPID, a.workload(p.HostPID)
 			}
 			a.learn(r)
 			a.askEvents(r)

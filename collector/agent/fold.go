@@ -23,11 +23,11 @@ const (
 
 // rank folds one process's records.
 type rank struct {
-	p        *source.Process
-	job      *job
-	workload *collector.Workload // nil while it is not known
-	asked    int32               // the process whose it is
-	comms    []*comm             // by index in the recorder's table; nil until seen
+	p          *source.Process
+	job        *job
+	workload   *collector.Workload // nil while it is not known
+	workloadOf int32               // the process whose it is
+	comms      []*comm             // by index in the recorder's table; nil until seen
 
 	step  uint64
 	marks [record.MarkDataLoading + 1]int64 // when the span of each code opened, 0 when it is not open

@@ -358,7 +358,7 @@ func (m *mailing) gate(number int) bool {
 func (m *mailing) done(f *flow, count uint32) {
 	mesh := m.n.mesh
 	if f.send && f.large {
-		if mark := mesh.Lent(f.peer); f.owed > 0 || !mesh.Returned(f.peer, mark) {
+		if mark := mesh.Mark(f.peer); f.owed > 0 || !mesh.Consumed(f.peer, mark) {
 			f.lent[f.owed] = mailLoan{mark, count}
 			f.owed++
 			m.lent++
@@ -374,7 +374,7 @@ func (m *mailing) done(f *flow, count uint32) {
 func (m *mailing) returned() bool {
 	before := m.lent
 	for i := 0; i < len(m.flows) && m.lent > 0; i++ {
-		for f := &m.flows[i]; f.owed > 0 && m.n.mesh.Returned(f.peer, f.lent[0].mark); {
+		for f := &m.flows[i]; f.owed > 0 && m.n.mesh.Consumed(f.peer, f.lent[0].mark); {
 			atomic.StoreUint32(&f.words.net, f.lent[0].count)
 			f.lent[0] = f.lent[1]
 			f.owed--

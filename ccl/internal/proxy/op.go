@@ -88,7 +88,7 @@ func (x *Op) chunkGate(number int) bool {
 		return x.n.has(x.reached+1+uint32(piece)) && !x.n.run.Failed()
 	case algo.Sent:
 		for _, p := range x.peers {
-			if mark := mesh.Lent(p); !mesh.Returned(p, mark) {
+			if mark := mesh.Mark(p); !mesh.Consumed(p, mark) {
 				x.n.lent = append(x.n.lent, loan{uint32(piece), p, mark})
 			}
 		}
@@ -120,7 +120,7 @@ func (x *Op) returned() bool {
 		return false
 	}
 	back := 0
-	for back < len(n.lent) && (x.ending || n.mesh.Returned(n.lent[back].peer, n.lent[back].mark)) {
+	for back < len(n.lent) && (x.ending || n.mesh.Consumed(n.lent[back].peer, n.lent[back].mark)) {
 		back++
 	}
 	if back == 0 {

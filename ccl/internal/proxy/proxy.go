@@ -19,8 +19,8 @@ import (
 
 // Mesh is what a Proxy asks of the communicator's links.
 type Mesh interface {
-	Lent(peer int) (mark uint64)
-	Returned(peer int, mark uint64) bool
+	Mark(peer int) uint64
+	Consumed(peer int, mark uint64) bool
 	Acknowledge(peer int)
 	Settled() bool
 	Rails(peers []int) (primary, backup []nic.Port, err error)

@@ -26,8 +26,8 @@ func crowd() []acceptest.Stranger {
 // TestLinksUnderFlood: ranks connect, and connect again, while strangers keep all room at
 // their data listeners taken.
 func TestLinksUnderFlood(t *testing.T) {
-	goroutines(t, apart, 3, nil, func(m Mesh, rank, size int) error {
-		n := m.(*mesh).net
+	goroutines(t, apart, 3, nil, func(m *Mesh, rank, size int) error {
+		n := m.net
 		f := acceptest.Start(t, n.addr(), 560, crowd()...)
 		defer f.Stop()
 		for round := range 3 {
@@ -35,7 +35,7 @@ func TestLinksUnderFlood(t *testing.T) {
 				return err
 			}
 			if rank == 0 {
-				m.(*mesh).links[1].(*tcpLink).reset(t)
+				m.links[1].(*tcpLink).reset(t)
 			}
 		}
 		if c := n.door.Counts(); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0 {
@@ -48,8 +48,8 @@ func TestLinksUnderFlood(t *testing.T) {
 // TestReplayedGreeting: what a member said to open a socket opens no other one, and does
 // not disturb that one.
 func TestReplayedGreeting(t *testing.T) {
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, size int) error {
-		n := m.(*mesh).net
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
+		n := m.net
 		if rank == 1 {
 			return exchange(m, rank, size, 3, 20, 4096)
 		}
@@ -86,11 +86,11 @@ func TestReplayedGreeting(t *testing.T) {
 // FuzzStranger gives a data listener what comes from who does not know the key: nothing of it
 // passes, and nothing of it panics.
 func FuzzStranger(f *testing.F) {
-	m := &mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, cards: make([]card, 4)}
+	m := &Mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, cards: make([]card, 4)}
 	n := &network{m: m}
 	f.Add([]byte(dataMagic))
 	f.Add(append([]byte(controlMagic), make([]byte, dataHello)...))
-	other := &network{m: &mesh{cfg: Config{ID: 7, Rank: 0, Size: 4, Key: []byte("another")}, cards: make([]card, 4)}}
+	other := &network{m: &Mesh{cfg: Config{ID: 7, Rank: 0, Size: 4, Key: []byte("another")}, cards: make([]card, 4)}}
 	f.Add(other.encode(dataGreeting{src: 0, dst: 1, total: 2, number: 3}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		ours, theirs := net.Pipe()

@@ -117,7 +117,9 @@ func (a card) sharesMemory(b card) bool {
 	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino && (a.Ino != 0 || a.Nonce == b.Nonce)
 }
 
-type mesh struct {
+// Mesh is all links of one communicator's rank, and how to sleep on them. It is the
+// communicator's executor's, but for Wake.
+type Mesh struct {
 	cfg     Config
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
@@ -134,6 +136,9 @@ type mesh struct {
 	mu     sync.RWMutex // Wake against Close
 	closed bool
 }
+
+// mesh is Mesh, as the rest of the package calls it.
+type mesh = Mesh
 
 // pipeline is what the mesh asks of every Link it has opened.
 type pipeline interface {
@@ -153,7 +158,7 @@ type pipeline interface {
 
 // NewMesh prepares the links among the members; every member calls it, and it
 // needs all of them. Links themselves open on first use.
-func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
+func NewMesh(ctx context.Context, cfg Config) (*Mesh, error) {
 	m, err := newMesh(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d: open transports: %w", cfg.Rank, err)
@@ -161,11 +166,11 @@ func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
 	return m, nil
 }
 
-func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
+func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	m := &mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
+	m := &Mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -218,7 +223,7 @@ func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
 
 // introduce fills in this rank's card. It listens before anyone can know that
 // it must, since one exchange less is worth more than one socket less.
-func (m *mesh) introduce() (card, error) {
+func (m *Mesh) introduce() (card, error) {
 	var st syscall.Stat_t
 	if err := m.place(&st); err != nil { // somebody else's mischief must not cost the job
 		slog.Warn("no runtime directory, so this rank talks TCP to ranks of its own node", "rank", m.cfg.Rank, "err", err)
@@ -240,7 +245,7 @@ func (m *mesh) introduce() (card, error) {
 }
 
 // place finds the runtime directory, which must be this user's alone.
-func (m *mesh) place(st *syscall.Stat_t) (err error) {
+func (m *Mesh) place(st *syscall.Stat_t) (err error) {
 	if m.cfg.Dir == "" {
 		m.cfg.Dir, _, err = record.Dir("")
 	} else {
@@ -252,7 +257,7 @@ func (m *mesh) place(st *syscall.Stat_t) (err error) {
 	return os.NewSyscallError("stat "+m.cfg.Dir, syscall.Stat(m.cfg.Dir, st))
 }
 
-func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
+func (m *Mesh) exchangeCards(ctx context.Context, mine card) error {
 	b, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -277,7 +282,9 @@ func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
 	return nil
 }
 
-func (m *mesh) Link(peer int) (Link, error) {
+// Link returns the link to a peer, connecting it on first use: it blocks no longer than
+// Config.Err allows. Both sides may call it at different times.
+func (m *Mesh) Link(peer int) (Link, error) {
 	if peer < 0 || peer >= m.cfg.Size || peer == m.cfg.Rank {
 		return nil, fmt.Errorf("rank %d has no link to rank %d of %d", m.cfg.Rank, peer, m.cfg.Size)
 	}
@@ -299,9 +306,12 @@ func (m *mesh) Link(peer int) (Link, error) {
 	return l, nil
 }
 
-func (m *mesh) Local(peer int) bool { return m.local[peer] >= 0 }
+// Local reports whether a peer shares this rank's node (shared memory).
+func (m *Mesh) Local(peer int) bool { return m.local[peer] >= 0 }
 
-func (m *mesh) Board() Board {
+// Board returns the shared entry board of this node's members, nil when there is none:
+// one word per member of the communicator.
+func (m *Mesh) Board() Board {
 	if m.seg == nil {
 		return nil
 	}
@@ -310,7 +320,7 @@ func (m *mesh) Board() Board {
 
 // Close unmaps and disconnects. No Link or Board may be in use, nor bytes that
 // Peek returned.
-func (m *mesh) Close() error {
+func (m *Mesh) Close() error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true

@@ -118,7 +118,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
-<<<<<<< HEAD
 	if known := masterOf; true { // a job without a master by the flags may have one that lockstep attach has started
 		masterOf = func(job string) string {
 			if addr := known(job); addr != "" || wire.CheckJob(job) != nil {
@@ -128,10 +127,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 			return there.Agents
 		}
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents)})
-=======
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Workload: otlp.WorkloadOf})
->>>>>>> traces
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {
 		return err
 	}
