@@ -49,7 +49,7 @@ func (cfg *Config) Prepare() error {
 	}
 	if w.recorder && cfg.Recorder == nil {
 		var err error
-		w.options.Dir = runtimeDir(nil, cfg.logger())
+		w.options.Dir = runtimeDir(cfg.Secret, cfg.logger())
 		if cfg.Recorder, err = record.Create(w.options); err != nil { // the job matters more
 			cfg.logger().Warn("no flight recorder, so nobody will see what this rank does: make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", "rank", cfg.Rank, "err", err)
 		}

@@ -223,7 +223,7 @@ func TestNoRoom(t *testing.T) {
 	if err := os.WriteFile(dir, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("LOCKSTEP_RUNTIME_DIR", dir)
+	t.Setenv("LOCKSTEP_RUNTIME_DIR", filepath.Join(dir, "below"))
 	m, err := marks.Open()
 	if err == nil {
 		t.Error("Go: a file is no directory")

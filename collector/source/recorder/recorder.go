@@ -334,26 +334,46 @@ func (s *Source) take(f *file, now int64, listed map[key]bool) {
 	s.order = append(s.order, f)
 }
 
-// unread tells of the recorders that are there and are not read.
+// unread tells of the recorders that are there and are not read. What is refused for its
+// owner is no failure of this source: who has no say must not be able to cause one.
 func (s *Source) unread() error {
-	var one error // the first by name, so that the same trouble has the same words
-	first, bad := "", 0
+	var bad, refused trouble
 	for k, p := range s.passed {
-		if p.err != nil {
-			if bad++; bad == 1 || k.path < first {
-				one, first = p.err, k.path
-			}
+		var e *errRefused
+		switch {
+		case p.err == nil:
+		case errors.As(p.err, &e):
+			refused.add(k.path, p.err)
+		default:
+			bad.add(k.path, p.err)
 		}
 	}
+	for _, err := range s.badDirs {
+		refused.add(err.Error(), err)
+	}
 	switch {
-	case bad > 0:
-		return fmt.Errorf("%d recorder files cannot be read, one of them: %w", bad, one)
-	case len(s.badDirs) > 0:
-		return fmt.Errorf("%d runtime directories are not read, one of them: %w", len(s.badDirs), s.badDirs[0])
+	case bad.n > 0:
+		return fmt.Errorf("%d recorder files cannot be read, one of them: %w", bad.n, bad.err)
 	case s.overflow > 0:
 		return fmt.Errorf("%d recorders are not read: %d are, the limit", s.overflow, s.o.Max)
+	case refused.n > 0:
+		return fmt.Errorf("%w: %d recorders or directories are refused, one of them: %w", source.ErrPartly, refused.n, refused.err)
 	}
 	return nil
+}
+
+// trouble is a number of errors, and the first by name, so that the same trouble has the
+// same words.
+type trouble struct {
+	n    int
+	name string
+	err  error
+}
+
+func (t *trouble) add(name string, err error) {
+	if t.n++; t.n == 1 || name < t.name {
+		t.name, t.err = name, err
+	}
 }
 
 func inode(fi fs.FileInfo) uint64 {

@@ -89,7 +89,7 @@ def _runtime_dir(given=None):
         st = os.stat(base)
         if not given and st.st_mode & stat.S_ISVTX and st.st_mode & 0o002 and st.st_uid in (0, os.geteuid()):
             return _use_dir(os.path.join(base, str(os.geteuid())))
-    except FileNotFoundError:
+    except OSError:
         pass
     if named:
         try:
