@@ -13,6 +13,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -146,7 +147,8 @@ func TestIncidentsSurviveTheMaster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := replace(path, text); err != nil {
+	dir := stateDir(t, filepath.Dir(path))
+	if err := dir.Replace(incidentFile, text); err != nil {
 		t.Fatal(err)
 	}
 	if fi, err := os.Stat(path); err != nil || fi.Mode() != 0o600 {
@@ -154,7 +156,7 @@ func TestIncidentsSurviveTheMaster(t *testing.T) {
 	}
 	again := newScript(t)
 	again.now = s.now
-	if err := again.in.load(path, again.now); err != nil {
+	if err := again.in.load(dir, again.now); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(s.in.list(), again.in.list()); d != "" {
@@ -177,8 +179,19 @@ type always []diagnosis.Verdict
 
 func (a always) Diagnose(*diagnosis.Evidence) []diagnosis.Verdict { return a }
 
+// stateDir opens a directory as a master does.
+func stateDir(t testing.TB, path string) *statedir.Dir {
+	t.Helper()
+	d, err := statedir.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
 // keeper runs a master that finds a fault in its first pass, and saves with replace.
-func keeper(t *testing.T, replace func(path string, text []byte) error) *Master {
+func keeper(t *testing.T, replace func(text []byte) error) *Master {
 	t.Helper()
 	return start(t, Options{StateDir: t.TempDir(), Interval: time.Millisecond}, func(m *Master) {
 		m.engine, m.replace = always{verdict("k", diagnosis.Confirmed, 3)}, replace
@@ -188,7 +201,7 @@ func keeper(t *testing.T, replace func(path string, text []byte) error) *Master 
 // A disk that does not answer keeps no incident from being published.
 func TestSavingHangs(t *testing.T) {
 	release := make(chan struct{})
-	m := keeper(t, func(string, []byte) error { <-release; return nil })
+	m := keeper(t, func([]byte) error { <-release; return nil })
 	defer close(release)
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if s := m.Snapshot(); len(s.Incidents) == 1 && s.Diagnoses > 10 {
@@ -204,7 +217,7 @@ func TestSavingHangs(t *testing.T) {
 func TestSavingIsTriedAgain(t *testing.T) {
 	saved := make(chan []byte, 1)
 	tries := 0
-	keeper(t, func(_ string, text []byte) error {
+	keeper(t, func(text []byte) error {
 		if tries++; tries < 3 {
 			return errors.New("no space left on device")
 		}
@@ -237,7 +250,9 @@ func TestBadIncidentFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			in := incidents{job: "job"}
-			err := in.load(path, t0)
+			d := stateDir(t, dir)
+			err := in.load(d, t0)
+			d.Close()
 			if err == nil || len(in.open)+len(in.closed) != 0 {
 				t.Fatalf("loaded: %v, %+v", err, in)
 			}
@@ -271,7 +286,8 @@ func FuzzLoad(f *testing.F) {
 			t.Fatal(err)
 		}
 		in := incidents{job: "job"}
-		if in.load(path, t0) == nil {
+		d := stateDir(t, filepath.Dir(path))
+		if in.load(d, t0) == nil {
 			in.update(t0, []diagnosis.Verdict{verdict("k", diagnosis.Confirmed, 1)}, 1, false)
 			in.list()
 		}

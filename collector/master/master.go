@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // Options of a Master. Job and Listen are required.
@@ -57,9 +57,10 @@ type Master struct {
 	listener net.Listener
 	creds    grpc.ServerOption
 	engine   diagnoser
-	recorder *replay.Recorder // nil: nothing is recorded
-	path     string           // of the incident file, "" when there is none
-	replace  func(path string, text []byte) error
+	recorder *replay.Recorder        // nil: nothing is recorded
+	path     string                  // of the incident file, "" when there is none
+	dir      *statedir.Dir           // of the state, nil when there is none
+	replace  func(text []byte) error // of the incident file
 
 	started   time.Time
 	stopping  chan struct{}
@@ -114,7 +115,6 @@ func New(o Options) (*Master, error) {
 		creds:    grpc.Creds(creds),
 		engine:   diagnosis.New(o.Diagnosis),
 		started:  time.Now(),
-		replace:  replace,
 		stopping: make(chan struct{}),
 		changed:  make(chan struct{}, 1),
 		kept:     make(chan struct{}),
@@ -122,18 +122,22 @@ func New(o Options) (*Master, error) {
 	}
 	m.incidents = incidents{job: o.Job, closeAfter: o.CloseAfter}
 	if o.StateDir != "" {
-		if err := m.restore(); err != nil {
-			return nil, fmt.Errorf("master: %w", err)
+		err := m.restore()
+		if err == nil {
+			err = m.startRecording()
 		}
-		if err := m.startRecording(); err != nil {
+		if err != nil {
+			m.leave()
 			return nil, fmt.Errorf("master: %w", err)
 		}
 	}
 	if m.listener, err = net.Listen("tcp", o.Listen); err != nil {
+		m.leave()
 		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
 	}
 	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() && !o.Insecure {
 		m.listener.Close()
+		m.leave()
 		return nil, fmt.Errorf("master: listen for agents on %s: beyond loopback agents must be authenticated: give certificate, key and CA (lockstep pki makes them), or say that whoever reaches this address may report faults of this job", at)
 	}
 	if o.Insecure {
@@ -146,17 +150,14 @@ func New(o Options) (*Master, error) {
 // restore loads the incident file. A damaged one is set aside and reported:
 // a job without its master would be worse than one incident reported twice.
 func (m *Master) restore() error {
-	if err := os.MkdirAll(m.o.StateDir, 0o700); err != nil {
-		return fmt.Errorf("state directory: %w", err)
+	dir, err := statedir.Open(m.o.StateDir)
+	if err != nil {
+		return fmt.Errorf("%w (one master a state directory)", err)
 	}
-	m.path = filepath.Join(m.o.StateDir, "incidents.json")
-	for _, path := range []string{m.o.StateDir, m.path} {
-		if err := own(path); err != nil {
-			return err
-		}
-	}
-	err := m.incidents.load(m.path, time.Unix(0, m.now()))
-	if err == nil || errors.Is(err, errForeign) {
+	m.dir, m.path = dir, dir.Join(incidentFile)
+	m.replace = func(text []byte) error { return dir.Replace(incidentFile, text) }
+	err = m.incidents.load(dir, time.Unix(0, m.now()))
+	if err == nil || errors.Is(err, errForeign) || errors.Is(err, statedir.ErrForeign) {
 		return err
 	}
 	aside := m.path + ".damaged"
@@ -165,6 +166,13 @@ func (m *Master) restore() error {
 		return fmt.Errorf("set aside a damaged incident file: %w", err)
 	}
 	return nil
+}
+
+// leave gives the state directory back.
+func (m *Master) leave() {
+	if m.dir != nil {
+		_ = m.dir.Close()
+	}
 }
 
 // Addr is where agents connect.
@@ -205,6 +213,7 @@ func (m *Master) Run(ctx context.Context) error {
 		case <-time.After(saveWithin):
 			m.log.Error("the last changes of incidents are not saved: the disk does not answer", "file", m.path)
 		}
+		m.leave()
 	}()
 
 	tick := time.NewTicker(m.o.Interval)

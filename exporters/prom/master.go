@@ -69,6 +69,10 @@ func (m *Master) Collect(ch chan<- prometheus.Metric) {
 		p.send(names.MasterRefused, float64(s.Refused), s.Job)
 		sendRecording(p, s)
 		p.send(names.MasterDenied, float64(s.Denied), s.Job)
+		p.send(names.MasterForeign, float64(s.Foreign), s.Job)
+		p.send(names.MasterDuplicates, float64(s.Duplicates), s.Job)
+		p.send(names.MasterDisagree, float64(s.Disagreeing), s.Job)
+		p.send(names.JobUnseen, float64(s.Unseen), s.Job)
 		insecure := 0.0
 		if s.Insecure {
 			insecure = 1
