@@ -89,6 +89,8 @@ func pipeline() board {
 					why: "Calls to masters whose certificate does not allow them, and alerts that masters knew nothing of. All 0 is normal.",
 					targets: []target{
 						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
+						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
+						{expr: sum("training_job", of(names.MasterMessages, inJob)), legend: "messages to the master of {{training_job}}"},
 						{expr: sum("reason", of(names.Disbelieved)), legend: "alerts: {{reason}}"},
 					},
 					alerts: []string{names.AlertAccessDenied},

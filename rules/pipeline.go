@@ -118,11 +118,15 @@ sum by (training_job, instance) (
 {denied}
 ) > 0
 or
+sum by (training_job, instance) (
+{messages}
+) > 0
+or
 sum by (instance, reason) (
 {disbelieved}
-) > 0`, "denied", newly(names.MasterDenied, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
+) > 0`, "denied", newly(names.MasterDenied, "", c), "messages", newly(names.MasterMessages, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
 			summary:     `{{ $labels.instance }} has refused somebody who claims to be another, or an incident that no master has`,
-			description: `{{ with $labels.training_job }}A caller of {{ . }}'s master showed a certificate of another node, job or role.{{ else }}An alert named an incident that the job's master does not have.{{ end }} Nothing was done. A wrong certificate or address, or an attempt.`,
+			description: `{{ with $labels.training_job }}A caller of {{ . }}'s master showed a certificate of another node, job or role, or sent what no agent sends.{{ else }}An alert named an incident that the job's master does not have.{{ end }} Nothing was done. A wrong certificate or address, or an attempt.`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{

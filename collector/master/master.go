@@ -62,14 +62,16 @@ type Master struct {
 	dir      *statedir.Dir           // of the state, nil when there is none
 	replace  func(text []byte) error // of the incident file
 
-	started   time.Time
-	stopping  chan struct{}
-	receivers sync.WaitGroup
-	denied    atomic.Uint64 // calls that the caller's certificate does not allow
-	changed   chan struct{} // capacity 1: there is something to save
-	kept      chan struct{} // closed when the last of it was
-	saved     atomic.Pointer[saved]
-	snapshot  atomic.Pointer[collector.MasterSnapshot]
+	started    time.Time
+	stopping   chan struct{}
+	receivers  sync.WaitGroup
+	denied     atomic.Uint64 // calls that the caller's certificate does not allow
+	handshakes atomic.Uint64 // that were refused
+	messages   atomic.Uint64 // that were not taken apart
+	changed    chan struct{} // capacity 1: there is something to save
+	kept       chan struct{} // closed when the last of it was
+	saved      atomic.Pointer[saved]
+	snapshot   atomic.Pointer[collector.MasterSnapshot]
 
 	mu        sync.Mutex // guards all below
 	state     *state
@@ -112,7 +114,6 @@ func New(o Options) (*Master, error) {
 	}
 	m := &Master{
 		o: o, log: cmp.Or(o.Log, slog.Default()).With("job", o.Job),
-		creds:    grpc.Creds(creds),
 		engine:   diagnosis.New(o.Diagnosis),
 		started:  time.Now(),
 		stopping: make(chan struct{}),
@@ -120,6 +121,7 @@ func New(o Options) (*Master, error) {
 		kept:     make(chan struct{}),
 		state:    newState(o.Job, o.Limits),
 	}
+	m.creds = grpc.Creds(&counted{creds, &m.handshakes})
 	m.incidents = incidents{job: o.Job, closeAfter: o.CloseAfter}
 	if o.StateDir != "" {
 		err := m.restore()
@@ -356,7 +358,7 @@ func (m *Master) publish(now int64) {
 		DiagnosisLast: m.passLast, Overflow: m.state.overflow, Refused: m.state.refused,
 		Recording: m.recording(),
 		Denied:    m.denied.Load(), Insecure: m.o.Insecure,
-		Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
+		Handshakes: m.handshakes.Load(), Messages: m.messages.Load(), Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
 	}
 	for i := range m.state.nodes {
 		if m.state.nodes[i].claim.created != 0 && m.state.heard(int32(i)) {

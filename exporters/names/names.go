@@ -234,6 +234,8 @@ var (
 	RecordingSkipped = def(Master, Counter, "lockstep_recording_passes_skipped_total", "", "Diagnosis passes whose evidence was not recorded, by reason: paced (it would cost too much), busy (the disk does not keep up), failed (it refuses).", LabelJob, LabelReason)
 	RecordingReach   = def(Master, Gauge, "lockstep_recording_reach_seconds", "seconds", "How far back the rolling recording of evidence goes.", LabelJob)
 	MasterDenied     = def(Master, Counter, "lockstep_master_denied_total", "", "Calls that were refused because the caller's certificate does not allow them: another node's, job's or role's.", LabelJob)
+	MasterHandshakes = def(Master, Counter, "lockstep_master_handshakes_refused_total", "", "Connections to the master that were refused before a call: without a certificate, of another authority or trust domain, or by the owner of their socket.", LabelJob)
+	MasterMessages   = def(Master, Counter, "lockstep_master_messages_refused_total", "", "Messages that ended their stream unread: compressed, too long, of too many entries, or not the protocol's.", LabelJob)
 	MasterForeign    = def(Master, Counter, "lockstep_master_foreign_total", "", "Entries of agents' reports, of those refused, about ranks that another node's agent, which is heard, tells of.", LabelJob)
 	MasterDuplicates = def(Master, Counter, "lockstep_master_duplicate_agents_total", "", "Agents refused because another one of the same node is heard: two have one name, and with TLS one certificate.", LabelJob)
 	MasterDisagree   = def(Master, Gauge, "lockstep_master_disagreeing_agents", "", "Agents that say that the job is in another attempt, or of another size, than most say.", LabelJob)
