@@ -29,6 +29,7 @@ import (
 // town is a job with everything around it, each part a process with its default flags:
 // what the suite of attackers attacks.
 type town struct {
+	t                    *testing.T // the whole test: what a part of it starts lives on
 	dir                  string
 	ca                   *pki.Authority
 	grpc, web, rem       string // addresses of the master's two listeners, and of the remediator
@@ -69,7 +70,7 @@ func newTown(t *testing.T) *town {
 	t.Helper()
 	addrs := freeAddrs(t, 5)
 	w := &town{
-		dir: t.TempDir(), grpc: addrs[0], web: addrs[1], rem: addrs[2], agents: [2]string(addrs[3:]),
+		t: t, dir: t.TempDir(), grpc: addrs[0], web: addrs[1], rem: addrs[2], agents: [2]string(addrs[3:]),
 		token: "town's Alertmanager: 0123456789", operatorToken: "town's operator: 0123456789", parts: map[string]*part{},
 	}
 	if err := os.Chmod(w.dir, 0o700); err != nil {
@@ -144,7 +145,7 @@ func (w *town) run(t *testing.T, name string, args ...string) *part {
 	}
 	w.parts[name] = p
 	go func() { _ = p.Wait(); close(p.done) }()
-	t.Cleanup(func() { p.end(t) })
+	w.t.Cleanup(func() { p.end(w.t) })
 	return p
 }
 

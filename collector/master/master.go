@@ -310,7 +310,7 @@ func (m *Master) paused(now int64) bool {
 	connected, silent, unheard := 0, 0, 0
 	for i := range m.state.nodes {
 		nd, n := &m.state.nodes[i], &m.state.ev.Nodes[i]
-		if nd.stream == nil || n.Lost {
+		if nd.stream == nil || n.Lost || nd.owned == 0 && m.state.seen > 0 { // who has no ranks says nothing of them
 			continue
 		}
 		connected++

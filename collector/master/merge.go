@@ -66,6 +66,7 @@ type state struct {
 	commOf  map[uint64]int32
 	connOf  map[connKey]int32
 	conns   []connKey // parallel to ev.Conns
+	connBy  []int32   // node that told of it first; likewise
 	arrived map[arrivalKey]int32
 
 	revisions uint64 // given out to communicators: no two states of one have the same
@@ -91,6 +92,7 @@ type node struct {
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
 	denied   bool   // it spoke for processes of which another agent tells, too
 
+	apart    apart // what it alone has told of
 	claim    claim
 	rumours  int    // of state.rumours, that it told of first
 	chose    uint64 // the last of state.epochs that it was for before the job was in it
@@ -112,6 +114,10 @@ type process struct {
 	overflow uint64 // of its recorder's tables
 	stall    uint32 // that the rank's calls are of
 }
+
+// apart is what an agent has told of that no other one has a part in. It gets at most half of each
+// table, so that one that invents leaves room for the others.
+type apart struct{ comms, members, conns int }
 
 type commIndex struct {
 	leftAt  int64 // when the last member left, 0 while one is there
@@ -149,11 +155,11 @@ func (s *state) revision() uint64 { s.revisions++; return s.revisions }
 var nobody = diagnosis.Member{World: -1, Peer: -1, FaultPeer: -1}
 
 func (s *state) clearComms() {
-	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns = nil, nil, nil, nil, nil
+	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns, s.connBy = nil, nil, nil, nil, nil, nil
 	s.commOf = map[uint64]int32{}
 	s.rumours = map[uint64]int32{}
 	for i := range s.nodes {
-		s.nodes[i].rumours = 0
+		s.nodes[i].rumours, s.nodes[i].apart = 0, apart{}
 	}
 	s.connOf = map[connKey]int32{}
 	s.arrived = map[arrivalKey]int32{}
@@ -339,10 +345,14 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 	}
 	c, ok := s.commOf[w.CommId]
 	if !ok {
-		if len(s.ev.Comms) >= s.limits.Comms || int(w.Size) > s.limits.Members-s.members {
+		own := &s.nodes[n].apart
+		if len(s.ev.Comms) >= s.limits.Comms || int(w.Size) > s.limits.Members-s.members ||
+			own.comms >= (s.limits.Comms+1)/2 || own.members+int(w.Size) > (s.limits.Members+1)/2 {
 			s.overflow++
 			return
 		}
+		own.comms++
+		own.members += int(w.Size)
 		members := make([]diagnosis.Member, w.Size)
 		for i := range members {
 			members[i] = nobody
@@ -421,7 +431,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 	link := record.LinkState(w.Link)
 	// A path that is up and idle counts: without it one whose other path is down looks dead.
 	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link != record.LinkNone
-	if tx := s.conn(connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
+	if tx := s.conn(n, connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
 		if w.Name != "" {
 			tx.Name = bounded(w.Name)
 		}
@@ -437,22 +447,24 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.Link, tx.LinkAt, tx.Switches = link, clock.real(w.MonoLinkNs, now), w.Switches
 		tx.Outages, tx.Resent = w.Outages, w.Resent
 	}
-	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
+	if rx := s.conn(n, connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
 		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)
 	}
 }
 
 // conn returns a connection, a new one when create says so and there is room.
-func (s *state) conn(k connKey, create bool) *diagnosis.Conn {
+func (s *state) conn(n int32, k connKey, create bool) *diagnosis.Conn {
 	i, ok := s.connOf[k]
 	if !ok {
 		if !create {
 			return nil
 		}
-		if len(s.ev.Conns) >= s.limits.Conns {
+		if len(s.ev.Conns) >= s.limits.Conns || s.nodes[n].apart.conns >= (s.limits.Conns+1)/2 {
 			s.overflow++
 			return nil
 		}
+		s.nodes[n].apart.conns++
+		s.connBy = append(s.connBy, n)
 		i = int32(len(s.ev.Conns))
 		s.ev.Conns = append(s.ev.Conns, diagnosis.Conn{Comm: k.comm, Src: k.src, Dst: k.dst, Transport: k.transport})
 		s.conns = append(s.conns, k)

@@ -68,6 +68,9 @@ func (s *state) mayTake(n int32, w *wire.Rank) bool {
 func (s *state) vouch(n, c, world int32) {
 	k := &s.comms[c]
 	if k.by != n && k.by != several {
+		own := &s.nodes[k.by].apart
+		own.comms--
+		own.members -= len(s.ev.Comms[c].Members)
 		k.by = several
 		s.reopened = true
 		for _, m := range s.ev.Comms[c].Members {
@@ -174,7 +177,7 @@ func (s *state) evictIdle(now int64) {
 func (s *state) evict(idle func(i int) bool) {
 	for i := range s.nodes {
 		name := s.ev.Nodes[i].Name
-		if name == "" || s.nodes[i].owned > 0 || !idle(i) {
+		if name == "" || s.nodes[i].owned > 0 || s.nodes[i].apart != (apart{}) || !idle(i) {
 			continue
 		}
 		s.setClaim(int32(i), claim{})

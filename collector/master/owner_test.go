@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -273,5 +274,57 @@ func TestIdleNodesAreEvicted(t *testing.T) {
 	s.nodes[s.node("c")].stream = &stream{}
 	if s.node("d") >= 0 || s.overflow != 1 {
 		t.Error("a connected agent was evicted")
+	}
+}
+
+// One agent's inventions leave room for what the others tell of, and what several
+// tell of is no invention.
+func TestInventionsLeaveRoom(t *testing.T) {
+	s := newState("job", Limits{Comms: 8, Members: 64, Conns: 32})
+	e := epoch{0, 3}
+	liar, a, b := s.node("liar"), s.node("a"), s.node("b")
+	s.merge(liar, words(e, noon, 100, alive, 2), noon)
+	for id := range uint64(100) {
+		r := words(e, noon, 200+id, alive, 2)
+		for ch := range uint32(50) {
+			r.Connections = append(r.Connections, &wire.Connection{CommId: 200 + id, Rank: 2, Peer: 0, Channel: ch, Posted: 1})
+		}
+		s.merge(liar, r, noon)
+	}
+	for id := range uint64(4) {
+		for i, n := range []int32{a, b} {
+			r := words(e, noon, 7+id, alive, int32(i))
+			r.Connections = append(r.Connections, &wire.Connection{CommId: 7 + id, Rank: int32(i), Peer: int32(1 - i), Posted: 1})
+			s.merge(n, r, noon)
+		}
+	}
+	if err := check(s); err != nil {
+		t.Error(err)
+	}
+	for id := range uint64(4) {
+		c, ok := s.commOf[7+id]
+		if !ok || s.comms[c].by != several {
+			t.Errorf("communicator %d: %v", id, ok)
+		}
+	}
+	if s.nodes[liar].apart.comms != 4 || s.nodes[liar].apart.conns > 16 || s.nodes[b].apart.comms != 0 || len(s.ev.Conns) < 8 {
+		t.Errorf("the liar's %+v, b's %+v, %d connections", s.nodes[liar].apart, s.nodes[b].apart, len(s.ev.Conns))
+	}
+}
+
+// Strangers that are connected and silent do not make a master believe that it cannot see.
+func TestSilentStrangersPauseNothing(t *testing.T) {
+	m := &Master{o: Options{Interval: 100 * time.Millisecond}, state: newState("job", Limits{})}
+	s := m.state
+	s.nodes[s.node("a")].stream = &stream{}
+	s.merge(s.node("a"), words(epoch{0, 1}, noon, 7, alive, 0), noon)
+	for i := range 10 {
+		n := s.node(fmt.Sprint("stranger-", i))
+		s.nodes[n].stream = &stream{}
+		s.ev.Nodes[n].LastSeen = noon - int64(time.Second)
+		s.nodes[n].lateAt = noon
+	}
+	if m.paused(noon) {
+		t.Error("paused")
 	}
 }
