@@ -63,6 +63,7 @@ type Master struct {
 	replace  func(text []byte) error // of the incident file
 
 	started    time.Time
+	told       atomic.Int64 // unix second of the last line about a refusal
 	stopping   chan struct{}
 	receivers  sync.WaitGroup
 	denied     atomic.Uint64 // calls that the caller's certificate does not allow
