@@ -48,7 +48,7 @@ func TestMetricsBehindTLSAndAPassword(t *testing.T) {
 	w.run(t, "agent", "agent", "--node", "n", "--runtime-dir", w.path("rt"), "--web.listen-address", addrs[0], "--web.config.file", w.path("password.yml"))
 	w.run(t, "master", "master", "--job", "job", "--listen", "127.0.0.1:0", "--web.listen-address", addrs[1], "--web.config.file", w.path("password.yml"))
 	for i, config := range []string{"password.yml", "mutual.yml"} {
-		w.run(t, "remediator-"+config, "remediator", "--journal", w.path(config, "r.db"), "--token-file", w.path("token"), "--master", "127.0.0.1:1",
+		w.run(t, "remediator-"+config, "remediator", "--journal", w.path("of-"+config, "r.db"), "--token-file", w.path("token"), "--master", "127.0.0.1:1",
 			"--web.listen-address", addrs[2+i], "--web.config.file", w.path(config))
 	}
 	pem, err := os.ReadFile(server.CAFile)

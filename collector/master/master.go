@@ -374,7 +374,7 @@ func (m *Master) publish(now int64) {
 		s.Ranks[ev.Ranks[i].Proc]++
 		s.Step = max(s.Step, ev.Ranks[i].Step)
 		s.Overflow += m.state.ranks[i].overflow
-		if n := m.state.ranks[i].node; n < 0 || m.state.nodes[n].stream == nil && !ended(ev.Ranks[i].Proc) || ev.Nodes[n].Lost && !ended(ev.Ranks[i].Proc) {
+		if n := m.state.ranks[i].node; n < 0 || !m.state.trusted(n) || m.state.nodes[n].stream == nil && !ended(ev.Ranks[i].Proc) || ev.Nodes[n].Lost && !ended(ev.Ranks[i].Proc) {
 			s.Unseen++
 		}
 	}

@@ -52,6 +52,7 @@ type state struct {
 	ev     diagnosis.Evidence
 
 	epoch                    // that the job is in
+	shared  bool             // ranks of several nodes are known to be in one communicator
 	epochs  uint64           // that it has been in
 	rumours map[uint64]int32 // communicators that agents told of whose ranks are others', and which agent did
 	claims  int              // nodes whose agents have another word
@@ -92,6 +93,7 @@ type node struct {
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
 	denied   bool   // it spoke for processes of which another agent tells, too
 
+	vouched  int   // of its ranks, those that are in a communicator with another node's
 	apart    apart // what it alone has told of
 	claim    claim
 	rumours  int    // of state.rumours, that it told of first
@@ -271,6 +273,10 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	r.Starved, r.Throttled, r.MemoryPressure = share(w.Starved), share(w.Throttled), share(w.MemoryPressure)
 	r.Exit = exitOf(w.Exit, clock, now)
 	s.mergeCalls(p, r, w, clock, now)
+	if !s.trusted(n) && !p.vouched { // which is not counted now
+		s.doubt(r)
+		return
+	}
 	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
 	r.GPU = diagnosis.GPU{}
 	if g := w.Gpu; g != nil {
@@ -344,6 +350,12 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		return
 	}
 	c, ok := s.commOf[w.CommId]
+	if !s.trusted(n) && (!ok || s.comms[c].by == n) {
+		s.refused++
+		s.foreign++
+		s.nodes[n].denied = true
+		return
+	}
 	if !ok {
 		own := &s.nodes[n].apart
 		if len(s.ev.Comms) >= s.limits.Comms || int(w.Size) > s.limits.Members-s.members ||
@@ -374,7 +386,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		s.refused++
 		return
 	}
-	s.vouch(n, c, w.WorldRank)
+	s.vouch(n, c, w.WorldRank, now)
 	if w.CommName != "" {
 		comm.Name = bounded(w.CommName)
 	}

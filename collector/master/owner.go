@@ -17,6 +17,9 @@ func (s *state) count(rank int32, now int64) {
 	p := &s.ranks[rank]
 	nd := &s.nodes[p.node]
 	nd.owned++
+	if p.vouched {
+		nd.vouched++
+	}
 	if nd.since == 0 {
 		nd.since = now
 	}
@@ -33,6 +36,9 @@ func (s *state) uncount(rank int32) {
 	}
 	nd := &s.nodes[p.node]
 	nd.owned--
+	if p.vouched {
+		nd.vouched--
+	}
 	if !ended(s.ev.Ranks[rank].Proc) {
 		nd.running--
 	}
@@ -65,7 +71,7 @@ func (s *state) mayTake(n int32, w *wire.Rank) bool {
 }
 
 // vouch notes that a rank is in a communicator with ranks of other nodes, and those with it.
-func (s *state) vouch(n, c, world int32) {
+func (s *state) vouch(n, c, world int32, now int64) {
 	k := &s.comms[c]
 	if k.by != n && k.by != several {
 		own := &s.nodes[k.by].apart
@@ -75,13 +81,56 @@ func (s *state) vouch(n, c, world int32) {
 		s.reopened = true
 		for _, m := range s.ev.Comms[c].Members {
 			if m.World >= 0 && int(m.World) < len(s.ranks) {
-				s.ranks[m.World].vouched = true
+				s.vouched(m.World)
 			}
 		}
+		s.vouched(world)
+		s.share(now)
 	}
 	if k.by == several {
-		s.ranks[world].vouched = true
+		s.vouched(world)
 	}
+}
+
+func (s *state) vouched(rank int32) {
+	p := &s.ranks[rank]
+	if p.vouched || p.node < 0 {
+		return
+	}
+	p.vouched = true
+	nd := &s.nodes[p.node]
+	if nd.vouched++; nd.vouched == 1 && s.shared {
+		nd.stale = true // what it said of its processes is believed from now on
+	}
+}
+
+// trusted reports whether what a node tells may lead to a verdict. Once a job is known to
+// communicate between nodes, a node none of whose ranks does tells of processes that may be
+// none of the job's: any agent that may report of the job can claim ranks that nobody tells of.
+func (s *state) trusted(n int32) bool { return !s.shared || s.nodes[n].vouched > 0 }
+
+// share begins to tell the job's nodes from others.
+func (s *state) share(now int64) {
+	if s.shared {
+		return
+	}
+	s.shared = true
+	for i := range s.ranks {
+		p := &s.ranks[i]
+		if p.node < 0 || s.trusted(p.node) {
+			continue
+		}
+		s.uncount(int32(i))
+		s.doubt(&s.ev.Ranks[i])
+		s.count(int32(i), now)
+		s.report.forget(int32(i))
+	}
+}
+
+// doubt removes what would be believed of a process.
+func (s *state) doubt(r *diagnosis.Rank) {
+	s.calls -= len(r.Calls)
+	*r = diagnosis.Rank{Node: r.Node, PID: r.PID, Attempt: r.Attempt}
 }
 
 // contest takes a rank from an agent that nobody vouches for, when another one knows a

@@ -328,3 +328,57 @@ func TestSilentStrangersPauseNothing(t *testing.T) {
 		t.Error("paused")
 	}
 }
+
+// Of a job that communicates between nodes, an agent whose ranks take no part brings about
+// no verdict, though it may tell of ranks that nobody else tells of.
+func TestAStrangersRanksBringAboutNothing(t *testing.T) {
+	e := epoch{0, 5}
+	for _, first := range []bool{false, true} {
+		s, engine := newState("job", Limits{}), diagnosis.New(diagnosis.Config{})
+		a, b, liar := s.node("a"), s.node("b"), s.node("liar")
+		now, seq := noon, uint64(10)
+		lie := func() {
+			r := words(e, noon-1, 99, diagnosis.ProcGone, 3, 4)
+			r.Ranks[1].Proc = uint32(alive)
+			for i, m := range r.Members {
+				m.Rank, m.Size, m.MonoEnqueuedNs, m.MonoStartedNs = int32(i), 2, 1, 1
+			}
+			r.Members[0].Enqueued, r.Members[0].Started = 4, 4 // it is gone, and the other one waits for it
+			s.merge(liar, r, now)
+		}
+		job := func() {
+			for n, ranks := range map[int32][]int32{a: {0, 1}, b: {2}} {
+				r := words(e, noon, 7, alive, ranks...)
+				for _, m := range r.Members {
+					m.Size, m.Enqueued, m.Started, m.Finished, m.Ops = 3, seq, seq, seq, seq
+				}
+				r.MonoSentNs = now - noon + 1e9
+				s.merge(n, r, now)
+			}
+		}
+		if first {
+			lie()
+		}
+		for range 100 {
+			now += 1e8
+			seq++
+			job()
+			if now > noon+1e9 || first {
+				lie()
+			}
+			s.ev.Now = now
+			s.collect(now)
+			for _, v := range engine.Diagnose(&s.ev) {
+				if v.Level == diagnosis.Confirmed {
+					t.Fatalf("first %v: after %d ms: %+v", first, (now-noon)/1e6, v)
+				}
+			}
+			if err := check(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s.foreign == 0 || s.trusted(liar) || !s.trusted(a) || !s.trusted(b) {
+			t.Errorf("%d refused; the liar is trusted: %v", s.foreign, s.trusted(liar))
+		}
+	}
+}
