@@ -88,6 +88,14 @@ func (v *view) hasEntered(rank, ci int32, seq uint64) bool {
 }
 
 func (v *view) excuseSentence(b blamed, reason string) string {
+	s := v.reasonSentence(b, reason)
+	if r := &v.ev.Ranks[b.node]; r.Mark == record.MarkDataLoading {
+		s += ", by its own word in its data loader since " + clock(r.MarkAt)
+	}
+	return s
+}
+
+func (v *view) reasonSentence(b blamed, reason string) string {
 	r := &v.ev.Ranks[b.node]
 	name := fmt.Sprintf("rank %d (pid %d on %s)", b.node, r.PID, v.nodeName(b.node))
 	last := "since it was last active at " + clock(b.since)

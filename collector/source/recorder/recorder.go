@@ -78,6 +78,7 @@ type file struct {
 	reader *record.Reader // nil once a dead process's file has been read to its end
 	dead   int64          // since when
 	idle   bool           // the last drain left nothing
+	main   *file          // of a file of marks: the recorder of the same process, whose marks they are
 }
 
 // New returns a source that opens nothing before its first Update.
@@ -129,7 +130,9 @@ func (s *Source) Update(v *source.View) error {
 				err = e
 			}
 		}
-		v.Processes = append(v.Processes, &f.Process)
+		if f.main == nil {
+			v.Processes = append(v.Processes, &f.Process)
+		}
 	}
 	return err
 }
@@ -140,7 +143,7 @@ func (f *file) refresh() {
 	f.Conns = f.reader.Conns(f.Conns[:0])
 	f.Devices = f.reader.Devices(f.Devices[:0])
 	_, stamps, _ := f.reader.StampCount()
-	f.Lost = f.reader.Lost() + stamps
+	f.Lost = f.reader.Lost() + stamps + f.OpsLost
 }
 
 // Refresh reads a process's tables again, for a record that names an entry which
@@ -171,7 +174,7 @@ func (s *Source) Drain(limit int, each func(*source.Process, []record.Record)) (
 			}
 			if got > 0 {
 				n += got
-				each(&f.Process, s.buf[:got])
+				each(f.owner(), s.buf[:got])
 			}
 			if got < len(s.buf) {
 				f.idle = f.reader.Pending() == 0
@@ -267,6 +270,7 @@ func (s *Source) discover(now int64) error {
 			s.remove(f) // its owner has removed it, and it has been read
 		}
 	}
+	s.joinMarks()
 	s.supersede()
 	return s.unread()
 }
@@ -304,6 +308,47 @@ func (s *Source) longDead(f *file) bool {
 	return time.Since(time.Unix(0, f.Anchor.Real)) > s.o.Keep && !f.reader.Alive()
 }
 
+// owner is whose records a file has.
+func (f *file) owner() *source.Process {
+	if f.main != nil {
+		return &f.main.Process
+	}
+	return &f.Process
+}
+
+// joinMarks finds, for files of marks, the recorders of the same processes. One that
+// had been a process of its own is read again, so that its process has all of its marks.
+func (s *Source) joinMarks() {
+	type process struct {
+		boot  [16]byte
+		pid   int32
+		start uint64
+	}
+	var mains map[process]*file
+	for _, f := range s.order {
+		if !f.MarksOnly() || f.main != nil || f.reader == nil {
+			continue
+		}
+		if mains == nil {
+			mains = map[process]*file{}
+			for _, m := range s.order {
+				if !m.MarksOnly() {
+					mains[process{m.BootID, m.PID, m.StartTime}] = m
+				}
+			}
+		}
+		m := mains[process{f.BootID, f.PID, f.StartTime}]
+		if m == nil || f.key.inode == m.key.inode {
+			continue
+		}
+		if again, err := record.Open(f.Path); err == nil {
+			_ = f.reader.Close()
+			f.reader = again
+		} // else what it said before is lost, and it goes on
+		f.main = m
+	}
+}
+
 // supersede marks the processes whose rank has a younger one.
 func (s *Source) supersede() {
 	type rank struct {
@@ -312,7 +357,7 @@ func (s *Source) supersede() {
 	}
 	youngest := map[rank]*file{}
 	for _, f := range s.order {
-		if f.Rank < 0 {
+		if f.Rank < 0 || f.main != nil {
 			continue
 		}
 		r := rank{f.Job, f.Rank}
@@ -321,7 +366,7 @@ func (s *Source) supersede() {
 		}
 	}
 	for _, f := range s.order {
-		f.Superseded = f.Rank >= 0 && youngest[rank{f.Job, f.Rank}] != f
+		f.Superseded = f.Rank >= 0 && f.main == nil && youngest[rank{f.Job, f.Rank}] != f
 	}
 }
 
@@ -329,6 +374,9 @@ func (s *Source) supersede() {
 // its end, then of the process.
 func (s *Source) drop(now int64) {
 	for _, f := range slices.Clone(s.order) {
+		if f.main != nil {
+			f.State, f.Superseded = f.main.State, s.files[f.main.key] != f.main // nobody else looks at it
+		}
 		if !f.Dead() {
 			f.dead = 0
 			continue
