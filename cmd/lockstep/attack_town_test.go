@@ -22,7 +22,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/collector/wire/pki"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
-	"github.com/lockstep-ccl/lockstep/exporters/web"
+	pages "github.com/lockstep-ccl/lockstep/exporters/web"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 )
 
@@ -212,7 +212,7 @@ func eventually(t *testing.T, what string, ok func() error) {
 	t.Fatalf("not %s within %v: %v", what, 2*bound, err)
 }
 
-func (w *town) status() (s web.Status, err error) {
+func (w *town) status() (s pages.Status, err error) {
 	return s, w.get(w.web+"/api/v1/status", "", &s)
 }
 
