@@ -52,6 +52,8 @@ func TestAttackers(t *testing.T) {
 		{"AnotherUserOfTheHost", anotherUser},
 		{"WhoCanPostAlerts", whoCanPostAlerts},
 		{"TwoOfEach", twoOfEach},
+		{"RendezvousFlood", rendezvousFlood},
+		{"HostileRecorders", hostileRecorders},
 	} {
 		t.Run(a.name, func(t *testing.T) {
 			watch := w.watch()

@@ -300,6 +300,11 @@ func (m *Master) watchAgents(now int64) {
 			m.state.disconnected(int32(i))
 			m.log.Warn("agent lost", "node", n.Name, "silent_for", time.Duration(now-n.LastSeen))
 		}
+		if nd := &m.state.nodes[i]; n.Lost && !nd.gone && nd.owned > 0 && now-n.LastSeen >= strangerAfter {
+			nd.gone = true
+			m.state.askDenied()
+			m.askAll()
+		}
 	}
 }
 

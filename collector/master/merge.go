@@ -96,6 +96,7 @@ type node struct {
 	sequence uint64 // of the last report
 	lateAt   int64  // when it last reported a pause of its own
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
+	gone     bool   // it has been silent for so long that its ranks are anybody's
 	denied   bool   // it spoke for processes of which another agent tells, too
 
 	vouched  int   // of its ranks, those that are in a communicator with another node's
@@ -210,6 +211,7 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	}
 	ev := &s.ev.Nodes[n]
 	ev.LastSeen, ev.Lost, ev.MapError = now, false, nd.clock.err()
+	nd.gone = false
 	ev.CPUPressure, ev.MemoryPressure = share(r.CpuPressure), share(r.MemoryPressure)
 
 	s.report = oneReport{}
@@ -255,7 +257,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
 	if p.node != n || p.created != w.CreatedUnixNs {
-		if !s.mayTake(n, w) {
+		if !s.mayTake(n, w, now) {
 			s.refused++
 			return
 		}

@@ -1,6 +1,8 @@
 package master
 
 import (
+	"time"
+
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -44,8 +46,13 @@ func (s *state) uncount(rank int32) {
 	}
 }
 
+// strangerAfter is how long an agent must have been silent before another process than its
+// own takes its rank's place in the same attempt, ns. The same process under another node's
+// name (a pod that replaced another) need not wait, and a new attempt neither.
+const strangerAfter = int64(30 * time.Second)
+
 // mayTake reports whether a node's process may take a rank's place.
-func (s *state) mayTake(n int32, w *wire.Rank) bool {
+func (s *state) mayTake(n int32, w *wire.Rank, now int64) bool {
 	p := &s.ranks[w.WorldRank]
 	nd := &s.nodes[n]
 	switch {
@@ -62,7 +69,7 @@ func (s *state) mayTake(n int32, w *wire.Rank) bool {
 		return true
 	case ended(diagnosis.ProcState(w.Proc)):
 		return false // what has ended takes nobody's place
-	case s.heard(p.node) && !ended(s.ev.Ranks[w.WorldRank].Proc):
+	case !ended(s.ev.Ranks[w.WorldRank].Proc) && (s.heard(p.node) || w.CreatedUnixNs != p.created && now-s.ev.Nodes[p.node].LastSeen < strangerAfter):
 		s.foreign++
 		nd.denied = true // it may be believed when the other one is gone
 		return false

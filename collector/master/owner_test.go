@@ -87,7 +87,15 @@ func TestARankIsItsFirstAgents(t *testing.T) {
 		s.merge(c, words(first, noon, 7, alive, 1), noon)
 		is(t, s, first, "a", "b")
 		s.ev.Nodes[b].Lost = true
-		s.merge(c, words(first, noon, 7, alive, 1), noon)
+		s.merge(c, words(first, noon, 7, alive, 1), noon) // the same process: the node was renamed
+		is(t, s, first, "a", "c")
+	})
+	t.Run("of a lost agent, another process", func(t *testing.T) {
+		s, _, b, c := start()
+		s.ev.Nodes[b].Lost = true
+		s.merge(c, words(first, noon+1, 7, alive, 1), noon)
+		is(t, s, first, "a", "b")
+		s.merge(c, words(first, noon+1, 7, alive, 1), noon+strangerAfter)
 		is(t, s, first, "a", "c")
 	})
 	t.Run("as many as a node has", func(t *testing.T) {
