@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -315,4 +316,30 @@ func TestAStateDirectoryOfOthers(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// Ready is that passes end and the state can be written now.
+func TestReadyIsThatStateCanBeWritten(t *testing.T) {
+	var full atomic.Bool
+	full.Store(true)
+	m := keeper(t, func([]byte) error {
+		if full.Load() {
+			return errors.New("no space left on device")
+		}
+		return nil
+	})
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("never %s: %v, %q", what, m.Ready(), m.Snapshot().StateError)
+			}
+		}
+	}
+	until("unready", func() bool { err := m.Ready(); return err != nil && strings.Contains(err.Error(), "no space left") })
+	if s := m.Snapshot(); len(s.Incidents) != 1 {
+		t.Errorf("it does not judge: %+v", s)
+	}
+	full.Store(false)
+	until("ready", func() bool { return m.Ready() == nil && m.Snapshot().StateError == "" })
 }
