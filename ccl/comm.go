@@ -166,7 +166,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.lost, Key: ctl.Key("transport"),
 		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, RDMA: c.rdma(),
-		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
+		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
 	})
 	if err != nil {
 		return nil, err

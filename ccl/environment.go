@@ -43,12 +43,13 @@ func (cfg *Config) Prepare() error {
 	cfg.wants = wants{}
 	if w.secret != "" && len(cfg.Secret) == 0 {
 		var err error
-		if cfg.Secret, err = sharedSecret(record.DefaultDir(), w.secret); err != nil {
+		if cfg.Secret, err = sharedSecret(secretDir(), w.secret); err != nil {
 			return fmt.Errorf("rank %d: a secret for the ranks of this host: %w (or set %s)", cfg.Rank, err, bootstrap.SecretEnv)
 		}
 	}
 	if w.recorder && cfg.Recorder == nil {
 		var err error
+		w.options.Dir = runtimeDir(nil, cfg.logger())
 		if cfg.Recorder, err = record.Create(w.options); err != nil { // the job matters more
 			cfg.logger().Warn("no flight recorder, so nobody will see what this rank does: make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", "rank", cfg.Rank, "err", err)
 		}

@@ -34,7 +34,7 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 	}
 	cfg := gpu.Config{
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
-		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
+		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: runtimeDir(c.cfg.Secret, c.cfg.logger()),
 		Recording: c.log.gpu, Live: c.log.live,
 		Force: algo, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
 		Failed: func(err error) { c.gpuBroke(err) },
@@ -63,7 +63,7 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	reach := symm.Config{Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: record.DefaultDir()}
+	reach := symm.Config{Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: runtimeDir(c.cfg.Secret, c.cfg.logger())}
 	place, err := proxy.Place(ctx, c.place, reach, c.noteApart)
 	if err != nil {
 		return nil, err

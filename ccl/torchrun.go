@@ -16,6 +16,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
 	"github.com/lockstep-ccl/lockstep/launcher"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Where nobody has set LOCKSTEP_COMM_ID the id is derived from what torchrun, and whoever
@@ -72,10 +73,23 @@ func oneHost(master string, size int) bool {
 	return master == "localhost" || ip != nil && ip.IsLoopback()
 }
 
+// secretDir is a directory that is this user's alone: the runtime directory, or where
+// somebody else has taken its name one below the home directory.
+func secretDir() string {
+	dir, _, err := record.Dir("")
+	if err == nil {
+		return dir
+	}
+	if cache, err := os.UserCacheDir(); err == nil {
+		return filepath.Join(cache, "lockstep")
+	}
+	return record.DefaultDir()
+}
+
 // sharedSecret returns what the file holds, which the first rank to come makes. It is
 // this user's, and nobody else may read it.
 func sharedSecret(dir, name string) ([]byte, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := record.UseDir(dir); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, name)

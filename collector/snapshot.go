@@ -17,15 +17,16 @@ type AgentSnapshot struct {
 	Master  []StreamStatus // one per job
 	GPUs    *GPUs          // nil when the agent sees none
 	NICs    *NICs          // likewise
-	Probes  *Probes        // likewise
+	Probes  *Probes        // nil when it was not told to use any
 }
 
 // Probes is what the ebpf source does: how many it watches now, and what it has ever seen.
 type Probes struct {
-	Libraries    int // with probes on them
-	Processes    int // that have one mapped
-	Watched      int // of them with a recorder kept in their name
-	Unidentified int // communicators of which it is not known which they are
+	Missing      string // what keeps it from seeing anything: not_permitted, not_supported, ...; "" when nothing does
+	Libraries    int    // with probes on them
+	Processes    int    // that have one mapped
+	Watched      int    // of them with a recorder kept in their name
+	Unidentified int    // communicators of which it is not known which they are
 	// Calls is all calls of collectives, PointToPoint of sends and receives. Of the former
 	// SampledOut were not recorded on purpose, RingFull because they came too fast, and
 	// Unplaced because it is not known whose they are: all are counted in their communicator.

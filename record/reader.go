@@ -155,6 +155,7 @@ type Reader struct {
 	mask uint64
 
 	static  Header // its live fields are zero
+	owner   uint32
 	comms   []cached[CommEntry]
 	conns   []cached[ConnEntry]
 	err     error
@@ -198,6 +199,13 @@ func open(path string) (*Reader, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: it is no regular file (%v)", ErrMagic, fi.Mode().Type())
 	}
+	if fi.Mode().Perm()&0o022 != 0 {
+		return nil, fmt.Errorf("others can write it (mode %v): %w", fi.Mode().Perm(), ErrForeign)
+	}
+	var owner uint32
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		owner = st.Uid
+	}
 	// The header is checked in a copy first: nothing can change it meanwhile.
 	var raw [HeaderSize]byte
 	n, err := f.ReadAt(raw[:], 0)
@@ -224,6 +232,7 @@ func open(path string) (*Reader, error) {
 		ring:    unsafe.Pointer(&mem[geo.ringAt()]),
 		mask:    uint64(geo.ring) - 1,
 		static:  h.header(),
+		owner:   owner,
 		pending: make([]uint64, 0, min(maxPending, int(geo.ring))),
 	}
 	return r, nil
@@ -289,6 +298,9 @@ func getName(b *[nameSize]byte) string {
 		return r
 	}, s)
 }
+
+// Owner is the user whose file it is, and whose process it can speak of.
+func (r *Reader) Owner() uint32 { return r.owner }
 
 // Path returns the name that the file was opened by.
 func (r *Reader) Path() string { return r.path }

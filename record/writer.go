@@ -29,7 +29,7 @@ type Identity struct {
 // for a process with a GPU, and brings the device and descriptor tables with it;
 // by default there are none.
 type Options struct {
-	Dir      string // "" is DefaultDir
+	Dir      string // "" is that of the package's Dir
 	Identity Identity
 	// Source is who writes. One that observes another process says which in PID, by which
 	// this program's /proc has it; 0 is this one.
@@ -44,14 +44,6 @@ type Options struct {
 	// MarksOnly makes a file of marks, with a small ring and no tables: for a process whose
 	// library has a recorder of its own, or none. Its marks count as those of the process.
 	MarksOnly bool
-}
-
-// DefaultDir is $LOCKSTEP_RUNTIME_DIR, or else /dev/shm/lockstep.
-func DefaultDir() string {
-	if dir := os.Getenv("LOCKSTEP_RUNTIME_DIR"); dir != "" {
-		return dir
-	}
-	return "/dev/shm/lockstep"
 }
 
 // Writer appends to one recorder file. Its methods, and those of its Comm and
@@ -91,9 +83,11 @@ func Create(o Options) (*Writer, error) {
 	}
 	dir := o.Dir
 	if dir == "" {
-		dir = DefaultDir()
+		dir, _, err = Dir("")
+	} else {
+		err = UseDir(dir)
 	}
-	if err := makeDir(dir); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("create recorder: %w", err)
 	}
 	w, err := create(dir, o, geo)
@@ -136,21 +130,6 @@ func (o Options) geometry() (geometry, error) {
 		g.devices, g.descs = DefaultDeviceSlots, DefaultDescSlots
 	}
 	return g, nil
-}
-
-// makeDir makes dir, and refuses one in which another user could put or swap files.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	fi, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if m := fi.Mode(); m.Perm()&0o022 != 0 && m&os.ModeSticky == 0 {
-		return fmt.Errorf("directory %s is writable by others (mode %v): chmod go-w, or set LOCKSTEP_RUNTIME_DIR", dir, m)
-	}
-	return nil
 }
 
 func create(dir string, o Options, geo geometry) (*Writer, error) {

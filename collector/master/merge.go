@@ -185,6 +185,7 @@ func (s *state) disconnected(n int32) {
 		if r := &s.ev.Ranks[i]; s.ranks[i].node == n && r.Node == n && !ended(r.Proc) {
 			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
 			r.Starved, r.Throttled, r.MemoryPressure = 0, 0, 0
+			r.OffCPU = diagnosis.OffCPU{}
 		}
 	}
 	s.ev.Nodes[n].CPUPressure, s.ev.Nodes[n].MemoryPressure = 0, 0
@@ -283,6 +284,13 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	r.ProcAt = clock.real(w.MonoProcNs, now)
 	r.CPU, r.IO = float32(finite(float64(w.Cpu))), w.Io
 	r.Starved, r.Throttled, r.MemoryPressure = share(w.Starved), share(w.Throttled), share(w.MemoryPressure)
+	r.OffCPU = diagnosis.OffCPU{}
+	if o := w.OffCpu; o != nil {
+		r.OffCPU = diagnosis.OffCPU{
+			Disk: share(o.Disk), NCCLStarved: share(o.NcclStarved), ChildDisk: share(o.ChildDisk), ChildStarved: share(o.ChildStarved),
+			For: diagnosis.WaitFor(min(o.WaitsFor, math.MaxUint8)).Known(), Resent: o.Resent,
+		}
+	}
 	r.Exit = exitOf(w.Exit, clock, now)
 	s.mergeCalls(p, r, w, clock, now)
 	if !s.trusted(n) && !p.vouched { // which is not counted now

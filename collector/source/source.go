@@ -38,7 +38,7 @@ type View struct {
 	Processes []*Process
 	GPUs      *collector.GPUs   // by the nvml source; nil when it sees none
 	NICs      *collector.NICs   // by the rdma source; likewise
-	Probes    *collector.Probes // by the ebpf source; nil where it can see nothing
+	Probes    *collector.Probes // by the ebpf source
 	// By the pressure source: the node's, as diagnosis.Node has them.
 	CPUPressure, MemoryPressure float32
 }
@@ -68,6 +68,9 @@ type Process struct {
 
 	// By the pressure source, as diagnosis.Rank has them.
 	Starved, Throttled, MemoryPressure float32
+
+	// By the ebpf source, where it watches.
+	OffCPU diagnosis.OffCPU
 
 	// By the nvml source: the GPU that the process uses (of several the one in
 	// the worst state), in CLOCK_MONOTONIC ns; and what it has reported, as diagnosis.Rank.Xid.

@@ -535,6 +535,7 @@ type Rank struct {
 	Exit           *Exit   `protobuf:"bytes,19,opt,name=exit,proto3" json:"exit,omitempty"`                                             // absent while nobody has said how it ended
 	Stall          uint32  `protobuf:"varint,20,opt,name=stall,proto3" json:"stall,omitempty"`                                          // counts the times that it was held up, while it is; 0 while it is not
 	Calls          []*Call `protobuf:"bytes,21,rep,name=calls,proto3" json:"calls,omitempty"`                                           // its last ones, oldest first, at most 32: in a stall's first report, and in full ones
+	OffCpu         *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"`                           // what its threads wait for; absent when there is nothing to tell
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -716,6 +717,98 @@ func (x *Rank) GetCalls() []*Call {
 	return nil
 }
 
+func (x *Rank) GetOffCpu() *OffCPU {
+	if x != nil {
+		return x.OffCpu
+	}
+	return nil
+}
+
+// OffCPU is diagnosis.OffCPU: shares in steps of a twentieth.
+type OffCPU struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Disk          float32                `protobuf:"fixed32,1,opt,name=disk,proto3" json:"disk,omitempty"`
+	NcclStarved   float32                `protobuf:"fixed32,2,opt,name=nccl_starved,json=ncclStarved,proto3" json:"nccl_starved,omitempty"`
+	ChildDisk     float32                `protobuf:"fixed32,3,opt,name=child_disk,json=childDisk,proto3" json:"child_disk,omitempty"`
+	ChildStarved  float32                `protobuf:"fixed32,4,opt,name=child_starved,json=childStarved,proto3" json:"child_starved,omitempty"`
+	WaitsFor      uint32                 `protobuf:"varint,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // diagnosis.WaitFor
+	Resent        uint32                 `protobuf:"varint,6,opt,name=resent,proto3" json:"resent,omitempty"`                     // segments in ten seconds, in steps of five
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffCPU) Reset() {
+	*x = OffCPU{}
+	mi := &file_progress_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffCPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffCPU) ProtoMessage() {}
+
+func (x *OffCPU) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffCPU.ProtoReflect.Descriptor instead.
+func (*OffCPU) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OffCPU) GetDisk() float32 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *OffCPU) GetNcclStarved() float32 {
+	if x != nil {
+		return x.NcclStarved
+	}
+	return 0
+}
+
+func (x *OffCPU) GetChildDisk() float32 {
+	if x != nil {
+		return x.ChildDisk
+	}
+	return 0
+}
+
+func (x *OffCPU) GetChildStarved() float32 {
+	if x != nil {
+		return x.ChildStarved
+	}
+	return 0
+}
+
+func (x *OffCPU) GetWaitsFor() uint32 {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return 0
+}
+
+func (x *OffCPU) GetResent() uint32 {
+	if x != nil {
+		return x.Resent
+	}
+	return 0
+}
+
 // Exit is how a process ended.
 type Exit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -730,7 +823,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +835,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +848,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Exit) GetBy() uint32 {
@@ -808,7 +901,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +913,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +926,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Call) GetCommId() uint64 {
@@ -893,7 +986,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -905,7 +998,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -918,7 +1011,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -999,7 +1092,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1104,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1117,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -1240,7 +1333,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1252,7 +1345,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1265,7 +1358,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1480,7 +1573,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1585,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1598,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1573,7 +1666,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1678,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1691,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1648,7 +1741,7 @@ type JobClock struct {
 
 func (x *JobClock) Reset() {
 	*x = JobClock{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1753,7 @@ func (x *JobClock) String() string {
 func (*JobClock) ProtoMessage() {}
 
 func (x *JobClock) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1766,7 @@ func (x *JobClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobClock.ProtoReflect.Descriptor instead.
 func (*JobClock) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *JobClock) GetOffsetNs() int64 {
@@ -1704,7 +1797,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +1809,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +1822,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{14}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -1790,7 +1883,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1895,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1908,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{15}
+	return file_progress_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -1919,7 +2012,7 @@ type TraceRoot struct {
 
 func (x *TraceRoot) Reset() {
 	*x = TraceRoot{}
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +2024,7 @@ func (x *TraceRoot) String() string {
 func (*TraceRoot) ProtoMessage() {}
 
 func (x *TraceRoot) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +2037,7 @@ func (x *TraceRoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRoot.ProtoReflect.Descriptor instead.
 func (*TraceRoot) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{16}
+	return file_progress_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TraceRoot) GetCommId() uint64 {
@@ -2005,7 +2098,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2017,7 +2110,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2030,7 +2123,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{17}
+	return file_progress_proto_rawDescGZIP(), []int{18}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -2074,7 +2167,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x06traced\x18\r \x03(\v2\x1d.lockstep.wire.v1.TraceResultR\x06tracedJ\x04\b\x06\x10\a\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xed\x04\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa0\x05\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -2101,7 +2194,16 @@ const file_progress_proto_rawDesc = "" +
 	"\x0fmemory_pressure\x18\x12 \x01(\x02R\x0ememoryPressure\x12*\n" +
 	"\x04exit\x18\x13 \x01(\v2\x16.lockstep.wire.v1.ExitR\x04exit\x12\x14\n" +
 	"\x05stall\x18\x14 \x01(\rR\x05stall\x12,\n" +
-	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\"v\n" +
+	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\x121\n" +
+	"\aoff_cpu\x18\x1e \x01(\v2\x18.lockstep.wire.v1.OffCPUR\x06offCpu\"\xb8\x01\n" +
+	"\x06OffCPU\x12\x12\n" +
+	"\x04disk\x18\x01 \x01(\x02R\x04disk\x12!\n" +
+	"\fnccl_starved\x18\x02 \x01(\x02R\vncclStarved\x12\x1d\n" +
+	"\n" +
+	"child_disk\x18\x03 \x01(\x02R\tchildDisk\x12#\n" +
+	"\rchild_starved\x18\x04 \x01(\x02R\fchildStarved\x12\x1b\n" +
+	"\twaits_for\x18\x05 \x01(\rR\bwaitsFor\x12\x16\n" +
+	"\x06resent\x18\x06 \x01(\rR\x06resent\"v\n" +
 	"\x04Exit\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\rR\x02by\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x16\n" +
@@ -2253,7 +2355,7 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
@@ -2261,44 +2363,46 @@ var file_progress_proto_goTypes = []any{
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
 	(*ClockEcho)(nil),     // 4: lockstep.wire.v1.ClockEcho
 	(*Rank)(nil),          // 5: lockstep.wire.v1.Rank
-	(*Exit)(nil),          // 6: lockstep.wire.v1.Exit
-	(*Call)(nil),          // 7: lockstep.wire.v1.Call
-	(*GPU)(nil),           // 8: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 9: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 10: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 11: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 12: lockstep.wire.v1.Ack
-	(*JobClock)(nil),      // 13: lockstep.wire.v1.JobClock
-	(*TraceRequest)(nil),  // 14: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 15: lockstep.wire.v1.TraceResult
-	(*TraceRoot)(nil),     // 16: lockstep.wire.v1.TraceRoot
-	(*Resync)(nil),        // 17: lockstep.wire.v1.Resync
+	(*OffCPU)(nil),        // 6: lockstep.wire.v1.OffCPU
+	(*Exit)(nil),          // 7: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 8: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 9: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 10: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 11: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 12: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 13: lockstep.wire.v1.Ack
+	(*JobClock)(nil),      // 14: lockstep.wire.v1.JobClock
+	(*TraceRequest)(nil),  // 15: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 16: lockstep.wire.v1.TraceResult
+	(*TraceRoot)(nil),     // 17: lockstep.wire.v1.TraceRoot
+	(*Resync)(nil),        // 18: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	15, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	12, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	14, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	17, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
-	16, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
+	16, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	13, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	15, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	18, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	17, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
 	4,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
 	5,  // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	9,  // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	10, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	11, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	15, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
-	8,  // 13: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	6,  // 14: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	7,  // 15: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	13, // 16: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
-	0,  // 17: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 18: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	18, // [18:19] is the sub-list for method output_type
-	17, // [17:18] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	10, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	11, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	12, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	16, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
+	9,  // 13: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	7,  // 14: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	8,  // 15: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	6,  // 16: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	14, // 17: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
+	0,  // 18: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 19: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	19, // [19:20] is the sub-list for method output_type
+	18, // [18:19] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -2323,7 +2427,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"syscall"
@@ -31,7 +32,7 @@ type Config struct {
 	// Node is this rank's logical node. Ranks with the same Node that also see
 	// the same kernel and the same Dir share memory, all others use TCP.
 	Node string
-	// Dir is the runtime directory for shared memory, "" for record.DefaultDir().
+	// Dir is the runtime directory for shared memory, "" for record.Dir's.
 	Dir string
 	// Exchange gives every member all members' blobs, by rank; NewMesh calls it
 	// the same few times on every rank (bootstrap.Control.AllGather).
@@ -89,9 +90,6 @@ func (cfg *Config) setDefaults() error {
 	if cfg.Rank < 0 || cfg.Rank >= cfg.Size {
 		return fmt.Errorf("rank %d of %d", cfg.Rank, cfg.Size)
 	}
-	if cfg.Dir == "" {
-		cfg.Dir = record.DefaultDir()
-	}
 	if cfg.Host == "" {
 		cfg.Host = "127.0.0.1"
 	}
@@ -106,7 +104,7 @@ func (cfg *Config) setDefaults() error {
 type card struct {
 	Node     string // logical node
 	Boot     string // kernel
-	Dev, Ino uint64 // runtime directory
+	Dev, Ino uint64 // runtime directory, 0 for none
 	PID      int
 	Nonce    [16]byte // makes names and proofs of this mesh unique
 	Ring     int
@@ -116,7 +114,7 @@ type card struct {
 
 // sharesMemory reports whether two ranks can map the same file.
 func (a card) sharesMemory(b card) bool {
-	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino
+	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino && (a.Ino != 0 || a.Nonce == b.Nonce)
 }
 
 // Mesh is all links of one communicator's rank, and how to sleep on them. It is the
@@ -179,9 +177,6 @@ func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 			m.Close()
 		}
 	}()
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, err
-	}
 	mine, err := m.introduce()
 	if err != nil {
 		return nil, err
@@ -230,8 +225,9 @@ func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 // it must, since one exchange less is worth more than one socket less.
 func (m *Mesh) introduce() (card, error) {
 	var st syscall.Stat_t
-	if err := syscall.Stat(m.cfg.Dir, &st); err != nil {
-		return card{}, fmt.Errorf("runtime directory %s: %w", m.cfg.Dir, err)
+	if err := m.place(&st); err != nil { // somebody else's mischief must not cost the job
+		slog.Warn("no runtime directory, so this rank talks TCP to ranks of its own node", "rank", m.cfg.Rank, "err", err)
+		st = syscall.Stat_t{}
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -246,6 +242,19 @@ func (m *Mesh) introduce() (card, error) {
 		c.RDMA = m.openRDMA()
 	}
 	return c, nil
+}
+
+// place finds the runtime directory, which must be this user's alone.
+func (m *Mesh) place(st *syscall.Stat_t) (err error) {
+	if m.cfg.Dir == "" {
+		m.cfg.Dir, _, err = record.Dir("")
+	} else {
+		err = record.UseDir(m.cfg.Dir)
+	}
+	if err != nil {
+		return err
+	}
+	return os.NewSyscallError("stat "+m.cfg.Dir, syscall.Stat(m.cfg.Dir, st))
 }
 
 func (m *Mesh) exchangeCards(ctx context.Context, mine card) error {

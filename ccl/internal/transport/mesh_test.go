@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -297,5 +298,23 @@ func readLine(m *Mesh, l Link, b []byte) (int, uint32, error) {
 		if err := u.again(); err != nil {
 			return 0, 0, err
 		}
+	}
+}
+
+// TestNoRuntimeDirectory: where somebody else has taken the runtime directory, or there is
+// none, ranks of one node talk TCP.
+func TestNoRuntimeDirectory(t *testing.T) {
+	base := t.TempDir()
+	link, file := filepath.Join(base, "link"), filepath.Join(base, "file")
+	if err := errors.Join(os.Symlink(base, link), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{link, file, filepath.Join(file, "below")} {
+		goroutines(t, oneNode, 2, func(c *Config) { c.Dir = dir }, func(m *Mesh, rank, size int) error {
+			if m.Local(1 - rank) {
+				t.Errorf("%s: memory is shared", dir)
+			}
+			return exchange(m, rank, size, 1, 10, 4096)
+		})
 	}
 }

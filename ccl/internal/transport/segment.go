@@ -80,13 +80,13 @@ func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 	}
 	if s.n > 1 {
 		if m.cfg.Rank != lead {
-			s.file, err = os.OpenFile(base+".shm", os.O_RDWR, 0)
+			s.file, err = os.OpenFile(base+".shm", os.O_RDWR|unix.O_NOFOLLOW, 0)
 		}
 		if err == nil {
 			err = s.mapFile()
 		}
 		for i := 0; i < s.n && bells && err == nil; i++ {
-			s.bells[i], err = unix.Open(bellName(base, i), unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+			s.bells[i], err = unix.Open(bellName(base, i), unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		}
 	}
 	if err := m.agree(ctx, err); err != nil {
@@ -162,6 +162,9 @@ func (s *segment) mapFile() error {
 	fi, err := s.file.Stat()
 	if err != nil {
 		return err
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("shared memory: %s is another user's", s.file.Name())
 	}
 	if fi.Size() != size {
 		return fmt.Errorf("shared memory: %s has %d bytes, want %d", s.file.Name(), fi.Size(), size)

@@ -22,6 +22,19 @@ var (
 	ErrNotHost      = errors.New("the agent is in a PID namespace of its own")
 )
 
+// missing names an error for a label.
+func missing(err error) string {
+	switch {
+	case errors.Is(err, ErrNotPermitted):
+		return "not_permitted"
+	case errors.Is(err, ErrNotSupported):
+		return "not_supported"
+	case errors.Is(err, ErrNotHost):
+		return "pid_namespace"
+	}
+	return "failed"
+}
+
 // probes is the programs, their maps, and where they are attached.
 type probes struct {
 	calls callsObjects

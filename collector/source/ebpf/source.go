@@ -17,6 +17,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -60,6 +61,9 @@ type Source struct {
 
 	mu      sync.Mutex // over what follows
 	probes  *probes
+	waits   *waits // nil where it is not seen what ranks wait for
+	noWaits error  // why not
+	targets []int  // processes of ranks
 	scanner *scanner
 	err     error // why there are no probes
 	note    error // the last trouble with one process or library
@@ -78,6 +82,9 @@ type Source struct {
 func New(o Options) *Source {
 	if o.Dir == "" {
 		o.Dir = record.DefaultDir()
+	}
+	if dir, _, err := record.DirBelow(o.Dir, ""); err == nil {
+		o.Dir = dir // else Update says what is wrong with it
 	}
 	o.Proc, o.Scan, o.Sample = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Scan, 500*time.Millisecond), max(o.Sample, 1)
 	s := &Source{
@@ -117,6 +124,7 @@ func (s *Source) begin() error {
 		return errors.Join(fmt.Errorf("ebpf: %w", err), p.close())
 	}
 	s.scanner = newScanner(s.o.Proc, p.attach)
+	s.waits, s.noWaits = watchWaits(s.o.Proc)
 	return nil
 }
 
@@ -135,6 +143,9 @@ func (s *Source) Close() error {
 	for _, r := range s.ranks {
 		r.discard()
 	}
+	if s.waits != nil {
+		errs = append(errs, s.waits.close())
+	}
 	errs = append(errs, s.ring.Close(), s.probes.close())
 	s.probes = nil
 	return errors.Join(errs...)
@@ -144,10 +155,15 @@ func (s *Source) Close() error {
 // error wraps source.ErrNoData where this machine does not allow probes at all.
 func (s *Source) Update(v *source.View) error {
 	if s.err != nil {
+		v.Probes = &collector.Probes{Missing: missing(s.err)}
 		return fmt.Errorf("%w: %w", source.ErrNoData, s.err)
 	}
 	others := map[int]bool{}
+	var targets []int
 	for _, p := range v.Processes {
+		if p.HostPID != 0 && !p.Dead() {
+			targets = append(targets, int(p.HostPID))
+		}
 		if p.HostPID != 0 && p.Source != record.SourceNCCLProbes && len(p.Comms) > 0 {
 			others[int(p.HostPID)] = true
 		}
@@ -159,7 +175,13 @@ func (s *Source) Update(v *source.View) error {
 		return s.said
 	}
 	defer s.mu.Unlock()
-	s.others, s.updated = others, v.Now
+	s.others, s.targets, s.updated = others, targets, v.Now
+	for _, p := range v.Processes {
+		p.OffCPU = diagnosis.OffCPU{}
+		if s.waits != nil && !p.Dead() && s.waits.ranks[int(p.HostPID)] != nil {
+			p.OffCPU = s.waits.ranks[int(p.HostPID)].told
+		}
+	}
 	stats := s.stats
 	v.Probes = &stats
 	s.said = s.status()
@@ -173,6 +195,10 @@ func (s *Source) status() error {
 		return s.note
 	case s.probes.exit != nil:
 		return fmt.Errorf("%w: %w", source.ErrPartly, s.probes.exit)
+	case s.waits == nil:
+		return fmt.Errorf("%w: %w", source.ErrPartly, s.noWaits)
+	case s.waits.parts != nil:
+		return fmt.Errorf("%w: %w", source.ErrPartly, s.waits.parts)
 	}
 	return nil
 }
@@ -198,6 +224,9 @@ func (s *Source) run() {
 			s.scanned = time.Now()
 		}
 		s.look(record.Now())
+		if s.waits != nil {
+			s.waits.look(s.targets, record.Now())
+		}
 		s.looked.Store(record.Now())
 		s.mu.Unlock()
 		select {

@@ -9,6 +9,7 @@
 package recorder
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,7 +24,9 @@ import (
 
 // Options of a Source. Zero fields take the defaults.
 type Options struct {
-	Dir string // "" is record.DefaultDir()
+	Dir string // and the users' directories that belong to it (record.Places); "" is record.DefaultDir()
+	// Users names the users of jobs, where it is known; others' recorders of them are refused.
+	Users map[string]uint32
 	// Node, when set, passes over recorders of other (logical) nodes.
 	Node string
 	// Max bounds the recorders that are open at a time; 256.
@@ -51,6 +54,12 @@ type Source struct {
 	stamps   []record.Stamp
 	next     int // round robin of Drain
 	order    []*file
+
+	places   []record.Place
+	placesAt int64
+	badDirs  []error         // that are refused
+	wasBad   map[string]bool // their errors
+	refused  [refusals]uint64
 }
 
 // key identifies a file's content: a path can be taken over by another file.
@@ -75,10 +84,16 @@ const tryAgain = int64(10 * time.Second)
 type file struct {
 	source.Process
 	key    key
+	seen   key            // as it was found
 	reader *record.Reader // nil once a dead process's file has been read to its end
 	dead   int64          // since when
 	idle   bool           // the last drain left nothing
 	main   *file          // of a file of marks: the recorder of the same process, whose marks they are
+
+	place    record.Place
+	user     uint32 // whose word it is
+	verified int    // the pid whose users were looked at, 0: none was
+	lived    int64  // when a process of its owner's was last seen to live, 0: never
 }
 
 // New returns a source that opens nothing before its first Update.
@@ -211,54 +226,36 @@ func (s *Source) DrainStamps(limit int, each func(*source.Process, []record.Stam
 }
 
 func (s *Source) discover(now int64) error {
-	paths, err := record.List(s.o.Dir)
-	if err != nil {
-		return err
-	}
-	listed := make(map[key]bool, len(paths))
+	s.look(now)
+	s.review(now)
+	var failed error
+	listed := map[key]bool{}
 	s.overflow = 0
-	for _, path := range paths {
-		fi, err := os.Lstat(path)
-		if err != nil {
-			continue // removed meanwhile
+	var found []*file
+	for _, place := range s.places {
+		paths, err := record.List(place.Path)
+		switch {
+		case err == nil:
+		case place.Path == s.o.Dir:
+			failed = err
+		case errors.Is(err, fs.ErrPermission): // another user's
+		default:
+			failed = cmp.Or(failed, err)
 		}
-		// A recorder is written through a mapping, which moves mtime at the kernel's
-		// leisure: a file that is open is known by its inode alone.
-		k := key{path: path, inode: inode(fi)}
-		if _, ok := s.files[k]; ok {
-			listed[k] = true
-			continue
-		}
-		b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
-		listed[b] = true
-		if was, ok := s.passed[b]; ok && (was.err == nil || now < was.again) {
-			continue
-		}
-		if len(s.files) >= s.o.Max {
-			s.overflow++
-			continue
-		}
-		r, err := record.Open(path)
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				s.passed[b] = passed{err, now + tryAgain}
+		news := 0 // of one directory: it must not keep others' from being looked at
+		for _, path := range paths {
+			if news > s.o.Max {
+				s.overflow++
+			} else if f := s.open(path, now, listed); f != nil {
+				f.place = place
+				found = append(found, f)
+				news++
 			}
-			continue
 		}
-		delete(s.passed, b)
-		f := &file{Process: source.Process{Path: path}, key: k, reader: r}
-		f.refresh()
-		if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
-			s.passed[b] = passed{}
-			_ = r.Close()
-			continue
-		}
-		if f.Created.Before(s.began) {
-			r.SeekTail(f.RingSlots) // what was overwritten before this agent was there is not lost by it
-		}
-		listed[k] = true
-		s.files[k] = f
-		s.order = append(s.order, f)
+	}
+	slices.SortStableFunc(found, first)
+	for _, f := range found {
+		s.take(f, now, listed)
 	}
 	for k := range s.passed {
 		if !listed[k] {
@@ -272,7 +269,69 @@ func (s *Source) discover(now int64) error {
 	}
 	s.joinMarks()
 	s.supersede()
-	return s.unread()
+	return cmp.Or(failed, s.unread())
+}
+
+// open opens a file that was not open, nor passed over; nil when there is nothing new.
+func (s *Source) open(path string, now int64, listed map[key]bool) *file {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return nil // removed meanwhile
+	}
+	// A recorder is written through a mapping, which moves mtime at the kernel's
+	// leisure: a file that is open is known by its inode alone.
+	k := key{path: path, inode: inode(fi)}
+	if _, ok := s.files[k]; ok {
+		listed[k] = true
+		return nil
+	}
+	b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
+	listed[b] = true
+	if was, ok := s.passed[b]; ok && (was.err == nil || now < was.again) {
+		return nil
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && !s.room(st.Uid) {
+		s.overflow++
+		return nil
+	}
+	r, err := record.Open(path)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.passed[b] = passed{err, now + tryAgain}
+		}
+		return nil
+	}
+	return &file{Process: source.Process{Path: path}, key: k, seen: b, reader: r}
+}
+
+// take has a file that was opened in the view, when it is of this node, and its owner may
+// speak of what it speaks of.
+func (s *Source) take(f *file, now int64, listed map[key]bool) {
+	f.refresh()
+	if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
+		s.passed[f.seen] = passed{}
+		_ = f.reader.Close()
+		return
+	}
+	err := s.admit(f, f.place, now)
+	if err == nil && !s.room(f.user) {
+		s.overflow++
+		_ = f.reader.Close()
+		return
+	}
+	if err != nil {
+		s.count(f.seen, err)
+		s.passed[f.seen] = passed{err, now + tryAgain}
+		_ = f.reader.Close()
+		return
+	}
+	delete(s.passed, f.seen)
+	if f.Created.Before(s.began) {
+		f.reader.SeekTail(f.RingSlots) // what was overwritten before this agent was there is not lost by it
+	}
+	listed[f.key] = true
+	s.files[f.key] = f
+	s.order = append(s.order, f)
 }
 
 // unread tells of the recorders that are there and are not read.
@@ -289,6 +348,8 @@ func (s *Source) unread() error {
 	switch {
 	case bad > 0:
 		return fmt.Errorf("%d recorder files cannot be read, one of them: %w", bad, one)
+	case len(s.badDirs) > 0:
+		return fmt.Errorf("%d runtime directories are not read, one of them: %w", len(s.badDirs), s.badDirs[0])
 	case s.overflow > 0:
 		return fmt.Errorf("%d recorders are not read: %d are, the limit", s.overflow, s.o.Max)
 	}

@@ -14,10 +14,16 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/internal/stranger"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if stranger.Role() != "" {
+		stranger.Play(play)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func create(t *testing.T, dir string, rank int32, attempt uint32) *record.Writer {
 	t.Helper()

@@ -60,16 +60,52 @@ def _put_name(b, at, text):
     b[at : at + len(name)] = name
 
 
+def _use_dir(directory):
+    """Make a directory, and refuse one in which another user could put or swap files."""
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except FileExistsError:
+        pass  # a link that leads nowhere, or a file
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        st = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if st.st_mode & stat.S_ISVTX and st.st_uid in (0, os.geteuid()):
+        return directory
+    if st.st_uid != os.geteuid():
+        raise PermissionError(f"directory {directory} is user {st.st_uid}'s: set LOCKSTEP_RUNTIME_DIR")
+    if st.st_mode & 0o022:
+        raise PermissionError(f"directory {directory} is writable by others: chmod go-w, or set LOCKSTEP_RUNTIME_DIR")
+    return directory
+
+
+def _runtime_dir(given=None):
+    """This user's runtime directory, as record.Dir finds it in Go."""
+    base = given or os.environ.get("LOCKSTEP_RUNTIME_DIR")
+    named = bool(base)
+    base = os.path.normpath(base or "/dev/shm/lockstep")
+    try:
+        st = os.stat(base)
+        if not given and st.st_mode & stat.S_ISVTX and st.st_mode & 0o002 and st.st_uid in (0, os.geteuid()):
+            return _use_dir(os.path.join(base, str(os.geteuid())))
+    except FileNotFoundError:
+        pass
+    if named:
+        try:
+            return _use_dir(base)
+        except OSError:
+            if given:
+                raise
+    return _use_dir(f"{base}-{os.geteuid()}")
+
+
 class Recorder:
     """One process's file of marks. Threads take turns."""
 
     def __init__(self, directory=None):
         _, job, node, rank, world, local, attempt = whoami()
-        directory = directory or os.environ.get("LOCKSTEP_RUNTIME_DIR") or "/dev/shm/lockstep"
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        mode = os.stat(directory).st_mode
-        if mode & 0o022 and not mode & stat.S_ISVTX:
-            raise PermissionError(f"directory {directory} is writable by others: chmod go-w, or set LOCKSTEP_RUNTIME_DIR")
+        directory = _runtime_dir(directory)
         self.pid = os.getpid()
         size = L.HEADER_SIZE + L.MARKS_RING_SLOTS * L.RECORD_SIZE
         tmp = os.path.join(directory, f".new-{self.pid}-{time.monotonic_ns()}")

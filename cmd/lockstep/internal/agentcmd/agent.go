@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/source/ebpf"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -33,6 +34,7 @@ type Cmd struct {
 	NCCLEvents string    `name:"nccl-events" default:"default" enum:"default,ops,net,all" help:"What ranks with the NCCL profiler plugin are to record: what they were started with (default), operations, also transfers over the network, or all (docs/design/nccl.md)."`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
+	EBPF       EBPF      `embed:"" prefix:"ebpf."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
 
@@ -52,6 +54,13 @@ type NIC struct {
 	Period time.Duration `default:"5s" help:"Time between two probes of all ports. Changes of links are heard of at once."`
 	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
 	Sys    string        `default:"/sys" type:"path" help:"Where sysfs is mounted."`
+}
+
+// EBPF is how the agent watches ranks that keep no recorder.
+type EBPF struct {
+	Watch  bool   `negatable:"" help:"Watch NCCL in processes that run, and what ranks wait for, by eBPF probes: calls cost a few microseconds more. Takes CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE."`
+	Job    string `placeholder:"NAME" help:"Job of processes whose environment names none (default: a name made of their first communicator)."`
+	Sample int    `default:"1" help:"Record one of so many calls of a communicator one by one, a power of two. All are counted."`
 }
 
 // Help implements kong's help provider.
@@ -117,6 +126,15 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 			}
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
+	}
+	if c.EBPF.Watch {
+		probes := ebpf.New(ebpf.Options{Dir: c.RuntimeDir, Node: c.Node, Job: c.EBPF.Job, Sample: c.EBPF.Sample, Log: log})
+		defer func() {
+			if err := probes.Close(); err != nil { // the process ends all the same, and the probes with it
+				log.Warn("probes were not taken off", "err", err)
+			}
+		}()
+		sources = append(sources, agent.NamedSource{Name: "ebpf", Source: probes})
 	}
 	if known := masterOf; true { // a job without a master by the flags may have one that lockstep attach has started
 		masterOf = func(job string) string {

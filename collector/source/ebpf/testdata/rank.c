@@ -7,15 +7,22 @@
  *   stop             no more of that
  *   time N           N all-reduces: the answer is the nanoseconds that one took
  *   leave, abort     the last communicator
+ *   asleep MS        in uninterruptible sleep (vfork(2)); "child MS": in a child
+ *   starve MS        three busy threads named as NCCL's, on one CPU
+ *   connect ADDRESS  that does not answer
  *   exit CODE
  * Arguments: rank, size, and a file that ranks share. */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,6 +61,28 @@ static void *train(void *us)
 				usleep(1000);
 		usleep((long)us);
 	}
+	return NULL;
+}
+
+static void asleep(long ms)
+{
+	if (vfork() == 0) {
+		usleep(ms * 1000);
+		_exit(0);
+	}
+}
+
+static void *busy(void *ms)
+{
+	struct timespec now;
+	cpu_set_t one;
+	CPU_ZERO(&one);
+	CPU_SET(0, &one);
+	sched_setaffinity(0, sizeof one, &one);
+	prctl(PR_SET_NAME, "NCCL Progress 0");
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	for (long end = now.tv_sec * 1000 + now.tv_nsec / 1000000 + (long)ms; now.tv_sec * 1000 + now.tv_nsec / 1000000 < end;)
+		clock_gettime(CLOCK_MONOTONIC, &now);
 	return NULL;
 }
 
@@ -125,6 +154,20 @@ int main(int argc, char **argv)
 		} else if (!strcmp(word, "abort")) {
 			ncclCommAbort(last());
 			ncomms--;
+		} else if (!strcmp(word, "asleep")) {
+			asleep(atol(arg));
+		} else if (!strcmp(word, "child")) {
+			if (fork() == 0) {
+				asleep(atol(arg));
+				_exit(0);
+			}
+		} else if (!strcmp(word, "starve")) {
+			for (int i = 0; i < 3; i++)
+				pthread_create(&thread, NULL, busy, (void *)atol(arg));
+		} else if (!strcmp(word, "connect")) {
+			struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(9)};
+			inet_pton(AF_INET, arg, &to.sin_addr);
+			connect(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), (void *)&to, sizeof to);
 		} else if (!strcmp(word, "exit")) {
 			return atoi(arg);
 		}
