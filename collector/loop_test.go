@@ -42,7 +42,11 @@ func TestMain(m *testing.M) {
 }
 
 func beAgent() {
-	a, err := agent.New(agent.Options{Node: "node", Dir: os.Getenv("LOCKSTEP_TEST_DIR"), Master: at(os.Getenv("LOCKSTEP_TEST_MASTER")), Log: slog.New(slog.DiscardHandler)})
+	var certs *wire.TLS
+	if f := os.Getenv("LOCKSTEP_TEST_CERT"); f != "" {
+		certs = &wire.TLS{CertFile: f, KeyFile: os.Getenv("LOCKSTEP_TEST_KEY"), CAFile: os.Getenv("LOCKSTEP_TEST_CA")}
+	}
+	a, err := agent.New(agent.Options{Node: "node", Dir: os.Getenv("LOCKSTEP_TEST_DIR"), Master: at(os.Getenv("LOCKSTEP_TEST_MASTER")), TLS: certs, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
 		err = a.Run(context.Background())
 	}

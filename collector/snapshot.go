@@ -116,6 +116,8 @@ type MasterSnapshot struct {
 	Overflow      uint64           // ranks, communicators or connections not tracked because a bound was reached
 	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
 	Denied        uint64           // calls that the caller's certificate does not allow
+	Messages      uint64           // messages refused before they were taken apart
+	Handshakes    uint64           // connections refused before a call: by certificate, or by the owner of their socket
 	Insecure      bool             // agents are not authenticated
 	Unseen        int              // ranks of the world that no agent tells of now
 	Foreign       uint64           // of Refused, those about ranks that another node's agent tells of

@@ -89,6 +89,8 @@ func pipeline() board {
 					why: "Calls to masters whose certificate does not allow them, and alerts that masters knew nothing of. All 0 is normal.",
 					targets: []target{
 						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
+						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
+						{expr: sum("training_job", of(names.MasterMessages, inJob)), legend: "messages to the master of {{training_job}}"},
 						{expr: sum("reason", of(names.Disbelieved)), legend: "alerts: {{reason}}"},
 					},
 					alerts: []string{names.AlertAccessDenied},
@@ -101,6 +103,37 @@ func pipeline() board {
 						{expr: highest("instance", of(names.RemediatorTrust)), legend: "remediator {{instance}}"},
 					},
 					alerts: []string{names.AlertInsecure},
+				},
+				{
+					title: "Agents that contradict each other", view: lines, width: 12, height: 7,
+					why: "Entries about ranks that another node's agent tells of, agents of a name that is taken, agents that say another attempt or size than most do. All 0 is normal; a restart shows for a second.",
+					targets: []target{
+						{expr: sum("training_job", of(names.MasterForeign, inJob)), legend: "{{training_job}}: about others' ranks"},
+						{expr: sum("training_job", of(names.MasterDuplicates, inJob)), legend: "{{training_job}}: of a name that is taken"},
+						{expr: highest("training_job", of(names.MasterDisagree, inJob)), legend: "{{training_job}}: agents that disagree"},
+					},
+					alerts: []string{names.AlertIdentityConflict},
+				},
+				{
+					title: "Ranks that no agent tells of", view: lines, width: 12, height: 7,
+					why:     "Of these ranks nothing is known: their job is not called healthy.",
+					targets: []target{{expr: highest("training_job", of(names.JobUnseen, inJob)), legend: "{{training_job}}"}},
+					alerts:  []string{names.AlertRanksUnseen},
+				},
+				{
+					title: "Certificates end in", view: lines, width: 12, height: 7, unit: units.Seconds,
+					why: "Time until a process's certificate ends, of the first; and -1 where it cannot be read again. Empty without certificates.",
+					targets: []target{
+						{expr: "min(" + of(names.CertExpiry) + " - time()) or vector(0)", legend: "first"},
+						{expr: "-max(" + of(names.CertUnreadable) + ") or vector(0)", legend: "unreadable"},
+					},
+					alerts: []string{names.AlertCertificate},
+				},
+				{
+					title: "State can be written", view: lines, width: 12, height: 7,
+					why:     "1 where a master or the remediator could write its state when it last tried; both try every few seconds.",
+					targets: []target{{expr: "min by (instance) (" + of(names.StateWritable) + ")", legend: "{{instance}}"}},
+					alerts:  []string{names.AlertStateUnwritable},
 				},
 			}},
 			{"Diagnosis", []panel{

@@ -7,9 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // State is how far a journaled alert has come.
@@ -97,6 +101,9 @@ var (
 	bucketBreakers = []byte("breakers")
 	bucketClosed   = []byte("breakers-closed")
 	keyVersion     = []byte("version")
+	keyAlive       = []byte("alive")
+
+	errInUse = errors.New("another remediator uses it")
 
 	// ErrJournalFull says that too many alerts wait for a decision.
 	ErrJournalFull = errors.New("journal: too many alerts wait for a decision")
@@ -107,14 +114,34 @@ var (
 type journal struct{ db *bolt.DB }
 
 func openJournal(path string) (*journal, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
+	wrap := func(err error) error {
+		switch {
+		case errors.Is(err, errInUse), errors.Is(err, bolterrors.ErrTimeout):
+			err = fmt.Errorf("%w: end that one first, or give this one a journal of its own", errInUse)
+		case errors.Is(err, errDamaged):
+			err = fmt.Errorf("%w: no decision can be made without it: move it away, look at what the jobs' masters and supervisors tell, and start again with a new one (breakers that were open are closed then, and what was done is not counted)", err)
+		}
+		return fmt.Errorf("journal %s: %w", path, err)
 	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 3 * time.Second})
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, wrap(err)
+	}
+	if err := statedir.Check(dir); err != nil {
+		return nil, wrap(err)
+	}
+	if err := checkPages(path, lockWithin); err != nil {
+		return nil, wrap(err)
+	}
+	j := &journal{}
+	err := guarded(func() (err error) {
+		j.db, err = bolt.Open(path, 0o600, &bolt.Options{Timeout: lockWithin})
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("journal %s: %w (is another remediator running on it?)", path, err)
+		return nil, wrap(err)
 	}
-	err = db.Update(func(tx *bolt.Tx) error {
+	err = j.change(func(tx *bolt.Tx) error {
 		for _, b := range [][]byte{bucketMeta, bucketEntries, bucketSeen, bucketBreakers, bucketClosed} {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
@@ -129,16 +156,60 @@ func openJournal(path string) (*journal, error) {
 		}
 		return nil
 	})
-	j := &journal{db}
 	if err == nil {
 		// A journal that cannot be read in full must not be decided on.
-		err = j.each(func(*Entry) {})
+		err = j.readable()
 	}
 	if err != nil {
-		db.Close()
-		return nil, fmt.Errorf("journal %s: %w", path, err)
+		j.db.Close()
+		return nil, wrap(err)
 	}
 	return j, nil
+}
+
+// lockWithin is how long another process may still hold the journal.
+const lockWithin = 3 * time.Second
+
+// readable reads everything once.
+func (j *journal) readable() error {
+	err := j.each(func(*Entry) {})
+	if err == nil {
+		_, err = j.breakers()
+	}
+	if err == nil {
+		_, err = j.closedAt()
+	}
+	if err != nil && !errors.Is(err, errDamaged) {
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return err
+}
+
+// writable writes what says nothing, to know that decisions can be.
+func (j *journal) writable(now time.Time) error {
+	return j.change(func(tx *bolt.Tx) error {
+		return tx.Bucket(bucketMeta).Put(keyAlive, []byte(now.UTC().Format(time.RFC3339Nano)))
+	})
+}
+
+// change and view are bbolt's transactions, which panic or fault on a page that has been
+// damaged since it was looked at.
+func (j *journal) change(f func(*bolt.Tx) error) error {
+	return guarded(func() error { return j.db.Update(f) })
+}
+
+func (j *journal) view(f func(*bolt.Tx) error) error {
+	return guarded(func() error { return j.db.View(f) })
+}
+
+func guarded(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: %v", errDamaged, p)
+		}
+	}()
+	return f()
 }
 
 func (j *journal) close() error { return j.db.Close() }
@@ -147,7 +218,7 @@ func (j *journal) close() error { return j.db.Close() }
 // many were new, and how many were left out because too many of their jobs wait. To
 // make room it drops the oldest closed entries, but none that acted after keep.
 func (j *journal) add(now, keep time.Time, alerts []Alert) (added, over int, err error) {
-	err = j.db.Update(func(tx *bolt.Tx) error {
+	err = j.change(func(tx *bolt.Tx) error {
 		entries, seen := tx.Bucket(bucketEntries), tx.Bucket(bucketSeen)
 		waiting := map[string]int{}
 		if err := eachEntry(entries, func(e *Entry) {
@@ -220,12 +291,12 @@ func makeRoom(entries, seen *bolt.Bucket, keep time.Time) error {
 
 // update rewrites one entry.
 func (j *journal) update(e *Entry) error {
-	return j.db.Update(func(tx *bolt.Tx) error { return putEntry(tx.Bucket(bucketEntries), e) })
+	return j.change(func(tx *bolt.Tx) error { return putEntry(tx.Bucket(bucketEntries), e) })
 }
 
 // get reads one entry.
 func (j *journal) get(seq uint64) (e *Entry, err error) {
-	err = j.db.View(func(tx *bolt.Tx) error {
+	err = j.view(func(tx *bolt.Tx) error {
 		e, err = readEntry(tx.Bucket(bucketEntries).Get(seqKey(seq)))
 		return err
 	})
@@ -234,7 +305,7 @@ func (j *journal) get(seq uint64) (e *Entry, err error) {
 
 // each calls f for each entry, oldest first; f may keep it.
 func (j *journal) each(f func(*Entry)) error {
-	return j.db.View(func(tx *bolt.Tx) error { return eachEntry(tx.Bucket(bucketEntries), f) })
+	return j.view(func(tx *bolt.Tx) error { return eachEntry(tx.Bucket(bucketEntries), f) })
 }
 
 func eachEntry(b *bolt.Bucket, f func(*Entry)) error {
@@ -249,7 +320,7 @@ func eachEntry(b *bolt.Bucket, f func(*Entry)) error {
 
 // openBreaker leaves a breaker that is open already as it is.
 func (j *journal) openBreaker(b BreakerState) error {
-	return j.db.Update(func(tx *bolt.Tx) error {
+	return j.change(func(tx *bolt.Tx) error {
 		bk := tx.Bucket(bucketBreakers)
 		if bk.Get([]byte(b.Scope)) != nil {
 			return nil
@@ -264,7 +335,7 @@ func (j *journal) openBreaker(b BreakerState) error {
 
 // closeBreaker reports whether scope was open, and remembers when it was closed.
 func (j *journal) closeBreaker(now time.Time, scope string) (was bool, err error) {
-	err = j.db.Update(func(tx *bolt.Tx) error {
+	err = j.change(func(tx *bolt.Tx) error {
 		bk := tx.Bucket(bucketBreakers)
 		if was = bk.Get([]byte(scope)) != nil; !was {
 			return nil
@@ -281,7 +352,7 @@ func (j *journal) closeBreaker(now time.Time, scope string) (was bool, err error
 // closedAt returns when each scope's breaker was last closed.
 func (j *journal) closedAt() (map[string]time.Time, error) {
 	m := map[string]time.Time{}
-	err := j.db.View(func(tx *bolt.Tx) error {
+	err := j.view(func(tx *bolt.Tx) error {
 		return tx.Bucket(bucketClosed).ForEach(func(k, v []byte) error {
 			var t time.Time
 			err := t.UnmarshalBinary(v)
@@ -294,7 +365,7 @@ func (j *journal) closedAt() (map[string]time.Time, error) {
 
 // breakers returns the open ones.
 func (j *journal) breakers() (open []BreakerState, err error) {
-	err = j.db.View(func(tx *bolt.Tx) error {
+	err = j.view(func(tx *bolt.Tx) error {
 		return tx.Bucket(bucketBreakers).ForEach(func(_, v []byte) error {
 			var b BreakerState
 			if err := json.Unmarshal(v, &b); err != nil {

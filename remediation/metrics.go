@@ -16,6 +16,7 @@ type metrics struct {
 	duration    *prometheus.HistogramVec
 	pending     prometheus.Gauge
 	disbelieved *prometheus.CounterVec
+	writable    prometheus.Gauge
 	breaker     scopes
 	remaining   scopes
 }
@@ -37,13 +38,14 @@ const (
 )
 
 func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics, error) {
-	dry, pending, trust := prom.GaugeVec(names.DryRun), prom.GaugeVec(names.ActionsPending), prom.GaugeVec(names.RemediatorTrust)
+	dry, pending, trust, writable := prom.GaugeVec(names.DryRun), prom.GaugeVec(names.ActionsPending), prom.GaugeVec(names.RemediatorTrust), prom.GaugeVec(names.StateWritable)
 	m := &metrics{
 		webhooks:    prom.CounterVec(names.Webhooks),
 		actions:     prom.CounterVec(names.Actions),
 		duration:    prom.HistogramVec(names.ActionDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
 		disbelieved: prom.CounterVec(names.Disbelieved),
 		pending:     pending.WithLabelValues(),
+		writable:    writable.WithLabelValues(),
 		breaker:     scopes{vec: prom.GaugeVec(names.BreakerOpen)},
 		remaining:   scopes{vec: prom.GaugeVec(names.BreakerRemaining)},
 	}
@@ -66,7 +68,7 @@ func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry, m.disbelieved, trust} {
+	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry, m.disbelieved, trust, writable} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -63,10 +63,12 @@ var ErrGone = errors.New("job is gone")
 
 // Options of a Remediator.
 type Options struct {
-	Config   Config
-	Journal  string // file
-	Token    []byte // bearer token that webhooks and operators must present
-	Actuator Actuator
+	Config  Config
+	Journal string // file
+	Token   []byte // bearer token of webhooks, which Alertmanager has
+	// OperatorToken is who closes breakers; it reads what Token does, too. nil: nobody can.
+	OperatorToken []byte
+	Actuator      Actuator
 	// Masters are asked about each incident before anything is done.
 	Masters Masters
 	// BelieveAlerts acts on what alerts say, without asking: whoever can post to
@@ -92,8 +94,51 @@ type Remediator struct {
 
 	deciding sync.Mutex // decisions count each other against the breakers
 
+	wrote atomic.Pointer[wrote]
+
 	warned atomic.Int64 // unix second of the last warning of a request without the token
 }
+
+// wrote is how the last attempt to write the journal ended.
+type wrote struct {
+	at  time.Time
+	err error
+}
+
+// Ready returns an error while decisions could not be journaled: nothing is decided then.
+func (r *Remediator) Ready() error {
+	w := r.wrote.Load()
+	switch {
+	case w == nil:
+		return errors.New("the journal has not been written yet")
+	case w.err != nil:
+		return fmt.Errorf("the journal cannot be written: %w", w.err)
+	case time.Since(w.at) > hangsAfter:
+		return fmt.Errorf("the journal was last written %v ago: the disk does not answer", time.Since(w.at).Round(time.Second))
+	}
+	return nil
+}
+
+// probe writes to the journal now and then, so that Ready knows.
+func (r *Remediator) probe() {
+	now := time.Now()
+	if w := r.wrote.Load(); w != nil && w.err == nil && now.Sub(w.at) < probeEvery {
+		return
+	}
+	err := r.j.writable(now)
+	if was := r.wrote.Swap(&wrote{time.Now(), err}); err != nil && (was == nil || was.err == nil) {
+		r.o.Logger.Error("the journal cannot be written: nothing is decided until it can", "err", err)
+	}
+	r.m.writable.Set(1)
+	if err != nil {
+		r.m.writable.Set(0)
+	}
+}
+
+const (
+	probeEvery = 5 * time.Second
+	hangsAfter = 4 * probeEvery
+)
 
 const (
 	maxBusy          = 16 // jobs in work at once
@@ -110,6 +155,12 @@ func New(o Options) (*Remediator, error) {
 	}
 	if len(o.Token) < 16 {
 		return nil, errors.New("remediator: the webhook token must have at least 16 bytes (openssl rand -hex 32)")
+	}
+	if o.OperatorToken != nil && len(o.OperatorToken) < 16 {
+		return nil, errors.New("remediator: the operator's token must have at least 16 bytes (openssl rand -hex 32)")
+	}
+	if o.OperatorToken != nil && subtle.ConstantTimeCompare(o.OperatorToken, o.Token) == 1 {
+		return nil, errors.New("remediator: the operator's token is the webhook's: who can post alerts could close breakers; make another one (openssl rand -hex 32)")
 	}
 	if o.Actuator == nil {
 		return nil, errors.New("remediator: no actuator")
@@ -137,6 +188,7 @@ func (r *Remediator) Run(ctx context.Context) error {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
+		r.probe()
 		if err := r.pass(ctx); err != nil {
 			r.o.Logger.Error("journal pass failed", "err", err)
 		}
@@ -470,7 +522,7 @@ func (r *Remediator) publishBreakers(history []past) error {
 //	GET  /api/v1/breakers          open breakers
 //	POST /api/v1/breakers/close    form value scope
 //
-// all of them behind the bearer token.
+// The first is for Token, the last for OperatorToken, the others for both.
 func (r *Remediator) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /webhook", r.webhook)
@@ -502,12 +554,16 @@ func (r *Remediator) Handler() http.Handler {
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !r.authorized(req) {
+			reply, code := ErrUnauthorized.Error(), http.StatusUnauthorized
+			if bears(req, r.o.Token) || bears(req, r.o.OperatorToken) {
+				reply, code = "this is not what the token is for: webhooks are Alertmanager's, closing breakers is the operator's (--operator-token-file)", http.StatusForbidden
+			}
 			r.m.webhooks.WithLabelValues(resultUnauthorized).Inc()
 			if now := time.Now().Unix(); r.warned.Swap(now) != now { // a line a second at most: anybody can cause it
 				r.o.Logger.Warn("request without the token refused", "path", req.URL.Path, "from", req.RemoteAddr)
 			}
 			w.Header().Set("WWW-Authenticate", "Bearer")
-			http.Error(w, ErrUnauthorized.Error(), http.StatusUnauthorized)
+			http.Error(w, reply, code)
 			return
 		}
 		mux.ServeHTTP(w, req)
@@ -523,11 +579,22 @@ func reply(w http.ResponseWriter, v any, err error) {
 	_ = json.NewEncoder(w).Encode(v) // the client went away: nobody to tell
 }
 
-// authorized compares digests, so that neither content nor length leaks by time.
+// authorized says whether a request bears the token that it needs.
 func (r *Remediator) authorized(req *http.Request) bool {
+	switch {
+	case req.Method != http.MethodGet && req.Method != http.MethodHead && req.URL.Path != "/webhook":
+		return bears(req, r.o.OperatorToken)
+	case req.URL.Path == "/webhook":
+		return bears(req, r.o.Token)
+	}
+	return bears(req, r.o.Token) || bears(req, r.o.OperatorToken)
+}
+
+// bears compares digests, so that neither content nor length leaks by time.
+func bears(req *http.Request, token []byte) bool {
 	got, ok := strings.CutPrefix(req.Header.Get("Authorization"), "Bearer ")
-	a, b := sha256.Sum256([]byte(got)), sha256.Sum256(r.o.Token)
-	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 && ok
+	a, b := sha256.Sum256([]byte(got)), sha256.Sum256(token)
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 && ok && len(token) > 0
 }
 
 // webhook answers 2xx only after the alerts are on disk: Alertmanager repeats

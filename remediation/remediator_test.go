@@ -26,6 +26,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var token = []byte("0123456789abcdef0123456789abcdef")
+var operatorToken = []byte("fedcba9876543210fedcba9876543210")
 
 // fake is an actuator that remembers action ids as a real one must, and can fail or hang.
 type fake struct {
@@ -121,7 +122,7 @@ func start(t *testing.T, journal string, cfg Config, act *fake) *rig {
 		journal = filepath.Join(t.TempDir(), "j.db")
 	}
 	g := &rig{t: t, act: act, reg: prometheus.NewRegistry(), events: make(chan Entry, 256)}
-	r, err := New(Options{Config: cfg, Journal: journal, Token: token, Actuator: act, Masters: act.masters, BelieveAlerts: act.masters == nil, Registry: g.reg, OnEvent: func(e Entry) { g.events <- e }})
+	r, err := New(Options{Config: cfg, Journal: journal, Token: token, OperatorToken: operatorToken, Actuator: act, Masters: act.masters, BelieveAlerts: act.masters == nil, Registry: g.reg, OnEvent: func(e Entry) { g.events <- e }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -618,7 +619,7 @@ func TestBreakerStaysOpenUntilClosed(t *testing.T) {
 		t.Fatalf("after restart: %s", got)
 	}
 	req := httptest.NewRequest(http.MethodPost, "/api/v1/breakers/close?scope=job:j", nil)
-	req.Header.Set("Authorization", "Bearer "+string(token))
+	req.Header.Set("Authorization", "Bearer "+string(operatorToken))
 	w := httptest.NewRecorder()
 	g.r.Handler().ServeHTTP(w, req)
 	if w.Code != 200 {

@@ -24,6 +24,8 @@ type Config struct {
 	DownFor, Memory time.Duration
 	// TroubleFor is the same for troubles that the pipeline survives.
 	TroubleFor time.Duration
+	// CertificateSoon is how long before its end a certificate that was not replaced is an alert.
+	CertificateSoon time.Duration
 	// StuckFor is how long an action may take.
 	StuckFor time.Duration
 
@@ -78,6 +80,7 @@ func DefaultConfig() Config {
 		Memory:             time.Hour,
 		TroubleFor:         time.Minute,
 		StuckFor:           5 * time.Minute,
+		CertificateSoon:    10 * time.Minute,
 		GPUWindow:          15 * time.Minute,
 		NICWindow:          15 * time.Minute,
 		NICFlaps:           3,

@@ -118,11 +118,55 @@ sum by (training_job, instance) (
 {denied}
 ) > 0
 or
+sum by (training_job, instance) (
+{messages}
+) > 0
+or
 sum by (instance, reason) (
 {disbelieved}
-) > 0`, "denied", newly(names.MasterDenied, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
+) > 0`, "denied", newly(names.MasterDenied, "", c), "messages", newly(names.MasterMessages, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
 			summary:     `{{ $labels.instance }} has refused somebody who claims to be another, or an incident that no master has`,
-			description: `{{ with $labels.training_job }}A caller of {{ . }}'s master showed a certificate of another node, job or role.{{ else }}An alert named an incident that the job's master does not have.{{ end }} Nothing was done. A wrong certificate or address, or an attempt.`,
+			description: `{{ with $labels.training_job }}A caller of {{ . }}'s master showed a certificate of another node, job or role, or sent what no agent sends.{{ else }}An alert named an incident that the job's master does not have.{{ end }} Nothing was done. A wrong certificate or address, or an attempt.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertIdentityConflict, severity: warning,
+			expr: promql(`
+sum by (training_job, instance) (
+{foreign}
+) > 0
+or
+sum by (training_job, instance) (
+{duplicates}
+) > 0
+or
+max by (training_job, instance) (min_over_time({disagree}[{trouble}])) > 0`,
+				"foreign", newly(names.MasterForeign, "", c), "duplicates", newly(names.MasterDuplicates, "", c),
+				"disagree", names.MasterDisagree, "trouble", c.TroubleFor),
+			summary:     `{{ $labels.training_job }}: agents contradict each other`,
+			description: `Two agents tell of the same ranks or have the same name, or one says that the job is in another attempt, or of another size, than the others do. The one that was there first, or what most say, is believed. A renamed node, a process that a restart left behind, or somebody with a stolen certificate.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertRanksUnseen, hold: c.TroubleFor, severity: warning,
+			expr:        promql(`max by (training_job) ({unseen}) > 0`, "unseen", names.JobUnseen),
+			summary:     `{{ $labels.training_job }}: no agent tells of {{ $value }} ranks`,
+			description: `The job is larger than what its master sees: a node has no agent, or its agent cannot report. Whether these ranks are well nobody knows; the job's status is unknown, not healthy.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertCertificate, hold: c.TroubleFor, severity: warning,
+			expr: promql(`max by (instance) ({unreadable}) > 0 or min by (instance) ({expiry}) - time() < {soon}`,
+				"unreadable", names.CertUnreadable, "expiry", names.CertExpiry, "soon", c.CertificateSoon.Seconds()),
+			summary:     `{{ $labels.instance }}: its certificate cannot be read again, or ends soon`,
+			description: `While it lasts the process uses what it could read last. When that ends its streams end with it: its node is not watched, or its job not judged.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertStateUnwritable, hold: c.DownFor, severity: critical,
+			expr:        promql(`max by (instance) ({writable}) == 0`, "writable", names.StateWritable),
+			summary:     `{{ $labels.instance }} cannot write its state`,
+			description: `A full or read-only disk: a master judges on, and would report open incidents a second time after a restart; a remediator decides nothing until it can write. Both say that they are not ready.`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{

@@ -213,7 +213,7 @@ func (s *state) begin(c claim) {
 		s.began = c.created
 		s.anew++
 	}
-	s.epoch = c.epoch
+	s.epoch, s.shared = c.epoch, false
 	s.epochs++
 	s.report.forgotten = nil
 	s.clearComms()
@@ -224,7 +224,7 @@ func (s *state) begin(c claim) {
 	}
 	for i := range s.nodes {
 		nd := &s.nodes[i]
-		nd.owned, nd.running, nd.youngest = 0, 0, 0
+		nd.owned, nd.running, nd.vouched, nd.youngest = 0, 0, 0, 0
 		nd.stale = nd.stale || !first // what it said of this epoch was refused until now; of another one it is asked again
 		if nd.claim.created != 0 && nd.claim.epoch == c.epoch {
 			s.setClaim(int32(i), claim{})

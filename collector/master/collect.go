@@ -20,7 +20,7 @@ func (s *state) collect(now int64) {
 	}
 	s.clock.clear() // communicators are renumbered
 	old := s.ev
-	oldComms, oldConns := s.comms, s.conns
+	oldComms, oldConns, oldBy := s.comms, s.conns, s.connBy
 	s.clearComms()
 	for i, to := range moved {
 		if to >= 0 {
@@ -28,6 +28,10 @@ func (s *state) collect(now int64) {
 			s.ev.Comms = append(s.ev.Comms, old.Comms[i])
 			s.comms = append(s.comms, oldComms[i])
 			s.members += len(old.Comms[i].Members)
+			if by := oldComms[i].by; by != several {
+				s.nodes[by].apart.comms++
+				s.nodes[by].apart.members += len(old.Comms[i].Members)
+			}
 		}
 	}
 	for i, k := range oldConns { // in order: the engine knows them by their indices
@@ -35,6 +39,8 @@ func (s *state) collect(now int64) {
 			k.comm, old.Conns[i].Comm = to, to
 			s.connOf[k] = int32(len(s.conns))
 			s.conns = append(s.conns, k)
+			s.connBy = append(s.connBy, oldBy[i])
+			s.nodes[oldBy[i]].apart.conns++
 			s.ev.Conns = append(s.ev.Conns, old.Conns[i])
 		}
 	}

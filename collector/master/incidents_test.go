@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -150,7 +152,8 @@ func TestIncidentsSurviveTheMaster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := replace(path, text); err != nil {
+	dir := stateDir(t, filepath.Dir(path))
+	if err := dir.Replace(incidentFile, text); err != nil {
 		t.Fatal(err)
 	}
 	if fi, err := os.Stat(path); err != nil || fi.Mode() != 0o600 {
@@ -158,7 +161,7 @@ func TestIncidentsSurviveTheMaster(t *testing.T) {
 	}
 	again := newScript(t)
 	again.now = s.now
-	if err := again.in.load(path, again.now); err != nil {
+	if err := again.in.load(dir, again.now); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(s.in.list(), again.in.list()); d != "" {
@@ -181,8 +184,19 @@ type always []diagnosis.Verdict
 
 func (a always) Diagnose(*diagnosis.Evidence) []diagnosis.Verdict { return a }
 
+// stateDir opens a directory as a master does.
+func stateDir(t testing.TB, path string) *statedir.Dir {
+	t.Helper()
+	d, err := statedir.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
 // keeper runs a master that finds a fault in its first pass, and saves with replace.
-func keeper(t *testing.T, replace func(path string, text []byte) error) *Master {
+func keeper(t *testing.T, replace func(text []byte) error) *Master {
 	t.Helper()
 	return start(t, Options{StateDir: t.TempDir(), Interval: time.Millisecond}, func(m *Master) {
 		m.engine, m.replace = always{verdict("k", diagnosis.Confirmed, 3)}, replace
@@ -192,7 +206,7 @@ func keeper(t *testing.T, replace func(path string, text []byte) error) *Master 
 // A disk that does not answer keeps no incident from being published.
 func TestSavingHangs(t *testing.T) {
 	release := make(chan struct{})
-	m := keeper(t, func(string, []byte) error { <-release; return nil })
+	m := keeper(t, func([]byte) error { <-release; return nil })
 	defer close(release)
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		if s := m.Snapshot(); len(s.Incidents) == 1 && s.Diagnoses > 10 {
@@ -208,7 +222,7 @@ func TestSavingHangs(t *testing.T) {
 func TestSavingIsTriedAgain(t *testing.T) {
 	saved := make(chan []byte, 1)
 	tries := 0
-	keeper(t, func(_ string, text []byte) error {
+	keeper(t, func(text []byte) error {
 		if tries++; tries < 3 {
 			return errors.New("no space left on device")
 		}
@@ -241,7 +255,9 @@ func TestBadIncidentFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			in := incidents{job: "job"}
-			err := in.load(path, t0)
+			d := stateDir(t, dir)
+			err := in.load(d, t0)
+			d.Close()
 			if err == nil || len(in.open)+len(in.closed) != 0 {
 				t.Fatalf("loaded: %v, %+v", err, in)
 			}
@@ -275,7 +291,8 @@ func FuzzLoad(f *testing.F) {
 			t.Fatal(err)
 		}
 		in := incidents{job: "job"}
-		if in.load(path, t0) == nil {
+		d := stateDir(t, filepath.Dir(path))
+		if in.load(d, t0) == nil {
 			in.update(t0, []diagnosis.Verdict{verdict("k", diagnosis.Confirmed, 1)}, 1, false)
 			in.list()
 		}
@@ -299,4 +316,30 @@ func TestAStateDirectoryOfOthers(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// Ready is that passes end and the state can be written now.
+func TestReadyIsThatStateCanBeWritten(t *testing.T) {
+	var full atomic.Bool
+	full.Store(true)
+	m := keeper(t, func([]byte) error {
+		if full.Load() {
+			return errors.New("no space left on device")
+		}
+		return nil
+	})
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("never %s: %v, %q", what, m.Ready(), m.Snapshot().StateError)
+			}
+		}
+	}
+	until("unready", func() bool { err := m.Ready(); return err != nil && strings.Contains(err.Error(), "no space left") })
+	if s := m.Snapshot(); len(s.Incidents) != 1 {
+		t.Errorf("it does not judge: %+v", s)
+	}
+	full.Store(false)
+	until("ready", func() bool { return m.Ready() == nil && m.Snapshot().StateError == "" })
 }

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // Options of a Master. Job and Listen are required.
@@ -57,18 +57,22 @@ type Master struct {
 	listener net.Listener
 	creds    grpc.ServerOption
 	engine   diagnoser
-	recorder *replay.Recorder // nil: nothing is recorded
-	path     string           // of the incident file, "" when there is none
-	replace  func(path string, text []byte) error
+	recorder *replay.Recorder        // nil: nothing is recorded
+	path     string                  // of the incident file, "" when there is none
+	dir      *statedir.Dir           // of the state, nil when there is none
+	replace  func(text []byte) error // of the incident file
 
-	started   time.Time
-	stopping  chan struct{}
-	receivers sync.WaitGroup
-	denied    atomic.Uint64 // calls that the caller's certificate does not allow
-	changed   chan struct{} // capacity 1: there is something to save
-	kept      chan struct{} // closed when the last of it was
-	saved     atomic.Pointer[saved]
-	snapshot  atomic.Pointer[collector.MasterSnapshot]
+	started    time.Time
+	told       atomic.Int64 // unix second of the last line about a refusal
+	stopping   chan struct{}
+	receivers  sync.WaitGroup
+	denied     atomic.Uint64 // calls that the caller's certificate does not allow
+	handshakes atomic.Uint64 // that were refused
+	messages   atomic.Uint64 // that were not taken apart
+	changed    chan struct{} // capacity 1: there is something to save
+	kept       chan struct{} // closed when the last of it was
+	saved      atomic.Pointer[saved]
+	snapshot   atomic.Pointer[collector.MasterSnapshot]
 
 	mu        sync.Mutex // guards all below
 	state     *state
@@ -112,29 +116,32 @@ func New(o Options) (*Master, error) {
 	}
 	m := &Master{
 		o: o, log: cmp.Or(o.Log, slog.Default()).With("job", o.Job),
-		creds:    grpc.Creds(creds),
 		engine:   diagnosis.New(o.Diagnosis),
 		started:  time.Now(),
-		replace:  replace,
 		stopping: make(chan struct{}),
 		changed:  make(chan struct{}, 1),
 		kept:     make(chan struct{}),
 		state:    newState(o.Job, o.Limits),
 	}
+	m.creds = grpc.Creds(&counted{creds, &m.handshakes})
 	m.incidents = incidents{job: o.Job, closeAfter: o.CloseAfter}
 	if o.StateDir != "" {
-		if err := m.restore(); err != nil {
-			return nil, fmt.Errorf("master: %w", err)
+		err := m.restore()
+		if err == nil {
+			err = m.startRecording()
 		}
-		if err := m.startRecording(); err != nil {
+		if err != nil {
+			m.leave()
 			return nil, fmt.Errorf("master: %w", err)
 		}
 	}
 	if m.listener, err = net.Listen("tcp", o.Listen); err != nil {
+		m.leave()
 		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
 	}
 	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() && !o.Insecure {
 		m.listener.Close()
+		m.leave()
 		return nil, fmt.Errorf("master: listen for agents on %s: beyond loopback agents must be authenticated: give certificate, key and CA (lockstep pki makes them), or say that whoever reaches this address may report faults of this job", at)
 	}
 	if o.Insecure {
@@ -147,17 +154,14 @@ func New(o Options) (*Master, error) {
 // restore loads the incident file. A damaged one is set aside and reported:
 // a job without its master would be worse than one incident reported twice.
 func (m *Master) restore() error {
-	if err := os.MkdirAll(m.o.StateDir, 0o700); err != nil {
-		return fmt.Errorf("state directory: %w", err)
+	dir, err := statedir.Open(m.o.StateDir)
+	if err != nil {
+		return fmt.Errorf("%w (one master a state directory)", err)
 	}
-	m.path = filepath.Join(m.o.StateDir, "incidents.json")
-	for _, path := range []string{m.o.StateDir, m.path} {
-		if err := own(path); err != nil {
-			return err
-		}
-	}
-	err := m.incidents.load(m.path, time.Unix(0, m.now()))
-	if err == nil || errors.Is(err, errForeign) {
+	m.dir, m.path = dir, dir.Join(incidentFile)
+	m.replace = func(text []byte) error { return dir.Replace(incidentFile, text) }
+	err = m.incidents.load(dir, time.Unix(0, m.now()))
+	if err == nil || errors.Is(err, errForeign) || errors.Is(err, statedir.ErrForeign) {
 		return err
 	}
 	aside := m.path + ".damaged"
@@ -166,6 +170,13 @@ func (m *Master) restore() error {
 		return fmt.Errorf("set aside a damaged incident file: %w", err)
 	}
 	return nil
+}
+
+// leave gives the state directory back.
+func (m *Master) leave() {
+	if m.dir != nil {
+		_ = m.dir.Close()
+	}
 }
 
 // Addr is where agents connect.
@@ -206,6 +217,7 @@ func (m *Master) Run(ctx context.Context) error {
 		case <-time.After(saveWithin):
 			m.log.Error("the last changes of incidents are not saved: the disk does not answer", "file", m.path)
 		}
+		m.leave()
 	}()
 
 	tick := time.NewTicker(m.o.Interval)
@@ -288,6 +300,11 @@ func (m *Master) watchAgents(now int64) {
 			m.state.disconnected(int32(i))
 			m.log.Warn("agent lost", "node", n.Name, "silent_for", time.Duration(now-n.LastSeen))
 		}
+		if nd := &m.state.nodes[i]; n.Lost && !nd.gone && nd.owned > 0 && now-n.LastSeen >= strangerAfter {
+			nd.gone = true
+			m.state.askDenied()
+			m.askAll()
+		}
 	}
 }
 
@@ -303,7 +320,7 @@ func (m *Master) paused(now int64) bool {
 	connected, silent, unheard := 0, 0, 0
 	for i := range m.state.nodes {
 		nd, n := &m.state.nodes[i], &m.state.ev.Nodes[i]
-		if nd.stream == nil || n.Lost {
+		if nd.stream == nil || n.Lost || nd.owned == 0 && m.state.seen > 0 { // who has no ranks says nothing of them
 			continue
 		}
 		connected++
@@ -351,7 +368,7 @@ func (m *Master) publish(now int64) {
 		DiagnosisLast: m.passLast, Overflow: m.state.overflow, Refused: m.state.refused,
 		Recording: m.recording(),
 		Denied:    m.denied.Load(), Insecure: m.o.Insecure,
-		Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
+		Handshakes: m.handshakes.Load(), Messages: m.messages.Load(), Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
 	}
 	for i := range m.state.nodes {
 		if m.state.nodes[i].claim.created != 0 && m.state.heard(int32(i)) {
@@ -366,7 +383,7 @@ func (m *Master) publish(now int64) {
 		s.Ranks[ev.Ranks[i].Proc]++
 		s.Step = max(s.Step, ev.Ranks[i].Step)
 		s.Overflow += m.state.ranks[i].overflow
-		if n := m.state.ranks[i].node; n < 0 || m.state.nodes[n].stream == nil && !ended(ev.Ranks[i].Proc) || ev.Nodes[n].Lost && !ended(ev.Ranks[i].Proc) {
+		if n := m.state.ranks[i].node; n < 0 || !m.state.trusted(n) || m.state.nodes[n].stream == nil && !ended(ev.Ranks[i].Proc) || ev.Nodes[n].Lost && !ended(ev.Ranks[i].Proc) {
 			s.Unseen++
 		}
 	}

@@ -53,6 +53,7 @@ type state struct {
 	ev     diagnosis.Evidence
 
 	epoch                    // that the job is in
+	shared  bool             // ranks of several nodes are known to be in one communicator
 	epochs  uint64           // that it has been in
 	rumours map[uint64]int32 // communicators that agents told of whose ranks are others', and which agent did
 	claims  int              // nodes whose agents have another word
@@ -67,6 +68,7 @@ type state struct {
 	commOf  map[uint64]int32
 	connOf  map[connKey]int32
 	conns   []connKey // parallel to ev.Conns
+	connBy  []int32   // node that told of it first; likewise
 	arrived map[arrivalKey]int32
 
 	clock jobClock
@@ -94,8 +96,11 @@ type node struct {
 	sequence uint64 // of the last report
 	lateAt   int64  // when it last reported a pause of its own
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
+	gone     bool   // it has been silent for so long that its ranks are anybody's
 	denied   bool   // it spoke for processes of which another agent tells, too
 
+	vouched  int   // of its ranks, those that are in a communicator with another node's
+	apart    apart // what it alone has told of
 	claim    claim
 	rumours  int    // of state.rumours, that it told of first
 	chose    uint64 // the last of state.epochs that it was for before the job was in it
@@ -117,6 +122,10 @@ type process struct {
 	overflow uint64 // of its recorder's tables
 	stall    uint32 // that the rank's calls are of
 }
+
+// apart is what an agent has told of that no other one has a part in. It gets at most half of each
+// table, so that one that invents leaves room for the others.
+type apart struct{ comms, members, conns int }
 
 type commIndex struct {
 	leftAt  int64      // when the last member left, 0 while one is there
@@ -155,11 +164,11 @@ func (s *state) revision() uint64 { s.revisions++; return s.revisions }
 var nobody = diagnosis.Member{World: -1, Peer: -1, FaultPeer: -1}
 
 func (s *state) clearComms() {
-	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns = nil, nil, nil, nil, nil
+	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns, s.connBy = nil, nil, nil, nil, nil, nil
 	s.commOf = map[uint64]int32{}
 	s.rumours = map[uint64]int32{}
 	for i := range s.nodes {
-		s.nodes[i].rumours = 0
+		s.nodes[i].rumours, s.nodes[i].apart = 0, apart{}
 	}
 	s.connOf = map[connKey]int32{}
 	s.arrived = map[arrivalKey]int32{}
@@ -203,6 +212,7 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	}
 	ev := &s.ev.Nodes[n]
 	ev.LastSeen, ev.Lost, ev.MapError = now, false, nd.clock.err()
+	nd.gone = false
 	ev.CPUPressure, ev.MemoryPressure = share(r.CpuPressure), share(r.MemoryPressure)
 
 	s.report = oneReport{}
@@ -248,7 +258,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
 	if p.node != n || p.created != w.CreatedUnixNs {
-		if !s.mayTake(n, w) {
+		if !s.mayTake(n, w, now) {
 			s.refused++
 			return
 		}
@@ -283,6 +293,10 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 	r.Exit = exitOf(w.Exit, clock, now)
 	s.mergeCalls(p, r, w, clock, now)
+	if !s.trusted(n) && !p.vouched { // which is not counted now
+		s.doubt(r)
+		return
+	}
 	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
 	r.GPU = diagnosis.GPU{}
 	if g := w.Gpu; g != nil {
@@ -357,11 +371,21 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		return
 	}
 	c, ok := s.commOf[w.CommId]
+	if !s.trusted(n) && (!ok || s.comms[c].by == n) {
+		s.refused++
+		s.foreign++
+		s.nodes[n].denied = true
+		return
+	}
 	if !ok {
-		if len(s.ev.Comms) >= s.limits.Comms || int(w.Size) > s.limits.Members-s.members {
+		own := &s.nodes[n].apart
+		if len(s.ev.Comms) >= s.limits.Comms || int(w.Size) > s.limits.Members-s.members ||
+			own.comms >= (s.limits.Comms+1)/2 || own.members+int(w.Size) > (s.limits.Members+1)/2 {
 			s.overflow++
 			return
 		}
+		own.comms++
+		own.members += int(w.Size)
 		members := make([]diagnosis.Member, w.Size)
 		for i := range members {
 			members[i] = nobody
@@ -383,7 +407,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		s.refused++
 		return
 	}
-	s.vouch(n, c, w.WorldRank)
+	s.vouch(n, c, w.WorldRank, now)
 	if w.CommName != "" {
 		comm.Name = bounded(w.CommName)
 	}
@@ -441,7 +465,7 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 	link := record.LinkState(w.Link)
 	// A path that is up and idle counts: without it one whose other path is down looks dead.
 	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link != record.LinkNone
-	if tx := s.conn(connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
+	if tx := s.conn(n, connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
 		if w.Name != "" {
 			tx.Name = bounded(w.Name)
 		}
@@ -457,22 +481,24 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 		tx.Link, tx.LinkAt, tx.Switches = link, clock.real(w.MonoLinkNs, now), w.Switches
 		tx.Outages, tx.Resent = w.Outages, w.Resent
 	}
-	if rx := s.conn(connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
+	if rx := s.conn(n, connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
 		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)
 	}
 }
 
 // conn returns a connection, a new one when create says so and there is room.
-func (s *state) conn(k connKey, create bool) *diagnosis.Conn {
+func (s *state) conn(n int32, k connKey, create bool) *diagnosis.Conn {
 	i, ok := s.connOf[k]
 	if !ok {
 		if !create {
 			return nil
 		}
-		if len(s.ev.Conns) >= s.limits.Conns {
+		if len(s.ev.Conns) >= s.limits.Conns || s.nodes[n].apart.conns >= (s.limits.Conns+1)/2 {
 			s.overflow++
 			return nil
 		}
+		s.nodes[n].apart.conns++
+		s.connBy = append(s.connBy, n)
 		i = int32(len(s.ev.Conns))
 		s.ev.Conns = append(s.ev.Conns, diagnosis.Conn{Comm: k.comm, Src: k.src, Dst: k.dst, Transport: k.transport})
 		s.conns = append(s.conns, k)

@@ -248,7 +248,7 @@ func TestMerge(t *testing.T) {
 		if ev.Ranks[0].Node != n || s.foreign == 0 {
 			t.Errorf("rank 0 is node %d's, and node %d's agent is heard", ev.Ranks[0].Node, n)
 		}
-		s.ev.Nodes[n].Lost = true
+		s.ev.Nodes[n].Lost, s.ev.Nodes[n].LastSeen = true, now-strangerAfter
 		s.disconnected(n)
 		s.merge(other, r, now)
 		if err := check(s); err != nil || ev.Ranks[0].Node != other || ev.Comms[0].Members[0].World != -1 || ev.Comms[0].Members[1].World != 1 {

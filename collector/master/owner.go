@@ -1,6 +1,8 @@
 package master
 
 import (
+	"time"
+
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -17,6 +19,9 @@ func (s *state) count(rank int32, now int64) {
 	p := &s.ranks[rank]
 	nd := &s.nodes[p.node]
 	nd.owned++
+	if p.vouched {
+		nd.vouched++
+	}
 	if nd.since == 0 {
 		nd.since = now
 	}
@@ -33,13 +38,21 @@ func (s *state) uncount(rank int32) {
 	}
 	nd := &s.nodes[p.node]
 	nd.owned--
+	if p.vouched {
+		nd.vouched--
+	}
 	if !ended(s.ev.Ranks[rank].Proc) {
 		nd.running--
 	}
 }
 
+// strangerAfter is how long an agent must have been silent before another process than its
+// own takes its rank's place in the same attempt, ns. The same process under another node's
+// name (a pod that replaced another) need not wait, and a new attempt neither.
+const strangerAfter = int64(30 * time.Second)
+
 // mayTake reports whether a node's process may take a rank's place.
-func (s *state) mayTake(n int32, w *wire.Rank) bool {
+func (s *state) mayTake(n int32, w *wire.Rank, now int64) bool {
 	p := &s.ranks[w.WorldRank]
 	nd := &s.nodes[n]
 	switch {
@@ -56,7 +69,7 @@ func (s *state) mayTake(n int32, w *wire.Rank) bool {
 		return true
 	case ended(diagnosis.ProcState(w.Proc)):
 		return false // what has ended takes nobody's place
-	case s.heard(p.node) && !ended(s.ev.Ranks[w.WorldRank].Proc):
+	case !ended(s.ev.Ranks[w.WorldRank].Proc) && (s.heard(p.node) || w.CreatedUnixNs != p.created && now-s.ev.Nodes[p.node].LastSeen < strangerAfter):
 		s.foreign++
 		nd.denied = true // it may be believed when the other one is gone
 		return false
@@ -65,20 +78,66 @@ func (s *state) mayTake(n int32, w *wire.Rank) bool {
 }
 
 // vouch notes that a rank is in a communicator with ranks of other nodes, and those with it.
-func (s *state) vouch(n, c, world int32) {
+func (s *state) vouch(n, c, world int32, now int64) {
 	k := &s.comms[c]
 	if k.by != n && k.by != several {
+		own := &s.nodes[k.by].apart
+		own.comms--
+		own.members -= len(s.ev.Comms[c].Members)
 		k.by = several
 		s.reopened = true
 		for _, m := range s.ev.Comms[c].Members {
 			if m.World >= 0 && int(m.World) < len(s.ranks) {
-				s.ranks[m.World].vouched = true
+				s.vouched(m.World)
 			}
 		}
+		s.vouched(world)
+		s.share(now)
 	}
 	if k.by == several {
-		s.ranks[world].vouched = true
+		s.vouched(world)
 	}
+}
+
+func (s *state) vouched(rank int32) {
+	p := &s.ranks[rank]
+	if p.vouched || p.node < 0 {
+		return
+	}
+	p.vouched = true
+	nd := &s.nodes[p.node]
+	if nd.vouched++; nd.vouched == 1 && s.shared {
+		nd.stale = true // what it said of its processes is believed from now on
+	}
+}
+
+// trusted reports whether what a node tells may lead to a verdict. Once a job is known to
+// communicate between nodes, a node none of whose ranks does tells of processes that may be
+// none of the job's: any agent that may report of the job can claim ranks that nobody tells of.
+func (s *state) trusted(n int32) bool { return !s.shared || s.nodes[n].vouched > 0 }
+
+// share begins to tell the job's nodes from others.
+func (s *state) share(now int64) {
+	if s.shared {
+		return
+	}
+	s.shared = true
+	for i := range s.ranks {
+		p := &s.ranks[i]
+		if p.node < 0 || s.trusted(p.node) {
+			continue
+		}
+		s.uncount(int32(i))
+		s.doubt(&s.ev.Ranks[i])
+		s.count(int32(i), now)
+		s.report.forget(int32(i))
+	}
+}
+
+// doubt removes what would be believed of a process.
+func (s *state) doubt(r *diagnosis.Rank) {
+	s.calls -= len(r.Calls)
+	*r = diagnosis.Rank{Node: r.Node, PID: r.PID, Attempt: r.Attempt}
 }
 
 // contest takes a rank from an agent that nobody vouches for, when another one knows a
@@ -174,7 +233,7 @@ func (s *state) evictIdle(now int64) {
 func (s *state) evict(idle func(i int) bool) {
 	for i := range s.nodes {
 		name := s.ev.Nodes[i].Name
-		if name == "" || s.nodes[i].owned > 0 || !idle(i) {
+		if name == "" || s.nodes[i].owned > 0 || s.nodes[i].apart != (apart{}) || !idle(i) {
 			continue
 		}
 		s.setClaim(int32(i), claim{})

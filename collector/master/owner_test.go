@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -86,7 +87,15 @@ func TestARankIsItsFirstAgents(t *testing.T) {
 		s.merge(c, words(first, noon, 7, alive, 1), noon)
 		is(t, s, first, "a", "b")
 		s.ev.Nodes[b].Lost = true
-		s.merge(c, words(first, noon, 7, alive, 1), noon)
+		s.merge(c, words(first, noon, 7, alive, 1), noon) // the same process: the node was renamed
+		is(t, s, first, "a", "c")
+	})
+	t.Run("of a lost agent, another process", func(t *testing.T) {
+		s, _, b, c := start()
+		s.ev.Nodes[b].Lost = true
+		s.merge(c, words(first, noon+1, 7, alive, 1), noon)
+		is(t, s, first, "a", "b")
+		s.merge(c, words(first, noon+1, 7, alive, 1), noon+strangerAfter)
 		is(t, s, first, "a", "c")
 	})
 	t.Run("as many as a node has", func(t *testing.T) {
@@ -273,5 +282,111 @@ func TestIdleNodesAreEvicted(t *testing.T) {
 	s.nodes[s.node("c")].stream = &stream{}
 	if s.node("d") >= 0 || s.overflow != 1 {
 		t.Error("a connected agent was evicted")
+	}
+}
+
+// One agent's inventions leave room for what the others tell of, and what several
+// tell of is no invention.
+func TestInventionsLeaveRoom(t *testing.T) {
+	s := newState("job", Limits{Comms: 8, Members: 64, Conns: 32})
+	e := epoch{0, 3}
+	liar, a, b := s.node("liar"), s.node("a"), s.node("b")
+	s.merge(liar, words(e, noon, 100, alive, 2), noon)
+	for id := range uint64(100) {
+		r := words(e, noon, 200+id, alive, 2)
+		for ch := range uint32(50) {
+			r.Connections = append(r.Connections, &wire.Connection{CommId: 200 + id, Rank: 2, Peer: 0, Channel: ch, Posted: 1})
+		}
+		s.merge(liar, r, noon)
+	}
+	for id := range uint64(4) {
+		for i, n := range []int32{a, b} {
+			r := words(e, noon, 7+id, alive, int32(i))
+			r.Connections = append(r.Connections, &wire.Connection{CommId: 7 + id, Rank: int32(i), Peer: int32(1 - i), Posted: 1})
+			s.merge(n, r, noon)
+		}
+	}
+	if err := check(s); err != nil {
+		t.Error(err)
+	}
+	for id := range uint64(4) {
+		c, ok := s.commOf[7+id]
+		if !ok || s.comms[c].by != several {
+			t.Errorf("communicator %d: %v", id, ok)
+		}
+	}
+	if s.nodes[liar].apart.comms != 4 || s.nodes[liar].apart.conns > 16 || s.nodes[b].apart.comms != 0 || len(s.ev.Conns) < 8 {
+		t.Errorf("the liar's %+v, b's %+v, %d connections", s.nodes[liar].apart, s.nodes[b].apart, len(s.ev.Conns))
+	}
+}
+
+// Strangers that are connected and silent do not make a master believe that it cannot see.
+func TestSilentStrangersPauseNothing(t *testing.T) {
+	m := &Master{o: Options{Interval: 100 * time.Millisecond}, state: newState("job", Limits{})}
+	s := m.state
+	s.nodes[s.node("a")].stream = &stream{}
+	s.merge(s.node("a"), words(epoch{0, 1}, noon, 7, alive, 0), noon)
+	for i := range 10 {
+		n := s.node(fmt.Sprint("stranger-", i))
+		s.nodes[n].stream = &stream{}
+		s.ev.Nodes[n].LastSeen = noon - int64(time.Second)
+		s.nodes[n].lateAt = noon
+	}
+	if m.paused(noon) {
+		t.Error("paused")
+	}
+}
+
+// Of a job that communicates between nodes, an agent whose ranks take no part brings about
+// no verdict, though it may tell of ranks that nobody else tells of.
+func TestAStrangersRanksBringAboutNothing(t *testing.T) {
+	e := epoch{0, 5}
+	for _, first := range []bool{false, true} {
+		s, engine := newState("job", Limits{}), diagnosis.New(diagnosis.Config{})
+		a, b, liar := s.node("a"), s.node("b"), s.node("liar")
+		now, seq := noon, uint64(10)
+		lie := func() {
+			r := words(e, noon-1, 99, diagnosis.ProcGone, 3, 4)
+			r.Ranks[1].Proc = uint32(alive)
+			for i, m := range r.Members {
+				m.Rank, m.Size, m.MonoEnqueuedNs, m.MonoStartedNs = int32(i), 2, 1, 1
+			}
+			r.Members[0].Enqueued, r.Members[0].Started = 4, 4 // it is gone, and the other one waits for it
+			s.merge(liar, r, now)
+		}
+		job := func() {
+			for n, ranks := range map[int32][]int32{a: {0, 1}, b: {2}} {
+				r := words(e, noon, 7, alive, ranks...)
+				for _, m := range r.Members {
+					m.Size, m.Enqueued, m.Started, m.Finished, m.Ops = 3, seq, seq, seq, seq
+				}
+				r.MonoSentNs = now - noon + 1e9
+				s.merge(n, r, now)
+			}
+		}
+		if first {
+			lie()
+		}
+		for range 100 {
+			now += 1e8
+			seq++
+			job()
+			if now > noon+1e9 || first {
+				lie()
+			}
+			s.ev.Now = now
+			s.collect(now)
+			for _, v := range engine.Diagnose(&s.ev) {
+				if v.Level == diagnosis.Confirmed {
+					t.Fatalf("first %v: after %d ms: %+v", first, (now-noon)/1e6, v)
+				}
+			}
+			if err := check(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s.foreign == 0 || s.trusted(liar) || !s.trusted(a) || !s.trusted(b) {
+			t.Errorf("%d refused; the liar is trusted: %v", s.foreign, s.trusted(liar))
+		}
 	}
 }

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // storeVersion of the incident file; another version is refused, not guessed at.
@@ -31,9 +29,13 @@ type stored struct {
 // errForeign is the error of a file that another job's or version's master wrote.
 var errForeign = errors.New("not this master's file")
 
+// maxStored bounds the incident file.
+const maxStored = 64 << 20
+
 // load fills t from the file; a file that does not exist is an empty one.
-func (t *incidents) load(path string, now time.Time) error {
-	text, err := os.ReadFile(path)
+func (t *incidents) load(dir *statedir.Dir, now time.Time) error {
+	path := dir.Join(incidentFile)
+	text, err := dir.ReadFile(incidentFile, maxStored)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -59,24 +61,6 @@ func (t *incidents) load(path string, now time.Time) error {
 	return nil
 }
 
-// own refuses what others could have written: an incident there would be believed.
-func own(path string) error {
-	fi, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("whose it is: %w", err)
-	}
-	if st, ok := fi.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s is user %d's, and this master is user %d's: give it a state directory of its own", path, st.Uid, os.Geteuid())
-	}
-	if fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%s can be written by others (mode %04o), and what is in it is believed: chmod go-w it", path, fi.Mode().Perm())
-	}
-	return nil
-}
-
 // encode returns the file's content.
 func (t *incidents) encode() ([]byte, error) {
 	s := stored{Version: storeVersion, Job: t.job, Number: t.number, Closed: t.closed, Opened: t.opened, Confirmed: t.confirmed}
@@ -86,25 +70,8 @@ func (t *incidents) encode() ([]byte, error) {
 	return json.Marshal(s)
 }
 
-// replace replaces the file as a whole; a crash leaves the old one or the new one.
-func replace(path string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp") // mode 0600
-	if err != nil {
-		return fmt.Errorf("save incidents: %w", err)
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return fmt.Errorf("save incidents to %s: %w", path, err)
-	}
-	return nil
-}
+// incidentFile is in the state directory.
+const incidentFile = "incidents.json"
 
 const (
 	saveAgain  = time.Second     // after a failure
@@ -180,7 +147,10 @@ func (m *Master) save() error {
 	text, err := m.incidents.encode()
 	m.mu.Unlock()
 	if err == nil {
-		err = m.replace(m.path, text)
+		err = m.replace(text)
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("save incidents: %w", err)
+	}
+	return nil
 }

@@ -87,7 +87,7 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 	first, err := g.Recv()
 	late.Stop()
 	if err != nil {
-		return err
+		return m.refuseMessage(err)
 	}
 	if err := m.mayReport(g.Context(), first.GetHello()); err != nil {
 		return err
@@ -113,7 +113,7 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			return m.refuseMessage(err)
 		}
 		switch {
 		case msg.GetReport() != nil:
@@ -134,6 +134,15 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 			return status.Error(codes.InvalidArgument, "neither a report nor a trace result")
 		}
 	}
+}
+
+// refuseMessage counts what could not be taken apart, or was not to be.
+func (m *Master) refuseMessage(err error) error {
+	switch status.Code(err) {
+	case codes.ResourceExhausted, codes.Internal, codes.InvalidArgument, codes.Unimplemented:
+		m.messages.Add(1)
+	}
+	return err
 }
 
 // duplicateAfter is how long an agent must have been silent before another instance
@@ -249,7 +258,8 @@ func (s *state) agentStatus(now int64) []collector.AgentStatus {
 	var out []collector.AgentStatus
 	for i := range s.nodes {
 		n := &s.ev.Nodes[i]
-		if n.Name == "" || s.nodes[i].stream == nil && running[i] == 0 && (owned[i] > 0 || now-n.LastSeen > rememberFor) {
+		stranger := s.nodes[i].since == 0 && (s.nodes[i].stream == nil || n.Lost) // it never had ranks, and is not missed
+		if n.Name == "" || stranger || s.nodes[i].stream == nil && running[i] == 0 && (owned[i] > 0 || now-n.LastSeen > rememberFor) {
 			continue
 		}
 		a := collector.AgentStatus{

@@ -38,7 +38,9 @@ func (m *Master) mayCall(ctx context.Context, allowed func(wire.Identity) error)
 func (m *Master) refuse(err error) error {
 	if err != nil {
 		m.denied.Add(1)
-		m.log.Warn("call refused", "err", err)
+		if now := time.Now().Unix(); m.told.Swap(now) != now { // a line a second at most: whoever is refused could fill a disk
+			m.log.Warn("call refused", "err", err)
+		}
 		return status.Error(codes.PermissionDenied, err.Error())
 	}
 	return nil

@@ -28,6 +28,10 @@ const (
 	AlertTraceDrops        = "LockstepTraceDrops"
 	AlertAccessDenied      = "LockstepAccessDenied"
 	AlertInsecure          = "LockstepInsecure"
+	AlertIdentityConflict  = "LockstepIdentityConflict"
+	AlertRanksUnseen       = "LockstepRanksUnseen"
+	AlertCertificate       = "LockstepCertificateTrouble"
+	AlertStateUnwritable   = "LockstepStateUnwritable"
 
 	AlertGPUXidFatal           = "LockstepGPUXidFatal"
 	AlertGPULost               = "LockstepGPULost"

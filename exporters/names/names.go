@@ -101,6 +101,9 @@ func (m *Metric) String() string { return m.Name }
 // On every component.
 var (
 	BuildInfo      = def(All, Gauge, "lockstep_build_info", "", "Version of this lockstep process; always 1.", LabelVersion, LabelRevision, LabelGoVersion, LabelComponent)
+	CertUnreadable = def(All, Gauge, "lockstep_certificate_unreadable", "", "1 while this process's certificate, its key or its CA cannot be read again, and those that could be last are used until they end. Absent without certificates.")
+	CertExpiry     = def(All, Gauge, "lockstep_certificate_expiry_timestamp_seconds", "seconds", "When this process's certificate ends, in Unix time. Absent without certificates.")
+	StateWritable  = def(All, Gauge, "lockstep_state_writable", "", "Whether a master's state directory, or the remediator's journal, could be written when that was last tried. Absent on others.")
 	SeriesOverflow = def(All, Counter, "lockstep_series_overflow_total", "", "Label sets that were not exported because their family had reached its cap.", LabelFamily)
 )
 
@@ -240,6 +243,12 @@ var (
 	RecordingSkipped = def(Master, Counter, "lockstep_recording_passes_skipped_total", "", "Diagnosis passes whose evidence was not recorded, by reason: paced (it would cost too much), busy (the disk does not keep up), failed (it refuses).", LabelJob, LabelReason)
 	RecordingReach   = def(Master, Gauge, "lockstep_recording_reach_seconds", "seconds", "How far back the rolling recording of evidence goes.", LabelJob)
 	MasterDenied     = def(Master, Counter, "lockstep_master_denied_total", "", "Calls that were refused because the caller's certificate does not allow them: another node's, job's or role's.", LabelJob)
+	MasterHandshakes = def(Master, Counter, "lockstep_master_handshakes_refused_total", "", "Connections to the master that were refused before a call: without a certificate, of another authority or trust domain, or by the owner of their socket.", LabelJob)
+	MasterMessages   = def(Master, Counter, "lockstep_master_messages_refused_total", "", "Messages that ended their stream unread: compressed, too long, of too many entries, or not the protocol's.", LabelJob)
+	MasterForeign    = def(Master, Counter, "lockstep_master_foreign_total", "", "Entries of agents' reports, of those refused, about ranks that another node's agent, which is heard, tells of.", LabelJob)
+	MasterDuplicates = def(Master, Counter, "lockstep_master_duplicate_agents_total", "", "Agents refused because another one of the same node is heard: two have one name, and with TLS one certificate.", LabelJob)
+	MasterDisagree   = def(Master, Gauge, "lockstep_master_disagreeing_agents", "", "Agents that say that the job is in another attempt, or of another size, than most say.", LabelJob)
+	JobUnseen        = def(Master, Gauge, "lockstep_job_unseen_ranks", "", "Ranks of the job that no agent tells of now: nothing is known of them.", LabelJob)
 	MasterInsecure   = def(Master, Gauge, "lockstep_master_insecure", "", "1 when anybody who reaches the master may report faults of the job (--insecure-agents).", LabelJob)
 	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )

@@ -69,6 +69,12 @@ func (m *Master) Collect(ch chan<- prometheus.Metric) {
 		p.send(names.MasterRefused, float64(s.Refused), s.Job)
 		sendRecording(p, s)
 		p.send(names.MasterDenied, float64(s.Denied), s.Job)
+		p.send(names.MasterHandshakes, float64(s.Handshakes), s.Job)
+		p.send(names.MasterMessages, float64(s.Messages), s.Job)
+		p.send(names.MasterForeign, float64(s.Foreign), s.Job)
+		p.send(names.MasterDuplicates, float64(s.Duplicates), s.Job)
+		p.send(names.MasterDisagree, float64(s.Disagreeing), s.Job)
+		p.send(names.JobUnseen, float64(s.Unseen), s.Job)
 		insecure := 0.0
 		if s.Insecure {
 			insecure = 1

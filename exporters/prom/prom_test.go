@@ -295,7 +295,8 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	a, agents := newAgent(t, agentSnapshot(), prom.Options{})
 	a.Collective(allReduce(1, time.Millisecond))
 	masters := prometheus.NewPedanticRegistry()
-	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}))
+	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
+		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }))
 	exposed := map[string]bool{}
 	for _, reg := range []*prometheus.Registry{agents, masters, prom.NewRegistry(names.Agent, prom.Build{})} {
 		families, err := reg.Gather()

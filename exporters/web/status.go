@@ -34,7 +34,7 @@ type Status struct {
 	Job       string     `json:"job"`
 	At        time.Time  `json:"at"`
 	Stale     bool       `json:"stale"`  // the master has not published for a while
-	Health    string     `json:"health"` // confirmed, suspected, healthy; unknown when nodes are out of sight
+	Health    string     `json:"health"` // confirmed, suspected, healthy; unknown when nodes or ranks are out of sight, or none has been seen
 	Attempt   uint32     `json:"attempt"`
 	Step      uint64     `json:"step"`
 	WorldSize int        `json:"world_size"`
@@ -44,6 +44,7 @@ type Status struct {
 	Closed    []Incident `json:"closed_incidents"` // newest first
 	Delay     []Matrix   `json:"delay_matrices"`
 	Untracked uint64     `json:"untracked"`
+	Unseen    int        `json:"unseen_ranks"`      // that no agent tells of now
 	Diagnosis float64    `json:"diagnosis_seconds"` // the last pass
 
 	now time.Time
@@ -123,7 +124,7 @@ func (s *status) view() *Status {
 	}
 	v := &Status{
 		Job: snap.Job, At: snap.At, Attempt: snap.Attempt, Step: snap.Step, WorldSize: snap.WorldSize,
-		Untracked: snap.Overflow, Diagnosis: snap.DiagnosisLast.Seconds(),
+		Untracked: snap.Overflow, Unseen: snap.Unseen, Diagnosis: snap.DiagnosisLast.Seconds(),
 		Ranks: []Count{}, Agents: []Agent{}, Open: []Incident{}, Closed: []Incident{}, Delay: []Matrix{},
 		now: s.now(),
 	}
@@ -137,7 +138,7 @@ func (s *status) view() *Status {
 		v.Agents = append(v.Agents, Agent{a.Node, label.Agent(a), a.LastSeen, a.Ranks, a.MapError.Seconds()})
 	}
 	v.Health = "healthy"
-	if len(v.Agents) == 0 || v.Lost() > 0 {
+	if len(v.Agents) == 0 || v.Lost() > 0 || v.WorldSize == 0 || v.Unseen > 0 || v.Stale {
 		v.Health = "unknown"
 	}
 	for i := range snap.Incidents {

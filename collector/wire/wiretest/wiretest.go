@@ -15,14 +15,15 @@ const Domain = "test.example"
 
 // Authority signs certificates into a directory of a test's.
 type Authority struct {
-	t   testing.TB
-	dir string
-	ca  *pki.Authority
+	t    testing.TB
+	dir  string
+	ca   *pki.Authority
+	Life time.Duration // of the certificates that it issues
 }
 
 // NewAuthority returns an authority with a certificate of its own.
 func NewAuthority(t testing.TB) *Authority {
-	a := &Authority{t: t, dir: t.TempDir()}
+	a := &Authority{t: t, dir: t.TempDir(), Life: time.Hour}
 	a.Renew()
 	return a
 }
@@ -54,7 +55,7 @@ func (a *Authority) Remediator() wire.TLS {
 
 func (a *Authority) issue(name string, id wire.Identity, hosts ...string) wire.TLS {
 	a.t.Helper()
-	files, err := a.ca.Issue(name, id, hosts, time.Hour)
+	files, err := a.ca.Issue(name, id, hosts, a.Life)
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -83,13 +83,19 @@ func newCluster(c *cluster) (*cluster, error) {
 			return nil, err
 		}
 	}
-	b := make([]byte, 32)
-	rand.Read(b)
-	c.token = hex.EncodeToString(b)
-	if err := os.WriteFile(filepath.Join(dir, "token"), []byte(c.token+"\n"), 0o600); err != nil {
+	if c.token, err = secret(filepath.Join(dir, "token")); err != nil {
 		return nil, err
 	}
-	return c, nil
+	_, err = secret(filepath.Join(dir, "operator-token"))
+	return c, err
+}
+
+// secret makes a token's file.
+func secret(file string) (string, error) {
+	b := make([]byte, 32)
+	rand.Read(b)
+	token := hex.EncodeToString(b)
+	return token, os.WriteFile(file, []byte(token+"\n"), 0o600)
 }
 
 // start brings everything up, the job last.
@@ -129,7 +135,7 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 	parts := []*part{
 		{name: "master", args: append([]string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}, masterTLS...)},
 		{name: "remediator", args: append([]string{"remediator", "--master", masterGRPC, "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
-			"--token-file", filepath.Join(c.dir, "token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, remediatorTLS...)},
+			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, remediatorTLS...)},
 	}
 	for i, addr := range c.agents {
 		agentTLS, err := certs.flags(fmt.Sprintf("agent%d", i), wire.Identity{Role: wire.RoleAgent, Node: c.nodeName(i)})

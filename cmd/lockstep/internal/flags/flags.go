@@ -48,6 +48,14 @@ func Build() prom.Build {
 	return prom.Build{Version: buildinfo.Version(), Revision: buildinfo.Revision()}
 }
 
+// Certificates are those of this process, for its metrics.
+func Certificates() (list []prom.Certificate) {
+	for _, c := range wire.Certificates() {
+		list = append(list, prom.Certificate{Expires: c.Expires, Unreadable: c.Err != nil})
+	}
+	return list
+}
+
 // TLS is mutual TLS between agents and masters.
 type TLS struct {
 	Cert       string `type:"existingfile" placeholder:"FILE" help:"Own certificate (PEM). With key and CA: mutual TLS between agents and masters; read again at each handshake."`

@@ -76,9 +76,12 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reg := prom.NewRegistry(names.Master, flags.Build(), prom.NewMaster(m.Snapshot, prom.Options{}), traces)
+	reg := prom.NewRegistry(names.Master, flags.Build(), prom.NewMaster(m.Snapshot, prom.Options{}), prom.Certificates(flags.Certificates), traces)
+	if c.StateDir != "" {
+		reg.MustRegister(prom.State(func() string { return m.Snapshot().StateError }))
+	}
 	o := c.Web.Options("Lockstep master of "+c.Job, "Who broke step, and why.", log)
-	o.Metrics, o.Status = prom.Handler(reg, log), m.Snapshot
+	o.Metrics, o.Status, o.Ready = prom.Handler(reg, log), m.Snapshot, m.Ready
 	srv, err := web.New(o)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 // Breaker is `lockstep breaker`: what is open, and closing it.
 type Breaker struct {
 	URL       string `default:"http://127.0.0.1:9410" placeholder:"URL" help:"The remediator (default: ${default})."`
-	TokenFile string `required:"" type:"existingfile" placeholder:"FILE" help:"File with the bearer token."`
+	TokenFile string `required:"" type:"existingfile" placeholder:"FILE" help:"File with the operator's bearer token (lockstep remediator --operator-token-file)."`
 	Close     string `placeholder:"SCOPE" help:"Close this breaker: total, units or job:NAME. Refused actions are not replayed."`
 }
 
@@ -28,8 +28,8 @@ restarts too, until a person has looked and closes it. Closing replays nothing: 
 refused a restart and still hangs must be restarted by hand.
 
 Examples:
-  lockstep breaker --token-file token                     list open breakers
-  lockstep breaker --token-file token --close job:llm     let the job be acted on again`
+  lockstep breaker --token-file operator-token                     list open breakers
+  lockstep breaker --token-file operator-token --close job:llm     let the job be acted on again`
 }
 
 // Run lists or closes.

@@ -25,7 +25,8 @@ import (
 type Cmd struct {
 	Config                string            `name:"config.file" type:"existingfile" placeholder:"FILE" help:"Policies and breaker (default: restart on confirmed hangs, dry run)."`
 	Journal               string            `default:"/var/lib/lockstep/remediator.db" type:"path" help:"Journal file."`
-	TokenFile             string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager and operators present; at least 16 bytes, readable by nobody else. Required to run."`
+	TokenFile             string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager presents; at least 16 bytes, readable by nobody else. Required to run."`
+	OperatorTokenFile     string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that operators close breakers with (lockstep breaker), another one than Alertmanager's; without it nobody can."`
 	Supervisor            map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
 	Master                []string          `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens: it is asked about each incident before anything is done. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
 	InsecureBelieveAlerts bool              `help:"Act on what alerts say, without asking the job's master: whoever can post to Alertmanager can then restart jobs."`
@@ -43,7 +44,7 @@ over OTLP, in the trace of their incident, when OTEL_EXPORTER_OTLP_ENDPOINT is s
 Examples:
   lockstep remediator --token-file token --master 127.0.0.1:9401 --journal r.db
                                          decide and journal, act on nothing (dry run)
-  lockstep remediator --config.file r.yaml --token-file token --supervisor llm=/run/lockstep/llm/control.sock \\
+  lockstep remediator --config.file r.yaml --token-file token --operator-token-file operator-token --supervisor llm=/run/lockstep/llm/control.sock \\
     --master 'lockstep-master-{job}:9401' --tls.cert r.crt --tls.key r.key --tls.ca ca.crt
   lockstep remediator --config.file r.yaml --check
 
@@ -82,6 +83,14 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	var operator []byte
+	if c.OperatorTokenFile != "" {
+		if operator, err = readToken(c.OperatorTokenFile); err != nil {
+			return err
+		}
+	} else {
+		log.Warn("no breaker can be closed: there is no --operator-token-file")
+	}
 	if len(c.Master) == 0 && !c.InsecureBelieveAlerts {
 		return errors.New("remediator: --master is missing: it is asked about each incident, an alert alone is no reason to restart a job")
 	}
@@ -101,9 +110,9 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		return err
 	}
 	defer traces.Close()
-	reg := prom.NewRegistry(names.Remediator, flags.Build(), traces)
+	reg := prom.NewRegistry(names.Remediator, flags.Build(), prom.Certificates(flags.Certificates), traces)
 	r, err := remediation.New(remediation.Options{
-		Config: cfg, Journal: c.Journal, Token: token, Logger: log, Registry: reg, OnEvent: traces.Action,
+		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg, OnEvent: traces.Action,
 		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts,
 		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
 	})
@@ -111,7 +120,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		return err
 	}
 	o := c.Web.Options("Lockstep remediator", "Turns alerts into actions.", log)
-	o.Metrics = prom.Handler(reg, log)
+	o.Metrics, o.Ready = prom.Handler(reg, log), r.Ready
 	srv, err := web.New(o)
 	if err != nil {
 		return err

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// listening returns the ports of loopback, and of every address, that this host listens on.
+func listening(t *testing.T) map[int]bool {
+	t.Helper()
+	f, err := os.Open("/proc/self/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	ports := map[int]bool{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		w := strings.Fields(lines.Text())
+		if len(w) < 4 || w[3] != "0A" {
+			continue
+		}
+		_, port, _ := strings.Cut(w[1], ":")
+		if b, err := hex.DecodeString(port); err == nil && len(b) == 2 {
+			ports[int(b[0])<<8|int(b[1])] = true
+		}
+	}
+	return ports
+}
+
+// scan connects again and again to each port that opens from now on, silent or with
+// garbage, and keeps the connections, until stop is called; it returns to how many ports.
+func scan(t *testing.T) (stop func() (ports int)) {
+	t.Helper()
+	old, quit := listening(t), make(chan struct{})
+	found := map[int]bool{}
+	var done sync.WaitGroup
+	done.Go(func() {
+		var conns []net.Conn
+		defer func() {
+			for _, c := range conns {
+				c.Close()
+			}
+		}()
+		for n := 0; ; n++ {
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			for port := range listening(t) {
+				if old[port] {
+					continue
+				}
+				found[port] = true
+				for i := range 10 {
+					c, err := net.DialTimeout("tcp", fmt.Sprint("127.0.0.1:", port), time.Second)
+					if err != nil {
+						break
+					}
+					if i%2 == 0 {
+						_, _ = c.Write([]byte("\x00\xff garbage, whatever is spoken here\r\n\r\n"))
+					}
+					if conns = append(conns, c); len(conns) > 600 {
+						conns[0].Close()
+						conns = conns[1:]
+					}
+				}
+			}
+			time.Sleep(2 * time.Millisecond)
+		}
+	})
+	return func() int { close(quit); done.Wait(); return len(found) }
+}
+
+// rendezvousFlood connects to all ports that a job's ranks open, and a preflight check's,
+// while they meet: they meet all the same.
+func rendezvousFlood(t *testing.T, w *town) {
+	for name, args := range map[string][]string{
+		"job": {"run", "--job", "flooded", "--ranks", "4", "--nodes", "2", "--dir", w.path("flooded"), "--runtime-dir", w.path("flooded-rt"), "--quiet", "--",
+			"lockstep", "train", "--dp", "2", "--tp", "1", "--pp", "2", "--dir", w.path("flooded-train"), "--steps", "20", "--pace", "1ms"},
+		"preflight": {"preflight", "--ranks", "3", "--json", w.path("preflight.json")},
+	} {
+		stop := scan(t)
+		ctx, cancel := context.WithTimeout(context.Background(), 4*bound)
+		out, err := exec.CommandContext(ctx, "lockstep", args...).CombinedOutput()
+		cancel()
+		ports := stop()
+		var exit *exec.ExitError
+		if name == "preflight" && errors.As(err, &exit) && exit.ExitCode() == 3 && bytes.Contains(out, []byte("latency")) && !bytes.Contains(out, []byte("rank that went away")) {
+			err = nil // all ranks met and were measured; whether they are fast meanwhile is another matter
+		}
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out[max(0, len(out)-1500):])
+		}
+		if name == "job" && ports == 0 {
+			t.Error("no port of the job's was found")
+		}
+		t.Logf("%s: %d ports were flooded", name, ports)
+	}
+}
+
+// hostileRecorders has another user write recorder files where agents look.
+func hostileRecorders(t *testing.T, w *town) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	list, err := filepath.Glob(w.path("rt", "node0", "*"))
+	if err != nil || len(list) == 0 {
+		t.Fatalf("%v: %v", list, err)
+	}
+	for _, path := range []string{filepath.Join(filepath.Dir(list[0]), "forged.rec"), list[0]} {
+		if out, err := asNobody("sh", "-c", "echo x >"+path).CombinedOutput(); err == nil {
+			t.Errorf("another user writes %s: %s", path, out)
+		}
+	}
+	// Files of another user that are there all the same (root's mistake) speak for nobody's job.
+	for _, from := range list {
+		if b, err := os.ReadFile(from); err == nil && strings.HasSuffix(from, ".rec") {
+			to := strings.TrimSuffix(from, ".rec") + "x.rec"
+			if err := errors.Join(os.WriteFile(to, b, 0o600), os.Chown(to, 65534, 65534)); err != nil {
+				t.Fatal(err)
+			}
+			defer os.Remove(to)
+		}
+	}
+	time.Sleep(time.Second)
+}

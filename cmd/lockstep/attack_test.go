@@ -1,0 +1,550 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	_ "google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/status"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/collector/wire/pki"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// TestAttackers plays attackers against real processes with their default flags, one in
+// each position of docs/design/trust.md. All the while a client that is honest asks the
+// master, and the job trains: nothing may be restarted, excluded, blinded, held up or
+// exhausted, and each refusal is counted.
+func TestAttackers(t *testing.T) {
+	w := newTown(t)
+	for _, a := range []struct {
+		name   string
+		attack func(*testing.T, *town)
+	}{
+		{"HostOnTheNetwork", hostOnTheNetwork},
+		{"OtherCertificates", otherCertificates},
+		{"AgentOfAnotherNode", agentOfAnotherNode},
+		{"StolenCertificate", stolenCertificate},
+		{"HostileMessages", hostileMessages},
+		{"Floods", floods},
+		{"AnotherUserOfTheHost", anotherUser},
+		{"WhoCanPostAlerts", whoCanPostAlerts},
+		{"TwoOfEach", twoOfEach},
+		{"RendezvousFlood", rendezvousFlood},
+		{"HostileRecorders", hostileRecorders},
+	} {
+		t.Run(a.name, func(t *testing.T) {
+			watch := w.watch()
+			a.attack(t, w)
+			watch.unharmed(t)
+		})
+	}
+	t.Run("DamagedState", func(t *testing.T) { damagedState(t, w) })
+}
+
+// session is a raw stream to the master.
+type session struct {
+	wire.Collector_ProgressClient
+	close func()
+	sent  uint64
+}
+
+func (w *town) dial(t *testing.T, creds credentials.TransportCredentials, opts ...grpc.CallOption) (*session, error) {
+	t.Helper()
+	conn, err := grpc.NewClient(w.grpc, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	c, err := wire.NewCollectorClient(conn).Progress(ctx, opts...)
+	s := &session{Collector_ProgressClient: c, close: func() { cancel(); conn.Close() }}
+	t.Cleanup(s.close)
+	return s, err
+}
+
+// as opens a stream with a certificate and says hello as a node; the error is the master's.
+func (w *town) as(t *testing.T, f wire.TLS, node string, opts ...grpc.CallOption) (*session, error) {
+	t.Helper()
+	creds, err := f.MasterOf(townJob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := w.dial(t, creds, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.hello(node)
+}
+
+func (s *session) hello(node string) error {
+	h := &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Job: townJob, Node: node, Instance: rand.Uint64(), BootId: "of an attacker"}
+	if err := s.Send(&wire.AgentMessage{Body: &wire.AgentMessage_Hello{Hello: h}}); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	_, err := s.Recv()
+	return err
+}
+
+func (s *session) report(r *wire.Report) error {
+	s.sent++
+	r.Sequence, r.MonoSentNs, r.RealSentNs = s.sent, record.Now(), time.Now().UnixNano()
+	return s.Send(&wire.AgentMessage{Body: &wire.AgentMessage_Report{Report: r}})
+}
+
+// ended returns what the master says at the end of a stream.
+func (s *session) ended() error {
+	for {
+		if _, err := s.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+// grows checks that refusals were counted.
+func grows(t *testing.T, addr string, m *names.Metric, before float64, labels ...string) {
+	t.Helper()
+	eventually(t, m.Name+" counted", func() error {
+		if now := metric(t, addr, m, labels...); now <= before {
+			return fmt.Errorf("%v, before %v", now, before)
+		}
+		return nil
+	})
+}
+
+func hostOnTheNetwork(t *testing.T, w *town) {
+	before := metric(t, w.web, names.MasterHandshakes)
+	for range 5 {
+		if s, err := w.dial(t, insecure.NewCredentials()); err == nil {
+			if err := s.hello("node0"); err == nil {
+				t.Error("a report without a certificate")
+			}
+		}
+		c, err := net.Dial("tcp", w.grpc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write(bytes.Repeat([]byte("\x16\x03garbage"), 1<<10))
+		c.Close()
+	}
+	grows(t, w.web, names.MasterHandshakes, before)
+	for _, path := range []string{"/api/v1/actions", "/api/v1/breakers"} {
+		if err := w.get(w.rem+path, "", nil); err == nil || !strings.Contains(err.Error(), "401") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func otherCertificates(t *testing.T, w *town) {
+	theirs, err := pki.Init(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, handshakes := metric(t, w.web, names.MasterDenied), metric(t, w.web, names.MasterHandshakes)
+	real := files(t, w.ca, "for-the-ca-file", wire.Identity{Role: wire.RoleRemediator})
+	stranger := files(t, theirs, "x", wire.Identity{Role: wire.RoleAgent, Node: "node0"})
+	stranger.CAFile = real.CAFile // they know whom to expect
+	for name, c := range map[string]struct {
+		files wire.TLS
+		node  string
+	}{
+		"another authority's":         {stranger, "node0"},
+		"another trust domain's":      {files(t, w.ca, "foreign", wire.Identity{Domain: "else.example", Role: wire.RoleAgent, Node: "node0"}), "node0"},
+		"another node's":              {files(t, w.ca, "agent9", wire.Identity{Role: wire.RoleAgent, Node: "node9"}), "node0"},
+		"another tenant's, same node": {files(t, w.ca, "agent0-theirs", wire.Identity{Role: wire.RoleAgent, Node: "node0", Jobs: []string{"theirs"}}), "node0"},
+		"a remediator's":              {real, "node0"},
+		"a master's":                  {files(t, w.ca, "master-theirs", wire.Identity{Role: wire.RoleMaster, Jobs: []string{"theirs"}}, "127.0.0.1"), "node0"},
+	} {
+		if s, err := w.as(t, c.files, c.node); err == nil {
+			t.Errorf("%s certificate speaks for %s", name, c.node)
+			s.close()
+		}
+	}
+	grows(t, w.web, names.MasterDenied, before)
+	grows(t, w.web, names.MasterHandshakes, handshakes)
+	// Nobody but a remediator asks for incidents.
+	f := files(t, w.ca, "agent9", wire.Identity{Role: wire.RoleAgent, Node: "node9"})
+	creds, err := f.MasterOf(townJob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(w.grpc, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	if _, err := wire.NewIncidentsClient(conn).Incident(ctx, &wire.IncidentRequest{Job: townJob, Id: "x"}); status.Code(err) != codes.PermissionDenied {
+		t.Error(err)
+	}
+}
+
+// forged is a report of an attacker's choice about some ranks, in a communicator of its own.
+func forged(attempt uint32, world int32, created time.Time, proc diagnosis.ProcState, ranks ...int32) *wire.Report {
+	r := &wire.Report{}
+	now := record.Now()
+	for i, rank := range ranks {
+		r.Ranks = append(r.Ranks, &wire.Rank{WorldRank: rank, WorldSize: world, Pid: 1, Attempt: attempt, CreatedUnixNs: created.UnixNano(), Proc: uint32(proc), MonoProcNs: now - 60e9, Step: math.MaxUint64})
+		m := &wire.Member{CommId: 0xbad, CommName: "forged", WorldRank: rank, Rank: int32(i), Size: int32(len(ranks)), Attempt: attempt, State: uint32(record.CommJoined), Coll: uint32(record.AllReduce), Peer: -1, Bytes: 8, Enqueued: 5, Started: 5, Finished: 4, MonoEnqueuedNs: now - 60e9, MonoStartedNs: now - 60e9}
+		if i == 0 {
+			m.Enqueued, m.Started = 4, 4 // it never entered
+		}
+		r.Members = append(r.Members, m)
+	}
+	return r
+}
+
+// The strongest stranger: a certificate for every job, of a node that the job does not run on.
+func agentOfAnotherNode(t *testing.T, w *town) {
+	f := files(t, w.ca, "agent-evil", wire.Identity{Role: wire.RoleAgent, Node: "evil"})
+	foreign, refused := metric(t, w.web, names.MasterForeign), metric(t, w.web, names.MasterRefused)
+	now := time.Now()
+	lies := []*wire.Report{
+		forged(0, townRanks, now.Add(9*time.Second), diagnosis.ProcGone, 0, 1, 2, 3),
+		forged(0, townRanks, now.Add(9*time.Second), diagnosis.ProcStopped, 0, 1, 2, 3),
+		forged(0, townRanks, time.Unix(1, 0), diagnosis.ProcGone, 3),
+		forged(1, townRanks, now, diagnosis.ProcRunning, 0, 1, 2, 3),
+		forged(1, townRanks, now, diagnosis.ProcGone, 0, 1, 2, 3),
+		forged(999, townRanks, now.Add(9*time.Second), diagnosis.ProcStopped, 0, 1, 2, 3),
+		forged(1<<20, townRanks, now, diagnosis.ProcRunning, 0, 1),
+		forged(math.MaxUint32, townRanks, now, diagnosis.ProcRunning, 0, 1),
+		forged(0, 100_000, now, diagnosis.ProcRunning, 0, 99_999),
+		forged(0, math.MaxInt32, now, diagnosis.ProcRunning, 0, 1),
+		forged(0, 1, now, diagnosis.ProcGone, 0),
+		forged(0, townRanks, now.Add(time.Hour), diagnosis.ProcGone, 0),
+		forged(0, townRanks, now, diagnosis.ProcGone, -1, math.MaxInt32, math.MinInt32),
+	}
+	s, err := w.as(t, f, "evil")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for s.Collector_ProgressClient != nil {
+			if _, err := s.Recv(); err != nil {
+				return
+			}
+		}
+	}()
+	for range 5 {
+		for _, lie := range lies {
+			if err := s.report(lie); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	// One that stays: an operator is told.
+	if err := s.report(forged(7, townRanks, now, diagnosis.ProcRunning, 0, 1, 2, 3)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "seen to disagree", func() error {
+		if n := metric(t, w.web, names.MasterDisagree); n != 1 {
+			return fmt.Errorf("%v agents disagree", n)
+		}
+		return nil
+	})
+	grows(t, w.web, names.MasterForeign, foreign)
+	grows(t, w.web, names.MasterRefused, refused)
+	s.close()
+}
+
+// A second process with the certificate of a node whose agent lives.
+func stolenCertificate(t *testing.T, w *town) {
+	before := metric(t, w.web, names.MasterDuplicates)
+	f := files(t, w.ca, "stolen", wire.Identity{Role: wire.RoleAgent, Node: "node1"})
+	for range 20 {
+		if s, err := w.as(t, f, "node1"); status.Code(err) != codes.AlreadyExists {
+			t.Errorf("while the node's agent is heard: %v", err)
+		} else {
+			s.close()
+		}
+	}
+	grows(t, w.web, names.MasterDuplicates, before)
+}
+
+func hostileMessages(t *testing.T, w *town) {
+	f := files(t, w.ca, "agent-evil", wire.Identity{Role: wire.RoleAgent, Node: "evil"})
+	before := metric(t, w.web, names.MasterMessages)
+	open := func(opts ...grpc.CallOption) *session {
+		var s *session
+		eventually(t, "let in", func() (err error) { s, err = w.as(t, f, "evil", opts...); return err })
+		return s
+	}
+	bomb := &wire.Report{}
+	for range wire.MaxEntries * 4 {
+		bomb.Arrivals = append(bomb.Arrivals, &wire.Arrival{})
+	}
+	s := open()
+	_ = s.report(bomb)
+	if err := s.ended(); !strings.Contains(err.Error(), "more than 8192 entries") {
+		t.Errorf("a report of %d entries: %v", len(bomb.Arrivals), err)
+	}
+	s.close()
+	if s, err := w.as(t, f, "evil", grpc.UseCompressor("gzip")); err == nil {
+		t.Error("a compressed hello was taken")
+		s.close()
+	}
+	s = open()
+	long := forged(0, townRanks, time.Now(), diagnosis.ProcRunning, 0)
+	long.Members[0].CommName = strings.Repeat("x", wire.MaxMessage)
+	_ = s.report(long)
+	if err := s.ended(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("a report of %d bytes: %v", wire.MaxMessage, err)
+	}
+	s.close()
+	grows(t, w.web, names.MasterMessages, before+2)
+	// Reports as fast as they go, each of the most entries about ranks of others.
+	s = open()
+	most := &wire.Report{}
+	for i := range int32(wire.MaxEntries / 2) {
+		r := forged(uint32(i%8), townRanks, time.Now(), diagnosis.ProcRunning, i%townRanks)
+		r.Members[0].CommId = uint64(i)
+		most.Ranks, most.Members = append(most.Ranks, r.Ranks...), append(most.Members, r.Members...)
+	}
+	go func() { _ = s.ended() }()
+	for begin := time.Now(); time.Since(begin) < time.Second; {
+		if err := s.report(most); err != nil {
+			break
+		}
+	}
+	s.close()
+}
+
+// Connections and names by the hundred, silent and not, while an honest agent comes anew.
+func floods(t *testing.T, w *town) {
+	var conns []net.Conn
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for i := range 400 {
+		addr := []string{w.grpc, w.web, w.rem, w.agents[0]}[i%4]
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			break
+		}
+		if i%3 == 0 {
+			_, _ = c.Write([]byte("G"))
+		}
+		conns = append(conns, c)
+	}
+	f := files(t, w.ca, "agent-evil", wire.Identity{Role: wire.RoleAgent, Node: "evil"})
+	denied := metric(t, w.web, names.MasterDenied)
+	var names0 sync.WaitGroup
+	for i := range 8 {
+		names0.Go(func() {
+			for k := range 5 {
+				if s, err := w.as(t, f, fmt.Sprintf("node-%d-%d", i, k)); err == nil {
+					t.Error("a node of an invented name")
+					s.close()
+				} else if s != nil {
+					s.close()
+				}
+			}
+		})
+	}
+	w.again(t, "node1", nil)
+	names0.Wait()
+	grows(t, w.web, names.MasterDenied, denied)
+	w.healthy(t)
+}
+
+// anotherUser is on the same host, without certificates.
+func anotherUser(t *testing.T, w *town) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	// /status is for this host's loopback, what it tells is no key; files and sockets are closed.
+	for _, path := range []string{w.path("token"), w.path("pki", "master.key"), w.path("job", "control.sock"), w.path("journal", "r.db"), w.path("state", "incidents.json")} {
+		out, err := asNobody("cat", path).CombinedOutput()
+		if err == nil {
+			t.Errorf("another user reads %s: %.40q", path, out)
+		}
+	}
+	if out, err := asNobody("sh", "-c", "kill -STOP "+fmt.Sprint(w.parts["master"].Process.Pid)).CombinedOutput(); err == nil {
+		t.Errorf("another user stops the master: %s", out)
+	}
+	// A job's runtime directory that another user has made before is no reason for the job not to run.
+	rt := filepath.Join(t.TempDir(), "rt")
+	if err := errors.Join(os.Mkdir(rt, 0o777), os.Chmod(rt, 0o777), os.Chown(rt, 65534, 65534)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*bound)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "lockstep", "run", "--job", "squatted", "--ranks", "2", "--dir", w.path("squatted"), "--runtime-dir", rt, "--quiet", "--",
+		"lockstep", "train", "--dp", "2", "--tp", "1", "--pp", "1", "--dir", w.path("squatted-train"), "--steps", "3", "--pace", "1ms")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("a job whose runtime directory is squatted: %v\n%s", err, out)
+	}
+}
+
+func (w *town) post(t *testing.T, path, token, body string) int {
+	t.Helper()
+	req, err := http.NewRequest(http.MethodPost, "http://"+w.rem+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := (&http.Client{Timeout: bound}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	return resp.StatusCode
+}
+
+func whoCanPostAlerts(t *testing.T, w *town) {
+	alert := func(incident string, starts time.Time, labels ...string) string {
+		l := map[string]string{
+			"alertname": "LockstepNoncommunicationHang", names.LabelJob: townJob, names.LabelIncident: incident, names.LabelClass: names.ClassNoncommunicationHang,
+			names.LabelLevel: names.LevelConfirmed, names.LabelCulprit: "rank 2", names.LabelRank: "2", names.LabelAttempt: "0",
+		}
+		for i := 0; i < len(labels); i += 2 {
+			l[labels[i]] = labels[i+1]
+		}
+		b, err := json.Marshal(map[string]any{"version": "4", "alerts": []any{map[string]any{"status": "firing", "startsAt": starts, "fingerprint": incident + starts.String(), "labels": l}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	unauthorized := metric(t, w.rem, names.Webhooks, "unauthorized")
+	unknown := metric(t, w.rem, names.Disbelieved, "unknown_incident")
+	now := time.Now()
+	if code := w.post(t, "/webhook", "", alert("x", now)); code != http.StatusUnauthorized {
+		t.Errorf("without the token: %d", code)
+	}
+	grows(t, w.rem, names.Webhooks, unauthorized, "unauthorized")
+	sent := 0
+	for _, body := range []string{
+		alert("victim-1-1", now), alert("victim-1-1", now.Add(-time.Minute)), alert("victim-1-2", now, names.LabelAttempt, "7"),
+		alert("victim-1-3", now, names.LabelJob, "other"), alert("x\n", now), alert("victim-1-4", now.Add(-24*time.Hour)),
+	} {
+		for range 3 { // and replayed
+			if code := w.post(t, "/webhook", w.token, body); code/100 == 5 {
+				t.Errorf("%d for %s", code, body)
+			}
+			sent++
+		}
+	}
+	grows(t, w.rem, names.Disbelieved, unknown, "unknown_incident")
+	for _, scope := range []string{"total", "units", "job:" + townJob} {
+		if code := w.post(t, "/api/v1/breakers/close?scope="+scope, w.token, ""); code != http.StatusForbidden {
+			t.Errorf("Alertmanager's token closes breakers: %d", code)
+		}
+	}
+	if code := w.post(t, "/webhook", w.operatorToken, alert("x", now)); code != http.StatusForbidden {
+		t.Errorf("the operator's token is Alertmanager's: %d", code)
+	}
+	for _, body := range []string{"", "{", `{"version":"4"}`, strings.Repeat("[", 1<<20), strings.Repeat(" ", 2<<20)} {
+		if code := w.post(t, "/webhook", w.token, body); code != http.StatusBadRequest {
+			t.Errorf("%d for %.20q", code, body)
+		}
+	}
+}
+
+// twoOfEach starts a second master and remediator on the state of the first.
+func twoOfEach(t *testing.T, w *town) {
+	for _, name := range []string{"master", "remediator"} {
+		args := append([]string(nil), w.parts[name].args...)
+		for i := range args[:len(args)-1] {
+			if args[i] == "--listen" || args[i] == "--web.listen-address" {
+				args[i+1] = "127.0.0.1:0"
+			}
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*bound)
+		out, err := exec.CommandContext(ctx, "lockstep", args...).CombinedOutput()
+		cancel()
+		if err == nil || !strings.Contains(string(out), w.dir) || !strings.Contains(string(out), "end that one first") {
+			t.Errorf("a second %s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// damagedState overwrites what master and remediator have on disk, while they are down.
+func damagedState(t *testing.T, w *town) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	spoil := func(path string) {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range b[:min(len(b), 1<<16)] {
+			b[i] = byte(rng.Uint32())
+		}
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "recorded", func() error {
+		if list, _ := filepath.Glob(w.path("state", "recording", "*")); len(list) == 0 {
+			return errors.New("no recording")
+		}
+		_, err := os.Stat(w.path("state", "incidents.json"))
+		return err
+	})
+	w.again(t, "master", func() {
+		list, _ := filepath.Glob(w.path("state", "recording", "*"))
+		for _, path := range append(list, w.path("state", "incidents.json")) {
+			spoil(path)
+		}
+	})
+	w.healthy(t)
+	if _, err := os.Stat(w.path("state", "incidents.json.damaged")); err != nil {
+		t.Errorf("the damaged file is not set aside: %v", err)
+	}
+	journal := w.path("journal", "r.db")
+	w.again(t, "remediator", func() { spoil(journal) })
+	p := w.parts["remediator"]
+	select {
+	case <-p.done:
+	case <-time.After(2 * bound):
+		t.Fatal("the remediator runs on a damaged journal")
+	}
+	log, err := os.ReadFile(p.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(log, []byte(journal+": ")) || !bytes.Contains(log, []byte("move it away")) || bytes.Contains(log, []byte("goroutine ")) {
+		t.Errorf("the remediator's word: %s", log[max(0, len(log)-1000):])
+	}
+	if err := os.Rename(journal, journal+".damaged"); err != nil {
+		t.Fatal(err)
+	}
+	w.run(t, "remediator", p.args...)
+	eventually(t, "ready again", func() error { return w.get(w.rem+"/-/ready", "", nil) })
+	s, err := w.control.Status(context.Background())
+	if err != nil || s.Attempt != 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// asNobody is a command of another user.
+func asNobody(name string, args ...string) *exec.Cmd {
+	return exec.Command("setpriv", append([]string{"--reuid", "65534", "--regid", "65534", "--clear-groups", name}, args...)...)
+}

@@ -1,0 +1,55 @@
+package prom
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+)
+
+// Certificate is how one of a process's own certificates is doing.
+type Certificate struct {
+	Expires    time.Time
+	Unreadable bool // it, its key or its CA could not be read when they were last
+}
+
+// probe is a collector of constant metrics.
+type probe struct {
+	descs   []*prometheus.Desc
+	collect func(ch chan<- prometheus.Metric, descs []*prometheus.Desc)
+}
+
+func (p *probe) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range p.descs {
+		ch <- d
+	}
+}
+
+func (p *probe) Collect(ch chan<- prometheus.Metric) { p.collect(ch, p.descs) }
+
+// Certificates exports the worst of what list returns, and nothing while that is empty.
+func Certificates(list func() []Certificate) prometheus.Collector {
+	return &probe{[]*prometheus.Desc{Desc(names.CertUnreadable), Desc(names.CertExpiry)}, func(ch chan<- prometheus.Metric, descs []*prometheus.Desc) {
+		certs := list()
+		if len(certs) == 0 {
+			return
+		}
+		unreadable, first := false, certs[0].Expires
+		for _, c := range certs {
+			unreadable = unreadable || c.Unreadable
+			if c.Expires.Before(first) {
+				first = c.Expires
+			}
+		}
+		ch <- prometheus.MustNewConstMetric(descs[0], prometheus.GaugeValue, boolean(unreadable))
+		ch <- prometheus.MustNewConstMetric(descs[1], prometheus.GaugeValue, float64(first.UnixNano())/1e9)
+	}}
+}
+
+// State exports whether a state directory can be written: when failing returns "".
+func State(failing func() string) prometheus.Collector {
+	return &probe{[]*prometheus.Desc{Desc(names.StateWritable)}, func(ch chan<- prometheus.Metric, descs []*prometheus.Desc) {
+		ch <- prometheus.MustNewConstMetric(descs[0], prometheus.GaugeValue, boolean(failing() == ""))
+	}}
+}
