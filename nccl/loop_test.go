@@ -195,8 +195,8 @@ func TestGPUClock(t *testing.T) {
 		if c.Started < c.Enqueued-c.ClockErr || c.Ended < c.Started || c.Ended > now+c.ClockErr || now-c.Ended > int64(10*time.Minute) || c.Started > offset/2 {
 			t.Errorf("enqueued %d, started %d, ended %d, ± %d; it is %d", c.Enqueued, c.Started, c.Ended, c.ClockErr, now)
 		}
-		if c.Transfer != c.Ended-c.Started {
-			t.Errorf("transfer %d of %d", c.Transfer, c.Ended-c.Started)
+		if c.Wait+c.Transfer != c.Ended-c.Started {
+			t.Errorf("waited for %d and transferred for %d of %d", c.Wait, c.Transfer, c.Ended-c.Started)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package nccl_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
@@ -419,5 +420,45 @@ func TestHostileControl(t *testing.T) {
 	}
 	if got := string(first[:n]) + string(rest); strings.Count(got, "mask ") != 2 || !strings.Contains(got, "mask 4062\n") {
 		t.Errorf("want all events in the end: %q", got)
+	}
+}
+
+// A rank that is started again clears away what its former processes left long ago, and nothing else.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	play(t, plain, dir, nil, "5", "basic")
+	paths, err := record.List(dir)
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	play(t, plain, dir, nil, "5", "basic")
+	if paths, _ := record.List(dir); len(paths) != 2 {
+		t.Fatalf("%d recorders: the last process's has been removed", len(paths))
+	}
+	// The first process's last anchor was an hour ago.
+	f, err := os.OpenFile(paths[0], os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().Add(-time.Hour).UnixNano()))
+	for _, at := range []int64{464, 480} { // lockstep_header.anchors[].real
+		if _, err := f.WriteAt(old, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Close()
+	play(t, plain, dir, []string{"RANK=0", "WORLD_SIZE=4"}, "5", "basic") // another rank
+	if _, err := os.Stat(paths[0]); err != nil {
+		t.Error("another rank removes it")
+	}
+	play(t, plain, dir, nil, "5", "basic")
+	if _, err := os.Stat(paths[0]); err == nil {
+		t.Error("it is still there")
+	}
+	if _, err := os.Stat(record.ControlPath(paths[0])); err == nil {
+		t.Error("its control file is still there")
+	}
+	if paths, _ := record.List(dir); len(paths) != 3 {
+		t.Errorf("%d recorders, want 3", len(paths))
 	}
 }
