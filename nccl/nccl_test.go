@@ -207,13 +207,13 @@ func TestNetwork(t *testing.T) {
 		}
 		var peers, pairs int
 		for _, k := range c.Conns(nil) {
-			switch {
-			case k.ID == 0:
+			switch k.ID {
+			case 0:
 				peers++
 				if k.Peer != 2 || k.Posted != total || k.Completed != total || k.Received != total || k.TxBlockedSince != 0 || k.RxWaitingSince != 0 || k.LatencyNs < 2000 || k.Windows == 0 || k.Transport != record.TransportTCP {
 					t.Errorf("v%s: peer: %+v", v, k)
 				}
-			case k.ID == 77 || k.ID == 78:
+			case 77, 78:
 				pairs++
 				if k.Peer != 2 || k.Windows < 4 || k.LatencyNs < 2000 || k.WindowBps == 0 || k.Transport != record.TransportRDMA || k.Posted != 0 {
 					t.Errorf("v%s: queue pair: %+v", v, k)
