@@ -155,6 +155,19 @@ func TestStraggler(t *testing.T) {
 	}
 }
 
+// The agent asks the ranks for what it was told to see.
+func TestAgentAsksForEvents(t *testing.T) {
+	dir := t.TempDir()
+	a, err := agent.New(agent.Options{Node: "node", Dir: dir, Log: slog.New(slog.DiscardHandler), Events: record.EventsAll})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, a.Run)
+	if lines := play(t, plain, dir, nil, "5", "control"); len(lines) < 2 || lines[1] != "mask 4062" {
+		t.Errorf("%q", lines)
+	}
+}
+
 // What a rank sends does not arrive: the connection, by the steps of NCCL's proxies.
 func TestConnectionStalls(t *testing.T) {
 	j := start(t, "6", 4, 2000, map[int]string{1: "stall=300"})

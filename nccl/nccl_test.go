@@ -462,3 +462,46 @@ func TestSweep(t *testing.T) {
 		t.Errorf("%d recorders, want 3", len(paths))
 	}
 }
+
+// Slots of communicators that have gone, and of their connections, are used again, and
+// nobody takes the words of the one before for those of the next.
+func TestSlotsAreUsedAgain(t *testing.T) {
+	quick := flavour{name: "quick", flags: []string{"-DGRACE_NS=1000000"}}
+	dir := t.TempDir()
+	var numbered, ended uint64
+	for _, l := range play(t, quick, dir, nil, "5", "churn") {
+		fmt.Sscanf(l, "total numbered=%d", &numbered)
+	}
+	c := recorders(t, dir)[0]
+	for _, ops := range c.ops {
+		for _, o := range ops {
+			ended += uint64(len(o.end))
+		}
+	}
+	if numbered != 6000 || ended+c.Lost()/3 < numbered || c.header.OpsLost != 0 || c.header.CommOverflow != 0 || c.header.ConnOverflow != 0 {
+		t.Errorf("%d recorded, %d records overwritten of %d operations; %+v", ended, c.Lost(), numbered, c.header)
+	}
+	comms := map[uint16]record.CommStatus{}
+	again := 0
+	for _, s := range c.Comms(nil) {
+		comms[s.Index] = s
+		if s.Gen > 0 {
+			again++
+			if s.Since == 0 {
+				t.Errorf("communicator %d of generation %d takes in the records of the one before", s.Index, s.Gen)
+			}
+		}
+		if s.Enqueued != 1 || s.Finished != 1 || s.Ops != 1 || s.State != record.CommLeft {
+			t.Errorf("%+v", s)
+		}
+	}
+	if again == 0 || len(comms) > 1000 {
+		t.Errorf("%d slots, %d used again", len(comms), again)
+	}
+	of := map[uint16]int{}
+	for _, k := range c.Conns(nil) {
+		if of[k.Comm]++; of[k.Comm] > 1 || k.Posted != 100 || k.Peer != 1+int32(comms[k.Comm].ID-0x20000)%200%3 {
+			t.Errorf("communicator %x has the connection %+v", comms[k.Comm].ID, k)
+		}
+	}
+}

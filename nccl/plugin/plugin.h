@@ -36,7 +36,9 @@
 #define MAX_GROUPS 1024
 #define OP_BUSY (UINT64_C(1) << 63) /* of an operation's number: it is being filled */
 #define RING_SLOTS 32768
+#ifndef GRACE_NS
 #define GRACE_NS INT64_C(10000000000) /* until the slot of a communicator that is gone is used again */
+#endif
 
 #define MS INT64_C(1000000)
 
