@@ -1,6 +1,7 @@
 package nccl_test
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
@@ -206,13 +207,13 @@ func TestNetwork(t *testing.T) {
 		}
 		var peers, pairs int
 		for _, k := range c.Conns(nil) {
-			switch {
-			case k.ID == 0:
+			switch k.ID {
+			case 0:
 				peers++
 				if k.Peer != 2 || k.Posted != total || k.Completed != total || k.Received != total || k.TxBlockedSince != 0 || k.RxWaitingSince != 0 || k.LatencyNs < 2000 || k.Windows == 0 || k.Transport != record.TransportTCP {
 					t.Errorf("v%s: peer: %+v", v, k)
 				}
-			case k.ID == 77 || k.ID == 78:
+			case 77, 78:
 				pairs++
 				if k.Peer != 2 || k.Windows < 4 || k.LatencyNs < 2000 || k.WindowBps == 0 || k.Transport != record.TransportRDMA || k.Posted != 0 {
 					t.Errorf("v%s: queue pair: %+v", v, k)
@@ -419,5 +420,88 @@ func TestHostileControl(t *testing.T) {
 	}
 	if got := string(first[:n]) + string(rest); strings.Count(got, "mask ") != 2 || !strings.Contains(got, "mask 4062\n") {
 		t.Errorf("want all events in the end: %q", got)
+	}
+}
+
+// A rank that is started again clears away what its former processes left long ago, and nothing else.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	play(t, plain, dir, nil, "5", "basic")
+	paths, err := record.List(dir)
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	play(t, plain, dir, nil, "5", "basic")
+	if paths, _ := record.List(dir); len(paths) != 2 {
+		t.Fatalf("%d recorders: the last process's has been removed", len(paths))
+	}
+	// The first process's last anchor was an hour ago.
+	f, err := os.OpenFile(paths[0], os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := binary.LittleEndian.AppendUint64(nil, uint64(time.Now().Add(-time.Hour).UnixNano()))
+	for _, at := range []int64{464, 480} { // lockstep_header.anchors[].real
+		if _, err := f.WriteAt(old, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.Close()
+	play(t, plain, dir, []string{"RANK=0", "WORLD_SIZE=4"}, "5", "basic") // another rank
+	if _, err := os.Stat(paths[0]); err != nil {
+		t.Error("another rank removes it")
+	}
+	play(t, plain, dir, nil, "5", "basic")
+	if _, err := os.Stat(paths[0]); err == nil {
+		t.Error("it is still there")
+	}
+	if _, err := os.Stat(record.ControlPath(paths[0])); err == nil {
+		t.Error("its control file is still there")
+	}
+	if paths, _ := record.List(dir); len(paths) != 3 {
+		t.Errorf("%d recorders, want 3", len(paths))
+	}
+}
+
+// Slots of communicators that have gone, and of their connections, are used again, and
+// nobody takes the words of the one before for those of the next.
+func TestSlotsAreUsedAgain(t *testing.T) {
+	quick := flavour{name: "quick", flags: []string{"-DGRACE_NS=1000000"}}
+	dir := t.TempDir()
+	var numbered, ended uint64
+	for _, l := range play(t, quick, dir, nil, "5", "churn") {
+		fmt.Sscanf(l, "total numbered=%d", &numbered)
+	}
+	c := recorders(t, dir)[0]
+	for _, ops := range c.ops {
+		for _, o := range ops {
+			ended += uint64(len(o.end))
+		}
+	}
+	if numbered != 6000 || ended+c.Lost()/3 < numbered || c.header.OpsLost != 0 || c.header.CommOverflow != 0 || c.header.ConnOverflow != 0 {
+		t.Errorf("%d recorded, %d records overwritten of %d operations; %+v", ended, c.Lost(), numbered, c.header)
+	}
+	comms := map[uint16]record.CommStatus{}
+	again := 0
+	for _, s := range c.Comms(nil) {
+		comms[s.Index] = s
+		if s.Gen > 0 {
+			again++
+			if s.Since == 0 {
+				t.Errorf("communicator %d of generation %d takes in the records of the one before", s.Index, s.Gen)
+			}
+		}
+		if s.Enqueued != 1 || s.Finished != 1 || s.Ops != 1 || s.State != record.CommLeft {
+			t.Errorf("%+v", s)
+		}
+	}
+	if again == 0 || len(comms) > 1000 {
+		t.Errorf("%d slots, %d used again", len(comms), again)
+	}
+	of := map[uint16]int{}
+	for _, k := range c.Conns(nil) {
+		if of[k.Comm]++; of[k.Comm] > 1 || k.Posted != 100 || k.Peer != 1+int32(comms[k.Comm].ID-0x20000)%200%3 {
+			t.Errorf("communicator %x has the connection %+v", comms[k.Comm].ID, k)
+		}
 	}
 }

@@ -42,9 +42,11 @@ func SetEvents(path string, set EventSet) error {
 	if _, err := io.ReadFull(f, now[:]); err != nil {
 		return fmt.Errorf("record: control file: %w", err)
 	}
-	at := unsafe.Offsetof(diskControl{}.events)
-	version := binary.LittleEndian.Uint32(now[unsafe.Offsetof(diskControl{}.version):])
-	if string(now[:len(ControlMagic)]) != ControlMagic || version != ControlVersion {
+	var d diskControl
+	magic, at := now[unsafe.Offsetof(d.magic):][:len(d.magic)], unsafe.Offsetof(d.events)
+	version := binary.LittleEndian.Uint32(now[unsafe.Offsetof(d.version):])
+	size := binary.LittleEndian.Uint32(now[unsafe.Offsetof(d.size):])
+	if string(magic) != ControlMagic || version != ControlVersion || size != ControlSize {
 		return fmt.Errorf("record: %s is not a control file of version %d", name, ControlVersion)
 	}
 	if binary.LittleEndian.Uint64(now[at:]) == uint64(set) {

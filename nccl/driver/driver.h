@@ -77,6 +77,12 @@ void kernel_end(struct played *p, int channels, int64_t gpu);
 void collective(struct comm *c, const char *func, size_t count, int channels, uint64_t dur);
 /* One network transfer of a channel: a step sent, and one received, by each of steps. */
 void transfers(struct played *p, int peer, int steps, size_t size, int qp);
+/* The same apart: one transfer to the next rank and one from the one before. */
+struct flow { void *send, *recv, *s, *r; size_t size; };
+void flow_begin(struct flow *f, struct played *p, int next, int prev, size_t size);
+void flow_post(struct flow *f);
+void flow_sent(struct flow *f);
+void flow_received(struct flow *f);
 
 int scene(const char *name);
 int play_rank(int argc, char **argv);

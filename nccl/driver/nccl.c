@@ -289,6 +289,40 @@ static void *request(struct played *p, void *step, int qp, size_t size)
 	return h;
 }
 
+void flow_begin(struct flow *f, struct played *p, int next, int prev, size_t size)
+{
+	f->size = size;
+	f->send = proxy_op(p, next, 1, size, 1, getpid(), p->c->ctx);
+	f->recv = proxy_op(p, prev, 1, size, 0, getpid(), p->c->ctx);
+	f->s = step_begin(p, f->send, 0), f->r = step_begin(p, f->recv, 0);
+	step_state(f->r, NCCL_STEP_RECV_WAIT, 0);
+	step_state(f->s, NCCL_STEP_SEND_GPU_WAIT, 0);
+}
+
+void flow_post(struct flow *f)
+{
+	step_state(f->s, NCCL_STEP_SEND_PEER_WAIT, 0);
+	step_state(f->s, NCCL_STEP_SEND_WAIT, f->size);
+}
+
+void flow_received(struct flow *f)
+{
+	step_state(f->r, NCCL_STEP_RECV_FLUSH_WAIT, f->size);
+	step_state(f->r, NCCL_STEP_RECV_GPU_WAIT, f->size);
+	if (f->r)
+		nccl.stop(f->r);
+	if (f->recv)
+		nccl.stop(f->recv);
+}
+
+void flow_sent(struct flow *f)
+{
+	if (f->s)
+		nccl.stop(f->s);
+	if (f->send)
+		nccl.stop(f->send);
+}
+
 void transfers(struct played *p, int peer, int steps, size_t size, int qp)
 {
 	void *send = proxy_op(p, peer, steps, size, 1, getpid(), p->c->ctx);

@@ -3,7 +3,9 @@
  * GPU, on which a collective ends when that of all ranks has begun. The ranks meet in a
  * file that they map. What a fault needs is to be had from outside, by signals; or here:
  *
- *   driver PLUGIN VERSION rank FILE RANK RANKS STEPS STEP_US [stop-after=N | slow=US@N]
+ *   driver PLUGIN VERSION rank FILE RANK RANKS STEPS STEP_US [stop-after=N | slow=US@N | stall=N | late=US@N]
+ *
+ * stall: from step N on what it sends in "dp" does not arrive; late: it arrives US later.
  */
 #include "driver.h"
 
@@ -13,12 +15,38 @@
 #define MAX_RANKS 64
 #define QUEUE 64
 
-struct meeting { uint64_t begun[2][MAX_RANKS]; }; /* operations begun, per communicator and rank */
+struct meeting {
+	uint64_t begun[2][MAX_RANKS]; /* operations begun, per communicator and rank */
+	uint64_t sent[MAX_RANKS];     /* transfers of "dp" that have arrived */
+};
 
 static struct meeting *meeting;
 static struct comm comms[2];
 static struct { struct played p; int comm; uint64_t dur; } queue[QUEUE];
 static uint64_t queued, ran; /* by the caller, by the GPU */
+static uint64_t stall_at, late_at, late_us; /* operations of "dp" */
+
+/* A ring: each sends to the next one and goes on when the one before has sent. */
+static void ring(struct played *p, uint64_t n)
+{
+	struct comm *c = &comms[0];
+	struct flow f;
+	int next = (c->rank + 1) % c->ranks, prev = (c->rank + c->ranks - 1) % c->ranks;
+	flow_begin(&f, p, next, prev, 1 << 16);
+	flow_post(&f);
+	int stalls = stall_at && n >= stall_at;
+	if (late_us && n >= late_at)
+		usleep((useconds_t)late_us);
+	if (!stalls) {
+		__atomic_store_n(&meeting->sent[c->rank], n, __ATOMIC_RELEASE);
+		flow_sent(&f);
+	}
+	while (__atomic_load_n(&meeting->sent[prev], __ATOMIC_ACQUIRE) < n)
+		usleep(100);
+	flow_received(&f);
+	while (stalls)
+		pause();
+}
 
 static void *gpu(void *arg)
 {
@@ -27,7 +55,7 @@ static void *gpu(void *arg)
 	(void)arg;
 	for (uint64_t i = 0;; i++) {
 		while (__atomic_load_n(&queued, __ATOMIC_ACQUIRE) == i)
-			usleep(20);
+			usleep(100);
 		struct played *p = &queue[i % QUEUE].p;
 		int k = queue[i % QUEUE].comm;
 		int64_t at = mono();
@@ -35,8 +63,10 @@ static void *gpu(void *arg)
 		__atomic_store_n(&meeting->begun[k][comms[k].rank], ++n[k], __ATOMIC_RELEASE);
 		for (int r = 0; r < ranks; r++)
 			while (__atomic_load_n(&meeting->begun[k][r], __ATOMIC_ACQUIRE) < n[k])
-				usleep(20);
+				usleep(100);
 		usleep((useconds_t)queue[i % QUEUE].dur);
+		if (k == 0)
+			ring(p, n[0]);
 		kernel_end(p, 2, mono() + GPU_OFFSET);
 		__atomic_store_n(&ran, i + 1, __ATOMIC_RELEASE);
 	}
@@ -46,7 +76,7 @@ static void *gpu(void *arg)
 static void call(int k, const char *func, size_t count, uint64_t dur_us)
 {
 	while (queued - __atomic_load_n(&ran, __ATOMIC_ACQUIRE) >= QUEUE)
-		usleep(20);
+		usleep(100);
 	struct played *p = &queue[queued % QUEUE].p;
 	api_begin(p, &comms[k], 0);
 	api_coll(p, func, count);
@@ -70,9 +100,12 @@ int play_rank(int argc, char **argv)
 	if (argc < 5)
 		return 2;
 	int rank = atoi(argv[1]), ranks = atoi(argv[2]);
-	long steps = atol(argv[3]), step_us = atol(argv[4]), stop_after = -1, slow_us = 0, slow_at = -1;
-	if (argc > 5 && sscanf(argv[5], "stop-after=%ld", &stop_after) != 1 && sscanf(argv[5], "slow=%ld@%ld", &slow_us, &slow_at) != 2)
+	long steps = atol(argv[3]), step_us = atol(argv[4]), stop_after = -1, slow_us = 0, slow_at = -1, stall = -1, late = 0, late_from = 0;
+	if (argc > 5 && sscanf(argv[5], "stop-after=%ld", &stop_after) != 1 && sscanf(argv[5], "slow=%ld@%ld", &slow_us, &slow_at) != 2 &&
+		sscanf(argv[5], "stall=%ld", &stall) != 1 && sscanf(argv[5], "late=%ld@%ld", &late, &late_from) != 2)
 		return 2;
+	stall_at = stall < 0 ? 0 : (uint64_t)stall * 3 + 1;
+	late_us = (uint64_t)late, late_at = (uint64_t)late_from * 3;
 	int fd = open(argv[0], O_RDWR | O_CREAT, 0600);
 	if (fd < 0 || ftruncate(fd, sizeof *meeting) || ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks)
 		return 2;

@@ -377,6 +377,33 @@ static void many(void)
 	printf("total numbered=%" PRIu64 "\n", numbered);
 }
 
+/* Communicators come and go, more than there are slots, each with a connection. */
+static void churn(void)
+{
+	uint64_t numbered = 0;
+	for (int round = 0; round < 30; round++) {
+		static struct comm comms[200];
+		for (int i = 0; i < 200; i++) {
+			struct played p;
+			comm_init(&comms[i], 0x20000 + (uint64_t)(round * 200 + i), "churn", 4, 0);
+			api_begin(&p, &comms[i], 0);
+			api_coll(&p, "AllReduce", 64);
+			plan_begin(&p);
+			plan_coll(&p, "AllReduce", 64, 1);
+			plan_end(&p);
+			api_end(&p);
+			kernel_begin(&p, 1, mono() + GPU_OFFSET);
+			transfers(&p, 1 + i % 3, 1, 100, 5);
+			kernel_end(&p, 1, mono() + GPU_OFFSET);
+			numbered++;
+		}
+		for (int i = 0; i < 200; i++)
+			comm_finalize(&comms[i]);
+		pause_ms(5);
+	}
+	printf("total numbered=%" PRIu64 "\n", numbered);
+}
+
 /* A child must not write into its parent's recorder, and may begin anew. */
 static void forks(void)
 {
@@ -418,7 +445,7 @@ int scene(const char *name)
 {
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
 		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"crowd", crowd},
-		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"many", many}, {"forks", forks}, {"control", control},
+		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"many", many}, {"churn", churn}, {"forks", forks}, {"control", control},
 	};
 	for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
 		if (!strcmp(name, scenes[i].name)) {

@@ -166,7 +166,7 @@ static uint32_t plan_of(struct comm *c, const void *group)
 static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event *e)
 {
 	uint64_t parent = (uint64_t)(uintptr_t)e->parent, seq = parent & UINT32_MAX;
-	uint32_t plan = plan_of(c, plugin.version == 4 ? e->parent : e->u.coll.group);
+	uint32_t plan = plan_of(c, c->version == 4 ? e->parent : e->u.coll.group);
 	struct op *o;
 	if (handle_kind(parent) == H_COLL_API && !(parent & H_CAPTURED)) {
 		struct comm *owner;
@@ -182,7 +182,7 @@ static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event
 			return 0;
 	}
 	SET(&o->algo, algo_of(e->u.coll.algo)), SET(&o->proto, proto_of(e->u.coll.proto));
-	if (plugin.version >= 7 && e->u.coll.symmetric)
+	if (c->version >= 7 && e->u.coll.symmetric)
 		SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_SYM);
 	SET(&o->channels, (uint16_t)e->u.coll.channels);
 	place(c, o, plan);
@@ -192,7 +192,7 @@ static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event
 static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event *e)
 {
 	uint64_t parent = (uint64_t)(uintptr_t)e->parent, seq = parent & UINT32_MAX;
-	const void *group = plugin.version == 4 ? e->parent : e->u.p2p.group;
+	const void *group = c->version == 4 ? e->parent : e->u.p2p.group;
 	struct op *o;
 	if (handle_kind(parent) == H_P2P_API && !(parent & H_CAPTURED)) {
 		struct comm *owner;
@@ -319,7 +319,7 @@ HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer)
 	}
 }
 
-HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t type)
+HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t type, int v4)
 {
 	uint32_t gen;
 	struct comm *c;
@@ -327,7 +327,7 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 	if (type == NCCL_KERNEL_CH)
 		return kernel_start(e);
 	if (!(c = comm_of_context(context, &gen))) {
-		if (type == NCCL_COLL_API || type == NCCL_P2P_API || (plugin.version == 4 && (type == NCCL_COLL || type == NCCL_P2P)))
+		if (type == NCCL_COLL_API || type == NCCL_P2P_API || (v4 && (type == NCCL_COLL || type == NCCL_P2P)))
 			ADD(&plugin.w.hdr->ops_lost, 1); /* a communicator that found no room */
 		return 0;
 	}

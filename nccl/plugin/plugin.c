@@ -19,17 +19,17 @@ static pthread_cond_t wake;
 static int control = -1; /* file descriptor */
 
 /* The events of a set, as the version has them. Operations are always among them: their numbers must agree on all ranks. */
-HIDDEN int plugin_mask(int set)
+static int mask_of(int set, int version)
 {
 	int mask = NCCL_COLL | NCCL_P2P | NCCL_KERNEL_CH;
-	if (plugin.version >= 5)
+	if (version >= 5)
 		mask |= NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API;
-	if (plugin.version >= 6)
+	if (version >= 6)
 		mask |= NCCL_CE_COLL;
 	if (set >= LOCKSTEP_EVENTS_NET)
 		mask |= NCCL_PROXY_OP | NCCL_PROXY_STEP;
 	if (set >= LOCKSTEP_EVENTS_ALL)
-		mask |= NCCL_NET_PLUGIN | (plugin.version >= 5 ? NCCL_KERNEL_LAUNCH : 0);
+		mask |= NCCL_NET_PLUGIN | (version >= 5 ? NCCL_KERNEL_LAUNCH : 0);
 	return mask;
 }
 
@@ -64,10 +64,11 @@ HIDDEN struct comm *comm_of_handle(uint64_t h)
 static void use_events(int set)
 {
 	plugin.set = set;
-	int mask = plugin_mask(set);
-	for (uint32_t i = 0; i < plugin.nmasks; i++)
-		SET(plugin.masks[i], mask);
-	SET(&plugin.w.hdr->event_mask, (uint64_t)mask);
+	for (uint32_t i = 0; i < plugin.nmasks; i++) {
+		int mask = mask_of(set, plugin.masks[i].version);
+		SET(plugin.masks[i].mask, mask);
+		SET(&plugin.w.hdr->event_mask, (uint64_t)mask);
+	}
 }
 
 /* What the agent asks for. It is read, not mapped: a file that somebody cuts short hurts nobody. */
@@ -218,7 +219,6 @@ static void open_plugin(int version, int32_t rank, int32_t ranks)
 		.source = LOCKSTEP_SOURCE_NCCL_PLUGIN, .source_version = (uint32_t)version,
 	};
 	plugin.opened = -1;
-	plugin.version = version;
 	if ((plugin.chosen = chosen_events()) < 0)
 		return;
 	if (!plugin.live) {
@@ -231,6 +231,7 @@ static void open_plugin(int version, int32_t rank, int32_t ranks)
 		plugin.live = page;
 	}
 	identify(&o, rank, ranks, job, node);
+	sweep(&o);
 	if (pools_init() || lockstep_create(&plugin.w, &o)) {
 		say("no flight recorder, so nobody sees what rank %d does: %s; make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", o.rank, strerror(errno));
 		return;
@@ -277,6 +278,17 @@ static int reset_comm(struct comm *c, uint32_t size)
 	return 0;
 }
 
+/* Readers would take a former communicator's connections for those of its entry's next one. */
+static void forget_conns(uint16_t comm)
+{
+	for (int i = 0; i < 1000 && __atomic_exchange_n(&plugin.conns_busy, 1, __ATOMIC_ACQUIRE); i++)
+		sched_yield();
+	for (uint32_t i = 0; i < MAX_CONNS; i++)
+		if (plugin.conns[i].rec && plugin.conns[i].comm == comm)
+			lockstep_drop_conn(plugin.conns[i].rec);
+	STORE(&plugin.conns_busy, 0);
+}
+
 static void leave_comm(struct comm *c)
 {
 	c->next_left = NULL;
@@ -288,7 +300,7 @@ static void leave_comm(struct comm *c)
 }
 
 /* A communicator's place: a new one, or one that has long been left. */
-static struct comm *place_comm(uint64_t id, const char *name, int32_t rank, int32_t ranks)
+static struct comm *place_comm(int version, uint64_t id, const char *name, int32_t rank, int32_t ranks)
 {
 	struct comm *c = NULL;
 	int64_t now = lockstep_now();
@@ -309,8 +321,9 @@ static struct comm *place_comm(uint64_t id, const char *name, int32_t rank, int3
 		ADD(&plugin.w.hdr->comm_overflow, 1);
 		return NULL;
 	}
-	c->ranks = ranks;
+	c->ranks = ranks, c->version = version;
 	if (again) {
+		forget_conns((uint16_t)index);
 		lockstep_renew_comm(&plugin.w, c->rec, id, name, rank, ranks, LOCKSTEP_COMM_JOINED);
 	} else {
 		uint16_t at;
@@ -323,13 +336,15 @@ static struct comm *place_comm(uint64_t id, const char *name, int32_t rank, int3
 	return c;
 }
 
-static void keep_mask(int *mask)
+static void keep_mask(int *mask, int version)
 {
 	for (uint32_t i = 0; i < plugin.nmasks; i++)
-		if (plugin.masks[i] == mask)
+		if (plugin.masks[i].mask == mask)
 			return;
-	if (plugin.nmasks < sizeof plugin.masks / sizeof *plugin.masks)
-		plugin.masks[plugin.nmasks++] = mask;
+	if (plugin.nmasks < sizeof plugin.masks / sizeof *plugin.masks) {
+		plugin.masks[plugin.nmasks].mask = mask;
+		plugin.masks[plugin.nmasks++].version = version;
+	}
 }
 
 static int init(int version, void **context, uint64_t id, int *mask, const char *name, int ranks, int rank, nccl_logger log)
@@ -345,12 +360,12 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 	if (plugin.opened != 1) {
 		SET(mask, 0);
 	} else {
-		struct comm *c = place_comm(id, name ? name : "", rank, ranks);
+		struct comm *c = place_comm(version, id, name ? name : "", rank, ranks);
 		if (c) {
 			*context = make_context(c);
 			plugin.alive++;
 		}
-		keep_mask(mask);
+		keep_mask(mask, version);
 		use_events(plugin.set);
 		start_helper();
 		if (plugin.helping)
@@ -360,18 +375,21 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 	return 0;
 }
 
-static int start(void *context, void **handle, struct nccl_event *e)
+static inline int start(void *context, void **handle, const struct nccl_event *e, int v4)
 {
 	if (!handle)
 		return 0;
 	*handle = NULL;
 	if (!e || !is_live())
 		return 0;
-	uint32_t type = plugin.version == 4 ? *(const uint8_t *)&e->type : (uint32_t)e->type;
-	uint64_t h = type & (NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_NET_PLUGIN) ? net_event(context, e, type) : op_event(context, e, type);
+	uint32_t type = v4 ? *(const uint8_t *)&e->type : (uint32_t)e->type;
+	uint64_t h = type & (NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_NET_PLUGIN) ? net_event(context, e, type) : op_event(context, e, type, v4);
 	*handle = (void *)(uintptr_t)h;
 	return 0;
 }
+
+static int start_v4(void *context, void **handle, struct nccl_event *e) { return start(context, handle, e, 1); }
+static int start_v5(void *context, void **handle, struct nccl_event *e) { return start(context, handle, e, 0); }
 
 static int stop(void *handle)
 {
@@ -438,9 +456,9 @@ static int init_v4(void **context, int *mask, const char *name, uint64_t id, int
 		(void)nodes; \
 		return init(n, context, id, mask, name, ranks, rank, log); \
 	} \
-	EXPORTED const struct nccl_profiler_v5 ncclProfiler_v##n = {"lockstep", init_v##n, start, stop, state, finalize}
+	EXPORTED const struct nccl_profiler_v5 ncclProfiler_v##n = {"lockstep", init_v##n, start_v5, stop, state, finalize}
 
-EXPORTED const struct nccl_profiler_v4 ncclProfiler_v4 = {"lockstep", init_v4, start, stop, state, finalize};
+EXPORTED const struct nccl_profiler_v4 ncclProfiler_v4 = {"lockstep", init_v4, start_v4, stop, state, finalize};
 VERSION(5);
 VERSION(6);
 VERSION(7);

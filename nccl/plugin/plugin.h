@@ -36,7 +36,9 @@
 #define MAX_GROUPS 1024
 #define OP_BUSY (UINT64_C(1) << 63) /* of an operation's number: it is being filled */
 #define RING_SLOTS 32768
+#ifndef GRACE_NS
 #define GRACE_NS INT64_C(10000000000) /* until the slot of a communicator that is gone is used again */
+#endif
 
 #define MS INT64_C(1000000)
 
@@ -76,7 +78,7 @@ struct comm {
 	uint32_t mask; /* of ops */
 	struct op *ops;
 	uint32_t size; /* of ops as allocated */
-	int32_t ranks;
+	int32_t ranks, version; /* of the interface: two libraries of NCCL may be in one process */
 	struct lockstep_comm *rec;
 	int64_t left; /* when it was finalized */
 	struct comm *next_left;
@@ -145,11 +147,10 @@ struct pool {
 struct plugin {
 	uint32_t *live; /* in a page that a forked child sees wiped: 0 there */
 	int opened;     /* 0 not yet, 1 it is, -1 it cannot be */
-	int version;
 	uint32_t salt;  /* of contexts */
 	struct lockstep_writer w;
 	int set, chosen; /* sets of events: in use, chosen at the start */
-	int *masks[16];
+	struct { int *mask, version; } masks[16];
 	uint32_t nmasks;
 	uint32_t used, alive; /* communicators: entries ever used, living */
 	struct comm *first_left, *last_left; /* those that were finalized, in that order */
@@ -181,10 +182,10 @@ static inline int is_live(void) { return plugin.live && PEEK(plugin.live); }
 /* plugin.c */
 HIDDEN struct comm *comm_of_context(void *context, uint32_t *gen);
 HIDDEN struct comm *comm_of_handle(uint64_t h);
-HIDDEN int plugin_mask(int set);
 /* identity.c */
 HIDDEN void identify(struct lockstep_options *o, int32_t rank, int32_t ranks, char job[64], char node[64]);
 HIDDEN int chosen_events(void);
+HIDDEN void sweep(const struct lockstep_options *o);
 HIDDEN enum lockstep_transport network(void);
 /* names.c */
 HIDDEN uint8_t coll_of(const char *func);
@@ -192,7 +193,7 @@ HIDDEN uint8_t dtype_of(const char *datatype, uint32_t *size);
 HIDDEN uint8_t algo_of(const char *algo);
 HIDDEN uint8_t proto_of(const char *proto);
 /* ops.c */
-HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t type);
+HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t type, int v4);
 HIDDEN void op_stop(uint64_t h);
 HIDDEN void kernel_stop(uint64_t h, uint64_t timer);
 HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer);

@@ -899,6 +899,13 @@ static inline void lockstep_renew_conn(struct lockstep_conn *c, uint16_t comm, i
 	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | (uint64_t)LOCKSTEP_PUBLISHED);
 }
 
+/* Takes a connection out of the table, until it is renewed. */
+static inline void lockstep_drop_conn(struct lockstep_conn *c)
+{
+	uint64_t state = __atomic_load_n(&c->state, __ATOMIC_RELAXED);
+	LOCKSTEP_STORE(&c->state, state >> LOCKSTEP_GEN_SHIFT << LOCKSTEP_GEN_SHIFT);
+}
+
 static inline void lockstep_conn_posted(struct lockstep_conn *c, uint64_t bytes, int64_t mono)
 {
 	if (!c)

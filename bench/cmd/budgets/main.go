@@ -59,6 +59,7 @@ type measurement struct {
 var measurements = []measurement{
 	{"record_append", recordAppend},
 	{"record_append_c", recordAppendC},
+	{"nccl_plugin", ncclCall},
 	{"windowmon", windowMonitor},
 	{"recorder_overhead", recorderOverhead},
 	{"otlp_span", otlpSpan},

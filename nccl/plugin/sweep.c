@@ -1,0 +1,53 @@
+/*
+ * Launchers other than lockstep run clear nothing away: a rank that is started again
+ * removes what its former processes have left, once nobody can want to read it. That is
+ * a recorder of this job and rank, of this user, of a process that is not there and
+ * has not anchored its clock for ten minutes (it may be another container's, whose
+ * processes are not seen here).
+ */
+#include "plugin.h"
+
+#include <dirent.h>
+#include <signal.h>
+
+#define STALE_NS (600000 * MS)
+
+static int is_stale(const char *path, const struct lockstep_options *o)
+{
+	struct lockstep_header h;
+	struct stat st;
+	struct timespec now;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0)
+		return 0;
+	int whole = !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() && pread(fd, &h, sizeof h, 0) == sizeof h;
+	close(fd);
+	if (!whole || memcmp(h.magic, LOCKSTEP_MAGIC, sizeof h.magic) || h.rank != o->rank || h.job[sizeof h.job - 1] || strcmp((char *)h.job, o->job))
+		return 0;
+	clock_gettime(CLOCK_REALTIME, &now);
+	int64_t age = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec - h.anchors[h.anchor_count & 1].real;
+	return age > STALE_NS && h.pid > 0 && kill(h.pid, 0) && errno == ESRCH;
+}
+
+HIDDEN void sweep(const struct lockstep_options *o)
+{
+	char path[512], rank[32];
+	const char *dir = getenv("LOCKSTEP_RUNTIME_DIR");
+	if (!dir || !*dir)
+		dir = "/dev/shm/lockstep";
+	DIR *d = opendir(dir);
+	if (!d)
+		return;
+	snprintf(rank, sizeof rank, ".%d.", o->rank);
+	struct dirent *e;
+	for (int i = 0; i < 10000 && (e = readdir(d)); i++) {
+		size_t n = strlen(e->d_name);
+		if (n < 5 || strcmp(e->d_name + n - 4, ".rec") || !strstr(e->d_name, rank) ||
+			snprintf(path, sizeof path, "%s/%s", dir, e->d_name) >= (int)sizeof path || !is_stale(path, o))
+			continue;
+		unlink(path);
+		memcpy(path + strlen(path) - 4, ".ctl", 4);
+		unlink(path);
+	}
+	closedir(d);
+}
