@@ -103,6 +103,7 @@ type job struct {
 	first           int     // of the ranks: the next report begins with it
 	arrivals        []*wire.Arrival
 	arrivalsDropped uint64
+	rasAt           int64 // of RAS's answer that the master has heard
 
 	records, lost, unknown uint64
 	step                   uint64
@@ -362,6 +363,7 @@ func (a *Agent) report() {
 			j.forget()
 		}
 		rep := j.report()
+		rep.Ras = j.reportRAS(a.view.RAS)
 		rep.LateNs = a.late.Nanoseconds()
 		rep.CpuPressure, rep.MemoryPressure = steps(a.view.CPUPressure), steps(a.view.MemoryPressure)
 		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender

@@ -73,7 +73,7 @@ func (r *rank) reportable() bool {
 func (j *job) report() *wire.Report {
 	rep := &wire.Report{Arrivals: j.arrivals}
 	j.arrivals = nil
-	room := wire.MaxEntries - len(rep.Arrivals)
+	room := wire.MaxEntries - len(rep.Arrivals) - rasRoom
 	first := j.first
 	for i := range j.ranks {
 		at := (first + i) % len(j.ranks)
@@ -92,7 +92,7 @@ func (j *job) report() *wire.Report {
 
 // forget makes the next report a full one.
 func (j *job) forget() {
-	j.arrivals = nil
+	j.arrivals, j.rasAt = nil, 0
 	for _, r := range j.ranks {
 		r.reported = reported{}
 	}

@@ -38,6 +38,7 @@ type View struct {
 	Processes []*Process
 	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
 	NICs      *collector.NICs // by the rdma source; likewise
+	RAS       *collector.RAS  // by the ras source; likewise
 	// By the pressure source: the node's, as diagnosis.Node has them.
 	CPUPressure, MemoryPressure float32
 }

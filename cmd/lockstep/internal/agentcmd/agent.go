@@ -15,6 +15,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
+	"github.com/lockstep-ccl/lockstep/collector/source/ras"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
@@ -30,6 +31,7 @@ type Cmd struct {
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
+	RAS        RAS       `embed:"" prefix:"ras."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
 
@@ -49,6 +51,12 @@ type NIC struct {
 	Period time.Duration `default:"5s" help:"Time between two probes of all ports. Changes of links are heard of at once."`
 	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
 	Sys    string        `default:"/sys" type:"path" help:"Where sysfs is mounted."`
+}
+
+// RAS is how the agent asks NCCL's RAS for a second opinion of a hang.
+type RAS struct {
+	Watch bool   `default:"true" negatable:"" help:"Ask NCCL's RAS who is missing while a rank of this node is held up."`
+	Addr  string `default:"localhost:28028" placeholder:"HOST:PORT" help:"Where it listens (NCCL_RAS_ADDR)." env:"NCCL_RAS_ADDR"`
 }
 
 // Help implements kong's help provider.
@@ -123,6 +131,11 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 			there, _ := presence.Find(c.RuntimeDir, presence.Master(job))
 			return there.Agents
 		}
+	}
+	if c.RAS.Watch {
+		second := ras.New(ras.Options{Addr: c.RAS.Addr, Log: log})
+		defer second.Close()
+		sources = append(sources, agent.NamedSource{Name: "ras", Source: second})
 	}
 	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
 	if err != nil {
