@@ -23,7 +23,7 @@ func Ask(ctx context.Context, addr string, patience time.Duration) (*collector.R
 		return nil, err
 	}
 	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	in := bufio.NewReaderSize(conn, 4<<10)
 	say := func(line string) (string, error) {
 		if _, err := fmt.Fprintf(conn, "%s\n", line); err != nil {
