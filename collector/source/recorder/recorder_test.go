@@ -435,7 +435,7 @@ func TestGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	names()
-	if got := fmt.Sprintf("%q", names()); got != `["world" "tp\ufffd[31m" "dp" "" "9"]` {
+	if got := fmt.Sprintf("%q", names()); got != `["world" "tp�[31m" "dp" "" "9"]` {
 		t.Error(got)
 	}
 	if err := os.WriteFile(groups, []byte(`{"name": 5`), 0o600); err != nil {
