@@ -3,6 +3,7 @@ package ccl
 import (
 	"fmt"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -208,7 +209,7 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 		send: send.raw(), recv: recv.raw(),
 	}
 	o.vector = c.groups.vector()
-	*o.vector = vector{sendCounts, sendOffsets, recvCounts, recvOffsets}
+	*o.vector = algo.Vector{SendCounts: sendCounts, SendOffsets: sendOffsets, RecvCounts: recvCounts, RecvOffsets: recvOffsets}
 	if err := c.put(s, &o); err != nil {
 		c.groups.putVector(o.vector)
 		return err

@@ -27,7 +27,7 @@ type Comm struct {
 	rank, size int
 	proc       *process
 	ctl        *bootstrap.Control
-	mesh       transport.Mesh
+	mesh       *transport.Mesh
 	place      algo.Place
 	model      algo.Model
 	eng        *engine.Engine
@@ -87,7 +87,7 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	if err := cfg.checkOutage(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.OutageTimeout is %w", ErrInvalid, err))
 	}
-	if err := cfg.checkGPUDirect(); err != nil {
+	if err := cfg.GPUDirect.Check(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.GPUDirect is %w", ErrInvalid, err))
 	}
 	if n := cfg.GPU.Threads; n < 0 || n > 512 || n%32 != 0 { // kernels count in warps

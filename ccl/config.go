@@ -1,19 +1,15 @@
 package ccl
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/proxy"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
-	"github.com/lockstep-ccl/lockstep/launcher"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -44,6 +40,20 @@ func (u UniqueID) String() string { return u.id.String() }
 type (
 	Algo  = record.Algo
 	Proto = record.Proto
+)
+
+// GPUDirect says whether NICs read what GPU ranks send between nodes from the GPUs'
+// memory. Each rank may have its own.
+type GPUDirect = proxy.Direct
+
+const (
+	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
+	// switch or root port, and these and their backups take the memory. The log says why not.
+	GPUDirectAuto = proxy.DirectAuto
+	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
+	GPUDirectOff = proxy.DirectOff
+	// GPUDirectRequire: at any distance, or Init fails and says why.
+	GPUDirectRequire = proxy.DirectRequire
 )
 
 // Faults injects faults into transports; package ccltest makes some.
@@ -96,6 +106,9 @@ type Config struct {
 	// Interface is the address to listen at for other nodes, "" for the one that
 	// leads to rank 0.
 	Interface string
+
+	// What ConfigFromEnv leaves for Prepare to do.
+	wants wants
 }
 
 // GPUConfig tunes collectives on device memory.
@@ -121,119 +134,6 @@ func (cfg *Config) logger() *slog.Logger {
 	return slog.Default()
 }
 
-// ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
-// and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK, or what package
-// launcher knows of srun, mpirun and Kubernetes), LOCKSTEP_COMM_ID (or MASTER_ADDR and
-// MASTER_PORT: rank 0 then listens one port above, or at LOCKSTEP_COMM_PORT), LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
-// LOCKSTEP_SOCKETS, LOCKSTEP_IFNAME and LOCKSTEP_OUTAGE_TIMEOUT (30s), LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
-// _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
-// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO, _PACE and _TABLE, LOCKSTEP_GPUDIRECT; the secret stays in the file that
-// LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
-// the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
-// and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last. Where
-// none can be made it warns and goes on without.
-func ConfigFromEnv() (Config, error) {
-	cfg, err := configFromEnv()
-	if err != nil {
-		return Config{}, fmt.Errorf("configure from environment: %w", err)
-	}
-	return cfg, nil
-}
-
-func configFromEnv() (Config, error) {
-	var errs []error
-	number := func(fallback int, names ...string) int {
-		for _, name := range names {
-			v := os.Getenv(name)
-			if v == "" {
-				continue
-			}
-			n, err := strconv.Atoi(v)
-			if err != nil || n < 0 {
-				errs = append(errs, fmt.Errorf("%s is %q, want a number", name, v))
-			}
-			return n
-		}
-		if fallback < 0 {
-			errs = append(errs, fmt.Errorf("%s is not set", strings.Join(names, " or ")))
-		}
-		return fallback
-	}
-	who, err := launcher.Detect(nil)                              // of srun, mpirun, Kubernetes too
-	if who.Launcher != "lockstep" && who.Launcher != "torchrun" { // number tells of theirs
-		errs = append(errs, err)
-	}
-	none := func(n int) int { // what is missing is an error
-		if n == 0 {
-			return -1
-		}
-		return n
-	}
-	cfg := Config{
-		Rank:    number(who.Rank, "LOCKSTEP_RANK", "RANK"),
-		Size:    number(none(who.World), "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
-		Sockets: number(0, "LOCKSTEP_SOCKETS"),
-		Node:    nodeName(),
-		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Table: os.Getenv("LOCKSTEP_GPU_TABLE"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
-		Net:     Net(os.Getenv("LOCKSTEP_NET")),
-
-		GPUDirect: GPUDirect(os.Getenv("LOCKSTEP_GPUDIRECT")),
-		RDMA: RDMAConfig{
-			HCA: os.Getenv("LOCKSTEP_RDMA_HCA"), GID: os.Getenv("LOCKSTEP_RDMA_GID"),
-			QueuePairs: number(0, "LOCKSTEP_RDMA_QPS"), Timeout: number(0, "LOCKSTEP_RDMA_TIMEOUT"), Retries: number(0, "LOCKSTEP_RDMA_RETRIES"),
-			TrafficClass: number(0, "LOCKSTEP_RDMA_TRAFFIC_CLASS"), ServiceLevel: number(0, "LOCKSTEP_RDMA_SERVICE_LEVEL"),
-		},
-	}
-	if err := cfg.checkNet(); err != nil {
-		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
-	}
-	if err := cfg.checkGPUDirect(); err != nil {
-		errs = append(errs, fmt.Errorf("LOCKSTEP_GPUDIRECT is %w", err))
-	}
-	local := number(who.Local, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
-	attempt := number(who.Attempt, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-	if v := os.Getenv("LOCKSTEP_COMM_ID"); v == "" {
-		cfg.ID, cfg.Secret, err = derivedID(who, cfg.Rank, cfg.Size, attempt)
-		errs = append(errs, err)
-	} else {
-		cfg.ID, err = ParseUniqueID(v)
-		errs = append(errs, err)
-	}
-	if cfg.Algo, err = ParseAlgo(os.Getenv("LOCKSTEP_ALGO")); err != nil {
-		errs = append(errs, fmt.Errorf("LOCKSTEP_ALGO: %w", err))
-	}
-	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
-		errs = append(errs, err)
-	}
-	if v := os.Getenv("LOCKSTEP_OUTAGE_TIMEOUT"); v != "" {
-		if cfg.OutageTimeout, err = time.ParseDuration(v); err != nil || cfg.checkOutage() != nil {
-			errs = append(errs, fmt.Errorf("LOCKSTEP_OUTAGE_TIMEOUT is %q, want a duration from %v to %v", v, minOutage, maxOutage))
-		}
-	}
-	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
-		errs = append(errs, err)
-	}
-	if cfg.Device, err = parseDevice(os.Getenv("LOCKSTEP_DEVICE"), local); err != nil {
-		errs = append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return Config{}, err
-	}
-	if os.Getenv("LOCKSTEP_RECORDER") != "off" {
-		job := cmp.Or(os.Getenv("LOCKSTEP_JOB"), who.Job, "job")
-		o := record.Options{Identity: record.Identity{
-			Job: job, Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: int32(local), Attempt: uint32(attempt),
-		}}
-		if cfg.Device != CPU {
-			o.StampSlots = record.GPUStampSlots
-		}
-		if cfg.Recorder, err = record.Create(o); err != nil { // the job matters more
-			slog.Warn("no flight recorder, so nobody will see what this rank does: make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", "rank", cfg.Rank, "err", err)
-		}
-	}
-	return cfg, nil
-}
-
 const minOutage, maxOutage = time.Second, time.Hour
 
 func (cfg *Config) checkOutage() error {
@@ -241,21 +141,6 @@ func (cfg *Config) checkOutage() error {
 		return fmt.Errorf("%v, want %v to %v", d, minOutage, maxOutage)
 	}
 	return nil
-}
-
-// parseDevice reads LOCKSTEP_DEVICE.
-func parseDevice(v string, local int) (Device, error) {
-	switch ordinal, ok := strings.CutPrefix(v, "cuda:"); {
-	case v == "" || v == "cpu":
-		return CPU, nil
-	case v == "cuda":
-		return GPU(local), nil
-	case ok:
-		if n, err := strconv.Atoi(ordinal); err == nil && n >= 0 {
-			return GPU(n), nil
-		}
-	}
-	return CPU, fmt.Errorf("LOCKSTEP_DEVICE is %q, want cpu, cuda or cuda:N", v)
 }
 
 // ParseAlgo and ParseProto read names as LOCKSTEP_ALGO and LOCKSTEP_PROTO have
@@ -284,36 +169,4 @@ func parseName[T interface {
 		names = append(names, t.String())
 	}
 	return none, fmt.Errorf("%s is %q, want one of %s", what, v, strings.Join(names, ", "))
-}
-
-func nodeName() string {
-	if n := os.Getenv("LOCKSTEP_NODE"); n != "" {
-		return n
-	}
-	n, err := os.Hostname()
-	if err != nil {
-		return "node"
-	}
-	return n
-}
-
-// interfaceAddr is the first address of the interface called name.
-func interfaceAddr(name string) (string, error) {
-	if name == "" {
-		return "", nil
-	}
-	ifc, err := net.InterfaceByName(name)
-	if err != nil {
-		return "", fmt.Errorf("LOCKSTEP_IFNAME: %w", err)
-	}
-	addrs, err := ifc.Addrs()
-	if err != nil {
-		return "", fmt.Errorf("LOCKSTEP_IFNAME: addresses of %s: %w", name, err)
-	}
-	for _, a := range addrs {
-		if ip, ok := a.(*net.IPNet); ok {
-			return ip.IP.String(), nil
-		}
-	}
-	return "", fmt.Errorf("LOCKSTEP_IFNAME: interface %s has no address", name)
 }

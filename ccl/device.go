@@ -215,8 +215,8 @@ func (c *Comm) GPUAlgo() (algo Algo, sms int) {
 		return record.AlgoNone, 0
 	}
 	algo, sms = c.gpu.comm.Last()
-	if n := c.gpu.nodes; n != nil {
-		algo = Algo(n.lastAlgo.Load())
+	if p := c.gpu.proxy; p != nil {
+		algo = p.Algo()
 	}
 	return algo, sms
 }

@@ -131,7 +131,7 @@ func (l *log) start(op *operation, seq uint64) {
 		return
 	}
 	l.started, l.lasting = record.Now(), false
-	if op.crossing != nil {
+	if op.proxy != nil {
 		if s, ok := l.live.HostStamp(seq); ok { // the GPU came to it before it was seen to
 			l.started = min(l.started, l.gpu.Mono(s.Start))
 		}
@@ -174,9 +174,9 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 	}
 	now, flags := record.Now(), op.flags()
 	ended, met := now, meeting{}
-	if op.crossing != nil {
+	if op.proxy != nil {
 		var ok bool
-		if ended, met, ok = l.stamped(op.crossing, seq, now); ok {
+		if ended, met, ok = l.stamped(op.proxy, seq, now); ok {
 			flags |= record.FlagStamped
 		}
 	}
@@ -216,7 +216,7 @@ type meeting struct {
 
 // stamped takes an operation's start and end from what the GPU has stamped. now is for
 // one that has no end there: it has failed, or is not recorded.
-func (l *log) stamped(x *crossing, seq uint64, now int64) (end int64, met meeting, ok bool) {
+func (l *log) stamped(p proxyOp, seq uint64, now int64) (end int64, met meeting, ok bool) {
 	s, ok := l.live.HostStamp(seq)
 	if !ok || s.End == 0 {
 		return now, met, false
@@ -224,8 +224,8 @@ func (l *log) stamped(x *crossing, seq uint64, now int64) (end int64, met meetin
 	// Both are off by the same little; the length is exact.
 	end = min(l.gpu.Mono(s.End), now)
 	l.started = end - (s.End - s.Start)
-	if met.told, met.peer = x.met.Load(), -1; met.told && s.Peer >= 0 && int(s.Peer) < len(x.n.place.Local) {
-		met.peer, met.at = int32(x.n.place.Local[s.Peer]), l.started+s.Wait
+	if met.peer, met.told = p.Met(s.Peer); met.peer >= 0 {
+		met.at = l.started + s.Wait
 	}
 	return end, met, true
 }

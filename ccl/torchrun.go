@@ -16,7 +16,6 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
 	"github.com/lockstep-ccl/lockstep/launcher"
-	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Where nobody has set LOCKSTEP_COMM_ID the id is derived from what torchrun, and whoever
@@ -29,16 +28,16 @@ import (
 // portEnv names the derived port where the one above MASTER_PORT is not free.
 const portEnv = "LOCKSTEP_COMM_PORT"
 
-// derivedID returns an id and, when the ranks are of one host and have no secret, one
-// for them.
-func derivedID(who launcher.Identity, rank, size, attempt int) (UniqueID, []byte, error) {
+// derivedID returns an id and, when the ranks are of one host and have no secret, the
+// name of the file for one.
+func derivedID(who launcher.Identity, size, attempt int) (UniqueID, string, error) {
 	host, port := os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT")
 	if host == "" || port == "" {
-		return UniqueID{}, nil, errors.New("LOCKSTEP_COMM_ID is not set (lockstep run sets it; or make one with ccl.NewUniqueID), and neither are torchrun's MASTER_ADDR and MASTER_PORT")
+		return UniqueID{}, "", errors.New("LOCKSTEP_COMM_ID is not set (lockstep run sets it; or make one with ccl.NewUniqueID), and neither are torchrun's MASTER_ADDR and MASTER_PORT")
 	}
 	n, err := strconv.Atoi(port)
 	if err != nil || n < 1 || n > 65535 {
-		return UniqueID{}, nil, fmt.Errorf("MASTER_PORT is %q, want a port", port)
+		return UniqueID{}, "", fmt.Errorf("MASTER_PORT is %q, want a port", port)
 	}
 	at := n + 1
 	if n == 65535 {
@@ -46,7 +45,7 @@ func derivedID(who launcher.Identity, rank, size, attempt int) (UniqueID, []byte
 	}
 	if v := os.Getenv(portEnv); v != "" {
 		if at, err = strconv.Atoi(v); err != nil || at < 1 || at > 65535 || at == n {
-			return UniqueID{}, nil, fmt.Errorf("%s is %q, want a port other than MASTER_PORT, which torch's store has", portEnv, v)
+			return UniqueID{}, "", fmt.Errorf("%s is %q, want a port other than MASTER_PORT, which torch's store has", portEnv, v)
 		}
 	}
 	h := sha256.New()
@@ -55,17 +54,13 @@ func derivedID(who launcher.Identity, rank, size, attempt int) (UniqueID, []byte
 	}
 	id := bootstrap.ID{Addr: net.JoinHostPort(host, strconv.Itoa(at)), Token: [16]byte(h.Sum(nil))}
 	if os.Getenv(bootstrap.SecretEnv) != "" {
-		return UniqueID{id}, nil, nil
+		return UniqueID{id}, "", nil
 	}
 	if !oneHost(host, size) {
-		return UniqueID{}, nil, fmt.Errorf("%s is not set: ranks of several hosts prove a secret to each other. Put the same 32 random bytes on each "+
+		return UniqueID{}, "", fmt.Errorf("%s is not set: ranks of several hosts prove a secret to each other. Put the same 32 random bytes on each "+
 			"(openssl rand -hex 32 >FILE; chmod 600 FILE) and set it to FILE", bootstrap.SecretEnv)
 	}
-	secret, err := sharedSecret(record.DefaultDir(), hex.EncodeToString(id.Token[:])+".secret")
-	if err != nil {
-		return UniqueID{}, nil, fmt.Errorf("rank %d: a secret for the ranks of this host: %w (or set %s)", rank, err, bootstrap.SecretEnv)
-	}
-	return UniqueID{id}, secret, nil
+	return UniqueID{id}, hex.EncodeToString(id.Token[:]) + ".secret", nil
 }
 
 // oneHost reports whether all ranks are surely on this host.

@@ -71,6 +71,9 @@ func TestTorchrunsVariables(t *testing.T) {
 		for r := range ranks {
 			environ(t, fmt.Sprintf(launcher, r)+fmt.Sprintf(" MASTER_ADDR=127.0.0.1 MASTER_PORT=%d LOCKSTEP_RUNTIME_DIR=%s LOCKSTEP_RECORDER=off", port, dir))
 			cfg, err := ccl.ConfigFromEnv()
+			if err == nil {
+				err = cfg.Prepare()
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -105,6 +108,9 @@ func TestDerivedIDs(t *testing.T) {
 	for _, env := range []string{"", "TORCHELASTIC_RESTART_COUNT=1", "TORCHELASTIC_RUN_ID=a", "WORLD_SIZE=3", "MASTER_PORT=65535", "LOCKSTEP_COMM_PORT=1234", "LOCKSTEP_JOB=other"} {
 		environ(t, "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500 LOCKSTEP_RECORDER=off LOCKSTEP_RUNTIME_DIR="+dir+" "+env)
 		cfg, err := ccl.ConfigFromEnv()
+		if err == nil {
+			err = cfg.Prepare()
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,7 +143,14 @@ func TestDerivedIDErrors(t *testing.T) {
 	}
 	// A secret that others could have put there, or can read, is none.
 	environ(t, "RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 LOCKSTEP_RECORDER=off LOCKSTEP_RUNTIME_DIR="+dir)
-	if _, err := ccl.ConfigFromEnv(); err != nil {
+	prepare := func() error {
+		cfg, err := ccl.ConfigFromEnv()
+		if err != nil {
+			return err
+		}
+		return cfg.Prepare()
+	}
+	if err := prepare(); err != nil {
 		t.Fatal(err)
 	}
 	paths, err := filepath.Glob(filepath.Join(dir, "*.secret"))
@@ -147,14 +160,14 @@ func TestDerivedIDErrors(t *testing.T) {
 	if err := os.Chmod(paths[0], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ccl.ConfigFromEnv(); err == nil || !strings.Contains(err.Error(), "not this user's alone") {
+	if err := prepare(); err == nil || !strings.Contains(err.Error(), "not this user's alone") {
 		t.Errorf("a secret that all can read: %v", err)
 	}
 	os.Remove(paths[0])
 	if err := os.Symlink("/etc/passwd", paths[0]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ccl.ConfigFromEnv(); err == nil {
+	if err := prepare(); err == nil {
 		t.Error("a link is followed")
 	}
 }

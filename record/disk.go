@@ -58,7 +58,27 @@ type diskHeader struct {
 	stampOverflow uint64 // live: communicators that found no room for their rings
 	_             [24]byte
 
-	_ [HeaderSize - 576]byte
+	// By writers that learn of another library's operations, see Source.
+	source        uint32
+	sourceVersion uint32 // of the interface to that library
+	eventMask     uint64 // live: events that it is asked for
+	opsLost       uint64 // live: operations that have a number and no record
+	opsUnseen     uint64 // live: operations recorded whose end nobody saw
+	eventsLost    uint64 // live: parts of operations, and transfers, that found no room
+	eventsForeign uint64 // live: events of other processes' operations, not recorded here
+	_             [16]byte
+
+	_ [HeaderSize - 640]byte
+}
+
+// diskControl is a file of its own beside the recorder, which the writer makes and
+// readers of the recorder may write to.
+type diskControl struct {
+	magic   [8]byte //nolint:unused // its writers are C
+	version uint32
+	size    uint32 //nolint:unused
+	events  uint64 // live: an EventSet
+	_       [40]byte
 }
 
 // diskAnchor pairs the two clocks.
@@ -210,7 +230,8 @@ type bodyEnqueue struct {
 	root   int32
 	bytes  uint64
 	stream uint32
-	_      [12]byte
+	launch uint32 // by packSpan, from the record's own time; 0 when it is not known
+	_      [8]byte
 }
 
 // bodyRun is the body of KindStart and KindEnd.
@@ -232,7 +253,7 @@ type bodyRun struct {
 type bodyWhole struct {
 	coll   uint8
 	elem   uint8 // dtype | op << 4
-	path   uint8 // algo | proto << 4
+	path   uint8 // algo & 15 | (proto & 3) << 4 | (algo & 16) << 2 | (proto & 4) << 5
 	code   uint8
 	root   int32
 	bytes  uint64
@@ -308,6 +329,13 @@ func unpackSpan(s uint32) int64 {
 	return int64(s)
 }
 
+// packPath keeps the low halves where recorders from before the 16th algorithm have them.
+func packPath(a Algo, p Proto) uint8 {
+	return uint8(a)&15 | uint8(p)&3<<4 | uint8(a)&16<<2 | uint8(p)&4<<5
+}
+
+func unpackPath(b uint8) (Algo, Proto) { return Algo(b&15 | b&64>>2), Proto(b>>4&3 | b>>7<<2) }
+
 var (
 	_ [HeaderSize]byte      = [unsafe.Sizeof(diskHeader{})]byte{}
 	_ [CommEntrySize]byte   = [unsafe.Sizeof(diskComm{})]byte{}
@@ -316,14 +344,15 @@ var (
 	_ [DescEntrySize]byte   = [unsafe.Sizeof(diskDesc{})]byte{}
 	_ [StampEntrySize]byte  = [unsafe.Sizeof(diskStamp{})]byte{}
 	_ [RecordSize]byte      = [unsafe.Sizeof(diskRecord{})]byte{}
+	_ [ControlSize]byte     = [unsafe.Sizeof(diskControl{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyEnqueue{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyRun{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyWhole{})]byte{}
 	_ [32]byte              = [unsafe.Sizeof(bodyPhase{})]byte{}
 	_ [16 - numDTypes]byte  // of bodyWhole's half bytes
 	_ [16 - numOps]byte
-	_ [16 - numAlgos]byte
-	_ [16 - numProtos]byte
+	_ [32 - numAlgos]byte
+	_ [8 - numProtos]byte
 	_ [32]byte = [unsafe.Sizeof(bodyConn{})]byte{}
 	_ [32]byte = [unsafe.Sizeof(bodyValue{})]byte{}
 )

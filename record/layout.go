@@ -36,6 +36,11 @@ const (
 	DescEntrySize   = 64
 	StampEntrySize  = 32
 	RecordSize      = 64
+	ControlSize     = 64
+
+	// ControlMagic and ControlVersion begin a control file, see SetEvents.
+	ControlMagic   = "LOCKCTRL"
+	ControlVersion = 1
 
 	// Limits that a reader enforces before it trusts a file's own numbers.
 	MaxCommSlots   = 4096
@@ -138,6 +143,9 @@ const (
 	numOps
 )
 
+// UnknownOp is the operator of a reduction whose library does not tell it.
+const UnknownOp RedOp = 15
+
 // CommState is the state of a communicator as its own rank sees it.
 type CommState uint8
 
@@ -148,6 +156,32 @@ const (
 	CommLeft    // destroyed in good order
 	CommAborted // aborted by the program or after an error
 )
+
+// Source is what wrote a recorder.
+type Source uint8
+
+const (
+	SourceCCL        Source = iota // a program of package ccl, or one that uses the C header itself
+	SourceNCCLPlugin               // the profiler plugin in a process that uses NCCL
+	SourceNCCLProbes               // uprobes on NCCL, by the agent's word
+	numSources
+)
+
+// EventSet is what a writer that learns of another library's operations asks it for.
+type EventSet uint8
+
+const (
+	EventsDefault EventSet = iota // what the writer was told at its start
+	EventsOps                     // operations and their kernels
+	EventsNet                     // and each transfer over the network
+	EventsAll                     // and the queue pairs' work requests, launches and copies
+	numEventSets
+)
+
+// CallsOnly reports whether calls are all that is known: a collective starts when it is called and
+// is finished when the call has returned, which for a GPU is when it was enqueued. Records
+// are enqueue records only.
+func (s Source) CallsOnly() bool { return s == SourceNCCLProbes }
 
 // Clock says which clock made a stamp.
 type Clock uint8
@@ -179,11 +213,17 @@ const (
 	AlgoSym        // kernel on symmetric windows, loads and stores
 	AlgoBulk       // likewise, by the bulk copy engine of an SM (sm_90)
 	AlgoPushBulk   // kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90)
+	// NCCL's, beside those above.
+	AlgoNVLS
+	AlgoNVLSTree
+	AlgoCollNet
+	AlgoCollNetChain
+	AlgoPAT
 	numAlgos
 )
 
 // OnGPU reports whether a is an algorithm of GPUs alone.
-func (a Algo) OnGPU() bool { return a >= AlgoCopyEngine && a < numAlgos }
+func (a Algo) OnGPU() bool { return a >= AlgoCopyEngine && a <= AlgoPushBulk }
 
 // OnCPU reports whether the CPU's schedules may have the algorithm a.
 func (a Algo) OnCPU() bool { return a > AlgoNone && a < AlgoCopyEngine }
@@ -213,6 +253,7 @@ const (
 	ProtoNone   Proto = iota
 	ProtoLL           // flags in the data, latency-bound
 	ProtoSimple       // credits and chunks, bandwidth-bound
+	ProtoLL128        // NCCL's: a flag in each 128 bytes
 	numProtos
 )
 
@@ -294,6 +335,7 @@ const (
 	FlagAnomaly = 1 << 2 // KindWindow: the window is outside the normal
 	FlagReplay  = 1 << 3 // KindStart: a CUDA graph replay
 	FlagStamped = 1 << 4 // KindWhole: a GPU stamped the start and the end, so that Dur is exact
+	FlagUnseen  = 1 << 5 // KindEnd: nobody saw it end; it is over by now
 )
 
 // Flags of a descriptor.
@@ -330,7 +372,7 @@ type Record struct {
 	Conn   uint32   // KindWindow, KindLink: index into the conn table
 	Bytes  uint64   // KindEnqueue, KindWhole: payload bytes by NCCL's convention; KindWindow: bytes in the window
 	Stamp  int64    // KindStart, KindPhase, KindEnd: when it happened, by Clock
-	Dur    int64    // KindPhase: length, ns; KindWhole: from start to end (exact up to 2.1 s, else to the microsecond)
+	Dur    int64    // KindEnqueue: from the call to the kernel's launch, 0 when not known; KindPhase: length, ns; KindWhole: from start to end (exact up to 2.1 s, else to the microsecond)
 	Wait   int64    // KindWhole: part of Dur from the start until the last peer that this rank needs had entered; the rest is transfer
 	Slot   uint32   // KindStart, KindEnd: 1 + index into the stamp table, 0 when none
 	WRs    uint32   // KindWindow: work requests in the window
@@ -343,7 +385,6 @@ type Record struct {
 // String forms are the names used in traces, metrics and messages.
 func (k CollKind) String() string  { return name(collNames[:], int(k), "coll") }
 func (d DType) String() string     { return name(dtypeNames[:], int(d), "dtype") }
-func (o RedOp) String() string     { return name(opNames[:], int(o), "op") }
 func (k Kind) String() string      { return name(kindNames[:], int(k), "kind") }
 func (a Algo) String() string      { return name(algoNames[:], int(a), "algo") }
 func (p Proto) String() string     { return name(protoNames[:], int(p), "proto") }
@@ -351,6 +392,14 @@ func (t Transport) String() string { return name(transportNames[:], int(t), "tra
 func (c Cause) String() string     { return name(causeNames[:], int(c), "cause") }
 func (r Result) String() string    { return name(resultNames[:], int(r), "result") }
 func (m MarkCode) String() string  { return name(markNames[:], int(m), "mark") }
+func (s Source) String() string    { return name(sourceNames[:], int(s), "source") }
+func (e EventSet) String() string  { return name(eventSetNames[:], int(e), "events") }
+func (o RedOp) String() string {
+	if o == UnknownOp {
+		return "unknown"
+	}
+	return name(opNames[:], int(o), "op")
+}
 func (s CommState) String() string {
 	return name([]string{"none", "joining", "joined", "left", "aborted"}, int(s), "state")
 }
@@ -364,11 +413,13 @@ var (
 	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
 	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
 	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
-	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk"}
-	protoNames     = [numProtos]string{"none", "ll", "simple"}
+	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat"}
+	protoNames     = [numProtos]string{"none", "ll", "simple", "ll128"}
 	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
 	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
 	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
+	sourceNames    = [numSources]string{"ccl", "nccl_plugin", "nccl_probes"}
+	eventSetNames  = [numEventSets]string{"default", "ops", "net", "all"}
 	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile", "data_loading"}
 )
 

@@ -47,6 +47,19 @@ type Header struct {
 	ConnOverflow    uint64
 	DescOverflow    uint64 // operations whose descriptor found no slot
 	StampOverflow   uint64 // communicators whose stamps found no room
+
+	// Source is what wrote it. Of a writer that learns of another library's operations: by which version of
+	// that library's interface, which events (a mask of that interface) it asks for
+	// now, operations that have a number and no record, operations recorded whose end
+	// nobody saw, parts of operations and transfers that found no room, events of
+	// other processes' operations.
+	Source        Source
+	SourceVersion uint32
+	EventMask     uint64
+	OpsLost       uint64
+	OpsUnseen     uint64
+	EventsLost    uint64
+	EventsForeign uint64
 }
 
 // MarksOnly reports whether the file is of Options.MarksOnly.
@@ -249,7 +262,12 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 
 // header decodes the words that never change.
 func (h *diskHeader) header() Header {
+	source := SourceCCL
+	if h.source < uint32(numSources) {
+		source = Source(h.source)
+	}
 	return Header{
+		Source: source,
 		Identity: Identity{
 			Job: getName(&h.job), Node: getName(&h.node),
 			Rank: h.rank, WorldSize: h.worldSize, LocalRank: h.localRank, Attempt: h.attempt,
@@ -329,6 +347,10 @@ func (r *Reader) Header() Header {
 		h.ConnOverflow = atomic.LoadUint64(&d.connOverflow)
 		h.DescOverflow = atomic.LoadUint64(&d.descOverflow)
 		h.StampOverflow = atomic.LoadUint64(&d.stampOverflow)
+		h.Source, h.SourceVersion = Source(atomic.LoadUint32(&d.source)), atomic.LoadUint32(&d.sourceVersion)
+		h.EventMask = atomic.LoadUint64(&d.eventMask)
+		h.OpsLost, h.OpsUnseen = atomic.LoadUint64(&d.opsLost), atomic.LoadUint64(&d.opsUnseen)
+		h.EventsLost, h.EventsForeign = atomic.LoadUint64(&d.eventsLost), atomic.LoadUint64(&d.eventsForeign)
 		// Anchors are rewritten seconds apart: one that changes under three
 		// reads in a row is hostile, and as good as any other.
 		for range 3 {
@@ -583,14 +605,15 @@ func (d *diskRecord) decode(ticket uint64, r *Record) {
 	case KindEnqueue:
 		b := (*bodyEnqueue)(unsafe.Pointer(&d.body))
 		r.Coll, r.DType, r.Op = CollKind(b.coll), DType(b.dtype), RedOp(b.op)
-		r.Root, r.Bytes, r.Stream = b.root, b.bytes, b.stream
+		r.Root, r.Bytes, r.Stream, r.Dur = b.root, b.bytes, b.stream, unpackSpan(b.launch)
 	case KindStart, KindEnd:
 		b := (*bodyRun)(unsafe.Pointer(&d.body))
 		r.Coll, r.Algo, r.Proto, r.Clock, r.Code = CollKind(b.coll), Algo(b.algo), Proto(b.proto), Clock(b.clock), b.code
 		r.Chan, r.Stamp, r.Slot = b.chans, b.stamp, b.slot
 	case KindWhole:
 		b := (*bodyWhole)(unsafe.Pointer(&d.body))
-		r.Coll, r.DType, r.Op, r.Algo, r.Proto = CollKind(b.coll), DType(b.elem&15), RedOp(b.elem>>4), Algo(b.path&15), Proto(b.path>>4)
+		r.Coll, r.DType, r.Op = CollKind(b.coll), DType(b.elem&15), RedOp(b.elem>>4)
+		r.Algo, r.Proto = unpackPath(b.path)
 		r.Code, r.Root, r.Bytes, r.Stream, r.Peer = b.code, b.root, b.bytes, b.stream, b.peer
 		r.Dur = unpackSpan(b.dur)
 		r.Wait = min(unpackSpan(b.wait), r.Dur)

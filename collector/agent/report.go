@@ -57,7 +57,7 @@ func (j *job) arrive(c *comm, o *op) {
 		return
 	}
 	j.arrivals = append(j.arrivals, &wire.Arrival{
-		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended,
+		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended, StampErrorNs: o.clockErr,
 	})
 }
 
@@ -71,9 +71,9 @@ func (r *rank) reportable() bool {
 // far as one message holds it. The rest differs still, and goes with the next,
 // which begins with the rank that was cut short, or after it when it had been the first.
 func (j *job) report() *wire.Report {
-	rep := &wire.Report{Arrivals: j.arrivals}
-	j.arrivals = nil
-	room := wire.MaxEntries - len(rep.Arrivals) - rasRoom
+	rep := &wire.Report{Arrivals: j.arrivals, Traced: j.traced}
+	j.arrivals, j.traced = nil, nil
+	room := wire.MaxEntries - len(rep.Arrivals) - len(rep.Traced) - rasRoom
 	first := j.first
 	for i := range j.ranks {
 		at := (first + i) % len(j.ranks)
@@ -92,7 +92,7 @@ func (j *job) report() *wire.Report {
 
 // forget makes the next report a full one.
 func (j *job) forget() {
-	j.arrivals, j.rasAt = nil, 0
+	j.arrivals, j.traced, j.rasAt = nil, nil, 0
 	for _, r := range j.ranks {
 		r.reported = reported{}
 	}
@@ -161,6 +161,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			Coll: uint32(s.Coll), Peer: now.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
 			MonoEnqueuedNs: s.EnqueuedAt, MonoStartedNs: s.StartedAt, MonoFinishedNs: s.FinishedAt,
 			Ops: s.Ops, OwnNs: s.OwnNs, WaitNs: s.WaitNs, TransferNs: s.TransferNs, MaxOwnNs: s.MaxOwnNs,
+			CallsOnly: p.Source.CallsOnly(),
 		}
 		if !again {
 			w.CommName = wireName(s.Name)

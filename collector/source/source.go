@@ -36,9 +36,10 @@ var ErrPartly = errors.New("not all of it is to be seen on this node")
 type View struct {
 	Now       int64 // CLOCK_MONOTONIC ns of this pass
 	Processes []*Process
-	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
-	NICs      *collector.NICs // by the rdma source; likewise
-	RAS       *collector.RAS  // by the ras source; likewise
+	GPUs      *collector.GPUs   // by the nvml source; nil when it sees none
+	NICs      *collector.NICs   // by the rdma source; likewise
+	Probes    *collector.Probes // by the ebpf source; nil where it can see nothing
+	RAS       *collector.RAS    // by the ras source; likewise
 	// By the pressure source: the node's, as diagnosis.Node has them.
 	CPUPressure, MemoryPressure float32
 }
@@ -52,7 +53,7 @@ type Process struct {
 	Comms   []record.CommStatus
 	Conns   []record.ConnStatus
 	Devices []record.DeviceStatus
-	Lost    uint64 // records and GPU stamps overwritten unread or dropped by the writer
+	Lost    uint64 // records and GPU stamps overwritten unread or dropped by the writer, and operations that it could not record
 
 	// By the proc source. State is ProcUnknown until it has looked. HostPID is the
 	// process's pid as the agent's /proc has it: a container's own is another, which

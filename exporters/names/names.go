@@ -138,8 +138,8 @@ var (
 	StreamRetries   = def(Agent, Counter, "lockstep_agent_stream_retries_total", "", "Times that the stream to the master ended, or could not be opened, and was tried again.", LabelJob)
 	ArrivalsDropped = def(Agent, Counter, "lockstep_agent_arrivals_dropped_total", "", "Sampled arrivals of collectives not reported because too many waited for the stream.", LabelJob)
 
-	SpansExported = def(Agent, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
-	SpansDropped  = def(Agent, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
+	SpansExported = def(All, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
+	SpansDropped  = def(All, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
 )
 
 // On the agent: its node's GPUs. What a GPU cannot tell is absent, never 0.

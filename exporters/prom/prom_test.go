@@ -359,7 +359,7 @@ func TestExemplarsOnlyOnAnomaliesAndRateBounded(t *testing.T) {
 	}
 	for seq := uint64(2); seq < 10; seq++ { // within one millisecond of each other
 		c := allReduce(seq, 50*time.Millisecond+time.Duration(seq))
-		c.Anomalous = true
+		c.Anomalous, c.Traced = true, true
 		a.Collective(c)
 	}
 	trace := collector.TraceID("llama", 7, record.AllReduce, 2)

@@ -27,6 +27,9 @@
 #define LOCKSTEP_DESC_ENTRY_SIZE 64
 #define LOCKSTEP_STAMP_ENTRY_SIZE 32
 #define LOCKSTEP_RECORD_SIZE 64
+#define LOCKSTEP_CONTROL_SIZE 64
+#define LOCKSTEP_CONTROL_MAGIC "LOCKCTRL"
+#define LOCKSTEP_CONTROL_VERSION 1
 #define LOCKSTEP_MAX_COMM_SLOTS 4096
 #define LOCKSTEP_MAX_CONN_SLOTS 65536
 #define LOCKSTEP_MAX_DEVICE_SLOTS 16
@@ -46,6 +49,7 @@
 #define LOCKSTEP_FLAG_ANOMALY 4 /* KindWindow: the window is outside the normal */
 #define LOCKSTEP_FLAG_REPLAY 8 /* KindStart: a CUDA graph replay */
 #define LOCKSTEP_FLAG_STAMPED 16 /* KindWhole: a GPU stamped the start and the end, so that Dur is exact */
+#define LOCKSTEP_FLAG_UNSEEN 32 /* KindEnd: nobody saw it end; it is over by now */
 #define LOCKSTEP_DESC_IN_PLACE 1
 #define LOCKSTEP_DESC_CAPTURED 2 /* the operation was captured: each one stamped is a graph's replay */
 #define LOCKSTEP_NAME_SIZE 64 /* bytes of a name, its NUL included */
@@ -107,6 +111,7 @@ enum lockstep_op {
 	LOCKSTEP_OP_MAX = 2,
 	LOCKSTEP_OP_MIN = 3,
 	LOCKSTEP_OP_AVG = 4,
+	LOCKSTEP_OP_UNKNOWN_OP = 15,
 };
 
 enum lockstep_comm_state {
@@ -136,12 +141,18 @@ enum lockstep_algo {
 	LOCKSTEP_ALGO_SYM = 10, /* kernel on symmetric windows, loads and stores */
 	LOCKSTEP_ALGO_BULK = 11, /* likewise, by the bulk copy engine of an SM (sm_90) */
 	LOCKSTEP_ALGO_PUSH_BULK = 12, /* kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90) */
+	LOCKSTEP_ALGO_NVLS = 13,
+	LOCKSTEP_ALGO_NVLS_TREE = 14,
+	LOCKSTEP_ALGO_COLL_NET = 15,
+	LOCKSTEP_ALGO_COLL_NET_CHAIN = 16,
+	LOCKSTEP_ALGO_PAT = 17,
 };
 
 enum lockstep_proto {
 	LOCKSTEP_PROTO_NONE = 0,
 	LOCKSTEP_PROTO_LL = 1, /* flags in the data, latency-bound */
 	LOCKSTEP_PROTO_SIMPLE = 2, /* credits and chunks, bandwidth-bound */
+	LOCKSTEP_PROTO_LL128 = 3, /* NCCL's: a flag in each 128 bytes */
 };
 
 enum lockstep_transport {
@@ -190,6 +201,19 @@ enum lockstep_mark {
 	LOCKSTEP_MARK_EVALUATION = 3,
 	LOCKSTEP_MARK_COMPILE = 4,
 	LOCKSTEP_MARK_DATA_LOADING = 5, /* explains, and does not excuse: a data loader that does not return is a fault */
+};
+
+enum lockstep_source {
+	LOCKSTEP_SOURCE_CCL = 0, /* a program of package ccl, or one that uses the C header itself */
+	LOCKSTEP_SOURCE_NCCL_PLUGIN = 1, /* the profiler plugin in a process that uses NCCL */
+	LOCKSTEP_SOURCE_NCCL_PROBES = 2, /* uprobes on NCCL, by the agent's word */
+};
+
+enum lockstep_events {
+	LOCKSTEP_EVENTS_DEFAULT = 0, /* what the writer was told at its start */
+	LOCKSTEP_EVENTS_OPS = 1, /* operations and their kernels */
+	LOCKSTEP_EVENTS_NET = 2, /* and each transfer over the network */
+	LOCKSTEP_EVENTS_ALL = 3, /* and the queue pairs' work requests, launches and copies */
 };
 
 #ifdef __cplusplus
@@ -248,7 +272,15 @@ struct lockstep_header {
 	uint64_t stamp_used; /* live */
 	uint64_t stamp_overflow; /* live: communicators that found no room for their rings */
 	uint8_t pad552[24];
-	uint8_t pad576[3520];
+	uint32_t source;
+	uint32_t source_version; /* of the interface to that library */
+	uint64_t event_mask; /* live: events that it is asked for */
+	uint64_t ops_lost; /* live: operations that have a number and no record */
+	uint64_t ops_unseen; /* live: operations recorded whose end nobody saw */
+	uint64_t events_lost; /* live: parts of operations, and transfers, that found no room */
+	uint64_t events_foreign; /* live: events of other processes' operations, not recorded here */
+	uint8_t pad624[16];
+	uint8_t pad640[3456];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, magic) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, version) == 8);
@@ -284,6 +316,13 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_used) == 520);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_overflow) == 528);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_used) == 536);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, stamp_overflow) == 544);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, source) == 576);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, source_version) == 580);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, event_mask) == 584);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, ops_lost) == 592);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, ops_unseen) == 600);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, events_lost) == 608);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, events_foreign) == 616);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_header) == 4096);
 
 struct lockstep_comm {
@@ -478,7 +517,8 @@ struct lockstep_body_enqueue {
 	int32_t root;
 	uint64_t bytes;
 	uint32_t stream;
-	uint8_t pad20[12];
+	uint32_t launch; /* by packSpan, from the record's own time; 0 when it is not known */
+	uint8_t pad24[8];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, coll) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, dtype) == 1);
@@ -486,6 +526,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, op) == 2);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, root) == 4);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, bytes) == 8);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, stream) == 16);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_enqueue, launch) == 20);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_enqueue) == 32);
 
 struct lockstep_body_run {
@@ -513,7 +554,7 @@ LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_run) == 32);
 struct lockstep_body_whole {
 	uint8_t coll;
 	uint8_t elem; /* dtype | op << 4 */
-	uint8_t path; /* algo | proto << 4 */
+	uint8_t path; /* algo & 15 | (proto & 3) << 4 | (algo & 16) << 2 | (proto & 4) << 5 */
 	uint8_t code;
 	int32_t root;
 	uint64_t bytes;
@@ -614,6 +655,19 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_record, op_seq) == 24);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_record, body) == 32);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_record) == 64);
 
+struct lockstep_control {
+	uint8_t magic[8];
+	uint32_t version;
+	uint32_t size;
+	uint64_t events; /* live: an EventSet */
+	uint8_t pad24[40];
+};
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_control, magic) == 0);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_control, version) == 8);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_control, size) == 12);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_control, events) == 16);
+LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_control) == 64);
+
 /* ---- the writer: everything below is record/internal/genheader/functions.h ---- */
 
 #include <errno.h>
@@ -650,6 +704,7 @@ struct lockstep_options {
 	int32_t rank, world_size, local_rank;
 	uint32_t attempt;
 	uint32_t comm_slots, conn_slots, ring_slots;
+	uint32_t source, source_version; /* enum lockstep_source */
 	int marks_only; /* a file of marks, with a small ring and no tables: see record.Options.MarksOnly */
 };
 
@@ -729,12 +784,33 @@ static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w,
 	return c;
 }
 
+/*
+ * Gives a slot whose communicator was left some time ago (10 s is a good time: for
+ * readers to have read it) to another one. One thread at a time adds and renews.
+ */
+static inline void lockstep_renew_comm(struct lockstep_writer *w, struct lockstep_comm *c, uint64_t id, const char *name,
+	int32_t rank, int32_t size, enum lockstep_comm_state state)
+{
+	uint64_t gen = (__atomic_load_n(&c->state, __ATOMIC_RELAXED) >> LOCKSTEP_GEN_SHIFT) + 1;
+	LOCKSTEP_STORE(&c->state, (uint64_t)0);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST); /* nobody sees the new words with the old state */
+	uint64_t *words = (uint64_t *)(void *)c;
+	for (size_t i = 1; i < sizeof *c / 8; i++)
+		LOCKSTEP_SET(&words[i], (uint64_t)0);
+	c->id = id, c->rank = rank, c->size = size;
+	lockstep_put_name(c->name, name);
+	c->since = __atomic_load_n(&w->hdr->head, __ATOMIC_RELAXED);
+	LOCKSTEP_SET(&c->state_at, lockstep_now());
+	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | LOCKSTEP_PUBLISHED | (uint64_t)state);
+}
+
 static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockstep_comm_state state)
 {
 	if (!c)
 		return;
+	uint64_t gen = __atomic_load_n(&c->state, __ATOMIC_RELAXED) >> LOCKSTEP_GEN_SHIFT;
 	LOCKSTEP_SET(&c->state_at, lockstep_now());
-	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | LOCKSTEP_PUBLISHED | (uint64_t)state);
 }
 
 /* The state LOCKSTEP_COMM_ABORTED with its reason, and the rank in the communicator that the error named, -1 for none. */
@@ -806,6 +882,21 @@ static inline struct lockstep_conn *lockstep_add_conn(struct lockstep_writer *w,
 	LOCKSTEP_STORE(&c->state, (uint64_t)LOCKSTEP_PUBLISHED);
 	*index = (uint32_t)i;
 	return c;
+}
+
+/* lockstep_renew_comm for a connection, whose communicator's slot was renewed. */
+static inline void lockstep_renew_conn(struct lockstep_conn *c, uint16_t comm, int32_t peer,
+	enum lockstep_transport transport, uint16_t channel, uint64_t id, const char *name)
+{
+	uint64_t gen = (__atomic_load_n(&c->state, __ATOMIC_RELAXED) >> LOCKSTEP_GEN_SHIFT) + 1;
+	LOCKSTEP_STORE(&c->state, (uint64_t)0);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	uint64_t *words = (uint64_t *)(void *)c;
+	for (size_t i = 1; i < sizeof *c / 8; i++)
+		LOCKSTEP_SET(&words[i], (uint64_t)0);
+	c->id = id, c->peer = peer, c->comm = comm, c->channel = channel, c->transport = (uint8_t)transport;
+	lockstep_put_name(c->name, name);
+	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | (uint64_t)LOCKSTEP_PUBLISHED);
 }
 
 static inline void lockstep_conn_posted(struct lockstep_conn *c, uint64_t bytes, int64_t mono)
@@ -1018,6 +1109,7 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	h.created = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 	h.pid = (int32_t)getpid();
 	h.rank = o->rank, h.world_size = o->world_size, h.local_rank = o->local_rank, h.attempt = o->attempt;
+	h.source = o->source, h.source_version = o->source_version;
 	lockstep_put_name(h.job, o->job);
 	lockstep_put_name(h.node, o->node);
 	if (lockstep_start_time(&h.start_time) || lockstep_boot_id(h.boot_id))

@@ -26,8 +26,8 @@ func crowd() []acceptest.Stranger {
 // TestLinksUnderFlood: ranks connect, and connect again, while strangers keep all room at
 // their data listeners taken.
 func TestLinksUnderFlood(t *testing.T) {
-	goroutines(t, apart, 3, nil, func(m Mesh, rank, size int) error {
-		n := m.(*mesh).net
+	goroutines(t, apart, 3, nil, func(m *Mesh, rank, size int) error {
+		n := m.net
 		f := acceptest.Start(t, n.addr(), 560, crowd()...)
 		defer f.Stop()
 		for round := range 3 {
@@ -35,7 +35,7 @@ func TestLinksUnderFlood(t *testing.T) {
 				return err
 			}
 			if rank == 0 {
-				m.(*mesh).links[1].(*tcpLink).reset(t)
+				m.links[1].(*tcpLink).reset(t)
 			}
 		}
 		if c := n.door.Counts(); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0 {
@@ -48,8 +48,8 @@ func TestLinksUnderFlood(t *testing.T) {
 // TestReplayedGreeting: what a member said to open a socket opens no other one, and does
 // not disturb that one.
 func TestReplayedGreeting(t *testing.T) {
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, size int) error {
-		n := m.(*mesh).net
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
+		n := m.net
 		if rank == 1 {
 			return exchange(m, rank, size, 3, 20, 4096)
 		}

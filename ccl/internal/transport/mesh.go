@@ -119,7 +119,9 @@ func (a card) sharesMemory(b card) bool {
 	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-type mesh struct {
+// Mesh is all links of one communicator's rank, and how to sleep on them. It is the
+// communicator's executor's, but for Wake.
+type Mesh struct {
 	cfg     Config
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
@@ -136,6 +138,9 @@ type mesh struct {
 	mu     sync.RWMutex // Wake against Close
 	closed bool
 }
+
+// mesh is Mesh, as the rest of the package calls it.
+type mesh = Mesh
 
 // pipeline is what the mesh asks of every Link it has opened.
 type pipeline interface {
@@ -155,7 +160,7 @@ type pipeline interface {
 
 // NewMesh prepares the links among the members; every member calls it, and it
 // needs all of them. Links themselves open on first use.
-func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
+func NewMesh(ctx context.Context, cfg Config) (*Mesh, error) {
 	m, err := newMesh(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d: open transports: %w", cfg.Rank, err)
@@ -163,11 +168,11 @@ func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
 	return m, nil
 }
 
-func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
+func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	m := &mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
+	m := &Mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -223,7 +228,7 @@ func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
 
 // introduce fills in this rank's card. It listens before anyone can know that
 // it must, since one exchange less is worth more than one socket less.
-func (m *mesh) introduce() (card, error) {
+func (m *Mesh) introduce() (card, error) {
 	var st syscall.Stat_t
 	if err := syscall.Stat(m.cfg.Dir, &st); err != nil {
 		return card{}, fmt.Errorf("runtime directory %s: %w", m.cfg.Dir, err)
@@ -243,7 +248,7 @@ func (m *mesh) introduce() (card, error) {
 	return c, nil
 }
 
-func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
+func (m *Mesh) exchangeCards(ctx context.Context, mine card) error {
 	b, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -268,7 +273,9 @@ func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
 	return nil
 }
 
-func (m *mesh) Link(peer int) (Link, error) {
+// Link returns the link to a peer, connecting it on first use: it blocks no longer than
+// Config.Err allows. Both sides may call it at different times.
+func (m *Mesh) Link(peer int) (Link, error) {
 	if peer < 0 || peer >= m.cfg.Size || peer == m.cfg.Rank {
 		return nil, fmt.Errorf("rank %d has no link to rank %d of %d", m.cfg.Rank, peer, m.cfg.Size)
 	}
@@ -290,9 +297,12 @@ func (m *mesh) Link(peer int) (Link, error) {
 	return l, nil
 }
 
-func (m *mesh) Local(peer int) bool { return m.local[peer] >= 0 }
+// Local reports whether a peer shares this rank's node (shared memory).
+func (m *Mesh) Local(peer int) bool { return m.local[peer] >= 0 }
 
-func (m *mesh) Board() Board {
+// Board returns the shared entry board of this node's members, nil when there is none:
+// one word per member of the communicator.
+func (m *Mesh) Board() Board {
 	if m.seg == nil {
 		return nil
 	}
@@ -301,7 +311,7 @@ func (m *mesh) Board() Board {
 
 // Close unmaps and disconnects. No Link or Board may be in use, nor bytes that
 // Peek returned.
-func (m *mesh) Close() error {
+func (m *Mesh) Close() error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true

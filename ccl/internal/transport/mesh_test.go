@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // roles are what a rank that is a process of its own can do.
-var roles = map[string]func(m Mesh, rank, size int) error{}
+var roles = map[string]func(m *Mesh, rank, size int) error{}
 
 // place is how the ranks of a test are spread over nodes.
 type place string
@@ -91,7 +91,7 @@ func rankMain(role string) {
 }
 
 // processes starts ranks 1 to n-1 as processes in a role, and returns rank 0's mesh.
-func processes(tb testing.TB, p place, n int, role string) (Mesh, []*exec.Cmd) {
+func processes(tb testing.TB, p place, n int, role string) (*Mesh, []*exec.Cmd) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	tb.Cleanup(cancel)
@@ -168,7 +168,7 @@ func nics(tb testing.TB, f *verbstest.Fabric) func(rank int) RDMA {
 }
 
 // goroutines runs f as n ranks of this process; change edits each Config first.
-func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m Mesh, rank, size int) error) {
+func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m *Mesh, rank, size int) error) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -228,12 +228,12 @@ const patience = 20 * time.Second
 var errPatience = errors.New("no progress")
 
 type until struct {
-	m  Mesh
+	m  *Mesh
 	at time.Time
 	n  int
 }
 
-func wait(m Mesh) until { return until{m: m} }
+func wait(m *Mesh) until { return until{m: m} }
 
 // again waits for progress; an error when there is none for too long.
 func (u *until) again() error {
@@ -248,7 +248,7 @@ func (u *until) again() error {
 	return nil
 }
 
-func sendAll(m Mesh, l Link, b []byte) error {
+func sendAll(m *Mesh, l Link, b []byte) error {
 	for u := wait(m); len(b) > 0; {
 		n, err := l.TrySend(b)
 		if err != nil {
@@ -263,7 +263,7 @@ func sendAll(m Mesh, l Link, b []byte) error {
 	return nil
 }
 
-func recvAll(m Mesh, l Link, b []byte) error {
+func recvAll(m *Mesh, l Link, b []byte) error {
 	for u := wait(m); len(b) > 0; {
 		n, err := l.TryRecv(b)
 		if err != nil {
@@ -278,7 +278,7 @@ func recvAll(m Mesh, l Link, b []byte) error {
 	return nil
 }
 
-func writeLine(m Mesh, l Link, b []byte, tag uint32) error {
+func writeLine(m *Mesh, l Link, b []byte, tag uint32) error {
 	for u := wait(m); ; {
 		if ok, err := l.TryWriteLine(b, tag); ok || err != nil {
 			return err
@@ -289,7 +289,7 @@ func writeLine(m Mesh, l Link, b []byte, tag uint32) error {
 	}
 }
 
-func readLine(m Mesh, l Link, b []byte) (int, uint32, error) {
+func readLine(m *Mesh, l Link, b []byte) (int, uint32, error) {
 	for u := wait(m); ; {
 		if n, tag, ok, err := l.TryReadLine(b); ok || err != nil {
 			return n, tag, err

@@ -34,6 +34,7 @@ struct lockstep_options {
 	int32_t rank, world_size, local_rank;
 	uint32_t attempt;
 	uint32_t comm_slots, conn_slots, ring_slots;
+	uint32_t source, source_version; /* enum lockstep_source */
 	int marks_only; /* a file of marks, with a small ring and no tables: see record.Options.MarksOnly */
 };
 
@@ -113,12 +114,33 @@ static inline struct lockstep_comm *lockstep_add_comm(struct lockstep_writer *w,
 	return c;
 }
 
+/*
+ * Gives a slot whose communicator was left some time ago (10 s is a good time: for
+ * readers to have read it) to another one. One thread at a time adds and renews.
+ */
+static inline void lockstep_renew_comm(struct lockstep_writer *w, struct lockstep_comm *c, uint64_t id, const char *name,
+	int32_t rank, int32_t size, enum lockstep_comm_state state)
+{
+	uint64_t gen = (__atomic_load_n(&c->state, __ATOMIC_RELAXED) >> LOCKSTEP_GEN_SHIFT) + 1;
+	LOCKSTEP_STORE(&c->state, (uint64_t)0);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST); /* nobody sees the new words with the old state */
+	uint64_t *words = (uint64_t *)(void *)c;
+	for (size_t i = 1; i < sizeof *c / 8; i++)
+		LOCKSTEP_SET(&words[i], (uint64_t)0);
+	c->id = id, c->rank = rank, c->size = size;
+	lockstep_put_name(c->name, name);
+	c->since = __atomic_load_n(&w->hdr->head, __ATOMIC_RELAXED);
+	LOCKSTEP_SET(&c->state_at, lockstep_now());
+	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | LOCKSTEP_PUBLISHED | (uint64_t)state);
+}
+
 static inline void lockstep_comm_set_state(struct lockstep_comm *c, enum lockstep_comm_state state)
 {
 	if (!c)
 		return;
+	uint64_t gen = __atomic_load_n(&c->state, __ATOMIC_RELAXED) >> LOCKSTEP_GEN_SHIFT;
 	LOCKSTEP_SET(&c->state_at, lockstep_now());
-	LOCKSTEP_STORE(&c->state, LOCKSTEP_PUBLISHED | (uint64_t)state);
+	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | LOCKSTEP_PUBLISHED | (uint64_t)state);
 }
 
 /* The state LOCKSTEP_COMM_ABORTED with its reason, and the rank in the communicator that the error named, -1 for none. */
@@ -190,6 +212,21 @@ static inline struct lockstep_conn *lockstep_add_conn(struct lockstep_writer *w,
 	LOCKSTEP_STORE(&c->state, (uint64_t)LOCKSTEP_PUBLISHED);
 	*index = (uint32_t)i;
 	return c;
+}
+
+/* lockstep_renew_comm for a connection, whose communicator's slot was renewed. */
+static inline void lockstep_renew_conn(struct lockstep_conn *c, uint16_t comm, int32_t peer,
+	enum lockstep_transport transport, uint16_t channel, uint64_t id, const char *name)
+{
+	uint64_t gen = (__atomic_load_n(&c->state, __ATOMIC_RELAXED) >> LOCKSTEP_GEN_SHIFT) + 1;
+	LOCKSTEP_STORE(&c->state, (uint64_t)0);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	uint64_t *words = (uint64_t *)(void *)c;
+	for (size_t i = 1; i < sizeof *c / 8; i++)
+		LOCKSTEP_SET(&words[i], (uint64_t)0);
+	c->id = id, c->peer = peer, c->comm = comm, c->channel = channel, c->transport = (uint8_t)transport;
+	lockstep_put_name(c->name, name);
+	LOCKSTEP_STORE(&c->state, gen << LOCKSTEP_GEN_SHIFT | (uint64_t)LOCKSTEP_PUBLISHED);
 }
 
 static inline void lockstep_conn_posted(struct lockstep_conn *c, uint64_t bytes, int64_t mono)
@@ -402,6 +439,7 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	h.created = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 	h.pid = (int32_t)getpid();
 	h.rank = o->rank, h.world_size = o->world_size, h.local_rank = o->local_rank, h.attempt = o->attempt;
+	h.source = o->source, h.source_version = o->source_version;
 	lockstep_put_name(h.job, o->job);
 	lockstep_put_name(h.node, o->node);
 	if (lockstep_start_time(&h.start_time) || lockstep_boot_id(h.boot_id))

@@ -43,12 +43,14 @@ var enums = []struct{ goType, cType, goPrefix, cPrefix string }{
 	{"Cause", "cause", "Cause", "CAUSE"},
 	{"LinkState", "link_state", "Link", "LINK"},
 	{"MarkCode", "mark", "Mark", "MARK"},
+	{"Source", "source", "Source", "SOURCE"},
+	{"EventSet", "events", "Events", "EVENTS"},
 }
 
 // structs are in the order in which C needs them; a name loses its "disk".
 var structs = []string{
 	"diskAnchor", "diskHeader", "diskComm", "diskConn", "diskDeviceAnchor", "diskDevice", "diskDesc", "diskStamp",
-	"bodyEnqueue", "bodyRun", "bodyWhole", "bodyPhase", "bodyConn", "bodyValue", "diskRecord",
+	"bodyEnqueue", "bodyRun", "bodyWhole", "bodyPhase", "bodyConn", "bodyValue", "diskRecord", "diskControl",
 }
 
 func main() {

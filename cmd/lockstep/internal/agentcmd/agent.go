@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -22,6 +23,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Cmd is the command line.
@@ -29,6 +31,7 @@ type Cmd struct {
 	Node       string    `help:"Name of this node (default: the host name)." env:"LOCKSTEP_NODE"`
 	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	NCCLEvents string    `name:"nccl-events" default:"default" enum:"default,ops,net,all" help:"What ranks with the NCCL profiler plugin are to record: what they were started with (default), operations, also transfers over the network, or all (docs/design/nccl.md)."`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
 	RAS        RAS       `embed:"" prefix:"ras."`
@@ -85,7 +88,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	var a *agent.Agent
 	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
-	traces, err := otlp.ConfigFromEnv("lockstep-agent", c.Node)
+	traces, err := otlp.ConfigFromEnv("lockstep-agent", buildinfo.Version(), c.Node)
 	if err != nil {
 		return err
 	}
@@ -102,7 +105,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}()
 	sinks := []collector.Sink{metrics}
 	if tracer.Enabled() {
-		sinks = append(sinks, tracer)
+		sinks = []collector.Sink{tracer, metrics} // exemplars name what the tracer exports
 	}
 	var sources []agent.NamedSource
 	if c.GPU.Watch {
@@ -137,7 +140,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		defer second.Close()
 		sources = append(sources, agent.NamedSource{Name: "ras", Source: second})
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {
 		return err
 	}
@@ -163,4 +166,14 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	g.Go(func() error { return a.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	return g.Wait()
+}
+
+// eventSet is the set of this name, which is one of those that the flag allows.
+func eventSet(name string) record.EventSet {
+	for e := record.EventsDefault; e < record.EventsAll; e++ {
+		if e.String() == name {
+			return e
+		}
+	}
+	return record.EventsAll
 }

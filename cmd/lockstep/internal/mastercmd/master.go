@@ -76,7 +76,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reg := prom.NewRegistry(names.Master, flags.Build(), prom.NewMaster(m.Snapshot, prom.Options{}))
+	reg := prom.NewRegistry(names.Master, flags.Build(), prom.NewMaster(m.Snapshot, prom.Options{}), traces)
 	o := c.Web.Options("Lockstep master of "+c.Job, "Who broke step, and why.", log)
 	o.Metrics, o.Status = prom.Handler(reg, log), m.Snapshot
 	srv, err := web.New(o)

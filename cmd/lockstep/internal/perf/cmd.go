@@ -82,6 +82,9 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	switch {
 	case os.Getenv("LOCKSTEP_COMM_ID") != "":
 		cfg, err := ccl.ConfigFromEnv()
+		if err == nil {
+			err = cfg.Prepare()
+		}
 		if err != nil {
 			return err
 		}
@@ -213,6 +216,9 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 		}
 	}
 	base, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = base.Prepare()
+	}
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,362 @@
+/*
+ * Operations: from the API's call, or where a version has no API events from the
+ * kernel plan, to the last channel of the kernel.
+ *
+ * Every call gets a number, in the order of calls, which all members agree on. Sends
+ * and receives of one group are one operation, as their kernel is one. What a CUDA
+ * graph replays is numbered when it is replayed.
+ */
+#include "plugin.h"
+
+static struct op *op_at(struct comm *c, uint64_t seq) { return &c->ops[seq & c->mask]; }
+
+/* The operation that a handle names, NULL when it is over. */
+static struct op *op_of(uint64_t h, struct comm **at)
+{
+	struct comm *c = comm_of_handle(h);
+	if (!c)
+		return NULL;
+	struct op *o = op_at(c, h & UINT32_MAX);
+	uint64_t seq = LOAD(&o->seq);
+	*at = c;
+	return seq && !(seq & OP_BUSY) && (seq & UINT32_MAX) == (h & UINT32_MAX) ? o : NULL;
+}
+
+struct call {
+	uint8_t coll, dtype;
+	uint64_t bytes, group;
+	int32_t root;
+	uint32_t stream, flags, plan;
+};
+
+/* Numbers an operation and keeps it, or counts it as lost when there is no room. */
+static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint64_t *seq)
+{
+	uint64_t n = *seq = ADD(&c->called, 1) + 1, empty = 0;
+	struct op *o = op_at(c, n);
+	if (!CAS(&o->seq, &empty, OP_BUSY | n)) {
+		uint64_t lost = PEEK(&o->lost);
+		while (lost < n && !CAS(&o->lost, &lost, n))
+			;
+		ADD(&plugin.w.hdr->ops_lost, 1);
+		lockstep_comm_enqueued(c->rec, n, now, (enum lockstep_coll)a->coll, a->bytes);
+		return NULL;
+	}
+	o->called = now, o->launched = 0;
+	SET(&o->group, a->group);
+	SET(&o->bytes, a->bytes);
+	SET(&o->stream, a->stream), SET(&o->plan, a->plan), SET(&o->flags, a->flags), SET(&o->root, a->root);
+	SET(&o->channels, (uint16_t)0);
+	SET(&o->coll, a->coll), SET(&o->dtype, a->dtype), SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_NONE), SET(&o->proto, (uint8_t)LOCKSTEP_PROTO_NONE);
+	SET(&o->count, (n & UINT32_MAX) << 32);
+	SET(&o->gpu_start, UINT64_MAX), SET(&o->gpu_end, (uint64_t)0);
+	SET(&o->seen_start, 0), SET(&o->seen_end, 0), SET(&o->wait, 0), SET(&o->wait_peer, -1);
+	STORE(&o->seq, n);
+	lockstep_comm_enqueued(c->rec, n, now, (enum lockstep_coll)a->coll, a->bytes);
+	return o;
+}
+
+/* Half of the room is in use: what nobody tells of is not waited for any longer. */
+static void make_room(struct comm *c, uint32_t gen, int64_t now)
+{
+	if (PEEK(&c->called) - PEEK(&c->finished) > c->size / 2)
+		settle(c, gen, now, 0);
+}
+
+static uint32_t stream_of(const void *stream)
+{
+	uint64_t x = (uint64_t)(uintptr_t)stream * UINT64_C(0x9E3779B97F4A7C15);
+	return (uint32_t)(x >> 32);
+}
+
+/* What NCCL's tests call the size: everybody's data where each gives a part. */
+static uint64_t bytes_of(const struct comm *c, uint8_t coll, uint64_t count, uint32_t size)
+{
+	switch (coll) {
+	case LOCKSTEP_COLL_ALLGATHER:
+	case LOCKSTEP_COLL_REDUCESCATTER:
+	case LOCKSTEP_COLL_ALLTOALL:
+	case LOCKSTEP_COLL_GATHER:
+	case LOCKSTEP_COLL_SCATTER:
+		return count * size * (uint64_t)c->ranks;
+	}
+	return count * size;
+}
+
+static int rooted(uint8_t coll)
+{
+	return coll == LOCKSTEP_COLL_REDUCE || coll == LOCKSTEP_COLL_BROADCAST || coll == LOCKSTEP_COLL_GATHER || coll == LOCKSTEP_COLL_SCATTER;
+}
+
+static struct call call_of(const struct comm *c, const char *func, const char *datatype, size_t count, int root)
+{
+	uint32_t size;
+	struct call a = {.coll = coll_of(func), .dtype = dtype_of(datatype, &size)};
+	a.bytes = bytes_of(c, a.coll, count, size);
+	a.root = rooted(a.coll) ? root : -1;
+	return a;
+}
+
+/* One more send or receive of an operation that is there already; 0 when it is over. */
+static int join_p2p(struct comm *c, uint64_t seq, const struct call *a)
+{
+	struct op *o = op_at(c, seq);
+	if (LOAD(&o->seq) != seq)
+		return 0;
+	uint64_t bytes = ADD(&o->bytes, a->bytes) + a->bytes;
+	if (PEEK(&o->coll) != LOCKSTEP_COLL_GROUP) {
+		SET(&o->coll, (uint8_t)LOCKSTEP_COLL_GROUP);
+		SET(&o->root, -1);
+	}
+	if (PEEK(&c->called) == seq)
+		lockstep_comm_enqueued(c->rec, seq, o->called, LOCKSTEP_COLL_GROUP, bytes);
+	return 1;
+}
+
+static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *e)
+{
+	if (e->u.coll_api.captured)
+		return make_handle(H_COLL_API, c, gen, 0) | H_CAPTURED;
+	struct call a = call_of(c, e->u.coll_api.func, e->u.coll_api.datatype, e->u.coll_api.count, e->u.coll_api.root);
+	a.stream = stream_of(e->u.coll_api.stream);
+	a.group = (uint64_t)(uintptr_t)e->parent;
+	int64_t now = lockstep_now();
+	uint64_t seq;
+	make_room(c, gen, now);
+	new_op(c, &a, now, &seq);
+	return make_handle(H_COLL_API, c, gen, seq);
+}
+
+static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e)
+{
+	uint64_t group = (uint64_t)(uintptr_t)e->parent, seq;
+	if (e->u.p2p_api.captured)
+		return make_handle(H_P2P_API, c, gen, 0) | H_CAPTURED;
+	struct call a = call_of(c, e->u.p2p_api.func, e->u.p2p_api.datatype, e->u.p2p_api.count, -1);
+	a.stream = stream_of(e->u.p2p_api.stream), a.group = group;
+	if (group && PEEK(&c->group) == group) {
+		seq = PEEK(&c->group_seq);
+		(void)join_p2p(c, seq, &a); /* of one that was lost nothing more is kept */
+		return make_handle(H_P2P_API, c, gen, seq);
+	}
+	int64_t now = lockstep_now();
+	make_room(c, gen, now);
+	new_op(c, &a, now, &seq);
+	SET(&c->group, group), SET(&c->group_seq, seq);
+	return make_handle(H_P2P_API, c, gen, seq);
+}
+
+/* An operation goes into a kernel: its channels come next. */
+static void place(struct comm *c, struct op *o, uint32_t plan)
+{
+	int64_t launched = PEEK(&c->launched);
+	SET(&o->plan, plan);
+	if (launched >= o->called)
+		SET(&o->launched, launched);
+	__atomic_fetch_or(&o->flags, OP_PLACED, __ATOMIC_RELEASE);
+}
+
+/* The number of the plan that a group handle names; one of its own when there is none. */
+static uint32_t plan_of(struct comm *c, const void *group)
+{
+	uint64_t h = (uint64_t)(uintptr_t)group;
+	return handle_kind(h) == H_GROUP ? (uint32_t)h : ADD(&c->plans, 1) + 1;
+}
+
+static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event *e)
+{
+	uint64_t parent = (uint64_t)(uintptr_t)e->parent, seq = parent & UINT32_MAX;
+	uint32_t plan = plan_of(c, plugin.version == 4 ? e->parent : e->u.coll.group);
+	struct op *o;
+	if (handle_kind(parent) == H_COLL_API && !(parent & H_CAPTURED)) {
+		struct comm *owner;
+		if (!(o = op_of(parent, &owner)) || owner != c)
+			return 0; /* given up, or lost: that is counted */
+	} else {
+		struct call a = call_of(c, e->u.coll.func, e->u.coll.datatype, e->u.coll.count, e->u.coll.root);
+		a.flags = parent & H_CAPTURED && handle_kind(parent) == H_COLL_API ? OP_REPLAY : 0;
+		a.plan = plan;
+		int64_t now = lockstep_now();
+		make_room(c, gen, now);
+		if (!(o = new_op(c, &a, now, &seq)))
+			return 0;
+	}
+	SET(&o->algo, algo_of(e->u.coll.algo)), SET(&o->proto, proto_of(e->u.coll.proto));
+	if (plugin.version >= 7 && e->u.coll.symmetric)
+		SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_SYM);
+	SET(&o->channels, (uint16_t)e->u.coll.channels);
+	place(c, o, plan);
+	return make_handle(H_COLL, c, gen, seq);
+}
+
+static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event *e)
+{
+	uint64_t parent = (uint64_t)(uintptr_t)e->parent, seq = parent & UINT32_MAX;
+	const void *group = plugin.version == 4 ? e->parent : e->u.p2p.group;
+	struct op *o;
+	if (handle_kind(parent) == H_P2P_API && !(parent & H_CAPTURED)) {
+		struct comm *owner;
+		if (!(o = op_of(parent, &owner)) || owner != c)
+			return 0;
+		if (PEEK(&o->coll) != LOCKSTEP_COLL_GROUP)
+			SET(&o->root, e->u.p2p.peer);
+		if (!(PEEK(&o->flags) & OP_PLACED) || PEEK(&o->plan) != (uint32_t)(uint64_t)(uintptr_t)group)
+			place(c, o, plan_of(c, group));
+		return make_handle(H_P2P, c, gen, seq);
+	}
+	struct call a = call_of(c, e->u.p2p.func, e->u.p2p.datatype, e->u.p2p.count, -1);
+	a.root = e->u.p2p.peer;
+	a.flags = parent & H_CAPTURED && handle_kind(parent) == H_P2P_API ? OP_REPLAY : 0;
+	if (group && PEEK(&c->plan) == (uint64_t)(uintptr_t)group) {
+		seq = PEEK(&c->plan_seq);
+		return join_p2p(c, seq, &a) ? make_handle(H_P2P, c, gen, seq) : 0;
+	}
+	int64_t now = lockstep_now();
+	a.plan = plan_of(c, group);
+	make_room(c, gen, now);
+	o = new_op(c, &a, now, &seq);
+	SET(&c->plan, (uint64_t)(uintptr_t)group), SET(&c->plan_seq, seq);
+	if (!o)
+		return 0;
+	place(c, o, a.plan);
+	return make_handle(H_P2P, c, gen, seq);
+}
+
+/* Copy engines tell that a collective is theirs; not when it ends. */
+static uint64_t ce_coll(struct comm *c, uint32_t gen, const struct nccl_event *e)
+{
+	uint64_t parent = (uint64_t)(uintptr_t)e->parent, seq;
+	struct comm *owner;
+	struct op *o = handle_kind(parent) == H_COLL_API ? op_of(parent, &owner) : NULL;
+	if (!o && (handle_kind(parent) != H_COLL_API || parent & H_CAPTURED)) {
+		struct call a = call_of(c, e->u.ce_coll.func, e->u.ce_coll.datatype, e->u.ce_coll.count, e->u.ce_coll.root);
+		a.stream = stream_of(e->u.ce_coll.stream);
+		int64_t now = lockstep_now();
+		make_room(c, gen, now);
+		o = new_op(c, &a, now, &seq);
+	}
+	if (o) {
+		SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_COPY_ENGINE);
+		__atomic_fetch_or(&o->flags, OP_COPY, __ATOMIC_RELAXED);
+	}
+	return make_handle(H_CE, c, gen, 0);
+}
+
+/* Counts a channel of an operation, which is still the one of the handle; how many then
+ * have started and stopped, 0 when it is another one. */
+static uint32_t count(struct op *o, uint64_t h, uint32_t add)
+{
+	uint64_t was = LOAD(&o->count), now;
+	do {
+		if (was >> 32 != (h & UINT32_MAX) || (was & 0xffff) == 0xffff || (was >> 16 & 0xffff) == 0xffff)
+			return 0;
+		now = was + add;
+	} while (!CAS(&o->count, &was, now));
+	return (uint32_t)now;
+}
+
+static void at_least(uint64_t *word, uint64_t v)
+{
+	uint64_t was = PEEK(word);
+	while (was < v && !CAS(word, &was, v))
+		;
+}
+
+static uint64_t kernel_start(const struct nccl_event *e)
+{
+	uint64_t parent = (uint64_t)(uintptr_t)e->parent, timer = e->u.kernel_ch.timer;
+	struct comm *c;
+	if (handle_kind(parent) != H_COLL && handle_kind(parent) != H_P2P)
+		return 0;
+	struct op *o = op_of(parent, &c);
+	if (!o)
+		return 0;
+	uint64_t seq = LOAD(&o->seq), first = PEEK(&o->gpu_start);
+	while (timer && timer < first && !CAS(&o->gpu_start, &first, timer))
+		;
+	uint32_t n = count(o, parent, 1);
+	if (!n)
+		return 0;
+	if (n == 1) {
+		int64_t now = lockstep_now();
+		SET(&o->seen_start, now);
+		SET(&c->started_at, now);
+		at_least(&c->started, seq);
+		settle(c, PEEK(&c->gen), now, 0);
+	}
+	return (uint64_t)H_KERNEL << 60 | (parent & ~(UINT64_C(15) << 60));
+}
+
+HIDDEN void kernel_stop(uint64_t h, uint64_t timer)
+{
+	struct comm *c;
+	struct op *o = op_of(h, &c);
+	if (!o)
+		return;
+	uint32_t plan = PEEK(&o->plan);
+	at_least(&o->gpu_end, timer);
+	uint64_t was = PEEK(&o->count);
+	int last = (was & 0xffff) == (was >> 16 & 0xffff) + 1; /* of those that have started */
+	int64_t now = last ? lockstep_now() : 0;
+	if (last)
+		SET(&o->seen_end, now);
+	if (!count(o, h, 1 << 16) || !last)
+		return;
+	SET(&c->stopped_at, now);
+	if ((int32_t)(plan - PEEK(&c->stopped_plan)) > 0)
+		STORE(&c->stopped_plan, plan);
+	settle(c, PEEK(&c->gen), now, 0);
+}
+
+/* A proxy operation that received knows how long the peer's first bytes took. */
+HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer)
+{
+	struct comm *c;
+	struct op *o = op_of(h, &c);
+	if (o && ns > PEEK(&o->wait)) {
+		SET(&o->wait, ns);
+		SET(&o->wait_peer, peer);
+	}
+}
+
+HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t type)
+{
+	uint32_t gen;
+	struct comm *c;
+	uint64_t h;
+	if (type == NCCL_KERNEL_CH)
+		return kernel_start(e);
+	if (!(c = comm_of_context(context, &gen))) {
+		if (type == NCCL_COLL_API || type == NCCL_P2P_API || (plugin.version == 4 && (type == NCCL_COLL || type == NCCL_P2P)))
+			ADD(&plugin.w.hdr->ops_lost, 1); /* a communicator that found no room */
+		return 0;
+	}
+	switch (type) {
+	case NCCL_GROUP_API: /* while its slot is taken, its calls have not returned */
+		return take(&plugin.groups, H_GROUP_API, &h) ? h : 0;
+	case NCCL_COLL_API:
+		return coll_api(c, gen, e);
+	case NCCL_P2P_API:
+		return p2p_api(c, gen, e);
+	case NCCL_KERNEL_LAUNCH:
+		SET(&c->launched, lockstep_now());
+		return make_handle(H_LAUNCH, c, gen, 0);
+	case NCCL_GROUP:
+		return make_handle(H_GROUP, c, gen, ADD(&c->plans, 1) + 1);
+	case NCCL_COLL:
+		return coll_start(c, gen, e);
+	case NCCL_P2P:
+		return p2p_start(c, gen, e);
+	case NCCL_CE_COLL:
+		return ce_coll(c, gen, e);
+	}
+	return 0;
+}
+
+/* Only the end of an API group means something: a collective's stop is that it is queued. */
+HIDDEN void op_stop(uint64_t h)
+{
+	struct slot *g = handle_kind(h) == H_GROUP_API ? slot_of(&plugin.groups, h) : NULL;
+	if (g)
+		give(g, h);
+}

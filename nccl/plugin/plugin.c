@@ -1,0 +1,459 @@
+/*
+ * What NCCL calls, and the life of the plugin: the recorder opens with the first
+ * communicator and stays until the process ends (the library is never unloaded), one
+ * helper thread runs, a forked child begins anew with a recorder of its own.
+ */
+#include "plugin.h"
+
+#include <sched.h>
+#include <signal.h>
+
+#define HELPER_NS (50 * MS)
+#define IDLE_NS (5000 * MS)
+#define CONTROL_NS (250 * MS)
+#define ANCHOR_NS (5000 * MS)
+
+HIDDEN struct plugin plugin; /* all zero: its pages are taken as they are used */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of init, finalize, fork and the helper */
+static pthread_cond_t wake;
+static int control = -1; /* file descriptor */
+
+/* The events of a set, as the version has them. Operations are always among them: their numbers must agree on all ranks. */
+HIDDEN int plugin_mask(int set)
+{
+	int mask = NCCL_COLL | NCCL_P2P | NCCL_KERNEL_CH;
+	if (plugin.version >= 5)
+		mask |= NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API;
+	if (plugin.version >= 6)
+		mask |= NCCL_CE_COLL;
+	if (set >= LOCKSTEP_EVENTS_NET)
+		mask |= NCCL_PROXY_OP | NCCL_PROXY_STEP;
+	if (set >= LOCKSTEP_EVENTS_ALL)
+		mask |= NCCL_NET_PLUGIN | (plugin.version >= 5 ? NCCL_KERNEL_LAUNCH : 0);
+	return mask;
+}
+
+/* A context is salt << 32 | generation << 16 | index + 1. */
+static void *make_context(const struct comm *c)
+{
+	return (void *)(uintptr_t)((uint64_t)plugin.salt << 32 | (uint64_t)(c->gen & 0xffff) << 16 | (uint64_t)(c - plugin.comms + 1));
+}
+
+HIDDEN struct comm *comm_of_context(void *context, uint32_t *gen)
+{
+	uint64_t v = (uint64_t)(uintptr_t)context, i = (v & 0xffff) - 1;
+	if (v >> 32 != plugin.salt || i >= PEEK(&plugin.used))
+		return NULL;
+	struct comm *c = &plugin.comms[i];
+	*gen = LOAD(&c->gen);
+	return *gen & 1 && (*gen & 0xffff) == (v >> 16 & 0xffff) ? c : NULL;
+}
+
+HIDDEN struct comm *comm_of_handle(uint64_t h)
+{
+	uint64_t i = h >> 41 & (MAX_COMMS - 1);
+	if (i >= PEEK(&plugin.used))
+		return NULL;
+	struct comm *c = &plugin.comms[i];
+	uint32_t gen = LOAD(&c->gen);
+	return gen & 1 && (gen & 511) == (h >> 32 & 511) ? c : NULL;
+}
+
+/* ---- the helper ---- */
+
+static void use_events(int set)
+{
+	plugin.set = set;
+	int mask = plugin_mask(set);
+	for (uint32_t i = 0; i < plugin.nmasks; i++)
+		SET(plugin.masks[i], mask);
+	SET(&plugin.w.hdr->event_mask, (uint64_t)mask);
+}
+
+/* What the agent asks for. It is read, not mapped: a file that somebody cuts short hurts nobody. */
+static void look_at_control(void)
+{
+	struct lockstep_control c;
+	if (control < 0 || pread(control, &c, sizeof c, 0) != sizeof c ||
+		memcmp(c.magic, LOCKSTEP_CONTROL_MAGIC, sizeof c.magic) || c.version != LOCKSTEP_CONTROL_VERSION || c.events > LOCKSTEP_EVENTS_ALL)
+		return;
+	int set = c.events == LOCKSTEP_EVENTS_DEFAULT ? plugin.chosen : (int)c.events;
+	if (set != plugin.set)
+		use_events(set);
+}
+
+static void look_at_comms(int64_t now)
+{
+	uint32_t used = LOAD(&plugin.used);
+	for (uint32_t i = 0; i < used; i++) {
+		struct comm *c = &plugin.comms[i];
+		uint32_t gen = LOAD(&c->gen);
+		if (gen & 1 && PEEK(&c->called) != PEEK(&c->finished))
+			settle(c, gen, now, 1);
+	}
+}
+
+static void *help(void *arg)
+{
+	(void)arg;
+	int64_t anchored = lockstep_now(), looked = 0;
+	pthread_mutex_lock(&lock);
+	for (;;) {
+		int64_t now = lockstep_now(), until = now + (plugin.alive ? HELPER_NS : IDLE_NS);
+		struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+		pthread_cond_timedwait(&wake, &lock, &t);
+		now = lockstep_now();
+		if (now - anchored >= ANCHOR_NS) {
+			lockstep_anchor(&plugin.w);
+			anchored = now;
+		}
+		if (now - looked >= CONTROL_NS) {
+			look_at_control();
+			looked = now;
+		}
+		look_at_comms(now);
+	}
+	return NULL;
+}
+
+/* A process that has no thread for it goes without: what NCCL tells of is recorded all the same. */
+static void start_helper(void)
+{
+	pthread_attr_t attr;
+	pthread_condattr_t cond;
+	pthread_t t;
+	sigset_t all, before;
+	if (plugin.helping || pthread_attr_init(&attr))
+		return;
+	pthread_condattr_init(&cond);
+	pthread_condattr_setclock(&cond, CLOCK_MONOTONIC);
+	pthread_cond_init(&wake, &cond);
+	pthread_condattr_destroy(&cond);
+	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attr, 128 << 10);
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's */
+	plugin.helping = pthread_create(&t, &attr, help, NULL) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	if (plugin.helping)
+		pthread_setname_np(t, "lockstep-nccl");
+}
+
+/* ---- fork and exit ---- */
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+
+/* The child has none of the parent's communicators, and must not write into its recorder. */
+static void in_child(void)
+{
+	for (uint32_t i = 0; i < plugin.used; i++) {
+		struct comm *c = &plugin.comms[i];
+		c->gen += c->gen & 1; /* what the parent gave out means nothing here */
+		c->rec = NULL, c->left = 0, c->busy = c->dirty = 0;
+	}
+	plugin.used = plugin.alive = plugin.nmasks = 0;
+	plugin.first_left = plugin.last_left = NULL;
+	plugin.opened = plugin.helping = 0;
+	if (plugin.live)
+		SET(plugin.live, 0);
+	if (control >= 0)
+		close(control);
+	control = -1;
+	if (plugin.w.hdr)
+		munmap((void *)plugin.w.hdr, plugin.w.hdr->file_size);
+	memset(&plugin.w, 0, sizeof plugin.w);
+	memset(plugin.conns, 0, sizeof plugin.conns);
+	plugin.conns_busy = 0;
+	plugin.gpu_end = 0;
+	pthread_mutex_unlock(&lock);
+}
+
+/* A clean end closes the recorder: status 0, or communicators all destroyed. It stays mapped: threads may still run. */
+static void at_exit(int status, void *arg)
+{
+	(void)arg;
+	if (is_live() && plugin.w.hdr && (status == 0 || PEEK(&plugin.alive) == 0))
+		STORE(&plugin.w.hdr->closed, (uint64_t)1);
+}
+
+/* ---- opening ---- */
+
+static void say(const char *fmt, ...)
+{
+	char text[512];
+	va_list args;
+	va_start(args, fmt);
+	vsnprintf(text, sizeof text, fmt, args);
+	va_end(args);
+	fprintf(stderr, "lockstep: %s\n", text);
+	if (plugin.log)
+		plugin.log(2 /* WARN */, ~0UL, __FILE__, __LINE__, "%s", text);
+}
+
+static void make_control(void)
+{
+	char path[sizeof plugin.w.path];
+	size_t n = strlen(plugin.w.path);
+	struct lockstep_control c = {.version = LOCKSTEP_CONTROL_VERSION, .size = sizeof c, .events = LOCKSTEP_EVENTS_DEFAULT};
+	memcpy(c.magic, LOCKSTEP_CONTROL_MAGIC, sizeof c.magic);
+	snprintf(path, sizeof path, "%.*s.ctl", (int)(n - 4), plugin.w.path);
+	unlink(path); /* of a dead process of this number */
+	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (fd >= 0 && write(fd, &c, sizeof c) != sizeof c) {
+		close(fd);
+		unlink(path);
+		fd = -1;
+	}
+	control = fd;
+}
+
+static void open_plugin(int version, int32_t rank, int32_t ranks)
+{
+	static int once;
+	char job[64], node[64];
+	struct lockstep_options o = {
+		.comm_slots = MAX_COMMS, .conn_slots = MAX_CONNS, .ring_slots = RING_SLOTS,
+		.source = LOCKSTEP_SOURCE_NCCL_PLUGIN, .source_version = (uint32_t)version,
+	};
+	plugin.opened = -1;
+	plugin.version = version;
+	if ((plugin.chosen = chosen_events()) < 0)
+		return;
+	if (!plugin.live) {
+		void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (page == MAP_FAILED) {
+			say("no memory for the profiler plugin, nothing is recorded: %s", strerror(errno));
+			return;
+		}
+		(void)madvise(page, 4096, MADV_WIPEONFORK); /* where the kernel cannot, pthread_atfork does */
+		plugin.live = page;
+	}
+	identify(&o, rank, ranks, job, node);
+	if (pools_init() || lockstep_create(&plugin.w, &o)) {
+		say("no flight recorder, so nobody sees what rank %d does: %s; make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", o.rank, strerror(errno));
+		return;
+	}
+	make_control();
+	plugin.transport = network();
+	plugin.salt = (uint32_t)(plugin.w.hdr->start_time * 2654435761u) ^ (uint32_t)getpid() << 8 ^ 0x4c530000;
+	if (!once) {
+		once = 1;
+		pthread_atfork(before_fork, after_fork, in_child);
+		on_exit(at_exit, NULL);
+	}
+	SET(plugin.live, 1);
+	plugin.opened = 1;
+	plugin.set = plugin.chosen;
+}
+
+/* ---- what NCCL calls ---- */
+
+/* More operations are kept of the first communicators: a job has few that it uses all the time. */
+static uint32_t ops_for(uint32_t index) { return index < 16 ? 1024 : index < 256 ? 256 : 64; }
+
+static int reset_comm(struct comm *c, uint32_t size)
+{
+	if (c->size < size) {
+		struct op *ops = mmap(NULL, size * sizeof *ops, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (ops == MAP_FAILED)
+			return -1;
+		if (c->ops)
+			munmap(c->ops, c->size * sizeof *ops);
+		c->ops = ops, c->size = size;
+	} else {
+		for (uint32_t i = 0; i < c->size; i++) {
+			SET(&c->ops[i].lost, (uint64_t)0);
+			SET(&c->ops[i].seq, (uint64_t)0);
+		}
+	}
+	c->mask = c->size - 1;
+	c->called = c->started = c->finished = c->told_started = 0;
+	c->plans = c->stopped_plan = 0;
+	c->group = c->group_seq = c->plan = c->plan_seq = 0;
+	c->launched = c->started_at = c->stopped_at = 0;
+	c->dirty = c->busy = 0;
+	return 0;
+}
+
+static void leave_comm(struct comm *c)
+{
+	c->next_left = NULL;
+	if (plugin.first_left)
+		plugin.last_left->next_left = c;
+	else
+		plugin.first_left = c;
+	plugin.last_left = c;
+}
+
+/* A communicator's place: a new one, or one that has long been left. */
+static struct comm *place_comm(uint64_t id, const char *name, int32_t rank, int32_t ranks)
+{
+	struct comm *c = NULL;
+	int64_t now = lockstep_now();
+	if (plugin.first_left && now - plugin.first_left->left > GRACE_NS) {
+		c = plugin.first_left;
+		plugin.first_left = c->next_left;
+	}
+	if (!c && plugin.used >= MAX_COMMS) {
+		ADD(&plugin.w.hdr->comm_overflow, 1);
+		return NULL;
+	}
+	uint32_t index = c ? (uint32_t)(c - plugin.comms) : plugin.used;
+	int again = c != NULL;
+	c = &plugin.comms[index];
+	if (reset_comm(c, ops_for(index))) {
+		if (again)
+			leave_comm(c);
+		ADD(&plugin.w.hdr->comm_overflow, 1);
+		return NULL;
+	}
+	c->ranks = ranks;
+	if (again) {
+		lockstep_renew_comm(&plugin.w, c->rec, id, name, rank, ranks, LOCKSTEP_COMM_JOINED);
+	} else {
+		uint16_t at;
+		c->rec = lockstep_add_comm(&plugin.w, id, name, rank, ranks, 0, LOCKSTEP_COMM_JOINED, &at);
+		if (!c->rec || at != index)
+			return NULL;
+		STORE(&plugin.used, index + 1);
+	}
+	STORE(&c->gen, c->gen + 1);
+	return c;
+}
+
+static void keep_mask(int *mask)
+{
+	for (uint32_t i = 0; i < plugin.nmasks; i++)
+		if (plugin.masks[i] == mask)
+			return;
+	if (plugin.nmasks < sizeof plugin.masks / sizeof *plugin.masks)
+		plugin.masks[plugin.nmasks++] = mask;
+}
+
+static int init(int version, void **context, uint64_t id, int *mask, const char *name, int ranks, int rank, nccl_logger log)
+{
+	if (!context || !mask)
+		return 0;
+	*context = NULL;
+	pthread_mutex_lock(&lock);
+	if (log)
+		plugin.log = log;
+	if (!plugin.opened)
+		open_plugin(version, rank, ranks);
+	if (plugin.opened != 1) {
+		SET(mask, 0);
+	} else {
+		struct comm *c = place_comm(id, name ? name : "", rank, ranks);
+		if (c) {
+			*context = make_context(c);
+			plugin.alive++;
+		}
+		keep_mask(mask);
+		use_events(plugin.set);
+		start_helper();
+		if (plugin.helping)
+			pthread_cond_signal(&wake);
+	}
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+static int start(void *context, void **handle, struct nccl_event *e)
+{
+	if (!handle)
+		return 0;
+	*handle = NULL;
+	if (!e || !is_live())
+		return 0;
+	uint32_t type = plugin.version == 4 ? *(const uint8_t *)&e->type : (uint32_t)e->type;
+	uint64_t h = type & (NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_NET_PLUGIN) ? net_event(context, e, type) : op_event(context, e, type);
+	*handle = (void *)(uintptr_t)h;
+	return 0;
+}
+
+static int stop(void *handle)
+{
+	uint64_t h = (uint64_t)(uintptr_t)handle;
+	if (!h || !is_live())
+		return 0;
+	if (handle_kind(h) >= H_PROXY)
+		net_stop(h);
+	else
+		op_stop(h);
+	return 0;
+}
+
+static int state(void *handle, int what, union nccl_state_args *args)
+{
+	uint64_t h = (uint64_t)(uintptr_t)handle;
+	if (!h || !is_live())
+		return 0;
+	if (handle_kind(h) == H_STEP)
+		net_state(h, what, args);
+	else if (handle_kind(h) == H_KERNEL && what == NCCL_KERNEL_CH_STOP && args)
+		kernel_stop(h, args->timer);
+	return 0;
+}
+
+static int finalize(void *context)
+{
+	uint32_t gen;
+	if (!is_live())
+		return 0;
+	pthread_mutex_lock(&lock);
+	struct comm *c = comm_of_context(context, &gen);
+	if (c) {
+		int64_t now = lockstep_now();
+		for (int i = 0; i < 1000 && __atomic_exchange_n(&c->busy, 1, __ATOMIC_ACQUIRE); i++)
+			sched_yield();
+		int running = settle_last(c, now);
+		c->left = now;
+		leave_comm(c);
+		STORE(&c->gen, gen + 1);
+		if (running)
+			lockstep_comm_aborted(c->rec, LOCKSTEP_RESULT_ABORTED, -1);
+		else
+			lockstep_comm_set_state(c->rec, LOCKSTEP_COMM_LEFT);
+		STORE(&c->busy, 0);
+		if (!--plugin.alive)
+			plugin.nmasks = 0; /* NCCL may go, and its mask with it */
+	}
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+#define EXPORTED __attribute__((visibility("default")))
+
+static int init_v4(void **context, int *mask, const char *name, uint64_t id, int nodes, int ranks, int rank, nccl_logger log)
+{
+	(void)nodes;
+	return init(4, context, id, mask, name, ranks, rank, log);
+}
+
+#define VERSION(n) \
+	static int init_v##n(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank, nccl_logger log) \
+	{ \
+		(void)nodes; \
+		return init(n, context, id, mask, name, ranks, rank, log); \
+	} \
+	EXPORTED const struct nccl_profiler_v5 ncclProfiler_v##n = {"lockstep", init_v##n, start, stop, state, finalize}
+
+EXPORTED const struct nccl_profiler_v4 ncclProfiler_v4 = {"lockstep", init_v4, start, stop, state, finalize};
+VERSION(5);
+VERSION(6);
+VERSION(7);
+
+EXPORTED int lockstep_nccl_mark(uint32_t code, uint32_t begin, uint64_t value)
+{
+	if (!is_live() || code == LOCKSTEP_MARK_NONE || code > LOCKSTEP_MARK_COMPILE)
+		return -1;
+	struct lockstep_record r = {.mono = lockstep_now(), .kind = LOCKSTEP_KIND_MARK, .flags = begin ? LOCKSTEP_FLAG_BEGIN : 0, .comm = LOCKSTEP_NO_COMM};
+	r.body.value.code = (uint8_t)code;
+	r.body.value.value = value;
+	lockstep_append(&plugin.w, &r);
+	return 0;
+}
+
+EXPORTED const char *lockstep_nccl_recorder(void) { return is_live() ? plugin.w.path : ""; }
