@@ -67,8 +67,11 @@ func (f *file) readGroups() error {
 		return err
 	}
 	var list []group
-	if err := json.Unmarshal(b, &list); err != nil || len(list) > maxGroups {
-		return fmt.Errorf("%s holds no list of at most %d groups: %v", path, maxGroups, err)
+	if err := json.Unmarshal(b, &list); err != nil {
+		return fmt.Errorf("%s holds no list of groups: %w", path, err)
+	}
+	if len(list) > maxGroups {
+		return fmt.Errorf("%s holds %d groups, at most %d are read", path, len(list), maxGroups)
 	}
 	for i := range list {
 		list[i].Title = title(list[i].Title)
