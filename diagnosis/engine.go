@@ -79,6 +79,9 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 	for _, d := range e.detectors {
 		found = d.find(found)
 	}
+	for i := range found {
+		v.secondOpinion(&found[i])
+	}
 	e.window.next()
 	return e.tracker.track(found)
 }

@@ -18,6 +18,9 @@ type Evidence struct {
 	Arrivals []Arrival
 	// Nodes by index; a Rank names its node by index.
 	Nodes []Node
+	// RAS is what NCCL's own RAS knows of some communicators, at most one entry each. It is
+	// said beside a verdict, and changes none; recordings leave it out.
+	RAS []RAS
 	// Paused is true when the master itself, or most agents, did not run for a
 	// while (suspended machine, starved host): ages measured across the gap are void.
 	Paused bool
@@ -208,3 +211,28 @@ type Arrival struct {
 	Start []int64
 	End   []int64
 }
+
+// RAS is what NCCL's RAS, asked at At, knows of one communicator. Ranks are the communicator's.
+type RAS struct {
+	Comm    uint64
+	At      int64
+	Missing []RASRank // did not answer it
+	Behind  []RASBehind
+	More    bool // there are more of either
+}
+
+// RASRank is a rank that RAS misses.
+type RASRank struct {
+	Rank int32
+	Dead bool // RAS has given it up
+}
+
+// RASBehind is a rank that has launched fewer operations of a kind than another one has.
+type RASBehind struct {
+	Rank           int32
+	Coll           string // NCCL's word, "" for all kinds together
+	Launched, Most uint64
+}
+
+// RASKeep is for how long an answer of RAS is of interest.
+const RASKeep = int64(60e9)

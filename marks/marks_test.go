@@ -267,6 +267,26 @@ func TestAgentHasTheStep(t *testing.T) {
 	}
 }
 
+// torch.distributed's groups get their names, with a stand-in for torch where there is none.
+func TestTorchGroups(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "rt")
+	cmd := exec.Command(python(t), "testdata/groups.py")
+	cmd.Env = append(os.Environ(), "PYTHONPATH=python", "PYTHONDONTWRITEBYTECODE=1", "LOCKSTEP_RUNTIME_DIR="+dir)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "*.rec.groups"))
+	if len(files) != 1 {
+		t.Fatalf("files of groups: %q; it says %s", files, out)
+	}
+	got, err := os.ReadFile(files[0])
+	const want = `[{"name": "0", "title": "world", "rank": 1, "size": 4}, {"name": "3", "title": "tp", "rank": 0, "size": 2}, {"name": "5", "title": "mine", "rank": 1, "size": 2}, {"name": "7", "title": "7", "rank": 0, "size": 2}]`
+	if err != nil || string(got) != want {
+		t.Errorf("%s, %v; want %s", got, err, want)
+	}
+}
+
 func ExampleOn() {
 	var recorder *record.Writer // ccl.Config.Recorder
 	m := marks.On(recorder)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 )
@@ -21,11 +22,17 @@ import (
 //	readme FILE [PATTERN]   builds the README's Go program; lines that match the pattern are left out
 //	web VAR PATTERN         sets it to the address of the pages of the process with this presence file
 //	gone PATTERN            waits until that process has ended
+//	pki DIR                 runs the lockstep pki commands of torchrun.md
+//	page PAGE TEXT FILE     writes the script of docs/attach/PAGE that has the text
+//	yaml PAGE               checks that each YAML of the page is some, and dry-runs its attach commands
 func TestAttach(t *testing.T) {
 	p := scripts("testdata/attach")
 	p.Cmds["readme"] = readme
 	p.Cmds["gone"] = gone
 	p.Cmds["web"] = web
+	p.Cmds["pki"] = pkiOfPage
+	p.Cmds["page"] = page
+	p.Cmds["yaml"] = yamlOfPage
 	testscript.Run(t, p)
 }
 
@@ -95,4 +102,80 @@ func gone(ts *testscript.TestScript, _ bool, args []string) {
 		}
 		return nil
 	})
+}
+
+func docs(ts *testscript.TestScript, name string) string {
+	text, err := os.ReadFile(filepath.Join("../../docs/attach", name))
+	ts.Check(err)
+	return string(text)
+}
+
+func pkiOfPage(ts *testscript.TestScript, _ bool, args []string) {
+	n := 0
+	for line := range strings.Lines(docs(ts, "torchrun.md")) {
+		if command, ok := strings.CutPrefix(strings.TrimSpace(line), "lockstep pki "); ok {
+			ts.Check(ts.Exec("lockstep", append([]string{"pki"}, strings.Fields(command)...)...))
+			n++
+		}
+	}
+	if n == 0 || args[0] != "pki" {
+		ts.Fatalf("usage: pki pki; torchrun.md has %d commands", n)
+	}
+}
+
+var fenced = regexp.MustCompile("(?s)```(sh|yaml)\n(.*?)```")
+
+func page(ts *testscript.TestScript, _ bool, args []string) {
+	for _, m := range fenced.FindAllStringSubmatch(docs(ts, args[0]), -1) {
+		if m[1] == "sh" && strings.Contains(m[2], args[1]) {
+			ts.Check(os.WriteFile(ts.MkAbs(args[2]), []byte(m[2]), 0o600))
+			return
+		}
+	}
+	ts.Fatalf("%s has no script with %q", args[0], args[1])
+}
+
+func yamlOfPage(ts *testscript.TestScript, _ bool, args []string) {
+	n := 0
+	for _, m := range fenced.FindAllStringSubmatch(docs(ts, args[0]), -1) {
+		if m[1] != "yaml" {
+			continue
+		}
+		var object struct{ Kind string }
+		ts.Check(yaml.Unmarshal([]byte(m[2]), &object))
+		if object.Kind == "" {
+			ts.Fatalf("%s: an object without a kind:\n%s", args[0], m[2])
+		}
+		var any map[string]any
+		ts.Check(yaml.Unmarshal([]byte(m[2]), &any))
+		for _, command := range attached(any) {
+			ts.Check(ts.Exec("lockstep", append([]string{"attach", "--dry-run"}, command...)...))
+			n++
+		}
+	}
+	if n < 2 {
+		ts.Fatalf("%s has %d attach commands", args[0], n)
+	}
+}
+
+// attached finds the arguments of lockstep attach in the containers of an object.
+func attached(v any) (out [][]string) {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, x := range v {
+			out = append(out, attached(x)...)
+		}
+	case []any:
+		var words []string
+		for _, x := range v {
+			if s, ok := x.(string); ok {
+				words = append(words, s)
+			}
+			out = append(out, attached(x)...)
+		}
+		if len(words) > 2 && words[0] == "lockstep" && words[1] == "attach" {
+			out = append(out, words[2:])
+		}
+	}
+	return out
 }

@@ -110,6 +110,7 @@ type job struct {
 	first           int     // of the ranks: the next report begins with it
 	arrivals        []*wire.Arrival
 	arrivalsDropped uint64
+	rasAt           int64               // of RAS's answer that the master has heard
 	traced          []*wire.TraceResult // what was exported, for the next report
 	roots           roots.Gather        // of traces, while no master tells how far they reach
 
@@ -388,6 +389,7 @@ func (a *Agent) report() {
 			j.forget()
 		}
 		rep := j.report()
+		rep.Ras = j.reportRAS(a.view.RAS)
 		rep.LateNs = a.late.Nanoseconds()
 		rep.CpuPressure, rep.MemoryPressure = steps(a.view.CPUPressure), steps(a.view.MemoryPressure)
 		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender

@@ -125,6 +125,7 @@ var (
 	inReport  = &within{fields: map[protowire.Number]*within{
 		7: {counts: true, fields: map[protowire.Number]*within{21: entry}}, // ranks and their calls
 		8: entry, 9: entry, 10: entry, 13: entry,                           // members, connections, arrivals, traces
+		20: {counts: true, fields: map[protowire.Number]*within{3: entry, 4: entry}}, // RAS, and ranks in it
 	}}
 )
 

@@ -164,7 +164,7 @@ func (s *state) revision() uint64 { s.revisions++; return s.revisions }
 var nobody = diagnosis.Member{World: -1, Peer: -1, FaultPeer: -1}
 
 func (s *state) clearComms() {
-	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns, s.connBy = nil, nil, nil, nil, nil, nil
+	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.ev.RAS, s.comms, s.conns, s.connBy = nil, nil, nil, nil, nil, nil, nil
 	s.commOf = map[uint64]int32{}
 	s.rumours = map[uint64]int32{}
 	for i := range s.nodes {
@@ -226,6 +226,9 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 		s.mergeMember(n, w, now)
 	}
 	s.forget(now) // whom members have shown not to be who they are
+	for _, w := range r.Ras {
+		s.mergeRAS(w, nd.clock.real(w.MonoAtNs, now), now)
+	}
 	if s.reopened {
 		s.reopened = false
 		s.askDenied()

@@ -38,7 +38,8 @@ type View struct {
 	Processes []*Process
 	GPUs      *collector.GPUs   // by the nvml source; nil when it sees none
 	NICs      *collector.NICs   // by the rdma source; likewise
-	Probes    *collector.Probes // by the ebpf source
+	Probes    *collector.Probes // by the ebpf source; nil where it can see nothing
+	RAS       *collector.RAS    // by the ras source; likewise
 	// By the pressure source: the node's, as diagnosis.Node has them.
 	CPUPressure, MemoryPressure float32
 }

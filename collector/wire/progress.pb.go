@@ -339,6 +339,7 @@ type Report struct {
 	CpuPressure    float32        `protobuf:"fixed32,11,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
 	MemoryPressure float32        `protobuf:"fixed32,12,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
 	Traced         []*TraceResult `protobuf:"bytes,13,rep,name=traced,proto3" json:"traced,omitempty"` // collectives that were exported unasked; id is 0
+	Ras            []*RAS         `protobuf:"bytes,20,rep,name=ras,proto3" json:"ras,omitempty"`       // of an answer that the master has not heard: communicators of the job, at most 32
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -457,6 +458,212 @@ func (x *Report) GetTraced() []*TraceResult {
 	return nil
 }
 
+func (x *Report) GetRas() []*RAS {
+	if x != nil {
+		return x.Ras
+	}
+	return nil
+}
+
+// RAS is what NCCL's RAS knows of one communicator. Ranks are the communicator's.
+type RAS struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CommId        uint64                 `protobuf:"fixed64,1,opt,name=comm_id,json=commId,proto3" json:"comm_id,omitempty"`
+	MonoAtNs      int64                  `protobuf:"varint,2,opt,name=mono_at_ns,json=monoAtNs,proto3" json:"mono_at_ns,omitempty"` // when it was asked
+	Missing       []*RASRank             `protobuf:"bytes,3,rep,name=missing,proto3" json:"missing,omitempty"`                      // at most 16
+	Behind        []*RASBehind           `protobuf:"bytes,4,rep,name=behind,proto3" json:"behind,omitempty"`                        // at most 16
+	More          bool                   `protobuf:"varint,5,opt,name=more,proto3" json:"more,omitempty"`                           // there are more of either
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RAS) Reset() {
+	*x = RAS{}
+	mi := &file_progress_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RAS) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RAS) ProtoMessage() {}
+
+func (x *RAS) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RAS.ProtoReflect.Descriptor instead.
+func (*RAS) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RAS) GetCommId() uint64 {
+	if x != nil {
+		return x.CommId
+	}
+	return 0
+}
+
+func (x *RAS) GetMonoAtNs() int64 {
+	if x != nil {
+		return x.MonoAtNs
+	}
+	return 0
+}
+
+func (x *RAS) GetMissing() []*RASRank {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+func (x *RAS) GetBehind() []*RASBehind {
+	if x != nil {
+		return x.Behind
+	}
+	return nil
+}
+
+func (x *RAS) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+// RASRank is a rank that did not answer RAS.
+type RASRank struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          int32                  `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Dead          bool                   `protobuf:"varint,2,opt,name=dead,proto3" json:"dead,omitempty"` // RAS has given it up
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RASRank) Reset() {
+	*x = RASRank{}
+	mi := &file_progress_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RASRank) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RASRank) ProtoMessage() {}
+
+func (x *RASRank) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RASRank.ProtoReflect.Descriptor instead.
+func (*RASRank) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RASRank) GetRank() int32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *RASRank) GetDead() bool {
+	if x != nil {
+		return x.Dead
+	}
+	return false
+}
+
+// RASBehind is a rank that has launched fewer operations of a kind than another.
+type RASBehind struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rank          int32                  `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	Coll          string                 `protobuf:"bytes,2,opt,name=coll,proto3" json:"coll,omitempty"` // NCCL's word; empty for all kinds together
+	Launched      uint64                 `protobuf:"varint,3,opt,name=launched,proto3" json:"launched,omitempty"`
+	Most          uint64                 `protobuf:"varint,4,opt,name=most,proto3" json:"most,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RASBehind) Reset() {
+	*x = RASBehind{}
+	mi := &file_progress_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RASBehind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RASBehind) ProtoMessage() {}
+
+func (x *RASBehind) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RASBehind.ProtoReflect.Descriptor instead.
+func (*RASBehind) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RASBehind) GetRank() int32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *RASBehind) GetColl() string {
+	if x != nil {
+		return x.Coll
+	}
+	return ""
+}
+
+func (x *RASBehind) GetLaunched() uint64 {
+	if x != nil {
+		return x.Launched
+	}
+	return 0
+}
+
+func (x *RASBehind) GetMost() uint64 {
+	if x != nil {
+		return x.Most
+	}
+	return 0
+}
+
 // ClockEcho returns the clock reading of an ack with the time it arrived.
 type ClockEcho struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -468,7 +675,7 @@ type ClockEcho struct {
 
 func (x *ClockEcho) Reset() {
 	*x = ClockEcho{}
-	mi := &file_progress_proto_msgTypes[4]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +687,7 @@ func (x *ClockEcho) String() string {
 func (*ClockEcho) ProtoMessage() {}
 
 func (x *ClockEcho) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[4]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +700,7 @@ func (x *ClockEcho) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockEcho.ProtoReflect.Descriptor instead.
 func (*ClockEcho) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{4}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ClockEcho) GetMasterNs() uint64 {
@@ -542,7 +749,7 @@ type Rank struct {
 
 func (x *Rank) Reset() {
 	*x = Rank{}
-	mi := &file_progress_proto_msgTypes[5]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +761,7 @@ func (x *Rank) String() string {
 func (*Rank) ProtoMessage() {}
 
 func (x *Rank) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[5]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +774,7 @@ func (x *Rank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rank.ProtoReflect.Descriptor instead.
 func (*Rank) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{5}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Rank) GetWorldRank() int32 {
@@ -739,7 +946,7 @@ type OffCPU struct {
 
 func (x *OffCPU) Reset() {
 	*x = OffCPU{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +958,7 @@ func (x *OffCPU) String() string {
 func (*OffCPU) ProtoMessage() {}
 
 func (x *OffCPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +971,7 @@ func (x *OffCPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffCPU.ProtoReflect.Descriptor instead.
 func (*OffCPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OffCPU) GetDisk() float32 {
@@ -823,7 +1030,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1042,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1055,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Exit) GetBy() uint32 {
@@ -901,7 +1108,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1120,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1133,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Call) GetCommId() uint64 {
@@ -986,7 +1193,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1205,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1218,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1092,7 +1299,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1311,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1324,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -1333,7 +1540,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1552,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1565,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1573,7 +1780,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1792,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1805,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1666,7 +1873,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1885,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1898,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1741,7 +1948,7 @@ type JobClock struct {
 
 func (x *JobClock) Reset() {
 	*x = JobClock{}
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1960,7 @@ func (x *JobClock) String() string {
 func (*JobClock) ProtoMessage() {}
 
 func (x *JobClock) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1973,7 @@ func (x *JobClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobClock.ProtoReflect.Descriptor instead.
 func (*JobClock) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{14}
+	return file_progress_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *JobClock) GetOffsetNs() int64 {
@@ -1797,7 +2004,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2016,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2029,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{15}
+	return file_progress_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -1883,7 +2090,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2102,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2115,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{16}
+	return file_progress_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -2012,7 +2219,7 @@ type TraceRoot struct {
 
 func (x *TraceRoot) Reset() {
 	*x = TraceRoot{}
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2231,7 @@ func (x *TraceRoot) String() string {
 func (*TraceRoot) ProtoMessage() {}
 
 func (x *TraceRoot) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2244,7 @@ func (x *TraceRoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRoot.ProtoReflect.Descriptor instead.
 func (*TraceRoot) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{17}
+	return file_progress_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TraceRoot) GetCommId() uint64 {
@@ -2098,7 +2305,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[18]
+	mi := &file_progress_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2317,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[18]
+	mi := &file_progress_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2330,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{18}
+	return file_progress_proto_rawDescGZIP(), []int{21}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -2148,7 +2355,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\x94\x04\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xbd\x04\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -2164,7 +2371,23 @@ const file_progress_proto_rawDesc = "" +
 	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\x12!\n" +
 	"\fcpu_pressure\x18\v \x01(\x02R\vcpuPressure\x12'\n" +
 	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressure\x125\n" +
-	"\x06traced\x18\r \x03(\v2\x1d.lockstep.wire.v1.TraceResultR\x06tracedJ\x04\b\x06\x10\a\"R\n" +
+	"\x06traced\x18\r \x03(\v2\x1d.lockstep.wire.v1.TraceResultR\x06traced\x12'\n" +
+	"\x03ras\x18\x14 \x03(\v2\x15.lockstep.wire.v1.RASR\x03rasJ\x04\b\x06\x10\a\"\xba\x01\n" +
+	"\x03RAS\x12\x17\n" +
+	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1c\n" +
+	"\n" +
+	"mono_at_ns\x18\x02 \x01(\x03R\bmonoAtNs\x123\n" +
+	"\amissing\x18\x03 \x03(\v2\x19.lockstep.wire.v1.RASRankR\amissing\x123\n" +
+	"\x06behind\x18\x04 \x03(\v2\x1b.lockstep.wire.v1.RASBehindR\x06behind\x12\x12\n" +
+	"\x04more\x18\x05 \x01(\bR\x04more\"1\n" +
+	"\aRASRank\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\x05R\x04rank\x12\x12\n" +
+	"\x04dead\x18\x02 \x01(\bR\x04dead\"c\n" +
+	"\tRASBehind\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\x05R\x04rank\x12\x12\n" +
+	"\x04coll\x18\x02 \x01(\tR\x04coll\x12\x1a\n" +
+	"\blaunched\x18\x03 \x01(\x04R\blaunched\x12\x12\n" +
+	"\x04most\x18\x04 \x01(\x04R\x04most\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
 	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa0\x05\n" +
@@ -2355,54 +2578,60 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
 	(*Hello)(nil),         // 2: lockstep.wire.v1.Hello
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
-	(*ClockEcho)(nil),     // 4: lockstep.wire.v1.ClockEcho
-	(*Rank)(nil),          // 5: lockstep.wire.v1.Rank
-	(*OffCPU)(nil),        // 6: lockstep.wire.v1.OffCPU
-	(*Exit)(nil),          // 7: lockstep.wire.v1.Exit
-	(*Call)(nil),          // 8: lockstep.wire.v1.Call
-	(*GPU)(nil),           // 9: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 10: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 11: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 12: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 13: lockstep.wire.v1.Ack
-	(*JobClock)(nil),      // 14: lockstep.wire.v1.JobClock
-	(*TraceRequest)(nil),  // 15: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 16: lockstep.wire.v1.TraceResult
-	(*TraceRoot)(nil),     // 17: lockstep.wire.v1.TraceRoot
-	(*Resync)(nil),        // 18: lockstep.wire.v1.Resync
+	(*RAS)(nil),           // 4: lockstep.wire.v1.RAS
+	(*RASRank)(nil),       // 5: lockstep.wire.v1.RASRank
+	(*RASBehind)(nil),     // 6: lockstep.wire.v1.RASBehind
+	(*ClockEcho)(nil),     // 7: lockstep.wire.v1.ClockEcho
+	(*Rank)(nil),          // 8: lockstep.wire.v1.Rank
+	(*OffCPU)(nil),        // 9: lockstep.wire.v1.OffCPU
+	(*Exit)(nil),          // 10: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 11: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 12: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 13: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 14: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 15: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 16: lockstep.wire.v1.Ack
+	(*JobClock)(nil),      // 17: lockstep.wire.v1.JobClock
+	(*TraceRequest)(nil),  // 18: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 19: lockstep.wire.v1.TraceResult
+	(*TraceRoot)(nil),     // 20: lockstep.wire.v1.TraceRoot
+	(*Resync)(nil),        // 21: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	16, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	13, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	15, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	18, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
-	17, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
-	4,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
-	5,  // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	10, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	11, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	12, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	16, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
-	9,  // 13: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	7,  // 14: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	8,  // 15: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	6,  // 16: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
-	14, // 17: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
-	0,  // 18: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 19: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	19, // [19:20] is the sub-list for method output_type
-	18, // [18:19] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	19, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	16, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	18, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	21, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	20, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
+	7,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
+	8,  // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
+	13, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	14, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	15, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	19, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
+	4,  // 13: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
+	5,  // 14: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
+	6,  // 15: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
+	12, // 16: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	10, // 17: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	11, // 18: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	9,  // 19: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	17, // 20: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
+	0,  // 21: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 22: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	22, // [22:23] is the sub-list for method output_type
+	21, // [21:22] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -2427,7 +2656,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

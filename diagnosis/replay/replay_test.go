@@ -56,11 +56,11 @@ func anything(t *rapid.T, v reflect.Value, length func(field string) int, name s
 	}
 }
 
-// counted reports whether a field is a master's count of changes, which is not
-// recorded: without it an engine looks at everything.
+// counted reports whether a field is not recorded: a master's count of changes, without
+// which an engine looks at everything, or RAS's second opinion, which changes no verdict.
 func counted(v reflect.Value, field int) bool {
 	name := v.Type().Field(field).Name
-	return v.Type() == reflect.TypeFor[diagnosis.Comm]() && (name == "Rev" || name == "ConnRev")
+	return v.Type() == reflect.TypeFor[diagnosis.Comm]() && (name == "Rev" || name == "ConnRev") || v.Type() == reflect.TypeFor[diagnosis.Evidence]() && name == "RAS"
 }
 
 // fitting makes the indices of ev point to something, as a master's do.

@@ -43,17 +43,18 @@ const batch = 1024
 
 // Source reads recorders. It is for one goroutine.
 type Source struct {
-	o        Options
-	began    time.Time
-	files    map[key]*file
-	passed   map[key]passed // files passed over until they change
-	looked   int64
-	lookErr  error
-	overflow int
-	buf      []record.Record
-	stamps   []record.Stamp
-	next     int // round robin of Drain
-	order    []*file
+	o         Options
+	began     time.Time
+	files     map[key]*file
+	passed    map[key]passed // files passed over until they change
+	looked    int64
+	lookErr   error
+	groupsErr error
+	overflow  int
+	buf       []record.Record
+	stamps    []record.Stamp
+	next      int // round robin of Drain
+	order     []*file
 
 	places   []record.Place
 	placesAt int64
@@ -88,6 +89,8 @@ type file struct {
 	reader *record.Reader // nil once a dead process's file has been read to its end
 	dead   int64          // since when
 	idle   bool           // the last drain left nothing
+	groups groups         // of a file of marks: what the program's process groups are called
+	names  *groups        // of a process: those of its file of marks
 	main   *file          // of a file of marks: the recorder of the same process, whose marks they are
 
 	place    record.Place
@@ -155,6 +158,9 @@ func (s *Source) Update(v *source.View) error {
 func (f *file) refresh() {
 	f.Header = f.reader.Header()
 	f.Comms = f.reader.Comms(f.Comms[:0])
+	if f.names != nil {
+		f.names.rename(f.Comms)
+	}
 	f.Conns = f.reader.Conns(f.Conns[:0])
 	f.Devices = f.reader.Devices(f.Devices[:0])
 	_, stamps, _ := f.reader.StampCount()
@@ -267,9 +273,10 @@ func (s *Source) discover(now int64) error {
 			s.remove(f) // its owner has removed it, and it has been read
 		}
 	}
+	s.groupsErr = nil
 	s.joinMarks()
 	s.supersede()
-	return cmp.Or(failed, s.unread())
+	return cmp.Or(failed, s.unread(), s.groupsErr)
 }
 
 // open opens a file that was not open, nor passed over; nil when there is nothing new.
@@ -426,7 +433,14 @@ func (s *Source) joinMarks() {
 			_ = f.reader.Close()
 			f.reader = again
 		} // else what it said before is lost, and it goes on
-		f.main = m
+		f.main, m.names = m, &f.groups
+	}
+	for _, f := range s.order {
+		if f.MarksOnly() && f.reader != nil {
+			if err := f.readGroups(); err != nil && s.groupsErr == nil {
+				s.groupsErr = err
+			}
+		}
 	}
 }
 

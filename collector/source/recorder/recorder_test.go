@@ -400,3 +400,54 @@ func TestMarksOfAProcess(t *testing.T) {
 		})
 	}
 }
+
+// Communicators are called what the program calls its process groups.
+func TestGroups(t *testing.T) {
+	dir := t.TempDir()
+	n := newNode(t, recorder.Options{Dir: dir})
+	w := create(t, dir, 1, 0)
+	for i, c := range []record.CommEntry{{Name: "0", Rank: 1, Size: 8}, {Name: "3", Rank: 0, Size: 2}, {Rank: 1, Size: 4}, {Rank: 0, Size: 4}, {Name: "9", Rank: 1, Size: 8}} {
+		c.ID, c.State = uint64(i+1), record.CommJoined
+		w.AddComm(c)
+	}
+	m, err := record.Create(record.Options{Dir: dir, MarksOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	paths, _ := record.List(dir)
+	var groups string
+	for _, p := range paths {
+		if r, err := record.Open(p); err == nil {
+			if r.Header().MarksOnly() {
+				groups = p + ".groups"
+			}
+			r.Close()
+		}
+	}
+	names := func() (out []string) {
+		n.ok(1)
+		for _, c := range n.v.Processes[0].Comms {
+			out = append(out, c.Name)
+		}
+		return out
+	}
+	if got := fmt.Sprintf("%q", names()); got != `["0" "3" "" "" "9"]` {
+		t.Error(got)
+	}
+	text := `[{"name":"0","title":"world","rank":1,"size":8},{"name":"3","title":"tp\u001b[31m","rank":0,"size":2},{"name":"5","title":"dp","rank":1,"size":4},
+		{"name":"6","title":"a","rank":0,"size":4},{"name":"7","title":"b","rank":0,"size":4}]`
+	if err := os.WriteFile(groups, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	names()
+	if got := fmt.Sprintf("%q", names()); got != `["world" "tp�[31m" "dp" "" "9"]` {
+		t.Error(got)
+	}
+	if err := os.WriteFile(groups, []byte(`{"name": 5`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.pass(); err == nil {
+		t.Error("nonsense is no error")
+	}
+}

@@ -44,6 +44,9 @@ var variables = []struct {
 	}},
 	{"What is recorded, and where", []variable{
 		{"LOCKSTEP_RUNTIME_DIR", "directory, /dev/shm/lockstep", "record", "Flight recorders, shared memory between ranks, sockets. On a disk GPUs cannot write to the recorder, and the host brings their stamps there."},
+		{"LOCKSTEP_ATTACH_AGENT", "auto, never; auto", "lockstep attach", "Whether attach starts an agent and a master where there are none."},
+		{"LOCKSTEP_NCCL_PLUGIN", "file", "lockstep attach", "NCCL's profiler plugin, when it is not beside the program."},
+		{"LOCKSTEP_PKI", "directory", "lockstep attach", "Certificates that `lockstep pki` has made, for jobs of several nodes."},
 		{"LOCKSTEP_RECORDER", "on, off; on", "ccl", "Whether a rank has a flight recorder."},
 		{"LOCKSTEP_LOG_LEVEL", "debug, info, warn, error; info", "commands", "What components log."},
 		{"LOCKSTEP_MASTER", "address", "agent, remediator", "Where masters listen."},

@@ -220,7 +220,7 @@ _pid = None  # of the process that tried to make one
 _why = None
 
 
-def mark(code, flags, value):
+def _open():
     global _recorder, _pid, _why
     if _pid is None:
         with _lock:
@@ -233,13 +233,28 @@ def mark(code, flags, value):
                 except Exception as e:  # the program matters more
                     _why = f"{type(e).__name__}: {e}"
                 _pid = os.getpid()
-    if _recorder is None or _pid != os.getpid():
+    return _recorder is not None and _pid == os.getpid()
+
+
+def mark(code, flags, value):
+    global _recorder, _why
+    if not _open():
         return
     try:
         _recorder.mark(code, flags, value)
     except Exception as e:
         _why = f"{type(e).__name__}: {e}"
         _recorder = None
+
+
+def path():
+    """The file of marks, which is made when there is none yet; None when there can be none."""
+    return _recorder.path if _open() else None
+
+
+def because(e):
+    global _why
+    _why = f"{type(e).__name__}: {e}"
 
 
 def why():

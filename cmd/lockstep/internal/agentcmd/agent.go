@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/agent"
 	"github.com/lockstep-ccl/lockstep/collector/source/ebpf"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
+	"github.com/lockstep-ccl/lockstep/collector/source/ras"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
@@ -35,6 +36,7 @@ type Cmd struct {
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
 	EBPF       EBPF      `embed:"" prefix:"ebpf."`
+	RAS        RAS       `embed:"" prefix:"ras."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
 
@@ -61,6 +63,12 @@ type EBPF struct {
 	Watch  bool   `negatable:"" help:"Watch NCCL in processes that run, and what ranks wait for, by eBPF probes: calls cost a few microseconds more. Takes CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE."`
 	Job    string `placeholder:"NAME" help:"Job of processes whose environment names none (default: a name made of their first communicator)."`
 	Sample int    `default:"1" help:"Record one of so many calls of a communicator one by one, a power of two. All are counted."`
+}
+
+// RAS is how the agent asks NCCL's RAS for a second opinion of a hang.
+type RAS struct {
+	Watch bool   `default:"true" negatable:"" help:"Ask NCCL's RAS who is missing while a rank of this node is held up."`
+	Addr  string `default:"localhost:28028" placeholder:"HOST:PORT" help:"Where it listens (NCCL_RAS_ADDR)." env:"NCCL_RAS_ADDR"`
 }
 
 // Help implements kong's help provider.
@@ -144,6 +152,11 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 			there, _ := presence.Find(c.RuntimeDir, presence.Master(job))
 			return there.Agents
 		}
+	}
+	if c.RAS.Watch {
+		second := ras.New(ras.Options{Addr: c.RAS.Addr, Log: log})
+		defer second.Close()
+		sources = append(sources, agent.NamedSource{Name: "ras", Source: second})
 	}
 	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {

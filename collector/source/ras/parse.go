@@ -1,0 +1,317 @@
+package ras
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+)
+
+// maxAnswer bounds what is read of an answer: 100,000 ranks in JSON are about 60 MB,
+// of which the first communicators are enough.
+const maxAnswer = 16 << 20
+
+// ErrAnswer is what Parse's errors wrap: the answer is none of RAS.
+var ErrAnswer = errors.New("no answer of NCCL's RAS")
+
+// Parse reads an answer to VERBOSE STATUS, in JSON or text, of any version. An answer that
+// was cut short gives what had come.
+func Parse(answer []byte) (*collector.RAS, error) {
+	answer = bytes.TrimLeft(answer, " \t\r\n")
+	switch {
+	case len(answer) == 0:
+		return nil, fmt.Errorf("%w: it is empty", ErrAnswer)
+	case answer[0] == '{':
+		return parseJSON(answer)
+	}
+	return parseText(answer)
+}
+
+// jsonComm is a communicator in the JSON answer; fields that are not here are passed over.
+type jsonComm struct {
+	Hash  string `json:"hash"`
+	Size  int64  `json:"size"`
+	Ranks []struct {
+		Rank   int64             `json:"rank"`
+		Counts map[string]uint64 `json:"collective_counts"`
+	} `json:"ranks"`
+	Missing []struct {
+		Rank   int64 `json:"rank"`
+		PID    int64 `json:"pid"`
+		Status struct {
+			Unresponsive *bool `json:"unresponsive"`
+			Dead         bool  `json:"considered_dead"`
+		} `json:"status"`
+	} `json:"missing_ranks"`
+}
+
+// parseJSON reads communicator by communicator, so that memory is bounded by the largest.
+func parseJSON(answer []byte) (*collector.RAS, error) {
+	out := &collector.RAS{}
+	d := json.NewDecoder(bytes.NewReader(answer))
+	if _, err := d.Token(); err != nil { // {
+		return nil, fmt.Errorf("%w: %w", ErrAnswer, err)
+	}
+	known := false
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			break // cut short
+		}
+		switch name {
+		case "nccl_version":
+			known = true
+			err = d.Decode(&out.Version)
+		case "communicators":
+			known = true
+			err = parseComms(d, out)
+		default:
+			var skip json.RawMessage
+			err = d.Decode(&skip)
+		}
+		if err != nil {
+			if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+				break
+			}
+			return nil, fmt.Errorf("%w: %w", ErrAnswer, err)
+		}
+	}
+	if !known {
+		return nil, fmt.Errorf("%w: neither nccl_version nor communicators", ErrAnswer)
+	}
+	out.Version = printable(out.Version)
+	return out, nil
+}
+
+func parseComms(d *json.Decoder, out *collector.RAS) error {
+	if t, err := d.Token(); err != nil {
+		return err
+	} else if t != json.Delim('[') {
+		return errors.New("communicators is no list")
+	}
+	for d.More() {
+		var j jsonComm
+		if err := d.Decode(&j); err != nil {
+			return err
+		}
+		if len(out.Comms) == collector.MaxRASComms {
+			continue
+		}
+		id, err := strconv.ParseUint(strings.TrimPrefix(j.Hash, "0x"), 16, 64)
+		if err != nil {
+			continue // of no use
+		}
+		out.Comms = append(out.Comms, j.comm(id))
+	}
+	_, err := d.Token()
+	return err
+}
+
+func (j *jsonComm) comm(id uint64) collector.RASComm {
+	c := collector.RASComm{ID: id, Size: rank(j.Size)}
+	for _, m := range j.Missing {
+		if m.Status.Unresponsive != nil && !*m.Status.Unresponsive && !m.Status.Dead {
+			continue // it answers, and is not in this communicator: it joins or leaves
+		}
+		c.Miss(collector.RASRank{Rank: rank(m.Rank), PID: rank(m.PID), Dead: m.Status.Dead})
+	}
+	most := map[string]uint64{}
+	for _, r := range j.Ranks {
+		for kind, n := range r.Counts {
+			if len(most) < 64 || most[kind] > 0 {
+				most[kind] = max(most[kind], n)
+			}
+		}
+	}
+	for _, kind := range sorted(most) {
+		for _, r := range j.Ranks {
+			if n, ok := r.Counts[kind]; ok && n < most[kind] {
+				c.FallBehind(collector.RASBehind{Rank: rank(r.Rank), Coll: printable(kind), Launched: n, Most: most[kind]})
+			}
+		}
+	}
+	return c
+}
+
+func sorted(m map[string]uint64) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// rank is a number that can be a rank or a pid, -1 when it cannot.
+func rank(n int64) int32 {
+	if n < 0 || n > 1<<30 {
+		return -1
+	}
+	return int32(n)
+}
+
+// The lines of the text answer that say something, from src/ras/client_support.cc.
+var (
+	version  = regexp.MustCompile(`^NCCL version (\S+)`)
+	heading  = regexp.MustCompile(`^\s*#\d+-\d+ \(([0-9a-fA-F]{1,16})\) (INCOMPLETE|ERROR|MISMATCH)`)
+	oneRank  = regexp.MustCompile(`^\s+Rank (\d+)\b`)
+	inLine   = regexp.MustCompile(`^\s+The missing ranks?: ([0-9, -]+)`) // 2.24
+	process  = regexp.MustCompile(`managed by process (\d+)`)
+	differs  = regexp.MustCompile(`^\s+Communicator ranks have different (?:collective |(\w+) )operation counts`)
+	ofStatus = regexp.MustCompile(`^\s+Communicator ranks have different status`)
+	launched = regexp.MustCompile(`(?:(\d+) ranks have|Rank (\d+) has) (?:launched up to operation (\d+)|not launched any operations)`)
+	section  = regexp.MustCompile(`^(INCOMPLETE|DEAD|TIMEOUT|Errors|Warnings|Communicators)`)
+	ended    = regexp.MustCompile(`^\s+Process (\d+) on node`)
+)
+
+// parseText reads the answer that is meant for people, line by line.
+func parseText(answer []byte) (*collector.RAS, error) {
+	out := &collector.RAS{}
+	known := false
+	at := map[uint64]int{} // index into out.Comms
+	dead := map[int32]bool{}
+	var (
+		c           *collector.RASComm
+		kind, about string
+		count       uint64
+		inDead      bool
+		groups      []collector.RASBehind // of the current kind, without their most
+		most        uint64
+	)
+	flush := func() {
+		if c != nil {
+			for _, b := range groups {
+				if b.Most = most; b.Launched < most {
+					c.FallBehind(b)
+				}
+			}
+		}
+		groups, most = groups[:0], 0
+	}
+	lines := bufio.NewScanner(bytes.NewReader(answer))
+	lines.Buffer(nil, 64<<10)
+	for lines.Scan() {
+		line := lines.Text()
+		if m := version.FindStringSubmatch(line); m != nil && out.Version == "" {
+			out.Version, known = printable(m[1]), true
+			continue
+		}
+		if section.MatchString(line) {
+			flush()
+			c, about, inDead, known = nil, "", strings.HasPrefix(line, "DEAD"), true
+			continue
+		}
+		if m := heading.FindStringSubmatch(line); m != nil {
+			flush()
+			inDead, about, known = false, m[2], true
+			id, _ := strconv.ParseUint(m[1], 16, 64) // the pattern is 16 digits at most
+			i, ok := at[id]
+			if !ok {
+				if len(out.Comms) == collector.MaxRASComms {
+					c = nil
+					continue
+				}
+				i = len(out.Comms)
+				at[id] = i
+				out.Comms = append(out.Comms, collector.RASComm{ID: id})
+			}
+			c = &out.Comms[i]
+			continue
+		}
+		if inDead {
+			if m := ended.FindStringSubmatch(line); m != nil && len(dead) < 1<<12 {
+				dead[number(m[1])] = true
+			}
+			continue
+		}
+		if c == nil {
+			continue
+		}
+		switch about {
+		case "INCOMPLETE":
+			if m := inLine.FindStringSubmatch(line); m != nil {
+				for _, f := range strings.FieldsFunc(m[1], func(r rune) bool { return r == ',' || r == ' ' }) {
+					first, last, ok := strings.Cut(f, "-")
+					a, b := number(first), number(first)
+					if ok {
+						b = number(last)
+					}
+					for r := a; r >= 0 && r <= b && r-a <= collector.MaxRASRanks; r++ {
+						c.Miss(collector.RASRank{Rank: r})
+					}
+				}
+			} else if m := oneRank.FindStringSubmatch(line); m != nil {
+				r := collector.RASRank{Rank: number(m[1])}
+				if p := process.FindStringSubmatch(line); p != nil {
+					r.PID = number(p[1])
+				}
+				c.Miss(r)
+			}
+		case "MISMATCH":
+			if m := differs.FindStringSubmatch(line); m != nil {
+				flush()
+				kind, count = m[1], 0
+				about = "counts"
+			}
+		case "counts":
+			if ofStatus.MatchString(line) {
+				flush()
+				about = "MISMATCH"
+				continue
+			}
+			if m := differs.FindStringSubmatch(line); m != nil {
+				flush()
+				kind, count = m[1], 0
+				continue
+			}
+			if m := launched.FindStringSubmatch(line); m != nil {
+				count, _ = strconv.ParseUint(m[3], 10, 64) // "": none
+				most = max(most, count)
+				if m[2] == "" {
+					continue // a group, whose ranks follow if they are few
+				}
+			}
+			if m := oneRank.FindStringSubmatch(line); m != nil && len(groups) <= 4*collector.MaxRASRanks {
+				groups = append(groups, collector.RASBehind{Rank: number(m[1]), Coll: printable(kind), Launched: count})
+			}
+		}
+	}
+	flush()
+	if !known {
+		return nil, fmt.Errorf("%w: it begins with %.60q", ErrAnswer, answer)
+	}
+	for i := range out.Comms {
+		for j := range out.Comms[i].Missing {
+			m := &out.Comms[i].Missing[j]
+			m.Dead = m.Dead || m.PID > 0 && dead[m.PID]
+		}
+	}
+	return out, nil
+}
+
+func number(s string) int32 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		return -1
+	}
+	return rank(n)
+}
+
+// printable keeps what is no secret language: words of an answer go into verdicts.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return -1
+		}
+		return r
+	}, s)
+	return s[:min(len(s), 32)]
+}
