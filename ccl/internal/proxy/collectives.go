@@ -118,7 +118,7 @@ func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 // instead of on its way by the CPU: between two nodes as many bytes travel so, and of
 // 8-bit floats the CPU knows nothing.
 func (m *motion) folds() bool {
-	return len(m.via.members) == 2 || m.o.DType == record.Float8e4m3 || m.o.DType == record.Float8e5m2
+	return len(m.via.members) == 2 || m.o.DType == record.Float8E4M3 || m.o.DType == record.Float8E5M2
 }
 
 // fold reduces k elements of every member in scratch, where they are k apart, into
