@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-rdma lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz clean
+.PHONY: help build test race test-outages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -51,6 +51,12 @@ test-rdma: ## the tests that need RDMA devices, in a virtual machine that has th
 	  CGO_ENABLED=1 $(GO) test -c -o $(RDMAVM)/tests/$$t $$p && files+=(-file $(RDMAVM)/tests/$$t:test/$$t) || exit 1; done; \
 	for s in cmd/lockstep/testdata/rdma/*; do files+=(-file $$s:test/testdata/rdma/$${s##*/}); done; \
 	deploy/rdmavm/run -t 420 -out $(RDMAVM)/results "$${files[@]}" -- deploy/rdmavm/suite
+
+soak-nccl: ## 100 million events through the NCCL plugin, a reader following: memory flat, nothing unaccounted
+	LOCKSTEP_NCCL_SOAK=100000000 $(GO) test -count=1 -timeout 60m -run TestSoak -v ./nccl
+
+sanitize-nccl: ## every scene of the NCCL driver under ASan, UBSan and TSan, and millions of arbitrary calls
+	LOCKSTEP_NCCL_LONG=1 $(GO) test -count=1 -timeout 60m -run 'TestSanitizers|TestAnyCalls' -v ./nccl
 
 lint: $(LINT) ## gofmt, go vet, golangci-lint with the import direction
 	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo 'run gofmt -w on these'; exit 1; }

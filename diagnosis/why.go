@@ -71,6 +71,7 @@ func (d *hangs) whyNotEntered(f *finding, c *cause) {
 	}
 	for _, b := range c.nodes {
 		f.why("%s", d.excuseSentence(b, c.reason))
+		f.whyOffCPU(d.ev, b.node)
 	}
 	if f.soft && c.confirm > int64(d.cfg.ConfirmAfter) {
 		f.why("held up by this for %s; a pause of this kind (%s) is confirmed as a hang after %s", seconds(min(d.now-c.nodes[0].since, entered)), c.reason, seconds(c.confirm))

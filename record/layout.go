@@ -178,6 +178,11 @@ const (
 	numEventSets
 )
 
+// CallsOnly reports whether calls are all that is known: a collective starts when it is called and
+// is finished when the call has returned, which for a GPU is when it was enqueued. Records
+// are enqueue records only.
+func (s Source) CallsOnly() bool { return s == SourceNCCLProbes }
+
 // Clock says which clock made a stamp.
 type Clock uint8
 

@@ -48,7 +48,7 @@ type Header struct {
 	DescOverflow    uint64 // operations whose descriptor found no slot
 	StampOverflow   uint64 // communicators whose stamps found no room
 
-	// Of a writer that learns of another library's operations: by which version of
+	// Source is what wrote it. Of a writer that learns of another library's operations: by which version of
 	// that library's interface, which events (a mask of that interface) it asks for
 	// now, operations that have a number and no record, operations recorded whose end
 	// nobody saw, parts of operations and transfers that found no room, events of
@@ -262,7 +262,12 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 
 // header decodes the words that never change.
 func (h *diskHeader) header() Header {
+	source := SourceCCL
+	if h.source < uint32(numSources) {
+		source = Source(h.source)
+	}
 	return Header{
+		Source: source,
 		Identity: Identity{
 			Job: getName(&h.job), Node: getName(&h.node),
 			Rank: h.rank, WorldSize: h.worldSize, LocalRank: h.localRank, Attempt: h.attempt,

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -30,6 +31,10 @@ type Identity struct {
 type Options struct {
 	Dir      string // "" is DefaultDir
 	Identity Identity
+	// Source is who writes. One that observes another process says which in PID, by which
+	// this program's /proc has it; 0 is this one.
+	Source Source
+	PID    int
 
 	RingSlots  int // rounded up to a power of two
 	CommSlots  int
@@ -91,7 +96,7 @@ func Create(o Options) (*Writer, error) {
 	if err := makeDir(dir); err != nil {
 		return nil, fmt.Errorf("create recorder: %w", err)
 	}
-	w, err := create(dir, o.Identity, geo)
+	w, err := create(dir, o, geo)
 	if err != nil {
 		return nil, fmt.Errorf("create recorder in %s: %w (set LOCKSTEP_RUNTIME_DIR to a directory with %d bytes free)", dir, err, geo.size())
 	}
@@ -148,8 +153,8 @@ func makeDir(dir string) error {
 	return nil
 }
 
-func create(dir string, id Identity, geo geometry) (*Writer, error) {
-	pid := os.Getpid()
+func create(dir string, o Options, geo geometry) (*Writer, error) {
+	id, pid := o.Identity, cmp.Or(o.PID, os.Getpid())
 	start, _, err := processStart(pid)
 	if err != nil {
 		return nil, err
@@ -178,6 +183,7 @@ func create(dir string, id Identity, geo geometry) (*Writer, error) {
 	h.version, h.headerSize, h.fileSize = LayoutVersion, HeaderSize, size
 	h.commSlots, h.connSlots, h.stampSlots, h.ringSlots = geo.comms, geo.conns, geo.stamps, geo.ring
 	h.deviceSlots, h.descSlots, h.descUsed = geo.devices, geo.descs, min(uint64(geo.descs), 1)
+	h.source = uint32(o.Source)
 	h.pid, h.startTime, h.bootID, h.created = int32(pid), start, boot, time.Now().UnixNano()
 	h.rank, h.worldSize, h.localRank, h.attempt = id.Rank, id.WorldSize, id.LocalRank, id.Attempt
 	putName(&h.job, id.Job)

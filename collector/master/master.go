@@ -73,7 +73,8 @@ type Master struct {
 	mu        sync.Mutex // guards all below
 	state     *state
 	incidents incidents
-	requests  uint64 // trace requests made
+	unsaved   bool // the file is older than incidents
+	traces    traces
 	holdSince int64  // since when incidents are held open, 0 when they are not
 	anew      uint64 // state.anew as of the last pass
 	passes    uint64
@@ -227,6 +228,8 @@ func (m *Master) pass() {
 	defer m.mu.Unlock()
 	now := m.now()
 	m.state.collect(now)
+	m.state.settle()
+	m.state.align(now)
 	ev := &m.state.ev
 	ev.Now, ev.Paused = now, m.paused(now)
 	m.watchAgents(now)
@@ -255,10 +258,10 @@ func (m *Master) pass() {
 		switch e.change {
 		case opened:
 			log.Warn("incident opened", "why", v.Why)
-			m.trace(v)
+			m.trace(&e.Incident, now)
 		case confirmed:
 			log.Error("incident confirmed", "why", v.Why, "after", e.Confirmed.Sub(time.Unix(0, v.Since)))
-			m.trace(v)
+			m.trace(&e.Incident, now)
 		case closed:
 			log.Info("incident closed", "open_for", e.Closed.Sub(e.Opened))
 		}
@@ -272,6 +275,7 @@ func (m *Master) pass() {
 		default:
 		}
 	}
+	m.sendRoots(now)
 	m.publish(now)
 }
 

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -68,6 +69,10 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	arrived map[arrivalKey]int32
 
+	clock jobClock
+	roots roots.Gather
+	asks  []roots.Key // collectives of which all agents' spans are wanted
+
 	revisions uint64 // given out to communicators: no two states of one have the same
 	members   int    // sum of communicator sizes
 	cells     int    // sum of arrival sizes
@@ -114,9 +119,10 @@ type process struct {
 }
 
 type commIndex struct {
-	leftAt  int64 // when the last member left, 0 while one is there
-	present int   // members that are there
-	by      int32 // node of its members; several when they are of more than one
+	leftAt  int64      // when the last member left, 0 while one is there
+	present int        // members that are there
+	by      int32      // node of its members; several when they are of more than one
+	calls   *callsOnly // nil while more than calls is known of all members
 }
 
 // several is commIndex.by of a communicator whose members are of several nodes.
@@ -137,7 +143,7 @@ type arrivalKey struct {
 
 func newState(job string, l Limits) *state {
 	l.setDefaults()
-	s := &state{limits: l, nodeOf: map[string]int32{}}
+	s := &state{limits: l, nodeOf: map[string]int32{}, clock: newJobClock()}
 	s.ev.Job = job
 	s.clearComms()
 	return s
@@ -157,6 +163,7 @@ func (s *state) clearComms() {
 	}
 	s.connOf = map[connKey]int32{}
 	s.arrived = map[arrivalKey]int32{}
+	s.clock.clear()
 	s.members, s.cells = 0, 0
 }
 
@@ -169,6 +176,7 @@ func (s *state) disconnected(n int32) {
 		if r := &s.ev.Ranks[i]; s.ranks[i].node == n && r.Node == n && !ended(r.Proc) {
 			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
 			r.Starved, r.Throttled, r.MemoryPressure = 0, 0, 0
+			r.OffCPU = diagnosis.OffCPU{}
 		}
 	}
 	s.ev.Nodes[n].CPUPressure, s.ev.Nodes[n].MemoryPressure = 0, 0
@@ -219,6 +227,9 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	for _, w := range r.Arrivals {
 		s.mergeArrival(n, w, now)
 	}
+	for _, w := range r.Traced {
+		s.mergeTraced(n, w, now)
+	}
 }
 
 func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
@@ -263,6 +274,13 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	r.ProcAt = clock.real(w.MonoProcNs, now)
 	r.CPU, r.IO = float32(finite(float64(w.Cpu))), w.Io
 	r.Starved, r.Throttled, r.MemoryPressure = share(w.Starved), share(w.Throttled), share(w.MemoryPressure)
+	r.OffCPU = diagnosis.OffCPU{}
+	if o := w.OffCpu; o != nil {
+		r.OffCPU = diagnosis.OffCPU{
+			Disk: share(o.Disk), NCCLStarved: share(o.NcclStarved), ChildDisk: share(o.ChildDisk), ChildStarved: share(o.ChildStarved),
+			For: diagnosis.WaitFor(min(o.WaitsFor, math.MaxUint8)).Known(), Resent: o.Resent,
+		}
+	}
 	r.Exit = exitOf(w.Exit, clock, now)
 	s.mergeCalls(p, r, w, clock, now)
 	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
@@ -306,6 +324,7 @@ func (s *state) setMember(c int32, rank int, m diagnosis.Member) {
 	if *was = m; present(was) {
 		s.comms[c].present++
 	}
+	s.comms[c].calls.set(rank, m)
 }
 
 func present(m *diagnosis.Member) bool { return m.World >= 0 && !left(m.State) }
@@ -375,6 +394,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		stateAt = was.StateAt
 	}
 	fault, faultPeer := faultOf(w)
+	s.callsOnly(c, int(w.Rank), w.CallsOnly)
 	s.setMember(c, int(w.Rank), diagnosis.Member{
 		World: w.WorldRank, State: record.CommState(w.State), StateAt: stateAt, Fault: fault, FaultPeer: faultPeer,
 		Coll: record.CollKind(w.Coll), Peer: w.Peer, Bytes: w.Bytes,
@@ -470,6 +490,7 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 		s.refused++
 		return
 	}
+	s.clock.meet(n, c, w, now)
 	k := arrivalKey{c, w.Seq}
 	i, ok := s.arrived[k]
 	if !ok {

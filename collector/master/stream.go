@@ -11,13 +11,12 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
-	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
 const (
 	helloWithin = 5 * time.Second
 	ackEvery    = 250 * time.Millisecond
-	outbox      = 16
+	outbox      = 256 // roots of traces come in bursts
 )
 
 // stream is one agent's open stream. Its receiver merges; the goroutine that
@@ -104,7 +103,7 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 		})
 		defer over.Stop()
 	}
-	s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{}}})
+	s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{Roots: true}}})
 
 	var sequence uint64
 	var acked int64
@@ -119,17 +118,18 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 		switch {
 		case msg.GetReport() != nil:
 			r := msg.GetReport()
-			now, rate, ok := m.report(n, s, r, r.Sequence != sequence+1)
+			now, ack, ok := m.report(n, s, r, r.Sequence != sequence+1)
 			if !ok {
 				return status.Error(codes.Aborted, "superseded")
 			}
 			sequence = r.Sequence
 			if now-acked >= ackEvery.Nanoseconds() {
 				acked = now
-				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{Sequence: sequence, ArrivalsPerSecond: rate}}})
+				ack.Sequence = sequence
+				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: ack}})
 			}
 		case msg.GetTraceResult() != nil:
-			m.log.Debug("retroactive trace", "request", msg.GetTraceResult().Id, "spans", msg.GetTraceResult().Spans)
+			m.traced(n, s, msg.GetTraceResult())
 		default:
 			return status.Error(codes.InvalidArgument, "neither a report nor a trace result")
 		}
@@ -174,6 +174,7 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	}
 	if nd.bootID != h.BootId {
 		nd.clock = clockMap{}
+		m.state.clock.replaced(n)
 		m.state.ev.Nodes[n].MapError = unknownError
 	}
 	if nd.instance != 0 && nd.instance != h.Instance {
@@ -189,11 +190,11 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 // report merges one report, unless another stream speaks for the node now, and
 // asks for everything again when it is known not to be the whole story. gap says
 // that reports before it are missing.
-func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64, rate uint32, ok bool) {
+func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64, ack *wire.Ack, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.state.nodes[n].stream != s {
-		return 0, 0, false
+		return 0, nil, false
 	}
 	now = m.now()
 	epochs := m.state.epochs
@@ -204,7 +205,7 @@ func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64
 	if m.state.epochs != epochs {
 		m.askAll()
 	}
-	return now, m.state.arrivalsPerSecond(), true
+	return now, &wire.Ack{ArrivalsPerSecond: m.state.arrivalsPerSecond(), JobClock: m.state.jobClock(n, now), Roots: true}, true
 }
 
 // askAgain asks an agent for everything when that is known not to be here.
@@ -230,18 +231,6 @@ func (m *Master) disconnect(n int32, s *stream) {
 	m.state.nodes[n].stream = nil
 	m.state.disconnected(n)
 	m.log.Warn("agent disconnected", "node", m.state.ev.Nodes[n].Name, "messages_dropped", s.dropped.Load())
-}
-
-// trace asks all agents for the spans that they still hold of the verdict's collective.
-func (m *Master) trace(v *diagnosis.Verdict) {
-	m.requests++
-	for i := range m.state.nodes {
-		if s := m.state.nodes[i].stream; s != nil {
-			s.send(&wire.MasterMessage{Body: &wire.MasterMessage_TraceRequest{TraceRequest: &wire.TraceRequest{
-				Id: m.requests, Job: m.o.Job, CommId: v.Comm, Coll: uint32(v.Coll), Seq: v.Seq,
-			}}})
-		}
-	}
 }
 
 // agentStatus describes the agents that are part of the job: those that are

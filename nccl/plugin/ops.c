@@ -24,7 +24,7 @@ static struct op *op_of(uint64_t h, struct comm **at)
 
 struct call {
 	uint8_t coll, dtype;
-	uint64_t bytes;
+	uint64_t bytes, group;
 	int32_t root;
 	uint32_t stream, flags, plan;
 };
@@ -42,7 +42,8 @@ static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint
 		lockstep_comm_enqueued(c->rec, n, now, (enum lockstep_coll)a->coll, a->bytes);
 		return NULL;
 	}
-	o->called = now, o->launched = 0, o->next = 0;
+	o->called = now, o->launched = 0;
+	SET(&o->group, a->group);
 	SET(&o->bytes, a->bytes);
 	SET(&o->stream, a->stream), SET(&o->plan, a->plan), SET(&o->flags, a->flags), SET(&o->root, a->root);
 	SET(&o->channels, (uint16_t)0);
@@ -96,35 +97,6 @@ static struct call call_of(const struct comm *c, const char *func, const char *d
 	return a;
 }
 
-/* Puts an operation into its API group, whose end tells that the calls have returned. */
-static void enter_group(uint64_t group, struct op *o, uint64_t h)
-{
-	struct slot *g = handle_kind(group) == H_GROUP_API ? slot_of(&plugin.groups, group) : NULL;
-	if (!g) {
-		__atomic_fetch_or(&o->flags, OP_RETURNED, __ATOMIC_RELAXED);
-		return;
-	}
-	SET(&o->next, PEEK(&g->op));
-	SET(&g->op, h);
-}
-
-static void leave_group(uint64_t group)
-{
-	struct slot *g = slot_of(&plugin.groups, group);
-	if (!g)
-		return;
-	uint64_t h = PEEK(&g->op);
-	for (int i = 0; h && i < 4096; i++) {
-		struct comm *c;
-		struct op *o = op_of(h, &c);
-		if (!o)
-			break; /* over already, and so are those before it */
-		h = PEEK(&o->next);
-		__atomic_fetch_or(&o->flags, OP_RETURNED, __ATOMIC_RELAXED);
-	}
-	give(g, group);
-}
-
 /* One more send or receive of an operation that is there already; 0 when it is over. */
 static int join_p2p(struct comm *c, uint64_t seq, const struct call *a)
 {
@@ -147,14 +119,12 @@ static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *
 		return make_handle(H_COLL_API, c, gen, 0) | H_CAPTURED;
 	struct call a = call_of(c, e->u.coll_api.func, e->u.coll_api.datatype, e->u.coll_api.count, e->u.coll_api.root);
 	a.stream = stream_of(e->u.coll_api.stream);
+	a.group = (uint64_t)(uintptr_t)e->parent;
 	int64_t now = lockstep_now();
 	uint64_t seq;
 	make_room(c, gen, now);
-	struct op *o = new_op(c, &a, now, &seq);
-	uint64_t h = make_handle(H_COLL_API, c, gen, seq);
-	if (o)
-		enter_group((uint64_t)(uintptr_t)e->parent, o, h);
-	return h;
+	new_op(c, &a, now, &seq);
+	return make_handle(H_COLL_API, c, gen, seq);
 }
 
 static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e)
@@ -163,7 +133,7 @@ static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e
 	if (e->u.p2p_api.captured)
 		return make_handle(H_P2P_API, c, gen, 0) | H_CAPTURED;
 	struct call a = call_of(c, e->u.p2p_api.func, e->u.p2p_api.datatype, e->u.p2p_api.count, -1);
-	a.stream = stream_of(e->u.p2p_api.stream), a.flags = OP_P2P;
+	a.stream = stream_of(e->u.p2p_api.stream), a.group = group;
 	if (group && PEEK(&c->group) == group) {
 		seq = PEEK(&c->group_seq);
 		(void)join_p2p(c, seq, &a); /* of one that was lost nothing more is kept */
@@ -171,12 +141,9 @@ static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e
 	}
 	int64_t now = lockstep_now();
 	make_room(c, gen, now);
-	struct op *o = new_op(c, &a, now, &seq);
-	uint64_t h = make_handle(H_P2P_API, c, gen, seq);
-	if (o)
-		enter_group(group, o, h);
+	new_op(c, &a, now, &seq);
 	SET(&c->group, group), SET(&c->group_seq, seq);
-	return h;
+	return make_handle(H_P2P_API, c, gen, seq);
 }
 
 /* An operation goes into a kernel: its channels come next. */
@@ -207,7 +174,7 @@ static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event
 			return 0; /* given up, or lost: that is counted */
 	} else {
 		struct call a = call_of(c, e->u.coll.func, e->u.coll.datatype, e->u.coll.count, e->u.coll.root);
-		a.flags = OP_RETURNED | (parent & H_CAPTURED && handle_kind(parent) == H_COLL_API ? OP_REPLAY : 0);
+		a.flags = parent & H_CAPTURED && handle_kind(parent) == H_COLL_API ? OP_REPLAY : 0;
 		a.plan = plan;
 		int64_t now = lockstep_now();
 		make_room(c, gen, now);
@@ -239,7 +206,7 @@ static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event 
 	}
 	struct call a = call_of(c, e->u.p2p.func, e->u.p2p.datatype, e->u.p2p.count, -1);
 	a.root = e->u.p2p.peer;
-	a.flags = OP_P2P | OP_RETURNED | (parent & H_CAPTURED && handle_kind(parent) == H_P2P_API ? OP_REPLAY : 0);
+	a.flags = parent & H_CAPTURED && handle_kind(parent) == H_P2P_API ? OP_REPLAY : 0;
 	if (group && PEEK(&c->plan) == (uint64_t)(uintptr_t)group) {
 		seq = PEEK(&c->plan_seq);
 		return join_p2p(c, seq, &a) ? make_handle(H_P2P, c, gen, seq) : 0;
@@ -263,7 +230,7 @@ static uint64_t ce_coll(struct comm *c, uint32_t gen, const struct nccl_event *e
 	struct op *o = handle_kind(parent) == H_COLL_API ? op_of(parent, &owner) : NULL;
 	if (!o && (handle_kind(parent) != H_COLL_API || parent & H_CAPTURED)) {
 		struct call a = call_of(c, e->u.ce_coll.func, e->u.ce_coll.datatype, e->u.ce_coll.count, e->u.ce_coll.root);
-		a.stream = stream_of(e->u.ce_coll.stream), a.flags = OP_RETURNED;
+		a.stream = stream_of(e->u.ce_coll.stream);
 		int64_t now = lockstep_now();
 		make_room(c, gen, now);
 		o = new_op(c, &a, now, &seq);
@@ -365,13 +332,8 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 		return 0;
 	}
 	switch (type) {
-	case NCCL_GROUP_API: {
-		struct slot *g = take(&plugin.groups, H_GROUP_API, &h);
-		if (!g)
-			return 0;
-		SET(&g->op, (uint64_t)0);
-		return h;
-	}
+	case NCCL_GROUP_API: /* while its slot is taken, its calls have not returned */
+		return take(&plugin.groups, H_GROUP_API, &h) ? h : 0;
 	case NCCL_COLL_API:
 		return coll_api(c, gen, e);
 	case NCCL_P2P_API:
@@ -394,6 +356,7 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 /* Only the end of an API group means something: a collective's stop is that it is queued. */
 HIDDEN void op_stop(uint64_t h)
 {
-	if (handle_kind(h) == H_GROUP_API)
-		leave_group(h);
+	struct slot *g = handle_kind(h) == H_GROUP_API ? slot_of(&plugin.groups, h) : NULL;
+	if (g)
+		give(g, h);
 }

@@ -13,7 +13,10 @@
 #define CONTROL_NS (250 * MS)
 #define ANCHOR_NS (5000 * MS)
 
-HIDDEN struct plugin plugin = {.lock = PTHREAD_MUTEX_INITIALIZER, .control = -1};
+HIDDEN struct plugin plugin; /* all zero: its pages are taken as they are used */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of init, finalize, fork and the helper */
+static pthread_cond_t wake;
+static int control = -1; /* file descriptor */
 
 /* The events of a set, as the version has them. Operations are always among them: their numbers must agree on all ranks. */
 HIDDEN int plugin_mask(int set)
@@ -71,7 +74,7 @@ static void use_events(int set)
 static void look_at_control(void)
 {
 	struct lockstep_control c;
-	if (plugin.control < 0 || pread(plugin.control, &c, sizeof c, 0) != sizeof c ||
+	if (control < 0 || pread(control, &c, sizeof c, 0) != sizeof c ||
 		memcmp(c.magic, LOCKSTEP_CONTROL_MAGIC, sizeof c.magic) || c.version != LOCKSTEP_CONTROL_VERSION || c.events > LOCKSTEP_EVENTS_ALL)
 		return;
 	int set = c.events == LOCKSTEP_EVENTS_DEFAULT ? plugin.chosen : (int)c.events;
@@ -94,11 +97,11 @@ static void *help(void *arg)
 {
 	(void)arg;
 	int64_t anchored = lockstep_now(), looked = 0;
-	pthread_mutex_lock(&plugin.lock);
+	pthread_mutex_lock(&lock);
 	for (;;) {
 		int64_t now = lockstep_now(), until = now + (plugin.alive ? HELPER_NS : IDLE_NS);
 		struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
-		pthread_cond_timedwait(&plugin.wake, &plugin.lock, &t);
+		pthread_cond_timedwait(&wake, &lock, &t);
 		now = lockstep_now();
 		if (now - anchored >= ANCHOR_NS) {
 			lockstep_anchor(&plugin.w);
@@ -124,7 +127,7 @@ static void start_helper(void)
 		return;
 	pthread_condattr_init(&cond);
 	pthread_condattr_setclock(&cond, CLOCK_MONOTONIC);
-	pthread_cond_init(&plugin.wake, &cond);
+	pthread_cond_init(&wake, &cond);
 	pthread_condattr_destroy(&cond);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attr, 128 << 10);
@@ -139,8 +142,8 @@ static void start_helper(void)
 
 /* ---- fork and exit ---- */
 
-static void before_fork(void) { pthread_mutex_lock(&plugin.lock); }
-static void after_fork(void) { pthread_mutex_unlock(&plugin.lock); }
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
 /* The child has none of the parent's communicators, and must not write into its recorder. */
 static void in_child(void)
@@ -151,19 +154,20 @@ static void in_child(void)
 		c->rec = NULL, c->left = 0, c->busy = c->dirty = 0;
 	}
 	plugin.used = plugin.alive = plugin.nmasks = 0;
+	plugin.first_left = plugin.last_left = NULL;
 	plugin.opened = plugin.helping = 0;
 	if (plugin.live)
 		SET(plugin.live, 0);
-	if (plugin.control >= 0)
-		close(plugin.control);
-	plugin.control = -1;
+	if (control >= 0)
+		close(control);
+	control = -1;
 	if (plugin.w.hdr)
 		munmap((void *)plugin.w.hdr, plugin.w.hdr->file_size);
 	memset(&plugin.w, 0, sizeof plugin.w);
 	memset(plugin.conns, 0, sizeof plugin.conns);
 	plugin.conns_busy = 0;
 	plugin.gpu_end = 0;
-	pthread_mutex_unlock(&plugin.lock);
+	pthread_mutex_unlock(&lock);
 }
 
 /* A clean end closes the recorder: status 0, or communicators all destroyed. It stays mapped: threads may still run. */
@@ -202,7 +206,7 @@ static void make_control(void)
 		unlink(path);
 		fd = -1;
 	}
-	plugin.control = fd;
+	control = fd;
 }
 
 static void open_plugin(int version, int32_t rank, int32_t ranks)
@@ -273,14 +277,25 @@ static int reset_comm(struct comm *c, uint32_t size)
 	return 0;
 }
 
+static void leave_comm(struct comm *c)
+{
+	c->next_left = NULL;
+	if (plugin.first_left)
+		plugin.last_left->next_left = c;
+	else
+		plugin.first_left = c;
+	plugin.last_left = c;
+}
+
 /* A communicator's place: a new one, or one that has long been left. */
 static struct comm *place_comm(uint64_t id, const char *name, int32_t rank, int32_t ranks)
 {
 	struct comm *c = NULL;
 	int64_t now = lockstep_now();
-	for (uint32_t i = 0; i < plugin.used && !c; i++)
-		if (!(plugin.comms[i].gen & 1) && plugin.comms[i].rec && now - plugin.comms[i].left > GRACE_NS)
-			c = &plugin.comms[i];
+	if (plugin.first_left && now - plugin.first_left->left > GRACE_NS) {
+		c = plugin.first_left;
+		plugin.first_left = c->next_left;
+	}
 	if (!c && plugin.used >= MAX_COMMS) {
 		ADD(&plugin.w.hdr->comm_overflow, 1);
 		return NULL;
@@ -289,6 +304,8 @@ static struct comm *place_comm(uint64_t id, const char *name, int32_t rank, int3
 	int again = c != NULL;
 	c = &plugin.comms[index];
 	if (reset_comm(c, ops_for(index))) {
+		if (again)
+			leave_comm(c);
 		ADD(&plugin.w.hdr->comm_overflow, 1);
 		return NULL;
 	}
@@ -320,7 +337,7 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 	if (!context || !mask)
 		return 0;
 	*context = NULL;
-	pthread_mutex_lock(&plugin.lock);
+	pthread_mutex_lock(&lock);
 	if (log)
 		plugin.log = log;
 	if (!plugin.opened)
@@ -337,9 +354,9 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 		use_events(plugin.set);
 		start_helper();
 		if (plugin.helping)
-			pthread_cond_signal(&plugin.wake);
+			pthread_cond_signal(&wake);
 	}
-	pthread_mutex_unlock(&plugin.lock);
+	pthread_mutex_unlock(&lock);
 	return 0;
 }
 
@@ -385,7 +402,7 @@ static int finalize(void *context)
 	uint32_t gen;
 	if (!is_live())
 		return 0;
-	pthread_mutex_lock(&plugin.lock);
+	pthread_mutex_lock(&lock);
 	struct comm *c = comm_of_context(context, &gen);
 	if (c) {
 		int64_t now = lockstep_now();
@@ -393,6 +410,7 @@ static int finalize(void *context)
 			sched_yield();
 		int running = settle_last(c, now);
 		c->left = now;
+		leave_comm(c);
 		STORE(&c->gen, gen + 1);
 		if (running)
 			lockstep_comm_aborted(c->rec, LOCKSTEP_RESULT_ABORTED, -1);
@@ -402,7 +420,7 @@ static int finalize(void *context)
 		if (!--plugin.alive)
 			plugin.nmasks = 0; /* NCCL may go, and its mask with it */
 	}
-	pthread_mutex_unlock(&plugin.lock);
+	pthread_mutex_unlock(&lock);
 	return 0;
 }
 

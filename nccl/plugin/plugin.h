@@ -42,12 +42,10 @@
 
 /* Flags of an operation. */
 enum {
-	OP_PLACED = 1,   /* NCCL has put it into a kernel: channels are to come */
-	OP_RETURNED = 2, /* the API call has returned */
-	OP_TOLD = 4,     /* its enqueue record is written */
-	OP_REPLAY = 8,
-	OP_P2P = 16,
-	OP_COPY = 32, /* copy engines */
+	OP_PLACED = 1, /* NCCL has put it into a kernel: channels are to come */
+	OP_TOLD = 2,   /* its enqueue record is written */
+	OP_REPLAY = 4, /* of a CUDA graph */
+	OP_COPY = 8,   /* by copy engines */
 };
 
 /* An operation under way. The first line is the caller's, the second the proxy thread's. */
@@ -60,7 +58,7 @@ struct op {
 	uint16_t channels; /* to be told, 0 when nobody knows */
 	uint8_t coll, dtype, algo, proto;
 	uint8_t pad[2];
-	uint64_t next; /* handle of the one before it in its API group */
+	uint64_t group; /* handle of its API group, 0 when the call has returned */
 
 	uint64_t count; /* low half of seq << 32 | channels stopped << 16 | channels started */
 	uint64_t gpu_start, gpu_end; /* first and last by the GPU's clock */
@@ -81,6 +79,7 @@ struct comm {
 	int32_t ranks;
 	struct lockstep_comm *rec;
 	int64_t left; /* when it was finalized */
+	struct comm *next_left;
 
 	/* The thread that calls collectives. */
 	uint64_t called ALIGNED; /* operations numbered */
@@ -144,18 +143,16 @@ struct pool {
 };
 
 struct plugin {
-	pthread_mutex_t lock;
-	pthread_cond_t wake;
 	uint32_t *live; /* in a page that a forked child sees wiped: 0 there */
 	int opened;     /* 0 not yet, 1 it is, -1 it cannot be */
 	int version;
 	uint32_t salt;  /* of contexts */
 	struct lockstep_writer w;
-	int control; /* file descriptor, -1 */
 	int set, chosen; /* sets of events: in use, chosen at the start */
 	int *masks[16];
 	uint32_t nmasks;
 	uint32_t used, alive; /* communicators: entries ever used, living */
+	struct comm *first_left, *last_left; /* those that were finalized, in that order */
 	int helping;
 	nccl_logger log;
 	enum lockstep_transport transport;

@@ -10,6 +10,13 @@
 
 enum verdict { KEEP, EXACT, UNSEEN };
 
+/* Whether the call of an operation has returned: its API group is over. */
+static int returned(const struct op *o)
+{
+	uint64_t group = PEEK(&o->group);
+	return handle_kind(group) != H_GROUP_API || !slot_of(&plugin.groups, group);
+}
+
 /* Whether an operation is over. tick: the helper looks, and may go by the time that nothing came. */
 static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq, int64_t now, int tick)
 {
@@ -28,7 +35,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 	}
 	if (passed) /* its last channels may be on the way: the poller looks at several plans in turn */
 		return full || now - PEEK(&c->stopped_at) > 20 * MS || now - PEEK(&o->called) > 2000 * MS ? UNSEEN : KEEP;
-	if (flags & OP_PLACED || !(flags & OP_RETURNED))
+	if (flags & OP_PLACED || !returned(o))
 		return KEEP;
 	/* NCCL gave it to no kernel that it tells of: symmetric memory, copy engines, or nothing to do. */
 	if (flags & OP_COPY || full || PEEK(&c->started) > seq)
@@ -147,7 +154,12 @@ static void walk(struct comm *c, int64_t now, int tick)
 				break;
 			if (now - o->called > 200 * MS)
 				tell_enqueue(c, o, seq);
-			if (!(PEEK(&o->flags) & (OP_RETURNED | OP_PLACED)) && now - o->called > 100 * MS)
+			if (seq <= c->told_started && now - PEEK(&o->seen_start) > 100 * MS) {
+				/* It is held up: the live words tell of what runs, as a GPU's do, not of what is queued behind it. */
+				LOCKSTEP_SET(&c->rec->coll, (uint64_t)PEEK(&o->coll));
+				LOCKSTEP_SET(&c->rec->op_bytes, PEEK(&o->bytes));
+			}
+			if (!(PEEK(&o->flags) & OP_PLACED) && now - o->called > 100 * MS && !returned(o))
 				tell_started(c, seq, o->called); /* the call itself waits for others: connections are made */
 			break;
 		}

@@ -50,6 +50,9 @@ const (
 	clockTurns = 20_000
 	// clockPatience is how long the kernel may take to begin: the GPU may be full.
 	clockPatience = 100 * time.Millisecond
+	// clockTries bounds how long the first mapping may take, some 30 s: no job ends because its
+	// GPU was full for a moment.
+	clockTries = 250
 )
 
 var errBusy = errors.New("the GPU did not run the clock's kernel in time")
@@ -75,7 +78,7 @@ func newClock(dev *device) (_ *clock, err error) {
 		if err = k.handshake(); err == nil {
 			break
 		}
-		if try == 50 || !errors.Is(err, errBusy) {
+		if try == clockTries || !errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("relate the clock of GPU %d to the host's: %w", dev.Ordinal, err)
 		}
 		time.Sleep(clockPatience / 5)

@@ -143,7 +143,7 @@ func (f *file) refresh() {
 	f.Conns = f.reader.Conns(f.Conns[:0])
 	f.Devices = f.reader.Devices(f.Devices[:0])
 	_, stamps, _ := f.reader.StampCount()
-	f.Lost = f.reader.Lost() + stamps
+	f.Lost = f.reader.Lost() + stamps + f.OpsLost
 }
 
 // Refresh reads a process's tables again, for a record that names an entry which

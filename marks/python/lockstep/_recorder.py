@@ -190,6 +190,8 @@ def mark(code, flags, value):
         with _lock:
             if _pid is None:
                 try:
+                    if os.environ.get("LOCKSTEP_RECORDER") == "off":
+                        raise RuntimeError("LOCKSTEP_RECORDER is off")
                     _recorder = Recorder()
                     atexit.register(close)
                 except Exception as e:  # the program matters more

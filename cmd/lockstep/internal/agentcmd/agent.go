@@ -10,15 +10,20 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/source/ebpf"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // Cmd is the command line.
@@ -26,10 +31,14 @@ type Cmd struct {
 	Node       string    `help:"Name of this node (default: the host name)." env:"LOCKSTEP_NODE"`
 	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	NCCLEvents string    `name:"nccl-events" default:"default" enum:"default,ops,net,all" help:"What ranks with the NCCL profiler plugin are to record: what they were started with (default), operations, also transfers over the network, or all (docs/design/nccl.md)."`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
+	EBPF       EBPF      `embed:"" prefix:"ebpf."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
+
+	WhileAttached bool `hidden:"" help:"End some seconds after the last process that lockstep attach has started."`
 }
 
 // GPU is how the agent asks NVIDIA's driver for the health of its GPUs.
@@ -45,6 +54,13 @@ type NIC struct {
 	Period time.Duration `default:"5s" help:"Time between two probes of all ports. Changes of links are heard of at once."`
 	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
 	Sys    string        `default:"/sys" type:"path" help:"Where sysfs is mounted."`
+}
+
+// EBPF is how the agent watches ranks that keep no recorder.
+type EBPF struct {
+	Watch  bool   `negatable:"" help:"Watch NCCL in processes that run, and what ranks wait for, by eBPF probes: calls cost a few microseconds more. Takes CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE."`
+	Job    string `placeholder:"NAME" help:"Job of processes whose environment names none (default: a name made of their first communicator)."`
+	Sample int    `default:"1" help:"Record one of so many calls of a communicator one by one, a power of two. All are counted."`
 }
 
 // Help implements kong's help provider.
@@ -73,7 +89,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	var a *agent.Agent
 	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
-	traces, err := otlp.ConfigFromEnv("lockstep-agent", c.Node)
+	traces, err := otlp.ConfigFromEnv("lockstep-agent", buildinfo.Version(), c.Node)
 	if err != nil {
 		return err
 	}
@@ -90,7 +106,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}()
 	sinks := []collector.Sink{metrics}
 	if tracer.Enabled() {
-		sinks = append(sinks, tracer)
+		sinks = []collector.Sink{tracer, metrics} // exemplars name what the tracer exports
 	}
 	var sources []agent.NamedSource
 	if c.GPU.Watch {
@@ -111,7 +127,25 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources})
+	if c.EBPF.Watch {
+		probes := ebpf.New(ebpf.Options{Dir: c.RuntimeDir, Node: c.Node, Job: c.EBPF.Job, Sample: c.EBPF.Sample, Log: log})
+		defer func() {
+			if err := probes.Close(); err != nil { // the process ends all the same, and the probes with it
+				log.Warn("probes were not taken off", "err", err)
+			}
+		}()
+		sources = append(sources, agent.NamedSource{Name: "ebpf", Source: probes})
+	}
+	if known := masterOf; true { // a job without a master by the flags may have one that lockstep attach has started
+		masterOf = func(job string) string {
+			if addr := known(job); addr != "" || wire.CheckJob(job) != nil {
+				return addr
+			}
+			there, _ := presence.Find(c.RuntimeDir, presence.Master(job))
+			return there.Agents
+		}
+	}
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {
 		return err
 	}
@@ -122,9 +156,29 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	if release, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
+		defer release()
+	} else {
+		log.Info("lockstep attach will not find this agent", "err", err)
+	}
+	if c.WhileAttached {
+		var cancel context.CancelFunc
+		ctx, cancel = presence.WhileAttached(ctx, c.RuntimeDir, "")
+		defer cancel()
+	}
 	log.Info("agent is ready", "runtime_dir", c.RuntimeDir, "web", srv.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	return g.Wait()
+}
+
+// eventSet is the set of this name, which is one of those that the flag allows.
+func eventSet(name string) record.EventSet {
+	for e := record.EventsDefault; e < record.EventsAll; e++ {
+		if e.String() == name {
+			return e
+		}
+	}
+	return record.EventsAll
 }

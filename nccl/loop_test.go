@@ -1,0 +1,184 @@
+package nccl_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/master"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// job is ranks driven by the conformance driver, their agent and their master.
+type job struct {
+	m     *master.Master
+	ranks []*os.Process
+	sink  *sink
+}
+
+// sink keeps what the agent hands over.
+type sink struct {
+	mu  sync.Mutex
+	got []collector.Collective
+}
+
+func (s *sink) Collective(c *collector.Collective) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.got) < 1<<16 {
+		s.got = append(s.got, *c)
+	}
+}
+
+func run(t *testing.T, f func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// start runs a job of n ranks; faults has what the driver is told of some of them.
+func start(t *testing.T, version string, n int, stepUS int, faults map[int]string) *job {
+	t.Helper()
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	m, err := master.New(master.Options{Job: "job", Listen: "127.0.0.1:0", Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, m.Run)
+	j := &job{m: m, sink: &sink{}}
+	a, err := agent.New(agent.Options{Node: "node", Dir: dir, Master: func(string) string { return m.Addr().String() }, Log: log, Sinks: []collector.Sink{j.sink}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, a.Run)
+	for r := range n {
+		args := []string{version, "rank", filepath.Join(dir, "meeting"), strconv.Itoa(r), strconv.Itoa(n), "1000000", strconv.Itoa(stepUS)}
+		if f := faults[r]; f != "" {
+			args = append(args, f)
+		}
+		cmd := command(t, plain, dir, []string{"RANK=" + strconv.Itoa(r), "WORLD_SIZE=" + strconv.Itoa(n), "LOCAL_RANK=" + strconv.Itoa(r)}, args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Signal(syscall.SIGCONT)
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+		j.ranks = append(j.ranks, cmd.Process)
+	}
+	eventually(t, "all ranks run", func() bool { return m.Snapshot().Ranks[diagnosis.ProcRunning] == n })
+	return j
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("never happened: %s", what)
+}
+
+// verdict waits for a confirmed incident, which is to be the only one.
+func (j *job) verdict(t *testing.T) diagnosis.Verdict {
+	t.Helper()
+	var v diagnosis.Verdict
+	eventually(t, "an incident is confirmed", func() bool {
+		for _, i := range j.m.Snapshot().Incidents {
+			if !i.Confirmed.IsZero() {
+				v = i.Verdict
+				return true
+			}
+		}
+		return false
+	})
+	if n := len(j.m.Snapshot().Incidents); n != 1 {
+		t.Errorf("%d incidents: %+v", n, j.m.Snapshot().Incidents)
+	}
+	return v
+}
+
+// A rank of NCCL that does not call any more, with nothing else wrong: who it is, and where the others wait.
+func TestRankStopsCalling(t *testing.T) {
+	j := start(t, "5", 3, 2000, map[int]string{1: "stop-after=400"})
+	v := j.verdict(t)
+	if v.Class != diagnosis.NoncommunicationHang || len(v.Culprits) != 1 || v.Culprits[0].Kind != diagnosis.CulpritRank || v.Culprits[0].Rank != 1 {
+		t.Errorf("verdict %+v", v)
+	}
+	if v.CommName != "tp" || v.Coll != record.AllGather {
+		t.Errorf("they wait in %v of %q, want AllGather of tp", v.Coll, v.CommName)
+	}
+}
+
+// A rank that is stopped from outside, by the oldest version of the interface.
+func TestRankIsStopped(t *testing.T) {
+	j := start(t, "4", 3, 2000, nil)
+	eventually(t, "the job makes progress", func() bool {
+		j.sink.mu.Lock()
+		defer j.sink.mu.Unlock()
+		return len(j.sink.got) > 3000
+	})
+	if i := j.m.Snapshot().Incidents; len(i) != 0 {
+		t.Fatalf("an incident in a healthy job: %+v", i)
+	}
+	if err := j.ranks[2].Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if v := j.verdict(t); v.Class != diagnosis.NoncommunicationHang || len(v.Culprits) != 1 || v.Culprits[0].Rank != 2 || v.Culprits[0].Reason != "process_stopped" {
+		t.Errorf("verdict %+v", v)
+	}
+}
+
+// A rank that computes for longer than the others: all wait for it.
+func TestStraggler(t *testing.T) {
+	j := start(t, "7", 3, 10_000, map[int]string{2: "slow=30000@300"})
+	if v := j.verdict(t); v.Class != diagnosis.NoncommunicationSlow || len(v.Culprits) != 1 || v.Culprits[0].Kind != diagnosis.CulpritRank || v.Culprits[0].Rank != 2 {
+		t.Errorf("verdict %+v", v)
+	}
+}
+
+// The agent maps the GPU's clock, which shows another time than the host's, by what
+// each operation says of it alone: what an operation took is exact, when it was is
+// within the error that it says.
+func TestGPUClock(t *testing.T) {
+	const offset = 1700000000123456789 // GPU_OFFSET of the driver
+	j := start(t, "5", 2, 500, nil)
+	eventually(t, "collectives are folded", func() bool {
+		j.sink.mu.Lock()
+		defer j.sink.mu.Unlock()
+		return len(j.sink.got) > 2000
+	})
+	j.sink.mu.Lock()
+	defer j.sink.mu.Unlock()
+	now := record.Now()
+	for i := range j.sink.got {
+		c := &j.sink.got[i]
+		if c.Clock != record.ClockGPU || c.ClockErr <= 0 || c.Enqueued == 0 {
+			t.Fatalf("no GPU times: %+v", c)
+		}
+		if c.Started < c.Enqueued-c.ClockErr || c.Ended < c.Started || c.Ended > now+c.ClockErr || now-c.Ended > int64(10*time.Minute) || c.Started > offset/2 {
+			t.Errorf("enqueued %d, started %d, ended %d, ± %d; it is %d", c.Enqueued, c.Started, c.Ended, c.ClockErr, now)
+		}
+		if c.Transfer != c.Ended-c.Started {
+			t.Errorf("transfer %d of %d", c.Transfer, c.Ended-c.Started)
+		}
+	}
+}

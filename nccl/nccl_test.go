@@ -1,0 +1,423 @@
+package nccl_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+var versions = []string{"4", "5", "6", "7"}
+
+// told is a line of the driver: what a communicator has been made to do.
+type told struct {
+	id       uint64
+	name     string
+	numbered uint64
+	what     string
+}
+
+func parse(t *testing.T, lines []string) (all []told) {
+	t.Helper()
+	for _, l := range lines {
+		var c told
+		if n, _ := fmt.Sscanf(l, "comm %x %s numbered=%d %s", &c.id, &c.name, &c.numbered, &c.what); n == 4 {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// check finds everything that was played in the recorder: each operation once, or counted.
+func check(t *testing.T, c *content, want told) {
+	t.Helper()
+	s := c.comm(t, want.id)
+	if s.Enqueued != want.numbered || s.Name != want.name {
+		t.Errorf("%s: %d operations numbered, want %d (name %q)", want.name, s.Enqueued, want.numbered, s.Name)
+	}
+	var ended, open, unseen uint64
+	for seq, o := range c.ops[s.Index] {
+		if seq == 0 || seq > want.numbered {
+			t.Errorf("%s: operation %d was never called", want.name, seq)
+		}
+		if len(o.enqueue) > 1 || len(o.start) > 1 || len(o.end) > 1 {
+			t.Errorf("%s: operation %d is recorded more than once: %d, %d, %d", want.name, seq, len(o.enqueue), len(o.start), len(o.end))
+		}
+		if len(o.end) == 0 {
+			open++
+			continue
+		}
+		ended++
+		if o.end[0].Flags&record.FlagUnseen != 0 {
+			unseen++
+		}
+		if len(o.enqueue) == 0 {
+			t.Errorf("%s: operation %d has an end and was not called", want.name, seq)
+		}
+		if strings.HasPrefix(want.what, "exact") {
+			if len(o.start) != 1 || o.start[0].Clock != record.ClockGPU || o.end[0].Clock != record.ClockGPU || o.end[0].Stamp < o.start[0].Stamp {
+				t.Errorf("%s: operation %d has no GPU times: %+v", want.name, seq, o)
+			}
+		}
+	}
+	if unseen != 0 && want.what != "unseen" && want.what != "mixed" && want.what != "late" {
+		t.Errorf("%s: of %d operations nobody saw the end", want.name, unseen)
+	}
+	lost := c.header.OpsLost
+	if c.Lost() != 0 {
+		t.Errorf("%s: %d records were lost", want.name, c.Lost())
+	}
+	switch want.what {
+	case "hang":
+		if s.Started <= s.Finished || s.Enqueued < s.Started {
+			t.Errorf("%s: no operation is open: enqueued %d, started %d, finished %d", want.name, s.Enqueued, s.Started, s.Finished)
+		}
+		if open == 0 {
+			t.Errorf("%s: the one that hangs is not recorded", want.name)
+		}
+	case "late": // and what was called on communicators that were gone is counted
+		if ended != want.numbered || lost != 2 {
+			t.Errorf("%s: %d recorded of %d, and %d lost", want.name, ended, want.numbered, lost)
+		}
+	case "unseen":
+		if unseen != want.numbered {
+			t.Errorf("%s: %d of %d ends unseen", want.name, unseen, want.numbered)
+		}
+		fallthrough
+	default:
+		if ended+lost != want.numbered {
+			t.Errorf("%s: %d recorded + %d lost of %d", want.name, ended, lost, want.numbered)
+		}
+		if s.State == record.CommJoined && s.Finished != want.numbered {
+			t.Errorf("%s: finished %d of %d", want.name, s.Finished, want.numbered)
+		}
+	}
+}
+
+// Everything that is played is found, by every version of the interface.
+func TestEverythingIsAccountedFor(t *testing.T) {
+	for _, v := range versions {
+		for _, scene := range []string{"basic", "fused", "p2p", "graph", "symmetric", "lost", "crowd", "net", "hang", "late", "threads", "pipes"} {
+			t.Run("v"+v+"/"+scene, func(t *testing.T) {
+				t.Parallel()
+				dir := t.TempDir()
+				lines := play(t, plain, dir, nil, v, scene)
+				all := recorders(t, dir)
+				if len(all) != 1 {
+					t.Fatalf("%d recorders", len(all))
+				}
+				c := all[0]
+				if c.header.Source != record.SourceNCCLPlugin || strconv.Itoa(int(c.header.SourceVersion)) != v || !c.header.Closed {
+					t.Errorf("header %+v", c.header)
+				}
+				for _, want := range parse(t, lines) {
+					if v == "4" && want.numbered == 0 {
+						continue
+					}
+					check(t, c, want)
+				}
+			})
+		}
+	}
+}
+
+// What is recorded of a collective is what NCCL said of it.
+func TestWords(t *testing.T) {
+	dir := t.TempDir()
+	play(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=all"}, "5", "basic")
+	c := recorders(t, dir)[0]
+	s := c.comm(t, 0x100)
+	if s.Rank != 1 || s.Size != 4 {
+		t.Errorf("rank %d of %d: the rank is init's, events of 2.28 say 0", s.Rank, s.Size)
+	}
+	kinds := []record.CollKind{record.AllReduce, record.AllGather, record.ReduceScatter, record.Broadcast, record.Reduce}
+	for i := range uint64(20) {
+		o := c.ops[s.Index][i+1]
+		kind, bytes, root, op := kinds[i%5], (1000+i)*4, int32(-1), record.UnknownOp
+		switch kind {
+		case record.AllGather, record.ReduceScatter:
+			bytes *= 4
+		case record.Broadcast, record.Reduce:
+			root = 0
+		}
+		if kind == record.AllGather || kind == record.Broadcast {
+			op = record.Sum // there is none
+		}
+		e, b, end := o.enqueue[0], o.start[0], o.end[0]
+		if e.Coll != kind || e.Bytes != bytes || e.Root != root || e.DType != record.Float32 || e.Op != op || e.Stream == 0 || e.Dur <= 0 {
+			t.Errorf("%d: enqueue %+v", i+1, e)
+		}
+		if b.Algo != record.AlgoRing || b.Proto != record.ProtoSimple || b.Chan != uint16(1+i%8) {
+			t.Errorf("%d: start %+v", i+1, b)
+		}
+		if dur := end.Stamp - b.Stamp; dur != int64(5000+100*i) {
+			t.Errorf("%d: took %d ns by the GPU's clock, want %d", i+1, dur, 5000+100*i)
+		}
+		if e.Mono > b.Mono || b.Mono > end.Mono {
+			t.Errorf("%d: enqueued at %d, start seen at %d, end at %d", i+1, e.Mono, b.Mono, end.Mono)
+		}
+	}
+	if s.Ops != 20 || s.TransferNs == 0 || s.OwnNs == 0 {
+		t.Errorf("sums: %+v", s)
+	}
+}
+
+func TestGraphReplaysAreMarked(t *testing.T) {
+	dir := t.TempDir()
+	play(t, plain, dir, nil, "5", "graph")
+	c := recorders(t, dir)[0]
+	for seq, o := range c.ops[c.comm(t, 0x103).Index] {
+		if len(o.start) != 1 || o.start[0].Flags&record.FlagReplay == 0 {
+			t.Errorf("operation %d is no replay: %+v", seq, o.start)
+		}
+	}
+}
+
+func TestSendsAndReceives(t *testing.T) {
+	for _, v := range versions {
+		dir := t.TempDir()
+		play(t, plain, dir, nil, v, "p2p")
+		c := recorders(t, dir)[0]
+		ops := c.ops[c.comm(t, 0x102).Index]
+		if e := ops[1].enqueue[0]; e.Coll != record.Group || e.Bytes != 6*512 || e.Root != -1 {
+			t.Errorf("v%s: a group: %+v", v, e)
+		}
+		if e := ops[2].enqueue[0]; e.Coll != record.Send || e.Bytes != 512 || e.Root != 0 {
+			t.Errorf("v%s: a send: %+v", v, e)
+		}
+	}
+}
+
+// Transfers feed a connection for each peer, work requests one for each queue pair.
+func TestNetwork(t *testing.T) {
+	const ops, total = 80, 80 * 4 * 65536
+	for _, v := range versions {
+		dir := t.TempDir()
+		play(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=all", "NCCL_IB_DISABLE=1"}, v, "net")
+		c := recorders(t, dir)[0]
+		if c.header.EventsForeign != ops || c.header.EventsLost != 0 {
+			t.Errorf("v%s: %d events of other processes, want %d; %d lost", v, c.header.EventsForeign, ops, c.header.EventsLost)
+		}
+		var peers, pairs int
+		for _, k := range c.Conns(nil) {
+			switch {
+			case k.ID == 0:
+				peers++
+				if k.Peer != 2 || k.Posted != total || k.Completed != total || k.Received != total || k.TxBlockedSince != 0 || k.RxWaitingSince != 0 || k.LatencyNs < 2000 || k.Windows == 0 || k.Transport != record.TransportTCP {
+					t.Errorf("v%s: peer: %+v", v, k)
+				}
+			case k.ID == 77 || k.ID == 78:
+				pairs++
+				if k.Peer != 2 || k.Windows < 4 || k.LatencyNs < 2000 || k.WindowBps == 0 || k.Transport != record.TransportRDMA || k.Posted != 0 {
+					t.Errorf("v%s: queue pair: %+v", v, k)
+				}
+			}
+		}
+		if peers != 1 || pairs != 2 {
+			t.Errorf("v%s: %d peers, %d queue pairs", v, peers, pairs)
+		}
+		waits := 0
+		for _, r := range c.other {
+			if r.Kind == record.KindPhase && record.PhaseCode(r.Code) == record.PhaseWait && r.Peer == 2 && r.Dur > 0 {
+				waits++
+			}
+		}
+		if waits != ops {
+			t.Errorf("v%s: %d operations say how long they waited for whom, want %d", v, waits, ops)
+		}
+	}
+}
+
+// Thousands of communicators at once: those without room are counted, and so are their operations.
+func TestManyCommunicators(t *testing.T) {
+	dir := t.TempDir()
+	lines := play(t, plain, dir, nil, "5", "many")
+	c := recorders(t, dir)[0]
+	var numbered, ended uint64
+	for _, l := range lines {
+		fmt.Sscanf(l, "total numbered=%d", &numbered)
+	}
+	for _, ops := range c.ops {
+		for _, o := range ops {
+			ended += uint64(len(o.end))
+		}
+	}
+	if c.header.CommOverflow != 5000-4096 || numbered != 50 || ended+c.header.OpsLost != numbered {
+		t.Errorf("%d communicators without room; %d recorded + %d lost of %d", c.header.CommOverflow, ended, c.header.OpsLost, numbered)
+	}
+}
+
+func TestFork(t *testing.T) {
+	dir := t.TempDir()
+	lines := play(t, plain, dir, nil, "5", "forks")
+	var child, status int
+	for _, l := range lines {
+		fmt.Sscanf(l, "child %d status %d", &child, &status)
+	}
+	if status != 0 {
+		t.Fatalf("the child ended with status %d", status)
+	}
+	all := recorders(t, dir)
+	if len(all) != 2 {
+		t.Fatalf("%d recorders, want the parent's and the child's", len(all))
+	}
+	for _, c := range all {
+		if int(c.header.PID) == child {
+			check(t, c, told{0x10d, "child", 1, "exact"})
+		} else {
+			check(t, c, told{0x10c, "parent", 2, "exact"})
+		}
+		if !c.header.Closed {
+			t.Errorf("pid %d: not closed", c.header.PID)
+		}
+	}
+}
+
+// A plugin without a place for its recorder says so once, and NCCL goes on.
+func TestNoRecorder(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, scene := range []string{"basic", "many", "forks"} {
+		cmd := command(t, plain, dir, nil, "5", scene)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", scene, err, stderr.String())
+		}
+		if n := strings.Count(stderr.String(), "no flight recorder"); n != 1 || strings.Count(string(out), "log 2 no flight recorder") != 1 {
+			t.Errorf("%s: said %d times: %s%s", scene, n, stderr.String(), out)
+		}
+	}
+	dir = t.TempDir()
+	for _, env := range []string{"LOCKSTEP_RECORDER=off", "LOCKSTEP_NCCL_EVENTS=off"} {
+		if play(t, plain, dir, []string{env}, "5", "basic"); len(recorders(t, dir)) != 0 {
+			t.Errorf("%s makes a recorder", env)
+		}
+	}
+}
+
+// Launchers' variables name the rank; without any, the first communicator is the world.
+func TestIdentity(t *testing.T) {
+	for _, c := range []struct {
+		env  string
+		want record.Identity
+	}{
+		{"", record.Identity{Job: "job", Rank: 1, WorldSize: 4}},
+		{"RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 TORCHELASTIC_RESTART_COUNT=2 TORCHELASTIC_RUN_ID=none SLURM_JOB_ID=77", record.Identity{Job: "77", Rank: 3, WorldSize: 8, LocalRank: 1, Attempt: 2}},
+		{"SLURM_PROCID=5 SLURM_NTASKS=6 SLURM_LOCALID=1 SLURM_JOB_ID=9 SLURM_RESTART_COUNT=1", record.Identity{Job: "9", Rank: 5, WorldSize: 6, LocalRank: 1, Attempt: 1}},
+		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0", record.Identity{Job: "job", WorldSize: 2}},
+		{"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1", record.Identity{Job: "job", Rank: 1, WorldSize: 2, LocalRank: 1}},
+		{"LOCKSTEP_JOB=llm LOCKSTEP_RANK=7 LOCKSTEP_WORLD_SIZE=9 RANK=1 WORLD_SIZE=2", record.Identity{Job: "llm", Rank: 7, WorldSize: 9}},
+		{"RANK=x WORLD_SIZE=-1", record.Identity{Job: "job", Rank: 1, WorldSize: 4}},
+	} {
+		dir := t.TempDir()
+		c.want.Node = "n7"
+		play(t, plain, dir, append(strings.Fields(c.env), "LOCKSTEP_NODE=n7"), "5", "basic")
+		if got := recorders(t, dir)[0].header.Identity; got != c.want {
+			t.Errorf("%s:\n got %+v\nwant %+v", c.env, got, c.want)
+		}
+	}
+}
+
+// The agent switches the events while the process runs.
+func TestControl(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, plain, dir, nil, "5", "control")
+	var out strings.Builder
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	var paths []string
+	for deadline := time.Now().Add(time.Minute); len(paths) == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		paths, _ = record.List(dir)
+	}
+	if len(paths) != 1 {
+		t.Fatal("no recorder")
+	}
+	var err error
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if err = record.SetEvents(paths[0], record.EventsAll); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	const net = 1<<1 | 1<<2 | 1<<3 | 1<<4 | 1<<6 | 1<<8 | 1<<9 | 1<<10
+	const all = net | 1<<7 | 1<<11
+	if want := fmt.Sprintf("mask %d\nmask %d\n", net, all); !strings.HasPrefix(out.String(), want) {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+	c := recorders(t, dir)[0]
+	check(t, c, told{0x10e, "control", 2, "exact"})
+	if c.header.EventMask != all {
+		t.Errorf("the recorder says mask %x", c.header.EventMask)
+	}
+}
+
+// Whatever lies in the control file, the plugin takes only what it knows.
+func TestHostileControl(t *testing.T) {
+	dir := t.TempDir()
+	cmd := command(t, plain, dir, nil, "5", "control")
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, 64)
+	n, err := stdout.Read(first) // it plays: the recorder is there
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths, err := record.List(dir)
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	ctl := record.ControlPath(paths[0])
+	good, err := os.ReadFile(ctl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := func(at int, b byte) []byte {
+		bad := append([]byte(nil), good...)
+		bad[at] = b
+		return bad
+	}
+	all := wrong(16, byte(record.EventsAll))
+	for _, bad := range [][]byte{nil, good[:20], wrong(0, 'X'), wrong(8, 9), wrong(16, 200), wrong(23, 0x80)} {
+		if err := os.WriteFile(ctl, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond) // it looks every 250 ms; one that is missed is no failure
+	}
+	if err := os.WriteFile(ctl, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := io.ReadAll(stdout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(first[:n]) + string(rest); strings.Count(got, "mask ") != 2 || !strings.Contains(got, "mask 4062\n") {
+		t.Errorf("want all events in the end: %q", got)
+	}
+}
