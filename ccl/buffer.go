@@ -22,13 +22,13 @@ const (
 	Uint32   = record.Uint32
 	Int64    = record.Int64
 	Uint64   = record.Uint64
-	Half     = record.Float16
+	Float16  = record.Float16
 	Float32  = record.Float32
 	Float64  = record.Float64
-	BFloat16 = record.Bfloat16
+	BFloat16 = record.BFloat16
 	// On GPUs only.
-	Float8E4M3 = record.Float8e4m3
-	Float8E5M2 = record.Float8e5m2
+	Float8E4M3 = record.Float8E4M3
+	Float8E5M2 = record.Float8E5M2
 )
 
 // The reduction operators. Avg is the sum divided by the number of ranks;
@@ -41,15 +41,15 @@ const (
 	Avg  = record.Avg
 )
 
-// Float16 and Bfloat16 hold the bits of a 16-bit float.
+// F16 and BF16 hold the bits of a 16-bit float: elements of Float16 and BFloat16.
 type (
-	Float16  uint16
-	Bfloat16 uint16
+	F16  uint16
+	BF16 uint16
 )
 
 // Element are the Go types that a Buffer may hold.
 type Element interface {
-	int8 | uint8 | int32 | uint32 | int64 | uint64 | Float16 | float32 | float64 | Bfloat16
+	int8 | uint8 | int32 | uint32 | int64 | uint64 | F16 | float32 | float64 | BF16
 }
 
 // Buffer is a piece of the caller's memory as collectives see it: where it is,
@@ -81,13 +81,13 @@ func Of[T Element](s []T) Buffer {
 		dt = Int64
 	case uint64:
 		dt = Uint64
-	case Float16:
-		dt = Half
+	case F16:
+		dt = Float16
 	case float32:
 		dt = Float32
 	case float64:
 		dt = Float64
-	case Bfloat16:
+	case BF16:
 		dt = BFloat16
 	}
 	return Buffer{p: unsafe.Pointer(unsafe.SliceData(s)), n: len(s), dt: dt}
@@ -153,32 +153,32 @@ func (b Buffer) address() uintptr {
 	return uintptr(b.p)
 }
 
-// F16 and BF16 round a float32 to 16 bits, to nearest even.
-func F16(f float32) Float16 {
+// ToF16 and ToBF16 round a float32 to 16 bits, to nearest even.
+func ToF16(f float32) F16 {
 	b := math.Float32bits(f)
 	sign, mag := uint16(b>>16)&0x8000, b&0x7fffffff
 	switch {
 	case mag > 0x7f800000:
-		return Float16(sign | 0x7e00)
+		return F16(sign | 0x7e00)
 	case mag >= 0x477ff000:
-		return Float16(sign | 0x7c00)
+		return F16(sign | 0x7c00)
 	case mag < 0x38800000: // denormal: the addition rounds where it must
-		return Float16(sign | uint16(math.Float32bits(math.Float32frombits(mag)+0.5)-math.Float32bits(0.5)))
+		return F16(sign | uint16(math.Float32bits(math.Float32frombits(mag)+0.5)-math.Float32bits(0.5)))
 	}
 	mag += 0xfff + mag>>13&1
-	return Float16(sign | uint16((mag-(127-15)<<23)>>13))
+	return F16(sign | uint16((mag-(127-15)<<23)>>13))
 }
 
-func BF16(f float32) Bfloat16 {
+func ToBF16(f float32) BF16 {
 	b := math.Float32bits(f)
 	if b&0x7fffffff > 0x7f800000 {
-		return Bfloat16(b>>16 | 0x40)
+		return BF16(b>>16 | 0x40)
 	}
-	return Bfloat16((b + 0x7fff + b>>16&1) >> 16)
+	return BF16((b + 0x7fff + b>>16&1) >> 16)
 }
 
 // Float32 is the exact value of f.
-func (f Float16) Float32() float32 {
+func (f F16) Float32() float32 {
 	sign, exp, man := uint32(f&0x8000)<<16, uint32(f>>10)&0x1f, uint32(f)&0x3ff
 	switch exp {
 	case 0:
@@ -194,4 +194,4 @@ func (f Float16) Float32() float32 {
 }
 
 // Float32 is the exact value of f.
-func (f Bfloat16) Float32() float32 { return math.Float32frombits(uint32(f) << 16) }
+func (f BF16) Float32() float32 { return math.Float32frombits(uint32(f) << 16) }

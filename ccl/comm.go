@@ -187,7 +187,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	go c.watch()
 	if c.rank == 0 {
 		c.watching.Add(1)
-		go c.referee()
+		go c.compareCalls()
 	}
 	go c.work()
 	proc.add(c)
@@ -278,9 +278,9 @@ func (c *Comm) watch() {
 	}
 }
 
-// referee is rank 0's: ranks that are stuck say in what, and when two of them
+// compareCalls is rank 0's: ranks that are stuck say in what, and when two of them
 // disagree on a collective nobody can help them.
-func (c *Comm) referee() {
+func (c *Comm) compareCalls() {
 	defer c.watching.Done()
 	last := make([]engine.Signature, c.size)
 	for s := range c.ctl.Told() {

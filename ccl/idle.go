@@ -26,8 +26,8 @@ const (
 	compareEvery = int64(500 * time.Millisecond)
 	// leftAfter is how long bytes of a rank that has closed may take to arrive.
 	leftAfter = int64(500 * time.Millisecond)
-	// hearsay is how long the control plane may take to say why a link broke.
-	hearsay = int64(time.Second)
+	// suspectFor is how long the control plane may take to say why a link broke.
+	suspectFor = int64(time.Second)
 	// nap bounds one sleep, so that a context's end is noticed.
 	nap = 20 * time.Millisecond
 )
@@ -36,7 +36,7 @@ const (
 func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if x := &c.executor; x.suspect != nil {
 		time.Sleep(time.Millisecond)
-		if record.Now()-x.since > hearsay {
+		if record.Now()-x.since > suspectFor {
 			c.fail(x.suspect, true)
 		}
 		return nil

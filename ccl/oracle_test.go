@@ -155,23 +155,23 @@ func (k call) start(c *ccl.Comm, s *ccl.Stream) (check func() error, err error) 
 }
 
 // rounding is the relative error of one division in a type; sums are exact.
-var rounding = map[ccl.DType]float64{ccl.Float8E4M3: 1. / 8, ccl.Float8E5M2: 1. / 4, ccl.Half: 1. / (1 << 10), ccl.BFloat16: 1. / (1 << 7), ccl.Float32: 1. / (1 << 22), ccl.Float64: 1. / (1 << 50)}
+var rounding = map[ccl.DType]float64{ccl.Float8E4M3: 1. / 8, ccl.Float8E5M2: 1. / 4, ccl.Float16: 1. / (1 << 10), ccl.BFloat16: 1. / (1 << 7), ccl.Float32: 1. / (1 << 22), ccl.Float64: 1. / (1 << 50)}
 
 func put(dt ccl.DType, b []byte, v float64) {
 	switch dt {
-	case ccl.Half:
-		binary.LittleEndian.PutUint16(b, uint16(ccl.F16(float32(v))))
+	case ccl.Float16:
+		binary.LittleEndian.PutUint16(b, uint16(ccl.ToF16(float32(v))))
 	case ccl.BFloat16:
-		binary.LittleEndian.PutUint16(b, uint16(ccl.BF16(float32(v))))
+		binary.LittleEndian.PutUint16(b, uint16(ccl.ToBF16(float32(v))))
 	case ccl.Float32:
 		binary.LittleEndian.PutUint32(b, math.Float32bits(float32(v)))
 	case ccl.Float64:
 		binary.LittleEndian.PutUint64(b, math.Float64bits(v))
 	case ccl.Float8E4M3, ccl.Float8E5M2:
 		// Half has all the values that tests put in; e5m2 is its upper byte.
-		h := uint16(ccl.F16(float32(v)))
+		h := uint16(ccl.ToF16(float32(v)))
 		if b[0] = byte(h >> 8); dt == ccl.Float8E4M3 {
-			b[0] = byte(ccl.F16(float32(v)/256) >> 7) // the exponent's bias is 7, not 15
+			b[0] = byte(ccl.ToF16(float32(v)/256) >> 7) // the exponent's bias is 7, not 15
 		}
 	default:
 		var w [8]byte
@@ -182,18 +182,18 @@ func put(dt ccl.DType, b []byte, v float64) {
 
 func get(dt ccl.DType, b []byte) float64 {
 	switch dt {
-	case ccl.Half:
-		return float64(ccl.Float16(binary.LittleEndian.Uint16(b)).Float32())
+	case ccl.Float16:
+		return float64(ccl.F16(binary.LittleEndian.Uint16(b)).Float32())
 	case ccl.BFloat16:
-		return float64(ccl.Bfloat16(binary.LittleEndian.Uint16(b)).Float32())
+		return float64(ccl.BF16(binary.LittleEndian.Uint16(b)).Float32())
 	case ccl.Float32:
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
 	case ccl.Float64:
 		return math.Float64frombits(binary.LittleEndian.Uint64(b))
 	case ccl.Float8E5M2:
-		return float64(ccl.Float16(uint16(b[0]) << 8).Float32())
+		return float64(ccl.F16(uint16(b[0]) << 8).Float32())
 	case ccl.Float8E4M3:
-		return 256 * float64(ccl.Float16(uint16(b[0]&0x7f)<<7).Float32()) * (1 - 2*float64(b[0]>>7))
+		return 256 * float64(ccl.F16(uint16(b[0]&0x7f)<<7).Float32()) * (1 - 2*float64(b[0]>>7))
 	}
 	var w [8]byte
 	copy(w[:], b[:dt.Size()])
@@ -226,7 +226,7 @@ func calls(n int, counts []int, few bool) []call {
 				if !reduces(coll) && (op != ccl.Sum || dt != ccl.Int8 && dt != ccl.Float64) {
 					continue
 				}
-				if few && (dt != ccl.Half && dt != ccl.Float32 && dt != ccl.Int8 || op == ccl.Prod || op == ccl.Max) {
+				if few && (dt != ccl.Float16 && dt != ccl.Float32 && dt != ccl.Int8 || op == ccl.Prod || op == ccl.Max) {
 					continue
 				}
 				for i, count := range counts {
@@ -302,7 +302,7 @@ func TestLarge(t *testing.T) {
 	for _, per := range []int{3, 1} {
 		ranks(t, 3, nodes(per), runCalls([]call{
 			{record.AllReduce, ccl.Float32, ccl.Sum, 3_000_001, 0, true, 0},
-			{record.AllReduce, ccl.Half, ccl.Avg, 1_000_003, 0, false, 0},
+			{record.AllReduce, ccl.Float16, ccl.Avg, 1_000_003, 0, false, 0},
 			{record.AllGather, ccl.Int64, ccl.Sum, 300_001, 0, true, 0},
 			{record.ReduceScatter, ccl.BFloat16, ccl.Sum, 1_000_001, 0, false, 0},
 			{record.Broadcast, ccl.Uint8, ccl.Sum, 9_000_001, 2, false, 0},
@@ -356,12 +356,12 @@ func TestSameBits(t *testing.T) {
 // TestHalfAccuracy: on one node, sums of 16-bit floats are rounded once.
 func TestHalfAccuracy(t *testing.T) {
 	const n, count = 4, 10_000
-	in := func(rank, i int) ccl.Bfloat16 {
-		return ccl.BF16(float32(math.Sin(float64(i*n+rank)) * 100))
+	in := func(rank, i int) ccl.BF16 {
+		return ccl.ToBF16(float32(math.Sin(float64(i*n+rank)) * 100))
 	}
 	ranks(t, n, nil, func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
-		x := make([]ccl.Bfloat16, count)
+		x := make([]ccl.BF16, count)
 		for i := range x {
 			x[i] = in(c.Rank(), i)
 		}
@@ -483,7 +483,7 @@ func TestPrograms(t *testing.T) {
 			return step{
 				call: call{
 					coll:    rapid.SampledFrom(kinds).Draw(rt, "collective"),
-					dt:      rapid.SampledFrom([]ccl.DType{ccl.Int32, ccl.Float32, ccl.Half, ccl.Uint8}).Draw(rt, "type"),
+					dt:      rapid.SampledFrom([]ccl.DType{ccl.Int32, ccl.Float32, ccl.Float16, ccl.Uint8}).Draw(rt, "type"),
 					op:      rapid.SampledFrom([]ccl.Op{ccl.Sum, ccl.Max, ccl.Avg}).Draw(rt, "op"),
 					count:   rapid.SampledFrom([]int{0, 1, 5, 24, 100, 5000, 70_000}).Draw(rt, "count"),
 					root:    rapid.IntRange(0, n-1).Draw(rt, "root"),

@@ -44,7 +44,7 @@ func TestRealRDMA(t *testing.T) {
 	t.Run("large", func(t *testing.T) {
 		ranks(t, 2, onRails(t, 2, 2), runCalls([]call{
 			{record.AllReduce, ccl.Float32, ccl.Sum, 1 << 18, 0, true, 0},
-			{record.AllReduce, ccl.Half, ccl.Avg, 300_003, 0, false, 0},
+			{record.AllReduce, ccl.Float16, ccl.Avg, 300_003, 0, false, 0},
 			{record.ReduceScatter, ccl.BFloat16, ccl.Sum, 300_001, 0, false, 0},
 			{record.AllGather, ccl.Int64, ccl.Sum, 100_001, 0, true, 0},
 			{record.Broadcast, ccl.Uint8, ccl.Sum, 5_000_001, 1, false, 0},

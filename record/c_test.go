@@ -67,14 +67,14 @@ func TestCProducers(t *testing.T) {
 	}
 
 	want := []record.Record{
-		{Kind: record.KindEnqueue, Coll: record.AllReduce, DType: record.Bfloat16, Op: record.Avg, Root: -1, Bytes: 1 << 40, Stream: 5},
+		{Kind: record.KindEnqueue, Coll: record.AllReduce, DType: record.BFloat16, Op: record.Avg, Root: -1, Bytes: 1 << 40, Stream: 5},
 		{Kind: record.KindStart, Coll: record.AllReduce, Algo: record.AlgoRing, Proto: record.ProtoSimple, Clock: record.ClockGPU, Chan: 16, Stamp: 200, Slot: 4},
 		{Kind: record.KindPhase, Code: uint8(record.PhaseTransfer), Index: 1, Peer: 6, Stamp: 300, Dur: 50},
 		{Kind: record.KindEnd, Coll: record.AllReduce, Code: uint8(record.ResultPeerLost), Stamp: 400},
 		{Kind: record.KindWindow, Peer: 2, Conn: 8, Code: uint8(record.CauseNetwork), Bytes: 4096, WRs: 8, Back: 3, First: 1000, Last: 5000},
 		{Kind: record.KindLink, Peer: 2, Conn: 8, Code: uint8(record.LinkDown)},
 		{Kind: record.KindComm, Code: uint8(record.CommAborted), Result: record.ResultPeerLost, Peer: 3, Value: 0xabcdef},
-		{Kind: record.KindWhole, Coll: record.Reduce, DType: record.Float8e5m2, Op: record.Avg, Algo: record.AlgoTree, Proto: record.ProtoSimple, Code: uint8(record.ResultOK), Root: 2, Peer: 3, Bytes: 1 << 33, Stream: 8, Dur: 90, Wait: 40},
+		{Kind: record.KindWhole, Coll: record.Reduce, DType: record.Float8E5M2, Op: record.Avg, Algo: record.AlgoTree, Proto: record.ProtoSimple, Code: uint8(record.ResultOK), Root: 2, Peer: 3, Bytes: 1 << 33, Stream: 8, Dur: 90, Wait: 40},
 	}
 	for i := range want {
 		want[i].Ticket, want[i].Mono, want[i].Flags, want[i].Comm, want[i].Thread, want[i].Seq = uint64(i), 100, record.FlagInPlace, 3, 7, 9

@@ -125,9 +125,9 @@ const (
 	Float16
 	Float32
 	Float64
-	Bfloat16
-	Float8e4m3
-	Float8e5m2
+	BFloat16
+	Float8E4M3
+	Float8E5M2
 	numDTypes
 )
 
@@ -222,7 +222,7 @@ const (
 	numAlgos
 )
 
-// OnGPU reports whether a is an algorithm of GPUs alone.
+// OnGPU reports whether a is an algorithm of Lockstep on GPUs.
 func (a Algo) OnGPU() bool { return a >= AlgoCopyEngine && a <= AlgoPushBulk }
 
 // OnCPU reports whether the CPU's schedules may have the algorithm a.

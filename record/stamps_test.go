@@ -63,7 +63,7 @@ func withGPU(tb testing.TB, stamps, copies int) (*record.Writer, gpu, *record.Re
 
 func TestStamps(t *testing.T) {
 	w, g, r := withGPU(t, 1000, 4)
-	small := record.Desc{Coll: record.AllReduce, DType: record.Float8e4m3, Op: record.Sum, Algo: record.AlgoDirect, Proto: record.ProtoLL, SMs: 8, Root: -1, Bytes: 512, Stream: 1}
+	small := record.Desc{Coll: record.AllReduce, DType: record.Float8E4M3, Op: record.Sum, Algo: record.AlgoDirect, Proto: record.ProtoLL, SMs: 8, Root: -1, Bytes: 512, Stream: 1}
 	large := record.Desc{Coll: record.AllGather, DType: record.Float32, Algo: record.AlgoCopyEngine, Root: -1, Bytes: 1 << 30, Flags: record.DescInPlace}
 	a, _ := w.AddDesc(small)
 	b, _ := w.AddDesc(large)

@@ -50,7 +50,7 @@ func process() *source.Process {
 // one is an AllReduce's records; it starts at t and takes 100 ns, 30 of them waiting.
 func one(comm uint16, seq uint64, t int64) []record.Record {
 	return []record.Record{
-		{Kind: record.KindEnqueue, Mono: t - 5, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.Bfloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace},
+		{Kind: record.KindEnqueue, Mono: t - 5, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.BFloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace},
 		{Kind: record.KindStart, Mono: t + 1, Comm: comm, Seq: seq, Coll: record.AllReduce, Algo: record.AlgoTree, Proto: record.ProtoLL, Chan: 2, Stamp: t},
 		{Kind: record.KindPhase, Mono: t + 30, Comm: comm, Seq: seq, Code: uint8(record.PhaseWait), Peer: 2, Dur: 30, Stamp: t + 30},
 		{Kind: record.KindPhase, Mono: t + 100, Comm: comm, Seq: seq, Code: uint8(record.PhaseTransfer), Dur: 70, Stamp: t + 100},
@@ -65,7 +65,7 @@ func TestFold(t *testing.T) {
 	a.realOffset = 7
 	a.fold(p, one(0, 1, 1000))
 	want := collector.Collective{
-		Job: "job", Comm: "dp", CommID: 10, Rank: 1, Size: 4, World: 3, Kind: record.AllReduce, DType: record.Bfloat16, Op: record.Avg,
+		Job: "job", Comm: "dp", CommID: 10, Rank: 1, Size: 4, World: 3, Kind: record.AllReduce, DType: record.BFloat16, Op: record.Avg,
 		Algo: record.AlgoTree, Proto: record.ProtoLL, InPlace: true, Root: -1, Stream: 9, Channels: 2, Seq: 1, Bytes: 64,
 		Enqueued: 995, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, RealOffset: 7,
 		Node: "n", WaitedFor: 2,
@@ -99,7 +99,7 @@ func TestFold(t *testing.T) {
 // whole is the same collective in one record.
 func whole(comm uint16, seq uint64, t int64) record.Record {
 	return record.Record{
-		Kind: record.KindWhole, Mono: t + 100, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.Bfloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace,
+		Kind: record.KindWhole, Mono: t + 100, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.BFloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace,
 		Algo: record.AlgoTree, Proto: record.ProtoLL, Peer: 2, Dur: 100, Wait: 30,
 	}
 }
@@ -420,7 +420,7 @@ func TestFoldStamps(t *testing.T) {
 	p := process()
 	p.Comms[1].Stamps = 16
 	desc := record.Desc{
-		Coll: record.AllReduce, DType: record.Float8e5m2, Op: record.Sum, Algo: record.AlgoDirect, Proto: record.ProtoLL,
+		Coll: record.AllReduce, DType: record.Float8E5M2, Op: record.Sum, Algo: record.AlgoDirect, Proto: record.ProtoLL,
 		Flags: record.DescCaptured | record.DescInPlace, SMs: 16, Root: -1, Bytes: 64, Stream: 9,
 	}
 	a.foldStamps(p, []record.Stamp{{Desc: desc, Comm: 1, Seq: 5, Start: 1000, Peer: -1, Err: 3}})
@@ -430,7 +430,7 @@ func TestFoldStamps(t *testing.T) {
 	ended := record.Stamp{Desc: desc, Comm: 1, Seq: 5, Start: 1000, End: 1100, Wait: 30, Peer: 1, Err: 3}
 	a.foldStamps(p, []record.Stamp{ended, ended, {Comm: 9, Seq: 1}})
 	want := collector.Collective{
-		Job: "job", Comm: "tp", CommID: 11, Rank: 0, Size: 2, World: 3, Kind: record.AllReduce, DType: record.Float8e5m2, Op: record.Sum,
+		Job: "job", Comm: "tp", CommID: 11, Rank: 0, Size: 2, World: 3, Kind: record.AllReduce, DType: record.Float8E5M2, Op: record.Sum,
 		Algo: record.AlgoDirect, Proto: record.ProtoLL, InPlace: true, Root: -1, Stream: 9, Channels: 16, Seq: 5, Bytes: 64,
 		Clock: record.ClockGPU, Replay: true, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, ClockErr: 3, WaitedFor: 1, Node: "n",
 	}

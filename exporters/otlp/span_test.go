@@ -54,7 +54,7 @@ func example() (*operation, []collector.Window) {
 	c := &collector.Collective{Job: "llama", Comm: "dp", CommID: 0xabc, Rank: 0, Size: 8, World: 3, Attempt: 2, Node: "node-1", Workload: &collector.Workload{Attributes: []collector.Attribute{{Key: "k8s.pod.name", Value: "trainer-3"}}}}
 	process := resource.NewWithAttributes("https://example.test/schema", attribute.String("service.name", "lockstep-agent"))
 	return &operation{
-			track: newTrack(c, newJobResource(process, c.Job)), kind: record.AllReduce, seq: 41, bytes: 1 << 20, dtype: record.Bfloat16, op: record.Avg,
+			track: newTrack(c, newJobResource(process, c.Job)), kind: record.AllReduce, seq: 41, bytes: 1 << 20, dtype: record.BFloat16, op: record.Avg,
 			algo: record.AlgoRing, proto: record.ProtoSimple, root: -1, channels: 4, result: record.ResultPeerLost, nwindows: 2,
 			enqueued: 900, started: 1000, ended: 2_001_000, wait: 500_000, transfer: 1_500_000, realOffset: 1_700_000_000_000_000_000,
 			waitedFor: 6, nlinks: 1, jobClock: true, mapErr: 40_000, correction: -50_000_000, clock: record.ClockGPU, clockErr: 2_000, replay: true,

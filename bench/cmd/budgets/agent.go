@@ -253,7 +253,7 @@ func (r *benchRank) collective(records int) {
 	c.Enqueued(seq, begin, record.AllReduce, bytes)
 	c.Started(seq, begin)
 	rec := record.Record{Mono: begin, Comm: c.Index(), Seq: seq, Coll: record.AllReduce, Root: -1, Peer: -1}
-	rec.DType, rec.Op, rec.Bytes, rec.Algo, rec.Proto, rec.Chan = record.Bfloat16, record.Sum, bytes, record.AlgoRing, record.ProtoSimple, 1
+	rec.DType, rec.Op, rec.Bytes, rec.Algo, rec.Proto, rec.Chan = record.BFloat16, record.Sum, bytes, record.AlgoRing, record.ProtoSimple, 1
 	if records == 1 {
 		rec.Kind, rec.Mono, rec.Dur, rec.Wait = record.KindWhole, now, wait+transfer, wait
 		r.w.Append(&rec)

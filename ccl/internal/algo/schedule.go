@@ -183,7 +183,7 @@ func (b *builder) copyOwn(dst, src Ref, n int) {
 // wide reports whether contributions are gathered in float32 before they are
 // rounded: 16-bit floats with more than two contributions.
 func (b *builder) wide(contributions int) bool {
-	return contributions > 2 && (b.call.DType == record.Float16 || b.call.DType == record.Bfloat16)
+	return contributions > 2 && (b.call.DType == record.Float16 || b.call.DType == record.BFloat16)
 }
 
 // span is a range of bytes of the call's buffers.

@@ -21,7 +21,7 @@ type device struct {
 	mu      sync.Mutex
 	modules []*cuda.Module
 	move    funcs
-	reduce  [record.Float8e5m2 + 1]atomic.Pointer[funcs]
+	reduce  [record.Float8E5M2 + 1]atomic.Pointer[funcs]
 	clock   *clock   // nil until something is recorded
 	table   cuda.Ptr // see counts
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // A mailbox is host memory that the ranks of one node share: a receiver says in it
-// where a send's bytes shall go. For each ordered pair there is a ring of letters,
+// where a send's bytes shall go. For each ordered pair there is a ring of descriptors,
 // which the receiver writes and the sender reads.
 //
 // The file is unlinked as soon as all have mapped it.
@@ -23,12 +23,12 @@ type mailbox struct {
 	size int
 }
 
-// letters is how many receives of one pair may be called ahead of their sends.
-const letters = 1024
+// descriptors is how many receives of one pair may be called ahead of their sends.
+const descriptors = 1024
 
-// letter is one receive. number is stored last, and belongs to the receive that
+// descriptor is one receive. number is stored last, and belongs to the receive that
 // the sender looks for.
-type letter struct {
+type descriptor struct {
 	number uint64 // live
 	where  uint64 // offset in the window
 	bytes  uint64
@@ -38,7 +38,7 @@ type letter struct {
 	_      [24]byte
 }
 
-func mailboxSize(n int) int { return n * n * letters * int(unsafe.Sizeof(letter{})) }
+func mailboxSize(n int) int { return n * n * descriptors * int(unsafe.Sizeof(descriptor{})) }
 
 func newMailbox(ctx context.Context, cfg Config) (*mailbox, error) {
 	m := &mailbox{size: cfg.Size}
@@ -115,9 +115,9 @@ func (m *mailbox) close() error {
 	return unix.Munmap(mem)
 }
 
-func (m *mailbox) at(from, to int, number uint64) *letter {
-	i := (from*m.size+to)*letters + int(number%letters)
-	return (*letter)(unsafe.Pointer(&m.mem[uintptr(i)*unsafe.Sizeof(letter{})]))
+func (m *mailbox) at(from, to int, number uint64) *descriptor {
+	i := (from*m.size+to)*descriptors + int(number%descriptors)
+	return (*descriptor)(unsafe.Pointer(&m.mem[uintptr(i)*unsafe.Sizeof(descriptor{})]))
 }
 
 // post says where receive number of the pair from → to wants its bytes.
@@ -127,18 +127,18 @@ func (m *mailbox) post(from, to int, number uint64, window uint32, where, bytes 
 	atomic.StoreUint64(&l.number, number)
 }
 
-// read is the letter of a receive, false while it has not been called.
-func (m *mailbox) read(from, to int, number uint64) (letter, bool) {
+// read is the descriptor of a receive, false while it has not been called.
+func (m *mailbox) read(from, to int, number uint64) (descriptor, bool) {
 	l := m.at(from, to, number)
 	if atomic.LoadUint64(&l.number) != number {
-		return letter{}, false
+		return descriptor{}, false
 	}
-	a := letter{number: number, where: l.where, bytes: l.bytes, window: l.window}
+	a := descriptor{number: number, where: l.where, bytes: l.bytes, window: l.window}
 	atomic.StoreUint64(&l.taken, number)
 	return a, true
 }
 
-// taken reports whether the sender has read the letter of a receive, whose place
+// taken reports whether the sender has read the descriptor of a receive, whose place
 // another may take then.
 func (m *mailbox) taken(from, to int, number uint64) bool {
 	return atomic.LoadUint64(&m.at(from, to, number).taken) >= number

@@ -3,10 +3,8 @@ package gpu
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
@@ -22,7 +20,7 @@ type Message struct {
 }
 
 // errAhead is returned where a rank calls more receives than its peer may lag.
-var errAhead = fmt.Errorf("more than %d receives from one rank are called ahead of their sends", letters)
+var errAhead = fmt.Errorf("more than %d receives from one rank are called ahead of their sends", descriptors)
 
 // sender runs sends and receives. Messages that are not large take kernels, which
 // need nothing of the host (lanes.go); large ones the copy engines, straight into
@@ -316,7 +314,7 @@ func (x *sender) room() uint64 { return x.c.directStage() / uint64(2*x.c.size) &
 func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
 	c := x.c
 	number := x.expected[m.Peer] + 1
-	if number > letters && !c.mail.taken(m.Peer, c.rank, number-letters) {
+	if number > descriptors && !c.mail.taken(m.Peer, c.rank, number-descriptors) {
 		return errAhead
 	}
 	x.expected[m.Peer] = number
@@ -372,8 +370,8 @@ func (x *sender) slot(at, from int, i uint32) cuda.Ptr {
 	return c.stage.At(at) + cuda.Ptr((uint64(i&1)*uint64(c.size)+uint64(from))*x.room())
 }
 
-// send puts a send on its stream; l is its receiver's letter. The caller has the lock.
-func (x *sender) send(p pending, l letter) error {
+// send puts a send on its stream; l is its receiver's descriptor. The caller has the lock.
+func (x *sender) send(p pending, l descriptor) error {
 	c := x.c
 	if l.bytes != p.bytes {
 		return &SizeError{Peer: p.peer, Sends: p.bytes, Receives: l.bytes}
@@ -442,68 +440,6 @@ func (x *sender) wait(s *cuda.Stream, msgs []Message) error {
 		}
 		if err != nil {
 			return err
-		}
-	}
-	return nil
-}
-
-// run sends what was pending once its receiver has called.
-func (x *sender) run(stop <-chan struct{}) {
-	defer x.wg.Done()
-	c := x.c
-	for turn := 0; ; turn++ {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		if c.Aborted() {
-			return // whoever waits has been let go
-		}
-		x.mu.Lock()
-		rest, blocked := x.queue[:0], uint64(0)
-		for _, p := range x.queue {
-			l, ok := letter{}, false
-			if blocked&(1<<p.peer) == 0 && x.failure == nil {
-				l, ok = c.mail.read(c.rank, p.peer, p.number)
-			}
-			if !ok {
-				blocked |= 1 << p.peer
-				rest = append(rest, p)
-				continue
-			}
-			turn = 0
-			if err := errors.Join(x.send(p, l), p.begun.Close()); err != nil {
-				x.failure = err
-				go c.cfg.Failed(err)
-			}
-		}
-		x.queue = rest
-		x.left.Store(blocked)
-		if len(rest) == 0 {
-			x.running = false
-			x.mu.Unlock()
-			return
-		}
-		x.mu.Unlock()
-		// A receiver that is about to call does so within microseconds; one that is
-		// not may take as long as it likes.
-		switch {
-		case turn < 2000:
-			runtime.Gosched()
-		case turn < 4000:
-			time.Sleep(20 * time.Microsecond)
-		default:
-			time.Sleep(500 * time.Microsecond)
-		}
-	}
-}
-
-// window is the window of an id.
-func (c *Comm) window(id uint32) *Window {
-	for _, w := range c.registered() {
-		if w.id == id {
-			return w
 		}
 	}
 	return nil

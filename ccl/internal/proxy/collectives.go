@@ -10,13 +10,13 @@ import (
 )
 
 // splits are how collectives fall into chunks. AlltoAll goes as messages (allToAll).
-var splits = map[record.CollKind]func(*motion){
-	record.AllReduce:     (*motion).allReduce,
-	record.ReduceScatter: (*motion).reduceScatter,
-	record.AllGather:     (*motion).allGather,
-	record.Broadcast:     (*motion).broadcast,
-	record.Reduce:        (*motion).reduce,
-	record.Barrier:       (*motion).barrier,
+var splits = map[record.CollKind]func(*pipeline){
+	record.AllReduce:     (*pipeline).allReduce,
+	record.ReduceScatter: (*pipeline).reduceScatter,
+	record.AllGather:     (*pipeline).allGather,
+	record.Broadcast:     (*pipeline).broadcast,
+	record.Reduce:        (*pipeline).reduce,
+	record.Barrier:       (*pipeline).barrier,
 }
 
 // Run puts a collective on a caller's stream.
@@ -28,7 +28,7 @@ func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) er
 	if !ok {
 		return fmt.Errorf("no %v between nodes with GPUs", o.Coll)
 	}
-	m := motion{n: n, o: o, send: send, recv: recv, size: o.DType.Size()}
+	m := pipeline{n: n, o: o, send: send, recv: recv, size: o.DType.Size()}
 	split(&m)
 	prepare := func(x *Op) (err error) {
 		x.gate, x.returns = x.chunkGate, x.returned
@@ -41,8 +41,8 @@ func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) er
 	return n.start(s, o, put, len(m.chunks), m.opening(), prepare, func(x *Op) error { return n.launch(s, x, m.chunks) })
 }
 
-// motion works out the chunks of one collective.
-type motion struct {
+// pipeline works out the chunks of one collective.
+type pipeline struct {
 	n          *Proxy
 	o          *Call
 	send, recv cuda.Ptr
@@ -53,7 +53,7 @@ type motion struct {
 }
 
 // partial is the operator within the node: an average is divided once, at the end.
-func (m *motion) partial() record.RedOp {
+func (m *pipeline) partial() record.RedOp {
 	if m.o.Op == record.Avg {
 		return record.Sum
 	}
@@ -61,7 +61,7 @@ func (m *motion) partial() record.RedOp {
 }
 
 // step is how many elements a chunk has of count, where a slot holds shares such parts.
-func (m *motion) step(count, shares int) int {
+func (m *pipeline) step(count, shares int) int {
 	room := m.n.slotSize / shares &^ 511
 	bytes := min(max(count*m.size/8, chunkLeast/shares), room)
 	return max((bytes+511)&^511/m.size, 512/m.size)
@@ -75,27 +75,27 @@ func each(count, step int, f func(off, n int)) {
 }
 
 // at is the address of element i.
-func (m *motion) at(p cuda.Ptr, i int) cuda.Ptr { return p + cuda.Ptr(i*m.size) }
+func (m *pipeline) at(p cuda.Ptr, i int) cuda.Ptr { return p + cuda.Ptr(i*m.size) }
 
 // within is a collective within the node, and in runs one.
-func (m *motion) within(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) gpu.Op {
+func (m *pipeline) within(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) gpu.Op {
 	return gpu.Op{Coll: coll, DType: m.o.DType, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
 }
 
-func (m *motion) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) error {
+func (m *pipeline) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) error {
 	op := m.within(coll, send, recv, count, stride, root)
 	return m.n.gpu.Run(s, &op)
 }
 
 // begins says what the stage of the chunk that comes next begins with.
-func (m *motion) begins(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) {
+func (m *pipeline) begins(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) {
 	if m.n.local > 1 && len(m.chunks) == 0 {
 		m.first = m.within(coll, send, recv, count, stride, root)
 	}
 }
 
 // opening is what begins noted, nil if nothing was.
-func (m *motion) opening() *gpu.Op {
+func (m *pipeline) opening() *gpu.Op {
 	if m.first.Coll == record.CollNone {
 		return nil
 	}
@@ -103,11 +103,11 @@ func (m *motion) opening() *gpu.Op {
 }
 
 // call is the network's part of a chunk.
-func (m *motion) call(coll record.CollKind, count int, root int32) algo.Call {
+func (m *pipeline) call(coll record.CollKind, count int, root int32) algo.Call {
 	return algo.Call{Coll: coll, DType: m.o.DType, Op: m.o.Op, Root: root, Count: count, InPlace: true}
 }
 
-func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
+func (m *pipeline) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 	if elements == 0 {
 		return nil
 	}
@@ -117,13 +117,13 @@ func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 // folds reports whether what nodes have reduced is gathered, and reduced by the GPU,
 // instead of on its way by the CPU: between two nodes as many bytes travel so, and of
 // 8-bit floats the CPU knows nothing.
-func (m *motion) folds() bool {
-	return len(m.via.members) == 2 || m.o.DType == record.Float8e4m3 || m.o.DType == record.Float8e5m2
+func (m *pipeline) folds() bool {
+	return len(m.via.members) == 2 || m.o.DType == record.Float8E4M3 || m.o.DType == record.Float8E5M2
 }
 
 // fold reduces k elements of every member in scratch, where they are k apart, into
 // dst; own is where this rank's are, if not there.
-func (m *motion) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
+func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	srcs := make([]cuda.Ptr, len(m.via.members))
 	for i := range srcs {
 		srcs[i] = m.at(m.n.scratch, i*k)
@@ -149,7 +149,7 @@ func (m *motion) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 
 // take brings to dst what the network has reduced, or gathered, of k elements in slot.
 // own is where this rank's part is on the GPU, 0 if it is in the slot alone.
-func (m *motion) take(s gpu.Stream, slot, dst, own cuda.Ptr, k int) error {
+func (m *pipeline) take(s gpu.Stream, slot, dst, own cuda.Ptr, k int) error {
 	if !m.folds() {
 		return m.copy(s, dst, slot, k)
 	}
@@ -161,7 +161,7 @@ func (m *motion) take(s gpu.Stream, slot, dst, own cuda.Ptr, k int) error {
 
 // fetch brings to scratch the k elements of every member that are in slot, or of the
 // others.
-func (m *motion) fetch(s gpu.Stream, slot cuda.Ptr, others bool, k int) error {
+func (m *pipeline) fetch(s gpu.Stream, slot cuda.Ptr, others bool, k int) error {
 	all, self := len(m.via.members), m.via.place.Rank
 	if !others {
 		return m.copy(s, m.n.scratch, slot, all*k)
@@ -176,7 +176,7 @@ func (m *motion) fetch(s gpu.Stream, slot cuda.Ptr, others bool, k int) error {
 
 // kept is where this rank's part still is, i elements into what was staged in the GPU's
 // memory; 0 if it is in the slot.
-func (m *motion) kept(slot, staged cuda.Ptr, i int) cuda.Ptr {
+func (m *pipeline) kept(slot, staged cuda.Ptr, i int) cuda.Ptr {
 	if staged == slot {
 		return 0
 	}
@@ -185,7 +185,7 @@ func (m *motion) kept(slot, staged cuda.Ptr, i int) cuda.Ptr {
 
 // reducing is the network's part of a chunk of k elements that nodes have reduced,
 // and where in the slot this rank's are.
-func (m *motion) reducing(coll record.CollKind, k int, root int32) (c chunk, own int) {
+func (m *pipeline) reducing(coll record.CollKind, k int, root int32) (c chunk, own int) {
 	c.call = m.call(coll, k, root)
 	if !m.folds() {
 		return c, 0
@@ -200,7 +200,7 @@ func (m *motion) reducing(coll record.CollKind, k int, root int32) (c chunk, own
 
 // allReduce: every rank of a node reduces a share of the chunk, the ranks of one index
 // reduce theirs between nodes, and the node gathers the shares.
-func (m *motion) allReduce() {
+func (m *pipeline) allReduce() {
 	n := m.n
 	m.via = &n.rail
 	m.shared(m.o.Count, func(off, k, own, mine int, gather bool) {
@@ -239,7 +239,7 @@ func (m *motion) allReduce() {
 }
 
 // barrier: the node's ranks have come, then all nodes'.
-func (m *motion) barrier() {
+func (m *pipeline) barrier() {
 	n := m.n
 	m.via = &n.rail
 	m.begins(record.Barrier, 0, 0, 0, 0, -1)
@@ -257,7 +257,7 @@ func (m *motion) barrier() {
 
 // reduceScatter: for each node in turn, the ranks of this one reduce what that node's
 // ranks shall have; the ranks of one index then reduce between nodes.
-func (m *motion) reduceScatter() {
+func (m *pipeline) reduceScatter() {
 	n, count := m.n, m.o.Count
 	if m.via = &n.all; n.major {
 		m.via = &n.rail
@@ -303,7 +303,7 @@ func (m *motion) reduceScatter() {
 
 // allGather: the ranks of one index gather theirs between nodes, then each node
 // gathers what its ranks have of every node.
-func (m *motion) allGather() {
+func (m *pipeline) allGather() {
 	n, count := m.n, m.o.Count
 	if m.via = &n.all; n.major {
 		m.via = &n.rail
@@ -347,7 +347,7 @@ func (m *motion) allGather() {
 }
 
 // seat is where a rank is among those of the route, and its index on its node.
-func (m *motion) seat(rank int) (node, index int) {
+func (m *pipeline) seat(rank int) (node, index int) {
 	n, p := m.n, &m.n.place
 	if n.local == 1 {
 		return rank, 0
@@ -370,7 +370,7 @@ func (m *motion) seat(rank int) (node, index int) {
 
 // broadcast: root's node has everything first, and each of its ranks sends a share
 // to the ranks of its index, whose nodes gather the shares.
-func (m *motion) broadcast() {
+func (m *pipeline) broadcast() {
 	n, count := m.n, m.o.Count
 	m.via = &n.rail
 	node, index := m.seat(int(m.o.Root))
@@ -418,7 +418,7 @@ func (m *motion) broadcast() {
 // shared cuts count elements into chunks that the node's ranks share, and those that
 // all of them send whole: add takes where a chunk begins and what it has, and where
 // this rank's part begins and what that has.
-func (m *motion) shared(count int, add func(off, k, own, mine int, gather bool)) {
+func (m *pipeline) shared(count int, add func(off, k, own, mine int, gather bool)) {
 	n := m.n
 	width := 1
 	if m.o.Coll != record.Broadcast && m.folds() {
@@ -440,7 +440,7 @@ func (m *motion) shared(count int, add func(off, k, own, mine int, gather bool))
 
 // reduce: each rank of a node reduces a share, the ranks of one index reduce theirs to
 // root's node, whose ranks pass them to root.
-func (m *motion) reduce() {
+func (m *pipeline) reduce() {
 	n, count := m.n, m.o.Count
 	m.via = &n.rail
 	node, index := m.seat(int(m.o.Root))

@@ -14,38 +14,38 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// mailing is the network's part of messages between nodes. They must not wait for
+// transfers is the network's part of messages between nodes. They must not wait for
 // each other: a peer may be late, or wait for what this rank sends to a third one.
 // A stream, which does one thing after the other, cannot do that; a kernel can, which
 // copies whatever piece can go on between the GPU and pinned memory. (The executor
 // could too, but must not need the driver: it may be held by who waits for the GPU,
 // such as the program that frees memory.)
-type mailing struct {
-	n     *Proxy
-	x     *Op
-	flows []flow
-	of    map[int]int // flows by index
-	half  int         // bytes of a piece, but for a message's last
-	gates []mailGate
-	lent  int // pieces that peers have yet to consume
+type transfers struct {
+	n        *Proxy
+	x        *Op
+	flows    []flow
+	of       map[int]int // flows by index
+	half     int         // bytes of a piece, but for a message's last
+	gates    []transferGate
+	inFlight int // pieces that peers have yet to consume
 }
 
 // flow is the messages from or to a peer, in their order, as pieces in turn through
 // two places in pinned memory.
 type flow struct {
-	peer   int
-	send   bool
-	at     int    // of its places
-	base   uint32 // pieces of the flow before
-	pieces []piece
-	words  *flowWords
-	large  bool        // a message of it is
-	lent   [2]mailLoan // a place each
-	owed   int         // how many of them
+	peer     int
+	send     bool
+	at       int    // of its places
+	base     uint32 // pieces of the flow before
+	pieces   []piece
+	words    *flowWords
+	large    bool          // a message of it is
+	inFlight [2]unconsumed // a place each
+	open     int           // how many of them
 }
 
-// mailLoan is that the pieces before count were sent, up to a mark in what went to the peer.
-type mailLoan struct {
+// unconsumed is pieces that are sent from where they lie: those before count, up to the mark.
+type unconsumed struct {
 	mark  uint64
 	count uint32
 }
@@ -60,9 +60,9 @@ type flowWords struct {
 // piece is part of a message.
 type piece struct{ skew, bytes int }
 
-// mailGate is what a gate's number stands for: that a piece's place is ready for the
+// transferGate is what a gate's number stands for: that a piece's place is ready for the
 // network, and that the network is done with it; of no flow, that the stream may go on, and that it has.
-type mailGate struct {
+type transferGate struct {
 	flow, piece int32
 	done        bool
 }
@@ -73,13 +73,13 @@ const (
 	// A larger message may be sent from where it lies, and then ends when the receiver
 	// has it: within a node smaller ones alone need no receiver, too.
 	keptFrom = 256 << 10
-	// letterMost is how many messages wait for the GPU at a time.
-	letterMost = 1024
+	// messagesMost is how many messages wait for the GPU at a time.
+	messagesMost = 1024
 )
 
-// mail is the pinned memory that all messages of a communicator need: words of each
+// control is the pinned memory that all messages of a communicator need: words of each
 // peer's flows, and a ring of what the kernel is told of each message.
-type mail struct {
+type control struct {
 	words   []flowWords // of rank p: 2p from it, 2p+1 to it
 	wordsAt cuda.Ptr
 	given   []uint32 // pieces of the flows so far
@@ -97,16 +97,16 @@ type ringUse struct {
 	seq uint64
 }
 
-func ringLen(ranks int) int { return max(letterMost, 4*ranks) }
+func ringLen(ranks int) int { return max(messagesMost, 4*ranks) }
 
-func mailSize(ranks int) int {
+func controlSize(ranks int) int {
 	return 2*ranks*int(unsafe.Sizeof(flowWords{})) + ringLen(ranks)*int(unsafe.Sizeof(kernels.Ferry{}))
 }
 
-func newMail(ranks int, mem []byte, at cuda.Ptr) mail {
+func newControl(ranks int, mem []byte, at cuda.Ptr) control {
 	clear(mem)
 	words := 2 * ranks * int(unsafe.Sizeof(flowWords{}))
-	return mail{
+	return control{
 		words: unsafe.Slice((*flowWords)(unsafe.Pointer(&mem[0])), 2*ranks), wordsAt: at, given: make([]uint32, 2*ranks),
 		ring: unsafe.Slice((*kernels.Ferry)(unsafe.Pointer(&mem[words])), ringLen(ranks)), ringAt: at + cuda.Ptr(words),
 	}
@@ -115,7 +115,7 @@ func newMail(ranks int, mem []byte, at cuda.Ptr) mail {
 // places is count places of the ring side by side, at most all of them, once what used
 // them has ended.
 func (n *Proxy) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
-	m := &n.mail
+	m := &n.control
 	size := len(m.ring)
 	if rest := size - m.head%size; rest < count {
 		m.head += rest
@@ -136,7 +136,7 @@ func (n *Proxy) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
 	return m.ring[first : first+count], m.ringAt + cuda.Ptr(first*int(unsafe.Sizeof(kernels.Ferry{}))), nil
 }
 
-// index is a flow's number in mail.
+// index is a flow's number in control.
 func index(msg gpu.Message) int {
 	if msg.Send {
 		return 2*msg.Peer + 1
@@ -165,7 +165,7 @@ func (n *Proxy) exchange(on gpu.Stream, o *Call, msgs []gpu.Message, local func(
 	if local == nil && len(near) > 0 {
 		local = func(on gpu.Stream) error { return n.gpu.Exchange(on, o.Coll, near, o.Stream) }
 	}
-	if most := len(n.mail.ring); len(far) > most {
+	if most := len(n.control.ring); len(far) > most {
 		return &TooManyError{len(far), most}
 	}
 	var list cuda.Ptr
@@ -174,23 +174,23 @@ func (n *Proxy) exchange(on gpu.Stream, o *Call, msgs []gpu.Message, local func(
 		if err != nil {
 			return err
 		}
-		m := newMailing(n, x, far, ring, o.InPlace)
+		m := newTransfers(n, x, far, ring, o.InPlace)
 		x.gate, x.returns, x.sched, list = m.gate, m.returned, m.schedule(far), at
 		return nil
 	}
 	return n.start(on, o, put, 1, nil, prepare, func(x *Op) error {
-		ferry := func(s *cuda.Stream) error {
-			n.mail.taken = append(n.mail.taken, ringUse{n.mail.head, n.run.Last()})
+		copies := func(s *cuda.Stream) error {
+			n.control.taken = append(n.control.taken, ringUse{n.control.head, n.run.Last()})
 			return n.gpu.Ferry(s, list, len(far))
 		}
 		var err error
 		switch {
 		case local == nil && len(far) > 0:
-			err = ferry(on.Stream)
+			err = copies(on.Stream)
 		case local != nil && len(far) == 0:
 			err = local(on)
 		case local != nil:
-			err = n.parallel(on, ferry, local)
+			err = n.parallel(on, copies, local)
 		}
 		if err != nil {
 			return err
@@ -234,15 +234,15 @@ func (n *Proxy) allToAll(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*O
 	}, put)
 }
 
-// newMailing prepares messages, and writes for the kernel what there is to do.
-func newMailing(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPlace bool) *mailing {
-	m := &mailing{n: n, x: x, of: make(map[int]int)}
+// newTransfers prepares messages, and writes for the kernel what there is to do.
+func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPlace bool) *transfers {
+	m := &transfers{n: n, x: x, of: make(map[int]int)}
 	largest := uint64(0)
 	for _, msg := range msgs {
 		i := index(msg)
 		if _, ok := m.of[i]; !ok {
 			m.of[i] = len(m.flows)
-			m.flows = append(m.flows, flow{peer: msg.Peer, send: msg.Send, words: &n.mail.words[i], base: n.mail.given[i]})
+			m.flows = append(m.flows, flow{peer: msg.Peer, send: msg.Send, words: &n.control.words[i], base: n.control.given[i]})
 		}
 		largest = max(largest, msg.Bytes)
 		f := &m.flows[m.of[i]]
@@ -256,7 +256,7 @@ func newMailing(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPla
 	for i := range m.flows {
 		m.flows[i].at = 2 * (m.half + kernels.FerryPad) * i
 	}
-	at := func(i int) uint64 { return uint64(n.mail.wordsAt) + uint64(i)*uint64(unsafe.Sizeof(flowWords{})) }
+	at := func(i int) uint64 { return uint64(n.control.wordsAt) + uint64(i)*uint64(unsafe.Sizeof(flowWords{})) }
 	for j, msg := range msgs {
 		i := index(msg)
 		f := &m.flows[m.of[i]]
@@ -269,7 +269,7 @@ func newMailing(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPla
 				k.Slot = uint64(n.directAt(0)) + uint64(f.at)
 			}
 		} else if inPlace {
-			k.After, k.AfterFirst = at(i+1), n.mail.given[i+1] // what goes to this peer
+			k.After, k.AfterFirst = at(i+1), n.control.given[i+1] // what goes to this peer
 		}
 		ring[j] = k
 		for off := 0; off < int(msg.Bytes); off += m.half {
@@ -277,7 +277,7 @@ func newMailing(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPla
 		}
 	}
 	for i, j := range m.of {
-		n.mail.given[i] += uint32(len(m.flows[j].pieces))
+		n.control.given[i] += uint32(len(m.flows[j].pieces))
 	}
 	return m
 }
@@ -290,10 +290,10 @@ func (n *Proxy) onGPU(msg *gpu.Message) bool {
 }
 
 // schedule has a track for each flow, and one that ends the operation.
-func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
+func (m *transfers) schedule(msgs []gpu.Message) *algo.Schedule {
 	s := &algo.Schedule{Algo: record.AlgoDirect, Proto: record.ProtoSimple}
 	gate := func(f, p int, done bool) algo.Step {
-		m.gates = append(m.gates, mailGate{int32(f), int32(p), done})
+		m.gates = append(m.gates, transferGate{int32(f), int32(p), done})
 		return algo.Step{Act: algo.Gate, Peer: -1, Len: len(m.gates) - 1}
 	}
 	space := engine.GroupSpace + partAll
@@ -327,11 +327,11 @@ func (m *mailing) schedule(msgs []gpu.Message) *algo.Schedule {
 }
 
 // gate is engine.Op.Gate.
-func (m *mailing) gate(number int) bool {
+func (m *transfers) gate(number int) bool {
 	g := m.gates[number]
 	if g.flow < 0 {
 		if g.done { // all is through
-			if m.lent > 0 {
+			if m.inFlight > 0 {
 				if !m.n.mesh.Settled() {
 					return false
 				}
@@ -355,13 +355,13 @@ func (m *mailing) gate(number int) bool {
 }
 
 // done tells the GPU that the network is done with a flow's pieces before count.
-func (m *mailing) done(f *flow, count uint32) {
+func (m *transfers) done(f *flow, count uint32) {
 	mesh := m.n.mesh
 	if f.send && f.large {
-		if mark := mesh.Mark(f.peer); f.owed > 0 || !mesh.Consumed(f.peer, mark) {
-			f.lent[f.owed] = mailLoan{mark, count}
-			f.owed++
-			m.lent++
+		if mark := mesh.Mark(f.peer); f.open > 0 || !mesh.Consumed(f.peer, mark) {
+			f.inFlight[f.open] = unconsumed{mark, count}
+			f.open++
+			m.inFlight++
 			return
 		}
 	} else if f.large {
@@ -371,17 +371,17 @@ func (m *mailing) done(f *flow, count uint32) {
 }
 
 // returned tells the GPU what peers have consumed.
-func (m *mailing) returned() bool {
-	before := m.lent
-	for i := 0; i < len(m.flows) && m.lent > 0; i++ {
-		for f := &m.flows[i]; f.owed > 0 && m.n.mesh.Consumed(f.peer, f.lent[0].mark); {
-			atomic.StoreUint32(&f.words.net, f.lent[0].count)
-			f.lent[0] = f.lent[1]
-			f.owed--
-			m.lent--
+func (m *transfers) returned() bool {
+	before := m.inFlight
+	for i := 0; i < len(m.flows) && m.inFlight > 0; i++ {
+		for f := &m.flows[i]; f.open > 0 && m.n.mesh.Consumed(f.peer, f.inFlight[0].mark); {
+			atomic.StoreUint32(&f.words.net, f.inFlight[0].count)
+			f.inFlight[0] = f.inFlight[1]
+			f.open--
+			m.inFlight--
 		}
 	}
-	return m.lent < before
+	return m.inFlight < before
 }
 
 // copied reports whether the GPU has copied so many of the flow's pieces.

@@ -21,14 +21,13 @@ type Op struct {
 	passed  uint32                // before its first chunk
 
 	// Of a collective.
-	peers   []int     // the others that take part, where chunks are so large that slots may be lent
+	peers   []int     // the others that take part, where chunks are so large that NICs may send them from their slots
 	through [2]uint32 // chunks that each direction is done with
 	ending  bool
 }
 
-// loan is that a chunk was sent from its slot, up to a mark in what went to a peer
-// that has not consumed it.
-type loan struct {
+// zeroCopy is a chunk that is sent from its slot: peer has not consumed all up to the mark.
+type zeroCopy struct {
 	piece uint32
 	peer  int
 	mark  uint64
@@ -89,7 +88,7 @@ func (x *Op) chunkGate(number int) bool {
 	case algo.Sent:
 		for _, p := range x.peers {
 			if mark := mesh.Mark(p); !mesh.Consumed(p, mark) {
-				x.n.lent = append(x.n.lent, loan{uint32(piece), p, mark})
+				x.n.inFlight = append(x.n.inFlight, zeroCopy{uint32(piece), p, mark})
 			}
 		}
 	case algo.Received:
@@ -106,27 +105,27 @@ func (x *Op) chunkGate(number int) bool {
 // and nobody sends from.
 func (x *Op) pass() {
 	free := min(x.through[0], x.through[1])
-	if len(x.n.lent) > 0 {
-		free = min(free, x.n.lent[0].piece)
+	if len(x.n.inFlight) > 0 {
+		free = min(free, x.n.inFlight[0].piece)
 	}
 	x.n.pass(x.passed + free)
 }
 
-// returned takes back slots that were lent. What is missed in the end is waited for like
-// what any operation has lent, so that the records say for whom.
+// returned takes back the slots that peers have consumed. At the end the engine waits for
+// the rest, as for any zero-copy send, so that records say for whom.
 func (x *Op) returned() bool {
 	n := x.n
-	if len(n.lent) == 0 || x.ending && !n.mesh.Settled() {
+	if len(n.inFlight) == 0 || x.ending && !n.mesh.Settled() {
 		return false
 	}
 	back := 0
-	for back < len(n.lent) && (x.ending || n.mesh.Consumed(n.lent[back].peer, n.lent[back].mark)) {
+	for back < len(n.inFlight) && (x.ending || n.mesh.Consumed(n.inFlight[back].peer, n.inFlight[back].mark)) {
 		back++
 	}
 	if back == 0 {
 		return false
 	}
-	n.lent = slices.Delete(n.lent, 0, back)
+	n.inFlight = slices.Delete(n.inFlight, 0, back)
 	x.pass()
 	return true
 }

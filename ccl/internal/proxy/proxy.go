@@ -109,16 +109,16 @@ type Proxy struct {
 	local, index int
 	major        bool // ranks of a node are numbered side by side, and nodes alike
 
-	host                []byte // pinned: words, mail, slots
+	host                []byte // pinned: words, control, slots
 	reachedAt, passedAt cuda.Ptr
-	mail                mail
+	control             control
 	slotAt              [slots]cuda.Ptr
 	slotSize            int
 	parts               []engine.Part // see partSlots
 	region              *rdma.Region  // the slots: NICs send from them
 	direct              direct
-	lent                []loan   // the executor's, of the current operation's chunks, in their order
-	scratch             cuda.Ptr // device memory of a slot's size, between two steps of a stream
+	inFlight            []zeroCopy // the executor's, of the current operation's chunks, in their order
+	scratch             cuda.Ptr   // device memory of a slot's size, between two steps of a stream
 
 	calling   sync.Mutex
 	reached   uint32        // given to operations so far, under calling
@@ -195,8 +195,8 @@ func New(cfg Config) (_ *Proxy, err error) {
 		return nil, err
 	}
 	const words = 4096
-	letters := (mailSize(cfg.Size) + 4095) &^ 4095
-	if n.host, err = n.dev.AllocHost(words + letters + slots*n.slotSize); err != nil {
+	lists := (controlSize(cfg.Size) + 4095) &^ 4095
+	if n.host, err = n.dev.AllocHost(words + lists + slots*n.slotSize); err != nil {
 		return nil, err
 	}
 	clear(n.host[:words])
@@ -206,11 +206,11 @@ func New(cfg Config) (_ *Proxy, err error) {
 	}
 	n.reachedAt, n.passedAt = at, at+64
 	for i := range slots {
-		off := words + letters + i*n.slotSize
+		off := words + lists + i*n.slotSize
 		n.slotAt[i] = at + cuda.Ptr(off)
 		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.slotSize], DType: record.Uint8})
 	}
-	n.parts = append(n.parts, engine.Part{Buf: n.host[words+letters:], DType: record.Uint8}) // all slots, for messages
+	n.parts = append(n.parts, engine.Part{Buf: n.host[words+lists:], DType: record.Uint8}) // all slots, for messages
 	if n.region, err = rdma.Register(n.parts[partAll].Buf); err != nil {
 		return nil, err
 	}
@@ -230,7 +230,7 @@ func New(cfg Config) (_ *Proxy, err error) {
 			return nil, err
 		}
 	}
-	n.mail = newMail(cfg.Size, n.host[words:words+mailSize(cfg.Size)], at+words)
+	n.control = newControl(cfg.Size, n.host[words:words+controlSize(cfg.Size)], at+words)
 	n.watch.Go(n.look)
 	return n, nil
 }

@@ -26,7 +26,7 @@ var portable = [numTypes][numOps]kernel{
 	record.Float16:  halves(&float16),
 	record.Float32:  floatings[float32](),
 	record.Float64:  floatings[float64](),
-	record.Bfloat16: halves(&bfloat16),
+	record.BFloat16: halves(&bfloat16),
 }
 
 func integers[T integer]() [numOps]kernel {
@@ -183,7 +183,7 @@ var portableScale = [numTypes]func(p unsafe.Pointer, n, divisor int){
 	record.Float16:  scaleHalf(&float16),
 	record.Float32:  scaleFloat[float32],
 	record.Float64:  scaleFloat[float64],
-	record.Bfloat16: scaleHalf(&bfloat16),
+	record.BFloat16: scaleHalf(&bfloat16),
 }
 
 // reciprocal returns m such that the upper word of m·x is x / divisor for every

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	numTypes = int(record.Bfloat16) + 1
+	numTypes = int(record.BFloat16) + 1
 	numOps   = int(record.Avg) + 1
 )
 
@@ -141,7 +141,7 @@ func pairOf(dt record.DType, elems, size int) *halfFormat {
 	switch dt {
 	case record.Float16:
 		return &float16
-	case record.Bfloat16:
+	case record.BFloat16:
 		return &bfloat16
 	}
 	panic(fmt.Sprintf("reduce: %v is not a 16-bit float", dt))

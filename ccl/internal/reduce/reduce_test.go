@@ -16,7 +16,7 @@ import (
 
 var dtypes = []record.DType{
 	record.Int8, record.Uint8, record.Int32, record.Uint32, record.Int64, record.Uint64,
-	record.Float16, record.Float32, record.Float64, record.Bfloat16,
+	record.Float16, record.Float32, record.Float64, record.BFloat16,
 }
 
 var ops = []record.RedOp{record.Sum, record.Prod, record.Max, record.Min, record.Avg}
@@ -33,7 +33,7 @@ func paths(t *testing.T, test func(t *testing.T)) {
 
 func canonical(dt record.DType) uint64 {
 	return map[record.DType]uint64{
-		record.Float16: 0x7e00, record.Bfloat16: 0x7fc0, record.Float32: 0x7fc00000, record.Float64: 0x7ff8000000000000,
+		record.Float16: 0x7e00, record.BFloat16: 0x7fc0, record.Float32: 0x7fc00000, record.Float64: 0x7ff8000000000000,
 	}[dt]
 }
 
@@ -82,7 +82,7 @@ func toFloat64(dt record.DType, v uint64) float64 {
 	switch dt {
 	case record.Float16:
 		return small(15, 10, 5)
-	case record.Bfloat16:
+	case record.BFloat16:
 		return small(127, 7, 8)
 	case record.Float32:
 		return float64(math.Float32frombits(uint32(v)))
@@ -106,7 +106,7 @@ func fromFloat64(dt record.DType, f float64) uint64 {
 	if math.Signbit(f) {
 		sign = 0x8000
 	}
-	if dt == record.Bfloat16 {
+	if dt == record.BFloat16 {
 		inf = 0x7f80
 	}
 	mag := math.Abs(f)
@@ -187,12 +187,12 @@ func reference(op record.RedOp, dt record.DType, a, b uint64) uint64 {
 		}
 		return b
 	case record.Prod:
-		if dt == record.Bfloat16 || dt == record.Float16 {
+		if dt == record.BFloat16 || dt == record.Float16 {
 			return fromFloat64(dt, float64(float32(x*y))) // rounded in float32, then once more
 		}
 		return fromFloat64(dt, product(dt, x, y))
 	}
-	if dt == record.Bfloat16 || dt == record.Float16 {
+	if dt == record.BFloat16 || dt == record.Float16 {
 		return fromFloat64(dt, float64(float32(x+y)))
 	}
 	if dt == record.Float32 {
@@ -213,7 +213,7 @@ func specials(dt record.DType) []uint64 {
 	switch dt {
 	case record.Float16:
 		return []uint64{0, 0x8000, 1, 0x8001, 0x3ff, 0x400, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0xfe00, 0x7fff}
-	case record.Bfloat16:
+	case record.BFloat16:
 		return []uint64{0, 0x8000, 1, 0x8001, 0x7f, 0x80, 0x3f80, 0xbf80, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7f81, 0xffc0, 0x7fff}
 	case record.Float32:
 		return []uint64{0, 0x80000000, 1, 0x80000001, 0x7fffff, 0x800000, 0x3f800000, 0xbf800000, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7f800001, 0xffc00000, 0x7fffffff}
@@ -331,7 +331,7 @@ func TestReduceInt8Exhaustive(t *testing.T) {
 
 func TestWiden(t *testing.T) {
 	paths(t, func(t *testing.T) {
-		for _, dt := range []record.DType{record.Float16, record.Bfloat16} {
+		for _, dt := range []record.DType{record.Float16, record.BFloat16} {
 			src, dst := make([]byte, 2<<16), make([]float32, 1<<16)
 			for i := range dst {
 				put(dt, src[2*i:], uint64(i))
@@ -371,7 +371,7 @@ func TestWiden(t *testing.T) {
 // and one float32 to each side of both.
 func TestNarrow(t *testing.T) {
 	paths(t, func(t *testing.T) {
-		for _, dt := range []record.DType{record.Float16, record.Bfloat16} {
+		for _, dt := range []record.DType{record.Float16, record.BFloat16} {
 			var src []float32
 			for v := range uint64(1 << 16) {
 				f, next := toFloat64(dt, v), toFloat64(dt, v+1)
@@ -422,7 +422,7 @@ func TestNarrow(t *testing.T) {
 func TestAccumulateF32(t *testing.T) {
 	paths(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(3, 4))
-		for _, dt := range []record.DType{record.Float16, record.Bfloat16} {
+		for _, dt := range []record.DType{record.Float16, record.BFloat16} {
 			for _, op := range ops {
 				for n := range 201 {
 					src := make([]byte, 2*n+1)[1:]
@@ -507,8 +507,8 @@ func TestMisuse(t *testing.T) {
 		"a too short":            func() { reduce.Reduce(record.Sum, record.Float32, b[:8], b[:4], b[:8]) },
 		"b too long":             func() { reduce.Reduce(record.Sum, record.Float32, b[:8], b[:8], b[:12]) },
 		"unknown type":           func() { reduce.Reduce(record.Sum, record.DType(99), b, b, b) },
-		"no CPU type":            func() { reduce.Reduce(record.Sum, record.Float8e4m3, b, b, b) },
-		"no CPU type to scale":   func() { reduce.Scale(record.Float8e5m2, b, 2) },
+		"no CPU type":            func() { reduce.Reduce(record.Sum, record.Float8E4M3, b, b, b) },
+		"no CPU type to scale":   func() { reduce.Scale(record.Float8E5M2, b, 2) },
 		"unknown operator":       func() { reduce.Reduce(record.RedOp(99), record.Int8, b, b, b) },
 		"widen integers":         func() { reduce.Widen(make([]float32, 32), b, record.Int32) },
 		"widen too few":          func() { reduce.Widen(make([]float32, 33), b, record.Float16) },

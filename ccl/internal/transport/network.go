@@ -225,7 +225,7 @@ func (n *network) poll(d time.Duration) {
 		switch ev.Fd {
 		case bellEvent:
 			var b [512]byte
-			unix.Read(int(ev.Pad), b[:])
+			_, _ = unix.Read(int(ev.Pad), b[:])
 		case rdmaEvent:
 			n.m.rdma.worker.Drain()
 		default:

@@ -52,7 +52,7 @@ func (l *tcpLink) watch(now int64) {
 	}
 	if l.lost != nil {
 		if e := l.broken.Load(); e != nil {
-			l.fatal(fmt.Errorf("%w; then %w", l.lost, *e))
+			_ = l.fatal(fmt.Errorf("%w; then %w", l.lost, *e))
 			return
 		}
 	}
@@ -149,7 +149,7 @@ func (l *tcpLink) giveUp(now int64) {
 	tries, answered, last := l.dialled()
 	heard := max(l.heard, answered)
 	if bound := int64(l.m.cfg.Outage); now-heard >= bound {
-		l.fatal(fmt.Errorf("%w; then nothing came from its host for %v, in which %d connections to %s failed, the last with: %v",
+		_ = l.fatal(fmt.Errorf("%w; then nothing came from its host for %v, in which %d connections to %s failed, the last with: %w",
 			l.lost, time.Duration(now-heard).Round(time.Second), tries, l.m.cards[l.peer].Addr, last))
 	}
 }

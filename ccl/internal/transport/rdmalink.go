@@ -448,7 +448,7 @@ func (l *rdmaLink) room() int {
 func (l *rdmaLink) drop() {
 	if l.connected() {
 		l.conn.Drop(ErrDropped)
-		l.fatal(ErrDropped)
+		_ = l.fatal(ErrDropped)
 	}
 }
 

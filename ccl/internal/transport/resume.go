@@ -166,7 +166,7 @@ func (l *tcpLink) lose(err error) {
 		return
 	}
 	if l.n.again == nil {
-		l.fatal(err)
+		_ = l.fatal(err)
 		return
 	}
 	l.down(err)
@@ -237,7 +237,7 @@ func (l *tcpLink) adopt() {
 		l.n.up.Add(1)
 	}
 	if err != nil {
-		l.fatal(err)
+		_ = l.fatal(err)
 		return
 	}
 	if !again {

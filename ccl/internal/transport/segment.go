@@ -186,7 +186,7 @@ func (s *segment) mapFile() error {
 
 func (s *segment) close() {
 	if s.mem != nil {
-		syscall.Munmap(s.mem)
+		_ = syscall.Munmap(s.mem)
 	}
 	if s.file != nil {
 		s.file.Close()

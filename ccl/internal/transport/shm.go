@@ -264,11 +264,11 @@ func (l *shmLink) corrupt(what string, v uint64) error {
 func (l *shmLink) drop() {
 	l.tx.flags.Or(pipeDropped)
 	l.ring()
-	l.check()
+	_ = l.check()
 }
 
 func (l *shmLink) room() int {
-	l.readTail()
+	_ = l.readTail()
 	return l.credit()
 }
 
@@ -287,7 +287,7 @@ func (l *shmLink) refresh(now int64) bool {
 		l.tellLines()
 	}
 	l.linesAcked = l.tx.lineTail.Load()
-	l.readTail()
+	_ = l.readTail()
 	l.meter.idle(now, l.posted(), l.completed(), l.received())
 	return l.completed() < l.posted()
 }
@@ -296,7 +296,7 @@ func (l *shmLink) refresh(now int64) bool {
 // get it back to write on.
 func (l *shmLink) look() {
 	if l.looks++; l.looks%32 == 0 && l.meter.due() {
-		l.readTail()
+		_ = l.readTail()
 	}
 }
 

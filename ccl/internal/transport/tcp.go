@@ -152,7 +152,7 @@ func (l *tcpLink) ready() (bool, error) {
 		}
 		l.opened = true
 		var st unix.Stat_t
-		unix.Fstat(l.socks[0].fd, &st)
+		_ = unix.Fstat(l.socks[0].fd, &st)
 		l.meter.open(l.m, l.peer, l.Kind(), 0, st.Ino, fmt.Sprintf("tcp %s->%s", l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr))
 	}
 	return true, nil
@@ -307,7 +307,7 @@ func (l *tcpLink) refresh(now int64) bool {
 		}
 		return l.gate.held() > 0
 	}
-	l.receive(nil, 0)
+	_, _ = l.receive(nil, 0)
 	if l.got != l.told || l.linesGot != l.linesTold {
 		l.giveCredit()
 	}
@@ -318,7 +318,7 @@ func (l *tcpLink) refresh(now int64) bool {
 
 func (l *tcpLink) look() {
 	if l.opened && l.meter.due() {
-		l.receive(nil, 0)
+		_, _ = l.receive(nil, 0)
 	}
 }
 
@@ -336,7 +336,7 @@ func (l *tcpLink) pump(now int64) int64 {
 
 func (l *tcpLink) room() int {
 	if l.opened {
-		l.receive(nil, 0)
+		_, _ = l.receive(nil, 0)
 	}
 	return l.credit()
 }
@@ -344,7 +344,7 @@ func (l *tcpLink) room() int {
 // drop cuts the connection, as a reset in the network would.
 func (l *tcpLink) drop() {
 	if l.err == nil {
-		l.fatal(ErrDropped)
+		_ = l.fatal(ErrDropped)
 		l.cut()
 	}
 }
@@ -352,7 +352,7 @@ func (l *tcpLink) drop() {
 // cut resets all sockets.
 func (l *tcpLink) cut() {
 	for _, s := range l.socks {
-		unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		_ = unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		unix.Close(s.fd)
 	}
 	l.socks = nil

@@ -130,7 +130,7 @@ func (l *tcpLink) receive(direct []byte, want int) (n int, err error) {
 				continue
 			}
 			if errors.Is(err, ErrCorrupt) {
-				l.fatal(err)
+				_ = l.fatal(err)
 				l.cut()
 				return n, l.err
 			}

@@ -31,10 +31,10 @@ const (
 func (d *door) wake(bell int) {
 	switch d.state.Swap(awake) {
 	case asleep:
-		unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&d.state)), futexWake, 1, 0, 0, 0)
+		_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&d.state)), futexWake, 1, 0, 0, 0)
 	case polling:
 		var b [1]byte
-		unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&b[0])), 1) // a full pipe wakes as well
+		_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&b[0])), 1) // a full pipe wakes as well
 	}
 }
 
@@ -205,7 +205,7 @@ func (w *waiter) yield() {
 	if w.goroutines || int(yielding.Load()) >= maxProcs {
 		runtime.Gosched()
 	}
-	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }
 
 // yielding is how many ranks of this process are at it.
@@ -238,7 +238,7 @@ func (w *waiter) sleep(d time.Duration) {
 		return
 	}
 	ts := unix.NsecToTimespec(int64(d))
-	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.door.state)), futexWait, asleep, uintptr(unsafe.Pointer(&ts)), 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.door.state)), futexWait, asleep, uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
 // runs lets all links' monitors know that this rank runs, now and then. While bytes

@@ -49,6 +49,9 @@ var variables = []struct {
 		{"LOCKSTEP_PKI", "directory", "lockstep attach", "Certificates that `lockstep pki` has made, for jobs of several nodes."},
 		{"LOCKSTEP_RECORDER", "on, off; on", "ccl", "Whether a rank has a flight recorder."},
 		{"LOCKSTEP_LOG_LEVEL", "debug, info, warn, error; info", "commands", "What components log."},
+		{"LOCKSTEP_ATTACH_AGENT", "auto, never; auto", "lockstep attach", "Whether to start this node's agent, and a master, when there is none."},
+		{"LOCKSTEP_PKI", "directory", "lockstep attach", "Certificates that `lockstep pki` has made."},
+		{"LOCKSTEP_NCCL_PLUGIN", "file", "lockstep attach", "NCCL's profiler plugin; by default the one beside the program."},
 		{"LOCKSTEP_MASTER", "address", "agent, remediator", "Where masters listen."},
 	}},
 	{"Libraries and tools, tests and demos", []variable{

@@ -290,4 +290,9 @@ func snake(s string) string {
 	return b.String()
 }
 
-func screaming(s string) string { return strings.ToUpper(snake(s)) }
+func screaming(s string) string {
+	if strings.HasPrefix(s, "BFloat") || strings.HasPrefix(s, "Float") { // a type's name is one word
+		return strings.ToUpper(s)
+	}
+	return strings.ToUpper(snake(s))
+}

@@ -44,7 +44,7 @@ func job(t *testing.T, dir string) []*process {
 		run := func(c *record.Comm, seq uint64, coll record.CollKind, bytes uint64, root int32, at, wait, took int64) {
 			index := c.Index()
 			c.Enqueued(seq, at-2*ms, coll, bytes)
-			w.Append(&record.Record{Mono: at - 2*ms, Kind: record.KindEnqueue, Comm: index, Seq: seq, Coll: coll, DType: record.Bfloat16, Root: root, Bytes: bytes})
+			w.Append(&record.Record{Mono: at - 2*ms, Kind: record.KindEnqueue, Comm: index, Seq: seq, Coll: coll, DType: record.BFloat16, Root: root, Bytes: bytes})
 			c.Started(seq, at)
 			w.Append(&record.Record{Mono: at, Kind: record.KindStart, Comm: index, Seq: seq, Coll: coll, Algo: record.AlgoRing, Proto: record.ProtoSimple, Stamp: at})
 			if took == 0 {
@@ -174,8 +174,8 @@ func TestGPU(t *testing.T) {
 	dev, _ := w.AddDevice(record.DeviceEntry{UUID: [16]byte{0xab, 15: 0xcd}, Ordinal: 2, Name: "NVIDIA H200"}, record.DeviceAnchor{GPU: sec, Mono: sec, Err: 2800})
 	tp, _ := w.AddComm(record.CommEntry{ID: 0xaa, Name: "tp", Size: 2, State: record.CommJoined, Stamps: 16, Copies: 16, Device: dev.Index()})
 	w.AddComm(record.CommEntry{ID: 0xbb, Name: "no room", Size: 2, State: record.CommLeft, Stamps: 64})
-	small, _ := w.AddDesc(record.Desc{Coll: record.AllReduce, DType: record.Bfloat16, Algo: record.AlgoDirect, Proto: record.ProtoLL, SMs: 8, Root: -1, Bytes: 16 << 10, Flags: record.DescCaptured})
-	large, _ := w.AddDesc(record.Desc{Coll: record.AllGather, DType: record.Float8e4m3, Algo: record.AlgoCopyEngine, Root: -1, Bytes: 1 << 30})
+	small, _ := w.AddDesc(record.Desc{Coll: record.AllReduce, DType: record.BFloat16, Algo: record.AlgoDirect, Proto: record.ProtoLL, SMs: 8, Root: -1, Bytes: 16 << 10, Flags: record.DescCaptured})
+	large, _ := w.AddDesc(record.Desc{Coll: record.AllGather, DType: record.Float8E4M3, Algo: record.AlgoCopyEngine, Root: -1, Bytes: 1 << 30})
 	off, n := tp.StampRange()
 	store := func(at int, words ...uint64) {
 		for i, v := range words {

@@ -11,7 +11,7 @@ import (
 
 var typeNames = map[string]ccl.DType{
 	"int8": ccl.Int8, "char": ccl.Int8, "uint8": ccl.Uint8, "int32": ccl.Int32, "int": ccl.Int32, "uint32": ccl.Uint32,
-	"int64": ccl.Int64, "uint64": ccl.Uint64, "half": ccl.Half, "float16": ccl.Half, "float": ccl.Float32,
+	"int64": ccl.Int64, "uint64": ccl.Uint64, "half": ccl.Float16, "float16": ccl.Float16, "float": ccl.Float32,
 	"float32": ccl.Float32, "double": ccl.Float64, "float64": ccl.Float64, "bfloat16": ccl.BFloat16,
 	"fp8_e4m3": ccl.Float8E4M3, "fp8_e5m2": ccl.Float8E5M2,
 }
@@ -101,7 +101,7 @@ func (x expect) wrong(dt ccl.DType, b []byte, want func(expect, int) (float64, b
 		if !ok {
 			return 0
 		}
-		if dt <= ccl.Uint64 && dt != ccl.Half {
+		if dt <= ccl.Uint64 && dt != ccl.Float16 {
 			v = wrapped(dt, v)
 		}
 		if got := load(dt, b[i*es:]); !(math.Abs(got-v) <= precision[dt]*math.Abs(v)) { // also NaN
@@ -120,7 +120,7 @@ func wrapped(dt ccl.DType, v float64) float64 {
 
 // precision is how far a type may round.
 var precision = map[ccl.DType]float64{
-	ccl.Float8E4M3: 1.0 / (1 << 4), ccl.Float8E5M2: 1.0 / (1 << 3), ccl.Half: 1.0 / (1 << 10), ccl.BFloat16: 1.0 / (1 << 7), ccl.Float32: 1.0 / (1 << 22), ccl.Float64: 1.0 / (1 << 50),
+	ccl.Float8E4M3: 1.0 / (1 << 4), ccl.Float8E5M2: 1.0 / (1 << 3), ccl.Float16: 1.0 / (1 << 10), ccl.BFloat16: 1.0 / (1 << 7), ccl.Float32: 1.0 / (1 << 22), ccl.Float64: 1.0 / (1 << 50),
 }
 
 func store(dt ccl.DType, b []byte, v float64) {
@@ -135,10 +135,10 @@ func store(dt ccl.DType, b []byte, v float64) {
 		b[0] = e4m3.encode(v)
 	case ccl.Float8E5M2:
 		b[0] = e5m2.encode(v)
-	case ccl.Half:
-		binary.LittleEndian.PutUint16(b, uint16(ccl.F16(float32(v))))
+	case ccl.Float16:
+		binary.LittleEndian.PutUint16(b, uint16(ccl.ToF16(float32(v))))
 	case ccl.BFloat16:
-		binary.LittleEndian.PutUint16(b, uint16(ccl.BF16(float32(v))))
+		binary.LittleEndian.PutUint16(b, uint16(ccl.ToBF16(float32(v))))
 	case ccl.Float32:
 		binary.LittleEndian.PutUint32(b, math.Float32bits(float32(v)))
 	case ccl.Float64:
@@ -164,10 +164,10 @@ func load(dt ccl.DType, b []byte) float64 {
 		return e4m3.decode(b[0])
 	case ccl.Float8E5M2:
 		return e5m2.decode(b[0])
-	case ccl.Half:
-		return float64(ccl.Float16(binary.LittleEndian.Uint16(b)).Float32())
+	case ccl.Float16:
+		return float64(ccl.F16(binary.LittleEndian.Uint16(b)).Float32())
 	case ccl.BFloat16:
-		return float64(ccl.Bfloat16(binary.LittleEndian.Uint16(b)).Float32())
+		return float64(ccl.BF16(binary.LittleEndian.Uint16(b)).Float32())
 	case ccl.Float32:
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
 	}

@@ -1,0 +1,68 @@
+package engine
+
+import (
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+)
+
+// Gated reports whether some part of the operation waits at a gate, which no link
+// tells of when it opens.
+func (e *Engine) Gated() bool {
+	for i := range e.lanes {
+		l := &e.lanes[i]
+		if int(l.at) >= len(l.steps) || l.steps[l.at].Act != algo.Gate {
+			continue
+		}
+		if need := l.steps[l.at].Need; need == 0 || e.lanes[1-i].at >= need {
+			return true
+		}
+	}
+	return false
+}
+
+// Late notes that nothing could be moved: what comes from now on was waited for.
+func (e *Engine) Late() {
+	for i := range e.lanes {
+		e.lanes[i].late = true
+	}
+}
+
+// Idle tells the links of blocked receives that this rank waits for them since
+// now: for waits that are worth telling.
+func (e *Engine) Idle(now int64) {
+	for i := range e.lanes {
+		l := &e.lanes[i]
+		if int(l.at) >= len(l.steps) {
+			continue
+		}
+		st := &l.steps[l.at]
+		if st.Peer >= 0 && st.Act != algo.Send && !l.wants && e.links[st.Peer] != nil && (st.Need == 0 || e.lanes[1-i].at >= st.Need) {
+			l.wants = true
+			e.links[st.Peer].WantRecv(now)
+		}
+	}
+}
+
+// Waiting names the peers that the operation waits for now: those it receives
+// from, or else those it sends to. It appends to dst.
+func (e *Engine) Waiting(dst []int32) []int32 {
+	for pass := 0; pass < 2 && len(dst) == 0; pass++ {
+		for i := range e.lanes {
+			l := &e.lanes[i]
+			if int(l.at) < len(l.steps) {
+				if st := &l.steps[l.at]; st.Peer >= 0 && (st.Act == algo.Send) == (pass == 1) {
+					dst = append(dst, st.Peer)
+				}
+			}
+		}
+	}
+	return dst
+}
+
+// Flush publishes the counters of all links.
+func (e *Engine) Flush(now int64) {
+	for _, l := range e.links {
+		if l != nil {
+			l.Flush(now)
+		}
+	}
+}
