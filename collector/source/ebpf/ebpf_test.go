@@ -8,8 +8,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func beUnprivileged() {}
-
 // Two ranks that run are found, and what they call is recorded in their names.
 func TestRunningRanksAreWatched(t *testing.T) {
 	j := newJob(t, 2)
@@ -146,4 +144,41 @@ func TestALostCallIsCounted(t *testing.T) {
 		j.update()
 		return rec.Header().Appended+j.v.Probes.RingFull+j.v.Probes.Unplaced == calls
 	})
+}
+
+// Of a communicator that was split from another its members agree which it is, and each
+// knows its rank, though nobody has told.
+func TestSplitCommunicators(t *testing.T) {
+	j := newJob(t, 4)
+	var ranks []*rank
+	for i := range 4 {
+		ranks = append(ranks, j.start(i))
+		ranks[i].do("hello")
+	}
+	j.watch(ebpf.Options{})
+	j.attached(4)
+	for _, r := range ranks {
+		r.do("init world")
+		r.do("call AllReduce 1")
+	}
+	for i, r := range ranks {
+		r.do("split %d", i%2)
+		r.do("call AllReduce %d", 5+i)
+	}
+	ids := map[uint64][]int{}
+	for i := range ranks {
+		c := j.comm(j.reader(i), "the split one", func(c record.CommStatus) bool { return c.Parent != 0 && c.Finished == uint64(5+i) })
+		if c.Rank != int32(i/2) || c.Size != 2 {
+			t.Errorf("rank %d: %+v", i, c)
+		}
+		ids[c.ID] = append(ids[c.ID], i)
+	}
+	if len(ids) != 2 {
+		t.Errorf("communicators: %v", ids)
+	}
+	for id, members := range ids {
+		if len(members) != 2 || members[0]%2 != members[1]%2 {
+			t.Errorf("communicator %x: ranks %v", id, members)
+		}
+	}
 }

@@ -38,7 +38,8 @@ type rank struct {
 	comms  map[uint64]*comm
 	byAddr map[uint64]*comm
 	anchor int64
-	early  []callsCall // recorded before there was a recorder, or its communicator in it; at most maxEarly
+	looked map[uint64]*looked // communicators whose memory was looked at, by address
+	early  []callsCall        // recorded before there was a recorder, or its communicator in it; at most maxEarly
 }
 
 // comm is one communicator of it.
@@ -70,7 +71,7 @@ var stateOf = map[uint8]record.CommState{
 
 // newRank begins to follow a process.
 func (s *Source) newRank(pid int, now int64) *rank {
-	r := &rank{pid: pid, first: now, comms: map[uint64]*comm{}, byAddr: map[uint64]*comm{}}
+	r := &rank{pid: pid, first: now, comms: map[uint64]*comm{}, byAddr: map[uint64]*comm{}, looked: map[uint64]*looked{}}
 	env := environ(s.o.Proc, pid)
 	r.id, r.placed = identify(env)
 	r.id.Node = s.o.Node
