@@ -182,3 +182,30 @@ func TestSplitCommunicators(t *testing.T) {
 		}
 	}
 }
+
+// A communicator whose memory another one has by the next look was destroyed.
+func TestMemoryThatIsUsedAgain(t *testing.T) {
+	j := newJob(t, 1)
+	r := j.start(0)
+	r.do("hello")
+	j.watch(ebpf.Options{})
+	j.attached(1)
+	r.do("init first")
+	rec := j.reader(0)
+	for i := range 20 {
+		r.do("call AllReduce 2")
+		r.do("leave")
+		r.do("init again%d", i)
+	}
+	r.do("call AllReduce 7")
+	j.comm(rec, "all but the last one left", func(record.CommStatus) bool {
+		joined, last := 0, false
+		for _, c := range rec.Comms(nil) {
+			if c.State == record.CommJoined {
+				joined++
+				last = c.Finished == 7
+			}
+		}
+		return joined == 1 && last
+	})
+}

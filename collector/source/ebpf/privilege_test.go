@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -146,7 +147,7 @@ func TestLeastPrivileges(t *testing.T) {
 					}
 					h, comms := rec.Header(), rec.Comms(nil)
 					rec.Close()
-					if h.Job == "standin" && len(comms) > 0 && comms[0].Finished == 3 {
+					if h.Job == "standin" && slices.ContainsFunc(comms, func(c record.CommStatus) bool { return c.Finished == 3 }) {
 						return
 					}
 				}

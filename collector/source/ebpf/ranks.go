@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -38,6 +39,7 @@ type rank struct {
 	comms  map[uint64]*comm
 	byAddr map[uint64]*comm
 	anchor int64
+	missed time.Time          // since when there is no such process; zero while there is
 	looked map[uint64]*looked // communicators whose memory was looked at, by address
 	early  []callsCall        // recorded before there was a recorder, or its communicator in it; at most maxEarly
 }
@@ -162,6 +164,11 @@ func (r *rank) tell(e *entry, now int64) {
 	}
 	if joining {
 		return
+	}
+	if old := r.byAddr[e.key.Comm]; old != nil && old != c && old.state != record.CommLeft && old.state != record.CommAborted {
+		old.state = record.CommLeft // its memory is another one's: it was destroyed since the last look
+		old.c.SetState(record.CommLeft)
+		delete(r.comms, old.id)
 	}
 	r.byAddr[e.key.Comm] = c
 	if e.Called > c.called {

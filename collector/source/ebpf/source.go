@@ -42,6 +42,8 @@ const (
 	pollEvery = 50 * time.Millisecond
 	// unusedFor is how long a library may be mapped by nobody until its probes go.
 	unusedFor = time.Minute
+	// endWithin is how long the programs' word of a process's end may take.
+	endWithin = 10 * time.Second
 	// maxDrain bounds the calls taken from the ring in one go.
 	maxDrain = 1 << 14
 	// stuckAfter is the age of the last look from which on the source hangs.
@@ -261,7 +263,12 @@ func (s *Source) scan() {
 		}
 	}
 	for pid, r := range s.ranks {
-		if !exists(s.o.Proc, pid) {
+		switch {
+		case exists(s.o.Proc, pid):
+			r.missed = time.Time{}
+		case r.missed.IsZero():
+			r.missed = now
+		case s.probes.exit != nil || now.Sub(r.missed) > endWithin: // how it ended will not be heard any more
 			s.gone(r)
 		}
 	}
