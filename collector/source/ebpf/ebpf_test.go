@@ -130,6 +130,9 @@ func TestSampling(t *testing.T) {
 
 // More calls than the ring holds are lost one by one, and counted.
 func TestALostCallIsCounted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many calls")
+	}
 	j := newJob(t, 1)
 	r := j.start(0)
 	r.do("hello")

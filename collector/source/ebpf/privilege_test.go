@@ -39,13 +39,20 @@ func beUnprivileged() {
 	default:
 		fmt.Println("works")
 	}
+	over := make(chan struct{})
 	go func() {
-		for range time.Tick(20 * time.Millisecond) {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(over)
+	}()
+	for running := true; running; {
+		select {
+		case <-over:
+			running = false
+		case <-time.After(20 * time.Millisecond):
 			v.Now = record.Now()
 			_ = s.Update(&v)
 		}
-	}()
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	}
 	if err := s.Close(); err != nil {
 		fmt.Println(err)
 	}
