@@ -8,8 +8,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func beUnprivileged() {}
-
 // Two ranks that run are found, and what they call is recorded in their names.
 func TestRunningRanksAreWatched(t *testing.T) {
 	j := newJob(t, 2)
@@ -132,6 +130,9 @@ func TestSampling(t *testing.T) {
 
 // More calls than the ring holds are lost one by one, and counted.
 func TestALostCallIsCounted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("many calls")
+	}
 	j := newJob(t, 1)
 	r := j.start(0)
 	r.do("hello")
@@ -145,5 +146,69 @@ func TestALostCallIsCounted(t *testing.T) {
 	eventually(t, "recorded, lost or not placed", func() bool {
 		j.update()
 		return rec.Header().Appended+j.v.Probes.RingFull+j.v.Probes.Unplaced == calls
+	})
+}
+
+// Of a communicator that was split from another its members agree which it is, and each
+// knows its rank, though nobody has told.
+func TestSplitCommunicators(t *testing.T) {
+	j := newJob(t, 4)
+	var ranks []*rank
+	for i := range 4 {
+		ranks = append(ranks, j.start(i))
+		ranks[i].do("hello")
+	}
+	j.watch(ebpf.Options{})
+	j.attached(4)
+	for _, r := range ranks {
+		r.do("init world")
+		r.do("call AllReduce 1")
+	}
+	for i, r := range ranks {
+		r.do("split %d", i%2)
+		r.do("call AllReduce %d", 5+i)
+	}
+	ids := map[uint64][]int{}
+	for i := range ranks {
+		c := j.comm(j.reader(i), "the split one", func(c record.CommStatus) bool { return c.Parent != 0 && c.Finished == uint64(5+i) })
+		if c.Rank != int32(i/2) || c.Size != 2 {
+			t.Errorf("rank %d: %+v", i, c)
+		}
+		ids[c.ID] = append(ids[c.ID], i)
+	}
+	if len(ids) != 2 {
+		t.Errorf("communicators: %v", ids)
+	}
+	for id, members := range ids {
+		if len(members) != 2 || members[0]%2 != members[1]%2 {
+			t.Errorf("communicator %x: ranks %v", id, members)
+		}
+	}
+}
+
+// A communicator whose memory another one has by the next look was destroyed.
+func TestMemoryThatIsUsedAgain(t *testing.T) {
+	j := newJob(t, 1)
+	r := j.start(0)
+	r.do("hello")
+	j.watch(ebpf.Options{})
+	j.attached(1)
+	r.do("init first")
+	rec := j.reader(0)
+	for i := range 20 {
+		r.do("call AllReduce 2")
+		r.do("leave")
+		r.do("init again%d", i)
+	}
+	r.do("call AllReduce 7")
+	j.comm(rec, "all but the last one left", func(record.CommStatus) bool {
+		joined, last := 0, false
+		for _, c := range rec.Comms(nil) {
+			if c.State == record.CommJoined {
+				joined++
+				last = c.Finished == 7
+			}
+		}
+		return joined == 1 && last
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -38,7 +39,9 @@ type rank struct {
 	comms  map[uint64]*comm
 	byAddr map[uint64]*comm
 	anchor int64
-	early  []callsCall // recorded before there was a recorder, or its communicator in it; at most maxEarly
+	missed time.Time          // since when there is no such process; zero while there is
+	looked map[uint64]*looked // communicators whose memory was looked at, by address
+	early  []callsCall        // recorded before there was a recorder, or its communicator in it; at most maxEarly
 }
 
 // comm is one communicator of it.
@@ -70,7 +73,7 @@ var stateOf = map[uint8]record.CommState{
 
 // newRank begins to follow a process.
 func (s *Source) newRank(pid int, now int64) *rank {
-	r := &rank{pid: pid, first: now, comms: map[uint64]*comm{}, byAddr: map[uint64]*comm{}}
+	r := &rank{pid: pid, first: now, comms: map[uint64]*comm{}, byAddr: map[uint64]*comm{}, looked: map[uint64]*looked{}}
 	env := environ(s.o.Proc, pid)
 	r.id, r.placed = identify(env)
 	r.id.Node = s.o.Node
@@ -161,6 +164,11 @@ func (r *rank) tell(e *entry, now int64) {
 	}
 	if joining {
 		return
+	}
+	if old := r.byAddr[e.key.Comm]; old != nil && old != c && old.state != record.CommLeft && old.state != record.CommAborted {
+		old.state = record.CommLeft // its memory is another one's: it was destroyed since the last look
+		old.c.SetState(record.CommLeft)
+		delete(r.comms, old.id)
 	}
 	r.byAddr[e.key.Comm] = c
 	if e.Called > c.called {

@@ -42,6 +42,8 @@ const (
 	pollEvery = 50 * time.Millisecond
 	// unusedFor is how long a library may be mapped by nobody until its probes go.
 	unusedFor = time.Minute
+	// endWithin is how long the programs' word of a process's end may take.
+	endWithin = 10 * time.Second
 	// maxDrain bounds the calls taken from the ring in one go.
 	maxDrain = 1 << 14
 	// stuckAfter is the age of the last look from which on the source hangs.
@@ -68,6 +70,7 @@ type Source struct {
 	err     error // why there are no probes
 	note    error // the last trouble with one process or library
 	ranks   map[int]*rank
+	places  map[libraryID]places
 	using   map[libraryID]time.Time // when a library was seen mapped last
 	others  map[int]bool            // processes that keep recorders of their own
 	updated int64                   // when they were last looked at, CLOCK_MONOTONIC ns
@@ -89,7 +92,7 @@ func New(o Options) *Source {
 	o.Proc, o.Scan, o.Sample = cmp.Or(o.Proc, "/proc"), cmp.Or(o.Scan, 500*time.Millisecond), max(o.Sample, 1)
 	s := &Source{
 		o: o, log: cmp.Or(o.Log, slog.Default()), stop: make(chan struct{}),
-		ranks: map[int]*rank{}, using: map[libraryID]time.Time{}, others: map[int]bool{},
+		ranks: map[int]*rank{}, using: map[libraryID]time.Time{}, places: map[libraryID]places{}, others: map[int]bool{},
 	}
 	if s.err = s.begin(); s.err != nil {
 		return s
@@ -255,6 +258,7 @@ func (s *Source) scan() {
 	for id, last := range s.using {
 		if now.Sub(last) > unusedFor {
 			delete(s.using, id)
+			delete(s.places, id)
 			s.scanner.forget(id)
 			if err := s.probes.detach(id); err != nil {
 				s.trouble(fmt.Errorf("take probes off: %w", err))
@@ -262,7 +266,12 @@ func (s *Source) scan() {
 		}
 	}
 	for pid, r := range s.ranks {
-		if !exists(s.o.Proc, pid) {
+		switch {
+		case exists(s.o.Proc, pid):
+			r.missed = time.Time{}
+		case r.missed.IsZero():
+			r.missed = now
+		case s.probes.exit != nil || now.Sub(r.missed) > endWithin: // how it ended will not be heard any more
 			s.gone(r)
 		}
 	}
@@ -277,14 +286,7 @@ func (s *Source) look(now int64) {
 	unidentified := 0
 	each := s.probes.calls.Comms.Iterate()
 	for each.Next(&key, &value) {
-		e := &entry{key, value}
-		if !e.identified() && key.Comm&joiningKey == 0 {
-			s.learn(e)
-			if !e.identified() {
-				unidentified++
-			}
-		}
-		byPID[int(key.Tgid)] = append(byPID[int(key.Tgid)], e)
+		byPID[int(key.Tgid)] = append(byPID[int(key.Tgid)], &entry{key, value})
 	}
 	// An iteration that changes under its feet is begun again; the next look has the rest.
 	for pid, entries := range byPID {
@@ -294,6 +296,14 @@ func (s *Source) look(now int64) {
 			s.ranks[pid] = r
 		}
 		slices.SortFunc(entries, func(a, b *entry) int { return cmp.Compare(a.Created, b.Created) })
+		for _, e := range entries {
+			if e.key.Comm&joiningKey != 0 {
+				continue
+			}
+			if s.learn(r, e, now); !e.identified() {
+				unidentified++
+			}
+		}
 		if s.tell(r, entries, now) {
 			s.flush(r)
 		}
@@ -310,6 +320,7 @@ func (s *Source) forgetLeft(r *rank, entries []*entry, now int64) {
 			_ = s.probes.calls.Comms.Delete(e.key) // it may be another one's by now
 			delete(r.comms, e.Id)
 			delete(r.byAddr, e.key.Comm)
+			delete(r.looked, e.key.Comm)
 		}
 	}
 }
@@ -402,6 +413,3 @@ func (s *Source) gone(r *rank) {
 		_ = s.probes.calls.Comms.Delete(k)
 	}
 }
-
-// learn finds out which rank a process is of a communicator that was split from another.
-func (s *Source) learn(e *entry) {}

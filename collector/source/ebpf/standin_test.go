@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -231,5 +230,3 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	t.Errorf("not within 30 s: %s", what)
 	t.FailNow()
 }
-
-var _ = syscall.SIGKILL
