@@ -3,6 +3,7 @@ package ccl
 import (
 	"fmt"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -16,28 +17,19 @@ func (c *Comm) invalid(kind record.CollKind, format string, args ...any) error {
 	return &Error{Op: kind.String(), Comm: c.name, Rank: c.rank, Peer: -1, Err: fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))}
 }
 
-// checkTypes tells what is wrong with a pair of buffers whose counts must be in
-// the ratio sendShares : recvShares.
-func (c *Comm) checkPair(kind record.CollKind, send, recv Buffer, sendShares, recvShares int) error {
+// checkPair tells what is wrong with a pair of buffers whose counts must be in
+// the ratio that the collective's shares have.
+func (c *Comm) checkPair(kind record.CollKind, send, recv Buffer) error {
 	if send.dt != recv.dt {
 		return c.invalid(kind, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
 	}
+	t := kind.Traits()
+	sendShares, recvShares := t.Send.Of(c.size), t.Recv.Of(c.size)
 	if send.n*recvShares != recv.n*sendShares {
 		return c.invalid(kind, "send buffer has %d elements, receive buffer %d; want a ratio of %d to %d", send.n, recv.n, sendShares, recvShares)
 	}
-	return nil
-}
-
-func (c *Comm) checkOp(kind record.CollKind, op Op) error {
-	if op > Avg {
-		return c.invalid(kind, "unknown operator %v", op)
-	}
-	return nil
-}
-
-func (c *Comm) checkRoot(kind record.CollKind, root int) error {
-	if root < 0 || root >= c.size {
-		return c.invalid(kind, "root %d, communicator has ranks 0 to %d", root, c.size-1)
+	if t.Send == record.ShareAll && t.Recv == record.ShareAll && send.n%c.size != 0 {
+		return c.invalid(kind, "%d elements are not %d equal parts", send.n, c.size)
 	}
 	return nil
 }
@@ -55,17 +47,50 @@ func overlap(a, b Buffer, shift int) (inPlace, bad bool) {
 	return false, pa < pb+uintptr(b.size()) && pb < pa+uintptr(a.size())
 }
 
-// submit puts a collective with both buffers in the queue. shift is where in
-// send the receive buffer lies when the call is in place.
-func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root, count, shift, shares int) error {
-	inPlace, bad := overlap(send, recv, shift)
-	if bad {
-		return c.invalid(kind, "send and receive buffers overlap in part")
+// noRoot is the root of a collective that has none.
+const noRoot = -1
+
+// collective checks a call against its kind's traits and submits it. The root's
+// buffer of a rooted collective counts on the root alone; other ranks' is none.
+func (c *Comm) collective(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root int) error {
+	t := kind.Traits()
+	if t.Root != record.RootNone && (root < 0 || root >= c.size) {
+		return c.invalid(kind, "root %d, communicator has ranks 0 to %d", root, c.size-1)
 	}
-	dt := recv.dt
+	switch {
+	case t.Root == record.RootFrom && c.rank != root:
+		send = Buffer{dt: recv.dt}
+	case t.Root == record.RootTo && c.rank != root:
+		recv = Buffer{dt: send.dt}
+	default:
+		if err := c.checkPair(kind, send, recv); err != nil {
+			return err
+		}
+	}
+	if t.Reduces && op > Avg {
+		return c.invalid(kind, "unknown operator %v", op)
+	}
+	// Every rank has one of the two; a share of it is the call's count.
+	count := 0
+	if t.Root == record.RootFrom {
+		count = recv.n / t.Recv.Of(c.size)
+	} else {
+		count = send.n / t.Send.Of(c.size)
+	}
+	return c.submit(s, kind, send, recv, op, root, count)
+}
+
+// submit puts a checked collective in the queue, or on the GPU's stream.
+func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root, count int) error {
+	t, dt := kind.Traits(), recv.dt
 	if recv.none() {
 		dt = send.dt
 	}
+	inPlace, bad := overlap(send, recv, t.InPlace(c.rank)*count*dt.Size())
+	if bad {
+		return c.invalid(kind, "send and receive buffers overlap in part")
+	}
+	shares := t.Shares(c.size)
 	if send.onDevice() || recv.onDevice() {
 		return c.submitGPU(s, kind, send, recv, op, root, count, shares, dt)
 	}
@@ -82,106 +107,50 @@ func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op,
 
 // AllReduce leaves in recv, on every rank, the reduction of all ranks' send.
 func (c *Comm) AllReduce(s *Stream, send, recv Buffer, op Op) error {
-	if err := c.checkPair(record.AllReduce, send, recv, 1, 1); err != nil {
-		return err
-	}
-	if err := c.checkOp(record.AllReduce, op); err != nil {
-		return err
-	}
-	return c.submit(s, record.AllReduce, send, recv, op, -1, recv.n, 0, 1)
+	return c.collective(s, record.AllReduce, send, recv, op, noRoot)
 }
 
 // Reduce leaves in root's recv the reduction of all ranks' send. Other ranks'
 // recv may be the zero Buffer.
 func (c *Comm) Reduce(s *Stream, send, recv Buffer, op Op, root int) error {
-	if err := c.checkRoot(record.Reduce, root); err != nil {
-		return err
-	}
-	if c.rank != root {
-		recv = Buffer{dt: send.dt}
-	} else if err := c.checkPair(record.Reduce, send, recv, 1, 1); err != nil {
-		return err
-	}
-	if err := c.checkOp(record.Reduce, op); err != nil {
-		return err
-	}
-	return c.submit(s, record.Reduce, send, recv, op, root, send.n, 0, 1)
+	return c.collective(s, record.Reduce, send, recv, op, root)
 }
 
 // Broadcast leaves in every rank's recv what root has in send. Other ranks'
 // send may be the zero Buffer.
 func (c *Comm) Broadcast(s *Stream, send, recv Buffer, root int) error {
-	if err := c.checkRoot(record.Broadcast, root); err != nil {
-		return err
-	}
-	if c.rank != root {
-		send = Buffer{dt: recv.dt}
-	} else if err := c.checkPair(record.Broadcast, send, recv, 1, 1); err != nil {
-		return err
-	}
-	return c.submit(s, record.Broadcast, send, recv, Sum, root, recv.n, 0, 1)
+	return c.collective(s, record.Broadcast, send, recv, Sum, root)
 }
 
 // AllGather leaves in every rank's recv all ranks' send, by rank; recv has Size
 // times as many elements. In place when send is this rank's part of recv.
 func (c *Comm) AllGather(s *Stream, send, recv Buffer) error {
-	if err := c.checkPair(record.AllGather, send, recv, 1, c.size); err != nil {
-		return err
-	}
-	return c.submit(s, record.AllGather, send, recv, Sum, -1, send.n, -c.rank*send.size(), c.size)
+	return c.collective(s, record.AllGather, send, recv, Sum, noRoot)
 }
 
 // ReduceScatter leaves in recv this rank's part of the reduction of all ranks'
 // send, which has Size times as many elements. In place when recv is this rank's
 // part of send.
 func (c *Comm) ReduceScatter(s *Stream, send, recv Buffer, op Op) error {
-	if err := c.checkPair(record.ReduceScatter, send, recv, c.size, 1); err != nil {
-		return err
-	}
-	if err := c.checkOp(record.ReduceScatter, op); err != nil {
-		return err
-	}
-	return c.submit(s, record.ReduceScatter, send, recv, op, -1, recv.n, c.rank*recv.size(), c.size)
+	return c.collective(s, record.ReduceScatter, send, recv, op, noRoot)
 }
 
 // AlltoAll sends the i-th of Size equal parts of send to rank i, which leaves it
 // in the part of recv that is this rank's.
 func (c *Comm) AlltoAll(s *Stream, send, recv Buffer) error {
-	if err := c.checkPair(record.AlltoAll, send, recv, 1, 1); err != nil {
-		return err
-	}
-	if send.n%c.size != 0 {
-		return c.invalid(record.AlltoAll, "%d elements are not %d equal parts", send.n, c.size)
-	}
-	return c.submit(s, record.AlltoAll, send, recv, Sum, -1, send.n/c.size, 0, c.size)
+	return c.collective(s, record.AlltoAll, send, recv, Sum, noRoot)
 }
 
 // Gather leaves in root's recv all ranks' send, by rank. Other ranks' recv may
 // be the zero Buffer.
 func (c *Comm) Gather(s *Stream, send, recv Buffer, root int) error {
-	if err := c.checkRoot(record.Gather, root); err != nil {
-		return err
-	}
-	if c.rank != root {
-		recv = Buffer{dt: send.dt}
-	} else if err := c.checkPair(record.Gather, send, recv, 1, c.size); err != nil {
-		return err
-	}
-	return c.submit(s, record.Gather, send, recv, Sum, root, send.n, -c.rank*send.size(), c.size)
+	return c.collective(s, record.Gather, send, recv, Sum, root)
 }
 
 // Scatter leaves in every rank's recv its part of root's send. Other ranks' send
 // may be the zero Buffer.
 func (c *Comm) Scatter(s *Stream, send, recv Buffer, root int) error {
-	if err := c.checkRoot(record.Scatter, root); err != nil {
-		return err
-	}
-	if c.rank != root {
-		send = Buffer{dt: recv.dt}
-	} else if err := c.checkPair(record.Scatter, send, recv, c.size, 1); err != nil {
-		return err
-	}
-	return c.submit(s, record.Scatter, send, recv, Sum, root, recv.n, c.rank*recv.size(), c.size)
+	return c.collective(s, record.Scatter, send, recv, Sum, root)
 }
 
 // Barrier ends when every rank has called it. On a stream that has run or wraps
@@ -240,7 +209,7 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 		send: send.raw(), recv: recv.raw(),
 	}
 	o.vector = c.groups.vector()
-	*o.vector = vector{sendCounts, sendOffsets, recvCounts, recvOffsets}
+	*o.vector = algo.Vector{SendCounts: sendCounts, SendOffsets: sendOffsets, RecvCounts: recvCounts, RecvOffsets: recvOffsets}
 	if err := c.put(s, &o); err != nil {
 		c.groups.putVector(o.vector)
 		return err

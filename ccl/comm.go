@@ -27,7 +27,7 @@ type Comm struct {
 	rank, size int
 	proc       *process
 	ctl        *bootstrap.Control
-	mesh       transport.Mesh
+	mesh       *transport.Mesh
 	place      algo.Place
 	model      algo.Model
 	eng        *engine.Engine
@@ -87,7 +87,7 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	if err := cfg.checkOutage(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.OutageTimeout is %w", ErrInvalid, err))
 	}
-	if err := cfg.checkGPUDirect(); err != nil {
+	if err := cfg.GPUDirect.Check(); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.GPUDirect is %w", ErrInvalid, err))
 	}
 	if n := cfg.GPU.Threads; n < 0 || n > 512 || n%32 != 0 { // kernels count in warps
@@ -98,7 +98,7 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 		return nil, fail(err)
 	}
 	proc := processOf(cfg.Recorder)
-	log, err := newLog(proc, cfg.Device, record.CommEntry{
+	log, err := newLog(proc, &cfg, record.CommEntry{
 		ID: cfg.ID.id.Uint64(), Name: cfg.Name, Rank: int32(cfg.Rank), Size: int32(cfg.Size), State: record.CommJoining,
 	})
 	if err != nil {
@@ -166,7 +166,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.lost, Key: ctl.Key("transport"),
 		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, RDMA: c.rdma(),
-		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults,
+		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
 	})
 	if err != nil {
 		return nil, err

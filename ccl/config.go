@@ -1,16 +1,14 @@
 package ccl
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/proxy"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -38,10 +36,24 @@ func ParseUniqueID(s string) (UniqueID, error) {
 // String is the form in which an id travels.
 func (u UniqueID) String() string { return u.id.String() }
 
-// Algo and Proto name ways to run a collective.
+// Algo and Proto name how a collective runs.
 type (
 	Algo  = record.Algo
 	Proto = record.Proto
+)
+
+// GPUDirect says whether NICs read what GPU ranks send between nodes from the GPUs'
+// memory. Each rank may have its own.
+type GPUDirect = proxy.Direct
+
+const (
+	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
+	// switch or root port, and these and their backups take the memory. The log says why not.
+	GPUDirectAuto = proxy.DirectAuto
+	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
+	GPUDirectOff = proxy.DirectOff
+	// GPUDirectRequire: at any distance, or Init fails and says why.
+	GPUDirectRequire = proxy.DirectRequire
 )
 
 // Faults injects faults into transports; package ccltest makes some.
@@ -73,6 +85,9 @@ type Config struct {
 	// owns it and closes it after the last communicator.
 	Recorder *record.Writer
 	Faults   Faults
+	// Log is told what an operator may want to know and no call returns: what was found
+	// and is not used, once in a process; nil for slog's default.
+	Log *slog.Logger
 
 	// Algo and Proto force the choice where a collective has it; zero leaves it
 	// to the cost model.
@@ -91,12 +106,15 @@ type Config struct {
 	// Interface is the address to listen at for other nodes, "" for the one that
 	// leads to rank 0.
 	Interface string
+
+	// What ConfigFromEnv leaves for Prepare to do.
+	wants wants
 }
 
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
-	Algo   string // ll, ll2, ll12, sym, bulk, ce or pushbulk, where a collective has it
-	Blocks int    // multiprocessors, where the way takes a choice
+	Algo   string // an algorithm of GPUs (record.Algo), where a collective has it: ll, ll2, ll12, sym, bulk, ce or pushbulk
+	Blocks int    // multiprocessors, where the algorithm takes a choice
 	// Table is a file that says which algorithm operations take, as bench/cmd/gputune
 	// writes it; "" for the table that is built in.
 	Table string
@@ -108,110 +126,12 @@ type GPUConfig struct {
 	Pace int
 }
 
-// ConfigFromEnv reads what a launcher sets: LOCKSTEP_RANK, LOCKSTEP_WORLD_SIZE
-// and LOCKSTEP_LOCAL_RANK (or torchrun's RANK, WORLD_SIZE, LOCAL_RANK),
-// LOCKSTEP_COMM_ID, LOCKSTEP_NODE, LOCKSTEP_ALGO, LOCKSTEP_PROTO,
-// LOCKSTEP_SOCKETS, LOCKSTEP_IFNAME and LOCKSTEP_OUTAGE_TIMEOUT (30s), LOCKSTEP_NET, LOCKSTEP_RDMA_HCA, _GID, _QPS,
-// _TIMEOUT, _RETRIES, _TRAFFIC_CLASS and _SERVICE_LEVEL, LOCKSTEP_DEVICE (cpu, cuda:N, or cuda for
-// the GPU of the local rank's number), LOCKSTEP_GPU_ALGO, _PACE and _TABLE, LOCKSTEP_GPUDIRECT; the secret stays in the file that
-// LOCKSTEP_SECRET_FILE names. Unless LOCKSTEP_RECORDER is "off" it also creates
-// the process's flight recorder in LOCKSTEP_RUNTIME_DIR, for job LOCKSTEP_JOB
-// and attempt LOCKSTEP_RESTART_COUNT; the caller closes Config.Recorder last. Where
-// none can be made it warns and goes on without.
-func ConfigFromEnv() (Config, error) {
-	cfg, err := configFromEnv()
-	if err != nil {
-		return Config{}, fmt.Errorf("configure from environment: %w", err)
+// logger is where to log.
+func (cfg *Config) logger() *slog.Logger {
+	if cfg.Log != nil {
+		return cfg.Log
 	}
-	return cfg, nil
-}
-
-func configFromEnv() (Config, error) {
-	var errs []error
-	number := func(fallback int, names ...string) int {
-		for _, name := range names {
-			v := os.Getenv(name)
-			if v == "" {
-				continue
-			}
-			n, err := strconv.Atoi(v)
-			if err != nil || n < 0 {
-				errs = append(errs, fmt.Errorf("%s is %q, want a number", name, v))
-			}
-			return n
-		}
-		if fallback < 0 {
-			errs = append(errs, fmt.Errorf("%s is not set", strings.Join(names, " or ")))
-		}
-		return fallback
-	}
-	cfg := Config{
-		Rank:    number(-1, "LOCKSTEP_RANK", "RANK"),
-		Size:    number(-1, "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
-		Sockets: number(0, "LOCKSTEP_SOCKETS"),
-		Node:    nodeName(),
-		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Table: os.Getenv("LOCKSTEP_GPU_TABLE"), Pace: number(0, "LOCKSTEP_GPU_PACE")},
-		Net:     Net(os.Getenv("LOCKSTEP_NET")),
-
-		GPUDirect: GPUDirect(os.Getenv("LOCKSTEP_GPUDIRECT")),
-		RDMA: RDMAConfig{
-			HCA: os.Getenv("LOCKSTEP_RDMA_HCA"), GID: os.Getenv("LOCKSTEP_RDMA_GID"),
-			QueuePairs: number(0, "LOCKSTEP_RDMA_QPS"), Timeout: number(0, "LOCKSTEP_RDMA_TIMEOUT"), Retries: number(0, "LOCKSTEP_RDMA_RETRIES"),
-			TrafficClass: number(0, "LOCKSTEP_RDMA_TRAFFIC_CLASS"), ServiceLevel: number(0, "LOCKSTEP_RDMA_SERVICE_LEVEL"),
-		},
-	}
-	if err := cfg.checkNet(); err != nil {
-		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
-	}
-	if err := cfg.checkGPUDirect(); err != nil {
-		errs = append(errs, fmt.Errorf("LOCKSTEP_GPUDIRECT is %w", err))
-	}
-	local := number(0, "LOCKSTEP_LOCAL_RANK", "LOCAL_RANK")
-	attempt := number(0, "LOCKSTEP_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-	if v := os.Getenv("LOCKSTEP_COMM_ID"); v == "" {
-		errs = append(errs, errors.New("LOCKSTEP_COMM_ID is not set (lockstep run sets it; or make one with ccl.NewUniqueID)"))
-	} else {
-		var err error
-		cfg.ID, err = ParseUniqueID(v)
-		errs = append(errs, err)
-	}
-	var err error
-	if cfg.Algo, err = parseName(os.Getenv("LOCKSTEP_ALGO"), "LOCKSTEP_ALGO", record.AlgoNone, record.AlgoHierarchical); err != nil {
-		errs = append(errs, err)
-	}
-	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
-		errs = append(errs, err)
-	}
-	if v := os.Getenv("LOCKSTEP_OUTAGE_TIMEOUT"); v != "" {
-		if cfg.OutageTimeout, err = time.ParseDuration(v); err != nil || cfg.checkOutage() != nil {
-			errs = append(errs, fmt.Errorf("LOCKSTEP_OUTAGE_TIMEOUT is %q, want a duration from %v to %v", v, minOutage, maxOutage))
-		}
-	}
-	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
-		errs = append(errs, err)
-	}
-	if cfg.Device, err = parseDevice(os.Getenv("LOCKSTEP_DEVICE"), local); err != nil {
-		errs = append(errs, err)
-	}
-	if err := errors.Join(errs...); err != nil {
-		return Config{}, err
-	}
-	if os.Getenv("LOCKSTEP_RECORDER") != "off" {
-		job := os.Getenv("LOCKSTEP_JOB")
-		if job == "" {
-			job = "job"
-		}
-		o := record.Options{Identity: record.Identity{
-			Job: job, Node: cfg.Node, Rank: int32(cfg.Rank), WorldSize: int32(cfg.Size), LocalRank: int32(local), Attempt: uint32(attempt),
-		}}
-		if cfg.Device != CPU {
-			o.StampSlots = record.GPUStampSlots
-		}
-		if cfg.Recorder, err = record.Create(o); err != nil { // the job matters more
-			slog.Warn("no flight recorder, so nobody will see what this rank does: make room or set LOCKSTEP_RUNTIME_DIR, or LOCKSTEP_RECORDER=off", "rank", cfg.Rank, "err", err)
-		}
-	}
-	return cfg, nil
+	return slog.Default()
 }
 
 const minOutage, maxOutage = time.Second, time.Hour
@@ -223,25 +143,10 @@ func (cfg *Config) checkOutage() error {
 	return nil
 }
 
-// parseDevice reads LOCKSTEP_DEVICE.
-func parseDevice(v string, local int) (Device, error) {
-	switch ordinal, ok := strings.CutPrefix(v, "cuda:"); {
-	case v == "" || v == "cpu":
-		return CPU, nil
-	case v == "cuda":
-		return GPU(local), nil
-	case ok:
-		if n, err := strconv.Atoi(ordinal); err == nil && n >= 0 {
-			return GPU(n), nil
-		}
-	}
-	return CPU, fmt.Errorf("LOCKSTEP_DEVICE is %q, want cpu, cuda or cuda:N", v)
-}
-
 // ParseAlgo and ParseProto read names as LOCKSTEP_ALGO and LOCKSTEP_PROTO have
 // them; "" is the cost model's choice.
 func ParseAlgo(s string) (Algo, error) {
-	return parseName(s, "algorithm", record.AlgoNone, record.AlgoHierarchical)
+	return record.ParseAlgo(s, record.Algo.OnCPU)
 }
 
 func ParseProto(s string) (Proto, error) {
@@ -264,36 +169,4 @@ func parseName[T interface {
 		names = append(names, t.String())
 	}
 	return none, fmt.Errorf("%s is %q, want one of %s", what, v, strings.Join(names, ", "))
-}
-
-func nodeName() string {
-	if n := os.Getenv("LOCKSTEP_NODE"); n != "" {
-		return n
-	}
-	n, err := os.Hostname()
-	if err != nil {
-		return "node"
-	}
-	return n
-}
-
-// interfaceAddr is the first address of the interface called name.
-func interfaceAddr(name string) (string, error) {
-	if name == "" {
-		return "", nil
-	}
-	ifc, err := net.InterfaceByName(name)
-	if err != nil {
-		return "", fmt.Errorf("LOCKSTEP_IFNAME: %w", err)
-	}
-	addrs, err := ifc.Addrs()
-	if err != nil {
-		return "", fmt.Errorf("LOCKSTEP_IFNAME: addresses of %s: %w", name, err)
-	}
-	for _, a := range addrs {
-		if ip, ok := a.(*net.IPNet); ok {
-			return ip.IP.String(), nil
-		}
-	}
-	return "", fmt.Errorf("LOCKSTEP_IFNAME: interface %s has no address", name)
 }

@@ -81,7 +81,7 @@ func (c *Comm) child(ctx context.Context, ctl *bootstrap.Control, name string, c
 		f(&cfg)
 	}
 	proc := processOf(cfg.Recorder)
-	log, err := newLog(proc, cfg.Device, record.CommEntry{
+	log, err := newLog(proc, &cfg, record.CommEntry{
 		ID: ctl.ID().Uint64(), Name: cfg.Name, Rank: int32(ctl.Rank()), Size: int32(ctl.Size()), Parent: c.id, State: record.CommJoining,
 	})
 	if err != nil {

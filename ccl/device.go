@@ -202,26 +202,23 @@ func (c *Comm) gpuError(op string, err error) error {
 
 // checkHost refuses what the CPU cannot compute with.
 func (c *Comm) checkHost(kind record.CollKind, dt DType) error {
-	if dt == Float8E4M3 || dt == Float8E5M2 {
-		switch kind {
-		case record.AllReduce, record.Reduce, record.ReduceScatter:
-			return c.invalid(kind, "%v in host memory: 8-bit floats are reduced on GPUs only", dt)
-		}
+	if kind.Reduces() && (dt == Float8E4M3 || dt == Float8E5M2) {
+		return c.invalid(kind, "%v in host memory: 8-bit floats are reduced on GPUs only", dt)
 	}
 	return nil
 }
 
-// GPUWays says how the communicator's last operation on device memory ran: a way
-// (ll, ll2, ll12, sym, bulk, ce, pushbulk; nodes between nodes) and on how many multiprocessors.
-func (c *Comm) GPUWays() (way string, sms int) {
+// GPUAlgo says with which algorithm the communicator's last operation on device memory
+// ran, as it is recorded, and on how many multiprocessors.
+func (c *Comm) GPUAlgo() (algo Algo, sms int) {
 	if c.gpu == nil {
-		return "", 0
+		return record.AlgoNone, 0
 	}
-	w, n := c.gpu.comm.Last()
-	if c.gpu.nodes != nil {
-		return "nodes", n
+	algo, sms = c.gpu.comm.Last()
+	if p := c.gpu.proxy; p != nil {
+		algo = p.Algo()
 	}
-	return w.String(), n
+	return algo, sms
 }
 
 // Graph is operations captured from a Stream, to be launched as one.

@@ -209,6 +209,9 @@ func child(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		return err
 	}

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
@@ -38,7 +36,7 @@ type executor struct {
 	behind  behind // while its communicator is worked on
 	op      engine.Op
 	plans   plans
-	pairs   pointToPoint
+	pairs   algo.Messages
 	entry   int64 // when an injected delay lets operation heldSeq begin
 	heldSeq uint64
 	suspect *failure // a link broke: why is the control plane's to say, for a while
@@ -203,14 +201,17 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 				x.dep = op.after
 				return moved
 			}
-			if op.crossing != nil {
-				if !op.crossing.begun() {
+			if op.proxy != nil {
+				if !op.proxy.Ready() {
 					return moved
 				}
-			} else if c.cfg.Faults != nil && collective(op.coll) && c.held(next) {
+			} else if c.cfg.Faults != nil && op.coll.Collective() && c.held(next) {
 				return moved
 			}
-			c.begin(op, next)
+			if err := c.begin(op, next); err != nil {
+				c.fail(&failure{-1, fmt.Errorf("%w: %w", ErrInternal, err)}, true)
+				continue
+			}
 		}
 		if x.suspect != nil {
 			return moved
@@ -228,7 +229,7 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 			var m bool
 			m, err = c.eng.Step()
 			moved = moved || m
-			if k := x.current.crossing; k != nil && k.returns() {
+			if p := x.current.proxy; p != nil && p.Returned() {
 				moved = true
 			}
 		}
@@ -264,29 +265,35 @@ func (c *Comm) broke(f *failure) {
 }
 
 // begin makes op, number seq, the current operation.
-func (c *Comm) begin(op *operation, seq uint64) {
+func (c *Comm) begin(op *operation, seq uint64) error {
 	x := &c.executor
-	x.current, x.seq, x.entered = op, seq, false
 	x.op.Signature = c.signature(op)
 	x.op.Send, x.op.Recv, x.op.Divisor = op.send, op.recv, c.size
 	x.op.Parts, x.op.Gate, x.op.Arrivals = nil, nil, c.log.asksEngine(op)
 	var sched *algo.Schedule
 	switch {
-	case op.crossing != nil:
-		sched = op.crossing.sched
-		x.op.Parts, x.op.Gate = op.crossing.n.parts, op.crossing.gate
-	case op.coll == record.Send || op.coll == record.Recv:
-		sched = x.pairs.single(op)
+	case op.proxy != nil:
+		sched = op.proxy.Schedule()
+		x.op.Parts, x.op.Gate = op.proxy.Parts(), op.proxy.Gate
+	case op.coll == record.Send:
+		sched = x.pairs.Single(algo.Message{Peer: op.root, Send: true, Len: len(op.send)})
+	case op.coll == record.Recv:
+		sched = x.pairs.Single(algo.Message{Peer: op.root, Len: len(op.recv)})
 	case op.coll == record.Group:
-		sched = x.pairs.group(op.group)
+		sched = x.pairs.Group(c.rank, c.size, op.group.msgs)
 		x.op.Parts = op.group.parts
 	case op.coll == record.AlltoAllv:
-		sched = x.pairs.vector(c, op)
+		sched = x.pairs.AlltoAllv(c.rank, c.size, op.vector, op.dtype.Size())
 	default:
-		sched = x.plans.of(op)
+		var err error
+		if sched, err = x.plans.of(op); err != nil {
+			return err
+		}
 	}
+	x.current, x.seq, x.entered = op, seq, false
 	x.plans.last = sched
 	c.eng.Begin(sched, &x.op)
+	return nil
 }
 
 // finish ends the current operation.
@@ -306,7 +313,7 @@ func (c *Comm) finish(result record.Result) {
 
 // forget lets go of an operation's buffers.
 func (c *Comm) forget(op *operation) {
-	op.send, op.recv, op.crossing, op.after = nil, nil, nil, use{}
+	op.send, op.recv, op.proxy, op.after = nil, nil, nil, use{}
 	if op.group != nil {
 		c.groups.put(op.group)
 		op.group = nil
@@ -341,147 +348,4 @@ func (c *Comm) drain(f *failure) {
 	q.finished.Store(tail)
 	x.dep = use{}
 	x.rouse()
-}
-
-// idleness is how long the holder of the role has had nothing to do.
-type idleness struct {
-	waits int
-	since int64
-	told  bool
-}
-
-const (
-	// A wait is worth recording, and ranks compare what they are in, only when
-	// it has lasted.
-	tellAfter    = int64(100 * time.Microsecond)
-	compareAfter = int64(300 * time.Millisecond)
-	compareEvery = int64(500 * time.Millisecond)
-	// leftAfter is how long bytes of a rank that has closed may take to arrive.
-	leftAfter = int64(500 * time.Millisecond)
-	// hearsay is how long the control plane may take to say why a link broke.
-	hearsay = int64(time.Second)
-	// nap bounds one sleep, so that a context's end is noticed.
-	nap = 20 * time.Millisecond
-)
-
-// idle waits for something to do.
-func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
-	if x := &c.executor; x.suspect != nil {
-		time.Sleep(time.Millisecond)
-		if record.Now()-x.since > hearsay {
-			c.fail(x.suspect, true)
-		}
-		return nil
-	}
-	if x := &c.executor; x.current == nil && c.queue.at(c.queue.finished.Load()+1).crossing == nil {
-		time.Sleep(min(time.Duration(max(x.entry-record.Now(), 0)), nap))
-		if ctx.Err() != nil {
-			return c.interrupted(ctx, seq)
-		}
-		return nil
-	}
-	if i.waits++; i.waits == 1 {
-		c.eng.Late()
-	}
-	if c.executor.current == nil || c.eng.Gated() {
-		c.attend(i) // what the GPU does, no link tells
-	} else if polled := c.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
-		return nil // no clock yet
-	}
-	now := record.Now()
-	if i.since == 0 {
-		i.since = now
-	}
-	if ctx.Err() != nil {
-		return c.interrupted(ctx, seq)
-	}
-	waited := now - i.since
-	if waited > tellAfter && !i.told {
-		i.told = true
-		c.eng.Idle(now)
-		if x := &c.executor; x.current != nil {
-			c.log.lasts(x.current, x.seq, x.plans.last)
-		}
-	}
-	if waited > compareAfter {
-		c.announce(now)
-	}
-	if waited > leftAfter {
-		c.missLeavers()
-	}
-	return nil
-}
-
-// announce tells rank 0 which collective this rank is stuck in: ranks that
-// disagree on a call may be waiting for messages that nobody sends.
-func (c *Comm) announce(now int64) {
-	x := &c.executor
-	if x.current == nil || x.current.collective == 0 || x.saidSeq == x.seq && now-x.said < compareEvery {
-		return
-	}
-	x.said, x.saidSeq = now, x.seq
-	var b [engine.SignatureSize]byte
-	x.op.Encode(b[:])
-	c.ctl.Tell(b[:])
-}
-
-// missLeavers fails the communicator when this rank waits for one that has closed it.
-func (c *Comm) missLeavers() {
-	left := c.leavers()
-	if len(left) == 0 || c.executor.current == nil {
-		return
-	}
-	for _, p := range c.eng.Waiting(nil) {
-		if slices.Contains(left, int(p)) {
-			c.fail(&failure{int(p), fmt.Errorf("%w: rank %d has closed the communicator", ErrPeerLost, p)}, true)
-			return
-		}
-	}
-}
-
-// plans keeps the schedules of the shapes that were called.
-type plans struct {
-	c       *Comm
-	shape   algo.Call
-	recent  *algo.Schedule
-	all     map[algo.Call]*algo.Schedule
-	last    *algo.Schedule // of the current operation, kept or not
-	keeping int            // steps in all
-}
-
-// maxSteps bounds the memory of kept schedules (about 16 MiB).
-const maxSteps = 1 << 18
-
-func (p *plans) init(c *Comm) { p.c, p.all = c, make(map[algo.Call]*algo.Schedule) }
-
-func (p *plans) of(op *operation) *algo.Schedule {
-	call := algo.Call{Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Count: op.count, InPlace: op.inPlace}
-	if call == p.shape && p.recent != nil {
-		return p.recent
-	}
-	s := p.all[call]
-	if s == nil {
-		s = p.make(call)
-		steps := 0
-		for _, t := range s.Tracks {
-			steps += len(t)
-		}
-		if p.keeping += steps; p.keeping > maxSteps {
-			clear(p.all)
-			p.keeping = steps
-		}
-		p.all[call] = s
-	}
-	p.shape, p.recent = call, s
-	return s
-}
-
-func (p *plans) make(call algo.Call) *algo.Schedule {
-	c := p.c
-	choice := c.model.Choose(call, &c.place, algo.Overrides{Algo: c.cfg.Algo, Proto: c.cfg.Proto})
-	s, err := algo.Build(call, c.place, choice)
-	if err != nil {
-		panic("ccl: the cost model chose what cannot be built: " + err.Error())
-	}
-	return s
 }

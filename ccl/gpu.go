@@ -6,14 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/proxy"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -21,21 +21,22 @@ import (
 type gpuPart struct {
 	comm  *gpu.Comm
 	ctl   *bootstrap.Control // of the node's ranks; nil on a single node, as is
-	nodes *gpuNodes
-	calls atomic.Uint64 // on device memory, for errors
+	proxy *proxy.Proxy       // what crosses nodes
+	wake  func()             // the executor
+	calls atomic.Uint64      // on device memory, for errors
 }
 
 // newGPU makes the GPU side; all ranks call it.
 func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
-	way, err := gpu.ParseWay(c.cfg.GPU.Algo)
+	algo, err := gpu.ParseAlgo(c.cfg.GPU.Algo)
 	if err != nil {
 		return nil, fmt.Errorf("%w: Config.GPU.Algo: %w", ErrInvalid, err)
 	}
 	cfg := gpu.Config{
 		Device: c.cfg.Device.Ordinal(), Rank: c.rank, Size: c.size, Name: c.name,
-		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: record.DefaultDir(),
+		Exchange: c.ctl.AllGather, Key: c.ctl.Key("gpu"), Dir: runtimeDir(c.cfg.Secret, c.cfg.logger()),
 		Recording: c.log.gpu, Live: c.log.live,
-		Force: way, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
+		Force: algo, Blocks: c.cfg.GPU.Blocks, Threads: c.cfg.GPU.Threads, Pace: c.cfg.GPU.Pace,
 		Failed: func(err error) { c.gpuBroke(err) },
 	}
 	if path := c.cfg.GPU.Table; path != "" {
@@ -46,7 +47,7 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 			return nil, fmt.Errorf("%w: Config.GPU.Table: %s: %w", ErrInvalid, path, err)
 		}
 	}
-	g := &gpuPart{}
+	g := &gpuPart{wake: c.executor.wake}
 	defer func() {
 		if err != nil {
 			_ = g.close(context.Background())
@@ -62,7 +63,8 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	place, err := c.gpuPlace(ctx, dev)
+	reach := symm.Config{Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: runtimeDir(c.cfg.Secret, c.cfg.logger())}
+	place, err := proxy.Place(ctx, c.place, reach, c.noteApart)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +86,10 @@ func (c *Comm) newGPU(ctx context.Context) (_ *gpuPart, err error) {
 		return nil, err
 	}
 	if g.ctl != nil {
-		g.nodes, err = c.newGPUNodes(g.comm, place)
+		g.proxy, err = proxy.New(proxy.Config{
+			Rank: c.rank, Size: c.size, Device: c.cfg.Device.Ordinal(), Place: place, GPU: g.comm, Mesh: c.mesh, Executor: proxyExecutor{c},
+			Choose: c.choose, Direct: c.cfg.GPUDirect, Reads: c.cfg.Faults != nil, Note: c.noteDirect,
+		})
 		if err = c.together(ctx, err); err != nil {
 			return nil, err
 		}
@@ -114,8 +119,8 @@ func (c *Comm) together(ctx context.Context, mine error) error {
 func (g *gpuPart) abort() {
 	if g != nil {
 		g.comm.Abort()
-		if g.nodes != nil {
-			g.nodes.c.executor.wake() // it lets go of streams when no NIC reads their slots
+		if g.proxy != nil {
+			g.wake() // it lets go of streams when no NIC reads their slots
 		}
 	}
 }
@@ -123,7 +128,7 @@ func (g *gpuPart) abort() {
 // over lets go of streams, when nothing is sent any more.
 func (g *gpuPart) over() {
 	if g != nil {
-		g.nodes.release()
+		g.proxy.Release()
 	}
 }
 
@@ -140,11 +145,11 @@ func (g *gpuPart) close(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
-	g.nodes.halt()
-	g.nodes.release() // what the executor has not come to would never end
+	g.proxy.Halt()
+	g.proxy.Release() // what the executor has not come to would never end
 	err := g.comm.Close(ctx)
-	if g.nodes != nil && err == nil { // else the GPU may still use its memory
-		err = g.nodes.free()
+	if g.proxy != nil && err == nil { // else the GPU may still use its memory
+		err = g.proxy.Free()
 	}
 	if g.ctl != nil {
 		err = errors.Join(err, g.ctl.Close())
@@ -152,75 +157,40 @@ func (g *gpuPart) close(ctx context.Context) error {
 	return err
 }
 
-// gpuStream is the CUDA side of a Stream.
-type gpuStream struct {
-	on      Device
-	stream  *cuda.Stream
-	handle  uintptr // of a foreign stream
-	foreign bool
-	comms   []*Comm // that have used it since the last Wait
+// localExchange is an exchange among the members of this node; who is lost is told by
+// its rank in the communicator.
+func localExchange(ctl *bootstrap.Control, local []int) func(context.Context, []byte) ([][]byte, error) {
+	return func(ctx context.Context, blob []byte) ([][]byte, error) {
+		blobs, err := ctl.AllGather(ctx, blob)
+		if lost := (*bootstrap.LostError)(nil); errors.As(err, &lost) && lost.Rank >= 0 && lost.Rank < len(local) {
+			err = &bootstrap.LostError{Rank: local[lost.Rank], Reason: lost.Reason}
+		}
+		return blobs, err
+	}
 }
 
-// attach gives s its CUDA stream, and a hold of the device of its own: a Stream
-// outlives communicators.
-func (s *Stream) attach(d Device) error {
-	g := &s.gpu
-	if g.foreign && g.on != d {
-		return fmt.Errorf("%w: a stream of %v for a rank on %v", ErrInvalid, g.on, d)
+// noteApart says once which GPUs are apart, and what comes of it.
+func (c *Comm) noteApart(pairs, groups, reason string) {
+	if c.proc.once(pairs + " " + groups + " " + reason) {
+		c.cfg.logger().Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
+			"communicator", c.name, "ranks", pairs, "groups", groups, "reason", reason)
 	}
-	drv, err := cuda.Open()
-	if err != nil {
-		return err
-	}
-	dev, err := drv.Device(d.Ordinal())
-	if err != nil {
-		return err
-	}
-	cs := dev.StreamOf(g.handle)
-	if !g.foreign {
-		if cs, err = dev.NewStream(0); err != nil {
-			return errors.Join(err, dev.Close())
-		}
-	}
-	runtime.AddCleanup(s, func(own bool) {
-		if own {
-			_ = cs.Close()
-		}
-		_ = dev.Close()
-	}, !g.foreign)
-	g.stream, g.on, s.device = cs, d, true
-	return nil
 }
 
-// owned is the CUDA stream with what keeps it.
-func (s *Stream) owned(cs *cuda.Stream) gpu.Stream {
-	if s.gpu.foreign {
-		return gpu.Stream{Stream: cs}
+// noteDirect says of each GPU once that it is so, and once that it is not.
+func (c *Comm) noteDirect(why error) {
+	type note struct {
+		device Device
+		chosen bool
 	}
-	return gpu.Stream{Stream: cs, Owner: s}
-}
-
-// cudaStream is the CUDA stream of s for c's device.
-func (c *Comm) cudaStream(s *Stream) (*cuda.Stream, error) {
-	g := &s.gpu
-	if g.stream == nil {
-		if err := s.attach(c.cfg.Device); err != nil {
-			return nil, err
-		}
+	if !c.proc.once(note{c.cfg.Device, why == nil}) {
+		return
 	}
-	if g.on != c.cfg.Device {
-		return nil, fmt.Errorf("%w: a stream of %v for a rank on %v", ErrInvalid, g.on, c.cfg.Device)
+	if why == nil {
+		c.cfg.logger().Info("GPUDirect: NICs read the GPU's memory between nodes", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device)
+	} else {
+		c.cfg.logger().Info("no GPUDirect: what goes between nodes is copied to host memory", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device, "reason", why)
 	}
-	for i, u := range g.comms {
-		if u == c {
-			if i != len(g.comms)-1 {
-				g.comms = append(append(g.comms[:i], g.comms[i+1:]...), c)
-			}
-			return g.stream, nil
-		}
-	}
-	g.comms = append(g.comms, c)
-	return g.stream, nil
 }
 
 // enter checks that the communicator takes calls on device memory.
@@ -256,9 +226,6 @@ func (c *Comm) submitGPU(s *Stream, kind record.CollKind, send, recv Buffer, op 
 	if kind == record.Gather || kind == record.Scatter {
 		return c.rootedGPU(s, kind, send, recv, root)
 	}
-	if c.gpu != nil && c.gpu.nodes != nil {
-		return c.gpu.nodes.submit(s, kind, send, recv, op, root, count, shares, dt)
-	}
 	cs, err := c.enter(kind, s)
 	if err != nil {
 		return err
@@ -266,13 +233,52 @@ func (c *Comm) submitGPU(s *Stream, kind record.CollKind, send, recv Buffer, op 
 	if count == 0 && kind != record.Barrier {
 		return nil
 	}
+	bytes, inPlace := uint64(count*dt.Size()*shares), send.dev == recv.dev
+	if p := c.gpu.proxy; p != nil {
+		o := proxy.Call{
+			Coll: kind, DType: dt, Op: op, InPlace: inPlace, Root: int32(root), Count: count, Bytes: bytes, Stream: s.id,
+		}
+		return c.crossed(kind, p.Run(s.owned(cs), &o, cuda.Ptr(send.dev), cuda.Ptr(recv.dev), c.putter(s, &o)))
+	}
 	o := gpu.Op{
 		Coll: kind, DType: dt, RedOp: op, Root: root, Count: uint64(count),
 		Send: cuda.Ptr(send.dev), Recv: cuda.Ptr(recv.dev),
-		Bytes: uint64(count * dt.Size() * shares), Stream: s.id, InPlace: send.dev == recv.dev,
+		Bytes: bytes, Stream: s.id, InPlace: inPlace,
 	}
 	return c.launched(kind, c.gpu.comm.Run(s.owned(cs), &o))
 }
+
+// putter puts the network's part of a call in the queue.
+func (c *Comm) putter(s *Stream, o *proxy.Call) func(*proxy.Op) error {
+	return func(x *proxy.Op) error {
+		return c.put(s, &operation{
+			coll: o.Coll, dtype: o.DType, redop: o.Op, inPlace: o.InPlace, root: o.Root, count: o.Count, bytes: o.Bytes, proxy: x,
+		})
+	}
+}
+
+// crossed is what becomes of the error of a call that crosses nodes.
+func (c *Comm) crossed(kind record.CollKind, err error) error {
+	var caller *proxy.CallerError
+	var many *proxy.TooManyError
+	switch {
+	case errors.As(err, &caller):
+		return caller.Err
+	case errors.As(err, &many), errors.Is(err, proxy.ErrCaptured):
+		return c.invalid(kind, "%v", err)
+	}
+	return c.launched(kind, err)
+}
+
+// proxyExecutor is the communicator's executor as package proxy asks for it.
+type proxyExecutor struct{ c *Comm }
+
+func (e proxyExecutor) Wake()                  { e.c.executor.wake() }
+func (e proxyExecutor) Busy() bool             { return e.c.queue.last() != e.c.queue.finished.Load() }
+func (e proxyExecutor) Last() uint64           { return e.c.queue.last() }
+func (e proxyExecutor) Drive(seq uint64) error { return e.c.drive(background, seq) }
+func (e proxyExecutor) Failed() bool           { return e.c.failed.Load() != nil }
+func (e proxyExecutor) Broke(err error)        { e.c.gpuBroke(err) }
 
 // launched is what becomes of a launch's error. A rank that could not launch what
 // its peers have would leave them waiting.
@@ -306,15 +312,15 @@ func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, root, count int, col
 		return err
 	}
 	var msgs []gpu.Message
-	o := operation{coll: kind, dtype: record.Uint8, root: int32(root), count: count}
+	o := proxy.Call{Coll: kind, DType: record.Uint8, Root: int32(root), Count: count, Stream: s.id}
 	collect(func(send bool, b Buffer, peer int) {
 		msgs = append(msgs, gpu.Message{Peer: peer, Send: send, Buf: cuda.Ptr(b.dev), Bytes: uint64(b.size())})
 		if send {
-			o.bytes += uint64(b.size())
+			o.Bytes += uint64(b.size())
 		}
 	})
-	if n := c.gpu.nodes; n != nil {
-		return n.exchange(s, cs, &o, msgs, nil)
+	if p := c.gpu.proxy; p != nil {
+		return c.crossed(kind, p.Exchange(s.owned(cs), &o, msgs, c.putter(s, &o)))
 	}
 	return c.launched(kind, c.gpu.comm.Exchange(s.owned(cs), kind, msgs, s.id))
 }
@@ -322,7 +328,7 @@ func (c *Comm) exchangeGPU(s *Stream, kind record.CollKind, root, count int, col
 func (c *Comm) groupGPU(s *Stream, g *Group) error {
 	return c.exchangeGPU(s, record.Group, -1, 0, func(add func(send bool, b Buffer, peer int)) {
 		for i, m := range g.msgs {
-			add(m.send, g.device[i], int(m.peer))
+			add(m.Send, g.device[i], int(m.Peer))
 		}
 	})
 }
@@ -364,78 +370,4 @@ func (c *Comm) rootedGPU(s *Stream, kind record.CollKind, send, recv Buffer, roo
 			add(false, recv, root)
 		}
 	})
-}
-
-// spinGPU is how long a Wait polls before it sleeps: a sleep takes longer than most
-// operations.
-const spinGPU = time.Millisecond
-
-// waitGPU waits for the content of the CUDA stream.
-func (s *Stream) waitGPU(ctx context.Context) error {
-	g := &s.gpu
-	if g.stream == nil {
-		return nil
-	}
-	began := time.Now()
-	for {
-		done, err := g.stream.Query()
-		if err != nil {
-			return s.gpuFailed(err)
-		}
-		if done {
-			break
-		}
-		if waited := time.Since(began); waited < spinGPU {
-			runtime.Gosched()
-		} else {
-			time.Sleep(min(waited/20, 200*time.Microsecond))
-		}
-		if ctx.Err() != nil {
-			for _, c := range g.comms {
-				return c.interrupted(ctx, c.gpu.calls.Load())
-			}
-			return context.Cause(ctx)
-		}
-	}
-	return s.gpuDone()
-}
-
-// gpuDone tells whether what has ended is good: kernels leave early when their
-// communicator is over.
-func (s *Stream) gpuDone() error {
-	comms := s.gpu.comms
-	s.gpu.comms = comms[:0]
-	for _, c := range comms {
-		if f := c.failed.Load(); f != nil && f != &failureClosed {
-			return &Error{Op: "Wait", Comm: c.name, Seq: c.gpu.calls.Load(), Rank: c.rank, Peer: f.peer, Err: f.err}
-		}
-	}
-	return nil
-}
-
-// gpuFailed makes a driver's error the end of the communicators that used the stream:
-// after one the CUDA context is of no use.
-func (s *Stream) gpuFailed(err error) error {
-	err = fmt.Errorf("%w: %w", ErrInternal, err)
-	for _, c := range s.gpu.comms {
-		c.fail(&failure{-1, fmt.Errorf("rank %d: %w", c.rank, err)}, true)
-	}
-	for _, c := range s.gpu.comms {
-		return &Error{Op: "Wait", Comm: c.name, Seq: c.gpu.calls.Load(), Rank: c.rank, Peer: -1, Err: err}
-	}
-	return err
-}
-
-func (s *Stream) queryGPU() (done bool, err error) {
-	if s.gpu.stream == nil {
-		return true, nil
-	}
-	done, err = s.gpu.stream.Query()
-	switch {
-	case err != nil:
-		return true, s.gpuFailed(err)
-	case !done:
-		return false, nil
-	}
-	return true, s.gpuDone()
 }

@@ -383,6 +383,9 @@ func groupsChild(role string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		return err
 	}

@@ -39,8 +39,8 @@ func TestGPUBackToBack(t *testing.T) {
 				if err := s.Wait(ctx); err != nil {
 					return err
 				}
-				if way, _ := c.GPUWays(); way != "ce" {
-					return fmt.Errorf("ran by %s, not the copy engines", way)
+				if algo, _ := c.GPUAlgo(); algo != record.AlgoCopyEngine {
+					return fmt.Errorf("ran by %s, not the copy engines", algo)
 				}
 				if err := check(); err != nil {
 					return err

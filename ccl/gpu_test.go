@@ -167,8 +167,8 @@ func (k call) device(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory,
 			}
 		}
 		if wrong > 0 {
-			way, sms := c.GPUWays()
-			return fmt.Errorf("%+v by %s/%d: rank %d of %d: %d of %d elements wrong: %s", k, way, sms, rank, n, wrong, len(out)/es, first)
+			algo, sms := c.GPUAlgo()
+			return fmt.Errorf("%+v by %v/%d: rank %d of %d: %d of %d elements wrong: %s", k, algo, sms, rank, n, wrong, len(out)/es, first)
 		}
 		return nil
 	}, err

@@ -1,6 +1,8 @@
 package ccl
 
 import (
+	"errors"
+
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
@@ -43,14 +45,25 @@ func (l *log) addSums() {
 	}
 }
 
-func newLog(p *process, d Device, e record.CommEntry) (log, error) {
+func newLog(p *process, cfg *Config, e record.CommEntry) (log, error) {
 	l := log{rec: p.rec, proc: p, id: e.ID}
-	if p.rec != nil && d != CPU {
+	if p.rec != nil && cfg.Device != CPU {
 		var err error
-		if l.gpu, err = gpu.Record(d.Ordinal(), p.rec); err != nil {
+		l.gpu, err = gpu.Record(cfg.Device.Ordinal(), p.rec, func(why error) {
+			if p.once("stamps are collected") {
+				cfg.logger().Warn("GPUs cannot write to the flight recorder's file, so the host brings their stamps there, and the last milliseconds of a process that dies are missing: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", why)
+			}
+		})
+		switch {
+		case errors.Is(err, gpu.ErrNoAccess): // the job matters more
+			if p.once("no stamps") {
+				cfg.logger().Warn("no flight recorder of what runs on GPUs: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", err)
+			}
+		case err != nil:
 			return l, err
+		default:
+			e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 		}
-		e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 	}
 	l.live, _ = p.rec.AddComm(e) // a full table is counted there
 	l.whole = record.Record{Kind: record.KindWhole, Comm: l.live.Index()}
@@ -118,7 +131,7 @@ func (l *log) start(op *operation, seq uint64) {
 		return
 	}
 	l.started, l.lasting = record.Now(), false
-	if op.crossing != nil {
+	if op.proxy != nil {
 		if s, ok := l.live.HostStamp(seq); ok { // the GPU came to it before it was seen to
 			l.started = min(l.started, l.gpu.Mono(s.Start))
 		}
@@ -161,9 +174,9 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 	}
 	now, flags := record.Now(), op.flags()
 	ended, met := now, meeting{}
-	if op.crossing != nil {
+	if op.proxy != nil {
 		var ok bool
-		if ended, met, ok = l.stamped(op.crossing, seq, now); ok {
+		if ended, met, ok = l.stamped(op.proxy, seq, now); ok {
 			flags |= record.FlagStamped
 		}
 	}
@@ -203,7 +216,7 @@ type meeting struct {
 
 // stamped takes an operation's start and end from what the GPU has stamped. now is for
 // one that has no end there: it has failed, or is not recorded.
-func (l *log) stamped(x *crossing, seq uint64, now int64) (end int64, met meeting, ok bool) {
+func (l *log) stamped(p proxyOp, seq uint64, now int64) (end int64, met meeting, ok bool) {
 	s, ok := l.live.HostStamp(seq)
 	if !ok || s.End == 0 {
 		return now, met, false
@@ -211,8 +224,8 @@ func (l *log) stamped(x *crossing, seq uint64, now int64) (end int64, met meetin
 	// Both are off by the same little; the length is exact.
 	end = min(l.gpu.Mono(s.End), now)
 	l.started = end - (s.End - s.Start)
-	if met.told, met.peer = x.met.Load(), -1; met.told && s.Peer >= 0 && int(s.Peer) < len(x.n.place.Local) {
-		met.peer, met.at = int32(x.n.place.Local[s.Peer]), l.started+s.Wait
+	if met.peer, met.told = p.Met(s.Peer); met.peer >= 0 {
+		met.at = l.started + s.Wait
 	}
 	return end, met, true
 }
@@ -242,16 +255,13 @@ func (l *log) lastEntry(c *Comm, op *operation, met meeting) (peer int32, at int
 			peer, at = int32(m), t
 		}
 	}
-	switch op.coll {
-	case record.Broadcast, record.Scatter:
+	if role := op.coll.Traits().Root; role == record.RootFrom {
 		if c.rank != int(op.root) {
 			look(int(op.root))
 		}
 		return peer, at
-	case record.Reduce, record.Gather:
-		if c.rank != int(op.root) {
-			return peer, at
-		}
+	} else if role == record.RootTo && c.rank != int(op.root) {
+		return peer, at
 	}
 	for _, m := range c.place.Local {
 		if m != c.rank {

@@ -127,6 +127,9 @@ func outageChild() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,14 @@ type process struct {
 	rec     *record.Writer
 	lastEnd atomic.Int64 // when the last operation on any of them ended
 	users   int          // guarded by sweeper.mu
+	said    sync.Map     // what once has been asked for
+}
+
+// once reports whether something has not been said yet: communicators of the same ranks
+// find the same.
+func (p *process) once(what any) bool {
+	_, was := p.said.LoadOrStore(what, true)
+	return !was
 }
 
 // sweeper is the one goroutine of the program that finds operations which

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -23,17 +24,29 @@ type operation struct {
 	count      int   // by the convention of algo.Call
 	bytes      uint64
 	send, recv []byte
-	vector     *vector // AlltoAllv
+	vector     *algo.Vector // of an AlltoAllv: the caller's slices
 	group      *Group
-	crossing   *crossing // of device memory between nodes
+	proxy      proxyOp // of device memory between nodes; nil for others
 	stream     uint32
 	collective uint64 // number among the communicator's collectives, 0 for others
 	after      use
 }
 
-// vector is the layout of an AlltoAllv, the caller's slices.
-type vector struct {
-	sendCounts, sendOffsets, recvCounts, recvOffsets []int
+// proxyOp is the network's part of an operation on device memory, which the caller's stream
+// and the executor carry out together.
+type proxyOp interface {
+	// Numbered tells it its number in the queue.
+	Numbered(seq uint64)
+	// Ready: the stream has come to the operation.
+	Ready() bool
+	// Schedule is what the engine runs, on Parts, between gates.
+	Schedule() *algo.Schedule
+	Parts() []engine.Part
+	Gate(number int) bool
+	// Returned looks which bounce buffers have come back from peers, and reports whether any have.
+	Returned() bool
+	// Met is the member that the GPU's stamp says came last, by its index on this node.
+	Met(local int32) (rank int32, told bool)
 }
 
 // queue holds the operations of a communicator in the order of the calls. Its
@@ -88,34 +101,29 @@ func (c *Comm) put(s *Stream, op *operation) error {
 	slot := q.at(seq)
 	*slot = *op
 	slot.stream = s.id
-	if slot.crossing != nil {
-		slot.crossing.seq = seq
+	if slot.proxy != nil {
+		slot.proxy.Numbered(seq)
 	}
 	slot.after = s.note(c, seq)
-	if collective(op.coll) {
+	if op.coll.Collective() {
 		q.collective++
 		slot.collective = q.collective
 		q.calls[q.collective%uint64(len(q.calls))] = c.signature(slot)
 	}
-	c.log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.comm == nil && slot.crossing == nil)
+	c.log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.comm == nil && slot.proxy == nil)
 	q.tail.Store(seq)
 	q.mu.Unlock()
 	c.proc.nudge(c, op.bytes)
 	return nil
 }
 
-// collective reports whether all ranks take part in operations of a kind.
-func collective(k record.CollKind) bool {
-	return k != record.Send && k != record.Recv && k != record.Group
-}
-
 // signature is what the ranks that take part in op must agree on.
 func (c *Comm) signature(op *operation) engine.Signature {
 	s := engine.Signature{Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Seq: op.collective, Count: uint64(op.count)}
-	switch op.coll {
-	case record.Send, record.Recv, record.Group:
-		s.Coll, s.Root, s.Count = record.Send, -1, 0
-	case record.AlltoAllv:
+	if op.coll.PointToPoint() { // both ends of a message say the same
+		s.Coll, s.Root = record.Send, -1
+	}
+	if op.coll.Traits().Varies() {
 		s.Count = 0
 	}
 	return s

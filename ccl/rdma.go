@@ -2,9 +2,7 @@ package ccl
 
 import (
 	"fmt"
-	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
@@ -77,7 +75,7 @@ func (c *Comm) rdma() transport.RDMA {
 		return r
 	}
 	if r.Ports, r.Why = c.nics(); r.Net != NetRDMA {
-		r.Note = func(why error) { noteTCP(c.name, why) }
+		r.Note = c.noteTCP
 	}
 	return r
 }
@@ -115,11 +113,9 @@ func busID(d Device) (string, error) {
 	return dev.PCIBus, nil
 }
 
-var tcpNoted sync.Once
-
 // noteTCP says once in a process why TCP carries what RDMA could.
-func noteTCP(comm string, why error) {
-	tcpNoted.Do(func() {
-		slog.Info("TCP between nodes: RDMA cannot be used", "communicator", comm, "reason", why)
-	})
+func (c *Comm) noteTCP(why error) {
+	if c.proc.once("tcp") {
+		c.cfg.logger().Info("TCP between nodes: RDMA cannot be used", "communicator", c.name, "reason", why)
+	}
 }

@@ -240,7 +240,10 @@ func TestNoRoomForARecorder(t *testing.T) {
 		t.Setenv(k, v)
 	}
 	cfg, err := ccl.ConfigFromEnv()
-	if err != nil || cfg.Recorder != nil {
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Prepare(); err != nil || cfg.Recorder != nil {
 		t.Fatalf("recorder %v, %v", cfg.Recorder.Path(), err)
 	}
 }

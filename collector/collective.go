@@ -7,12 +7,14 @@ import "github.com/lockstep-ccl/lockstep/record"
 // folded; the value is reused, so a Sink copies what it keeps.
 type Collective struct {
 	Job      string
+	Node     string // of the rank
 	Comm     string // communicator name
 	CommID   uint64
 	Rank     int32 // in the communicator
 	Size     int32 // of the communicator
 	World    int32 // rank in the job
 	Attempt  uint32
+	Workload *Workload // of the rank's process: its pod, its Slurm job
 	Kind     record.CollKind
 	DType    record.DType
 	Op       record.RedOp
@@ -34,26 +36,67 @@ type Collective struct {
 	// ClockErr bounds the error of Started and Ended, ns, by the mapping of a GPU's
 	// clock. It is one and the same for both.
 	ClockErr int64
-	// RealOffset maps them to unix ns: real = mono + RealOffset.
+	// RealOffset maps them to unix ns: real = mono + RealOffset. By the job's clock (JobClock)
+	// the times of all ranks of the job can be compared: MapErr bounds how much this one's
+	// are off. Else it is the node's own wall clock, and nobody knows.
 	RealOffset int64
+	JobClock   bool
+	MapErr     int64 // ns
+	Correction int64 // job's clock - node's wall clock, ns
+	// SeenAt is when an open one was looked at, host time; 0 of those that have ended.
+	SeenAt int64
+	// WaitedFor is the last peer to enter, a rank in the communicator, -1 when it is not known.
+	WaitedFor int32
 
-	// Windows that closed abnormally while it ran; at most MaxWindows.
+	// Windows that closed abnormally while it ran; at most MaxWindows. Of an open one also those before.
 	Windows  [MaxWindows]Window
 	NWindows int
+	// Links are changes of its connections while it ran; at most MaxLinks.
+	Links  [MaxLinks]LinkEvent
+	NLinks int
 	// Former says that it ended before this agent ran: its predecessor may have counted it.
 	Former bool
 	// Anomalous is set by the agent: slow against this communicator's own
 	// history, failed, or touched by an abnormal window.
 	Anomalous bool
+	// Traced is set by a Tracer that exports it, so that sinks after that one may link to its trace.
+	Traced bool
 }
 
-// MaxWindows bounds the windows that a Collective carries.
-const MaxWindows = 8
+// Bounds of what a Collective carries.
+const (
+	MaxWindows = 8
+	MaxLinks   = 4
+)
+
+// Conn is the identity of a connection. It is not changed once it is made.
+type Conn struct {
+	Transport record.Transport
+	Channel   uint16
+	QP        uint64 // number of this end's queue pair, 0 where there is none
+	PeerQP    uint32 // of the other end's, 0 when it is not known
+	Address   string // of this end's port (GID), "" when it is not known
+	Name      string // both ends' ports or addresses
+}
+
+// Workload is what a process was started as: attributes by OpenTelemetry's semantic conventions.
+type Workload struct{ Attributes []Attribute }
+
+// Attribute is one of them.
+type Attribute struct{ Key, Value string }
+
+// LinkEvent is a change of a connection's path.
+type LinkEvent struct {
+	Peer  int32
+	State record.LinkState
+	At    int64 // host time, ns
+	Conn  *Conn // nil when it is not known
+}
 
 // Window is one transport window of a connection of this rank.
 type Window struct {
 	Peer        int32
-	Conn        uint32
+	Conn        *Conn // nil when it is not known
 	Bytes       uint64
 	WRs         uint32
 	Backlog     uint32
@@ -67,9 +110,24 @@ type Sink interface {
 	Collective(c *Collective)
 }
 
-// Tracer is a Sink that can also export what it has kept of one collective
-// (retroactive tracing); it reports how many spans it found.
+// Tracer is a Sink that exports some of what it is handed as traces, and can also export what
+// it has kept of one collective (retroactive tracing). Like a Sink's, its methods are called from
+// the agent's one fold goroutine.
 type Tracer interface {
 	Sink
-	Retroactive(job string, commID uint64, kind record.CollKind, seq uint64) int
+	// Retroactive exports what is kept of one collective and returns how many spans that is,
+	// those that had gone out before included. each is called for every rank whose spans go out now.
+	Retroactive(job string, commID uint64, kind record.CollKind, seq uint64, each func(Traced)) int
+	// Held names the newest collective of a communicator that is kept.
+	Held(job string, commID uint64) (kind record.CollKind, seq uint64, ok bool)
+	// Root exports the span that covers those of all ranks: c's Started to Ended, by its
+	// RealOffset. ranks is how many have told of theirs.
+	Root(c *Collective, ranks int)
+}
+
+// Traced is one rank's part in a trace: how far its spans reach, host times.
+type Traced struct {
+	Rank        int32 // in the communicator
+	First, Last int64
+	Err         int64 // bound on the error of both, by the mapping of a GPU's clock
 }

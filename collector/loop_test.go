@@ -288,6 +288,7 @@ type sink struct {
 	mu    sync.Mutex
 	got   []collector.Collective
 	asked []uint64
+	roots []collector.Collective
 }
 
 func (s *sink) Collective(c *collector.Collective) {
@@ -296,17 +297,25 @@ func (s *sink) Collective(c *collector.Collective) {
 	s.got = append(s.got, *c)
 }
 
-func (s *sink) Retroactive(job string, commID uint64, kind record.CollKind, seq uint64) int {
+func (s *sink) Retroactive(_ string, commID uint64, _ record.CollKind, seq uint64, each func(collector.Traced)) (spans int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, seq)
-	n := 0
 	for i := range s.got {
-		if s.got[i].CommID == commID && s.got[i].Seq == seq {
-			n++
+		if c := &s.got[i]; c.CommID == commID && c.Seq == seq {
+			each(collector.Traced{Rank: c.Rank, First: c.Started, Last: max(c.Ended, c.SeenAt)})
+			spans++
 		}
 	}
-	return n
+	return spans
+}
+
+func (s *sink) Held(string, uint64) (kind record.CollKind, seq uint64, ok bool) { return 0, 0, false }
+
+func (s *sink) Root(c *collector.Collective, _ int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.roots = append(s.roots, *c)
 }
 
 func TestProgressReachesTheMaster(t *testing.T) {
@@ -409,9 +418,9 @@ func TestOneFaultIsOneIncident(t *testing.T) {
 	if v := i.Verdict; v.Class != diagnosis.NoncommunicationHang || v.Culprits[0].Kind != diagnosis.CulpritRank || v.Culprits[0].Rank != 3 || v.Culprits[0].Reason != "process_stopped" || v.CommName != "dp" {
 		t.Errorf("verdict %+v", v)
 	}
-	if i.TraceID != collector.TraceID("job", i.Verdict.Comm, i.Verdict.Coll, i.Verdict.Seq) {
-		t.Error("trace id is of another collective")
-	}
+	eventually(t, "it names the trace of its collective", is(func(i collector.Incident) bool {
+		return i.TraceID == collector.TraceID("job", i.Verdict.Comm, i.Verdict.Coll, i.Verdict.Seq)
+	}))
 	eventually(t, "the agent is asked for the traces, and has the open collective", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -17,6 +17,22 @@ type AgentSnapshot struct {
 	Master  []StreamStatus // one per job
 	GPUs    *GPUs          // nil when the agent sees none
 	NICs    *NICs          // likewise
+	Probes  *Probes        // nil when it was not told to use any
+}
+
+// Probes is what the ebpf source does: how many it watches now, and what it has ever seen.
+type Probes struct {
+	Missing      string // what keeps it from seeing anything: not_permitted, not_supported, ...; "" when nothing does
+	Libraries    int    // with probes on them
+	Processes    int    // that have one mapped
+	Watched      int    // of them with a recorder kept in their name
+	Unidentified int    // communicators of which it is not known which they are
+	// Calls is all calls of collectives, PointToPoint of sends and receives. Of the former
+	// SampledOut were not recorded on purpose, RingFull because they came too fast, and
+	// Unplaced because it is not known whose they are: all are counted in their communicator.
+	Calls, PointToPoint, SampledOut, RingFull, Unplaced uint64
+	TableFull                                           uint64 // communicators for which there was no room
+	Unread                                              uint64 // unique ids that could not be read
 }
 
 // AgentJob is one job's part on this node.
@@ -101,6 +117,11 @@ type MasterSnapshot struct {
 	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
 	Denied        uint64           // calls that the caller's certificate does not allow
 	Insecure      bool             // agents are not authenticated
+	Unseen        int              // ranks of the world that no agent tells of now
+	Foreign       uint64           // of Refused, those about ranks that another node's agent tells of
+	Disagreeing   int              // agents that say the job is in another attempt, or of another size, than most do
+	Duplicates    uint64           // agents refused because another one of the same node is heard
+	StateError    string           // why the state directory cannot be written now, "" when it can or there is none
 	Recording     *RecordingStatus // nil when evidence is not recorded
 }
 
@@ -135,7 +156,7 @@ type Incident struct {
 	Confirmed time.Time // zero when never
 	Closed    time.Time // zero while open
 	Attempt   uint32    // of the job when it was opened
-	TraceID   [16]byte  // of the collective that shows it
+	TraceID   [16]byte  // of the collective that shows it and that agents have exported; zero while there is none
 }
 
 // DelayMatrix is one communicator's connections as ratios to the median of

@@ -1,7 +1,5 @@
 package diagnosis
 
-import "github.com/lockstep-ccl/lockstep/record"
-
 // Clocks of different nodes are compared by causality: nobody leaves a
 // barrier-like collective before its last member has entered. If stamp + d maps
 // another node's clock to the reference's, every such collective says
@@ -29,7 +27,7 @@ func alignClocks(ev *Evidence, comm, reference int32) []clockBound {
 	spans := make([]span, len(ev.Nodes))
 	for i := range ev.Arrivals {
 		a := &ev.Arrivals[i]
-		if a.Comm != comm || !barrierLike(a.Coll) || int(comm) >= len(ev.Comms) {
+		if a.Comm != comm || !a.Coll.Synchronizes() || int(comm) >= len(ev.Comms) {
 			continue
 		}
 		clear(spans)
@@ -95,7 +93,7 @@ func (v *view) enteredLast(rank, comm int32, since int64) (last, of int) {
 	}
 	for i := range ev.Arrivals {
 		a := &ev.Arrivals[i]
-		if a.Comm != comm || pointToPoint(a.Coll) || me < 0 || me >= len(a.Start) || a.Start[me] < since || a.Start[me] == 0 {
+		if a.Comm != comm || a.Coll.PointToPoint() || me < 0 || me >= len(a.Start) || a.Start[me] < since || a.Start[me] == 0 {
 			continue
 		}
 		known, first := 0, false
@@ -127,12 +125,4 @@ func nodeOf(ev *Evidence, world int32) int32 {
 		return n
 	}
 	return -1
-}
-
-func barrierLike(k record.CollKind) bool {
-	switch k {
-	case record.AllReduce, record.AllGather, record.ReduceScatter, record.AlltoAll, record.AlltoAllv, record.Barrier:
-		return true
-	}
-	return false
 }

@@ -65,6 +65,7 @@ type Rank struct {
 	Starved, Throttled float32
 	// MemoryPressure is the share of time in which tasks of its cgroup waited for memory (PSI "some").
 	MemoryPressure float32
+	OffCPU         OffCPU
 	// Exit is how the process ended, by the word of whoever reaped it; the zero
 	// value while nobody has said.
 	Exit Exit

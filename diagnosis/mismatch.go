@@ -64,7 +64,7 @@ func (v *view) disagreement(ci int32) (seq uint64, versions []version) {
 		m := &members[i]
 		means := (m.inMismatch() || m.State == record.CommAborted) && m.Enqueued == seq
 		if p2p { // sequences are each rank's own: what failed counts
-			means = m.failedLast() && m.Fault != record.ResultOK && !pointToPoint(m.Coll)
+			means = m.failedLast() && m.Fault != record.ResultOK && !m.Coll.PointToPoint()
 		}
 		if !means || v.world(m.World) < 0 {
 			continue

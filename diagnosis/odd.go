@@ -153,7 +153,7 @@ func (v *view) callsOf(p *position, ids map[uint64]int) []callOf {
 		if v.comms[ci].p2p {
 			c.seq = 0 // each rank's own
 		}
-		if pointToPoint(x.Coll) {
+		if x.Coll.PointToPoint() {
 			c.bytes, c.coll = 0, record.Group // neighbours do the opposite, of other sizes
 		}
 		calls = append(calls, c)

@@ -46,7 +46,7 @@ func (p *pauses) follow(h *markHistory, r *Rank, now int64) {
 		h.open = false
 		p.learnMark(h.code, now-h.at)
 	}
-	if r.Mark == record.MarkNone {
+	if !paused(r.Mark) {
 		return
 	}
 	if !h.open {
@@ -187,8 +187,11 @@ func (d *hangs) patienceFor(seen int64) int64 {
 	return max(int64(d.cfg.Grace), 3*max(d.maxOwn, d.hang.away), 3*seen)
 }
 
-// paused reports whether an open mark explains that a rank does not come.
-func paused(m record.MarkCode) bool { return m != record.MarkNone && m != record.MarkStep }
+// paused reports whether an open mark excuses that a rank does not come. One who loads
+// data says where it is, and may hang there.
+func paused(m record.MarkCode) bool {
+	return m != record.MarkNone && m != record.MarkStep && m != record.MarkDataLoading
+}
 
 // awaitsStorage reports whether a rank in uninterruptible sleep waits for storage
 // that it reads or writes: what it wrote is on its way to a disk, for instance, and
@@ -227,7 +230,7 @@ func (d *hangs) shared(rank int32) bool {
 		return true
 	}
 	r := &d.ev.Ranks[rank]
-	if r.Mark == record.MarkNone {
+	if !paused(r.Mark) {
 		return false
 	}
 	from := d.ranks[rank].mark.at - int64(d.cfg.SuspectAfter)

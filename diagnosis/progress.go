@@ -172,7 +172,7 @@ func (v *view) scanMembers(c *Comm, h *commHistory) {
 		if uint32(m.World) >= uint32(len(v.ev.Ranks)) {
 			continue
 		}
-		if pointToPoint(m.Coll) {
+		if m.Coll.PointToPoint() {
 			h.p2p = true
 		}
 		if m.Started > m.Finished {

@@ -19,20 +19,11 @@ func (d *hangs) lastEntered(ci int32, seq uint64, coll record.CollKind) int64 {
 		case m.Started < seq || !inComm(m):
 		case m.Finished <= seq:
 			last = max(last, m.StartedAt)
-		case ofAll(coll):
+		case coll.Synchronizes():
 			return d.now
 		}
 	}
 	return last
-}
-
-// ofAll reports whether no member comes out of a collective before all have entered.
-func ofAll(k record.CollKind) bool {
-	switch k {
-	case record.AllReduce, record.AllGather, record.ReduceScatter, record.AlltoAll, record.Barrier:
-		return true
-	}
-	return false
 }
 
 // entered is lastEntered of the operation that a rank is in.

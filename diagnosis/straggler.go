@@ -314,6 +314,7 @@ func (d *stragglers) findings(found []finding) []finding {
 		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
 		if whole {
 			done[node] = true
+			f.ordered = true // the node sums up the ranks that were told before it
 			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.ev.Nodes[node].Name, Reason: reasonStraggler})
 			for j := range d.slow {
 				if x := &d.slow[j]; told(x) && nodeOf(d.ev, x.rank) == node {

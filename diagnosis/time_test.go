@@ -298,6 +298,28 @@ func TestOneRankCheckpoints(t *testing.T) {
 	}
 }
 
+// A rank that does not come back from its data loader hangs, and the verdict says where it is.
+func TestDataLoaderHangs(t *testing.T) {
+	j := diagnosistest.New(diagnosistest.Config{Seed: 3, Pauses: []diagnosistest.Pause{
+		{Every: 1, Length: 2 * time.Millisecond, Mark: record.MarkDataLoading, Sleep: true, Rank: diagnosistest.AllRanks},
+		{Every: 400, Length: time.Hour, Mark: record.MarkDataLoading, Sleep: true, Rank: 5},
+	}})
+	e := diagnosis.New(diagnosis.Config{})
+	for j.Now() < 5*time.Minute {
+		j.Advance(passEvery)
+		for _, v := range e.Diagnose(j.Evidence()) {
+			if v.Level != diagnosis.Confirmed {
+				continue
+			}
+			if len(v.Culprits) != 1 || v.Culprits[0].Rank != 5 || !strings.Contains(strings.Join(v.Why, "\n"), "by its own word in its data loader since") {
+				t.Errorf("%+v", v)
+			}
+			return
+		}
+	}
+	t.Error("no verdict")
+}
+
 // TestPausesAreLearnt: a rank that checkpoints without a word is suspected once or twice
 // and then no more, a pause that is somewhat longer is no hang, and what other ranks are
 // given does not change.

@@ -252,10 +252,6 @@ func (v *view) connsOf(ci int32) []int32 {
 	return v.byComm.conns[v.byComm.first[ci]:v.byComm.first[ci+1]]
 }
 
-func pointToPoint(k record.CollKind) bool {
-	return k == record.Send || k == record.Recv || k == record.Group
-}
-
 func inComm(m *Member) bool {
 	return m.State != record.CommLeft && m.State != record.CommAborted
 }

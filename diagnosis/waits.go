@@ -139,7 +139,7 @@ func (d *hangs) waitsIn(ci int32) {
 			} else {
 				d.waitsAtConns(ci, int32(i), d.unknown())
 			}
-		case pointToPoint(m.Coll):
+		case m.Coll.PointToPoint():
 			d.waitsForPeer(ci, int32(i))
 		default:
 			s.open = append(s.open, int32(i))
@@ -178,7 +178,7 @@ func (d *hangs) waitsIn(ci int32) {
 func (d *hangs) waitsAt(ci int32, open []int32, seq, lower uint64, before int32) int32 {
 	c := &d.ev.Comms[ci]
 	first := &c.Members[open[0]]
-	if root := first.Peer; said(first) && (first.Coll == record.Broadcast || first.Coll == record.Scatter) && before < 0 &&
+	if root := first.Peer; said(first) && first.Coll.Traits().Root == record.RootFrom && before < 0 &&
 		root >= 0 && int(root) < len(c.Members) && c.Members[root].Started < seq {
 		// Everything comes from the root: the others that are not there matter to nobody yet.
 		node := d.missing(ci, open)
@@ -415,7 +415,7 @@ func (d *hangs) waitsForPeer(ci, member int32) {
 	w := d.world(peer.World)
 	if w < 0 {
 		w = d.unknown()
-	} else if d.openFor(peer) >= 0 && peer.Peer == member && pointToPoint(peer.Coll) && peer.Coll != record.Group && peer.Coll != m.Coll {
+	} else if d.openFor(peer) >= 0 && peer.Peer == member && peer.Coll.PointToPoint() && peer.Coll != record.Group && peer.Coll != m.Coll {
 		// Both ends are in: it is up to the connection between them.
 		src, dst := member, m.Peer
 		if m.Coll == record.Recv {

@@ -71,6 +71,7 @@ func (d *hangs) whyNotEntered(f *finding, c *cause) {
 	}
 	for _, b := range c.nodes {
 		f.why("%s", d.excuseSentence(b, c.reason))
+		f.whyOffCPU(d.ev, b.node)
 	}
 	if f.soft && c.confirm > int64(d.cfg.ConfirmAfter) {
 		f.why("held up by this for %s; a pause of this kind (%s) is confirmed as a hang after %s", seconds(min(d.now-c.nodes[0].since, entered)), c.reason, seconds(c.confirm))
@@ -88,6 +89,14 @@ func (v *view) hasEntered(rank, ci int32, seq uint64) bool {
 }
 
 func (v *view) excuseSentence(b blamed, reason string) string {
+	s := v.reasonSentence(b, reason)
+	if r := &v.ev.Ranks[b.node]; r.Mark == record.MarkDataLoading {
+		s += ", by its own word in its data loader since " + clock(r.MarkAt)
+	}
+	return s
+}
+
+func (v *view) reasonSentence(b blamed, reason string) string {
 	r := &v.ev.Ranks[b.node]
 	name := fmt.Sprintf("rank %d (pid %d on %s)", b.node, r.PID, v.nodeName(b.node))
 	last := "since it was last active at " + clock(b.since)

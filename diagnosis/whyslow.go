@@ -21,6 +21,7 @@ func (d *stragglers) whyLate(f *finding, s *slowRank) {
 	if s.last > 0 {
 		f.why("it entered last in %d of %d sampled collectives of %s", s.last, s.of, c.Name)
 	}
+	f.whyOffCPU(d.ev, s.rank)
 	f.why("so for %s, since %s", plural(s.slow, "window", "windows"), clock(s.since))
 }
 
@@ -47,6 +48,9 @@ func (d *slowLinks) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 			line += fmt.Sprintf(", %.1f times %s %s", s.delay/s.base, usual, millis(s.base))
 		}
 		f.why("%s; its receiver waited for bytes on the way in %.0f%% of the looks; its monitor finds %.0f%% of the windows slow, cause %s", line, 100*s.flight, 100*s.share, c.Cause)
+	}
+	if src := worst.cell.src; worst.cell.src >= 0 && int(src) < len(d.ev.Ranks) && d.ev.Ranks[src].OffCPU.Resent >= resentWorthwhile {
+		f.why("TCP connections of rank %d have sent %d segments again in the last ten seconds", src, d.ev.Ranks[src].OffCPU.Resent)
 	}
 	if worst.cost > 0 {
 		f.why("members of %s are inside its operations for %.0f%% of the time more than usual", f.CommName, 100*worst.cost)

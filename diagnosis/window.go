@@ -116,22 +116,33 @@ func (w *window) insideOf(ci int32) (perOp, ops float64, ok bool) {
 	return float64(h.inside-c.inside) / ops, ops, true
 }
 
-// baseline is a running mean of what is normal, of its first values at first
-// and then of recent ones. Times err upwards (a hiccup, a pause), so one value
-// can raise it by a little only, and lower it as much as it is worth.
+// baseline is what is normal: the middle of its first values, for among these are
+// a warm-up's, and then a running mean of recent ones. Times err upwards (a
+// hiccup, a pause), so one value can move it by a little only.
 type baseline struct {
-	mean float64
-	n    int32
+	mean  float64
+	n     int32
+	first [firstValues]float32
 }
 
-const baselineMemory = 32
+const (
+	baselineMemory = 32
+	firstValues    = 9
+)
 
 func (b *baseline) learn(v float64) {
-	b.n = min(b.n+1, baselineMemory)
-	if b.n > 1 {
-		v = min(v, 1.5*b.mean)
+	if b.n < firstValues {
+		b.first[b.n] = float32(v)
+		b.n++
+		var buf [firstValues]float64
+		for i, x := range b.first[:b.n] {
+			buf[i] = float64(x)
+		}
+		b.mean = median(buf[:b.n])
+		return
 	}
-	b.mean += (v - b.mean) / float64(b.n)
+	b.n = min(b.n+1, baselineMemory)
+	b.mean += (min(max(v, b.mean/1.5), 1.5*b.mean) - b.mean) / float64(b.n)
 }
 
 // settled reports whether a baseline has seen enough to judge by.

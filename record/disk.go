@@ -74,9 +74,9 @@ type diskHeader struct {
 // diskControl is a file of its own beside the recorder, which the writer makes and
 // readers of the recorder may write to.
 type diskControl struct {
-	magic   [8]byte
+	magic   [8]byte //nolint:unused // its writers are C
 	version uint32
-	size    uint32
+	size    uint32 //nolint:unused
 	events  uint64 // live: an EventSet
 	_       [40]byte
 }
@@ -253,7 +253,7 @@ type bodyRun struct {
 type bodyWhole struct {
 	coll   uint8
 	elem   uint8 // dtype | op << 4
-	path   uint8 // algo | proto << 4
+	path   uint8 // algo & 15 | (proto & 3) << 4 | (algo & 16) << 2 | (proto & 4) << 5
 	code   uint8
 	root   int32
 	bytes  uint64
@@ -329,6 +329,13 @@ func unpackSpan(s uint32) int64 {
 	return int64(s)
 }
 
+// packPath keeps the low halves where recorders from before the 16th algorithm have them.
+func packPath(a Algo, p Proto) uint8 {
+	return uint8(a)&15 | uint8(p)&3<<4 | uint8(a)&16<<2 | uint8(p)&4<<5
+}
+
+func unpackPath(b uint8) (Algo, Proto) { return Algo(b&15 | b&64>>2), Proto(b>>4&3 | b>>7<<2) }
+
 var (
 	_ [HeaderSize]byte      = [unsafe.Sizeof(diskHeader{})]byte{}
 	_ [CommEntrySize]byte   = [unsafe.Sizeof(diskComm{})]byte{}
@@ -344,8 +351,8 @@ var (
 	_ [32]byte              = [unsafe.Sizeof(bodyPhase{})]byte{}
 	_ [16 - numDTypes]byte  // of bodyWhole's half bytes
 	_ [16 - numOps]byte
-	_ [16 - numAlgos]byte
-	_ [16 - numProtos]byte
+	_ [32 - numAlgos]byte
+	_ [8 - numProtos]byte
 	_ [32]byte = [unsafe.Sizeof(bodyConn{})]byte{}
 	_ [32]byte = [unsafe.Sizeof(bodyValue{})]byte{}
 )

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 	"syscall"
 	"time"
@@ -74,7 +73,7 @@ func WriteEnd(dir string, e End) error {
 	if err != nil {
 		return fail(err)
 	}
-	if err := makeDir(dir); err != nil {
+	if err := UseDir(dir); err != nil {
 		return fail(err)
 	}
 	f, err := os.CreateTemp(dir, ".new-*") // O_EXCL, 0600
@@ -170,16 +169,5 @@ func readEnd(path string) (e End, boot [16]byte, uid uint32, err error) {
 func ListEnds(dir string) ([]string, error) { return list(dir, EndSuffix) }
 
 func list(dir, suffix string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("list recorders: %w", err)
-	}
-	var paths []string
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), suffix) && e.Type().IsRegular() {
-			paths = append(paths, filepath.Join(dir, e.Name()))
-		}
-	}
-	sort.Strings(paths)
-	return paths, nil
+	return entries(dir, maxEntries, func(e os.DirEntry) bool { return strings.HasSuffix(e.Name(), suffix) && e.Type().IsRegular() })
 }

@@ -1,6 +1,9 @@
 package record
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // This file is the one definition of the flight recorder's binary layout.
 // The C header record/c/lockstep_record.h is generated from it (go generate
@@ -65,6 +68,10 @@ const (
 	DefaultCommSlots = 256
 	DefaultConnSlots = 1024
 	DefaultRingSlots = 1 << 14
+
+	// MarksRingSlots is the ring of a file that has marks only (Options.MarksOnly): one
+	// without communicator slots.
+	MarksRingSlots = 1 << 10
 )
 
 // Kind says which fields of a Record beyond the common ones have a meaning.
@@ -171,6 +178,11 @@ const (
 	numEventSets
 )
 
+// CallsOnly reports whether calls are all that is known: a collective starts when it is called and
+// is finished when the call has returned, which for a GPU is when it was enqueued. Records
+// are enqueue records only.
+func (s Source) CallsOnly() bool { return s == SourceNCCLProbes }
+
 // Clock says which clock made a stamp.
 type Clock uint8
 
@@ -179,25 +191,60 @@ const (
 	ClockGPU               // %globaltimer
 )
 
-// Algo is the algorithm that a collective ran with.
+// Algo is the algorithm that a collective ran with: one vocabulary for options,
+// the choice, kernels, records, spans and metrics. Values are stable. Recorders from
+// before AlgoLL tell LL, LL12, Sym, Bulk and PushBulk as AlgoDirect and LL2 as AlgoDoubling.
 type Algo uint8
 
 const (
 	AlgoNone Algo = iota
+	// Of the CPU, and of what crosses nodes. A GPU's direct messages are pushed to
+	// where they are received, by loads and stores.
 	AlgoDirect
 	AlgoRing
 	AlgoDoubling // recursive doubling / halving-doubling
 	AlgoTree
 	AlgoHierarchical
-	AlgoCopyEngine
-	AlgoNVLS // these are NCCL's
+	// Of GPUs of one node.
+	AlgoCopyEngine // copy engines
+	AlgoLL         // kernel, flags in the data, everyone to everyone at once
+	AlgoLL2        // the same in two stages: reduce-scatter, all-gather
+	AlgoLL12       // AlgoLL by lines that carry 12 bytes instead of 8
+	AlgoSym        // kernel on symmetric windows, loads and stores
+	AlgoBulk       // likewise, by the bulk copy engine of an SM (sm_90)
+	AlgoPushBulk   // kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90)
+	// NCCL's, beside those above.
+	AlgoNVLS
 	AlgoNVLSTree
 	AlgoCollNet
 	AlgoCollNetChain
 	AlgoPAT
-	AlgoSymmetric // kernels over symmetric memory
 	numAlgos
 )
+
+// OnGPU reports whether a is an algorithm of GPUs alone.
+func (a Algo) OnGPU() bool { return a >= AlgoCopyEngine && a <= AlgoPushBulk }
+
+// OnCPU reports whether the CPU's schedules may have the algorithm a.
+func (a Algo) OnCPU() bool { return a > AlgoNone && a < AlgoCopyEngine }
+
+// ParseAlgo reads the name of an algorithm among those that among accepts; "" is AlgoNone.
+func ParseAlgo(s string, among func(Algo) bool) (Algo, error) {
+	if s == "" {
+		return AlgoNone, nil
+	}
+	var names []string
+	for a := AlgoNone + 1; a < numAlgos; a++ {
+		if !among(a) {
+			continue
+		}
+		if strings.EqualFold(s, a.String()) {
+			return a, nil
+		}
+		names = append(names, a.String())
+	}
+	return AlgoNone, fmt.Errorf("%q is no algorithm, want one of %s", s, strings.Join(names, ", "))
+}
 
 // Proto is the protocol of the data path.
 type Proto uint8
@@ -277,6 +324,7 @@ const (
 	MarkCheckpoint
 	MarkEvaluation
 	MarkCompile
+	MarkDataLoading // explains, and does not excuse: a data loader that does not return is a fault
 	numMarks
 )
 
@@ -365,14 +413,14 @@ var (
 	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
 	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
 	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
-	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "copy_engine", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat", "symmetric"}
+	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat"}
 	protoNames     = [numProtos]string{"none", "ll", "simple", "ll128"}
 	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
 	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
 	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
 	sourceNames    = [numSources]string{"ccl", "nccl_plugin", "nccl_probes"}
 	eventSetNames  = [numEventSets]string{"default", "ops", "net", "all"}
-	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile"}
+	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile", "data_loading"}
 )
 
 func name(names []string, i int, what string) string {

@@ -48,7 +48,7 @@ type Header struct {
 	DescOverflow    uint64 // operations whose descriptor found no slot
 	StampOverflow   uint64 // communicators whose stamps found no room
 
-	// Of a writer that learns of another library's operations: by which version of
+	// Source is what wrote it. Of a writer that learns of another library's operations: by which version of
 	// that library's interface, which events (a mask of that interface) it asks for
 	// now, operations that have a number and no record, operations recorded whose end
 	// nobody saw, parts of operations and transfers that found no room, events of
@@ -61,6 +61,9 @@ type Header struct {
 	EventsLost    uint64
 	EventsForeign uint64
 }
+
+// MarksOnly reports whether the file is of Options.MarksOnly.
+func (h Header) MarksOnly() bool { return h.CommSlots == 0 }
 
 // ToReal maps a recorder time to wall-clock time by the latest anchor.
 func (h Header) ToReal(mono int64) time.Time {
@@ -152,6 +155,7 @@ type Reader struct {
 	mask uint64
 
 	static  Header // its live fields are zero
+	owner   uint32
 	comms   []cached[CommEntry]
 	conns   []cached[ConnEntry]
 	err     error
@@ -195,6 +199,13 @@ func open(path string) (*Reader, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: it is no regular file (%v)", ErrMagic, fi.Mode().Type())
 	}
+	if fi.Mode().Perm()&0o022 != 0 {
+		return nil, fmt.Errorf("others can write it (mode %v): %w", fi.Mode().Perm(), ErrForeign)
+	}
+	var owner uint32
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		owner = st.Uid
+	}
 	// The header is checked in a copy first: nothing can change it meanwhile.
 	var raw [HeaderSize]byte
 	n, err := f.ReadAt(raw[:], 0)
@@ -221,6 +232,7 @@ func open(path string) (*Reader, error) {
 		ring:    unsafe.Pointer(&mem[geo.ringAt()]),
 		mask:    uint64(geo.ring) - 1,
 		static:  h.header(),
+		owner:   owner,
 		pending: make([]uint64, 0, min(maxPending, int(geo.ring))),
 	}
 	return r, nil
@@ -259,7 +271,12 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 
 // header decodes the words that never change.
 func (h *diskHeader) header() Header {
+	source := SourceCCL
+	if h.source < uint32(numSources) {
+		source = Source(h.source)
+	}
 	return Header{
+		Source: source,
 		Identity: Identity{
 			Job: getName(&h.job), Node: getName(&h.node),
 			Rank: h.rank, WorldSize: h.worldSize, LocalRank: h.localRank, Attempt: h.attempt,
@@ -281,6 +298,9 @@ func getName(b *[nameSize]byte) string {
 		return r
 	}, s)
 }
+
+// Owner is the user whose file it is, and whose process it can speak of.
+func (r *Reader) Owner() uint32 { return r.owner }
 
 // Path returns the name that the file was opened by.
 func (r *Reader) Path() string { return r.path }
@@ -604,7 +624,8 @@ func (d *diskRecord) decode(ticket uint64, r *Record) {
 		r.Chan, r.Stamp, r.Slot = b.chans, b.stamp, b.slot
 	case KindWhole:
 		b := (*bodyWhole)(unsafe.Pointer(&d.body))
-		r.Coll, r.DType, r.Op, r.Algo, r.Proto = CollKind(b.coll), DType(b.elem&15), RedOp(b.elem>>4), Algo(b.path&15), Proto(b.path>>4)
+		r.Coll, r.DType, r.Op = CollKind(b.coll), DType(b.elem&15), RedOp(b.elem>>4)
+		r.Algo, r.Proto = unpackPath(b.path)
 		r.Code, r.Root, r.Bytes, r.Stream, r.Peer = b.code, b.root, b.bytes, b.stream, b.peer
 		r.Dur = unpackSpan(b.dur)
 		r.Wait = min(unpackSpan(b.wait), r.Dur)

@@ -65,7 +65,7 @@ func genRecord(t *rapid.T) record.Record {
 	case record.KindWhole:
 		half := func(what string) uint8 { return rapid.Uint8Max(15).Draw(t, what) }
 		r.Coll, r.DType, r.Op = record.CollKind(b("coll")), record.DType(half("dtype")), record.RedOp(half("op"))
-		r.Algo, r.Proto, r.Code = record.Algo(half("algo")), record.Proto(half("proto")), b("code")
+		r.Algo, r.Proto, r.Code = record.Algo(rapid.Uint8Max(31).Draw(t, "algo")), record.Proto(rapid.Uint8Max(7).Draw(t, "proto")), b("code")
 		r.Root, r.Peer, r.Bytes, r.Stream = peer.Draw(t, "root"), peer.Draw(t, "peer"), u64.Draw(t, "bytes"), u32.Draw(t, "stream")
 		r.Dur = rapid.Int64Range(0, 2_000_000_000).Draw(t, "dur")
 		r.Wait = rapid.Int64Range(0, r.Dur).Draw(t, "wait")

@@ -144,7 +144,10 @@ func (w *Writer) addRings(d *diskComm, e CommEntry) {
 	n := [2]uint16{uint16(stamps), uint16(copies)}
 	if free := w.rings[n]; len(free) > 0 {
 		first, w.rings[n] = uint64(free[0]), free[1:]
-		clear(w.mem[w.geo.stampAt()+first*StampEntrySize:][:(stamps+copies)*StampEntrySize])
+		clear(w.mem[w.stampOffset(first):][:(stamps+copies)*StampEntrySize])
+		if at := w.private.Load(); at != nil {
+			clear((*at)[w.stampOffset(first):][:(stamps+copies)*StampEntrySize])
+		}
 	} else {
 		if first+uint64(stamps+copies) > uint64(w.geo.stamps) {
 			atomic.AddUint64(&w.hdr.stampOverflow, 1)
@@ -182,7 +185,7 @@ func (c *Comm) StampSlot(seq uint64, desc uint16) (off int, id uint64, ok bool) 
 	release(&s.id, 0) // then nobody looks at the others
 	release(&s.start, 0)
 	release(&s.end, 0)
-	return int(uintptr(unsafe.Pointer(s)) - uintptr(unsafe.Pointer(&c.w.mem[0]))), seq<<16 | uint64(desc), true
+	return c.offset(c.d.Load().stampFirst, c.d.Load().stampCount, seq), seq<<16 | uint64(desc), true
 }
 
 // HostStamp is what a GPU has stamped of an operation so far, by its own clock.
@@ -217,8 +220,12 @@ func (c *Comm) hostSlot(seq uint64) *diskStamp {
 	if d.hostTells == 0 || d.stampCount == 0 {
 		return nil
 	}
-	i := uint64(d.stampFirst) + seq&(uint64(d.stampCount)-1)
-	return (*diskStamp)(unsafe.Pointer(&c.w.mem[c.w.geo.stampAt()+i*StampEntrySize]))
+	return c.w.stamp(uint64(d.stampFirst) + seq&(uint64(d.stampCount)-1))
+}
+
+// offset is where in Writer.Memory the slot of operation seq is, in a ring of count.
+func (c *Comm) offset(first uint32, count uint16, seq uint64) int {
+	return int(c.w.stampOffset(uint64(first) + seq&(uint64(count)-1)))
 }
 
 // CopyQueued prepares the slot of a copy-engine operation that is about to be
@@ -238,7 +245,7 @@ func (c *Comm) CopyQueued(seq uint64, desc uint16, mono int64) (off int, id uint
 		atomic.StoreUint64(&s.end, 0)
 		atomic.StoreUint64(&s.arrived, uint64(mono))
 	}
-	return int(uintptr(unsafe.Pointer(s)) - uintptr(unsafe.Pointer(&c.w.mem[0]))), seq<<16 | uint64(desc), true
+	return c.offset(c.d.Load().copyFirst, c.d.Load().copyCount, seq), seq<<16 | uint64(desc), true
 }
 
 // CopyDone tells a copy's times by the GPU's clock, once it has ended: start,
@@ -265,6 +272,5 @@ func (c *Comm) copySlot(seq uint64) (*diskStamp, uint64) {
 	if n == 0 {
 		return nil, 0
 	}
-	i := uint64(d.copyFirst) + seq&(n-1)
-	return (*diskStamp)(unsafe.Pointer(&c.w.mem[c.w.geo.stampAt()+i*StampEntrySize])), n
+	return c.w.stamp(uint64(d.copyFirst) + seq&(n-1)), n
 }

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -28,21 +29,21 @@ type Identity struct {
 // for a process with a GPU, and brings the device and descriptor tables with it;
 // by default there are none.
 type Options struct {
-	Dir      string // "" is DefaultDir
+	Dir      string // "" is that of the package's Dir
 	Identity Identity
+	// Source is who writes. One that observes another process says which in PID, by which
+	// this program's /proc has it; 0 is this one.
+	Source Source
+	PID    int
 
 	RingSlots  int // rounded up to a power of two
 	CommSlots  int
 	ConnSlots  int
 	StampSlots int
-}
 
-// DefaultDir is $LOCKSTEP_RUNTIME_DIR, or else /dev/shm/lockstep.
-func DefaultDir() string {
-	if dir := os.Getenv("LOCKSTEP_RUNTIME_DIR"); dir != "" {
-		return dir
-	}
-	return "/dev/shm/lockstep"
+	// MarksOnly makes a file of marks, with a small ring and no tables: for a process whose
+	// library has a recorder of its own, or none. Its marks count as those of the process.
+	MarksOnly bool
 }
 
 // Writer appends to one recorder file. Its methods, and those of its Comm and
@@ -55,6 +56,8 @@ type Writer struct {
 	mem  []byte
 	geo  geometry
 	path string
+	// private has the stamps where GPUs cannot be given mem; nil: they can.
+	private atomic.Pointer[[]byte]
 
 	anchoring sync.Mutex
 
@@ -80,12 +83,14 @@ func Create(o Options) (*Writer, error) {
 	}
 	dir := o.Dir
 	if dir == "" {
-		dir = DefaultDir()
+		dir, _, err = Dir("")
+	} else {
+		err = UseDir(dir)
 	}
-	if err := makeDir(dir); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("create recorder: %w", err)
 	}
-	w, err := create(dir, o.Identity, geo)
+	w, err := create(dir, o, geo)
 	if err != nil {
 		return nil, fmt.Errorf("create recorder in %s: %w (set LOCKSTEP_RUNTIME_DIR to a directory with %d bytes free)", dir, err, geo.size())
 	}
@@ -118,29 +123,17 @@ func (o Options) geometry() (geometry, error) {
 		ring *= 2
 	}
 	g.ring = ring
+	if o.MarksOnly {
+		g = geometry{ring: min(g.ring, MarksRingSlots)}
+	}
 	if g.stamps > 0 {
 		g.devices, g.descs = DefaultDeviceSlots, DefaultDescSlots
 	}
 	return g, nil
 }
 
-// makeDir makes dir, and refuses one in which another user could put or swap files.
-func makeDir(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	fi, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if m := fi.Mode(); m.Perm()&0o022 != 0 && m&os.ModeSticky == 0 {
-		return fmt.Errorf("directory %s is writable by others (mode %v): chmod go-w, or set LOCKSTEP_RUNTIME_DIR", dir, m)
-	}
-	return nil
-}
-
-func create(dir string, id Identity, geo geometry) (*Writer, error) {
-	pid := os.Getpid()
+func create(dir string, o Options, geo geometry) (*Writer, error) {
+	id, pid := o.Identity, cmp.Or(o.PID, os.Getpid())
 	start, _, err := processStart(pid)
 	if err != nil {
 		return nil, err
@@ -169,6 +162,7 @@ func create(dir string, id Identity, geo geometry) (*Writer, error) {
 	h.version, h.headerSize, h.fileSize = LayoutVersion, HeaderSize, size
 	h.commSlots, h.connSlots, h.stampSlots, h.ringSlots = geo.comms, geo.conns, geo.stamps, geo.ring
 	h.deviceSlots, h.descSlots, h.descUsed = geo.devices, geo.descs, min(uint64(geo.descs), 1)
+	h.source = uint32(o.Source)
 	h.pid, h.startTime, h.bootID, h.created = int32(pid), start, boot, time.Now().UnixNano()
 	h.rank, h.worldSize, h.localRank, h.attempt = id.Rank, id.WorldSize, id.LocalRank, id.Attempt
 	putName(&h.job, id.Job)
@@ -348,7 +342,7 @@ func (w *Writer) Append(r *Record) {
 		b.chans, b.stamp, b.slot = r.Chan, r.Stamp, r.Slot
 	case KindWhole:
 		b := (*bodyWhole)(unsafe.Pointer(&d.body))
-		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, uint8(r.Algo)&15|uint8(r.Proto)<<4, r.Code
+		b.coll, b.elem, b.path, b.code = uint8(r.Coll), uint8(r.DType)&15|uint8(r.Op)<<4, packPath(r.Algo, r.Proto), r.Code
 		b.root, b.bytes, b.stream, b.peer = r.Root, r.Bytes, r.Stream, r.Peer
 		b.dur, b.wait = packSpan(r.Dur), packSpan(r.Wait)
 	case KindPhase:

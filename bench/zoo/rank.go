@@ -73,6 +73,9 @@ func Main(job *Job) {
 		go func() { <-c; log.Print("terminated"); os.Exit(0) }()
 	}
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/agentcmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/attachcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/demo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/diagnose"
@@ -32,6 +33,7 @@ import (
 
 type cli struct {
 	Demo       demo.Cmd              `cmd:"" help:"Run the whole loop on this machine, break things, and see them found and repaired."`
+	Attach     attachcmd.Cmd         `cmd:"" help:"Put a job that knows nothing of Lockstep under its eyes, and become its command."`
 	Run        runcmd.Cmd            `cmd:"" help:"Supervise a job's ranks on this machine."`
 	Agent      agentcmd.Cmd          `cmd:"" help:"Watch the ranks of this node (one a node)."`
 	Master     mastercmd.Cmd         `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/pressure"
 	"github.com/lockstep-ccl/lockstep/collector/source/proc"
@@ -34,12 +35,15 @@ type Options struct {
 	// job has none; nil: no job has. It is asked for each connection.
 	Master func(job string) string
 	TLS    *wire.TLS // nil: plain text
-	// Sinks get every finished collective. Those that are Tracers also answer
+	// Sinks get every finished collective, in this order. Those that are Tracers also answer
 	// the masters' requests for what they have kept; for such a request they may be
 	// handed a collective that is still open (Ended is 0).
 	Sinks []collector.Sink
 	// Sources run after those that every agent has, in this order.
 	Sources []NamedSource
+
+	// Workload says where a process runs, by its environment, for the spans of its ranks; nil: nobody asks.
+	Workload func(getenv func(string) string) *collector.Workload
 
 	Poll     time.Duration // between two readings of the records, at most; 20 ms
 	Interval time.Duration // between two reports; 100 ms
@@ -106,6 +110,8 @@ type job struct {
 	first           int     // of the ranks: the next report begins with it
 	arrivals        []*wire.Arrival
 	arrivalsDropped uint64
+	traced          []*wire.TraceResult // what was exported, for the next report
+	roots           roots.Gather        // of traces, while no master tells how far they reach
 
 	records, lost, unknown uint64
 	step                   uint64
@@ -149,7 +155,7 @@ func New(o Options) (*Agent, error) {
 		o: o, log: cmp.Or(o.Log, slog.Default()).With("node", o.Node),
 		recorders: recorder.New(ro), procs: procs, pressure: pressure.New("/proc", "/sys/fs/cgroup"),
 		hello:  &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
-		traces: make(chan traceRequest, 64),
+		traces: make(chan traceRequest, 1024),
 		ranks:  map[*source.Process]*rank{},
 		jobs:   map[string]*job{},
 	}
@@ -261,6 +267,9 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	for _, p := range a.view.Processes {
 		here[p] = true
 		if r := a.rank(p); r != nil {
+			if r.workloadOf != p.HostPID { // in a container its own number is another process's here
+				r.workloadOf, r.workload = p.HostPID, a.workload(p.HostPID)
+			}
 			a.learn(r)
 			a.askEvents(r)
 		}
@@ -272,6 +281,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	}
 	for _, j := range a.jobs {
 		j.stalls(now)
+		a.localRoots(j, now)
 		switch {
 		case len(j.ranks) == 0:
 			if j.stream != nil {
@@ -383,40 +393,4 @@ func (a *Agent) report() {
 		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender
 	}
 	a.late = 0
-}
-
-// trace answers a master's request for the spans of one collective.
-func (a *Agent) trace(t traceRequest) {
-	coll := record.CollKind(t.Coll)
-	var tracers []collector.Tracer
-	for _, s := range a.o.Sinks {
-		if tr, ok := s.(collector.Tracer); ok {
-			tracers = append(tracers, tr)
-		}
-	}
-	spans := 0
-	if j := a.jobs[t.Job]; j != nil && t.Job == t.from.job {
-		for _, r := range j.ranks {
-			for _, c := range r.comms {
-				if c == nil || c.id != t.CommId || len(c.ops) == 0 {
-					continue
-				}
-				// A collective that hangs has not been handed over yet, and is the one most asked for.
-				if o := &c.ops[t.Seq&uint64(len(c.ops)-1)]; o.seq == t.Seq && !o.done {
-					out := a.describe(r, c, o)
-					out.Anomalous = true
-					for _, tr := range tracers {
-						tr.Collective(out)
-					}
-				}
-			}
-		}
-		for _, tr := range tracers {
-			spans += tr.Retroactive(t.Job, t.CommId, coll, t.Seq)
-		}
-	}
-	select {
-	case t.from.results <- &wire.TraceResult{Id: t.Id, Spans: uint32(spans)}:
-	default:
-	}
 }

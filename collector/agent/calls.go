@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"github.com/lockstep-ccl/lockstep/collector"
 	"slices"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -110,7 +111,7 @@ func (j *job) stalls(now int64) {
 	for _, r := range j.ranks {
 		if r.stall.held && !r.p.Dead() {
 			for i := range r.p.Comms {
-				if s := &r.p.Comms[i]; s.State == record.CommJoined && s.Open() && barrierLike(s.Coll) {
+				if s := &r.p.Comms[i]; s.State == record.CommJoined && s.Open() && s.Coll.Collective() {
 					wanted[s.ID] = max(wanted[s.ID], s.Started)
 				}
 			}
@@ -152,11 +153,17 @@ func (r *rank) outages(s *record.ConnStatus) uint64 {
 }
 
 // link takes in one change of a connection's state.
-func (r *rank) link(rec *record.Record) {
+func (r *rank) link(c *comm, rec *record.Record) {
 	if int(rec.Conn) >= r.p.ConnSlots {
 		return
 	}
-	switch k := r.conn(rec.Conn); record.LinkState(rec.Code) {
+	k, state := r.conn(rec.Conn), record.LinkState(rec.Code)
+	if k.seen || state != record.LinkUp { // that a connection comes up for the first time is no news
+		c.links[c.nlinks%maxLinks] = collector.LinkEvent{Peer: rec.Peer, State: state, At: rec.Mono, Conn: k.who}
+		c.nlinks++
+	}
+	k.seen = true
+	switch state {
 	case record.LinkDown:
 		k.down = true
 	case record.LinkUp, record.LinkSwitched:

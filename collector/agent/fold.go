@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"cmp"
+
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -14,17 +17,21 @@ const (
 	allOps = 1 << 16
 	// maxTouched is how many of a communicator's last abnormal windows are remembered.
 	maxTouched = 16
+	// maxLinks likewise of changes of paths.
+	maxLinks = 8
 )
 
 // rank folds one process's records.
 type rank struct {
-	p     *source.Process
-	job   *job
-	comms []*comm // by index in the recorder's table; nil until seen
+	p          *source.Process
+	job        *job
+	workload   *collector.Workload // nil while it is not known
+	workloadOf int32               // the process whose it is
+	comms      []*comm             // by index in the recorder's table; nil until seen
 
 	step  uint64
-	marks [record.MarkCompile + 1]int64 // when the span of each code opened, 0 when it is not open
-	conns []conn                        // by index
+	marks [record.MarkDataLoading + 1]int64 // when the span of each code opened, 0 when it is not open
+	conns []conn                            // by index
 
 	calls     calls
 	stall     stall
@@ -42,8 +49,10 @@ type conn struct {
 	resent    uint64
 	outages   uint64 // times that it was down and came back
 	down      bool
+	seen      bool // its path was told of before
 	transport record.Transport
 	gen       uint64
+	who       *collector.Conn // nil until it was learnt
 }
 
 // comm folds one communicator's collectives as this rank sees them.
@@ -72,6 +81,8 @@ type comm struct {
 
 	touched  [maxTouched]collector.Window // ring of abnormal windows
 	ntouched int
+	links    [maxLinks]collector.LinkEvent // ring of changes of paths
+	nlinks   int
 
 	history  history
 	sampling sampling
@@ -99,6 +110,7 @@ type op struct {
 	clock                    record.Clock
 	clockErr                 int64
 	replay                   bool
+	waitedFor                int32 // 1 + the last peer to enter, 0: not known
 	inPlace                  bool
 	done                     bool // handed over
 }
@@ -138,7 +150,9 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 		c = c.hostSide()
 		switch rec.Kind {
 		case record.KindEnqueue:
-			if o := a.op(c, rec.Seq); o != nil {
+			if p.Source.CallsOnly() {
+				// Nobody will tell when it began to run or ended.
+			} else if o := a.op(c, rec.Seq); o != nil {
 				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
 				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
 				o.launched = rec.Mono + rec.Dur
@@ -157,6 +171,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 				switch record.PhaseCode(rec.Code) {
 				case record.PhaseWait:
 					o.wait += max(rec.Dur, 0)
+					o.waitedFor = rec.Peer + 1
 				case record.PhaseTransfer:
 					o.transfer += max(rec.Dur, 0)
 				}
@@ -192,7 +207,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 				o.enqueued = o.started
 			}
 			o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
-			o.root, o.bytes, o.stream, o.channels = rec.Root, rec.Bytes, rec.Stream, 1
+			o.root, o.bytes, o.stream, o.channels, o.waitedFor = rec.Root, rec.Bytes, rec.Stream, 1, rec.Peer+1
 			o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
 			if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
 				o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
@@ -201,7 +216,7 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 		case record.KindWindow:
 			r.window(c, rec)
 		case record.KindLink:
-			r.link(rec)
+			r.link(c, rec)
 		}
 	}
 }
@@ -249,7 +264,7 @@ func (a *Agent) foldStamps(p *source.Process, stamps []record.Stamp) {
 		o.root, o.bytes, o.stream, o.channels, o.inPlace = s.Root, s.Bytes, s.Stream, s.SMs, s.Flags&record.DescInPlace != 0
 		r.called(c, diagnosis.Call{Seq: s.Seq, Coll: s.Coll, Peer: s.Root, Bytes: s.Bytes, At: s.Start})
 		if s.End != 0 {
-			o.ended, o.wait, o.transfer = s.End, s.Wait, s.End-s.Start-s.Wait
+			o.ended, o.wait, o.transfer, o.waitedFor = s.End, s.Wait, s.End-s.Start-s.Wait, s.Peer+1
 			a.finish(r, c, o)
 		}
 	}
@@ -310,17 +325,20 @@ func (a *Agent) growOps(c *comm, n int) bool {
 func (a *Agent) finish(r *rank, c *comm, o *op) {
 	o.done = true
 	out := a.describe(r, c, o)
-	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0
+	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.NLinks > 0
 	if o.started != 0 {
 		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
 			out.Anomalous = true
 		}
-		if r.job.stream != nil && !c.aside && barrierLike(o.coll) && r.reportable() && c.sampling.take(c.id, o.seq) {
+		if r.job.stream != nil && !c.aside && o.meets() && r.reportable() && c.sampling.take(c.id, o.seq) {
 			r.job.arrive(c, o)
 		}
 	}
 	for _, s := range a.o.Sinks {
 		s.Collective(out)
+	}
+	if out.Traced && !c.aside {
+		a.traced(r, c, roots.Key{Comm: c.id, Coll: o.coll, Seq: o.seq}, collector.Traced{Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended), Last: o.ended, Err: o.clockErr}, out.Anomalous)
 	}
 }
 
@@ -333,23 +351,33 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
 		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
 		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
-		RealOffset: a.realOffset, Former: o.ended != 0 && o.ended < a.began,
+		Node: a.o.Node, Workload: r.workload, WaitedFor: o.waitedFor - 1, Former: o.ended != 0 && o.ended < a.began,
+	}
+	a.jobTime(r.job, out)
+	if o.ended == 0 {
+		out.SeenAt = record.Now()
 	}
 	if o.started != 0 {
 		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {
-			if w := &c.touched[i%maxTouched]; w.Last >= o.started && (o.ended == 0 || w.First <= o.ended) {
+			if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
 				out.Windows[out.NWindows] = *w
 				out.NWindows++
+			}
+		}
+		for i := max(0, c.nlinks-maxLinks); i < c.nlinks && out.NLinks < collector.MaxLinks; i++ {
+			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At >= o.started && l.At <= o.ended {
+				out.Links[out.NLinks] = *l
+				out.NLinks++
 			}
 		}
 	}
 	return out
 }
 
-// barrierLike reports whether every member enters a collective of this kind
-// under one sequence, so that their entries can be compared.
-func barrierLike(k record.CollKind) bool {
-	return k != record.Send && k != record.Recv && k != record.Group && k != record.CollNone
+// meets reports whether o ended in order and kept its members in until the last one had
+// entered, so that its times tell of their clocks.
+func (o *op) meets() bool {
+	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || o.coll == record.Barrier)
 }
 
 // comm returns the communicator at an index of the table, nil when it is not known.
@@ -414,6 +442,9 @@ func (r *rank) learnConn(s *record.ConnStatus) {
 		*k = conn{gen: s.Gen}
 	}
 	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
+	if w := k.who; w == nil || w.QP != s.ID || w.Name != s.Name || w.Channel != s.Channel {
+		k.who = &collector.Conn{Transport: s.Transport, Channel: s.Channel, QP: s.ID, Name: s.Name}
+	}
 }
 
 func (r *rank) mark(rec *record.Record) {
@@ -439,6 +470,10 @@ func (r *rank) openMark() (code record.MarkCode, at int64) {
 			code, at = c, r.marks[c]
 		}
 	}
+	// Loading data is no pause, and does not hide one.
+	if load := r.marks[record.MarkDataLoading]; code == record.MarkNone && load > 0 {
+		return record.MarkDataLoading, load
+	}
 	return code, at
 }
 
@@ -454,7 +489,7 @@ func (r *rank) window(c *comm, rec *record.Record) {
 		return
 	}
 	c.touched[c.ntouched%maxTouched] = collector.Window{
-		Peer: rec.Peer, Conn: rec.Conn, Bytes: rec.Bytes, WRs: rec.WRs, Backlog: rec.Back,
+		Peer: rec.Peer, Conn: r.conn(rec.Conn).who, Bytes: rec.Bytes, WRs: rec.WRs, Backlog: rec.Back,
 		First: rec.First, Last: rec.Last, Cause: cause,
 	}
 	c.ntouched++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -51,7 +52,7 @@ func one(comm uint16, seq uint64, t int64) []record.Record {
 	return []record.Record{
 		{Kind: record.KindEnqueue, Mono: t - 5, Comm: comm, Seq: seq, Coll: record.AllReduce, DType: record.Bfloat16, Op: record.Avg, Root: -1, Bytes: 64, Stream: 9, Flags: record.FlagInPlace},
 		{Kind: record.KindStart, Mono: t + 1, Comm: comm, Seq: seq, Coll: record.AllReduce, Algo: record.AlgoTree, Proto: record.ProtoLL, Chan: 2, Stamp: t},
-		{Kind: record.KindPhase, Mono: t + 30, Comm: comm, Seq: seq, Code: uint8(record.PhaseWait), Dur: 30, Stamp: t + 30},
+		{Kind: record.KindPhase, Mono: t + 30, Comm: comm, Seq: seq, Code: uint8(record.PhaseWait), Peer: 2, Dur: 30, Stamp: t + 30},
 		{Kind: record.KindPhase, Mono: t + 100, Comm: comm, Seq: seq, Code: uint8(record.PhaseTransfer), Dur: 70, Stamp: t + 100},
 		{Kind: record.KindEnd, Mono: t + 101, Comm: comm, Seq: seq, Coll: record.AllReduce, Stamp: t + 100},
 	}
@@ -67,6 +68,7 @@ func TestFold(t *testing.T) {
 		Job: "job", Comm: "dp", CommID: 10, Rank: 1, Size: 4, World: 3, Kind: record.AllReduce, DType: record.Bfloat16, Op: record.Avg,
 		Algo: record.AlgoTree, Proto: record.ProtoLL, InPlace: true, Root: -1, Stream: 9, Channels: 2, Seq: 1, Bytes: 64,
 		Enqueued: 995, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, RealOffset: 7,
+		Node: "n", WaitedFor: 2,
 	}
 	if len(s.got) != 1 || s.got[0] != want {
 		t.Errorf("folded %+v\nwant %+v", s.got, want)
@@ -254,7 +256,7 @@ func TestWindowsAndMarks(t *testing.T) {
 	)
 	a.fold(p, recs)
 	c := s.got[0]
-	if !c.Anomalous || c.NWindows != 1 || c.Windows[0] != (collector.Window{Peer: 2, Conn: 1, Bytes: 5, WRs: 8, Backlog: 3, First: 1010, Last: 1020, Cause: record.CauseNetwork}) {
+	if !c.Anomalous || c.NWindows != 1 || c.Windows[0] != (collector.Window{Peer: 2, Conn: a.ranks[p].conns[1].who, Bytes: 5, WRs: 8, Backlog: 3, First: 1010, Last: 1020, Cause: record.CauseNetwork}) {
 		t.Errorf("%d windows: %+v", c.NWindows, c.Windows)
 	}
 	a.fold(p, one(0, 2, 5000))
@@ -394,6 +396,24 @@ func TestWindowCounters(t *testing.T) {
 }
 
 // What a GPU stamped is folded like records: running, then ended, once.
+// Where a rank runs is read from its own environment, and nothing else of that.
+func TestWorkload(t *testing.T) {
+	a := newAgent(t)
+	a.o.Workload = func(getenv func(string) string) *collector.Workload {
+		if getenv("NOT_SET_ANYWHERE") != "" {
+			t.Error("a variable that is not there")
+		}
+		return &collector.Workload{Attributes: []collector.Attribute{{Key: "path", Value: getenv("PATH")}}}
+	}
+	w := a.workload(int32(os.Getpid()))
+	if w == nil || w.Attributes[0].Value == "" {
+		t.Errorf("workload %+v", w)
+	}
+	if a.workload(1<<30) != nil || a.workload(0) != nil {
+		t.Error("of no process")
+	}
+}
+
 func TestFoldStamps(t *testing.T) {
 	s := &collect{}
 	a := newAgent(t, s)
@@ -412,7 +432,7 @@ func TestFoldStamps(t *testing.T) {
 	want := collector.Collective{
 		Job: "job", Comm: "tp", CommID: 11, Rank: 0, Size: 2, World: 3, Kind: record.AllReduce, DType: record.Float8e5m2, Op: record.Sum,
 		Algo: record.AlgoDirect, Proto: record.ProtoLL, InPlace: true, Root: -1, Stream: 9, Channels: 16, Seq: 5, Bytes: 64,
-		Clock: record.ClockGPU, Replay: true, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, ClockErr: 3,
+		Clock: record.ClockGPU, Replay: true, Started: 1000, Ended: 1100, Wait: 30, Transfer: 70, ClockErr: 3, WaitedFor: 1, Node: "n",
 	}
 	if len(s.got) != 1 || s.got[0] != want {
 		t.Errorf("folded %+v\nwant %+v", s.got, want)

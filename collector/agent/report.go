@@ -38,6 +38,7 @@ type rankWords struct {
 	starved, throttled, memory float32
 	exit                       diagnosis.Exit
 	stall                      uint32
+	offCPU                     diagnosis.OffCPU
 }
 
 type commWords struct {
@@ -57,7 +58,7 @@ func (j *job) arrive(c *comm, o *op) {
 		return
 	}
 	j.arrivals = append(j.arrivals, &wire.Arrival{
-		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended,
+		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended, StampErrorNs: o.clockErr,
 	})
 }
 
@@ -71,9 +72,9 @@ func (r *rank) reportable() bool {
 // far as one message holds it. The rest differs still, and goes with the next,
 // which begins with the rank that was cut short, or after it when it had been the first.
 func (j *job) report() *wire.Report {
-	rep := &wire.Report{Arrivals: j.arrivals}
-	j.arrivals = nil
-	room := wire.MaxEntries - len(rep.Arrivals)
+	rep := &wire.Report{Arrivals: j.arrivals, Traced: j.traced}
+	j.arrivals, j.traced = nil, nil
+	room := wire.MaxEntries - len(rep.Arrivals) - len(rep.Traced)
 	first := j.first
 	for i := range j.ranks {
 		at := (first + i) % len(j.ranks)
@@ -92,7 +93,7 @@ func (j *job) report() *wire.Report {
 
 // forget makes the next report a full one.
 func (j *job) forget() {
-	j.arrivals = nil
+	j.arrivals, j.traced = nil, nil
 	for _, r := range j.ranks {
 		r.reported = reported{}
 	}
@@ -108,7 +109,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 	mark, markAt := r.openMark()
 	now := rankWords{
 		true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU,
-		steps(p.Starved), steps(p.Throttled), steps(p.MemoryPressure), p.Exit, r.stall.current(),
+		steps(p.Starved), steps(p.Throttled), steps(p.MemoryPressure), p.Exit, r.stall.current(), offCPU(p.OffCPU),
 	}
 	if now != said.rank {
 		var calls []*wire.Call
@@ -124,6 +125,11 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
 			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
 			Xid: now.xid, Starved: now.starved, Throttled: now.throttled, MemoryPressure: now.memory, Stall: now.stall, Calls: calls,
+		}
+		if o := &now.offCPU; *o != (diagnosis.OffCPU{}) {
+			w.OffCpu = &wire.OffCPU{
+				Disk: o.Disk, NcclStarved: o.NCCLStarved, ChildDisk: o.ChildDisk, ChildStarved: o.ChildStarved, WaitsFor: uint32(o.For), Resent: o.Resent,
+			}
 		}
 		if e := &now.exit; e.By != diagnosis.ExitUnknown {
 			w.Exit = &wire.Exit{By: uint32(e.By), Code: e.Code, Signal: e.Signal, MonoAtNs: e.At, Asked: e.Asked}
@@ -161,6 +167,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			Coll: uint32(s.Coll), Peer: now.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
 			MonoEnqueuedNs: s.EnqueuedAt, MonoStartedNs: s.StartedAt, MonoFinishedNs: s.FinishedAt,
 			Ops: s.Ops, OwnNs: s.OwnNs, WaitNs: s.WaitNs, TransferNs: s.TransferNs, MaxOwnNs: s.MaxOwnNs,
+			CallsOnly: p.Source.CallsOnly(),
 		}
 		if !again {
 			w.CommName = wireName(s.Name)
@@ -214,6 +221,13 @@ func (r *rank) report(rep *wire.Report, room int) int {
 // steps rounds a share down to a step that is worth a report: a healthy rank's is 0.
 func steps(share float32) float32 {
 	return float32(int(min(max(share, 0), 1)*20)) / 20
+}
+
+// offCPU rounds likewise.
+func offCPU(o diagnosis.OffCPU) diagnosis.OffCPU {
+	o.Disk, o.NCCLStarved, o.ChildDisk, o.ChildStarved = steps(o.Disk), steps(o.NCCLStarved), steps(o.ChildDisk), steps(o.ChildStarved)
+	o.Resent -= o.Resent % 5
+	return o
 }
 
 // wireName cuts a name to what a message may carry.

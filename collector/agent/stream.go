@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -35,6 +36,7 @@ type stream struct {
 	hello   *wire.Hello
 	address func(job string) string
 	tls     *wire.TLS
+	creds   credentials.TransportCredentials // made of tls for the first session, and kept: what could be read once serves
 	traces  chan<- traceRequest
 	log     *slog.Logger
 
@@ -50,6 +52,8 @@ type stream struct {
 	reconnect atomic.Uint64
 	wanted    atomic.Uint32 // arrivals per second and member
 	traceLost atomic.Uint64
+	jobClock  atomic.Pointer[jobClock] // nil while the master has not told
+	roots     atomic.Bool              // the master tells how far traces reach
 }
 
 // report is a report with the epoch that it belongs to.
@@ -58,9 +62,16 @@ type report struct {
 	*wire.Report
 }
 
-// traceRequest is a master's request on its way to the agent's goroutine.
+// jobClock is what a master has told of the job's clock.
+type jobClock struct {
+	offset, err int64
+	at          int64 // when, CLOCK_MONOTONIC ns
+}
+
+// traceRequest is a master's request, or its answer, on its way to the agent's goroutine.
 type traceRequest struct {
 	*wire.TraceRequest
+	root *wire.TraceRoot
 	from *stream
 }
 
@@ -86,6 +97,7 @@ func (s *stream) run(ctx context.Context) {
 	for {
 		began := time.Now()
 		err := s.session(ctx)
+		s.roots.Store(false)
 		if s.connected.Swap(false) {
 			told = ""
 		}
@@ -118,12 +130,14 @@ func (s *stream) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	address := s.address(s.job)
-	creds, err := s.tls.MasterOf(s.job)
-	if err != nil {
-		return fmt.Errorf("master of job %s: %w", s.job, err)
+	if s.creds == nil {
+		var err error
+		if s.creds, err = s.tls.MasterOf(s.job); err != nil {
+			return fmt.Errorf("master of job %s: %w", s.job, err)
+		}
 	}
 	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(creds),
+		grpc.WithTransportCredentials(s.creds.Clone()),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: ackWithin, Timeout: ackWithin / 2}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)),
 		grpc.WithDisableServiceConfig(),
@@ -154,6 +168,10 @@ func (s *stream) session(ctx context.Context) error {
 	if err != nil {
 		return wrap("hello", err)
 	}
+	if ends := wire.PeerExpires(client.Context()); !ends.IsZero() {
+		over := time.AfterFunc(time.Until(ends), func() { cancel(errors.New("its certificate has ended")) })
+		defer over.Stop()
+	}
 	var echo atomic.Pointer[wire.ClockEcho]
 	s.ack(first.GetAck(), &echo)
 	s.epoch.Add(1)
@@ -176,9 +194,9 @@ func (s *stream) session(ctx context.Context) error {
 				s.ack(msg.GetAck(), &echo)
 			case msg.GetResync() != nil:
 				s.epoch.Add(1)
-			case msg.GetTraceRequest() != nil:
+			case msg.GetTraceRequest() != nil, msg.GetTraceRoot() != nil:
 				select {
-				case s.traces <- traceRequest{msg.GetTraceRequest(), s}:
+				case s.traces <- traceRequest{msg.GetTraceRequest(), msg.GetTraceRoot(), s}:
 				default:
 					s.traceLost.Add(1)
 				}
@@ -220,6 +238,10 @@ func (s *stream) ack(a *wire.Ack, echo *atomic.Pointer[wire.ClockEcho]) {
 		return
 	}
 	echo.Store(&wire.ClockEcho{MasterNs: a.MasterNs, MonoReceivedNs: record.Now()})
+	s.roots.Store(a.Roots)
+	if c := a.JobClock; c != nil && c.ErrorNs >= 0 {
+		s.jobClock.Store(&jobClock{c.OffsetNs, c.ErrorNs, record.Now()})
+	}
 	if a.ArrivalsPerSecond != 0 {
 		s.wanted.Store(a.ArrivalsPerSecond)
 	}

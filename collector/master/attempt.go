@@ -1,6 +1,8 @@
 package master
 
 import (
+	"math"
+
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
@@ -8,74 +10,232 @@ import (
 // skew is how far apart the real-time clocks of two nodes may be, ns.
 const skew = int64(10e9)
 
-// startedAnew reports whether a process with a lower restart count is no late word
-// of a former attempt: whatever restarts the job was started again, and counts from
-// 0 again. The rank's process of the highest attempt is older then, and ended, as far
-// as is known; where there was none, all ranks' are.
-func (s *state) startedAnew(n int32, w *wire.Rank) bool {
-	if w.Attempt >= s.attempt {
-		return false
-	}
-	over := func(rank int) bool {
-		p, proc := &s.ranks[rank], s.ev.Ranks[rank].Proc
-		return p.node < 0 || w.CreatedUnixNs-p.created > skew && (ended(proc) || proc == diagnosis.ProcUnknown)
-	}
-	rank := int(w.WorldRank)
-	known := rank < len(s.ranks) && s.ranks[rank].node >= 0
-	switch {
-	case known && s.ranks[rank].node == n:
-		return w.CreatedUnixNs > s.ranks[rank].created // its agent has compared them
-	case ended(diagnosis.ProcState(w.Proc)):
-		return false
-	case known:
-		return over(rank)
-	}
-	s.survey()
-	t := &s.report
-	return !t.running && (!t.some || w.CreatedUnixNs-t.youngest > skew)
-}
-
-// outlived reports whether a process with a higher restart count is of the job's last
-// life: it was created before the present one began, or has ended while a
-// younger one lives.
-func (s *state) outlived(w *wire.Rank) bool {
-	if w.CreatedUnixNs < s.began {
-		return true
-	}
-	if !ended(diagnosis.ProcState(w.Proc)) {
-		return false
-	}
-	s.survey()
-	return s.report.alive && s.report.youngestAlive > w.CreatedUnixNs
-}
-
-// Limits of what one report can bring about.
+// Bounds of what a rank's process may say of its job.
 const (
-	maxRestarts = 8    // changes of the job's attempt
-	maxLeap     = 1000 // of the attempt, but for a rank whose former process has ended
+	maxAttempt = 1 << 20
+	maxLeap    = 1000 // of the attempt, unless most say so, or one whose ranks of the last one have ended
 )
 
-// leaps reports whether an attempt is further from the one that is known than
-// restarts go. To believe it would be to believe nobody else from then on.
-func (s *state) leaps(n int32, w *wire.Rank) bool {
-	if s.seen == 0 || w.Attempt <= s.attempt || w.Attempt-s.attempt <= maxLeap {
-		return false
+// epoch is one life of a job, as each of its processes tells it: which restart, and
+// of how many ranks. A job is in one of them, and which one no agent decides alone.
+//
+// Each agent that is heard has one word: the epoch of its youngest living process.
+// The word of most counts. Where it is a tie the job stays where it is, unless those who
+// say otherwise had ranks in it (a job whose ranks have left an attempt is not in
+// it any more) or were of the job before those who say it were. Where no process of the
+// job's epoch lives any more, as far as who is heard tells, the next one needs no majority.
+type epoch struct {
+	attempt uint32
+	world   int32
+}
+
+// claim is an agent's word for another epoch than the job's.
+type claim struct {
+	epoch
+	created int64 // of the youngest process that it is about, unix ns; 0: there is no claim
+}
+
+// possible reports whether a rank's entry can be true at all.
+func possible(w *wire.Rank, now int64) bool {
+	return w != nil && w.WorldRank >= 0 && w.WorldRank < w.WorldSize && w.CreatedUnixNs > 0 && w.CreatedUnixNs <= now+skew && w.Attempt <= maxAttempt
+}
+
+// hear takes in what a report says of the job's epoch, before any of its entries is
+// merged, and has the job change when that decides it.
+func (s *state) hear(n int32, ranks []*wire.Rank, now int64) {
+	nd := &s.nodes[n]
+	var alive, over claim
+	for _, w := range ranks {
+		if !possible(w, now) || int(w.WorldSize) > s.limits.Ranks {
+			continue
+		}
+		c := claim{epoch{w.Attempt, w.WorldSize}, w.CreatedUnixNs}
+		switch {
+		case !ended(diagnosis.ProcState(w.Proc)):
+			if c.created > alive.created || c.created == alive.created && c.attempt > alive.attempt {
+				alive = c
+			}
+		case c.attempt > over.attempt || over.created == 0:
+			over = c
+		}
+		if ended(diagnosis.ProcState(w.Proc)) && c.epoch == nd.claim.epoch && nd.claim.created != 0 {
+			s.setClaim(n, claim{})
+			nd.stale = true // whether others of it live is asked
+		}
 	}
-	r := int(w.WorldRank)
-	return r >= len(s.ranks) || s.ranks[r].node != n || !ended(s.ev.Ranks[r].Proc)
+	switch {
+	case s.epochs == 0 && alive.created != 0:
+		s.begin(alive)
+	case s.epochs == 0:
+		if over.created != 0 {
+			s.begin(over)
+		}
+	case alive.created != 0 && alive.epoch == s.epoch:
+		if alive.created >= nd.claim.created {
+			s.setClaim(n, claim{})
+		}
+	case alive.created > max(nd.youngest, nd.claim.created), alive.created == max(nd.youngest, nd.claim.created) && alive.attempt > s.attempt:
+		s.setClaim(n, alive)
+	case over.created >= max(s.began, 1) && over.attempt > s.attempt && over.attempt-s.attempt <= maxLeap && s.speakers() == 0:
+		s.begin(over)
+	}
+	s.decide()
+}
+
+func (s *state) setClaim(n int32, c claim) {
+	nd := &s.nodes[n]
+	if nd.claim.created != 0 {
+		s.claims--
+	}
+	if nd.claim = c; c.created != 0 {
+		s.claims++
+	}
+}
+
+// heard reports whether a node's agent speaks.
+func (s *state) heard(n int32) bool { return !s.ev.Nodes[n].Lost && s.ev.Nodes[n].LastSeen != 0 }
+
+// speakers is how many agents tell of living processes of the job's epoch.
+func (s *state) speakers() (votes int) {
+	for i := range s.nodes {
+		if s.heard(int32(i)) && s.agrees(&s.nodes[i]) {
+			votes++
+		}
+	}
+	return votes
+}
+
+// agrees reports whether a node's word is the job's epoch: it has a living process of
+// it, or was for it and has yet to say everything again.
+func (s *state) agrees(nd *node) bool {
+	return nd.claim.created == 0 && (nd.running > 0 || nd.owned == 0 && nd.chose == s.epochs && s.epochs != 0)
+}
+
+// side is who is for an epoch.
+type side struct {
+	votes   int
+	since   int64 // since when the longest of them is of the job; math.MaxInt64: none is
+	created int64 // of the youngest process
+	owners  bool  // one had ranks in the job's epoch
+	left    bool  // and all of them have ended
+	over    int   // for the job's epoch: agents whose ranks of it have all ended
+}
+
+func (v *side) add(nd *node) {
+	v.votes++
+	if nd.since != 0 {
+		v.since = min(v.since, nd.since)
+	}
+	v.created = max(v.created, nd.claim.created)
+	v.owners = v.owners || nd.owned > 0
+	v.left = v.left || nd.owned > 0 && nd.running == 0
+}
+
+// decide changes the job's epoch when those who are heard want that.
+func (s *state) decide() {
+	if s.claims == 0 {
+		return
+	}
+	own, sides := side{since: math.MaxInt64}, map[epoch]*side{}
+	for i := range s.nodes {
+		nd := &s.nodes[i]
+		switch {
+		case !s.heard(int32(i)):
+		case nd.claim.created != 0:
+			v := sides[nd.claim.epoch]
+			if v == nil {
+				v = &side{since: math.MaxInt64}
+				sides[nd.claim.epoch] = v
+			}
+			v.add(nd)
+		case s.agrees(nd):
+			own.add(nd)
+		case nd.owned > 0:
+			own.over++
+		}
+	}
+	var best epoch
+	var most *side
+	for e, v := range sides {
+		if most == nil || v.before(e, most, best) {
+			best, most = e, v
+		}
+	}
+	if most != nil && s.prevails(best, most, &own) {
+		s.begin(claim{best, most.created})
+	}
+}
+
+// before orders those who want another epoch: most votes, then who is of the job for longest, then the later attempt.
+func (v *side) before(e epoch, o *side, f epoch) bool {
+	switch {
+	case v.votes != o.votes:
+		return v.votes > o.votes
+	case v.since != o.since:
+		return v.since < o.since
+	case e.attempt != f.attempt:
+		return e.attempt > f.attempt
+	}
+	return e.world > f.world
+}
+
+func (s *state) prevails(e epoch, v, own *side) bool {
+	later := e.attempt > s.attempt
+	near := !later || e.attempt-s.attempt <= maxLeap || v.left
+	switch {
+	case own.votes > 0 && v.votes > own.votes, own.votes == 0 && v.votes > max(own.over, 1):
+		return true
+	case own.votes > 0: // a tie, or less
+		return v.votes == own.votes && (later && near && v.owners || own.since-skew > v.since)
+	case later:
+		return near
+	case v.owners: // its agent has compared the processes
+		return true
+	}
+	// A late word of a former life is older than what is known.
+	return v.created-s.youngestKnown() > skew
+}
+
+// youngestKnown is when the last of all known processes was created.
+func (s *state) youngestKnown() (t int64) {
+	for i := range s.ranks {
+		if p := &s.ranks[i]; p.node >= 0 {
+			t = max(t, p.created)
+		}
+	}
+	return t
+}
+
+// begin makes what was known of the job's last epoch history.
+func (s *state) begin(c claim) {
+	first := s.epochs == 0
+	if !first && c.attempt <= s.attempt {
+		s.began = c.created
+		s.anew++
+	}
+	s.epoch = c.epoch
+	s.epochs++
+	s.report.forgotten = nil
+	s.clearComms()
+	s.ranks, s.ev.Ranks, s.seen, s.calls = s.ranks[:0], s.ev.Ranks[:0], 0, 0
+	for range c.world {
+		s.ranks = append(s.ranks, process{node: -1})
+		s.ev.Ranks = append(s.ev.Ranks, diagnosis.Rank{Node: -1})
+	}
+	for i := range s.nodes {
+		nd := &s.nodes[i]
+		nd.owned, nd.running, nd.youngest = 0, 0, 0
+		nd.stale = nd.stale || !first // what it said of this epoch was refused until now; of another one it is asked again
+		if nd.claim.created != 0 && nd.claim.epoch == c.epoch {
+			s.setClaim(int32(i), claim{})
+			nd.chose = s.epochs
+		}
+	}
 }
 
 // oneReport is what is worked out once for all of a report's entries.
 type oneReport struct {
 	forgotten map[int32]struct{} // world ranks whose processes it superseded
-	restarts  int
-
-	surveyed      bool
-	some          bool  // a process is known
-	youngest      int64 // when the last of all known processes was created
-	running       bool  // one runs
-	alive         bool  // one has not ended, as far as is known
-	youngestAlive int64 // when the last of these was created
 }
 
 func (t *oneReport) forget(rank int32) {
@@ -83,37 +243,4 @@ func (t *oneReport) forget(rank int32) {
 		t.forgotten = map[int32]struct{}{}
 	}
 	t.forgotten[rank] = struct{}{}
-}
-
-// survey looks at all processes, once a report; what the report says is added as it comes.
-func (s *state) survey() {
-	if s.report.surveyed {
-		return
-	}
-	s.report.surveyed = true
-	for i := range s.ranks {
-		if p := &s.ranks[i]; p.node >= 0 {
-			s.report.saw(p.created, s.ev.Ranks[i].Proc)
-		}
-	}
-}
-
-func (t *oneReport) saw(created int64, p diagnosis.ProcState) {
-	if !t.surveyed {
-		return
-	}
-	t.youngest, t.some = max(t.youngest, created), true
-	if ended(p) {
-		return
-	}
-	t.youngestAlive, t.alive = max(t.youngestAlive, created), true
-	t.running = t.running || p != diagnosis.ProcUnknown
-}
-
-// restart makes what was known of the job's last attempt history.
-func (s *state) restart(attempt uint32) {
-	s.attempt = attempt
-	s.report = oneReport{restarts: s.report.restarts + 1}
-	s.clearComms()
-	s.ranks, s.ev.Ranks, s.seen, s.calls = s.ranks[:0], s.ev.Ranks[:0], 0, 0
 }

@@ -19,6 +19,8 @@ type clockMap struct {
 	offset     int64 // the mapping in use; always within the bounds
 	width      int64 // hi − lo when offset was chosen
 	haveLo, ok bool
+
+	job *aligned // the node on the job's clock, nil while there is none to be used
 }
 
 // observe takes in one report: when the agent sent it, when it arrived here,
@@ -54,19 +56,34 @@ func (c *clockMap) observe(monoSent, received, ackSent, monoAckReceived int64) {
 // loosened is how far a bound of this age may be off.
 func loosened(age int64) int64 { return int64(float64(max(age, 0))*drift) + 1 }
 
-// real maps a monotonic time of the node to the master's clock; 0 stays 0, and
-// nothing lies in the future.
+// real maps a monotonic time of the node to the job's clock, to the master's while there is
+// none; 0 stays 0, and nothing lies in the future.
 func (c *clockMap) real(mono, now int64) int64 {
 	if mono == 0 {
 		return 0
 	}
+	if c.job != nil {
+		return min(mono+c.job.offset, now)
+	}
 	return min(mono+c.offset, now)
 }
 
-// err bounds the mistake of real, ns.
+// err bounds the mistake of real, ns: against the reference node's times.
 func (c *clockMap) err() int64 {
+	if c.job != nil {
+		return c.job.err()
+	}
 	if !c.ok || !c.haveLo {
 		return unknownError
 	}
 	return max(c.hi-c.offset, c.offset-c.lo)
+}
+
+// use makes real and err those of the job's clock.
+func (c *clockMap) use(a *aligned) {
+	c.job = nil
+	if a.ok {
+		now := *a
+		c.job = &now
+	}
 }

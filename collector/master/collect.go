@@ -18,6 +18,7 @@ func (s *state) collect(now int64) {
 		moved[i] = kept
 		kept++
 	}
+	s.clock.clear() // communicators are renumbered
 	old := s.ev
 	oldComms, oldConns := s.comms, s.conns
 	s.clearComms()

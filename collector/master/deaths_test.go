@@ -23,6 +23,9 @@ import (
 // with nothing closed.
 func beRank() {
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(9)

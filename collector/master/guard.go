@@ -122,7 +122,7 @@ var (
 	inMessage = &within{fields: map[protowire.Number]*within{2: inReport}}
 	inReport  = &within{fields: map[protowire.Number]*within{
 		7: {counts: true, fields: map[protowire.Number]*within{21: entry}}, // ranks and their calls
-		8: entry, 9: entry, 10: entry,                                      // members, connections, arrivals
+		8: entry, 9: entry, 10: entry, 13: entry,                           // members, connections, arrivals, traces
 	}}
 )
 

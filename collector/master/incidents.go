@@ -69,7 +69,6 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 				ID:      fmt.Sprintf("%s-%d-%d", t.job, now.UnixMilli(), t.number),
 				Opened:  now,
 				Attempt: attempt,
-				TraceID: collector.TraceID(t.job, v.Comm, v.Coll, v.Seq),
 				Verdict: v,
 			}}
 			t.open = append(t.open, i)
@@ -84,7 +83,6 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 		confirms := i.Confirmed.IsZero() && v.Level == diagnosis.Confirmed
 		if confirms {
 			i.Confirmed = now
-			i.TraceID = collector.TraceID(t.job, v.Comm, v.Coll, v.Seq)
 			t.confirmed[v.Class&7]++
 		} else if !i.Confirmed.IsZero() {
 			v.Level = diagnosis.Confirmed // a doubt after the fact takes nothing back: alerts would flap

@@ -67,13 +67,14 @@ type Master struct {
 	denied    atomic.Uint64 // calls that the caller's certificate does not allow
 	changed   chan struct{} // capacity 1: there is something to save
 	kept      chan struct{} // closed when the last of it was
+	saved     atomic.Pointer[saved]
 	snapshot  atomic.Pointer[collector.MasterSnapshot]
 
 	mu        sync.Mutex // guards all below
 	state     *state
 	incidents incidents
-	unsaved   bool   // the file is older than incidents
-	requests  uint64 // trace requests made
+	unsaved   bool // the file is older than incidents
+	traces    traces
 	holdSince int64  // since when incidents are held open, 0 when they are not
 	anew      uint64 // state.anew as of the last pass
 	passes    uint64
@@ -83,6 +84,9 @@ type Master struct {
 	resumed   int64 // when the last pause of this master ended, 0 when there was none
 	delay     []collector.DelayMatrix
 	delayAt   int64 // when delay was made
+
+	duplicates  uint64 // agents refused because another one of their node is heard
+	duplicateAt int64  // when that was last logged
 }
 
 type diagnoser interface {
@@ -224,9 +228,16 @@ func (m *Master) pass() {
 	defer m.mu.Unlock()
 	now := m.now()
 	m.state.collect(now)
+	m.state.settle()
+	m.state.align(now)
 	ev := &m.state.ev
 	ev.Now, ev.Paused = now, m.paused(now)
 	m.watchAgents(now)
+	m.state.evictIdle(now)
+	epochs := m.state.epochs
+	if m.state.decide(); m.state.epochs != epochs {
+		m.askAll()
+	}
 
 	begin := time.Now()
 	verdicts := m.engine.Diagnose(ev)
@@ -237,7 +248,7 @@ func (m *Master) pass() {
 	var events []event
 	if m.anew != m.state.anew {
 		m.anew = m.state.anew
-		m.log.Warn("the job was started anew: its restart count has gone back", "attempt", m.state.attempt)
+		m.log.Warn("the job was started anew: its restart count has gone back, or its size has changed", "attempt", m.state.attempt, "ranks", m.state.world)
 		events = m.incidents.closeAll(time.Unix(0, now))
 	}
 	events = append(events, m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))...)
@@ -247,10 +258,10 @@ func (m *Master) pass() {
 		switch e.change {
 		case opened:
 			log.Warn("incident opened", "why", v.Why)
-			m.trace(v)
+			m.trace(&e.Incident, now)
 		case confirmed:
 			log.Error("incident confirmed", "why", v.Why, "after", e.Confirmed.Sub(time.Unix(0, v.Since)))
-			m.trace(v)
+			m.trace(&e.Incident, now)
 		case closed:
 			log.Info("incident closed", "open_for", e.Closed.Sub(e.Opened))
 		}
@@ -259,12 +270,12 @@ func (m *Master) pass() {
 		m.recorder.Record(ev, verdicts, marks(events)...)
 	}
 	if len(events) > 0 {
-		m.unsaved = true
 		select {
 		case m.changed <- struct{}{}:
 		default:
 		}
 	}
+	m.sendRoots(now)
 	m.publish(now)
 }
 
@@ -340,6 +351,12 @@ func (m *Master) publish(now int64) {
 		DiagnosisLast: m.passLast, Overflow: m.state.overflow, Refused: m.state.refused,
 		Recording: m.recording(),
 		Denied:    m.denied.Load(), Insecure: m.o.Insecure,
+		Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
+	}
+	for i := range m.state.nodes {
+		if m.state.nodes[i].claim.created != 0 && m.state.heard(int32(i)) {
+			s.Disagreeing++
+		}
 	}
 	if now-m.delayAt >= delayEvery {
 		m.delayAt, m.delay = now, delayMatrices(ev)
@@ -349,6 +366,9 @@ func (m *Master) publish(now int64) {
 		s.Ranks[ev.Ranks[i].Proc]++
 		s.Step = max(s.Step, ev.Ranks[i].Step)
 		s.Overflow += m.state.ranks[i].overflow
+		if n := m.state.ranks[i].node; n < 0 || m.state.nodes[n].stream == nil && !ended(ev.Ranks[i].Proc) || ev.Nodes[n].Lost && !ended(ev.Ranks[i].Proc) {
+			s.Unseen++
+		}
 	}
 	m.snapshot.Store(s)
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -19,6 +20,7 @@ type Limits struct {
 	Conns    int // directed connections; 524,288 (about 100 MiB when full)
 	Arrivals int // cells (collectives × members) of sampled arrivals; 1,048,576 (16 MiB)
 	Calls    int // last calls of all ranks that are held up; 262,144 (12 MiB)
+	PerNode  int // ranks of one agent; 4,096
 }
 
 func (l *Limits) setDefaults() {
@@ -34,6 +36,7 @@ func (l *Limits) setDefaults() {
 	def(&l.Conns, 1<<19)
 	def(&l.Arrivals, 1<<20)
 	def(&l.Calls, 1<<18)
+	def(&l.PerNode, 1<<12)
 }
 
 // maxArrivals bounds Evidence.Arrivals by number; Limits.Arrivals does by size.
@@ -49,10 +52,13 @@ type state struct {
 	limits Limits
 	ev     diagnosis.Evidence
 
-	attempt uint32 // highest seen of any rank: the job's
-	began   int64  // when the process was created that showed that the job was started anew, unix ns; 0: none has
-	anew    uint64 // times that it was
-	seen    int    // ranks of the world that an agent has reported
+	epoch                    // that the job is in
+	epochs  uint64           // that it has been in
+	rumours map[uint64]int32 // communicators that agents told of whose ranks are others', and which agent did
+	claims  int              // nodes whose agents have another word
+	began   int64            // when the process was created that showed that the job was started anew, unix ns; 0: none has
+	anew    uint64           // times that it was
+	seen    int              // ranks of the world that an agent has reported
 
 	nodes   []node // parallel to ev.Nodes
 	nodeOf  map[string]int32
@@ -63,13 +69,20 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	arrived map[arrivalKey]int32
 
+	clock jobClock
+	roots roots.Gather
+	asks  []roots.Key // collectives of which all agents' spans are wanted
+
 	revisions uint64 // given out to communicators: no two states of one have the same
 	members   int    // sum of communicator sizes
 	cells     int    // sum of arrival sizes
 	calls     int    // sum of ranks' calls
 	overflow  uint64
 	report    oneReport
-	refused   uint64 // entries that made no sense: out of range, of another rank's process, contradicting
+	refused   uint64  // entries that made no sense: out of range, of another rank's process, contradicting
+	foreign   uint64  // of them, those about ranks that another node's agent, which is heard, tells of
+	reopened  bool    // in this report a process has ended, or ranks were vouched for: who was denied a rank may have it now
+	free      []int32 // indices of nodes that were evicted
 }
 
 // node is one agent as the merge needs it.
@@ -82,6 +95,14 @@ type node struct {
 	lateAt   int64  // when it last reported a pause of its own
 	stale    bool   // some of what it said was forgotten or refused: it is to say everything again
 	denied   bool   // it spoke for processes of which another agent tells, too
+
+	claim    claim
+	rumours  int    // of state.rumours, that it told of first
+	chose    uint64 // the last of state.epochs that it was for before the job was in it
+	since    int64  // when it first had a rank of the job, 0: never
+	owned    int    // ranks of the job's epoch that are its
+	running  int    // of them, those that have not ended as far as is known
+	youngest int64  // when the last of these was created, unix ns
 }
 
 // process identifies the process that a rank's entry describes; its pid does not:
@@ -89,16 +110,23 @@ type node struct {
 type process struct {
 	node    int32
 	created int64 // unix ns by its node's clock
-	world   int32 // size that it says the world has
+	vouched bool  // it was in a communicator with ranks of another node
+	kept    bool  // the rank is nobody's, and kept for keeper
+	keeper  int32
 
 	overflow uint64 // of its recorder's tables
 	stall    uint32 // that the rank's calls are of
 }
 
 type commIndex struct {
-	leftAt  int64 // when the last member left, 0 while one is there
-	present int   // members that are there
+	leftAt  int64      // when the last member left, 0 while one is there
+	present int        // members that are there
+	by      int32      // node of its members; several when they are of more than one
+	calls   *callsOnly // nil while more than calls is known of all members
 }
+
+// several is commIndex.by of a communicator whose members are of several nodes.
+const several = int32(-2)
 
 // connKey is a connection's identity that both of its ends know.
 type connKey struct {
@@ -115,7 +143,7 @@ type arrivalKey struct {
 
 func newState(job string, l Limits) *state {
 	l.setDefaults()
-	s := &state{limits: l, nodeOf: map[string]int32{}}
+	s := &state{limits: l, nodeOf: map[string]int32{}, clock: newJobClock()}
 	s.ev.Job = job
 	s.clearComms()
 	return s
@@ -129,43 +157,38 @@ var nobody = diagnosis.Member{World: -1, Peer: -1, FaultPeer: -1}
 func (s *state) clearComms() {
 	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.comms, s.conns = nil, nil, nil, nil, nil
 	s.commOf = map[uint64]int32{}
+	s.rumours = map[uint64]int32{}
+	for i := range s.nodes {
+		s.nodes[i].rumours = 0
+	}
 	s.connOf = map[connKey]int32{}
 	s.arrived = map[arrivalKey]int32{}
+	s.clock.clear()
 	s.members, s.cells = 0, 0
-}
-
-// node returns the index of the named node, a new one when needed, or -1 when there is no room.
-func (s *state) node(name string) int32 {
-	if i, ok := s.nodeOf[name]; ok {
-		return i
-	}
-	if len(s.nodes) >= s.limits.Nodes {
-		s.overflow++
-		return -1
-	}
-	i := int32(len(s.nodes))
-	s.nodes = append(s.nodes, node{})
-	s.ev.Nodes = append(s.ev.Nodes, diagnosis.Node{Name: name, MapError: unknownError})
-	s.nodeOf[name] = i
-	return i
 }
 
 // disconnected forgets what only a present agent can tell. That a process has
 // ended stays true.
 func (s *state) disconnected(n int32) {
 	s.nodes[n].stale = true
-	for i := range s.nodes {
-		if o := &s.nodes[i]; o.denied {
-			o.stale, o.denied = true, false // it may be believed now
-		}
-	}
+	s.askDenied()
 	for i := range s.ranks {
 		if r := &s.ev.Ranks[i]; s.ranks[i].node == n && r.Node == n && !ended(r.Proc) {
 			r.Proc, r.CPU, r.IO = diagnosis.ProcUnknown, 0, false
 			r.Starved, r.Throttled, r.MemoryPressure = 0, 0, 0
+			r.OffCPU = diagnosis.OffCPU{}
 		}
 	}
 	s.ev.Nodes[n].CPUPressure, s.ev.Nodes[n].MemoryPressure = 0, 0
+}
+
+// askDenied has those say everything again who may be believed now.
+func (s *state) askDenied() {
+	for i := range s.nodes {
+		if o := &s.nodes[i]; o.denied {
+			o.stale, o.denied = true, false
+		}
+	}
 }
 
 func ended(p diagnosis.ProcState) bool { return p == diagnosis.ProcGone || p == diagnosis.ProcExited }
@@ -183,24 +206,35 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	ev.CPUPressure, ev.MemoryPressure = share(r.CpuPressure), share(r.MemoryPressure)
 
 	s.report = oneReport{}
+	s.hear(n, r.Ranks, now)
 	for _, w := range r.Ranks {
 		s.mergeRank(n, w, now)
 	}
 	s.forget(now)
+	s.report = oneReport{}
 	for _, w := range r.Members {
 		s.mergeMember(n, w, now)
 	}
+	s.forget(now) // whom members have shown not to be who they are
+	if s.reopened {
+		s.reopened = false
+		s.askDenied()
+	}
+	s.decide()
 	for _, w := range r.Connections {
 		s.mergeConn(n, w, now)
 	}
 	for _, w := range r.Arrivals {
 		s.mergeArrival(n, w, now)
 	}
+	for _, w := range r.Traced {
+		s.mergeTraced(n, w, now)
+	}
 }
 
 func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	clock := &s.nodes[n].clock
-	if w == nil || w.WorldRank < 0 || w.WorldRank >= w.WorldSize || w.CreatedUnixNs <= 0 || w.CreatedUnixNs > now+skew || s.leaps(n, w) {
+	if !possible(w, now) {
 		s.refused++
 		return
 	}
@@ -208,34 +242,13 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 		s.overflow++
 		return
 	}
-	if w.Attempt != s.attempt && s.report.restarts >= maxRestarts {
+	if s.epoch != (epoch{w.Attempt, w.WorldSize}) { // the job is in another one, for now at least
 		s.refused++
 		return
-	}
-	switch {
-	case s.startedAnew(n, w):
-		s.began = w.CreatedUnixNs
-		s.anew++
-		for i := range s.nodes {
-			s.nodes[i].stale = true // what it said of the new processes was refused until now
-		}
-		s.restart(w.Attempt)
-	case w.Attempt < s.attempt, w.Attempt > s.attempt && s.outlived(w): // of a former attempt
-		s.refused++
-		return
-	case w.Attempt > s.attempt:
-		s.restart(w.Attempt)
-	}
-	for int(w.WorldSize) > len(s.ranks) {
-		s.ranks = append(s.ranks, process{node: -1})
-		s.ev.Ranks = append(s.ev.Ranks, diagnosis.Rank{Node: -1})
 	}
 	p, r := &s.ranks[w.WorldRank], &s.ev.Ranks[w.WorldRank]
-	if q := (process{node: n, created: w.CreatedUnixNs, world: w.WorldSize}); p.node != q.node || p.created != q.created {
-		// An older process of this rank is of no interest, and of two agents that tell of
-		// one process (a node was renamed), the one that is heard speaks.
-		if p.node >= 0 && (q.created < p.created || q.created == p.created && s.nodes[p.node].stream != nil && !s.ev.Nodes[p.node].Lost) {
-			s.nodes[n].denied = s.nodes[n].denied || q.created == p.created
+	if p.node != n || p.created != w.CreatedUnixNs {
+		if !s.mayTake(n, w) {
 			s.refused++
 			return
 		}
@@ -245,10 +258,15 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 			s.report.forget(w.WorldRank)
 		}
 		s.calls -= len(r.Calls)
-		*p, *r = q, diagnosis.Rank{}
+		s.uncount(w.WorldRank)
+		*p, *r = process{node: n, created: w.CreatedUnixNs}, diagnosis.Rank{}
+	} else {
+		s.uncount(w.WorldRank)
 	}
+	defer s.count(w.WorldRank, now)
 	p.overflow = w.TableOverflow
 	r.Node, r.PID, r.Attempt = n, w.Pid, w.Attempt
+	s.reopened = s.reopened || !ended(r.Proc) && ended(diagnosis.ProcState(w.Proc))
 	r.Proc = diagnosis.ProcState(w.Proc)
 	if w.Proc > uint32(diagnosis.ProcExited) {
 		r.Proc = diagnosis.ProcUnknown
@@ -256,8 +274,14 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	r.ProcAt = clock.real(w.MonoProcNs, now)
 	r.CPU, r.IO = float32(finite(float64(w.Cpu))), w.Io
 	r.Starved, r.Throttled, r.MemoryPressure = share(w.Starved), share(w.Throttled), share(w.MemoryPressure)
+	r.OffCPU = diagnosis.OffCPU{}
+	if o := w.OffCpu; o != nil {
+		r.OffCPU = diagnosis.OffCPU{
+			Disk: share(o.Disk), NCCLStarved: share(o.NcclStarved), ChildDisk: share(o.ChildDisk), ChildStarved: share(o.ChildStarved),
+			For: diagnosis.WaitFor(min(o.WaitsFor, math.MaxUint8)).Known(), Resent: o.Resent,
+		}
+	}
 	r.Exit = exitOf(w.Exit, clock, now)
-	s.report.saw(w.CreatedUnixNs, r.Proc)
 	s.mergeCalls(p, r, w, clock, now)
 	r.Mark, r.MarkAt, r.Step, r.Xid = record.MarkCode(w.Mark), clock.real(w.MonoMarkNs, now), w.Step, w.Xid
 	r.GPU = diagnosis.GPU{}
@@ -300,6 +324,7 @@ func (s *state) setMember(c int32, rank int, m diagnosis.Member) {
 	if *was = m; present(was) {
 		s.comms[c].present++
 	}
+	s.comms[c].calls.set(rank, m)
 }
 
 func present(m *diagnosis.Member) bool { return m.World >= 0 && !left(m.State) }
@@ -318,12 +343,17 @@ func (s *state) taken(n int32, was *diagnosis.Member, world int32) bool {
 		return false
 	}
 	o := s.ranks[was.World].node
-	return o >= 0 && o != n && s.nodes[o].stream != nil && !s.ev.Nodes[o].Lost && !ended(s.ev.Ranks[was.World].Proc)
+	return o >= 0 && o != n && s.heard(o) && !ended(s.ev.Ranks[was.World].Proc)
 }
 
 func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
-	if w == nil || w.Rank < 0 || w.Rank >= w.Size || !s.owns(n, w.WorldRank, w.Attempt) || w.Size > s.ranks[w.WorldRank].world {
+	if w == nil || w.Rank < 0 || w.Rank >= w.Size || w.Size > s.world {
 		s.refused++
+		return
+	}
+	if !s.owns(n, w.WorldRank, w.Attempt) {
+		s.refused++
+		s.contest(n, w)
 		return
 	}
 	c, ok := s.commOf[w.CommId]
@@ -338,7 +368,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		}
 		c = int32(len(s.ev.Comms))
 		s.ev.Comms = append(s.ev.Comms, diagnosis.Comm{ID: w.CommId, Members: members, Rev: s.revision(), ConnRev: s.revision()})
-		s.comms = append(s.comms, commIndex{})
+		s.comms = append(s.comms, commIndex{by: n})
 		s.commOf[w.CommId] = c
 		s.members += len(members)
 	}
@@ -353,6 +383,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		s.refused++
 		return
 	}
+	s.vouch(n, c, w.WorldRank)
 	if w.CommName != "" {
 		comm.Name = bounded(w.CommName)
 	}
@@ -363,6 +394,7 @@ func (s *state) mergeMember(n int32, w *wire.Member, now int64) {
 		stateAt = was.StateAt
 	}
 	fault, faultPeer := faultOf(w)
+	s.callsOnly(c, int(w.Rank), w.CallsOnly)
 	s.setMember(c, int(w.Rank), diagnosis.Member{
 		World: w.WorldRank, State: record.CommState(w.State), StateAt: stateAt, Fault: fault, FaultPeer: faultPeer,
 		Coll: record.CollKind(w.Coll), Peer: w.Peer, Bytes: w.Bytes,
@@ -458,6 +490,7 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 		s.refused++
 		return
 	}
+	s.clock.meet(n, c, w, now)
 	k := arrivalKey{c, w.Seq}
 	i, ok := s.arrived[k]
 	if !ok {

@@ -36,6 +36,28 @@ func check(s *state) error {
 			return fmt.Errorf("communicator %d: %d present, counted %d", c, n, s.comms[c].present)
 		}
 	}
+	claims := 0
+	for i := range s.nodes {
+		owned, running := 0, 0
+		for r := range s.ranks {
+			if s.ranks[r].node == int32(i) {
+				owned++
+				if !ended(ev.Ranks[r].Proc) {
+					running++
+				}
+			}
+		}
+		nd := &s.nodes[i]
+		if nd.claim.created != 0 {
+			claims++
+		}
+		if owned != nd.owned || running != nd.running || owned > l.PerNode {
+			return fmt.Errorf("node %d: %d ranks (counted %d), %d running (counted %d)", i, owned, nd.owned, running, nd.running)
+		}
+	}
+	if claims != s.claims || len(s.ranks) > 0 && len(s.ranks) != int(s.world) || len(s.free)+len(s.nodeOf) != len(s.nodes) {
+		return fmt.Errorf("%d claims (counted %d), %d ranks of %d, %d nodes: %d named, %d free", claims, s.claims, len(s.ranks), s.world, len(s.nodes), len(s.nodeOf), len(s.free))
+	}
 	members, cells, seen, calls := 0, 0, 0, 0
 	for i := range ev.Ranks {
 		r := &ev.Ranks[i]
@@ -222,6 +244,12 @@ func TestMerge(t *testing.T) {
 		r := report(2, 1)
 		r.Ranks, r.Members, r.Connections, r.Arrivals = r.Ranks[:1], nil, nil, nil
 		r.Ranks[0].CreatedUnixNs++
+		s.merge(other, r, now)
+		if ev.Ranks[0].Node != n || s.foreign == 0 {
+			t.Errorf("rank 0 is node %d's, and node %d's agent is heard", ev.Ranks[0].Node, n)
+		}
+		s.ev.Nodes[n].Lost = true
+		s.disconnected(n)
 		s.merge(other, r, now)
 		if err := check(s); err != nil || ev.Ranks[0].Node != other || ev.Comms[0].Members[0].World != -1 || ev.Comms[0].Members[1].World != 1 {
 			t.Errorf("%v; rank 0 on node %d, members %+v", err, ev.Ranks[0].Node, ev.Comms[0].Members)

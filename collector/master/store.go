@@ -108,6 +108,7 @@ func replace(path string, text []byte) error {
 
 const (
 	saveAgain  = time.Second     // after a failure
+	saveAnyway = 5 * time.Second // unchanged, to know that it can be
 	saveWithin = 2 * time.Second // at the end
 )
 
@@ -121,39 +122,65 @@ func (m *Master) keep() {
 			m.log.Error("incidents would be reported twice if this master were killed now", "err", err)
 		}
 		failing = err != nil
+		m.saved.Store(&saved{at: m.now(), err: err})
 		if stopping {
 			return
 		}
-		var again <-chan time.Time
+		again := saveAnyway
 		if failing {
-			again = time.After(saveAgain)
+			again = saveAgain
 		}
 		select {
 		case <-m.changed:
-		case <-again:
+		case <-time.After(again):
 		case <-m.stopping:
 			stopping = true
 		}
 	}
 }
 
-// save saves what has changed since the last time.
+// saved is how the last attempt to write the state directory ended.
+type saved struct {
+	at  int64
+	err error
+}
+
+// hangsAfter is the time without an answer of the disk from which on it hangs.
+const hangsAfter = 4 * saveAnyway
+
+// stateError says why the state directory cannot be written now, "" when it can.
+func (m *Master) stateError() string {
+	w := m.saved.Load()
+	switch {
+	case m.path == "" || w == nil:
+		return ""
+	case w.err != nil:
+		return w.err.Error()
+	case m.now()-w.at > int64(hangsAfter):
+		return fmt.Sprintf("save incidents to %s: the disk has not answered for %v", m.path, time.Duration(m.now()-w.at).Round(time.Second))
+	}
+	return ""
+}
+
+// Ready returns an error while the master does not judge, or cannot keep what it found.
+func (m *Master) Ready() error {
+	s := m.Snapshot()
+	if age := time.Since(s.At); age > staleAfter {
+		return fmt.Errorf("the last pass was %v ago", age.Round(time.Second))
+	}
+	if s.StateError != "" {
+		return errors.New(s.StateError)
+	}
+	return nil
+}
+
+// save saves the incidents.
 func (m *Master) save() error {
 	m.mu.Lock()
-	if !m.unsaved {
-		m.mu.Unlock()
-		return nil
-	}
 	text, err := m.incidents.encode()
-	m.unsaved = false
 	m.mu.Unlock()
 	if err == nil {
 		err = m.replace(m.path, text)
-	}
-	if err != nil {
-		m.mu.Lock()
-		m.unsaved = true
-		m.mu.Unlock()
 	}
 	return err
 }

@@ -11,13 +11,12 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
-	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
 const (
 	helloWithin = 5 * time.Second
 	ackEvery    = 250 * time.Millisecond
-	outbox      = 16
+	outbox      = 256 // roots of traces come in bursts
 )
 
 // stream is one agent's open stream. Its receiver merges; the goroutine that
@@ -98,7 +97,13 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 		return err
 	}
 	defer m.disconnect(n, s)
-	s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{}}})
+	if ends := wire.PeerExpires(g.Context()); !ends.IsZero() {
+		over := time.AfterFunc(time.Until(ends), func() {
+			s.end(status.Error(codes.Unauthenticated, "the agent's certificate has ended: connect again with another one"))
+		})
+		defer over.Stop()
+	}
+	s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{Roots: true}}})
 
 	var sequence uint64
 	var acked int64
@@ -113,25 +118,30 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 		switch {
 		case msg.GetReport() != nil:
 			r := msg.GetReport()
-			now, rate, ok := m.report(n, s, r, r.Sequence != sequence+1)
+			now, ack, ok := m.report(n, s, r, r.Sequence != sequence+1)
 			if !ok {
 				return status.Error(codes.Aborted, "superseded")
 			}
 			sequence = r.Sequence
 			if now-acked >= ackEvery.Nanoseconds() {
 				acked = now
-				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: &wire.Ack{Sequence: sequence, ArrivalsPerSecond: rate}}})
+				ack.Sequence = sequence
+				s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Ack{Ack: ack}})
 			}
 		case msg.GetTraceResult() != nil:
-			m.log.Debug("retroactive trace", "request", msg.GetTraceResult().Id, "spans", msg.GetTraceResult().Spans)
+			m.traced(n, s, msg.GetTraceResult())
 		default:
 			return status.Error(codes.InvalidArgument, "neither a report nor a trace result")
 		}
 	}
 }
 
-// hello admits an agent. An agent that comes again, or another instance for the
-// same node, takes the place of the stream that was there.
+// duplicateAfter is how long an agent must have been silent before another instance
+// takes its place, ns. Agents report ten times a second.
+const duplicateAfter = int64(2 * time.Second)
+
+// hello admits an agent. One that comes again takes the place of its former stream, another
+// instance for the same node that of one that is not heard any more.
 func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	switch {
 	case h == nil:
@@ -152,19 +162,25 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	nd := &m.state.nodes[n]
 	switch {
 	case nd.stream == nil:
-	case nd.bootID != h.BootId:
-		m.log.Error("two machines call themselves the same node: give each agent a name of its own", "node", h.Node)
-		nd.stream.end(status.Errorf(codes.Aborted, "another machine has taken over as node %q: give each agent a name of its own (--node)", h.Node))
+	case (nd.instance != h.Instance || nd.bootID != h.BootId) && m.now()-m.state.ev.Nodes[n].LastSeen <= duplicateAfter:
+		m.duplicates++
+		if now := m.now(); now-m.duplicateAt > int64(time.Minute) {
+			m.duplicateAt = now
+			m.log.Error("two agents call themselves the same node: the one that was there first stays", "node", h.Node, "another_machine", nd.bootID != h.BootId)
+		}
+		return 0, status.Errorf(codes.AlreadyExists, "another agent speaks for node %q and is heard: give each agent a name of its own (--node), and a certificate to nobody else", h.Node)
 	default:
 		nd.stream.end(status.Error(codes.Aborted, "another stream of this node has taken over"))
 	}
 	if nd.bootID != h.BootId {
 		nd.clock = clockMap{}
+		m.state.clock.replaced(n)
 		m.state.ev.Nodes[n].MapError = unknownError
 	}
 	if nd.instance != 0 && nd.instance != h.Instance {
 		m.log.Info("agent has restarted", "node", h.Node)
 	}
+	m.state.setClaim(n, claim{}) // it says everything again
 	nd.stream, nd.instance, nd.bootID, nd.stale = s, h.Instance, bounded(h.BootId), false
 	m.state.ev.Nodes[n].LastSeen = m.now() // and lost, if it was, until it reports
 	m.log.Info("agent connected", "node", h.Node)
@@ -174,20 +190,36 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 // report merges one report, unless another stream speaks for the node now, and
 // asks for everything again when it is known not to be the whole story. gap says
 // that reports before it are missing.
-func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64, rate uint32, ok bool) {
+func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64, ack *wire.Ack, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.state.nodes[n].stream != s {
-		return 0, 0, false
+		return 0, nil, false
 	}
 	now = m.now()
+	epochs := m.state.epochs
 	m.state.merge(n, r, now)
 	nd := &m.state.nodes[n]
 	nd.stale = nd.stale || gap
-	if nd.stale {
-		nd.stale = !s.send(&wire.MasterMessage{Body: &wire.MasterMessage_Resync{Resync: &wire.Resync{}}})
+	nd.askAgain()
+	if m.state.epochs != epochs {
+		m.askAll()
 	}
-	return now, m.state.arrivalsPerSecond(), true
+	return now, &wire.Ack{ArrivalsPerSecond: m.state.arrivalsPerSecond(), JobClock: m.state.jobClock(n, now), Roots: true}, true
+}
+
+// askAgain asks an agent for everything when that is known not to be here.
+func (nd *node) askAgain() {
+	if nd.stale && nd.stream != nil {
+		nd.stale = !nd.stream.send(&wire.MasterMessage{Body: &wire.MasterMessage_Resync{Resync: &wire.Resync{}}})
+	}
+}
+
+// askAll asks every agent, when the job has begun anew.
+func (m *Master) askAll() {
+	for i := range m.state.nodes {
+		m.state.nodes[i].askAgain()
+	}
 }
 
 func (m *Master) disconnect(n int32, s *stream) {
@@ -199,18 +231,6 @@ func (m *Master) disconnect(n int32, s *stream) {
 	m.state.nodes[n].stream = nil
 	m.state.disconnected(n)
 	m.log.Warn("agent disconnected", "node", m.state.ev.Nodes[n].Name, "messages_dropped", s.dropped.Load())
-}
-
-// trace asks all agents for the spans that they still hold of the verdict's collective.
-func (m *Master) trace(v *diagnosis.Verdict) {
-	m.requests++
-	for i := range m.state.nodes {
-		if s := m.state.nodes[i].stream; s != nil {
-			s.send(&wire.MasterMessage{Body: &wire.MasterMessage_TraceRequest{TraceRequest: &wire.TraceRequest{
-				Id: m.requests, Job: m.o.Job, CommId: v.Comm, Coll: uint32(v.Coll), Seq: v.Seq,
-			}}})
-		}
-	}
 }
 
 // agentStatus describes the agents that are part of the job: those that are
@@ -229,7 +249,7 @@ func (s *state) agentStatus(now int64) []collector.AgentStatus {
 	var out []collector.AgentStatus
 	for i := range s.nodes {
 		n := &s.ev.Nodes[i]
-		if s.nodes[i].stream == nil && running[i] == 0 && (owned[i] > 0 || now-n.LastSeen > rememberFor) {
+		if n.Name == "" || s.nodes[i].stream == nil && running[i] == 0 && (owned[i] > 0 || now-n.LastSeen > rememberFor) {
 			continue
 		}
 		a := collector.AgentStatus{

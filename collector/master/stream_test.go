@@ -153,7 +153,23 @@ func TestTwoMachinesOneName(t *testing.T) {
 	h := hello()
 	h.BootId = "another"
 	say(t, second, h, nil)
-	if err := recvError(t, first); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "--node") {
+	if err := recvError(t, second); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), "--node") {
+		t.Error(err)
+	}
+	// The first one is heard no more: its stream is there, and silent.
+	third := dial(t, m)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		say(t, third, h, nil)
+		_, err := third.Recv()
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		third = dial(t, m)
+	}
+	if err := recvError(t, first); status.Code(err) != codes.Aborted {
 		t.Error(err)
 	}
 }
@@ -293,9 +309,11 @@ func TestRenamedAgent(t *testing.T) {
 			if !asked(t, after, r.Sequence) {
 				t.Error("never asked again")
 			}
-			r.Sequence++
-			say(t, after, nil, r)
-			until("it is believed", func(s *collector.MasterSnapshot) bool { return s.Ranks[diagnosis.ProcRunning] == 2 })
+			until("it is believed", func(s *collector.MasterSnapshot) bool { // once the other one is lost
+				r.Sequence++
+				say(t, after, nil, r)
+				return s.Ranks[diagnosis.ProcRunning] == 2
+			})
 		})
 	}
 }

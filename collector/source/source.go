@@ -36,8 +36,9 @@ var ErrPartly = errors.New("not all of it is to be seen on this node")
 type View struct {
 	Now       int64 // CLOCK_MONOTONIC ns of this pass
 	Processes []*Process
-	GPUs      *collector.GPUs // by the nvml source; nil when it sees none
-	NICs      *collector.NICs // by the rdma source; likewise
+	GPUs      *collector.GPUs   // by the nvml source; nil when it sees none
+	NICs      *collector.NICs   // by the rdma source; likewise
+	Probes    *collector.Probes // by the ebpf source
 	// By the pressure source: the node's, as diagnosis.Node has them.
 	CPUPressure, MemoryPressure float32
 }
@@ -67,6 +68,9 @@ type Process struct {
 
 	// By the pressure source, as diagnosis.Rank has them.
 	Starved, Throttled, MemoryPressure float32
+
+	// By the ebpf source, where it watches.
+	OffCPU diagnosis.OffCPU
 
 	// By the nvml source: the GPU that the process uses (of several the one in
 	// the worst state), in CLOCK_MONOTONIC ns; and what it has reported, as diagnosis.Rank.Xid.

@@ -20,6 +20,6 @@ const ProtocolVersion = 1
 // Limits that both ends hold to, whatever the other one sends.
 const (
 	MaxMessage = 4 << 20 // bytes of one message on the wire
-	MaxEntries = 8192    // ranks, their calls, members, connections and arrivals of one report, together
+	MaxEntries = 8192    // ranks, their calls, members, connections, arrivals and traces of one report, together
 	MaxName    = 63      // bytes of a job, node, communicator or connection name
 )

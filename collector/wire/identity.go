@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
@@ -197,6 +198,36 @@ func PeerIdentity(ctx context.Context) (id Identity, authenticated bool, err err
 	if len(certs) == 0 {
 		return Identity{}, true, fmt.Errorf("%w: it has none", ErrIdentity)
 	}
+	if ends := expires(info.State.VerifiedChains); !ends.IsZero() && !time.Now().Before(ends) {
+		return Identity{}, true, fmt.Errorf("%w: it ended at %v, and the connection is older", ErrIdentity, ends)
+	}
 	id, err = IdentityIn(certs[0])
 	return id, true, err
+}
+
+// PeerExpires is when the certificate of the other end of an RPC ends, or one
+// that signed it; zero on plain text.
+func PeerExpires(ctx context.Context) time.Time {
+	if p, ok := peer.FromContext(ctx); ok {
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			return expires(info.State.VerifiedChains)
+		}
+	}
+	return time.Time{}
+}
+
+// expires is when the last of several chains ends.
+func expires(chains [][]*x509.Certificate) (last time.Time) {
+	for _, chain := range chains {
+		var first time.Time
+		for _, c := range chain {
+			if first.IsZero() || c.NotAfter.Before(first) {
+				first = c.NotAfter
+			}
+		}
+		if first.After(last) {
+			last = first
+		}
+	}
+	return last
 }

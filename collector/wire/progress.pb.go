@@ -136,6 +136,7 @@ type MasterMessage struct {
 	//	*MasterMessage_Ack
 	//	*MasterMessage_TraceRequest
 	//	*MasterMessage_Resync
+	//	*MasterMessage_TraceRoot
 	Body          isMasterMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -205,6 +206,15 @@ func (x *MasterMessage) GetResync() *Resync {
 	return nil
 }
 
+func (x *MasterMessage) GetTraceRoot() *TraceRoot {
+	if x != nil {
+		if x, ok := x.Body.(*MasterMessage_TraceRoot); ok {
+			return x.TraceRoot
+		}
+	}
+	return nil
+}
+
 type isMasterMessage_Body interface {
 	isMasterMessage_Body()
 }
@@ -221,11 +231,17 @@ type MasterMessage_Resync struct {
 	Resync *Resync `protobuf:"bytes,3,opt,name=resync,proto3,oneof"`
 }
 
+type MasterMessage_TraceRoot struct {
+	TraceRoot *TraceRoot `protobuf:"bytes,4,opt,name=trace_root,json=traceRoot,proto3,oneof"`
+}
+
 func (*MasterMessage_Ack) isMasterMessage_Body() {}
 
 func (*MasterMessage_TraceRequest) isMasterMessage_Body() {}
 
 func (*MasterMessage_Resync) isMasterMessage_Body() {}
+
+func (*MasterMessage_TraceRoot) isMasterMessage_Body() {}
 
 // Hello says who speaks. Exactly one, first.
 type Hello struct {
@@ -320,8 +336,9 @@ type Report struct {
 	Arrivals    []*Arrival             `protobuf:"bytes,10,rep,name=arrivals,proto3" json:"arrivals,omitempty"`
 	// Shares of the last ten seconds or so in which some task of the node waited for a
 	// CPU, for memory (PSI "some"); 0 below a twentieth, and where the kernel does not tell.
-	CpuPressure    float32 `protobuf:"fixed32,11,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
-	MemoryPressure float32 `protobuf:"fixed32,12,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	CpuPressure    float32        `protobuf:"fixed32,11,opt,name=cpu_pressure,json=cpuPressure,proto3" json:"cpu_pressure,omitempty"`
+	MemoryPressure float32        `protobuf:"fixed32,12,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	Traced         []*TraceResult `protobuf:"bytes,13,rep,name=traced,proto3" json:"traced,omitempty"` // collectives that were exported unasked; id is 0
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -433,6 +450,13 @@ func (x *Report) GetMemoryPressure() float32 {
 	return 0
 }
 
+func (x *Report) GetTraced() []*TraceResult {
+	if x != nil {
+		return x.Traced
+	}
+	return nil
+}
+
 // ClockEcho returns the clock reading of an ack with the time it arrived.
 type ClockEcho struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -511,6 +535,7 @@ type Rank struct {
 	Exit           *Exit   `protobuf:"bytes,19,opt,name=exit,proto3" json:"exit,omitempty"`                                             // absent while nobody has said how it ended
 	Stall          uint32  `protobuf:"varint,20,opt,name=stall,proto3" json:"stall,omitempty"`                                          // counts the times that it was held up, while it is; 0 while it is not
 	Calls          []*Call `protobuf:"bytes,21,rep,name=calls,proto3" json:"calls,omitempty"`                                           // its last ones, oldest first, at most 32: in a stall's first report, and in full ones
+	OffCpu         *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"`                           // what its threads wait for; absent when there is nothing to tell
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -692,6 +717,98 @@ func (x *Rank) GetCalls() []*Call {
 	return nil
 }
 
+func (x *Rank) GetOffCpu() *OffCPU {
+	if x != nil {
+		return x.OffCpu
+	}
+	return nil
+}
+
+// OffCPU is diagnosis.OffCPU: shares in steps of a twentieth.
+type OffCPU struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Disk          float32                `protobuf:"fixed32,1,opt,name=disk,proto3" json:"disk,omitempty"`
+	NcclStarved   float32                `protobuf:"fixed32,2,opt,name=nccl_starved,json=ncclStarved,proto3" json:"nccl_starved,omitempty"`
+	ChildDisk     float32                `protobuf:"fixed32,3,opt,name=child_disk,json=childDisk,proto3" json:"child_disk,omitempty"`
+	ChildStarved  float32                `protobuf:"fixed32,4,opt,name=child_starved,json=childStarved,proto3" json:"child_starved,omitempty"`
+	WaitsFor      uint32                 `protobuf:"varint,5,opt,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"` // diagnosis.WaitFor
+	Resent        uint32                 `protobuf:"varint,6,opt,name=resent,proto3" json:"resent,omitempty"`                     // segments in ten seconds, in steps of five
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OffCPU) Reset() {
+	*x = OffCPU{}
+	mi := &file_progress_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OffCPU) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OffCPU) ProtoMessage() {}
+
+func (x *OffCPU) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OffCPU.ProtoReflect.Descriptor instead.
+func (*OffCPU) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *OffCPU) GetDisk() float32 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *OffCPU) GetNcclStarved() float32 {
+	if x != nil {
+		return x.NcclStarved
+	}
+	return 0
+}
+
+func (x *OffCPU) GetChildDisk() float32 {
+	if x != nil {
+		return x.ChildDisk
+	}
+	return 0
+}
+
+func (x *OffCPU) GetChildStarved() float32 {
+	if x != nil {
+		return x.ChildStarved
+	}
+	return 0
+}
+
+func (x *OffCPU) GetWaitsFor() uint32 {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return 0
+}
+
+func (x *OffCPU) GetResent() uint32 {
+	if x != nil {
+		return x.Resent
+	}
+	return 0
+}
+
 // Exit is how a process ended.
 type Exit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -706,7 +823,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +835,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +848,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Exit) GetBy() uint32 {
@@ -784,7 +901,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +913,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +926,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Call) GetCommId() uint64 {
@@ -869,7 +986,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +998,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +1011,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -966,13 +1083,16 @@ type Member struct {
 	MonoStateNs    int64                  `protobuf:"varint,22,opt,name=mono_state_ns,json=monoStateNs,proto3" json:"mono_state_ns,omitempty"` // when state took this value: in reports that change it, and in full ones
 	Fault          uint32                 `protobuf:"varint,23,opt,name=fault,proto3" json:"fault,omitempty"`                                  // record.Result: why it was aborted, 0 when nobody has said
 	FaultPeer      int32                  `protobuf:"zigzag32,24,opt,name=fault_peer,json=faultPeer,proto3" json:"fault_peer,omitempty"`       // whom fault names, a rank in the communicator, -1 when nobody
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// calls_only is true when the host's calls are all that is seen (uprobes on NCCL): started is the
+	// last that was called, finished the last whose call has returned, whatever a GPU does about it.
+	CallsOnly     bool `protobuf:"varint,30,opt,name=calls_only,json=callsOnly,proto3" json:"calls_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1104,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1117,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -1168,6 +1288,13 @@ func (x *Member) GetFaultPeer() int32 {
 	return 0
 }
 
+func (x *Member) GetCallsOnly() bool {
+	if x != nil {
+		return x.CallsOnly
+	}
+	return false
+}
+
 // Connection is what one process says of its connection with one peer: the
 // sending half (this rank → peer) and the receiving half (peer → this rank).
 type Connection struct {
@@ -1197,13 +1324,16 @@ type Connection struct {
 	Switches        uint64                 `protobuf:"varint,23,opt,name=switches,proto3" json:"switches,omitempty"`                                          // how often this path has taken over from another
 	Resent          uint64                 `protobuf:"varint,24,opt,name=resent,proto3" json:"resent,omitempty"`                                              // bytes sent again on it: because another path had lost them, or by TCP
 	Outages         uint64                 `protobuf:"varint,25,opt,name=outages,proto3" json:"outages,omitempty"`                                            // how often it was down and came back
+	QueuePair       uint32                 `protobuf:"varint,26,opt,name=queue_pair,json=queuePair,proto3" json:"queue_pair,omitempty"`                       // number of this end's queue pair, 0 where there is none; as name: while it is idle, ...
+	PeerQueuePair   uint32                 `protobuf:"varint,27,opt,name=peer_queue_pair,json=peerQueuePair,proto3" json:"peer_queue_pair,omitempty"`         // of the other end's
+	Address         string                 `protobuf:"bytes,28,opt,name=address,proto3" json:"address,omitempty"`                                             // GID of this end's port, or "" where the transport does not tell
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1345,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1358,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1406,6 +1536,27 @@ func (x *Connection) GetOutages() uint64 {
 	return 0
 }
 
+func (x *Connection) GetQueuePair() uint32 {
+	if x != nil {
+		return x.QueuePair
+	}
+	return 0
+}
+
+func (x *Connection) GetPeerQueuePair() uint32 {
+	if x != nil {
+		return x.PeerQueuePair
+	}
+	return 0
+}
+
+func (x *Connection) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 // Arrival is one rank's start and end of a sampled collective.
 type Arrival struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1414,14 +1565,15 @@ type Arrival struct {
 	Coll          uint32                 `protobuf:"varint,3,opt,name=coll,proto3" json:"coll,omitempty"` // record.CollKind
 	Rank          int32                  `protobuf:"varint,4,opt,name=rank,proto3" json:"rank,omitempty"` // in the communicator
 	MonoStartedNs int64                  `protobuf:"varint,5,opt,name=mono_started_ns,json=monoStartedNs,proto3" json:"mono_started_ns,omitempty"`
-	MonoEndedNs   int64                  `protobuf:"varint,6,opt,name=mono_ended_ns,json=monoEndedNs,proto3" json:"mono_ended_ns,omitempty"` // 0 while open
+	MonoEndedNs   int64                  `protobuf:"varint,6,opt,name=mono_ended_ns,json=monoEndedNs,proto3" json:"mono_ended_ns,omitempty"`    // 0 while open
+	StampErrorNs  int64                  `protobuf:"varint,7,opt,name=stamp_error_ns,json=stampErrorNs,proto3" json:"stamp_error_ns,omitempty"` // bound on the error of both, by the mapping of a GPU's clock; 0 for the host's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1585,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1598,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1491,6 +1643,13 @@ func (x *Arrival) GetMonoEndedNs() int64 {
 	return 0
 }
 
+func (x *Arrival) GetStampErrorNs() int64 {
+	if x != nil {
+		return x.StampErrorNs
+	}
+	return 0
+}
+
 // Ack tells that reports up to sequence were merged, and the master's time.
 type Ack struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1498,14 +1657,16 @@ type Ack struct {
 	MasterNs uint64                 `protobuf:"fixed64,2,opt,name=master_ns,json=masterNs,proto3" json:"master_ns,omitempty"` // the master's clock at sending, unix ns; echoed by the next report
 	// arrivals_per_second is how many sampled collectives a member may report for
 	// each communicator; the master lowers it for large jobs.
-	ArrivalsPerSecond uint32 `protobuf:"varint,3,opt,name=arrivals_per_second,json=arrivalsPerSecond,proto3" json:"arrivals_per_second,omitempty"`
+	ArrivalsPerSecond uint32    `protobuf:"varint,3,opt,name=arrivals_per_second,json=arrivalsPerSecond,proto3" json:"arrivals_per_second,omitempty"`
+	JobClock          *JobClock `protobuf:"bytes,4,opt,name=job_clock,json=jobClock,proto3" json:"job_clock,omitempty"` // absent while the master cannot tell
+	Roots             bool      `protobuf:"varint,5,opt,name=roots,proto3" json:"roots,omitempty"`                      // the master answers what was exported by TraceRoot
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1678,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1691,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1554,6 +1715,74 @@ func (x *Ack) GetArrivalsPerSecond() uint32 {
 	return 0
 }
 
+func (x *Ack) GetJobClock() *JobClock {
+	if x != nil {
+		return x.JobClock
+	}
+	return nil
+}
+
+func (x *Ack) GetRoots() bool {
+	if x != nil {
+		return x.Roots
+	}
+	return false
+}
+
+// JobClock maps the agent's monotonic clock to the one on which all of a job's times are
+// compared: the master's, as one of the nodes has it.
+type JobClock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OffsetNs      int64                  `protobuf:"varint,1,opt,name=offset_ns,json=offsetNs,proto3" json:"offset_ns,omitempty"` // job's time (unix ns) - monotonic time
+	ErrorNs       int64                  `protobuf:"varint,2,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`    // bound on the error of a difference of two nodes' times that offset causes on this end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobClock) Reset() {
+	*x = JobClock{}
+	mi := &file_progress_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobClock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobClock) ProtoMessage() {}
+
+func (x *JobClock) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobClock.ProtoReflect.Descriptor instead.
+func (*JobClock) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *JobClock) GetOffsetNs() int64 {
+	if x != nil {
+		return x.OffsetNs
+	}
+	return 0
+}
+
+func (x *JobClock) GetErrorNs() int64 {
+	if x != nil {
+		return x.ErrorNs
+	}
+	return 0
+}
+
 // TraceRequest asks for the spans that the agent still holds of one collective.
 type TraceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1568,7 +1797,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1809,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1822,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -1631,17 +1860,30 @@ func (x *TraceRequest) GetSeq() uint64 {
 	return 0
 }
 
+// TraceResult tells of spans of one collective that were handed to the exporter.
 type TraceResult struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Spans         uint32                 `protobuf:"varint,2,opt,name=spans,proto3" json:"spans,omitempty"` // found and handed to the exporter
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Id     uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`       // of the request, 0 when nobody asked
+	Spans  uint32                 `protobuf:"varint,2,opt,name=spans,proto3" json:"spans,omitempty"` // 0: none is held
+	CommId uint64                 `protobuf:"fixed64,3,opt,name=comm_id,json=commId,proto3" json:"comm_id,omitempty"`
+	Coll   uint32                 `protobuf:"varint,4,opt,name=coll,proto3" json:"coll,omitempty"` // record.CollKind
+	Seq    uint64                 `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`
+	// Of an answer, what follows is left out: the spans are told of in the next reports.
+	Rank        int32 `protobuf:"zigzag32,6,opt,name=rank,proto3" json:"rank,omitempty"`                                  // whose they are, in the communicator
+	MonoFirstNs int64 `protobuf:"varint,8,opt,name=mono_first_ns,json=monoFirstNs,proto3" json:"mono_first_ns,omitempty"` // when the first of them begins
+	MonoLastNs  int64 `protobuf:"varint,9,opt,name=mono_last_ns,json=monoLastNs,proto3" json:"mono_last_ns,omitempty"`    // and the last of them ends
+	ErrorNs     int64 `protobuf:"varint,10,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`              // bound on the error of these, by the mapping of a GPU's clock
+	Anomalous   bool  `protobuf:"varint,11,opt,name=anomalous,proto3" json:"anomalous,omitempty"`                         // one of them was exported for what it is, not for the sample's sake
+	// What is held in place of a collective of which nothing is: the newest one of its communicator.
+	HeldColl      uint32 `protobuf:"varint,12,opt,name=held_coll,json=heldColl,proto3" json:"held_coll,omitempty"`
+	HeldSeq       uint64 `protobuf:"varint,13,opt,name=held_seq,json=heldSeq,proto3" json:"held_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1895,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1908,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{14}
+	return file_progress_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -1683,6 +1925,170 @@ func (x *TraceResult) GetSpans() uint32 {
 	return 0
 }
 
+func (x *TraceResult) GetCommId() uint64 {
+	if x != nil {
+		return x.CommId
+	}
+	return 0
+}
+
+func (x *TraceResult) GetColl() uint32 {
+	if x != nil {
+		return x.Coll
+	}
+	return 0
+}
+
+func (x *TraceResult) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *TraceResult) GetRank() int32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *TraceResult) GetMonoFirstNs() int64 {
+	if x != nil {
+		return x.MonoFirstNs
+	}
+	return 0
+}
+
+func (x *TraceResult) GetMonoLastNs() int64 {
+	if x != nil {
+		return x.MonoLastNs
+	}
+	return 0
+}
+
+func (x *TraceResult) GetErrorNs() int64 {
+	if x != nil {
+		return x.ErrorNs
+	}
+	return 0
+}
+
+func (x *TraceResult) GetAnomalous() bool {
+	if x != nil {
+		return x.Anomalous
+	}
+	return false
+}
+
+func (x *TraceResult) GetHeldColl() uint32 {
+	if x != nil {
+		return x.HeldColl
+	}
+	return 0
+}
+
+func (x *TraceResult) GetHeldSeq() uint64 {
+	if x != nil {
+		return x.HeldSeq
+	}
+	return 0
+}
+
+// TraceRoot tells how far a collective's spans reach on all ranks, so that this agent may
+// send the span that they share. Times are the job clock's, unix ns.
+type TraceRoot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CommId        uint64                 `protobuf:"fixed64,1,opt,name=comm_id,json=commId,proto3" json:"comm_id,omitempty"`
+	Coll          uint32                 `protobuf:"varint,2,opt,name=coll,proto3" json:"coll,omitempty"`
+	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	FirstNs       int64                  `protobuf:"varint,4,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"`
+	LastNs        int64                  `protobuf:"varint,5,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`
+	ErrorNs       int64                  `protobuf:"varint,6,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"` // bound on the error of both
+	Ranks         uint32                 `protobuf:"varint,7,opt,name=ranks,proto3" json:"ranks,omitempty"`                    // that have told of their spans
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRoot) Reset() {
+	*x = TraceRoot{}
+	mi := &file_progress_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRoot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRoot) ProtoMessage() {}
+
+func (x *TraceRoot) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRoot.ProtoReflect.Descriptor instead.
+func (*TraceRoot) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *TraceRoot) GetCommId() uint64 {
+	if x != nil {
+		return x.CommId
+	}
+	return 0
+}
+
+func (x *TraceRoot) GetColl() uint32 {
+	if x != nil {
+		return x.Coll
+	}
+	return 0
+}
+
+func (x *TraceRoot) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *TraceRoot) GetFirstNs() int64 {
+	if x != nil {
+		return x.FirstNs
+	}
+	return 0
+}
+
+func (x *TraceRoot) GetLastNs() int64 {
+	if x != nil {
+		return x.LastNs
+	}
+	return 0
+}
+
+func (x *TraceRoot) GetErrorNs() int64 {
+	if x != nil {
+		return x.ErrorNs
+	}
+	return 0
+}
+
+func (x *TraceRoot) GetRanks() uint32 {
+	if x != nil {
+		return x.Ranks
+	}
+	return 0
+}
+
 // Resync asks for a full state.
 type Resync struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1692,7 +2098,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +2110,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +2123,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{15}
+	return file_progress_proto_rawDescGZIP(), []int{18}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -1729,18 +2135,20 @@ const file_progress_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x17.lockstep.wire.v1.HelloH\x00R\x05hello\x122\n" +
 	"\x06report\x18\x02 \x01(\v2\x18.lockstep.wire.v1.ReportH\x00R\x06report\x12B\n" +
 	"\ftrace_result\x18\x03 \x01(\v2\x1d.lockstep.wire.v1.TraceResultH\x00R\vtraceResultB\x06\n" +
-	"\x04body\"\xbd\x01\n" +
+	"\x04body\"\xfb\x01\n" +
 	"\rMasterMessage\x12)\n" +
 	"\x03ack\x18\x01 \x01(\v2\x15.lockstep.wire.v1.AckH\x00R\x03ack\x12E\n" +
 	"\rtrace_request\x18\x02 \x01(\v2\x1e.lockstep.wire.v1.TraceRequestH\x00R\ftraceRequest\x122\n" +
-	"\x06resync\x18\x03 \x01(\v2\x18.lockstep.wire.v1.ResyncH\x00R\x06resyncB\x06\n" +
+	"\x06resync\x18\x03 \x01(\v2\x18.lockstep.wire.v1.ResyncH\x00R\x06resync\x12<\n" +
+	"\n" +
+	"trace_root\x18\x04 \x01(\v2\x1b.lockstep.wire.v1.TraceRootH\x00R\ttraceRootB\x06\n" +
 	"\x04body\"\x8d\x01\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xdd\x03\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\x94\x04\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -1755,10 +2163,11 @@ const file_progress_proto_rawDesc = "" +
 	"\barrivals\x18\n" +
 	" \x03(\v2\x19.lockstep.wire.v1.ArrivalR\barrivals\x12!\n" +
 	"\fcpu_pressure\x18\v \x01(\x02R\vcpuPressure\x12'\n" +
-	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressureJ\x04\b\x06\x10\a\"R\n" +
+	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressure\x125\n" +
+	"\x06traced\x18\r \x03(\v2\x1d.lockstep.wire.v1.TraceResultR\x06tracedJ\x04\b\x06\x10\a\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xed\x04\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa0\x05\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -1785,7 +2194,16 @@ const file_progress_proto_rawDesc = "" +
 	"\x0fmemory_pressure\x18\x12 \x01(\x02R\x0ememoryPressure\x12*\n" +
 	"\x04exit\x18\x13 \x01(\v2\x16.lockstep.wire.v1.ExitR\x04exit\x12\x14\n" +
 	"\x05stall\x18\x14 \x01(\rR\x05stall\x12,\n" +
-	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\"v\n" +
+	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\x121\n" +
+	"\aoff_cpu\x18\x1e \x01(\v2\x18.lockstep.wire.v1.OffCPUR\x06offCpu\"\xb8\x01\n" +
+	"\x06OffCPU\x12\x12\n" +
+	"\x04disk\x18\x01 \x01(\x02R\x04disk\x12!\n" +
+	"\fnccl_starved\x18\x02 \x01(\x02R\vncclStarved\x12\x1d\n" +
+	"\n" +
+	"child_disk\x18\x03 \x01(\x02R\tchildDisk\x12#\n" +
+	"\rchild_starved\x18\x04 \x01(\x02R\fchildStarved\x12\x1b\n" +
+	"\twaits_for\x18\x05 \x01(\rR\bwaitsFor\x12\x16\n" +
+	"\x06resent\x18\x06 \x01(\rR\x06resent\"v\n" +
 	"\x04Exit\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\rR\x02by\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\x05R\x04code\x12\x16\n" +
@@ -1808,7 +2226,7 @@ const file_progress_proto_rawDesc = "" +
 	"monoLostNs\x12*\n" +
 	"\x11mono_throttled_ns\x18\x04 \x01(\x03R\x0fmonoThrottledNs\x12\x1a\n" +
 	"\bthrottle\x18\x05 \x01(\rR\bthrottle\x120\n" +
-	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\x9b\x05\n" +
+	"\x14mono_unresponsive_ns\x18\x06 \x01(\x03R\x12monoUnresponsiveNs\"\xba\x05\n" +
 	"\x06Member\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1b\n" +
 	"\tcomm_name\x18\x02 \x01(\tR\bcommName\x12\x1d\n" +
@@ -1838,7 +2256,9 @@ const file_progress_proto_rawDesc = "" +
 	"\rmono_state_ns\x18\x16 \x01(\x03R\vmonoStateNs\x12\x14\n" +
 	"\x05fault\x18\x17 \x01(\rR\x05fault\x12\x1d\n" +
 	"\n" +
-	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\"\x87\x06\n" +
+	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\x12\x1d\n" +
+	"\n" +
+	"calls_only\x18\x1e \x01(\bR\tcallsOnly\"\xe8\x06\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -1868,27 +2288,57 @@ const file_progress_proto_rawDesc = "" +
 	"monoLinkNs\x12\x1a\n" +
 	"\bswitches\x18\x17 \x01(\x04R\bswitches\x12\x16\n" +
 	"\x06resent\x18\x18 \x01(\x04R\x06resent\x12\x18\n" +
-	"\aoutages\x18\x19 \x01(\x04R\aoutages\"\xa8\x01\n" +
+	"\aoutages\x18\x19 \x01(\x04R\aoutages\x12\x1d\n" +
+	"\n" +
+	"queue_pair\x18\x1a \x01(\rR\tqueuePair\x12&\n" +
+	"\x0fpeer_queue_pair\x18\x1b \x01(\rR\rpeerQueuePair\x12\x18\n" +
+	"\aaddress\x18\x1c \x01(\tR\aaddress\"\xce\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
 	"\x04coll\x18\x03 \x01(\rR\x04coll\x12\x12\n" +
 	"\x04rank\x18\x04 \x01(\x05R\x04rank\x12&\n" +
 	"\x0fmono_started_ns\x18\x05 \x01(\x03R\rmonoStartedNs\x12\"\n" +
-	"\rmono_ended_ns\x18\x06 \x01(\x03R\vmonoEndedNs\"n\n" +
+	"\rmono_ended_ns\x18\x06 \x01(\x03R\vmonoEndedNs\x12$\n" +
+	"\x0estamp_error_ns\x18\a \x01(\x03R\fstampErrorNs\"\xbd\x01\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1b\n" +
 	"\tmaster_ns\x18\x02 \x01(\x06R\bmasterNs\x12.\n" +
-	"\x13arrivals_per_second\x18\x03 \x01(\rR\x11arrivalsPerSecond\"o\n" +
+	"\x13arrivals_per_second\x18\x03 \x01(\rR\x11arrivalsPerSecond\x127\n" +
+	"\tjob_clock\x18\x04 \x01(\v2\x1a.lockstep.wire.v1.JobClockR\bjobClock\x12\x14\n" +
+	"\x05roots\x18\x05 \x01(\bR\x05roots\"B\n" +
+	"\bJobClock\x12\x1b\n" +
+	"\toffset_ns\x18\x01 \x01(\x03R\boffsetNs\x12\x19\n" +
+	"\berror_ns\x18\x02 \x01(\x03R\aerrorNs\"o\n" +
 	"\fTraceRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x17\n" +
 	"\acomm_id\x18\x03 \x01(\x06R\x06commId\x12\x12\n" +
 	"\x04coll\x18\x04 \x01(\rR\x04coll\x12\x10\n" +
-	"\x03seq\x18\x05 \x01(\x04R\x03seq\"3\n" +
+	"\x03seq\x18\x05 \x01(\x04R\x03seq\"\xc3\x02\n" +
 	"\vTraceResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
-	"\x05spans\x18\x02 \x01(\rR\x05spans\"\b\n" +
+	"\x05spans\x18\x02 \x01(\rR\x05spans\x12\x17\n" +
+	"\acomm_id\x18\x03 \x01(\x06R\x06commId\x12\x12\n" +
+	"\x04coll\x18\x04 \x01(\rR\x04coll\x12\x10\n" +
+	"\x03seq\x18\x05 \x01(\x04R\x03seq\x12\x12\n" +
+	"\x04rank\x18\x06 \x01(\x11R\x04rank\x12\"\n" +
+	"\rmono_first_ns\x18\b \x01(\x03R\vmonoFirstNs\x12 \n" +
+	"\fmono_last_ns\x18\t \x01(\x03R\n" +
+	"monoLastNs\x12\x19\n" +
+	"\berror_ns\x18\n" +
+	" \x01(\x03R\aerrorNs\x12\x1c\n" +
+	"\tanomalous\x18\v \x01(\bR\tanomalous\x12\x1b\n" +
+	"\theld_coll\x18\f \x01(\rR\bheldColl\x12\x19\n" +
+	"\bheld_seq\x18\r \x01(\x04R\aheldSeqJ\x04\b\a\x10\b\"\xaf\x01\n" +
+	"\tTraceRoot\x12\x17\n" +
+	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
+	"\x04coll\x18\x02 \x01(\rR\x04coll\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x19\n" +
+	"\bfirst_ns\x18\x04 \x01(\x03R\afirstNs\x12\x17\n" +
+	"\alast_ns\x18\x05 \x01(\x03R\x06lastNs\x12\x19\n" +
+	"\berror_ns\x18\x06 \x01(\x03R\aerrorNs\x12\x14\n" +
+	"\x05ranks\x18\a \x01(\rR\x05ranks\"\b\n" +
 	"\x06Resync2\\\n" +
 	"\tCollector\x12O\n" +
 	"\bProgress\x12\x1e.lockstep.wire.v1.AgentMessage\x1a\x1f.lockstep.wire.v1.MasterMessage(\x010\x01B1Z/github.com/lockstep-ccl/lockstep/collector/wireb\x06proto3"
@@ -1905,7 +2355,7 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
@@ -1913,39 +2363,46 @@ var file_progress_proto_goTypes = []any{
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
 	(*ClockEcho)(nil),     // 4: lockstep.wire.v1.ClockEcho
 	(*Rank)(nil),          // 5: lockstep.wire.v1.Rank
-	(*Exit)(nil),          // 6: lockstep.wire.v1.Exit
-	(*Call)(nil),          // 7: lockstep.wire.v1.Call
-	(*GPU)(nil),           // 8: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 9: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 10: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 11: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 12: lockstep.wire.v1.Ack
-	(*TraceRequest)(nil),  // 13: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 14: lockstep.wire.v1.TraceResult
-	(*Resync)(nil),        // 15: lockstep.wire.v1.Resync
+	(*OffCPU)(nil),        // 6: lockstep.wire.v1.OffCPU
+	(*Exit)(nil),          // 7: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 8: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 9: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 10: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 11: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 12: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 13: lockstep.wire.v1.Ack
+	(*JobClock)(nil),      // 14: lockstep.wire.v1.JobClock
+	(*TraceRequest)(nil),  // 15: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 16: lockstep.wire.v1.TraceResult
+	(*TraceRoot)(nil),     // 17: lockstep.wire.v1.TraceRoot
+	(*Resync)(nil),        // 18: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	14, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	12, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	13, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	15, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
-	4,  // 6: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
-	5,  // 7: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	9,  // 8: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	10, // 9: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	11, // 10: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	8,  // 11: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	6,  // 12: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	7,  // 13: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	0,  // 14: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 15: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	16, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	13, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	15, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	18, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	17, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
+	4,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
+	5,  // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
+	10, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	11, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	12, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	16, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
+	9,  // 13: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	7,  // 14: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	8,  // 15: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	6,  // 16: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	14, // 17: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
+	0,  // 18: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 19: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	19, // [19:20] is the sub-list for method output_type
+	18, // [18:19] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -1962,6 +2419,7 @@ func file_progress_proto_init() {
 		(*MasterMessage_Ack)(nil),
 		(*MasterMessage_TraceRequest)(nil),
 		(*MasterMessage_Resync)(nil),
+		(*MasterMessage_TraceRoot)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1969,7 +2427,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -8,9 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
@@ -66,6 +70,7 @@ func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
 	}
 	r := &reloading{files: *t, good: new(atomic.Pointer[tls.Config]), failing: new(atomic.Bool)}
 	r.good.Store(cfg)
+	certificates.note(t.CertFile, own.NotAfter, nil)
 	return r, nil
 }
 
@@ -103,6 +108,43 @@ func (t *TLS) load() (*tls.Config, error) {
 	}, nil
 }
 
+// Certificate is how a process's own certificate is doing.
+type Certificate struct {
+	File    string
+	Expires time.Time // of the last that could be read
+	Err     error     // why it, its key or its CA could not be read when they were last
+}
+
+// Certificates returns those that this process has used, by file.
+func Certificates() []Certificate { return certificates.list() }
+
+// certificates is of the process, as its files are.
+var certificates registry
+
+type registry struct {
+	mu   sync.Mutex
+	last map[string]Certificate
+}
+
+func (r *registry) note(file string, expires time.Time, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last == nil {
+		r.last = map[string]Certificate{}
+	}
+	c := r.last[file]
+	if c.File, c.Err = file, err; err == nil {
+		c.Expires = expires
+	}
+	r.last[file] = c
+}
+
+func (r *registry) list() []Certificate {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.SortedFunc(maps.Values(r.last), func(a, b Certificate) int { return cmp.Compare(a.File, b.File) })
+}
+
 // reloading builds its configuration anew for each handshake.
 type reloading struct {
 	files   TLS
@@ -115,7 +157,12 @@ type reloading struct {
 // replaced, and its key has not been), those that could be last are.
 func (r *reloading) load() *tls.Config {
 	cfg, err := r.files.load()
+	if err == nil {
+		cert, _ := x509.ParseCertificate(cfg.Certificates[0].Certificate[0]) // it was when it was loaded
+		certificates.note(r.files.CertFile, cert.NotAfter, nil)
+	}
 	if err != nil {
+		certificates.note(r.files.CertFile, time.Time{}, err)
 		if !r.failing.Swap(true) {
 			slog.Error("certificates cannot be read again: those that could be last are used until they end", "err", err)
 		}

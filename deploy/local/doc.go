@@ -1,4 +1,4 @@
-// Package local runs a real Prometheus and a real Alertmanager as child
+// Package local runs a real Prometheus, a real Alertmanager and a real Jaeger as child
 // processes on loopback, for the demo and for the tests.
 //
 // In: the scrape targets, the rule files and the webhook to call. Out: the
@@ -12,5 +12,6 @@
 //
 // To update a pin, copy modules/X.mod and X.sum to go.mod and go.sum of an
 // empty folder, run go get -tool PACKAGE@VERSION and go mod tidy there, and
-// copy them back.
+// copy them back. Jaeger's sums begin as a copy of its own go.sum: a module that it needs is no longer
+// in the checksum database.
 package local

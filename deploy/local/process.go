@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,12 +17,13 @@ import (
 
 // server is one child process and how to start it again.
 type server struct {
-	name  string
-	path  string
-	args  []string
-	url   string // base URL; /-/ready answers 200 when it serves
-	log   string // appended to
-	child *child
+	name   string
+	path   string
+	args   []string
+	url    string // base URL; /-/ready answers 200 when it serves, unless health is set
+	health string // URL that does
+	log    string // appended to
+	child  *child
 }
 
 // child is one run of a server.
@@ -75,7 +77,7 @@ var readyClient = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transp
 // ready waits until the server serves, its process ends, or ctx is done.
 func (s *server) ready(ctx context.Context) error {
 	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/-/ready", nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cmp.Or(s.health, s.url+"/-/ready"), nil)
 		if err != nil {
 			return err
 		}

@@ -41,18 +41,24 @@ type tool struct {
 	min    version // oldest from PATH
 	built  version // what modules/ pins
 	tags   string
+	// stamp is the variable that holds the version, for the linker; "": the program has none.
+	stamp string
 }
+
+const commonVersion = "github.com/prometheus/common/version.Version"
 
 var (
 	// 3.8 is the first with scrape_native_histograms, which the configuration needs.
-	promModule = tool{"prometheus", "github.com/prometheus/prometheus/cmd/", version{3, 8, 0}, version{3, 15, 0}, "netgo,remove_all_sd"}
-	amModule   = tool{"alertmanager", "github.com/prometheus/alertmanager/cmd/", version{0, 27, 0}, version{0, 31, 1}, "netgo"}
+	promModule = tool{"prometheus", "github.com/prometheus/prometheus/cmd/", version{3, 8, 0}, version{3, 15, 0}, "netgo,remove_all_sd", commonVersion}
+	amModule   = tool{"alertmanager", "github.com/prometheus/alertmanager/cmd/", version{0, 27, 0}, version{0, 31, 1}, "netgo", commonVersion}
+	// The second generation, which is an OpenTelemetry collector and is configured as one. Its program says 2.13.
+	jaegerModule = tool{"jaeger", "github.com/jaegertracing/jaeger/cmd/", version{2, 0, 0}, version{1, 76, 0}, "netgo", ""}
 
-	tools = map[string]tool{Prometheus: promModule, "promtool": promModule, Alertmanager: amModule, "amtool": amModule}
+	tools = map[string]tool{Prometheus: promModule, "promtool": promModule, Alertmanager: amModule, "amtool": amModule, Jaeger: jaegerModule}
 )
 
 // Tools lists the names that Find knows.
-func Tools() []string { return []string{Prometheus, "promtool", Alertmanager, "amtool"} }
+func Tools() []string { return []string{Prometheus, "promtool", Alertmanager, "amtool", Jaeger} }
 
 // Find returns the path of a tool: from $LOCKSTEP_TOOLS_DIR, from PATH when it
 // is recent enough, or built by the go command into the user's cache folder.
@@ -120,9 +126,11 @@ func (t tool) build(ctx context.Context, name string, progress io.Writer) (strin
 	}
 	partial := path + ".partial"
 	defer func() { _ = os.Remove(partial) }() // gone already when the build succeeded
-	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-mod=readonly", "-tags", t.tags,
-		"-ldflags", "-s -w -X github.com/prometheus/common/version.Version="+t.built.String(),
-		"-o", partial, t.pkg+name)
+	link := "-s -w"
+	if t.stamp != "" {
+		link += " -X " + t.stamp + "=" + t.built.String()
+	}
+	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-mod=readonly", "-tags", t.tags, "-ldflags", link, "-o", partial, t.pkg+name)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOWORK=off", "PWD="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the compilers die with the go command

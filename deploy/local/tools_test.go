@@ -39,6 +39,7 @@ func TestPins(t *testing.T) {
 	for file, want := range map[string]string{
 		"modules/prometheus.mod":   "github.com/prometheus/prometheus v0.315.0 ",
 		"modules/alertmanager.mod": "github.com/prometheus/alertmanager v0.31.1 ",
+		"modules/jaeger.mod":       "github.com/jaegertracing/jaeger v1.76.0 ",
 	} {
 		data, err := modules.ReadFile(file)
 		if err != nil {
@@ -48,7 +49,7 @@ func TestPins(t *testing.T) {
 			t.Errorf("%s does not require %q: tools.go stamps and looks for another version", file, want)
 		}
 	}
-	if promModule.built != (version{3, 15, 0}) || amModule.built != (version{0, 31, 1}) {
+	if promModule.built != (version{3, 15, 0}) || amModule.built != (version{0, 31, 1}) || jaegerModule.built != (version{1, 76, 0}) {
 		t.Error("tools.go and the modules disagree")
 	}
 }

@@ -25,10 +25,25 @@ var attributes = []Attribute{
 	{AttrBytes, "int", "collective, window", "Payload bytes by NCCL's convention; of a window, the bytes that it moved."},
 	{AttrDType, "string", "collective", "Element type."},
 	{AttrOp, "string", "collective", "Reduction operator, on collectives that reduce."},
-	{AttrAlgo, "string", "collective", "Algorithm: ring, doubling, direct."},
+	{AttrAlgo, "string", "collective", "Algorithm, as options name it: direct, ring, doubling, tree, hierarchical; of GPUs ce, ll, ll2, ll12, sym, bulk, pushbulk."},
 	{AttrProto, "string", "collective", "Protocol of the data path: ll, simple."},
 	{AttrRoot, "int", "collective", "Root, on collectives that have one."},
-	{AttrPeer, "int", "collective, window", "The other end: of Send and Recv, and of a window's connection."},
+	{AttrPeer, "int", "collective, wait, window, link", "The other end: of Send and Recv, and of a window's or link's connection; of a wait, the peer that entered last."},
+	{AttrClock, "string", "collective", "The clock that made the stamps: host (CLOCK_MONOTONIC) or gpu (globaltimer)."},
+	{AttrClockScale, "string", "collective", "What the span's times are on: job, the one clock of all of the job's ranks, or node, the wall clock of the node, while no master has told where it stands."},
+	{AttrClockError, "double", "collective", "Bound on the error of the span's times on the job's clock, in seconds: that of the node's mapping and of the stamps. Absent on the node's scale, where nothing bounds it."},
+	{AttrClockCorrection, "double", "collective", "Job's clock minus the node's wall clock, in seconds."},
+	{AttrStampError, "double", "collective", "Bound on the error of a GPU's stamps against the node's clock, in seconds."},
+	{AttrReplay, "bool", "collective", "True when a CUDA graph replayed the operation."},
+	{AttrTracedRanks, "int", "root", "Ranks whose spans the root covers."},
+	{AttrLate, "bool", "collective", "True on a span that ended after its trace's root was sent: it is linked to the root and no child of it."},
+	{AttrLinkState, "string", "link", "What became of the path: up, down, switched (it carries what another one did), retreat (sent again from the last chunk that both ends agree on)."},
+	{AttrTransport, "string", "window, link", "Transport of the connection: shm, tcp, rdma, nvlink."},
+	{AttrConnection, "string", "window, link", "Both ends of the connection: NICs and ports, or addresses."},
+	{AttrChannel, "int", "window, link", "Lane and path of the connection."},
+	{AttrQueuePair, "int", "window, link", "Number of this end's queue pair."},
+	{AttrPeerQueuePair, "int", "window, link", "Number of the other end's queue pair."},
+	{AttrAddress, "string", "window, link", "GID of this end's port."},
 	{AttrChannels, "int", "collective", "Channels used."},
 	{AttrResult, "string", "collective", "How it ended; anything but ok also sets the span's status to error."},
 	{AttrOpen, "bool", "collective", "True on the snapshot of a collective that had not ended when it was exported."},
@@ -58,6 +73,22 @@ var attributes = []Attribute{
 const (
 	AttrOpen      = "ccl.open"
 	AttrQueueTime = "ccl.queue_time"
+
+	AttrClock           = "ccl.clock"
+	AttrClockScale      = "ccl.clock.scale"
+	AttrClockError      = "ccl.clock.error"
+	AttrClockCorrection = "ccl.clock.correction"
+	AttrStampError      = "ccl.clock.stamp_error"
+	AttrReplay          = "ccl.graph.replay"
+	AttrTracedRanks     = "ccl.traced_ranks"
+	AttrLate            = "ccl.late"
+	AttrLinkState       = "ccl.link.state"
+	AttrTransport       = "ccl.connection.transport"
+	AttrConnection      = "ccl.connection.name"
+	AttrChannel         = "ccl.connection.channel"
+	AttrQueuePair       = "ccl.connection.queue_pair"
+	AttrPeerQueuePair   = "ccl.connection.peer_queue_pair"
+	AttrAddress         = "ccl.connection.address"
 )
 
 // Attributes of the control plane's spans.

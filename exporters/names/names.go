@@ -138,8 +138,8 @@ var (
 	StreamRetries   = def(Agent, Counter, "lockstep_agent_stream_retries_total", "", "Times that the stream to the master ended, or could not be opened, and was tried again.", LabelJob)
 	ArrivalsDropped = def(Agent, Counter, "lockstep_agent_arrivals_dropped_total", "", "Sampled arrivals of collectives not reported because too many waited for the stream.", LabelJob)
 
-	SpansExported = def(Agent, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
-	SpansDropped  = def(Agent, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
+	SpansExported = def(All, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
+	SpansDropped  = def(All, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
 )
 
 // On the agent: its node's GPUs. What a GPU cannot tell is absent, never 0.
@@ -182,6 +182,15 @@ var (
 
 // On the agent: its node's RDMA ports. What a driver does not tell is absent, never 0.
 var (
+	ProbesActive       = def(Agent, Gauge, "lockstep_probes_active", "", "Whether the agent watches NCCL by eBPF probes, where it was told to; 0 with the reason where this machine does not let it.", LabelReason)
+	ProbesLibraries    = def(Agent, Gauge, "lockstep_probes_libraries", "", "Files with NCCL in them that have probes.")
+	ProbesProcesses    = def(Agent, Gauge, "lockstep_probes_processes", "", "Processes that have such a file mapped.")
+	ProbesRanks        = def(Agent, Gauge, "lockstep_probes_ranks", "", "Ranks in whose name a recorder is kept, since they keep none.")
+	ProbesUnidentified = def(Agent, Gauge, "lockstep_probes_communicators_unidentified", "", "Communicators that are called on and of which it is not known which they are: they were made before the probes were there.")
+	ProbesCalls        = def(Agent, Counter, "lockstep_probes_calls_total", "", "Calls of NCCL's operations seen.", LabelKind)
+	ProbesUnrecorded   = def(Agent, Counter, "lockstep_probes_calls_unrecorded_total", "", "Calls of collectives that were counted and not recorded one by one: sampled (on purpose), ring_full (they came too fast), unplaced (their communicator is not followed).", LabelReason)
+	ProbesLost         = def(Agent, Counter, "lockstep_probes_communicators_lost_total", "", "Communicators that cannot be followed: table_full (there are too many), unread (the unique id was not to be read).", LabelReason)
+
 	NICInfo      = def(Agent, Gauge, "lockstep_nic_info", "", "An RDMA port of this node; always 1.", LabelDevice, LabelPort, LabelLinkLayer, LabelModel, LabelBusID, LabelFirmware)
 	NICPortUp    = def(Agent, Gauge, "lockstep_nic_port_up", "", "Whether the port is active; 0 also when its device is gone.", LabelDevice, LabelPort)
 	NICPortState = def(Agent, Gauge, "lockstep_nic_port_state", "", "The port's logical and physical state, as the kernel calls them; always 1.", LabelDevice, LabelPort, LabelState, LabelPhysical)

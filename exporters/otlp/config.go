@@ -1,11 +1,12 @@
 package otlp
 
 import (
-	"context"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"path"
@@ -13,9 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
-	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 )
 
 // Protocol is an OTLP transport.
@@ -56,16 +55,19 @@ type Config struct {
 func (c Config) Enabled() bool { return c.Endpoint != "" }
 
 // ConfigFromEnv reads the OTEL_* variables of the process. service is the
-// service.name and host the host.name unless the environment has its own. It
+// service.name, version the service.version and host the host.name unless the environment has its own. It
 // returns an error for values that it cannot honour: a misspelt variable that
 // silently sends traces nowhere is found too late.
+//
+// The protocol is HTTP, as the specification has it, unless OTEL_EXPORTER_OTLP_PROTOCOL is set or the
+// endpoint's port is 4317, which is gRPC's.
 //
 // Honoured: OTEL_SDK_DISABLED, OTEL_TRACES_EXPORTER (otlp, none),
 // OTEL_TRACES_SAMPLER with _ARG, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // and OTEL_EXPORTER_OTLP_{ENDPOINT, PROTOCOL, HEADERS, TIMEOUT, COMPRESSION,
 // CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, INSECURE} with their _TRACES_
 // variants. The sampler always_off turns everything off, anomalies included.
-func ConfigFromEnv(service, host string) (Config, error) {
+func ConfigFromEnv(service, version, host string) (Config, error) {
 	c := Config{Protocol: HTTP, Ratio: DefaultRatio}
 	if strings.EqualFold(env("OTEL_SDK_DISABLED"), "true") {
 		return Config{}, nil
@@ -81,7 +83,11 @@ func ConfigFromEnv(service, host string) (Config, error) {
 		return Config{}, err
 	}
 	switch v := option("PROTOCOL"); v {
-	case "", string(HTTP):
+	case "":
+		if port() == portGRPC { // the port that is gRPC's by convention
+			c.Protocol = GRPC
+		}
+	case string(HTTP):
 	case string(GRPC):
 		c.Protocol = GRPC
 	default:
@@ -114,22 +120,24 @@ func ConfigFromEnv(service, host string) (Config, error) {
 	default:
 		return Config{}, fmt.Errorf("OTEL_EXPORTER_OTLP_COMPRESSION=%s: use gzip or none", v)
 	}
-	c.Resource, err = resource.New(context.Background(),
-		resource.WithSchemaURL(semconv.SchemaURL),
-		resource.WithAttributes(semconv.ServiceName(service)),
-		resource.WithAttributes(hostName(host)...),
-		resource.WithFromEnv())
-	if err != nil {
-		return Config{}, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	if c.Resource, err = processResource(service, version, host); err != nil {
+		return Config{}, err
 	}
 	return c, nil
 }
 
-func hostName(host string) []attribute.KeyValue {
-	if host == "" {
-		return nil
+const portGRPC = "4317"
+
+// port is that of the endpoint, "" when it has none.
+func port() string {
+	v := cmp.Or(env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), env("OTEL_EXPORTER_OTLP_ENDPOINT"))
+	if u, err := url.Parse(v); err == nil && u.Host != "" {
+		return u.Port()
 	}
-	return []attribute.KeyValue{semconv.HostName(host)}
+	if _, p, err := net.SplitHostPort(v); err == nil {
+		return p
+	}
+	return ""
 }
 
 // env returns a variable; empty means unset, by the specification.

@@ -51,6 +51,10 @@ func TestConfigFromEnv(t *testing.T) {
 		{name: "traces URL as it is", env: map[string]string{"TRACES_ENDPOINT": "http://tempo:4318/in", "ENDPOINT": "http://no:1"}, endpoint: "http://tempo:4318/in", protocol: otlp.HTTP},
 		{name: "traces URL without path", env: map[string]string{"TRACES_ENDPOINT": "http://tempo:4318"}, endpoint: "http://tempo:4318/", protocol: otlp.HTTP},
 		{name: "gRPC URL", env: map[string]string{"ENDPOINT": "http://tempo:4317", "PROTOCOL": "grpc"}, endpoint: "tempo:4317", protocol: otlp.GRPC},
+		{name: "port 4317 is gRPC", env: map[string]string{"ENDPOINT": "http://tempo:4317"}, endpoint: "tempo:4317", protocol: otlp.GRPC},
+		{name: "port 4317 for traces", env: map[string]string{"TRACES_ENDPOINT": "https://tempo:4317", "ENDPOINT": "http://x:4318"}, endpoint: "tempo:4317", protocol: otlp.GRPC, tls: true},
+		{name: "a target with port 4317", env: map[string]string{"ENDPOINT": "tempo:4317", "INSECURE": "true"}, endpoint: "tempo:4317", protocol: otlp.GRPC},
+		{name: "HTTP on port 4317 when it is said", env: map[string]string{"ENDPOINT": "http://tempo:4317", "PROTOCOL": "http/protobuf"}, endpoint: "http://tempo:4317/v1/traces", protocol: otlp.HTTP},
 		{name: "gRPC URL over TLS wins over INSECURE", env: map[string]string{"ENDPOINT": "https://tempo:4317", "PROTOCOL": "grpc", "INSECURE": "true"}, endpoint: "tempo:4317", protocol: otlp.GRPC, tls: true},
 		{name: "gRPC target", env: map[string]string{"ENDPOINT": "tempo:4317", "TRACES_PROTOCOL": "grpc", "PROTOCOL": "http/protobuf"}, endpoint: "tempo:4317", protocol: otlp.GRPC, tls: true},
 		{name: "gRPC target in plain text", env: map[string]string{"ENDPOINT": "tempo:4317", "PROTOCOL": "grpc", "TRACES_INSECURE": "TRUE"}, endpoint: "tempo:4317", protocol: otlp.GRPC},
@@ -82,7 +86,7 @@ func TestConfigFromEnv(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			setenv(t, tt.env)
-			c, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+			c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "gpu-01")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -105,7 +109,7 @@ func TestConfigErrorsSayWhatToDo(t *testing.T) {
 		env  map[string]string
 		want string
 	}{
-		{map[string]string{"ENDPOINT": "tempo:4317"}, "want a URL such as http://localhost:4318"},
+		{map[string]string{"ENDPOINT": "tempo:4318"}, "want a URL such as http://localhost:4318"},
 		{map[string]string{"ENDPOINT": "ftp://tempo"}, "want a URL"},
 		{map[string]string{"ENDPOINT": "ftp://u:s3cret@tempo/in?key=s3cret"}, `"ftp://tempo/in": want a URL`},
 		{map[string]string{"ENDPOINT": "u:s3cret@tempo:4318?key=s3cret"}, `"tempo:4318": want a URL`},
@@ -125,7 +129,7 @@ func TestConfigErrorsSayWhatToDo(t *testing.T) {
 		{map[string]string{"ENDPOINT": "http://x", "OTEL_RESOURCE_ATTRIBUTES": "pod"}, "OTEL_RESOURCE_ATTRIBUTES"},
 	} {
 		setenv(t, tt.env)
-		_, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+		_, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "gpu-01")
 		if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%v: error %v, want %q", tt.env, err, tt.want)
 		}

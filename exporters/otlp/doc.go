@@ -24,6 +24,6 @@
 //
 // Spans are encoded by hand (span.go), because at 50,000 collectives a second
 // the SDK's 20 µs a span would cost the trainers a core. What is rare, the
-// master's and the remediator's own work, goes through the SDK (ControlTracer),
+// master's and the remediator's own work, goes through the SDK (Control),
 // in one trace an incident (Incidents, IncidentContext).
 package otlp

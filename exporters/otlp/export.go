@@ -52,11 +52,13 @@ type exporter struct {
 type pending struct {
 	operations []taken
 	windows    []collector.Window
+	links      []collector.LinkEvent
 }
 
 type taken struct {
 	operation
 	fromWindow, toWindow int
+	fromLink, toLink     int
 }
 
 type batch struct {
@@ -109,7 +111,7 @@ func (e *exporter) encode() {
 		}
 		for more := true; more; {
 			more = e.take(pending)
-			if b := enc.batch(pending, time.Now().UnixNano()); b.spans > 0 {
+			if b := enc.batch(pending); b.spans > 0 {
 				e.batches <- b // the sender empties it until it is closed
 			}
 		}
@@ -127,7 +129,7 @@ type group struct {
 	spans    []byte
 }
 
-func (e *batchEncoder) batch(p *pending, now int64) batch {
+func (e *batchEncoder) batch(p *pending) batch {
 	used := 0
 	b := batch{}
 	for i := range p.operations {
@@ -144,7 +146,7 @@ func (e *batchEncoder) batch(p *pending, now int64) batch {
 			used++
 		}
 		var n int
-		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], now)
+		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink])
 		b.spans += n
 	}
 	for i := range e.groups[:used] {

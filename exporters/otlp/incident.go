@@ -19,7 +19,7 @@ import (
 // from the incident's, so that the master's spans and the remediator's meet in
 // one trace with nothing exchanged, as the ranks' spans of a collective do.
 func IncidentContext(ctx context.Context, incident string) context.Context {
-	id := incidentTrace(incident)
+	id := IncidentTrace(incident)
 	return trace.ContextWithRemoteSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID:    id,
 		SpanID:     collector.SpanID(id, rootRank),
@@ -27,7 +27,8 @@ func IncidentContext(ctx context.Context, incident string) context.Context {
 	}))
 }
 
-func incidentTrace(incident string) (id [16]byte) {
+// IncidentTrace is the trace of an incident.
+func IncidentTrace(incident string) (id [16]byte) {
 	h := sha256.Sum256([]byte("incident\x00" + incident))
 	copy(id[:], h[:])
 	return id
@@ -86,18 +87,26 @@ func (t *Incidents) Observe(s *collector.MasterSnapshot) {
 
 func (t *Incidents) found(job string, in *collector.Incident) {
 	_, span := t.tracer.Start(IncidentContext(context.Background(), in.ID), "detection "+in.Verdict.Class.String(),
-		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(CollectiveLink(in.TraceID)))
+		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(links(in)...))
 	span.AddEvent("opened", trace.WithTimestamp(in.Opened))
 	span.End(trace.WithTimestamp(in.Confirmed))
 }
 
 func (t *Incidents) incident(job string, in *collector.Incident) {
 	_, span := t.tracer.Start(context.WithValue(context.Background(), incidentKey{}, in.ID), "incident "+in.Verdict.Class.String(),
-		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(CollectiveLink(in.TraceID)))
+		trace.WithTimestamp(onset(in)), trace.WithAttributes(attributes(job, in)...), trace.WithLinks(links(in)...))
 	span.AddEvent("opened", trace.WithTimestamp(in.Opened))
 	span.AddEvent("confirmed", trace.WithTimestamp(in.Confirmed))
 	span.SetStatus(codes.Error, blame(in))
 	span.End(trace.WithTimestamp(in.Closed))
+}
+
+// links lead to the collective that shows the incident, if its trace is there.
+func links(in *collector.Incident) []trace.Link {
+	if in.TraceID == ([16]byte{}) {
+		return nil
+	}
+	return []trace.Link{CollectiveLink(in.TraceID)}
 }
 
 // onset is when the fault began, as far as is known.
@@ -145,7 +154,7 @@ type ids struct{}
 
 func (ids) NewIDs(ctx context.Context) (t trace.TraceID, s trace.SpanID) {
 	if incident, ok := ctx.Value(incidentKey{}).(string); ok {
-		id := incidentTrace(incident)
+		id := IncidentTrace(incident)
 		return id, collector.SpanID(id, rootRank)
 	}
 	rand.Read(t[:])

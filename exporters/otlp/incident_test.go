@@ -21,14 +21,14 @@ import (
 func controlSpans(t *testing.T, work func(trace.Tracer)) []*tracepb.Span {
 	t.Helper()
 	r := newReceiver()
-	tracer, stop, err := otlp.ControlTracer(config(r.serveGRPC(t)), "lockstep/master")
+	tracer, err := otlp.NewControl(config(r.serveGRPC(t)), "lockstep/master")
 	if err != nil {
 		t.Fatal(err)
 	}
 	work(tracer)
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
-	if err := stop(ctx); err != nil {
+	if err := tracer.Shutdown(ctx); err != nil {
 		t.Fatal(err)
 	}
 	r.mu.Lock()

@@ -37,7 +37,7 @@ func TestJaeger(t *testing.T) {
 			setenv(t, env)
 			now := time.Now().UnixNano()
 			for rank := range int32(4) {
-				c, err := otlp.ConfigFromEnv("lockstep-agent", fmt.Sprint("node-", rank))
+				c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", fmt.Sprint("node-", rank))
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -10,13 +10,12 @@ import (
 
 const scopeName = "github.com/lockstep-ccl/lockstep/ccl"
 
-var scope = appendField(nil, tagScope, appendText(nil, tagScopeName, scopeName))
-
 // jobResource is the part of a request that all spans of a job share: the
 // process's resource and the job's name, encoded once.
 type jobResource struct {
 	resource  []byte // ResourceSpans.resource
 	schemaURL []byte // ResourceSpans.schema_url
+	scope     []byte // ScopeSpans.scope
 }
 
 func newJobResource(process *resource.Resource, job string) *jobResource {
@@ -31,7 +30,11 @@ func newJobResource(process *resource.Resource, job string) *jobResource {
 		schema = process.SchemaURL()
 	}
 	attrs = appendString(attrs, tagResourceAttribute, names.AttrJob, clean(job))
-	r := &jobResource{resource: appendField(nil, tagResource, attrs)}
+	scope := appendText(nil, tagScopeName, scopeName)
+	if version := (Config{Resource: process}).version(); version != "" {
+		scope = appendText(scope, tagScopeVersion, valid(version))
+	}
+	r := &jobResource{resource: appendField(nil, tagResource, attrs), scope: appendField(nil, tagScope, scope)}
 	if schema != "" {
 		r.schemaURL = appendText(nil, tagSchemaURL, schema)
 	}
@@ -41,12 +44,12 @@ func newJobResource(process *resource.Resource, job string) *jobResource {
 // appendRequest appends to b one ResourceSpans of an ExportTraceServiceRequest.
 // spans are fields of ScopeSpans.
 func (r *jobResource) appendRequest(b, spans []byte) []byte {
-	inScope := len(scope) + len(spans)
+	inScope := len(r.scope) + len(spans)
 	size := len(r.resource) + 1 + protowire.SizeBytes(inScope) + len(r.schemaURL)
 	b = protowire.AppendVarint(append(b, tagResourceSpans), uint64(size))
 	b = append(b, r.resource...)
 	b = protowire.AppendVarint(append(b, tagScopeSpans), uint64(inScope))
-	b = append(b, scope...)
+	b = append(b, r.scope...)
 	b = append(b, spans...)
 	return append(b, r.schemaURL...)
 }

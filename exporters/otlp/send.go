@@ -80,9 +80,32 @@ func (s *sender) dial(c Config) error {
 	s.close = conn.Close
 	s.post = func(ctx context.Context, request []byte, response *coltracepb.ExportTraceServiceResponse) error {
 		ctx = metadata.NewOutgoingContext(ctx, headers)
-		return classify(conn.Invoke(ctx, coltracepb.TraceService_Export_FullMethodName, request, response, options...))
+		return classify(notGRPC(conn.Invoke(ctx, coltracepb.TraceService_Export_FullMethodName, request, response, options...)))
 	}
 	return nil
+}
+
+// notHTTP says what to change when the endpoint does not speak HTTP/1: a gRPC server answers with
+// a frame of HTTP/2, or hangs up.
+func notHTTP(err error) error {
+	if text := err.Error(); strings.Contains(text, "malformed HTTP") || strings.Contains(text, "HTTP/0.9") || strings.Contains(text, "HTTP version") || strings.Contains(text, "readLoopPeekFail") || errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: the endpoint does not speak HTTP; if it speaks gRPC (port 4317 by convention), set OTEL_EXPORTER_OTLP_PROTOCOL=grpc", err)
+	}
+	return err
+}
+
+// notGRPC is the same for a server that does not speak gRPC.
+func notGRPC(err error) error {
+	if err == nil {
+		return nil
+	}
+	s := status.Convert(err)
+	if text := s.Message(); !strings.Contains(text, "unexpected HTTP status") && !strings.Contains(text, "content-type") && !strings.Contains(text, "server preface") && !strings.Contains(text, "http2: ") {
+		return err
+	}
+	p := s.Proto()
+	p.Message += ": the endpoint does not speak gRPC; if it speaks HTTP (port 4318 by convention), set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+	return status.ErrorProto(p)
 }
 
 // rawCodec sends bytes that are protobuf already.
@@ -145,7 +168,7 @@ func (s *sender) client(c Config) {
 			if errors.As(err, &of) {
 				err = of.Err // without the URL, which may hold credentials
 			}
-			return err
+			return notHTTP(err)
 		}
 		defer resp.Body.Close()
 		body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))

@@ -22,9 +22,15 @@ type operation struct {
 	wait, transfer           int64
 	realOffset               int64
 	windows                  uint64 // position of the first in the tracer's window ring
+	links                    uint64 // likewise
+	seen                     int64  // when an open one was looked at
+	mapErr, correction       int64
+	clockErr                 int64
 	root                     int32
+	waitedFor                int32
+	ranks                    int32 // of a root: covered by it
 	channels                 uint16
-	nwindows                 uint8
+	nwindows, nlinks         uint8
 	kind                     record.CollKind
 	dtype                    record.DType
 	op                       record.RedOp
@@ -32,15 +38,19 @@ type operation struct {
 	proto                    record.Proto
 	result                   record.Result
 	queued                   bool // for export, now or ever
-	rootless                 bool // its trace's root went out with an earlier snapshot of it
+	late                     bool // its trace's root is out, and does not cover it
+	jobClock, replay         bool
+	clock                    record.Clock
 }
 
 // track is one rank in one communicator: the attributes that all its spans share, encoded once.
 type track struct {
 	trackKey
 	job, comm string // as the trainer wrote them: trace ids derive from these
+	node      string
+	workload  *collector.Workload
 	resource  *jobResource
-	name      [16][]byte // Span.name by kind: "AllReduce dp"
+	name      [16][]byte // Span.name by kind: "rank 3 (node1) AllReduce", of a root "AllReduce dp"
 	shared    []byte     // attributes of the root and of the rank's span
 	own       []byte     // attributes of the rank's span only
 	open      uint64     // 1 + position of the last snapshot of an open collective
@@ -55,18 +65,37 @@ type trackKey struct {
 }
 
 func newTrack(c *collector.Collective, r *jobResource) *track {
-	t := &track{trackKey: keyOf(c), job: c.Job, comm: c.Comm, resource: r}
+	t := &track{trackKey: keyOf(c), job: c.Job, comm: c.Comm, node: c.Node, workload: c.Workload, resource: r}
 	comm := clean(c.Comm)
 	for kind := range t.name {
-		t.name[kind] = appendText(nil, tagName, record.CollKind(kind).String()+" "+comm)
+		t.name[kind] = appendText(nil, tagName, spanName(c, record.CollKind(kind), comm))
 	}
 	t.shared = appendString(t.shared, tagAttribute, names.AttrCommunicator, comm)
 	t.shared = appendString(t.shared, tagAttribute, names.AttrCommID, fmt.Sprintf("%016x", c.CommID))
 	t.shared = appendInt(t.shared, tagAttribute, names.AttrCommSize, int64(c.Size))
 	t.shared = appendInt(t.shared, tagAttribute, names.AttrAttempt, int64(c.Attempt))
+	if c.Rank == rootRank {
+		return t
+	}
 	t.own = appendInt(t.own, tagAttribute, names.AttrRank, int64(c.Rank))
 	t.own = appendInt(t.own, tagAttribute, names.AttrWorldRank, int64(c.World))
+	if c.Workload != nil {
+		for _, kv := range c.Workload.Attributes {
+			t.own = appendString(t.own, tagAttribute, clean(kv.Key), clean(kv.Value))
+		}
+	}
 	return t
+}
+
+// spanName is the collective's for the root, and says whose it is for a rank's span.
+func spanName(c *collector.Collective, kind record.CollKind, comm string) string {
+	switch {
+	case c.Rank == rootRank:
+		return kind.String() + " " + comm
+	case c.Node == "":
+		return fmt.Sprintf("rank %d %v", c.World, kind)
+	}
+	return fmt.Sprintf("rank %d (%s) %v", c.World, clean(c.Node), kind)
 }
 
 func keyOf(c *collector.Collective) trackKey {
@@ -82,6 +111,13 @@ var (
 	protoAttrs  = enum[record.Proto](tagAttribute, names.AttrProto)
 	resultAttrs = enum[record.Result](tagAttribute, names.AttrResult)
 	causeAttrs  = enum[record.Cause](tagEventAttribute, names.AttrCause)
+	stateAttrs  = enum[record.LinkState](tagEventAttribute, names.AttrLinkState)
+	carrier     = enum[record.Transport](tagEventAttribute, names.AttrTransport)
+
+	hostAttr = appendString(nil, tagAttribute, names.AttrClock, "host")
+	gpuAttr  = appendString(nil, tagAttribute, names.AttrClock, "gpu")
+	jobAttr  = appendString(nil, tagAttribute, names.AttrClockScale, "job")
+	nodeAttr = appendString(nil, tagAttribute, names.AttrClockScale, "node")
 )
 
 func enum[T interface {
@@ -99,6 +135,7 @@ var (
 	waitName     = appendText(nil, tagName, "wait")
 	transferName = appendText(nil, tagName, "transfer")
 	windowName   = appendText(nil, tagEventName, "window")
+	linkName     = appendText(nil, tagEventName, "link")
 )
 
 // encoder appends spans to a request. It is reused: after the first few spans
@@ -120,41 +157,44 @@ const (
 )
 
 // operation appends o's spans to b, each as a field of ScopeSpans, and returns
-// how many there were: countSpans(o). windows are o's, or fewer when some are
-// gone. now (unix ns) ends what is still open.
-func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, now int64) ([]byte, int) {
+// how many there were: countSpans(o). windows and links are o's, or fewer when some are gone.
+func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, links []collector.LinkEvent) ([]byte, int) {
 	t := o.track
 	trace := collector.TraceID(t.job, t.id, o.kind, o.seq)
 	first, last := o.interval()
 	start, end := unix(first, o.realOffset), unix(last, o.realOffset)
+	end = max(end, start)
+	root := collector.SpanID(trace, rootRank)
+	if t.rank == rootRank {
+		e.begin(trace, root, [8]byte{}, t.name[index(o.kind)], start, end)
+		e.span = append(append(e.span, collAttrs[o.kind]...), t.shared...)
+		e.span = appendInt(e.span, tagAttribute, names.AttrSequence, int64(o.seq))
+		e.span = appendInt(e.span, tagAttribute, names.AttrTracedRanks, int64(o.ranks))
+		e.times(o)
+		return e.end(b, flagSampled|flagParentKnown), 1
+	}
 	rank := t.rank
 	if o.ended == 0 {
-		end = uint64(max(now, 0))
 		rank = openRank - rank
 	}
-	end = max(end, start)
-	id := collector.SpanID(trace, rank)
-	var root [8]byte
-	spans := 1
-	if hasRoot(o.kind) {
-		root = collector.SpanID(trace, rootRank)
-		if o.sendsRoot() {
-			spans++
-			e.begin(trace, root, [8]byte{}, t.name[index(o.kind)], start, end)
-			e.span = append(e.span, collAttrs[o.kind]...)
-			e.span = append(e.span, t.shared...)
-			e.span = appendInt(e.span, tagAttribute, names.AttrSequence, int64(o.seq))
-			b = e.end(b, flagSampled|flagParentKnown)
-		}
+	id, parent := collector.SpanID(trace, rank), root
+	if o.late || !o.kind.Collective() {
+		parent = [8]byte{}
 	}
-
-	e.begin(trace, id, root, t.name[index(o.kind)], start, end)
+	e.begin(trace, id, parent, t.name[index(o.kind)], start, end)
 	e.attributes(o)
 	for i := range windows {
 		e.window(&windows[i], o.realOffset)
 	}
-	if lost := int(o.nwindows) - len(windows); lost > 0 {
+	for i := range links {
+		e.link(&links[i], o.realOffset)
+	}
+	if lost := int(o.nwindows) - len(windows) + int(o.nlinks) - len(links); lost > 0 {
 		e.span = protowire.AppendVarint(append(e.span, tagDroppedEvents), uint64(lost))
+	}
+	if o.late && o.kind.Collective() {
+		e.part = appendField(appendField(e.part[:0], tagTraceID, trace[:]), tagSpanID, root[:])
+		e.span = appendField(e.span, tagLink, e.part)
 	}
 	if o.result != record.ResultOK {
 		message := o.result.String()
@@ -162,16 +202,19 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		e.span = append(appendText(e.span, tagStatusMessage, message), tagStatusCode, statusError)
 	}
 	flags := uint32(flagSampled | flagParentKnown)
-	if hasRoot(o.kind) && t.rank != 0 {
+	if parent != ([8]byte{}) {
 		flags |= flagParentRemote
 	}
 	b = e.end(b, flags)
 
+	spans := 1
 	wait, transfer := o.phases()
 	if wait > 0 {
 		spans++
-		middle := min(start+uint64(wait), end)
-		e.begin(trace, child(id, childWait), id, waitName, start, middle)
+		e.begin(trace, child(id, childWait), id, waitName, start, min(start+uint64(wait), end))
+		if o.waitedFor >= 0 {
+			e.span = appendInt(e.span, tagAttribute, names.AttrPeer, int64(o.waitedFor))
+		}
 		b = e.end(b, flagSampled|flagParentKnown)
 	}
 	if transfer > 0 {
@@ -186,9 +229,6 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 // countSpans is how many spans operation appends for o.
 func countSpans(o *operation) int {
 	n := 1
-	if hasRoot(o.kind) && o.sendsRoot() {
-		n++
-	}
 	wait, transfer := o.phases()
 	if wait > 0 {
 		n++
@@ -199,12 +239,11 @@ func countSpans(o *operation) int {
 	return n
 }
 
-func (o *operation) sendsRoot() bool { return o.track.rank == 0 && !o.rootless }
-
 // timed reports whether any of o's stamps survived.
 func (o *operation) timed() bool { return o.enqueued != 0 || o.started != 0 || o.ended != 0 }
 
-// interval is o's first and last stamp of those that its span can have.
+// interval is from o's first stamp to its last one, of those that its span can have; what is
+// open ends when it was looked at.
 func (o *operation) interval() (first, last int64) {
 	first = o.started
 	if first == 0 {
@@ -213,12 +252,15 @@ func (o *operation) interval() (first, last int64) {
 	if first == 0 || o.ended != 0 && first > o.ended {
 		first = o.ended
 	}
+	if o.ended == 0 {
+		return first, max(o.seen, first)
+	}
 	return first, o.ended
 }
 
 // phases are o's phases; without a start there is nowhere to put them.
 func (o *operation) phases() (wait, transfer int64) {
-	if o.started == 0 {
+	if o.started == 0 || o.track.rank == rootRank {
 		return 0, 0
 	}
 	return o.wait, o.transfer
@@ -231,10 +273,10 @@ func (e *encoder) attributes(o *operation) {
 	b = append(b, t.own...)
 	b = appendInt(b, tagAttribute, names.AttrSequence, int64(o.seq))
 	b = appendInt(b, tagAttribute, names.AttrBytes, int64(min(o.bytes, math.MaxInt64)))
-	if o.kind != record.Barrier {
+	if o.kind.HasData() {
 		b = append(b, dtypeAttrs[o.dtype]...)
 	}
-	if reduces(o.kind) {
+	if o.kind.Reduces() {
 		b = append(b, opAttrs[o.op]...)
 	}
 	if o.algo != record.AlgoNone {
@@ -245,7 +287,7 @@ func (e *encoder) attributes(o *operation) {
 	}
 	if o.root >= 0 {
 		key := names.AttrRoot
-		if o.kind == record.Send || o.kind == record.Recv {
+		if o.kind.PointToPoint() {
 			key = names.AttrPeer
 		}
 		b = appendInt(b, tagAttribute, key, int64(o.root))
@@ -260,6 +302,33 @@ func (e *encoder) attributes(o *operation) {
 		b = appendTrue(b, tagAttribute, names.AttrOpen)
 	} else {
 		b = append(b, resultAttrs[o.result]...)
+	}
+	if o.replay {
+		b = appendTrue(b, tagAttribute, names.AttrReplay)
+	}
+	if o.late {
+		b = appendTrue(b, tagAttribute, names.AttrLate)
+	}
+	if o.clock == record.ClockGPU {
+		b = append(b, gpuAttr...)
+		b = appendDouble(b, tagAttribute, names.AttrStampError, float64(o.clockErr)/1e9)
+	} else {
+		b = append(b, hostAttr...)
+	}
+	e.span = b
+	e.times(o)
+}
+
+// times says what o's times are worth.
+func (e *encoder) times(o *operation) {
+	if !o.jobClock {
+		e.span = append(e.span, nodeAttr...)
+		return
+	}
+	b := append(e.span, jobAttr...)
+	b = appendDouble(b, tagAttribute, names.AttrClockError, float64(o.mapErr+o.clockErr)/1e9)
+	if o.track.rank != rootRank {
+		b = appendDouble(b, tagAttribute, names.AttrClockCorrection, float64(o.correction)/1e9)
 	}
 	e.span = b
 }
@@ -277,8 +346,39 @@ func (e *encoder) window(w *collector.Window, realOffset int64) {
 	b = appendInt(b, tagEventAttribute, names.AttrBytes, int64(min(w.Bytes, math.MaxInt64)))
 	b = appendInt(b, tagEventAttribute, names.AttrWRs, int64(w.WRs))
 	b = appendInt(b, tagEventAttribute, names.AttrBacklog, int64(w.Backlog))
-	e.part = b
-	e.span = appendField(e.span, tagEvent, b)
+	e.part = identity(b, w.Conn)
+	e.span = appendField(e.span, tagEvent, e.part)
+}
+
+func (e *encoder) link(l *collector.LinkEvent, realOffset int64) {
+	b := appendFixed64(e.part[:0], tagEventTime, unix(l.At, realOffset))
+	b = append(b, linkName...)
+	b = append(b, stateAttrs[l.State]...)
+	if l.Peer >= 0 {
+		b = appendInt(b, tagEventAttribute, names.AttrPeer, int64(l.Peer))
+	}
+	e.part = identity(b, l.Conn)
+	e.span = appendField(e.span, tagEvent, e.part)
+}
+
+// identity appends what tells a connection from all others.
+func identity(b []byte, c *collector.Conn) []byte {
+	if c == nil {
+		return b
+	}
+	b = append(b, carrier[c.Transport]...)
+	b = appendString(b, tagEventAttribute, names.AttrConnection, clean(c.Name))
+	b = appendInt(b, tagEventAttribute, names.AttrChannel, int64(c.Channel))
+	if c.QP != 0 {
+		b = appendInt(b, tagEventAttribute, names.AttrQueuePair, int64(min(c.QP, math.MaxInt64)))
+	}
+	if c.PeerQP != 0 {
+		b = appendInt(b, tagEventAttribute, names.AttrPeerQueuePair, int64(c.PeerQP))
+	}
+	if c.Address != "" {
+		b = appendString(b, tagEventAttribute, names.AttrAddress, clean(c.Address))
+	}
+	return b
 }
 
 // begin starts a span; its parent is left out when it has none.
@@ -310,16 +410,6 @@ func child(parent [8]byte, n uint64) [8]byte {
 	var id [8]byte
 	binary.BigEndian.PutUint64(id[:], h)
 	return id
-}
-
-// hasRoot: point-to-point operations are numbered by each rank for itself, so
-// there is no span that all of them could share.
-func hasRoot(k record.CollKind) bool {
-	return k != record.Send && k != record.Recv && k != record.Group
-}
-
-func reduces(k record.CollKind) bool {
-	return k == record.AllReduce || k == record.Reduce || k == record.ReduceScatter
 }
 
 func index(k record.CollKind) int {

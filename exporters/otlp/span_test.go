@@ -3,6 +3,7 @@ package otlp
 import (
 	"bytes"
 	"encoding/hex"
+	"maps"
 	"math"
 	"strings"
 	"testing"
@@ -23,9 +24,9 @@ import (
 )
 
 // encodeRequest is the whole way from an operation to a request.
-func encodeRequest(o *operation, windows []collector.Window, now int64) ([]byte, int) {
+func encodeRequest(o *operation, windows []collector.Window, links ...collector.LinkEvent) ([]byte, int) {
 	var e encoder
-	spans, n := e.operation(nil, o, windows, now)
+	spans, n := e.operation(nil, o, windows, links)
 	return o.track.resource.appendRequest(nil, spans), n
 }
 
@@ -50,23 +51,26 @@ func decode(t interface {
 }
 
 func example() (*operation, []collector.Window) {
-	c := &collector.Collective{Job: "llama", Comm: "dp", CommID: 0xabc, Rank: 0, Size: 8, World: 3, Attempt: 2}
+	c := &collector.Collective{Job: "llama", Comm: "dp", CommID: 0xabc, Rank: 0, Size: 8, World: 3, Attempt: 2, Node: "node-1", Workload: &collector.Workload{Attributes: []collector.Attribute{{Key: "k8s.pod.name", Value: "trainer-3"}}}}
 	process := resource.NewWithAttributes("https://example.test/schema", attribute.String("service.name", "lockstep-agent"))
 	return &operation{
 			track: newTrack(c, newJobResource(process, c.Job)), kind: record.AllReduce, seq: 41, bytes: 1 << 20, dtype: record.Bfloat16, op: record.Avg,
 			algo: record.AlgoRing, proto: record.ProtoSimple, root: -1, channels: 4, result: record.ResultPeerLost, nwindows: 2,
 			enqueued: 900, started: 1000, ended: 2_001_000, wait: 500_000, transfer: 1_500_000, realOffset: 1_700_000_000_000_000_000,
+			waitedFor: 6, nlinks: 1, jobClock: true, mapErr: 40_000, correction: -50_000_000, clock: record.ClockGPU, clockErr: 2_000, replay: true,
 		}, []collector.Window{
-			{Peer: 1, Bytes: 1 << 20, WRs: 8, Backlog: 16, First: 501_000, Last: 1_501_000, Cause: record.CauseNetwork},
+			{Peer: 1, Bytes: 1 << 20, WRs: 8, Backlog: 16, First: 501_000, Last: 1_501_000, Cause: record.CauseNetwork, Conn: exampleConn},
 		}
 }
 
+var exampleConn = &collector.Conn{Transport: record.TransportRDMA, Channel: 1, QP: 0x11c, PeerQP: 0x20, Address: "fe80::1", Name: "mlx5_0/1->mlx5_2/1"}
+
 func TestExampleSpan(t *testing.T) {
 	o, windows := example()
-	request, n := encodeRequest(o, windows, 0)
+	request, n := encodeRequest(o, windows, collector.LinkEvent{Peer: 1, State: record.LinkSwitched, At: 700_000, Conn: exampleConn})
 	r := decode(t, request)
-	if n != 4 {
-		t.Fatalf("%d spans, want root, rank, wait and transfer", n)
+	if n != 3 {
+		t.Fatalf("%d spans, want rank, wait and transfer", n)
 	}
 	rs := r.ResourceSpans[0]
 	if diff := cmp.Diff(map[string]any{"service.name": "lockstep-agent", names.AttrJob: "llama"}, attrs(rs.Resource.Attributes)); diff != "" {
@@ -76,15 +80,15 @@ func TestExampleSpan(t *testing.T) {
 		t.Errorf("schema %q, scope %q", rs.SchemaUrl, rs.ScopeSpans[0].Scope.Name)
 	}
 	spans := rs.ScopeSpans[0].Spans
-	root, rank, wait, transfer := spans[0], spans[1], spans[2], spans[3]
+	rank, wait, transfer := spans[0], spans[1], spans[2]
 	trace := collector.TraceID("llama", 0xabc, record.AllReduce, 41)
-	id := collector.SpanID(trace, 0)
+	id, root := collector.SpanID(trace, 0), collector.SpanID(trace, -1)
 	for _, s := range spans {
 		if !bytes.Equal(s.TraceId, trace[:]) || s.Kind != tracepb.Span_SPAN_KIND_INTERNAL || s.Flags&1 == 0 {
 			t.Errorf("span %q: trace %x kind %v flags %x", s.Name, s.TraceId, s.Kind, s.Flags)
 		}
 	}
-	if root.Name != "AllReduce dp" || len(root.ParentSpanId) != 0 || !bytes.Equal(rank.ParentSpanId, root.SpanId) ||
+	if rank.Name != "rank 3 (node-1) AllReduce" || !bytes.Equal(rank.ParentSpanId, root[:]) ||
 		!bytes.Equal(rank.SpanId, id[:]) || !bytes.Equal(wait.ParentSpanId, id[:]) || !bytes.Equal(transfer.ParentSpanId, id[:]) {
 		t.Error("the spans are no tree")
 	}
@@ -92,7 +96,7 @@ func TestExampleSpan(t *testing.T) {
 	for _, x := range []struct {
 		s          *tracepb.Span
 		start, end uint64
-	}{{root, zero + 1000, zero + 2_001_000}, {rank, zero + 1000, zero + 2_001_000}, {wait, zero + 1000, zero + 501_000}, {transfer, zero + 501_000, zero + 2_001_000}} {
+	}{{rank, zero + 1000, zero + 2_001_000}, {wait, zero + 1000, zero + 501_000}, {transfer, zero + 501_000, zero + 2_001_000}} {
 		if x.s.StartTimeUnixNano != x.start || x.s.EndTimeUnixNano != x.end {
 			t.Errorf("%s: %d–%d, want %d–%d", x.s.Name, x.s.StartTimeUnixNano, x.s.EndTimeUnixNano, x.start, x.end)
 		}
@@ -102,6 +106,8 @@ func TestExampleSpan(t *testing.T) {
 		names.AttrRank: int64(0), names.AttrWorldRank: int64(3), names.AttrAttempt: int64(2), names.AttrSequence: int64(41),
 		names.AttrBytes: int64(1 << 20), names.AttrDType: "bfloat16", names.AttrOp: "avg", names.AttrAlgo: "ring", names.AttrProto: "simple",
 		names.AttrChannels: int64(4), names.AttrResult: "peer_lost", names.AttrQueueTime: 1e-7,
+		names.AttrClock: "gpu", names.AttrClockScale: "job", names.AttrClockError: 42e-6, names.AttrClockCorrection: -0.05, names.AttrStampError: 2e-6,
+		names.AttrReplay: true, "k8s.pod.name": "trainer-3",
 	}
 	if diff := cmp.Diff(want, attrs(rank.Attributes)); diff != "" {
 		t.Errorf("attributes -want +got:\n%s", diff)
@@ -109,23 +115,56 @@ func TestExampleSpan(t *testing.T) {
 	if rank.Status.GetCode() != tracepb.Status_STATUS_CODE_ERROR || rank.Status.GetMessage() != "peer_lost" {
 		t.Errorf("status %v", rank.Status)
 	}
-	if len(rank.Events) != 1 || rank.DroppedEventsCount != 1 || rank.Events[0].TimeUnixNano != zero+1_501_000 {
+	if len(rank.Events) != 2 || rank.DroppedEventsCount != 1 || rank.Events[0].TimeUnixNano != zero+1_501_000 {
 		t.Fatalf("events %v and %d dropped", rank.Events, rank.DroppedEventsCount)
+	}
+	if diff := cmp.Diff(map[string]any{names.AttrPeer: int64(6)}, attrs(wait.Attributes)); diff != "" {
+		t.Errorf("wait -want +got:\n%s", diff)
+	}
+	who := map[string]any{
+		names.AttrTransport: "rdma", names.AttrConnection: "mlx5_0/1->mlx5_2/1", names.AttrChannel: int64(1),
+		names.AttrQueuePair: int64(0x11c), names.AttrPeerQueuePair: int64(0x20), names.AttrAddress: "fe80::1",
 	}
 	want = map[string]any{
 		names.AttrCause: "network", names.AttrPeer: int64(1), names.AttrBandwidth: float64(1<<20) / 1e-3,
 		names.AttrBytes: int64(1 << 20), names.AttrWRs: int64(8), names.AttrBacklog: int64(16),
 	}
+	maps.Copy(want, who)
 	if diff := cmp.Diff(want, attrs(rank.Events[0].Attributes)); diff != "" {
 		t.Errorf("window -want +got:\n%s", diff)
+	}
+	want = map[string]any{names.AttrLinkState: "switched", names.AttrPeer: int64(1)}
+	maps.Copy(want, who)
+	if diff := cmp.Diff(want, attrs(rank.Events[1].Attributes)); diff != "" || rank.Events[1].TimeUnixNano != zero+700_000 {
+		t.Errorf("link at %d, -want +got:\n%s", rank.Events[1].TimeUnixNano-zero, diff)
+	}
+}
+
+// The root covers what its own times say, and whatever ends after it was sent is linked to it and no child.
+func TestRoot(t *testing.T) {
+	o, _ := example()
+	o.track = newTrack(&collector.Collective{Job: "llama", Comm: "dp", CommID: 0xabc, Rank: -1, World: -1, Size: 8, Node: "node-1"}, o.track.resource)
+	o.nwindows, o.nlinks, o.ranks, o.result, o.realOffset = 0, 0, 8, record.ResultOK, 0
+	request, n := encodeRequest(o, nil)
+	root := decode(t, request).ResourceSpans[0].ScopeSpans[0].Spans[0]
+	if n != 1 || root.Name != "AllReduce dp" || len(root.ParentSpanId) != 0 || root.StartTimeUnixNano != 1000 || root.EndTimeUnixNano != 2_001_000 || attrs(root.Attributes)[names.AttrTracedRanks] != int64(8) {
+		t.Errorf("%d spans, root %v", n, root)
+	}
+	o, _ = example()
+	o.late, o.nwindows, o.nlinks = true, 0, 0
+	request, _ = encodeRequest(o, nil)
+	late := decode(t, request).ResourceSpans[0].ScopeSpans[0].Spans[0]
+	if len(late.ParentSpanId) != 0 || len(late.Links) != 1 || !bytes.Equal(late.Links[0].SpanId, root.SpanId) || !bytes.Equal(late.Links[0].TraceId, root.TraceId) {
+		t.Errorf("late span %v", late)
 	}
 }
 
 func TestOpenSnapshotHasItsOwnSpan(t *testing.T) {
 	o, _ := example()
 	o.ended, o.wait, o.transfer, o.nwindows, o.result = 0, 0, 0, 0, record.ResultOK
-	now := o.realOffset + 5_000_000_000
-	request, _ := encodeRequest(o, nil, now)
+	o.seen = 5_000_000_000
+	now := o.realOffset + o.seen
+	request, _ := encodeRequest(o, nil)
 	spans := decode(t, request).ResourceSpans[0].ScopeSpans[0].Spans
 	final := collector.SpanID(collector.TraceID("llama", 0xabc, record.AllReduce, 41), 0)
 	last := spans[len(spans)-1]
@@ -143,10 +182,10 @@ func TestOpenSnapshotHasItsOwnSpan(t *testing.T) {
 func TestAllRanksMeetInOneTrace(t *testing.T) {
 	ids := map[string]int{}
 	parents := map[string]bool{}
-	for rank := range int32(8) {
+	for rank := int32(-1); rank < 8; rank++ {
 		o, _ := example()
 		o.track = newTrack(&collector.Collective{Job: "llama", Comm: "dp", CommID: 0xabc, Rank: rank, Size: 8}, o.track.resource)
-		request, _ := encodeRequest(o, nil, 0)
+		request, _ := encodeRequest(o, nil)
 		for _, s := range decode(t, request).ResourceSpans[0].ScopeSpans[0].Spans {
 			ids[hex.EncodeToString(s.TraceId)+hex.EncodeToString(s.SpanId)]++
 			parents[hex.EncodeToString(s.TraceId)+hex.EncodeToString(s.ParentSpanId)] = len(s.ParentSpanId) > 0
@@ -178,7 +217,9 @@ func operations() *rapid.Generator[*operation] {
 			root: rapid.Int32().Draw(t, "root"), channels: rapid.Uint16().Draw(t, "channels"), nwindows: rapid.Uint8().Draw(t, "windows"),
 			kind: record.CollKind(rapid.Uint8().Draw(t, "kind")), dtype: record.DType(rapid.Uint8().Draw(t, "dtype")), op: record.RedOp(rapid.Uint8().Draw(t, "op")),
 			algo: record.Algo(rapid.Uint8().Draw(t, "algo")), proto: record.Proto(rapid.Uint8().Draw(t, "proto")), result: record.Result(rapid.Uint8().Draw(t, "result")),
-			rootless: rapid.Bool().Draw(t, "rootless"),
+			late: rapid.Bool().Draw(t, "late"), jobClock: rapid.Bool().Draw(t, "job clock"), replay: rapid.Bool().Draw(t, "replay"), clock: record.Clock(rapid.Uint8().Draw(t, "clock")),
+			mapErr: stamp.Draw(t, "map error"), correction: stamp.Draw(t, "correction"), clockErr: stamp.Draw(t, "clock error"), seen: stamp.Draw(t, "seen"),
+			waitedFor: rapid.Int32().Draw(t, "waited for"), ranks: rapid.Int32().Draw(t, "ranks"), nlinks: rapid.Uint8().Draw(t, "links"),
 		}
 	})
 }
@@ -192,7 +233,16 @@ func TestWhateverIsEncodedIsValid(t *testing.T) {
 				First: rapid.Int64().Draw(t, "first"), Last: rapid.Int64().Draw(t, "last"), Cause: record.Cause(rapid.Uint8().Draw(t, "cause")),
 			}
 		}), 0, collector.MaxWindows).Draw(t, "windows")
-		request, n := encodeRequest(o, windows, rapid.Int64().Draw(t, "now"))
+		links := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) collector.LinkEvent {
+			return collector.LinkEvent{
+				Peer: rapid.Int32().Draw(t, "peer"), State: record.LinkState(rapid.Uint8().Draw(t, "state")), At: rapid.Int64().Draw(t, "at"),
+				Conn: rapid.OneOf(rapid.Just[*collector.Conn](nil), rapid.Custom(func(t *rapid.T) *collector.Conn {
+					return &collector.Conn{Transport: record.Transport(rapid.Uint8().Draw(t, "transport")), Channel: rapid.Uint16().Draw(t, "channel"), QP: rapid.Uint64().Draw(t, "qp"),
+						PeerQP: rapid.Uint32().Draw(t, "peer qp"), Address: string(rapid.SliceOf(rapid.Byte()).Draw(t, "address")), Name: string(rapid.SliceOf(rapid.Byte()).Draw(t, "name"))}
+				})).Draw(t, "conn"),
+			}
+		}), 0, collector.MaxLinks).Draw(t, "links")
+		request, n := encodeRequest(o, windows, links...)
 		spans := decode(t, request).ResourceSpans[0].ScopeSpans[0].Spans
 		if len(spans) != n || n != countSpans(o) || n > maxSpans {
 			t.Fatalf("%d spans, said %d, counted %d", len(spans), n, countSpans(o))
@@ -213,9 +263,9 @@ func FuzzNames(f *testing.F) {
 	f.Add("a\xffb", "\xc3", uint64(math.MaxUint64), int64(-1), int64(math.MaxInt64))
 	f.Add(strings.Repeat("é", 200), strings.Repeat("\x80", 300), uint64(0), int64(math.MinInt64), int64(1))
 	f.Fuzz(func(t *testing.T, job, comm string, seq uint64, started, ended int64) {
-		c := &collector.Collective{Job: job, Comm: comm, CommID: seq}
+		c := &collector.Collective{Job: job, Comm: comm, CommID: seq, Rank: -1}
 		o := &operation{track: newTrack(c, newJobResource(nil, job)), kind: record.Broadcast, seq: seq, started: started, ended: ended, wait: ended, root: int32(seq)}
-		request, _ := encodeRequest(o, nil, started)
+		request, _ := encodeRequest(o, nil)
 		r := decode(t, request).ResourceSpans[0]
 		span := r.ScopeSpans[0].Spans[0]
 		if name := strings.TrimPrefix(span.Name, "Broadcast "); !utf8.ValidString(name) || len(name) > maxName {
@@ -262,7 +312,7 @@ func BenchmarkSpan(b *testing.B) {
 		for b.Loop() {
 			var n int
 			o.seq++
-			buf, n = e.operation(buf[:0], o, nil, 0)
+			buf, n = e.operation(buf[:0], o, nil, nil)
 			spans += n
 		}
 		ours = float64(b.Elapsed().Nanoseconds()) / float64(spans)
@@ -270,7 +320,7 @@ func BenchmarkSpan(b *testing.B) {
 	})
 	b.Run("protobuf_structs", func(b *testing.B) {
 		var e encoder
-		spansBytes, n := e.operation(nil, o, nil, 0)
+		spansBytes, n := e.operation(nil, o, nil, nil)
 		r := decode(b, o.track.resource.appendRequest(nil, spansBytes))
 		spans := r.ResourceSpans[0].ScopeSpans[0].Spans
 		var buf []byte

@@ -17,7 +17,7 @@ import (
 // Options bounds a Tracer. The zero value means the defaults.
 type Options struct {
 	// Remember is how many collectives stay in memory for Retroactive, each
-	// about 120 bytes with its windows; default 32768.
+	// about 180 bytes with its windows; default 32768.
 	Remember int
 	// Queue is how many collectives may wait to be encoded; default 4096.
 	Queue int
@@ -49,7 +49,7 @@ const (
 	maxResources = 256
 )
 
-const maxSpans = 4 // of one operation: the root, the rank's, wait, transfer
+const maxSpans = 3 // of one operation: the rank's, wait, transfer
 
 // Tracer is the collector.Tracer that exports collectives over OTLP. Collective
 // and Retroactive belong to the agent's fold goroutine and never block on the
@@ -67,6 +67,9 @@ type Tracer struct {
 	next      uint64      // position
 	windows   []collector.Window
 	nextWin   uint64
+	links     []collector.LinkEvent // ring
+	nextLink  uint64
+	asked     asked
 	queue     []waiting // ring
 	head, len int
 	tracks    map[trackKey]*track
@@ -96,6 +99,7 @@ func New(c Config, o Options) (*Tracer, error) {
 	t.limit = rate.NewLimiter(rate.Limit(o.SpansPerSecond), max(2*o.SpansPerSecond, maxSpans))
 	t.memory = make([]operation, o.Remember)
 	t.windows = make([]collector.Window, max(o.Remember/2, collector.MaxWindows))
+	t.links = make([]collector.LinkEvent, max(o.Remember/8, collector.MaxLinks))
 	t.queue = make([]waiting, o.Queue)
 	t.tracks = map[trackKey]*track{}
 	t.resources = map[string]*jobResource{}
@@ -118,7 +122,7 @@ func (t *Tracer) Collective(c *collector.Collective) {
 		return
 	}
 	o, pos := t.remember(c)
-	if o.queued || o.ended == 0 || !c.Anomalous && !t.sampled(c) {
+	if o.queued || o.ended == 0 || !c.Anomalous && !o.late && !t.sampled(c) {
 		return
 	}
 	n := countSpans(o)
@@ -126,12 +130,11 @@ func (t *Tracer) Collective(c *collector.Collective) {
 		t.exporter.drop(names.DropOverLimit, n)
 		return
 	}
-	t.offer(pos)
+	c.Traced = t.offer(pos) && !o.late
 }
 
-// Retroactive exports what is remembered of one collective and returns how many
-// spans that is, those that had gone out before included.
-func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, seq uint64) int {
+// Retroactive implements collector.Tracer.
+func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, seq uint64, each func(collector.Traced)) int {
 	if t.exporter == nil {
 		return 0
 	}
@@ -143,14 +146,53 @@ func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, se
 	spans := 0
 	for pos := t.oldest(); pos < t.next; pos++ {
 		o := t.at(pos)
-		if o.seq != seq || o.kind != kind || o.track.id != commID || o.track.job != job || !o.timed() {
+		if o.seq != seq || o.kind != kind || o.track.id != commID || o.track.job != job || o.track.rank == rootRank || !o.timed() {
 			continue
 		}
-		if o.queued || t.offer(pos) {
+		if o.queued {
 			spans += countSpans(o)
+		} else if t.offer(pos) {
+			spans += countSpans(o)
+			if first, last := o.interval(); !o.late {
+				each(collector.Traced{Rank: o.track.rank, First: first, Last: last, Err: o.clockErr})
+			}
 		}
 	}
+	if spans > 0 {
+		t.asked.add(askedKey{job, commID, kind, seq})
+	}
 	return spans
+}
+
+// Held implements collector.Tracer.
+func (t *Tracer) Held(job string, commID uint64) (kind record.CollKind, seq uint64, ok bool) {
+	if t.exporter == nil {
+		return 0, 0, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for pos := t.next; pos > t.oldest(); pos-- {
+		if o := t.at(pos - 1); o.track.id == commID && o.track.job == job && o.track.rank != rootRank && o.timed() {
+			return o.kind, o.seq, true
+		}
+	}
+	return 0, 0, false
+}
+
+// Root implements collector.Tracer.
+func (t *Tracer) Root(c *collector.Collective, ranks int) {
+	if t.exporter == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := askedKey{c.Job, c.CommID, c.Kind, c.Seq}
+	if t.closed || t.asked.rooted(key) {
+		return
+	}
+	o, pos := t.remember(c)
+	o.ranks, o.late = int32(ranks), false
+	t.offer(pos)
 }
 
 // Shutdown exports what is queued, as far as ctx allows, and stops. What had to
@@ -197,7 +239,7 @@ func (t *Tracer) oldest() uint64 { return t.next - min(t.next, uint64(len(t.memo
 // the place of its snapshot, unless that has been exported.
 func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 	tr := t.track(c)
-	pos, rootless := t.next, false
+	pos := t.next
 	if snap := tr.open; snap > t.oldest() {
 		if o := t.at(snap - 1); o.track == tr && o.ended == 0 && o.kind == c.Kind && o.seq == c.Seq {
 			switch {
@@ -205,8 +247,6 @@ func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 				pos = snap - 1
 			case c.Ended == 0:
 				return o, snap - 1
-			default:
-				rootless = true
 			}
 		}
 	}
@@ -216,13 +256,21 @@ func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 	}
 	*o = operation{
 		track: tr, seq: c.Seq, bytes: c.Bytes, enqueued: c.Enqueued, started: c.Started, ended: c.Ended,
-		wait: c.Wait, transfer: c.Transfer, realOffset: c.RealOffset, windows: t.nextWin, root: c.Root, channels: c.Channels,
-		kind: c.Kind, dtype: c.DType, op: c.Op, algo: c.Algo, proto: c.Proto, result: c.Result, rootless: rootless,
+		wait: c.Wait, transfer: c.Transfer, realOffset: c.RealOffset, windows: t.nextWin, links: t.nextLink, root: c.Root, channels: c.Channels,
+		seen: c.SeenAt, mapErr: c.MapErr, correction: c.Correction, clockErr: c.ClockErr, waitedFor: c.WaitedFor,
+		jobClock: c.JobClock, replay: c.Replay, clock: c.Clock,
+		kind: c.Kind, dtype: c.DType, op: c.Op, algo: c.Algo, proto: c.Proto, result: c.Result,
+		late: t.asked.has(askedKey{c.Job, c.CommID, c.Kind, c.Seq}),
 	}
 	o.nwindows = uint8(max(0, min(c.NWindows, collector.MaxWindows)))
 	for i := range c.Windows[:o.nwindows] {
 		t.windows[t.nextWin%uint64(len(t.windows))] = c.Windows[i]
 		t.nextWin++
+	}
+	o.nlinks = uint8(max(0, min(c.NLinks, collector.MaxLinks)))
+	for i := range c.Links[:o.nlinks] {
+		t.links[t.nextLink%uint64(len(t.links))] = c.Links[i]
+		t.nextLink++
 	}
 	if o.ended == 0 {
 		tr.open = pos + 1
@@ -239,9 +287,18 @@ func (t *Tracer) windowsOf(dst []collector.Window, o *operation) []collector.Win
 	return dst
 }
 
+// linksOf is windowsOf for links.
+func (t *Tracer) linksOf(dst []collector.LinkEvent, o *operation) []collector.LinkEvent {
+	oldest := t.nextLink - min(t.nextLink, uint64(len(t.links)))
+	for p := max(o.links, oldest); p < o.links+uint64(o.nlinks); p++ {
+		dst = append(dst, t.links[p%uint64(len(t.links))])
+	}
+	return dst
+}
+
 func (t *Tracer) track(c *collector.Collective) *track {
 	tr := t.tracks[keyOf(c)]
-	if tr != nil && tr.comm == c.Comm && tr.job == c.Job {
+	if tr != nil && tr.comm == c.Comm && tr.job == c.Job && tr.node == c.Node && tr.workload == c.Workload {
 		return tr
 	}
 	if len(t.tracks) >= maxTracks {
@@ -280,7 +337,7 @@ func (t *Tracer) offer(pos uint64) bool {
 // take moves up to cap(b.operations) operations from the queue to b and
 // reports whether there are more. What memory has overwritten is dropped.
 func (t *Tracer) take(b *pending) (more bool) {
-	b.operations, b.windows = b.operations[:0], b.windows[:0]
+	b.operations, b.windows, b.links = b.operations[:0], b.windows[:0], b.links[:0]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.len > 0 && len(b.operations) < cap(b.operations) {
@@ -292,9 +349,10 @@ func (t *Tracer) take(b *pending) (more bool) {
 			continue
 		}
 		o := *t.at(w.pos)
-		from := len(b.windows)
-		b.windows = t.windowsOf(b.windows, &o)
-		b.operations = append(b.operations, taken{o, from, len(b.windows)})
+		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links)}
+		b.windows, b.links = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o)
+		x.toWindow, x.toLink = len(b.windows), len(b.links)
+		b.operations = append(b.operations, x)
 	}
 	return t.len > 0
 }

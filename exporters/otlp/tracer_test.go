@@ -187,8 +187,8 @@ func collective(seq uint64, anomalous bool) *collector.Collective {
 	}
 }
 
-// spansOf is how many spans collective makes: root, rank, wait, transfer.
-const spansOf = 4
+// spansOf is how many spans collective makes: rank, wait, transfer.
+const spansOf = 3
 
 // counts returns exported and dropped spans as /metrics has them.
 func counts(t testing.TB, tracer *otlp.Tracer) (exported float64, dropped map[string]float64) {
@@ -232,7 +232,7 @@ func TestExportOverEachTransport(t *testing.T) {
 			t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=blue%20team")
 			t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=trainer-0,service.name=overridden")
 			t.Setenv("OTEL_SERVICE_NAME", "trainers")
-			c, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+			c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "gpu-01")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -240,8 +240,8 @@ func TestExportOverEachTransport(t *testing.T) {
 			before := len(r.spans)
 			tracer.Collective(collective(1, true))
 			spans := r.await(t, spansOf)[before:]
-			if spans[1].Name != "AllReduce dp" || r.headers.Get("X-Tenant") != "blue team" {
-				t.Errorf("span %q, headers %v", spans[1].Name, r.headers)
+			if spans[0].Name != "rank 0 AllReduce" || r.headers.Get("X-Tenant") != "blue team" {
+				t.Errorf("span %q, headers %v", spans[0].Name, r.headers)
 			}
 			resource := map[string]string{}
 			for _, kv := range r.bundles[len(r.bundles)-1].Resource.Attributes {
@@ -291,13 +291,13 @@ func TestJobsOfOneNodeAreSeparateResources(t *testing.T) {
 
 func TestWithoutAnEndpointNothingHappens(t *testing.T) {
 	setenv(t, nil)
-	c, err := otlp.ConfigFromEnv("lockstep-agent", "")
+	c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "")
 	if err != nil || c.Enabled() {
 		t.Fatalf("enabled %v, %v", c.Enabled(), err)
 	}
 	tracer := newTracer(t, c, otlp.Options{})
 	tracer.Collective(collective(1, true))
-	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1); n != 0 || tracer.Enabled() {
+	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1, nil); n != 0 || tracer.Enabled() {
 		t.Errorf("found %d spans", n)
 	}
 	exported, dropped := counts(t, tracer)
@@ -353,7 +353,21 @@ func TestRetroactive(t *testing.T) {
 			tracer.Collective(c)
 		}
 	}
-	ask := func(job string, seq uint64) int { return tracer.Retroactive(job, 7, record.AllReduce, seq) }
+	told := 0
+	ask := func(job string, seq uint64) int {
+		return tracer.Retroactive(job, 7, record.AllReduce, seq, func(x collector.Traced) {
+			told++
+			if x.First != 1000 || x.Last != 3000 {
+				t.Errorf("told %+v", x)
+			}
+		})
+	}
+	if kind, seq, ok := tracer.Held("llama", 7); kind != record.AllReduce || seq != 100 || !ok {
+		t.Errorf("the newest one held is %v %d", kind, seq)
+	}
+	if _, _, ok := tracer.Held("llama", 8); ok {
+		t.Error("holds something of an unknown communicator")
+	}
 	if n := ask("llama", 50); n != 0 {
 		t.Errorf("found %d spans of a collective that memory has overwritten", n)
 	}
@@ -361,13 +375,13 @@ func TestRetroactive(t *testing.T) {
 		t.Errorf("found %d spans of another job's collective", n)
 	}
 	for range 2 { // asking again finds them again and sends nothing again
-		if n := ask("llama", 99); n != 2*spansOf-1 {
-			t.Errorf("found %d spans, want those of two ranks and the root", n)
+		if n := ask("llama", 99); n != 2*spansOf || told != 2 {
+			t.Errorf("found %d spans, and told of %d; want those of two ranks", n, told)
 		}
 	}
-	r.await(t, 2*spansOf-1)
+	r.await(t, 2*spansOf)
 	shutdown(t, tracer)
-	if len(r.spans) != 2*spansOf-1 {
+	if len(r.spans) != 2*spansOf {
 		t.Errorf("%d spans were sent", len(r.spans))
 	}
 	if n := ask("llama", 100); n != 0 {
@@ -382,12 +396,21 @@ func TestOpenCollectiveIsSentWhenNamedAndAgainWhenItEnds(t *testing.T) {
 	open.Ended, open.Wait, open.Transfer = 0, 0, 0
 	for range 3 { // an agent hands over its snapshot each time it is asked
 		tracer.Collective(open)
-		if n := tracer.Retroactive("llama", 7, record.AllReduce, 5); n != 2 {
-			t.Fatalf("found %d spans, want the root and the open one", n)
+		if n := tracer.Retroactive("llama", 7, record.AllReduce, 5, func(collector.Traced) {}); n != 1 {
+			t.Fatalf("found %d spans, want the open one", n)
 		}
 	}
-	tracer.Collective(collective(5, true))
+	root := collective(5, false)
+	root.Rank = -1
+	for range 2 {
+		tracer.Root(root, 2)
+	}
+	last := collective(5, false) // what ends later is exported too, sampled or not, and lies beyond the root
+	tracer.Collective(last)
 	spans := r.await(t, 2+3)
+	if last.Traced || len(spans[2].ParentSpanId) != 0 || len(spans[2].Links) != 1 {
+		t.Errorf("the late span %v", spans[2])
+	}
 	shutdown(t, tracer)
 	ids := map[string]int{}
 	for _, s := range spans {
@@ -406,7 +429,7 @@ func TestAbnormalWindowsBecomeEvents(t *testing.T) {
 	c.Windows[0] = collector.Window{Peer: 1, Bytes: 4096, First: 1000, Last: 2000, Cause: record.CauseNetwork}
 	c.Windows[1] = collector.Window{Peer: 1, Cause: record.CauseReceiverNotReady}
 	tracer.Collective(c)
-	events := r.await(t, spansOf)[1].Events
+	events := r.await(t, spansOf)[0].Events
 	if len(events) != 2 || events[0].Name != "window" || events[0].Attributes[0].Value.GetStringValue() != "network" {
 		t.Errorf("events %v", events)
 	}
@@ -538,7 +561,7 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 	web.StartTLS()
 	t.Cleanup(web.Close)
 	setenv(t, map[string]string{"ENDPOINT": web.URL, "CERTIFICATE": server.CAFile, "CLIENT_CERTIFICATE": client.CertFile, "CLIENT_KEY": client.KeyFile})
-	c, err := otlp.ConfigFromEnv("lockstep-agent", "gpu-01")
+	c, err := otlp.ConfigFromEnv("lockstep-agent", "1.2.3", "gpu-01")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -626,8 +649,74 @@ func TestACollectiveWithoutAnyTimeHasNoSpans(t *testing.T) {
 	c := collective(1, true)
 	c.Enqueued, c.Started, c.Ended = 0, 0, 0
 	tracer.Collective(c) // open, and never named
-	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1); n != 0 {
+	if n := tracer.Retroactive("llama", 7, record.AllReduce, 1, func(collector.Traced) {}); n != 0 {
 		t.Errorf("%d spans without a time", n)
+	}
+}
+
+// collected is what a control tracer counts: exported spans under "", dropped ones by reason.
+func collected(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(c)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			reason := ""
+			if len(m.Label) > 0 {
+				reason = m.Label[0].GetValue()
+			}
+			n[reason] += m.Counter.GetValue()
+		}
+	}
+	return n
+}
+
+// Whatever a backend that refuses, or is away at the end, costs of the control plane's spans is counted.
+func TestControlCountsWhatIsLost(t *testing.T) {
+	r := newReceiver()
+	r.answer = func(int) (*coltracepb.ExportTraceServiceResponse, error) {
+		return nil, status.Error(codes.InvalidArgument, "no")
+	}
+	tracer, err := otlp.NewControl(config(r.serveGRPC(t)), "lockstep/master")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const spans = 5000 // more than the queue holds
+	for range spans {
+		_, span := tracer.Start(context.Background(), "x")
+		span.End()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	if err := tracer.Shutdown(ctx); err != nil {
+		t.Error(err)
+	}
+	n := collected(t, tracer)
+	if n[""] != 0 || n[names.DropExportFailed] == 0 || sum(n) != spans {
+		t.Errorf("of %d spans counted %v", spans, n)
+	}
+}
+
+// A gRPC endpoint that is spoken to in HTTP, and the other way round: the error says what to change.
+func TestWrongProtocolSaysWhatToChange(t *testing.T) {
+	r := newReceiver()
+	web := httptest.NewServer(r)
+	t.Cleanup(web.Close)
+	for _, tt := range []struct {
+		c    otlp.Config
+		want string
+	}{
+		{otlp.Config{Endpoint: "http://" + r.serveGRPC(t) + "/v1/traces", Protocol: otlp.HTTP, Timeout: time.Second}, "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"},
+		{otlp.Config{Endpoint: web.Listener.Addr().String(), Protocol: otlp.GRPC, Timeout: time.Second}, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"},
+	} {
+		if err := otlp.Send(tt.c); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.c.Protocol, err, tt.want)
+		}
 	}
 }
 
@@ -636,11 +725,11 @@ func TestControlTracer(t *testing.T) {
 	setenv(t, map[string]string{"ENDPOINT": "http://" + r.serveGRPC(t), "PROTOCOL": "grpc"})
 	t.Setenv("OTEL_TRACES_SAMPLER", "traceidratio") // of collectives: what is rare is kept
 	t.Setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-	c, err := otlp.ConfigFromEnv("lockstep-master", "head-01")
+	c, err := otlp.ConfigFromEnv("lockstep-master", "1.2.3", "head-01")
 	if err != nil {
 		t.Fatal(err)
 	}
-	tracer, stop, err := otlp.ControlTracer(c, "lockstep/master")
+	tracer, err := otlp.NewControl(c, "lockstep/master")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -651,7 +740,7 @@ func TestControlTracer(t *testing.T) {
 	parent.End()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
-	if err := stop(ctx); err != nil {
+	if err := tracer.Shutdown(ctx); err != nil {
 		t.Error(err)
 	}
 	spans := r.await(t, 2)
@@ -660,7 +749,10 @@ func TestControlTracer(t *testing.T) {
 	if spans[1].Name != "incident" || hex.EncodeToString(link.TraceId) != hex.EncodeToString(shown[:]) || hex.EncodeToString(link.SpanId) != hex.EncodeToString(root[:]) {
 		t.Errorf("span %v", spans[1])
 	}
-	if off, stop, err := otlp.ControlTracer(otlp.Config{}, "x"); err != nil || stop(ctx) != nil {
+	if n := collected(t, tracer); n[""] != 2 || n[names.DropQueueFull] != 0 {
+		t.Errorf("counted %v", n)
+	}
+	if off, err := otlp.NewControl(otlp.Config{}, "x"); err != nil || off.Shutdown(ctx) != nil || collected(t, off)[""] != 0 {
 		t.Errorf("without an endpoint: %v", err)
 	} else if _, span := off.Start(ctx, "nothing"); span.IsRecording() {
 		t.Error("a span is recorded without an endpoint")

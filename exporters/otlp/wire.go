@@ -33,6 +33,7 @@ const (
 	tagAttribute     = 9<<3 | 2
 	tagEvent         = 11<<3 | 2
 	tagDroppedEvents = 12 << 3
+	tagLink          = 13<<3 | 2
 	tagStatus        = 15<<3 | 2
 	tagFlags         = 16<<3 | 5 // two bytes
 
@@ -53,6 +54,7 @@ const (
 
 	tagResourceAttribute = 1<<3 | 2 // Resource
 	tagScopeName         = 1<<3 | 2 // InstrumentationScope
+	tagScopeVersion      = 2<<3 | 2
 
 	kindInternal = 1
 	statusError  = 2

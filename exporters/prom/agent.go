@@ -78,10 +78,31 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		if s.NICs != nil {
 			sendNICs(p, s.NICs)
 		}
+		if s.Probes != nil {
+			sendProbes(p, s.Probes)
+		}
 	}
 	a.collectives.expire(present)
 	a.collectives.Collect(ch)
 	p.end()
+}
+
+func sendProbes(p *pass, s *collector.Probes) {
+	p.send(names.ProbesActive, boolean(s.Missing == ""), s.Missing)
+	if s.Missing != "" {
+		return
+	}
+	p.send(names.ProbesLibraries, float64(s.Libraries))
+	p.send(names.ProbesProcesses, float64(s.Processes))
+	p.send(names.ProbesRanks, float64(s.Watched))
+	p.send(names.ProbesUnidentified, float64(s.Unidentified))
+	p.send(names.ProbesCalls, float64(s.Calls), "collective")
+	p.send(names.ProbesCalls, float64(s.PointToPoint), "point_to_point")
+	p.send(names.ProbesUnrecorded, float64(s.SampledOut), "sampled")
+	p.send(names.ProbesUnrecorded, float64(s.RingFull), "ring_full")
+	p.send(names.ProbesUnrecorded, float64(s.Unplaced), "unplaced")
+	p.send(names.ProbesLost, float64(s.TableFull), "table_full")
+	p.send(names.ProbesLost, float64(s.Unread), "unread")
 }
 
 func sendJob(p *pass, j *collector.AgentJob) {

@@ -92,7 +92,7 @@ func (s *collectives) observe(c *collector.Collective) {
 	}
 	k.wait.Observe(seconds(c.Wait))
 	d := seconds(c.Ended - c.Started)
-	if !c.Anomalous || c.Ended < k.nextExemplar {
+	if !c.Anomalous || !c.Traced || c.Ended < k.nextExemplar { // an exemplar leads to a trace that is there
 		k.duration.Observe(d)
 		return
 	}

@@ -67,6 +67,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 		},
 		GPUs:   nodeGPUs(),
 		NICs:   nodeNICs(),
+		Probes: &collector.Probes{Libraries: 1, Processes: 8, Watched: 7, Unidentified: 2, Calls: 12345, PointToPoint: 678, SampledOut: 5, RingFull: 4, Unplaced: 3, TableFull: 2, Unread: 1},
 		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3}},
 	}
 }
@@ -359,7 +360,7 @@ func TestExemplarsOnlyOnAnomaliesAndRateBounded(t *testing.T) {
 	}
 	for seq := uint64(2); seq < 10; seq++ { // within one millisecond of each other
 		c := allReduce(seq, 50*time.Millisecond+time.Duration(seq))
-		c.Anomalous = true
+		c.Anomalous, c.Traced = true, true
 		a.Collective(c)
 	}
 	trace := collector.TraceID("llama", 7, record.AllReduce, 2)

@@ -183,7 +183,7 @@ static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event
 	}
 	SET(&o->algo, algo_of(e->u.coll.algo)), SET(&o->proto, proto_of(e->u.coll.proto));
 	if (c->version >= 7 && e->u.coll.symmetric)
-		SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_SYMMETRIC);
+		SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_SYM);
 	SET(&o->channels, (uint16_t)e->u.coll.channels);
 	place(c, o, plan);
 	return make_handle(H_COLL, c, gen, seq);

@@ -43,6 +43,7 @@
 #define LOCKSTEP_DEFAULT_COMM_SLOTS 256
 #define LOCKSTEP_DEFAULT_CONN_SLOTS 1024
 #define LOCKSTEP_DEFAULT_RING_SLOTS 16384
+#define LOCKSTEP_MARKS_RING_SLOTS 1024
 #define LOCKSTEP_FLAG_BEGIN 1 /* KindMark: the span opens */
 #define LOCKSTEP_FLAG_IN_PLACE 2 /* KindEnqueue, KindWhole */
 #define LOCKSTEP_FLAG_ANOMALY 4 /* KindWindow: the window is outside the normal */
@@ -133,13 +134,18 @@ enum lockstep_algo {
 	LOCKSTEP_ALGO_DOUBLING = 3, /* recursive doubling / halving-doubling */
 	LOCKSTEP_ALGO_TREE = 4,
 	LOCKSTEP_ALGO_HIERARCHICAL = 5,
-	LOCKSTEP_ALGO_COPY_ENGINE = 6,
-	LOCKSTEP_ALGO_NVLS = 7, /* these are NCCL's */
-	LOCKSTEP_ALGO_NVLS_TREE = 8,
-	LOCKSTEP_ALGO_COLL_NET = 9,
-	LOCKSTEP_ALGO_COLL_NET_CHAIN = 10,
-	LOCKSTEP_ALGO_PAT = 11,
-	LOCKSTEP_ALGO_SYMMETRIC = 12, /* kernels over symmetric memory */
+	LOCKSTEP_ALGO_COPY_ENGINE = 6, /* copy engines */
+	LOCKSTEP_ALGO_LL = 7, /* kernel, flags in the data, everyone to everyone at once */
+	LOCKSTEP_ALGO_LL2 = 8, /* the same in two stages: reduce-scatter, all-gather */
+	LOCKSTEP_ALGO_LL12 = 9, /* AlgoLL by lines that carry 12 bytes instead of 8 */
+	LOCKSTEP_ALGO_SYM = 10, /* kernel on symmetric windows, loads and stores */
+	LOCKSTEP_ALGO_BULK = 11, /* likewise, by the bulk copy engine of an SM (sm_90) */
+	LOCKSTEP_ALGO_PUSH_BULK = 12, /* kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90) */
+	LOCKSTEP_ALGO_NVLS = 13,
+	LOCKSTEP_ALGO_NVLS_TREE = 14,
+	LOCKSTEP_ALGO_COLL_NET = 15,
+	LOCKSTEP_ALGO_COLL_NET_CHAIN = 16,
+	LOCKSTEP_ALGO_PAT = 17,
 };
 
 enum lockstep_proto {
@@ -194,6 +200,7 @@ enum lockstep_mark {
 	LOCKSTEP_MARK_CHECKPOINT = 2,
 	LOCKSTEP_MARK_EVALUATION = 3,
 	LOCKSTEP_MARK_COMPILE = 4,
+	LOCKSTEP_MARK_DATA_LOADING = 5, /* explains, and does not excuse: a data loader that does not return is a fault */
 };
 
 enum lockstep_source {
@@ -547,7 +554,7 @@ LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_run) == 32);
 struct lockstep_body_whole {
 	uint8_t coll;
 	uint8_t elem; /* dtype | op << 4 */
-	uint8_t path; /* algo | proto << 4 */
+	uint8_t path; /* algo & 15 | (proto & 3) << 4 | (algo & 16) << 2 | (proto & 4) << 5 */
 	uint8_t code;
 	int32_t root;
 	uint64_t bytes;
@@ -690,14 +697,15 @@ struct lockstep_writer {
 	char path[512];
 };
 
-/* What a process says of itself. Zero slots mean the defaults, dir NULL means
- * $LOCKSTEP_RUNTIME_DIR or /dev/shm/lockstep. */
+/* What a process says of itself. Zero slots mean the defaults, dir NULL means the
+ * user's runtime directory: $LOCKSTEP_RUNTIME_DIR, or else /dev/shm/lockstep-UID. */
 struct lockstep_options {
 	const char *dir, *job, *node;
 	int32_t rank, world_size, local_rank;
 	uint32_t attempt;
 	uint32_t comm_slots, conn_slots, ring_slots;
 	uint32_t source, source_version; /* enum lockstep_source */
+	int marks_only; /* a file of marks, with a small ring and no tables: see record.Options.MarksOnly */
 };
 
 /* CLOCK_MONOTONIC in ns, the clock of every time in a recorder. */
@@ -1068,6 +1076,57 @@ static inline uint32_t lockstep_slots(uint32_t n, uint32_t dflt, uint32_t max)
 	return n < max ? n : max;
 }
 
+/* lockstep_use_dir makes dir when it is missing, and refuses one in which another user
+ * could put or swap files, and a symbolic link. */
+static inline int lockstep_use_dir(const char *dir)
+{
+	struct stat st;
+	int fd, bad;
+
+	if (mkdir(dir, 0700) && errno != EEXIST)
+		return -1;
+	if ((fd = open(dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)) < 0)
+		return -1;
+	bad = fstat(fd, &st);
+	close(fd);
+	if (bad)
+		return -1;
+	if ((st.st_mode & S_ISVTX) && (!st.st_uid || st.st_uid == geteuid()))
+		return 0; /* as /dev/shm itself */
+	if (st.st_uid != geteuid() || (st.st_mode & 022)) {
+		errno = EPERM;
+		return -1;
+	}
+	return 0;
+}
+
+/* lockstep_find_dir writes the user's runtime directory into dir: as record.Dir does in
+ * Go, which says why. */
+static inline int lockstep_find_dir(const char *given, char *dir, size_t size)
+{
+	struct stat st;
+	const char *base = given ? given : getenv("LOCKSTEP_RUNTIME_DIR");
+	const char *form = "%s-%u";
+	int set = base && *base;
+
+	if (!set)
+		base = "/dev/shm/lockstep";
+	if (strlen(base) + 12 > size) {
+		errno = ENAMETOOLONG;
+		return -1;
+	}
+	if (!given && !stat(base, &st) && S_ISDIR(st.st_mode) && (st.st_mode & S_ISVTX) && (st.st_mode & 02) && (!st.st_uid || st.st_uid == geteuid())) {
+		form = "%s/%u"; /* root has made it for everybody */
+	} else if (set && !lockstep_use_dir(base)) {
+		snprintf(dir, size, "%s", base);
+		return 0;
+	}
+	if (given)
+		return -1;
+	snprintf(dir, size, form, base, (unsigned)geteuid());
+	return lockstep_use_dir(dir);
+}
+
 /*
  * Makes a recorder file <job>.<rank>.<pid>.rec, mode 0600. It appears under its
  * name only when its header is complete, and its memory is reserved first.
@@ -1077,12 +1136,9 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 {
 	char tmp[sizeof w->path], job[LOCKSTEP_NAME_SIZE] = "job";
 	struct lockstep_header h;
-	struct stat st;
 	int fd = -1, saved, n;
 	char *mem = (char *)MAP_FAILED;
-	const char *dir = o->dir ? o->dir : getenv("LOCKSTEP_RUNTIME_DIR");
-	if (!dir || !*dir)
-		dir = "/dev/shm/lockstep";
+	char dir[384];
 
 	memset(w, 0, sizeof *w);
 	memset(&h, 0, sizeof h);
@@ -1092,6 +1148,10 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	h.comm_slots = lockstep_slots(o->comm_slots, LOCKSTEP_DEFAULT_COMM_SLOTS, LOCKSTEP_MAX_COMM_SLOTS);
 	h.conn_slots = lockstep_slots(o->conn_slots, LOCKSTEP_DEFAULT_CONN_SLOTS, LOCKSTEP_MAX_CONN_SLOTS - 1);
 	uint32_t want = lockstep_slots(o->ring_slots, LOCKSTEP_DEFAULT_RING_SLOTS, LOCKSTEP_MAX_RING_SLOTS);
+	if (o->marks_only) {
+		h.comm_slots = h.conn_slots = 0;
+		want = LOCKSTEP_MARKS_RING_SLOTS;
+	}
 	for (h.ring_slots = 1; h.ring_slots < want;)
 		h.ring_slots *= 2;
 	uint64_t comms = LOCKSTEP_HEADER_SIZE;
@@ -1110,14 +1170,8 @@ static inline int lockstep_create(struct lockstep_writer *w, const struct lockst
 	if (lockstep_start_time(&h.start_time) || lockstep_boot_id(h.boot_id))
 		return -1;
 
-	if (mkdir(dir, 0700) && errno != EEXIST)
+	if (lockstep_find_dir(o->dir, dir, sizeof dir))
 		return -1;
-	if (stat(dir, &st))
-		return -1;
-	if ((st.st_mode & 022) && !(st.st_mode & S_ISVTX)) { /* others could swap files in it */
-		errno = EPERM;
-		return -1;
-	}
 	if (h.job[0])
 		memcpy(job, h.job, sizeof job);
 	for (char *p = job; *p; p++)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -75,7 +74,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 // through a pipe to the terminal too when there is one. The pipe is ours, not
 // exec's: a grandchild that keeps it open must not delay the news of an exit.
 func (s *Supervisor) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*child, error) {
-	log, err := os.OpenFile(filepath.Join(s.o.Dir, fmt.Sprintf("rank%d.attempt%d.log", rank, a.n)), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	log, err := s.create(fmt.Sprintf(logName, rank, a.n))
 	if err != nil {
 		return nil, fmt.Errorf("log file: %w", err)
 	}
@@ -107,6 +106,11 @@ func (s *Supervisor) startRank(a *attempt, rank int, node string, cmd *exec.Cmd)
 		s.terminal.copy(file, rank, read)
 	})
 	return c, nil
+}
+
+// create makes a log file.
+func (s *Supervisor) create(name string) (*os.File, error) {
+	return os.OpenFile(s.dir.Join(name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 }
 
 // exited is called when a rank's process has been reaped. The word of it goes out before
@@ -164,11 +168,11 @@ func (s *Supervisor) hook(ctx context.Context, attempt int) error {
 	if len(s.o.OnRestart) == 0 {
 		return nil
 	}
-	out := filepath.Join(s.o.Dir, fmt.Sprintf("restart-hook.attempt%d.log", attempt))
+	name := fmt.Sprintf("restart-hook.attempt%d.log", attempt)
 	fail := func(err error) error {
-		return fmt.Errorf("run: restart hook before attempt %d: %w (its output is in %s)", attempt, err, out)
+		return fmt.Errorf("run: restart hook before attempt %d: %w (its output is in %s)", attempt, err, s.dir.Join(name))
 	}
-	f, err := os.OpenFile(out, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	f, err := s.create(name)
 	if err != nil {
 		return fail(err)
 	}

@@ -410,12 +410,51 @@ func TestAttemptsAreNeverNumberedAgain(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dir, "rank1.attempt1.log")); err != nil || !strings.HasPrefix(string(b), "rank 1 of 4 attempt 1 ") {
 		t.Errorf("log of the former supervisor's last attempt: %q, %v", b, err)
 	}
-	// A number that cannot be read does not keep the job from running.
-	if err := os.WriteFile(filepath.Join(dir, "attempt"), nil, 0o600); err != nil {
+	// A number that cannot be read does not keep the job from running, nor from counting on.
+	next := 3
+	for _, torn := range []string{"", "\x00\x00", "-4\n", "999999999999999999999999", "4294967295\n", strings.Repeat("7", 5000)} {
+		if err := os.WriteFile(filepath.Join(dir, "attempt"), []byte(torn), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j := begin(t, "ok", at)
+		if e := j.wait("started"); e.Attempt != next {
+			t.Errorf("attempt %d begins behind a file of %.20q, want %d", e.Attempt, torn, next)
+		}
+		if err := j.end(); err != nil {
+			t.Error(err)
+		}
+		next++
+	}
+}
+
+// TestForeignStateDirectory: nothing is written, and nothing run, in a directory that another
+// user owns, or leads elsewhere.
+func TestForeignStateDirectory(t *testing.T) {
+	base := t.TempDir()
+	target := filepath.Join(base, "target")
+	link := filepath.Join(base, "link")
+	if err := errors.Join(os.Mkdir(target, 0o700), os.Symlink(target, link)); err != nil {
 		t.Fatal(err)
 	}
-	if err := begin(t, "ok", at).end(); err != nil {
-		t.Error(err)
+	dirs := map[string]string{link: "is a symbolic link"}
+	if os.Geteuid() == 0 {
+		foreign, above := filepath.Join(base, "foreign"), filepath.Join(base, "above")
+		if err := errors.Join(os.Mkdir(foreign, 0o700), os.Mkdir(above, 0o755), os.Chown(foreign, 54321, 54321), os.Chown(above, 54321, 54321)); err != nil {
+			t.Fatal(err)
+		}
+		dirs[foreign], dirs[filepath.Join(above, "job")] = "is user 54321's", "is user 54321's"
+	}
+	for dir, want := range dirs {
+		s, err := New(options(dir, "ok"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: %v, want %q", dir, err, want)
+		}
+		if names, _ := os.ReadDir(dir); len(names) > 0 {
+			t.Errorf("%s: %v was made", dir, names)
+		}
 	}
 }
 
@@ -484,7 +523,11 @@ func TestOthersCannotReachTheSocket(t *testing.T) {
 	if err := os.Mkdir(loose, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(options(loose, "ok")); err == nil || !strings.Contains(err.Error(), "chmod 700") {
+	s, err := New(options(loose, "ok"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "chmod 700") {
 		t.Errorf("a directory that others may enter: %v", err)
 	}
 }

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // Options of a Supervisor.
@@ -87,6 +89,8 @@ type Supervisor struct {
 	requests chan request
 	terminal *terminal // nil: the ranks' output goes to their logs alone
 
+	dir *statedir.Dir // while Run runs
+
 	// Run's goroutine alone uses these.
 	slots   []int                   // rank → slot
 	actions map[string]RestartReply // by action id, to answer repeats; kept for the job's life
@@ -120,10 +124,10 @@ type exit struct {
 // maxName bounds a job's name, as the flight recorder does.
 const maxName = 63
 
-// New checks the options and makes the state directory.
+// New checks the options. Run makes the state directory.
 func New(o Options) (*Supervisor, error) {
 	switch {
-	case o.Job == "" || len(o.Job) > maxName || strings.ContainsAny(o.Job, "/\x00"):
+	case o.Job == "" || o.Job == "." || o.Job == ".." || len(o.Job) > maxName || strings.ContainsAny(o.Job, "/\x00"):
 		return nil, fmt.Errorf("run: job %q: a job needs a name of 1 to %d bytes, without a slash", o.Job, maxName)
 	case len(o.Command) == 0:
 		return nil, errors.New("run: no command; write it after --, as in `lockstep run --ranks 8 -- python train.py`")
@@ -144,16 +148,6 @@ func New(o Options) (*Supervisor, error) {
 		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
 	o.Dir = dir
-	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("run: state directory: %w", err)
-	}
-	fi, err := os.Stat(o.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("run: state directory: %w", err)
-	}
-	if m := fi.Mode().Perm(); m&0o077 != 0 {
-		return nil, fmt.Errorf("run: state directory %s holds a secret and the control socket, and others may enter it (mode %v): chmod 700 it", o.Dir, m)
-	}
 	s := &Supervisor{o: o, requests: make(chan request), actions: map[string]RestartReply{}}
 	if o.Output != nil {
 		s.terminal = &terminal{w: o.Output}
@@ -184,13 +178,17 @@ func (s *Supervisor) Status() Status {
 // status 0, and an error when ctx ended or the job failed for good. No process
 // of the job is left behind, save one that SIGKILL cannot end.
 func (s *Supervisor) Run(ctx context.Context) (err error) {
-	unlock, err := s.lock()
-	if err != nil {
-		return err
+	// A second supervisor would take over the control socket and the secret of the first.
+	if s.dir, err = statedir.OpenPrivate(s.o.Dir); err != nil {
+		hint := ""
+		if errors.Is(err, statedir.ErrLocked) {
+			hint = " (is this job running already? else give it another --job or --dir)"
+		}
+		return fmt.Errorf("run: %w%s", err, hint)
 	}
-	defer unlock()
-	secret := filepath.Join(s.o.Dir, "secret")
-	if err := writeSecret(secret); err != nil {
+	defer s.dir.Close()
+	secret := s.dir.Join("secret")
+	if err := s.writeSecret(); err != nil {
 		return err
 	}
 	defer os.Remove(secret)
@@ -371,27 +369,11 @@ func (s *Supervisor) event(e Event) {
 	}
 }
 
-// lock keeps a second supervisor from the state directory: it would take over
-// the control socket and the secret of the first. The kernel drops the lock
-// with the process, however it ends.
-func (s *Supervisor) lock() (unlock func(), err error) {
-	path := filepath.Join(s.o.Dir, "lock")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("run: state directory: %w", err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("run: lock %s: %w (is this job running already? else give it another --job or --dir)", path, err)
-	}
-	return func() { f.Close() }, nil
-}
-
 // nextAttempt is one above the last attempt that this directory has seen, also
 // under a former supervisor: a decision about that one must not end this one, its
 // logs are there still, and whoever has heard of it takes a lower number for the past.
 func (s *Supervisor) nextAttempt() int {
-	b, err := os.ReadFile(s.attemptFile())
+	b, err := s.dir.ReadFile(attemptFile, 64)
 	if errors.Is(err, os.ErrNotExist) {
 		return 0
 	}
@@ -399,32 +381,47 @@ func (s *Supervisor) nextAttempt() int {
 	if err == nil {
 		last, err = strconv.Atoi(strings.TrimSpace(string(b)))
 	}
-	if err != nil || last < 0 {
-		s.o.Logger.Error("the number of the last attempt cannot be read, counting from 0", "job", s.o.Job, "file", s.attemptFile(), "err", err)
-		return 0
+	if err == nil && (last < 0 || last > maxAttempt) {
+		err = fmt.Errorf("%d is out of range", last)
+	}
+	if err != nil {
+		last = s.lastLogged()
+		s.o.Logger.Error("the number of the last attempt cannot be read: going on from the last one that has a log; if that is too low, stop this, and write the number into the file",
+			"job", s.o.Job, "file", s.dir.Join(attemptFile), "err", err, "attempt", last+1)
 	}
 	return last + 1
 }
 
+// lastLogged is the last attempt of which there is a log, -1 for none.
+func (s *Supervisor) lastLogged() int {
+	last := -1
+	logs, _ := filepath.Glob(s.dir.Join("rank*.attempt*.log")) // the pattern is well-formed
+	for _, path := range logs {
+		var rank, n int
+		if _, err := fmt.Sscanf(filepath.Base(path), logName, &rank, &n); err == nil && n <= maxAttempt {
+			last = max(last, n)
+		}
+	}
+	return last
+}
+
 // keepAttempt writes down which attempt begins. The job matters more than its number.
 func (s *Supervisor) keepAttempt(n int) {
-	next := s.attemptFile() + ".new"
-	err := os.WriteFile(next, []byte(strconv.Itoa(n)+"\n"), 0o600)
-	if err == nil {
-		err = os.Rename(next, s.attemptFile())
-	}
-	if err != nil {
+	if err := s.dir.Replace(attemptFile, []byte(strconv.Itoa(n)+"\n")); err != nil {
 		s.o.Logger.Error("cannot write down the number of this attempt", "job", s.o.Job, "attempt", n, "err", err)
 	}
 }
 
-func (s *Supervisor) attemptFile() string { return filepath.Join(s.o.Dir, "attempt") }
+const (
+	attemptFile = "attempt"
+	logName     = "rank%d.attempt%d.log"
+	maxAttempt  = 1 << 20 // what is above was never counted
+)
 
-func writeSecret(path string) error {
+func (s *Supervisor) writeSecret() error {
 	b := make([]byte, 32)
 	rand.Read(b)
-	_ = os.Remove(path) // of a supervisor that was killed
-	if err := os.WriteFile(path, []byte(hex.EncodeToString(b)+"\n"), 0o600); err != nil {
+	if err := s.dir.Replace("secret", []byte(hex.EncodeToString(b)+"\n")); err != nil {
 		return fmt.Errorf("run: secret: %w", err)
 	}
 	return nil

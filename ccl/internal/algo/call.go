@@ -169,7 +169,7 @@ func init() {
 
 // alone is any collective of a single rank: at most a copy.
 func (b *builder) alone() {
-	if b.call.Coll != record.Barrier {
+	if b.call.Coll.HasData() {
 		b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, 0}, b.call.bytes())
 	}
 }

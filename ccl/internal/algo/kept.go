@@ -3,8 +3,6 @@ package algo
 import (
 	"cmp"
 	"slices"
-
-	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // write is a step that changes the receive buffer.
@@ -47,13 +45,7 @@ func (b *builder) markKept() {
 // same byte's in the receive buffer: one is rank's share of the other where that has
 // every rank's.
 func (c *Call) shift(rank int) int {
-	switch c.Coll {
-	case record.AllGather, record.Gather:
-		return rank * c.bytes()
-	case record.ReduceScatter, record.Scatter:
-		return -rank * c.bytes()
-	}
-	return 0
+	return -c.Coll.Traits().InPlace(rank) * c.bytes()
 }
 
 // changed reports whether a write may come to s's bytes, at off of the receive buffer,

@@ -188,7 +188,7 @@ func (m *Model) exchange(c *Call, p *Place) estimate {
 func (m *Model) star(c *Call, p *Place) estimate {
 	intra, inter := p.peers()
 	reduced := 0.0
-	if c.Coll == record.Reduce {
+	if c.Coll.Reduces() {
 		reduced = float64(p.Size-1) * float64(c.bytes())
 	}
 	return m.rounds(p, 1, intra, inter, c.bytes(), reduced)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )
@@ -683,7 +684,7 @@ func FuzzServer(f *testing.F) {
 		done := make(chan struct{})
 		switch mode % 5 {
 		case 0, 1:
-			go func() { defer close(done); ln.serve(theirs) }()
+			go func() { defer close(done); ln.serve(accept.Bare(theirs)) }()
 			if mode%5 == 1 {
 				ours.SetDeadline(time.Now().Add(5 * time.Second))
 				if err := introduce(ours, secret, version, c.id.Token); err != nil {

@@ -12,6 +12,8 @@ import (
 	"net"
 	"os"
 	"strings"
+
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // ID names one communicator before it exists: where its rank 0 listens, and a
@@ -75,17 +77,17 @@ const SecretEnv = "LOCKSTEP_SECRET_FILE"
 const minSecret = 16
 
 // LoadSecret reads the file that SecretEnv names: the whole file, white space
-// at its ends trimmed, at least 16 bytes. Without the variable it returns nil.
+// at its ends trimmed, at least 16 bytes. One that others could have read is refused:
+// who knows it may join, and abort. Without the variable it returns nil.
 func LoadSecret() ([]byte, error) {
 	path := os.Getenv(SecretEnv)
 	if path == "" {
 		return nil, nil
 	}
-	b, err := os.ReadFile(path)
+	b, err := statedir.ReadSecret(path)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", SecretEnv, err)
 	}
-	b = []byte(strings.TrimSpace(string(b)))
 	if len(b) < minSecret {
 		return nil, fmt.Errorf("read %s: %s holds %d bytes, want at least %d of high entropy", SecretEnv, path, len(b), minSecret)
 	}
@@ -103,4 +105,13 @@ func prove(secret []byte, who string, version uint16, token [16]byte, client, se
 	m.Write(client[:])
 	m.Write(server[:])
 	return [sha256.Size]byte(m.Sum(nil))
+}
+
+// pass is the half of a client's nonce that only who knows the secret can make.
+func pass(secret []byte, token [16]byte, salt []byte) []byte {
+	m := hmac.New(sha256.New, secret)
+	io.WriteString(m, "pass\x00")
+	m.Write(token[:])
+	m.Write(salt)
+	return m.Sum(nil)[:nonceSize-saltSize]
 }

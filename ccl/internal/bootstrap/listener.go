@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,12 +14,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
 const (
 	handshakeTimeout = 5 * time.Second
-	maxHandshakes    = 256
 	// A connection on which a host is silent for longer is given up, and another one
 	// looked for (seek). A stopped process's kernel answers.
 	keepalive   = time.Second
@@ -32,14 +33,13 @@ const (
 type Listener struct {
 	ln     net.Listener
 	secret []byte
-	slots  chan struct{} // handshakes under way
-	wg     sync.WaitGroup
+	door   *accept.Door
 
 	mu     sync.Mutex
 	refs   int
 	routes map[[16]byte]*Control // hubs
 	kin    map[kin]*Control      // members
-	conns  map[net.Conn]struct{} // in their handshake
+	passes accept.Seen
 }
 
 // kin is a member of a communicator.
@@ -62,13 +62,10 @@ func Listen(addr string, secret []byte) (*Listener, error) {
 	}
 	l := &Listener{
 		ln: ln, secret: secret, refs: 1,
-		slots:  make(chan struct{}, maxHandshakes),
 		routes: make(map[[16]byte]*Control),
 		kin:    make(map[kin]*Control),
-		conns:  make(map[net.Conn]struct{}),
 	}
-	l.wg.Add(1)
-	go l.accept()
+	l.door = accept.New(ln, accept.Options{Serve: l.serve})
 	return l, nil
 }
 
@@ -83,17 +80,14 @@ func (l *Listener) Close() {
 	l.mu.Lock()
 	l.refs--
 	last := l.refs == 0
-	if last {
-		for c := range l.conns {
-			c.Close()
-		}
-	}
 	l.mu.Unlock()
 	if last {
-		l.ln.Close()
-		l.wg.Wait()
+		l.door.Close()
 	}
 }
+
+// Refused counts the connections that were.
+func (l *Listener) Refused() accept.Counts { return l.door.Counts() }
 
 func (l *Listener) hold() *Listener {
 	l.mu.Lock()
@@ -143,103 +137,104 @@ func (l *Listener) route(token [16]byte) *Control {
 	return l.routes[token]
 }
 
-func (l *Listener) accept() {
-	defer l.wg.Done()
-	for {
-		conn, err := l.ln.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			time.Sleep(10 * time.Millisecond) // out of descriptors: others may give some back
-			continue
-		}
-		l.slots <- struct{}{}
-		l.mu.Lock()
-		if l.refs == 0 {
-			conn.Close()
-		}
-		l.conns[conn] = struct{}{}
-		l.mu.Unlock()
-		l.wg.Go(func() {
-			l.serve(conn)
-			l.mu.Lock()
-			delete(l.conns, conn)
-			l.mu.Unlock()
-			<-l.slots
-		})
-	}
-}
-
-// serve takes one connection through its handshake and hands it over, or closes it.
-func (l *Listener) serve(conn net.Conn) {
-	conn.SetDeadline(time.Now().Add(handshakeTimeout))
-	token, theirs, err := greet(conn, l.secret, version)
+// serve takes one connection through its handshake and hands it over, or has it closed.
+func (l *Listener) serve(conn *accept.Conn) {
+	token, theirs, err := l.greet(conn)
 	c := l.route(token)
 	if err != nil {
-		if c != nil && token != ([16]byte{}) {
+		if errors.Is(err, ErrSecret) && c != nil {
 			c.reject(conn.RemoteAddr())
 		}
-		conn.Close()
 		return
 	}
 	t, f, err := readFrame(conn, maxHello)
 	switch {
-	case err == nil && t == frameResume:
-		c.comeback(conn, t, f)
-	case err == nil && t == frameProbe:
+	case err != nil:
+		conn.Refuse(accept.Silent) // a member that has stalled
+	case !conn.Keep(): // closed
+	case t == frameResume:
+		c.comeback(conn.Conn, t, f)
+	case t == frameProbe:
 		w, _ := decodeWanted(f)
-		l.member(token, w.rank).comeback(conn, t, f)
-	case err != nil || t != frameHello:
+		l.member(token, w.rank).comeback(conn.Conn, t, f)
+	case t != frameHello:
 		conn.Close()
 	case c == nil:
 		conn.Write(seal(frame(frameRetry)))
 		conn.Close()
 	default:
 		conn.SetDeadline(time.Time{})
-		c.arrive(conn, f, theirs)
+		c.arrive(conn.Conn, f, theirs)
 	}
 }
 
 // greet is the server's half of the handshake. It returns the token and version
 // that the client named; the token also when the client failed to prove itself.
-func greet(conn net.Conn, secret []byte, ours uint16) (token [16]byte, theirs uint16, err error) {
+func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err error) {
+	began := time.Now()
+	conn.SetDeadline(began.Add(accept.FirstTimeout))
 	var greeting [greetingSize]byte
-	if _, err := io.ReadFull(conn, greeting[:]); err != nil {
-		return token, 0, err
+	for _, part := range [][]byte{greeting[:len(magic)], greeting[len(magic):]} {
+		if n, err := io.ReadFull(conn, part); err != nil {
+			if n > 0 || !hungUp(err) { // who looks whether somebody listens is welcome to
+				conn.Refuse(accept.Silent)
+			}
+			return token, 0, err
+		}
+		if string(greeting[:len(magic)]) != magic {
+			conn.Refuse(accept.Garbage)
+			return token, 0, fmt.Errorf("%w: not a lockstep rank", ErrProtocol)
+		}
 	}
-	g := fields{b: greeting[:]}
-	if string(g.take(len(magic))) != magic {
-		return token, 0, fmt.Errorf("%w: not a lockstep rank", ErrProtocol)
-	}
+	g := fields{b: greeting[len(magic):]}
 	theirs = binary.LittleEndian.Uint16(g.take(2))
 	token = [16]byte(g.take(16))
 	client := [nonceSize]byte(g.take(nonceSize))
+	if hmac.Equal(client[saltSize:], pass(l.secret, token, client[:saltSize])) {
+		if l.fresh(client) {
+			conn.Known()
+		} else {
+			conn.Refuse(accept.Replayed) // as good as any stranger, and no better
+		}
+	}
+	conn.SetDeadline(began.Add(handshakeTimeout))
 	var server [nonceSize]byte
 	rand.Read(server[:])
-	proof := prove(secret, "server", ours, token, client, server)
+	proof := prove(l.secret, "server", version, token, client, server)
 	answer := append(make([]byte, 0, answerSize), magic...)
-	answer = binary.LittleEndian.AppendUint16(answer, ours)
+	answer = binary.LittleEndian.AppendUint16(answer, version)
 	answer = append(answer, server[:]...)
 	answer = append(answer, proof[:]...)
-	if _, err := conn.Write(answer); err != nil {
-		return token, theirs, err
+	var got [sha256.Size]byte
+	if _, err = conn.Write(answer); err == nil {
+		_, err = io.ReadFull(conn, got[:])
 	}
-	var got [32]byte
-	if _, err := io.ReadFull(conn, got[:]); err != nil {
-		return token, theirs, err
+	want := prove(l.secret, "client", theirs, token, client, server)
+	if err != nil || !hmac.Equal(got[:], want[:]) {
+		conn.Refuse(accept.Unproved)
+		return token, theirs, fmt.Errorf("%w: %v", ErrSecret, err)
 	}
-	want := prove(secret, "client", theirs, token, client, server)
-	if !hmac.Equal(got[:], want[:]) {
-		return token, theirs, ErrSecret
-	}
+	conn.Known()
 	return token, theirs, nil
+}
+
+// hungUp reports whether the other end has closed a connection.
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// fresh reports whether a client's nonce is new.
+func (l *Listener) fresh(nonce [nonceSize]byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.passes.Add(nonce)
 }
 
 // introduce is the client's half of the handshake.
 func introduce(conn net.Conn, secret []byte, ours uint16, token [16]byte) error {
 	var client [nonceSize]byte
-	rand.Read(client[:])
+	rand.Read(client[:saltSize])
+	copy(client[saltSize:], pass(secret, token, client[:saltSize]))
 	greeting := append(make([]byte, 0, greetingSize), magic...)
 	greeting = binary.LittleEndian.AppendUint16(greeting, ours)
 	greeting = append(greeting, token[:]...)

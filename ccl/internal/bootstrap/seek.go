@@ -30,6 +30,9 @@ const (
 	refusedFor  = 500 * time.Millisecond
 	strangers   = 5
 	strangerFor = time.Second
+	// A connection that ends before a word may have been pushed out by a flood: many have to.
+	shuts   = 12
+	shutFor = 3 * time.Second
 )
 
 // knocked is what came of an attempt to reach a peer's process.
@@ -41,6 +44,7 @@ const (
 	knockAlive                   // the process answered, and has the session
 	knockRefused                 // nothing listens there
 	knockStranger                // what listens there proves nothing
+	knockShut                    // what listens there hangs up at once
 	knockGone                    // a process of this job listens there, and knows no such session
 )
 
@@ -51,8 +55,8 @@ func (c *Control) seek(p *peer, cause error) {
 		heard = heard.Add(-userTimeout)
 	}
 	addr := c.members[p.rank].Addr
-	refused, strange := 0, 0
-	var refusedSince, strangeSince time.Time
+	refused, strange, shut := 0, 0, 0
+	var refusedSince, strangeSince, shutSince time.Time
 	ended := hostEnded(cause) // else a middlebox of the silent network may be who refuses
 	last := cause
 	for try, b := uint64(1), newBackoff(); ; try++ {
@@ -79,6 +83,9 @@ func (c *Control) seek(p *peer, cause error) {
 		if count(&strange, is == knockStranger); strange == 1 {
 			strangeSince = began
 		}
+		if count(&shut, is == knockShut); shut == 1 {
+			shutSince = began
+		}
 		reason := ""
 		switch {
 		case refused >= refusals && time.Since(refusedSince) >= refusedFor:
@@ -90,7 +97,7 @@ func (c *Control) seek(p *peer, cause error) {
 			reason = "its process has closed the communicator, or another has taken its place: " + err.Error()
 		case is == knockAnswered && !until.IsZero():
 			reason = "control connection: its process takes no more words"
-		case strange >= strangers && time.Since(strangeSince) >= strangerFor:
+		case strange >= strangers && time.Since(strangeSince) >= strangerFor, shut >= shuts && time.Since(shutSince) >= shutFor:
 			reason = fmt.Sprintf("something else listens at %s: %v", addr, err)
 		case is == knockSilent && time.Since(heard) >= c.bound():
 			reason = fmt.Sprintf("nothing has come from its host for %v, in which %d connections to %s failed, the last with: %v; before: %v",
@@ -211,9 +218,13 @@ func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) 
 	conn.SetDeadline(deadline)
 	t, f, err := c.ask(conn, p)
 	if err != nil {
-		soon := time.Since(connected) < handshakeTimeout/2
-		if soon && (errors.Is(err, ErrSecret) || errors.Is(err, ErrProtocol) || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
-			return knockStranger, err
+		if time.Since(connected) < handshakeTimeout/2 {
+			switch {
+			case errors.Is(err, ErrSecret), errors.Is(err, ErrProtocol):
+				return knockStranger, err
+			case hungUp(err), errors.Is(err, syscall.EPIPE):
+				return knockShut, err
+			}
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = fmt.Errorf("its host answers, its process does not: %w", err)

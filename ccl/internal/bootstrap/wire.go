@@ -13,8 +13,12 @@ import (
 //	client  proof("client"), then frames: hello
 //	server  frames: pending*, then roster, retry, or a failure
 //
-// or, for a session that has lost its connection, frames: resume, then resumed and what
-// the session still has to say; probe, then present; or absent.
+// Half of the client's nonce is its pass: it follows from the other half by the secret. It
+// proves little, since it may have been overheard, and so decides one thing: under a flood, who
+// shows a new one is not pushed out for strangers.
+//
+// For a session that has lost its connection, the client's frames are: resume, answered by resumed and
+// what the session still has to say; probe, answered by present; or either by absent.
 //
 // A frame is a 4-byte length, a type, and that type's fields. Integers are
 // little-endian, byte strings carry a 4-byte length.
@@ -23,6 +27,7 @@ const (
 	version = 2
 
 	nonceSize    = 32
+	saltSize     = 16 // of a client's nonce; the rest is its pass
 	greetingSize = len(magic) + 2 + 16 + nonceSize
 	answerSize   = len(magic) + 2 + nonceSize + 32
 

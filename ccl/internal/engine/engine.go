@@ -33,7 +33,7 @@ type Part struct {
 }
 
 // GroupSpace is the Space of Op.Parts[0].
-const GroupSpace = algo.Acc + 1
+const GroupSpace = algo.PartSpace
 
 // headerSize is the room a signature takes in the byte stream: what follows
 // stays aligned.
@@ -46,10 +46,16 @@ const (
 	stageNetwork = 16 << 10
 )
 
+// Mesh has the links.
+type Mesh interface {
+	// Link returns the link to a peer, connecting it on first use.
+	Link(peer int) (transport.Link, error)
+}
+
 // Engine runs one communicator's operations, one at a time. It is owned by
 // whoever holds the communicator; no method may run beside another.
 type Engine struct {
-	mesh  transport.Mesh
+	mesh  Mesh
 	links []transport.Link
 
 	op      Op
@@ -81,7 +87,7 @@ type lane struct {
 
 // New returns an engine for the rank whose links mesh has. size is the
 // communicator's.
-func New(mesh transport.Mesh, size int) *Engine {
+func New(mesh Mesh, size int) *Engine {
 	return &Engine{
 		mesh: mesh, links: make([]transport.Link, size),
 		lanes: make([]lane, 2, 2*size), stage: make([]byte, headerSize+stageNetwork),

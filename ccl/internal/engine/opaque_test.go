@@ -21,7 +21,6 @@ func (l *taker) TrySend(b []byte) (int, error)     { l.copied += len(b); return 
 func (l *taker) TrySendKept(b []byte) (int, error) { l.kept += len(b); return len(b), nil }
 
 type oneLink struct {
-	transport.Mesh
 	link *taker
 }
 

@@ -57,21 +57,18 @@ func (s *Signature) tag() uint32 {
 }
 
 func (s Signature) String() string {
-	var what string
-	switch s.Coll {
-	case record.Send, record.AlltoAllv:
+	if s.Coll.Traits().Varies() {
 		return fmt.Sprintf("%v of %d bytes (%v)", s.Coll, s.Count, s.DType)
-	case record.Barrier:
-		what = s.Coll.String()
-	case record.AllReduce, record.ReduceScatter, record.Reduce:
-		what = fmt.Sprintf("%v(%v × %d, %v", s.Coll, s.DType, s.Count, s.Op)
-	default:
-		what = fmt.Sprintf("%v(%v × %d", s.Coll, s.DType, s.Count)
 	}
-	if s.Root >= 0 && s.Coll != record.Barrier {
-		what += fmt.Sprintf(", root %d", s.Root)
-	}
-	if s.Coll != record.Barrier {
+	what := s.Coll.String()
+	if s.Coll.HasData() {
+		what += fmt.Sprintf("(%v × %d", s.DType, s.Count)
+		if s.Coll.Reduces() {
+			what += fmt.Sprintf(", %v", s.Op)
+		}
+		if s.Root >= 0 {
+			what += fmt.Sprintf(", root %d", s.Root)
+		}
 		what += ")"
 	}
 	return fmt.Sprintf("%s as collective %d", what, s.Seq)
@@ -96,7 +93,7 @@ func (e *MismatchError) Error() string {
 // messages differ by pair each carries its own; they travel by byte stream.
 func (op *Op) of(step *algo.Step) Signature {
 	s := op.Signature
-	if s.Coll != record.Send && s.Coll != record.AlltoAllv {
+	if !s.Coll.Traits().Varies() {
 		return s
 	}
 	s.Count = uint64(max(step.Len, step.Whole))

@@ -91,7 +91,7 @@ func (c *Comm) markAt(s Stream, flags uint32, word cuda.Ptr, count uint32) error
 // meets reports whether a collective's kernel is all there is of it, so that it begins
 // when the stream comes to it; and whether there is a kernel at all.
 func (c *Comm) meets(op *Op) (begins, met bool) {
-	if op.Coll == record.Barrier {
+	if !op.Coll.HasData() {
 		return true, true
 	}
 	if op.Stride > 0 {
@@ -99,7 +99,7 @@ func (c *Comm) meets(op *Op) (begins, met bool) {
 	}
 	bufs := c.buffers(op)
 	p := c.plan(op, &bufs, false)
-	return p.way.lines(), p.way != WayCopy
+	return lines(p.algo), p.algo != record.AlgoCopyEngine
 }
 
 // stamp has the next kernel stamp what is to be stamped, stamped no other one.

@@ -7,7 +7,7 @@ import (
 
 // plan is how one operation runs.
 type plan struct {
-	way    Way
+	algo   record.Algo
 	blocks int
 }
 
@@ -25,30 +25,33 @@ const (
 	symStep = 16 << 10
 )
 
-// has reports whether a collective can take a way at all.
-func (c *Comm) has(coll record.CollKind, w Way) bool {
-	switch w {
-	case WayLL, WayLL12, WaySym:
-		return true
-	case WayBulk:
-		return c.major >= 9
-	case WayPushBulk:
-		return coll == record.AllReduce && c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
-	case WayLL2:
-		return coll == record.AllReduce || coll == record.Broadcast && c.size > 2
-	case WayCopy:
-		return coll != record.Barrier
+// has reports whether a collective can take an algorithm at all.
+func (c *Comm) has(coll record.CollKind, a record.Algo) bool {
+	row := collectives[coll]
+	if a == record.AlgoCopyEngine {
+		return row.copies != nil
 	}
-	return false
+	if row.kernels[a] == "" {
+		return false
+	}
+	switch a {
+	case record.AlgoBulk:
+		return c.major >= 9
+	case record.AlgoPushBulk:
+		return c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
+	case record.AlgoLL2:
+		return coll.Traits().Root == record.RootNone || c.size > 2 // root has no part
+	}
+	return true
 }
 
-// capacity is the most bytes (as a step counts them) that a way's buffers hold with
-// so many blocks.
-func (c *Comm) capacity(coll record.CollKind, w Way, blocks int) uint64 {
-	switch w {
-	case WayLL, WayLL2:
-		return kernels.LLCapacity(coll, w == WayLL2, c.size, blocks)
-	case WayLL12:
+// capacity is the most bytes (as a step counts them) that an algorithm's buffers hold
+// with so many blocks.
+func (c *Comm) capacity(coll record.CollKind, a record.Algo, blocks int) uint64 {
+	switch a {
+	case record.AlgoLL, record.AlgoLL2:
+		return kernels.LLCapacity(coll, a == record.AlgoLL2, c.size, blocks)
+	case record.AlgoLL12:
 		return kernels.LL12Capacity(c.size, blocks)
 	}
 	return never
@@ -56,12 +59,12 @@ func (c *Comm) capacity(coll record.CollKind, w Way, blocks int) uint64 {
 
 // part is what one source has of bytes: all of them, or one rank's in a collective of
 // two stages.
-func (c *Comm) part(coll record.CollKind, w Way, bytes uint64) uint64 {
-	if w != WayLL2 {
+func (c *Comm) part(coll record.CollKind, a record.Algo, bytes uint64) uint64 {
+	if a != record.AlgoLL2 {
 		return bytes
 	}
 	n := uint64(c.size)
-	if coll != record.AllReduce {
+	if coll.Traits().Root != record.RootNone {
 		n-- // root has none
 	}
 	return (bytes + n - 1) / n
@@ -71,44 +74,44 @@ func (c *Comm) part(coll record.CollKind, w Way, bytes uint64) uint64 {
 // that peers need are in windows; fixed that the operation is being captured,
 // where the copy engines' flags, which the host counts, cannot be used.
 func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) plan {
-	p, most := plan{way: WaySym}, symBlocks
+	p, most := plan{algo: record.AlgoSym}, symBlocks
 	for _, t := range c.table.steps(coll, c.size) {
-		if bytes <= min(t.upTo, c.capacity(coll, t.way, llBlocks)) {
-			p.way, most = t.way, t.blocks
+		if bytes <= min(t.upTo, c.capacity(coll, t.algo, llBlocks)) {
+			p.algo, most = t.algo, t.blocks
 			break
 		}
 	}
-	if f := c.cfg.Force; f != WayAuto && c.has(coll, f) && bytes <= c.capacity(coll, f, llBlocks) {
-		p.way, most = f, symBlocks
-		if f.lines() {
+	if f := c.cfg.Force; f != record.AlgoNone && c.has(coll, f) && bytes <= c.capacity(coll, f, llBlocks) {
+		p.algo, most = f, symBlocks
+		if lines(f) {
 			most = llBlocks
 		}
-	} else if p.way == WayBulk {
-		if way, blocks := c.bandwidth(coll, bytes); way != WayBulk {
-			p.way, most = way, blocks
+	} else if p.algo == record.AlgoBulk {
+		if algo, blocks := c.bandwidth(coll, bytes); algo != record.AlgoBulk {
+			p.algo, most = algo, blocks
 		}
 	}
-	if p.way == WayCopy && (!direct || fixed) || p.way == WayPushBulk && !direct || !c.has(coll, p.way) {
-		p.way, most = c.bandwidth(coll, bytes)
+	if p.algo == record.AlgoCopyEngine && (!direct || fixed) || p.algo == record.AlgoPushBulk && !direct || !c.has(coll, p.algo) {
+		p.algo, most = c.bandwidth(coll, bytes)
 	}
-	switch p.way {
-	case WayLL, WayLL2:
-		p.blocks = blocksFor(c.part(coll, p.way, bytes), llStep, most)
-	case WayLL12:
-		p.blocks = blocksFor(c.part(coll, p.way, bytes), ll12Step, most)
-	case WayCopy:
-		if reduces(coll) {
+	switch p.algo {
+	case record.AlgoLL, record.AlgoLL2:
+		p.blocks = blocksFor(c.part(coll, p.algo, bytes), llStep, most)
+	case record.AlgoLL12:
+		p.blocks = blocksFor(c.part(coll, p.algo, bytes), ll12Step, most)
+	case record.AlgoCopyEngine:
+		if coll.Reduces() {
 			p.blocks = foldBlocks
 		}
 	default:
 		p.blocks = blocksFor(bytes, symStep, most)
 	}
-	if b := c.cfg.Blocks; b > 0 && p.way != WayCopy {
+	if b := c.cfg.Blocks; b > 0 && p.algo != record.AlgoCopyEngine {
 		p.blocks = min(b, llBlocks)
 	}
 	// Lines for all there is: a block's hold as much as a block's share of what all hold.
-	if p.way.lines() {
-		p.blocks = max(p.blocks, blocksFor(bytes, c.capacity(coll, p.way, 1), llBlocks))
+	if lines(p.algo) {
+		p.blocks = max(p.blocks, blocksFor(bytes, c.capacity(coll, p.algo, 1), llBlocks))
 	}
 	return p
 }
@@ -117,18 +120,14 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 // on how many blocks at most. The bulk copy engine beats loads and stores for
 // reductions, and is as quick on half the blocks for what only moves bytes (but not for
 // shares that make the buffers' alignments differ).
-func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (Way, int) {
+func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (record.Algo, int) {
 	switch bulk := c.major >= 9; {
-	case bulk && (reduces(coll) || c.size > 1 && (coll == record.Broadcast || bytes%16 == 0)):
-		return WayBulk, symBlocks
-	case reduces(coll):
-		return WaySym, symBlocks
+	case bulk && (coll.Reduces() || c.size > 1 && (coll.Traits().Shares(c.size) == 1 || bytes%16 == 0)):
+		return record.AlgoBulk, symBlocks
+	case coll.Reduces():
+		return record.AlgoSym, symBlocks
 	}
-	return WaySym, llBlocks
-}
-
-func reduces(coll record.CollKind) bool {
-	return coll == record.AllReduce || coll == record.ReduceScatter || coll == record.Reduce
+	return record.AlgoSym, llBlocks
 }
 
 // blocksFor is how many blocks bytes need at step each, at most most.
@@ -143,20 +142,11 @@ type pace struct {
 	from      uint64 // of more ranks, from so many bytes on, as a step counts them
 }
 
-var paces = map[record.CollKind]pace{
-	record.AllReduce:     {345, 334, 24 << 20}, // loads from peers pass the links as well
-	record.ReduceScatter: {0, 330, 16 << 20},   // likewise
-	record.AllGather:     {370, 355, 0},
-	record.AlltoAll:      {362, 355, 0}, // beside copies of what stays
-	record.Broadcast:     {370, 360, 0},
-	record.Send:          {370, 370, 0},
-}
-
-// pace is that of a collective's bulk copies on so many blocks: for each block, in ps a
-// KiB; 0: as fast as they go.
-func (c *Comm) pace(coll record.CollKind, bytes uint64, blocks int) uint32 {
+// pace is that of bulk copies on so many blocks: for each block, in ps a KiB; 0: as fast
+// as they go.
+func (c *Comm) pace(p pace, bytes uint64, blocks int) uint32 {
 	rate := c.cfg.Pace
-	if p := paces[coll]; rate == 0 && c.dev.Major == 9 {
+	if rate == 0 && c.dev.Major == 9 {
 		if c.size == 2 {
 			rate = p.two
 		} else if bytes >= p.from {

@@ -18,13 +18,13 @@ func chooser(size, major int) *Comm {
 	return &Comm{size: size, major: major, table: table, stage: &symm.Memory{Size: DefaultStage}}
 }
 
-// TestChooseFits: whatever the collective, size, ranks and force, the plan is a way
-// that there is, and its blocks' lines hold the bytes.
+// TestChooseFits: whatever the collective, size, ranks and force, the plan is an
+// algorithm that there is, and its blocks' lines hold the bytes.
 func TestChooseFits(t *testing.T) {
 	for coll := range chooser(1, 9).table.rows {
 		for size := 1; size <= MaxRanks; size++ {
 			for _, major := range []int{8, 9} {
-				for force := WayAuto; force < numWays; force++ {
+				for force := record.AlgoNone; force <= record.AlgoPushBulk; force++ {
 					for _, blocks := range []int{0, 1, 7, 100} {
 						c := chooser(size, major)
 						c.cfg.Force, c.cfg.Blocks = force, blocks
@@ -34,7 +34,7 @@ func TestChooseFits(t *testing.T) {
 									p := c.choose(coll, bytes, direct, fixed)
 									if why := unfit(c, coll, bytes, direct, fixed, p); why != "" {
 										t.Fatalf("%v of %d bytes, %d ranks, %d.0, force %v, %d blocks, direct %v, fixed %v: %v/%d %s",
-											coll, bytes, size, major, force, blocks, direct, fixed, p.way, p.blocks, why)
+											coll, bytes, size, major, force, blocks, direct, fixed, p.algo, p.blocks, why)
 									}
 								}
 							}
@@ -48,20 +48,20 @@ func TestChooseFits(t *testing.T) {
 
 func unfit(c *Comm, coll record.CollKind, bytes uint64, direct, fixed bool, p plan) string {
 	switch {
-	case !c.has(coll, p.way):
-		return "is no way of it"
-	case p.way == WayCopy && (fixed || !direct):
+	case !c.has(coll, p.algo):
+		return "is no algorithm of it"
+	case p.algo == record.AlgoCopyEngine && (fixed || !direct):
 		return "cannot be used"
-	case p.way == WayCopy:
+	case p.algo == record.AlgoCopyEngine:
 		return ""
-	case kernelNames[coll][p.way] == "":
+	case collectives[coll].kernels[p.algo] == "":
 		return "has no kernel"
-	case p.way == WayPushBulk && !direct:
+	case p.algo == record.AlgoPushBulk && !direct:
 		return "needs windows"
 	case p.blocks < 1 || p.blocks > kernels.MaxBlocks:
 		return "blocks"
-	case p.way.lines():
-		if n := c.capacity(coll, p.way, p.blocks); bytes > n {
+	case lines(p.algo):
+		if n := c.capacity(coll, p.algo, p.blocks); bytes > n {
 			return fmt.Sprintf("hold %d bytes", n)
 		}
 	}
@@ -78,54 +78,54 @@ func TestChoose(t *testing.T) {
 		direct, fixed bool
 		want          plan
 	}{
-		{record.AllReduce, 4, 9, 8, true, true, plan{WayLL, 1}},
-		{record.AllReduce, 4, 9, 64 * kb, true, true, plan{WayLL, 32}},
-		{record.AllReduce, 4, 9, 128 * kb, true, true, plan{WayLL, 32}},
-		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{WayLL2, 32}},
-		{record.AllReduce, 8, 9, 512 * kb, true, true, plan{WayLL2, 32}},
-		{record.AllReduce, 2, 9, 512 * kb, true, true, plan{WayLL12, 32}},
-		{record.AllReduce, 2, 9, 64*kb + 4, false, true, plan{WayLL12, 22}},
-		{record.AllReduce, 2, 9, 2 * mb, true, true, plan{WayLL12, 32}},
-		{record.AllReduce, 2, 9, 2*mb + 4, true, true, plan{WayBulk, 16}},
-		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{WayLL12, 32}},
-		{record.ReduceScatter, 4, 9, mb, true, true, plan{WayBulk, 16}},
-		{record.ReduceScatter, 3, 9, 512*kb + 4, true, true, plan{WayBulk, 16}},
-		{record.AllReduce, 4, 9, 16 * mb, true, false, plan{WayBulk, 16}},
-		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{WayBulk, 16}},
-		{record.AllReduce, 8, 9, 32 * mb, true, false, plan{WayPushBulk, 16}},
-		{record.AllReduce, 8, 9, 32 * mb, false, false, plan{WayBulk, 16}},
-		{record.AllReduce, 2, 9, 32 * mb, true, false, plan{WayBulk, 16}},
-		{record.AllReduce, 4, 8, 32 * mb, true, false, plan{WaySym, 16}},
-		{record.Broadcast, 2, 9, 192 * kb, true, true, plan{WayLL12, 32}},
-		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{WayLL12, 32}},
-		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{WayLL2, 20}},
-		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{WayBulk, 16}},
-		{record.Broadcast, 8, 9, 1024 * mb, true, false, plan{WayCopy, 0}},
-		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{WayBulk, 16}},
-		{record.AlltoAll, 4, 9, 4 * mb, true, true, plan{WaySym, 32}},
-		{record.AlltoAll, 4, 9, 12 * mb, true, true, plan{WayBulk, 16}},
-		{record.AlltoAll, 4, 9, 12*mb + 4, true, true, plan{WaySym, 32}},
-		{record.AlltoAll, 4, 9, 64 * mb, true, false, plan{WayCopy, 0}},
-		{record.AllGather, 4, 9, 2 * mb, true, true, plan{WaySym, 32}},
-		{record.AllGather, 4, 9, 32 * mb, true, false, plan{WayBulk, 16}},
-		{record.AllGather, 4, 9, 64 * mb, true, false, plan{WayCopy, 0}},
-		{record.AllGather, 4, 9, 128 * mb, true, true, plan{WayBulk, 16}},
-		{record.AllGather, 2, 9, 128 * mb, true, true, plan{WayBulk, 16}},
-		{record.AllGather, 2, 9, 128*mb + 4, true, true, plan{WaySym, 32}},
-		{record.AlltoAll, 2, 9, 64 * mb, true, false, plan{WayBulk, 16}},
-		{record.AlltoAll, 2, 8, 64 * mb, true, false, plan{WaySym, 32}},
-		{record.AlltoAll, 2, 9, 128 * mb, true, false, plan{WayCopy, 0}},
-		{record.Broadcast, 2, 9, 8 * mb, true, true, plan{WaySym, 32}},
-		{record.Broadcast, 2, 9, 16 * mb, true, true, plan{WayBulk, 16}},
-		{record.Broadcast, 2, 9, 128 * mb, true, false, plan{WayCopy, 0}},
-		{record.AllGather, 4, 8, 128 * mb, true, true, plan{WaySym, 32}},
-		{record.Reduce, 4, 9, mb, true, true, plan{WayBulk, 32}},
-		{record.Reduce, 2, 9, 512 * kb, true, true, plan{WayLL12, 32}},
-		{record.Reduce, 4, 9, 64 * mb, true, false, plan{WayBulk, 16}},
+		{record.AllReduce, 4, 9, 8, true, true, plan{record.AlgoLL, 1}},
+		{record.AllReduce, 4, 9, 64 * kb, true, true, plan{record.AlgoLL, 32}},
+		{record.AllReduce, 4, 9, 128 * kb, true, true, plan{record.AlgoLL, 32}},
+		{record.AllReduce, 4, 9, 512 * kb, true, true, plan{record.AlgoLL2, 32}},
+		{record.AllReduce, 8, 9, 512 * kb, true, true, plan{record.AlgoLL2, 32}},
+		{record.AllReduce, 2, 9, 512 * kb, true, true, plan{record.AlgoLL12, 32}},
+		{record.AllReduce, 2, 9, 64*kb + 4, false, true, plan{record.AlgoLL12, 22}},
+		{record.AllReduce, 2, 9, 2 * mb, true, true, plan{record.AlgoLL12, 32}},
+		{record.AllReduce, 2, 9, 2*mb + 4, true, true, plan{record.AlgoBulk, 16}},
+		{record.ReduceScatter, 4, 9, 512 * kb, true, true, plan{record.AlgoLL12, 32}},
+		{record.ReduceScatter, 4, 9, mb, true, true, plan{record.AlgoBulk, 16}},
+		{record.ReduceScatter, 3, 9, 512*kb + 4, true, true, plan{record.AlgoBulk, 16}},
+		{record.AllReduce, 4, 9, 16 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.AllReduce, 4, 9, 32 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.AllReduce, 8, 9, 32 * mb, true, false, plan{record.AlgoPushBulk, 16}},
+		{record.AllReduce, 8, 9, 32 * mb, false, false, plan{record.AlgoBulk, 16}},
+		{record.AllReduce, 2, 9, 32 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.AllReduce, 4, 8, 32 * mb, true, false, plan{record.AlgoSym, 16}},
+		{record.Broadcast, 2, 9, 192 * kb, true, true, plan{record.AlgoLL12, 32}},
+		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{record.AlgoLL12, 32}},
+		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{record.AlgoLL2, 20}},
+		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{record.AlgoBulk, 16}},
+		{record.Broadcast, 8, 9, 1024 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
+		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{record.AlgoBulk, 16}},
+		{record.AlltoAll, 4, 9, 4 * mb, true, true, plan{record.AlgoSym, 32}},
+		{record.AlltoAll, 4, 9, 12 * mb, true, true, plan{record.AlgoBulk, 16}},
+		{record.AlltoAll, 4, 9, 12*mb + 4, true, true, plan{record.AlgoSym, 32}},
+		{record.AlltoAll, 4, 9, 64 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
+		{record.AllGather, 4, 9, 2 * mb, true, true, plan{record.AlgoSym, 32}},
+		{record.AllGather, 4, 9, 32 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.AllGather, 4, 9, 64 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
+		{record.AllGather, 4, 9, 128 * mb, true, true, plan{record.AlgoBulk, 16}},
+		{record.AllGather, 2, 9, 128 * mb, true, true, plan{record.AlgoBulk, 16}},
+		{record.AllGather, 2, 9, 128*mb + 4, true, true, plan{record.AlgoSym, 32}},
+		{record.AlltoAll, 2, 9, 64 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.AlltoAll, 2, 8, 64 * mb, true, false, plan{record.AlgoSym, 32}},
+		{record.AlltoAll, 2, 9, 128 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
+		{record.Broadcast, 2, 9, 8 * mb, true, true, plan{record.AlgoSym, 32}},
+		{record.Broadcast, 2, 9, 16 * mb, true, true, plan{record.AlgoBulk, 16}},
+		{record.Broadcast, 2, 9, 128 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
+		{record.AllGather, 4, 8, 128 * mb, true, true, plan{record.AlgoSym, 32}},
+		{record.Reduce, 4, 9, mb, true, true, plan{record.AlgoBulk, 32}},
+		{record.Reduce, 2, 9, 512 * kb, true, true, plan{record.AlgoLL12, 32}},
+		{record.Reduce, 4, 9, 64 * mb, true, false, plan{record.AlgoBulk, 16}},
 	} {
 		if got := chooser(w.size, w.major).choose(w.coll, w.bytes, w.direct, w.fixed); got != w.want {
 			t.Errorf("%v of %d bytes, %d ranks, %d.0, direct %v, fixed %v: %v/%d, want %v/%d",
-				w.coll, w.bytes, w.size, w.major, w.direct, w.fixed, got.way, got.blocks, w.want.way, w.want.blocks)
+				w.coll, w.bytes, w.size, w.major, w.direct, w.fixed, got.algo, got.blocks, w.want.algo, w.want.blocks)
 		}
 	}
 }
@@ -155,7 +155,7 @@ func TestPace(t *testing.T) {
 		c := chooser(w.size, w.major)
 		c.dev = &device{Device: &cuda.Device{Major: w.major}}
 		c.cfg.Pace = w.pace
-		if got := c.pace(w.coll, w.bytes, w.blocks); got != w.want {
+		if got := c.pace(collectives[w.coll].pace, w.bytes, w.blocks); got != w.want {
 			t.Errorf("%+v: %d", w, got)
 		}
 	}

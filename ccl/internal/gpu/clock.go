@@ -1,10 +1,8 @@
 package gpu
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +50,9 @@ const (
 	clockTurns = 20_000
 	// clockPatience is how long the kernel may take to begin: the GPU may be full.
 	clockPatience = 100 * time.Millisecond
+	// clockTries bounds how long the first mapping may take, some 30 s: no job ends because its
+	// GPU was full for a moment.
+	clockTries = 250
 )
 
 var errBusy = errors.New("the GPU did not run the clock's kernel in time")
@@ -77,7 +78,7 @@ func newClock(dev *device) (_ *clock, err error) {
 		if err = k.handshake(); err == nil {
 			break
 		}
-		if try == 50 || !errors.Is(err, errBusy) {
+		if try == clockTries || !errors.Is(err, errBusy) {
 			return nil, fmt.Errorf("relate the clock of GPU %d to the host's: %w", dev.Ordinal, err)
 		}
 		time.Sleep(clockPatience / 5)
@@ -225,104 +226,4 @@ func (k *clock) time(e *cuda.Event) (gpu int64) {
 	}
 	gpu, mono, _, _ := k.cal.Anchor()
 	return gpu + record.Now() - mono
-}
-
-// Recording is a flight recorder that a GPU writes to.
-type Recording struct {
-	dev    *device
-	writer *record.Writer
-	device *record.Device
-	base   cuda.Ptr // of the recorder's memory, as the GPU sees it
-	users  int      // guarded by recordings.mu
-}
-
-var recordings = struct {
-	mu sync.Mutex
-	m  map[recordingKey]*Recording
-}{m: map[recordingKey]*Recording{}}
-
-type recordingKey struct {
-	ordinal int
-	writer  *record.Writer
-}
-
-// Record gives a GPU access to a flight recorder, and the recorder the GPU's
-// clock; Close must follow. The communicators of a process share it.
-func Record(ordinal int, w *record.Writer) (*Recording, error) {
-	recordings.mu.Lock()
-	defer recordings.mu.Unlock()
-	key := recordingKey{ordinal, w}
-	if r := recordings.m[key]; r != nil {
-		r.users++
-		return r, nil
-	}
-	dev, err := open(ordinal)
-	if err != nil {
-		return nil, err
-	}
-	r := &Recording{dev: dev, writer: w, users: 1}
-	if err := r.begin(); err != nil {
-		return nil, errors.Join(err, dev.release())
-	}
-	recordings.m[key] = r
-	return r, nil
-}
-
-func (r *Recording) begin() (err error) {
-	k, err := r.dev.clockOf()
-	if err != nil {
-		return err
-	}
-	if r.base, err = r.dev.RegisterHost(r.writer.Memory()); err != nil {
-		return fmt.Errorf("give GPU %d access to the flight recorder: %w", r.dev.Ordinal, err)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	gpu, mono, bound, _ := k.cal.Anchor() // a clock has had its first handshake
-	var ok bool
-	r.device, ok = r.writer.AddDevice(
-		record.DeviceEntry{UUID: uuid(r.dev.UUID), Ordinal: int32(r.dev.Ordinal), Name: r.dev.Name},
-		record.DeviceAnchor{GPU: gpu, Mono: mono, Err: bound},
-	)
-	if !ok {
-		return errors.Join(errors.New("the flight recorder has no room for GPUs: create it with StampSlots"), r.dev.UnregisterHost(r.writer.Memory()))
-	}
-	k.tell[r.device] = struct{}{}
-	return nil
-}
-
-// uuid is the bytes of a name such as GPU-01234567-89ab-…; zero when it is none.
-func uuid(name string) (b [16]byte) {
-	text := strings.ReplaceAll(strings.TrimPrefix(name, "GPU-"), "-", "")
-	if raw, err := hex.DecodeString(text); err == nil && len(raw) == len(b) {
-		copy(b[:], raw)
-	}
-	return b
-}
-
-// Device is the GPU's index in the recorder, for record.CommEntry.
-func (r *Recording) Device() uint16 { return r.device.Index() }
-
-// Mono maps a time of the GPU's clock to the host's CLOCK_MONOTONIC ns.
-func (r *Recording) Mono(gpu int64) int64 {
-	mono, _ := r.device.Mono(gpu)
-	return mono
-}
-
-// Close ends the GPU's access.
-func (r *Recording) Close() error {
-	if r == nil {
-		return nil
-	}
-	recordings.mu.Lock()
-	defer recordings.mu.Unlock()
-	if r.users--; r.users > 0 {
-		return nil
-	}
-	delete(recordings.m, recordingKey{r.dev.Ordinal, r.writer})
-	k := r.dev.clock
-	k.mu.Lock()
-	delete(k.tell, r.device)
-	k.mu.Unlock()
-	return errors.Join(r.dev.UnregisterHost(r.writer.Memory()), r.dev.release())
 }

@@ -59,10 +59,10 @@ type Config struct {
 	// that may call Abort and not Close.
 	Failed func(error)
 
-	// Force chooses the way of operations that have it, WayAuto for the tuning
-	// table; Blocks the number of blocks, 0 likewise.
+	// Force is the algorithm of operations that have it, record.AlgoNone for the tuning
+	// table's; Blocks the number of blocks, 0 likewise.
 	// Threads is that of a block's threads, where a kernel takes any.
-	Force  Way
+	Force  record.Algo
 	Blocks int
 	// Table is another tuning table, as tuned.json is; nil for that one.
 	Table   []byte
@@ -109,8 +109,8 @@ type Comm struct {
 	engine  copyEngine
 	sends   sender
 	closed  atomic.Bool // set under mu
-	// lastWay is the way of the last operation, for reports.
-	lastWay atomic.Uint32
+	// lastAlgo is the algorithm of the last operation, for reports.
+	lastAlgo atomic.Uint32
 
 	copying sync.Mutex // guards host
 	host    *cuda.Stream
@@ -198,9 +198,9 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	return c, nil
 }
 
-// setup is what the choice of ways depends on besides the operations.
+// setup is what the choice of algorithms depends on besides the operations.
 type setup struct {
-	Force           Way
+	Force           record.Algo
 	Blocks, Threads int
 	Stage           uint64
 	Table           string // its id
@@ -209,7 +209,7 @@ type setup struct {
 }
 
 // SetupError is a rank that was not set up as this one: they would choose different
-// ways, and wait for each other for good.
+// algorithms, and wait for each other for good.
 type SetupError struct {
 	Rank         int // as Config counts
 	Mine, Theirs string

@@ -200,6 +200,10 @@ func (h *channel) arrived(s *cuda.Stream, n uint32, peers []int, count bool) err
 
 // run puts a collective on s and on the engine's streams.
 func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
+	row := collectives[op.Coll]
+	if row.copies == nil {
+		return c.missing(op.Coll, record.AlgoCopyEngine)
+	}
 	if err := e.init(c); err != nil {
 		return err
 	}
@@ -210,28 +214,32 @@ func (e *copyEngine) run(s *cuda.Stream, c *Comm, op *Op, b buffers) error {
 	if err := e.begin(s); err != nil {
 		return err
 	}
-	bytes := op.Count * uint64(op.DType.Size())
-	own := cuda.Ptr(uint64(c.rank) * bytes)
-	switch op.Coll {
-	case record.AllGather:
-		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) { return cuda.Ptr(b.recv[p]) + own, op.Send }, bytes)
-	case record.AlltoAll:
-		err = e.exchange(s, func(p int) (dst, src cuda.Ptr) {
-			return cuda.Ptr(b.recv[p]) + own, op.Send + cuda.Ptr(uint64(p)*bytes)
-		}, bytes)
-	case record.Broadcast:
-		err = e.broadcast(s, op, b, bytes)
-	case record.Reduce:
-		err = e.reduceToRoot(s, op)
-	case record.ReduceScatter:
-		err = e.reduce(s, op, b, false)
-	case record.AllReduce:
-		err = e.reduce(s, op, b, true)
-	}
-	if err != nil {
+	if err := row.copies(e, s, op, b); err != nil {
 		return err
 	}
 	return c.stamps.end(s, mark)
+}
+
+func (e *copyEngine) allGather(s *cuda.Stream, op *Op, b buffers) error {
+	bytes := op.bytes()
+	own := cuda.Ptr(uint64(e.c.rank) * bytes)
+	return e.exchange(s, func(p int) (dst, src cuda.Ptr) { return cuda.Ptr(b.recv[p]) + own, op.Send }, bytes)
+}
+
+func (e *copyEngine) allToAll(s *cuda.Stream, op *Op, b buffers) error {
+	bytes := op.bytes()
+	own := cuda.Ptr(uint64(e.c.rank) * bytes)
+	return e.exchange(s, func(p int) (dst, src cuda.Ptr) {
+		return cuda.Ptr(b.recv[p]) + own, op.Send + cuda.Ptr(uint64(p)*bytes)
+	}, bytes)
+}
+
+func (e *copyEngine) reduceScatter(s *cuda.Stream, op *Op, b buffers) error {
+	return e.reduce(s, op, b, false)
+}
+
+func (e *copyEngine) allReduce(s *cuda.Stream, op *Op, b buffers) error {
+	return e.reduce(s, op, b, true)
 }
 
 // exchange sends every rank n bytes: dst in p's memory, src in this rank's.
@@ -266,8 +274,8 @@ const (
 // broadcast sends the buffer down a chain, from root to the next rank and so on:
 // each rank receives from one and sends to one. (Scattering and passing on, where
 // ranks receive from several at once, was three times slower on H200s.)
-func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers, bytes uint64) error {
-	c := e.c
+func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers) error {
+	c, bytes := e.c, op.bytes()
 	pieces := min(max(bytes/broadcastLeast, 1), broadcastPieces)
 	if c.size == 2 {
 		pieces = 1 // nobody passes anything on
@@ -409,7 +417,7 @@ func (e *copyEngine) reduce(s *cuda.Stream, op *Op, b buffers, all bool) error {
 // reduceToRoot is Reduce: the ranks that are not root reduce a share each, and pass
 // it on to root's staging memory, from where root takes it. So every link carries
 // the buffer once.
-func (e *copyEngine) reduceToRoot(s *cuda.Stream, op *Op) error {
+func (e *copyEngine) reduceToRoot(s *cuda.Stream, op *Op, _ buffers) error {
 	c, peers := e.c, e.c.peers()
 	size, n := uint64(op.DType.Size()), uint64(c.size)
 	align := 512 / size

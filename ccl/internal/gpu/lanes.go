@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Up to how many bytes a message takes a way. Both sides choose by size, and by
+// Up to how many bytes a message takes an algorithm. Both sides choose by size, and by
 // whether they are being captured, and by nothing else.
 const (
 	// llMessage: LL sends twice the bytes but asks nobody; beyond, the answer (about
@@ -32,31 +32,31 @@ const (
 	directBlocks = 16
 )
 
-// sendWay is how a message goes: WayLL, WaySym or WayCopy. fixed says that the copy
+// messageAlgo is how a message goes: record.AlgoLL, record.AlgoDirect or record.AlgoCopyEngine. fixed says that the copy
 // engines cannot be used: their flags are counted by the host, which a graph's
 // replay is not.
-func (c *Comm) sendWay(bytes uint64, fixed bool) Way {
-	w := WayCopy
+func (c *Comm) messageAlgo(bytes uint64, fixed bool) record.Algo {
+	w := record.AlgoCopyEngine
 	switch {
 	case bytes <= llMessage:
-		w = WayLL
+		w = record.AlgoLL
 	case bytes <= directMessage:
-		w = WaySym
+		w = record.AlgoDirect
 	}
 	if bytes > 0 {
 		switch c.cfg.Force {
-		case WayLL:
+		case record.AlgoLL:
 			if bytes <= kernels.MaxLanes*kernels.LaneBytes {
-				w = WayLL
+				w = record.AlgoLL
 			}
-		case WaySym, WayBulk:
-			w = WaySym
-		case WayCopy:
-			w = WayCopy
+		case record.AlgoSym, record.AlgoBulk:
+			w = record.AlgoDirect
+		case record.AlgoCopyEngine:
+			w = record.AlgoCopyEngine
 		}
 	}
-	if w == WayCopy && fixed {
-		w = WaySym
+	if w == record.AlgoCopyEngine && fixed {
+		w = record.AlgoDirect
 	}
 	return w
 }
@@ -94,10 +94,10 @@ func (c *Comm) directRoom() uint64 {
 	return (c.stage.Size - c.directStage()) / uint64(c.size) / (2 * kernels.MaxLanes) &^ 127
 }
 
-// lanes is how both sides cut a message that goes a way.
-func (c *Comm) lanes(bytes uint64, way Way) (lanes uint32, piece uint64) {
+// lanes is how both sides cut a message.
+func (c *Comm) lanes(bytes uint64, algo record.Algo) (lanes uint32, piece uint64) {
 	step := uint64(directLane)
-	if way == WayLL {
+	if algo == record.AlgoLL {
 		step = llLane
 		if b := uint64(c.cfg.Blocks); b > 0 {
 			step = min(max((bytes+b-1)/b, 1), kernels.LaneBytes)
@@ -134,7 +134,7 @@ func single(c *Comm, msgs []Message, fixed bool) bool {
 		if m.Send {
 			i = 1
 		}
-		if c.sendWay(m.Bytes, fixed) != WayLL {
+		if c.messageAlgo(m.Bytes, fixed) != record.AlgoLL {
 			direct = 1
 		}
 		if count[i]++; seen[i][direct]>>m.Peer&1 != 0 || count[i] > kernels.MaxMessages {
@@ -145,10 +145,10 @@ func single(c *Comm, msgs []Message, fixed bool) bool {
 	return true
 }
 
-func (r *round) add(c *Comm, m Message, way Way) {
+func (r *round) add(c *Comm, m Message, algo record.Algo) {
 	k := kernels.P2PMessage{Buf: uint64(m.Buf), Bytes: m.Bytes, Peer: uint32(m.Peer)}
-	k.Lanes, k.Piece = c.lanes(m.Bytes, way)
-	if way == WayLL {
+	k.Lanes, k.Piece = c.lanes(m.Bytes, algo)
+	if algo == record.AlgoLL {
 		k.Blocks = k.Lanes
 		first := &r.in
 		if m.Send {
@@ -204,19 +204,26 @@ func (r *round) place(c *Comm) uint32 {
 	return max(next, 1)
 }
 
+// kernel is the round's kernel, and what it is recorded as.
+func (r *round) kernel(c *Comm) (name string, algo record.Algo) {
+	switch {
+	case r.direct == 0:
+		return "ls_p2p_ll", record.AlgoLL
+	case max(r.out, r.in) == 0 && r.most >= bulkMessage && c.dev.Major >= 9:
+		return "ls_p2p_bulk", record.AlgoBulk
+	}
+	return "ls_p2p_direct", record.AlgoDirect
+}
+
 // launch puts the round on s.
 func (r *round) launch(c *Comm, s *cuda.Stream, blocks uint32) error {
-	name := "ls_p2p_ll"
-	if ll := max(r.out, r.in); r.direct > 0 {
-		name = "ls_p2p_direct"
-		if ll == 0 && r.most >= bulkMessage && c.dev.Major >= 9 {
-			name = "ls_p2p_bulk"
-			pushing := 0
-			for i := range r.a.Send[:r.sends] {
-				pushing += int(r.a.Send[i].Blocks)
-			}
-			r.a.Pace = c.pace(record.Send, 0, pushing)
+	name, algo := r.kernel(c)
+	if algo == record.AlgoBulk {
+		pushing := 0
+		for i := range r.a.Send[:r.sends] {
+			pushing += int(r.a.Send[i].Blocks)
 		}
+		r.a.Pace = c.pace(messages, 0, pushing)
 	}
 	f := c.move[name]
 	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(r.a), unsafe.Sizeof(*r.a))
@@ -249,12 +256,19 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 	if most := kernels.Items + kernels.MoreItems; len(msgs) > most {
 		return fmt.Errorf("%d messages in one group, at most %d", len(msgs), most)
 	}
-	way, most := l.fill(c, msgs, fixed)
+	direct, most := l.fill(c, msgs, fixed)
 	blocks, lines := l.place(c)
+	name, algo := "ls_p2p_list", record.AlgoLL
+	switch {
+	case direct && !lines && most >= bulkMessage && c.dev.Major >= 9:
+		name, algo = "ls_p2p_list_bulk", record.AlgoBulk
+	case direct:
+		algo = record.AlgoDirect
+	}
 	if op != nil {
 		a.Slots, a.SlotMask = c.args.Slots, c.args.SlotMask
-		a.Desc, a.Flags = c.stamps.describe(op, plan{way, int(blocks)}), kernels.First|kernels.Last
-		c.lastWay.Store(uint32(way)<<16 | blocks)
+		a.Desc, a.Flags = c.stamps.describe(op, plan{algo, int(blocks)}), kernels.First|kernels.Last
+		c.lastAlgo.Store(uint32(algo)<<16 | blocks)
 	}
 	// The memory is free: operations of a communicator come one after the other.
 	to := uint64(c.heap.Own()) + uint64(kernels.HeapItems)
@@ -267,41 +281,38 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 		}
 		rest, to = rest[n:], to+uint64(n)*uint64(unsafe.Sizeof(kernels.P2PItem{}))
 	}
-	name := "ls_p2p_list"
-	if !lines && most >= bulkMessage && c.dev.Major >= 9 {
-		name = "ls_p2p_list_bulk"
+	if algo == record.AlgoBulk {
 		pushing := 0
 		for i := range a.Queue {
 			if q := &a.Queue[i]; q.Send == 1 {
 				pushing += int(q.Blocks)
 			}
 		}
-		a.Pace = c.pace(record.Send, 0, pushing)
+		a.Pace = c.pace(messages, 0, pushing)
 	}
 	f := c.move[name]
 	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
 }
 
-// fill sorts messages into queues. It returns the way of them all, as it is recorded,
-// and the largest direct send.
-func (l *list) fill(c *Comm, msgs []Message, fixed bool) (way Way, most uint64) {
+// fill sorts messages into queues. It returns whether any is direct, and the largest
+// direct send.
+func (l *list) fill(c *Comm, msgs []Message, fixed bool) (direct bool, most uint64) {
 	a := l.a
 	var shapes [4 * MaxRanks]queueShape
-	shape := func(m Message) (*queueShape, Way) {
-		i, w := 4*m.Peer, c.sendWay(m.Bytes, fixed)
+	shape := func(m Message) (*queueShape, record.Algo) {
+		i, w := 4*m.Peer, c.messageAlgo(m.Bytes, fixed)
 		if m.Send {
 			i += 2
 		}
-		if w != WayLL {
+		if w != record.AlgoLL {
 			i++
 		}
 		return &shapes[i], w
 	}
-	way = WayLL
 	for _, m := range msgs {
 		q, w := shape(m)
 		q.count++
-		way = max(way, w)
+		direct = direct || w != record.AlgoLL
 	}
 	for i := range shapes {
 		shapes[i].next = a.Items
@@ -312,9 +323,9 @@ func (l *list) fill(c *Comm, msgs []Message, fixed bool) (way Way, most uint64) 
 		q, w := shape(m)
 		lanes, piece := c.lanes(m.Bytes, w)
 		k := kernels.P2PItem{Buf: uint64(m.Buf), Bytes: m.Bytes, Piece: uint32(piece / kernels.PieceUnit), Lanes: lanes}
-		if w != WayLL && m.Send {
+		if w != record.AlgoLL && m.Send {
 			most = max(most, m.Bytes)
-		} else if w != WayLL {
+		} else if w != record.AlgoLL {
 			if w, off := c.find(m.Buf, m.Bytes); w != nil {
 				k.Target = uint64(w.theirs[m.Peer]) + off
 			} else {
@@ -347,7 +358,7 @@ func (l *list) fill(c *Comm, msgs []Message, fixed bool) (way Way, most uint64) 
 		a.Queue[n] = k
 		n++
 	}
-	return way, most
+	return direct, most
 }
 
 // place gives queues their blocks, which have to be resident all at once, and returns

@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"fmt"
 	"time"
 	"unsafe"
 
@@ -40,87 +39,76 @@ func (c *Comm) Occupy(s *cuda.Stream, d time.Duration) error {
 }
 
 func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
-	if op.Coll == record.Barrier {
-		return c.kernel(s, op, plan{WayLL, 1}, c.buffers(op), op.Count, kernels.First|kernels.Last)
+	if !op.Coll.HasData() {
+		return c.kernel(s, op, plan{record.AlgoLL, 1}, c.buffers(op), op.Count, kernels.First|kernels.Last)
 	}
 	b := c.buffers(op)
 	bytes := op.Count * uint64(op.DType.Size())
 	p := c.plan(op, &b, captured)
-	c.lastWay.Store(uint32(p.way)<<16 | uint32(p.blocks))
+	c.lastAlgo.Store(uint32(p.algo)<<16 | uint32(p.blocks))
 	switch {
 	case op.Stride > 0:
-		p.way, p.blocks = c.spaced(op.Coll, bytes)
+		p.algo, p.blocks = c.spaced(op.Coll, bytes)
 		return c.staged(s, op, p)
-	case p.way.lines():
+	case lines(p.algo):
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
-	case p.way == WayCopy:
+	case p.algo == record.AlgoCopyEngine:
 		return c.engine.run(s, c, op, b)
-	case op.Coll == record.Reduce:
+	case op.Coll.Traits().Root == record.RootTo:
 		return c.toRoot(s, op, p)
-	case b.direct && !(op.Coll == record.ReduceScatter && op.Count*uint64(op.DType.Size())%16 != 0):
+	case b.direct && !(b.pulled > 1 && bytes%16 != 0):
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	}
 	return c.staged(s, op, p)
 }
 
-// plan chooses an operation's way.
+// plan chooses an operation's algorithm. Copy engines need no windows where nobody
+// pushes to receive buffers.
 func (c *Comm) plan(op *Op, b *buffers, captured bool) plan {
 	bytes := op.Count * uint64(op.DType.Size())
-	return c.choose(op.Coll, bytes, b.direct || op.Coll == record.Reduce || op.Coll == record.ReduceScatter, captured || !c.copies)
+	return c.choose(op.Coll, bytes, b.direct || !collectives[op.Coll].pushes, captured || !c.copies)
 }
 
 // spaced is the kernel for shares that do not lie side by side: kernels read and
 // write them so, and staging brings them there.
-func (c *Comm) spaced(coll record.CollKind, bytes uint64) (Way, int) {
-	if !reduces(coll) {
-		return WaySym, blocksFor(bytes, symStep, llBlocks)
+func (c *Comm) spaced(coll record.CollKind, bytes uint64) (record.Algo, int) {
+	if !coll.Reduces() {
+		return record.AlgoSym, blocksFor(bytes, symStep, llBlocks)
 	}
-	way, most := c.bandwidth(coll, bytes)
-	return way, blocksFor(bytes, symStep, most)
+	algo, most := c.bandwidth(coll, bytes)
+	return algo, blocksFor(bytes, symStep, most)
 }
 
-// Last tells which way the last operation took, with how many blocks (0: none).
-func (c *Comm) Last() (Way, int) {
-	v := c.lastWay.Load()
-	return Way(v >> 16), int(v & 0xffff)
+// Last tells which algorithm the last operation took, with how many blocks (0: none).
+func (c *Comm) Last() (record.Algo, int) {
+	v := c.lastAlgo.Load()
+	return record.Algo(v >> 16), int(v & 0xffff)
 }
 
 // buffers is where an operation's memory lies on all ranks.
 type buffers struct {
 	send, recv [MaxRanks]uint64
 	direct     bool // peers can reach what they must
+	// How many shares of the send buffer peers pull from, and of the receive buffer
+	// they push to.
+	pulled, pushed int
 }
 
 // buffers finds the windows of an operation's memory. It depends on this rank's
 // buffers alone, so ranks must agree on what is registered, as NCCL wants it too.
 func (c *Comm) buffers(op *Op) (b buffers) {
 	b.send[c.rank], b.recv[c.rank] = uint64(op.Send), uint64(op.Recv)
-	shares := uint64(c.size)
-	var sendShares, recvShares uint64 // that peers reach; 0: they do not
-	switch op.Coll {
-	case record.AllReduce:
-		sendShares, recvShares = 1, 1
-	case record.ReduceScatter:
-		sendShares = shares
-	case record.AlltoAll:
-		if op.Send == op.Recv {
-			return b // in place, peers may not write before this rank has sent
-		}
-		recvShares = shares
-	case record.AllGather:
-		recvShares = shares
-	case record.Broadcast:
-		recvShares = 1
-	case record.Reduce:
-		// Only root has a receive buffer: nobody else can tell where it is. Copy engines
-		// need no window, and for kernels toRoot finds what there is.
-		return b
-	default:
-		return b
+	b.pulled, b.pushed = c.reached(op.Coll)
+	t := op.Coll.Traits()
+	if t.Send == record.ShareAll && t.Recv == record.ShareAll && op.Send == op.Recv {
+		return b // in place, peers may not write before this rank has sent
 	}
 	bytes := op.Count * uint64(op.DType.Size())
-	b.direct = (sendShares == 0 || c.locate(&b.send, op.Send, sendShares*bytes)) &&
-		(recvShares == 0 || c.locate(&b.recv, op.Recv, recvShares*bytes))
+	// Of a Reduce neither is reached: only root has a receive buffer, and nobody else
+	// can tell where it is. For kernels toRoot finds what there is.
+	b.direct = b.pulled+b.pushed > 0 &&
+		(b.pulled == 0 || c.locate(&b.send, op.Send, uint64(b.pulled)*bytes)) &&
+		(b.pushed == 0 || c.locate(&b.recv, op.Recv, uint64(b.pushed)*bytes))
 	return b
 }
 
@@ -135,41 +123,29 @@ func (c *Comm) locate(at *[MaxRanks]uint64, p cuda.Ptr, n uint64) bool {
 	return true
 }
 
-// kernelNames of ways and collectives.
-var kernelNames = map[record.CollKind][numWays]string{
-	record.AllReduce:     {WayLL: "ls_allreduce_ll", WayLL2: "ls_allreduce_ll2", WayLL12: "ls_allreduce_ll12", WaySym: "ls_allreduce_sym", WayBulk: "ls_allreduce_bulk", WayPushBulk: "ls_allreduce_pushbulk"},
-	record.ReduceScatter: {WayLL: "ls_reducescatter_ll", WayLL12: "ls_reducescatter_ll12", WaySym: "ls_reducescatter_sym", WayBulk: "ls_reducescatter_bulk"},
-	record.Reduce:        {WayLL: "ls_reduce_ll", WayLL12: "ls_reduce_ll12", WaySym: "ls_reduce_sym", WayBulk: "ls_reduce_bulk"},
-	record.AllGather:     {WayLL: "ls_allgather_ll", WayLL12: "ls_allgather_ll12", WaySym: "ls_allgather_push", WayBulk: "ls_allgather_bulk"},
-	record.AlltoAll:      {WayLL: "ls_alltoall_ll", WayLL12: "ls_alltoall_ll12", WaySym: "ls_alltoall_push", WayBulk: "ls_alltoall_bulk"},
-	record.Broadcast:     {WayLL: "ls_broadcast_ll", WayLL2: "ls_broadcast_ll2", WayLL12: "ls_broadcast_ll12", WaySym: "ls_broadcast_push", WayBulk: "ls_broadcast_bulk"},
-	record.Barrier:       {WayLL: "ls_barrier"},
-}
-
 // kernel launches the kernel of a plan. count is in elements.
 func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, flags uint32) error {
-	from := c.move
-	switch op.Coll {
-	case record.AllReduce, record.ReduceScatter, record.Reduce:
+	from, row := c.move, collectives[op.Coll]
+	if op.Coll.Reduces() {
 		var err error
 		if from, err = c.dev.reducers(op.DType); err != nil {
 			return err
 		}
-	default:
+	} else {
 		count *= uint64(op.DType.Size()) // movers count bytes
 	}
-	f, ok := from[kernelNames[op.Coll][p.way]]
+	f, ok := from[row.kernels[p.algo]]
 	if !ok {
-		return fmt.Errorf("no kernel for %v by %v on compute capability %d.%d", op.Coll, p.way, c.dev.Major, c.dev.Minor)
+		return c.missing(op.Coll, p.algo)
 	}
 	a := c.args
 	a.Send, a.Recv, a.Count = b.send, b.recv, count
 	a.Root, a.Op, a.Flags, a.Room = uint32(op.Root), uint32(op.RedOp), flags, uint32(c.resultRoom())
 	a.Desc = c.stamps.describe(op, p)
 	c.between.stamp(a)
-	a.Pace = c.pace(op.Coll, op.Count*uint64(op.DType.Size()), p.blocks)
+	a.Pace = c.pace(row.pace, op.Count*uint64(op.DType.Size()), p.blocks)
 	threads := f.threads
-	if t := c.cfg.Threads; t > 0 && p.way != WayBulk && p.way != WayPushBulk {
+	if t := c.cfg.Threads; t > 0 && p.algo != record.AlgoBulk && p.algo != record.AlgoPushBulk {
 		threads = min(threads, uint32(t))
 	}
 	err := s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
@@ -195,16 +171,14 @@ func ends(done, n, count uint64) (flags uint32) {
 // rank's staging memory, so that pieces need no more order than the stream's.
 func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	size := uint64(op.DType.Size())
-	shares := uint64(1)
-	switch op.Coll {
-	case record.AllGather, record.ReduceScatter, record.AlltoAll:
-		shares = uint64(c.size)
-	}
+	t := op.Coll.Traits()
+	shares := uint64(t.Shares(c.size))
+	pulled, pushed := c.reached(op.Coll)
 	most := c.stage.Size / shares / size &^ 255 // elements a piece: pieces stay aligned
 	own := c.stage.Own()
 	for done, n := uint64(0), uint64(0); done < op.Count || op.Count == 0; done += n {
 		n = min(most, op.Count-done)
-		if op.Coll == record.ReduceScatter && n >= 256 {
+		if pulled > 1 && n >= 256 {
 			n &^= 255 // shares lie side by side in staging memory
 		}
 		flags := ends(done, n, op.Count)
@@ -229,37 +203,23 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		if op.Stride > 0 {
 			whole = op.Stride * size
 		}
-		var err error
-		switch op.Coll {
-		case record.AllReduce:
+		if pulled > 0 {
 			stage(&b.send, 0)
-			stage(&b.recv, 0)
-			err = copies(send, own, 0, 0, 1)
-		case record.ReduceScatter:
-			stage(&b.send, 0)
-			err = copies(send, own, whole, n*size, c.size)
-		case record.AllGather, record.Broadcast:
-			stage(&b.recv, 0)
-		case record.AlltoAll:
-			// The kernel reads shares at distance count: what is sent has to lie so.
-			stage(&b.recv, 0)
-			if n < op.Count {
-				return c.stagedAlltoAll(s, op, p)
+			if err := copies(send, own, whole, n*size, pulled); err != nil {
+				return err
 			}
 		}
-		if err != nil {
-			return err
+		if pushed > 0 {
+			stage(&b.recv, 0)
+		}
+		if pulled == 0 && t.Send == record.ShareAll && n < op.Count {
+			// The kernel reads shares at distance count: what is sent has to lie so.
+			return c.stagedAlltoAll(s, op, p)
 		}
 		if err := c.kernel(s, op, p, b, n, flags); err != nil {
 			return err
 		}
-		switch op.Coll {
-		case record.AllReduce, record.Broadcast:
-			err = copies(own, recv, 0, 0, 1)
-		case record.AllGather, record.AlltoAll:
-			err = copies(own, recv, n*size, whole, c.size)
-		}
-		if err != nil {
+		if err := copies(own, recv, n*size, whole, pushed); err != nil {
 			return err
 		}
 		if op.Count == 0 {

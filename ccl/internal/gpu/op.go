@@ -1,8 +1,6 @@
 package gpu
 
 import (
-	"fmt"
-
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -25,55 +23,19 @@ type Op struct {
 	Captured   bool     // likewise; set by Run
 }
 
-// Way is how an operation is carried out.
-type Way uint8
+// bytes is Count in bytes.
+func (op *Op) bytes() uint64 { return op.Count * uint64(op.DType.Size()) }
 
-const (
-	WayAuto     Way = iota
-	WayLL           // kernel, flags in the data, everyone to everyone at once
-	WayLL2          // the same in two stages: reduce-scatter, all-gather
-	WayLL12         // WayLL by lines that carry 12 bytes instead of 8
-	WaySym          // kernel on symmetric windows, loads and stores
-	WayBulk         // likewise, by the bulk copy engine of an SM (sm_90)
-	WayCopy         // copy engines
-	WayPushBulk     // kernel that pushes into peers' staging memory and reduces there, by bulk copies (sm_90)
-	numWays
-)
-
-var wayNames = [numWays]string{"auto", "ll", "ll2", "ll12", "sym", "bulk", "ce", "pushbulk"}
-
-func (w Way) String() string {
-	if int(w) < len(wayNames) {
-		return wayNames[w]
-	}
-	return fmt.Sprintf("way(%d)", w)
-}
-
-// ParseWay reads a Way's name; "" is WayAuto.
-func ParseWay(s string) (Way, error) {
-	for w, name := range wayNames {
-		if s == name {
-			return Way(w), nil
-		}
-	}
-	if s == "" {
-		return WayAuto, nil
-	}
-	return 0, fmt.Errorf("%q is no way of running a GPU collective, want one of %v", s, wayNames)
-}
+// ParseAlgo reads the name of a GPU's algorithm; "" is AlgoNone.
+func ParseAlgo(s string) (record.Algo, error) { return record.ParseAlgo(s, record.Algo.OnGPU) }
 
 // lines: data travels with its flags, and no peer needs access to any buffer.
-func (w Way) lines() bool { return w >= WayLL && w <= WayLL12 }
+func lines(a record.Algo) bool { return a >= record.AlgoLL && a <= record.AlgoLL12 }
 
-// algo and proto are the words of the record for a way.
-func (w Way) algo() (record.Algo, record.Proto) {
-	switch w {
-	case WayLL, WayLL12:
-		return record.AlgoDirect, record.ProtoLL
-	case WayLL2:
-		return record.AlgoDoubling, record.ProtoLL
-	case WayCopy:
-		return record.AlgoCopyEngine, record.ProtoSimple
+// proto is the protocol of an algorithm, as it is recorded.
+func proto(a record.Algo) record.Proto {
+	if lines(a) {
+		return record.ProtoLL
 	}
-	return record.AlgoDirect, record.ProtoSimple
+	return record.ProtoSimple
 }

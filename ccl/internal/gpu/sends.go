@@ -157,7 +157,7 @@ func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, m
 		if m.Peer == c.rank {
 			continue
 		}
-		if c.sendWay(m.Bytes, captured || !c.copies) == WayCopy {
+		if c.messageAlgo(m.Bytes, captured || !c.copies) == record.AlgoCopyEngine {
 			large = append(large, m)
 		} else {
 			kernel = append(kernel, m)
@@ -173,7 +173,7 @@ func (x *sender) exchange(s *cuda.Stream, captured bool, coll record.CollKind, m
 	if len(large) == 0 {
 		return x.kernels(s, &op, kernel, captured)
 	}
-	c.lastWay.Store(uint32(WayCopy) << 16)
+	c.lastAlgo.Store(uint32(record.AlgoCopyEngine) << 16)
 	mark, err := c.stamps.begin(s, &op)
 	if err != nil {
 		return err
@@ -228,17 +228,16 @@ func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, captured bool) 
 	*x.args = kernels.P2PArgs{
 		Heaps: uint64(c.heap.Base), Stride: c.heap.Stride, Abort: c.args.Abort, Rank: c.args.Rank, Ranks: c.args.Ranks,
 	}
-	r, way := round{a: x.args}, WayLL
+	r := round{a: x.args}
 	for _, m := range msgs {
-		w := c.sendWay(m.Bytes, fixed)
-		r.add(c, m, w)
-		way = max(way, w)
+		r.add(c, m, c.messageAlgo(m.Bytes, fixed))
 	}
 	blocks := r.place(c)
 	if op != nil {
+		_, algo := r.kernel(c)
 		x.args.Slots, x.args.SlotMask = c.args.Slots, c.args.SlotMask
-		x.args.Desc, x.args.Flags = c.stamps.describe(op, plan{way, int(blocks)}), kernels.First|kernels.Last
-		c.lastWay.Store(uint32(way)<<16 | blocks)
+		x.args.Desc, x.args.Flags = c.stamps.describe(op, plan{algo, int(blocks)}), kernels.First|kernels.Last
+		c.lastAlgo.Store(uint32(algo)<<16 | blocks)
 	}
 	return r.launch(c, s, blocks)
 }

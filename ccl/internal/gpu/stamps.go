@@ -80,9 +80,8 @@ func (t *stamps) describe(op *Op, p plan) uint32 {
 	if t.rec == nil {
 		return 0
 	}
-	algo, proto := p.way.algo()
 	d := record.Desc{
-		Coll: op.Coll, DType: op.DType, Op: op.RedOp, Algo: algo, Proto: proto, SMs: uint16(p.blocks),
+		Coll: op.Coll, DType: op.DType, Op: op.RedOp, Algo: p.algo, Proto: proto(p.algo), SMs: uint16(p.blocks),
 		Root: int32(op.Root), Stream: op.Stream, Bytes: op.Bytes,
 	}
 	if op.Captured {
@@ -122,7 +121,7 @@ func (t *stamps) begin(s *cuda.Stream, op *Op) (copyMark, error) {
 			t.events = append(t.events, e)
 		}
 	}
-	off, id, ok := t.live.CopyQueued(t.seq+1, uint16(t.describe(op, plan{way: WayCopy})), record.Now())
+	off, id, ok := t.live.CopyQueued(t.seq+1, uint16(t.describe(op, plan{algo: record.AlgoCopyEngine})), record.Now())
 	if !ok {
 		t.idle <- m.events
 		return copyMark{}, nil

@@ -19,7 +19,7 @@ import (
 //go:embed tuned.json
 var tunedJSON []byte
 
-// Table says which way operations go.
+// Table says which algorithm operations take.
 type Table struct {
 	rows map[record.CollKind][]tableRow
 	id   string // alike for tables that are alike
@@ -32,10 +32,10 @@ type tableRow struct {
 }
 
 // step is one line of a tuning table: up to so many bytes (of the whole for AllReduce,
-// Reduce and Broadcast, of one share for the others) this way, on so many blocks at most.
+// Reduce and Broadcast, of one share for the others) this algorithm, on so many blocks at most.
 type step struct {
 	upTo   uint64
-	way    Way
+	algo   record.Algo
 	blocks int
 }
 
@@ -95,13 +95,13 @@ func (t *Table) read(text []byte) error {
 		}
 		last := uint64(0)
 		for k, s := range r.Steps {
-			way, err := ParseWay(s.Algo)
+			algo, err := ParseAlgo(s.Algo)
 			switch {
 			case err != nil:
 				return fmt.Errorf("row %d, step %d: %w", i, k, err)
-			case way == WayAuto:
+			case algo == record.AlgoNone:
 				return fmt.Errorf("row %d, step %d: no algorithm", i, k)
-			case s.SMs < 0 || s.SMs > kernels.MaxBlocks || s.SMs == 0 && way != WayCopy:
+			case s.SMs < 0 || s.SMs > kernels.MaxBlocks || s.SMs == 0 && algo != record.AlgoCopyEngine:
 				return fmt.Errorf("row %d, step %d: %d multiprocessors, want 1 to %d", i, k, s.SMs, kernels.MaxBlocks)
 			}
 			if s.UpTo == 0 && k+1 == len(r.Steps) {
@@ -111,7 +111,7 @@ func (t *Table) read(text []byte) error {
 				return fmt.Errorf("row %d, step %d: up to %d bytes, after %d", i, k, s.UpTo, last)
 			}
 			last = s.UpTo
-			row.steps = append(row.steps, step{s.UpTo, way, s.SMs})
+			row.steps = append(row.steps, step{s.UpTo, algo, s.SMs})
 		}
 		if last != never {
 			return fmt.Errorf("row %d: its last step ends", i)
@@ -122,8 +122,8 @@ func (t *Table) read(text []byte) error {
 }
 
 func parseColl(name string) (record.CollKind, error) {
-	for _, k := range []record.CollKind{record.AllReduce, record.ReduceScatter, record.Reduce, record.AllGather, record.AlltoAll, record.Broadcast} {
-		if k.String() == name {
+	for k, row := range collectives {
+		if len(row.kernels) > 1 && k.String() == name {
 			return k, nil
 		}
 	}

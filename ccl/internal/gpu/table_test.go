@@ -29,10 +29,10 @@ func TestTable(t *testing.T) {
 		bytes uint64
 		want  plan
 	}{
-		{record.AllReduce, 4, 100, plan{WaySym, 1}},
-		{record.AllReduce, 4, 50_000, plan{WayLL, 7}},
-		{record.AllReduce, 3, 100, plan{WayLL, 1}},
-		{record.Broadcast, 4, 100, plan{WayLL12, 1}},
+		{record.AllReduce, 4, 100, plan{record.AlgoSym, 1}},
+		{record.AllReduce, 4, 50_000, plan{record.AlgoLL, 7}},
+		{record.AllReduce, 3, 100, plan{record.AlgoLL, 1}},
+		{record.Broadcast, 4, 100, plan{record.AlgoLL12, 1}},
 	} {
 		c.size = w.size
 		if got := c.choose(w.coll, w.bytes, true, true); got != w.want {
@@ -48,7 +48,7 @@ func TestTableRefused(t *testing.T) {
 		`{"version": 1, "rows": [{"collective": "Barrier", "ranks": [1, 2]}]}`:                                                                                        "no collective that has a choice",
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [3, 2]}]}`:                                                                                         "ranks 3 to 2",
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2]}]}`:                                                                                         "its last step ends",
-		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"algo": "ring", "sms": 1}]}]}`:                                                  `"ring" is no way`,
+		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"algo": "ring", "sms": 1}]}]}`:                                                  `"ring" is no algorithm`,
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"algo": "ll", "sms": 33}]}]}`:                                                   "33 multiprocessors",
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"up_to": 9, "algo": "ll", "sms": 1}, {"up_to": 9, "algo": "sym", "sms": 1}]}]}`: "up to 9 bytes, after 9",
 		`{"version": 1, "colour": 3}`: "unknown field",

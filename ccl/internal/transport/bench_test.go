@@ -14,7 +14,7 @@ func init() {
 
 const stopTag = 99
 
-func echoLine(m Mesh, _, _ int) error {
+func echoLine(m *Mesh, _, _ int) error {
 	l, err := m.Link(0)
 	if err != nil {
 		return err
@@ -32,7 +32,7 @@ func echoLine(m Mesh, _, _ int) error {
 }
 
 // ringLine passes on to the right what comes from the left.
-func ringLine(m Mesh, rank, size int) error {
+func ringLine(m *Mesh, rank, size int) error {
 	left, err := m.Link((rank + size - 1) % size)
 	if err != nil {
 		return err
@@ -54,7 +54,7 @@ func ringLine(m Mesh, rank, size int) error {
 }
 
 // sink consumes messages of the length that precedes each, and answers the last byte.
-func sink(m Mesh, _, _ int) error {
+func sink(m *Mesh, _, _ int) error {
 	l, err := m.Link(0)
 	if err != nil {
 		return err

@@ -82,7 +82,7 @@ const (
 	lookAgain = int64(5 * time.Millisecond)
 )
 
-func (m *mesh) newGate(w wire, peer int) *gate {
+func (m *Mesh) newGate(w wire, peer int) *gate {
 	if m.cfg.Faults == nil {
 		return nil
 	}
@@ -194,8 +194,11 @@ func (g *gate) held() int {
 	return g.bytes
 }
 
-// Settled implements Mesh.
-func (m *mesh) Settled() bool {
+// Settled reports whether every byte taken from the caller has left this rank's hands,
+// and what TrySendKept took may be changed. It is false while an injected fault holds bytes
+// back, as nobody else would deliver them, and while a peer has not consumed bytes that are
+// sent from where they lie; an operation ends when it is true.
+func (m *Mesh) Settled() bool {
 	m.ownAll()
 	if m.rdma != nil {
 		for _, l := range m.open {
@@ -215,8 +218,9 @@ func (m *mesh) Settled() bool {
 	return true
 }
 
-// Abandon implements Mesh.
-func (m *mesh) Abandon() {
+// Abandon ends the links for which Settled is not true, where the operation has failed: the
+// caller gets back what TrySendKept took.
+func (m *Mesh) Abandon() {
 	m.ownAll()
 	for _, l := range m.open {
 		if r, ok := l.(*rdmaLink); ok && r.connected() {

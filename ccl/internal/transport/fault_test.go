@@ -37,7 +37,7 @@ func (f *faultSet) Conn(comm string, src, dst int) Fault {
 func (f *faultSet) Entry(string) time.Duration { return 0 }
 
 // withRecorder runs two ranks; rank 0 has a recorder, which read reads.
-func withRecorder(t *testing.T, p place, faults Faults, f func(m Mesh, rank int, read func() record.ConnStatus) error) {
+func withRecorder(t *testing.T, p place, faults Faults, f func(m *Mesh, rank int, read func() record.ConnStatus) error) {
 	w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j"}})
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func withRecorder(t *testing.T, p place, faults Faults, f func(m Mesh, rank int,
 		if c.Rank == 0 {
 			c.Recorder, c.Comm, c.Faults = w, comm, faults
 		}
-	}, func(m Mesh, rank, _ int) error {
+	}, func(m *Mesh, rank, _ int) error {
 		return f(m, rank, func() record.ConnStatus {
 			var sum record.ConnStatus // RDMA has an entry for each path
 			for _, c := range r.Conns(nil) {
@@ -68,7 +68,7 @@ func withRecorder(t *testing.T, p place, faults Faults, f func(m Mesh, rank int,
 }
 
 // eventually polls cond while the rank waits, as an executor in a collective does.
-func eventually(m Mesh, what string, cond func() bool) error {
+func eventually(m *Mesh, what string, cond func() bool) error {
 	for deadline := time.Now().Add(patience); !cond(); {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("never: %s", what)
@@ -85,7 +85,7 @@ func TestStallHoldsBytesBack(t *testing.T) {
 			faults.set(Fault{Stall: true})
 			taken := make(chan int, 1)
 			cleared := make(chan struct{})
-			withRecorder(t, p, faults, func(m Mesh, rank int, read func() record.ConnStatus) error {
+			withRecorder(t, p, faults, func(m *Mesh, rank int, read func() record.ConnStatus) error {
 				l, err := m.Link(1 - rank)
 				if err != nil {
 					return err
@@ -164,7 +164,7 @@ func TestThrottleAndDelay(t *testing.T) {
 				faults := new(faultSet)
 				faults.set(f)
 				const size = 512 << 10 // two credits' worth
-				withRecorder(t, p, faults, func(m Mesh, rank int, read func() record.ConnStatus) error {
+				withRecorder(t, p, faults, func(m *Mesh, rank int, read func() record.ConnStatus) error {
 					l, err := m.Link(1 - rank)
 					if err != nil {
 						return err
@@ -198,7 +198,7 @@ func TestDropFailsBothSides(t *testing.T) {
 	for _, p := range []place{oneNode, apart, overRDMA} {
 		t.Run(string(p), func(t *testing.T) {
 			faults := new(faultSet)
-			withRecorder(t, p, faults, func(m Mesh, rank int, _ func() record.ConnStatus) error {
+			withRecorder(t, p, faults, func(m *Mesh, rank int, _ func() record.ConnStatus) error {
 				l, err := m.Link(1 - rank)
 				if err != nil {
 					return err
@@ -235,7 +235,7 @@ func TestReceiverNotReady(t *testing.T) {
 	for _, p := range []place{oneNode, apart, overRDMA} {
 		t.Run(string(p), func(t *testing.T) {
 			blamed, done := make(chan struct{}), make(chan struct{})
-			withRecorder(t, p, nil, func(m Mesh, rank int, read func() record.ConnStatus) error {
+			withRecorder(t, p, nil, func(m *Mesh, rank int, read func() record.ConnStatus) error {
 				l, err := m.Link(1 - rank)
 				if err != nil {
 					return err

@@ -8,21 +8,22 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
+	"os"
 	"slices"
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
 const (
-	dataMagic        = "LKSTEPd2"
-	controlMagic     = "LKSTEPr2" // of a socket beside RDMA
-	dataHello        = 8 + 8 + 4 + 4 + 2 + 2 + 16 + 4 + sha256.Size
-	dataReply        = 1 + 4 + sha256.Size
-	dataTimeout      = 5 * time.Second
-	maxDataHandshake = 64
+	dataMagic    = "LKSTEPd3"
+	controlMagic = "LKSTEPr3" // of a socket beside RDMA
+	dataBody     = 8 + 8 + 4 + 4 + 2 + 2 + 16 + 4 + 16
+	dataHello    = dataBody + sha256.Size
+	dataReply    = 1 + 4 + sha256.Size
+	dataTimeout  = 5 * time.Second
 
 	replyOK    = 1
 	replyBusy  = 2 // the peer's own attempt stands
@@ -36,6 +37,7 @@ type dataGreeting struct {
 	index, total int
 	attempt      [16]byte
 	number       uint32
+	once         [16]byte // random: no two greetings are alike
 }
 
 func (n *network) encode(g dataGreeting) []byte {
@@ -47,6 +49,7 @@ func (n *network) encode(g dataGreeting) []byte {
 	b = binary.LittleEndian.AppendUint16(b, uint16(g.total))
 	b = append(b, g.attempt[:]...)
 	b = binary.LittleEndian.AppendUint32(b, g.number)
+	b = append(b, g.once[:]...)
 	return append(b, n.prove("hello", n.m.cards[g.dst].Nonce, b)...)
 }
 
@@ -61,16 +64,18 @@ func (n *network) prove(what string, nonce [16]byte, msg []byte) []byte {
 
 func (n *network) decode(b []byte) (g dataGreeting, err error) {
 	le := binary.LittleEndian
-	body, proof := b[:dataHello-sha256.Size], b[dataHello-sha256.Size:]
+	body, proof := b[:dataBody], b[dataBody:]
 	if !hmac.Equal(proof, n.prove("hello", n.nonce, body)) {
-		return g, errors.New("not a member of this communicator")
+		return g, errUnproved
 	}
-	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:])), attempt: [16]byte(b[28:44]), number: le.Uint32(b[44:])}
+	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:])), attempt: [16]byte(b[28:44]), number: le.Uint32(b[44:]), once: [16]byte(b[48:])}
 	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total || g.number == 0 || g.number > maxNumber || string(b[:8]) != n.magic(g.src) {
 		return g, fmt.Errorf("%w: greeting from rank %d to rank %d, socket %d of %d", ErrCorrupt, g.src, g.dst, g.index, g.total)
 	}
 	return g, nil
 }
+
+var errUnproved = errors.New("not a member of this communicator")
 
 const (
 	maxSockets = 16
@@ -96,23 +101,21 @@ func (n *network) decodeReply(peer int, hello, b []byte) (status byte, number ui
 }
 
 // welcome authenticates one accepted connection and gives its socket to its link.
-func (n *network) welcome(conn net.Conn) {
-	conn.SetDeadline(time.Now().Add(dataTimeout))
+func (n *network) welcome(conn *accept.Conn) {
 	var b [dataHello]byte
-	if _, err := io.ReadFull(conn, b[:]); err != nil {
-		return
-	}
-	g, err := n.decode(b[:])
+	g, err := n.hear(conn, b[:])
 	if err != nil {
 		return
 	}
+	conn.Known()
+	conn.SetDeadline(time.Now().Add(dataTimeout))
 	l := n.peer(g.src)
 	t := l.meet()
 	t.mu.Lock()
 	status, latest := n.judge(l, g), max(t.whole, t.number)
 	var fd int
 	if status == replyOK {
-		if fd, err = detach(conn); err != nil {
+		if fd, err = detach(conn.Conn); err != nil {
 			t.mu.Unlock()
 			return
 		}
@@ -125,6 +128,35 @@ func (n *network) welcome(conn net.Conn) {
 		return
 	}
 	n.add(l, g, fd)
+}
+
+// hear reads a greeting into b: the first message, which holds a proof, and counts those
+// that are refused.
+func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) {
+	conn.SetDeadline(time.Now().Add(accept.FirstTimeout))
+	for at, part := range [][]byte{b[:len(dataMagic)], b[len(dataMagic):]} {
+		if got, err := io.ReadFull(conn, part); err != nil {
+			if at+got > 0 || errors.Is(err, os.ErrDeadlineExceeded) { // else it only looked whether somebody listens
+				conn.Refuse(accept.Silent)
+			}
+			return g, err
+		}
+		if m := string(b[:len(dataMagic)]); m != dataMagic && m != controlMagic {
+			conn.Refuse(accept.Garbage)
+			return g, errUnproved
+		}
+	}
+	if g, err = n.decode(b); err != nil {
+		conn.Refuse(accept.Unproved)
+		return g, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.heard.Add([sha256.Size]byte(b[dataBody:])) {
+		conn.Refuse(accept.Replayed)
+		return g, errUnproved
+	}
+	return g, nil
 }
 
 // judge decides on a peer's attempt to connect, which takes the place of any other when

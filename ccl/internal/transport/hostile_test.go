@@ -18,7 +18,7 @@ import (
 )
 
 func init() {
-	roles["sleep"] = func(m Mesh, _, _ int) error {
+	roles["sleep"] = func(m *Mesh, _, _ int) error {
 		l, err := m.Link(0)
 		if err != nil {
 			return err
@@ -128,14 +128,14 @@ func TestStoppedPeer(t *testing.T) {
 // not pass for the one that took its place.
 func TestDialledAgain(t *testing.T) {
 	dialled := make(chan struct{})
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, size int) error {
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
 		if rank == 1 {
 			<-dialled
 			return exchange(m, rank, size, 5, 50, 100_000)
 		}
 		err := func() error {
 			defer close(dialled)
-			n := m.(*mesh).net
+			n := m.net
 			l := n.peer(1)
 			t := l.meet()
 			t.attempt, t.number, t.dialing = newNonce(), 1, true
@@ -168,10 +168,10 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 }
 
 func testStrangers(t *testing.T, p place) {
-	goroutines(t, p, 2, nil, func(m Mesh, rank, size int) error {
-		addr := m.(*mesh).cards[1-rank].Addr
+	goroutines(t, p, 2, nil, func(m *Mesh, rank, size int) error {
+		addr := m.cards[1-rank].Addr
 		for _, hello := range [][]byte{nil, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, dataHello), append([]byte(dataMagic), make([]byte, dataHello)...),
-			append([]byte(controlMagic), make([]byte, dataHello)...), m.(*mesh).net.otherKind(rank)} {
+			append([]byte(controlMagic), make([]byte, dataHello)...), m.net.otherKind(rank), []byte(dataMagic)} {
 			conn, err := net.Dial("tcp", addr)
 			if err != nil {
 				return err
@@ -199,7 +199,7 @@ func testStrangers(t *testing.T, p place) {
 				return nil
 			}
 		}
-	}, func(m Mesh, rank, size int) error {
+	}, func(m *Mesh, rank, size int) error {
 		if rank == 1 {
 			return nil
 		}
@@ -218,7 +218,7 @@ func testStrangers(t *testing.T, p place) {
 // otherKind is a member's greeting, proved, for a link that it does not have.
 func (n *network) otherKind(rank int) []byte {
 	b := n.encode(dataGreeting{src: rank, dst: 1 - rank, total: 1, attempt: newNonce(), number: 1})
-	b = b[:dataHello-sha256.Size]
+	b = b[:dataBody]
 	if n.magic(1-rank) == dataMagic {
 		copy(b, controlMagic)
 	} else {
@@ -446,7 +446,7 @@ func (l *tcpLink) socks0() {
 // TestManyLines: the totals that the monitor sees go on where the 32 bits of a line's
 // number on the wire begin anew.
 func TestManyLines(t *testing.T) {
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, _ int) error {
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, _ int) error {
 		l, err := m.Link(1 - rank)
 		if err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"syscall"
@@ -31,7 +32,7 @@ type Config struct {
 	// Node is this rank's logical node. Ranks with the same Node that also see
 	// the same kernel and the same Dir share memory, all others use TCP.
 	Node string
-	// Dir is the runtime directory for shared memory, "" for record.DefaultDir().
+	// Dir is the runtime directory for shared memory, "" for record.Dir's.
 	Dir string
 	// Exchange gives every member all members' blobs, by rank; NewMesh calls it
 	// the same few times on every rank (bootstrap.Control.AllGather).
@@ -89,9 +90,6 @@ func (cfg *Config) setDefaults() error {
 	if cfg.Rank < 0 || cfg.Rank >= cfg.Size {
 		return fmt.Errorf("rank %d of %d", cfg.Rank, cfg.Size)
 	}
-	if cfg.Dir == "" {
-		cfg.Dir = record.DefaultDir()
-	}
 	if cfg.Host == "" {
 		cfg.Host = "127.0.0.1"
 	}
@@ -106,7 +104,7 @@ func (cfg *Config) setDefaults() error {
 type card struct {
 	Node     string // logical node
 	Boot     string // kernel
-	Dev, Ino uint64 // runtime directory
+	Dev, Ino uint64 // runtime directory, 0 for none
 	PID      int
 	Nonce    [16]byte // makes names and proofs of this mesh unique
 	Ring     int
@@ -116,10 +114,12 @@ type card struct {
 
 // sharesMemory reports whether two ranks can map the same file.
 func (a card) sharesMemory(b card) bool {
-	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino
+	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino && (a.Ino != 0 || a.Nonce == b.Nonce)
 }
 
-type mesh struct {
+// Mesh is all links of one communicator's rank, and how to sleep on them. It is the
+// communicator's executor's, but for Wake.
+type Mesh struct {
 	cfg     Config
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
@@ -136,6 +136,9 @@ type mesh struct {
 	mu     sync.RWMutex // Wake against Close
 	closed bool
 }
+
+// mesh is Mesh, as the rest of the package calls it.
+type mesh = Mesh
 
 // pipeline is what the mesh asks of every Link it has opened.
 type pipeline interface {
@@ -155,7 +158,7 @@ type pipeline interface {
 
 // NewMesh prepares the links among the members; every member calls it, and it
 // needs all of them. Links themselves open on first use.
-func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
+func NewMesh(ctx context.Context, cfg Config) (*Mesh, error) {
 	m, err := newMesh(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d: open transports: %w", cfg.Rank, err)
@@ -163,20 +166,17 @@ func NewMesh(ctx context.Context, cfg Config) (Mesh, error) {
 	return m, nil
 }
 
-func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
+func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	m := &mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
+	m := &Mesh{cfg: cfg, links: make([]Link, cfg.Size), local: make([]int, cfg.Size)}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			m.Close()
 		}
 	}()
-	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
-		return nil, err
-	}
 	mine, err := m.introduce()
 	if err != nil {
 		return nil, err
@@ -223,10 +223,11 @@ func newMesh(ctx context.Context, cfg Config) (_ *mesh, err error) {
 
 // introduce fills in this rank's card. It listens before anyone can know that
 // it must, since one exchange less is worth more than one socket less.
-func (m *mesh) introduce() (card, error) {
+func (m *Mesh) introduce() (card, error) {
 	var st syscall.Stat_t
-	if err := syscall.Stat(m.cfg.Dir, &st); err != nil {
-		return card{}, fmt.Errorf("runtime directory %s: %w", m.cfg.Dir, err)
+	if err := m.place(&st); err != nil { // somebody else's mischief must not cost the job
+		slog.Warn("no runtime directory, so this rank talks TCP to ranks of its own node", "rank", m.cfg.Rank, "err", err)
+		st = syscall.Stat_t{}
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -243,7 +244,20 @@ func (m *mesh) introduce() (card, error) {
 	return c, nil
 }
 
-func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
+// place finds the runtime directory, which must be this user's alone.
+func (m *Mesh) place(st *syscall.Stat_t) (err error) {
+	if m.cfg.Dir == "" {
+		m.cfg.Dir, _, err = record.Dir("")
+	} else {
+		err = record.UseDir(m.cfg.Dir)
+	}
+	if err != nil {
+		return err
+	}
+	return os.NewSyscallError("stat "+m.cfg.Dir, syscall.Stat(m.cfg.Dir, st))
+}
+
+func (m *Mesh) exchangeCards(ctx context.Context, mine card) error {
 	b, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -268,7 +282,9 @@ func (m *mesh) exchangeCards(ctx context.Context, mine card) error {
 	return nil
 }
 
-func (m *mesh) Link(peer int) (Link, error) {
+// Link returns the link to a peer, connecting it on first use: it blocks no longer than
+// Config.Err allows. Both sides may call it at different times.
+func (m *Mesh) Link(peer int) (Link, error) {
 	if peer < 0 || peer >= m.cfg.Size || peer == m.cfg.Rank {
 		return nil, fmt.Errorf("rank %d has no link to rank %d of %d", m.cfg.Rank, peer, m.cfg.Size)
 	}
@@ -290,9 +306,12 @@ func (m *mesh) Link(peer int) (Link, error) {
 	return l, nil
 }
 
-func (m *mesh) Local(peer int) bool { return m.local[peer] >= 0 }
+// Local reports whether a peer shares this rank's node (shared memory).
+func (m *Mesh) Local(peer int) bool { return m.local[peer] >= 0 }
 
-func (m *mesh) Board() Board {
+// Board returns the shared entry board of this node's members, nil when there is none:
+// one word per member of the communicator.
+func (m *Mesh) Board() Board {
 	if m.seg == nil {
 		return nil
 	}
@@ -301,7 +320,7 @@ func (m *mesh) Board() Board {
 
 // Close unmaps and disconnects. No Link or Board may be in use, nor bytes that
 // Peek returned.
-func (m *mesh) Close() error {
+func (m *Mesh) Close() error {
 	m.mu.Lock()
 	again := m.closed
 	m.closed = true

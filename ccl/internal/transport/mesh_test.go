@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 // roles are what a rank that is a process of its own can do.
-var roles = map[string]func(m Mesh, rank, size int) error{}
+var roles = map[string]func(m *Mesh, rank, size int) error{}
 
 // place is how the ranks of a test are spread over nodes.
 type place string
@@ -91,7 +92,7 @@ func rankMain(role string) {
 }
 
 // processes starts ranks 1 to n-1 as processes in a role, and returns rank 0's mesh.
-func processes(tb testing.TB, p place, n int, role string) (Mesh, []*exec.Cmd) {
+func processes(tb testing.TB, p place, n int, role string) (*Mesh, []*exec.Cmd) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	tb.Cleanup(cancel)
@@ -168,7 +169,7 @@ func nics(tb testing.TB, f *verbstest.Fabric) func(rank int) RDMA {
 }
 
 // goroutines runs f as n ranks of this process; change edits each Config first.
-func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m Mesh, rank, size int) error) {
+func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m *Mesh, rank, size int) error) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -228,12 +229,12 @@ const patience = 20 * time.Second
 var errPatience = errors.New("no progress")
 
 type until struct {
-	m  Mesh
+	m  *Mesh
 	at time.Time
 	n  int
 }
 
-func wait(m Mesh) until { return until{m: m} }
+func wait(m *Mesh) until { return until{m: m} }
 
 // again waits for progress; an error when there is none for too long.
 func (u *until) again() error {
@@ -248,7 +249,7 @@ func (u *until) again() error {
 	return nil
 }
 
-func sendAll(m Mesh, l Link, b []byte) error {
+func sendAll(m *Mesh, l Link, b []byte) error {
 	for u := wait(m); len(b) > 0; {
 		n, err := l.TrySend(b)
 		if err != nil {
@@ -263,7 +264,7 @@ func sendAll(m Mesh, l Link, b []byte) error {
 	return nil
 }
 
-func recvAll(m Mesh, l Link, b []byte) error {
+func recvAll(m *Mesh, l Link, b []byte) error {
 	for u := wait(m); len(b) > 0; {
 		n, err := l.TryRecv(b)
 		if err != nil {
@@ -278,7 +279,7 @@ func recvAll(m Mesh, l Link, b []byte) error {
 	return nil
 }
 
-func writeLine(m Mesh, l Link, b []byte, tag uint32) error {
+func writeLine(m *Mesh, l Link, b []byte, tag uint32) error {
 	for u := wait(m); ; {
 		if ok, err := l.TryWriteLine(b, tag); ok || err != nil {
 			return err
@@ -289,7 +290,7 @@ func writeLine(m Mesh, l Link, b []byte, tag uint32) error {
 	}
 }
 
-func readLine(m Mesh, l Link, b []byte) (int, uint32, error) {
+func readLine(m *Mesh, l Link, b []byte) (int, uint32, error) {
 	for u := wait(m); ; {
 		if n, tag, ok, err := l.TryReadLine(b); ok || err != nil {
 			return n, tag, err
@@ -297,5 +298,23 @@ func readLine(m Mesh, l Link, b []byte) (int, uint32, error) {
 		if err := u.again(); err != nil {
 			return 0, 0, err
 		}
+	}
+}
+
+// TestNoRuntimeDirectory: where somebody else has taken the runtime directory, or there is
+// none, ranks of one node talk TCP.
+func TestNoRuntimeDirectory(t *testing.T) {
+	base := t.TempDir()
+	link, file := filepath.Join(base, "link"), filepath.Join(base, "file")
+	if err := errors.Join(os.Symlink(base, link), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{link, file, filepath.Join(file, "below")} {
+		goroutines(t, oneNode, 2, func(c *Config) { c.Dir = dir }, func(m *Mesh, rank, size int) error {
+			if m.Local(1 - rank) {
+				t.Errorf("%s: memory is shared", dir)
+			}
+			return exchange(m, rank, size, 1, 10, 4096)
+		})
 	}
 }

@@ -51,7 +51,7 @@ type meter struct {
 	blocked                     bool
 }
 
-func (t *meter) open(m *mesh, peer int, kind record.Transport, channel uint16, id uint64, name string) {
+func (t *meter) open(m *Mesh, peer int, kind record.Transport, channel uint16, id uint64, name string) {
 	conn, ok := m.cfg.Recorder.AddConn(record.ConnEntry{Comm: m.cfg.Comm.Index(), Peer: int32(peer), Transport: kind, Channel: channel, ID: id, Name: name})
 	if !ok {
 		return

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +26,7 @@ type network struct {
 	m     *mesh
 	nonce [16]byte
 	ln    net.Listener
-	slots chan struct{}
+	door  *accept.Door // nil before start
 	wg    sync.WaitGroup
 
 	ep    int
@@ -38,7 +39,8 @@ type network struct {
 	mu     sync.Mutex
 	closed bool
 	links  map[int]remote
-	conns  map[net.Conn]struct{} // in their handshake
+	conns  map[net.Conn]struct{} // that this rank has dialled, in their handshake
+	heard  accept.Seen           // greetings that were proved
 }
 
 // remote is a Link to a rank of another node.
@@ -149,7 +151,7 @@ func listen(m *mesh, nonce [16]byte) (*network, error) {
 		return nil, fmt.Errorf("listen for data connections: %w", err)
 	}
 	n := &network{
-		m: m, nonce: nonce, ln: ln, slots: make(chan struct{}, maxDataHandshake), ep: -1, bell: -1, ring: -1,
+		m: m, nonce: nonce, ln: ln, ep: -1, bell: -1, ring: -1,
 		links: make(map[int]remote), conns: make(map[net.Conn]struct{}),
 	}
 	n.again = n.seek
@@ -177,8 +179,7 @@ func (n *network) start(bell int) error {
 	if err := n.watch(listenTo, unix.EPOLLIN, bellEvent, listenTo); err != nil {
 		return err
 	}
-	n.wg.Add(1)
-	go n.accept()
+	n.door = accept.New(n.ln, accept.Options{Strangers: 256, Serve: n.welcome})
 	return nil
 }
 
@@ -304,7 +305,9 @@ func (n *network) close() {
 		c.Close()
 	}
 	n.mu.Unlock()
-	n.ln.Close()
+	if n.ln.Close(); n.door != nil {
+		n.door.Close()
+	}
 	n.m.stop()
 	n.wg.Wait()
 	for _, l := range n.links {
@@ -353,7 +356,7 @@ func (n *network) linger() {
 	}
 }
 
-// hold keeps a connection in its handshake closable; false when it is too late.
+// hold keeps a connection that was dialled, in its handshake closable; false when it is too late.
 func (n *network) hold(c net.Conn) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -370,33 +373,6 @@ func (n *network) release(c net.Conn) {
 	delete(n.conns, c)
 	n.mu.Unlock()
 	c.Close()
-}
-
-func (n *network) accept() {
-	defer n.wg.Done()
-	for {
-		conn, err := n.ln.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			time.Sleep(10 * time.Millisecond) // out of descriptors: others may give some back
-			continue
-		}
-		select {
-		case n.slots <- struct{}{}:
-		case <-n.m.ctx.Done():
-			conn.Close()
-			return
-		}
-		n.wg.Go(func() {
-			defer func() { <-n.slots }()
-			if n.hold(conn) {
-				n.welcome(conn)
-				n.release(conn)
-			}
-		})
-	}
 }
 
 // detach gives a non-blocking descriptor of a connection's socket, which the

@@ -35,7 +35,7 @@ func deafen(t testing.TB, fd int) {
 
 // recordedPair runs two ranks with a recorder each; read returns what a rank's says of
 // its connection, and its link records.
-func recordedPair(t *testing.T, f func(m Mesh, rank int) error) (read func(rank int) (record.ConnStatus, []record.LinkState)) {
+func recordedPair(t *testing.T, f func(m *Mesh, rank int) error) (read func(rank int) (record.ConnStatus, []record.LinkState)) {
 	t.Helper()
 	var writers [2]*record.Writer
 	var comms [2]*record.Comm
@@ -49,7 +49,7 @@ func recordedPair(t *testing.T, f func(m Mesh, rank int) error) (read func(rank 
 		comms[r], _ = w.AddComm(record.CommEntry{ID: 1, Name: "test", Rank: int32(r), Size: 2})
 	}
 	goroutines(t, apart, 2, func(c *Config) { c.Recorder, c.Comm = writers[c.Rank], comms[c.Rank] },
-		func(m Mesh, rank, _ int) error { return f(m, rank) })
+		func(m *Mesh, rank, _ int) error { return f(m, rank) })
 	return func(rank int) (s record.ConnStatus, states []record.LinkState) {
 		r, err := record.Open(writers[rank].Path())
 		if err != nil {
@@ -72,7 +72,7 @@ func TestBrokenSockets(t *testing.T) {
 	const rounds = 4
 	for _, how := range []string{"reset", "silence"} {
 		t.Run(how, func(t *testing.T) {
-			read := recordedPair(t, func(m Mesh, rank int) error {
+			read := recordedPair(t, func(m *Mesh, rank int) error {
 				for round := range rounds {
 					if err := exchange(m, rank, 2, uint64(round), 30, 300_000); err != nil {
 						return fmt.Errorf("round %d: %w", round, err)
@@ -80,7 +80,7 @@ func TestBrokenSockets(t *testing.T) {
 					if round == rounds-1 {
 						break
 					}
-					l := m.(*mesh).links[1-rank].(*tcpLink)
+					l := m.links[1-rank].(*tcpLink)
 					if how == "reset" {
 						if rank == round%2 {
 							l.reset(t)
@@ -122,13 +122,13 @@ func TestBrokenSockets(t *testing.T) {
 func TestWaitIsToldThroughAnOutage(t *testing.T) {
 	const since = 12345
 	checked, quiet := make(chan struct{}), make(chan struct{})
-	recordedPair(t, func(m Mesh, rank int) error {
+	recordedPair(t, func(m *Mesh, rank int) error {
 		if err := exchange(m, rank, 2, 1, 5, 1000); err != nil {
 			return err
 		}
-		l := m.(*mesh).links[1-rank].(*tcpLink)
+		l := m.links[1-rank].(*tcpLink)
 		status := func() (s record.ConnStatus) {
-			r, err := record.Open(m.(*mesh).cfg.Recorder.Path())
+			r, err := record.Open(m.cfg.Recorder.Path())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -175,7 +175,7 @@ func TestWaitIsToldThroughAnOutage(t *testing.T) {
 // it answers no attempt to connect: its kernel does. The bound does not count.
 func TestStoppedThroughReset(t *testing.T) {
 	m, cmds := processes(t, apart, 2, "sink")
-	m.(*mesh).cfg.Outage = 1500 * time.Millisecond
+	m.cfg.Outage = 1500 * time.Millisecond
 	l, err := m.Link(1)
 	if err != nil {
 		t.Fatal(err)
@@ -255,7 +255,7 @@ func TestNobodyThere(t *testing.T) {
 				}
 			}()
 			done, quiet := make(chan struct{}), make(chan struct{})
-			goroutines(t, apart, 2, func(c *Config) { c.Outage = 3 * time.Second }, func(m Mesh, rank, _ int) error {
+			goroutines(t, apart, 2, func(c *Config) { c.Outage = 3 * time.Second }, func(m *Mesh, rank, _ int) error {
 				if err := exchange(m, rank, 2, 1, 3, 1000); err != nil {
 					return err
 				}
@@ -266,13 +266,13 @@ func TestNobodyThere(t *testing.T) {
 				}
 				defer close(done)
 				<-quiet
-				l := m.(*mesh).links[1].(*tcpLink)
+				l := m.links[1].(*tcpLink)
 				addr, want := ln.Addr().String(), errStranger.Error()
 				if who == "silence" {
 					addr, want = deaf.Addr().String(), "nothing came from its host for"
 				}
 				l.mu.Lock()
-				m.(*mesh).cards[1].Addr = addr
+				m.cards[1].Addr = addr
 				l.mu.Unlock()
 				l.WantRecv(record.Now()) // as an executor says that waits
 				l.reset(t)
@@ -292,11 +292,11 @@ func TestNobodyThere(t *testing.T) {
 func TestLastBytesThroughReset(t *testing.T) {
 	const n = 512 << 10
 	gone := make(chan struct{})
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, _ int) error {
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, _ int) error {
 		if err := exchange(m, rank, 2, 1, 3, 1000); err != nil {
 			return err
 		}
-		l := m.(*mesh).links[1-rank]
+		l := m.links[1-rank]
 		l.AlignSend()
 		l.AlignRecv()
 		b := make([]byte, n)
@@ -325,11 +325,11 @@ func TestLastBytesThroughReset(t *testing.T) {
 func TestOneSocketEnds(t *testing.T) {
 	const n = 1000
 	fds, sent := make(chan int, 1), make(chan struct{})
-	goroutines(t, apart, 2, nil, func(m Mesh, rank, _ int) error {
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, _ int) error {
 		if err := exchange(m, rank, 2, 1, 3, 1000); err != nil {
 			return err
 		}
-		l := m.(*mesh).links[1-rank].(*tcpLink)
+		l := m.links[1-rank].(*tcpLink)
 		l.AlignSend()
 		l.AlignRecv()
 		b := make([]byte, n)

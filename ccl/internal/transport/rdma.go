@@ -76,7 +76,7 @@ func (p *cardPort) port() nic.Port {
 }
 
 // openRDMA finds out whether this rank can use RDMA, for its card.
-func (m *mesh) openRDMA() *rdmaCard {
+func (m *Mesh) openRDMA() *rdmaCard {
 	cfg := &m.cfg.RDMA
 	need := cfg.Net == NetRDMA
 	if cfg.Net == NetTCP {
@@ -95,7 +95,7 @@ func (m *mesh) openRDMA() *rdmaCard {
 }
 
 // openPorts opens the primary and its backup; others only when a peer needs them.
-func (m *mesh) openPorts() (*rdmaSide, error) {
+func (m *Mesh) openPorts() (*rdmaSide, error) {
 	cfg := &m.cfg.RDMA
 	if len(cfg.Ports) == 0 {
 		return nil, cmp.Or(cfg.Why, errors.New("no ports were given"))
@@ -117,7 +117,7 @@ func (m *mesh) openPorts() (*rdmaSide, error) {
 }
 
 // chooseRDMA pairs this rank's ports with those of each remote peer.
-func (m *mesh) chooseRDMA() error {
+func (m *Mesh) chooseRDMA() error {
 	me := m.cfg.Rank
 	mine := m.cards[me].RDMA
 	if m.rdma != nil {
@@ -152,7 +152,7 @@ func (m *mesh) chooseRDMA() error {
 // speaks reports whether it is this rank that says why RDMA is not used: the first
 // that has a port, else the first that has a device. Where nobody has any, nobody
 // expects RDMA.
-func (m *mesh) speaks() bool {
+func (m *Mesh) speaks() bool {
 	i := slices.IndexFunc(m.cards, func(c card) bool { return len(c.RDMA.ports()) > 0 })
 	if i < 0 {
 		i = slices.IndexFunc(m.cards, func(c card) bool { return c.RDMA != nil && !c.RDMA.Absent })
@@ -213,46 +213,44 @@ func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
 }
 
 // overRDMA reports whether the link to a remote rank is over RDMA.
-func (m *mesh) overRDMA(rank int) bool {
+func (m *Mesh) overRDMA(rank int) bool {
 	return m.rdma != nil && m.rdma.paths != nil && m.rdma.paths[rank] != nil
 }
 
-// overConn is the link to a peer that has an RDMA connection, nil where there is none.
-func (m *mesh) overConn(peer int) *rdmaLink {
-	if m.rdma != nil {
-		if l, ok := m.links[peer].(*rdmaLink); ok && l.connected() {
-			return l
-		}
-	}
-	return nil
+// zeroCopy is a link that may send bytes from where they lie, and so says what of them
+// its peer has consumed.
+type zeroCopy interface {
+	mark() uint64
+	markConsumed(mark uint64) bool
+	acknowledge()
 }
 
-// Lent implements Mesh.
-func (m *mesh) Lent(peer int) uint64 {
-	if l := m.overConn(peer); l != nil {
-		return l.conn.Kept()
-	}
-	if l, ok := m.links[peer].(*tcpLink); ok {
-		l.own()
+// Mark is a place in what was sent to a peer, after all that TrySendKept took so far: 0
+// when the link has copied everything.
+func (m *Mesh) Mark(peer int) uint64 {
+	if l, ok := m.links[peer].(zeroCopy); ok {
+		return l.mark()
 	}
 	return 0
 }
 
-// Returned implements Mesh.
-func (m *mesh) Returned(peer int, mark uint64) bool {
-	l := m.overConn(peer)
-	return l == nil || mark == 0 || l.repaid(l.conn.Returned(mark))
+// Consumed reports whether what is before a mark may be changed, though the operation
+// goes on. A peer has to Acknowledge what it consumes in the midst of one.
+func (m *Mesh) Consumed(peer int, mark uint64) bool {
+	l, ok := m.links[peer].(zeroCopy)
+	return !ok || l.markConsumed(mark)
 }
 
-// Acknowledge implements Mesh.
-func (m *mesh) Acknowledge(peer int) {
-	if l := m.overConn(peer); l != nil {
-		l.conn.Acknowledge()
+// Acknowledge tells a peer what of its bytes this rank has consumed.
+func (m *Mesh) Acknowledge(peer int) {
+	if l, ok := m.links[peer].(zeroCopy); ok {
+		l.acknowledge()
 	}
 }
 
-// Rails implements Mesh.
-func (m *mesh) Rails(peers []int) (primary, backup []nic.Port, err error) {
+// Rails are the ports of this rank's over which links to peers go, and those that are
+// their backups; an error where a link goes another way.
+func (m *Mesh) Rails(peers []int) (primary, backup []nic.Port, err error) {
 	for _, r := range peers {
 		switch {
 		case m.Local(r):
@@ -275,10 +273,14 @@ func (m *mesh) Rails(peers []int) (primary, backup []nic.Port, err error) {
 	return primary, backup, nil
 }
 
-// Need implements Mesh.
-func (m *mesh) Need(r *rdma.Region, ports []nic.Port) error { return m.rdma.worker.Need(r, ports) }
+// Need has the devices of ports register a DMA buffer, before the first bytes: a link that
+// TrySendKept gives some of it uses no path that cannot send them. The error says which
+// device cannot.
+func (m *Mesh) Need(r *rdma.Region, ports []nic.Port) error { return m.rdma.worker.Need(r, ports) }
 
-func (m *mesh) Patience() time.Duration {
+// Patience is for how long the network that sockets take may be away without harm to this
+// rank's links: 0 where they need it.
+func (m *Mesh) Patience() time.Duration {
 	for r := range m.cfg.Size {
 		if r != m.cfg.Rank && !m.Local(r) && !m.overRDMA(r) {
 			return 0
@@ -291,14 +293,14 @@ func (m *mesh) Patience() time.Duration {
 }
 
 // watchRDMA has the network's epoll instance wake this rank for completions.
-func (m *mesh) watchRDMA() error {
+func (m *Mesh) watchRDMA() error {
 	if m.rdma == nil {
 		return nil
 	}
 	return m.net.watch(m.rdma.worker.FD(), unix.EPOLLIN, rdmaEvent, 0)
 }
 
-func (m *mesh) closeRDMA() {
+func (m *Mesh) closeRDMA() {
 	if m.rdma != nil {
 		m.rdma.worker.Close()
 	}

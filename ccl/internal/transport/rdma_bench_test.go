@@ -28,7 +28,7 @@ func pairOfLinks(tb testing.TB, recorded bool, f func(a, b Link)) {
 		if recorded && c.Rank == 0 {
 			c.Recorder, c.Comm = rec, comm
 		}
-	}, func(m Mesh, rank, _ int) error {
+	}, func(m *Mesh, rank, _ int) error {
 		l, err := m.Link(1 - rank)
 		if err != nil {
 			return err
@@ -48,7 +48,7 @@ func pairOfLinks(tb testing.TB, recorded bool, f func(a, b Link)) {
 }
 
 // meet returns when both ends of a link have heard of each other.
-func meet(m Mesh, l Link) error {
+func meet(m *Mesh, l Link) error {
 	if err := writeLine(m, l, nil, 0); err != nil {
 		return err
 	}

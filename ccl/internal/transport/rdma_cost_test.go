@@ -87,7 +87,7 @@ func TestRDMAIdle(t *testing.T) {
 	var here sync.WaitGroup
 	here.Add(ranks)
 	computed, waited := make(chan struct{}), make(chan struct{})
-	goroutines(t, overRDMA, ranks, nil, func(m Mesh, rank, size int) error {
+	goroutines(t, overRDMA, ranks, nil, func(m *Mesh, rank, size int) error {
 		if err := exchange(m, rank, size, 7, 5, 100<<10); err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ func TestRDMAConnectsOnFirstUse(t *testing.T) {
 		if c.Rank == 0 {
 			c.Recorder, c.Comm = rec, comm
 		}
-	}, func(m Mesh, rank, _ int) error {
+	}, func(m *Mesh, rank, _ int) error {
 		if rank > 1 {
 			return nil
 		}

@@ -22,7 +22,7 @@ const (
 
 // star is rank 0 with a recorder and a fake link of its own to each other rank.
 type star struct {
-	m     Mesh
+	m     *Mesh
 	flows []*flow // by rank; nil for rank 0
 	read  *record.Reader
 }
@@ -81,7 +81,7 @@ func stars(tb testing.TB, size int, delay time.Duration, f func(s *star, peers [
 		if c.Rank == 0 {
 			c.Recorder, c.Comm = rec, comm
 		}
-	}, func(m Mesh, rank, _ int) error {
+	}, func(m *Mesh, rank, _ int) error {
 		if rank > 0 {
 			return peers[rank].answer(m)
 		}
@@ -98,7 +98,7 @@ func stars(tb testing.TB, size int, delay time.Duration, f func(s *star, peers [
 }
 
 // answer takes bursts and answers each, the last one included.
-func (p *takes) answer(m Mesh) error {
+func (p *takes) answer(m *Mesh) error {
 	l, err := m.Link(0)
 	if err != nil {
 		return err

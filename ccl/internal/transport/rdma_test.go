@@ -95,8 +95,8 @@ func testRDMAOrTCP(t *testing.T, missing [2]error, says int) {
 		if why := missing[c.Rank]; why != nil {
 			c.RDMA.Ports, c.RDMA.Why = nil, why
 		}
-	}, func(m Mesh, rank, size int) error {
-		if m.(*mesh).overRDMA(1 - rank) {
+	}, func(m *Mesh, rank, size int) error {
+		if m.overRDMA(1 - rank) {
 			t.Error("RDMA with a rank that has none")
 		}
 		return exchange(m, rank, size, 4, 5, 4096)
@@ -116,11 +116,11 @@ func testRDMAOrTCP(t *testing.T, missing [2]error, says int) {
 // TestSettledNamesPeer: a rank that waits for a peer to consume what it was lent is
 // recorded as one that waits for that peer's credit, until it has.
 func TestSettledNamesPeer(t *testing.T) {
-	for name, settled := range map[string]func(Mesh, int) bool{
-		"at the end": func(m Mesh, _ int) bool { return m.Settled() },
-		"in between": func(m Mesh, size int) bool {
+	for name, settled := range map[string]func(*Mesh, int) bool{
+		"at the end": func(m *Mesh, _ int) bool { return m.Settled() },
+		"in between": func(m *Mesh, size int) bool {
 			for r := 1; r < size; r++ {
-				if !m.Returned(r, m.Lent(r)) {
+				if !m.Consumed(r, m.Mark(r)) {
 					return false
 				}
 			}
@@ -131,7 +131,7 @@ func TestSettledNamesPeer(t *testing.T) {
 	}
 }
 
-func namesPeer(t *testing.T, settled func(m Mesh, size int) bool) {
+func namesPeer(t *testing.T, settled func(m *Mesh, size int) bool) {
 	rec, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j"}})
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func namesPeer(t *testing.T, settled func(m Mesh, size int) bool) {
 		return slices.Compact(peers) // of each of its lanes
 	}
 	consume := make(chan struct{})
-	lend := func(m Mesh) error {
+	lend := func(m *Mesh) error {
 		release := sync.OnceFunc(func() { close(consume) })
 		defer release()
 		var links []Link
@@ -209,7 +209,7 @@ func namesPeer(t *testing.T, settled func(m Mesh, size int) bool) {
 		if c.Rank == 0 {
 			c.Recorder, c.Comm = rec, comm
 		}
-	}, func(m Mesh, rank, _ int) error {
+	}, func(m *Mesh, rank, _ int) error {
 		if rank == 0 {
 			return lend(m)
 		}
@@ -245,7 +245,7 @@ func TestLent(t *testing.T) {
 	}
 	defer region.Close()
 	returned := make(chan struct{})
-	goroutines(t, overRDMA, 2, nil, func(m Mesh, rank, _ int) error {
+	goroutines(t, overRDMA, 2, nil, func(m *Mesh, rank, _ int) error {
 		l, err := m.Link(1 - rank)
 		if err != nil {
 			return err
@@ -269,7 +269,7 @@ func TestLent(t *testing.T) {
 		if err := sendAll(m, l, make([]byte, 1000)); err != nil {
 			return err
 		}
-		if m.Lent(1) != 0 || !m.Returned(1, 0) {
+		if m.Mark(1) != 0 || !m.Consumed(1, 0) {
 			return errors.New("copied bytes are lent")
 		}
 		var marks [2]uint64
@@ -281,15 +281,15 @@ func TestLent(t *testing.T) {
 				}
 				b = b[n:]
 			}
-			marks[i] = m.Lent(1)
+			marks[i] = m.Mark(1)
 		}
 		for i, mark := range marks {
-			for u := wait(m); !m.Returned(1, mark); {
+			for u := wait(m); !m.Consumed(1, mark); {
 				if err := u.again(); err != nil {
 					return fmt.Errorf("part %d is not returned: %w", i, err)
 				}
 			}
-			if i == 0 && (m.Returned(1, marks[1]) || m.Settled()) {
+			if i == 0 && (m.Consumed(1, marks[1]) || m.Settled()) {
 				return errors.New("all is returned when half is consumed")
 			}
 			once()

@@ -12,7 +12,7 @@ import (
 
 // rdmaLink is a Link over RDMA.
 type rdmaLink struct {
-	m    *mesh
+	m    *Mesh
 	n    *network
 	peer int
 	gate *gate // nil without fault injection
@@ -449,5 +449,23 @@ func (l *rdmaLink) drop() {
 	if l.connected() {
 		l.conn.Drop(ErrDropped)
 		l.fatal(ErrDropped)
+	}
+}
+
+// mark implements zeroCopy, as far as there is a connection.
+func (l *rdmaLink) mark() uint64 {
+	if !l.connected() {
+		return 0
+	}
+	return l.conn.Kept()
+}
+
+func (l *rdmaLink) markConsumed(mark uint64) bool {
+	return !l.connected() || mark == 0 || l.repaid(l.conn.Returned(mark))
+}
+
+func (l *rdmaLink) acknowledge() {
+	if l.connected() {
+		l.conn.Acknowledge()
 	}
 }

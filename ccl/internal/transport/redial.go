@@ -26,6 +26,9 @@ const (
 	refusedFor  = 500 * time.Millisecond
 	strangers   = 5
 	strangerFor = time.Second
+	// A connection that ends before a word may have been pushed out by a flood: many have to.
+	shuts   = 12
+	shutFor = 3 * time.Second
 )
 
 var (
@@ -82,8 +85,8 @@ func (t *meeting) dialled() (tries int, answered int64, last error) {
 func (n *network) redial(l remote, rank int) {
 	t := l.meet()
 	addr := n.m.cards[rank].Addr
-	refused, strange := 0, 0
-	var refusedSince, strangeSince time.Time
+	refused, strange, shut := 0, 0, 0
+	var refusedSince, strangeSince, shutSince time.Time
 	theirs := uint32(0) // the number of an attempt that is not ours, when it was given a moment
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		t.mu.Lock()
@@ -141,16 +144,21 @@ func (n *network) redial(l remote, rank int) {
 				return
 			}
 		case err != nil && proofless(err) && time.Since(began) < dataTimeout/2:
-			if strange++; strange == 1 {
+			if shut++; shut == 1 {
+				shutSince = began
+			}
+			if strange++; !errors.Is(err, ErrCorrupt) {
+				strange = 0
+			} else if strange == 1 {
 				strangeSince = began
 			}
-			if strange >= strangers && time.Since(strangeSince) >= strangerFor {
+			if strange >= strangers && time.Since(strangeSince) >= strangerFor || shut >= shuts && time.Since(shutSince) >= shutFor {
 				n.giveUp(t, fmt.Errorf("%s: %w: %w", addr, errStranger, err))
 				return
 			}
 			refused = 0
 		default:
-			refused, strange = 0, 0
+			refused, strange, shut = 0, 0, 0
 		}
 		n.pause(wait/2 + rand.N(wait))
 	}
@@ -210,6 +218,7 @@ func (n *network) greet(ctx context.Context, g dataGreeting) (fd int, status byt
 	t.wait(1)
 	defer t.wait(-1)
 	inHandshake(conn, handshakeSilence)
+	g.once = newNonce()
 	hello := n.encode(g)
 	if _, err := conn.Write(hello); err != nil {
 		return 0, 0, 0, err

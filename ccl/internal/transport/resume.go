@@ -111,7 +111,7 @@ func (l *tcpLink) own() {
 }
 
 // ownAll is own on all links, when there is one that borrows.
-func (m *mesh) ownAll() {
+func (m *Mesh) ownAll() {
 	if m.lending == 0 {
 		return
 	}

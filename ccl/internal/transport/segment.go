@@ -52,7 +52,7 @@ func newNonce() (n [16]byte) {
 
 // shareMemory creates or maps the segment of this node's members, together with
 // them. Every rank of the communicator takes part in the exchanges.
-func (m *mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
+func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 	if m.cfg.Size == 1 {
 		return nil, nil
 	}
@@ -80,13 +80,13 @@ func (m *mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 	}
 	if s.n > 1 {
 		if m.cfg.Rank != lead {
-			s.file, err = os.OpenFile(base+".shm", os.O_RDWR, 0)
+			s.file, err = os.OpenFile(base+".shm", os.O_RDWR|unix.O_NOFOLLOW, 0)
 		}
 		if err == nil {
 			err = s.mapFile()
 		}
 		for i := 0; i < s.n && bells && err == nil; i++ {
-			s.bells[i], err = unix.Open(bellName(base, i), unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+			s.bells[i], err = unix.Open(bellName(base, i), unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		}
 	}
 	if err := m.agree(ctx, err); err != nil {
@@ -102,7 +102,7 @@ func (m *mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 func bellName(base string, i int) string { return fmt.Sprintf("%s.%d.bell", base, i) }
 
 // agree exchanges errors: all ranks go on or none does.
-func (m *mesh) agree(ctx context.Context, mine error) error {
+func (m *Mesh) agree(ctx context.Context, mine error) error {
 	var b []byte
 	if mine != nil {
 		b = []byte(mine.Error())
@@ -162,6 +162,9 @@ func (s *segment) mapFile() error {
 	fi, err := s.file.Stat()
 	if err != nil {
 		return err
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("shared memory: %s is another user's", s.file.Name())
 	}
 	if fi.Size() != size {
 		return fmt.Errorf("shared memory: %s has %d bytes, want %d", s.file.Name(), fi.Size(), size)
@@ -242,7 +245,7 @@ func (p *pipe) line(i uint64) *line {
 
 // link opens this rank's link to a local peer. The pages that both sides touch
 // are reserved by both, those that only a sender fills by the sender.
-func (s *segment) link(m *mesh, peer int) (pipeline, error) {
+func (s *segment) link(m *Mesh, peer int) (pipeline, error) {
 	to := m.local[peer]
 	if err := s.reserve(s.pipeAt(s.me, to), int64(pipeControl+s.ring)); err != nil {
 		return nil, err
@@ -265,7 +268,7 @@ type entryBoard struct {
 
 const boardBits = 48
 
-func (s *segment) board(m *mesh) *entryBoard {
+func (s *segment) board(m *Mesh) *entryBoard {
 	b := &entryBoard{words: make([]*atomic.Uint64, m.cfg.Size)}
 	for r, i := range m.local {
 		if i >= 0 {

@@ -13,7 +13,7 @@ const publishStep = 16 << 10
 
 // shmLink is a Link through shared memory.
 type shmLink struct {
-	m      *mesh
+	m      *Mesh
 	peer   int
 	tx, rx pipe
 	door   *door // the peer's

@@ -1,12 +1,6 @@
 package transport
 
-import (
-	"time"
-
-	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
-	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
-	"github.com/lockstep-ccl/lockstep/record"
-)
+import "github.com/lockstep-ccl/lockstep/record"
 
 // Link is the pair of ordered byte streams between this rank and one peer of
 // one communicator: what A sends is received by B in order, whatever carries
@@ -61,54 +55,6 @@ type Link interface {
 
 // LinePayload is how many bytes one low-latency line carries.
 const LinePayload = 48
-
-// Mesh is all links of one communicator's rank, and how to sleep on them.
-type Mesh interface {
-	// Link returns the link to a peer, connecting it on first use (lazily; it
-	// must not block longer than ctx of the communicator allows). Both sides
-	// may call it at different times.
-	Link(peer int) (Link, error)
-	// Wait returns when any link of this rank may have made progress, when Wake
-	// was called, or after d. It spins for a short, adaptive time first, and
-	// yields or sleeps when there are more local ranks than cores. polled means
-	// that it did neither, and took next to no time.
-	Wait(d time.Duration) (polled bool)
-	// Wake makes Wait return (abort, new work). Safe from any goroutine.
-	Wake()
-	// Look notices what was consumed, and tells; for the time between operations.
-	// It reports whether there was, and may still be, something to notice.
-	Look() (due bool)
-	// Settled reports whether every byte taken from the caller has left this rank's
-	// hands, and what TrySendKept took may be changed. It is false while an injected
-	// fault holds bytes back, as nobody else would deliver them, and while a peer has
-	// not consumed bytes that are sent from where they lie; an operation ends when it is true.
-	Settled() bool
-	// Lent is a mark in what was sent to a peer, after all that TrySendKept took so far:
-	// 0 when the link has copied everything. Returned reports whether what is before a
-	// mark may be changed, though the operation goes on; what a peer consumes in the midst
-	// of one it has to Acknowledge.
-	Lent(peer int) (mark uint64)
-	Returned(peer int, mark uint64) bool
-	Acknowledge(peer int)
-	// Rails are the ports of this rank's over which links to peers go, and those that are
-	// their backups; an error where a link goes another way. Need has the devices of ports
-	// register a DMA buffer, before the first bytes: a link that TrySendKept gives some of it
-	// uses no path that cannot send them. The error says which device cannot.
-	Rails(peers []int) (primary, backup []nic.Port, err error)
-	Need(r *rdma.Region, ports []nic.Port) error
-	// Abandon ends the links for which Settled is not true, where the operation has
-	// failed: the caller gets back what TrySendKept took.
-	Abandon()
-	// Local reports whether a peer shares this rank's node (shared memory).
-	Local(peer int) bool
-	// Board returns the shared entry board of this node's members, nil when
-	// there is none: one word per member of the communicator.
-	Board() Board
-	// Patience is for how long the network that sockets take may be away without harm
-	// to this rank's links: 0 where they need it.
-	Patience() time.Duration
-	Close() error
-}
 
 // Board lets members of one node see when each of them entered its current
 // collective: entering is one store, and at the end a member reads the others.

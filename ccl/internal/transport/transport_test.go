@@ -32,7 +32,7 @@ func fill(b []byte, src, dst int, at uint64) {
 
 // exchange sends and receives messages of random sizes with every peer at once,
 // in random pieces, by copy and in place, and lines beside them.
-func exchange(m Mesh, rank, size int, seed uint64, messages, maxSize int) error {
+func exchange(m *Mesh, rank, size int, seed uint64, messages, maxSize int) error {
 	type side struct {
 		link     Link
 		send     *rand.Rand // decides the sizes: the receiver has the same
@@ -174,7 +174,7 @@ func TestExchange(t *testing.T) {
 	for _, p := range allPlaces {
 		for _, n := range []int{2, 4} {
 			t.Run(fmt.Sprintf("%s/%d", p, n), func(t *testing.T) {
-				goroutines(t, p, n, func(c *Config) { c.Ring, c.Window = 16<<10, 64<<10 }, func(m Mesh, rank, size int) error {
+				goroutines(t, p, n, func(c *Config) { c.Ring, c.Window = 16<<10, 64<<10 }, func(m *Mesh, rank, size int) error {
 					return exchange(m, rank, size, 1, 150, 150<<10)
 				})
 			})
@@ -183,7 +183,7 @@ func TestExchange(t *testing.T) {
 }
 
 func init() {
-	roles["exchange"] = func(m Mesh, rank, size int) error { return exchange(m, rank, size, 2, 200, 1<<20) }
+	roles["exchange"] = func(m *Mesh, rank, size int) error { return exchange(m, rank, size, 2, 200, 1<<20) }
 }
 
 func TestExchangeBetweenProcesses(t *testing.T) {
@@ -206,7 +206,7 @@ func TestExchangeBetweenProcesses(t *testing.T) {
 func TestWaitWakes(t *testing.T) {
 	for _, p := range allPlaces {
 		t.Run(string(p), func(t *testing.T) {
-			goroutines(t, p, 4, nil, func(m Mesh, rank, size int) error {
+			goroutines(t, p, 4, nil, func(m *Mesh, rank, size int) error {
 				var b [LinePayload]byte
 				for round := range 12 {
 					peer := rank ^ (1 + round%3)
@@ -232,7 +232,7 @@ func TestWaitWakes(t *testing.T) {
 func TestWakeAndAbort(t *testing.T) {
 	for _, p := range []place{oneNode, apart, overRDMA} {
 		t.Run(string(p), func(t *testing.T) {
-			goroutines(t, p, 2, nil, func(m Mesh, rank, size int) error {
+			goroutines(t, p, 2, nil, func(m *Mesh, rank, size int) error {
 				woken := make(chan struct{})
 				stop := make(chan struct{})
 				go func() {
@@ -259,7 +259,7 @@ func TestWakeAndAbort(t *testing.T) {
 		})
 	}
 	aborted := errors.New("aborted")
-	goroutines(t, oneNode, 2, func(c *Config) { c.Err = func() error { return aborted } }, func(m Mesh, rank, size int) error {
+	goroutines(t, oneNode, 2, func(c *Config) { c.Err = func() error { return aborted } }, func(m *Mesh, rank, size int) error {
 		start := time.Now()
 		for range 10_000 {
 			m.Wait(patience)
@@ -272,7 +272,7 @@ func TestWakeAndAbort(t *testing.T) {
 }
 
 func TestBoard(t *testing.T) {
-	goroutines(t, pairwise, 4, nil, func(m Mesh, rank, size int) error {
+	goroutines(t, pairwise, 4, nil, func(m *Mesh, rank, size int) error {
 		b := m.Board()
 		now := record.Now()
 		if rank%2 == 1 {

@@ -63,7 +63,7 @@ const (
 // waiter is how a rank waits: it polls, then yields, then sleeps. Nothing is
 // measured in advance; a yield's own duration tells whether others want the core.
 type waiter struct {
-	m          *mesh
+	m          *Mesh
 	door       *door
 	own        *door  // the door when there is no segment
 	progressed bool   // a link moved bytes since the last Wait
@@ -78,7 +78,7 @@ type waiter struct {
 	last       int64  // last yield
 }
 
-func (w *waiter) init(m *mesh) {
+func (w *waiter) init(m *Mesh) {
 	w.m, w.spin = m, maxSpin
 	w.own = new(door)
 	w.door = w.own
@@ -87,9 +87,12 @@ func (w *waiter) init(m *mesh) {
 	}
 }
 
-// Wait must only be called after looking at everything that is waited for: that
+// Wait returns when any link of this rank may have made progress, when Wake was called, or
+// after d. It spins for a short, adaptive time first, and yields or sleeps when there are
+// more local ranks than cores. polled means that it did neither, and took next to no time.
+// It must only be called after looking at everything that is waited for: that
 // look, after the door says asleep, is what makes sleeping safe.
-func (m *mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
+func (m *Mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) (polled bool) {
 	if w.turns++; w.turns%liveEvery == 0 {
@@ -156,9 +159,11 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 	return false
 }
 
-// Look implements Mesh. It lets the monitors know that somebody looked, too: a
+// Look notices what was consumed, and tells; for the time between operations. It reports
+// whether there was, and may still be, something to notice. The monitors know by it that
+// somebody looked, too: a
 // completion that nobody has looked for is not the network's delay.
-func (m *mesh) Look() (due bool) {
+func (m *Mesh) Look() (due bool) {
 	if !slices.ContainsFunc(m.open, pipeline.due) {
 		return false
 	}
@@ -270,7 +275,7 @@ func (w *waiter) pumpGates() int64 {
 	return due
 }
 
-func (m *mesh) Wake() {
+func (m *Mesh) Wake() {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.closed || m.door.state.Load() == awake {

@@ -9,6 +9,7 @@
 package recorder
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,7 +24,9 @@ import (
 
 // Options of a Source. Zero fields take the defaults.
 type Options struct {
-	Dir string // "" is record.DefaultDir()
+	Dir string // and the users' directories that belong to it (record.Places); "" is record.DefaultDir()
+	// Users names the users of jobs, where it is known; others' recorders of them are refused.
+	Users map[string]uint32
 	// Node, when set, passes over recorders of other (logical) nodes.
 	Node string
 	// Max bounds the recorders that are open at a time; 256.
@@ -51,6 +54,12 @@ type Source struct {
 	stamps   []record.Stamp
 	next     int // round robin of Drain
 	order    []*file
+
+	places   []record.Place
+	placesAt int64
+	badDirs  []error         // that are refused
+	wasBad   map[string]bool // their errors
+	refused  [refusals]uint64
 }
 
 // key identifies a file's content: a path can be taken over by another file.
@@ -75,9 +84,16 @@ const tryAgain = int64(10 * time.Second)
 type file struct {
 	source.Process
 	key    key
+	seen   key            // as it was found
 	reader *record.Reader // nil once a dead process's file has been read to its end
 	dead   int64          // since when
 	idle   bool           // the last drain left nothing
+	main   *file          // of a file of marks: the recorder of the same process, whose marks they are
+
+	place    record.Place
+	user     uint32 // whose word it is
+	verified int    // the pid whose users were looked at, 0: none was
+	lived    int64  // when a process of its owner's was last seen to live, 0: never
 }
 
 // New returns a source that opens nothing before its first Update.
@@ -129,7 +145,9 @@ func (s *Source) Update(v *source.View) error {
 				err = e
 			}
 		}
-		v.Processes = append(v.Processes, &f.Process)
+		if f.main == nil {
+			v.Processes = append(v.Processes, &f.Process)
+		}
 	}
 	return err
 }
@@ -171,7 +189,7 @@ func (s *Source) Drain(limit int, each func(*source.Process, []record.Record)) (
 			}
 			if got > 0 {
 				n += got
-				each(&f.Process, s.buf[:got])
+				each(f.owner(), s.buf[:got])
 			}
 			if got < len(s.buf) {
 				f.idle = f.reader.Pending() == 0
@@ -208,54 +226,36 @@ func (s *Source) DrainStamps(limit int, each func(*source.Process, []record.Stam
 }
 
 func (s *Source) discover(now int64) error {
-	paths, err := record.List(s.o.Dir)
-	if err != nil {
-		return err
-	}
-	listed := make(map[key]bool, len(paths))
+	s.look(now)
+	s.review(now)
+	var failed error
+	listed := map[key]bool{}
 	s.overflow = 0
-	for _, path := range paths {
-		fi, err := os.Lstat(path)
-		if err != nil {
-			continue // removed meanwhile
+	var found []*file
+	for _, place := range s.places {
+		paths, err := record.List(place.Path)
+		switch {
+		case err == nil:
+		case place.Path == s.o.Dir:
+			failed = err
+		case errors.Is(err, fs.ErrPermission): // another user's
+		default:
+			failed = cmp.Or(failed, err)
 		}
-		// A recorder is written through a mapping, which moves mtime at the kernel's
-		// leisure: a file that is open is known by its inode alone.
-		k := key{path: path, inode: inode(fi)}
-		if _, ok := s.files[k]; ok {
-			listed[k] = true
-			continue
-		}
-		b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
-		listed[b] = true
-		if was, ok := s.passed[b]; ok && (was.err == nil || now < was.again) {
-			continue
-		}
-		if len(s.files) >= s.o.Max {
-			s.overflow++
-			continue
-		}
-		r, err := record.Open(path)
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				s.passed[b] = passed{err, now + tryAgain}
+		news := 0 // of one directory: it must not keep others' from being looked at
+		for _, path := range paths {
+			if news > s.o.Max {
+				s.overflow++
+			} else if f := s.open(path, now, listed); f != nil {
+				f.place = place
+				found = append(found, f)
+				news++
 			}
-			continue
 		}
-		delete(s.passed, b)
-		f := &file{Process: source.Process{Path: path}, key: k, reader: r}
-		f.refresh()
-		if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
-			s.passed[b] = passed{}
-			_ = r.Close()
-			continue
-		}
-		if f.Created.Before(s.began) {
-			r.SeekTail(f.RingSlots) // what was overwritten before this agent was there is not lost by it
-		}
-		listed[k] = true
-		s.files[k] = f
-		s.order = append(s.order, f)
+	}
+	slices.SortStableFunc(found, first)
+	for _, f := range found {
+		s.take(f, now, listed)
 	}
 	for k := range s.passed {
 		if !listed[k] {
@@ -267,8 +267,71 @@ func (s *Source) discover(now int64) error {
 			s.remove(f) // its owner has removed it, and it has been read
 		}
 	}
+	s.joinMarks()
 	s.supersede()
-	return s.unread()
+	return cmp.Or(failed, s.unread())
+}
+
+// open opens a file that was not open, nor passed over; nil when there is nothing new.
+func (s *Source) open(path string, now int64, listed map[key]bool) *file {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return nil // removed meanwhile
+	}
+	// A recorder is written through a mapping, which moves mtime at the kernel's
+	// leisure: a file that is open is known by its inode alone.
+	k := key{path: path, inode: inode(fi)}
+	if _, ok := s.files[k]; ok {
+		listed[k] = true
+		return nil
+	}
+	b := key{path, k.inode, fi.Size(), fi.ModTime().UnixNano()}
+	listed[b] = true
+	if was, ok := s.passed[b]; ok && (was.err == nil || now < was.again) {
+		return nil
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok && !s.room(st.Uid) {
+		s.overflow++
+		return nil
+	}
+	r, err := record.Open(path)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.passed[b] = passed{err, now + tryAgain}
+		}
+		return nil
+	}
+	return &file{Process: source.Process{Path: path}, key: k, seen: b, reader: r}
+}
+
+// take has a file that was opened in the view, when it is of this node, and its owner may
+// speak of what it speaks of.
+func (s *Source) take(f *file, now int64, listed map[key]bool) {
+	f.refresh()
+	if s.o.Node != "" && f.Node != "" && f.Node != s.o.Node || s.longDead(f) {
+		s.passed[f.seen] = passed{}
+		_ = f.reader.Close()
+		return
+	}
+	err := s.admit(f, f.place, now)
+	if err == nil && !s.room(f.user) {
+		s.overflow++
+		_ = f.reader.Close()
+		return
+	}
+	if err != nil {
+		s.count(f.seen, err)
+		s.passed[f.seen] = passed{err, now + tryAgain}
+		_ = f.reader.Close()
+		return
+	}
+	delete(s.passed, f.seen)
+	if f.Created.Before(s.began) {
+		f.reader.SeekTail(f.RingSlots) // what was overwritten before this agent was there is not lost by it
+	}
+	listed[f.key] = true
+	s.files[f.key] = f
+	s.order = append(s.order, f)
 }
 
 // unread tells of the recorders that are there and are not read.
@@ -285,6 +348,8 @@ func (s *Source) unread() error {
 	switch {
 	case bad > 0:
 		return fmt.Errorf("%d recorder files cannot be read, one of them: %w", bad, one)
+	case len(s.badDirs) > 0:
+		return fmt.Errorf("%d runtime directories are not read, one of them: %w", len(s.badDirs), s.badDirs[0])
 	case s.overflow > 0:
 		return fmt.Errorf("%d recorders are not read: %d are, the limit", s.overflow, s.o.Max)
 	}
@@ -304,6 +369,47 @@ func (s *Source) longDead(f *file) bool {
 	return time.Since(time.Unix(0, f.Anchor.Real)) > s.o.Keep && !f.reader.Alive()
 }
 
+// owner is whose records a file has.
+func (f *file) owner() *source.Process {
+	if f.main != nil {
+		return &f.main.Process
+	}
+	return &f.Process
+}
+
+// joinMarks finds, for files of marks, the recorders of the same processes. One that
+// had been a process of its own is read again, so that its process has all of its marks.
+func (s *Source) joinMarks() {
+	type process struct {
+		boot  [16]byte
+		pid   int32
+		start uint64
+	}
+	var mains map[process]*file
+	for _, f := range s.order {
+		if !f.MarksOnly() || f.main != nil || f.reader == nil {
+			continue
+		}
+		if mains == nil {
+			mains = map[process]*file{}
+			for _, m := range s.order {
+				if !m.MarksOnly() {
+					mains[process{m.BootID, m.PID, m.StartTime}] = m
+				}
+			}
+		}
+		m := mains[process{f.BootID, f.PID, f.StartTime}]
+		if m == nil || f.key.inode == m.key.inode {
+			continue
+		}
+		if again, err := record.Open(f.Path); err == nil {
+			_ = f.reader.Close()
+			f.reader = again
+		} // else what it said before is lost, and it goes on
+		f.main = m
+	}
+}
+
 // supersede marks the processes whose rank has a younger one.
 func (s *Source) supersede() {
 	type rank struct {
@@ -312,7 +418,7 @@ func (s *Source) supersede() {
 	}
 	youngest := map[rank]*file{}
 	for _, f := range s.order {
-		if f.Rank < 0 {
+		if f.Rank < 0 || f.main != nil {
 			continue
 		}
 		r := rank{f.Job, f.Rank}
@@ -321,7 +427,7 @@ func (s *Source) supersede() {
 		}
 	}
 	for _, f := range s.order {
-		f.Superseded = f.Rank >= 0 && youngest[rank{f.Job, f.Rank}] != f
+		f.Superseded = f.Rank >= 0 && f.main == nil && youngest[rank{f.Job, f.Rank}] != f
 	}
 }
 
@@ -329,6 +435,9 @@ func (s *Source) supersede() {
 // its end, then of the process.
 func (s *Source) drop(now int64) {
 	for _, f := range slices.Clone(s.order) {
+		if f.main != nil {
+			f.State, f.Superseded = f.main.State, s.files[f.main.key] != f.main // nobody else looks at it
+		}
 		if !f.Dead() {
 			f.dead = 0
 			continue

@@ -14,10 +14,16 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/internal/stranger"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if stranger.Role() != "" {
+		stranger.Play(play)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func create(t *testing.T, dir string, rank int32, attempt uint32) *record.Writer {
 	t.Helper()
@@ -336,5 +342,61 @@ func TestStamps(t *testing.T) {
 	p := n.v.Processes[0]
 	if p.Lost != 5 || len(p.Devices) != 1 || p.Devices[0].Err < 7 || p.Comms[0].Finished != 21 || p.Comms[0].Ops != 16 || p.Comms[0].Coll != record.AllGather {
 		t.Errorf("lost %d, devices %+v, %+v", p.Lost, p.Devices, p.Comms[0])
+	}
+}
+
+// Marks of a process count as its recorder's, whichever file came first.
+func TestMarksOfAProcess(t *testing.T) {
+	marks := func(dir string) *record.Writer {
+		w, err := record.Create(record.Options{Dir: dir, MarksOnly: true, Identity: record.Identity{Job: "by-hand", Rank: 0, WorldSize: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		return w
+	}
+	for _, first := range []string{"marks", "recorder", "both"} {
+		t.Run(first, func(t *testing.T) {
+			dir := t.TempDir()
+			n := newNode(t, recorder.Options{Dir: dir})
+			var m *record.Writer
+			if first == "marks" {
+				m = marks(dir)
+				mark(m, 3)
+				n.ok(1)
+				if p := n.v.Processes[0]; p.Job != "by-hand" || !p.MarksOnly() || p.Superseded || n.read[p] != 3 {
+					t.Errorf("alone: %+v, %d read", p, n.read[p])
+				}
+			}
+			w := create(t, dir, 5, 1)
+			if first == "recorder" {
+				n.ok(1)
+			}
+			if m == nil {
+				m = marks(dir)
+				mark(m, 3)
+			}
+			n.ok(1)
+			p := n.v.Processes[0]
+			if p.Rank != 5 || p.Job != "job" || p.Superseded || n.read[p] != 3 {
+				t.Errorf("together: %+v, %d read; want rank 5 with all three marks", p, n.read[p])
+			}
+			mark(w, 2)
+			mark(m, 4)
+			n.ok(1)
+			if n.read[p] != 9 {
+				t.Errorf("%d records of the process, want 9", n.read[p])
+			}
+			// The process ends: both files are let go of.
+			p.State = diagnosis.ProcExited
+			w.Close()
+			m.Close()
+			for range 3 {
+				n.ok(1)
+			}
+			n.v.Now += int64(time.Hour)
+			n.ok(0)
+			n.ok(0)
+		})
 	}
 }

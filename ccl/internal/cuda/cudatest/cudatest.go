@@ -115,6 +115,10 @@ func Device(tb testing.TB, ordinal int) *cuda.Device {
 // with a CUresult; nth 0 is every call.
 func Fail(call string, code, nth int) { fault(call, code, nth, 0) }
 
+// RefuseFiles makes cuMemHostRegister take no mapping of a file, as drivers take none of
+// a file on a disk, until Heal.
+func RefuseFiles() { fault("cuMemHostRegister_file", 1, 0, 0) }
+
 // Hang makes the nth call from now take so many milliseconds longer; nth 0 is
 // every call.
 func Hang(call string, ms, nth int) { fault(call, 0, nth, ms) }

@@ -259,7 +259,7 @@ func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
 	parts := 1 // of a buffer, for lines of one source each
 	switch {
 	case !twoShot:
-	case coll == record.AllReduce:
+	case coll.Traits().Root == record.RootNone:
 		parts = ranks
 	default:
 		parts = ranks - 1 // root has none

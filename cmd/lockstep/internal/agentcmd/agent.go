@@ -10,11 +10,15 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/source/ebpf"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
@@ -30,8 +34,11 @@ type Cmd struct {
 	NCCLEvents string    `name:"nccl-events" default:"default" enum:"default,ops,net,all" help:"What ranks with the NCCL profiler plugin are to record: what they were started with (default), operations, also transfers over the network, or all (docs/design/nccl.md)."`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
+	EBPF       EBPF      `embed:"" prefix:"ebpf."`
 	TLS        flags.TLS `embed:"" prefix:"tls."`
 	Web        flags.Web `embed:"" set:"listen=:9400"`
+
+	WhileAttached bool `hidden:"" help:"End some seconds after the last process that lockstep attach has started."`
 }
 
 // GPU is how the agent asks NVIDIA's driver for the health of its GPUs.
@@ -47,6 +54,13 @@ type NIC struct {
 	Period time.Duration `default:"5s" help:"Time between two probes of all ports. Changes of links are heard of at once."`
 	Bound  time.Duration `default:"10s" help:"How long a probe may take before the driver is called unresponsive."`
 	Sys    string        `default:"/sys" type:"path" help:"Where sysfs is mounted."`
+}
+
+// EBPF is how the agent watches ranks that keep no recorder.
+type EBPF struct {
+	Watch  bool   `negatable:"" help:"Watch NCCL in processes that run, and what ranks wait for, by eBPF probes: calls cost a few microseconds more. Takes CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE."`
+	Job    string `placeholder:"NAME" help:"Job of processes whose environment names none (default: a name made of their first communicator)."`
+	Sample int    `default:"1" help:"Record one of so many calls of a communicator one by one, a power of two. All are counted."`
 }
 
 // Help implements kong's help provider.
@@ -75,7 +89,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}
 	var a *agent.Agent
 	metrics := prom.NewAgent(func() *collector.AgentSnapshot { return a.Snapshot() }, prom.Options{})
-	traces, err := otlp.ConfigFromEnv("lockstep-agent", c.Node)
+	traces, err := otlp.ConfigFromEnv("lockstep-agent", buildinfo.Version(), c.Node)
 	if err != nil {
 		return err
 	}
@@ -92,7 +106,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	}()
 	sinks := []collector.Sink{metrics}
 	if tracer.Enabled() {
-		sinks = append(sinks, tracer)
+		sinks = []collector.Sink{tracer, metrics} // exemplars name what the tracer exports
 	}
 	var sources []agent.NamedSource
 	if c.GPU.Watch {
@@ -113,7 +127,25 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		}()
 		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents)})
+	if c.EBPF.Watch {
+		probes := ebpf.New(ebpf.Options{Dir: c.RuntimeDir, Node: c.Node, Job: c.EBPF.Job, Sample: c.EBPF.Sample, Log: log})
+		defer func() {
+			if err := probes.Close(); err != nil { // the process ends all the same, and the probes with it
+				log.Warn("probes were not taken off", "err", err)
+			}
+		}()
+		sources = append(sources, agent.NamedSource{Name: "ebpf", Source: probes})
+	}
+	if known := masterOf; true { // a job without a master by the flags may have one that lockstep attach has started
+		masterOf = func(job string) string {
+			if addr := known(job); addr != "" || wire.CheckJob(job) != nil {
+				return addr
+			}
+			there, _ := presence.Find(c.RuntimeDir, presence.Master(job))
+			return there.Agents
+		}
+	}
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {
 		return err
 	}
@@ -123,6 +155,16 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	srv, err := web.New(o)
 	if err != nil {
 		return err
+	}
+	if release, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
+		defer release()
+	} else {
+		log.Info("lockstep attach will not find this agent", "err", err)
+	}
+	if c.WhileAttached {
+		var cancel context.CancelFunc
+		ctx, cancel = presence.WhileAttached(ctx, c.RuntimeDir, "")
+		defer cancel()
 	}
 	log.Info("agent is ready", "runtime_dir", c.RuntimeDir, "web", srv.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)

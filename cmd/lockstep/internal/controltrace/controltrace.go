@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/otlp"
@@ -26,11 +27,10 @@ const (
 	flushGrace = 3 * time.Second
 )
 
-// Tracer is one component's. Its methods are safe for concurrent use, and
+// Tracer is one component's, and a prometheus.Collector of what it exported and lost. Its methods are safe for concurrent use, and
 // none of them waits for the backend, save Close.
 type Tracer struct {
-	tracer  trace.Tracer
-	stop    func(context.Context) error
+	*otlp.Control
 	enabled bool
 	log     *slog.Logger
 }
@@ -41,16 +41,16 @@ func New(service string, log *slog.Logger) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := otlp.ConfigFromEnv(service, host)
+	cfg, err := otlp.ConfigFromEnv(service, buildinfo.Version(), host)
 	if err != nil {
 		return nil, err
 	}
-	tracer, stop, err := otlp.ControlTracer(cfg, "github.com/lockstep-ccl/lockstep")
+	control, err := otlp.NewControl(cfg, "github.com/lockstep-ccl/lockstep")
 	if err != nil {
 		return nil, err
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are not sent", "err", err) }))
-	return &Tracer{tracer: tracer, stop: stop, enabled: cfg.Enabled(), log: log}, nil
+	return &Tracer{Control: control, enabled: cfg.Enabled(), log: log}, nil
 }
 
 // Close sends what is left, for at most three seconds. That a backend is gone
@@ -58,7 +58,7 @@ func New(service string, log *slog.Logger) (*Tracer, error) {
 func (t *Tracer) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), flushGrace)
 	defer cancel()
-	if err := t.stop(ctx); err != nil {
+	if err := t.Shutdown(ctx); err != nil {
 		t.log.Warn("the last traces are lost", "err", err)
 	}
 }
@@ -68,7 +68,7 @@ func (t *Tracer) Follow(ctx context.Context, snapshot func() *collector.MasterSn
 	if !t.enabled {
 		return
 	}
-	incidents := otlp.NewIncidents(t.tracer)
+	incidents := otlp.NewIncidents(t)
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
@@ -110,7 +110,7 @@ func (t *Tracer) Action(e remediation.Entry) {
 	if a.Attempt != nil {
 		kv = append(kv, attribute.Int(names.AttrAttempt, *a.Attempt))
 	}
-	_, span := t.tracer.Start(otlp.IncidentContext(context.Background(), a.Incident), "action "+string(e.Kind),
+	_, span := t.Start(otlp.IncidentContext(context.Background(), a.Incident), "action "+string(e.Kind),
 		trace.WithTimestamp(e.Received), trace.WithAttributes(kv...))
 	if !e.Started.IsZero() {
 		span.AddEvent("decided", trace.WithTimestamp(e.Started))

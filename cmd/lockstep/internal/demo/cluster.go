@@ -50,7 +50,9 @@ type cluster struct {
 	parts map[string]*part
 
 	stack      *local.Stack // nil unless monitored
-	herald     *herald      // nil if monitored
+	traced     bool         // with a real Jaeger
+	tracing    *local.Tracing
+	herald     *herald // nil if monitored
 	control    *process.Client
 	agents     []string // host:port of /metrics
 	master     string
@@ -104,6 +106,11 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 			return err
 		}
 	}
+	if c.traced {
+		if err := c.trace(ctx, progress); err != nil {
+			return err
+		}
+	}
 	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(c.policy()), 0o600); err != nil {
 		return err
 	}
@@ -135,6 +142,7 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.hold(), "--grace", "500ms", "--quiet", "--"},
 		c.trainCommand(c.shape, filepath.Join(c.dir, "train"), 0, c.pace)...)})
 	for _, p := range parts {
+		p.env = append(p.env, c.traceEnv(p.name)...)
 		if err := c.launch(p); err != nil {
 			return err
 		}
@@ -367,6 +375,9 @@ func (c *cluster) stop() {
 	}
 	if c.stack != nil {
 		c.stack.Stop()
+	}
+	if c.tracing != nil {
+		c.tracing.Stop()
 	}
 	_ = os.RemoveAll(c.runtimeRoot())
 }

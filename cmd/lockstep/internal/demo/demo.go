@@ -32,6 +32,7 @@ type Cmd struct {
 	Device   string        `default:"cpu" enum:"cpu,cuda" help:"What the ranks communicate with: cpu, or cuda for a GPU each (as many ranks as GPUs: 2, 4 or 8)."`
 	OnLoss   string        `default:"restart" enum:"restart,shrink" help:"What follows when a rank is lost: restart the job, or shrink it, where the survivors of a data-parallel job go on by themselves (--fault rank_killed)."`
 	Alerts   bool          `default:"true" negatable:"" help:"Run a real Prometheus and Alertmanager. Without them the demo itself hands confirmed verdicts to the remediator."`
+	Tracing  bool          `help:"Run a real Jaeger too, and print the link to the trace of each fault. Building it takes about five minutes of two cores, once."`
 	Every    time.Duration `default:"10s" help:"Time between a recovery and the next fault."`
 	Duration time.Duration `default:"0s" help:"With --fault none: how long to watch for false alarms (0: until interrupted)."`
 	Rank     int           `default:"-1" help:"Victim (-1: any)." placeholder:"R"`
@@ -62,6 +63,7 @@ Examples:
   lockstep demo --once --fault communication_slow      one fault, summary, exit status
   lockstep demo --rounds 20 --fault rank_killed        twenty, and a table of times
   lockstep demo --fault none --duration 10m            watch for false alarms
+  lockstep demo --tracing --once --fault rank_stopped  and where its trace is in a real Jaeger
   lockstep demo --once --fault communication_hang --kill master
                                                        the master dies in the middle of it
   lockstep demo --device cuda --rounds 5 --every 1s    GPU ranks, every fault that they can have
@@ -93,7 +95,7 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 			_ = os.RemoveAll(dir)
 		}()
 	}
-	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, shrink: c.OnLoss == "shrink"})
+	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink"})
 	if err != nil {
 		return err
 	}
@@ -174,6 +176,9 @@ func (c *Cmd) intro(out *printer, cl *cluster, took time.Duration) {
 	if cl.monitored {
 		out.say("  Prometheus     %s/alerts", cl.stack.PrometheusURL)
 		out.say("  Alertmanager   %s", cl.stack.AlertmanagerURL)
+	}
+	if cl.tracing != nil {
+		out.say("  Jaeger         %s", cl.tracing.URL)
 	}
 	out.say("  logs           %s", cl.dir)
 }
@@ -263,6 +268,8 @@ func (c *Cmd) one(ctx context.Context, out *printer, cl *cluster, f fault, st *w
 	if err != nil || ctx.Err() != nil {
 		return o, errors.Join(err, ctx.Err())
 	}
+	w.showTrace(ctx)
+	o = w.o
 	if o.right() {
 		out.say("  %s right class, right culprit, job running again in %.2f s", out.paint("32", "✓"), o.Running)
 	} else {

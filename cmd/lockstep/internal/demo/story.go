@@ -35,6 +35,9 @@ type outcome struct {
 	Acted     float64 `json:"action_s"`
 	Running   float64 `json:"running_s"`
 
+	Incident string `json:"incident,omitempty"`
+	Trace    string `json:"trace,omitempty"` // page of the collective that shows it
+
 	Wrong []string `json:"wrong,omitempty"` // what was not as it should be
 }
 
@@ -112,7 +115,7 @@ func (w *watcher) verdict(ctx context.Context) {
 			}
 		}
 		if in.Confirmed != nil {
-			w.o.Confirmed = w.elapsed()
+			w.o.Confirmed, w.o.Incident = w.elapsed(), in.ID
 			w.o.GotClass, w.o.GotCulprit, w.o.Reason, w.o.Evidence = in.Class, strings.Join(culprits, ", "), in.Culprits[0].Reason, in.Evidence
 			w.out.line(w.o.Confirmed, "verdict", "confirmed  "+what)
 			for _, e := range in.Evidence[:min(3, len(in.Evidence))] {
@@ -262,7 +265,7 @@ type printer struct {
 	color bool
 }
 
-var tint = map[string]string{"fault": "31", "verdict": "33", "alert": "35", "webhook": "36", "action": "34", "running": "32"}
+var tint = map[string]string{"fault": "31", "verdict": "33", "alert": "35", "webhook": "36", "action": "34", "running": "32", "trace": "36"}
 
 func (p *printer) paint(code, s string) string {
 	if !p.color || code == "" {

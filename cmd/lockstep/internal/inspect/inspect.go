@@ -111,18 +111,31 @@ func (c *Cmd) wants(p *process) bool {
 	return len(c.Rank) == 0
 }
 
-// find lists the recorders that a path names.
+// find lists the recorders that a path names: of a runtime directory those of all users
+// that may be read.
 func find(path string) (paths []string, single bool, err error) {
+	places, _ := record.Places(path)
+	for _, p := range places {
+		if p.Path != path && filepath.Dir(p.Path) != path {
+			more, _ := record.List(p.Path) // another user's, as a rule
+			paths = append(paths, more...)
+		}
+	}
 	fi, err := os.Stat(path)
 	if err != nil {
+		if len(places) > 0 {
+			return paths, false, nil
+		}
 		return nil, false, err
 	}
 	if !fi.IsDir() {
 		return []string{path}, true, nil
 	}
-	if paths, err = record.List(path); err != nil {
+	own, err := record.List(path)
+	if err != nil {
 		return nil, false, err
 	}
+	paths = append(paths, own...)
 	// Logical nodes on one machine have a directory each.
 	dirs, err := os.ReadDir(path)
 	if err != nil {

@@ -231,11 +231,10 @@ func (p *process) op(o *operation, s *record.CommStatus) Op {
 		Wait: seconds(float64(o.wait) / 1e9), Transfer: seconds(float64(o.transfer) / 1e9),
 	}
 	if o.enqueued {
-		if coll != record.Barrier {
+		if coll.HasData() {
 			op.DType = o.enqueue.DType.String()
 		}
-		switch coll {
-		case record.AllReduce, record.Reduce, record.ReduceScatter:
+		if coll.Reduces() {
 			op.RedOp = o.enqueue.Op.String()
 		}
 		if o.enqueue.Root >= 0 {

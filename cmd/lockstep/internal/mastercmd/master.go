@@ -11,6 +11,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/controltrace"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector/master"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
@@ -28,6 +29,8 @@ type Cmd struct {
 	Record         Record        `embed:"" prefix:"record."`
 	TLS            flags.TLS     `embed:"" prefix:"tls."`
 	Web            flags.Web     `embed:"" set:"listen=:9402"`
+
+	WhileAttached string `hidden:"" placeholder:"DIR" help:"End some seconds after the last process of the job that lockstep attach has started, by the notes in this runtime directory."`
 }
 
 // Record is the recording of evidence.
@@ -73,12 +76,23 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reg := prom.NewRegistry(names.Master, flags.Build(), prom.NewMaster(m.Snapshot, prom.Options{}))
+	reg := prom.NewRegistry(names.Master, flags.Build(), prom.NewMaster(m.Snapshot, prom.Options{}), traces)
 	o := c.Web.Options("Lockstep master of "+c.Job, "Who broke step, and why.", log)
 	o.Metrics, o.Status = prom.Handler(reg, log), m.Snapshot
 	srv, err := web.New(o)
 	if err != nil {
 		return err
+	}
+	if c.WhileAttached != "" {
+		there := presence.Info{Web: srv.Addr().String(), Agents: m.Addr().String()}
+		release, err := presence.Hold(c.WhileAttached, presence.Master(c.Job), there)
+		if err != nil {
+			return err
+		}
+		defer release()
+		var cancel context.CancelFunc
+		ctx, cancel = presence.WhileAttached(ctx, c.WhileAttached, c.Job)
+		defer cancel()
 	}
 	log.Info("master is ready", "job", c.Job, "agents", m.Addr().String(), "web", srv.Addr().String())
 	g, ctx := errgroup.WithContext(ctx)

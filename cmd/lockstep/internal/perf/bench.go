@@ -156,7 +156,8 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 	}
 	ways := func() {
 		if b.device != ccl.CPU {
-			r.Algo, r.SMs = b.comm.GPUWays()
+			algo, sms := b.comm.GPUAlgo()
+			r.Algo, r.SMs = algo.String(), sms
 		}
 	}
 	ways()

@@ -82,6 +82,9 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	switch {
 	case os.Getenv("LOCKSTEP_COMM_ID") != "":
 		cfg, err := ccl.ConfigFromEnv()
+		if err == nil {
+			err = cfg.Prepare()
+		}
 		if err != nil {
 			return err
 		}
@@ -182,7 +185,11 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 // sweep removes the recorders of ranks that were killed before they could do so: they
 // take memory, and nobody asks what an interrupted measurement was in.
 func sweep(killed map[int32]bool) {
-	paths, _ := record.List(record.DefaultDir()) // there may be none
+	dir, _, err := record.Dir("")
+	if err != nil {
+		return // then there are none
+	}
+	paths, _ := record.List(dir)
 	for _, path := range paths {
 		r, err := record.Open(path)
 		if err != nil {
@@ -213,6 +220,9 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 		}
 	}
 	base, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = base.Prepare()
+	}
 	if err != nil {
 		return err
 	}

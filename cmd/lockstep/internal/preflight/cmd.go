@@ -119,6 +119,9 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		return err
 	}

@@ -2,14 +2,12 @@
 package remediatorcmd
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,6 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/remediation"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 )
@@ -102,7 +101,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		return err
 	}
 	defer traces.Close()
-	reg := prom.NewRegistry(names.Remediator, flags.Build())
+	reg := prom.NewRegistry(names.Remediator, flags.Build(), traces)
 	r, err := remediation.New(remediation.Options{
 		Config: cfg, Journal: c.Journal, Token: token, Logger: log, Registry: reg, OnEvent: traces.Action,
 		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts,
@@ -131,16 +130,9 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 }
 
 func readToken(file string) ([]byte, error) {
-	fi, err := os.Stat(file)
+	b, err := statedir.ReadSecret(file)
 	if err != nil {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
-	if fi.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("token file %s: mode %v lets others read it; chmod 600 it", file, fi.Mode().Perm())
-	}
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("token file: %w", err)
-	}
-	return bytes.TrimSpace(b), nil
+	return b, nil
 }

@@ -3,6 +3,8 @@ package runcmd
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -62,6 +64,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 			return err
 		}
 	}
+	c.place(log)
 	o := process.Options{
 		Job: c.Job, Command: command, Ranks: c.Ranks, Spares: c.Spares, Nodes: c.Nodes,
 		RuntimeDir: c.runtimeDir, Node: c.node, Rendezvous: rendezvous,
@@ -109,6 +112,27 @@ func stateDir(job string) (string, error) {
 		base = filepath.Join(home, ".local", "state")
 	}
 	return filepath.Join(base, "lockstep", job), nil
+}
+
+// place finds this user's runtime directory, once for all ranks: they get it by name, so
+// that nobody can take their places in advance.
+func (c *Cmd) place(log *slog.Logger) {
+	find := record.DirBelow
+	if c.RuntimeDir == record.DefaultDir() {
+		find = func(_, key string) (string, []error, error) { return record.Dir(key) }
+	}
+	var key [8]byte
+	rand.Read(key[:])
+	dir, refused, err := find(c.RuntimeDir, hex.EncodeToString(key[:]))
+	switch {
+	case err != nil: // the job matters more
+		log.Warn("no runtime directory: nobody will see what the ranks do, and they share no memory", "err", err)
+	case len(refused) > 0:
+		log.Warn("the runtime directory is not this user's alone: another one is used", "dir", dir, "err", refused[0])
+		fallthrough
+	default:
+		c.RuntimeDir = dir
+	}
 }
 
 // runtimeDir keeps the recorders of logical nodes apart, as those of real ones are.

@@ -85,6 +85,9 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 		}
 	}
 	cfg, err := ccl.ConfigFromEnv()
+	if err == nil {
+		err = cfg.Prepare()
+	}
 	if err != nil {
 		return err
 	}

@@ -711,36 +711,42 @@ func (x *Nodes) GetMemoryPressure() []int64 {
 }
 
 type Ranks struct {
-	state             protoimpl.MessageState `protogen:"open.v1"`
-	Row               []uint32               `protobuf:"varint,1,rep,packed,name=row,proto3" json:"row,omitempty"` // the first, then each one's distance to the one before
-	Node              []int64                `protobuf:"zigzag64,4,rep,packed,name=node,proto3" json:"node,omitempty"`
-	Pid               []int64                `protobuf:"zigzag64,5,rep,packed,name=pid,proto3" json:"pid,omitempty"`
-	Attempt           []int64                `protobuf:"zigzag64,6,rep,packed,name=attempt,proto3" json:"attempt,omitempty"`
-	Proc              []int64                `protobuf:"zigzag64,7,rep,packed,name=proc,proto3" json:"proc,omitempty"`
-	ProcAt            []int64                `protobuf:"zigzag64,8,rep,packed,name=proc_at,json=procAt,proto3" json:"proc_at,omitempty"`
-	Cpu               []int64                `protobuf:"zigzag64,9,rep,packed,name=cpu,proto3" json:"cpu,omitempty"`
-	Io                []int64                `protobuf:"zigzag64,10,rep,packed,name=io,proto3" json:"io,omitempty"`
-	Starved           []int64                `protobuf:"zigzag64,11,rep,packed,name=starved,proto3" json:"starved,omitempty"`
-	Throttled         []int64                `protobuf:"zigzag64,12,rep,packed,name=throttled,proto3" json:"throttled,omitempty"`
-	MemoryPressure    []int64                `protobuf:"zigzag64,13,rep,packed,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
-	ExitBy            []int64                `protobuf:"zigzag64,14,rep,packed,name=exit_by,json=exitBy,proto3" json:"exit_by,omitempty"`
-	ExitCode          []int64                `protobuf:"zigzag64,15,rep,packed,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
-	ExitSignal        []int64                `protobuf:"zigzag64,16,rep,packed,name=exit_signal,json=exitSignal,proto3" json:"exit_signal,omitempty"`
-	ExitAt            []int64                `protobuf:"zigzag64,17,rep,packed,name=exit_at,json=exitAt,proto3" json:"exit_at,omitempty"`
-	ExitAsked         []int64                `protobuf:"zigzag64,18,rep,packed,name=exit_asked,json=exitAsked,proto3" json:"exit_asked,omitempty"`
-	Mark              []int64                `protobuf:"zigzag64,19,rep,packed,name=mark,proto3" json:"mark,omitempty"`
-	MarkAt            []int64                `protobuf:"zigzag64,20,rep,packed,name=mark_at,json=markAt,proto3" json:"mark_at,omitempty"`
-	Step              []int64                `protobuf:"zigzag64,21,rep,packed,name=step,proto3" json:"step,omitempty"`
-	Xid               []int64                `protobuf:"zigzag64,22,rep,packed,name=xid,proto3" json:"xid,omitempty"`
-	GpuSeen           []int64                `protobuf:"zigzag64,23,rep,packed,name=gpu_seen,json=gpuSeen,proto3" json:"gpu_seen,omitempty"`
-	GpuIndex          []int64                `protobuf:"zigzag64,24,rep,packed,name=gpu_index,json=gpuIndex,proto3" json:"gpu_index,omitempty"`
-	GpuXidAt          []int64                `protobuf:"zigzag64,25,rep,packed,name=gpu_xid_at,json=gpuXidAt,proto3" json:"gpu_xid_at,omitempty"`
-	GpuLostAt         []int64                `protobuf:"zigzag64,26,rep,packed,name=gpu_lost_at,json=gpuLostAt,proto3" json:"gpu_lost_at,omitempty"`
-	GpuThrottledAt    []int64                `protobuf:"zigzag64,27,rep,packed,name=gpu_throttled_at,json=gpuThrottledAt,proto3" json:"gpu_throttled_at,omitempty"`
-	GpuThrottle       []int64                `protobuf:"zigzag64,28,rep,packed,name=gpu_throttle,json=gpuThrottle,proto3" json:"gpu_throttle,omitempty"`
-	GpuUnresponsiveAt []int64                `protobuf:"zigzag64,29,rep,packed,name=gpu_unresponsive_at,json=gpuUnresponsiveAt,proto3" json:"gpu_unresponsive_at,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	Row                []uint32               `protobuf:"varint,1,rep,packed,name=row,proto3" json:"row,omitempty"` // the first, then each one's distance to the one before
+	Node               []int64                `protobuf:"zigzag64,4,rep,packed,name=node,proto3" json:"node,omitempty"`
+	Pid                []int64                `protobuf:"zigzag64,5,rep,packed,name=pid,proto3" json:"pid,omitempty"`
+	Attempt            []int64                `protobuf:"zigzag64,6,rep,packed,name=attempt,proto3" json:"attempt,omitempty"`
+	Proc               []int64                `protobuf:"zigzag64,7,rep,packed,name=proc,proto3" json:"proc,omitempty"`
+	ProcAt             []int64                `protobuf:"zigzag64,8,rep,packed,name=proc_at,json=procAt,proto3" json:"proc_at,omitempty"`
+	Cpu                []int64                `protobuf:"zigzag64,9,rep,packed,name=cpu,proto3" json:"cpu,omitempty"`
+	Io                 []int64                `protobuf:"zigzag64,10,rep,packed,name=io,proto3" json:"io,omitempty"`
+	Starved            []int64                `protobuf:"zigzag64,11,rep,packed,name=starved,proto3" json:"starved,omitempty"`
+	Throttled          []int64                `protobuf:"zigzag64,12,rep,packed,name=throttled,proto3" json:"throttled,omitempty"`
+	MemoryPressure     []int64                `protobuf:"zigzag64,13,rep,packed,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
+	ExitBy             []int64                `protobuf:"zigzag64,14,rep,packed,name=exit_by,json=exitBy,proto3" json:"exit_by,omitempty"`
+	ExitCode           []int64                `protobuf:"zigzag64,15,rep,packed,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	ExitSignal         []int64                `protobuf:"zigzag64,16,rep,packed,name=exit_signal,json=exitSignal,proto3" json:"exit_signal,omitempty"`
+	ExitAt             []int64                `protobuf:"zigzag64,17,rep,packed,name=exit_at,json=exitAt,proto3" json:"exit_at,omitempty"`
+	ExitAsked          []int64                `protobuf:"zigzag64,18,rep,packed,name=exit_asked,json=exitAsked,proto3" json:"exit_asked,omitempty"`
+	Mark               []int64                `protobuf:"zigzag64,19,rep,packed,name=mark,proto3" json:"mark,omitempty"`
+	MarkAt             []int64                `protobuf:"zigzag64,20,rep,packed,name=mark_at,json=markAt,proto3" json:"mark_at,omitempty"`
+	Step               []int64                `protobuf:"zigzag64,21,rep,packed,name=step,proto3" json:"step,omitempty"`
+	Xid                []int64                `protobuf:"zigzag64,22,rep,packed,name=xid,proto3" json:"xid,omitempty"`
+	GpuSeen            []int64                `protobuf:"zigzag64,23,rep,packed,name=gpu_seen,json=gpuSeen,proto3" json:"gpu_seen,omitempty"`
+	GpuIndex           []int64                `protobuf:"zigzag64,24,rep,packed,name=gpu_index,json=gpuIndex,proto3" json:"gpu_index,omitempty"`
+	GpuXidAt           []int64                `protobuf:"zigzag64,25,rep,packed,name=gpu_xid_at,json=gpuXidAt,proto3" json:"gpu_xid_at,omitempty"`
+	GpuLostAt          []int64                `protobuf:"zigzag64,26,rep,packed,name=gpu_lost_at,json=gpuLostAt,proto3" json:"gpu_lost_at,omitempty"`
+	GpuThrottledAt     []int64                `protobuf:"zigzag64,27,rep,packed,name=gpu_throttled_at,json=gpuThrottledAt,proto3" json:"gpu_throttled_at,omitempty"`
+	GpuThrottle        []int64                `protobuf:"zigzag64,28,rep,packed,name=gpu_throttle,json=gpuThrottle,proto3" json:"gpu_throttle,omitempty"`
+	GpuUnresponsiveAt  []int64                `protobuf:"zigzag64,29,rep,packed,name=gpu_unresponsive_at,json=gpuUnresponsiveAt,proto3" json:"gpu_unresponsive_at,omitempty"`
+	OffCpuDisk         []int64                `protobuf:"zigzag64,60,rep,packed,name=off_cpu_disk,json=offCpuDisk,proto3" json:"off_cpu_disk,omitempty"`
+	OffCpuNcclStarved  []int64                `protobuf:"zigzag64,61,rep,packed,name=off_cpu_nccl_starved,json=offCpuNcclStarved,proto3" json:"off_cpu_nccl_starved,omitempty"`
+	OffCpuChildDisk    []int64                `protobuf:"zigzag64,62,rep,packed,name=off_cpu_child_disk,json=offCpuChildDisk,proto3" json:"off_cpu_child_disk,omitempty"`
+	OffCpuChildStarved []int64                `protobuf:"zigzag64,63,rep,packed,name=off_cpu_child_starved,json=offCpuChildStarved,proto3" json:"off_cpu_child_starved,omitempty"`
+	OffCpuFor          []int64                `protobuf:"zigzag64,64,rep,packed,name=off_cpu_for,json=offCpuFor,proto3" json:"off_cpu_for,omitempty"`
+	TcpResent          []int64                `protobuf:"zigzag64,65,rep,packed,name=tcp_resent,json=tcpResent,proto3" json:"tcp_resent,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Ranks) Reset() {
@@ -958,6 +964,48 @@ func (x *Ranks) GetGpuThrottle() []int64 {
 func (x *Ranks) GetGpuUnresponsiveAt() []int64 {
 	if x != nil {
 		return x.GpuUnresponsiveAt
+	}
+	return nil
+}
+
+func (x *Ranks) GetOffCpuDisk() []int64 {
+	if x != nil {
+		return x.OffCpuDisk
+	}
+	return nil
+}
+
+func (x *Ranks) GetOffCpuNcclStarved() []int64 {
+	if x != nil {
+		return x.OffCpuNcclStarved
+	}
+	return nil
+}
+
+func (x *Ranks) GetOffCpuChildDisk() []int64 {
+	if x != nil {
+		return x.OffCpuChildDisk
+	}
+	return nil
+}
+
+func (x *Ranks) GetOffCpuChildStarved() []int64 {
+	if x != nil {
+		return x.OffCpuChildStarved
+	}
+	return nil
+}
+
+func (x *Ranks) GetOffCpuFor() []int64 {
+	if x != nil {
+		return x.OffCpuFor
+	}
+	return nil
+}
+
+func (x *Ranks) GetTcpResent() []int64 {
+	if x != nil {
+		return x.TcpResent
 	}
 	return nil
 }
@@ -2109,7 +2157,7 @@ const file_evidence_proto_rawDesc = "" +
 	"\x04lost\x18\x05 \x03(\x12R\x04lost\x12\x1b\n" +
 	"\tmap_error\x18\x06 \x03(\x12R\bmapError\x12!\n" +
 	"\fcpu_pressure\x18\a \x03(\x12R\vcpuPressure\x12'\n" +
-	"\x0fmemory_pressure\x18\b \x03(\x12R\x0ememoryPressure\"\xde\x05\n" +
+	"\x0fmemory_pressure\x18\b \x03(\x12R\x0ememoryPressure\"\xd0\a\n" +
 	"\x05Ranks\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x12\n" +
 	"\x04node\x18\x04 \x03(\x12R\x04node\x12\x10\n" +
@@ -2141,7 +2189,15 @@ const file_evidence_proto_rawDesc = "" +
 	"\vgpu_lost_at\x18\x1a \x03(\x12R\tgpuLostAt\x12(\n" +
 	"\x10gpu_throttled_at\x18\x1b \x03(\x12R\x0egpuThrottledAt\x12!\n" +
 	"\fgpu_throttle\x18\x1c \x03(\x12R\vgpuThrottle\x12.\n" +
-	"\x13gpu_unresponsive_at\x18\x1d \x03(\x12R\x11gpuUnresponsiveAt\"g\n" +
+	"\x13gpu_unresponsive_at\x18\x1d \x03(\x12R\x11gpuUnresponsiveAt\x12 \n" +
+	"\foff_cpu_disk\x18< \x03(\x12R\n" +
+	"offCpuDisk\x12/\n" +
+	"\x14off_cpu_nccl_starved\x18= \x03(\x12R\x11offCpuNcclStarved\x12+\n" +
+	"\x12off_cpu_child_disk\x18> \x03(\x12R\x0foffCpuChildDisk\x121\n" +
+	"\x15off_cpu_child_starved\x18? \x03(\x12R\x12offCpuChildStarved\x12\x1e\n" +
+	"\voff_cpu_for\x18@ \x03(\x12R\toffCpuFor\x12\x1d\n" +
+	"\n" +
+	"tcp_resent\x18A \x03(\x12R\ttcpResent\"g\n" +
 	"\x05Comms\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x14\n" +
 	"\x05named\x18\x02 \x03(\rR\x05named\x12\x12\n" +

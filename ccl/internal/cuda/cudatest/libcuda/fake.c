@@ -221,9 +221,23 @@ static void drain(ctx *c);
 API CUresult cuMemFree_v2(ptr p) { CONTEXT; drain(current); return give(p, PLAIN); }
 API CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags) { CONTEXT; (void)flags; return take((ptr *)p, n, HOST, ~0u); }
 API CUresult cuMemFreeHost(void *p) { CONTEXT; return give((ptr)p, HOST); }
+// of_file reports whether memory is a mapping of a file.
+static int of_file(const void *p) {
+	FILE *f = fopen("/proc/self/maps", "r");
+	char line[4096];
+	int found = 0;
+	while (f && !found && fgets(line, sizeof line, f)) {
+		unsigned long from, to, inode = 0;
+		if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &from, &to, &inode) >= 2) found = from <= (unsigned long)p && (unsigned long)p < to && inode;
+	}
+	if (f) fclose(f);
+	return found;
+}
 API CUresult cuMemHostRegister_v2(void *p, size_t n, unsigned flags) {
 	CONTEXT;
 	if (!p || !n || flags & ~7u) return INVALID_VALUE;
+	int refused = faulty("cuMemHostRegister_file"); // as drivers refuse memory of files on disks
+	if (refused && of_file(p)) return refused;
 	pthread_mutex_lock(&mu);
 	CUresult rc = find((ptr)p, 0) ? ALREADY_REGISTERED : 0;
 	if (!rc) add((ptr)p, n, REGISTERED, ~0u, current->dev);

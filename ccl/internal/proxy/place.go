@@ -1,33 +1,27 @@
-package ccl
+package proxy
 
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
-	"sync"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
-	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
-	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// gpuPlace is where the ranks are as GPUs see it: those of a machine that cannot
+// Place is where the ranks are as GPUs see it: those of a machine that cannot
 // reach each other's memory count as being on different nodes. All ranks call it and
-// find the same.
-func (c *Comm) gpuPlace(ctx context.Context, dev *cuda.Device) (algo.Place, error) {
-	barriers, err := symm.Reach(ctx, symm.Config{
-		Device: dev, Rank: c.rank, Size: c.size, Exchange: c.ctl.AllGather, Key: c.ctl.Key("reach"), Dir: record.DefaultDir(),
-	}, c.place.Local)
+// find the same. note is told, on rank 0, which GPUs are apart, and why.
+func Place(ctx context.Context, place algo.Place, cfg symm.Config, note func(pairs, groups, reason string)) (algo.Place, error) {
+	barriers, err := symm.Reach(ctx, cfg, place.Local)
 	if err != nil || len(barriers) == 0 {
-		return c.place, err
+		return place, err
 	}
-	nodes := apart(c.place.Node, barriers)
-	if c.rank == 0 {
-		noteApart(c.name, nodes, barriers)
+	nodes := apart(place.Node, barriers)
+	if cfg.Rank == 0 {
+		tell(nodes, barriers, note)
 	}
-	return algo.NewPlace(c.rank, nodes, c.place.Cores), nil
+	return algo.NewPlace(cfg.Rank, nodes, place.Cores), nil
 }
 
 // apart numbers the nodes anew, a rank at a time: it joins the first group of its node
@@ -59,11 +53,8 @@ func apart(node []int32, barriers []symm.Barrier) []int32 {
 	return nodes
 }
 
-// apartNoted is what noteApart has said: communicators of the same ranks say the same.
-var apartNoted sync.Map
-
-// noteApart says which GPUs are apart, and what comes of it.
-func noteApart(comm string, nodes []int32, barriers []symm.Barrier) {
+// tell says which GPUs are apart, in a few words.
+func tell(nodes []int32, barriers []symm.Barrier, note func(pairs, groups, reason string)) {
 	const most = 8
 	var pairs []string
 	for _, b := range barriers[:min(len(barriers), most)] {
@@ -87,9 +78,5 @@ func noteApart(comm string, nodes []int32, barriers []symm.Barrier) {
 	if len(order) > most {
 		sets = append(sets, "…")
 	}
-	text := strings.Join(pairs, " ") + " " + strings.Join(sets, " ") + barriers[0].Reason
-	if _, noted := apartNoted.LoadOrStore(text, true); !noted {
-		slog.Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
-			"communicator", comm, "ranks", strings.Join(pairs, " "), "groups", strings.Join(sets, " | "), "reason", barriers[0].Reason)
-	}
+	note(strings.Join(pairs, " "), strings.Join(sets, " | "), barriers[0].Reason)
 }

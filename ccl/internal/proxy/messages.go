@@ -1,6 +1,7 @@
-package ccl
+package proxy
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"unsafe"
@@ -20,8 +21,8 @@ import (
 // could too, but must not need the driver: it may be held by who waits for the GPU,
 // such as the program that frees memory.)
 type mailing struct {
-	n     *gpuNodes
-	x     *crossing
+	n     *Proxy
+	x     *Op
 	flows []flow
 	of    map[int]int // flows by index
 	half  int         // bytes of a piece, but for a message's last
@@ -113,7 +114,7 @@ func newMail(ranks int, mem []byte, at cuda.Ptr) mail {
 
 // places is count places of the ring side by side, at most all of them, once what used
 // them has ended.
-func (n *gpuNodes) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
+func (n *Proxy) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
 	m := &n.mail
 	size := len(m.ring)
 	if rest := size - m.head%size; rest < count {
@@ -125,7 +126,7 @@ func (n *gpuNodes) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
 			break
 		}
 		use := m.taken[0]
-		if err := n.c.drive(background, use.seq); err != nil {
+		if err := n.run.Drive(use.seq); err != nil {
 			return nil, 0, err
 		}
 		m.taken, m.tail = m.taken[1:], use.end
@@ -143,11 +144,15 @@ func index(msg gpu.Message) int {
 	return 2 * msg.Peer
 }
 
-// exchange puts messages on s. Those within the node go as they do on a single one,
+// Exchange puts messages on s. Those within the node go as they do on a single one,
 // beside the others, since a peer may need one of these before it takes part in one of
-// those, or the reverse; local puts them on s where they are no messages.
-func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu.Message, local func(gpu.Stream) error) error {
-	c := n.c
+// those, or the reverse. exchange is the same; local puts those within the node on s where
+// they are no messages.
+func (n *Proxy) Exchange(on gpu.Stream, o *Call, msgs []gpu.Message, put func(*Op) error) error {
+	return n.exchange(on, o, msgs, nil, put)
+}
+
+func (n *Proxy) exchange(on gpu.Stream, o *Call, msgs []gpu.Message, local func(gpu.Stream) error, put func(*Op) error) error {
 	var near, far []gpu.Message
 	for _, m := range msgs {
 		if i := slices.Index(n.place.Local, m.Peer); i >= 0 && local == nil {
@@ -158,24 +163,24 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 		}
 	}
 	if local == nil && len(near) > 0 {
-		local = func(on gpu.Stream) error { return n.gpu.Exchange(on, o.coll, near, o.stream) }
+		local = func(on gpu.Stream) error { return n.gpu.Exchange(on, o.Coll, near, o.Stream) }
 	}
 	if most := len(n.mail.ring); len(far) > most {
-		return c.invalid(o.coll, "%d messages between nodes, at most %d in one group", len(far), most)
+		return &TooManyError{len(far), most}
 	}
 	var list cuda.Ptr
-	prepare := func(x *crossing) error {
+	prepare := func(x *Op) error {
 		ring, at, err := n.places(len(far))
 		if err != nil {
 			return err
 		}
-		m := newMailing(n, x, far, ring, o.inPlace)
+		m := newMailing(n, x, far, ring, o.InPlace)
 		x.gate, x.returns, x.sched, list = m.gate, m.returned, m.schedule(far), at
 		return nil
 	}
-	return n.cross(s, cs, o, 1, nil, prepare, func(on gpu.Stream, x *crossing) error {
+	return n.start(on, o, put, 1, nil, prepare, func(x *Op) error {
 		ferry := func(s *cuda.Stream) error {
-			n.mail.taken = append(n.mail.taken, ringUse{n.mail.head, c.queue.last()})
+			n.mail.taken = append(n.mail.taken, ringUse{n.mail.head, n.run.Last()})
 			return n.gpu.Ferry(s, list, len(far))
 		}
 		var err error
@@ -194,36 +199,43 @@ func (n *gpuNodes) exchange(s *Stream, cs *cuda.Stream, o *operation, msgs []gpu
 	})
 }
 
+// TooManyError says that a group has more messages between nodes than there is room for.
+type TooManyError struct{ Messages, Most int }
+
+func (e *TooManyError) Error() string {
+	return fmt.Sprintf("%d messages between nodes, at most %d in one group", e.Messages, e.Most)
+}
+
 // allToAll is messages to everyone; those of a node go by one kernel where they lie
 // side by side.
-func (n *gpuNodes) allToAll(s *Stream, cs *cuda.Stream, o *operation, send, recv cuda.Ptr) error {
-	c, share := n.c, o.count*o.dtype.Size()
+func (n *Proxy) allToAll(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) error) error {
+	rank, size, share := n.cfg.Rank, n.cfg.Size, o.Count*o.DType.Size()
 	var msgs []gpu.Message
-	for k := 1; k < c.size; k++ {
-		to, from := (c.rank+k)%c.size, (c.rank-k+c.size)%c.size
+	for k := 1; k < size; k++ {
+		to, from := (rank+k)%size, (rank-k+size)%size
 		for _, m := range []gpu.Message{
 			{Peer: to, Send: true, Buf: send + cuda.Ptr(to*share), Bytes: uint64(share)},
 			{Peer: from, Buf: recv + cuda.Ptr(from*share), Bytes: uint64(share)},
 		} {
-			if !n.major || n.place.Node[m.Peer] != n.place.Node[c.rank] {
+			if !n.major || n.place.Node[m.Peer] != n.place.Node[rank] {
 				msgs = append(msgs, m)
 			}
 		}
 	}
-	return n.exchange(s, cs, o, msgs, func(on gpu.Stream) error {
+	return n.exchange(s, o, msgs, func(on gpu.Stream) error {
 		if n.major {
-			first := cuda.Ptr((c.rank - n.index) * share)
-			return n.gpu.Run(on, &gpu.Op{Coll: record.AlltoAll, DType: o.dtype, Root: -1, Count: uint64(o.count), Send: send + first, Recv: recv + first})
+			first := cuda.Ptr((rank - n.index) * share)
+			return n.gpu.Run(on, &gpu.Op{Coll: record.AlltoAll, DType: o.DType, Root: -1, Count: uint64(o.Count), Send: send + first, Recv: recv + first})
 		}
-		if own := cuda.Ptr(c.rank * share); send != recv {
+		if own := cuda.Ptr(rank * share); send != recv {
 			return on.Copy(recv+own, send+own, uint64(share))
 		}
 		return nil
-	})
+	}, put)
 }
 
 // newMailing prepares messages, and writes for the kernel what there is to do.
-func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Ferry, inPlace bool) *mailing {
+func newMailing(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPlace bool) *mailing {
 	m := &mailing{n: n, x: x, of: make(map[int]int)}
 	largest := uint64(0)
 	for _, msg := range msgs {
@@ -273,7 +285,7 @@ func newMailing(n *gpuNodes, x *crossing, msgs []gpu.Message, ring []kernels.Fer
 // onGPU reports whether a message is sent from the GPU's memory: one to another node, since
 // those to the own one may be among them (allToAll). Small ones are not, or they would not
 // end without their receiver.
-func (n *gpuNodes) onGPU(msg *gpu.Message) bool {
+func (n *Proxy) onGPU(msg *gpu.Message) bool {
 	return msg.Send && msg.Bytes > keptFrom && n.direct.has() && !slices.Contains(n.place.Local, msg.Peer)
 }
 
@@ -320,7 +332,7 @@ func (m *mailing) gate(number int) bool {
 	if g.flow < 0 {
 		if g.done { // all is through
 			if m.lent > 0 {
-				if !m.n.c.mesh.Settled() {
+				if !m.n.mesh.Settled() {
 					return false
 				}
 				m.returned()
@@ -344,9 +356,9 @@ func (m *mailing) gate(number int) bool {
 
 // done tells the GPU that the network is done with a flow's pieces before count.
 func (m *mailing) done(f *flow, count uint32) {
-	mesh := m.n.c.mesh
+	mesh := m.n.mesh
 	if f.send && f.large {
-		if mark := mesh.Lent(f.peer); f.owed > 0 || !mesh.Returned(f.peer, mark) {
+		if mark := mesh.Mark(f.peer); f.owed > 0 || !mesh.Consumed(f.peer, mark) {
 			f.lent[f.owed] = mailLoan{mark, count}
 			f.owed++
 			m.lent++
@@ -362,7 +374,7 @@ func (m *mailing) done(f *flow, count uint32) {
 func (m *mailing) returned() bool {
 	before := m.lent
 	for i := 0; i < len(m.flows) && m.lent > 0; i++ {
-		for f := &m.flows[i]; f.owed > 0 && m.n.c.mesh.Returned(f.peer, f.lent[0].mark); {
+		for f := &m.flows[i]; f.owed > 0 && m.n.mesh.Consumed(f.peer, f.lent[0].mark); {
 			atomic.StoreUint32(&f.words.net, f.lent[0].count)
 			f.lent[0] = f.lent[1]
 			f.owed--

@@ -1,11 +1,9 @@
-package ccl
+package proxy
 
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
-	"sync"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
@@ -14,78 +12,77 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// GPUDirect says whether NICs read what GPU ranks send between nodes from the GPUs'
+// Direct says whether NICs read what GPU ranks send between nodes from the GPUs'
 // memory. Each rank may have its own.
-type GPUDirect string
+type Direct string
 
 const (
-	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
+	// DirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
 	// switch or root port, and these and their backups take the memory. The log says why not.
-	GPUDirectAuto GPUDirect = "auto"
-	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
-	GPUDirectOff GPUDirect = "off"
-	// GPUDirectRequire: at any distance, or Init fails and says why.
-	GPUDirectRequire GPUDirect = "require"
+	DirectAuto Direct = "auto"
+	// DirectOff is the default, as long as no hardware has shown that the rest is right.
+	DirectOff Direct = "off"
+	// DirectRequire: at any distance, or Init fails and says why.
+	DirectRequire Direct = "require"
 )
 
-// checkGPUDirect reports a value that there is not.
-func (cfg *Config) checkGPUDirect() error {
-	switch cfg.GPUDirect {
-	case "", GPUDirectAuto, GPUDirectOff, GPUDirectRequire:
+// Check reports a value that there is not.
+func (d Direct) Check() error {
+	switch d {
+	case "", DirectAuto, DirectOff, DirectRequire:
 		return nil
 	}
-	return fmt.Errorf("%q, want %s, %s or %s", cfg.GPUDirect, GPUDirectAuto, GPUDirectOff, GPUDirectRequire)
+	return fmt.Errorf("%q, want %s, %s or %s", string(d), DirectAuto, DirectOff, DirectRequire)
 }
 
-// gpuDirect is slots in the GPU's memory, beside the pinned ones. What this rank
+// direct is slots in the GPU's memory, beside the pinned ones. What this rank
 // contributes to a chunk lies there where NICs are all that reads it; what it receives, and
 // passes on, lies in pinned memory. Peers cannot tell the difference.
-type gpuDirect struct {
+type direct struct {
 	mem    *cuda.Exported
 	region *rdma.Region
 }
 
 // openDirect makes the slots if they are wanted and can be.
-func (n *gpuNodes) openDirect() error {
-	c := n.c
-	if c.cfg.GPUDirect == "" || c.cfg.GPUDirect == GPUDirectOff {
+func (n *Proxy) openDirect() error {
+	if n.cfg.Direct == "" || n.cfg.Direct == DirectOff {
 		return nil
 	}
 	err := n.tryDirect()
 	if err != nil {
 		err = errors.Join(err, n.direct.close())
-		n.direct = gpuDirect{}
+		n.direct = direct{}
 	}
-	noteDirect(c, err)
+	n.cfg.Note(err)
 	if err == nil {
 		for i := range slots {
 			n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes()[i*n.slotSize:][:n.slotSize], DType: record.Uint8, Opaque: true})
 		}
 		n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes(), DType: record.Uint8, Opaque: true})
-	} else if c.cfg.GPUDirect == GPUDirectRequire {
+	} else if n.cfg.Direct == DirectRequire {
 		return fmt.Errorf("GPUDirect is required: %w", err)
 	}
 	return nil
 }
 
-func (n *gpuNodes) tryDirect() (err error) {
-	c, d := n.c, &n.direct
-	if c.cfg.Faults != nil {
+func (n *Proxy) tryDirect() (err error) {
+	d := &n.direct
+	if n.cfg.Reads {
 		return errors.New("injected faults hold bytes back, for which the CPU has to read them")
 	}
 	var far []int
-	for r := range c.size {
+	for r := range n.cfg.Size {
 		if !slices.Contains(n.place.Local, r) {
 			far = append(far, r)
 		}
 	}
-	ports, backups, err := c.mesh.Rails(far)
+	ports, backups, err := n.mesh.Rails(far)
 	if err != nil {
 		return err
 	}
 	for i := range ports {
 		switch p := &ports[i]; {
-		case c.cfg.GPUDirect == GPUDirectRequire:
+		case n.cfg.Direct == DirectRequire:
 		case p.Data:
 			return fmt.Errorf("%s moves data by a function of its own, which the GPU's memory is not registered with", p.Name())
 		case p.Distance > nic.SameRootPort: // through a processor's root complex it reads slowly
@@ -99,13 +96,13 @@ func (n *gpuNodes) tryDirect() (err error) {
 	if d.region, err = rdma.RegisterDMABuf(d.mem.FD, size); err != nil {
 		return err
 	}
-	return c.mesh.Need(d.region, slices.Concat(ports, backups))
+	return n.mesh.Need(d.region, slices.Concat(ports, backups))
 }
 
 // has reports whether there are such slots.
-func (d *gpuDirect) has() bool { return d.region != nil }
+func (d *direct) has() bool { return d.region != nil }
 
-func (d *gpuDirect) close() error {
+func (d *direct) close() error {
 	if d.region != nil {
 		if err := d.region.Close(); err != nil {
 			return err // a NIC may still read the memory: it stays
@@ -118,7 +115,7 @@ func (d *gpuDirect) close() error {
 }
 
 // directAt is where slot i is in the GPU's memory.
-func (n *gpuNodes) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.slotSize) }
+func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.slotSize) }
 
 // The parts of operations: pinned slots, all of them as one for messages, and the same in
 // the GPU's memory.
@@ -128,21 +125,3 @@ const (
 	partDirect    = slots + 1
 	partDirectAll = 2*slots + 1
 )
-
-// directNoted is what noteDirect has said: of each GPU that it is so, and that it is not.
-var directNoted sync.Map
-
-func noteDirect(c *Comm, why error) {
-	type note struct {
-		device Device
-		chosen bool
-	}
-	if _, noted := directNoted.LoadOrStore(note{c.cfg.Device, why == nil}, true); noted {
-		return
-	}
-	if why == nil {
-		slog.Info("GPUDirect: NICs read the GPU's memory between nodes", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device)
-	} else {
-		slog.Info("no GPUDirect: what goes between nodes is copied to host memory", "communicator", c.name, "rank", c.rank, "device", c.cfg.Device, "reason", why)
-	}
-}

@@ -1,17 +1,50 @@
-package ccl
+package proxy
 
 import (
+	"fmt"
+
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
+// splits are how collectives fall into chunks. AlltoAll goes as messages (allToAll).
+var splits = map[record.CollKind]func(*motion){
+	record.AllReduce:     (*motion).allReduce,
+	record.ReduceScatter: (*motion).reduceScatter,
+	record.AllGather:     (*motion).allGather,
+	record.Broadcast:     (*motion).broadcast,
+	record.Reduce:        (*motion).reduce,
+	record.Barrier:       (*motion).barrier,
+}
+
+// Run puts a collective on a caller's stream.
+func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) error) error {
+	if o.Coll == record.AlltoAll {
+		return n.allToAll(s, o, send, recv, put)
+	}
+	split, ok := splits[o.Coll]
+	if !ok {
+		return fmt.Errorf("no %v between nodes with GPUs", o.Coll)
+	}
+	m := motion{n: n, o: o, send: send, recv: recv, size: o.DType.Size()}
+	split(&m)
+	prepare := func(x *Op) (err error) {
+		x.gate, x.returns = x.chunkGate, x.returned
+		if n.lends(m.chunks) {
+			x.peers = m.via.peers
+		}
+		x.plan, err = n.schedule(o, m.via, m.chunks)
+		return err
+	}
+	return n.start(s, o, put, len(m.chunks), m.opening(), prepare, func(x *Op) error { return n.launch(s, x, m.chunks) })
+}
+
 // motion works out the chunks of one collective.
 type motion struct {
-	n          *gpuNodes
-	s          *cuda.Stream
-	o          *operation
+	n          *Proxy
+	o          *Call
 	send, recv cuda.Ptr
 	size       int // of an element
 	via        *route
@@ -20,11 +53,11 @@ type motion struct {
 }
 
 // partial is the operator within the node: an average is divided once, at the end.
-func (m *motion) partial() Op {
-	if m.o.redop == Avg {
-		return Sum
+func (m *motion) partial() record.RedOp {
+	if m.o.Op == record.Avg {
+		return record.Sum
 	}
-	return m.o.redop
+	return m.o.Op
 }
 
 // step is how many elements a chunk has of count, where a slot holds shares such parts.
@@ -46,7 +79,7 @@ func (m *motion) at(p cuda.Ptr, i int) cuda.Ptr { return p + cuda.Ptr(i*m.size) 
 
 // within is a collective within the node, and in runs one.
 func (m *motion) within(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) gpu.Op {
-	return gpu.Op{Coll: coll, DType: m.o.dtype, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
+	return gpu.Op{Coll: coll, DType: m.o.DType, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
 }
 
 func (m *motion) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) error {
@@ -71,7 +104,7 @@ func (m *motion) opening() *gpu.Op {
 
 // call is the network's part of a chunk.
 func (m *motion) call(coll record.CollKind, count int, root int32) algo.Call {
-	return algo.Call{Coll: coll, DType: m.o.dtype, Op: m.o.redop, Root: root, Count: count, InPlace: true}
+	return algo.Call{Coll: coll, DType: m.o.DType, Op: m.o.Op, Root: root, Count: count, InPlace: true}
 }
 
 func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
@@ -85,7 +118,7 @@ func (m *motion) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 // instead of on its way by the CPU: between two nodes as many bytes travel so, and of
 // 8-bit floats the CPU knows nothing.
 func (m *motion) folds() bool {
-	return len(m.via.members) == 2 || m.o.dtype == Float8E4M3 || m.o.dtype == Float8E5M2
+	return len(m.via.members) == 2 || m.o.DType == record.Float8e4m3 || m.o.DType == record.Float8e5m2
 }
 
 // fold reduces k elements of every member in scratch, where they are k apart, into
@@ -99,11 +132,11 @@ func (m *motion) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 		srcs[m.via.place.Rank] = own
 	}
 	for {
-		n, op := min(len(srcs), gpu.MaxRanks), m.o.redop
+		n, op := min(len(srcs), gpu.MaxRanks), m.o.Op
 		if n < len(srcs) {
 			op = m.partial()
 		}
-		if err := m.n.gpu.Fold(s.Stream, m.o.dtype, op, dst, srcs[:n], uint64(k), m.n.c.size); err != nil {
+		if err := m.n.gpu.Fold(s.Stream, m.o.DType, op, dst, srcs[:n], uint64(k), m.n.cfg.Size); err != nil {
 			return err
 		}
 		if n == len(srcs) {
@@ -170,7 +203,7 @@ func (m *motion) reducing(coll record.CollKind, k int, root int32) (c chunk, own
 func (m *motion) allReduce() {
 	n := m.n
 	m.via = &n.rail
-	m.shared(m.o.count, func(off, k, own, mine int, gather bool) {
+	m.shared(m.o.Count, func(off, k, own, mine int, gather bool) {
 		send, recv, part := m.at(m.send, off), m.at(m.recv, off), m.at(m.recv, own)
 		c, self := m.reducing(record.AllReduce, mine, -1)
 		from := part
@@ -225,7 +258,7 @@ func (m *motion) barrier() {
 // reduceScatter: for each node in turn, the ranks of this one reduce what that node's
 // ranks shall have; the ranks of one index then reduce between nodes.
 func (m *motion) reduceScatter() {
-	n, count := m.n, m.o.count
+	n, count := m.n, m.o.Count
 	if m.via = &n.all; n.major {
 		m.via = &n.rail
 	}
@@ -271,7 +304,7 @@ func (m *motion) reduceScatter() {
 // allGather: the ranks of one index gather theirs between nodes, then each node
 // gathers what its ranks have of every node.
 func (m *motion) allGather() {
-	n, count := m.n, m.o.count
+	n, count := m.n, m.o.Count
 	if m.via = &n.all; n.major {
 		m.via = &n.rail
 	}
@@ -338,9 +371,9 @@ func (m *motion) seat(rank int) (node, index int) {
 // broadcast: root's node has everything first, and each of its ranks sends a share
 // to the ranks of its index, whose nodes gather the shares.
 func (m *motion) broadcast() {
-	n, count := m.n, m.o.count
+	n, count := m.n, m.o.Count
 	m.via = &n.rail
-	node, index := m.seat(int(m.o.root))
+	node, index := m.seat(int(m.o.Root))
 	first := m.via.place.Rank == node // this rank's node is root's
 	add := func(off, k, own, mine int, gather bool) {
 		if first {
@@ -388,7 +421,7 @@ func (m *motion) broadcast() {
 func (m *motion) shared(count int, add func(off, k, own, mine int, gather bool)) {
 	n := m.n
 	width := 1
-	if m.o.coll != record.Broadcast && m.folds() {
+	if m.o.Coll != record.Broadcast && m.folds() {
 		width = len(m.via.members)
 	}
 	if n.local == 1 || count*m.size <= wholeMost {
@@ -408,9 +441,9 @@ func (m *motion) shared(count int, add func(off, k, own, mine int, gather bool))
 // reduce: each rank of a node reduces a share, the ranks of one index reduce theirs to
 // root's node, whose ranks pass them to root.
 func (m *motion) reduce() {
-	n, count := m.n, m.o.count
+	n, count := m.n, m.o.Count
 	m.via = &n.rail
-	node, index := m.seat(int(m.o.root))
+	node, index := m.seat(int(m.o.Root))
 	last := m.via.place.Rank == node
 	root := last && n.index == index
 	add := func(off, k, own, mine int, gather bool) {

@@ -1,0 +1,15 @@
+// Package accept takes connections in from a network on which anybody may connect.
+//
+// In: a listener, and a function that authenticates one connection. Out: that function, in a
+// goroutine of its own for each connection, and counts of those that were refused.
+//
+// Who has proved nothing yet is a stranger. There is room for a bounded number of them, and
+// for fewer of one address. When it is full the oldest stranger goes, of the address that has
+// most of them: a newcomer always gets in, and has a moment to say who it is. Who has said
+// something that only a member of the job can (Conn.Known) is pushed out by no stranger. So
+// a flood costs members a moment each, and this process a bounded number of descriptors and
+// goroutines.
+//
+// Whoever comes is not told why it was refused. The package knows no protocol: what is said,
+// and by when, is the function's business.
+package accept

@@ -1,0 +1,198 @@
+package bootstrap
+
+import (
+	"crypto/rand"
+	"errors"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
+)
+
+// greetingOf is a well-formed greeting of who does not know the secret.
+func greetingOf(token [16]byte) []byte {
+	b := append([]byte(magic), byte(version), 0)
+	b = append(b, token[:]...)
+	nonce := make([]byte, nonceSize)
+	rand.Read(nonce)
+	return append(b, nonce...)
+}
+
+// crowd is every kind that there is, for a rendezvous of which they know the id.
+func crowd(id ID) []acceptest.Stranger {
+	return []acceptest.Stranger{
+		acceptest.Silent,
+		acceptest.Drips(greetingOf(id.Token)),
+		acceptest.Says([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
+		acceptest.Says(greetingOf(id.Token)),                                    // and no proof
+		acceptest.Says(slices.Concat(greetingOf(id.Token), make([]byte, 4096))), // a wrong one
+		acceptest.Says([]byte(magic)),
+	}
+}
+
+// TestRendezvousUnderFlood: ranks meet, talk, and meet again while strangers keep all room
+// at rank 0's listener taken.
+func TestRendezvousUnderFlood(t *testing.T) {
+	const ranks, flood = 8, 600
+	ln, err := Listen("127.0.0.1:0", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := ln.NewID()
+	counts := ln.hold()
+	defer counts.Close()
+	f := acceptest.Start(t, id.Addr, flood, crowd(id)...)
+	for range 5 { // members that stall behind their proof
+		if conn, err := net.Dial("tcp", id.Addr); err == nil {
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(20 * time.Second))
+			introduce(conn, secret, version, id.Token)
+		}
+	}
+	controls, errs := meet(t, ln, id, ranks)
+	defer leaveAll(controls)
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	ctx := testContext(t)
+	if err := each(controls, func(c *Control) error { return c.Barrier(ctx) }); err != nil {
+		t.Fatal(err)
+	}
+	// A member that has lost its connection finds its way through them, too.
+	p := controls[1].peers[0]
+	p.mu.Lock()
+	p.conn.Close()
+	p.mu.Unlock()
+	if err := each(controls, func(c *Control) error { return c.Barrier(ctx) }); err != nil {
+		t.Fatal(err)
+	}
+	members := make([]int, ranks)
+	for i := range members {
+		members[i] = i
+	}
+	again := make([]*Control, ranks)
+	err = each(controls, func(c *Control) (err error) {
+		again[c.rank], err = c.Regroup(ctx, members, c.rank, "again")
+		return err
+	})
+	defer leaveAll(again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Stop()
+	got := counts.Refused()
+	if got.Refused[accept.Garbage] == 0 || got.Refused[accept.Unproved] == 0 {
+		t.Errorf("refusals are not counted: %+v of %d made", got, f.Made.Load())
+	}
+	for _, c := range slices.Concat(controls, again) {
+		select {
+		case e := <-c.Events():
+			t.Errorf("rank %d was told %+v", c.rank, e)
+		default:
+		}
+	}
+}
+
+// meet joins ranks to a listener that is there.
+func meet(t testing.TB, ln *Listener, id ID, ranks int) ([]*Control, []error) {
+	return joinAll(t, testContext(t), ranks, func(c *Config) {
+		if c.ID = id; c.Listener != nil {
+			c.Listener.Close()
+			c.Listener = ln
+		}
+	})
+}
+
+// TestReplayedGreeting: who repeats a member's greeting is a stranger, and gets no further
+// than a challenge.
+func TestReplayedGreeting(t *testing.T) {
+	ln, err := Listen("127.0.0.1:0", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	id := ln.NewID()
+	tap := &tapped{}
+	conn, err := net.Dial("tcp", ln.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tap.Conn = conn
+	tap.SetDeadline(time.Now().Add(20 * time.Second))
+	if err := introduce(tap, secret, version, id.Token); err != nil {
+		t.Fatal(err)
+	}
+	tap.Close()
+	for range 3 {
+		conn, err := net.Dial("tcp", ln.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(20 * time.Second))
+		conn.Write(tap.said) // greeting and proof
+		b := make([]byte, answerSize+1)
+		n := 0
+		for err == nil {
+			var m int
+			m, err = conn.Read(b[n:])
+			n += m
+		}
+		if n > answerSize {
+			t.Errorf("a replayed handshake was answered with %d bytes", n)
+		}
+		conn.Close()
+	}
+	if c := ln.Refused(); c.Refused[accept.Replayed] != 3 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// tapped remembers what was written.
+type tapped struct {
+	net.Conn
+	said []byte
+}
+
+func (c *tapped) Write(b []byte) (int, error) {
+	c.said = append(c.said, b...)
+	return c.Conn.Write(b)
+}
+
+// BenchmarkRendezvous is what a flood costs the ranks of a job.
+func BenchmarkRendezvous(b *testing.B) {
+	for _, tt := range []struct {
+		name  string
+		flood int
+	}{{"quiet", 0}, {"flood=2000", 2000}} {
+		b.Run(tt.name, func(b *testing.B) {
+			var total, worst time.Duration
+			for range b.N {
+				ln, err := Listen("127.0.0.1:0", secret)
+				if err != nil {
+					b.Fatal(err)
+				}
+				id := ln.NewID()
+				var f *acceptest.Flood
+				if tt.flood > 0 {
+					f = acceptest.Start(b, id.Addr, tt.flood, crowd(id)...)
+				}
+				began := time.Now()
+				controls, errs := meet(b, ln, id, 8)
+				took := time.Since(began)
+				total, worst = total+took, max(worst, took)
+				if err := errors.Join(errs...); err != nil {
+					b.Fatal(err)
+				}
+				if f != nil {
+					f.Stop()
+				}
+				leaveAll(controls)
+			}
+			b.ReportMetric(float64(total.Milliseconds())/float64(b.N), "ms/join")
+			b.ReportMetric(float64(worst.Milliseconds()), "ms/worst")
+		})
+	}
+}

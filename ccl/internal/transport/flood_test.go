@@ -1,0 +1,107 @@
+package transport
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
+)
+
+// crowd is every kind of stranger at a data listener.
+func crowd() []acceptest.Stranger {
+	return []acceptest.Stranger{
+		acceptest.Silent,
+		acceptest.Drips(append([]byte(dataMagic), make([]byte, dataHello)...)),
+		acceptest.Says([]byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")), // TLS
+		acceptest.Says(append([]byte(dataMagic), make([]byte, dataHello)...)),
+		acceptest.Says([]byte(controlMagic)),
+	}
+}
+
+// TestLinksUnderFlood: ranks connect, and connect again, while strangers keep all room at
+// their data listeners taken.
+func TestLinksUnderFlood(t *testing.T) {
+	goroutines(t, apart, 3, nil, func(m *Mesh, rank, size int) error {
+		n := m.net
+		f := acceptest.Start(t, n.addr(), 560, crowd()...)
+		defer f.Stop()
+		for round := range 3 {
+			if err := exchange(m, rank, size, uint64(round), 20, 50_000); err != nil {
+				return err
+			}
+			if rank == 0 {
+				m.links[1].(*tcpLink).reset(t)
+			}
+		}
+		if c := n.door.Counts(); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0 {
+			return fmt.Errorf("refusals are not counted: %+v of %d made", c, f.Made.Load())
+		}
+		return nil
+	})
+}
+
+// TestReplayedGreeting: what a member said to open a socket opens no other one, and does
+// not disturb that one.
+func TestReplayedGreeting(t *testing.T) {
+	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
+		n := m.net
+		if rank == 1 {
+			return exchange(m, rank, size, 3, 20, 4096)
+		}
+		g := dataGreeting{src: 0, dst: 1, total: 2, attempt: newNonce(), number: 1, once: newNonce()}
+		hello := n.encode(g)
+		say := func() (answer []byte, conn net.Conn, err error) {
+			if conn, err = net.Dial("tcp", n.m.cards[1].Addr); err != nil {
+				return nil, nil, err
+			}
+			conn.SetDeadline(time.Now().Add(patience))
+			conn.Write(hello)
+			b := make([]byte, dataReply)
+			got, err := io.ReadFull(conn, b)
+			return b[:got], conn, err
+		}
+		answer, first, err := say()
+		if err != nil || len(answer) != dataReply {
+			return fmt.Errorf("greeting: %d bytes, %w", len(answer), err)
+		}
+		answer, second, err := say()
+		if err == nil || len(answer) > 0 {
+			return fmt.Errorf("a replayed greeting was answered: %d bytes, %v", len(answer), err)
+		}
+		second.Close()
+		first.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+		if _, err := first.Read(make([]byte, 1)); err == nil || err == io.EOF {
+			return fmt.Errorf("the socket that was opened: %v", err)
+		}
+		first.Close()
+		return exchange(m, rank, size, 3, 20, 4096)
+	})
+}
+
+// FuzzStranger gives a data listener what comes from who does not know the key: nothing of it
+// passes, and nothing of it panics.
+func FuzzStranger(f *testing.F) {
+	m := &mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, cards: make([]card, 4)}
+	n := &network{m: m}
+	f.Add([]byte(dataMagic))
+	f.Add(append([]byte(controlMagic), make([]byte, dataHello)...))
+	other := &network{m: &mesh{cfg: Config{ID: 7, Rank: 0, Size: 4, Key: []byte("another")}, cards: make([]card, 4)}}
+	f.Add(other.encode(dataGreeting{src: 0, dst: 1, total: 2, number: 3}))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		ours, theirs := net.Pipe()
+		go func() { // the other end may have hung up
+			_, _ = io.Copy(ours, bytes.NewReader(in))
+			ours.Close()
+		}()
+		var b [dataHello]byte
+		if g, err := n.hear(accept.Bare(theirs), b[:]); err == nil {
+			t.Fatalf("taken: %+v", g)
+		}
+		theirs.Close()
+	})
+}

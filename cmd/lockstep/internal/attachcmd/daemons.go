@@ -1,0 +1,171 @@
+package attachcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
+)
+
+// patience bounds all that attach waits for before the command runs.
+const patience = 5 * time.Second
+
+// daemons sees that the node has an agent and, where the plan wants it, the job a master.
+// pid is the process that they are there for. It says where their pages are.
+func (c *Cmd) daemons(ctx context.Context, p *Plan, exe string, pid int) (said []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	end, err := presence.Turn(ctx, c.RuntimeDir)
+	if err != nil {
+		return nil, fmt.Errorf("wait for this node's other ranks to attach: %w", err)
+	}
+	defer end()
+	if err := presence.Attach(c.RuntimeDir, p.Job, pid); err != nil {
+		return nil, err
+	}
+	var errs []error
+	if p.Lead {
+		there, started, err := c.daemon(ctx, exe, presence.Master(p.Job), c.masterArgs(p))
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("the job's master: %w", err))
+		default:
+			said = append(said, fmt.Sprintf("master %s at http://%s/status", verb(started), near(there.Web)))
+		}
+	}
+	there, started, err := c.daemon(ctx, exe, presence.Agent, c.agentArgs(p))
+	switch {
+	case err != nil:
+		errs = append(errs, fmt.Errorf("this node's agent: %w", err))
+	default:
+		said = append(said, fmt.Sprintf("agent %s at http://%s/metrics", verb(started), near(there.Web)))
+	}
+	return said, errors.Join(errs...)
+}
+
+// near is an address that this host's browser can open.
+func near(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); err == nil && (ip == nil || ip.IsUnspecified()) {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return addr
+}
+
+func verb(started bool) string {
+	if started {
+		return "started"
+	}
+	return "found"
+}
+
+func (c *Cmd) agentArgs(p *Plan) []string {
+	args := []string{"agent", "--while-attached", "--node", c.node(p), "--runtime-dir", c.RuntimeDir, "--web.listen-address", listen(c.AgentWeb)}
+	if p.Master != "" {
+		args = append(args, "--master", p.Job+"="+p.Master)
+	}
+	if c.PKI != "" {
+		args = append(args, c.certificate("agent-"+c.node(p))...)
+	}
+	return args
+}
+
+func (c *Cmd) masterArgs(p *Plan) []string {
+	args := []string{"master", "--job", p.Job, "--while-attached", c.RuntimeDir, "--state-dir", filepath.Join(c.StateDir, p.Job), "--web.listen-address", listen(c.MasterWeb)}
+	if p.Beyond {
+		return append(append(args, "--listen", fmt.Sprint(":", masterPort)), c.certificate("master-"+p.Job)...)
+	}
+	return append(args, "--listen", "127.0.0.1:0")
+}
+
+// certificate is the flags for the files that lockstep pki has made.
+func (c *Cmd) certificate(name string) []string {
+	file := func(n string) string { return filepath.Join(c.PKI, n) }
+	return []string{"--tls.cert", file(name + ".crt"), "--tls.key", file(name + ".key"), "--tls.ca", file("ca.crt")}
+}
+
+func (c *Cmd) node(p *Plan) string {
+	if c.Node != "" {
+		return c.Node
+	}
+	return p.Who.Node
+}
+
+// listen is addr when it is free, else any port of it: another job of this node has it.
+func listen(addr string) string {
+	l, err := net.Listen("tcp", addr)
+	if err == nil {
+		l.Close()
+		return addr
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	return net.JoinHostPort(host, "0")
+}
+
+// daemon returns the process of that name, which it starts when there is none.
+func (c *Cmd) daemon(ctx context.Context, exe, name string, args []string) (there presence.Info, started bool, err error) {
+	if there, ok := presence.Find(c.RuntimeDir, name); ok {
+		return there, false, nil
+	}
+	if err := os.MkdirAll(c.StateDir, 0o700); err != nil {
+		return there, false, err
+	}
+	path := filepath.Join(c.StateDir, name+".log")
+	log, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return there, false, err
+	}
+	defer log.Close()
+	if err := spawn(exe, args, log); err != nil {
+		return there, false, err
+	}
+	for {
+		if there, ok := presence.Find(c.RuntimeDir, name); ok {
+			return there, true, nil
+		}
+		select {
+		case <-ctx.Done():
+			return there, true, fmt.Errorf("it was started and is not ready in time; it says: %s (%s)", lastLine(path), path)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// spawn starts a process that is nobody's child: what attach becomes would have a child
+// that it knows nothing of. A shell in between ends at once.
+func spawn(exe string, args []string, log *os.File) error {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `"$@" & `, "sh", exe}, args...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	for _, kv := range os.Environ() { // what attach's own flags say is passed on by flags
+		if k, _, _ := strings.Cut(kv, "="); k != "LOCKSTEP_MASTER" && k != "LOCKSTEP_JOB" && k != "LOCKSTEP_NODE" {
+			cmd.Env = append(cmd.Env, kv)
+		}
+	}
+	return cmd.Run()
+}
+
+// lastLine is the end of a log, for a warning.
+func lastLine(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if l := lines[len(lines)-1]; l != "" {
+		return l
+	}
+	return "nothing"
+}

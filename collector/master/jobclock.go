@@ -1,0 +1,273 @@
+package master
+
+import (
+	"slices"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// A job's times are compared on one clock, the job's: that of a reference node, mapped once
+// to the master's. Where another node's clock stands on it is bounded twice, by the messages
+// between its agent and the master (clockMap), and by the collectives, which know
+// it to about their own length: nobody leaves one before the last member has entered it. With
+// T for the moment at which the last one enters,
+//
+//	T ≥ last start on node b + offset of b     for every node b
+//	T ≤ first end on node a + offset of a      for every node a
+//
+// so a collective whose T is bounded by some nodes bounds the offsets of the others, also of
+// those that share none with the reference.
+
+// Bounds of what is kept of collectives for this.
+const (
+	maxMeetings     = 1024
+	maxMeetingNodes = 1 << 16 // of all meetings together (1.5 MiB)
+	alignRounds     = 4       // bounds travel one communicator further in each
+	alignEvery      = int64(250e6)
+	// steadier is how much narrower than the reference's another node's bounds must be for
+	// it to become the reference.
+	steadier = 10
+)
+
+// jobClock knows the job's clock. Its owner serialises all calls.
+type jobClock struct {
+	reference      int32 // node, -1: there is none
+	offset         int64 // of the reference, as last used
+	nodes          []aligned
+	meetings       []*meeting
+	of             map[arrivalKey]*meeting
+	cells          int
+	at             int64 // when it was last aligned
+	contradictions uint64
+}
+
+// aligned is where one node's clock stands: job's time = monotonic time + offset.
+type aligned struct {
+	lo, hi int64 // bounds of offset at time at
+	at     int64
+	offset int64 // in use, within the bounds
+	width  int64 // hi - lo when it was chosen
+	ok     bool
+}
+
+func (a *aligned) err() int64 { return max(a.hi-a.offset, a.offset-a.lo, 1) }
+
+// meeting is one sampled collective, by node.
+type meeting struct {
+	key   arrivalKey
+	at    int64 // when it was first heard of
+	spans []nodeSpan
+}
+
+// nodeSpan is the last start and the first end of a node's members, by its monotonic clock,
+// each moved by the error of its stamp to where it bounds less.
+type nodeSpan struct {
+	node                int32
+	lastStart, firstEnd int64
+}
+
+func newJobClock() jobClock { return jobClock{reference: -1, of: map[arrivalKey]*meeting{}} }
+
+// meet takes in one rank's part in a sampled collective.
+func (j *jobClock) meet(n int32, c int32, w *wire.Arrival, now int64) {
+	if !record.CollKind(w.Coll).Synchronizes() || w.MonoStartedNs == 0 || w.MonoEndedNs < w.MonoStartedNs || w.StampErrorNs < 0 {
+		return
+	}
+	k := arrivalKey{c, w.Seq}
+	m := j.of[k]
+	if m == nil {
+		m = &meeting{key: k, at: now}
+		j.of[k], j.meetings = m, append(j.meetings, m)
+	}
+	i := slices.IndexFunc(m.spans, func(s nodeSpan) bool { return s.node == n })
+	start, end := w.MonoStartedNs-w.StampErrorNs, w.MonoEndedNs+w.StampErrorNs
+	if i < 0 {
+		m.spans = append(m.spans, nodeSpan{n, start, end})
+		j.cells++
+	} else {
+		m.spans[i].lastStart, m.spans[i].firstEnd = max(m.spans[i].lastStart, start), min(m.spans[i].firstEnd, end)
+	}
+	for len(j.meetings) > maxMeetings || j.cells > maxMeetingNodes {
+		j.forget(1)
+	}
+}
+
+// forget drops the n oldest meetings.
+func (j *jobClock) forget(n int) {
+	for _, m := range j.meetings[:n] {
+		j.cells -= len(m.spans)
+		delete(j.of, m.key)
+	}
+	j.meetings = slices.Delete(j.meetings, 0, n)
+}
+
+// replaced forgets a node whose monotonic clock is another one now.
+func (j *jobClock) replaced(n int32) {
+	j.clear()
+	if int(n) < len(j.nodes) {
+		j.nodes[n] = aligned{}
+	}
+	if n == j.reference {
+		j.reference = -1
+	}
+}
+
+// clear forgets all collectives: communicators were renumbered, or a clock was replaced.
+func (j *jobClock) clear() { j.forget(len(j.meetings)) }
+
+// align brings all nodes' offsets up to date.
+func (s *state) align(now int64) {
+	j := &s.clock
+	if now-j.at < alignEvery {
+		return
+	}
+	j.at = now
+	for len(j.nodes) < len(s.nodes) {
+		j.nodes = append(j.nodes, aligned{})
+	}
+	if !s.chooseReference() {
+		for i := range j.nodes {
+			j.nodes[i] = aligned{}
+		}
+		return
+	}
+	own := &s.nodes[j.reference].clock
+	moved := own.offset - j.offset
+	j.offset = own.offset
+	was := make([]aligned, len(j.nodes))
+	for n := range j.nodes {
+		a := &j.nodes[n]
+		a.lo, a.hi, a.offset = a.lo+moved, a.hi+moved, a.offset+moved // with the reference
+		s.bound(int32(n), own, now)
+		was[n] = *a
+	}
+	j.tighten(now)
+	for n := range j.nodes {
+		a := &j.nodes[n]
+		if a.lo > a.hi { // its collectives contradict each other, or what its agent shows
+			*a = was[n]
+			j.contradictions++
+		}
+		a.choose()
+		s.nodes[n].clock.use(a)
+		s.ev.Nodes[n].MapError = s.nodes[n].clock.err()
+	}
+}
+
+// chooseReference keeps the reference while its agent is there, and reports whether there is one.
+func (s *state) chooseReference() bool {
+	j := &s.clock
+	usable := func(n int32) bool {
+		return s.nodes[n].stream != nil && !s.ev.Nodes[n].Lost && s.nodes[n].clock.ok && s.nodes[n].clock.haveLo
+	}
+	best := int32(-1)
+	for n := range s.nodes {
+		if n := int32(n); usable(n) && (best < 0 || s.nodes[n].clock.width < s.nodes[best].clock.width) {
+			best = n
+		}
+	}
+	now := j.reference
+	if now >= 0 && usable(now) && s.nodes[now].clock.width <= steadier*max(s.nodes[best].clock.width, 1) {
+		return true
+	}
+	if best < 0 {
+		j.reference = -1
+		return false
+	}
+	j.reference, j.offset = best, s.nodes[best].clock.offset
+	for n := range j.nodes {
+		j.nodes[n].ok = false // bounds are relative to the former one
+	}
+	return true
+}
+
+// bound makes a node's bounds anew from those before, which loosen with age, and from its
+// agent's messages.
+func (s *state) bound(n int32, reference *clockMap, now int64) {
+	j := &s.clock
+	a, c := &j.nodes[n], &s.nodes[n].clock
+	if n == j.reference {
+		*a = aligned{lo: j.offset, hi: j.offset, at: now, offset: j.offset, ok: true}
+		return
+	}
+	if !c.ok || !c.haveLo {
+		*a = aligned{}
+		return
+	}
+	age, theirs := loosened(now-c.at), loosened(now-reference.at)
+	lo := c.lo - age - (reference.hi + theirs - reference.offset)
+	hi := c.hi + age + (reference.offset - reference.lo + theirs)
+	if a.ok {
+		older := loosened(now - a.at)
+		if l, h := max(lo, a.lo-older), min(hi, a.hi+older); l <= h {
+			lo, hi = l, h
+		} else {
+			a.ok = false // a clock was stepped or stood still
+		}
+	}
+	a.lo, a.hi, a.at = lo, hi, now
+}
+
+// tighten tightens bounds by what meetings say.
+func (j *jobClock) tighten(now int64) {
+	known := func(s *nodeSpan) *aligned {
+		if int(s.node) >= len(j.nodes) || j.nodes[s.node].at != now {
+			return nil
+		}
+		return &j.nodes[s.node]
+	}
+	for range alignRounds {
+		changed := false
+		for _, m := range j.meetings {
+			lo, hi, nodes := -unbounded, unbounded, 0
+			for i := range m.spans {
+				if a := known(&m.spans[i]); a != nil {
+					lo, hi = max(lo, a.lo+m.spans[i].lastStart), min(hi, a.hi+m.spans[i].firstEnd)
+					nodes++
+				}
+			}
+			slack := loosened(now - m.at)
+			if nodes < 2 || lo-slack > hi+slack {
+				continue
+			}
+			for i := range m.spans {
+				a := known(&m.spans[i])
+				if a == nil {
+					continue
+				}
+				if h := hi + slack - m.spans[i].lastStart; h < a.hi {
+					a.hi, changed = h, true
+				}
+				if l := lo - slack - m.spans[i].firstEnd; l > a.lo {
+					a.lo, changed = l, true
+				}
+			}
+		}
+		if !changed {
+			return
+		}
+	}
+}
+
+const unbounded = int64(1) << 62
+
+// choose keeps the offset in use until it is proved wrong or one twice as good is known, so
+// that differences of mapped times carry no jitter.
+func (a *aligned) choose() {
+	if a.at == 0 {
+		return
+	}
+	if w := a.hi - a.lo; !a.ok || a.offset < a.lo || a.offset > a.hi || w < a.width/2 {
+		a.offset, a.width, a.ok = a.lo+w/2, w, true
+	}
+}
+
+// jobClock is what an agent is told of the job's clock, nil when it is not known.
+func (s *state) jobClock(n int32, now int64) *wire.JobClock {
+	if int(n) >= len(s.clock.nodes) || !s.clock.nodes[n].ok {
+		return nil
+	}
+	a := &s.clock.nodes[n]
+	return &wire.JobClock{OffsetNs: a.offset, ErrorNs: a.err() + loosened(now-s.clock.at)}
+}

@@ -1,0 +1,185 @@
+package master
+
+import (
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// This file says whose a rank is. It belongs to the agent that told of it first, as long
+// as that one is heard and says that the process lives; who comes later is refused,
+// whatever the times say. Two things correct a first one that lied: the job changes its epoch by the
+// word of most (attempt.go), and a rank that is in no communicator with another node's ranks
+// goes to an agent whose rank is in one: its id is known to the job's processes only.
+
+// count and uncount keep what is known of a rank's node.
+func (s *state) count(rank int32, now int64) {
+	p := &s.ranks[rank]
+	nd := &s.nodes[p.node]
+	nd.owned++
+	if nd.since == 0 {
+		nd.since = now
+	}
+	if !ended(s.ev.Ranks[rank].Proc) {
+		nd.running++
+		nd.youngest = max(nd.youngest, p.created)
+	}
+}
+
+func (s *state) uncount(rank int32) {
+	p := &s.ranks[rank]
+	if p.node < 0 {
+		return
+	}
+	nd := &s.nodes[p.node]
+	nd.owned--
+	if !ended(s.ev.Ranks[rank].Proc) {
+		nd.running--
+	}
+}
+
+// mayTake reports whether a node's process may take a rank's place.
+func (s *state) mayTake(n int32, w *wire.Rank) bool {
+	p := &s.ranks[w.WorldRank]
+	nd := &s.nodes[n]
+	switch {
+	case p.node == n:
+		return w.CreatedUnixNs > p.created // an older process of this rank is of no interest
+	case nd.owned >= s.limits.PerNode:
+		s.overflow++
+		return false
+	case p.node < 0:
+		if p.kept && p.keeper != n && s.heard(p.keeper) {
+			s.foreign++
+			return false
+		}
+		return true
+	case ended(diagnosis.ProcState(w.Proc)):
+		return false // what has ended takes nobody's place
+	case s.heard(p.node) && !ended(s.ev.Ranks[w.WorldRank].Proc):
+		s.foreign++
+		nd.denied = true // it may be believed when the other one is gone
+		return false
+	}
+	return w.CreatedUnixNs >= p.created-skew
+}
+
+// vouch notes that a rank is in a communicator with ranks of other nodes, and those with it.
+func (s *state) vouch(n, c, world int32) {
+	k := &s.comms[c]
+	if k.by != n && k.by != several {
+		k.by = several
+		s.reopened = true
+		for _, m := range s.ev.Comms[c].Members {
+			if m.World >= 0 && int(m.World) < len(s.ranks) {
+				s.ranks[m.World].vouched = true
+			}
+		}
+	}
+	if k.by == several {
+		s.ranks[world].vouched = true
+	}
+}
+
+// contest takes a rank from an agent that nobody vouches for, when another one knows a
+// communicator in which its process has the rank's place, and a third one knows it, too.
+func (s *state) contest(n int32, w *wire.Member) {
+	if w.Attempt != s.attempt || w.WorldRank < 0 || int(w.WorldRank) >= len(s.ranks) || left(record.CommState(w.State)) {
+		return
+	}
+	p := &s.ranks[w.WorldRank]
+	if p.node < 0 || p.node == n || p.vouched {
+		return
+	}
+	by := s.hearsay(n, w.CommId)
+	if c, ok := s.commOf[w.CommId]; ok {
+		was := &s.ev.Comms[c].Members[min(int(w.Rank), len(s.ev.Comms[c].Members)-1)]
+		if int(w.Size) != len(s.ev.Comms[c].Members) || present(was) && was.World != w.WorldRank {
+			return
+		}
+		if by != several && by != s.comms[c].by {
+			by = s.comms[c].by
+		}
+	}
+	if by == p.node || by == n {
+		return
+	}
+	s.release(w.WorldRank, n)
+	s.nodes[n].stale = true
+}
+
+// maxHearsay bounds the communicators of which an agent was heard to tell whose ranks
+// are another's.
+const maxHearsay = 64
+
+// hearsay notes that an agent knows a communicator, and returns who does.
+func (s *state) hearsay(n int32, id uint64) (by int32) {
+	by, known := s.rumours[id]
+	switch {
+	case known && by != n:
+		by = several
+	case !known && s.nodes[n].rumours >= maxHearsay:
+		return n
+	case !known:
+		s.nodes[n].rumours++
+		by = n
+	}
+	s.rumours[id] = by
+	return by
+}
+
+// release takes a rank from its node, and keeps it for another one.
+func (s *state) release(rank, keeper int32) {
+	s.uncount(rank)
+	s.calls -= len(s.ev.Ranks[rank].Calls)
+	s.seen--
+	s.ranks[rank] = process{node: -1, kept: true, keeper: keeper}
+	s.ev.Ranks[rank] = diagnosis.Rank{Node: -1}
+	s.report.forget(rank)
+}
+
+// node returns the index of the named node, a new one when needed, or -1 when there is no room.
+func (s *state) node(name string) int32 {
+	if i, ok := s.nodeOf[name]; ok {
+		return i
+	}
+	if len(s.free) == 0 && len(s.nodes) >= s.limits.Nodes {
+		s.evict(func(i int) bool { return s.nodes[i].stream == nil })
+	}
+	fresh := diagnosis.Node{Name: name, MapError: unknownError}
+	if k := len(s.free); k > 0 {
+		i := s.free[k-1]
+		s.free = s.free[:k-1]
+		s.nodes[i], s.ev.Nodes[i] = node{}, fresh
+		s.nodeOf[name] = i
+		return i
+	}
+	if len(s.nodes) >= s.limits.Nodes {
+		s.overflow++
+		return -1
+	}
+	i := int32(len(s.nodes))
+	s.nodes = append(s.nodes, node{})
+	s.ev.Nodes = append(s.ev.Nodes, fresh)
+	s.nodeOf[name] = i
+	return i
+}
+
+// evictIdle forgets the nodes that have had nothing to say for long.
+func (s *state) evictIdle(now int64) {
+	s.evict(func(i int) bool { return s.nodes[i].stream == nil && now-s.ev.Nodes[i].LastSeen > rememberFor })
+}
+
+// evict forgets nodes without ranks.
+func (s *state) evict(idle func(i int) bool) {
+	for i := range s.nodes {
+		name := s.ev.Nodes[i].Name
+		if name == "" || s.nodes[i].owned > 0 || !idle(i) {
+			continue
+		}
+		s.setClaim(int32(i), claim{})
+		delete(s.nodeOf, name)
+		s.nodes[i], s.ev.Nodes[i] = node{}, diagnosis.Node{Lost: true, MapError: unknownError}
+		s.free = append(s.free, int32(i))
+	}
+}

@@ -1,0 +1,188 @@
+package docs
+
+import (
+	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// repository is what the tests know of the code.
+type repository struct {
+	files    []string            // by their path from the root
+	packages map[string][]string // names of non-test Go files, by folder
+	names    map[string]bool     // "pkg.Name" of everything declared, fields and methods too
+	tests    []string            // functions of tests
+	env      map[string]string   // names in the environment, and a file that has each
+}
+
+var (
+	envName  = regexp.MustCompile(`["` + "`" + `](LOCKSTEP_[A-Z0-9_]*[A-Z0-9])["=]`)
+	testFunc = regexp.MustCompile(`^(Test|Fuzz|Benchmark)[A-Z0-9]\w*$`)
+)
+
+func load(t *testing.T) *repository {
+	t.Helper()
+	r := &repository{packages: map[string][]string{}, names: map[string]bool{}, env: map[string]string{}}
+	root := os.DirFS("..")
+	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if n := d.Name(); n != "." && strings.HasPrefix(n, ".") || n == "testdata" || n == "node_modules" {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		r.files = append(r.files, path)
+		if !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		text, err := fs.ReadFile(root, path)
+		if err != nil {
+			return err
+		}
+		return r.read(path, text)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r *repository) read(path string, text []byte) error {
+	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	test := strings.HasSuffix(path, "_test.go")
+	if dir := filepath.Dir(path); !test {
+		r.packages[dir] = append(r.packages[dir], path)
+		if !strings.HasPrefix(dir, "bench") && !strings.Contains(dir, "/gen") && dir != "docs/internal/environment" {
+			for _, m := range envName.FindAllSubmatch(text, -1) {
+				r.env[string(m[1])] = path
+			}
+		}
+	}
+	pkg := strings.TrimSuffix(file.Name.Name, "_test")
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			r.names[pkg+"."+n.Name.Name] = true
+			if test {
+				r.tests = append(r.tests, n.Name.Name)
+			}
+		case *ast.TypeSpec:
+			r.names[pkg+"."+n.Name.Name] = true
+		case *ast.ValueSpec:
+			for _, name := range n.Names {
+				r.names[pkg+"."+name.Name] = true
+			}
+		case *ast.Field:
+			for _, name := range n.Names {
+				r.names[pkg+"."+name.Name] = true
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+// TestMap: the map names every package.
+func TestMap(t *testing.T) {
+	text, err := os.ReadFile("design/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir := range load(t).packages {
+		if dir == "docs" || strings.Contains(dir, "internal/gen") || strings.HasPrefix(dir, "tools/") {
+			continue // what writes committed files, and pins of tools
+		}
+		if !bytes.Contains(text, []byte("`"+dir+"`")) {
+			t.Errorf("docs/design/architecture.md does not name `%s`", dir)
+		}
+	}
+}
+
+// TestEnvironment: the page of the environment is what its table says, and the table
+// has what the code reads.
+func TestEnvironment(t *testing.T) {
+	page, err := os.ReadFile("environment.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := filepath.Join(t.TempDir(), "environment.md")
+	if out, err := exec.Command("go", "run", "./internal/environment", "-o", fresh).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if want, err := os.ReadFile(fresh); err != nil || !bytes.Equal(page, want) {
+		t.Errorf("docs/environment.md is stale: go generate ./docs (%v)", err)
+	}
+	r := load(t)
+	for name, path := range r.env {
+		if !bytes.Contains(page, []byte("| `"+name+"` |")) {
+			t.Errorf("%s reads or sets %s, which docs/internal/environment/table.go lacks", path, name)
+		}
+	}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(LOCKSTEP_[A-Z0-9_]+)` \\|").FindAllSubmatch(page, -1) {
+		if r.env[string(m[1])] == "" {
+			t.Errorf("docs/environment.md has %s, which no code reads", m[1])
+		}
+	}
+}
+
+// TestQuotes: tests, files, targets of make and exported names of packages that documents
+// quote are there.
+func TestQuotes(t *testing.T) {
+	r := load(t)
+	targets, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := map[string]bool{}
+	for name := range r.names {
+		packages[name[:strings.Index(name, ".")]] = true
+	}
+	exported := regexp.MustCompile(`^([a-z]\w*)\.([A-Z]\w*)(?:\.([A-Z]\w*))?(?:\(.*\))?$`)
+	file := regexp.MustCompile(`^[\w.-]+(/[\w.-]+)+\.(go|h|c|s|sh|md|yml|json|py)$`)
+	make := regexp.MustCompile(`^make ([a-z-]+)$`)
+	for _, path := range r.files {
+		if !strings.HasSuffix(path, ".md") || !strings.HasPrefix(path, "docs/") && strings.Contains(path, "/") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join("..", path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile("`([^`\n]+)`").FindAllSubmatch(text, -1) {
+			q := string(m[1])
+			switch x := exported.FindStringSubmatch(q); {
+			case testFunc.MatchString(q):
+				if !slices.Contains(r.tests, q) {
+					t.Errorf("%s quotes %s, and there is no such test", path, q)
+				}
+			case x != nil && packages[x[1]]:
+				if !r.names[x[1]+"."+x[2]] || x[3] != "" && !r.names[x[1]+"."+x[3]] {
+					t.Errorf("%s quotes %s, which package %s has not", path, q, x[1])
+				}
+			case file.MatchString(q):
+				if !slices.ContainsFunc(r.files, func(f string) bool { return f == q || strings.HasSuffix(f, "/"+q) }) {
+					t.Errorf("%s quotes %s, and there is no such file", path, q)
+				}
+			case make.MatchString(q):
+				if target := make.FindStringSubmatch(q)[1]; !bytes.Contains(targets, []byte("\n"+target+":")) {
+					t.Errorf("%s quotes %s, and there is no such target", path, q)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,58 @@
+package main
+
+// variable is one name in the environment.
+type variable struct {
+	name, value, of, meaning string
+}
+
+// variables are all that the program and its packages read, by who is to set them.
+var variables = []struct {
+	title string
+	vars  []variable
+}{
+	{"Who a rank is: set by a launcher", []variable{
+		{"LOCKSTEP_RANK", "number", "ccl", "The rank, from 0. Else torchrun's `RANK`, or what srun, mpirun or Kubernetes say."},
+		{"LOCKSTEP_WORLD_SIZE", "number", "ccl", "How many ranks there are. Else `WORLD_SIZE`, or what the launcher says."},
+		{"LOCKSTEP_LOCAL_RANK", "number", "ccl", "The rank's number on its node. Else `LOCAL_RANK`, or what the launcher says."},
+		{"LOCKSTEP_RESTART_COUNT", "number, 0", "ccl", "The attempt. Else `TORCHELASTIC_RESTART_COUNT`."},
+		{"LOCKSTEP_JOB", "name, job", "ccl, master", "The job, as records, metrics and traces name it."},
+		{"LOCKSTEP_NODE", "name, the host's", "ccl, agent", "The logical node: ranks of one name share memory, others connect."},
+		{"LOCKSTEP_SLOT", "number", "", "Set for ranks by `lockstep run`: the place on the node, which a spare takes over."},
+		{"LOCKSTEP_COMM_ID", "id", "ccl", "Where the world's rank 0 listens, and a token. Else it follows from torchrun's `MASTER_ADDR` and `MASTER_PORT`."},
+		{"LOCKSTEP_COMM_PORT", "port", "ccl", "Where rank 0 listens when the id follows from `MASTER_PORT` and the port above that is taken."},
+		{"LOCKSTEP_SECRET_FILE", "file", "ccl", "At least 16 bytes that all ranks share, by which they prove to each other that they belong together. Ranks of one host need none."},
+	}},
+	{"How ranks compute and connect", []variable{
+		{"LOCKSTEP_DEVICE", "cpu, cuda:N or cuda; cpu", "ccl", "The rank's GPU; `cuda` is the one of the local rank's number."},
+		{"LOCKSTEP_ALGO", "direct, ring, doubling, tree, hierarchical", "ccl", "Forces an algorithm where a collective has it. For comparing."},
+		{"LOCKSTEP_PROTO", "ll, simple", "ccl", "Forces a protocol. For comparing."},
+		{"LOCKSTEP_GPU_ALGO", "ce, ll, ll2, ll12, sym, bulk, pushbulk", "ccl", "Forces an algorithm on GPUs where a collective has it; the same on all ranks. For comparing."},
+		{"LOCKSTEP_GPU_TABLE", "file", "ccl", "Another table of algorithms for GPUs, as bench/cmd/gputune writes it; the same on all ranks."},
+		{"LOCKSTEP_GPU_PACE", "GB/s", "ccl", "How much each GPU sends to its peers by bulk copies at most; by default what its links are known to carry."},
+		{"LOCKSTEP_GPUDIRECT", "auto, off, require; off", "ccl", "Whether NICs read the GPUs' memory between nodes."},
+		{"LOCKSTEP_NET", "auto, rdma, tcp; auto", "ccl", "What carries bytes between nodes."},
+		{"LOCKSTEP_IFNAME", "interface", "ccl", "Where a rank listens for other nodes; by default the interface that leads to rank 0."},
+		{"LOCKSTEP_SOCKETS", "number, 2", "ccl", "Sockets of a TCP connection between nodes."},
+		{"LOCKSTEP_OUTAGE_TIMEOUT", "duration, 30s", "ccl", "How long another rank's host may be silent, 1s to 1h."},
+		{"LOCKSTEP_RDMA_HCA", "list", "ccl, lockstep nics", "Which ports may be used, in the syntax of NCCL_IB_HCA."},
+		{"LOCKSTEP_RDMA_GID", "address or prefix", "ccl, lockstep nics", "Which GID of a port is used."},
+		{"LOCKSTEP_RDMA_QPS", "number, 1", "ccl", "Queue pairs that a connection sends over at once, 1 to 16."},
+		{"LOCKSTEP_RDMA_TIMEOUT", "number, 14", "ccl", "How long a NIC waits for an acknowledgement: 4.096 µs × 2^n."},
+		{"LOCKSTEP_RDMA_RETRIES", "number, 6", "ccl", "How often a NIC sends again, 1 to 6."},
+		{"LOCKSTEP_RDMA_TRAFFIC_CLASS", "number, 0", "ccl", "Traffic class of queue pairs."},
+		{"LOCKSTEP_RDMA_SERVICE_LEVEL", "number, 0", "ccl", "Service level of queue pairs."},
+	}},
+	{"What is recorded, and where", []variable{
+		{"LOCKSTEP_RUNTIME_DIR", "directory, /dev/shm/lockstep", "record", "Flight recorders, shared memory between ranks, sockets. On a disk GPUs cannot write to the recorder, and the host brings their stamps there."},
+		{"LOCKSTEP_RECORDER", "on, off; on", "ccl", "Whether a rank has a flight recorder."},
+		{"LOCKSTEP_LOG_LEVEL", "debug, info, warn, error; info", "commands", "What components log."},
+		{"LOCKSTEP_MASTER", "address", "agent, remediator", "Where masters listen."},
+	}},
+	{"Libraries and tools, tests and demos", []variable{
+		{"LOCKSTEP_CUDA_LIBRARY", "file, libcuda.so.1", "ccl/internal/cuda", "The CUDA driver's library; tests put a model of it there."},
+		{"LOCKSTEP_LIBIBVERBS", "file, libibverbs.so.1", "ccl/internal/verbs", "The verbs library; tests put a model of it there."},
+		{"LOCKSTEP_FAKE_CUDA", "options", "ccl/internal/cuda/cudatest", "What the model of the CUDA driver has."},
+		{"LOCKSTEP_FAULT_DIR", "directory", "demo", "Where ranks of `lockstep train` listen for faults to inject."},
+		{"LOCKSTEP_TOOLS_DIR", "directory", "deploy/local", "Where the demo finds Prometheus and Alertmanager before PATH."},
+	}},
+}
