@@ -45,11 +45,12 @@ type Options struct {
 	// Workload says where a process runs, by its environment, for the spans of its ranks; nil: nobody asks.
 	Workload func(getenv func(string) string) *collector.Workload
 
-	Poll     time.Duration // between two readings of the records, at most; 20 ms
-	Interval time.Duration // between two reports; 100 ms
-	MaxRanks int           // processes tracked at a time; 256
-	Keep     time.Duration // how long a dead process is reported; 10 min
-	Log      *slog.Logger  // nil: slog.Default()
+	Poll     time.Duration    // between two readings of the records, at most; 20 ms
+	Interval time.Duration    // between two reports; 100 ms
+	MaxRanks int              // processes tracked at a time; 256
+	Keep     time.Duration    // how long a dead process is reported; 10 min
+	Now      func() time.Time // the node's wall clock; nil: time.Now
+	Log      *slog.Logger     // nil: slog.Default()
 }
 
 // NamedSource is a source with the name that it has in metrics.
@@ -130,6 +131,9 @@ func New(o Options) (*Agent, error) {
 	}
 	o.Poll = cmp.Or(o.Poll, 20*time.Millisecond)
 	o.Interval = cmp.Or(o.Interval, 100*time.Millisecond)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	if o.Master == nil {
 		o.Master = func(string) string { return "" }
 	}
@@ -239,7 +243,7 @@ func (a *Agent) drain() (n int, fill float64) {
 // update runs all sources and takes in what they found.
 func (a *Agent) update(ctx context.Context, now int64) {
 	a.view.Now = now
-	a.realOffset = time.Now().UnixNano() - record.Now()
+	a.realOffset = a.o.Now().UnixNano() - record.Now()
 	for i, s := range a.sources {
 		begin := time.Now()
 		err := s.Update(&a.view)
