@@ -67,7 +67,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 		},
 		GPUs:   nodeGPUs(),
 		NICs:   nodeNICs(),
-		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3}},
+		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3, JobClock: true, ClockError: 40 * time.Microsecond, Correction: -50 * time.Millisecond}},
 	}
 }
 
