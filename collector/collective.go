@@ -125,9 +125,9 @@ type Tracer interface {
 	Root(c *Collective, ranks int)
 }
 
-// Traced is one rank's part in a trace: how far its spans reach, host times.
+// Traced is one rank's part in a trace: how far its spans reach, as they say themselves: unix ns.
 type Traced struct {
 	Rank        int32 // in the communicator
 	First, Last int64
-	Err         int64 // bound on the error of both, by the mapping of a GPU's clock
+	Err         int64 // bound on the error that they state
 }

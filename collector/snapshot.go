@@ -95,6 +95,10 @@ type StreamStatus struct {
 	Reports   uint64
 	Dropped   uint64 // reports not built because the stream was down or slow
 	Reconnect uint64 // times that the stream ended, or did not come about
+	// JobClock says that the master has told of the job's clock: ClockError bounds the error of
+	// this node's times on it, and Correction is what it is ahead of the node's wall clock.
+	JobClock               bool
+	ClockError, Correction time.Duration
 }
 
 // MasterSnapshot is what a master publishes.

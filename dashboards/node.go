@@ -108,9 +108,13 @@ func node() board {
 				},
 				{
 					title: "Time stamp error", view: lines, width: 12, height: 7, unit: units.Seconds,
-					why:     "Bound on the error of mapped time stamps by clock.",
-					targets: []target{{expr: highest("clock", of(names.ClockError, here...)), legend: "{{clock}}"}},
-					alerts:  []string{names.AlertClockError},
+					why: "Bound on the error of mapped time stamps by clock, of the node's times on the clocks of its jobs, and how far its wall clock is off those.",
+					targets: []target{
+						{expr: highest("clock", of(names.ClockError, here...)), legend: "{{clock}}"},
+						{expr: highest("training_job", of(names.JobClockError, here...)), legend: "on the clock of {{training_job}}"},
+						{expr: highest("training_job", of(names.JobClockOffset, here...)), legend: "wall clock behind that of {{training_job}}"},
+					},
+					alerts: []string{names.AlertClockError},
 				},
 			}},
 			{"NICs", []panel{

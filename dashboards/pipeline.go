@@ -78,7 +78,7 @@ func pipeline() board {
 				},
 				{
 					title: "Clock error between nodes", view: lines, width: 12, height: 7, unit: units.Seconds,
-					why:     "Bound on the error between a node's clock and its master's, the worst node. Slowness below it cannot be told.",
+					why:     "Bound on the error of a node's times on its job's clock, the worst node. Slowness below it cannot be told.",
 					targets: []target{{expr: highest("training_job", of(names.NodeClockError, inJob)), legend: "{{training_job}}"}},
 					alerts:  []string{names.AlertClockError},
 				},

@@ -45,10 +45,11 @@ type Options struct {
 	// Workload says where a process runs, by its environment, for the spans of its ranks; nil: nobody asks.
 	Workload func(getenv func(string) string) *collector.Workload
 
-	Poll     time.Duration // between two readings of the records, at most; 20 ms
-	Interval time.Duration // between two reports; 100 ms
-	MaxRanks int           // processes tracked at a time; 256
-	Keep     time.Duration // how long a dead process is reported; 10 min
+	Poll     time.Duration    // between two readings of the records, at most; 20 ms
+	Interval time.Duration    // between two reports; 100 ms
+	MaxRanks int              // processes tracked at a time; 256
+	Keep     time.Duration    // how long a dead process is reported; 10 min
+	Now      func() time.Time // the node's wall clock; nil: time.Now
 	// Events is what recorders of another library's operations (NCCL's) are asked for;
 	// record.EventsDefault leaves it to their processes.
 	Events record.EventSet
@@ -134,6 +135,9 @@ func New(o Options) (*Agent, error) {
 	}
 	o.Poll = cmp.Or(o.Poll, 20*time.Millisecond)
 	o.Interval = cmp.Or(o.Interval, 100*time.Millisecond)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	if o.Master == nil {
 		o.Master = func(string) string { return "" }
 	}
@@ -243,7 +247,7 @@ func (a *Agent) drain() (n int, fill float64) {
 // update runs all sources and takes in what they found.
 func (a *Agent) update(ctx context.Context, now int64) {
 	a.view.Now = now
-	a.realOffset = time.Now().UnixNano() - record.Now()
+	a.realOffset = a.o.Now().UnixNano() - record.Now()
 	for i, s := range a.sources {
 		begin := time.Now()
 		err := s.Update(&a.view)

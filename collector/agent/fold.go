@@ -79,10 +79,11 @@ type comm struct {
 	host    *comm
 	aside   bool // it is another one's host; the master does not know its id
 
-	touched  [maxTouched]collector.Window // ring of abnormal windows
-	ntouched int
-	links    [maxLinks]collector.LinkEvent // ring of changes of paths
-	nlinks   int
+	touched   [maxTouched]collector.Window // ring of abnormal windows
+	ntouched  int
+	links     [maxLinks]collector.LinkEvent // ring of changes of paths
+	nlinks    int
+	linksTold int // of them, by a collective that has ended
 
 	history  history
 	sampling sampling
@@ -338,7 +339,9 @@ func (a *Agent) finish(r *rank, c *comm, o *op) {
 		s.Collective(out)
 	}
 	if out.Traced && !c.aside {
-		a.traced(r, c, roots.Key{Comm: c.id, Coll: o.coll, Seq: o.seq}, collector.Traced{Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended), Last: o.ended, Err: o.clockErr}, out.Anomalous)
+		a.traced(r, c, roots.Key{Comm: c.id, Coll: o.coll, Seq: o.seq}, collector.Traced{
+			Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended) + out.RealOffset, Last: o.ended + out.RealOffset, Err: o.clockErr + out.MapErr,
+		}, out.Anomalous)
 	}
 }
 
@@ -365,9 +368,13 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 			}
 		}
 		for i := max(0, c.nlinks-maxLinks); i < c.nlinks && out.NLinks < collector.MaxLinks; i++ {
-			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At >= o.started && l.At <= o.ended {
+			// What happened between two collectives is the next one's.
+			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At <= o.ended && (l.At >= o.started || i >= c.linksTold) {
 				out.Links[out.NLinks] = *l
 				out.NLinks++
+				if o.ended != 0 {
+					c.linksTold = max(c.linksTold, i+1)
+				}
 			}
 		}
 	}

@@ -396,6 +396,30 @@ func TestWindowCounters(t *testing.T) {
 }
 
 // What a GPU stamped is folded like records: running, then ended, once.
+// A change of a path is told with the collective that it hit, or with the next one, once.
+func TestFoldLinks(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	p.Conns = []record.ConnStatus{{ConnEntry: record.ConnEntry{Comm: 0, Peer: 2, Transport: record.TransportRDMA, Channel: 1, ID: 77, Name: "a->b"}, Index: 1}}
+	link := func(state record.LinkState, at int64) record.Record {
+		return record.Record{Kind: record.KindLink, Comm: 0, Conn: 1, Peer: 2, Code: uint8(state), Mono: at}
+	}
+	a.fold(p, append([]record.Record{link(record.LinkUp, 500)}, one(0, 1, 1000)...)) // it comes up for the first time
+	a.fold(p, slices.Insert(one(0, 2, 2000), 2, link(record.LinkDown, 2050)))
+	a.fold(p, append([]record.Record{link(record.LinkSwitched, 2500)}, one(0, 3, 3000)...))
+	a.fold(p, one(0, 4, 4000))
+	for i, want := range []int{0, 1, 1, 0} {
+		if c := s.got[i]; c.NLinks != want || c.Anomalous != (want > 0) {
+			t.Errorf("collective %d tells of %d changes, want %d", i+1, c.NLinks, want)
+		}
+	}
+	l := s.got[2].Links[0]
+	if l.State != record.LinkSwitched || l.At != 2500 || l.Peer != 2 || l.Conn == nil || l.Conn.QP != 77 || l.Conn.Name != "a->b" {
+		t.Errorf("%+v of %+v", l, l.Conn)
+	}
+}
+
 // Where a rank runs is read from its own environment, and nothing else of that.
 func TestWorkload(t *testing.T) {
 	a := newAgent(t)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"strings"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -209,8 +210,11 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
 		}
-		if !again || idle(&was.ConnStatus) {
-			w.Name = wireName(s.Name)
+		if !again || idle(&was.ConnStatus) || was.ID != s.ID {
+			w.Name = wireName(connName(s))
+		}
+		if s.Transport == record.TransportRDMA {
+			w.QueuePair = uint32(s.ID)
 		}
 		rep.Connections = append(rep.Connections, w)
 		room--
@@ -236,6 +240,15 @@ func wireName(s string) string {
 		s = s[:wire.MaxName]
 	}
 	return strings.ToValidUTF8(s, "")
+}
+
+// connName tells a connection from all others, its queue pair's number included: it is what
+// evidence, verdicts and /status call it.
+func connName(s *record.ConnStatus) string {
+	if s.Transport != record.TransportRDMA || s.ID == 0 {
+		return s.Name
+	}
+	return fmt.Sprintf("%s qp %d", s.Name, s.ID)
 }
 
 // idle reports whether a connection has nothing to tell; the master keeps

@@ -18,7 +18,11 @@ func (a *Agent) publish() {
 	for _, j := range a.jobs {
 		s.Jobs = append(s.Jobs, j.snapshot(now))
 		if j.stream != nil {
-			s.Master = append(s.Master, j.stream.status())
+			st := j.stream.status()
+			a.out = collector.Collective{}
+			a.jobTime(j, &a.out)
+			st.JobClock, st.ClockError, st.Correction = a.out.JobClock, time.Duration(a.out.MapErr), time.Duration(a.out.Correction)
+			s.Master = append(s.Master, st)
 		}
 	}
 	slices.SortFunc(s.Jobs, func(x, y collector.AgentJob) int { return strings.Compare(x.Job, y.Job) })

@@ -49,7 +49,7 @@ func (a *Agent) tracers() (all []collector.Tracer) {
 // root: a master tells how far all ranks' reach; without one, this node's do.
 func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomalous bool) {
 	j := r.job
-	if t.First == 0 || !k.Coll.Collective() { // sends and receives have no root
+	if !k.Coll.Collective() { // sends and receives have no root
 		return
 	}
 	if j.stream == nil || !j.stream.roots.Load() {
@@ -59,7 +59,7 @@ func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomal
 	if len(j.traced) < maxTraced && r.reportable() {
 		j.traced = append(j.traced, &wire.TraceResult{
 			Spans: 1, CommId: k.Comm, Coll: uint32(k.Coll), Seq: k.Seq, Rank: t.Rank,
-			MonoFirstNs: t.First, MonoLastNs: t.Last, ErrorNs: t.Err, Anomalous: anomalous,
+			FirstNs: t.First, LastNs: t.Last, ErrorNs: t.Err, Anomalous: anomalous,
 		})
 	}
 }
@@ -74,7 +74,8 @@ func (a *Agent) localRoots(j *job, now int64) {
 		}
 		out := a.rootOf(j, c, due.Key)
 		a.jobTime(j, out)
-		out.Started, out.Ended, out.ClockErr = due.First, due.Last, due.Err
+		out.RealOffset = 0
+		out.Started, out.Ended, out.MapErr = due.First, due.Last, due.Err
 		for _, tr := range a.tracers() {
 			tr.Root(out, due.Ranks)
 		}

@@ -8,7 +8,8 @@ import (
 )
 
 // A job's times are compared on one clock, the job's: that of a reference node, mapped once
-// to the master's. Where another node's clock stands on it is bounded twice, by the messages
+// to the master's. It never jumps while that node is there, since agents are told of it one
+// after the other: when the two clocks have drifted apart for sure, it is led back slowly. Where another node's clock stands on it is bounded twice, by the messages
 // between its agent and the master (clockMap), and by the collectives, which know
 // it to about their own length: nobody leaves one before the last member has entered it. With
 // T for the moment at which the last one enters,
@@ -25,9 +26,12 @@ const (
 	maxMeetingNodes = 1 << 16 // of all meetings together (1.5 MiB)
 	alignRounds     = 4       // bounds travel one communicator further in each
 	alignEvery      = int64(250e6)
-	// steadier is how much narrower than the reference's another node's bounds must be for
-	// it to become the reference.
-	steadier = 10
+	// slew is how fast the job's clock is led back to the master's, more than clocks drift;
+	// beyond maxSlew it jumps: a machine was suspended.
+	slew    = 60e-6
+	maxSlew = int64(2e9)
+	// toldWithin is how long after one agent another one may hear of a change, ns.
+	toldWithin = int64(1e9)
 )
 
 // jobClock knows the job's clock. Its owner serialises all calls.
@@ -39,6 +43,7 @@ type jobClock struct {
 	of             map[arrivalKey]*meeting
 	cells          int
 	at             int64 // when it was last aligned
+	slewing        bool  // it was led back then
 	contradictions uint64
 }
 
@@ -122,6 +127,7 @@ func (s *state) align(now int64) {
 	if now-j.at < alignEvery {
 		return
 	}
+	before := j.at
 	j.at = now
 	for len(j.nodes) < len(s.nodes) {
 		j.nodes = append(j.nodes, aligned{})
@@ -133,8 +139,8 @@ func (s *state) align(now int64) {
 		return
 	}
 	own := &s.nodes[j.reference].clock
-	moved := own.offset - j.offset
-	j.offset = own.offset
+	moved := j.lead(own, now-before)
+	j.offset += moved
 	was := make([]aligned, len(j.nodes))
 	for n := range j.nodes {
 		a := &j.nodes[n]
@@ -161,25 +167,53 @@ func (s *state) chooseReference() bool {
 	usable := func(n int32) bool {
 		return s.nodes[n].stream != nil && !s.ev.Nodes[n].Lost && s.nodes[n].clock.ok && s.nodes[n].clock.haveLo
 	}
+	if j.reference >= 0 && usable(j.reference) {
+		return true
+	}
 	best := int32(-1)
 	for n := range s.nodes {
 		if n := int32(n); usable(n) && (best < 0 || s.nodes[n].clock.width < s.nodes[best].clock.width) {
 			best = n
 		}
 	}
-	now := j.reference
-	if now >= 0 && usable(now) && s.nodes[now].clock.width <= steadier*max(s.nodes[best].clock.width, 1) {
-		return true
-	}
+	j.reference = best
 	if best < 0 {
-		j.reference = -1
 		return false
 	}
-	j.reference, j.offset = best, s.nodes[best].clock.offset
+	if a := &j.nodes[best]; a.ok { // the clock goes on where it was, as well as that is known
+		e := a.err()
+		j.offset = a.offset
+		for n := range j.nodes {
+			j.nodes[n].lo, j.nodes[n].hi = j.nodes[n].lo-e, j.nodes[n].hi+e
+		}
+		return true
+	}
+	j.offset = s.nodes[best].clock.offset
 	for n := range j.nodes {
-		j.nodes[n].ok = false // bounds are relative to the former one
+		j.nodes[n].ok = false
 	}
 	return true
+}
+
+// lead returns by how much the job's clock is to be led back, because the reference's
+// messages prove that it is not the master's any more.
+func (j *jobClock) lead(reference *clockMap, since int64) (d int64) {
+	age := loosened(j.at - reference.at)
+	switch lo, hi := reference.lo-age, reference.hi+age; {
+	case j.offset < lo:
+		d = lo - j.offset
+	case j.offset > hi:
+		d = hi - j.offset
+	}
+	j.slewing = d != 0
+	if d > maxSlew || d < -maxSlew {
+		for n := range j.nodes {
+			j.nodes[n].ok = false
+		}
+		return d
+	}
+	step := int64(slew * float64(min(max(since, 0), toldWithin)))
+	return min(max(d, -step), step)
 }
 
 // bound makes a node's bounds anew from those before, which loosen with age, and from its
@@ -196,8 +230,8 @@ func (s *state) bound(n int32, reference *clockMap, now int64) {
 		return
 	}
 	age, theirs := loosened(now-c.at), loosened(now-reference.at)
-	lo := c.lo - age - (reference.hi + theirs - reference.offset)
-	hi := c.hi + age + (reference.offset - reference.lo + theirs)
+	lo := c.lo - age + (j.offset - reference.hi - theirs)
+	hi := c.hi + age + (j.offset - reference.lo + theirs)
 	if a.ok {
 		older := loosened(now - a.at)
 		if l, h := max(lo, a.lo-older), min(hi, a.hi+older); l <= h {
@@ -269,5 +303,9 @@ func (s *state) jobClock(n int32, now int64) *wire.JobClock {
 		return nil
 	}
 	a := &s.clock.nodes[n]
-	return &wire.JobClock{OffsetNs: a.offset, ErrorNs: a.err() + loosened(now-s.clock.at)}
+	err := a.err() + loosened(now-s.clock.at)
+	if s.clock.slewing {
+		err += int64(slew * float64(toldWithin))
+	}
+	return &wire.JobClock{OffsetNs: a.offset, ErrorNs: err}
 }

@@ -91,6 +91,32 @@ func TestJobClockStatesItsError(t *testing.T) {
 	})
 }
 
+// The job's clock follows the master's, and never faster than agents can be told: what one of
+// them was told before differs from what another one is told now by no more than is stated.
+func TestJobClockDoesNotJump(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 1))
+	c := newClocks(rng, 3, 1e6, 50e3)
+	c.rate = []float64{1 + 22e-6, 1 - 22e-6, 1 + 10e-6} // against the master's
+	c.groups = [][]int32{{0, 1, 2}}
+	c.step()
+	before := make([]*wire.JobClock, 3)
+	for range 4 * 600 {
+		for n := range before {
+			before[n] = c.jobClock(int32(n), c.now)
+		}
+		c.step()
+		for n := range before {
+			was, is := before[n], c.jobClock(int32(n), c.now)
+			if d := is.OffsetNs - was.OffsetNs; d > is.ErrorNs+was.ErrorNs || -d > is.ErrorNs+was.ErrorNs {
+				t.Fatalf("node %d: from %v to %v", n, was, is)
+			}
+			if off := c.mono(int32(n), c.now) + is.OffsetNs - c.now; off > 5e6 || off < -5e6 {
+				t.Fatalf("node %d is %d ns off the master's clock", n, off)
+			}
+		}
+	}
+}
+
 // Collectives bound offsets to about their own length where messages do to tens of
 // milliseconds, also of nodes that share no communicator with the reference.
 func TestCollectivesTightenTheJobClock(t *testing.T) {

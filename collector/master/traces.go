@@ -18,6 +18,8 @@ const (
 	// asksPerPass bounds the requests for the other ranks' spans of a collective that stood
 	// out on one: at ten passes a second, 20 traces a second.
 	asksPerPass = 2
+	// ahead is how far a wall clock may be ahead of this one's, ns, for spans by it to be covered by a root.
+	ahead = int64(3600e9)
 )
 
 // traces are the requests made of agents.
@@ -114,7 +116,7 @@ func (m *Master) traced(n int32, s *stream, r *wire.TraceResult) {
 
 // mergeTraced notes how far an agent's spans of a collective reach.
 func (s *state) mergeTraced(n int32, w *wire.TraceResult, now int64) {
-	if w == nil || w.Spans == 0 || w.MonoFirstNs == 0 || w.MonoLastNs < w.MonoFirstNs || w.ErrorNs < 0 {
+	if w == nil || w.Spans == 0 || w.FirstNs <= 0 || w.LastNs < w.FirstNs || w.LastNs > now+ahead || w.ErrorNs < 0 {
 		return
 	}
 	c, ok := s.member(n, w.CommId, w.Rank)
@@ -122,11 +124,10 @@ func (s *state) mergeTraced(n int32, w *wire.TraceResult, now int64) {
 		s.refused++
 		return
 	}
-	clock := &s.nodes[n].clock
 	k := roots.Key{Comm: w.CommId, Coll: record.CollKind(w.Coll), Seq: w.Seq}
 	ask := s.roots.Add(k, roots.Part{
 		Rank: w.Rank, Size: len(s.ev.Comms[c].Members), From: n,
-		First: clock.real(w.MonoFirstNs, now), Last: clock.real(w.MonoLastNs, now), Err: clock.err() + w.ErrorNs, Anomalous: w.Anomalous,
+		First: w.FirstNs, Last: w.LastNs, Err: w.ErrorNs, Anomalous: w.Anomalous,
 	}, now)
 	if ask && len(s.asks) < maxAsks {
 		s.asks = append(s.asks, k)

@@ -2076,11 +2076,11 @@ type TraceResult struct {
 	Coll   uint32                 `protobuf:"varint,4,opt,name=coll,proto3" json:"coll,omitempty"` // record.CollKind
 	Seq    uint64                 `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`
 	// Of an answer, what follows is left out: the spans are told of in the next reports.
-	Rank        int32 `protobuf:"zigzag32,6,opt,name=rank,proto3" json:"rank,omitempty"`                                  // whose they are, in the communicator
-	MonoFirstNs int64 `protobuf:"varint,8,opt,name=mono_first_ns,json=monoFirstNs,proto3" json:"mono_first_ns,omitempty"` // when the first of them begins
-	MonoLastNs  int64 `protobuf:"varint,9,opt,name=mono_last_ns,json=monoLastNs,proto3" json:"mono_last_ns,omitempty"`    // and the last of them ends
-	ErrorNs     int64 `protobuf:"varint,10,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`              // bound on the error of these, by the mapping of a GPU's clock
-	Anomalous   bool  `protobuf:"varint,11,opt,name=anomalous,proto3" json:"anomalous,omitempty"`                         // one of them was exported for what it is, not for the sample's sake
+	Rank      int32 `protobuf:"zigzag32,6,opt,name=rank,proto3" json:"rank,omitempty"`                     // whose they are, in the communicator
+	FirstNs   int64 `protobuf:"varint,8,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"`  // when the first of them begins, as it says itself: unix ns, by the job's clock once the agent has it
+	LastNs    int64 `protobuf:"varint,9,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`     // and the last of them ends
+	ErrorNs   int64 `protobuf:"varint,10,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"` // bound on the error that they state
+	Anomalous bool  `protobuf:"varint,11,opt,name=anomalous,proto3" json:"anomalous,omitempty"`            // one of them was exported for what it is, not for the sample's sake
 	// What is held in place of a collective of which nothing is: the newest one of its communicator.
 	HeldColl      uint32 `protobuf:"varint,12,opt,name=held_coll,json=heldColl,proto3" json:"held_coll,omitempty"`
 	HeldSeq       uint64 `protobuf:"varint,13,opt,name=held_seq,json=heldSeq,proto3" json:"held_seq,omitempty"`
@@ -2160,16 +2160,16 @@ func (x *TraceResult) GetRank() int32 {
 	return 0
 }
 
-func (x *TraceResult) GetMonoFirstNs() int64 {
+func (x *TraceResult) GetFirstNs() int64 {
 	if x != nil {
-		return x.MonoFirstNs
+		return x.FirstNs
 	}
 	return 0
 }
 
-func (x *TraceResult) GetMonoLastNs() int64 {
+func (x *TraceResult) GetLastNs() int64 {
 	if x != nil {
-		return x.MonoLastNs
+		return x.LastNs
 	}
 	return 0
 }
@@ -2538,17 +2538,16 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x17\n" +
 	"\acomm_id\x18\x03 \x01(\x06R\x06commId\x12\x12\n" +
 	"\x04coll\x18\x04 \x01(\rR\x04coll\x12\x10\n" +
-	"\x03seq\x18\x05 \x01(\x04R\x03seq\"\xc3\x02\n" +
+	"\x03seq\x18\x05 \x01(\x04R\x03seq\"\xb1\x02\n" +
 	"\vTraceResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05spans\x18\x02 \x01(\rR\x05spans\x12\x17\n" +
 	"\acomm_id\x18\x03 \x01(\x06R\x06commId\x12\x12\n" +
 	"\x04coll\x18\x04 \x01(\rR\x04coll\x12\x10\n" +
 	"\x03seq\x18\x05 \x01(\x04R\x03seq\x12\x12\n" +
-	"\x04rank\x18\x06 \x01(\x11R\x04rank\x12\"\n" +
-	"\rmono_first_ns\x18\b \x01(\x03R\vmonoFirstNs\x12 \n" +
-	"\fmono_last_ns\x18\t \x01(\x03R\n" +
-	"monoLastNs\x12\x19\n" +
+	"\x04rank\x18\x06 \x01(\x11R\x04rank\x12\x19\n" +
+	"\bfirst_ns\x18\b \x01(\x03R\afirstNs\x12\x17\n" +
+	"\alast_ns\x18\t \x01(\x03R\x06lastNs\x12\x19\n" +
 	"\berror_ns\x18\n" +
 	" \x01(\x03R\aerrorNs\x12\x1c\n" +
 	"\tanomalous\x18\v \x01(\bR\tanomalous\x12\x1b\n" +

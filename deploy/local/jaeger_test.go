@@ -37,7 +37,7 @@ func TestTracing(t *testing.T) {
 	if err := json.NewDecoder(resp.Body).Decode(&services); err != nil || resp.StatusCode != http.StatusOK {
 		t.Errorf("%s, %v", resp.Status, err)
 	}
-	if refuses("http://"+tracing.GRPC) {
+	if refuses("http://" + tracing.GRPC) {
 		t.Error("nothing listens for OTLP over gRPC")
 	}
 	tracing.Stop()

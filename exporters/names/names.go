@@ -138,6 +138,8 @@ var (
 	StreamConnected = def(Agent, Gauge, "lockstep_agent_stream_connected", "", "Whether the agent's stream to a job's master is up.", LabelJob)
 	StreamReports   = def(Agent, Counter, "lockstep_agent_reports_total", "", "Progress reports sent to the master.", LabelJob)
 	StreamDropped   = def(Agent, Counter, "lockstep_agent_reports_dropped_total", "", "Progress reports dropped because the stream was down or slow.", LabelJob)
+	JobClockError   = def(Agent, Gauge, "lockstep_job_clock_error_seconds", "seconds", "Bound on the error of this node's times on the job's clock, as its master told it; absent while it has not.", LabelJob)
+	JobClockOffset  = def(Agent, Gauge, "lockstep_job_clock_correction_seconds", "seconds", "Job's clock minus the node's wall clock: what is added to this node's wall clock times in traces.", LabelJob)
 	StreamRetries   = def(Agent, Counter, "lockstep_agent_stream_retries_total", "", "Times that the stream to the master ended, or could not be opened, and was tried again.", LabelJob)
 	ArrivalsDropped = def(Agent, Counter, "lockstep_agent_arrivals_dropped_total", "", "Sampled arrivals of collectives not reported because too many waited for the stream.", LabelJob)
 
@@ -233,7 +235,7 @@ var (
 
 	AgentsConnected = def(Master, Gauge, "lockstep_master_agents", "", "Agents by state: connected, disconnected, lost.", LabelJob, LabelState)
 	AgentLostInfo   = def(Master, Gauge, "lockstep_agent_lost_info", "", "An agent that is lost; always 1.", LabelJob, LabelNode)
-	NodeClockError  = def(Master, Gauge, "lockstep_node_clock_error_seconds", "seconds", "Bound on the error between a node's clock and the master's; the worst node.", LabelJob)
+	NodeClockError  = def(Master, Gauge, "lockstep_node_clock_error_seconds", "seconds", "Bound on the error of a node's times on the job's clock; the worst node.", LabelJob)
 
 	Diagnoses        = def(Master, Counter, "lockstep_diagnoses_total", "", "Diagnosis passes.", LabelJob)
 	DiagnosisSeconds = def(Master, Counter, "lockstep_diagnosis_seconds_total", "seconds", "Time spent in diagnosis passes.", LabelJob)

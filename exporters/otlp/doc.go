@@ -9,18 +9,20 @@
 // what it knows already (collector.TraceID, collector.SpanID), so the agents of
 // a job meet in one trace without talking:
 //
-//	AllReduce dp                  rank -1: the root, sent by the agent of rank 0
-//	├─ AllReduce dp               rank 0
+//	AllReduce dp                  rank -1: the root
+//	├─ rank 0 (node0) AllReduce
 //	│  ├─ wait                    until the last peer had entered
 //	│  └─ transfer
-//	└─ AllReduce dp               rank 1, …
+//	└─ rank 1 (node0) AllReduce, …
 //
-// The root exists to give the ranks' spans a common parent; it has rank 0's
-// times. When rank 0's agent is gone, backends show the others with a missing
-// parent, which is the truth. Sends and receives are numbered by each rank for
-// itself, so theirs have no root. Abnormal transport windows are events of the
-// rank's span. A collective that is still open when it is asked for is sent as
-// a snapshot with a span id of its own, marked ccl.open, ending now.
+// The root covers the ranks' spans: an agent sends it when its master has told how far
+// they all reach (Root). Sends and receives are numbered by each rank for
+// itself, so theirs have no root. Abnormal transport windows and changes of paths are events of the
+// rank's span, with the connection's identity. A collective that is still open when it is asked for is sent as
+// a snapshot with a span id of its own, marked ccl.open, ending when it was looked at; what ends after
+// that is linked to the root and no child of it.
+//
+// Times are the job's clock's where the agent knows it, with their error beside them (ccl.clock.*).
 //
 // Spans are encoded by hand (span.go), because at 50,000 collectives a second
 // the SDK's 20 µs a span would cost the trainers a core. What is rare, the

@@ -357,7 +357,7 @@ func TestRetroactive(t *testing.T) {
 	ask := func(job string, seq uint64) int {
 		return tracer.Retroactive(job, 7, record.AllReduce, seq, func(x collector.Traced) {
 			told++
-			if x.First != 1000 || x.Last != 3000 {
+			if x.First != 1_700_000_000_000_001_000 || x.Last != 1_700_000_000_000_003_000 {
 				t.Errorf("told %+v", x)
 			}
 		})

@@ -71,6 +71,10 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			p.send(names.StreamReports, float64(m.Reports), m.Job)
 			p.send(names.StreamDropped, float64(m.Dropped), m.Job)
 			p.send(names.StreamRetries, float64(m.Reconnect), m.Job)
+			if m.JobClock {
+				p.send(names.JobClockError, m.ClockError.Seconds(), m.Job)
+				p.send(names.JobClockOffset, m.Correction.Seconds(), m.Job)
+			}
 		}
 		if s.GPUs != nil {
 			sendGPUs(p, s.GPUs)

@@ -24,12 +24,13 @@ import (
 
 // Cmd is the command line.
 type Cmd struct {
-	Path  string        `arg:"" optional:"" default:"${runtime_dir}" type:"path" help:"A recorder file (*.rec), or a directory of them and its direct subdirectories (default: ${runtime_dir})."`
-	Last  int           `short:"n" default:"10" placeholder:"N" help:"Operations to show of each communicator (default: 10)."`
-	All   bool          `short:"a" help:"Of a directory, show every process in full, not only those that died or are stuck."`
-	Rank  []int32       `short:"r" placeholder:"RANK" help:"Show only these ranks of the job, in full. Repeatable."`
-	Stuck time.Duration `default:"1s" help:"Call a running process stuck in an operation after so long."`
-	JSON  bool          `name:"json" help:"Write JSON: an array of processes, all in full."`
+	Path    string        `arg:"" optional:"" default:"${runtime_dir}" type:"path" help:"A recorder file (*.rec), or a directory of them and its direct subdirectories (default: ${runtime_dir})."`
+	Last    int           `short:"n" default:"10" placeholder:"N" help:"Operations to show of each communicator (default: 10)."`
+	All     bool          `short:"a" help:"Of a directory, show every process in full, not only those that died or are stuck."`
+	Rank    []int32       `short:"r" placeholder:"RANK" help:"Show only these ranks of the job, in full. Repeatable."`
+	Stuck   time.Duration `default:"1s" help:"Call a running process stuck in an operation after so long."`
+	Windows bool          `help:"Show every connection: its identity (queue pair, ports), and the last windows and changes of its path that are in the recorder, to the microsecond."`
+	JSON    bool          `name:"json" help:"Write JSON: an array of processes, all in full."`
 }
 
 // Help implements kong's help provider.
@@ -41,6 +42,7 @@ Examples:
   lockstep inspect                                        all ranks of this node at a glance
   lockstep inspect /dev/shm/lockstep/llm.5.4711.rec       one process in full
   lockstep inspect --rank 5 -n 50                         its last 50 operations on each communicator
+  lockstep inspect --windows --rank 5 -n 100              what its connections' monitors recorded
   lockstep inspect --json | jq '.[] | select(.state == "died")'
 
 Exit status: 0 when every recorder could be read, 1 otherwise.`
@@ -91,11 +93,16 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	reports := make([]*Process, len(ps))
 	for i, p := range ps {
 		reports[i] = p.report(worlds, c.Stuck, max(c.Last, 0))
+		if c.Windows {
+			reports[i].Connections = p.connections(worlds)
+		}
 	}
 	if c.JSON {
 		enc := json.NewEncoder(out)
 		enc.SetIndent("", "  ")
 		err = enc.Encode(reports)
+	} else if c.Windows {
+		c.windows(out, reports)
 	} else {
 		err = c.text(out, reports, single)
 	}

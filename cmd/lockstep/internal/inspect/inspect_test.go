@@ -83,6 +83,15 @@ func job(t *testing.T, dir string) []*process {
 				k, _ := w.AddConn(record.ConnEntry{Comm: dp.Index(), Peer: 2, Transport: record.TransportRDMA, Channel: uint16(path), ID: uint64(17 + path), Name: fmt.Sprintf("mlx5_%d/1->mlx5_%d/1", path, path)})
 				k.Link(state, 2*sec)
 				k.Switched(uint64(path), uint64(path)<<16)
+				w.Append(&record.Record{Mono: 2 * sec, Kind: record.KindLink, Comm: dp.Index(), Conn: k.Index(), Peer: 2, Code: uint8(state)})
+				if path == 1 {
+					w.Append(&record.Record{Mono: 2*sec + 2*ms, Kind: record.KindWindow, Comm: dp.Index(), Conn: k.Index(), Peer: 2, Code: uint8(record.CauseNetwork), Flags: record.FlagAnomaly,
+						Bytes: 1 << 20, WRs: 8, Back: 3, First: 2*sec + ms, Last: 2*sec + 2*ms - 500})
+					k.Window(1<<30, record.CauseNetwork, 2*sec+2*ms)
+					k.Windows(9)
+					k.Slow(1)
+					k.Latency(120_500)
+				}
 			}
 			run(pp, 2, record.Recv, 1<<10, 1, 3*sec+600*ms, 0, 0)
 			w.Append(&record.Record{Mono: 3*sec + 700*ms, Kind: record.KindMark, Flags: record.FlagBegin, Code: uint8(record.MarkCheckpoint), Value: 41})
@@ -130,6 +139,12 @@ func TestGolden(t *testing.T) {
 	}
 	stopped := *reports[0]
 	stopped.Kernel, stopped.Comms = "stopped by a signal", nil
+	var windows bytes.Buffer
+	for i := range ps {
+		r := *reports[i]
+		r.Connections = ps[i].connections(worlds)
+		(&Cmd{Last: 10}).windows(&windows, []*Process{&r})
+	}
 	asJSON, err := json.MarshalIndent(reports, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -140,6 +155,7 @@ func TestGolden(t *testing.T) {
 		"all.txt":       render(Cmd{All: true}, false, reports...),
 		"file.txt":      render(Cmd{}, true, reports[1]),
 		"stopped.txt":   render(Cmd{}, false, &stopped),
+		"windows.txt":   windows.Bytes(),
 		"all.json":      append(asJSON, '\n'),
 	} {
 		golden(t, name, got)

@@ -27,6 +27,7 @@ type process struct {
 	stamped map[uint16]bool     // likewise: a GPU's operations have its numbers, and those on the host their own
 	marks   map[record.MarkCode]record.Record
 	step    uint64
+	events  []record.Record // windows and changes of paths
 }
 
 const (
@@ -150,6 +151,8 @@ func kernelState(pid int32) string {
 
 func (p *process) fold(r *record.Record) {
 	switch r.Kind {
+	case record.KindWindow, record.KindLink:
+		p.events = append(p.events, *r)
 	case record.KindEnqueue:
 		o := p.operation(r)
 		o.enqueue, o.enqueued = *r, true

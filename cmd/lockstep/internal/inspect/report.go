@@ -35,6 +35,8 @@ type Process struct {
 	Unstamped    uint64 `json:"communicators_unstamped,omitempty"` // their operations on a GPU go unrecorded
 
 	Comms []*Comm `json:"communicators"`
+	// Connections are all of them, with what was recorded of each; only when they are asked for.
+	Connections []Connection `json:"connections,omitempty"`
 }
 
 // Comm is one communicator of a process.
