@@ -44,6 +44,7 @@ type slowConn struct {
 type slowLinks struct {
 	*window
 	stragglers *stragglers
+	drags      *drags
 
 	conns  []connHistory // by index into Evidence.Conns
 	inside []insideHistory
@@ -321,11 +322,38 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
+	if d.transferGrown(s) {
+		return true
+	}
 	usual := d.conns[s.conn].usualFlight
 	if !d.seeWaiting || usual >= 0.5 {
 		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
 	}
 	return s.flight >= max(0.2, usual+0.15)
+}
+
+// transferGrown reports whether what a slow connection's monitor says is borne out
+// by the operations: all members had come, the last one too was inside for longer than
+// usual, and neither end is short of CPU.
+func (d *slowLinks) transferGrown(s *slowConn) bool {
+	if s.alone || s.share < 0.5 || d.ev.Conns[s.conn].Cause != record.CauseNetwork {
+		return false
+	}
+	if int(s.comm) >= len(d.drags.grown) || float64(d.drags.grown[s.comm]) < d.cfg.SlowShare/4 {
+		return false
+	}
+	return !d.crowded(s.cell.src) && !d.crowded(s.cell.dst)
+}
+
+// crowded reports whether a rank waits for a CPU, or its whole node does: then what it
+// sends or takes is late, whatever the network does.
+func (v *view) crowded(rank int32) bool {
+	r := &v.ev.Ranks[rank]
+	if max(r.Starved, r.Throttled) > 0.1 {
+		return true
+	}
+	n := nodeOf(v.ev, rank)
+	return n >= 0 && v.ev.Nodes[n].CPUPressure > 0.4
 }
 
 // learnDelays lets the connections that nothing is wrong with teach what is
@@ -359,17 +387,19 @@ func (d *slowLinks) learnInside() {
 // findings reports slow connections, by what they have in common. Those at
 // a rank that is late itself are left to that finding.
 func (d *slowLinks) findings(found []finding) []finding {
-	var slow, all []cell
+	var slow, all []cell // those that are not told yet show what those that are have in common
+	told := false
 	for i := range d.slow {
 		s := &d.slow[i]
 		late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
 			return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
 		})
-		if s.level > 0 && !late && !slices.Contains(slow, s.cell) {
+		if !late && s.clean == 0 && !slices.Contains(slow, s.cell) {
 			slow = append(slow, s.cell)
 		}
+		told = told || s.level > 0 && !late
 	}
-	if len(slow) == 0 {
+	if !told {
 		return found
 	}
 	transports := map[record.Transport]bool{}
@@ -422,6 +452,10 @@ func (d *slowLinks) findings(found []finding) []finding {
 		for ci := range affected {
 			f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
 		}
+		if worst == nil {
+			continue
+		}
+		f.ordered = len(pat.culprits) == 1
 		c := &d.ev.Comms[worst.comm]
 		f.setComm(c)
 		f.lastOf(c)

@@ -1,0 +1,602 @@
+package diagnosis
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// drags finds ranks that cost their job a little, for long: from a tenth of a
+// step, where stragglers asks for half as much again as usual. What a rank spends of
+// its own is compared with what its own history says of the operations that it
+// did, each communicator's for itself, and with what the middle rank of the same
+// window spends beyond its own. The difference is summed over windows: what a
+// window's edges cut from one is in the next, and noise grows with the root of
+// their number at most. Both halves of a sum have to show it, so that it takes many
+// windows and no single pause. Then it has to be far outside of what sums over as
+// many windows are otherwise in this job, and felt by those who wait for it.
+type drags struct {
+	*window
+
+	members []memberUsual
+	first   []int32 // by communicator: its first in members
+	ranks   []rankCost
+	// The stretch that is judged next: a step where the program marks them, else
+	// as long as every communicator in use takes for an operation.
+	at    int64 // its start, and the moment of members' sums; 0: of none
+	last  int64 // length of the former one
+	step0 uint64
+	voids int
+	ops0  []commWindow
+	// grown is, by communicator, the share of the last stretch that even its last
+	// member was inside operations for longer than usual: all had come, and it was
+	// the transfer that took longer.
+	grown    []float32
+	windows  int32 // judged since forget
+	lengths  [costWindows]float64
+	typical  baseline               // own time an operation of the whole job
+	pace     baseline               // of the job: time an operation
+	paces    [costWindows]float32   // of the last windows, in parts of the usual one, but for what all ranks spend more
+	short    float64                // the usual distance of a rank from its norm in a window, as a share of it
+	usual    [len(horizons)]float64 // the same of means over so many windows
+	slow     []slowRank
+	measured int32 // windows that noise has been measured in
+	scratch  []float64
+}
+
+// memberUsual is what is normal for a member of a communicator, and its sums at the window's start.
+type memberUsual struct {
+	ops, own, inside uint64
+	// Sums over the windows so far, the older ones counting less.
+	n, ownNs, insideNs float32
+}
+
+// rankCost is how far a rank has been from its norm in the last windows.
+type rankCost struct {
+	cost   [costWindows]float32   // excess over the norm as a share of the window, by window
+	sums   [len(horizons)]float32 // over so many of the last windows
+	noise  float32                // mean distance from the norm in a window
+	own    float32                // of the last window, ns
+	pred   float32                // what its history says of the same operations, ns
+	inside float32
+	seen   int32 // windows
+	odd    bool  // the last window is far from the norm
+}
+
+const (
+	costWindows = 24
+	usualMemory = 1.0 / 64 // weight of a new window in what is normal
+	minWindows  = 5        // that make a history
+	leastCost   = 0.05     // of the job's time: less is nobody's business
+	mostCost    = 0.35     // that one window counts for
+)
+
+// horizons are the numbers of windows that are summed.
+var horizons = [...]int32{4, 8, 16, costWindows}
+
+func (d *drags) forget() {
+	*d = drags{window: d.window, scratch: d.scratch,
+		members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], slow: d.slow[:0]}
+}
+
+func (d *drags) find(found []finding) []finding {
+	switch {
+	case !d.align() || d.at == 0 || d.voids != d.window.voids:
+		d.snapshot()
+	case d.complete():
+		d.judge()
+	}
+	return d.findings(found)
+}
+
+// complete reports whether the stretch is over.
+func (d *drags) complete() bool {
+	elapsed := d.now - d.at
+	if elapsed < int64(d.cfg.MinWindow) {
+		return false
+	}
+	if d.view.step > 0 {
+		return d.view.step > d.step0+1
+	}
+	any, waiting := false, false
+	for i := range d.comms {
+		h, c := &d.comms[i], &d.ops0[i]
+		done := h.ops - min(c.ops, h.ops)
+		any = any || done > 0
+		waiting = waiting || (done > 0 || c.active) && done < 2*uint64(len(d.ev.Comms[i].Members))
+	}
+	return any && (!waiting || d.last > 0 && elapsed > 4*d.last)
+}
+
+// align makes members parallel to the evidence's, false when they are new.
+func (d *drags) align() bool {
+	n, same := int32(0), len(d.first) == len(d.ev.Comms)+1
+	for ci := range d.ev.Comms {
+		same = same && d.first[ci] == n
+		n += int32(len(d.ev.Comms[ci].Members))
+	}
+	same = same && len(d.members) == int(n) && len(d.ranks) == len(d.ev.Ranks)
+	if same {
+		return true
+	}
+	d.forget()
+	d.first = resized(d.first, len(d.ev.Comms)+1)
+	n = 0
+	for ci := range d.ev.Comms {
+		d.first[ci] = n
+		n += int32(len(d.ev.Comms[ci].Members))
+	}
+	d.first[len(d.ev.Comms)] = n
+	d.members = zeroed(d.members, int(n))
+	d.ranks = zeroed(d.ranks, len(d.ev.Ranks))
+	return false
+}
+
+// judge judges the window that ends with this pass.
+func (d *drags) judge() {
+	elapsed := float64(d.now - d.at)
+	own, ops, active := d.sum(elapsed)
+	usual := d.isUsual(own / max(ops, 1))
+	common := d.common()
+	d.lengths[d.windows%costWindows] = elapsed
+	d.follow(elapsed/max(ops, 1)*active, common, usual)
+	d.windows++
+	d.measure(elapsed, common)
+	d.accuse(elapsed)
+
+	d.learn(usual, float32(common))
+	d.snapshot()
+}
+
+// sum sums up what every rank did in the window and what its history says of it.
+func (d *drags) sum(elapsed float64) (own, ops, active float64) {
+	d.grown = zeroed(d.grown, len(d.ev.Comms))
+	for r := range d.ranks {
+		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside = 0, 0, 0
+	}
+	for ci := range d.ev.Comms {
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		least, told := math.Inf(1), 0
+		for i := range members {
+			m, u := &members[i], &of[i]
+			n := m.Ops - u.ops
+			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || m.Ops < u.ops {
+				continue
+			}
+			x := &d.ranks[m.World]
+			x.own += float32(m.OwnNs - u.own)
+			x.inside += float32(m.WaitNs + m.TransferNs - u.inside)
+			if u.n > 0 {
+				x.pred += u.ownNs / u.n * float32(n)
+				told++
+				least = min(least, float64(m.WaitNs+m.TransferNs-u.inside)-float64(u.insideNs/u.n)*float64(n))
+			}
+			own += float64(m.OwnNs - u.own)
+			ops += float64(n)
+		}
+		if told > 1 && 4*told >= 3*len(members) {
+			d.grown[ci] = float32(least / elapsed)
+		}
+	}
+	for r := range d.ranks {
+		if d.ranks[r].own > 0 {
+			active++
+		}
+	}
+	return own, ops, active
+}
+
+// isUsual reports whether the job as a whole does what it does as a rule: neither a
+// warm-up nor a pause of all teaches what is normal.
+func (d *drags) isUsual(own float64) bool {
+	if own <= 0 {
+		return false
+	}
+	b := &d.typical
+	settled := b.n >= 3
+	ok := settled && own <= 1.5*b.mean && own >= b.mean/1.5
+	b.learn(own)
+	return ok
+}
+
+// follow follows how fast the job goes.
+func (d *drags) follow(pace, common float64, usual bool) {
+	now := float32(1)
+	if d.pace.n >= minWindows {
+		now = float32(min(pace/max(d.pace.mean, 1)/max(common, 1), 4))
+	}
+	d.paces[d.windows%costWindows] = now
+	if usual && len(d.slow) == 0 {
+		d.pace.learn(pace)
+	}
+}
+
+// slower is how much longer than usual the job takes for its work in the last windows, in
+// parts of the time that it takes.
+func (d *drags) slower(n int32) float64 {
+	sum := float32(0)
+	for k := range n {
+		sum += d.paces[((d.windows-1-k)%costWindows+costWindows)%costWindows]
+	}
+	return 1 - float64(n)/float64(max(sum, 1e-3))
+}
+
+// common is how much slower than its history the middle rank is.
+func (d *drags) common() float64 {
+	v := d.scratch[:0]
+	for r := range d.ranks {
+		if x := &d.ranks[r]; x.pred > 0 && x.seen >= minWindows {
+			v = append(v, float64(x.own)/float64(x.pred))
+		}
+	}
+	d.scratch = v
+	if len(v) < 3 {
+		return 1
+	}
+	return min(max(median(v), 0.95), 5)
+}
+
+// measure notes how far from its norm each rank is in this window.
+func (d *drags) measure(elapsed, common float64) {
+	at := (d.windows - 1) % costWindows
+	short := d.scratch[:0]
+	for r := range d.ranks {
+		x := &d.ranks[r]
+		cost := float32(0)
+		known := x.pred > 0 && x.seen >= minWindows && d.state[r] == rankAlive && d.view.ranks[r].mark.seen < d.at
+		if known {
+			cost = float32(min(max((float64(x.own)-float64(x.pred)*common)/elapsed, -mostCost), mostCost))
+		}
+		for h, n := range horizons {
+			x.sums[h] += cost - x.cost[(d.windows-1-n%costWindows+costWindows)%costWindows]
+		}
+		x.cost[at] = cost
+		far := max(cost, -cost)
+		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
+		if known && !d.watched(int32(r)) {
+			// What is far outside is a hiccup or a fault: it counts for little, or the norm would follow it.
+			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) / 32
+			short = append(short, float64(far))
+		}
+	}
+	d.scratch = short
+	if len(short) == 0 {
+		return
+	}
+	d.measured++
+	d.short = d.wander(d.short, quantile(short, 0.6), d.measured)
+	for h, n := range horizons {
+		if d.measured < n {
+			break
+		}
+		v := d.scratch[:0]
+		for r := range d.ranks {
+			if x := &d.ranks[r]; x.seen >= minWindows && !d.watched(int32(r)) {
+				v = append(v, math.Abs(float64(x.sums[h]))/float64(n))
+			}
+		}
+		d.scratch = v
+		d.usual[h] = d.wander(d.usual[h], quantile(v, 0.6), d.measured-n+1)
+	}
+}
+
+// wander lets a value follow another one that is far above it only slowly: while one
+// rank is late, others that wait for it in the background spend less of their own.
+func (d *drags) wander(v, now float64, n int32) float64 {
+	if n > 8 {
+		now = min(now, 1.5*v+0.002)
+	}
+	return v + (now-v)/float64(min(n, 32))
+}
+
+// mean is a rank's mean cost of the last n windows but for the skip last ones.
+func (x *rankCost) mean(windows, skip, n int32) float64 {
+	sum := float32(0)
+	for k := skip; k < skip+n; k++ {
+		sum += x.cost[((windows-1-k)%costWindows+costWindows)%costWindows]
+	}
+	return float64(sum) / float64(n)
+}
+
+func (d *drags) watched(rank int32) bool { return len(d.slow) > 0 && hasRank(d.slow, rank) }
+
+// bar is what a rank's mean cost over a horizon has to exceed: what is never seen by
+// chance of so many ranks, in units of what this job's and this rank's are like.
+func (d *drags) bar(r int32, h int) float64 {
+	noise := d.usual[h]
+	for n := range h { // not known yet: no better than over fewer windows
+		if d.measured < horizons[h]+4 {
+			noise = max(noise, 0.8*d.usual[n])
+		}
+	}
+	restless := max(1, float64(d.ranks[r].noise)/max(d.short, 1e-6))
+	k := 2.5 + 1.4*math.Sqrt(2*math.Log(20*float64(len(d.ranks))))
+	young := 1 + 6/float64(max(d.measured, 1)) // little is known yet
+	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young)
+}
+
+// hungry is the share of time in which a rank waits for a CPU that others have: on a
+// crowded machine ranks differ by what they get, and none of them is slow.
+func (d *drags) hungry(r int32) float64 {
+	x := &d.ev.Ranks[r]
+	if x.Throttled >= starvedShare {
+		return 0 // its own quota does that
+	}
+	return 1.5 * float64(x.Starved)
+}
+
+// worst is the horizon at which a rank exceeds its bar by most, its cost there, and by how much.
+func (d *drags) worst(r int32) (cost, over float64) {
+	x := &d.ranks[r]
+	for h, n := range horizons {
+		if d.measured < n+2 || float64(x.sums[h]) < leastCost*float64(n) {
+			continue
+		}
+		c := x.trimmed(d.windows, n)
+		if c < leastCost || !x.lasts(d.windows, n, c/3) {
+			continue
+		}
+		if d.slower(n) < c/2 {
+			continue // the job as a whole is not slower for it
+		}
+		if o := c / d.bar(r, h); o > over {
+			cost, over = c, o
+		}
+	}
+	return cost, over
+}
+
+// trimmed is a rank's mean cost of the last n windows but for the largest.
+func (x *rankCost) trimmed(windows, n int32) float64 {
+	sum, most := float32(0), float32(0)
+	for k := range n {
+		c := x.cost[((windows-1-k)%costWindows+costWindows)%costWindows]
+		sum, most = sum+c, max(most, c)
+	}
+	return float64(sum-most) / float64(n-1)
+}
+
+// lasts reports whether most parts of the last n windows cost so much: both halves
+// of few windows, three quarters of many.
+func (x *rankCost) lasts(windows, n int32, least float64) bool {
+	parts, want := int32(4), 3
+	if n == horizons[0] {
+		parts, want = 2, 2
+	}
+	for k := range parts {
+		if x.mean(windows, k*n/parts, n/parts) >= least {
+			want--
+		}
+	}
+	return want <= 0
+}
+
+// goesOn reports whether the last windows show what those before them did: for what
+// has been told already the last one, so that it ends soon after its cause.
+func (d *drags) goesOn(r int32, cost float64) bool {
+	n := int32(2)
+	if i := slices.IndexFunc(d.slow, func(s slowRank) bool { return s.rank == r }); i >= 0 && d.slow[i].level > 0 {
+		n = 1
+	}
+	return d.ranks[r].mean(d.windows, 0, n) >= 0.3*cost
+}
+
+// accuse counts the ranks whose cost is beyond their bar and felt.
+func (d *drags) accuse(elapsed float64) {
+	var suspects []slowRank
+	for r := range d.ranks {
+		if d.ranks[r].sums[0] <= 0 && d.ranks[r].sums[1] <= 0 {
+			continue
+		}
+		if d.lost {
+			break // what its ranks do is not known, nor whom they hold up
+		}
+		if cost, over := d.worst(int32(r)); over >= 1 && d.goesOn(int32(r), cost) {
+			x := &d.ranks[r]
+			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed})
+			if over >= 2 {
+				suspects[len(suspects)-1].slow = 2
+			} else {
+				suspects[len(suspects)-1].slow = 1
+			}
+		}
+	}
+	if len(suspects) > maxSlow {
+		slices.SortFunc(suspects, func(a, b slowRank) int { return cmp.Compare(b.excess, a.excess) })
+		suspects = suspects[:maxSlow]
+	}
+	for i := range suspects {
+		s := &suspects[i]
+		at := slices.IndexFunc(d.slow, func(x slowRank) bool { return x.rank == s.rank })
+		if at < 0 {
+			if len(d.slow) == maxSlow {
+				continue
+			}
+			d.slow = append(d.slow, slowRank{rank: s.rank})
+			at = len(d.slow) - 1
+		}
+		x := &d.slow[at]
+		d.feel(s, x)
+		x.own, x.base, x.excess = s.own, s.base, s.excess
+		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited)
+	}
+	for i := 0; i < len(d.slow); i++ {
+		s := &d.slow[i]
+		if !hasRank(suspects, s.rank) && s.lessen(d.window) {
+			d.slow = slices.Delete(d.slow, i, i+1)
+			i--
+		}
+	}
+}
+
+// feel adds up what the middle peer of a suspect was inside collectives for longer
+// than usual, in the communicator where that is most, beside the suspect's own excess.
+func (d *drags) feel(s, x *slowRank) {
+	best, at, peers := 0.0, int32(-1), 0
+	for ci := range d.ev.Comms {
+		if d.comms[ci].former || d.comms[ci].ops <= d.ops0[ci].ops {
+			continue
+		}
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		me := slices.IndexFunc(members, func(m Member) bool { return m.World == s.rank })
+		if me < 0 {
+			continue
+		}
+		v := d.scratch[:0]
+		for j := 0; j < len(members); j += 1 + len(members)/256 {
+			m, u := &members[j], &of[j]
+			if j == me || m.Ops <= u.ops || u.n == 0 || d.together(s.rank, m.World) {
+				continue
+			}
+			v = append(v, float64(m.WaitNs+m.TransferNs-u.inside)-float64(u.insideNs/u.n)*float64(m.Ops-u.ops))
+		}
+		d.scratch = v
+		if n := len(v); n > 0 {
+			if g := median(v); at < 0 || g > best {
+				best, at, peers = g, int32(ci), n
+			}
+		}
+	}
+	if at < 0 {
+		return
+	}
+	x.growth = 0.8*x.growth + best
+	x.waited = 0.8*x.waited + s.excess
+	if x.level == 0 {
+		x.comm = at
+	}
+	x.felt, x.peers = at, peers
+}
+
+// together reports whether two ranks are slow together, on one node.
+func (d *drags) together(a, b int32) bool {
+	return nodeOf(d.ev, a) >= 0 && nodeOf(d.ev, a) == nodeOf(d.ev, b) && d.watched(b)
+}
+
+// learn lets the window teach what is normal: unless the job did something else, and
+// but for ranks that are suspected. What all ranks spend more is none's norm.
+func (d *drags) learn(usual bool, common float32) {
+	if !usual {
+		return
+	}
+	for r := range d.ranks {
+		if x := &d.ranks[r]; x.own > 0 {
+			x.seen++
+		}
+	}
+	for ci := range d.ev.Comms {
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		for i := range members {
+			m, u := &members[i], &of[i]
+			if uint32(m.World) >= uint32(len(d.ranks)) || m.Ops <= u.ops || d.watched(m.World) {
+				continue
+			}
+			x := &d.ranks[m.World]
+			n, own, in := float32(m.Ops-u.ops), float32(m.OwnNs-u.own)/common, float32(m.WaitNs+m.TransferNs-u.inside)
+			weight := float32(1)
+			if x.odd {
+				weight = 0.1
+			}
+			keep := 1 - usualMemory*weight
+			u.n, u.ownNs, u.insideNs = u.n*keep+n*weight, u.ownNs*keep+own*weight, u.insideNs*keep+in*weight
+		}
+	}
+}
+
+// snapshot notes the sums at a window's start.
+func (d *drags) snapshot() {
+	if d.at > 0 {
+		d.last = d.now - d.at
+	}
+	d.at, d.step0, d.voids = d.now, d.view.step, d.window.voids
+	d.ops0 = resized(d.ops0, len(d.comms))
+	for i := range d.comms {
+		h, c := &d.comms[i], &d.ops0[i]
+		*c = commWindow{ops: h.ops, active: h.ops > c.ops}
+	}
+	for ci := range d.ev.Comms {
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		for i := range members {
+			m := &members[i]
+			of[i].ops, of[i].own, of[i].inside = m.Ops, m.OwnNs, m.WaitNs+m.TransferNs
+		}
+	}
+}
+
+// findings reports the ranks that drag; those of a node that drag together are the node.
+func (d *drags) findings(found []finding) []finding {
+	done := map[int32]bool{}
+	for i := range d.slow {
+		s := &d.slow[i]
+		if s.level == 0 {
+			continue
+		}
+		f := finding{}
+		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
+		if node := nodeOf(d.ev, s.rank); d.whole(node) {
+			if done[node] {
+				continue
+			}
+			done[node] = true
+			f.ordered = true
+			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.ev.Nodes[node].Name, Reason: reasonStraggler})
+		}
+		f.blame(d.rankCulprit(s.rank, reasonStraggler))
+		c := &d.ev.Comms[s.comm]
+		f.setComm(c)
+		f.lastOf(c)
+		d.whyDrags(&f, s)
+		found = append(found, f)
+	}
+	return found
+}
+
+// whole reports whether all ranks of a node are slow together: the most of them by
+// half of what the worst of them is.
+func (d *drags) whole(node int32) bool {
+	if node < 0 || len(d.ev.Nodes) < 2 || d.windows < horizons[0] || len(d.ranks) != len(d.ev.Ranks) {
+		return false
+	}
+	v := d.scratch[:0]
+	for r := range d.ranks {
+		if nodeOf(d.ev, int32(r)) == node && d.state[r] == rankAlive {
+			v = append(v, d.ranks[r].mean(d.windows, 0, 4))
+		}
+	}
+	d.scratch = v
+	if len(v) < 2 {
+		return false
+	}
+	most, mean := slices.Max(v), 0.0
+	slices.Sort(v)
+	for _, c := range v {
+		mean += c / float64(len(v))
+	}
+	return v[0] >= most/4 && v[(len(v)-1)/4] >= 0.5*most && mean >= leastCost/2
+}
+
+// add counts what a window shows: 1, or 2 where it is beyond doubt.
+func (s *streak) add(w *window, start int64, points int, certain bool) {
+	if s.slow == 0 {
+		s.since = start
+	}
+	s.slow += points
+	s.clean = 0
+	if !certain {
+		return
+	}
+	lasted := w.now - s.since
+	if s.slow >= w.cfg.SuspectWindows && lasted >= int64(w.cfg.SlowSuspectAfter) {
+		s.level = max(s.level, Suspected)
+	}
+	if s.slow >= w.cfg.ConfirmWindows+1 && lasted >= int64(w.cfg.SlowConfirmAfter) {
+		s.level = Confirmed
+	}
+}
+
+// lessen counts a window that shows nothing and reports whether it is over.
+func (s *streak) lessen(w *window) bool {
+	s.clean++
+	s.slow = max(0, min(s.slow, 8)-1)
+	return s.slow == 0 || s.clean >= w.cfg.RecoverWindows
+}
