@@ -332,6 +332,14 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	return s.flight >= max(0.2, usual+0.15)
 }
 
+// elevated reports whether a connection is slower than usual by the word of its monitor,
+// and by what it has told in the last window: not enough to be told, but to show
+// what those that are have in common.
+func (d *slowLinks) elevated(conn int32) bool {
+	h, c := &d.conns[conn], &d.ev.Conns[conn]
+	return h.known && d.settled(&h.base) && c.Cause == record.CauseNetwork && h.delay >= 0.75*d.cfg.DelayRatio*h.base.mean
+}
+
 // transferGrown reports whether what a slow connection's monitor says is borne out
 // by the operations: all members had come, the last one too was inside for longer than
 // usual, and neither end is short of CPU.
@@ -387,19 +395,23 @@ func (d *slowLinks) learnInside() {
 // findings reports slow connections, by what they have in common. Those at
 // a rank that is late itself are left to that finding.
 func (d *slowLinks) findings(found []finding) []finding {
-	var slow, all []cell // those that are not told yet show what those that are have in common
-	told := false
-	for i := range d.slow {
-		s := &d.slow[i]
-		late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
-			return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
-		})
-		if !late && s.clean == 0 && !slices.Contains(slow, s.cell) {
-			slow = append(slow, s.cell)
+	var slow, beside, all []cell // told; not told yet; with traffic
+	for _, tell := range [...]bool{true, false} {
+		for i := range d.slow {
+			s := &d.slow[i]
+			late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
+				return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
+			})
+			switch {
+			case late || tell != (s.level > 0) || slices.Contains(slow, s.cell):
+			case tell:
+				slow = append(slow, s.cell)
+			case s.clean == 0:
+				beside = append(beside, s.cell)
+			}
 		}
-		told = told || s.level > 0 && !late
 	}
-	if !told {
+	if len(slow) == 0 {
 		return found
 	}
 	transports := map[record.Transport]bool{}
@@ -408,7 +420,7 @@ func (d *slowLinks) findings(found []finding) []finding {
 			transports[d.ev.Conns[s.conn].Transport] = true
 		}
 	}
-	if len(slow) > 1 { // only then is there a pattern to look for
+	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
 		at := map[cell]bool{}
 		for i := range d.ev.Conns {
 			c := &d.ev.Conns[i]
@@ -416,6 +428,9 @@ func (d *slowLinks) findings(found []finding) []finding {
 				continue
 			}
 			x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
+			if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
+				beside = append(beside, x)
+			}
 			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
 				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
 			}) {
@@ -424,7 +439,7 @@ func (d *slowLinks) findings(found []finding) []finding {
 			}
 		}
 	}
-	for _, pat := range patterns(slow, all, func(r int32) int32 { return nodeOf(d.ev, r) }) {
+	for _, pat := range patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) }) {
 		f := finding{}
 		f.Class, f.Since = CommunicationSlow, never
 		for _, k := range pat.culprits {
