@@ -144,7 +144,7 @@ func (d *drags) judge() {
 	d.accuse(elapsed)
 
 	d.learn(usual, float32(common))
-	d.snapshot()
+	d.begin()
 }
 
 // sum sums up what every rank did in the window and what its history says of it.
@@ -383,11 +383,8 @@ func (d *drags) goesOn(r int32, cost float64) bool {
 // learn lets the window teach what is normal: unless the job did something else, and
 // but for ranks that are suspected. What all ranks spend more is none's norm.
 func (d *drags) learn(usual bool, common float32) {
-	if !usual {
-		return
-	}
 	for r := range d.ranks {
-		if x := &d.ranks[r]; x.own > 0 {
+		if x := &d.ranks[r]; usual && x.own > 0 {
 			x.seen++
 		}
 	}
@@ -395,11 +392,13 @@ func (d *drags) learn(usual bool, common float32) {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		for i := range members {
 			m, u := &members[i], &of[i]
-			if uint32(m.World) >= uint32(len(d.ranks)) || m.Ops <= u.ops || d.watched(m.World) {
+			before := *u
+			u.ops, u.own, u.inside = m.Ops, m.OwnNs, m.WaitNs+m.TransferNs // the next one's start
+			if !usual || uint32(m.World) >= uint32(len(d.ranks)) || m.Ops <= before.ops || d.watched(m.World) {
 				continue
 			}
 			x := &d.ranks[m.World]
-			n, own, in := float32(m.Ops-u.ops), float32(m.OwnNs-u.own)/common, float32(m.WaitNs+m.TransferNs-u.inside)
+			n, own, in := float32(m.Ops-before.ops), float32(m.OwnNs-before.own)/common, float32(m.WaitNs+m.TransferNs-before.inside)
 			weight := float32(1)
 			if x.odd {
 				weight = 0.1
@@ -410,8 +409,8 @@ func (d *drags) learn(usual bool, common float32) {
 	}
 }
 
-// snapshot notes the sums at a window's start.
-func (d *drags) snapshot() {
+// begin begins a stretch.
+func (d *drags) begin() {
 	if d.at > 0 {
 		d.last = d.now - d.at
 	}
@@ -421,6 +420,11 @@ func (d *drags) snapshot() {
 		h, c := &d.comms[i], &d.ops0[i]
 		*c = commWindow{ops: h.ops, active: h.ops > c.ops}
 	}
+}
+
+// snapshot begins a stretch without a decision on the one before.
+func (d *drags) snapshot() {
+	d.begin()
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		for i := range members {
