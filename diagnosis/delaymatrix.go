@@ -92,10 +92,16 @@ type pattern struct {
 // crosses a node's border is; the rest by connections, those with an end in
 // common together. all are the cells with traffic, nodeOf maps ranks to nodes.
 func patterns(slow, all []cell, nodeOf func(int32) int32) []pattern {
+	return patternsBeside(slow, nil, all, nodeOf)
+}
+
+// patternsBeside is patterns where some further cells are slow too, less surely: they
+// count for a block, and nothing else is told of them.
+func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []pattern {
 	slow = slices.Clone(slow)
 	var found []pattern
-	for len(slow) > 1 {
-		best, k := explain(slow, all, nodeOf)
+	for len(slow) > 0 && len(slow)+len(beside) > 1 {
+		best, k := explain(slow, beside, all, nodeOf)
 		if k == nil {
 			break
 		}
@@ -135,11 +141,11 @@ func patterns(slow, all []cell, nodeOf func(int32) int32) []pattern {
 
 // explain returns the row, column or block that covers most slow cells; nil
 // when none covers two of them and most of its own traffic.
-func explain(slow, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culprit) {
+func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culprit) {
 	type candidate struct {
 		in     func(cell) bool
 		k      Culprit
-		weight int
+		weight float64
 	}
 	var best candidate
 	consider := func(k Culprit, in func(cell) bool) {
@@ -149,7 +155,14 @@ func explain(slow, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culp
 				hit++
 			}
 		}
-		if hit < 2 || hit <= best.weight { // before a look at all, which may be many
+		if k.Kind == CulpritNode && hit > 0 {
+			for _, c := range beside {
+				if in(c) {
+					hit++
+				}
+			}
+		}
+		if hit < 2 || float64(hit) <= best.weight { // before a look at all, which may be many
 			return
 		}
 		for _, c := range all {
@@ -157,8 +170,13 @@ func explain(slow, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culp
 				total++
 			}
 		}
-		if 4*hit >= 3*total {
-			best = candidate{in, k, hit}
+		// Of two that cover as much, the one of which less is sound.
+		weight := float64(hit)
+		if len(beside) > 0 {
+			weight *= weight / float64(max(total, hit))
+		}
+		if 4*hit >= 3*total && weight > best.weight {
+			best = candidate{in, k, weight}
 		}
 	}
 	ranks := make([]int32, 0, 2*len(slow))

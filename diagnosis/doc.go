@@ -28,7 +28,8 @@
 //	post → completion takes far longer than before and than  communication_slow     connection, source, destination or
 //	  its peers', a receiver waits for it, operations grew                           node: network
 //	own time per operation far above its own history (or its noncommunication_slow  rank or node: straggler
-//	  peers'), the others' time inside collectives grew
+//	  peers'), or a little above it for long and the job
+//	  is slower for it; others' time inside collectives grew
 //	everyone pauses, everyone is slower, the master slept    none
 //
 // A pass goes one way: the view takes in the evidence, detectors look at the view,
@@ -37,6 +38,6 @@
 //
 // Reading order: engine.go (one pass), view.go and progress.go (the view, a linear scan),
 // hang.go (with waits.go, stalls.go and waitgraph.go), pauses.go and away.go, mismatch.go and odd.go,
-// aborts.go, deaths.go, lost.go and links.go, window.go, straggler.go, slow.go and delaymatrix.go, incidents.go (the tracker);
+// aborts.go, deaths.go, lost.go and links.go, window.go, straggler.go, drag.go (with dragsaid.go), slow.go and delaymatrix.go, incidents.go (the tracker);
 // gpu.go and xid.go for what is said of GPUs, why.go, chain.go and whyslow.go for the sentences.
 package diagnosis

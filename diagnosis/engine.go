@@ -32,7 +32,8 @@ func New(cfg Config) *Engine {
 	v.open = &e.tracker
 	e.aborts = &aborts{view: v}
 	e.links = &links{view: v, aborts: e.aborts}
-	stragglers := &stragglers{window: &e.window}
+	drags := &drags{window: &e.window}
+	stragglers := &stragglers{window: &e.window, drags: drags}
 	losses := &losses{view: v, aborts: e.aborts}
 	// What comes first explains what comes later: detectors ask what was found before them.
 	e.detectors = []detector{
@@ -43,7 +44,8 @@ func New(cfg Config) *Engine {
 		&hangs{view: v},
 		&forming{view: v},
 		stragglers,
-		&slowLinks{window: &e.window, stragglers: stragglers},
+		drags,
+		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags},
 	}
 	return e
 }

@@ -44,6 +44,7 @@ type slowConn struct {
 type slowLinks struct {
 	*window
 	stragglers *stragglers
+	drags      *drags
 
 	conns  []connHistory // by index into Evidence.Conns
 	inside []insideHistory
@@ -321,11 +322,46 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
+	if d.transferGrown(s) {
+		return true
+	}
 	usual := d.conns[s.conn].usualFlight
 	if !d.seeWaiting || usual >= 0.5 {
 		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
 	}
 	return s.flight >= max(0.2, usual+0.15)
+}
+
+// elevated reports whether a connection is slower than usual by the word of its monitor,
+// and by what it has told in the last window: not enough to be told, but to show
+// what those that are have in common.
+func (d *slowLinks) elevated(conn int32) bool {
+	h, c := &d.conns[conn], &d.ev.Conns[conn]
+	return h.known && d.settled(&h.base) && c.Cause == record.CauseNetwork && h.delay >= 0.75*d.cfg.DelayRatio*h.base.mean
+}
+
+// transferGrown reports whether what a slow connection's monitor says is borne out
+// by the operations: all members had come, the last one too was inside for longer than
+// usual, and neither end is short of CPU.
+func (d *slowLinks) transferGrown(s *slowConn) bool {
+	if s.alone || s.share < 0.5 || d.ev.Conns[s.conn].Cause != record.CauseNetwork {
+		return false
+	}
+	if int(s.comm) >= len(d.drags.grown) || float64(d.drags.grown[s.comm]) < d.cfg.SlowShare/4 {
+		return false
+	}
+	return !d.crowded(s.cell.src) && !d.crowded(s.cell.dst)
+}
+
+// crowded reports whether a rank waits for a CPU, or its whole node does: then what it
+// sends or takes is late, whatever the network does.
+func (v *view) crowded(rank int32) bool {
+	r := &v.ev.Ranks[rank]
+	if max(r.Starved, r.Throttled) > 0.1 {
+		return true
+	}
+	n := nodeOf(v.ev, rank)
+	return n >= 0 && v.ev.Nodes[n].CPUPressure > 0.4
 }
 
 // learnDelays lets the connections that nothing is wrong with teach what is
@@ -359,14 +395,20 @@ func (d *slowLinks) learnInside() {
 // findings reports slow connections, by what they have in common. Those at
 // a rank that is late itself are left to that finding.
 func (d *slowLinks) findings(found []finding) []finding {
-	var slow, all []cell
-	for i := range d.slow {
-		s := &d.slow[i]
-		late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
-			return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
-		})
-		if s.level > 0 && !late && !slices.Contains(slow, s.cell) {
-			slow = append(slow, s.cell)
+	var slow, beside, all []cell // told; not told yet; with traffic
+	for _, tell := range [...]bool{true, false} {
+		for i := range d.slow {
+			s := &d.slow[i]
+			late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
+				return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
+			})
+			switch {
+			case late || tell != (s.level > 0) || slices.Contains(slow, s.cell):
+			case tell:
+				slow = append(slow, s.cell)
+			case s.clean == 0:
+				beside = append(beside, s.cell)
+			}
 		}
 	}
 	if len(slow) == 0 {
@@ -378,7 +420,7 @@ func (d *slowLinks) findings(found []finding) []finding {
 			transports[d.ev.Conns[s.conn].Transport] = true
 		}
 	}
-	if len(slow) > 1 { // only then is there a pattern to look for
+	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
 		at := map[cell]bool{}
 		for i := range d.ev.Conns {
 			c := &d.ev.Conns[i]
@@ -386,6 +428,9 @@ func (d *slowLinks) findings(found []finding) []finding {
 				continue
 			}
 			x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
+			if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
+				beside = append(beside, x)
+			}
 			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
 				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
 			}) {
@@ -394,7 +439,7 @@ func (d *slowLinks) findings(found []finding) []finding {
 			}
 		}
 	}
-	for _, pat := range patterns(slow, all, func(r int32) int32 { return nodeOf(d.ev, r) }) {
+	for _, pat := range patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) }) {
 		f := finding{}
 		f.Class, f.Since = CommunicationSlow, never
 		for _, k := range pat.culprits {
@@ -422,6 +467,10 @@ func (d *slowLinks) findings(found []finding) []finding {
 		for ci := range affected {
 			f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
 		}
+		if worst == nil {
+			continue
+		}
+		f.ordered = len(pat.culprits) == 1
 		c := &d.ev.Comms[worst.comm]
 		f.setComm(c)
 		f.lastOf(c)

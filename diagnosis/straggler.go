@@ -42,6 +42,7 @@ type stragglers struct {
 	history []ownHistory // by world rank
 	slow    []slowRank
 	scratch []float64
+	drags   *drags
 }
 
 func (d *stragglers) forget() { d.history, d.slow = d.history[:0], d.slow[:0] }
@@ -306,7 +307,7 @@ func (d *stragglers) findings(found []finding) []finding {
 			continue
 		}
 		node := nodeOf(d.ev, s.rank)
-		whole := node >= 0 && len(d.ev.Nodes) > 1 && onNode[node] > 1 && byNode[node] == onNode[node]
+		whole := node >= 0 && len(d.ev.Nodes) > 1 && onNode[node] > 1 && (byNode[node] == onNode[node] || d.drags.whole(node))
 		if whole && done[node] {
 			continue
 		}

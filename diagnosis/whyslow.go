@@ -57,3 +57,12 @@ func (d *slowLinks) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 	}
 	f.why("so for %s, since %s", plural(worst.slow, "window", "windows"), clock(worst.since))
 }
+
+func (d *drags) whyDrags(f *finding, s *slowRank) {
+	x := &d.ranks[s.rank]
+	f.why("rank %d spends %s of its own in a window of %s in which it usually spends %s, after what all ranks spend more",
+		s.rank, millis(float64(x.own)), millis(d.lengths[(d.windows+costWindows-1)%costWindows]), millis(float64(x.pred)))
+	f.why("the job loses %.0f%% of its time to it; its peers on %s are inside collectives longer by %.0f%% of that",
+		100*s.excess/max(1, d.lengths[(d.windows+costWindows-1)%costWindows]), d.ev.Comms[s.felt].Name, 100*s.growth/max(s.waited, 1))
+	f.why("so for %s, since %s", plural(s.slow, "window", "windows"), clock(s.since))
+}

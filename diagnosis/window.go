@@ -13,6 +13,7 @@ type window struct {
 	passes int          // since its start
 	from   []rankSums   // at its start
 	ops    []commWindow // by index into Evidence.Comms
+	voids  int          // windows that ended without a decision
 }
 
 // commWindow is what a window sees of a communicator.
@@ -21,7 +22,7 @@ type commWindow struct {
 	active      bool   // had operations in the former window
 }
 
-func (w *window) forget() { *w = window{view: w.view} }
+func (w *window) forget() { *w = window{view: w.view, voids: w.voids} }
 
 // advance takes in a pass, and reports whether what the ranks do is not
 // comparable with what they did before: a change in the set of communicators
@@ -49,6 +50,7 @@ func (w *window) next() {
 // void begins a window anew, without a decision on the one before.
 func (w *window) void() {
 	w.closed = false
+	w.voids++
 	w.restart()
 }
 

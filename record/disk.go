@@ -74,9 +74,9 @@ type diskHeader struct {
 // diskControl is a file of its own beside the recorder, which the writer makes and
 // readers of the recorder may write to.
 type diskControl struct {
-	magic   [8]byte //nolint:unused // its writers are C
+	magic   [8]byte
 	version uint32
-	size    uint32 //nolint:unused
+	size    uint32
 	events  uint64 // live: an EventSet
 	_       [40]byte
 }

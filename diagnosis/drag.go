@@ -1,0 +1,435 @@
+package diagnosis
+
+import (
+	"math"
+	"slices"
+)
+
+// drags finds ranks that cost their job a little, for long: from a tenth of a
+// step, where stragglers asks for half as much again as usual. What a rank spends of
+// its own is compared with what its own history says of the operations that it
+// did, each communicator's for itself, and with what the middle rank of the same
+// window spends beyond its own. The difference is summed over windows: what a
+// window's edges cut from one is in the next, and noise grows with the root of
+// their number at most. Both halves of a sum have to show it, so that it takes many
+// windows and no single pause. Then it has to be far outside of what sums over as
+// many windows are otherwise in this job, and felt by those who wait for it.
+type drags struct {
+	*window
+
+	members []memberUsual
+	first   []int32 // by communicator: its first in members
+	ranks   []rankCost
+	// The stretch that is judged next: a step where the program marks them, else
+	// as long as every communicator in use takes for an operation.
+	at    int64 // its start, and the moment of members' sums; 0: of none
+	last  int64 // length of the former one
+	step0 uint64
+	voids int
+	ops0  []commWindow
+	// grown is, by communicator, the share of the last stretch that even its last
+	// member was inside operations for longer than usual: all had come, and it was
+	// the transfer that took longer.
+	grown    []float32
+	windows  int32 // judged since forget
+	lengths  [costWindows]float64
+	typical  baseline               // own time an operation of the whole job
+	pace     baseline               // of the job: time an operation
+	paces    [costWindows]float32   // of the last windows, in parts of the usual one, but for what all ranks spend more
+	short    float64                // the usual distance of a rank from its norm in a window, as a share of it
+	usual    [len(horizons)]float64 // the same of means over so many windows
+	slow     []slowRank
+	measured int32 // windows that noise has been measured in
+	scratch  []float64
+}
+
+// memberUsual is what is normal for a member of a communicator, and its sums at the window's start.
+type memberUsual struct {
+	ops, own, inside uint64
+	// Sums over the windows so far, the older ones counting less.
+	n, ownNs, insideNs float32
+}
+
+// rankCost is how far a rank has been from its norm in the last windows.
+type rankCost struct {
+	cost   [costWindows]float32   // excess over the norm as a share of the window, by window
+	sums   [len(horizons)]float32 // over so many of the last windows
+	noise  float32                // mean distance from the norm in a window
+	own    float32                // of the last window, ns
+	pred   float32                // what its history says of the same operations, ns
+	inside float32
+	seen   int32 // windows
+	odd    bool  // the last window is far from the norm
+}
+
+const (
+	costWindows = 24
+	usualMemory = 1.0 / 64 // weight of a new window in what is normal
+	minWindows  = 5        // that make a history
+	leastCost   = 0.05     // of the job's time: less is nobody's business
+	mostCost    = 0.35     // that one window counts for
+)
+
+// horizons are the numbers of windows that are summed.
+var horizons = [...]int32{4, 8, 16, costWindows}
+
+func (d *drags) forget() {
+	*d = drags{window: d.window, scratch: d.scratch,
+		members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], slow: d.slow[:0]}
+}
+
+func (d *drags) find(found []finding) []finding {
+	switch {
+	case !d.align() || d.at == 0 || d.voids != d.window.voids:
+		d.snapshot()
+	case d.complete():
+		d.judge()
+	}
+	return d.findings(found)
+}
+
+// complete reports whether the stretch is over.
+func (d *drags) complete() bool {
+	elapsed := d.now - d.at
+	if elapsed < int64(d.cfg.MinWindow) {
+		return false
+	}
+	if d.view.step > 0 {
+		return d.view.step > d.step0+1
+	}
+	any, waiting := false, false
+	for i := range d.comms {
+		h, c := &d.comms[i], &d.ops0[i]
+		done := h.ops - min(c.ops, h.ops)
+		any = any || done > 0
+		waiting = waiting || (done > 0 || c.active) && done < 2*uint64(len(d.ev.Comms[i].Members))
+	}
+	return any && (!waiting || d.last > 0 && elapsed > 4*d.last)
+}
+
+// align makes members parallel to the evidence's, false when they are new.
+func (d *drags) align() bool {
+	n, same := int32(0), len(d.first) == len(d.ev.Comms)+1
+	for ci := range d.ev.Comms {
+		same = same && d.first[ci] == n
+		n += int32(len(d.ev.Comms[ci].Members))
+	}
+	same = same && len(d.members) == int(n) && len(d.ranks) == len(d.ev.Ranks)
+	if same {
+		return true
+	}
+	d.forget()
+	d.first = resized(d.first, len(d.ev.Comms)+1)
+	n = 0
+	for ci := range d.ev.Comms {
+		d.first[ci] = n
+		n += int32(len(d.ev.Comms[ci].Members))
+	}
+	d.first[len(d.ev.Comms)] = n
+	d.members = zeroed(d.members, int(n))
+	d.ranks = zeroed(d.ranks, len(d.ev.Ranks))
+	return false
+}
+
+// judge judges the window that ends with this pass.
+func (d *drags) judge() {
+	elapsed := float64(d.now - d.at)
+	own, ops, active := d.sum(elapsed)
+	usual := d.isUsual(own / max(ops, 1))
+	common := d.common()
+	d.lengths[d.windows%costWindows] = elapsed
+	d.follow(elapsed/max(ops, 1)*active, common, usual)
+	d.windows++
+	d.measure(elapsed, common)
+	d.accuse(elapsed)
+
+	d.learn(usual, float32(common))
+	d.begin()
+}
+
+// sum sums up what every rank did in the window and what its history says of it.
+func (d *drags) sum(elapsed float64) (own, ops, active float64) {
+	d.grown = zeroed(d.grown, len(d.ev.Comms))
+	for r := range d.ranks {
+		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside = 0, 0, 0
+	}
+	for ci := range d.ev.Comms {
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		least, told := math.Inf(1), 0
+		for i := range members {
+			m, u := &members[i], &of[i]
+			n := m.Ops - u.ops
+			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || m.Ops < u.ops {
+				continue
+			}
+			x := &d.ranks[m.World]
+			x.own += float32(m.OwnNs - u.own)
+			x.inside += float32(m.WaitNs + m.TransferNs - u.inside)
+			if u.n > 0 {
+				x.pred += u.ownNs / u.n * float32(n)
+				told++
+				least = min(least, float64(m.WaitNs+m.TransferNs-u.inside)-float64(u.insideNs/u.n)*float64(n))
+			}
+			own += float64(m.OwnNs - u.own)
+			ops += float64(n)
+		}
+		if told > 1 && 4*told >= 3*len(members) {
+			d.grown[ci] = float32(least / elapsed)
+		}
+	}
+	for r := range d.ranks {
+		if d.ranks[r].own > 0 {
+			active++
+		}
+	}
+	return own, ops, active
+}
+
+// isUsual reports whether the job as a whole does what it does as a rule: neither a
+// warm-up nor a pause of all teaches what is normal.
+func (d *drags) isUsual(own float64) bool {
+	if own <= 0 {
+		return false
+	}
+	b := &d.typical
+	settled := b.n >= 3
+	ok := settled && own <= 1.5*b.mean && own >= b.mean/1.5
+	b.learn(own)
+	return ok
+}
+
+// follow follows how fast the job goes.
+func (d *drags) follow(pace, common float64, usual bool) {
+	now := float32(1)
+	if d.pace.n >= minWindows {
+		now = float32(min(pace/max(d.pace.mean, 1)/max(common, 1), 4))
+	}
+	d.paces[d.windows%costWindows] = now
+	if usual && len(d.slow) == 0 {
+		d.pace.learn(pace)
+	}
+}
+
+// slower is how much longer than usual the job takes for its work in the last windows, in
+// parts of the time that it takes.
+func (d *drags) slower(n int32) float64 {
+	sum := float32(0)
+	for k := range n {
+		sum += d.paces[((d.windows-1-k)%costWindows+costWindows)%costWindows]
+	}
+	return 1 - float64(n)/float64(max(sum, 1e-3))
+}
+
+// common is how much slower than its history the middle rank is.
+func (d *drags) common() float64 {
+	v := d.scratch[:0]
+	for r := range d.ranks {
+		if x := &d.ranks[r]; x.pred > 0 && x.seen >= minWindows {
+			v = append(v, float64(x.own)/float64(x.pred))
+		}
+	}
+	d.scratch = v
+	if len(v) < 3 {
+		return 1
+	}
+	return min(max(median(v), 0.95), 5)
+}
+
+// measure notes how far from its norm each rank is in this window.
+func (d *drags) measure(elapsed, common float64) {
+	at := (d.windows - 1) % costWindows
+	short := d.scratch[:0]
+	for r := range d.ranks {
+		x := &d.ranks[r]
+		cost := float32(0)
+		known := x.pred > 0 && x.seen >= minWindows && d.state[r] == rankAlive && d.view.ranks[r].mark.seen < d.at
+		if known {
+			cost = float32(min(max((float64(x.own)-float64(x.pred)*common)/elapsed, -mostCost), mostCost))
+		}
+		for h, n := range horizons {
+			x.sums[h] += cost - x.cost[(d.windows-1-n%costWindows+costWindows)%costWindows]
+		}
+		x.cost[at] = cost
+		far := max(cost, -cost)
+		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
+		if known && !d.watched(int32(r)) {
+			// What is far outside is a hiccup or a fault: it counts for little, or the norm would follow it.
+			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) / 32
+			short = append(short, float64(far))
+		}
+	}
+	d.scratch = short
+	if len(short) == 0 {
+		return
+	}
+	d.measured++
+	d.short = d.wander(d.short, quantile(short, 0.6), d.measured)
+	for h, n := range horizons {
+		if d.measured < n {
+			break
+		}
+		v := d.scratch[:0]
+		for r := range d.ranks {
+			if x := &d.ranks[r]; x.seen >= minWindows && !d.watched(int32(r)) {
+				v = append(v, math.Abs(float64(x.sums[h]))/float64(n))
+			}
+		}
+		d.scratch = v
+		d.usual[h] = d.wander(d.usual[h], quantile(v, 0.6), d.measured-n+1)
+	}
+}
+
+// wander lets a value follow another one that is far above it only slowly: while one
+// rank is late, others that wait for it in the background spend less of their own.
+func (d *drags) wander(v, now float64, n int32) float64 {
+	if n > 8 {
+		now = min(now, 1.5*v+0.002)
+	}
+	return v + (now-v)/float64(min(n, 32))
+}
+
+// mean is a rank's mean cost of the last n windows but for the skip last ones.
+func (x *rankCost) mean(windows, skip, n int32) float64 {
+	sum := float32(0)
+	for k := skip; k < skip+n; k++ {
+		sum += x.cost[((windows-1-k)%costWindows+costWindows)%costWindows]
+	}
+	return float64(sum) / float64(n)
+}
+
+func (d *drags) watched(rank int32) bool { return len(d.slow) > 0 && hasRank(d.slow, rank) }
+
+// bar is what a rank's mean cost over a horizon has to exceed: what is never seen by
+// chance of so many ranks, in units of what this job's and this rank's are like.
+func (d *drags) bar(r int32, h int) float64 {
+	noise := d.usual[h]
+	for n := range h { // not known yet: no better than over fewer windows
+		if d.measured < horizons[h]+4 {
+			noise = max(noise, 0.8*d.usual[n])
+		}
+	}
+	restless := max(1, float64(d.ranks[r].noise)/max(d.short, 1e-6))
+	k := 2.5 + 1.4*math.Sqrt(2*math.Log(20*float64(len(d.ranks))))
+	young := 1 + 6/float64(max(d.measured, 1)) // little is known yet
+	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young)
+}
+
+// hungry is the share of time in which a rank waits for a CPU that others have: on a
+// crowded machine ranks differ by what they get, and none of them is slow.
+func (d *drags) hungry(r int32) float64 {
+	x := &d.ev.Ranks[r]
+	if x.Throttled >= starvedShare {
+		return 0 // its own quota does that
+	}
+	return 1.5 * float64(x.Starved)
+}
+
+// worst is the horizon at which a rank exceeds its bar by most, its cost there, and by how much.
+func (d *drags) worst(r int32) (cost, over float64) {
+	x := &d.ranks[r]
+	for h, n := range horizons {
+		if d.measured < n+2 || float64(x.sums[h]) < leastCost*float64(n) {
+			continue
+		}
+		c := x.trimmed(d.windows, n)
+		if c < leastCost || !x.lasts(d.windows, n, c/3) {
+			continue
+		}
+		if d.slower(n) < c/2 {
+			continue // the job as a whole is not slower for it
+		}
+		if o := c / d.bar(r, h); o > over {
+			cost, over = c, o
+		}
+	}
+	return cost, over
+}
+
+// trimmed is a rank's mean cost of the last n windows but for the largest.
+func (x *rankCost) trimmed(windows, n int32) float64 {
+	sum, most := float32(0), float32(0)
+	for k := range n {
+		c := x.cost[((windows-1-k)%costWindows+costWindows)%costWindows]
+		sum, most = sum+c, max(most, c)
+	}
+	return float64(sum-most) / float64(n-1)
+}
+
+// lasts reports whether most parts of the last n windows cost so much: both halves
+// of few windows, three quarters of many.
+func (x *rankCost) lasts(windows, n int32, least float64) bool {
+	parts, want := int32(4), 3
+	if n == horizons[0] {
+		parts, want = 2, 2
+	}
+	for k := range parts {
+		if x.mean(windows, k*n/parts, n/parts) >= least {
+			want--
+		}
+	}
+	return want <= 0
+}
+
+// goesOn reports whether the last windows show what those before them did: for what
+// has been told already the last one, so that it ends soon after its cause.
+func (d *drags) goesOn(r int32, cost float64) bool {
+	n := int32(2)
+	if i := slices.IndexFunc(d.slow, func(s slowRank) bool { return s.rank == r }); i >= 0 && d.slow[i].level > 0 {
+		n = 1
+	}
+	return d.ranks[r].mean(d.windows, 0, n) >= 0.3*cost
+}
+
+// learn lets the window teach what is normal: unless the job did something else, and
+// but for ranks that are suspected. What all ranks spend more is none's norm.
+func (d *drags) learn(usual bool, common float32) {
+	for r := range d.ranks {
+		if x := &d.ranks[r]; usual && x.own > 0 {
+			x.seen++
+		}
+	}
+	for ci := range d.ev.Comms {
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		for i := range members {
+			m, u := &members[i], &of[i]
+			before := *u
+			u.ops, u.own, u.inside = m.Ops, m.OwnNs, m.WaitNs+m.TransferNs // the next one's start
+			if !usual || uint32(m.World) >= uint32(len(d.ranks)) || m.Ops <= before.ops || d.watched(m.World) {
+				continue
+			}
+			x := &d.ranks[m.World]
+			n, own, in := float32(m.Ops-before.ops), float32(m.OwnNs-before.own)/common, float32(m.WaitNs+m.TransferNs-before.inside)
+			weight := float32(1)
+			if x.odd {
+				weight = 0.1
+			}
+			keep := 1 - usualMemory*weight
+			u.n, u.ownNs, u.insideNs = u.n*keep+n*weight, u.ownNs*keep+own*weight, u.insideNs*keep+in*weight
+		}
+	}
+}
+
+// begin begins a stretch.
+func (d *drags) begin() {
+	if d.at > 0 {
+		d.last = d.now - d.at
+	}
+	d.at, d.step0, d.voids = d.now, d.view.step, d.window.voids
+	d.ops0 = resized(d.ops0, len(d.comms))
+	for i := range d.comms {
+		h, c := &d.comms[i], &d.ops0[i]
+		*c = commWindow{ops: h.ops, active: h.ops > c.ops}
+	}
+}
+
+// snapshot begins a stretch without a decision on the one before.
+func (d *drags) snapshot() {
+	d.begin()
+	for ci := range d.ev.Comms {
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		for i := range members {
+			m := &members[i]
+			of[i].ops, of[i].own, of[i].inside = m.Ops, m.OwnNs, m.WaitNs+m.TransferNs
+		}
+	}
+}

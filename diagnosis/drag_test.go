@@ -1,0 +1,39 @@
+package diagnosis
+
+import "testing"
+
+// TestDragStatistics: a single pause is no cost, however long; what lasts is.
+func TestDragStatistics(t *testing.T) {
+	x := rankCost{}
+	for i := range x.cost[:8] {
+		x.cost[i] = 0.1
+	}
+	if got := x.trimmed(8, 8); got < 0.099 || got > 0.101 {
+		t.Errorf("eight windows of 0.1: %v", got)
+	}
+	if !x.lasts(8, 8, 0.05) || !x.lasts(8, 4, 0.05) {
+		t.Error("eight windows alike do not last")
+	}
+	x = rankCost{}
+	x.cost[5] = mostCost
+	if got := x.trimmed(8, 8); got != 0 {
+		t.Errorf("one pause costs %v", got)
+	}
+	if x.lasts(8, 8, 0.01) || x.lasts(8, 4, 0.01) {
+		t.Error("one pause lasts")
+	}
+	if m := x.mean(8, 2, 1); m != float64(float32(mostCost)) {
+		t.Errorf("the window before the last two costs %v", m)
+	}
+}
+
+// TestWander: what is usual follows at once while little is known, and slowly later.
+func TestWander(t *testing.T) {
+	d := &drags{}
+	if v := d.wander(0, 0.1, 1); v != 0.1 {
+		t.Errorf("the first value is %v", v)
+	}
+	if v := d.wander(0.1, 10, 20); v > 0.11 {
+		t.Errorf("one wild value moves 0.1 to %v", v)
+	}
+}

@@ -1,0 +1,178 @@
+package diagnosis
+
+import (
+	"cmp"
+	"slices"
+)
+
+// This file makes findings of what ranks cost their job.
+
+// accuse counts the ranks whose cost is beyond their bar and felt.
+func (d *drags) accuse(elapsed float64) {
+	var suspects []slowRank
+	for r := range d.ranks {
+		if d.ranks[r].sums[0] <= 0 && d.ranks[r].sums[1] <= 0 {
+			continue
+		}
+		if d.lost {
+			break // what its ranks do is not known, nor whom they hold up
+		}
+		if cost, over := d.worst(int32(r)); over >= 1 && d.goesOn(int32(r), cost) {
+			x := &d.ranks[r]
+			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed})
+			if over >= 2 {
+				suspects[len(suspects)-1].slow = 2
+			} else {
+				suspects[len(suspects)-1].slow = 1
+			}
+		}
+	}
+	if len(suspects) > maxSlow {
+		slices.SortFunc(suspects, func(a, b slowRank) int { return cmp.Compare(b.excess, a.excess) })
+		suspects = suspects[:maxSlow]
+	}
+	for i := range suspects {
+		s := &suspects[i]
+		at := slices.IndexFunc(d.slow, func(x slowRank) bool { return x.rank == s.rank })
+		if at < 0 {
+			if len(d.slow) == maxSlow {
+				continue
+			}
+			d.slow = append(d.slow, slowRank{rank: s.rank})
+			at = len(d.slow) - 1
+		}
+		x := &d.slow[at]
+		d.feel(s, x)
+		x.own, x.base, x.excess = s.own, s.base, s.excess
+		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited)
+	}
+	for i := 0; i < len(d.slow); i++ {
+		s := &d.slow[i]
+		if !hasRank(suspects, s.rank) && s.lessen(d.window) {
+			d.slow = slices.Delete(d.slow, i, i+1)
+			i--
+		}
+	}
+}
+
+// feel adds up what the middle peer of a suspect was inside collectives for longer
+// than usual, in the communicator where that is most, beside the suspect's own excess.
+func (d *drags) feel(s, x *slowRank) {
+	best, at, peers := 0.0, int32(-1), 0
+	for ci := range d.ev.Comms {
+		if d.comms[ci].former || d.comms[ci].ops <= d.ops0[ci].ops {
+			continue
+		}
+		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
+		me := slices.IndexFunc(members, func(m Member) bool { return m.World == s.rank })
+		if me < 0 {
+			continue
+		}
+		v := d.scratch[:0]
+		for j := 0; j < len(members); j += 1 + len(members)/256 {
+			m, u := &members[j], &of[j]
+			if j == me || m.Ops <= u.ops || u.n == 0 || d.together(s.rank, m.World) {
+				continue
+			}
+			v = append(v, float64(m.WaitNs+m.TransferNs-u.inside)-float64(u.insideNs/u.n)*float64(m.Ops-u.ops))
+		}
+		d.scratch = v
+		if n := len(v); n > 0 {
+			if g := median(v); at < 0 || g > best {
+				best, at, peers = g, int32(ci), n
+			}
+		}
+	}
+	if at < 0 {
+		return
+	}
+	x.growth = 0.8*x.growth + best
+	x.waited = 0.8*x.waited + s.excess
+	if x.level == 0 {
+		x.comm = at
+	}
+	x.felt, x.peers = at, peers
+}
+
+// together reports whether two ranks are slow together, on one node.
+func (d *drags) together(a, b int32) bool {
+	return nodeOf(d.ev, a) >= 0 && nodeOf(d.ev, a) == nodeOf(d.ev, b) && d.watched(b)
+}
+
+// findings reports the ranks that drag; those of a node that drag together are the node.
+func (d *drags) findings(found []finding) []finding {
+	done := map[int32]bool{}
+	for i := range d.slow {
+		s := &d.slow[i]
+		if s.level == 0 {
+			continue
+		}
+		f := finding{}
+		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
+		if node := nodeOf(d.ev, s.rank); d.whole(node) {
+			if done[node] {
+				continue
+			}
+			done[node] = true
+			f.ordered = true
+			f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.ev.Nodes[node].Name, Reason: reasonStraggler})
+		}
+		f.blame(d.rankCulprit(s.rank, reasonStraggler))
+		c := &d.ev.Comms[s.comm]
+		f.setComm(c)
+		f.lastOf(c)
+		d.whyDrags(&f, s)
+		found = append(found, f)
+	}
+	return found
+}
+
+// whole reports whether all ranks of a node are slow together: the most of them by
+// half of what the worst of them is.
+func (d *drags) whole(node int32) bool {
+	if node < 0 || len(d.ev.Nodes) < 2 || d.windows < horizons[0] || len(d.ranks) != len(d.ev.Ranks) {
+		return false
+	}
+	v := d.scratch[:0]
+	for r := range d.ranks {
+		if nodeOf(d.ev, int32(r)) == node && d.state[r] == rankAlive {
+			v = append(v, d.ranks[r].mean(d.windows, 0, 4))
+		}
+	}
+	d.scratch = v
+	if len(v) < 2 {
+		return false
+	}
+	most, mean := slices.Max(v), 0.0
+	slices.Sort(v)
+	for _, c := range v {
+		mean += c / float64(len(v))
+	}
+	return v[0] >= most/4 && v[(len(v)-1)/4] >= 0.5*most && mean >= leastCost/2
+}
+
+// add counts what a window shows: 1, or 2 where it is beyond doubt.
+func (s *streak) add(w *window, start int64, points int, certain bool) {
+	if s.slow == 0 {
+		s.since = start
+	}
+	s.slow += points
+	s.clean = 0
+	if !certain {
+		return
+	}
+	lasted := w.now - s.since
+	if s.slow >= w.cfg.SuspectWindows && lasted >= int64(w.cfg.SlowSuspectAfter) {
+		s.level = max(s.level, Suspected)
+	}
+	if s.slow >= w.cfg.ConfirmWindows+1 && lasted >= int64(w.cfg.SlowConfirmAfter) {
+		s.level = Confirmed
+	}
+}
+
+// lessen counts a window that shows nothing and reports whether it is over.
+func (s *streak) lessen(w *window) bool {
+	s.clean++
+	s.slow = max(0, min(s.slow, 8)-1)
+	return s.slow == 0 || s.clean >= w.cfg.RecoverWindows
+}
