@@ -207,6 +207,39 @@ func node() board {
 					targets: []target{{expr: sum("", rate(names.NICLinkEventsLost, onNode)), legend: "lost"}},
 				},
 			}},
+			{"Probes on NCCL", []panel{
+				{
+					title: "Probes work", view: timeline, width: 8, height: 6,
+					why:     "Whether eBPF probes are on NCCL, and why not. Nothing here: the agent was not told to (--ebpf.watch).",
+					targets: []target{{expr: lowest("reason", of(names.ProbesActive, onNode)), legend: "probes {{reason}}"}},
+					values:  up,
+				},
+				{
+					title: "What is probed", view: lines, width: 8, height: 6,
+					why: "Files with NCCL in them, processes that use them, and ranks that are seen by probes alone.",
+					targets: []target{
+						{expr: sum("", of(names.ProbesLibraries, onNode)), legend: "libraries"},
+						{expr: sum("", of(names.ProbesProcesses, onNode)), legend: "processes"},
+						{expr: sum("", of(names.ProbesRanks, onNode)), legend: "ranks"},
+					},
+				},
+				{
+					title: "Calls seen", view: lines, width: 8, height: 6, unit: units.CountsPerSecond,
+					why: "Calls of NCCL a second, and those of them that are counted only.",
+					targets: []target{
+						{expr: sum("kind", rate(names.ProbesCalls, onNode)), legend: "{{kind}}"},
+						{expr: sum("reason", rate(names.ProbesUnrecorded, onNode)), legend: "not recorded: {{reason}}"},
+					},
+				},
+				{
+					title: "Communicators not followed", view: lines, width: 12, height: 6,
+					why: "Communicators that were made before the probes, and those there was no room for or whose id could not be read. Verdicts do not see them.",
+					targets: []target{
+						{expr: sum("", of(names.ProbesUnidentified, onNode)), legend: "older than the probes"},
+						{expr: sum("reason", of(names.ProbesLost, onNode)), legend: "{{reason}}"},
+					},
+				},
+			}},
 			{"Sources", []panel{
 				{
 					title: "Sources of evidence", view: timeline, width: 12, height: 6,

@@ -38,6 +38,9 @@ import (
 // master, and the job trains: nothing may be restarted, excluded, blinded, held up or
 // exhausted, and each refusal is counted.
 func TestAttackers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts many processes, with the race detector's weight: CI runs it without")
+	}
 	w := newTown(t)
 	for _, a := range []struct {
 		name   string

@@ -43,15 +43,12 @@ var variables = []struct {
 		{"LOCKSTEP_RDMA_SERVICE_LEVEL", "number, 0", "ccl", "Service level of queue pairs."},
 	}},
 	{"What is recorded, and where", []variable{
-		{"LOCKSTEP_RUNTIME_DIR", "directory, /dev/shm/lockstep", "record", "Flight recorders, shared memory between ranks, sockets. On a disk GPUs cannot write to the recorder, and the host brings their stamps there."},
+		{"LOCKSTEP_RUNTIME_DIR", "directory, /dev/shm/lockstep-UID", "record", "Flight recorders, shared memory between ranks, sockets. On a disk GPUs cannot write to the recorder, and the host brings their stamps there."},
 		{"LOCKSTEP_ATTACH_AGENT", "auto, never; auto", "lockstep attach", "Whether attach starts an agent and a master where there are none."},
 		{"LOCKSTEP_NCCL_PLUGIN", "file", "lockstep attach", "NCCL's profiler plugin, when it is not beside the program."},
 		{"LOCKSTEP_PKI", "directory", "lockstep attach", "Certificates that `lockstep pki` has made, for jobs of several nodes."},
 		{"LOCKSTEP_RECORDER", "on, off; on", "ccl", "Whether a rank has a flight recorder."},
 		{"LOCKSTEP_LOG_LEVEL", "debug, info, warn, error; info", "commands", "What components log."},
-		{"LOCKSTEP_ATTACH_AGENT", "auto, never; auto", "lockstep attach", "Whether to start this node's agent, and a master, when there is none."},
-		{"LOCKSTEP_PKI", "directory", "lockstep attach", "Certificates that `lockstep pki` has made."},
-		{"LOCKSTEP_NCCL_PLUGIN", "file", "lockstep attach", "NCCL's profiler plugin; by default the one beside the program."},
 		{"LOCKSTEP_MASTER", "address", "agent, remediator", "Where masters listen."},
 	}},
 	{"Libraries and tools, tests and demos", []variable{
@@ -59,6 +56,7 @@ var variables = []struct {
 		{"LOCKSTEP_LIBIBVERBS", "file, libibverbs.so.1", "ccl/internal/verbs", "The verbs library; tests put a model of it there."},
 		{"LOCKSTEP_FAKE_CUDA", "options", "ccl/internal/cuda/cudatest", "What the model of the CUDA driver has."},
 		{"LOCKSTEP_FAULT_DIR", "directory", "demo", "Where ranks of `lockstep train` listen for faults to inject."},
+		{"LOCKSTEP_TEST_STRANGER", "command", "internal/stranger", "What a test's other user does."},
 		{"LOCKSTEP_TOOLS_DIR", "directory", "deploy/local", "Where the demo finds Prometheus and Alertmanager before PATH."},
 	}},
 }

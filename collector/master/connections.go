@@ -1,0 +1,113 @@
+package master
+
+import (
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// This file merges what is told of connections, and of when sampled collectives began and ended.
+
+func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
+	if w == nil {
+		return
+	}
+	c, ok := s.member(n, w.CommId, w.Rank)
+	if !ok || w.Peer < 0 || int(w.Peer) >= len(s.ev.Comms[c].Members) {
+		s.refused++
+		return
+	}
+	s.ev.Comms[c].ConnRev = s.revision()
+	clock := &s.nodes[n].clock
+	t := record.Transport(w.Transport)
+	link := record.LinkState(w.Link)
+	// A path that is up and idle counts: without it one whose other path is down looks dead.
+	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link != record.LinkNone
+	if tx := s.conn(n, connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
+		if w.Name != "" {
+			tx.Name = bounded(w.Name)
+		}
+		tx.Outstanding = 0
+		if w.Posted > w.Completed {
+			tx.Outstanding = w.Posted - w.Completed
+		}
+		tx.LastPost, tx.LastCompletion = clock.real(w.MonoPostedNs, now), clock.real(w.MonoCompletedNs, now)
+		tx.TxBlockedSince = clock.real(w.MonoTxBlockedNs, now)
+		tx.Windows, tx.SlowWindows = w.Windows, w.SlowWindows
+		tx.BytesPerSec, tx.LatencyNs = finite(w.BytesPerSecond), float64(max(w.LatencyNs, 0))
+		tx.Cause, tx.LastWindowAt = record.Cause(w.Cause), clock.real(w.MonoWindowNs, now)
+		tx.Link, tx.LinkAt, tx.Switches = link, clock.real(w.MonoLinkNs, now), w.Switches
+		tx.Outages, tx.Resent = w.Outages, w.Resent
+	}
+	if rx := s.conn(n, connKey{c, w.Peer, w.Rank, w.Channel, t}, w.Received|uint64(w.MonoRxWaitingNs) != 0); rx != nil {
+		rx.RxWaitingSince = clock.real(w.MonoRxWaitingNs, now)
+	}
+}
+
+// conn returns a connection, a new one when create says so and there is room.
+func (s *state) conn(n int32, k connKey, create bool) *diagnosis.Conn {
+	i, ok := s.connOf[k]
+	if !ok {
+		if !create {
+			return nil
+		}
+		if len(s.ev.Conns) >= s.limits.Conns || s.nodes[n].apart.conns >= (s.limits.Conns+1)/2 {
+			s.overflow++
+			return nil
+		}
+		s.nodes[n].apart.conns++
+		s.connBy = append(s.connBy, n)
+		i = int32(len(s.ev.Conns))
+		s.ev.Conns = append(s.ev.Conns, diagnosis.Conn{Comm: k.comm, Src: k.src, Dst: k.dst, Transport: k.transport})
+		s.conns = append(s.conns, k)
+		s.connOf[k] = i
+	}
+	return &s.ev.Conns[i]
+}
+
+func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
+	if w == nil {
+		return
+	}
+	c, ok := s.member(n, w.CommId, w.Rank)
+	if !ok {
+		s.refused++
+		return
+	}
+	s.clock.meet(n, c, w, now)
+	k := arrivalKey{c, w.Seq}
+	i, ok := s.arrived[k]
+	if !ok {
+		size := len(s.ev.Comms[c].Members)
+		if size > s.limits.Arrivals {
+			s.overflow++
+			return
+		}
+		if len(s.ev.Arrivals) >= maxArrivals || s.cells+size > s.limits.Arrivals {
+			s.dropArrivals(size)
+		}
+		i = int32(len(s.ev.Arrivals))
+		times := make([]int64, 2*size)
+		s.ev.Arrivals = append(s.ev.Arrivals, diagnosis.Arrival{Comm: c, Seq: w.Seq, Coll: record.CollKind(w.Coll), Start: times[:size:size], End: times[size:]})
+		s.arrived[k] = i
+		s.cells += size
+	}
+	a, clock := &s.ev.Arrivals[i], &s.nodes[n].clock
+	a.Start[w.Rank], a.End[w.Rank] = clock.real(w.MonoStartedNs, now), clock.real(w.MonoEndedNs, now)
+}
+
+// dropArrivals drops the older half, more when size cells do not fit then.
+func (s *state) dropArrivals(size int) {
+	drop := 0
+	for drop < len(s.ev.Arrivals) && (drop < (len(s.ev.Arrivals)+1)/2 || s.cells+size > s.limits.Arrivals) {
+		s.cells -= len(s.ev.Arrivals[drop].Start)
+		drop++
+	}
+	kept := copy(s.ev.Arrivals, s.ev.Arrivals[drop:])
+	clear(s.ev.Arrivals[kept:])
+	s.ev.Arrivals = s.ev.Arrivals[:kept]
+	clear(s.arrived)
+	for i := range s.ev.Arrivals {
+		s.arrived[arrivalKey{s.ev.Arrivals[i].Comm, s.ev.Arrivals[i].Seq}] = int32(i)
+	}
+}
