@@ -232,7 +232,7 @@ func node() board {
 					},
 				},
 				{
-					title: "Communicators not followed", view: lines, width: 12, height: 6,
+					title: "Communicators not followed", view: lines, width: 24, height: 6,
 					why: "Communicators that were made before the probes, and those there was no room for or whose id could not be read. Verdicts do not see them.",
 					targets: []target{
 						{expr: sum("", of(names.ProbesUnidentified, onNode)), legend: "older than the probes"},
