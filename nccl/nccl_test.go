@@ -282,10 +282,11 @@ func TestFork(t *testing.T) {
 
 // A plugin without a place for its recorder says so once, and NCCL goes on.
 func TestNoRecorder(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	dir := filepath.Join(file, "dir") // neither it nor a directory beside it can be made
 	for _, scene := range []string{"basic", "many", "forks"} {
 		cmd := command(t, plain, dir, nil, "5", scene)
 		var stderr strings.Builder

@@ -31,11 +31,8 @@ static int is_stale(const char *path, const struct lockstep_options *o)
 
 HIDDEN void sweep(const struct lockstep_options *o)
 {
-	char path[512], rank[32];
-	const char *dir = getenv("LOCKSTEP_RUNTIME_DIR");
-	if (!dir || !*dir)
-		dir = "/dev/shm/lockstep";
-	DIR *d = opendir(dir);
+	char path[512], rank[32], dir[384];
+	DIR *d = lockstep_find_dir(o->dir, dir, sizeof dir) ? NULL : opendir(dir);
 	if (!d)
 		return;
 	snprintf(rank, sizeof rank, ".%d.", o->rank);
