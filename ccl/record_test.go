@@ -234,8 +234,10 @@ func TestNoRoomForARecorder(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	// Beneath a file there is room for no directory, nor for another one beside it.
+	dir := filepath.Join(file, "runtime")
 	for k, v := range map[string]string{
-		"LOCKSTEP_RANK": "0", "LOCKSTEP_WORLD_SIZE": "1", "LOCKSTEP_COMM_ID": freeID(t).String(), "LOCKSTEP_RUNTIME_DIR": file, "LOCKSTEP_DEVICE": "cpu",
+		"LOCKSTEP_RANK": "0", "LOCKSTEP_WORLD_SIZE": "1", "LOCKSTEP_COMM_ID": freeID(t).String(), "LOCKSTEP_RUNTIME_DIR": dir, "LOCKSTEP_DEVICE": "cpu",
 	} {
 		t.Setenv(k, v)
 	}
