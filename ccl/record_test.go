@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -225,6 +226,43 @@ func TestRecorderSaysWhyAborted(t *testing.T) {
 				return errExpected
 			})
 		})
+	}
+}
+
+// TestNobodyEndsBeforeTheLastHasBegun: threads are preempted anywhere, and still no rank's
+// record ends before another one's begins. Clocks of nodes are aligned by that.
+func TestNobodyEndsBeforeTheLastHasBegun(t *testing.T) {
+	const n, ops = 3, 2000
+	// The kernel takes threads off their processors wherever they are.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4 * runtime.NumCPU()))
+	_, records := recorded(t, n, n, func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 2))
+		for range ops {
+			if err := do(ctx, s, c.AllReduce(s, x, x, ccl.Sum)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	begin, end := map[uint64]int64{}, map[uint64]int64{}
+	for r := range records {
+		for _, rec := range records[r] {
+			if rec.Kind != record.KindWhole {
+				continue
+			}
+			begin[rec.Seq] = max(begin[rec.Seq], rec.Mono-rec.Dur)
+			if e, ok := end[rec.Seq]; !ok || rec.Mono < e {
+				end[rec.Seq] = rec.Mono
+			}
+		}
+	}
+	if len(begin) < ops {
+		t.Fatalf("%d operations recorded", len(begin))
+	}
+	for seq := range begin {
+		if begin[seq] > end[seq] {
+			t.Errorf("operation %d: the last rank begins %d ns after the first has ended", seq, begin[seq]-end[seq])
+		}
 	}
 }
 
