@@ -92,6 +92,7 @@ func pipeline() board {
 						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
 						{expr: sum("training_job", of(names.MasterMessages, inJob)), legend: "messages to the master of {{training_job}}"},
 						{expr: sum("reason", of(names.Disbelieved)), legend: "alerts: {{reason}}"},
+						{expr: sum("", of(names.NotesDropped)), legend: "notes that the master was not told"},
 					},
 					alerts: []string{names.AlertAccessDenied},
 				},

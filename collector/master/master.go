@@ -200,6 +200,7 @@ func (m *Master) Run(ctx context.Context) error {
 	)...)
 	wire.RegisterCollectorServer(server, service{Master: m})
 	wire.RegisterIncidentsServer(server, incidentService{Master: m})
+	wire.RegisterNotesServer(server, noteService{Master: m})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(limitConns(m.listener, m.state.limits.Nodes+spareConns)) }()
 	if m.path == "" {
