@@ -173,12 +173,15 @@ type Incident struct {
 	Closed    time.Time // zero while open
 	Attempt   uint32    // of the job when it was opened
 	TraceID   [16]byte  // of the collective that shows it and that agents have exported; zero while there is none
+	Notes     []Note    `json:",omitempty"` // what was done about it; at most MaxNotes
 }
 
 // DelayMatrix is one communicator's connections as ratios to the median of
-// their kind (1 = normal), row-major by source; NaN where there is no connection.
+// their kind (1 = normal), row-major by source; NaN where there is no connection, or
+// nothing has been measured of late. Rows and columns are ranks in the communicator.
 type DelayMatrix struct {
 	Comm  string
 	Size  int
 	Ratio []float32
+	World []int32 // by rank in the communicator: its rank in the world, -1 when nobody has reported it
 }

@@ -94,6 +94,7 @@ func pipeline() board {
 						{expr: sum("reason", of(names.Disbelieved)), legend: "alerts: {{reason}}"},
 						{expr: sum("reason", of(names.RecordersRefused)), legend: "recorders: {{reason}}"},
 						{expr: sum("training_job, reason", of(names.RankRefused, inJob)), legend: "connections to ranks of {{training_job}}: {{reason}}"},
+						{expr: sum("", of(names.NotesDropped)), legend: "notes that the master was not told"},
 					},
 					alerts: []string{names.AlertAccessDenied},
 				},

@@ -254,7 +254,7 @@ var (
 	MasterDisagree   = def(Master, Gauge, "lockstep_master_disagreeing_agents", "", "Agents that say that the job is in another attempt, or of another size, than most say.", LabelJob)
 	JobUnseen        = def(Master, Gauge, "lockstep_job_unseen_ranks", "", "Ranks of the job that no agent tells of now: nothing is known of them.", LabelJob)
 	MasterInsecure   = def(Master, Gauge, "lockstep_master_insecure", "", "1 when anybody who reaches the master may report faults of the job (--insecure-agents).", LabelJob)
-	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
+	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal), of the last ten seconds. source_rank and destination_rank count in the communicator, not in the world. Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
 
 // On the remediator: what was done about it.
@@ -268,6 +268,7 @@ var (
 	Disbelieved      = def(Remediator, Counter, "lockstep_alerts_disbelieved_total", "", "Alerts that nothing was done about because the job's master says otherwise, by what it says.", LabelReason)
 	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
+	NotesDropped     = def(Remediator, Counter, "lockstep_notes_dropped_total", "", "Journal entries whose story the job's master was not told, for its status page: it did not answer, or too many waited.")
 )
 
 // In the file that a preflight check leaves for a textfile collector: how the

@@ -104,9 +104,15 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	}
 	defer traces.Close()
 	reg := prom.NewRegistry(names.Remediator, flags.Build(), prom.Certificates(flags.Certificates), traces)
+	ask := masters{address: masterOf, tls: certs}
+	notes, err := newNotes(ask, reg, log)
+	if err != nil {
+		return err
+	}
 	r, err := remediation.New(remediation.Options{
-		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg, OnEvent: traces.Action,
-		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts,
+		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg,
+		OnEvent: func(e remediation.Entry) { traces.Action(e); notes.event(e) },
+		Masters: ask, BelieveAlerts: c.InsecureBelieveAlerts,
 		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
 	})
 	if err != nil {
@@ -128,6 +134,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
+	g.Go(func() error { notes.run(ctx); return nil })
 	return g.Wait()
 }
 
