@@ -39,6 +39,11 @@ const (
 	LabelCollective   = "collective"   // AllReduce, ...
 	LabelResult       = "result"
 	LabelTransport    = "transport"
+	LabelConnection   = "connection"      // rank and place in its recorder, on the few connections that have series of their own
+	LabelQueuePair    = "queue_pair"      // only on their info metric, as are the following
+	LabelPeerPair     = "peer_queue_pair" // the other end's
+	LabelAddress      = "address"         // GID or IP address
+	LabelRail         = "rail"
 	LabelCause        = "cause"
 	LabelState        = "state"
 	LabelSource       = "source"
@@ -124,6 +129,11 @@ var (
 	ConnBroken      = def(Agent, Gauge, "lockstep_connection_paths_down", "", "Paths of open connections that are broken; a connection with another path goes on.", LabelJob, LabelTransport)
 	ConnSwitches    = def(Agent, Counter, "lockstep_connection_switches_total", "", "Times that a connection's path took over from another one, back to the first included.", LabelJob, LabelTransport)
 	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again because they may have been lost: over another path, on new sockets, or by TCP itself.", LabelJob, LabelTransport)
+
+	ConnInfo      = def(Agent, Gauge, "lockstep_connection_info", "", "Who a connection is, to join with the series that have its connection label, and with NIC counters by device and port; always 1. At most 64 connections of a job on a node: those whose path broke or whose network is slow first.", LabelJob, LabelConnection, LabelCommunicator, LabelRank, LabelPeer, LabelTransport, LabelDevice, LabelPort, LabelRail, LabelQueuePair, LabelPeerPair, LabelAddress)
+	ConnBandwidth = def(Agent, Gauge, "lockstep_connection_bandwidth_bytes_per_second", "", "Bandwidth in the last window of a connection that lockstep_connection_info has.", LabelJob, LabelConnection)
+	ConnLatency   = def(Agent, Gauge, "lockstep_connection_latency_seconds", "seconds", "Mean time from post to completion in that window.", LabelJob, LabelConnection)
+	ConnSlow      = def(Agent, Counter, "lockstep_connection_slow_windows_total", "", "Windows of that connection in which its network was slow, beyond what is usual for it.", LabelJob, LabelConnection)
 
 	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
 	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
