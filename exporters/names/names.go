@@ -63,6 +63,8 @@ const (
 	LabelOutcome      = "outcome"
 	LabelPolicy       = "policy"
 	LabelScope        = "scope"
+	LabelVerb         = "verb"
+	LabelPool         = "pool"
 	LabelClock        = "clock"
 	LabelSrc          = "source_rank" // delay matrix only, capped
 	LabelDst          = "destination_rank"
@@ -267,6 +269,9 @@ var (
 	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal), of the last ten seconds. source_rank and destination_rank count in the communicator, not in the world. Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
 
+// ReasonNodeLost is a verdict's reason (diagnosis): no agent of the node has been heard.
+const ReasonNodeLost = "node_lost"
+
 // On the remediator: what was done about it.
 var (
 	Webhooks         = def(Remediator, Counter, "lockstep_webhook_requests_total", "", "Alertmanager webhooks received, by result.", LabelResult)
@@ -279,6 +284,13 @@ var (
 	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
 	NotesDropped     = def(Remediator, Counter, "lockstep_notes_dropped_total", "", "Journal entries whose story the job's master was not told, for its status page: it did not answer, or too many waited.")
+	SchedulerCalls   = def(Remediator, Counter, "lockstep_scheduler_requests_total", "", "Requests to the cluster's API server, by verb and result.", LabelVerb, LabelResult)
+	NodesOut         = def(Remediator, Gauge, "lockstep_nodes_out", "", "Nodes that are taken out now: suspect (blamed) or silent (not heard).", LabelReason)
+	NodesReturned    = def(Remediator, Counter, "lockstep_nodes_returned_total", "", "Nodes that were brought back, by why they were out.", LabelReason)
+	SpareNodes       = def(Remediator, Gauge, "lockstep_spare_nodes", "", "Spares of a pool that could be used now.", LabelPool)
+	Fences           = def(Remediator, Counter, "lockstep_fences_total", "", "Answers to whether ranks on a silent node have ended: proven, unproven (acted on by policy all the same), waiting.", LabelResult)
+	ForcedDeletions  = def(Remediator, Counter, "lockstep_forced_deletions_total", "", "Pods deleted by force on nodes that are silent.")
+	Leading          = def(Remediator, Gauge, "lockstep_remediator_leading", "", "1 when this remediator is the one that acts.")
 )
 
 // In the file that a preflight check leaves for a textfile collector: how the
