@@ -28,6 +28,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/slurmcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 )
 
@@ -46,6 +47,7 @@ type cli struct {
 	Nics       nics.Cmd              `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
 	Diagnose   diagnose.Cmd          `cmd:"" help:"Judge an incident again, offline, from the evidence that its master recorded."`
+	Slurm      slurmcmd.Cmd          `cmd:"" help:"Inside a Slurm job: run its step in the allocation, again when the remediator says so."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 
 	Log     flags.Log        `embed:"" prefix:"log."`
@@ -81,6 +83,7 @@ func main() {
 	err := k.Run(log)
 	var bad *preflight.BadError
 	var differs *diagnose.Error
+	var step *slurmcmd.StatusError
 	switch {
 	case errors.As(err, &bad):
 		if bad.Error() != "" {
@@ -92,6 +95,9 @@ func main() {
 			fmt.Fprintln(os.Stderr, "lockstep:", err)
 		}
 		os.Exit(differs.Status)
+	case errors.As(err, &step):
+		fmt.Fprintln(os.Stderr, "lockstep:", err)
+		os.Exit(step.Status)
 	case err == nil:
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		os.Exit(130)

@@ -27,6 +27,8 @@ type Cmd struct {
 	Journal               string            `default:"/var/lib/lockstep/remediator.db" type:"path" help:"Journal file."`
 	TokenFile             string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager presents; at least 16 bytes, readable by nobody else. Required to run."`
 	OperatorTokenFile     string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that operators close breakers with (lockstep breaker), another one than Alertmanager's; without it nobody can."`
+	Actuator              string            `enum:"process,slurm" default:"process" help:"What carries actions out: process (lockstep run) or slurm."`
+	Slurm                 slurmFlags        `embed:"" prefix:"slurm."`
 	Supervisor            map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
 	Master                []string          `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens: it is asked about each incident before anything is done. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
 	InsecureBelieveAlerts bool              `help:"Act on what alerts say, without asking the job's master: whoever can post to Alertmanager can then restart jobs."`
@@ -110,11 +112,20 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		return err
 	}
 	defer traces.Close()
+	var actuator remediation.Actuator = &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }}
+	if c.Actuator == "slurm" {
+		s, err := c.Slurm.actuator(log)
+		if err != nil {
+			return fmt.Errorf("remediator: %w", err)
+		}
+		defer s.Close()
+		actuator = s
+	}
 	reg := prom.NewRegistry(names.Remediator, flags.Build(), prom.Certificates(flags.Certificates), traces)
 	r, err := remediation.New(remediation.Options{
 		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg, OnEvent: traces.Action,
 		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts,
-		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
+		Actuator: actuator,
 	})
 	if err != nil {
 		return err
