@@ -132,13 +132,13 @@ func (a *Actuator) fence(ctx context.Context, e *entry) (proven bool, how string
 	yes := make(chan string, 1)
 	if a.o.Fence != nil {
 		go func() {
-			switch proven, how, err := a.o.Fence(ctx, e.Job, e.Attempt, e.Culprit); {
+			switch proof, err := a.o.Fence.Fence(ctx, e.Job, e.Attempt, e.Culprit); {
 			case err != nil:
 				said <- err.Error()
-			case proven:
-				yes <- how
+			case proof.Proven:
+				yes <- proof.How
 			default:
-				said <- how
+				said <- proof.How
 			}
 		}()
 	} else {

@@ -24,6 +24,7 @@ type entry struct {
 	Attempt  int       `json:"attempt"`  // that ends
 	Reason   string    `json:"reason,omitempty"`
 	Culprit  string    `json:"culprit,omitempty"` // node
+	Lost     bool      `json:"lost,omitempty"`    // by its agent's silence
 	Leave    []string  `json:"leave,omitempty"`   // nodes that the next attempt is to be without
 	InPlace  bool      `json:"in_place"`          // inside the allocation; else by requeue
 	Go       bool      `json:"go,omitempty"`      // the loop may start the next attempt

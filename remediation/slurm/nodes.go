@@ -154,12 +154,12 @@ func reason(e *entry) string {
 // setDown sets a node down whose slurmd is not there, and reports whether it is: else a
 // requeued job, which wants every node's word that it has ended, waits for Slurm's own
 // time-out. The node is drained first, so that it does not come back by itself.
-// Where no other node of the job can be reached either, the fault is not the node's.
-func (a *Actuator) setDown(ctx context.Context, e *entry, j *job, name string) bool {
-	n, err := a.c.node(ctx, name)
-	if err != nil || n == nil || answers(ctx, n) || !a.anyAnswers(ctx, minus(j.nodes, []string{name})) {
+func (a *Actuator) setDown(ctx context.Context, e *entry, j *job) bool {
+	name := e.Culprit
+	if name == "" || !a.dead(ctx, e, j) {
 		return false
 	}
+	var err error
 	if _, err = a.c.run(ctx, "scontrol", "update", "nodename="+name, "state=drain", "reason="+reason(e)); err == nil {
 		_, err = a.c.run(ctx, "scontrol", "update", "nodename="+name, "state=down", "reason="+reason(e))
 	}
@@ -169,6 +169,17 @@ func (a *Actuator) setDown(ctx context.Context, e *entry, j *job, name string) b
 	}
 	e.note("%s does not answer, set down and drained", name)
 	return true
+}
+
+// dead reports whether the culprit's node does not answer: its agent is silent, or nothing
+// listens where its slurmd does. Where no other node of the job can be reached either, the
+// fault is not the node's.
+func (a *Actuator) dead(ctx context.Context, e *entry, j *job) bool {
+	n, err := a.c.node(ctx, e.Culprit)
+	if err != nil || n == nil {
+		return false
+	}
+	return e.Lost || strings.HasPrefix(n.state, "down") || !answers(ctx, n) && a.anyAnswers(ctx, minus(j.nodes, []string{e.Culprit}))
 }
 
 // answers reports whether something listens where a node's slurmd does. In doubt it does.

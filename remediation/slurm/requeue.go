@@ -68,7 +68,7 @@ func (r *requeuing) ask(ctx context.Context, j *job) error {
 		}
 	}
 	r.asked, r.timed = time.Now(), false
-	if r.e.Culprit != "" && r.o.Drain && r.setDown(ctx, r.e, j, r.e.Culprit) {
+	if r.o.Drain && r.setDown(ctx, r.e, j) {
 		return nil // the job goes by NODE_FAIL, and Slurm requeues it
 	}
 	_, err := r.c.run(ctx, "scontrol", "requeue", r.e.ID)

@@ -15,10 +15,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
-// Fence ends what a node still runs of a job's attempt, and says whether it is proven that
-// nothing does: remediation.Fencer's call.
-type Fence func(ctx context.Context, job string, attempt int, node string) (proven bool, how string, err error)
-
 // Options of an Actuator.
 type Options struct {
 	// Users are whose jobs may be acted on; "*" is everybody's. Empty: this process's user alone.
@@ -40,7 +36,7 @@ type Options struct {
 	WaitForNodes bool
 	// Fence, when set, is asked before an attempt is followed by the next one, for the node
 	// of the rank to blame and those that do not answer.
-	Fence Fence
+	Fence remediation.Fencer
 	// RequireProof acts only when it is proven that the old attempt has ended there.
 	RequireProof bool
 	// FenceTimeout bounds the wait for proof, 3 s by default.
@@ -297,6 +293,7 @@ func (a *Actuator) begin(ctx context.Context, act remediation.Action) (e *entry,
 	if !e.InPlace && j.state != "RUNNING" && act.Attempt != nil && j.restarts > *act.Attempt {
 		e.Restarts = j.restarts - 1 // Slurm has requeued it by itself
 	}
+	e.Lost = act.Cause == nodeLost
 	layout, lerr := a.layout(ctx, j, steps)
 	// What the breakers have allowed, what the rank's agent has told, what Slurm says.
 	if e.Culprit = cmp.Or(among(j.nodes, act.Unit), among(j.nodes, act.Node)); e.Culprit == "" && act.Rank >= 0 {
@@ -313,8 +310,15 @@ func (a *Actuator) begin(ctx context.Context, act remediation.Action) (e *entry,
 			e.Leave = []string{e.Culprit}
 		}
 	}
+	if len(e.Leave) == 0 && e.Culprit != "" && a.dead(ctx, e, j) {
+		e.Leave = []string{e.Culprit} // to start there again would be to wait for it
+		e.note("%s does not answer and is left out", e.Culprit)
+	}
 	return e, "", a.place(ctx, e, j, m)
 }
+
+// nodeLost is a verdict's reason: the node's agent is not heard any more.
+const nodeLost = "node_lost"
 
 // current is the attempt that a job is in, and why the action is about an earlier one.
 func current(act remediation.Action, j *job, steps []step, m marker, loop bool) (attempt int, over string) {
