@@ -32,7 +32,7 @@ func (a *Actuator) inPlace(ctx context.Context, e *entry) error {
 		}
 		m, ok := parseMarker(j.comment)
 		if !ok {
-			return fmt.Errorf("%w has no marker in the job's comment", errNoLoop)
+			m = marker{nodes: e.Nodes}
 		}
 		steps, err := a.c.steps(ctx, e.ID)
 		if err != nil {

@@ -20,8 +20,9 @@ type entry struct {
 	Job      string    `json:"job"`
 	ID       string    `json:"id"` // Slurm's
 	Began    time.Time `json:"began"`
-	Restarts int       `json:"restarts"` // of the job, when the action was begun: one more is its doing
-	Attempt  int       `json:"attempt"`  // that ends
+	Restarts int       `json:"restarts"`        // of the job, when the action was begun: one more is its doing
+	Attempt  int       `json:"attempt"`         // that ends
+	Nodes    int       `json:"nodes,omitempty"` // that a step of the loop takes
 	Reason   string    `json:"reason,omitempty"`
 	Culprit  string    `json:"culprit,omitempty"` // node
 	Lost     bool      `json:"lost,omitempty"`    // by its agent's silence

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/fence"
 )
 
 const (
@@ -128,8 +130,9 @@ func (l *Loop) defaults() error {
 
 type looping struct {
 	Loop
-	c  *client
-	id string
+	c          *client
+	id         string
+	generation uint64 // of the last attempt's fence token
 }
 
 // look asks for the job until slurmctld answers.
@@ -190,9 +193,18 @@ func (r *looping) step(ctx context.Context, attempt int) (status int, err error)
 	}
 	cmd := exec.Command(r.SrunPath, append(args, r.Srun...)...)
 	n := strconv.Itoa(attempt)
-	cmd.Env = append(os.Environ(), "LOCKSTEP_RESTART_COUNT="+n, "SLURM_RESTART_COUNT="+n)
+	token := fence.New(attempt, r.generation)
+	r.generation = token.Generation
+	// What tells srun of the whole allocation, spares included.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return slices.Contains(ofAllocation, name)
+	})
+	cmd.Env = append(cmd.Env, "LOCKSTEP_RESTART_COUNT="+n, "SLURM_RESTART_COUNT="+n, fence.Env+"="+token.String())
 	return r.srun(ctx, cmd)
 }
+
+var ofAllocation = []string{"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"}
 
 // srun runs it, passes ctx's end on, and does not wait for nodes that will not answer.
 func (r *looping) srun(ctx context.Context, cmd *exec.Cmd) (int, error) {

@@ -52,12 +52,15 @@ type requeuing struct {
 	since  time.Time
 	asked  time.Time
 	fenced bool
+	downed bool // the culprit's node is, by us
 	timed  bool // the start time is set, for this time that the job is pending
 }
 
 // ask requeues a running job, or has Slurm do so by itself where its node does not answer.
 func (r *requeuing) ask(ctx context.Context, j *job) error {
-	if time.Since(r.asked) < r.o.again {
+	// A job that was submitted with --no-kill goes on without a node that is down.
+	downed := r.downed && !slices.Contains(j.nodes, r.e.Culprit)
+	if time.Since(r.asked) < r.o.again && !downed {
 		return nil
 	}
 	if !r.fenced {
@@ -68,9 +71,11 @@ func (r *requeuing) ask(ctx context.Context, j *job) error {
 		}
 	}
 	r.asked, r.timed = time.Now(), false
-	if r.o.Drain && r.setDown(ctx, r.e, j) {
+	if r.o.Drain && !r.downed && r.setDown(ctx, r.e, j) {
+		r.downed = true
 		return nil // the job goes by NODE_FAIL, and Slurm requeues it
 	}
+	r.downed = false
 	_, err := r.c.run(ctx, "scontrol", "requeue", r.e.ID)
 	if errors.Is(err, ErrDenied) || errors.Is(err, remediation.ErrGone) {
 		return err

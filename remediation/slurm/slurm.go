@@ -283,8 +283,12 @@ func (a *Actuator) begin(ctx context.Context, act remediation.Action) (e *entry,
 		return nil, "", err
 	}
 	m, loop := parseMarker(j.comment)
+	if !loop && len(steps) > 0 { // a slurmctld that died has forgotten it
+		m, loop = marker{do: doNothing, attempt: -1, nodes: len(steps[len(steps)-1].nodes)}, true
+	}
 	e = &entry{
 		Action: act.ID, Job: act.Job, ID: j.id, Began: time.Now().UTC(), Reason: act.Reason, Restarts: j.restarts, InPlace: loop && j.state == "RUNNING",
+		Nodes: m.nodes,
 	}
 	e.Attempt, over = current(act, j, steps, m, loop)
 	if over != "" {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,7 +18,19 @@ import (
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The test binary is also a job's batch script and its ranks (real_test.go).
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "loop" {
+		os.Exit(loopMain(os.Args[2:]))
+	}
+	if len(os.Args) > 2 && os.Args[1] == "rank" {
+		os.Exit(rankMain(os.Args[2]))
+	}
+	if len(os.Args) > 2 && os.Args[1] == "act" {
+		os.Exit(actMain(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 func actuator(t *testing.T, run Runner, change func(*Options)) *Actuator {
 	t.Helper()
