@@ -92,7 +92,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	go func() { responding <- p.r.Run(ctx) }()
 	defer func() {
 		cancel()
-		<-responding
+		if err := <-responding; err != nil {
+			p.o.Log.Warn("the responder has ended", "err", err)
+		}
 	}()
 	conn, err := grpc.NewClient(p.o.Planner, grpc.WithTransportCredentials(p.o.Credentials), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Second, Timeout: 5 * time.Second}), grpc.WithNoProxy())
