@@ -262,8 +262,11 @@ func (u *Up) down(s, pod, but int) string {
 
 // shape gives every link its rate.
 func (u *Up) shape() error {
+	// Two classes, as switches have them: what asks for low delay goes first.
 	tbf := func(dev string) string {
-		return fmt.Sprintf("qdisc add dev %s root tbf rate %dmbit burst 64kb limit 256kb", dev, u.Rate)
+		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: tbf rate %[2]dmbit burst 64kb limit 256kb\n"+
+			"qdisc add dev %[1]s parent 1:1 handle 10: prio\n"+
+			"qdisc add dev %[1]s parent 10:1 bfifo limit 64kb\nqdisc add dev %[1]s parent 10:2 bfifo limit 256kb\nqdisc add dev %[1]s parent 10:3 bfifo limit 256kb", dev, u.Rate)
 	}
 	for l := range u.leaves() {
 		var lines []string

@@ -36,6 +36,8 @@ const (
 	// Port is where responders listen: RoCEv2's, so that probes hash as its data does.
 	Port = 4791
 
+	lowDelay = 0x10
+
 	sessions     = 1024 // that a responder keeps
 	sessionIdle  = time.Minute
 	answersBurst = 256
@@ -186,6 +188,9 @@ type PingOptions struct {
 	Rate  int            // probes a second over all ports, 1000
 	// Timeout of the last answers, 200 ms.
 	Timeout time.Duration
+	// TOS is the probes' class. In that of bulk data they would take a full queue for a bad
+	// link; the default is IPTOS_LOWDELAY.
+	TOS int
 }
 
 // Ping is what became of the probes from one source port. Answered: something came from the
@@ -207,6 +212,9 @@ func PingPorts(ctx context.Context, o PingOptions) ([]Ping, error) {
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 200 * time.Millisecond
+	}
+	if o.TOS == 0 {
+		o.TOS = lowDelay
 	}
 	if len(o.Ports) == 0 || len(o.Ports) > maxPorts || !o.Src.Is4() || !o.Dst.Addr().Is4() || o.Count < 1 || o.Rate < 1 {
 		return nil, fmt.Errorf("probe %s from %s: %d ports, %d probes: want IPv4 and 1 to %d ports", o.Dst, o.Src, len(o.Ports), o.Count, maxPorts)
@@ -301,6 +309,7 @@ func (p *pinger) open(port uint16) (int, error) {
 		return -1, err
 	}
 	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, p.o.TOS),
 		unix.Bind(fd, &unix.SockaddrInet4{Port: int(port), Addr: p.o.Src.As4()}),
 		unix.Connect(fd, &unix.SockaddrInet4{Port: int(p.o.Dst.Port()), Addr: p.o.Dst.Addr().As4()}))
 	if err != nil {

@@ -163,6 +163,7 @@ func (o *TraceOptions) send(port uint16, ttl int) (fd int, err error) {
 	}()
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1),
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, lowDelay),
 		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TTL, ttl))
 	if o.Proto == TCP {
 		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 1))

@@ -25,9 +25,10 @@ type path struct {
 	changed  chan struct{} // closed when ready changes
 	want     []hops        // the plan, by lane
 	where    map[uint16]hops
-	ready    []uint16 // ports that take want
-	given    []uint16 // ports that the transport has
-	on       []hops   // the plan that these are of
+	ready    [][]uint16           // sets of ports that take want, each for one attempt
+	spent    map[uint16]time.Time // ports that were given
+	given    []uint16             // ports that the transport has
+	on       []hops               // the plan that these are of
 	working  bool
 	again    bool // the plan has changed meanwhile
 	verified time.Time
@@ -38,8 +39,12 @@ type path struct {
 const (
 	// moveEvery bounds how often a connection is moved.
 	moveEvery = 500 * time.Millisecond
+	// restFor is longer than a closed connection's address is kept from use (TIME_WAIT).
+	restFor = 70 * time.Second
+	// spares is how many sets of ports are at hand.
+	spares = 3
 	// lossMax is the share of bytes sent again from which a lane is lossy.
-	lossMax = 0.005
+	lossMax = 0.03
 	// lossBytes is how much must have been acknowledged to say so.
 	lossBytes = 1 << 20
 )
@@ -58,10 +63,13 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 	for {
 		p.mu.Lock()
 		ready, changed := p.ready, p.changed
-		if len(ready) >= lanes {
-			p.given, p.ready, p.moved = ready, nil, time.Now()
+		if len(ready) > 0 && len(ready[0]) >= lanes {
+			p.given, p.ready, p.moved = ready[0], ready[1:], time.Now()
+			for _, port := range p.given {
+				p.spent[port] = p.moved
+			}
 			p.mu.Unlock()
-			return ready
+			return ready[0]
 		}
 		p.mu.Unlock()
 		select {
@@ -124,20 +132,21 @@ func (p *path) settle() {
 		}
 		known = nil // switches hash otherwise than they did
 	}
-	ports, ok := p.pick(want, given, known)
+	busy := p.busy()
+	ports, ok := pick(want, busy, known)
 	if ok && known != nil { // what was learnt may be of another time
 		now, err := p.c.trace(p.conn, ports)
 		ok = err == nil && holds(want, ports, now)
 	}
 	if !ok {
-		known, err := p.c.trace(p.conn, p.c.ports(p.c.o.Ports))
-		if err != nil {
+		var err error
+		if known, err = p.c.trace(p.conn, p.c.ports(p.c.o.Ports)); err != nil {
 			return
 		}
 		p.mu.Lock()
 		p.where = known
 		p.mu.Unlock()
-		if ports, ok = p.pick(want, given, known); !ok {
+		if ports, ok = pick(want, busy, known); !ok {
 			for i, port := range ports {
 				if port == 0 {
 					p.c.say(&planpb.Signal{Conn: p.id, Lane: uint32(i), Nowhere: true})
@@ -148,11 +157,22 @@ func (p *path) settle() {
 	if slices.Max(ports) == 0 {
 		return
 	}
-	p.offer(ports, want)
+	sets := [][]uint16{ports}
+	for len(sets) < spares { // an attempt may have to be made again
+		for _, port := range sets[len(sets)-1] {
+			busy[port] = true
+		}
+		more, ok := pick(want, busy, known)
+		if !ok {
+			break
+		}
+		sets = append(sets, more)
+	}
+	p.offer(sets, want)
 }
 
 // offer gives the transport other ports.
-func (p *path) offer(ports []uint16, want []hops) {
+func (p *path) offer(sets [][]uint16, want []hops) {
 	p.mu.Lock()
 	given := slices.Clone(p.given)
 	p.mu.Unlock()
@@ -162,14 +182,16 @@ func (p *path) offer(ports []uint16, want []hops) {
 			delete(p.c.used, port)
 		}
 	}
-	for _, port := range ports {
-		if port != 0 {
-			p.c.used[port] = p.id
+	for _, ports := range sets {
+		for _, port := range ports {
+			if port != 0 {
+				p.c.used[port] = p.id
+			}
 		}
 	}
 	p.c.mu.Unlock()
 	p.mu.Lock()
-	p.ready, p.on = ports, want
+	p.ready, p.on = sets, want
 	close(p.changed)
 	p.changed = make(chan struct{})
 	early := moveEvery - time.Since(p.moved)
@@ -224,15 +246,36 @@ func holds(want []hops, ports []uint16, where map[uint16]hops) bool {
 	return true
 }
 
-// pick finds a port for each lane, 0 where none is known; not one that the connection has.
-func (p *path) pick(want []hops, given []uint16, where map[uint16]hops) (ports []uint16, ok bool) {
+// busy is the ports that cannot be given: other connections', and those that this one had
+// a short while ago, whose old connections the kernel may still know.
+func (p *path) busy() map[uint16]bool {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	busy := map[uint16]bool{}
+	for port, id := range p.c.used {
+		if id != p.id {
+			busy[port] = true
+		}
+	}
+	for port, at := range p.spent {
+		if time.Since(at) > restFor && !slices.Contains(p.given, port) {
+			delete(p.spent, port)
+			continue
+		}
+		busy[port] = true
+	}
+	return busy
+}
+
+// pick finds a port for each lane, 0 where none is known.
+func pick(want []hops, busy map[uint16]bool, where map[uint16]hops) (ports []uint16, ok bool) {
 	ports, ok = make([]uint16, len(want)), true
 	for i, w := range want {
 		for port, h := range where {
-			if h == w && !slices.Contains(given, port) && !slices.Contains(ports, port) && !p.c.taken(port, p.id) {
-				if ports[i] == 0 || port < ports[i] {
-					ports[i] = port
-				}
+			if h == w && !busy[port] && !slices.Contains(ports, port) && (ports[i] == 0 || port < ports[i]) {
+				ports[i] = port
 			}
 		}
 		ok = ok && ports[i] != 0
@@ -254,6 +297,13 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 	}
 	p.mu.Lock()
 	now := time.Now()
+	if len(p.given) > 0 && now.Sub(p.moved) > moveEvery {
+		for i, l := range lanes {
+			if i >= len(p.given) || l.Port != p.given[i] {
+				p.on = nil // an attempt went on without: try again
+			}
+		}
+	}
 	verify := now.Sub(p.verified) >= p.c.o.Verify
 	var bad []int
 	for i, l := range lanes {
