@@ -18,6 +18,14 @@ type AgentSnapshot struct {
 	GPUs    *GPUs          // nil when the agent sees none
 	NICs    *NICs          // likewise
 	Probes  *Probes        // nil when it was not told to use any
+
+	RefusedRecorders []Refused
+}
+
+// Refused counts what is not read, for one reason.
+type Refused struct {
+	Reason string
+	Count  uint64
 }
 
 // Probes is what the ebpf source does: how many it watches now, and what it has ever seen.
@@ -50,6 +58,8 @@ type AgentJob struct {
 	Step            uint64      // highest step mark seen
 	UnknownResults  uint64      // ends without a start and the like
 	DroppedArrivals uint64      // sampled arrivals not sent because too many waited
+
+	RefusedConns [record.NumRefusals]uint64 // that ranks' listeners turned away
 }
 
 // AgentComm is one communicator name on this node. Ids are not exported: several

@@ -130,6 +130,8 @@ var (
 	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
 	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
 	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
+	RecordersRefused = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
+	RankRefused      = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
 	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
 
 	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)

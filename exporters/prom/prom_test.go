@@ -58,17 +58,18 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Transport: record.TransportRDMA, Connections: 4, Broken: 1, ConnTotals: collector.ConnTotals{Windows: [8]uint64{20}, Switches: 3, Resent: 65536}},
 			},
 			Records: 123456, Lost: 17, TableOverflow: 1, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
-			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5,
+			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5, RefusedConns: [record.NumRefusals]uint64{1, 2, 3, 4, 5},
 		}},
 		Sources: []collector.SourceStatus{
 			{Name: "recorder", Up: true, Duration: 2 * time.Millisecond},
 			{Name: "nvml", Err: "the GPU driver does not answer"},
 			{Name: "rdma", Up: true, NoData: true},
 		},
-		GPUs:   nodeGPUs(),
-		NICs:   nodeNICs(),
-		Probes: &collector.Probes{Libraries: 1, Processes: 8, Watched: 7, Unidentified: 2, Calls: 12345, PointToPoint: 678, SampledOut: 5, RingFull: 4, Unplaced: 3, TableFull: 2, Unread: 1},
-		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3, JobClock: true, ClockError: 40 * time.Microsecond, Correction: -50 * time.Millisecond}},
+		RefusedRecorders: []collector.Refused{{Reason: "directory"}, {Reason: "job", Count: 2}},
+		GPUs:             nodeGPUs(),
+		NICs:             nodeNICs(),
+		Probes:           &collector.Probes{Libraries: 1, Processes: 8, Watched: 7, Unidentified: 2, Calls: 12345, PointToPoint: 678, SampledOut: 5, RingFull: 4, Unplaced: 3, TableFull: 2, Unread: 1},
+		Master:           []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3, JobClock: true, ClockError: 40 * time.Microsecond, Correction: -50 * time.Millisecond}},
 	}
 }
 

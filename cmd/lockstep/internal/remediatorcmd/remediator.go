@@ -4,7 +4,6 @@ package remediatorcmd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -76,9 +75,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		fmt.Fprintf(out, "%s: %d policies, dry run %v\n", cmp.Or(c.Config, "defaults"), len(cfg.Policies), *cfg.DryRun)
 		return nil
 	}
-	if c.TokenFile == "" {
-		return errors.New("remediator: --token-file is missing: without a token, who could reach the webhook could restart jobs")
-	}
 	token, err := readToken(c.TokenFile)
 	if err != nil {
 		return err
@@ -90,9 +86,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		}
 	} else {
 		log.Warn("no breaker can be closed: there is no --operator-token-file")
-	}
-	if len(c.Master) == 0 && !c.InsecureBelieveAlerts {
-		return errors.New("remediator: --master is missing: it is asked about each incident, an alert alone is no reason to restart a job")
 	}
 	masterOf, err := flags.Masters(c.Master)
 	if err != nil {
