@@ -32,6 +32,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/slurmcmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/top"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 )
 
@@ -55,6 +56,7 @@ type cli struct {
 	Doctor     doctor.Cmd            `cmd:"" help:"Tell what this node has and lacks, what works without it, and what to do."`
 	Completion clidoc.Completion     `cmd:"" help:"Write a script with which a shell completes this command line."`
 	Man        clidoc.Man            `cmd:"" help:"Write manual pages."`
+	Top        top.Cmd               `cmd:"" help:"Show where each rank of a node or job is, in a terminal."`
 	Complete   clidoc.Complete       `cmd:"" hidden:"" help:"What completion scripts ask."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 
