@@ -18,6 +18,7 @@ type AgentSnapshot struct {
 	GPUs    *GPUs          // nil when the agent sees none
 	NICs    *NICs          // likewise
 	Probes  *Probes        // nil when it was not told to use any
+	Fences  []AgentFences  // one per job
 }
 
 // Probes is what the ebpf source does: how many it watches now, and what it has ever seen.
@@ -117,15 +118,17 @@ type MasterSnapshot struct {
 	Diagnoses     uint64
 	DiagnosisNs   uint64 // total
 	Delay         []DelayMatrix
-	Overflow      uint64           // ranks, communicators or connections not tracked because a bound was reached
-	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
-	Denied        uint64           // calls that the caller's certificate does not allow
-	Messages      uint64           // messages refused before they were taken apart
-	Handshakes    uint64           // connections refused before a call: by certificate, or by the owner of their socket
-	Insecure      bool             // agents are not authenticated
-	Unseen        int              // ranks of the world that no agent tells of now
-	Foreign       uint64           // of Refused, those about ranks that another node's agent tells of
-	Disagreeing   int              // agents that say the job is in another attempt, or of another size, than most do
+	Overflow      uint64 // ranks, communicators or connections not tracked because a bound was reached
+	Refused       uint64 // entries of agents' reports that contradict what is known, late words of former attempts among them
+	Denied        uint64 // calls that the caller's certificate does not allow
+	Messages      uint64 // messages refused before they were taken apart
+	Handshakes    uint64 // connections refused before a call: by certificate, or by the owner of their socket
+	Insecure      bool   // agents are not authenticated
+	Unseen        int    // ranks of the world that no agent tells of now
+	Foreign       uint64 // of Refused, those about ranks that another node's agent tells of
+	Disagreeing   int    // agents that say the job is in another attempt, or of another size, than most do
+	Fences        FenceCalls
+	FencedAttempt int64            // up to which agents are told to stop what is left; -1: none
 	Duplicates    uint64           // agents refused because another one of the same node is heard
 	StateError    string           // why the state directory cannot be written now, "" when it can or there is none
 	Recording     *RecordingStatus // nil when evidence is not recorded
@@ -171,4 +174,17 @@ type DelayMatrix struct {
 	Comm  string
 	Size  int
 	Ratio []float32
+}
+
+// FenceCalls counts the calls that asked for proof that nothing of an attempt goes on.
+type FenceCalls struct{ Proven, Unproven, Refused uint64 }
+
+// AgentFences counts what an agent has done to processes of attempts that were fenced.
+type AgentFences struct {
+	Job     string
+	Stopped uint64 // ended after SIGTERM
+	Killed  uint64 // ended after SIGKILL
+	Spared  uint64 // whose environment does not allow it
+	Failed  uint64 // that could not be told to end
+	Leases  uint64 // times that this was done because the master was not heard for too long
 }

@@ -13,7 +13,7 @@ import (
 
 // publish makes the next snapshot.
 func (a *Agent) publish() {
-	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs, NICs: a.view.NICs, Probes: a.view.Probes}
+	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs, NICs: a.view.NICs, Probes: a.view.Probes, Fences: a.fences()}
 	now := record.Now()
 	for _, j := range a.jobs {
 		s.Jobs = append(s.Jobs, j.snapshot(now))

@@ -45,7 +45,7 @@ func (m *Master) role(ctx context.Context, call *tap.Info) (context.Context, err
 	switch call.FullMethodName {
 	case wire.Collector_Progress_FullMethodName:
 		return ctx, m.mayCall(ctx, func(id wire.Identity) error { return id.Agent(id.Node, m.o.Job) })
-	case wire.Incidents_Incident_FullMethodName:
+	case wire.Incidents_Incident_FullMethodName, wire.Fences_Fence_FullMethodName:
 		return ctx, m.mayCall(ctx, wire.Identity.Remediator)
 	}
 	return ctx, status.Errorf(codes.Unimplemented, "no method %.80q", call.FullMethodName)
@@ -89,7 +89,8 @@ func (p protocol) Unmarshal(data mem.BufferSlice, v any) error {
 	if f, ok := v.(first); ok {
 		most, v = maxFirst, f.m
 	}
-	if _, ok := v.(*wire.IncidentRequest); ok {
+	switch v.(type) {
+	case *wire.IncidentRequest, *wire.FenceRequest:
 		most = maxFirst
 	}
 	if data.Len() > most {

@@ -22,6 +22,9 @@ var variables = []struct {
 		{"LOCKSTEP_COMM_PORT", "port", "ccl", "Where rank 0 listens when the id follows from `MASTER_PORT` and the port above that is taken."},
 		{"LOCKSTEP_SECRET_FILE", "file", "ccl", "At least 16 bytes that all ranks share, by which they prove to each other that they belong together. Ranks of one host need none."},
 		{"LOCKSTEP_FENCE_TOKEN", "token", "ccl, fence", "The attempt's: ranks of another one do not meet these, and their checkpoints are refused (docs/design/fencing.md). `lockstep run` makes one for each attempt."},
+		{"LOCKSTEP_FENCE", "stop; nothing is stopped", "agent", "Read in a rank's environment: the node's agent may stop what is left of an attempt that is over."},
+		{"LOCKSTEP_FENCE_LEASE", "duration", "agent", "Likewise: how long ranks may run on though the agent does not hear the job's master, 5s to 24h; without it for ever. Needs `LOCKSTEP_FENCE=stop`."},
+		{"LOCKSTEP_FENCE_GRACE", "duration, 3s", "agent", "Likewise: the time between SIGTERM and SIGKILL, at most 1m."},
 	}},
 	{"How ranks compute and connect", []variable{
 		{"LOCKSTEP_DEVICE", "cpu, cuda:N or cuda; cpu", "ccl", "The rank's GPU; `cuda` is the one of the local rank's number."},

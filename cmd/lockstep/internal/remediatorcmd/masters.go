@@ -21,23 +21,66 @@ type masters struct {
 	tls     *wire.TLS
 }
 
-// Incident implements remediation.Masters.
-func (m masters) Incident(ctx context.Context, job, id string) (remediation.Incident, error) {
+// dial opens a connection to a job's master, and to nobody else.
+func (m masters) dial(job string) (*grpc.ClientConn, string, error) {
 	address := m.address(job)
 	if address == "" {
-		return remediation.Incident{}, remediation.ErrNoMaster
+		return nil, "", remediation.ErrNoMaster
 	}
 	if m.tls == nil && !loopback(address) {
-		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: beyond loopback it must show a certificate: give --tls.cert, --tls.key and --tls.ca", job, address)
+		return nil, "", fmt.Errorf("master of job %s at %s: beyond loopback it must show a certificate: give --tls.cert, --tls.key and --tls.ca", job, address)
 	}
 	creds, err := m.tls.MasterOf(job)
 	if err != nil {
-		return remediation.Incident{}, err
+		return nil, "", err
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)))
 	if err != nil {
-		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: %w", job, address, err)
+		return nil, "", fmt.Errorf("master of job %s at %s: %w", job, address, err)
+	}
+	return conn, address, nil
+}
+
+// fenceAgain is the time between two calls of a master that does not answer.
+const fenceAgain = 500 * time.Millisecond
+
+// Fence implements remediation.Fencer: the job's master has its agents stop what is left. A
+// master that is started again meanwhile is asked again.
+func (m masters) Fence(ctx context.Context, job string, attempt int, node string) (remediation.Proof, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+	}
+	for {
+		conn, address, err := m.dial(job)
+		if err != nil {
+			return remediation.Proof{}, err
+		}
+		r, err := wire.NewFencesClient(conn).Fence(ctx, &wire.FenceRequest{Job: job, Attempt: uint32(attempt), Node: node})
+		conn.Close()
+		if err == nil {
+			return remediation.Proof{Proven: r.Proven, How: r.How}, nil
+		}
+		err = fmt.Errorf("master of job %s at %s: %w", job, address, err)
+		switch status.Code(err) {
+		case codes.Unimplemented, codes.PermissionDenied, codes.FailedPrecondition, codes.InvalidArgument:
+			return remediation.Proof{}, err // asking again changes nothing
+		}
+		select {
+		case <-ctx.Done():
+			return remediation.Proof{}, err
+		case <-time.After(fenceAgain):
+		}
+	}
+}
+
+// Incident implements remediation.Masters.
+func (m masters) Incident(ctx context.Context, job, id string) (remediation.Incident, error) {
+	conn, address, err := m.dial(job)
+	if err != nil {
+		return remediation.Incident{}, err
 	}
 	defer conn.Close()
 	r, err := wire.NewIncidentsClient(conn).Incident(ctx, &wire.IncidentRequest{Job: job, Id: id})

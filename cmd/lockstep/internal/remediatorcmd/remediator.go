@@ -111,9 +111,10 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	}
 	defer traces.Close()
 	reg := prom.NewRegistry(names.Remediator, flags.Build(), prom.Certificates(flags.Certificates), traces)
+	jobs := masters{address: masterOf, tls: certs}
 	r, err := remediation.New(remediation.Options{
 		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg, OnEvent: traces.Action,
-		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts,
+		Masters: jobs, Fencer: jobs, BelieveAlerts: c.InsecureBelieveAlerts,
 		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
 	})
 	if err != nil {
