@@ -274,11 +274,14 @@ func hold(key pidStart, path string, probe bool) (*held, error) {
 		return nil, fmt.Errorf("process %d: %w", key.pid, err)
 	}
 	start, _, err := startOf(key.pid)
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		start, err = 0, nil // no process's
+	}
+	if err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("process %d: %w", key.pid, err)
 	}
-	if err != nil || start != key.start { // it has ended, and somebody else may have its number
+	if start != key.start { // it has ended, and somebody else may have its number
 		unix.Close(fd)
 		return &held{fd: -1, fate: ended}, nil
 	}
