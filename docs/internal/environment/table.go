@@ -17,7 +17,7 @@ var variables = []struct {
 		{"LOCKSTEP_RESTART_COUNT", "number, 0", "ccl", "The attempt. Else `TORCHELASTIC_RESTART_COUNT`."},
 		{"LOCKSTEP_JOB", "name, job", "ccl, master", "The job, as records, metrics and traces name it."},
 		{"LOCKSTEP_NODE", "name, the host's", "ccl, agent", "The logical node: ranks of one name share memory, others connect."},
-		{"LOCKSTEP_SLOT", "number", "", "Set for ranks by `lockstep run`: the place on the node, which a spare takes over."},
+		{"LOCKSTEP_SLOT", "number", "", "Set for ranks by `lockstep run`: the place on the node, which a spare takes over. Where each slot has a GPU of its own, `CUDA_VISIBLE_DEVICES` moves with it."},
 		{"LOCKSTEP_COMM_ID", "id", "ccl", "Where the world's rank 0 listens, and a token. Else it follows from torchrun's `MASTER_ADDR` and `MASTER_PORT`."},
 		{"LOCKSTEP_COMM_PORT", "port", "ccl", "Where rank 0 listens when the id follows from `MASTER_PORT` and the port above that is taken."},
 		{"LOCKSTEP_SECRET_FILE", "file", "ccl", "At least 16 bytes that all ranks share, by which they prove to each other that they belong together. Ranks of one host need none."},
