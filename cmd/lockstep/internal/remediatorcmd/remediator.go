@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"path"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -18,6 +20,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/remediation"
+	"github.com/lockstep-ccl/lockstep/remediation/elastic"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 )
 
@@ -28,6 +31,7 @@ type Cmd struct {
 	TokenFile             string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that Alertmanager presents; at least 16 bytes, readable by nobody else. Required to run."`
 	OperatorTokenFile     string            `type:"existingfile" placeholder:"FILE" help:"File with the bearer token that operators close breakers with (lockstep breaker), another one than Alertmanager's; without it nobody can."`
 	Supervisor            map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control)."`
+	Elastic               []string          `placeholder:"PATTERN" help:"Jobs whose launcher starts ranks again by itself when they end (torchrun --max-restarts), by name or shell pattern: the nodes' agents end the attempt, for ranks with LOCKSTEP_FENCE=stop in their environment. Repeatable."`
 	Master                []string          `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens: it is asked about each incident before anything is done. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
 	InsecureBelieveAlerts bool              `help:"Act on what alerts say, without asking the job's master: whoever can post to Alertmanager can then restart jobs."`
 	TLS                   flags.TLS         `embed:"" prefix:"tls."`
@@ -94,6 +98,11 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if len(c.Master) == 0 && !c.InsecureBelieveAlerts {
 		return errors.New("remediator: --master is missing: it is asked about each incident, an alert alone is no reason to restart a job")
 	}
+	for _, p := range c.Elastic {
+		if _, err := path.Match(p, ""); err != nil {
+			return fmt.Errorf("remediator: --elastic %q: %w", p, err)
+		}
+	}
 	masterOf, err := flags.Masters(c.Master)
 	if err != nil {
 		return err
@@ -115,7 +124,10 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	r, err := remediation.New(remediation.Options{
 		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg, OnEvent: traces.Action,
 		Masters: jobs, Fencer: jobs, BelieveAlerts: c.InsecureBelieveAlerts,
-		Actuator: &process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
+		Actuator: elastic.First{
+			&process.Actuator{Socket: func(job string) (string, bool) { s, ok := c.Supervisor[job]; return s, ok }},
+			&elastic.Actuator{Fencer: jobs, Knows: func(job string) bool { return matches(c.Elastic, job) }},
+		},
 	})
 	if err != nil {
 		return err
@@ -137,6 +149,11 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	g.Go(func() error { return r.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	return g.Wait()
+}
+
+// matches reports whether a job's name is among patterns, which are well-formed.
+func matches(patterns []string, job string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, job); return ok })
 }
 
 func readToken(file string) ([]byte, error) {
