@@ -47,7 +47,7 @@ func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics
 		actions:     prom.CounterVec(names.Actions),
 		duration:    prom.HistogramVec(names.ActionDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
 		disbelieved: prom.CounterVec(names.Disbelieved),
-		fences:      prom.CounterVec(names.Fences),
+		fences:      prom.CounterVec(names.FenceProofs),
 
 		fenceDuration: prom.HistogramVec(names.FenceDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
 

@@ -21,23 +21,48 @@ type masters struct {
 	tls     *wire.TLS
 }
 
-// dial opens a connection to a job's master, and to nobody else.
+// Incident implements remediation.Masters.
+func (m masters) Incident(ctx context.Context, job, id string) (remediation.Incident, error) {
+	conn, address, err := m.dial(job)
+	if err != nil {
+		return remediation.Incident{}, err
+	}
+	defer conn.Close()
+	r, err := wire.NewIncidentsClient(conn).Incident(ctx, &wire.IncidentRequest{Job: job, Id: id})
+	switch {
+	case status.Code(err) == codes.NotFound:
+		return remediation.Incident{}, remediation.ErrUnknownIncident
+	case status.Code(err) == codes.FailedPrecondition: // asking again changes nothing
+		return remediation.Incident{}, fmt.Errorf("%w: at %s: %w", remediation.ErrNoMaster, address, err)
+	case err != nil:
+		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: %w", job, address, err)
+	case r.Job != job || r.Id != id:
+		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: answers for incident %.80q of job %.80q", job, address, r.Id, r.Job)
+	}
+	return remediation.Incident{
+		Class: r.Class, Level: r.Level, CulpritKind: r.CulpritKind, Culprit: r.Culprit, Node: r.Node, Reason: r.Reason,
+		Rank: int(r.Rank), Attempt: int(r.Attempt), AttemptNow: int(r.AttemptNow), Closed: r.ClosedUnixNs != 0,
+		Opened: time.Unix(0, r.OpenedUnixNs),
+	}, nil
+}
+
+// dial returns a connection to a job's master, and where that is.
 func (m masters) dial(job string) (*grpc.ClientConn, string, error) {
 	address := m.address(job)
 	if address == "" {
 		return nil, "", remediation.ErrNoMaster
 	}
 	if m.tls == nil && !loopback(address) {
-		return nil, "", fmt.Errorf("master of job %s at %s: beyond loopback it must show a certificate: give --tls.cert, --tls.key and --tls.ca", job, address)
+		return nil, address, fmt.Errorf("master of job %s at %s: beyond loopback it must show a certificate: give --tls.cert, --tls.key and --tls.ca", job, address)
 	}
 	creds, err := m.tls.MasterOf(job)
 	if err != nil {
-		return nil, "", err
+		return nil, address, err
 	}
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)))
 	if err != nil {
-		return nil, "", fmt.Errorf("master of job %s at %s: %w", job, address, err)
+		return nil, address, fmt.Errorf("master of job %s at %s: %w", job, address, err)
 	}
 	return conn, address, nil
 }
@@ -74,31 +99,6 @@ func (m masters) Fence(ctx context.Context, job string, attempt int, node string
 		case <-time.After(fenceAgain):
 		}
 	}
-}
-
-// Incident implements remediation.Masters.
-func (m masters) Incident(ctx context.Context, job, id string) (remediation.Incident, error) {
-	conn, address, err := m.dial(job)
-	if err != nil {
-		return remediation.Incident{}, err
-	}
-	defer conn.Close()
-	r, err := wire.NewIncidentsClient(conn).Incident(ctx, &wire.IncidentRequest{Job: job, Id: id})
-	switch {
-	case status.Code(err) == codes.NotFound:
-		return remediation.Incident{}, remediation.ErrUnknownIncident
-	case status.Code(err) == codes.FailedPrecondition: // asking again changes nothing
-		return remediation.Incident{}, fmt.Errorf("%w: at %s: %w", remediation.ErrNoMaster, address, err)
-	case err != nil:
-		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: %w", job, address, err)
-	case r.Job != job || r.Id != id:
-		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: answers for incident %.80q of job %.80q", job, address, r.Id, r.Job)
-	}
-	return remediation.Incident{
-		Class: r.Class, Level: r.Level, CulpritKind: r.CulpritKind, Culprit: r.Culprit, Node: r.Node, Reason: r.Reason,
-		Rank: int(r.Rank), Attempt: int(r.Attempt), AttemptNow: int(r.AttemptNow), Closed: r.ClosedUnixNs != 0,
-		Opened: time.Unix(0, r.OpenedUnixNs),
-	}, nil
 }
 
 // loopback reports whether an address is this host's own by its form.
