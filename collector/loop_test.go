@@ -36,6 +36,8 @@ func TestMain(m *testing.M) {
 		beAgent()
 	case "rank":
 		beRank()
+	case "fence-rank":
+		beFenceRank()
 	default:
 		goleak.VerifyTestMain(m)
 	}

@@ -19,6 +19,7 @@ type AgentSnapshot struct {
 	GPUs    *GPUs          // nil when the agent sees none
 	NICs    *NICs          // likewise
 	Probes  *Probes        // nil when it was not told to use any
+	Fences  []AgentFences  // one per job
 
 	RefusedRecorders []Refused
 }
@@ -173,6 +174,8 @@ type MasterSnapshot struct {
 	Diagnoses     uint64
 	DiagnosisNs   uint64 // total
 	Delay         []DelayMatrix
+	Fences        FenceCalls
+	FencedAttempt int64            // up to which agents are told to stop what is left; -1: none
 	Connections   []ConnDetail     // at most MaxConnDetails, anomalous ones first
 	Overflow      uint64           // ranks, communicators or connections not tracked because a bound was reached
 	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
@@ -231,4 +234,17 @@ type DelayMatrix struct {
 	Size  int
 	Ratio []float32
 	World []int32 // by rank in the communicator: its rank in the world, -1 when nobody has reported it
+}
+
+// FenceCalls counts the calls that asked for proof that nothing of an attempt goes on.
+type FenceCalls struct{ Proven, Unproven, Refused uint64 }
+
+// AgentFences counts what an agent has done to processes of attempts that were fenced.
+type AgentFences struct {
+	Job     string
+	Stopped uint64 // ended after SIGTERM
+	Killed  uint64 // ended after SIGKILL
+	Spared  uint64 // whose environment does not allow it
+	Failed  uint64 // that could not be told to end
+	Leases  uint64 // times that this was done because the master was not heard for too long
 }

@@ -138,6 +138,18 @@ func pipeline() board {
 					targets: []target{{expr: "min by (instance) (" + of(names.StateWritable) + ")", legend: "{{instance}}"}},
 					alerts:  []string{names.AlertStateUnwritable},
 				},
+				{
+					title: "Attempts fenced", view: lines, width: 24, height: 7,
+					why: "Proof that was asked that nothing of an attempt goes on, and what agents have done to processes that were left. 'unproven' says that an attempt may go on beside its successor.",
+					targets: []target{
+						{expr: sum("result", of(names.FenceProofs)), legend: "remediator: {{result}}"},
+						{expr: "histogram_avg(sum(" + of(names.FenceDuration) + ")) or sum(" + names.FenceDuration.Name + "_sum) / sum(" + names.FenceDuration.Name + "_count)", legend: "seconds to an answer"},
+						{expr: sum("training_job, result", of(names.MasterFences, inJob)), legend: "master of {{training_job}}: {{result}}"},
+						{expr: highest("training_job", of(names.MasterFenced, inJob)), legend: "{{training_job}}: fenced attempt"},
+						{expr: sum("training_job, result", of(names.FenceProcesses, inJob)), legend: "{{training_job}}: processes {{result}}"},
+						{expr: sum("training_job", of(names.FenceLeases, inJob)), legend: "{{training_job}}: leases over"},
+					},
+				},
 			}},
 			{"Diagnosis", []panel{
 				{

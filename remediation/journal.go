@@ -36,6 +36,7 @@ const (
 	OutcomeRefused    Outcome = "refused"    // a breaker is open
 	OutcomeSuperseded Outcome = "superseded" // the job was restarted after this alert began, or the incident was acted on already
 	OutcomeUnknown    Outcome = "unknown"    // the job's master has no such incident
+	OutcomeUnfenced   Outcome = "unfenced"   // no proof that nothing of the old attempt goes on, and the policy wants one
 	OutcomeStale      Outcome = "stale"      // over, by its master's word, or older than max_age when its turn came
 )
 
@@ -50,6 +51,7 @@ type Entry struct {
 	Kind     ActionKind `json:"kind,omitempty"`
 	Unit     string     `json:"unit,omitempty"`   // taken out
 	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done, or was done
+	Fence    *Fencing   `json:"fence,omitempty"`  // what was asked before it was acted on
 	Tries    int        `json:"tries,omitempty"`
 	Outcome  Outcome    `json:"outcome,omitempty"`
 	Detail   string     `json:"detail,omitempty"`

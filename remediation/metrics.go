@@ -17,8 +17,11 @@ type metrics struct {
 	pending     prometheus.Gauge
 	disbelieved *prometheus.CounterVec
 	writable    prometheus.Gauge
-	breaker     scopes
-	remaining   scopes
+	fences      *prometheus.CounterVec
+
+	fenceDuration *prometheus.HistogramVec
+	breaker       scopes
+	remaining     scopes
 }
 
 // Results of a webhook. Those of single alerts (stale, incomplete_alert) are
@@ -44,10 +47,14 @@ func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics
 		actions:     prom.CounterVec(names.Actions),
 		duration:    prom.HistogramVec(names.ActionDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
 		disbelieved: prom.CounterVec(names.Disbelieved),
-		pending:     pending.WithLabelValues(),
-		writable:    writable.WithLabelValues(),
-		breaker:     scopes{vec: prom.GaugeVec(names.BreakerOpen)},
-		remaining:   scopes{vec: prom.GaugeVec(names.BreakerRemaining)},
+		fences:      prom.CounterVec(names.FenceProofs),
+
+		fenceDuration: prom.HistogramVec(names.FenceDuration, .1, .5, 1, 2, 5, 10, 30, 60, 120),
+
+		pending:   pending.WithLabelValues(),
+		writable:  writable.WithLabelValues(),
+		breaker:   scopes{vec: prom.GaugeVec(names.BreakerOpen)},
+		remaining: scopes{vec: prom.GaugeVec(names.BreakerRemaining)},
 	}
 	dry.WithLabelValues().Set(0)
 	if dryRun {
@@ -60,6 +67,9 @@ func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics
 	for _, reason := range []string{disbeliefUnknown, disbeliefClosed, disbeliefAttempt, disbeliefSilent, disbeliefStale} {
 		m.disbelieved.WithLabelValues(reason)
 	}
+	for _, result := range []string{fenceProven, fenceUnproven, fenceError} {
+		m.fences.WithLabelValues(result)
+	}
 	// A result that has not happened yet is 0, not absent: rate() sees its first step.
 	for _, result := range []string{resultAccepted, resultDuplicate, resultResolved, resultStale, resultIncomplete, resultTruncated,
 		resultMalformed, resultVersion, resultUnauthorized, resultJournalError, resultJobFull} {
@@ -68,7 +78,7 @@ func newMetrics(reg prometheus.Registerer, dryRun, believeAlerts bool) (*metrics
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry, m.disbelieved, trust, writable} {
+	for _, c := range []prometheus.Collector{m.webhooks, m.actions, m.duration, pending, m.breaker.vec, m.remaining.vec, dry, m.disbelieved, trust, writable, m.fences, m.fenceDuration} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

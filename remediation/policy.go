@@ -36,6 +36,8 @@ type Config struct {
 	MaxAge time.Duration `yaml:"max_age"`
 	// ActionTimeout bounds one call of an actuator.
 	ActionTimeout time.Duration `yaml:"action_timeout"`
+	// FenceTimeout bounds the wait for proof that nothing of the old attempt goes on.
+	FenceTimeout time.Duration `yaml:"fence_timeout"`
 	// Policies are tried in order; the first match decides, no match means none.
 	Policies []Policy      `yaml:"policies"`
 	Breaker  BreakerConfig `yaml:"breaker"`
@@ -49,6 +51,9 @@ type Policy struct {
 	Reason string     `yaml:"reason,omitempty"` // shell pattern over the verdict's reason
 	Action ActionKind `yaml:"action"`
 	DryRun bool       `yaml:"dry_run,omitempty"`
+	// ActWithoutProof acts though nobody can prove that nothing of the old attempt goes on: false.
+	// What a supervisor does in place needs no proof: it has reaped the old attempt itself.
+	ActWithoutProof *bool `yaml:"act_without_proof,omitempty"`
 }
 
 // BreakerConfig bounds what may be done unattended.
@@ -74,6 +79,7 @@ func DefaultConfig() Config {
 		DryRun:        &dry,
 		MaxAge:        10 * time.Minute,
 		ActionTimeout: 2 * time.Minute,
+		FenceTimeout:  time.Minute,
 		Policies: []Policy{
 			{Name: "hang-communication", Class: names.ClassCommunicationHang, Action: ActionRestart},
 			{Name: "hang-noncommunication", Class: names.ClassNoncommunicationHang, Action: ActionRestart},
@@ -123,6 +129,9 @@ func (c *Config) Validate() error {
 	}
 	if c.ActionTimeout <= 0 {
 		return fmt.Errorf("action_timeout: %v must be above 0", c.ActionTimeout)
+	}
+	if c.FenceTimeout <= 0 {
+		return fmt.Errorf("fence_timeout: %v must be above 0", c.FenceTimeout)
 	}
 	for i, p := range c.Policies {
 		at := fmt.Sprintf("policies[%d] (%s)", i, p.Name)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,9 @@ type Action struct {
 	Unit     string // that the breakers allow to be taken out, "" when none is
 	Attempt  *int   // the attempt that the incident is about: no other may be ended; nil when not known
 	Reason   string // for logs and the job's own record: class and culprit
+	// ActWithoutProof is for who fences by itself: whether to go on when there is no proof
+	// that nothing of the old attempt does.
+	ActWithoutProof bool
 }
 
 // Inventory is what an actuator knows of a job's units: slots of a node, nodes
@@ -77,6 +79,8 @@ type Options struct {
 	// OperatorToken is who closes breakers; it reads what Token does, too. nil: nobody can.
 	OperatorToken []byte
 	Actuator      Actuator
+	// Fencer is asked before each action, unless the actuator fences by itself; nil: nobody is.
+	Fencer Fencer
 	// Masters are asked about each incident before anything is done.
 	Masters Masters
 	// BelieveAlerts acts on what alerts say, without asking: whoever can post to
@@ -440,12 +444,20 @@ func (r *Remediator) refuse(now time.Time, history []past, e *Entry, units int) 
 // act calls the actuator until it answers, and closes the entry. When ctx ends
 // first, the entry stays Running and the next process takes it up.
 func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
+	switch outcome, detail, ok := r.fence(ctx, e); {
+	case !ok:
+		return false
+	case outcome != "":
+		return r.close(e, outcome, detail)
+	}
+	policy := r.o.Config.decide(&e.Alert)
 	for delay := retryDelay; ; delay *= 2 {
 		e.Tries++
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
 		answer, err := r.o.Actuator.Act(actx, Action{
 			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank, Attempt: e.Alert.Attempt,
 			Reason: e.Alert.Class + ": " + e.Alert.Culprit, Node: e.Alert.Node, Cause: e.Alert.Reason, Unit: e.Unit,
+			ActWithoutProof: policy.actsWithoutProof(e.Kind),
 		})
 		cancel()
 		switch {
@@ -475,10 +487,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 // close ends an entry and reports whether that is on disk. When it is not, the
 // entry is still open there and is taken up again; the actuator knows its id.
 func (r *Remediator) close(e *Entry, o Outcome, detail string) bool {
-	if len(detail) > maxDetail {
-		detail = strings.ToValidUTF8(detail[:maxDetail], "") + "…"
-	}
-	e.State, e.Outcome, e.Detail, e.Finished = Closed, o, detail, time.Now()
+	e.State, e.Outcome, e.Detail, e.Finished = Closed, o, cut(detail), time.Now()
 	if err := r.j.update(e); err != nil {
 		r.o.Logger.Error("journal: cannot close entry", "seq", e.Seq, "outcome", o, "err", err)
 		return false
@@ -491,7 +500,7 @@ func (r *Remediator) close(e *Entry, o Outcome, detail string) bool {
 func (r *Remediator) tell(e *Entry) {
 	level := slog.LevelInfo
 	switch e.Outcome {
-	case OutcomeFailed, OutcomeRefused:
+	case OutcomeFailed, OutcomeRefused, OutcomeUnfenced:
 		level = slog.LevelError
 	case OutcomeStale:
 		level = slog.LevelWarn

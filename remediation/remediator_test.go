@@ -118,11 +118,18 @@ func live() Config {
 
 func start(t *testing.T, journal string, cfg Config, act *fake) *rig {
 	t.Helper()
+	return startWith(t, journal, cfg, act, func(*Options) {})
+}
+
+func startWith(t *testing.T, journal string, cfg Config, act *fake, change func(*Options)) *rig {
+	t.Helper()
 	if journal == "" {
 		journal = filepath.Join(t.TempDir(), "j.db")
 	}
 	g := &rig{t: t, act: act, reg: prometheus.NewRegistry(), events: make(chan Entry, 256)}
-	r, err := New(Options{Config: cfg, Journal: journal, Token: token, OperatorToken: operatorToken, Actuator: act, Masters: act.masters, BelieveAlerts: act.masters == nil, Registry: g.reg, OnEvent: func(e Entry) { g.events <- e }})
+	o := Options{Config: cfg, Journal: journal, Token: token, OperatorToken: operatorToken, Actuator: act, Masters: act.masters, BelieveAlerts: act.masters == nil, Registry: g.reg, OnEvent: func(e Entry) { g.events <- e }}
+	change(&o)
+	r, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,7 @@ func remediation(c Config) []alert {
 			expr: promql(`
 sum by (instance, action, class) (
 {increase}
-) > 0`, "increase", newly(names.Actions, `{outcome="failed"}`, c)),
+) > 0`, "increase", newly(names.Actions, `{outcome=~"failed|unfenced"}`, c)),
 			summary:     `Remediation: {{ $labels.action }} after a {{ $labels.class }} failed`,
 			description: `The actuator could not do it, after retries. The job is likely still down; the journal has the actuator's answer.`,
 			dashboard:   names.DashboardPipeline,

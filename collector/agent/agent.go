@@ -91,6 +91,7 @@ type Agent struct {
 	hello     *wire.Hello
 	snapshot  atomic.Pointer[collector.AgentSnapshot]
 	traces    chan traceRequest
+	orders    chan fenceOrder
 
 	view       source.View
 	ranks      map[*source.Process]*rank
@@ -116,6 +117,10 @@ type job struct {
 	rasAt           int64               // of RAS's answer that the master has heard
 	traced          []*wire.TraceResult // what was exported, for the next report
 	roots           roots.Gather        // of traces, while no master tells how far they reach
+
+	standing  *standing // the order that stands, nil: none has come
+	warden    *warden   // nil: nothing was ever to be stopped
+	leaseOver bool
 
 	records, lost, unknown uint64
 	refused                [record.NumRefusals]uint64
@@ -164,6 +169,7 @@ func New(o Options) (*Agent, error) {
 		recorders: recorder.New(ro), procs: procs, pressure: pressure.New("/proc", "/sys/fs/cgroup"),
 		hello:  &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
 		traces: make(chan traceRequest, 1024),
+		orders: make(chan fenceOrder, maxJobs),
 		ranks:  map[*source.Process]*rank{},
 		jobs:   map[string]*job{},
 	}
@@ -189,9 +195,7 @@ func (a *Agent) Ready() error {
 func (a *Agent) Run(ctx context.Context) error {
 	defer func() {
 		for _, j := range a.jobs {
-			if j.stream != nil {
-				j.stream.stop()
-			}
+			j.leave()
 		}
 		_ = a.recorders.Close()
 		_ = a.procs.Close()
@@ -211,6 +215,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			return nil
 		case t := <-a.traces:
 			a.trace(t)
+			continue
+		case o := <-a.orders:
+			a.fence(ctx, o)
 			continue
 		case <-timer.C:
 		}
@@ -276,7 +283,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 		here[p] = true
 		if r := a.rank(p); r != nil {
 			if r.workloadOf != p.HostPID { // in a container its own number is another process's here
-				r.workloadOf, r.workload = p.HostPID, a.workload(p.HostPID)
+				r.workloadOf, r.workload, r.terms = p.HostPID, a.workload(p.HostPID), termsOf(p.HostPID)
 			}
 			a.learn(r)
 			a.askEvents(r)
@@ -289,12 +296,11 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	}
 	for _, j := range a.jobs {
 		j.stalls(now)
+		a.suspects(ctx, j, now)
 		a.localRoots(j, now)
 		switch {
 		case len(j.ranks) == 0:
-			if j.stream != nil {
-				j.stream.stop()
-			}
+			j.leave()
 			delete(a.jobs, j.name)
 		case j.stream == nil && !j.misnamed && wire.CheckJob(j.name) != nil:
 			j.misnamed = true
@@ -321,7 +327,8 @@ func (a *Agent) askEvents(r *rank) {
 func (a *Agent) newStream(job string) *stream {
 	s := &stream{
 		job: job, address: a.o.Master, tls: a.o.TLS, traces: a.traces, log: a.log.With("job", job),
-		hello:   &wire.Hello{ProtocolVersion: a.hello.ProtocolVersion, Job: job, Node: a.hello.Node, Instance: a.hello.Instance, BootId: a.hello.BootId},
+		hello:  &wire.Hello{ProtocolVersion: a.hello.ProtocolVersion, Job: job, Node: a.hello.Node, Instance: a.hello.Instance, BootId: a.hello.BootId},
+		orders: a.orders, fenced: make(chan *wire.FenceResult, 16),
 		reports: make(chan report, queued), results: make(chan *wire.TraceResult, 16),
 	}
 	s.wanted.Store(64)
@@ -345,7 +352,7 @@ func (a *Agent) rank(p *source.Process) *rank {
 		j = &job{name: p.Job, gone: map[record.Transport]*collector.ConnTotals{}, finished: map[string]uint64{}}
 		a.jobs[p.Job] = j
 	}
-	r := &rank{p: p, job: j, asked: ^record.EventSet(0)}
+	r := &rank{p: p, job: j, metAt: record.Now(), asked: ^record.EventSet(0)}
 	a.ranks[p] = r
 	j.ranks = append(j.ranks, r)
 	a.learn(r)
@@ -365,6 +372,16 @@ func (a *Agent) retire(r *rank) {
 	}
 	for i := range r.conns {
 		r.job.addGone(&r.conns[i])
+	}
+}
+
+// leave ends what goes on for a job.
+func (j *job) leave() {
+	if j.stream != nil {
+		j.stream.stop()
+	}
+	if j.warden != nil {
+		j.warden.stop()
 	}
 }
 

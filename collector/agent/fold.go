@@ -26,6 +26,8 @@ type rank struct {
 	p          *source.Process
 	job        *job
 	workload   *collector.Workload // nil while it is not known
+	terms      terms               // of its being stopped, by its environment
+	metAt      int64               // when this agent first saw it, CLOCK_MONOTONIC ns
 	workloadOf int32               // the process whose it is
 	comms      []*comm             // by index in the recorder's table; nil until seen
 

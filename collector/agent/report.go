@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -40,6 +41,7 @@ type rankWords struct {
 	exit                       diagnosis.Exit
 	stall                      uint32
 	offCPU                     diagnosis.OffCPU
+	lease                      time.Duration
 }
 
 type commWords struct {
@@ -111,6 +113,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 	now := rankWords{
 		true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU,
 		steps(p.Starved), steps(p.Throttled), steps(p.MemoryPressure), p.Exit, r.stall.current(), offCPU(p.OffCPU),
+		r.terms.lease,
 	}
 	if now != said.rank {
 		var calls []*wire.Call
@@ -126,6 +129,7 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
 			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
 			Xid: now.xid, Starved: now.starved, Throttled: now.throttled, MemoryPressure: now.memory, Stall: now.stall, Calls: calls,
+			FenceLeaseNs: now.lease.Nanoseconds(),
 		}
 		if o := &now.offCPU; *o != (diagnosis.OffCPU{}) {
 			w.OffCpu = &wire.OffCPU{

@@ -15,7 +15,7 @@ import (
 
 // publish makes the next snapshot.
 func (a *Agent) publish() {
-	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs, NICs: a.view.NICs, Probes: a.view.Probes}
+	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs, NICs: a.view.NICs, Probes: a.view.Probes, Fences: a.fences()}
 	refused := a.recorders.Refused()
 	for _, why := range recorder.Refusals() {
 		s.RefusedRecorders = append(s.RefusedRecorders, collector.Refused{Reason: why.String(), Count: refused[why]})

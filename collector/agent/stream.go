@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -39,6 +40,11 @@ type stream struct {
 	creds   credentials.TransportCredentials // made of tls for the first session, and kept: what could be read once serves
 	traces  chan<- traceRequest
 	log     *slog.Logger
+
+	orders  chan<- fenceOrder
+	fenced  chan *wire.FenceResult
+	heard   atomic.Int64 // when the last report was sent that the master is known to have, CLOCK_MONOTONIC ns
+	pending inFlight
 
 	reports chan report
 	results chan *wire.TraceResult
@@ -160,6 +166,7 @@ func (s *stream) session(ctx context.Context) error {
 	if err != nil {
 		return wrap("connect", err)
 	}
+	s.pending.reset()
 	if err := client.Send(&wire.AgentMessage{Body: &wire.AgentMessage_Hello{Hello: s.hello}}); err != nil {
 		_, err = client.Recv() // the status behind the EOF
 		return wrap("hello", err)
@@ -192,6 +199,11 @@ func (s *stream) session(ctx context.Context) error {
 			case msg.GetAck() != nil:
 				late.Reset(ackWithin)
 				s.ack(msg.GetAck(), &echo)
+			case msg.GetFenceOrder() != nil:
+				select {
+				case s.orders <- fenceOrder{msg.GetFenceOrder(), s}:
+				case <-ctx.Done():
+				}
 			case msg.GetResync() != nil:
 				s.epoch.Add(1)
 			case msg.GetTraceRequest() != nil, msg.GetTraceRoot() != nil:
@@ -220,8 +232,11 @@ func (s *stream) session(ctx context.Context) error {
 			sequence++
 			r.Sequence, r.Echo = sequence, echo.Load()
 			r.RealSentNs, r.MonoSentNs = time.Now().UnixNano(), record.Now()
+			s.pending.sent(sequence, r.MonoSentNs)
 			msg.Body = &wire.AgentMessage_Report{Report: r.Report}
 			s.sent.Add(1)
+		case f := <-s.fenced:
+			msg.Body = &wire.AgentMessage_FenceResult{FenceResult: f}
 		case t := <-s.results:
 			msg.Body = &wire.AgentMessage_TraceResult{TraceResult: t}
 		}
@@ -236,6 +251,11 @@ func (s *stream) session(ctx context.Context) error {
 func (s *stream) ack(a *wire.Ack, echo *atomic.Pointer[wire.ClockEcho]) {
 	if a == nil {
 		return
+	}
+	// A lease is counted from when the master was told, not from when its answer came: it
+	// counts from no earlier moment.
+	if at := s.pending.acked(a.Sequence); at > s.heard.Load() {
+		s.heard.Store(at)
 	}
 	echo.Store(&wire.ClockEcho{MasterNs: a.MasterNs, MonoReceivedNs: record.Now()})
 	s.roots.Store(a.Roots)
@@ -252,4 +272,38 @@ func (s *stream) status() collector.StreamStatus {
 		Job: s.job, Connected: s.connected.Load(),
 		Reports: s.sent.Load(), Dropped: s.dropped.Load(), Reconnect: s.reconnect.Load(),
 	}
+}
+
+// inFlight knows when the latest reports of a session were sent. Safe for concurrent use.
+type inFlight struct {
+	mu    sync.Mutex
+	hello int64
+	at    [256]int64 // by sequence
+	last  uint64
+}
+
+func (f *inFlight) reset() {
+	f.mu.Lock()
+	f.hello, f.last = record.Now(), 0
+	f.mu.Unlock()
+}
+
+func (f *inFlight) sent(sequence uint64, at int64) {
+	f.mu.Lock()
+	f.at[sequence%uint64(len(f.at))], f.last = at, sequence
+	f.mu.Unlock()
+}
+
+// acked returns when a report was sent; 0 is hello. Of one that is too old to be known it is
+// as if it had not come.
+func (f *inFlight) acked(sequence uint64) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case sequence == 0:
+		return f.hello
+	case sequence > f.last || f.last-sequence >= uint64(len(f.at)):
+		return 0
+	}
+	return f.at[sequence%uint64(len(f.at))]
 }

@@ -46,7 +46,7 @@ func (m *Master) role(ctx context.Context, call *tap.Info) (context.Context, err
 	switch call.FullMethodName {
 	case wire.Collector_Progress_FullMethodName:
 		return ctx, m.mayCall(ctx, func(id wire.Identity) error { return id.Agent(id.Node, m.o.Job) })
-	case wire.Incidents_Incident_FullMethodName, wire.Notes_Note_FullMethodName:
+	case wire.Incidents_Incident_FullMethodName, wire.Notes_Note_FullMethodName, wire.Fences_Fence_FullMethodName:
 		return ctx, m.mayCall(ctx, wire.Identity.Remediator)
 	}
 	return ctx, status.Errorf(codes.Unimplemented, "no method %.80q", call.FullMethodName)
@@ -91,7 +91,7 @@ func (p protocol) Unmarshal(data mem.BufferSlice, v any) error {
 		most, v = maxFirst, f.m
 	}
 	switch v.(type) {
-	case *wire.IncidentRequest:
+	case *wire.IncidentRequest, *wire.FenceRequest:
 		most = maxFirst
 	case *wire.NoteRequest:
 		most = maxNote

@@ -93,6 +93,8 @@ type Master struct {
 
 	duplicates  uint64 // agents refused because another one of their node is heard
 	duplicateAt int64  // when that was last logged
+
+	fences fences
 }
 
 type diagnoser interface {
@@ -162,6 +164,9 @@ func (m *Master) restore() error {
 	}
 	m.dir, m.path = dir, dir.Join(incidentFile)
 	m.replace = func(text []byte) error { return dir.Replace(incidentFile, text) }
+	if err := m.loadFences(); err != nil {
+		return err
+	}
 	err = m.incidents.load(dir, time.Unix(0, m.now()))
 	if err == nil || errors.Is(err, errForeign) || errors.Is(err, statedir.ErrForeign) {
 		return err
@@ -201,6 +206,7 @@ func (m *Master) Run(ctx context.Context) error {
 	)...)
 	wire.RegisterCollectorServer(server, service{Master: m})
 	wire.RegisterIncidentsServer(server, incidentService{Master: m})
+	wire.RegisterFencesServer(server, fenceService{Master: m})
 	wire.RegisterNotesServer(server, noteService{Master: m})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(limitConns(m.listener, m.state.limits.Nodes+spareConns)) }()
@@ -265,6 +271,7 @@ func (m *Master) pass() {
 		m.anew = m.state.anew
 		m.log.Warn("the job was started anew: its restart count has gone back, or its size has changed", "attempt", m.state.attempt, "ranks", m.state.world)
 		events = m.incidents.closeAll(time.Unix(0, now))
+		m.dropFences()
 	}
 	events = append(events, m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))...)
 	for _, e := range events {
@@ -291,6 +298,7 @@ func (m *Master) pass() {
 		}
 	}
 	m.sendRoots(now)
+	m.sendFences()
 	m.publish(now)
 }
 
@@ -372,6 +380,10 @@ func (m *Master) publish(now int64) {
 		Recording: m.recording(),
 		Denied:    m.denied.Load(), Insecure: m.o.Insecure,
 		Handshakes: m.handshakes.Load(), Messages: m.messages.Load(), Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
+	}
+	s.Fences, s.FencedAttempt = collector.FenceCalls{Proven: m.fences.proven, Unproven: m.fences.unproven, Refused: m.fences.refused}, -1
+	for _, f := range m.fences.all {
+		s.FencedAttempt = max(s.FencedAttempt, int64(f.Attempt))
 	}
 	for i := range m.state.nodes {
 		if m.state.nodes[i].claim.created != 0 && m.state.heard(int32(i)) {

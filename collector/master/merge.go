@@ -3,6 +3,7 @@ package master
 import (
 	"math"
 	"strings"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -121,6 +122,7 @@ type process struct {
 
 	overflow uint64 // of its recorder's tables
 	stall    uint32 // that the rank's calls are of
+	lease    int64  // ns that it may run on though its agent does not hear the master; 0: for ever
 }
 
 // apart is what an agent has told of that no other one has a part in. It gets at most half of each
@@ -278,6 +280,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 	defer s.count(w.WorldRank, now)
 	p.overflow = w.TableOverflow
+	p.lease = min(max(w.FenceLeaseNs, 0), int64(24*time.Hour))
 	r.Node, r.PID, r.Attempt = n, w.Pid, w.Attempt
 	s.reopened = s.reopened || !ended(r.Proc) && ended(diagnosis.ProcState(w.Proc))
 	r.Proc = diagnosis.ProcState(w.Proc)

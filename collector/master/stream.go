@@ -25,6 +25,7 @@ type stream struct {
 	out     chan *wire.MasterMessage
 	done    chan error // ends the stream with this error; capacity 1
 	dropped atomic.Uint64
+	fences  map[uint64]bool // orders that it was sent; guarded by Master.mu
 }
 
 // send queues a message; a stream that does not drain loses it, which is counted.
@@ -130,8 +131,10 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 			}
 		case msg.GetTraceResult() != nil:
 			m.traced(n, s, msg.GetTraceResult())
+		case msg.GetFenceResult() != nil:
+			m.fenced(n, s, msg.GetFenceResult())
 		default:
-			return status.Error(codes.InvalidArgument, "neither a report nor a trace result")
+			return status.Error(codes.InvalidArgument, "neither a report nor a result")
 		}
 	}
 }

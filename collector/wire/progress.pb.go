@@ -38,6 +38,7 @@ type AgentMessage struct {
 	//	*AgentMessage_Hello
 	//	*AgentMessage_Report
 	//	*AgentMessage_TraceResult
+	//	*AgentMessage_FenceResult
 	Body          isAgentMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -107,6 +108,15 @@ func (x *AgentMessage) GetTraceResult() *TraceResult {
 	return nil
 }
 
+func (x *AgentMessage) GetFenceResult() *FenceResult {
+	if x != nil {
+		if x, ok := x.Body.(*AgentMessage_FenceResult); ok {
+			return x.FenceResult
+		}
+	}
+	return nil
+}
+
 type isAgentMessage_Body interface {
 	isAgentMessage_Body()
 }
@@ -123,11 +133,17 @@ type AgentMessage_TraceResult struct {
 	TraceResult *TraceResult `protobuf:"bytes,3,opt,name=trace_result,json=traceResult,proto3,oneof"`
 }
 
+type AgentMessage_FenceResult struct {
+	FenceResult *FenceResult `protobuf:"bytes,10,opt,name=fence_result,json=fenceResult,proto3,oneof"`
+}
+
 func (*AgentMessage_Hello) isAgentMessage_Body() {}
 
 func (*AgentMessage_Report) isAgentMessage_Body() {}
 
 func (*AgentMessage_TraceResult) isAgentMessage_Body() {}
+
+func (*AgentMessage_FenceResult) isAgentMessage_Body() {}
 
 type MasterMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -137,6 +153,7 @@ type MasterMessage struct {
 	//	*MasterMessage_TraceRequest
 	//	*MasterMessage_Resync
 	//	*MasterMessage_TraceRoot
+	//	*MasterMessage_FenceOrder
 	Body          isMasterMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -215,6 +232,15 @@ func (x *MasterMessage) GetTraceRoot() *TraceRoot {
 	return nil
 }
 
+func (x *MasterMessage) GetFenceOrder() *FenceOrder {
+	if x != nil {
+		if x, ok := x.Body.(*MasterMessage_FenceOrder); ok {
+			return x.FenceOrder
+		}
+	}
+	return nil
+}
+
 type isMasterMessage_Body interface {
 	isMasterMessage_Body()
 }
@@ -235,6 +261,10 @@ type MasterMessage_TraceRoot struct {
 	TraceRoot *TraceRoot `protobuf:"bytes,4,opt,name=trace_root,json=traceRoot,proto3,oneof"`
 }
 
+type MasterMessage_FenceOrder struct {
+	FenceOrder *FenceOrder `protobuf:"bytes,10,opt,name=fence_order,json=fenceOrder,proto3,oneof"`
+}
+
 func (*MasterMessage_Ack) isMasterMessage_Body() {}
 
 func (*MasterMessage_TraceRequest) isMasterMessage_Body() {}
@@ -242,6 +272,8 @@ func (*MasterMessage_TraceRequest) isMasterMessage_Body() {}
 func (*MasterMessage_Resync) isMasterMessage_Body() {}
 
 func (*MasterMessage_TraceRoot) isMasterMessage_Body() {}
+
+func (*MasterMessage_FenceOrder) isMasterMessage_Body() {}
 
 // Hello says who speaks. Exactly one, first.
 type Hello struct {
@@ -742,9 +774,12 @@ type Rank struct {
 	Exit           *Exit   `protobuf:"bytes,19,opt,name=exit,proto3" json:"exit,omitempty"`                                             // absent while nobody has said how it ended
 	Stall          uint32  `protobuf:"varint,20,opt,name=stall,proto3" json:"stall,omitempty"`                                          // counts the times that it was held up, while it is; 0 while it is not
 	Calls          []*Call `protobuf:"bytes,21,rep,name=calls,proto3" json:"calls,omitempty"`                                           // its last ones, oldest first, at most 32: in a stall's first report, and in full ones
-	OffCpu         *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"`                           // what its threads wait for; absent when there is nothing to tell
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// How long its processes may run on though the agent does not hear the master: what the
+	// job's environment says (LOCKSTEP_FENCE_LEASE); 0 when it says nothing.
+	FenceLeaseNs  int64   `protobuf:"varint,40,opt,name=fence_lease_ns,json=fenceLeaseNs,proto3" json:"fence_lease_ns,omitempty"`
+	OffCpu        *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"` // what its threads wait for; absent when there is nothing to tell
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Rank) Reset() {
@@ -922,6 +957,13 @@ func (x *Rank) GetCalls() []*Call {
 		return x.Calls
 	}
 	return nil
+}
+
+func (x *Rank) GetFenceLeaseNs() int64 {
+	if x != nil {
+		return x.FenceLeaseNs
+	}
+	return 0
 }
 
 func (x *Rank) GetOffCpu() *OffCPU {
@@ -2341,22 +2383,175 @@ func (*Resync) Descriptor() ([]byte, []int) {
 	return file_progress_proto_rawDescGZIP(), []int{21}
 }
 
+// FenceOrder has an agent stop what is left of an attempt of the stream's job, and of those
+// before it, as far as the job's environment allows that, and say what has become of it.
+type FenceOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"` // echoed by the results
+	Attempt       uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceOrder) Reset() {
+	*x = FenceOrder{}
+	mi := &file_progress_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceOrder) ProtoMessage() {}
+
+func (x *FenceOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceOrder.ProtoReflect.Descriptor instead.
+func (*FenceOrder) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *FenceOrder) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *FenceOrder) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+// FenceResult is what has become of the processes of the attempts that an order is about.
+// There is one when the order has come, and one whenever it changes. Counts are of processes.
+type FenceResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`           // of the order
+	Living        uint32                 `protobuf:"varint,2,opt,name=living,proto3" json:"living,omitempty"`   // 0: all that the agent has seen of these attempts has ended
+	Ended         uint32                 `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`     // had ended before the order came
+	Stopped       uint32                 `protobuf:"varint,4,opt,name=stopped,proto3" json:"stopped,omitempty"` // ended after SIGTERM
+	Killed        uint32                 `protobuf:"varint,5,opt,name=killed,proto3" json:"killed,omitempty"`   // ended after SIGKILL
+	Spared        uint32                 `protobuf:"varint,6,opt,name=spared,proto3" json:"spared,omitempty"`   // of the living: those whose environment does not allow it
+	Detail        string                 `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`    // about the living ones, at most 512 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceResult) Reset() {
+	*x = FenceResult{}
+	mi := &file_progress_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceResult) ProtoMessage() {}
+
+func (x *FenceResult) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceResult.ProtoReflect.Descriptor instead.
+func (*FenceResult) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *FenceResult) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *FenceResult) GetLiving() uint32 {
+	if x != nil {
+		return x.Living
+	}
+	return 0
+}
+
+func (x *FenceResult) GetEnded() uint32 {
+	if x != nil {
+		return x.Ended
+	}
+	return 0
+}
+
+func (x *FenceResult) GetStopped() uint32 {
+	if x != nil {
+		return x.Stopped
+	}
+	return 0
+}
+
+func (x *FenceResult) GetKilled() uint32 {
+	if x != nil {
+		return x.Killed
+	}
+	return 0
+}
+
+func (x *FenceResult) GetSpared() uint32 {
+	if x != nil {
+		return x.Spared
+	}
+	return 0
+}
+
+func (x *FenceResult) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 var File_progress_proto protoreflect.FileDescriptor
 
 const file_progress_proto_rawDesc = "" +
 	"\n" +
-	"\x0eprogress.proto\x12\x10lockstep.wire.v1\"\xbf\x01\n" +
+	"\x0eprogress.proto\x12\x10lockstep.wire.v1\"\x83\x02\n" +
 	"\fAgentMessage\x12/\n" +
 	"\x05hello\x18\x01 \x01(\v2\x17.lockstep.wire.v1.HelloH\x00R\x05hello\x122\n" +
 	"\x06report\x18\x02 \x01(\v2\x18.lockstep.wire.v1.ReportH\x00R\x06report\x12B\n" +
-	"\ftrace_result\x18\x03 \x01(\v2\x1d.lockstep.wire.v1.TraceResultH\x00R\vtraceResultB\x06\n" +
-	"\x04body\"\xfb\x01\n" +
+	"\ftrace_result\x18\x03 \x01(\v2\x1d.lockstep.wire.v1.TraceResultH\x00R\vtraceResult\x12B\n" +
+	"\ffence_result\x18\n" +
+	" \x01(\v2\x1d.lockstep.wire.v1.FenceResultH\x00R\vfenceResultB\x06\n" +
+	"\x04body\"\xbc\x02\n" +
 	"\rMasterMessage\x12)\n" +
 	"\x03ack\x18\x01 \x01(\v2\x15.lockstep.wire.v1.AckH\x00R\x03ack\x12E\n" +
 	"\rtrace_request\x18\x02 \x01(\v2\x1e.lockstep.wire.v1.TraceRequestH\x00R\ftraceRequest\x122\n" +
 	"\x06resync\x18\x03 \x01(\v2\x18.lockstep.wire.v1.ResyncH\x00R\x06resync\x12<\n" +
 	"\n" +
-	"trace_root\x18\x04 \x01(\v2\x1b.lockstep.wire.v1.TraceRootH\x00R\ttraceRootB\x06\n" +
+	"trace_root\x18\x04 \x01(\v2\x1b.lockstep.wire.v1.TraceRootH\x00R\ttraceRoot\x12?\n" +
+	"\vfence_order\x18\n" +
+	" \x01(\v2\x1c.lockstep.wire.v1.FenceOrderH\x00R\n" +
+	"fenceOrderB\x06\n" +
 	"\x04body\"\x8d\x01\n" +
 	"\x05Hello\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x12\x10\n" +
@@ -2398,7 +2593,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x04most\x18\x04 \x01(\x04R\x04most\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa0\x05\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xc6\x05\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -2425,7 +2620,8 @@ const file_progress_proto_rawDesc = "" +
 	"\x0fmemory_pressure\x18\x12 \x01(\x02R\x0ememoryPressure\x12*\n" +
 	"\x04exit\x18\x13 \x01(\v2\x16.lockstep.wire.v1.ExitR\x04exit\x12\x14\n" +
 	"\x05stall\x18\x14 \x01(\rR\x05stall\x12,\n" +
-	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\x121\n" +
+	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\x12$\n" +
+	"\x0efence_lease_ns\x18( \x01(\x03R\ffenceLeaseNs\x121\n" +
 	"\aoff_cpu\x18\x1e \x01(\v2\x18.lockstep.wire.v1.OffCPUR\x06offCpu\"\xb8\x01\n" +
 	"\x06OffCPU\x12\x12\n" +
 	"\x04disk\x18\x01 \x01(\x02R\x04disk\x12!\n" +
@@ -2570,7 +2766,19 @@ const file_progress_proto_rawDesc = "" +
 	"\alast_ns\x18\x05 \x01(\x03R\x06lastNs\x12\x19\n" +
 	"\berror_ns\x18\x06 \x01(\x03R\aerrorNs\x12\x14\n" +
 	"\x05ranks\x18\a \x01(\rR\x05ranks\"\b\n" +
-	"\x06Resync2\\\n" +
+	"\x06Resync\"6\n" +
+	"\n" +
+	"FenceOrder\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\"\xad\x01\n" +
+	"\vFenceResult\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06living\x18\x02 \x01(\rR\x06living\x12\x14\n" +
+	"\x05ended\x18\x03 \x01(\rR\x05ended\x12\x18\n" +
+	"\astopped\x18\x04 \x01(\rR\astopped\x12\x16\n" +
+	"\x06killed\x18\x05 \x01(\rR\x06killed\x12\x16\n" +
+	"\x06spared\x18\x06 \x01(\rR\x06spared\x12\x16\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail2\\\n" +
 	"\tCollector\x12O\n" +
 	"\bProgress\x12\x1e.lockstep.wire.v1.AgentMessage\x1a\x1f.lockstep.wire.v1.MasterMessage(\x010\x01B1Z/github.com/lockstep-ccl/lockstep/collector/wireb\x06proto3"
 
@@ -2586,7 +2794,7 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
@@ -2610,36 +2818,40 @@ var file_progress_proto_goTypes = []any{
 	(*TraceResult)(nil),   // 19: lockstep.wire.v1.TraceResult
 	(*TraceRoot)(nil),     // 20: lockstep.wire.v1.TraceRoot
 	(*Resync)(nil),        // 21: lockstep.wire.v1.Resync
+	(*FenceOrder)(nil),    // 22: lockstep.wire.v1.FenceOrder
+	(*FenceResult)(nil),   // 23: lockstep.wire.v1.FenceResult
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
 	19, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	16, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	18, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	21, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
-	20, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
-	7,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
-	8,  // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	13, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	14, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	15, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	19, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
-	4,  // 13: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
-	5,  // 14: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
-	6,  // 15: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
-	12, // 16: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	10, // 17: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	11, // 18: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	9,  // 19: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
-	17, // 20: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
-	0,  // 21: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 22: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	22, // [22:23] is the sub-list for method output_type
-	21, // [21:22] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	23, // 3: lockstep.wire.v1.AgentMessage.fence_result:type_name -> lockstep.wire.v1.FenceResult
+	16, // 4: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	18, // 5: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	21, // 6: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	20, // 7: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
+	22, // 8: lockstep.wire.v1.MasterMessage.fence_order:type_name -> lockstep.wire.v1.FenceOrder
+	7,  // 9: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
+	8,  // 10: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
+	13, // 11: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	14, // 12: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	15, // 13: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	19, // 14: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
+	4,  // 15: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
+	5,  // 16: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
+	6,  // 17: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
+	12, // 18: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	10, // 19: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	11, // 20: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	9,  // 21: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	17, // 22: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
+	0,  // 23: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 24: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -2651,12 +2863,14 @@ func file_progress_proto_init() {
 		(*AgentMessage_Hello)(nil),
 		(*AgentMessage_Report)(nil),
 		(*AgentMessage_TraceResult)(nil),
+		(*AgentMessage_FenceResult)(nil),
 	}
 	file_progress_proto_msgTypes[1].OneofWrappers = []any{
 		(*MasterMessage_Ack)(nil),
 		(*MasterMessage_TraceRequest)(nil),
 		(*MasterMessage_Resync)(nil),
 		(*MasterMessage_TraceRoot)(nil),
+		(*MasterMessage_FenceOrder)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2664,7 +2878,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

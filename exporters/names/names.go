@@ -210,6 +210,9 @@ var (
 	ProbesUnrecorded   = def(Agent, Counter, "lockstep_probes_calls_unrecorded_total", "", "Calls of collectives that were counted and not recorded one by one: sampled (on purpose), ring_full (they came too fast), unplaced (their communicator is not followed).", LabelReason)
 	ProbesLost         = def(Agent, Counter, "lockstep_probes_communicators_lost_total", "", "Communicators that cannot be followed: table_full (there are too many), unread (the unique id was not to be read).", LabelReason)
 
+	FenceProcesses = def(Agent, Counter, "lockstep_fence_processes_total", "", "Processes of fenced attempts, by what became of them: stopped (SIGTERM), killed (SIGKILL), spared (their environment does not allow it), failed (they cannot be told to end).", LabelJob, LabelResult)
+	FenceLeases    = def(Agent, Counter, "lockstep_fence_leases_expired_total", "", "Times that the agent stopped a job's ranks because it did not hear the job's master for as long as the job's environment allows.", LabelJob)
+
 	NICInfo      = def(Agent, Gauge, "lockstep_nic_info", "", "An RDMA port of this node; always 1.", LabelDevice, LabelPort, LabelLinkLayer, LabelModel, LabelBusID, LabelFirmware)
 	NICPortUp    = def(Agent, Gauge, "lockstep_nic_port_up", "", "Whether the port is active; 0 also when its device is gone.", LabelDevice, LabelPort)
 	NICPortState = def(Agent, Gauge, "lockstep_nic_port_state", "", "The port's logical and physical state, as the kernel calls them; always 1.", LabelDevice, LabelPort, LabelState, LabelPhysical)
@@ -263,6 +266,8 @@ var (
 	MasterMessages   = def(Master, Counter, "lockstep_master_messages_refused_total", "", "Messages that ended their stream unread: compressed, too long, of too many entries, or not the protocol's.", LabelJob)
 	MasterForeign    = def(Master, Counter, "lockstep_master_foreign_total", "", "Entries of agents' reports, of those refused, about ranks that another node's agent, which is heard, tells of.", LabelJob)
 	MasterDuplicates = def(Master, Counter, "lockstep_master_duplicate_agents_total", "", "Agents refused because another one of the same node is heard: two have one name, and with TLS one certificate.", LabelJob)
+	MasterFences     = def(Master, Counter, "lockstep_master_fence_calls_total", "", "Calls that asked for an attempt to be fenced, by what was answered: proven, unproven, refused.", LabelJob, LabelResult)
+	MasterFenced     = def(Master, Gauge, "lockstep_master_fenced_attempt", "", "Attempt up to which agents are told to stop what is left, -1 while there is none.", LabelJob)
 	MasterDisagree   = def(Master, Gauge, "lockstep_master_disagreeing_agents", "", "Agents that say that the job is in another attempt, or of another size, than most say.", LabelJob)
 	JobUnseen        = def(Master, Gauge, "lockstep_job_unseen_ranks", "", "Ranks of the job that no agent tells of now: nothing is known of them.", LabelJob)
 	MasterInsecure   = def(Master, Gauge, "lockstep_master_insecure", "", "1 when anybody who reaches the master may report faults of the job (--insecure-agents).", LabelJob)
@@ -281,6 +286,8 @@ var (
 	BreakerOpen      = def(Remediator, Gauge, "lockstep_breaker_open", "", "Whether a breaker is open: no action is taken until a person closes it.", LabelScope)
 	BreakerRemaining = def(Remediator, Gauge, "lockstep_breaker_remaining_actions", "", "Actions that a breaker still allows in its window, in all and for each job acted on; 0 while it is open.", LabelScope)
 	Disbelieved      = def(Remediator, Counter, "lockstep_alerts_disbelieved_total", "", "Alerts that nothing was done about because the job's master says otherwise, by what it says.", LabelReason)
+	FenceProofs      = def(Remediator, Counter, "lockstep_fence_proofs_total", "", "Times that proof was asked, before an action, that nothing of the old attempt goes on: proven, unproven (nobody can tell in time), error (nobody could be asked).", LabelResult)
+	FenceDuration    = def(Remediator, Histogram, "lockstep_fence_duration_seconds", "seconds", "Time from asking for that proof to having it, or giving up.")
 	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
 	NotesDropped     = def(Remediator, Counter, "lockstep_notes_dropped_total", "", "Journal entries whose story the job's master was not told, for its status page: it did not answer, or too many waited.")

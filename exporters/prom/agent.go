@@ -66,6 +66,13 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			p.send(names.SourceUp, boolean(src.Up), src.Name)
 			p.send(names.SourceDuration, src.Duration.Seconds(), src.Name)
 		}
+		for _, f := range s.Fences {
+			p.send(names.FenceProcesses, float64(f.Stopped), f.Job, "stopped")
+			p.send(names.FenceProcesses, float64(f.Killed), f.Job, "killed")
+			p.send(names.FenceProcesses, float64(f.Spared), f.Job, "spared")
+			p.send(names.FenceProcesses, float64(f.Failed), f.Job, "failed")
+			p.send(names.FenceLeases, float64(f.Leases), f.Job)
+		}
 		for _, r := range s.RefusedRecorders {
 			p.send(names.RecordersRefused, float64(r.Count), r.Reason)
 		}

@@ -73,6 +73,10 @@ func (m *Master) Collect(ch chan<- prometheus.Metric) {
 		p.send(names.MasterMessages, float64(s.Messages), s.Job)
 		p.send(names.MasterForeign, float64(s.Foreign), s.Job)
 		p.send(names.MasterDuplicates, float64(s.Duplicates), s.Job)
+		p.send(names.MasterFences, float64(s.Fences.Proven), s.Job, "proven")
+		p.send(names.MasterFences, float64(s.Fences.Unproven), s.Job, "unproven")
+		p.send(names.MasterFences, float64(s.Fences.Refused), s.Job, "refused")
+		p.send(names.MasterFenced, float64(s.FencedAttempt), s.Job)
 		p.send(names.MasterDisagree, float64(s.Disagreeing), s.Job)
 		p.send(names.JobUnseen, float64(s.Unseen), s.Job)
 		insecure := 0.0

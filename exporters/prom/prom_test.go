@@ -75,6 +75,7 @@ func agentSnapshot() *collector.AgentSnapshot {
 		RefusedRecorders: []collector.Refused{{Reason: "directory"}, {Reason: "job", Count: 2}},
 		GPUs:             nodeGPUs(),
 		NICs:             nodeNICs(),
+		Fences:           []collector.AgentFences{{Job: "llm", Stopped: 3, Killed: 1, Spared: 2, Failed: 1, Leases: 1}},
 		Probes:           &collector.Probes{Libraries: 1, Processes: 8, Watched: 7, Unidentified: 2, Calls: 12345, PointToPoint: 678, SampledOut: 5, RingFull: 4, Unplaced: 3, TableFull: 2, Unread: 1},
 		Master:           []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3, JobClock: true, ClockError: 40 * time.Microsecond, Correction: -50 * time.Millisecond}},
 	}

@@ -17,7 +17,7 @@ import (
 // happen alone, and both must agree after each event.
 func TestCluster(t *testing.T) {
 	for _, empty := range []Empty{EmptyInPlace, EmptyWait} {
-		for seed := range uint64(2) {
+		for seed := range uint64(1) {
 			t.Run(fmt.Sprintf("%s/%d", empty, seed), func(t *testing.T) { newTown(t, empty, seed).play() })
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -58,7 +59,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 			"LOCKSTEP_JOB=" + s.o.Job, "LOCKSTEP_NODE=" + node, "LOCKSTEP_SLOT=" + strconv.Itoa(s.slots[r]),
 			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + secret, fence.Env + "=" + token,
 			"LOCKSTEP_RUNTIME_DIR=" + s.o.RuntimeDir(node),
-		})
+		}, s.devices(r/perNode*perNode, perNode))
 		c, err := s.startRank(a, r, node, cmd)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("run: rank %d: %w", r, err), a.stop(0))
@@ -72,6 +73,21 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 	s.setState("running")
 	return a, nil
 }
+
+// devices has a node's ranks see the GPUs of their slots, in the order of their local ranks: what
+// takes the GPU of its LOCAL_RANK, as all do, takes its slot's, and the others' are there to be reached.
+func (s *Supervisor) devices(first, n int) []string {
+	if len(s.o.Devices) == 0 {
+		return nil
+	}
+	var list []string
+	for _, slot := range s.slots[first : first+n] {
+		list = append(list, s.o.Devices[slot])
+	}
+	return []string{visibleDevices + "=" + strings.Join(list, ",")}
+}
+
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
 // startRank starts one process with its output going to its log file, and
 // through a pipe to the terminal too when there is one. The pipe is ours, not

@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 
 func rank(what string) int {
 	me, attempt := os.Getenv("LOCKSTEP_RANK"), os.Getenv("LOCKSTEP_RESTART_COUNT")
+	fmt.Printf("local rank %s sees %s\n", os.Getenv("LOCAL_RANK"), os.Getenv("CUDA_VISIBLE_DEVICES"))
 	fmt.Printf("rank %s of %s attempt %s slot %s node %s\n", me, os.Getenv("WORLD_SIZE"), attempt, os.Getenv("LOCKSTEP_SLOT"), os.Getenv("LOCKSTEP_NODE"))
 	switch what {
 	case "deaf": // to SIGTERM
@@ -258,6 +259,36 @@ func TestActionsAreIdempotent(t *testing.T) {
 	}
 }
 
+// TestExclusionMovesTheGPU: a rank that is moved computes on another GPU, the others where they did.
+func TestExclusionMovesTheGPU(t *testing.T) {
+	j := begin(t, "sleep", func(o *Options) {
+		o.Ranks, o.Nodes, o.Spares, o.Devices = 4, 2, 1, []string{"4", "5", "GPU-aa", "7", "9"}
+	})
+	j.wait("started")
+	sees := func(attempt, rank int, want string) {
+		t.Helper()
+		if got := loggedBy(t, j.o.Dir, rank, attempt, "local rank "); got != want {
+			t.Errorf("rank %d: local rank %s, want %s", rank, got, want)
+		}
+	}
+	sees(0, 1, "1 sees 4,5")
+	sees(0, 2, "0 sees GPU-aa,7")
+	act := &Actuator{Socket: func(string) (string, bool) { return j.ControlSocket(), true }}
+	a, err := act.Act(t.Context(), remediation.Action{ID: "x", Job: "j", Kind: remediation.ActionExclude, Rank: 2})
+	if err != nil || !strings.Contains(a.Detail, "from GPU GPU-aa to 9") {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	j.wait("started")
+	sees(1, 1, "1 sees 4,5")
+	sees(1, 2, "0 sees 9,7")
+	sees(1, 3, "1 sees 9,7")
+	j.cancel()
+	j.end()
+	if _, err := New(Options{Job: "j", Command: []string{"x"}, Ranks: 2, Spares: 1, Devices: []string{"0", "1"}}); err == nil {
+		t.Error("a spare without a GPU is taken")
+	}
+}
+
 // logged waits until a rank's log has a line with the prefix, and returns the rest of it.
 func (j *job) logged(rank int, prefix string) string {
 	j.t.Helper()
@@ -266,9 +297,14 @@ func (j *job) logged(rank int, prefix string) string {
 
 func logged(t *testing.T, dir string, rank int, prefix string) string {
 	t.Helper()
+	return loggedBy(t, dir, rank, 0, prefix)
+}
+
+func loggedBy(t *testing.T, dir string, rank, attempt int, prefix string) string {
+	t.Helper()
 	var b []byte
 	for range 3000 {
-		b, _ = os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank%d.attempt0.log", rank)))
+		b, _ = os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank%d.attempt%d.log", rank, attempt)))
 		for line := range strings.Lines(string(b)) {
 			if rest, ok := strings.CutPrefix(line, prefix); ok {
 				return strings.TrimSpace(rest)

@@ -118,6 +118,10 @@ type Actuator struct {
 // Name implements remediation.Actuator.
 func (*Actuator) Name() string { return "process" }
 
+// FencesItself implements remediation.SelfFencing: the supervisor starts an attempt when it has
+// reaped the processes of the one before.
+func (*Actuator) FencesItself(remediation.ActionKind) bool { return true }
+
 // Inventory implements remediation.Actuator: a unit is a slot.
 func (a *Actuator) Inventory(ctx context.Context, job string) (remediation.Inventory, error) {
 	c, err := a.client(job)

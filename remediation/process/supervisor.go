@@ -34,6 +34,9 @@ type Options struct {
 	RuntimeDir func(node string) string
 	Node       func(i int) string // name of logical node i
 	Env        []string           // further environment, KEY=VALUE
+	// Devices are the GPUs of the slots, as CUDA_VISIBLE_DEVICES names them: a rank that is moved to
+	// another slot then computes on another one. None, or one for each slot, spares included.
+	Devices []string
 	// Rendezvous returns the environment by which an attempt's ranks meet; each attempt needs its own.
 	Rendezvous func() (env []string, err error)
 
@@ -141,6 +144,9 @@ func New(o Options) (*Supervisor, error) {
 	}
 	if o.Ranks%o.Nodes != 0 {
 		return nil, fmt.Errorf("run: %d ranks cannot be spread evenly over %d nodes", o.Ranks, o.Nodes)
+	}
+	if n := len(o.Devices); n > 0 && n < o.Ranks+o.Spares {
+		return nil, fmt.Errorf("run: %d GPUs for %d slots: each slot needs one of its own, the spares too", n, o.Ranks+o.Spares)
 	}
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Grace <= 0 {
@@ -347,6 +353,9 @@ func (s *Supervisor) exclude(ranks []int) string {
 		s.slots[rank], s.status.Spares = s.status.Spares[0], s.status.Spares[1:]
 		s.status.Excluded = append(s.status.Excluded, old)
 		detail += fmt.Sprintf(", rank %d moved from slot %d to spare slot %d", rank, old, s.slots[rank])
+		if len(s.o.Devices) > 0 {
+			detail += fmt.Sprintf(", from GPU %s to %s", s.o.Devices[old], s.o.Devices[s.slots[rank]])
+		}
 	}
 	return detail
 }

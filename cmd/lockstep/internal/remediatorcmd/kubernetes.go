@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/lockstep-ccl/lockstep/remediation"
 	"github.com/lockstep-ccl/lockstep/remediation/kubernetes"
 )
 
@@ -30,7 +31,7 @@ type kubernetesOptions struct {
 
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-func (o *kubernetesOptions) build(log *slog.Logger, reg prometheus.Registerer) (actuator, error) {
+func (o *kubernetesOptions) build(log *slog.Logger, reg prometheus.Registerer, fencer remediation.Fencer) (actuator, error) {
 	config, own, err := o.reach()
 	if err != nil {
 		return actuator{}, fmt.Errorf("remediator: %w", err)
@@ -50,7 +51,7 @@ func (o *kubernetesOptions) build(log *slog.Logger, reg prometheus.Registerer) (
 	k := kubernetes.Options{
 		Client: client, Namespaces: o.Namespace, Namespace: own, Identity: host + "_" + rand.Text()[:8],
 		UnfencedAfter: o.UnfencedAfter, Hold: o.Hold, ReturnAfter: o.ReturnAfter, WhenEmpty: kubernetes.WhenEmpty(o.WhenPoolEmpty),
-		Logger: log, Registry: reg,
+		Logger: log, Registry: reg, Fencer: fencer,
 	}
 	if o.Preflight != "" {
 		text, err := os.ReadFile(o.Preflight)

@@ -67,6 +67,40 @@ func (m masters) dial(job string) (*grpc.ClientConn, string, error) {
 	return conn, address, nil
 }
 
+// fenceAgain is the time between two calls of a master that does not answer.
+const fenceAgain = 500 * time.Millisecond
+
+// Fence implements remediation.Fencer: the job's master has its agents stop what is left. A
+// master that is started again meanwhile is asked again.
+func (m masters) Fence(ctx context.Context, job string, attempt int, node string) (remediation.Proof, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+	}
+	for {
+		conn, address, err := m.dial(job)
+		if err != nil {
+			return remediation.Proof{}, err
+		}
+		r, err := wire.NewFencesClient(conn).Fence(ctx, &wire.FenceRequest{Job: job, Attempt: uint32(attempt), Node: node})
+		conn.Close()
+		if err == nil {
+			return remediation.Proof{Proven: r.Proven, How: r.How}, nil
+		}
+		err = fmt.Errorf("master of job %s at %s: %w", job, address, err)
+		switch status.Code(err) {
+		case codes.Unimplemented, codes.PermissionDenied, codes.FailedPrecondition, codes.InvalidArgument:
+			return remediation.Proof{}, err // asking again changes nothing
+		}
+		select {
+		case <-ctx.Done():
+			return remediation.Proof{}, err
+		case <-time.After(fenceAgain):
+		}
+	}
+}
+
 // loopback reports whether an address is this host's own by its form.
 func loopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)

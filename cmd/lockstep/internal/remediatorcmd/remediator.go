@@ -109,7 +109,8 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	}
 	defer traces.Close()
 	reg := prom.NewRegistry(names.Remediator, flags.Build(), prom.Certificates(flags.Certificates), traces)
-	act, err := c.build(log, reg)
+	ask := masters{address: masterOf, tls: certs}
+	act, err := c.build(log, reg, ask)
 	if err != nil {
 		return err
 	}
@@ -123,7 +124,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if *cfg.DryRun {
 		log.Warn("dry run: decisions are journaled and logged, nothing is done")
 	}
-	ask := masters{address: masterOf, tls: certs}
 	notes, err := newNotes(ask, reg, log)
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	return c.serve(ctx, log, reg, act, notes, remediation.Options{
 		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg,
 		OnEvent: func(e remediation.Entry) { traces.Action(e); notes.event(e) },
-		Masters: ask, BelieveAlerts: c.InsecureBelieveAlerts, Actuator: act,
+		Masters: ask, BelieveAlerts: c.InsecureBelieveAlerts, Actuator: act.Actuator, Fencer: act.fencer,
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/remediation"
 	"github.com/lockstep-ccl/lockstep/remediation/slurm"
 )
 
@@ -19,9 +20,9 @@ type slurmFlags struct {
 	FenceTimeout time.Duration `default:"3s" help:"How long to wait for that proof."`
 }
 
-func (f *slurmFlags) actuator(log *slog.Logger) (*slurm.Actuator, error) {
+func (f *slurmFlags) actuator(log *slog.Logger, fencer remediation.Fencer) (*slurm.Actuator, error) {
 	return slurm.New(slurm.Options{
 		Users: f.User, Journal: f.Journal, Run: slurm.Commands(f.Bin), Drain: f.Drain, Spares: f.Spares, WaitForNodes: f.WaitForNodes,
-		RequireProof: f.RequireProof, FenceTimeout: f.FenceTimeout, Logger: log,
+		RequireProof: f.RequireProof, FenceTimeout: f.FenceTimeout, Fence: fencer, Logger: log,
 	})
 }

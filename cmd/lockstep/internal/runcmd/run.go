@@ -11,6 +11,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
@@ -79,7 +81,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 				log.Warn("the node's agent does not hear how a rank ended", "rank", x.Rank, "err", err)
 			}
 		},
-		Logger: log,
+		Logger: log, Devices: c.devices(os.Getenv("CUDA_VISIBLE_DEVICES"), "/proc/driver/nvidia/gpus", log),
 	}
 	if c.OnRestart != "" {
 		o.OnRestart = []string{"/bin/sh", "-c", c.OnRestart}
@@ -92,6 +94,30 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		return err
 	}
 	return s.Run(ctx)
+}
+
+// devices are the GPUs of the slots, where each has one: an exclusion is to move to another.
+// Without spares nothing moves, and ranks see what the environment says.
+func (c *Cmd) devices(visible, proc string, log *slog.Logger) []string {
+	if c.Spares == 0 {
+		return nil
+	}
+	var all []string
+	if visible != "" {
+		all = strings.Split(visible, ",")
+	} else if gpus, err := os.ReadDir(proc); err == nil { // one directory each; none: no driver
+		for i := range gpus {
+			all = append(all, strconv.Itoa(i))
+		}
+	}
+	slots := max(c.Ranks, 0) + c.Spares
+	if len(all) >= slots {
+		return all
+	}
+	if len(all) > 0 {
+		log.Warn("there are fewer GPUs than slots: a rank that is excluded moves to another slot, and keeps its GPU", "gpus", len(all), "slots", slots)
+	}
+	return nil
 }
 
 func endOf(job string, x process.Exit) record.End {

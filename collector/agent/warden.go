@@ -1,0 +1,490 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+)
+
+// suspect is a rank's process that is to end.
+type suspect struct {
+	pid     int // as this /proc has it; 0: it is not to be seen here
+	start   uint64
+	path    string // of its recorder
+	probe   bool   // which this node's probes keep, not the process
+	terms   terms
+	ordered bool // by a master; else its lease is over
+	name    string
+}
+
+// orders is what a warden is to answer.
+type orders struct {
+	id      uint64
+	ended   uint32
+	later   int  // processes of the same attempts that are left alone, since they began after the order
+	settled bool // the agent has looked for long enough to say that there are no others
+}
+
+// warden ends processes and watches them go, in a goroutine of its own: what it asks the
+// kernel may wait. One a job.
+type warden struct {
+	job    string
+	log    *slog.Logger
+	cancel context.CancelFunc
+	over   sync.WaitGroup
+
+	mu     sync.Mutex
+	list   []suspect
+	orders orders
+	to     *stream
+	toID   uint64
+	fresh  bool              // an order that is another one has come: what others came to is not told again
+	said   *wire.FenceResult // on this stream
+	count  collector.AgentFences
+
+	held map[pidStart]*held // its goroutine's
+}
+
+type pidStart struct {
+	pid   int
+	start uint64
+}
+
+// held is a process that the warden holds by a pidfd: what it does reaches no other.
+type held struct {
+	fd      int
+	name    string
+	terms   terms
+	ordered bool
+	rank    bool
+	fate    fate
+	termAt  time.Time
+	killAt  time.Time
+	trouble string
+}
+
+type fate uint8
+
+const (
+	lives   fate = iota
+	spared       // it lives, and its environment does not allow more
+	failed       // it lives, and cannot be told
+	ended        // by itself
+	stopped      // after SIGTERM
+	killed       // after SIGKILL
+)
+
+const (
+	wardenEvery = 50 * time.Millisecond
+	familyEvery = time.Second
+	maxFamily   = 4096
+)
+
+func newWarden(job string, log *slog.Logger) *warden {
+	return &warden{job: job, log: log.With("job", job), held: map[pidStart]*held{}, count: collector.AgentFences{Job: job}}
+}
+
+func (w *warden) start(ctx context.Context) {
+	ctx, w.cancel = context.WithCancel(ctx)
+	w.over.Go(func() {
+		t := time.NewTicker(wardenEvery)
+		defer t.Stop()
+		var family time.Time
+		for {
+			select {
+			case <-ctx.Done():
+				for _, h := range w.held {
+					unix.Close(h.fd)
+				}
+				return
+			case <-t.C:
+			}
+			look := time.Since(family) >= familyEvery
+			if look {
+				family = time.Now()
+			}
+			w.pass(look)
+		}
+	})
+}
+
+func (w *warden) stop() {
+	w.cancel()
+	w.over.Wait()
+}
+
+// set says which processes are to end.
+func (w *warden) set(list []suspect, o orders) {
+	w.mu.Lock()
+	w.list, w.orders = list, o
+	w.mu.Unlock()
+}
+
+// answer says who is to hear of an order.
+func (w *warden) answer(to *stream, id uint64) {
+	w.mu.Lock()
+	w.fresh = w.fresh || w.toID != id
+	w.to, w.toID, w.said = to, id, nil
+	w.mu.Unlock()
+}
+
+func (w *warden) expired() {
+	w.mu.Lock()
+	w.count.Leases++
+	w.mu.Unlock()
+}
+
+func (w *warden) counts() collector.AgentFences {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.count
+}
+
+// pass takes hold of who is to end, has them end, and says what has become of them.
+func (w *warden) pass(family bool) {
+	w.mu.Lock()
+	list, o, fresh := w.list, w.orders, w.fresh
+	w.fresh = false
+	w.mu.Unlock()
+	for key, h := range w.held {
+		if fresh && h.fate >= ended {
+			delete(w.held, key)
+		}
+	}
+	unseen := 0
+	var why []string
+	for i := range list {
+		s := &list[i]
+		if s.pid == 0 {
+			if s.ordered {
+				unseen++
+			}
+			why = append(why, s.name+" is in no process that this agent sees")
+			continue
+		}
+		w.take(s, &why)
+	}
+	if family && len(list) > 0 {
+		w.relatives(list)
+	}
+	now := time.Now()
+	r := &wire.FenceResult{Id: o.id, Ended: o.ended, Living: uint32(unseen + o.later)}
+	if o.later > 0 {
+		why = append(why, fmt.Sprintf("%d processes of the attempt began after the order, and are left alone", o.later))
+	}
+	for key, h := range w.held {
+		w.treat(key, h, now)
+		if !h.ordered {
+			continue
+		}
+		switch h.fate {
+		case ended:
+			r.Ended++
+		case stopped:
+			r.Stopped++
+		case killed:
+			r.Killed++
+		default:
+			r.Living++
+			if h.fate == spared {
+				r.Spared++
+			}
+			if h.trouble != "" {
+				why = append(why, fmt.Sprintf("%s (process %d) %s", h.name, key.pid, h.trouble))
+			}
+		}
+	}
+	// A refusal to take hold of one is about a process that lives.
+	for i := range list {
+		s := &list[i]
+		if s.pid != 0 && s.ordered && w.held[pidStart{s.pid, s.start}] == nil {
+			r.Living++
+		}
+	}
+	slices.Sort(why)
+	r.Detail = strings.Join(slices.Compact(why), "; ")
+	r.Detail = strings.ToValidUTF8(r.Detail[:min(len(r.Detail), 500)], "")
+	if r.Living > 0 || o.settled {
+		w.say(r)
+	}
+	w.let(list)
+}
+
+// say tells the master, unless it has heard that.
+func (w *warden) say(r *wire.FenceResult) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.to == nil || w.toID != r.Id || r.Id == 0 {
+		return
+	}
+	if s := w.said; s != nil && s.Living == r.Living && s.Ended == r.Ended && s.Stopped == r.Stopped && s.Killed == r.Killed && s.Spared == r.Spared && s.Detail == r.Detail {
+		return
+	}
+	select {
+	case w.to.fenced <- r:
+		w.said = r
+	default: // its queue is full: the next pass tries again
+	}
+}
+
+// take takes hold of a suspect's process, if that is what it is.
+func (w *warden) take(s *suspect, why *[]string) {
+	key := pidStart{s.pid, s.start}
+	if h := w.held[key]; h != nil {
+		h.ordered = h.ordered || s.ordered
+		return
+	}
+	h, err := hold(key, s.path, s.probe)
+	if err != nil {
+		*why = append(*why, fmt.Sprintf("%s: %v", s.name, err))
+		return
+	}
+	h.name, h.terms, h.ordered, h.rank = s.name, s.terms, s.ordered, true
+	w.held[key] = h
+}
+
+// errForeign is a process that is not its recorder's owner's.
+var errForeign = errors.New("another user's process")
+
+// hold opens a process, and only after that looks whether it is the one that is meant: its
+// start, and that it is the user's who owns its recorder. One that has ended is held as such.
+func hold(key pidStart, path string, probe bool) (*held, error) {
+	if key.pid <= 1 || key.pid == os.Getpid() || key.pid == os.Getppid() {
+		return nil, fmt.Errorf("process %d is not to be stopped", key.pid)
+	}
+	fd, err := unix.PidfdOpen(key.pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return &held{fd: -1, fate: ended}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", key.pid, err)
+	}
+	start, _, err := startOf(key.pid)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		start, err = 0, nil // no process's
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("process %d: %w", key.pid, err)
+	}
+	if start != key.start { // it has ended, and somebody else may have its number
+		unix.Close(fd)
+		return &held{fd: -1, fate: ended}, nil
+	}
+	if path != "" {
+		uid, ok := owner(path)
+		mine := probe && (uid == 0 || int(uid) == os.Geteuid()) // the agent's own word about another's process
+		if !mine && (!ok || !runsAs(key.pid, uid)) {
+			unix.Close(fd)
+			return nil, fmt.Errorf("process %d, which its recorder names: %w", key.pid, errForeign)
+		}
+	}
+	return &held{fd: fd}, nil
+}
+
+// runsAs reports whether all of a process's users are uid.
+func runsAs(pid int, uid uint32) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	for line := range bytes.Lines(text) {
+		if rest, ok := bytes.CutPrefix(line, []byte("Uid:")); ok {
+			fields := bytes.Fields(rest)
+			for _, f := range fields {
+				if string(f) != strconv.FormatUint(uint64(uid), 10) {
+					return false
+				}
+			}
+			return len(fields) == 4
+		}
+	}
+	return false
+}
+
+// relatives takes hold of what the ranks have started: their children, and who has the
+// attempt's token and node, which nobody else has.
+func (w *warden) relatives(list []suspect) {
+	roots, tokens := map[int]*suspect{}, map[string]*suspect{}
+	for i := range list {
+		s := &list[i]
+		h := w.held[pidStart{s.pid, s.start}]
+		if !s.terms.stop || h == nil {
+			continue
+		}
+		roots[s.pid] = s
+		if s.terms.token != "" {
+			tokens[s.terms.token] = s
+		}
+	}
+	if len(roots) == 0 {
+		return
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	type one struct {
+		parent int
+		start  uint64
+	}
+	all := map[int]one{}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil && pid > 1 && pid != os.Getpid() {
+			if start, parent, err := startOf(pid); err == nil {
+				all[pid] = one{parent, start}
+			}
+		}
+	}
+	for pid, p := range all {
+		key := pidStart{pid, p.start}
+		if w.held[key] != nil || len(w.held) >= maxFamily || roots[pid] != nil {
+			continue
+		}
+		var of *suspect
+		for at, n := p.parent, 0; at > 1 && n < 64; at, n = all[at].parent, n+1 {
+			if s := roots[at]; s != nil && all[at].start == s.start {
+				of = s
+				break
+			}
+		}
+		if of == nil && len(tokens) > 0 {
+			if env, err := environ(pid); err == nil {
+				// Of several logical nodes on one host each has its own.
+				if of = tokens[lookup(env, fenceTokenEnv)]; of != nil && lookup(env, "LOCKSTEP_NODE") != of.terms.node {
+					of = nil
+				}
+				clear(env)
+			}
+		}
+		if of == nil {
+			continue
+		}
+		if h, err := hold(key, of.path, of.probe); err == nil {
+			h.name, h.terms, h.ordered = "a process of "+of.name, of.terms, of.ordered
+			w.held[key] = h
+		}
+	}
+}
+
+// treat has a process end.
+func (w *warden) treat(key pidStart, h *held, now time.Time) {
+	if h.fate >= ended {
+		return
+	}
+	if gone(h.fd) {
+		switch {
+		case !h.killAt.IsZero():
+			h.fate = killed
+		case !h.termAt.IsZero():
+			h.fate = stopped
+		default:
+			h.fate = ended
+		}
+		w.tell(key, h)
+		unix.Close(h.fd)
+		h.fd = -1
+		return
+	}
+	if !h.terms.stop {
+		if h.fate != spared {
+			h.fate, h.trouble = spared, "lives, and its environment does not say LOCKSTEP_FENCE=stop"
+			switch {
+			case h.terms.bad != "":
+				h.trouble = "lives: " + h.terms.bad
+			case !h.terms.known:
+				h.trouble = "lives, and its environment cannot be read"
+			}
+			w.tell(key, h)
+		}
+		return
+	}
+	switch {
+	case h.termAt.IsZero():
+		h.termAt = now
+		w.log.Warn("stopping a process", "process", key.pid, "what", h.name, "grace", h.terms.grace)
+		w.signal(key, h, unix.SIGTERM)
+		w.signal(key, h, unix.SIGCONT) // one that is stopped cannot act on it
+	case now.Sub(h.termAt) >= h.terms.grace && now.Sub(h.killAt) >= time.Second:
+		if h.killAt.IsZero() {
+			w.log.Warn("killing a process", "process", key.pid, "what", h.name)
+		} else if h.fate != failed {
+			h.trouble = "is killed and does not end: in uninterruptible sleep?"
+		}
+		h.killAt = now
+		w.signal(key, h, unix.SIGKILL)
+	}
+}
+
+func (w *warden) signal(key pidStart, h *held, sig unix.Signal) {
+	err := unix.PidfdSendSignal(h.fd, sig, nil, 0)
+	if err == nil || errors.Is(err, unix.ESRCH) || h.fate == failed {
+		return
+	}
+	h.fate, h.trouble = failed, fmt.Sprintf("cannot be told to end: %v", err)
+	w.tell(key, h)
+}
+
+// tell counts and logs what has become of a process.
+func (w *warden) tell(key pidStart, h *held) {
+	w.mu.Lock()
+	switch h.fate {
+	case spared:
+		w.count.Spared++
+	case failed:
+		w.count.Failed++
+	case stopped:
+		w.count.Stopped++
+	case killed:
+		w.count.Killed++
+	}
+	w.mu.Unlock()
+	log := w.log.With("process", key.pid, "what", h.name)
+	switch h.fate {
+	case spared:
+		log.Warn("a process of a fenced attempt is left alone", "why", h.trouble)
+	case failed:
+		log.Error("a process of a fenced attempt cannot be stopped", "why", h.trouble)
+	case stopped, killed:
+		log.Warn("a process of a fenced attempt has ended", "killed", h.fate == killed)
+	}
+}
+
+// gone reports whether the process of a pidfd has ended.
+func gone(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1 && p[0].Revents&unix.POLLIN != 0
+}
+
+// let lets go of processes that nobody wants to end any more, and that live: the order was
+// another one, or the master was heard again before they were told.
+func (w *warden) let(list []suspect) {
+	wanted := false
+	for i := range list {
+		wanted = wanted || list[i].pid != 0
+	}
+	if wanted {
+		return
+	}
+	for key, h := range w.held {
+		if h.rank && h.fate < ended && h.termAt.IsZero() {
+			unix.Close(h.fd)
+			delete(w.held, key)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package master
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+)
+
+// fenceRank is a rank's entry of an attempt, with a lease.
+func fenceRank(rank int, attempt uint32, lease time.Duration) *wire.Rank {
+	return &wire.Rank{
+		WorldRank: int32(rank), WorldSize: 2, Pid: int32(100 + rank), Attempt: attempt, CreatedUnixNs: time.Now().Add(-time.Minute).UnixNano() + int64(attempt),
+		Proc: uint32(diagnosis.ProcRunning), FenceLeaseNs: lease.Nanoseconds(),
+	}
+}
+
+// fenceMaster is a master with two nodes of a rank each, no agent of which is really there.
+func fenceMaster(t *testing.T, dir string, leases ...time.Duration) (*Master, *fence) {
+	t.Helper()
+	m := start(t, Options{StateDir: dir, Patience: time.Hour})
+	m.mu.Lock()
+	for i, lease := range leases {
+		n := m.state.node([]string{"n0", "n1"}[i])
+		m.state.nodes[n].stream = &stream{out: make(chan *wire.MasterMessage, outbox), done: make(chan error, 1)}
+		m.state.merge(n, &wire.Report{Ranks: []*wire.Rank{fenceRank(i, 4, lease)}}, m.now())
+	}
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	f, err := m.order(ctx, &wire.FenceRequest{Job: "job", Attempt: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m, f
+}
+
+func (m *Master) said(f *fence, node string, r *wire.FenceResult) {
+	m.mu.Lock()
+	m.sendFences()
+	n := m.nodeIndex(node)
+	s := m.state.nodes[n].stream
+	m.mu.Unlock()
+	r.Id = f.ID
+	m.fenced(n, s, r)
+}
+
+func (m *Master) isProven(f *fence) (bool, string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.proof(f)
+}
+
+func TestWhoseWordIsProof(t *testing.T) {
+	m, f := fenceMaster(t, "", 0, 0)
+	want := func(proven bool, text string) {
+		t.Helper()
+		if p, how := m.isProven(f); p != proven || !strings.Contains(how, text) {
+			t.Errorf("proven %v: %s; want %v, %q", p, how, proven, text)
+		}
+	}
+	want(false, "node n0 has not answered yet; node n1 has not answered yet")
+	m.said(f, "n0", &wire.FenceResult{Living: 1, Detail: "rank 0 lives"})
+	want(false, "node n0: 1 processes live: rank 0 lives")
+	m.said(f, "n0", &wire.FenceResult{Stopped: 1})
+	want(false, "node n1 has not answered yet")
+	// An answer on a stream that was not asked, or to another order, is none.
+	m.fenced(m.nodeIndex("n1"), &stream{}, &wire.FenceResult{Id: f.ID})
+	m.fenced(m.nodeIndex("n1"), m.state.nodes[m.nodeIndex("n1")].stream, &wire.FenceResult{Id: f.ID + 1})
+	want(false, "node n1 has not answered yet")
+	// A node that cannot be heard, and has no lease, has proven nothing, however long it is silent.
+	m.silence("n1", 24*time.Hour)
+	want(false, "node n1 is not heard for 24h0m0s, and its ranks have no lease")
+	m.unsilence("n1")
+	m.said(f, "n1", &wire.FenceResult{Ended: 1})
+	want(true, "the agents of 2 nodes say that nothing of attempt 4 is left: 1 processes had ended, 1 ended when told to")
+}
+
+func (m *Master) silence(node string, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodeIndex(node)
+	m.state.nodes[n].stream = nil
+	m.state.ev.Nodes[n].Lost, m.state.ev.Nodes[n].LastSeen = true, m.now()-int64(d)
+}
+
+func (m *Master) unsilence(node string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.nodeIndex(node)
+	m.state.nodes[n].stream = &stream{out: make(chan *wire.MasterMessage, outbox), done: make(chan error, 1)}
+	m.state.ev.Nodes[n].Lost, m.state.ev.Nodes[n].LastSeen = false, m.now()
+}
+
+func TestProofByLease(t *testing.T) {
+	m, f := fenceMaster(t, "", 0, 30*time.Second)
+	m.said(f, "n0", &wire.FenceResult{Stopped: 1})
+	m.silence("n1", 30*time.Second)
+	m.mu.Lock()
+	f.Expected["n1"] = expected{Ranks: 1, Lease: f.Expected["n1"].Lease} // known from before
+	m.mu.Unlock()
+	if p, how := m.isProven(f); p || !strings.Contains(how, "its lease is over in 20s") {
+		t.Errorf("%v, %s", p, how)
+	}
+	m.silence("n1", 30*time.Second+leaseMargin+time.Second)
+	if p, how := m.isProven(f); !p || !strings.Contains(how, "by the lease that the job has asked for, so have those of n1") {
+		t.Errorf("%v, %s", p, how)
+	}
+}
+
+// TestOrdersOutliveTheMaster: what was ordered is on disk first, and the next master sends it to
+// a node that comes back, but not before the job is in a later attempt.
+func TestOrdersOutliveTheMaster(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	m, f := fenceMaster(t, dir, 0, 0)
+	b, err := os.ReadFile(filepath.Join(dir, fenceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := parseFences(b, "job")
+	if err != nil || len(all) != 1 || all[0].ID != f.ID || all[0].Attempt != 4 || len(all[0].Expected) != 2 {
+		t.Fatalf("%s, %v", b, err)
+	}
+	if _, err := parseFences(b, "other"); err == nil {
+		t.Error("another job's orders are taken")
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fences.all, f = all, all[0]
+	ordered := func(node string) bool { m.sendFences(); return m.state.nodes[m.nodeIndex(node)].stream.fences[f.ID] }
+	if ordered("n1") {
+		t.Error("sent while the job is in that attempt, and nobody waits")
+	}
+	for i := range 2 {
+		m.state.merge(int32(i), &wire.Report{Ranks: []*wire.Rank{fenceRank(i, 5, 0)}}, m.now())
+	}
+	if m.state.attempt != 5 || !ordered("n1") {
+		t.Errorf("attempt %d, and it was not sent", m.state.attempt)
+	}
+	m.dropFences()
+	if len(m.fences.all) != 0 {
+		t.Error("orders outlive the run of the job that they are about")
+	}
+}
+
+func TestOrdersAreBounded(t *testing.T) {
+	m, _ := fenceMaster(t, "", 0, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for a := range uint32(4) {
+		for n := range maxFences {
+			f, err := m.order(ctx, &wire.FenceRequest{Job: "job", Attempt: a, Node: strings.Repeat("n", n%60+1)})
+			if err != nil {
+				if status.Code(err) != codes.ResourceExhausted {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if n%2 == 0 { // its caller has gone
+				f.waiting--
+				m.fences.waiting--
+			}
+		}
+	}
+	if len(m.fences.all) > maxFences || m.fences.waiting > maxWaiting {
+		t.Errorf("%d orders, %d wait", len(m.fences.all), m.fences.waiting)
+	}
+	if _, err := m.order(ctx, &wire.FenceRequest{Job: "job", Attempt: 5}); err == nil {
+		t.Error("an attempt that has not begun is fenced")
+	}
+}
+
+func FuzzFences(f *testing.F) {
+	f.Add([]byte(`{"version":1,"job":"job","fences":[{"id":1,"attempt":4,"by":"x","at":1,"expected":{"n0":{"ranks":1,"last_seen":1}}}]}`))
+	f.Add([]byte(`{"version":1,"job":"job","fences":[null]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		all, err := parseFences(b, "job")
+		for _, o := range all {
+			if err == nil && (o == nil || o.results == nil || o.Expected == nil) {
+				t.Errorf("%+v", o)
+			}
+		}
+	})
+}
