@@ -436,7 +436,7 @@ func rankMain(log string) int {
 
 // loopMain is the batch script.
 func loopMain(srun []string) int {
-	err := Loop{Srun: srun, Nodes: 4, Hold: time.Minute, Decide: 10 * time.Second, Logger: slog.Default(), Stdout: os.Stdout}.Start(context.Background())
+	err := Loop{Srun: srun, Nodes: 4, Hold: time.Minute, Decide: 20 * time.Second, Logger: slog.Default(), Stdout: os.Stdout}.Start(context.Background())
 	var step *StepError
 	if errors.As(err, &step) {
 		return step.Status
