@@ -55,8 +55,8 @@ test-slurm: ## faults and kills on a real Slurm of this machine (Debian's slurmc
 NFPM := $(CACHE)/nfpm-$(shell sha256sum tools/nfpm/go.sum | cut -c1-12)
 packages: build $(NFPM) ## .deb and .rpm, in dist
 	@mkdir -p dist
-	for p in deb rpm; do PKGARCH=$$($(GO) env GOARCH) PKGVERSION=$$(echo $(VERSION) | sed 's/^v//; s/^[^0-9]/0.0.0+&/; s/-/./g') \
-	  PKGTIME=$$(TZ=UTC git log -1 --format=%cd --date=format-local:%Y-%m-%dT%H:%M:%SZ) SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	for p in deb rpm; do PKGARCH=$$($(GO) env GOARCH) PKGVERSION=$$(echo $(VERSION) | sed -E '/^v?[0-9]+\./!s/^/0.0.0+/; s/^v//; s/-/./g') \
+	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
 	  $(NFPM) package -f deploy/packages/nfpm.yaml -p $$p -t dist/ || exit 1; done
 
 $(NFPM):
