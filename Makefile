@@ -63,6 +63,10 @@ $(NFPM):
 	@echo 'building nfpm, once'; mkdir -p $(CACHE)
 	cd tools/nfpm && $(GO) build -o $(NFPM) github.com/goreleaser/nfpm/v2/cmd/nfpm
 
+.PHONY: test-page
+test-page: ## the status page in a real Chromium (Debian: chromium); ARGS=-images writes docs/images anew
+	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 20m -run 'Page|Links' -v ./exporters/web $(if $(ARGS),-args $(ARGS))
+
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
 	files=(); for p in $(RDMA); do t=$${p#./}; t=$${t//\//-}.test; \

@@ -17,7 +17,7 @@ type Actuators struct {
 	Actuator   string            `enum:"process,kubernetes,slurm" default:"process" help:"What carries actions out: ${enum}."`
 	Supervisor map[string]string `placeholder:"JOB=SOCKET" help:"Control sockets of supervised jobs (lockstep run --control), for --actuator process."`
 	Kubernetes kubernetesOptions `embed:"" prefix:"kubernetes."`
-	Slurm      slurmOptions      `embed:"" prefix:"slurm."`
+	Slurm      slurmFlags        `embed:"" prefix:"slurm."`
 }
 
 // actuator is a remediation.Actuator, and what it needs beside.
@@ -28,6 +28,8 @@ type actuator struct {
 	leads func() bool
 	// keep, when set, goes on beside the remediator until ctx ends.
 	keep func(ctx context.Context)
+	// release, when set, lets go of what it holds at the end.
+	release func() error
 }
 
 func (a *Actuators) build(log *slog.Logger, reg prometheus.Registerer) (actuator, error) {
@@ -37,7 +39,11 @@ func (a *Actuators) build(log *slog.Logger, reg prometheus.Registerer) (actuator
 	case "kubernetes":
 		return a.Kubernetes.build(log, reg)
 	case "slurm":
-		return a.Slurm.build(log)
+		s, err := a.Slurm.actuator(log)
+		if err != nil {
+			return actuator{}, fmt.Errorf("remediator: %w", err)
+		}
+		return actuator{Actuator: s, release: s.Close}, nil
 	}
 	return actuator{}, fmt.Errorf("--actuator %s: there is no such", a.Actuator)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/remediation/slurm"
 )
 
-// slurmOptions are what the Slurm actuator needs to be told.
-type slurmOptions struct {
+// slurmFlags are what the Slurm actuator needs to be told.
+type slurmFlags struct {
 	User         []string      `placeholder:"USER" help:"Whose jobs may be acted on; repeatable, * for everybody's (default: this process's user)."`
 	Journal      string        `default:"/var/lib/lockstep/slurm" type:"path" help:"Directory of the actions' own journal."`
 	Bin          string        `type:"path" placeholder:"DIR" help:"Where scontrol, scancel, squeue, sinfo and sattach are (default: in PATH)."`
@@ -19,10 +19,9 @@ type slurmOptions struct {
 	FenceTimeout time.Duration `default:"3s" help:"How long to wait for that proof."`
 }
 
-func (f *slurmOptions) build(log *slog.Logger) (actuator, error) {
-	a, err := slurm.New(slurm.Options{
+func (f *slurmFlags) actuator(log *slog.Logger) (*slurm.Actuator, error) {
+	return slurm.New(slurm.Options{
 		Users: f.User, Journal: f.Journal, Run: slurm.Commands(f.Bin), Drain: f.Drain, Spares: f.Spares, WaitForNodes: f.WaitForNodes,
 		RequireProof: f.RequireProof, FenceTimeout: f.FenceTimeout, Logger: log,
 	})
-	return actuator{Actuator: a}, err
 }
