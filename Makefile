@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man clean
+.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -47,6 +47,21 @@ test-outages: ## long outages and heavy losses of a network between two nodes: m
 
 test-tracing: ## traces of real ranks in a real Jaeger, which takes about five minutes of two cores to build once
 	LOCKSTEP_TEST_TRACING=1 $(GO) test -count=1 -timeout 20m -run 'TestTracing' -v ./deploy/local ./cmd/lockstep
+
+test-slurm: ## faults and kills on a real Slurm of this machine (Debian's slurmctld, slurmd, slurm-client, munge; root); ROUNDS=10: half an hour
+	LOCKSTEP_TEST_SLURM=$(or $(ROUNDS),2) $(GO) test -count=1 -timeout 60m -run TestReal -v ./remediation/slurm ./deploy/slurm
+
+# The same bytes for the same commit: no time but the commit's, no path of this machine.
+NFPM := $(CACHE)/nfpm-$(shell sha256sum tools/nfpm/go.sum | cut -c1-12)
+packages: build $(NFPM) ## .deb and .rpm, in dist
+	@mkdir -p dist
+	for p in deb rpm; do PKGARCH=$$($(GO) env GOARCH) PKGVERSION=$$(echo $(VERSION) | sed -E '/^v?[0-9]+\./!s/^/0.0.0+/; s/^v//; s/-/./g') \
+	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+	  $(NFPM) package -f deploy/packages/nfpm.yaml -p $$p -t dist/ || exit 1; done
+
+$(NFPM):
+	@echo 'building nfpm, once'; mkdir -p $(CACHE)
+	cd tools/nfpm && $(GO) build -o $(NFPM) github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 .PHONY: test-page
 test-page: ## the status page in a real Chromium (Debian: chromium); ARGS=-images writes docs/images anew

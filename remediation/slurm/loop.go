@@ -265,9 +265,8 @@ func exitStatus(cmd *exec.Cmd, err error) (int, error) {
 
 // decision waits for the remediator's word about an attempt that has failed.
 func (r *looping) decision(ctx context.Context, attempt int) (told bool, err error) {
-	deadline := time.Now().Add(r.Decide)
-	waits := false
-	for {
+	left, waits := r.Decide, false // not counting what slurmctld is away: nobody can say anything then
+	for ; ; left -= r.tick {
 		j, err := r.look(ctx)
 		if err != nil {
 			return false, err
@@ -277,10 +276,10 @@ func (r *looping) decision(ctx context.Context, attempt int) (told bool, err err
 			case m.do == doGo:
 				return true, nil
 			case m.do == doWait && !waits:
-				waits, deadline = true, time.Now().Add(r.Patience)
+				waits, left = true, r.Patience
 			}
 		}
-		if time.Now().After(deadline) {
+		if left <= 0 {
 			if waits {
 				r.Logger.Warn("the remediator has not said go, going on without", "attempt", attempt, "waited", r.Patience)
 			}

@@ -347,14 +347,21 @@ func (l *lab) playKills(loop bool, kind remediation.ActionKind, i int, kills map
 				cmd.Process.Kill()
 			}
 		})
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		var err error
 		if whom == "slurmctld" {
-			time.Sleep(time.Duration(rand.IntN(2500)) * time.Millisecond)
-			l.do("kill", "ctld")
-			time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
-			l.do("start", "ctld")
-			kills[whom]++
+			select {
+			case err = <-ended: // what slurmctld forgets afterwards is not the action's
+				ended <- err
+			case <-time.After(time.Duration(rand.IntN(2500)) * time.Millisecond):
+				l.do("kill", "ctld")
+				time.Sleep(time.Duration(rand.IntN(1000)) * time.Millisecond)
+				l.do("start", "ctld")
+				kills[whom]++
+			}
 		}
-		err := cmd.Wait()
+		err = <-ended
 		if !timer.Stop() && whom == "remediator" && err != nil {
 			kills[whom]++
 			continue
@@ -370,8 +377,12 @@ func (l *lab) playKills(loop bool, kind remediation.ActionKind, i int, kills map
 		}
 		break
 	}
-	time.Sleep(time.Second)
 	// Which attempts there were, and where the last one runs.
+	for deadline := time.Now().Add(time.Minute); len(l.lines())%4 != 0 || l.attempts(id) < 2; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			break
+		}
+	}
 	var last []line
 	seen := map[int]int{}
 	for _, x := range l.lines() {
@@ -436,7 +447,7 @@ func rankMain(log string) int {
 
 // loopMain is the batch script.
 func loopMain(srun []string) int {
-	err := Loop{Srun: srun, Nodes: 4, Hold: time.Minute, Decide: 10 * time.Second, Logger: slog.Default(), Stdout: os.Stdout}.Start(context.Background())
+	err := Loop{Srun: srun, Nodes: 4, Hold: time.Minute, Decide: 20 * time.Second, Logger: slog.Default(), Stdout: os.Stdout}.Start(context.Background())
 	var step *StepError
 	if errors.As(err, &step) {
 		return step.Status

@@ -360,11 +360,23 @@ func (a *Actuator) place(ctx context.Context, e *entry, j *job, m marker) error 
 	if e.InPlace && len(minus(j.nodes, union(m.without, e.Leave))) >= m.nodes {
 		return nil
 	}
-	free, err := a.c.free(ctx, j.partition, a.o.Spares)
-	if err != nil {
-		return err
+	// Nodes of a slurmctld that has just started are in no state yet, and what has just ended
+	// somewhere is still completing.
+	var free []string
+	for deadline := time.Now().Add(2 * a.o.again); ; {
+		var err error
+		if free, err = a.c.free(ctx, j.partition, a.o.Spares); err != nil {
+			return err
+		}
+		free = minus(free, union(e.Leave, m.without))
+		if len(free) > 0 || a.o.WaitForNodes || time.Now().After(deadline) {
+			break
+		}
+		if err := wait(ctx, a.o.tick); err != nil {
+			return err
+		}
 	}
-	if free = minus(free, append(e.Leave, m.without...)); len(free) == 0 && !a.o.WaitForNodes {
+	if len(free) == 0 && !a.o.WaitForNodes {
 		e.note("no node is free to take the place of %s, restarted with it", strings.Join(e.Leave, ", "))
 		e.Leave = nil
 		return nil

@@ -179,7 +179,7 @@ func TestUnknownJobs(t *testing.T) {
 // TestInterruptions: whatever fails, whoever dies in between, in the end the job has been
 // restarted once, without the node it was to leave out.
 func TestInterruptions(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		loop, kind := r.IntN(2) == 0, []remediation.ActionKind{remediation.ActionRestart, remediation.ActionExclude}[r.IntN(2)]
 		f := newFake(6, 4, 4+r.IntN(2), loop)
