@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-rdma test-kubernetes soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz clean
+.PHONY: help build test race test-outages test-tracing test-rdma test-kubernetes soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -109,6 +109,9 @@ fuzz: ## every fuzz target for FUZZTIME
 bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a pass costs by size (ARGS=-short: a minute)
 	cd bench && $(GO) run ./cmd/diagnosis -set report $(ARGS)
 	cd bench && $(GO) run ./cmd/diagnosis -scale
+
+man: build ## manual pages of every command, in bin/man1
+	bin/lockstep man --dir bin/man1
 
 clean: ## remove what was built
 	rm -rf bin

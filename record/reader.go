@@ -48,6 +48,8 @@ type Header struct {
 	DescOverflow    uint64 // operations whose descriptor found no slot
 	StampOverflow   uint64 // communicators whose stamps found no room
 
+	Refused [NumRefusals]uint64 // connections that the process's listeners turned away
+
 	// Source is what wrote it. Of a writer that learns of another library's operations: by which version of
 	// that library's interface, which events (a mask of that interface) it asks for
 	// now, operations that have a number and no record, operations recorded whose end
@@ -359,6 +361,9 @@ func (r *Reader) Header() Header {
 		h.ConnOverflow = atomic.LoadUint64(&d.connOverflow)
 		h.DescOverflow = atomic.LoadUint64(&d.descOverflow)
 		h.StampOverflow = atomic.LoadUint64(&d.stampOverflow)
+		for i := range h.Refused {
+			h.Refused[i] = atomic.LoadUint64(&d.refused[i])
+		}
 		h.Source, h.SourceVersion = Source(atomic.LoadUint32(&d.source)), atomic.LoadUint32(&d.sourceVersion)
 		h.EventMask = atomic.LoadUint64(&d.eventMask)
 		h.OpsLost, h.OpsUnseen = atomic.LoadUint64(&d.opsLost), atomic.LoadUint64(&d.opsUnseen)
@@ -483,6 +488,10 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.Switches = atomic.LoadUint64(&d.switches)
 			s.Resent = atomic.LoadUint64(&d.resent)
 			s.ID = atomic.LoadUint64(&d.id)
+			s.PeerID = atomic.LoadUint32(&d.peerID)
+			if now := atomic.LoadUint64(&d.id); now != s.ID { // renamed in between, which takes seconds to come again
+				s.ID, s.PeerID = now, atomic.LoadUint32(&d.peerID)
+			}
 			if atomic.LoadUint64(&d.state) != state {
 				r.conns[i].known = false
 				continue
@@ -519,7 +528,7 @@ func (r *Reader) connEntry(i, gen uint64, d *diskConn) ConnEntry {
 	}
 	c := &r.conns[i]
 	if !c.known || c.gen != gen {
-		e := ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Name: getName(&d.name)}
+		e := ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Address: d.address, Rail: int(d.rail), Name: getName(&d.name)}
 		*c = cached[ConnEntry]{e, gen, true}
 	}
 	return c.entry

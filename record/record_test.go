@@ -345,7 +345,7 @@ func TestNilWriterIsOff(t *testing.T) {
 	conn.Latency(1)
 	conn.Link(record.LinkDown, 1)
 	conn.Switched(1, 1)
-	conn.Renamed(1)
+	conn.Renamed(1, 2)
 	if w.Path() != "" || w.Close() != nil {
 		t.Error("a nil writer has a path or cannot be closed")
 	}
@@ -768,4 +768,22 @@ func BenchmarkNow(b *testing.B) {
 	for b.Loop() {
 		record.Now()
 	}
+}
+
+func TestRefused(t *testing.T) {
+	w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "refused", WorldSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r, err := record.Open(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	want := [record.NumRefusals]uint64{1, 2, 3, 4, 5}
+	if w.Refused(want); r.Header().Refused != want {
+		t.Errorf("%v, not %v", r.Header().Refused, want)
+	}
+	(*record.Writer)(nil).Refused(want)
 }

@@ -16,8 +16,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/agentcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/attachcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/clidoc"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/demo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/diagnose"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/doctor"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/gpus"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/inspect"
@@ -46,6 +48,10 @@ type cli struct {
 	Nics       nics.Cmd              `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
 	Diagnose   diagnose.Cmd          `cmd:"" help:"Judge an incident again, offline, from the evidence that its master recorded."`
+	Doctor     doctor.Cmd            `cmd:"" help:"Tell what this node has and lacks, what works without it, and what to do."`
+	Completion clidoc.Completion     `cmd:"" help:"Write a script with which a shell completes this command line."`
+	Man        clidoc.Man            `cmd:"" help:"Write manual pages."`
+	Complete   clidoc.Complete       `cmd:"" hidden:"" help:"What completion scripts ask."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 
 	Log     flags.Log        `embed:"" prefix:"log."`
@@ -60,14 +66,21 @@ func exit(code int) {
 	os.Exit(code)
 }
 
+// options are how the command line is read.
+func options(more ...kong.Option) []kong.Option {
+	return append([]kong.Option{
+		kong.Name("lockstep"), kong.ShortUsageOnError(), kong.Exit(exit), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Description("Collective communication and its observability for training clusters: who broke step, and why.\n\nStart with `lockstep demo`. Every command has --help with examples."),
+		kong.Vars(runcmd.Vars()), kong.Vars{"version": buildinfo.String()},
+	}, more...)
+}
+
 func main() {
 	if len(os.Args) == 1 {
 		os.Args = append(os.Args, "--help")
 	}
 	var c cli
-	k := kong.Parse(&c, kong.Name("lockstep"), kong.ShortUsageOnError(), kong.Exit(exit), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Description("Collective communication and its observability for training clusters: who broke step, and why.\n\nStart with `lockstep demo`. Every command has --help with examples."),
-		kong.Vars(runcmd.Vars()), kong.Vars{"version": buildinfo.String()})
+	k := kong.Parse(&c, options()...)
 	stopping := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // by nohup
 		stopping = append(stopping, syscall.SIGHUP)
@@ -81,6 +94,7 @@ func main() {
 	err := k.Run(log)
 	var bad *preflight.BadError
 	var differs *diagnose.Error
+	var sick *doctor.BadError
 	switch {
 	case errors.As(err, &bad):
 		if bad.Error() != "" {
@@ -92,6 +106,8 @@ func main() {
 			fmt.Fprintln(os.Stderr, "lockstep:", err)
 		}
 		os.Exit(differs.Status)
+	case errors.As(err, &sick):
+		os.Exit(doctor.StatusBad)
 	case err == nil:
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		os.Exit(130)

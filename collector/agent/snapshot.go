@@ -2,11 +2,13 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -14,6 +16,10 @@ import (
 // publish makes the next snapshot.
 func (a *Agent) publish() {
 	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs, NICs: a.view.NICs, Probes: a.view.Probes}
+	refused := a.recorders.Refused()
+	for _, why := range recorder.Refusals() {
+		s.RefusedRecorders = append(s.RefusedRecorders, collector.Refused{Reason: why.String(), Count: refused[why]})
+	}
 	now := record.Now()
 	for _, j := range a.jobs {
 		s.Jobs = append(s.Jobs, j.snapshot(now))
@@ -33,7 +39,7 @@ func (a *Agent) publish() {
 func (j *job) snapshot(now int64) collector.AgentJob {
 	out := collector.AgentJob{
 		Job: j.name, Ranks: map[diagnosis.ProcState]int{},
-		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped,
+		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped, RefusedConns: j.refused,
 	}
 	comms := map[string]*collector.AgentComm{}
 	comm := func(name string) *collector.AgentComm {
@@ -61,6 +67,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	}
 	for _, r := range j.ranks {
 		out.Lost += r.p.Lost
+		addRefused(&out.RefusedConns, &r.p.Refused)
 		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
 		here := !r.p.Dead() && !r.p.Superseded
 		if here && r.p.GPU.Seen {
@@ -105,6 +112,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 				if s.Link == record.LinkDown {
 					t.Broken++
 				}
+				out.Connections = r.detail(out.Connections, s)
 			}
 		}
 		for i := range r.conns {
@@ -113,6 +121,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 			}
 		}
 	}
+	out.Connections = collector.FirstConnDetails(out.Connections)
 	for _, c := range comms {
 		out.Comms = append(out.Comms, *c)
 	}
@@ -122,6 +131,13 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	slices.SortFunc(out.Comms, func(x, y collector.AgentComm) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(out.Transports, func(x, y collector.AgentTransport) int { return cmp.Compare(x.Transport, y.Transport) })
 	return out
+}
+
+// addRefused adds counts that somebody else wrote: they may be anything, and none takes the sum around.
+func addRefused(to, n *[record.NumRefusals]uint64) {
+	for i := range n {
+		to[i] += min(n[i], 1<<40)
+	}
 }
 
 // addGone adds what a connection that is gone did to the job's totals.
@@ -157,4 +173,20 @@ func (j *job) addFinished(name string, n uint64) {
 	if _, ok := j.finished[name]; ok || len(j.finished) < maxNames {
 		j.finished[name] += n
 	}
+}
+
+// maxDetails bounds the connections among which the job's first are chosen.
+const maxDetails = 4096
+
+// detail appends a connection that was used.
+func (r *rank) detail(to []collector.ConnDetail, s *record.ConnStatus) []collector.ConnDetail {
+	k, c := r.conn(s.Index), r.comm(s.Comm)
+	if k.who == nil || c == nil || len(to) >= maxDetails || idle(s) && s.Received == 0 {
+		return to
+	}
+	return append(to, collector.ConnDetail{
+		ID: fmt.Sprintf("%d-%d.%d", r.p.Rank, s.Index, s.Gen), Comm: c.name, Rank: r.p.Rank, Peer: s.Peer, PeerWorld: -1, Conn: *k.who,
+		State: s.Link, BytesPerSec: float64(s.WindowBps), LatencyNs: s.LatencyNs, Cause: s.WindowCause,
+		Windows: s.Windows, Slow: s.SlowWindows, Switches: s.Switches, Outages: k.outages, Resent: s.Resent,
+	})
 }

@@ -39,6 +39,11 @@ const (
 	LabelCollective   = "collective"   // AllReduce, ...
 	LabelResult       = "result"
 	LabelTransport    = "transport"
+	LabelConnection   = "connection"      // rank and place in its recorder, on the few connections that have series of their own
+	LabelQueuePair    = "queue_pair"      // only on their info metric, as are the following
+	LabelPeerPair     = "peer_queue_pair" // the other end's
+	LabelAddress      = "address"         // GID or IP address
+	LabelRail         = "rail"
 	LabelCause        = "cause"
 	LabelState        = "state"
 	LabelSource       = "source"
@@ -127,11 +132,18 @@ var (
 	ConnSwitches    = def(Agent, Counter, "lockstep_connection_switches_total", "", "Times that a connection's path took over from another one, back to the first included.", LabelJob, LabelTransport)
 	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again because they may have been lost: over another path, on new sockets, or by TCP itself.", LabelJob, LabelTransport)
 
+	ConnInfo      = def(Agent, Gauge, "lockstep_connection_info", "", "Who a connection is, to join with the series that have its connection label, and with NIC counters by device and port; always 1. At most 64 connections of a job on a node: those whose path broke or whose network is slow first.", LabelJob, LabelConnection, LabelCommunicator, LabelRank, LabelPeer, LabelTransport, LabelDevice, LabelPort, LabelRail, LabelQueuePair, LabelPeerPair, LabelAddress)
+	ConnBandwidth = def(Agent, Gauge, "lockstep_connection_bandwidth_bytes_per_second", "", "Bandwidth in the last window of a connection that lockstep_connection_info has.", LabelJob, LabelConnection)
+	ConnLatency   = def(Agent, Gauge, "lockstep_connection_latency_seconds", "seconds", "Mean time from post to completion in that window.", LabelJob, LabelConnection)
+	ConnSlow      = def(Agent, Counter, "lockstep_connection_slow_windows_total", "", "Windows of that connection in which its network was slow, beyond what is usual for it.", LabelJob, LabelConnection)
+
 	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
 	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
 	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
 	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
 	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
+	RecordersRefused = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
+	RankRefused      = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
 	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
 
 	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)
@@ -254,7 +266,7 @@ var (
 	MasterDisagree   = def(Master, Gauge, "lockstep_master_disagreeing_agents", "", "Agents that say that the job is in another attempt, or of another size, than most say.", LabelJob)
 	JobUnseen        = def(Master, Gauge, "lockstep_job_unseen_ranks", "", "Ranks of the job that no agent tells of now: nothing is known of them.", LabelJob)
 	MasterInsecure   = def(Master, Gauge, "lockstep_master_insecure", "", "1 when anybody who reaches the master may report faults of the job (--insecure-agents).", LabelJob)
-	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
+	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal), of the last ten seconds. source_rank and destination_rank count in the communicator, not in the world. Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
 
 // ReasonNodeLost is a verdict's reason (diagnosis): no agent of the node has been heard.
@@ -271,6 +283,7 @@ var (
 	Disbelieved      = def(Remediator, Counter, "lockstep_alerts_disbelieved_total", "", "Alerts that nothing was done about because the job's master says otherwise, by what it says.", LabelReason)
 	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
+	NotesDropped     = def(Remediator, Counter, "lockstep_notes_dropped_total", "", "Journal entries whose story the job's master was not told, for its status page: it did not answer, or too many waited.")
 	SchedulerCalls   = def(Remediator, Counter, "lockstep_scheduler_requests_total", "", "Requests to the cluster's API server, by verb and result.", LabelVerb, LabelResult)
 	NodesOut         = def(Remediator, Gauge, "lockstep_nodes_out", "", "Nodes that are taken out now: suspect (blamed) or silent (not heard).", LabelReason)
 	NodesReturned    = def(Remediator, Counter, "lockstep_nodes_returned_total", "", "Nodes that were brought back, by why they were out.", LabelReason)

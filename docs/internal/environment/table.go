@@ -21,6 +21,7 @@ var variables = []struct {
 		{"LOCKSTEP_COMM_ID", "id", "ccl", "Where the world's rank 0 listens, and a token. Else it follows from torchrun's `MASTER_ADDR` and `MASTER_PORT`."},
 		{"LOCKSTEP_COMM_PORT", "port", "ccl", "Where rank 0 listens when the id follows from `MASTER_PORT` and the port above that is taken."},
 		{"LOCKSTEP_SECRET_FILE", "file", "ccl", "At least 16 bytes that all ranks share, by which they prove to each other that they belong together. Ranks of one host need none."},
+		{"LOCKSTEP_FENCE_TOKEN", "token", "ccl, fence", "The attempt's: ranks of another one do not meet these, and their checkpoints are refused (docs/design/fencing.md). `lockstep run` makes one for each attempt."},
 	}},
 	{"How ranks compute and connect", []variable{
 		{"LOCKSTEP_DEVICE", "cpu, cuda:N or cuda; cpu", "ccl", "The rank's GPU; `cuda` is the one of the local rank's number."},

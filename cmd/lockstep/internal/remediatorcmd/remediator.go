@@ -80,9 +80,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		fmt.Fprintf(out, "%s: %d policies, dry run %v\n", cmp.Or(c.Config, "defaults"), len(cfg.Policies), *cfg.DryRun)
 		return nil
 	}
-	if c.TokenFile == "" {
-		return errors.New("remediator: --token-file is missing: without a token, who could reach the webhook could restart jobs")
-	}
 	token, err := readToken(c.TokenFile)
 	if err != nil {
 		return err
@@ -94,9 +91,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 		}
 	} else {
 		log.Warn("no breaker can be closed: there is no --operator-token-file")
-	}
-	if len(c.Master) == 0 && !c.InsecureBelieveAlerts {
-		return errors.New("remediator: --master is missing: it is asked about each incident, an alert alone is no reason to restart a job")
 	}
 	masterOf, err := flags.Masters(c.Master)
 	if err != nil {
@@ -122,15 +116,21 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if *cfg.DryRun {
 		log.Warn("dry run: decisions are journaled and logged, nothing is done")
 	}
-	return c.serve(ctx, log, reg, act, remediation.Options{
-		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg, OnEvent: traces.Action,
-		Masters: masters{address: masterOf, tls: certs}, BelieveAlerts: c.InsecureBelieveAlerts, Actuator: act,
+	ask := masters{address: masterOf, tls: certs}
+	notes, err := newNotes(ask, reg, log)
+	if err != nil {
+		return err
+	}
+	return c.serve(ctx, log, reg, act, notes, remediation.Options{
+		Config: cfg, Journal: c.Journal, Token: token, OperatorToken: operator, Logger: log, Registry: reg,
+		OnEvent: func(e remediation.Entry) { traces.Action(e); notes.event(e) },
+		Masters: ask, BelieveAlerts: c.InsecureBelieveAlerts, Actuator: act,
 	})
 }
 
 // serve runs the remediator and its pages. Where several may run, who does not lead has no
 // journal open, and refuses webhooks so that Alertmanager repeats them.
-func (c *Cmd) serve(ctx context.Context, log *slog.Logger, reg *prometheus.Registry, act actuator, options remediation.Options) error {
+func (c *Cmd) serve(ctx context.Context, log *slog.Logger, reg *prometheus.Registry, act actuator, notes *notes, options remediation.Options) error {
 	var current atomic.Pointer[remediation.Remediator]
 	if act.lead == nil {
 		r, err := remediation.New(options)
@@ -191,6 +191,7 @@ func (c *Cmd) serve(ctx context.Context, log *slog.Logger, reg *prometheus.Regis
 		return nil // asked to end, as without a lease
 	})
 	g.Go(func() error { return srv.Run(ctx) })
+	g.Go(func() error { notes.run(ctx); return nil })
 	return g.Wait()
 }
 
