@@ -103,6 +103,10 @@ func (w *world) reconcile() {
 				continue
 			}
 			n, _ := strconv.Atoi(text(q, "metadata", "labels", labelJobSetTry))
+			if n >= restarts && want > 0 && text(q, "status", "phase") == "Pending" {
+				w.remove(p) // the scheduler tries again
+				continue
+			}
 			if n >= restarts && want > 0 {
 				i, _ := strconv.Atoi(text(q, "metadata", "annotations", "index"))
 				present = append(present, i)
