@@ -48,6 +48,10 @@ test-outages: ## long outages and heavy losses of a network between two nodes: m
 test-tracing: ## traces of real ranks in a real Jaeger, which takes about five minutes of two cores to build once
 	LOCKSTEP_TEST_TRACING=1 $(GO) test -count=1 -timeout 20m -run 'TestTracing' -v ./deploy/local ./cmd/lockstep
 
+.PHONY: test-page
+test-page: ## the status page in a real Chromium (Debian: chromium); ARGS=-images writes docs/images anew
+	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 20m -run 'Page|Links' -v ./exporters/web $(if $(ARGS),-args $(ARGS))
+
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
 	files=(); for p in $(RDMA); do t=$${p#./}; t=$${t//\//-}.test; \

@@ -196,7 +196,7 @@ func (r *Standing) sentence() string {
 	if r.Collective != "" {
 		fmt.Fprintf(&b, ", in %s #%d on %s (its rank %d)", r.Collective, r.Sequence, r.Communicator, r.CommRank)
 	}
-	if w := whom(r); w != "" {
+	if w := r.Whom(); w != "" {
 		fmt.Fprintf(&b, ", waits for %s", w)
 	}
 	if r.Culprit {

@@ -85,8 +85,8 @@ const (
 	maxRanges     = 24 // of ranks that are written out
 )
 
-// standings says where each rank stands.
-func standings(v *collector.JobView, open []Incident) []Standing {
+// Stand says where each rank stands; open are the incidents whose culprits are marked.
+func Stand(v *collector.JobView, open []Incident) []Standing {
 	if v == nil {
 		return nil
 	}
@@ -158,8 +158,8 @@ func blamed(open []Incident) (ranks map[int32]bool, nodes map[string]bool) {
 // order of states: what needs eyes first.
 var stateOrder = []string{"gone", "stopped", "disk_sleep", StandingAwaited, StandingUnseen, StandingHeld, "exited", StandingMoving}
 
-// situations folds ranks that stand alike.
-func situations(list []Standing) (out []Situation, more int) {
+// Fold folds ranks that stand alike, what needs eyes first. More is how many situations it leaves out.
+func Fold(list []Standing) (out []Situation, more int) {
 	type key struct {
 		state, comm, coll, mark, waits string
 		seq                            uint64
@@ -180,7 +180,7 @@ func situations(list []Standing) (out []Situation, more int) {
 			x := Situation{State: s.State, Culprit: s.Culprit, order: slices.Index(stateOrder, s.State)}
 			if k.coll != "" {
 				x.Where = fmt.Sprintf("%s #%d on %s", k.coll, k.seq, k.comm)
-				x.WaitsFor = whom(s)
+				x.WaitsFor = s.Whom()
 			} else if k.mark != "" {
 				x.Where = "its own " + k.mark
 			}
@@ -212,13 +212,13 @@ func situations(list []Standing) (out []Situation, more int) {
 	return out, more
 }
 
-// whom says for whom a rank waits.
-func whom(s *Standing) string {
-	if s.Waited == 0 {
+// Whom says for whom a rank waits, "" for nobody.
+func (r *Standing) Whom() string {
+	if r.Waited == 0 {
 		return ""
 	}
 	var b strings.Builder
-	for i, w := range s.WaitsFor {
+	for i, w := range r.WaitsFor {
 		if i > 0 {
 			b.WriteString(", ")
 		}
@@ -228,10 +228,10 @@ func whom(s *Standing) string {
 		}
 		fmt.Fprintf(&b, "rank %d", w)
 	}
-	if more := s.Waited - len(s.WaitsFor); more > 0 {
+	if more := r.Waited - len(r.WaitsFor); more > 0 {
 		fmt.Fprintf(&b, " and %d more", more)
 	}
-	if s.Delivers {
+	if r.Delivers {
 		b.WriteString(", which entered too")
 	}
 	return b.String()

@@ -237,9 +237,9 @@ func (s *status) view() *Status {
 	})
 	if s.job != nil {
 		job := s.job()
-		v.standings = standings(job, v.Open)
+		v.standings = Stand(job, v.Open)
 		if more := 0; len(v.standings) > 0 {
-			v.Situations, more = situations(v.standings)
+			v.Situations, more = Fold(v.standings)
 			v.MoreSituations = more
 		}
 		v.Communicators, v.MoreComms = communicators(job)

@@ -100,16 +100,21 @@ func run(t *testing.T, o web.Options) *web.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(serve(t, s))
+	return s
+}
+
+// serve runs a server until stop is called.
+func serve(t *testing.T, s *web.Server) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
+	return func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-	})
-	return s
+	}
 }
 
 func get(t *testing.T, client *http.Client, url string) (*http.Response, string) {

@@ -113,6 +113,13 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if act.release != nil {
+		defer func() {
+			if err := act.release(); err != nil { // no failure of an action
+				log.Warn("the actuator does not close", "err", err)
+			}
+		}()
+	}
 	if *cfg.DryRun {
 		log.Warn("dry run: decisions are journaled and logged, nothing is done")
 	}

@@ -1,11 +1,10 @@
-package master
+package collector
 
 import (
 	"cmp"
 	"slices"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -16,36 +15,24 @@ const (
 	maxStages = 16                     // operations of one communicator whose missing members are looked for
 )
 
-// View returns where each rank is now, at most half a second old. It is made when it is asked
-// for, so that a job that nobody looks at pays nothing for it. It is not to be changed.
-func (m *Master) View() *collector.JobView {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now()
-	if v := m.view; v != nil && now-v.At.UnixNano() < int64(viewEvery) {
-		return v
-	}
-	m.view = m.state.view(now)
-	return m.view
-}
-
-func (s *state) view(now int64) *collector.JobView {
-	ev := &s.ev
-	v := &collector.JobView{At: time.Unix(0, now), Ranks: make([]collector.RankView, len(ev.Ranks))}
+// View says where each rank is by the evidence. sees reports whether somebody who is heard
+// tells of a rank now.
+func View(ev *diagnosis.Evidence, sees func(rank int) bool) *JobView {
+	v := &JobView{At: time.Unix(0, ev.Now), Ranks: make([]RankView, len(ev.Ranks))}
 	for i := range ev.Ranks {
 		r, out := &ev.Ranks[i], &v.Ranks[i]
 		out.PID, out.Proc, out.ProcAt, out.Step = r.PID, r.Proc, moment(r.ProcAt), r.Step
 		out.Mark, out.MarkAt, out.Xid = r.Mark, moment(r.MarkAt), r.Xid
-		if n := s.ranks[i].node; n >= 0 {
+		if n := r.Node; n >= 0 && int(n) < len(ev.Nodes) {
 			out.Node = ev.Nodes[n].Name
 		}
-		out.Seen = s.sees(i)
+		out.Seen = sees(i)
 	}
-	w := waits{state: s, now: now, conns: map[int32][]int32{}}
+	w := waits{ev: ev, conns: map[int32][]int32{}}
 	for c := range ev.Comms {
 		w.comm(int32(c), v)
 	}
-	slices.SortStableFunc(v.Comms, func(a, b collector.CommView) int {
+	slices.SortStableFunc(v.Comms, func(a, b CommView) int {
 		if a.Oldest.IsZero() != b.Oldest.IsZero() {
 			if a.Oldest.IsZero() {
 				return 1
@@ -54,17 +41,11 @@ func (s *state) view(now int64) *collector.JobView {
 		}
 		return cmp.Or(a.Oldest.Compare(b.Oldest), cmp.Compare(a.Name, b.Name))
 	})
-	if len(v.Comms) > collector.MaxViewComms {
-		v.More = len(v.Comms) - collector.MaxViewComms
-		v.Comms = v.Comms[:collector.MaxViewComms]
+	if len(v.Comms) > MaxViewComms {
+		v.More = len(v.Comms) - MaxViewComms
+		v.Comms = v.Comms[:MaxViewComms]
 	}
 	return v
-}
-
-// sees reports whether an agent that is heard tells of a rank, or it has ended.
-func (s *state) sees(rank int) bool {
-	n := s.ranks[rank].node
-	return n >= 0 && s.trusted(n) && (ended(s.ev.Ranks[rank].Proc) || s.nodes[n].stream != nil && !s.ev.Nodes[n].Lost)
 }
 
 func moment(ns int64) time.Time {
@@ -77,15 +58,14 @@ func moment(ns int64) time.Time {
 // waits finds for whom members wait. It tells what can be seen of each by itself; who is to
 // blame in the end is diagnosis' work.
 type waits struct {
-	*state
-	now     int64
+	ev      *diagnosis.Evidence
 	conns   map[int32][]int32 // by communicator, once one is asked for
 	indexed bool
 }
 
-func (w *waits) comm(c int32, v *collector.JobView) {
+func (w *waits) comm(c int32, v *JobView) {
 	comm := &w.ev.Comms[c]
-	out := collector.CommView{ID: comm.ID, Name: comm.Name, World: make([]int32, len(comm.Members))}
+	out := CommView{ID: comm.ID, Name: comm.Name, World: make([]int32, len(comm.Members))}
 	first := true
 	oldest := int64(0)
 	for i := range comm.Members {
@@ -118,7 +98,7 @@ func (w *waits) comm(c int32, v *collector.JobView) {
 	missing := map[uint64]*absentees{}
 	for i := range comm.Members {
 		m := &comm.Members[i]
-		if m.World < 0 || int(m.World) >= len(v.Ranks) || left(m.State) {
+		if m.World < 0 || int(m.World) >= len(v.Ranks) || (m.State == record.CommLeft || m.State == record.CommAborted) {
 			continue
 		}
 		r := &v.Ranks[m.World]
@@ -131,10 +111,10 @@ func (w *waits) comm(c int32, v *collector.JobView) {
 		if r.In != nil && !moment(m.StartedAt).Before(r.In.Since) {
 			continue
 		}
-		r.In = &collector.Stay{
+		r.In = &Stay{
 			Comm: comm.Name, CommRank: i, Coll: m.Coll, Seq: m.Finished + 1, Bytes: m.Bytes, Since: moment(m.StartedAt),
 		}
-		if w.now-m.StartedAt >= waitsFrom {
+		if w.ev.Now-m.StartedAt >= waitsFrom {
 			w.whom(c, i, out.P2P, missing, r.In)
 		}
 	}
@@ -148,13 +128,13 @@ type absentees struct {
 }
 
 func (a *absentees) add(world int32) {
-	if a.count++; len(a.world) < collector.MaxWaitsFor {
+	if a.count++; len(a.world) < MaxWaitsFor {
 		a.world = append(a.world, world)
 	}
 }
 
 // whom says for whom a member waits that is in an operation.
-func (w *waits) whom(c int32, member int, p2p bool, missing map[uint64]*absentees, stay *collector.Stay) {
+func (w *waits) whom(c int32, member int, p2p bool, missing map[uint64]*absentees, stay *Stay) {
 	members := w.ev.Comms[c].Members
 	m := &members[member]
 	if m.Coll.PointToPoint() {
@@ -195,7 +175,7 @@ func notEntered(o, m *diagnosis.Member, seq uint64, p2p bool) bool {
 }
 
 // atConns says whom a member's connections wait for: all have entered.
-func (w *waits) atConns(c, member int32, stay *collector.Stay) {
+func (w *waits) atConns(c, member int32, stay *Stay) {
 	if !w.indexed {
 		w.indexed = true
 		for i := range w.ev.Conns {
