@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man clean
+.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties test-kubernetes fuzz man clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -73,6 +73,10 @@ test-rdma: ## the tests that need RDMA devices, in a virtual machine that has th
 	  CGO_ENABLED=1 $(GO) test -c -o $(RDMAVM)/tests/$$t $$p && files+=(-file $(RDMAVM)/tests/$$t:test/$$t) || exit 1; done; \
 	for s in cmd/lockstep/testdata/rdma/*; do files+=(-file $$s:test/testdata/rdma/$${s##*/}); done; \
 	deploy/rdmavm/run -t 420 -out $(RDMAVM)/results "$${files[@]}" -- deploy/rdmavm/suite
+
+test-kubernetes: ## the Kubernetes actuator on five real kubelets with JobSet, which take 12 CPU-minutes to build once; needs root
+	deploy/kubelab/build
+	LOCKSTEP_TEST_KUBERNETES=1 LOCKSTEP_TEST_KUBERNETES_RUNS=$(or $(RUNS),3) $(GO) test -count=1 -timeout 60m -run TestLab -v ./remediation/kubernetes
 
 soak-nccl: ## 100 million events through the NCCL plugin, a reader following: memory flat, nothing unaccounted
 	LOCKSTEP_NCCL_SOAK=100000000 $(GO) test -count=1 -timeout 60m -run TestSoak -v ./nccl

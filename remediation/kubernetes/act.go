@@ -382,12 +382,14 @@ func (a *Actuator) follow(ctx context.Context, j *job, r *record) error {
 			if why := j.kind.over(j.owner); why != "" {
 				return fmt.Errorf("%w: %s %s", remediation.ErrGone, j, why)
 			}
-			var done bool
-			if done, blocked, err = a.look(ctx, j, r); done {
+			done, waits, err := a.look(ctx, j, r)
+			switch {
+			case done:
 				return nil
-			}
-			if err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+			case err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil:
 				blocked = err.Error()
+			case err == nil:
+				blocked = waits
 			}
 		}
 		select {
@@ -439,8 +441,12 @@ func (a *Actuator) look(ctx context.Context, j *job, r *record) (done bool, bloc
 		return true, "", nil
 	}
 	blocked = fmt.Sprintf("%d of %d pods run", running, want)
-	if why, err := a.unblock(ctx, j, r, stale, fresh); err != nil || why != "" {
-		return false, blocked + ": " + why, err
+	why, err := a.unblock(ctx, j, r, stale, fresh)
+	if err != nil {
+		return false, "", err
+	}
+	if why != "" {
+		return false, blocked + ": " + why, nil
 	}
 	for _, p := range fresh {
 		if !p.running && p.waits != "" {

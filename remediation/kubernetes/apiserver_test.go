@@ -18,8 +18,8 @@ import (
 
 // apiserver is as much of an API server as the package speaks to: objects with
 // resource versions that merge patches and updates are checked against, status apart from
-// the rest, selectors, graceful and forced deletion. It notes who used which verb on
-// what, and can end connections before or after it has done as asked.
+// the rest, selectors, graceful and forced deletion. It notes which verbs are
+// used, and can end connections before or after it has done as asked.
 type apiserver struct {
 	t  *testing.T
 	ts *httptest.Server
@@ -27,7 +27,6 @@ type apiserver struct {
 	mu      sync.Mutex
 	version int
 	objects map[string]map[string]any // by path
-	verbs   map[string]int            // "patch nodes/status": how often
 	writes  int
 	// break_, when set, is asked for each write, counted from 0: done says whether it is
 	// carried out, answered whether anybody hears of it.
@@ -38,7 +37,7 @@ type apiserver struct {
 }
 
 func newAPIServer(t *testing.T) *apiserver {
-	s := &apiserver{t: t, objects: map[string]map[string]any{}, verbs: map[string]int{}, kinds: map[string]bool{}}
+	s := &apiserver{t: t, objects: map[string]map[string]any{}, kinds: map[string]bool{}}
 	s.ts = httptest.NewServer(s)
 	t.Cleanup(s.ts.Close)
 	return s
@@ -142,13 +141,13 @@ func fail(w http.ResponseWriter, code int, reason, message string) {
 func (s *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
-	drop := 2 // api/v1
+	drop, group := 2, "" // api/v1
 	if parts[0] == "apis" {
-		drop = 3
+		drop, group = 3, parts[1]
 	}
-	rest := parts[drop:]
+	rest, namespace := parts[drop:], ""
 	if rest[0] == "namespaces" && len(rest) > 2 {
-		rest = rest[2:]
+		rest, namespace = rest[2:], rest[1]
 	}
 	resource, sub := rest[0], ""
 	if len(rest) == 3 {
@@ -159,12 +158,8 @@ func (s *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if verb == "get" && len(rest) == 1 {
 		verb = "list"
 	}
+	noteAsked(verb, group, strings.TrimSuffix(resource+"/"+sub, "/"), namespace)
 	s.mu.Lock()
-	key := verb + " " + resource
-	if sub != "" {
-		key += "/" + sub
-	}
-	s.verbs[key]++
 	done, answered := true, true
 	if verb != "get" && verb != "list" {
 		if s.break_ != nil && resource != "leases" {

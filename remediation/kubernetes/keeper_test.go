@@ -114,7 +114,7 @@ func TestProbation(t *testing.T) {
 	}
 	w.edit(nodesAt+"/n5", func(o obj) { at(o, "spec").(obj)["taints"] = []any{obj{"key": Spare, "effect": "NoSchedule"}} })
 	w.jobSet(4)
-	a := w.actuator(func(o *Options) { o.Preflight, o.Hold, o.Namespace = p, time.Millisecond, "lockstep" })
+	a := w.actuator(func(o *Options) { o.Preflight, o.Hold = p, time.Millisecond })
 	if answer, err := act(t, a, action("a1", remediation.ActionExclude, 2, 0)); err != nil || !strings.Contains(answer.Detail, "spare n5") {
 		t.Fatal(answer, err)
 	}
@@ -228,7 +228,7 @@ func TestLead(t *testing.T) {
 		t.Errorf("who leads cannot act: %v", err)
 	}
 	// Somebody takes the lease by force.
-	lease := "/apis/coordination.k8s.io/v1/namespaces/" + ns + "/leases/" + LeaseName
+	lease := "/apis/coordination.k8s.io/v1/namespaces/lockstep/leases/" + LeaseName
 	w.edit(lease, func(o obj) { at(o, "spec").(obj)["holderIdentity"] = "c" })
 	if err := <-ended; !errors.Is(err, ErrLost) || b.Leads() {
 		t.Errorf("b: %v", err)

