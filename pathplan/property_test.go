@@ -238,7 +238,7 @@ func (w *world) allocate() {
 // TestAnyHistory: whatever happens, in whatever order, the plan's rules hold; and when it
 // ends, rebalancing does too, with no lane left on a dead link.
 func TestAnyHistory(t *testing.T) {
-	for seed := range uint64(150) {
+	for seed := range uint64(80) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		top := Clos(ClosShape{Hosts: 8, NICs: 2, Groups: 1 << r.IntN(3), LeafPairs: 1 + r.IntN(2), Spines: 2 + 2*r.IntN(4),
 			Planes: r.IntN(2) == 0, SinglePort: r.IntN(4) == 0, PortRate: 200 * gbit, LinkRate: (200 + 200*r.Int64N(4)) * gbit})
