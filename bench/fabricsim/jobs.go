@@ -47,9 +47,9 @@ type Run struct {
 	lanes    map[pathplan.ConnID][]pathplan.Assignment
 }
 
-// cpu is the processor time of this process: what planning takes does not depend on who else
+// CPU is the processor time of this process: what planning takes does not depend on who else
 // is on the machine.
-func cpu() time.Duration {
+func CPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		return 0
@@ -66,9 +66,9 @@ func Start(f *Fabric, jobs []Job, p *pathplan.Planner) (*Run, error) {
 		if p == nil {
 			continue
 		}
-		start := cpu()
+		start := CPU()
 		out, err := p.Allocate(r.Now, reqs)
-		r.Planning = append(r.Planning, cpu()-start)
+		r.Planning = append(r.Planning, CPU()-start)
 		if err != nil {
 			return nil, err
 		}
