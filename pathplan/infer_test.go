@@ -75,7 +75,7 @@ func TestInferFindsAll(t *testing.T) {
 		for _, answered := range []bool{false, true} {
 			for bad := 1; bad <= 3; bad++ {
 				t.Run(fmt.Sprintf("%s-answered=%v-%d", kind.name, answered, bad), func(t *testing.T) {
-					for seed := range uint64(100) {
+					for seed := range uint64(rounds(100)) {
 						r := rand.New(rand.NewPCG(seed, uint64(bad)))
 						leaves, spines := 4+r.IntN(3), 4+r.IntN(5)
 						loss := map[Link]float64{}
@@ -113,7 +113,7 @@ func checkFound(t *testing.T, seed uint64, loss map[Link]float64, got []Suspect)
 
 // TestInferHealthy: a fabric that is well, with noise, has no suspect.
 func TestInferHealthy(t *testing.T) {
-	for seed := range uint64(50) {
+	for seed := range uint64(rounds(50)) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		noise := map[Link]float64{}
 		for a := range 6 {

@@ -233,10 +233,18 @@ func (w *world) allocate() {
 	}
 }
 
+// rounds is fewer with -short: under the race detector, which has nothing to find here.
+func rounds(n int) int {
+	if testing.Short() {
+		return n / 5
+	}
+	return n
+}
+
 // TestAnyHistory: whatever happens, in whatever order, the plan's rules hold; and when it
 // ends, rebalancing does too, with no lane left on a dead link.
 func TestAnyHistory(t *testing.T) {
-	for seed := range uint64(80) {
+	for seed := range uint64(rounds(80)) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		top := Clos(ClosShape{Hosts: 8, NICs: 2, Groups: 1 << r.IntN(3), LeafPairs: 1 + r.IntN(2), Spines: 2 + 2*r.IntN(4),
 			Planes: r.IntN(2) == 0, SinglePort: r.IntN(4) == 0, PortRate: 200 * gbit, LinkRate: (200 + 200*r.Int64N(4)) * gbit})
@@ -272,7 +280,7 @@ func (w *world) quiet(seed uint64) {
 
 // TestSnapshot: a plan comes back as it was.
 func TestSnapshot(t *testing.T) {
-	for seed := range uint64(30) {
+	for seed := range uint64(rounds(30)) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		top := Clos(ClosShape{Hosts: 8, NICs: 2, Groups: 4, LeafPairs: 1, Spines: 4, PortRate: 200 * gbit, LinkRate: 400 * gbit})
 		o := Options{Steered: seed%2 == 0}
