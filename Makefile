@@ -132,5 +132,9 @@ bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a 
 man: build ## manual pages of every command, in bin/man1
 	bin/lockstep man --dir bin/man1
 
+.PHONY: bench-fabric
+bench-fabric: ## C4P's tables in a simulated fabric, and how the plan grows to 4,096 hosts (ARGS=-short: seconds)
+	cd bench && $(GO) run ./cmd/fabricsim $(ARGS)
+
 clean: ## remove what was built
 	rm -rf bin

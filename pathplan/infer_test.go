@@ -75,7 +75,7 @@ func TestInferFindsAll(t *testing.T) {
 		for _, answered := range []bool{false, true} {
 			for bad := 1; bad <= 3; bad++ {
 				t.Run(fmt.Sprintf("%s-answered=%v-%d", kind.name, answered, bad), func(t *testing.T) {
-					for seed := range uint64(100) {
+					for seed := range uint64(rounds(100)) {
 						r := rand.New(rand.NewPCG(seed, uint64(bad)))
 						leaves, spines := 4+r.IntN(3), 4+r.IntN(5)
 						loss := map[Link]float64{}
@@ -113,7 +113,7 @@ func checkFound(t *testing.T, seed uint64, loss map[Link]float64, got []Suspect)
 
 // TestInferHealthy: a fabric that is well, with noise, has no suspect.
 func TestInferHealthy(t *testing.T) {
-	for seed := range uint64(50) {
+	for seed := range uint64(rounds(50)) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		noise := map[Link]float64{}
 		for a := range 6 {
@@ -158,5 +158,16 @@ func TestInferAlike(t *testing.T) {
 	got = Infer(probes, InferOptions{})
 	if len(got) != 1 || len(got[0].Links) != 1 || got[0].Links[0].From != "host2" {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// BenchmarkInfer: a full mesh of 64 leaves over 32 spines, three bad links.
+func BenchmarkInfer(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	probes := mesh(r, 64, 32, 100, true, map[Link]float64{anyLink(r, 64, 32): 1, anyLink(r, 64, 32): 0.05, anyLink(r, 64, 32): 0.3})
+	for b.Loop() {
+		if len(Infer(probes, InferOptions{})) != 3 {
+			b.Fatal("not the three")
+		}
 	}
 }

@@ -83,9 +83,9 @@ func Compare(t pathplan.Topology, jobs func(seed uint64) []Job, runs int) (row R
 		if err != nil {
 			return row, err
 		}
-		start := time.Now()
+		start := CPU()
 		with.Settle()
-		row.Rebalance += time.Since(start) / time.Duration(runs)
+		row.Rebalance += (CPU() - start) / time.Duration(runs)
 		b, err := with.Rates()
 		if err != nil {
 			return row, err

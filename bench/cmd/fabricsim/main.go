@@ -2,7 +2,7 @@
 // simulated fabric: the tables of C4P's paper at its own size, and how gain and planning
 // time grow.
 //
-//	fabricsim [-runs 20] [-short]
+//	fabricsim [-runs 20] [-short] [-table one|eight|failure|growth]
 package main
 
 import (
@@ -18,22 +18,29 @@ import (
 func main() {
 	runs := flag.Int("runs", 20, "runs of each, with other hashes")
 	short := flag.Bool("short", false, "small sizes only: seconds")
+	only := flag.String("table", "", "only this one: one, eight, failure or growth")
 	flag.Parse()
 	sizes := []int{16, 64, 256, 1024, 4096}
 	if *short {
 		*runs, sizes = min(*runs, 3), sizes[:3]
 	}
-	for _, table := range []func() error{
-		func() error {
+	for _, table := range []struct {
+		name  string
+		print func() error
+	}{
+		{"one", func() error {
 			return compare("One job of 16 hosts", *runs, func(lanes int) []fabricsim.Job { return fabricsim.OneJob(16, lanes) })
-		},
-		func() error {
+		}},
+		{"eight", func() error {
 			return compare("Eight jobs of 2 hosts", *runs, func(lanes int) []fabricsim.Job { return fabricsim.PairJobs(16, lanes) })
-		},
-		func() error { return failure(*runs) },
-		func() error { return growth(sizes) },
+		}},
+		{"failure", func() error { return failure(*runs) }},
+		{"growth", func() error { return growth(sizes) }},
 	} {
-		if err := table(); err != nil {
+		if *only != "" && *only != table.name {
+			continue
+		}
+		if err := table.print(); err != nil {
 			fmt.Fprintln(os.Stderr, "fabricsim:", err)
 			os.Exit(1)
 		}
@@ -104,7 +111,7 @@ func reaches(points []fabricsim.Point, from, to time.Duration, want float64) tim
 }
 
 func growth(sizes []int) error {
-	fmt.Println("\nJobs of 2 to 32 hosts anywhere in a fabric that they fill, 2 lanes, one run; times of one core")
+	fmt.Println("\nJobs of 2 to 32 hosts anywhere in a fabric that they fill, 2 lanes, one run; processor times")
 	fmt.Println("| hosts | NICs | jobs | hashed: worst, mean | planned: worst, mean | gain | plan, all jobs | longest job | rebalance | moves |")
 	fmt.Println("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
 	for _, hosts := range sizes {
