@@ -279,6 +279,55 @@ func TestNetChoice(t *testing.T) {
 	}
 }
 
+// TestRDMAIdentity: both ends of each path record who the other one is: what one calls its
+// queue pair the other calls the peer's, with NIC, port, rail and address of each.
+func TestRDMAIdentity(t *testing.T) {
+	verbstest.New(t, verbstest.Options{})
+	var recs [2]*record.Writer
+	for i := range recs {
+		var err error
+		if recs[i], err = record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "test", WorldSize: 2}}); err != nil {
+			t.Fatal(err)
+		}
+		defer recs[i].Close()
+	}
+	ranks(t, 2, func(cfg *ccl.Config) {
+		overRDMA(1)(cfg)
+		cfg.Recorder = recs[cfg.Rank]
+	}, func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 300_000))
+		return do(ctx, s, c.AllReduce(s, x, x, ccl.Sum))
+	})
+	var conns [2]map[uint16]record.ConnStatus
+	for i := range recs {
+		r, err := record.Open(recs[i].Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		conns[i] = map[uint16]record.ConnStatus{}
+		for _, c := range r.Conns(nil) {
+			conns[i][c.Channel] = c
+		}
+	}
+	if len(conns[0]) != 4 { // two lanes of two paths
+		t.Fatalf("%+v", conns[0])
+	}
+	for channel, a := range conns[0] {
+		b := conns[1][channel]
+		if a.ID == 0 || a.ID != uint64(b.PeerID) || b.ID != uint64(a.PeerID) {
+			t.Errorf("channel %d: queue pairs %d→%d and %d→%d", channel, a.ID, a.PeerID, b.ID, b.PeerID)
+		}
+		device, port := a.NIC()
+		if want := fmt.Sprint("mlx5_", channel%2); device != want || port != 1 || a.Rail != int(channel%2)+1 {
+			t.Errorf("channel %d: NIC %s/%d, rail %d, want %s/1, rail %d", channel, device, port, a.Rail, want, channel%2+1)
+		}
+		if record.AddressText(a.Address) == "" || a.Address == b.Address {
+			t.Errorf("channel %d: addresses %q and %q", channel, record.AddressText(a.Address), record.AddressText(b.Address))
+		}
+	}
+}
+
 // TestRDMARecords: each path of each lane is a connection of the flight recorder,
 // which tells what became of it, and that all were down before an operation failed.
 func TestRDMARecords(t *testing.T) {

@@ -75,7 +75,10 @@ type Conn struct {
 	Channel   uint16
 	QP        uint64 // number of this end's queue pair, 0 where there is none
 	PeerQP    uint32 // of the other end's, 0 when it is not known
-	Address   string // of this end's port (GID), "" when it is not known
+	Address   string // of this end's port (GID or IP), "" when it is not known
+	NIC       string // device of this end's port, "" where there is none
+	Port      int    // its number on that
+	Rail      int    // of it among its node's, from 1; 0 when it is not known
 	Name      string // both ends' ports or addresses
 }
 

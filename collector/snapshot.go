@@ -1,6 +1,7 @@
 package collector
 
 import (
+	"slices"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -49,10 +50,11 @@ type AgentJob struct {
 	Ranks           map[diagnosis.ProcState]int
 	Comms           []AgentComm
 	Transports      []AgentTransport
-	Records         uint64 // read
-	Lost            uint64 // overwritten before they were read, or dropped by the writer
-	TableOverflow   uint64 // communicators or connections that found no slot in a recorder's tables
-	GPUs            int    // of processes that are alive; GPUClockErrorNs bounds the mapping of their clocks, the worst of them
+	Connections     []ConnDetail // at most MaxConnDetails, anomalous ones first
+	Records         uint64       // read
+	Lost            uint64       // overwritten before they were read, or dropped by the writer
+	TableOverflow   uint64       // communicators or connections that found no slot in a recorder's tables
+	GPUs            int          // of processes that are alive; GPUClockErrorNs bounds the mapping of their clocks, the worst of them
 	GPUClockErrorNs int64
 	RanksOnGPU      map[int]int // ranks that are alive, by index of the GPU that they use
 	Step            uint64      // highest step mark seen
@@ -79,6 +81,50 @@ type AgentTransport struct {
 	Outstanding uint64
 	Broken      int // paths that are down now
 	ConnTotals
+}
+
+// MaxConnDetails bounds the connections of a job that are published one by one.
+const MaxConnDetails = 64
+
+// ConnDetail is one connection: who it is, and how it does.
+type ConnDetail struct {
+	ID        string // unique on its node
+	Comm      string
+	Rank      int32 // in the job
+	Peer      int32 // in the communicator
+	PeerWorld int32 // in the job; -1 where an agent tells, which does not know
+	Conn
+	State       record.LinkState
+	BytesPerSec float64 // of the last window
+	LatencyNs   int64
+	Cause       record.Cause
+	Windows     uint64
+	Slow        uint64
+	Switches    uint64
+	Outages     uint64
+	Resent      uint64
+}
+
+// Anomaly is how much a connection deserves attention: more for what is wrong now.
+func (c *ConnDetail) Anomaly() int {
+	switch {
+	case c.State == record.LinkDown:
+		return 4
+	case c.Cause == record.CauseNetwork:
+		return 3
+	case c.State == record.LinkSwitched || c.Switches+c.Outages > 0:
+		return 2
+	case c.Slow > 0:
+		return 1
+	}
+	return 0
+}
+
+// FirstConnDetails sorts connections, those first that deserve attention most, and cuts
+// off what is beyond MaxConnDetails. Those alike keep their order.
+func FirstConnDetails(all []ConnDetail) []ConnDetail {
+	slices.SortStableFunc(all, func(a, b ConnDetail) int { return b.Anomaly() - a.Anomaly() })
+	return all[:min(len(all), MaxConnDetails)]
 }
 
 // ConnTotals counts what connections ever did.
@@ -127,6 +173,7 @@ type MasterSnapshot struct {
 	Diagnoses     uint64
 	DiagnosisNs   uint64 // total
 	Delay         []DelayMatrix
+	Connections   []ConnDetail     // at most MaxConnDetails, anomalous ones first
 	Overflow      uint64           // ranks, communicators or connections not tracked because a bound was reached
 	Refused       uint64           // entries of agents' reports that contradict what is known, late words of former attempts among them
 	Denied        uint64           // calls that the caller's certificate does not allow

@@ -94,6 +94,20 @@ func node() board {
 					alerts:  []string{names.AlertConnectionPathDown},
 				},
 				{
+					title: "Connections of their own", view: lines, width: 12, height: 7,
+					why: "The connections of which lockstep_connection_info tells who they are: those whose path broke or whose network is slow first.",
+					targets: []target{
+						{expr: highest("connection", of(names.ConnBandwidth, here...)), legend: "{{connection}} bytes/s"},
+						{expr: highest("connection", of(names.ConnLatency, here...)), legend: "{{connection}} latency"},
+						{expr: sum("connection", rate(names.ConnSlow, here...)), legend: "{{connection}} slow windows"},
+					},
+				},
+				{
+					title: "Who these connections are", view: rows(names.LabelConnection, names.LabelCommunicator, names.LabelRank, names.LabelPeer, names.LabelTransport, names.LabelDevice, names.LabelPort, names.LabelRail, names.LabelQueuePair, names.LabelPeerPair, names.LabelAddress), width: 12, height: 7,
+					why:     "Queue pair, NIC and port of a connection, to be read beside the counters of that port.",
+					targets: []target{{expr: of(names.ConnInfo, here...)}},
+				},
+				{
 					title: "Switches and bytes sent again", view: lines, width: 12, height: 7,
 					why: "Paths that took over from another a second, and bytes a second sent again because the other path may have lost them.",
 					targets: []target{

@@ -203,6 +203,31 @@ func pipeline() board {
 					targets: []target{{expr: lowest("scope", of(names.BreakerRemaining)), legend: "{{scope}}"}},
 				},
 				{
+					title: "Nodes out, spares", view: lines, width: 8, height: 7,
+					why: "Nodes that the remediator has taken out (suspect: blamed; silent: not heard), those that came back, and what is left in the pools.",
+					targets: []target{
+						{expr: sum("reason", of(names.NodesOut)), legend: "out: {{reason}}"},
+						{expr: sum("reason", of(names.NodesReturned)), legend: "returned: {{reason}}"},
+						{expr: sum("pool", of(names.SpareNodes)), legend: "spares of {{pool}}"},
+					},
+				},
+				{
+					title: "Fences", view: lines, width: 8, height: 7,
+					why: "Whether ranks on silent nodes were proven to have ended (waiting: pods wait for proof; unproven: a policy went on without), and pods deleted by force since.",
+					targets: []target{
+						{expr: sum("result", of(names.Fences)), legend: "{{result}}"},
+						{expr: sum("", of(names.ForcedDeletions)), legend: "pods deleted by force"},
+					},
+				},
+				{
+					title: "API server", view: lines, width: 8, height: 7,
+					why: "The remediator's requests to the cluster's API server by result, and how many remediators lead: one.",
+					targets: []target{
+						{expr: sum("verb, result", rate(names.SchedulerCalls)), legend: "{{verb}} a second: {{result}}"},
+						{expr: sum("", of(names.Leading)), legend: "leading"},
+					},
+				},
+				{
 					title: "Decisions", view: lines, width: 12, height: 7,
 					why:     "Decisions on alerts since the remediator started, by action and outcome.",
 					targets: []target{{expr: sum("action, outcome", of(names.Actions)), legend: "{{action}}: {{outcome}}"}},

@@ -178,7 +178,13 @@ type Conn struct {
 	Comm      int32 // index into Evidence.Comms
 	Src, Dst  int32
 	Transport record.Transport
-	Name      string
+	// Name is NIC and port of both ends (RDMA), or their addresses. QueuePair is Src's, PeerQueuePair
+	// Dst's, Address and Rail are of Src's port; zero where there is none, or nobody has told.
+	Name          string
+	QueuePair     uint32
+	PeerQueuePair uint32
+	Address       Address
+	Rail          uint16 // from 1
 
 	Outstanding    uint64 // bytes posted by the source and not yet taken by the destination
 	LastPost       int64

@@ -80,7 +80,7 @@ func (l *links) find(found []finding) []finding {
 		for i := range l.ev.Conns {
 			if k := &l.ev.Conns[i]; k.Comm == d.comm && k.Src == d.src && k.Dst == d.dst && k.Link == record.LinkDown {
 				m := l.ev.Comms[d.comm].Members
-				f.why("rank %d and rank %d have no path left: %s %s broke at %s", m[d.src].World, m[d.dst].World, k.Transport, k.Name, clock(k.LinkAt))
+				f.why("rank %d and rank %d have no path left: %s broke at %s", m[d.src].World, m[d.dst].World, k, clock(k.LinkAt))
 			}
 		}
 	}

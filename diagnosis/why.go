@@ -182,9 +182,9 @@ func (d *hangs) whyStalled(f *finding, c *cause) {
 			last = "the last completion was at " + clock(k.LastCompletion)
 		}
 		if k.TxBlockedSince > 0 && k.Outstanding == 0 {
-			f.why("connection %d → %d (%s %s): the sender has had no credit for %s, %s, %s", x.src, x.dst, k.Transport, k.Name, seconds(d.now-k.TxBlockedSince), waits, last)
+			f.why("connection %d → %d (%s): the sender has had no credit for %s, %s, %s", x.src, x.dst, k, seconds(d.now-k.TxBlockedSince), waits, last)
 		} else {
-			f.why("connection %d → %d (%s %s): %d bytes posted and not taken, %s, %s", x.src, x.dst, k.Transport, k.Name, k.Outstanding, waits, last)
+			f.why("connection %d → %d (%s): %d bytes posted and not taken, %s, %s", x.src, x.dst, k, k.Outstanding, waits, last)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func (d *slowLinks) whyDelayed(f *finding, pat *pattern, worst *slowConn) {
 		if s.alone {
 			usual = fmt.Sprintf("that of the %s beside it, it has no history yet:", plural(s.peers, "connection", "connections"))
 		}
-		line := fmt.Sprintf("connection %d → %d (%s %s, %s) takes %s from post to completion", s.cell.src, s.cell.dst, c.Transport, c.Name, d.ev.Comms[s.comm].Name, millis(s.delay))
+		line := fmt.Sprintf("connection %d → %d (%s, %s) takes %s from post to completion", s.cell.src, s.cell.dst, c, d.ev.Comms[s.comm].Name, millis(s.delay))
 		if s.base > 0 {
 			line += fmt.Sprintf(", %.1f times %s %s", s.delay/s.base, usual, millis(s.base))
 		}

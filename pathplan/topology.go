@@ -3,6 +3,9 @@ package pathplan
 import (
 	"errors"
 	"fmt"
+	"math"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Bounds on what anybody may name or ask for. A Topology beyond them is refused.
@@ -138,26 +141,83 @@ func (p Path) String() string {
 }
 
 // Check returns an error that wraps ErrInvalid when the topology is malformed or beyond a
-// bound: names empty or too long or given twice, links that do not join a leaf and a
-// spine, ports on leaves that are not there.
-func (t *Topology) Check() error { panic("not yet") }
+// bound: names empty, too long, not printable or given twice, links that do not join a leaf
+// and a spine, ports on leaves that are not there.
+func (t *Topology) Check() error {
+	_, err := compile(t)
+	return err
+}
 
-// Clos is a regular topology for tests, simulators and generated fabrics: hosts × nics
-// dual-port NICs. It is described at ClosShape.
-func Clos(s ClosShape) Topology { panic("not yet") }
+// checkName refuses what would not do as a label or in a log line.
+func checkName(what, name string) error {
+	if name == "" || len(name) > MaxName || !utf8.ValidString(name) {
+		return fmt.Errorf("%s %.40q: want 1 to %d bytes of UTF-8: %w", what, name, MaxName, ErrInvalid)
+	}
+	for _, r := range name {
+		if !unicode.IsPrint(r) {
+			return fmt.Errorf("%s %.40q: has an unprintable character: %w", what, name, ErrInvalid)
+		}
+	}
+	return nil
+}
 
-// ClosShape describes a regular fabric. Hosts are cut into Groups of equal size; each
-// group has its own leaves, LeafPairs pairs of a left and a right leaf; NIC i of a host is
-// on pair i*LeafPairs/NICs of the host's group. Every leaf has one link to every spine,
-// or, with Planes, left leaves to the first half of the spines and right ones to the rest.
-// Names are host0, nic0, leaf0 (even: left), spine0.
+// check refuses what is no state.
+func (s LinkState) check() error {
+	if math.IsNaN(s.Loss) || s.Loss < 0 || s.Loss > 1 {
+		return fmt.Errorf("loss %v: want 0 to 1: %w", s.Loss, ErrInvalid)
+	}
+	return nil
+}
+
+// ClosShape describes a regular fabric for tests, simulators and generated topologies.
+// Hosts are cut into Groups of equal size; each group has its own leaves, LeafPairs pairs
+// of a left and a right leaf; NIC i of a host is on pair i*LeafPairs/NICs of the host's
+// group. Every leaf has one link each way with every spine or, with Planes, left leaves
+// with the first half of the spines and right ones with the rest. Names are host0, nic0,
+// leaf0 (even: left), spine0.
 type ClosShape struct {
 	Hosts, NICs int
 	Groups      int // of hosts
 	LeafPairs   int // a group
 	Spines      int
 	Planes      bool
+	SinglePort  bool  // NICs have the left port only, leaves are all left
 	PortRate    int64 // bit/s
 	LinkRate    int64 // bit/s
-	SinglePort  bool  // NICs have the left port only
+}
+
+// Clos is the fabric of a shape. Check finds what is wrong with a shape that makes no
+// sense.
+func Clos(s ClosShape) Topology {
+	sides := 2
+	if s.SinglePort {
+		sides = 1
+	}
+	var t Topology
+	for i := range s.Spines {
+		t.Spines = append(t.Spines, fmt.Sprintf("spine%d", i))
+	}
+	for i := range s.Groups * s.LeafPairs * sides {
+		leaf, spines := fmt.Sprintf("leaf%d", i), t.Spines
+		t.Leaves = append(t.Leaves, leaf)
+		if half := len(spines) / 2; s.Planes {
+			spines = spines[i%sides*half:][:half]
+		}
+		for _, spine := range spines {
+			up := Link{From: leaf, To: spine}
+			t.Links = append(t.Links, LinkRate{up, s.LinkRate}, LinkRate{up.Reverse(), s.LinkRate})
+		}
+	}
+	for h := range s.Hosts {
+		for n := range s.NICs {
+			pair := h*s.Groups/s.Hosts*s.LeafPairs + n*s.LeafPairs/s.NICs
+			for side := range sides {
+				t.Ports = append(t.Ports, HostPort{
+					Port: Port{NIC{fmt.Sprintf("host%d", h), fmt.Sprintf("nic%d", n)}, Side(side)},
+					Leaf: t.Leaves[pair*sides+side], Rate: s.PortRate,
+				})
+			}
+		}
+	}
+	return t
 }

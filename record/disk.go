@@ -139,10 +139,12 @@ type diskConn struct {
 	comm      uint16
 	channel   uint16
 	transport uint8
-	_         [7]byte
-	switches  uint64 // live: how often this path has taken over from another
-	resent    uint64 // bytes sent again on it for that
-	_         [16]byte
+	rail      uint8    // 1 + the rail, 0 when it is not told
+	history   uint16   // live: 1 + its slot in the history table, 0 for none
+	peerID    uint32   // live: of the peer's queue pair, stored before id
+	switches  uint64   // live: how often this path has taken over from another
+	resent    uint64   // bytes sent again on it for that
+	address   [16]byte // of this end's port: a GID, or an IP address as one; zero when it is not told
 	name      [nameSize]byte
 
 	posted      uint64 // live: the sending half

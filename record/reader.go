@@ -488,6 +488,10 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			s.Switches = atomic.LoadUint64(&d.switches)
 			s.Resent = atomic.LoadUint64(&d.resent)
 			s.ID = atomic.LoadUint64(&d.id)
+			s.PeerID = atomic.LoadUint32(&d.peerID)
+			if now := atomic.LoadUint64(&d.id); now != s.ID { // renamed in between, which takes seconds to come again
+				s.ID, s.PeerID = now, atomic.LoadUint32(&d.peerID)
+			}
 			if atomic.LoadUint64(&d.state) != state {
 				r.conns[i].known = false
 				continue
@@ -524,7 +528,7 @@ func (r *Reader) connEntry(i, gen uint64, d *diskConn) ConnEntry {
 	}
 	c := &r.conns[i]
 	if !c.known || c.gen != gen {
-		e := ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Name: getName(&d.name)}
+		e := ConnEntry{Comm: d.comm, Peer: max(d.peer, -1), Transport: Transport(d.transport), Channel: d.channel, ID: d.id, Address: d.address, Rail: int(d.rail), Name: getName(&d.name)}
 		*c = cached[ConnEntry]{e, gen, true}
 	}
 	return c.entry

@@ -1,6 +1,9 @@
 package record
 
 import (
+	"net/netip"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 )
@@ -35,7 +38,39 @@ type ConnEntry struct {
 	Transport Transport
 	Channel   uint16
 	ID        uint64 // QP number or socket inode, 0 when it has none; see Conn.Renamed
-	Name      string // at most 63 bytes, such as "tcp 127.0.0.1:4000->127.0.0.1:5000"
+	PeerID    uint32 // of the peer's queue pair, 0 when it has none
+	// Address is this end's port: a GID, or an IP address as one (IPv4-mapped); zero when it is not known.
+	Address [16]byte
+	Rail    int    // of this end's port among its node's, from 1; 0 when it is not known
+	Name    string // at most 63 bytes: NIC and port of both ends ("mlx5_0/1->mlx5_2/1"), or addresses ("tcp 127.0.0.1:4000->127.0.0.1:5000")
+}
+
+// NIC is the device of this end's port and the port's number, by Name; "" and 0 where the
+// connection has none.
+func (e *ConnEntry) NIC() (device string, port int) {
+	if e.Transport != TransportRDMA {
+		return "", 0
+	}
+	return NICOf(e.Name)
+}
+
+// NICOf is the NIC and port that the name of a path begins with, "" and 0 when it does not.
+func NICOf(path string) (device string, port int) {
+	own, _, ok := strings.Cut(path, "->")
+	device, number, named := strings.Cut(own, "/")
+	port, err := strconv.Atoi(number)
+	if !ok || !named || err != nil || port < 1 {
+		return "", 0
+	}
+	return device, port
+}
+
+// AddressText is a connection's address in words, "" for none.
+func AddressText(a [16]byte) string {
+	if a == ([16]byte{}) {
+		return ""
+	}
+	return netip.AddrFrom16(a).Unmap().String()
 }
 
 // Comm writes one communicator's live words. Each word is stored whole and a
@@ -221,7 +256,10 @@ func (w *Writer) AddConn(e ConnEntry) (*Conn, bool) {
 		return nil, false
 	}
 	d := (*diskConn)(unsafe.Pointer(&w.mem[w.geo.connAt()+uint64(i)*ConnEntrySize]))
-	*d = diskConn{id: e.ID, peer: e.Peer, comm: e.Comm, channel: e.Channel, transport: uint8(e.Transport)}
+	*d = diskConn{
+		id: e.ID, peer: e.Peer, comm: e.Comm, channel: e.Channel, transport: uint8(e.Transport),
+		peerID: e.PeerID, address: e.Address, rail: uint8(min(max(e.Rail, 0), 255)),
+	}
 	putName(&d.name, e.Name)
 	c := &Conn{w: w, index: i}
 	c.d.Store(d)
@@ -398,10 +436,12 @@ func (c *Conn) Switched(switches, resent uint64) {
 	}
 }
 
-// Renamed tells a new ID: a path that comes back has another queue pair.
-func (c *Conn) Renamed(id uint64) {
+// Renamed tells new IDs of both ends: a path that comes back has other queue pairs.
+func (c *Conn) Renamed(id uint64, peer uint32) {
 	if c != nil {
-		release(&c.d.Load().id, id)
+		d := c.d.Load()
+		atomic.StoreUint32(&d.peerID, peer)
+		release(&d.id, id)
 	}
 }
 

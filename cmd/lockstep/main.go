@@ -27,9 +27,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/nics"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/pkicmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/slurmcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/top"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 )
@@ -40,6 +42,7 @@ type cli struct {
 	Run        runcmd.Cmd            `cmd:"" help:"Supervise a job's ranks on this machine."`
 	Agent      agentcmd.Cmd          `cmd:"" help:"Watch the ranks of this node (one a node)."`
 	Master     mastercmd.Cmd         `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`
+	Planner    plannercmd.Cmd        `cmd:"" help:"Give every connection of every job its path through the fabric, and probe it."`
 	Remediator remediatorcmd.Cmd     `cmd:"" help:"Turn alerts into actions, carefully (one a cluster)."`
 	Breaker    remediatorcmd.Breaker `cmd:"" help:"List the remediator's open breakers, or close one."`
 	Pki        pkicmd.Cmd            `cmd:"" help:"Issue the certificates of agents, masters and the remediator."`
@@ -49,6 +52,7 @@ type cli struct {
 	Nics       nics.Cmd              `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
 	Diagnose   diagnose.Cmd          `cmd:"" help:"Judge an incident again, offline, from the evidence that its master recorded."`
+	Slurm      slurmcmd.Cmd          `cmd:"" help:"Inside a Slurm job: run its step in the allocation, again when the remediator says so."`
 	Doctor     doctor.Cmd            `cmd:"" help:"Tell what this node has and lacks, what works without it, and what to do."`
 	Completion clidoc.Completion     `cmd:"" help:"Write a script with which a shell completes this command line."`
 	Man        clidoc.Man            `cmd:"" help:"Write manual pages."`
@@ -96,6 +100,7 @@ func main() {
 	err := k.Run(log)
 	var bad *preflight.BadError
 	var differs *diagnose.Error
+	var step *slurmcmd.StatusError
 	var sick *doctor.BadError
 	switch {
 	case errors.As(err, &bad):
@@ -108,6 +113,9 @@ func main() {
 			fmt.Fprintln(os.Stderr, "lockstep:", err)
 		}
 		os.Exit(differs.Status)
+	case errors.As(err, &step):
+		fmt.Fprintln(os.Stderr, "lockstep:", err)
+		os.Exit(step.Status)
 	case errors.As(err, &sick):
 		os.Exit(doctor.StatusBad)
 	case err == nil:

@@ -449,8 +449,16 @@ func (r *rank) learnConn(s *record.ConnStatus) {
 		*k = conn{gen: s.Gen}
 	}
 	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
-	if w := k.who; w == nil || w.QP != s.ID || w.Name != s.Name || w.Channel != s.Channel {
-		k.who = &collector.Conn{Transport: s.Transport, Channel: s.Channel, QP: s.ID, Name: s.Name}
+	qp := uint64(0)
+	if s.Transport == record.TransportRDMA { // another one's is a socket's
+		qp = s.ID
+	}
+	if w := k.who; w == nil || w.QP != qp || w.PeerQP != s.PeerID || w.Name != s.Name || w.Channel != s.Channel {
+		k.who = &collector.Conn{
+			Transport: s.Transport, Channel: s.Channel, QP: qp, PeerQP: s.PeerID, Name: s.Name,
+			Address: record.AddressText(s.Address), Rail: s.Rail,
+		}
+		k.who.NIC, k.who.Port = s.NIC()
 	}
 }
 

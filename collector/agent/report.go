@@ -210,11 +210,12 @@ func (r *rank) report(rep *wire.Report, room int) int {
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
 		}
-		if !again || idle(&was.ConnStatus) || was.ID != s.ID {
+		if !again || idle(&was.ConnStatus) || was.ID != s.ID || was.PeerID != s.PeerID {
 			w.Name = wireName(connName(s))
-		}
-		if s.Transport == record.TransportRDMA {
-			w.QueuePair = uint32(s.ID)
+			w.Address, w.Rail = record.AddressText(s.Address), uint32(s.Rail)
+			if s.Transport == record.TransportRDMA {
+				w.QueuePair, w.PeerQueuePair = uint32(s.ID), s.PeerID
+			}
 		}
 		rep.Connections = append(rep.Connections, w)
 		room--
@@ -242,8 +243,8 @@ func wireName(s string) string {
 	return strings.ToValidUTF8(s, "")
 }
 
-// connName tells a connection from all others, its queue pair's number included: it is what
-// evidence, verdicts and /status call it.
+// connName tells a connection from all others, its queue pair's number included: a master of
+// the version before knows it by nothing else.
 func connName(s *record.ConnStatus) string {
 	if s.Transport != record.TransportRDMA || s.ID == 0 {
 		return s.Name

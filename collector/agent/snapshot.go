@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -111,6 +112,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 				if s.Link == record.LinkDown {
 					t.Broken++
 				}
+				out.Connections = r.detail(out.Connections, s)
 			}
 		}
 		for i := range r.conns {
@@ -119,6 +121,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 			}
 		}
 	}
+	out.Connections = collector.FirstConnDetails(out.Connections)
 	for _, c := range comms {
 		out.Comms = append(out.Comms, *c)
 	}
@@ -170,4 +173,20 @@ func (j *job) addFinished(name string, n uint64) {
 	if _, ok := j.finished[name]; ok || len(j.finished) < maxNames {
 		j.finished[name] += n
 	}
+}
+
+// maxDetails bounds the connections among which the job's first are chosen.
+const maxDetails = 4096
+
+// detail appends a connection that was used.
+func (r *rank) detail(to []collector.ConnDetail, s *record.ConnStatus) []collector.ConnDetail {
+	k, c := r.conn(s.Index), r.comm(s.Comm)
+	if k.who == nil || c == nil || len(to) >= maxDetails || idle(s) && s.Received == 0 {
+		return to
+	}
+	return append(to, collector.ConnDetail{
+		ID: fmt.Sprintf("%d-%d.%d", r.p.Rank, s.Index, s.Gen), Comm: c.name, Rank: r.p.Rank, Peer: s.Peer, PeerWorld: -1, Conn: *k.who,
+		State: s.Link, BytesPerSec: float64(s.WindowBps), LatencyNs: s.LatencyNs, Cause: s.WindowCause,
+		Windows: s.Windows, Slow: s.SlowWindows, Switches: s.Switches, Outages: k.outages, Resent: s.Resent,
+	})
 }

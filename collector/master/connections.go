@@ -1,6 +1,11 @@
 package master
 
 import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -26,6 +31,11 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 	if tx := s.conn(n, connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
 		if w.Name != "" {
 			tx.Name = bounded(w.Name)
+			if w.QueuePair != 0 {
+				tx.Name = strings.TrimSuffix(tx.Name, fmt.Sprintf(" qp %d", w.QueuePair))
+			}
+			tx.QueuePair, tx.PeerQueuePair, tx.Rail = w.QueuePair, w.PeerQueuePair, uint16(min(w.Rail, math.MaxUint16))
+			tx.Address = diagnosis.ParseAddress(w.Address)
 		}
 		tx.Outstanding = 0
 		if w.Posted > w.Completed {
@@ -110,4 +120,33 @@ func (s *state) dropArrivals(size int) {
 	for i := range s.ev.Arrivals {
 		s.arrived[arrivalKey{s.ev.Arrivals[i].Comm, s.ev.Arrivals[i].Seq}] = int32(i)
 	}
+}
+
+// connDetails lists the connections that deserve attention most.
+func connDetails(ev *diagnosis.Evidence) (out []collector.ConnDetail) {
+	least := -1 // attention that one needs to find room
+	for i := range ev.Conns {
+		c := &ev.Conns[i]
+		members := ev.Comms[c.Comm].Members
+		if c.Name == "" || uint32(c.Src) >= uint32(len(members)) || uint32(c.Dst) >= uint32(len(members)) {
+			continue
+		}
+		d := collector.ConnDetail{
+			Comm: ev.Comms[c.Comm].Name, Rank: members[c.Src].World, Peer: c.Dst, PeerWorld: members[c.Dst].World,
+			State: c.Link, BytesPerSec: c.BytesPerSec, LatencyNs: int64(c.LatencyNs), Cause: c.Cause,
+			Windows: c.Windows, Slow: c.SlowWindows, Switches: c.Switches, Outages: c.Outages, Resent: c.Resent,
+		}
+		if d.Anomaly() <= least {
+			continue
+		}
+		d.Conn = collector.Conn{
+			Transport: c.Transport, QP: uint64(c.QueuePair), PeerQP: c.PeerQueuePair, Address: c.Address.String(), Rail: int(c.Rail), Name: c.Name,
+		}
+		d.NIC, d.Port = c.NIC()
+		if out = append(out, d); len(out) >= 2*collector.MaxConnDetails {
+			out = collector.FirstConnDetails(out)
+			least = out[len(out)-1].Anomaly()
+		}
+	}
+	return collector.FirstConnDetails(out)
 }

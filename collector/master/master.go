@@ -87,8 +87,9 @@ type Master struct {
 	lastTick  int64
 	resumed   int64 // when the last pause of this master ended, 0 when there was none
 	delay     []collector.DelayMatrix
-	delayAt   int64              // when delay was made
-	view      *collector.JobView // the last that was asked for
+	details   []collector.ConnDetail // likewise
+	delayAt   int64                  // when delay was made
+	view      *collector.JobView     // the last that was asked for
 
 	duplicates  uint64 // agents refused because another one of their node is heard
 	duplicateAt int64  // when that was last logged
@@ -378,9 +379,9 @@ func (m *Master) publish(now int64) {
 		}
 	}
 	if now-m.delayAt >= delayEvery {
-		m.delayAt, m.delay = now, delayMatrices(ev, now)
+		m.delayAt, m.delay, m.details = now, delayMatrices(ev, now), connDetails(ev)
 	}
-	s.Delay = m.delay
+	s.Delay, s.Connections = m.delay, m.details
 	for i := range ev.Ranks {
 		s.Ranks[ev.Ranks[i].Proc]++
 		s.Step = max(s.Step, ev.Ranks[i].Step)

@@ -1531,9 +1531,10 @@ type Connection struct {
 	Switches        uint64                 `protobuf:"varint,23,opt,name=switches,proto3" json:"switches,omitempty"`                                          // how often this path has taken over from another
 	Resent          uint64                 `protobuf:"varint,24,opt,name=resent,proto3" json:"resent,omitempty"`                                              // bytes sent again on it: because another path had lost them, or by TCP
 	Outages         uint64                 `protobuf:"varint,25,opt,name=outages,proto3" json:"outages,omitempty"`                                            // how often it was down and came back
-	QueuePair       uint32                 `protobuf:"varint,26,opt,name=queue_pair,json=queuePair,proto3" json:"queue_pair,omitempty"`                       // number of this end's queue pair, 0 where there is none; as name: while it is idle, ...
+	QueuePair       uint32                 `protobuf:"varint,26,opt,name=queue_pair,json=queuePair,proto3" json:"queue_pair,omitempty"`                       // number of this end's queue pair, 0 where there is none; this and the following whenever there is a name
 	PeerQueuePair   uint32                 `protobuf:"varint,27,opt,name=peer_queue_pair,json=peerQueuePair,proto3" json:"peer_queue_pair,omitempty"`         // of the other end's
-	Address         string                 `protobuf:"bytes,28,opt,name=address,proto3" json:"address,omitempty"`                                             // GID of this end's port, or "" where the transport does not tell
+	Address         string                 `protobuf:"bytes,28,opt,name=address,proto3" json:"address,omitempty"`                                             // of this end's port: a GID or an IP address, "" where the transport does not tell
+	Rail            uint32                 `protobuf:"varint,29,opt,name=rail,proto3" json:"rail,omitempty"`                                                  // of this end's port among its node's, from 1; 0 where it is not known
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1762,6 +1763,13 @@ func (x *Connection) GetAddress() string {
 		return x.Address
 	}
 	return ""
+}
+
+func (x *Connection) GetRail() uint32 {
+	if x != nil {
+		return x.Rail
+	}
+	return 0
 }
 
 // Arrival is one rank's start and end of a sampled collective.
@@ -2481,7 +2489,7 @@ const file_progress_proto_rawDesc = "" +
 	"\n" +
 	"fault_peer\x18\x18 \x01(\x11R\tfaultPeer\x12\x1d\n" +
 	"\n" +
-	"calls_only\x18\x1e \x01(\bR\tcallsOnly\"\xe8\x06\n" +
+	"calls_only\x18\x1e \x01(\bR\tcallsOnly\"\xfc\x06\n" +
 	"\n" +
 	"Connection\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
@@ -2515,7 +2523,8 @@ const file_progress_proto_rawDesc = "" +
 	"\n" +
 	"queue_pair\x18\x1a \x01(\rR\tqueuePair\x12&\n" +
 	"\x0fpeer_queue_pair\x18\x1b \x01(\rR\rpeerQueuePair\x12\x18\n" +
-	"\aaddress\x18\x1c \x01(\tR\aaddress\"\xce\x01\n" +
+	"\aaddress\x18\x1c \x01(\tR\aaddress\x12\x12\n" +
+	"\x04rail\x18\x1d \x01(\rR\x04rail\"\xce\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +

@@ -165,6 +165,11 @@ var connColumns = []column[diagnosis.Conn, pb.Conns]{
 	number(func(t *diagnosis.Conn) *uint64 { return &t.Switches }, func(m *pb.Conns) *[]int64 { return &m.Switches }),
 	number(func(t *diagnosis.Conn) *uint64 { return &t.Outages }, func(m *pb.Conns) *[]int64 { return &m.Outages }),
 	number(func(t *diagnosis.Conn) *uint64 { return &t.Resent }, func(m *pb.Conns) *[]int64 { return &m.Resent }),
+	number(func(t *diagnosis.Conn) *uint32 { return &t.QueuePair }, func(m *pb.Conns) *[]int64 { return &m.QueuePair }),
+	number(func(t *diagnosis.Conn) *uint32 { return &t.PeerQueuePair }, func(m *pb.Conns) *[]int64 { return &m.PeerQueuePair }),
+	number(func(t *diagnosis.Conn) *uint64 { return &t.Address.High }, func(m *pb.Conns) *[]int64 { return &m.AddressHigh }),
+	number(func(t *diagnosis.Conn) *uint64 { return &t.Address.Low }, func(m *pb.Conns) *[]int64 { return &m.AddressLow }),
+	number(func(t *diagnosis.Conn) *uint16 { return &t.Rail }, func(m *pb.Conns) *[]int64 { return &m.Rail }),
 }
 
 var arrivalColumns = []column[arrival, pb.Arrivals]{

@@ -43,6 +43,9 @@ var attributes = []Attribute{
 	{AttrChannel, "int", "window, link", "Lane and path of the connection."},
 	{AttrQueuePair, "int", "window, link", "Number of this end's queue pair."},
 	{AttrPeerQueuePair, "int", "window, link", "Number of the other end's queue pair."},
+	{AttrNIC, "string", "window, link", "Device of this end's port."},
+	{AttrPort, "int", "window, link", "Number of this end's port on its device."},
+	{AttrRail, "int", "window, link", "Rail of this end's port among its node's, from 1."},
 	{AttrAddress, "string", "window, link", "GID of this end's port."},
 	{AttrChannels, "int", "collective", "Channels used."},
 	{AttrResult, "string", "collective", "How it ended; anything but ok also sets the span's status to error."},
@@ -88,6 +91,9 @@ const (
 	AttrChannel         = "ccl.connection.channel"
 	AttrQueuePair       = "ccl.connection.queue_pair"
 	AttrPeerQueuePair   = "ccl.connection.peer_queue_pair"
+	AttrNIC             = "ccl.connection.nic"
+	AttrPort            = "ccl.connection.port"
+	AttrRail            = "ccl.connection.rail"
 	AttrAddress         = "ccl.connection.address"
 )
 

@@ -39,6 +39,11 @@ const (
 	LabelCollective   = "collective"   // AllReduce, ...
 	LabelResult       = "result"
 	LabelTransport    = "transport"
+	LabelConnection   = "connection"      // rank and place in its recorder, on the few connections that have series of their own
+	LabelQueuePair    = "queue_pair"      // only on their info metric, as are the following
+	LabelPeerPair     = "peer_queue_pair" // the other end's
+	LabelAddress      = "address"         // GID or IP address
+	LabelRail         = "rail"
 	LabelCause        = "cause"
 	LabelState        = "state"
 	LabelSource       = "source"
@@ -58,6 +63,8 @@ const (
 	LabelOutcome      = "outcome"
 	LabelPolicy       = "policy"
 	LabelScope        = "scope"
+	LabelVerb         = "verb"
+	LabelPool         = "pool"
 	LabelClock        = "clock"
 	LabelSrc          = "source_rank" // delay matrix only, capped
 	LabelDst          = "destination_rank"
@@ -104,7 +111,7 @@ var (
 	CertUnreadable = def(All, Gauge, "lockstep_certificate_unreadable", "", "1 while this process's certificate, its key or its CA cannot be read again, and those that could be last are used until they end. Absent without certificates.")
 	CertExpiry     = def(All, Gauge, "lockstep_certificate_expiry_timestamp_seconds", "seconds", "When this process's certificate ends, in Unix time. Absent without certificates.")
 	StateWritable  = def(All, Gauge, "lockstep_state_writable", "", "Whether a master's state directory, or the remediator's journal, could be written when that was last tried. Absent on others.")
-	SeriesOverflow = def(All, Counter, "lockstep_series_overflow_total", "", "Label sets that were not exported because their family had reached its cap.", LabelFamily)
+	SeriesOverflow = def(All, Counter, "lockstep_series_overflow_total", "", "Label sets that were not exported because their family had reached its cap; absent while there are none.", LabelFamily)
 )
 
 // On the agent: what the ranks of this node did.
@@ -124,6 +131,11 @@ var (
 	ConnBroken      = def(Agent, Gauge, "lockstep_connection_paths_down", "", "Paths of open connections that are broken; a connection with another path goes on.", LabelJob, LabelTransport)
 	ConnSwitches    = def(Agent, Counter, "lockstep_connection_switches_total", "", "Times that a connection's path took over from another one, back to the first included.", LabelJob, LabelTransport)
 	ConnResent      = def(Agent, Counter, "lockstep_connection_resent_bytes_total", "bytes", "Bytes sent again because they may have been lost: over another path, on new sockets, or by TCP itself.", LabelJob, LabelTransport)
+
+	ConnInfo      = def(Agent, Gauge, "lockstep_connection_info", "", "Who a connection is, to join with the series that have its connection label, and with NIC counters by device and port; always 1. At most 64 connections of a job on a node: those whose path broke or whose network is slow first.", LabelJob, LabelConnection, LabelCommunicator, LabelRank, LabelPeer, LabelTransport, LabelDevice, LabelPort, LabelRail, LabelQueuePair, LabelPeerPair, LabelAddress)
+	ConnBandwidth = def(Agent, Gauge, "lockstep_connection_bandwidth_bytes_per_second", "", "Bandwidth in the last window of a connection that lockstep_connection_info has.", LabelJob, LabelConnection)
+	ConnLatency   = def(Agent, Gauge, "lockstep_connection_latency_seconds", "seconds", "Mean time from post to completion in that window.", LabelJob, LabelConnection)
+	ConnSlow      = def(Agent, Counter, "lockstep_connection_slow_windows_total", "", "Windows of that connection in which its network was slow, beyond what is usual for it.", LabelJob, LabelConnection)
 
 	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
 	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
@@ -257,6 +269,9 @@ var (
 	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal), of the last ten seconds. source_rank and destination_rank count in the communicator, not in the world. Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
 
+// ReasonNodeLost is a verdict's reason (diagnosis): no agent of the node has been heard.
+const ReasonNodeLost = "node_lost"
+
 // On the remediator: what was done about it.
 var (
 	Webhooks         = def(Remediator, Counter, "lockstep_webhook_requests_total", "", "Alertmanager webhooks received, by result.", LabelResult)
@@ -269,6 +284,13 @@ var (
 	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
 	NotesDropped     = def(Remediator, Counter, "lockstep_notes_dropped_total", "", "Journal entries whose story the job's master was not told, for its status page: it did not answer, or too many waited.")
+	SchedulerCalls   = def(Remediator, Counter, "lockstep_scheduler_requests_total", "", "Requests to the cluster's API server, by verb and result.", LabelVerb, LabelResult)
+	NodesOut         = def(Remediator, Gauge, "lockstep_nodes_out", "", "Nodes that are taken out now: suspect (blamed) or silent (not heard).", LabelReason)
+	NodesReturned    = def(Remediator, Counter, "lockstep_nodes_returned_total", "", "Nodes that were brought back, by why they were out.", LabelReason)
+	SpareNodes       = def(Remediator, Gauge, "lockstep_spare_nodes", "", "Spares of a pool that could be used now.", LabelPool)
+	Fences           = def(Remediator, Counter, "lockstep_fences_total", "", "Answers to whether ranks on a silent node have ended: proven, unproven (acted on by policy all the same), waiting.", LabelResult)
+	ForcedDeletions  = def(Remediator, Counter, "lockstep_forced_deletions_total", "", "Pods deleted by force on nodes that are silent.")
+	Leading          = def(Remediator, Gauge, "lockstep_remediator_leading", "", "1 when this remediator is the one that acts.")
 )
 
 // In the file that a preflight check leaves for a textfile collector: how the

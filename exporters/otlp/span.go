@@ -378,6 +378,13 @@ func identity(b []byte, c *collector.Conn) []byte {
 	if c.Address != "" {
 		b = appendString(b, tagEventAttribute, names.AttrAddress, clean(c.Address))
 	}
+	if c.NIC != "" {
+		b = appendString(b, tagEventAttribute, names.AttrNIC, clean(c.NIC))
+		b = appendInt(b, tagEventAttribute, names.AttrPort, int64(c.Port))
+	}
+	if c.Rail != 0 {
+		b = appendInt(b, tagEventAttribute, names.AttrRail, int64(c.Rail))
+	}
 	return b
 }
 

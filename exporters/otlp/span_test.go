@@ -63,7 +63,7 @@ func example() (*operation, []collector.Window) {
 		}
 }
 
-var exampleConn = &collector.Conn{Transport: record.TransportRDMA, Channel: 1, QP: 0x11c, PeerQP: 0x20, Address: "fe80::1", Name: "mlx5_0/1->mlx5_2/1"}
+var exampleConn = &collector.Conn{Transport: record.TransportRDMA, Channel: 1, QP: 0x11c, PeerQP: 0x20, Address: "fe80::1", NIC: "mlx5_0", Port: 1, Rail: 3, Name: "mlx5_0/1->mlx5_2/1"}
 
 func TestExampleSpan(t *testing.T) {
 	o, windows := example()
@@ -124,6 +124,7 @@ func TestExampleSpan(t *testing.T) {
 	who := map[string]any{
 		names.AttrTransport: "rdma", names.AttrConnection: "mlx5_0/1->mlx5_2/1", names.AttrChannel: int64(1),
 		names.AttrQueuePair: int64(0x11c), names.AttrPeerQueuePair: int64(0x20), names.AttrAddress: "fe80::1",
+		names.AttrNIC: "mlx5_0", names.AttrPort: int64(1), names.AttrRail: int64(3),
 	}
 	want = map[string]any{
 		names.AttrCause: "network", names.AttrPeer: int64(1), names.AttrBandwidth: float64(1<<20) / 1e-3,

@@ -124,6 +124,7 @@ func sendJob(p *pass, j *collector.AgentJob) {
 		p.send(names.CommOpenMembers, float64(c.OpenMembers), j.Job, c.Name)
 		p.send(names.CommOldestOpen, c.OldestOpen, j.Job, c.Name)
 	}
+	sendConnections(p, j)
 	for _, t := range j.Transports {
 		transport := t.Transport.String()
 		p.send(names.Connections, float64(t.Connections), j.Job, transport)
@@ -148,5 +149,26 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	}
 	if j.GPUs > 0 {
 		p.send(names.ClockError, seconds(j.GPUClockErrorNs), j.Job, names.ClockGPU)
+	}
+}
+
+// sendConnections sends the connections that are published one by one.
+func sendConnections(p *pass, j *collector.AgentJob) {
+	for i := range j.Connections {
+		c := &j.Connections[i]
+		port, rail, qp, peer := "", "", "", ""
+		if c.NIC != "" {
+			port = strconv.Itoa(c.Port)
+		}
+		if c.Rail > 0 {
+			rail = strconv.Itoa(c.Rail)
+		}
+		if c.QP != 0 {
+			qp, peer = strconv.FormatUint(c.QP, 10), strconv.FormatUint(uint64(c.PeerQP), 10)
+		}
+		p.send(names.ConnInfo, 1, j.Job, c.ID, c.Comm, label.Rank(c.Rank), label.Rank(c.Peer), c.Transport.String(), c.NIC, port, rail, qp, peer, c.Address)
+		p.send(names.ConnBandwidth, c.BytesPerSec, j.Job, c.ID)
+		p.send(names.ConnLatency, float64(c.LatencyNs)/1e9, j.Job, c.ID)
+		p.send(names.ConnSlow, float64(c.Slow), j.Job, c.ID)
 	}
 }

@@ -57,6 +57,13 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Transport: record.TransportTCP, Connections: 2},
 				{Transport: record.TransportRDMA, Connections: 4, Broken: 1, ConnTotals: collector.ConnTotals{Windows: [8]uint64{20}, Switches: 3, Resent: 65536}},
 			},
+			Connections: []collector.ConnDetail{
+				{
+					ID: "0-3.0", Comm: "dp", Rank: 0, Peer: 2, PeerWorld: -1, BytesPerSec: 4.5e10, LatencyNs: 12500, Cause: record.CauseNetwork, Windows: 20, Slow: 4,
+					Conn: collector.Conn{Transport: record.TransportRDMA, QP: 284, PeerQP: 301, Address: "10.0.0.7", NIC: "mlx5_0", Port: 1, Rail: 1, Name: "mlx5_0/1->mlx5_2/1"},
+				},
+				{ID: "0-4.0", Comm: "dp", Rank: 0, Peer: 1, PeerWorld: -1, Conn: collector.Conn{Transport: record.TransportTCP, Name: "tcp 10.0.0.7:4000->10.0.0.8:5000", Address: "10.0.0.7"}},
+			},
 			Records: 123456, Lost: 17, TableOverflow: 1, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
 			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5, RefusedConns: [record.NumRefusals]uint64{1, 2, 3, 4, 5},
 		}},
@@ -298,8 +305,9 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	masters := prometheus.NewPedanticRegistry()
 	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
 		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }))
+	_, capped := newAgent(t, agentSnapshot(), prom.Options{SeriesPerFamily: 1}) // for what is counted then only
 	exposed := map[string]bool{}
-	for _, reg := range []*prometheus.Registry{agents, masters, prom.NewRegistry(names.Agent, prom.Build{})} {
+	for _, reg := range []*prometheus.Registry{agents, masters, capped, prom.NewRegistry(names.Agent, prom.Build{})} {
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)

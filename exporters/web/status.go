@@ -45,6 +45,8 @@ type Status struct {
 	Untracked      uint64         `json:"untracked"`
 	Unseen         int            `json:"unseen_ranks"`      // that no agent tells of now
 	Diagnosis      float64        `json:"diagnosis_seconds"` // the last pass
+	// Connections are at most 64 paths between ranks, those that are broken or slow first.
+	Connections []Connection `json:"connections"`
 
 	now       time.Time
 	standings []Standing
@@ -129,6 +131,39 @@ type Delay struct {
 	Ratio            float64 `json:"ratio"`
 }
 
+// Connection is one path from a rank to another.
+type Connection struct {
+	Communicator  string  `json:"communicator"`
+	Source        int32   `json:"source"`
+	Destination   int32   `json:"destination"`
+	Transport     string  `json:"transport"`
+	Name          string  `json:"name"` // NIC and port of both ends, or their addresses
+	NIC           string  `json:"nic,omitempty"`
+	Port          int     `json:"port,omitempty"`
+	Rail          int     `json:"rail,omitempty"` // from 1
+	QueuePair     uint64  `json:"queue_pair,omitempty"`
+	PeerQueuePair uint32  `json:"peer_queue_pair,omitempty"`
+	Address       string  `json:"address,omitempty"`
+	State         string  `json:"state"`
+	Cause         string  `json:"cause"` // of slowness now, none when it is not slow
+	Windows       uint64  `json:"windows"`
+	Slow          uint64  `json:"slow_windows"`
+	Bandwidth     float64 `json:"last_bandwidth_bytes_per_second"`
+	Latency       float64 `json:"last_latency_seconds"`
+	Switches      uint64  `json:"switches"`
+	Outages       uint64  `json:"outages"`
+	Resent        uint64  `json:"resent_bytes"`
+}
+
+func connection(c *collector.ConnDetail) Connection {
+	return Connection{
+		Communicator: c.Comm, Source: c.Rank, Destination: c.PeerWorld, Transport: c.Transport.String(), Name: c.Name,
+		NIC: c.NIC, Port: c.Port, Rail: c.Rail, QueuePair: c.QP, PeerQueuePair: c.PeerQP, Address: c.Address,
+		State: c.State.String(), Cause: c.Cause.String(), Windows: c.Windows, Slow: c.Slow, Bandwidth: c.BytesPerSec,
+		Latency: float64(c.LatencyNs) / 1e9, Switches: c.Switches, Outages: c.Outages, Resent: c.Resent,
+	}
+}
+
 type status struct {
 	snapshot func() *collector.MasterSnapshot
 	job      func() *collector.JobView // nil where only verdicts are known
@@ -144,7 +179,7 @@ func (s *status) view() *Status {
 	v := &Status{
 		Job: snap.Job, At: snap.At, Attempt: snap.Attempt, Step: snap.Step, WorldSize: snap.WorldSize,
 		Untracked: snap.Overflow, Unseen: snap.Unseen, Diagnosis: snap.DiagnosisLast.Seconds(),
-		Ranks: []Count{}, Agents: []Agent{}, Open: []Incident{}, Closed: []Incident{}, Delay: []Matrix{}, Situations: []Situation{},
+		Ranks: []Count{}, Agents: []Agent{}, Open: []Incident{}, Closed: []Incident{}, Delay: []Matrix{}, Situations: []Situation{}, Connections: []Connection{},
 		now: s.now(),
 	}
 	v.Stale = v.now.Sub(snap.At) > staleAfter
@@ -208,6 +243,9 @@ func (s *status) view() *Status {
 			v.MoreSituations = more
 		}
 		v.Communicators, v.MoreComms = communicators(job)
+	}
+	for i := range snap.Connections {
+		v.Connections = append(v.Connections, connection(&snap.Connections[i]))
 	}
 	return v
 }

@@ -399,10 +399,12 @@ struct lockstep_conn {
 	uint16_t comm;
 	uint16_t channel;
 	uint8_t transport;
-	uint8_t pad25[7];
+	uint8_t rail; /* 1 + the rail, 0 when it is not told */
+	uint16_t history; /* live: 1 + its slot in the history table, 0 for none */
+	uint32_t peer_id; /* live: of the peer's queue pair, stored before id */
 	uint64_t switches; /* live: how often this path has taken over from another */
 	uint64_t resent; /* bytes sent again on it for that */
-	uint8_t pad48[16];
+	uint8_t address[16]; /* of this end's port: a GID, or an IP address as one; zero when it is not told */
 	uint8_t name[64];
 	uint64_t posted; /* live: the sending half */
 	int64_t posted_at;
@@ -427,8 +429,12 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, peer) == 16);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, comm) == 20);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, channel) == 22);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, transport) == 24);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, rail) == 25);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, history) == 26);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, peer_id) == 28);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, switches) == 32);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, resent) == 40);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, address) == 48);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, name) == 64);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, posted) == 128);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_conn, posted_at) == 136);

@@ -307,7 +307,10 @@ func cause(err error) error {
 	return err
 }
 
-// natural compares names with numbers in them: mlx5_2 before mlx5_10.
+// CompareNames orders names of devices as people do: mlx5_2 before mlx5_10.
+func CompareNames(a, b string) int { return natural(a, b) }
+
+// natural compares names with numbers in them.
 func natural(a, b string) int {
 	for a != "" && b != "" {
 		x, y := digits(a), digits(b)

@@ -65,8 +65,9 @@ type Watcher interface {
 	Posted(lane, path, n int, total uint64)
 	// Completed tells that the peer's NIC has total bytes.
 	Completed(lane, path int, total uint64)
-	// Path tells a path's state; qp is its queue pair's number.
-	Path(lane, path int, s State, qp uint32)
+	// Path tells a path's state; qp and peer are the numbers of its queue pair and of the
+	// other end's.
+	Path(lane, path int, s State, qp, peer uint32)
 	// Received tells of n bytes that arrived.
 	Received(lane, path, n int)
 	// Switched tells that a path carries what another one no longer does, and how
@@ -305,11 +306,11 @@ func (c *Conn) announce(lane, path int, s State) {
 	if c.gone != nil || c.err != nil {
 		return
 	}
-	num := uint32(0) // one that was left may have none
+	var num, peer uint32 // one that was left may have none
 	if q := c.qps[lane][path]; q != nil {
-		num = q.qp.Num()
+		num, peer = q.qp.Num(), q.remote.qp
 	}
-	c.watch.Path(lane, path, s, num)
+	c.watch.Path(lane, path, s, num, peer)
 }
 
 // ---- what happens ----

@@ -43,7 +43,7 @@ func (e *end) Switched(_, _ int, n, _ uint64) {
 	e.switches.Add(1)
 	e.resent.Add(int64(n))
 }
-func (e *end) Path(_, path int, s State, _ uint32) {
+func (e *end) Path(_, path int, s State, _, _ uint32) {
 	e.told[path][s].Add(1)
 	if s == PathDown {
 		e.downs.Add(1)

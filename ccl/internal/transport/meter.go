@@ -51,12 +51,14 @@ type meter struct {
 	blocked                     bool
 }
 
-func (t *meter) open(m *Mesh, peer int, kind record.Transport, channel uint16, id uint64, name string) {
-	conn, ok := m.cfg.Recorder.AddConn(record.ConnEntry{Comm: m.cfg.Comm.Index(), Peer: int32(peer), Transport: kind, Channel: channel, ID: id, Name: name})
+// open begins a connection's entry; e lacks the communicator only.
+func (t *meter) open(m *Mesh, e record.ConnEntry) {
+	e.Comm = m.cfg.Comm.Index()
+	conn, ok := m.cfg.Recorder.AddConn(e)
 	if !ok {
 		return
 	}
-	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, m.cfg.Comm.Index(), int32(peer)
+	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, e.Comm, e.Peer
 	t.mon.Init(windowmon.Config{})
 	t.link(record.LinkUp)
 }

@@ -212,6 +212,25 @@ func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
 	return paths, nil
 }
 
+// railOf is the place of a port among those that this rank may use, from 1, by the names of
+// their devices: NICs of one number are on one rail of a cluster, as a rule. 0: it is not one of them.
+func (m *Mesh) railOf(p *nic.Port) int {
+	rail := 1
+	known := false
+	for i := range m.rdma.ports {
+		switch c := nic.CompareNames(m.rdma.ports[i].Name(), p.Name()); {
+		case c < 0:
+			rail++
+		case c == 0:
+			known = true
+		}
+	}
+	if !known {
+		return 0
+	}
+	return rail
+}
+
 // overRDMA reports whether the link to a remote rank is over RDMA.
 func (m *Mesh) overRDMA(rank int) bool {
 	return m.rdma != nil && m.rdma.paths != nil && m.rdma.paths[rank] != nil

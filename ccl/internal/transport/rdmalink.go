@@ -119,15 +119,19 @@ func (l *rdmaLink) Completed(lane, path int, total uint64) {
 
 func (l *rdmaLink) Received(lane, path, n int) { l.at(lane, path).received += uint64(n) }
 
-func (l *rdmaLink) Path(lane, path int, s rdma.State, qp uint32) {
+func (l *rdmaLink) Path(lane, path int, s rdma.State, qp, peer uint32) {
 	p := l.at(lane, path)
 	switch s {
 	case rdma.PathNew:
 		p.base = p.completed
 		if p.on {
-			p.conn.Renamed(uint64(qp))
+			p.conn.Renamed(uint64(qp), peer)
 		} else {
-			p.open(l.m, l.peer, l.Kind(), uint16(lane*rdma.MaxPaths+path), uint64(qp), l.paths[path].String())
+			own := &l.paths[path].Own
+			p.open(l.m, record.ConnEntry{
+				Peer: int32(l.peer), Transport: l.Kind(), Channel: uint16(lane*rdma.MaxPaths + path), ID: uint64(qp), PeerID: peer,
+				Address: own.GID, Rail: l.m.railOf(own), Name: l.paths[path].String(),
+			})
 		}
 	case rdma.PathUp:
 		if p.down {

@@ -14,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
 )
 
@@ -254,7 +255,7 @@ func (s *segment) link(m *Mesh, peer int) (pipeline, error) {
 		return nil, err
 	}
 	l := &shmLink{m: m, peer: peer, tx: s.pipe(s.me, to), rx: s.pipe(to, s.me), door: s.doors[to], bell: s.bells[to]}
-	l.meter.open(m, peer, l.Kind(), 0, 0, fmt.Sprintf("shm %d->%d", m.cfg.Rank, peer))
+	l.meter.open(m, record.ConnEntry{Peer: int32(peer), Transport: l.Kind(), Name: fmt.Sprintf("shm %d->%d", m.cfg.Rank, peer)})
 	l.gate = m.newGate(l, peer)
 	return l, nil
 }

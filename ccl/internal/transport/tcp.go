@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 
 	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
@@ -58,6 +59,9 @@ type tcpLink struct {
 	opened bool
 	socks  []*socket
 	turn   int // socket for the next large chunk
+	lo, hi int // socks that carry what this end sends
+	lanes  []LaneState
+	former []*socket // sound, and replaced here: the peer may not have left them
 	meter  meter
 
 	sent, acked           uint64 // tx stream: taken from the caller, consumed by the receiver
@@ -109,6 +113,8 @@ type socket struct {
 	over               bool // nothing more can be read
 	broken             bool // nothing more can be written
 	ended              bool // closing: the end is on its way
+	stalled            bool
+	port               uint16 // source port
 	path
 
 	in         [readAhead]byte
@@ -151,11 +157,42 @@ func (l *tcpLink) ready() (bool, error) {
 			return false, l.err
 		}
 		l.opened = true
-		var st unix.Stat_t
-		_ = unix.Fstat(l.socks[0].fd, &st)
-		l.meter.open(l.m, l.peer, l.Kind(), 0, st.Ino, fmt.Sprintf("tcp %s->%s", l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr))
+		l.meter.open(l.m, l.entry())
 	}
 	return true, nil
+}
+
+// entry is the link's identity: its first socket's number, and the addresses and ports of
+// both ends as the kernel has them (those that ss(8) shows), of that socket.
+func (l *tcpLink) entry() record.ConnEntry {
+	var st unix.Stat_t
+	fd := l.socks[0].fd
+	_ = unix.Fstat(fd, &st)
+	own, peer := l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr
+	e := record.ConnEntry{Peer: int32(l.peer), Transport: l.Kind(), ID: st.Ino}
+	if sa, err := unix.Getsockname(fd); err == nil {
+		if a := addrPort(sa); a.IsValid() {
+			own, e.Address = a.String(), a.Addr().As16()
+		}
+	}
+	if sa, err := unix.Getpeername(fd); err == nil {
+		if a := addrPort(sa); a.IsValid() {
+			peer = a.String()
+		}
+	}
+	e.Name = fmt.Sprintf("tcp %s->%s", own, peer)
+	return e
+}
+
+// addrPort is an internet socket's address; not valid for another one's.
+func addrPort(sa unix.Sockaddr) netip.AddrPort {
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port))
+	}
+	return netip.AddrPort{}
 }
 
 // fatal breaks the link. What had arrived by then can still be received.
@@ -271,6 +308,7 @@ func (l *tcpLink) close() {
 		unix.Close(s.fd)
 	}
 	l.socks = nil
+	l.leave()
 	closeAll(l.next)
 	l.next = nil
 	l.up.Store(false)
@@ -356,4 +394,5 @@ func (l *tcpLink) cut() {
 		unix.Close(s.fd)
 	}
 	l.socks = nil
+	l.leave()
 }

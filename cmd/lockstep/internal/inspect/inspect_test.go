@@ -80,7 +80,7 @@ func job(t *testing.T, dir string) []*process {
 			pp, _ := w.AddComm(record.CommEntry{ID: 0xbb, Name: "pp", Rank: 0, Size: 2, State: record.CommJoined})
 			run(pp, 1, record.Send, 1<<10, 1, 3*sec+500*ms, ms, 2*ms)
 			for path, state := range []record.LinkState{record.LinkDown, record.LinkSwitched} {
-				k, _ := w.AddConn(record.ConnEntry{Comm: dp.Index(), Peer: 2, Transport: record.TransportRDMA, Channel: uint16(path), ID: uint64(17 + path), Name: fmt.Sprintf("mlx5_%d/1->mlx5_%d/1", path, path)})
+				k, _ := w.AddConn(record.ConnEntry{Comm: dp.Index(), Peer: 2, Transport: record.TransportRDMA, Channel: uint16(path), ID: uint64(17 + path), PeerID: uint32(40 + path), Rail: path + 1, Address: [16]byte{10: 0xff, 11: 0xff, 12: 10, 15: byte(path + 7)}, Name: fmt.Sprintf("mlx5_%d/1->mlx5_%d/1", path, path)})
 				k.Link(state, 2*sec)
 				k.Switched(uint64(path), uint64(path)<<16)
 				w.Append(&record.Record{Mono: 2 * sec, Kind: record.KindLink, Comm: dp.Index(), Conn: k.Index(), Peer: 2, Code: uint8(state)})

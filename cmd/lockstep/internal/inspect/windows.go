@@ -21,6 +21,11 @@ type Connection struct {
 	Channel      uint16  `json:"channel"`
 	Name         string  `json:"name"`                 // both ends' ports or addresses
 	QueuePair    uint64  `json:"queue_pair,omitempty"` // this end's number
+	PeerPair     uint32  `json:"peer_queue_pair,omitempty"`
+	NIC          string  `json:"nic,omitempty"`  // device of this end's port
+	Port         int     `json:"port,omitempty"` // its number on that
+	Rail         int     `json:"rail,omitempty"` // of it among its node's, from 1
+	Address      string  `json:"address,omitempty"`
 	State        string  `json:"state"`
 	Windows      uint64  `json:"windows"` // closed ever
 	Slow         uint64  `json:"slow_windows"`
@@ -55,8 +60,10 @@ func (p *process) connections(world func(comm uint64, rank int32) (int32, bool))
 			Switches: k.Switches, Resent: k.Resent, Events: []Event{},
 		}
 		if k.Transport == record.TransportRDMA {
-			c.QueuePair = k.ID
+			c.QueuePair, c.PeerPair = k.ID, k.PeerID
 		}
+		c.NIC, c.Port = k.NIC()
+		c.Rail, c.Address = k.Rail, record.AddressText(k.Address)
 		for j := range p.comms {
 			if s := &p.comms[j]; s.Index == k.Comm {
 				c.Communicator = s.Name
@@ -117,6 +124,15 @@ func (k *Connection) text(out io.Writer, last int) {
 	qp := ""
 	if k.QueuePair != 0 {
 		qp = fmt.Sprintf(", queue pair %d", k.QueuePair)
+		if k.PeerPair != 0 {
+			qp += fmt.Sprintf(" (peer's %d)", k.PeerPair)
+		}
+	}
+	if k.Rail != 0 {
+		qp += fmt.Sprintf(", rail %d", k.Rail)
+	}
+	if k.Address != "" {
+		qp += ", address " + k.Address
 	}
 	name := strings.TrimPrefix(k.Name, k.Transport+" ")
 	fmt.Fprintf(out, "\n%s %s to %s, channel %d%s, path %s\n", k.Transport, dash(name), peer, k.Channel, qp, k.State)

@@ -1307,6 +1307,11 @@ type Conns struct {
 	Switches         []int64                `protobuf:"zigzag64,21,rep,packed,name=switches,proto3" json:"switches,omitempty"`
 	Outages          []int64                `protobuf:"zigzag64,22,rep,packed,name=outages,proto3" json:"outages,omitempty"`
 	Resent           []int64                `protobuf:"zigzag64,23,rep,packed,name=resent,proto3" json:"resent,omitempty"`
+	QueuePair        []int64                `protobuf:"zigzag64,24,rep,packed,name=queue_pair,json=queuePair,proto3" json:"queue_pair,omitempty"`
+	PeerQueuePair    []int64                `protobuf:"zigzag64,25,rep,packed,name=peer_queue_pair,json=peerQueuePair,proto3" json:"peer_queue_pair,omitempty"`
+	AddressHigh      []int64                `protobuf:"zigzag64,26,rep,packed,name=address_high,json=addressHigh,proto3" json:"address_high,omitempty"`
+	AddressLow       []int64                `protobuf:"zigzag64,27,rep,packed,name=address_low,json=addressLow,proto3" json:"address_low,omitempty"`
+	Rail             []int64                `protobuf:"zigzag64,28,rep,packed,name=rail,proto3" json:"rail,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -1498,6 +1503,41 @@ func (x *Conns) GetOutages() []int64 {
 func (x *Conns) GetResent() []int64 {
 	if x != nil {
 		return x.Resent
+	}
+	return nil
+}
+
+func (x *Conns) GetQueuePair() []int64 {
+	if x != nil {
+		return x.QueuePair
+	}
+	return nil
+}
+
+func (x *Conns) GetPeerQueuePair() []int64 {
+	if x != nil {
+		return x.PeerQueuePair
+	}
+	return nil
+}
+
+func (x *Conns) GetAddressHigh() []int64 {
+	if x != nil {
+		return x.AddressHigh
+	}
+	return nil
+}
+
+func (x *Conns) GetAddressLow() []int64 {
+	if x != nil {
+		return x.AddressLow
+	}
+	return nil
+}
+
+func (x *Conns) GetRail() []int64 {
+	if x != nil {
+		return x.Rail
 	}
 	return nil
 }
@@ -2231,7 +2271,7 @@ const file_evidence_proto_rawDesc = "" +
 	"\vtransfer_ns\x18\x15 \x03(\x12R\n" +
 	"transferNs\x12\x1c\n" +
 	"\n" +
-	"max_own_ns\x18\x16 \x03(\x12R\bmaxOwnNs\"\x96\x05\n" +
+	"max_own_ns\x18\x16 \x03(\x12R\bmaxOwnNs\"\xb5\x06\n" +
 	"\x05Conns\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x14\n" +
 	"\x05named\x18\x02 \x03(\rR\x05named\x12\x12\n" +
@@ -2258,7 +2298,14 @@ const file_evidence_proto_rawDesc = "" +
 	"\alink_at\x18\x14 \x03(\x12R\x06linkAt\x12\x1a\n" +
 	"\bswitches\x18\x15 \x03(\x12R\bswitches\x12\x18\n" +
 	"\aoutages\x18\x16 \x03(\x12R\aoutages\x12\x16\n" +
-	"\x06resent\x18\x17 \x03(\x12R\x06resent\"\x82\x01\n" +
+	"\x06resent\x18\x17 \x03(\x12R\x06resent\x12\x1d\n" +
+	"\n" +
+	"queue_pair\x18\x18 \x03(\x12R\tqueuePair\x12&\n" +
+	"\x0fpeer_queue_pair\x18\x19 \x03(\x12R\rpeerQueuePair\x12!\n" +
+	"\faddress_high\x18\x1a \x03(\x12R\vaddressHigh\x12\x1f\n" +
+	"\vaddress_low\x18\x1b \x03(\x12R\n" +
+	"addressLow\x12\x12\n" +
+	"\x04rail\x18\x1c \x03(\x12R\x04rail\"\x82\x01\n" +
 	"\bArrivals\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x12\n" +
 	"\x04comm\x18\x04 \x03(\x12R\x04comm\x12\x10\n" +
