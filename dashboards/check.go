@@ -91,6 +91,57 @@ func Check(ctx context.Context, url string, v Vars) error {
 	return errors.Join(errs...)
 }
 
+// Red returns an error that names each panel that is red now: of a healthy job, none is.
+func Red(ctx context.Context, url string, v Vars) error {
+	v.setDefaults()
+	client, err := api.NewClient(api.Config{Address: url})
+	if err != nil {
+		return fmt.Errorf("look at dashboards: %w", err)
+	}
+	prom := promapi.NewAPI(client)
+	var errs []error
+	for _, b := range boards() {
+		for _, r := range b.rows {
+			for i := range r.panels {
+				p := &r.panels[i]
+				for _, t := range p.targets {
+					result, _, _, err := prom.Query(ctx, v.Fill(t.expr), time.Now())
+					if ctx.Err() != nil {
+						return fmt.Errorf("look at dashboards: %w", context.Cause(ctx))
+					}
+					if err != nil {
+						errs = append(errs, fmt.Errorf("%s, panel %q: query fails: %w: %s", b.uid, p.title, err, t.expr))
+						continue
+					}
+					samples, _ := result.(model.Vector)
+					for _, s := range samples {
+						if x := float64(s.Value); s.Histogram == nil && p.color(x) == bad {
+							errs = append(errs, fmt.Errorf("%s, panel %q: %v is red: %v", b.uid, p.title, x, s.Metric))
+						}
+					}
+				}
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// color is that of a value in a panel.
+func (p *panel) color(x float64) string {
+	for _, v := range p.values {
+		if v.value == model.SampleValue(x).String() {
+			return v.color
+		}
+	}
+	c := good
+	for _, s := range p.steps {
+		if x >= s.from {
+			c = s.color
+		}
+	}
+	return c
+}
+
 func empty(result model.Value) bool {
 	m, ok := result.(model.Matrix)
 	if !ok {
