@@ -11,8 +11,6 @@ import (
 	"github.com/prometheus/client_golang/api"
 	promapi "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
-
-	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 // Vars stand in for what Grafana fills in. A selector that is empty selects all.
@@ -75,7 +73,7 @@ func Check(ctx context.Context, url string, v Vars) error {
 	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
 	var errs []error
 	for _, q := range Queries() {
-		if q.Dashboard == names.DashboardGPU && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
+		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
 			continue
 		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)

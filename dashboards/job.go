@@ -10,6 +10,9 @@ import (
 // to grow where waiting is most of the time in health.
 var waitOdds = spent(names.CollectiveWait, "training_job", inJob) + " / (" + spent(names.CollectiveDuration, "training_job", inJob) + " - " + spent(names.CollectiveWait, "training_job", inJob) + ")"
 
+// onItsNodes keeps what is of agents that have ranks of the job.
+var onItsNodes = " and on (instance) (" + sum("instance", of(names.Ranks, inJob)) + " > 0)"
+
 // job answers: do steps go on, and if not, who broke step?
 func job() board {
 	return board{
@@ -85,6 +88,26 @@ func job() board {
 					why:     "Age of the longest open collective by communicator. Where it climbs first is where the wait began.",
 					targets: []target{{expr: highest("communicator", of(names.CommOldestOpen, inJob)), legend: "{{communicator}}"}},
 					alerts:  []string{names.AlertFallbackCommunicationHang, names.AlertFallbackNoncommunicationHang},
+				},
+			}},
+			{"GPUs", []panel{
+				{
+					title: "GPUs that do not answer", view: lines, width: 8, height: 7,
+					why:     "GPUs of the job's nodes that have fallen off the bus, by agent. 0 is normal.",
+					targets: []target{{expr: "(count by (instance) (" + of(names.GPUUp) + ") - " + sum("instance", of(names.GPUUp)) + ")" + onItsNodes, legend: "{{instance}}"}},
+					alerts:  []string{names.AlertGPULost},
+				},
+				{
+					title: "Xids in an hour", view: lines, width: 8, height: 7,
+					why:     "What the driver has reported on the job's nodes that ends a process or a GPU.",
+					targets: []target{{expr: "sum by (instance) (increase(" + of(names.GPUXids, `effect=~"application|gpu"`) + "[1h]))" + onItsNodes, legend: "{{instance}}"}},
+					alerts:  []string{names.AlertGPUXidFatal},
+				},
+				{
+					title: "GPUs slowed down", view: lines, width: 8, height: 7,
+					why:     "GPUs of the job's nodes whose clocks are held back by heat or for want of power. One of them makes all ranks wait.",
+					targets: []target{{expr: "sum by (instance) (max by (instance, gpu) (" + of(names.GPUThrottled, `reason!="power_cap"`) + ") > bool 0)" + onItsNodes, legend: "{{instance}}"}},
+					alerts:  []string{names.AlertGPUThrottled},
 				},
 			}},
 			{"Collectives", []panel{
