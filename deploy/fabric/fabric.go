@@ -48,10 +48,12 @@ func New(s Shape) (_ *Up, err error) {
 	return u, nil
 }
 
-// Host, leaf and spine name namespaces; Management is where a planner is.
-func (u *Up) Host(h int) string     { return fmt.Sprintf("%s-h%d", u.Name, h) }
-func (u *Up) leaf(l int) string     { return fmt.Sprintf("%s-l%d", u.Name, l) }
-func (u *Up) spine(s int) string    { return fmt.Sprintf("%s-s%d", u.Name, s) }
+// Host names the namespace of host h.
+func (u *Up) Host(h int) string  { return fmt.Sprintf("%s-h%d", u.Name, h) }
+func (u *Up) leaf(l int) string  { return fmt.Sprintf("%s-l%d", u.Name, l) }
+func (u *Up) spine(s int) string { return fmt.Sprintf("%s-s%d", u.Name, s) }
+
+// Management is the namespace where a planner is.
 func (u *Up) Management() string    { return u.Name + "-mg" }
 func (u *Up) pod(h int) int         { return h * u.Pods / u.Hosts }
 func (u *Up) leaves() int           { return 2 * u.Pods }
