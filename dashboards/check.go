@@ -11,8 +11,6 @@ import (
 	"github.com/prometheus/client_golang/api"
 	promapi "github.com/prometheus/client_golang/api/prometheus/v1"
 	"github.com/prometheus/common/model"
-
-	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 // Vars stand in for what Grafana fills in. A selector that is empty selects all.
@@ -75,7 +73,7 @@ func Check(ctx context.Context, url string, v Vars) error {
 	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
 	var errs []error
 	for _, q := range Queries() {
-		if q.Dashboard == names.DashboardGPU && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
+		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
 			continue
 		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)
@@ -89,6 +87,57 @@ func Check(ctx context.Context, url string, v Vars) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Red returns an error that names each panel that is red now: of a healthy job, none is.
+func Red(ctx context.Context, url string, v Vars) error {
+	v.setDefaults()
+	client, err := api.NewClient(api.Config{Address: url})
+	if err != nil {
+		return fmt.Errorf("look at dashboards: %w", err)
+	}
+	prom := promapi.NewAPI(client)
+	var errs []error
+	for _, b := range boards() {
+		for _, r := range b.rows {
+			for i := range r.panels {
+				p := &r.panels[i]
+				for _, t := range p.targets {
+					result, _, _, err := prom.Query(ctx, v.Fill(t.expr), time.Now())
+					if ctx.Err() != nil {
+						return fmt.Errorf("look at dashboards: %w", context.Cause(ctx))
+					}
+					if err != nil {
+						errs = append(errs, fmt.Errorf("%s, panel %q: query fails: %w: %s", b.uid, p.title, err, t.expr))
+						continue
+					}
+					samples, _ := result.(model.Vector)
+					for _, s := range samples {
+						if x := float64(s.Value); s.Histogram == nil && p.color(x) == bad {
+							errs = append(errs, fmt.Errorf("%s, panel %q: %v is red: %v", b.uid, p.title, x, s.Metric))
+						}
+					}
+				}
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// color is that of a value in a panel.
+func (p *panel) color(x float64) string {
+	for _, v := range p.values {
+		if v.value == model.SampleValue(x).String() {
+			return v.color
+		}
+	}
+	c := good
+	for _, s := range p.steps {
+		if x >= s.from {
+			c = s.color
+		}
+	}
+	return c
 }
 
 func empty(result model.Value) bool {

@@ -9,7 +9,8 @@ import (
 // communicator answers: which connection, and is it transfer or waiting?
 func communicator() board {
 	in := []string{inJob, inComm, inColl}
-	delays := highest(names.LabelSrc+", "+names.LabelDst, of(names.DelayRatio, inJob, inComm))
+	// A single look catches a single late request: the median of a few says how a connection is.
+	delays := highest(names.LabelSrc+", "+names.LabelDst, "quantile_over_time(0.5, "+of(names.DelayRatio, inJob, inComm)+"["+interval+"])")
 	// No rank has a connection to itself; a NaN there makes the matrix meet its
 	// rows and columns in the same order.
 	diagonal := " or label_replace(" + highest(names.LabelSrc, of(names.DelayRatio, inJob, inComm)) +
@@ -22,9 +23,9 @@ func communicator() board {
 			{"Connections", []panel{
 				{
 					title: "Delay matrix", view: matrix(names.LabelSrc, names.LabelDst), width: 12, height: 12,
-					why:     "Delay of each connection over the median of its kind, now; 1 is normal. A cell is a connection, a row everything its source sends, a column everything its destination receives, a block a node or switch. Ranks are ranks in the communicator; communicators above 32 ranks have no matrix.",
+					why:     "Delay of each connection over the median of its kind, of the last few looks; 1 is normal. The bluer, the longer; whether it is a fault is the verdict's to say: directions of a pipeline differ in health. A cell is a connection, a row everything its source sends, a column everything its destination receives, a block a node or switch. Ranks are ranks in the communicator; communicators above 32 ranks have no matrix.",
 					targets: []target{{expr: delays + diagonal}},
-					steps:   []step{{1.5, "yellow"}, {2, fair}, {4, bad}},
+					steps:   []step{{2, "light-blue"}, {4, "semi-dark-blue"}, {8, "dark-blue"}}, // a measure: what is a fault, a verdict says
 					alerts:  []string{names.AlertCommunicationSlow},
 				},
 				{

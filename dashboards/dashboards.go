@@ -33,7 +33,7 @@ type row struct {
 	panels []panel
 }
 
-func boards() []board { return []board{job(), communicator(), node(), gpu(), pipeline()} }
+func boards() []board { return []board{fleet(), job(), communicator(), node(), gpu(), pipeline()} }
 
 // All renders every dashboard.
 func All() ([]Dashboard, error) {

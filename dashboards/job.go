@@ -6,6 +6,13 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
+// waitOdds is the job's waiting for each second of transfer: unlike the share, it has room
+// to grow where waiting is most of the time in health.
+var waitOdds = spent(names.CollectiveWait, "training_job", inJob) + " / (" + spent(names.CollectiveDuration, "training_job", inJob) + " - " + spent(names.CollectiveWait, "training_job", inJob) + ")"
+
+// onItsNodes keeps what is of agents that have ranks of the job.
+var onItsNodes = " and on (instance) (" + sum("instance", of(names.Ranks, inJob)) + " > 0)"
+
 // job answers: do steps go on, and if not, who broke step?
 func job() board {
 	return board{
@@ -15,27 +22,32 @@ func job() board {
 		rows: []row{
 			{"Now", []panel{
 				{
-					title: "Open faults", view: number, width: 5, height: 4,
+					title: "Open faults", view: number, width: 4, height: 4,
 					why:     "Open incidents by level. Confirmed ones may lead to an action.",
 					targets: []target{{expr: sum("level", of(names.IncidentsOpen, inJob)), legend: "{{level}}"}},
 					steps:   []step{{1, bad}},
 					alerts:  []string{names.AlertCommunicationHang, names.AlertNoncommunicationHang, names.AlertCommunicationSlow, names.AlertNoncommunicationSlow, names.AlertFaultSuspected},
 				},
 				{
-					title: "Steps per second", view: number, width: 5, height: 4,
+					title: "Steps per second", view: number, width: 4, height: 4,
 					why:     "Growth of the highest step mark; the program has to set marks. 0 while the job hangs or reloads a checkpoint.",
 					targets: []target{{expr: "clamp_min(deriv(" + of(names.JobStep, inJob) + "[" + interval + "]), 0)", legend: "{{training_job}}"}},
 				},
 				{
-					title: "Ranks running", view: number, width: 5, height: 4, unit: units.PercentUnit,
+					title: "Ranks running", view: number, width: 4, height: 4, unit: units.PercentUnit,
 					why:     "Rank processes that run, of those that the job is meant to have.",
 					targets: []target{{expr: sum("training_job", of(names.JobRanks, inJob, `state="`+names.StateRunning+`"`)) + " / on (training_job) " + highest("training_job", of(names.JobWorldSize, inJob)), legend: "{{training_job}}"}},
 				},
 				{
-					title: "Time spent waiting", view: number, width: 5, height: 4, unit: units.PercentUnit,
-					why:     "Share of the time inside collectives, of all ranks, that is waiting for a member to enter. A straggler raises it.",
+					title: "Time spent waiting", view: number, width: 4, height: 4, unit: units.PercentUnit,
+					why:     "Share of the time inside collectives, of all ranks, that is waiting for a member to enter. What is normal is the job's own: a pipeline waits most of the time in health.",
 					targets: []target{{expr: waitShare("training_job", inJob), legend: "{{training_job}}"}},
-					steps:   []step{{0.3, fair}, {0.6, bad}},
+				},
+				{
+					title: "Waiting beside its usual", view: number, width: 4, height: 4, unit: units.Number,
+					why:     "Seconds of waiting for each second of transfer, over the job's own median of the last hour: 1 is as usual. A straggler raises it at once, a slow network lowers it.",
+					targets: []target{{expr: waitOdds + " / quantile_over_time(0.5, (" + waitOdds + ")[1h:15s])", legend: "{{training_job}}"}},
+					steps:   []step{{3, fair}, {10, bad}},
 				},
 				{
 					title: "Restarts", view: number, width: 4, height: 4,
@@ -76,6 +88,26 @@ func job() board {
 					why:     "Age of the longest open collective by communicator. Where it climbs first is where the wait began.",
 					targets: []target{{expr: highest("communicator", of(names.CommOldestOpen, inJob)), legend: "{{communicator}}"}},
 					alerts:  []string{names.AlertFallbackCommunicationHang, names.AlertFallbackNoncommunicationHang},
+				},
+			}},
+			{"GPUs", []panel{
+				{
+					title: "GPUs that do not answer", view: lines, width: 8, height: 7,
+					why:     "GPUs of the job's nodes that have fallen off the bus, by agent. 0 is normal.",
+					targets: []target{{expr: "(count by (instance) (" + of(names.GPUUp) + ") - " + sum("instance", of(names.GPUUp)) + ")" + onItsNodes, legend: "{{instance}}"}},
+					alerts:  []string{names.AlertGPULost},
+				},
+				{
+					title: "Xids in an hour", view: lines, width: 8, height: 7,
+					why:     "What the driver has reported on the job's nodes that ends a process or a GPU.",
+					targets: []target{{expr: "sum by (instance) (increase(" + of(names.GPUXids, `effect=~"application|gpu"`) + "[1h]))" + onItsNodes, legend: "{{instance}}"}},
+					alerts:  []string{names.AlertGPUXidFatal},
+				},
+				{
+					title: "GPUs slowed down", view: lines, width: 8, height: 7,
+					why:     "GPUs of the job's nodes whose clocks are held back by heat or for want of power. One of them makes all ranks wait.",
+					targets: []target{{expr: "sum by (instance) (max by (instance, gpu) (" + of(names.GPUThrottled, `reason!="power_cap"`) + ") > bool 0)" + onItsNodes, legend: "{{instance}}"}},
+					alerts:  []string{names.AlertGPUThrottled},
 				},
 			}},
 			{"Collectives", []panel{

@@ -43,6 +43,8 @@ import (
 // neither the worst windows nor a fault that begins move it far; and when a fault is
 // found, what its beginning has taught is forgotten. Windows in which mostly this
 // host's progress thread did not run say nothing about the network, for or against.
+// Outside of that state a window is told as slow for the network only when it is that
+// much slower, too: the others are this connection's usual jitter, and told as normal.
 type judge struct {
 	slow       float64 // 1/SlowRatio
 	warmup     uint32
@@ -256,6 +258,9 @@ func (j *judge) follow(w *Window) {
 	j.learning = j.state != Network || w.Last-j.since >= j.adopt
 	w.State = j.state
 	w.Anomaly = w.Cause == Network && j.state == Network
+	if hit > 0 && j.state != Network && slowness <= much*j.usual.extent {
+		w.Cause = None // as slow as some windows of this connection usually are
+	}
 }
 
 // keeps reports whether the state's cause is still frequent enough.

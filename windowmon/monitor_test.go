@@ -386,8 +386,9 @@ func TestSlowerThanUsual(t *testing.T) {
 		s.send(8_000, 64<<10, 1)
 		s.reset()
 		s.send(8_000, 64<<10, 1)
-		if n := s.causes[windowmon.Network]; s.anomalies > 0 || n < 300 {
-			t.Errorf("seed %d: %d anomalies, %d slow windows", seed, s.anomalies, n)
+		// Half of the windows have a late request, which is usual here and told as normal.
+		if n, of := s.causes[windowmon.Network], s.causes[windowmon.None]; s.anomalies > 0 || 20*n > of {
+			t.Errorf("seed %d: %d anomalies, %d of %d windows told as slow", seed, s.anomalies, n, n+of)
 		}
 		for range 5 {
 			s.latency += 1_000_000

@@ -60,6 +60,7 @@ const RunbookBase = "https://github.com/lockstep-ccl/lockstep/blob/main/docs/run
 
 // Uids of the dashboards; alerts link to them, and they to each other.
 const (
+	DashboardFleet        = "lockstep-fleet"
 	DashboardJob          = "lockstep-job"
 	DashboardCommunicator = "lockstep-communicator"
 	DashboardNode         = "lockstep-node"

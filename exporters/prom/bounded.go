@@ -125,7 +125,8 @@ func (p *pass) send(m *names.Metric, v float64, labels ...string) {
 }
 
 // end counts what this pass refused beyond the pass before, so that scraping
-// an unchanged state again counts nothing, and sends the overflow counters.
+// an unchanged state again counts nothing, and sends the overflow counters of families
+// that ever refused anything.
 func (p *pass) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +135,9 @@ func (p *pass) end() {
 			p.total[m] += uint64(more)
 		}
 		p.excess[m] = p.over[m]
-		p.ch <- prometheus.MustNewConstMetric(p.overflow, prometheus.CounterValue, float64(p.total[m]), m.Name)
+		if p.total[m] > 0 { // one series a family that never counts would be the most of a small job's
+			p.ch <- prometheus.MustNewConstMetric(p.overflow, prometheus.CounterValue, float64(p.total[m]), m.Name)
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -436,7 +437,7 @@ func waitFor(t *testing.T, p *browser.Page, condition string) {
 	t.Fatalf("never: %s; the browser says %v", condition, p.Problems())
 }
 
-// 4,096 ranks in a hang are drawn within a second of the browser's own time, the server's included.
+// 4,096 ranks in a hang are drawn within a second of CPU time, the server's and the browser's together.
 func TestPageOf4096Ranks(t *testing.T) {
 	b := chromium(t)
 	view := hung(4096, 77)
@@ -457,6 +458,7 @@ func TestPageOf4096Ranks(t *testing.T) {
 	best := time.Hour
 	var times []string
 	for range 5 {
+		server, renderer := own(t), cpu(t, p)
 		if _, err := p.Open("http://" + fetch.Addr().String() + "/status?refresh=0"); err != nil {
 			t.Fatal(err)
 		}
@@ -464,8 +466,12 @@ func TestPageOf4096Ranks(t *testing.T) {
 		if err := p.Eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now()))))", &ms); err != nil {
 			t.Fatal(err)
 		}
-		best = min(best, time.Duration(ms*1e6))
-		times = append(times, fmt.Sprintf("%.0f ms", ms))
+		server, renderer = own(t)-server, cpu(t, p)-renderer
+		if renderer < 0 { // another process drew it
+			renderer = cpu(t, p)
+		}
+		best = min(best, server+renderer)
+		times = append(times, fmt.Sprintf("%.0f ms (CPU: server %v, browser %v)", ms, server.Round(time.Millisecond), renderer.Round(time.Millisecond)))
 	}
 	var cells int
 	if err := p.Eval("document.querySelectorAll('.cells i').length", &cells); err != nil || cells != 4096 {
@@ -474,9 +480,27 @@ func TestPageOf4096Ranks(t *testing.T) {
 	narrowEnough(t, p, tall.Width)
 	picture(t, p, "status-4096", tall)
 	t.Logf("drawn after %s", strings.Join(times, ", "))
-	if best > time.Second { // the best of five: the machine may have other things to do
-		t.Errorf("4,096 ranks are drawn after %v at best", best)
+	if best > time.Second { // CPU time: the machine may have other things to do
+		t.Errorf("4,096 ranks take %v of CPU at best", best)
 	}
+}
+
+// own is the CPU time that this process, the server, has taken.
+func own(t *testing.T) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func cpu(t *testing.T, p *browser.Page) time.Duration {
+	t.Helper()
+	d, err := p.CPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // Every link on the page leads somewhere, on this server at least.

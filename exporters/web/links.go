@@ -29,9 +29,9 @@ func (l Links) of(job string, in *Incident, now time.Time) {
 			to = in.Closed.Add(margin)
 		}
 		q := url.Values{
-			"var-job": {job},
-			"from":    {strconv.FormatInt(in.Since.Add(-margin).UnixMilli(), 10)},
-			"to":      {strconv.FormatInt(to.UnixMilli(), 10)},
+			"var-" + names.LabelJob: {job},
+			"from":                  {strconv.FormatInt(in.Since.Add(-margin).UnixMilli(), 10)},
+			"to":                    {strconv.FormatInt(to.UnixMilli(), 10)},
 		}
 		in.Dashboard = strings.TrimSuffix(l.Grafana, "/") + "/d/" + names.DashboardJob + "?" + q.Encode()
 	}

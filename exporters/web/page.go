@@ -240,6 +240,22 @@ func (s *Status) matrices(tells bool) (out []Matrix) {
 	return out
 }
 
+// Slowest says which connection is the furthest above the median of its kind, "" when none is.
+// That is no fault by itself: a pipeline's directions, say, differ in health.
+func (s *Status) Slowest() string {
+	var worst *Delay
+	comm := ""
+	for i := range s.Delay {
+		if w := s.Delay[i].Worst; len(w) > 0 && (worst == nil || w[0].Ratio > worst.Ratio) {
+			worst, comm = &w[0], s.Delay[i].Communicator
+		}
+	}
+	if worst == nil {
+		return ""
+	}
+	return fmt.Sprintf("the longest is %.1f times the median of its kind: rank %d → rank %d on %s", worst.Ratio, worst.SourceWorld, worst.DestinationWorld, comm)
+}
+
 // Bad reports whether a verdict blames a connection.
 func (m Matrix) Bad(src, dst int) bool { return m.bad[[2]int{src, dst}] }
 

@@ -18,7 +18,6 @@ const (
 	maxMatrix    = 32 // ranks; a larger communicator shows its worst connections
 	worstShown   = 10
 	worstFrom    = 1.5 // ratio from which a connection is worth a line
-	tellsFrom    = 4   // ratio from which a matrix is shown though no incident names it
 	refreshAfter = 2   // seconds
 )
 
@@ -118,7 +117,7 @@ type Matrix struct {
 	Ratio        [][]*float64 `json:"ratio,omitempty"` // by source, then destination; null without a connection; absent when too large
 	Worst        []Delay      `json:"worst"`           // slowest first
 	World        []int32      `json:"world_ranks"`     // by rank in the communicator; -1 is one that nobody has reported
-	Tells        bool         `json:"tells"`           // an open incident is about it, or it stands out
+	Tells        bool         `json:"tells"`           // an open incident is about it
 	bad          map[[2]int]bool
 }
 
@@ -338,7 +337,6 @@ func matrix(m collector.DelayMatrix, open []Incident) Matrix {
 			}
 			if known && ratio >= worstFrom {
 				out.Worst = append(out.Worst, Delay{src, dst, int(out.World[src]), int(out.World[dst]), ratio})
-				out.Tells = out.Tells || ratio >= tellsFrom
 			}
 		}
 	}

@@ -47,6 +47,9 @@ func (b *Browser) Page(v View) (*Page, error) {
 			return nil, err
 		}
 	}
+	if err := p.do("Performance.enable", map[string]any{"timeDomain": "threadTicks"}); err != nil {
+		return nil, err
+	}
 	return p, p.Look(v)
 }
 
@@ -193,6 +196,26 @@ func (p *Page) Screenshot(width, height int) ([]byte, error) {
 		"clip": map[string]any{"x": 0, "y": 0, "width": width, "height": height, "scale": 1},
 	}, &r)
 	return r.Data, err
+}
+
+// CPU returns the CPU time that the page's main thread has taken so far: scripts, style,
+// layout. It says what a page costs, whatever else the machine does.
+func (p *Page) CPU() (time.Duration, error) {
+	var r struct {
+		Metrics []struct {
+			Name  string  `json:"name"`
+			Value float64 `json:"value"`
+		} `json:"metrics"`
+	}
+	if err := p.b.call(p.session, "Performance.getMetrics", nil, &r); err != nil {
+		return 0, err
+	}
+	for _, m := range r.Metrics {
+		if m.Name == "TaskDuration" {
+			return time.Duration(m.Value * 1e9), nil
+		}
+	}
+	return 0, fmt.Errorf("browser: it does not tell TaskDuration")
 }
 
 // Problems returns what the browser has complained of so far: errors on the console,

@@ -137,6 +137,9 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 		{name: "remediator", args: append([]string{"remediator", "--master", masterGRPC, "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
 			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, remediatorTLS...)},
 	}
+	if c.tracing != nil {
+		parts[0].args = append(parts[0].args, "--web.trace-url", c.tracing.URL+"/trace/{trace}")
+	}
 	for i, addr := range c.agents {
 		agentTLS, err := certs.flags(fmt.Sprintf("agent%d", i), wire.Identity{Role: wire.RoleAgent, Node: c.nodeName(i)})
 		if err != nil {

@@ -42,7 +42,7 @@ type Cmd struct {
 	Kill     string        `placeholder:"PART" help:"Also kill -9 this part once the fault is suspected or 1 s has passed, and start it again 1 s later: agent0, agent1, master, remediator, prometheus, alertmanager."`
 	Dir      string        `type:"path" help:"Where logs, checkpoints and data go (default: a new folder, removed at the end unless something went wrong)."`
 	Keep     bool          `help:"Keep the folder."`
-	Panels   bool          `help:"After the last fault, run every query of every dashboard: none may fail or be empty."`
+	Panels   bool          `help:"After the last fault, run every query of every dashboard: none may fail or be empty. With --fault none: none may be red."`
 	JSON     string        `type:"path" placeholder:"FILE" help:"Append each fault's outcome to FILE, a JSON object a line."`
 }
 
@@ -363,6 +363,12 @@ func (c *Cmd) watchNothing(ctx context.Context, out *printer, cl *cluster) error
 		}
 	}
 	out.say("watched for %.0f s, %d training steps: %d false alarms", time.Since(began).Seconds(), step, len(alarms))
+	if c.Panels {
+		if err := cl.red(ctx); err != nil {
+			return fmt.Errorf("the dashboards of a healthy job: %w", err)
+		}
+		out.say("%s no panel of any dashboard is red", out.paint("32", "✓"))
+	}
 	if err := c.compare(ctx, out, cl); err != nil {
 		return err
 	}
@@ -428,6 +434,29 @@ func (c *cluster) panels(ctx context.Context) error {
 		err = errors.Join(err, dashboards.Check(ctx, c.stack.PrometheusURL, v))
 	}
 	return err
+}
+
+// red looks for what is red on the dashboards and on the status page.
+func (c *cluster) red(ctx context.Context) error {
+	var errs []error
+	for _, node := range c.agents {
+		errs = append(errs, dashboards.Red(ctx, c.stack.PrometheusURL, dashboards.Vars{Job: jobName, Node: node, RateInterval: 2 * time.Second}))
+	}
+	var st web.Status
+	if err := c.get(ctx, "http://"+c.master+"/api/v1/status", &st); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	for _, m := range st.Delay {
+		if m.Tells {
+			errs = append(errs, fmt.Errorf("the status page shows the delays of %s: %+v", m.Communicator, m.Worst))
+		}
+	}
+	for _, s := range st.Situations {
+		if s.State != web.StandingMoving {
+			errs = append(errs, fmt.Errorf("the status page says %s of ranks %s", s.State, s.Who))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // losses reads the job's loss log: one number a finished step.
