@@ -112,6 +112,9 @@ type job struct {
 	arrivals        []*wire.Arrival
 	arrivalsDropped uint64
 	rasAt           int64               // of RAS's answer that the master has heard
+	nicsAt          int64               // of the probe of NICs that the master has heard
+	nicsTold        int64               // when it was told
+	nics            map[nicWord]uint64  // what it was told
 	traced          []*wire.TraceResult // what was exported, for the next report
 	roots           roots.Gather        // of traces, while no master tells how far they reach
 
@@ -393,7 +396,7 @@ func (a *Agent) report() {
 			j.forget()
 		}
 		rep := j.report()
-		rep.Ras = j.reportRAS(a.view.RAS)
+		rep.Ras, rep.Nics = j.reportRAS(a.view.RAS), j.reportNICs(a.view.NICs, a.view.Now)
 		rep.LateNs = a.late.Nanoseconds()
 		rep.CpuPressure, rep.MemoryPressure = steps(a.view.CPUPressure), steps(a.view.MemoryPressure)
 		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender

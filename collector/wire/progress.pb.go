@@ -340,6 +340,7 @@ type Report struct {
 	MemoryPressure float32        `protobuf:"fixed32,12,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
 	Traced         []*TraceResult `protobuf:"bytes,13,rep,name=traced,proto3" json:"traced,omitempty"` // collectives that were exported unasked; id is 0
 	Ras            []*RAS         `protobuf:"bytes,20,rep,name=ras,proto3" json:"ras,omitempty"`       // of an answer that the master has not heard: communicators of the job, at most 32
+	Nics           []*NIC         `protobuf:"bytes,21,rep,name=nics,proto3" json:"nics,omitempty"`     // RDMA ports of the node of which something has changed, at most 16
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -465,6 +466,167 @@ func (x *Report) GetRas() []*RAS {
 	return nil
 }
 
+func (x *Report) GetNics() []*NIC {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+// NIC is what has changed of one RDMA port of the node.
+type NIC struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	MonoAtNs      int64                  `protobuf:"varint,3,opt,name=mono_at_ns,json=monoAtNs,proto3" json:"mono_at_ns,omitempty"`       // when it was looked at
+	Flaps         uint64                 `protobuf:"varint,4,opt,name=flaps,proto3" json:"flaps,omitempty"`                               // times that it went down while the agent ran
+	MonoFlapNs    int64                  `protobuf:"varint,5,opt,name=mono_flap_ns,json=monoFlapNs,proto3" json:"mono_flap_ns,omitempty"` // the last time
+	MonoDownNs    int64                  `protobuf:"varint,6,opt,name=mono_down_ns,json=monoDownNs,proto3" json:"mono_down_ns,omitempty"` // since when it is down, 0 when it is not
+	Counters      []*NICCounter          `protobuf:"bytes,7,rep,name=counters,proto3" json:"counters,omitempty"`                          // those that have moved, at most 40
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NIC) Reset() {
+	*x = NIC{}
+	mi := &file_progress_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NIC) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NIC) ProtoMessage() {}
+
+func (x *NIC) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NIC.ProtoReflect.Descriptor instead.
+func (*NIC) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *NIC) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *NIC) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NIC) GetMonoAtNs() int64 {
+	if x != nil {
+		return x.MonoAtNs
+	}
+	return 0
+}
+
+func (x *NIC) GetFlaps() uint64 {
+	if x != nil {
+		return x.Flaps
+	}
+	return 0
+}
+
+func (x *NIC) GetMonoFlapNs() int64 {
+	if x != nil {
+		return x.MonoFlapNs
+	}
+	return 0
+}
+
+func (x *NIC) GetMonoDownNs() int64 {
+	if x != nil {
+		return x.MonoDownNs
+	}
+	return 0
+}
+
+func (x *NIC) GetCounters() []*NICCounter {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+// NICCounter is a driver's counter.
+type NICCounter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          uint32                 `protobuf:"varint,2,opt,name=kind,proto3" json:"kind,omitempty"` // diagnosis.NICKind
+	Value         uint64                 `protobuf:"varint,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NICCounter) Reset() {
+	*x = NICCounter{}
+	mi := &file_progress_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NICCounter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NICCounter) ProtoMessage() {}
+
+func (x *NICCounter) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NICCounter.ProtoReflect.Descriptor instead.
+func (*NICCounter) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NICCounter) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NICCounter) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *NICCounter) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
 // RAS is what NCCL's RAS knows of one communicator. Ranks are the communicator's.
 type RAS struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -479,7 +641,7 @@ type RAS struct {
 
 func (x *RAS) Reset() {
 	*x = RAS{}
-	mi := &file_progress_proto_msgTypes[4]
+	mi := &file_progress_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +653,7 @@ func (x *RAS) String() string {
 func (*RAS) ProtoMessage() {}
 
 func (x *RAS) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[4]
+	mi := &file_progress_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +666,7 @@ func (x *RAS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RAS.ProtoReflect.Descriptor instead.
 func (*RAS) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{4}
+	return file_progress_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RAS) GetCommId() uint64 {
@@ -553,7 +715,7 @@ type RASRank struct {
 
 func (x *RASRank) Reset() {
 	*x = RASRank{}
-	mi := &file_progress_proto_msgTypes[5]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -565,7 +727,7 @@ func (x *RASRank) String() string {
 func (*RASRank) ProtoMessage() {}
 
 func (x *RASRank) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[5]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -578,7 +740,7 @@ func (x *RASRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RASRank.ProtoReflect.Descriptor instead.
 func (*RASRank) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{5}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RASRank) GetRank() int32 {
@@ -608,7 +770,7 @@ type RASBehind struct {
 
 func (x *RASBehind) Reset() {
 	*x = RASBehind{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +782,7 @@ func (x *RASBehind) String() string {
 func (*RASBehind) ProtoMessage() {}
 
 func (x *RASBehind) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +795,7 @@ func (x *RASBehind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RASBehind.ProtoReflect.Descriptor instead.
 func (*RASBehind) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RASBehind) GetRank() int32 {
@@ -675,7 +837,7 @@ type ClockEcho struct {
 
 func (x *ClockEcho) Reset() {
 	*x = ClockEcho{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +849,7 @@ func (x *ClockEcho) String() string {
 func (*ClockEcho) ProtoMessage() {}
 
 func (x *ClockEcho) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +862,7 @@ func (x *ClockEcho) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockEcho.ProtoReflect.Descriptor instead.
 func (*ClockEcho) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ClockEcho) GetMasterNs() uint64 {
@@ -749,7 +911,7 @@ type Rank struct {
 
 func (x *Rank) Reset() {
 	*x = Rank{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +923,7 @@ func (x *Rank) String() string {
 func (*Rank) ProtoMessage() {}
 
 func (x *Rank) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +936,7 @@ func (x *Rank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rank.ProtoReflect.Descriptor instead.
 func (*Rank) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Rank) GetWorldRank() int32 {
@@ -946,7 +1108,7 @@ type OffCPU struct {
 
 func (x *OffCPU) Reset() {
 	*x = OffCPU{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1120,7 @@ func (x *OffCPU) String() string {
 func (*OffCPU) ProtoMessage() {}
 
 func (x *OffCPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1133,7 @@ func (x *OffCPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffCPU.ProtoReflect.Descriptor instead.
 func (*OffCPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OffCPU) GetDisk() float32 {
@@ -1030,7 +1192,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1204,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1217,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Exit) GetBy() uint32 {
@@ -1108,7 +1270,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1282,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1295,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Call) GetCommId() uint64 {
@@ -1193,7 +1355,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1367,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1380,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1299,7 +1461,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1473,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1486,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -1541,7 +1703,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1553,7 +1715,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1566,7 +1728,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{14}
+	return file_progress_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1788,7 +1950,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +1962,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +1975,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{15}
+	return file_progress_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1881,7 +2043,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +2055,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +2068,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{16}
+	return file_progress_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1956,7 +2118,7 @@ type JobClock struct {
 
 func (x *JobClock) Reset() {
 	*x = JobClock{}
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2130,7 @@ func (x *JobClock) String() string {
 func (*JobClock) ProtoMessage() {}
 
 func (x *JobClock) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2143,7 @@ func (x *JobClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobClock.ProtoReflect.Descriptor instead.
 func (*JobClock) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{17}
+	return file_progress_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *JobClock) GetOffsetNs() int64 {
@@ -2012,7 +2174,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[18]
+	mi := &file_progress_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2186,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[18]
+	mi := &file_progress_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2199,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{18}
+	return file_progress_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -2098,7 +2260,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[19]
+	mi := &file_progress_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2272,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[19]
+	mi := &file_progress_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2285,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{19}
+	return file_progress_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -2227,7 +2389,7 @@ type TraceRoot struct {
 
 func (x *TraceRoot) Reset() {
 	*x = TraceRoot{}
-	mi := &file_progress_proto_msgTypes[20]
+	mi := &file_progress_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2401,7 @@ func (x *TraceRoot) String() string {
 func (*TraceRoot) ProtoMessage() {}
 
 func (x *TraceRoot) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[20]
+	mi := &file_progress_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2414,7 @@ func (x *TraceRoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRoot.ProtoReflect.Descriptor instead.
 func (*TraceRoot) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{20}
+	return file_progress_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TraceRoot) GetCommId() uint64 {
@@ -2313,7 +2475,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[21]
+	mi := &file_progress_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2325,7 +2487,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[21]
+	mi := &file_progress_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2338,7 +2500,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{21}
+	return file_progress_proto_rawDescGZIP(), []int{23}
 }
 
 var File_progress_proto protoreflect.FileDescriptor
@@ -2363,7 +2525,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xbd\x04\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xe8\x04\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -2380,7 +2542,24 @@ const file_progress_proto_rawDesc = "" +
 	"\fcpu_pressure\x18\v \x01(\x02R\vcpuPressure\x12'\n" +
 	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressure\x125\n" +
 	"\x06traced\x18\r \x03(\v2\x1d.lockstep.wire.v1.TraceResultR\x06traced\x12'\n" +
-	"\x03ras\x18\x14 \x03(\v2\x15.lockstep.wire.v1.RASR\x03rasJ\x04\b\x06\x10\a\"\xba\x01\n" +
+	"\x03ras\x18\x14 \x03(\v2\x15.lockstep.wire.v1.RASR\x03ras\x12)\n" +
+	"\x04nics\x18\x15 \x03(\v2\x15.lockstep.wire.v1.NICR\x04nicsJ\x04\b\x06\x10\a\"\xe3\x01\n" +
+	"\x03NIC\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1c\n" +
+	"\n" +
+	"mono_at_ns\x18\x03 \x01(\x03R\bmonoAtNs\x12\x14\n" +
+	"\x05flaps\x18\x04 \x01(\x04R\x05flaps\x12 \n" +
+	"\fmono_flap_ns\x18\x05 \x01(\x03R\n" +
+	"monoFlapNs\x12 \n" +
+	"\fmono_down_ns\x18\x06 \x01(\x03R\n" +
+	"monoDownNs\x128\n" +
+	"\bcounters\x18\a \x03(\v2\x1c.lockstep.wire.v1.NICCounterR\bcounters\"J\n" +
+	"\n" +
+	"NICCounter\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\x04R\x05value\"\xba\x01\n" +
 	"\x03RAS\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1c\n" +
 	"\n" +
@@ -2586,60 +2765,64 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
 	(*Hello)(nil),         // 2: lockstep.wire.v1.Hello
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
-	(*RAS)(nil),           // 4: lockstep.wire.v1.RAS
-	(*RASRank)(nil),       // 5: lockstep.wire.v1.RASRank
-	(*RASBehind)(nil),     // 6: lockstep.wire.v1.RASBehind
-	(*ClockEcho)(nil),     // 7: lockstep.wire.v1.ClockEcho
-	(*Rank)(nil),          // 8: lockstep.wire.v1.Rank
-	(*OffCPU)(nil),        // 9: lockstep.wire.v1.OffCPU
-	(*Exit)(nil),          // 10: lockstep.wire.v1.Exit
-	(*Call)(nil),          // 11: lockstep.wire.v1.Call
-	(*GPU)(nil),           // 12: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 13: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 14: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 15: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 16: lockstep.wire.v1.Ack
-	(*JobClock)(nil),      // 17: lockstep.wire.v1.JobClock
-	(*TraceRequest)(nil),  // 18: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 19: lockstep.wire.v1.TraceResult
-	(*TraceRoot)(nil),     // 20: lockstep.wire.v1.TraceRoot
-	(*Resync)(nil),        // 21: lockstep.wire.v1.Resync
+	(*NIC)(nil),           // 4: lockstep.wire.v1.NIC
+	(*NICCounter)(nil),    // 5: lockstep.wire.v1.NICCounter
+	(*RAS)(nil),           // 6: lockstep.wire.v1.RAS
+	(*RASRank)(nil),       // 7: lockstep.wire.v1.RASRank
+	(*RASBehind)(nil),     // 8: lockstep.wire.v1.RASBehind
+	(*ClockEcho)(nil),     // 9: lockstep.wire.v1.ClockEcho
+	(*Rank)(nil),          // 10: lockstep.wire.v1.Rank
+	(*OffCPU)(nil),        // 11: lockstep.wire.v1.OffCPU
+	(*Exit)(nil),          // 12: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 13: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 14: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 15: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 16: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 17: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 18: lockstep.wire.v1.Ack
+	(*JobClock)(nil),      // 19: lockstep.wire.v1.JobClock
+	(*TraceRequest)(nil),  // 20: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 21: lockstep.wire.v1.TraceResult
+	(*TraceRoot)(nil),     // 22: lockstep.wire.v1.TraceRoot
+	(*Resync)(nil),        // 23: lockstep.wire.v1.Resync
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	19, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	16, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	18, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	21, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
-	20, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
-	7,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
-	8,  // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	13, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	14, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	15, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	19, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
-	4,  // 13: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
-	5,  // 14: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
-	6,  // 15: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
-	12, // 16: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	10, // 17: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	11, // 18: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	9,  // 19: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
-	17, // 20: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
-	0,  // 21: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 22: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	22, // [22:23] is the sub-list for method output_type
-	21, // [21:22] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	21, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	18, // 3: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	20, // 4: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	23, // 5: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	22, // 6: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
+	9,  // 7: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
+	10, // 8: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
+	15, // 9: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	16, // 10: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	17, // 11: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	21, // 12: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
+	6,  // 13: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
+	4,  // 14: lockstep.wire.v1.Report.nics:type_name -> lockstep.wire.v1.NIC
+	5,  // 15: lockstep.wire.v1.NIC.counters:type_name -> lockstep.wire.v1.NICCounter
+	7,  // 16: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
+	8,  // 17: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
+	14, // 18: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	12, // 19: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	13, // 20: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	11, // 21: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	19, // 22: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
+	0,  // 23: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 24: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	24, // [24:25] is the sub-list for method output_type
+	23, // [23:24] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -2664,7 +2847,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
