@@ -97,8 +97,9 @@ type Agent struct {
 	ops        int  // room for pending collectives, all communicators
 	out        collector.Collective
 	realOffset int64
-	began      int64         // when it began to run, CLOCK_MONOTONIC ns
-	late       time.Duration // worst oversleeping since the last report
+	began      int64           // when it began to run, CLOCK_MONOTONIC ns
+	history    []record.Window // scratch
+	late       time.Duration   // worst oversleeping since the last report
 }
 
 // job is one job's part on this node.
