@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz clean
+.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -47,6 +47,10 @@ test-outages: ## long outages and heavy losses of a network between two nodes: m
 
 test-tracing: ## traces of real ranks in a real Jaeger, which takes about five minutes of two cores to build once
 	LOCKSTEP_TEST_TRACING=1 $(GO) test -count=1 -timeout 20m -run 'TestTracing' -v ./deploy/local ./cmd/lockstep
+
+.PHONY: test-page
+test-page: ## the status page in a real Chromium (Debian: chromium); ARGS=-images writes docs/images anew
+	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 20m -run 'Page|Links' -v ./exporters/web $(if $(ARGS),-args $(ARGS))
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
@@ -105,6 +109,9 @@ fuzz: ## every fuzz target for FUZZTIME
 bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a pass costs by size (ARGS=-short: a minute)
 	cd bench && $(GO) run ./cmd/diagnosis -set report $(ARGS)
 	cd bench && $(GO) run ./cmd/diagnosis -scale
+
+man: build ## manual pages of every command, in bin/man1
+	bin/lockstep man --dir bin/man1
 
 clean: ## remove what was built
 	rm -rf bin

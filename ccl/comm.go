@@ -165,7 +165,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
 		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.lost, Key: ctl.Key("transport"),
-		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, RDMA: c.rdma(),
+		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, Paths: cfg.Paths, RDMA: c.rdma(),
 		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
 	})
 	if err != nil {

@@ -59,6 +59,15 @@ const (
 // Faults injects faults into transports; package ccltest makes some.
 type Faults = transport.Faults
 
+// PathPlan gives TCP connections between nodes their source ports, hence their paths
+// through the fabric; package pathplan/service has a planner's.
+type (
+	PathPlan  = transport.Paths
+	PathConn  = transport.PathConn
+	Path      = transport.Path
+	LaneState = transport.LaneState
+)
+
 // Config is what a rank brings to Init. ID, Rank and Size are required.
 type Config struct {
 	ID   UniqueID
@@ -97,6 +106,10 @@ type Config struct {
 	GPU GPUConfig
 	// Sockets is how many a connection between nodes has, 0 for the default.
 	Sockets int
+	// Paths gives TCP connections their source ports, nil for the kernel's choice. A
+	// connection has twice as many sockets where both of its ends have one: each end's
+	// carry what that sends.
+	Paths PathPlan
 	// Net is what carries bytes between nodes, "" for NetAuto.
 	Net Net
 	// RDMA tunes it where it does.

@@ -218,11 +218,13 @@ func (c *Comm) progress(seq uint64) (moved bool) {
 		}
 		var err error
 		if !x.entered {
-			// Recording overlaps the flight of the first bytes.
+			// Recording overlaps the flight of the first bytes, but its time is before them:
+			// who has them may end before this thread runs again.
 			x.entered = true
 			if c.log.rec != nil {
+				at := record.Now()
 				err = c.eng.Launch()
-				c.log.start(x.current, x.seq)
+				c.log.start(x.current, x.seq, at)
 			}
 		}
 		if err == nil {

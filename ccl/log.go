@@ -125,12 +125,12 @@ func (op *operation) flags() uint8 {
 	return 0
 }
 
-// start notes that an operation has begun to run.
-func (l *log) start(op *operation, seq uint64) {
+// start notes that an operation began to run at the time at.
+func (l *log) start(op *operation, seq uint64, at int64) {
 	if l.rec == nil {
 		return
 	}
-	l.started, l.lasting = record.Now(), false
+	l.started, l.lasting = at, false
 	if op.proxy != nil {
 		if s, ok := l.live.HostStamp(seq); ok { // the GPU came to it before it was seen to
 			l.started = min(l.started, l.gpu.Mono(s.Start))

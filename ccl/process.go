@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -68,6 +69,7 @@ func (p *process) release() {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
 	if p.users--; p.users == 0 {
+		p.rec.Refused(accept.Total().Refused)
 		delete(sweeper.processes, p.rec)
 	}
 }
@@ -204,6 +206,7 @@ func anchorAll() {
 	defer sweeper.mu.Unlock()
 	for rec := range sweeper.processes {
 		rec.Anchor() // nil is no-op
+		rec.Refused(accept.Total().Refused)
 	}
 }
 

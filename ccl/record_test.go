@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -17,7 +18,11 @@ import (
 // recorded runs ranks with a flight recorder each and returns what it holds.
 func recorded(t *testing.T, n, per int, body func(ctx context.Context, c *ccl.Comm) error) (comms [][]record.CommStatus, records [][]record.Record) {
 	t.Helper()
-	dir := t.TempDir()
+	return recordedIn(t, t.TempDir(), n, per, body)
+}
+
+func recordedIn(t *testing.T, dir string, n, per int, body func(ctx context.Context, c *ccl.Comm) error) (comms [][]record.CommStatus, records [][]record.Record) {
+	t.Helper()
 	recs := make([]*record.Writer, n)
 	for r := range recs {
 		var err error
@@ -40,28 +45,50 @@ func recorded(t *testing.T, n, per int, body func(ctx context.Context, c *ccl.Co
 	return comms, records
 }
 
+// untilToldOf returns when rank 0's recorder in dir tells that operation seq has begun and lasts.
+func untilToldOf(ctx context.Context, dir string, seq uint64) error {
+	files, err := filepath.Glob(filepath.Join(dir, "test.0.*"+record.Suffix))
+	if err != nil || len(files) != 1 {
+		return fmt.Errorf("recorders of rank 0: %v, %w", files, err)
+	}
+	r, err := record.Open(files[0])
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	buf := make([]record.Record, 1000)
+	for ctx.Err() == nil {
+		for _, rec := range buf[:r.Next(buf)] {
+			if rec.Kind == record.KindStart && rec.Seq == seq {
+				return nil
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return ctx.Err()
+}
+
 // TestRecorder: each operation leaves one record that says all of it, and who came
 // last; one that lasts is told of before. The communicators' progress is what was called.
 func TestRecorder(t *testing.T) {
 	const ops = 20
 	for _, per := range []int{2, 1} {
 		t.Run(fmt.Sprintf("%d a node", per), func(t *testing.T) {
-			waiting := make(chan struct{})
-			comms, records := recorded(t, 2, per, func(ctx context.Context, c *ccl.Comm) error {
+			dir := t.TempDir()
+			comms, records := recordedIn(t, dir, 2, per, func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				for i := range ops {
 					x := ccl.Of(make([]float32, 1<<i))
 					if i == ops-1 { // rank 1 is late for the last
 						if c.Rank() == 1 {
-							<-waiting
+							if err := untilToldOf(ctx, dir, ops); err != nil {
+								return err
+							}
 							time.Sleep(20 * time.Millisecond)
 						}
 					}
 					if err := c.AllReduce(s, x, x, ccl.Avg); err != nil {
 						return err
-					}
-					if i == ops-1 && c.Rank() == 0 {
-						close(waiting)
 					}
 					if err := s.Wait(ctx); err != nil {
 						return err
@@ -225,6 +252,43 @@ func TestRecorderSaysWhyAborted(t *testing.T) {
 				return errExpected
 			})
 		})
+	}
+}
+
+// TestNobodyEndsBeforeTheLastHasBegun: threads are preempted anywhere, and still no rank's
+// record ends before another one's begins. Clocks of nodes are aligned by that.
+func TestNobodyEndsBeforeTheLastHasBegun(t *testing.T) {
+	const n, ops = 3, 2000
+	// The kernel takes threads off their processors wherever they are.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4 * runtime.NumCPU()))
+	_, records := recorded(t, n, n, func(ctx context.Context, c *ccl.Comm) error {
+		s, x := c.NewStream(), ccl.Of(make([]float32, 2))
+		for range ops {
+			if err := do(ctx, s, c.AllReduce(s, x, x, ccl.Sum)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	begin, end := map[uint64]int64{}, map[uint64]int64{}
+	for r := range records {
+		for _, rec := range records[r] {
+			if rec.Kind != record.KindWhole {
+				continue
+			}
+			begin[rec.Seq] = max(begin[rec.Seq], rec.Mono-rec.Dur)
+			if e, ok := end[rec.Seq]; !ok || rec.Mono < e {
+				end[rec.Seq] = rec.Mono
+			}
+		}
+	}
+	if len(begin) < ops {
+		t.Fatalf("%d operations recorded", len(begin))
+	}
+	for seq := range begin {
+		if begin[seq] > end[seq] {
+			t.Errorf("operation %d: the last rank begins %d ns after the first has ended", seq, begin[seq]-end[seq])
+		}
 	}
 }
 

@@ -19,6 +19,14 @@ type AgentSnapshot struct {
 	GPUs    *GPUs          // nil when the agent sees none
 	NICs    *NICs          // likewise
 	Probes  *Probes        // nil when it was not told to use any
+
+	RefusedRecorders []Refused
+}
+
+// Refused counts what is not read, for one reason.
+type Refused struct {
+	Reason string
+	Count  uint64
 }
 
 // Probes is what the ebpf source does: how many it watches now, and what it has ever seen.
@@ -52,6 +60,8 @@ type AgentJob struct {
 	Step            uint64      // highest step mark seen
 	UnknownResults  uint64      // ends without a start and the like
 	DroppedArrivals uint64      // sampled arrivals not sent because too many waited
+
+	RefusedConns [record.NumRefusals]uint64 // that ranks' listeners turned away
 }
 
 // AgentComm is one communicator name on this node. Ids are not exported: several
@@ -210,12 +220,15 @@ type Incident struct {
 	Closed    time.Time // zero while open
 	Attempt   uint32    // of the job when it was opened
 	TraceID   [16]byte  // of the collective that shows it and that agents have exported; zero while there is none
+	Notes     []Note    `json:",omitempty"` // what was done about it; at most MaxNotes
 }
 
 // DelayMatrix is one communicator's connections as ratios to the median of
-// their kind (1 = normal), row-major by source; NaN where there is no connection.
+// their kind (1 = normal), row-major by source; NaN where there is no connection, or
+// nothing has been measured of late. Rows and columns are ranks in the communicator.
 type DelayMatrix struct {
 	Comm  string
 	Size  int
 	Ratio []float32
+	World []int32 // by rank in the communicator: its rank in the world, -1 when nobody has reported it
 }

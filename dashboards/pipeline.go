@@ -86,12 +86,15 @@ func pipeline() board {
 			{"Trust", []panel{
 				{
 					title: "Refused", view: lines, width: 12, height: 7,
-					why: "Calls to masters whose certificate does not allow them, and alerts that masters knew nothing of. All 0 is normal.",
+					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank. All 0 is normal.",
 					targets: []target{
 						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
 						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
 						{expr: sum("training_job", of(names.MasterMessages, inJob)), legend: "messages to the master of {{training_job}}"},
 						{expr: sum("reason", of(names.Disbelieved)), legend: "alerts: {{reason}}"},
+						{expr: sum("reason", of(names.RecordersRefused)), legend: "recorders: {{reason}}"},
+						{expr: sum("training_job, reason", of(names.RankRefused, inJob)), legend: "connections to ranks of {{training_job}}: {{reason}}"},
+						{expr: sum("", of(names.NotesDropped)), legend: "notes that the master was not told"},
 					},
 					alerts: []string{names.AlertAccessDenied},
 				},
@@ -198,6 +201,31 @@ func pipeline() board {
 					title: "Actions left", view: lines, width: 10, height: 7,
 					why:     "Actions that a breaker still allows in its window.",
 					targets: []target{{expr: lowest("scope", of(names.BreakerRemaining)), legend: "{{scope}}"}},
+				},
+				{
+					title: "Nodes out, spares", view: lines, width: 8, height: 7,
+					why: "Nodes that the remediator has taken out (suspect: blamed; silent: not heard), those that came back, and what is left in the pools.",
+					targets: []target{
+						{expr: sum("reason", of(names.NodesOut)), legend: "out: {{reason}}"},
+						{expr: sum("reason", of(names.NodesReturned)), legend: "returned: {{reason}}"},
+						{expr: sum("pool", of(names.SpareNodes)), legend: "spares of {{pool}}"},
+					},
+				},
+				{
+					title: "Fences", view: lines, width: 8, height: 7,
+					why: "Whether ranks on silent nodes were proven to have ended (waiting: pods wait for proof; unproven: a policy went on without), and pods deleted by force since.",
+					targets: []target{
+						{expr: sum("result", of(names.Fences)), legend: "{{result}}"},
+						{expr: sum("", of(names.ForcedDeletions)), legend: "pods deleted by force"},
+					},
+				},
+				{
+					title: "API server", view: lines, width: 8, height: 7,
+					why: "The remediator's requests to the cluster's API server by result, and how many remediators lead: one.",
+					targets: []target{
+						{expr: sum("verb, result", rate(names.SchedulerCalls)), legend: "{{verb}} a second: {{result}}"},
+						{expr: sum("", of(names.Leading)), legend: "leading"},
+					},
 				},
 				{
 					title: "Decisions", view: lines, width: 12, height: 7,

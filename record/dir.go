@@ -127,6 +127,34 @@ func UseDir(dir string) error {
 	return checkDir(dir)
 }
 
+// ShareDir makes dir, when it is missing, and has every user make a directory of their own in
+// it (mode 1777, as /tmp): for ranks that see it by a mount, and not what is beside it. It
+// refuses a link, and what is neither root's nor this user's.
+func ShareDir(dir string) error {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	f, err := os.OpenFile(dir, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return fmt.Errorf("share directory %s: %w", dir, err)
+	}
+	defer f.Close()
+	var st syscall.Stat_t
+	if err := syscall.Fstat(int(f.Fd()), &st); err != nil {
+		return &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	if st.Uid != 0 && st.Uid != uint32(os.Geteuid()) {
+		return fmt.Errorf("share directory %s: it is user %d's: %w: remove it, or choose another one", dir, st.Uid, ErrForeign)
+	}
+	if err := f.Chmod(0o777 | os.ModeSticky); err != nil {
+		return fmt.Errorf("share directory %s: %w", dir, err)
+	}
+	return nil
+}
+
 // checkDir looks at the directory itself, which is opened first.
 func checkDir(dir string) error {
 	fd, err := syscall.Open(dir, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0)

@@ -112,3 +112,39 @@ func TestSquattedDir(t *testing.T) {
 		})
 	}
 }
+
+// TestShareDir: where a reader shares a directory, each user has one in it, and what is
+// another's, or a link, is not shared.
+func TestShareDir(t *testing.T) {
+	base := filepath.Join(t.TempDir(), "a", "rt")
+	for range 2 {
+		if err := record.ShareDir(base); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := filepath.Join(base, fmt.Sprint(os.Geteuid()))
+	if dir, refused, err := record.DirBelow(base, "key"); dir != want || len(refused) > 0 || err != nil {
+		t.Errorf("%s, %v, %v, want %s", dir, refused, err, want)
+	}
+	places, refused := record.Places(base)
+	if len(places) != 2 || !places[0].Shared || places[1].Path != want || len(refused) > 0 {
+		t.Errorf("places %+v, %v", places, refused)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(base, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := record.ShareDir(link); err == nil {
+		t.Error("a link is shared")
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	foreign := t.TempDir()
+	if err := os.Chown(foreign, 4711, 4711); err != nil {
+		t.Fatal(err)
+	}
+	if err := record.ShareDir(foreign); !errors.Is(err, record.ErrForeign) {
+		t.Errorf("another user's directory: %v", err)
+	}
+}

@@ -73,7 +73,9 @@ type diskHeader struct {
 	eventsForeign uint64 // live: events of other processes' operations, not recorded here
 	_             [16]byte
 
-	_ [HeaderSize - 640]byte
+	refused [8]uint64 // live: connections that the process's listeners turned away, by Refusal
+
+	_ [HeaderSize - 704]byte
 }
 
 // diskControl is a file of its own beside the recorder, which the writer makes and

@@ -50,6 +50,8 @@ type Header struct {
 	StampOverflow   uint64 // communicators whose stamps found no room
 	HistoryOverflow uint64 // connections that have no history
 
+	Refused [NumRefusals]uint64 // connections that the process's listeners turned away
+
 	// Source is what wrote it. Of a writer that learns of another library's operations: by which version of
 	// that library's interface, which events (a mask of that interface) it asks for
 	// now, operations that have a number and no record, operations recorded whose end
@@ -368,6 +370,9 @@ func (r *Reader) Header() Header {
 		h.DescOverflow = atomic.LoadUint64(&d.descOverflow)
 		h.StampOverflow = atomic.LoadUint64(&d.stampOverflow)
 		h.HistoryOverflow = atomic.LoadUint64(&d.historyOverflow)
+		for i := range h.Refused {
+			h.Refused[i] = atomic.LoadUint64(&d.refused[i])
+		}
 		h.Source, h.SourceVersion = Source(atomic.LoadUint32(&d.source)), atomic.LoadUint32(&d.sourceVersion)
 		h.EventMask = atomic.LoadUint64(&d.eventMask)
 		h.OpsLost, h.OpsUnseen = atomic.LoadUint64(&d.opsLost), atomic.LoadUint64(&d.opsUnseen)

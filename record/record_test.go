@@ -773,3 +773,21 @@ func BenchmarkNow(b *testing.B) {
 		record.Now()
 	}
 }
+
+func TestRefused(t *testing.T) {
+	w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "refused", WorldSize: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	r, err := record.Open(w.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	want := [record.NumRefusals]uint64{1, 2, 3, 4, 5}
+	if w.Refused(want); r.Header().Refused != want {
+		t.Errorf("%v, not %v", r.Header().Refused, want)
+	}
+	(*record.Writer)(nil).Refused(want)
+}

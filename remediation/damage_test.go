@@ -1,6 +1,7 @@
 package remediation
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
 )
 
 // full makes a journal with entries of every state, some of them long, and room that was freed.
@@ -44,6 +48,73 @@ func full(t testing.TB, path string, entries int) {
 	}
 }
 
+func entriesOf(t *testing.T, path string) (all []*Entry) {
+	t.Helper()
+	j, err := openJournal(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(j.each(func(e *Entry) { all = append(all, e) }), j.close()); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// A bit that flips in a value, and leaves it JSON, is noticed.
+func TestAValueThatIsNotWhatWasWritten(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j.db")
+	full(t, path, 5)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{`"incident":"i-2"`, `"scope":"job:1"`} {
+		b := bytes.ReplaceAll(whole, []byte(text), []byte(strings.Replace(text, "-2", "-3", 1)[:len(text)-2]+`7"`))
+		if bytes.Equal(b, whole) {
+			t.Fatalf("no %s", text)
+		}
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if j, err := openJournal(path); !errors.Is(err, errDamaged) || !strings.Contains(err.Error(), "move it away") {
+			t.Errorf("%s: %v, %v", text, j, err)
+		}
+	}
+}
+
+// A journal of version 1, whose values have no checksums, is taken over as it is.
+func TestAJournalOfTheFormerVersion(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "j.db")
+	full(t, path, 20)
+	want := entriesOf(t, path)
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for _, name := range sealedBuckets {
+			b, plain := sealedBucket(tx, name), map[string][]byte{}
+			if err := b.each(func(k, v []byte) error { plain[string(k)] = bytes.Clone(v); return nil }); err != nil {
+				return err
+			}
+			for k, v := range plain {
+				if err := b.Put([]byte(k), v); err != nil {
+					return err
+				}
+			}
+		}
+		return tx.Bucket(bucketMeta).Put(keyVersion, []byte("1"))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // taken over, and read again
+		if got := entriesOf(t, path); !cmp.Equal(got, want) {
+			t.Fatal(cmp.Diff(want, got))
+		}
+	}
+}
+
 // A journal with any page torn, overwritten, moved or cut is read in full or refused by a
 // clear error that names the file: never a panic, a fault, or an endless walk.
 func TestADamagedJournal(t *testing.T) {
@@ -54,6 +125,7 @@ func TestADamagedJournal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	was := entriesOf(t, path)
 	const page = 4096
 	pages := len(whole) / page
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -107,6 +179,13 @@ func TestADamagedJournal(t *testing.T) {
 				t.Fatalf("damage %d: the error does not help: %v", i, err)
 			}
 			continue
+		}
+		if err := j.each(func(e *Entry) {
+			if e.Seq > uint64(len(was)) || !cmp.Equal(e.Alert, was[e.Seq-1].Alert) {
+				t.Errorf("damage %d: entry %d is not what was written: %+v", i, e.Seq, e)
+			}
+		}); err != nil {
+			t.Fatal(err)
 		}
 		// What was read in full is used: writing must not fall over what is free, or in use.
 		now := time.Now()

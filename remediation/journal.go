@@ -88,7 +88,7 @@ type BreakerState struct {
 // The journal's bounds, in entries. It keeps what it needs to refuse a repeat
 // and to count actions against the breakers; older closed entries go.
 const (
-	journalVersion = "1"
+	journalVersion = "2" // 1: values without checksums
 	maxClosed      = 1_000
 	maxOpen        = 1_000
 	maxOpenOfJob   = 100 // so that one job's alerts do not shut out the others'
@@ -102,6 +102,8 @@ var (
 	bucketClosed   = []byte("breakers-closed")
 	keyVersion     = []byte("version")
 	keyAlive       = []byte("alive")
+
+	sealedBuckets = [][]byte{bucketEntries, bucketSeen, bucketBreakers, bucketClosed}
 
 	errInUse = errors.New("another remediator uses it")
 
@@ -142,7 +144,7 @@ func openJournal(path string) (*journal, error) {
 		return nil, wrap(err)
 	}
 	err = j.change(func(tx *bolt.Tx) error {
-		for _, b := range [][]byte{bucketMeta, bucketEntries, bucketSeen, bucketBreakers, bucketClosed} {
+		for _, b := range append([][]byte{bucketMeta}, sealedBuckets...) {
 			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
 				return err
 			}
@@ -151,6 +153,8 @@ func openJournal(path string) (*journal, error) {
 		switch v := m.Get(keyVersion); {
 		case v == nil:
 			return m.Put(keyVersion, []byte(journalVersion))
+		case string(v) == "1":
+			return errors.Join(sealAll(tx), m.Put(keyVersion, []byte(journalVersion)))
 		case string(v) != journalVersion:
 			return fmt.Errorf("is of version %.16q, this program writes %s", v, journalVersion)
 		}
@@ -178,6 +182,11 @@ func (j *journal) readable() error {
 	}
 	if err == nil {
 		_, err = j.closedAt()
+	}
+	if err == nil {
+		err = j.view(func(tx *bolt.Tx) error {
+			return sealedBucket(tx, bucketSeen).each(func(_, _ []byte) error { return nil })
+		})
 	}
 	if err != nil && !errors.Is(err, errDamaged) {
 		err = fmt.Errorf("%w: %w", errDamaged, err)
@@ -219,7 +228,7 @@ func (j *journal) close() error { return j.db.Close() }
 // make room it drops the oldest closed entries, but none that acted after keep.
 func (j *journal) add(now, keep time.Time, alerts []Alert) (added, over int, err error) {
 	err = j.change(func(tx *bolt.Tx) error {
-		entries, seen := tx.Bucket(bucketEntries), tx.Bucket(bucketSeen)
+		entries, seen := sealedBucket(tx, bucketEntries), sealedBucket(tx, bucketSeen)
 		waiting := map[string]int{}
 		if err := eachEntry(entries, func(e *Entry) {
 			if e.State != Closed {
@@ -243,7 +252,7 @@ func (j *journal) add(now, keep time.Time, alerts []Alert) (added, over int, err
 			if err != nil {
 				return err
 			}
-			if err := seen.Put(k, seqKey(seq)); err != nil {
+			if err := seen.put(k, seqKey(seq)); err != nil {
 				return err
 			}
 			if err := putEntry(entries, &Entry{Seq: seq, Action: a.actionID(), Alert: *a, Received: now, State: Pending}); err != nil {
@@ -262,7 +271,7 @@ func (j *journal) add(now, keep time.Time, alerts []Alert) (added, over int, err
 	return added, over, err
 }
 
-func makeRoom(entries, seen *bolt.Bucket, keep time.Time) error {
+func makeRoom(entries, seen sealed, keep time.Time) error {
 	open, closed := 0, 0
 	var spare []*Entry
 	err := eachEntry(entries, func(e *Entry) {
@@ -291,13 +300,16 @@ func makeRoom(entries, seen *bolt.Bucket, keep time.Time) error {
 
 // update rewrites one entry.
 func (j *journal) update(e *Entry) error {
-	return j.change(func(tx *bolt.Tx) error { return putEntry(tx.Bucket(bucketEntries), e) })
+	return j.change(func(tx *bolt.Tx) error { return putEntry(sealedBucket(tx, bucketEntries), e) })
 }
 
 // get reads one entry.
 func (j *journal) get(seq uint64) (e *Entry, err error) {
 	err = j.view(func(tx *bolt.Tx) error {
-		e, err = readEntry(tx.Bucket(bucketEntries).Get(seqKey(seq)))
+		v, err := sealedBucket(tx, bucketEntries).get(seqKey(seq))
+		if err == nil {
+			e, err = readEntry(v)
+		}
 		return err
 	})
 	return e, err
@@ -305,11 +317,11 @@ func (j *journal) get(seq uint64) (e *Entry, err error) {
 
 // each calls f for each entry, oldest first; f may keep it.
 func (j *journal) each(f func(*Entry)) error {
-	return j.view(func(tx *bolt.Tx) error { return eachEntry(tx.Bucket(bucketEntries), f) })
+	return j.view(func(tx *bolt.Tx) error { return eachEntry(sealedBucket(tx, bucketEntries), f) })
 }
 
-func eachEntry(b *bolt.Bucket, f func(*Entry)) error {
-	return b.ForEach(func(_, v []byte) error {
+func eachEntry(b sealed, f func(*Entry)) error {
+	return b.each(func(_, v []byte) error {
 		e, err := readEntry(v)
 		if err == nil {
 			f(e)
@@ -321,7 +333,7 @@ func eachEntry(b *bolt.Bucket, f func(*Entry)) error {
 // openBreaker leaves a breaker that is open already as it is.
 func (j *journal) openBreaker(b BreakerState) error {
 	return j.change(func(tx *bolt.Tx) error {
-		bk := tx.Bucket(bucketBreakers)
+		bk := sealedBucket(tx, bucketBreakers)
 		if bk.Get([]byte(b.Scope)) != nil {
 			return nil
 		}
@@ -329,7 +341,7 @@ func (j *journal) openBreaker(b BreakerState) error {
 		if err != nil {
 			return err
 		}
-		return bk.Put([]byte(b.Scope), v)
+		return bk.put([]byte(b.Scope), v)
 	})
 }
 
@@ -344,7 +356,7 @@ func (j *journal) closeBreaker(now time.Time, scope string) (was bool, err error
 		if err != nil {
 			return err
 		}
-		return errors.Join(bk.Delete([]byte(scope)), tx.Bucket(bucketClosed).Put([]byte(scope), at))
+		return errors.Join(bk.Delete([]byte(scope)), sealedBucket(tx, bucketClosed).put([]byte(scope), at))
 	})
 	return was, err
 }
@@ -353,7 +365,7 @@ func (j *journal) closeBreaker(now time.Time, scope string) (was bool, err error
 func (j *journal) closedAt() (map[string]time.Time, error) {
 	m := map[string]time.Time{}
 	err := j.view(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketClosed).ForEach(func(k, v []byte) error {
+		return sealedBucket(tx, bucketClosed).each(func(k, v []byte) error {
 			var t time.Time
 			err := t.UnmarshalBinary(v)
 			m[string(k)] = t
@@ -366,7 +378,7 @@ func (j *journal) closedAt() (map[string]time.Time, error) {
 // breakers returns the open ones.
 func (j *journal) breakers() (open []BreakerState, err error) {
 	err = j.view(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketBreakers).ForEach(func(_, v []byte) error {
+		return sealedBucket(tx, bucketBreakers).each(func(_, v []byte) error {
 			var b BreakerState
 			if err := json.Unmarshal(v, &b); err != nil {
 				return err
@@ -378,12 +390,12 @@ func (j *journal) breakers() (open []BreakerState, err error) {
 	return open, err
 }
 
-func putEntry(b *bolt.Bucket, e *Entry) error {
+func putEntry(b sealed, e *Entry) error {
 	v, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	return b.Put(seqKey(e.Seq), v)
+	return b.put(seqKey(e.Seq), v)
 }
 
 func readEntry(v []byte) (*Entry, error) {

@@ -22,6 +22,9 @@ type Action struct {
 	Incident string
 	Kind     ActionKind
 	Rank     int    // to blame; the one to exclude when Kind says so; -1 none
+	Node     string // of the culprit, by the master's word; "" when it names none
+	Cause    string // the verdict's reason: node_lost, process_gone, ...
+	Unit     string // that the breakers allow to be taken out, "" when none is
 	Attempt  *int   // the attempt that the incident is about: no other may be ended; nil when not known
 	Reason   string // for logs and the job's own record: class and culprit
 }
@@ -32,6 +35,15 @@ type Inventory struct {
 	Units int
 	// Unit names the unit that a rank runs on now, "" when unknown.
 	Unit func(rank int) string
+	// UnitOn, when set, is asked instead: it also takes the node that the master names, "" for none.
+	UnitOn func(rank int, node string) string
+}
+
+func (i *Inventory) unit(rank int, node string) string {
+	if i.UnitOn != nil {
+		return i.UnitOn(rank, node)
+	}
+	return i.Unit(rank)
 }
 
 // Answer is what became of an action.
@@ -355,7 +367,7 @@ func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) 
 		return 0, nil
 	}
 	if err == nil {
-		if e.Unit = inv.Unit(e.Alert.Rank); e.Unit == "" {
+		if e.Unit = inv.unit(e.Alert.Rank, e.Alert.Node); e.Unit == "" {
 			err = fmt.Errorf("rank %d runs on no unit of the job", e.Alert.Rank)
 		}
 	}
@@ -433,7 +445,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
 		answer, err := r.o.Actuator.Act(actx, Action{
 			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank, Attempt: e.Alert.Attempt,
-			Reason: e.Alert.Class + ": " + e.Alert.Culprit,
+			Reason: e.Alert.Class + ": " + e.Alert.Culprit, Node: e.Alert.Node, Cause: e.Alert.Reason, Unit: e.Unit,
 		})
 		cancel()
 		switch {

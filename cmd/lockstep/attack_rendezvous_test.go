@@ -15,6 +15,10 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // listening returns the ports of loopback, and of every address, that this host listens on.
@@ -109,6 +113,31 @@ func rendezvousFlood(t *testing.T, w *town) {
 		}
 		t.Logf("%s: %d ports were flooded", name, ports)
 	}
+	if n := refusedBy(t, w.path("flooded-rt")); n == 0 {
+		t.Error("the flooded ranks' recorders tell of no refused connection")
+	}
+}
+
+// refusedBy is how many connections the ranks say to have refused whose recorders are under dir.
+func refusedBy(t *testing.T, dir string) (n uint64) {
+	t.Helper()
+	if err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, record.Suffix) {
+			return err
+		}
+		r, err := record.Open(path)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		for _, k := range r.Header().Refused {
+			n += k
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 // hostileRecorders has another user write recorder files where agents look.
@@ -132,6 +161,7 @@ func hostileRecorders(t *testing.T, w *town) {
 			t.Errorf("another user writes %s: %s", path, out)
 		}
 	}
+	before := metric(t, w.agents[0], names.RecordersRefused, recorder.RefusedFile.String())
 	// Files of another user that are there all the same (root's mistake) speak for nobody's job.
 	for _, from := range list {
 		if b, err := os.ReadFile(from); err == nil && strings.HasSuffix(from, ".rec") {
@@ -142,5 +172,5 @@ func hostileRecorders(t *testing.T, w *town) {
 			defer os.Remove(to)
 		}
 	}
-	time.Sleep(time.Second)
+	grows(t, w.agents[0], names.RecordersRefused, before, recorder.RefusedFile.String())
 }

@@ -16,8 +16,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/agentcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/attachcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/clidoc"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/demo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/diagnose"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/doctor"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/gpus"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/inspect"
@@ -25,9 +27,12 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/nics"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/pkicmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/slurmcmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/top"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 )
 
@@ -37,6 +42,7 @@ type cli struct {
 	Run        runcmd.Cmd            `cmd:"" help:"Supervise a job's ranks on this machine."`
 	Agent      agentcmd.Cmd          `cmd:"" help:"Watch the ranks of this node (one a node)."`
 	Master     mastercmd.Cmd         `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`
+	Planner    plannercmd.Cmd        `cmd:"" help:"Give every connection of every job its path through the fabric, and probe it."`
 	Remediator remediatorcmd.Cmd     `cmd:"" help:"Turn alerts into actions, carefully (one a cluster)."`
 	Breaker    remediatorcmd.Breaker `cmd:"" help:"List the remediator's open breakers, or close one."`
 	Pki        pkicmd.Cmd            `cmd:"" help:"Issue the certificates of agents, masters and the remediator."`
@@ -46,6 +52,12 @@ type cli struct {
 	Nics       nics.Cmd              `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd           `cmd:"" help:"Read the flight recorder of a dead or live process."`
 	Diagnose   diagnose.Cmd          `cmd:"" help:"Judge an incident again, offline, from the evidence that its master recorded."`
+	Slurm      slurmcmd.Cmd          `cmd:"" help:"Inside a Slurm job: run its step in the allocation, again when the remediator says so."`
+	Doctor     doctor.Cmd            `cmd:"" help:"Tell what this node has and lacks, what works without it, and what to do."`
+	Completion clidoc.Completion     `cmd:"" help:"Write a script with which a shell completes this command line."`
+	Man        clidoc.Man            `cmd:"" help:"Write manual pages."`
+	Top        top.Cmd               `cmd:"" help:"Show where each rank of a node or job is, in a terminal."`
+	Complete   clidoc.Complete       `cmd:"" hidden:"" help:"What completion scripts ask."`
 	Train      train.Cmd             `cmd:"" hidden:""`
 
 	Log     flags.Log        `embed:"" prefix:"log."`
@@ -60,14 +72,21 @@ func exit(code int) {
 	os.Exit(code)
 }
 
+// options are how the command line is read.
+func options(more ...kong.Option) []kong.Option {
+	return append([]kong.Option{
+		kong.Name("lockstep"), kong.ShortUsageOnError(), kong.Exit(exit), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.Description("Collective communication and its observability for training clusters: who broke step, and why.\n\nStart with `lockstep demo`. Every command has --help with examples."),
+		kong.Vars(runcmd.Vars()), kong.Vars{"version": buildinfo.String()},
+	}, more...)
+}
+
 func main() {
 	if len(os.Args) == 1 {
 		os.Args = append(os.Args, "--help")
 	}
 	var c cli
-	k := kong.Parse(&c, kong.Name("lockstep"), kong.ShortUsageOnError(), kong.Exit(exit), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		kong.Description("Collective communication and its observability for training clusters: who broke step, and why.\n\nStart with `lockstep demo`. Every command has --help with examples."),
-		kong.Vars(runcmd.Vars()), kong.Vars{"version": buildinfo.String()})
+	k := kong.Parse(&c, options()...)
 	stopping := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) { // by nohup
 		stopping = append(stopping, syscall.SIGHUP)
@@ -81,6 +100,8 @@ func main() {
 	err := k.Run(log)
 	var bad *preflight.BadError
 	var differs *diagnose.Error
+	var step *slurmcmd.StatusError
+	var sick *doctor.BadError
 	switch {
 	case errors.As(err, &bad):
 		if bad.Error() != "" {
@@ -92,6 +113,11 @@ func main() {
 			fmt.Fprintln(os.Stderr, "lockstep:", err)
 		}
 		os.Exit(differs.Status)
+	case errors.As(err, &step):
+		fmt.Fprintln(os.Stderr, "lockstep:", err)
+		os.Exit(step.Status)
+	case errors.As(err, &sick):
+		os.Exit(doctor.StatusBad)
 	case err == nil:
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		os.Exit(130)

@@ -17,8 +17,6 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/rogpeppe/go-internal/testscript"
-
-	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
 )
 
 func TestMain(m *testing.M) {
@@ -168,13 +166,13 @@ func until(ts *testscript.TestScript, f func() error) {
 
 // TestHelp reads the help of every command, hidden ones aside.
 func TestHelp(t *testing.T) {
-	k, err := kong.New(&cli{}, kong.Vars(runcmd.Vars()), kong.Vars{"version": "v"}, kong.Name("lockstep"))
+	k, err := kong.New(&cli{}, options()...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range k.Model.Leaves(true) {
 		var out bytes.Buffer
-		k, err := kong.New(&cli{}, kong.Vars(runcmd.Vars()), kong.Vars{"version": "v"}, kong.Name("lockstep"), kong.Writers(&out, &out), kong.Exit(func(int) {}))
+		k, err := kong.New(&cli{}, options(kong.Writers(&out, &out), kong.Exit(func(int) {}))...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,6 +31,8 @@ type Options struct {
 	// OwnNode passes over recorders whose header names another logical node;
 	// for several agents on one host.
 	OwnNode bool
+	// Users names the users of jobs, where it is known: recorders of others that name them are refused.
+	Users map[string]uint32
 	// Master returns the address of a job's master, host:port, or "" when the
 	// job has none; nil: no job has. It is asked for each connection.
 	Master func(job string) string
@@ -120,6 +122,7 @@ type job struct {
 	roots           roots.Gather        // of traces, while no master tells how far they reach
 
 	records, lost, unknown uint64
+	refused                [record.NumRefusals]uint64
 	step                   uint64
 	gone                   map[record.Transport]*collector.ConnTotals // of connections that are gone
 	finished               map[string]uint64                          // likewise, by communicator name
@@ -156,7 +159,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent: boot id: %w", err)
 	}
-	ro := recorder.Options{Dir: o.Dir, Max: o.MaxRanks, Keep: o.Keep}
+	ro := recorder.Options{Dir: o.Dir, Users: o.Users, Max: o.MaxRanks, Keep: o.Keep}
 	if o.OwnNode {
 		ro.Node = o.Node
 	}
@@ -358,6 +361,7 @@ func (a *Agent) retire(r *rank) {
 	delete(a.ranks, r.p)
 	r.job.ranks = slices.DeleteFunc(r.job.ranks, func(o *rank) bool { return o == r })
 	r.job.lost += r.p.Lost
+	addRefused(&r.job.refused, &r.p.Refused)
 	for _, c := range r.comms {
 		if c != nil {
 			a.forget(r, c)

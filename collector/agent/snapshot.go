@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -15,6 +16,10 @@ import (
 // publish makes the next snapshot.
 func (a *Agent) publish() {
 	s := &collector.AgentSnapshot{Node: a.o.Node, At: time.Now(), Sources: slices.Clone(a.status), GPUs: a.view.GPUs, NICs: a.view.NICs, Probes: a.view.Probes}
+	refused := a.recorders.Refused()
+	for _, why := range recorder.Refusals() {
+		s.RefusedRecorders = append(s.RefusedRecorders, collector.Refused{Reason: why.String(), Count: refused[why]})
+	}
 	now := record.Now()
 	for _, j := range a.jobs {
 		s.Jobs = append(s.Jobs, j.snapshot(now))
@@ -34,7 +39,7 @@ func (a *Agent) publish() {
 func (j *job) snapshot(now int64) collector.AgentJob {
 	out := collector.AgentJob{
 		Job: j.name, Ranks: map[diagnosis.ProcState]int{},
-		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped,
+		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped, RefusedConns: j.refused,
 	}
 	comms := map[string]*collector.AgentComm{}
 	comm := func(name string) *collector.AgentComm {
@@ -62,6 +67,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	}
 	for _, r := range j.ranks {
 		out.Lost += r.p.Lost
+		addRefused(&out.RefusedConns, &r.p.Refused)
 		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
 		here := !r.p.Dead() && !r.p.Superseded
 		if here && r.p.GPU.Seen {
@@ -125,6 +131,13 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	slices.SortFunc(out.Comms, func(x, y collector.AgentComm) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(out.Transports, func(x, y collector.AgentTransport) int { return cmp.Compare(x.Transport, y.Transport) })
 	return out
+}
+
+// addRefused adds counts that somebody else wrote: they may be anything, and none takes the sum around.
+func addRefused(to, n *[record.NumRefusals]uint64) {
+	for i := range n {
+		to[i] += min(n[i], 1<<40)
+	}
 }
 
 // addGone adds what a connection that is gone did to the job's totals.

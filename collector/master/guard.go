@@ -24,6 +24,7 @@ import (
 
 const (
 	maxFirst   = 1 << 10 // bytes of hello, of an incident request
+	maxNote    = 4 << 10 // bytes of notes about an incident
 	spareConns = 256     // connections beyond one an agent: of remediators, and of agents that come anew
 )
 
@@ -45,7 +46,7 @@ func (m *Master) role(ctx context.Context, call *tap.Info) (context.Context, err
 	switch call.FullMethodName {
 	case wire.Collector_Progress_FullMethodName:
 		return ctx, m.mayCall(ctx, func(id wire.Identity) error { return id.Agent(id.Node, m.o.Job) })
-	case wire.Incidents_Incident_FullMethodName:
+	case wire.Incidents_Incident_FullMethodName, wire.Notes_Note_FullMethodName:
 		return ctx, m.mayCall(ctx, wire.Identity.Remediator)
 	}
 	return ctx, status.Errorf(codes.Unimplemented, "no method %.80q", call.FullMethodName)
@@ -89,8 +90,11 @@ func (p protocol) Unmarshal(data mem.BufferSlice, v any) error {
 	if f, ok := v.(first); ok {
 		most, v = maxFirst, f.m
 	}
-	if _, ok := v.(*wire.IncidentRequest); ok {
+	switch v.(type) {
+	case *wire.IncidentRequest:
 		most = maxFirst
+	case *wire.NoteRequest:
+		most = maxNote
 	}
 	if data.Len() > most {
 		return status.Errorf(codes.ResourceExhausted, "message of %d bytes, at most %d", data.Len(), most)

@@ -89,6 +89,7 @@ type Master struct {
 	delay     []collector.DelayMatrix
 	details   []collector.ConnDetail // likewise
 	delayAt   int64                  // when delay was made
+	view      *collector.JobView     // the last that was asked for
 
 	duplicates  uint64 // agents refused because another one of their node is heard
 	duplicateAt int64  // when that was last logged
@@ -200,6 +201,7 @@ func (m *Master) Run(ctx context.Context) error {
 	)...)
 	wire.RegisterCollectorServer(server, service{Master: m})
 	wire.RegisterIncidentsServer(server, incidentService{Master: m})
+	wire.RegisterNotesServer(server, noteService{Master: m})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(limitConns(m.listener, m.state.limits.Nodes+spareConns)) }()
 	if m.path == "" {
@@ -377,37 +379,16 @@ func (m *Master) publish(now int64) {
 		}
 	}
 	if now-m.delayAt >= delayEvery {
-		m.delayAt, m.delay, m.details = now, delayMatrices(ev), connDetails(ev)
+		m.delayAt, m.delay, m.details = now, delayMatrices(ev, now), connDetails(ev)
 	}
 	s.Delay, s.Connections = m.delay, m.details
 	for i := range ev.Ranks {
 		s.Ranks[ev.Ranks[i].Proc]++
 		s.Step = max(s.Step, ev.Ranks[i].Step)
 		s.Overflow += m.state.ranks[i].overflow
-		if n := m.state.ranks[i].node; n < 0 || !m.state.trusted(n) || m.state.nodes[n].stream == nil && !ended(ev.Ranks[i].Proc) || ev.Nodes[n].Lost && !ended(ev.Ranks[i].Proc) {
+		if !m.state.sees(i) {
 			s.Unseen++
 		}
 	}
 	m.snapshot.Store(s)
-}
-
-const (
-	delayEvery = int64(time.Second)
-	maxDelay   = 32 // members of a communicator with a delay matrix, and number of matrices
-)
-
-// delayMatrices makes the delay matrices of the communicators that are small
-// enough to be shown, those that have connections to show.
-func delayMatrices(ev *diagnosis.Evidence) (out []collector.DelayMatrix) {
-	shown := make(map[int32]bool)
-	for i := range ev.Conns {
-		c := ev.Conns[i].Comm
-		n := len(ev.Comms[c].Members)
-		if shown[c] || n > maxDelay || len(out) == maxDelay {
-			continue
-		}
-		shown[c] = true
-		out = append(out, collector.DelayMatrix{Comm: ev.Comms[c].Name, Size: n, Ratio: diagnosis.DelayRatios(ev, int(c), nil)})
-	}
-	return out
 }

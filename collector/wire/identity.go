@@ -22,6 +22,7 @@ const (
 	RoleAgent      Role = "agent"      // reports of one node's ranks
 	RoleMaster     Role = "master"     // judges one job
 	RoleRemediator Role = "remediator" // asks masters for incidents
+	RolePlanner    Role = "planner"    // gives jobs' connections their paths
 )
 
 // Identity is who a process is, by its certificate. It stands there as SPIFFE
@@ -31,6 +32,7 @@ const (
 //	spiffe://DOMAIN/lockstep/agent/NODE/job/JOB  for this job only; one URI a job
 //	spiffe://DOMAIN/lockstep/master/JOB          the master of a job
 //	spiffe://DOMAIN/lockstep/remediator          the remediator
+//	spiffe://DOMAIN/lockstep/planner             the fabric's planner
 //
 // A certificate has one role, and one node.
 type Identity struct {
@@ -100,6 +102,8 @@ func (id Identity) URIs() []*url.URL {
 		}
 	case id.Role == RoleRemediator:
 		uris = append(uris, uri("remediator"))
+	case id.Role == RolePlanner:
+		uris = append(uris, uri("planner"))
 	}
 	return uris
 }
@@ -147,6 +151,8 @@ func IdentityIn(cert *x509.Certificate) (Identity, error) {
 			err = errors.Join(CheckJob(p[1]), add(u, RoleMaster, "", &p[1]))
 		case len(p) == 1 && p[0] == "remediator":
 			err = add(u, RoleRemediator, "", nil)
+		case len(p) == 1 && p[0] == "planner":
+			err = add(u, RolePlanner, "", nil)
 		default:
 			err = fmt.Errorf("%w: %s means nothing to this version", ErrIdentity, u)
 		}
@@ -180,6 +186,14 @@ func (id Identity) Master(job string) error {
 func (id Identity) Remediator() error {
 	if id.Role != RoleRemediator {
 		return fmt.Errorf("%w: %s is not a remediator", ErrIdentity, id)
+	}
+	return nil
+}
+
+// Planner returns nil when id may give paths.
+func (id Identity) Planner() error {
+	if id.Role != RolePlanner {
+		return fmt.Errorf("%w: %s is not a planner", ErrIdentity, id)
 	}
 	return nil
 }

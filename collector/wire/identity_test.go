@@ -17,6 +17,7 @@ func TestIdentityIsWhatItWasIssuedFor(t *testing.T) {
 		{Domain: "d", Role: wire.RoleAgent, Node: "n", Jobs: []string{"a", "b-1"}},
 		{Domain: "d", Role: wire.RoleMaster, Jobs: []string{"llm"}},
 		{Domain: "d", Role: wire.RoleRemediator},
+		{Domain: "d", Role: wire.RolePlanner},
 	} {
 		other := &url.URL{Scheme: "spiffe", Host: "d", Path: "/ns/x/sa/y"}
 		got, err := wire.IdentityIn(&x509.Certificate{URIs: append(id.URIs(), other)})
@@ -77,6 +78,8 @@ func TestWhoMayWhat(t *testing.T) {
 		"a remediator as master":         {remediator.Master("a"), false},
 		"a master as remediator":         {master.Remediator(), false},
 		"an agent as remediator":         {all.Remediator(), false},
+		"a planner":                      {wire.Identity{Domain: "d", Role: wire.RolePlanner}.Planner(), true},
+		"an agent as planner":            {all.Planner(), false},
 		"a certificate without identity": {wire.Identity{}.Agent("", ""), false},
 	} {
 		if (c.err == nil) != c.good {

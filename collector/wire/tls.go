@@ -45,6 +45,19 @@ func (t *TLS) MasterOf(job string) (credentials.TransportCredentials, error) {
 	return c, err
 }
 
+// PlannerOf returns the credentials with which to dial a fabric's planner, as MasterOf does
+// those for a master.
+func (t *TLS) PlannerOf() (credentials.TransportCredentials, error) {
+	if t == nil {
+		return Loopback(), nil
+	}
+	c, err := t.Credentials()
+	if r, ok := c.(*reloading); ok {
+		r.verify = Identity.Planner
+	}
+	return c, err
+}
+
 // Credentials returns the transport credentials of either end: plain text
 // when t is nil, else mutual TLS 1.3. It fails when the files cannot be used now.
 func (t *TLS) Credentials() (credentials.TransportCredentials, error) {

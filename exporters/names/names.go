@@ -63,6 +63,8 @@ const (
 	LabelOutcome      = "outcome"
 	LabelPolicy       = "policy"
 	LabelScope        = "scope"
+	LabelVerb         = "verb"
+	LabelPool         = "pool"
 	LabelClock        = "clock"
 	LabelSrc          = "source_rank" // delay matrix only, capped
 	LabelDst          = "destination_rank"
@@ -140,6 +142,8 @@ var (
 	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
 	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
 	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
+	RecordersRefused = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
+	RankRefused      = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
 	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
 
 	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)
@@ -262,8 +266,11 @@ var (
 	MasterDisagree   = def(Master, Gauge, "lockstep_master_disagreeing_agents", "", "Agents that say that the job is in another attempt, or of another size, than most say.", LabelJob)
 	JobUnseen        = def(Master, Gauge, "lockstep_job_unseen_ranks", "", "Ranks of the job that no agent tells of now: nothing is known of them.", LabelJob)
 	MasterInsecure   = def(Master, Gauge, "lockstep_master_insecure", "", "1 when anybody who reaches the master may report faults of the job (--insecure-agents).", LabelJob)
-	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal). Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
+	DelayRatio       = def(Master, Gauge, "lockstep_connection_delay_ratio", "", "Delay of a connection over the median of its kind (1: normal), of the last ten seconds. source_rank and destination_rank count in the communicator, not in the world. Communicators of at most 32 ranks, capped.", LabelJob, LabelCommunicator, LabelSrc, LabelDst)
 )
+
+// ReasonNodeLost is a verdict's reason (diagnosis): no agent of the node has been heard.
+const ReasonNodeLost = "node_lost"
 
 // On the remediator: what was done about it.
 var (
@@ -276,6 +283,14 @@ var (
 	Disbelieved      = def(Remediator, Counter, "lockstep_alerts_disbelieved_total", "", "Alerts that nothing was done about because the job's master says otherwise, by what it says.", LabelReason)
 	RemediatorTrust  = def(Remediator, Gauge, "lockstep_remediator_insecure", "", "1 when alerts are acted on without asking the job's master (--insecure-believe-alerts).")
 	DryRun           = def(Remediator, Gauge, "lockstep_remediation_dry_run", "", "1 when actions are only journaled and logged.")
+	NotesDropped     = def(Remediator, Counter, "lockstep_notes_dropped_total", "", "Journal entries whose story the job's master was not told, for its status page: it did not answer, or too many waited.")
+	SchedulerCalls   = def(Remediator, Counter, "lockstep_scheduler_requests_total", "", "Requests to the cluster's API server, by verb and result.", LabelVerb, LabelResult)
+	NodesOut         = def(Remediator, Gauge, "lockstep_nodes_out", "", "Nodes that are taken out now: suspect (blamed) or silent (not heard).", LabelReason)
+	NodesReturned    = def(Remediator, Counter, "lockstep_nodes_returned_total", "", "Nodes that were brought back, by why they were out.", LabelReason)
+	SpareNodes       = def(Remediator, Gauge, "lockstep_spare_nodes", "", "Spares of a pool that could be used now.", LabelPool)
+	Fences           = def(Remediator, Counter, "lockstep_fences_total", "", "Answers to whether ranks on a silent node have ended: proven, unproven (acted on by policy all the same), waiting.", LabelResult)
+	ForcedDeletions  = def(Remediator, Counter, "lockstep_forced_deletions_total", "", "Pods deleted by force on nodes that are silent.")
+	Leading          = def(Remediator, Gauge, "lockstep_remediator_leading", "", "1 when this remediator is the one that acts.")
 )
 
 // In the file that a preflight check leaves for a textfile collector: how the

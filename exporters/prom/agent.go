@@ -66,6 +66,9 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			p.send(names.SourceUp, boolean(src.Up), src.Name)
 			p.send(names.SourceDuration, src.Duration.Seconds(), src.Name)
 		}
+		for _, r := range s.RefusedRecorders {
+			p.send(names.RecordersRefused, float64(r.Count), r.Reason)
+		}
 		for _, m := range s.Master {
 			p.send(names.StreamConnected, boolean(m.Connected), m.Job)
 			p.send(names.StreamReports, float64(m.Reports), m.Job)
@@ -137,6 +140,9 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	p.send(names.RecorderRecords, float64(j.Records), j.Job)
 	p.send(names.RecorderLost, float64(j.Lost), j.Job)
 	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
+	for why, n := range j.RefusedConns {
+		p.send(names.RankRefused, float64(n), j.Job, record.Refusal(why).String())
+	}
 	p.send(names.ArrivalsDropped, float64(j.DroppedArrivals), j.Job)
 	for gpu, n := range j.RanksOnGPU {
 		p.send(names.GPURanks, float64(n), j.Job, strconv.Itoa(gpu))

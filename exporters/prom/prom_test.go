@@ -65,17 +65,18 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{ID: "0-4.0", Comm: "dp", Rank: 0, Peer: 1, PeerWorld: -1, Conn: collector.Conn{Transport: record.TransportTCP, Name: "tcp 10.0.0.7:4000->10.0.0.8:5000", Address: "10.0.0.7"}},
 			},
 			Records: 123456, Lost: 17, TableOverflow: 1, GPUs: 8, GPUClockErrorNs: 2800, Step: 42,
-			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5,
+			RanksOnGPU: map[int]int{0: 1}, DroppedArrivals: 5, RefusedConns: [record.NumRefusals]uint64{1, 2, 3, 4, 5},
 		}},
 		Sources: []collector.SourceStatus{
 			{Name: "recorder", Up: true, Duration: 2 * time.Millisecond},
 			{Name: "nvml", Err: "the GPU driver does not answer"},
 			{Name: "rdma", Up: true, NoData: true},
 		},
-		GPUs:   nodeGPUs(),
-		NICs:   nodeNICs(),
-		Probes: &collector.Probes{Libraries: 1, Processes: 8, Watched: 7, Unidentified: 2, Calls: 12345, PointToPoint: 678, SampledOut: 5, RingFull: 4, Unplaced: 3, TableFull: 2, Unread: 1},
-		Master: []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3, JobClock: true, ClockError: 40 * time.Microsecond, Correction: -50 * time.Millisecond}},
+		RefusedRecorders: []collector.Refused{{Reason: "directory"}, {Reason: "job", Count: 2}},
+		GPUs:             nodeGPUs(),
+		NICs:             nodeNICs(),
+		Probes:           &collector.Probes{Libraries: 1, Processes: 8, Watched: 7, Unidentified: 2, Calls: 12345, PointToPoint: 678, SampledOut: 5, RingFull: 4, Unplaced: 3, TableFull: 2, Unread: 1},
+		Master:           []collector.StreamStatus{{Job: "llama", Connected: true, Reports: 900, Dropped: 2, Reconnect: 3, JobClock: true, ClockError: 40 * time.Microsecond, Correction: -50 * time.Millisecond}},
 	}
 }
 

@@ -2,9 +2,11 @@
 // /-/healthy, /-/ready, and on the master the status page for people (/status)
 // and for scripts (/api/v1/status).
 //
-// In flow handlers and the master's snapshots; out flow pages rendered on the
-// server, with no script and nothing fetched from elsewhere, so they work from
-// a terminal browser on a locked-down network. TLS and basic authentication
+// In flow handlers, the master's snapshots and its view of the ranks; out flow
+// pages rendered on the server, with nothing fetched from elsewhere, so they
+// work from a terminal browser on a locked-down network. One small script, which
+// the policy names by its hash, brings the page up to date in place: focus and
+// what was opened stay. Without it the page reloads. TLS and basic authentication
 // come from exporter-toolkit's --web.config.file, as with every Prometheus
 // exporter. Profiling, when asked for, has a listener of its own.
 //

@@ -29,6 +29,8 @@ type Options struct {
 	Metrics http.Handler                     // /metrics
 	Ready   func() error                     // /-/ready answers 503 with the error; nil is always ready
 	Status  func() *collector.MasterSnapshot // serves the status page; nil for none
+	Job     func() *collector.JobView        // where each rank stands, for that page; nil where nobody knows
+	Links   Links                            // of that page
 	// OpenStatus serves the status page to whoever asks, without a ConfigFile too.
 	OpenStatus bool
 	Log        *slog.Logger // default slog.Default
@@ -67,9 +69,11 @@ func New(o Options) (*Server, error) {
 	})
 	s.mux.HandleFunc("GET /-/ready", s.ready)
 	if o.Status != nil {
-		status := newStatus(o.Status, time.Now)
+		status := &status{o.Status, o.Job, o.Links, time.Now}
 		s.mux.HandleFunc("GET /status", s.local(status.html))
 		s.mux.HandleFunc("GET /api/v1/status", s.local(status.json))
+		s.mux.HandleFunc("GET /api/v1/ranks", s.local(status.ranks))
+		s.mux.HandleFunc("GET /runbooks/{name}", runbookPage)
 		links = append([]toolkit.LandingLinks{
 			{Address: "status", Text: "Status", Description: "the job at a glance"},
 			{Address: "api/v1/status", Text: "Status as JSON"},

@@ -2,19 +2,12 @@ package web
 
 import (
 	"cmp"
-	"crypto/sha256"
-	_ "embed"
-	"encoding/base64"
-	"encoding/json"
-	"fmt"
-	"html/template"
 	"math"
-	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
 	"github.com/lockstep-ccl/lockstep/exporters/internal/label"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
@@ -25,6 +18,7 @@ const (
 	maxMatrix    = 32 // ranks; a larger communicator shows its worst connections
 	worstShown   = 10
 	worstFrom    = 1.5 // ratio from which a connection is worth a line
+	tellsFrom    = 4   // ratio from which a matrix is shown though no incident names it
 	refreshAfter = 2   // seconds
 )
 
@@ -43,13 +37,19 @@ type Status struct {
 	Open      []Incident `json:"open_incidents"`
 	Closed    []Incident `json:"closed_incidents"` // newest first
 	Delay     []Matrix   `json:"delay_matrices"`
+	// Situations fold ranks that stand alike, what needs eyes first; MoreSituations are left out.
+	Situations     []Situation    `json:"situations"`
+	MoreSituations int            `json:"more_situations"`
+	Communicators  []Communicator `json:"communicators"` // those that hold somebody up first
+	MoreComms      int            `json:"more_communicators"`
+	Untracked      uint64         `json:"untracked"`
+	Unseen         int            `json:"unseen_ranks"`      // that no agent tells of now
+	Diagnosis      float64        `json:"diagnosis_seconds"` // the last pass
 	// Connections are at most 64 paths between ranks, those that are broken or slow first.
 	Connections []Connection `json:"connections"`
-	Untracked   uint64       `json:"untracked"`
-	Unseen      int          `json:"unseen_ranks"`      // that no agent tells of now
-	Diagnosis   float64      `json:"diagnosis_seconds"` // the last pass
 
-	now time.Time
+	now       time.Time
+	standings []Standing
 }
 
 // Count is how many ranks are in a state.
@@ -85,6 +85,20 @@ type Incident struct {
 	Confirmed    *time.Time `json:"confirmed,omitempty"`
 	Closed       *time.Time `json:"closed,omitempty"`
 	Recording    string     `json:"recording,omitempty"` // file in the incidents folder of the master's state directory, for lockstep diagnose
+	// Timeline is what happened, in order: onset, verdicts, alert, webhook, action, recovery.
+	Timeline []Event `json:"timeline"`
+	// Links; the latter two are absent when the master was not told where these are.
+	Runbook   string `json:"runbook,omitempty"` // on this server
+	Dashboard string `json:"dashboard,omitempty"`
+	Trace     string `json:"trace,omitempty"`
+}
+
+// Event is a moment of an incident's life.
+type Event struct {
+	At     time.Time `json:"at"`
+	Offset float64   `json:"offset_seconds"` // since the onset
+	Kind   string    `json:"kind"`           // onset, suspected, confirmed, closed, or a kind of note
+	Text   string    `json:"text"`
 }
 
 // Culprit is whom an incident blames.
@@ -93,6 +107,8 @@ type Culprit struct {
 	Name   string `json:"name"`
 	Node   string `json:"node,omitempty"`
 	Reason string `json:"reason,omitempty"`
+	rank   int32
+	peer   int32
 }
 
 // Matrix is a communicator's delays as ratios to the median of their kind.
@@ -101,13 +117,18 @@ type Matrix struct {
 	Size         int          `json:"size"`
 	Ratio        [][]*float64 `json:"ratio,omitempty"` // by source, then destination; null without a connection; absent when too large
 	Worst        []Delay      `json:"worst"`           // slowest first
+	World        []int32      `json:"world_ranks"`     // by rank in the communicator; -1 is one that nobody has reported
+	Tells        bool         `json:"tells"`           // an open incident is about it, or it stands out
+	bad          map[[2]int]bool
 }
 
 // Delay is one connection.
 type Delay struct {
-	Source      int     `json:"source"`
-	Destination int     `json:"destination"`
-	Ratio       float64 `json:"ratio"`
+	Source           int     `json:"source"` // rank in the communicator
+	Destination      int     `json:"destination"`
+	SourceWorld      int     `json:"source_world"` // rank in the world
+	DestinationWorld int     `json:"destination_world"`
+	Ratio            float64 `json:"ratio"`
 }
 
 // Connection is one path from a rank to another.
@@ -145,11 +166,9 @@ func connection(c *collector.ConnDetail) Connection {
 
 type status struct {
 	snapshot func() *collector.MasterSnapshot
+	job      func() *collector.JobView // nil where only verdicts are known
+	links    Links
 	now      func() time.Time
-}
-
-func newStatus(snapshot func() *collector.MasterSnapshot, now func() time.Time) *status {
-	return &status{snapshot, now}
 }
 
 func (s *status) view() *Status {
@@ -160,7 +179,7 @@ func (s *status) view() *Status {
 	v := &Status{
 		Job: snap.Job, At: snap.At, Attempt: snap.Attempt, Step: snap.Step, WorldSize: snap.WorldSize,
 		Untracked: snap.Overflow, Unseen: snap.Unseen, Diagnosis: snap.DiagnosisLast.Seconds(),
-		Ranks: []Count{}, Agents: []Agent{}, Open: []Incident{}, Closed: []Incident{}, Delay: []Matrix{}, Connections: []Connection{},
+		Ranks: []Count{}, Agents: []Agent{}, Open: []Incident{}, Closed: []Incident{}, Delay: []Matrix{}, Situations: []Situation{}, Connections: []Connection{},
 		now: s.now(),
 	}
 	v.Stale = v.now.Sub(snap.At) > staleAfter
@@ -178,6 +197,7 @@ func (s *status) view() *Status {
 	}
 	for i := range snap.Incidents {
 		in := incident(&snap.Incidents[i])
+		s.links.of(snap.Job, &in, v.now)
 		if snap.Recording != nil {
 			in.Recording = replay.IncidentFile(in.ID)
 		}
@@ -203,8 +223,26 @@ func (s *status) view() *Status {
 	})
 	for _, m := range snap.Delay {
 		if m.Size > 0 && len(m.Ratio) == m.Size*m.Size {
-			v.Delay = append(v.Delay, matrix(m))
+			v.Delay = append(v.Delay, matrix(m, v.Open))
 		}
+	}
+	slices.SortStableFunc(v.Delay, func(a, b Matrix) int {
+		if a.Tells != b.Tells {
+			if a.Tells {
+				return -1
+			}
+			return 1
+		}
+		return 0
+	})
+	if s.job != nil {
+		job := s.job()
+		v.standings = Stand(job, v.Open)
+		if more := 0; len(v.standings) > 0 {
+			v.Situations, more = Fold(v.standings)
+			v.MoreSituations = more
+		}
+		v.Communicators, v.MoreComms = communicators(job)
 	}
 	for i := range snap.Connections {
 		v.Connections = append(v.Connections, connection(&snap.Connections[i]))
@@ -231,7 +269,7 @@ func incident(in *collector.Incident) Incident {
 		out.Evidence = append(out.Evidence, "would change it: "+d.Counter)
 	}
 	for _, c := range d.Culprits {
-		out.Culprits = append(out.Culprits, Culprit{c.Kind.String(), c.String(), c.Node, c.Reason})
+		out.Culprits = append(out.Culprits, Culprit{Kind: c.Kind.String(), Name: c.String(), Node: c.Node, Reason: c.Reason, rank: c.Rank, peer: peerOf(&c)})
 	}
 	if !in.Confirmed.IsZero() {
 		out.Confirmed = &in.Confirmed
@@ -239,14 +277,54 @@ func incident(in *collector.Incident) Incident {
 	if !in.Closed.IsZero() {
 		out.Closed = &in.Closed
 	}
+	out.Timeline = timeline(in, &out)
 	return out
 }
 
-func matrix(m collector.DelayMatrix) Matrix {
-	out := Matrix{Communicator: m.Comm, Size: m.Size, Worst: []Delay{}}
+// peerOf is the culprit's other end, -1 when it has none.
+func peerOf(c *diagnosis.Culprit) int32 {
+	if c.Kind == diagnosis.CulpritConnection {
+		return c.Peer
+	}
+	return -1
+}
+
+// timeline is an incident's life: the master's own moments, and what others told it.
+func timeline(in *collector.Incident, out *Incident) []Event {
+	list := []Event{{At: out.Since, Kind: "onset", Text: "the first sign of it, as found later"}}
+	add := func(at time.Time, kind, text string) {
+		if !at.IsZero() {
+			list = append(list, Event{At: at, Kind: kind, Text: text})
+		}
+	}
+	if in.Opened.Before(in.Confirmed) || in.Confirmed.IsZero() {
+		add(in.Opened, names.LevelSuspected, "the master has a suspicion")
+	}
+	add(in.Confirmed, names.LevelConfirmed, "the master is sure: an alert may follow")
+	for _, n := range in.Notes {
+		add(n.At, n.Kind, n.Text)
+	}
+	add(in.Closed, "closed", "gone for long enough, or the job was started again")
+	slices.SortStableFunc(list, func(a, b Event) int { return a.At.Compare(b.At) })
+	for i := range list {
+		list[i].Offset = list[i].At.Sub(out.Since).Seconds()
+	}
+	return list
+}
+
+func matrix(m collector.DelayMatrix, open []Incident) Matrix {
+	out := Matrix{Communicator: m.Comm, Size: m.Size, Worst: []Delay{}, World: m.World}
+	if len(out.World) != m.Size { // a snapshot of before
+		out.World = make([]int32, m.Size)
+		for i := range out.World {
+			out.World[i] = -1
+		}
+	}
 	if m.Size <= maxMatrix {
 		out.Ratio = make([][]*float64, m.Size)
 	}
+	out.bad = blamedCells(out.World, m.Comm, open)
+	out.Tells = len(out.bad) > 0
 	for src := range m.Size {
 		for dst := range m.Size {
 			ratio := float64(m.Ratio[src*m.Size+dst])
@@ -259,7 +337,8 @@ func matrix(m collector.DelayMatrix) Matrix {
 				out.Ratio[src] = append(out.Ratio[src], cell)
 			}
 			if known && ratio >= worstFrom {
-				out.Worst = append(out.Worst, Delay{src, dst, ratio})
+				out.Worst = append(out.Worst, Delay{src, dst, int(out.World[src]), int(out.World[dst]), ratio})
+				out.Tells = out.Tells || ratio >= tellsFrom
 			}
 		}
 	}
@@ -268,106 +347,35 @@ func matrix(m collector.DelayMatrix) Matrix {
 	return out
 }
 
-func (s *status) json(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	v := s.view()
-	if v == nil {
-		w.WriteHeader(http.StatusServiceUnavailable)
-		fmt.Fprintln(w, `{"error":"the master has not published a snapshot yet"}`)
-		return
-	}
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // an error here is a reader that left
-}
-
-//go:embed status.html
-var pageSource string
-
-//go:embed status.css
-var styleSheet string
-
-var page = template.Must(template.New("status").Funcs(template.FuncMap{
-	"clock": func(t time.Time) string { return t.UTC().Format("15:04:05") },
-	"stamp": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") },
-	"heat":  heat,
-	"ratio": func(r float64) string { return strconv.FormatFloat(r, 'f', 1, 64) },
-	"micro": func(s float64) string { return (time.Duration(s * 1e9)).Round(time.Microsecond).String() },
-	"style": func() template.CSS { return template.CSS(styleSheet) },
-}).Parse(pageSource))
-
-// heat returns the class of a cell: cool when normal, hot at four times the median.
-func heat(ratio float64) string {
-	for class, from := range []float64{0, 1.25, 1.5, 2, 4} {
-		if ratio < from {
-			return "h" + strconv.Itoa(class-1)
+// blamedCells are the connections of a communicator that open incidents blame: what is red.
+func blamedCells(world []int32, comm string, open []Incident) map[[2]int]bool {
+	bad := map[[2]int]bool{}
+	for i := range open {
+		if open[i].Communicator != comm || open[i].Class != names.ClassCommunicationSlow && open[i].Class != names.ClassCommunicationHang {
+			continue
+		}
+		for _, c := range open[i].Culprits {
+			for src, a := range world {
+				for dst, b := range world {
+					if src == dst || a < 0 || b < 0 {
+						continue
+					}
+					switch c.Kind {
+					case diagnosis.CulpritConnection.String():
+						bad[[2]int{src, dst}] = bad[[2]int{src, dst}] || a == c.rank && b == c.peer
+					case diagnosis.CulpritSource.String():
+						bad[[2]int{src, dst}] = bad[[2]int{src, dst}] || a == c.rank
+					case diagnosis.CulpritDest.String():
+						bad[[2]int{src, dst}] = bad[[2]int{src, dst}] || b == c.rank
+					}
+				}
+			}
 		}
 	}
-	return "h4"
-}
-
-// Lost is how many nodes the master has lost sight of.
-func (s *Status) Lost() (n int) {
-	for _, a := range s.Agents {
-		if a.State == names.StateLost {
-			n++
+	for k, is := range bad {
+		if !is {
+			delete(bad, k)
 		}
 	}
-	return n
-}
-
-// Confirmed is how many open incidents may be acted on.
-func (s *Status) Confirmed() (n int) {
-	for _, in := range s.Open {
-		if in.Level == names.LevelConfirmed {
-			n++
-		}
-	}
-	return n
-}
-
-// Ago says how long before the page was rendered t was.
-func (s *Status) Ago(t time.Time) string { return span(s.now.Sub(t)) }
-
-// Lasted says how long a closed incident was open, from its onset.
-func (in Incident) Lasted() string { return span(in.Closed.Sub(in.Since)) }
-
-func span(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < 10*time.Second:
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	case d < time.Minute:
-		return fmt.Sprintf("%.0f s", d.Seconds())
-	case d < time.Hour:
-		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%d days", int(d.Hours()/24))
-}
-
-// The page may load nothing and run nothing but its own style sheet.
-var contentPolicy = func() string {
-	sum := sha256.Sum256([]byte(styleSheet))
-	return "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" +
-		base64.StdEncoding.EncodeToString(sum[:]) + "'"
-}()
-
-func (s *status) html(w http.ResponseWriter, r *http.Request) {
-	refresh := refreshAfter
-	if n, err := strconv.Atoi(r.URL.Query().Get("refresh")); err == nil && n >= 0 && n <= 3600 {
-		refresh = n
-	}
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Security-Policy", contentPolicy)
-	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "no-referrer")
-	_ = page.Execute(w, struct { // an error here is a reader that left
-		Refresh int
-		*Status
-	}{refresh, s.view()})
+	return bad
 }

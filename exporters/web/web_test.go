@@ -73,7 +73,7 @@ func snapshot() *collector.MasterSnapshot {
 				},
 			},
 		},
-		Delay: []collector.DelayMatrix{{Comm: "tp", Size: 3, Ratio: []float32{nan, 1, 1.3, 1.1, nan, 5.2, 0.9, 1.7, nan}}},
+		Delay: []collector.DelayMatrix{{Comm: "tp", Size: 3, Ratio: []float32{nan, 1, 1.3, 1.1, nan, 5.2, 0.9, 1.7, nan}, World: []int32{0, 2, 6}}},
 	}
 }
 
@@ -100,16 +100,21 @@ func run(t *testing.T, o web.Options) *web.Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(serve(t, s))
+	return s
+}
+
+// serve runs a server until stop is called.
+func serve(t *testing.T, s *web.Server) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
+	return func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-	})
-	return s
+	}
 }
 
 func get(t *testing.T, client *http.Client, url string) (*http.Response, string) {
@@ -161,8 +166,9 @@ func TestStatusPageTellsTheStory(t *testing.T) {
 	for _, want := range []string{
 		"<title>noncommunication_hang · llama-70b · lockstep</title>", "2 open incidents, 1 confirmed",
 		"rank 5", "on gpu-02", "(process_stopped)", "7 ranks held up", "AllReduce 977 on dp", "rank 5 (pid 4242) has been stopped for 4.0 s.",
-		"rank 2 → rank 6", "1 rank held up", "node gpu-02", `<td class="h4">5.2</td>`, `<td class="h0">1.1</td>`,
-		"4211", "1 h 59 min ago", "180µs", `class="lost"`, `http-equiv="refresh" content="2"`, "ab000000000000000000000000000000",
+		"rank 2 → rank 6", "1 rank held up", "node gpu-02", `<td class="bad">5.2</td>`, `<td class="h0">1.1</td>`,
+		"4211", "1 h 59 min ago", "180µs", `class="lost"`, `<noscript><meta http-equiv="refresh" content="2"></noscript>`, "ab000000000000000000000000000000",
+		`href="runbooks/LockstepNoncommunicationHang"`, "<b>onset</b>", "<b>confirmed</b>", `<th scope="row">6</th>`,
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("page lacks %q", want)
@@ -171,19 +177,24 @@ func TestStatusPageTellsTheStory(t *testing.T) {
 	if strings.Index(body, "noncommunication_hang, since") > strings.Index(body, "communication_slow, since") {
 		t.Error("a suspected incident comes before a confirmed one")
 	}
-	for _, not := range []string{"<script", "http://", "https://", "Stale"} {
+	for _, not := range []string{"src=", "http://", "https://", "Stale"} {
 		if strings.Contains(body, not) {
 			t.Errorf("page has %q", not)
 		}
 	}
+	if n := strings.Count(body, "<script"); n != 1 {
+		t.Errorf("%d scripts", n)
+	}
 	if _, body := fetch("/status?refresh=0"); strings.Contains(body, "http-equiv") {
 		t.Error("refresh=0 still refreshes")
 	}
-	_, style, _ := strings.Cut(body, "<style>")
-	style, _, _ = strings.Cut(style, "</style>")
-	sum := sha256.Sum256([]byte(style))
-	if policy := resp.Header.Get("Content-Security-Policy"); !strings.Contains(policy, base64.StdEncoding.EncodeToString(sum[:])) {
-		t.Errorf("the policy %q does not allow the page's own style", policy)
+	for _, tag := range []string{"style", "script"} {
+		_, own, _ := strings.Cut(body, "<"+tag+">")
+		own, _, _ = strings.Cut(own, "</"+tag+">")
+		sum := sha256.Sum256([]byte(own))
+		if policy := resp.Header.Get("Content-Security-Policy"); !strings.Contains(policy, tag+"-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+"'") {
+			t.Errorf("the policy %q does not allow the page's own %s", policy, tag)
+		}
 	}
 }
 
@@ -195,7 +206,7 @@ func TestStatusPageEscapes(t *testing.T) {
 	in.ID, in.Verdict.CommName, in.Verdict.Why = evil, evil, []string{evil}
 	in.Verdict.Culprits[0].Node, in.Verdict.Culprits[0].Reason = evil, evil
 	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot { return s }})
-	if _, body := fetch("/status"); strings.Contains(body, "<script") || strings.Count(body, "&lt;script&gt;") < 8 {
+	if _, body := fetch("/status"); strings.Contains(body, "<script>alert") || strings.Count(body, "&lt;script&gt;") < 8 {
 		t.Errorf("not escaped:\n%s", body)
 	}
 }
@@ -272,7 +283,7 @@ func TestLargeMatrixShowsItsWorst(t *testing.T) {
 	s.Delay = []collector.DelayMatrix{{Comm: "dp", Size: size, Ratio: make([]float32, size*size)}, {Comm: "torn", Size: 9, Ratio: []float32{1}}}
 	s.Delay[0].Ratio[3*size+7] = 8
 	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot { return s }})
-	if _, body := fetch("/status"); !strings.Contains(body, `<td>3</td><td>7</td><td class="h4">8.0</td>`) || strings.Contains(body, `class="heat"`) || strings.Contains(body, "torn") {
+	if _, body := fetch("/status"); !strings.Contains(body, `<td>? (3)</td><td>? (7)</td><td class="h4">8.0</td>`) || strings.Contains(body, `class="heat"`) || strings.Contains(body, "torn") {
 		t.Errorf("page:\n%s", body)
 	}
 }

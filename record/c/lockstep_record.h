@@ -284,7 +284,8 @@ struct lockstep_header {
 	uint64_t events_lost; /* live: parts of operations, and transfers, that found no room */
 	uint64_t events_foreign; /* live: events of other processes' operations, not recorded here */
 	uint8_t pad624[16];
-	uint8_t pad640[3456];
+	uint64_t refused[8]; /* live: connections that the process's listeners turned away, by Refusal */
+	uint8_t pad704[3392];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, magic) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, version) == 8);
@@ -331,6 +332,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, ops_lost) == 592);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, ops_unseen) == 600);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, events_lost) == 608);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, events_foreign) == 616);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, refused) == 640);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_header) == 4096);
 
 struct lockstep_comm {

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/fence"
 )
 
 // attempt is one set of rank processes.
@@ -39,6 +41,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 	if err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
+	token := s.nextToken(n).String()
 	a := &attempt{n: n, exits: make(chan exit, s.o.Ranks)}
 	ranks := make([]RankStatus, s.o.Ranks)
 	for r := range s.o.Ranks {
@@ -53,7 +56,7 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 			"TORCHELASTIC_RESTART_COUNT=" + count,
 			"LOCKSTEP_RANK=" + rank, "LOCKSTEP_WORLD_SIZE=" + world, "LOCKSTEP_LOCAL_RANK=" + local,
 			"LOCKSTEP_JOB=" + s.o.Job, "LOCKSTEP_NODE=" + node, "LOCKSTEP_SLOT=" + strconv.Itoa(s.slots[r]),
-			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + secret,
+			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + secret, fence.Env + "=" + token,
 			"LOCKSTEP_RUNTIME_DIR=" + s.o.RuntimeDir(node),
 		})
 		c, err := s.startRank(a, r, node, cmd)

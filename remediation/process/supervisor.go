@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/fence"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
@@ -94,6 +95,8 @@ type Supervisor struct {
 	// Run's goroutine alone uses these.
 	slots   []int                   // rank → slot
 	actions map[string]RestartReply // by action id, to answer repeats; kept for the job's life
+
+	generation uint64 // of the last attempt's token
 
 	mu     sync.Mutex
 	status Status
@@ -412,10 +415,27 @@ func (s *Supervisor) keepAttempt(n int) {
 	}
 }
 
+// nextToken makes an attempt's, later than all that this directory has seen, also where the
+// clock was set back.
+func (s *Supervisor) nextToken(n int) fence.Token {
+	if s.generation == 0 {
+		if b, err := s.dir.ReadFile(generationFile, 64); err == nil {
+			s.generation, _ = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63) // 0: the clock says what is later
+		}
+	}
+	t := fence.New(n, s.generation)
+	s.generation = t.Generation
+	if err := s.dir.Replace(generationFile, []byte(strconv.FormatUint(t.Generation, 10)+"\n")); err != nil {
+		s.o.Logger.Error("cannot write down the generation of this attempt", "job", s.o.Job, "attempt", n, "err", err)
+	}
+	return t
+}
+
 const (
-	attemptFile = "attempt"
-	logName     = "rank%d.attempt%d.log"
-	maxAttempt  = 1 << 20 // what is above was never counted
+	generationFile = "generation"
+	attemptFile    = "attempt"
+	logName        = "rank%d.attempt%d.log"
+	maxAttempt     = 1 << 20 // what is above was never counted
 )
 
 func (s *Supervisor) writeSecret() error {

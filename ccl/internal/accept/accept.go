@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 const (
@@ -24,20 +26,16 @@ const (
 )
 
 // Reason is why a connection was refused.
-type Reason uint8
+type Reason = record.Refusal
 
 const (
-	Silent   Reason = iota // it did not say in time what was due
-	Garbage                // it speaks something else
-	Unproved               // it does not know the secret
-	Replayed               // it said what another connection had said
-	Crowded                // it was pushed out by later ones
-	reasons
+	Silent   = record.RefusedSilent
+	Garbage  = record.RefusedGarbage
+	Unproved = record.RefusedUnproved
+	Replayed = record.RefusedReplayed
+	Crowded  = record.RefusedCrowded
+	reasons  = record.NumRefusals
 )
-
-var reasonNames = [reasons]string{"silent", "garbage", "unproved", "replayed", "crowded"}
-
-func (r Reason) String() string { return reasonNames[r] }
 
 // Counts are of one Door, or of all that the process ever had.
 type Counts struct {

@@ -16,7 +16,7 @@ var (
 	ErrDuplicateRank = errors.New("rank joined twice")
 	ErrMissing       = errors.New("ranks are missing")
 
-	ErrSecret   = errors.New("the shared secret differs")
+	ErrSecret   = errors.New("the shared secret differs, or the attempt (LOCKSTEP_FENCE_TOKEN)")
 	ErrLost     = errors.New("rank lost")
 	ErrAborted  = errors.New("communicator aborted")
 	ErrClosed   = errors.New("control plane closed")

@@ -94,6 +94,23 @@ func LoadSecret() ([]byte, error) {
 	return b, nil
 }
 
+// FenceEnv holds the token of the job's attempt, which package fence describes.
+const FenceEnv = "LOCKSTEP_FENCE_TOKEN"
+
+// ofAttempt is what the ranks of one attempt prove to each other: that they know the job's
+// secret, and are of the attempt. Without a token it is the secret.
+func ofAttempt(secret []byte, token string) []byte {
+	if token == "" {
+		token = os.Getenv(FenceEnv)
+	}
+	if token == "" {
+		return secret
+	}
+	m := hmac.New(sha256.New, secret)
+	io.WriteString(m, "attempt\x00"+token)
+	return m.Sum(nil)
+}
+
 var errNoSecret = errors.New("no shared secret: set Config.Secret or " + SecretEnv)
 
 // prove is the answer to a challenge: who says it, and both sides' nonces, under the secret.

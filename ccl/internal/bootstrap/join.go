@@ -19,6 +19,9 @@ type Config struct {
 	// Secret is shared by the job's ranks: at least 16 bytes of high entropy.
 	// nil: the file that LOCKSTEP_SECRET_FILE names.
 	Secret []byte
+	// Attempt is the token of the job's attempt that this rank is of: ranks of others do not
+	// meet it, though they know the secret. "": what LOCKSTEP_FENCE_TOKEN holds.
+	Attempt string
 	// Listener is optional. Rank 0 listens at ID.Addr without one, the others at
 	// Host (or the address they reach rank 0 from) and any port. Join owns it.
 	Listener *Listener
@@ -68,6 +71,7 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 	case len(cfg.Info) > MaxBlob:
 		return nil, fmt.Errorf("info of %d bytes, limit %d", len(cfg.Info), MaxBlob)
 	}
+	cfg.Secret = ofAttempt(cfg.Secret, cfg.Attempt)
 	c := newControl(cfg)
 	if cfg.Rank == 0 {
 		if ln == nil {
@@ -85,7 +89,7 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 // listenRetry waits for an address that a previous attempt of the job may still hold.
 func listenRetry(ctx context.Context, addr string, secret []byte) (*Listener, error) {
 	for b := newBackoff(); ; {
-		ln, err := Listen(addr, secret)
+		ln, err := listen(addr, secret)
 		if !errors.Is(err, unix.EADDRINUSE) || !b.sleep(ctx) {
 			return ln, err
 		}
@@ -160,7 +164,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 		if host == "" {
 			host = conn.LocalAddr().(*net.TCPAddr).IP.String()
 		}
-		if c.family, err = Listen(net.JoinHostPort(host, "0"), c.secret); err != nil {
+		if c.family, err = listen(net.JoinHostPort(host, "0"), c.secret); err != nil {
 			return err
 		}
 	}

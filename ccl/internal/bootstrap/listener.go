@@ -54,6 +54,11 @@ func Listen(addr string, secret []byte) (*Listener, error) {
 	if len(secret) < minSecret {
 		return nil, errNoSecret
 	}
+	return listen(addr, ofAttempt(secret, ""))
+}
+
+// listen is Listen with the attempt's secret.
+func listen(addr string, secret []byte) (*Listener, error) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false) // it knows not all of TCP's options
 	ln, err := lc.Listen(context.Background(), "tcp", addr)

@@ -38,6 +38,7 @@ type dataGreeting struct {
 	attempt      [16]byte
 	number       uint32
 	once         [16]byte // random: no two greetings are alike
+	halves, move bool     // see halvesFlag, moveFlag
 }
 
 func (n *network) encode(g dataGreeting) []byte {
@@ -46,11 +47,18 @@ func (n *network) encode(g dataGreeting) []byte {
 	b = binary.LittleEndian.AppendUint32(b, uint32(g.src))
 	b = binary.LittleEndian.AppendUint32(b, uint32(g.dst))
 	b = binary.LittleEndian.AppendUint16(b, uint16(g.index))
-	b = binary.LittleEndian.AppendUint16(b, uint16(g.total))
+	b = binary.LittleEndian.AppendUint16(b, uint16(g.total|flag(g.halves, halvesFlag)|flag(g.move, moveFlag)))
 	b = append(b, g.attempt[:]...)
 	b = binary.LittleEndian.AppendUint32(b, g.number)
 	b = append(b, g.once[:]...)
 	return append(b, n.prove("hello", n.m.cards[g.dst].Nonce, b)...)
+}
+
+func flag(set bool, bit int) int {
+	if set {
+		return bit
+	}
+	return 0
 }
 
 // prove is knowledge of the communicator's key, for one listener and one message.
@@ -68,8 +76,9 @@ func (n *network) decode(b []byte) (g dataGreeting, err error) {
 	if !hmac.Equal(proof, n.prove("hello", n.nonce, body)) {
 		return g, errUnproved
 	}
-	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:])), attempt: [16]byte(b[28:44]), number: le.Uint32(b[44:]), once: [16]byte(b[48:])}
-	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total || g.number == 0 || g.number > maxNumber || string(b[:8]) != n.magic(g.src) {
+	g = dataGreeting{src: int(le.Uint32(b[16:])), dst: int(le.Uint32(b[20:])), index: int(le.Uint16(b[24:])), total: int(le.Uint16(b[26:]) &^ (halvesFlag | moveFlag)), attempt: [16]byte(b[28:44]), number: le.Uint32(b[44:]), once: [16]byte(b[48:])}
+	g.halves, g.move = le.Uint16(b[26:])&halvesFlag != 0, le.Uint16(b[26:])&moveFlag != 0
+	if le.Uint64(b[8:]) != n.m.cfg.ID || g.dst != n.m.cfg.Rank || g.src >= n.m.cfg.Size || g.src == g.dst || g.total < 1 || g.total > maxSockets || g.index >= g.total || g.halves && g.total < 2 || g.number == 0 || g.number > maxNumber || string(b[:8]) != n.magic(g.src) {
 		return g, fmt.Errorf("%w: greeting from rank %d to rank %d, socket %d of %d", ErrCorrupt, g.src, g.dst, g.index, g.total)
 	}
 	return g, nil
@@ -128,6 +137,7 @@ func (n *network) welcome(conn *accept.Conn) {
 		return
 	}
 	n.add(l, g, fd)
+	n.answer(l, g)
 }
 
 // hear reads a greeting into b: the first message, which holds a proof, and counts those
@@ -212,7 +222,13 @@ func (n *network) dial(l remote, rank int, attempt [16]byte) error {
 		case status == replyStale: // it has all sockets of this one, and its last answers were lost
 			attempt, number = t.renew(attempt, theirs)
 		default:
-			return nil
+			t.mu.Lock()
+			half := t.attempt == attempt && t.whole < number
+			t.mu.Unlock()
+			if !half {
+				return nil
+			}
+			attempt, number = t.renew(attempt, number)
 		}
 		n.pause(wait/2 + rand.N(wait))
 	}

@@ -139,7 +139,7 @@ func TestDialledAgain(t *testing.T) {
 			l := n.peer(1)
 			t := l.meet()
 			t.attempt, t.number, t.dialing = newNonce(), 1, true
-			fd, status, _, err := n.greet(n.m.ctx, dataGreeting{src: 0, dst: 1, total: n.sockets(1), attempt: t.attempt, number: 1})
+			fd, status, _, err := n.greet(n.m.ctx, dataGreeting{src: 0, dst: 1, total: n.sockets(1), attempt: t.attempt, number: 1}, 0)
 			if err != nil || status != replyOK {
 				return fmt.Errorf("greeting: status %d: %w", status, err)
 			}

@@ -58,6 +58,9 @@ type Config struct {
 	// Outage is how long a peer's host may be silent before a TCP link ends, 0 for 30 s.
 	Outage time.Duration
 
+	// Paths gives TCP connections their source ports, nil for the kernel's choice.
+	Paths Paths
+
 	// RDMA is what this rank has of it.
 	RDMA RDMA
 
@@ -110,6 +113,7 @@ type card struct {
 	Ring     int
 	Addr     string    // where it listens, "" when it cannot
 	RDMA     *rdmaCard `json:",omitempty"`
+	Paths    bool      `json:",omitempty"` // it has a plan
 }
 
 // sharesMemory reports whether two ranks can map the same file.
@@ -239,6 +243,7 @@ func (m *Mesh) introduce() (card, error) {
 			return card{}, err
 		}
 		c.Addr = m.net.addr()
+		c.Paths = m.cfg.Paths != nil
 		c.RDMA = m.openRDMA()
 	}
 	return c, nil

@@ -72,6 +72,13 @@ type meeting struct {
 	whole   uint32   // the number of the last attempt that has all its sockets, 0 for none
 	next    []int    // the sockets of that, which the executor has yet to take over
 
+	plain    bool     // the peer dials no half of the sockets
+	halved   [16]byte // the attempt of which this end dials a half, or has
+	from, to int      // which of next this end has dialled
+	chosen   bool     // next takes the place of sockets that are sound
+	path     Path     // the plan's, nil for none or not yet
+	moving   bool     // what is sought is only a better path
+
 	lost      uint32 // the set that has failed
 	ended     bool   // the peer's host has ended a socket of it: it knows of no such connection
 	seeking   bool   // another is wanted
@@ -130,6 +137,13 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 	if slices.Contains(t.pending, -1) {
 		return
 	}
+	t.from, t.to = 0, g.total
+	if g.halves { // the first half is whose attempt it is
+		if t.from, t.to = 0, g.total/2; !t.dialing {
+			t.from, t.to = g.total/2, g.total
+		}
+	}
+	t.chosen, t.moving = g.move, false
 	t.whole, t.dialing = g.number, false
 	if err := l.open(t.pending); err != nil {
 		t.fail(err)
@@ -257,6 +271,9 @@ func (n *network) sockets(rank int) int {
 	if n.m.overRDMA(rank) {
 		return 1
 	}
+	if n.planned(rank) {
+		return 2 * min(n.m.cfg.Sockets, maxSockets/2)
+	}
 	return n.m.cfg.Sockets
 }
 
@@ -312,6 +329,9 @@ func (n *network) close() {
 	n.wg.Wait()
 	for _, l := range n.links {
 		l.close()
+		if p := l.meet().path; p != nil {
+			p.Close()
+		}
 	}
 	for _, fd := range []int{n.ep, n.ring} {
 		if fd >= 0 {

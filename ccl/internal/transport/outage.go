@@ -56,7 +56,7 @@ func (l *tcpLink) watch(now int64) {
 			return
 		}
 	}
-	if now-l.looked < lookPath || l.lost == nil && l.wants == 0 && l.completed() >= l.posted() {
+	if now-l.looked < l.lookEvery() || l.lost == nil && l.wants == 0 && l.completed() >= l.posted() {
 		return
 	}
 	late := now-l.looked > silentAfter // nobody has looked: let there be time for an answer
@@ -76,6 +76,7 @@ func (l *tcpLink) watch(now int64) {
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
 			l.ask(s)
 		}
+		s.stalls(info, now)
 		silent = silent || s.silent
 	}
 	switch {
@@ -88,6 +89,7 @@ func (l *tcpLink) watch(now int64) {
 		l.regained()
 	}
 	l.tellResent()
+	l.survey()
 	l.giveUp(now)
 }
 

@@ -45,7 +45,8 @@ func (n *network) seek(l remote, rank int, number uint32) {
 	if t.whole > number {
 		return // there is a newer one
 	}
-	if t.lost = number; t.seeking {
+	moving := t.moving && t.path != nil && !t.seeking
+	if t.lost, t.moving = number, moving; t.seeking {
 		return
 	}
 	n.mu.Lock()
@@ -65,6 +66,7 @@ func (n *network) forget(l remote) {
 	t := l.meet()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.moving = false
 	if t.seeking = false; t.dial != nil {
 		t.dial()
 	}
@@ -171,10 +173,10 @@ func proofless(err error) bool {
 
 func (n *network) giveUp(t *meeting, err error) {
 	t.mu.Lock()
-	if t.seeking && t.whole <= t.lost { // else there is a path
+	if t.seeking && t.whole <= t.lost && !t.moving { // else there is a path
 		t.fail(err)
 	}
-	t.seeking, t.searching = false, false
+	t.seeking, t.searching, t.moving = false, false, false
 	t.mu.Unlock()
 	n.m.Wake()
 }
@@ -189,23 +191,38 @@ func (n *network) pause(d time.Duration) {
 // connect dials all sockets of an attempt, until one is not taken.
 func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]byte, number uint32) (status byte, theirs uint32, err error) {
 	total := n.sockets(rank)
-	for i := range total {
-		g := dataGreeting{src: n.m.cfg.Rank, dst: rank, index: i, total: total, attempt: attempt, number: number}
-		fd, status, theirs, err := n.greet(ctx, g)
+	mine := total
+	t := l.meet()
+	t.mu.Lock()
+	halves, move := n.planned(rank), t.moving
+	if halves && t.plain {
+		halves, total = false, total/2
+		mine = total
+	}
+	t.mu.Unlock()
+	if halves {
+		mine = total / 2
+	}
+	ports := n.ports(ctx, l, rank, mine)
+	for i, port := range ports {
+		g := dataGreeting{src: n.m.cfg.Rank, dst: rank, index: i, total: total, attempt: attempt, number: number, halves: halves, move: move}
+		fd, status, theirs, err := n.greet(ctx, g, port)
 		if err != nil || status != replyOK {
 			return status, theirs, err
 		}
 		n.add(l, g, fd)
 	}
+	if halves {
+		n.awaitHalf(ctx, t, number)
+	}
 	return replyOK, 0, nil
 }
 
 // greet opens one socket.
-func (n *network) greet(ctx context.Context, g dataGreeting) (fd int, status byte, theirs uint32, err error) {
+func (n *network) greet(ctx context.Context, g dataGreeting, port uint16) (fd int, status byte, theirs uint32, err error) {
 	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	d := net.Dialer{KeepAlive: -1}
-	conn, err := d.DialContext(dialling, "tcp", n.m.cards[g.dst].Addr)
+	conn, err := n.dialFrom(dialling, g.dst, port)
 	if err != nil {
 		return 0, 0, 0, err
 	}

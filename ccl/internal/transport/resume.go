@@ -209,7 +209,7 @@ func (l *tcpLink) regained() {
 // adopt takes over the sockets of a finished attempt.
 func (l *tcpLink) adopt() {
 	l.mu.Lock()
-	fds, number := l.next, l.whole
+	fds, number, lo, hi, chosen := l.next, l.whole, l.from, l.to, l.chosen
 	l.next, l.ended = nil, false
 	l.fresh.Store(false)
 	l.mu.Unlock()
@@ -220,17 +220,23 @@ func (l *tcpLink) adopt() {
 		return
 	}
 	again := number > 1
-	if again {
+	if again && !chosen {
 		l.down(errors.New("the peer connects again"))
 	}
 	for _, s := range l.socks {
 		l.retransmitted += s.retransmitted
-		unix.Close(s.fd)
+	}
+	// The peer shall not see a sound connection end before it has left it, too.
+	if l.former = append(l.former, l.socks...); l.lost != nil || len(l.former) > 8*maxSockets {
+		l.leave()
 	}
 	l.socks, l.gaps, l.number, l.half = nil, l.gaps[:0], number, 0
+	if l.lo, l.hi = lo, hi; hi == 0 {
+		l.hi = len(fds)
+	}
 	var err error
 	for i, fd := range fds {
-		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true})
+		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true, port: localPort(fd)})
 		err = errors.Join(err, l.n.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, l.peer, eventOf(i, number)))
 	}
 	if !l.opened {
@@ -252,6 +258,14 @@ func (l *tcpLink) adopt() {
 	}
 }
 
+// leave closes the sockets that others have replaced.
+func (l *tcpLink) leave() {
+	for _, s := range l.former {
+		unix.Close(s.fd)
+	}
+	l.former = nil
+}
+
 // eventOf names a socket and its set in an epoll event.
 func eventOf(i int, number uint32) int { return i | int(number&0xffffff)<<4 }
 
@@ -262,6 +276,7 @@ func (l *tcpLink) resumed(s *socket, at uint64, lines uint32) error {
 		return fmt.Errorf("%w: the peer resumes at %d, line %d; here %d to %d, line %d to %d are kept", ErrCorrupt, at, lines, l.acked, l.sent, l.linesAcked, l.linesSent)
 	}
 	l.awaits = false
+	l.leave()
 	l.resend = min(max(at, l.acked), l.sent)
 	l.resendLine = l.linesAcked + uint64(more)
 	l.regained()

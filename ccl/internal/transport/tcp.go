@@ -59,6 +59,9 @@ type tcpLink struct {
 	opened bool
 	socks  []*socket
 	turn   int // socket for the next large chunk
+	lo, hi int // socks that carry what this end sends
+	lanes  []LaneState
+	former []*socket // sound, and replaced here: the peer may not have left them
 	meter  meter
 
 	sent, acked           uint64 // tx stream: taken from the caller, consumed by the receiver
@@ -110,6 +113,8 @@ type socket struct {
 	over               bool // nothing more can be read
 	broken             bool // nothing more can be written
 	ended              bool // closing: the end is on its way
+	stalled            bool
+	port               uint16 // source port
 	path
 
 	in         [readAhead]byte
@@ -303,6 +308,7 @@ func (l *tcpLink) close() {
 		unix.Close(s.fd)
 	}
 	l.socks = nil
+	l.leave()
 	closeAll(l.next)
 	l.next = nil
 	l.up.Store(false)
@@ -388,4 +394,5 @@ func (l *tcpLink) cut() {
 		unix.Close(s.fd)
 	}
 	l.socks = nil
+	l.leave()
 }

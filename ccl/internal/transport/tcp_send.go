@@ -91,16 +91,17 @@ func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 
 // free finds a socket that owes nothing and may take bytes; the first one for few of them.
 func (l *tcpLink) free(n int) *socket {
+	socks := l.mine()
 	if n <= smallSend {
-		for _, s := range l.socks {
+		for _, s := range socks {
 			if s.usable() {
 				return s
 			}
 		}
 		return nil
 	}
-	for range l.socks {
-		s := l.socks[l.turn%len(l.socks)]
+	for range socks {
+		s := socks[l.turn%len(socks)]
 		l.turn++
 		if s.usable() {
 			return s

@@ -31,7 +31,9 @@ import (
 type Cmd struct {
 	Node       string    `help:"Name of this node (default: the host name)." env:"LOCKSTEP_NODE"`
 	RuntimeDir string    `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
+	ShareDir   bool      `name:"share-runtime-dir" help:"Make the runtime directory one in which each user makes theirs (mode 1777): for ranks in containers, which see it by a mount."`
 	Master     []string  `placeholder:"[JOB=]HOST:PORT" help:"Where a job's master listens; without a job, that of all jobs. {job} stands for the job's name. Repeatable." env:"LOCKSTEP_MASTER"`
+	JobUser    []string  `placeholder:"JOB=USER" help:"Whose a job is: recorders of other users that name it are not read. Without it a job is the user's whose process was first seen. Repeatable."`
 	NCCLEvents string    `name:"nccl-events" default:"default" enum:"default,ops,net,all" help:"What ranks with the NCCL profiler plugin are to record: what they were started with (default), operations, also transfers over the network, or all (docs/design/nccl.md)."`
 	GPU        GPU       `embed:"" prefix:"gpu."`
 	NIC        NIC       `embed:"" prefix:"nic."`
@@ -90,9 +92,18 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	users, err := flags.JobUsers(c.JobUser)
+	if err != nil {
+		return err
+	}
 	if c.Node == "" {
 		if c.Node, err = os.Hostname(); err != nil {
 			return fmt.Errorf("no --node, and %w", err)
+		}
+	}
+	if c.ShareDir {
+		if err := record.ShareDir(c.RuntimeDir); err != nil {
+			return err
 		}
 	}
 	var a *agent.Agent
@@ -158,7 +169,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		defer second.Close()
 		sources = append(sources, agent.NamedSource{Name: "ras", Source: second})
 	}
-	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
+	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Users: users, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {
 		return err
 	}

@@ -55,9 +55,6 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	if len(command) > 0 && command[0] == "--" {
 		command = command[1:]
 	}
-	if len(command) == 0 && !c.PrintEnv && !c.DryRun {
-		return errNoCommand
-	}
 	exe, err := os.Executable()
 	if err != nil {
 		exe = "lockstep"

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
 )
@@ -108,7 +109,9 @@ func (c *Cmd) run(ctx context.Context, out io.Writer) (same bool, err error) {
 	}
 	report := &Report{Replay: c.Replay, Events: []Event{}}
 	o.On = func(e *replay.Event, ev *diagnosis.Evidence) { report.add(e, ev, first.UnixNano(), c.Explain) }
+	waiting := progress.Start("judging " + c.Replay)
 	res, err := replay.Play(ctx, r, o)
+	waiting.Stop()
 	if err != nil && res.Passes == 0 {
 		return false, err
 	}

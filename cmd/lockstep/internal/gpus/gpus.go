@@ -12,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
@@ -55,7 +56,9 @@ type rank struct {
 func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	gpus := nvml.New(nvml.Options{Bound: c.Timeout, Log: slog.New(slog.DiscardHandler)})
 	defer gpus.Close()
+	waiting := progress.Start("waiting for NVIDIA's driver")
 	s, err := look(ctx, gpus, c.RuntimeDir)
+	waiting.Stop()
 	if err != nil {
 		return err
 	}

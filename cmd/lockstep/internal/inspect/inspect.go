@@ -19,6 +19,7 @@ import (
 	"sort"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -57,7 +58,10 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	}
 	var all, ps []*process
 	var bad []error
-	for _, path := range paths {
+	reading := progress.Start("reading recorders")
+	defer reading.Stop()
+	for i, path := range paths {
+		reading.Set("reading recorder %d of %d", i+1, len(paths))
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -90,6 +94,7 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 		return fmt.Errorf("inspect: no recorders (*%s) in %s: is a job running here, with this LOCKSTEP_RUNTIME_DIR?", record.Suffix, c.Path)
 	}
 	worlds := worldRanks(all)
+	reading.Stop()
 	reports := make([]*Process, len(ps))
 	for i, p := range ps {
 		reports[i] = p.report(worlds, c.Stuck, max(c.Last, 0))

@@ -29,6 +29,8 @@ type Cmd struct {
 	Record         Record        `embed:"" prefix:"record."`
 	TLS            flags.TLS     `embed:"" prefix:"tls."`
 	Web            flags.Web     `embed:"" set:"listen=:9402"`
+	GrafanaURL     string        `name:"web.grafana-url" placeholder:"URL" help:"Where Grafana is, for the status page's links to the job's dashboard at the moment of an incident."`
+	TraceURL       string        `name:"web.trace-url" placeholder:"URL" help:"Where a trace is shown, with {trace} for its id, for the status page's links."`
 
 	WhileAttached string `hidden:"" placeholder:"DIR" help:"End some seconds after the last process of the job that lockstep attach has started, by the notes in this runtime directory."`
 }
@@ -81,7 +83,8 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		reg.MustRegister(prom.State(func() string { return m.Snapshot().StateError }))
 	}
 	o := c.Web.Options("Lockstep master of "+c.Job, "Who broke step, and why.", log)
-	o.Metrics, o.Status, o.Ready = prom.Handler(reg, log), m.Snapshot, m.Ready
+	o.Metrics, o.Status, o.Job, o.Ready = prom.Handler(reg, log), m.Snapshot, m.View, m.Ready
+	o.Links = web.Links{Grafana: c.GrafanaURL, Trace: c.TraceURL}
 	srv, err := web.New(o)
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
@@ -54,6 +55,8 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	defer cancel()
 	ports := rdma.New(rdma.Options{Sys: os.DirFS(c.Sys), Bound: c.Timeout, Log: slog.New(slog.DiscardHandler)})
 	defer ports.Close()
+	waiting := progress.Start("reading the ports below " + c.Sys)
+	defer waiting.Stop()
 	s, err := look(ctx, ports)
 	if err != nil {
 		return err
@@ -61,6 +64,7 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	if err := s.choose(ctx, c); err != nil {
 		return err
 	}
+	waiting.Stop()
 	if c.JSON {
 		enc := json.NewEncoder(out)
 		enc.SetIndent("", "  ")

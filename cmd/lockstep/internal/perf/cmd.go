@@ -13,6 +13,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -88,6 +89,11 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
+		stop, err := plannercmd.Plan(&cfg)
+		if err != nil {
+			return err
+		}
+		defer stop()
 		return c.rank(ctx, plan, cfg, out)
 	case c.Threads:
 		return c.threads(ctx, plan, out)

@@ -18,6 +18,7 @@ type Cmd struct {
 	Agent      Agent      `cmd:"" help:"Issue the certificate of a node's agent."`
 	Master     Master     `cmd:"" help:"Issue the certificate of a job's master."`
 	Remediator Remediator `cmd:"" help:"Issue the remediator's certificate."`
+	Planner    Planner    `cmd:"" help:"Issue the certificate of the fabric's planner."`
 }
 
 // Help implements kong's help provider.
@@ -34,7 +35,8 @@ Examples:
   lockstep pki agent --dir pki --node gpu-01
   lockstep pki agent --dir pki --node gpu-01 --job llm                     reports of this job only
   lockstep pki master --dir pki --job llm --host lockstep-master-llm --host 10.0.0.5
-  lockstep pki remediator --dir pki`
+  lockstep pki remediator --dir pki
+  lockstep pki planner --dir pki --host planner`
 }
 
 // Authority is where certificates come from.
@@ -130,4 +132,21 @@ func (*Remediator) Help() string {
 // Run issues it.
 func (c *Remediator) Run(out io.Writer) error {
 	return c.issue(out, "remediator", wire.Identity{Role: wire.RoleRemediator}, nil)
+}
+
+// Planner is `lockstep pki planner`.
+type Planner struct {
+	Certificate
+	Host []string `required:"" help:"Name or address by which jobs and probers dial it; repeatable."`
+}
+
+// Help implements kong's help provider.
+func (*Planner) Help() string {
+	return `Examples:
+  lockstep pki planner --dir pki --host planner --host 10.0.0.6`
+}
+
+// Run issues it.
+func (c *Planner) Run(out io.Writer) error {
+	return c.issue(out, "planner", wire.Identity{Role: wire.RolePlanner}, c.Host)
 }

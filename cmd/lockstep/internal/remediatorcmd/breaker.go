@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
@@ -18,6 +19,7 @@ import (
 type Breaker struct {
 	URL       string `default:"http://127.0.0.1:9410" placeholder:"URL" help:"The remediator (default: ${default})."`
 	TokenFile string `required:"" type:"existingfile" placeholder:"FILE" help:"File with the operator's bearer token (lockstep remediator --operator-token-file)."`
+	JSON      bool   `name:"json" help:"Write JSON: an array of open breakers."`
 	Close     string `placeholder:"SCOPE" help:"Close this breaker: total, units or job:NAME. Refused actions are not replayed."`
 }
 
@@ -29,7 +31,8 @@ refused a restart and still hangs must be restarted by hand.
 
 Examples:
   lockstep breaker --token-file operator-token                     list open breakers
-  lockstep breaker --token-file operator-token --close job:llm     let the job be acted on again`
+  lockstep breaker --token-file operator-token --close job:llm     let the job be acted on again
+  lockstep breaker --token-file operator-token --json | jq '.[].scope'`
 }
 
 // Run lists or closes.
@@ -40,6 +43,8 @@ func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	waiting := progress.Start("asking the remediator at " + c.URL)
+	defer waiting.Stop()
 	call := func(method, path string, v any) error {
 		req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.URL, "/")+path, nil)
 		if err != nil {
@@ -70,6 +75,12 @@ func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 	var open []remediation.BreakerState
 	if err := call(http.MethodGet, "/api/v1/breakers", &open); err != nil {
 		return err
+	}
+	waiting.Stop()
+	if c.JSON {
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(append([]remediation.BreakerState{}, open...))
 	}
 	if len(open) == 0 {
 		fmt.Fprintln(out, "no breaker is open")

@@ -23,21 +23,9 @@ type masters struct {
 
 // Incident implements remediation.Masters.
 func (m masters) Incident(ctx context.Context, job, id string) (remediation.Incident, error) {
-	address := m.address(job)
-	if address == "" {
-		return remediation.Incident{}, remediation.ErrNoMaster
-	}
-	if m.tls == nil && !loopback(address) {
-		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: beyond loopback it must show a certificate: give --tls.cert, --tls.key and --tls.ca", job, address)
-	}
-	creds, err := m.tls.MasterOf(job)
+	conn, address, err := m.dial(job)
 	if err != nil {
 		return remediation.Incident{}, err
-	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)))
-	if err != nil {
-		return remediation.Incident{}, fmt.Errorf("master of job %s at %s: %w", job, address, err)
 	}
 	defer conn.Close()
 	r, err := wire.NewIncidentsClient(conn).Incident(ctx, &wire.IncidentRequest{Job: job, Id: id})
@@ -56,6 +44,27 @@ func (m masters) Incident(ctx context.Context, job, id string) (remediation.Inci
 		Rank: int(r.Rank), Attempt: int(r.Attempt), AttemptNow: int(r.AttemptNow), Closed: r.ClosedUnixNs != 0,
 		Opened: time.Unix(0, r.OpenedUnixNs),
 	}, nil
+}
+
+// dial returns a connection to a job's master, and where that is.
+func (m masters) dial(job string) (*grpc.ClientConn, string, error) {
+	address := m.address(job)
+	if address == "" {
+		return nil, "", remediation.ErrNoMaster
+	}
+	if m.tls == nil && !loopback(address) {
+		return nil, address, fmt.Errorf("master of job %s at %s: beyond loopback it must show a certificate: give --tls.cert, --tls.key and --tls.ca", job, address)
+	}
+	creds, err := m.tls.MasterOf(job)
+	if err != nil {
+		return nil, address, err
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)))
+	if err != nil {
+		return nil, address, fmt.Errorf("master of job %s at %s: %w", job, address, err)
+	}
+	return conn, address, nil
 }
 
 // loopback reports whether an address is this host's own by its form.

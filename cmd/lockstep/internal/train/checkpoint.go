@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/lockstep-ccl/lockstep/fence"
 )
 
 // A checkpoint is a directory step-N with one file a rank, and counts from the
@@ -26,8 +28,43 @@ func shardPath(dir string, step, rank int) string {
 	return filepath.Join(dir, fmt.Sprintf(ckptPattern, step), fmt.Sprintf("rank%d", rank))
 }
 
+// files is where checkpoints go. With a fence, nothing that an attempt which is over
+// still writes is taken.
+type files struct {
+	dir   string
+	fence *fence.Fence // nil: the launcher has given this attempt no token
+}
+
+// openFiles takes the directory for this attempt, before anything is read there.
+func openFiles(dir string) (files, error) {
+	f, err := fence.FromEnv(dir)
+	if errors.Is(err, fence.ErrNone) {
+		err = nil
+	}
+	return files{dir, f}, err
+}
+
+// write replaces a file, which is whole and durable when it returns.
+func (f files) write(name string, b []byte) error {
+	if f.fence != nil {
+		return f.fence.WriteFile(name, b)
+	}
+	path := filepath.Join(f.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	return writeDurable(path, b)
+}
+
+func (f files) remove(name string) error {
+	if f.fence != nil {
+		return f.fence.Remove(name)
+	}
+	return os.RemoveAll(filepath.Join(f.dir, name))
+}
+
 // saveShard writes one rank's vectors, durable when it returns.
-func saveShard(dir string, step, rank int, vectors ...[]float32) error {
+func saveShard(f files, step, rank int, vectors ...[]float32) error {
 	var b bytes.Buffer
 	b.WriteString(ckptMagic)
 	for _, v := range vectors {
@@ -35,11 +72,7 @@ func saveShard(dir string, step, rank int, vectors ...[]float32) error {
 		_ = binary.Write(&b, binary.LittleEndian, v)
 	}
 	_ = binary.Write(&b, binary.LittleEndian, crc32.ChecksumIEEE(b.Bytes()))
-	path := shardPath(dir, step, rank)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
-	}
-	return writeDurable(path, b.Bytes())
+	return f.write(shardPath("", step, rank), b.Bytes())
 }
 
 // loadShard reads what saveShard wrote into vectors of the same lengths.
@@ -76,17 +109,19 @@ func shards(dir string, step int) (int, error) {
 }
 
 // commit makes step the checkpoint to restart from, and drops older ones.
-func commit(dir string, step int) error {
-	if err := writeDurable(filepath.Join(dir, latestName), []byte(strconv.Itoa(step)+"\n")); err != nil {
+func commit(f files, step int) error {
+	if err := f.write(latestName, []byte(strconv.Itoa(step)+"\n")); err != nil {
 		return err
 	}
-	old, err := filepath.Glob(filepath.Join(dir, "step-*"))
+	old, err := filepath.Glob(filepath.Join(f.dir, "step-*"))
 	if err != nil {
 		return err
 	}
 	for i := 0; i < len(old)-ckptKeep; i++ { // Glob sorts, and the names sort by step
-		if old[i] != filepath.Join(dir, fmt.Sprintf(ckptPattern, step)) {
-			_ = os.RemoveAll(old[i])
+		if name := filepath.Base(old[i]); name != fmt.Sprintf(ckptPattern, step) {
+			if err := f.remove(name); errors.Is(err, fence.ErrHeld) {
+				return err
+			}
 		}
 	}
 	return nil

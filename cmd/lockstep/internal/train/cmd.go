@@ -14,6 +14,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
 )
 
 // FaultDirEnv names the directory by which the demo breaks things; without it
@@ -91,6 +92,11 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
+	stop, err := plannercmd.Plan(&cfg)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	if dir := os.Getenv(FaultDirEnv); dir != "" {
 		inj := ccltest.New()
 		cfg.Faults = inj

@@ -2,9 +2,11 @@ package train
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -61,6 +63,7 @@ type trainer struct {
 	dpR, ppR, tpR int
 
 	mem   *memory
+	files files
 	model *stage
 	opt   adam
 	shard []float32 // this replica's share of the gradient, after ReduceScatter
@@ -108,11 +111,15 @@ func newTrainer(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Wr
 // train makes steps.
 func (t *trainer) train(ctx context.Context) error {
 	cfg := &t.cfg
+	var err error
+	if t.files, err = openFiles(cfg.Dir); err != nil {
+		return err
+	}
 	start, err := t.restore(ctx)
 	if err != nil {
 		return err
 	}
-	log, err := openLossLog(cfg.Dir, start, t.world.Rank() == 0)
+	log, err := openLossLog(t.files, start, t.world.Rank() == 0)
 	if err != nil {
 		return err
 	}
@@ -316,14 +323,14 @@ func (t *trainer) do(ctx context.Context, err error) error {
 func (t *trainer) checkpoint(ctx context.Context, step int) error {
 	t.mark(record.MarkCheckpoint, record.FlagBegin, uint64(step))
 	defer t.mark(record.MarkCheckpoint, 0, uint64(step))
-	if err := saveShard(t.cfg.Dir, step, t.world.Rank(), t.model.params, t.opt.m, t.opt.v); err != nil {
+	if err := saveShard(t.files, step, t.world.Rank(), t.model.params, t.opt.m, t.opt.v); err != nil {
 		return err
 	}
 	if err := t.do(ctx, t.world.Barrier(t.s)); err != nil {
 		return err
 	}
 	if t.world.Rank() == 0 {
-		return commit(t.cfg.Dir, step)
+		return commit(t.files, step)
 	}
 	return nil
 }
@@ -376,32 +383,37 @@ func (t *trainer) mark(code record.MarkCode, flags uint8, value uint64) {
 }
 
 // lossLog is a text file of "step loss", the loss in hexadecimal so that equal means equal bits.
-type lossLog struct{ f *os.File }
+type lossLog struct{ f io.Writer }
 
 // LossLog is the loss log's name in Config.Dir.
 const LossLog = "loss.txt"
 
 // openLossLog opens the log and drops what a former attempt wrote past its checkpoint.
-func openLossLog(dir string, from int, writer bool) (*lossLog, error) {
+func openLossLog(in files, from int, writer bool) (*lossLog, error) {
 	if !writer {
 		return &lossLog{}, nil
 	}
-	path := filepath.Join(dir, LossLog)
+	path := filepath.Join(in.dir, LossLog)
 	keep, err := ReadLosses(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("loss log: %w", err)
-	}
-	l := &lossLog{f}
+	// Another file in its place: a former attempt may have the old one open still.
+	var b bytes.Buffer
+	l := &lossLog{&b}
 	for i := range min(from, len(keep)) {
 		if err := l.write(i+1, keep[i]); err != nil {
 			return nil, err
 		}
 	}
-	return l, nil
+	if err := in.write(LossLog, b.Bytes()); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("loss log: %w", err)
+	}
+	return &lossLog{f}, nil
 }
 
 func (l *lossLog) write(step int, loss float64) error {
@@ -413,10 +425,10 @@ func (l *lossLog) write(step int, loss float64) error {
 }
 
 func (l *lossLog) Close() error {
-	if l.f == nil {
-		return nil
+	if f, ok := l.f.(*os.File); ok {
+		return f.Close()
 	}
-	return l.f.Close()
+	return nil
 }
 
 // ReadLosses reads a loss log: element i is step i+1's loss. A last line that

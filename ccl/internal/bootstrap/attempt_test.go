@@ -1,0 +1,78 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+)
+
+// TestAnotherAttempt: a rank of an attempt that is over knows the job's secret, and the
+// address and the token of the rendezvous, and does not get in.
+func TestAnotherAttempt(t *testing.T) {
+	id := freeAddress(t)
+	var controls [2]*Control
+	var errs [3]error
+	ctx := testContext(t)
+	old, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_, errs[2] = Join(old, Config{ID: id, Rank: 1, Size: 2, Secret: secret, Attempt: "attempt 6"})
+	})
+	for r := range 2 {
+		wg.Go(func() {
+			if r == 1 { // who is cut off has its chance first
+				time.Sleep(50 * time.Millisecond)
+			}
+			controls[r], errs[r] = Join(ctx, Config{ID: id, Rank: r, Size: 2, Secret: secret, Attempt: "attempt 7"})
+			if r == 0 {
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs[:2]...); err != nil {
+		t.Fatal(err)
+	}
+	defer leaveAll(controls[:])
+	if !errors.Is(errs[2], ErrSecret) && !errors.Is(errs[2], context.Canceled) {
+		t.Errorf("a rank of another attempt: %v", errs[2])
+	}
+	if _, err := Join(shortContext(t), Config{ID: id, Rank: 1, Size: 2, Secret: secret, Attempt: "attempt 6"}); err == nil {
+		t.Error("it came in after the others had met")
+	}
+	if _, err := Join(shortContext(t), Config{ID: id, Rank: 1, Size: 2, Secret: secret}); err == nil {
+		t.Error("a rank without an attempt came in")
+	}
+}
+
+func shortContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// freeAddress is an id whose rank 0 can listen.
+func freeAddress(t *testing.T) ID {
+	t.Helper()
+	ln, err := Listen("127.0.0.1:0", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.NewID()
+}
+
+func TestAttemptFromEnvironment(t *testing.T) {
+	plain := ofAttempt(secret, "")
+	t.Setenv(FenceEnv, "attempt 7")
+	if string(ofAttempt(secret, "")) != string(ofAttempt(secret, "attempt 7")) || string(ofAttempt(secret, "")) == string(plain) {
+		t.Error("the variable is not heard")
+	}
+	controls := mustJoin(t, 3) // listeners and those who join agree
+	if len(controls) != 3 {
+		t.Error(len(controls))
+	}
+}

@@ -1,0 +1,276 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How connections get their paths. Switches choose a path by a hash of addresses and ports,
+// so who chooses the source port chooses the path. Where both ends have a plan, each dials
+// half of the sockets, which carry what it sends: a sender knows the ports of its own host
+// only. Who begins an attempt dials the first half; who is greeted by that dials the second.
+// A connection whose second half does not come is made again without one.
+
+// Paths gives the sockets of TCP connections between nodes their source ports. It may be
+// shared by communicators, and called from any goroutine.
+type Paths interface {
+	// Open begins a connection. move has it go over to other ports, which Ports is asked
+	// for: it may be called from any goroutine until Path.Close, and does not block.
+	Open(conn PathConn, move func()) Path
+}
+
+// Path is one connection's.
+type Path interface {
+	// Ports returns the source ports for the lanes that this end dials next, as far as
+	// known by the end of ctx: what is missing, or 0, is left to the kernel.
+	Ports(ctx context.Context, lanes int) []uint16
+	// Seen tells how the lanes that this end dialled fare, several times a second while
+	// the rank waits. It must not block, nor keep the slice.
+	Seen(lanes []LaneState)
+	Close()
+}
+
+// PathConn is a connection as a plan knows it.
+type PathConn struct {
+	Comm       uint64
+	Name       string // of the communicator
+	Rank, Peer int
+	Local      netip.Addr // invalid: the kernel's choice
+	Remote     netip.AddrPort
+}
+
+// LaneState is what this end's kernel knows of a lane.
+type LaneState struct {
+	Port  uint16 // source port
+	Acked uint64 // bytes
+	Again uint64 // bytes that the kernel has sent again
+	// Stalled: bytes are unacknowledged and were sent again.
+	Stalled bool
+}
+
+const (
+	// planWait bounds what a connection waits for its ports.
+	planWait = 50 * time.Millisecond
+	// planDial bounds an attempt to connect from a port of the plan's, after which the
+	// kernel chooses one.
+	planDial = time.Second
+	// halvesFor bounds the wait for the peer to dial its half.
+	halvesFor = 2 * time.Second
+	// moveFor bounds an attempt to move.
+	moveFor = 10 * time.Second
+	// stalledAfter is for how long nothing may be acknowledged on a planned lane.
+	stalledAfter = int64(100 * time.Millisecond)
+	// lookPlanned takes lookPath's place where there is a plan.
+	lookPlanned = int64(50 * time.Millisecond)
+
+	// In a greeting's total.
+	halvesFlag = 1 << 15 // the second half is the greeted one's to dial
+	moveFlag   = 1 << 14 // the former set of sockets is sound
+)
+
+// planned reports whether both ends of a connection have a plan.
+func (n *network) planned(rank int) bool {
+	return n.m.cfg.Paths != nil && n.m.cards[rank].Paths && !n.m.overRDMA(rank)
+}
+
+// pathOf is the plan of a connection, nil where there is none.
+func (n *network) pathOf(l remote, rank int) Path {
+	if !n.planned(rank) {
+		return nil
+	}
+	t := l.meet()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.path != nil || t.over.Load() {
+		return t.path
+	}
+	to, err := netip.ParseAddrPort(n.m.cards[rank].Addr)
+	if err != nil {
+		return nil
+	}
+	local, _ := netip.ParseAddr(n.m.cfg.Host)
+	t.path = n.m.cfg.Paths.Open(PathConn{
+		Comm: n.m.cfg.ID, Name: n.m.cfg.Name, Rank: n.m.cfg.Rank, Peer: rank, Local: local.Unmap(),
+		Remote: netip.AddrPortFrom(to.Addr().Unmap(), to.Port()),
+	}, func() { n.move(l, rank) })
+	return t.path
+}
+
+// ports asks the plan for source ports, 0 where the kernel is to choose.
+func (n *network) ports(ctx context.Context, l remote, rank, lanes int) []uint16 {
+	ports := make([]uint16, lanes)
+	if p := n.pathOf(l, rank); p != nil {
+		ctx, cancel := context.WithTimeout(ctx, planWait)
+		copy(ports, p.Ports(ctx, lanes))
+		cancel()
+	}
+	return ports
+}
+
+// dialFrom opens one TCP connection, from the port that is given if that can be.
+func (n *network) dialFrom(ctx context.Context, rank int, port uint16) (net.Conn, error) {
+	addr := n.m.cards[rank].Addr
+	if port != 0 {
+		d := net.Dialer{KeepAlive: -1, LocalAddr: &net.TCPAddr{IP: net.ParseIP(n.m.cfg.Host), Port: int(port)}, Control: reuse}
+		d.SetMultipathTCP(false)
+		planning, cancel := context.WithTimeout(ctx, planDial)
+		conn, err := d.DialContext(planning, "tcp", addr)
+		cancel()
+		if err == nil || ctx.Err() != nil || errors.Is(err, syscall.ECONNREFUSED) {
+			return conn, err
+		}
+		slog.Debug("a connection goes on without its planned port", "rank", n.m.cfg.Rank, "peer", rank, "port", port, "err", err)
+	}
+	d := net.Dialer{KeepAlive: -1}
+	return d.DialContext(ctx, "tcp", addr)
+}
+
+// reuse lets a port be taken that has a connection to elsewhere, or one that is over.
+func reuse(_, _ string, c syscall.RawConn) (err error) {
+	return errors.Join(c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}), err)
+}
+
+// move has a connection go over to the plan's ports while its sockets are sound. Who
+// fails in that goes on over those.
+func (n *network) move(l remote, rank int) {
+	t := l.meet()
+	t.mu.Lock()
+	number := t.whole
+	idle := number > 0 && !t.seeking && !t.over.Load() && !t.fresh.Load()
+	if idle {
+		t.moving = true
+	}
+	t.mu.Unlock()
+	if !idle {
+		return
+	}
+	n.seek(l, rank, number)
+	time.AfterFunc(moveFor, func() {
+		t.mu.Lock()
+		given := t.moving && t.lost == number
+		t.mu.Unlock()
+		if given {
+			n.forget(l)
+		}
+	})
+}
+
+// back dials this end's half of the sockets of a peer's attempt.
+func (n *network) back(l remote, g dataGreeting) {
+	t := l.meet()
+	ports := n.ports(n.m.ctx, l, g.src, g.total-g.total/2)
+	for i, port := range ports {
+		b := dataGreeting{src: g.dst, dst: g.src, index: g.total/2 + i, total: g.total, attempt: g.attempt, number: g.number, halves: true, move: g.move}
+		for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+			t.mu.Lock()
+			wanted := t.attempt == g.attempt && t.whole < g.number && n.m.ctx.Err() == nil && n.m.cfg.Err() == nil
+			t.mu.Unlock()
+			if !wanted {
+				return
+			}
+			fd, status, _, err := n.greet(n.m.ctx, b, port)
+			if err == nil && status != replyOK {
+				return // it has gone on without
+			}
+			if err == nil {
+				n.add(l, b, fd)
+				break
+			}
+			n.pause(wait)
+		}
+	}
+}
+
+// answer begins back, once an attempt.
+func (n *network) answer(l remote, g dataGreeting) {
+	t := l.meet()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !g.halves || g.index >= g.total/2 || t.halved == g.attempt || t.attempt != g.attempt {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return
+	}
+	t.halved = g.attempt
+	n.wg.Go(func() { n.back(l, g) })
+}
+
+// awaitHalf waits until the peer has dialled its half. When that does not come, this
+// connection does without from now on.
+func (n *network) awaitHalf(ctx context.Context, t *meeting, number uint32) {
+	ctx, cancel := context.WithTimeout(ctx, halvesFor)
+	defer cancel()
+	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
+		t.mu.Lock()
+		done := t.whole >= number || t.number != number
+		if !done && ctx.Err() != nil {
+			t.plain = true
+		}
+		t.mu.Unlock()
+		if done || ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+// survey tells the plan how the lanes of this end fare.
+func (l *tcpLink) survey() {
+	l.mu.Lock()
+	p := l.path
+	l.mu.Unlock()
+	if p == nil {
+		return
+	}
+	l.lanes = l.lanes[:0]
+	for _, s := range l.mine() {
+		l.lanes = append(l.lanes, LaneState{Port: s.port, Acked: s.path.acked, Again: s.path.retransmitted, Stalled: s.stalled || s.silent || s.broken})
+	}
+	p.Seen(l.lanes)
+}
+
+// lookEvery is how often a rank that waits asks its kernel how its sockets fare.
+func (l *tcpLink) lookEvery() int64 {
+	if l.hi-l.lo < len(l.socks) {
+		return lookPlanned
+	}
+	return lookPath
+}
+
+// stalls notes whether a lane's bytes are neither acknowledged nor merely late.
+func (s *socket) stalls(info *unix.TCPInfo, now int64) {
+	s.stalled = info.Unacked > 0 && info.Retransmits > 0 && s.owed > 0 && now-s.owed >= stalledAfter
+}
+
+// mine is the sockets that carry what this end sends.
+func (l *tcpLink) mine() []*socket { return l.socks[min(l.lo, len(l.socks)):min(l.hi, len(l.socks))] }
+
+// localPort is a socket's source port.
+func localPort(fd int) uint16 {
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return 0
+	}
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(a.Port)
+	case *unix.SockaddrInet6:
+		return uint16(a.Port)
+	}
+	return 0
+}

@@ -1,0 +1,270 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// planner is a plan that gives each lane a port of its own and knows which were asked for.
+type planner struct {
+	t     testing.TB
+	never bool // it does not answer in time
+	taken net.Listener
+
+	mu    sync.Mutex
+	given [][]uint16
+	moves []func()
+	open  int
+	seen  int
+}
+
+func (p *planner) Open(_ PathConn, move func()) Path {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moves = append(p.moves, move)
+	p.open++
+	return p
+}
+
+func (p *planner) Ports(ctx context.Context, lanes int) (ports []uint16) {
+	if p.never {
+		<-ctx.Done()
+		return nil
+	}
+	for range lanes {
+		ports = append(ports, freePort(p.t))
+	}
+	if p.taken != nil {
+		ports[0] = uint16(p.taken.Addr().(*net.TCPAddr).Port)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.given = append(p.given, ports)
+	return ports
+}
+
+func (p *planner) Seen([]LaneState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen++
+}
+
+func (p *planner) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open--
+}
+
+func (p *planner) move() {
+	p.mu.Lock()
+	moves := slices.Clone(p.moves)
+	p.mu.Unlock()
+	for _, f := range moves {
+		f()
+	}
+}
+
+// freePort is one that nobody had a moment ago.
+func freePort(t testing.TB) uint16 {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer ln.Close()
+	return uint16(ln.Addr().(*net.TCPAddr).Port)
+}
+
+// lanes returns the source ports of what this rank sends to a peer.
+func lanes(m *Mesh, peer int) (ports []uint16, sockets int) {
+	l := m.net.links[peer].(*tcpLink)
+	for _, s := range l.mine() {
+		ports = append(ports, localPort(s.fd))
+	}
+	return ports, len(l.socks)
+}
+
+// TestPaths: what a rank sends leaves from its own plan's ports where there are ports, and
+// the connection stands where there are none.
+func TestPaths(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for name, c := range map[string]struct {
+		plan    func(rank int) *planner
+		sockets int
+		planned int // how many lanes have their port
+	}{
+		"both":   {func(int) *planner { return &planner{t: t} }, 6, 3},
+		"silent": {func(int) *planner { return &planner{t: t, never: true} }, 6, 0},
+		"taken":  {func(int) *planner { return &planner{t: t, taken: taken} }, 6, 2},
+		"one": {func(rank int) *planner {
+			if rank == 0 {
+				return nil
+			}
+			return &planner{t: t}
+		}, 3, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			plans := [2]*planner{c.plan(0), c.plan(1)}
+			goroutines(t, apart, 2, func(cfg *Config) {
+				if cfg.Sockets = 3; plans[cfg.Rank] != nil {
+					cfg.Paths = plans[cfg.Rank]
+				}
+			}, func(m *Mesh, rank, size int) error {
+				if err := exchange(m, rank, size, 1, 30, 300_000); err != nil {
+					return err
+				}
+				ports, sockets := lanes(m, 1-rank)
+				if sockets != c.sockets {
+					return fmt.Errorf("%d sockets, want %d", sockets, c.sockets)
+				}
+				planned := 0
+				if p := plans[rank]; p != nil && c.planned > 0 {
+					last := p.given[len(p.given)-1]
+					for i, port := range ports {
+						if port == last[i] {
+							planned++
+						}
+					}
+				}
+				if planned != c.planned {
+					return fmt.Errorf("%d lanes leave from the plan's ports, want %d", planned, c.planned)
+				}
+				return nil
+			})
+			for rank, p := range plans {
+				if p != nil && p.open != 0 {
+					t.Errorf("rank %d: %d paths stay open", rank, p.open)
+				}
+			}
+		})
+	}
+}
+
+// TestMoves: connections that are moved at random under load lose and repeat no byte, do
+// not count as down, and end on the ports that the plan gave last.
+func TestMoves(t *testing.T) {
+	const rounds = 12
+	var writers [2]*record.Writer
+	var comms [2]*record.Comm
+	plans := [2]*planner{{t: t}, {t: t}}
+	var done atomic.Int32
+	for r := range writers {
+		w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j", Rank: int32(r)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { w.Close() })
+		writers[r] = w
+		comms[r], _ = w.AddComm(record.CommEntry{ID: 1, Name: "test", Rank: int32(r), Size: 2})
+	}
+	goroutines(t, apart, 2, func(c *Config) {
+		c.Recorder, c.Comm, c.Paths = writers[c.Rank], comms[c.Rank], plans[c.Rank]
+	}, func(m *Mesh, rank, size int) error {
+		r := rand.New(rand.NewPCG(3, uint64(rank)))
+		for round := range rounds {
+			if round > 0 && (round == 1 || r.IntN(2) == 0) {
+				plans[rank].move()
+			}
+			if err := exchange(m, rank, size, uint64(round), 30, 300_000); err != nil {
+				return fmt.Errorf("round %d: %w", round, err)
+			}
+		}
+		// Who is through still answers a peer that moves.
+		l := m.net.links[1-rank].(*tcpLink)
+		for u, through := wait(m), false; done.Load() < 2; {
+			l.mu.Lock()
+			moving := l.seeking
+			l.mu.Unlock()
+			if !through && !moving && !l.fresh.Load() && !l.awaits && !l.catching {
+				through = true
+				done.Add(1)
+			}
+			if err := u.again(); err != nil {
+				return err
+			}
+			l.refresh(record.Now())
+		}
+		if l.resumes == 0 {
+			return errors.New("it has never moved")
+		}
+		return nil
+	})
+	for rank, w := range writers {
+		r, err := record.Open(w.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		buf := make([]record.Record, 10_000)
+		for _, rec := range buf[:r.Next(buf)] {
+			if rec.Kind == record.KindLink && record.LinkState(rec.Code) == record.LinkDown {
+				t.Errorf("rank %d records a link down, and it was only moved", rank)
+			}
+		}
+		if s := r.Conns(nil)[0]; s.Switches == 0 {
+			t.Errorf("rank %d records no switch", rank)
+		}
+	}
+}
+
+// TestHalfNeverComes: where one end cannot be dialled back, the connection stands without
+// that half.
+func TestHalfNeverComes(t *testing.T) {
+	plans := [2]*planner{{t: t}, {t: t}}
+	goroutines(t, apart, 2, func(c *Config) { c.Paths = plans[c.Rank] }, func(m *Mesh, rank, size int) error {
+		if rank == 1 { // it cannot be answered: who dials back finds nobody
+			m.net.ln.Close()
+		} else {
+			t := m.net.peer(1).meet()
+			for begun := false; !begun; time.Sleep(time.Millisecond) {
+				t.mu.Lock()
+				begun = t.attempt != [16]byte{}
+				t.mu.Unlock()
+			}
+		}
+		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
+			return err
+		}
+		if _, sockets := lanes(m, 1-rank); sockets != 2 {
+			return fmt.Errorf("%d sockets, want 2", sockets)
+		}
+		return nil
+	})
+}
+
+// TestMoveFails: a connection whose peer cannot be dialled any more stays as it is.
+func TestMoveFails(t *testing.T) {
+	plans := [2]*planner{{t: t}, {t: t}}
+	var before sync.WaitGroup
+	before.Add(2)
+	goroutines(t, apart, 2, func(c *Config) { c.Paths = plans[c.Rank] }, func(m *Mesh, rank, size int) error {
+		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
+			return err
+		}
+		m.net.ln.Close()
+		before.Done()
+		before.Wait()
+		plans[rank].move()
+		if err := exchange(m, rank, size, 2, 10, 50_000); err != nil {
+			return err
+		}
+		if l := m.net.links[1-rank].(*tcpLink); l.resumes != 0 || l.lost != nil || l.broken.Load() != nil {
+			return fmt.Errorf("moved %d times, lost %v", l.resumes, l.lost)
+		}
+		return nil
+	})
+}

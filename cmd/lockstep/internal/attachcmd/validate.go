@@ -1,0 +1,15 @@
+package attachcmd
+
+import (
+	"errors"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+)
+
+// Validate implements kong's check of a command line.
+func (c *Cmd) Validate() error {
+	if (len(c.Command) == 0 || len(c.Command) == 1 && c.Command[0] == "--") && !c.PrintEnv && !c.DryRun {
+		return errNoCommand
+	}
+	return errors.Join(flags.Listen("agent-web", c.AgentWeb), flags.Listen("master-web", c.MasterWeb))
+}

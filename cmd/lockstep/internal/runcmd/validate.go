@@ -1,0 +1,18 @@
+package runcmd
+
+import (
+	"fmt"
+)
+
+// Validate implements kong's check of a command line.
+func (c *Cmd) Validate() error {
+	switch {
+	case c.Ranks < 1 || c.Spares < 0:
+		return fmt.Errorf("%d ranks and %d spares; at least 1 and 0 are needed", c.Ranks, c.Spares)
+	case c.Nodes < 1 || c.Ranks%c.Nodes != 0:
+		return fmt.Errorf("%d ranks cannot be spread evenly over %d nodes", c.Ranks, c.Nodes)
+	case c.MaxRestarts < 0:
+		return fmt.Errorf("--max-restarts %d: want 0 or more", c.MaxRestarts)
+	}
+	return nil
+}

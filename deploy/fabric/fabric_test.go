@@ -1,0 +1,358 @@
+package fabric_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/deploy/fabric"
+)
+
+// number is a test's parameter, by its name in the environment.
+func number(name string, or int) int {
+	if n, err := strconv.Atoi(os.Getenv("FABRIC_TEST_" + name)); err == nil {
+		return n
+	}
+	return or
+}
+
+// bed is a fabric with processes in it.
+type bed struct {
+	t     *testing.T
+	up    *fabric.Up
+	dir   string
+	ports int
+}
+
+// setUp makes the fabric; where this user may not, it skips the test.
+func setUp(t *testing.T, s fabric.Shape) *bed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces are root's to make")
+	}
+	for _, tool := range []string{"ip", "tc", "nsenter"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip(err)
+		}
+	}
+	s.Name = fmt.Sprintf("lsf%d", os.Getpid())
+	up, err := fabric.New(s)
+	if err != nil {
+		t.Skipf("no fabric of namespaces here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := up.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &bed{t: t, up: up, dir: t.TempDir(), ports: 29000}
+}
+
+// process starts a role in a namespace.
+func (b *bed) process(ns string, r role) (*exec.Cmd, io.Reader) {
+	b.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	enc, _ := json.Marshal(r)
+	cmd := fabric.Command(ns, self)
+	dir := filepath.Join(b.dir, ns+r.Kind+strconv.Itoa(r.Rank))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		b.t.Fatal(err)
+	}
+	cmd.Env = append(os.Environ(), roleEnv+"="+string(enc), "GOMAXPROCS=2", "LOCKSTEP_RUNTIME_DIR="+dir)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	return cmd, out
+}
+
+// planner starts a planner and every host's prober.
+func (b *bed) planner() (addr string, kill func()) {
+	b.t.Helper()
+	file := filepath.Join(b.dir, "fabric.json")
+	enc, _ := json.Marshal(b.up.Fabric())
+	if err := os.WriteFile(file, enc, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	addr = net.JoinHostPort(b.up.PlannerAddr().String(), "9411")
+	p, _ := b.process(b.up.Management(), role{Kind: "planner", Planner: addr, Fabric: file})
+	return addr, func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	}
+}
+
+func (b *bed) probers(addr string) {
+	for h := range b.up.Hosts {
+		p, _ := b.process(b.up.Host(h), role{Kind: "prober", Planner: addr, Node: fabric.NodeName(h)})
+		b.t.Cleanup(func() {
+			_ = p.Process.Kill()
+			_ = p.Wait()
+		})
+	}
+}
+
+// job is one that runs.
+type job struct {
+	b     *bed
+	hosts []int
+	bytes int
+	procs []*exec.Cmd
+	ends  chan []float64
+}
+
+// start runs a ring of one rank a host for some seconds.
+func (b *bed) start(name, planner string, hosts []int, bytes int, seconds float64) *job {
+	b.t.Helper()
+	b.ports++
+	id, err := ccl.NewUniqueID(net.JoinHostPort(b.up.Addr(hosts[0]).String(), strconv.Itoa(b.ports)))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	j := &job{b: b, hosts: hosts, bytes: bytes, ends: make(chan []float64, 1)}
+	for r, h := range hosts {
+		p, out := b.process(b.up.Host(h), role{
+			Kind: "rank", Planner: planner, Node: fabric.NodeName(h), Job: name, Rank: r, Size: len(hosts), ID: id.String(),
+			Addr: b.up.Addr(h).String(), Bytes: bytes, Seconds: seconds, Lanes: 2,
+		})
+		j.procs = append(j.procs, p)
+		if r == 0 {
+			go func() {
+				var ends []float64
+				for s := bufio.NewScanner(out); s.Scan(); {
+					if f, err := strconv.ParseFloat(s.Text(), 64); err == nil {
+						ends = append(ends, f)
+					}
+				}
+				j.ends <- ends
+			}()
+		}
+	}
+	return j
+}
+
+// wait returns when each AllReduce ended.
+func (j *job) wait() []float64 {
+	j.b.t.Helper()
+	ends := <-j.ends
+	for r, p := range j.procs {
+		if err := p.Wait(); err != nil {
+			j.b.t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	return ends
+}
+
+// bus is the bandwidth of what ended from a time on, until another, in Mbit/s as a ring's
+// links see it.
+func (j *job) bus(ends []float64, from, to float64) float64 {
+	i := slices.IndexFunc(ends, func(t float64) bool { return t >= from })
+	k := len(ends)
+	for k > 0 && ends[k-1] > to {
+		k--
+	}
+	if i < 0 || k-i < 2 {
+		return 0
+	}
+	n := float64(len(j.hosts))
+	return float64(j.bytes) * 8 * 2 * (n - 1) / n * float64(k-1-i) / (ends[k-1] - ends[i]) / 1e6
+}
+
+// ideal is what a host's two ports carry of payload, in Mbit/s.
+func (b *bed) ideal() float64 { return 2 * float64(b.up.Rate) * 1448 / 1514 }
+
+// ring orders hosts so that each talks to the next over spines.
+func (b *bed) ring() (hosts []int) {
+	half := b.up.Hosts / 2
+	for h := range half {
+		hosts = append(hosts, h, half+h)
+	}
+	return hosts
+}
+
+func summary(x []float64) string {
+	if len(x) == 0 {
+		return "none"
+	}
+	sum, least, most := 0.0, math.Inf(1), 0.0
+	for _, v := range x {
+		sum, least, most = sum+v, min(least, v), max(most, v)
+	}
+	return fmt.Sprintf("mean %.1f, worst %.1f, best %.1f of %d", sum/float64(len(x)), least, most, len(x))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// long skips what takes minutes and a quiet machine.
+func long(t *testing.T) {
+	t.Helper()
+	if os.Getenv("LOCKSTEP_TEST_FABRIC") == "" {
+		t.Skip("make test-fabric measures on a fabric of namespaces: minutes, and a quiet machine")
+	}
+}
+
+func shape() fabric.Shape {
+	return fabric.Shape{Pods: 2, Spines: number("SPINES", 8), Hosts: number("HOSTS", 16), Rate: number("RATE", 20)}
+}
+
+// TestOneJob: a ring over all hosts, without and with the planner.
+func TestOneJob(t *testing.T) {
+	long(t)
+	runs, seconds, bytes := number("RUNS", 20), float64(number("SECONDS", 8)), number("BYTES", 4<<20)
+	b := setUp(t, shape())
+	measure := func(planner string) (all []float64) {
+		for range runs {
+			j := b.start("one", planner, b.ring(), bytes, seconds)
+			ends := j.wait()
+			if len(ends) < 3 {
+				t.Fatalf("%d operations in %v s", len(ends), seconds)
+			}
+			all = append(all, j.bus(ends, ends[0]+2, math.Inf(1)))
+			t.Logf("planner %q: %.1f Mbit/s", planner, all[len(all)-1])
+		}
+		return all
+	}
+	t.Logf("ideal %.1f Mbit/s", b.ideal())
+	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
+		t.Log("without: ", summary(measure("")))
+	}
+	addr, kill := b.planner()
+	defer kill()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	with := measure(addr)
+	t.Log("with: ", summary(with))
+	t.Logf("with, of the ideal: %.3f, worst %.3f", mean(with)/b.ideal(), slices.Min(with)/b.ideal())
+}
+
+func mean(x []float64) (sum float64) {
+	for _, v := range x {
+		sum += v / float64(len(x))
+	}
+	return sum
+}
+
+// TestEightJobs: eight rings of two hosts each at once.
+func TestEightJobs(t *testing.T) {
+	long(t)
+	runs, seconds, bytes := number("RUNS", 5), float64(number("SECONDS", 8)), number("BYTES", 4<<20)
+	b := setUp(t, shape())
+	measure := func(planner string) (all []float64) {
+		for range runs {
+			var jobs []*job
+			for k := range b.up.Hosts / 2 {
+				jobs = append(jobs, b.start(fmt.Sprintf("job%d", k), planner, []int{k, b.up.Hosts/2 + k}, bytes, seconds))
+			}
+			var got []float64
+			var ends [][]float64
+			from, to := 0.0, math.Inf(1)
+			for _, j := range jobs {
+				e := j.wait()
+				if len(e) < 3 {
+					t.Fatalf("%d operations in %v s", len(e), seconds)
+				}
+				ends = append(ends, e)
+				from, to = max(from, e[0]+2), min(to, e[len(e)-1])
+			}
+			for i, j := range jobs {
+				got = append(got, j.bus(ends[i], from, to))
+			}
+			t.Logf("planner %q: %s, total %.1f", planner, summary(got), mean(got)*float64(len(got)))
+			all = append(all, got...)
+		}
+		return all
+	}
+	t.Logf("ideal %.1f Mbit/s a job", b.ideal())
+	without := measure("")
+	addr, kill := b.planner()
+	defer kill()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	with := measure(addr)
+	t.Logf("without: %s; with: %s; total %.2f times, slowest %.3f of the fastest", summary(without), summary(with), mean(with)/mean(without), slices.Min(with)/slices.Max(with))
+}
+
+// TestLinkDies: one of a leaf's uplinks dies under load, routing follows half a second later, and the
+// link comes back.
+func TestLinkDies(t *testing.T) {
+	long(t)
+	bytes := number("BYTES", 1<<20)
+	b := setUp(t, shape())
+	measure := func(planner string) {
+		const cut, back, seconds = 8, 23, 43
+		j := b.start("dies", planner, b.ring(), bytes, seconds)
+		began := time.Now()
+		at := func(s float64) { time.Sleep(time.Until(began.Add(time.Duration(s * float64(time.Second))))) }
+		at(cut)
+		must(t, b.up.Cut(0, 1))
+		at(cut + 0.5)
+		must(t, b.up.Withdraw(0, 1))
+		at(back)
+		must(t, b.up.Heal(0, 1))
+		ends := j.wait()
+		zero := float64(began.UnixNano()) / 1e9
+		var line strings.Builder
+		for s := 2.0; s < seconds; s++ {
+			fmt.Fprintf(&line, " %.0f", j.bus(ends, zero+s-0.7, zero+s+1.3))
+		}
+		t.Logf("planner %q, each second from 2 on:%s", planner, line.String())
+		t.Logf("before %.1f, dead %.1f, back %.1f (ideal %.1f, 15/16: %.1f)", j.bus(ends, zero+3, zero+cut), j.bus(ends, zero+cut+3, zero+back), j.bus(ends, zero+back+10, zero+seconds), b.ideal(), b.ideal()*15/16)
+	}
+	measure("")
+	addr, kill := b.planner()
+	defer kill()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	measure(addr)
+}
+
+// TestPlannerDies: the planner is killed under load, comes back, and is cut off: no
+// connection breaks, and no sum is wrong.
+func TestPlannerDies(t *testing.T) {
+	long(t)
+	b := setUp(t, shape())
+	addr, kill := b.planner()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	j := b.start("dies", addr, b.ring(), number("BYTES", 1<<20), 20)
+	began := time.Now()
+	at := func(s int) { time.Sleep(time.Until(began.Add(time.Duration(s) * time.Second))) }
+	at(5)
+	kill()
+	at(9)
+	_, kill = b.planner()
+	defer kill()
+	at(13)
+	must(t, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "down").Run())
+	at(16)
+	must(t, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "up").Run())
+	ends := j.wait()
+	zero := float64(began.UnixNano()) / 1e9
+	t.Logf("before %.1f, killed %.1f, back %.1f, cut off %.1f (ideal %.1f)", j.bus(ends, zero+2, zero+5), j.bus(ends, zero+5, zero+9), j.bus(ends, zero+9, zero+13), j.bus(ends, zero+13, zero+16), b.ideal())
+}

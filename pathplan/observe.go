@@ -1,0 +1,99 @@
+package pathplan
+
+import (
+	"math"
+	"time"
+)
+
+const (
+	smooth    = 0.3         // weight of the newest measurement of others' load
+	quiet     = 0.05        // others' load below this share of a link is noise
+	derateMax = 0.75        // a link is never taken for slower than a quarter
+	forget    = time.Minute // after which a derated link has half of it back
+)
+
+// Observe takes in measurements. What a link carries beyond its planned lanes is somebody
+// else's, and the plan makes room for it. A link whose lanes say network for Persist, three
+// of four of them, while most of the fabric's do not, is taken for slower than its rate;
+// that wears off in minutes, so that a link which is well again is tried again. Names that
+// are not in the plan are passed over: they may have gone a moment ago.
+func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
+	p.now = now
+	for _, m := range links {
+		id, ok := p.byLink[m.Link]
+		if !ok || m.Rate < 0 || m.Rate > MaxRate {
+			continue
+		}
+		k := &p.links[id]
+		k.measured = m.Rate
+		if now.Sub(k.changed) < 2*p.opt.Persist {
+			continue // lanes have come or gone since: whose load it was is not known
+		}
+		others := m.Rate - k.planned
+		if float64(others) < quiet*float64(k.rate) {
+			others = 0
+		}
+		k.background += int64(smooth * float64(others-k.background))
+	}
+	for _, s := range lanes {
+		j := p.jobs[jobID{s.Conn.Tenant, s.Conn.Job}]
+		if j == nil {
+			continue
+		}
+		c := j.conns[s.Conn.Conn]
+		if c == nil || s.Lane < 0 || s.Lane >= len(c.lanes) {
+			continue
+		}
+		l := &c.lanes[s.Lane]
+		l.heard = now
+		switch {
+		case !s.Congested:
+			l.congested = time.Time{}
+		case l.congested.IsZero():
+			l.congested = now
+		}
+	}
+	if now.Sub(p.judged) >= p.opt.Persist {
+		p.judge(now)
+	}
+}
+
+// judge derates links whose lanes say network, and lets former ones recover.
+func (p *Planner) judge(now time.Time) {
+	type votes struct{ heard, congested int }
+	of := make([]votes, len(p.links))
+	var all votes
+	for i := range p.links {
+		for _, l := range p.links[i].lanes {
+			if now.Sub(l.heard) > 3*p.opt.Persist || now.Sub(l.moved) < p.opt.Persist {
+				continue
+			}
+			of[i].heard++
+			if !l.congested.IsZero() && now.Sub(l.congested) >= p.opt.Persist {
+				of[i].congested++
+			}
+		}
+		if p.links[i].up {
+			all.heard += of[i].heard
+			all.congested += of[i].congested
+		}
+	}
+	recover := math.Exp2(-float64(now.Sub(p.judged)) / float64(forget))
+	for i := range p.links {
+		k := &p.links[i]
+		blamed := of[i].congested > 0 && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard
+		switch {
+		case blamed && now.Sub(k.changed) >= 2*p.opt.Persist:
+			k.derate = min(derateMax, k.derate+0.25*(1-k.derate))
+			k.changed = now
+		case k.derate == 0 || blamed:
+			continue
+		default:
+			if k.derate *= recover; k.derate < p.opt.MinGain {
+				k.derate = 0
+			}
+		}
+		k.refresh()
+	}
+	p.judged = now
+}

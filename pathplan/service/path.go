@@ -1,0 +1,362 @@
+package service
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
+)
+
+// path is a connection's, in the direction in which this end sends.
+type path struct {
+	c      *Client
+	id     string
+	conn   ccl.PathConn
+	move   func()
+	closed bool
+	lanes  int  // that the connection has; the client's lock
+	asked  bool // the client's lock
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed when ready changes
+	want     []hops        // the plan, by lane
+	where    map[uint16]hops
+	ready    [][]uint16           // sets of ports that take want, each for one attempt
+	spent    map[uint16]time.Time // ports that were given
+	given    []uint16             // ports that the transport has
+	on       []hops               // the plan that these are of
+	working  bool
+	again    bool // the plan has changed meanwhile
+	verified time.Time
+	moved    time.Time
+	last     []ccl.LaneState
+}
+
+const (
+	// moveEvery bounds how often a connection is moved.
+	moveEvery = 500 * time.Millisecond
+	// restFor is longer than a closed connection's address is kept from use (TIME_WAIT).
+	restFor = 70 * time.Second
+	// spares is how many sets of ports are at hand.
+	spares = 3
+	// lossMax is the share of bytes sent again from which a lane is lossy.
+	lossMax = 0.03
+	// lossBytes is how much must have been acknowledged to say so.
+	lossBytes = 1 << 20
+)
+
+// Ports implements ccl.Path.
+func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
+	if p.closed {
+		return nil
+	}
+	p.c.mu.Lock()
+	if p.lanes == 0 {
+		p.lanes = lanes
+		p.c.ring()
+	}
+	p.c.mu.Unlock()
+	for {
+		p.mu.Lock()
+		ready, changed := p.ready, p.changed
+		if len(ready) > 0 && len(ready[0]) >= lanes {
+			p.given, p.ready, p.moved = ready[0], ready[1:], time.Now()
+			for _, port := range p.given {
+				p.spent[port] = p.moved
+			}
+			p.mu.Unlock()
+			return ready[0]
+		}
+		p.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+// plan takes in what the planner says.
+func (p *path) plan(lanes []*planpb.Lane) {
+	var want []hops
+	for _, l := range lanes {
+		spine, _ := netip.ParseAddr(l.GetSpine())
+		leaf, _ := netip.ParseAddr(l.GetLeaf())
+		want = append(want, hops{spine, leaf})
+	}
+	p.mu.Lock()
+	p.want = want
+	p.mu.Unlock()
+	p.work()
+}
+
+// work finds ports for the plan, beside what else goes on.
+func (p *path) work() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.again = true; p.working || p.c.ctx.Err() != nil {
+		return
+	}
+	p.working = true
+	p.c.wg.Go(func() {
+		for {
+			p.mu.Lock()
+			if !p.again || p.closed || p.c.ctx.Err() != nil {
+				p.working = false
+				p.mu.Unlock()
+				return
+			}
+			p.again = false
+			p.mu.Unlock()
+			p.settle()
+		}
+	})
+}
+
+// settle checks that the connection's lanes take the planned paths, and has them moved
+// when they do not.
+func (p *path) settle() {
+	p.mu.Lock()
+	want, given, known, on := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on
+	p.mu.Unlock()
+	if len(want) == 0 {
+		return
+	}
+	if len(given) > 0 && slices.Equal(on, want) {
+		if p.still(want, given, known) {
+			return
+		}
+		known = nil // switches hash otherwise than they did
+	}
+	busy := p.busy()
+	ports, ok := pick(want, busy, known)
+	if ok && known != nil { // what was learnt may be of another time
+		now, err := p.c.trace(p.conn, ports)
+		ok = err == nil && holds(want, ports, now)
+	}
+	if !ok {
+		var err error
+		if known, err = p.c.trace(p.conn, p.c.ports(p.c.o.Ports)); err != nil {
+			return
+		}
+		p.mu.Lock()
+		p.where = known
+		p.mu.Unlock()
+		if ports, ok = pick(want, busy, known); !ok {
+			for i, port := range ports {
+				if port == 0 {
+					p.c.say(&planpb.Signal{Conn: p.id, Lane: uint32(i), Nowhere: true})
+				}
+			}
+		}
+	}
+	if slices.Max(ports) == 0 {
+		return
+	}
+	sets := [][]uint16{ports}
+	for len(sets) < spares { // an attempt may have to be made again
+		for _, port := range sets[len(sets)-1] {
+			busy[port] = true
+		}
+		more, ok := pick(want, busy, known)
+		if !ok {
+			break
+		}
+		sets = append(sets, more)
+	}
+	p.offer(sets, want)
+}
+
+// offer gives the transport other ports.
+func (p *path) offer(sets [][]uint16, want []hops) {
+	p.mu.Lock()
+	given := slices.Clone(p.given)
+	p.mu.Unlock()
+	p.c.mu.Lock()
+	for port, id := range p.c.used {
+		if id == p.id && !slices.Contains(given, port) {
+			delete(p.c.used, port)
+		}
+	}
+	for _, ports := range sets {
+		for _, port := range ports {
+			if port != 0 {
+				p.c.used[port] = p.id
+			}
+		}
+	}
+	p.c.mu.Unlock()
+	p.mu.Lock()
+	p.ready, p.on = sets, want
+	close(p.changed)
+	p.changed = make(chan struct{})
+	early := moveEvery - time.Since(p.moved)
+	p.mu.Unlock()
+	if early > 0 {
+		t := time.NewTimer(early)
+		defer t.Stop()
+		select {
+		case <-p.c.ctx.Done():
+			return
+		case <-t.C:
+		}
+	}
+	p.move()
+}
+
+// canaries is how many ports a lane's path is checked by. The lane's own cannot be traced
+// while it has a connection.
+const canaries = 2
+
+// still reports whether ports that took the planned paths do so now, and so the lanes'.
+func (p *path) still(want []hops, given []uint16, known map[uint16]hops) bool {
+	var check []uint16
+	for _, w := range want {
+		n := 0
+		for port, h := range known {
+			if n < canaries && h == w && !slices.Contains(given, port) && !slices.Contains(check, port) && !p.c.taken(port, p.id) {
+				check = append(check, port)
+				n++
+			}
+		}
+	}
+	now, err := p.c.trace(p.conn, check)
+	if err != nil {
+		return true
+	}
+	for _, port := range check {
+		if now[port] != known[port] {
+			return false
+		}
+	}
+	return true
+}
+
+// holds reports whether ports take the planned paths.
+func holds(want []hops, ports []uint16, where map[uint16]hops) bool {
+	for i, w := range want {
+		if i >= len(ports) || ports[i] == 0 || where[ports[i]] != w {
+			return false
+		}
+	}
+	return true
+}
+
+// busy is the ports that cannot be given: other connections', and those that this one had
+// a short while ago, whose old connections the kernel may still know.
+func (p *path) busy() map[uint16]bool {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	busy := map[uint16]bool{}
+	for port, id := range p.c.used {
+		if id != p.id {
+			busy[port] = true
+		}
+	}
+	for port, at := range p.spent {
+		if time.Since(at) > restFor && !slices.Contains(p.given, port) {
+			delete(p.spent, port)
+			continue
+		}
+		busy[port] = true
+	}
+	return busy
+}
+
+// pick finds a port for each lane, 0 where none is known.
+func pick(want []hops, busy map[uint16]bool, where map[uint16]hops) (ports []uint16, ok bool) {
+	ports, ok = make([]uint16, len(want)), true
+	for i, w := range want {
+		for port, h := range where {
+			if h == w && !busy[port] && !slices.Contains(ports, port) && (ports[i] == 0 || port < ports[i]) {
+				ports[i] = port
+			}
+		}
+		ok = ok && ports[i] != 0
+	}
+	return ports, ok
+}
+
+func (c *Client) taken(port uint16, by string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id, ok := c.used[port]
+	return ok && id != by
+}
+
+// Seen implements ccl.Path.
+func (p *path) Seen(lanes []ccl.LaneState) {
+	if p.closed {
+		return
+	}
+	p.mu.Lock()
+	now := time.Now()
+	if len(p.given) > 0 && now.Sub(p.moved) > moveEvery {
+		for i, l := range lanes {
+			if i >= len(p.given) || l.Port != p.given[i] {
+				p.on = nil // an attempt went on without: try again
+			}
+		}
+	}
+	verify := now.Sub(p.verified) >= p.c.o.Verify
+	var bad []int
+	for i, l := range lanes {
+		if i < len(p.last) && p.last[i].Port == l.Port {
+			acked, again := l.Acked-p.last[i].Acked, l.Again-p.last[i].Again
+			if acked < lossBytes && !l.Stalled {
+				continue // not yet
+			}
+			if l.Stalled || float64(again) > lossMax*float64(acked) {
+				bad = append(bad, i)
+			}
+		}
+		if i >= len(p.last) {
+			p.last = append(p.last, l)
+		} else {
+			p.last[i] = l
+		}
+	}
+	if len(bad) > 0 && now.Sub(p.verified) >= moveEvery/2 {
+		verify = true
+	}
+	if verify {
+		p.verified = now
+	}
+	p.mu.Unlock()
+	for _, i := range bad {
+		p.c.say(&planpb.Signal{Conn: p.id, Lane: uint32(i), Congested: true})
+	}
+	if verify {
+		p.work()
+	}
+}
+
+// Close implements ccl.Path.
+func (p *path) Close() {
+	if p.closed {
+		return
+	}
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	if c := p.c; c.paths[p.id] == p {
+		delete(c.paths, p.id)
+		for port, id := range c.used {
+			if id == p.id {
+				delete(c.used, port)
+			}
+		}
+		if len(c.release) < maxConns {
+			c.release = append(c.release, p.id)
+		}
+		c.ring()
+	}
+}

@@ -1,0 +1,4 @@
+// Package planpb is the planner's API: the messages of plan.proto.
+package planpb
+
+//go:generate ./generate.sh

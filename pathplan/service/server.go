@@ -1,0 +1,435 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/pathplan"
+	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
+)
+
+const (
+	version    = 1
+	maxMessage = 256 << 10
+	// helloWithin bounds the time to a stream's first message.
+	helloWithin = 5 * time.Second
+	// outgoing bounds what waits for a process that does not read.
+	outgoing = 64
+)
+
+// Options of a server. Fabric and Listen are required.
+type Options struct {
+	Fabric Fabric
+	Listen string // HOST:PORT
+	TLS    *wire.TLS
+	// Insecure lets anybody who reaches Listen plan, and probe, without TLS.
+	Insecure bool
+	Plan     pathplan.Options
+	Tick     time.Duration // between looks at what is to be moved, 200 ms
+	Moves    int           // lanes that one look moves at most, 64
+	Streams  int           // at a time, 4096; half of them one job's at most
+
+	Probing Probing
+	Log     *slog.Logger
+}
+
+// Server is a fabric's planner.
+type Server struct {
+	planpb.UnimplementedPlannerServer
+	o     Options
+	ln    net.Listener
+	creds credentials.TransportCredentials
+
+	mu      sync.Mutex
+	planner *pathplan.Planner
+	owners  map[pathplan.ConnID]*stream
+	jobs    map[string]int // streams by tenant
+	streams int
+	version uint64
+	probing *prober
+
+	Denied, Moved, Refused atomic.Uint64
+}
+
+// stream is a process's.
+type stream struct {
+	tenant, job, node string
+	out               chan *planpb.Paths
+	lagging           atomic.Bool
+	conns             map[string]bool
+}
+
+// New opens a planner's listener.
+func New(o Options) (*Server, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	o.Tick, o.Moves, o.Streams = cmp.Or(o.Tick, 200*time.Millisecond), cmp.Or(o.Moves, 64), cmp.Or(o.Streams, 4096)
+	if err := o.Fabric.check(); err != nil {
+		return nil, fmt.Errorf("planner: fabric: %w", err)
+	}
+	o.Plan.Steered = true // processes find their ports by themselves
+	planner, err := pathplan.New(o.Fabric.Topology, o.Plan)
+	if err != nil {
+		return nil, fmt.Errorf("planner: %w", err)
+	}
+	creds, err := o.TLS.Credentials()
+	if err != nil {
+		return nil, fmt.Errorf("planner: %w", err)
+	}
+	if o.TLS == nil && !o.Insecure {
+		creds = wire.Loopback()
+	}
+	ln, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("planner: listen at %s: %w", o.Listen, err)
+	}
+	if at, ok := ln.Addr().(*net.TCPAddr); ok && o.TLS == nil && !o.Insecure && !at.IP.IsLoopback() {
+		ln.Close()
+		return nil, fmt.Errorf("planner: listening at %s needs certificates: without, whoever reaches it could have jobs' traffic moved; give --tls.*, or listen on loopback", o.Listen)
+	}
+	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}}
+	s.probing = newProber(s, o.Probing)
+	return s, nil
+}
+
+// Addr is where it listens.
+func (s *Server) Addr() net.Addr { return s.ln.Addr() }
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	g := grpc.NewServer(grpc.Creds(s.creds), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(helloWithin),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: 5 * time.Second, Timeout: 5 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
+	planpb.RegisterPlannerServer(g, s)
+	context.AfterFunc(ctx, g.Stop)
+	var ticking sync.WaitGroup
+	ticking.Go(func() {
+		t := time.NewTicker(s.o.Tick)
+		defer t.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case now := <-t.C:
+				s.tick(now)
+			}
+		}
+	})
+	defer ticking.Wait()
+	if err := g.Serve(s.ln); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("planner: %w", err)
+	}
+	return nil
+}
+
+// tick moves what is to be moved.
+func (s *Server) tick(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.planner.Expire(now)
+	s.probing.judge(now)
+	moved := map[pathplan.ConnID]bool{}
+	for _, m := range s.planner.Rebalance(now, s.o.Moves) {
+		s.Moved.Add(1)
+		s.o.Log.Info("lane moved", "tenant", m.Conn.Tenant, "job", m.Conn.Job, "conn", m.Conn.Conn, "lane", m.Lane, "from", m.From.String(), "to", m.Path.String(), "reason", m.Reason.String())
+		moved[m.Conn] = true
+	}
+	for id := range moved {
+		s.tell(id)
+	}
+	for id, st := range s.owners {
+		if st.lagging.Load() && len(st.out) < outgoing/2 {
+			s.tell(id) // what it has missed
+		}
+	}
+}
+
+// tell sends a connection's paths to whose it is. The lock is held.
+func (s *Server) tell(id pathplan.ConnID) {
+	st := s.owners[id]
+	if st == nil {
+		return
+	}
+	s.version++
+	st.send(&planpb.Paths{Assigned: []*planpb.Assigned{s.assigned(id, s.planner.Assignments(id), nil)}})
+}
+
+func (st *stream) send(m *planpb.Paths) {
+	select {
+	case st.out <- m:
+	default:
+		st.lagging.Store(true)
+	}
+}
+
+func (s *Server) assigned(id pathplan.ConnID, as []pathplan.Assignment, err error) *planpb.Assigned {
+	a := &planpb.Assigned{Conn: id.Conn, Version: s.version}
+	if err != nil {
+		a.Error = err.Error()
+	}
+	for _, x := range as {
+		l := &planpb.Lane{Name: x.Path.String(), Share: uint32(x.Share)}
+		if x.Path != (pathplan.Path{}) {
+			l.Spine, l.Leaf = s.o.Fabric.hops(x.Path)
+		}
+		a.Lanes = append(a.Lanes, l)
+	}
+	return a
+}
+
+// who says whose a stream is, by its certificate; without certificates by its own word.
+func (s *Server) who(ctx context.Context, h *planpb.Hello, prober bool) error {
+	if h.GetVersion() != version {
+		return status.Errorf(codes.FailedPrecondition, "version %d, this planner speaks %d", h.GetVersion(), version)
+	}
+	if err := wire.CheckNode(h.GetNode()); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	if !prober {
+		if err := wire.CheckJob(h.GetJob()); err != nil {
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+	}
+	id, authenticated, err := wire.PeerIdentity(ctx)
+	switch {
+	case err != nil:
+	case !authenticated:
+		if s.o.Insecure {
+			return nil
+		}
+		err = wire.PeerPresent(ctx)
+	case prober && (id.Role != wire.RoleAgent || id.Node != h.GetNode() || id.Jobs != nil):
+		err = fmt.Errorf("%w: %s does not probe for node %s", wire.ErrIdentity, id, h.GetNode())
+	case !prober:
+		err = id.Agent(h.GetNode(), h.GetJob())
+	}
+	if err != nil {
+		s.Denied.Add(1)
+		return status.Error(codes.PermissionDenied, err.Error())
+	}
+	return nil
+}
+
+// Plan implements the service.
+func (s *Server) Plan(g planpb.Planner_PlanServer) error {
+	first, err := hello(g.Context(), g.Recv)
+	if err != nil {
+		return err
+	}
+	h := first.GetHello()
+	if err := s.who(g.Context(), h, false); err != nil {
+		return err
+	}
+	st := &stream{tenant: h.GetJob(), job: h.GetJob(), node: h.GetNode(), out: make(chan *planpb.Paths, outgoing), conns: map[string]bool{}}
+	if err := s.enter(st.tenant); err != nil {
+		return err
+	}
+	defer s.leave(st)
+	ctx, cancel := context.WithCancel(g.Context())
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() { // ends with the stream
+		defer cancel()
+		for need := first; ; {
+			if err := s.take(st, need); err != nil {
+				failed <- err
+				return
+			}
+			if need, err = g.Recv(); err != nil {
+				return
+			}
+		}
+	}()
+	renew := time.NewTicker(leaseEvery)
+	defer renew.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			select {
+			case err := <-failed:
+				return err
+			default:
+				return nil
+			}
+		case m := <-st.out:
+			if err := g.Send(m); err != nil {
+				return err
+			}
+			st.lagging.Store(false)
+		case now := <-renew.C:
+			s.mu.Lock()
+			if len(st.conns) > 0 {
+				_ = s.planner.Renew(now, st.tenant, st.job) // else it is asked for again
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+const leaseEvery = 5 * time.Second
+
+// hello waits for a stream's first message.
+func hello[M any](ctx context.Context, recv func() (M, error)) (m M, err error) {
+	got := make(chan struct{})
+	go func() { // ends with the stream
+		m, err = recv()
+		close(got)
+	}()
+	select {
+	case <-got:
+		return m, err
+	case <-ctx.Done():
+		return *new(M), ctx.Err()
+	case <-time.After(helloWithin):
+		return *new(M), status.Error(codes.DeadlineExceeded, "no hello")
+	}
+}
+
+func (s *Server) enter(tenant string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams >= s.o.Streams || s.jobs[tenant] >= (s.o.Streams+1)/2 {
+		s.Refused.Add(1)
+		return status.Errorf(codes.ResourceExhausted, "%d streams, %d of job %s", s.streams, s.jobs[tenant], tenant)
+	}
+	s.streams++
+	s.jobs[tenant]++
+	return nil
+}
+
+// leave ends a stream. Its connections have their paths until the lease ends, or who comes
+// back asks again.
+func (s *Server) leave(st *stream) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range st.conns {
+		if id := st.id(c); s.owners[id] == st {
+			delete(s.owners, id)
+		}
+	}
+	s.streams--
+	if s.jobs[st.tenant]--; s.jobs[st.tenant] == 0 {
+		delete(s.jobs, st.tenant)
+	}
+}
+
+func (st *stream) id(conn string) pathplan.ConnID {
+	return pathplan.ConnID{Tenant: st.tenant, Job: st.job, Conn: conn}
+}
+
+// take does what a process asks for.
+func (s *Server) take(st *stream, m *planpb.Need) error {
+	if len(m.GetRequests())+len(m.GetRelease())+len(m.GetSignals()) > 2*maxConns {
+		s.Refused.Add(1)
+		return status.Errorf(codes.ResourceExhausted, "more than %d entries in a message", 2*maxConns)
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range m.GetRelease() {
+		if st.conns[c] && s.owners[st.id(c)] == st {
+			delete(st.conns, c)
+			delete(s.owners, st.id(c))
+			_ = s.planner.Release(st.id(c)) // it may have expired
+		}
+	}
+	var reqs []pathplan.Request
+	out := &planpb.Paths{}
+	for _, r := range m.GetRequests() {
+		q, err := s.request(st, r)
+		if err == nil && len(st.conns) >= maxConns && !st.conns[r.GetConn()] {
+			err = fmt.Errorf("more than %d connections of one process", maxConns)
+		}
+		if err == nil {
+			if old := s.owners[q.Conn]; old != nil && old != st && old.node != st.node {
+				err = errors.New("another node's connection")
+			}
+		}
+		if err != nil {
+			s.Refused.Add(1)
+			out.Assigned = append(out.Assigned, &planpb.Assigned{Conn: r.GetConn(), Error: err.Error()})
+			continue
+		}
+		reqs = append(reqs, q)
+	}
+	if len(reqs) > 0 {
+		as, err := s.planner.Allocate(now, reqs)
+		s.version++
+		for _, q := range reqs {
+			n := slices.IndexFunc(as, func(a pathplan.Assignment) bool { return a.Conn == q.Conn })
+			if n < 0 {
+				out.Assigned = append(out.Assigned, s.assigned(q.Conn, nil, cmp.Or(err, errors.New("no path"))))
+				continue
+			}
+			st.conns[q.Conn.Conn], s.owners[q.Conn] = true, st
+			end := n
+			for end < len(as) && as[end].Conn == q.Conn {
+				end++
+			}
+			out.Assigned = append(out.Assigned, s.assigned(q.Conn, as[n:end], nil))
+		}
+	}
+	if len(out.Assigned) > 0 {
+		st.send(out)
+	}
+	var signals []pathplan.LaneSignal
+	for _, g := range m.GetSignals() {
+		if !st.conns[g.GetConn()] || g.GetLane() >= pathplan.MaxLanes {
+			continue
+		}
+		signals = append(signals, pathplan.LaneSignal{Conn: st.id(g.GetConn()), Lane: int(g.GetLane()), Congested: g.GetCongested() || g.GetNowhere()})
+	}
+	if len(signals) > 0 {
+		s.planner.Observe(now, nil, signals)
+	}
+	return nil
+}
+
+// request checks what a process says of a connection.
+func (s *Server) request(st *stream, r *planpb.Request) (q pathplan.Request, err error) {
+	src, err1 := netip.ParseAddr(r.GetSrc())
+	dst, err2 := netip.ParseAddr(r.GetDst())
+	from, ok1 := s.o.Fabric.nics[src]
+	to, ok2 := s.o.Fabric.nics[dst]
+	switch {
+	case err1 != nil || err2 != nil || !ok1 || !ok2:
+		return q, fmt.Errorf("no NIC has address %.64q, or %.64q", r.GetSrc(), r.GetDst())
+	case s.o.TLS != nil && from.Host != st.node:
+		s.Denied.Add(1)
+		return q, fmt.Errorf("%s is not of node %s", src, st.node)
+	case r.GetConn() == "" || len(r.GetConn()) > pathplan.MaxName || r.GetLanes() < 1 || r.GetLanes() > pathplan.MaxLanes:
+		return q, fmt.Errorf("connection %.80q of %d lanes: want a name, and 1 to %d lanes", r.GetConn(), r.GetLanes(), pathplan.MaxLanes)
+	}
+	return pathplan.Request{Conn: st.id(r.GetConn()), Src: from, Dst: to, Lanes: int(r.GetLanes())}, nil
+}
+
+// Links returns all links as the planner sees them.
+func (s *Server) Links() []pathplan.LinkView {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.planner.Links()
+}
+
+// Assignments returns what a job has.
+func (s *Server) Assignments(job string) []pathplan.Assignment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.planner.Assignments(pathplan.ConnID{Tenant: job, Job: job})
+}

@@ -1,0 +1,158 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Keep does what needs no alert, until ctx ends: nodes that are out return, and pods that
+// cannot end on a node that is silent are removed once that is fenced, also where a JobSet or
+// an eviction has deleted them and no action of ours.
+func (a *Actuator) Keep(ctx context.Context) {
+	t := time.NewTicker(a.o.Keep)
+	defer t.Stop()
+	for round := 0; ; round++ {
+		if a.leading.Load() {
+			a.keepNodes(ctx)
+			for _, ns := range a.o.Namespaces {
+				if err := a.keepPods(ctx, ns); err != nil && ctx.Err() == nil {
+					a.o.Logger.Warn("cannot look for pods that do not end", "namespace", ns, "err", err)
+				}
+			}
+			if round%6 == 0 {
+				a.countSpares(ctx)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+	}
+}
+
+func (a *Actuator) keepNodes(ctx context.Context) {
+	nodes, err := a.listNodes(ctx, Suspect)
+	if err != nil {
+		if ctx.Err() == nil {
+			a.o.Logger.Warn("cannot look at nodes that are out", "err", err)
+		}
+		return
+	}
+	out := map[string]int{whySuspect: 0, whySilent: 0}
+	for _, n := range nodes {
+		t, ok := noteOf(n)
+		if !ok {
+			a.o.Logger.Warn("a node is out, and its annotation cannot be read: uncordon it, and remove taint and label", "node", n.Name, "annotation", Suspect)
+			continue
+		}
+		out[t.Why]++
+		// Who changed the node meanwhile is heard in the next round.
+		if err := a.keepNode(ctx, n, t); err != nil && !apierrors.IsConflict(err) && ctx.Err() == nil {
+			a.o.Logger.Warn("a node that is out cannot be looked after", "node", n.Name, "err", err)
+		}
+	}
+	for why, n := range out {
+		a.m.out.WithLabelValues(why).Set(float64(n))
+	}
+}
+
+func (a *Actuator) keepNode(ctx context.Context, n *corev1.Node, t note) error {
+	switch {
+	case t.Cordoned && !n.Spec.Unschedulable:
+		return a.bringBack(ctx, n, t, "a person has uncordoned it", true)
+	case !isOut(n):
+		return a.bringBack(ctx, n, t, "a person has removed its taint", true)
+	case t.Why == whySilent:
+		return a.keepSilent(ctx, n, t)
+	case a.o.Preflight != nil && time.Now().After(t.Until):
+		return a.check(ctx, n, t)
+	}
+	return nil
+}
+
+// keepSilent brings a node back that has been heard for a while. Its old ranks are gone by
+// then: its kubelet has seen what was deleted.
+func (a *Actuator) keepSilent(ctx context.Context, n *corev1.Node, t note) error {
+	silent, _, wait, err := a.hear(ctx, n.Name)
+	if err != nil {
+		return err
+	}
+	ready, since := readiness(n)
+	if silent != "" || wait > 0 || ready != corev1.ConditionTrue || time.Since(since) < a.o.ReturnAfter || time.Since(t.Since) < a.o.ReturnAfter {
+		return nil
+	}
+	return a.bringBack(ctx, n, t, fmt.Sprintf("heard again, for %v", time.Since(since).Round(time.Second)), false)
+}
+
+// keepPods removes pods that are deleted, and whose node does not carry that out.
+func (a *Actuator) keepPods(ctx context.Context, ns string) error {
+	list, err := a.listPods(ctx, ns, LabelJob)
+	if err != nil {
+		return err
+	}
+	type place struct{ job, node string }
+	stuck := map[place][]*pod{}
+	for i := range list {
+		p := describe(&list[i])
+		if !p.deleting.IsZero() && !p.ended && p.node != "" && time.Now().After(p.deleting.Add(overdue)) {
+			at := place{list[i].Labels[LabelJob], p.node}
+			stuck[at] = append(stuck[at], &p)
+		}
+	}
+	for at, pods := range stuck {
+		silent, since, _, err := a.hear(ctx, at.node)
+		if err != nil {
+			return err
+		}
+		if silent == "" {
+			continue // a kubelet that is heard ends its pods itself
+		}
+		attempt := 0
+		for _, p := range pods {
+			attempt = max(attempt, p.attempt)
+		}
+		sum := sha256.Sum256([]byte(at.job + "\x00" + pods[0].uid))
+		id := "keeper-" + hex.EncodeToString(sum[:6])
+		if _, err := a.takeOut(ctx, at.node, note{Action: id, Incident: "none", Job: ns + "/" + at.job, Why: whySilent, Reason: silent}); err != nil {
+			return err
+		}
+		how, err := a.prove(ctx, at.job, attempt, at.node, since)
+		if err != nil {
+			a.o.Logger.Warn("pods that are deleted do not end", "job", ns+"/"+at.job, "node", at.node, "err", err)
+			continue
+		}
+		if err := a.force(ctx, ns, pods, at.node, how); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *Actuator) countSpares(ctx context.Context) {
+	nodes, err := a.listNodes(ctx, LabelPool)
+	if err != nil {
+		if ctx.Err() == nil {
+			a.o.Logger.Warn("cannot count spares", "err", err)
+		}
+		return
+	}
+	spares := map[string]int{}
+	for _, n := range nodes {
+		left := spares[n.Labels[LabelPool]]
+		if isSpare(n) && usable(n) {
+			left++
+		}
+		spares[n.Labels[LabelPool]] = left
+	}
+	a.m.spares.Reset()
+	for pool, n := range spares {
+		a.m.spares.WithLabelValues(pool).Set(float64(n))
+	}
+}

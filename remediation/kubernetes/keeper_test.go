@@ -1,0 +1,237 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/remediation"
+)
+
+// keep runs the keeper until ok, which only a bug keeps from coming.
+func keep(t *testing.T, a *Actuator, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); a.Keep(ctx) }()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Error("it did not come to that within a minute")
+			break
+		}
+	}
+	cancel()
+	<-done
+}
+
+func (w *world) out(node string) bool {
+	return at(w.get(nodesAt+"/"+node), "spec", "unschedulable") == true
+}
+
+// TestUncordonCancels: what a person undoes stays undone, for that action.
+func TestUncordonCancels(t *testing.T) {
+	w := newWorld(t, 5)
+	w.jobSet(4)
+	a := w.actuator(nil)
+	if _, err := act(t, a, action("a1", remediation.ActionExclude, 2, 0)); err != nil || !w.out("n3") {
+		t.Fatal(err)
+	}
+	w.edit(nodesAt+"/n3", func(o obj) { delete(at(o, "spec").(obj), "unschedulable") })
+	keep(t, a, func() bool { return text(w.get(nodesAt+"/n3"), "metadata", "annotations", Suspect) == "" })
+	n := w.get(nodesAt + "/n3")
+	if taints, _ := at(n, "spec", "taints").([]any); len(taints) > 0 || text(n, "metadata", "labels", Suspect) != "" {
+		t.Errorf("taints %v, label %q", taints, text(n, "metadata", "labels", Suspect))
+	}
+	if why, err := a.takeOut(t.Context(), "n3", note{Action: "a1", Why: whySuspect}); err != nil || why == "" || w.out("n3") {
+		t.Errorf("the same action again: %q, %v", why, err)
+	}
+	// Another one, soon after: it stays out for twice as long.
+	if why, err := a.takeOut(t.Context(), "n3", note{Action: "a2", Why: whySuspect}); err != nil || why != "" || !w.out("n3") {
+		t.Errorf("another action: %q, %v", why, err)
+	}
+	n3, err := a.node(t.Context(), "n3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, ok := noteOf(n3); !ok || again.Round != 1 || again.Until.Sub(again.Since) != 2*a.o.Hold {
+		t.Errorf("%+v", again)
+	}
+}
+
+// TestOthersCordon: a cordon that was there before, or that NVSentinel has put, stays.
+func TestOthersCordon(t *testing.T) {
+	for _, sentinel := range []bool{false, true} {
+		w := newWorld(t, 2)
+		a := w.actuator(nil)
+		before := func() {
+			w.edit(nodesAt+"/n1", func(o obj) {
+				at(o, "spec").(obj)["unschedulable"] = true
+				if sentinel {
+					at(o, "metadata").(obj)["annotations"] = merged(at(o, "metadata", "annotations"), obj{"quarantineHealthEventIsCordoned": "True"})
+				}
+			})
+		}
+		if !sentinel {
+			before()
+		}
+		if why, err := a.takeOut(t.Context(), "n1", note{Action: "a1", Why: whySilent}); err != nil || why != "" {
+			t.Fatal(why, err)
+		}
+		before()
+		a.o.ReturnAfter = time.Nanosecond
+		beat := 0
+		keep(t, a, func() bool {
+			beat++
+			w.edit(leaseAt+"n1", func(o obj) { at(o, "spec").(obj)["renewTime"] = fmt.Sprint(beat) })
+			return text(w.get(nodesAt+"/n1"), "metadata", "annotations", Suspect) == ""
+		})
+		if !w.out("n1") {
+			t.Errorf("NVSentinel %v: somebody else's cordon is gone", sentinel)
+		}
+	}
+}
+
+const checkJob = `
+apiVersion: batch/v1
+kind: Job
+metadata: {labels: {app: check}}
+spec: {backoffLimit: 0, template: {spec: {restartPolicy: Never, containers: [{name: c, image: lockstep, args: [preflight]}]}}}
+`
+
+// TestProbation: after its time a node is checked, stays out when it fails, and returns as a
+// spare of its pool when it passes.
+func TestProbation(t *testing.T) {
+	p, err := ParsePreflight([]byte(checkJob))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, 5)
+	for i := range 5 {
+		w.edit(fmt.Sprintf("%s/n%d", nodesAt, i+1), func(o obj) { at(o, "metadata").(obj)["labels"] = obj{LabelPool: "gpu"} })
+	}
+	w.edit(nodesAt+"/n5", func(o obj) { at(o, "spec").(obj)["taints"] = []any{obj{"key": Spare, "effect": "NoSchedule"}} })
+	w.jobSet(4)
+	a := w.actuator(func(o *Options) { o.Preflight, o.Hold, o.Namespace = p, time.Millisecond, "lockstep" })
+	if answer, err := act(t, a, action("a1", remediation.ActionExclude, 2, 0)); err != nil || !strings.Contains(answer.Detail, "spare n5") {
+		t.Fatal(answer, err)
+	}
+	const jobs = "/apis/batch/v1/namespaces/lockstep/jobs"
+	judge := func(verdict string, ok func() bool) {
+		seen := map[string]bool{}
+		keep(t, a, func() bool {
+			for _, j := range w.under(jobs) {
+				if o := w.get(j); o["status"] == nil && !seen[j] {
+					seen[j] = true
+					if on := text(o, "spec", "template", "spec", "nodeName"); on != "n3" {
+						t.Errorf("preflight is on %q", on)
+					}
+					o["status"] = obj{"conditions": []any{obj{"type": verdict, "status": "True"}}}
+					w.put(j, o)
+				}
+			}
+			return ok()
+		})
+	}
+	judge("Failed", func() bool { return len(w.under(jobs)) >= 2 })
+	if !w.out("n3") {
+		t.Error("it has failed preflight, and is back")
+	}
+	for _, j := range w.under(jobs) {
+		w.remove(j)
+	}
+	judge("Complete", func() bool { return !w.out("n3") })
+	n3, err := a.node(t.Context(), "n3")
+	if err != nil || !isSpare(n3) || isOut(n3) {
+		t.Errorf("%v: taints %v", err, n3.Spec.Taints)
+	}
+}
+
+// TestKeeperUnblocks: a JobSet that restarts itself is stuck on a dead node, and no alert comes.
+func TestKeeperUnblocks(t *testing.T) {
+	w := newWorld(t, 5)
+	w.jobSet(4)
+	w.kill("n2")
+	w.edit(jobSet, func(o obj) { o["status"] = obj{"restarts": 1} })
+	w.reconcile()
+	f := &fencer{}
+	a := w.actuator(func(o *Options) { o.Fencer = f })
+	keep(t, a, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return len(f.asked) > 3 })
+	if len(w.where()) != 0 {
+		t.Fatal("a pod was deleted without proof")
+	}
+	f.mu.Lock()
+	f.proof.Proven = true
+	f.mu.Unlock()
+	keep(t, a, func() bool { return w.runOn("n1", "n3", "n4", "n5") })
+	w.revive("n2")
+	a.o.ReturnAfter = time.Nanosecond
+	beat := 0
+	keep(t, a, func() bool {
+		beat++
+		w.edit(leaseAt+"n2", func(o obj) { at(o, "spec").(obj)["renewTime"] = fmt.Sprint(beat) })
+		return !w.out("n2")
+	})
+}
+
+// TestManySilent: a cluster none of whose kubelets is heard has another trouble than its nodes.
+func TestManySilent(t *testing.T) {
+	w := newWorld(t, maxSilent+3)
+	a := w.actuator(nil)
+	out := 0
+	for i := range maxSilent + 3 {
+		why, err := a.takeOut(t.Context(), fmt.Sprintf("n%d", i+1), note{Action: fmt.Sprint(i), Why: whySilent})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why == "" {
+			out++
+		}
+	}
+	if out != maxSilent {
+		t.Errorf("%d nodes are out, want %d", out, maxSilent)
+	}
+}
+
+func TestLead(t *testing.T) {
+	w := newWorld(t, 4)
+	w.jobSet(4)
+	a, b := w.actuator(func(o *Options) { o.Identity = "a" }), w.actuator(func(o *Options) { o.Identity = "b" })
+	first, stop := context.WithCancel(t.Context())
+	leads := make(chan string, 2)
+	ended := make(chan error, 2)
+	run := func(who string) func(context.Context) error {
+		return func(ctx context.Context) error { leads <- who; <-ctx.Done(); return nil }
+	}
+	go func() { ended <- a.Lead(first, run("a")) }()
+	if who := <-leads; who != "a" {
+		t.Fatal(who)
+	}
+	second, stopB := context.WithCancel(t.Context())
+	go func() { ended <- b.Lead(second, run("b")) }()
+	for b.Leads() { // until it has seen that another one does
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := act(t, b, action("a1", remediation.ActionRestart, 0, 0)); err == nil || w.restarts() != 0 {
+		t.Errorf("who does not lead has acted: %v", err)
+	}
+	stop() // a gives the lease back
+	if err := <-ended; err != nil {
+		t.Errorf("a: %v", err)
+	}
+	if who := <-leads; who != "b" || !b.Leads() || a.Leads() {
+		t.Errorf("%s leads", who)
+	}
+	if _, err := act(t, b, action("a1", remediation.ActionRestart, 0, 0)); err != nil || w.restarts() != 1 {
+		t.Errorf("who leads cannot act: %v", err)
+	}
+	// Somebody takes the lease by force.
+	lease := "/apis/coordination.k8s.io/v1/namespaces/" + ns + "/leases/" + LeaseName
+	w.edit(lease, func(o obj) { at(o, "spec").(obj)["holderIdentity"] = "c" })
+	if err := <-ended; !errors.Is(err, ErrLost) || b.Leads() {
+		t.Errorf("b: %v", err)
+	}
+	stopB()
+}

@@ -1,0 +1,138 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Nodes of one pool are equal: any of them takes any other's place. Those that wait carry
+// the spare taint, which jobs do not tolerate; to use one is to remove it.
+const (
+	LabelPool = "lockstep.dev/pool"
+	Spare     = "lockstep.dev/spare" // taint of a node that waits, annotation of one that was used
+)
+
+var spareTaint = corev1.Taint{Key: Spare, Effect: corev1.TaintEffectNoSchedule}
+
+// WhenEmpty is what happens when a node is to be taken out and its pool has no spare.
+type WhenEmpty string
+
+// What it can be.
+const (
+	EmptyInPlace WhenEmpty = "in-place" // restart on the same nodes, and say so
+	EmptyWaits   WhenEmpty = "wait"     // take it out: the job waits until a node returns
+)
+
+func (w WhenEmpty) check() error {
+	switch w {
+	case "", EmptyInPlace, EmptyWaits:
+		return nil
+	}
+	return fmt.Errorf("kubernetes: when a pool is empty: %q is not one of %s, %s", string(w), EmptyInPlace, EmptyWaits)
+}
+
+// used is the annotation of a spare that is in use.
+type used struct {
+	Action string    `json:"action"`
+	Job    string    `json:"job"`
+	For    string    `json:"for"`
+	At     time.Time `json:"at"`
+}
+
+type pool struct {
+	name  string // "": nobody has made pools of this node's kind, the scheduler finds what is free
+	nodes []*corev1.Node
+}
+
+// poolOf is the pool that a node belongs to.
+func (a *Actuator) poolOf(ctx context.Context, node string) (pool, error) {
+	n, err := a.node(ctx, node)
+	if err != nil || n.Labels[LabelPool] == "" {
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		return pool{}, err
+	}
+	nodes, err := a.listNodes(ctx, LabelPool+"="+n.Labels[LabelPool])
+	return pool{n.Labels[LabelPool], nodes}, err
+}
+
+func (a *Actuator) listNodes(ctx context.Context, selector string) ([]*corev1.Node, error) {
+	var nodes []*corev1.Node
+	o := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
+	for {
+		list, err := a.resource(nodesGVR, "").List(ctx, o)
+		a.m.called("list", err)
+		if err != nil {
+			return nil, fmt.Errorf("list nodes (%s): %w", selector, err)
+		}
+		for i := range list.Items {
+			n, err := nodeFrom(&list.Items[i])
+			if err != nil {
+				return nil, err
+			}
+			nodes = append(nodes, n)
+		}
+		if o.Continue = list.GetContinue(); o.Continue == "" {
+			return nodes, nil
+		}
+	}
+}
+
+func isSpare(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == Spare })
+}
+
+func usable(n *corev1.Node) bool {
+	ready, _ := readiness(n)
+	return ready == corev1.ConditionTrue && !n.Spec.Unschedulable && !isOut(n)
+}
+
+// takeSpare opens one of the pool's spares to pods, the same one on a repeat. "": none is left.
+func (a *Actuator) takeSpare(ctx context.Context, p pool, j *job, r *record) (string, error) {
+	for _, n := range p.nodes {
+		var u used
+		if json.Unmarshal([]byte(n.Annotations[Spare]), &u) == nil && u.Action == r.ID {
+			return n.Name, nil
+		}
+	}
+	for _, n := range p.nodes {
+		if !isSpare(n) || !usable(n) {
+			continue
+		}
+		text, err := json.Marshal(used{Action: r.ID, Job: j.namespace() + "/" + j.name, For: r.Node, At: time.Now().UTC()})
+		if err != nil {
+			return "", err
+		}
+		err = a.patchNode(ctx, n, map[string]any{"annotations": map[string]any{Spare: string(text)}}, map[string]any{"taints": withoutSpare(n)})
+		switch {
+		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+			continue // another action took it, or it changed: the next one will do
+		case err != nil:
+			return "", err
+		}
+		a.nodeEvent(ctx, n, r.ID, "LockstepSpareUsed", normal, fmt.Sprintf("in place of %s for job %s/%s", r.Node, j.namespace(), j.name))
+		return n.Name, nil
+	}
+	return "", nil
+}
+
+// returnSpare undoes takeSpare for an action that did not need it after all.
+func (a *Actuator) returnSpare(ctx context.Context, name string) error {
+	n, err := a.node(ctx, name)
+	if err != nil || isSpare(n) {
+		return err
+	}
+	return a.patchNode(ctx, n, map[string]any{"annotations": map[string]any{Spare: nil}}, map[string]any{"taints": append(withoutSpare(n), spareTaint)})
+}
+
+func withoutSpare(n *corev1.Node) []corev1.Taint {
+	return slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(t corev1.Taint) bool { return t.Key == Spare })
+}
