@@ -105,6 +105,8 @@ type Window struct {
 	Backlog     uint32
 	First, Last int64
 	Cause       record.Cause
+	State       record.Cause // of the connection after it, of a window of its history
+	Overlaps    bool         // an estimate over the last requests, which are those of other windows, too
 }
 
 // Sink consumes folded collectives. It is called from the agent's one fold
@@ -127,6 +129,18 @@ type Tracer interface {
 	// RealOffset. ranks is how many have told of theirs.
 	Root(c *Collective, ranks int)
 }
+
+// HistoryTracer is a Tracer that exports what connections' windows were around a collective, too.
+type HistoryTracer interface {
+	Tracer
+	// History exports, once for each rank of which spans of the collective are out, the windows that read
+	// returns: those around the time from first to last (host time, ns), at most MaxHistory. It returns how
+	// many spans that is.
+	History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) []Window) int
+}
+
+// MaxHistory bounds the windows of one rank around one collective.
+const MaxHistory = 128
 
 // Traced is one rank's part in a trace: how far its spans reach, as they say themselves: unix ns.
 type Traced struct {

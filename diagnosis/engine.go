@@ -82,6 +82,7 @@ func (e *Engine) Diagnose(ev *Evidence) []Verdict {
 		found = d.find(found)
 	}
 	for i := range found {
+		v.pathsAndNICs(&found[i])
 		v.secondOpinion(&found[i])
 	}
 	e.window.next()

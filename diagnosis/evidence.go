@@ -21,6 +21,8 @@ type Evidence struct {
 	// RAS is what NCCL's own RAS knows of some communicators, at most one entry each. It is
 	// said beside a verdict, and changes none; recordings leave it out.
 	RAS []RAS
+	// NICs are nodes' RDMA ports, likewise said beside a verdict and left out of recordings.
+	NICs []NIC
 	// Paused is true when the master itself, or most agents, did not run for a
 	// while (suspended machine, starved host): ages measured across the gap are void.
 	Paused bool

@@ -30,9 +30,11 @@ type diskHeader struct {
 	job        [nameSize]byte // NUL-terminated
 	node       [nameSize]byte
 
-	deviceSlots uint32
-	descSlots   uint32
-	_           [24]byte
+	deviceSlots    uint32
+	descSlots      uint32
+	historySlots   uint32 // of the history table, behind fileSize
+	historyWindows uint32 // of a bank
+	_              [16]byte
 
 	head uint64 // live: tickets handed out
 	_    [56]byte
@@ -44,7 +46,10 @@ type diskHeader struct {
 
 	commUsed uint64 // live: slots asked for; may exceed commSlots
 	connUsed uint64 // live
-	_        [48]byte
+
+	historyUsed     uint64 // live
+	historyOverflow uint64 // live: connections that have no history
+	_               [32]byte
 
 	anchorCount uint64        // live: anchors written; the last is anchors[anchorCount&1]
 	anchors     [2]diskAnchor // live
@@ -364,6 +369,7 @@ var (
 // geometry is how many slots each region has, and so where each region lies.
 type geometry struct {
 	comms, conns, devices, descs, stamps, ring uint32
+	histories                                  uint32
 }
 
 func (g geometry) commAt() uint64   { return HeaderSize }
@@ -375,3 +381,7 @@ func (g geometry) ringAt() uint64 {
 	return (g.stampAt() + uint64(g.stamps)*StampEntrySize + 63) &^ 63
 }
 func (g geometry) size() uint64 { return g.ringAt() + uint64(g.ring)*RecordSize }
+
+// historyAt is where the history table is, behind what size tells; memory is the size with it.
+func (g geometry) historyAt() uint64 { return g.size() }
+func (g geometry) memory() uint64    { return g.historyAt() + uint64(g.histories)*uint64(historySize) }

@@ -40,6 +40,7 @@ type Header struct {
 	Anchor    Anchor
 
 	RingSlots, CommSlots, ConnSlots, DeviceSlots, DescSlots, StampSlots int
+	HistorySlots                                                        int // 0 in files of before there were any
 
 	Appended        uint64 // records ever, dropped ones included
 	DroppedByWriter uint64
@@ -47,6 +48,7 @@ type Header struct {
 	ConnOverflow    uint64
 	DescOverflow    uint64 // operations whose descriptor found no slot
 	StampOverflow   uint64 // communicators whose stamps found no room
+	HistoryOverflow uint64 // connections that have no history
 
 	Refused [NumRefusals]uint64 // connections that the process's listeners turned away
 
@@ -111,8 +113,9 @@ func (c *CommStatus) Open() bool { return c.Started > c.Finished }
 // CLOCK_MONOTONIC ns, 0 for never or not.
 type ConnStatus struct {
 	ConnEntry
-	Index uint32
-	Gen   uint64
+	Index   uint32
+	Gen     uint64
+	History uint16 // 1 + its slot in the history table, 0 while it has none
 
 	Posted         uint64 // bytes ever handed to the transport
 	PostedAt       int64
@@ -222,9 +225,9 @@ func open(path string) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	mem, err := syscall.Mmap(int(f.Fd()), 0, int(geo.size()), syscall.PROT_READ, syscall.MAP_SHARED)
+	mem, err := syscall.Mmap(int(f.Fd()), 0, int(geo.memory()), syscall.PROT_READ, syscall.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map %d bytes: %w", geo.size(), err)
+		return nil, fmt.Errorf("map %d bytes: %w", geo.memory(), err)
 	}
 	r := &Reader{
 		path:    path,
@@ -242,6 +245,9 @@ func open(path string) (*Reader, error) {
 
 func (h *diskHeader) check(size int64) (geometry, error) {
 	g := geometry{comms: h.commSlots, conns: h.connSlots, devices: h.deviceSlots, descs: h.descSlots, stamps: h.stampSlots, ring: h.ringSlots}
+	if h.historyWindows == HistoryWindows { // else this program does not know that table
+		g.histories = h.historySlots
+	}
 	if h.version != LayoutVersion {
 		return g, fmt.Errorf("%w: layout %d, this program reads %d", ErrVersion, h.version, LayoutVersion)
 	}
@@ -254,6 +260,7 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 	}{
 		{"communicator", g.comms, MaxCommSlots}, {"connection", g.conns, MaxConnSlots}, {"device", g.devices, MaxDeviceSlots},
 		{"descriptor", g.descs, MaxDescSlots}, {"stamp", g.stamps, MaxStampSlots}, {"ring", g.ring, MaxRingSlots},
+		{"history", g.histories, MaxHistorySlots},
 	} {
 		if s.n > s.max {
 			return g, fmt.Errorf("%w: %d %s slots, at most %d are possible", ErrCorrupt, s.n, s.what, s.max)
@@ -265,8 +272,8 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 	if h.fileSize != g.size() {
 		return g, fmt.Errorf("%w: header says %d bytes, its regions need %d", ErrCorrupt, h.fileSize, g.size())
 	}
-	if uint64(size) < g.size() {
-		return g, fmt.Errorf("%w: %d of %d bytes", ErrTruncated, size, g.size())
+	if uint64(size) < g.memory() {
+		return g, fmt.Errorf("%w: %d of %d bytes", ErrTruncated, size, g.memory())
 	}
 	return g, nil
 }
@@ -286,6 +293,7 @@ func (h *diskHeader) header() Header {
 		Version: h.version, BootID: h.bootID, PID: h.pid, StartTime: h.startTime,
 		Created:   time.Unix(0, h.created),
 		RingSlots: int(h.ringSlots), CommSlots: int(h.commSlots), ConnSlots: int(h.connSlots), DeviceSlots: int(h.deviceSlots), DescSlots: int(h.descSlots), StampSlots: int(h.stampSlots),
+		HistorySlots: int(h.historySlots),
 	}
 }
 
@@ -361,6 +369,7 @@ func (r *Reader) Header() Header {
 		h.ConnOverflow = atomic.LoadUint64(&d.connOverflow)
 		h.DescOverflow = atomic.LoadUint64(&d.descOverflow)
 		h.StampOverflow = atomic.LoadUint64(&d.stampOverflow)
+		h.HistoryOverflow = atomic.LoadUint64(&d.historyOverflow)
 		for i := range h.Refused {
 			h.Refused[i] = atomic.LoadUint64(&d.refused[i])
 		}
@@ -492,6 +501,7 @@ func (r *Reader) Conns(dst []ConnStatus) []ConnStatus {
 			if now := atomic.LoadUint64(&d.id); now != s.ID { // renamed in between, which takes seconds to come again
 				s.ID, s.PeerID = now, atomic.LoadUint32(&d.peerID)
 			}
+			s.History = d.history
 			if atomic.LoadUint64(&d.state) != state {
 				r.conns[i].known = false
 				continue

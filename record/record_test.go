@@ -616,7 +616,7 @@ func TestNoAllocations(t *testing.T) {
 // loop or a name that could not be printed. Minimising kilobytes takes go test
 // minutes for each find: run it with -fuzzminimizetime 10x.
 func FuzzOpen(f *testing.F) {
-	w := create(f, record.Options{RingSlots: 4, CommSlots: 2, ConnSlots: 2, StampSlots: 1, Identity: record.Identity{Job: "job", Node: "node"}})
+	w := create(f, record.Options{RingSlots: 4, CommSlots: 2, ConnSlots: 2, StampSlots: 1, HistorySlots: 1, Identity: record.Identity{Job: "job", Node: "node"}})
 	seed := func() {
 		b, err := os.ReadFile(w.Path())
 		if err != nil {
@@ -627,12 +627,13 @@ func FuzzOpen(f *testing.F) {
 	seed()
 	comm, _ := w.AddComm(record.CommEntry{ID: 1, Name: "world", Size: 2})
 	comm.Started(1, 1)
-	w.AddConn(record.ConnEntry{Name: "tcp", Peer: 1})
+	conn, _ := w.AddConn(record.ConnEntry{Name: "tcp", Peer: 1})
+	conn.Log(&record.Window{Last: 5, State: record.CauseNetwork})
 	for kind := record.KindNone; kind <= record.KindWhole; kind++ {
 		w.Append(&record.Record{Kind: kind})
 		seed()
 	}
-	w = create(f, record.Options{RingSlots: 1, CommSlots: 1, ConnSlots: 1, StampSlots: 4})
+	w = create(f, record.Options{RingSlots: 1, CommSlots: 1, ConnSlots: 1, StampSlots: 4, HistorySlots: 1})
 	w.AddDevice(record.DeviceEntry{Name: "gpu"}, record.DeviceAnchor{GPU: 1, Mono: 2, Err: 3})
 	desc, _ := w.AddDesc(record.Desc{Coll: record.AllReduce, Bytes: 8})
 	comm, _ = w.AddComm(record.CommEntry{Name: "gpu", Stamps: 2, Copies: 2})
@@ -663,6 +664,9 @@ func FuzzOpen(f *testing.F) {
 		for _, c := range r.Conns(nil) {
 			names = append(names, c.Name, c.Transport.String(), c.WindowCause.String())
 			c.Outstanding()
+			if n := len(r.History(&c, nil)); n > 3*record.HistoryWindows {
+				t.Fatalf("%d windows of a connection", n)
+			}
 		}
 		for _, name := range names {
 			if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {

@@ -239,6 +239,7 @@ func (c *Comm) AddPhases(own, wait, transfer int64, bytes uint64) {
 type Conn struct {
 	w     *Writer // keeps the mapping
 	d     atomic.Pointer[diskConn]
+	log   atomic.Pointer[historyLog] // nil until there is a window
 	index uint32
 }
 
@@ -323,6 +324,7 @@ func (w *Writer) recycle() bool {
 	for _, k := range c.conns {
 		d := k.d.Swap(new(diskConn))
 		gen := atomic.SwapUint64(&d.state, 0) >> genShift
+		k.closeHistory()
 		w.conns = append(w.conns, freeSlot{k.index, gen + 1})
 	}
 	c.conns = nil

@@ -40,6 +40,9 @@ type Options struct {
 	CommSlots  int
 	ConnSlots  int
 	StampSlots int
+	// HistorySlots is how many connections have a history; by default DefaultHistorySlots in a
+	// recorder of package ccl, none in others.
+	HistorySlots int
 
 	// MarksOnly makes a file of marks, with a small ring and no tables: for a process whose
 	// library has a recorder of its own, or none. Its marks count as those of the process.
@@ -67,8 +70,10 @@ type Writer struct {
 	closed  []closedComm // oldest first
 	comms   freeSlots
 	conns   freeSlots
-	rings   map[[2]uint16][]uint32 // free ranges of the stamp table, by the counts of both rings
-	grace   int64                  // graceNs
+	// histories are the free slots of the history table.
+	histories freeSlots
+	rings     map[[2]uint16][]uint32 // free ranges of the stamp table, by the counts of both rings
+	grace     int64                  // graceNs
 }
 
 // Create makes a recorder file <job>.<rank>.<pid>.rec, mode 0600, in o.Dir,
@@ -92,7 +97,7 @@ func Create(o Options) (*Writer, error) {
 	}
 	w, err := create(dir, o, geo)
 	if err != nil {
-		return nil, fmt.Errorf("create recorder in %s: %w (set LOCKSTEP_RUNTIME_DIR to a directory with %d bytes free)", dir, err, geo.size())
+		return nil, fmt.Errorf("create recorder in %s: %w (set LOCKSTEP_RUNTIME_DIR to a directory with %d bytes free)", dir, err, geo.memory())
 	}
 	return w, nil
 }
@@ -108,6 +113,7 @@ func (o Options) geometry() (geometry, error) {
 		{"CommSlots", o.CommSlots, DefaultCommSlots, MaxCommSlots, &g.comms},
 		{"ConnSlots", o.ConnSlots, DefaultConnSlots, MaxConnSlots - 1, &g.conns}, // the last index is NoConn
 		{"StampSlots", o.StampSlots, 0, MaxStampSlots, &g.stamps},
+		{"HistorySlots", o.HistorySlots, o.histories(), MaxHistorySlots, &g.histories},
 	} {
 		n := s.n
 		if n == 0 {
@@ -132,6 +138,14 @@ func (o Options) geometry() (geometry, error) {
 	return g, nil
 }
 
+// histories is the default of HistorySlots.
+func (o Options) histories() int {
+	if o.Source != SourceCCL {
+		return 0
+	}
+	return DefaultHistorySlots
+}
+
 func create(dir string, o Options, geo geometry) (*Writer, error) {
 	id, pid := o.Identity, cmp.Or(o.PID, os.Getpid())
 	start, _, err := processStart(pid)
@@ -148,7 +162,7 @@ func create(dir string, o Options, geo geometry) (*Writer, error) {
 	}
 	defer f.Close()
 	defer os.Remove(f.Name())
-	size := geo.size()
+	size := geo.memory()
 	if err := reserve(f, int64(size)); err != nil {
 		return nil, fmt.Errorf("reserve %d bytes: %w", size, err)
 	}
@@ -159,9 +173,10 @@ func create(dir string, o Options, geo geometry) (*Writer, error) {
 
 	h := (*diskHeader)(unsafe.Pointer(&mem[0]))
 	copy(h.magic[:], Magic)
-	h.version, h.headerSize, h.fileSize = LayoutVersion, HeaderSize, size
+	h.version, h.headerSize, h.fileSize = LayoutVersion, HeaderSize, geo.size()
 	h.commSlots, h.connSlots, h.stampSlots, h.ringSlots = geo.comms, geo.conns, geo.stamps, geo.ring
 	h.deviceSlots, h.descSlots, h.descUsed = geo.devices, geo.descs, min(uint64(geo.descs), 1)
+	h.historySlots, h.historyWindows = geo.histories, HistoryWindows
 	h.source = uint32(o.Source)
 	h.pid, h.startTime, h.bootID, h.created = int32(pid), start, boot, time.Now().UnixNano()
 	h.rank, h.worldSize, h.localRank, h.attempt = id.Rank, id.WorldSize, id.LocalRank, id.Attempt

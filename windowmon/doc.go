@@ -7,7 +7,11 @@
 // progress thread, each with its CLOCK_MONOTONIC time. Out flow windows: at a
 // change of state, at an anomaly, or once a period, and nothing otherwise.
 //
-// A Monitor is a plain value, about 2.5 KiB, that its owner embeds. It
+// Beside windows, which never overlap, slides an estimate over the last requests, renewed at
+// each completion: when it turns bad that is an event (Event), wherever windows begin and
+// end. One is no state: that takes most of the last windows.
+//
+// A Monitor is a plain value, about 3 KiB, that its owner embeds. It
 // allocates nothing, reads no clock, starts no goroutine, and takes no lock: it
 // belongs to the one thread that drives the connection. It compares a
 // connection with its own past only; comparing connections with each other is

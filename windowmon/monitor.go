@@ -27,6 +27,7 @@ type Monitor struct {
 	told    Cause // state last told
 	stats   Stats
 	verdict judge
+	slide   slide
 }
 
 // limits are the parts of Config that each call needs, in ns.
@@ -52,6 +53,7 @@ func (m *Monitor) Init(cfg Config) {
 			period: int64(c.Period), quiet: int64(c.Quiet),
 		},
 		verdict: newJudge(c),
+		slide:   newSlide(c),
 	}
 	m.toldAt = -m.cfg.period // the first window is told
 }
@@ -61,7 +63,9 @@ func (m *Monitor) Init(cfg Config) {
 func (m *Monitor) Drop() {
 	m.completed, m.out, m.queue = m.posted, 0, fifo{done: m.posted}
 	m.open, m.blocked, m.doneAt = false, false, m.network
-	m.verdict.work = work{}
+	m.folded()
+	m.restart(m.at)
+	m.verdict.work, m.win, m.latency = work{}, Window{}, 0
 }
 
 // Last returns the window that closed last; its Last is 0 when none has.
@@ -152,6 +156,7 @@ func (m *Monitor) finish(now int64) {
 		m.verdict.request(size, perByte*float64(size), float64(onNetwork), e.count)
 	}
 	m.doneAt = m.network
+	m.slid(now)
 }
 
 // Blocked tells that the sender has data to post, and that the receiver holds
@@ -207,6 +212,9 @@ func (m *Monitor) account(now int64) {
 	switch {
 	case !m.open:
 		m.begin(now)
+		if now-m.slide.marks[m.slide.at%ring].at > m.cfg.maxAge {
+			m.restart(now)
+		}
 	case m.blocked:
 		m.win.Blocked += d
 	case m.out == 0:
@@ -237,6 +245,7 @@ func (m *Monitor) close(at int64) bool {
 			m.verdict.overdue(m.queue.oldestSize(), float64(m.network-max(m.doneAt, e.network)), float64(m.network-e.network))
 		}
 	}
+	m.folded()
 	m.verdict.window(w)
 	m.stats.Windows++
 	m.stats.ByCause[w.Cause]++

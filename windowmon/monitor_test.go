@@ -473,3 +473,61 @@ func BenchmarkProgress(b *testing.B) {
 		m.Progress(now)
 	}
 }
+
+// Requests that are slow are an event wherever windows begin: at the completion with which most of
+// the time of the last ones is theirs, also where no window has most of its time from them. A
+// few are no state.
+func TestSlidingEvent(t *testing.T) {
+	for offset := range 8 {
+		s := newSim(windowmon.Config{})
+		s.send(2000+offset, 64<<10, 1)
+		if n := s.m.Events(); n != 0 {
+			t.Fatalf("%d events on a steady network", n)
+		}
+		before := s.now
+		s.latency *= 4
+		s.send(4, 64<<10, 1)
+		s.latency /= 4
+		if n := s.m.Events(); n != 1 {
+			t.Errorf("offset %d: %d events after 4 slow requests", offset, n)
+			continue
+		}
+		e := s.m.Event()
+		if e.Cause != windowmon.Network || e.State != windowmon.None || e.First > before || e.Last <= before || e.Last > s.now || e.WRs < 8 || e.WRs > 12 || e.Bytes != uint64(e.WRs)*64<<10 || e.Latency < 11_553 {
+			t.Errorf("offset %d, onset %d: %+v", offset, before, e)
+		}
+		s.send(500, 64<<10, 1)
+		if n := s.m.Events(); n != 1 || s.m.State() != windowmon.None {
+			t.Errorf("offset %d: %d events, state %v after it is over", offset, n, s.m.State())
+		}
+		// One that lasts is a state, and one event more.
+		s.latency *= 4
+		s.send(200, 64<<10, 1)
+		if n := s.m.Events(); n != 2 || s.m.State() != windowmon.Network {
+			t.Errorf("offset %d: %d events, state %v when it lasts", offset, n, s.m.State())
+		}
+		s.m.Drop()
+		s.flying = nil
+		s.latency /= 4
+		s.send(100, 64<<10, 1)
+		if n := s.m.Events(); n != 2 {
+			t.Errorf("offset %d: %d events on the next queue pair", offset, n)
+		}
+	}
+}
+
+// A pause is no part of an estimate: requests from before it do not count after it.
+func TestSlidingForgetsBeforeAPause(t *testing.T) {
+	s := newSim(windowmon.Config{})
+	s.send(2000, 64<<10, 1)
+	s.latency *= 4
+	s.send(2, 64<<10, 1)
+	s.latency /= 4
+	s.advance(s.now + int64(time.Second))
+	s.send(5, 64<<10, 1)
+	s.latency *= 4
+	s.send(2, 64<<10, 1)
+	if n := s.m.Events(); n != 0 {
+		t.Errorf("%d events, %+v", n, s.m.Event())
+	}
+}

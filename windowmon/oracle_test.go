@@ -275,6 +275,9 @@ func FuzzOrder(f *testing.F) {
 			case 5:
 				m.Join(n)
 			}
+			if e := m.Event(); m.Events() > 0 && (e.First > e.Last || e.WRs < 2 || e.Latency < 0 || e.Cause != windowmon.Network || e.State > windowmon.CPUStarved) {
+				t.Fatalf("event %+v", e)
+			}
 			w := m.Last()
 			if n := m.Stats().Windows; told && n == windows {
 				t.Fatal("told of no new window")

@@ -100,8 +100,9 @@ type Agent struct {
 	ops        int  // room for pending collectives, all communicators
 	out        collector.Collective
 	realOffset int64
-	began      int64         // when it began to run, CLOCK_MONOTONIC ns
-	late       time.Duration // worst oversleeping since the last report
+	began      int64           // when it began to run, CLOCK_MONOTONIC ns
+	history    []record.Window // scratch
+	late       time.Duration   // worst oversleeping since the last report
 }
 
 // job is one job's part on this node.
@@ -115,6 +116,9 @@ type job struct {
 	arrivals        []*wire.Arrival
 	arrivalsDropped uint64
 	rasAt           int64               // of RAS's answer that the master has heard
+	nicsAt          int64               // of the probe of NICs that the master has heard
+	nicsTold        int64               // when it was told
+	nics            map[nicWord]uint64  // what it was told
 	traced          []*wire.TraceResult // what was exported, for the next report
 	roots           roots.Gather        // of traces, while no master tells how far they reach
 
@@ -414,7 +418,7 @@ func (a *Agent) report() {
 			j.forget()
 		}
 		rep := j.report()
-		rep.Ras = j.reportRAS(a.view.RAS)
+		rep.Ras, rep.Nics = j.reportRAS(a.view.RAS), j.reportNICs(a.view.NICs, a.view.Now)
 		rep.LateNs = a.late.Nanoseconds()
 		rep.CpuPressure, rep.MemoryPressure = steps(a.view.CPUPressure), steps(a.view.MemoryPressure)
 		s.reports <- report{j.epoch, rep} // has room: this goroutine is the only sender

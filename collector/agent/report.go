@@ -77,7 +77,7 @@ func (r *rank) reportable() bool {
 func (j *job) report() *wire.Report {
 	rep := &wire.Report{Arrivals: j.arrivals, Traced: j.traced}
 	j.arrivals, j.traced = nil, nil
-	room := wire.MaxEntries - len(rep.Arrivals) - len(rep.Traced) - rasRoom
+	room := wire.MaxEntries - len(rep.Arrivals) - len(rep.Traced) - rasRoom - nicRoom
 	first := j.first
 	for i := range j.ranks {
 		at := (first + i) % len(j.ranks)
@@ -97,6 +97,7 @@ func (j *job) report() *wire.Report {
 // forget makes the next report a full one.
 func (j *job) forget() {
 	j.arrivals, j.traced, j.rasAt = nil, nil, 0
+	j.nicsAt, j.nicsTold, j.nics = 0, 0, nil
 	for _, r := range j.ranks {
 		r.reported = reported{}
 	}

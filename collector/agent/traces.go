@@ -1,6 +1,9 @@
 package agent
 
 import (
+	"cmp"
+	"slices"
+
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -175,5 +178,47 @@ func (a *Agent) retroactive(j *job, k roots.Key) (spans int) {
 			}
 		})
 	}
+	for _, tr := range tracers { // each has spans of the collective out by now, or never
+		a.exportHistory(j, k, tr)
+	}
 	return spans
+}
+
+// beforeFor is how long before a collective its connections' windows are worth exporting, ns.
+const beforeFor = int64(10e6)
+
+// exportHistory exports the windows around one collective that recorders keep.
+func (a *Agent) exportHistory(j *job, k roots.Key, tr collector.Tracer) {
+	h, ok := tr.(collector.HistoryTracer)
+	if !ok {
+		return
+	}
+	h.History(j.name, k.Comm, k.Coll, k.Seq, func(rank int32, first, last int64) (out []collector.Window) {
+		for _, r := range j.ranks {
+			for i := range r.p.Conns {
+				s := &r.p.Conns[i]
+				if c := r.comm(s.Comm); c != nil && c.id == k.Comm && c.rank == rank && s.History != 0 {
+					out = a.around(out, r, s, first-beforeFor, last)
+				}
+			}
+		}
+		slices.SortStableFunc(out, func(x, y collector.Window) int { return cmp.Compare(x.Last, y.Last) })
+		return out[max(0, len(out)-collector.MaxHistory):]
+	})
+}
+
+// around appends a connection's windows of some time.
+func (a *Agent) around(out []collector.Window, r *rank, s *record.ConnStatus, from, to int64) []collector.Window {
+	a.history = a.recorders.History(r.p, s, a.history[:0])
+	for i := range a.history {
+		w := &a.history[i]
+		if w.Last < from || w.First > to {
+			continue
+		}
+		out = append(out, collector.Window{
+			Peer: s.Peer, Conn: r.conn(s.Index).who, Bytes: w.Bytes, WRs: w.WRs, Backlog: w.Backlog, First: w.First, Last: w.Last,
+			Cause: w.Cause, State: w.State, Overlaps: w.Overlaps,
+		})
+	}
+	return out
 }

@@ -130,6 +130,7 @@ var (
 		7: {counts: true, fields: map[protowire.Number]*within{21: entry}}, // ranks and their calls
 		8: entry, 9: entry, 10: entry, 13: entry,                           // members, connections, arrivals, traces
 		20: {counts: true, fields: map[protowire.Number]*within{3: entry, 4: entry}}, // RAS, and ranks in it
+		21: {counts: true, fields: map[protowire.Number]*within{7: entry}},           // NICs and their counters
 	}}
 )
 

@@ -71,6 +71,7 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	connBy  []int32   // node that told of it first; likewise
 	arrived map[arrivalKey]int32
+	nicOf   map[nicKey]int32
 
 	clock jobClock
 	roots roots.Gather
@@ -103,6 +104,7 @@ type node struct {
 	vouched  int   // of its ranks, those that are in a communicator with another node's
 	apart    apart // what it alone has told of
 	claim    claim
+	nics     int    // of its ports, in the evidence
 	rumours  int    // of state.rumours, that it told of first
 	chose    uint64 // the last of state.epochs that it was for before the job was in it
 	since    int64  // when it first had a rank of the job, 0: never
@@ -238,6 +240,9 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	s.decide()
 	for _, w := range r.Connections {
 		s.mergeConn(n, w, now)
+	}
+	for _, w := range r.Nics[:min(len(r.Nics), diagnosis.MaxNodeNICs)] {
+		s.mergeNIC(n, w, now)
 	}
 	for _, w := range r.Arrivals {
 		s.mergeArrival(n, w, now)

@@ -238,6 +238,7 @@ func (s *state) evict(idle func(i int) bool) {
 		}
 		s.setClaim(int32(i), claim{})
 		delete(s.nodeOf, name)
+		s.dropNICs(int32(i))
 		s.nodes[i], s.ev.Nodes[i] = node{}, diagnosis.Node{Lost: true, MapError: unknownError}
 		s.free = append(s.free, int32(i))
 	}

@@ -372,6 +372,7 @@ type Report struct {
 	MemoryPressure float32        `protobuf:"fixed32,12,opt,name=memory_pressure,json=memoryPressure,proto3" json:"memory_pressure,omitempty"`
 	Traced         []*TraceResult `protobuf:"bytes,13,rep,name=traced,proto3" json:"traced,omitempty"` // collectives that were exported unasked; id is 0
 	Ras            []*RAS         `protobuf:"bytes,20,rep,name=ras,proto3" json:"ras,omitempty"`       // of an answer that the master has not heard: communicators of the job, at most 32
+	Nics           []*NIC         `protobuf:"bytes,21,rep,name=nics,proto3" json:"nics,omitempty"`     // RDMA ports of the node of which something has changed, at most 16
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -497,6 +498,167 @@ func (x *Report) GetRas() []*RAS {
 	return nil
 }
 
+func (x *Report) GetNics() []*NIC {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+// NIC is what has changed of one RDMA port of the node.
+type NIC struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Device        string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	MonoAtNs      int64                  `protobuf:"varint,3,opt,name=mono_at_ns,json=monoAtNs,proto3" json:"mono_at_ns,omitempty"`       // when it was looked at
+	Flaps         uint64                 `protobuf:"varint,4,opt,name=flaps,proto3" json:"flaps,omitempty"`                               // times that it went down while the agent ran
+	MonoFlapNs    int64                  `protobuf:"varint,5,opt,name=mono_flap_ns,json=monoFlapNs,proto3" json:"mono_flap_ns,omitempty"` // the last time
+	MonoDownNs    int64                  `protobuf:"varint,6,opt,name=mono_down_ns,json=monoDownNs,proto3" json:"mono_down_ns,omitempty"` // since when it is down, 0 when it is not
+	Counters      []*NICCounter          `protobuf:"bytes,7,rep,name=counters,proto3" json:"counters,omitempty"`                          // those that have moved, at most 40
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NIC) Reset() {
+	*x = NIC{}
+	mi := &file_progress_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NIC) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NIC) ProtoMessage() {}
+
+func (x *NIC) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NIC.ProtoReflect.Descriptor instead.
+func (*NIC) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *NIC) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *NIC) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NIC) GetMonoAtNs() int64 {
+	if x != nil {
+		return x.MonoAtNs
+	}
+	return 0
+}
+
+func (x *NIC) GetFlaps() uint64 {
+	if x != nil {
+		return x.Flaps
+	}
+	return 0
+}
+
+func (x *NIC) GetMonoFlapNs() int64 {
+	if x != nil {
+		return x.MonoFlapNs
+	}
+	return 0
+}
+
+func (x *NIC) GetMonoDownNs() int64 {
+	if x != nil {
+		return x.MonoDownNs
+	}
+	return 0
+}
+
+func (x *NIC) GetCounters() []*NICCounter {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
+// NICCounter is a driver's counter.
+type NICCounter struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Kind          uint32                 `protobuf:"varint,2,opt,name=kind,proto3" json:"kind,omitempty"` // diagnosis.NICKind
+	Value         uint64                 `protobuf:"varint,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NICCounter) Reset() {
+	*x = NICCounter{}
+	mi := &file_progress_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NICCounter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NICCounter) ProtoMessage() {}
+
+func (x *NICCounter) ProtoReflect() protoreflect.Message {
+	mi := &file_progress_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NICCounter.ProtoReflect.Descriptor instead.
+func (*NICCounter) Descriptor() ([]byte, []int) {
+	return file_progress_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *NICCounter) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NICCounter) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *NICCounter) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
 // RAS is what NCCL's RAS knows of one communicator. Ranks are the communicator's.
 type RAS struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -511,7 +673,7 @@ type RAS struct {
 
 func (x *RAS) Reset() {
 	*x = RAS{}
-	mi := &file_progress_proto_msgTypes[4]
+	mi := &file_progress_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +685,7 @@ func (x *RAS) String() string {
 func (*RAS) ProtoMessage() {}
 
 func (x *RAS) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[4]
+	mi := &file_progress_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +698,7 @@ func (x *RAS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RAS.ProtoReflect.Descriptor instead.
 func (*RAS) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{4}
+	return file_progress_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RAS) GetCommId() uint64 {
@@ -585,7 +747,7 @@ type RASRank struct {
 
 func (x *RASRank) Reset() {
 	*x = RASRank{}
-	mi := &file_progress_proto_msgTypes[5]
+	mi := &file_progress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +759,7 @@ func (x *RASRank) String() string {
 func (*RASRank) ProtoMessage() {}
 
 func (x *RASRank) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[5]
+	mi := &file_progress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +772,7 @@ func (x *RASRank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RASRank.ProtoReflect.Descriptor instead.
 func (*RASRank) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{5}
+	return file_progress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RASRank) GetRank() int32 {
@@ -640,7 +802,7 @@ type RASBehind struct {
 
 func (x *RASBehind) Reset() {
 	*x = RASBehind{}
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +814,7 @@ func (x *RASBehind) String() string {
 func (*RASBehind) ProtoMessage() {}
 
 func (x *RASBehind) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[6]
+	mi := &file_progress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +827,7 @@ func (x *RASBehind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RASBehind.ProtoReflect.Descriptor instead.
 func (*RASBehind) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{6}
+	return file_progress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RASBehind) GetRank() int32 {
@@ -707,7 +869,7 @@ type ClockEcho struct {
 
 func (x *ClockEcho) Reset() {
 	*x = ClockEcho{}
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +881,7 @@ func (x *ClockEcho) String() string {
 func (*ClockEcho) ProtoMessage() {}
 
 func (x *ClockEcho) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[7]
+	mi := &file_progress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +894,7 @@ func (x *ClockEcho) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClockEcho.ProtoReflect.Descriptor instead.
 func (*ClockEcho) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{7}
+	return file_progress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ClockEcho) GetMasterNs() uint64 {
@@ -784,7 +946,7 @@ type Rank struct {
 
 func (x *Rank) Reset() {
 	*x = Rank{}
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +958,7 @@ func (x *Rank) String() string {
 func (*Rank) ProtoMessage() {}
 
 func (x *Rank) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[8]
+	mi := &file_progress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +971,7 @@ func (x *Rank) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rank.ProtoReflect.Descriptor instead.
 func (*Rank) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{8}
+	return file_progress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Rank) GetWorldRank() int32 {
@@ -988,7 +1150,7 @@ type OffCPU struct {
 
 func (x *OffCPU) Reset() {
 	*x = OffCPU{}
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1162,7 @@ func (x *OffCPU) String() string {
 func (*OffCPU) ProtoMessage() {}
 
 func (x *OffCPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[9]
+	mi := &file_progress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1175,7 @@ func (x *OffCPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffCPU.ProtoReflect.Descriptor instead.
 func (*OffCPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{9}
+	return file_progress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OffCPU) GetDisk() float32 {
@@ -1072,7 +1234,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1246,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[10]
+	mi := &file_progress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1259,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{10}
+	return file_progress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Exit) GetBy() uint32 {
@@ -1150,7 +1312,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1324,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[11]
+	mi := &file_progress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1337,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{11}
+	return file_progress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Call) GetCommId() uint64 {
@@ -1235,7 +1397,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1409,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[12]
+	mi := &file_progress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1422,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{12}
+	return file_progress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1341,7 +1503,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1515,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[13]
+	mi := &file_progress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1528,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{13}
+	return file_progress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Member) GetCommId() uint64 {
@@ -1583,7 +1745,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1757,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[14]
+	mi := &file_progress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1770,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{14}
+	return file_progress_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Connection) GetCommId() uint64 {
@@ -1830,7 +1992,7 @@ type Arrival struct {
 
 func (x *Arrival) Reset() {
 	*x = Arrival{}
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1842,7 +2004,7 @@ func (x *Arrival) String() string {
 func (*Arrival) ProtoMessage() {}
 
 func (x *Arrival) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[15]
+	mi := &file_progress_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1855,7 +2017,7 @@ func (x *Arrival) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Arrival.ProtoReflect.Descriptor instead.
 func (*Arrival) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{15}
+	return file_progress_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Arrival) GetCommId() uint64 {
@@ -1923,7 +2085,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2097,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[16]
+	mi := &file_progress_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2110,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{16}
+	return file_progress_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Ack) GetSequence() uint64 {
@@ -1998,7 +2160,7 @@ type JobClock struct {
 
 func (x *JobClock) Reset() {
 	*x = JobClock{}
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2172,7 @@ func (x *JobClock) String() string {
 func (*JobClock) ProtoMessage() {}
 
 func (x *JobClock) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[17]
+	mi := &file_progress_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2185,7 @@ func (x *JobClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobClock.ProtoReflect.Descriptor instead.
 func (*JobClock) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{17}
+	return file_progress_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *JobClock) GetOffsetNs() int64 {
@@ -2054,7 +2216,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_progress_proto_msgTypes[18]
+	mi := &file_progress_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2228,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[18]
+	mi := &file_progress_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2241,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{18}
+	return file_progress_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TraceRequest) GetId() uint64 {
@@ -2140,7 +2302,7 @@ type TraceResult struct {
 
 func (x *TraceResult) Reset() {
 	*x = TraceResult{}
-	mi := &file_progress_proto_msgTypes[19]
+	mi := &file_progress_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2314,7 @@ func (x *TraceResult) String() string {
 func (*TraceResult) ProtoMessage() {}
 
 func (x *TraceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[19]
+	mi := &file_progress_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2327,7 @@ func (x *TraceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResult.ProtoReflect.Descriptor instead.
 func (*TraceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{19}
+	return file_progress_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TraceResult) GetId() uint64 {
@@ -2269,7 +2431,7 @@ type TraceRoot struct {
 
 func (x *TraceRoot) Reset() {
 	*x = TraceRoot{}
-	mi := &file_progress_proto_msgTypes[20]
+	mi := &file_progress_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2443,7 @@ func (x *TraceRoot) String() string {
 func (*TraceRoot) ProtoMessage() {}
 
 func (x *TraceRoot) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[20]
+	mi := &file_progress_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2456,7 @@ func (x *TraceRoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRoot.ProtoReflect.Descriptor instead.
 func (*TraceRoot) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{20}
+	return file_progress_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TraceRoot) GetCommId() uint64 {
@@ -2355,7 +2517,7 @@ type Resync struct {
 
 func (x *Resync) Reset() {
 	*x = Resync{}
-	mi := &file_progress_proto_msgTypes[21]
+	mi := &file_progress_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2529,7 @@ func (x *Resync) String() string {
 func (*Resync) ProtoMessage() {}
 
 func (x *Resync) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[21]
+	mi := &file_progress_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2542,7 @@ func (x *Resync) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resync.ProtoReflect.Descriptor instead.
 func (*Resync) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{21}
+	return file_progress_proto_rawDescGZIP(), []int{23}
 }
 
 // FenceOrder has an agent stop what is left of an attempt of the stream's job, and of those
@@ -2395,7 +2557,7 @@ type FenceOrder struct {
 
 func (x *FenceOrder) Reset() {
 	*x = FenceOrder{}
-	mi := &file_progress_proto_msgTypes[22]
+	mi := &file_progress_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2569,7 @@ func (x *FenceOrder) String() string {
 func (*FenceOrder) ProtoMessage() {}
 
 func (x *FenceOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[22]
+	mi := &file_progress_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2582,7 @@ func (x *FenceOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceOrder.ProtoReflect.Descriptor instead.
 func (*FenceOrder) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{22}
+	return file_progress_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FenceOrder) GetId() uint64 {
@@ -2454,7 +2616,7 @@ type FenceResult struct {
 
 func (x *FenceResult) Reset() {
 	*x = FenceResult{}
-	mi := &file_progress_proto_msgTypes[23]
+	mi := &file_progress_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2628,7 @@ func (x *FenceResult) String() string {
 func (*FenceResult) ProtoMessage() {}
 
 func (x *FenceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_progress_proto_msgTypes[23]
+	mi := &file_progress_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2641,7 @@ func (x *FenceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResult.ProtoReflect.Descriptor instead.
 func (*FenceResult) Descriptor() ([]byte, []int) {
-	return file_progress_proto_rawDescGZIP(), []int{23}
+	return file_progress_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FenceResult) GetId() uint64 {
@@ -2558,7 +2720,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
 	"\binstance\x18\x04 \x01(\x06R\binstance\x12\x17\n" +
-	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xbd\x04\n" +
+	"\aboot_id\x18\x05 \x01(\tR\x06bootId\"\xe8\x04\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12 \n" +
 	"\fmono_sent_ns\x18\x02 \x01(\x03R\n" +
@@ -2575,7 +2737,24 @@ const file_progress_proto_rawDesc = "" +
 	"\fcpu_pressure\x18\v \x01(\x02R\vcpuPressure\x12'\n" +
 	"\x0fmemory_pressure\x18\f \x01(\x02R\x0ememoryPressure\x125\n" +
 	"\x06traced\x18\r \x03(\v2\x1d.lockstep.wire.v1.TraceResultR\x06traced\x12'\n" +
-	"\x03ras\x18\x14 \x03(\v2\x15.lockstep.wire.v1.RASR\x03rasJ\x04\b\x06\x10\a\"\xba\x01\n" +
+	"\x03ras\x18\x14 \x03(\v2\x15.lockstep.wire.v1.RASR\x03ras\x12)\n" +
+	"\x04nics\x18\x15 \x03(\v2\x15.lockstep.wire.v1.NICR\x04nicsJ\x04\b\x06\x10\a\"\xe3\x01\n" +
+	"\x03NIC\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1c\n" +
+	"\n" +
+	"mono_at_ns\x18\x03 \x01(\x03R\bmonoAtNs\x12\x14\n" +
+	"\x05flaps\x18\x04 \x01(\x04R\x05flaps\x12 \n" +
+	"\fmono_flap_ns\x18\x05 \x01(\x03R\n" +
+	"monoFlapNs\x12 \n" +
+	"\fmono_down_ns\x18\x06 \x01(\x03R\n" +
+	"monoDownNs\x128\n" +
+	"\bcounters\x18\a \x03(\v2\x1c.lockstep.wire.v1.NICCounterR\bcounters\"J\n" +
+	"\n" +
+	"NICCounter\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\rR\x04kind\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\x04R\x05value\"\xba\x01\n" +
 	"\x03RAS\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x1c\n" +
 	"\n" +
@@ -2794,64 +2973,68 @@ func file_progress_proto_rawDescGZIP() []byte {
 	return file_progress_proto_rawDescData
 }
 
-var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_progress_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_progress_proto_goTypes = []any{
 	(*AgentMessage)(nil),  // 0: lockstep.wire.v1.AgentMessage
 	(*MasterMessage)(nil), // 1: lockstep.wire.v1.MasterMessage
 	(*Hello)(nil),         // 2: lockstep.wire.v1.Hello
 	(*Report)(nil),        // 3: lockstep.wire.v1.Report
-	(*RAS)(nil),           // 4: lockstep.wire.v1.RAS
-	(*RASRank)(nil),       // 5: lockstep.wire.v1.RASRank
-	(*RASBehind)(nil),     // 6: lockstep.wire.v1.RASBehind
-	(*ClockEcho)(nil),     // 7: lockstep.wire.v1.ClockEcho
-	(*Rank)(nil),          // 8: lockstep.wire.v1.Rank
-	(*OffCPU)(nil),        // 9: lockstep.wire.v1.OffCPU
-	(*Exit)(nil),          // 10: lockstep.wire.v1.Exit
-	(*Call)(nil),          // 11: lockstep.wire.v1.Call
-	(*GPU)(nil),           // 12: lockstep.wire.v1.GPU
-	(*Member)(nil),        // 13: lockstep.wire.v1.Member
-	(*Connection)(nil),    // 14: lockstep.wire.v1.Connection
-	(*Arrival)(nil),       // 15: lockstep.wire.v1.Arrival
-	(*Ack)(nil),           // 16: lockstep.wire.v1.Ack
-	(*JobClock)(nil),      // 17: lockstep.wire.v1.JobClock
-	(*TraceRequest)(nil),  // 18: lockstep.wire.v1.TraceRequest
-	(*TraceResult)(nil),   // 19: lockstep.wire.v1.TraceResult
-	(*TraceRoot)(nil),     // 20: lockstep.wire.v1.TraceRoot
-	(*Resync)(nil),        // 21: lockstep.wire.v1.Resync
-	(*FenceOrder)(nil),    // 22: lockstep.wire.v1.FenceOrder
-	(*FenceResult)(nil),   // 23: lockstep.wire.v1.FenceResult
+	(*NIC)(nil),           // 4: lockstep.wire.v1.NIC
+	(*NICCounter)(nil),    // 5: lockstep.wire.v1.NICCounter
+	(*RAS)(nil),           // 6: lockstep.wire.v1.RAS
+	(*RASRank)(nil),       // 7: lockstep.wire.v1.RASRank
+	(*RASBehind)(nil),     // 8: lockstep.wire.v1.RASBehind
+	(*ClockEcho)(nil),     // 9: lockstep.wire.v1.ClockEcho
+	(*Rank)(nil),          // 10: lockstep.wire.v1.Rank
+	(*OffCPU)(nil),        // 11: lockstep.wire.v1.OffCPU
+	(*Exit)(nil),          // 12: lockstep.wire.v1.Exit
+	(*Call)(nil),          // 13: lockstep.wire.v1.Call
+	(*GPU)(nil),           // 14: lockstep.wire.v1.GPU
+	(*Member)(nil),        // 15: lockstep.wire.v1.Member
+	(*Connection)(nil),    // 16: lockstep.wire.v1.Connection
+	(*Arrival)(nil),       // 17: lockstep.wire.v1.Arrival
+	(*Ack)(nil),           // 18: lockstep.wire.v1.Ack
+	(*JobClock)(nil),      // 19: lockstep.wire.v1.JobClock
+	(*TraceRequest)(nil),  // 20: lockstep.wire.v1.TraceRequest
+	(*TraceResult)(nil),   // 21: lockstep.wire.v1.TraceResult
+	(*TraceRoot)(nil),     // 22: lockstep.wire.v1.TraceRoot
+	(*Resync)(nil),        // 23: lockstep.wire.v1.Resync
+	(*FenceOrder)(nil),    // 24: lockstep.wire.v1.FenceOrder
+	(*FenceResult)(nil),   // 25: lockstep.wire.v1.FenceResult
 }
 var file_progress_proto_depIdxs = []int32{
 	2,  // 0: lockstep.wire.v1.AgentMessage.hello:type_name -> lockstep.wire.v1.Hello
 	3,  // 1: lockstep.wire.v1.AgentMessage.report:type_name -> lockstep.wire.v1.Report
-	19, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
-	23, // 3: lockstep.wire.v1.AgentMessage.fence_result:type_name -> lockstep.wire.v1.FenceResult
-	16, // 4: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
-	18, // 5: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
-	21, // 6: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
-	20, // 7: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
-	22, // 8: lockstep.wire.v1.MasterMessage.fence_order:type_name -> lockstep.wire.v1.FenceOrder
-	7,  // 9: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
-	8,  // 10: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
-	13, // 11: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
-	14, // 12: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
-	15, // 13: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
-	19, // 14: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
-	4,  // 15: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
-	5,  // 16: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
-	6,  // 17: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
-	12, // 18: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
-	10, // 19: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
-	11, // 20: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
-	9,  // 21: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
-	17, // 22: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
-	0,  // 23: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
-	1,  // 24: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
-	24, // [24:25] is the sub-list for method output_type
-	23, // [23:24] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	21, // 2: lockstep.wire.v1.AgentMessage.trace_result:type_name -> lockstep.wire.v1.TraceResult
+	25, // 3: lockstep.wire.v1.AgentMessage.fence_result:type_name -> lockstep.wire.v1.FenceResult
+	18, // 4: lockstep.wire.v1.MasterMessage.ack:type_name -> lockstep.wire.v1.Ack
+	20, // 5: lockstep.wire.v1.MasterMessage.trace_request:type_name -> lockstep.wire.v1.TraceRequest
+	23, // 6: lockstep.wire.v1.MasterMessage.resync:type_name -> lockstep.wire.v1.Resync
+	22, // 7: lockstep.wire.v1.MasterMessage.trace_root:type_name -> lockstep.wire.v1.TraceRoot
+	24, // 8: lockstep.wire.v1.MasterMessage.fence_order:type_name -> lockstep.wire.v1.FenceOrder
+	9,  // 9: lockstep.wire.v1.Report.echo:type_name -> lockstep.wire.v1.ClockEcho
+	10, // 10: lockstep.wire.v1.Report.ranks:type_name -> lockstep.wire.v1.Rank
+	15, // 11: lockstep.wire.v1.Report.members:type_name -> lockstep.wire.v1.Member
+	16, // 12: lockstep.wire.v1.Report.connections:type_name -> lockstep.wire.v1.Connection
+	17, // 13: lockstep.wire.v1.Report.arrivals:type_name -> lockstep.wire.v1.Arrival
+	21, // 14: lockstep.wire.v1.Report.traced:type_name -> lockstep.wire.v1.TraceResult
+	6,  // 15: lockstep.wire.v1.Report.ras:type_name -> lockstep.wire.v1.RAS
+	4,  // 16: lockstep.wire.v1.Report.nics:type_name -> lockstep.wire.v1.NIC
+	5,  // 17: lockstep.wire.v1.NIC.counters:type_name -> lockstep.wire.v1.NICCounter
+	7,  // 18: lockstep.wire.v1.RAS.missing:type_name -> lockstep.wire.v1.RASRank
+	8,  // 19: lockstep.wire.v1.RAS.behind:type_name -> lockstep.wire.v1.RASBehind
+	14, // 20: lockstep.wire.v1.Rank.gpu:type_name -> lockstep.wire.v1.GPU
+	12, // 21: lockstep.wire.v1.Rank.exit:type_name -> lockstep.wire.v1.Exit
+	13, // 22: lockstep.wire.v1.Rank.calls:type_name -> lockstep.wire.v1.Call
+	11, // 23: lockstep.wire.v1.Rank.off_cpu:type_name -> lockstep.wire.v1.OffCPU
+	19, // 24: lockstep.wire.v1.Ack.job_clock:type_name -> lockstep.wire.v1.JobClock
+	0,  // 25: lockstep.wire.v1.Collector.Progress:input_type -> lockstep.wire.v1.AgentMessage
+	1,  // 26: lockstep.wire.v1.Collector.Progress:output_type -> lockstep.wire.v1.MasterMessage
+	26, // [26:27] is the sub-list for method output_type
+	25, // [25:26] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_progress_proto_init() }
@@ -2878,7 +3061,7 @@ func file_progress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_progress_proto_rawDesc), len(file_progress_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

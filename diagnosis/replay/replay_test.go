@@ -57,10 +57,10 @@ func anything(t *rapid.T, v reflect.Value, length func(field string) int, name s
 }
 
 // counted reports whether a field is not recorded: a master's count of changes, without
-// which an engine looks at everything, or RAS's second opinion, which changes no verdict.
+// which an engine looks at everything, or RAS's second opinion and NICs' counters, which change no verdict.
 func counted(v reflect.Value, field int) bool {
 	name := v.Type().Field(field).Name
-	return v.Type() == reflect.TypeFor[diagnosis.Comm]() && (name == "Rev" || name == "ConnRev") || v.Type() == reflect.TypeFor[diagnosis.Evidence]() && name == "RAS"
+	return v.Type() == reflect.TypeFor[diagnosis.Comm]() && (name == "Rev" || name == "ConnRev") || v.Type() == reflect.TypeFor[diagnosis.Evidence]() && (name == "RAS" || name == "NICs")
 }
 
 // fitting makes the indices of ev point to something, as a master's do.

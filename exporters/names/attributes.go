@@ -43,6 +43,8 @@ var attributes = []Attribute{
 	{AttrChannel, "int", "window, link", "Lane and path of the connection."},
 	{AttrQueuePair, "int", "window, link", "Number of this end's queue pair."},
 	{AttrPeerQueuePair, "int", "window, link", "Number of the other end's queue pair."},
+	{AttrConnState, "string", "window", "Why the connection was slow after the window, past hysteresis; absent when it was not."},
+	{AttrOverlaps, "bool", "window", "The window is an estimate over the last requests that turned bad; they are other windows', too."},
 	{AttrNIC, "string", "window, link", "Device of this end's port."},
 	{AttrPort, "int", "window, link", "Number of this end's port on its device."},
 	{AttrRail, "int", "window, link", "Rail of this end's port among its node's, from 1."},
@@ -91,6 +93,8 @@ const (
 	AttrChannel         = "ccl.connection.channel"
 	AttrQueuePair       = "ccl.connection.queue_pair"
 	AttrPeerQueuePair   = "ccl.connection.peer_queue_pair"
+	AttrConnState       = "ccl.window.state"
+	AttrOverlaps        = "ccl.window.overlaps"
 	AttrNIC             = "ccl.connection.nic"
 	AttrPort            = "ccl.connection.port"
 	AttrRail            = "ccl.connection.rail"

@@ -59,6 +59,7 @@ type taken struct {
 	operation
 	fromWindow, toWindow int
 	fromLink, toLink     int
+	history              bool // only the windows go out
 }
 
 type batch struct {
@@ -146,6 +147,11 @@ func (e *batchEncoder) batch(p *pending) batch {
 			used++
 		}
 		var n int
+		if o.history {
+			e.groups[g].spans = e.history(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow])
+			b.spans++
+			continue
+		}
 		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink])
 		b.spans += n
 	}

@@ -38,6 +38,7 @@ type operation struct {
 	proto                    record.Proto
 	result                   record.Result
 	queued                   bool // for export, now or ever
+	historyOut               bool // what its connections' windows were around it, too
 	late                     bool // its trace's root is out, and does not cover it
 	jobClock, replay         bool
 	clock                    record.Clock
@@ -104,15 +105,16 @@ func keyOf(c *collector.Collective) trackKey {
 
 // Attributes whose value is an enumeration, encoded once.
 var (
-	collAttrs   = enum[record.CollKind](tagAttribute, names.AttrCollective)
-	dtypeAttrs  = enum[record.DType](tagAttribute, names.AttrDType)
-	opAttrs     = enum[record.RedOp](tagAttribute, names.AttrOp)
-	algoAttrs   = enum[record.Algo](tagAttribute, names.AttrAlgo)
-	protoAttrs  = enum[record.Proto](tagAttribute, names.AttrProto)
-	resultAttrs = enum[record.Result](tagAttribute, names.AttrResult)
-	causeAttrs  = enum[record.Cause](tagEventAttribute, names.AttrCause)
-	stateAttrs  = enum[record.LinkState](tagEventAttribute, names.AttrLinkState)
-	carrier     = enum[record.Transport](tagEventAttribute, names.AttrTransport)
+	collAttrs      = enum[record.CollKind](tagAttribute, names.AttrCollective)
+	dtypeAttrs     = enum[record.DType](tagAttribute, names.AttrDType)
+	opAttrs        = enum[record.RedOp](tagAttribute, names.AttrOp)
+	algoAttrs      = enum[record.Algo](tagAttribute, names.AttrAlgo)
+	protoAttrs     = enum[record.Proto](tagAttribute, names.AttrProto)
+	resultAttrs    = enum[record.Result](tagAttribute, names.AttrResult)
+	causeAttrs     = enum[record.Cause](tagEventAttribute, names.AttrCause)
+	connStateAttrs = enum[record.Cause](tagEventAttribute, names.AttrConnState)
+	stateAttrs     = enum[record.LinkState](tagEventAttribute, names.AttrLinkState)
+	carrier        = enum[record.Transport](tagEventAttribute, names.AttrTransport)
 
 	hostAttr = appendString(nil, tagAttribute, names.AttrClock, "host")
 	gpuAttr  = appendString(nil, tagAttribute, names.AttrClock, "gpu")
@@ -134,6 +136,7 @@ func enum[T interface {
 var (
 	waitName     = appendText(nil, tagName, "wait")
 	transferName = appendText(nil, tagName, "transfer")
+	historyName  = appendText(nil, tagName, "windows")
 	windowName   = appendText(nil, tagEventName, "window")
 	linkName     = appendText(nil, tagEventName, "link")
 )
@@ -148,6 +151,7 @@ type encoder struct {
 const (
 	childWait     = 1
 	childTransfer = 2
+	childHistory  = 3
 )
 
 // Ranks that stand for spans that are no rank's.
@@ -224,6 +228,25 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		b = e.end(b, flagSampled|flagParentKnown)
 	}
 	return b, spans
+}
+
+// history appends a span below a rank's that has windows of before and during it, of all its
+// connections at their own resolution.
+func (e *encoder) history(b []byte, o *operation, windows []collector.Window) []byte {
+	t := o.track
+	trace := collector.TraceID(t.job, t.id, o.kind, o.seq)
+	first, last := o.interval()
+	start, end := unix(first, o.realOffset), unix(last, o.realOffset)
+	rank := t.rank
+	if o.ended == 0 {
+		rank = openRank - rank
+	}
+	id := collector.SpanID(trace, rank)
+	e.begin(trace, child(id, childHistory), id, historyName, start, max(end, start))
+	for i := range windows {
+		e.window(&windows[i], o.realOffset)
+	}
+	return e.end(b, flagSampled|flagParentKnown)
 }
 
 // countSpans is how many spans operation appends for o.
@@ -346,6 +369,12 @@ func (e *encoder) window(w *collector.Window, realOffset int64) {
 	b = appendInt(b, tagEventAttribute, names.AttrBytes, int64(min(w.Bytes, math.MaxInt64)))
 	b = appendInt(b, tagEventAttribute, names.AttrWRs, int64(w.WRs))
 	b = appendInt(b, tagEventAttribute, names.AttrBacklog, int64(w.Backlog))
+	if w.State != record.CauseNone {
+		b = append(b, connStateAttrs[w.State]...)
+	}
+	if w.Overlaps {
+		b = appendTrue(b, tagEventAttribute, names.AttrOverlaps)
+	}
 	e.part = identity(b, w.Conn)
 	e.span = appendField(e.span, tagEvent, e.part)
 }

@@ -78,11 +78,12 @@ type Tracer struct {
 
 // waiting is an operation to be encoded.
 type waiting struct {
-	pos   uint64
-	spans int32 // for the drop counter, should memory be overwritten first
+	pos     uint64
+	spans   int32              // for the drop counter, should memory be overwritten first
+	history []collector.Window // not nil: only these go out, as a span below the rank's
 }
 
-var _ collector.Tracer = (*Tracer)(nil)
+var _ collector.HistoryTracer = (*Tracer)(nil)
 
 // New returns a tracer for c. It connects when there is something to send, so
 // a backend that is down is no error. End it with Shutdown.
@@ -160,6 +161,32 @@ func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, se
 	}
 	if spans > 0 {
 		t.asked.add(askedKey{job, commID, kind, seq})
+	}
+	return spans
+}
+
+// History implements collector.HistoryTracer.
+func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) []collector.Window) int {
+	if t.exporter == nil {
+		return 0
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	spans := 0
+	for pos := t.oldest(); pos < t.next && !t.closed; pos++ {
+		o := t.at(pos)
+		if o.seq != seq || o.kind != kind || o.track.id != commID || o.track.job != job || o.track.rank == rootRank || !o.timed() || !o.queued || o.historyOut {
+			continue
+		}
+		first, last := o.interval()
+		windows := read(o.track.rank, first, max(first, last))
+		if len(windows) == 0 {
+			continue
+		}
+		o.historyOut = true
+		if t.enqueue(waiting{pos, 1, windows[:min(len(windows), collector.MaxHistory)]}) {
+			spans++
+		}
 	}
 	return spans
 }
@@ -320,13 +347,19 @@ func (t *Tracer) track(c *collector.Collective) *track {
 // offer queues the operation at pos for export, or counts it as dropped.
 func (t *Tracer) offer(pos uint64) bool {
 	o := t.at(pos)
-	n := countSpans(o)
-	if t.len == len(t.queue) {
-		t.exporter.drop(names.DropQueueFull, n)
+	if !t.enqueue(waiting{pos: pos, spans: int32(countSpans(o))}) {
 		return false
 	}
 	o.queued = true
-	t.queue[(t.head+t.len)%len(t.queue)] = waiting{pos, int32(n)}
+	return true
+}
+
+func (t *Tracer) enqueue(w waiting) bool {
+	if t.len == len(t.queue) {
+		t.exporter.drop(names.DropQueueFull, int(w.spans))
+		return false
+	}
+	t.queue[(t.head+t.len)%len(t.queue)] = w
 	t.len++
 	if t.len == 1 || t.len == len(t.queue)/2 {
 		t.exporter.wake()
@@ -349,8 +382,13 @@ func (t *Tracer) take(b *pending) (more bool) {
 			continue
 		}
 		o := *t.at(w.pos)
-		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links)}
-		b.windows, b.links = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o)
+		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), history: w.history != nil}
+		if x.history {
+			b.windows = append(b.windows, w.history...)
+			t.queue[(t.head+len(t.queue)-1)%len(t.queue)].history = nil
+		} else {
+			b.windows, b.links = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o)
+		}
 		x.toWindow, x.toLink = len(b.windows), len(b.links)
 		b.operations = append(b.operations, x)
 	}

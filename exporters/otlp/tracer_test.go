@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -777,5 +778,61 @@ func BenchmarkCollective(b *testing.B) {
 				tracer.Collective(x)
 			}
 		})
+	}
+}
+
+// The windows around a collective go out once for each rank of which spans are out, below
+// that rank's span, with times of their own.
+func TestHistory(t *testing.T) {
+	r := newReceiver()
+	tracer := newTracer(t, config(r.serveGRPC(t)), otlp.Options{Remember: 64})
+	for rank := range int32(2) {
+		c := collective(7, false)
+		c.Rank = rank
+		tracer.Collective(c)
+	}
+	read := 0
+	ask := func() int {
+		return tracer.History("llama", 7, record.AllReduce, 7, func(rank int32, first, last int64) []collector.Window {
+			if read++; first != 1_000 || last != 3_000 {
+				t.Errorf("asked for %d to %d", first, last)
+			}
+			if rank == 1 {
+				return nil
+			}
+			return []collector.Window{
+				{Peer: 1, First: 100, Last: 200, Bytes: 8, WRs: 8},
+				{Peer: 1, First: 900, Last: 2_000, Bytes: 8, WRs: 8, Cause: record.CauseNetwork, State: record.CauseNetwork, Overlaps: true},
+			}
+		})
+	}
+	if n := ask(); n != 0 || read != 0 {
+		t.Errorf("%d spans of a collective that is not exported", n)
+	}
+	tracer.Retroactive("llama", 7, record.AllReduce, 7, func(collector.Traced) {})
+	if a, b := ask(), ask(); a != 1 || b != 0 {
+		t.Errorf("%d spans, then %d", a, b)
+	}
+	r.await(t, 2*spansOf+1)
+	shutdown(t, tracer)
+	found := false
+	for _, s := range r.spans {
+		if s.Name != "windows" {
+			continue
+		}
+		found = true
+		parent := slices.IndexFunc(r.spans, func(p *tracepb.Span) bool { return string(p.SpanId) == string(s.ParentSpanId) })
+		if parent < 0 || r.spans[parent].StartTimeUnixNano != s.StartTimeUnixNano || len(s.Events) != 2 {
+			t.Fatalf("%v", s)
+		}
+		if at := s.Events[0].TimeUnixNano; at != s.StartTimeUnixNano-800 {
+			t.Errorf("the first window is at %d, its span begins at %d", at, s.StartTimeUnixNano)
+		}
+		if e := s.Events[1].String(); !strings.Contains(e, "ccl.window.overlaps") || !strings.Contains(e, "ccl.window.state") {
+			t.Error(e)
+		}
+	}
+	if !found {
+		t.Error("no span has the windows")
 	}
 }

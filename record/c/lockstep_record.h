@@ -252,7 +252,9 @@ struct lockstep_header {
 	uint8_t node[64];
 	uint32_t device_slots;
 	uint32_t desc_slots;
-	uint8_t pad232[24];
+	uint32_t history_slots; /* of the history table, behind fileSize */
+	uint32_t history_windows; /* of a bank */
+	uint8_t pad240[16];
 	uint64_t head; /* live: tickets handed out */
 	uint8_t pad264[56];
 	uint64_t dropped; /* live: of them given up because the slot was held */
@@ -261,7 +263,9 @@ struct lockstep_header {
 	uint8_t pad344[40];
 	uint64_t comm_used; /* live: slots asked for; may exceed commSlots */
 	uint64_t conn_used; /* live */
-	uint8_t pad400[48];
+	uint64_t history_used; /* live */
+	uint64_t history_overflow; /* live: connections that have no history */
+	uint8_t pad416[32];
 	uint64_t anchor_count; /* live: anchors written; the last is anchors[anchorCount&1] */
 	struct lockstep_anchor anchors[2]; /* live */
 	uint64_t closed; /* live: 1 after a clean exit */
@@ -303,12 +307,16 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, job) == 96);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, node) == 160);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, device_slots) == 224);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_slots) == 228);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, history_slots) == 232);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, history_windows) == 236);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, head) == 256);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, dropped) == 320);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, comm_overflow) == 328);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, conn_overflow) == 336);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, comm_used) == 384);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, conn_used) == 392);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, history_used) == 400);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, history_overflow) == 408);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, anchor_count) == 448);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, anchors) == 456);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, closed) == 488);

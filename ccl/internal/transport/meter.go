@@ -46,7 +46,7 @@ type meter struct {
 
 	posted, completed, received uint64 // as last told to conn
 	monPosted, monCompleted     uint64 // as last told to mon
-	windows                     uint64 // of mon, as last told to conn
+	windows, events             uint64 // of mon, as last told to conn
 	wanted                      int64
 	blocked                     bool
 }
@@ -119,6 +119,11 @@ func (t *meter) due() bool { return t.monCompleted < t.monPosted }
 // window publishes a window that has closed; it appends a record of it only
 // when the monitor has something to tell.
 func (t *meter) window(now int64, tell bool) {
+	if e := t.mon.Events(); e != t.events {
+		t.events = e
+		w := t.mon.Event()
+		t.history(&w, true)
+	}
 	if t.mon.Windows() == t.windows {
 		return
 	}
@@ -131,6 +136,7 @@ func (t *meter) window(now int64, tell bool) {
 	}
 	t.conn.Slow(s.Anomalies)
 	t.conn.Windows(s.Windows)
+	t.history(&w, false)
 	if !tell {
 		return
 	}
@@ -142,6 +148,14 @@ func (t *meter) window(now int64, tell bool) {
 		r.Flags = record.FlagAnomaly
 	}
 	t.rec.Append(&r)
+}
+
+// history adds a window to the connection's.
+func (t *meter) history(w *windowmon.Window, overlaps bool) {
+	t.conn.Log(&record.Window{
+		First: w.First, Last: w.Last, Bytes: w.Bytes, WRs: w.WRs, Backlog: w.Backlog, Latency: w.Latency,
+		Cause: record.Cause(w.Cause), State: record.Cause(w.State), Anomaly: w.Anomaly, Overlaps: overlaps,
+	})
 }
 
 // block tells that the receiver holds all that was sent and gives no credit.

@@ -167,6 +167,17 @@ func (f *file) refresh() {
 	f.Lost = f.reader.Lost() + stamps + f.OpsLost
 }
 
+// History appends what a process's recorder keeps of a connection's windows; none when it is
+// not open any more.
+func (s *Source) History(p *source.Process, c *record.ConnStatus, dst []record.Window) []record.Window {
+	for _, f := range s.order {
+		if &f.Process == p && f.reader != nil {
+			return f.reader.History(c, dst)
+		}
+	}
+	return dst
+}
+
 // Refresh reads a process's tables again, for a record that names an entry which
 // the last Update has not seen yet.
 func (s *Source) Refresh(p *source.Process) {

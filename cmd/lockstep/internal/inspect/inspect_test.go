@@ -91,6 +91,15 @@ func job(t *testing.T, dir string) []*process {
 					k.Windows(9)
 					k.Slow(1)
 					k.Latency(120_500)
+					for n := range int64(6) {
+						h := record.Window{First: 2*sec + ms - (3-n)*20_000, Last: 2*sec + ms - (2-n)*20_000, Bytes: 1 << 20, WRs: 8, Backlog: 3, Latency: 12_000}
+						if n > 3 {
+							h.Cause, h.State, h.Anomaly, h.Latency = record.CauseNetwork, record.CauseNetwork, true, 120_000
+						} else if n == 3 {
+							h.Cause, h.Overlaps = record.CauseNetwork, true
+						}
+						k.Log(&h)
+					}
 				}
 			}
 			run(pp, 2, record.Recv, 1<<10, 1, 3*sec+600*ms, 0, 0)

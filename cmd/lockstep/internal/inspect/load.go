@@ -27,7 +27,8 @@ type process struct {
 	stamped map[uint16]bool     // likewise: a GPU's operations have its numbers, and those on the host their own
 	marks   map[record.MarkCode]record.Record
 	step    uint64
-	events  []record.Record // windows and changes of paths
+	events  []record.Record   // windows and changes of paths
+	history [][]record.Window // parallel to conns
 }
 
 const (
@@ -99,6 +100,9 @@ func load(path string) (*process, error) {
 		}
 	}
 	p.comms, p.conns, p.gpus = r.Comms(nil), r.Conns(nil), r.Devices(nil)
+	for i := range p.conns {
+		p.history = append(p.history, r.History(&p.conns[i], nil))
+	}
 	p.header = r.Header()
 	_, lost, _ := r.StampCount()
 	p.lost = lost + p.header.Appended - min(p.header.Appended, r.Read()+uint64(r.Pending()))

@@ -45,8 +45,12 @@ type Event struct {
 	Bandwidth float64   `json:"bandwidth_bytes_per_second,omitempty"`
 	Requests  uint32    `json:"work_requests,omitempty"`
 	Backlog   uint32    `json:"backlog,omitempty"`
+	Latency   seconds   `json:"latency_seconds,omitempty"` // post to completion, mean
 	Anomaly   bool      `json:"anomaly,omitempty"`
 	Cause     string    `json:"cause,omitempty"`
+	State     string    `json:"state,omitempty"`    // of the connection after it
+	Overlaps  bool      `json:"overlaps,omitempty"` // an estimate over the last requests that turned bad within a window
+	Gap       bool      `json:"gap,omitempty"`      // windows between the one before and this one are not kept
 }
 
 // connections lists a process's connections with what is in its ring of each.
@@ -72,14 +76,42 @@ func (p *process) connections(world func(comm uint64, rank int32) (int32, bool))
 				}
 			}
 		}
-		for j := range p.events {
-			if r := &p.events[j]; r.Conn == k.Index && r.Comm == k.Comm {
-				c.Events = append(c.Events, p.event(r))
-			}
-		}
+		c.Events = p.eventsOf(k, p.history[i], c.Events)
 		all = append(all, c)
 	}
 	return all
+}
+
+// eventsOf merges a connection's history with what the ring has of it: changes of its path, and
+// windows from before the history.
+func (p *process) eventsOf(k *record.ConnStatus, history []record.Window, to []Event) []Event {
+	at := make([]int64, 0, len(history))
+	inHistory := map[int64]bool{}
+	for i := range history {
+		w := &history[i]
+		inHistory[w.Last] = true
+		e := p.windowEvent(w.First, w.Last, w.Bytes, w.WRs, w.Backlog, w.Anomaly, w.Cause)
+		e.Latency, e.State, e.Overlaps = seconds(float64(max(w.Latency, 0))/1e9), w.State.String(), w.Overlaps
+		e.Gap = i > 0 && w.Number != history[i-1].Number+1
+		to, at = append(to, e), append(at, w.Last)
+	}
+	for j := range p.events {
+		r := &p.events[j]
+		if r.Conn != k.Index || r.Comm != k.Comm || r.Kind == record.KindWindow && inHistory[r.Last] {
+			continue
+		}
+		to, at = append(to, p.event(r)), append(at, eventAt(r))
+	}
+	order := make([]int, len(to))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(at[a], at[b]) })
+	sorted := make([]Event, len(to))
+	for i, from := range order {
+		sorted[i] = to[from]
+	}
+	return sorted
 }
 
 func eventAt(r *record.Record) int64 {
@@ -95,11 +127,14 @@ func (p *process) event(r *record.Record) Event {
 		e.Link = record.LinkState(r.Code).String()
 		return e
 	}
-	e.Window, e.Bytes, e.Requests, e.Backlog = since(r.First, r.Last), r.Bytes, r.WRs, r.Back
+	return p.windowEvent(r.First, r.Last, r.Bytes, r.WRs, r.Back, r.Flags&record.FlagAnomaly != 0, record.Cause(r.Code))
+}
+
+func (p *process) windowEvent(first, last int64, bytes uint64, requests, backlog uint32, anomaly bool, cause record.Cause) Event {
+	e := Event{At: sane(p.header.ToReal(last)), Window: since(first, last), Bytes: bytes, Requests: requests, Backlog: backlog, Anomaly: anomaly, Cause: cause.String()}
 	if e.Window > 0 {
-		e.Bandwidth = float64(r.Bytes) / float64(e.Window)
+		e.Bandwidth = float64(bytes) / float64(e.Window)
 	}
-	e.Anomaly, e.Cause = r.Flags&record.FlagAnomaly != 0, record.Cause(r.Code).String()
 	return e
 }
 
@@ -138,26 +173,76 @@ func (k *Connection) text(out io.Writer, last int) {
 	fmt.Fprintf(out, "\n%s %s to %s, channel %d%s, path %s\n", k.Transport, dash(name), peer, k.Channel, qp, k.State)
 	fmt.Fprintf(out, "  %s closed, %d slow; the last at %.1f MB/s, %s from post to completion; %d switches, %d bytes sent again\n",
 		count(k.Windows, "window"), k.Slow, float64(k.Bandwidth)/1e6, ago(k.Latency), k.Switches, k.Resent)
-	events := k.Events[len(k.Events)-min(len(k.Events), last):]
-	if len(events) == 0 {
+	if len(k.Events) == 0 || last == 0 {
 		return
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "  AT\tWINDOW\tBYTES\tMB/S\tREQUESTS\tBACKLOG\t")
-	for i := range events {
-		e := &events[i]
-		at := e.At.Format("15:04:05.000000")
-		if e.Link != "" {
-			fmt.Fprintf(w, "  %s\tpath %s\t\t\t\t\t\n", at, e.Link)
-			continue
+	fmt.Fprintln(w, "  AT\tWINDOW\tBYTES\tMB/S\tLATENCY\tREQUESTS\tBACKLOG\t")
+	shown := 0
+	for _, r := range k.ranges(last) {
+		if r[0] > shown {
+			fmt.Fprintf(w, "  ... %d more\t\t\t\t\t\t\t\n", r[0]-shown)
 		}
-		what := ""
-		if e.Anomaly {
-			what = "SLOW: " + e.Cause
-		} else if e.Cause != record.CauseNone.String() {
-			what = e.Cause
+		for i := r[0]; i < r[1]; i++ {
+			k.Events[i].text(w)
 		}
-		fmt.Fprintf(w, "  %s\t%.1f µs\t%d\t%.1f\t%d\t%d\t%s\n", at, float64(e.Window)*1e6, e.Bytes, e.Bandwidth/1e6, e.Requests, e.Backlog, what)
+		shown = r[1]
 	}
 	w.Flush()
+}
+
+// ranges are the events that are shown: as many around the last one with which the connection became
+// slow, and the last ones.
+func (k *Connection) ranges(last int) [][2]int {
+	n := len(k.Events)
+	tail := [2]int{n - min(n, last), n}
+	onset, state := -1, ""
+	for i := range k.Events {
+		e := &k.Events[i]
+		if e.State == "" {
+			continue
+		}
+		if none := record.CauseNone.String(); e.State != none && state == none {
+			onset = i
+		}
+		state = e.State
+	}
+	if onset < 0 || onset >= tail[0]+last/2 {
+		return [][2]int{tail}
+	}
+	around := [2]int{max(onset-last/2, 0), min(onset+(last+1)/2, n)}
+	if around[1] >= tail[0] {
+		return [][2]int{{min(around[0], tail[0]), n}}
+	}
+	return [][2]int{around, tail}
+}
+
+func (e *Event) text(w io.Writer) {
+	at := e.At.Format("15:04:05.000000")
+	if e.Link != "" {
+		fmt.Fprintf(w, "  %s\tpath %s\t\t\t\t\t\t\n", at, e.Link)
+		return
+	}
+	var what []string
+	none := record.CauseNone.String()
+	switch {
+	case e.Anomaly:
+		what = append(what, "SLOW: "+e.Cause)
+	case e.Cause != none:
+		what = append(what, e.Cause)
+	}
+	if e.State != "" && e.State != none && !e.Anomaly {
+		what = append(what, "state "+e.State)
+	}
+	if e.Overlaps {
+		what = append(what, "the last requests, turned bad")
+	}
+	if e.Gap {
+		what = append(what, "after a gap")
+	}
+	latency := ""
+	if e.Latency > 0 {
+		latency = ago(e.Latency)
+	}
+	fmt.Fprintf(w, "  %s\t%.1f µs\t%d\t%.1f\t%s\t%d\t%d\t%s\n", at, float64(e.Window)*1e6, e.Bytes, e.Bandwidth/1e6, latency, e.Requests, e.Backlog, strings.Join(what, ", "))
 }

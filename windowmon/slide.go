@@ -1,0 +1,104 @@
+package windowmon
+
+// slide is an estimate over the last requests, renewed at each completion: over at least
+// Config.WRs of them and Config.Resolution, and a quarter more at most, of those that completed
+// one after the other. So a slow network is seen wherever it begins, not only where a window does.
+//
+// Sums only grow, so the estimate is what they have grown by since a mark; there are a few,
+// and a completion costs the same however many requests there are.
+type slide struct {
+	closed  mark // sums of all windows that have closed
+	marks   [ring]mark
+	at      uint32 // the youngest mark
+	bad     bool
+	paneWRs uint64 // from one mark to the next
+	paneNs  int64  // likewise
+	minWRs  uint64 // of an estimate
+
+	event  Window
+	events uint64
+}
+
+const (
+	panes = 4 // between the youngest mark and the oldest in use
+	ring  = 8 // marks: more than panes, a power of two
+)
+
+// mark is the monitor's sums at a completion.
+type mark struct {
+	at          int64
+	wrs, bytes  uint64
+	latency     int64
+	slow, total float64 // service times
+}
+
+func newSlide(c Config) slide {
+	return slide{paneWRs: uint64((c.WRs + panes - 1) / panes), paneNs: int64(c.Resolution) / panes, minWRs: uint64(c.WRs)}
+}
+
+// slid renews the estimate after a completion.
+func (m *Monitor) slid(now int64) {
+	s := &m.slide
+	oldest, youngest := &s.marks[(s.at-panes)%ring], &s.marks[s.at%ring]
+	if s.bad || s.closed.slow+m.verdict.work.slow > oldest.slow {
+		m.estimate(now, oldest)
+	}
+	if s.closed.wrs+uint64(m.win.WRs)-youngest.wrs >= s.paneWRs && now-youngest.at >= s.paneNs {
+		s.at++
+		s.marks[s.at%ring] = m.sums(now)
+	}
+}
+
+// sums are the monitor's now.
+func (m *Monitor) sums(now int64) mark {
+	c, w := &m.slide.closed, &m.verdict.work
+	return mark{now, c.wrs + uint64(m.win.WRs), m.completed, c.latency + m.latency, c.slow + w.slow, c.total + w.total}
+}
+
+// estimate finds out whether the last requests spent most of their time in slow ones, and
+// keeps the window in which that turned true.
+func (m *Monitor) estimate(now int64, from *mark) {
+	s, x := &m.slide, m.sums(now)
+	slow, wrs := x.slow-from.slow, x.wrs-from.wrs
+	bad := 2*slow > x.total-from.total && wrs >= s.minWRs
+	if bad && !s.bad {
+		s.event = Window{
+			First: from.at, Last: now, Bytes: x.bytes - from.bytes, WRs: uint32(wrs), Backlog: m.win.Backlog,
+			Latency: (x.latency - from.latency) / int64(wrs), Network: now - from.at, Cause: Network,
+		}
+		s.events++
+	}
+	s.bad = bad
+}
+
+// restart has the estimate begin anew: nothing is outstanding.
+func (m *Monitor) restart(at int64) {
+	s := &m.slide
+	x := s.closed
+	x.at, x.bytes = at, m.completed
+	s.bad = false
+	for i := range s.marks {
+		s.marks[i] = x
+	}
+}
+
+// folded takes over the sums of a window that has ended.
+func (m *Monitor) folded() {
+	c, w := &m.slide.closed, &m.verdict.work
+	c.wrs += uint64(m.win.WRs)
+	c.latency += m.latency
+	c.slow += w.slow
+	c.total += w.total
+}
+
+// Events is how often the estimate over the last requests has turned bad: to more time lost
+// to slow requests than to others. It does so within a window, too, or across two.
+func (m *Monitor) Events() uint64 { return m.slide.events }
+
+// Event is the estimate that turned bad last, as a window that overlaps others. Its State is the
+// connection's by now, which changes when most windows are bad, not with one event.
+func (m *Monitor) Event() Window {
+	w := m.slide.event
+	w.State = m.verdict.state
+	return w
+}
