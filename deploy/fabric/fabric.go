@@ -175,12 +175,12 @@ func (u *Up) cables() error {
 	var lines []string
 	for l := range u.leaves() {
 		for s := range u.Spines {
-			lines = append(lines, fmt.Sprintf("link add s%d netns %s type veth peer name l%d netns %s", s, u.leaf(l), l, u.spine(s)))
+			lines = append(lines, fmt.Sprintf("link add s%d txqueuelen 48 gso_max_size 8192 netns %s type veth peer name l%d txqueuelen 48 netns %s", s, u.leaf(l), l, u.spine(s)))
 		}
 	}
 	for h := range u.Hosts {
 		for side := range 2 {
-			lines = append(lines, fmt.Sprintf("link add eth%d netns %s type veth peer name h%d netns %s", side, u.Host(h), h, u.leaf(2*u.pod(h)+side)))
+			lines = append(lines, fmt.Sprintf("link add eth%d txqueuelen 48 gso_max_size 8192 netns %s type veth peer name h%d txqueuelen 48 netns %s", side, u.Host(h), h, u.leaf(2*u.pod(h)+side)))
 		}
 		lines = append(lines, fmt.Sprintf("link add mg0 netns %s type veth peer name h%d netns %s", u.Host(h), h, u.Management()))
 	}
@@ -264,9 +264,7 @@ func (u *Up) down(s, pod, but int) string {
 func (u *Up) shape() error {
 	// Two classes, as switches have them: what asks for low delay goes first.
 	tbf := func(dev string) string {
-		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: tbf rate %[2]dmbit burst 64kb limit 256kb\n"+
-			"qdisc add dev %[1]s parent 1:1 handle 10: prio\n"+
-			"qdisc add dev %[1]s parent 10:1 bfifo limit 64kb\nqdisc add dev %[1]s parent 10:2 bfifo limit 256kb\nqdisc add dev %[1]s parent 10:3 bfifo limit 256kb", dev, u.Rate)
+		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: tbf rate %[2]dmbit burst 64kb limit 256kb\nqdisc add dev %[1]s parent 1:1 handle 10: pfifo_fast", dev, u.Rate)
 	}
 	for l := range u.leaves() {
 		var lines []string

@@ -186,7 +186,7 @@ type PingOptions struct {
 	Ports []uint16       // at most 64
 	Count int            // probes from each port, 20
 	Rate  int            // probes a second over all ports, 1000
-	// Timeout of the last answers, 200 ms.
+	// Timeout of the last answers, 1 s: a host that is short of CPU loses nothing.
 	Timeout time.Duration
 	// TOS is the probes' class. In that of bulk data they would take a full queue for a bad
 	// link; the default is IPTOS_LOWDELAY.
@@ -211,7 +211,7 @@ func PingPorts(ctx context.Context, o PingOptions) ([]Ping, error) {
 		o.Rate = 1000
 	}
 	if o.Timeout == 0 {
-		o.Timeout = 200 * time.Millisecond
+		o.Timeout = time.Second
 	}
 	if o.TOS == 0 {
 		o.TOS = lowDelay

@@ -121,13 +121,17 @@ func (p *path) work() {
 // when they do not.
 func (p *path) settle() {
 	p.mu.Lock()
-	want, given, known, on := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on
+	want, given, known, on, ready := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on, len(p.ready)
 	p.mu.Unlock()
+	if len(given) == 0 && ready > 0 && slices.Equal(on, want) {
+		p.move() // nobody has taken them
+		return
+	}
 	if len(want) == 0 {
 		return
 	}
 	if len(given) > 0 && slices.Equal(on, want) {
-		if p.still(want, given, known) {
+		if p.still(want, known) {
 			return
 		}
 		known = nil // switches hash otherwise than they did
@@ -191,7 +195,12 @@ func (p *path) offer(sets [][]uint16, want []hops) {
 	}
 	p.c.mu.Unlock()
 	p.mu.Lock()
-	p.ready, p.on = sets, want
+	p.ready, p.on = p.ready[:0:0], want
+	for _, set := range sets {
+		if !slices.ContainsFunc(set, func(port uint16) bool { _, spent := p.spent[port]; return spent }) {
+			p.ready = append(p.ready, set)
+		}
+	}
 	close(p.changed)
 	p.changed = make(chan struct{})
 	early := moveEvery - time.Since(p.moved)
@@ -213,12 +222,20 @@ func (p *path) offer(sets [][]uint16, want []hops) {
 const canaries = 2
 
 // still reports whether ports that took the planned paths do so now, and so the lanes'.
-func (p *path) still(want []hops, given []uint16, known map[uint16]hops) bool {
+func (p *path) still(want []hops, known map[uint16]hops) bool {
 	var check []uint16
+	busy := p.busy()
+	p.mu.Lock()
+	for _, set := range p.ready { // the transport may be at it
+		for _, port := range set {
+			busy[port] = true
+		}
+	}
+	p.mu.Unlock()
 	for _, w := range want {
 		n := 0
 		for port, h := range known {
-			if n < canaries && h == w && !slices.Contains(given, port) && !slices.Contains(check, port) && !p.c.taken(port, p.id) {
+			if n < canaries && h == w && !busy[port] && !slices.Contains(check, port) {
 				check = append(check, port)
 				n++
 			}
@@ -281,13 +298,6 @@ func pick(want []hops, busy map[uint16]bool, where map[uint16]hops) (ports []uin
 		ok = ok && ports[i] != 0
 	}
 	return ports, ok
-}
-
-func (c *Client) taken(port uint16, by string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	id, ok := c.used[port]
-	return ok && id != by
 }
 
 // Seen implements ccl.Path.
