@@ -357,8 +357,14 @@ func (p *pinger) listen(ctx context.Context, d time.Duration) {
 
 func (p *pinger) hear(i int) {
 	var b [Size + 1]byte
-	n, err := unix.Read(p.fds[i], b[:])
-	if err != nil || n != Size || string(b[:8]) != magic || binary.LittleEndian.Uint64(b[8:]) != p.id {
+	if n, err := unix.Read(p.fds[i], b[:]); err == nil {
+		p.take(i, b[:n])
+	}
+}
+
+// take takes an answer in.
+func (p *pinger) take(i int, b []byte) {
+	if len(b) != Size || string(b[:8]) != magic || binary.LittleEndian.Uint64(b[8:]) != p.id {
 		return
 	}
 	if p.nonce = binary.LittleEndian.Uint64(b[16:]); p.nonce == 0 {
