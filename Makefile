@@ -106,5 +106,9 @@ bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a 
 	cd bench && $(GO) run ./cmd/diagnosis -set report $(ARGS)
 	cd bench && $(GO) run ./cmd/diagnosis -scale
 
+.PHONY: bench-fabric
+bench-fabric: ## C4P's tables in a simulated fabric, and how the plan grows to 4,096 hosts (ARGS=-short: seconds)
+	cd bench && $(GO) run ./cmd/fabricsim $(ARGS)
+
 clean: ## remove what was built
 	rm -rf bin

@@ -1,6 +1,9 @@
 package pathplan
 
-import "slices"
+import (
+	"math"
+	"slices"
+)
 
 // Where a link is gone, lanes do not divide evenly over those left: five of 32 on one link,
 // four on another. What is left over is evened out by how many bytes lanes carry: a
@@ -89,9 +92,29 @@ func (r *rebalance) shiftable() []*conn {
 	return out
 }
 
-// cost is what a lane's bytes meet on their path: minimising the sum over links of
-// load² × rate evens loads out, and this is its slope.
-func (p *Planner) cost(l *lane) float64 { return p.links[l.up].load() + p.links[l.down].load() }
+// cost is what a lane's bytes meet on their path, with more bit/s of it there: the slope of
+// the sum over links of load to a high power. Making that sum least makes the fullest link
+// as empty as can be, where a sum of squares would fill one to spare many.
+func (p *Planner) cost(l *lane, more int64) float64 {
+	return steep(p.links[l.up].with(more)) + steep(p.links[l.down].with(more))
+}
+
+// steep is the 32nd power: two links that are both filled weigh no more than one that is
+// 2 % fuller.
+func steep(x float64) float64 {
+	for range 5 {
+		x *= x
+	}
+	return x
+}
+
+// flat is steep's inverse: a cost as the load of one link.
+func flat(x float64) float64 {
+	for range 5 {
+		x = math.Sqrt(x)
+	}
+	return x
+}
 
 // shift moves bytes from the fullest to the emptiest lane of one side of a connection.
 func (r *rebalance) shift(c *conn, side Side) bool {
@@ -104,24 +127,26 @@ func (r *rebalance) shift(c *conn, side Side) bool {
 		}
 		n++
 		shares += l.share
-		if from == nil || r.cost(l) > r.cost(from) {
+		if from == nil || r.cost(l, 0) > r.cost(from, 0) {
 			from = l
 		}
-		if to == nil || r.cost(l) < r.cost(to) {
+		if to == nil || r.cost(l, 0) < r.cost(to, 0) {
 			to = l
 		}
 	}
-	if n < 2 || from.load <= 0 || from.share <= 0 || r.cost(from)-r.cost(to) <= r.opt.MinGain/2 {
+	if n < 2 || from.load <= 0 || from.share <= 0 || flat(r.cost(from, 0))-flat(r.cost(to, 0)) <= r.opt.MinGain/2 {
 		return false
 	}
-	slope := 0.0
-	for i, id := range [2]int32{from.up, from.down} {
-		if other := [2]int32{to.up, to.down}[i]; other != id {
-			slope += r.links[id].inverse + r.links[other].inverse
+	least := min(from.share, shares/n/leastShare)
+	low, high := int64(0), int64(float64(from.load)*float64(from.share-least)/float64(from.share))
+	for high-low > from.load/1024+1 {
+		if mid := (low + high) / 2; r.differ(from, to, mid) > 0 {
+			low = mid
+		} else {
+			high = mid
 		}
 	}
-	bytes := (r.cost(from) - r.cost(to)) / slope
-	share := min(int(bytes*float64(from.share)/float64(from.load)), from.share-shares/n/leastShare)
+	share := int(float64(low) * float64(from.share) / float64(from.load))
 	if share < shares/n/256+1 {
 		return false
 	}
@@ -134,6 +159,17 @@ func (r *rebalance) shift(c *conn, side Side) bool {
 	r.setLoad(from, from.load-load)
 	r.setLoad(to, to.load+load)
 	return true
+}
+
+// differ is how much more bytes meet at from than at to, when so many bit/s have gone from
+// one to the other. Links that both cross carry the same as before.
+func (r *rebalance) differ(from, to *lane, load int64) (v float64) {
+	for i, a := range [2]int32{from.up, from.down} {
+		if b := [2]int32{to.up, to.down}[i]; a != b {
+			v += steep(r.links[a].with(-load)) - steep(r.links[b].with(load))
+		}
+	}
+	return v
 }
 
 // shares notes that a connection's shares change, if there are as many moves left.

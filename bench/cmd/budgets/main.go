@@ -66,6 +66,7 @@ var measurements = []measurement{
 	{"agent", func() ([]row, error) { return agentLoad("agent", 1) }},
 	{"agent_parts", func() ([]row, error) { return agentLoad("agent_parts", 5) }},
 	{"diagnosis", diagnosisPass},
+	{"plan", plan},
 	{"recording", recording},
 }
 
