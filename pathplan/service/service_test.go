@@ -83,7 +83,7 @@ func ask(t *testing.T, c planpb.PlannerClient, ctx context.Context, node, job st
 	t.Helper()
 	g, err := c.Plan(ctx)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	need.Hello = &planpb.Hello{Version: version, Node: node, Job: job}
 	if err := g.Send(need); err != nil && !errors.Is(err, io.EOF) {
