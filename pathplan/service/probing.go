@@ -46,6 +46,7 @@ type prober struct {
 	byLeaf  map[string][]pathplan.HostPort
 	leaves  []string
 	last    time.Time // round
+	told    time.Time // of losses that no switch names
 	tasks   uint64
 	results []outcome
 	bad     map[pathplan.Link]time.Time // that this has found, until they are well
@@ -73,6 +74,7 @@ type outcome struct {
 	to     []string
 	traced int
 	ways   []pathplan.Probe // Over: source's access, up, down, destination's access
+	blind  []pathplan.Probe // Over: source to destination
 }
 
 func newProber(s *Server, o Probing) *prober {
@@ -160,6 +162,11 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	f := &p.s.o.Fabric
 	o := outcome{at: now, traced: int(r.GetTraced()), from: p.leavesOf(ends.src), to: p.leavesOf(ends.dst)}
 	for _, w := range r.GetWays() {
+		if w.GetSpine() == "" && w.GetLeaf() == "" { // between these hosts, over whatever switches
+			sent := int(min(w.GetSent(), 1<<16))
+			o.blind = append(o.blind, pathplan.Probe{Over: []pathplan.Link{{From: ends.src.String(), To: ends.dst.String()}}, Sent: sent, Lost: min(int(w.GetLost()), sent)})
+			continue
+		}
 		a, err1 := netip.ParseAddr(w.GetSpine())
 		b, err2 := netip.ParseAddr(w.GetLeaf())
 		up, ok1 := f.links[a]
@@ -216,6 +223,7 @@ func (p *prober) judge(now time.Time) {
 			}
 		}
 	}
+	p.blind(now)
 	found := map[pathplan.Link]pathplan.LinkState{}
 	for _, s := range pathplan.Infer(probes, pathplan.InferOptions{}) {
 		for _, l := range s.Links {
@@ -234,6 +242,21 @@ func (p *prober) judge(now time.Time) {
 		}
 	}
 	p.apply(now, found, seen)
+}
+
+// blind tells of hosts between which packets are lost, where no switch says on which link.
+func (p *prober) blind(now time.Time) {
+	if now.Sub(p.told) < p.o.Window {
+		return
+	}
+	var probes []pathplan.Probe
+	for _, o := range p.results {
+		probes = append(probes, o.blind...)
+	}
+	for _, s := range pathplan.Infer(probes, pathplan.InferOptions{}) {
+		p.told = now
+		p.s.o.Log.Warn("packets are lost, and no switch says where", "between", s.Links[0].From, "and", s.Links[0].To, "loss", s.Loss)
+	}
 }
 
 // wellAfter is for how long a bad link must look well.
