@@ -48,7 +48,7 @@ func New(s Shape) (_ *Up, err error) {
 	return u, nil
 }
 
-// Host, leaf and spine name namespaces; Management is where a planner is.
+// Host names a host's namespace, Management the one where a planner is.
 func (u *Up) Host(h int) string     { return fmt.Sprintf("%s-h%d", u.Name, h) }
 func (u *Up) leaf(l int) string     { return fmt.Sprintf("%s-l%d", u.Name, l) }
 func (u *Up) spine(s int) string    { return fmt.Sprintf("%s-s%d", u.Name, s) }
