@@ -39,6 +39,9 @@ type path struct {
 const (
 	// moveEvery bounds how often a connection is moved.
 	moveEvery = 500 * time.Millisecond
+	// bulk is how many bytes make a direction one that is planned. A ring's connections
+	// carry data one way; a plan that took the other way for as busy would be uneven.
+	bulk = 256 << 10
 	// restFor is longer than a closed connection's address is kept from use (TIME_WAIT).
 	restFor = 70 * time.Second
 	// spares is how many sets of ports are at hand.
@@ -54,14 +57,12 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 	if p.closed {
 		return nil
 	}
-	p.c.mu.Lock()
-	if p.lanes == 0 {
-		p.lanes = lanes
-		p.c.ring()
-	}
-	p.c.mu.Unlock()
 	for {
 		p.mu.Lock()
+		if len(p.want) == 0 { // nothing is planned yet: see bulk
+			p.mu.Unlock()
+			return nil
+		}
 		ready, changed := p.ready, p.changed
 		if len(ready) > 0 && len(ready[0]) >= lanes {
 			p.given, p.ready, p.moved = ready[0], ready[1:], time.Now()
@@ -77,6 +78,16 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 			return nil
 		case <-changed:
 		}
+	}
+}
+
+// ask has the connection planned.
+func (p *path) ask(lanes int) {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	if p.lanes == 0 {
+		p.lanes = lanes
+		p.c.ring()
 	}
 }
 
@@ -315,6 +326,13 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 		}
 	}
 	verify := now.Sub(p.verified) >= p.c.o.Verify
+	sent := uint64(0)
+	for _, l := range lanes {
+		sent += l.Acked
+	}
+	if sent >= bulk && len(p.want) == 0 {
+		defer p.ask(len(lanes))
+	}
 	var bad []int
 	for i, l := range lanes {
 		if i < len(p.last) && p.last[i].Port == l.Port {
