@@ -134,7 +134,7 @@ type Limits struct {
 	LanesPerTenant int // 1 << 18
 	LanesPerJob    int // 1 << 17
 	Jobs           int // 1 << 14
-	Ports          int // source ports in all maps together; 1 << 24
+	Ports          int // source ports in all maps together, and paths; 1 << 24
 }
 
 // LinkLoad is what a link was measured to carry.

@@ -56,11 +56,12 @@ func Infer(probes []Probe, o InferOptions) []Suspect {
 	return f.suspects()
 }
 
-// probed is a path's probes, all that crossed the same links together.
+// probed are the probes that crossed the same links, where some were lost. What was not
+// lost is a number a link: it says no more.
 type probed struct {
-	over     []int
-	ok, lost float64
-	survive  float64 // how likely a probe survives the path's bad links, and noise
+	over    []int
+	lost    float64
+	survive float64 // how likely a probe survives the path's bad links, and noise
 }
 
 type inference struct {
@@ -68,54 +69,77 @@ type inference struct {
 	links []Link
 	paths []probed
 	on    [][]int   // a link's paths
+	sent  []float64 // over each link
+	ok    []float64 // of these, not lost
 	loss  []float64 // of each link, 0 for those not in bad
 	spent []bool    // links that were bad and then needless: not tried again, so that there is an end
 	bad   []int
+
+	survive []float64 // memory of fit
 }
 
 func newInference(probes []Probe, o InferOptions) *inference {
 	f := &inference{InferOptions: o}
+	ids := map[Link]int{}
 	for i := range probes {
-		f.links = append(f.links, probes[i].Over...)
+		for _, l := range probes[i].Over {
+			if _, ok := ids[l]; !ok {
+				ids[l] = 0
+				f.links = append(f.links, l)
+			}
+		}
 	}
 	slices.SortFunc(f.links, compareLinks)
-	f.links = slices.Compact(f.links)
-	merged := map[string]int{}
-	for i := range probes {
-		pr := &probes[i]
-		lost := min(max(pr.Lost, 0), pr.Sent)
-		if pr.Sent <= 0 || len(pr.Over) == 0 {
-			continue
-		}
-		over := make([]int, 0, len(pr.Over))
-		for _, l := range pr.Over {
-			id, _ := slices.BinarySearchFunc(f.links, l, compareLinks)
-			over = append(over, id)
-		}
-		slices.Sort(over)
-		over = slices.Compact(over)
-		key := make([]byte, 0, 4*len(over))
-		for _, id := range over {
-			key = append(key, byte(id), byte(id>>8), byte(id>>16), byte(id>>24))
-		}
-		k, ok := merged[string(key)]
-		if !ok {
-			k = len(f.paths)
-			merged[string(key)] = k
-			f.paths = append(f.paths, probed{over: over, survive: 1 - o.Floor})
-		}
-		f.paths[k].ok += float64(pr.Sent - lost)
-		f.paths[k].lost += float64(lost)
+	for i, l := range f.links {
+		ids[l] = i
 	}
-	slices.SortFunc(f.paths, func(a, b probed) int { return slices.Compare(a.over, b.over) })
-	f.on = make([][]int, len(f.links))
-	f.loss, f.spent = make([]float64, len(f.links)), make([]bool, len(f.links))
+	n := len(f.links)
+	f.on, f.sent, f.ok, f.loss, f.spent = make([][]int, n), make([]float64, n), make([]float64, n), make([]float64, n), make([]bool, n)
+	for i := range probes {
+		f.count(&probes[i], ids)
+	}
+	f.merge()
 	for i := range f.paths {
 		for _, l := range f.paths[i].over {
 			f.on[l] = append(f.on[l], i)
 		}
 	}
 	return f
+}
+
+// count takes in what became of some probes.
+func (f *inference) count(pr *Probe, ids map[Link]int) {
+	if pr.Sent <= 0 {
+		return
+	}
+	over := make([]int, 0, len(pr.Over))
+	for _, l := range pr.Over {
+		over = append(over, ids[l])
+	}
+	slices.Sort(over)
+	over = slices.Compact(over)
+	lost := min(max(pr.Lost, 0), pr.Sent)
+	for _, l := range over {
+		f.sent[l] += float64(pr.Sent)
+		f.ok[l] += float64(pr.Sent - lost)
+	}
+	if lost > 0 {
+		f.paths = append(f.paths, probed{over: over, lost: float64(lost), survive: 1 - f.Floor})
+	}
+}
+
+// merge makes one of paths that crossed the same links.
+func (f *inference) merge() {
+	slices.SortFunc(f.paths, func(a, b probed) int { return slices.Compare(a.over, b.over) })
+	out := f.paths[:0]
+	for _, p := range f.paths {
+		if n := len(out); n > 0 && slices.Equal(out[n-1].over, p.over) {
+			out[n-1].lost += p.lost
+		} else {
+			out = append(out, p)
+		}
+	}
+	f.paths = out
 }
 
 // without is how likely a probe survives a path if link l lost nothing.
@@ -140,42 +164,35 @@ func (f *inference) set(l int, loss float64) {
 	f.loss[l] = loss
 }
 
-// seen is the logarithm of how likely it is to see what a path has seen.
-func (p *probed) seen(survive float64) float64 {
-	v := 0.0
-	if p.ok > 0 {
-		v += p.ok * math.Log(max(survive, 1e-12))
+// likely is the logarithm of how likely it is that something happens n times.
+func likely(n, chance float64) float64 {
+	if n == 0 {
+		return 0
 	}
-	if p.lost > 0 {
-		v += p.lost * math.Log(max(1-survive, 1e-12))
-	}
-	return v
+	return n * math.Log(max(chance, 1e-12))
 }
 
 // fit finds what link l most likely loses, the others being what they are, and how much
 // likelier that makes what was seen than if it lost nothing. The likelihood is concave in
 // the loss: its slope has one zero.
 func (f *inference) fit(l int) (loss, gain float64) {
-	ok := 0.0
-	var survive, lost []float64
+	survive := f.survive[:0]
 	for _, i := range f.on[l] {
-		p := &f.paths[i]
-		ok += p.ok
-		if p.lost > 0 {
-			survive, lost = append(survive, f.without(p, l)), append(lost, p.lost)
-		}
+		survive = append(survive, f.without(&f.paths[i], l))
 	}
+	f.survive = survive
 	slope := func(x float64) float64 {
-		v := -ok / (1 - x)
-		for i, s := range survive {
-			v += lost[i] * s / max(1-s*(1-x), 1e-12)
+		v := -f.ok[l] / (1 - x)
+		for k, i := range f.on[l] {
+			s := survive[k]
+			v += f.paths[i].lost * s / max(1-s*(1-x), 1e-12)
 		}
 		return v
 	}
 	switch {
-	case len(lost) == 0 || slope(0) <= 0:
+	case len(survive) == 0 || slope(0) <= 0:
 		return 0, 0
-	case ok == 0:
+	case f.ok[l] == 0:
 		loss = 1
 	default:
 		low, high := 0.0, 1.0
@@ -188,10 +205,10 @@ func (f *inference) fit(l int) (loss, gain float64) {
 		}
 		loss = low
 	}
-	for _, i := range f.on[l] {
-		p := &f.paths[i]
-		s := f.without(p, l)
-		gain += p.seen(s*(1-loss)) - p.seen(s)
+	gain = likely(f.ok[l], 1-loss)
+	for k, i := range f.on[l] {
+		s := survive[k]
+		gain += likely(f.paths[i].lost, 1-s*(1-loss)) - likely(f.paths[i].lost, 1-s)
 	}
 	return loss, gain
 }
@@ -266,9 +283,13 @@ func (f *inference) needed(l int) float64 {
 	return cost
 }
 
+// likelihood is that of all that was seen, up to a constant.
 func (f *inference) likelihood() (v float64) {
+	for _, l := range f.bad {
+		v += likely(f.ok[l], 1-f.loss[l])
+	}
 	for i := range f.paths {
-		v += f.paths[i].seen(f.paths[i].survive)
+		v += likely(f.paths[i].lost, 1-f.paths[i].survive)
 	}
 	return v
 }
@@ -281,11 +302,7 @@ const alike = 3
 func (f *inference) suspects() []Suspect {
 	var out []Suspect
 	for _, l := range f.bad {
-		s := Suspect{Links: []Link{f.links[l]}, Loss: f.loss[l]}
-		for _, i := range f.on[l] {
-			s.Sent += int(f.paths[i].ok + f.paths[i].lost)
-			s.Lost += int(f.paths[i].lost)
-		}
+		s := Suspect{Links: []Link{f.links[l]}, Loss: f.loss[l], Sent: int(f.sent[l]), Lost: int(f.sent[l] - f.ok[l])}
 		x := f.loss[l]
 		with := f.likelihood()
 		f.set(l, 0)

@@ -160,3 +160,14 @@ func TestInferAlike(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+// BenchmarkInfer: a full mesh of 64 leaves over 32 spines, three bad links.
+func BenchmarkInfer(b *testing.B) {
+	r := rand.New(rand.NewPCG(1, 1))
+	probes := mesh(r, 64, 32, 100, true, map[Link]float64{anyLink(r, 64, 32): 1, anyLink(r, 64, 32): 0.05, anyLink(r, 64, 32): 0.3})
+	for b.Loop() {
+		if len(Infer(probes, InferOptions{})) != 3 {
+			b.Fatal("not the three")
+		}
+	}
+}

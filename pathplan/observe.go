@@ -78,7 +78,7 @@ func (p *Planner) judge(now time.Time) {
 			all.congested += of[i].congested
 		}
 	}
-	recover := math.Exp2(-float64(now.Sub(p.judged)) / float64(forget))
+	fade := math.Exp2(-float64(now.Sub(p.judged)) / float64(forget))
 	for i := range p.links {
 		k := &p.links[i]
 		blamed := of[i].congested > 0 && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard
@@ -89,7 +89,7 @@ func (p *Planner) judge(now time.Time) {
 		case k.derate == 0 || blamed:
 			continue
 		default:
-			if k.derate *= recover; k.derate < p.opt.MinGain {
+			if k.derate *= fade; k.derate < p.opt.MinGain {
 				k.derate = 0
 			}
 		}

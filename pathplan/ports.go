@@ -16,7 +16,7 @@ type portTable struct {
 	version uint64
 	learnt  time.Time
 	paths   map[pathID][]uint16
-	ports   int
+	ports   int // and paths, and one: what it costs to keep
 }
 
 // usedPort is a source port between two NICs.
@@ -170,7 +170,7 @@ func (p *Planner) checkMap(m *PortMap) (mapKey, *portTable, error) {
 	if y := m.Learnt.Year(); y < 0 || y > 9999 {
 		return key, nil, fmt.Errorf("learnt in the year %d: %w", y, ErrInvalid)
 	}
-	t := &portTable{version: m.Version, learnt: m.Learnt, paths: make(map[pathID][]uint16, len(m.Paths))}
+	t := &portTable{version: m.Version, learnt: m.Learnt, paths: make(map[pathID][]uint16, len(m.Paths)), ports: 1}
 	var seen [1 << 16 / 64]uint64
 	for _, path := range m.Paths {
 		up, down, ok := p.pathOf(path.Path, p.fabric.ports[src].leaf, leaf)
@@ -184,7 +184,7 @@ func (p *Planner) checkMap(m *PortMap) (mapKey, *portTable, error) {
 			seen[port/64] |= 1 << (port % 64)
 		}
 		t.paths[pathID{up, down}] = append(t.paths[pathID{up, down}], path.Ports...)
-		t.ports += len(path.Ports)
+		t.ports += 1 + len(path.Ports)
 	}
 	return key, t, nil
 }

@@ -132,13 +132,11 @@ func hashed(top *Topology, key PortKey, seed uint64, n int) PortMap {
 
 // world drives a planner with whatever may happen.
 type world struct {
-	t     *testing.T
-	r     *rand.Rand
-	top   Topology
-	p     *Planner
-	now   time.Time
-	jobs  int
-	lanes int
+	t   *testing.T
+	r   *rand.Rand
+	top Topology
+	p   *Planner
+	now time.Time
 }
 
 func (w *world) step() {

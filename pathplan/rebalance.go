@@ -140,26 +140,24 @@ func (r *rebalance) turns(l *lane) int {
 // sides moves lanes whose side no longer joins their NICs, and those back whose side does
 // again.
 func (r *rebalance) sides() {
-	for leaf := range r.leaves {
-		if _, ok := r.resided[int32(leaf)]; !ok {
+	if len(r.resided) == 0 {
+		return
+	}
+	wait := map[int32]struct{}{}
+	for i := range r.fabric.ports {
+		pt := &r.fabric.ports[i]
+		if _, ok := r.resided[pt.leaf]; !ok {
 			continue
 		}
-		all := true
-		for i := range r.fabric.ports {
-			pt := &r.fabric.ports[i]
-			if pt.leaf != int32(leaf) {
-				continue
-			}
-			for _, list := range pt.conns {
-				for _, c := range list {
-					all = r.reside(c) && all
+		for _, list := range pt.conns {
+			for _, c := range list {
+				if !r.reside(c) {
+					wait[pt.leaf] = struct{}{}
 				}
 			}
 		}
-		if all {
-			delete(r.resided, int32(leaf))
-		}
 	}
+	r.resided = wait
 }
 
 // reside puts a connection's lanes on the sides where they belong. It reports false where

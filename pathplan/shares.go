@@ -69,12 +69,12 @@ func (r *rebalance) shiftable() []*conn {
 			}
 		}
 	}
-	// Others of the same leaves take part: bytes pass on from one connection to the next.
+	// Those that they share links with take part: bytes pass on from one to the next.
 	seen := map[*conn]bool{}
 	out = slices.DeleteFunc(out, func(c *conn) bool { was := seen[c]; seen[c] = true; return was })
-	for i := 0; i < len(out); i++ {
-		for j := range out[i].lanes {
-			l := &out[i].lanes[j]
+	for _, c := range out[:len(out):len(out)] {
+		for j := range c.lanes {
+			l := &c.lanes[j]
 			if l.up == none {
 				continue
 			}
