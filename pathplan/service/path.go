@@ -29,6 +29,7 @@ type path struct {
 	spent    map[uint16]time.Time // ports that were given
 	given    []uint16             // ports that the transport has
 	on       []hops               // the plan that these are of
+	next     []hops               // the plan that ready is of
 	working  bool
 	again    bool // the plan has changed meanwhile
 	verified time.Time
@@ -65,7 +66,7 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 		}
 		ready, changed := p.ready, p.changed
 		if len(ready) > 0 && len(ready[0]) >= lanes {
-			p.given, p.ready, p.moved = ready[0], ready[1:], time.Now()
+			p.given, p.ready, p.on, p.moved = ready[0], ready[1:], p.next, time.Now()
 			for _, port := range p.given {
 				p.spent[port] = p.moved
 			}
@@ -132,9 +133,9 @@ func (p *path) work() {
 // when they do not.
 func (p *path) settle() {
 	p.mu.Lock()
-	want, given, known, on, ready := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on, len(p.ready)
+	want, given, known, on, ready := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on, len(p.ready) > 0 && slices.Equal(p.next, p.want)
 	p.mu.Unlock()
-	if len(given) == 0 && ready > 0 && slices.Equal(on, want) {
+	if ready && !slices.Equal(on, want) {
 		p.move() // nobody has taken them
 		return
 	}
@@ -206,7 +207,7 @@ func (p *path) offer(sets [][]uint16, want []hops) {
 	}
 	p.c.mu.Unlock()
 	p.mu.Lock()
-	p.ready, p.on = p.ready[:0:0], want
+	p.ready, p.next = p.ready[:0:0], want
 	for _, set := range sets {
 		if !slices.ContainsFunc(set, func(port uint16) bool { _, spent := p.spent[port]; return spent }) {
 			p.ready = append(p.ready, set)

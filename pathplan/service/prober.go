@@ -52,7 +52,7 @@ type known struct {
 
 const (
 	// relearn is how old a map gets.
-	relearn = 5 * time.Second
+	relearn = 1500 * time.Millisecond
 	// probedPorts is how many of a way's source ports are probed.
 	probedPorts = 2
 	maxMaps     = 256

@@ -34,6 +34,8 @@ const (
 	// absentFrom is how many source ports must have been traced from, or to, a leaf for a
 	// link that none takes to be absent.
 	absentFrom = 192
+	// absentFor is for how long none may have taken it.
+	absentFor = 2500 * time.Millisecond
 	// maxResults bounds the window.
 	maxResults = 1 << 14
 )
@@ -72,7 +74,7 @@ type outcome struct {
 	at     time.Time
 	from   []string // leaves
 	to     []string
-	traced int
+	traced int              // source ports whose path has a name
 	ways   []pathplan.Probe // Over: source's access, up, down, destination's access
 	blind  []pathplan.Probe // Over: source to destination
 }
@@ -160,7 +162,7 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	}
 	delete(h.asked, r.GetId())
 	f := &p.s.o.Fabric
-	o := outcome{at: now, traced: int(r.GetTraced()), from: p.leavesOf(ends.src), to: p.leavesOf(ends.dst)}
+	o := outcome{at: now, traced: int(r.GetTraced() - min(r.GetTraced(), r.GetUnknown())), from: p.leavesOf(ends.src), to: p.leavesOf(ends.dst)}
 	for _, w := range r.GetWays() {
 		if w.GetSpine() == "" && w.GetLeaf() == "" { // between these hosts, over whatever switches
 			sent := int(min(w.GetSent(), 1<<16))
@@ -210,14 +212,21 @@ func (p *prober) judge(now time.Time) {
 	var probes []pathplan.Probe
 	seen, from, to := map[pathplan.Link]bool{}, map[string]int{}, map[string]int{}
 	for _, o := range p.results {
+		recent := now.Sub(o.at) < absentFor
 		for _, l := range o.from {
-			from[l] += o.traced
+			if recent {
+				from[l] += o.traced
+			}
 		}
 		for _, l := range o.to {
-			to[l] += o.traced
+			if recent {
+				to[l] += o.traced
+			}
 		}
 		for _, w := range o.ways {
-			seen[w.Over[1]], seen[w.Over[2]] = true, true
+			if recent {
+				seen[w.Over[1]], seen[w.Over[2]] = true, true
+			}
 			if w.Sent > 0 {
 				probes = append(probes, w)
 			}
