@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties test-kubernetes fuzz man clean
+.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties test-kubernetes test-fabric fuzz man clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -44,6 +44,9 @@ race: ## the tests of what runs concurrently, under the race detector
 
 test-outages: ## long outages and heavy losses of a network between two nodes: minutes
 	$(GO) test -count=1 -timeout 20m -run 'TestOutage' -v ./ccl -args -outages
+
+test-fabric: ## C4P on a fabric of network namespaces: root, a quiet machine, about 15 minutes
+	LOCKSTEP_TEST_FABRIC=1 $(GO) test -count=1 -timeout 60m -v ./deploy/fabric
 
 test-tracing: ## traces of real ranks in a real Jaeger, which takes about five minutes of two cores to build once
 	LOCKSTEP_TEST_TRACING=1 $(GO) test -count=1 -timeout 20m -run 'TestTracing' -v ./deploy/local ./cmd/lockstep

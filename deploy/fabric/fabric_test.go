@@ -224,16 +224,16 @@ func shape() fabric.Shape {
 // TestOneJob: a ring over all hosts, without and with the planner.
 func TestOneJob(t *testing.T) {
 	long(t)
-	runs, seconds, bytes := number("RUNS", 20), float64(number("SECONDS", 8)), number("BYTES", 4<<20)
+	runs, seconds, bytes := number("RUNS", 20), float64(number("SECONDS", 12)), number("BYTES", 4<<20)
 	b := setUp(t, shape())
 	measure := func(planner string) (all []float64) {
 		for range runs {
 			j := b.start("one", planner, b.ring(), bytes, seconds)
 			ends := j.wait()
-			if len(ends) < 3 {
-				t.Fatalf("%d operations in %v s", len(ends), seconds)
+			if len(ends) == 0 {
+				t.Fatal("nothing ended")
 			}
-			all = append(all, j.bus(ends, ends[0]+2, math.Inf(1)))
+			all = append(all, j.bus(ends, ends[0]+4, math.Inf(1)))
 			t.Logf("planner %q: %.1f Mbit/s", planner, all[len(all)-1])
 		}
 		return all

@@ -186,7 +186,7 @@ type PingOptions struct {
 	Ports []uint16       // at most 64
 	Count int            // probes from each port, 20
 	Rate  int            // probes a second over all ports, 1000
-	// Timeout of the last answers, 200 ms.
+	// Timeout of the last answers, 1 s: a host that is short of CPU loses nothing.
 	Timeout time.Duration
 	// TOS is the probes' class. In that of bulk data they would take a full queue for a bad
 	// link; the default is IPTOS_LOWDELAY.
@@ -211,7 +211,7 @@ func PingPorts(ctx context.Context, o PingOptions) ([]Ping, error) {
 		o.Rate = 1000
 	}
 	if o.Timeout == 0 {
-		o.Timeout = 200 * time.Millisecond
+		o.Timeout = time.Second
 	}
 	if o.TOS == 0 {
 		o.TOS = lowDelay
@@ -357,8 +357,14 @@ func (p *pinger) listen(ctx context.Context, d time.Duration) {
 
 func (p *pinger) hear(i int) {
 	var b [Size + 1]byte
-	n, err := unix.Read(p.fds[i], b[:])
-	if err != nil || n != Size || string(b[:8]) != magic || binary.LittleEndian.Uint64(b[8:]) != p.id {
+	if n, err := unix.Read(p.fds[i], b[:]); err == nil {
+		p.take(i, b[:n])
+	}
+}
+
+// take takes an answer in.
+func (p *pinger) take(i int, b []byte) {
+	if len(b) != Size || string(b[:8]) != magic || binary.LittleEndian.Uint64(b[8:]) != p.id {
 		return
 	}
 	if p.nonce = binary.LittleEndian.Uint64(b[16:]); p.nonce == 0 {

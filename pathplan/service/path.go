@@ -29,6 +29,7 @@ type path struct {
 	spent    map[uint16]time.Time // ports that were given
 	given    []uint16             // ports that the transport has
 	on       []hops               // the plan that these are of
+	next     []hops               // the plan that ready is of
 	working  bool
 	again    bool // the plan has changed meanwhile
 	verified time.Time
@@ -39,6 +40,9 @@ type path struct {
 const (
 	// moveEvery bounds how often a connection is moved.
 	moveEvery = 500 * time.Millisecond
+	// bulk is how many bytes make a direction one that is planned. A ring's connections
+	// carry data one way; a plan that took the other way for as busy would be uneven.
+	bulk = 256 << 10
 	// restFor is longer than a closed connection's address is kept from use (TIME_WAIT).
 	restFor = 70 * time.Second
 	// spares is how many sets of ports are at hand.
@@ -54,17 +58,15 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 	if p.closed {
 		return nil
 	}
-	p.c.mu.Lock()
-	if p.lanes == 0 {
-		p.lanes = lanes
-		p.c.ring()
-	}
-	p.c.mu.Unlock()
 	for {
 		p.mu.Lock()
+		if len(p.want) == 0 { // nothing is planned yet: see bulk
+			p.mu.Unlock()
+			return nil
+		}
 		ready, changed := p.ready, p.changed
 		if len(ready) > 0 && len(ready[0]) >= lanes {
-			p.given, p.ready, p.moved = ready[0], ready[1:], time.Now()
+			p.given, p.ready, p.on, p.moved = ready[0], ready[1:], p.next, time.Now()
 			for _, port := range p.given {
 				p.spent[port] = p.moved
 			}
@@ -77,6 +79,16 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 			return nil
 		case <-changed:
 		}
+	}
+}
+
+// ask has the connection planned.
+func (p *path) ask(lanes int) {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	if p.lanes == 0 {
+		p.lanes = lanes
+		p.c.ring()
 	}
 }
 
@@ -121,13 +133,17 @@ func (p *path) work() {
 // when they do not.
 func (p *path) settle() {
 	p.mu.Lock()
-	want, given, known, on := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on
+	want, given, known, on, ready := slices.Clone(p.want), slices.Clone(p.given), p.where, p.on, len(p.ready) > 0 && slices.Equal(p.next, p.want)
 	p.mu.Unlock()
+	if ready && !slices.Equal(on, want) {
+		p.move() // nobody has taken them
+		return
+	}
 	if len(want) == 0 {
 		return
 	}
 	if len(given) > 0 && slices.Equal(on, want) {
-		if p.still(want, given, known) {
+		if p.still(want, known) {
 			return
 		}
 		known = nil // switches hash otherwise than they did
@@ -191,7 +207,12 @@ func (p *path) offer(sets [][]uint16, want []hops) {
 	}
 	p.c.mu.Unlock()
 	p.mu.Lock()
-	p.ready, p.on = sets, want
+	p.ready, p.next = p.ready[:0:0], want
+	for _, set := range sets {
+		if !slices.ContainsFunc(set, func(port uint16) bool { _, spent := p.spent[port]; return spent }) {
+			p.ready = append(p.ready, set)
+		}
+	}
 	close(p.changed)
 	p.changed = make(chan struct{})
 	early := moveEvery - time.Since(p.moved)
@@ -213,12 +234,20 @@ func (p *path) offer(sets [][]uint16, want []hops) {
 const canaries = 2
 
 // still reports whether ports that took the planned paths do so now, and so the lanes'.
-func (p *path) still(want []hops, given []uint16, known map[uint16]hops) bool {
+func (p *path) still(want []hops, known map[uint16]hops) bool {
 	var check []uint16
+	busy := p.busy()
+	p.mu.Lock()
+	for _, set := range p.ready { // the transport may be at it
+		for _, port := range set {
+			busy[port] = true
+		}
+	}
+	p.mu.Unlock()
 	for _, w := range want {
 		n := 0
 		for port, h := range known {
-			if n < canaries && h == w && !slices.Contains(given, port) && !slices.Contains(check, port) && !p.c.taken(port, p.id) {
+			if n < canaries && h == w && !busy[port] && !slices.Contains(check, port) {
 				check = append(check, port)
 				n++
 			}
@@ -283,13 +312,6 @@ func pick(want []hops, busy map[uint16]bool, where map[uint16]hops) (ports []uin
 	return ports, ok
 }
 
-func (c *Client) taken(port uint16, by string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	id, ok := c.used[port]
-	return ok && id != by
-}
-
 // Seen implements ccl.Path.
 func (p *path) Seen(lanes []ccl.LaneState) {
 	if p.closed {
@@ -305,6 +327,13 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 		}
 	}
 	verify := now.Sub(p.verified) >= p.c.o.Verify
+	sent := uint64(0)
+	for _, l := range lanes {
+		sent += l.Acked
+	}
+	if sent >= bulk && len(p.want) == 0 {
+		defer p.ask(len(lanes))
+	}
 	var bad []int
 	for i, l := range lanes {
 		if i < len(p.last) && p.last[i].Port == l.Port {

@@ -34,6 +34,8 @@ const (
 	// absentFrom is how many source ports must have been traced from, or to, a leaf for a
 	// link that none takes to be absent.
 	absentFrom = 192
+	// absentFor is for how long none may have taken it.
+	absentFor = 2500 * time.Millisecond
 	// maxResults bounds the window.
 	maxResults = 1 << 14
 )
@@ -46,6 +48,7 @@ type prober struct {
 	byLeaf  map[string][]pathplan.HostPort
 	leaves  []string
 	last    time.Time // round
+	told    time.Time // of losses that no switch names
 	tasks   uint64
 	results []outcome
 	bad     map[pathplan.Link]time.Time // that this has found, until they are well
@@ -71,8 +74,9 @@ type outcome struct {
 	at     time.Time
 	from   []string // leaves
 	to     []string
-	traced int
+	traced int              // source ports whose path has a name
 	ways   []pathplan.Probe // Over: source's access, up, down, destination's access
+	blind  []pathplan.Probe // Over: source to destination
 }
 
 func newProber(s *Server, o Probing) *prober {
@@ -158,8 +162,13 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	}
 	delete(h.asked, r.GetId())
 	f := &p.s.o.Fabric
-	o := outcome{at: now, traced: int(r.GetTraced()), from: p.leavesOf(ends.src), to: p.leavesOf(ends.dst)}
+	o := outcome{at: now, traced: int(r.GetTraced() - min(r.GetTraced(), r.GetUnknown())), from: p.leavesOf(ends.src), to: p.leavesOf(ends.dst)}
 	for _, w := range r.GetWays() {
+		if w.GetSpine() == "" && w.GetLeaf() == "" { // between these hosts, over whatever switches
+			sent := int(min(w.GetSent(), 1<<16))
+			o.blind = append(o.blind, pathplan.Probe{Over: []pathplan.Link{{From: ends.src.String(), To: ends.dst.String()}}, Sent: sent, Lost: min(int(w.GetLost()), sent)})
+			continue
+		}
 		a, err1 := netip.ParseAddr(w.GetSpine())
 		b, err2 := netip.ParseAddr(w.GetLeaf())
 		up, ok1 := f.links[a]
@@ -203,19 +212,27 @@ func (p *prober) judge(now time.Time) {
 	var probes []pathplan.Probe
 	seen, from, to := map[pathplan.Link]bool{}, map[string]int{}, map[string]int{}
 	for _, o := range p.results {
+		recent := now.Sub(o.at) < absentFor
 		for _, l := range o.from {
-			from[l] += o.traced
+			if recent {
+				from[l] += o.traced
+			}
 		}
 		for _, l := range o.to {
-			to[l] += o.traced
+			if recent {
+				to[l] += o.traced
+			}
 		}
 		for _, w := range o.ways {
-			seen[w.Over[1]], seen[w.Over[2]] = true, true
+			if recent {
+				seen[w.Over[1]], seen[w.Over[2]] = true, true
+			}
 			if w.Sent > 0 {
 				probes = append(probes, w)
 			}
 		}
 	}
+	p.blind(now)
 	found := map[pathplan.Link]pathplan.LinkState{}
 	for _, s := range pathplan.Infer(probes, pathplan.InferOptions{}) {
 		for _, l := range s.Links {
@@ -234,6 +251,21 @@ func (p *prober) judge(now time.Time) {
 		}
 	}
 	p.apply(now, found, seen)
+}
+
+// blind tells of hosts between which packets are lost, where no switch says on which link.
+func (p *prober) blind(now time.Time) {
+	if now.Sub(p.told) < p.o.Window {
+		return
+	}
+	var probes []pathplan.Probe
+	for _, o := range p.results {
+		probes = append(probes, o.blind...)
+	}
+	for _, s := range pathplan.Infer(probes, pathplan.InferOptions{}) {
+		p.told = now
+		p.s.o.Log.Warn("packets are lost, and no switch says where", "between", s.Links[0].From, "and", s.Links[0].To, "loss", s.Loss)
+	}
 }
 
 // wellAfter is for how long a bad link must look well.

@@ -72,12 +72,15 @@ type meeting struct {
 	whole   uint32   // the number of the last attempt that has all its sockets, 0 for none
 	next    []int    // the sockets of that, which the executor has yet to take over
 
-	plain    bool     // the peer dials no half of the sockets
-	halved   [16]byte // the attempt of which this end dials a half, or has
-	from, to int      // which of next this end has dialled
-	chosen   bool     // next takes the place of sockets that are sound
-	path     Path     // the plan's, nil for none or not yet
-	moving   bool     // what is sought is only a better path
+	plain      bool      // the peer dials no half of the sockets
+	halved     [16]byte  // the attempt of which this end dials a half, or has
+	from, to   int       // which of next this end has dialled
+	skipped    []skipped // sound sets that were never taken over: the peer may have
+	nextNumber uint32    // of next
+	chosen     bool      // next takes the place of sockets that are sound
+	path       Path      // the plan's, nil for none or not yet
+	moving     bool      // what is sought is only a better path
+	settled    bool      // both ends have taken over the last set
 
 	lost      uint32 // the set that has failed
 	ended     bool   // the peer's host has ended a socket of it: it knows of no such connection
@@ -99,6 +102,22 @@ func (t *meeting) meet() *meeting { return t }
 
 // fail breaks the link, from any goroutine.
 func (t *meeting) fail(err error) { t.broken.CompareAndSwap(nil, &err) }
+
+// skipped is a set of sockets that another had replaced before this end took it over.
+type skipped struct {
+	number uint32
+	fds    []int
+}
+
+// dropSkipped closes those before a set that the peer has taken over.
+func (t *meeting) dropSkipped(before uint32) {
+	t.skipped = slices.DeleteFunc(t.skipped, func(s skipped) bool {
+		if s.number < before {
+			closeAll(s.fds)
+		}
+		return s.number < before
+	})
+}
 
 // discard closes the sockets of an attempt that another has replaced.
 func (t *meeting) discard() {
@@ -143,7 +162,7 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 			t.from, t.to = g.total/2, g.total
 		}
 	}
-	t.chosen, t.moving = g.move, false
+	t.chosen, t.moving, t.settled = g.move, false, g.number == 1
 	t.whole, t.dialing = g.number, false
 	if err := l.open(t.pending); err != nil {
 		t.fail(err)

@@ -16,8 +16,6 @@ import (
 const (
 	// lookPath is how often a rank that waits asks its kernel how its sockets fare.
 	lookPath = int64(200 * time.Millisecond)
-	// silentAfter is for how long nothing may be acknowledged.
-	silentAfter = int64(time.Second)
 	// askAfter is the silence of an idle connection after which its peer's host is
 	// asked by a frame: the kernel has asked once by then, a second after the last answer.
 	askAfter = 1300 // ms
@@ -27,6 +25,9 @@ const (
 	// that old sockets soon find that their path is back.
 	resendMost = 1000 // ms
 )
+
+// silentAfter is for how long nothing may be acknowledged.
+var silentAfter = int64(time.Second)
 
 var (
 	errSilent = errors.New("nothing is acknowledged")

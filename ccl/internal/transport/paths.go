@@ -55,7 +55,8 @@ type LaneState struct {
 	Stalled bool
 }
 
-const (
+// Tests have other ones.
+var (
 	// planWait bounds what a connection waits for its ports.
 	planWait = 50 * time.Millisecond
 	// planDial bounds an attempt to connect from a port of the plan's, after which the
@@ -63,6 +64,9 @@ const (
 	planDial = time.Second
 	// halvesFor bounds the wait for the peer to dial its half.
 	halvesFor = 2 * time.Second
+)
+
+const (
 	// moveFor bounds an attempt to move.
 	moveFor = 10 * time.Second
 	// stalledAfter is for how long nothing may be acknowledged on a planned lane.
@@ -145,7 +149,7 @@ func (n *network) move(l remote, rank int) {
 	t := l.meet()
 	t.mu.Lock()
 	number := t.whole
-	idle := number > 0 && !t.seeking && !t.over.Load() && !t.fresh.Load()
+	idle := number > 0 && t.settled && !t.seeking && !t.over.Load() && !t.fresh.Load()
 	if idle {
 		t.moving = true
 	}

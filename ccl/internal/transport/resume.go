@@ -277,6 +277,10 @@ func (l *tcpLink) resumed(s *socket, at uint64, lines uint32) error {
 	}
 	l.awaits = false
 	l.leave()
+	l.mu.Lock()
+	l.dropSkipped(l.number)
+	l.settled = l.number == l.whole
+	l.mu.Unlock()
 	l.resend = min(max(at, l.acked), l.sent)
 	l.resendLine = l.linesAcked + uint64(more)
 	l.regained()

@@ -133,8 +133,12 @@ type socket struct {
 
 // open has the executor take over the sockets of a finished attempt.
 func (l *tcpLink) open(fds []int) error {
-	closeAll(l.next)
-	l.next = fds
+	if l.chosen && l.next != nil && len(l.skipped) < maxSockets {
+		l.skipped = append(l.skipped, skipped{l.nextNumber, l.next})
+	} else {
+		closeAll(l.next)
+	}
+	l.next, l.nextNumber = fds, l.whole
 	l.fresh.Store(true)
 	return nil
 }
@@ -309,6 +313,7 @@ func (l *tcpLink) close() {
 	}
 	l.socks = nil
 	l.leave()
+	l.dropSkipped(^uint32(0))
 	closeAll(l.next)
 	l.next = nil
 	l.up.Store(false)

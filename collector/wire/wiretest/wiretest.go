@@ -61,3 +61,8 @@ func (a *Authority) issue(name string, id wire.Identity, hosts ...string) wire.T
 	}
 	return files
 }
+
+// Planner issues the fabric's planner's certificate, for loopback.
+func (a *Authority) Planner() wire.TLS {
+	return a.issue("planner", wire.Identity{Domain: Domain, Role: wire.RolePlanner}, "127.0.0.1", "localhost")
+}

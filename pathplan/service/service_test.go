@@ -1,0 +1,306 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
+	"github.com/lockstep-ccl/lockstep/pathplan"
+	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
+)
+
+// testFabric is two pods of two hosts, two spines.
+func testFabric() (f Fabric) {
+	f.Topology = pathplan.Clos(pathplan.ClosShape{Hosts: 4, NICs: 1, Groups: 2, LeafPairs: 1, Spines: 2, PortRate: 1e9, LinkRate: 1e9})
+	for i := range f.Ports {
+		var h int
+		fmt.Sscanf(f.Ports[i].Host, "host%d", &h)
+		f.Ports[i].Addr = fmt.Sprintf("10.3.%d.1", h)
+	}
+	for i, l := range f.Topology.Links {
+		f.Interfaces = append(f.Interfaces, Interface{Link: l.Link, Addr: netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})})
+	}
+	return f
+}
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// serve runs a planner on loopback.
+func serve(t *testing.T, o Options) *Server {
+	t.Helper()
+	o.Fabric, o.Listen, o.Log = testFabric(), "127.0.0.1:0", quiet
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+const patience = 30 * time.Second
+
+// dial connects with a certificate.
+func dial(t *testing.T, s *Server, tls *wire.TLS) (planpb.PlannerClient, context.Context) {
+	t.Helper()
+	creds, err := Credentials(tls, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient(s.Addr().String(), grpc.WithTransportCredentials(creds))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(func() {
+		cancel()
+		conn.Close()
+	})
+	return planpb.NewPlannerClient(conn), ctx
+}
+
+// ask opens a stream as a job on a node and asks for connections.
+func ask(t *testing.T, c planpb.PlannerClient, ctx context.Context, node, job string, need *planpb.Need) (planpb.Planner_PlanClient, *planpb.Paths, error) {
+	t.Helper()
+	g, err := c.Plan(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	need.Hello = &planpb.Hello{Version: version, Node: node, Job: job}
+	if err := g.Send(need); err != nil && !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	m, err := g.Recv()
+	return g, m, err
+}
+
+func request(conn, src, dst string) *planpb.Request {
+	return &planpb.Request{Conn: conn, Src: src, Dst: dst, Lanes: 2}
+}
+
+// TestTenants: by its certificate a job plans its own connections, from its own node, and
+// neither sees, moves nor ends another's, whatever it says.
+func TestTenants(t *testing.T) {
+	ca := wiretest.NewAuthority(t)
+	planner := ca.Planner()
+	s := serve(t, Options{TLS: &planner})
+	a, b := ca.Agent("host0", "a"), ca.Agent("host1", "b")
+	ca0, ctxA := dial(t, s, &a)
+	cb, ctxB := dial(t, s, &b)
+	_, got, err := ask(t, ca0, ctxA, "host0", "a", &planpb.Need{Requests: []*planpb.Request{request("x", "10.3.0.1", "10.3.2.1")}})
+	if err != nil || len(got.GetAssigned()) != 1 || len(got.GetAssigned()[0].GetLanes()) != 2 {
+		t.Fatalf("%v, %v", got, err)
+	}
+	before := fmt.Sprint(s.Assignments("a"))
+
+	for what, try := range map[string]func() error{
+		"its job":  func() error { _, _, err := ask(t, cb, ctxB, "host1", "a", &planpb.Need{}); return err },
+		"its node": func() error { _, _, err := ask(t, cb, ctxB, "host0", "b", &planpb.Need{}); return err },
+		"its hosts": func() error {
+			g, err := cb.Probe(ctxB)
+			if err == nil {
+				_ = g.Send(&planpb.ProbeUp{Hello: &planpb.Hello{Version: version, Node: "host1"}})
+				_, err = g.Recv()
+			}
+			return err
+		},
+	} {
+		if err := try(); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("b speaks for %s: %v", what, err)
+		}
+	}
+	// The same name is another connection; what is a's cannot be released or signalled.
+	g, got, err := ask(t, cb, ctxB, "host1", "b", &planpb.Need{
+		Release:  []string{"x"},
+		Signals:  []*planpb.Signal{{Conn: "x", Congested: true}, {Conn: "x", Lane: 1 << 30}},
+		Requests: []*planpb.Request{request("x", "10.3.1.1", "10.3.3.1"), request("y", "10.3.0.1", "10.3.2.1"), request("", "10.3.1.1", "10.3.3.1"), request("z", "10.3.1.1", "nobody"), {Conn: "many", Src: "10.3.1.1", Dst: "10.3.3.1", Lanes: 1 << 20}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	planned := 0
+	for _, x := range got.GetAssigned() {
+		if len(x.GetLanes()) > 0 {
+			planned++
+			if x.GetConn() != "x" {
+				t.Errorf("%v", x)
+			}
+		} else if x.GetError() == "" {
+			t.Errorf("no path and no reason: %v", x)
+		}
+	}
+	if planned != 1 || len(got.GetAssigned()) != 5 {
+		t.Errorf("%v", got)
+	}
+	for range 20 { // signals about x are b's x
+		if err := g.Send(&planpb.Need{Signals: []*planpb.Signal{{Conn: "x", Congested: true}, {Conn: "x", Lane: 1, Congested: true}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if after := fmt.Sprint(s.Assignments("a")); after != before {
+		t.Errorf("a's paths were %s, and are %s", before, after)
+	}
+	if len(s.Assignments("b")) != 2 {
+		t.Errorf("b has %v", s.Assignments("b"))
+	}
+
+	// Who is none of these: another authority, a master, and who is nobody.
+	other := wiretest.NewAuthority(t).Agent("host0", "a")
+	other.CAFile = a.CAFile
+	master := ca.Master("a")
+	for _, c := range []wire.TLS{other, master} {
+		c, ctx := dial(t, s, &c)
+		if _, _, err := ask(t, c, ctx, "host0", "a", &planpb.Need{}); err == nil {
+			t.Error("a stranger is let in")
+		}
+	}
+	// A client believes a planner only.
+	if c, ctx := dial(t, serve(t, Options{TLS: &master}), &a); c != nil {
+		if _, _, err := ask(t, c, ctx, "host0", "a", &planpb.Need{}); err == nil || !strings.Contains(err.Error(), "not a planner") {
+			t.Errorf("a master passes for a planner: %v", err)
+		}
+	}
+}
+
+// TestClosedByDefault: beyond loopback a planner without certificates does not start.
+func TestClosedByDefault(t *testing.T) {
+	if _, err := New(Options{Fabric: testFabric(), Listen: "0.0.0.0:0", Log: quiet}); err == nil || !strings.Contains(err.Error(), "certificates") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestMessagesAreBounded: what is too much ends the stream, and nothing else.
+func TestMessagesAreBounded(t *testing.T) {
+	s := serve(t, Options{Insecure: true, Streams: 2})
+	c, ctx := dial(t, s, nil)
+	many := &planpb.Need{}
+	for i := range 2*maxConns + 1 {
+		many.Release = append(many.Release, fmt.Sprint(i))
+	}
+	if _, _, err := ask(t, c, ctx, "host0", "a", many); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v", err)
+	}
+	for _, h := range []*planpb.Hello{nil, {Version: 99, Node: "n", Job: "j"}, {Version: version, Node: "../x", Job: "j"}, {Version: version, Node: "n", Job: "UPPER"}} {
+		g, err := c.Plan(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = g.Send(&planpb.Need{Hello: h})
+		if _, err := g.Recv(); err == nil || status.Code(err) == codes.DeadlineExceeded {
+			t.Errorf("hello %v: %v", h, err)
+		}
+	}
+	if _, _, err := ask(t, c, ctx, "host0", "a", &planpb.Need{Requests: []*planpb.Request{request("x", "10.3.0.1", "10.3.2.1")}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := ask(t, c, ctx, "host0", "a", &planpb.Need{}); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("one job has more than half of the streams: %v", err)
+	}
+}
+
+// TestFabricFile: what is wrong with a fabric is said.
+func TestFabricFile(t *testing.T) {
+	for what, spoil := range map[string]func(f *Fabric){
+		"address":   func(f *Fabric) { f.Ports[0].Addr = "x" },
+		"interface": func(f *Fabric) { f.Interfaces[0].From = "nowhere" },
+		"its own":   func(f *Fabric) { f.Interfaces[1].Addr = f.Interfaces[0].Addr },
+		"each":      func(f *Fabric) { f.Interfaces = f.Interfaces[1:] },
+	} {
+		f := testFabric()
+		if err := f.check(); err != nil {
+			t.Fatal(err)
+		}
+		spoil(&f)
+		if err := f.check(); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestJudge: links are found bad by what probers tell, named, and well again.
+func TestJudge(t *testing.T) {
+	s := serve(t, Options{Insecure: true})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, now := s.probing, time.Now().Add(time.Hour)
+	bad := pathplan.Link{From: "leaf0", To: "spine1"}
+	tell := func(dead bool) {
+		for _, src := range []int{0, 1} {
+			for _, dst := range []int{2, 3} {
+				for _, flip := range []bool{false, true} {
+					a, b := src, dst
+					if flip {
+						a, b = b, a
+					}
+					h := &probing{asked: map[uint64]pair{1: {s.o.Fabric.nics[addrOf(a)], s.o.Fabric.nics[addrOf(b)], now}}}
+					r := &planpb.Result{Id: 1, Traced: 256}
+					for _, up := range p.leavesOf(h.asked[1].src) {
+						for _, spine := range s.o.Fabric.Spines {
+							for _, down := range p.leavesOf(h.asked[1].dst) {
+								w := pathplan.Path{Up: pathplan.Link{From: up, To: spine}, Down: pathplan.Link{From: spine, To: down}}
+								x, y := s.o.Fabric.hops(w)
+								way := &planpb.Way{Spine: x, Leaf: y, Ports: 8, Sent: 20}
+								if dead && w.Up == bad {
+									way.Lost = 20
+								}
+								r.Ways = append(r.Ways, way)
+							}
+						}
+					}
+					p.take(h, r, now)
+				}
+			}
+		}
+	}
+	state := func() (down []string) {
+		for _, l := range s.planner.Links() {
+			if l.State != (pathplan.LinkState{}) {
+				down = append(down, l.Link.String())
+			}
+		}
+		return down
+	}
+	tell(false)
+	p.judge(now)
+	if d := state(); d != nil {
+		t.Errorf("%v are blamed, and all are well", d)
+	}
+	for range 5 {
+		now = now.Add(2 * time.Second)
+		tell(true)
+		p.judge(now)
+	}
+	if d := state(); len(d) != 1 || d[0] != bad.String() {
+		t.Errorf("%v are blamed, want %v", d, bad)
+	}
+	for range 8 {
+		now = now.Add(2 * time.Second)
+		tell(false)
+		p.judge(now)
+	}
+	if d := state(); d != nil {
+		t.Errorf("%v are blamed, and all are well again", d)
+	}
+	p.take(&probing{asked: map[uint64]pair{}}, &planpb.Result{Id: 9, Ways: []*planpb.Way{{Spine: "x"}}}, now) // nobody has asked
+}
+
+func addrOf(h int) netip.Addr { return netip.AddrFrom4([4]byte{10, 3, byte(h), 1}) }
