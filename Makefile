@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man clean
+.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man test-monitoring clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -108,6 +108,9 @@ bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a 
 
 man: build ## manual pages of every command, in bin/man1
 	bin/lockstep man --dir bin/man1
+
+test-monitoring: ## rules, routes and dashboards of two configurations under promtool, amtool, Alertmanager and the operator's schema
+	LOCKSTEP_TEST_MONITORING=1 $(GO) test -count=1 -timeout 20m -v ./cmd/lockstep/internal/monitoring
 
 clean: ## remove what was built
 	rm -rf bin

@@ -200,7 +200,7 @@ func clock(_ context.Context, n *node) Finding {
 	case t.Status&unix.STA_UNSYNC != 0:
 		return Finding{Status: Lacks, Found: "nobody keeps the clock: the kernel calls it unsynchronized", Without: without, Do: "run chrony or systemd-timesyncd on the host"}
 	}
-	return Finding{Status: OK, Found: fmt.Sprintf("synchronized, error below %d ms", (int64(t.Maxerror)+999)/1000)}
+	return Finding{Status: OK, Found: fmt.Sprintf("synchronized, error below %d ms", (t.Maxerror+999)/1000)}
 }
 
 // The defaults of --web.listen-address and --listen.
