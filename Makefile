@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man test-monitoring test-compat release test-release clean
+.PHONY: help build test race test-outages test-tracing test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties fuzz man test-monitoring test-compat test-docs release test-release clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -114,6 +114,9 @@ test-monitoring: ## rules, routes and dashboards of two configurations under pro
 
 test-compat: build ## this build's agents, masters and ranks with those of another commit (OLD=REVISION, by default the last release or the first commit of the former layout)
 	deploy/compat/run bin/lockstep $(OLD)
+
+test-docs: ## the documents' blocks of commands, played as they stand; every example's command line; the README's Go program
+	$(GO) test -count=1 -timeout 20m -run 'TestDocuments|TestExamplesAreCommandLines|TestHelp|TestAttach' -v ./cmd/lockstep
 
 release: ## archives for amd64 and arm64 with checksums and SBOMs, in dist/
 	$(GO) run ./deploy/release -o dist

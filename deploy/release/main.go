@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -139,7 +140,7 @@ func (r *release) build(t target) (files []string, err error) {
 	for _, pattern := range beside {
 		found, err := filepath.Glob(filepath.Join(r.root, pattern))
 		if err != nil || len(found) == 0 {
-			return nil, fmt.Errorf("%s: not there (%v)", pattern, err)
+			return nil, errors.Join(fmt.Errorf("%s: not there", pattern), err)
 		}
 		for _, f := range found {
 			rel, err := filepath.Rel(r.root, f)
