@@ -1,7 +1,7 @@
 # Lockstep. `make demo` shows it, `make test` proves it.
 SHELL   := /bin/bash
 GO      ?= go
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+VERSION := $(shell cat VERSION)+$(shell git describe --always --dirty --exclude "*" 2>/dev/null || echo devel)
 LDFLAGS := -s -w -X github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo.version=$(VERSION) \
            -X github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/buildinfo.revision=$(shell git rev-parse HEAD 2>/dev/null)
 CACHE   := $(shell $(GO) env GOCACHE)/../lockstep
@@ -16,7 +16,7 @@ RDMA   := ./ccl/internal/verbs ./ccl/internal/nic ./collector/source/rdma ./ccl/
 RDMAVM := $(CACHE)/rdmavm
 FUZZTIME ?= 120s
 
-.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties test-kubernetes test-fabric fuzz man clean
+.PHONY: help build test race test-outages test-tracing test-slurm packages test-rdma soak-nccl sanitize-nccl lint generate check-generated demo bench bench-diagnosis peers zoo zoo-short properties test-kubernetes test-fabric test-monitoring test-compat test-docs release test-release fuzz man clean
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -138,6 +138,21 @@ man: build ## manual pages of every command, in bin/man1
 .PHONY: bench-fabric
 bench-fabric: ## C4P's tables in a simulated fabric, and how the plan grows to 4,096 hosts (ARGS=-short: seconds)
 	cd bench && $(GO) run ./cmd/fabricsim $(ARGS)
+
+test-monitoring: ## rules, routes and dashboards of two configurations under promtool, amtool, Alertmanager and the operator's schema
+	LOCKSTEP_TEST_MONITORING=1 $(GO) test -count=1 -timeout 20m -v ./cmd/lockstep/internal/monitoring
+
+test-compat: build ## this build's agents, masters and ranks with those of another commit (OLD=REVISION, by default the last release or the first commit of the former layout)
+	deploy/compat/run bin/lockstep $(OLD)
+
+test-docs: ## the documents' blocks of commands, played as they stand; every example's command line; the README's Go program
+	$(GO) test -count=1 -timeout 20m -run 'TestDocuments|TestExamplesAreCommandLines|TestHelp|TestAttach' -v ./cmd/lockstep
+
+release: ## archives for amd64 and arm64 with checksums and SBOMs, in dist/
+	$(GO) run ./deploy/release -o dist
+
+test-release: ## builds everything twice, in two places with two caches: the same bits
+	LOCKSTEP_TEST_RELEASE=1 $(GO) test -count=1 -timeout 60m -run TestTwoBuilds -v ./deploy/release
 
 clean: ## remove what was built
 	rm -rf bin

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/grafana/grafana-foundation-sdk/go/cog"
 	"github.com/grafana/grafana-foundation-sdk/go/cog/variants"
@@ -35,14 +37,26 @@ type row struct {
 
 func boards() []board { return []board{fleet(), job(), communicator(), node(), gpu(), pipeline()} }
 
+// Config holds what an operator may want otherwise; the zero Config is what json/ has.
+type Config struct {
+	// RunbookBase is the URL that a page's name, and RunbookSuffix, are added to.
+	RunbookBase, RunbookSuffix string
+	// Tags are beside Lockstep's own.
+	Tags []string
+}
+
 // All renders every dashboard.
-func All() ([]Dashboard, error) {
+func All() ([]Dashboard, error) { return With(Config{}) }
+
+// With renders every dashboard as c has it.
+func With(c Config) ([]Dashboard, error) {
 	var all []Dashboard
 	for _, b := range boards() {
 		model, err := b.build()
 		if err != nil {
 			return nil, fmt.Errorf("dashboard %s: %w", b.uid, err)
 		}
+		model.Tags = append(model.Tags, c.Tags...)
 		var out bytes.Buffer
 		enc := json.NewEncoder(&out)
 		enc.SetEscapeHTML(false)
@@ -50,9 +64,22 @@ func All() ([]Dashboard, error) {
 		if err := enc.Encode(model); err != nil {
 			return nil, fmt.Errorf("dashboard %s: %w", b.uid, err)
 		}
-		all = append(all, Dashboard{UID: b.uid, Title: b.title, JSON: out.Bytes()})
+		all = append(all, Dashboard{UID: b.uid, Title: b.title, JSON: c.runbooks(out.Bytes())})
 	}
 	return all, nil
+}
+
+var runbook = regexp.MustCompile(regexp.QuoteMeta(names.RunbookBase+"/") + `(\w+)\.md`)
+
+// runbooks leads links to where this operator has the pages.
+func (c Config) runbooks(model []byte) []byte {
+	if c.RunbookBase == "" {
+		return model
+	}
+	return runbook.ReplaceAllFunc(model, func(url []byte) []byte {
+		text, _ := json.Marshal(strings.TrimSuffix(c.RunbookBase, "/") + "/" + string(runbook.FindSubmatch(url)[1]) + c.RunbookSuffix)
+		return bytes.Trim(text, `"`)
+	})
 }
 
 // Query is one query of one panel, with Grafana's variables still in it.

@@ -28,6 +28,9 @@ const (
 	// file of another. A word that is added where files had zeros, and whose zero
 	// means that nobody has told, changes nothing for either.
 	LayoutVersion = 4
+	// OldestLayout is the oldest that this program reads: an agent may be one version
+	// ahead of the ranks' library. Layout 3 lacks words that 4 has where 3 has zeros.
+	OldestLayout = 3
 
 	HeaderSize      = 4096
 	CommEntrySize   = 256

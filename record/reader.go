@@ -248,8 +248,11 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 	if h.historyWindows == HistoryWindows { // else this program does not know that table
 		g.histories = h.historySlots
 	}
-	if h.version != LayoutVersion {
-		return g, fmt.Errorf("%w: layout %d, this program reads %d", ErrVersion, h.version, LayoutVersion)
+	switch {
+	case h.version > LayoutVersion:
+		return g, fmt.Errorf("%w: layout %d, this program reads %d to %d: upgrade this program (the node's agent, lockstep inspect) to the version of the job's library", ErrVersion, h.version, OldestLayout, LayoutVersion)
+	case h.version < OldestLayout:
+		return g, fmt.Errorf("%w: layout %d, this program reads %d to %d: build the job with a newer library, or load a newer libnccl-profiler-lockstep.so, and start it again", ErrVersion, h.version, OldestLayout, LayoutVersion)
 	}
 	if h.headerSize != HeaderSize {
 		return g, fmt.Errorf("%w: header of %d bytes, want %d", ErrCorrupt, h.headerSize, HeaderSize)

@@ -1,72 +1,92 @@
 package rules
 
 import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
 	"time"
+
+	"github.com/prometheus/common/model"
 
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
-// Config holds what an operator may want otherwise. Start from DefaultConfig.
+// Config holds what an operator may want otherwise. Start from DefaultConfig. As YAML it is
+// the part "rules" of `lockstep rules --config`.
 type Config struct {
 	// VerdictInterval is how often verdicts become alerts. It adds to the time
 	// from fault to action, and its rules are cheap.
-	VerdictInterval time.Duration
+	VerdictInterval time.Duration `yaml:"verdict_interval"`
 	// Interval is how often all other rules are evaluated.
-	Interval time.Duration
+	Interval time.Duration `yaml:"interval"`
 	// Window is the range of rates, at least four scrape intervals.
-	Window time.Duration
+	Window time.Duration `yaml:"window"`
 
 	// SuspectedFor is how long a fault stays suspected before that is an alert;
 	// most are confirmed or gone sooner.
-	SuspectedFor time.Duration
+	SuspectedFor time.Duration `yaml:"suspected_for"`
 	// DownFor is how long a component is down before that is an alert, Memory
 	// for how long it is remembered which component a target was.
-	DownFor, Memory time.Duration
+	DownFor time.Duration `yaml:"down_for"`
+	Memory  time.Duration `yaml:"memory"`
 	// TroubleFor is the same for troubles that the pipeline survives.
-	TroubleFor time.Duration
+	TroubleFor time.Duration `yaml:"trouble_for"`
 	// CertificateSoon is how long before its end a certificate that was not replaced is an alert.
-	CertificateSoon time.Duration
+	CertificateSoon time.Duration `yaml:"certificate_soon"`
 	// StuckFor is how long an action may take.
-	StuckFor time.Duration
+	StuckFor time.Duration `yaml:"stuck_for"`
 
 	// GPUWindow is for how long an event of a GPU (an Xid, an error) stays an alert.
-	GPUWindow time.Duration
+	GPUWindow time.Duration `yaml:"gpu_window"`
 
 	// NICWindow is the time in which NICFlaps of a port are an alert, and for
 	// which ranks that have ended are remembered when their port is down.
-	NICWindow time.Duration
-	NICFlaps  int
+	NICWindow time.Duration `yaml:"nic_window"`
+	NICFlaps  int           `yaml:"nic_flaps"`
 	// NICRetransmissions and NICCongestion are the most a second of a port
 	// that nobody need know of, all counters together.
-	NICRetransmissions, NICCongestion float64
+	NICRetransmissions float64 `yaml:"nic_retransmissions"`
+	NICCongestion      float64 `yaml:"nic_congestion"`
 
 	// RecorderLossRatio and TraceDropRatio are the shares of records and spans
 	// lost that an operator should know of.
-	RecorderLossRatio, TraceDropRatio float64
+	RecorderLossRatio float64 `yaml:"recorder_loss_ratio"`
+	TraceDropRatio    float64 `yaml:"trace_drop_ratio"`
 	// ClockError bounds an agent's mapping to host time, NodeClockError a
 	// node's clock against the master's.
-	ClockError, NodeClockError time.Duration
+	ClockError     time.Duration `yaml:"clock_error"`
+	NodeClockError time.Duration `yaml:"node_clock_error"`
 
-	Fallback Fallback
+	Fallback Fallback `yaml:"fallback"`
 
-	// RunbookBase is the URL that a page's name is added to.
-	RunbookBase string
+	// Labels are added to every alert, such as a team's name for routing.
+	Labels map[string]string `yaml:"labels,omitempty"`
+	// NodePattern takes, by its first group, a node's name out of the label instance of alerts
+	// about a node's hardware, as their label node; that is how a verdict about the node,
+	// which has one, can mute them. "" leaves them without.
+	NodePattern string `yaml:"node_pattern"`
+
+	// RunbookBase is the URL that a page's name, and RunbookSuffix, are added to.
+	RunbookBase   string `yaml:"runbook_base"`
+	RunbookSuffix string `yaml:"runbook_suffix"`
 	// GrafanaURL is the URL that /d/... is added to in links to dashboards.
-	GrafanaURL string
+	GrafanaURL string `yaml:"grafana_url"`
 }
 
 // Fallback configures the alerts that work without a master.
 type Fallback struct {
 	// HangAfter is the age of an open collective, while its communicator ends
 	// none, that is a hang; it should exceed the longest checkpoint.
-	HangAfter time.Duration
-	For       time.Duration
+	HangAfter time.Duration `yaml:"hang_after"`
+	For       time.Duration `yaml:"for"`
 
 	// A collective is slow when its mean duration over SlowWindow exceeds
 	// SlowRatio times its mean SlowOffset ago, and SlowFloor more.
-	SlowWindow, SlowOffset time.Duration
-	SlowRatio              float64
-	SlowFloor              time.Duration
+	SlowWindow time.Duration `yaml:"slow_window"`
+	SlowOffset time.Duration `yaml:"slow_offset"`
+	SlowRatio  float64       `yaml:"slow_ratio"`
+	SlowFloor  time.Duration `yaml:"slow_floor"`
 }
 
 // DefaultConfig suits scrape intervals up to 15 s.
@@ -98,7 +118,9 @@ func DefaultConfig() Config {
 			SlowRatio:  1.5,
 			SlowFloor:  time.Millisecond,
 		},
-		RunbookBase: names.RunbookBase,
+		NodePattern:   `([^:]+)(?::\d+)?`,
+		RunbookBase:   names.RunbookBase,
+		RunbookSuffix: ".md",
 	}
 }
 
@@ -124,4 +146,44 @@ func FastConfig() Config {
 		SlowFloor:  5 * time.Millisecond,
 	}
 	return c
+}
+
+// Validate says which value makes no sense.
+func (c *Config) Validate() error {
+	for name, d := range map[string]time.Duration{
+		"verdict_interval": c.VerdictInterval, "interval": c.Interval, "window": c.Window, "memory": c.Memory, "gpu_window": c.GPUWindow, "nic_window": c.NICWindow,
+		"certificate_soon": c.CertificateSoon, "stuck_for": c.StuckFor, "clock_error": c.ClockError, "node_clock_error": c.NodeClockError,
+		"fallback.hang_after": c.Fallback.HangAfter, "fallback.slow_window": c.Fallback.SlowWindow, "fallback.slow_offset": c.Fallback.SlowOffset,
+	} {
+		if d < time.Millisecond {
+			return fmt.Errorf("%s: %v: want at least 1ms", name, d)
+		}
+	}
+	for name, d := range map[string]time.Duration{"suspected_for": c.SuspectedFor, "down_for": c.DownFor, "trouble_for": c.TroubleFor, "fallback.for": c.Fallback.For, "fallback.slow_floor": c.Fallback.SlowFloor} {
+		if d < 0 {
+			return fmt.Errorf("%s: %v: want 0 or more", name, d)
+		}
+	}
+	for name, x := range map[string]float64{"recorder_loss_ratio": c.RecorderLossRatio, "trace_drop_ratio": c.TraceDropRatio} {
+		if !(x >= 0 && x < 1) {
+			return fmt.Errorf("%s: %v: want a ratio, 0 to 1", name, x)
+		}
+	}
+	switch {
+	case c.NICFlaps < 1:
+		return fmt.Errorf("nic_flaps: %d: want 1 or more", c.NICFlaps)
+	case !(c.NICRetransmissions >= 0 && c.NICCongestion >= 0):
+		return errors.New("nic_retransmissions, nic_congestion: want 0 or more")
+	case !(c.Fallback.SlowRatio > 1):
+		return fmt.Errorf("fallback.slow_ratio: %v: want more than 1", c.Fallback.SlowRatio)
+	}
+	if re, err := regexp.Compile(c.NodePattern); err != nil || c.NodePattern != "" && re.NumSubexp() < 1 {
+		return fmt.Errorf("node_pattern: %q: want a regular expression with a group", c.NodePattern)
+	}
+	for name, value := range c.Labels {
+		if !model.LegacyValidation.IsValidLabelName(name) || slices.Contains(names.IncidentInfo.Labels, name) || name == "severity" || name == "alertname" || name == "instance" {
+			return fmt.Errorf("labels: %s: %s: no label of that name can be added", name, value)
+		}
+	}
+	return nil
 }

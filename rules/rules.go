@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -30,6 +31,7 @@ type alert struct {
 	description string            // what it means and where the evidence is
 	dashboard   string            // uid
 	annotations map[string]string // beyond the usual
+	hardware    bool              // about a node's own devices, as the label instance names it
 }
 
 type recording struct{ name, expr string }
@@ -45,12 +47,33 @@ func groups(c Config) []group {
 	return []group{
 		{"lockstep.verdicts", c.VerdictInterval, nil, verdicts(c)},
 		{"lockstep.fallback", c.Interval, means(c), fallbacks(c)},
-		{"lockstep.connections", c.Interval, nil, connections(c)},
-		{"lockstep.gpus", c.Interval, nil, gpus(c)},
-		{"lockstep.nics", c.Interval, nil, nics(c)},
+		{"lockstep.connections", c.Interval, nil, ofNodes(connections(c))},
+		{"lockstep.gpus", c.Interval, nil, ofNodes(gpus(c))},
+		{"lockstep.nics", c.Interval, nil, ofNodes(nics(c))},
 		{"lockstep.pipeline", c.Interval, nil, pipeline(c)},
 		{"lockstep.remediation", c.Interval, nil, remediation(c)},
 	}
+}
+
+// ofNodes marks alerts as those about nodes' devices.
+func ofNodes(alerts []alert) []alert {
+	for i := range alerts {
+		alerts[i].hardware = true
+	}
+	return alerts
+}
+
+// Groups are the rules as the file has them: for files of other kinds that hold rules.
+func Groups(c Config) ([]map[string]any, error) {
+	var plain struct {
+		Groups []map[string]any `yaml:"groups"`
+	}
+	var b bytes.Buffer
+	if err := Generate(&b, c); err != nil {
+		return nil, err
+	}
+	err := yaml.Unmarshal(b.Bytes(), &plain)
+	return plain.Groups, err
 }
 
 type yamlRule struct {
@@ -104,9 +127,15 @@ func (a *alert) render(c Config) yamlRule {
 		Annotations: map[string]string{
 			"summary":     a.summary,
 			"description": a.description,
-			"runbook_url": c.RunbookBase + "/" + a.name + ".md",
-			"dashboard":   c.GrafanaURL + "/d/" + a.dashboard + dashboardVars[a.dashboard],
+			"runbook_url": strings.TrimSuffix(c.RunbookBase, "/") + "/" + a.name + c.RunbookSuffix,
+			"dashboard":   strings.TrimSuffix(c.GrafanaURL, "/") + "/d/" + a.dashboard + dashboardVars[a.dashboard],
 		},
+	}
+	if a.hardware && c.NodePattern != "" {
+		r.Expr = fmt.Sprintf("label_replace(\n  %s,\n  %q, \"$1\", \"instance\", %q\n)", strings.ReplaceAll(a.expr, "\n", "\n  "), names.LabelNode, c.NodePattern)
+	}
+	for k, v := range c.Labels {
+		r.Labels[k] = v
 	}
 	if a.hold > 0 {
 		r.For = dur(a.hold)

@@ -158,8 +158,10 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	switch {
 	case h == nil:
 		return 0, status.Error(codes.InvalidArgument, "the first message is not hello")
-	case h.ProtocolVersion != wire.ProtocolVersion:
-		return 0, status.Errorf(codes.FailedPrecondition, "protocol version %d, this master speaks %d: upgrade the older one", h.ProtocolVersion, wire.ProtocolVersion)
+	case h.ProtocolVersion > wire.ProtocolVersion:
+		return 0, status.Errorf(codes.FailedPrecondition, "the agent speaks protocol version %d, this master up to %d: upgrade the master of job %.*q (masters before agents)", h.ProtocolVersion, wire.ProtocolVersion, wire.MaxName, m.o.Job)
+	case h.ProtocolVersion < wire.OldestProtocolVersion:
+		return 0, status.Errorf(codes.FailedPrecondition, "the agent speaks protocol version %d, this master %d to %d: upgrade the agent of node %.*q", h.ProtocolVersion, wire.OldestProtocolVersion, wire.ProtocolVersion, wire.MaxName, h.Node)
 	case h.Job != m.o.Job:
 		return 0, status.Errorf(codes.FailedPrecondition, "this is the master of another job than %.*q", wire.MaxName, h.Job)
 	case h.Node == "" || len(h.Node) > wire.MaxName:

@@ -113,7 +113,8 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"a report first", nil, &wire.Report{}, codes.InvalidArgument, "not hello"},
 		{"an empty message", nil, nil, codes.InvalidArgument, "not hello"},
-		{"another version", with(func(h *wire.Hello) { h.ProtocolVersion = 99 }), nil, codes.FailedPrecondition, "upgrade"},
+		{"a newer version", with(func(h *wire.Hello) { h.ProtocolVersion = wire.ProtocolVersion + 1 }), nil, codes.FailedPrecondition, `upgrade the master of job "job"`},
+		{"an older version", with(func(h *wire.Hello) { h.ProtocolVersion = wire.OldestProtocolVersion - 1 }), nil, codes.FailedPrecondition, `upgrade the agent of node "n0"`},
 		{"another job", with(func(h *wire.Hello) { h.Job = "else" }), nil, codes.FailedPrecondition, "another job"},
 		{"no node", with(func(h *wire.Hello) { h.Node = "" }), nil, codes.InvalidArgument, "node name"},
 		{"a long node name", with(func(h *wire.Hello) { h.Node = strings.Repeat("x", 64) }), nil, codes.InvalidArgument, "node name"},

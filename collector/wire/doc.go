@@ -14,8 +14,12 @@ package wire
 
 //go:generate sh generate.sh
 
-// ProtocolVersion of Hello. A master refuses any other.
-const ProtocolVersion = 1
+// ProtocolVersion of Hello. A master takes agents from OldestProtocolVersion on, which is
+// the version before its own; it refuses others and says which side to upgrade.
+const (
+	ProtocolVersion       = 1
+	OldestProtocolVersion = 1 // there was none before
+)
 
 // Limits that both ends hold to, whatever the other one sends.
 const (

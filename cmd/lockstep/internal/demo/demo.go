@@ -63,7 +63,7 @@ Examples:
   lockstep demo --once --fault communication_slow      one fault, summary, exit status
   lockstep demo --rounds 20 --fault rank_killed        twenty, and a table of times
   lockstep demo --fault none --duration 10m            watch for false alarms
-  lockstep demo --tracing --once --fault rank_stopped  and where its trace is in a real Jaeger
+  lockstep demo --tracing --once --fault rank_stopped   and where its trace is in a real Jaeger
   lockstep demo --once --fault communication_hang --kill master
                                                        the master dies in the middle of it
   lockstep demo --device cuda --rounds 5 --every 1s    GPU ranks, every fault that they can have

@@ -33,7 +33,7 @@ func TestActuators(t *testing.T) {
 		{"kubernetes", Actuators{Actuator: "kubernetes", Kubernetes: kubernetesOptions{Kubeconfig: config, Namespace: []string{""}}}, "name each"},
 		{"", Actuators{Actuator: "pigeon"}, "there is no such"},
 	} {
-		act, err := c.a.build(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+		act, err := c.a.build(slog.New(slog.DiscardHandler), prometheus.NewRegistry(), nil)
 		switch {
 		case c.want != "":
 			if err == nil || !strings.Contains(err.Error(), c.want) {
