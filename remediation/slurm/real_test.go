@@ -396,7 +396,7 @@ func (l *lab) playKills(loop bool, kind remediation.ActionKind, i int, kills map
 			}
 		}
 	}
-	if len(seen) == 3 && strings.Contains(answer.Detail, "ended it too") || strings.Contains(answer.Detail, "requeued again") {
+	if strings.Contains(answer.Detail, "came up on") {
 		again = 1
 	}
 	if len(last) != 4 || len(seen) != 2+again {
