@@ -247,6 +247,7 @@ func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
 		l.socks = append(l.socks, &socket{fd: pair[0], readable: true, writable: true})
 		ours = append(ours, pair[1])
 	}
+	l.hi = n
 	l.up.Store(true)
 	t.Cleanup(func() {
 		l.close()

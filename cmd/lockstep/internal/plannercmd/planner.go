@@ -130,6 +130,12 @@ type Check struct {
 	Fabric string `required:"" type:"existingfile" placeholder:"FILE" help:"The fabric's file."`
 }
 
+// Help implements kong's help provider.
+func (*Check) Help() string {
+	return `Examples:
+  lockstep planner check --fabric fabric.json`
+}
+
 // Run reads a fabric.
 func (c *Check) Run(out io.Writer) error {
 	f, err := service.ReadFabric(c.Fabric)

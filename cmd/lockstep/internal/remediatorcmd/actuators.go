@@ -46,8 +46,12 @@ func (a *Actuators) build(log *slog.Logger, reg prometheus.Registerer, fencer re
 	}
 	switch a.Actuator {
 	case "process":
+		supervisors := &process.Actuator{Socket: func(job string) (string, bool) { s, ok := a.Supervisor[job]; return s, ok }}
+		if len(a.Elastic) == 0 {
+			return actuator{fencer: fencer, Actuator: supervisors}, nil
+		}
 		return actuator{fencer: fencer, Actuator: elastic.First{
-			&process.Actuator{Socket: func(job string) (string, bool) { s, ok := a.Supervisor[job]; return s, ok }},
+			supervisors,
 			&elastic.Actuator{Fencer: fencer, Knows: func(job string) bool { return matches(a.Elastic, job) }},
 		}}, nil
 	case "kubernetes":

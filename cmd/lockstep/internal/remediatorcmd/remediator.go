@@ -49,8 +49,8 @@ Examples:
                                          decide and journal, act on nothing (dry run)
   lockstep remediator --config.file r.yaml --token-file token --operator-token-file operator-token --supervisor llm=/run/lockstep/llm/control.sock \
     --master 'lockstep-master-{job}:9401' --tls.cert r.crt --tls.key r.key --tls.ca ca.crt
-  lockstep remediator --config.file r.yaml --token-file token --actuator kubernetes --kubernetes.namespace training --master '{job}.training:9401' ...
-  lockstep remediator --config.file r.yaml --token-file token --actuator slurm --slurm.user alice --master slurm-77=10.0.0.5:9401 ...
+  lockstep remediator --config.file r.yaml --token-file token --actuator kubernetes --kubernetes.namespace training --master '{job}.training:9401'
+  lockstep remediator --config.file r.yaml --token-file token --actuator slurm --slurm.user alice --master slurm-77=10.0.0.5:9401
   lockstep remediator --config.file r.yaml --check
 
 r.yaml, all of it optional:

@@ -29,13 +29,13 @@ func (*Run) Help() string {
 	return `Runs 'srun OPTIONS COMMAND' on N nodes of the job's allocation. When the remediator ends the step, the next one
 starts at once, without the nodes that are to blame: ask sbatch for a spare or two, and for --no-kill, so that the
 job outlives a node. A step that fails by itself waits for the remediator, then starts again on its own.
+Attempts are numbered on over requeues, by 100: LOCKSTEP_RESTART_COUNT, SLURM_RESTART_COUNT. It ends as the last step did.
+The job's comment says what was asked ([lockstep/1 ...]); leave that part alone.
 
+Examples:
   #!/bin/sh
   #SBATCH --nodes=5 --no-kill --requeue --open-mode=append
-  exec lockstep slurm run --nodes 4 -- --ntasks-per-node=8 lockstep attach -- python train.py
-
-Attempts are numbered on over requeues, by 100: LOCKSTEP_RESTART_COUNT, SLURM_RESTART_COUNT. It ends as the last step did.
-The job's comment says what was asked ([lockstep/1 ...]); leave that part alone.`
+  exec lockstep slurm run --nodes 4 -- --ntasks-per-node=8 lockstep attach -- python train.py`
 }
 
 // StatusError is a step's exit status, to be passed on.
