@@ -35,7 +35,9 @@ func TestMain(m *testing.M) {
 
 func rank(what string) int {
 	me, attempt := os.Getenv("LOCKSTEP_RANK"), os.Getenv("LOCKSTEP_RESTART_COUNT")
-	fmt.Printf("local rank %s sees %s\n", os.Getenv("LOCAL_RANK"), os.Getenv("CUDA_VISIBLE_DEVICES"))
+	if gpus := os.Getenv("CUDA_VISIBLE_DEVICES"); gpus != "" {
+		fmt.Printf("local rank %s sees %s\n", os.Getenv("LOCAL_RANK"), gpus)
+	}
 	fmt.Printf("rank %s of %s attempt %s slot %s node %s\n", me, os.Getenv("WORLD_SIZE"), attempt, os.Getenv("LOCKSTEP_SLOT"), os.Getenv("LOCKSTEP_NODE"))
 	switch what {
 	case "deaf": // to SIGTERM
