@@ -104,7 +104,7 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 	if err := cl.start(ctx, w); err != nil {
 		return err
 	}
-	c.intro(out, cl, time.Since(began))
+	c.intro(ctx, out, cl, time.Since(began))
 	if c.Fault == "none" {
 		return c.watchNothing(ctx, out, cl)
 	}
@@ -165,22 +165,47 @@ func (c *Cmd) wholeShape() (shape, error) {
 	return shape{}, fmt.Errorf("--device cuda: %d GPUs, at least 2 are needed", gpus)
 }
 
-func (c *Cmd) intro(out *printer, cl *cluster, took time.Duration) {
+// intro says what runs, and what each address shows.
+func (c *Cmd) intro(ctx context.Context, out *printer, cl *cluster, took time.Duration) {
 	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) over %s on %d logical nodes, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, cl.device, cl.shape.nodes, took.Seconds())))
-	for i, a := range cl.agents {
-		out.say("  agent %-8s http://%s/metrics", cl.nodeName(i), a)
-	}
-	out.say("  master         http://%s/metrics", cl.master)
-	out.say("  status page    http://%s/status", cl.master)
-	out.say("  remediator     http://%s/metrics", cl.remediator)
+	link := func(what, url, shows string) { out.say("  %-14s %-34s %s", what, url, shows) }
+	link("status page", "http://"+cl.master+"/status", "who is held up by whom; the story of each incident")
 	if cl.monitored {
-		out.say("  Prometheus     %s/alerts", cl.stack.PrometheusURL)
-		out.say("  Alertmanager   %s", cl.stack.AlertmanagerURL)
+		link("alerts", cl.alertsPage(ctx), "which rules fire in Prometheus")
+		link("Alertmanager", cl.stack.AlertmanagerURL, "what it sends to the remediator")
 	}
 	if cl.tracing != nil {
-		out.say("  Jaeger         %s", cl.tracing.URL)
+		link("Jaeger", cl.tracing.URL, "traces: job is the service")
 	}
-	out.say("  logs           %s", cl.dir)
+	for i, a := range cl.agents {
+		link("agent "+cl.nodeName(i), "http://"+a+"/metrics", "what Prometheus scrapes")
+	}
+	link("master", "http://"+cl.master+"/metrics", "")
+	link("remediator", "http://"+cl.remediator+"/metrics", "")
+	out.say("  %-14s %s", "logs", cl.dir)
+}
+
+// alertsPage is where Prometheus shows its alerts: a server that was built from its module has
+// no pages, and answers in JSON only.
+func (c *cluster) alertsPage(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if page := c.stack.PrometheusURL + "/alerts"; c.get(ctx, page, nil) == nil {
+		return page
+	}
+	return c.stack.PrometheusURL + "/api/v1/alerts"
+}
+
+// next says where to go from here.
+func (out *printer) next(dir string, kept bool) {
+	out.say("\nWhat to look at next:")
+	out.say("  lockstep demo                        the same without an end: open the status page while things break")
+	out.say("  lockstep demo --once --keep          keeps logs, evidence and journal")
+	if kept {
+		out.say("  lockstep diagnose --help             the verdict again from the evidence in %s", dir)
+	}
+	out.say("  lockstep attach -- torchrun …        your own job, as it is")
+	out.say("  docs/operations.md, docs/runbooks    how it is deployed, and what to do about each alert")
 }
 
 func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error {
@@ -238,6 +263,9 @@ func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error 
 	}
 	if bad {
 		return errWrong
+	}
+	if c.Once {
+		out.next(cl.dir, c.Keep)
 	}
 	return nil
 }
