@@ -54,6 +54,8 @@ type slowLinks struct {
 	sampled    int64          // start of the window that flights are of
 	ratios     [256][]float64 // by transport
 	scratch    []float64
+	// usuallyStarved is the median of the ranks' starvation.
+	usuallyStarved float64
 }
 
 // insideHistory is what is normal for a communicator, by index into Evidence.Comms.
@@ -156,6 +158,9 @@ func (d *slowLinks) judge() {
 		t := d.ev.Conns[s.conn].Transport
 		return active[t] >= 4 && 5*slow[t] >= 4*active[t] // everyone is slower
 	})
+	if len(suspects) > 0 {
+		d.usuallyStarved = d.medianStarved()
+	}
 	for i := range suspects {
 		s := &suspects[i]
 		at := slices.IndexFunc(d.slow, func(x slowConn) bool { return x.conn == s.conn })
@@ -324,6 +329,9 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if d.transferGrown(s) {
 		return true
+	}
+	if d.starved(s.cell.src) || d.starved(s.cell.dst) {
+		return false
 	}
 	usual := d.conns[s.conn].usualFlight
 	if !d.seeWaiting || usual >= 0.5 {

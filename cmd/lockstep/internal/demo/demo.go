@@ -197,15 +197,15 @@ func (c *cluster) alertsPage(ctx context.Context) string {
 }
 
 // next says where to go from here.
-func (out *printer) next(dir string, kept bool) {
-	out.say("\nWhat to look at next:")
-	out.say("  lockstep demo                        the same without an end: open the status page while things break")
-	out.say("  lockstep demo --once --keep          keeps logs, evidence and journal")
+func (p *printer) next(dir string, kept bool) {
+	p.say("\nWhat to look at next:")
+	p.say("  lockstep demo                        the same without an end: open the status page while things break")
+	p.say("  lockstep demo --once --keep          keeps logs, evidence and journal")
 	if kept {
-		out.say("  lockstep diagnose --help             the verdict again from the evidence in %s", dir)
+		p.say("  lockstep diagnose --help             the verdict again from the evidence in %s", dir)
 	}
-	out.say("  lockstep attach -- torchrun …        your own job, as it is")
-	out.say("  docs/operations.md, docs/runbooks    how it is deployed, and what to do about each alert")
+	p.say("  lockstep attach -- torchrun …        your own job, as it is")
+	p.say("  docs/operations.md, docs/runbooks    how it is deployed, and what to do about each alert")
 }
 
 func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error {
