@@ -417,3 +417,38 @@ func TestFenceIsTheRemediators(t *testing.T) {
 	}
 	eventually(t, "it is counted", func() bool { return m.Snapshot().Denied >= 4 })
 }
+
+// TestNotesAreTheRemediators: only a remediator tells a master what was done about an
+// incident, and of none that the master does not have.
+func TestNotesAreTheRemediators(t *testing.T) {
+	ca := wiretest.NewAuthority(t)
+	masterTLS := ca.Master("job")
+	m, _ := startMaster(t, master.Options{TLS: &masterTLS})
+	for _, tt := range []struct {
+		tls  wire.TLS
+		q    *wire.NoteRequest
+		want codes.Code
+	}{
+		{ca.Agent("n0"), &wire.NoteRequest{Job: "job"}, codes.PermissionDenied},
+		{ca.Agent("n0", "job"), &wire.NoteRequest{Job: "job"}, codes.PermissionDenied},
+		{ca.Master("other"), &wire.NoteRequest{Job: "job"}, codes.PermissionDenied},
+		{ca.Remediator(), &wire.NoteRequest{Job: "other"}, codes.FailedPrecondition},
+		{ca.Remediator(), &wire.NoteRequest{Job: "job", Incident: "invented"}, codes.NotFound},
+	} {
+		creds, err := tt.tls.MasterOf("job")
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := grpc.NewClient(m.Addr().String(), grpc.WithTransportCredentials(creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, err = wire.NewNotesClient(conn).Note(ctx, tt.q)
+		cancel()
+		conn.Close()
+		if status.Code(err) != tt.want {
+			t.Errorf("%v: %v, want %v", tt.q, err, tt.want)
+		}
+	}
+}
