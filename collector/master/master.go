@@ -77,7 +77,6 @@ type Master struct {
 	mu        sync.Mutex // guards all below
 	state     *state
 	incidents incidents
-	unsaved   bool // the file is older than incidents
 	traces    traces
 	holdSince int64  // since when incidents are held open, 0 when they are not
 	anew      uint64 // state.anew as of the last pass
@@ -292,10 +291,7 @@ func (m *Master) pass() {
 		m.recorder.Record(ev, verdicts, marks(events)...)
 	}
 	if len(events) > 0 {
-		select {
-		case m.changed <- struct{}{}:
-		default:
-		}
+		m.saveSoon()
 	}
 	m.sendRoots(now)
 	m.sendFences()

@@ -36,10 +36,7 @@ func (m noteService) Note(ctx context.Context, q *wire.NoteRequest) (*wire.NoteR
 		return nil, status.Errorf(codes.NotFound, "job %s has no incident %.256q", m.o.Job, q.Incident)
 	}
 	if kept > 0 {
-		select {
-		case m.changed <- struct{}{}:
-		default:
-		}
+		m.saveSoon()
 	}
 	return &wire.NoteReply{Kept: uint32(kept)}, nil
 }

@@ -106,6 +106,14 @@ func (m *Master) keep() {
 	}
 }
 
+// saveSoon has keep save what has changed; it does not wait for that.
+func (m *Master) saveSoon() {
+	select {
+	case m.changed <- struct{}{}:
+	default:
+	}
+}
+
 // saved is how the last attempt to write the state directory ended.
 type saved struct {
 	at  int64

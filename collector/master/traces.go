@@ -103,7 +103,7 @@ func (m *Master) traced(n int32, s *stream, r *wire.TraceResult) {
 		case a.id != r.Id:
 		case r.Spans > 0:
 			if m.incidents.named(a.incident, collector.TraceID(m.o.Job, a.key.Comm, a.key.Coll, a.key.Seq)) {
-				m.unsaved = true
+				m.saveSoon()
 			}
 		case r.HeldSeq != 0 && !a.again && !m.incidents.hasTrace(a.incident):
 			next := askedFor{incident: a.incident, key: roots.Key{Comm: a.key.Comm, Coll: record.CollKind(r.HeldColl), Seq: r.HeldSeq}, again: true}

@@ -165,7 +165,7 @@ func TestPaths(t *testing.T) {
 }
 
 // TestMoves: connections that are moved at random under load lose and repeat no byte.
-// (Two ends that move at the same moment may see a new set break, and tell of an outage.)
+// (Under much load a new set now and then breaks, which is told as an outage: it is not known why.)
 func TestMoves(t *testing.T) {
 	unhurried(t)
 	const rounds = 12
