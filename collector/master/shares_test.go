@@ -58,7 +58,7 @@ func TestALiarsArrivalsAreItsOwn(t *testing.T) {
 	for n := range int32(ranks) { // a rank a node, all in one communicator
 		r := report(ranks, 0)
 		r.Ranks, r.Members, r.Connections, r.Arrivals = r.Ranks[n:n+1], r.Members[n:n+1], nil, nil
-		s.merge(s.node(string(rune('a'+n))), r, now)
+		s.merge(s.node(string('a'+n)), r, now)
 	}
 	arrival := func(n int32, seq uint64) *wire.Arrival {
 		return &wire.Arrival{CommId: 7, Seq: seq, Coll: uint32(record.AllReduce), Rank: n, MonoStartedNs: 3e8, MonoEndedNs: 4e8}
