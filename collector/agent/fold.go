@@ -1,10 +1,7 @@
 package agent
 
 import (
-	"cmp"
-
 	"github.com/lockstep-ccl/lockstep/collector"
-	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -92,32 +89,6 @@ type comm struct {
 	clock    gpuClock // of KindStart's and KindEnd's GPU stamps
 }
 
-// op is one collective that has not been handed over yet, or the last one of
-// its slot that was.
-type op struct {
-	seq                      uint64
-	bytes                    uint64
-	enqueued, started, ended int64
-	wait, transfer           int64
-	launched                 int64 // the kernel, or enqueued
-	gpuStart                 int64 // by the GPU's clock, where the process does not convert
-	root                     int32
-	stream                   uint32
-	channels                 uint16
-	coll                     record.CollKind
-	dtype                    record.DType
-	redop                    record.RedOp
-	algo                     record.Algo
-	proto                    record.Proto
-	result                   record.Result
-	clock                    record.Clock
-	clockErr                 int64
-	replay                   bool
-	waitedFor                int32 // 1 + the last peer to enter, 0: not known
-	inPlace                  bool
-	done                     bool // handed over
-}
-
 // fold takes in a batch of records of one process.
 func (a *Agent) fold(p *source.Process, recs []record.Record) {
 	r := a.rank(p)
@@ -150,77 +121,81 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			}
 			continue
 		}
-		c = c.hostSide()
-		switch rec.Kind {
-		case record.KindEnqueue:
-			if p.Source.CallsOnly() {
-				// Nobody will tell when it began to run or ended.
-			} else if o := a.op(c, rec.Seq); o != nil {
-				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
-				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
-				o.launched = rec.Mono + rec.Dur
-			}
-			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono})
-		case record.KindStart:
-			if o := a.op(c, rec.Seq); o != nil {
-				o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
-				o.replay = rec.Flags&record.FlagReplay != 0
-				if rec.Clock == record.ClockGPU {
-					o.gpuStart = rec.Stamp
-				}
-			}
-		case record.KindPhase:
-			if o := a.op(c, rec.Seq); o != nil {
-				switch record.PhaseCode(rec.Code) {
-				case record.PhaseWait:
-					o.wait += max(rec.Dur, 0)
-					o.waitedFor = rec.Peer + 1
-				case record.PhaseTransfer:
-					o.transfer += max(rec.Dur, 0)
-				}
-			}
-		case record.KindEnd:
-			o := a.op(c, rec.Seq)
-			if o == nil {
-				r.job.unknown++
-				continue
-			}
-			o.ended, o.coll, o.result = hostTime(rec), rec.Coll, record.Result(rec.Code)
-			if rec.Algo != record.AlgoNone {
-				o.algo, o.proto = rec.Algo, rec.Proto
-			}
-			switch {
-			case rec.Flags&record.FlagUnseen != 0:
-				o.started = 0 // how long it took nobody knows
-			case o.started == 0:
-				r.job.unknown++
-			case rec.Clock == record.ClockGPU && o.gpuStart != 0:
-				c.clock.times(o, rec, p.Source == record.SourceNCCLPlugin && p.SourceVersion >= 5)
-			}
-			a.finish(r, c, o)
-		case record.KindWhole:
-			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono - rec.Dur})
-			o := a.op(c, rec.Seq)
-			if o == nil {
-				r.job.unknown++
-				continue
-			}
-			o.started, o.ended, o.wait, o.transfer = rec.Mono-rec.Dur, rec.Mono, rec.Wait, rec.Dur-rec.Wait
-			if o.enqueued == 0 {
-				o.enqueued = o.started
-			}
-			o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
-			o.root, o.bytes, o.stream, o.channels, o.waitedFor = rec.Root, rec.Bytes, rec.Stream, 1, rec.Peer+1
-			o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
-			if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
-				o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
-			}
-			a.finish(r, c, o)
-		case record.KindWindow:
-			r.window(c, rec)
-		case record.KindLink:
-			r.link(c, rec)
+		a.foldRecord(p, r, c.hostSide(), rec)
+	}
+}
+
+// foldRecord takes in one record of a communicator.
+func (a *Agent) foldRecord(p *source.Process, r *rank, c *comm, rec *record.Record) {
+	switch rec.Kind {
+	case record.KindEnqueue:
+		if p.Source.CallsOnly() {
+			// Nobody will tell when it began to run or ended.
+		} else if o := a.op(c, rec.Seq); o != nil {
+			o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
+			o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
+			o.launched = rec.Mono + rec.Dur
 		}
+		r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono})
+	case record.KindStart:
+		if o := a.op(c, rec.Seq); o != nil {
+			o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
+			o.replay = rec.Flags&record.FlagReplay != 0
+			if rec.Clock == record.ClockGPU {
+				o.gpuStart = rec.Stamp
+			}
+		}
+	case record.KindPhase:
+		if o := a.op(c, rec.Seq); o != nil {
+			switch record.PhaseCode(rec.Code) {
+			case record.PhaseWait:
+				o.wait += max(rec.Dur, 0)
+				o.waitedFor = rec.Peer + 1
+			case record.PhaseTransfer:
+				o.transfer += max(rec.Dur, 0)
+			}
+		}
+	case record.KindEnd:
+		o := a.op(c, rec.Seq)
+		if o == nil {
+			r.job.unknown++
+			return
+		}
+		o.ended, o.coll, o.result = hostTime(rec), rec.Coll, record.Result(rec.Code)
+		if rec.Algo != record.AlgoNone {
+			o.algo, o.proto = rec.Algo, rec.Proto
+		}
+		switch {
+		case rec.Flags&record.FlagUnseen != 0:
+			o.started = 0 // how long it took nobody knows
+		case o.started == 0:
+			r.job.unknown++
+		case rec.Clock == record.ClockGPU && o.gpuStart != 0:
+			c.clock.times(o, rec, p.Source == record.SourceNCCLPlugin && p.SourceVersion >= 5)
+		}
+		a.finish(r, c, o)
+	case record.KindWhole:
+		r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono - rec.Dur})
+		o := a.op(c, rec.Seq)
+		if o == nil {
+			r.job.unknown++
+			return
+		}
+		o.started, o.ended, o.wait, o.transfer = rec.Mono-rec.Dur, rec.Mono, rec.Wait, rec.Dur-rec.Wait
+		if o.enqueued == 0 {
+			o.enqueued = o.started
+		}
+		o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
+		o.root, o.bytes, o.stream, o.channels, o.waitedFor = rec.Root, rec.Bytes, rec.Stream, 1, rec.Peer+1
+		o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
+		if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
+			o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
+		}
+		a.finish(r, c, o)
+	case record.KindWindow:
+		r.window(c, rec)
+	case record.KindLink:
+		r.link(c, rec)
 	}
 }
 
@@ -280,113 +255,6 @@ func hostTime(rec *record.Record) int64 {
 		return rec.Stamp
 	}
 	return rec.Mono
-}
-
-// op returns the slot of a sequence; nil when its collective has been handed
-// over already (a late record) or is older than what is pending in its slot.
-func (a *Agent) op(c *comm, seq uint64) *op {
-	if len(c.ops) == 0 && !a.growOps(c, firstOps) {
-		return nil
-	}
-	for {
-		o := &c.ops[seq&uint64(len(c.ops)-1)]
-		switch {
-		case o.seq == seq:
-			if o.done {
-				return nil
-			}
-			return o
-		case o.seq > seq:
-			return nil
-		case o.seq != 0 && !o.done && o.seq > c.finished && len(c.ops) < maxOps && a.growOps(c, 2*len(c.ops)):
-			continue // pending indeed: a stream is many operations ahead
-		case o.seq != 0 && !o.done:
-			c.evicted++ // its end was lost, or there is no more room
-		}
-		*o = op{seq: seq, root: -1}
-		return o
-	}
-}
-
-// growOps makes a communicator's ring n long, unless all of them are too long by then.
-func (a *Agent) growOps(c *comm, n int) bool {
-	if a.ops+n-len(c.ops) > allOps {
-		return false
-	}
-	a.ops += n - len(c.ops)
-	old := c.ops
-	c.ops = make([]op, n)
-	for i := range old {
-		if old[i].seq != 0 {
-			c.ops[old[i].seq&uint64(n-1)] = old[i]
-		}
-	}
-	return true
-}
-
-// finish hands a finished collective to the sinks.
-func (a *Agent) finish(r *rank, c *comm, o *op) {
-	o.done = true
-	out := a.describe(r, c, o)
-	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.NLinks > 0
-	if o.started != 0 {
-		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
-			out.Anomalous = true
-		}
-		if r.job.stream != nil && !c.aside && o.meets() && r.reportable() && c.sampling.take(c.id, o.seq) {
-			r.job.arrive(c, o)
-		}
-	}
-	for _, s := range a.o.Sinks {
-		s.Collective(out)
-	}
-	if out.Traced && !c.aside {
-		a.traced(r, c, roots.Key{Comm: c.id, Coll: o.coll, Seq: o.seq}, collector.Traced{
-			Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended) + out.RealOffset, Last: o.ended + out.RealOffset, Err: o.clockErr + out.MapErr,
-		}, out.Anomalous)
-	}
-}
-
-// describe fills the one Collective that is handed around.
-func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
-	out := &a.out
-	*out = collector.Collective{
-		Job: r.job.name, Comm: c.name, CommID: c.id, Rank: c.rank, Size: c.size, World: r.p.Rank, Attempt: r.p.Attempt,
-		Kind: o.coll, DType: o.dtype, Op: o.redop, Algo: o.algo, Proto: o.proto, Result: o.result, InPlace: o.inPlace,
-		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
-		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
-		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
-		Node: a.o.Node, Workload: r.workload, WaitedFor: o.waitedFor - 1, Former: o.ended != 0 && o.ended < a.began,
-	}
-	a.jobTime(r.job, out)
-	if o.ended == 0 {
-		out.SeenAt = record.Now()
-	}
-	if o.started != 0 {
-		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {
-			if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
-				out.Windows[out.NWindows] = *w
-				out.NWindows++
-			}
-		}
-		for i := max(0, c.nlinks-maxLinks); i < c.nlinks && out.NLinks < collector.MaxLinks; i++ {
-			// What happened between two collectives is the next one's.
-			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At <= o.ended && (l.At >= o.started || i >= c.linksTold) {
-				out.Links[out.NLinks] = *l
-				out.NLinks++
-				if o.ended != 0 {
-					c.linksTold = max(c.linksTold, i+1)
-				}
-			}
-		}
-	}
-	return out
-}
-
-// meets reports whether o ended in order and kept its members in until the last one had
-// entered, so that its times tell of their clocks.
-func (o *op) meets() bool {
-	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || o.coll == record.Barrier)
 }
 
 // comm returns the communicator at an index of the table, nil when it is not known.
