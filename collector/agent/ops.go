@@ -138,5 +138,5 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 // meets reports whether o ended in order and kept its members in until the last one had
 // entered, so that its times tell of their clocks.
 func (o *op) meets() bool {
-	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || o.coll == record.Barrier)
+	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || !o.coll.HasData())
 }
