@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"cmp"
+
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/internal/roots"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -87,6 +90,32 @@ type comm struct {
 	history  history
 	sampling sampling
 	clock    gpuClock // of KindStart's and KindEnd's GPU stamps
+}
+
+// op is one collective that has not been handed over yet, or the last one of
+// its slot that was.
+type op struct {
+	seq                      uint64
+	bytes                    uint64
+	enqueued, started, ended int64
+	wait, transfer           int64
+	launched                 int64 // the kernel, or enqueued
+	gpuStart                 int64 // by the GPU's clock, where the process does not convert
+	root                     int32
+	stream                   uint32
+	channels                 uint16
+	coll                     record.CollKind
+	dtype                    record.DType
+	redop                    record.RedOp
+	algo                     record.Algo
+	proto                    record.Proto
+	result                   record.Result
+	clock                    record.Clock
+	clockErr                 int64
+	replay                   bool
+	waitedFor                int32 // 1 + the last peer to enter, 0: not known
+	inPlace                  bool
+	done                     bool // handed over
 }
 
 // fold takes in a batch of records of one process.
@@ -257,133 +286,117 @@ func hostTime(rec *record.Record) int64 {
 	return rec.Mono
 }
 
+// op returns the slot of a sequence; nil when its collective has been handed
+// over already (a late record) or is older than what is pending in its slot.
+func (a *Agent) op(c *comm, seq uint64) *op {
+	if len(c.ops) == 0 && !a.growOps(c, firstOps) {
+		return nil
+	}
+	for {
+		o := &c.ops[seq&uint64(len(c.ops)-1)]
+		switch {
+		case o.seq == seq:
+			if o.done {
+				return nil
+			}
+			return o
+		case o.seq > seq:
+			return nil
+		case o.seq != 0 && !o.done && o.seq > c.finished && len(c.ops) < maxOps && a.growOps(c, 2*len(c.ops)):
+			continue // pending indeed: a stream is many operations ahead
+		case o.seq != 0 && !o.done:
+			c.evicted++ // its end was lost, or there is no more room
+		}
+		*o = op{seq: seq, root: -1}
+		return o
+	}
+}
+
+// growOps makes a communicator's ring n long, unless all of them are too long by then.
+func (a *Agent) growOps(c *comm, n int) bool {
+	if a.ops+n-len(c.ops) > allOps {
+		return false
+	}
+	a.ops += n - len(c.ops)
+	old := c.ops
+	c.ops = make([]op, n)
+	for i := range old {
+		if old[i].seq != 0 {
+			c.ops[old[i].seq&uint64(n-1)] = old[i]
+		}
+	}
+	return true
+}
+
+// finish hands a finished collective to the sinks.
+func (a *Agent) finish(r *rank, c *comm, o *op) {
+	o.done = true
+	out := a.describe(r, c, o)
+	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.NLinks > 0
+	if o.started != 0 {
+		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
+			out.Anomalous = true
+		}
+		if r.job.stream != nil && !c.aside && o.meets() && r.reportable() && c.sampling.take(c.id, o.seq) {
+			r.job.arrive(c, o)
+		}
+	}
+	for _, s := range a.o.Sinks {
+		s.Collective(out)
+	}
+	if out.Traced && !c.aside {
+		a.traced(r, c, roots.Key{Comm: c.id, Coll: o.coll, Seq: o.seq}, collector.Traced{
+			Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended) + out.RealOffset, Last: o.ended + out.RealOffset, Err: o.clockErr + out.MapErr,
+		}, out.Anomalous)
+	}
+}
+
+// describe fills the one Collective that is handed around.
+func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
+	out := &a.out
+	*out = collector.Collective{
+		Job: r.job.name, Comm: c.name, CommID: c.id, Rank: c.rank, Size: c.size, World: r.p.Rank, Attempt: r.p.Attempt,
+		Kind: o.coll, DType: o.dtype, Op: o.redop, Algo: o.algo, Proto: o.proto, Result: o.result, InPlace: o.inPlace,
+		Root: o.root, Stream: o.stream, Channels: o.channels, Seq: o.seq, Bytes: o.bytes,
+		Clock: o.clock, Replay: o.replay, ClockErr: o.clockErr,
+		Enqueued: o.enqueued, Started: o.started, Ended: o.ended, Wait: o.wait, Transfer: o.transfer,
+		Node: a.o.Node, Workload: r.workload, WaitedFor: o.waitedFor - 1, Former: o.ended != 0 && o.ended < a.began,
+	}
+	a.jobTime(r.job, out)
+	if o.ended == 0 {
+		out.SeenAt = record.Now()
+	}
+	if o.started != 0 {
+		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {
+			if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
+				out.Windows[out.NWindows] = *w
+				out.NWindows++
+			}
+		}
+		for i := max(0, c.nlinks-maxLinks); i < c.nlinks && out.NLinks < collector.MaxLinks; i++ {
+			// What happened between two collectives is the next one's.
+			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At <= o.ended && (l.At >= o.started || i >= c.linksTold) {
+				out.Links[out.NLinks] = *l
+				out.NLinks++
+				if o.ended != 0 {
+					c.linksTold = max(c.linksTold, i+1)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// meets reports whether o ended in order and kept its members in until the last one had
+// entered, so that its times tell of their clocks.
+func (o *op) meets() bool {
+	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || !o.coll.HasData())
+}
+
 // comm returns the communicator at an index of the table, nil when it is not known.
 func (r *rank) comm(i uint16) *comm {
 	if int(i) < len(r.comms) {
 		return r.comms[i]
 	}
 	return nil
-}
-
-// learn takes in the tables of the process: new communicators, and those whose
-// slot has gone to another one.
-func (a *Agent) learn(r *rank) {
-	for _, c := range r.comms {
-		if c != nil {
-			c.seen = false
-		}
-	}
-	for i := range r.p.Comms {
-		s := &r.p.Comms[i]
-		for int(s.Index) >= len(r.comms) {
-			r.comms = append(r.comms, nil)
-		}
-		c := r.comms[s.Index]
-		if c != nil && c.gen != s.Gen {
-			a.forget(r, c)
-			c = nil
-		}
-		if c == nil {
-			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, device: s.Device, peer: -1, stamped: s.Stamps+s.Copies > 0}
-			r.comms[s.Index] = c
-		}
-		c.finished, c.seen = s.Finished, true
-	}
-	for i, c := range r.comms {
-		if c != nil && !c.seen {
-			a.forget(r, c)
-			r.comms[i] = nil
-		}
-	}
-	for i := range r.p.Conns {
-		r.learnConn(&r.p.Conns[i])
-	}
-}
-
-// forget lets go of a communicator; what it counted stays in its job's totals.
-func (a *Agent) forget(r *rank, c *comm) {
-	a.ops -= len(c.ops)
-	r.job.unknown += c.evicted
-	if c.host != nil {
-		a.ops -= len(c.host.ops)
-		r.job.unknown += c.host.evicted
-	}
-	r.job.addFinished(c.name, c.finished)
-}
-
-// learnConn takes in one connection.
-func (r *rank) learnConn(s *record.ConnStatus) {
-	k := r.conn(s.Index)
-	if k.gen != s.Gen {
-		r.job.addGone(k)
-		*k = conn{gen: s.Gen}
-	}
-	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
-	qp := uint64(0)
-	if s.Transport == record.TransportRDMA { // another one's is a socket's
-		qp = s.ID
-	}
-	if w := k.who; w == nil || w.QP != qp || w.PeerQP != s.PeerID || w.Name != s.Name || w.Channel != s.Channel {
-		k.who = &collector.Conn{
-			Transport: s.Transport, Channel: s.Channel, QP: qp, PeerQP: s.PeerID, Name: s.Name,
-			Address: record.AddressText(s.Address), Rail: s.Rail,
-		}
-		k.who.NIC, k.who.Port = s.NIC()
-	}
-}
-
-func (r *rank) mark(rec *record.Record) {
-	code := record.MarkCode(rec.Code)
-	if code == record.MarkNone || int(code) >= len(r.marks) {
-		return
-	}
-	if code == record.MarkStep && rec.Value > r.step {
-		r.step = rec.Value
-		r.job.step = max(r.job.step, r.step)
-	}
-	if rec.Flags&record.FlagBegin != 0 {
-		r.marks[code] = rec.Mono
-	} else {
-		r.marks[code] = 0
-	}
-}
-
-// openMark is the pause that the program announced last and has not ended.
-func (r *rank) openMark() (code record.MarkCode, at int64) {
-	for _, c := range []record.MarkCode{record.MarkCheckpoint, record.MarkEvaluation, record.MarkCompile} {
-		if r.marks[c] > at {
-			code, at = c, r.marks[c]
-		}
-	}
-	// Loading data is no pause, and does not hide one.
-	if load := r.marks[record.MarkDataLoading]; code == record.MarkNone && load > 0 {
-		return record.MarkDataLoading, load
-	}
-	return code, at
-}
-
-func (r *rank) window(c *comm, rec *record.Record) {
-	if int(rec.Conn) >= r.p.ConnSlots {
-		r.job.unknown++
-		return
-	}
-	cause := record.Cause(rec.Code & 7)
-	if cause != record.CauseNone {
-		r.conn(rec.Conn).counts[cause]++
-	} else if rec.Flags&record.FlagAnomaly == 0 {
-		return
-	}
-	c.touched[c.ntouched%maxTouched] = collector.Window{
-		Peer: rec.Peer, Conn: r.conn(rec.Conn).who, Bytes: rec.Bytes, WRs: rec.WRs, Backlog: rec.Back,
-		First: rec.First, Last: rec.Last, Cause: cause,
-	}
-	c.ntouched++
-}
-
-// conn returns a connection, whose index must be in the table.
-func (r *rank) conn(i uint32) *conn {
-	for int(i) >= len(r.conns) {
-		r.conns = append(r.conns, conn{})
-	}
-	return &r.conns[i]
 }

@@ -41,83 +41,75 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		Job: j.name, Ranks: map[diagnosis.ProcState]int{},
 		Records: j.records, Lost: j.lost, Step: j.step, UnknownResults: j.unknown, DroppedArrivals: j.arrivalsDropped, RefusedConns: j.refused,
 	}
-	t := tally{now: now, out: &out, comms: map[string]*collector.AgentComm{}, transports: map[record.Transport]*collector.AgentTransport{}}
-	for name, n := range j.finished {
-		t.comm(name).Finished = n
+	comms := map[string]*collector.AgentComm{}
+	comm := func(name string) *collector.AgentComm {
+		c := comms[name]
+		if c == nil {
+			c = &collector.AgentComm{Name: name}
+			comms[name] = c
+		}
+		return c
 	}
-	for tr, n := range j.gone {
-		t.transport(tr).ConnTotals = *n
+	for name, n := range j.finished {
+		comm(name).Finished = n
+	}
+	transports := map[record.Transport]*collector.AgentTransport{}
+	transport := func(t record.Transport) *collector.AgentTransport {
+		c := transports[t]
+		if c == nil {
+			c = &collector.AgentTransport{Transport: t}
+			transports[t] = c
+		}
+		return c
+	}
+	for t, n := range j.gone {
+		transport(t).ConnTotals = *n
 	}
 	for _, r := range j.ranks {
-		t.add(r)
+		out.Lost += r.p.Lost
+		addRefused(&out.RefusedConns, &r.p.Refused)
+		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
+		here := !r.p.Dead() && !r.p.Superseded
+		if here && r.p.GPU.Seen {
+			if out.RanksOnGPU == nil {
+				out.RanksOnGPU = map[int]int{}
+			}
+			out.RanksOnGPU[int(r.p.GPU.Index)]++
+		}
+		for i := range r.p.Devices {
+			if here {
+				out.GPUs++
+				out.GPUClockErrorNs = max(out.GPUClockErrorNs, r.p.Devices[i].Err)
+			}
+		}
+		if !r.p.Superseded {
+			out.Ranks[r.p.State]++
+		}
+		for _, c := range r.comms {
+			if c != nil {
+				out.UnknownResults += c.evicted
+			}
+		}
+		r.sumComms(now, here, comm)
+		r.sumConns(&out, here, transport)
 	}
 	out.Connections = collector.FirstConnDetails(out.Connections)
-	for _, c := range t.comms {
+	for _, c := range comms {
 		out.Comms = append(out.Comms, *c)
 	}
-	for _, tr := range t.transports {
-		out.Transports = append(out.Transports, *tr)
+	for _, t := range transports {
+		out.Transports = append(out.Transports, *t)
 	}
 	slices.SortFunc(out.Comms, func(x, y collector.AgentComm) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(out.Transports, func(x, y collector.AgentTransport) int { return cmp.Compare(x.Transport, y.Transport) })
 	return out
 }
 
-// tally sums up what a job's ranks tell.
-type tally struct {
-	now        int64
-	out        *collector.AgentJob
-	comms      map[string]*collector.AgentComm
-	transports map[record.Transport]*collector.AgentTransport
-}
-
-func (t *tally) comm(name string) *collector.AgentComm {
-	c := t.comms[name]
-	if c == nil {
-		c = &collector.AgentComm{Name: name}
-		t.comms[name] = c
-	}
-	return c
-}
-
-func (t *tally) transport(of record.Transport) *collector.AgentTransport {
-	c := t.transports[of]
-	if c == nil {
-		c = &collector.AgentTransport{Transport: of}
-		t.transports[of] = c
-	}
-	return c
-}
-
-func (t *tally) add(r *rank) {
-	out := t.out
-	out.Lost += r.p.Lost
-	addRefused(&out.RefusedConns, &r.p.Refused)
-	out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
-	here := !r.p.Dead() && !r.p.Superseded
-	if here && r.p.GPU.Seen {
-		if out.RanksOnGPU == nil {
-			out.RanksOnGPU = map[int]int{}
-		}
-		out.RanksOnGPU[int(r.p.GPU.Index)]++
-	}
-	for i := range r.p.Devices {
-		if here {
-			out.GPUs++
-			out.GPUClockErrorNs = max(out.GPUClockErrorNs, r.p.Devices[i].Err)
-		}
-	}
-	if !r.p.Superseded {
-		out.Ranks[r.p.State]++
-	}
-	for _, c := range r.comms {
-		if c != nil {
-			out.UnknownResults += c.evicted
-		}
-	}
+// sumComms adds a rank's communicators to those of its job, by name.
+func (r *rank) sumComms(now int64, here bool, comm func(name string) *collector.AgentComm) {
 	for i := range r.p.Comms {
 		m := &r.p.Comms[i]
-		c := t.comm(m.Name)
+		c := comm(m.Name)
 		c.Finished += m.Finished
 		if !here || m.State == record.CommLeft || m.State == record.CommAborted {
 			continue
@@ -125,28 +117,28 @@ func (t *tally) add(r *rank) {
 		c.Members++
 		if m.Open() {
 			c.OpenMembers++
-			c.OldestOpen = max(c.OldestOpen, float64(t.now-m.StartedAt)/1e9)
+			c.OldestOpen = max(c.OldestOpen, float64(now-m.StartedAt)/1e9)
 		}
 	}
-	t.addConns(r, here)
 }
 
-func (t *tally) addConns(r *rank, here bool) {
+// sumConns likewise its connections, by transport.
+func (r *rank) sumConns(out *collector.AgentJob, here bool, transport func(record.Transport) *collector.AgentTransport) {
 	for i := range r.p.Conns {
 		s := &r.p.Conns[i]
-		c := t.transport(s.Transport)
+		t := transport(s.Transport)
 		if here {
-			c.Connections++
-			c.Outstanding += s.Outstanding()
+			t.Connections++
+			t.Outstanding += s.Outstanding()
 			if s.Link == record.LinkDown {
-				c.Broken++
+				t.Broken++
 			}
-			t.out.Connections = r.detail(t.out.Connections, s)
+			out.Connections = r.detail(out.Connections, s)
 		}
 	}
 	for i := range r.conns {
 		if k := &r.conns[i]; k.transport != record.TransportNone {
-			k.addTo(&t.transport(k.transport).ConnTotals)
+			k.addTo(&transport(k.transport).ConnTotals)
 		}
 	}
 }
