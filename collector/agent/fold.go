@@ -18,7 +18,7 @@ const (
 	// maxTouched is how many of a communicator's last abnormal windows are remembered.
 	maxTouched = 16
 	// maxLinks likewise of changes of paths.
-	maxLinks = 8
+	maxLinks = 32
 )
 
 // rank folds one process's records.
@@ -367,24 +367,43 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		out.SeenAt = record.Now()
 	}
 	if o.started != 0 {
-		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {
-			if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
-				out.Windows[out.NWindows] = *w
-				out.NWindows++
-			}
-		}
-		for i := max(0, c.nlinks-maxLinks); i < c.nlinks && out.NLinks < collector.MaxLinks; i++ {
-			// What happened between two collectives is the next one's.
-			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At <= o.ended && (l.At >= o.started || i >= c.linksTold) {
-				out.Links[out.NLinks] = *l
-				out.NLinks++
-				if o.ended != 0 {
-					c.linksTold = max(c.linksTold, i+1)
-				}
-			}
-		}
+		c.touching(o, out)
 	}
 	return out
+}
+
+// touching fills in what happened to connections while o ran: what finds no room is counted.
+func (c *comm) touching(o *op, out *collector.Collective) {
+	for i := max(0, c.ntouched-maxTouched); i < c.ntouched; i++ {
+		if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
+			if out.NWindows == collector.MaxWindows {
+				out.LeftOut++
+				continue
+			}
+			out.Windows[out.NWindows] = *w
+			out.NWindows++
+		}
+	}
+	kept := max(0, c.nlinks-maxLinks)
+	if out.LeftOut += max(0, kept-c.linksTold); o.ended != 0 {
+		c.linksTold = max(c.linksTold, kept)
+	}
+	for i := kept; i < c.nlinks; i++ {
+		// What happened between two collectives is the next one's.
+		l := &c.links[i%maxLinks]
+		if o.ended != 0 && (l.At > o.ended || l.At < o.started && i < c.linksTold) {
+			continue
+		}
+		if o.ended != 0 {
+			c.linksTold = max(c.linksTold, i+1)
+		}
+		if out.NLinks == collector.MaxLinks {
+			out.LeftOut++
+			continue
+		}
+		out.Links[out.NLinks] = *l
+		out.NLinks++
+	}
 }
 
 // meets reports whether o ended in order and kept its members in until the last one had

@@ -69,6 +69,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		out.Lost += r.p.Lost
 		addRefused(&out.RefusedConns, &r.p.Refused)
 		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
+		out.WithoutHistory += r.p.HistoryOverflow
 		here := !r.p.Dead() && !r.p.Superseded
 		if here && r.p.GPU.Seen {
 			if out.RanksOnGPU == nil {
