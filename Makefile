@@ -145,8 +145,8 @@ test-monitoring: ## rules, routes and dashboards of two configurations under pro
 test-compat: build ## this build's agents, masters and ranks with those of another commit (OLD=REVISION, by default the last release or the first commit of the former layout)
 	deploy/compat/run bin/lockstep $(OLD)
 
-test-docs: ## the documents' blocks of commands, played as they stand; every example's command line; the README's Go program
-	$(GO) test -count=1 -timeout 20m -run 'TestDocuments|TestExamplesAreCommandLines|TestHelp|TestAttach' -v ./cmd/lockstep
+test-docs: ## each example of the documents and of each help, run to its end on a fresh root; the README's Go program
+	LOCKSTEP_TEST_EXAMPLES=1 $(GO) test -count=1 -timeout 20m -run 'TestDocuments|TestExamples|TestHelp|TestAttach' -v ./cmd/lockstep
 
 release: ## archives for amd64 and arm64 with checksums and SBOMs, in dist/
 	$(GO) run ./deploy/release -o dist
