@@ -25,6 +25,7 @@ type star struct {
 	m     *Mesh
 	flows []*flow // by rank; nil for rank 0
 	read  *record.Reader
+	piece int // bytes of a message; a burst has eight
 }
 
 // flow is the traffic with one rank: bursts, each of which it answers.
@@ -51,6 +52,11 @@ type takes struct {
 
 // stars runs f as rank 0 of so many; everything over a link takes delay.
 func stars(tb testing.TB, size int, delay time.Duration, f func(s *star, peers []takes) error) {
+	starsOf(tb, flowPiece, size, delay, f)
+}
+
+// starsOf is stars with messages of so many bytes.
+func starsOf(tb testing.TB, piece, size int, delay time.Duration, f func(s *star, peers []takes) error) {
 	o := verbstest.Options{Retry: time.Minute}
 	for r := range size {
 		o.Devices = append(o.Devices, verbstest.Device{Name: fmt.Sprint("mlx5_", r)})
@@ -83,29 +89,29 @@ func stars(tb testing.TB, size int, delay time.Duration, f func(s *star, peers [
 		}
 	}, func(m *Mesh, rank, _ int) error {
 		if rank > 0 {
-			return peers[rank].answer(m)
+			return peers[rank].answer(m, piece)
 		}
-		s := &star{m: m, read: reader, flows: make([]*flow, size)}
+		s := &star{m: m, read: reader, flows: make([]*flow, size), piece: piece}
 		for r := 1; r < size; r++ {
 			l, err := m.Link(r)
 			if err != nil {
 				return err
 			}
-			s.flows[r] = &flow{link: l.(*rdmaLink), paths: between(0, r), b: make([]byte, flowBurst)}
+			s.flows[r] = &flow{link: l.(*rdmaLink), paths: between(0, r), b: make([]byte, 8*piece)}
 		}
 		return errors.Join(f(s, peers), s.end())
 	})
 }
 
 // answer takes bursts and answers each, the last one included.
-func (p *takes) answer(m *Mesh) error {
+func (p *takes) answer(m *Mesh, piece int) error {
 	l, err := m.Link(0)
 	if err != nil {
 		return err
 	}
-	b := make([]byte, flowPiece)
+	b := make([]byte, piece)
 	for last := byte(0); last == 0; {
-		for n := 0; n < flowBurst; n += flowPiece {
+		for range 8 {
 			for began := time.Now(); time.Since(began) < time.Duration(p.pause.Load()); {
 				time.Sleep(time.Millisecond)
 			}
@@ -127,7 +133,7 @@ func (s *star) step() error {
 	var line [LinePayload]byte
 	for _, f := range s.flows[1:] {
 		for !f.over && !(f.pause && f.sent == 0) && f.sent < len(f.b) {
-			n, err := f.link.TrySend(f.b[f.sent : f.sent+flowPiece-f.sent%flowPiece])
+			n, err := f.link.TrySend(f.b[f.sent : f.sent+s.piece-f.sent%s.piece])
 			if err != nil {
 				return err
 			}
@@ -139,7 +145,7 @@ func (s *star) step() error {
 			return err
 		} else if ok {
 			f.answers++
-			if f.heard += flowBurst; f.heard == len(f.b) {
+			if f.heard += 8 * s.piece; f.heard == len(f.b) {
 				f.sent, f.heard, f.over = 0, 0, f.b[0] == 1
 			}
 		}
@@ -204,7 +210,7 @@ func (s *star) end() error {
 		return err
 	}
 	for _, f := range s.flows[1:] {
-		f.pause, f.b = false, f.b[:flowBurst]
+		f.pause, f.b = false, f.b[:8*s.piece]
 		f.b[0] = 1
 	}
 	return s.until("the last bursts are answered", func() bool {
@@ -264,8 +270,15 @@ func (s *star) disturb(rank int, delay time.Duration) (d disturbance, err error)
 
 // TestRDMADisturbedLink: of several connections the one over the link that became
 // slow has a slow network, and no other one: not those that go on, nor one that sends nothing.
+// So it is with messages of any size.
 func TestRDMADisturbedLink(t *testing.T) {
-	stars(t, 4, 8*time.Millisecond, func(s *star, _ []takes) error {
+	for _, piece := range []int{100, flowPiece} {
+		t.Run(fmt.Sprint(piece), func(t *testing.T) { disturbedLink(t, piece) })
+	}
+}
+
+func disturbedLink(t *testing.T, piece int) {
+	starsOf(t, piece, 4, 8*time.Millisecond, func(s *star, _ []takes) error {
 		if err := s.learn(60); err != nil {
 			return err
 		}
