@@ -237,6 +237,7 @@ type disturbance struct {
 	first  int64 // from the injection to the first completion that it delayed, as seen by a rank that polls
 	window int64 // from there to the record of a window whose cause is the network
 	state  int64 // and to when the connection's state was that
+	event  int64 // from the injection to the first window of a slow network in the history
 }
 
 // disturb makes what goes to a rank slow by delay until its connection is said to be.
@@ -258,6 +259,12 @@ func (s *star) disturb(rank int, delay time.Duration) (d disturbance, err error)
 		return d, err
 	}
 	d.first, d.state = first-injected, record.Now()-first
+	if err := s.until("the history has a window of a slow network", func() bool {
+		d.event = s.firstSlow(rank, injected) - injected
+		return d.event > 0
+	}); err != nil {
+		return d, err
+	}
 	return d, s.until("a window of a slow network is told", func() bool {
 		told := s.told()[int32(rank)]
 		i := slices.IndexFunc(told, func(r record.Record) bool { return r.Mono > injected && r.Code == uint8(record.CauseNetwork) })
@@ -266,6 +273,19 @@ func (s *star) disturb(rank int, delay time.Duration) (d disturbance, err error)
 		}
 		return i >= 0
 	})
+}
+
+// firstSlow is when the first window of a slow network ended that the history of a rank's
+// connection has after a time, 0 when it has none.
+func (s *star) firstSlow(rank int, after int64) (first int64) {
+	for _, c := range s.read.Conns(nil) {
+		for _, w := range s.read.History(&c, nil) {
+			if int(c.Peer) == rank && w.Last > after && w.Cause == record.CauseNetwork && (first == 0 || w.Last < first) {
+				first = w.Last
+			}
+		}
+	}
+	return first
 }
 
 // TestRDMADisturbedLink: of several connections the one over the link that became
@@ -287,7 +307,7 @@ func disturbedLink(t *testing.T, piece int) {
 		if err != nil {
 			return err
 		}
-		t.Logf("first delayed completion %v after the injection; a window of it told %v later, the state %v later", time.Duration(d.first), time.Duration(d.window), time.Duration(d.state))
+		t.Logf("first delayed completion %v after the injection, in the history after %v; a window of it told %v later, the state %v later", time.Duration(d.first), time.Duration(d.event), time.Duration(d.window), time.Duration(d.state))
 		for _, c := range s.read.Conns(nil) {
 			t.Logf("rank %d: %d windows, %d slow, %v, latency %v", c.Peer, c.Windows, c.SlowWindows, c.WindowCause, time.Duration(c.LatencyNs))
 			if c.Peer != 1 && c.SlowWindows > 0 || c.Peer == 1 && c.SlowWindows == 0 {
@@ -360,10 +380,10 @@ func TestRDMAOthersAreLate(t *testing.T) {
 // by its records' times: after the injection, and after the first completion that was delayed.
 func BenchmarkRDMADisturbance(b *testing.B) {
 	for _, c := range []struct{ base, slow time.Duration }{
-		{200 * time.Microsecond, 2 * time.Millisecond}, {time.Millisecond, 20 * time.Millisecond},
+		{50 * time.Microsecond, 500 * time.Microsecond}, {200 * time.Microsecond, 2 * time.Millisecond}, {time.Millisecond, 20 * time.Millisecond},
 	} {
 		b.Run(fmt.Sprintf("%v to %v", c.base, c.slow), func(b *testing.B) {
-			var first, window, state []int64
+			var first, window, state, event []int64
 			stars(b, 4, c.base, func(s *star, _ []takes) error {
 				f := s.flows[1]
 				for b.Loop() {
@@ -374,7 +394,7 @@ func BenchmarkRDMADisturbance(b *testing.B) {
 					if err != nil {
 						return err
 					}
-					first, window, state = append(first, d.first), append(window, d.window), append(state, d.state)
+					first, window, state, event = append(first, d.first), append(window, d.window), append(state, d.state), append(event, d.event)
 					f.paths.Delay(c.base)
 					if err := s.until("all is as before", func() bool { return f.state != windowmon.Network }); err != nil {
 						return err
@@ -390,7 +410,7 @@ func BenchmarkRDMADisturbance(b *testing.B) {
 			for _, m := range []struct {
 				of   []int64
 				name string
-			}{{first, "first-delayed-µs"}, {window, "window-after-it-µs"}, {state, "state-after-it-µs"}} {
+			}{{first, "first-delayed-µs"}, {event, "event-µs"}, {window, "window-after-it-µs"}, {state, "state-after-it-µs"}} {
 				slices.Sort(m.of)
 				b.ReportMetric(float64(m.of[len(m.of)/2])/1e3, m.name)
 				b.ReportMetric(float64(m.of[len(m.of)-1])/1e3, "worst-"+m.name)
