@@ -109,8 +109,8 @@ type excuse struct {
 // The rule for soft reasons: none is suspected before three times what the rank
 // takes between two operations on average (MaxSuspectAfter at most), nor before half as
 // long again as a pause that is usual for it; three times as long confirms at the
-// earliest. Idle (no CPU, no I/O) has ConfirmAfter, or as long as it is away for less
-// than twice what those who wait were away for. Computing has Grace, or three times the
+// earliest. Idle (no I/O, and less CPU than it uses as a rule) has ConfirmAfter, or as
+// long as it is away for less than twice what those who wait were away for. Computing has Grace, or three times the
 // longest own time of any rank so far. A mark or I/O has the same once such a
 // pause has completed in this job, and MaxPatience before. An idle rank has
 // MaxPatience while another is under a mark.
