@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"strings"
 	"time"
 
@@ -60,12 +61,12 @@ func (v Vars) Fill(expr string) string {
 // maxPoints bounds the points of a query over Vars.Range.
 const maxPoints = 300
 
-// Check runs the query of every panel against the Prometheus at url, over
-// v.Range until now, and returns an error that names each one that fails or
+// Check runs the query of every panel against the Prometheus at url, asked by the given client
+// (nil: one without a password), over v.Range until now, and returns an error that names each one that fails or
 // returns no number.
-func Check(ctx context.Context, url string, v Vars) error {
+func Check(ctx context.Context, url string, by *http.Client, v Vars) error {
 	v.setDefaults()
-	client, err := api.NewClient(api.Config{Address: url})
+	client, err := api.NewClient(api.Config{Address: url, Client: by})
 	if err != nil {
 		return fmt.Errorf("check dashboards: %w", err)
 	}
@@ -92,9 +93,9 @@ func Check(ctx context.Context, url string, v Vars) error {
 }
 
 // Red returns an error that names each panel that is red now: of a healthy job, none is.
-func Red(ctx context.Context, url string, v Vars) error {
+func Red(ctx context.Context, url string, by *http.Client, v Vars) error {
 	v.setDefaults()
-	client, err := api.NewClient(api.Config{Address: url})
+	client, err := api.NewClient(api.Config{Address: url, Client: by})
 	if err != nil {
 		return fmt.Errorf("look at dashboards: %w", err)
 	}

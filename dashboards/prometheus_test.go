@@ -65,7 +65,7 @@ func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 func await(t *testing.T, url string, vars dashboards.Vars, ok func(error) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(250 * time.Millisecond) {
-		err := dashboards.Check(t.Context(), url, vars)
+		err := dashboards.Check(t.Context(), url, nil, vars)
 		if ok(err) {
 			return
 		}
@@ -138,7 +138,7 @@ func TestEveryPanelShowsData(t *testing.T) {
 	}
 
 	vars.Job = "nobody"
-	err = dashboards.Check(t.Context(), url, vars)
+	err = dashboards.Check(t.Context(), url, nil, vars)
 	if err == nil || !strings.Contains(err.Error(), `panel "Step": no data`) {
 		t.Errorf("Check of a job that is not there: %v", err)
 	}

@@ -149,7 +149,7 @@ func (d *hangs) excuseOf(rank, ci int32) excuse {
 		x.reason, x.confirm = reasonIO, d.patienceFor(d.pauses.io)
 	case max(r.Starved, r.Throttled) >= starvedShare:
 		x.reason, x.confirm = reasonCPU, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
-	case r.CPU >= idleCPU:
+	case r.CPU >= idleCPU, d.ranks[rank].worksAsUsual(r.CPU):
 		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
 	case d.marked:
 		// It may wait, outside of our sight, for a rank under its mark.

@@ -71,6 +71,7 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	connBy  []int32   // node that told of it first; likewise
 	arrived map[arrivalKey]int32
+	toldBy  []int32 // who tells of an arrival, several or one node; parallel to ev.Arrivals
 	nicOf   map[nicKey]int32
 
 	clock jobClock
@@ -175,7 +176,7 @@ func (s *state) clearComms() {
 		s.nodes[i].rumours, s.nodes[i].apart = 0, apart{}
 	}
 	s.connOf = map[connKey]int32{}
-	s.arrived = map[arrivalKey]int32{}
+	s.arrived, s.toldBy = map[arrivalKey]int32{}, nil
 	s.clock.clear()
 	s.members, s.cells = 0, 0
 }

@@ -141,14 +141,15 @@ var (
 	ConnLatency   = def(Agent, Gauge, "lockstep_connection_latency_seconds", "seconds", "Mean time from post to completion in that window.", LabelJob, LabelConnection)
 	ConnSlow      = def(Agent, Counter, "lockstep_connection_slow_windows_total", "", "Windows of that connection in which its network was slow, beyond what is usual for it.", LabelJob, LabelConnection)
 
-	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
-	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
-	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
-	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
-	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
-	RecordersRefused = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
-	RankRefused      = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
-	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
+	Ranks               = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
+	AgentStep           = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
+	RecorderRecords     = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
+	RecorderLost        = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
+	RecorderOverflow    = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
+	ConnsWithoutHistory = def(Agent, Gauge, "lockstep_connections_without_history", "", "Connections of local ranks whose windows are not kept one by one: 64 others of their rank's were before them.", LabelJob)
+	RecordersRefused    = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
+	RankRefused         = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
+	ClockError          = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
 
 	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)
 	SourceDuration = def(Agent, Gauge, "lockstep_source_duration_seconds", "seconds", "Duration of a source's last pass.", LabelSource)
@@ -161,8 +162,9 @@ var (
 	StreamRetries   = def(Agent, Counter, "lockstep_agent_stream_retries_total", "", "Times that the stream to the master ended, or could not be opened, and was tried again.", LabelJob)
 	ArrivalsDropped = def(Agent, Counter, "lockstep_agent_arrivals_dropped_total", "", "Sampled arrivals of collectives not reported because too many waited for the stream.", LabelJob)
 
-	SpansExported = def(All, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
-	SpansDropped  = def(All, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
+	SpansExported      = def(All, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
+	TraceEventsDropped = def(Agent, Counter, "lockstep_trace_events_dropped_total", "", "Windows and changes of connections that spans had no room for. Each span says how many (dropped events).")
+	SpansDropped       = def(All, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
 )
 
 // On the agent: its node's GPUs. What a GPU cannot tell is absent, never 0.

@@ -341,7 +341,7 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 		}
 	}
 	for _, m := range names.Metrics() {
-		if m == names.SpansDropped || m == names.SpansExported { // the tracer's
+		if m == names.SpansDropped || m == names.SpansExported || m == names.TraceEventsDropped { // the tracer's
 			continue
 		}
 		if m.From != names.Remediator && m.From != names.Preflight && !exposed[m.Name] {

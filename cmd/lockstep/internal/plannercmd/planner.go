@@ -41,7 +41,23 @@ Examples:
   lockstep planner check --fabric fabric.json
   lockstep planner serve --fabric fabric.json --listen :9411 --tls.cert p.crt --tls.key p.key --tls.ca ca.crt
   lockstep planner probe --planner planner:9411 --node gpu-01 --tls.cert a.crt --tls.key a.key --tls.ca ca.crt
-  LOCKSTEP_PLANNER=planner:9411 lockstep perf all_reduce`
+  LOCKSTEP_PLANNER=planner:9411 lockstep perf all_reduce
+
+fabric.json, two hosts under two leaves and a spine. Links have a direction; each has an interface: the address by which
+its far end answers probes:
+
+  {"leaves": ["leaf1", "leaf2"], "spines": ["spine1"],
+   "links": [
+    {"from": "leaf1", "to": "spine1", "rate": 400000000000}, {"from": "spine1", "to": "leaf1", "rate": 400000000000},
+    {"from": "leaf2", "to": "spine1", "rate": 400000000000}, {"from": "spine1", "to": "leaf2", "rate": 400000000000}],
+   "ports": [
+    {"host": "gpu-01", "nic": "mlx5_0", "side": 0, "leaf": "leaf1", "rate": 200000000000, "addr": "10.1.1.1"},
+    {"host": "gpu-02", "nic": "mlx5_0", "side": 0, "leaf": "leaf2", "rate": 200000000000, "addr": "10.1.2.1"}],
+   "interfaces": [
+    {"from": "leaf1", "to": "spine1", "addr": "10.2.1.0"}, {"from": "spine1", "to": "leaf1", "addr": "10.2.1.1"},
+    {"from": "leaf2", "to": "spine1", "addr": "10.2.2.0"}, {"from": "spine1", "to": "leaf2", "addr": "10.2.2.1"}]}
+
+Ranks of other users and hosts show the planner the certificate that LOCKSTEP_PLANNER_CERT, _KEY and _CA name.`
 }
 
 // Serve is `lockstep planner serve`.
