@@ -29,6 +29,7 @@ const (
 	Master     Component = "master"
 	Remediator Component = "remediator"
 	Preflight  Component = "preflight"
+	Planner    Component = "planner"
 	All        Component = "all"
 )
 
@@ -89,6 +90,9 @@ const (
 	LabelLinkLayer    = "link_layer"
 	LabelFirmware     = "firmware"
 	LabelPhysical     = "physical_state"
+	LabelLeaf         = "leaf"
+	LabelSpine        = "spine"
+	LabelDirection    = "direction" // up: leaf to spine, down: spine to leaf
 )
 
 var registry []*Metric
@@ -301,6 +305,26 @@ var (
 	ForcedDeletions  = def(Remediator, Counter, "lockstep_forced_deletions_total", "", "Pods deleted by force on nodes that are silent.")
 	Leading          = def(Remediator, Gauge, "lockstep_remediator_leading", "", "1 when this remediator is the one that acts.")
 )
+
+// On a fabric's planner. Links are those of the fabric's file between leaves and spines,
+// 4000 of a family at most; link is the index among parallel ones.
+var (
+	FabricLinkUp       = def(Planner, Gauge, "lockstep_fabric_link_up", "", "Whether a link carries anything: 0 when probes found it dead.", fabricLink...)
+	FabricLinkLoss     = def(Planner, Gauge, "lockstep_fabric_link_loss_ratio", "", "Share of packets that a link loses, as inferred from the paths that lose; 0 of links that are well.", fabricLink...)
+	FabricLinkRate     = def(Planner, Gauge, "lockstep_fabric_link_rate_bytes_per_second", "", "What a link can carry, by the fabric's file.", fabricLink...)
+	FabricLinkPlanned  = def(Planner, Gauge, "lockstep_fabric_link_planned_bytes_per_second", "", "What the lanes that are planned onto a link would send if all jobs sent at once.", fabricLink...)
+	FabricLinkMeasured = def(Planner, Gauge, "lockstep_fabric_link_measured_bytes_per_second", "", "What senders of planned lanes say that they send over a link. Others' traffic is not in it.", fabricLink...)
+	FabricLinkLanes    = def(Planner, Gauge, "lockstep_fabric_link_lanes", "", "Lanes that are planned onto a link.", fabricLink...)
+	FabricProbesSent   = def(Planner, Counter, "lockstep_fabric_probes_sent_total", "", "Probes whose path has a link in it. A probe counts on each of its path's links.", fabricLink...)
+	FabricProbesLost   = def(Planner, Counter, "lockstep_fabric_probes_lost_total", "", "Probes of those that did not arrive. Which link lost them is inferred from many paths.", fabricLink...)
+	PlannerMoves       = def(Planner, Counter, "lockstep_planner_moves_total", "", "Lanes that were given another path: off dead, lossy, congested or uneven links, or onto ones that returned.", LabelReason)
+	PlannerJobs        = def(Planner, Gauge, "lockstep_planner_leases", "", "Jobs whose lanes have paths now.")
+	PlannerStreams     = def(Planner, Gauge, "lockstep_planner_streams", "", "Processes that are connected to be planned.")
+	PlannerProbers     = def(Planner, Gauge, "lockstep_planner_probers", "", "Hosts whose prober is connected.")
+	PlannerRefused     = def(Planner, Counter, "lockstep_planner_refused_total", "", "What the planner refused: certificate (it does not allow what was said), request (malformed, or over a bound).", LabelReason)
+)
+
+var fabricLink = []string{LabelLeaf, LabelSpine, LabelDirection, LabelLink}
 
 // In the file that a preflight check leaves for a textfile collector: how the
 // machines were when it ended. Pairs are exported of at most 32 ranks.

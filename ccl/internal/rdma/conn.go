@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -224,16 +225,18 @@ func (c *Conn) tell(g *message) {
 		return
 	}
 	c.frame = g.append(c.frame[:0])
-	sent := 0
+	sent, failed := 0, error(nil)
 	err := c.raw.Write(func(fd uintptr) bool {
-		sent, _ = unix.SendmsgN(int(fd), c.frame, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
+		sent, failed = unix.SendmsgN(int(fd), c.frame, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT)
 		return true
 	})
-	if err == nil && sent == len(c.frame) {
-		return
+	switch {
+	case err == nil && failed == nil && sent == len(c.frame):
+	case errors.Is(failed, unix.EPIPE), errors.Is(failed, unix.ECONNRESET):
+		// The peer has closed it, and may have said why: that is still to be read.
+	default: // the few messages that can be on their way always fit
+		c.hear(fmt.Errorf("the control socket takes nothing (%d of %d bytes): %w", sent, len(c.frame), cmp.Or(err, failed, io.ErrShortWrite)))
 	}
-	// The few messages that can be on their way always fit.
-	c.hear(errors.New("the control socket takes nothing"))
 }
 
 func (c *Conn) switched(lane, from, to int, messages, bytes uint64) {
