@@ -74,8 +74,8 @@ func (r root) start(ctx context.Context, t *testing.T) []string {
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
 	err = cmd.Run()
-	if errors.Is(err, os.ErrPermission) {
-		t.Skipf("no namespaces for this user: %v", err)
+	if errors.Is(err, os.ErrPermission) || cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == refused {
+		t.Skipf("no fresh root for this user: %v %s", err, log.Bytes())
 	}
 	var wrong []string
 	if jerr := json.Unmarshal(out.Bytes(), &wrong); err != nil || jerr != nil {
@@ -83,6 +83,9 @@ func (r root) start(ctx context.Context, t *testing.T) []string {
 	}
 	return wrong
 }
+
+// refused is the status of a root that the kernel does not let this user make.
+const refused = 77
 
 // freshroot is the first process of a root.
 func freshroot() {
@@ -93,6 +96,9 @@ func freshroot() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "freshroot:", err)
+		if errors.Is(err, os.ErrPermission) {
+			os.Exit(refused)
+		}
 		os.Exit(1)
 	}
 	wrong := make([]string, len(r.Plays))
