@@ -56,7 +56,7 @@ type jsonComm struct {
 // parseJSON reads communicator by communicator, so that memory is bounded by the largest.
 func parseJSON(answer []byte) (*collector.RAS, error) {
 	out := &collector.RAS{}
-	d := json.NewDecoder(bytes.NewReader(answer))
+	d := json.NewDecoder(bytes.NewReader(withCommas(answer)))
 	if _, err := d.Token(); err != nil { // {
 		return nil, fmt.Errorf("%w: %w", ErrAnswer, err)
 	}
@@ -89,6 +89,45 @@ func parseJSON(answer []byte) (*collector.RAS, error) {
 	}
 	out.Version = printable(out.Version)
 	return out, nil
+}
+
+// withCommas is an answer with the commas that are missing in it: NCCL 2.28 forgets the one
+// after a missing rank's nvml_dev, so that its JSON is none when it matters.
+func withCommas(answer []byte) []byte {
+	var out []byte
+	done := 0 // so much of answer is in out
+	var inString, escaped bool
+	ended := -1 // where a value ended after which nothing but white space has come
+	for i, b := range answer {
+		if inString {
+			switch {
+			case escaped:
+				escaped = false
+			case b == '\\':
+				escaped = true
+			case b == '"':
+				inString, ended = false, i+1
+			}
+			continue
+		}
+		switch b {
+		case ' ', '\t', '\r', '\n':
+		case ',', ':', '{', '[':
+			ended = -1
+		case '"', '}', ']':
+			if b == '"' && ended >= 0 {
+				out = append(append(out, answer[done:ended]...), ',')
+				done = ended
+			}
+			inString, ended = b == '"', i+1
+		default:
+			ended = i + 1
+		}
+	}
+	if out == nil {
+		return answer
+	}
+	return append(out, answer[done:]...)
 }
 
 func parseComms(d *json.Decoder, out *collector.RAS) error {

@@ -67,14 +67,15 @@ type key struct {
 
 type file struct {
 	source.Process
-	key    key
-	seen   key            // as it was found
-	reader *record.Reader // nil once a dead process's file has been read to its end
-	dead   int64          // since when
-	idle   bool           // the last drain left nothing
-	groups groups         // of a file of marks: what the program's process groups are called
-	names  *groups        // of a process: those of its file of marks
-	main   *file          // of a file of marks: the recorder of the same process, whose marks they are
+	key     key
+	seen    key            // as it was found
+	reader  *record.Reader // nil once a dead process's file has been read to its end
+	dead    int64          // since when
+	idle    bool           // the last drain left nothing
+	groups  groups         // of a file of marks: what the program's process groups are called
+	names   *groups        // of a process: those of its file of marks
+	unnamed unnamed        // communicators that have no name
+	main    *file          // of a file of marks: the recorder of the same process, whose marks they are
 
 	place    record.Place
 	user     uint32 // whose word it is
@@ -144,6 +145,7 @@ func (f *file) refresh() {
 	if f.names != nil {
 		f.names.rename(f.Comms)
 	}
+	f.unnamed.name(f.Comms)
 	f.Conns = f.reader.Conns(f.Conns[:0])
 	f.Devices = f.reader.Devices(f.Devices[:0])
 	_, stamps, _ := f.reader.StampCount()
