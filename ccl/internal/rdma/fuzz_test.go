@@ -3,6 +3,7 @@ package rdma
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"testing"
 )
 
@@ -170,4 +171,9 @@ func TestMessages(t *testing.T) {
 			t.Errorf("frame %v: %v", b, err)
 		}
 	}
+}
+
+func seeded(seed uint64) func(int) int {
+	r := rand.New(rand.NewPCG(seed, 1))
+	return r.IntN
 }
