@@ -21,6 +21,7 @@ type Vars struct {
 	Collective   string
 	Node         string // instance of an agent
 	GPUs, NICs   bool   // there are some: Check asks for them, too
+	Fabric       bool   // there is a planner: likewise
 
 	// Range is how far back a panel looks; default 5 min. A panel that showed
 	// something at any time in it is not empty: an incident may be over.
@@ -74,7 +75,8 @@ func Check(ctx context.Context, url string, by *http.Client, v Vars) error {
 	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
 	var errs []error
 	for _, q := range Queries() {
-		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
+		planner := strings.Contains(q.Expr, "lockstep_fabric_") || strings.Contains(q.Expr, "lockstep_planner_")
+		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs || planner && !v.Fabric {
 			continue
 		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)
