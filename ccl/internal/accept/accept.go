@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -16,13 +18,14 @@ const (
 	// FirstTimeout bounds the wait for a connection's first message, which its other end
 	// sends without waiting for anything.
 	FirstTimeout = 2 * time.Second
-	// grace is how long a stranger stays at least. Newcomers wait for that, in the
-	// kernel's queue: some ten thousand a second get in.
-	grace = 25 * time.Millisecond
+	// grace is how long a stranger stays at least, whatever comes after it. When all are younger
+	// only those come in that have said already what a member would; that is cheaper to
+	// find out than to serve them, so a large flood costs less of each than a small one.
+	grace = 100 * time.Millisecond
 	// retry is the pause after a failure to accept, as without descriptors.
-	retry = 10 * time.Millisecond
+	retry = time.Millisecond
 	// relief is how many strangers go when there are no descriptors.
-	relief = 16
+	relief = 64
 )
 
 // Reason is why a connection was refused.
@@ -67,9 +70,13 @@ func Total() (c Counts) {
 
 // Options of a Door.
 type Options struct {
-	Strangers int // at a time; 512
+	Strangers int // at a time; 2048
 	PerAddr   int // of them, of one address (IPv6: of one /64); half of Strangers
 	Known     int // in their handshake at a time; 8192
+	// Hello is the size of the first message, and Member whether one is a member's, as far as it
+	// tells by itself: who has sent one that has not been read yet is pushed out by no stranger.
+	Hello  int
+	Member func(hello []byte) bool
 	// Serve authenticates a connection. It takes it over with Keep, or leaves it to be
 	// closed when Serve returns. It must end soon after the connection is closed, by Close
 	// as well.
@@ -78,14 +85,18 @@ type Options struct {
 
 // Door is a listener that strangers may reach. Safe for concurrent use.
 type Door struct {
-	ln    net.Listener
-	serve func(*Conn)
-	wg    sync.WaitGroup
+	ln     net.Listener
+	serve  func(*Conn)
+	member func(hello []byte) bool
+	wg     sync.WaitGroup
 
-	mu               sync.Mutex
-	closed           bool
-	strangers, known class
-	counts           Counts
+	mu     sync.Mutex
+	closed bool
+	// A connection begins among the strangers. It is expected when its first message, not read
+	// yet, looks like a member's; and known when it is one.
+	strangers, expected, known class
+	hello                      []byte // room to look at a message
+	counts                     Counts
 }
 
 // class is a set of connections in the order in which they came.
@@ -112,7 +123,7 @@ type Conn struct {
 // New begins to accept. Close the Door, not ln.
 func New(ln net.Listener, o Options) *Door {
 	if o.Strangers <= 0 {
-		o.Strangers = 512
+		o.Strangers = 2048
 	}
 	if o.PerAddr <= 0 {
 		o.PerAddr = max(1, o.Strangers/2)
@@ -121,8 +132,9 @@ func New(ln net.Listener, o Options) *Door {
 		o.Known = 8192
 	}
 	d := &Door{
-		ln: ln, serve: o.Serve,
+		ln: ln, serve: o.Serve, member: o.Member, hello: make([]byte, o.Hello),
 		strangers: class{max: o.Strangers, perAddr: o.PerAddr, byAddr: map[netip.Addr]int{}},
+		expected:  class{max: o.Known, perAddr: o.Known, byAddr: map[netip.Addr]int{}},
 		known:     class{max: o.Known, perAddr: o.Known, byAddr: map[netip.Addr]int{}},
 	}
 	d.wg.Go(d.accept)
@@ -137,7 +149,7 @@ func Bare(conn net.Conn) *Conn { return &Conn{Conn: conn} }
 func (d *Door) Close() {
 	d.mu.Lock()
 	d.closed = true
-	for _, c := range []*class{&d.strangers, &d.known} {
+	for _, c := range []*class{&d.strangers, &d.expected, &d.known} {
 		for e := c.order.Front(); e != nil; e = e.Next() {
 			e.Value.(*Conn).Close()
 		}
@@ -168,7 +180,7 @@ func (d *Door) accept() {
 		total.accepted.Add(1)
 		c := &Conn{Conn: conn, door: d, addr: source(conn), since: time.Now()}
 		if !d.enter(c) {
-			conn.Close()
+			abandon(conn)
 			continue
 		}
 		d.wg.Go(func() {
@@ -193,26 +205,67 @@ func source(conn net.Conn) netip.Addr {
 	return addr
 }
 
-// enter makes room for a stranger; false when the door is closed.
+// enter finds room for a connection that has come; false when there is none. It never waits:
+// members that come meanwhile would, too, and the kernel's queue is short.
 func (d *Door) enter(c *Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for !d.closed {
 		victim := d.strangers.excess(c.addr)
-		if victim == nil {
-			d.counts.Accepted++
+		switch {
+		case victim == nil:
 			d.strangers.add(c)
-			return true
+		case d.expect(victim):
+			continue
+		case time.Since(victim.since) >= grace:
+			d.push(victim)
+			d.strangers.add(c)
+		case d.announced(c.Conn):
+			d.admit(&d.expected, c)
+		default: // so many come that those before it have had no time
+			d.counts.Accepted++
+			d.refuse(c, Crowded)
+			return false
 		}
-		if wait := grace - time.Since(victim.since); wait > 0 {
-			d.mu.Unlock()
-			time.Sleep(wait)
-			d.mu.Lock()
-			continue // it may have left by itself
-		}
-		d.push(victim)
+		d.counts.Accepted++
+		return true
 	}
 	return false
+}
+
+// expect moves a stranger to the expected if it has said what a member would. d.mu is held.
+func (d *Door) expect(c *Conn) bool {
+	if !d.announced(c.Conn) {
+		return false
+	}
+	d.strangers.remove(c)
+	d.admit(&d.expected, c)
+	return true
+}
+
+// announced reports whether a member's first message waits to be read. d.mu is held.
+func (d *Door) announced(conn net.Conn) bool {
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok || d.member == nil || len(d.hello) == 0 {
+		return false
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	err = raw.Control(func(fd uintptr) {
+		n, _, _ = unix.Recvfrom(int(fd), d.hello, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	})
+	return err == nil && n == len(d.hello) && d.member(d.hello)
+}
+
+// admit adds to a class, in which the oldest goes when it is full. d.mu is held.
+func (d *Door) admit(to *class, c *Conn) {
+	if victim := to.excess(c.addr); victim != nil {
+		d.push(victim)
+	}
+	to.add(c)
 }
 
 // relieve gives descriptors back.
@@ -275,14 +328,19 @@ func (c *Conn) Known() {
 	d := c.door
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c.in != &d.strangers {
+	if c.in == nil || c.in == &d.known {
 		return
 	}
-	d.strangers.remove(c)
-	if victim := d.known.excess(c.addr); victim != nil {
-		d.push(victim)
+	c.in.remove(c)
+	d.admit(&d.known, c)
+}
+
+// stranger says that the other end has shown nothing, whatever it seemed. d.mu is held.
+func (c *Conn) stranger() {
+	if d := c.door; c.in == &d.expected {
+		c.in.remove(c)
+		d.admit(&d.strangers, c)
 	}
-	d.known.add(c)
 }
 
 // Keep takes the connection over: the door closes it no more. False when the door has
@@ -309,6 +367,7 @@ func (c *Conn) Refuse(why Reason) {
 	}
 	c.door.mu.Lock()
 	defer c.door.mu.Unlock()
+	c.stranger()
 	c.door.refuse(c, why)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,6 +61,7 @@ func waits(c *Conn) { _, _ = io.Copy(io.Discard, c) }
 func TestTheOldestOfTheMostGoes(t *testing.T) {
 	d, addr := open(t, Options{Strangers: 4, PerAddr: 3, Serve: waits})
 	come := func(from string) net.Conn {
+		time.Sleep(grace) // those before have had their time
 		n := d.Counts().Accepted
 		c := dial(t, addr, from)
 		eventually(t, "accepted", func() bool { return d.Counts().Accepted > n })
@@ -96,8 +98,10 @@ func TestTheKnownStay(t *testing.T) {
 	member := dial(t, addr, "127.0.0.1")
 	member.Write([]byte{1})
 	eventually(t, "known", func() bool { return known.Load() == 1 })
-	for range 10 {
-		dial(t, addr, "127.0.0.1")
+	for range 10 { // those for whom there is no room are reset at once
+		if c, err := net.Dial("tcp", addr); err == nil {
+			defer c.Close()
+		}
 	}
 	eventually(t, "crowded", func() bool { return d.Counts().Refused[Crowded] == 8 })
 	member.Write([]byte{2})
@@ -173,5 +177,98 @@ func TestSeen(t *testing.T) {
 	}
 	if len(s.has) != seenMax || len(s.ring) != seenMax {
 		t.Errorf("%d and %d are kept", len(s.has), len(s.ring))
+	}
+}
+
+// Who has said what a member would is pushed out by no stranger before it is read; a replay gets
+// no more by it.
+func TestTheExpectedStay(t *testing.T) {
+	const room = 8
+	read := make(chan struct{})
+	d, addr := open(t, Options{
+		Strangers: room, Hello: 4, Member: func(b []byte) bool { return b[0] == 'm' },
+		Serve: func(c *Conn) {
+			<-read // as late as can be
+			var b [4]byte
+			if _, err := io.ReadFull(c, b[:]); err != nil {
+				return
+			}
+			switch string(b[:]) {
+			case "mine":
+				c.Known()
+				_, _ = c.Write(b[:])
+			case "mime": // said before by another
+				c.Refuse(Replayed)
+			}
+			waits(c)
+		},
+	})
+	mine, mime := dial(t, addr, "127.0.0.1"), dial(t, addr, "127.0.0.1")
+	mine.Write([]byte("mine"))
+	mime.Write([]byte("mime"))
+	crowd := func(n uint64) {
+		for range n {
+			if c, err := net.Dial("tcp", addr); err == nil { // else reset at once
+				defer c.Close()
+				_, _ = c.Write([]byte("what"))
+			}
+		}
+	}
+	crowd(50)
+	time.Sleep(2 * grace)
+	crowd(50)
+	close(read)
+	var b [4]byte
+	if _, err := io.ReadFull(mine, b[:]); err != nil {
+		t.Errorf("a member was pushed out: %v", err)
+	}
+	eventually(t, "replayed", func() bool { return d.Counts().Refused[Replayed] == 1 })
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.expected.order.Len() != 0 || d.known.order.Len() != 1 {
+		t.Errorf("%d are expected, %d known", d.expected.order.Len(), d.known.order.Len())
+	}
+}
+
+// While all strangers have only just come, a newcomer gets in by what it has said, or not at all; it
+// waits for nobody.
+func TestWhoGetsInAmongTheYoung(t *testing.T) {
+	d, _ := open(t, Options{Strangers: 1, Hello: 4, Member: func(b []byte) bool { return b[0] == 'm' }})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	come := func(says string) *Conn {
+		dial(t, ln.Addr().String(), "127.0.0.1").Write([]byte(says))
+		conn, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &Conn{Conn: conn, door: d, addr: source(conn), since: time.Now().Add(time.Hour)}
+		t.Cleanup(func() { conn.Close() })
+		if says != "" {
+			eventually(t, "heard", func() bool {
+				raw, err := conn.(*net.TCPConn).SyscallConn()
+				n := 0
+				if err == nil {
+					err = raw.Control(func(fd uintptr) { n, _, _ = unix.Recvfrom(int(fd), make([]byte, 4), unix.MSG_PEEK|unix.MSG_DONTWAIT) })
+				}
+				return err == nil && n == len(says)
+			})
+		}
+		return c
+	}
+	for _, tt := range []struct {
+		says string
+		in   *class
+	}{{"", &d.strangers}, {"", nil}, {"m", nil}, {"what", nil}, {"mine", &d.expected}, {"mine", &d.expected}} {
+		c := come(tt.says)
+		if got := d.enter(c); got != (tt.in != nil) || c.in != tt.in {
+			t.Errorf("%q: entered %v, among %p, want %p", tt.says, got, c.in, tt.in)
+		}
+	}
+	if c := d.Counts(); c.Accepted != 6 || c.Refused[Crowded] != 3 {
+		t.Errorf("%+v", c)
 	}
 }

@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 		rankMain()
 		return
 	}
+	if id := os.Getenv(floodEnv); id != "" {
+		floodMain(id)
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -70,7 +70,7 @@ func listen(addr string, secret []byte) (*Listener, error) {
 		routes: make(map[[16]byte]*Control),
 		kin:    make(map[kin]*Control),
 	}
-	l.door = accept.New(ln, accept.Options{Serve: l.serve})
+	l.door = accept.New(ln, accept.Options{Serve: l.serve, Hello: greetingSize, Member: l.announces})
 	return l, nil
 }
 
@@ -178,23 +178,24 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 	began := time.Now()
 	conn.SetDeadline(began.Add(accept.FirstTimeout))
 	var greeting [greetingSize]byte
-	for _, part := range [][]byte{greeting[:len(magic)], greeting[len(magic):]} {
-		if n, err := io.ReadFull(conn, part); err != nil {
-			if n > 0 || !hungUp(err) { // who looks whether somebody listens is welcome to
-				conn.Refuse(accept.Silent)
-			}
-			return token, 0, err
-		}
-		if string(greeting[:len(magic)]) != magic {
-			conn.Refuse(accept.Garbage)
-			return token, 0, fmt.Errorf("%w: not a lockstep rank", ErrProtocol)
-		}
+	// As much at once as is there: what is left in the socket says no more whose it is.
+	n, err := io.ReadAtLeast(conn, greeting[:], len(magic))
+	if err == nil && string(greeting[:len(magic)]) != magic {
+		conn.Refuse(accept.Garbage)
+		return token, 0, fmt.Errorf("%w: not a lockstep rank", ErrProtocol)
 	}
-	g := fields{b: greeting[len(magic):]}
-	theirs = binary.LittleEndian.Uint16(g.take(2))
-	token = [16]byte(g.take(16))
-	client := [nonceSize]byte(g.take(nonceSize))
-	if hmac.Equal(client[saltSize:], pass(l.secret, token, client[:saltSize])) {
+	if err == nil {
+		_, err = io.ReadFull(conn, greeting[n:])
+	}
+	if err != nil {
+		if n > 0 || !hungUp(err) { // who looks whether somebody listens is welcome to
+			conn.Refuse(accept.Silent)
+		}
+		return token, 0, err
+	}
+	var client [nonceSize]byte
+	theirs, token, client = parseGreeting(greeting[:])
+	if l.hasPass(token, client) {
 		if l.fresh(client) {
 			conn.Known()
 		} else {
@@ -223,6 +224,24 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 	}
 	conn.Known()
 	return token, theirs, nil
+}
+
+// announces reports whether a greeting has a pass, which may have been overheard.
+func (l *Listener) announces(greeting []byte) bool {
+	if string(greeting[:len(magic)]) != magic {
+		return false
+	}
+	_, token, client := parseGreeting(greeting)
+	return l.hasPass(token, client)
+}
+
+func parseGreeting(b []byte) (theirs uint16, token [16]byte, client [nonceSize]byte) {
+	g := fields{b: b[len(magic):]}
+	return binary.LittleEndian.Uint16(g.take(2)), [16]byte(g.take(16)), [nonceSize]byte(g.take(nonceSize))
+}
+
+func (l *Listener) hasPass(token [16]byte, client [nonceSize]byte) bool {
+	return hmac.Equal(client[saltSize:], pass(l.secret, token, client[:saltSize]))
 }
 
 // hungUp reports whether the other end has closed a connection.

@@ -144,17 +144,20 @@ func (n *network) welcome(conn *accept.Conn) {
 // that are refused.
 func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) {
 	conn.SetDeadline(time.Now().Add(accept.FirstTimeout))
-	for at, part := range [][]byte{b[:len(dataMagic)], b[len(dataMagic):]} {
-		if got, err := io.ReadFull(conn, part); err != nil {
-			if at+got > 0 || errors.Is(err, os.ErrDeadlineExceeded) { // else it only looked whether somebody listens
-				conn.Refuse(accept.Silent)
-			}
-			return g, err
-		}
+	// As much at once as is there: what is left in the socket says no more whose it is.
+	got, err := io.ReadAtLeast(conn, b, len(dataMagic))
+	if err == nil {
 		if m := string(b[:len(dataMagic)]); m != dataMagic && m != controlMagic {
 			conn.Refuse(accept.Garbage)
 			return g, errUnproved
 		}
+		_, err = io.ReadFull(conn, b[got:])
+	}
+	if err != nil {
+		if got > 0 || errors.Is(err, os.ErrDeadlineExceeded) { // else it only looked whether somebody listens
+			conn.Refuse(accept.Silent)
+		}
+		return g, err
 	}
 	if g, err = n.decode(b); err != nil {
 		conn.Refuse(accept.Unproved)

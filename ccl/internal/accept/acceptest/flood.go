@@ -55,6 +55,13 @@ const hands = 4
 // Start keeps n connections open to addr, of the given kinds in turn, from several loopback
 // addresses, until Stop or the test's end. It returns when the first n have been tried.
 func Start(t testing.TB, addr string, n int, kinds ...Stranger) *Flood {
+	f := Begin(addr, n, kinds...)
+	t.Cleanup(f.Stop)
+	return f
+}
+
+// Begin is Start for a process that is no test; Stop it.
+func Begin(addr string, n int, kinds ...Stranger) *Flood {
 	f := &Flood{stop: make(chan struct{})}
 	var first sync.WaitGroup
 	for h := range hands {
@@ -62,7 +69,6 @@ func Start(t testing.TB, addr string, n int, kinds ...Stranger) *Flood {
 		f.wg.Go(func() { f.play(addr, h, n/hands, kinds, first.Done) })
 	}
 	first.Wait()
-	t.Cleanup(f.Stop)
 	return f
 }
 
