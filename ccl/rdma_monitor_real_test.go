@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
+	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,6 +23,8 @@ const (
 	railRate     = "tc qdisc replace dev %s root netem rate 40mbit limit 2000"
 	railBytes    = 40e6 / 8 // a second
 	intruderRate = 0.75     // of railBytes
+	// At once the other flow sends as much as takes the rail for some ms.
+	intruderFirst = 48 << 10
 )
 
 // railFlow is rank 0's traffic over one rail: bursts, each of which is answered.
@@ -38,6 +43,23 @@ func (f *railFlow) slow() (windows uint64, now bool) {
 		now = now || c.WindowCause == record.CauseNetwork
 	}
 	return windows, now
+}
+
+// firstSlow is the first window of a slow network in the history that ends after a time, and
+// the entry of its connection. normal is what requests took in the windows before, on the average.
+func (f *railFlow) firstSlow(after int64) (conn record.ConnStatus, first record.Window, normal time.Duration) {
+	for _, c := range f.read.Conns(nil) {
+		var before, n int64
+		for _, w := range f.read.History(&c, nil) {
+			switch {
+			case w.Last <= after && w.WRs > 0 && !w.Overlaps:
+				before, n = before+w.Latency, n+1
+			case w.Last > after && w.Cause == record.CauseNetwork && (first.Last == 0 || w.Last < first.Last):
+				conn, first, normal = c, w, time.Duration(before/max(n, 1))
+			}
+		}
+	}
+	return conn, first, normal
 }
 
 // TestRealRDMADisturbed: when another flow takes most of a rail, or the rail is slow, the
@@ -97,13 +119,14 @@ func TestRealRDMADisturbed(t *testing.T) {
 	idleBefore, _ := idle.slow()
 	for i := range 4 {
 		more(100)
-		end := func() { sh(t, fmt.Sprintf(railRate, "a0")) }
+		end, onset := func() { sh(t, fmt.Sprintf(railRate, "a0")) }, record.Now()
 		if i%2 == 0 {
-			end = intrude(t, "192.0.2.1", "192.0.2.2")
+			end, onset = intrude(t, "192.0.2.1", "192.0.2.2")
 		} else {
 			sh(t, fmt.Sprintf(railRate, "a0")+" delay 30ms")
 		}
 		took := until("the connection over the disturbed rail has a slow network", func() bool { _, now := busy.slow(); return now })
+		busy.tellFirst(t, onset)
 		end()
 		over := until("it is over", func() bool { _, now := busy.slow(); return !now })
 		t.Logf("slow network after %v; over %v after the disturbance ended", took, over)
@@ -123,9 +146,49 @@ func TestRealRDMADisturbed(t *testing.T) {
 	wg.Wait()
 }
 
+// tellFirst says how long after the onset the history has a first window of a slow network,
+// by the record's times. It has to be of the queue pair that the kernel has on that port.
+func (f *railFlow) tellFirst(t *testing.T, onset int64) {
+	t.Helper()
+	c, w, normal := f.firstSlow(onset)
+	if w.Last == 0 {
+		t.Log("no window of a slow network is in the history yet")
+		return
+	}
+	kind := "window"
+	if w.Overlaps {
+		kind = "estimate"
+	}
+	nic := fmt.Sprintf("rxa%d/1", f.rail)
+	qps := queuePairsOf(t, nic)
+	t.Logf("first %s of a slow network %d µs after the onset: queue pair %d->%d, %d requests of %d µs each, before %d µs; the kernel has %v on %s",
+		kind, (w.Last-onset)/1e3, c.ID, c.PeerID, w.WRs, w.Latency/1e3, normal.Microseconds(), qps, nic)
+	if !slices.Contains(qps, fmt.Sprintf("%d->%d", c.ID, c.PeerID)) {
+		t.Errorf("queue pair %d->%d is none of the kernel's on %s: %v", c.ID, c.PeerID, nic, qps)
+	}
+}
+
+var queuePair = regexp.MustCompile(`(?m)^.*\blqpn (\d+)\b.*\brqpn (\d+)\b.*$`)
+
+// queuePairsOf are the connected queue pairs of a port as the kernel tells, "own->peer's".
+func queuePairsOf(t *testing.T, port string) (all []string) {
+	t.Helper()
+	out, err := exec.Command("rdma", "resource", "show", "qp", "link", port).CombinedOutput()
+	if err != nil {
+		t.Fatalf("rdma resource show qp link %s: %v: %s", port, err, out)
+	}
+	for _, m := range queuePair.FindAllStringSubmatch(string(out), -1) {
+		all = append(all, m[1]+"->"+m[2])
+	}
+	if len(all) == 0 {
+		t.Fatalf("rdma tells no queue pairs of %s: %s", port, out)
+	}
+	return all
+}
+
 // intrude sends datagrams from one address to another, at a part of the rail's
-// bandwidth, until end is called.
-func intrude(t *testing.T, from, to string) (end func()) {
+// bandwidth, until end is called. It returns after the first ones, which are many at once.
+func intrude(t *testing.T, from, to string) (end func(), onset int64) {
 	t.Helper()
 	sink, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(to)})
 	if err != nil {
@@ -135,12 +198,17 @@ func intrude(t *testing.T, from, to string) (end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	quit, done := make(chan struct{}), make(chan struct{})
+	quit, done, started := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		defer sink.Close()
 		defer c.Close()
 		datagram := make([]byte, 4000)
+		onset = record.Now()
+		for n := 0; n < intruderFirst; n += len(datagram) {
+			c.Write(datagram)
+		}
+		close(started)
 		began, sent := time.Now(), 0.
 		for tick := time.NewTicker(2 * time.Millisecond); ; {
 			select {
@@ -154,7 +222,8 @@ func intrude(t *testing.T, from, to string) (end func()) {
 			}
 		}
 	}()
-	return func() { close(quit); <-done }
+	<-started
+	return func() { close(quit); <-done }, onset
 }
 
 func (f *railFlow) run(ctx context.Context, c *ccl.Comm) error {

@@ -225,6 +225,9 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		spans++
 		from := min(start+uint64(max(wait, 0)), end)
 		e.begin(trace, child(id, childTransfer), id, transferName, from, min(from+uint64(transfer), end))
+		if o.kind.PointToPoint() && o.root >= 0 { // a collective's transfer is with several, and its record tells no parts
+			e.span = appendInt(e.span, tagAttribute, names.AttrPeer, int64(o.root))
+		}
 		b = e.end(b, flagSampled|flagParentKnown)
 	}
 	return b, spans

@@ -121,6 +121,16 @@ func TestExampleSpan(t *testing.T) {
 	if diff := cmp.Diff(map[string]any{names.AttrPeer: int64(6)}, attrs(wait.Attributes)); diff != "" {
 		t.Errorf("wait -want +got:\n%s", diff)
 	}
+	if len(transfer.Attributes) != 0 {
+		t.Errorf("a collective's transfer is with several: %v", transfer.Attributes)
+	}
+	send := *o
+	send.kind, send.root = record.Send, 5
+	to, _ := encodeRequest(&send, nil)
+	sent := decode(t, to).ResourceSpans[0].ScopeSpans[0].Spans[2]
+	if diff := cmp.Diff(map[string]any{names.AttrPeer: int64(5)}, attrs(sent.Attributes)); diff != "" {
+		t.Errorf("a message's transfer -want +got:\n%s", diff)
+	}
 	who := map[string]any{
 		names.AttrTransport: "rdma", names.AttrConnection: "mlx5_0/1->mlx5_2/1", names.AttrChannel: int64(1),
 		names.AttrQueuePair: int64(0x11c), names.AttrPeerQueuePair: int64(0x20), names.AttrAddress: "fe80::1",

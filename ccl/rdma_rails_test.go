@@ -1,0 +1,102 @@
+package ccl_test
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// TestRailsLossy is not of make test-rdma's suite, which takes TestReal*: it wants a quiet machine.
+//
+//	go test -c ./ccl && deploy/rdmavm/run -file ccl.test:test/ccl.test -- sh -c './ccl.test -test.v -test.run TestRails'
+//
+// Of three pairs of ranks the one whose rail loses packets is named.
+// The evidence names the queue pair, as the kernel numbers it, the port, and which counters of the NICs moved.
+func TestRailsLossy(t *testing.T) {
+	const pairs = 3
+	onRails(t, 2, 1)
+	t.Cleanup(func() { sh(t, "rails up 0; rails up 1") })
+	for _, dev := range []string{"a0", "b0", "a1", "b1"} {
+		sh(t, fmt.Sprintf(railRate, dev))
+	}
+	dirs := []string{t.TempDir(), t.TempDir()} // of each host's agent
+	p := startPipeline(t, "lossy", dirs)
+	var stop atomic.Bool
+	var done [pairs]atomic.Int64
+	var wg sync.WaitGroup
+	for i := range pairs {
+		rail := min(i, 1)
+		var recs [2]*record.Writer
+		for r := range recs {
+			var err error
+			if recs[r], err = record.Create(record.Options{Dir: dirs[r], Identity: record.Identity{Job: "lossy", Rank: int32(2*i + r), WorldSize: 2 * pairs}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wg.Go(func() {
+			ranks(t, 2, func(cfg *ccl.Config) {
+				host := "ab"[cfg.Rank]
+				cfg.Name, cfg.Recorder = fmt.Sprint("pair", i), recs[cfg.Rank]
+				cfg.Node, cfg.Net, cfg.RDMA.HCA = "host "+string(host), ccl.NetRDMA, fmt.Sprintf("=rx%c%d", host, rail)
+			}, func(ctx context.Context, c *ccl.Comm) error { return summed(ctx, c, &stop, &done[i]) })
+		})
+	}
+	defer wg.Wait()
+	defer stop.Store(true)
+	p.await(t, "some traffic, as a history", func() bool {
+		return done[0].Load() >= 200 && done[1].Load() >= 200 && done[2].Load() >= 200
+	})
+	qps := queuePairsOf(t, "rxa0/1")
+	sh(t, fmt.Sprintf(railRate, "a0")+" loss 12%")
+	var why string
+	moved := regexp.MustCompile(`NIC rx[ab]0/1 of host [ab] saw loss \([a-z_]+ by \d+: `)
+	p.await(t, "a verdict on the rail whose evidence has the counters", func() bool {
+		i := slices.IndexFunc(p.incidents(), func(in collector.Incident) bool { return in.Verdict.Class == diagnosis.CommunicationSlow })
+		if i >= 0 {
+			why = strings.Join(p.incidents()[i].Verdict.Why, "\n")
+		}
+		return moved.MatchString(why)
+	})
+	t.Logf("%s\n%s", p.verdicts(), why)
+	named := regexp.MustCompile(`rdma rx[ab]0/1->rx[ab]0/1 qp (\d+->\d+) rail 1 gid [0-9a-f.:]+`).FindStringSubmatch(why)
+	if named == nil {
+		t.Fatal("the evidence names no queue pair of the rail")
+	}
+	own, peer, _ := strings.Cut(named[1], "->")
+	if !slices.Contains(qps, named[1]) && !slices.Contains(qps, peer+"->"+own) {
+		t.Errorf("queue pair %s is none of the kernel's on the rail: %v", named[1], qps)
+	}
+	if other := regexp.MustCompile(`connection .*rx[ab]1/1`).FindString(why); other != "" {
+		t.Errorf("an innocent rail is named: %s", other)
+	}
+}
+
+// summed calls AllReduce until stop, which any rank passes on in the first element.
+func summed(ctx context.Context, c *ccl.Comm, stop *atomic.Bool, done *atomic.Int64) error {
+	s := c.NewStream()
+	in, out := make([]float32, 8<<10), make([]float32, 8<<10)
+	for out[0] == 0 {
+		if stop.Load() {
+			in[0] = 1
+		}
+		if err := do(ctx, s, c.AllReduce(s, ccl.Of(in), ccl.Of(out), ccl.Sum)); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			done.Add(1)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return nil
+}
