@@ -46,6 +46,7 @@ func New(cfg Config) *Engine {
 		stragglers,
 		drags,
 		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags},
+		&transfers{window: &e.window, drags: drags},
 	}
 	return e
 }

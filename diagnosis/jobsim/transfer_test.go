@@ -1,0 +1,44 @@
+package jobsim_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/diagnosis/jobsim"
+)
+
+// TestLanesLost has the NVLink of one rank lose lanes, of which no connection tells: its
+// node is named, and a rank whose own work takes longer there is not taken for it.
+func TestLanesLost(t *testing.T) {
+	job := jobsim.Config{Tensor: 4, Data: 4, Layers: 2, Micro: 2, Seed: 3, Steps: true, Cluster: jobsim.Cluster{RanksPerNode: 4, GPU: true, RDMA: true}}
+	lanes, late := job, job
+	lanes.Faults = []jobsim.Fault{{Kind: jobsim.LaneLoss, Rank: 5, Factor: 20, At: 12 * time.Second}}
+	late.Faults = []jobsim.Fault{{Kind: jobsim.Straggler, Rank: 5, Factor: 2, At: 12 * time.Second}}
+	for name, test := range map[string]struct {
+		job     jobsim.Config
+		class   diagnosis.Class
+		culprit diagnosis.Culprit
+	}{
+		"lanes":     {lanes, diagnosis.CommunicationSlow, diagnosis.Culprit{Kind: diagnosis.CulpritNode, Rank: -1, Peer: -1, Node: jobsim.NodeName(1), Reason: "network"}},
+		"straggler": {late, diagnosis.NoncommunicationSlow, diagnosis.Culprit{Kind: diagnosis.CulpritRank, Rank: 5, Peer: -1, Node: jobsim.NodeName(1), Reason: "straggler"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := diagnosis.Level(0)
+			_, err := jobsim.Play(&jobsim.Scenario{Config: test.job, Length: 25 * time.Second}, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+				for _, v := range verdicts {
+					if v.Class != test.class || v.Culprits[0] != test.culprit {
+						t.Fatalf("at %v: %v %+v, want %v %+v", j.Now(), v.Class, v.Culprits, test.class, test.culprit)
+					}
+					told = max(told, v.Level)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if told != diagnosis.Confirmed {
+				t.Errorf("level %v, want confirmed", told)
+			}
+		})
+	}
+}

@@ -1,0 +1,150 @@
+package diagnosis
+
+import "slices"
+
+// transfers finds communicators inside one node whose operations take longer once all have
+// entered, where no connection tells anything: NVLink that has lost lanes, for instance. It
+// goes by what drags sees of them: even the member that came last is inside for longer
+// than its history says, and the job takes longer by a good part of that. A rank that is
+// late leaves no such trace, for it does not wait for itself.
+type transfers struct {
+	*window
+	drags *drags
+
+	judged int32     // stretches
+	noise  []float32 // by communicator: how far from none the growth is as a rule
+	slow   []slowTransfer
+}
+
+// slowTransfer is a communicator whose transfers have grown.
+type slowTransfer struct {
+	streak
+	comm, node int32
+	grown      float64 // share of the time of the last stretch
+}
+
+const (
+	leastGrown    = 0.08 // of the time: less is not told
+	transferFirst = 8    // stretches that make a history
+)
+
+func (d *transfers) forget() { d.judged, d.noise, d.slow = 0, d.noise[:0], d.slow[:0] }
+
+func (d *transfers) find(found []finding) []finding {
+	if d.drags.windows < d.judged {
+		d.forget()
+	}
+	if d.drags.windows > d.judged && len(d.drags.grown) == len(d.ev.Comms) {
+		d.judged = d.drags.windows
+		d.judge()
+	}
+	return d.findings(found)
+}
+
+// judge judges the drags' last stretch.
+func (d *transfers) judge() {
+	d.noise = resized(d.noise, len(d.ev.Comms))
+	seen := d.drags.windows >= transferFirst && !d.lost
+	var all []float64 // growth of all that are inside a node; filled when one has grown
+	for ci := range d.ev.Comms {
+		g := float64(d.drags.grown[ci])
+		at := slices.IndexFunc(d.slow, func(s slowTransfer) bool { return s.comm == int32(ci) })
+		bar := max(leastGrown, 5*float64(d.noise[ci]))
+		node, slow := int32(-1), false
+		if seen && g >= bar && d.drags.slower(1) >= g/3 {
+			if node = d.inside(int32(ci)); node >= 0 {
+				if all == nil {
+					all = d.insideNodes()
+				}
+				slow = len(all) > 1 && g-max(0, median(slices.Clone(all))) >= bar
+			}
+		}
+		switch {
+		case slow && at < 0 && len(d.slow) < maxSlow:
+			d.slow = append(d.slow, slowTransfer{comm: int32(ci), node: node})
+			at = len(d.slow) - 1
+		case !slow && at >= 0 && d.drags.ops0[ci].active && d.slow[at].lessen(d.window):
+			d.slow = slices.Delete(d.slow, at, at+1)
+			continue
+		}
+		if slow && at >= 0 {
+			points := 1
+			if g >= 2*bar {
+				points = 2
+			}
+			d.slow[at].grown = g
+			d.slow[at].add(d.window, d.now-d.drags.last, points, true)
+		}
+		if at < 0 {
+			far := float32(max(g, -g))
+			d.noise[ci] += (min(far, 2*max(d.noise[ci], 0.01)) - d.noise[ci]) / 16
+		}
+	}
+}
+
+// inside returns the node that a communicator is inside of, -1 when it is not, tells of
+// connections, or carries sends; or when its members do other things or are short of CPU.
+func (d *transfers) inside(ci int32) int32 {
+	h := &d.comms[ci]
+	if h.former || h.p2p || len(d.connsOf(ci)) > 0 {
+		return -1
+	}
+	members := d.ev.Comms[ci].Members
+	node := int32(-1)
+	for i := range members {
+		r := d.world(members[i].World)
+		if r < 0 || d.state[r] != rankAlive || d.ranks[r].mark.seen >= d.now-d.drags.last || d.crowded(r) {
+			return -1
+		}
+		n := nodeOf(d.ev, r)
+		if n < 0 || i > 0 && n != node {
+			return -1
+		}
+		node = n
+	}
+	return node
+}
+
+// insideNodes returns how much the communicators that are inside a node have grown.
+func (d *transfers) insideNodes() (all []float64) {
+	for ci := range d.ev.Comms {
+		if d.drags.grown[ci] != 0 && d.inside(int32(ci)) >= 0 {
+			all = append(all, float64(d.drags.grown[ci]))
+		}
+	}
+	return all
+}
+
+// findings reports the nodes of communicators with slow transfers, unless something else
+// explains them.
+func (d *transfers) findings(found []finding) []finding {
+	done := map[int32]bool{}
+	for i := range d.slow {
+		s := &d.slow[i]
+		if s.level == 0 || done[s.node] || slices.ContainsFunc(found, func(f finding) bool {
+			return f.hang || slices.ContainsFunc(f.Culprits, func(k Culprit) bool { return k.Node == d.ev.Nodes[s.node].Name })
+		}) {
+			continue
+		}
+		done[s.node] = true
+		worst := s
+		for j := range d.slow {
+			if x := &d.slow[j]; x.node == s.node && x.level > 0 && x.grown > worst.grown {
+				worst = x
+			}
+		}
+		f := finding{}
+		f.Class, f.Level, f.Since = CommunicationSlow, worst.level, worst.since
+		f.blame(Culprit{Kind: CulpritNode, Rank: -1, Peer: -1, Node: d.ev.Nodes[s.node].Name, Reason: reasonNetwork})
+		c := &d.ev.Comms[worst.comm]
+		f.Victims = len(c.Members)
+		f.setComm(c)
+		f.lastOf(c)
+		f.why("all members of %s are inside its operations for %.0f %% of the time longer than usual, the last one to come as well: the transfer takes longer",
+			c.Name, 100*worst.grown)
+		f.why("they are all on %s, and nothing tells of the connections between them (NVLink?)", d.ev.Nodes[s.node].Name)
+		f.why("so for %s, since %s", plural(worst.slow, "window", "windows"), clock(worst.since))
+		found = append(found, f)
+	}
+	return found
+}
