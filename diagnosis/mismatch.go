@@ -36,11 +36,11 @@ func (c calling) String() string {
 // called returns the member's operation as far as all members must agree on it.
 func called(m *Member) calling {
 	c := calling{coll: m.Coll, bytes: m.Bytes, root: -1}
-	switch m.Coll {
-	case record.Broadcast, record.Reduce:
-		c.root = m.Peer
-	case record.AlltoAllv, record.Gather, record.Scatter:
+	switch t := m.Coll.Traits(); {
+	case t.Varies() && !t.PointToPoint, t.Root != record.RootNone && t.Parted():
 		c.bytes = 0
+	case t.Root != record.RootNone:
+		c.root = m.Peer
 	}
 	return c
 }

@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"lockstep": main})
+	testscript.Main(m, map[string]func(){"lockstep": main, "freshroot": freshroot})
 }
 
 // TestScripts runs the command line as a user does. Beside testscript's own

@@ -135,8 +135,8 @@ func find(path string) (paths []string, single bool, err error) {
 	}
 	fi, err := os.Stat(path)
 	if err != nil {
-		if len(places) > 0 {
-			return paths, false, nil
+		if len(places) > 0 || path == record.DefaultDir() && errors.Is(err, os.ErrNotExist) {
+			return paths, false, nil // nobody has run a job here yet, or users have directories of their own
 		}
 		return nil, false, err
 	}

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 )
 
 // bench is one rank that measures.
 type bench struct {
 	cmd    *Cmd
-	comm   *ccl.Comm // with the recorder, unless it is off
-	plain  *ccl.Comm // without, when both are measured
+	at     *progress.Line // what is measured now
+	comm   *ccl.Comm      // with the recorder, unless it is off
+	plain  *ccl.Comm      // without, when both are measured
 	stream *ccl.Stream
 	device ccl.Device
 	memory [2][]byte  // host memory: the buffers, or what is checked of them
@@ -107,6 +109,7 @@ func (b *bench) sizes(ctx context.Context, coll collective, dt ccl.DType, op ccl
 		}
 		if count != last {
 			last = count
+			b.at.Set("measuring %s of %d bytes, %s", coll.name, bytes, dt)
 			r, err := b.measure(ctx, coll, dt, op, count)
 			if err != nil {
 				return fmt.Errorf("%s of %d bytes: %w", coll.name, bytes, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -302,6 +303,11 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 	if c.Recorder == "off" {
 		cfg.Recorder = nil
 	}
+	var at *progress.Line
+	if cfg.Rank == 0 {
+		at = progress.Start(fmt.Sprintf("waiting for %d ranks", cfg.Size))
+		defer at.Stop()
+	}
 	comm, err := ccl.Init(ctx, cfg)
 	if err != nil {
 		return err
@@ -324,6 +330,7 @@ func (c *Cmd) rank(ctx context.Context, p plan, cfg ccl.Config, out io.Writer) (
 		w = out
 	}
 	results := newPrinter(w, &own, comm.Size())
+	b.at, results.at = at, at
 	if err := b.run(ctx, p, results); err != nil {
 		return err
 	}

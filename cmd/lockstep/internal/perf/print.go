@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
 )
 
 // printer writes results as nccl-tests does, or as JSON. Only rank 0's goes anywhere.
 type printer struct {
 	w     io.Writer
+	at    *progress.Line // makes room for what is printed
 	cmd   *Cmd
 	ranks int
 	bus   []float64
@@ -21,6 +24,7 @@ func newPrinter(w io.Writer, cmd *Cmd, ranks int) *printer {
 }
 
 func (p *printer) header(coll collective) {
+	p.at.Wipe()
 	p.bus = p.bus[:0]
 	if p.cmd.JSON {
 		return
@@ -51,6 +55,7 @@ func (p *printer) line(coll collective, r *Result) {
 			p.wrong += max(t.Wrong, 0)
 		}
 	}
+	p.at.Wipe()
 	if p.cmd.JSON {
 		b, err := json.Marshal(r)
 		if err != nil {
@@ -99,6 +104,7 @@ func (p *printer) footer() {
 	if p.cmd.JSON || len(p.bus) == 0 {
 		return
 	}
+	p.at.Wipe()
 	var sum float64
 	for _, b := range p.bus {
 		sum += b

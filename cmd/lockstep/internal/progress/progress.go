@@ -23,8 +23,10 @@ type Line struct {
 	done  chan struct{}
 	ended chan struct{}
 
-	mu   sync.Mutex
-	what string
+	mu    sync.Mutex
+	what  string
+	quiet time.Time // since when nothing has been said
+	shown bool
 }
 
 // Start begins a line on standard error when that is a terminal. Stop must follow.
@@ -36,32 +38,48 @@ func Start(what string) *Line {
 }
 
 func start(out io.Writer, what string, patience, every time.Duration) *Line {
-	l := &Line{out: out, began: time.Now(), done: make(chan struct{}), ended: make(chan struct{}), what: what}
+	now := time.Now()
+	l := &Line{out: out, began: now, quiet: now, done: make(chan struct{}), ended: make(chan struct{}), what: what}
 	go l.run(patience, every)
 	return l
 }
 
 func (l *Line) run(patience, every time.Duration) {
 	defer close(l.ended)
-	select {
-	case <-l.done:
-		return
-	case <-time.After(patience):
-	}
+	defer l.Wipe()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
-		l.mu.Lock()
-		what := l.what
-		l.mu.Unlock()
-		fmt.Fprintf(l.out, "\r\x1b[K%s … %d s", what, int(time.Since(l.began).Seconds()))
 		select {
 		case <-l.done:
-			fmt.Fprint(l.out, "\r\x1b[K")
 			return
 		case <-tick.C:
 		}
+		l.show(patience)
 	}
+}
+
+func (l *Line) show(patience time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.quiet) < patience {
+		return
+	}
+	fmt.Fprintf(l.out, "\r\x1b[K%s … %d s", l.what, int(time.Since(l.began).Seconds()))
+	l.shown = true
+}
+
+// Wipe makes room for what the command itself says next: the line comes back when nothing more is said.
+func (l *Line) Wipe() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.shown {
+		fmt.Fprint(l.out, "\r\x1b[K")
+	}
+	l.shown, l.quiet = false, time.Now()
 }
 
 // Set says what goes on now.

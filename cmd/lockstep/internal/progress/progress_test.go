@@ -38,6 +38,23 @@ func TestLine(t *testing.T) {
 	}
 }
 
+// A line that is wiped leaves room, and comes back.
+func TestWipe(t *testing.T) {
+	out := &lines{seen: make(chan struct{}, 1)}
+	l := start(out, "asking", 0, time.Millisecond)
+	<-out.seen
+	l.Wipe()
+	for strings.Count(func() string { out.mu.Lock(); defer out.mu.Unlock(); return out.text.String() }(), "asking …") < 3 {
+		<-out.seen
+	}
+	l.Stop()
+	if s := out.text.String(); !strings.Contains(s, "s\r\x1b[K\r\x1b[Kasking") {
+		t.Errorf("wrote %q", s)
+	}
+	var nobody *Line
+	nobody.Wipe()
+}
+
 // What ends soon says nothing, and so does what nobody looks at.
 func TestSilence(t *testing.T) {
 	out := &lines{seen: make(chan struct{}, 1)}
