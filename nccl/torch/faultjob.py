@@ -26,6 +26,22 @@ other = dist.new_group(list(range(world)))
 width = int(os.environ.get("WIDTH", "2048"))
 step = trainer(tp, dev, width, int(os.environ.get("BATCH", "64")))
 metric = torch.ones(1 << 10, device=dev)
+base = os.environ["PROGRESS"]
+attempt, last = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ.get("LAST_STEP", "1000000"))
+begin = 0
+
+
+def save(n):
+    """A checkpoint of this rank's, whole or not there."""
+    torch.save([n] + [p.state_dict() for p in step.parts], f"{base}.{rank}.tmp")
+    os.replace(f"{base}.{rank}.tmp", f"{base}.{rank}.checkpoint{n}")
+
+
+if fault == "restart" and attempt:  # the youngest that all have
+    begin = max(n for n in range(0, last, 100) if all(os.path.exists(f"{base}.{r}.checkpoint{n}") for r in range(world)))
+    kept = torch.load(f"{base}.{rank}.checkpoint{begin}", map_location=dev)
+    for part, state in zip(step.parts, kept[1:]):
+        part.load_state_dict(state)
 slow = torch.randn(4096, 4096, device=dev) if fault == "slow_gpu" and mine else None
 
 
@@ -45,8 +61,10 @@ class Batches(torch.utils.data.Dataset):
 
 
 for n in torch.utils.data.DataLoader(Batches(), batch_size=None):
-    n = int(n)
-    step()
+    n = int(n) + begin
+    if fault in ("restart", "no_restart") and n % 100 == 0:
+        save(n)
+    loss = step()
     if slow is not None and n >= at:
         for _ in range(30):
             slow @ slow
@@ -63,7 +81,9 @@ for n in torch.utils.data.DataLoader(Batches(), batch_size=None):
         metric.fill_(1)
         with open(f"{os.environ['PROGRESS']}.{rank}", "w") as f:
             f.write(f"{os.getpid()} {n} {time.time()}")
-    if n == int(os.environ.get("LAST_STEP", "1000000")):
+    if n == last:
         break
+with open(f"{base}.{rank}.loss", "w") as f:
+    f.write(float(loss).hex())
 dist.barrier()
 dist.destroy_process_group()

@@ -32,6 +32,7 @@ FAULTS = {
     "loader_hang": (None, 20, ("noncommunication_hang",)),
     "loader_slow": (None, 30, ("noncommunication_slow",)),
     "slow_gpu": (None, 30, ("noncommunication_slow",)),
+    "restart": (signal.SIGKILL, 0, ("noncommunication_hang",)),
 }
 
 
@@ -76,7 +77,7 @@ class Run:
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
-             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus),
+             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
              "--master_addr", "127.0.0.1", "--master_port", str(o.port + 500), os.path.join(HERE, "faultjob.py")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
         threading.Thread(target=self.listen, daemon=True).start()
@@ -140,7 +141,45 @@ class Run:
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
+def losses(r):
+    return [open(p).read() for p in sorted(glob.glob(r.progress + ".*.loss"))]
+
+
+def play_restart(o):
+    """A rank is killed, torchrun starts all again, and they go on from their last checkpoint: the same losses as without."""
+    last, got, out = o.step + 350, [], None
+    o.env.append(f"LAST_STEP={last}")
+    for name in ("no_restart", "restart"):
+        r = Run(o, name)
+        try:
+            steps, at, seen, attempts = r.wait_for_steps(o.step), time.time(), {}, set()
+            if name == "restart":
+                os.kill(steps[1][0], signal.SIGKILL)
+                at = time.time()
+            while r.p.poll() is None and time.time() < at + 60:
+                try:
+                    st = r.status()
+                    attempts.add((st["attempt"], st["health"]))
+                    for i in st["open_incidents"] + st["closed_incidents"]:
+                        seen.setdefault((i["level"], i["class"], ",".join(f"{c['kind']} {c['name']} ({c.get('reason')})" for c in i["culprits"])), time.time() - at)
+                except OSError:
+                    pass
+                time.sleep(0.1)
+            print(f"\n## {name}: exit status {r.p.poll()}, {time.time() - at:.1f} s; attempts and healths {sorted(attempts)}; {seen}; losses {losses(r)}")
+            if not losses(r):
+                print("\n".join(r.said[-20:]))
+            got.append(losses(r))
+            out = next(((t, k[1], k[2]) for k, t in seen.items() if k[0] == "confirmed"), out)
+        finally:
+            r.end()
+    o.env.pop()
+    print("losses are", "equal" if got[0] and got[0] == got[1] else "NOT EQUAL")
+    return out
+
+
 def play(o, name):
+    if name == "restart":
+        return play_restart(o)
     how, seconds, right = FAULTS[name]
     r = Run(o, name)
     try:

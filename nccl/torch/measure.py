@@ -124,13 +124,13 @@ def durations(o):
     bad = False
     got = job(o, "durations", "default")
     print("\n## Durations of an all-reduce, µs: GPU stamps of the kernel beside CUDA events around the call")
-    print(f"{'bytes':>8} {'stamps':>10} {'events':>10} {'events - stamps: least':>22} {'median':>10} {'p99':>10}")
+    print(f"{'':8}{'bytes':>8} {'stamps':>10} {'events':>10} {'events - stamps: least':>22} {'median':>10} {'p99':>10}")
     for r in got["result"]:
         if "missing" in r:
             bad = True
-            print(f"{size_name(r['size']):>8} {r['missing']} of them are missing")
+            print(f"{r['way']:8}{size_name(r['size']):>8} {r['missing']} of them are missing")
         else:
-            print(f"{size_name(r['size']):>8} {r['ours_us']:10.2f} {r['events_us']:10.2f} {r['err_least_us']:22.2f} {r['err_median_us']:10.2f} {r['err_p99_us']:10.2f}")
+            print(f"{r['way']:8}{size_name(r['size']):>8} {r['ours_us']:10.2f} {r['events_us']:10.2f} {r['err_least_us']:22.2f} {r['err_median_us']:10.2f} {r['err_p99_us']:10.2f}")
     return bad
 
 
@@ -188,6 +188,15 @@ def speed(o):
             j.end()
 
 
+def ebpf_accounting(o, runtime):
+    got = job(o, "accounting", "off", {"LOCKSTEP_RUNTIME_DIR": runtime, "LOCKSTEP_JOB": "measure", "MEASURE_STEPS": "100"})
+    print("\n## eBPF: what the agent recorded of a job without the plugin")
+    print(f"{'':26} {'issued':>8} {'numbered':>8} {'lost':>5}")
+    for s in got["result"]:
+        print(f"{s['section']:26} {s['issued']:8} {s['numbered']:8} {s['lost']:5}" if "issued" in s else f"{s['section']:26} failed: {s['failed']}")
+    print({k: v for k, v in got["counters"].items() if "lost" in k or k in ("source", "dropped")})
+
+
 def ebpf(o):
     """What the agent's probes cost a call: with the agent, without it, and again."""
     with tempfile.TemporaryDirectory(prefix="lockstep-", dir="/dev/shm") as runtime:
@@ -200,12 +209,16 @@ def ebpf(o):
             return p, kept
 
         p, kept = agent()
+        try:
+            ebpf_accounting(o, runtime)
+        except Exception as e:
+            print(f"\n## eBPF, accounting: {type(e).__name__}: {e}")
         j = Job(o, "turns", "off")
         try:
             j.answer("ANSWER ")
             points = [("raw", 8, 1000), ("raw", 1 << 20, 1000), ("torch", 8, 500), ("steps", 0, 50)]
             got = {True: {}, False: {}}
-            for k in range(4):
+            for k in range(6):
                 on = k % 2 == 0
                 for what, size, n in points:
                     rows = [j.ask(what, size, n) for _ in range(7)][2:]
@@ -217,7 +230,7 @@ def ebpf(o):
                     p.terminate()
                     p.wait(timeout=20)
                     time.sleep(1)
-                elif k < 3:
+                elif k < 5:
                     p, kept = agent()
             print("\n## eBPF: the agent's probes on libnccl, off and on in turn, medians")
             print(f"{'':12} {'off':>12} {'on':>12}           the call alone: off, on, on - off ns")

@@ -80,4 +80,5 @@ def trainer(tp, dev, width=1024, batch=32):
         opt.step()
         return loss
 
+    step.parts = model, opt
     return step

@@ -143,33 +143,39 @@ def accounting(tp, steps):
 
 
 def durations():
-    """Each all-reduce by the plugin's stamps and by CUDA events around it."""
-    r, rows = recorder(), []
-    for size in [8, 4096, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]:
-        x = torch.ones(max(size // 4, 2), device=dev)
-        n = 200 if size <= 1 << 26 else 20
-        for _ in range(5):
-            dist.all_reduce(x)
-        settle()
-        since = r.counters()["appended"]
-        pairs = []
-        for _ in range(n):
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
-            dist.all_reduce(x)
-            b.record()
-            pairs.append((a, b))
-            torch.cuda.synchronize()
-        settle()
-        ours = [t[4] / 1e3 for t in r.durations(since)[0]]
-        theirs = [a.elapsed_time(b) * 1e3 for a, b in pairs]
-        if len(ours) == n:
-            err = sorted(t - o for o, t in zip(ours, theirs))
-            rows.append({"size": size, "ours_us": statistics.median(ours), "events_us": statistics.median(theirs),
-                         "err_least_us": err[0], "err_median_us": err[n // 2], "err_p99_us": err[n * 99 // 100]})
-        else:
-            rows.append({"size": size, "missing": n - len(ours)})
-        del x
+    """Each all-reduce by the plugin's stamps and by CUDA events around it: called directly, on the
+    events' own stream, and through torch, whose group has another stream."""
+    r, rows, raw = recorder(), [], raw_comm()
+    stream = torch.cuda.Stream()
+    for way in ("direct", "torch"):
+        for size in [8, 4096, 1 << 17, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]:
+            x = torch.ones(max(size // 4, 2), device=dev)
+            n = 400 if size <= 1 << 26 else 40
+            pairs = []
+            with torch.cuda.stream(stream):
+                call = (lambda: raw.all_reduce(x.data_ptr(), x.numel(), stream.cuda_stream)) if way == "direct" else (lambda: dist.all_reduce(x))
+                for _ in range(5):
+                    call()
+                settle()
+                since = r.counters()["appended"]
+                for _ in range(n):
+                    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                    torch.cuda._sleep(400_000)  # all three are queued before the first begins: launching is not what is compared
+                    a.record()
+                    call()
+                    b.record()
+                    pairs.append((a, b))
+                    torch.cuda.synchronize()
+                settle()
+            ours = [t[4] / 1e3 for t in r.durations(since)[0]]
+            theirs = [a.elapsed_time(b) * 1e3 for a, b in pairs]
+            if len(ours) == n:
+                err = sorted(t - o for o, t in zip(ours, theirs))
+                rows.append({"way": way, "size": size, "ours_us": statistics.median(ours), "events_us": statistics.median(theirs),
+                             "err_least_us": err[0], "err_median_us": err[n // 2], "err_p99_us": err[n * 99 // 100]})
+            else:
+                rows.append({"way": way, "size": size, "missing": n - len(ours)})
+            del x
     return rows
 
 
@@ -180,18 +186,23 @@ def turns(tp):
     stream = torch.cuda.Stream()
     x = torch.ones(1 << 28, device=dev)
 
-    def timed(n, call):
+    def timed(n, call, once=None):
         dist.barrier()
         torch.cuda.synchronize()
         at = time.perf_counter()
-        for _ in range(n):
-            call()
+        if once:
+            once()
+        else:
+            for _ in range(n):
+                call()
         called = time.perf_counter() - at
         torch.cuda.synchronize()
         return {"calls_us": called / n * 1e6, "us": (time.perf_counter() - at) / n * 1e6}
 
     for _ in range(20):
         step()
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[(2 + 4 * rank) % len(cpus)]})  # this thread alone; modes take turns on the same core
     answer = (lambda a: print("ANSWER " + json.dumps(a), flush=True)) if rank == 0 else lambda a: None
     answer({"nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__})
     for line in sys.stdin:
@@ -201,7 +212,7 @@ def turns(tp):
             break
         if what == "raw":
             pointer, floats, on = x.data_ptr(), max(size // 4, 2), stream.cuda_stream
-            got = timed(n, lambda: raw.all_reduce(pointer, floats, on))
+            got = timed(n, None, lambda: raw.all_reduces(n, pointer, floats, on))
         elif what == "torch":
             y = x[:max(size // 4, 2)]
             got = timed(n, lambda: dist.all_reduce(y))
