@@ -243,7 +243,7 @@ func TestWhereToBegin(t *testing.T) {
 			[]string{
 				"ccl/internal/engine/engine.go", // shared memory wants smaller blocks
 				// What queue pairs alone have.
-				"cmd/lockstep/internal/inspect/windows.go", "collector/agent/fold.go", "collector/agent/report.go", "diagnosis/conn.go", "diagnosis/nic.go",
+				"cmd/lockstep/internal/inspect/windows.go", "collector/agent/ranks.go", "collector/agent/report.go", "diagnosis/conn.go", "diagnosis/nic.go",
 				// Links that exist
 				"ccl/internal/transport/rdmalink.go", "ccl/internal/transport/shm.go", "ccl/internal/transport/tcp_send.go",
 			},
