@@ -168,6 +168,14 @@ HELM := $(CACHE)/helm-$(shell sha256sum tools/helm/go.sum | cut -c1-12)
 test-chart: $(HELM) ## the Helm charts under the real helm: lint, every file of values rendered, bad ones refused (ARGS=-update)
 	LOCKSTEP_TEST_CHART=$(HELM) $(GO) test -count=1 -timeout 10m ./deploy/helm $(ARGS)
 
+.PHONY: test-chart-kubernetes
+test-chart-kubernetes: $(HELM) ## both charts on two real kubelets, with real ranks: fault, verdict, action, uninstalled; needs root
+	deploy/kubelab/build
+	rm -rf dist/lab && mkdir -p dist/lab && $(GO) run ./deploy/release -o dist/lab -only $$($(GO) env GOARCH)
+	$(GO) run ./deploy/images -from dist/lab -o dist/lab -name localhost/lockstep
+	tar -xzf dist/lab/lockstep_*_linux_*.tar.gz -C dist/lab --strip-components 1
+	NODES=2 deploy/kubelab/up && { deploy/kubelab/chart $(HELM) dist/lab/lockstep dist/lab/lockstep_*_images.tar $$(tr + - <VERSION); s=$$?; deploy/kubelab/down; exit $$s; }
+
 $(HELM):
 	@echo 'building helm, once'; mkdir -p $(CACHE)
 	cd tools/helm && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(HELM) helm.sh/helm/v4/cmd/helm

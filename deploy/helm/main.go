@@ -15,7 +15,7 @@ func main() {
 	}
 }
 
-// generate fills a chart from the tree at root.
+// generate writes a chart's rights from the tree at root.
 func generate(root, chart string) error {
 	manifest, err := os.ReadFile(filepath.Join(root, "deploy/kubernetes/rbac.yaml"))
 	if err != nil {
@@ -25,32 +25,7 @@ func generate(root, chart string) error {
 	if err != nil {
 		return fmt.Errorf("deploy/kubernetes/rbac.yaml: %w", err)
 	}
-	files := map[string][]byte{"templates/rbac.yaml": []byte(text)}
-	copied, err := filepath.Glob(filepath.Join(root, "dashboards/json/*.json"))
-	if err != nil || len(copied) == 0 {
-		return fmt.Errorf("dashboards/json: there are none (%w)", err)
-	}
-	for _, path := range copied {
-		if files["files/dashboards/"+filepath.Base(path)], err = os.ReadFile(path); err != nil {
-			return err
-		}
-	}
-	if files["files/lockstep.rules.yaml"], err = os.ReadFile(filepath.Join(root, "rules/lockstep.rules.yaml")); err != nil {
-		return err
-	}
-	if err := os.RemoveAll(filepath.Join(chart, "files")); err != nil { // what is gone at its source
-		return err
-	}
-	for name, data := range files {
-		path := filepath.Join(chart, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, data, 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.WriteFile(filepath.Join(chart, "templates/rbac.yaml"), []byte(text), 0o644)
 }
 
 const (

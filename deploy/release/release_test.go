@@ -111,7 +111,7 @@ func TestTwoBuilds(t *testing.T) {
 	if err := os.MkdirAll(copied, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	sh(t, "../..", `git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$0"`, copied)
+	sh(t, "../..", `git ls-files -z --cached --others --exclude-standard | xargs -0 cp -P --parents -t "$0"`, copied)
 	t.Setenv("SOURCE_REVISION", revision(t))
 	t.Setenv("GOCACHE", t.TempDir())
 	build(t, copied, there)
