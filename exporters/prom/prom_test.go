@@ -306,6 +306,7 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	masters := prometheus.NewPedanticRegistry()
 	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
 		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }))
+	agents.MustRegister(prom.Node("node0")) // beside it, as an agent has it
 	_, capped := newAgent(t, agentSnapshot(), prom.Options{SeriesPerFamily: 1}) // for what is counted then only
 	exposed := map[string]bool{}
 	for _, reg := range []*prometheus.Registry{agents, masters, capped, prom.NewRegistry(names.Agent, prom.Build{})} {
