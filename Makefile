@@ -8,7 +8,7 @@ CACHE   := $(shell $(GO) env GOCACHE)/../lockstep
 LINT    := $(CACHE)/golangci-lint-$(shell sha256sum tools/golangci/go.sum | cut -c1-12)
 
 # Packages with goroutines or shared memory run under the race detector too.
-RACE := ./record ./windowmon ./diagnosis/replay ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
+RACE := ./record ./windowmon ./fence ./pathplan/probe ./pathplan/service ./diagnosis/replay ./ccl/... ./collector/... ./exporters/... ./remediation/... ./deploy/... ./cmd/...
 # The tests of these run GPU kernels on CPU threads, which takes all cores: one package at a time.
 KERNELS := ./ccl ./ccl/internal/cuda/kernels
 # These have tests that need RDMA devices.
@@ -153,6 +153,24 @@ release: ## archives for amd64 and arm64 with checksums and SBOMs, in dist/
 
 test-release: ## builds everything twice, in two places with two caches: the same bits
 	LOCKSTEP_TEST_RELEASE=1 $(GO) test -count=1 -timeout 60m -run TestTwoBuilds -v ./deploy/release
+
+# The images' digests follow from the archives; -gpu holds the C library that its program was linked with.
+.PHONY: images
+images: ## OCI images of both kinds as one OCI layout, and their digests, in dist/ (NAME=registry.example.com/lockstep; Debian)
+	rm -rf dist/images && mkdir -p dist/images
+	$(GO) run ./deploy/release -o dist/images
+	cd dist/images && apt-get download -q libc6=$$(dpkg-query -W -f '$${Version}' libc6) >/dev/null
+	$(GO) run ./deploy/images -from dist/images -o dist -name $(or $(NAME),lockstep) -libc dist/images/libc6_*.deb
+
+# helm takes three minutes of a core to build once. CI reads what the charts rendered to.
+HELM := $(CACHE)/helm-$(shell sha256sum tools/helm/go.sum | cut -c1-12)
+.PHONY: test-chart
+test-chart: $(HELM) ## the Helm charts under the real helm: lint, every file of values rendered, bad ones refused (ARGS=-update)
+	LOCKSTEP_TEST_CHART=$(HELM) $(GO) test -count=1 -timeout 10m ./deploy/helm $(ARGS)
+
+$(HELM):
+	@echo 'building helm, once'; mkdir -p $(CACHE)
+	cd tools/helm && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(HELM) helm.sh/helm/v4/cmd/helm
 
 clean: ## remove what was built
 	rm -rf bin

@@ -196,20 +196,26 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 	if same, bad := overlap(send, recv, 0); same && total > 0 || bad {
 		return c.invalid(record.AlltoAllv, "send and receive buffers overlap")
 	}
+	return c.exchange(s, record.AlltoAllv, send, recv, total, algo.Vector{SendCounts: sendCounts, SendOffsets: sendOffsets, RecvCounts: recvCounts, RecvOffsets: recvOffsets})
+}
+
+// exchange submits a checked collective of total elements that v says how to send and
+// receive: a part of any size for each pair of ranks.
+func (c *Comm) exchange(s *Stream, kind record.CollKind, send, recv Buffer, total int, v algo.Vector) error {
 	if send.onDevice() || recv.onDevice() {
-		return c.exchangeGPU(s, record.AlltoAllv, -1, 0, func(add func(send bool, b Buffer, peer int)) {
+		return c.exchangeGPU(s, kind, -1, 0, func(add func(send bool, b Buffer, peer int)) {
 			for p := range c.size {
-				add(true, send.Slice(sendOffsets[p], sendOffsets[p]+sendCounts[p]), p)
-				add(false, recv.Slice(recvOffsets[p], recvOffsets[p]+recvCounts[p]), p)
+				add(true, send.Slice(v.SendOffsets[p], v.SendOffsets[p]+v.SendCounts[p]), p)
+				add(false, recv.Slice(v.RecvOffsets[p], v.RecvOffsets[p]+v.RecvCounts[p]), p)
 			}
 		})
 	}
 	o := operation{
-		coll: record.AlltoAllv, dtype: send.dt, root: -1, bytes: uint64(total * send.dt.Size()),
+		coll: kind, dtype: send.dt, root: noRoot, bytes: uint64(total * send.dt.Size()),
 		send: send.raw(), recv: recv.raw(),
 	}
 	o.vector = c.groups.vector()
-	*o.vector = algo.Vector{SendCounts: sendCounts, SendOffsets: sendOffsets, RecvCounts: recvCounts, RecvOffsets: recvOffsets}
+	*o.vector = v
 	if err := c.put(s, &o); err != nil {
 		c.groups.putVector(o.vector)
 		return err

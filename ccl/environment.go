@@ -116,23 +116,7 @@ func configFromEnv() (Config, error) {
 		cfg.ID, err = ParseUniqueID(v)
 		errs = append(errs, err)
 	}
-	if cfg.Algo, err = ParseAlgo(os.Getenv("LOCKSTEP_ALGO")); err != nil {
-		errs = append(errs, fmt.Errorf("LOCKSTEP_ALGO: %w", err))
-	}
-	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
-		errs = append(errs, err)
-	}
-	if v := os.Getenv("LOCKSTEP_OUTAGE_TIMEOUT"); v != "" {
-		if cfg.OutageTimeout, err = time.ParseDuration(v); err != nil || cfg.checkOutage() != nil {
-			errs = append(errs, fmt.Errorf("LOCKSTEP_OUTAGE_TIMEOUT is %q, want a duration from %v to %v", v, minOutage, maxOutage))
-		}
-	}
-	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
-		errs = append(errs, err)
-	}
-	if cfg.Device, err = parseDevice(os.Getenv("LOCKSTEP_DEVICE"), local); err != nil {
-		errs = append(errs, err)
-	}
+	errs = append(errs, cfg.parseEnv(local))
 	if err := errors.Join(errs...); err != nil {
 		return Config{}, err
 	}
@@ -194,4 +178,28 @@ func interfaceAddr(name string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("LOCKSTEP_IFNAME: interface %s has no address", name)
+}
+
+// parseEnv reads the names whose values are words, times and devices.
+func (cfg *Config) parseEnv(local int) error {
+	var errs []error
+	var err error
+	if cfg.Algo, err = ParseAlgo(os.Getenv("LOCKSTEP_ALGO")); err != nil {
+		errs = append(errs, fmt.Errorf("LOCKSTEP_ALGO: %w", err))
+	}
+	if cfg.Proto, err = parseName(os.Getenv("LOCKSTEP_PROTO"), "LOCKSTEP_PROTO", record.ProtoNone, record.ProtoSimple); err != nil {
+		errs = append(errs, err)
+	}
+	if v := os.Getenv("LOCKSTEP_OUTAGE_TIMEOUT"); v != "" {
+		if cfg.OutageTimeout, err = time.ParseDuration(v); err != nil || cfg.checkOutage() != nil {
+			errs = append(errs, fmt.Errorf("LOCKSTEP_OUTAGE_TIMEOUT is %q, want a duration from %v to %v", v, minOutage, maxOutage))
+		}
+	}
+	if cfg.Interface, err = interfaceAddr(os.Getenv("LOCKSTEP_IFNAME")); err != nil {
+		errs = append(errs, err)
+	}
+	if cfg.Device, err = parseDevice(os.Getenv("LOCKSTEP_DEVICE"), local); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }

@@ -284,7 +284,7 @@ func (c *Comm) begin(op *operation, seq uint64) error {
 	case op.coll == record.Group:
 		sched = x.pairs.Group(c.rank, c.size, op.group.msgs)
 		x.op.Parts = op.group.parts
-	case op.coll == record.AlltoAllv:
+	case op.vector != nil:
 		sched = x.pairs.AlltoAllv(c.rank, c.size, op.vector, op.dtype.Size())
 	default:
 		var err error

@@ -223,14 +223,14 @@ func (c *Comm) submitGPU(s *Stream, kind record.CollKind, send, recv Buffer, op 
 	if send.p != nil && send.n > 0 || recv.p != nil && recv.n > 0 {
 		return c.invalid(kind, "one buffer is in host memory, the other in device memory")
 	}
-	if kind == record.Gather || kind == record.Scatter {
+	if t := kind.Traits(); t.Root != record.RootNone && t.Parted() {
 		return c.rootedGPU(s, kind, send, recv, root)
 	}
 	cs, err := c.enter(kind, s)
 	if err != nil {
 		return err
 	}
-	if count == 0 && kind != record.Barrier {
+	if count == 0 && kind.HasData() {
 		return nil
 	}
 	bytes, inPlace := uint64(count*dt.Size()*shares), send.dev == recv.dev
@@ -333,14 +333,14 @@ func (c *Comm) groupGPU(s *Stream, g *Group) error {
 	})
 }
 
-// rootedGPU is Gather and Scatter: what root exchanges with everyone.
+// rootedGPU is a collective whose root exchanges a part with everyone: Gather and Scatter.
 func (c *Comm) rootedGPU(s *Stream, kind record.CollKind, send, recv Buffer, root int) error {
+	gather := kind.Traits().Root == record.RootTo
 	count := send.size() // of one rank's share
-	if kind == record.Scatter {
+	if !gather {
 		count = recv.size()
 	}
 	return c.exchangeGPU(s, kind, root, count, func(add func(send bool, b Buffer, peer int)) {
-		gather := kind == record.Gather
 		if c.rank == root {
 			whole, part := recv, send
 			if !gather {

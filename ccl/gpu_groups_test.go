@@ -22,45 +22,45 @@ import (
 // program is messages, and the groups in which each rank calls them.
 type program struct {
 	name   string
-	list   []letter
+	list   []message
 	groups [][][]part // of each rank
 	area   int
 }
 
-// part is one side of a letter.
+// part is one side of a message.
 type part struct {
-	letter int
-	send   bool
+	message int
+	send    bool
 }
 
 func newProgram(name string, ranks int) *program {
 	return &program{name: name, groups: make([][][]part, ranks)}
 }
 
-// letter adds a message without calls.
-func (p *program) letter(from, to, size int) int {
-	p.list = append(p.list, letter{from, to, size, p.area + len(p.list)%3})
+// message adds a message without calls.
+func (p *program) message(from, to, size int) int {
+	p.list = append(p.list, message{from, to, size, p.area + len(p.list)%3})
 	p.area += (size + 31) &^ 15
 	return len(p.list) - 1
 }
 
-// letters adds messages of sizes that begin with the first one in turn.
-func (p *program) letters(from, to, count, first int, sizes []int) (added []int) {
+// messages adds messages of sizes that begin with the first one in turn.
+func (p *program) messages(from, to, count, first int, sizes []int) (added []int) {
 	for i := range count {
-		added = append(added, p.letter(from, to, sizes[(first+i)%len(sizes)]))
+		added = append(added, p.message(from, to, sizes[(first+i)%len(sizes)]))
 	}
 	return added
 }
 
-func sends(letters []int) (list []part) {
-	for _, l := range letters {
+func sends(messages []int) (list []part) {
+	for _, l := range messages {
 		list = append(list, part{l, true})
 	}
 	return list
 }
 
-func receives(letters []int) (list []part) {
-	for _, l := range letters {
+func receives(messages []int) (list []part) {
+	for _, l := range messages {
 		list = append(list, part{l, false})
 	}
 	return list
@@ -80,7 +80,7 @@ func (p *program) call(c *ccl.Comm, m *memory, streams ...*ccl.Stream) error {
 	for i, parts := range p.groups[c.Rank()] {
 		err := c.Group(streams[i%len(streams)], func(g *ccl.Group) error {
 			for _, k := range parts {
-				if err := p.list[k.letter].call(g, m, p.area, k.send); err != nil {
+				if err := p.list[k.message].call(g, m, p.area, k.send); err != nil {
 					return err
 				}
 			}
@@ -159,7 +159,7 @@ func circle(n, each int, sizes []int) *program {
 	p := newProgram(fmt.Sprintf("circle, %d of %v bytes", each, sizes), n)
 	var links [][]int
 	for r := range n {
-		links = append(links, p.letters(r, (r+1)%n, each, r, sizes))
+		links = append(links, p.messages(r, (r+1)%n, each, r, sizes))
 	}
 	p.group(0, receives(links[n-1]), sends(links[0]))
 	for r := 1; r < n; r++ {
@@ -175,8 +175,8 @@ func stages(n, each int, sizes []int) *program {
 	p := newProgram(fmt.Sprintf("stages, %d of %v bytes", each, sizes), n)
 	var forward, backward [][]int
 	for r := range n - 1 {
-		forward = append(forward, p.letters(r, r+1, each, r, sizes))
-		backward = append(backward, p.letters(r+1, r, each, r+1, sizes))
+		forward = append(forward, p.messages(r, r+1, each, r, sizes))
+		backward = append(backward, p.messages(r+1, r, each, r+1, sizes))
 	}
 	p.group(0, sends(forward[0]), receives(backward[0]))
 	for r := 1; r < n-1; r++ {
@@ -257,7 +257,7 @@ func TestGPUGroupsRandom(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(rt, "bursts") {
 			from, to := rank.Draw(rt, "from"), rank.Draw(rt, "to")
 			for range rapid.IntRange(1, 5).Draw(rt, "messages") {
-				l := p.letter(from, to, rapid.SampledFrom(sizes).Draw(rt, "bytes"))
+				l := p.message(from, to, rapid.SampledFrom(sizes).Draw(rt, "bytes"))
 				if from == to { // in one group, whichever
 					calls[from] = append(calls[from], part{l, true})
 					continue
@@ -293,13 +293,13 @@ func (p *program) shuffle(rt *rapid.T, rank int, list []part) (all []part) {
 		order = append(order, key{peer, k.send})
 	}
 	for _, k := range list {
-		l := p.list[k.letter]
+		l := p.list[k.message]
 		if l.from != l.to {
 			add(k, l.from+l.to-rank)
 			continue
 		}
 		add(k, rank)
-		add(part{k.letter, false}, rank)
+		add(part{k.message, false}, rank)
 	}
 	for _, k := range rapid.Permutation(order).Draw(rt, "order") {
 		all = append(all, queues[k][0])
@@ -359,8 +359,8 @@ func TestGPUGroupsAbort(t *testing.T) {
 				held[2*c.Rank()], held[2*c.Rank()+1] = s, m
 				begun := time.Now()
 				if c.Rank() == n-1 {
-					first := part{p.groups[n-1][0][0].letter, false}
-					err := do(ctx, s, c.Group(s, func(g *ccl.Group) error { return p.list[first.letter].call(g, m, p.area, false) }))
+					first := part{p.groups[n-1][0][0].message, false}
+					err := do(ctx, s, c.Group(s, func(g *ccl.Group) error { return p.list[first.message].call(g, m, p.area, false) }))
 					if err != nil {
 						return err
 					}

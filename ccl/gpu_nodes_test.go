@@ -91,7 +91,7 @@ func TestGPUNodesMessages(t *testing.T) {
 func everyMessage(t *testing.T, n int, window bool, prepare func(*ccl.Config)) {
 	ranks(t, n, prepare, func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
-		list, area := letters(n, 3, []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003, 5_000_001})
+		list, area := messages(n, 3, []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003, 5_000_001})
 		m, err := newMemory(ctx, c, 2*area+32, window)
 		if err != nil {
 			return err

@@ -443,20 +443,20 @@ func TestGPUSendRecv(t *testing.T) {
 	}
 }
 
-// letter is a message of the tests below.
-type letter struct {
+// message is a message of the tests below.
+type message struct {
 	from, to, size int
 	at             int // in both sides' memory, sent from the first half and received in the second
 }
 
-// letters are messages from every rank to every rank, itself too, several of each,
+// messages are messages from every rank to every rank, itself too, several of each,
 // and how much memory they need.
-func letters(n, each int, sizes []int) (list []letter, area int) {
+func messages(n, each int, sizes []int) (list []message, area int) {
 	for i := range each {
 		for from := range n {
 			for to := range n {
 				size := sizes[(from+2*to+i)%len(sizes)]
-				list = append(list, letter{from, to, size, area + (from+i)%3})
+				list = append(list, message{from, to, size, area + (from+i)%3})
 				area += (size + 31) &^ 15
 			}
 		}
@@ -464,13 +464,13 @@ func letters(n, each int, sizes []int) (list []letter, area int) {
 	return list, area
 }
 
-// value is byte j of the letter.
-func (l letter) value(j, salt int) byte {
+// value is byte j of the message.
+func (l message) value(j, salt int) byte {
 	return byte(l.from*31 + l.to*7 + l.size + l.at/16 + j*j/255 + j + salt)
 }
 
 // write puts what this rank sends in m, and zeros where it receives.
-func (m *memory) write(list []letter, area, salt int) error {
+func (m *memory) write(list []message, area, salt int) error {
 	for _, l := range list {
 		b := make([]byte, l.size)
 		if l.to == m.c.Rank() {
@@ -491,7 +491,7 @@ func (m *memory) write(list []letter, area, salt int) error {
 }
 
 // read checks what this rank has received.
-func (m *memory) read(list []letter, area, salt int) error {
+func (m *memory) read(list []message, area, salt int) error {
 	for i, l := range list {
 		if l.to != m.c.Rank() {
 			continue
@@ -509,17 +509,17 @@ func (m *memory) read(list []letter, area, salt int) error {
 	return nil
 }
 
-// call adds this rank's part of the letter to a group.
-func (l letter) call(g *ccl.Group, m *memory, area int, send bool) error {
+// call adds this rank's part of the message to a group.
+func (l message) call(g *ccl.Group, m *memory, area int, send bool) error {
 	if send {
 		return g.Send(m.bytes(ccl.Uint8, l.at, l.size), l.to)
 	}
 	return g.Recv(m.bytes(ccl.Uint8, area+l.at, l.size), l.from)
 }
 
-// post puts this rank's letters in m, sends all of them in one group, and checks
+// post puts this rank's messages in m, sends all of them in one group, and checks
 // what comes; run runs the group's call, maybe several times.
-func post(ctx context.Context, c *ccl.Comm, m *memory, list []letter, area, salt int, run func(call func(*ccl.Stream) error) error) error {
+func post(ctx context.Context, c *ccl.Comm, m *memory, list []message, area, salt int, run func(call func(*ccl.Stream) error) error) error {
 	if err := m.write(list, area, salt); err != nil {
 		return err
 	}
@@ -568,7 +568,7 @@ func TestGPUMessages(t *testing.T) {
 				}
 				ranks(t, n, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
 					s := c.NewStream()
-					list, area := letters(n, 2, sizes)
+					list, area := messages(n, 2, sizes)
 					m, err := newMemory(ctx, c, 2*area+32, window)
 					if err != nil {
 						return err

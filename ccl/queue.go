@@ -24,7 +24,7 @@ type operation struct {
 	count      int   // by the convention of algo.Call
 	bytes      uint64
 	send, recv []byte
-	vector     *algo.Vector // of an AlltoAllv: the caller's slices
+	vector     *algo.Vector // of an AlltoAllv and its like: the caller's slices
 	group      *Group
 	proxy      proxyOp // of device memory between nodes; nil for others
 	stream     uint32

@@ -54,6 +54,8 @@ type Collective struct {
 	// Links are changes of its connections while it ran; at most MaxLinks.
 	Links  [MaxLinks]LinkEvent
 	NLinks int
+	// LeftOut is how many windows and changes found no room here.
+	LeftOut int
 	// Former says that it ended before this agent ran: its predecessor may have counted it.
 	Former bool
 	// Anomalous is set by the agent: slow against this communicator's own
@@ -66,7 +68,7 @@ type Collective struct {
 // Bounds of what a Collective carries.
 const (
 	MaxWindows = 8
-	MaxLinks   = 4
+	MaxLinks   = 8
 )
 
 // Conn is the identity of a connection. It is not changed once it is made.
@@ -134,9 +136,9 @@ type Tracer interface {
 type HistoryTracer interface {
 	Tracer
 	// History exports, once for each rank of which spans of the collective are out, the windows that read
-	// returns: those around the time from first to last (host time, ns), at most MaxHistory. It returns how
-	// many spans that is.
-	History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) []Window) int
+	// returns: those around the time from first to last (host time, ns), at most MaxHistory, and how many
+	// more there were. It returns how many spans that is.
+	History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) (windows []Window, leftOut int)) int
 }
 
 // MaxHistory bounds the windows of one rank around one collective.

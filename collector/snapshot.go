@@ -55,6 +55,7 @@ type AgentJob struct {
 	Records         uint64       // read
 	Lost            uint64       // overwritten before they were read, or dropped by the writer
 	TableOverflow   uint64       // communicators or connections that found no slot in a recorder's tables
+	WithoutHistory  uint64       // connections that have no history of windows
 	GPUs            int          // of processes that are alive; GPUClockErrorNs bounds the mapping of their clocks, the worst of them
 	GPUClockErrorNs int64
 	RanksOnGPU      map[int]int // ranks that are alive, by index of the GPU that they use

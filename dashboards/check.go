@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ type Vars struct {
 	Collective   string
 	Node         string // instance of an agent
 	GPUs, NICs   bool   // there are some: Check asks for them, too
+	Fabric       bool   // there is a planner: likewise
 
 	// Range is how far back a panel looks; default 5 min. A panel that showed
 	// something at any time in it is not empty: an incident may be over.
@@ -59,12 +61,12 @@ func (v Vars) Fill(expr string) string {
 // maxPoints bounds the points of a query over Vars.Range.
 const maxPoints = 300
 
-// Check runs the query of every panel against the Prometheus at url, over
-// v.Range until now, and returns an error that names each one that fails or
+// Check runs the query of every panel against the Prometheus at url, asked by the given client
+// (nil: one without a password), over v.Range until now, and returns an error that names each one that fails or
 // returns no number.
-func Check(ctx context.Context, url string, v Vars) error {
+func Check(ctx context.Context, url string, by *http.Client, v Vars) error {
 	v.setDefaults()
-	client, err := api.NewClient(api.Config{Address: url})
+	client, err := api.NewClient(api.Config{Address: url, Client: by})
 	if err != nil {
 		return fmt.Errorf("check dashboards: %w", err)
 	}
@@ -73,7 +75,8 @@ func Check(ctx context.Context, url string, v Vars) error {
 	span := promapi.Range{Start: now.Add(-v.Range), End: now, Step: max(v.Range/maxPoints, 100*time.Millisecond)}
 	var errs []error
 	for _, q := range Queries() {
-		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs {
+		planner := strings.Contains(q.Expr, "lockstep_fabric_") || strings.Contains(q.Expr, "lockstep_planner_")
+		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs || planner && !v.Fabric {
 			continue
 		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)
@@ -90,9 +93,9 @@ func Check(ctx context.Context, url string, v Vars) error {
 }
 
 // Red returns an error that names each panel that is red now: of a healthy job, none is.
-func Red(ctx context.Context, url string, v Vars) error {
+func Red(ctx context.Context, url string, by *http.Client, v Vars) error {
 	v.setDefaults()
-	client, err := api.NewClient(api.Config{Address: url})
+	client, err := api.NewClient(api.Config{Address: url, Client: by})
 	if err != nil {
 		return fmt.Errorf("look at dashboards: %w", err)
 	}

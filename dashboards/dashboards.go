@@ -35,7 +35,9 @@ type row struct {
 	panels []panel
 }
 
-func boards() []board { return []board{fleet(), job(), communicator(), node(), gpu(), pipeline()} }
+func boards() []board {
+	return []board{fleet(), job(), communicator(), node(), gpu(), fabric(), pipeline()}
+}
 
 // Config holds what an operator may want otherwise; the zero Config is what json/ has.
 type Config struct {

@@ -217,20 +217,28 @@ func rows(columns ...string) view {
 
 // matrix crosses two numeric labels of now: a row each value of one, a column
 // each of the other, the value as the cell's colour.
-func matrix(row, column string) view {
+func matrix(row, column string) view { return crossed(row, column, true) }
+
+// cells crosses two labels that are names.
+func cells(row, column string) view { return crossed(row, column, false) }
+
+func crossed(row, column string, numeric bool) view {
 	return func(p *panel) (dashboard.Panel, error) {
 		background := common.NewTableColoredBackgroundCellOptions()
 		background.Mode = cog.ToPtr(common.TableCellBackgroundDisplayModeBasic)
 		sorted := func(label string) dashboard.DataTransformerConfig {
 			return dashboard.DataTransformerConfig{Id: "sortBy", Options: map[string]any{"fields": map[string]any{}, "sort": []map[string]any{{"field": label}}}}
 		}
-		numbers := []map[string]any{{"targetField": row, "destinationType": "number"}, {"targetField": column, "destinationType": "number"}}
-		out, err := table.NewPanelBuilder().
+		b := table.NewPanelBuilder().
 			CellOptions(common.TableCellOptions{TableColoredBackgroundCellOptions: background}).
 			Align(common.FieldTextAlignmentCenter).CellHeight(common.TableCellHeightSm).Decimals(1).
-			ColorScheme(built[dashboard.FieldColor]{dashboard.FieldColor{Mode: dashboard.FieldColorModeIdThresholds}}).
+			ColorScheme(built[dashboard.FieldColor]{dashboard.FieldColor{Mode: dashboard.FieldColorModeIdThresholds}})
+		if numeric {
 			// groupingToMatrix keeps the order that it meets, and "10" sorts before "2".
-			WithTransformation(dashboard.DataTransformerConfig{Id: "convertFieldType", Options: map[string]any{"fields": map[string]any{}, "conversions": numbers}}).
+			numbers := []map[string]any{{"targetField": row, "destinationType": "number"}, {"targetField": column, "destinationType": "number"}}
+			b.WithTransformation(dashboard.DataTransformerConfig{Id: "convertFieldType", Options: map[string]any{"fields": map[string]any{}, "conversions": numbers}})
+		}
+		out, err := b.
 			WithTransformation(sorted(column)).
 			WithTransformation(sorted(row)).
 			WithTransformation(dashboard.DataTransformerConfig{Id: "groupingToMatrix", Options: map[string]any{"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}}).
@@ -238,7 +246,7 @@ func matrix(row, column string) view {
 				Match:  dashboard.SpecialValueMatchNullAndNan,
 				Result: dashboard.ValueMappingResult{Text: cog.ToPtr("–"), Color: cog.ToPtr("transparent")},
 			}}}}).
-			// The first column is ranks, not delays.
+			// The first column is ranks or switches, not values.
 			OverrideByName(row+"\\"+column, []dashboard.DynamicConfigValue{{Id: "custom.cellOptions", Value: map[string]any{"type": "auto"}}, {Id: "decimals", Value: 0}}).
 			Build()
 		out.Targets = p.instant()

@@ -63,6 +63,7 @@ func pipeline() board {
 					targets: []target{
 						{expr: sum("", of(names.MasterOverflow, inJob)), legend: "untracked by masters"},
 						{expr: sum("", of(names.RecorderOverflow, inJob)), legend: "no slot in a recorder"},
+						{expr: sum("", of(names.ConnsWithoutHistory, inJob)), legend: "connections without a history"},
 						{expr: sum("", of(names.SeriesOverflow)) + " or vector(0)", legend: "label sets not exported"},
 					},
 					alerts: []string{names.AlertTrackingOverflow, names.AlertSeriesOverflow},
@@ -73,6 +74,7 @@ func pipeline() board {
 					targets: []target{
 						{expr: sum("", rate(names.SpansExported)), legend: "exported"},
 						{expr: sum("reason", rate(names.SpansDropped)), legend: "dropped: {{reason}}"},
+						{expr: sum("", rate(names.TraceEventsDropped)), legend: "events left out of spans"},
 					},
 					alerts: []string{names.AlertTraceDrops},
 				},

@@ -33,9 +33,9 @@ func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 	if testing.Short() {
 		t.Skip("starts Prometheus, and builds it when it must")
 	}
-	vars = dashboards.Vars{Job: "llm", Communicator: "dp", GPUs: true, NICs: true, Range: 10 * time.Second, RateInterval: 2 * time.Second}
+	vars = dashboards.Vars{Job: "llm", Communicator: "dp", GPUs: true, NICs: true, Fabric: true, Range: 10 * time.Second, RateInterval: 2 * time.Second}
 	var targets []local.Target
-	for i, c := range []names.Component{names.Agent, names.Agent, names.Master, names.Remediator} {
+	for i, c := range []names.Component{names.Agent, names.Agent, names.Master, names.Remediator, names.Planner} {
 		srv := httptest.NewServer(component(c, native))
 		t.Cleanup(srv.Close)
 		addr := srv.Listener.Addr().String()
@@ -65,7 +65,7 @@ func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 func await(t *testing.T, url string, vars dashboards.Vars, ok func(error) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(250 * time.Millisecond) {
-		err := dashboards.Check(t.Context(), url, vars)
+		err := dashboards.Check(t.Context(), url, nil, vars)
 		if ok(err) {
 			return
 		}
@@ -138,7 +138,7 @@ func TestEveryPanelShowsData(t *testing.T) {
 	}
 
 	vars.Job = "nobody"
-	err = dashboards.Check(t.Context(), url, vars)
+	err = dashboards.Check(t.Context(), url, nil, vars)
 	if err == nil || !strings.Contains(err.Error(), `panel "Step": no data`) {
 		t.Errorf("Check of a job that is not there: %v", err)
 	}
@@ -172,6 +172,8 @@ var values = map[string][]string{
 	names.LabelLifetime:     {names.LifetimeVolatile, names.LifetimeAggregate},
 	names.LabelSrc:          {"0", "1", "2"},
 	names.LabelDst:          {"0", "1", "2"},
+	names.LabelLeaf:         {"leaf0", "leaf1"},
+	names.LabelDirection:    {"up", "down"},
 }
 
 // component serves every metric of one component, moving with each scrape.

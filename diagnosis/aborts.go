@@ -148,7 +148,7 @@ func (x *aborts) cutOff(told []naming, r int32) bool {
 }
 
 // firstCuts returns the pairs that a group of ranks was lost over. In each communicator
-// the first word on a rank is somebody's own, the later ones may be hearsay; who is lost
+// the first word on a rank is somebody's own, the later ones may repeat it; who is lost
 // gives up and ends, and that is what the others see of it.
 func (x *aborts) firstCuts(told []naming, lost []int32) []cut {
 	var cuts []cut

@@ -84,6 +84,7 @@ type absence struct {
 
 // note remembers the ranks that are waited for in this pass.
 func (d *hangs) note(rank int32, since int64) {
+	d.ranks[rank].away = true
 	if since > 0 && !slices.ContainsFunc(d.absent, func(a absence) bool { return a.rank == rank }) {
 		d.absent = append(d.absent, absence{rank, since})
 	}
@@ -114,6 +115,9 @@ func (d *hangs) welcome() {
 	}
 	kept := d.absent[:0]
 	for k, a := range d.absent {
+		if int(a.rank) < len(d.ranks) {
+			d.ranks[a.rank].away = false // until it is noted again
+		}
 		switch {
 		case int(a.rank) >= len(d.state) || d.state[a.rank] != rankAlive:
 		case back[k] > 0 && back[k]-a.since < int64(d.cfg.SuspectAfter)/2: // nobody minds

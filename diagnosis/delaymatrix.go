@@ -85,6 +85,7 @@ func rowOrColumn(cells []cell) []Culprit {
 type pattern struct {
 	culprits []Culprit
 	cells    []cell
+	two      [2]int32 // nodes, when all between them is slow and which of them cannot be told
 }
 
 // patterns explains slow cells, the largest explanation first: a row or column
@@ -113,6 +114,9 @@ func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []patter
 			}
 			return false
 		})
+		if k.Kind == CulpritNode {
+			p.ambiguous(k.Rank, all, nodeOf)
+		}
 		found = append(found, p)
 	}
 	for len(slow) > 0 {
@@ -137,6 +141,38 @@ func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []patter
 		found = append(found, p)
 	}
 	return found
+}
+
+// ambiguous has a pattern name its connections in place of the node when that node is
+// connected to one other only, and that one to it alone: whatever is wrong with one of
+// the two, or with what is between them, looks the same.
+func (p *pattern) ambiguous(node int32, all []cell, nodeOf func(int32) int32) {
+	other := int32(-1)
+	for _, at := range [...]*int32{&node, &other} {
+		for _, c := range all {
+			a, b := nodeOf(c.src), nodeOf(c.dst)
+			if a == b || a != *at && b != *at {
+				continue
+			}
+			if b == *at {
+				b = a
+			}
+			switch {
+			case at == &other && b != node, at == &node && other >= 0 && b != other:
+				return
+			case at == &node:
+				other = b
+			}
+		}
+	}
+	if other < 0 {
+		return
+	}
+	p.two = [2]int32{min(node, other), max(node, other)}
+	p.culprits = p.culprits[:0]
+	for _, c := range p.cells {
+		p.culprits = append(p.culprits, Culprit{Kind: CulpritConnection, Rank: c.src, Peer: c.dst})
+	}
 }
 
 // explain returns the row, column or block that covers most slow cells; nil
@@ -197,7 +233,28 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 	}
 	slices.Sort(nodes)
 	for _, n := range slices.Compact(nodes) {
-		consider(Culprit{Kind: CulpritNode, Rank: n, Peer: -1}, func(c cell) bool { return (nodeOf(c.src) == n) != (nodeOf(c.dst) == n) })
+		node := Culprit{Kind: CulpritNode, Rank: n, Peer: -1}
+		out := func(c cell) bool { return nodeOf(c.src) == n && nodeOf(c.dst) != n }
+		in := func(c cell) bool { return nodeOf(c.src) != n && nodeOf(c.dst) == n }
+		consider(node, func(c cell) bool { return out(c) || in(c) })
+		several := func(end func(cell) int32, side func(cell) bool) bool { // else it is a rank's
+			first := int32(-1)
+			return slices.ContainsFunc(slow, func(c cell) bool {
+				if !side(c) {
+					return false
+				}
+				if first < 0 {
+					first = end(c)
+				}
+				return end(c) != first
+			})
+		}
+		if several(func(c cell) int32 { return c.src }, out) {
+			consider(node, out)
+		}
+		if several(func(c cell) int32 { return c.dst }, in) {
+			consider(node, in)
+		}
 	}
 	if best.weight == 0 {
 		return nil, nil

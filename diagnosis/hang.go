@@ -53,7 +53,12 @@ type hangs struct {
 	absent []absence
 }
 
-func (d *hangs) forget() { d.odd.ranks, d.absent = nil, d.absent[:0] }
+func (d *hangs) forget() {
+	d.odd.ranks, d.absent = nil, d.absent[:0]
+	for i := range d.ranks {
+		d.ranks[i].away = false
+	}
+}
 
 // find builds the wait graph of everything open and blames whoever the held
 // operations wait for in the end.

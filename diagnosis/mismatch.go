@@ -36,11 +36,11 @@ func (c calling) String() string {
 // called returns the member's operation as far as all members must agree on it.
 func called(m *Member) calling {
 	c := calling{coll: m.Coll, bytes: m.Bytes, root: -1}
-	switch m.Coll {
-	case record.Broadcast, record.Reduce:
-		c.root = m.Peer
-	case record.AlltoAllv, record.Gather, record.Scatter:
+	switch t := m.Coll.Traits(); {
+	case t.Varies() && !t.PointToPoint, t.Root != record.RootNone && t.Parted():
 		c.bytes = 0
+	case t.Root != record.RootNone:
+		c.root = m.Peer
 	}
 	return c
 }
@@ -73,18 +73,62 @@ func (v *view) disagreement(ci int32) (seq uint64, versions []version) {
 		if c.coll == record.CollNone {
 			continue
 		}
-		k := slices.IndexFunc(versions, func(v version) bool { return v.calling == c })
-		if k < 0 {
-			k = len(versions)
-			versions = append(versions, version{calling: c})
+		versions = withCaller(versions, c, m.World)
+	}
+	if len(versions) < 2 {
+		if p2p {
+			return 0, nil
 		}
-		versions[k].ranks = append(versions[k].ranks, blamed{node: m.World})
+		if seq, versions = v.disagreementBefore(ci); versions == nil {
+			return 0, nil
+		}
+	}
+	slices.SortStableFunc(versions, func(a, b version) int { return cmp.Compare(len(b.ranks), len(a.ranks)) })
+	return seq, versions
+}
+
+// disagreementBefore compares what members called as the first operation that is open at one
+// of them, by the last calls of those that are held up. NCCL's ranks call ahead of their GPUs,
+// and a kernel may end with less than another member's wants: then the members' last calls are
+// other ones, and who called the wrong operation is past it.
+func (v *view) disagreementBefore(ci int32) (seq uint64, versions []version) {
+	c := &v.ev.Comms[ci]
+	for i := range c.Members {
+		if m := &c.Members[i]; inComm(m) && m.Open() && (seq == 0 || m.Finished+1 < seq) {
+			seq = m.Finished + 1
+		}
+	}
+	if seq == 0 {
+		return 0, nil
+	}
+	for i := range c.Members {
+		world := c.Members[i].World
+		if v.world(world) < 0 {
+			continue
+		}
+		calls := v.ev.Ranks[world].Calls
+		at := slices.IndexFunc(calls, func(x Call) bool { return x.Comm == c.ID && x.Seq == seq })
+		if at < 0 || calls[at].Coll == record.CollNone || calls[at].Coll.Traits().PointToPoint {
+			continue
+		}
+		x := &calls[at]
+		versions = withCaller(versions, called(&Member{Coll: x.Coll, Peer: x.Peer, Bytes: x.Bytes}), world)
 	}
 	if len(versions) < 2 {
 		return 0, nil
 	}
-	slices.SortStableFunc(versions, func(a, b version) int { return cmp.Compare(len(b.ranks), len(a.ranks)) })
 	return seq, versions
+}
+
+// withCaller is versions with one more rank that called c.
+func withCaller(versions []version, c calling, world int32) []version {
+	k := slices.IndexFunc(versions, func(v version) bool { return v.calling == c })
+	if k < 0 {
+		k = len(versions)
+		versions = append(versions, version{calling: c})
+	}
+	versions[k].ranks = append(versions[k].ranks, blamed{node: world})
+	return versions
 }
 
 // inMismatch reports whether the member is in an operation, or was until it was told

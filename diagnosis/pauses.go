@@ -109,8 +109,8 @@ type excuse struct {
 // The rule for soft reasons: none is suspected before three times what the rank
 // takes between two operations on average (MaxSuspectAfter at most), nor before half as
 // long again as a pause that is usual for it; three times as long confirms at the
-// earliest. Idle (no CPU, no I/O) has ConfirmAfter, or as long as it is away for less
-// than twice what those who wait were away for. Computing has Grace, or three times the
+// earliest. Idle (no I/O, and less CPU than it uses as a rule) has ConfirmAfter, or as
+// long as it is away for less than twice what those who wait were away for. Computing has Grace, or three times the
 // longest own time of any rank so far. A mark or I/O has the same once such a
 // pause has completed in this job, and MaxPatience before. An idle rank has
 // MaxPatience while another is under a mark.
@@ -149,7 +149,7 @@ func (d *hangs) excuseOf(rank, ci int32) excuse {
 		x.reason, x.confirm = reasonIO, d.patienceFor(d.pauses.io)
 	case max(r.Starved, r.Throttled) >= starvedShare:
 		x.reason, x.confirm = reasonCPU, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
-	case r.CPU >= idleCPU:
+	case r.CPU >= idleCPU, d.ranks[rank].worksAsUsual(r.CPU):
 		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
 	case d.marked:
 		// It may wait, outside of our sight, for a rank under its mark.

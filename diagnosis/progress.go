@@ -37,6 +37,23 @@ type rankHistory struct {
 	seen bool  // an agent could tell of its process
 	// blind is since when none can any more, 0 while one can.
 	blind int64
+
+	cpu   float32 // share of a core that it uses as a rule, of so many looks
+	looks int16
+	away  bool // others wait for it: what it uses now is not the rule
+}
+
+const (
+	cpuMemory = 256 // looks that the usual share of a core is a mean of
+	cpuKnown  = 64  // looks that make it known
+	leastCPU  = 0.02
+)
+
+// worksAsUsual reports whether a process uses as much CPU as it does as a rule, however
+// little that is: where a GPU does the work, next to none. One in which nothing runs
+// uses less.
+func (h *rankHistory) worksAsUsual(cpu float32) bool {
+	return h.looks >= cpuKnown && cpu >= leastCPU && cpu >= h.cpu/2
 }
 
 // follow notices an agent that comes or goes.
@@ -44,6 +61,10 @@ func (h *rankHistory) follow(r *Rank, now int64) {
 	switch {
 	case r.Proc != ProcUnknown:
 		h.seen, h.blind = true, 0
+		if !h.away && r.Proc == ProcRunning {
+			h.looks = min(h.looks+1, cpuMemory)
+			h.cpu += (r.CPU - h.cpu) / float32(h.looks)
+		}
 	case h.seen && h.blind == 0:
 		h.blind = now
 	}

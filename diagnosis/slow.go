@@ -49,6 +49,9 @@ type slowLinks struct {
 	conns  []connHistory // by index into Evidence.Conns
 	inside []insideHistory
 	slow   []slowConn
+	// between are, by transport, the two nodes that all of its connections are between and
+	// slow, when that is so: which of the two, or what is between them, cannot be told.
+	between map[record.Transport][2]int32
 	// seeWaiting: the transports tell when a receiver waits.
 	seeWaiting bool
 	sampled    int64          // start of the window that flights are of
@@ -66,6 +69,7 @@ type insideHistory struct {
 
 func (d *slowLinks) forget() {
 	d.conns, d.inside, d.slow = d.conns[:0], d.inside[:0], d.slow[:0]
+	clear(d.between)
 }
 
 func (d *slowLinks) find(found []finding) []finding {
@@ -154,9 +158,13 @@ func (d *slowLinks) judge() {
 			slow[t] += len(suspects) - before
 		}
 	}
+	clear(d.between)
 	suspects = slices.DeleteFunc(suspects, func(s slowConn) bool {
 		t := d.ev.Conns[s.conn].Transport
-		return active[t] >= 4 && 5*slow[t] >= 4*active[t] // everyone is slower
+		if 5*slow[t] < 4*active[t] || active[t] < 2 {
+			return false
+		}
+		return !d.betweenTwo(t) && active[t] >= 4 // everyone is slower
 	})
 	if len(suspects) > 0 {
 		d.usuallyStarved = d.medianStarved()
@@ -188,6 +196,34 @@ func (d *slowLinks) judge() {
 	}
 	d.learnDelays()
 	d.learnInside()
+}
+
+// betweenTwo reports whether all connections of a transport are between two nodes.
+func (d *slowLinks) betweenTwo(t record.Transport) bool {
+	if _, ok := d.between[t]; ok {
+		return true
+	}
+	two := [2]int32{-1, -1}
+	for i := range d.ev.Conns {
+		c := &d.ev.Conns[i]
+		if c.Transport != t || c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) {
+			continue
+		}
+		a, b := nodeOf(d.ev, d.end(c, c.Src)), nodeOf(d.ev, d.end(c, c.Dst))
+		x := [2]int32{min(a, b), max(a, b)}
+		if x[0] < 0 || x[0] == x[1] || two[0] >= 0 && x != two {
+			return false
+		}
+		two = x
+	}
+	if two[0] < 0 {
+		return false
+	}
+	if d.between == nil {
+		d.between = map[record.Transport][2]int32{}
+	}
+	d.between[t] = two
+	return true
 }
 
 // observe takes over what the connections' monitors have added since the last
@@ -297,12 +333,16 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 			continue // its monitor blames one of its ends
 		}
 		often := c.Cause == record.CauseNetwork && h.share >= 0.5
-		s := slowConn{conn: k, comm: ci, delay: h.delay, share: h.share, flight: h.flight, peers: n - 1, cost: cost}
+		s := slowConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, delay: h.delay, share: h.share, flight: h.flight, peers: n - 1, cost: cost}
 		slow := false
 		switch {
 		case d.settled(&h.base):
 			s.base = h.base.mean
-			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*norm
+			than := norm
+			if h.share >= 0.5 && d.borneOut(&s.cell, ci, c) {
+				than = 1 // whatever others do: all had come, and it took longer
+			}
+			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*than
 		case n >= 4:
 			s.alone, s.base = true, middle
 			slow = (felt || often) && h.delay >= cfg.DelayPeerRatio*middle && h.delay-middle >= 6*spread
@@ -313,7 +353,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		if !slow {
 			continue
 		}
-		if s.cell = (cell{d.end(c, c.Src), d.end(c, c.Dst)}); s.cell.src >= 0 && s.cell.dst >= 0 {
+		if s.cell.src >= 0 && s.cell.dst >= 0 {
 			suspects = append(suspects, s)
 		}
 	}
@@ -352,13 +392,16 @@ func (d *slowLinks) elevated(conn int32) bool {
 // by the operations: all members had come, the last one too was inside for longer than
 // usual, and neither end is short of CPU.
 func (d *slowLinks) transferGrown(s *slowConn) bool {
-	if s.alone || s.share < 0.5 || d.ev.Conns[s.conn].Cause != record.CauseNetwork {
+	return !s.alone && s.share >= 0.5 && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
+}
+
+// borneOut is transferGrown of a connection between two ranks, but for how often its
+// monitor says so.
+func (d *slowLinks) borneOut(at *cell, ci int32, c *Conn) bool {
+	if c.Cause != record.CauseNetwork || int(ci) >= len(d.drags.grown) || float64(d.drags.grown[ci]) < d.cfg.SlowShare/4 {
 		return false
 	}
-	if int(s.comm) >= len(d.drags.grown) || float64(d.drags.grown[s.comm]) < d.cfg.SlowShare/4 {
-		return false
-	}
-	return !d.crowded(s.cell.src) && !d.crowded(s.cell.dst)
+	return at.src >= 0 && at.dst >= 0 && !d.crowded(at.src) && !d.crowded(at.dst)
 }
 
 // crowded reports whether a rank waits for a CPU, or its whole node does: then what it
@@ -396,115 +439,6 @@ func (d *slowLinks) learnInside() {
 		h := &d.inside[ci]
 		if perOp, _, ok := d.insideOf(int32(ci)); ok && !slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.comm == int32(ci) }) {
 			h.base.learn(perOp)
-		}
-	}
-}
-
-// findings reports slow connections, by what they have in common. Those at
-// a rank that is late itself are left to that finding.
-func (d *slowLinks) findings(found []finding) []finding {
-	var slow, beside, all []cell // told; not told yet; with traffic
-	for _, tell := range [...]bool{true, false} {
-		for i := range d.slow {
-			s := &d.slow[i]
-			late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
-				return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
-			})
-			switch {
-			case late || tell != (s.level > 0) || slices.Contains(slow, s.cell):
-			case tell:
-				slow = append(slow, s.cell)
-			case s.clean == 0:
-				beside = append(beside, s.cell)
-			}
-		}
-	}
-	if len(slow) == 0 {
-		return found
-	}
-	transports := map[record.Transport]bool{}
-	for i := range d.slow {
-		if s := &d.slow[i]; slices.Contains(slow, s.cell) {
-			transports[d.ev.Conns[s.conn].Transport] = true
-		}
-	}
-	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
-		at := map[cell]bool{}
-		for i := range d.ev.Conns {
-			c := &d.ev.Conns[i]
-			if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
-				continue
-			}
-			x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
-			if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
-				beside = append(beside, x)
-			}
-			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
-				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
-			}) {
-				at[x] = true
-				all = append(all, x)
-			}
-		}
-	}
-	for _, pat := range patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) }) {
-		f := finding{}
-		f.Class, f.Since = CommunicationSlow, never
-		for _, k := range pat.culprits {
-			k.Reason = reasonNetwork
-			if k.Kind == CulpritNode {
-				k.Node, k.Rank = d.ev.Nodes[k.Rank].Name, -1
-			} else {
-				k.Node = d.nodeName(k.Rank)
-			}
-			f.blame(k)
-		}
-		var worst *slowConn
-		affected := map[int32]bool{}
-		for i := range d.slow {
-			s := &d.slow[i]
-			if s.level == 0 || !slices.Contains(pat.cells, s.cell) {
-				continue
-			}
-			f.Level, f.Since = max(f.Level, s.level), min(f.Since, s.since)
-			affected[s.comm] = true
-			if worst == nil || s.delay/s.base > worst.delay/worst.base {
-				worst = s
-			}
-		}
-		for ci := range affected {
-			f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
-		}
-		if worst == nil {
-			continue
-		}
-		f.ordered = len(pat.culprits) == 1
-		c := &d.ev.Comms[worst.comm]
-		f.setComm(c)
-		f.lastOf(c)
-		d.whyDelayed(&f, &pat, worst)
-		found = append(found, f)
-	}
-	return found
-}
-
-func (v *view) sameNode(a, b cell) bool {
-	ev := v.ev
-	for _, x := range []int32{a.src, a.dst} {
-		for _, y := range []int32{b.src, b.dst} {
-			if n := nodeOf(ev, x); n >= 0 && n == nodeOf(ev, y) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// lastOf names a communicator's latest collective: the one worth a trace.
-func (f *finding) lastOf(c *Comm) {
-	for i := range c.Members {
-		if m := &c.Members[i]; m.Finished > f.Seq {
-			f.Seq, f.Coll = m.Finished, m.Coll
 		}
 	}
 }

@@ -188,9 +188,6 @@ func (s *streak) again(w *window, alone, certain bool) {
 // normal counts a window that was not slow and reports whether it is over.
 func (s *streak) normal(w *window) bool {
 	s.clean++
-	if s.level == 0 || s.clean >= w.cfg.RecoverWindows {
-		return true
-	}
 	s.slow = max(0, s.slow-1)
-	return false
+	return s.level == 0 && (s.slow == 0 || s.clean > 1) || s.clean >= w.cfg.RecoverWindows
 }

@@ -22,6 +22,8 @@ type repository struct {
 	names    map[string]bool     // "pkg.Name" of everything declared, fields and methods too
 	tests    []string            // functions of tests
 	env      map[string]string   // names in the environment, and a file that has each
+	uses     map[string][]string // files that name "pkg.Name", by that; tests not among them
+	values   map[string][]string // the constants of a type "pkg.Type"
 }
 
 var (
@@ -31,7 +33,7 @@ var (
 
 func load(t *testing.T) *repository {
 	t.Helper()
-	r := &repository{packages: map[string][]string{}, names: map[string]bool{}, env: map[string]string{}}
+	r := &repository{packages: map[string][]string{}, names: map[string]bool{}, env: map[string]string{}, uses: map[string][]string{}, values: map[string][]string{}}
 	root := os.DirFS("..")
 	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -74,8 +76,19 @@ func (r *repository) read(path string, text []byte) error {
 		}
 	}
 	pkg := strings.TrimSuffix(file.Name.Name, "_test")
+	for _, d := range file.Decls {
+		if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.CONST && !test {
+			r.enumerate(pkg, g)
+		}
+	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && !test {
+				if q := x.Name + "." + n.Sel.Name; !slices.Contains(r.uses[q], path) {
+					r.uses[q] = append(r.uses[q], path)
+				}
+			}
 		case *ast.FuncDecl:
 			r.names[pkg+"."+n.Name.Name] = true
 			if test {
@@ -95,6 +108,22 @@ func (r *repository) read(path string, text []byte) error {
 		return true
 	})
 	return nil
+}
+
+// enumerate notes the exported constants that a block counts up by iota.
+func (r *repository) enumerate(pkg string, g *ast.GenDecl) {
+	of := ""
+	for _, s := range g.Specs {
+		v := s.(*ast.ValueSpec)
+		if id, ok := v.Type.(*ast.Ident); ok {
+			of = pkg + "." + id.Name
+		} else if len(v.Values) > 0 {
+			of = ""
+		}
+		if of != "" && ast.IsExported(v.Names[0].Name) {
+			r.values[of] = append(r.values[of], v.Names[0].Name)
+		}
+	}
 }
 
 // TestMap: the map names every package.
@@ -183,6 +212,84 @@ func TestQuotes(t *testing.T) {
 					t.Errorf("%s quotes %s, and there is no such target", path, q)
 				}
 			}
+		}
+	}
+}
+
+// TestWhereToBegin: who adds a kind of something finds every place that tells kinds apart
+// in CONTRIBUTING.md. A switch over collectives in a file that its list lacks fails here.
+func TestWhereToBegin(t *testing.T) {
+	text, err := os.ReadFile("../CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := load(t)
+	step := regexp.MustCompile(`(?m)^[1-9]\. `) // of a section's list: a place to edit
+	for _, c := range []struct {
+		section, of string
+		not         []string // values that are no such thing, or stand for all
+		others      []string // who names kinds and needs no row for a new one
+	}{
+		{
+			"A collective", "record.CollKind", []string{"CollNone", "Send", "Recv", "Group"},
+			[]string{
+				"ccl/internal/algo/model.go",         // a cost, with the builder that it is of
+				"ccl/internal/proxy/messages.go",     // AlltoAll within the node
+				"collector/source/ebpf/functions.go", // what NCCL's functions are
+			},
+		},
+		{
+			"A transport", "record.Transport", []string{"TransportNone"},
+			[]string{
+				"ccl/internal/engine/engine.go", // shared memory wants smaller blocks
+				// What queue pairs alone have.
+				"cmd/lockstep/internal/inspect/windows.go", "collector/agent/ranks.go", "collector/agent/report.go", "diagnosis/conn.go", "diagnosis/nic.go",
+				// Links that exist
+				"ccl/internal/transport/rdmalink.go", "ccl/internal/transport/shm.go", "ccl/internal/transport/tcp_send.go",
+			},
+		},
+		{
+			"A verdict class", "diagnosis.Class", []string{"Healthy"},
+			[]string{
+				"diagnosis/incidents.go",  // a hang that a slow link explains
+				"exporters/web/status.go", // connections that are red
+				"cmd/lockstep/internal/demo/faults.go",
+			},
+		},
+	} {
+		_, section, found := strings.Cut(string(text), "\n### "+c.section+"\n")
+		section, _, _ = strings.Cut(section, "\n### ")
+		if !found || len(r.values[c.of]) < 4 {
+			t.Fatalf("CONTRIBUTING.md has no section %q, or %s has no values: %v", c.section, c.of, r.values[c.of])
+		}
+		pkg, _, _ := strings.Cut(c.of, ".")
+		for _, name := range r.values[c.of] {
+			if slices.Contains(c.not, name) {
+				continue
+			}
+			for _, path := range append(r.uses[pkg+"."+name], r.uses["names.Class"+name]...) {
+				simulated := strings.HasPrefix(path, "bench/") || strings.HasPrefix(path, "diagnosis/jobsim/") || strings.HasPrefix(path, "diagnosis/diagnosistest/")
+				if !simulated && !slices.Contains(c.others, path) && !strings.Contains(section, "`"+path+"`") {
+					t.Errorf("%s names %s.%s, and CONTRIBUTING.md does not lead there (### %s)", path, pkg, name, c.section)
+				}
+			}
+		}
+		if n := len(step.FindAllString(section, -1)); n == 0 || n > 6 {
+			t.Errorf("CONTRIBUTING.md: ### %s has %d places, want 1 to 6", c.section, n)
+		}
+	}
+	// Every actuator is chosen where the section on actuators says.
+	_, section, _ := strings.Cut(string(text), "\n### An actuator\n")
+	for _, path := range r.uses["remediation.Action"] {
+		pkg := filepath.Base(filepath.Dir(path))
+		if !strings.HasPrefix(path, "remediation/") || len(r.uses[pkg+".Actuator"])+len(r.uses[pkg+".Config"]) == 0 {
+			continue
+		}
+		chosen := slices.ContainsFunc(append(r.uses[pkg+".Actuator"], r.uses[pkg+".Config"]...), func(p string) bool {
+			return strings.Contains(section, "`"+filepath.Dir(p)+"`")
+		})
+		if !chosen {
+			t.Errorf("%s is no actuator that one of the packages of CONTRIBUTING.md (### An actuator) chooses", filepath.Dir(path))
 		}
 	}
 }

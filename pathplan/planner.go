@@ -409,6 +409,9 @@ func (p *Planner) Assignments(id ConnID) []Assignment {
 	return out
 }
 
+// Jobs is how many jobs have a lease.
+func (p *Planner) Jobs() int { return len(p.jobs) }
+
 // Links returns all links, in the topology's order.
 func (p *Planner) Links() []LinkView {
 	out := make([]LinkView, len(p.links))

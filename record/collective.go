@@ -89,12 +89,21 @@ func (k CollKind) Reduces() bool { return k.Traits().Reduces }
 // Synchronizes reports whether no member leaves before all have entered.
 func (k CollKind) Synchronizes() bool { return k.Traits().Synchronizes }
 
-// HasData reports whether k moves elements: a barrier has none.
-func (k CollKind) HasData() bool { return k != Barrier }
+// HasData reports whether k moves elements: a barrier has none. An unknown kind counts as
+// one that does.
+func (k CollKind) HasData() bool {
+	t := k.Traits()
+	return t.Send != ShareNone || t.Recv != ShareNone || !k.Known()
+}
 
 // Varies reports whether counts differ by pair of ranks, so that ranks agree on a
 // message's count and not on the call's.
-func (t *Traits) Varies() bool { return t.Send == ShareVaries || t.PointToPoint }
+func (t *Traits) Varies() bool {
+	return t.Send == ShareVaries || t.Recv == ShareVaries || t.PointToPoint
+}
+
+// Parted reports whether a buffer has a part for each rank.
+func (t *Traits) Parted() bool { return t.Send == ShareAll || t.Recv == ShareAll }
 
 // Shares is how many parts of count elements the larger buffer has: what a call's
 // payload counts.

@@ -1,10 +1,8 @@
 package record
 
 import (
-	"cmp"
 	"math"
 	"math/bits"
-	"slices"
 	"sync/atomic"
 	"unsafe"
 )
@@ -65,30 +63,6 @@ type stampComm struct {
 
 type stampSums struct{ ops, bytes, own, wait, transfer, maxOwn uint64 }
 
-// stampRing follows one ring of slots.
-type stampRing struct {
-	slots []diskStamp // its length is a power of two
-	next  uint64      // sequence to hand over next
-	top   uint64      // newest that has begun
-	after uint64      // GPU time that all from next on begin after
-}
-
-// rawStamp is a slot's content, of one moment.
-type rawStamp struct {
-	seq                 uint64
-	desc                uint16
-	start, arrived, end uint64
-}
-
-type slotState int
-
-const (
-	slotNone    slotState = iota // not begun, or overwritten
-	slotBegun                    // begun, its start is not known
-	slotRunning                  // its start is known
-	slotEnded
-)
-
 // commRings fills in the rings of an entry, as far as they lie in the table.
 func (r *Reader) commRings(e *CommEntry, d *diskComm) {
 	in := func(first uint32, count uint16) bool {
@@ -132,97 +106,6 @@ func (r *Reader) stampComm(i uint16, gen uint64, e *CommEntry) *stampComm {
 	return c
 }
 
-func (g *stampRing) slot(seq uint64) *diskStamp { return &g.slots[seq&uint64(len(g.slots)-1)] }
-
-// advance finds the newest operation that has begun.
-func (g *stampRing) advance() {
-	for range g.slots {
-		switch seq := atomic.LoadUint64(&g.slot(g.top+1).id) >> 16; {
-		case seq == g.top+1:
-			g.top = seq
-			continue
-		case seq > g.top+1 && (seq^(g.top+1))&uint64(len(g.slots)-1) == 0:
-			// A lap behind, or more: any slot may have the newest.
-			for i := range g.slots {
-				seq := atomic.LoadUint64(&g.slots[i].id) >> 16
-				if seq&uint64(len(g.slots)-1) == uint64(i) {
-					g.top = max(g.top, seq)
-				}
-			}
-		}
-		return
-	}
-}
-
-// look reads one operation's slot. A start before the given time is one
-// that the slot still has from its former operation.
-func (g *stampRing) look(seq, after uint64) (rawStamp, slotState) {
-	d := g.slot(seq)
-	var s rawStamp
-	for try := 0; ; try++ {
-		id := atomic.LoadUint64(&d.id)
-		s = rawStamp{seq: id >> 16, desc: uint16(id), start: atomic.LoadUint64(&d.start), arrived: atomic.LoadUint64(&d.arrived), end: atomic.LoadUint64(&d.end)}
-		if s.seq != seq {
-			return s, slotNone
-		}
-		if atomic.LoadUint64(&d.id) == id && atomic.LoadUint64(&d.start) == s.start &&
-			atomic.LoadUint64(&d.arrived) == s.arrived && atomic.LoadUint64(&d.end) == s.end {
-			break
-		}
-		if try == 3 { // it changes under every look: the next pass will see
-			return s, slotBegun
-		}
-	}
-	switch {
-	case s.start == 0 || s.start < after:
-		return s, slotBegun
-	case s.end < s.start:
-		return s, slotRunning
-	}
-	return s, slotEnded
-}
-
-// candidate returns the operation to hand over next, and how many were lost before it.
-func (g *stampRing) candidate() (s rawStamp, st slotState, lost uint64) {
-	if len(g.slots) == 0 {
-		return s, slotNone, 0
-	}
-	n := uint64(len(g.slots))
-	for range 3 {
-		if g.top >= n && g.next <= g.top-n { // lapped
-			lost += g.top - n + 1 - g.next
-			g.next = g.top - n + 1
-		}
-		if g.next > g.top {
-			return s, slotNone, lost
-		}
-		if s, st = g.look(g.next, g.after); st == slotEnded {
-			return s, st, lost
-		}
-		if st == slotNone { // overwritten since top was found
-			g.advance()
-			if g.top >= n && g.next <= g.top-n {
-				continue
-			}
-			return s, slotNone, lost // hostile: a sequence went back
-		}
-		if g.next == g.top {
-			return s, st, lost
-		}
-		// Younger ones have begun. When the next has ended, and this one still
-		// has not, nobody will ever tell its end.
-		if _, later := g.look(g.next+1, g.after); later != slotEnded {
-			return s, st, lost
-		}
-		if s, st = g.look(g.next, g.after); st == slotEnded {
-			return s, st, lost
-		}
-		lost++
-		g.next++
-	}
-	return s, slotNone, lost
-}
-
 // advance looks which operations have begun. Copies are looked at first: a
 // kernel beyond kernelsAtCopy began after the newest copy had begun.
 func (c *stampComm) advance() {
@@ -259,31 +142,6 @@ func (c *stampComm) newest() (n newest) {
 		n.raw, n.state = k, ks
 	}
 	return n
-}
-
-// last looks at the ring's newest operation, and moves end to the end of its last.
-func (g *stampRing) last(end *uint64) (rawStamp, slotState) {
-	if g.top == 0 {
-		return rawStamp{}, slotNone
-	}
-	after := uint64(0)
-	if g.next == g.top {
-		after = g.after
-	}
-	if before, st := g.look(g.top-1, 0); st != slotNone && len(g.slots) > 1 && g.top > 1 {
-		after = max(after, before.start)
-		if st == slotEnded {
-			*end = max(*end, before.end)
-		}
-	}
-	s, st := g.look(g.top, after)
-	switch st {
-	case slotNone: // overwritten since top was found: something has begun
-		return rawStamp{seq: g.top}, slotBegun
-	case slotEnded:
-		*end = max(*end, s.end)
-	}
-	return s, st
 }
 
 // stampStatus adds to the words of a communicator, which are of its operations
@@ -494,78 +352,6 @@ func (c *stampComm) add(s *rawStamp, out *Stamp) {
 	sum.transfer += uint64(out.End - out.Start - out.Wait)
 }
 
-// ownTime works out what a process did outside of operations: what lies before each
-// of them, and after the former one on its device, of whichever communicator.
-// Communicators are read one after the other, so an operation counts only when
-// all that ended before it must have been read.
-type ownTime struct {
-	spans []ownSpan
-	ends  map[uint16]*ownEnds // by device
-}
-
-type ownSpan struct {
-	comm       *stampComm
-	start, end uint64 // GPU time
-}
-
-type ownEnds struct {
-	last  uint64 // of what has been counted
-	known uint64 // all that ended until then have been read
-	next  uint64 // known, after another look
-}
-
-// maxSpans bounds what waits to be counted.
-const maxSpans = 1 << 14
-
-func (o *ownTime) add(c *stampComm, s *rawStamp) {
-	if o.ends == nil {
-		o.ends = map[uint16]*ownEnds{}
-	}
-	if c.ends == nil {
-		if c.ends = o.ends[c.device]; c.ends == nil {
-			c.ends = &ownEnds{}
-			o.ends[c.device] = c.ends
-		}
-	}
-	c.ends.next = max(c.ends.next, s.end)
-	if o.spans = append(o.spans, ownSpan{c, s.start, s.end}); len(o.spans) == maxSpans {
-		o.look()
-		o.settle()
-	}
-}
-
-// look begins another look; false when there is nothing to count.
-func (o *ownTime) look() bool {
-	for _, e := range o.ends {
-		e.known = e.next
-	}
-	return len(o.spans) > 0
-}
-
-// settle counts what can be counted.
-func (o *ownTime) settle() {
-	if len(o.spans) == 0 {
-		return
-	}
-	slices.SortFunc(o.spans, func(a, b ownSpan) int { return cmp.Compare(a.start, b.start) })
-	left := o.spans[:0]
-	for _, s := range o.spans {
-		e := s.comm.ends
-		if s.end > e.known {
-			left = append(left, s)
-			continue
-		}
-		if e.last != 0 && s.start > e.last {
-			sum, own := &s.comm.sums, s.start-e.last
-			sum.own += own
-			sum.maxOwn = max(sum.maxOwn, own)
-		}
-		e.last = max(e.last, s.end)
-	}
-	clear(o.spans[len(left):])
-	o.spans = left
-}
-
 // StampCount accounts for the stamped operations that had begun at the last
 // look: those that Stamps has returned as ended, those that were overwritten
 // unread or whose end was never told, and those it may still return. With those
@@ -577,10 +363,6 @@ func (r *Reader) StampCount() (read, lost, pending uint64) {
 		}
 	}
 	return r.stamps.read, r.stamps.lost, pending
-}
-
-func (g *stampRing) pending() uint64 {
-	return g.top + 1 - min(g.next, g.top+1)
 }
 
 // seekStamps passes over what was overwritten before this reader came.
@@ -611,80 +393,3 @@ func (r *Reader) desc(i uint16) Desc {
 		Flags: d.flags, SMs: d.sms, Root: max(d.root, -1), Stream: d.stream, Bytes: d.bytes,
 	}
 }
-
-// DeviceStatus is one GPU's entry, and its clock.
-type DeviceStatus struct {
-	DeviceEntry
-	Anchor DeviceAnchor // the latest
-	Err    int64        // bound on the error of a stamp that is made now, ns
-}
-
-// Devices appends the status of every GPU to dst, by index.
-func (r *Reader) Devices(dst []DeviceStatus) []DeviceStatus {
-	r.guard(func() {
-		for i := range min(atomic.LoadUint64(&r.hdr.deviceUsed), uint64(r.geo.devices)) {
-			d := (*diskDevice)(unsafe.Pointer(&r.mem[r.geo.deviceAt()+i*DeviceEntrySize]))
-			a := r.clock(uint16(i)).anchors[0]
-			dst = append(dst, DeviceStatus{
-				DeviceEntry: DeviceEntry{UUID: d.uuid, Ordinal: d.ordinal, Name: getName(&d.name)},
-				Anchor:      a, Err: a.Err + drift(Now()-a.Mono),
-			})
-		}
-	})
-	return dst
-}
-
-// deviceClock maps a GPU's time to the host's by the device's last two anchors.
-type deviceClock struct {
-	anchors [2]DeviceAnchor // the last, and the one before
-	n       int
-}
-
-func (r *Reader) clock(device uint16) (c deviceClock) {
-	if uint64(device) >= min(atomic.LoadUint64(&r.hdr.deviceUsed), uint64(r.geo.devices)) {
-		return c
-	}
-	return (*diskDevice)(unsafe.Pointer(&r.mem[r.geo.deviceAt()+uint64(device)*DeviceEntrySize])).clock()
-}
-
-func (d *diskDevice) clock() (c deviceClock) {
-	for range 3 { // anchors are written seconds apart
-		count := atomic.LoadUint64(&d.anchorCount)
-		c.n = int(min(count, 2))
-		for i := range c.n {
-			a := &d.anchors[(count-uint64(i))&3]
-			c.anchors[i] = DeviceAnchor{GPU: atomic.LoadInt64(&a.gpu), Mono: atomic.LoadInt64(&a.mono), Err: max(atomic.LoadInt64(&a.err), 0)}
-		}
-		if atomic.LoadUint64(&d.anchorCount)-count < 2 { // none of the two has been written anew
-			break
-		}
-	}
-	return c
-}
-
-// mono maps a GPU time, and bounds the error. Each anchor by itself bounds it
-// from both sides, as DriftPPB is what two clocks may run apart; the line
-// through both anchors says where within those bounds to look.
-func (c deviceClock) mono(gpu uint64) (t, err int64) {
-	a, b := &c.anchors[0], &c.anchors[1]
-	since := int64(gpu) - a.GPU
-	t = a.Mono + since
-	if c.n < 2 {
-		return t, a.Err + drift(since)
-	}
-	if d := a.GPU - b.GPU; d != 0 {
-		rate := (float64(a.Mono-b.Mono) - float64(d)) / float64(d)
-		t += int64(float64(since) * min(max(rate, -DriftPPB*1e-9), DriftPPB*1e-9))
-	}
-	at, bt := a.Mono+since, b.Mono+int64(gpu)-b.GPU
-	ae, be := a.Err+drift(since), b.Err+drift(int64(gpu)-b.GPU)
-	lo, hi := max(at-ae, bt-be), min(at+ae, bt+be)
-	if lo > hi { // the host's clock was slewed: the last anchor counts
-		return at, max(ae+lo-hi, 0)
-	}
-	t = min(max(t, lo), hi)
-	return t, max(hi-t, t-lo)
-}
-
-// drift is how far two clocks may run apart in so many ns.
-func drift(ns int64) int64 { return int64(math.Abs(float64(ns)) * (DriftPPB * 1e-9)) }

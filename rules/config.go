@@ -49,6 +49,9 @@ type Config struct {
 	NICRetransmissions float64 `yaml:"nic_retransmissions"`
 	NICCongestion      float64 `yaml:"nic_congestion"`
 
+	// FabricUneven is how much fuller than its leaf's mean the fullest link may be planned.
+	FabricUneven float64 `yaml:"fabric_uneven"`
+
 	// RecorderLossRatio and TraceDropRatio are the shares of records and spans
 	// lost that an operator should know of.
 	RecorderLossRatio float64 `yaml:"recorder_loss_ratio"`
@@ -106,6 +109,7 @@ func DefaultConfig() Config {
 		NICFlaps:           3,
 		NICRetransmissions: 10,
 		NICCongestion:      1000,
+		FabricUneven:       1.25,
 		RecorderLossRatio:  0.001,
 		TraceDropRatio:     0.01,
 		ClockError:         time.Millisecond,
@@ -174,6 +178,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("nic_flaps: %d: want 1 or more", c.NICFlaps)
 	case !(c.NICRetransmissions >= 0 && c.NICCongestion >= 0):
 		return errors.New("nic_retransmissions, nic_congestion: want 0 or more")
+	case !(c.FabricUneven > 1):
+		return errors.New("fabric_uneven: want more than 1")
 	case !(c.Fallback.SlowRatio > 1):
 		return fmt.Errorf("fallback.slow_ratio: %v: want more than 1", c.Fallback.SlowRatio)
 	}

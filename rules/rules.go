@@ -52,6 +52,7 @@ func groups(c Config) []group {
 		{"lockstep.nics", c.Interval, nil, ofNodes(nics(c))},
 		{"lockstep.pipeline", c.Interval, nil, pipeline(c)},
 		{"lockstep.remediation", c.Interval, nil, remediation(c)},
+		{"lockstep.fabric", c.Interval, nil, fabric(c)},
 	}
 }
 
@@ -156,6 +157,7 @@ var dashboardVars = map[string]string{
 	names.DashboardNode:         `?var-node={{ $labels.instance | urlquery }}`,
 	names.DashboardGPU:          `?var-node={{ $labels.instance | urlquery }}`,
 	names.DashboardPipeline:     ``,
+	names.DashboardFabric:       ``,
 }
 
 // dur writes a duration as Prometheus reads it.

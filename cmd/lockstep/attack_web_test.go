@@ -1,13 +1,17 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -117,5 +121,72 @@ func TestMetricsBehindTLSAndAPassword(t *testing.T) {
 	}
 	if list, _ := filepath.Glob(w.path("*", "r.db")); len(list) != 2 {
 		t.Errorf("journals %v", list)
+	}
+}
+
+// TestDemoIsClosed: who has neither password nor certificate learns nothing of a demo that runs
+// with its default flags; who reads what it prints gets in.
+func TestDemoIsClosed(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(context.Background(), 4*bound)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "lockstep", "demo", "--no-alerts", "--fault", "none", "--dir", dir)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cancel(); _ = cmd.Wait() }() // interrupted
+	var links, hint []string
+	for lines := bufio.NewScanner(out); hint == nil && lines.Scan(); {
+		for _, w := range strings.Fields(lines.Text()) {
+			if u, err := url.Parse(w); err == nil && u.Port() != "" && u.User == nil {
+				links = append(links, w)
+			}
+		}
+		if w := strings.Fields(lines.Text()); len(w) > 1 && w[0] == "lockstep" && w[1] == "top" {
+			hint = w
+		}
+	}
+	if len(links) < 5 || hint == nil {
+		t.Fatalf("the demo prints the links %v and the hint %v", links, hint)
+	}
+	stranger := &http.Client{Timeout: bound, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	for _, link := range links {
+		if !strings.HasPrefix(link, "https:") {
+			t.Errorf("%s is plain text", link)
+		}
+		for _, u := range []string{link, strings.Replace(link, "https:", "http:", 1)} {
+			resp, err := stranger.Get(u)
+			if err != nil {
+				continue // a certificate is asked for
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusUnauthorized && resp.StatusCode != http.StatusBadRequest {
+				t.Errorf("%s tells anybody: %s", u, resp.Status)
+			}
+		}
+	}
+	if text, err := exec.CommandContext(ctx, hint[0], append(hint[1:], "--once")...).CombinedOutput(); err != nil || !strings.Contains(string(text), "demo") {
+		t.Errorf("%s: %v: %s", strings.Join(hint, " "), err, text)
+	}
+	secrets := 0
+	for _, pattern := range []string{"web/*", "token", "operator-token", "pki/*.key"} {
+		list, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range list {
+			secrets++
+			if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+				t.Errorf("%s: %v, %v", file, info.Mode(), err)
+			}
+		}
+	}
+	if secrets < 8 {
+		t.Errorf("%d secrets were found", secrets)
 	}
 }

@@ -18,7 +18,7 @@ const (
 	// maxTouched is how many of a communicator's last abnormal windows are remembered.
 	maxTouched = 16
 	// maxLinks likewise of changes of paths.
-	maxLinks = 8
+	maxLinks = 32
 )
 
 // rank folds one process's records.
@@ -150,77 +150,81 @@ func (a *Agent) fold(p *source.Process, recs []record.Record) {
 			}
 			continue
 		}
-		c = c.hostSide()
-		switch rec.Kind {
-		case record.KindEnqueue:
-			if p.Source.CallsOnly() {
-				// Nobody will tell when it began to run or ended.
-			} else if o := a.op(c, rec.Seq); o != nil {
-				o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
-				o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
-				o.launched = rec.Mono + rec.Dur
-			}
-			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono})
-		case record.KindStart:
-			if o := a.op(c, rec.Seq); o != nil {
-				o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
-				o.replay = rec.Flags&record.FlagReplay != 0
-				if rec.Clock == record.ClockGPU {
-					o.gpuStart = rec.Stamp
-				}
-			}
-		case record.KindPhase:
-			if o := a.op(c, rec.Seq); o != nil {
-				switch record.PhaseCode(rec.Code) {
-				case record.PhaseWait:
-					o.wait += max(rec.Dur, 0)
-					o.waitedFor = rec.Peer + 1
-				case record.PhaseTransfer:
-					o.transfer += max(rec.Dur, 0)
-				}
-			}
-		case record.KindEnd:
-			o := a.op(c, rec.Seq)
-			if o == nil {
-				r.job.unknown++
-				continue
-			}
-			o.ended, o.coll, o.result = hostTime(rec), rec.Coll, record.Result(rec.Code)
-			if rec.Algo != record.AlgoNone {
-				o.algo, o.proto = rec.Algo, rec.Proto
-			}
-			switch {
-			case rec.Flags&record.FlagUnseen != 0:
-				o.started = 0 // how long it took nobody knows
-			case o.started == 0:
-				r.job.unknown++
-			case rec.Clock == record.ClockGPU && o.gpuStart != 0:
-				c.clock.times(o, rec, p.Source == record.SourceNCCLPlugin && p.SourceVersion >= 5)
-			}
-			a.finish(r, c, o)
-		case record.KindWhole:
-			r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono - rec.Dur})
-			o := a.op(c, rec.Seq)
-			if o == nil {
-				r.job.unknown++
-				continue
-			}
-			o.started, o.ended, o.wait, o.transfer = rec.Mono-rec.Dur, rec.Mono, rec.Wait, rec.Dur-rec.Wait
-			if o.enqueued == 0 {
-				o.enqueued = o.started
-			}
-			o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
-			o.root, o.bytes, o.stream, o.channels, o.waitedFor = rec.Root, rec.Bytes, rec.Stream, 1, rec.Peer+1
-			o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
-			if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
-				o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
-			}
-			a.finish(r, c, o)
-		case record.KindWindow:
-			r.window(c, rec)
-		case record.KindLink:
-			r.link(c, rec)
+		a.foldRecord(p, r, c.hostSide(), rec)
+	}
+}
+
+// foldRecord takes in one record of a communicator.
+func (a *Agent) foldRecord(p *source.Process, r *rank, c *comm, rec *record.Record) {
+	switch rec.Kind {
+	case record.KindEnqueue:
+		if p.Source.CallsOnly() {
+			// Nobody will tell when it began to run or ended.
+		} else if o := a.op(c, rec.Seq); o != nil {
+			o.enqueued, o.coll, o.dtype, o.redop = rec.Mono, rec.Coll, rec.DType, rec.Op
+			o.root, o.bytes, o.stream, o.inPlace = rec.Root, rec.Bytes, rec.Stream, rec.Flags&record.FlagInPlace != 0
+			o.launched = rec.Mono + rec.Dur
 		}
+		r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono})
+	case record.KindStart:
+		if o := a.op(c, rec.Seq); o != nil {
+			o.started, o.coll, o.algo, o.proto, o.channels = hostTime(rec), rec.Coll, rec.Algo, rec.Proto, rec.Chan
+			o.replay = rec.Flags&record.FlagReplay != 0
+			if rec.Clock == record.ClockGPU {
+				o.gpuStart = rec.Stamp
+			}
+		}
+	case record.KindPhase:
+		if o := a.op(c, rec.Seq); o != nil {
+			switch record.PhaseCode(rec.Code) {
+			case record.PhaseWait:
+				o.wait += max(rec.Dur, 0)
+				o.waitedFor = rec.Peer + 1
+			case record.PhaseTransfer:
+				o.transfer += max(rec.Dur, 0)
+			}
+		}
+	case record.KindEnd:
+		o := a.op(c, rec.Seq)
+		if o == nil {
+			r.job.unknown++
+			return
+		}
+		o.ended, o.coll, o.result = hostTime(rec), rec.Coll, record.Result(rec.Code)
+		if rec.Algo != record.AlgoNone {
+			o.algo, o.proto = rec.Algo, rec.Proto
+		}
+		switch {
+		case rec.Flags&record.FlagUnseen != 0:
+			o.started = 0 // how long it took nobody knows
+		case o.started == 0:
+			r.job.unknown++
+		case rec.Clock == record.ClockGPU && o.gpuStart != 0:
+			c.clock.times(o, rec, p.Source == record.SourceNCCLPlugin && p.SourceVersion >= 5)
+		}
+		a.finish(r, c, o)
+	case record.KindWhole:
+		r.called(c, diagnosis.Call{Seq: rec.Seq, Coll: rec.Coll, Peer: rec.Root, Bytes: rec.Bytes, At: rec.Mono - rec.Dur})
+		o := a.op(c, rec.Seq)
+		if o == nil {
+			r.job.unknown++
+			return
+		}
+		o.started, o.ended, o.wait, o.transfer = rec.Mono-rec.Dur, rec.Mono, rec.Wait, rec.Dur-rec.Wait
+		if o.enqueued == 0 {
+			o.enqueued = o.started
+		}
+		o.coll, o.dtype, o.redop, o.algo, o.proto = rec.Coll, rec.DType, rec.Op, rec.Algo, rec.Proto
+		o.root, o.bytes, o.stream, o.channels, o.waitedFor = rec.Root, rec.Bytes, rec.Stream, 1, rec.Peer+1
+		o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
+		if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
+			o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
+		}
+		a.finish(r, c, o)
+	case record.KindWindow:
+		r.window(c, rec)
+	case record.KindLink:
+		r.link(c, rec)
 	}
 }
 
@@ -363,30 +367,49 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 		out.SeenAt = record.Now()
 	}
 	if o.started != 0 {
-		for i := max(0, c.ntouched-maxTouched); i < c.ntouched && out.NWindows < collector.MaxWindows; i++ {
-			if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
-				out.Windows[out.NWindows] = *w
-				out.NWindows++
-			}
-		}
-		for i := max(0, c.nlinks-maxLinks); i < c.nlinks && out.NLinks < collector.MaxLinks; i++ {
-			// What happened between two collectives is the next one's.
-			if l := &c.links[i%maxLinks]; o.ended == 0 || l.At <= o.ended && (l.At >= o.started || i >= c.linksTold) {
-				out.Links[out.NLinks] = *l
-				out.NLinks++
-				if o.ended != 0 {
-					c.linksTold = max(c.linksTold, i+1)
-				}
-			}
-		}
+		c.touching(o, out)
 	}
 	return out
+}
+
+// touching fills in what happened to connections while o ran: what finds no room is counted.
+func (c *comm) touching(o *op, out *collector.Collective) {
+	for i := max(0, c.ntouched-maxTouched); i < c.ntouched; i++ {
+		if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
+			if out.NWindows == collector.MaxWindows {
+				out.LeftOut++
+				continue
+			}
+			out.Windows[out.NWindows] = *w
+			out.NWindows++
+		}
+	}
+	kept := max(0, c.nlinks-maxLinks)
+	if out.LeftOut += max(0, kept-c.linksTold); o.ended != 0 {
+		c.linksTold = max(c.linksTold, kept)
+	}
+	for i := kept; i < c.nlinks; i++ {
+		// What happened between two collectives is the next one's.
+		l := &c.links[i%maxLinks]
+		if o.ended != 0 && (l.At > o.ended || l.At < o.started && i < c.linksTold) {
+			continue
+		}
+		if o.ended != 0 {
+			c.linksTold = max(c.linksTold, i+1)
+		}
+		if out.NLinks == collector.MaxLinks {
+			out.LeftOut++
+			continue
+		}
+		out.Links[out.NLinks] = *l
+		out.NLinks++
+	}
 }
 
 // meets reports whether o ended in order and kept its members in until the last one had
 // entered, so that its times tell of their clocks.
 func (o *op) meets() bool {
-	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || o.coll == record.Barrier)
+	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || !o.coll.HasData())
 }
 
 // comm returns the communicator at an index of the table, nil when it is not known.
@@ -395,127 +418,4 @@ func (r *rank) comm(i uint16) *comm {
 		return r.comms[i]
 	}
 	return nil
-}
-
-// learn takes in the tables of the process: new communicators, and those whose
-// slot has gone to another one.
-func (a *Agent) learn(r *rank) {
-	for _, c := range r.comms {
-		if c != nil {
-			c.seen = false
-		}
-	}
-	for i := range r.p.Comms {
-		s := &r.p.Comms[i]
-		for int(s.Index) >= len(r.comms) {
-			r.comms = append(r.comms, nil)
-		}
-		c := r.comms[s.Index]
-		if c != nil && c.gen != s.Gen {
-			a.forget(r, c)
-			c = nil
-		}
-		if c == nil {
-			c = &comm{gen: s.Gen, since: s.Since, id: s.ID, name: s.Name, rank: s.Rank, size: s.Size, device: s.Device, peer: -1, stamped: s.Stamps+s.Copies > 0}
-			r.comms[s.Index] = c
-		}
-		c.finished, c.seen = s.Finished, true
-	}
-	for i, c := range r.comms {
-		if c != nil && !c.seen {
-			a.forget(r, c)
-			r.comms[i] = nil
-		}
-	}
-	for i := range r.p.Conns {
-		r.learnConn(&r.p.Conns[i])
-	}
-}
-
-// forget lets go of a communicator; what it counted stays in its job's totals.
-func (a *Agent) forget(r *rank, c *comm) {
-	a.ops -= len(c.ops)
-	r.job.unknown += c.evicted
-	if c.host != nil {
-		a.ops -= len(c.host.ops)
-		r.job.unknown += c.host.evicted
-	}
-	r.job.addFinished(c.name, c.finished)
-}
-
-// learnConn takes in one connection.
-func (r *rank) learnConn(s *record.ConnStatus) {
-	k := r.conn(s.Index)
-	if k.gen != s.Gen {
-		r.job.addGone(k)
-		*k = conn{gen: s.Gen}
-	}
-	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
-	qp := uint64(0)
-	if s.Transport == record.TransportRDMA { // another one's is a socket's
-		qp = s.ID
-	}
-	if w := k.who; w == nil || w.QP != qp || w.PeerQP != s.PeerID || w.Name != s.Name || w.Channel != s.Channel {
-		k.who = &collector.Conn{
-			Transport: s.Transport, Channel: s.Channel, QP: qp, PeerQP: s.PeerID, Name: s.Name,
-			Address: record.AddressText(s.Address), Rail: s.Rail,
-		}
-		k.who.NIC, k.who.Port = s.NIC()
-	}
-}
-
-func (r *rank) mark(rec *record.Record) {
-	code := record.MarkCode(rec.Code)
-	if code == record.MarkNone || int(code) >= len(r.marks) {
-		return
-	}
-	if code == record.MarkStep && rec.Value > r.step {
-		r.step = rec.Value
-		r.job.step = max(r.job.step, r.step)
-	}
-	if rec.Flags&record.FlagBegin != 0 {
-		r.marks[code] = rec.Mono
-	} else {
-		r.marks[code] = 0
-	}
-}
-
-// openMark is the pause that the program announced last and has not ended.
-func (r *rank) openMark() (code record.MarkCode, at int64) {
-	for _, c := range []record.MarkCode{record.MarkCheckpoint, record.MarkEvaluation, record.MarkCompile} {
-		if r.marks[c] > at {
-			code, at = c, r.marks[c]
-		}
-	}
-	// Loading data is no pause, and does not hide one.
-	if load := r.marks[record.MarkDataLoading]; code == record.MarkNone && load > 0 {
-		return record.MarkDataLoading, load
-	}
-	return code, at
-}
-
-func (r *rank) window(c *comm, rec *record.Record) {
-	if int(rec.Conn) >= r.p.ConnSlots {
-		r.job.unknown++
-		return
-	}
-	cause := record.Cause(rec.Code & 7)
-	if cause != record.CauseNone {
-		r.conn(rec.Conn).counts[cause]++
-	} else if rec.Flags&record.FlagAnomaly == 0 {
-		return
-	}
-	c.touched[c.ntouched%maxTouched] = collector.Window{
-		Peer: rec.Peer, Conn: r.conn(rec.Conn).who, Bytes: rec.Bytes, WRs: rec.WRs, Backlog: rec.Back,
-		First: rec.First, Last: rec.Last, Cause: cause,
-	}
-	c.ntouched++
-}
-
-// conn returns a connection, whose index must be in the table.
-func (r *rank) conn(i uint32) *conn {
-	for int(i) >= len(r.conns) {
-		r.conns = append(r.conns, conn{})
-	}
-	return &r.conns[i]
 }

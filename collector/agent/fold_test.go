@@ -414,6 +414,19 @@ func TestFoldLinks(t *testing.T) {
 			t.Errorf("collective %d tells of %d changes, want %d", i+1, c.NLinks, want)
 		}
 	}
+	// More than a collective has room for are counted, once, also those that are forgotten by then.
+	storm := one(0, 5, 5000)
+	for i := range int64(maxLinks + 10) {
+		storm = slices.Insert(storm, 2, link(record.LinkDown, 5090-i))
+	}
+	a.fold(p, storm)
+	a.fold(p, one(0, 6, 6000))
+	if c := s.got[4]; c.NLinks != collector.MaxLinks || c.LeftOut != maxLinks+10-collector.MaxLinks {
+		t.Errorf("of %d changes a collective tells of %d, and that %d are left out", maxLinks+10, c.NLinks, c.LeftOut)
+	}
+	if c := s.got[5]; c.NLinks != 0 || c.LeftOut != 0 {
+		t.Errorf("the next collective tells of %d changes, and that %d are left out", c.NLinks, c.LeftOut)
+	}
 	l := s.got[2].Links[0]
 	if l.State != record.LinkSwitched || l.At != 2500 || l.Peer != 2 || l.Conn == nil || l.Conn.QP != 77 || l.Conn.Name != "a->b" {
 		t.Errorf("%+v of %+v", l, l.Conn)

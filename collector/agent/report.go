@@ -106,10 +106,17 @@ func (j *job) forget() {
 // report appends what has changed of one rank, at most room entries, and
 // returns the room left. Of connections it goes on where the last report was cut short.
 func (r *rank) report(rep *wire.Report, room int) int {
-	p, said := r.p, &r.reported
-	if said.comms == nil {
+	if said := &r.reported; said.comms == nil {
 		said.comms, said.conns = map[uint16]commWords{}, map[uint32]connWords{}
 	}
+	room = r.reportProcess(rep, room)
+	room = r.reportComms(rep, room)
+	return r.reportConns(rep, room)
+}
+
+// reportProcess is report for what is true of the process.
+func (r *rank) reportProcess(rep *wire.Report, room int) int {
+	p, said := r.p, &r.reported
 	mark, markAt := r.openMark()
 	now := rankWords{
 		true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU,
@@ -149,6 +156,12 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		rep.Ranks = append(rep.Ranks, w)
 		room -= 1 + len(calls)
 	}
+	return room
+}
+
+// reportComms is report for the rank's communicators.
+func (r *rank) reportComms(rep *wire.Report, room int) int {
+	p, said := r.p, &r.reported
 	for i := range p.Comms {
 		s := &p.Comms[i]
 		c := r.comm(s.Index)
@@ -187,6 +200,12 @@ func (r *rank) report(rep *wire.Report, room int) int {
 		rep.Members = append(rep.Members, w)
 		room--
 	}
+	return room
+}
+
+// reportConns is report for the rank's connections.
+func (r *rank) reportConns(rep *wire.Report, room int) int {
+	p, said := r.p, &r.reported
 	first := r.firstConn
 	for i := range p.Conns {
 		at := (first + i) % len(p.Conns)

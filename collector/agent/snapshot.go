@@ -69,6 +69,7 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 		out.Lost += r.p.Lost
 		addRefused(&out.RefusedConns, &r.p.Refused)
 		out.TableOverflow += r.p.CommOverflow + r.p.ConnOverflow + r.p.DescOverflow + r.p.StampOverflow
+		out.WithoutHistory += r.p.HistoryOverflow
 		here := !r.p.Dead() && !r.p.Superseded
 		if here && r.p.GPU.Seen {
 			if out.RanksOnGPU == nil {
@@ -90,36 +91,8 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 				out.UnknownResults += c.evicted
 			}
 		}
-		for i := range r.p.Comms {
-			m := &r.p.Comms[i]
-			c := comm(m.Name)
-			c.Finished += m.Finished
-			if !here || m.State == record.CommLeft || m.State == record.CommAborted {
-				continue
-			}
-			c.Members++
-			if m.Open() {
-				c.OpenMembers++
-				c.OldestOpen = max(c.OldestOpen, float64(now-m.StartedAt)/1e9)
-			}
-		}
-		for i := range r.p.Conns {
-			s := &r.p.Conns[i]
-			t := transport(s.Transport)
-			if here {
-				t.Connections++
-				t.Outstanding += s.Outstanding()
-				if s.Link == record.LinkDown {
-					t.Broken++
-				}
-				out.Connections = r.detail(out.Connections, s)
-			}
-		}
-		for i := range r.conns {
-			if k := &r.conns[i]; k.transport != record.TransportNone {
-				k.addTo(&transport(k.transport).ConnTotals)
-			}
-		}
+		r.sumComms(now, here, comm)
+		r.sumConns(&out, here, transport)
 	}
 	out.Connections = collector.FirstConnDetails(out.Connections)
 	for _, c := range comms {
@@ -131,6 +104,44 @@ func (j *job) snapshot(now int64) collector.AgentJob {
 	slices.SortFunc(out.Comms, func(x, y collector.AgentComm) int { return strings.Compare(x.Name, y.Name) })
 	slices.SortFunc(out.Transports, func(x, y collector.AgentTransport) int { return cmp.Compare(x.Transport, y.Transport) })
 	return out
+}
+
+// sumComms adds a rank's communicators to those of its job, by name.
+func (r *rank) sumComms(now int64, here bool, comm func(name string) *collector.AgentComm) {
+	for i := range r.p.Comms {
+		m := &r.p.Comms[i]
+		c := comm(m.Name)
+		c.Finished += m.Finished
+		if !here || m.State == record.CommLeft || m.State == record.CommAborted {
+			continue
+		}
+		c.Members++
+		if m.Open() {
+			c.OpenMembers++
+			c.OldestOpen = max(c.OldestOpen, float64(now-m.StartedAt)/1e9)
+		}
+	}
+}
+
+// sumConns likewise its connections, by transport.
+func (r *rank) sumConns(out *collector.AgentJob, here bool, transport func(record.Transport) *collector.AgentTransport) {
+	for i := range r.p.Conns {
+		s := &r.p.Conns[i]
+		t := transport(s.Transport)
+		if here {
+			t.Connections++
+			t.Outstanding += s.Outstanding()
+			if s.Link == record.LinkDown {
+				t.Broken++
+			}
+			out.Connections = r.detail(out.Connections, s)
+		}
+	}
+	for i := range r.conns {
+		if k := &r.conns[i]; k.transport != record.TransportNone {
+			k.addTo(&transport(k.transport).ConnTotals)
+		}
+	}
 }
 
 // addRefused adds counts that somebody else wrote: they may be anything, and none takes the sum around.

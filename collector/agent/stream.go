@@ -131,15 +131,12 @@ func (s *stream) run(ctx context.Context) {
 	}
 }
 
-// session is one connection's life.
-func (s *stream) session(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	address := s.address(s.job)
+// dial prepares a connection; gRPC opens it with the first call.
+func (s *stream) dial(address string) (*grpc.ClientConn, error) {
 	if s.creds == nil {
 		var err error
 		if s.creds, err = s.tls.MasterOf(s.job); err != nil {
-			return fmt.Errorf("master of job %s: %w", s.job, err)
+			return nil, fmt.Errorf("master of job %s: %w", s.job, err)
 		}
 	}
 	conn, err := grpc.NewClient(address,
@@ -150,7 +147,19 @@ func (s *stream) session(ctx context.Context) error {
 		grpc.WithNoProxy(), // a master is in the cluster
 	)
 	if err != nil {
-		return fmt.Errorf("master of job %s at %q: %w", s.job, address, err)
+		return nil, fmt.Errorf("master of job %s at %q: %w", s.job, address, err)
+	}
+	return conn, nil
+}
+
+// session is one connection's life.
+func (s *stream) session(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	address := s.address(s.job)
+	conn, err := s.dial(address)
+	if err != nil {
+		return err
 	}
 	defer conn.Close()
 	wrap := func(what string, err error) error {
@@ -188,33 +197,7 @@ func (s *stream) session(ctx context.Context) error {
 	late.Reset(ackWithin)
 
 	received := make(chan error, 1)
-	go func() {
-		for {
-			msg, err := client.Recv()
-			if err != nil {
-				received <- err
-				return
-			}
-			switch {
-			case msg.GetAck() != nil:
-				late.Reset(ackWithin)
-				s.ack(msg.GetAck(), &echo)
-			case msg.GetFenceOrder() != nil:
-				select {
-				case s.orders <- fenceOrder{msg.GetFenceOrder(), s}:
-				case <-ctx.Done():
-				}
-			case msg.GetResync() != nil:
-				s.epoch.Add(1)
-			case msg.GetTraceRequest() != nil, msg.GetTraceRoot() != nil:
-				select {
-				case s.traces <- traceRequest{msg.GetTraceRequest(), msg.GetTraceRoot(), s}:
-				default:
-					s.traceLost.Add(1)
-				}
-			}
-		}
-	}()
+	go func() { received <- s.receive(ctx, client, late, &echo) }()
 	// The receiver ends with the session's context; wait for it, so that none outlives its stream.
 	defer func() { cancel(nil); <-received }() //nolint:errcheck // the loop below has its own error
 
@@ -244,6 +227,34 @@ func (s *stream) session(ctx context.Context) error {
 			err = <-received // the status behind the EOF
 			received <- err
 			return wrap("send", err)
+		}
+	}
+}
+
+// receive takes what the master says until the session ends. Each ack puts the timer off.
+func (s *stream) receive(ctx context.Context, client wire.Collector_ProgressClient, late *time.Timer, echo *atomic.Pointer[wire.ClockEcho]) error {
+	for {
+		msg, err := client.Recv()
+		if err != nil {
+			return err
+		}
+		switch {
+		case msg.GetAck() != nil:
+			late.Reset(ackWithin)
+			s.ack(msg.GetAck(), echo)
+		case msg.GetFenceOrder() != nil:
+			select {
+			case s.orders <- fenceOrder{msg.GetFenceOrder(), s}:
+			case <-ctx.Done():
+			}
+		case msg.GetResync() != nil:
+			s.epoch.Add(1)
+		case msg.GetTraceRequest() != nil, msg.GetTraceRoot() != nil:
+			select {
+			case s.traces <- traceRequest{msg.GetTraceRequest(), msg.GetTraceRoot(), s}:
+			default:
+				s.traceLost.Add(1)
+			}
 		}
 	}
 }

@@ -193,7 +193,7 @@ func (a *Agent) exportHistory(j *job, k roots.Key, tr collector.Tracer) {
 	if !ok {
 		return
 	}
-	h.History(j.name, k.Comm, k.Coll, k.Seq, func(rank int32, first, last int64) (out []collector.Window) {
+	h.History(j.name, k.Comm, k.Coll, k.Seq, func(rank int32, first, last int64) (out []collector.Window, leftOut int) {
 		for _, r := range j.ranks {
 			for i := range r.p.Conns {
 				s := &r.p.Conns[i]
@@ -203,7 +203,8 @@ func (a *Agent) exportHistory(j *job, k roots.Key, tr collector.Tracer) {
 			}
 		}
 		slices.SortStableFunc(out, func(x, y collector.Window) int { return cmp.Compare(x.Last, y.Last) })
-		return out[max(0, len(out)-collector.MaxHistory):]
+		leftOut = max(0, len(out)-collector.MaxHistory)
+		return out[leftOut:], leftOut
 	})
 }
 

@@ -20,7 +20,7 @@ func (s *state) collect(now int64) {
 	}
 	s.clock.clear() // communicators are renumbered
 	old := s.ev
-	oldComms, oldConns, oldBy := s.comms, s.conns, s.connBy
+	oldComms, oldConns, oldBy, oldToldBy := s.comms, s.conns, s.connBy, s.toldBy
 	s.clearComms()
 	for i, to := range moved {
 		if to >= 0 {
@@ -44,11 +44,11 @@ func (s *state) collect(now int64) {
 			s.ev.Conns = append(s.ev.Conns, old.Conns[i])
 		}
 	}
-	for _, a := range old.Arrivals {
+	for i, a := range old.Arrivals {
 		if to := moved[a.Comm]; to >= 0 {
 			a.Comm = to
 			s.arrived[arrivalKey{to, a.Seq}] = int32(len(s.ev.Arrivals))
-			s.ev.Arrivals = append(s.ev.Arrivals, a)
+			s.ev.Arrivals, s.toldBy = append(s.ev.Arrivals, a), append(s.toldBy, oldToldBy[i])
 			s.cells += len(a.Start)
 		}
 	}

@@ -99,23 +99,34 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 		i = int32(len(s.ev.Arrivals))
 		times := make([]int64, 2*size)
 		s.ev.Arrivals = append(s.ev.Arrivals, diagnosis.Arrival{Comm: c, Seq: w.Seq, Coll: record.CollKind(w.Coll), Start: times[:size:size], End: times[size:]})
+		s.toldBy = append(s.toldBy, n)
 		s.arrived[k] = i
 		s.cells += size
+	}
+	if s.toldBy[i] != n {
+		s.toldBy[i] = several
 	}
 	a, clock := &s.ev.Arrivals[i], &s.nodes[n].clock
 	a.Start[w.Rank], a.End[w.Rank] = clock.real(w.MonoStartedNs, now), clock.real(w.MonoEndedNs, now)
 }
 
-// dropArrivals drops the older half, more when size cells do not fit then.
+// dropArrivals drops half of them, more when size cells do not fit then; by shares of who tells.
 func (s *state) dropArrivals(size int) {
-	drop := 0
-	for drop < len(s.ev.Arrivals) && (drop < (len(s.ev.Arrivals)+1)/2 || s.cells+size > s.limits.Arrivals) {
-		s.cells -= len(s.ev.Arrivals[drop].Start)
-		drop++
+	// Both bounds at once: a sample weighs its part of the table's number and of its cells.
+	weight := func(i int) (int32, int64) {
+		return s.toldBy[i], int64(s.limits.Arrivals) + maxArrivals*int64(len(s.ev.Arrivals[i].Start))
 	}
-	kept := copy(s.ev.Arrivals, s.ev.Arrivals[drop:])
-	clear(s.ev.Arrivals[kept:])
-	s.ev.Arrivals = s.ev.Arrivals[:kept]
+	for halvings := 1; ; halvings++ {
+		kept := thin(len(s.ev.Arrivals), halvings, weight)
+		s.ev.Arrivals, s.toldBy = keep(s.ev.Arrivals, kept), keep(s.toldBy, kept)
+		s.cells = 0
+		for i := range s.ev.Arrivals {
+			s.cells += len(s.ev.Arrivals[i].Start)
+		}
+		if len(s.ev.Arrivals) < maxArrivals && s.cells+size <= s.limits.Arrivals {
+			break
+		}
+	}
 	clear(s.arrived)
 	for i := range s.ev.Arrivals {
 		s.arrived[arrivalKey{s.ev.Arrivals[i].Comm, s.ev.Arrivals[i].Seq}] = int32(i)

@@ -94,17 +94,27 @@ func (j *jobClock) meet(n int32, c int32, w *wire.Arrival, now int64) {
 		m.spans[i].lastStart, m.spans[i].firstEnd = max(m.spans[i].lastStart, start), min(m.spans[i].firstEnd, end)
 	}
 	for len(j.meetings) > maxMeetings || j.cells > maxMeetingNodes {
-		j.forget(1)
+		j.forget()
 	}
 }
 
-// forget drops the n oldest meetings.
-func (j *jobClock) forget(n int) {
-	for _, m := range j.meetings[:n] {
-		j.cells -= len(m.spans)
-		delete(j.of, m.key)
+// forget drops half of the meetings, by shares of who tells of them.
+func (j *jobClock) forget() {
+	kept := thin(len(j.meetings), 1, func(i int) (int32, int64) {
+		m := j.meetings[i]
+		by := several
+		if len(m.spans) == 1 {
+			by = m.spans[0].node
+		}
+		return by, maxMeetingNodes + maxMeetings*int64(len(m.spans))
+	})
+	for i, m := range j.meetings {
+		if !kept[i] {
+			j.cells -= len(m.spans)
+			delete(j.of, m.key)
+		}
 	}
-	j.meetings = slices.Delete(j.meetings, 0, n)
+	j.meetings = keep(j.meetings, kept)
 }
 
 // replaced forgets a node whose monotonic clock is another one now.
@@ -119,7 +129,10 @@ func (j *jobClock) replaced(n int32) {
 }
 
 // clear forgets all collectives: communicators were renumbered, or a clock was replaced.
-func (j *jobClock) clear() { j.forget(len(j.meetings)) }
+func (j *jobClock) clear() {
+	j.meetings, j.cells = nil, 0
+	clear(j.of)
+}
 
 // align brings all nodes' offsets up to date.
 func (s *state) align(now int64) {

@@ -204,7 +204,7 @@ func TestMeetingsAreBounded(t *testing.T) {
 			c.clock.meet(n, 0, &wire.Arrival{Seq: i, Coll: uint32(record.Barrier), MonoStartedNs: 1, MonoEndedNs: 2}, 1)
 		}
 	}
-	if len(c.clock.meetings) != maxMeetings || len(c.clock.of) != maxMeetings || c.clock.cells != 2*maxMeetings {
+	if n := len(c.clock.meetings); n < maxMeetings/2 || n > maxMeetings || len(c.clock.of) != n || c.clock.cells != 2*n {
 		t.Errorf("%d meetings, %d known, %d cells", len(c.clock.meetings), len(c.clock.of), c.clock.cells)
 	}
 }

@@ -56,7 +56,7 @@ type state struct {
 	epoch                    // that the job is in
 	shared  bool             // ranks of several nodes are known to be in one communicator
 	epochs  uint64           // that it has been in
-	rumours map[uint64]int32 // communicators that agents told of whose ranks are others', and which agent did
+	knownBy map[uint64]int32 // communicators that agents told of whose ranks are others', and which agent did
 	claims  int              // nodes whose agents have another word
 	began   int64            // when the process was created that showed that the job was started anew, unix ns; 0: none has
 	anew    uint64           // times that it was
@@ -71,6 +71,7 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	connBy  []int32   // node that told of it first; likewise
 	arrived map[arrivalKey]int32
+	toldBy  []int32 // who tells of an arrival, several or one node; parallel to ev.Arrivals
 	nicOf   map[nicKey]int32
 
 	clock jobClock
@@ -105,7 +106,7 @@ type node struct {
 	apart    apart // what it alone has told of
 	claim    claim
 	nics     int    // of its ports, in the evidence
-	rumours  int    // of state.rumours, that it told of first
+	knows    int    // of state.knownBy, that it told of first
 	chose    uint64 // the last of state.epochs that it was for before the job was in it
 	since    int64  // when it first had a rank of the job, 0: never
 	owned    int    // ranks of the job's epoch that are its
@@ -170,12 +171,12 @@ var nobody = diagnosis.Member{World: -1, Peer: -1, FaultPeer: -1}
 func (s *state) clearComms() {
 	s.ev.Comms, s.ev.Conns, s.ev.Arrivals, s.ev.RAS, s.comms, s.conns, s.connBy = nil, nil, nil, nil, nil, nil, nil
 	s.commOf = map[uint64]int32{}
-	s.rumours = map[uint64]int32{}
+	s.knownBy = map[uint64]int32{}
 	for i := range s.nodes {
-		s.nodes[i].rumours, s.nodes[i].apart = 0, apart{}
+		s.nodes[i].knows, s.nodes[i].apart = 0, apart{}
 	}
 	s.connOf = map[connKey]int32{}
-	s.arrived = map[arrivalKey]int32{}
+	s.arrived, s.toldBy = map[arrivalKey]int32{}, nil
 	s.clock.clear()
 	s.members, s.cells = 0, 0
 }

@@ -150,7 +150,7 @@ func (s *state) contest(n int32, w *wire.Member) {
 	if p.node < 0 || p.node == n || p.vouched {
 		return
 	}
-	by := s.hearsay(n, w.CommId)
+	by := s.learnComm(n, w.CommId)
 	if c, ok := s.commOf[w.CommId]; ok {
 		was := &s.ev.Comms[c].Members[min(int(w.Rank), len(s.ev.Comms[c].Members)-1)]
 		if int(w.Size) != len(s.ev.Comms[c].Members) || present(was) && was.World != w.WorldRank {
@@ -167,23 +167,23 @@ func (s *state) contest(n int32, w *wire.Member) {
 	s.nodes[n].stale = true
 }
 
-// maxHearsay bounds the communicators of which an agent was heard to tell whose ranks
+// maxKnownComms bounds the communicators of which an agent was heard to tell whose ranks
 // are another's.
-const maxHearsay = 64
+const maxKnownComms = 64
 
-// hearsay notes that an agent knows a communicator, and returns who does.
-func (s *state) hearsay(n int32, id uint64) (by int32) {
-	by, known := s.rumours[id]
+// learnComm notes that an agent knows a communicator, and returns who does.
+func (s *state) learnComm(n int32, id uint64) (by int32) {
+	by, known := s.knownBy[id]
 	switch {
 	case known && by != n:
 		by = several
-	case !known && s.nodes[n].rumours >= maxHearsay:
+	case !known && s.nodes[n].knows >= maxKnownComms:
 		return n
 	case !known:
-		s.nodes[n].rumours++
+		s.nodes[n].knows++
 		by = n
 	}
-	s.rumours[id] = by
+	s.knownBy[id] = by
 	return by
 }
 

@@ -3,6 +3,7 @@ package local
 import (
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -15,7 +16,7 @@ type object map[string]any
 func prometheusConfig(cfg Config, alertmanager string) object {
 	var scrapes []object
 	for _, t := range cfg.Targets {
-		scrapes = append(scrapes, object{"job_name": t.Job, "static_configs": []object{{"targets": t.Addresses}}})
+		scrapes = append(scrapes, cfg.Web.ask(object{"job_name": t.Job, "static_configs": []object{{"targets": t.Addresses}}}, true))
 	}
 	return object{
 		"global": object{
@@ -27,7 +28,7 @@ func prometheusConfig(cfg Config, alertmanager string) object {
 		},
 		"rule_files":     cfg.RuleFiles,
 		"scrape_configs": scrapes,
-		"alerting":       object{"alertmanagers": []object{{"static_configs": []object{{"targets": []string{alertmanager}}}}}},
+		"alerting":       object{"alertmanagers": []object{cfg.Web.ask(object{"static_configs": []object{{"targets": []string{alertmanager}}}}, true)}},
 		"storage":        object{"exemplars": object{"max_exemplars": 100_000}},
 		"otlp":           object{"promote_resource_attributes": []string{"service.name", "service.instance.id", "host.name"}},
 	}
@@ -46,8 +47,15 @@ func alertmanagerConfig(cfg Config) object {
 	receivers := []object{{"name": "people"}}
 	if cfg.WebhookURL != "" {
 		hook := object{"url": cfg.WebhookURL, "send_resolved": true}
+		client := object{}
 		if cfg.WebhookCredentialsFile != "" {
-			hook["http_config"] = object{"authorization": object{"credentials_file": cfg.WebhookCredentialsFile}}
+			client["authorization"] = object{"credentials_file": cfg.WebhookCredentialsFile}
+		}
+		if strings.HasPrefix(cfg.WebhookURL, "https:") {
+			cfg.Web.ask(client, false)
+		}
+		if len(client) > 0 {
+			hook["http_config"] = client
 		}
 		receivers = append(receivers, object{"name": "remediator", "webhook_configs": []object{hook}})
 		route["routes"] = []object{{"receiver": "remediator", "matchers": []string{names.LabelIncident + `!=""`}}}

@@ -7,8 +7,9 @@
 // builds them, once, from the Go modules pinned in modules/ into the user's
 // cache, so that it also works where no repository is checked out.
 //
-// It is not a deployment for production: no TLS, loopback only, data that
-// lives as long as Config.Dir.
+// It is not a deployment for production: loopback only, data that lives as
+// long as Config.Dir. With Config.Web the first two and what they ask are behind
+// TLS and a password; Jaeger is not.
 //
 // To update a pin, copy modules/X.mod and X.sum to go.mod and go.sum of an
 // empty folder, run go get -tool PACKAGE@VERSION and go mod tidy there, and

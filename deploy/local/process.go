@@ -20,9 +20,10 @@ type server struct {
 	name   string
 	path   string
 	args   []string
-	url    string // base URL; /-/ready answers 200 when it serves, unless health is set
-	health string // URL that does
-	log    string // appended to
+	url    string       // base URL; /-/ready answers 200 when it serves, unless health is set
+	health string       // URL that does
+	client *http.Client // that asks; nil for one without a password
+	log    string       // appended to
 	child  *child
 }
 
@@ -72,16 +73,22 @@ func (s *server) start() error {
 	return nil
 }
 
-var readyClient = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+const readyTimeout = 2 * time.Second
 
 // ready waits until the server serves, its process ends, or ctx is done.
 func (s *server) ready(ctx context.Context) error {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if s.client != nil {
+		client = *s.client
+	}
+	client.Timeout = readyTimeout
+	defer client.CloseIdleConnections()
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, cmp.Or(s.health, s.url+"/-/ready"), nil)
 		if err != nil {
 			return err
 		}
-		if resp, err := readyClient.Do(req); err == nil {
+		if resp, err := client.Do(req); err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
 				return nil

@@ -33,6 +33,9 @@ type Config struct {
 	WebhookURL string
 	// WebhookCredentialsFile holds the bearer token sent to WebhookURL; "" sends none.
 	WebhookCredentialsFile string
+	// Web closes the pages of both servers, and says how they ask each other, the targets and
+	// the webhook; nil for plain HTTP without a password.
+	Web *Web
 	// Interval is the scrape and evaluation interval; default 500 ms, at least 50 ms.
 	Interval time.Duration
 	// RepeatInterval is after how long Alertmanager tells of an alert again; default 1 min.
@@ -142,7 +145,19 @@ func start(ctx context.Context, cfg Config, promPath, amPath string) (*Stack, er
 	if err := writeYAML(amConfig, alertmanagerConfig(cfg)); err != nil {
 		return nil, err
 	}
-	s := &Stack{PrometheusURL: "http://" + promAddr, AlertmanagerURL: "http://" + amAddr, cfg: cfg, failed: make(chan error, 8)}
+	client, err := cfg.Web.Client()
+	if err != nil {
+		return nil, err
+	}
+	var closed []string
+	if cfg.Web != nil {
+		web := filepath.Join(cfg.Dir, "web.yml")
+		if err := cfg.Web.WriteConfig(web, false); err != nil {
+			return nil, err
+		}
+		closed = []string{"--web.config.file=" + web}
+	}
+	s := &Stack{PrometheusURL: cfg.Web.URL(promAddr), AlertmanagerURL: cfg.Web.URL(amAddr), cfg: cfg, failed: make(chan error, 8)}
 	am := &server{
 		name: Alertmanager, path: amPath, url: s.AlertmanagerURL, log: filepath.Join(cfg.Dir, "alertmanager.log"),
 		args: []string{
@@ -170,6 +185,9 @@ func start(ctx context.Context, cfg Config, promPath, amPath string) (*Stack, er
 		},
 	}
 	s.servers = []*server{am, prom} // Prometheus last: it alerts as soon as it is up
+	for _, srv := range s.servers {
+		srv.args, srv.client = append(srv.args, closed...), client
+	}
 	for _, srv := range s.servers {
 		if err := s.launch(ctx, srv); err != nil {
 			s.Stop()

@@ -57,11 +57,19 @@ type world struct {
 	hooks chan notification
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return newWorldBehind(t, nil) }
+
+// newWorldBehind is a world whose target wants the password of web, and its webhook the certificate.
+func newWorldBehind(t *testing.T, web *local.Web) *world {
 	w := &world{temp: make(chan float64, 1), hooks: make(chan notification, 100)}
 	w.temp <- 20
 	mux := http.NewServeMux()
-	mux.HandleFunc("/metrics", func(rw http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("/metrics", func(rw http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); web != nil && (user != web.User || password != passwordOf(t, web)) {
+			t.Errorf("scraped by %q without the password", user)
+			http.Error(rw, "no", http.StatusUnauthorized)
+			return
+		}
 		v := <-w.temp
 		w.temp <- v
 		fmt.Fprintf(rw, "# TYPE temperature gauge\ntemperature{training_job=\"j\",incident=\"j-1\"} %g\n", v)
@@ -84,7 +92,13 @@ func newWorld(t *testing.T) *world {
 		default:
 		}
 	})
-	srv := httptest.NewServer(mux)
+	srv := httptest.NewUnstartedServer(mux)
+	if web == nil {
+		srv.Start()
+	} else {
+		srv.TLS = mutual(t, web)
+		srv.StartTLS()
+	}
 	t.Cleanup(srv.Close)
 	dir := t.TempDir()
 	for name, data := range map[string]string{"test.rules.yaml": rules, "token": "s3cret"} {
@@ -100,6 +114,7 @@ func newWorld(t *testing.T) *world {
 		WebhookCredentialsFile: filepath.Join(dir, "token"),
 		Interval:               100 * time.Millisecond,
 		Progress:               t.Output(),
+		Web:                    web,
 	}
 	return w
 }
@@ -134,10 +149,15 @@ func start(t *testing.T, cfg local.Config) *local.Stack {
 	return s
 }
 
-// An alert's way, and the same after each server was killed in the middle of it.
+// An alert's way, and the same after each server was killed in the middle of it; all of it behind
+// TLS, passwords and client certificates.
 func TestStack(t *testing.T) {
-	w := newWorld(t)
+	web := closedWeb(t)
+	w := newWorldBehind(t, web)
 	s := start(t, w.cfg)
+	for _, url := range []string{s.PrometheusURL, s.AlertmanagerURL} {
+		askPages(t, web, url+"/-/ready")
+	}
 	w.set(40)
 	w.await(t, "firing")
 	w.set(20)

@@ -53,6 +53,11 @@ const (
 	AlertActionFailed   = "LockstepActionFailed"
 	AlertActionStuck    = "LockstepActionStuck"
 	AlertWebhookRefused = "LockstepWebhookRefused"
+
+	AlertFabricLinkDead   = "LockstepFabricLinkDead"
+	AlertFabricLinkLossy  = "LockstepFabricLinkLossy"
+	AlertFabricUnbalanced = "LockstepFabricUnbalanced"
+	AlertPlannerDown      = "LockstepPlannerDown"
 )
 
 // RunbookBase is where the pages of docs/runbooks are published.
@@ -66,4 +71,5 @@ const (
 	DashboardNode         = "lockstep-node"
 	DashboardGPU          = "lockstep-gpu"
 	DashboardPipeline     = "lockstep-pipeline"
+	DashboardFabric       = "lockstep-fabric"
 )

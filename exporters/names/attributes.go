@@ -72,6 +72,13 @@ var attributes = []Attribute{
 	{AttrUnit, "string", "action", "Unit taken out: a slot, a node."},
 	{AttrTries, "int", "action", "Calls of the actuator."},
 	{AttrEntry, "int", "action", "Number of the journal entry."},
+	{AttrMoves, "int", "planner", "Lanes that one look of the planner moved; each is an event of the span."},
+	{AttrLane, "int", "planner", "Lane of the connection."},
+	{AttrPathFrom, "string", "planner", "Path that the lane had: leaf1–spine2–leaf5."},
+	{AttrPathTo, "string", "planner", "Path that it has now."},
+	{AttrFabricLink, "string", "planner", "Link that is bad, or was: leaf2–spine5."},
+	{AttrFabricDead, "bool", "planner", "Nothing gets through the link."},
+	{AttrFabricLoss, "double", "planner", "Share of packets that the link loses, as inferred."},
 }
 
 // Attributes of collective spans beyond those in names.go.
@@ -104,6 +111,13 @@ const (
 // Attributes of the control plane's spans.
 const (
 	AttrIncident    = "ccl.incident.id"
+	AttrMoves       = "ccl.planner.moves"
+	AttrLane        = "ccl.planner.lane"
+	AttrPathFrom    = "ccl.path.from"
+	AttrPathTo      = "ccl.path.to"
+	AttrFabricLink  = "ccl.fabric.link"
+	AttrFabricDead  = "ccl.fabric.link.dead"
+	AttrFabricLoss  = "ccl.fabric.link.loss"
 	AttrClass       = "ccl.incident.class"
 	AttrCulprit     = "ccl.incident.culprit"
 	AttrCulpritKind = "ccl.incident.culprit_kind"

@@ -29,6 +29,7 @@ const (
 	Master     Component = "master"
 	Remediator Component = "remediator"
 	Preflight  Component = "preflight"
+	Planner    Component = "planner"
 	All        Component = "all"
 )
 
@@ -89,6 +90,9 @@ const (
 	LabelLinkLayer    = "link_layer"
 	LabelFirmware     = "firmware"
 	LabelPhysical     = "physical_state"
+	LabelLeaf         = "leaf"
+	LabelSpine        = "spine"
+	LabelDirection    = "direction" // up: leaf to spine, down: spine to leaf
 )
 
 var registry []*Metric
@@ -138,14 +142,15 @@ var (
 	ConnLatency   = def(Agent, Gauge, "lockstep_connection_latency_seconds", "seconds", "Mean time from post to completion in that window.", LabelJob, LabelConnection)
 	ConnSlow      = def(Agent, Counter, "lockstep_connection_slow_windows_total", "", "Windows of that connection in which its network was slow, beyond what is usual for it.", LabelJob, LabelConnection)
 
-	Ranks            = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
-	AgentStep        = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
-	RecorderRecords  = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
-	RecorderLost     = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
-	RecorderOverflow = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
-	RecordersRefused = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
-	RankRefused      = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
-	ClockError       = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
+	Ranks               = def(Agent, Gauge, "lockstep_ranks", "", "Local rank processes by state.", LabelJob, LabelState)
+	AgentStep           = def(Agent, Gauge, "lockstep_step", "", "Highest training step that a local rank has marked.", LabelJob)
+	RecorderRecords     = def(Agent, Counter, "lockstep_recorder_records_total", "", "Flight recorder records read.", LabelJob)
+	RecorderLost        = def(Agent, Counter, "lockstep_recorder_lost_records_total", "", "Flight recorder records overwritten before they were read, or dropped by their writer.", LabelJob)
+	RecorderOverflow    = def(Agent, Gauge, "lockstep_recorder_table_overflow", "", "Communicators and connections that found no slot in a recorder's tables.", LabelJob)
+	ConnsWithoutHistory = def(Agent, Gauge, "lockstep_connections_without_history", "", "Connections of local ranks whose windows are not kept one by one: 64 others of their rank's were before them.", LabelJob)
+	RecordersRefused    = def(Agent, Counter, "lockstep_recorders_refused_total", "", "Recorders and their directories that are not read, for whose they are: directory (not one user's alone), file (not the directory's owner's), process (it speaks of another user's process), job (of another user's job).", LabelReason)
+	RankRefused         = def(Agent, Counter, "lockstep_rank_connections_refused_total", "", "Connections that the listeners of local ranks turned away: silent or garbage (they are no rank's), unproved (they do not know the job's secret), replayed (they repeat what another one has said), crowded (pushed out by later ones).", LabelJob, LabelReason)
+	ClockError          = def(Agent, Gauge, "lockstep_clock_error_seconds", "seconds", "Bound on the error of time stamps that are mapped to the host's clock, of the worst of a kind of clocks; absent where none are.", LabelJob, LabelClock)
 
 	SourceUp       = def(Agent, Gauge, "lockstep_source_up", "", "Whether a source of evidence delivered on its last pass.", LabelSource)
 	SourceDuration = def(Agent, Gauge, "lockstep_source_duration_seconds", "seconds", "Duration of a source's last pass.", LabelSource)
@@ -158,8 +163,9 @@ var (
 	StreamRetries   = def(Agent, Counter, "lockstep_agent_stream_retries_total", "", "Times that the stream to the master ended, or could not be opened, and was tried again.", LabelJob)
 	ArrivalsDropped = def(Agent, Counter, "lockstep_agent_arrivals_dropped_total", "", "Sampled arrivals of collectives not reported because too many waited for the stream.", LabelJob)
 
-	SpansExported = def(All, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
-	SpansDropped  = def(All, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
+	SpansExported      = def(All, Counter, "lockstep_trace_spans_exported_total", "", "Spans accepted by the OTLP backend.")
+	TraceEventsDropped = def(Agent, Counter, "lockstep_trace_events_dropped_total", "", "Windows and changes of connections that spans had no room for. Each span says how many (dropped events).")
+	SpansDropped       = def(All, Counter, "lockstep_trace_spans_dropped_total", "", "Spans not exported, by reason.", LabelReason)
 )
 
 // On the agent: its node's GPUs. What a GPU cannot tell is absent, never 0.
@@ -300,6 +306,26 @@ var (
 	ForcedDeletions  = def(Remediator, Counter, "lockstep_forced_deletions_total", "", "Pods deleted by force on nodes that are silent.")
 	Leading          = def(Remediator, Gauge, "lockstep_remediator_leading", "", "1 when this remediator is the one that acts.")
 )
+
+// On a fabric's planner. Links are those of the fabric's file between leaves and spines,
+// 4000 of a family at most; link is the index among parallel ones.
+var (
+	FabricLinkUp       = def(Planner, Gauge, "lockstep_fabric_link_up", "", "Whether a link carries anything: 0 when probes found it dead.", fabricLink...)
+	FabricLinkLoss     = def(Planner, Gauge, "lockstep_fabric_link_loss_ratio", "", "Share of packets that a link loses, as inferred from the paths that lose; 0 of links that are well.", fabricLink...)
+	FabricLinkRate     = def(Planner, Gauge, "lockstep_fabric_link_rate_bytes_per_second", "", "What a link can carry, by the fabric's file.", fabricLink...)
+	FabricLinkPlanned  = def(Planner, Gauge, "lockstep_fabric_link_planned_bytes_per_second", "", "What the lanes that are planned onto a link would send if all jobs sent at once.", fabricLink...)
+	FabricLinkMeasured = def(Planner, Gauge, "lockstep_fabric_link_measured_bytes_per_second", "", "What senders of planned lanes say that they send over a link. Others' traffic is not in it.", fabricLink...)
+	FabricLinkLanes    = def(Planner, Gauge, "lockstep_fabric_link_lanes", "", "Lanes that are planned onto a link.", fabricLink...)
+	FabricProbesSent   = def(Planner, Counter, "lockstep_fabric_probes_sent_total", "", "Probes whose path has a link in it. A probe counts on each of its path's links.", fabricLink...)
+	FabricProbesLost   = def(Planner, Counter, "lockstep_fabric_probes_lost_total", "", "Probes of those that did not arrive. Which link lost them is inferred from many paths.", fabricLink...)
+	PlannerMoves       = def(Planner, Counter, "lockstep_planner_moves_total", "", "Lanes that were given another path: off dead, lossy, congested or uneven links, or onto ones that returned.", LabelReason)
+	PlannerJobs        = def(Planner, Gauge, "lockstep_planner_leases", "", "Jobs whose lanes have paths now.")
+	PlannerStreams     = def(Planner, Gauge, "lockstep_planner_streams", "", "Processes that are connected to be planned.")
+	PlannerProbers     = def(Planner, Gauge, "lockstep_planner_probers", "", "Hosts whose prober is connected.")
+	PlannerRefused     = def(Planner, Counter, "lockstep_planner_refused_total", "", "What the planner refused: certificate (it does not allow what was said), request (malformed, or over a bound).", LabelReason)
+)
+
+var fabricLink = []string{LabelLeaf, LabelSpine, LabelDirection, LabelLink}
 
 // In the file that a preflight check leaves for a textfile collector: how the
 // machines were when it ended. Pairs are exported of at most 32 ranks.

@@ -44,6 +44,7 @@ type exporter struct {
 	cancel  context.CancelFunc
 
 	exported atomic.Uint64
+	events   atomic.Uint64 // that spans had no room for
 	dropped  [8]atomic.Uint64
 	logged   time.Time
 }
@@ -60,6 +61,7 @@ type taken struct {
 	fromWindow, toWindow int
 	fromLink, toLink     int
 	history              bool // only the windows go out
+	leftOut              int  // then: windows beside these
 }
 
 type batch struct {
@@ -112,7 +114,10 @@ func (e *exporter) encode() {
 		}
 		for more := true; more; {
 			more = e.take(pending)
-			if b := enc.batch(pending); b.spans > 0 {
+			b := enc.batch(pending)
+			e.events.Add(uint64(enc.leftOut))
+			enc.leftOut = 0
+			if b.spans > 0 {
 				e.batches <- b // the sender empties it until it is closed
 			}
 		}
@@ -148,7 +153,7 @@ func (e *batchEncoder) batch(p *pending) batch {
 		}
 		var n int
 		if o.history {
-			e.groups[g].spans = e.history(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow])
+			e.groups[g].spans = e.history(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], o.leftOut)
 			b.spans++
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 var (
 	exportedDesc = prom.Desc(names.SpansExported)
 	droppedDesc  = prom.Desc(names.SpansDropped)
+	eventsDesc   = prom.Desc(names.TraceEventsDropped)
 )
 
 var _ prometheus.Collector = (*Tracer)(nil)
@@ -18,6 +19,7 @@ var _ prometheus.Collector = (*Tracer)(nil)
 func (t *Tracer) Describe(ch chan<- *prometheus.Desc) {
 	ch <- exportedDesc
 	ch <- droppedDesc
+	ch <- eventsDesc
 }
 
 // Collect implements prometheus.Collector. A tracer without an endpoint exports
@@ -28,6 +30,7 @@ func (t *Tracer) Collect(ch chan<- prometheus.Metric) {
 		e = new(exporter)
 	}
 	ch <- prometheus.MustNewConstMetric(exportedDesc, prometheus.CounterValue, float64(e.exported.Load()))
+	ch <- prometheus.MustNewConstMetric(eventsDesc, prometheus.CounterValue, float64(e.events.Load()))
 	for i, reason := range dropReasons {
 		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(e.dropped[i].Load()), reason)
 	}

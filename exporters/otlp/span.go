@@ -31,6 +31,7 @@ type operation struct {
 	ranks                    int32 // of a root: covered by it
 	channels                 uint16
 	nwindows, nlinks         uint8
+	leftOut                  uint16 // windows and changes that it came without
 	kind                     record.CollKind
 	dtype                    record.DType
 	op                       record.RedOp
@@ -145,6 +146,7 @@ var (
 // it allocates nothing. The zero value is ready.
 type encoder struct {
 	span, part []byte
+	leftOut    int // events of spans so far
 }
 
 // Children's ids derive from their parent's.
@@ -193,9 +195,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 	for i := range links {
 		e.link(&links[i], o.realOffset)
 	}
-	if lost := int(o.nwindows) - len(windows) + int(o.nlinks) - len(links); lost > 0 {
-		e.span = protowire.AppendVarint(append(e.span, tagDroppedEvents), uint64(lost))
-	}
+	e.without(int(o.nwindows) - len(windows) + int(o.nlinks) - len(links) + int(o.leftOut))
 	if o.late && o.kind.Collective() {
 		e.part = appendField(appendField(e.part[:0], tagTraceID, trace[:]), tagSpanID, root[:])
 		e.span = appendField(e.span, tagLink, e.part)
@@ -232,7 +232,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 
 // history appends a span below a rank's that has windows of before and during it, of all its
 // connections at their own resolution.
-func (e *encoder) history(b []byte, o *operation, windows []collector.Window) []byte {
+func (e *encoder) history(b []byte, o *operation, windows []collector.Window, leftOut int) []byte {
 	t := o.track
 	trace := collector.TraceID(t.job, t.id, o.kind, o.seq)
 	first, last := o.interval()
@@ -246,7 +246,16 @@ func (e *encoder) history(b []byte, o *operation, windows []collector.Window) []
 	for i := range windows {
 		e.window(&windows[i], o.realOffset)
 	}
+	e.without(leftOut)
 	return e.end(b, flagSampled|flagParentKnown)
+}
+
+// without says how many events the span had no room for.
+func (e *encoder) without(events int) {
+	if events > 0 {
+		e.span = protowire.AppendVarint(append(e.span, tagDroppedEvents), uint64(events))
+		e.leftOut += events
+	}
 }
 
 // countSpans is how many spans operation appends for o.

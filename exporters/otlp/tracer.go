@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"log/slog"
+	"math"
 	"sync"
 	"time"
 
@@ -81,6 +82,7 @@ type waiting struct {
 	pos     uint64
 	spans   int32              // for the drop counter, should memory be overwritten first
 	history []collector.Window // not nil: only these go out, as a span below the rank's
+	leftOut int                // windows beside these
 }
 
 var _ collector.HistoryTracer = (*Tracer)(nil)
@@ -166,7 +168,7 @@ func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, se
 }
 
 // History implements collector.HistoryTracer.
-func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) []collector.Window) int {
+func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) ([]collector.Window, int)) int {
 	if t.exporter == nil {
 		return 0
 	}
@@ -179,12 +181,13 @@ func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq ui
 			continue
 		}
 		first, last := o.interval()
-		windows := read(o.track.rank, first, max(first, last))
+		windows, leftOut := read(o.track.rank, first, max(first, last))
 		if len(windows) == 0 {
 			continue
 		}
 		o.historyOut = true
-		if t.enqueue(waiting{pos, 1, windows[:min(len(windows), collector.MaxHistory)]}) {
+		n := min(len(windows), collector.MaxHistory)
+		if t.enqueue(waiting{pos, 1, windows[:n], leftOut + len(windows) - n}) {
 			spans++
 		}
 	}
@@ -299,6 +302,7 @@ func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 		t.links[t.nextLink%uint64(len(t.links))] = c.Links[i]
 		t.nextLink++
 	}
+	o.leftOut = uint16(max(0, min(c.LeftOut, math.MaxUint16)))
 	if o.ended == 0 {
 		tr.open = pos + 1
 	}
@@ -382,7 +386,7 @@ func (t *Tracer) take(b *pending) (more bool) {
 			continue
 		}
 		o := *t.at(w.pos)
-		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), history: w.history != nil}
+		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), history: w.history != nil, leftOut: w.leftOut}
 		if x.history {
 			b.windows = append(b.windows, w.history...)
 			t.queue[(t.head+len(t.queue)-1)%len(t.queue)].history = nil

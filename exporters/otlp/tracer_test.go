@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
@@ -203,9 +204,10 @@ func counts(t testing.TB, tracer *otlp.Tracer) (exported float64, dropped map[st
 	dropped = map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.Metric {
-			if f.GetName() == names.SpansExported.Name {
+			switch f.GetName() {
+			case names.SpansExported.Name:
 				exported = m.Counter.GetValue()
-			} else {
+			case names.SpansDropped.Name:
 				dropped[m.Label[0].GetValue()] = m.Counter.GetValue()
 			}
 		}
@@ -793,17 +795,17 @@ func TestHistory(t *testing.T) {
 	}
 	read := 0
 	ask := func() int {
-		return tracer.History("llama", 7, record.AllReduce, 7, func(rank int32, first, last int64) []collector.Window {
+		return tracer.History("llama", 7, record.AllReduce, 7, func(rank int32, first, last int64) ([]collector.Window, int) {
 			if read++; first != 1_000 || last != 3_000 {
 				t.Errorf("asked for %d to %d", first, last)
 			}
 			if rank == 1 {
-				return nil
+				return nil, 0
 			}
 			return []collector.Window{
 				{Peer: 1, First: 100, Last: 200, Bytes: 8, WRs: 8},
 				{Peer: 1, First: 900, Last: 2_000, Bytes: 8, WRs: 8, Cause: record.CauseNetwork, State: record.CauseNetwork, Overlaps: true},
-			}
+			}, 5
 		})
 	}
 	if n := ask(); n != 0 || read != 0 {
@@ -825,6 +827,9 @@ func TestHistory(t *testing.T) {
 		if parent < 0 || r.spans[parent].StartTimeUnixNano != s.StartTimeUnixNano || len(s.Events) != 2 {
 			t.Fatalf("%v", s)
 		}
+		if s.DroppedEventsCount != 5 {
+			t.Errorf("the span says that %d windows found no room", s.DroppedEventsCount)
+		}
 		if at := s.Events[0].TimeUnixNano; at != s.StartTimeUnixNano-800 {
 			t.Errorf("the first window is at %d, its span begins at %d", at, s.StartTimeUnixNano)
 		}
@@ -834,5 +839,12 @@ func TestHistory(t *testing.T) {
 	}
 	if !found {
 		t.Error("no span has the windows")
+	}
+	if err := testutil.CollectAndCompare(tracer, strings.NewReader(`
+# HELP lockstep_trace_events_dropped_total Windows and changes of connections that spans had no room for. Each span says how many (dropped events).
+# TYPE lockstep_trace_events_dropped_total counter
+lockstep_trace_events_dropped_total 5
+`), names.TraceEventsDropped.Name); err != nil {
+		t.Error(err)
 	}
 }

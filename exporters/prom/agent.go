@@ -32,7 +32,7 @@ func NewAgent(snapshot func() *collector.AgentSnapshot, opts Options) *Agent {
 	opts = opts.withDefaults(500)
 	f := newFamilies(names.Agent, opts.SeriesPerFamily,
 		names.CollectiveDuration, names.CollectiveWait, names.Collectives, names.CollectiveBytes,
-		names.SpansDropped, names.SpansExported, names.NodeInfo)
+		names.SpansDropped, names.SpansExported, names.TraceEventsDropped, names.NodeInfo)
 	return &Agent{snapshot: snapshot, families: f, collectives: newCollectives(f, opts)}
 }
 
@@ -147,6 +147,7 @@ func sendJob(p *pass, j *collector.AgentJob) {
 	p.send(names.RecorderRecords, float64(j.Records), j.Job)
 	p.send(names.RecorderLost, float64(j.Lost), j.Job)
 	p.send(names.RecorderOverflow, float64(j.TableOverflow), j.Job)
+	p.send(names.ConnsWithoutHistory, float64(j.WithoutHistory), j.Job)
 	for why, n := range j.RefusedConns {
 		p.send(names.RankRefused, float64(n), j.Job, record.Refusal(why).String())
 	}

@@ -266,6 +266,27 @@ func TestMasterGolden(t *testing.T) {
 	golden(t, reg, "master.prom")
 }
 
+func TestPlannerGolden(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(prom.NewPlanner(fabric, prom.Options{}))
+	golden(t, reg, "planner.prom")
+	capped := prometheus.NewPedanticRegistry()
+	capped.MustRegister(prom.NewPlanner(fabric, prom.Options{SeriesPerFamily: 1}))
+	if n, err := testutil.GatherAndCount(capped, names.FabricLinkUp.Name); n != 1 || err != nil {
+		t.Errorf("%d links are exported where one is allowed, %v", n, err)
+	}
+}
+
+func fabric() prom.Fabric {
+	return prom.Fabric{
+		Links: []prom.FabricLink{
+			{Leaf: "leaf0", Spine: "spine1", Up: true, Rate: 1e9, Planned: 5e8, Measured: 4e8, Lanes: 3, Sent: 1000, Lost: 10, Loss: 0.01},
+			{Leaf: "leaf0", Spine: "spine1", Dead: true, Loss: 1, Index: 1, Rate: 1e9},
+		},
+		Moves: map[string]uint64{"dead": 3, "lossy": 0}, Refused: map[string]uint64{"certificate": 1}, Jobs: 2, Streams: 4, Probers: 8,
+	}
+}
+
 // golden compares what reg exposes with testdata/name, and lints it as
 // promtool does (and with promtool itself when it is installed).
 func golden(t *testing.T, reg *prometheus.Registry, name string) {
@@ -307,9 +328,11 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
 		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }))
 	agents.MustRegister(prom.Node("node0")) // beside it, as an agent has it
+	planners := prometheus.NewPedanticRegistry()
+	planners.MustRegister(prom.NewPlanner(fabric, prom.Options{}))
 	_, capped := newAgent(t, agentSnapshot(), prom.Options{SeriesPerFamily: 1}) // for what is counted then only
 	exposed := map[string]bool{}
-	for _, reg := range []*prometheus.Registry{agents, masters, capped, prom.NewRegistry(names.Agent, prom.Build{})} {
+	for _, reg := range []*prometheus.Registry{agents, masters, planners, capped, prom.NewRegistry(names.Agent, prom.Build{})} {
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -319,7 +342,7 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 		}
 	}
 	for _, m := range names.Metrics() {
-		if m == names.SpansDropped || m == names.SpansExported { // the tracer's
+		if m == names.SpansDropped || m == names.SpansExported || m == names.TraceEventsDropped { // the tracer's
 			continue
 		}
 		if m.From != names.Remediator && m.From != names.Preflight && !exposed[m.Name] {

@@ -225,6 +225,72 @@ func (s *Status) Quiet() (out []Communicator) {
 	return out
 }
 
+// ToldConnections are those that are broken or slow now, or were switched; QuietConnections the others.
+func (s *Status) ToldConnections() []Connection { return s.connections(true) }
+
+// QuietConnections are the connections with nothing to tell.
+func (s *Status) QuietConnections() []Connection { return s.connections(false) }
+
+func (s *Status) connections(told bool) (out []Connection) {
+	for _, c := range s.Connections {
+		if c.told == told {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// To names the other end: nobody has told which rank of the job it is before its agent has.
+func (c Connection) To() string {
+	if c.Destination < 0 {
+		return "?"
+	}
+	return strconv.Itoa(int(c.Destination))
+}
+
+// QueuePairs are both ends' numbers, "" where there are none.
+func (c Connection) QueuePairs() string {
+	switch {
+	case c.QueuePair == 0:
+		return ""
+	case c.PeerQueuePair == 0:
+		return strconv.FormatUint(c.QueuePair, 10)
+	}
+	return fmt.Sprintf("%d → %d", c.QueuePair, c.PeerQueuePair)
+}
+
+// Where is the port that it leaves by: NIC, port and rail, else what its transport calls it.
+func (c Connection) Where() string {
+	if c.NIC == "" {
+		return c.Name
+	}
+	where := fmt.Sprintf("%s/%d", c.NIC, c.Port)
+	if c.Rail > 0 {
+		where += fmt.Sprintf(", rail %d", c.Rail)
+	}
+	return where
+}
+
+// Moves says what became of its path, "" when it is as it was from the start.
+func (c Connection) Moves() string {
+	var parts []string
+	if c.Switches > 0 {
+		parts = append(parts, fmt.Sprintf("took over %d×, %d bytes sent again", c.Switches, c.Resent))
+	}
+	if c.Outages > 0 {
+		parts = append(parts, fmt.Sprintf("out %d×", c.Outages))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// Rate is the last window's in MB/s, "" before there is one.
+func (c Connection) Rate() string {
+	if c.Bandwidth <= 0 {
+		return ""
+	}
+	return strconv.FormatFloat(c.Bandwidth/1e6, 'f', 1, 64) + " MB/s"
+}
+
 // Telling are the matrices that say something; Silent the others.
 func (s *Status) Telling() []Matrix { return s.matrices(true) }
 

@@ -211,6 +211,40 @@ func TestStatusPageEscapes(t *testing.T) {
 	}
 }
 
+// TestStatusConnections: the page names queue pair, NIC, port, rail and peer of what is slow;
+// what has nothing to tell is folded away.
+func TestStatusConnections(t *testing.T) {
+	const evil = "<b>evil"
+	s := snapshot()
+	s.Connections = []collector.ConnDetail{
+		{
+			Comm: "dp", Rank: 3, Peer: 1, PeerWorld: 11, BytesPerSec: 12.5e6, LatencyNs: 84e3, Cause: record.CauseNetwork, Windows: 912, Slow: 40, Switches: 2, Resent: 65536,
+			Conn: collector.Conn{Transport: record.TransportRDMA, QP: 417, PeerQP: 5318, NIC: "mlx5_2", Port: 1, Rail: 3, Address: "fe80::1", Name: "mlx5_2/1->mlx5_6/1"},
+		},
+		{Comm: evil, Rank: 0, Peer: 1, PeerWorld: -1, Conn: collector.Conn{Transport: record.TransportTCP, Name: evil, Address: evil}},
+	}
+	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot { return s }})
+	_, body := fetch("/status")
+	for _, want := range []string{
+		"3 → 11", "417 → 5318", "mlx5_2/1, rail 3", "fe80::1", "rdma", "network", "912, 40", "12.5 MB/s, 84µs", "took over 2×, 65536 bytes sent again",
+		"1 connection with nothing to tell", "0 → ?", "&lt;b&gt;evil",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("page lacks %q", want)
+		}
+	}
+	if strings.Contains(body, evil) {
+		t.Error("a connection's words are not escaped")
+	}
+	if told := strings.Index(body, "417 → 5318"); told > strings.Index(body, "1 connection with nothing to tell") {
+		t.Error("the slow connection is folded away")
+	}
+	s.Connections = s.Connections[1:]
+	if _, body := fetch("/status"); !strings.Contains(body, "No connection is slow or broken.") {
+		t.Error("nothing is said of connections that have nothing to tell")
+	}
+}
+
 func TestStatusStates(t *testing.T) {
 	s := snapshot()
 	s.Incidents, s.Delay = nil, nil

@@ -8,19 +8,15 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
+import model
+from model import count, trainer
+from rawnccl import Comm
 from recorder import Recorder
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dev = torch.device("cuda")
-issued = 0
-
-
-def count(n=1):
-    global issued
-    issued += n
+dev = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 def recorder():
@@ -29,75 +25,15 @@ def recorder():
     return Recorder(found[0]) if found else None
 
 
-class AllReduceForward(torch.autograd.Function):
-    """A row-parallel layer's: partial sums are added up."""
+def raw_comm():
+    store = dist.distributed_c10d._get_default_store()
 
-    @staticmethod
-    def forward(ctx, x, group):
-        count()
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
+    def share(mine):
+        if mine is not None:
+            store.set("raw", mine.hex())
+        return bytes.fromhex(store.get("raw").decode())
 
-    @staticmethod
-    def backward(ctx, g):
-        return g, None
-
-
-class AllReduceBackward(torch.autograd.Function):
-    """A column-parallel layer's: its input's gradients are added up."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        count()
-        g = g.clone()
-        dist.all_reduce(g, group=ctx.group)
-        return g, None
-
-
-class Model(torch.nn.Module):
-    """Layers of a transformer's MLP, split over the tensor-parallel group."""
-
-    def __init__(self, group, width=1024, layers=4):
-        super().__init__()
-        n = dist.get_world_size(group)
-        self.group = group
-        self.up = torch.nn.ModuleList(torch.nn.Linear(width, 4 * width // n) for _ in range(layers))
-        self.down = torch.nn.ModuleList(torch.nn.Linear(4 * width // n, width) for _ in range(layers))
-
-    def forward(self, x):
-        for up, down in zip(self.up, self.down):
-            h = torch.nn.functional.gelu(up(AllReduceBackward.apply(x, self.group)))
-            x = x + AllReduceForward.apply(down(h), self.group)
-        return x
-
-
-def trainer(tp):
-    """DDP over everything, tensor parallel over tp: returns a function that makes one step."""
-    torch.manual_seed(rank)
-    model = DistributedDataParallel(Model(tp).to(dev), bucket_cap_mb=4)
-
-    def hook(_, bucket):  # DDP's own, counted
-        count()
-        return dist.all_reduce(bucket.buffer().div_(world), async_op=True).get_future().then(lambda f: f.value()[0])
-
-    model.register_comm_hook(None, hook)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    x = torch.randn(32, 1024, device=dev)
-
-    def step():
-        opt.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        opt.step()
-        return loss
-
-    return step
+    return Comm(rank, world, share)
 
 
 def settle():
@@ -105,29 +41,31 @@ def settle():
     time.sleep(0.5)  # the plugin's helper: ends that nobody tells
 
 
-def section(name, play):
-    """Plays something and compares what was issued with what the recorder has."""
-    global issued
+def section(name, play, chunks=1):
+    """Plays something, in parts that the ring holds, and compares what was issued with what the recorder has."""
     r = recorder()
     settle()
-    issued = 0
+    model.issued = 0
     before = {c["id"]: c["enqueued"] for c in r.comms()}
-    since, lost = r.counters()["appended"], r.counters()["ops_lost"]
-    play()
-    settle()
+    lost, sums = r.counters()["ops_lost"], {}
+    for _ in range(chunks):
+        since = r.counters()["appended"]
+        play()
+        settle()
+        for k, v in r.durations(since)[1].items():
+            sums[k] = sums.get(k, 0) + v
     now = r.comms()
-    _, counts = r.durations(since)
-    return {"section": name, "issued": issued, "numbered": sum(c["enqueued"] - before.get(c["id"], 0) for c in now),
-            "open": sum(c["enqueued"] - c["finished"] for c in now), "lost": r.counters()["ops_lost"] - lost, **counts}
+    return {"section": name, "issued": model.issued, "numbered": sum(c["enqueued"] - before.get(c["id"], 0) for c in now),
+            "open": sum(c["enqueued"] - c["finished"] for c in now), "lost": r.counters()["ops_lost"] - lost, **sums}
 
 
-def accounting(tp):
-    step = trainer(tp)
+def accounting(tp, steps):
+    step = trainer(tp, dev)
     for _ in range(5):
         step()
 
     def train():
-        for _ in range(200):
+        for _ in range(100):
             step()
 
     x = torch.ones(1 << 18, device=dev)
@@ -157,23 +95,51 @@ def accounting(tp):
             count()
 
     # Captured calls are not operations: the replays are.
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        dist.all_reduce(x)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(5):
-                dist.all_reduce(x)
+    def graph_of(calls):
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            dist.all_reduce(x)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    dist.all_reduce(x)
+        return graph
 
     def replays():
         for _ in range(100):
             graph.replay()
             count(5)
 
+    def symmetric():
+        stream = torch.cuda.current_stream().cuda_stream
+        for k in range(100):
+            raw.all_reduce(memory, 1 << (k % 16), stream)
+            count()
+
+    def direct():
+        stream = torch.cuda.current_stream().cuda_stream
+        for k in range(100):
+            raw.all_reduce(x.data_ptr(), 1 << (k % 16), stream)
+            count()
+
     alltoall(), messages()  # connections are made before what is counted
-    return [section("DDP + TP, 200 steps", train), section("5 kinds", kinds), section("all_to_all", alltoall),
-            section("send/recv", messages), section("CUDA graph", replays)]
+    out = [section(f"DDP + TP, {steps} steps", train, steps // 100), section("5 kinds", kinds), section("all_to_all", alltoall),
+           section("send/recv", messages)]
+    # What a version of torch or NCCL may not have costs its own line only.
+    try:
+        graph = graph_of(5)
+        out.append(section("CUDA graph", replays))
+        torch.cuda.synchronize()
+    except Exception as e:
+        out.append({"section": "CUDA graph", "failed": str(e)})
+    try:
+        raw = raw_comm()
+        out.append(section("NCCL called directly", direct))
+        memory = raw.window(1 << 20)
+        out.append(section("symmetric window", symmetric))
+    except Exception as e:
+        out.append({"section": "symmetric window", "failed": str(e)})
+    return out
 
 
 def durations():
@@ -200,51 +166,61 @@ def durations():
         if len(ours) == n:
             err = sorted(t - o for o, t in zip(ours, theirs))
             rows.append({"size": size, "ours_us": statistics.median(ours), "events_us": statistics.median(theirs),
-                         "err_median_us": err[n // 2], "err_p99_us": err[n * 99 // 100]})
+                         "err_least_us": err[0], "err_median_us": err[n // 2], "err_p99_us": err[n * 99 // 100]})
         else:
             rows.append({"size": size, "missing": n - len(ours)})
         del x
     return rows
 
 
-def speed(tp):
-    """Time of an all-reduce by size, many queued, and steps a second."""
-    out = {}
-    for size in [8, 4096, 1 << 17, 1 << 19, 1 << 21, 1 << 22, 1 << 24, 1 << 26, 1 << 28, 1 << 30]:
-        x = torch.ones(max(size // 4, 2), device=dev)
-        n, best = (500, []) if size <= 1 << 22 else (20, [])
-        for k in range(7):
-            torch.cuda.synchronize()
-            dist.barrier()
-            torch.cuda.synchronize()
-            at = time.perf_counter()
-            for _ in range(n):
-                dist.all_reduce(x)
-            torch.cuda.synchronize()
-            if k:
-                best.append((time.perf_counter() - at) / n * 1e6)
-        out[str(size)] = statistics.median(best)
-        del x
-    step = trainer(tp)
-    rates = []
-    for k in range(6):
+def turns(tp):
+    """Does what measure.py says, a line at a time, while the ranks of other modes wait: so modes are compared in turn."""
+    raw = raw_comm()
+    step = trainer(tp, dev)
+    stream = torch.cuda.Stream()
+    x = torch.ones(1 << 28, device=dev)
+
+    def timed(n, call):
+        dist.barrier()
         torch.cuda.synchronize()
         at = time.perf_counter()
-        for _ in range(100):
-            step()
+        for _ in range(n):
+            call()
+        called = time.perf_counter() - at
         torch.cuda.synchronize()
-        if k:
-            rates.append(100 / (time.perf_counter() - at))
-    out["steps"] = statistics.median(rates)
-    return out
+        return {"calls_us": called / n * 1e6, "us": (time.perf_counter() - at) / n * 1e6}
+
+    for _ in range(20):
+        step()
+    answer = (lambda a: print("ANSWER " + json.dumps(a), flush=True)) if rank == 0 else lambda a: None
+    answer({"nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__})
+    for line in sys.stdin:
+        what, size, n = line.split()
+        size, n = int(size), int(n)
+        if what == "end":
+            break
+        if what == "raw":
+            pointer, floats, on = x.data_ptr(), max(size // 4, 2), stream.cuda_stream
+            got = timed(n, lambda: raw.all_reduce(pointer, floats, on))
+        elif what == "torch":
+            y = x[:max(size // 4, 2)]
+            got = timed(n, lambda: dist.all_reduce(y))
+        else:
+            got = timed(n, step)
+        answer(got)
 
 
 dist.init_process_group("nccl", device_id=dev)
 tp_group = dist.new_group(list(range(world)))
 what = sys.argv[1]
-result = {"accounting": accounting, "speed": speed}[what](tp_group) if what != "durations" else durations()
+if what == "accounting":
+    result = accounting(tp_group, int(os.environ.get("MEASURE_STEPS", "2000")))
+elif what == "durations":
+    result = durations()
+else:
+    result = turns(tp_group)
 reader = recorder()
-extra = {"counters": reader.counters(), "conns": reader.conns()} if reader else {}
+extra = {"counters": reader.counters(), "conns": reader.conns(), "comms": reader.comms()} if reader else {}
 if rank == 0:
     print("RESULT " + json.dumps({"result": result, "nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__, **extra}), flush=True)
 dist.barrier()

@@ -44,6 +44,7 @@ type Client struct {
 	paths   map[string]*path
 	release []string
 	signals map[signal]*planpb.Signal
+	loads   map[signal]*planpb.Load
 	anew    bool // a stream has begun: everything is to be said
 	next    int  // port to trace next
 	used    map[uint16]string
@@ -84,7 +85,7 @@ func NewClient(o ClientOptions) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("planner's client: %w", err)
 	}
-	c := &Client{o: o, conn: conn, wake: make(chan struct{}, 1), paths: map[string]*path{}, signals: map[signal]*planpb.Signal{}, used: map[uint16]string{}, next: o.FirstPort}
+	c := &Client{o: o, conn: conn, wake: make(chan struct{}, 1), paths: map[string]*path{}, signals: map[signal]*planpb.Signal{}, loads: map[signal]*planpb.Load{}, used: map[uint16]string{}, next: o.FirstPort}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.wg.Go(c.follow)
 	return c, nil
@@ -220,7 +221,14 @@ func (c *Client) need() *planpb.Need {
 		m.Signals = append(m.Signals, s)
 		delete(c.signals, k)
 	}
-	if len(m.Requests)+len(m.Release)+len(m.Signals) == 0 {
+	for k, l := range c.loads {
+		if len(m.Loads) == perMessage {
+			break
+		}
+		m.Loads = append(m.Loads, l)
+		delete(c.loads, k)
+	}
+	if len(m.Requests)+len(m.Release)+len(m.Signals)+len(m.Loads) == 0 {
 		return nil
 	}
 	return m
@@ -247,6 +255,17 @@ func (c *Client) say(s *planpb.Signal) {
 	k := signal{s.Conn, s.Lane}
 	if _, ok := c.signals[k]; ok || len(c.signals) < maxConns {
 		c.signals[k] = s
+		c.ring()
+	}
+}
+
+// carry notes what a lane carries.
+func (c *Client) carry(l *planpb.Load) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k := signal{l.Conn, l.Lane}
+	if _, ok := c.loads[k]; ok || len(c.loads) < maxConns {
+		c.loads[k] = l
 		c.ring()
 	}
 }

@@ -35,6 +35,8 @@ type path struct {
 	verified time.Time
 	moved    time.Time
 	last     []ccl.LaneState
+	carried  []ccl.LaneState // when what lanes carry was last told
+	told     time.Time
 }
 
 const (
@@ -334,6 +336,9 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 	if sent >= bulk && len(p.want) == 0 {
 		defer p.ask(len(lanes))
 	}
+	for _, load := range p.loads(now, lanes) {
+		defer p.c.carry(load)
+	}
 	var bad []int
 	for i, l := range lanes {
 		if i < len(p.last) && p.last[i].Port == l.Port {
@@ -364,6 +369,25 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 	if verify {
 		p.work()
 	}
+}
+
+// loadEvery is how often the planner is told what lanes carry.
+const loadEvery = time.Second
+
+// loads is what lanes have carried since the planner was last told, when that is due and
+// they are on the plan's ports. The lock is held.
+func (p *path) loads(now time.Time, lanes []ccl.LaneState) (out []*planpb.Load) {
+	took := now.Sub(p.told)
+	if took < loadEvery || len(p.on) == 0 {
+		return nil
+	}
+	for i, l := range lanes {
+		if took < 2*loadFor && i < len(p.carried) && i < len(p.given) && p.carried[i].Port == l.Port && p.given[i] == l.Port && l.Acked >= p.carried[i].Acked {
+			out = append(out, &planpb.Load{Conn: p.id, Lane: uint32(i), Rate: uint64(float64(l.Acked-p.carried[i].Acked) / took.Seconds())})
+		}
+	}
+	p.carried, p.told = append(p.carried[:0], lanes...), now
+	return out
 }
 
 // Close implements ccl.Path.

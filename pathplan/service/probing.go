@@ -53,6 +53,7 @@ type prober struct {
 	results []outcome
 	bad     map[pathplan.Link]time.Time // that this has found, until they are well
 	state   map[pathplan.Link]pathplan.LinkState
+	since   map[pathplan.Link]time.Time // when it was found
 	sent    map[pathplan.Link]uint64
 	lost    map[pathplan.Link]uint64
 }
@@ -84,7 +85,7 @@ func newProber(s *Server, o Probing) *prober {
 	o.Port, o.Ports, o.Count, o.Rate = cmp.Or(o.Port, probe.Port), cmp.Or(o.Ports, 256), cmp.Or(o.Count, 10), cmp.Or(o.Rate, 1000)
 	p := &prober{
 		s: s, o: o, hosts: map[string]*probing{}, byLeaf: map[string][]pathplan.HostPort{}, leaves: s.o.Fabric.Leaves,
-		bad: map[pathplan.Link]time.Time{}, state: map[pathplan.Link]pathplan.LinkState{}, sent: map[pathplan.Link]uint64{}, lost: map[pathplan.Link]uint64{},
+		bad: map[pathplan.Link]time.Time{}, state: map[pathplan.Link]pathplan.LinkState{}, since: map[pathplan.Link]time.Time{}, sent: map[pathplan.Link]uint64{}, lost: map[pathplan.Link]uint64{},
 	}
 	for _, h := range s.o.Fabric.Ports {
 		if h.Addr != "" {
@@ -279,14 +280,20 @@ func (p *prober) apply(now time.Time, found map[pathplan.Link]pathplan.LinkState
 			p.s.o.Log.Warn("link is bad", "link", l.String(), "down", st.Down, "loss", st.Loss)
 			_ = p.s.planner.SetLink(now, l, st)
 			p.state[l] = st
+			if !known {
+				p.since[l] = now
+			}
+			p.s.decided(Decision{At: now, Link: l, State: st})
 		}
 	}
 	for l, at := range p.bad {
 		if _, still := found[l]; !still && seen[l] && now.Sub(at) >= wellAfter {
 			p.s.o.Log.Info("link is well again", "link", l.String())
 			_ = p.s.planner.SetLink(now, l, pathplan.LinkState{})
+			p.s.decided(Decision{At: now, Link: l, Since: p.since[l]})
 			delete(p.bad, l)
 			delete(p.state, l)
+			delete(p.since, l)
 		}
 	}
 }

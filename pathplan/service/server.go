@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/pathplan"
 	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
 )
@@ -44,6 +45,10 @@ type Options struct {
 	Tick     time.Duration // between looks at what is to be moved, 200 ms
 	Moves    int           // lanes that one look moves at most, 64
 	Streams  int           // at a time, 4096; half of them one job's at most
+	StateDir string        // where the plan is kept, "" for nowhere
+
+	// Decided is told of what the planner has done, under its lock: it must not block.
+	Decided func(Decision)
 
 	Probing Probing
 	Log     *slog.Logger
@@ -63,6 +68,10 @@ type Server struct {
 	streams int
 	version uint64
 	probing *prober
+	moved   map[pathplan.Reason]uint64
+
+	state      *statedir.Dir // nil for none
+	stateError atomic.Pointer[string]
 
 	Denied, Moved, Refused atomic.Uint64
 }
@@ -73,6 +82,7 @@ type stream struct {
 	out               chan *planpb.Paths
 	lagging           atomic.Bool
 	conns             map[string]bool
+	loads             map[string][]carried // by connection and lane
 }
 
 // New opens a planner's listener.
@@ -104,9 +114,24 @@ func New(o Options) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("planner: listening at %s needs certificates: without, whoever reaches it could have jobs' traffic moved; give --tls.*, or listen on loopback", o.Listen)
 	}
-	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}}
+	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
+	if o.StateDir != "" {
+		if err := s.restore(o.StateDir); err != nil {
+			ln.Close()
+			return nil, err
+		}
+	}
 	return s, nil
+}
+
+// Close ends a server that does not run.
+func (s *Server) Close() error {
+	err := s.ln.Close()
+	if s.state != nil {
+		err = errors.Join(err, s.state.Close())
+	}
+	return err
 }
 
 // Addr is where it listens.
@@ -132,6 +157,10 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	})
+	if s.state != nil {
+		defer s.state.Close()
+		ticking.Go(func() { s.keep(ctx) })
+	}
 	defer ticking.Wait()
 	if err := g.Serve(s.ln); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("planner: %w", err)
@@ -146,10 +175,15 @@ func (s *Server) tick(now time.Time) {
 	s.planner.Expire(now)
 	s.probing.judge(now)
 	moved := map[pathplan.ConnID]bool{}
-	for _, m := range s.planner.Rebalance(now, s.o.Moves) {
+	moves := s.planner.Rebalance(now, s.o.Moves)
+	for _, m := range moves {
 		s.Moved.Add(1)
+		s.moved[m.Reason]++
 		s.o.Log.Info("lane moved", "tenant", m.Conn.Tenant, "job", m.Conn.Job, "conn", m.Conn.Conn, "lane", m.Lane, "from", m.From.String(), "to", m.Path.String(), "reason", m.Reason.String())
 		moved[m.Conn] = true
+	}
+	if len(moves) > 0 {
+		s.decided(Decision{At: now, Took: time.Since(now), Moves: moves})
 	}
 	for id := range moved {
 		s.tell(id)
@@ -237,7 +271,7 @@ func (s *Server) Plan(g planpb.Planner_PlanServer) error {
 	if err := s.who(g.Context(), h, false); err != nil {
 		return err
 	}
-	st := &stream{tenant: h.GetJob(), job: h.GetJob(), node: h.GetNode(), out: make(chan *planpb.Paths, outgoing), conns: map[string]bool{}}
+	st := &stream{tenant: h.GetJob(), job: h.GetJob(), node: h.GetNode(), out: make(chan *planpb.Paths, outgoing), conns: map[string]bool{}, loads: map[string][]carried{}}
 	if err := s.enter(st.tenant); err != nil {
 		return err
 	}
@@ -336,7 +370,7 @@ func (st *stream) id(conn string) pathplan.ConnID {
 
 // take does what a process asks for.
 func (s *Server) take(st *stream, m *planpb.Need) error {
-	if len(m.GetRequests())+len(m.GetRelease())+len(m.GetSignals()) > 2*maxConns {
+	if len(m.GetRequests())+len(m.GetRelease())+len(m.GetSignals())+len(m.GetLoads()) > 2*maxConns {
 		s.Refused.Add(1)
 		return status.Errorf(codes.ResourceExhausted, "more than %d entries in a message", 2*maxConns)
 	}
@@ -346,6 +380,7 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 	for _, c := range m.GetRelease() {
 		if st.conns[c] && s.owners[st.id(c)] == st {
 			delete(st.conns, c)
+			delete(st.loads, c)
 			delete(s.owners, st.id(c))
 			_ = s.planner.Release(st.id(c)) // it may have expired
 		}
@@ -389,6 +424,7 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 	if len(out.Assigned) > 0 {
 		st.send(out)
 	}
+	st.carries(now, m.GetLoads())
 	var signals []pathplan.LaneSignal
 	for _, g := range m.GetSignals() {
 		if !st.conns[g.GetConn()] || g.GetLane() >= pathplan.MaxLanes {
@@ -418,13 +454,6 @@ func (s *Server) request(st *stream, r *planpb.Request) (q pathplan.Request, err
 		return q, fmt.Errorf("connection %.80q of %d lanes: want a name, and 1 to %d lanes", r.GetConn(), r.GetLanes(), pathplan.MaxLanes)
 	}
 	return pathplan.Request{Conn: st.id(r.GetConn()), Src: from, Dst: to, Lanes: int(r.GetLanes())}, nil
-}
-
-// Links returns all links as the planner sees them.
-func (s *Server) Links() []pathplan.LinkView {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.planner.Links()
 }
 
 // Assignments returns what a job has.

@@ -188,12 +188,10 @@ func (s *Supervisor) Status() Status {
 // of the job is left behind, save one that SIGKILL cannot end.
 func (s *Supervisor) Run(ctx context.Context) (err error) {
 	// A second supervisor would take over the control socket and the secret of the first.
-	if s.dir, err = statedir.OpenPrivate(s.o.Dir); err != nil {
-		hint := ""
-		if errors.Is(err, statedir.ErrLocked) {
-			hint = " (is this job running already? else give it another --job or --dir)"
-		}
-		return fmt.Errorf("run: %w%s", err, hint)
+	if s.dir, err = statedir.OpenPrivate(s.o.Dir); errors.Is(err, statedir.ErrLocked) {
+		return fmt.Errorf("run: %w (is this job running already? else give it another --job or --dir)", err)
+	} else if err != nil {
+		return fmt.Errorf("run: %w", err)
 	}
 	defer s.dir.Close()
 	secret := s.dir.Join("secret")

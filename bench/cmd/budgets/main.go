@@ -61,6 +61,7 @@ var measurements = []measurement{
 	{"record_append_c", recordAppendC},
 	{"nccl_plugin", ncclCall},
 	{"windowmon", windowMonitor},
+	{"rdma_monitor", monitorAtLineRate},
 	{"recorder_overhead", recorderOverhead},
 	{"otlp_span", otlpSpan},
 	{"agent", func() ([]row, error) { return agentLoad("agent", 1) }},

@@ -86,11 +86,11 @@ func one(set jobsim.Set, row string, seed uint64, ranks int, verbose bool) error
 		now := map[string]string{}
 		for i := range verdicts {
 			v := &verdicts[i]
-			now[v.Key] = said(v)
+			now[v.Key] = fmt.Sprintf("%-9s %s", v.Level, said(v))
 			if told[v.Key] == now[v.Key] {
 				continue
 			}
-			fmt.Printf("%8.2fs step %-4d %-9s %s\n", j.Now().Seconds(), j.Steps(), v.Level, now[v.Key])
+			fmt.Printf("%8.2fs step %-4d %s\n", j.Now().Seconds(), j.Steps(), now[v.Key])
 			if verbose {
 				for _, w := range v.Why {
 					fmt.Printf("%24s%s\n", "", w)

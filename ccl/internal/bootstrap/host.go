@@ -207,7 +207,7 @@ func (c *Control) doomLocked(verdict error) {
 			c.told[r] = true
 		}
 	}
-	if lost, ok := verdict.(*LostError); ok {
+	if lost := (*LostError)(nil); errors.As(verdict, &lost) {
 		c.told[lost.Rank] = true // will not come to hear it
 	}
 	close(c.doomed)
@@ -218,8 +218,7 @@ func (c *Control) dismiss(conn net.Conn, rank int, why error) {
 	c.told[rank] = true
 	c.wg.Go(func() {
 		conn.SetDeadline(time.Now().Add(flushTimeout))
-		conn.Write(encodeFailure(why))
-		conn.Close()
+		hangUp(conn, encodeFailure(why))
 	})
 }
 

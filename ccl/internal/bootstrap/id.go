@@ -62,10 +62,10 @@ func (id ID) Uint64() uint64 { return binary.LittleEndian.Uint64(id.Token[:]) }
 func (id ID) derive(tag string, members []int) [16]byte {
 	h := sha256.New()
 	h.Write(id.Token[:])
-	binary.Write(h, binary.LittleEndian, uint64(len(tag)))
+	h.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(tag))))
 	io.WriteString(h, tag)
 	for _, m := range members {
-		binary.Write(h, binary.LittleEndian, int64(m))
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(m)))
 	}
 	return [16]byte(h.Sum(nil))
 }

@@ -133,11 +133,10 @@ func (c *Control) fail(err error) error {
 
 // isVerdict reports whether rank 0 has given the rendezvous up.
 func isVerdict(err error) bool {
-	switch err.(type) {
-	case *ConflictError, *LostError, *MissingError:
-		return true
-	}
-	return false
+	var conflict *ConflictError
+	var lost *LostError
+	var missing *MissingError
+	return errors.As(err, &conflict) || errors.As(err, &lost) || errors.As(err, &missing)
 }
 
 // lastWord is for how long a rank that gives up listens for rank 0's reason.
@@ -189,7 +188,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 		}
 		switch t {
 		case framePending:
-			if m, ok := decodeFailure(t, f, c.size).(*MissingError); ok {
+			if m := (*MissingError)(nil); errors.As(decodeFailure(t, f, c.size), &m) {
 				*pending = *m
 			}
 		case frameRetry:

@@ -165,8 +165,7 @@ func (l *Listener) serve(conn *accept.Conn) {
 	case t != frameHello:
 		conn.Close()
 	case c == nil:
-		conn.Write(seal(frame(frameRetry)))
-		conn.Close()
+		hangUp(conn, seal(frame(frameRetry)))
 	default:
 		conn.SetDeadline(time.Time{})
 		c.arrive(conn.Conn, f, theirs)
@@ -215,9 +214,12 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 		_, err = io.ReadFull(conn, got[:])
 	}
 	want := prove(l.secret, "client", theirs, token, client, server)
-	if err != nil || !hmac.Equal(got[:], want[:]) {
+	if err == nil && !hmac.Equal(got[:], want[:]) {
+		err = errors.New("the proof is of another secret")
+	}
+	if err != nil {
 		conn.Refuse(accept.Unproved)
-		return token, theirs, fmt.Errorf("%w: %v", ErrSecret, err)
+		return token, theirs, fmt.Errorf("%w: %w", ErrSecret, err)
 	}
 	conn.Known()
 	return token, theirs, nil
@@ -274,6 +276,13 @@ func watchHost(conn net.Conn) {
 	}
 }
 
+// hangUp sends a connection's last frame and closes it. A peer that cannot hear it has
+// gone: nobody is left to tell.
+func hangUp(conn net.Conn, last []byte) {
+	_, _ = conn.Write(last)
+	conn.Close()
+}
+
 // setUserTimeout bounds how long sent bytes may stay unacknowledged (tcp(7),
 // TCP_USER_TIMEOUT). It also ends a connection whose peer's window stays shut,
 // so it must be off (0) while more is under way than a stopped peer can take.
@@ -283,8 +292,9 @@ func setUserTimeout(conn net.Conn, d time.Duration) {
 		return
 	}
 	if raw, err := sc.SyscallConn(); err == nil {
-		raw.Control(func(fd uintptr) {
-			unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
+		// A socket that is closed by now has no bytes to bound.
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
 		})
 	}
 }

@@ -203,7 +203,9 @@ func (p *peer) write(conn net.Conn) {
 	// Closing at once would reset the connection when bytes of the peer's are
 	// unread, and destroy our last words on their way. read closes.
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
-		half.CloseWrite()
+		if half.CloseWrite() != nil {
+			conn.Close() // it has ended already; read reports it
+		}
 	} else {
 		conn.Close()
 	}
@@ -280,7 +282,7 @@ func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 		}
 	case t == frameLost && !hub:
 		var e *LostError
-		if e, ok = decodeFailure(t, f, c.size).(*LostError); ok {
+		if ok = errors.As(decodeFailure(t, f, c.size), &e); ok {
 			c.tell(Event{Kind: Lost, Rank: e.Rank, Err: e})
 		}
 	case t == frameLeft && !hub:

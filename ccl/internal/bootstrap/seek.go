@@ -339,6 +339,5 @@ func (c *Control) comeback(conn net.Conn, t frameType, f fields) {
 		c.mu.Unlock()
 	}
 	conn.SetDeadline(time.Now().Add(flushTimeout))
-	conn.Write(seal(frame(answer)))
-	conn.Close()
+	hangUp(conn, seal(frame(answer)))
 }

@@ -2,6 +2,7 @@ package bootstrap
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 )
@@ -209,21 +210,24 @@ func decodeRanks(f *fields, size int) []int {
 
 // encodeFailure turns the error of a failed rendezvous into its frame.
 func encodeFailure(err error) []byte {
-	switch e := err.(type) {
-	case *ConflictError:
+	var conflict *ConflictError
+	var lost *LostError
+	var missing *MissingError
+	switch {
+	case errors.As(err, &conflict):
 		code := 0
 		for i, c := range conflictCodes {
-			if c == e.Err {
+			if i > 0 && errors.Is(conflict.Err, c) {
 				code = i
 			}
 		}
 		b := append(frame(frameConflict), byte(code))
-		b = appendU32(b, uint32(e.Rank))
-		return seal(appendBytes(b, e.Detail))
-	case *LostError:
-		return encodeLost(e)
-	case *MissingError:
-		return encodeMissing(frameMissing, e)
+		b = appendU32(b, uint32(conflict.Rank))
+		return seal(appendBytes(b, conflict.Detail))
+	case errors.As(err, &lost):
+		return encodeLost(lost)
+	case errors.As(err, &missing):
+		return encodeMissing(frameMissing, missing)
 	}
 	return seal(frame(frameRetry))
 }

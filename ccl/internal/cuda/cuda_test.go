@@ -491,7 +491,7 @@ func BenchmarkLaunch(b *testing.B) {
 	}
 }
 
-// What an operation enqueues, and a crossing that does nothing (Query).
+// What an operation enqueues, and a call into C that does nothing (Query).
 func BenchmarkEnqueue(b *testing.B) {
 	d := cudatest.Device(b, 0)
 	s := must[*cuda.Stream](b)(d.NewStream(0))

@@ -7,7 +7,7 @@
 //
 // Goroutines move between threads and CUDA's current context belongs to a
 // thread, so every call makes its device's primary context current and does
-// its work within one crossing into C (native_cgo.go). Threads are put into the
+// its work within one call into C (native_cgo.go). Threads are put into the
 // relaxed capture mode, so that a caller's global capture in another thread is
 // not invalidated by our polling.
 //

@@ -163,37 +163,12 @@ func (k *clock) handshake() error {
 	if err := k.stream.Record(events[1]); err != nil {
 		return err
 	}
-	var first, last int64
-	for range clockRounds {
-		before := record.Now()
-		k.word++
-		atomic.StoreUint32(k.load(clockWord), k.word)
-		for atomic.LoadUint32(k.load(clockSlot+8)) != k.word {
-			if record.Now()-before > int64(clockPatience) {
-				return errBusy
-			}
-		}
-		after := record.Now()
-		gpu := int64(atomic.LoadUint64((*uint64)(unsafe.Pointer(k.load(clockSlot)))))
-		k.mu.Lock()
-		k.cal.Handshake(before, gpu, after)
-		k.mu.Unlock()
-		if first == 0 {
-			first = gpu
-		}
-		last = gpu
+	first, last, err := k.rounds()
+	if err != nil {
+		return err
 	}
-	for wait := record.Now(); ; {
-		done, err := events[1].Query()
-		if err != nil {
-			return err
-		}
-		if done {
-			break
-		}
-		if record.Now()-wait > int64(clockPatience) {
-			return errBusy
-		}
+	if err := await(events[1]); err != nil {
+		return err
 	}
 	// The event was after the last stamp, and no later than the time between the two
 	// events after the first.
@@ -214,6 +189,47 @@ func (k *clock) handshake() error {
 		}
 	}
 	return nil
+}
+
+// rounds are the answers of the kernel that handshake has launched: the GPU's time in the
+// first and in the last.
+func (k *clock) rounds() (first, last int64, err error) {
+	for range clockRounds {
+		before := record.Now()
+		k.word++
+		atomic.StoreUint32(k.load(clockWord), k.word)
+		for atomic.LoadUint32(k.load(clockSlot+8)) != k.word {
+			if record.Now()-before > int64(clockPatience) {
+				return 0, 0, errBusy
+			}
+		}
+		after := record.Now()
+		gpu := int64(atomic.LoadUint64((*uint64)(unsafe.Pointer(k.load(clockSlot)))))
+		k.mu.Lock()
+		k.cal.Handshake(before, gpu, after)
+		k.mu.Unlock()
+		if first == 0 {
+			first = gpu
+		}
+		last = gpu
+	}
+	return first, last, nil
+}
+
+// await waits for an event of the clock's stream, within its patience.
+func await(e *cuda.Event) error {
+	for wait := record.Now(); ; {
+		done, err := e.Query()
+		if err != nil {
+			return err
+		}
+		if done {
+			return nil
+		}
+		if record.Now()-wait > int64(clockPatience) {
+			return errBusy
+		}
+	}
 }
 
 // time is the GPU's clock at an event that has just happened. Where the driver

@@ -65,8 +65,8 @@ func (n *Proxy) launch(s gpu.Stream, x *Op, chunks []chunk) error {
 	return nil
 }
 
-// lends reports whether chunks are so large that a NIC may send them from their slots.
-func (n *Proxy) lends(chunks []chunk) bool {
+// zeroCopy reports whether chunks are so large that a NIC may send them from their slots.
+func (n *Proxy) zeroCopy(chunks []chunk) bool {
 	return slices.ContainsFunc(chunks, func(k chunk) bool { return k.bytes() >= rdma.KeptFrom })
 }
 

@@ -32,7 +32,7 @@ func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) er
 	split(&m)
 	prepare := func(x *Op) (err error) {
 		x.gate, x.returns = x.chunkGate, x.returned
-		if n.lends(m.chunks) {
+		if n.zeroCopy(m.chunks) {
 			x.peers = m.via.peers
 		}
 		x.plan, err = n.schedule(o, m.via, m.chunks)

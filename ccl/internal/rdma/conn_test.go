@@ -586,6 +586,34 @@ func testNoPathLeft(t *testing.T, ports [2]string) {
 	t.Log(errs[0])
 }
 
+// TestLastWords: an end that has something to tell when the peer has failed hears why, and
+// not that its own message could not be sent.
+func TestLastWords(t *testing.T) {
+	f := verbstest.New(t, verbstest.Options{})
+	a, b := connect(t, f, quick)
+	if err := both(t, a, b, 1<<20, 0, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.Conn.w.mu.Lock() // its reader waits
+	a.Conn.w.mu.Lock()
+	a.fail(a.lostPaths())
+	a.Conn.w.mu.Unlock()
+	for range 50 { // the first is answered by a reset
+		b.tell(&message{kind: msgDown, lane: 0, path: 0})
+		time.Sleep(time.Millisecond)
+	}
+	b.Conn.w.mu.Unlock()
+	var err error
+	for err == nil {
+		if _, err = b.Recv(make([]byte, 1)); err == nil {
+			b.wait()
+		}
+	}
+	if !errors.Is(err, ErrNoPath) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 // TestNeverConnected: ports that do not reach each other are an error that says so,
 // in bounded time.
 func TestNeverConnected(t *testing.T) {

@@ -7,11 +7,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/windowmon"
 )
 
-// stampFrom is the smallest post that is worth a time stamp and the monitor's
-// attention. Smaller ones, lines among them, count in the live words, and are
+// stampFrom is the smallest post to shared memory or TCP that is worth a time stamp and
+// the monitor's attention. Smaller ones, lines among them, count in the live words, and are
 // part of the next larger one's work request. When the last of them completed
 // is only known to the accuracy with which anyone looks, so they cannot tell a
-// slow network from a fast one anyway.
+// slow network from a fast one anyway. (A NIC tells of small ones, too: postPaced.)
 const stampFrom = 4 << 10
 
 // burst is how many bytes a sender may post on one look at the clock, one piece
@@ -23,6 +23,15 @@ const (
 	burst      = 256 << 10
 	burstWaits = 32
 )
+
+// paceNs is how much of a connection's traffic has one time stamp where a NIC tells of each
+// completion: what it carries in that time joins. So stamps cost the same however small messages
+// are, 50,000 a second at most; a connection slow enough for each message to take as long has
+// each one stamped. Windows take some of these times at least, so what is slow is seen as soon.
+const paceNs = 20e3
+
+// maxPace bounds that, in bytes: what a NIC of 800 Gbit/s carries in that time.
+const maxPace = 2 << 20
 
 // idleRefresh is how often a sleeping rank looks what has become of bytes that
 // are outstanding: nobody wakes it for a completion that it does not wait for.
@@ -43,6 +52,7 @@ type meter struct {
 
 	burstEnd   uint64 // up to where posts join the last one
 	burstUntil uint64 // and up to how many waits
+	pace       uint64 // bytes that join a stamped post, by the last window's speed
 
 	posted, completed, received uint64 // as last told to conn
 	monPosted, monCompleted     uint64 // as last told to mon
@@ -88,6 +98,23 @@ func (t *meter) postNext(n int, total, waits uint64) {
 	t.post(n, total)
 }
 
+// postPaced is post for n bytes of a work request whose completion a NIC tells.
+func (t *meter) postPaced(n int, total uint64) {
+	if n == 0 || !t.on {
+		return
+	}
+	if total <= t.burstEnd && t.mon.Join(int(total-t.monPosted)) {
+		t.monPosted = total
+		return
+	}
+	t.burstEnd = total + t.pace
+	now := record.Now()
+	tell := t.mon.Post(now, int(total-t.monPosted))
+	t.monPosted, t.posted = total, total
+	t.conn.Posted(total, now)
+	t.window(now, tell)
+}
+
 // complete tells that the receiver has consumed total bytes.
 func (t *meter) complete(total uint64) {
 	if t.on && min(total, t.monPosted) > t.monCompleted {
@@ -130,7 +157,9 @@ func (t *meter) window(now int64, tell bool) {
 	s := t.mon.Stats()
 	t.windows = s.Windows
 	w := t.mon.Last()
-	t.conn.Window(uint64(w.Bandwidth()), record.Cause(w.State), now)
+	speed := w.Bandwidth()
+	t.pace = uint64(min(speed*(paceNs/1e9), maxPace))
+	t.conn.Window(uint64(speed), record.Cause(w.State), now)
 	if w.WRs > 0 { // a window in which nothing completed has no latency to tell
 		t.conn.Latency(w.Latency)
 	}

@@ -80,6 +80,7 @@ type meeting struct {
 	chosen     bool      // next takes the place of sockets that are sound
 	path       Path      // the plan's, nil for none or not yet
 	moving     bool      // what is sought is only a better path
+	between    bool      // what is sought takes the place of a set that the peer withdrew
 	settled    bool      // both ends have taken over the last set
 
 	lost      uint32 // the set that has failed
@@ -162,7 +163,7 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 			t.from, t.to = g.total/2, g.total
 		}
 	}
-	t.chosen, t.moving, t.settled = g.move, false, g.number == 1
+	t.chosen, t.moving, t.between, t.settled = g.move, false, false, g.number == 1
 	t.whole, t.dialing = g.number, false
 	if err := l.open(t.pending); err != nil {
 		t.fail(err)

@@ -32,7 +32,9 @@ var silentAfter = int64(time.Second)
 var (
 	errSilent = errors.New("nothing is acknowledged")
 	errClosed = errors.New("the kernel has closed the connection")
-	errHalf   = fmt.Errorf("one of its sockets ended, and others did not: %w", io.EOF)
+
+	errWithdrawn = errors.New("the peer has withdrawn the sockets that the connection moved to")
+	errHalf      = fmt.Errorf("one of its sockets ended, and others did not: %w", io.EOF)
 )
 
 const tcpClosed = 7 // TCP_CLOSE
@@ -51,6 +53,7 @@ func (l *tcpLink) watch(now int64) {
 	if l.err != nil || l.n.again == nil {
 		return
 	}
+	l.overdue(now)
 	if l.lost != nil {
 		if e := l.broken.Load(); e != nil {
 			_ = l.fatal(fmt.Errorf("%w; then %w", l.lost, *e))

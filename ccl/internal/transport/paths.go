@@ -64,6 +64,9 @@ var (
 	planDial = time.Second
 	// halvesFor bounds the wait for the peer to dial its half.
 	halvesFor = 2 * time.Second
+	// withdrawnFor bounds the wait for another set when the peer has withdrawn the one
+	// that a connection moved to.
+	withdrawnFor = 2 * time.Second
 )
 
 const (

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -39,7 +40,7 @@ func (l *rdmaLink) watched(on bool) {
 // points are hundredths of one core that they take of what drives a port of 400 Gbit/s.
 func BenchmarkRDMAMonitorCost(b *testing.B) {
 	const port = 50e9 // bytes per second
-	for _, size := range []int{8, 512, 4 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20} {
+	for _, size := range []int{8, 512, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("%dB", size), func(b *testing.B) {
 			pairOfLinks(b, true, func(from, to Link) {
 				runtime.LockOSThread()
@@ -72,6 +73,79 @@ func BenchmarkRDMAMonitorCost(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRDMAMonitorAtLineRate is what monitor and recorder cost of one core when a port of
+// 400 Gbit/s carries messages of one size: the calls that a connection makes at each post and completion,
+// with the clock and the recorder that they always have, at the times of such a port. Bytes are
+// not copied, for what copying costs varies by more than is measured. The least of all rounds.
+func BenchmarkRDMAMonitorAtLineRate(b *testing.B) {
+	for _, size := range []int{512, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("%dB", size), func(b *testing.B) {
+			pairOfLinks(b, true, func(from, _ Link) {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				l := from.(*rdmaLink)
+				least := math.Inf(1)
+				for b.Loop() {
+					least = min(least, l.lineRate(size))
+				}
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(least, "ns/message")
+				b.ReportMetric(100*least*lineRate/float64(size)/1e9, "points-of-a-core")
+			})
+		})
+	}
+}
+
+const lineRate = 50e9 // bytes per second
+
+// lineRate tells the link's first path of messages at the speed of a port, and returns what
+// one took, ns.
+func (l *rdmaLink) lineRate(size int) float64 {
+	const (
+		rounds = 400
+		turn   = 1 << 20 // bytes from one wait for the port to the next
+		lag    = 8       // messages outstanding, at least
+	)
+	l.conn.Lock()
+	defer l.conn.Unlock()
+	var clock int64 // what a look at it takes
+	for i := range 1000 {
+		at := record.Now()
+		if d := record.Now() - at; i == 0 || d < clock {
+			clock = d
+		}
+	}
+	chunk := min(size, largestWrite)
+	p := l.at(0, 0)
+	posted, completed := p.posted-p.base, p.completed-p.base
+	messages := max(turn/size, 1)
+	var took int64
+	began := record.Now()
+	for r := range rounds {
+		at := record.Now()
+		for range messages {
+			for n := 0; n < size; n += chunk {
+				posted += uint64(chunk)
+				l.Posted(0, 0, chunk, posted)
+				if posted-completed > uint64(lag*chunk) {
+					completed += uint64(chunk)
+					l.Completed(0, 0, completed)
+				}
+			}
+		}
+		done := record.Now()
+		took += done - at - clock
+		for due := began + int64(float64(r+1)*float64(messages*size)/lineRate*1e9); done < due; {
+			done = record.Now()
+		}
+	}
+	l.Completed(0, 0, posted)
+	return float64(took) / float64(rounds*messages)
+}
+
+// largestWrite of a connection, bytes.
+const largestWrite = 256 << 10
 
 // TestRDMAIdle: ranks that compute, and ranks that wait for one that does not answer,
 // take no processor: nothing polls.

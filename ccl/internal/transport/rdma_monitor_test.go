@@ -25,6 +25,7 @@ type star struct {
 	m     *Mesh
 	flows []*flow // by rank; nil for rank 0
 	read  *record.Reader
+	piece int // bytes of a message; a burst has eight
 }
 
 // flow is the traffic with one rank: bursts, each of which it answers.
@@ -51,6 +52,11 @@ type takes struct {
 
 // stars runs f as rank 0 of so many; everything over a link takes delay.
 func stars(tb testing.TB, size int, delay time.Duration, f func(s *star, peers []takes) error) {
+	starsOf(tb, flowPiece, size, delay, f)
+}
+
+// starsOf is stars with messages of so many bytes.
+func starsOf(tb testing.TB, piece, size int, delay time.Duration, f func(s *star, peers []takes) error) {
 	o := verbstest.Options{Retry: time.Minute}
 	for r := range size {
 		o.Devices = append(o.Devices, verbstest.Device{Name: fmt.Sprint("mlx5_", r)})
@@ -83,29 +89,29 @@ func stars(tb testing.TB, size int, delay time.Duration, f func(s *star, peers [
 		}
 	}, func(m *Mesh, rank, _ int) error {
 		if rank > 0 {
-			return peers[rank].answer(m)
+			return peers[rank].answer(m, piece)
 		}
-		s := &star{m: m, read: reader, flows: make([]*flow, size)}
+		s := &star{m: m, read: reader, flows: make([]*flow, size), piece: piece}
 		for r := 1; r < size; r++ {
 			l, err := m.Link(r)
 			if err != nil {
 				return err
 			}
-			s.flows[r] = &flow{link: l.(*rdmaLink), paths: between(0, r), b: make([]byte, flowBurst)}
+			s.flows[r] = &flow{link: l.(*rdmaLink), paths: between(0, r), b: make([]byte, 8*piece)}
 		}
 		return errors.Join(f(s, peers), s.end())
 	})
 }
 
 // answer takes bursts and answers each, the last one included.
-func (p *takes) answer(m *Mesh) error {
+func (p *takes) answer(m *Mesh, piece int) error {
 	l, err := m.Link(0)
 	if err != nil {
 		return err
 	}
-	b := make([]byte, flowPiece)
+	b := make([]byte, piece)
 	for last := byte(0); last == 0; {
-		for n := 0; n < flowBurst; n += flowPiece {
+		for range 8 {
 			for began := time.Now(); time.Since(began) < time.Duration(p.pause.Load()); {
 				time.Sleep(time.Millisecond)
 			}
@@ -127,7 +133,7 @@ func (s *star) step() error {
 	var line [LinePayload]byte
 	for _, f := range s.flows[1:] {
 		for !f.over && !(f.pause && f.sent == 0) && f.sent < len(f.b) {
-			n, err := f.link.TrySend(f.b[f.sent : f.sent+flowPiece-f.sent%flowPiece])
+			n, err := f.link.TrySend(f.b[f.sent : f.sent+s.piece-f.sent%s.piece])
 			if err != nil {
 				return err
 			}
@@ -139,7 +145,7 @@ func (s *star) step() error {
 			return err
 		} else if ok {
 			f.answers++
-			if f.heard += flowBurst; f.heard == len(f.b) {
+			if f.heard += 8 * s.piece; f.heard == len(f.b) {
 				f.sent, f.heard, f.over = 0, 0, f.b[0] == 1
 			}
 		}
@@ -204,7 +210,7 @@ func (s *star) end() error {
 		return err
 	}
 	for _, f := range s.flows[1:] {
-		f.pause, f.b = false, f.b[:flowBurst]
+		f.pause, f.b = false, f.b[:8*s.piece]
 		f.b[0] = 1
 	}
 	return s.until("the last bursts are answered", func() bool {
@@ -231,6 +237,7 @@ type disturbance struct {
 	first  int64 // from the injection to the first completion that it delayed, as seen by a rank that polls
 	window int64 // from there to the record of a window whose cause is the network
 	state  int64 // and to when the connection's state was that
+	event  int64 // from the injection to the first window of a slow network in the history
 }
 
 // disturb makes what goes to a rank slow by delay until its connection is said to be.
@@ -252,6 +259,12 @@ func (s *star) disturb(rank int, delay time.Duration) (d disturbance, err error)
 		return d, err
 	}
 	d.first, d.state = first-injected, record.Now()-first
+	if err := s.until("the history has a window of a slow network", func() bool {
+		d.event = s.firstSlow(rank, injected) - injected
+		return d.event > 0
+	}); err != nil {
+		return d, err
+	}
 	return d, s.until("a window of a slow network is told", func() bool {
 		told := s.told()[int32(rank)]
 		i := slices.IndexFunc(told, func(r record.Record) bool { return r.Mono > injected && r.Code == uint8(record.CauseNetwork) })
@@ -262,10 +275,30 @@ func (s *star) disturb(rank int, delay time.Duration) (d disturbance, err error)
 	})
 }
 
+// firstSlow is when the first window of a slow network ended that the history of a rank's
+// connection has after a time, 0 when it has none.
+func (s *star) firstSlow(rank int, after int64) (first int64) {
+	for _, c := range s.read.Conns(nil) {
+		for _, w := range s.read.History(&c, nil) {
+			if int(c.Peer) == rank && w.Last > after && w.Cause == record.CauseNetwork && (first == 0 || w.Last < first) {
+				first = w.Last
+			}
+		}
+	}
+	return first
+}
+
 // TestRDMADisturbedLink: of several connections the one over the link that became
 // slow has a slow network, and no other one: not those that go on, nor one that sends nothing.
+// So it is with messages of any size.
 func TestRDMADisturbedLink(t *testing.T) {
-	stars(t, 4, 8*time.Millisecond, func(s *star, _ []takes) error {
+	for _, piece := range []int{100, flowPiece} {
+		t.Run(fmt.Sprint(piece), func(t *testing.T) { disturbedLink(t, piece) })
+	}
+}
+
+func disturbedLink(t *testing.T, piece int) {
+	starsOf(t, piece, 4, 8*time.Millisecond, func(s *star, _ []takes) error {
 		if err := s.learn(60); err != nil {
 			return err
 		}
@@ -274,7 +307,7 @@ func TestRDMADisturbedLink(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		t.Logf("first delayed completion %v after the injection; a window of it told %v later, the state %v later", time.Duration(d.first), time.Duration(d.window), time.Duration(d.state))
+		t.Logf("first delayed completion %v after the injection, in the history after %v; a window of it told %v later, the state %v later", time.Duration(d.first), time.Duration(d.event), time.Duration(d.window), time.Duration(d.state))
 		for _, c := range s.read.Conns(nil) {
 			t.Logf("rank %d: %d windows, %d slow, %v, latency %v", c.Peer, c.Windows, c.SlowWindows, c.WindowCause, time.Duration(c.LatencyNs))
 			if c.Peer != 1 && c.SlowWindows > 0 || c.Peer == 1 && c.SlowWindows == 0 {
@@ -347,10 +380,10 @@ func TestRDMAOthersAreLate(t *testing.T) {
 // by its records' times: after the injection, and after the first completion that was delayed.
 func BenchmarkRDMADisturbance(b *testing.B) {
 	for _, c := range []struct{ base, slow time.Duration }{
-		{200 * time.Microsecond, 2 * time.Millisecond}, {time.Millisecond, 20 * time.Millisecond},
+		{50 * time.Microsecond, 500 * time.Microsecond}, {200 * time.Microsecond, 2 * time.Millisecond}, {time.Millisecond, 20 * time.Millisecond},
 	} {
 		b.Run(fmt.Sprintf("%v to %v", c.base, c.slow), func(b *testing.B) {
-			var first, window, state []int64
+			var first, window, state, event []int64
 			stars(b, 4, c.base, func(s *star, _ []takes) error {
 				f := s.flows[1]
 				for b.Loop() {
@@ -361,7 +394,7 @@ func BenchmarkRDMADisturbance(b *testing.B) {
 					if err != nil {
 						return err
 					}
-					first, window, state = append(first, d.first), append(window, d.window), append(state, d.state)
+					first, window, state, event = append(first, d.first), append(window, d.window), append(state, d.state), append(event, d.event)
 					f.paths.Delay(c.base)
 					if err := s.until("all is as before", func() bool { return f.state != windowmon.Network }); err != nil {
 						return err
@@ -377,7 +410,7 @@ func BenchmarkRDMADisturbance(b *testing.B) {
 			for _, m := range []struct {
 				of   []int64
 				name string
-			}{{first, "first-delayed-µs"}, {window, "window-after-it-µs"}, {state, "state-after-it-µs"}} {
+			}{{first, "first-delayed-µs"}, {event, "event-µs"}, {window, "window-after-it-µs"}, {state, "state-after-it-µs"}} {
 				slices.Sort(m.of)
 				b.ReportMetric(float64(m.of[len(m.of)/2])/1e3, m.name)
 				b.ReportMetric(float64(m.of[len(m.of)-1])/1e3, "worst-"+m.name)

@@ -108,13 +108,13 @@ func (l *rdmaLink) at(lane, path int) *pathMeter { return &l.meters[lane*rdma.Ma
 func (l *rdmaLink) Posted(lane, path, n int, total uint64) {
 	p := l.at(lane, path)
 	p.posted = p.base + total
-	p.post(n, p.posted)
+	p.postPaced(n, p.posted)
 }
 
 func (l *rdmaLink) Completed(lane, path int, total uint64) {
 	p := l.at(lane, path)
 	p.completed = p.base + total
-	p.complete(p.completed)
+	p.completeNext(p.completed)
 }
 
 func (l *rdmaLink) Received(lane, path, n int) { l.at(lane, path).received += uint64(n) }

@@ -194,7 +194,7 @@ func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]b
 	mine := total
 	t := l.meet()
 	t.mu.Lock()
-	halves, move := n.planned(rank), t.moving
+	halves, move := n.planned(rank), t.moving || t.between
 	if halves && t.plain {
 		halves, total = false, total/2
 		mine = total

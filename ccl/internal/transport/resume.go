@@ -169,13 +169,39 @@ func (l *tcpLink) lose(err error) {
 		_ = l.fatal(err)
 		return
 	}
-	l.down(err)
+	if !l.withdrawn(err) {
+		l.down(err)
+	}
 	if hungUp(err) {
 		l.mu.Lock()
 		l.ended = true
 		l.mu.Unlock()
 	}
 	l.n.again(l, l.peer, l.number)
+}
+
+// withdrawn reports whether the end of a set is its peer's word that it has begun another
+// one: it has not seen this one whole, and is on the former one, which is sound. Both look
+// for a set then, and there is an outage only when none comes.
+func (l *tcpLink) withdrawn(err error) bool {
+	if l.lost != nil || !l.unsure || !hungUp(err) {
+		return false
+	}
+	l.mu.Lock()
+	l.between = l.whole == l.number
+	l.mu.Unlock()
+	if l.withdrawnAt == 0 {
+		l.withdrawnAt = record.Now()
+		l.meter.unblock()
+	}
+	return true
+}
+
+// overdue makes an outage of a set that was withdrawn when no other takes its place.
+func (l *tcpLink) overdue(now int64) {
+	if l.withdrawnAt != 0 && (now-l.withdrawnAt >= int64(withdrawnFor) || l.broken.Load() != nil) {
+		l.down(errWithdrawn)
+	}
 }
 
 // hungUp reports whether a socket's end is its peer's host's word, and not its silence.
@@ -192,6 +218,10 @@ func hungUp(err error) bool {
 func (l *tcpLink) down(err error) {
 	if l.lost == nil {
 		l.lost, l.heard = err, record.Now()
+		l.unsure, l.withdrawnAt = false, 0
+		l.mu.Lock()
+		l.between = false
+		l.mu.Unlock()
 		l.meter.unblock()
 		l.meter.link(record.LinkDown)
 	}
@@ -223,6 +253,7 @@ func (l *tcpLink) adopt() {
 	if again && !chosen {
 		l.down(errors.New("the peer connects again"))
 	}
+	l.unsure = again && l.lost == nil
 	for _, s := range l.socks {
 		l.retransmitted += s.retransmitted
 	}
@@ -275,7 +306,7 @@ func (l *tcpLink) resumed(s *socket, at uint64, lines uint32) error {
 	if !l.awaits || s != l.socks[0] || int64(at-l.sent) >= lineSize || int64(l.acked-at) >= lineSize && at < l.acked || uint64(more) > l.linesSent-l.linesAcked {
 		return fmt.Errorf("%w: the peer resumes at %d, line %d; here %d to %d, line %d to %d are kept", ErrCorrupt, at, lines, l.acked, l.sent, l.linesAcked, l.linesSent)
 	}
-	l.awaits = false
+	l.awaits, l.unsure, l.withdrawnAt = false, false, 0
 	l.leave()
 	l.mu.Lock()
 	l.dropSkipped(l.number)

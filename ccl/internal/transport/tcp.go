@@ -90,8 +90,11 @@ type tcpLink struct {
 	half       int64  // since when a socket has ended, and others have not
 	awaits     bool   // for the peer to say where it goes on
 	catching   bool   // not all of that has been sent again
+	unsure     bool   // the set took the place of sound sockets, and the peer may not have it
 	resend     uint64 // the next byte to send again
 	resendLine uint64
+
+	withdrawnAt int64 // when the peer withdrew such a set, 0 when it has not
 
 	resumes, resent, retransmitted uint64 // bytes, by this link and by its former sockets' kernel
 	toldResumes, toldResent        uint64

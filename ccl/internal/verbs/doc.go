@@ -8,7 +8,7 @@
 // and an *Error that names the call, the device and what failed. No policy: it
 // retries nothing, chooses no device, and knows nothing of ranks or records.
 //
-// Posting and polling are one crossing into C each and allocate nothing. As in
+// Posting and polling are one call into C each and allocate nothing. As in
 // libibverbs, making objects, posting, polling and reading events are safe from
 // many goroutines at once; a queue pair's state is one goroutine's to change.
 // Close comes after every other call has returned, and children are closed

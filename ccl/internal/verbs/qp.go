@@ -174,7 +174,7 @@ type Write struct {
 	Inline     bool // the bytes are copied while posting; at most MaxInline
 }
 
-// PostWrites posts in order, in one crossing into C, and tells how many were
+// PostWrites posts in order, in one call into C, and tells how many were
 // posted: with an error, those before the one that failed. It does not allocate.
 // The bytes may not change until the write, or a later one of the queue pair,
 // has completed.

@@ -192,12 +192,7 @@ func (r *rank) tell(e *entry, now int64) {
 
 // bytes is the size of an operation by NCCL's convention: of all ranks' data where each has a part.
 func (c *comm) bytes(kind record.CollKind, dtype record.DType, count uint64) uint64 {
-	n := count * uint64(dtype.Size())
-	switch kind {
-	case record.AllGather, record.ReduceScatter, record.AlltoAll:
-		n *= uint64(max(c.size, 1))
-	}
-	return n
+	return count * uint64(dtype.Size()) * uint64(kind.Traits().Shares(int(max(c.size, 1))))
 }
 
 // record appends one call.

@@ -56,7 +56,7 @@ type jsonComm struct {
 // parseJSON reads communicator by communicator, so that memory is bounded by the largest.
 func parseJSON(answer []byte) (*collector.RAS, error) {
 	out := &collector.RAS{}
-	d := json.NewDecoder(bytes.NewReader(answer))
+	d := json.NewDecoder(bytes.NewReader(withCommas(answer)))
 	if _, err := d.Token(); err != nil { // {
 		return nil, fmt.Errorf("%w: %w", ErrAnswer, err)
 	}
@@ -89,6 +89,45 @@ func parseJSON(answer []byte) (*collector.RAS, error) {
 	}
 	out.Version = printable(out.Version)
 	return out, nil
+}
+
+// withCommas is an answer with the commas that are missing in it: NCCL 2.28 forgets the one
+// after a missing rank's nvml_dev, so that its JSON is none when it matters.
+func withCommas(answer []byte) []byte {
+	var out []byte
+	done := 0 // so much of answer is in out
+	var inString, escaped bool
+	ended := -1 // where a value ended after which nothing but white space has come
+	for i, b := range answer {
+		if inString {
+			switch {
+			case escaped:
+				escaped = false
+			case b == '\\':
+				escaped = true
+			case b == '"':
+				inString, ended = false, i+1
+			}
+			continue
+		}
+		switch b {
+		case ' ', '\t', '\r', '\n':
+		case ',', ':', '{', '[':
+			ended = -1
+		case '"', '}', ']':
+			if b == '"' && ended >= 0 {
+				out = append(append(out, answer[done:ended]...), ',')
+				done = ended
+			}
+			inString, ended = b == '"', i+1
+		default:
+			ended = i + 1
+		}
+	}
+	if out == nil {
+		return answer
+	}
+	return append(out, answer[done:]...)
 }
 
 func parseComms(d *json.Decoder, out *collector.RAS) error {
@@ -174,127 +213,151 @@ var (
 
 // parseText reads the answer that is meant for people, line by line.
 func parseText(answer []byte) (*collector.RAS, error) {
-	out := &collector.RAS{}
-	known := false
-	at := map[uint64]int{} // index into out.Comms
-	dead := map[int32]bool{}
-	var (
-		c           *collector.RASComm
-		kind, about string
-		count       uint64
-		inDead      bool
-		groups      []collector.RASBehind // of the current kind, without their most
-		most        uint64
-	)
-	flush := func() {
-		if c != nil {
-			for _, b := range groups {
-				if b.Most = most; b.Launched < most {
-					c.FallBehind(b)
-				}
-			}
-		}
-		groups, most = groups[:0], 0
-	}
+	p := textParser{out: &collector.RAS{}, at: map[uint64]int{}, dead: map[int32]bool{}}
 	lines := bufio.NewScanner(bytes.NewReader(answer))
 	lines.Buffer(nil, 64<<10)
 	for lines.Scan() {
-		line := lines.Text()
-		if m := version.FindStringSubmatch(line); m != nil && out.Version == "" {
-			out.Version, known = printable(m[1]), true
-			continue
-		}
-		if section.MatchString(line) {
-			flush()
-			c, about, inDead, known = nil, "", strings.HasPrefix(line, "DEAD"), true
-			continue
-		}
-		if m := heading.FindStringSubmatch(line); m != nil {
-			flush()
-			inDead, about, known = false, m[2], true
-			id, _ := strconv.ParseUint(m[1], 16, 64) // the pattern is 16 digits at most
-			i, ok := at[id]
-			if !ok {
-				if len(out.Comms) == collector.MaxRASComms {
-					c = nil
-					continue
-				}
-				i = len(out.Comms)
-				at[id] = i
-				out.Comms = append(out.Comms, collector.RASComm{ID: id})
-			}
-			c = &out.Comms[i]
-			continue
-		}
-		if inDead {
-			if m := ended.FindStringSubmatch(line); m != nil && len(dead) < 1<<12 {
-				dead[number(m[1])] = true
-			}
-			continue
-		}
-		if c == nil {
-			continue
-		}
-		switch about {
-		case "INCOMPLETE":
-			if m := inLine.FindStringSubmatch(line); m != nil {
-				for _, f := range strings.FieldsFunc(m[1], func(r rune) bool { return r == ',' || r == ' ' }) {
-					first, last, ok := strings.Cut(f, "-")
-					a, b := number(first), number(first)
-					if ok {
-						b = number(last)
-					}
-					for r := a; r >= 0 && r <= b && r-a <= collector.MaxRASRanks; r++ {
-						c.Miss(collector.RASRank{Rank: r})
-					}
-				}
-			} else if m := oneRank.FindStringSubmatch(line); m != nil {
-				r := collector.RASRank{Rank: number(m[1])}
-				if p := process.FindStringSubmatch(line); p != nil {
-					r.PID = number(p[1])
-				}
-				c.Miss(r)
-			}
-		case "MISMATCH":
-			if m := differs.FindStringSubmatch(line); m != nil {
-				flush()
-				kind, count = m[1], 0
-				about = "counts"
-			}
-		case "counts":
-			if ofStatus.MatchString(line) {
-				flush()
-				about = "MISMATCH"
-				continue
-			}
-			if m := differs.FindStringSubmatch(line); m != nil {
-				flush()
-				kind, count = m[1], 0
-				continue
-			}
-			if m := launched.FindStringSubmatch(line); m != nil {
-				count, _ = strconv.ParseUint(m[3], 10, 64) // "": none
-				most = max(most, count)
-				if m[2] == "" {
-					continue // a group, whose ranks follow if they are few
-				}
-			}
-			if m := oneRank.FindStringSubmatch(line); m != nil && len(groups) <= 4*collector.MaxRASRanks {
-				groups = append(groups, collector.RASBehind{Rank: number(m[1]), Coll: printable(kind), Launched: count})
-			}
-		}
+		p.line(lines.Text())
 	}
-	flush()
-	if !known {
+	p.flush()
+	if !p.known {
 		return nil, fmt.Errorf("%w: it begins with %.60q", ErrAnswer, answer)
 	}
-	for i := range out.Comms {
-		for j := range out.Comms[i].Missing {
-			m := &out.Comms[i].Missing[j]
-			m.Dead = m.Dead || m.PID > 0 && dead[m.PID]
+	for i := range p.out.Comms {
+		for j := range p.out.Comms[i].Missing {
+			m := &p.out.Comms[i].Missing[j]
+			m.Dead = m.Dead || m.PID > 0 && p.dead[m.PID]
 		}
 	}
-	return out, nil
+	return p.out, nil
+}
+
+// textParser is where in the text's sections a line stands.
+type textParser struct {
+	out    *collector.RAS
+	known  bool           // this is RAS that answers
+	at     map[uint64]int // index into out.Comms
+	dead   map[int32]bool
+	inDead bool
+	c      *collector.RASComm    // whose section this is
+	about  string                // what the section tells
+	kind   string                // of the counts that follow
+	count  uint64                // of the ranks that follow
+	groups []collector.RASBehind // of the current kind, without their most
+	most   uint64
+}
+
+// flush ends the counts of one kind: who has launched less than most is behind.
+func (p *textParser) flush() {
+	if p.c != nil {
+		for _, b := range p.groups {
+			if b.Most = p.most; b.Launched < p.most {
+				p.c.FallBehind(b)
+			}
+		}
+	}
+	p.groups, p.most = p.groups[:0], 0
+}
+
+func (p *textParser) line(line string) {
+	if m := version.FindStringSubmatch(line); m != nil && p.out.Version == "" {
+		p.out.Version, p.known = printable(m[1]), true
+		return
+	}
+	if section.MatchString(line) {
+		p.flush()
+		p.c, p.about, p.inDead, p.known = nil, "", strings.HasPrefix(line, "DEAD"), true
+		return
+	}
+	if m := heading.FindStringSubmatch(line); m != nil {
+		p.heading(m[1], m[2])
+		return
+	}
+	if p.inDead {
+		if m := ended.FindStringSubmatch(line); m != nil && len(p.dead) < 1<<12 {
+			p.dead[number(m[1])] = true
+		}
+		return
+	}
+	if p.c == nil {
+		return
+	}
+	switch p.about {
+	case "INCOMPLETE":
+		p.incomplete(line)
+	case "MISMATCH":
+		if m := differs.FindStringSubmatch(line); m != nil {
+			p.flush()
+			p.kind, p.count = m[1], 0
+			p.about = "counts"
+		}
+	case "counts":
+		p.counts(line)
+	}
+}
+
+// heading begins a communicator's section. Its id has 16 hexadecimal digits at most.
+func (p *textParser) heading(hex, about string) {
+	p.flush()
+	p.inDead, p.about, p.known = false, about, true
+	id, _ := strconv.ParseUint(hex, 16, 64)
+	i, ok := p.at[id]
+	if !ok {
+		if len(p.out.Comms) == collector.MaxRASComms {
+			p.c = nil
+			return
+		}
+		i = len(p.out.Comms)
+		p.at[id] = i
+		p.out.Comms = append(p.out.Comms, collector.RASComm{ID: id})
+	}
+	p.c = &p.out.Comms[i]
+}
+
+// incomplete takes the ranks of a line that are missing: in a list, or one with its process.
+func (p *textParser) incomplete(line string) {
+	if m := inLine.FindStringSubmatch(line); m != nil {
+		for _, f := range strings.FieldsFunc(m[1], func(r rune) bool { return r == ',' || r == ' ' }) {
+			first, last, ok := strings.Cut(f, "-")
+			a, b := number(first), number(first)
+			if ok {
+				b = number(last)
+			}
+			for r := a; r >= 0 && r <= b && r-a <= collector.MaxRASRanks; r++ {
+				p.c.Miss(collector.RASRank{Rank: r})
+			}
+		}
+	} else if m := oneRank.FindStringSubmatch(line); m != nil {
+		r := collector.RASRank{Rank: number(m[1])}
+		if pid := process.FindStringSubmatch(line); pid != nil {
+			r.PID = number(pid[1])
+		}
+		p.c.Miss(r)
+	}
+}
+
+// counts takes how many operations of a kind ranks have launched.
+func (p *textParser) counts(line string) {
+	if ofStatus.MatchString(line) {
+		p.flush()
+		p.about = "MISMATCH"
+		return
+	}
+	if m := differs.FindStringSubmatch(line); m != nil {
+		p.flush()
+		p.kind, p.count = m[1], 0
+		return
+	}
+	if m := launched.FindStringSubmatch(line); m != nil {
+		p.count, _ = strconv.ParseUint(m[3], 10, 64) // "": none
+		p.most = max(p.most, p.count)
+		if m[2] == "" {
+			return // a group, whose ranks follow if they are few
+		}
+	}
+	if m := oneRank.FindStringSubmatch(line); m != nil && len(p.groups) <= 4*collector.MaxRASRanks {
+		p.groups = append(p.groups, collector.RASBehind{Rank: number(m[1]), Coll: printable(p.kind), Launched: p.count})
+	}
 }
 
 func number(s string) int32 {

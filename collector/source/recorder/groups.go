@@ -21,6 +21,7 @@ const groupsSuffix = ".groups"
 const (
 	maxGroupsFile = 256 << 10
 	maxGroups     = 1024
+	maxUnnamed    = 8192
 )
 
 // group is a process group of the program's framework.
@@ -121,5 +122,28 @@ func (g *groups) rename(comms []record.CommStatus) {
 		if n == 1 && found != "" {
 			c.Name = found
 		}
+	}
+}
+
+// unnamed are names for communicators that nobody has named, as PyTorch's: by their id.
+type unnamed map[uint64]string
+
+// name gives such communicators a name that all their members' agents find alike. It has no
+// letters of the id: names that differ by digits only are of communicators that do the same work.
+func (u *unnamed) name(comms []record.CommStatus) {
+	for i := range comms {
+		c := &comms[i]
+		if c.Name != "" {
+			continue
+		}
+		name, ok := (*u)[c.ID]
+		if !ok {
+			if *u == nil || len(*u) >= maxUnnamed {
+				*u = unnamed{} // others have come since
+			}
+			name = fmt.Sprintf("comm-%05d", c.ID%100_000)
+			(*u)[c.ID] = name
+		}
+		c.Name = name
 	}
 }

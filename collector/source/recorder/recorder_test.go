@@ -401,7 +401,8 @@ func TestMarksOfAProcess(t *testing.T) {
 	}
 }
 
-// Communicators are called what the program calls its process groups.
+// Communicators are called what the program calls its process groups, and by their id where
+// nobody has named them.
 func TestGroups(t *testing.T) {
 	dir := t.TempDir()
 	n := newNode(t, recorder.Options{Dir: dir})
@@ -432,7 +433,7 @@ func TestGroups(t *testing.T) {
 		}
 		return out
 	}
-	if got := fmt.Sprintf("%q", names()); got != `["0" "3" "" "" "9"]` {
+	if got := fmt.Sprintf("%q", names()); got != `["0" "3" "comm-00003" "comm-00004" "9"]` {
 		t.Error(got)
 	}
 	text := `[{"name":"0","title":"world","rank":1,"size":8},{"name":"3","title":"tp\u001b[31m","rank":0,"size":2},{"name":"5","title":"dp","rank":1,"size":4},
@@ -441,7 +442,7 @@ func TestGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	names()
-	if got := fmt.Sprintf("%q", names()); got != `["world" "tp�[31m" "dp" "" "9"]` {
+	if got := fmt.Sprintf("%q", names()); got != `["world" "tp�[31m" "dp" "comm-00004" "9"]` {
 		t.Error(got)
 	}
 	if err := os.WriteFile(groups, []byte(`{"name": 5`), 0o600); err != nil {

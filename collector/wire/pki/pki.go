@@ -21,6 +21,7 @@ import (
 	"io/fs"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -110,6 +111,19 @@ func block(file, kind string) ([]byte, error) {
 // Issue writes NAME.crt and NAME.key for an identity, over those that are there.
 // hosts are the names and addresses by which the holder is dialled.
 func (a *Authority) Issue(name string, id wire.Identity, hosts []string, life time.Duration) (wire.TLS, error) {
+	if err := id.Check(); err != nil {
+		return wire.TLS{}, fmt.Errorf("certificate: %w", err)
+	}
+	return a.issue(name, id.URIs(), hosts, life)
+}
+
+// IssueWeb is Issue for web listeners and who asks them: the certificate speaks for no part of
+// Lockstep, so its holder can report nothing and order nothing.
+func (a *Authority) IssueWeb(name string, hosts []string, life time.Duration) (wire.TLS, error) {
+	return a.issue(name, nil, hosts, life)
+}
+
+func (a *Authority) issue(name string, uris []*url.URL, hosts []string, life time.Duration) (wire.TLS, error) {
 	now := time.Now()
 	if life <= 0 || now.Add(life).After(a.cert.NotAfter) {
 		return wire.TLS{}, fmt.Errorf("certificate of %s: a life of %v, want above 0 and within the authority's, until %s", name, life, a.cert.NotAfter.Format(time.DateOnly))
@@ -118,10 +132,7 @@ func (a *Authority) Issue(name string, id wire.Identity, hosts []string, life ti
 		Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-backdated), NotAfter: now.Add(life),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-		URIs:        id.URIs(),
-	}
-	if err := id.Check(); err != nil {
-		return wire.TLS{}, fmt.Errorf("certificate: %w", err)
+		URIs:        uris,
 	}
 	for _, h := range hosts {
 		if ip := net.ParseIP(h); ip != nil {

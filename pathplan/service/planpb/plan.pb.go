@@ -90,6 +90,7 @@ type Need struct {
 	Requests      []*Request             `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
 	Release       []string               `protobuf:"bytes,3,rep,name=release,proto3" json:"release,omitempty"` // connections
 	Signals       []*Signal              `protobuf:"bytes,4,rep,name=signals,proto3" json:"signals,omitempty"`
+	Loads         []*Load                `protobuf:"bytes,5,rep,name=loads,proto3" json:"loads,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +149,13 @@ func (x *Need) GetRelease() []string {
 func (x *Need) GetSignals() []*Signal {
 	if x != nil {
 		return x.Signals
+	}
+	return nil
+}
+
+func (x *Need) GetLoads() []*Load {
+	if x != nil {
+		return x.Loads
 	}
 	return nil
 }
@@ -290,6 +298,67 @@ func (x *Signal) GetNowhere() bool {
 	return false
 }
 
+// Load is what a lane carries: for people to see, nothing is planned by it.
+type Load struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Conn          string                 `protobuf:"bytes,1,opt,name=conn,proto3" json:"conn,omitempty"`
+	Lane          uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
+	Rate          uint64                 `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"` // bytes a second that arrived, of late
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Load) Reset() {
+	*x = Load{}
+	mi := &file_plan_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Load) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Load) ProtoMessage() {}
+
+func (x *Load) ProtoReflect() protoreflect.Message {
+	mi := &file_plan_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Load.ProtoReflect.Descriptor instead.
+func (*Load) Descriptor() ([]byte, []int) {
+	return file_plan_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Load) GetConn() string {
+	if x != nil {
+		return x.Conn
+	}
+	return ""
+}
+
+func (x *Load) GetLane() uint32 {
+	if x != nil {
+		return x.Lane
+	}
+	return 0
+}
+
+func (x *Load) GetRate() uint64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
 type Paths struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Assigned      []*Assigned            `protobuf:"bytes,1,rep,name=assigned,proto3" json:"assigned,omitempty"`
@@ -299,7 +368,7 @@ type Paths struct {
 
 func (x *Paths) Reset() {
 	*x = Paths{}
-	mi := &file_plan_proto_msgTypes[4]
+	mi := &file_plan_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +380,7 @@ func (x *Paths) String() string {
 func (*Paths) ProtoMessage() {}
 
 func (x *Paths) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[4]
+	mi := &file_plan_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +393,7 @@ func (x *Paths) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Paths.ProtoReflect.Descriptor instead.
 func (*Paths) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{4}
+	return file_plan_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Paths) GetAssigned() []*Assigned {
@@ -346,7 +415,7 @@ type Assigned struct {
 
 func (x *Assigned) Reset() {
 	*x = Assigned{}
-	mi := &file_plan_proto_msgTypes[5]
+	mi := &file_plan_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +427,7 @@ func (x *Assigned) String() string {
 func (*Assigned) ProtoMessage() {}
 
 func (x *Assigned) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[5]
+	mi := &file_plan_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +440,7 @@ func (x *Assigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assigned.ProtoReflect.Descriptor instead.
 func (*Assigned) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{5}
+	return file_plan_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Assigned) GetConn() string {
@@ -415,7 +484,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_plan_proto_msgTypes[6]
+	mi := &file_plan_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +496,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[6]
+	mi := &file_plan_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +509,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{6}
+	return file_plan_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Lane) GetName() string {
@@ -481,7 +550,7 @@ type ProbeUp struct {
 
 func (x *ProbeUp) Reset() {
 	*x = ProbeUp{}
-	mi := &file_plan_proto_msgTypes[7]
+	mi := &file_plan_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +562,7 @@ func (x *ProbeUp) String() string {
 func (*ProbeUp) ProtoMessage() {}
 
 func (x *ProbeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[7]
+	mi := &file_plan_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +575,7 @@ func (x *ProbeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeUp.ProtoReflect.Descriptor instead.
 func (*ProbeUp) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{7}
+	return file_plan_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ProbeUp) GetHello() *Hello {
@@ -538,7 +607,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_plan_proto_msgTypes[8]
+	mi := &file_plan_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +619,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[8]
+	mi := &file_plan_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +632,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{8}
+	return file_plan_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Task) GetId() uint64 {
@@ -621,7 +690,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_plan_proto_msgTypes[9]
+	mi := &file_plan_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +702,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[9]
+	mi := &file_plan_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +715,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{9}
+	return file_plan_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Result) GetId() uint64 {
@@ -699,7 +768,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_plan_proto_msgTypes[10]
+	mi := &file_plan_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +780,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[10]
+	mi := &file_plan_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +793,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{10}
+	return file_plan_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Way) GetSpine() string {
@@ -778,12 +847,13 @@ const file_plan_proto_rawDesc = "" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n" +
-	"\x03job\x18\x03 \x01(\tR\x03job\"\xc6\x01\n" +
+	"\x03job\x18\x03 \x01(\tR\x03job\"\xf8\x01\n" +
 	"\x04Need\x121\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1b.lockstep.pathplan.v1.HelloR\x05hello\x129\n" +
 	"\brequests\x18\x02 \x03(\v2\x1d.lockstep.pathplan.v1.RequestR\brequests\x12\x18\n" +
 	"\arelease\x18\x03 \x03(\tR\arelease\x126\n" +
-	"\asignals\x18\x04 \x03(\v2\x1c.lockstep.pathplan.v1.SignalR\asignals\"W\n" +
+	"\asignals\x18\x04 \x03(\v2\x1c.lockstep.pathplan.v1.SignalR\asignals\x120\n" +
+	"\x05loads\x18\x05 \x03(\v2\x1a.lockstep.pathplan.v1.LoadR\x05loads\"W\n" +
 	"\aRequest\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x10\n" +
 	"\x03src\x18\x02 \x01(\tR\x03src\x12\x10\n" +
@@ -793,7 +863,11 @@ const file_plan_proto_rawDesc = "" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x1c\n" +
 	"\tcongested\x18\x03 \x01(\bR\tcongested\x12\x18\n" +
-	"\anowhere\x18\x04 \x01(\bR\anowhere\"C\n" +
+	"\anowhere\x18\x04 \x01(\bR\anowhere\"B\n" +
+	"\x04Load\x12\x12\n" +
+	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
+	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x12\n" +
+	"\x04rate\x18\x03 \x01(\x04R\x04rate\"C\n" +
 	"\x05Paths\x12:\n" +
 	"\bassigned\x18\x01 \x03(\v2\x1e.lockstep.pathplan.v1.AssignedR\bassigned\"\x80\x01\n" +
 	"\bAssigned\x12\x12\n" +
@@ -845,38 +919,40 @@ func file_plan_proto_rawDescGZIP() []byte {
 	return file_plan_proto_rawDescData
 }
 
-var file_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_plan_proto_goTypes = []any{
 	(*Hello)(nil),    // 0: lockstep.pathplan.v1.Hello
 	(*Need)(nil),     // 1: lockstep.pathplan.v1.Need
 	(*Request)(nil),  // 2: lockstep.pathplan.v1.Request
 	(*Signal)(nil),   // 3: lockstep.pathplan.v1.Signal
-	(*Paths)(nil),    // 4: lockstep.pathplan.v1.Paths
-	(*Assigned)(nil), // 5: lockstep.pathplan.v1.Assigned
-	(*Lane)(nil),     // 6: lockstep.pathplan.v1.Lane
-	(*ProbeUp)(nil),  // 7: lockstep.pathplan.v1.ProbeUp
-	(*Task)(nil),     // 8: lockstep.pathplan.v1.Task
-	(*Result)(nil),   // 9: lockstep.pathplan.v1.Result
-	(*Way)(nil),      // 10: lockstep.pathplan.v1.Way
+	(*Load)(nil),     // 4: lockstep.pathplan.v1.Load
+	(*Paths)(nil),    // 5: lockstep.pathplan.v1.Paths
+	(*Assigned)(nil), // 6: lockstep.pathplan.v1.Assigned
+	(*Lane)(nil),     // 7: lockstep.pathplan.v1.Lane
+	(*ProbeUp)(nil),  // 8: lockstep.pathplan.v1.ProbeUp
+	(*Task)(nil),     // 9: lockstep.pathplan.v1.Task
+	(*Result)(nil),   // 10: lockstep.pathplan.v1.Result
+	(*Way)(nil),      // 11: lockstep.pathplan.v1.Way
 }
 var file_plan_proto_depIdxs = []int32{
 	0,  // 0: lockstep.pathplan.v1.Need.hello:type_name -> lockstep.pathplan.v1.Hello
 	2,  // 1: lockstep.pathplan.v1.Need.requests:type_name -> lockstep.pathplan.v1.Request
 	3,  // 2: lockstep.pathplan.v1.Need.signals:type_name -> lockstep.pathplan.v1.Signal
-	5,  // 3: lockstep.pathplan.v1.Paths.assigned:type_name -> lockstep.pathplan.v1.Assigned
-	6,  // 4: lockstep.pathplan.v1.Assigned.lanes:type_name -> lockstep.pathplan.v1.Lane
-	0,  // 5: lockstep.pathplan.v1.ProbeUp.hello:type_name -> lockstep.pathplan.v1.Hello
-	9,  // 6: lockstep.pathplan.v1.ProbeUp.result:type_name -> lockstep.pathplan.v1.Result
-	10, // 7: lockstep.pathplan.v1.Result.ways:type_name -> lockstep.pathplan.v1.Way
-	1,  // 8: lockstep.pathplan.v1.Planner.Plan:input_type -> lockstep.pathplan.v1.Need
-	7,  // 9: lockstep.pathplan.v1.Planner.Probe:input_type -> lockstep.pathplan.v1.ProbeUp
-	4,  // 10: lockstep.pathplan.v1.Planner.Plan:output_type -> lockstep.pathplan.v1.Paths
-	8,  // 11: lockstep.pathplan.v1.Planner.Probe:output_type -> lockstep.pathplan.v1.Task
-	10, // [10:12] is the sub-list for method output_type
-	8,  // [8:10] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	4,  // 3: lockstep.pathplan.v1.Need.loads:type_name -> lockstep.pathplan.v1.Load
+	6,  // 4: lockstep.pathplan.v1.Paths.assigned:type_name -> lockstep.pathplan.v1.Assigned
+	7,  // 5: lockstep.pathplan.v1.Assigned.lanes:type_name -> lockstep.pathplan.v1.Lane
+	0,  // 6: lockstep.pathplan.v1.ProbeUp.hello:type_name -> lockstep.pathplan.v1.Hello
+	10, // 7: lockstep.pathplan.v1.ProbeUp.result:type_name -> lockstep.pathplan.v1.Result
+	11, // 8: lockstep.pathplan.v1.Result.ways:type_name -> lockstep.pathplan.v1.Way
+	1,  // 9: lockstep.pathplan.v1.Planner.Plan:input_type -> lockstep.pathplan.v1.Need
+	8,  // 10: lockstep.pathplan.v1.Planner.Probe:input_type -> lockstep.pathplan.v1.ProbeUp
+	5,  // 11: lockstep.pathplan.v1.Planner.Plan:output_type -> lockstep.pathplan.v1.Paths
+	9,  // 12: lockstep.pathplan.v1.Planner.Probe:output_type -> lockstep.pathplan.v1.Task
+	11, // [11:13] is the sub-list for method output_type
+	9,  // [9:11] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_plan_proto_init() }
@@ -890,7 +966,7 @@ func file_plan_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plan_proto_rawDesc), len(file_plan_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

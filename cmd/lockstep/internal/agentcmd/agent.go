@@ -4,8 +4,10 @@ package agentcmd
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,6 +17,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/ebpf"
 	"github.com/lockstep-ccl/lockstep/collector/source/nvml"
 	"github.com/lockstep-ccl/lockstep/collector/source/ras"
@@ -127,34 +130,8 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if tracer.Enabled() {
 		sinks = []collector.Sink{tracer, metrics} // exemplars name what the tracer exports
 	}
-	var sources []agent.NamedSource
-	if c.GPU.Watch {
-		gpus := nvml.New(nvml.Options{Period: c.GPU.Period, Bound: c.GPU.Bound, Log: log})
-		defer func() {
-			if err := gpus.Close(); err != nil { // the process ends all the same
-				log.Warn("the GPU driver does not let go", "err", err)
-			}
-		}()
-		sources = append(sources, agent.NamedSource{Name: "nvml", Source: gpus})
-	}
-	if c.NIC.Watch {
-		nics := rdma.New(rdma.Options{Sys: os.DirFS(c.NIC.Sys), Period: c.NIC.Period, Bound: c.NIC.Bound, Log: log})
-		defer func() {
-			if err := nics.Close(); err != nil { // the process ends all the same
-				log.Warn("a NIC's driver does not let go", "err", err)
-			}
-		}()
-		sources = append(sources, agent.NamedSource{Name: "rdma", Source: nics})
-	}
-	if c.EBPF.Watch {
-		probes := ebpf.New(ebpf.Options{Dir: c.RuntimeDir, Node: c.Node, Job: c.EBPF.Job, Sample: c.EBPF.Sample, Log: log})
-		defer func() {
-			if err := probes.Close(); err != nil { // the process ends all the same, and the probes with it
-				log.Warn("probes were not taken off", "err", err)
-			}
-		}()
-		sources = append(sources, agent.NamedSource{Name: "ebpf", Source: probes})
-	}
+	sources, release := c.sources(log)
+	defer release()
 	if known := masterOf; true { // a job without a master by the flags may have one that lockstep attach has started
 		masterOf = func(job string) string {
 			if addr := known(job); addr != "" || wire.CheckJob(job) != nil {
@@ -163,11 +140,6 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 			there, _ := presence.Find(c.RuntimeDir, presence.Master(job))
 			return there.Agents
 		}
-	}
-	if c.RAS.Watch {
-		second := ras.New(ras.Options{Addr: c.RAS.Addr, Log: log})
-		defer second.Close()
-		sources = append(sources, agent.NamedSource{Name: "ras", Source: second})
 	}
 	a, err = agent.New(agent.Options{Node: c.Node, Dir: c.RuntimeDir, Users: users, Master: masterOf, TLS: c.TLS.Wire(), Log: log, Sinks: sinks, Sources: sources, Events: eventSet(c.NCCLEvents), Workload: otlp.WorkloadOf})
 	if err != nil {
@@ -180,8 +152,8 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if release, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
-		defer release()
+	if leave, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
+		defer leave()
 	} else {
 		log.Info("lockstep attach will not find this agent", "err", err)
 	}
@@ -195,6 +167,41 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	g.Go(func() error { return a.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	return g.Wait()
+}
+
+// sources are what the agent watches beside recorders and processes, and what lets go of
+// them, the last one first: the process ends all the same when one of them cannot.
+func (c *Cmd) sources(log *slog.Logger) (sources []agent.NamedSource, release func()) {
+	var closers []func()
+	type closer interface {
+		source.Source
+		io.Closer
+	}
+	add := func(name string, s closer, trouble string) {
+		sources = append(sources, agent.NamedSource{Name: name, Source: s})
+		closers = append(closers, func() {
+			if err := s.Close(); err != nil {
+				log.Warn(trouble, "err", err)
+			}
+		})
+	}
+	if c.GPU.Watch {
+		add("nvml", nvml.New(nvml.Options{Period: c.GPU.Period, Bound: c.GPU.Bound, Log: log}), "the GPU driver does not let go")
+	}
+	if c.NIC.Watch {
+		add("rdma", rdma.New(rdma.Options{Sys: os.DirFS(c.NIC.Sys), Period: c.NIC.Period, Bound: c.NIC.Bound, Log: log}), "a NIC's driver does not let go")
+	}
+	if c.EBPF.Watch {
+		add("ebpf", ebpf.New(ebpf.Options{Dir: c.RuntimeDir, Node: c.Node, Job: c.EBPF.Job, Sample: c.EBPF.Sample, Log: log}), "probes were not taken off")
+	}
+	if c.RAS.Watch {
+		add("ras", ras.New(ras.Options{Addr: c.RAS.Addr, Log: log}), "NCCL's RAS does not let go")
+	}
+	return sources, func() {
+		for _, f := range slices.Backward(closers) {
+			f()
+		}
+	}
 }
 
 // eventSet is the set of this name, which is one of those that the flag allows.

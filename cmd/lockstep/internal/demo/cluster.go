@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,6 +45,7 @@ type cluster struct {
 	device    string
 	monitored bool
 	shrink    bool          // survivors of a lost rank go on by themselves
+	openWeb   bool          // pages without TLS and password
 	interval  time.Duration // between looks at the metrics
 
 	mu    sync.Mutex
@@ -52,7 +54,9 @@ type cluster struct {
 	stack      *local.Stack // nil unless monitored
 	traced     bool         // with a real Jaeger
 	tracing    *local.Tracing
-	herald     *herald // nil if monitored
+	herald     *herald    // nil if monitored
+	web        *local.Web // nil if openWeb
+	client     *http.Client
 	control    *process.Client
 	agents     []string // host:port of /metrics
 	master     string
@@ -77,6 +81,7 @@ func newCluster(c *cluster) (*cluster, error) {
 		return nil, err
 	}
 	c.parts, c.died, c.interval = map[string]*part{}, make(chan error, 16), 250*time.Millisecond
+	c.client = &http.Client{Transport: &http.Transport{}}
 	dir := c.dir
 	for _, d := range []string{"log", "faults", "train", "master", "run"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
@@ -107,6 +112,15 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 	masterGRPC := ports[0]
 	c.master, c.remediator, c.agents = ports[1], ports[2], ports[3:]
 
+	certs, err := newCerts(filepath.Join(c.dir, "pki"))
+	if err != nil {
+		return err
+	}
+	if !c.openWeb {
+		if err := c.closeWeb(certs); err != nil {
+			return err
+		}
+	}
 	if c.monitored {
 		if err := c.monitor(ctx, progress); err != nil {
 			return err
@@ -120,37 +134,11 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 	if err := os.WriteFile(filepath.Join(c.dir, "remediator.yaml"), []byte(c.policy()), 0o600); err != nil {
 		return err
 	}
-	certs, err := newCerts(filepath.Join(c.dir, "pki"))
+	parts, err := c.daemons(certs, masterGRPC)
 	if err != nil {
 		return err
 	}
-	masterTLS, err := certs.flags("master", wire.Identity{Role: wire.RoleMaster, Jobs: []string{jobName}}, "127.0.0.1")
-	if err != nil {
-		return err
-	}
-	remediatorTLS, err := certs.flags("remediator", wire.Identity{Role: wire.RoleRemediator})
-	if err != nil {
-		return err
-	}
-	parts := []*part{
-		{name: "master", args: append([]string{"master", "--job", jobName, "--listen", masterGRPC, "--web.listen-address", c.master, "--state-dir", filepath.Join(c.dir, "master")}, masterTLS...)},
-		{name: "remediator", args: append([]string{"remediator", "--master", masterGRPC, "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
-			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token"), "--web.listen-address", c.remediator, "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, remediatorTLS...)},
-	}
-	if c.tracing != nil {
-		parts[0].args = append(parts[0].args, "--web.trace-url", c.tracing.URL+"/trace/{trace}")
-	}
-	for i, addr := range c.agents {
-		agentTLS, err := certs.flags(fmt.Sprintf("agent%d", i), wire.Identity{Role: wire.RoleAgent, Node: c.nodeName(i)})
-		if err != nil {
-			return err
-		}
-		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: append([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC, "--web.listen-address", addr}, agentTLS...)})
-	}
-	parts = append(parts, &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
-		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.hold(), "--grace", "500ms", "--quiet", "--"},
-		c.trainCommand(c.shape, filepath.Join(c.dir, "train"), 0, c.pace)...)})
-	for _, p := range parts {
+	for _, p := range append(parts, c.job()) {
 		p.env = append(p.env, c.traceEnv(p.name)...)
 		if err := c.launch(p); err != nil {
 			return err
@@ -164,6 +152,41 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 		c.herald = startHerald(c)
 	}
 	return nil
+}
+
+// daemons are master, remediator and agents, each with a certificate of its own.
+func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
+	masterTLS, err := certs.flags("master", wire.Identity{Role: wire.RoleMaster, Jobs: []string{jobName}}, "127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	remediatorTLS, err := certs.flags("remediator", wire.Identity{Role: wire.RoleRemediator})
+	if err != nil {
+		return nil, err
+	}
+	parts := []*part{
+		{name: "master", args: append([]string{"master", "--job", jobName, "--listen", masterGRPC, "--state-dir", filepath.Join(c.dir, "master")}, slices.Concat(masterTLS, c.webFlags(c.master, webPassword))...)},
+		{name: "remediator", args: append([]string{"remediator", "--master", masterGRPC, "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
+			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token"), "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, slices.Concat(remediatorTLS, c.webFlags(c.remediator, webMutual))...)},
+	}
+	if c.tracing != nil {
+		parts[0].args = append(parts[0].args, "--web.trace-url", c.tracing.URL+"/trace/{trace}")
+	}
+	for i, addr := range c.agents {
+		agentTLS, err := certs.flags(fmt.Sprintf("agent%d", i), wire.Identity{Role: wire.RoleAgent, Node: c.nodeName(i)})
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: append([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC}, slices.Concat(agentTLS, c.webFlags(addr, webPassword))...)})
+	}
+	return parts, nil
+}
+
+// job is the supervisor of the ranks.
+func (c *cluster) job() *part {
+	return &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
+		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.hold(), "--grace", "500ms", "--quiet", "--"},
+		c.trainCommand(c.shape, filepath.Join(c.dir, "train"), 0, c.pace)...)}
 }
 
 // monitor starts Prometheus and Alertmanager.
@@ -180,7 +203,8 @@ func (c *cluster) monitor(ctx context.Context, progress io.Writer) (err error) {
 			{Job: "lockstep-remediator", Addresses: []string{c.remediator}},
 		},
 		RuleFiles:              []string{rulesFile},
-		WebhookURL:             "http://" + c.remediator + "/webhook",
+		Web:                    c.web,
+		WebhookURL:             c.web.URL(c.remediator) + "/webhook",
 		WebhookCredentialsFile: filepath.Join(c.dir, "token"),
 		Interval:               c.interval,
 		Progress:               progress,
@@ -293,7 +317,7 @@ func (c *cluster) launch(p *part) error {
 func (c *cluster) ready(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	check := func() error { return c.get(ctx, "http://"+c.address(name)+"/-/ready", nil) }
+	check := func() error { return c.get(ctx, c.web.URL(c.address(name))+"/-/ready", nil) }
 	if name == "job" {
 		check = func() error {
 			_, err := process.NewClient(filepath.Join(c.dir, "run", "control.sock")).Status(ctx)
@@ -397,8 +421,10 @@ func (c *cluster) get(ctx context.Context, url string, v any) error {
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+c.token)
-	resp, err := http.DefaultClient.Do(req)
+	if req.URL.Host == c.remediator { // the token is of nobody else's business
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.client.Do(req)
 	if err != nil {
 		return err
 	}

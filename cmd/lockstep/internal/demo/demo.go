@@ -33,6 +33,7 @@ type Cmd struct {
 	OnLoss   string        `default:"restart" enum:"restart,shrink" help:"What follows when a rank is lost: restart the job, or shrink it, where the survivors of a data-parallel job go on by themselves (--fault rank_killed)."`
 	Alerts   bool          `default:"true" negatable:"" help:"Run a real Prometheus and Alertmanager. Without them the demo itself hands confirmed verdicts to the remediator."`
 	Tracing  bool          `help:"Run a real Jaeger too, and print the link to the trace of each fault. Building it takes about five minutes of two cores, once."`
+	OpenWeb  bool          `help:"Leave the pages open on loopback: no TLS and no password. Without it each run makes its own, for every web listener."`
 	Every    time.Duration `default:"10s" help:"Time between a recovery and the next fault."`
 	Duration time.Duration `default:"0s" help:"With --fault none: how long to watch for false alarms (0: until interrupted)."`
 	Rank     int           `default:"-1" help:"Victim (-1: any)." placeholder:"R"`
@@ -95,7 +96,7 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 			_ = os.RemoveAll(dir)
 		}()
 	}
-	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink"})
+	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink", openWeb: c.OpenWeb})
 	if err != nil {
 		return err
 	}
@@ -169,7 +170,7 @@ func (c *Cmd) wholeShape() (shape, error) {
 func (c *Cmd) intro(ctx context.Context, out *printer, cl *cluster, took time.Duration) {
 	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) over %s on %d logical nodes, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, cl.device, cl.shape.nodes, took.Seconds())))
 	link := func(what, url, shows string) { out.say("  %-14s %-34s %s", what, url, shows) }
-	link("status page", "http://"+cl.master+"/status", "who is held up by whom; the story of each incident")
+	link("status page", cl.web.URL(cl.master)+"/status", "who is held up by whom; the story of each incident")
 	if cl.monitored {
 		link("alerts", cl.alertsPage(ctx), "which rules fire in Prometheus")
 		link("Alertmanager", cl.stack.AlertmanagerURL, "what it sends to the remediator")
@@ -178,11 +179,16 @@ func (c *Cmd) intro(ctx context.Context, out *printer, cl *cluster, took time.Du
 		link("Jaeger", cl.tracing.URL, "traces: job is the service")
 	}
 	for i, a := range cl.agents {
-		link("agent "+cl.nodeName(i), "http://"+a+"/metrics", "what Prometheus scrapes")
+		link("agent "+cl.nodeName(i), cl.web.URL(a)+"/metrics", "what Prometheus scrapes")
 	}
-	link("master", "http://"+cl.master+"/metrics", "")
-	link("remediator", "http://"+cl.remediator+"/metrics", "")
+	link("master", cl.web.URL(cl.master)+"/metrics", "")
+	how := ""
+	if cl.web != nil {
+		how = "for who has a certificate: curl -K, below"
+	}
+	link("remediator", cl.web.URL(cl.remediator)+"/metrics", how)
 	out.say("  %-14s %s", "logs", cl.dir)
+	cl.signIn(out)
 }
 
 // alertsPage is where Prometheus shows its alerts: a server that was built from its module has
@@ -334,7 +340,7 @@ func (c *cluster) settle(ctx context.Context) (*web.Status, error) {
 	defer deadline.Stop()
 	for {
 		var st web.Status
-		if c.get(ctx, "http://"+c.master+"/api/v1/status", &st) == nil && st.Step > 0 {
+		if c.get(ctx, c.web.URL(c.master)+"/api/v1/status", &st) == nil && st.Step > 0 {
 			if first == 0 || st.Step < first || len(st.Open) > 0 {
 				first = st.Step
 			}
@@ -361,7 +367,7 @@ func (c *Cmd) watchNothing(ctx context.Context, out *printer, cl *cluster) error
 	var step uint64
 	for c.Duration == 0 || time.Since(began) < c.Duration {
 		var st web.Status
-		if err := cl.get(ctx, "http://"+cl.master+"/api/v1/status", &st); err == nil {
+		if err := cl.get(ctx, cl.web.URL(cl.master)+"/api/v1/status", &st); err == nil {
 			step = st.Step
 			for _, in := range append(st.Open, st.Closed...) {
 				if k := "verdict " + in.ID; !alarms[k] {
@@ -459,7 +465,7 @@ func (c *cluster) panels(ctx context.Context) error {
 	var err error
 	for _, v := range []dashboards.Vars{{Communicator: "dp0", Collective: "ReduceScatter"}} {
 		v.Job, v.Node, v.RateInterval = jobName, c.agents[0], 2*time.Second
-		err = errors.Join(err, dashboards.Check(ctx, c.stack.PrometheusURL, v))
+		err = errors.Join(err, dashboards.Check(ctx, c.stack.PrometheusURL, c.client, v))
 	}
 	return err
 }
@@ -468,10 +474,10 @@ func (c *cluster) panels(ctx context.Context) error {
 func (c *cluster) red(ctx context.Context) error {
 	var errs []error
 	for _, node := range c.agents {
-		errs = append(errs, dashboards.Red(ctx, c.stack.PrometheusURL, dashboards.Vars{Job: jobName, Node: node, RateInterval: 2 * time.Second}))
+		errs = append(errs, dashboards.Red(ctx, c.stack.PrometheusURL, c.client, dashboards.Vars{Job: jobName, Node: node, RateInterval: 2 * time.Second}))
 	}
 	var st web.Status
-	if err := c.get(ctx, "http://"+c.master+"/api/v1/status", &st); err != nil {
+	if err := c.get(ctx, c.web.URL(c.master)+"/api/v1/status", &st); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
 	for _, m := range st.Delay {

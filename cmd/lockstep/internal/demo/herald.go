@@ -90,11 +90,11 @@ func (h *herald) look(ctx context.Context) error {
 
 // confirmed reads the confirmed incidents that are open from the master's metrics.
 func (h *herald) confirmed(ctx context.Context) (map[string]map[string]string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.c.master+"/metrics", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.c.web.URL(h.c.master)+"/metrics", nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := h.c.client.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -127,13 +127,13 @@ func (h *herald) tell(ctx context.Context, id string, labels map[string]string) 
 	if err != nil {
 		return err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+h.c.remediator+"/webhook", bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.c.web.URL(h.c.remediator)+"/webhook", bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Authorization", "Bearer "+h.c.token)
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := h.c.client.Do(req)
 	if err != nil {
 		return err
 	}

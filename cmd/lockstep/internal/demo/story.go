@@ -96,7 +96,7 @@ func (w *watcher) verdict(ctx context.Context) {
 		return
 	}
 	var st web.Status
-	if w.c.get(ctx, "http://"+w.c.master+"/api/v1/status", &st) != nil {
+	if w.c.get(ctx, w.c.web.URL(w.c.master)+"/api/v1/status", &st) != nil {
 		return // the master may be dead for a while; it is asked again
 	}
 	for _, in := range append(st.Open, st.Closed...) {
@@ -175,7 +175,7 @@ func (w *watcher) action(ctx context.Context) {
 		return
 	}
 	var entries []remediation.Entry
-	if w.c.get(ctx, "http://"+w.c.remediator+"/api/v1/actions", &entries) != nil {
+	if w.c.get(ctx, w.c.web.URL(w.c.remediator)+"/api/v1/actions", &entries) != nil {
 		return
 	}
 	for _, e := range entries {
@@ -208,7 +208,7 @@ func (w *watcher) running(ctx context.Context) {
 		return
 	}
 	var m web.Status
-	if w.c.get(ctx, "http://"+w.c.master+"/api/v1/status", &m) != nil || int(m.Attempt) != st.Attempt {
+	if w.c.get(ctx, w.c.web.URL(w.c.master)+"/api/v1/status", &m) != nil || int(m.Attempt) != st.Attempt {
 		return
 	}
 	from, err := train.Latest(filepath.Join(w.c.dir, "train"))

@@ -68,7 +68,7 @@ func (w *watcher) showTrace(ctx context.Context) {
 // traceOf is the trace that the incident names, "" when it names none.
 func (w *watcher) traceOf(ctx context.Context) string {
 	var st web.Status
-	if w.c.get(ctx, "http://"+w.c.master+"/api/v1/status", &st) != nil {
+	if w.c.get(ctx, w.c.web.URL(w.c.master)+"/api/v1/status", &st) != nil {
 		return ""
 	}
 	for _, in := range append(st.Open, st.Closed...) {

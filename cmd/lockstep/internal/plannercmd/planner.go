@@ -12,8 +12,14 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/controltrace"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/exporters/prom"
+	"github.com/lockstep-ccl/lockstep/exporters/web"
 	"github.com/lockstep-ccl/lockstep/pathplan"
 	"github.com/lockstep-ccl/lockstep/pathplan/service"
 )
@@ -61,8 +67,10 @@ type Serve struct {
 	Insecure bool          `name:"insecure-clients" help:"Let anybody who reaches --listen plan and probe, without TLS: whoever can, can have jobs' traffic moved."`
 	Lease    time.Duration `default:"60s" help:"How long a process that is away keeps its paths (default: ${default})."`
 	Moves    int           `default:"64" help:"Lanes that are moved at most, each 200 ms (default: ${default})."`
+	StateDir string        `type:"path" placeholder:"DIR" help:"Where the plan is kept, so that a planner that is started again goes on with it; nobody else may look into it (default: nowhere)."`
 	Probing  Probing       `embed:"" prefix:"probe."`
 	TLS      flags.TLS     `embed:"" prefix:"tls."`
+	Web      flags.Web     `embed:"" set:"listen=127.0.0.1:9412"`
 }
 
 // Probing is how the fabric is probed.
@@ -77,7 +85,7 @@ type Probing struct {
 func (*Serve) Help() string {
 	return `Examples:
   lockstep planner serve --fabric fabric.json
-  lockstep planner serve --fabric fabric.json --listen :9411 --tls.cert p.crt --tls.key p.key --tls.ca ca.crt`
+  lockstep planner serve --fabric fabric.json --state-dir /var/lib/lockstep/planner --listen :9411 --tls.cert p.crt --tls.key p.key --tls.ca ca.crt`
 }
 
 // Run serves until ctx ends.
@@ -89,9 +97,14 @@ func (c *Serve) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	traces, err := controltrace.New("lockstep-planner", log)
+	if err != nil {
+		return err
+	}
+	defer traces.Close()
 	s, err := service.New(service.Options{
-		Fabric: f, Listen: c.Listen, TLS: c.TLS.Wire(), Insecure: c.Insecure, Moves: c.Moves, Log: log,
-		Plan:    pathplan.Options{Lease: c.Lease},
+		Fabric: f, Listen: c.Listen, TLS: c.TLS.Wire(), Insecure: c.Insecure, Moves: c.Moves, StateDir: c.StateDir, Log: log,
+		Plan: pathplan.Options{Lease: c.Lease}, Decided: decisions{traces}.decided,
 		Probing: service.Probing{Every: c.Probing.Every, Window: c.Probing.Window, Port: c.Probing.Port, Rate: c.Probing.Rate},
 	})
 	if err != nil {
@@ -100,8 +113,23 @@ func (c *Serve) Run(ctx context.Context, log *slog.Logger) error {
 	if c.Insecure {
 		log.Warn("anybody who reaches the planner can have jobs' traffic moved", "listen", s.Addr().String())
 	}
-	log.Info("planner is ready", "listen", s.Addr().String(), "links", len(f.Links), "ports", len(f.Ports))
-	return s.Run(ctx)
+	o := c.Web.Options("Lockstep planner", "Gives connections their paths through the fabric.", log)
+	reg := prom.NewRegistry(names.Planner, flags.Build(), prom.Certificates(flags.Certificates), traces,
+		prom.NewPlanner(func() prom.Fabric { return metrics(s.Snapshot(time.Now())) }, prom.Options{}))
+	if c.StateDir != "" {
+		reg.MustRegister(prom.State(s.StateError))
+	}
+	o.Metrics = prom.Handler(reg, log)
+	srv, err := web.New(o)
+	if err != nil {
+		s.Close()
+		return err
+	}
+	log.Info("planner is ready", "listen", s.Addr().String(), "web", srv.Addr().String(), "links", len(f.Links), "ports", len(f.Ports))
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.Run(ctx) })
+	g.Go(func() error { return srv.Run(ctx) })
+	return g.Wait()
 }
 
 // Probe is `lockstep planner probe`.

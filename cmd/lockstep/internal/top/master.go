@@ -28,13 +28,23 @@ type master struct {
 	client *http.Client
 }
 
-func newMaster(at, ca string) (*master, error) {
+func newMaster(at, ca, passwordFile string) (*master, error) {
 	if !strings.Contains(at, "://") {
 		at = "http://" + at
 	}
 	u, err := url.Parse(at)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, fmt.Errorf("top: --master: want the address of a master's pages, such as http://127.0.0.1:9402")
+	}
+	if passwordFile != "" {
+		if u.User.Username() == "" {
+			return nil, errors.New("top: --password-file: whose password? Name the user in --master: https://USER@HOST:PORT")
+		}
+		b, err := os.ReadFile(passwordFile)
+		if err != nil {
+			return nil, fmt.Errorf("top: --password-file: %w", err)
+		}
+		u.User = url.UserPassword(u.User.Username(), strings.TrimSpace(string(b)))
 	}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment}
 	if ca != "" {

@@ -24,6 +24,7 @@ import (
 type Cmd struct {
 	Master     string        `placeholder:"URL" help:"Show the job of the master at this address (http://127.0.0.1:9402), instead of this node's ranks."`
 	CA         string        `name:"ca" type:"existingfile" placeholder:"FILE" help:"CA of the master's web certificate; users go into the URL."`
+	Password   string        `name:"password-file" type:"existingfile" placeholder:"FILE" help:"Password of the URL's user: a command line is everybody's to read."`
 	RuntimeDir string        `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
 	Job        string        `placeholder:"NAME" help:"Of this node's jobs show only this one."`
 	Every      time.Duration `default:"1s" help:"Time between looks (default: 1s)."`
@@ -42,7 +43,7 @@ Examples:
   lockstep top                                     the ranks of this node, once a second
   lockstep top --ranks --sort time                 a line for each, who has been in its state the longest first
   lockstep top --master http://127.0.0.1:9402      a whole job, with what its master has found
-  lockstep top --master https://sre:secret@master:9402 --ca ca.crt --once
+  lockstep top --master https://sre@master:9402 --password-file sre.password --ca ca.crt --once
   lockstep top --json | jq '.[].ranks[] | select(.state != "moving")'
 
 ^C ends it.`
@@ -66,7 +67,7 @@ type View struct {
 func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	look := c.recorders
 	if c.Master != "" {
-		m, err := newMaster(c.Master, c.CA)
+		m, err := newMaster(c.Master, c.CA, c.Password)
 		if err != nil {
 			return err
 		}

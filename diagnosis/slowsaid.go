@@ -1,0 +1,146 @@
+package diagnosis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// This file makes findings of slow connections.
+
+// findings reports slow connections, by what they have in common. Those at
+// a rank that is late itself are left to that finding.
+func (d *slowLinks) findings(found []finding) []finding {
+	var slow, beside, all []cell // told; not told yet; with traffic
+	for _, tell := range [...]bool{true, false} {
+		for i := range d.slow {
+			s := &d.slow[i]
+			late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
+				return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
+			})
+			switch {
+			case late || tell != (s.level > 0) || slices.Contains(slow, s.cell):
+			case tell:
+				slow = append(slow, s.cell)
+			case s.clean == 0:
+				beside = append(beside, s.cell)
+			}
+		}
+	}
+	if len(slow) == 0 {
+		return found
+	}
+	transports := map[record.Transport]bool{}
+	for i := range d.slow {
+		if s := &d.slow[i]; slices.Contains(slow, s.cell) {
+			transports[d.ev.Conns[s.conn].Transport] = true
+		}
+	}
+	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
+		at := map[cell]bool{}
+		for i := range d.ev.Conns {
+			c := &d.ev.Conns[i]
+			if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
+				continue
+			}
+			x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
+			if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
+				beside = append(beside, x)
+			}
+			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
+				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
+			}) {
+				at[x] = true
+				all = append(all, x)
+			}
+		}
+	}
+	patterns := d.betweenNodes(&slow)
+	patterns = append(patterns, patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) })...)
+	for _, pat := range patterns {
+		f := finding{}
+		f.Class, f.Since = CommunicationSlow, never
+		for _, k := range pat.culprits {
+			k.Reason = reasonNetwork
+			if k.Kind == CulpritNode {
+				k.Node, k.Rank = d.ev.Nodes[k.Rank].Name, -1
+			} else {
+				k.Node = d.nodeName(k.Rank)
+			}
+			f.blame(k)
+		}
+		var worst *slowConn
+		affected := map[int32]bool{}
+		for i := range d.slow {
+			s := &d.slow[i]
+			if s.level == 0 || !slices.Contains(pat.cells, s.cell) {
+				continue
+			}
+			f.Level, f.Since = max(f.Level, s.level), min(f.Since, s.since)
+			affected[s.comm] = true
+			if worst == nil || s.delay/s.base > worst.delay/worst.base {
+				worst = s
+			}
+		}
+		for ci := range affected {
+			f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
+		}
+		if worst == nil {
+			continue
+		}
+		f.ordered = len(pat.culprits) == 1
+		if pat.two[1] > 0 {
+			f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and neither is connected to another node", d.ev.Nodes[pat.two[0]].Name, d.ev.Nodes[pat.two[1]].Name)
+		}
+		c := &d.ev.Comms[worst.comm]
+		f.setComm(c)
+		f.lastOf(c)
+		d.whyDelayed(&f, &pat, worst)
+		found = append(found, f)
+	}
+	return found
+}
+
+// betweenNodes takes those out of slow that are between two nodes, of a transport that is
+// slow everywhere.
+func (d *slowLinks) betweenNodes(slow *[]cell) (together []pattern) {
+	for _, t := range slices.Sorted(maps.Keys(d.between)) {
+		var p pattern
+		*slow = slices.DeleteFunc(*slow, func(x cell) bool {
+			if !slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.cell == x && d.ev.Conns[s.conn].Transport == t }) {
+				return false
+			}
+			p.cells = append(p.cells, x)
+			p.culprits = append(p.culprits, Culprit{Kind: CulpritConnection, Rank: x.src, Peer: x.dst})
+			return true
+		})
+		if len(p.cells) > 0 {
+			p.two = d.between[t]
+			together = append(together, p)
+		}
+	}
+	return together
+}
+
+func (v *view) sameNode(a, b cell) bool {
+	ev := v.ev
+	for _, x := range []int32{a.src, a.dst} {
+		for _, y := range []int32{b.src, b.dst} {
+			if n := nodeOf(ev, x); n >= 0 && n == nodeOf(ev, y) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// lastOf names a communicator's latest collective: the one worth a trace.
+func (f *finding) lastOf(c *Comm) {
+	for i := range c.Members {
+		if m := &c.Members[i]; m.Finished > f.Seq {
+			f.Seq, f.Coll = m.Finished, m.Coll
+		}
+	}
+}

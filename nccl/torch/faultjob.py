@@ -1,0 +1,69 @@
+"""A training job with a fault in one rank, by FAULT: what faults.py starts under lockstep attach.
+
+It knows nothing of Lockstep: an unmodified PyTorch script. BACKEND=gloo runs it without GPUs.
+"""
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+from model import trainer
+
+fault, at = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "400"))
+backend = os.environ.get("BACKEND", "nccl")
+rank, world, local = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+mine = rank == int(os.environ.get("FAULT_RANK", "1"))
+if backend == "nccl":
+    torch.cuda.set_device(local)
+    dev = torch.device("cuda", local)
+    dist.init_process_group(backend, device_id=dev)
+else:
+    dev = torch.device("cpu")
+    dist.init_process_group(backend)
+tp = dist.new_group(list(range(world)))
+other = dist.new_group(list(range(world)))
+width = int(os.environ.get("WIDTH", "2048"))
+step = trainer(tp, dev, width, int(os.environ.get("BATCH", "64")))
+metric = torch.ones(1 << 10, device=dev)
+slow = torch.randn(4096, 4096, device=dev) if fault == "slow_gpu" and mine else None
+
+
+class Batches(torch.utils.data.Dataset):
+    """A data set whose items take time on one rank."""
+
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, n):
+        if mine and n == at:
+            with open(os.environ["PROGRESS"] + ".fault", "w") as f:
+                f.write(str(time.time()))
+        if mine and n >= at:
+            time.sleep({"loader_hang": 3600, "loader_slow": 0.03}.get(fault, 0))
+        return n
+
+
+for n in torch.utils.data.DataLoader(Batches(), batch_size=None):
+    n = int(n)
+    step()
+    if slow is not None and n >= at:
+        for _ in range(30):
+            slow @ slow
+    if not (fault == "skip" and mine and n == at):
+        dist.all_reduce(metric, group=other)
+    if fault == "opposite" and n >= at and mine:
+        dist.all_reduce(metric, group=tp)
+        dist.all_reduce(metric[:512], group=other)
+    else:
+        dist.all_reduce(metric[:512], group=other)
+        dist.all_reduce(metric, group=tp)
+    if n % 10 == 0:
+        float(metric[0])  # as a job that prints its loss
+        metric.fill_(1)
+        with open(f"{os.environ['PROGRESS']}.{rank}", "w") as f:
+            f.write(f"{os.getpid()} {n} {time.time()}")
+    if n == int(os.environ.get("LAST_STEP", "1000000")):
+        break
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Faults in a PyTorch job under lockstep attach: what the master says of each, and when.
+
+    make build && python3 nccl/torch/faults.py             on a machine with two GPUs or more
+
+Each fault has a job of its own (faultjob.py under torchrun). Printed is what was suspected and confirmed first,
+with the time from the fault; --keep DIR keeps statuses, RAS's answers and the recordings of evidence.
+"""
+import argparse
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# Fault, who does it (the job itself, or a signal from outside), seconds to watch, and what is right.
+FAULTS = {
+    "healthy": (None, 10, ()),
+    "sigstop": (signal.SIGSTOP, 15, ("noncommunication_hang",)),
+    "kill": (signal.SIGKILL, 12, ("process_gone", "noncommunication_hang")),
+    "skip": (None, 20, ("",)),
+    "opposite": (None, 20, ("",)),
+    "loader_hang": (None, 20, ("noncommunication_hang",)),
+    "loader_slow": (None, 30, ("noncommunication_slow",)),
+    "slow_gpu": (None, 30, ("noncommunication_slow",)),
+}
+
+
+def ask_ras(port, words, seconds=12):
+    """RAS's answer to some lines, as it comes."""
+    with socket.create_connection(("localhost", port), timeout=5) as s:
+        s.settimeout(seconds)
+        s.sendall(words.encode())
+        out = b""
+        while True:
+            try:
+                part = s.recv(1 << 16)
+            except OSError as e:
+                return out.decode(errors="replace") + f"\n[{e}]"
+            if not part:
+                return out.decode(errors="replace")
+            out += part
+
+
+def progress(path, rank):
+    try:
+        with open(f"{path}.{rank}") as f:
+            pid, step, at = f.read().split()
+            return int(pid), int(step), float(at)
+    except (OSError, ValueError):
+        return None
+
+
+class Run:
+    """One job with its fault."""
+
+    def __init__(self, o, name):
+        self.o, self.name = o, name
+        self.dir = tempfile.mkdtemp(prefix="lockstep-faults-", dir="/dev/shm")
+        self.said, self.state, self.web = [], os.path.join(self.dir, "state"), None
+        self.progress = os.path.join(self.dir, "progress")
+        self.ras = o.port + 1
+        o.port += 2
+        env = dict(os.environ, FAULT=name, PROGRESS=self.progress, PYTHONUNBUFFERED="1", NCCL_RAS_ADDR=f"localhost:{self.ras}", FAULT_STEP=str(o.step), BACKEND=o.backend,
+                   NCCL_DEBUG="WARN")
+        env.setdefault("NCCL_NVLS_ENABLE", "0")
+        env.update(x.split("=", 1) for x in o.env)
+        self.p = subprocess.Popen(
+            [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
+             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus),
+             "--master_addr", "127.0.0.1", "--master_port", str(o.port + 500), os.path.join(HERE, "faultjob.py")],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        for line in self.p.stdout:
+            self.said.append(line.rstrip())
+            del self.said[:-200]
+            if (m := re.search(r"master started at (http://\S+)/status", line)):
+                self.web = m[1]
+            if (m := re.search(r"agent started at (http://\S+)/metrics", line)):
+                self.agent = m[1]
+
+    def status(self):
+        with urllib.request.urlopen(self.web + "/api/v1/status", timeout=3) as f:
+            return json.load(f)
+
+    def steps(self):
+        return [progress(self.progress, r) for r in range(self.o.gpus)]
+
+    def wait_for_steps(self, n):
+        until = time.time() + self.o.start_timeout
+        while time.time() < until and self.p.poll() is None:
+            s = self.steps()
+            if self.web and all(s) and min(x[1] for x in s) >= n:
+                return s
+            time.sleep(0.05)
+        raise RuntimeError(f"the job does not run: {self.steps()}, web {self.web}, status {self.p.poll()}\n  " + "\n  ".join(self.said[-30:]))
+
+    def watch(self, at, seconds):
+        """What is said from then on: level, class, culprits, when; and the last status."""
+        seen, last, over = {}, {}, None
+        while time.time() < at + seconds and (over is None or time.time() < over + 1):
+            try:
+                last = self.status()
+            except OSError:
+                break  # the master has ended with the job
+            for i in last["open_incidents"] + last["closed_incidents"]:
+                who = ",".join(f"{c['kind']} {c['name']}" + (f" ({c['reason']})" if c.get("reason") else "") for c in i["culprits"])
+                seen.setdefault((i["level"], i["class"], who), (time.time() - at, i))
+                if i["level"] == "confirmed" and over is None:
+                    over = time.time()
+            time.sleep(0.1)
+        return seen, last
+
+    def end(self):
+        groups = set()
+        for pid in [self.p.pid] + [s[0] for s in self.steps() if s]:
+            try:
+                os.kill(pid, signal.SIGCONT)
+                groups.add(pid)
+            except OSError:
+                pass
+        time.sleep(0.3)
+        for pid in groups:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        self.p.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def play(o, name):
+    how, seconds, right = FAULTS[name]
+    r = Run(o, name)
+    try:
+        first = r.wait_for_steps(o.step - 100 if how is None and name != "healthy" else o.step)
+        if how is not None:
+            os.kill(first[1][0], how)
+            at = time.time()
+        elif name == "healthy":
+            at = time.time()
+        else:
+            until = time.time() + 30
+            while not os.path.exists(r.progress + ".fault") and time.time() < until:
+                time.sleep(0.01)
+            with open(r.progress + ".fault") as f:
+                at = float(f.read())
+        seen, last = r.watch(at, seconds)
+        steps = r.steps()
+        ras = {}
+        if o.backend == "nccl" and name in ("healthy", "sigstop", "skip", "opposite", "loader_hang", "kill"):
+            for k, words in {"json": "CLIENT PROTOCOL 2\nTIMEOUT 3\nSET FORMAT json\nVERBOSE STATUS\n", "text": "CLIENT PROTOCOL 2\nTIMEOUT 3\nVERBOSE STATUS\n"}.items():
+                try:
+                    ras[k] = ask_ras(r.ras, words)
+                except OSError as e:
+                    ras[k] = f"[{e}]"
+        if o.backend == "nccl" and name == "sigstop":  # what a SIGCONT undoes
+            for pid, *_ in steps:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(1)
+        print(f"\n## {name}: steps {[s and s[1] for s in steps]}, {[round(at - s[2], 1) for s in steps if s]} s before the fault was the last that was told")
+        for (level, cls, who), (t, i) in sorted(seen.items(), key=lambda x: x[1][0]):
+            print(f"{t:6.2f} s {level:10} {cls:24} {who}; {i['communicator']} {i['collective']} #{i['sequence']}")
+        for (level, cls, who), (t, i) in seen.items():
+            if level == "confirmed":
+                print("       " + "\n       ".join(i["evidence"]))
+        if not seen:
+            print("       nothing was said")
+        if last:
+            print("       ranks", last.get("ranks"), "health", last.get("health"), "communicators", [(c["name"], c["size"], c["finished_least"], c["finished_most"]) for c in last.get("communicators", [])])
+        if o.keep:
+            to = os.path.join(o.keep, name)
+            os.makedirs(to, exist_ok=True)
+            with open(os.path.join(to, "status.json"), "w") as f:
+                json.dump(last, f, indent=1)
+            with open(os.path.join(to, "said.txt"), "w") as f:
+                f.write("\n".join(r.said))
+            for k, v in ras.items():
+                with open(os.path.join(to, f"ras.{k}.txt"), "w") as f:
+                    f.write(v)
+            time.sleep(0.5)
+            for path in glob.glob(os.path.join(r.state, "**/*"), recursive=True):
+                if os.path.isfile(path) and os.path.getsize(path) < 8 << 20:
+                    shutil.copy(path, os.path.join(to, os.path.basename(path)))
+        confirmed = [(t, cls, who) for (level, cls, who), (t, _) in seen.items() if level == "confirmed"]
+        return min(confirmed, default=None)
+    finally:
+        r.end()
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--lockstep", default=os.path.join(HERE, "../../bin/lockstep"))
+    a.add_argument("--gpus", type=int, default=2)
+    a.add_argument("--step", type=int, default=400, help="in which the fault happens")
+    a.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
+    a.add_argument("--env", nargs="*", default=[], help="NAME=VALUE of the job")
+    a.add_argument("--keep")
+    a.add_argument("--port", type=int, default=28100)
+    a.add_argument("--backend", default="nccl")
+    a.add_argument("--start-timeout", type=float, default=60)
+    o = a.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    rows = []
+    for name in o.faults:
+        at = time.time()
+        try:
+            rows.append((name, play(o, name)))
+        except Exception as e:  # the other faults are worth having
+            print(f"\n## {name}: {type(e).__name__}: {e}")
+            rows.append((name, "failed"))
+        print(f"       ({time.time() - at:.0f} s)", flush=True)
+    print("\nfault         confirmed first, seconds after it")
+    for name, got in rows:
+        print(f"{name:13} " + ("nothing" if got is None else got if got == "failed" else f"{got[0]:6.2f}  {got[1]}: {got[2]}"))
+
+
+if __name__ == "__main__":
+    main()
