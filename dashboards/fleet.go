@@ -7,6 +7,12 @@ import (
 // heldUp is 1 for each job that has a confirmed incident.
 var heldUp = "clamp_max(" + sum("training_job", of(names.IncidentsOpen, `level="confirmed"`)) + ", 1)"
 
+// placed is 1 by node and the instance of its agent; faulty is that of nodes with an open incident.
+var (
+	placed = highest("node, instance", of(names.NodeInfo))
+	faulty = placed + " and on (node) " + of(names.IncidentInfo)
+)
+
 // fleet answers: which of all jobs needs somebody, and what have faults cost?
 func fleet() board {
 	orNone := func(expr string) string { return expr + " or vector(0)" }
@@ -44,6 +50,18 @@ func fleet() board {
 					view:    rows(names.LabelJob, names.LabelClass, names.LabelLevel, names.LabelCulprit, names.LabelReason, names.LabelNode, names.LabelIncident, names.LabelTraceID),
 					why:     "Open incidents of all jobs, with the culprit that everyone waits for.",
 					targets: []target{{expr: highest("training_job, class, level, culprit, reason, node, incident, trace_id", of(names.IncidentInfo))}},
+				},
+			}},
+			{"Nodes of open faults", []panel{
+				{
+					title: "Where they are", view: rows(names.LabelNode, "instance"), width: 12, height: 6,
+					why:     "Nodes that open incidents name, and the address of their agent.",
+					targets: []target{{expr: faulty}},
+				},
+				{
+					title: "Their ranks", view: lines, width: 12, height: 6,
+					why:     "Rank processes on these nodes, by state.",
+					targets: []target{{expr: sum("node, state", of(names.Ranks)+" * on (instance) group_left (node) ("+faulty+")"), legend: "{{node}} {{state}}"}},
 				},
 			}},
 			{"Jobs", []panel{

@@ -18,7 +18,7 @@ import (
 var documents = []string{"../../README.md", "../../docs/operations.md"}
 
 // placeholders are words in documents that stand for a file that is there.
-var placeholders = regexp.MustCompile(`^(FILE|OPERATOR_FILE|token|operator-token|[\w/.-]+\.(crt|key|yaml|json))$`)
+var placeholders = regexp.MustCompile(`^(FILE|OPERATOR_FILE|token|operator-token|[\w/.-]+\.(crt|key|yaml|json|password))$`)
 
 // TestExamplesAreCommandLines reads every `lockstep …` of the documents, and of the examples in each
 // command's help, as the program would: flags that are gone, misspelt or have other values fail here.

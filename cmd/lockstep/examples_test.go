@@ -105,6 +105,7 @@ var given = map[string]string{
 	"operator-token":            "the operator's token, long enough\n",
 	"train":                     "#!/bin/sh\nexec lockstep train --dp ${WORLD_SIZE:-${SLURM_NTASKS:-$OMPI_COMM_WORLD_SIZE}} --dir checkpoints --pace 20ms --steps ${1:-5}\n",
 	"train.py":                  "",
+	"sre.password":              "secret\n",
 	"/opt/lockstep/bin/python":  "#!/bin/sh\nexec ./train\n",
 	"/opt/lockstep/bin/kubectl": "#!/bin/sh\ntest \"$*\" = 'apply -f -' && grep -q '^kind:'\n",
 	"/opt/lockstep/bin/torchrun": `#!/bin/bash

@@ -120,6 +120,7 @@ var (
 
 // On the agent: what the ranks of this node did.
 var (
+	NodeInfo           = def(Agent, Gauge, "lockstep_node_info", "", "What verdicts call this agent's node; always 1. Joins their node with the instance of all that the agent exports: * on (instance) group_left (node).", LabelNode)
 	CollectiveDuration = def(Agent, Histogram, "lockstep_collective_duration_seconds", "seconds", "Time from start to end of a collective on one rank. Exemplars carry the trace id.", LabelJob, LabelCommunicator, LabelCollective)
 	CollectiveWait     = def(Agent, Histogram, "lockstep_collective_wait_seconds", "seconds", "Time of a collective spent waiting for peers that had not entered yet.", LabelJob, LabelCommunicator, LabelCollective)
 	Collectives        = def(Agent, Counter, "lockstep_collectives_total", "", "Collectives ended, by result.", LabelJob, LabelCommunicator, LabelCollective, LabelResult)

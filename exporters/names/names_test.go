@@ -80,7 +80,7 @@ func TestMetricsFollowPrometheusConventions(t *testing.T) {
 
 // A rank, peer or the like as a label multiplies series by the size of the job.
 func TestUnboundedLabelsOnlyWhereBounded(t *testing.T) {
-	allowed := map[*names.Metric]bool{names.IncidentInfo: true, names.AgentLostInfo: true, names.DelayRatio: true, names.ConnInfo: true,
+	allowed := map[*names.Metric]bool{names.IncidentInfo: true, names.AgentLostInfo: true, names.NodeInfo: true, names.DelayRatio: true, names.ConnInfo: true,
 		names.PreflightNodeGood: true, names.PreflightBandwidth: true, names.PreflightLatency: true, names.PreflightRankBandwidth: true,
 		names.PreflightRankLatency: true, names.PreflightRankMemory: true, names.PreflightRankCompute: true}
 	for _, m := range names.Metrics() {

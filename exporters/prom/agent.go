@@ -32,7 +32,7 @@ func NewAgent(snapshot func() *collector.AgentSnapshot, opts Options) *Agent {
 	opts = opts.withDefaults(500)
 	f := newFamilies(names.Agent, opts.SeriesPerFamily,
 		names.CollectiveDuration, names.CollectiveWait, names.Collectives, names.CollectiveBytes,
-		names.SpansDropped, names.SpansExported, names.TraceEventsDropped)
+		names.SpansDropped, names.SpansExported, names.TraceEventsDropped, names.NodeInfo)
 	return &Agent{snapshot: snapshot, families: f, collectives: newCollectives(f, opts)}
 }
 

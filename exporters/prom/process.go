@@ -47,6 +47,13 @@ func Certificates(list func() []Certificate) prometheus.Collector {
 	}}
 }
 
+// Node exports what the agent's node is called.
+func Node(name string) prometheus.Collector {
+	info := GaugeVec(names.NodeInfo)
+	info.WithLabelValues(valid(name)).Set(1)
+	return info
+}
+
 // State exports whether a state directory can be written: when failing returns "".
 func State(failing func() string) prometheus.Collector {
 	return &probe{[]*prometheus.Desc{Desc(names.StateWritable)}, func(ch chan<- prometheus.Metric, descs []*prometheus.Desc) {

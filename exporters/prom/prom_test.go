@@ -327,6 +327,7 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	masters := prometheus.NewPedanticRegistry()
 	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
 		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }))
+	agents.MustRegister(prom.Node("node0")) // beside it, as an agent has it
 	planners := prometheus.NewPedanticRegistry()
 	planners.MustRegister(prom.NewPlanner(fabric, prom.Options{}))
 	_, capped := newAgent(t, agentSnapshot(), prom.Options{SeriesPerFamily: 1}) // for what is counted then only

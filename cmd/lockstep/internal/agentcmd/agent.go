@@ -145,7 +145,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reg := prom.NewRegistry(names.Agent, flags.Build(), metrics, tracer, prom.Certificates(flags.Certificates))
+	reg := prom.NewRegistry(names.Agent, flags.Build(), metrics, tracer, prom.Node(c.Node), prom.Certificates(flags.Certificates))
 	o := c.Web.Options("Lockstep agent", "What the ranks of this node do.", log)
 	o.Metrics, o.Ready = prom.Handler(reg, log), a.Ready
 	srv, err := web.New(o)
