@@ -34,7 +34,7 @@ func TestLinksUnderFlood(t *testing.T) {
 			if err := exchange(m, rank, size, uint64(round), 20, 50_000); err != nil {
 				return err
 			}
-			if rank == 0 {
+			if rank == 0 && round < 2 { // after the last nobody drives the link: what is lost with its sockets stays so
 				m.links[1].(*tcpLink).reset(t)
 			}
 		}

@@ -398,7 +398,7 @@ func (c *cluster) stop() {
 		if p == nil {
 			continue
 		}
-		_ = syscall.Kill(p.cmd.Process.Pid, syscall.SIGTERM)
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // not to its number, which another process may have by now
 		select {
 		case <-p.done:
 		case <-time.After(8 * time.Second):
