@@ -74,11 +74,14 @@ class Run:
         env = dict(os.environ, FAULT=name, PROGRESS=self.progress, PYTHONUNBUFFERED="1", NCCL_RAS_ADDR=f"localhost:{self.ras}", FAULT_STEP=str(o.step), BACKEND=o.backend,
                    NCCL_DEBUG="WARN")
         env.setdefault("NCCL_NVLS_ENABLE", "0")
+        # Else torchrun's attempts share a store, in which a rank may find the former attempt's NCCL id, and wait for a
+        # process that is gone (pytorch/pytorch#135712, #167288).
+        env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
              "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
-             "--master_addr", "127.0.0.1", "--master_port", str(o.port + 500), os.path.join(HERE, "faultjob.py")],
+             "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{o.port + 500}", "--rdzv_id", name, os.path.join(HERE, "faultjob.py")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
         threading.Thread(target=self.listen, daemon=True).start()
 
