@@ -2,11 +2,16 @@ package remediatorcmd
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -19,6 +24,9 @@ import (
 type Breaker struct {
 	URL       string `default:"http://127.0.0.1:9410" placeholder:"URL" help:"The remediator (default: ${default})."`
 	TokenFile string `required:"" type:"existingfile" placeholder:"FILE" help:"File with the operator's bearer token (lockstep remediator --operator-token-file)."`
+	CA        string `name:"ca" type:"existingfile" placeholder:"FILE" help:"CA of the remediator's web certificate, where the system's do not do."`
+	Cert      string `name:"cert" type:"existingfile" placeholder:"FILE" help:"Own certificate (PEM), where the remediator asks for one."`
+	Key       string `name:"key" type:"existingfile" placeholder:"FILE" help:"Its private key; only its owner may read it."`
 	JSON      bool   `name:"json" help:"Write JSON: an array of open breakers."`
 	Close     string `placeholder:"SCOPE" help:"Close this breaker: total, units or job:NAME. Refused actions are not replayed."`
 }
@@ -32,12 +40,55 @@ refused a restart and still hangs must be restarted by hand.
 Examples:
   lockstep breaker --token-file operator-token                     list open breakers
   lockstep breaker --token-file operator-token --close job:llm     let the job be acted on again
-  lockstep breaker --token-file operator-token --json | jq '.[].scope'`
+  lockstep breaker --token-file operator-token --json | jq '.[].scope'
+
+Beyond loopback the token goes over TLS only: --url https://HOST:9410 --ca ca.crt.`
+}
+
+// client speaks to the remediator. The token is worth a restart, so it goes to nobody in the clear
+// but on this machine, and a redirect is not followed with it.
+func (c *Breaker) client() (*http.Client, error) {
+	u, err := url.Parse(c.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("breaker: --url %s: want the remediator's address, such as http://127.0.0.1:9410", c.URL)
+	}
+	if ip := net.ParseIP(u.Hostname()); u.Scheme == "http" && u.Hostname() != "localhost" && !ip.IsLoopback() {
+		return nil, fmt.Errorf("breaker: --url %s: the token would be sent in the clear: use https, or run this on the remediator's host", c.URL)
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}, Proxy: http.ProxyFromEnvironment}
+	if c.CA != "" {
+		pem, err := os.ReadFile(c.CA)
+		if err != nil {
+			return nil, fmt.Errorf("breaker: --ca: %w", err)
+		}
+		transport.TLSClientConfig.RootCAs = x509.NewCertPool()
+		if !transport.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("breaker: --ca: there is no certificate in %s", c.CA)
+		}
+	}
+	if (c.Cert == "") != (c.Key == "") {
+		return nil, errors.New("breaker: --cert and --key go together")
+	}
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, fmt.Errorf("breaker: --cert, --key: %w", err)
+		}
+		transport.TLSClientConfig.Certificates = []tls.Certificate{pair}
+	}
+	return &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}, nil
 }
 
 // Run lists or closes.
 func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 	token, err := readToken(c.TokenFile)
+	if err != nil {
+		return err
+	}
+	client, err := c.client()
 	if err != nil {
 		return err
 	}
@@ -51,7 +102,7 @@ func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 		req.Header.Set("Authorization", "Bearer "+string(token))
-		resp, err := http.DefaultClient.Do(req)
+		resp, err := client.Do(req)
 		if err != nil {
 			return fmt.Errorf("remediator: %w", err)
 		}
