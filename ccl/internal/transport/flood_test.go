@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -48,11 +49,15 @@ func TestLinksUnderFlood(t *testing.T) {
 // TestReplayedGreeting: what a member said to open a socket opens no other one, and does
 // not disturb that one.
 func TestReplayedGreeting(t *testing.T) {
+	looked := make(chan struct{})
 	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
 		n := m.net
 		if rank == 1 {
+			<-looked // its own attempt would take the place of the one that is looked at
 			return exchange(m, rank, size, 3, 20, 4096)
 		}
+		look := sync.OnceFunc(func() { close(looked) })
+		defer look()
 		g := dataGreeting{src: 0, dst: 1, total: 2, attempt: newNonce(), number: 1, once: newNonce()}
 		hello := n.encode(g)
 		say := func() (answer []byte, conn net.Conn, err error) {
@@ -79,6 +84,7 @@ func TestReplayedGreeting(t *testing.T) {
 			return fmt.Errorf("the socket that was opened: %v", err)
 		}
 		first.Close()
+		look()
 		return exchange(m, rank, size, 3, 20, 4096)
 	})
 }
