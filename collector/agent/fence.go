@@ -43,6 +43,7 @@ type terms struct {
 	token, node  string
 	lease, grace time.Duration
 	bad          string // a variable that cannot be meant: then nothing is allowed
+	user         int64  // whose it is, -1 where that is not one user's
 }
 
 // termsOf reads a process's environment, as it was when its program began.
@@ -55,7 +56,9 @@ func termsOf(pid int32) terms {
 		return terms{}
 	}
 	defer clear(env)
-	return parseTerms(func(name string) string { return lookup(env, name) })
+	t := parseTerms(func(name string) string { return lookup(env, name) })
+	t.user = userOf(int(pid))
+	return t
 }
 
 func parseTerms(getenv func(string) string) terms {

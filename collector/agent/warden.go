@@ -297,23 +297,27 @@ func hold(key pidStart, path string, probe bool) (*held, error) {
 }
 
 // runsAs reports whether all of a process's users are uid.
-func runsAs(pid int, uid uint32) bool {
+func runsAs(pid int, uid uint32) bool { return userOf(pid) == int64(uid) }
+
+// userOf is the one user that a process runs as, -1 when it has several, or none is to be seen.
+func userOf(pid int) int64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return false
+		return -1
 	}
 	for line := range bytes.Lines(text) {
 		if rest, ok := bytes.CutPrefix(line, []byte("Uid:")); ok {
-			fields := bytes.Fields(rest)
-			for _, f := range fields {
-				if string(f) != strconv.FormatUint(uint64(uid), 10) {
-					return false
-				}
+			fields := slices.Compact(strings.Fields(string(rest)))
+			if len(fields) != 1 {
+				return -1
 			}
-			return len(fields) == 4
+			if uid, err := strconv.ParseUint(fields[0], 10, 32); err == nil {
+				return int64(uid)
+			}
+			return -1
 		}
 	}
-	return false
+	return -1
 }
 
 // relatives takes hold of what the ranks have started: their children, and who has the
@@ -374,7 +378,12 @@ func (w *warden) relatives(list []suspect) {
 		if of == nil {
 			continue
 		}
-		if h, err := hold(key, of.path, of.probe); err == nil {
+		h, err := hold(key, of.path, of.probe)
+		if err == nil && of.probe && h.fd >= 0 && (of.terms.user < 0 || userOf(pid) != of.terms.user) {
+			unix.Close(h.fd) // a probe's recorder does not say whose it may be
+			continue
+		}
+		if err == nil {
 			h.name, h.terms, h.ordered = "a process of "+of.name, of.terms, of.ordered
 			w.held[key] = h
 		}

@@ -2,9 +2,11 @@ package agent
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -61,6 +63,48 @@ func TestHoldsNoOther(t *testing.T) {
 	}
 	if _, err := hold(key, theirs, true); !errors.Is(err, errForeign) {
 		t.Errorf("another user's file that claims to be a probe's: %v", err)
+	}
+}
+
+// TestRelativesAreTheirUsers: who is in a fenced attempt by parent or token, but another user's,
+// is left alone, also where a probe of root's has found the rank.
+func TestRelativesAreTheirUsers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can start another user's process")
+	}
+	const token = "fence1-1-1-0123456789abcdef0123456789abcdef"
+	start := func(uid uint32) pidStart {
+		cmd := exec.Command("sleep", "600")
+		cmd.Env = []string{fenceTokenEnv + "=" + token, "LOCKSTEP_NODE=n"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		at, _, err := startOf(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pidStart{cmd.Process.Pid, at}
+	}
+	rank, own, other := start(54321), start(54321), start(54322)
+	probe := filepath.Join(t.TempDir(), "recorder")
+	if err := os.WriteFile(probe, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := newWarden("llm", slog.New(slog.DiscardHandler))
+	list := []suspect{{pid: rank.pid, start: rank.start, path: probe, probe: true, terms: termsOf(int32(rank.pid))}}
+	list[0].terms.stop = true
+	var why []string
+	w.take(&list[0], &why)
+	w.relatives(list)
+	defer func() {
+		for _, h := range w.held {
+			_ = syscall.Close(h.fd)
+		}
+	}()
+	if w.held[rank] == nil || w.held[own] == nil || w.held[other] != nil {
+		t.Errorf("the rank's: %v, its user's: %v, another user's: %v; %v", w.held[rank] != nil, w.held[own] != nil, w.held[other] != nil, why)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -186,39 +185,4 @@ func (c *counted) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo
 
 func (c *counted) Clone() credentials.TransportCredentials {
 	return &counted{c.TransportCredentials.Clone(), c.refused}
-}
-
-// boundedListener hangs up on whoever comes when there are too many.
-type boundedListener struct {
-	net.Listener
-	room chan struct{}
-}
-
-func limitConns(l net.Listener, most int) net.Listener {
-	return &boundedListener{Listener: l, room: make(chan struct{}, most)}
-}
-
-func (l *boundedListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		select {
-		case l.room <- struct{}{}:
-			return &boundedConn{Conn: c, leave: sync.OnceFunc(func() { <-l.room })}, nil
-		default:
-			c.Close()
-		}
-	}
-}
-
-type boundedConn struct {
-	net.Conn
-	leave func()
-}
-
-func (c *boundedConn) Close() error {
-	defer c.leave()
-	return c.Conn.Close()
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
+	"github.com/lockstep-ccl/lockstep/internal/crowd"
 )
 
 func TestAHostileMessageIsNotTakenApart(t *testing.T) {
@@ -83,7 +84,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limitConns(inner, 1)
+	l := crowd.Limit(inner, 1, false)
 	defer l.Close()
 	accepted := make(chan net.Conn)
 	go func() {

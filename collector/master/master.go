@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
+	"github.com/lockstep-ccl/lockstep/internal/crowd"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
@@ -208,7 +209,7 @@ func (m *Master) Run(ctx context.Context) error {
 	wire.RegisterFencesServer(server, fenceService{Master: m})
 	wire.RegisterNotesServer(server, noteService{Master: m})
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(limitConns(m.listener, m.state.limits.Nodes+spareConns)) }()
+	go func() { served <- server.Serve(crowd.Limit(m.listener, m.state.limits.Nodes+spareConns, false)) }()
 	if m.path == "" {
 		close(m.kept)
 	} else {

@@ -16,6 +16,7 @@ import (
 	toolkit "github.com/prometheus/exporter-toolkit/web"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/internal/crowd"
 )
 
 // Options configures a Server.
@@ -38,6 +39,9 @@ type Options struct {
 
 // shutdownGrace bounds how long Run waits for requests in flight.
 const shutdownGrace = 5 * time.Second
+
+// maxConns bounds the connections of a listener; /metrics is open to the network.
+const maxConns = 512
 
 // Server is a component's HTTP server.
 type Server struct {
@@ -108,7 +112,7 @@ func (s *Server) bind(addr string, h http.Handler, writeTimeout time.Duration) e
 	if err != nil {
 		return fmt.Errorf("web server: %w", err)
 	}
-	s.listen = append(s.listen, listener{l, &http.Server{
+	s.listen = append(s.listen, listener{crowd.Limit(l, maxConns, true), &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/crowd"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/pathplan"
 	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
@@ -32,6 +33,8 @@ const (
 	helloWithin = 5 * time.Second
 	// outgoing bounds what waits for a process that does not read.
 	outgoing = 64
+	// spareConns are connections beyond one a stream and one a host's prober: of those that come anew.
+	spareConns = 64
 )
 
 // Options of a server. Fabric and Listen are required.
@@ -114,6 +117,11 @@ func New(o Options) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("planner: listening at %s needs certificates: without, whoever reaches it could have jobs' traffic moved; give --tls.*, or listen on loopback", o.Listen)
 	}
+	hosts := map[string]bool{}
+	for _, p := range o.Fabric.Ports {
+		hosts[p.Host] = true
+	}
+	ln = crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false)
 	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
 	if o.StateDir != "" {

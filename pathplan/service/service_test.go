@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -304,3 +306,43 @@ func TestJudge(t *testing.T) {
 }
 
 func addrOf(h int) netip.Addr { return netip.AddrFrom4([4]byte{10, 3, byte(h), 1}) }
+
+// TestConnectionsAreBounded: who connects and says nothing holds a bounded number of connections.
+func TestConnectionsAreBounded(t *testing.T) {
+	s, err := New(Options{Fabric: testFabric(), Listen: "127.0.0.1:0", Log: quiet, Streams: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := 4 + 4 + spareConns // streams, and the fabric's hosts
+	accepted := make(chan int)
+	go func() {
+		n := 0
+		for {
+			if _, err := s.ln.Accept(); err != nil {
+				accepted <- n
+				return
+			}
+			n++
+		}
+	}()
+	for i := range most + 1 {
+		c, err := net.Dial("tcp", s.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if i < most {
+			continue
+		}
+		_ = c.SetDeadline(time.Now().Add(patience))
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("connection %d is not hung up on: %v", i+1, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := <-accepted; n != most {
+		t.Errorf("%d connections are accepted, want %d", n, most)
+	}
+}

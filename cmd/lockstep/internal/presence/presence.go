@@ -38,13 +38,21 @@ func Master(job string) string { return "master-" + job }
 
 const maxInfo = 4 << 10
 
+// own is this user's directory below the base of all users': who has made the base may lead
+// names in it elsewhere, or have taken them.
+func own(base string) (string, error) {
+	dir, _, err := record.DirBelow(base, "")
+	return dir, err
+}
+
 func path(dir, name string, uid int) string {
 	return filepath.Join(dir, fmt.Sprintf(".%s.%d.lock", name, uid))
 }
 
 // Hold tells that this process is there, until release. It fails when another one is.
 func Hold(dir, name string, info Info) (release func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err = own(dir)
+	if err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(path(dir, name, os.Geteuid()), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
@@ -70,15 +78,13 @@ func Hold(dir, name string, info Info) (release func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// Find returns what the process of that name says of itself, when one of this user, or
-// of root, is there.
+// Find returns what the process of that name says of itself, when one of this user is there.
 func Find(dir, name string) (Info, bool) {
-	for _, uid := range []int{os.Geteuid(), 0} {
-		if info, ok := find(path(dir, name, uid), uid); ok {
-			return info, true
-		}
+	dir, err := own(dir)
+	if err != nil {
+		return Info{}, false
 	}
-	return Info{}, false
+	return find(path(dir, name, os.Geteuid()), os.Geteuid())
 }
 
 func find(path string, uid int) (info Info, ok bool) {
@@ -129,6 +135,10 @@ func Turn(ctx context.Context, dir string) (end func(), err error) {
 
 // Attach leaves a note that the process with this pid is of job, for as long as it lives.
 func Attach(dir, job string, pid int) error {
+	dir, err := own(dir)
+	if err != nil {
+		return err
+	}
 	start, err := startOf(pid)
 	if err != nil {
 		return err
@@ -141,6 +151,10 @@ func Attach(dir, job string, pid int) error {
 // job for ""), and removes notes of dead ones. A node's ranks with recorders count, too.
 func Attached(dir, job string) (n int) {
 	uid := os.Geteuid()
+	dir, err := own(dir)
+	if err != nil {
+		return 0
+	}
 	notes, _ := filepath.Glob(filepath.Join(dir, fmt.Sprintf(".attached.%d.*", uid))) // the pattern is well-formed
 	for _, note := range notes {
 		f, err := os.OpenFile(note, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
