@@ -339,3 +339,25 @@ func TestWhoseJob(t *testing.T) {
 	})
 	gone("ended", "has ended: Failed max restarts")
 }
+
+// TestAnotherTenantsLabel: pods that another tenant labels with a job's name in a namespace of the same
+// remediator make the job nobody's, unless it is said where the job is.
+func TestAnotherTenantsLabel(t *testing.T) {
+	w := newWorld(t, 4)
+	w.jobSet(2)
+	w.put(strings.Replace(podsAt, ns, "other", 1)+"/p", obj{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": obj{"labels": obj{LabelJob: "llm"}, "ownerReferences": controller("apps/v1", "ReplicaSet", "x", "u")}, "spec": obj{},
+	})
+	both := func(o *Options) { o.Namespaces = []string{ns, "other"} }
+	if _, err := w.actuator(both).Inventory(t.Context(), "llm"); !errors.Is(err, remediation.ErrGone) {
+		t.Errorf("nobody says where it is: %v", err)
+	}
+	said := func(o *Options) { both(o); o.Jobs = map[string]string{"llm": ns} }
+	if _, err := w.actuator(said).Inventory(t.Context(), "llm"); err != nil {
+		t.Errorf("it is said where it is: %v", err)
+	}
+	if _, err := New(Options{Client: w.client(), Namespaces: []string{ns}, Jobs: map[string]string{"llm": "other"}}); err == nil {
+		t.Error("a job in a namespace that is not ours is taken")
+	}
+}

@@ -21,6 +21,9 @@ type Options struct {
 	Client dynamic.Interface
 	// Namespaces are those whose jobs it may restart; jobs elsewhere are none of its.
 	Namespaces []string
+	// Jobs says in which of them a job is, by its name. In the others nothing is the job's, whatever its
+	// labels say; a job that is not named here may be in any, and in two of them it is nobody's.
+	Jobs map[string]string
 	// Namespace is where its own objects lie: the lease of who leads, preflight's Jobs.
 	Namespace string
 	// Identity names this process among those that would lead.
@@ -72,6 +75,11 @@ func New(o Options) (*Actuator, error) {
 	}
 	if slices.Contains(o.Namespaces, "") {
 		return nil, errors.New("kubernetes: an empty namespace would be all of them: name each")
+	}
+	for job, ns := range o.Jobs {
+		if !slices.Contains(o.Namespaces, ns) {
+			return nil, fmt.Errorf("kubernetes: job %s is said to be in namespace %q, which is not among those whose jobs may be restarted: %v", job, ns, o.Namespaces)
+		}
 	}
 	for _, d := range []struct {
 		v *time.Duration

@@ -63,7 +63,11 @@ const pageSize = 500
 // when there is none, or it has ended.
 func (a *Actuator) find(ctx context.Context, name string) (*job, error) {
 	var found []*job
-	for _, ns := range a.o.Namespaces {
+	namespaces := a.o.Namespaces
+	if ns, ok := a.o.Jobs[name]; ok {
+		namespaces = []string{ns} // a label in another tenant's namespace says nothing
+	}
+	for _, ns := range namespaces {
 		j, err := a.findIn(ctx, ns, name)
 		switch {
 		case errors.Is(err, errNowhere):
@@ -75,9 +79,9 @@ func (a *Actuator) find(ctx context.Context, name string) (*job, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, fmt.Errorf("%w: no pods and no JobSet, Job or PyTorchJob of job %s in %v (label %s)", remediation.ErrGone, name, a.o.Namespaces, LabelJob)
+		return nil, fmt.Errorf("%w: no pods and no JobSet, Job or PyTorchJob of job %s in %v (label %s)", remediation.ErrGone, name, namespaces, LabelJob)
 	case len(found) > 1:
-		return nil, fmt.Errorf("%w: job %s is in namespaces %s and %s: which one is meant, nobody knows", remediation.ErrGone, name, found[0].namespace(), found[1].namespace())
+		return nil, fmt.Errorf("%w: job %s is in namespaces %s and %s: which one is meant, nobody knows (--kubernetes.job says it)", remediation.ErrGone, name, found[0].namespace(), found[1].namespace())
 	}
 	if why := found[0].kind.over(found[0].owner); why != "" {
 		return nil, fmt.Errorf("%w: %s %s", remediation.ErrGone, found[0], why)

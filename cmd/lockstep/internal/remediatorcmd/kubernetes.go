@@ -19,14 +19,15 @@ import (
 )
 
 type kubernetesOptions struct {
-	Kubeconfig    string        `type:"existingfile" placeholder:"FILE" help:"How to reach the API server (default: the pod's service account)."`
-	Namespace     []string      `placeholder:"NAME" help:"Namespace whose jobs may be restarted. Repeatable (default: the one that this runs in)."`
-	UnfencedAfter time.Duration `placeholder:"DURATION" help:"Delete pods by force on a node that has been silent for so long, though nothing proves that their processes have ended. Without it they wait for proof."`
-	Hold          time.Duration `default:"24h" help:"How long a node that was blamed stays out at least, before --kubernetes.preflight may bring it back; doubled each time it is blamed again."`
-	ReturnAfter   time.Duration `default:"1m" help:"How long a node that was silent must be heard before it returns."`
-	WhenPoolEmpty string        `enum:"in-place,wait" default:"in-place" help:"What to do when the pool of the node to take out has no spare: ${enum}."`
-	Preflight     string        `type:"existingfile" placeholder:"FILE" help:"Manifest of the Job that a node must pass before it returns. Without it an operator uncordons."`
-	Lead          bool          `default:"true" negatable:"" help:"Act only while holding the lease lockstep-remediator, so that several may run."`
+	Kubeconfig    string            `type:"existingfile" placeholder:"FILE" help:"How to reach the API server (default: the pod's service account)."`
+	Namespace     []string          `placeholder:"NAME" help:"Namespace whose jobs may be restarted. Repeatable (default: the one that this runs in)."`
+	Jobs          map[string]string `name:"job" mapsep:"," placeholder:"JOB=NAMESPACE" help:"In which of them a job is, so that pods that other tenants label with its name do not make it ambiguous. Repeatable."`
+	UnfencedAfter time.Duration     `placeholder:"DURATION" help:"Delete pods by force on a node that has been silent for so long, though nothing proves that their processes have ended. Without it they wait for proof."`
+	Hold          time.Duration     `default:"24h" help:"How long a node that was blamed stays out at least, before --kubernetes.preflight may bring it back; doubled each time it is blamed again."`
+	ReturnAfter   time.Duration     `default:"1m" help:"How long a node that was silent must be heard before it returns."`
+	WhenPoolEmpty string            `enum:"in-place,wait" default:"in-place" help:"What to do when the pool of the node to take out has no spare: ${enum}."`
+	Preflight     string            `type:"existingfile" placeholder:"FILE" help:"Manifest of the Job that a node must pass before it returns. Without it an operator uncordons."`
+	Lead          bool              `default:"true" negatable:"" help:"Act only while holding the lease lockstep-remediator, so that several may run."`
 }
 
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -49,7 +50,7 @@ func (o *kubernetesOptions) build(log *slog.Logger, reg prometheus.Registerer, f
 		return actuator{}, fmt.Errorf("remediator: %w", err)
 	}
 	k := kubernetes.Options{
-		Client: client, Namespaces: o.Namespace, Namespace: own, Identity: host + "_" + rand.Text()[:8],
+		Client: client, Namespaces: o.Namespace, Jobs: o.Jobs, Namespace: own, Identity: host + "_" + rand.Text()[:8],
 		UnfencedAfter: o.UnfencedAfter, Hold: o.Hold, ReturnAfter: o.ReturnAfter, WhenEmpty: kubernetes.WhenEmpty(o.WhenPoolEmpty),
 		Logger: log, Registry: reg, Fencer: fencer,
 	}
