@@ -345,11 +345,11 @@ func TestWhoseJob(t *testing.T) {
 func TestAnotherTenantsLabel(t *testing.T) {
 	w := newWorld(t, 4)
 	w.jobSet(2)
-	w.put(strings.Replace(podsAt, ns, "other", 1)+"/p", obj{
+	w.put(strings.Replace(podsAt, ns, ns2, 1)+"/p", obj{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": obj{"labels": obj{LabelJob: "llm"}, "ownerReferences": controller("apps/v1", "ReplicaSet", "x", "u")}, "spec": obj{},
 	})
-	both := func(o *Options) { o.Namespaces = []string{ns, "other"} }
+	both := func(o *Options) { o.Namespaces = []string{ns, ns2} }
 	if _, err := w.actuator(both).Inventory(t.Context(), "llm"); !errors.Is(err, remediation.ErrGone) {
 		t.Errorf("nobody says where it is: %v", err)
 	}
@@ -357,7 +357,7 @@ func TestAnotherTenantsLabel(t *testing.T) {
 	if _, err := w.actuator(said).Inventory(t.Context(), "llm"); err != nil {
 		t.Errorf("it is said where it is: %v", err)
 	}
-	if _, err := New(Options{Client: w.client(), Namespaces: []string{ns}, Jobs: map[string]string{"llm": "other"}}); err == nil {
+	if _, err := New(Options{Client: w.client(), Namespaces: []string{ns}, Jobs: map[string]string{"llm": ns2}}); err == nil {
 		t.Error("a job in a namespace that is not ours is taken")
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 const (
 	ns      = "training"
+	ns2     = "other" // of another tenant, served by the same remediator
 	podsAt  = "/api/v1/namespaces/" + ns + "/pods"
 	nodesAt = "/api/v1/nodes"
 	jobSet  = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/" + ns + "/jobsets/llm"
