@@ -79,6 +79,8 @@ func TestBadValues(t *testing.T) {
 		{"lockstep", "tls.mode=none", "mode"},
 		{"lockstep", "tls.mode=certManager,tls.certManager.issuer.name=x", "tls.agents.nodes"},
 		{"lockstep", "namespaces=null", "namespaces"},
+		{"lockstep", "jobs.Not_A_Label=training", "Not_A_Label"},
+		{"lockstep", "jobs.llm=elsewhere", "jobs.llm"},
 		{"lockstep", "remediator.config.dry_run=maybe", "dry_run"},
 		{"lockstep", "image.digest=sha256:abc", "digest"},
 		{"lockstep", "remediator.whenPoolEmpty=panic", "whenPoolEmpty"},

@@ -448,3 +448,26 @@ func TestGeneratedAnew(t *testing.T) {
 		}
 	}
 }
+
+// TestVersions: the charts, and the images that they pull, are the release's.
+func TestVersions(t *testing.T) {
+	b, err := os.ReadFile("../../VERSION")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := strings.TrimSpace(string(b))
+	for _, chart := range []string{"lockstep", "lockstep-master"} {
+		var c struct{ Name, Version, AppVersion string }
+		b, err := os.ReadFile(filepath.Join(chart, "Chart.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := yaml.Unmarshal(b, &c); err != nil {
+			t.Fatal(err)
+		}
+		// An image's tag has no "+", which a version may have.
+		if c.Name != chart || c.Version != version || c.AppVersion != strings.ReplaceAll(version, "+", "-") {
+			t.Errorf("%s/Chart.yaml says version %s and appVersion %s; VERSION is %s", chart, c.Version, c.AppVersion, version)
+		}
+	}
+}
