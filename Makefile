@@ -135,6 +135,10 @@ bench-diagnosis: ## verdicts on simulated jobs with injected faults, and what a 
 man: build ## manual pages of every command, in bin/man1
 	bin/lockstep man --dir bin/man1
 
+.PHONY: bad-links
+bad-links: ## 1 to 3 dead or lossy links in PLACES (100) random places each: planner and probers find them, and blame no other; minutes
+	PATHPLAN_TEST_PLACES=$(or $(PLACES),100) $(GO) test -count=1 -timeout 60m -v -run TestBadLinks ./pathplan/service
+
 .PHONY: bench-fabric
 bench-fabric: ## C4P's tables in a simulated fabric, and how the plan grows to 4,096 hosts (ARGS=-short: seconds)
 	cd bench && $(GO) run ./cmd/fabricsim $(ARGS)

@@ -1,7 +1,6 @@
 package pathplan
 
 import (
-	"cmp"
 	"math"
 	"slices"
 )
@@ -13,21 +12,30 @@ type Probe struct {
 	Over []Link
 	Sent int
 	Lost int
+	// Hosts are those whose word this is: who sent, and who counted what came. "" is nobody
+	// whose word could be doubted.
+	Hosts [2]string
 }
 
-// Suspect is a link that is bad. Where several links explain the same losses, they are all
-// in Links, in order of name: it is one of them, and the probes cannot tell which.
+// Suspect is a link that is bad, or, while the probes do not prove that, may be.
 type Suspect struct {
+	// Links are the link, and, where it is not proven bad, those that would explain as much
+	// in its place, in order of name.
 	Links []Link
 	Loss  float64 // most likely share of packets lost, 1: dead
 	Sent  int     // probes over Links[0]
 	Lost  int
+	// Proven: whatever other links lose, what was seen is e^Proof times less likely with
+	// this one well; and e^Word times by what any one host leaves unsaid, see Probe.Hosts.
+	Proven bool
 }
 
 // InferOptions say what counts as bad. Zero values are the defaults.
 type InferOptions struct {
 	Floor float64 // loss that is taken for noise; 0.0005
-	Odds  float64 // how much likelier the losses must be with the link bad than well, as a natural logarithm; 12
+	Odds  float64 // how much likelier the losses must be with a suspect bad than well, as a natural logarithm; 12
+	Proof float64 // the same, of what is proven; 12
+	Word  float64 // the same, with any one host's word left out; 0: nobody's word is doubted
 }
 
 // maxSuspects bounds how many links one Infer names: a fabric with more has another kind of
@@ -37,14 +45,21 @@ const maxSuspects = 64
 // Infer returns the smallest set of bad links that explains which probes were lost and
 // which were not, worst first. A link that loses every packet and one that loses 1 % are
 // found alike: each link has a share that it loses, a path loses what its links do, and a
-// link is bad when what was seen is e^Odds times likelier so than without it. The order of
-// probes does not matter.
+// link is suspect when what was seen is e^Odds times likelier so than without it. The order
+// of probes does not matter. Whether a suspect is to be blamed is another question, which
+// Proven answers: the smallest set need not be the true one.
 func Infer(probes []Probe, o InferOptions) []Suspect {
 	if !(o.Floor > 0) || o.Floor >= 0.5 {
 		o.Floor = 0.0005
 	}
 	if !(o.Odds > 0) {
 		o.Odds = 12
+	}
+	if !(o.Proof > 0) {
+		o.Proof = 12
+	}
+	if !slices.ContainsFunc(probes, func(p Probe) bool { return p.Lost > 0 && p.Sent > 0 }) {
+		return nil
 	}
 	f := newInference(probes, o)
 	for len(f.bad) < maxSuspects {
@@ -53,7 +68,7 @@ func Infer(probes []Probe, o InferOptions) []Suspect {
 		}
 		f.refine()
 	}
-	return f.suspects()
+	return f.prove(probes, f.suspects())
 }
 
 // probed are the probes that crossed the same links, where some were lost. What was not
@@ -298,7 +313,7 @@ func (f *inference) likelihood() (v float64) {
 // apart.
 const alike = 3
 
-// suspects names bad links, each with those that would explain as much in its place.
+// suspects names bad links, each before those that would explain as much in its place.
 func (f *inference) suspects() []Suspect {
 	var out []Suspect
 	for _, l := range f.bad {
@@ -313,12 +328,8 @@ func (f *inference) suspects() []Suspect {
 			}
 		}
 		f.set(l, x)
-		slices.SortFunc(s.Links, compareLinks)
 		out = append(out, s)
 	}
-	slices.SortFunc(out, func(a, b Suspect) int {
-		return cmp.Or(cmp.Compare(b.Loss, a.Loss), compareLinks(a.Links[0], b.Links[0]))
-	})
 	return out
 }
 

@@ -70,7 +70,7 @@ func TestInferFindsAll(t *testing.T) {
 	}{
 		{"dead", func(*rand.Rand) float64 { return 1 }, 20},
 		{"lossy", func(r *rand.Rand) float64 { return 0.01 + 0.3*r.Float64()*r.Float64() }, 1000},
-		{"either", func(r *rand.Rand) float64 { return []float64{1, 0.02, 0.1, 1, 0.5}[r.IntN(5)] }, 500},
+		{"either", func(r *rand.Rand) float64 { return []float64{1, 0.02, 0.1, 1, 0.5}[r.IntN(5)] }, 1000},
 	} {
 		for _, answered := range []bool{false, true} {
 			for bad := 1; bad <= 3; bad++ {
@@ -95,8 +95,8 @@ func checkFound(t *testing.T, seed uint64, loss map[Link]float64, got []Suspect)
 	t.Helper()
 	var found []Link
 	for _, s := range got {
-		if len(s.Links) != 1 {
-			t.Errorf("seed %d: %v cannot be told apart (bad: %v)", seed, s.Links, loss)
+		if !s.Proven {
+			t.Errorf("seed %d: %v are suspect, and none is proven bad (bad: %v)", seed, s.Links, loss)
 			continue
 		}
 		found = append(found, s.Links[0])

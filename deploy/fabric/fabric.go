@@ -264,20 +264,24 @@ func (u *Up) down(s, pod, but int) string {
 
 // shape gives every link its rate.
 func (u *Up) shape() error {
-	// Two classes, as switches have them: what asks for low delay goes first.
-	tbf := func(dev string) string {
-		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: tbf rate %[2]dmbit burst 64kb limit 256kb\n"+
-			"qdisc add dev %[1]s parent 1:1 handle 10: prio\n"+
-			"qdisc add dev %[1]s parent 10:1 bfifo limit 64kb\nqdisc add dev %[1]s parent 10:2 bfifo limit 256kb\nqdisc add dev %[1]s parent 10:3 bfifo limit 256kb", dev, u.Rate)
+	// Two classes, as switches have them: what asks for low delay goes first. htb, since
+	// kernels without prio have it.
+	classes := func(dev string) string {
+		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: htb default 20\n"+
+			"class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dkbit burst 64kb cburst 64kb\n"+
+			"class add dev %[1]s parent 1:1 classid 1:10 htb rate %[3]dkbit ceil %[2]dkbit burst 16kb cburst 64kb prio 0 quantum 1600\n"+
+			"class add dev %[1]s parent 1:1 classid 1:20 htb rate %[4]dkbit ceil %[2]dkbit burst 64kb cburst 64kb prio 1 quantum 65536\n"+
+			"qdisc add dev %[1]s parent 1:10 bfifo limit 64kb\nqdisc add dev %[1]s parent 1:20 bfifo limit 256kb\n"+
+			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, 1000*u.Rate, 100*u.Rate, 900*u.Rate)
 	}
 	for l := range u.leaves() {
 		var lines []string
 		for s := range u.Spines {
-			lines = append(lines, tbf(fmt.Sprintf("s%d", s)))
+			lines = append(lines, classes(fmt.Sprintf("s%d", s)))
 		}
 		for h := range u.Hosts {
 			if u.pod(h) == l/2 {
-				lines = append(lines, tbf(fmt.Sprintf("h%d", h)))
+				lines = append(lines, classes(fmt.Sprintf("h%d", h)))
 			}
 		}
 		if err := batch("tc", u.leaf(l), lines); err != nil {
@@ -287,14 +291,14 @@ func (u *Up) shape() error {
 	for s := range u.Spines {
 		var lines []string
 		for l := range u.leaves() {
-			lines = append(lines, tbf(fmt.Sprintf("l%d", l)))
+			lines = append(lines, classes(fmt.Sprintf("l%d", l)))
 		}
 		if err := batch("tc", u.spine(s), lines); err != nil {
 			return err
 		}
 	}
 	for h := range u.Hosts {
-		if err := batch("tc", u.Host(h), []string{tbf("eth0"), tbf("eth1")}); err != nil {
+		if err := batch("tc", u.Host(h), []string{classes("eth0"), classes("eth1")}); err != nil {
 			return err
 		}
 	}

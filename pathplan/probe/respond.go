@@ -186,7 +186,9 @@ type PingOptions struct {
 	Ports []uint16       // at most 64
 	Count int            // probes from each port, 20
 	Rate  int            // probes a second over all ports, 1000
-	// Timeout of the last answers, 1 s: a host that is short of CPU loses nothing.
+	// Timeout of the last answers, 1 s: a host that is short of CPU loses nothing. Where
+	// answers come, and none has told anything new for less than half of it, what is missing
+	// is lost.
 	Timeout time.Duration
 	// TOS is the probes' class. In that of bulk data they would take a full queue for a bad
 	// link; the default is IPTOS_LOWDELAY.
@@ -236,6 +238,7 @@ type pinger struct {
 	pings []Ping
 	sent  [][]time.Time // by port and sequence
 	seen  []uint32      // counts at the responder, by port
+	news  time.Time     // when one grew last
 }
 
 func (p *pinger) close() {
@@ -283,7 +286,8 @@ func (p *pinger) run(ctx context.Context) ([]Ping, error) {
 			p.listen(ctx, time.Until(began.Add(time.Duration(k*len(p.fds)+i+1)*pace)))
 		}
 	}
-	for end := time.Now().Add(p.o.Timeout); time.Now().Before(end) && ctx.Err() == nil && p.missing(); {
+	p.news = time.Now()
+	for end := p.news.Add(p.o.Timeout); time.Now().Before(end) && ctx.Err() == nil && p.missing() && time.Since(p.news) < p.o.Timeout*2/5; {
 		p.listen(ctx, 5*time.Millisecond)
 	}
 	for i := range p.pings {
@@ -383,7 +387,9 @@ func (p *pinger) take(i int, b []byte) {
 		port, count := binary.LittleEndian.Uint16(b[head+pair*k:]), binary.LittleEndian.Uint32(b[head+pair*k+2:])
 		for j := range p.pings {
 			if p.pings[j].Port == port {
-				p.seen[j] = min(max(p.seen[j], count), uint32(p.pings[j].Sent))
+				if now := min(count, uint32(p.pings[j].Sent)); now > p.seen[j] {
+					p.seen[j], p.news = now, time.Now()
+				}
 			}
 		}
 	}

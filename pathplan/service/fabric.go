@@ -93,3 +93,13 @@ func (f *Fabric) check() error {
 func (f *Fabric) hops(p pathplan.Path) (spine, leaf string) {
 	return f.addrs[p.Up].String(), f.addrs[p.Down].String()
 }
+
+// link is the one that leads to an address.
+func (f *Fabric) link(addr string) (pathplan.Link, bool) {
+	a, err := netip.ParseAddr(addr)
+	if err != nil {
+		return pathplan.Link{}, false
+	}
+	l, ok := f.links[a]
+	return l, ok
+}

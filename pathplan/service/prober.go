@@ -36,6 +36,11 @@ type Prober struct {
 	o    ProberOptions
 	r    *probe.Responder
 	maps map[way]*known
+
+	// The network, and the clock.
+	trace func(context.Context, probe.TraceOptions) ([]probe.Hops, error)
+	ping  func(context.Context, probe.PingOptions) ([]probe.Ping, error)
+	now   func() time.Time
 }
 
 type way struct {
@@ -46,6 +51,7 @@ type way struct {
 // known is what a prober has learnt of the ways between two hosts.
 type known struct {
 	where  map[uint16]hops
+	parts  map[hops]int // ports of which only one of the two switches answered
 	traced int
 	learnt time.Time
 }
@@ -53,9 +59,15 @@ type known struct {
 const (
 	// relearn is how old a map gets.
 	relearn = 1500 * time.Millisecond
+	// relearnClose is the same where some ways are looked at closely: the time is for probes.
+	relearnClose = 4 * time.Second
 	// probedPorts is how many of a way's source ports are probed.
 	probedPorts = 2
-	maxMaps     = 256
+	// focusedPorts is the same, of few ways that are looked at closely.
+	focusedPorts = 8
+	// allLost is how many probes must be lost, and all, for a way to be traced again.
+	allLost = 4
+	maxMaps = 256
 	// blindPorts is how many source ports are probed where no switch answers.
 	blindPorts = 16
 )
@@ -84,7 +96,7 @@ func NewProber(o ProberOptions) (*Prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Prober{o: o, r: r, maps: map[way]*known{}}, nil
+	return &Prober{o: o, r: r, maps: map[way]*known{}, trace: probe.Trace, ping: probe.PingPorts, now: time.Now}, nil
 }
 
 // Run probes, and answers, until ctx ends.
@@ -150,12 +162,23 @@ func (p *Prober) do(ctx context.Context, t *planpb.Task) *planpb.Result {
 		return r
 	}
 	rate, ports := int(min(t.GetRate(), uint32(p.o.MaxRate))), int(min(t.GetPorts(), 1024))
-	k, err := p.learn(ctx, way{src, dst}, max(rate, 1), ports)
+	age := relearn
+	if len(t.GetSpines()) > 0 {
+		age = relearnClose
+	}
+	k, err := p.learn(ctx, way{src, dst}, max(rate, 1), ports, age)
 	if err != nil {
 		r.Error = err.Error()
 		return r
 	}
 	r.Traced, r.Unknown = uint32(k.traced), uint32(k.traced-len(k.where))
+	for h, n := range k.parts {
+		r.Ways = append(r.Ways, &planpb.Way{Spine: text(h.spine), Leaf: text(h.leaf), Ports: uint32(n)})
+	}
+	each, focused := probedPorts, map[string]bool{}
+	for _, a := range t.GetSpines() {
+		each, focused[a] = focusedPorts, true
+	}
 	byWay := map[hops]*planpb.Way{}
 	var send []uint16
 	of := map[uint16]hops{}
@@ -167,19 +190,22 @@ func (p *Prober) do(ctx context.Context, t *planpb.Task) *planpb.Result {
 			byWay[h] = w
 			r.Ways = append(r.Ways, w)
 		}
-		if w.Ports++; w.Ports <= probedPorts && len(send) < 64 {
+		if w.Ports++; w.Ports <= uint32(each) && len(send) < 64 && (len(focused) == 0 || focused[w.Spine]) {
 			send = append(send, port)
 			of[port] = h
 		}
 	}
-	if len(send) == 0 { // no switch answers: what is lost from end to end is known all the same
+	if len(k.where) == 0 { // no switch answers: what is lost from end to end is known all the same
 		w := &planpb.Way{Ports: uint32(min(ports, blindPorts))}
 		byWay[hops{}], r.Ways = w, append(r.Ways, w)
 		for i := range min(ports, blindPorts) {
 			send = append(send, uint16(p.o.FirstPort+i))
 		}
 	}
-	pings, err := probe.PingPorts(ctx, probe.PingOptions{Src: src, Dst: dst, Ports: send, Count: int(min(t.GetCount(), 1000)), Rate: max(rate, 1)})
+	if len(send) == 0 {
+		return r
+	}
+	pings, err := p.ping(ctx, probe.PingOptions{Src: src, Dst: dst, Ports: send, Count: int(min(t.GetCount(), 1000)), Rate: max(rate, 1)})
 	if err != nil {
 		r.Error = err.Error()
 		return r
@@ -192,7 +218,41 @@ func (p *Prober) do(ctx context.Context, t *planpb.Task) *planpb.Result {
 			w.RttNs = ns
 		}
 	}
+	if err := p.again(ctx, way{src, dst}, max(rate, 1), byWay, of); err != nil {
+		r.Error = err.Error()
+	}
 	return r
+}
+
+func text(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// again asks the spines of ways on which all is lost whether they are still reached.
+func (p *Prober) again(ctx context.Context, w way, rate int, byWay map[hops]*planpb.Way, of map[uint16]hops) error {
+	var list []uint16
+	for _, port := range sorted(of) {
+		if v := byWay[of[port]]; v.Spine != "" && v.Sent >= allLost && v.Lost == v.Sent {
+			list = append(list, port)
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	at, err := p.trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: w.src, Dst: w.dst, Ports: list, FirstHop: 2, LastHop: 2, Rate: rate, Timeout: 100 * time.Millisecond})
+	if err != nil {
+		return err
+	}
+	for i, h := range at {
+		v := byWay[of[list[i]]]
+		if v.Retraced++; h[0].IsValid() && h[0] == of[list[i]].spine {
+			v.Reached++
+		}
+	}
+	return nil
 }
 
 func sorted(m map[uint16]hops) []uint16 {
@@ -206,27 +266,31 @@ func sorted(m map[uint16]hops) []uint16 {
 
 // learn traces the ways between two hosts anew when what is known of them is old. A port
 // whose switches do not answer any more is taken to go where it went.
-func (p *Prober) learn(ctx context.Context, w way, rate, ports int) (*known, error) {
+func (p *Prober) learn(ctx context.Context, w way, rate, ports int, age time.Duration) (*known, error) {
 	k := p.maps[w]
-	if k != nil && time.Since(k.learnt) < relearn {
+	if k != nil && p.now().Sub(k.learnt) < age {
 		return k, nil
 	}
 	list := make([]uint16, ports)
 	for i := range list {
 		list[i] = uint16(p.o.FirstPort + i)
 	}
-	at, err := probe.Trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: w.src, Dst: w.dst, Ports: list, Rate: rate, Timeout: 100 * time.Millisecond})
+	at, err := p.trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: w.src, Dst: w.dst, Ports: list, Rate: rate, Timeout: 100 * time.Millisecond})
 	if err != nil {
 		return nil, err
 	}
-	now := &known{where: map[uint16]hops{}, traced: ports, learnt: time.Now()}
+	now := &known{where: map[uint16]hops{}, parts: map[hops]int{}, traced: ports, learnt: p.now()}
 	for i, h := range at {
 		if h[0].IsValid() && h[1].IsValid() {
 			now.where[list[i]] = hops{h[0], h[1]}
 		} else if k != nil {
-			if old, ok := k.where[list[i]]; ok {
+			if old, ok := k.where[list[i]]; ok && (!h[0].IsValid() || h[0] == old.spine) {
 				now.where[list[i]] = old
+				continue
 			}
+		}
+		if h[0].IsValid() != h[1].IsValid() {
+			now.parts[hops{h[0], h[1]}]++
 		}
 	}
 	if len(p.maps) >= maxMaps {

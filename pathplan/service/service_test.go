@@ -253,7 +253,7 @@ func TestJudge(t *testing.T) {
 					if flip {
 						a, b = b, a
 					}
-					h := &probing{asked: map[uint64]pair{1: {s.o.Fabric.nics[addrOf(a)], s.o.Fabric.nics[addrOf(b)], now}}}
+					h := &probing{asked: map[uint64]pair{1: {s.o.Fabric.nics[addrOf(a)], s.o.Fabric.nics[addrOf(b)], now, 20, false}}}
 					r := &planpb.Result{Id: 1, Traced: 256}
 					for _, up := range p.leavesOf(h.asked[1].src) {
 						for _, spine := range s.o.Fabric.Spines {

@@ -87,7 +87,8 @@ func (s *Server) restore(path string) (err error) {
 func (p *prober) remember(now time.Time, links []pathplan.LinkView) {
 	for _, l := range links {
 		if l.State != (pathplan.LinkState{}) {
-			p.bad[l.Link], p.state[l.Link], p.since[l.Link] = now, l.State, now
+			p.bad[l.Link] = &badLink{state: l.State, since: now, last: now}
+			p.found[l.Link]++
 		}
 	}
 }

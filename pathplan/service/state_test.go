@@ -167,9 +167,10 @@ func TestSeen(t *testing.T) {
 		t.Errorf("%d and %d bit/s up and down of who says nothing", up, down)
 	}
 	on := s.Assignments("a")[0].Path.Up
-	s.probing.apply(now, map[pathplan.Link]pathplan.LinkState{on: {Down: true, Loss: 1}}, nil)
+	s.probing.apply(now, map[pathplan.Link]finding{on: {state: pathplan.LinkState{Down: true, Loss: 1}}})
 	s.tick(now.Add(time.Second))
-	s.probing.apply(now.Add(time.Minute), nil, map[pathplan.Link]bool{on: true})
+	s.probing.tell(now.Add(time.Minute), pathplan.Probe{Over: []pathplan.Link{{From: "host0", To: on.From}, on}, Sent: 100})
+	s.probing.apply(now.Add(time.Minute), nil)
 	if len(told) != 3 || told[0].Link != on || !told[0].State.Down || len(told[1].Moves) == 0 || told[1].Moves[0].Reason != pathplan.Dead || !told[2].Since.Equal(now) {
 		t.Errorf("%+v", told)
 	}

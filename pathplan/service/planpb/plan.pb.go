@@ -596,11 +596,12 @@ func (x *ProbeUp) GetResult() *Result {
 type Task struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Src           string                 `protobuf:"bytes,2,opt,name=src,proto3" json:"src,omitempty"`      // IP address
-	Dst           string                 `protobuf:"bytes,3,opt,name=dst,proto3" json:"dst,omitempty"`      // IP address and port of a responder
-	Ports         uint32                 `protobuf:"varint,4,opt,name=ports,proto3" json:"ports,omitempty"` // source ports to trace
-	Count         uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"` // probes a way
-	Rate          uint32                 `protobuf:"varint,6,opt,name=rate,proto3" json:"rate,omitempty"`   // a second
+	Src           string                 `protobuf:"bytes,2,opt,name=src,proto3" json:"src,omitempty"`       // IP address
+	Dst           string                 `protobuf:"bytes,3,opt,name=dst,proto3" json:"dst,omitempty"`       // IP address and port of a responder
+	Ports         uint32                 `protobuf:"varint,4,opt,name=ports,proto3" json:"ports,omitempty"`  // source ports to trace
+	Count         uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`  // probes a way
+	Rate          uint32                 `protobuf:"varint,6,opt,name=rate,proto3" json:"rate,omitempty"`    // a second
+	Spines        []string               `protobuf:"bytes,7,rep,name=spines,proto3" json:"spines,omitempty"` // probe the ways over these addresses only; empty: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -675,6 +676,13 @@ func (x *Task) GetRate() uint32 {
 		return x.Rate
 	}
 	return 0
+}
+
+func (x *Task) GetSpines() []string {
+	if x != nil {
+		return x.Spines
+	}
+	return nil
 }
 
 type Result struct {
@@ -753,15 +761,20 @@ func (x *Result) GetError() string {
 	return ""
 }
 
-// Way is where some source ports lead: the addresses that answered.
+// Way is where some source ports lead: the addresses that answered. Where only one of the
+// two has, nothing is sent, and the other is empty.
 type Way struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Spine         string                 `protobuf:"bytes,1,opt,name=spine,proto3" json:"spine,omitempty"`
-	Leaf          string                 `protobuf:"bytes,2,opt,name=leaf,proto3" json:"leaf,omitempty"`
-	Ports         uint32                 `protobuf:"varint,3,opt,name=ports,proto3" json:"ports,omitempty"`
-	Sent          uint32                 `protobuf:"varint,4,opt,name=sent,proto3" json:"sent,omitempty"`
-	Lost          uint32                 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
-	RttNs         uint64                 `protobuf:"varint,6,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Spine string                 `protobuf:"bytes,1,opt,name=spine,proto3" json:"spine,omitempty"`
+	Leaf  string                 `protobuf:"bytes,2,opt,name=leaf,proto3" json:"leaf,omitempty"`
+	Ports uint32                 `protobuf:"varint,3,opt,name=ports,proto3" json:"ports,omitempty"`
+	Sent  uint32                 `protobuf:"varint,4,opt,name=sent,proto3" json:"sent,omitempty"`
+	Lost  uint32                 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
+	RttNs uint64                 `protobuf:"varint,6,opt,name=rtt_ns,json=rttNs,proto3" json:"rtt_ns,omitempty"`
+	// Where all that was sent is lost: of its ports, how many were traced again, and how many
+	// of those were heard of from the spine.
+	Retraced      uint32 `protobuf:"varint,7,opt,name=retraced,proto3" json:"retraced,omitempty"`
+	Reached       uint32 `protobuf:"varint,8,opt,name=reached,proto3" json:"reached,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -838,6 +851,20 @@ func (x *Way) GetRttNs() uint64 {
 	return 0
 }
 
+func (x *Way) GetRetraced() uint32 {
+	if x != nil {
+		return x.Retraced
+	}
+	return 0
+}
+
+func (x *Way) GetReached() uint32 {
+	if x != nil {
+		return x.Reached
+	}
+	return 0
+}
+
 var File_plan_proto protoreflect.FileDescriptor
 
 const file_plan_proto_rawDesc = "" +
@@ -882,27 +909,30 @@ const file_plan_proto_rawDesc = "" +
 	"\x05share\x18\x04 \x01(\rR\x05share\"r\n" +
 	"\aProbeUp\x121\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1b.lockstep.pathplan.v1.HelloR\x05hello\x124\n" +
-	"\x06result\x18\x02 \x01(\v2\x1c.lockstep.pathplan.v1.ResultR\x06result\"z\n" +
+	"\x06result\x18\x02 \x01(\v2\x1c.lockstep.pathplan.v1.ResultR\x06result\"\x92\x01\n" +
 	"\x04Task\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
 	"\x03src\x18\x02 \x01(\tR\x03src\x12\x10\n" +
 	"\x03dst\x18\x03 \x01(\tR\x03dst\x12\x14\n" +
 	"\x05ports\x18\x04 \x01(\rR\x05ports\x12\x14\n" +
 	"\x05count\x18\x05 \x01(\rR\x05count\x12\x12\n" +
-	"\x04rate\x18\x06 \x01(\rR\x04rate\"\x8f\x01\n" +
+	"\x04rate\x18\x06 \x01(\rR\x04rate\x12\x16\n" +
+	"\x06spines\x18\a \x03(\tR\x06spines\"\x8f\x01\n" +
 	"\x06Result\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
 	"\x04ways\x18\x02 \x03(\v2\x19.lockstep.pathplan.v1.WayR\x04ways\x12\x16\n" +
 	"\x06traced\x18\x03 \x01(\rR\x06traced\x12\x18\n" +
 	"\aunknown\x18\x04 \x01(\rR\aunknown\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\x84\x01\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xba\x01\n" +
 	"\x03Way\x12\x14\n" +
 	"\x05spine\x18\x01 \x01(\tR\x05spine\x12\x12\n" +
 	"\x04leaf\x18\x02 \x01(\tR\x04leaf\x12\x14\n" +
 	"\x05ports\x18\x03 \x01(\rR\x05ports\x12\x12\n" +
 	"\x04sent\x18\x04 \x01(\rR\x04sent\x12\x12\n" +
 	"\x04lost\x18\x05 \x01(\rR\x04lost\x12\x15\n" +
-	"\x06rtt_ns\x18\x06 \x01(\x04R\x05rttNs2\x96\x01\n" +
+	"\x06rtt_ns\x18\x06 \x01(\x04R\x05rttNs\x12\x1a\n" +
+	"\bretraced\x18\a \x01(\rR\bretraced\x12\x18\n" +
+	"\areached\x18\b \x01(\rR\areached2\x96\x01\n" +
 	"\aPlanner\x12C\n" +
 	"\x04Plan\x12\x1a.lockstep.pathplan.v1.Need\x1a\x1b.lockstep.pathplan.v1.Paths(\x010\x01\x12F\n" +
 	"\x05Probe\x12\x1d.lockstep.pathplan.v1.ProbeUp\x1a\x1a.lockstep.pathplan.v1.Task(\x010\x01B:Z8github.com/lockstep-ccl/lockstep/pathplan/service/planpbb\x06proto3"
