@@ -28,7 +28,7 @@ build: bin/libnccl-profiler-lockstep.so ## bin/lockstep, and NCCL's profiler plu
 
 # The plugin is never unloaded (nodelete): threads of NCCL and of its own may be in it.
 PLUGIN := $(wildcard nccl/plugin/*.c)
-PLUGINFLAGS := -std=gnu11 -O2 -g -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wshadow -Werror -Wl,-z,nodelete,-z,now,-z,relro -Irecord/c -Inccl/plugin
+PLUGINFLAGS := -std=gnu11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wshadow -Werror -Wl,-z,nodelete,-z,now,-z,relro -Irecord/c -Inccl/plugin
 bin/libnccl-profiler-lockstep.so: $(PLUGIN) $(wildcard nccl/plugin/*.h) record/c/lockstep_record.h
 	@mkdir -p bin
 	$(CC) $(PLUGINFLAGS) -o $@ $(PLUGIN) -lpthread

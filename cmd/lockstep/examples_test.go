@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,11 +17,12 @@ import (
 
 // A way is how an example is played. Without one it is run as it stands, and ends with 0.
 type way struct {
-	where string // the command whose help has the example
-	has   string // words that only the example has
-	play         // how, beside the line
-	long  bool   // begins here, and ends by itself only in make test-docs
-	why   string // it is not played, and here is why
+	where string   // the command whose help has the example
+	has   string   // words that only the example has
+	play           // how, beside the line
+	long  bool     // begins here, and ends by itself only in make test-docs
+	why   string   // it is not played, and here is why
+	as    []string // what stands in its placeholders' places here, in pairs
 }
 
 // What examples end with, and are ready by.
@@ -30,6 +32,7 @@ const (
 	agentReady      = "http://127.0.0.1:9400/-/ready"
 	masterReady     = "http://127.0.0.1:9402/-/ready"
 	remediatorReady = "http://127.0.0.1:9410/-/ready"
+	job             = "lockstep run -q --job llm --ranks 2 -- ./train"
 	measured        = `(?m)^(\[0\])? +\d+ +\d+ +\w+ +\w+ +-?\d+ .*$` // a row of lockstep perf's table
 )
 
@@ -41,14 +44,41 @@ const (
 	initiated = `test -e pki || lockstep pki init --dir pki`
 	ready     = `await() { for i in $(seq 1200); do grep -qs "$1" $2 && return; sleep 0.05; done; cat $2; exit 1; }; `
 	remediate = ready + `test -e remediator.log || { lockstep remediator --token-file token --operator-token-file operator-token --master 127.0.0.1:9401 --journal j.db >remediator.log 2>&1 & await 'remediator is ready' remediator.log; }`
-	training  = ready + `test -e job.log || { lockstep run -q --job llm --ranks 6 -- ./train 0 >job.log 2>&1 & until compgen -G '/dev/shm/lockstep-*/llm.5.*.rec'; do sleep 0.05; done; }; `
+	training  = `test -e job.log || { lockstep run -q --job llm --ranks 6 -- ./train 0 >job.log 2>&1 & for i in $(seq 1200); do compgen -G '/dev/shm/lockstep-*/llm.5.*.rec' && break; sleep 0.05; done; }; compgen -G '/dev/shm/lockstep-*/llm.5.*.rec' || { cat job.log; exit 1; }; `
 	judged    = ready + `test -e master.log || { lockstep master --job llm >master.log 2>&1 & echo $! >master.pid; await 'master is ready' master.log; lockstep agent --master 127.0.0.1:9401 >agent.log 2>&1 & await 'agent is ready' agent.log; }; `
 )
 
 // ways are those that need one. What cannot be played here is among them with the reason, and nowhere else.
 var ways = []way{
+	{where: "README.md", has: "make test-rdma", why: "starts a virtual machine; .ci/run does"},
 	{where: "README.md", has: "make ", why: "what CI does"},
+	{where: "README.md", has: "docker run", why: "takes Docker; kubernetes.md's images are made without"},
+	{where: "README.md", has: "lockstep attach -- CMD", play: play{Never: "warning"}, as: []string{"CMD", job}},
+	{where: "README.md", has: "lockstep run -- CMD", play: play{}, as: []string{"CMD", "./train"}},
+	{where: "README.md", has: "lockstep perf allreduce --device cuda", play: play{Status: 1, Out: noGPU}},
+	{where: "README.md", has: "lockstep demo --device cuda", play: play{Status: 1, Out: noGPU}},
+	{where: "README.md", has: "lockstep demo --help"},
 	{where: "README.md", has: "--control --hold", play: play{After: "\nfor p in $(jobs -p); do kill $p; wait $p; done"}},
+
+	{where: "operations.md", has: "lockstep agent --share-runtime-dir", play: play{Ready: agentReady}},
+	{where: "operations.md", has: "lockstep agent", play: play{Ready: agentReady}},
+	{where: "operations.md", has: "lockstep master --job NAME", play: play{Ready: masterReady}, as: []string{"NAME", "llm", "DIR", "state"}},
+	{where: "operations.md", has: "curl ", play: play{Before: remediate, Out: `(?m)^\[\]$`}},
+	{where: "operations.md", has: "lockstep remediator --config.file FILE", as: []string{"FILE", "r.yaml"}},
+	{where: "operations.md", has: "lockstep run --control --hold 30s", play: play{After: " --job llm --ranks 2 -- ./train"}},
+	{where: "operations.md", has: "lockstep attach -- COMMAND", play: play{Never: "warning", After: "; while curl -s localhost:9400/-/ready || curl -s localhost:9402/-/ready; do sleep 0.1; done"}, as: []string{"COMMAND", job}},
+	{where: "operations.md", has: "lockstep perf --gpu-algo …", why: "an option of comparisons on GPUs"},
+	{where: "operations.md", has: "lockstep perf --gpu-pace", why: "an option of comparisons on GPUs"},
+	{where: "operations.md", has: "lockstep pki agent", as: []string{"N", "n1"}},
+	{where: "operations.md", has: "lockstep pki master", as: []string{"J", "llm", "H", "head"}},
+	{where: "operations.md", has: "lockstep demo", why: "builds Prometheus; .ci/run plays the demo with every fault"},
+	{where: "operations.md", has: "lockstep top --master", play: play{Before: judged, After: "; kill $(cat master.pid)", Out: "(?m)^llm  step"}},
+	{where: "operations.md", has: "lockstep top --json", play: play{Before: "rm -rf /dev/shm/lockstep; " + training, Out: `"ranks"`}},
+	{where: "operations.md", has: "lockstep breaker", play: play{Before: remediate, Status: 1, Out: `no breaker is open in scope "job:llm"`}, as: []string{"OPERATOR_FILE", "operator-token", "SCOPE", "job:llm"}},
+	{where: "operations.md", has: "make ", why: "builds, or takes long; .ci/run and people do"},
+	{where: "operations.md", has: "docker run", why: "an option for a container with GPUs"},
+	{where: "operations.md", has: "nvidia-smi", why: "resets GPUs, and there are none"},
+	{where: "operations.md", has: "ulimit", why: "what an administrator sets for the ranks' user"},
 
 	{where: "demo", has: "", why: "builds Prometheus; .ci/run plays the demo with every fault"},
 
@@ -156,7 +186,10 @@ func TestExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	binds := map[string]string{"/home/adopter/FILE": evidence, "/var/lib/lockstep/llm/incidents/llm-1700000000000-1.evidence": evidence}
-	examples := map[string][]string{"README.md": indented(t, "../../README.md")}
+	examples := map[string][]string{}
+	for _, d := range documents { // TestDocuments plays their fenced blocks
+		examples[filepath.Base(d)] = append(indented(t, d), inline(t, d, k.Model)...)
+	}
 	for _, n := range commandNodes(k.Model.Node) {
 		_, text, _ := strings.Cut(n.Detail, "Examples:\n")
 		examples[strings.TrimPrefix(n.FullPath(), "lockstep ")] = exampleLines(text)
@@ -207,6 +240,9 @@ func wayOf(where, line string, used []bool) play {
 			p = play{}
 		}
 		p.Line = line
+		for i := 0; i < len(w.as); i += 2 {
+			p.Line = regexp.MustCompile(`\b`+w.as[i]+`\b`).ReplaceAllLiteralString(p.Line, w.as[i+1])
+		}
 		return p
 	}
 	return play{Line: line}
@@ -231,6 +267,40 @@ func indented(t *testing.T, file string) (lines []string) {
 	}
 	return lines
 }
+
+// inline are the commands within a document's sentences, each once: what is quoted, begins with a program's name
+// and goes on. A quoted command of lockstep's without more is a name; one that does not exist is an error, and so
+// is a quoted option that no command has.
+func inline(t *testing.T, file string, model *kong.Application) (lines []string) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags, names := map[string]bool{}, map[string]bool{}
+	for _, n := range commandNodes(model.Node) {
+		names[n.FullPath()] = true
+		for _, group := range n.AllFlags(false) {
+			for _, f := range group {
+				flags["--"+f.Name], flags["--no-"+f.Name] = true, true
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile("`([^`\n]+)`").FindAllStringSubmatch(fences.ReplaceAllString(string(text), ""), -1) {
+		switch line := m[1]; {
+		case strings.HasPrefix(line, "--") && !flags[strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" =[", r) })[0]]:
+			t.Errorf("%s: no command has the option `%s`", file, line)
+		case names[line] || slices.Contains(lines, line) || !programs.MatchString(line):
+		case strings.HasPrefix(line, "lockstep ") && strings.Count(line, " ") == 1:
+			t.Errorf("%s: there is no command `%s`", file, line)
+		default:
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// programs are what a command in a sentence begins with.
+var programs = regexp.MustCompile(`^(\$ |[A-Z_]+=\S+ )*(lockstep|curl|make|docker|kubectl|helm|nvidia-smi|ulimit|jq|srun|sbatch|scontrol|systemctl|promtool|amtool) `)
 
 var fences = regexp.MustCompile("(?ms)^```.*?^```$")
 

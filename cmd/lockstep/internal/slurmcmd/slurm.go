@@ -21,7 +21,7 @@ type Run struct {
 	Hold        time.Duration `default:"30s" help:"How long the other tasks go on when one has ended, so that it is seen who broke step."`
 	Decide      time.Duration `default:"10s" help:"How long a step that failed waits for the remediator's word."`
 	MaxRestarts int           `default:"3" help:"Restarts that nobody asked for."`
-	Srun        []string      `arg:"" passthrough:"" help:"Options of srun, and the command."`
+	Srun        []string      `arg:"" passthrough:"partial" help:"Options of srun, and the command, after --."`
 }
 
 // Help implements kong's help provider.
