@@ -12,6 +12,9 @@ type Config struct {
 	// ConfirmAfter is the same for a confirmed hang when the evidence is firm: a
 	// stopped or idle process, a stalled connection (2 s).
 	ConfirmAfter time.Duration
+	// IdleAfter is the same for a process in which nothing runs and that may as well be
+	// in a pause of its own, longer than any before, or waits for a disk (10 s).
+	IdleAfter time.Duration
 	// GoneAfter is how long a process must be seen gone (0.5 s): survivors may
 	// be shrinking the communicator already.
 	GoneAfter time.Duration
@@ -72,6 +75,7 @@ func DefaultConfig() Config { return Config{}.withDefaults() }
 func (c Config) withDefaults() Config {
 	def(&c.SuspectAfter, time.Second)
 	def(&c.ConfirmAfter, 2*time.Second)
+	def(&c.IdleAfter, 10*time.Second)
 	def(&c.GoneAfter, 500*time.Millisecond)
 	def(&c.DurationFactor, 4)
 	def(&c.MaxSuspectAfter, 10*time.Second)

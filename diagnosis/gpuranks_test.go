@@ -35,7 +35,7 @@ func TestAnyHangOfGPURanksIsNamed(t *testing.T) {
 		if !ok || len(h.confirmed) != 1 {
 			t.Fatalf("want %q alone, got\n%s", want, h)
 		}
-		if late := at - f.At; late > 4*time.Second {
+		if late := at - f.At; late > confirmedWithin(f) {
 			t.Fatalf("%q confirmed %s after the fault:\n%s", want, late, h)
 		}
 	})

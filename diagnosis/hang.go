@@ -100,6 +100,7 @@ func (d *hangs) find(found []finding) []finding {
 	}
 	for i := range causes {
 		c := &causes[i]
+		d.sentAway(c)
 		switch {
 		case c.reason == reasonGone: // told by deaths
 		case c.reason == reasonNodeLost && !lost: // what is stale explains nothing that others explain

@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -109,11 +110,12 @@ type excuse struct {
 // The rule for soft reasons: none is suspected before three times what the rank
 // takes between two operations on average (MaxSuspectAfter at most), nor before half as
 // long again as a pause that is usual for it; three times as long confirms at the
-// earliest. Idle (no I/O, and less CPU than it uses as a rule) has ConfirmAfter, or as
-// long as it is away for less than twice what those who wait were away for. Computing has Grace, or three times the
-// longest own time of any rank so far. A mark or I/O has the same once such a
-// pause has completed in this job, and MaxPatience before. An idle rank has
-// MaxPatience while another is under a mark.
+// earliest. Idle (no I/O, and less CPU than it uses as a rule) has ConfirmAfter, IdleAfter
+// when it mayPause, or as long as it is away for less than twice what those who wait were
+// away for. Uninterruptible sleep has IdleAfter: a slow disk and a dead one look alike.
+// Computing has Grace, or three times the longest own time of any rank so far. A mark or
+// I/O has the same once such a pause has completed in this job, and MaxPatience before.
+// An idle rank has MaxPatience while another is under a mark.
 func (d *hangs) excuseOf(rank, ci int32) excuse {
 	cfg := &d.cfg
 	r := &d.ev.Ranks[rank]
@@ -127,6 +129,9 @@ func (d *hangs) excuseOf(rank, ci int32) excuse {
 			x.reason = reasonStopped
 		case r.Proc == ProcDisk:
 			x.reason = reasonDisk
+			if !brokenDriver(r) {
+				x.firm, x.confirm = 1, max(int64(cfg.IdleAfter), 3*d.pauses.log.usual(rank, d.now))
+			}
 		case r.Proc == ProcGone:
 			x.reason, x.suspect, x.confirm = reasonGone, int64(cfg.GoneAfter)/2, int64(cfg.GoneAfter)
 		default:
@@ -161,6 +166,9 @@ func (d *hangs) excuseOf(rank, ci int32) excuse {
 			recovered = max(recovered, 2*d.pauses.own) // others have come back from such a pause since it left
 		}
 		x.confirm = max(int64(cfg.ConfirmAfter), usual*3/2, min(recovered, int64(cfg.Grace)))
+		if d.mayPause(rank) {
+			x.confirm = max(x.confirm, int64(cfg.IdleAfter))
+		}
 		if d.now-x.since < 2*away {
 			x.confirm = max(x.confirm, 2*away)
 		}
@@ -176,6 +184,30 @@ func (d *hangs) excuseOf(rank, ci int32) excuse {
 		x.confirm = max(x.confirm, 2*int64(cfg.StartupPatience))
 	}
 	return x
+}
+
+// mayPause reports whether an idle rank may be in a pause of its own, that it comes back
+// from. All ranks run the same program, so a part of it that only some of them are in was
+// written for some: as a rule for the first, which saves, evaluates and logs for the
+// others. And a rank that has paused before may do so for longer than ever.
+func (d *hangs) mayPause(rank int32) bool {
+	return rank == 0 || d.pauses.log.usual(rank, d.now) > 0
+}
+
+// sentAway gives idle ranks of several nodes IdleAfter: it is the program that sent them
+// where they are, or what they all wait for.
+func (d *hangs) sentAway(c *cause) {
+	if c.kind != causeRank || c.reason != reasonIdle {
+		return
+	}
+	node := d.ev.Ranks[c.nodes[0].node].Node
+	if !slices.ContainsFunc(c.nodes, func(b blamed) bool { return d.ev.Ranks[b.node].Node != node }) {
+		return
+	}
+	c.confirm = max(c.confirm, int64(d.cfg.IdleAfter))
+	for i := range c.nodes {
+		c.nodes[i].confirm = max(c.nodes[i].confirm, c.confirm)
+	}
 }
 
 // patienceFor is how long a pause may last, given the longest of its kind that has
@@ -198,10 +230,16 @@ func paused(m record.MarkCode) bool {
 // that ends by itself. Without I/O before it, and with a GPU that does not answer,
 // such a sleep is a fault.
 func (v *view) awaitsStorage(r *Rank, h *rankHistory) bool {
-	if r.GPU.LostAt > 0 || r.GPU.UnresponsiveAt > 0 {
+	if brokenDriver(r) {
 		return false
 	}
 	return paused(r.Mark) || (h.io > 0 && h.io >= r.ProcAt-ioBefore)
+}
+
+// brokenDriver reports whether a rank in uninterruptible sleep waits for a GPU that does not
+// answer: no pause of a program's own looks so.
+func brokenDriver(r *Rank) bool {
+	return r.GPU.LostAt > 0 || r.GPU.UnresponsiveAt > 0 || r.OffCPU.For.Known() == WaitForGPUDriver && r.OffCPU.Disk >= worthTelling
 }
 
 // ioBefore is how long before a sleep I/O is seen that leads to it: it is told of

@@ -169,6 +169,17 @@ func TestRules(t *testing.T) {
 		{"uninterruptible sleep", func(j *job) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 2)
 			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcDisk, ago(2.9)
+		}, "suspected noncommunication_hang 2 disk_sleep", "is confirmed as a hang after 10.0 s"},
+		{"uninterruptible sleep that does not end", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 11, 2)
+			idleSince(c, 2, 12)
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcDisk, ago(11)
+		}, "confirmed noncommunication_hang 2 disk_sleep", ""},
+		{"uninterruptible sleep for the driver of a GPU", func(j *job) {
+			j.allBut(j.comm("dp", 0, 1, 2, 3), 3, 2)
+			j.ev.Ranks[2].Proc, j.ev.Ranks[2].ProcAt = diagnosis.ProcDisk, ago(2.9)
+			j.ev.Ranks[2].OffCPU = diagnosis.OffCPU{Disk: 1, For: diagnosis.WaitForGPUDriver}
 		}, "confirmed noncommunication_hang 2 disk_sleep", ""},
 		{"uninterruptible sleep in a checkpoint", func(j *job) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 9, 2)
@@ -288,9 +299,21 @@ func TestRules(t *testing.T) {
 		{"broadcast waits for its root only", func(j *job) {
 			c := j.comm("dp", 0, 1, 2, 3)
 			for _, i := range []int{2, 3} {
-				j.enter(c, i, record.Broadcast, 3).Peer = 0
+				j.enter(c, i, record.Broadcast, 11).Peer = 0
 			}
+			idleSince(c, 0, 12)
 		}, "confirmed noncommunication_hang 0 idle", ""},
+		{"idle rank 0: it may do what one rank does for all", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 9, 0)
+			idleSince(c, 0, 9.5)
+		}, "suspected noncommunication_hang 0 idle", "is confirmed as a hang after 10.0 s"},
+		{"ranks of two nodes are idle: the program sent them there", func(j *job) {
+			c := j.comm("dp", 1, 2, 3, 4, 5, 6)
+			j.allBut(c, 9, 0, 3)
+			idleSince(c, 0, 9.5)
+			idleSince(c, 3, 9.5)
+		}, "suspected noncommunication_hang 1,4 idle", "is confirmed as a hang after 10.0 s"},
 		{"collective on a communicator of sends", func(j *job) {
 			c := j.comm("pp", 0, 1, 2, 3)
 			c.Members[0].Enqueued, c.Members[0].Started, c.Members[0].Finished = 140, 140, 140
@@ -367,10 +390,13 @@ func TestRules(t *testing.T) {
 		}, "confirmed communication_hang 0>1 stalled", ""},
 		{"what was sent before is not what is waited for", func(j *job) {
 			c := j.comm("pp", 0, 1, 2)
-			j.pair(c, 1, record.Recv, 0, 3)
-			j.pair(c, 2, record.Recv, 1, 3)
+			j.pair(c, 1, record.Recv, 0, 11)
+			j.pair(c, 2, record.Recv, 1, 11)
+			for i := range c.Members {
+				idleSince(c, i, 12)
+			}
 			k := j.conn(c, 0, 1)
-			k.Outstanding, k.RxWaitingSince, k.LastPost = 64, ago(3), ago(12)
+			k.Outstanding, k.RxWaitingSince, k.LastPost = 64, ago(11), ago(13)
 		}, "confirmed noncommunication_hang 0 idle", ""},
 		{"a group tells its peers by connections only", func(j *job) {
 			c := j.comm("ep", 0, 1, 2)

@@ -299,7 +299,9 @@ var rows = []row{
 		m.pauses(Pause{Every: 20 + m.rng.intn(60), Length: m.between(time.Second, 8*time.Second), Spread: time.Second, Mark: pick(m, record.MarkNone, record.MarkCheckpoint), IO: true, Rank: AllRanks})
 	}, (*maker).healthy},
 	{"healthy, checkpoint of rank 0", func(m *maker) {
-		m.pauses(Pause{Every: 20 + m.rng.intn(60), Length: m.between(time.Second, 6*time.Second), Mark: pick(m, record.MarkNone, record.MarkCheckpoint), IO: m.chance(0.7)})
+		p := Pause{Every: 20 + m.rng.intn(60), Length: m.between(time.Second, 6*time.Second), Mark: pick(m, record.MarkNone, record.MarkCheckpoint), IO: m.chance(0.7)}
+		p.Sleep = !p.IO && m.chance(0.5)
+		m.pauses(p)
 	}, (*maker).healthy},
 	{"healthy, asynchronous checkpoint", func(m *maker) {
 		m.pauses(Pause{Every: 10 + m.rng.intn(30), Length: m.between(100*time.Millisecond, 600*time.Millisecond), Spread: 300 * time.Millisecond, IO: true, Rank: AllRanks})
