@@ -24,7 +24,7 @@ type pipeline struct {
 
 // startPipeline watches a job whose ranks on host i keep their flight recorders in
 // dirs[i], until the test ends.
-func startPipeline(t *testing.T, job string, dirs []string) *pipeline {
+func startPipeline(t *testing.T, job string, dirs []string, sources ...func() agent.NamedSource) *pipeline {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	m, err := master.New(master.Options{Job: job, Listen: "127.0.0.1:0", Log: log})
@@ -45,7 +45,11 @@ func startPipeline(t *testing.T, job string, dirs []string) *pipeline {
 	}
 	run(m.Run)
 	for i, dir := range dirs {
-		a, err := agent.New(agent.Options{Node: fmt.Sprint("host ", string(rune('a'+i))), Dir: dir, Master: func(string) string { return m.Addr().String() }, Log: log})
+		o := agent.Options{Node: fmt.Sprint("host ", string(rune('a'+i))), Dir: dir, Master: func(string) string { return m.Addr().String() }, Log: log}
+		for _, s := range sources {
+			o.Sources = append(o.Sources, s())
+		}
+		a, err := agent.New(o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,9 +61,14 @@ func startPipeline(t *testing.T, job string, dirs []string) *pipeline {
 
 func (p *pipeline) await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	p.awaitFor(t, 20*time.Second, what, ok)
+}
+
+func (p *pipeline) awaitFor(t *testing.T, d time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(d); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Errorf("not in 20 s: %s; the master says: %s", what, p.verdicts())
+			t.Errorf("not in %v: %s; the master says: %s", d, what, p.verdicts())
 			return
 		}
 	}

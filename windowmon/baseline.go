@@ -161,12 +161,23 @@ func (j *judge) weigh(size uint64, service, latency float64) (c *class, slow boo
 	}
 	j.work.known = true
 	j.work.normal += c.service
-	slow = service > j.slow*c.service && latency > j.slow*c.latency
+	slow = j.exceeds(c, service, latency)
 	if slow {
 		j.work.slow += service
 		j.work.excess += service * (min(service/c.service, latency/c.latency) - 1)
 	}
 	return c, slow
+}
+
+// exceeds reports whether a request's times are both too long for its class.
+func (j *judge) exceeds(c *class, service, latency float64) bool {
+	return service > j.slow*c.service && latency > j.slow*c.latency
+}
+
+// late reports whether a request that has not completed is slow already. It judges and learns nothing.
+func (j *judge) late(size uint64, service, latency float64) bool {
+	c := j.class(size)
+	return c.seen >= j.warmup && j.exceeds(c, service, latency)
 }
 
 // toward moves a median by a relative step.

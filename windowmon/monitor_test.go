@@ -95,6 +95,7 @@ func (s *sim) advance(to int64) {
 			}
 		} else {
 			s.heard(s.m.Progress(s.now))
+			s.m.Overdue(s.now)
 		}
 	}
 }
@@ -529,5 +530,55 @@ func TestSlidingForgetsBeforeAPause(t *testing.T) {
 	s.send(2, 64<<10, 1)
 	if n := s.m.Events(); n != 0 {
 		t.Errorf("%d events, %+v", n, s.m.Event())
+	}
+}
+
+// A network that becomes much slower is an event before anything completes on it: after some of
+// the connection's normal times, for someone who looks. It stays one event.
+func TestOverdue(t *testing.T) {
+	const usual = 50_000 // ns
+	for _, depth := range []int{1, 8} {
+		s := newSim(windowmon.Config{})
+		s.latency, s.poll = usual, 10_000
+		s.send(2000, 4<<10, depth)
+		onset := s.now
+		s.latency = 40e6
+		s.post(4 << 10)
+		for s.m.Events() == 0 && s.now < onset+s.latency/2 {
+			s.advance(s.now + s.poll)
+		}
+		e := s.m.Event()
+		if s.m.Events() != 1 || e.First > onset || e.Last > onset+20*usual || e.Latency <= usual/2 || e.State != windowmon.None {
+			t.Fatalf("depth %d: %d events, %d ns after the onset: %+v", depth, s.m.Events(), e.Last-onset, e)
+		}
+		s.drain()
+		s.latency = usual
+		s.send(500, 4<<10, depth)
+		if n := s.m.Events(); n != 1 {
+			t.Errorf("depth %d: %d events after it has completed", depth, n)
+		}
+	}
+}
+
+// What waits for the receiver, or for a progress thread that was away, is not overdue.
+func TestNotOverdue(t *testing.T) {
+	s := newSim(windowmon.Config{})
+	s.send(2000, 4<<10, 1)
+	s.m.Post(s.now, 4<<10)
+	s.m.Blocked(s.now)
+	for range 100 {
+		s.now += 100_000
+		s.m.Progress(s.now)
+		s.m.Overdue(s.now)
+	}
+	s.m.Unblocked(s.now)
+	s.m.Overdue(s.now)
+	s.m.Drop()
+	s.m.Overdue(s.now)
+	s.m.Post(s.now, 4<<10)
+	s.now += int64(20 * time.Millisecond) // longer than Gap, and nobody looked
+	s.m.Overdue(s.now)
+	if n := s.m.Events(); n != 0 {
+		t.Errorf("%d events: %+v", n, s.m.Event())
 	}
 }

@@ -223,6 +223,7 @@ func TestAgainstOracle(t *testing.T) {
 				}
 			case "progress":
 				m.Progress(now)
+				m.Overdue(now) // no window's business
 				o.progress(now)
 			case "block":
 				m.Blocked(now)
@@ -261,7 +262,7 @@ func FuzzOrder(f *testing.F) {
 			now += int64(int8(b[1])) * 8
 			n := int(int8(b[2]))
 			told := false
-			switch b[0] % 6 {
+			switch b[0] % 7 {
 			case 0:
 				told = m.Post(now, n)
 			case 1:
@@ -274,6 +275,8 @@ func FuzzOrder(f *testing.F) {
 				m.Unblocked(now)
 			case 5:
 				m.Join(n)
+			case 6:
+				m.Overdue(now)
 			}
 			if e := m.Event(); m.Events() > 0 && (e.First > e.Last || e.WRs < 2 || e.Latency < 0 || e.Cause != windowmon.Network || e.State > windowmon.CPUStarved) {
 				t.Fatalf("event %+v", e)

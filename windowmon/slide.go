@@ -41,12 +41,36 @@ func (m *Monitor) slid(now int64) {
 	s := &m.slide
 	oldest, youngest := &s.marks[(s.at-panes)%ring], &s.marks[s.at%ring]
 	if s.bad || s.closed.slow+m.verdict.work.slow > oldest.slow {
-		m.estimate(now, oldest)
+		x := m.sums(now)
+		m.estimate(&x, oldest)
 	}
 	if s.closed.wrs+uint64(m.win.WRs)-youngest.wrs >= s.paneWRs && now-youngest.at >= s.paneNs {
 		s.at++
 		s.marks[s.at%ring] = m.sums(now)
 	}
+}
+
+// Overdue tells that somebody has looked just now, and that what is outstanding has not
+// completed. When the request that is next has taken so long that the last ones, it among them,
+// have lost most of their time, the estimate turns bad before it completes: so a network is seen
+// to be slow after some of its normal times, however slow it has become. Progress must be called as well.
+func (m *Monitor) Overdue(now int64) {
+	s := &m.slide
+	if s.bad || m.out == 0 || m.blocked || now-m.at > m.cfg.gap {
+		return
+	}
+	now = max(now, m.at)
+	e, network := m.queue.oldest(), m.network+now-m.at
+	service, latency := network-max(m.doneAt, e.network), network-e.network
+	if 2*latency < now-e.at || !m.verdict.late(m.queue.oldestSize(), float64(service), float64(latency)) {
+		return
+	}
+	from, x := &s.marks[(s.at-panes)%ring], m.sums(now)
+	x.wrs += uint64(e.count) // as if it completed now, but for its bytes
+	x.latency += (now - e.at) * int64(e.count)
+	x.slow += float64(service)
+	x.total += float64(service)
+	m.estimate(&x, from)
 }
 
 // sums are the monitor's now.
@@ -57,14 +81,13 @@ func (m *Monitor) sums(now int64) mark {
 
 // estimate finds out whether the last requests spent most of their time in slow ones, and
 // keeps the window in which that turned true.
-func (m *Monitor) estimate(now int64, from *mark) {
-	s, x := &m.slide, m.sums(now)
-	slow, wrs := x.slow-from.slow, x.wrs-from.wrs
+func (m *Monitor) estimate(x, from *mark) {
+	s, slow, wrs := &m.slide, x.slow-from.slow, x.wrs-from.wrs
 	bad := 2*slow > x.total-from.total && wrs >= s.minWRs
 	if bad && !s.bad {
 		s.event = Window{
-			First: from.at, Last: now, Bytes: x.bytes - from.bytes, WRs: uint32(wrs), Backlog: m.win.Backlog,
-			Latency: (x.latency - from.latency) / int64(wrs), Network: now - from.at, Cause: Network,
+			First: from.at, Last: x.at, Bytes: x.bytes - from.bytes, WRs: uint32(wrs), Backlog: m.win.Backlog,
+			Latency: (x.latency - from.latency) / int64(wrs), Network: x.at - from.at, Cause: Network,
 		}
 		s.events++
 	}

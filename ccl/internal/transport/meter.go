@@ -248,6 +248,18 @@ func (t *meter) idle(now int64, posted, completed, received uint64) {
 	if t.on {
 		t.flush(now, posted, completed, received)
 		t.window(now, t.mon.Progress(now))
+		t.overdue(now)
+	}
+}
+
+// overdue has the history tell of a network that is slow by now, though nothing has completed
+// on it yet: somebody has looked since now.
+func (t *meter) overdue(now int64) {
+	if !t.on || !t.due() {
+		return
+	}
+	if t.mon.Overdue(now); t.mon.Events() != t.events {
+		t.window(now, false)
 	}
 }
 

@@ -424,6 +424,18 @@ func (l *rdmaLink) refresh(now int64) bool {
 // look has nothing to do: the worker is polled for all its connections.
 func (l *rdmaLink) look() {}
 
+// overdue asks the paths' monitors whether what has not completed is late; the worker was polled since now.
+func (l *rdmaLink) overdue(now int64) {
+	if !l.usable() {
+		return
+	}
+	l.conn.Lock()
+	defer l.conn.Unlock()
+	for i := range l.meters {
+		l.meters[i].overdue(now)
+	}
+}
+
 func (l *rdmaLink) due() bool {
 	if l.err != nil || !l.usable() {
 		return false

@@ -127,6 +127,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 	if now-w.since < yieldFor {
 		w.runs(now)
 		w.look()
+		w.overdue(now)
 		w.yield()
 		return false
 	}
@@ -188,6 +189,19 @@ func (w *waiter) look() {
 		l.look()
 	}
 	w.pumpGates()
+}
+
+// overdue has the monitors of RDMA's paths, whose completions need no program at the other end,
+// tell of what is late while nothing completes. Those of others tell when they are refreshed.
+func (w *waiter) overdue(now int64) {
+	if w.m.rdma == nil {
+		return
+	}
+	for _, l := range w.m.open {
+		if l, ok := l.(*rdmaLink); ok {
+			l.overdue(now)
+		}
+	}
 }
 
 func (w *waiter) endIdle() {

@@ -3,6 +3,8 @@ package ccl_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,25 +15,30 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/collector/agent"
+	"github.com/lockstep-ccl/lockstep/collector/source/rdma"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// TestRailsLossy is not of make test-rdma's suite, which takes TestReal*: it wants a quiet machine.
-//
-//	go test -c ./ccl && deploy/rdmavm/run -file ccl.test:test/ccl.test -- sh -c './ccl.test -test.v -test.run TestRails'
-//
-// Of three pairs of ranks the one whose rail loses packets is named.
+// TestRealRailsLossy: of three pairs of ranks the one whose rail loses packets is named.
 // The evidence names the queue pair, as the kernel numbers it, the port, and which counters of the NICs moved.
-func TestRailsLossy(t *testing.T) {
-	const pairs = 3
+func TestRealRailsLossy(t *testing.T) {
+	const (
+		pairs   = 3
+		patient = time.Minute
+	)
 	onRails(t, 2, 1)
 	t.Cleanup(func() { sh(t, "rails up 0; rails up 1") })
 	for _, dev := range []string{"a0", "b0", "a1", "b1"} {
 		sh(t, fmt.Sprintf(railRate, dev))
 	}
 	dirs := []string{t.TempDir(), t.TempDir()} // of each host's agent
-	p := startPipeline(t, "lossy", dirs)
+	p := startPipeline(t, "lossy", dirs, func() agent.NamedSource {
+		s := rdma.New(rdma.Options{Sys: os.DirFS("/sys"), Period: time.Second, Log: slog.New(slog.DiscardHandler)})
+		t.Cleanup(func() { _ = s.Close() })
+		return agent.NamedSource{Name: "rdma", Source: s}
+	})
 	var stop atomic.Bool
 	var done [pairs]atomic.Int64
 	var wg sync.WaitGroup
@@ -54,14 +61,14 @@ func TestRailsLossy(t *testing.T) {
 	}
 	defer wg.Wait()
 	defer stop.Store(true)
-	p.await(t, "some traffic, as a history", func() bool {
+	p.awaitFor(t, patient, "some traffic, as a history", func() bool {
 		return done[0].Load() >= 200 && done[1].Load() >= 200 && done[2].Load() >= 200
 	})
 	qps := queuePairsOf(t, "rxa0/1")
 	sh(t, fmt.Sprintf(railRate, "a0")+" loss 12%")
 	var why string
 	moved := regexp.MustCompile(`NIC rx[ab]0/1 of host [ab] saw loss \([a-z_]+ by \d+: `)
-	p.await(t, "a verdict on the rail whose evidence has the counters", func() bool {
+	p.awaitFor(t, patient, "a verdict on the rail whose evidence has the counters", func() bool {
 		i := slices.IndexFunc(p.incidents(), func(in collector.Incident) bool { return in.Verdict.Class == diagnosis.CommunicationSlow })
 		if i >= 0 {
 			why = strings.Join(p.incidents()[i].Verdict.Why, "\n")
@@ -85,7 +92,7 @@ func TestRailsLossy(t *testing.T) {
 // summed calls AllReduce until stop, which any rank passes on in the first element.
 func summed(ctx context.Context, c *ccl.Comm, stop *atomic.Bool, done *atomic.Int64) error {
 	s := c.NewStream()
-	in, out := make([]float32, 8<<10), make([]float32, 8<<10)
+	in, out := make([]float32, 2<<10), make([]float32, 2<<10)
 	for out[0] == 0 {
 		if stop.Load() {
 			in[0] = 1
