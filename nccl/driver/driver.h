@@ -48,6 +48,7 @@ struct played {
 	struct comm *c;
 	void *group_api, *api, *group, *task[64];
 	int tasks, channels, captured, peer;
+	int mask; /* NCCL's when the group began */
 	const char *func;
 	size_t count;
 	void *kernel[64];
@@ -57,7 +58,7 @@ struct played {
 int64_t mono(void);
 void until(int64_t at);
 void load(const char *path, int version);
-int asks(int bits);
+int asks(const struct played *p, int bits);
 void comm_init(struct comm *c, uint64_t id, const char *name, int ranks, int rank);
 void comm_finalize(struct comm *c);
 void told(const struct comm *c, const char *what);

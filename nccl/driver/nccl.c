@@ -45,7 +45,8 @@ void load(const char *path, int version)
 	nccl.start = nccl.v4->start, nccl.stop = nccl.v4->stop, nccl.state = nccl.v4->state, nccl.finalize = nccl.v4->finalize;
 }
 
-int asks(int bits) { return (__atomic_load_n(&nccl.mask, __ATOMIC_RELAXED) & bits) != 0; }
+/* NCCL reads its mask when a group begins, and what the group starts later goes by that. */
+int asks(const struct played *p, int bits) { return (p->mask & bits) != 0; }
 
 #define UNDER_COLL (NCCL_COLL | NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_KERNEL_CH | NCCL_NET_PLUGIN)
 #define UNDER_P2P (NCCL_P2P | NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_KERNEL_CH | NCCL_NET_PLUGIN)
@@ -99,7 +100,8 @@ void api_begin(struct played *p, struct comm *c, int captured)
 	struct nccl_event e;
 	memset(p, 0, sizeof *p);
 	p->c = c, p->captured = captured;
-	if (nccl.version < 5 || !asks(UNDER_API))
+	p->mask = __atomic_load_n(&nccl.mask, __ATOMIC_RELAXED);
+	if (nccl.version < 5 || !asks(p, UNDER_API))
 		return;
 	event(&e, NCCL_GROUP_API, NULL, 0);
 	e.u.group_api.captured = captured, e.u.group_api.depth = 1;
@@ -111,7 +113,7 @@ void api_begin(struct played *p, struct comm *c, int captured)
 void api_coll(struct played *p, const char *func, size_t count)
 {
 	struct nccl_event e;
-	if (nccl.version < 5 || !asks(UNDER_COLL | NCCL_COLL_API))
+	if (nccl.version < 5 || !asks(p, UNDER_COLL | NCCL_COLL_API))
 		return;
 	event(&e, NCCL_COLL_API, p->group_api, 0); /* rank 0 whoever calls: NCCL before 2.32.3 */
 	e.u.coll_api.func = func, e.u.coll_api.count = count, e.u.coll_api.datatype = "ncclFloat32";
@@ -126,7 +128,7 @@ void api_p2p(struct played *p, const char *func, size_t count, int peer, void **
 	struct nccl_event e;
 	(void)peer;
 	*api = NULL;
-	if (nccl.version < 5 || !asks(UNDER_P2P | NCCL_P2P_API))
+	if (nccl.version < 5 || !asks(p, UNDER_P2P | NCCL_P2P_API))
 		return;
 	event(&e, NCCL_P2P_API, p->group_api, 0);
 	e.u.p2p_api.func = func, e.u.p2p_api.count = count, e.u.p2p_api.datatype = "ncclInt8";
@@ -149,14 +151,14 @@ void plan_begin(struct played *p)
 	p->tasks = 0;
 	if (p->group_api && p->tasks == 0)
 		nccl.state(p->group_api, NCCL_GROUP_END_API_START, NULL);
-	if (nccl.version >= 5 && asks(NCCL_KERNEL_LAUNCH)) {
+	if (nccl.version >= 5 && asks(p, NCCL_KERNEL_LAUNCH)) {
 		event(&e, NCCL_KERNEL_LAUNCH, p->group_api, 0);
 		nccl.start(p->c->ctx, &launch, &e);
 		if (launch)
 			nccl.stop(launch);
 	}
 	p->group = NULL;
-	if (!asks(UNDER_COLL | UNDER_P2P | NCCL_GROUP))
+	if (!asks(p, UNDER_COLL | UNDER_P2P | NCCL_GROUP))
 		return;
 	event(&e, NCCL_GROUP, NULL, p->c->rank);
 	nccl.start(p->c->ctx, &p->group, &e);
@@ -169,7 +171,7 @@ void plan_coll(struct played *p, const char *func, size_t count, int channels)
 	*task = NULL;
 	p->channels = channels;
 	p->c->seq++;
-	if (!asks(UNDER_COLL))
+	if (!asks(p, UNDER_COLL))
 		return;
 	event(&e, NCCL_COLL, nccl.version == 4 ? p->group : p->api, p->c->rank);
 	e.u.coll.seq = p->c->seq, e.u.coll.func = func, e.u.coll.count = count, e.u.coll.root = 0, e.u.coll.datatype = "ncclFloat32";
@@ -187,7 +189,7 @@ void plan_p2p(struct played *p, const char *func, size_t count, int peer, int ch
 	void **task = &p->task[p->tasks++];
 	*task = NULL;
 	p->channels = channels;
-	if (!asks(UNDER_P2P))
+	if (!asks(p, UNDER_P2P))
 		return;
 	event(&e, NCCL_P2P, nccl.version == 4 ? p->group : api, p->c->rank);
 	e.u.p2p.func = func, e.u.p2p.count = count, e.u.p2p.datatype = "ncclInt8", e.u.p2p.peer = peer;
@@ -208,7 +210,7 @@ void plan_end(struct played *p)
 void kernel_begin(struct played *p, int channels, int64_t gpu)
 {
 	struct nccl_event e;
-	for (int i = 0; i < channels && asks(NCCL_KERNEL_CH); i++) {
+	for (int i = 0; i < channels && asks(p, NCCL_KERNEL_CH); i++) {
 		event(&e, NCCL_KERNEL_CH, p->task[0], 0);
 		e.u.kernel_ch.channel = (uint8_t)i, e.u.kernel_ch.timer = (uint64_t)(gpu + i);
 		nccl.start(p->c->ctx, &p->kernel[i], &e);
@@ -246,7 +248,7 @@ static void *proxy_op(struct played *p, int peer, int steps, size_t size, int se
 {
 	struct nccl_event e;
 	void *h = NULL;
-	if (!asks(NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_NET_PLUGIN))
+	if (!asks(p, NCCL_PROXY_OP | NCCL_PROXY_STEP | NCCL_NET_PLUGIN))
 		return NULL;
 	event(&e, NCCL_PROXY_OP, p->task[0], p->c->rank);
 	e.u.proxy_op.pid = pid, e.u.proxy_op.peer = peer, e.u.proxy_op.steps = steps, e.u.proxy_op.chunk = (int)size, e.u.proxy_op.is_send = send;
@@ -260,7 +262,7 @@ static void *step_begin(struct played *p, void *op, int step)
 {
 	struct nccl_event e;
 	void *h = NULL;
-	if (!asks(NCCL_PROXY_STEP | NCCL_NET_PLUGIN))
+	if (!asks(p, NCCL_PROXY_STEP | NCCL_NET_PLUGIN))
 		return NULL;
 	event(&e, NCCL_PROXY_STEP, op, p->c->rank);
 	e.u.proxy_step.step = step;
@@ -280,7 +282,7 @@ static void *request(struct played *p, void *step, int qp, size_t size)
 	struct nccl_event e;
 	struct nccl_qp q = {.type = 1};
 	void *h = NULL;
-	if (!asks(NCCL_NET_PLUGIN))
+	if (!asks(p, NCCL_NET_PLUGIN))
 		return NULL;
 	q.qp.device = 1, q.qp.wr_id = 7, q.qp.qp = qp, q.qp.length = size;
 	event(&e, NCCL_NET_PLUGIN, step, p->c->rank);
@@ -354,7 +356,7 @@ void transfers(struct played *p, int peer, int steps, size_t size, int qp)
 	void *foreign = NULL;
 	event(&e, NCCL_PROXY_OP, (void *)0x7fff12345678, p->c->rank + 1);
 	e.u.proxy_op.pid = getpid() + 1, e.u.proxy_op.peer = peer, e.u.proxy_op.steps = 1, e.u.proxy_op.is_send = 1;
-	if (asks(NCCL_PROXY_OP)) {
+	if (asks(p, NCCL_PROXY_OP)) {
 		nccl.start((void *)0x7fee87654320, &foreign, &e);
 		void *s = step_begin(p, foreign, 0);
 		step_state(s, NCCL_STEP_SEND_WAIT, size);

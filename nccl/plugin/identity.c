@@ -56,7 +56,9 @@ HIDDEN int chosen_events(void)
 	if (v && !strcmp(v, "off"))
 		return -1;
 	v = getenv("LOCKSTEP_NCCL_EVENTS");
-	if (!v || !*v || !strcmp(v, "default") || !strcmp(v, "net"))
+	if (!v || !*v || !strcmp(v, "default"))
+		return LOCKSTEP_EVENTS_DEFAULT;
+	if (!strcmp(v, "net"))
 		return LOCKSTEP_EVENTS_NET;
 	if (!strcmp(v, "ops"))
 		return LOCKSTEP_EVENTS_OPS;
@@ -64,8 +66,8 @@ HIDDEN int chosen_events(void)
 		return LOCKSTEP_EVENTS_ALL;
 	if (!strcmp(v, "off"))
 		return -1;
-	fprintf(stderr, "lockstep: LOCKSTEP_NCCL_EVENTS is \"%s\", want off, ops, default or all: taken as default\n", v);
-	return LOCKSTEP_EVENTS_NET;
+	fprintf(stderr, "lockstep: LOCKSTEP_NCCL_EVENTS is \"%s\", want off, ops, net, default or all: taken as default\n", v);
+	return LOCKSTEP_EVENTS_DEFAULT;
 }
 
 /* What NCCL's own network is: InfiniBand or RoCE where there is any that it may use. */

@@ -324,6 +324,8 @@ HIDDEN uint64_t net_event(void *context, const struct nccl_event *e, uint32_t ty
 {
 	switch (type) {
 	case NCCL_PROXY_OP:
+		if (!PEEK(&plugin.sampling.network))
+			SET(&plugin.sampling.network, 1); /* transfers are told of in any case from now on */
 		return proxy_start(context, e);
 	case NCCL_PROXY_STEP:
 		return step_start(e);

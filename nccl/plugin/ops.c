@@ -43,6 +43,8 @@ static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint
 		return NULL;
 	}
 	o->called = now, o->launched = 0;
+	if (!(a->flags & OP_QUIET))
+		SET(&c->loud, n);
 	SET(&o->group, a->group);
 	SET(&o->bytes, a->bytes);
 	SET(&o->stream, a->stream), SET(&o->plan, a->plan), SET(&o->flags, a->flags), SET(&o->root, a->root);
@@ -121,6 +123,7 @@ static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *
 	a.stream = stream_of(e->u.coll_api.stream);
 	a.group = (uint64_t)(uintptr_t)e->parent;
 	int64_t now = lockstep_now();
+	a.flags = sample_call(now);
 	uint64_t seq;
 	make_room(c, gen, now);
 	new_op(c, &a, now, &seq);
@@ -140,6 +143,7 @@ static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e
 		return make_handle(H_P2P_API, c, gen, seq);
 	}
 	int64_t now = lockstep_now();
+	a.flags = sample_call(now);
 	make_room(c, gen, now);
 	new_op(c, &a, now, &seq);
 	SET(&c->group, group), SET(&c->group_seq, seq);
@@ -333,6 +337,8 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 	}
 	switch (type) {
 	case NCCL_GROUP_API: /* while its slot is taken, its calls have not returned */
+		if (e->u.group_api.captured && !sample_captured())
+			ADD(&plugin.w.hdr->ops_lost, 1); /* its replays will not be seen */
 		return take(&plugin.groups, H_GROUP_API, &h) ? h : 0;
 	case NCCL_COLL_API:
 		return coll_api(c, gen, e);
@@ -359,4 +365,6 @@ HIDDEN void op_stop(uint64_t h)
 	struct slot *g = handle_kind(h) == H_GROUP_API ? slot_of(&plugin.groups, h) : NULL;
 	if (g)
 		give(g, h);
+	if (handle_kind(h) == H_GROUP_API)
+		sample_group();
 }

@@ -22,6 +22,8 @@ static int control = -1; /* file descriptor */
 static int mask_of(int set, int version)
 {
 	int mask = NCCL_COLL | NCCL_P2P | NCCL_KERNEL_CH;
+	if (set == LOCKSTEP_EVENTS_DEFAULT)
+		set = LOCKSTEP_EVENTS_NET;
 	if (version >= 5)
 		mask |= NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API;
 	if (version >= 6)
@@ -31,6 +33,13 @@ static int mask_of(int set, int version)
 	if (set >= LOCKSTEP_EVENTS_ALL)
 		mask |= NCCL_NET_PLUGIN | (version >= 5 ? NCCL_KERNEL_LAUNCH : 0);
 	return mask;
+}
+
+/* What is left of the default set between samples: the calls, and transfers where there is a network. */
+static int quiet_mask(int version)
+{
+	int mask = NCCL_GROUP_API | NCCL_COLL_API | NCCL_P2P_API | (version >= 6 ? NCCL_CE_COLL : 0);
+	return PEEK(&plugin.sampling.network) ? mask | NCCL_PROXY_OP | NCCL_PROXY_STEP : mask;
 }
 
 /* A context is salt << 32 | generation << 16 | index + 1. */
@@ -61,14 +70,23 @@ HIDDEN struct comm *comm_of_handle(uint64_t h)
 
 /* ---- the helper ---- */
 
+/* NCCL reads its mask at each group's start. Callers write it too, without the lock: they are
+ * in a call of the library that has it, which is thus not gone. */
+HIDDEN void set_masks(int quiet)
+{
+	uint32_t n = LOAD(&plugin.nmasks);
+	for (uint32_t i = 0; i < n; i++) {
+		int version = PEEK(&plugin.masks[i].version);
+		SET(PEEK(&plugin.masks[i].mask), quiet && version >= 5 ? quiet_mask(version) : mask_of(PEEK(&plugin.set), version));
+	}
+}
+
 static void use_events(int set)
 {
-	plugin.set = set;
-	for (uint32_t i = 0; i < plugin.nmasks; i++) {
-		int mask = mask_of(set, plugin.masks[i].version);
-		SET(plugin.masks[i].mask, mask);
-		SET(&plugin.w.hdr->event_mask, (uint64_t)mask);
-	}
+	SET(&plugin.set, set);
+	if (plugin.nmasks)
+		SET(&plugin.w.hdr->event_mask, (uint64_t)mask_of(set, plugin.masks[0].version));
+	sample_reset();
 }
 
 /* What the agent asks for. It is read, not mapped: a file that somebody cuts short hurts nobody. */
@@ -168,6 +186,7 @@ static void in_child(void)
 	memset(plugin.conns, 0, sizeof plugin.conns);
 	plugin.conns_busy = 0;
 	plugin.gpu_end = 0;
+	memset(&plugin.sampling, 0, sizeof plugin.sampling);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -272,6 +291,7 @@ static int reset_comm(struct comm *c, uint32_t size)
 	c->mask = c->size - 1;
 	c->called = c->started = c->finished = c->told_started = 0;
 	c->plans = c->stopped_plan = 0;
+	c->loud = c->quiet = 0;
 	c->group = c->group_seq = c->plan = c->plan_seq = 0;
 	c->launched = c->started_at = c->stopped_at = 0;
 	c->dirty = c->busy = 0;
@@ -342,8 +362,9 @@ static void keep_mask(int *mask, int version)
 		if (plugin.masks[i].mask == mask)
 			return;
 	if (plugin.nmasks < sizeof plugin.masks / sizeof *plugin.masks) {
-		plugin.masks[plugin.nmasks].mask = mask;
-		plugin.masks[plugin.nmasks++].version = version;
+		SET(&plugin.masks[plugin.nmasks].mask, mask);
+		SET(&plugin.masks[plugin.nmasks].version, version);
+		STORE(&plugin.nmasks, plugin.nmasks + 1);
 	}
 }
 
@@ -436,7 +457,7 @@ static int finalize(void *context)
 			lockstep_comm_set_state(c->rec, LOCKSTEP_COMM_LEFT);
 		STORE(&c->busy, 0);
 		if (!--plugin.alive)
-			plugin.nmasks = 0; /* NCCL may go, and its mask with it */
+			STORE(&plugin.nmasks, (uint32_t)0); /* NCCL may go, and its mask with it */
 	}
 	pthread_mutex_unlock(&lock);
 	return 0;

@@ -48,6 +48,7 @@ enum {
 	OP_TOLD = 2,   /* its enqueue record is written */
 	OP_REPLAY = 4, /* of a CUDA graph */
 	OP_COPY = 8,   /* by copy engines */
+	OP_QUIET = 16, /* called while NCCL was not asked for kernels: its end is that of a later one */
 };
 
 /* An operation under way. The first line is the caller's, the second the proxy thread's. */
@@ -86,6 +87,7 @@ struct comm {
 	/* The thread that calls collectives. */
 	uint64_t called ALIGNED; /* operations numbered */
 	uint32_t plans;
+	uint64_t loud; /* last operation whose kernel NCCL was asked for */
 	/* The API group, and the plan, whose sends and receives are one operation, and its number. */
 	uint64_t group, group_seq, plan, plan_seq;
 	int64_t launched;
@@ -100,6 +102,7 @@ struct comm {
 	uint32_t busy ALIGNED;
 	uint32_t dirty;
 	uint64_t finished; /* all operations up to this one are over */
+	uint64_t quiet;    /* finished without times since the last one with them */
 	uint64_t told_started;
 } ALIGNED;
 
@@ -144,6 +147,21 @@ struct pool {
 	uint32_t mask, next;
 };
 
+/* Which groups of calls NCCL is asked to time: see sample.c. */
+struct sampling {
+	int quiet;         /* kernels are not asked for now */
+	int network;       /* proxies have told of transfers */
+	int tight;         /* calls come too often to time each */
+	int64_t spent;     /* until when the budget is spent */
+	int64_t called;    /* last call */
+	int64_t captured;  /* last call that went into a graph */
+	int64_t turned;    /* when the mask was last changed */
+	uint32_t turns;    /* how often it was */
+	uint32_t calls, burst, total; /* of this burst, of the one before, of the process */
+	uint64_t untimed;  /* operations since the last one with times */
+	uint64_t seen[64]; /* by thread: what it is << 32 | turns at the end of its last group */
+} ALIGNED;
+
 struct plugin {
 	uint32_t *live; /* in a page that a forked child sees wiped: 0 there */
 	int opened;     /* 0 not yet, 1 it is, -1 it cannot be */
@@ -158,6 +176,7 @@ struct plugin {
 	nccl_logger log;
 	enum lockstep_transport transport;
 	int64_t gpu_end; /* of any operation */
+	struct sampling sampling;
 	struct comm comms[MAX_COMMS];
 	struct conn conns[MAX_CONNS];
 	uint32_t conns_busy;
@@ -179,6 +198,13 @@ static inline uint64_t make_handle(enum handle_kind kind, const struct comm *c, 
 /* 1 in the process that opened the recorder, not in its forked children. */
 static inline int is_live(void) { return plugin.live && PEEK(plugin.live); }
 
+/* plugin.c */
+HIDDEN void set_masks(int quiet);
+/* sample.c */
+HIDDEN uint32_t sample_call(int64_t now);
+HIDDEN void sample_group(void);
+HIDDEN int sample_captured(void);
+HIDDEN void sample_reset(void);
 /* plugin.c */
 HIDDEN struct comm *comm_of_context(void *context, uint32_t *gen);
 HIDDEN struct comm *comm_of_handle(uint64_t h);

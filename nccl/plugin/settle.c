@@ -33,6 +33,11 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 			return EXACT;
 		return KEEP;
 	}
+	if (flags & OP_QUIET && !started && returned(o)) { /* what NCCL times behind it tells that it is over */
+		if (full || PEEK(&c->started) > seq)
+			return UNSEEN;
+		return tick && PEEK(&c->loud) < seq && now - PEEK(&o->called) > 250 * MS ? UNSEEN : KEEP;
+	}
 	if (passed) /* its last channels may be on the way: the poller looks at several plans in turn */
 		return full || now - PEEK(&c->stopped_at) > 20 * MS || now - PEEK(&o->called) > 2000 * MS ? UNSEEN : KEEP;
 	if (flags & OP_PLACED || !returned(o))
@@ -86,9 +91,11 @@ static void tell_phase(struct comm *c, uint64_t seq, enum lockstep_phase code, u
 /* What lay between the process's last operation, of any communicator, and this one. */
 static uint64_t own_time(uint64_t start, uint64_t end)
 {
+	uint64_t untimed = __atomic_exchange_n(&plugin.sampling.untimed, 0, __ATOMIC_RELAXED) * (end - start);
 	int64_t last = PEEK(&plugin.gpu_end), own = last ? (int64_t)start - last : 0;
 	while (last < (int64_t)end && !CAS(&plugin.gpu_end, &last, (int64_t)end))
 		;
+	own -= untimed < INT64_C(3600000000000) ? (int64_t)untimed : INT64_C(3600000000000); /* each took as long as this one, as far as is known */
 	return own > 0 && own < INT64_C(3600000000000) ? (uint64_t)own : 0; /* more is another GPU's clock */
 }
 
@@ -103,7 +110,12 @@ static int64_t finish(struct comm *c, struct op *o, uint64_t seq, enum verdict v
 		if (seen_start)
 			tell_run(c, o, seq, LOCKSTEP_KIND_START, seen_start, start != UINT64_MAX ? start : 0, replay);
 		tell_run(c, o, seq, LOCKSTEP_KIND_END, now, 0, LOCKSTEP_FLAG_UNSEEN);
-		ADD(&plugin.w.hdr->ops_unseen, 1);
+		if (PEEK(&o->flags) & OP_QUIET) {
+			c->quiet++;
+			ADD(&plugin.sampling.untimed, 1);
+		} else {
+			ADD(&plugin.w.hdr->ops_unseen, 1);
+		}
 		lockstep_comm_add_phases(c->rec, 0, 0, 0, PEEK(&o->bytes));
 		return now;
 	}
@@ -119,7 +131,9 @@ static int64_t finish(struct comm *c, struct op *o, uint64_t seq, enum verdict v
 		tell_phase(c, seq, LOCKSTEP_PHASE_TRANSFER, 1, -1, seen_end, (int64_t)(dur - wait));
 	}
 	tell_run(c, o, seq, LOCKSTEP_KIND_END, seen_end, exact ? end : 0, 0);
-	lockstep_comm_add_phases(c->rec, own, wait, dur - wait, PEEK(&o->bytes));
+	/* It stands for those before it that were not timed: sums stay comparable between ranks. */
+	lockstep_comm_add_phases(c->rec, own, wait * (c->quiet + 1), (dur - wait) * (c->quiet + 1), PEEK(&o->bytes));
+	c->quiet = 0;
 	return seen_end;
 }
 
@@ -161,6 +175,8 @@ static void walk(struct comm *c, int64_t now, int tick)
 			}
 			if (!(PEEK(&o->flags) & OP_PLACED) && now - o->called > 100 * MS && !returned(o))
 				tell_started(c, seq, o->called); /* the call itself waits for others: connections are made */
+			if (PEEK(&o->flags) & OP_QUIET && now - o->called > 100 * MS)
+				tell_started(c, seq, o->called); /* what is timed behind it has not begun: it is this one, or one soon after it */
 			break;
 		}
 		at = finish(c, o, seq, v, now);

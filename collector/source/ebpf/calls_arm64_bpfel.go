@@ -51,6 +51,8 @@ type callsComm struct {
 	State      uint8
 	Pad        uint8
 	Splits     uint32
+	Settled    uint32
+	Nth        uint32
 	Key        int32
 }
 
@@ -93,6 +95,7 @@ type callsThread struct {
 	Pending  [8]struct {
 		_    structs.HostLayout
 		Out  uint64
+		From uint64
 		Comm callsComm
 	}
 }
@@ -113,10 +116,12 @@ const (
 	callsProgGroupEnd       = "group_end"
 	callsProgGroupEndReturn = "group_end_return"
 	callsProgGroupStart     = "group_start"
+	callsProgInitAllEnter   = "init_all_enter"
 	callsProgInitEnter      = "init_enter"
 	callsProgInitReturn     = "init_return"
 	callsProgLeaveEnter     = "leave_enter"
 	callsProgProcessExit    = "process_exit"
+	callsProgShrinkEnter    = "shrink_enter"
 	callsProgSplitEnter     = "split_enter"
 	callsVarSampleMask      = "sample_mask"
 	callsVarUnusedCall      = "unused_call"
@@ -170,10 +175,12 @@ type callsProgramSpecs struct {
 	GroupEnd       *ebpf.ProgramSpec `ebpf:"group_end"`
 	GroupEndReturn *ebpf.ProgramSpec `ebpf:"group_end_return"`
 	GroupStart     *ebpf.ProgramSpec `ebpf:"group_start"`
+	InitAllEnter   *ebpf.ProgramSpec `ebpf:"init_all_enter"`
 	InitEnter      *ebpf.ProgramSpec `ebpf:"init_enter"`
 	InitReturn     *ebpf.ProgramSpec `ebpf:"init_return"`
 	LeaveEnter     *ebpf.ProgramSpec `ebpf:"leave_enter"`
 	ProcessExit    *ebpf.ProgramSpec `ebpf:"process_exit"`
+	ShrinkEnter    *ebpf.ProgramSpec `ebpf:"shrink_enter"`
 	SplitEnter     *ebpf.ProgramSpec `ebpf:"split_enter"`
 }
 
@@ -258,10 +265,12 @@ type callsPrograms struct {
 	GroupEnd       *ebpf.Program `ebpf:"group_end"`
 	GroupEndReturn *ebpf.Program `ebpf:"group_end_return"`
 	GroupStart     *ebpf.Program `ebpf:"group_start"`
+	InitAllEnter   *ebpf.Program `ebpf:"init_all_enter"`
 	InitEnter      *ebpf.Program `ebpf:"init_enter"`
 	InitReturn     *ebpf.Program `ebpf:"init_return"`
 	LeaveEnter     *ebpf.Program `ebpf:"leave_enter"`
 	ProcessExit    *ebpf.Program `ebpf:"process_exit"`
+	ShrinkEnter    *ebpf.Program `ebpf:"shrink_enter"`
 	SplitEnter     *ebpf.Program `ebpf:"split_enter"`
 }
 
@@ -272,10 +281,12 @@ func (p *callsPrograms) Close() error {
 		p.GroupEnd,
 		p.GroupEndReturn,
 		p.GroupStart,
+		p.InitAllEnter,
 		p.InitEnter,
 		p.InitReturn,
 		p.LeaveEnter,
 		p.ProcessExit,
+		p.ShrinkEnter,
 		p.SplitEnter,
 	)
 }

@@ -186,6 +186,101 @@ func TestSplitCommunicators(t *testing.T) {
 	}
 }
 
+// The same where NCCL's structure says nothing: all members are here, so that their colors and keys tell; of what
+// was split again, too, and of one that was shrunk.
+func TestSiblingsTellOfASplit(t *testing.T) {
+	j := newJob(t, 4)
+	j.env = []string{"OPAQUE=1"}
+	var ranks []*rank
+	for i := range 4 {
+		ranks = append(ranks, j.start(i))
+		ranks[i].do("hello")
+	}
+	j.watch(ebpf.Options{})
+	j.attached(4)
+	for _, r := range ranks {
+		r.do("init world")
+		r.do("call AllReduce 1")
+	}
+	for i, r := range ranks {
+		r.do("split %d", i%2)
+		r.do("call AllReduce %d", 5+i)
+	}
+	world := [4]uint64{}
+	for i := range ranks {
+		c := j.comm(j.reader(i), "the split one", func(c record.CommStatus) bool { return c.Parent != 0 && c.Finished == uint64(5+i) })
+		if c.Rank != int32(i/2) || c.Size != 2 {
+			t.Errorf("rank %d: %+v", i, c)
+		}
+		world[i] = c.Parent
+	}
+	if world[0] != world[1] || world[1] != world[2] || world[2] != world[3] {
+		t.Errorf("parents %x", world)
+	}
+	for i, r := range ranks { // of the halves, one half leaves, and nobody gets one of its own
+		r.do("split %d", []int{0, 0, -1, 0}[i])
+		r.do("call AllReduce 1")
+	}
+	for i, want := range [][2]int32{{0, 1}, {0, 2}, {-1, 0}, {1, 2}} {
+		if i == 2 {
+			continue
+		}
+		j.comm(j.reader(i), "what was split again", func(c record.CommStatus) bool { return c.Rank == want[0] && c.Size == want[1] && c.Finished == 1 })
+	}
+}
+
+func TestShrunkenCommunicators(t *testing.T) {
+	j := newJob(t, 3)
+	j.env = []string{"OPAQUE=1"}
+	var ranks []*rank
+	for i := range 3 {
+		ranks = append(ranks, j.start(i))
+		ranks[i].do("hello")
+	}
+	j.watch(ebpf.Options{})
+	j.attached(3)
+	ids := map[uint64]bool{}
+	for _, r := range ranks {
+		r.do("init world")
+	}
+	for i, r := range ranks {
+		r.do("shrink 1")
+		if r.do("call AllReduce 4"); i == 1 {
+			continue
+		}
+		c := j.comm(j.reader(i), "the smaller one", func(c record.CommStatus) bool { return c.Parent != 0 && c.Finished == 4 })
+		if c.Rank != int32(i/2) || c.Size != 2 {
+			t.Errorf("rank %d: %+v", i, c)
+		}
+		ids[c.ID] = true
+	}
+	if len(ids) != 1 {
+		t.Errorf("communicators %v", ids)
+	}
+}
+
+// One process that has all of them: each is told of, alone.
+func TestCommunicatorsOfOneProcess(t *testing.T) {
+	j := newJob(t, 1)
+	r := j.start(0)
+	r.do("hello")
+	j.watch(ebpf.Options{})
+	j.attached(1)
+	r.do("all 3")
+	r.do("call AllReduce 6")
+	rec := j.reader(0)
+	eventually(t, "three communicators, one of them used", func() bool {
+		_ = j.update()
+		all, called := rec.Comms(nil), uint64(0)
+		for _, c := range all {
+			if called += c.Finished; c.Size != 1 || c.Rank != 0 {
+				t.Fatalf("%+v", c)
+			}
+		}
+		return len(all) == 3 && called == 6
+	})
+}
+
 // A communicator whose memory another one has by the next look was destroyed.
 func TestMemoryThatIsUsedAgain(t *testing.T) {
 	j := newJob(t, 1)

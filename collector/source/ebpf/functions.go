@@ -64,6 +64,8 @@ var functions = []function{
 	other("ncclCommInitRankConfig", callsProgInitEnter, callsProgInitReturn, cookieInitRank),
 	other("ncclCommInitRankScalable", callsProgInitEnter, callsProgInitReturn, cookieInitScalable),
 	other("ncclCommSplit", callsProgSplitEnter, callsProgInitReturn, 0),
+	other("ncclCommShrink", callsProgShrinkEnter, callsProgInitReturn, 0),
+	other("ncclCommInitAll", callsProgInitAllEnter, callsProgInitReturn, 0),
 	other("ncclCommDestroy", callsProgLeaveEnter, "", stateLeft),
 	other("ncclCommAbort", callsProgLeaveEnter, "", stateAborted),
 }

@@ -225,7 +225,7 @@ func (p *probes) program(name string) *ebpf.Program {
 		callsProgCallEnter: c.CallEnter, callsProgCallReturn: c.CallReturn,
 		callsProgGroupStart: c.GroupStart, callsProgGroupEnd: c.GroupEnd, callsProgGroupEndReturn: c.GroupEndReturn,
 		callsProgInitEnter: c.InitEnter, callsProgInitReturn: c.InitReturn,
-		callsProgSplitEnter: c.SplitEnter, callsProgLeaveEnter: c.LeaveEnter,
+		callsProgSplitEnter: c.SplitEnter, callsProgShrinkEnter: c.ShrinkEnter, callsProgInitAllEnter: c.InitAllEnter, callsProgLeaveEnter: c.LeaveEnter,
 	}[name]
 }
 

@@ -71,6 +71,7 @@ type Source struct {
 	note    error // the last trouble with one process or library
 	ranks   map[int]*rank
 	places  map[libraryID]places
+	ready   map[[2]uint64]bool      // splits that all members were through with at the last look, by parent and number
 	using   map[libraryID]time.Time // when a library was seen mapped last
 	others  map[int]bool            // processes that keep recorders of their own
 	updated int64                   // when they were last looked at, CLOCK_MONOTONIC ns
@@ -289,12 +290,14 @@ func (s *Source) look(now int64) {
 		byPID[int(key.Tgid)] = append(byPID[int(key.Tgid)], &entry{key, value})
 	}
 	// An iteration that changes under its feet is begun again; the next look has the rest.
+	for pid := range byPID {
+		if s.ranks[pid] == nil {
+			s.ranks[pid] = s.newRank(pid, now)
+		}
+	}
+	s.place(byPID, now)
 	for pid, entries := range byPID {
 		r := s.ranks[pid]
-		if r == nil {
-			r = s.newRank(pid, now)
-			s.ranks[pid] = r
-		}
 		slices.SortFunc(entries, func(a, b *entry) int { return cmp.Compare(a.Created, b.Created) })
 		for _, e := range entries {
 			if e.key.Comm&joiningKey != 0 {

@@ -219,6 +219,9 @@ INLINE void made(u64 id, struct pending *p, u64 now)
 	c.state = JOINED;
 	c.at = now;
 	put(id, address, &c);
+	struct comm *parent = p->from ? find(id, p->from) : 0;
+	if (parent)
+		__sync_fetch_and_add(&parent->settled, 1);
 }
 
 INLINE void all_made(u64 id, struct thread *t, u64 now)
@@ -272,13 +275,13 @@ INLINE u64 hash_id(u64 at)
 	return h ? h : 1;
 }
 
-/* begin keeps what init was given until it has returned. */
-INLINE void begin(u64 id, u64 out, struct comm *c)
+/* begin keeps what init was given until it has returned. more: of the same call. */
+INLINE void begin(u64 id, u64 out, struct comm *c, u64 from, u32 more)
 {
 	struct thread *t = this_thread(id);
 	if (!t)
 		return;
-	if (!t->depth)
+	if (!t->depth && !more)
 		t->npending = 0;
 	u32 n = t->npending;
 	if (n >= PENDING) {
@@ -286,9 +289,10 @@ INLINE void begin(u64 id, u64 out, struct comm *c)
 		return;
 	}
 	t->pending[n].out = out;
+	t->pending[n].from = from;
 	t->pending[n].comm = *c;
 	t->npending = n + 1;
-	if (c->id)
+	if (c->id && c->rank >= 0) /* else its rank is not known while it is made: nothing to tell */
 		put(id, out | JOINING_KEY, c);
 }
 
@@ -315,37 +319,81 @@ int init_enter(struct pt_regs *ctx)
 	};
 	if (!c.id)
 		count(STAT_UNREAD);
-	begin(id, arg(ctx, 0), &c);
+	begin(id, arg(ctx, 0), &c, 0, 0);
 	return 0;
+}
+
+/* child names a communicator that is made of another one, by its parent, by which of its calls that was,
+ * and by what the members of the new one have in common. */
+INLINE void child(struct comm *c, struct comm *parent, u64 how, u64 common)
+{
+	c->nth = __sync_fetch_and_add(&parent->splits, 1) + 1;
+	c->parent = parent->id;
+	if (!c->parent)
+		return;
+	c->id = mix(mix(mix(how, c->parent), c->nth), common);
+	c->id = c->id ? c->id : 1;
 }
 
 SEC("uprobe")
 int split_enter(struct pt_regs *ctx)
 {
 	/* ncclCommSplit(comm, int color, int key, comm *, config) */
-	u64 id = pid_tgid(), now = ktime_ns();
+	u64 id = pid_tgid(), now = ktime_ns(), from = arg(ctx, 0);
 	s32 color = arg(ctx, 1);
-	struct comm *parent = find(id, arg(ctx, 0));
+	struct comm *parent = find(id, from);
 	struct comm c = {.created = now, .at = now, .size = -1, .rank = -1, .peer = -1, .key = arg(ctx, 2), .state = JOINING};
 	if (parent) {
-		u32 n = __sync_fetch_and_add(&parent->splits, 1);
-		if (color < 0)
+		child(&c, parent, 0x51, (u32)color);
+		if (color < 0) {
+			__sync_fetch_and_add(&parent->settled, 1);
 			return 0; /* takes part, and gets none */
-		c.parent = parent->id;
-		if (c.parent) {
-			c.id = mix(mix(mix(0x51ull, c.parent), n + 1), (u32)color);
-			c.id = c.id ? c.id : 1;
 		}
 	}
-	u64 keep = c.id;
-	c.id = 0; /* while it is made its rank is not known: nothing to tell */
-	begin(id, arg(ctx, 3), &c);
-	struct thread *t = map_lookup(&threads, &id);
-	if (t) {
-		u32 n = t->npending - 1;
-		if (n < PENDING)
-			t->pending[n].comm.id = keep;
+	begin(id, arg(ctx, 3), &c, from, 0);
+	return 0;
+}
+
+SEC("uprobe")
+int shrink_enter(struct pt_regs *ctx)
+{
+	/* ncclCommShrink(comm, int *exclude, int n, comm *, config, flags): those that are excluded do not call it */
+	u64 id = pid_tgid(), now = ktime_ns(), from = arg(ctx, 0), list = arg(ctx, 1), common = 0;
+	u32 n = arg(ctx, 2);
+	struct comm *parent = find(id, from);
+	struct comm c = {.created = now, .at = now, .size = -1, .rank = -1, .peer = -1, .state = JOINING};
+	if (parent) {
+		s32 before = 0, rank = parent->rank, out = 0;
+		for (u32 i = 0; i < EXCLUDED; i++) {
+			if (i >= n || read_user(&out, sizeof out, (void *)(list + 4 * i)))
+				break;
+			before += out < rank;
+			common += mix(0x9e3779b97f4a7c15ull, (u32)out); /* in any order */
+		}
+		child(&c, parent, 0x52, common);
+		if (n <= EXCLUDED && rank >= 0 && parent->size > (s32)n) {
+			c.rank = rank - before;
+			c.size = parent->size - (s32)n;
+		}
 	}
+	begin(id, arg(ctx, 3), &c, from, 0);
+	return 0;
+}
+
+SEC("uprobe")
+int init_all_enter(struct pt_regs *ctx)
+{
+	/* ncclCommInitAll(comm *, int n, const int *): all members are in this process. Each is told of as alone. */
+	u64 id = pid_tgid(), now = ktime_ns(), out = arg(ctx, 0);
+	u32 n = arg(ctx, 1);
+	for (u32 i = 0; i < PENDING; i++) {
+		if (i >= n)
+			break;
+		struct comm c = {.created = now, .at = now, .id = mix(mix(mix(0x53, id), now), i + 1), .size = 1, .peer = -1, .state = JOINING};
+		begin(id, out + 8 * i, &c, 0, i);
+	}
+	if (n > PENDING)
+		count(STAT_TABLE_FULL);
 	return 0;
 }
 

@@ -46,8 +46,10 @@ struct comm {
 	u8 dtype;
 	u8 state;
 	u8 pad;
-	u32 splits; /* calls of ncclCommSplit so far */
-	s32 key;    /* as ncclCommSplit was given it */
+	u32 splits;  /* calls of ncclCommSplit and ncclCommShrink so far */
+	u32 settled; /* of them, those that have returned */
+	u32 nth;     /* which of its parent's it was made by, from 1; 0 by none */
+	s32 key;     /* as ncclCommSplit was given it */
 };
 
 /* call is one call, in the ring. */
@@ -67,11 +69,12 @@ struct call {
 	u8 in_place;
 };
 
-enum { IN_GROUP = 8, PENDING = 8 };
+enum { IN_GROUP = 8, PENDING = 8, EXCLUDED = 64 };
 
 /* pending is a communicator that is being made. */
 struct pending {
-	u64 out; /* where its address will be */
+	u64 out;  /* where its address will be */
+	u64 from; /* communicator that it is split from */
 	struct comm comm;
 };
 

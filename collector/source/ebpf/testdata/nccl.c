@@ -19,14 +19,17 @@ typedef struct { int size; } ncclConfig_t;
 #endif
 #define API __attribute__((visibility("default"), noinline))
 
+/* With OPAQUE in the environment its structure tells nobody what rank it is. */
+static int hidden(void) { return getenv("OPAQUE") ? -1 : 0; }
+
 static int make(ncclComm_t *out, int size, int rank, unsigned long long hash)
 {
 	if (size < 1 || rank < 0 || rank >= size)
 		return 4; /* ncclInvalidArgument */
 	ncclComm_t c = calloc(1, sizeof *c);
 	c->hash = hash;
-	c->rank = rank;
-	c->size = size;
+	c->rank = rank ^ hidden();
+	c->size = size ^ hidden();
 	*out = c;
 	return 0;
 }
@@ -47,7 +50,22 @@ API int ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *out, ncclCon
 {
 	(void)key; (void)config;
 	*out = 0;
-	return color < 0 ? 0 : make(out, (c->size + 1 - color) / 2, c->rank / 2, c->hash * 31 + color);
+	return color < 0 ? 0 : make(out, ((c->size ^ hidden()) + 1 - color) / 2, (c->rank ^ hidden()) / 2, c->hash * 31 + color);
+}
+API int ncclCommShrink(ncclComm_t c, int *exclude, int n, ncclComm_t *out, ncclConfig_t *config, int flags)
+{
+	(void)config; (void)flags;
+	int rank = c->rank ^ hidden(), before = 0;
+	for (int i = 0; i < n; i++)
+		before += exclude[i] < rank;
+	return make(out, (c->size ^ hidden()) - n, rank - before, c->hash * 37);
+}
+API int ncclCommInitAll(ncclComm_t *c, int n, const int *devices)
+{
+	(void)devices;
+	for (int i = 0; i < n; i++)
+		make(&c[i], n, i, 4711);
+	return 0;
 }
 API int ncclCommDestroy(ncclComm_t c) { free(c); return 0; }
 API int ncclCommAbort(ncclComm_t c) { free(c); return 0; }

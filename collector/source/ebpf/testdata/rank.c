@@ -1,6 +1,8 @@
 /* A rank that does what it is told on standard input, a line at a time, and answers each with one:
  *   init SEED        a communicator of all ranks; its unique id begins with SEED
  *   split COLOR      of the last one
+ *   shrink RANK      of the last one, without that rank
+ *   all N            ncclCommInitAll
  *   call NAME N      N calls on the last communicator
  *   group N          a group of N all-reduces and a send and a receive
  *   train US         an all-reduce every US microseconds, at most two ahead of the slowest rank
@@ -30,6 +32,8 @@ typedef struct { char internal[128]; } ncclUniqueId;
 typedef void *comm_t;
 int ncclCommInitRank(comm_t *, int, ncclUniqueId, int);
 int ncclCommSplit(comm_t, int, int, comm_t *, void *);
+int ncclCommShrink(comm_t, int *, int, comm_t *, void *, int);
+int ncclCommInitAll(comm_t *, int, const int *);
 int ncclCommDestroy(comm_t);
 int ncclCommAbort(comm_t);
 int ncclGroupStart(void);
@@ -124,6 +128,13 @@ int main(int argc, char **argv)
 			ncclCommSplit(last(), atoi(arg), rank, &comms[ncomms], NULL);
 			if (comms[ncomms])
 				ncomms++;
+		} else if (!strcmp(word, "shrink")) {
+			int without[2] = {atoi(arg), 0};
+			if (rank != without[0] && ncclCommShrink(last(), without, 1, &comms[ncomms], NULL, 0) == 0)
+				ncomms++;
+		} else if (!strcmp(word, "all")) {
+			ncclCommInitAll(&comms[ncomms], atoi(arg), NULL);
+			ncomms += atoi(arg);
 		} else if (!strcmp(word, "call")) {
 			call(arg, n);
 		} else if (!strcmp(word, "group")) {

@@ -1,0 +1,120 @@
+/*
+ * Which groups of calls NCCL is asked to time.
+ *
+ * Calls are told of always. Kernels (KernelCh) cost NCCL 0.6 µs to 3 µs an operation,
+ * whatever the plugin does with them: an entry of the proxy's queue for each channel, a
+ * proxy thread that is woken and then polls, and a kernel that ends only when its stamps
+ * have reached the host's memory. A job that makes up to 4,000 calls a second has every
+ * operation timed, and bursts of 256 above that. Of one that calls more often, one operation in 32
+ * is; it tells that all before it are over. Which ones is a function of the number of the call,
+ * so that ranks that make the same calls choose the same ones, and their progress compares.
+ *
+ * NCCL reads its mask at a group's start, so what holds for a group is decided at the end of
+ * the one before. The last call before a pause is timed out of turn where the burst before
+ * was as long as this one: a hang in it would be visible nowhere else.
+ */
+#include "plugin.h"
+
+#define COST_NS INT64_C(250000)
+#define SAVED_NS (256 * COST_NS)
+#define SHARE 32
+#define PAUSE_NS (1 * MS)
+#define CAPTURE_NS (1000 * MS)
+#define UNSURE_NS (1000 * MS)
+
+static int is_sampling(void) { return PEEK(&plugin.set) == LOCKSTEP_EVENTS_DEFAULT; }
+
+/* One call in SHARE, evenly, and in step with no loop of the program. */
+static int chosen(uint32_t call) { return call * UINT32_C(2654435769) < UINT32_MAX / SHARE; }
+
+/* The word of this thread, and what is in it while nobody has turned anything since its last group. */
+static uint64_t *own_word(struct sampling *s, uint64_t *want)
+{
+	uint64_t self = (uint64_t)pthread_self() * UINT64_C(0x9E3779B97F4A7C15);
+	*want = (self & ~(uint64_t)UINT32_MAX) | PEEK(&s->turns);
+	return &s->seen[self >> 58];
+}
+
+static void turn(int quiet, int64_t now)
+{
+	struct sampling *s = &plugin.sampling;
+	if (quiet != PEEK(&s->quiet)) {
+		SET(&s->turned, now);
+		ADD(&s->turns, 1);
+	}
+	SET(&s->quiet, quiet);
+	set_masks(quiet);
+}
+
+/* The set of events is another one, or another communicator has come: its first calls are timed. */
+HIDDEN void sample_reset(void) { turn(0, lockstep_now()); }
+
+/* What the calls of late say of how often this process calls. */
+static void weigh(struct sampling *s, int64_t now)
+{
+	int64_t spent = PEEK(&s->spent);
+	spent = (spent > now - SAVED_NS ? spent : now - SAVED_NS) + COST_NS;
+	if (spent > now)
+		SET(&s->tight, 1);
+	else if (spent < now - SAVED_NS / 2)
+		SET(&s->tight, 0);
+	SET(&s->spent, spent < now + COST_NS ? spent : now + COST_NS);
+	if (now - PEEK(&s->called) > PAUSE_NS) {
+		SET(&s->burst, PEEK(&s->calls));
+		SET(&s->calls, (uint32_t)0);
+	}
+	SET(&s->called, now);
+	SET(&s->calls, PEEK(&s->calls) + 1);
+	SET(&s->total, PEEK(&s->total) + 1);
+}
+
+/* NCCL has read its mask for this call some time ago, before which another thread may have turned it:
+ * the kernel is waited for only if nobody has since the thread's last group. */
+static int is_sure(struct sampling *s, int64_t now)
+{
+	uint64_t want, *word = own_word(s, &want);
+	return PEEK(&s->turns) == 0 || PEEK(word) == want || now - PEEK(&s->turned) > UNSURE_NS;
+}
+
+/* A call: returns OP_QUIET when NCCL is not, or perhaps not, going to tell of its kernel. */
+HIDDEN uint32_t sample_call(int64_t now)
+{
+	struct sampling *s = &plugin.sampling;
+	if (!is_sampling())
+		return 0;
+	weigh(s, now);
+	if (PEEK(&s->quiet))
+		return OP_QUIET;
+	return is_sure(s, now) ? 0 : OP_QUIET;
+}
+
+/* A group of calls is over: what is NCCL to tell of the next one? */
+HIDDEN void sample_group(void)
+{
+	struct sampling *s = &plugin.sampling;
+	if (!is_sampling())
+		return;
+	int64_t now = PEEK(&s->called);
+	int quiet = PEEK(&s->tight) && !chosen(PEEK(&s->total) + 1) && PEEK(&s->calls) + 1 != PEEK(&s->burst) && now - PEEK(&s->captured) > CAPTURE_NS;
+	if (quiet != PEEK(&s->quiet))
+		turn(quiet, now);
+	uint64_t want, *word = own_word(s, &want);
+	if (PEEK(word) != want)
+		SET(word, want);
+}
+
+/* A call goes into a CUDA graph, whose replays tell of their kernels only if it was called so: from now on it is.
+ * Returns whether this one was. */
+HIDDEN int sample_captured(void)
+{
+	struct sampling *s = &plugin.sampling;
+	if (!is_sampling())
+		return 1;
+	int64_t now = lockstep_now();
+	int quiet = PEEK(&s->quiet);
+	SET(&s->captured, now);
+	SET(&s->called, now);
+	if (quiet)
+		turn(0, now);
+	return !quiet;
+}
