@@ -71,6 +71,7 @@ type Server struct {
 	streams int
 	version uint64
 	probing *prober
+	slowest int64 // rate of the slowest link
 	moved   map[pathplan.Reason]uint64
 
 	state      *statedir.Dir // nil for none
@@ -124,6 +125,11 @@ func New(o Options) (*Server, error) {
 	ln = crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false)
 	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
+	for i, l := range o.Fabric.Topology.Links {
+		if i == 0 || l.Rate < s.slowest {
+			s.slowest = l.Rate
+		}
+	}
 	if o.StateDir != "" {
 		if err := s.restore(o.StateDir); err != nil {
 			ln.Close()
@@ -181,6 +187,7 @@ func (s *Server) tick(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.planner.Expire(now)
+	s.planner.Observe(now, nil, nil) // what was measured wears off, whoever is silent
 	s.probing.judge(now)
 	moved := map[pathplan.ConnID]bool{}
 	moves := s.planner.Rebalance(now, s.o.Moves)
@@ -433,10 +440,13 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 		st.send(out)
 	}
 	st.carries(now, m.GetLoads())
-	var signals []pathplan.LaneSignal
+	signals := s.compared(now, st, m.GetLoads())
 	for _, g := range m.GetSignals() {
 		if !st.conns[g.GetConn()] || g.GetLane() >= pathplan.MaxLanes {
 			continue
+		}
+		if lanes := st.loads[g.GetConn()]; int(g.GetLane()) < len(lanes) {
+			lanes[g.GetLane()].bad = now
 		}
 		signals = append(signals, pathplan.LaneSignal{Conn: st.id(g.GetConn()), Lane: int(g.GetLane()), Congested: g.GetCongested() || g.GetNowhere()})
 	}
