@@ -105,7 +105,7 @@ func (s *Server) Probe(g planpb.Planner_ProbeServer) error {
 		return err
 	}
 	node := first.GetHello().GetNode()
-	if err := s.who(g.Context(), first.GetHello(), true); err != nil {
+	if err := s.who(g.Context(), first.GetHello(), hostProber); err != nil {
 		return err
 	}
 	h := &probing{out: make(chan *planpb.Task, maxTasks), asked: map[uint64]pair{}}

@@ -243,15 +243,24 @@ func (s *Server) assigned(id pathplan.ConnID, as []pathplan.Assignment, err erro
 	return a
 }
 
+// caller is as what somebody calls.
+type caller int
+
+const (
+	process caller = iota // of a job, that plans
+	hostProber
+	jobMaster
+)
+
 // who says whose a stream is, by its certificate; without certificates by its own word.
-func (s *Server) who(ctx context.Context, h *planpb.Hello, prober bool) error {
+func (s *Server) who(ctx context.Context, h *planpb.Hello, as caller) error {
 	if h.GetVersion() != version {
 		return status.Errorf(codes.FailedPrecondition, "version %d, this planner speaks %d", h.GetVersion(), version)
 	}
 	if err := wire.CheckNode(h.GetNode()); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	if !prober {
+	if as != hostProber {
 		if err := wire.CheckJob(h.GetJob()); err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
@@ -264,9 +273,11 @@ func (s *Server) who(ctx context.Context, h *planpb.Hello, prober bool) error {
 			return nil
 		}
 		err = wire.PeerPresent(ctx)
-	case prober && (id.Role != wire.RoleAgent || id.Node != h.GetNode() || id.Jobs != nil):
+	case as == jobMaster:
+		err = id.Master(h.GetJob())
+	case as == hostProber && (id.Role != wire.RoleAgent || id.Node != h.GetNode() || id.Jobs != nil):
 		err = fmt.Errorf("%w: %s does not probe for node %s", wire.ErrIdentity, id, h.GetNode())
-	case !prober:
+	case as == process:
 		err = id.Agent(h.GetNode(), h.GetJob())
 	}
 	if err != nil {
@@ -283,7 +294,7 @@ func (s *Server) Plan(g planpb.Planner_PlanServer) error {
 		return err
 	}
 	h := first.GetHello()
-	if err := s.who(g.Context(), h, false); err != nil {
+	if err := s.who(g.Context(), h, process); err != nil {
 		return err
 	}
 	st := &stream{tenant: h.GetJob(), job: h.GetJob(), node: h.GetNode(), out: make(chan *planpb.Paths, outgoing), conns: map[string]bool{}, loads: map[string][]carried{}}
