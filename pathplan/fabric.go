@@ -24,11 +24,13 @@ type link struct {
 	next        int32 // the next parallel link, or none
 	state       LinkState
 	class       uint8
-	planned     int64   // bit/s of lanes
-	background  int64   // bit/s of others, smoothed
-	measured    int64   // bit/s, -1: never
-	derate      float64 // share of the rate that its lanes do not seem to get
-	inverse     float64 // 1 / (rate left)
+	planned     int64         // bit/s of lanes
+	background  int64         // bit/s of others, smoothed
+	measured    int64         // bit/s, -1: never
+	derate      float64       // share of the rate that its lanes do not seem to get
+	forget      time.Duration // in which half of derate wears off
+	freed       time.Time     // when all of it had
+	inverse     float64       // 1 / (rate left)
 	lanes       []*lane
 	changed     time.Time // when lanes last came or went
 	back        time.Time // when it was last well again

@@ -10,6 +10,10 @@ const (
 	quiet     = 0.05        // others' load below this share of a link is noise
 	derateMax = 0.75        // a link is never taken for slower than a quarter
 	forget    = time.Minute // after which a derated link has half of it back
+	// forgetMost is the same of one that was derated again and again, each time within relapse
+	// of having recovered: lanes must not go to and fro.
+	forgetMost = 16 * time.Minute
+	relapse    = 10 * time.Minute
 )
 
 // Observe takes in measurements. What a link carries beyond its planned lanes is somebody
@@ -78,19 +82,25 @@ func (p *Planner) judge(now time.Time) {
 			all.congested += of[i].congested
 		}
 	}
-	fade := math.Exp2(-float64(now.Sub(p.judged)) / float64(forget))
 	for i := range p.links {
 		k := &p.links[i]
 		blamed := of[i].congested > 0 && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard
 		switch {
 		case blamed && now.Sub(k.changed) >= 2*p.opt.Persist:
+			switch {
+			case k.derate > 0:
+			case !k.freed.IsZero() && now.Sub(k.freed) < relapse+k.forget:
+				k.forget = min(forgetMost, 2*k.forget)
+			default:
+				k.forget = forget
+			}
 			k.derate = min(derateMax, k.derate+0.25*(1-k.derate))
 			k.changed = now
 		case k.derate == 0 || blamed:
 			continue
 		default:
-			if k.derate *= fade; k.derate < p.opt.MinGain {
-				k.derate = 0
+			if k.derate *= math.Exp2(-float64(now.Sub(p.judged)) / float64(k.forget)); k.derate < p.opt.MinGain {
+				k.derate, k.freed = 0, now
 			}
 		}
 		k.refresh()

@@ -44,7 +44,10 @@ type Options struct {
 	Limits Limits
 	// Recording is of the evidence, in StateDir.
 	Recording Recording
-	Log       *slog.Logger // nil: slog.Default()
+	// Paths names the links over which a communicator's rank sends to another, "" while they
+	// are not known. It is called under the master's lock and must not wait. nil: nobody knows.
+	Paths func(comm uint64, rank, peer int) string
+	Log   *slog.Logger // nil: slog.Default()
 }
 
 // pauseAfter is how late a tick may be before ages measured across it are void.
@@ -273,7 +276,7 @@ func (m *Master) pass() {
 		events = m.incidents.closeAll(time.Unix(0, now))
 		m.dropFences()
 	}
-	events = append(events, m.incidents.update(time.Unix(0, now), verdicts, m.state.attempt, m.hold(now))...)
+	events = append(events, m.incidents.update(time.Unix(0, now), m.along(ev, verdicts), m.state.attempt, m.hold(now))...)
 	for _, e := range events {
 		v := &e.Verdict
 		log := m.log.With("incident", e.ID, "class", v.Class.String(), "level", v.Level.String(), "comm", v.CommName, "seq", v.Seq, "culprits", v.Culprits)

@@ -49,18 +49,24 @@ type simHost struct {
 	out  *planpb.Result
 }
 
+// newFabric is pods of dual-port hosts, each pod with a left and a right leaf.
+func newFabric(pods, spines, each int) (f Fabric) {
+	f.Topology = pathplan.Clos(pathplan.ClosShape{Hosts: pods * each, NICs: 1, Groups: pods, LeafPairs: 1, Spines: spines, PortRate: 1e9, LinkRate: 1e9})
+	for i := range f.Ports {
+		var h int
+		fmt.Sscanf(f.Ports[i].Host, "host%d", &h)
+		f.Ports[i].Addr = fmt.Sprintf("10.3.%d.1", h)
+	}
+	for i, l := range f.Topology.Links {
+		f.Interfaces = append(f.Interfaces, Interface{Link: l.Link, Addr: netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})})
+	}
+	return f
+}
+
 func newNetwork(t *testing.T, r *rand.Rand, pods, spines, each int) *network {
 	t.Helper()
 	n := &network{t: t, r: r, spines: spines, pods: pods, now: time.Now(), loss: map[pathplan.Link]float64{}, seed: r.Uint64(), ever: map[pathplan.Link]bool{}}
-	n.f.Topology = pathplan.Clos(pathplan.ClosShape{Hosts: pods * each, NICs: 1, Groups: pods, LeafPairs: 1, Spines: spines, PortRate: 1e9, LinkRate: 1e9})
-	for i := range n.f.Ports {
-		var h int
-		fmt.Sscanf(n.f.Ports[i].Host, "host%d", &h)
-		n.f.Ports[i].Addr = fmt.Sprintf("10.3.%d.1", h)
-	}
-	for i, l := range n.f.Topology.Links {
-		n.f.Interfaces = append(n.f.Interfaces, Interface{Link: l.Link, Addr: netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})})
-	}
+	n.f = newFabric(pods, spines, each)
 	s, err := New(Options{Fabric: n.f, Listen: "127.0.0.1:0", Log: quiet})
 	if err != nil {
 		t.Fatal(err)

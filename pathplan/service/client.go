@@ -108,7 +108,7 @@ func (c *Client) ring() {
 
 // Open implements ccl.PathPlan.
 func (c *Client) Open(pc ccl.PathConn, move func()) ccl.Path {
-	p := &path{c: c, id: fmt.Sprintf("%016x/%d-%d", pc.Comm, pc.Rank, pc.Peer), conn: pc, move: move, changed: make(chan struct{}), spent: map[uint16]time.Time{}}
+	p := &path{c: c, id: connName(pc.Comm, pc.Rank, pc.Peer), conn: pc, move: move, changed: make(chan struct{}), spent: map[uint16]time.Time{}}
 	if !pc.Local.Is4() || !pc.Remote.Addr().Is4() || pc.Local.IsLoopback() {
 		p.closed = true // nothing to plan
 		return p

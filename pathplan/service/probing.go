@@ -20,7 +20,7 @@ type Probing struct {
 	Window time.Duration // 6 s: what links are judged by at least; those that lose little, by up to 8 of it
 	Port   uint16        // of responders; probe.Port
 	Ports  int           // source ports to trace, 256
-	Count  int           // probes from each of a way's ports in a round, 5
+	Count  int           // probes from each of a way's ports in a round, 10
 	Rate   int           // probes a second of one host, 1000
 }
 
@@ -51,6 +51,7 @@ type prober struct {
 	heard   bool     // something since links were last judged
 	judged  time.Time
 	looks   int
+	rounds  int
 	blinds  []pathplan.Probe // between hosts, where no switch answers
 	traces  []traced
 	unsure  []pathplan.Link // that may be bad, and are looked at closely
@@ -77,7 +78,7 @@ type pair struct {
 
 func newProber(s *Server, o Probing) *prober {
 	o.Every, o.Window = cmp.Or(o.Every, 500*time.Millisecond), cmp.Or(o.Window, 6*time.Second)
-	o.Port, o.Ports, o.Count, o.Rate = cmp.Or(o.Port, probe.Port), cmp.Or(o.Ports, 256), cmp.Or(o.Count, 5), cmp.Or(o.Rate, 1000)
+	o.Port, o.Ports, o.Count, o.Rate = cmp.Or(o.Port, probe.Port), cmp.Or(o.Ports, 256), cmp.Or(o.Count, 10), cmp.Or(o.Rate, 1000)
 	p := &prober{
 		s: s, o: o, hosts: map[string]*probing{}, byLeaf: map[string][]pathplan.HostPort{}, leaves: s.o.Fabric.Leaves,
 		leaf: map[string]bool{}, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), alone: map[string]bool{}, bad: map[pathplan.Link]*badLink{}, found: map[pathplan.Link]int{}, cleared: map[pathplan.Link]time.Time{}, sent: map[pathplan.Link]uint64{}, lost: map[pathplan.Link]uint64{},
@@ -104,7 +105,7 @@ func (s *Server) Probe(g planpb.Planner_ProbeServer) error {
 		return err
 	}
 	node := first.GetHello().GetNode()
-	if err := s.who(g.Context(), first.GetHello(), true); err != nil {
+	if err := s.who(g.Context(), first.GetHello(), hostProber); err != nil {
 		return err
 	}
 	h := &probing{out: make(chan *planpb.Task, maxTasks), asked: map[uint64]pair{}}

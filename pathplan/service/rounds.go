@@ -18,7 +18,7 @@ import (
 const maxFocus = 3
 
 // focusedTimes is how many times as many probes each port of a way gets that is looked at closely.
-const focusedTimes = 6
+const focusedTimes = 3
 
 func (p *prober) round(now time.Time) {
 	for _, h := range p.hosts {
@@ -64,8 +64,10 @@ func (p *prober) some(leaf string, most int) (out []pathplan.HostPort) {
 // focus looks closely at links that may be bad, or, now and then, are well again.
 func (p *prober) focus(now time.Time) {
 	var known []pathplan.Link
-	for l := range p.bad {
-		known = append(known, l)
+	if p.rounds++; p.rounds%slowLooks == 0 {
+		for l := range p.bad {
+			known = append(known, l)
+		}
 	}
 	look := slices.Concat(p.inAnyOrder(p.unsure), p.inAnyOrder(known))
 	spines := map[string]bool{}

@@ -41,6 +41,8 @@ type SeenLink struct {
 type carried struct {
 	rate uint64 // bytes a second
 	at   time.Time
+	slow bool      // against the connection's fastest lane
+	bad  time.Time // when its sender last said that it stalls, or loses
 }
 
 // loadFor is for how long a sender's word on its lanes counts.
@@ -56,9 +58,54 @@ func (st *stream) carries(now time.Time, loads []*planpb.Load) {
 		for len(lanes) <= int(l.GetLane()) {
 			lanes = append(lanes, carried{})
 		}
-		lanes[l.GetLane()] = carried{min(l.GetRate(), pathplan.MaxRate/8), now}
+		c := &lanes[l.GetLane()]
+		c.rate, c.at = min(l.GetRate(), pathplan.MaxRate/8), now
 		st.loads[l.GetConn()] = lanes
 	}
+}
+
+const (
+	// slowFrom is the part of its connection's fastest lane that a slow lane carries less than,
+	// and slowUntil the one that it carries more than when it is slow no more. Senders give
+	// each lane as much as it takes, so that a lane's rate is its path's.
+	slowFrom, slowUntil = 0.7, 0.85
+	// busyFrom is the part of a link's rate from which on a connection's fastest lane tells
+	// anything of paths.
+	busyFrom = 0.02
+	// badFor is for how long a sender's word that a lane is bad stands against its rate.
+	badFor = 2 * time.Second
+)
+
+// compared is which lanes of connections the network slows, by what they carry: of all that
+// are told of, since a link is blamed only where most others are well.
+func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out []pathplan.LaneSignal) {
+	done := map[string]bool{}
+	for _, l := range loads {
+		lanes := st.loads[l.GetConn()]
+		if done[l.GetConn()] || len(lanes) < 2 {
+			continue
+		}
+		done[l.GetConn()] = true
+		best := uint64(0)
+		for _, c := range lanes {
+			if now.Sub(c.at) < loadFor {
+				best = max(best, c.rate)
+			}
+		}
+		if 8*float64(best) < busyFrom*float64(s.slowest) {
+			continue
+		}
+		for i := range lanes {
+			c := &lanes[i]
+			if now.Sub(c.at) >= loadFor {
+				continue
+			}
+			part := float64(c.rate) / float64(best)
+			c.slow = part < slowFrom || c.slow && part < slowUntil
+			out = append(out, pathplan.LaneSignal{Conn: st.id(l.GetConn()), Lane: i, Congested: c.slow || now.Sub(c.bad) < badFor})
+		}
+	}
+	return out
 }
 
 // Snapshot returns what the planner knows now.

@@ -71,6 +71,7 @@ type Server struct {
 	streams int
 	version uint64
 	probing *prober
+	slowest int64 // rate of the slowest link
 	moved   map[pathplan.Reason]uint64
 
 	state      *statedir.Dir // nil for none
@@ -124,6 +125,11 @@ func New(o Options) (*Server, error) {
 	ln = crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false)
 	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
+	for i, l := range o.Fabric.Topology.Links {
+		if i == 0 || l.Rate < s.slowest {
+			s.slowest = l.Rate
+		}
+	}
 	if o.StateDir != "" {
 		if err := s.restore(o.StateDir); err != nil {
 			ln.Close()
@@ -181,6 +187,7 @@ func (s *Server) tick(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.planner.Expire(now)
+	s.planner.Observe(now, nil, nil) // what was measured wears off, whoever is silent
 	s.probing.judge(now)
 	moved := map[pathplan.ConnID]bool{}
 	moves := s.planner.Rebalance(now, s.o.Moves)
@@ -236,15 +243,24 @@ func (s *Server) assigned(id pathplan.ConnID, as []pathplan.Assignment, err erro
 	return a
 }
 
+// caller is as what somebody calls.
+type caller int
+
+const (
+	process caller = iota // of a job, that plans
+	hostProber
+	jobMaster
+)
+
 // who says whose a stream is, by its certificate; without certificates by its own word.
-func (s *Server) who(ctx context.Context, h *planpb.Hello, prober bool) error {
+func (s *Server) who(ctx context.Context, h *planpb.Hello, as caller) error {
 	if h.GetVersion() != version {
 		return status.Errorf(codes.FailedPrecondition, "version %d, this planner speaks %d", h.GetVersion(), version)
 	}
 	if err := wire.CheckNode(h.GetNode()); err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	if !prober {
+	if as != hostProber {
 		if err := wire.CheckJob(h.GetJob()); err != nil {
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
@@ -257,9 +273,11 @@ func (s *Server) who(ctx context.Context, h *planpb.Hello, prober bool) error {
 			return nil
 		}
 		err = wire.PeerPresent(ctx)
-	case prober && (id.Role != wire.RoleAgent || id.Node != h.GetNode() || id.Jobs != nil):
+	case as == jobMaster:
+		err = id.Master(h.GetJob())
+	case as == hostProber && (id.Role != wire.RoleAgent || id.Node != h.GetNode() || id.Jobs != nil):
 		err = fmt.Errorf("%w: %s does not probe for node %s", wire.ErrIdentity, id, h.GetNode())
-	case !prober:
+	case as == process:
 		err = id.Agent(h.GetNode(), h.GetJob())
 	}
 	if err != nil {
@@ -276,7 +294,7 @@ func (s *Server) Plan(g planpb.Planner_PlanServer) error {
 		return err
 	}
 	h := first.GetHello()
-	if err := s.who(g.Context(), h, false); err != nil {
+	if err := s.who(g.Context(), h, process); err != nil {
 		return err
 	}
 	st := &stream{tenant: h.GetJob(), job: h.GetJob(), node: h.GetNode(), out: make(chan *planpb.Paths, outgoing), conns: map[string]bool{}, loads: map[string][]carried{}}
@@ -433,10 +451,13 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 		st.send(out)
 	}
 	st.carries(now, m.GetLoads())
-	var signals []pathplan.LaneSignal
+	signals := s.compared(now, st, m.GetLoads())
 	for _, g := range m.GetSignals() {
 		if !st.conns[g.GetConn()] || g.GetLane() >= pathplan.MaxLanes {
 			continue
+		}
+		if lanes := st.loads[g.GetConn()]; int(g.GetLane()) < len(lanes) {
+			lanes[g.GetLane()].bad = now
 		}
 		signals = append(signals, pathplan.LaneSignal{Conn: st.id(g.GetConn()), Lane: int(g.GetLane()), Congested: g.GetCongested() || g.GetNowhere()})
 	}

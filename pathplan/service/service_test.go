@@ -24,18 +24,7 @@ import (
 )
 
 // testFabric is two pods of two hosts, two spines.
-func testFabric() (f Fabric) {
-	f.Topology = pathplan.Clos(pathplan.ClosShape{Hosts: 4, NICs: 1, Groups: 2, LeafPairs: 1, Spines: 2, PortRate: 1e9, LinkRate: 1e9})
-	for i := range f.Ports {
-		var h int
-		fmt.Sscanf(f.Ports[i].Host, "host%d", &h)
-		f.Ports[i].Addr = fmt.Sprintf("10.3.%d.1", h)
-	}
-	for i, l := range f.Topology.Links {
-		f.Interfaces = append(f.Interfaces, Interface{Link: l.Link, Addr: netip.AddrFrom4([4]byte{10, 200, byte(i >> 8), byte(i)})})
-	}
-	return f
-}
+func testFabric() Fabric { return newFabric(2, 2, 2) }
 
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 

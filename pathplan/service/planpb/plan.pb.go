@@ -84,6 +84,58 @@ func (x *Hello) GetJob() string {
 	return ""
 }
 
+type WhereRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Hello         *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
+	Conns         []string               `protobuf:"bytes,2,rep,name=conns,proto3" json:"conns,omitempty"` // at most 64
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhereRequest) Reset() {
+	*x = WhereRequest{}
+	mi := &file_plan_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhereRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhereRequest) ProtoMessage() {}
+
+func (x *WhereRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_plan_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhereRequest.ProtoReflect.Descriptor instead.
+func (*WhereRequest) Descriptor() ([]byte, []int) {
+	return file_plan_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *WhereRequest) GetHello() *Hello {
+	if x != nil {
+		return x.Hello
+	}
+	return nil
+}
+
+func (x *WhereRequest) GetConns() []string {
+	if x != nil {
+		return x.Conns
+	}
+	return nil
+}
+
 type Need struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hello         *Hello                 `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
@@ -97,7 +149,7 @@ type Need struct {
 
 func (x *Need) Reset() {
 	*x = Need{}
-	mi := &file_plan_proto_msgTypes[1]
+	mi := &file_plan_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -109,7 +161,7 @@ func (x *Need) String() string {
 func (*Need) ProtoMessage() {}
 
 func (x *Need) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[1]
+	mi := &file_plan_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -122,7 +174,7 @@ func (x *Need) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Need.ProtoReflect.Descriptor instead.
 func (*Need) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{1}
+	return file_plan_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Need) GetHello() *Hello {
@@ -173,7 +225,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_plan_proto_msgTypes[2]
+	mi := &file_plan_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -185,7 +237,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[2]
+	mi := &file_plan_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -198,7 +250,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{2}
+	return file_plan_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Request) GetConn() string {
@@ -242,7 +294,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_plan_proto_msgTypes[3]
+	mi := &file_plan_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -254,7 +306,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[3]
+	mi := &file_plan_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -267,7 +319,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{3}
+	return file_plan_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Signal) GetConn() string {
@@ -310,7 +362,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_plan_proto_msgTypes[4]
+	mi := &file_plan_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -322,7 +374,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[4]
+	mi := &file_plan_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -335,7 +387,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{4}
+	return file_plan_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Load) GetConn() string {
@@ -368,7 +420,7 @@ type Paths struct {
 
 func (x *Paths) Reset() {
 	*x = Paths{}
-	mi := &file_plan_proto_msgTypes[5]
+	mi := &file_plan_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +432,7 @@ func (x *Paths) String() string {
 func (*Paths) ProtoMessage() {}
 
 func (x *Paths) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[5]
+	mi := &file_plan_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +445,7 @@ func (x *Paths) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Paths.ProtoReflect.Descriptor instead.
 func (*Paths) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{5}
+	return file_plan_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Paths) GetAssigned() []*Assigned {
@@ -415,7 +467,7 @@ type Assigned struct {
 
 func (x *Assigned) Reset() {
 	*x = Assigned{}
-	mi := &file_plan_proto_msgTypes[6]
+	mi := &file_plan_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +479,7 @@ func (x *Assigned) String() string {
 func (*Assigned) ProtoMessage() {}
 
 func (x *Assigned) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[6]
+	mi := &file_plan_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +492,7 @@ func (x *Assigned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assigned.ProtoReflect.Descriptor instead.
 func (*Assigned) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{6}
+	return file_plan_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Assigned) GetConn() string {
@@ -484,7 +536,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_plan_proto_msgTypes[7]
+	mi := &file_plan_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +548,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[7]
+	mi := &file_plan_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +561,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{7}
+	return file_plan_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Lane) GetName() string {
@@ -550,7 +602,7 @@ type ProbeUp struct {
 
 func (x *ProbeUp) Reset() {
 	*x = ProbeUp{}
-	mi := &file_plan_proto_msgTypes[8]
+	mi := &file_plan_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -562,7 +614,7 @@ func (x *ProbeUp) String() string {
 func (*ProbeUp) ProtoMessage() {}
 
 func (x *ProbeUp) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[8]
+	mi := &file_plan_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -575,7 +627,7 @@ func (x *ProbeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeUp.ProtoReflect.Descriptor instead.
 func (*ProbeUp) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{8}
+	return file_plan_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProbeUp) GetHello() *Hello {
@@ -608,7 +660,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_plan_proto_msgTypes[9]
+	mi := &file_plan_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +672,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[9]
+	mi := &file_plan_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +685,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{9}
+	return file_plan_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Task) GetId() uint64 {
@@ -698,7 +750,7 @@ type Result struct {
 
 func (x *Result) Reset() {
 	*x = Result{}
-	mi := &file_plan_proto_msgTypes[10]
+	mi := &file_plan_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +762,7 @@ func (x *Result) String() string {
 func (*Result) ProtoMessage() {}
 
 func (x *Result) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[10]
+	mi := &file_plan_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +775,7 @@ func (x *Result) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Result.ProtoReflect.Descriptor instead.
 func (*Result) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{10}
+	return file_plan_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Result) GetId() uint64 {
@@ -781,7 +833,7 @@ type Way struct {
 
 func (x *Way) Reset() {
 	*x = Way{}
-	mi := &file_plan_proto_msgTypes[11]
+	mi := &file_plan_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +845,7 @@ func (x *Way) String() string {
 func (*Way) ProtoMessage() {}
 
 func (x *Way) ProtoReflect() protoreflect.Message {
-	mi := &file_plan_proto_msgTypes[11]
+	mi := &file_plan_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +858,7 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Way.ProtoReflect.Descriptor instead.
 func (*Way) Descriptor() ([]byte, []int) {
-	return file_plan_proto_rawDescGZIP(), []int{11}
+	return file_plan_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Way) GetSpine() string {
@@ -874,7 +926,10 @@ const file_plan_proto_rawDesc = "" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x10\n" +
-	"\x03job\x18\x03 \x01(\tR\x03job\"\xf8\x01\n" +
+	"\x03job\x18\x03 \x01(\tR\x03job\"W\n" +
+	"\fWhereRequest\x121\n" +
+	"\x05hello\x18\x01 \x01(\v2\x1b.lockstep.pathplan.v1.HelloR\x05hello\x12\x14\n" +
+	"\x05conns\x18\x02 \x03(\tR\x05conns\"\xf8\x01\n" +
 	"\x04Need\x121\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1b.lockstep.pathplan.v1.HelloR\x05hello\x129\n" +
 	"\brequests\x18\x02 \x03(\v2\x1d.lockstep.pathplan.v1.RequestR\brequests\x12\x18\n" +
@@ -932,10 +987,11 @@ const file_plan_proto_rawDesc = "" +
 	"\x04lost\x18\x05 \x01(\rR\x04lost\x12\x15\n" +
 	"\x06rtt_ns\x18\x06 \x01(\x04R\x05rttNs\x12\x1a\n" +
 	"\bretraced\x18\a \x01(\rR\bretraced\x12\x18\n" +
-	"\areached\x18\b \x01(\rR\areached2\x96\x01\n" +
+	"\areached\x18\b \x01(\rR\areached2\xe0\x01\n" +
 	"\aPlanner\x12C\n" +
 	"\x04Plan\x12\x1a.lockstep.pathplan.v1.Need\x1a\x1b.lockstep.pathplan.v1.Paths(\x010\x01\x12F\n" +
-	"\x05Probe\x12\x1d.lockstep.pathplan.v1.ProbeUp\x1a\x1a.lockstep.pathplan.v1.Task(\x010\x01B:Z8github.com/lockstep-ccl/lockstep/pathplan/service/planpbb\x06proto3"
+	"\x05Probe\x12\x1d.lockstep.pathplan.v1.ProbeUp\x1a\x1a.lockstep.pathplan.v1.Task(\x010\x01\x12H\n" +
+	"\x05Where\x12\".lockstep.pathplan.v1.WhereRequest\x1a\x1b.lockstep.pathplan.v1.PathsB:Z8github.com/lockstep-ccl/lockstep/pathplan/service/planpbb\x06proto3"
 
 var (
 	file_plan_proto_rawDescOnce sync.Once
@@ -949,40 +1005,44 @@ func file_plan_proto_rawDescGZIP() []byte {
 	return file_plan_proto_rawDescData
 }
 
-var file_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_plan_proto_goTypes = []any{
-	(*Hello)(nil),    // 0: lockstep.pathplan.v1.Hello
-	(*Need)(nil),     // 1: lockstep.pathplan.v1.Need
-	(*Request)(nil),  // 2: lockstep.pathplan.v1.Request
-	(*Signal)(nil),   // 3: lockstep.pathplan.v1.Signal
-	(*Load)(nil),     // 4: lockstep.pathplan.v1.Load
-	(*Paths)(nil),    // 5: lockstep.pathplan.v1.Paths
-	(*Assigned)(nil), // 6: lockstep.pathplan.v1.Assigned
-	(*Lane)(nil),     // 7: lockstep.pathplan.v1.Lane
-	(*ProbeUp)(nil),  // 8: lockstep.pathplan.v1.ProbeUp
-	(*Task)(nil),     // 9: lockstep.pathplan.v1.Task
-	(*Result)(nil),   // 10: lockstep.pathplan.v1.Result
-	(*Way)(nil),      // 11: lockstep.pathplan.v1.Way
+	(*Hello)(nil),        // 0: lockstep.pathplan.v1.Hello
+	(*WhereRequest)(nil), // 1: lockstep.pathplan.v1.WhereRequest
+	(*Need)(nil),         // 2: lockstep.pathplan.v1.Need
+	(*Request)(nil),      // 3: lockstep.pathplan.v1.Request
+	(*Signal)(nil),       // 4: lockstep.pathplan.v1.Signal
+	(*Load)(nil),         // 5: lockstep.pathplan.v1.Load
+	(*Paths)(nil),        // 6: lockstep.pathplan.v1.Paths
+	(*Assigned)(nil),     // 7: lockstep.pathplan.v1.Assigned
+	(*Lane)(nil),         // 8: lockstep.pathplan.v1.Lane
+	(*ProbeUp)(nil),      // 9: lockstep.pathplan.v1.ProbeUp
+	(*Task)(nil),         // 10: lockstep.pathplan.v1.Task
+	(*Result)(nil),       // 11: lockstep.pathplan.v1.Result
+	(*Way)(nil),          // 12: lockstep.pathplan.v1.Way
 }
 var file_plan_proto_depIdxs = []int32{
-	0,  // 0: lockstep.pathplan.v1.Need.hello:type_name -> lockstep.pathplan.v1.Hello
-	2,  // 1: lockstep.pathplan.v1.Need.requests:type_name -> lockstep.pathplan.v1.Request
-	3,  // 2: lockstep.pathplan.v1.Need.signals:type_name -> lockstep.pathplan.v1.Signal
-	4,  // 3: lockstep.pathplan.v1.Need.loads:type_name -> lockstep.pathplan.v1.Load
-	6,  // 4: lockstep.pathplan.v1.Paths.assigned:type_name -> lockstep.pathplan.v1.Assigned
-	7,  // 5: lockstep.pathplan.v1.Assigned.lanes:type_name -> lockstep.pathplan.v1.Lane
-	0,  // 6: lockstep.pathplan.v1.ProbeUp.hello:type_name -> lockstep.pathplan.v1.Hello
-	10, // 7: lockstep.pathplan.v1.ProbeUp.result:type_name -> lockstep.pathplan.v1.Result
-	11, // 8: lockstep.pathplan.v1.Result.ways:type_name -> lockstep.pathplan.v1.Way
-	1,  // 9: lockstep.pathplan.v1.Planner.Plan:input_type -> lockstep.pathplan.v1.Need
-	8,  // 10: lockstep.pathplan.v1.Planner.Probe:input_type -> lockstep.pathplan.v1.ProbeUp
-	5,  // 11: lockstep.pathplan.v1.Planner.Plan:output_type -> lockstep.pathplan.v1.Paths
-	9,  // 12: lockstep.pathplan.v1.Planner.Probe:output_type -> lockstep.pathplan.v1.Task
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	0,  // 0: lockstep.pathplan.v1.WhereRequest.hello:type_name -> lockstep.pathplan.v1.Hello
+	0,  // 1: lockstep.pathplan.v1.Need.hello:type_name -> lockstep.pathplan.v1.Hello
+	3,  // 2: lockstep.pathplan.v1.Need.requests:type_name -> lockstep.pathplan.v1.Request
+	4,  // 3: lockstep.pathplan.v1.Need.signals:type_name -> lockstep.pathplan.v1.Signal
+	5,  // 4: lockstep.pathplan.v1.Need.loads:type_name -> lockstep.pathplan.v1.Load
+	7,  // 5: lockstep.pathplan.v1.Paths.assigned:type_name -> lockstep.pathplan.v1.Assigned
+	8,  // 6: lockstep.pathplan.v1.Assigned.lanes:type_name -> lockstep.pathplan.v1.Lane
+	0,  // 7: lockstep.pathplan.v1.ProbeUp.hello:type_name -> lockstep.pathplan.v1.Hello
+	11, // 8: lockstep.pathplan.v1.ProbeUp.result:type_name -> lockstep.pathplan.v1.Result
+	12, // 9: lockstep.pathplan.v1.Result.ways:type_name -> lockstep.pathplan.v1.Way
+	2,  // 10: lockstep.pathplan.v1.Planner.Plan:input_type -> lockstep.pathplan.v1.Need
+	9,  // 11: lockstep.pathplan.v1.Planner.Probe:input_type -> lockstep.pathplan.v1.ProbeUp
+	1,  // 12: lockstep.pathplan.v1.Planner.Where:input_type -> lockstep.pathplan.v1.WhereRequest
+	6,  // 13: lockstep.pathplan.v1.Planner.Plan:output_type -> lockstep.pathplan.v1.Paths
+	10, // 14: lockstep.pathplan.v1.Planner.Probe:output_type -> lockstep.pathplan.v1.Task
+	6,  // 15: lockstep.pathplan.v1.Planner.Where:output_type -> lockstep.pathplan.v1.Paths
+	13, // [13:16] is the sub-list for method output_type
+	10, // [10:13] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_plan_proto_init() }
@@ -996,7 +1056,7 @@ func file_plan_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_plan_proto_rawDesc), len(file_plan_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

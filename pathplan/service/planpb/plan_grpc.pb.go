@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Planner_Plan_FullMethodName  = "/lockstep.pathplan.v1.Planner/Plan"
 	Planner_Probe_FullMethodName = "/lockstep.pathplan.v1.Planner/Probe"
+	Planner_Where_FullMethodName = "/lockstep.pathplan.v1.Planner/Where"
 )
 
 // PlannerClient is the client API for Planner service.
@@ -34,6 +35,8 @@ type PlannerClient interface {
 	Plan(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Need, Paths], error)
 	// Probe is a host's prober: tasks come down, what became of them goes up.
 	Probe(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ProbeUp, Task], error)
+	// Where is a job's master's: over which paths some of its connections go.
+	Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*Paths, error)
 }
 
 type plannerClient struct {
@@ -70,6 +73,16 @@ func (c *plannerClient) Probe(ctx context.Context, opts ...grpc.CallOption) (grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Planner_ProbeClient = grpc.BidiStreamingClient[ProbeUp, Task]
 
+func (c *plannerClient) Where(ctx context.Context, in *WhereRequest, opts ...grpc.CallOption) (*Paths, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Paths)
+	err := c.cc.Invoke(ctx, Planner_Where_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PlannerServer is the server API for Planner service.
 // All implementations must embed UnimplementedPlannerServer
 // for forward compatibility.
@@ -79,6 +92,8 @@ type PlannerServer interface {
 	Plan(grpc.BidiStreamingServer[Need, Paths]) error
 	// Probe is a host's prober: tasks come down, what became of them goes up.
 	Probe(grpc.BidiStreamingServer[ProbeUp, Task]) error
+	// Where is a job's master's: over which paths some of its connections go.
+	Where(context.Context, *WhereRequest) (*Paths, error)
 	mustEmbedUnimplementedPlannerServer()
 }
 
@@ -94,6 +109,9 @@ func (UnimplementedPlannerServer) Plan(grpc.BidiStreamingServer[Need, Paths]) er
 }
 func (UnimplementedPlannerServer) Probe(grpc.BidiStreamingServer[ProbeUp, Task]) error {
 	return status.Error(codes.Unimplemented, "method Probe not implemented")
+}
+func (UnimplementedPlannerServer) Where(context.Context, *WhereRequest) (*Paths, error) {
+	return nil, status.Error(codes.Unimplemented, "method Where not implemented")
 }
 func (UnimplementedPlannerServer) mustEmbedUnimplementedPlannerServer() {}
 func (UnimplementedPlannerServer) testEmbeddedByValue()                 {}
@@ -130,13 +148,36 @@ func _Planner_Probe_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Planner_ProbeServer = grpc.BidiStreamingServer[ProbeUp, Task]
 
+func _Planner_Where_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WhereRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlannerServer).Where(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Planner_Where_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlannerServer).Where(ctx, req.(*WhereRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Planner_ServiceDesc is the grpc.ServiceDesc for Planner service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
 var Planner_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "lockstep.pathplan.v1.Planner",
 	HandlerType: (*PlannerServer)(nil),
-	Methods:     []grpc.MethodDesc{},
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Where",
+			Handler:    _Planner_Where_Handler,
+		},
+	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "Plan",

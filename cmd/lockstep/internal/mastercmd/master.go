@@ -17,6 +17,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
+	"github.com/lockstep-ccl/lockstep/pathplan/service"
 )
 
 // Cmd is the command line.
@@ -26,6 +27,7 @@ type Cmd struct {
 	InsecureAgents bool          `help:"Let anybody who reaches --listen report faults of the job, without TLS: whoever can, can have it restarted."`
 	StateDir       string        `type:"path" placeholder:"DIR" help:"Keep open incidents here, so that they outlive the master, and the evidence, for lockstep diagnose (default: in memory only, and no evidence)."`
 	Patience       time.Duration `default:"3s" help:"Silence after which an agent is lost."`
+	Planner        string        `placeholder:"HOST:PORT" help:"Ask this planner over which links the connections go that verdicts are about (default: nobody is asked)."`
 	Record         Record        `embed:"" prefix:"record."`
 	TLS            flags.TLS     `embed:"" prefix:"tls."`
 	Web            flags.Web     `embed:"" set:"listen=:9402"`
@@ -67,8 +69,13 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer traces.Close()
+	paths, where, err := c.paths(log)
+	if err != nil {
+		return err
+	}
 	m, err := master.New(master.Options{
-		Job: c.Job, Listen: c.Listen, TLS: c.TLS.Wire(), Insecure: c.InsecureAgents, StateDir: c.StateDir,
+		Paths: paths,
+		Job:   c.Job, Listen: c.Listen, TLS: c.TLS.Wire(), Insecure: c.InsecureAgents, StateDir: c.StateDir,
 		Diagnosis: diagnosis.DefaultConfig(), Patience: c.Patience, Log: log,
 		Recording: master.Recording{
 			Off: c.Record.Off, Program: buildinfo.Version(), MaxBytes: int64(c.Record.MaxBytes), MaxAge: c.Record.MaxAge,
@@ -105,5 +112,24 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	g.Go(func() error { return m.Run(ctx) })
 	g.Go(func() error { return srv.Run(ctx) })
 	g.Go(func() error { traces.Follow(ctx, m.Snapshot); return nil })
+	if where != nil {
+		g.Go(func() error { where.Run(ctx); return nil })
+	}
 	return g.Wait()
+}
+
+// paths asks the planner where connections go, when there is one.
+func (c *Cmd) paths(log *slog.Logger) (func(comm uint64, rank, peer int) string, *service.Where, error) {
+	if c.Planner == "" {
+		return nil, nil, nil
+	}
+	creds, err := service.Credentials(c.TLS.Wire(), false)
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err := service.NewWhere(service.WhereOptions{Planner: c.Planner, Credentials: creds, Node: "master", Job: c.Job, Log: log})
+	if err != nil {
+		return nil, nil, err
+	}
+	return w.Path, w, nil
 }

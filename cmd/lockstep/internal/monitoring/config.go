@@ -54,6 +54,7 @@ type Prometheus struct {
 	Agents         []string      `yaml:"agents"`
 	Masters        []string      `yaml:"masters"`
 	Remediators    []string      `yaml:"remediators"`
+	Planners       []string      `yaml:"planners"`
 	Alertmanagers  []string      `yaml:"alertmanagers"`
 }
 
@@ -71,7 +72,7 @@ func Default() Config {
 		Alertmanager: Alertmanager{Remediator: "http://127.0.0.1:9410/webhook", TokenFile: "/etc/lockstep/token", RepeatInterval: time.Minute},
 		Prometheus: Prometheus{
 			ScrapeInterval: 5 * time.Second,
-			Agents:         []string{"127.0.0.1:9400"}, Masters: []string{"127.0.0.1:9402"}, Remediators: []string{"127.0.0.1:9410"}, Alertmanagers: []string{"127.0.0.1:9093"},
+			Agents:         []string{"127.0.0.1:9400"}, Masters: []string{"127.0.0.1:9402"}, Remediators: []string{"127.0.0.1:9410"}, Planners: []string{}, Alertmanagers: []string{"127.0.0.1:9093"},
 		},
 	}
 }
@@ -150,7 +151,7 @@ func (c *Config) validate() error {
 	case c.Alertmanager.Remediator != "" && c.Alertmanager.TokenFile == "":
 		return errors.New("alertmanager.token_file: missing: the remediator wants Alertmanager's token")
 	}
-	for name, list := range map[string][]string{"agents": c.Prometheus.Agents, "masters": c.Prometheus.Masters, "remediators": c.Prometheus.Remediators, "alertmanagers": c.Prometheus.Alertmanagers} {
+	for name, list := range map[string][]string{"agents": c.Prometheus.Agents, "masters": c.Prometheus.Masters, "remediators": c.Prometheus.Remediators, "planners": c.Prometheus.Planners, "alertmanagers": c.Prometheus.Alertmanagers} {
 		for _, addr := range list {
 			if _, _, err := net.SplitHostPort(addr); err != nil {
 				return fmt.Errorf("prometheus.%s: %q: want HOST:PORT", name, addr)

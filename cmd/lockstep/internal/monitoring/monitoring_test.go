@@ -125,7 +125,7 @@ func TestSite(t *testing.T) {
 		rulesFile:                           {"team: ml-infra", `https://wiki.example.com/x?page="lockstep"/LockstepGPULost`, "https://grafana.example.com/d/lockstep-gpu", "for: 30s", ">= 10", "> 250.5", `(.+)\\.gpu\\.example\\.com:\\d+`},
 		ruleFile:                            {"namespace: observability", "prometheus: main", "cluster: eu-1"},
 		alertmanagerFile:                    {"https://remediator.lockstep.svc:9410/webhook", "credentials_file: /etc/alertmanager/secrets/lockstep/token", "repeat_interval: 2m"},
-		prometheusFile:                      {"n2.gpu.example.com:9400", "am-1:9093", "scrape_interval: 15s"},
+		prometheusFile:                      {"lockstep-planner", "planner.fabric.example.com:9412", "n2.gpu.example.com:9400", "am-1:9093", "scrape_interval: 15s"},
 		"dashboards/lockstep-gpu.json":      {`"on call"`, `https://wiki.example.com/x?page=\"lockstep\"/LockstepGPULost"`},
 		"dashboards-configmaps.yaml":        {"k8s-sidecar-target-directory: /tmp/dashboards/training", `grafana_dashboard: "1"`},
 		"dashboards-provider.yaml":          {"folder: Training"},

@@ -82,7 +82,7 @@ func (c Config) prometheus() object {
 	for _, s := range []struct {
 		job     string
 		targets []string
-	}{{"lockstep-agent", p.Agents}, {"lockstep-master", p.Masters}, {"lockstep-remediator", p.Remediators}} {
+	}{{"lockstep-agent", p.Agents}, {"lockstep-master", p.Masters}, {"lockstep-remediator", p.Remediators}, {"lockstep-planner", p.Planners}} {
 		if len(s.targets) > 0 {
 			scrapes = append(scrapes, object{"job_name": s.job, "static_configs": []object{{"targets": s.targets}}})
 		}

@@ -1,0 +1,98 @@
+package service
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/pathplan"
+	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
+)
+
+// TestSlowLanes: a link whose lanes carry less than their connections' paths is taken for
+// slower than it is, and left by some; where all are alike none is.
+func TestSlowLanes(t *testing.T) {
+	n := newFabric(4, 4, 4)
+	var paths int // paths that were changed: shares go with what is measured
+	s, err := New(Options{Fabric: n, Listen: "127.0.0.1:0", Log: quiet, Plan: pathplan.Options{Hold: time.Second}, Decided: func(d Decision) {
+		for _, m := range d.Moves {
+			if m.From != m.Path {
+				paths++
+			}
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	st := &stream{tenant: "a", job: "a", out: make(chan *planpb.Paths, 10000), conns: map[string]bool{}, loads: map[string][]carried{}}
+	need := &planpb.Need{}
+	for h := range 16 {
+		r := request(fmt.Sprint(h), fmt.Sprintf("10.3.%d.1", h), fmt.Sprintf("10.3.%d.1", (h+4)%16))
+		r.Lanes = 4
+		need.Requests = append(need.Requests, r)
+	}
+	if err := s.take(st, need); err != nil {
+		t.Fatal(err)
+	}
+	slow := s.Assignments("a")[0].Path.Up
+	lanes := func() (on int) {
+		for _, a := range s.Assignments("a") {
+			if a.Path.Up == slow {
+				on++
+			}
+		}
+		return on
+	}
+	// run has all lanes carry what they get, each second, and counts what is moved.
+	now := time.Now()
+	run := func(seconds int, rate func(p pathplan.Path) uint64) (moved int) {
+		before := paths
+		for range seconds {
+			now = now.Add(time.Second)
+			m := &planpb.Need{}
+			for _, a := range s.Assignments("a") {
+				m.Loads = append(m.Loads, &planpb.Load{Conn: a.Conn.Conn, Lane: uint32(a.Lane), Rate: rate(a.Path)})
+			}
+			s.mu.Lock()
+			st.carries(now, m.Loads)
+			if signals := s.compared(now, st, m.Loads); len(signals) > 0 {
+				s.planner.Observe(now, nil, signals)
+			}
+			if err := s.planner.Renew(now, "a", "a"); err != nil {
+				t.Fatal(err)
+			}
+			s.mu.Unlock()
+			s.tick(now)
+		}
+		return paths - before
+	}
+	const full = uint64(1e9 / 8 / 4)
+	was := lanes()
+	if moved := run(20, func(pathplan.Path) uint64 { return full }); moved > 0 {
+		t.Errorf("all carry the same, and %d lanes are moved", moved)
+	}
+	if moved := run(20, func(pathplan.Path) uint64 { return full / 3 }); moved > 0 {
+		t.Errorf("all carry less, and %d lanes are moved", moved)
+	}
+	half := func(p pathplan.Path) uint64 {
+		if p.Up == slow {
+			return full / 2 * uint64(was) / uint64(max(1, lanes())) // the link has half of its rate
+		}
+		return full
+	}
+	run(30, half)
+	if is := lanes(); is >= was || is == 0 {
+		t.Errorf("a link of half its rate had %d lanes, and has %d", was, is)
+	}
+	// It does not go to and fro: in ten minutes the link is tried a few times.
+	if moved := run(600, half); moved > 24 {
+		t.Errorf("%d moves in ten minutes", moved)
+	} else {
+		t.Logf("%d lanes, then %d; %d moves in ten minutes", was, lanes(), moved)
+	}
+	run(1800, func(pathplan.Path) uint64 { return full })
+	if is := lanes(); is != was {
+		t.Errorf("the link is well again, and has %d lanes of %d", is, was)
+	}
+}
