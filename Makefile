@@ -67,8 +67,9 @@ $(NFPM):
 	cd tools/nfpm && $(GO) build -o $(NFPM) github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 .PHONY: test-page
-test-page: ## the status page in a real Chromium (Debian: chromium); ARGS=-images writes docs/images anew
+test-page: ## the status page in a real Chromium (Debian: chromium), also beside the demo's faults; ARGS=-images writes docs/images and docs/demo.md anew
 	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 20m -run 'Page|Links' -v ./exporters/web $(if $(ARGS),-args $(ARGS))
+	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 30m -run TestPageBeside -v ./cmd/lockstep $(if $(ARGS),-args $(ARGS))
 
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests

@@ -51,7 +51,7 @@
     if (!document.hidden) {
       let text = "";
       try {
-        const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(10000) });
+        const answer = await fetch(location.origin + location.pathname + location.search, { cache: "no-store", signal: AbortSignal.timeout(10000) });
         if (answer.ok) text = await answer.text();
       } catch { /* said below */ }
       if (text) {

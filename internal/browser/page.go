@@ -15,6 +15,8 @@ type Page struct {
 	mu       sync.Mutex
 	loaded   chan struct{}
 	problems []string
+	user     string // SignIn's
+	password string
 }
 
 // View is how a page is looked at.
@@ -121,6 +123,23 @@ func (p *Page) Eval(expression string, v any) error {
 		return nil
 	}
 	return json.Unmarshal(r.Result.Value, v)
+}
+
+// SignIn has the page do what a person does who knows the server: go on past a certificate that no public
+// authority has signed, and fill in the dialog that asks for user and password.
+func (p *Page) SignIn(user, password string) error {
+	p.mu.Lock()
+	p.user, p.password = user, password
+	p.mu.Unlock()
+	if err := p.do("Security.setIgnoreCertificateErrors", map[string]any{"ignore": true}); err != nil {
+		return err
+	}
+	return p.do("Fetch.enable", map[string]any{"handleAuthRequests": true})
+}
+
+// Status is the status of the answer that the page was made from.
+func (p *Page) Status() (status int, err error) {
+	return status, p.Eval("performance.getEntriesByType('navigation')[0].responseStatus", &status)
 }
 
 // Press presses a key that has no character: Tab, Enter, ArrowRight.
@@ -249,6 +268,20 @@ func (p *Page) event(method string, params json.RawMessage) {
 		if len(p.problems) < 100 {
 			p.problems = append(p.problems, fmt.Sprintf("%s: %.600s", method, params))
 		}
+	case "Fetch.requestPaused", "Fetch.authRequired":
+		var e struct {
+			ID string `json:"requestId"`
+		}
+		if json.Unmarshal(params, &e) != nil {
+			return
+		}
+		answer := map[string]any{"requestId": e.ID}
+		to := "Fetch.continueRequest"
+		if method == "Fetch.authRequired" {
+			to = "Fetch.continueWithAuth"
+			answer["authChallengeResponse"] = map[string]string{"response": "ProvideCredentials", "username": p.user, "password": p.password}
+		}
+		go func() { _ = p.do(to, answer) }() // the answer comes by who calls this; a page that is gone waits for none
 	case "Network.loadingFailed":
 		if len(p.problems) < 100 {
 			p.problems = append(p.problems, fmt.Sprintf("%s: %.300s", method, params))

@@ -91,7 +91,8 @@ func (c *cluster) signIn(out *printer) {
 	if c.web == nil {
 		return
 	}
-	out.say("  %-14s user %s, password in %s; the certificates are this run's own (%s)", "sign in", c.web.User, c.web.PasswordFile, c.web.CAFile)
+	out.say("  %-14s user %s, password in %s; the certificates are this run's own (%s):", "sign in", c.web.User, c.web.PasswordFile, c.web.CAFile)
+	out.say("  %-14s a browser warns of them once for each port (go on), then asks for user and password", "")
 	out.say("  %-14s curl -K %s %s", "", filepath.Join(c.dir, "web", "curl"), c.web.URL(c.master)+"/api/v1/status")
 	out.say("  %-14s lockstep top --master %s --ca %s --password-file %s", "", fmt.Sprintf("https://%s@%s", c.web.User, c.master), c.web.CAFile, c.web.PasswordFile)
 	out.say("  %-14s lockstep demo --open-web: plain pages, on loopback, without a password", "")
