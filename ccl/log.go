@@ -215,7 +215,7 @@ const (
 	// legBytes is the size from which on an operation's legs are timed, legBytesApart where bytes cross nodes:
 	// what takes long enough for a few looks at the clock to be nothing.
 	legBytes      = 1 << 20
-	legBytesApart = 64 << 10
+	legBytesApart = 8 << 10
 	// legsFrom is how long an operation takes whose legs are recorded, and legCost the time for which it
 	// may have one record, ns: some 50 ns each, so half a percent at most.
 	legsFrom = 100_000
