@@ -271,7 +271,7 @@ func (c *Comm) begin(op *operation, seq uint64) error {
 	x := &c.executor
 	x.op.Signature = c.signature(op)
 	x.op.Send, x.op.Recv, x.op.Divisor = op.send, op.recv, c.size
-	x.op.Parts, x.op.Gate, x.op.Arrivals = nil, nil, c.log.asksEngine(op)
+	x.op.Parts, x.op.Gate, x.op.Arrivals, x.op.Legs = nil, nil, c.log.asksEngine(op), c.log.asksLegs(op)
 	var sched *algo.Schedule
 	switch {
 	case op.proxy != nil:

@@ -1,9 +1,11 @@
 package ccl
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -187,6 +189,9 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 		peer, entered = l.lastEntry(c, op, met)
 		wait = min(max(entered-l.started, 0), took)
 	}
+	if took >= legsFrom {
+		l.writeLegs(c.eng.Legs(), seq, ended, int(took/legCost))
+	}
 	s, r := c.executor.plans.last, &l.whole
 	r.Mono, r.Flags, r.Seq = ended, flags, seq
 	r.Coll, r.DType, r.Op, r.Algo, r.Proto, r.Code = op.coll, op.dtype, op.redop, s.Algo, s.Proto, uint8(result)
@@ -203,6 +208,39 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 		l.flushed = 0
 		l.addSums()
 		c.eng.Flush(now)
+	}
+}
+
+const (
+	// legBytes is the size from which on an operation's legs are timed, legBytesApart where bytes cross nodes:
+	// what takes long enough for a few looks at the clock to be nothing.
+	legBytes      = 1 << 20
+	legBytesApart = 8 << 10
+	// legsFrom is how long an operation takes whose legs are recorded, and legCost the time for which it
+	// may have one record, ns: some 50 ns each, so half a percent at most.
+	legsFrom = 100_000
+	legCost  = 10_000
+)
+
+// asksLegs reports whether what each peer sends is to be timed.
+func (l *log) asksLegs(op *operation) bool {
+	return l.rec != nil && op.coll.Collective() && (op.bytes >= legBytes || l.remote && op.bytes >= legBytesApart)
+}
+
+// writeLegs records what each peer has sent of an operation that has ended, before the operation's own record.
+func (l *log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
+	for i := range legs[:min(len(legs), most)] {
+		g := &legs[i]
+		asked, last := cmp.Or(g.Asked, l.started), cmp.Or(g.Ended, ended)
+		came := max(asked, g.Came)
+		code := record.PhaseReceive
+		if g.Reduce {
+			code = record.PhaseReduce
+		}
+		l.rec.Append(&record.Record{
+			Mono: last, Kind: record.KindPhase, Comm: l.live.Index(), Seq: seq, Code: uint8(code), Index: uint8(i), Peer: g.Peer,
+			Stamp: last, Dur: max(last-came, 0), Wait: came - asked, Stall: g.Stall,
+		})
 	}
 }
 

@@ -313,3 +313,61 @@ func TestNoRoomForARecorder(t *testing.T) {
 		t.Fatalf("recorder %v, %v", cfg.Recorder.Path(), err)
 	}
 }
+
+// TestRecorderTellsPeers: of an operation that takes long the recorder has what each peer sent, by phase: from whom it came,
+// and that a rank had to wait when another was late. The times lie within the operation's.
+func TestRecorderTellsPeers(t *testing.T) {
+	const n, late = 4, 20 * time.Millisecond
+	for _, per := range []int{n, 2} {
+		t.Run(fmt.Sprintf("%d a node", per), func(t *testing.T) {
+			dir := t.TempDir()
+			_, records := recordedIn(t, dir, n, per, func(ctx context.Context, c *ccl.Comm) error {
+				s, x := c.NewStream(), ccl.Of(make([]float32, 1<<19))
+				if c.Rank() == 1 {
+					if err := untilToldOf(ctx, dir, 1); err != nil {
+						return err
+					}
+					time.Sleep(late)
+				}
+				return do(ctx, s, c.AllReduce(s, x, x, ccl.Sum))
+			})
+			for rank, recs := range records {
+				var legs []record.Record
+				for _, r := range recs {
+					switch r.Kind {
+					case record.KindPhase:
+						legs = append(legs, r)
+					case record.KindWhole:
+						checkLegs(t, n, rank, legs, r)
+						legs = nil
+					}
+				}
+			}
+			waited := int64(0)
+			for _, r := range records[0] {
+				if r.Kind == record.KindPhase {
+					waited += r.Wait + r.Stall
+				}
+			}
+			if waited < int64(late/2) {
+				t.Errorf("rank 0 has waited for %v, rank 1 was %v late", time.Duration(waited), late)
+			}
+		})
+	}
+}
+
+// checkLegs checks what peers sent of an AllReduce of n ranks, by its record.
+func checkLegs(t *testing.T, n, rank int, legs []record.Record, op record.Record) {
+	t.Helper()
+	phases := map[record.PhaseCode]bool{}
+	began := op.Mono - op.Dur - 2000 // a length of over 2.1 s is to the microsecond
+	for _, l := range legs {
+		phases[record.PhaseCode(l.Code)] = true
+		if l.Seq != op.Seq || l.Peer < 0 || int(l.Peer) >= n || int(l.Peer) == rank || l.Dur < 0 || l.Wait < 0 || l.Stamp > op.Mono || l.Stamp-l.Dur-l.Wait < began {
+			t.Errorf("rank %d: %+v of %+v", rank, l, op)
+		}
+	}
+	if !phases[record.PhaseReduce] || !phases[record.PhaseReceive] {
+		t.Errorf("rank %d: legs %+v of %+v", rank, legs, op)
+	}
+}

@@ -48,6 +48,10 @@ type Collective struct {
 	// WaitedFor is the last peer to enter, a rank in the communicator, -1 when it is not known.
 	WaitedFor int32
 
+	// Peers is what each peer sent, by phase, where that was timed, else nil. It is the agent's: whoever keeps the
+	// Collective copies it.
+	Peers *Peers
+
 	// Windows that closed abnormally while it ran; at most MaxWindows. Of an open one also those before.
 	Windows  [MaxWindows]Window
 	NWindows int
@@ -69,7 +73,31 @@ type Collective struct {
 const (
 	MaxWindows = 8
 	MaxLinks   = 8
+	MaxPeers   = 16
 )
+
+// Peers are the first MaxPeers legs of a collective.
+type Peers struct {
+	Legs [MaxPeers]Leg
+	N    int
+}
+
+// All are those that there are; none of a nil one.
+func (p *Peers) All() []Leg {
+	if p == nil {
+		return nil
+	}
+	return p.Legs[:p.N]
+}
+
+// Leg is what one peer sent to a rank in one phase of a collective: to be reduced, or as it is. Times are ns.
+type Leg struct {
+	Peer        int32
+	Reduce      bool
+	First, Last int64 // host times of its first bytes and of its last
+	Wait        int64 // before First, since the rank came to it
+	Stall       int64 // of Last-First, when nothing came
+}
 
 // Conn is the identity of a connection. It is not changed once it is made.
 type Conn struct {

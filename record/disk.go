@@ -280,7 +280,8 @@ type bodyPhase struct {
 	peer  int32
 	stamp int64
 	dur   int64
-	_     [8]byte
+	wait  uint32 // spans
+	stall uint32
 }
 
 // bodyConn is the body of KindWindow and KindLink (which uses its first word only).

@@ -279,6 +279,10 @@ const (
 	PhaseNone     PhaseCode = iota
 	PhaseWait               // from start until the last peer that this rank needs had entered
 	PhaseTransfer           // from there to the end
+	// What one peer sent: Peer; Stamp when the last of it had been taken, Dur since the first of it came, Wait before that
+	// since it was asked for, Stall while it did not come on in between, as far as that was noticed.
+	PhaseReduce  // to be reduced
+	PhaseReceive // as it is
 )
 
 // Result is how a collective ended.
@@ -376,7 +380,8 @@ type Record struct {
 	Bytes  uint64   // KindEnqueue, KindWhole: payload bytes by NCCL's convention; KindWindow: bytes in the window
 	Stamp  int64    // KindStart, KindPhase, KindEnd: when it happened, by Clock
 	Dur    int64    // KindEnqueue: from the call to the kernel's launch, 0 when not known; KindPhase: length, ns; KindWhole: from start to end (exact up to 2.1 s, else to the microsecond)
-	Wait   int64    // KindWhole: part of Dur from the start until the last peer that this rank needs had entered; the rest is transfer
+	Wait   int64    // KindWhole: part of Dur from the start until the last peer that this rank needs had entered; the rest is transfer. KindPhase of a peer: before its first bytes came
+	Stall  int64    // KindPhase of a peer: part of Dur in which nothing came
 	Slot   uint32   // KindStart, KindEnd: 1 + index into the stamp table, 0 when none
 	WRs    uint32   // KindWindow: work requests in the window
 	Back   uint32   // KindWindow: largest backlog, work requests

@@ -333,6 +333,7 @@ func (d *diskRecord) decode(ticket uint64, r *Record) {
 		b := (*bodyPhase)(unsafe.Pointer(&d.body))
 		r.Code, r.Index, r.Clock = b.code, b.index, Clock(b.clock)
 		r.Peer, r.Stamp, r.Dur = b.peer, b.stamp, b.dur
+		r.Wait, r.Stall = unpackSpan(b.wait), unpackSpan(b.stall)
 	case KindWindow, KindLink:
 		b := (*bodyConn)(unsafe.Pointer(&d.body))
 		r.Peer, r.Conn, r.Code = b.peer, uint32(b.conn), b.code

@@ -72,6 +72,7 @@ func genRecord(t *rapid.T) record.Record {
 	case record.KindPhase:
 		r.Code, r.Index, r.Clock, r.Peer = b("code"), b("index"), record.Clock(b("clock")), peer.Draw(t, "peer")
 		r.Stamp, r.Dur = i64.Draw(t, "stamp"), i64.Draw(t, "dur")
+		r.Wait, r.Stall = rapid.Int64Range(0, 2_000_000_000).Draw(t, "wait"), rapid.Int64Range(0, 2_000_000_000).Draw(t, "stall")
 	case record.KindWindow, record.KindLink:
 		r.Code, r.Peer, r.Conn = b("code"), peer.Draw(t, "peer"), uint32(rapid.Uint16().Draw(t, "conn"))
 		r.Bytes, r.WRs, r.Back = u64.Draw(t, "bytes"), uint32(rapid.Uint16().Draw(t, "wrs")), uint32(rapid.Uint16().Draw(t, "back"))

@@ -364,6 +364,7 @@ func (w *Writer) Append(r *Record) {
 		b := (*bodyPhase)(unsafe.Pointer(&d.body))
 		b.code, b.index, b.clock = r.Code, r.Index, uint8(r.Clock)
 		b.peer, b.stamp, b.dur = r.Peer, r.Stamp, r.Dur
+		b.wait, b.stall = packSpan(r.Wait), packSpan(r.Stall)
 	case KindWindow, KindLink:
 		b := (*bodyConn)(unsafe.Pointer(&d.body))
 		b.peer, b.conn, b.code = r.Peer, uint16(min(r.Conn, NoConn)), r.Code

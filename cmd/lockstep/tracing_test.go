@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,7 +96,12 @@ func (s *seen) Collective(c *collector.Collective) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.Traced {
-		s.all = append(s.all, *c)
+		k := *c
+		if c.Peers != nil {
+			peers := *c.Peers
+			k.Peers = &peers
+		}
+		s.all = append(s.all, k)
 	}
 }
 
@@ -385,6 +391,41 @@ func (w *traced) windows(t *testing.T) {
 	if found == 0 {
 		t.Error("the trace shows no window")
 	}
+	w.peers(t)
+}
+
+// What the throttled connection brings is waited for, and the receiver's spans say by phase that it is from that peer.
+func (w *traced) peers(t *testing.T) {
+	t.Helper()
+	waited := func(l *collector.Leg) bool { return l.Peer == 1 && l.Last-l.First+l.Wait >= int64(time.Millisecond) }
+	var c collector.Collective
+	becomes(t, "a collective that took long to receive from rank 1", func() (ok bool) {
+		c, ok = w.last(0, func(c *collector.Collective) bool {
+			for _, l := range c.Peers.All() {
+				if c.Comm == "dp0" && waited(&l) {
+					return true
+				}
+			}
+			return false
+		})
+		return ok
+	})
+	spans := w.whole(t, traceID(&c), 1)
+	own := slices.IndexFunc(spans, func(s span) bool {
+		return strings.HasPrefix(s.name, "rank ") && s.number(names.AttrWorldRank) == float64(c.World)
+	})
+	if own < 0 {
+		t.Fatalf("no span of rank %d: %+v", c.World, spans)
+	}
+	for _, l := range c.Peers.All() {
+		name := map[bool]string{true: "reduce", false: "receive"}[l.Reduce]
+		if !slices.ContainsFunc(spans, func(s span) bool {
+			return s.name == name && s.parent == spans[own].id && s.number(names.AttrPeer) == float64(l.Peer) && s.number(names.AttrPeerWait) == float64(l.Wait)/1e9 &&
+				s.start >= spans[own].start && s.end <= spans[own].end
+		}) {
+			t.Errorf("%s of rank %d, %+v, is not in the trace", name, c.World, l)
+		}
+	}
 }
 
 // An incident names a trace that the backend has.
@@ -403,8 +444,40 @@ func (w *traced) incident(t *testing.T) {
 		}
 		return confirmed
 	})
+	w.checkAlerts(t)
 	for _, id := range ids {
 		becomes(t, "the trace "+id+" that an incident names", func() bool { return len(w.b.trace(id)) > 0 })
+	}
+}
+
+// Alerts have their trace from the incident's metric: it has what the incident has.
+func (w *traced) checkAlerts(t *testing.T) {
+	t.Helper()
+	snapshot := w.m.Snapshot()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(prom.NewMaster(func() *collector.MasterSnapshot { return snapshot }, prom.Options{}))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]bool{}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			for _, l := range m.Label {
+				if l.GetName() == names.LabelTraceID && l.GetValue() != "" {
+					told[l.GetValue()] = true
+				}
+			}
+		}
+	}
+	for _, in := range snapshot.Incidents {
+		id := hex.EncodeToString(in.TraceID[:])
+		if in.Closed.IsZero() && in.TraceID != ([16]byte{}) && !told[id] {
+			t.Errorf("no metric has the trace %s of incident %s, only %v", id, in.ID, told)
+		}
+	}
+	for id := range told {
+		becomes(t, "the trace "+id+" that an alert carries", func() bool { return len(w.b.trace(id)) > 0 })
 	}
 }
 

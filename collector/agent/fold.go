@@ -83,6 +83,8 @@ type comm struct {
 
 	touched   [maxTouched]collector.Window // ring of abnormal windows
 	ntouched  int
+	legs      *collector.Peers // of the collective legsOf, whose own record follows; nil before the first
+	legsOf    uint64
 	links     [maxLinks]collector.LinkEvent // ring of changes of paths
 	nlinks    int
 	linksTold int // of them, by a collective that has ended
@@ -182,6 +184,8 @@ func (a *Agent) foldRecord(p *source.Process, r *rank, c *comm, rec *record.Reco
 				o.waitedFor = rec.Peer + 1
 			case record.PhaseTransfer:
 				o.transfer += max(rec.Dur, 0)
+			case record.PhaseReduce, record.PhaseReceive:
+				c.leg(rec)
 			}
 		}
 	case record.KindEnd:
@@ -368,8 +372,28 @@ func (a *Agent) describe(r *rank, c *comm, o *op) *collector.Collective {
 	}
 	if o.started != 0 {
 		c.touching(o, out)
+		if c.legsOf == o.seq && o.ended != 0 {
+			out.Peers = c.legs
+		}
 	}
 	return out
+}
+
+// leg takes in what one peer sent of a collective, whose own record follows.
+func (c *comm) leg(rec *record.Record) {
+	if c.legs == nil {
+		c.legs = new(collector.Peers)
+	}
+	if c.legsOf != rec.Seq {
+		c.legs.N, c.legsOf = 0, rec.Seq
+	}
+	if n := c.legs.N; n < collector.MaxPeers {
+		c.legs.N++
+		c.legs.Legs[n] = collector.Leg{
+			Peer: rec.Peer, Reduce: record.PhaseCode(rec.Code) == record.PhaseReduce,
+			First: rec.Stamp - max(rec.Dur, 0), Last: rec.Stamp, Wait: max(rec.Wait, 0), Stall: min(max(rec.Stall, 0), max(rec.Dur, 0)),
+		}
+	}
 }
 
 // touching fills in what happened to connections while o ran: what finds no room is counted.

@@ -96,6 +96,39 @@ func TestFold(t *testing.T) {
 	}
 }
 
+// What each peer sent stands before a collective's own record, and is of no other.
+func TestFoldPeers(t *testing.T) {
+	s := &collect{}
+	var got []*collector.Peers
+	a := newAgent(t, s, sinkFunc(func(c *collector.Collective) {
+		if c.Peers == nil {
+			got = append(got, nil)
+			return
+		}
+		p := *c.Peers
+		got = append(got, &p)
+	}))
+	p := process()
+	leg := func(seq uint64, code record.PhaseCode, peer int32) record.Record {
+		return record.Record{Kind: record.KindPhase, Seq: seq, Code: uint8(code), Peer: peer, Stamp: 1090, Dur: 40, Wait: 20, Stall: 50}
+	}
+	recs := []record.Record{leg(1, record.PhaseReduce, 0), leg(1, record.PhaseReceive, 2), whole(0, 1, 1000), whole(0, 2, 1100), leg(3, record.PhaseReceive, 3)}
+	for range 2 * collector.MaxPeers {
+		recs = append(recs, leg(4, record.PhaseReceive, 1))
+	}
+	a.fold(p, append(recs, whole(0, 4, 1200)))
+	if len(got) != 3 || got[1] != nil || got[2].N != collector.MaxPeers {
+		t.Fatalf("%d collectives, %v", len(got), got)
+	}
+	want := []collector.Leg{{Peer: 0, Reduce: true, First: 1050, Last: 1090, Wait: 20, Stall: 40}, {Peer: 2, First: 1050, Last: 1090, Wait: 20, Stall: 40}}
+	if !slices.Equal(got[0].All(), want) {
+		t.Errorf("peers %+v\nwant %+v", got[0].All(), want)
+	}
+	if c := s.got[0]; c.Wait != 30 || c.Transfer != 70 || c.WaitedFor != 2 {
+		t.Errorf("its phases are %+v", c)
+	}
+}
+
 // whole is the same collective in one record.
 func whole(comm uint16, seq uint64, t int64) record.Record {
 	return record.Record{

@@ -364,6 +364,8 @@ const (
 	AttrJob          = "ccl.job.name"
 	AttrChannels     = "ccl.channels"
 	AttrPeer         = "ccl.peer"
+	AttrPeerWait     = "ccl.peer.wait"
+	AttrPeerStall    = "ccl.peer.stall"
 	AttrBacklog      = "ccl.window.backlog"
 	AttrCause        = "ccl.window.cause"
 	AttrWRs          = "ccl.window.work_requests"

@@ -54,12 +54,14 @@ type pending struct {
 	operations []taken
 	windows    []collector.Window
 	links      []collector.LinkEvent
+	peers      []collector.Leg
 }
 
 type taken struct {
 	operation
 	fromWindow, toWindow int
 	fromLink, toLink     int
+	fromPeer, toPeer     int
 	history              bool // only the windows go out
 	leftOut              int  // then: windows beside these
 }
@@ -157,7 +159,7 @@ func (e *batchEncoder) batch(p *pending) batch {
 			b.spans++
 			continue
 		}
-		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink])
+		e.groups[g].spans, n = e.operation(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink], p.peers[o.fromPeer:o.toPeer])
 		b.spans += n
 	}
 	for i := range e.groups[:used] {

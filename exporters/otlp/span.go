@@ -23,6 +23,7 @@ type operation struct {
 	realOffset               int64
 	windows                  uint64 // position of the first in the tracer's window ring
 	links                    uint64 // likewise
+	peers                    uint64 // likewise
 	seen                     int64  // when an open one was looked at
 	mapErr, correction       int64
 	clockErr                 int64
@@ -30,7 +31,7 @@ type operation struct {
 	waitedFor                int32
 	ranks                    int32 // of a root: covered by it
 	channels                 uint16
-	nwindows, nlinks         uint8
+	nwindows, nlinks, npeers uint8
 	leftOut                  uint16 // windows and changes that it came without
 	kind                     record.CollKind
 	dtype                    record.DType
@@ -137,6 +138,8 @@ func enum[T interface {
 var (
 	waitName     = appendText(nil, tagName, "wait")
 	transferName = appendText(nil, tagName, "transfer")
+	reduceName   = appendText(nil, tagName, "reduce")
+	receiveName  = appendText(nil, tagName, "receive")
 	historyName  = appendText(nil, tagName, "windows")
 	windowName   = appendText(nil, tagEventName, "window")
 	linkName     = appendText(nil, tagEventName, "link")
@@ -154,6 +157,7 @@ const (
 	childWait     = 1
 	childTransfer = 2
 	childHistory  = 3
+	childPeer     = 16 // and above
 )
 
 // Ranks that stand for spans that are no rank's.
@@ -163,8 +167,8 @@ const (
 )
 
 // operation appends o's spans to b, each as a field of ScopeSpans, and returns
-// how many there were: countSpans(o). windows and links are o's, or fewer when some are gone.
-func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, links []collector.LinkEvent) ([]byte, int) {
+// how many there were: countSpans(o). windows and links are o's, or fewer when some are gone; peers are o's.
+func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, links []collector.LinkEvent, peers []collector.Leg) ([]byte, int) {
 	t := o.track
 	trace := collector.TraceID(t.job, t.id, o.kind, o.seq)
 	first, last := o.interval()
@@ -230,7 +234,22 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		}
 		b = e.end(b, flagSampled|flagParentKnown)
 	}
-	return b, spans
+	for i := range peers {
+		l := &peers[i]
+		name := receiveName
+		if l.Reduce {
+			name = reduceName
+		}
+		from := min(max(unix(l.First-l.Wait, o.realOffset), start), end)
+		e.begin(trace, child(id, childPeer+uint64(i)), id, name, from, max(from, min(unix(l.Last, o.realOffset), end)))
+		e.span = appendInt(e.span, tagAttribute, names.AttrPeer, int64(l.Peer))
+		e.span = appendDouble(e.span, tagAttribute, names.AttrPeerWait, float64(l.Wait)/1e9)
+		if l.Stall > 0 {
+			e.span = appendDouble(e.span, tagAttribute, names.AttrPeerStall, float64(l.Stall)/1e9)
+		}
+		b = e.end(b, flagSampled|flagParentKnown)
+	}
+	return b, spans + len(peers)
 }
 
 // history appends a span below a rank's that has windows of before and during it, of all its
@@ -263,6 +282,9 @@ func (e *encoder) without(events int) {
 
 // countSpans is how many spans operation appends for o.
 func countSpans(o *operation) int {
+	if o.track.rank == rootRank {
+		return 1
+	}
 	n := 1
 	wait, transfer := o.phases()
 	if wait > 0 {
@@ -271,7 +293,7 @@ func countSpans(o *operation) int {
 	if transfer > 0 {
 		n++
 	}
-	return n
+	return n + int(o.npeers)
 }
 
 // timed reports whether any of o's stamps survived.

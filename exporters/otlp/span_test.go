@@ -26,8 +26,18 @@ import (
 // encodeRequest is the whole way from an operation to a request.
 func encodeRequest(o *operation, windows []collector.Window, links ...collector.LinkEvent) ([]byte, int) {
 	var e encoder
-	spans, n := e.operation(nil, o, windows, links)
+	spans, n := e.operation(nil, o, windows, links, peersOf(o))
 	return o.track.resource.appendRequest(nil, spans), n
+}
+
+// peersOf makes up what o's peers sent, times of all kinds among them.
+func peersOf(o *operation) []collector.Leg {
+	legs := make([]collector.Leg, o.npeers)
+	for i := range legs {
+		k := int64(i)
+		legs[i] = collector.Leg{Peer: int32(i), Reduce: i%2 == 0, First: o.started + k*10, Last: o.ended - k, Wait: 10 * k, Stall: k}
+	}
+	return legs
 }
 
 // decode fails the test unless request is a canonical, valid OTLP request.
@@ -230,7 +240,7 @@ func operations() *rapid.Generator[*operation] {
 			algo: record.Algo(rapid.Uint8().Draw(t, "algo")), proto: record.Proto(rapid.Uint8().Draw(t, "proto")), result: record.Result(rapid.Uint8().Draw(t, "result")),
 			late: rapid.Bool().Draw(t, "late"), jobClock: rapid.Bool().Draw(t, "job clock"), replay: rapid.Bool().Draw(t, "replay"), clock: record.Clock(rapid.Uint8().Draw(t, "clock")),
 			mapErr: stamp.Draw(t, "map error"), correction: stamp.Draw(t, "correction"), clockErr: stamp.Draw(t, "clock error"), seen: stamp.Draw(t, "seen"),
-			waitedFor: rapid.Int32().Draw(t, "waited for"), ranks: rapid.Int32().Draw(t, "ranks"), nlinks: rapid.Uint8().Draw(t, "links"),
+			npeers: rapid.Uint8Max(collector.MaxPeers).Draw(t, "peers"), waitedFor: rapid.Int32().Draw(t, "waited for"), ranks: rapid.Int32().Draw(t, "ranks"), nlinks: rapid.Uint8().Draw(t, "links"),
 		}
 	})
 }
@@ -267,6 +277,48 @@ func TestWhateverIsEncodedIsValid(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What each peer sent is a span below its rank's, within it, from when the rank came to it.
+func TestPeers(t *testing.T) {
+	o, _ := example()
+	o.nwindows, o.nlinks, o.npeers = 0, 0, 3
+	var e encoder
+	legs := []collector.Leg{
+		{Peer: 2, Reduce: true, First: 400_000, Last: 900_000, Wait: 399_000, Stall: 120_000},
+		{Peer: 2, First: 1_000_000, Last: 2_001_000, Wait: 100_000},
+		{Peer: 5, First: -10, Last: 9_000_000, Wait: 7}, // stamps that cannot be
+	}
+	spans, n := e.operation(nil, o, nil, nil, legs)
+	got := decode(t, o.track.resource.appendRequest(nil, spans)).ResourceSpans[0].ScopeSpans[0].Spans
+	if n != 6 || n != countSpans(o) || len(got) != n {
+		t.Fatalf("%d spans, said %d, counted %d", len(got), n, countSpans(o))
+	}
+	const zero = 1_700_000_000_000_000_000
+	ids := map[string]bool{}
+	for i, want := range []struct {
+		name       string
+		start, end uint64
+		attrs      map[string]any
+	}{
+		{"reduce", zero + 1000, zero + 900_000, map[string]any{names.AttrPeer: int64(2), names.AttrPeerWait: 399e-6, names.AttrPeerStall: 120e-6}},
+		{"receive", zero + 900_000, zero + 2_001_000, map[string]any{names.AttrPeer: int64(2), names.AttrPeerWait: 100e-6}},
+		{"receive", zero + 1000, zero + 2_001_000, map[string]any{names.AttrPeer: int64(5), names.AttrPeerWait: 7e-9}},
+	} {
+		s := got[3+i]
+		if s.Name != want.name || s.StartTimeUnixNano != want.start || s.EndTimeUnixNano != want.end || !bytes.Equal(s.ParentSpanId, got[0].SpanId) {
+			t.Errorf("%s %d–%d below %x, want %+v", s.Name, s.StartTimeUnixNano, s.EndTimeUnixNano, s.ParentSpanId, want)
+		}
+		if diff := cmp.Diff(want.attrs, attrs(s.Attributes)); diff != "" {
+			t.Errorf("attributes -want +got:\n%s", diff)
+		}
+	}
+	for _, s := range got {
+		ids[string(s.SpanId)] = true
+	}
+	if len(ids) != n {
+		t.Errorf("%d ids of %d spans", len(ids), n)
+	}
 }
 
 func FuzzNames(f *testing.F) {
@@ -323,7 +375,7 @@ func BenchmarkSpan(b *testing.B) {
 		for b.Loop() {
 			var n int
 			o.seq++
-			buf, n = e.operation(buf[:0], o, nil, nil)
+			buf, n = e.operation(buf[:0], o, nil, nil, nil)
 			spans += n
 		}
 		ours = float64(b.Elapsed().Nanoseconds()) / float64(spans)
@@ -331,7 +383,7 @@ func BenchmarkSpan(b *testing.B) {
 	})
 	b.Run("protobuf_structs", func(b *testing.B) {
 		var e encoder
-		spansBytes, n := e.operation(nil, o, nil, nil)
+		spansBytes, n := e.operation(nil, o, nil, nil, nil)
 		r := decode(b, o.track.resource.appendRequest(nil, spansBytes))
 		spans := r.ResourceSpans[0].ScopeSpans[0].Spans
 		var buf []byte

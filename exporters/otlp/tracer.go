@@ -50,7 +50,7 @@ const (
 	maxResources = 256
 )
 
-const maxSpans = 3 // of one operation: the rank's, wait, transfer
+const maxSpans = 3 + collector.MaxPeers // of one operation: the rank's, wait, transfer, what each peer sent
 
 // Tracer is the collector.Tracer that exports collectives over OTLP. Collective
 // and Retroactive belong to the agent's fold goroutine and never block on the
@@ -70,6 +70,8 @@ type Tracer struct {
 	nextWin   uint64
 	links     []collector.LinkEvent // ring
 	nextLink  uint64
+	peers     []collector.Leg // ring
+	nextPeer  uint64
 	asked     asked
 	queue     []waiting // ring
 	head, len int
@@ -102,6 +104,7 @@ func New(c Config, o Options) (*Tracer, error) {
 	t.limit = rate.NewLimiter(rate.Limit(o.SpansPerSecond), max(2*o.SpansPerSecond, maxSpans))
 	t.memory = make([]operation, o.Remember)
 	t.windows = make([]collector.Window, max(o.Remember/2, collector.MaxWindows))
+	t.peers = make([]collector.Leg, max(o.Remember/4, collector.MaxPeers))
 	t.links = make([]collector.LinkEvent, max(o.Remember/8, collector.MaxLinks))
 	t.queue = make([]waiting, o.Queue)
 	t.tracks = map[trackKey]*track{}
@@ -286,7 +289,7 @@ func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 	}
 	*o = operation{
 		track: tr, seq: c.Seq, bytes: c.Bytes, enqueued: c.Enqueued, started: c.Started, ended: c.Ended,
-		wait: c.Wait, transfer: c.Transfer, realOffset: c.RealOffset, windows: t.nextWin, links: t.nextLink, root: c.Root, channels: c.Channels,
+		wait: c.Wait, transfer: c.Transfer, realOffset: c.RealOffset, windows: t.nextWin, links: t.nextLink, peers: t.nextPeer, root: c.Root, channels: c.Channels,
 		seen: c.SeenAt, mapErr: c.MapErr, correction: c.Correction, clockErr: c.ClockErr, waitedFor: c.WaitedFor,
 		jobClock: c.JobClock, replay: c.Replay, clock: c.Clock,
 		kind: c.Kind, dtype: c.DType, op: c.Op, algo: c.Algo, proto: c.Proto, result: c.Result,
@@ -301,6 +304,11 @@ func (t *Tracer) remember(c *collector.Collective) (*operation, uint64) {
 	for i := range c.Links[:o.nlinks] {
 		t.links[t.nextLink%uint64(len(t.links))] = c.Links[i]
 		t.nextLink++
+	}
+	for _, l := range c.Peers.All() {
+		t.peers[t.nextPeer%uint64(len(t.peers))] = l
+		t.nextPeer++
+		o.npeers++
 	}
 	o.leftOut = uint16(max(0, min(c.LeftOut, math.MaxUint16)))
 	if o.ended == 0 {
@@ -323,6 +331,15 @@ func (t *Tracer) linksOf(dst []collector.LinkEvent, o *operation) []collector.Li
 	oldest := t.nextLink - min(t.nextLink, uint64(len(t.links)))
 	for p := max(o.links, oldest); p < o.links+uint64(o.nlinks); p++ {
 		dst = append(dst, t.links[p%uint64(len(t.links))])
+	}
+	return dst
+}
+
+// peersOf is windowsOf for what peers sent.
+func (t *Tracer) peersOf(dst []collector.Leg, o *operation) []collector.Leg {
+	oldest := t.nextPeer - min(t.nextPeer, uint64(len(t.peers)))
+	for p := max(o.peers, oldest); p < o.peers+uint64(o.npeers); p++ {
+		dst = append(dst, t.peers[p%uint64(len(t.peers))])
 	}
 	return dst
 }
@@ -374,7 +391,7 @@ func (t *Tracer) enqueue(w waiting) bool {
 // take moves up to cap(b.operations) operations from the queue to b and
 // reports whether there are more. What memory has overwritten is dropped.
 func (t *Tracer) take(b *pending) (more bool) {
-	b.operations, b.windows, b.links = b.operations[:0], b.windows[:0], b.links[:0]
+	b.operations, b.windows, b.links, b.peers = b.operations[:0], b.windows[:0], b.links[:0], b.peers[:0]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for t.len > 0 && len(b.operations) < cap(b.operations) {
@@ -386,14 +403,17 @@ func (t *Tracer) take(b *pending) (more bool) {
 			continue
 		}
 		o := *t.at(w.pos)
-		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), history: w.history != nil, leftOut: w.leftOut}
+		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), fromPeer: len(b.peers), history: w.history != nil, leftOut: w.leftOut}
 		if x.history {
 			b.windows = append(b.windows, w.history...)
 			t.queue[(t.head+len(t.queue)-1)%len(t.queue)].history = nil
 		} else {
-			b.windows, b.links = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o)
+			b.windows, b.links, b.peers = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o), t.peersOf(b.peers, &o)
 		}
-		x.toWindow, x.toLink = len(b.windows), len(b.links)
+		x.toWindow, x.toLink, x.toPeer = len(b.windows), len(b.links), len(b.peers)
+		if gone := int(o.npeers) - (x.toPeer - x.fromPeer); gone > 0 && !x.history {
+			t.exporter.drop(names.DropEvicted, gone) // spans of their own
+		}
 		b.operations = append(b.operations, x)
 	}
 	return t.len > 0

@@ -168,6 +168,8 @@ enum lockstep_phase {
 	LOCKSTEP_PHASE_NONE = 0,
 	LOCKSTEP_PHASE_WAIT = 1, /* from start until the last peer that this rank needs had entered */
 	LOCKSTEP_PHASE_TRANSFER = 2, /* from there to the end */
+	LOCKSTEP_PHASE_REDUCE = 3, /* to be reduced */
+	LOCKSTEP_PHASE_RECEIVE = 4, /* as it is */
 };
 
 enum lockstep_result {
@@ -600,7 +602,8 @@ struct lockstep_body_phase {
 	int32_t peer;
 	int64_t stamp;
 	int64_t dur;
-	uint8_t pad24[8];
+	uint32_t wait; /* spans */
+	uint32_t stall;
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, code) == 0);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, index) == 1);
@@ -608,6 +611,8 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, clock) == 2);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, peer) == 4);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, stamp) == 8);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, dur) == 16);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, wait) == 24);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_body_phase, stall) == 28);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_body_phase) == 32);
 
 struct lockstep_body_conn {

@@ -58,7 +58,10 @@ type Step struct {
 	// Kept, of a Send: no other step writes Src while the operation lasts, unless
 	// it has done so before, so the bytes may be sent from where they lie.
 	Kept bool
-	Len  int // bytes; both ends of a message agree on it
+	// First and Last, of a Recv or RecvReduce through the byte stream: it is the first, or the last,
+	// in which this rank receives from Peer by that Act.
+	First, Last bool
+	Len         int // bytes; both ends of a message agree on it
 	// Whole is the length of the message that a step of only a header opens. What
 	// follows it may be cut differently at both ends, at multiples of 64 bytes.
 	Whole int
@@ -119,12 +122,36 @@ func newBuilder(call Call, place Place, choice Choice) *builder {
 
 func (b *builder) schedule() *Schedule {
 	b.markKept()
+	b.markLegs()
 	return &Schedule{
 		Algo: b.choice.Algo, Proto: b.choice.Proto,
 		Tracks:  []Track{b.tracks[tx], b.tracks[rx]},
 		Scratch: b.scratch, Acc: b.acc,
 	}
 }
+
+// markLegs says where what a peer sends begins and ends.
+func (b *builder) markLegs() {
+	last := map[Leg]int{}
+	for i := range b.tracks[rx] {
+		if st := &b.tracks[rx][i]; st.Peer >= 0 && !st.LL && (st.Act == Recv || st.Act == RecvReduce) {
+			_, met := last[st.Leg()]
+			st.First, last[st.Leg()] = !met, i
+		}
+	}
+	for _, i := range last {
+		b.tracks[rx][i].Last = true
+	}
+}
+
+// Leg is what one peer sends in one phase: what is reduced, or what is received as it is.
+type Leg struct {
+	Peer   int32
+	Reduce bool
+}
+
+// Leg is the one that a Recv or RecvReduce belongs to.
+func (s *Step) Leg() Leg { return Leg{s.Peer, s.Act == RecvReduce} }
 
 // done is how many steps a track has so far: what a later step of the other
 // track passes as need to come after all of them.

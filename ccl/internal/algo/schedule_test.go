@@ -338,6 +338,45 @@ func TestKept(t *testing.T) {
 	}
 }
 
+// TestLegs: what a peer sends in one phase begins and ends once, in this order, and nothing of it lies outside.
+func TestLegs(t *testing.T) {
+	nodes := []int32{0, 0, 1, 1}
+	for _, coll := range []record.CollKind{record.AllReduce, record.AllGather, record.ReduceScatter, record.Broadcast, record.AlltoAll} {
+		for _, a := range []record.Algo{record.AlgoDirect, record.AlgoRing, record.AlgoTree, record.AlgoHierarchical} {
+			for rank := range nodes {
+				call := algo.Call{Coll: coll, DType: record.Float32, Count: 1 << 18}
+				s, err := algo.Build(call, algo.NewPlace(rank, nodes, 2), algo.Choice{Algo: a, Proto: record.ProtoSimple, Block: 1 << 16})
+				if err != nil {
+					continue // not one of this collective's
+				}
+				open, over := map[algo.Leg]bool{}, map[algo.Leg]bool{}
+				for _, track := range s.Tracks {
+					for i := range track {
+						st := &track[i]
+						receives := st.Peer >= 0 && (st.Act == algo.Recv || st.Act == algo.RecvReduce)
+						if !receives && (st.First || st.Last) {
+							t.Fatalf("%v %v: %+v receives nothing", coll, a, st)
+						}
+						if !receives {
+							continue
+						}
+						leg := st.Leg()
+						if st.First != !open[leg] || over[leg] {
+							t.Fatalf("%v %v, rank %d: %+v, begun %v, over %v", coll, a, rank, st, open[leg], over[leg])
+						}
+						open[leg], over[leg] = true, st.Last
+					}
+				}
+				for leg := range open {
+					if !over[leg] {
+						t.Errorf("%v %v, rank %d: %+v does not end", coll, a, rank, leg)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestScratch: what a schedule sets aside is in proportion to what is sent.
 func TestScratch(t *testing.T) {
 	const n, count = 512, 3

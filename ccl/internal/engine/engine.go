@@ -14,6 +14,8 @@ type Op struct {
 	Send, Recv []byte
 	// Arrivals: somebody will ask who Arrived.
 	Arrivals bool
+	// Legs: somebody will ask for the Legs.
+	Legs bool
 	// Parts are a group's messages, by Space - GroupSpace.
 	Parts   []Part
 	Divisor int // of Avg
@@ -66,6 +68,7 @@ type Engine struct {
 
 	arrivedAt   int64
 	arrivedPeer int32
+	legs        legs
 
 	header [headerSize]byte
 	line   [64]byte // a line's payload; room for transports that copy whole lines
@@ -76,11 +79,12 @@ type Engine struct {
 type lane struct {
 	steps []algo.Step
 	at    int32
-	begun bool // the current message has been aligned, and its header handled
-	late  bool // the current step was found blocked after a wait
-	wants bool // its link has been told of the wait
-	pos   int  // bytes of the current step that have moved
-	hdr   int  // bytes of its header that have moved
+	begun bool  // the current message has been aligned, and its header handled
+	late  bool  // the current step was found blocked after a wait
+	wants bool  // its link has been told of the wait
+	since int64 // when
+	pos   int   // bytes of the current step that have moved
+	hdr   int   // bytes of its header that have moved
 }
 
 // New returns an engine for the rank whose links mesh has. size is the
@@ -97,6 +101,7 @@ func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
 	e.op, e.sched, e.left = *op, sched, 0
 	e.tag = op.Signature.tag()
 	e.arrivedAt, e.arrivedPeer = 0, -1
+	e.legs.n = 0
 	if cap(e.lanes) < len(sched.Tracks) {
 		e.lanes = make([]lane, len(sched.Tracks))
 	}
@@ -105,6 +110,9 @@ func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
 		e.lanes[i] = lane{steps: sched.Tracks[i]}
 		if len(sched.Tracks[i]) > 0 {
 			e.left++
+			if first := &sched.Tracks[i][0]; op.Legs && first.First {
+				e.legs.begin(first, 0)
+			}
 		}
 	}
 	if len(e.scratch) < sched.Scratch {
@@ -245,10 +253,19 @@ func (e *PeerError) Unwrap() error { return e.Err }
 
 // next ends the lane's current step.
 func (e *Engine) next(l *lane) {
+	done := &l.steps[l.at]
 	l.at++
 	l.pos, l.hdr, l.begun, l.late = 0, 0, false, false
 	if int(l.at) == len(l.steps) {
 		e.left--
+	}
+	if e.op.Legs {
+		if done.Last {
+			e.legs.end(done)
+		}
+		if int(l.at) < len(l.steps) && l.steps[l.at].First {
+			e.legs.begin(&l.steps[l.at], record.Now())
+		}
 	}
 }
 
@@ -298,8 +315,14 @@ func (e *Engine) arrived(link transport.Link, l *lane, st *algo.Step) {
 		if e.op.Arrivals && l.pos == 0 && (st.Header || st.LL) {
 			e.arrivedAt, e.arrivedPeer = record.Now(), st.Peer
 		}
+		if e.op.Legs && l.pos == 0 && st.First {
+			e.legs.came(st)
+		}
 	}
 	if l.wants {
+		if e.op.Legs && !(st.First && l.pos == 0) {
+			e.legs.stalled(st, record.Now()-l.since)
+		}
 		l.wants = false
 		link.WantRecv(0)
 	}

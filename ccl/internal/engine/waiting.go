@@ -36,7 +36,7 @@ func (e *Engine) Idle(now int64) {
 		}
 		st := &l.steps[l.at]
 		if st.Peer >= 0 && st.Act != algo.Send && !l.wants && e.links[st.Peer] != nil && (st.Need == 0 || e.lanes[1-i].at >= st.Need) {
-			l.wants = true
+			l.wants, l.since = true, now
 			e.links[st.Peer].WantRecv(now)
 		}
 	}

@@ -1,0 +1,61 @@
+package engine
+
+import (
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// MaxLegs is of how many legs an operation keeps times; those that begin later are left out.
+const MaxLegs = 16
+
+// Leg is what one peer sends in one phase of an operation, and when, CLOCK_MONOTONIC ns.
+type Leg struct {
+	algo.Leg
+	Asked int64 // this rank came to it; 0: with the operation's start
+	Came  int64 // its first bytes came; 0: they were there
+	Ended int64 // the last of it was taken; 0: not yet
+	Stall int64 // nothing of it came in between, as far as anyone noticed, ns
+}
+
+// legs are those of the running operation. Looking for one is a walk over a few.
+type legs struct {
+	n   int
+	all [MaxLegs]Leg
+}
+
+func (s *legs) of(st *algo.Step) *Leg {
+	for i := s.n - 1; i >= 0; i-- {
+		if s.all[i].Leg == st.Leg() {
+			return &s.all[i]
+		}
+	}
+	return nil
+}
+
+func (s *legs) begin(st *algo.Step, at int64) {
+	if s.n < MaxLegs {
+		s.all[s.n] = Leg{Leg: st.Leg(), Asked: at}
+		s.n++
+	}
+}
+
+func (s *legs) came(st *algo.Step) {
+	if l := s.of(st); l != nil {
+		l.Came = record.Now()
+	}
+}
+
+func (s *legs) end(st *algo.Step) {
+	if l := s.of(st); l != nil {
+		l.Ended = record.Now()
+	}
+}
+
+func (s *legs) stalled(st *algo.Step, by int64) {
+	if l := s.of(st); l != nil {
+		l.Stall += max(by, 0)
+	}
+}
+
+// Legs are those of an operation that was begun with Legs, up to the next Begin.
+func (e *Engine) Legs() []Leg { return e.legs.all[:e.legs.n] }
