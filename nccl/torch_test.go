@@ -18,7 +18,7 @@ func TestEmptyPlugin(t *testing.T) {
 		t.Skip("no C compiler: cc is not in PATH")
 	}
 	so := filepath.Join(t.TempDir(), "libempty.so")
-	if out, err := exec.Command(cc, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Iplugin", "torch/empty.c", "-o", so).CombinedOutput(); err != nil {
+	if out, err := exec.Command(cc, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Iplugin", "torch/empty/plugin.c", "-o", so).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	f, err := elf.Open(so)

@@ -29,9 +29,9 @@ API, KERNELS = 0x700, 0x75e  # events of NCCL: calls; and what Lockstep asks for
 
 
 def empty_plugin(folder):
-    """empty.c, built."""
+    """empty/plugin.c, built."""
     so = os.path.join(folder, "libempty.so")
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(HERE, "../plugin"), os.path.join(HERE, "empty.c"), "-o", so], check=True)
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(HERE, "../plugin"), os.path.join(HERE, "empty", "plugin.c"), "-o", so], check=True)
     return so
 
 
