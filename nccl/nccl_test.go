@@ -128,56 +128,6 @@ func TestEverythingIsAccountedFor(t *testing.T) {
 	}
 }
 
-// Of calls that come too close, one in about 32 is timed, and all are recorded.
-func TestSampling(t *testing.T) {
-	for _, v := range versions[1:] {
-		dir := t.TempDir()
-		lines := play(t, plain, dir, nil, v, "tight")
-		c := recorders(t, dir)[0]
-		for _, want := range parse(t, lines) {
-			check(t, c, want)
-			s := c.comm(t, want.id)
-			timed, first, last := uint64(0), int64(0), int64(0)
-			for _, o := range c.ops[s.Index] {
-				if at := o.enqueue[0].Mono; first == 0 || at < first {
-					first = at
-				}
-				last = max(last, o.enqueue[0].Mono)
-				if o.end[0].Flags&record.FlagUnseen == 0 {
-					timed++
-					if o.end[0].Clock != record.ClockGPU {
-						t.Errorf("v%s %s: an end without the GPU's time: %+v", v, want.name, o.end[0])
-					}
-				}
-			}
-			// What this machine's load makes slower may be timed more often, up to all of it.
-			if most := want.numbered/16 + 300 + uint64(last-first)/200_000; timed > most || timed < want.numbered/64 {
-				t.Errorf("v%s %s: %d of %d timed in %v, want at most %d", v, want.name, timed, want.numbered, time.Duration(last-first), most)
-			}
-			if c.header.OpsUnseen != 0 || s.Ops != want.numbered {
-				t.Errorf("v%s %s: %d unseen, sums of %d operations", v, want.name, c.header.OpsUnseen, s.Ops)
-			}
-		}
-	}
-}
-
-// A collective that hangs among calls that are not timed is open, and nothing behind it is over.
-func TestSampledHang(t *testing.T) {
-	dir := t.TempDir()
-	lines := play(t, plain, dir, nil, "5", "stuck")
-	var before uint64
-	for _, l := range lines {
-		fmt.Sscanf(l, "stuck after %d", &before)
-	}
-	c := recorders(t, dir)[0]
-	for _, want := range parse(t, lines) {
-		check(t, c, want)
-		if s := c.comm(t, want.id); s.Finished > before || before-s.Finished > 200 || s.Started > before+1 {
-			t.Errorf("started %d, finished %d: the GPU stopped after %d", s.Started, s.Finished, before)
-		}
-	}
-}
-
 // What is recorded of a collective is what NCCL said of it.
 func TestWords(t *testing.T) {
 	dir := t.TempDir()

@@ -1,12 +1,41 @@
 package nccl_test
 
 import (
+	"debug/elf"
 	"encoding/json"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
+
+// The plugin that does nothing, which measure.py compares with, is one that NCCL loads.
+func TestEmptyPlugin(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler: cc is not in PATH")
+	}
+	so := filepath.Join(t.TempDir(), "libempty.so")
+	if out, err := exec.Command(cc, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Iplugin", "torch/empty/plugin.c", "-o", so).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	f, err := elf.Open(so)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range versions {
+		if !slices.ContainsFunc(symbols, func(s elf.Symbol) bool { return s.Name == "ncclProfiler_v"+v && s.Size == 48 }) {
+			t.Errorf("no table of version %s", v)
+		}
+	}
+}
 
 // The Python reader of the measurements on GPUs (nccl/torch) finds what the Go reader finds.
 func TestPythonReader(t *testing.T) {

@@ -86,6 +86,8 @@ void flow_sent(struct flow *f);
 void flow_received(struct flow *f);
 
 int scene(const char *name);
+void tight(void);
+void stuck(void);
 int play_rank(int argc, char **argv);
 int soak(uint64_t events, int threads);
 int bench(void);

@@ -273,60 +273,6 @@ static void late(void)
 	}
 }
 
-/* Calls so close that only some kernels are asked for: two communicators, groups and sends among them. */
-static void tight(void)
-{
-	struct comm d;
-	begin(0x10f, "tight");
-	comm_init(&d, 0x110, "beside", 4, 1);
-	for (int i = 0; i < 6000; i++) {
-		struct played p;
-		void *api;
-		collective(&c, "AllReduce", 64, 2, 500);
-		if (i % 4)
-			continue;
-		collective(&d, "AllGather", 64, 1, 500);
-		api_begin(&p, &d, 0);
-		api_p2p(&p, "Send", 512, 0, &api);
-		plan_begin(&p);
-		plan_p2p(&p, "Send", 512, 0, 1, api);
-		plan_end(&p);
-		api_end(&p);
-		int64_t at = mono();
-		kernel_begin(&p, 1, at + GPU_OFFSET);
-		kernel_end(&p, 1, at + 500 + GPU_OFFSET);
-		d.numbered++;
-	}
-	pause_ms(100); /* calls come less often: the second one is timed again, and tells of those before it */
-	for (int i = 0; i < 2; i++)
-		collective(&c, "AllReduce", 64, 2, 500);
-	collective(&d, "AllReduce", 64, 2, 500);
-	told(&c, "sampled");
-	told(&d, "sampled");
-}
-
-/* The same, and then a collective that does not end while calls go on: the GPU gets to none of them. */
-static void stuck(void)
-{
-	static struct played p[200];
-	begin(0x111, "stuck");
-	for (int i = 0; i < 3000; i++)
-		collective(&c, "AllReduce", 64, 2, 500);
-	uint64_t before = c.numbered;
-	for (int i = 0; i < 200; i++) {
-		api_begin(&p[i], &c, 0);
-		api_coll(&p[i], "AllReduce", 64);
-		plan_begin(&p[i]);
-		plan_coll(&p[i], "AllReduce", 64, 2);
-		plan_end(&p[i]);
-		api_end(&p[i]);
-		c.numbered++;
-	}
-	pause_ms(1500);
-	printf("stuck after %" PRIu64 "\n", before);
-	told(&c, "hang");
-}
-
 static void *thread(void *arg)
 {
 	struct comm *t = arg;

@@ -131,6 +131,7 @@ static void *help(void *arg)
 			looked = now;
 		}
 		look_at_comms(now);
+		sample_rest(now);
 	}
 	return NULL;
 }

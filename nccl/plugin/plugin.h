@@ -205,6 +205,7 @@ HIDDEN uint32_t sample_call(int64_t now);
 HIDDEN void sample_group(void);
 HIDDEN int sample_captured(void);
 HIDDEN void sample_reset(void);
+HIDDEN void sample_rest(int64_t now);
 /* plugin.c */
 HIDDEN struct comm *comm_of_context(void *context, uint32_t *gen);
 HIDDEN struct comm *comm_of_handle(uint64_t h);

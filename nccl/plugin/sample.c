@@ -103,6 +103,16 @@ HIDDEN void sample_group(void)
 		SET(word, want);
 }
 
+/* Nobody has called for as long as it takes to have the whole budget again: the next call is timed. */
+HIDDEN void sample_rest(int64_t now)
+{
+	struct sampling *s = &plugin.sampling;
+	if (!is_sampling() || !PEEK(&s->quiet) || now - PEEK(&s->called) < SAVED_NS)
+		return;
+	SET(&s->tight, 0);
+	turn(0, now);
+}
+
 /* A call goes into a CUDA graph, whose replays tell of their kernels only if it was called so: from now on it is.
  * Returns whether this one was. */
 HIDDEN int sample_captured(void)

@@ -20,11 +20,15 @@ static int returned(const struct op *o)
 /* Whether an operation is over. tick: the helper looks, and may go by the time that nothing came. */
 static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq, int64_t now, int tick)
 {
-	uint64_t count = LOAD(&o->count);
-	uint32_t started = count & 0xffff, stopped = count >> 16 & 0xffff, flags = PEEK(&o->flags), plan = PEEK(&o->plan);
-	uint16_t channels = PEEK(&o->channels);
-	int full = PEEK(&c->called) - seq > c->size / 2;
+	/* What tells of others is read before its own channels: this thread may be held up anywhere in between, and what
+	 * has run in the meantime would make an operation that was told of look like one that was not. */
+	uint32_t flags = LOAD(&o->flags), plan = PEEK(&o->plan);
+	int full = LOAD(&c->called) - seq > c->size / 2;
 	int passed = flags & OP_PLACED && (int32_t)(LOAD(&c->stopped_plan) - plan) > 0; /* a later plan has run */
+	int later = LOAD(&c->started) > seq;
+	uint64_t count = LOAD(&o->count);
+	uint32_t started = count & 0xffff, stopped = count >> 16 & 0xffff;
+	uint16_t channels = PEEK(&o->channels);
 
 	if (started && stopped >= started) {
 		if ((channels && stopped >= channels) || passed)
@@ -34,7 +38,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 		return KEEP;
 	}
 	if (flags & OP_QUIET && !started && returned(o)) { /* what NCCL times behind it tells that it is over */
-		if (full || PEEK(&c->started) > seq)
+		if (full || later)
 			return UNSEEN;
 		return tick && PEEK(&c->loud) < seq && now - PEEK(&o->called) > 250 * MS ? UNSEEN : KEEP;
 	}
@@ -43,7 +47,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 	if (flags & OP_PLACED || !returned(o))
 		return KEEP;
 	/* NCCL gave it to no kernel that it tells of: symmetric memory, copy engines, or nothing to do. */
-	if (flags & OP_COPY || full || PEEK(&c->started) > seq)
+	if (flags & OP_COPY || full || later)
 		return UNSEEN;
 	return tick && now - o->called > 250 * MS ? UNSEEN : KEEP;
 }

@@ -33,7 +33,31 @@ FAULTS = {
     "loader_slow": (None, 30, ("noncommunication_slow",)),
     "slow_gpu": (None, 30, ("noncommunication_slow",)),
     "restart": (signal.SIGKILL, 0, ("noncommunication_hang",)),
+    "throttle": ("tc", 30, ("communication_slow",)),
 }
+# What some of them need: the network path instead of NVLink.
+ENV = {"throttle": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET"}}
+
+
+def local_ports(pid):
+    """Local ports of a process's established connections."""
+    out = subprocess.run(["ss", "-Htnp", "state", "established"], check=True, capture_output=True, text=True).stdout
+    return sorted({int(x.split()[2].rsplit(":", 1)[1]) for x in out.splitlines() if f"pid={pid}," in x})
+
+
+def throttle(pid, rate="200mbit"):
+    """What a process sends over the loopback device goes no faster from now on; what others send does. It takes
+    CAP_NET_ADMIN, tc with htb and u32, and ss."""
+    ports = local_ports(pid)
+    if not ports:
+        raise RuntimeError(f"process {pid} has no connections: NCCL does not use sockets there")
+    lines = ["qdisc add dev lo root handle 1: htb", f"class add dev lo parent 1: classid 1:4 htb rate {rate} burst 128k"]
+    lines += [f"filter add dev lo parent 1: protocol ip u32 match ip sport {p} 0xffff flowid 1:4" for p in ports]
+    subprocess.run(["tc", "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True)
+
+
+def unthrottle():
+    subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False, stderr=subprocess.DEVNULL)
 
 
 def ask_ras(port, words, seconds=12):
@@ -77,6 +101,7 @@ class Run:
         # Else torchrun's attempts share a store, in which a rank may find the former attempt's NCCL id, and wait for a
         # process that is gone (pytorch/pytorch#135712, #167288).
         env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        env.update(ENV.get(name, {}))
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
@@ -187,7 +212,10 @@ def play(o, name):
     r = Run(o, name)
     try:
         first = r.wait_for_steps(o.step - 100 if how is None and name != "healthy" else o.step)
-        if how is not None:
+        if how == "tc":
+            at = time.time()
+            throttle(first[1][0])
+        elif how is not None:
             os.kill(first[1][0], how)
             at = time.time()
         elif name == "healthy":
@@ -238,6 +266,8 @@ def play(o, name):
         confirmed = [(t, cls, who) for (level, cls, who), (t, _) in seen.items() if level == "confirmed"]
         return min(confirmed, default=None)
     finally:
+        if how == "tc":
+            unthrottle()
         r.end()
 
 

@@ -5,7 +5,9 @@
 
 prints tables: collectives recorded ÷ issued by kind of call (DDP with tensor parallelism, all kinds,
 CUDA graphs, all_to_all, send/recv, symmetric windows), durations beside CUDA events, transfers over
-sockets, and times by size and steps a second with the plugin off, on and with all events, in turn.
+sockets, and times by size and steps a second, in turn: without a plugin, with one that does nothing (the calls
+asked for, or kernels too: what NCCL itself takes for them), with Lockstep's default, with every operation timed, and
+with all events. `--only speed` is that alone; it needs a C compiler.
 It exits with 1 when a collective is neither recorded nor counted.
 """
 import argparse
@@ -23,17 +25,30 @@ import urllib.request
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+API, KERNELS = 0x700, 0x75e  # events of NCCL: calls; and what Lockstep asks for where every operation is timed
+
+
+def empty_plugin(folder):
+    """empty/plugin.c, built."""
+    so = os.path.join(folder, "libempty.so")
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(HERE, "../plugin"), os.path.join(HERE, "empty", "plugin.c"), "-o", so], check=True)
+    return so
+
+
 class Job:
-    """worker.py on every GPU; mode is off, ops, default or all."""
+    """worker.py on every GPU; mode is off, ops, default, net or all, or a plugin and its environment."""
 
     def __init__(self, o, what, mode, env=None):
+        plugin = "none" if mode == "off" else os.path.abspath(o.plugin)
+        if isinstance(mode, tuple):
+            mode, plugin, env = mode
         self.what, self.mode, self.timeout = what, mode, o.timeout
         self.dir = tempfile.TemporaryDirectory(prefix="lockstep-", dir="/dev/shm")
         base = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(o.port), WORLD_SIZE=str(o.gpus), PYTHONUNBUFFERED="1",
-                    LOCKSTEP_RUNTIME_DIR=self.dir.name, LOCKSTEP_JOB="measure", LOCKSTEP_NCCL_EVENTS="default" if mode == "off" else mode,
+                    LOCKSTEP_RUNTIME_DIR=self.dir.name, LOCKSTEP_JOB="measure", LOCKSTEP_NCCL_EVENTS=mode if mode in ("ops", "net", "all") else "default",
                     NCCL_RAS_ADDR=f"localhost:{o.port + 1000}")
         base.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast is not what is measured, and not allowed everywhere
-        base["NCCL_PROFILER_PLUGIN"] = "none" if mode == "off" else os.path.abspath(o.plugin)
+        base["NCCL_PROFILER_PLUGIN"] = plugin
         base.update(env or {})
         o.port += 1
         self.ranks = [subprocess.Popen([sys.executable, "-B", os.path.join(HERE, "worker.py"), what], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -122,7 +137,7 @@ def accounting(o):
 
 def durations(o):
     bad = False
-    got = job(o, "durations", "default")
+    got = job(o, "durations", "net")
     print("\n## Durations of an all-reduce, µs: GPU stamps of the kernel beside CUDA events around the call")
     print(f"{'':8}{'bytes':>8} {'stamps':>10} {'events':>10} {'events - stamps: least':>22} {'median':>10} {'p99':>10}")
     for r in got["result"]:
@@ -151,10 +166,11 @@ def sockets(o):
 
 
 # What is timed: kind, bytes, calls a round, rounds.
-SWEEP = [("raw", s, n, k) for s, n, k in [(8, 1000, 30), (1 << 10, 1000, 20), (4 << 10, 1000, 20), (16 << 10, 1000, 20), (64 << 10, 1000, 20), (128 << 10, 1000, 20),
-                                          (256 << 10, 1000, 20), (512 << 10, 1000, 20), (1 << 20, 1000, 20), (2 << 20, 500, 20), (4 << 20, 500, 20), (16 << 20, 200, 15),
-                                          (64 << 20, 50, 15), (256 << 20, 20, 10), (1 << 30, 10, 10)]] + \
-        [("torch", 8, 500, 20), ("torch", 1 << 20, 500, 20), ("steps", 0, 100, 20)]
+# A turn is some 100 ms: Lockstep times the first 256 calls after a rest, whatever comes then.
+SWEEP = [("raw", s, n, k) for s, n, k in [(8, 16000, 12), (1 << 10, 16000, 8), (4 << 10, 16000, 8), (16 << 10, 16000, 8), (64 << 10, 16000, 8), (128 << 10, 12000, 12),
+                                          (256 << 10, 12000, 12), (512 << 10, 10000, 12), (1 << 20, 8000, 12), (2 << 20, 4000, 12), (4 << 20, 4000, 12), (16 << 20, 1000, 8),
+                                          (64 << 20, 200, 8), (256 << 20, 50, 6), (1 << 30, 20, 6)]] + \
+        [("torch", 8, 8000, 8), ("torch", 1 << 20, 8000, 8), ("steps", 0, 100, 20)]
 
 
 def line(what, size):
@@ -162,27 +178,36 @@ def line(what, size):
 
 
 def speed(o):
-    modes = ["off", "default", "all"]
-    jobs = {m: Job(o, "turns", m) for m in modes}
+    with tempfile.TemporaryDirectory() as d:
+        return speed_with(o, empty_plugin(d))
+
+
+def speed_with(o, empty):
+    modes = {"off": "off", "calls": ("calls", empty, {"EMPTY_EVENTS": str(API)}), "kernels": ("kernels", empty, {"EMPTY_EVENTS": str(KERNELS)}),
+             "default": "default", "net": "net", "all": "all"}
+    names, jobs = list(modes), {}
     try:
-        said = [jobs[m].answer("ANSWER ") for m in modes][0]
-        print(f"\n## Overhead: off, on and all events in turn, medians (NCCL {said['nccl']}, torch {said['torch']}, {o.gpus} GPUs); raw is ncclAllReduce called directly")
-        print(f"{'':12} {'off':>12} {'on':>12} {'all':>12}      on     all   ± of off   the call alone: off, on, all, on - off ns")
+        for m in names:
+            jobs[m] = Job(o, "turns", modes[m])
+        said = [jobs[m].answer("ANSWER ") for m in names][0]
+        print(f"\n## Overhead in turn, medians (NCCL {said['nccl']}, torch {said['torch']}, {o.gpus} GPUs); raw is ncclAllReduce called directly. calls and kernels: a plugin "
+              "that does nothing, asking for calls, or for kernels too; default, net, all: Lockstep's")
+        print(f"{'':12} {'off µs':>10} " + "".join(f"{m:>18}" for m in names[1:]) + "   ± of off   the call alone, ns more than off: " + " ".join(names[1:]))
         for what, size, n, rounds in SWEEP:
-            got = {m: [] for m in modes}
+            got = {m: [] for m in names}
             for k in range(-1, max(1, round(rounds * o.rounds))):
-                for m in modes[k % 3:] + modes[:k % 3]:
+                for m in names[k % len(names):] + names[:k % len(names)]:
                     a = jobs[m].ask(what, size, n)
                     if k >= 0:
                         got[m].append(a)
-            us = {m: statistics.median(a["us"] for a in got[m]) for m in modes}
-            call = {m: statistics.median(a["calls_us"] for a in got[m]) for m in modes}
+            us = {m: statistics.median(a["us"] for a in got[m]) for m in names}
+            call = {m: statistics.median(a["calls_us"] for a in got[m]) for m in names}
             offs = sorted(a["us"] for a in got["off"])
             spread = 100 * (offs[len(offs) * 3 // 4] - offs[len(offs) // 4]) / 2 / us["off"]
-            print(f"{line(what, size):12} " + " ".join(f"{us[m]:9.2f} µs" for m in modes) + f" {100 * (us['default'] / us['off'] - 1):+6.2f}% {100 * (us['all'] / us['off'] - 1):+6.2f}%   "
-                  f"{spread:6.2f}%   " + " ".join(f"{call[m]:8.3f}" for m in modes) + f" {1e3 * (call['default'] - call['off']):+7.0f}", flush=True)
+            more = "".join(f"{1e3 * (us[m] - us['off']):+9.0f} ns {100 * (us[m] / us['off'] - 1):+5.2f}%" for m in names[1:])
+            print(f"{line(what, size):12} {us['off']:10.2f} {more}   {spread:6.2f}%   " + " ".join(f"{1e3 * (call[m] - call['off']):+6.0f}" for m in names[1:]), flush=True)
             if what == "steps":
-                print(f"{'steps/s':12} " + " ".join(f"{1e6 / us[m]:12.2f}" for m in modes))
+                print(f"{'steps/s':12} " + " ".join(f"{m} {1e6 / us[m]:.2f}" for m in names))
     finally:
         for j in jobs.values():
             j.end()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/torchdemo"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
 	"github.com/lockstep-ccl/lockstep/dashboards"
 	"github.com/lockstep-ccl/lockstep/deploy/local"
@@ -29,6 +30,7 @@ type Cmd struct {
 	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,rank_stopped,gpu_slow,none" help:"What to break: ${enum}. With any, each in turn."`
 	Once     bool          `help:"Break it once, print a summary and exit: 0 only if class and culprit were right, the job runs again and its losses are those of an undisturbed run, bit for bit."`
 	Rounds   int           `default:"0" placeholder:"N" help:"Break it N times, then print the table of times (0: until interrupted)."`
+	Trainer  string        `default:"ccl" enum:"ccl,torch" help:"Whose job it is: ccl, Lockstep's own, or torch, an unmodified PyTorch job over NCCL, started by torchrun under lockstep attach (two GPUs or more; no Prometheus)."`
 	Device   string        `default:"cpu" enum:"cpu,cuda" help:"What the ranks communicate with: cpu, or cuda for a GPU each (as many ranks as GPUs: 2, 4 or 8)."`
 	OnLoss   string        `default:"restart" enum:"restart,shrink" help:"What follows when a rank is lost: restart the job, or shrink it, where the survivors of a data-parallel job go on by themselves (--fault rank_killed)."`
 	Alerts   bool          `default:"true" negatable:"" help:"Run a real Prometheus and Alertmanager. Without them the demo itself hands confirmed verdicts to the remediator."`
@@ -70,6 +72,7 @@ Examples:
   lockstep demo --device cuda --rounds 5 --every 1s    GPU ranks, every fault that they can have
   lockstep demo --device cuda --once --fault rank_killed --on-loss shrink
                                                        survivors go on by themselves
+  lockstep demo --trainer torch --fault rank_stopped   a PyTorch job, as it is, with torchrun
 
 Exit status: 0 as promised above, 1 when anything was wrong.`
 }
@@ -79,9 +82,11 @@ var errWrong = errors.New("not everything was as it should be (see above)")
 // Run runs the demo.
 func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 	out := &printer{w: w, color: isTerminal(w)}
-	shape, err := c.shape()
-	if err != nil {
-		return err
+	var shape shape
+	if c.Trainer == "ccl" {
+		if shape, err = c.shape(); err != nil {
+			return err
+		}
 	}
 	dir := c.Dir
 	if dir == "" {
@@ -95,6 +100,9 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 			}
 			_ = os.RemoveAll(dir)
 		}()
+	}
+	if c.Trainer == "torch" {
+		return torchdemo.Run(ctx, w, torchdemo.Options{Fault: c.Fault, Limit: c.Limit, Watch: c.Duration, Dir: dir})
 	}
 	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink", openWeb: c.OpenWeb})
 	if err != nil {

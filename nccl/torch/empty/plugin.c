@@ -1,0 +1,34 @@
+/*
+ * A profiler plugin that does nothing: what NCCL itself does for the events of EMPTY_EVENTS, a mask.
+ * measure.py builds it and lets it take turns with Lockstep's.
+ */
+#include <stdlib.h>
+
+#include "abi.h"
+
+static int on(int *mask)
+{
+	const char *v = getenv("EMPTY_EVENTS");
+	*mask = v ? (int)strtol(v, NULL, 0) : 0;
+	return 0;
+}
+static int init_v4(void **c, int *mask, const char *name, uint64_t id, int nodes, int ranks, int rank, nccl_logger log)
+{
+	(void)name, (void)id, (void)nodes, (void)ranks, (void)rank, (void)log;
+	*c = (void *)1;
+	return on(mask);
+}
+static int init_v5(void **c, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank, nccl_logger log)
+{
+	return init_v4(c, mask, name, id, nodes, ranks, rank, log);
+}
+static int start(void *c, void **h, struct nccl_event *e) { (void)c, (void)e; *h = (void *)1; return 0; }
+static int stop(void *h) { (void)h; return 0; }
+static int state(void *h, int s, union nccl_state_args *a) { (void)h, (void)s, (void)a; return 0; }
+static int finalize(void *c) { (void)c; return 0; }
+
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED const struct nccl_profiler_v4 ncclProfiler_v4 = {"empty", init_v4, start, stop, state, finalize};
+EXPORTED const struct nccl_profiler_v5 ncclProfiler_v5 = {"empty", init_v5, start, stop, state, finalize};
+EXPORTED const struct nccl_profiler_v5 ncclProfiler_v6 = {"empty", init_v5, start, stop, state, finalize};
+EXPORTED const struct nccl_profiler_v5 ncclProfiler_v7 = {"empty", init_v5, start, stop, state, finalize};
