@@ -171,13 +171,13 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *exec
 		}
 		end = c.gpu
 	}
+	c.x.Start(end)
 	c.watching.Add(1)
 	go c.watch()
 	if c.who.Rank == 0 {
 		c.watching.Add(1)
 		go c.compareCalls()
 	}
-	c.x.Start(end)
 	log.State(record.CommJoined)
 	return c, nil
 }
