@@ -1,9 +1,8 @@
 package ccl
 
 import (
-	"fmt"
-
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/executor"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -13,23 +12,19 @@ import (
 // buffers that overlap in part) return an ErrInvalid at once and do nothing.
 // Buffers may be the same memory where NCCL allows it ("in place").
 
-func (c *Comm) invalid(kind record.CollKind, format string, args ...any) error {
-	return &Error{Op: kind.String(), Comm: c.name, Rank: c.rank, Peer: -1, Err: fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))}
-}
-
 // checkPair tells what is wrong with a pair of buffers whose counts must be in
 // the ratio that the collective's shares have.
 func (c *Comm) checkPair(kind record.CollKind, send, recv Buffer) error {
 	if send.dt != recv.dt {
-		return c.invalid(kind, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
+		return c.who.Invalid(kind, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
 	}
 	t := kind.Traits()
 	sendShares, recvShares := t.Send.Of(c.size), t.Recv.Of(c.size)
 	if send.n*recvShares != recv.n*sendShares {
-		return c.invalid(kind, "send buffer has %d elements, receive buffer %d; want a ratio of %d to %d", send.n, recv.n, sendShares, recvShares)
+		return c.who.Invalid(kind, "send buffer has %d elements, receive buffer %d; want a ratio of %d to %d", send.n, recv.n, sendShares, recvShares)
 	}
 	if t.Send == record.ShareAll && t.Recv == record.ShareAll && send.n%c.size != 0 {
-		return c.invalid(kind, "%d elements are not %d equal parts", send.n, c.size)
+		return c.who.Invalid(kind, "%d elements are not %d equal parts", send.n, c.size)
 	}
 	return nil
 }
@@ -55,12 +50,12 @@ const noRoot = -1
 func (c *Comm) collective(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root int) error {
 	t := kind.Traits()
 	if t.Root != record.RootNone && (root < 0 || root >= c.size) {
-		return c.invalid(kind, "root %d, communicator has ranks 0 to %d", root, c.size-1)
+		return c.who.Invalid(kind, "root %d, communicator has ranks 0 to %d", root, c.size-1)
 	}
 	switch {
-	case t.Root == record.RootFrom && c.rank != root:
+	case t.Root == record.RootFrom && c.who.Rank != root:
 		send = Buffer{dt: recv.dt}
-	case t.Root == record.RootTo && c.rank != root:
+	case t.Root == record.RootTo && c.who.Rank != root:
 		recv = Buffer{dt: send.dt}
 	default:
 		if err := c.checkPair(kind, send, recv); err != nil {
@@ -68,7 +63,7 @@ func (c *Comm) collective(s *Stream, kind record.CollKind, send, recv Buffer, op
 		}
 	}
 	if t.Reduces && op > Avg {
-		return c.invalid(kind, "unknown operator %v", op)
+		return c.who.Invalid(kind, "unknown operator %v", op)
 	}
 	// Every rank has one of the two; a share of it is the call's count.
 	count := 0
@@ -86,23 +81,26 @@ func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op,
 	if recv.none() {
 		dt = send.dt
 	}
-	inPlace, bad := overlap(send, recv, t.InPlace(c.rank)*count*dt.Size())
+	inPlace, bad := overlap(send, recv, t.InPlace(c.who.Rank)*count*dt.Size())
 	if bad {
-		return c.invalid(kind, "send and receive buffers overlap in part")
+		return c.who.Invalid(kind, "send and receive buffers overlap in part")
 	}
 	shares := t.Shares(c.size)
 	if send.onDevice() || recv.onDevice() {
-		return c.submitGPU(s, kind, send, recv, op, root, count, shares, dt)
+		g, err := c.device(kind.String())
+		if err != nil {
+			return err
+		}
+		return g.submit(s, kind, send, recv, op, root, count, shares, dt)
 	}
 	if err := c.checkHost(kind, dt); err != nil {
 		return err
 	}
-	o := operation{
-		coll: kind, dtype: dt, redop: op, inPlace: inPlace, root: int32(root),
-		count: count, bytes: uint64(count * dt.Size() * shares),
-		send: send.raw(), recv: recv.raw(),
-	}
-	return c.put(s, &o)
+	return c.x.Put(&s.order, &executor.Operation{
+		Coll: kind, DType: dt, Op: op, InPlace: inPlace, Root: int32(root),
+		Count: count, Bytes: uint64(count * dt.Size() * shares),
+		Send: send.raw(), Recv: recv.raw(),
+	})
 }
 
 // AllReduce leaves in recv, on every rank, the reduction of all ranks' send.
@@ -157,9 +155,13 @@ func (c *Comm) Scatter(s *Stream, send, recv Buffer, root int) error {
 // work of a GPU, it is the GPUs' barrier.
 func (c *Comm) Barrier(s *Stream) error {
 	if s.device {
-		return c.submitGPU(s, record.Barrier, Buffer{}, Buffer{}, Sum, -1, 0, 1, Uint8)
+		g, err := c.device(record.Barrier.String())
+		if err != nil {
+			return err
+		}
+		return g.submit(s, record.Barrier, Buffer{}, Buffer{}, Sum, noRoot, 0, 1, Uint8)
 	}
-	return c.put(s, &operation{coll: record.Barrier, dtype: Uint8, root: -1})
+	return c.x.Put(&s.order, &executor.Operation{Coll: record.Barrier, DType: Uint8, Root: noRoot})
 }
 
 // AlltoAllv is AlltoAll with parts of any size: sendCounts[i] elements at
@@ -168,16 +170,16 @@ func (c *Comm) Barrier(s *Stream) error {
 // has ended. Send and receive buffers may not overlap.
 func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, recv Buffer, recvCounts, recvOffsets []int) error {
 	if send.dt != recv.dt {
-		return c.invalid(record.AlltoAllv, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
+		return c.who.Invalid(record.AlltoAllv, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
 	}
 	total := 0
 	check := func(what string, b Buffer, counts, offsets []int) error {
 		if len(counts) != c.size || len(offsets) != c.size {
-			return c.invalid(record.AlltoAllv, "%d %s counts and %d offsets for %d ranks", len(counts), what, len(offsets), c.size)
+			return c.who.Invalid(record.AlltoAllv, "%d %s counts and %d offsets for %d ranks", len(counts), what, len(offsets), c.size)
 		}
 		for i, n := range counts {
 			if n < 0 || offsets[i] < 0 || offsets[i] > b.n-n {
-				return c.invalid(record.AlltoAllv, "%s part %d is elements %d to %d of %d", what, i, offsets[i], offsets[i]+n, b.n)
+				return c.who.Invalid(record.AlltoAllv, "%s part %d is elements %d to %d of %d", what, i, offsets[i], offsets[i]+n, b.n)
 			}
 			total += n
 		}
@@ -190,11 +192,11 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 	if err := check("send", send, sendCounts, sendOffsets); err != nil {
 		return err
 	}
-	if sendCounts[c.rank] != recvCounts[c.rank] {
-		return c.invalid(record.AlltoAllv, "this rank sends itself %d elements and expects %d", sendCounts[c.rank], recvCounts[c.rank])
+	if sendCounts[c.who.Rank] != recvCounts[c.who.Rank] {
+		return c.who.Invalid(record.AlltoAllv, "this rank sends itself %d elements and expects %d", sendCounts[c.who.Rank], recvCounts[c.who.Rank])
 	}
 	if same, bad := overlap(send, recv, 0); same && total > 0 || bad {
-		return c.invalid(record.AlltoAllv, "send and receive buffers overlap")
+		return c.who.Invalid(record.AlltoAllv, "send and receive buffers overlap")
 	}
 	return c.exchange(s, record.AlltoAllv, send, recv, total, algo.Vector{SendCounts: sendCounts, SendOffsets: sendOffsets, RecvCounts: recvCounts, RecvOffsets: recvOffsets})
 }
@@ -203,57 +205,29 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 // receive: a part of any size for each pair of ranks.
 func (c *Comm) exchange(s *Stream, kind record.CollKind, send, recv Buffer, total int, v algo.Vector) error {
 	if send.onDevice() || recv.onDevice() {
-		return c.exchangeGPU(s, kind, -1, 0, func(add func(send bool, b Buffer, peer int)) {
+		g, err := c.device(kind.String())
+		if err != nil {
+			return err
+		}
+		return g.exchange(s, kind, noRoot, 0, func(add func(send bool, b Buffer, peer int)) {
 			for p := range c.size {
 				add(true, send.Slice(v.SendOffsets[p], v.SendOffsets[p]+v.SendCounts[p]), p)
 				add(false, recv.Slice(v.RecvOffsets[p], v.RecvOffsets[p]+v.RecvCounts[p]), p)
 			}
 		})
 	}
-	o := operation{
-		coll: kind, dtype: send.dt, root: noRoot, bytes: uint64(total * send.dt.Size()),
-		send: send.raw(), recv: recv.raw(),
-	}
-	o.vector = c.groups.vector()
-	*o.vector = v
-	if err := c.put(s, &o); err != nil {
-		c.groups.putVector(o.vector)
-		return err
-	}
-	return nil
-}
-
-func (c *Comm) checkPeer(kind record.CollKind, peer int) error {
-	if peer < 0 || peer >= c.size || peer == c.rank {
-		return c.invalid(kind, "peer %d for rank %d of %d (a rank sends to itself only within a group)", peer, c.rank, c.size)
-	}
-	return nil
-}
-
-// Send sends buf to peer, which must call Recv with as many elements of the
-// same type. It ends when the bytes have left buf. Sends and receives that must
-// overlap to make progress belong in one Group.
-func (c *Comm) Send(s *Stream, buf Buffer, peer int) error {
-	if err := c.checkPeer(record.Send, peer); err != nil {
-		return err
-	}
-	if buf.onDevice() {
-		return c.exchangeGPU(s, record.Send, peer, buf.n, func(add func(send bool, b Buffer, peer int)) { add(true, buf, peer) })
-	}
-	return c.put(s, &operation{
-		coll: record.Send, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), send: buf.raw(),
+	whole := c.x.Vector()
+	*whole = v
+	return c.x.Put(&s.order, &executor.Operation{
+		Coll: kind, DType: send.dt, Root: noRoot, Bytes: uint64(total * send.dt.Size()),
+		Send: send.raw(), Recv: recv.raw(), Vector: whole,
 	})
 }
 
-// Recv receives buf from peer.
-func (c *Comm) Recv(s *Stream, buf Buffer, peer int) error {
-	if err := c.checkPeer(record.Recv, peer); err != nil {
-		return err
+// checkHost refuses what the CPU cannot compute with.
+func (c *Comm) checkHost(kind record.CollKind, dt DType) error {
+	if kind.Reduces() && (dt == Float8E4M3 || dt == Float8E5M2) {
+		return c.who.Invalid(kind, "%v in host memory: 8-bit floats are reduced on GPUs only", dt)
 	}
-	if buf.onDevice() {
-		return c.exchangeGPU(s, record.Recv, peer, buf.n, func(add func(send bool, b Buffer, peer int)) { add(false, buf, peer) })
-	}
-	return c.put(s, &operation{
-		coll: record.Recv, dtype: buf.dt, root: int32(peer), count: buf.n, bytes: uint64(buf.size()), recv: buf.raw(),
-	})
+	return nil
 }

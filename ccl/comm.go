@@ -6,13 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/executor"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/failure"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -21,27 +23,15 @@ import (
 // from several goroutines; the order of calls is then the order of operations,
 // and must be the same on all ranks.
 type Comm struct {
-	cfg        Config // without ID, Rank, Size
-	name       string
-	id         uint64
-	rank, size int
-	proc       *process
-	ctl        *bootstrap.Control
-	mesh       *transport.Mesh
-	place      algo.Place
-	model      algo.Model
-	eng        *engine.Engine
-	log        log
-
-	gpu      *gpuPart // nil on a CPU rank
-	queue    queue
-	executor executor
-	swept    uint64 // the queue's tail at the last sweep; the sweeper's own
-	groups   groupPool
-
-	failed  atomic.Pointer[failure]
-	telling sync.Mutex            // held while failed is set and the others are told
-	left    atomic.Pointer[[]int] // members that have closed
+	cfg    Config // without ID, Rank, Size
+	who    failure.Member
+	id     uint64
+	size   int
+	ctl    *bootstrap.Control
+	mesh   *transport.Mesh
+	x      *executor.Executor
+	gpu    *gpuPart // nil on a CPU rank
+	groups groupPool
 
 	// deriving serialises Split, Shrink and Grow, which all ranks call alike. It guards
 	// how often there has been a Split, and a Shrink to each list of ranks: these
@@ -50,8 +40,6 @@ type Comm struct {
 	splits   int
 	shrinks  map[string]int
 
-	closing  atomic.Bool
-	closed   chan struct{}
 	watching sync.WaitGroup
 }
 
@@ -78,10 +66,9 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	fail := func(err error) error {
-		peer, err := sentinelOf(err)
-		return &Error{Op: "Init", Comm: cfg.Name, Rank: cfg.Rank, Peer: peer, Err: err}
+		return failure.Member{Name: cfg.Name, Rank: cfg.Rank}.Wrap("Init", err)
 	}
-	if err := cfg.checkNet(); err != nil {
+	if err := checkNet(cfg.Net, &cfg.RDMA); err != nil {
 		return nil, fail(fmt.Errorf("%w: Config.Net and Config.RDMA: %w", ErrInvalid, err))
 	}
 	if err := cfg.checkOutage(); err != nil {
@@ -97,21 +84,21 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 	if err != nil {
 		return nil, fail(err)
 	}
-	proc := processOf(cfg.Recorder)
-	log, err := newLog(proc, &cfg, record.CommEntry{
+	proc := executor.ProcessOf(cfg.Recorder)
+	log, err := executor.NewLog(proc, cfg.Device.Ordinal(), record.CommEntry{
 		ID: cfg.ID.id.Uint64(), Name: cfg.Name, Rank: int32(cfg.Rank), Size: int32(cfg.Size), State: record.CommJoining,
-	})
+	}, cfg.logger())
 	if err != nil {
-		proc.release()
+		proc.Release()
 		return nil, fail(err)
 	}
 	ctl, err := bootstrap.Join(ctx, bootstrap.Config{
 		ID: cfg.ID.id, Rank: cfg.Rank, Size: cfg.Size, Secret: cfg.Secret, Host: cfg.Interface, Info: info, Outage: cfg.OutageTimeout,
 	})
 	if err != nil {
-		log.aborted(failureOf(err))
-		_ = log.gpu.Close()
-		proc.release()
+		log.Aborted(failure.Of(err))
+		_ = log.GPU().Close()
+		proc.Release()
 		return nil, fail(err)
 	}
 	c, err := newComm(ctx, cfg, ctl, proc, log)
@@ -123,21 +110,20 @@ func Init(ctx context.Context, cfg Config) (*Comm, error) {
 
 // newComm makes a communicator of the members of ctl, which it owns from now
 // on; every member calls it.
-func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *process, log log) (_ *Comm, err error) {
+func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *executor.Process, log *executor.Log) (_ *Comm, err error) {
 	c := &Comm{
-		cfg: cfg, name: cfg.Name, id: ctl.ID().Uint64(), rank: ctl.Rank(), size: ctl.Size(),
-		proc: proc, ctl: ctl, log: log, closed: make(chan struct{}),
+		cfg: cfg, who: failure.Member{Name: cfg.Name, Rank: ctl.Rank()}, id: ctl.ID().Uint64(), size: ctl.Size(), ctl: ctl,
 	}
 	defer func() {
 		if err != nil {
-			log.aborted(failureOf(err))
+			log.Aborted(failure.Of(err))
 			_ = c.gpu.close(context.Background())
 			if c.mesh != nil {
 				c.mesh.Close()
 			}
 			ctl.Close()
-			_ = log.gpu.Close()
-			proc.release()
+			_ = log.GPU().Close()
+			proc.Release()
 		}
 	}()
 	nodes, cores := make([]int32, c.size), runtime.NumCPU()
@@ -153,20 +139,23 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 		nodes[r] = index[a.Node]
 		cores = min(cores, a.Cores)
 		if a.GPU != (cfg.Device != CPU) {
-			return nil, fmt.Errorf("%w: rank %d and rank %d: one has a GPU, one has none", ErrMismatch, c.rank, r)
+			return nil, fmt.Errorf("%w: rank %d and rank %d: one has a GPU, one has none", ErrMismatch, c.who.Rank, r)
 		}
 	}
-	c.place = algo.NewPlace(c.rank, nodes, cores)
-	c.model = algo.DefaultModel()
+	place := algo.NewPlace(c.who.Rank, nodes, cores)
+	c.x = executor.New(executor.Config{
+		Member: c.who, Size: c.size, Place: place, Force: algo.Overrides{Algo: cfg.Algo, Proto: cfg.Proto},
+		Process: proc, Log: log, Control: ctl, Faults: cfg.Faults,
+	})
 	host := cfg.Interface
 	if host == "" {
 		host = ctl.Host()
 	}
 	c.mesh, err = transport.NewMesh(ctx, transport.Config{
-		ID: c.id, Name: c.name, Rank: c.rank, Size: c.size, Node: cfg.Node,
-		Exchange: ctl.AllGather, Err: c.lost, Key: ctl.Key("transport"),
-		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, Paths: cfg.Paths, RDMA: c.rdma(),
-		Recorder: cfg.Recorder, Comm: log.live, Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
+		ID: c.id, Name: cfg.Name, Rank: c.who.Rank, Size: c.size, Node: cfg.Node,
+		Exchange: ctl.AllGather, Err: c.x.Lost, Key: ctl.Key("transport"),
+		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, Paths: cfg.Paths, RDMA: c.rdma(proc, &place),
+		Recorder: cfg.Recorder, Comm: log.Live(), Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
 	})
 	if err != nil {
 		return nil, err
@@ -174,56 +163,62 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *proc
 	if d := c.mesh.Patience(); d > 0 {
 		ctl.Patience(d)
 	}
+	c.x.Connect(c.mesh)
+	var end executor.GPU
 	if cfg.Device != CPU {
-		if c.gpu, err = c.newGPU(ctx); err != nil {
+		if c.gpu, err = newGPU(ctx, &cfg, c.x, c.mesh); err != nil {
 			return nil, err
 		}
+		end = c.gpu
 	}
-	c.eng = engine.New(c.mesh, c.size)
-	c.log.board, c.log.remote = c.mesh.Board(), len(c.place.Local) < c.size
-	c.queue.init()
-	c.executor.init(c)
-	c.watching.Add(2)
+	c.x.Start(end)
+	c.watching.Add(1)
 	go c.watch()
-	if c.rank == 0 {
+	if c.who.Rank == 0 {
 		c.watching.Add(1)
 		go c.compareCalls()
 	}
-	go c.work()
-	proc.add(c)
-	log.state(record.CommJoined)
+	log.State(record.CommJoined)
 	return c, nil
 }
 
+// rdma is what this rank brings of RDMA to the communicator.
+func (c *Comm) rdma(proc *executor.Process, place *algo.Place) transport.RDMA {
+	r := transport.RDMA{Net: c.cfg.Net, Options: c.cfg.RDMA.options()}
+	if len(place.Local) == c.size {
+		r.Net = NetTCP // nobody is on another node
+	}
+	if r.Net == NetTCP {
+		return r
+	}
+	if r.Ports, r.Why = nics(&c.cfg.RDMA, c.cfg.Device, slices.Index(place.Local, c.who.Rank)); r.Net != NetRDMA {
+		r.Note = func(why error) { // once in a process
+			if proc.Once("tcp") {
+				c.cfg.logger().Info("TCP between nodes: RDMA cannot be used", "communicator", c.who.Name, "reason", why)
+			}
+		}
+	}
+	return r
+}
+
 // Rank is this rank's number in the communicator, from 0.
-func (c *Comm) Rank() int { return c.rank }
+func (c *Comm) Rank() int { return c.who.Rank }
 
 // Size is how many ranks the communicator has.
 func (c *Comm) Size() int { return c.size }
 
 // Name is what the communicator was named.
-func (c *Comm) Name() string { return c.name }
+func (c *Comm) Name() string { return c.who.Name }
 
 // ID is the communicator's id in records, metrics and traces, the same on all ranks.
 func (c *Comm) ID() uint64 { return c.id }
 
+// NewStream makes a stream; it is not tied to c.
+func (c *Comm) NewStream() *Stream { return NewStream() }
+
 // Err is why the communicator is over, nil while it is not (it is
 // ncclCommGetAsyncError).
-func (c *Comm) Err() error {
-	f := c.failed.Load()
-	if f == nil {
-		return nil
-	}
-	return &Error{Op: "communicator", Comm: c.name, Rank: c.rank, Peer: f.peer, Err: f.err}
-}
-
-// lost is why nobody wants this rank's bytes any more: Err, unless it has merely closed.
-func (c *Comm) lost() error {
-	if c.failed.Load() == &failureClosed {
-		return nil
-	}
-	return c.Err()
-}
+func (c *Comm) Err() error { return c.x.Err() }
 
 // Abort ends the communicator on all ranks: what is under way and what comes
 // fails with ErrAborted. reason is for the error's text and may be nil. The
@@ -233,30 +228,7 @@ func (c *Comm) Abort(reason error) {
 	if reason != nil {
 		err = fmt.Errorf("%w: %w", ErrAborted, reason)
 	}
-	c.fail(&failure{-1, err}, true)
-}
-
-// fail makes f the end of the communicator unless it has one already. tell
-// says whether the others must hear of it.
-func (c *Comm) fail(f *failure, tell bool) {
-	c.telling.Lock()
-	first := c.failed.Load() == nil
-	if first {
-		// The recorder first: a caller that sees the failure may end the process at once,
-		// and that death must not look like the one that the failure is about.
-		c.log.aborted(f)
-		c.failed.Store(f)
-		if tell {
-			c.ctl.Abort(f.encode())
-		}
-	}
-	c.telling.Unlock()
-	if !first {
-		return
-	}
-	c.mesh.Wake()
-	c.executor.over()
-	c.gpu.abort()
+	c.x.Fail(&failure.Failure{Peer: -1, Err: err}, true)
 }
 
 // watch turns what the control plane learns into the communicator's state.
@@ -265,15 +237,15 @@ func (c *Comm) watch() {
 	for e := range c.ctl.Events() {
 		switch e.Kind {
 		case bootstrap.Lost:
-			if !c.closing.Load() {
-				_, err := sentinelOf(e.Err)
-				c.fail(&failure{e.Rank, err}, false)
+			if !c.x.Closing() {
+				_, err := failure.Translate(e.Err)
+				c.x.Fail(&failure.Failure{Peer: e.Rank, Err: err}, false)
 			}
 		case bootstrap.Aborted:
-			peer, err := sentinelOf(e.Err)
-			c.fail(&failure{peer, err}, false)
+			peer, err := failure.Translate(e.Err)
+			c.x.Fail(&failure.Failure{Peer: peer, Err: err}, false)
 		case bootstrap.Left:
-			c.gone(e.Rank)
+			c.x.Gone(e.Rank)
 		}
 	}
 }
@@ -288,26 +260,14 @@ func (c *Comm) compareCalls() {
 		if !sig.Decode(s.Blob) {
 			continue
 		}
-		c.compare(s.Rank, sig)
+		c.x.Compare(s.Rank, sig)
 		for r := range last {
 			if r != s.Rank && last[r].Seq == sig.Seq && last[r] != sig {
-				c.fail(engineFailure(&engine.MismatchError{Peer: s.Rank, Mine: last[r], Theirs: &sig}), true)
+				c.x.Fail(failure.FromEngine(&engine.MismatchError{Peer: s.Rank, Mine: last[r], Theirs: &sig}), true)
 			}
 		}
 		last[s.Rank] = sig
 	}
-}
-
-// gone notes that a member has closed the communicator in good order. What it
-// has sent may still be on its way; who needs more of it finds out in idle.
-func (c *Comm) gone(rank int) {
-	var left []int
-	if old := c.left.Load(); old != nil {
-		left = append(left, *old...)
-	}
-	left = append(left, rank)
-	c.left.Store(&left)
-	c.mesh.Wake()
 }
 
 // closePatience bounds how long Close waits for the other ranks' Close.
@@ -317,29 +277,22 @@ const closePatience = 5 * time.Second
 // few seconds for the others to close as well, and frees everything. It returns
 // why the communicator failed, if it did. Calls after Close fail with ErrClosed.
 func (c *Comm) Close() error {
-	if c == nil || c.closing.Swap(true) {
+	if c == nil || !c.x.BeginClose() {
 		return nil
 	}
 	ctx, cancel := c.whileConnected(closePatience)
 	defer cancel()
-	err := c.drive(ctx, c.queue.last())
+	err := c.x.Drive(ctx, c.x.Last())
 	if gpuErr := c.gpu.finish(ctx); err == nil {
 		err = gpuErr
 	}
-	if c.failed.Load() == nil && err == nil {
+	if c.x.Over() == nil && err == nil {
 		// Nobody tears down transports that a slower rank still reads from. A rank
 		// that dies or leaves now can harm nothing: all has been done.
 		_ = c.ctl.Barrier(ctx)
 	}
-	c.telling.Lock() // who closes for a failure has it told first
-	failure := c.Err()
-	c.failed.CompareAndSwap(nil, &failureClosed)
-	c.telling.Unlock()
-	close(c.closed)
-	c.mesh.Wake()
-	c.executor.over()
-	c.proc.remove(c)
-	if failure == nil {
+	failed := c.x.End()
+	if failed == nil {
 		// Rank 0 stays until the others have left, so that they hear of each other.
 		if e := c.ctl.Leave(ctx); e != nil && err == nil && !errors.Is(e, context.DeadlineExceeded) {
 			err = e
@@ -347,20 +300,20 @@ func (c *Comm) Close() error {
 	}
 	c.ctl.Close()
 	c.watching.Wait()
-	c.executor.acquire() // for good: no one may use the mesh any more, nor pinned memory
-	c.drain(c.failed.Load())
+	c.x.Stop()
 	gpuErr := c.gpu.close(ctx)
 	err = errors.Join(err, gpuErr)
-	c.log.addSums()
+	log := c.x.Log
+	log.Close()
 	meshErr := c.mesh.Close()
-	if failure == nil {
-		c.log.state(record.CommLeft)
+	if failed == nil {
+		log.State(record.CommLeft)
 	}
 	if gpuErr == nil { // else the GPU may still write there
-		err = errors.Join(err, c.log.gpu.Close())
+		err = errors.Join(err, log.GPU().Close())
 	}
-	c.proc.release()
-	return errors.Join(failure, err, meshErr)
+	c.x.Process.Release()
+	return errors.Join(failed, err, meshErr)
 }
 
 // whileConnected is a context that lasts for d, not counting outages of the control plane.
@@ -388,11 +341,19 @@ func (c *Comm) whileConnected(d time.Duration) (context.Context, context.CancelF
 	return ctx, func() { cancel(nil) }
 }
 
-var failureClosed = failure{-1, ErrClosed}
-
-func (c *Comm) leavers() []int {
-	if l := c.left.Load(); l != nil {
-		return *l
+// device is the GPU side, for a call on device memory.
+func (c *Comm) device(op string) (*gpuPart, error) {
+	if c.gpu == nil {
+		return nil, c.who.Wrap(op, fmt.Errorf("%w: the rank has no GPU (Config.Device)", ErrInvalid))
 	}
-	return nil
+	return c.gpu, nil
+}
+
+// GPUAlgo says with which algorithm the communicator's last operation on device memory
+// ran, as it is recorded, and on how many multiprocessors.
+func (c *Comm) GPUAlgo() (algo Algo, sms int) {
+	if c.gpu == nil {
+		return record.AlgoNone, 0
+	}
+	return c.gpu.last()
 }

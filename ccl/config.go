@@ -124,6 +124,15 @@ type Config struct {
 	wants wants
 }
 
+// wants is what a process needs once, and the environment asks for.
+type wants struct {
+	recorder bool
+	options  record.Options
+	// secret is the file in the runtime directory that the ranks of this host share
+	// a secret in, "" for none.
+	secret string
+}
+
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
 	Algo   string // an algorithm of GPUs (record.Algo), where a collective has it: ll, ll2, ll12, sym, bulk, ce or pushbulk

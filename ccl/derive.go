@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/bootstrap"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/executor"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/failure"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -23,8 +25,8 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string, change ..
 	c.deriving.Lock()
 	defer c.deriving.Unlock()
 	fail := func(err error) error { return c.deriveError("Split", err) }
-	if f := c.failed.Load(); f != nil {
-		return nil, &Error{Op: "Split", Comm: c.name, Rank: c.rank, Peer: f.peer, Err: f.err}
+	if f := c.x.Over(); f != nil {
+		return nil, c.who.Error("Split", 0, f)
 	}
 	blob := binary.LittleEndian.AppendUint64(nil, uint64(int64(color)))
 	blob = binary.LittleEndian.AppendUint64(blob, uint64(int64(key)))
@@ -63,7 +65,7 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string, change ..
 
 // regroup makes a communicator of some members, of which this rank is one.
 func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string, change []func(*Config)) (*Comm, error) {
-	rank := slices.Index(ranks, c.rank)
+	rank := slices.Index(ranks, c.who.Rank)
 	ctl, err := c.ctl.Regroup(ctx, ranks, rank, tag)
 	if err != nil {
 		return nil, err
@@ -75,18 +77,18 @@ func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string, chang
 func (c *Comm) child(ctx context.Context, ctl *bootstrap.Control, name string, change []func(*Config)) (*Comm, error) {
 	cfg := c.cfg
 	if cfg.Name = name; name == "" {
-		cfg.Name = c.name
+		cfg.Name = c.who.Name
 	}
 	for _, f := range change {
 		f(&cfg)
 	}
-	proc := processOf(cfg.Recorder)
-	log, err := newLog(proc, &cfg, record.CommEntry{
+	proc := executor.ProcessOf(cfg.Recorder)
+	log, err := executor.NewLog(proc, cfg.Device.Ordinal(), record.CommEntry{
 		ID: ctl.ID().Uint64(), Name: cfg.Name, Rank: int32(ctl.Rank()), Size: int32(ctl.Size()), Parent: c.id, State: record.CommJoining,
-	})
+	}, cfg.logger())
 	if err != nil {
 		ctl.Close()
-		proc.release()
+		proc.Release()
 		return nil, err
 	}
 	return newComm(ctx, cfg, ctl, proc, log)
@@ -97,8 +99,7 @@ func (c *Comm) deriveError(op string, err error) error {
 	if errors.As(err, &e) {
 		return err
 	}
-	peer, err := sentinelOf(err)
-	return &Error{Op: op, Comm: c.name, Rank: c.rank, Peer: peer, Err: err}
+	return c.who.Wrap(op, err)
 }
 
 // ShrinkMode says what Shrink does about operations under way.
@@ -120,26 +121,26 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 	c.deriving.Lock()
 	defer c.deriving.Unlock()
 	fail := func(err error) error { return c.deriveError("Shrink", err) }
-	if c.closing.Load() {
+	if c.x.Closing() {
 		return nil, fail(ErrClosed)
 	}
 	out := make([]bool, c.size)
 	for _, r := range exclude {
-		if r < 0 || r >= c.size || r == c.rank {
-			return nil, fail(fmt.Errorf("%w: exclude rank %d of %d on rank %d", ErrInvalid, r, c.size, c.rank))
+		if r < 0 || r >= c.size || r == c.who.Rank {
+			return nil, fail(fmt.Errorf("%w: exclude rank %d of %d on rank %d", ErrInvalid, r, c.size, c.who.Rank))
 		}
 		out[r] = true
 	}
 	if mode == ShrinkAbort {
-		c.fail(&failure{-1, fmt.Errorf("%w: shrinking to the survivors", ErrAborted)}, false)
+		c.x.Fail(&failure.Failure{Peer: -1, Err: fmt.Errorf("%w: shrinking to the survivors", ErrAborted)}, false)
 		// The executor lets go of the buffers before the caller goes on.
-		if err := c.drive(ctx, c.queue.last()); err != nil && c.queue.finished.Load() < c.queue.last() {
+		if err := c.x.Drive(ctx, c.x.Last()); err != nil && c.x.Finished() < c.x.Last() {
 			return nil, fail(err)
 		}
-	} else if err := c.drive(ctx, c.queue.last()); err != nil {
+	} else if err := c.x.Drive(ctx, c.x.Last()); err != nil {
 		return nil, fail(err)
-	} else if f := c.failed.Load(); f != nil {
-		return nil, fail(&Error{Op: "Shrink", Comm: c.name, Rank: c.rank, Peer: f.peer, Err: fmt.Errorf("%w (use ShrinkAbort)", f.err)})
+	} else if f := c.x.Over(); f != nil {
+		return nil, fail(c.who.Error("Shrink", 0, &failure.Failure{Peer: f.Peer, Err: fmt.Errorf("%w (use ShrinkAbort)", f.Err)}))
 	}
 	var ranks []int
 	for r := range c.size {
@@ -162,7 +163,7 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 // GrowID makes the id for a grown communicator; rank 0 calls it and sends the
 // id to the newcomers out of band (it is ncclCommGetUniqueId).
 func (c *Comm) GrowID() (UniqueID, error) {
-	if c.rank != 0 {
+	if c.who.Rank != 0 {
 		return UniqueID{}, c.deriveError("GrowID", fmt.Errorf("%w: rank 0 makes the id", ErrInvalid))
 	}
 	l := c.ctl.Listener()
@@ -182,7 +183,7 @@ func (c *Comm) Grow(ctx context.Context, id UniqueID, size int, name string) (*C
 	if size <= c.size {
 		return nil, fail(fmt.Errorf("%w: grow from %d to %d ranks", ErrInvalid, c.size, size))
 	}
-	if err := c.drive(ctx, c.queue.last()); err != nil {
+	if err := c.x.Drive(ctx, c.x.Last()); err != nil {
 		return nil, fail(err)
 	}
 	b, err := c.ctl.Broadcast(ctx, 0, []byte(id.String()))
@@ -192,8 +193,8 @@ func (c *Comm) Grow(ctx context.Context, id UniqueID, size int, name string) (*C
 	if id, err = ParseUniqueID(string(b)); err != nil {
 		return nil, fail(err)
 	}
-	cfg := bootstrap.Config{ID: id.id, Rank: c.rank, Size: size, Secret: c.cfg.Secret, Host: c.cfg.Interface, Info: c.ctl.Members()[c.rank].Info, Outage: c.cfg.OutageTimeout}
-	if c.rank == 0 {
+	cfg := bootstrap.Config{ID: id.id, Rank: c.who.Rank, Size: size, Secret: c.cfg.Secret, Host: c.cfg.Interface, Info: c.ctl.Members()[c.who.Rank].Info, Outage: c.cfg.OutageTimeout}
+	if c.who.Rank == 0 {
 		cfg.Listener = c.ctl.Listener()
 	}
 	ctl, err := bootstrap.Join(ctx, cfg)

@@ -15,15 +15,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// wants is what a process needs once, and the environment asks for.
-type wants struct {
-	recorder bool
-	options  record.Options
-	// secret is the file in the runtime directory that the ranks of this host share
-	// a secret in, "" for none.
-	secret string
-}
-
 // ConfigFromEnv reads what a launcher sets: docs/environment.md lists the names. It
 // changes nothing; Prepare does what is to be done.
 func ConfigFromEnv() (Config, error) {
@@ -101,7 +92,7 @@ func configFromEnv() (Config, error) {
 			TrafficClass: number(0, "LOCKSTEP_RDMA_TRAFFIC_CLASS"), ServiceLevel: number(0, "LOCKSTEP_RDMA_SERVICE_LEVEL"),
 		},
 	}
-	if err := cfg.checkNet(); err != nil {
+	if err := checkNet(cfg.Net, &cfg.RDMA); err != nil {
 		errs = append(errs, fmt.Errorf("LOCKSTEP_NET, LOCKSTEP_RDMA_*: %w", err))
 	}
 	if err := cfg.GPUDirect.Check(); err != nil {

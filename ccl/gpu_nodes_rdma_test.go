@@ -229,7 +229,7 @@ func testGPUNodesRDMAAbort(t *testing.T, mode ccl.GPUDirect) {
 	runtime.KeepAlive(held)
 }
 
-// TestGPUNodesRDMAShrink: ranks whose slots are lent to one that never comes leave it,
+// TestGPUNodesRDMAShrink: ranks whose bounce buffers one holds that never comes leave it,
 // and go on together.
 func TestGPUNodesRDMAShrink(t *testing.T) {
 	for _, mode := range []ccl.GPUDirect{ccl.GPUDirectOff, ccl.GPUDirectRequire} {

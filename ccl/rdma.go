@@ -2,7 +2,6 @@ package ccl
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
@@ -50,39 +49,24 @@ func (c *RDMAConfig) options() rdma.Options {
 	}
 }
 
-// checkNet reports what of Net and RDMA cannot be.
-func (cfg *Config) checkNet() error {
-	switch cfg.Net {
+// checkNet reports what of Config.Net and Config.RDMA cannot be.
+func checkNet(n Net, r *RDMAConfig) error {
+	switch n {
 	case "", NetAuto, NetRDMA, NetTCP:
 	default:
-		return fmt.Errorf("network %q, want %s, %s or %s", cfg.Net, NetAuto, NetRDMA, NetTCP)
+		return fmt.Errorf("network %q, want %s, %s or %s", n, NetAuto, NetRDMA, NetTCP)
 	}
-	o := cfg.RDMA.options()
+	o := r.options()
 	if err := o.SetDefaults(); err != nil {
 		return err
 	}
-	_, err := nic.ParseOverride(cfg.RDMA.HCA, cfg.RDMA.GID)
+	_, err := nic.ParseOverride(r.HCA, r.GID)
 	return err
 }
 
-// rdma is what this rank brings of RDMA to its communicator.
-func (c *Comm) rdma() transport.RDMA {
-	r := transport.RDMA{Net: c.cfg.Net, Options: c.cfg.RDMA.options()}
-	if len(c.place.Local) == c.size {
-		r.Net = NetTCP // nobody is on another node
-	}
-	if r.Net == NetTCP {
-		return r
-	}
-	if r.Ports, r.Why = c.nics(); r.Net != NetRDMA {
-		r.Note = c.noteTCP
-	}
-	return r
-}
-
-// nics are the RDMA ports for this rank, best first.
-func (c *Comm) nics() ([]nic.Port, error) {
-	o, err := nic.ParseOverride(c.cfg.RDMA.HCA, c.cfg.RDMA.GID)
+// nics are the RDMA ports for the rank with that number on its node, best first.
+func nics(r *RDMAConfig, on Device, local int) ([]nic.Port, error) {
+	o, err := nic.ParseOverride(r.HCA, r.GID)
 	if err != nil {
 		return nil, err
 	}
@@ -90,9 +74,9 @@ func (c *Comm) nics() ([]nic.Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	near := nic.Near{NUMA: -1, LocalRank: slices.Index(c.place.Local, c.rank)}
-	if c.cfg.Device != CPU {
-		if near.GPU, err = busID(c.cfg.Device); err != nil {
+	near := nic.Near{NUMA: -1, LocalRank: local}
+	if on != CPU {
+		if near.GPU, err = busID(on); err != nil {
 			return nil, err
 		}
 	}
@@ -111,11 +95,4 @@ func busID(d Device) (string, error) {
 	}
 	defer dev.Close()
 	return dev.PCIBus, nil
-}
-
-// noteTCP says once in a process why TCP carries what RDMA could.
-func (c *Comm) noteTCP(why error) {
-	if c.proc.once("tcp") {
-		c.cfg.logger().Info("TCP between nodes: RDMA cannot be used", "communicator", c.name, "reason", why)
-	}
 }

@@ -1,5 +1,7 @@
 package names
 
+import "strings"
+
 // Attribute documents one span attribute.
 type Attribute struct {
 	Key  string
@@ -60,7 +62,7 @@ var attributes = []Attribute{
 	{AttrBacklog, "int", "window", "Largest number of work requests waiting."},
 	{AttrWRs, "int", "window", "Work requests in the window."},
 	{AttrIncident, "string", "incident, action", "Id of the incident, as in the label incident of alerts."},
-	{AttrClass, "string", "incident, action", "Class of the verdict: communication_hang, noncommunication_hang, communication_slow, noncommunication_slow."},
+	{AttrClass, "string", "incident, action", "Class of the verdict: " + strings.Join(Classes, ", ") + "."},
 	{AttrCulprit, "string", "incident, action", "Who is to blame: rank 5, rank 2 → rank 6, node b."},
 	{AttrCulpritKind, "string", "incident", "What that is: rank, connection, source, destination, node."},
 	{AttrReason, "string", "incident, action", "Why, as far as is known: process_gone, stalled, network."},

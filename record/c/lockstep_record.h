@@ -690,7 +690,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_control, size) == 12);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_control, events) == 16);
 LOCKSTEP_STATIC_ASSERT(sizeof(struct lockstep_control) == 64);
 
-/* ---- the writer: everything below is record/internal/genheader/functions.h ---- */
+/* ---- the writer: everything below is functions.h and file.h of record/internal/genheader ---- */
 
 #include <errno.h>
 #include <fcntl.h>

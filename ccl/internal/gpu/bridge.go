@@ -46,14 +46,14 @@ func (c *Comm) Fold(s *cuda.Stream, dt record.DType, op record.RedOp, dst cuda.P
 	return s.Launch(f.Func, uint32(blocksFor(count*uint64(dt.Size()), symStep, foldBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 
-// Ferry puts on s the copying of messages between the GPU and pinned memory, which
-// ends when all pieces are where they belong. list is count kernels.Ferry in pinned memory.
-func (c *Comm) Ferry(s *cuda.Stream, list cuda.Ptr, count int) error {
-	a := kernels.FerryArgs{Abort: uint64(c.abortAt), List: uint64(list), Count: uint32(count)}
+// CopyStaged puts on s the copying of messages between the GPU and pinned memory, which
+// ends when all pieces are where they belong. list is count kernels.StagedMessage in pinned memory.
+func (c *Comm) CopyStaged(s *cuda.Stream, list cuda.Ptr, count int) error {
+	a := kernels.StagedArgs{Abort: uint64(c.abortAt), List: uint64(list), Count: uint32(count)}
 	f := c.move["ls_ferry"]
-	return s.Launch(f.Func, uint32(min(count, ferryBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
+	return s.Launch(f.Func, uint32(min(count, stagedBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 
-// ferryBlocks is how many SMs carry messages: one alone writes to host memory as fast
+// stagedBlocks is how many SMs carry messages: one alone writes to host memory as fast
 // as most networks take it.
-const ferryBlocks = 8
+const stagedBlocks = 8

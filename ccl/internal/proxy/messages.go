@@ -83,7 +83,7 @@ type control struct {
 	words   []flowWords // of rank p: 2p from it, 2p+1 to it
 	wordsAt cuda.Ptr
 	given   []uint32 // pieces of the flows so far
-	ring    []kernels.Ferry
+	ring    []kernels.StagedMessage
 	ringAt  cuda.Ptr
 	// Places are counted on and on: head is the next one, tail the oldest one that an
 	// operation uses.
@@ -100,7 +100,7 @@ type ringUse struct {
 func ringLen(ranks int) int { return max(messagesMost, 4*ranks) }
 
 func controlSize(ranks int) int {
-	return 2*ranks*int(unsafe.Sizeof(flowWords{})) + ringLen(ranks)*int(unsafe.Sizeof(kernels.Ferry{}))
+	return 2*ranks*int(unsafe.Sizeof(flowWords{})) + ringLen(ranks)*int(unsafe.Sizeof(kernels.StagedMessage{}))
 }
 
 func newControl(ranks int, mem []byte, at cuda.Ptr) control {
@@ -108,13 +108,13 @@ func newControl(ranks int, mem []byte, at cuda.Ptr) control {
 	words := 2 * ranks * int(unsafe.Sizeof(flowWords{}))
 	return control{
 		words: unsafe.Slice((*flowWords)(unsafe.Pointer(&mem[0])), 2*ranks), wordsAt: at, given: make([]uint32, 2*ranks),
-		ring: unsafe.Slice((*kernels.Ferry)(unsafe.Pointer(&mem[words])), ringLen(ranks)), ringAt: at + cuda.Ptr(words),
+		ring: unsafe.Slice((*kernels.StagedMessage)(unsafe.Pointer(&mem[words])), ringLen(ranks)), ringAt: at + cuda.Ptr(words),
 	}
 }
 
 // places is count places of the ring side by side, at most all of them, once what used
 // them has ended.
-func (n *Proxy) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
+func (n *Proxy) places(count int) ([]kernels.StagedMessage, cuda.Ptr, error) {
 	m := &n.control
 	size := len(m.ring)
 	if rest := size - m.head%size; rest < count {
@@ -133,7 +133,7 @@ func (n *Proxy) places(count int) ([]kernels.Ferry, cuda.Ptr, error) {
 	}
 	first := m.head % size
 	m.head += count
-	return m.ring[first : first+count], m.ringAt + cuda.Ptr(first*int(unsafe.Sizeof(kernels.Ferry{}))), nil
+	return m.ring[first : first+count], m.ringAt + cuda.Ptr(first*int(unsafe.Sizeof(kernels.StagedMessage{}))), nil
 }
 
 // index is a flow's number in control.
@@ -181,7 +181,7 @@ func (n *Proxy) exchange(on gpu.Stream, o *Call, msgs []gpu.Message, local func(
 	return n.start(on, o, put, 1, nil, prepare, func(x *Op) error {
 		copies := func(s *cuda.Stream) error {
 			n.control.taken = append(n.control.taken, ringUse{n.control.head, n.run.Last()})
-			return n.gpu.Ferry(s, list, len(far))
+			return n.gpu.CopyStaged(s, list, len(far))
 		}
 		var err error
 		switch {
@@ -235,7 +235,7 @@ func (n *Proxy) allToAll(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*O
 }
 
 // newTransfers prepares messages, and writes for the kernel what there is to do.
-func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inPlace bool) *transfers {
+func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMessage, inPlace bool) *transfers {
 	m := &transfers{n: n, x: x, of: make(map[int]int)}
 	largest := uint64(0)
 	for _, msg := range msgs {
@@ -251,16 +251,16 @@ func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.Ferry, inP
 	if len(m.flows) == 0 {
 		return m
 	}
-	room := (len(n.parts[partAll].Buf)/(2*len(m.flows)) - kernels.FerryPad) &^ 511
+	room := (len(n.parts[partAll].Buf)/(2*len(m.flows)) - kernels.StagedPad) &^ 511
 	m.half = max(min(int(largest/4+511)&^511, pieceMost, room), min(pieceLeast, room))
 	for i := range m.flows {
-		m.flows[i].at = 2 * (m.half + kernels.FerryPad) * i
+		m.flows[i].at = 2 * (m.half + kernels.StagedPad) * i
 	}
 	at := func(i int) uint64 { return uint64(n.control.wordsAt) + uint64(i)*uint64(unsafe.Sizeof(flowWords{})) }
 	for j, msg := range msgs {
 		i := index(msg)
 		f := &m.flows[m.of[i]]
-		k := kernels.Ferry{
+		k := kernels.StagedMessage{
 			Buffer: uint64(msg.Buf), Bytes: msg.Bytes, Slot: uint64(n.slotAt[0]) + uint64(f.at),
 			Mine: at(i), Theirs: at(i) + 4, Half: uint32(m.half), First: f.base + uint32(len(f.pieces)),
 		}
@@ -314,7 +314,7 @@ func (m *transfers) schedule(msgs []gpu.Message) *algo.Schedule {
 			p := next[i]
 			body := st
 			body.Len, body.Kept = f.pieces[p].bytes, f.send && msg.Bytes > keptFrom
-			body.Src = algo.Ref{Space: space, Off: f.at + int(f.base+uint32(p))&1*(m.half+kernels.FerryPad) + f.pieces[p].skew}
+			body.Src = algo.Ref{Space: space, Off: f.at + int(f.base+uint32(p))&1*(m.half+kernels.StagedPad) + f.pieces[p].skew}
 			if body.Dst = body.Src; m.n.onGPU(&msg) {
 				body.Src.Space = engine.GroupSpace + partDirectAll
 			}

@@ -127,7 +127,7 @@ func TestKeptSettlesAfterSwitch(t *testing.T) {
 	}
 }
 
-// TestAbandon: what was lent to a connection that is abandoned may be changed at
+// TestAbandon: what was sent without a copy on a connection that is abandoned may be changed at
 // once, though it is on its way; the peer gets none of the change.
 func TestAbandon(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
@@ -135,7 +135,7 @@ func TestAbandon(t *testing.T) {
 	until(t, "a connection", a, b, func() bool { return on(0, a, b) })
 	mem, _ := registered(t, 64<<10)
 	if a.Abandon(); a.Settled() != true || a.err != nil {
-		t.Fatalf("a connection that lent nothing: %v", a.err)
+		t.Fatalf("a connection that has sent nothing: %v", a.err)
 	}
 	f.Link("mlx5_0", 1, "mlx5_2", 1).Freeze()
 	if n, _, err := a.SendKept(mem); n != len(mem) || err != nil {

@@ -103,17 +103,17 @@ type receiver struct {
 	table      []arrival
 	lines      uint64 // consumed
 	linesIn    uint64 // arrived, by number mod LineSlots
-	lent       uint64 // end of the last chunk that the peer keeps
+	zeroCopied uint64 // end of the last chunk that the peer sent without a copy, and so keeps
 	told       block  // bytes, chunks and lines, as the peer was last told
 	toldBy     int    // over which lane
 }
 
 // arrival is a chunk that has arrived before others.
 type arrival struct {
-	here bool
-	lent bool
-	pad  uint8
-	n    uint32
+	here     bool
+	zeroCopy bool
+	pad      uint8
+	n        uint32
 }
 
 func newMachine(s shape, act actor) *machine {
@@ -271,7 +271,7 @@ func (m *machine) arrive(i, p int, imm, n uint32) error {
 	return nil
 }
 
-func (m *machine) data(num uint64, pad uint8, n uint32, lent bool) error {
+func (m *machine) data(num uint64, pad uint8, n uint32, zeroCopy bool) error {
 	r := &m.rx
 	d := (num - r.chunks) & numMask
 	if d >= m.table || n == 0 || uint64(n) > m.maxChunk {
@@ -281,7 +281,7 @@ func (m *machine) data(num uint64, pad uint8, n uint32, lent bool) error {
 	if a.here {
 		return m.corrupt("chunk %d twice", num)
 	}
-	*a = arrival{here: true, lent: lent, pad: pad, n: n}
+	*a = arrival{here: true, zeroCopy: zeroCopy, pad: pad, n: n}
 	for {
 		a := &r.table[r.chunks&(m.table-1)]
 		if !a.here {
@@ -293,8 +293,8 @@ func (m *machine) data(num uint64, pad uint8, n uint32, lent bool) error {
 			return m.corrupt("bytes %d to %d, %d consumed", start, end, r.got)
 		}
 		a.here = false
-		if a.lent {
-			r.lent = end
+		if a.zeroCopy {
+			r.zeroCopied = end
 		}
 		r.front = end
 		r.chunks++
@@ -344,7 +344,7 @@ func (m *machine) grant(eager bool) {
 // release tells the peer of what it may have to keep until it hears of it.
 func (m *machine) release() {
 	r := &m.rx
-	if r.lent > r.told.bytes && r.got > r.told.bytes || r.lent > 0 && m.lanes[r.toldBy].owes {
+	if r.zeroCopied > r.told.bytes && r.got > r.told.bytes || r.zeroCopied > 0 && m.lanes[r.toldBy].owes {
 		m.grant(false)
 	}
 }

@@ -139,7 +139,7 @@ func (c *Conn) Acknowledge() {
 }
 
 // Abandon ends the connection where Settled is false: the caller is about to change
-// what it lent, because its operation has failed. To the peer this end has closed.
+// what it sent without a copy, because its operation has failed. To the peer this end has closed.
 func (c *Conn) Abandon() {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()

@@ -61,7 +61,7 @@ func TestReplayedGreeting(t *testing.T) {
 		g := dataGreeting{src: 0, dst: 1, total: 2, attempt: newNonce(), number: 1, once: newNonce()}
 		hello := n.encode(g)
 		say := func() (answer []byte, conn net.Conn, err error) {
-			if conn, err = net.Dial("tcp", n.m.cards[1].Addr); err != nil {
+			if conn, err = net.Dial("tcp", n.m.infos[1].Addr); err != nil {
 				return nil, nil, err
 			}
 			conn.SetDeadline(time.Now().Add(patience))
@@ -92,11 +92,11 @@ func TestReplayedGreeting(t *testing.T) {
 // FuzzStranger gives a data listener what comes from who does not know the key: nothing of it
 // passes, and nothing of it panics.
 func FuzzStranger(f *testing.F) {
-	m := &Mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, cards: make([]card, 4)}
+	m := &Mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, infos: make([]peerInfo, 4)}
 	n := &network{m: m}
 	f.Add([]byte(dataMagic))
 	f.Add(append([]byte(controlMagic), make([]byte, dataHello)...))
-	other := &network{m: &Mesh{cfg: Config{ID: 7, Rank: 0, Size: 4, Key: []byte("another")}, cards: make([]card, 4)}}
+	other := &network{m: &Mesh{cfg: Config{ID: 7, Rank: 0, Size: 4, Key: []byte("another")}, infos: make([]peerInfo, 4)}}
 	f.Add(other.encode(dataGreeting{src: 0, dst: 1, total: 2, number: 3}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		ours, theirs := net.Pipe()

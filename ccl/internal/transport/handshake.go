@@ -51,7 +51,7 @@ func (n *network) encode(g dataGreeting) []byte {
 	b = append(b, g.attempt[:]...)
 	b = binary.LittleEndian.AppendUint32(b, g.number)
 	b = append(b, g.once[:]...)
-	return append(b, n.prove("hello", n.m.cards[g.dst].Nonce, b)...)
+	return append(b, n.prove("hello", n.m.infos[g.dst].Nonce, b)...)
 }
 
 func flag(set bool, bit int) int {
@@ -99,7 +99,7 @@ func (n *network) encodeReply(hello []byte, status byte, number uint32) []byte {
 }
 
 func (n *network) decodeReply(peer int, hello, b []byte) (status byte, number uint32, err error) {
-	if !hmac.Equal(b[5:], n.prove("reply", n.m.cards[peer].Nonce, append(slices.Clone(hello), b[:5]...))) {
+	if !hmac.Equal(b[5:], n.prove("reply", n.m.infos[peer].Nonce, append(slices.Clone(hello), b[:5]...))) {
 		return 0, 0, fmt.Errorf("%w: it does not know the communicator's key", ErrCorrupt)
 	}
 	status, number = b[0], binary.LittleEndian.Uint32(b[1:])
@@ -119,7 +119,7 @@ func (n *network) welcome(conn *accept.Conn) {
 	conn.Known()
 	conn.SetDeadline(time.Now().Add(dataTimeout))
 	l := n.peer(g.src)
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	status, latest := n.judge(l, g), max(t.whole, t.number)
 	var fd int
@@ -173,9 +173,9 @@ func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) 
 }
 
 // judge decides on a peer's attempt to connect, which takes the place of any other when
-// it is to stand. The meeting's lock is held.
+// it is to stand. The connector's lock is held.
 func (n *network) judge(l remote, g dataGreeting) byte {
-	t := l.meet()
+	t := l.connecting()
 	switch {
 	case t.over.Load():
 		return replyOver
@@ -201,7 +201,7 @@ func (n *network) judge(l remote, g dataGreeting) byte {
 // dial connects all sockets to a peer for the first time, unless the peer's own attempt
 // stands.
 func (n *network) dial(l remote, rank int, attempt [16]byte) error {
-	t := l.meet()
+	t := l.connecting()
 	number := uint32(1)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		t.mu.Lock()
@@ -238,7 +238,7 @@ func (n *network) dial(l remote, rank int, attempt [16]byte) error {
 }
 
 // withdraw gives an attempt up, so that the peer's may stand.
-func (t *meeting) withdraw(attempt [16]byte) {
+func (t *connector) withdraw(attempt [16]byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.attempt == attempt && t.whole < t.number {
@@ -248,7 +248,7 @@ func (t *meeting) withdraw(attempt [16]byte) {
 }
 
 // renew makes an attempt that is later than the peer's latest of the one given.
-func (t *meeting) renew(attempt [16]byte, theirs uint32) ([16]byte, uint32) {
+func (t *connector) renew(attempt [16]byte, theirs uint32) ([16]byte, uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.attempt == attempt && t.whole < t.number {

@@ -137,7 +137,7 @@ func TestDialledAgain(t *testing.T) {
 			defer close(dialled)
 			n := m.net
 			l := n.peer(1)
-			t := l.meet()
+			t := l.connecting()
 			t.attempt, t.number, t.dialing = newNonce(), 1, true
 			fd, status, _, err := n.greet(n.m.ctx, dataGreeting{src: 0, dst: 1, total: n.sockets(1), attempt: t.attempt, number: 1}, 0)
 			if err != nil || status != replyOK {
@@ -169,7 +169,7 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 
 func testStrangers(t *testing.T, p place) {
 	goroutines(t, p, 2, nil, func(m *Mesh, rank, size int) error {
-		addr := m.cards[1-rank].Addr
+		addr := m.infos[1-rank].Addr
 		for _, hello := range [][]byte{nil, []byte("GET / HTTP/1.1\r\n\r\n"), make([]byte, dataHello), append([]byte(dataMagic), make([]byte, dataHello)...),
 			append([]byte(controlMagic), make([]byte, dataHello)...), m.net.otherKind(rank), []byte(dataMagic)} {
 			conn, err := net.Dial("tcp", addr)
@@ -224,7 +224,7 @@ func (n *network) otherKind(rank int) []byte {
 	} else {
 		copy(b, dataMagic)
 	}
-	return append(b, n.prove("hello", n.m.cards[1-rank].Nonce, b)...)
+	return append(b, n.prove("hello", n.m.infos[1-rank].Nonce, b)...)
 }
 
 // bareLink is a link over one socket whose other end is ours.
@@ -234,7 +234,7 @@ func bareLink(t testing.TB) (*tcpLink, int) {
 }
 
 func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
-	m := &mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, cards: make([]card, 2)}
+	m := &mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
 	m.waiter.init(m)
 	m.net = &network{m: m, bell: -1}
 	l := &tcpLink{m: m, n: m.net, peer: 1}
@@ -488,7 +488,7 @@ func TestManyLines(t *testing.T) {
 // FuzzHandshake gives a listener greetings, and a dialler replies, of somebody who knows
 // the communicator's key: what is taken is within bounds.
 func FuzzHandshake(f *testing.F) {
-	m := &mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, cards: make([]card, 4)}
+	m := &mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, infos: make([]peerInfo, 4)}
 	n := &network{m: m}
 	whole := n.encode(dataGreeting{src: 1, dst: 0, index: 1, total: 2, number: 3})
 	f.Add(whole[:dataHello-sha256.Size])
@@ -502,7 +502,7 @@ func FuzzHandshake(f *testing.F) {
 		}
 		reply := make([]byte, 5)
 		copy(reply, in)
-		reply = append(reply, n.prove("reply", m.cards[2].Nonce, append(bytes.Clone(hello), reply...))...)
+		reply = append(reply, n.prove("reply", m.infos[2].Nonce, append(bytes.Clone(hello), reply...))...)
 		if status, number, err := n.decodeReply(2, hello, reply); err == nil && (status < replyOK || status > replyOver || number > maxNumber) {
 			t.Fatalf("reply %d, %d", status, number)
 		}

@@ -103,8 +103,8 @@ func (cfg *Config) setDefaults() error {
 	return nil
 }
 
-// card is what a rank tells the others of itself.
-type card struct {
+// peerInfo is what a rank tells the others of itself.
+type peerInfo struct {
 	Node     string // logical node
 	Boot     string // kernel
 	Dev, Ino uint64 // runtime directory, 0 for none
@@ -112,29 +112,29 @@ type card struct {
 	Nonce    [16]byte // makes names and proofs of this mesh unique
 	Ring     int
 	Addr     string    // where it listens, "" when it cannot
-	RDMA     *rdmaCard `json:",omitempty"`
+	RDMA     *rdmaInfo `json:",omitempty"`
 	Paths    bool      `json:",omitempty"` // it has a plan
 }
 
 // sharesMemory reports whether two ranks can map the same file.
-func (a card) sharesMemory(b card) bool {
+func (a peerInfo) sharesMemory(b peerInfo) bool {
 	return a.Node == b.Node && a.Boot == b.Boot && a.Dev == b.Dev && a.Ino == b.Ino && (a.Ino != 0 || a.Nonce == b.Nonce)
 }
 
 // Mesh is all links of one communicator's rank, and how to sleep on them. It is the
 // communicator's executor's, but for Wake.
 type Mesh struct {
-	cfg     Config
-	ctx     context.Context // ends with Close
-	stop    context.CancelFunc
-	cards   []card
-	local   []int // position among this node's members by rank, -1 for others
-	links   []Link
-	open    []pipeline // the links that are not nil
-	seg     *segment   // nil without local peers
-	net     *network   // nil without remote peers
-	rdma    *rdmaSide  // nil where this rank has none
-	lending int        // TCP links that refer to the caller's bytes
+	cfg        Config
+	ctx        context.Context // ends with Close
+	stop       context.CancelFunc
+	infos      []peerInfo
+	local      []int // position among this node's members by rank, -1 for others
+	links      []Link
+	open       []pipeline // the links that are not nil
+	seg        *segment   // nil without local peers
+	net        *network   // nil without remote peers
+	rdma       *rdmaSide  // nil where this rank has none
+	zeroCopies int        // TCP links that refer to the caller's bytes
 	waiter
 
 	mu     sync.RWMutex // Wake against Close
@@ -185,11 +185,11 @@ func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.exchangeCards(ctx, mine); err != nil {
+	if err := m.exchangeInfo(ctx, mine); err != nil {
 		return nil, err
 	}
 	var group []int // of this node
-	for r, c := range m.cards {
+	for r, c := range m.infos {
 		m.local[r] = -1
 		if c.sharesMemory(mine) {
 			m.local[r] = len(group)
@@ -225,9 +225,9 @@ func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 	return m, m.watchRDMA()
 }
 
-// introduce fills in this rank's card. It listens before anyone can know that
+// introduce fills in this rank's peerInfo. It listens before anyone can know that
 // it must, since one exchange less is worth more than one socket less.
-func (m *Mesh) introduce() (card, error) {
+func (m *Mesh) introduce() (peerInfo, error) {
 	var st syscall.Stat_t
 	if err := m.place(&st); err != nil { // somebody else's mischief must not cost the job
 		slog.Warn("no runtime directory, so this rank talks TCP to ranks of its own node", "rank", m.cfg.Rank, "err", err)
@@ -235,12 +235,12 @@ func (m *Mesh) introduce() (card, error) {
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return card{}, err
+		return peerInfo{}, err
 	}
-	c := card{Node: m.cfg.Node, Boot: string(boot), Dev: st.Dev, Ino: st.Ino, PID: os.Getpid(), Nonce: newNonce(), Ring: m.cfg.Ring}
+	c := peerInfo{Node: m.cfg.Node, Boot: string(boot), Dev: st.Dev, Ino: st.Ino, PID: os.Getpid(), Nonce: newNonce(), Ring: m.cfg.Ring}
 	if m.cfg.Size > 1 {
 		if m.net, err = listen(m, c.Nonce); err != nil {
-			return card{}, err
+			return peerInfo{}, err
 		}
 		c.Addr = m.net.addr()
 		c.Paths = m.cfg.Paths != nil
@@ -262,25 +262,25 @@ func (m *Mesh) place(st *syscall.Stat_t) (err error) {
 	return os.NewSyscallError("stat "+m.cfg.Dir, syscall.Stat(m.cfg.Dir, st))
 }
 
-func (m *Mesh) exchangeCards(ctx context.Context, mine card) error {
+func (m *Mesh) exchangeInfo(ctx context.Context, mine peerInfo) error {
 	b, err := json.Marshal(mine)
 	if err != nil {
 		return err
 	}
 	if m.cfg.Size == 1 {
-		m.cards = []card{mine}
+		m.infos = []peerInfo{mine}
 		return nil
 	}
 	blobs, err := m.cfg.Exchange(ctx, b)
 	if err != nil {
 		return err
 	}
-	m.cards = make([]card, m.cfg.Size)
+	m.infos = make([]peerInfo, m.cfg.Size)
 	for r, b := range blobs {
-		if err := json.Unmarshal(b, &m.cards[r]); err != nil {
-			return fmt.Errorf("rank %d's card: %w", r, err)
+		if err := json.Unmarshal(b, &m.infos[r]); err != nil {
+			return fmt.Errorf("rank %d's description of itself: %w", r, err)
 		}
-		if ring := m.cards[r].Ring; ring != mine.Ring {
+		if ring := m.infos[r].Ring; ring != mine.Ring {
 			return fmt.Errorf("rank %d has shared-memory rings of %d bytes, this rank of %d", r, ring, mine.Ring)
 		}
 	}

@@ -46,11 +46,11 @@ type network struct {
 // remote is a Link to a rank of another node.
 type remote interface {
 	pipeline
-	meet() *meeting
+	connecting() *connector
 	// guard puts the link behind a gate when faults may be injected.
 	guard()
 	// open brings the link up with its authenticated sockets, from any goroutine,
-	// with the meeting's lock held.
+	// with the connector's lock held.
 	open(fds []int) error
 	// event notes what the kernel tells of a socket that the network watches.
 	event(i int, events uint32)
@@ -60,10 +60,10 @@ type remote interface {
 	close()
 }
 
-// meeting is how the sockets of two ranks come together, and do so again when they have
+// connector is how the sockets of two ranks come together, and do so again when they have
 // failed; shared by the goroutines that connect. Attempts are numbered, so that both ends
 // know which is the later one.
-type meeting struct {
+type connector struct {
 	mu      sync.Mutex
 	attempt [16]byte // zero: nobody has begun
 	number  uint32   // of the attempt
@@ -99,10 +99,10 @@ type meeting struct {
 	broken atomic.Pointer[error]
 }
 
-func (t *meeting) meet() *meeting { return t }
+func (t *connector) connecting() *connector { return t }
 
 // fail breaks the link, from any goroutine.
-func (t *meeting) fail(err error) { t.broken.CompareAndSwap(nil, &err) }
+func (t *connector) fail(err error) { t.broken.CompareAndSwap(nil, &err) }
 
 // skipped is a set of sockets that another had replaced before this end took it over.
 type skipped struct {
@@ -111,7 +111,7 @@ type skipped struct {
 }
 
 // dropSkipped closes those before a set that the peer has taken over.
-func (t *meeting) dropSkipped(before uint32) {
+func (t *connector) dropSkipped(before uint32) {
 	t.skipped = slices.DeleteFunc(t.skipped, func(s skipped) bool {
 		if s.number < before {
 			closeAll(s.fds)
@@ -121,7 +121,7 @@ func (t *meeting) dropSkipped(before uint32) {
 }
 
 // discard closes the sockets of an attempt that another has replaced.
-func (t *meeting) discard() {
+func (t *connector) discard() {
 	closeAll(t.pending)
 	t.pending = nil
 }
@@ -136,7 +136,7 @@ func closeAll(fds []int) {
 
 // add gives a link one authenticated socket; the last one brings it up.
 func (n *network) add(l remote, g dataGreeting, fd int) {
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.attempt != g.attempt || t.whole >= g.number {
@@ -263,7 +263,7 @@ func (n *network) poll(d time.Duration) {
 		case rdmaEvent:
 			n.m.rdma.worker.Drain()
 		default:
-			if l := n.peer(int(ev.Fd)); l.meet().up.Load() {
+			if l := n.peer(int(ev.Fd)); l.connecting().up.Load() {
 				l.event(int(ev.Pad), ev.Events)
 			}
 		}
@@ -308,7 +308,7 @@ func (n *network) magic(rank int) string {
 func (n *network) link(rank int) (pipeline, error) {
 	l := n.peer(rank)
 	l.guard()
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.up.Load() || t.attempt != ([16]byte{}) {
@@ -323,7 +323,7 @@ func (n *network) link(rank int) (pipeline, error) {
 	t.attempt, t.number, t.dialing = attempt, 1, true
 	n.wg.Go(func() {
 		if err := n.dial(l, rank, attempt); err != nil {
-			t.fail(fmt.Errorf("connect to rank %d at %s: %w", rank, n.m.cards[rank].Addr, err))
+			t.fail(fmt.Errorf("connect to rank %d at %s: %w", rank, n.m.infos[rank].Addr, err))
 			n.m.Wake()
 		}
 	})
@@ -349,7 +349,7 @@ func (n *network) close() {
 	n.wg.Wait()
 	for _, l := range n.links {
 		l.close()
-		if p := l.meet().path; p != nil {
+		if p := l.connecting().path; p != nil {
 			p.Close()
 		}
 	}
@@ -376,7 +376,7 @@ func (n *network) linger() {
 		links := slices.Collect(maps.Values(n.links))
 		n.mu.Unlock()
 		for _, l := range links {
-			if l.meet().up.Load() {
+			if l.connecting().up.Load() {
 				done = l.finish() && done
 			}
 			t, ok := l.(*tcpLink)

@@ -156,7 +156,7 @@ func (l *tcpLink) giveUp(now int64) {
 	heard := max(l.heard, answered)
 	if bound := int64(l.m.cfg.Outage); now-heard >= bound {
 		_ = l.fatal(fmt.Errorf("%w; then nothing came from its host for %v, in which %d connections to %s failed, the last with: %w",
-			l.lost, time.Duration(now-heard).Round(time.Second), tries, l.m.cards[l.peer].Addr, last))
+			l.lost, time.Duration(now-heard).Round(time.Second), tries, l.m.infos[l.peer].Addr, last))
 	}
 }
 

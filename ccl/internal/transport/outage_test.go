@@ -272,7 +272,7 @@ func TestNobodyThere(t *testing.T) {
 					addr, want = deaf.Addr().String(), "nothing came from its host for"
 				}
 				l.mu.Lock()
-				m.cards[1].Addr = addr
+				m.infos[1].Addr = addr
 				l.mu.Unlock()
 				l.WantRecv(record.Now()) // as an executor says that waits
 				l.reset(t)

@@ -84,7 +84,7 @@ const (
 
 // planned reports whether both ends of a connection have a plan.
 func (n *network) planned(rank int) bool {
-	return n.m.cfg.Paths != nil && n.m.cards[rank].Paths && !n.m.overRDMA(rank)
+	return n.m.cfg.Paths != nil && n.m.infos[rank].Paths && !n.m.overRDMA(rank)
 }
 
 // pathOf is the plan of a connection, nil where there is none.
@@ -92,13 +92,13 @@ func (n *network) pathOf(l remote, rank int) Path {
 	if !n.planned(rank) {
 		return nil
 	}
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.path != nil || t.over.Load() {
 		return t.path
 	}
-	to, err := netip.ParseAddrPort(n.m.cards[rank].Addr)
+	to, err := netip.ParseAddrPort(n.m.infos[rank].Addr)
 	if err != nil {
 		return nil
 	}
@@ -123,7 +123,7 @@ func (n *network) ports(ctx context.Context, l remote, rank, lanes int) []uint16
 
 // dialFrom opens one TCP connection, from the port that is given if that can be.
 func (n *network) dialFrom(ctx context.Context, rank int, port uint16) (net.Conn, error) {
-	addr := n.m.cards[rank].Addr
+	addr := n.m.infos[rank].Addr
 	if port != 0 {
 		d := net.Dialer{KeepAlive: -1, LocalAddr: &net.TCPAddr{IP: net.ParseIP(n.m.cfg.Host), Port: int(port)}, Control: reuse}
 		d.SetMultipathTCP(false)
@@ -149,7 +149,7 @@ func reuse(_, _ string, c syscall.RawConn) (err error) {
 // move has a connection go over to the plan's ports while its sockets are sound. Who
 // fails in that goes on over those.
 func (n *network) move(l remote, rank int) {
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	number := t.whole
 	idle := number > 0 && t.settled && !t.seeking && !t.over.Load() && !t.fresh.Load()
@@ -173,7 +173,7 @@ func (n *network) move(l remote, rank int) {
 
 // back dials this end's half of the sockets of a peer's attempt.
 func (n *network) back(l remote, g dataGreeting) {
-	t := l.meet()
+	t := l.connecting()
 	ports := n.ports(n.m.ctx, l, g.src, g.total-g.total/2)
 	for i, port := range ports {
 		b := dataGreeting{src: g.dst, dst: g.src, index: g.total/2 + i, total: g.total, attempt: g.attempt, number: g.number, halves: true, move: g.move}
@@ -199,7 +199,7 @@ func (n *network) back(l remote, g dataGreeting) {
 
 // answer begins back, once an attempt.
 func (n *network) answer(l remote, g dataGreeting) {
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !g.halves || g.index >= g.total/2 || t.halved == g.attempt || t.attempt != g.attempt {
@@ -216,7 +216,7 @@ func (n *network) answer(l remote, g dataGreeting) {
 
 // awaitHalf waits until the peer has dialled its half. When that does not come, this
 // connection does without from now on.
-func (n *network) awaitHalf(ctx context.Context, t *meeting, number uint32) {
+func (n *network) awaitHalf(ctx context.Context, t *connector, number uint32) {
 	ctx, cancel := context.WithTimeout(ctx, halvesFor)
 	defer cancel()
 	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {

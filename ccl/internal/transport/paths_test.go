@@ -328,7 +328,7 @@ func TestHalfNeverComes(t *testing.T) {
 		if rank == 1 { // it cannot be answered: who dials back finds nobody
 			m.net.ln.Close()
 		} else {
-			t := m.net.peer(1).meet()
+			t := m.net.peer(1).connecting()
 			for begun := false; !begun; time.Sleep(time.Millisecond) {
 				t.mu.Lock()
 				begun = t.attempt != [16]byte{}

@@ -45,18 +45,18 @@ type rdmaSide struct {
 	paths  [][]rdma.Path // by peer, nil where there are none
 }
 
-// rdmaCard is what a rank tells the others of its RDMA.
-type rdmaCard struct {
+// rdmaInfo is what a rank tells the others of its RDMA.
+type rdmaInfo struct {
 	Why    string `json:",omitempty"` // why it has none
 	Absent bool   `json:",omitempty"` // its machine knows no RDMA at all
 	Need   bool   `json:",omitempty"` // it will not do without
 	Lanes  int
 	Window int
-	Ports  []cardPort
+	Ports  []portInfo
 }
 
-// cardPort is what a peer needs to know of a port to pair it with its own.
-type cardPort struct {
+// portInfo is what a peer needs to know of a port to pair it with its own.
+type portInfo struct {
 	Device string
 	Num    int
 	Layer  nic.Layer
@@ -67,7 +67,7 @@ type cardPort struct {
 // maxCardPorts bounds what a rank tells of itself; a node has no more rails.
 const maxCardPorts = 16
 
-func (p *cardPort) port() nic.Port {
+func (p *portInfo) port() nic.Port {
 	q := nic.Port{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet}
 	if p.Layer != nic.InfiniBand {
 		q.Addr = netip.AddrFrom16(p.GID).Unmap()
@@ -75,8 +75,8 @@ func (p *cardPort) port() nic.Port {
 	return q
 }
 
-// openRDMA finds out whether this rank can use RDMA, for its card.
-func (m *Mesh) openRDMA() *rdmaCard {
+// openRDMA finds out whether this rank can use RDMA, for its peerInfo.
+func (m *Mesh) openRDMA() *rdmaInfo {
 	cfg := &m.cfg.RDMA
 	need := cfg.Net == NetRDMA
 	if cfg.Net == NetTCP {
@@ -84,12 +84,12 @@ func (m *Mesh) openRDMA() *rdmaCard {
 	}
 	side, err := m.openPorts()
 	if err != nil {
-		return &rdmaCard{Why: err.Error(), Absent: errors.Is(err, fs.ErrNotExist), Need: need}
+		return &rdmaInfo{Why: err.Error(), Absent: errors.Is(err, fs.ErrNotExist), Need: need}
 	}
 	m.rdma = side
-	c := &rdmaCard{Need: need, Lanes: side.opt.Lanes, Window: side.opt.Window}
+	c := &rdmaInfo{Need: need, Lanes: side.opt.Lanes, Window: side.opt.Window}
 	for _, p := range side.ports {
-		c.Ports = append(c.Ports, cardPort{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet})
+		c.Ports = append(c.Ports, portInfo{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet})
 	}
 	return c
 }
@@ -119,16 +119,16 @@ func (m *Mesh) openPorts() (*rdmaSide, error) {
 // chooseRDMA pairs this rank's ports with those of each remote peer.
 func (m *Mesh) chooseRDMA() error {
 	me := m.cfg.Rank
-	mine := m.cards[me].RDMA
+	mine := m.infos[me].RDMA
 	if m.rdma != nil {
 		m.rdma.paths = make([][]rdma.Path, m.cfg.Size)
 	}
 	var first error
-	for r := range m.cards {
+	for r := range m.infos {
 		if r == me || m.Local(r) {
 			continue
 		}
-		theirs := m.cards[r].RDMA
+		theirs := m.infos[r].RDMA
 		paths, err := pair(me, r, mine, theirs)
 		if err == nil {
 			m.rdma.paths[r] = paths
@@ -153,15 +153,15 @@ func (m *Mesh) chooseRDMA() error {
 // that has a port, else the first that has a device. Where nobody has any, nobody
 // expects RDMA.
 func (m *Mesh) speaks() bool {
-	i := slices.IndexFunc(m.cards, func(c card) bool { return len(c.RDMA.ports()) > 0 })
+	i := slices.IndexFunc(m.infos, func(c peerInfo) bool { return len(c.RDMA.ports()) > 0 })
 	if i < 0 {
-		i = slices.IndexFunc(m.cards, func(c card) bool { return c.RDMA != nil && !c.RDMA.Absent })
+		i = slices.IndexFunc(m.infos, func(c peerInfo) bool { return c.RDMA != nil && !c.RDMA.Absent })
 	}
 	return i == m.cfg.Rank
 }
 
-// ports are those of a card, which may be nil.
-func (c *rdmaCard) ports() []cardPort {
+// ports are those of a peerInfo, which may be nil.
+func (c *rdmaInfo) ports() []portInfo {
 	if c == nil {
 		return nil
 	}
@@ -169,13 +169,13 @@ func (c *rdmaCard) ports() []cardPort {
 }
 
 // pair finds the paths between two ranks, the same on both.
-func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
+func pair(me, peer int, mine, theirs *rdmaInfo) ([]rdma.Path, error) {
 	for _, c := range []struct {
 		rank int
-		*rdmaCard
+		*rdmaInfo
 	}{{me, mine}, {peer, theirs}} {
 		switch {
-		case c.rdmaCard == nil:
+		case c.rdmaInfo == nil:
 			return nil, fmt.Errorf("rank %d is to use TCP", c.rank)
 		case len(c.Ports) == 0:
 			return nil, fmt.Errorf("rank %d has no RDMA: %s", c.rank, c.Why)
@@ -187,7 +187,7 @@ func pair(me, peer int, mine, theirs *rdmaCard) ([]rdma.Path, error) {
 			return nil, fmt.Errorf("rank %d: %w", c.rank, err)
 		}
 	}
-	list := func(c *rdmaCard) (ports []nic.Port) {
+	list := func(c *rdmaInfo) (ports []nic.Port) {
 		for i := range c.Ports {
 			ports = append(ports, c.Ports[i].port())
 		}

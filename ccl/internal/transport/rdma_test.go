@@ -19,28 +19,28 @@ import (
 )
 
 func TestPair(t *testing.T) {
-	port := func(name, addr string) cardPort {
+	port := func(name, addr string) portInfo {
 		p := netip.MustParsePrefix(addr)
-		return cardPort{Device: name, Num: 1, Layer: nic.Ethernet, GID: p.Addr().As16(), Subnet: p.Masked()}
+		return portInfo{Device: name, Num: 1, Layer: nic.Ethernet, GID: p.Addr().As16(), Subnet: p.Masked()}
 	}
-	card := func(ports ...cardPort) *rdmaCard { return &rdmaCard{Lanes: 1, Window: 1 << 20, Ports: ports} }
-	a := card(port("a0", "10.0.0.1/24"), port("a1", "10.0.1.1/24"))
-	b := card(port("b1", "10.0.1.2/24"), port("b0", "10.0.0.2/24"))
+	info := func(ports ...portInfo) *rdmaInfo { return &rdmaInfo{Lanes: 1, Window: 1 << 20, Ports: ports} }
+	a := info(port("a0", "10.0.0.1/24"), port("a1", "10.0.1.1/24"))
+	b := info(port("b1", "10.0.1.2/24"), port("b0", "10.0.0.2/24"))
 	for _, c := range []struct {
 		name         string
-		mine, theirs *rdmaCard
+		mine, theirs *rdmaInfo
 		want         string // the paths, or a part of the error
 	}{
 		{"rails", a, b, "a0/1->b0/1 a1/1->b1/1"},
-		{"one port each", card(a.Ports[0]), card(b.Ports[1]), "a0/1->b0/1"},
-		{"a backup at one end", a, card(b.Ports[1]), "a0/1->b0/1 a1/1->b0/1"},
+		{"one port each", info(a.Ports[0]), info(b.Ports[1]), "a0/1->b0/1"},
+		{"a backup at one end", a, info(b.Ports[1]), "a0/1->b0/1 a1/1->b0/1"},
 		{"TCP here", nil, b, "rank 1 is to use TCP"},
 		{"TCP there", a, nil, "rank 2 is to use TCP"},
-		{"no port there", a, &rdmaCard{Why: "no driver"}, "rank 2 has no RDMA: no driver"},
-		{"InfiniBand there", a, card(cardPort{Device: "ib0", Num: 1, Layer: nic.InfiniBand}), "no port of rank 1 is on a network with one of rank 2"},
-		{"lanes", a, &rdmaCard{Lanes: 99, Window: 1 << 20, Ports: b.Ports}, "99"},
-		{"window", a, &rdmaCard{Lanes: 1, Window: 1<<20 + 1, Ports: b.Ports}, "1048577"},
-		{"ports", a, &rdmaCard{Lanes: 1, Window: 1 << 20, Ports: make([]cardPort, 99)}, "99 ports"},
+		{"no port there", a, &rdmaInfo{Why: "no driver"}, "rank 2 has no RDMA: no driver"},
+		{"InfiniBand there", a, info(portInfo{Device: "ib0", Num: 1, Layer: nic.InfiniBand}), "no port of rank 1 is on a network with one of rank 2"},
+		{"lanes", a, &rdmaInfo{Lanes: 99, Window: 1 << 20, Ports: b.Ports}, "99"},
+		{"window", a, &rdmaInfo{Lanes: 1, Window: 1<<20 + 1, Ports: b.Ports}, "1048577"},
+		{"ports", a, &rdmaInfo{Lanes: 1, Window: 1 << 20, Ports: make([]portInfo, 99)}, "99 ports"},
 	} {
 		say := func(paths []string, err error) string {
 			if err != nil {
@@ -48,7 +48,7 @@ func TestPair(t *testing.T) {
 			}
 			return strings.Join(paths, " ")
 		}
-		names := func(me, peer int, mine, theirs *rdmaCard) ([]string, []string, error) {
+		names := func(me, peer int, mine, theirs *rdmaInfo) ([]string, []string, error) {
 			paths, err := pair(me, peer, mine, theirs)
 			var there, back []string
 			for i := range paths[:min(2, len(paths))] {
@@ -113,7 +113,7 @@ func testRDMAOrTCP(t *testing.T, missing [2]error, says int) {
 	}
 }
 
-// TestSettledNamesPeer: a rank that waits for a peer to consume what it was lent is
+// TestSettledNamesPeer: a rank that waits for a peer to consume what was sent without a copy is
 // recorded as one that waits for that peer's credit, until it has.
 func TestSettledNamesPeer(t *testing.T) {
 	for name, settled := range map[string]func(*Mesh, int) bool{
@@ -163,7 +163,7 @@ func namesPeer(t *testing.T, settled func(m *Mesh, size int) bool) {
 		return slices.Compact(peers) // of each of its lanes
 	}
 	consume := make(chan struct{})
-	lend := func(m *Mesh) error {
+	sendKept := func(m *Mesh) error {
 		release := sync.OnceFunc(func() { close(consume) })
 		defer release()
 		var links []Link
@@ -211,7 +211,7 @@ func namesPeer(t *testing.T, settled func(m *Mesh, size int) bool) {
 		}
 	}, func(m *Mesh, rank, _ int) error {
 		if rank == 0 {
-			return lend(m)
+			return sendKept(m)
 		}
 		l, err := m.Link(0)
 		if err != nil {
@@ -230,9 +230,9 @@ func namesPeer(t *testing.T, settled func(m *Mesh, size int) bool) {
 	})
 }
 
-// TestLent: within an operation a part of what was lent is returned when the peer has
-// acknowledged it, whatever is lent after it; what was copied is no loan.
-func TestLent(t *testing.T) {
+// TestZeroCopy: within an operation a part of what was sent without a copy is released when the peer has
+// acknowledged it, whatever is sent after it; what was copied is the caller's at once.
+func TestZeroCopy(t *testing.T) {
 	const part = 128 << 10 // far less than receivers tell of by themselves
 	mem, err := unix.Mmap(-1, 0, 2*part, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
@@ -270,7 +270,7 @@ func TestLent(t *testing.T) {
 			return err
 		}
 		if m.Mark(1) != 0 || !m.Consumed(1, 0) {
-			return errors.New("copied bytes are lent")
+			return errors.New("copied bytes are not released")
 		}
 		var marks [2]uint64
 		for i := range marks {

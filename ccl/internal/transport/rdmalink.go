@@ -16,14 +16,14 @@ type rdmaLink struct {
 	n    *network
 	peer int
 	gate *gate // nil without fault injection
-	meeting
+	connector
 	paths []rdma.Path
 	lanes int
 
-	conn *rdma.Conn // set before up
-	err  error
-	line [rdma.LineSize]byte
-	lent bool // repaid was false
+	conn       *rdma.Conn // set before up
+	err        error
+	line       [rdma.LineSize]byte
+	unreleased bool // released was false
 
 	// What the connection's lock guards.
 	meters  []pathMeter // by lane and path
@@ -56,7 +56,7 @@ func (l *rdmaLink) open(fds []int) error {
 	if err != nil {
 		return err
 	}
-	mine, theirs := l.m.cards[l.m.cfg.Rank].RDMA, l.m.cards[l.peer].RDMA
+	mine, theirs := l.m.infos[l.m.cfg.Rank].RDMA, l.m.infos[l.peer].RDMA
 	l.lanes = min(mine.Lanes, theirs.Lanes)
 	l.meters = make([]pathMeter, l.lanes*rdma.MaxPaths)
 	l.conn, err = l.m.rdma.worker.Connect(rdma.Config{
@@ -223,15 +223,15 @@ func (l *rdmaLink) TrySendKept(b []byte) (int, error) {
 }
 
 // settled reports whether what TrySendKept took may be changed.
-func (l *rdmaLink) settled() bool { return l.repaid(!l.connected() || l.conn.Settled()) }
+func (l *rdmaLink) settled() bool { return l.released(!l.connected() || l.conn.Settled()) }
 
-// repaid notes whether the peer has consumed what it was lent. To wait for that is to
+// released notes whether the peer has consumed what was sent without a copy. To wait for that is to
 // wait for credit. It is told, as is any wait, when it lasts.
-func (l *rdmaLink) repaid(ok bool) bool {
-	if ok && l.lent {
+func (l *rdmaLink) released(ok bool) bool {
+	if ok && l.unreleased {
 		l.credit(false)
 	}
-	l.lent = !ok
+	l.unreleased = !ok
 	return ok
 }
 
@@ -413,7 +413,7 @@ func (l *rdmaLink) refresh(now int64) bool {
 		return l.gate.held() > 0
 	}
 	l.conn.Refresh()
-	if l.lent {
+	if l.unreleased {
 		l.credit(true)
 	}
 	l.publish(now, true)
@@ -477,7 +477,7 @@ func (l *rdmaLink) mark() uint64 {
 }
 
 func (l *rdmaLink) markConsumed(mark uint64) bool {
-	return !l.connected() || mark == 0 || l.repaid(l.conn.Returned(mark))
+	return !l.connected() || mark == 0 || l.released(l.conn.Returned(mark))
 }
 
 func (l *rdmaLink) acknowledge() {

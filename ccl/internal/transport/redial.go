@@ -39,7 +39,7 @@ var (
 
 // seek has a goroutine connect to a peer again, after the set of this number has failed.
 func (n *network) seek(l remote, rank int, number uint32) {
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.whole > number {
@@ -63,7 +63,7 @@ func (n *network) seek(l remote, rank int, number uint32) {
 
 // forget ends the search for another path.
 func (n *network) forget(l remote) {
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.moving = false
@@ -74,7 +74,7 @@ func (n *network) forget(l remote) {
 
 // dialled tells of the search: its attempts, when the peer's host has answered one, and
 // the last error.
-func (t *meeting) dialled() (tries int, answered int64, last error) {
+func (t *connector) dialled() (tries int, answered int64, last error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.waiting > 0 {
@@ -85,10 +85,9 @@ func (t *meeting) dialled() (tries int, answered int64, last error) {
 
 // redial connects until there is a set of sockets, or no use in that.
 func (n *network) redial(l remote, rank int) {
-	t := l.meet()
-	addr := n.m.cards[rank].Addr
-	refused, strange, shut := 0, 0, 0
-	var refusedSince, strangeSince, shutSince time.Time
+	t := l.connecting()
+	addr := n.m.infos[rank].Addr
+	var refused, strange, shut streak
 	theirs := uint32(0) // the number of an attempt that is not ours, when it was given a moment
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		t.mu.Lock()
@@ -135,43 +134,50 @@ func (n *network) redial(l remote, rank int) {
 		case errors.Is(err, syscall.ECONNREFUSED):
 			// Through a silent network a middlebox may refuse, too.
 			if !ended {
-				refused = 0
+				refused = streak{}
 				break
 			}
-			if refused++; refused == 1 {
-				refusedSince = began
-			}
-			if refused >= refusals && time.Since(refusedSince) >= refusedFor {
+			if refused.more(began); refused.reached(refusals, refusedFor) {
 				n.giveUp(t, fmt.Errorf("%s: %w", addr, errGone))
 				return
 			}
 		case err != nil && proofless(err) && time.Since(began) < dataTimeout/2:
-			if shut++; shut == 1 {
-				shutSince = began
+			shut.more(began)
+			if strange.more(began); !errors.Is(err, ErrCorrupt) {
+				strange = streak{}
 			}
-			if strange++; !errors.Is(err, ErrCorrupt) {
-				strange = 0
-			} else if strange == 1 {
-				strangeSince = began
-			}
-			if strange >= strangers && time.Since(strangeSince) >= strangerFor || shut >= shuts && time.Since(shutSince) >= shutFor {
+			if strange.reached(strangers, strangerFor) || shut.reached(shuts, shutFor) {
 				n.giveUp(t, fmt.Errorf("%s: %w: %w", addr, errStranger, err))
 				return
 			}
-			refused = 0
+			refused = streak{}
 		default:
-			refused, strange, shut = 0, 0, 0
+			refused, strange, shut = streak{}, streak{}, streak{}
 		}
 		n.pause(wait/2 + rand.N(wait))
 	}
 }
+
+// streak is how often one thing has come in a row, and since when.
+type streak struct {
+	n     int
+	since time.Time
+}
+
+func (s *streak) more(at time.Time) {
+	if s.n++; s.n == 1 {
+		s.since = at
+	}
+}
+
+func (s *streak) reached(n int, d time.Duration) bool { return s.n >= n && time.Since(s.since) >= d }
 
 // proofless reports whether a connection was made, and ended without a proof.
 func proofless(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, ErrCorrupt)
 }
 
-func (n *network) giveUp(t *meeting, err error) {
+func (n *network) giveUp(t *connector, err error) {
 	t.mu.Lock()
 	if t.seeking && t.whole <= t.lost && !t.moving { // else there is a path
 		t.fail(err)
@@ -192,7 +198,7 @@ func (n *network) pause(d time.Duration) {
 func (n *network) connect(ctx context.Context, l remote, rank int, attempt [16]byte, number uint32) (status byte, theirs uint32, err error) {
 	total := n.sockets(rank)
 	mine := total
-	t := l.meet()
+	t := l.connecting()
 	t.mu.Lock()
 	halves, move := n.planned(rank), t.moving || t.between
 	if halves && t.plain {
@@ -231,7 +237,7 @@ func (n *network) greet(ctx context.Context, g dataGreeting, port uint16) (fd in
 		return 0, 0, 0, ErrClosed
 	}
 	defer n.release(conn)
-	t := n.peer(g.dst).meet()
+	t := n.peer(g.dst).connecting()
 	t.wait(1)
 	defer t.wait(-1)
 	inHandshake(conn, handshakeSilence)
@@ -255,7 +261,7 @@ func (n *network) greet(ctx context.Context, g dataGreeting, port uint16) (fd in
 }
 
 // wait counts connections that the peer's host has answered, and its process has not.
-func (t *meeting) wait(by int) {
+func (t *connector) wait(by int) {
 	t.mu.Lock()
 	t.waiting += by
 	t.answered = record.Now()

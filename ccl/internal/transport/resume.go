@@ -22,17 +22,17 @@ import (
 
 // retained is what was sent and is not yet acknowledged.
 type retained struct {
-	ring []byte // by position, like the receiver's; made at first use
-	refs []lent // what lies elsewhere, ascending
-	pads []span // between messages, ascending
-	ref  int    // refs and pads before these are acknowledged
+	ring []byte        // by position, like the receiver's; made at first use
+	refs []callerBytes // what lies elsewhere, ascending
+	pads []span        // between messages, ascending
+	ref  int           // refs and pads before these are acknowledged
 	pad  int
 
 	lines [lineSlots]lineIn
 }
 
-// lent is bytes of the caller's at a stream position.
-type lent struct {
+// callerBytes is bytes of the caller's at a stream position.
+type callerBytes struct {
 	at uint64
 	b  []byte
 }
@@ -48,9 +48,9 @@ func (l *tcpLink) retain(at uint64, b []byte, pad uint64, stay bool) {
 		return
 	}
 	if len(k.refs) == k.ref {
-		l.m.lending++
+		l.m.zeroCopies++
 	}
-	k.refs = append(k.refs, lent{at, b})
+	k.refs = append(k.refs, callerBytes{at, b})
 }
 
 // store copies bytes into the ring.
@@ -78,7 +78,7 @@ func (l *tcpLink) release() {
 		k.ref++
 	}
 	if k.ref == len(k.refs) {
-		l.m.lending--
+		l.m.zeroCopies--
 	}
 	k.refs, k.ref = drop(k.refs, k.ref)
 }
@@ -107,12 +107,12 @@ func (l *tcpLink) own() {
 		r.b = nil
 	}
 	k.refs, k.ref = k.refs[:0], 0
-	l.m.lending--
+	l.m.zeroCopies--
 }
 
 // ownAll is own on all links, when there is one that borrows.
 func (m *Mesh) ownAll() {
-	if m.lending == 0 {
+	if m.zeroCopies == 0 {
 		return
 	}
 	for _, l := range m.open {

@@ -35,7 +35,7 @@ type wireSet struct {
 func newWires(t testing.TB, window int) *wires {
 	w := &wires{t: t}
 	for rank := range 2 {
-		m := &mesh{cfg: Config{Rank: rank, Size: 2, Window: window, Outage: time.Hour, Err: func() error { return nil }}, cards: make([]card, 2)}
+		m := &mesh{cfg: Config{Rank: rank, Size: 2, Window: window, Outage: time.Hour, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
 		m.waiter.init(m)
 		m.net = &network{m: m, bell: -1, again: func(remote, int, uint32) {}}
 		var err error
@@ -130,7 +130,7 @@ type talker struct {
 	got        int
 	gotAt      uint64
 	lines      [2]uint32
-	lent       [][2][]byte // what TrySendKept took, and what it was
+	kept       [][2][]byte // what TrySendKept took, and what it was
 }
 
 func newTalker(l *tcpLink, end, messages int, seed uint64) *talker {
@@ -166,19 +166,19 @@ func (a *talker) turn(dice *rand.Rand) error {
 	if len(a.out) == 0 && a.sent < a.messages {
 		if a.keep && dice.IntN(2) == 0 { // an operation ends: its memory is the caller's again
 			l.m.Settled()
-			for _, b := range a.lent {
+			for _, b := range a.kept {
 				if !bytes.Equal(b[0], b[1]) {
 					return errors.New("bytes of the caller's changed")
 				}
 				clear(b[0])
 			}
-			a.lent = nil
+			a.kept = nil
 		}
 		l.AlignSend()
 		a.out = make([]byte, a.length(a.sizes))
 		fill(a.out, a.end, 1-a.end, a.sentAt)
 		if a.keep = dice.IntN(2) == 0; a.keep {
-			a.lent = append(a.lent, [2][]byte{a.out, slices.Clone(a.out)})
+			a.kept = append(a.kept, [2][]byte{a.out, slices.Clone(a.out)})
 		}
 		a.sentAt += uint64(len(a.out))
 		a.sent++

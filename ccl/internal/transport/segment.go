@@ -58,7 +58,7 @@ func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 		return nil, nil
 	}
 	lead := group[0]
-	base := filepath.Join(m.cfg.Dir, fmt.Sprintf("%s%016x-%s", segPrefix, m.cfg.ID, hex.EncodeToString(m.cards[lead].Nonce[:8])))
+	base := filepath.Join(m.cfg.Dir, fmt.Sprintf("%s%016x-%s", segPrefix, m.cfg.ID, hex.EncodeToString(m.infos[lead].Nonce[:8])))
 	s := &segment{n: len(group), me: m.local[m.cfg.Rank], ring: m.cfg.Ring}
 	bells := len(group) < m.cfg.Size // somebody may have to sleep in epoll
 	var err error

@@ -53,7 +53,7 @@ type tcpLink struct {
 	peer int
 	gate *gate // nil without fault injection
 
-	meeting
+	connector
 
 	// The executor's, once up.
 	opened bool
@@ -175,7 +175,7 @@ func (l *tcpLink) entry() record.ConnEntry {
 	var st unix.Stat_t
 	fd := l.socks[0].fd
 	_ = unix.Fstat(fd, &st)
-	own, peer := l.m.cards[l.m.cfg.Rank].Addr, l.m.cards[l.peer].Addr
+	own, peer := l.m.infos[l.m.cfg.Rank].Addr, l.m.infos[l.peer].Addr
 	e := record.ConnEntry{Peer: int32(l.peer), Transport: l.Kind(), ID: st.Ino}
 	if sa, err := unix.Getsockname(fd); err == nil {
 		if a := addrPort(sa); a.IsValid() {

@@ -1,6 +1,6 @@
 // Command genheader writes the C side of the flight recorder from its Go side:
 // the constants and enums of record/layout.go, the structs of record/disk.go
-// with an assertion for every offset, and after them functions.h as it is.
+// with an assertion for every offset, and after them functions.h and file.h as they are.
 //
 //	go run ./internal/genheader -o c/lockstep_record.h   (in record/)
 package main
@@ -24,7 +24,10 @@ import (
 )
 
 //go:embed functions.h
-var functions []byte
+var functions []byte // what ranks call
+
+//go:embed file.h
+var file []byte // how the file comes and goes
 
 // enums names the C enum and the constant prefix of each Go enum, and the Go
 // prefix that the C one replaces.
@@ -123,7 +126,7 @@ func generate(dir string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	g.printf("\n%s\n#endif /* LOCKSTEP_RECORD_H */\n", functions)
+	g.printf("\n%s%s\n#endif /* LOCKSTEP_RECORD_H */\n", functions, file)
 	return g.out.Bytes(), nil
 }
 

@@ -116,22 +116,22 @@ type ItemsArgs struct {
 	Item  [LoadItems]P2PItem
 }
 
-// FerryPad is what a place of a message in pinned memory has besides: its bytes begin
+// StagedPad is what a place of a message in pinned memory has besides: its bytes begin
 // there as the message does in a line of 16.
-const FerryPad = 64 // LS_FERRY_PAD
+const StagedPad = 64 // LS_STAGED_PAD
 
-// Ferry is a message of ls_ferry, which copies pieces of Half bytes between Buffer and
+// StagedMessage is a message of ls_ferry, which copies pieces of Half bytes between Buffer and
 // two places from Slot on in turn, and counts them at Mine; at Theirs the host counts
 // those that it has sent, or brought. Counts are of all messages that way with a peer,
 // First before this one. Where After is not 0, pieces come in only after as many
 // have gone out by the count there, beyond AfterFirst.
-type Ferry struct {
+type StagedMessage struct {
 	Buffer, Bytes, Slot, Mine, Theirs, After uint64
 	Half, First, AfterFirst, Send            uint32
 }
 
-// FerryArgs is ls_ferry's parameter: Count messages at List, in pinned memory.
-type FerryArgs struct {
+// StagedArgs is ls_ferry's parameter: Count messages at List, in pinned memory.
+type StagedArgs struct {
 	Abort, List uint64
 	Count       uint32
 	_           uint32

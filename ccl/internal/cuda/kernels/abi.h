@@ -192,12 +192,12 @@ struct PatternArgs { u64 buffer, bytes, seed, wrong; }; // wrong: a u64 that ls_
 
 // What a message's halves of pinned memory have besides, for its alignment; and how
 // many turns ls_ferry makes between two looks for an abort, each over the bus anyhow.
-enum { LS_FERRY_PAD = 64, LS_FERRY_PATIENCE = 64 };
+enum { LS_STAGED_PAD = 64, LS_STAGED_PATIENCE = 64 };
 
-// Ferry is a message of ls_ferry, in pinned memory. Its pieces go through two places
+// StagedMessage is a message of ls_ferry, in pinned memory. Its pieces go through two places
 // there in turn, half bytes and a pad each. Counts of pieces are of all messages
 // from, or to, a peer: first is how many came before this one.
-struct Ferry {
+struct StagedMessage {
   u64 buffer, bytes; // in the GPU's memory
   u64 slot;          // the places
   u64 mine;          // u32: pieces that the GPU has copied
@@ -206,9 +206,9 @@ struct Ferry {
   u32 half, first, afterFirst, send;
 };
 
-// FerryArgs is ls_ferry's parameter.
-struct FerryArgs {
-  u64 abort, list; // Ferry[count]
+// StagedArgs is ls_ferry's parameter.
+struct StagedArgs {
+  u64 abort, list; // StagedMessage[count]
   u32 count, pad;
 };
 

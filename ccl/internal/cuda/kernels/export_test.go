@@ -20,8 +20,8 @@ func Layout() []Assertion {
 	var f FoldArgs
 	var c ClockArgs
 	var d DelayArgs
-	var y Ferry
-	var z FerryArgs
+	var y StagedMessage
+	var z StagedArgs
 	var k MarkArgs
 	var q PatternArgs
 	var s Slot
@@ -101,14 +101,14 @@ func Layout() []Assertion {
 		{"offsetof(ClockArgs, abort)", unsafe.Offsetof(c.Abort)}, {"offsetof(ClockArgs, first)", unsafe.Offsetof(c.First)},
 		{"offsetof(ClockArgs, rounds)", unsafe.Offsetof(c.Rounds)}, {"offsetof(ClockArgs, turns)", unsafe.Offsetof(c.Turns)},
 
-		{"LS_FERRY_PAD", FerryPad}, {"sizeof(Ferry)", unsafe.Sizeof(y)},
-		{"offsetof(Ferry, bytes)", unsafe.Offsetof(y.Bytes)}, {"offsetof(Ferry, slot)", unsafe.Offsetof(y.Slot)},
-		{"offsetof(Ferry, mine)", unsafe.Offsetof(y.Mine)}, {"offsetof(Ferry, theirs)", unsafe.Offsetof(y.Theirs)},
-		{"offsetof(Ferry, after)", unsafe.Offsetof(y.After)}, {"offsetof(Ferry, half)", unsafe.Offsetof(y.Half)},
-		{"offsetof(Ferry, first)", unsafe.Offsetof(y.First)}, {"offsetof(Ferry, afterFirst)", unsafe.Offsetof(y.AfterFirst)},
-		{"offsetof(Ferry, send)", unsafe.Offsetof(y.Send)},
-		{"sizeof(FerryArgs)", unsafe.Sizeof(z)}, {"offsetof(FerryArgs, list)", unsafe.Offsetof(z.List)},
-		{"offsetof(FerryArgs, count)", unsafe.Offsetof(z.Count)},
+		{"LS_STAGED_PAD", StagedPad}, {"sizeof(StagedMessage)", unsafe.Sizeof(y)},
+		{"offsetof(StagedMessage, bytes)", unsafe.Offsetof(y.Bytes)}, {"offsetof(StagedMessage, slot)", unsafe.Offsetof(y.Slot)},
+		{"offsetof(StagedMessage, mine)", unsafe.Offsetof(y.Mine)}, {"offsetof(StagedMessage, theirs)", unsafe.Offsetof(y.Theirs)},
+		{"offsetof(StagedMessage, after)", unsafe.Offsetof(y.After)}, {"offsetof(StagedMessage, half)", unsafe.Offsetof(y.Half)},
+		{"offsetof(StagedMessage, first)", unsafe.Offsetof(y.First)}, {"offsetof(StagedMessage, afterFirst)", unsafe.Offsetof(y.AfterFirst)},
+		{"offsetof(StagedMessage, send)", unsafe.Offsetof(y.Send)},
+		{"sizeof(StagedArgs)", unsafe.Sizeof(z)}, {"offsetof(StagedArgs, list)", unsafe.Offsetof(z.List)},
+		{"offsetof(StagedArgs, count)", unsafe.Offsetof(z.Count)},
 
 		{"sizeof(MarkArgs)", unsafe.Sizeof(k)}, {"offsetof(MarkArgs, slot)", unsafe.Offsetof(k.Slot)},
 		{"offsetof(MarkArgs, id)", unsafe.Offsetof(k.ID)}, {"offsetof(MarkArgs, word)", unsafe.Offsetof(k.Word)},

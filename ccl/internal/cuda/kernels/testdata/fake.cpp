@@ -3,7 +3,7 @@
 // whichever module they are looked up in.
 #define LS_TYPE float
 #include "broadcast.h"
-#include "ferry.h"
+#include "staged.h"
 #include "fold.h"
 #include "ll12_move.h"
 #include "ll12_reduce.h"

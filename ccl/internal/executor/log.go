@@ -1,29 +1,35 @@
-package ccl
+package executor
 
 import (
 	"cmp"
 	"errors"
+	"log/slog"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/failure"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/transport"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// log writes a communicator's part of the flight recorder: live words that say
+// Log writes a communicator's part of the flight recorder: live words that say
 // what has been called and what is open, and one record of each operation when it
 // ends. Only what has to queue, or lasts, is also told of before. Where it can be
 // this is done while the operation has to wait anyhow: its start is noted after
 // its first bytes went out, and the sums of a brief one after those of the next.
-type log struct {
+type Log struct {
 	rec    *record.Writer // nil: off
 	live   *record.Comm
-	proc   *process
+	proc   *Process
 	id     uint64
 	board  transport.Board // nil without local peers
 	remote bool            // there are members on other nodes
 	gpu    *gpu.Recording  // nil on a CPU rank, or off
+	rank   int
+	place  *algo.Place
+	mesh   *transport.Mesh
+	eng    *engine.Engine
 
 	started int64
 	lasting bool          // the running operation has been told of
@@ -40,29 +46,31 @@ type sums struct {
 }
 
 // addSums adds what is due.
-func (l *log) addSums() {
+func (l *Log) addSums() {
 	if s := &l.sums; s.due {
 		s.due = false
 		l.live.AddPhases(s.own, s.wait, s.transfer, s.bytes)
 	}
 }
 
-func newLog(p *process, cfg *Config, e record.CommEntry) (log, error) {
-	l := log{rec: p.rec, proc: p, id: e.ID}
-	if p.rec != nil && cfg.Device != CPU {
+// NewLog opens a communicator's part of p's recorder, with stamps of the GPU of that CUDA
+// ordinal; -1 is a CPU rank. warn is told once what a GPU cannot have.
+func NewLog(p *Process, device int, e record.CommEntry, warn *slog.Logger) (*Log, error) {
+	l := &Log{rec: p.rec, proc: p, id: e.ID}
+	if p.rec != nil && device >= 0 {
 		var err error
-		l.gpu, err = gpu.Record(cfg.Device.Ordinal(), p.rec, func(why error) {
-			if p.once("stamps are collected") {
-				cfg.logger().Warn("GPUs cannot write to the flight recorder's file, so the host brings their stamps there, and the last milliseconds of a process that dies are missing: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", why)
+		l.gpu, err = gpu.Record(device, p.rec, func(why error) {
+			if p.Once("stamps are collected") {
+				warn.Warn("GPUs cannot write to the flight recorder's file, so the host brings their stamps there, and the last milliseconds of a process that dies are missing: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", why)
 			}
 		})
 		switch {
 		case errors.Is(err, gpu.ErrNoAccess): // the job matters more
-			if p.once("no stamps") {
-				cfg.logger().Warn("no flight recorder of what runs on GPUs: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", err)
+			if p.Once("no stamps") {
+				warn.Warn("no flight recorder of what runs on GPUs: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", err)
 			}
 		case err != nil:
-			return l, err
+			return nil, err
 		default:
 			e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 		}
@@ -72,26 +80,39 @@ func newLog(p *process, cfg *Config, e record.CommEntry) (log, error) {
 	return l, nil
 }
 
+// connect tells it where to ask who came last.
+func (l *Log) connect(rank int, place *algo.Place, mesh *transport.Mesh, eng *engine.Engine) {
+	l.rank, l.place, l.mesh, l.eng = rank, place, mesh, eng
+	l.board, l.remote = mesh.Board(), len(place.Local) < place.Size
+}
+
+// Live is the communicator's live words, GPU what its GPU records; both may be nil.
+func (l *Log) Live() *record.Comm  { return l.live }
+func (l *Log) GPU() *gpu.Recording { return l.gpu }
+
+// Close adds what is due.
+func (l *Log) Close() { l.addSums() }
+
 // How many operations on device memory the recorder keeps of a communicator.
 const (
 	gpuStamps = 1024
 	gpuCopies = 256
 )
 
-// state records what became of the communicator.
-func (l *log) state(s record.CommState) {
+// State records what became of the communicator.
+func (l *Log) State(s record.CommState) {
 	l.live.SetState(s)
 	l.tell(s, record.ResultOK, -1)
 }
 
-// aborted records that the communicator is over, why, and whom that names.
-func (l *log) aborted(f *failure) {
-	why, peer := f.result(), int32(f.peer)
+// Aborted records that the communicator is over, why, and whom that names.
+func (l *Log) Aborted(f *failure.Failure) {
+	why, peer := f.Result(), int32(f.Peer)
 	l.live.Aborted(why, peer)
 	l.tell(record.CommAborted, why, peer)
 }
 
-func (l *log) tell(s record.CommState, why record.Result, peer int32) {
+func (l *Log) tell(s record.CommState, why record.Result, peer int32) {
 	l.rec.Append(&record.Record{
 		Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Result: why, Peer: peer, Value: l.id,
 	})
@@ -99,41 +120,41 @@ func (l *log) tell(s record.CommState, why record.Result, peer int32) {
 
 // enqueue notes a call. One that runs next has no record of its own: it is
 // taken to start at once (the sweeper sees to it, within 2 ms, if nobody does).
-func (l *log) enqueue(op *operation, seq uint64, next bool) {
+func (l *Log) enqueue(op *Operation, seq uint64, next bool) {
 	if l.rec == nil {
 		return
 	}
 	if next {
-		l.live.Enqueued(seq, 0, op.coll, op.bytes)
+		l.live.Enqueued(seq, 0, op.Coll, op.Bytes)
 		return
 	}
 	now := record.Now()
-	l.live.Enqueued(seq, now, op.coll, op.bytes)
+	l.live.Enqueued(seq, now, op.Coll, op.Bytes)
 	l.writeEnqueue(op, seq, now)
 }
 
-func (l *log) writeEnqueue(op *operation, seq uint64, at int64) {
+func (l *Log) writeEnqueue(op *Operation, seq uint64, at int64) {
 	op.logged = true
 	l.rec.Append(&record.Record{
 		Mono: at, Kind: record.KindEnqueue, Flags: op.flags(), Comm: l.live.Index(), Seq: seq,
-		Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Bytes: op.bytes, Stream: op.stream,
+		Coll: op.Coll, DType: op.DType, Op: op.Op, Root: op.Root, Bytes: op.Bytes, Stream: op.stream,
 	})
 }
 
-func (op *operation) flags() uint8 {
-	if op.inPlace {
+func (op *Operation) flags() uint8 {
+	if op.InPlace {
 		return record.FlagInPlace
 	}
 	return 0
 }
 
 // start notes that an operation began to run at the time at.
-func (l *log) start(op *operation, seq uint64, at int64) {
+func (l *Log) start(op *Operation, seq uint64, at int64) {
 	if l.rec == nil {
 		return
 	}
 	l.started, l.lasting = at, false
-	if op.proxy != nil {
+	if op.Proxy != nil {
 		if s, ok := l.live.HostStamp(seq); ok { // the GPU came to it before it was seen to
 			l.started = min(l.started, l.gpu.Mono(s.Start))
 		}
@@ -147,7 +168,7 @@ func (l *log) start(op *operation, seq uint64, at int64) {
 
 // lasts tells of an operation that goes on for long: its record at the end may
 // never come, and until then the ring has nothing of it but its call, if that.
-func (l *log) lasts(op *operation, seq uint64, s *algo.Schedule) {
+func (l *Log) lasts(op *Operation, seq uint64, s *algo.Schedule) {
 	if l.rec == nil || l.lasting {
 		return
 	}
@@ -157,7 +178,7 @@ func (l *log) lasts(op *operation, seq uint64, s *algo.Schedule) {
 	}
 	l.rec.Append(&record.Record{
 		Mono: l.started, Kind: record.KindStart, Comm: l.live.Index(), Seq: seq,
-		Coll: op.coll, Algo: s.Algo, Proto: s.Proto, Chan: 1, Stamp: l.started,
+		Coll: op.Coll, Algo: s.Algo, Proto: s.Proto, Chan: 1, Stamp: l.started,
 	})
 }
 
@@ -169,16 +190,16 @@ const (
 	flushEvery = 64
 )
 
-// end notes an operation's end and what its time was spent on.
-func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
+// end notes the end of an operation that ran by s, and what its time was spent on.
+func (l *Log) end(op *Operation, seq uint64, s *algo.Schedule, result record.Result) {
 	if l.rec == nil {
 		return
 	}
 	now, flags := record.Now(), op.flags()
-	ended, met := now, meeting{}
-	if op.proxy != nil {
+	ended, met := now, lastArrival{}
+	if op.Proxy != nil {
 		var ok bool
-		if ended, met, ok = l.stamped(op.proxy, seq, now); ok {
+		if ended, met, ok = l.stamped(op.Proxy, seq, now); ok {
 			flags |= record.FlagStamped
 		}
 	}
@@ -186,16 +207,16 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 	wait, peer := int64(0), int32(-1)
 	if took >= brief {
 		var entered int64
-		peer, entered = l.lastEntry(c, op, met)
+		peer, entered = l.lastEntry(op, met)
 		wait = min(max(entered-l.started, 0), took)
 	}
 	if took >= legsFrom {
-		l.writeLegs(c.eng.Legs(), seq, ended, int(took/legCost))
+		l.writeLegs(l.eng.Legs(), seq, ended, int(took/legCost))
 	}
-	s, r := c.executor.plans.last, &l.whole
+	r := &l.whole
 	r.Mono, r.Flags, r.Seq = ended, flags, seq
-	r.Coll, r.DType, r.Op, r.Algo, r.Proto, r.Code = op.coll, op.dtype, op.redop, s.Algo, s.Proto, uint8(result)
-	r.Root, r.Peer, r.Bytes, r.Stream, r.Dur, r.Wait = op.root, peer, op.bytes, op.stream, took, wait
+	r.Coll, r.DType, r.Op, r.Algo, r.Proto, r.Code = op.Coll, op.DType, op.Op, s.Algo, s.Proto, uint8(result)
+	r.Root, r.Peer, r.Bytes, r.Stream, r.Dur, r.Wait = op.Root, peer, op.Bytes, op.stream, took, wait
 	l.rec.Append(r)
 	l.live.Finished(seq, ended)
 	own := int64(0)
@@ -203,11 +224,11 @@ func (l *log) end(c *Comm, op *operation, seq uint64, result record.Result) {
 		own = l.started - prev
 	}
 	l.proc.lastEnd.Store(ended)
-	l.sums = sums{own, wait, took - wait, op.bytes, true}
+	l.sums = sums{own, wait, took - wait, op.Bytes, true}
 	if l.flushed++; took >= brief || l.flushed >= flushEvery {
 		l.flushed = 0
 		l.addSums()
-		c.eng.Flush(now)
+		l.eng.Flush(now)
 	}
 }
 
@@ -223,12 +244,12 @@ const (
 )
 
 // asksLegs reports whether what each peer sends is to be timed.
-func (l *log) asksLegs(op *operation) bool {
-	return l.rec != nil && op.coll.Collective() && (op.bytes >= legBytes || l.remote && op.bytes >= legBytesApart)
+func (l *Log) asksLegs(op *Operation) bool {
+	return l.rec != nil && op.Coll.Collective() && (op.Bytes >= legBytes || l.remote && op.Bytes >= legBytesApart)
 }
 
 // writeLegs records what each peer has sent of an operation that has ended, before the operation's own record.
-func (l *log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
+func (l *Log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
 	for i := range legs[:min(len(legs), most)] {
 		g := &legs[i]
 		asked, last := cmp.Or(g.Asked, l.started), cmp.Or(g.Ended, ended)
@@ -244,9 +265,9 @@ func (l *log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
 	}
 }
 
-// meeting is what the GPU says of the node's ranks in an operation between nodes: who
+// lastArrival is what the GPU says of the node's ranks in an operation between nodes: who
 // came last, -1 when nobody came after this rank, and when.
-type meeting struct {
+type lastArrival struct {
 	told bool
 	peer int32
 	at   int64
@@ -254,7 +275,7 @@ type meeting struct {
 
 // stamped takes an operation's start and end from what the GPU has stamped. now is for
 // one that has no end there: it has failed, or is not recorded.
-func (l *log) stamped(p proxyOp, seq uint64, now int64) (end int64, met meeting, ok bool) {
+func (l *Log) stamped(p Proxy, seq uint64, now int64) (end int64, met lastArrival, ok bool) {
 	s, ok := l.live.HostStamp(seq)
 	if !ok || s.End == 0 {
 		return now, met, false
@@ -270,22 +291,22 @@ func (l *log) stamped(p proxyOp, seq uint64, now int64) (end int64, met meeting,
 
 // asksBoard reports whether members of this node say on the board when they
 // enter op; asksEngine whether others, or all, are known by their bytes.
-func (l *log) asksBoard(op *operation) bool  { return l.board != nil && op.collective != 0 }
-func (l *log) asksEngine(op *operation) bool { return l.rec != nil && (l.remote || !l.asksBoard(op)) }
+func (l *Log) asksBoard(op *Operation) bool  { return l.board != nil && op.collective != 0 }
+func (l *Log) asksEngine(op *Operation) bool { return l.rec != nil && (l.remote || !l.asksBoard(op)) }
 
 // lastEntry is the member that entered the operation last, of those that this
 // rank needs, and when; 0 when nobody is known to have come after this rank.
 // Ranks of this node say so on the board, unless the GPU has met them, others by their
 // first bytes.
-func (l *log) lastEntry(c *Comm, op *operation, met meeting) (peer int32, at int64) {
-	peer, at = c.eng.Arrived()
+func (l *Log) lastEntry(op *Operation, met lastArrival) (peer int32, at int64) {
+	peer, at = l.eng.Arrived()
 	if met.at > at {
 		return met.peer, met.at
 	}
 	if met.told || !l.asksBoard(op) {
 		return peer, at
 	}
-	if peer >= 0 && c.mesh.Local(int(peer)) {
+	if peer >= 0 && l.mesh.Local(int(peer)) {
 		peer, at = -1, 0 // the board knows better
 	}
 	look := func(m int) {
@@ -293,16 +314,16 @@ func (l *log) lastEntry(c *Comm, op *operation, met meeting) (peer int32, at int
 			peer, at = int32(m), t
 		}
 	}
-	if role := op.coll.Traits().Root; role == record.RootFrom {
-		if c.rank != int(op.root) {
-			look(int(op.root))
+	if role := op.Coll.Traits().Root; role == record.RootFrom {
+		if l.rank != int(op.Root) {
+			look(int(op.Root))
 		}
 		return peer, at
-	} else if role == record.RootTo && c.rank != int(op.root) {
+	} else if role == record.RootTo && l.rank != int(op.Root) {
 		return peer, at
 	}
-	for _, m := range c.place.Local {
-		if m != c.rank {
+	for _, m := range l.place.Local {
+		if m != l.rank {
 			look(m)
 		}
 	}

@@ -1,4 +1,4 @@
-package ccl
+package executor
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/failure"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -33,27 +34,27 @@ const (
 )
 
 // idle waits for something to do.
-func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
-	if x := &c.executor; x.suspect != nil {
+func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
+	if x.suspect != nil {
 		time.Sleep(time.Millisecond)
 		if record.Now()-x.since > suspectFor {
-			c.fail(x.suspect, true)
+			x.Fail(x.suspect, true)
 		}
 		return nil
 	}
-	if x := &c.executor; x.current == nil && c.queue.at(c.queue.finished.Load()+1).proxy == nil {
+	if x.current == nil && x.queue.at(x.queue.finished.Load()+1).Proxy == nil {
 		time.Sleep(min(time.Duration(max(x.entry-record.Now(), 0)), nap))
 		if ctx.Err() != nil {
-			return c.interrupted(ctx, seq)
+			return x.Interrupted(ctx, seq)
 		}
 		return nil
 	}
 	if i.waits++; i.waits == 1 {
-		c.eng.Late()
+		x.eng.Late()
 	}
-	if c.executor.current == nil || c.eng.Gated() {
-		c.attend(i) // what the GPU does, no link tells
-	} else if polled := c.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
+	if x.current == nil || x.eng.Gated() {
+		x.attend(i) // what the GPU does, no link tells
+	} else if polled := x.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
 		return nil // no clock yet
 	}
 	now := record.Now()
@@ -61,21 +62,21 @@ func (c *Comm) idle(ctx context.Context, i *idleness, seq uint64) error {
 		i.since = now
 	}
 	if ctx.Err() != nil {
-		return c.interrupted(ctx, seq)
+		return x.Interrupted(ctx, seq)
 	}
 	waited := now - i.since
 	if waited > tellAfter && !i.told {
 		i.told = true
-		c.eng.Idle(now)
-		if x := &c.executor; x.current != nil {
-			c.log.lasts(x.current, x.seq, x.plans.last)
+		x.eng.Idle(now)
+		if x.current != nil {
+			x.Log.lasts(x.current, x.seq, x.plans.last)
 		}
 	}
 	if waited > compareAfter {
-		c.announce(now)
+		x.announce(now)
 	}
 	if waited > leftAfter {
-		c.missLeavers()
+		x.missLeavers()
 	}
 	return nil
 }
@@ -88,14 +89,14 @@ const (
 )
 
 // attend waits a little for the GPU, and for the network if something is under way.
-func (c *Comm) attend(i *idleness) {
+func (x *Executor) attend(i *idleness) {
 	now := record.Now()
 	if i.since == 0 {
 		i.since = now
 	}
 	waited := time.Duration(now - i.since)
-	if c.executor.current != nil {
-		c.mesh.Wait(0)
+	if x.current != nil {
+		x.mesh.Wait(0)
 	}
 	if waited < attendBusy {
 		runtime.Gosched()
@@ -106,26 +107,25 @@ func (c *Comm) attend(i *idleness) {
 
 // announce tells rank 0 which collective this rank is stuck in: ranks that
 // disagree on a call may be waiting for messages that nobody sends.
-func (c *Comm) announce(now int64) {
-	x := &c.executor
+func (x *Executor) announce(now int64) {
 	if x.current == nil || x.current.collective == 0 || x.saidSeq == x.seq && now-x.said < compareEvery {
 		return
 	}
 	x.said, x.saidSeq = now, x.seq
 	var b [engine.SignatureSize]byte
 	x.op.Encode(b[:])
-	c.ctl.Tell(b[:])
+	x.Control.Tell(b[:])
 }
 
 // missLeavers fails the communicator when this rank waits for one that has closed it.
-func (c *Comm) missLeavers() {
-	left := c.leavers()
-	if len(left) == 0 || c.executor.current == nil {
+func (x *Executor) missLeavers() {
+	left := x.left.Load()
+	if left == nil || x.current == nil {
 		return
 	}
-	for _, p := range c.eng.Waiting(nil) {
-		if slices.Contains(left, int(p)) {
-			c.fail(&failure{int(p), fmt.Errorf("%w: rank %d has closed the communicator", ErrPeerLost, p)}, true)
+	for _, p := range x.eng.Waiting(nil) {
+		if slices.Contains(*left, int(p)) {
+			x.Fail(&failure.Failure{Peer: int(p), Err: fmt.Errorf("%w: rank %d has closed the communicator", failure.ErrPeerLost, p)}, true)
 			return
 		}
 	}

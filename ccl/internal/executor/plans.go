@@ -1,4 +1,4 @@
-package ccl
+package executor
 
 import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
@@ -6,7 +6,8 @@ import (
 
 // plans keeps the schedules of the shapes that were called.
 type plans struct {
-	c       *Comm
+	place   *algo.Place
+	choose  func(algo.Call, *algo.Place) algo.Choice
 	shape   algo.Call
 	recent  *algo.Schedule
 	all     map[algo.Call]*algo.Schedule
@@ -17,17 +18,15 @@ type plans struct {
 // maxSteps bounds the memory of kept schedules (about 16 MiB).
 const maxSteps = 1 << 18
 
-func (p *plans) init(c *Comm) { p.c, p.all = c, make(map[algo.Call]*algo.Schedule) }
-
-func (p *plans) of(op *operation) (*algo.Schedule, error) {
-	call := algo.Call{Coll: op.coll, DType: op.dtype, Op: op.redop, Root: op.root, Count: op.count, InPlace: op.inPlace}
+func (p *plans) of(op *Operation) (*algo.Schedule, error) {
+	call := algo.Call{Coll: op.Coll, DType: op.DType, Op: op.Op, Root: op.Root, Count: op.Count, InPlace: op.InPlace}
 	if call == p.shape && p.recent != nil {
 		return p.recent, nil
 	}
 	s := p.all[call]
 	if s == nil {
 		var err error
-		if s, err = p.make(call); err != nil {
+		if s, err = algo.Build(call, *p.place, p.choose(call, p.place)); err != nil {
 			return nil, err
 		}
 		steps := 0
@@ -42,14 +41,4 @@ func (p *plans) of(op *operation) (*algo.Schedule, error) {
 	}
 	p.shape, p.recent = call, s
 	return s, nil
-}
-
-func (p *plans) make(call algo.Call) (*algo.Schedule, error) {
-	c := p.c
-	return algo.Build(call, c.place, c.choose(call, &c.place))
-}
-
-// choose picks how a collective runs among the ranks of a place.
-func (c *Comm) choose(call algo.Call, place *algo.Place) algo.Choice {
-	return c.model.Choose(call, place, algo.Overrides{Algo: c.cfg.Algo, Proto: c.cfg.Proto})
 }

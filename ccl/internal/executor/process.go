@@ -1,4 +1,4 @@
-package ccl
+package executor
 
 import (
 	"sync"
@@ -9,17 +9,17 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// process is what the communicators of one recorder share.
-type process struct {
+// Process is what the communicators of one recorder share.
+type Process struct {
 	rec     *record.Writer
 	lastEnd atomic.Int64 // when the last operation on any of them ended
 	users   int          // guarded by sweeper.mu
-	said    sync.Map     // what once has been asked for
+	said    sync.Map     // what Once has been asked for
 }
 
-// once reports whether something has not been said yet: communicators of the same ranks
+// Once reports whether something has not been said yet: communicators of the same ranks
 // find the same.
-func (p *process) once(what any) bool {
+func (p *Process) Once(what any) bool {
 	_, was := p.said.LoadOrStore(what, true)
 	return !was
 }
@@ -30,14 +30,14 @@ func (p *process) once(what any) bool {
 // recorders' clocks anchored.
 var sweeper = struct {
 	mu        sync.Mutex
-	processes map[*record.Writer]*process
-	comms     map[*Comm]struct{}
+	processes map[*record.Writer]*Process
+	queues    map[*queue]struct{}
 	stop      chan struct{}
 	asleep    atomic.Bool
 	alarm     chan struct{}
 }{
-	processes: map[*record.Writer]*process{},
-	comms:     map[*Comm]struct{}{},
+	processes: map[*record.Writer]*Process{},
+	queues:    map[*queue]struct{}{},
 	alarm:     make(chan struct{}, 1),
 }
 
@@ -52,20 +52,21 @@ const (
 	sweepWatch = 20 * time.Millisecond
 )
 
-// processOf is the process of a recorder (nil: of none); release must follow.
-func processOf(rec *record.Writer) *process {
+// ProcessOf is the process of a recorder (nil: of none); Release must follow.
+func ProcessOf(rec *record.Writer) *Process {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
 	p := sweeper.processes[rec]
 	if p == nil {
-		p = &process{rec: rec}
+		p = &Process{rec: rec}
 		sweeper.processes[rec] = p
 	}
 	p.users++
 	return p
 }
 
-func (p *process) release() {
+// Release ends one use of it.
+func (p *Process) Release() {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
 	if p.users--; p.users == 0 {
@@ -74,10 +75,10 @@ func (p *process) release() {
 	}
 }
 
-func (p *process) add(c *Comm) {
+func (p *Process) add(q *queue) {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
-	sweeper.comms[c] = struct{}{}
+	sweeper.queues[q] = struct{}{}
 	if sweeper.stop == nil {
 		sweeper.stop = make(chan struct{})
 		sweeper.asleep.Store(false)
@@ -85,11 +86,11 @@ func (p *process) add(c *Comm) {
 	}
 }
 
-func (p *process) remove(c *Comm) {
+func (p *Process) remove(q *queue) {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
-	delete(sweeper.comms, c)
-	if len(sweeper.comms) == 0 && sweeper.stop != nil {
+	delete(sweeper.queues, q)
+	if len(sweeper.queues) == 0 && sweeper.stop != nil {
 		close(sweeper.stop)
 		sweeper.stop = nil
 	}
@@ -100,9 +101,9 @@ func (p *process) remove(c *Comm) {
 const bulk = 256 << 10
 
 // nudge follows every call: somebody must notice the operation.
-func (p *process) nudge(c *Comm, bytes uint64) {
-	if bytes >= bulk && c.executor.unattended.Load() {
-		c.executor.wake()
+func (q *queue) nudge(bytes uint64) {
+	if bytes >= bulk && q.role.unattended.Load() {
+		q.role.wake()
 	}
 	if sweeper.asleep.Load() && sweeper.asleep.CompareAndSwap(true, false) {
 		select {
@@ -116,7 +117,7 @@ func sweep(stop chan struct{}) {
 	period := sweepMin
 	timer := time.NewTimer(period)
 	defer timer.Stop()
-	var comms []*Comm
+	var queues []*queue
 	var calls uint64 // sum of all queues' tails when last looked at
 	active, anchored := record.Now(), int64(0)
 	for {
@@ -132,21 +133,21 @@ func sweep(stop chan struct{}) {
 			anchored = now
 			anchorAll()
 		}
-		comms = listComms(comms[:0])
+		queues = listQueues(queues[:0])
 		sum, found, watching := uint64(0), false, false
-		for _, c := range comms {
-			tail := c.queue.tail.Load()
+		for _, q := range queues {
+			tail := q.tail.Load()
 			sum += tail
 			switch {
-			case tail == c.queue.finished.Load():
-				watching = c.observe(tail) || watching
-			case c.executor.role.Load() == 0:
+			case tail == q.finished.Load():
+				watching = q.observe(tail) || watching
+			case q.role.held.Load() == 0:
 				found = true
-				c.executor.unattended.Store(true)
-				c.executor.wake()
+				q.role.unattended.Store(true)
+				q.role.wake()
 			}
 		}
-		clear(comms)
+		clear(queues)
 		switch {
 		case found:
 			period = sweepMin
@@ -157,7 +158,7 @@ func sweep(stop chan struct{}) {
 			calls, active = sum, now
 		} else if !found && now-active > int64(sweepIdle) {
 			// A call that came before this store has not seen it: look once more.
-			if sweeper.asleep.Store(true); callsOf(comms) != calls {
+			if sweeper.asleep.Store(true); callsOf(queues) != calls {
 				sweeper.asleep.Store(false)
 			} else {
 				period = anchorEvery / 2
@@ -175,28 +176,28 @@ func sweep(stop chan struct{}) {
 // sweepMax and not at the next operation: windows measure the network, not the
 // program's steps. Without a recorder, too: a peer that connects again for bytes
 // on their way to it must find somebody who takes its sockets over.
-func (c *Comm) observe(tail uint64) (due bool) {
-	quiet := c.swept == tail
-	c.swept = tail
-	if quiet && c.executor.role.CompareAndSwap(0, 1) {
-		due = c.mesh.Look()
-		c.executor.release()
+func (q *queue) observe(tail uint64) (due bool) {
+	quiet := q.swept == tail
+	q.swept = tail
+	if quiet && q.role.take() {
+		due = q.run.look()
+		q.role.release()
 	}
 	return due
 }
 
-func listComms(dst []*Comm) []*Comm {
+func listQueues(dst []*queue) []*queue {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
-	for c := range sweeper.comms {
-		dst = append(dst, c)
+	for q := range sweeper.queues {
+		dst = append(dst, q)
 	}
 	return dst
 }
 
-func callsOf(buf []*Comm) (sum uint64) {
-	for _, c := range listComms(buf[:0]) {
-		sum += c.queue.tail.Load()
+func callsOf(buf []*queue) (sum uint64) {
+	for _, q := range listQueues(buf[:0]) {
+		sum += q.tail.Load()
 	}
 	return sum
 }
@@ -207,27 +208,5 @@ func anchorAll() {
 	for rec := range sweeper.processes {
 		rec.Anchor() // nil is no-op
 		rec.Refused(accept.Total().Refused)
-	}
-}
-
-// wake hands the queue to the worker.
-func (x *executor) wake() {
-	select {
-	case x.kick <- struct{}{}:
-	default:
-	}
-}
-
-// work is the communicator's worker: it runs what is in the queue when told to.
-func (c *Comm) work() {
-	defer c.watching.Done()
-	for {
-		select {
-		case <-c.closed:
-			return
-		case <-c.executor.kick:
-			// A failure is for the Wait of the operation's stream to report.
-			_ = c.drive(background, c.queue.tail.Load())
-		}
 	}
 }

@@ -1,0 +1,54 @@
+package ccl
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/failure"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// enter checks that the communicator takes calls on device memory, and is s's CUDA stream.
+func (c *gpuMember) enter(kind record.CollKind, s *Stream) (*cuda.Stream, error) {
+	if f := c.x.Failed(); f != nil {
+		return nil, c.x.Error(kind.String(), 0, f)
+	}
+	cs, err := s.usedBy(c)
+	if err != nil {
+		return nil, c.x.Wrap(kind.String(), err)
+	}
+	if c.x.Faults != nil {
+		if d := c.x.Faults.Entry(c.x.Name); d > 0 {
+			if err := c.comm.Occupy(cs, d); err != nil {
+				return nil, c.launched(kind, err)
+			}
+		}
+	}
+	return cs, nil
+}
+
+// launched is what becomes of a launch's error. A rank that could not launch what
+// its peers have would leave them waiting.
+func (c *gpuMember) launched(kind record.CollKind, err error) error {
+	n := c.calls.Add(1)
+	if err == nil {
+		return nil
+	}
+	f := c.broke(fmt.Errorf("%v: %w", kind, err))
+	return c.x.Error(kind.String(), n, f)
+}
+
+// broke makes an error of the GPU side the end of the communicator.
+func (c *gpuMember) broke(err error) *failure.Failure {
+	if errors.Is(err, gpu.ErrClosed) {
+		return &failure.Closed // by another goroutine, since the call has begun
+	}
+	f := &failure.Failure{Peer: -1, Err: fmt.Errorf("%w: rank %d: %w", ErrInternal, c.x.Rank, err)}
+	if size := (*gpu.SizeError)(nil); errors.As(err, &size) {
+		f = &failure.Failure{Peer: size.Peer, Err: fmt.Errorf("%w: rank %d: %w", ErrMismatch, c.x.Rank, err)}
+	}
+	c.x.Fail(f, true)
+	return f
+}

@@ -1,0 +1,67 @@
+package executor
+
+import "context"
+
+// Order is the order of a stream's operations, which may be of several communicators. It
+// is used by one goroutine at a time.
+type Order struct {
+	id   uint32
+	uses []use // last operation on each communicator since the last Wait
+}
+
+// NewOrder makes the order of the stream of that number.
+func NewOrder(id uint32) Order { return Order{id: id, uses: make([]use, 0, 8)} }
+
+// ID is the stream's number.
+func (o *Order) ID() uint32 { return o.id }
+
+// note records that the stream's last operation is seq of q, and returns the
+// operation of another communicator that must end before, if any.
+func (o *Order) note(q *queue, seq uint64) (after use) {
+	n := len(o.uses)
+	if n > 0 && o.uses[n-1].of == q {
+		o.uses[n-1].seq = seq
+		return use{}
+	}
+	if n > 0 && !o.uses[n-1].done() {
+		after = o.uses[n-1]
+	}
+	for i := range o.uses {
+		if o.uses[i].of == q {
+			o.uses = append(o.uses[:i], o.uses[i+1:]...)
+			break
+		}
+	}
+	o.uses = append(o.uses, use{q, seq})
+	return after
+}
+
+// Wait returns when every operation has ended, with the error of the first communicator
+// where one failed, or when ctx ends: ended is false then.
+func (o *Order) Wait(ctx context.Context) (ended bool, failed error) {
+	for _, u := range o.uses {
+		if err := u.of.run.drive(ctx, u.seq); err != nil {
+			if !u.done() {
+				return false, err
+			}
+			if failed == nil {
+				failed = err
+			}
+		}
+	}
+	o.uses = o.uses[:0]
+	return true, failed
+}
+
+// Query reports whether every operation has ended. An error is that of Wait.
+func (o *Order) Query() (done bool, err error) {
+	for _, u := range o.uses {
+		if !u.done() {
+			return false, nil
+		}
+		if err := u.of.outcome(u.seq); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}

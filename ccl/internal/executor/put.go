@@ -1,0 +1,43 @@
+package executor
+
+// Put appends op to the queue, and to the stream's order. The operation is the queue's from
+// now on, also when there is an error.
+func (x *Executor) Put(o *Order, op *Operation) error {
+	q := &x.queue
+	q.mu.Lock()
+	for {
+		if f := x.Failed(); f != nil {
+			q.mu.Unlock()
+			x.forget(op)
+			return x.Error(op.Coll.String(), 0, f)
+		}
+		if q.tail.Load()-q.finished.Load() < queueLen-1 {
+			break
+		}
+		half := q.tail.Load() - queueLen/2
+		q.mu.Unlock()
+		if err := x.drive(background, half); err != nil {
+			x.forget(op)
+			return err
+		}
+		q.mu.Lock()
+	}
+	seq := q.tail.Load() + 1
+	slot := q.at(seq)
+	*slot = *op
+	slot.stream = o.id
+	if slot.Proxy != nil {
+		slot.Proxy.Numbered(seq)
+	}
+	slot.after = o.note(q, seq)
+	if op.Coll.Collective() {
+		q.collective++
+		slot.collective = q.collective
+		q.calls[q.collective%uint64(len(q.calls))] = slot.signature()
+	}
+	x.Log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.of == nil && slot.Proxy == nil)
+	q.tail.Store(seq)
+	q.mu.Unlock()
+	q.nudge(op.Bytes)
+	return nil
+}

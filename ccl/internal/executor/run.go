@@ -1,0 +1,270 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/failure"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Start begins the worker, and has the sweeper look after the queue. gpu is nil on a CPU rank.
+func (x *Executor) Start(gpu GPU) {
+	x.gpu, x.queue.run = gpu, x
+	x.worker.Add(1)
+	go x.work()
+	x.Process.add(&x.queue)
+}
+
+// Stop ends it, after End: what is in the queue ends with the communicator's failure, and no
+// one uses links or pinned memory any more.
+func (x *Executor) Stop() {
+	x.worker.Wait()
+	x.queue.role.acquire() // for good
+	x.drain(x.failed.Load())
+}
+
+// Drive returns when operation seq has ended, running operations meanwhile.
+func (x *Executor) Drive(ctx context.Context, seq uint64) error { return x.drive(ctx, seq) }
+
+// work is the communicator's worker: it runs what is in the queue when told to.
+func (x *Executor) work() {
+	defer x.worker.Done()
+	for {
+		select {
+		case <-x.closed:
+			return
+		case <-x.queue.role.kick:
+			// A failure is for the Wait of the operation's stream to report.
+			_ = x.drive(background, x.queue.tail.Load())
+		}
+	}
+}
+
+// look notices completions between operations. The caller has the role.
+func (x *Executor) look() bool { return x.mesh.Look() }
+
+// drive returns when operation seq has ended, running operations meanwhile.
+func (x *Executor) drive(ctx context.Context, seq uint64) error {
+	q := &x.queue
+	for q.finished.Load() < seq {
+		if !q.role.take() {
+			q.role.park(ctx, func() bool { return q.role.held.Load() == 0 || q.finished.Load() >= seq })
+			if q.finished.Load() < seq && ctx.Err() != nil {
+				return x.Interrupted(ctx, seq)
+			}
+			continue
+		}
+		err := x.execute(ctx, seq)
+		q.role.release()
+		if err != nil {
+			return err
+		}
+	}
+	return q.outcome(seq)
+}
+
+// execute runs operations until seq has ended. The caller has the role.
+func (x *Executor) execute(ctx context.Context, seq uint64) error {
+	var idle idleness
+	for {
+		if x.progress(seq) {
+			idle = idleness{}
+		}
+		if x.queue.finished.Load() >= seq {
+			return nil
+		}
+		if x.dep.of != nil {
+			if x.follow(ctx); ctx.Err() != nil {
+				return x.Interrupted(ctx, seq)
+			}
+			continue
+		}
+		if err := x.idle(ctx, &idle, seq); err != nil {
+			return err
+		}
+	}
+}
+
+// follow returns when what the next operation comes after has ended, or c is over.
+func (x *Executor) follow(ctx context.Context) {
+	x.behind = behind{ctx, x}
+	x.queue.role.ahead.Store(&x.dep.of.role)
+	// A failure there is that stream's to report; here only order counts.
+	_ = x.dep.of.run.drive(&x.behind, x.dep.seq)
+	x.queue.role.ahead.Store(nil)
+	x.behind = behind{}
+}
+
+// progress does what can be done now, up to the end of operation seq, and
+// reports whether that was anything.
+func (x *Executor) progress(seq uint64) (moved bool) {
+	q := &x.queue
+	for q.finished.Load() < seq {
+		if f := x.failed.Load(); f != nil {
+			x.drain(f)
+			return true
+		}
+		if x.current == nil {
+			next := q.finished.Load() + 1
+			if next > q.tail.Load() {
+				return moved
+			}
+			op := q.at(next)
+			if x.dep = (use{}); !op.after.done() {
+				x.dep = op.after
+				return moved
+			}
+			if op.Proxy != nil {
+				if !op.Proxy.Ready() {
+					return moved
+				}
+			} else if x.Faults != nil && op.Coll.Collective() && x.held(next) {
+				return moved
+			}
+			if err := x.begin(op, next); err != nil {
+				x.Fail(&failure.Failure{Peer: -1, Err: fmt.Errorf("%w: %w", failure.ErrInternal, err)}, true)
+				continue
+			}
+		}
+		if x.suspect != nil {
+			return moved
+		}
+		var err error
+		if !x.entered {
+			// Recording overlaps the flight of the first bytes, but its time is before them:
+			// who has them may end before this thread runs again.
+			x.entered = true
+			if x.Log.rec != nil {
+				at := record.Now()
+				err = x.eng.Launch()
+				x.Log.start(x.current, x.seq, at)
+			}
+		}
+		if err == nil {
+			var m bool
+			m, err = x.eng.Step()
+			moved = moved || m
+			if p := x.current.Proxy; p != nil && p.Returned() {
+				moved = true
+			}
+		}
+		switch {
+		case err != nil:
+			x.broke(failure.FromEngine(err))
+		case x.eng.Done() && x.mesh.Settled():
+			x.finish(record.ResultOK)
+		default:
+			return moved
+		}
+	}
+	return moved
+}
+
+// held reports whether an injected fault keeps operation seq from beginning yet.
+func (x *Executor) held(seq uint64) bool {
+	now := record.Now()
+	if x.heldSeq != seq {
+		x.heldSeq, x.entry = seq, now+int64(x.Faults.Entry(x.Name))
+	}
+	return now < x.entry
+}
+
+// broke takes a failure of the engine. A link also breaks when its peer has learnt
+// of a failure first and closed: then the control plane is about to tell that one.
+func (x *Executor) broke(f *failure.Failure) {
+	if errors.Is(f.Err, failure.ErrPeerLost) {
+		x.suspect, x.since = f, record.Now()
+		return
+	}
+	x.Fail(f, true)
+}
+
+// begin makes op, number seq, the current operation.
+func (x *Executor) begin(op *Operation, seq uint64) error {
+	x.op.Signature = op.signature()
+	x.op.Send, x.op.Recv, x.op.Divisor = op.Send, op.Recv, x.Size
+	x.op.Parts, x.op.Gate, x.op.Arrivals, x.op.Legs = nil, nil, x.Log.asksEngine(op), x.Log.asksLegs(op)
+	var sched *algo.Schedule
+	switch {
+	case op.Proxy != nil:
+		sched = op.Proxy.Schedule()
+		x.op.Parts, x.op.Gate = op.Proxy.Parts(), op.Proxy.Gate
+	case op.Coll == record.Send:
+		sched = x.pairs.Single(algo.Message{Peer: op.Root, Send: true, Len: len(op.Send)})
+	case op.Coll == record.Recv:
+		sched = x.pairs.Single(algo.Message{Peer: op.Root, Len: len(op.Recv)})
+	case op.Coll == record.Group:
+		sched = x.pairs.Group(x.Rank, x.Size, op.Messages.Msgs)
+		x.op.Parts = op.Messages.Parts
+	case op.Vector != nil:
+		sched = x.pairs.AlltoAllv(x.Rank, x.Size, op.Vector, op.DType.Size())
+	default:
+		var err error
+		if sched, err = x.plans.of(op); err != nil {
+			return err
+		}
+	}
+	x.current, x.seq, x.entered = op, seq, false
+	x.plans.last = sched
+	x.eng.Begin(sched, &x.op)
+	return nil
+}
+
+// finish ends the current operation.
+func (x *Executor) finish(result record.Result) {
+	op, seq := x.current, x.seq
+	if x.entered {
+		x.Log.end(op, seq, x.plans.last, result)
+	}
+	x.eng.End()
+	x.op.Send, x.op.Recv, x.op.Parts, x.op.Gate = nil, nil, nil, nil
+	x.current = nil
+	x.forget(op)
+	x.queue.finished.Store(seq)
+	x.queue.role.rouse()
+}
+
+// forget lets go of an operation's buffers.
+func (x *Executor) forget(op *Operation) {
+	op.Send, op.Recv, op.Proxy, op.after = nil, nil, nil, use{}
+	if op.Messages != nil {
+		x.Discard(op.Messages)
+		op.Messages = nil
+	}
+	if op.Vector != nil {
+		*op.Vector = algo.Vector{}
+		x.vectors.put(op.Vector)
+		op.Vector = nil
+	}
+}
+
+// drain ends everything in the queue, since the communicator is over.
+func (x *Executor) drain(f *failure.Failure) {
+	q := &x.queue
+	// Calls check failed under mu before they put something in the queue.
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	next := q.finished.Load() + 1
+	tail := q.tail.Load()
+	if next <= tail && q.broken.Load() == 0 {
+		q.err.Store(x.Error(q.at(next).Coll.String(), next, f))
+		q.broken.Store(next)
+	}
+	if x.current != nil {
+		x.mesh.Abandon()
+		x.finish(f.Result())
+		next++
+	}
+	for ; next <= tail; next++ {
+		x.forget(q.at(next))
+	}
+	if x.gpu != nil {
+		x.gpu.Release()
+	}
+	q.finished.Store(tail)
+	x.dep = use{}
+	x.queue.role.rouse()
+}
