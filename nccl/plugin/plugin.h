@@ -156,7 +156,8 @@ struct sampling {
 	int64_t called;    /* last call */
 	int64_t captured;  /* last call that went into a graph */
 	int64_t turned;    /* when the mask was last changed */
-	uint32_t turns;    /* how often it was */
+	uint32_t turns;    /* twice how often it was; odd while it is being changed */
+	uint32_t turning;
 	uint32_t calls, burst, total; /* of this burst, of the one before, of the process */
 	uint64_t untimed;  /* operations since the last one with times */
 	uint64_t seen[64]; /* by thread: what it is << 32 | turns at the end of its last group */

@@ -15,6 +15,8 @@
  */
 #include "plugin.h"
 
+#include <sched.h>
+
 #define COST_NS INT64_C(250000)
 #define SAVED_NS (256 * COST_NS)
 #define SHARE 32
@@ -31,23 +33,38 @@ static int chosen(uint32_t call) { return call * UINT32_C(2654435769) < UINT32_M
 static uint64_t *own_word(struct sampling *s, uint64_t *want)
 {
 	uint64_t self = (uint64_t)pthread_self() * UINT64_C(0x9E3779B97F4A7C15);
-	*want = (self & ~(uint64_t)UINT32_MAX) | PEEK(&s->turns);
+	*want = (self & ~(uint64_t)UINT32_MAX) | LOAD(&s->turns);
 	return &s->seen[self >> 58];
 }
 
-static void turn(int quiet, int64_t now)
+/* Whoever may turn the mask does so alone, or leaves it at that. While `quiet` is 0 the mask asks for kernels. */
+static int turn(int quiet)
 {
 	struct sampling *s = &plugin.sampling;
-	if (quiet != PEEK(&s->quiet)) {
-		SET(&s->turned, now);
-		ADD(&s->turns, 1);
+	if (__atomic_exchange_n(&s->turning, 1, __ATOMIC_ACQUIRE))
+		return 0;
+	if (quiet == PEEK(&s->quiet)) {
+		set_masks(quiet);
+	} else {
+		__atomic_fetch_add(&s->turns, 1, __ATOMIC_SEQ_CST);
+		if (quiet)
+			STORE(&s->quiet, 1);
+		set_masks(quiet);
+		SET(&s->turned, lockstep_now());
+		if (!quiet)
+			STORE(&s->quiet, 0);
+		__atomic_fetch_add(&s->turns, 1, __ATOMIC_SEQ_CST);
 	}
-	SET(&s->quiet, quiet);
-	set_masks(quiet);
+	STORE(&s->turning, (uint32_t)0);
+	return 1;
 }
 
 /* The set of events is another one, or another communicator has come: its first calls are timed. */
-HIDDEN void sample_reset(void) { turn(0, lockstep_now()); }
+HIDDEN void sample_reset(void)
+{
+	for (int i = 0; i < 1000 && !turn(0); i++)
+		sched_yield();
+}
 
 /* What the calls of late say of how often this process calls. */
 static void weigh(struct sampling *s, int64_t now)
@@ -73,7 +90,9 @@ static void weigh(struct sampling *s, int64_t now)
 static int is_sure(struct sampling *s, int64_t now)
 {
 	uint64_t want, *word = own_word(s, &want);
-	return PEEK(&s->turns) == 0 || PEEK(word) == want || now - PEEK(&s->turned) > UNSURE_NS;
+	if (want & 1)
+		return 0; /* it is being turned */
+	return (uint32_t)want == 0 || PEEK(word) == want || now - PEEK(&s->turned) > UNSURE_NS;
 }
 
 /* A call: returns OP_QUIET when NCCL is not, or perhaps not, going to tell of its kernel. */
@@ -83,7 +102,7 @@ HIDDEN uint32_t sample_call(int64_t now)
 	if (!is_sampling())
 		return 0;
 	weigh(s, now);
-	if (PEEK(&s->quiet))
+	if (LOAD(&s->quiet))
 		return OP_QUIET;
 	return is_sure(s, now) ? 0 : OP_QUIET;
 }
@@ -97,7 +116,7 @@ HIDDEN void sample_group(void)
 	int64_t now = PEEK(&s->called);
 	int quiet = PEEK(&s->tight) && !chosen(PEEK(&s->total) + 1) && PEEK(&s->calls) + 1 != PEEK(&s->burst) && now - PEEK(&s->captured) > CAPTURE_NS;
 	if (quiet != PEEK(&s->quiet))
-		turn(quiet, now);
+		turn(quiet);
 	uint64_t want, *word = own_word(s, &want);
 	if (PEEK(word) != want)
 		SET(word, want);
@@ -110,7 +129,7 @@ HIDDEN void sample_rest(int64_t now)
 	if (!is_sampling() || !PEEK(&s->quiet) || now - PEEK(&s->called) < SAVED_NS)
 		return;
 	SET(&s->tight, 0);
-	turn(0, now);
+	turn(0);
 }
 
 /* A call goes into a CUDA graph, whose replays tell of their kernels only if it was called so: from now on it is.
@@ -125,6 +144,6 @@ HIDDEN int sample_captured(void)
 	SET(&s->captured, now);
 	SET(&s->called, now);
 	if (quiet)
-		turn(0, now);
+		(void)turn(0);
 	return !quiet;
 }

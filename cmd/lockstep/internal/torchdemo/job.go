@@ -13,12 +13,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 	"github.com/lockstep-ccl/lockstep/nccl/torch"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -32,17 +32,15 @@ type job struct {
 	err  error // once done is closed
 
 	mu   sync.Mutex
-	web  string
 	said []string // the last lines
 }
 
 const (
+	name    = "demo-torch" // of the job
 	maxSaid = 40
 	// lastStep is how long a job trains that is to come to its end.
 	lastStep = 800
 )
-
-var masterAt = regexp.MustCompile(`master (?:started|found) at (http://\S+)/status`)
 
 // start starts the job. exe is this program.
 func start(exe string, m machine, f fault, ranks int, dir string) (*job, error) {
@@ -55,7 +53,7 @@ func start(exe string, m machine, f fault, ranks int, dir string) (*job, error) 
 		return nil, err
 	}
 	j := &job{dir: dir, done: make(chan struct{})}
-	args := []string{"attach", "--job", "demo-torch", "--runtime-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state"), "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--",
+	args := []string{"attach", "--job", name, "--runtime-dir", filepath.Join(dir, "run"), "--state-dir", filepath.Join(dir, "state"), "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--",
 		m.python, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", fmt.Sprint(ranks), "--max_restarts", restarts(f),
 		"--rdzv_backend", "c10d", "--rdzv_endpoint", fmt.Sprint("127.0.0.1:", port), "--rdzv_id", "demo", filepath.Join(program, torch.Script)}
 	j.cmd = exec.Command(exe, args...)
@@ -94,17 +92,13 @@ func restarts(f fault) string {
 	return "0"
 }
 
-// listen keeps the job's last lines, and finds the master's address. It ends when all that have
-// the pipe have ended.
+// listen keeps the job's last lines. It ends when all that have the pipe have ended.
 func (j *job) listen(out io.ReadCloser) {
 	defer out.Close()
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		j.mu.Lock()
-		if at := masterAt.FindStringSubmatch(lines.Text()); at != nil {
-			j.web = at[1]
-		}
 		if j.said = append(j.said, lines.Text()); len(j.said) > maxSaid {
 			j.said = j.said[1:]
 		}
@@ -113,10 +107,13 @@ func (j *job) listen(out io.ReadCloser) {
 	_, _ = io.Copy(io.Discard, out) // a line that is too long: the job must not wait for us
 }
 
+// page is the address of the job's master, "" while there is none.
 func (j *job) page() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.web
+	there, ok := presence.Find(filepath.Join(j.dir, "run"), presence.Master(name))
+	if !ok || there.Web == "" {
+		return ""
+	}
+	return "http://" + there.Web
 }
 
 // failed says why the job does not do what it should, with its own last words.
