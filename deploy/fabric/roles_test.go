@@ -35,6 +35,7 @@ type role struct {
 	Lanes      int
 
 	Fabric string // file
+	Prints bool   // a planner: what it finds
 }
 
 func TestMain(m *testing.M) {
@@ -80,10 +81,19 @@ func (r *role) play(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		var decided func(service.Decision)
+		if r.Prints {
+			decided = func(d service.Decision) {
+				if len(d.Moves) == 0 {
+					fmt.Println(d.Link, d.State.Down, d.State.Loss)
+				}
+			}
+		}
 		s, err := service.New(service.Options{
-			Fabric: f, Listen: r.Planner, Insecure: true, Log: log,
+			Decided: decided,
+			Fabric:  f, Listen: r.Planner, Insecure: true, Log: log,
 			Plan:    pathplan.Options{Persist: 200 * time.Millisecond},
-			Probing: service.Probing{Every: time.Second, Count: 4},
+			Probing: service.Probing{Every: time.Second, Count: number("COUNT", 10)},
 		})
 		if err != nil {
 			return err

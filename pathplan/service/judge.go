@@ -132,6 +132,9 @@ func (p *prober) judge(now time.Time) {
 			p.unsure = append(p.unsure, l)
 		}
 	}
+	if len(p.unsure) > 0 {
+		p.s.o.Log.Debug("links may be bad, and are looked at closely", "links", p.unsure)
+	}
 	p.apply(now, found)
 }
 
