@@ -3,7 +3,9 @@ package local
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"time"
@@ -23,10 +25,48 @@ type Tracing struct {
 	URL  string // of its pages and API
 
 	stack *Stack
+	bare  bool // it has no pages
 }
 
-// TracePage is where a person sees a trace.
-func (t *Tracing) TracePage(id string) string { return t.URL + "/trace/" + id }
+// TracePage is where a person sees a trace: a server that was built from its module has no
+// pages, and answers in JSON only.
+func (t *Tracing) TracePage(id string) string {
+	if t.bare {
+		return t.URL + "/api/v3/traces/" + id
+	}
+	return t.URL + "/trace/" + id
+}
+
+// Page is where a person begins to look at traces.
+func (t *Tracing) Page() string {
+	if t.bare {
+		return t.URL + "/api/v3/services"
+	}
+	return t.URL
+}
+
+// placeholder is what Jaeger has in its pages' place when it was built without them.
+const placeholder = "not the Jaeger UI"
+
+// look finds out whether there are pages.
+func (t *Tracing) look(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.URL, nil)
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: readyTimeout}
+	resp, err := client.Do(req)
+	if err != nil {
+		return fmt.Errorf("look at jaeger's pages: %w", err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return fmt.Errorf("look at jaeger's pages: %w", err)
+	}
+	t.bare = resp.StatusCode != http.StatusOK || strings.Contains(string(text), placeholder)
+	return nil
+}
 
 // Failed delivers an error, with the end of the log, when Jaeger ends by itself.
 func (t *Tracing) Failed() <-chan error { return t.stack.Failed() }
@@ -73,6 +113,9 @@ func startTracing(ctx context.Context, cfg Config, path string) (*Tracing, error
 	if err := t.stack.launch(ctx, srv); err != nil {
 		t.stack.Stop()
 		return nil, err
+	}
+	if t.look(ctx) != nil {
+		t.bare = true // the API is there in any case
 	}
 	return t, nil
 }

@@ -2,6 +2,7 @@ package local_test
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -39,6 +40,17 @@ func TestTracing(t *testing.T) {
 	}
 	if refuses("http://" + tracing.GRPC) {
 		t.Error("nothing listens for OTLP over gRPC")
+	}
+	for _, page := range []string{tracing.Page(), strings.ReplaceAll(tracing.TracePage(""), "/api/v3/traces/", "/api/v3/services")} {
+		resp, err := http.Get(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusOK || strings.Contains(string(text), "not the Jaeger UI") {
+			t.Errorf("%s is no page to look at: %s, %v\n%.300s", page, resp.Status, err, text)
+		}
 	}
 	tracing.Stop()
 	if !refuses(tracing.URL) {

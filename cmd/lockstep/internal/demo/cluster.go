@@ -170,7 +170,7 @@ func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
 			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token"), "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, slices.Concat(remediatorTLS, c.webFlags(c.remediator, webMutual))...)},
 	}
 	if c.tracing != nil {
-		parts[0].args = append(parts[0].args, "--web.trace-url", c.tracing.URL+"/trace/{trace}")
+		parts[0].args = append(parts[0].args, "--web.trace-url", c.tracing.TracePage("{trace}"))
 	}
 	for i, addr := range c.agents {
 		agentTLS, err := certs.flags(fmt.Sprintf("agent%d", i), wire.Identity{Role: wire.RoleAgent, Node: c.nodeName(i)})

@@ -182,7 +182,7 @@ func (c *Cmd) intro(ctx context.Context, out *printer, cl *cluster, took time.Du
 		link("Alertmanager", cl.stack.AlertmanagerURL, "what it sends to the remediator")
 	}
 	if cl.tracing != nil {
-		link("Jaeger", cl.tracing.URL, "traces: job is the service")
+		link("Jaeger", cl.tracing.Page(), "traces: job is the service")
 	}
 	for i, a := range cl.agents {
 		link("agent "+cl.nodeName(i), cl.web.URL(a)+"/metrics", "what Prometheus scrapes")

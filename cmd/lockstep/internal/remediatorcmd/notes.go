@@ -106,6 +106,10 @@ func story(e *remediation.Entry) (list []*wire.NoteEntry) {
 		add(e.Effective, collector.NoteRunning, "the job runs again")
 		return list
 	}
+	if e.Outcome == remediation.OutcomeNone {
+		add(e.Finished, collector.NoteAction, "none is taken%s", detail)
+		return list
+	}
 	add(e.Finished, collector.NoteAction, "%s %s%s", e.Kind, e.Outcome, detail)
 	return list
 }

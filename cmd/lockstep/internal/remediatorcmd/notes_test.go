@@ -36,6 +36,10 @@ func TestNotesTellTheStory(t *testing.T) {
 	if s := story(&e); len(s) != 3 || s[2].Text != "restart refused: job: too many" {
 		t.Errorf("refused: %v", s)
 	}
+	e.Kind, e.Outcome, e.Detail = remediation.ActionNone, remediation.OutcomeNone, ""
+	if s := story(&e); s[2].Text != "none is taken" {
+		t.Errorf("none: %v", s)
+	}
 }
 
 // What the master is not told is counted, and nobody waits.
