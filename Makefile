@@ -169,6 +169,10 @@ images: ## OCI images of both kinds as one OCI layout, and their digests, in dis
 
 # helm takes three minutes of a core to build once. CI reads what the charts rendered to.
 HELM := $(CACHE)/helm-$(shell sha256sum tools/helm/go.sum | cut -c1-12)
+.PHONY: test-hosts
+test-hosts: ## `lockstep run` on several hosts: supervisors killed 50 times, random faults in 2,000 jobs of virtual time
+	LOCKSTEP_TEST_KILLS=50 $(GO) test -count=1 -timeout 20m ./remediation/process -run 'TestHosts|TestGroup' -v -rapid.checks=2000 $(ARGS)
+
 .PHONY: test-chart
 test-chart: $(HELM) ## the Helm charts under the real helm: lint, every file of values rendered, bad ones refused (ARGS=-update)
 	LOCKSTEP_TEST_CHART=$(HELM) $(GO) test -count=1 -timeout 10m ./deploy/helm $(ARGS)

@@ -107,6 +107,8 @@ var ways = []way{
 	{where: "pki remediator", has: "", play: play{Before: initiated}},
 	{where: "pki planner", has: "", play: play{Before: initiated}},
 
+	{where: "run", has: "--hosts 4", why: "takes four machines; script hosts plays it on one"},
+
 	{where: "perf", has: "--device cuda", play: play{Status: 1, Out: noGPU}},
 	{where: "perf", has: "", long: true, play: play{Ready: measured, Status: interrupted}},
 	{where: "preflight", has: "--device cuda", play: play{Status: 1, Out: noGPU}},

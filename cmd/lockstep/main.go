@@ -40,7 +40,7 @@ import (
 type cli struct {
 	Demo       demo.Cmd                 `cmd:"" help:"Run the whole loop on this machine, break things, and see them found and repaired."`
 	Attach     attachcmd.Cmd            `cmd:"" help:"Put a job that knows nothing of Lockstep under its eyes, and become its command."`
-	Run        runcmd.Cmd               `cmd:"" help:"Supervise a job's ranks on this machine."`
+	Run        runcmd.Cmd               `cmd:"" help:"Supervise a job's ranks, on this machine or on several."`
 	Agent      agentcmd.Cmd             `cmd:"" help:"Watch the ranks of this node (one a node)."`
 	Master     mastercmd.Cmd            `cmd:"" help:"Tell who broke step, from what the agents see (one a job)."`
 	Planner    plannercmd.Cmd           `cmd:"" help:"Give every connection of every job its path through the fabric, and probe it."`

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/fence"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
 // attempt is one set of rank processes.
@@ -29,6 +30,58 @@ const secretVar = "LOCKSTEP_SECRET_FILE"
 // uninterruptible sleep (a dead NFS server, a hung GPU driver) may never.
 const killPatience = 15 * time.Second
 
+// crew starts and ends the processes of ranks on one machine.
+type crew struct {
+	o        Options
+	dir      *statedir.Dir // while Run runs
+	terminal *terminal     // nil: the ranks' output goes to their logs alone
+}
+
+// seat is one rank's place in an attempt.
+type seat struct {
+	rank, local, perNode int
+	group                int // of its node among the nodes
+	slot                 int
+	node                 string
+	devices              []string // that its node's ranks see, in the order of their local ranks; nil: what the environment says
+}
+
+// muster is what one attempt's processes on this machine are started with.
+type muster struct {
+	n, world      int
+	token, secret string
+	meet          []string // environment by which the attempt's ranks meet
+	seats         []seat
+}
+
+// start starts the processes, all or none.
+func (w *crew) start(m muster) (*attempt, error) {
+	a := &attempt{n: m.n, exits: make(chan exit, len(m.seats))}
+	for _, at := range m.seats {
+		rank, local := strconv.Itoa(at.rank), strconv.Itoa(at.local)
+		world, count := strconv.Itoa(m.world), strconv.Itoa(m.n)
+		cmd := exec.Command(w.o.Command[0], w.o.Command[1:]...)
+		cmd.Env = slices.Concat(os.Environ(), w.o.Env, m.meet, []string{
+			"RANK=" + rank, "WORLD_SIZE=" + world, "LOCAL_RANK=" + local,
+			"LOCAL_WORLD_SIZE=" + strconv.Itoa(at.perNode), "GROUP_RANK=" + strconv.Itoa(at.group),
+			"TORCHELASTIC_RESTART_COUNT=" + count,
+			"LOCKSTEP_RANK=" + rank, "LOCKSTEP_WORLD_SIZE=" + world, "LOCKSTEP_LOCAL_RANK=" + local,
+			"LOCKSTEP_JOB=" + w.o.Job, "LOCKSTEP_NODE=" + at.node, "LOCKSTEP_SLOT=" + strconv.Itoa(at.slot),
+			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + m.secret, fence.Env + "=" + m.token,
+			"LOCKSTEP_RUNTIME_DIR=" + w.o.RuntimeDir(at.node),
+		})
+		if at.devices != nil {
+			cmd.Env = append(cmd.Env, visibleDevices+"="+strings.Join(at.devices, ","))
+		}
+		c, err := w.startRank(a, at.rank, at.node, cmd)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("run: rank %d: %w", at.rank, err), a.stop(0))
+		}
+		a.ranks = append(a.ranks, c)
+	}
+	return a, nil
+}
+
 func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -42,49 +95,42 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 	if err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
-	token := s.nextToken(n).String()
-	a := &attempt{n: n, exits: make(chan exit, s.o.Ranks)}
-	ranks := make([]RankStatus, s.o.Ranks)
+	m := muster{n: n, world: s.o.Ranks, token: s.nextToken(n).String(), secret: secret, meet: meet}
+	perNode := s.o.Ranks / s.o.Nodes
 	for r := range s.o.Ranks {
-		perNode := s.o.Ranks / s.o.Nodes
-		node := s.o.Node(r / perNode)
-		rank, local := strconv.Itoa(r), strconv.Itoa(r%perNode)
-		world, count := strconv.Itoa(s.o.Ranks), strconv.Itoa(n)
-		cmd := exec.Command(s.o.Command[0], s.o.Command[1:]...)
-		cmd.Env = slices.Concat(os.Environ(), s.o.Env, meet, []string{
-			"RANK=" + rank, "WORLD_SIZE=" + world, "LOCAL_RANK=" + local,
-			"LOCAL_WORLD_SIZE=" + strconv.Itoa(perNode), "GROUP_RANK=" + strconv.Itoa(r/perNode),
-			"TORCHELASTIC_RESTART_COUNT=" + count,
-			"LOCKSTEP_RANK=" + rank, "LOCKSTEP_WORLD_SIZE=" + world, "LOCKSTEP_LOCAL_RANK=" + local,
-			"LOCKSTEP_JOB=" + s.o.Job, "LOCKSTEP_NODE=" + node, "LOCKSTEP_SLOT=" + strconv.Itoa(s.slots[r]),
-			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + secret, fence.Env + "=" + token,
-			"LOCKSTEP_RUNTIME_DIR=" + s.o.RuntimeDir(node),
-		}, s.devices(r/perNode*perNode, perNode))
-		c, err := s.startRank(a, r, node, cmd)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("run: rank %d: %w", r, err), a.stop(0))
-		}
-		a.ranks = append(a.ranks, c)
-		ranks[r] = RankStatus{Rank: r, Slot: s.slots[r], Node: node, PID: c.pid, State: "running"}
+		m.seats = append(m.seats, seat{
+			rank: r, local: r % perNode, perNode: perNode, group: r / perNode, slot: s.slots[r],
+			node: s.o.Node(r / perNode), devices: s.devices(r/perNode*perNode, perNode),
+		})
+	}
+	a, err := s.crew.start(m)
+	if err != nil {
+		return nil, err
 	}
 	s.mu.Lock()
-	s.status.Attempt, s.status.Ranks = n, ranks
+	s.status.Attempt, s.status.Ranks = n, statuses(a, m.seats)
 	s.mu.Unlock()
 	s.setState("running")
 	return a, nil
 }
 
+func statuses(a *attempt, seats []seat) (list []RankStatus) {
+	for i, at := range seats {
+		list = append(list, RankStatus{Rank: at.rank, Slot: at.slot, Node: at.node, PID: a.ranks[i].pid, State: "running"})
+	}
+	return list
+}
+
 // devices has a node's ranks see the GPUs of their slots, in the order of their local ranks: what
 // takes the GPU of its LOCAL_RANK, as all do, takes its slot's, and the others' are there to be reached.
-func (s *Supervisor) devices(first, n int) []string {
+func (s *Supervisor) devices(first, n int) (list []string) {
 	if len(s.o.Devices) == 0 {
 		return nil
 	}
-	var list []string
 	for _, slot := range s.slots[first : first+n] {
 		list = append(list, s.o.Devices[slot])
 	}
-	return []string{visibleDevices + "=" + strings.Join(list, ",")}
+	return list
 }
 
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
@@ -92,14 +138,14 @@ const visibleDevices = "CUDA_VISIBLE_DEVICES"
 // startRank starts one process with its output going to its log file, and
 // through a pipe to the terminal too when there is one. The pipe is ours, not
 // exec's: a grandchild that keeps it open must not delay the news of an exit.
-func (s *Supervisor) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*child, error) {
-	log, err := s.create(fmt.Sprintf(logName, rank, a.n))
+func (w *crew) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*child, error) {
+	log, err := w.create(fmt.Sprintf(logName, rank, a.n))
 	if err != nil {
 		return nil, fmt.Errorf("log file: %w", err)
 	}
 	defer func() { log.Close() }() // nil when the copier has it
-	exited := s.exited(a, rank, node, time.Now())
-	if s.terminal == nil {
+	exited := w.exited(a, rank, node, time.Now())
+	if w.terminal == nil {
 		cmd.Stdout, cmd.Stderr = log, log
 		return startChild(cmd, exited)
 	}
@@ -119,30 +165,30 @@ func (s *Supervisor) startRank(a *attempt, rank int, node string, cmd *exec.Cmd)
 	}
 	file := log
 	log = nil
-	s.terminal.lines.Go(func() {
+	w.terminal.lines.Go(func() {
 		defer read.Close()
 		defer file.Close()
-		s.terminal.copy(file, rank, read)
+		w.terminal.copy(file, rank, read)
 	})
 	return c, nil
 }
 
 // create makes a log file.
-func (s *Supervisor) create(name string) (*os.File, error) {
-	return os.OpenFile(s.dir.Join(name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+func (w *crew) create(name string) (*os.File, error) {
+	return os.OpenFile(w.dir.Join(name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 }
 
 // exited is called when a rank's process has been reaped. The word of it goes out before
 // anything is done about it.
-func (s *Supervisor) exited(a *attempt, rank int, node string, started time.Time) func(ended) {
+func (w *crew) exited(a *attempt, rank int, node string, started time.Time) func(ended) {
 	return func(e ended) {
-		if s.o.OnExit != nil {
+		if w.o.OnExit != nil {
 			x := Exit{Attempt: a.n, Rank: rank, Node: node, Started: started, At: e.at, Asked: e.asked}
 			x.PID, x.Code = e.pid, e.status.ExitStatus()
 			if e.status.Signaled() {
 				x.Code, x.Signal = 0, e.status.Signal()
 			}
-			s.o.OnExit(x)
+			w.o.OnExit(x)
 		}
 		a.exits <- exit{rank, e.err}
 	}
@@ -183,21 +229,21 @@ func (a *attempt) wait(d time.Duration) *child {
 }
 
 // hook runs the restart hook, its output in a file of its own.
-func (s *Supervisor) hook(ctx context.Context, attempt int) error {
-	if len(s.o.OnRestart) == 0 {
+func (w *crew) hook(ctx context.Context, attempt int) error {
+	if len(w.o.OnRestart) == 0 {
 		return nil
 	}
 	name := fmt.Sprintf("restart-hook.attempt%d.log", attempt)
 	fail := func(err error) error {
-		return fmt.Errorf("run: restart hook before attempt %d: %w (its output is in %s)", attempt, err, s.dir.Join(name))
+		return fmt.Errorf("run: restart hook before attempt %d: %w (its output is in %s)", attempt, err, w.dir.Join(name))
 	}
-	f, err := s.create(name)
+	f, err := w.create(name)
 	if err != nil {
 		return fail(err)
 	}
 	defer f.Close()
-	cmd := exec.Command(s.o.OnRestart[0], s.o.OnRestart[1:]...)
-	cmd.Env = slices.Concat(os.Environ(), s.o.Env, []string{"LOCKSTEP_JOB=" + s.o.Job, "LOCKSTEP_RESTART_COUNT=" + strconv.Itoa(attempt)})
+	cmd := exec.Command(w.o.OnRestart[0], w.o.OnRestart[1:]...)
+	cmd.Env = slices.Concat(os.Environ(), w.o.Env, []string{"LOCKSTEP_JOB=" + w.o.Job, "LOCKSTEP_RESTART_COUNT=" + strconv.Itoa(attempt)})
 	cmd.Stdout, cmd.Stderr = f, f
 	done := make(chan error, 1)
 	c, err := startChild(cmd, func(e ended) { done <- e.err })

@@ -14,10 +14,35 @@ import (
 
 var errEnded = errors.New("job has ended")
 
-// serve answers the control socket until stop is called. The socket is in a
-// directory that nobody else may enter, and nobody else may write to it.
+// serve answers the control socket until stop is called.
 func (s *Supervisor) serve() (stop func(), err error) {
-	path := s.ControlSocket()
+	ended := make(chan struct{})
+	stopSocket, err := serveControl(s.ControlSocket(), s.Status, func(ctx context.Context, req RestartRequest) (RestartReply, error) {
+		r := request{req, make(chan result, 1)}
+		select {
+		case s.requests <- r:
+		case <-ended:
+			return RestartReply{}, errEnded
+		case <-ctx.Done(): // nobody waits for an answer: it was not taken
+			return RestartReply{}, ctx.Err()
+		}
+		// Taken, so it will be answered: Run does so before it returns.
+		res := <-r.reply
+		if res.err != nil {
+			return RestartReply{}, fmt.Errorf("%w: %w", errEnded, res.err)
+		}
+		return res.r, nil
+	})
+	return func() {
+		close(ended)
+		stopSocket()
+	}, err
+}
+
+// serveControl answers a control socket until stop is called. The socket is in a
+// directory that nobody else may enter, and nobody else may write to it. restart
+// wraps errEnded when there is no job any more; with its context's error nobody is answered.
+func serveControl(path string, status func() Status, restart func(context.Context, RestartRequest) (RestartReply, error)) (stop func(), err error) {
 	_ = os.Remove(path) // of a supervisor that was killed: a live one holds the lock
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -27,12 +52,11 @@ func (s *Supervisor) serve() (stop func(), err error) {
 		l.Close()
 		return nil, fmt.Errorf("run: control socket: %w", err)
 	}
-	ended := make(chan struct{})
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { reply(w, s.Status()) })
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { reply(w, status()) })
 	mux.HandleFunc("POST /v1/restart", func(w http.ResponseWriter, req *http.Request) {
-		r := request{reply: make(chan result, 1)}
-		if err := json.NewDecoder(io.LimitReader(req.Body, 1<<16)).Decode(&r.RestartRequest); err != nil {
+		var r RestartRequest
+		if err := json.NewDecoder(io.LimitReader(req.Body, 1<<16)).Decode(&r); err != nil {
 			http.Error(w, fmt.Sprintf("restart request: %v", err), http.StatusBadRequest)
 			return
 		}
@@ -40,25 +64,16 @@ func (s *Supervisor) serve() (stop func(), err error) {
 			http.Error(w, "restart request: an action id of 1 to 128 bytes is needed, by which a repeat is known", http.StatusBadRequest)
 			return
 		}
-		select {
-		case s.requests <- r:
-		case <-ended:
-			http.Error(w, errEnded.Error(), http.StatusGone)
-			return
-		case <-req.Context().Done(): // nobody waits for an answer: it was not taken
-			return
-		}
-		// Taken, so it will be answered: Run does so before it returns.
-		if res := <-r.reply; res.err != nil {
-			http.Error(w, fmt.Sprintf("%v: %v", errEnded, res.err), http.StatusGone)
-		} else {
-			reply(w, res.r)
+		switch answer, err := restart(req.Context(), r); {
+		case err == nil:
+			reply(w, answer)
+		case errors.Is(err, errEnded):
+			http.Error(w, err.Error(), http.StatusGone)
 		}
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go srv.Serve(l)
 	return func() {
-		close(ended)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if srv.Shutdown(ctx) != nil { // answers under way were given their time

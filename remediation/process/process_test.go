@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "remediate" {
 		os.Exit(remediate(os.Args[2]))
 	}
+	if len(os.Args) > 3 && os.Args[1] == "host" {
+		os.Exit(host(os.Args[2], os.Args[3]))
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -77,6 +80,8 @@ func rank(what string) int {
 			return 1
 		}
 		fmt.Println("child", child.Process.Pid)
+	case "census":
+		return census()
 	case "long":
 		fmt.Println(strings.Repeat("x", 3*maxLine))
 		fmt.Println("end")

@@ -40,6 +40,11 @@ type Status struct {
 	Ranks    []RankStatus `json:"ranks"`
 	Spares   []int        `json:"spares"`   // free slots
 	Excluded []int        `json:"excluded"` // slots taken out
+	// Units is how many there are where a unit is a host; Out are those left out, Standby those that stand by.
+	Units   int      `json:"units,omitempty"`
+	Out     []string `json:"out,omitempty"`
+	Standby []string `json:"standby,omitempty"`
+	Why     string   `json:"why,omitempty"` // how the last attempt ended
 }
 
 // RankStatus is one rank's process.
@@ -50,6 +55,7 @@ type RankStatus struct {
 	PID   int    `json:"pid"`
 	State string `json:"state"` // running, exited
 	Exit  string `json:"exit,omitempty"`
+	Unit  string `json:"unit,omitempty"` // what an exclusion takes out, where it is no slot
 }
 
 // Client talks to a supervisor's control socket.
@@ -122,7 +128,7 @@ func (*Actuator) Name() string { return "process" }
 // reaped the processes of the one before.
 func (*Actuator) FencesItself(remediation.ActionKind) bool { return true }
 
-// Inventory implements remediation.Actuator: a unit is a slot.
+// Inventory implements remediation.Actuator: a unit is a slot, or a host where the job has several.
 func (a *Actuator) Inventory(ctx context.Context, job string) (remediation.Inventory, error) {
 	c, err := a.client(job)
 	if err != nil {
@@ -132,11 +138,18 @@ func (a *Actuator) Inventory(ctx context.Context, job string) (remediation.Inven
 	if err != nil {
 		return remediation.Inventory{}, err
 	}
+	units := s.Units
+	if units == 0 {
+		units = len(s.Ranks) + len(s.Spares) + len(s.Excluded)
+	}
 	return remediation.Inventory{
-		Units: len(s.Ranks) + len(s.Spares) + len(s.Excluded),
+		Units: units,
 		Unit: func(rank int) string {
 			for _, r := range s.Ranks {
-				if r.Rank == rank {
+				switch {
+				case r.Rank == rank && r.Unit != "":
+					return r.Unit
+				case r.Rank == rank:
 					return fmt.Sprintf("%s/slot%d", job, r.Slot)
 				}
 			}

@@ -89,11 +89,8 @@ type Exit struct {
 
 // Supervisor runs one job, once. Its methods are safe for concurrent use.
 type Supervisor struct {
-	o        Options
+	crew
 	requests chan request
-	terminal *terminal // nil: the ranks' output goes to their logs alone
-
-	dir *statedir.Dir // while Run runs
 
 	// Run's goroutine alone uses these.
 	slots   []int                   // rank → slot
@@ -157,7 +154,7 @@ func New(o Options) (*Supervisor, error) {
 		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
 	o.Dir = dir
-	s := &Supervisor{o: o, requests: make(chan request), actions: map[string]RestartReply{}}
+	s := &Supervisor{crew: crew{o: o}, requests: make(chan request), actions: map[string]RestartReply{}}
 	if o.Output != nil {
 		s.terminal = &terminal{w: o.Output}
 	}

@@ -10,13 +10,13 @@ import (
 // itself, have left running outside their process groups: it could hold the
 // devices of the next attempt, or write into its checkpoints. Such a process
 // is known by the secret's path in its environment, which only the ranks of
-// this directory get, and what they start.
-func (s *Supervisor) sweep(secret string) {
+// this directory get, and what they start. It returns how many there were.
+func (w *crew) sweep(secret string) (found int) {
 	mark := []byte("\x00" + secretVar + "=" + secret + "\x00")
 	dirs, err := os.ReadDir("/proc")
 	if err != nil {
-		s.o.Logger.Warn("cannot look for what former attempts left running", "err", err)
-		return
+		w.o.Logger.Warn("cannot look for what former attempts left running", "err", err)
+		return 0
 	}
 	for _, d := range dirs {
 		pid, err := strconv.Atoi(d.Name())
@@ -28,9 +28,13 @@ func (s *Supervisor) sweep(secret string) {
 			continue
 		}
 		env, err := os.ReadFile("/proc/" + d.Name() + "/environ")
-		if err == nil && bytes.Contains(append([]byte{0}, env...), mark) && p.Kill() == nil {
-			s.o.Logger.Warn("killed what a former attempt had left running", "job", s.o.Job, "pid", pid)
+		if err == nil && bytes.Contains(append([]byte{0}, env...), mark) {
+			found++
+			if p.Kill() == nil {
+				w.o.Logger.Warn("killed what a former attempt had left running", "job", w.o.Job, "pid", pid)
+			}
 		}
 		_ = p.Release()
 	}
+	return found
 }

@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/record"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 )
@@ -33,15 +31,16 @@ type Cmd struct {
 	MaxRestarts int           `help:"Restarts without anybody asking, after failures." default:"0" placeholder:"N"`
 	Grace       time.Duration `help:"Time between SIGTERM and SIGKILL." default:"5s"`
 	OnRestart   string        `help:"Shell command to run before each restart, e.g. to check the last checkpoint." placeholder:"CMD"`
-	Quiet       bool          `short:"q" help:"Do not copy the ranks' output to the terminal; it is in DIR/rankN.attemptM.log anyway."`
-	Command     []string      `arg:"" passthrough:"partial" help:"Command of a rank, after --."`
+	Hosts       `embed:""`
+	Quiet       bool     `short:"q" help:"Do not copy the ranks' output to the terminal; it is in DIR/rankN.attemptM.log anyway."`
+	Command     []string `arg:"" passthrough:"partial" help:"Command of a rank, after --."`
 }
 
 // Help implements kong's help provider.
 func (*Cmd) Help() string {
 	return `Starts one process a rank with torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...)
 and Lockstep's own (LOCKSTEP_RANK, LOCKSTEP_COMM_ID, LOCKSTEP_SECRET_FILE, LOCKSTEP_NODE, ...),
-and restarts all ranks together, since they run in lockstep. A rank's children end with it. Flight
+and restarts all ranks together, since they run in lockstep, on this machine or on several. A rank's children end with it. Flight
 recorders of the last two attempts are kept for a post-mortem, older ones are removed.
 
 Examples:
@@ -49,6 +48,9 @@ Examples:
   lockstep run --ranks 8 --max-restarts 3 -- ./train     like torchrun
   lockstep run --ranks 8 --spares 1 --control --hold 30s -- ./train
                                                          let the remediator decide
+  lockstep run --ranks 32 --hosts 4 --coordinator head:29400 --max-restarts 3 --tls.cert n.crt --tls.key n.key --tls.ca ca.crt -- ./train
+                                                         the same command on each of four machines, by ssh, mpirun
+                                                         or srun; on a fifth one it stands by. See docs/several-machines.md
 
 Exit status: 0 when every rank ended with 0, 1 when the job failed, 130 when interrupted.`
 }
@@ -88,6 +90,9 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	}
 	if !c.Quiet {
 		o.Output = out
+	}
+	if c.Coordinator != "" {
+		return c.runHosts(ctx, o, log)
 	}
 	s, err := process.New(o)
 	if err != nil {
@@ -184,23 +189,7 @@ func (c *Cmd) node(i int) string {
 // for ccl, one for torch.distributed's env:// method. They are free now and
 // could be taken before rank 0 listens; then that attempt fails with a clear
 // error and the next one takes others.
-func rendezvous() (env []string, err error) {
-	var addrs [2]string
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a port for the rendezvous: %w", err)
-		}
-		defer l.Close()
-		addrs[i] = l.Addr().String()
-	}
-	id, err := ccl.NewUniqueID(addrs[0])
-	if err != nil {
-		return nil, err
-	}
-	host, port, err := net.SplitHostPort(addrs[1])
-	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "MASTER_ADDR=" + host, "MASTER_PORT=" + port}, err
-}
+func rendezvous() (env []string, err error) { return rendezvousAt("127.0.0.1") }
 
 // Vars are the defaults that the help shows.
 func Vars() map[string]string { return map[string]string{"runtime_dir": record.DefaultDir()} }

@@ -13,6 +13,10 @@ func (c *Cmd) Validate() error {
 		return fmt.Errorf("%d ranks cannot be spread evenly over %d nodes", c.Ranks, c.Nodes)
 	case c.MaxRestarts < 0:
 		return fmt.Errorf("--max-restarts %d: want 0 or more", c.MaxRestarts)
+	case c.Coordinator != "" && (c.Spares > 0 || c.Nodes > 1):
+		return fmt.Errorf("--coordinator goes with neither --spares nor --nodes: hosts beyond --hosts stand by, and each host is a node")
+	case c.Hosts.Hosts > 0 && c.Ranks%c.Hosts.Hosts != 0:
+		return fmt.Errorf("%d ranks cannot be spread evenly over %d hosts", c.Ranks, c.Hosts.Hosts)
 	}
-	return nil
+	return c.check()
 }

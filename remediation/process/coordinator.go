@@ -1,0 +1,435 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/internal/crowd"
+	"github.com/lockstep-ccl/lockstep/internal/statedir"
+)
+
+// coordinator is the shell of a group: connections, disk, hook, control socket.
+type coordinator struct {
+	crew // for the hook
+	h    *HostOptions
+
+	mu    sync.Mutex
+	g     *group
+	conns int
+	peers map[int]*peer
+	state time.Time // since when the phase is what it is
+	moved chan struct{}
+	saved bool // what the group has decided is on disk
+}
+
+// peer is a connection to a host's supervisor.
+type peer struct {
+	net.Conn
+	node string
+	say  chan struct{}
+	told uint64 // revision last said
+	last uint64 // report last answered
+}
+
+func newCoordinator(h *HostOptions, dir *statedir.Dir, local int) (*coordinator, error) {
+	c := &coordinator{crew: crew{o: h.Options, dir: dir}, h: h, peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
+	b, err := readBooks(dir, h.Job)
+	if err != nil {
+		return nil, err
+	}
+	if b.Phase == phaseDone || b.Phase == phaseFailed {
+		b = newBooks(h.Job, b.Attempt, b.Generation, b.Rev)
+	} else if b.Attempt >= 0 {
+		h.Logger.Info("going on with a run whose coordinator has ended", "job", h.Job, "attempt", b.Attempt, "phase", b.Phase)
+	}
+	c.g = newGroup(groupOptions{
+		Hosts: h.Hosts, Local: local, Lease: h.Lease, Margin: h.Grace + max(leastMargin, h.Lease/4), Grace: h.Grace, Hold: h.Hold, Join: h.Join,
+		MaxRestarts: h.MaxRestarts, Hook: len(h.OnRestart) > 0,
+	}, b, time.Now())
+	return c, nil
+}
+
+// readBooks reads what a former coordinator of the directory has written. Books that cannot be read are no
+// reason to count attempts anew: somebody has to look.
+func readBooks(dir *statedir.Dir, job string) (books, error) {
+	raw, err := dir.ReadFile(booksFile, maxBooks)
+	if errors.Is(err, os.ErrNotExist) {
+		return newBooks(job, -1, 0, 0), nil
+	}
+	var b books
+	if err == nil {
+		b, err = decodeBooks(raw)
+	}
+	if err == nil && b.Job != job {
+		err = fmt.Errorf("they are of job %.80q", b.Job)
+	}
+	if err != nil {
+		return books{}, fmt.Errorf("run: the coordinator's books, %s: %w (when no process of the job is left on any host, remove the file: attempts are counted anew)", dir.Join(booksFile), err)
+	}
+	return b, nil
+}
+
+func decodeBooks(raw []byte) (books, error) {
+	var b books
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&b); err != nil {
+		return b, err
+	}
+	switch {
+	case b.Version != booksVersion:
+		return b, fmt.Errorf("version %d, this program writes %d", b.Version, booksVersion)
+	case !slices.Contains([]phase{phaseGather, phaseRun, phaseDone, phaseFailed}, b.Phase) || !hexID.MatchString(b.Run) || b.Attempt < -1 || b.Attempt > maxAttempt || b.Actions == nil:
+		return b, errors.New("they cannot be a coordinator's")
+	case b.Phase == phaseRun && (len(b.Hosts) == 0 || b.Generation == 0 || b.Token == ""):
+		return b, errors.New("an attempt without hosts or token")
+	}
+	return b, nil
+}
+
+// run coordinates until the job has ended, and all hosts that are heard have heard of it.
+func (c *coordinator) run(ctx context.Context) error {
+	defer c.h.Listener.Close()
+	if c.h.Control {
+		stop, err := serveControl(c.dir.Join("control.sock"), c.status, c.restart)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	serving, hangUp := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() { c.accept(serving, &all) })
+	defer func() {
+		hangUp()
+		c.h.Listener.Close()
+		all.Wait()
+	}()
+	tick := time.NewTicker(max(time.Millisecond, min(c.h.Lease/20, 100*time.Millisecond)))
+	defer tick.Stop()
+	done := ctx.Done()
+	var ended time.Time
+	for {
+		select {
+		case <-tick.C:
+		case <-done:
+			done = nil
+			c.change(func(g *group, now time.Time) {
+				if g.b.Phase != phaseDone && g.b.Phase != phaseFailed {
+					g.enter(now, phaseFailed, "the coordinator was told to end")
+				}
+			})
+		}
+		c.change(func(g *group, now time.Time) { g.tick(now) })
+		c.mu.Lock()
+		hook := c.g.hook == hookRuns
+		over := c.saved && (c.g.b.Phase == phaseDone || c.g.b.Phase == phaseFailed)
+		why, attempt := c.g.b.Why, c.g.b.Attempt
+		known := c.known(ctx.Err() == nil && (ended.IsZero() || time.Since(ended) < comeBack))
+		c.mu.Unlock()
+		if hook {
+			err := c.hook(ctx, attempt+1)
+			c.change(func(g *group, now time.Time) { g.hooked(now, err) })
+		}
+		if !over {
+			continue
+		}
+		if ended.IsZero() {
+			ended = time.Now()
+		}
+		if !known && time.Since(ended) < c.g.o.Lease+c.g.o.Margin {
+			continue
+		}
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case why != "":
+			return fmt.Errorf("run: %s", why)
+		}
+		return nil
+	}
+}
+
+// comeBack is how long the end waits for hosts that ran the last attempt and whose connection broke: they
+// would look for the coordinator for long.
+const comeBack = 5 * time.Second
+
+// known reports whether all hosts that are heard have done what the end takes, and, when absent ones
+// are waited for, those that ran the last attempt.
+func (c *coordinator) known(absent bool) bool {
+	for node, h := range c.g.hosts {
+		ran := slices.ContainsFunc(c.g.b.Hosts, func(p place) bool { return p.Node == node })
+		if (ran && absent || h.conn != 0) && (h.Rev < c.g.b.Rev || h.Holds != 0) && !h.Leaving {
+			return false
+		}
+	}
+	return true
+}
+
+// change lets f change the group, writes the books, and only then has the hosts hear of it.
+func (c *coordinator) change(f func(g *group, now time.Time)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was, rev := c.g.b.Phase, c.g.b.Rev
+	f(c.g, time.Now())
+	if c.g.dirty {
+		c.saved = false
+		raw, err := json.Marshal(&c.g.b)
+		if err == nil {
+			err = c.dir.Replace(booksFile, append(raw, '\n'))
+		}
+		if err != nil {
+			c.h.Logger.Error("cannot write the coordinator's books: nobody hears of what was decided until that succeeds, and hosts that hear nothing end their ranks",
+				"job", c.h.Job, "err", err)
+			return
+		}
+		c.g.dirty, c.saved = false, true
+		close(c.moved)
+		c.moved = make(chan struct{})
+		for _, p := range c.peers {
+			nudge(p.say)
+		}
+	}
+	if c.g.b.Rev != rev {
+		c.state = time.Now()
+		c.tell(was)
+	}
+}
+
+// tell says what has come about.
+func (c *coordinator) tell(was phase) {
+	b := &c.g.b
+	kind := map[phase]string{phaseRun: "started", phaseDone: "done", phaseFailed: "failed", phaseGather: "restarting"}[b.Phase]
+	e := Event{At: time.Now(), Kind: kind, Attempt: b.Attempt, Rank: -1, Detail: b.Why}
+	if b.Phase == phaseGather {
+		e.Attempt++
+	}
+	if b.Phase == phaseRun {
+		var names []string
+		for _, p := range b.Hosts {
+			names = append(names, p.Node)
+		}
+		e.Detail = fmt.Sprintf("on %s", strings.Join(names, ", "))
+	}
+	c.h.Logger.Info("job "+kind+" (coordinator)", "job", c.h.Job, "attempt", e.Attempt, "detail", e.Detail, "before", was)
+	if c.h.OnEvent != nil {
+		c.h.OnEvent(e)
+	}
+}
+
+// accept takes connections of other hosts' supervisors.
+func (c *coordinator) accept(ctx context.Context, all *sync.WaitGroup) {
+	l := crowd.Limit(c.h.Listener, maxConnection, false)
+	for {
+		raw, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select { // out of descriptors, say
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+				return
+			}
+			continue
+		}
+		all.Go(func() {
+			defer closeWhen(ctx, raw)()
+			defer raw.Close()
+			_ = raw.SetDeadline(time.Now().Add(firstReport))
+			conn, check, err := c.h.Accept(raw)
+			if err != nil {
+				c.h.Logger.Warn("refused a connection", "job", c.h.Job, "from", raw.RemoteAddr(), "err", err)
+				return
+			}
+			c.attend(ctx, conn, check)
+		})
+	}
+}
+
+// pipe is this process's own host's connection.
+func (c *coordinator) pipe(ctx context.Context) (net.Conn, error) {
+	here, there := net.Pipe()
+	own := c.h.Name
+	go c.attend(ctx, there, func(node string) error {
+		if node != own {
+			return fmt.Errorf("this process is node %s", own)
+		}
+		return nil
+	})
+	return here, nil
+}
+
+// attend hears one host's supervisor until its connection ends.
+func (c *coordinator) attend(ctx context.Context, conn net.Conn, check func(node string) error) {
+	defer closeWhen(ctx, conn)()
+	defer conn.Close()
+	p := &peer{Conn: conn, say: make(chan struct{}, 1)}
+	c.mu.Lock()
+	c.conns++
+	id := c.conns
+	c.mu.Unlock()
+	hungUp := make(chan struct{})
+	wrote := make(chan struct{})
+	go func() {
+		defer close(wrote)
+		c.orders(id, p, hungUp)
+	}()
+	err := c.hear(id, p, check)
+	if refused := (*refusal)(nil); errors.As(err, &refused) && !errors.Is(err, errLater) {
+		c.h.Logger.Warn("refused a host", "job", c.h.Job, "from", conn.RemoteAddr(), "err", refused.err)
+		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+		_ = writeMessage(conn, Order{Protocol: protocol, Kind: orderRefuse, Why: refused.Error()})
+	}
+	close(hungUp)
+	conn.Close()
+	<-wrote
+	c.mu.Lock()
+	delete(c.peers, id)
+	c.g.gone(id)
+	c.mu.Unlock()
+}
+
+// hear takes a host's reports.
+func (c *coordinator) hear(id int, p *peer, check func(node string) error) error {
+	for {
+		_ = p.SetReadDeadline(time.Now().Add(max(c.h.Lease, firstReport)))
+		var r Report
+		if err := readMessage(p, &r); err != nil {
+			return err
+		}
+		err := r.check()
+		if err == nil && r.Job != c.h.Job {
+			err = fmt.Errorf("it is of job %.80q, this coordinator of %s", r.Job, c.h.Job)
+		}
+		if err == nil && p.node != "" && p.node != r.Node {
+			err = fmt.Errorf("it was node %s, and calls itself %s now", p.node, r.Node)
+		}
+		if err == nil && p.node == "" {
+			err = check(r.Node)
+		}
+		if err != nil {
+			return &refusal{err}
+		}
+		c.change(func(g *group, now time.Time) {
+			if err = g.report(now, id, r); err != nil {
+				return
+			}
+			p.node = r.Node
+			c.peers[id] = p
+			g.tick(now)
+		})
+		if err != nil {
+			return &refusal{err}
+		}
+		nudge(p.say)
+	}
+}
+
+// orders answers reports, and says at once what is new.
+func (c *coordinator) orders(id int, p *peer, hungUp <-chan struct{}) {
+	for {
+		select {
+		case <-p.say:
+		case <-hungUp:
+			return
+		}
+		c.mu.Lock()
+		h := c.g.hosts[p.node]
+		if !c.saved || h == nil || h.conn != id || h.Seq == p.last && c.g.b.Rev == p.told {
+			c.mu.Unlock()
+			continue
+		}
+		o := c.g.order(time.Now(), p.node)
+		p.told, p.last = o.Rev, o.Seq
+		c.mu.Unlock()
+		_ = p.SetWriteDeadline(time.Now().Add(c.h.Lease))
+		if writeMessage(p, o) != nil {
+			p.Close()
+			return
+		}
+	}
+}
+
+// restart is the control socket's: it answers when the next attempt has begun.
+func (c *coordinator) restart(ctx context.Context, r RestartRequest) (reply RestartReply, err error) {
+	for {
+		answered, ended := false, ""
+		c.change(func(g *group, now time.Time) {
+			switch g.b.Phase {
+			case phaseDone:
+				ended = "all ranks have ended well"
+			case phaseFailed:
+				ended = g.b.Why
+			default:
+				reply, answered = g.request(now, r)
+				answered = answered && !g.dirty
+			}
+		})
+		c.mu.Lock()
+		moved := c.moved
+		saved := c.saved
+		c.mu.Unlock()
+		switch {
+		case ended != "":
+			return RestartReply{}, fmt.Errorf("%w: %s", errEnded, ended)
+		case answered && saved:
+			return reply, nil
+		}
+		select {
+		case <-moved:
+		case <-time.After(100 * time.Millisecond): // it may have moved in between
+		case <-ctx.Done():
+			return RestartReply{}, ctx.Err()
+		}
+	}
+}
+
+// status is the control socket's.
+func (c *coordinator) status() Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	g, now := c.g, time.Now()
+	b := &g.b
+	s := Status{Job: c.h.Job, Attempt: b.Attempt, Since: c.state, Spares: []int{}, Excluded: []int{}, Out: slices.Clone(b.Excluded), Why: b.Why, Ranks: []RankStatus{}}
+	s.State = map[phase]string{phaseRun: "running", phaseDone: "done", phaseFailed: "failed", phaseGather: "restarting"}[b.Phase]
+	if b.Phase == phaseGather && len(b.Hosts) == 0 {
+		s.State = "starting"
+	} else if b.Phase == phaseRun && g.failed != nil {
+		s.State, s.Why = "holding", g.failed.why
+	}
+	on := map[string]bool{}
+	for i, p := range b.Hosts {
+		on[p.Node] = true
+		h := g.hosts[p.Node]
+		if h != nil && h.Holds == b.Generation && len(h.Ranks) == g.o.Local {
+			s.Ranks = append(s.Ranks, h.Ranks...)
+			continue
+		}
+		for l := range g.o.Local { // what is known: the place
+			s.Ranks = append(s.Ranks, RankStatus{Rank: i*g.o.Local + l, Slot: l, Node: p.Node, Unit: p.Node, State: "unknown"})
+		}
+	}
+	for n, h := range g.hosts {
+		if !on[n] && h.conn != 0 && now.Sub(h.heard) < g.o.Lease && !slices.Contains(b.Excluded, n) {
+			s.Standby = append(s.Standby, n)
+		}
+	}
+	slices.Sort(s.Standby)
+	s.Units = max(g.o.Hosts, len(b.Hosts)) + len(s.Standby)
+	for _, n := range b.Excluded {
+		if !on[n] {
+			s.Units++
+		}
+	}
+	return s
+}
