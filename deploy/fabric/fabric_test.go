@@ -10,9 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -61,6 +63,19 @@ func setUp(t *testing.T, s fabric.Shape) *bed {
 	return &bed{t: t, up: up, dir: t.TempDir(), ports: 29000}
 }
 
+// onOneThread calls on a thread that never ends: who is to die with its parent (Pdeathsig)
+// dies with the thread that started it, and fabric.Enter ends threads.
+var onOneThread = sync.OnceValue(func() func(f func() error) error {
+	calls, done := make(chan func() error), make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		for f := range calls {
+			done <- f()
+		}
+	}()
+	return func(f func() error) error { calls <- f; return <-done }
+})
+
 // process starts a role in a namespace.
 func (b *bed) process(ns string, r role) (*exec.Cmd, io.Reader) {
 	b.t.Helper()
@@ -81,7 +96,7 @@ func (b *bed) process(ns string, r role) (*exec.Cmd, io.Reader) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := onOneThread()(cmd.Start); err != nil {
 		b.t.Fatal(err)
 	}
 	return cmd, out

@@ -238,7 +238,7 @@ type pinger struct {
 	pings []Ping
 	sent  [][]time.Time // by port and sequence
 	seen  []uint32      // counts at the responder, by port
-	news  time.Time     // when one grew last
+	news  int           // how often one grew
 }
 
 func (p *pinger) close() {
@@ -286,9 +286,15 @@ func (p *pinger) run(ctx context.Context) ([]Ping, error) {
 			p.listen(ctx, time.Until(began.Add(time.Duration(k*len(p.fds)+i+1)*pace)))
 		}
 	}
-	p.news = time.Now()
-	for end := p.news.Add(p.o.Timeout); time.Now().Before(end) && ctx.Err() == nil && p.missing() && time.Since(p.news) < p.o.Timeout*2/5; {
-		p.listen(ctx, 5*time.Millisecond)
+	// Looks are counted, not time: who is short of CPU looks less often.
+	const look = 5 * time.Millisecond
+	for end, quiet := time.Now().Add(p.o.Timeout), time.Duration(0); time.Now().Before(end) && ctx.Err() == nil && p.missing() && quiet < p.o.Timeout*2/5; {
+		before := p.news
+		if p.listen(ctx, look); p.news > before {
+			quiet = 0
+		} else {
+			quiet += look
+		}
 	}
 	for i := range p.pings {
 		g := &p.pings[i]
@@ -388,7 +394,8 @@ func (p *pinger) take(i int, b []byte) {
 		for j := range p.pings {
 			if p.pings[j].Port == port {
 				if now := min(count, uint32(p.pings[j].Sent)); now > p.seen[j] {
-					p.seen[j], p.news = now, time.Now()
+					p.seen[j] = now
+					p.news++
 				}
 			}
 		}
