@@ -420,11 +420,15 @@ func (c *coordinator) status() Status {
 		}
 	}
 	for n, h := range g.hosts {
+		if h.conn != 0 {
+			s.Heard = append(s.Heard, n)
+		}
 		if !on[n] && h.conn != 0 && now.Sub(h.heard) < g.o.Lease && !slices.Contains(b.Excluded, n) {
 			s.Standby = append(s.Standby, n)
 		}
 	}
 	slices.Sort(s.Standby)
+	slices.Sort(s.Heard)
 	s.Units = max(g.o.Hosts, len(b.Hosts)) + len(s.Standby)
 	for _, n := range b.Excluded {
 		if !on[n] {

@@ -189,6 +189,9 @@ func (w *town) running(from int) *Status {
 // finish lets the job end, and looks at how it did.
 func (w *town) finish() {
 	w.t.Helper()
+	for s := w.running(0); len(s.Heard) < len(w.cmds); s = w.running(0) { // who is not there does not hear of the end
+		time.Sleep(10 * time.Millisecond)
+	}
 	if err := os.WriteFile(filepath.Join(w.dir, "finish"), nil, 0o600); err != nil {
 		w.t.Fatal(err)
 	}

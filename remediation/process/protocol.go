@@ -44,7 +44,8 @@ type Status struct {
 	Units   int      `json:"units,omitempty"`
 	Out     []string `json:"out,omitempty"`
 	Standby []string `json:"standby,omitempty"`
-	Why     string   `json:"why,omitempty"` // how the last attempt ended
+	Heard   []string `json:"heard,omitempty"` // hosts whose supervisors are connected
+	Why     string   `json:"why,omitempty"`   // how the last attempt ended
 }
 
 // RankStatus is one rank's process.
