@@ -112,6 +112,8 @@ var ways = []way{
 	{where: "perf", has: "--device cuda", play: play{Status: 1, Out: noGPU}},
 	{where: "perf", has: "", long: true, play: play{Ready: measured, Status: interrupted}},
 	{where: "preflight", has: "--device cuda", play: play{Status: 1, Out: noGPU}},
+	{where: "preflight", has: "lockstep run", play: play{Or: 1}}, // a rank ends with StatusBad, as below
+	{where: "preflight", has: "srun ", play: play{Or: 1}},
 	{where: "preflight", has: "", play: play{Or: preflight.StatusBad}}, // as a busy machine can be
 	{where: "gpus", has: "| jq"},
 	{where: "gpus", has: "", play: play{Status: 1, Out: "no libnvidia-ml.so.1"}},

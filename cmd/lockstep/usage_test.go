@@ -46,7 +46,7 @@ func TestWrongUsage(t *testing.T) {
 		for _, group := range n.AllFlags(true) {
 			for _, f := range group {
 				flags++
-				wrong("unknown flag", append(path, "--"+f.Name[:len(f.Name)-1])...)
+				wrong("unknown flag", append(path, "--"+f.Name[:len(f.Name)-1]+"qz")...)
 				if f.IsBool() || f.Name == "help" {
 					continue
 				}
