@@ -57,8 +57,8 @@ type slowLinks struct {
 	sampled    int64          // start of the window that flights are of
 	ratios     [256][]float64 // by transport
 	scratch    []float64
-	// usuallyStarved is the median of the ranks' starvation.
-	usuallyStarved float64
+	// usualHunger is the median of the ranks' hunger.
+	usualHunger hunger
 }
 
 // insideHistory is what is normal for a communicator, by index into Evidence.Comms.
@@ -167,7 +167,7 @@ func (d *slowLinks) judge() {
 		return !d.betweenTwo(t) && active[t] >= 4 // everyone is slower
 	})
 	if len(suspects) > 0 {
-		d.usuallyStarved = d.medianStarved()
+		d.usualHunger = d.medianHunger()
 	}
 	for i := range suspects {
 		s := &suspects[i]

@@ -3,26 +3,36 @@ package diagnosis
 // reasonCPU is a rank that is short of CPU, by the word of its node's agent.
 const reasonCPU = "cpu_starved"
 
-// starvation is the share of time in which a rank wanted to run and did not.
-func (r *Rank) starvation() float64 { return float64(max(r.Starved, r.Throttled)) }
+// hunger is the share of time in which a rank wanted to run and did not: because others had the CPU, or
+// because its cgroup's quota was used up.
+type hunger struct{ starved, throttled float64 }
 
-// medianStarved is the job's usual starvation, of at most some thousands of its ranks.
-func (d *slowLinks) medianStarved() float64 {
+// medianHunger is the job's usual hunger, of at most some thousands of its ranks.
+func (d *slowLinks) medianHunger() hunger {
+	if len(d.ev.Ranks) == 0 {
+		return hunger{}
+	}
+	return hunger{
+		d.medianOf(func(r *Rank) float32 { return r.Starved }),
+		d.medianOf(func(r *Rank) float32 { return r.Throttled }),
+	}
+}
+
+func (d *slowLinks) medianOf(share func(r *Rank) float32) float64 {
 	const most = 4096
 	v := d.scratch[:0]
 	for i := 0; i < len(d.ev.Ranks); i += 1 + len(d.ev.Ranks)/most {
-		v = append(v, d.ev.Ranks[i].starvation())
+		v = append(v, float64(share(&d.ev.Ranks[i])))
 	}
 	d.scratch = v
-	if len(v) == 0 {
-		return 0
-	}
 	return median(v)
 }
 
 // starved reports whether a rank gets so much less CPU than the others that its connections
 // are late by that: it neither sends nor takes in time, and looks as if it waited for what is
-// on the way. Where all ranks are short of CPU it tells nothing of one of them.
+// on the way. Where all ranks are short of CPU it tells nothing of one of them, unless that
+// one alone is held back by its quota.
 func (d *slowLinks) starved(rank int32) bool {
-	return d.ev.Ranks[rank].starvation() >= d.usuallyStarved+starvedShare
+	r := &d.ev.Ranks[rank]
+	return float64(r.Starved) >= d.usualHunger.starved+starvedShare || float64(r.Throttled) >= d.usualHunger.throttled+starvedShare
 }
