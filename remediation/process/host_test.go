@@ -59,9 +59,9 @@ func host(dir, addr string) int {
 func census() int {
 	base := filepath.Dir(filepath.Dir(os.Getenv("LOCKSTEP_SECRET_FILE")))
 	token := os.Getenv(fence.Env)
-	own, err := os.OpenFile(filepath.Join(base, "census", token), os.O_CREATE|os.O_RDWR, 0o600)
+	own, err := os.OpenFile(filepath.Join(base, "census", token+"."+os.Getenv("RANK")), os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
-		err = syscall.Flock(int(own.Fd()), syscall.LOCK_SH)
+		err = syscall.Flock(int(own.Fd()), syscall.LOCK_EX)
 	}
 	if err != nil {
 		fmt.Println(err)
@@ -75,14 +75,15 @@ func census() int {
 	}
 	others, _ := filepath.Glob(filepath.Join(base, "census", "*"))
 	for _, path := range others {
-		if filepath.Base(path) == token {
+		if strings.HasPrefix(filepath.Base(path), token+".") {
 			continue
 		}
 		f, err := os.Open(path)
 		if err != nil {
 			continue
 		}
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		// Shared, for others of this attempt look at the same time.
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); err != nil {
 			say("overlap", filepath.Base(path)+" beside "+token)
 		}
 		f.Close()
