@@ -88,7 +88,7 @@ func pipeline() board {
 			{"Trust", []panel{
 				{
 					title: "Refused", view: lines, width: 12, height: 7,
-					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank. All 0 is normal.",
+					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank, connections over a listener's limit. All 0 is normal.",
 					targets: []target{
 						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
 						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
@@ -97,6 +97,7 @@ func pipeline() board {
 						{expr: sum("reason", of(names.RecordersRefused)), legend: "recorders: {{reason}}"},
 						{expr: sum("training_job, reason", of(names.RankRefused, inJob)), legend: "connections to ranks of {{training_job}}: {{reason}}"},
 						{expr: sum("", of(names.NotesDropped)), legend: "notes that the master was not told"},
+						{expr: sum("instance, listener", of(names.ConnsCrowded)), legend: "too many connections: {{instance}} {{listener}}"},
 					},
 					alerts: []string{names.AlertAccessDenied},
 				},

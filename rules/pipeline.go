@@ -132,9 +132,13 @@ sum by (instance, reason) (
 or
 sum by (training_job, instance, reason) (
 {connections}
-) > 0`, "recorders", newly(names.RecordersRefused, `{reason=~"process|job"}`, c), "connections", newly(names.RankRefused, `{reason=~"unproved|replayed|crowded"}`, c), "denied", newly(names.MasterDenied, "", c), "messages", newly(names.MasterMessages, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
-			summary:     `{{ $labels.instance }} has refused somebody who claims to be another, or an incident that no master has`,
-			description: `{{ with $labels.reason }}{{ if eq . "process" "job" }}A user of the node wrote a recorder that speaks for another user's {{ . }}.{{ else if eq . "unknown_incident" }}An alert named an incident that the job's master does not have.{{ else }}Connections to the ranks of {{ $labels.training_job }} were turned away ({{ . }}): they do not know the job's secret, or there are too many.{{ end }}{{ else }}A caller of {{ $labels.training_job }}'s master showed a certificate of another node, job or role, or sent what no agent sends.{{ end }} Nothing was done. A wrong certificate or address, a port scanner, or an attempt.`,
+) > 0
+or
+sum by (instance, listener) (
+{crowded}
+) > 0`, "crowded", newly(names.ConnsCrowded, "", c), "recorders", newly(names.RecordersRefused, `{reason=~"process|job"}`, c), "connections", newly(names.RankRefused, `{reason=~"unproved|replayed|crowded"}`, c), "denied", newly(names.MasterDenied, "", c), "messages", newly(names.MasterMessages, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
+			summary:     `{{ $labels.instance }} has refused somebody who claims to be another, an incident that no master has, or too many connections`,
+			description: `{{ with $labels.reason }}{{ if eq . "process" "job" }}A user of the node wrote a recorder that speaks for another user's {{ . }}.{{ else if eq . "unknown_incident" }}An alert named an incident that the job's master does not have.{{ else }}Connections to the ranks of {{ $labels.training_job }} were turned away ({{ . }}): they do not know the job's secret, or there are too many.{{ end }}{{ else }}{{ if $labels.listener }}Its listener ({{ $labels.listener }}) held as many connections as it may, and hung up on some of the address that has most.{{ else }}A caller of {{ $labels.training_job }}'s master showed a certificate of another node, job or role, or sent what no agent sends.{{ end }}{{ end }} Nothing was done. A wrong certificate or address, a port scanner, or an attempt.`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{

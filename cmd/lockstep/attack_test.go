@@ -371,6 +371,15 @@ func floods(t *testing.T, w *town) {
 	}
 	w.again(t, "node1", nil)
 	names0.Wait()
+	crowded := metric(t, w.rem, names.ConnsCrowded, names.ListenerWeb)
+	for range 600 { // a page's listener holds 512, these and those above
+		c, err := net.Dial("tcp", w.rem)
+		if err != nil {
+			break
+		}
+		conns = append(conns, c)
+	}
+	grows(t, w.rem, names.ConnsCrowded, crowded, names.ListenerWeb)
 	grows(t, w.web, names.MasterDenied, denied)
 	w.healthy(t)
 }

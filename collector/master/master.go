@@ -58,7 +58,7 @@ const pauseAfter = 500 * time.Millisecond
 type Master struct {
 	o        Options
 	log      *slog.Logger
-	listener net.Listener
+	listener *crowd.Listener
 	creds    grpc.ServerOption
 	engine   diagnoser
 	recorder *replay.Recorder        // nil: nothing is recorded
@@ -142,10 +142,12 @@ func New(o Options) (*Master, error) {
 			return nil, fmt.Errorf("master: %w", err)
 		}
 	}
-	if m.listener, err = net.Listen("tcp", o.Listen); err != nil {
+	ln, err := net.Listen("tcp", o.Listen)
+	if err != nil {
 		m.leave()
 		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
 	}
+	m.listener = crowd.Limit(ln, m.state.limits.Nodes+spareConns, false)
 	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() && !o.Insecure {
 		m.listener.Close()
 		m.leave()
@@ -192,6 +194,9 @@ func (m *Master) leave() {
 // Addr is where agents connect.
 func (m *Master) Addr() net.Addr { return m.listener.Addr() }
 
+// HungUp returns how many connections were hung up on because there were too many.
+func (m *Master) HungUp() uint64 { return m.listener.HungUp() }
+
 // Snapshot returns the state after the last pass; it is never nil and not to be changed.
 func (m *Master) Snapshot() *collector.MasterSnapshot { return m.snapshot.Load() }
 
@@ -212,7 +217,7 @@ func (m *Master) Run(ctx context.Context) error {
 	wire.RegisterFencesServer(server, fenceService{Master: m})
 	wire.RegisterNotesServer(server, noteService{Master: m})
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(crowd.Limit(m.listener, m.state.limits.Nodes+spareConns, false)) }()
+	go func() { served <- server.Serve(m.listener) }()
 	if m.path == "" {
 		close(m.kept)
 	} else {

@@ -92,6 +92,7 @@ const (
 	LabelPhysical     = "physical_state"
 	LabelLeaf         = "leaf"
 	LabelSpine        = "spine"
+	LabelListener     = "listener"
 	LabelDirection    = "direction" // up: leaf to spine, down: spine to leaf
 )
 
@@ -115,6 +116,7 @@ var (
 	CertUnreadable = def(All, Gauge, "lockstep_certificate_unreadable", "", "1 while this process's certificate, its key or its CA cannot be read again, and those that could be last are used until they end. Absent without certificates.")
 	CertExpiry     = def(All, Gauge, "lockstep_certificate_expiry_timestamp_seconds", "seconds", "When this process's certificate ends, in Unix time. Absent without certificates.")
 	StateWritable  = def(All, Gauge, "lockstep_state_writable", "", "Whether a master's state directory, or the remediator's journal, could be written when that was last tried. Absent on others.")
+	ConnsCrowded   = def(All, Counter, "lockstep_connections_crowded_total", "", "Connections that a listener hung up on because it held as many as it may, those of the address that had most: web (the pages), agents (a master's), planner (of hosts and processes).", LabelListener)
 	SeriesOverflow = def(All, Counter, "lockstep_series_overflow_total", "", "Label sets that were not exported because their family had reached its cap; absent while there are none.", LabelFamily)
 )
 

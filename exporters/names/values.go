@@ -55,3 +55,10 @@ const (
 	ThrottleHWThermal  = "hw_thermal"
 	ThrottlePowerBrake = "power_brake"
 )
+
+// Values of LabelListener.
+const (
+	ListenerWeb     = "web"
+	ListenerAgents  = "agents"
+	ListenerPlanner = "planner"
+)

@@ -60,3 +60,11 @@ func State(failing func() string) prometheus.Collector {
 		ch <- prometheus.MustNewConstMetric(descs[0], prometheus.GaugeValue, boolean(failing() == ""))
 	}}
 }
+
+// Crowded exports how many connections a listener has hung up on because there were too many.
+func Crowded(listener string, hungUp func() uint64) prometheus.Collector {
+	desc := prometheus.NewDesc(names.ConnsCrowded.Name, names.ConnsCrowded.Help, nil, prometheus.Labels{names.LabelListener: listener})
+	return &probe{[]*prometheus.Desc{desc}, func(ch chan<- prometheus.Metric, descs []*prometheus.Desc) {
+		ch <- prometheus.MustNewConstMetric(descs[0], prometheus.CounterValue, float64(hungUp()))
+	}}
+}

@@ -51,7 +51,7 @@ type Server struct {
 }
 
 type listener struct {
-	net.Listener
+	*crowd.Listener
 	server *http.Server
 }
 
@@ -177,6 +177,14 @@ func (s *Server) Handle(pattern string, h http.Handler) { s.mux.Handle(pattern, 
 
 // Addr returns the address that the server listens on.
 func (s *Server) Addr() net.Addr { return s.listen[0].Addr() }
+
+// HungUp returns how many connections were hung up on because a listener held too many.
+func (s *Server) HungUp() (n uint64) {
+	for _, l := range s.listen {
+		n += l.HungUp()
+	}
+	return n
+}
 
 // PprofAddr returns the profiling listener's address, nil when there is none.
 func (s *Server) PprofAddr() net.Addr {

@@ -7,34 +7,40 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Limit bounds a listener to most connections at a time. When there are as many, a newcomer
 // takes the place of one of the address that has most: of the oldest when oldest says so, as
 // fits short requests, else of the youngest, as fits streams that are to last. Then
 // whose address has most is hung up on.
-func Limit(l net.Listener, most int, oldest bool) net.Listener {
-	return &listener{Listener: l, most: most, oldest: oldest, of: map[netip.Addr][]*conn{}}
+func Limit(l net.Listener, most int, oldest bool) *Listener {
+	return &Listener{Listener: l, most: most, oldest: oldest, of: map[netip.Addr][]*conn{}}
 }
 
-type listener struct {
+// Listener is a bounded listener.
+type Listener struct {
 	net.Listener
 	most   int
 	oldest bool
+	hungUp atomic.Uint64
 
 	mu sync.Mutex
 	n  int
 	of map[netip.Addr][]*conn // oldest first
 }
 
+// HungUp returns how many connections were hung up on because there were too many.
+func (l *Listener) HungUp() uint64 { return l.hungUp.Load() }
+
 type conn struct {
 	net.Conn
-	l    *listener
+	l    *Listener
 	from netip.Addr
 }
 
 // Accept implements net.Listener.
-func (l *listener) Accept() (net.Conn, error) {
+func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		raw, err := l.Listener.Accept()
 		if err != nil {
@@ -43,6 +49,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		c := &conn{raw, l, network(raw.RemoteAddr())}
 		out := l.enter(c)
 		if out != nil {
+			l.hungUp.Add(1)
 			_ = out.Conn.Close() // whose it is finds it closed
 		}
 		if out != c {
@@ -52,7 +59,7 @@ func (l *listener) Accept() (net.Conn, error) {
 }
 
 // enter lets a connection in, and returns which is to go for that: itself, or none.
-func (l *listener) enter(c *conn) (out *conn) {
+func (l *Listener) enter(c *conn) (out *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.n >= l.most {
@@ -82,7 +89,7 @@ func (l *listener) enter(c *conn) (out *conn) {
 }
 
 // drop takes a connection off the list, once. The lock is held.
-func (l *listener) drop(c *conn) {
+func (l *Listener) drop(c *conn) {
 	held := l.of[c.from]
 	i := slices.Index(held, c)
 	if i < 0 {

@@ -64,6 +64,9 @@ func TestLimit(t *testing.T) {
 		if open != 6 || flood[0].closed != oldest || flood[len(flood)-1].closed == oldest {
 			t.Errorf("oldest %v: %d of the flood are open", oldest, open)
 		}
+		if l.HungUp() != uint64(len(flood)-open) {
+			t.Errorf("oldest %v: %d of %d are counted as hung up on", oldest, l.HungUp(), len(flood)-open)
+		}
 	}
 }
 
@@ -86,7 +89,7 @@ func TestPlacesReturn(t *testing.T) {
 		a.Close()
 		b.Close()
 	}
-	if held := l.(*listener); held.n != 0 || len(held.of) != 0 {
-		t.Errorf("%d are held, of %d addresses", held.n, len(held.of))
+	if l.n != 0 || len(l.of) != 0 {
+		t.Errorf("%d are held, of %d addresses", l.n, len(l.of))
 	}
 }

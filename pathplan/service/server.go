@@ -61,7 +61,7 @@ type Options struct {
 type Server struct {
 	planpb.UnimplementedPlannerServer
 	o     Options
-	ln    net.Listener
+	ln    *crowd.Listener
 	creds credentials.TransportCredentials
 
 	mu      sync.Mutex
@@ -122,8 +122,7 @@ func New(o Options) (*Server, error) {
 	for _, p := range o.Fabric.Ports {
 		hosts[p.Host] = true
 	}
-	ln = crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false)
-	s := &Server{o: o, ln: ln, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
+	s := &Server{o: o, ln: crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false), creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
 	for i, l := range o.Fabric.Topology.Links {
 		if i == 0 || l.Rate < s.slowest {
@@ -150,6 +149,9 @@ func (s *Server) Close() error {
 
 // Addr is where it listens.
 func (s *Server) Addr() net.Addr { return s.ln.Addr() }
+
+// HungUp returns how many connections were hung up on because there were too many.
+func (s *Server) HungUp() uint64 { return s.ln.HungUp() }
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/lockstep-ccl/lockstep/internal/crowd"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
@@ -229,8 +231,15 @@ func (c *coordinator) tell(was phase) {
 // accept takes connections of other hosts' supervisors.
 func (c *coordinator) accept(ctx context.Context, all *sync.WaitGroup) {
 	l := crowd.Limit(c.h.Listener, maxConnection, false)
+	sometimes, told := rate.Sometimes{Interval: 10 * time.Second}, uint64(0) // a flood is to fill no log
 	for {
 		raw, err := l.Accept()
+		if n := l.HungUp(); n > told {
+			sometimes.Do(func() {
+				c.h.Logger.Warn("hung up on connections: there were too many", "job", c.h.Job, "most", maxConnection, "hung_up", n)
+				told = n
+			})
+		}
 		if err != nil {
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
