@@ -326,7 +326,8 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	a.Collective(allReduce(1, time.Millisecond))
 	masters := prometheus.NewPedanticRegistry()
 	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
-		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }))
+		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }),
+		prom.Crowded(names.ListenerAgents, func() uint64 { return 0 }), prom.Crowded(names.ListenerWeb, func() uint64 { return 1 }))
 	agents.MustRegister(prom.Node("node0")) // beside it, as an agent has it
 	planners := prometheus.NewPedanticRegistry()
 	planners.MustRegister(prom.NewPlanner(fabric, prom.Options{}))
