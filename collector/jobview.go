@@ -1,6 +1,7 @@
 package collector
 
 import (
+	"strings"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -74,6 +75,25 @@ type Note struct {
 	At   time.Time
 	Kind string // one of NoteKinds
 	Text string
+}
+
+// Done is what an action's note says of one that was carried out, after its name.
+const Done = "done"
+
+// Restarting reports whether an incident's notes say that a restart of its job has been decided
+// on, and has not come to nothing.
+func Restarting(notes []Note) bool {
+	var last Note
+	for _, n := range notes {
+		if (n.Kind == NoteDecision || n.Kind == NoteAction) && !n.At.Before(last.At) {
+			last = n
+		}
+	}
+	what, how, _ := strings.Cut(last.Text, " ")
+	if what = strings.TrimSuffix(what, ","); what != "restart" && what != "restart_excluding" {
+		return false
+	}
+	return last.Kind == NoteDecision || how == Done || strings.HasPrefix(how, Done+":")
 }
 
 // NoteKinds are what notes may be of, in the order in which they come about.

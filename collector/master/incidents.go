@@ -26,6 +26,7 @@ type incidents struct {
 
 type openIncident struct {
 	collector.Incident
+	stopping time.Time // when the master heard that a restart for it is under way or done, zero for none
 	lastSeen time.Time // when a verdict last said so, or judgement was last withheld; in the future when it is withheld until then
 }
 
@@ -58,10 +59,12 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 		return true
 	})
 	seen := map[*openIncident]bool{}
+	stopping := t.stopping(now)
 	for _, v := range verdicts {
 		i := t.find(&v, seen)
 		if i == nil {
-			if len(t.open) == maxOpen {
+			// Ranks that end are how a restart begins.
+			if len(t.open) == maxOpen || !stopping.IsZero() && v.Since >= stopping.UnixNano() {
 				continue
 			}
 			t.number++
@@ -77,6 +80,9 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 		}
 		seen[i] = true
 		i.lastSeen = now
+		if i.restarting(now) && !alike(&i.Verdict, &v) {
+			continue // it keeps its name: what the restart ends is not what broke step
+		}
 		if v.Since == 0 || i.Verdict.Since != 0 && i.Verdict.Since < v.Since {
 			v.Since = i.Verdict.Since
 		}
@@ -105,6 +111,29 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 	return events
 }
 
+// restartTakes bounds for how long what happens to a job is put down to a restart that has
+// been decided on. Where pods are to end first that takes a minute.
+const restartTakes = 3 * time.Minute
+
+func (i *openIncident) restarting(now time.Time) bool {
+	return !i.stopping.IsZero() && now.Sub(i.stopping) < restartTakes
+}
+
+// stopping returns since when the job is being restarted for one of the incidents, zero when it is not.
+func (t *incidents) stopping(now time.Time) (first time.Time) {
+	for _, i := range t.open {
+		if i.restarting(now) && (first.IsZero() || i.stopping.Before(first)) {
+			first = i.stopping
+		}
+	}
+	return first
+}
+
+// alike reports whether two verdicts are of one class and blame the same, first of all.
+func alike(a, b *diagnosis.Verdict) bool {
+	return a.Class == b.Class && len(a.Culprits) > 0 && len(b.Culprits) > 0 && same(&a.Culprits[0], &b.Culprits[0])
+}
+
 // find returns the open incident that v continues: the one with its key, else
 // one with its class and first culprit. (The engine forgets when the
 // master restarts, and may then see the same fault from its other end.)
@@ -115,7 +144,7 @@ func (t *incidents) find(v *diagnosis.Verdict, taken map[*openIncident]bool) *op
 		}
 	}
 	for _, i := range t.open {
-		if o := &i.Verdict; !taken[i] && o.Class == v.Class && len(o.Culprits) > 0 && len(v.Culprits) > 0 && same(&o.Culprits[0], &v.Culprits[0]) {
+		if !taken[i] && alike(&i.Verdict, v) {
 			return i
 		}
 	}

@@ -343,3 +343,40 @@ func TestReadyIsThatStateCanBeWritten(t *testing.T) {
 	full.Store(false)
 	until("ready", func() bool { return m.Ready() == nil && m.Snapshot().StateError == "" })
 }
+
+// What a restart ends did not break step: an incident keeps its name, and ranks that exit open no other.
+func TestARestartRenamesNothing(t *testing.T) {
+	slow, exits := verdict("k", diagnosis.Confirmed, 3), verdict("k", diagnosis.Confirmed, 3)
+	slow.Class = diagnosis.NoncommunicationSlow
+	decision := collector.Note{At: t0, Kind: collector.NoteDecision, Text: "restart_excluding, by policy slow-rank"}
+	for _, c := range []struct {
+		name  string
+		notes []collector.Note
+		want  diagnosis.Class
+		opens string
+	}{
+		{"none is decided on", nil, diagnosis.NoncommunicationHang, "open confirm "},
+		{"under way", []collector.Note{decision}, diagnosis.NoncommunicationSlow, ""},
+		{"done", []collector.Note{decision, {At: t0.Add(1), Kind: collector.NoteAction, Text: "restart done: attempt 1 started"}}, diagnosis.NoncommunicationSlow, ""},
+		{"failed", []collector.Note{decision, {At: t0.Add(1), Kind: collector.NoteAction, Text: "restart failed: nobody answers"}}, diagnosis.NoncommunicationHang, "open confirm "},
+		{"dry run", []collector.Note{{At: t0.Add(1), Kind: collector.NoteAction, Text: "restart dry_run"}}, diagnosis.NoncommunicationHang, "open confirm "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScript(t)
+			id := s.pass(0, false, "open confirm ", slow)[0].ID
+			s.in.note(id, c.notes, s.now)
+			other := verdict("other", diagnosis.Confirmed, 5)
+			other.Since = s.now.UnixNano() + 1
+			s.pass(0, false, c.opens, exits, other)
+			if got := s.in.open[0].Verdict.Class; got != c.want {
+				t.Errorf("it is called %v, want %v", got, c.want)
+			}
+			// A restart that never comes is none.
+			s.now = s.now.Add(restartTakes)
+			s.pass(0, true, map[bool]string{true: "open confirm "}[c.opens == ""], exits, other)
+			if got := s.in.open[0].Verdict.Class; got != diagnosis.NoncommunicationHang {
+				t.Errorf("long after it is called %v", got)
+			}
+		})
+	}
+}

@@ -21,7 +21,8 @@ type noteService struct {
 
 const maxNoteText = 160 // bytes
 
-// Note takes in what a remediator did about an incident. It is shown, and nothing is judged by it.
+// Note takes in what a remediator did about an incident. It is shown; and while a restart is under
+// way the incident keeps its name, since ranks that are ended did not break step.
 func (m noteService) Note(ctx context.Context, q *wire.NoteRequest) (*wire.NoteReply, error) {
 	if err := m.admit(ctx, wire.Identity.Remediator); err != nil {
 		return nil, err
@@ -31,7 +32,7 @@ func (m noteService) Note(ctx context.Context, q *wire.NoteRequest) (*wire.NoteR
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	kept, ok := m.incidents.note(q.Incident, notesOf(q))
+	kept, ok := m.incidents.note(q.Incident, notesOf(q), time.Unix(0, m.now()))
 	if !ok {
 		return nil, status.Errorf(codes.NotFound, "job %s has no incident %.256q", m.o.Job, q.Incident)
 	}
@@ -58,11 +59,12 @@ func notesOf(q *wire.NoteRequest) (notes []collector.Note) {
 
 // note adds notes to an incident, open or closed, but those that it has: a remediator that
 // was killed tells its story again.
-func (t *incidents) note(id string, notes []collector.Note) (kept int, ok bool) {
+func (t *incidents) note(id string, notes []collector.Note, now time.Time) (kept int, ok bool) {
 	var in *collector.Incident
+	var open *openIncident
 	for _, i := range t.open {
 		if i.ID == id {
-			in = &i.Incident
+			in, open = &i.Incident, i
 		}
 	}
 	for i := range t.closed {
@@ -83,5 +85,13 @@ func (t *incidents) note(id string, notes []collector.Note) (kept int, ok bool) 
 		}
 	}
 	in.Notes = list
+	if open != nil && kept > 0 {
+		switch was := !open.stopping.IsZero(); {
+		case !collector.Restarting(list):
+			open.stopping = time.Time{}
+		case !was:
+			open.stopping = now
+		}
+	}
 	return kept, true
 }

@@ -21,21 +21,21 @@ func TestNotesAreKeptOnce(t *testing.T) {
 		nil,
 	}}
 	for _, id := range []string{"a", "b"} {
-		if kept, ok := in.note(id, notesOf(q)); kept != 2 || !ok {
+		if kept, ok := in.note(id, notesOf(q), t0); kept != 2 || !ok {
 			t.Errorf("%s: %d kept, %v", id, kept, ok)
 		}
-		if kept, _ := in.note(id, notesOf(q)); kept != 0 {
+		if kept, _ := in.note(id, notesOf(q), t0); kept != 0 {
 			t.Errorf("%s: %d kept again", id, kept)
 		}
 	}
 	if n := in.open[0].Notes[1]; len(n.Text) > maxNoteText+len("…") || !n.At.Equal(time.Unix(0, 6)) {
 		t.Errorf("note %+v", n)
 	}
-	if _, ok := in.note("c", notesOf(q)); ok {
+	if _, ok := in.note("c", notesOf(q), t0); ok {
 		t.Error("a note of an incident that nobody has")
 	}
 	for i := range int64(100) {
-		in.note("a", notesOf(&wire.NoteRequest{Notes: []*wire.NoteEntry{{Kind: collector.NoteAlert, AtUnixNs: 100 + i}}}))
+		in.note("a", notesOf(&wire.NoteRequest{Notes: []*wire.NoteEntry{{Kind: collector.NoteAlert, AtUnixNs: 100 + i}}}), t0)
 	}
 	if n := len(in.open[0].Notes); n != collector.MaxNotes {
 		t.Errorf("%d notes", n)

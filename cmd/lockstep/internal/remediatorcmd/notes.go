@@ -102,7 +102,7 @@ func story(e *remediation.Entry) (list []*wire.NoteEntry) {
 		detail = ": " + e.Detail
 	}
 	if e.Outcome == remediation.OutcomeDone {
-		add(e.Finished, collector.NoteAction, "%s done%s", e.Kind, detail)
+		add(e.Finished, collector.NoteAction, "%s "+collector.Done+"%s", e.Kind, detail)
 		add(e.Effective, collector.NoteRunning, "the job runs again")
 		return list
 	}

@@ -25,12 +25,27 @@ func TestNotesTellTheStory(t *testing.T) {
 		}
 		return k
 	}
-	if k := kinds(); len(k) != 3 || k[2] != collector.NoteDecision {
-		t.Errorf("running: %v", k)
+	restarting := func() bool { // as the master understands it
+		var notes []collector.Note
+		for _, n := range story(&e) {
+			notes = append(notes, collector.Note{At: time.Unix(0, n.AtUnixNs), Kind: n.Kind, Text: n.Text})
+		}
+		return collector.Restarting(notes)
+	}
+	if k := kinds(); len(k) != 3 || k[2] != collector.NoteDecision || !restarting() {
+		t.Errorf("running: %v, restarting %v", k, restarting())
 	}
 	e.State, e.Outcome, e.Finished, e.Effective = remediation.Closed, remediation.OutcomeDone, at.Add(2*time.Second), at.Add(3*time.Second)
-	if k := kinds(); len(k) != 5 || k[4] != collector.NoteRunning {
-		t.Errorf("done: %v", k)
+	if k := kinds(); len(k) != 5 || k[4] != collector.NoteRunning || !restarting() {
+		t.Errorf("done: %v, restarting %v", k, restarting())
+	}
+	e.Outcome = remediation.OutcomeFailed
+	if restarting() {
+		t.Errorf("failed, and taken for a restart: %v", story(&e))
+	}
+	e.Outcome, e.Detail = remediation.OutcomeDone, "attempt 1 started"
+	if !restarting() {
+		t.Errorf("done, and not taken for a restart: %v", story(&e))
 	}
 	e.Outcome, e.Started, e.Effective, e.Detail = remediation.OutcomeRefused, time.Time{}, time.Time{}, "job: too many"
 	if s := story(&e); len(s) != 3 || s[2].Text != "restart refused: job: too many" {
