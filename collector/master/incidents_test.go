@@ -371,6 +371,24 @@ func TestARestartRenamesNothing(t *testing.T) {
 			if got := s.in.open[0].Verdict.Class; got != c.want {
 				t.Errorf("it is called %v, want %v", got, c.want)
 			}
+			// The next master knows it from the file.
+			text, err := s.in.encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := stateDir(t, t.TempDir())
+			if err := dir.Replace(incidentFile, text); err != nil {
+				t.Fatal(err)
+			}
+			next := newScript(t)
+			next.now = s.now
+			if err := next.in.load(dir, next.now); err != nil {
+				t.Fatal(err)
+			}
+			next.pass(0, true, "", exits)
+			if got := next.in.open[0].Verdict.Class; got != c.want {
+				t.Errorf("the next master calls it %v, want %v", got, c.want)
+			}
 			// A restart that never comes is none.
 			s.now = s.now.Add(restartTakes)
 			s.pass(0, true, map[bool]string{true: "open confirm "}[c.opens == ""], exits, other)

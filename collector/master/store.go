@@ -55,7 +55,11 @@ func (t *incidents) load(dir *statedir.Dir, now time.Time) error {
 	t.number, t.opened, t.confirmed = s.Number, s.Opened, s.Confirmed
 	// The engine begins anew, and needs time to see again what it saw before.
 	for _, i := range s.Open[:min(len(s.Open), maxOpen)] {
-		t.open = append(t.open, &openIncident{Incident: i, lastSeen: now.Add(2 * t.closeAfter)})
+		o := &openIncident{Incident: i, lastSeen: now.Add(2 * t.closeAfter)}
+		if collector.Restarting(i.Notes) {
+			o.stopping = now
+		}
+		t.open = append(t.open, o)
 	}
 	t.closed = s.Closed[:min(len(s.Closed), collector.MaxIncidents)]
 	return nil
