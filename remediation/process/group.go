@@ -53,14 +53,14 @@ const keepActions = 1024
 type place struct {
 	Node   string `json:"node"`
 	Holder string `json:"holder"`
-	Boot   string `json:"boot"`
+	Boot   string `json:"boot"` // for who reads the books
 }
 
 // hostView is what a coordinator has heard of a host since it was started.
 type hostView struct {
 	Report
 	conn     int       // whose words count; 0: none
-	since    time.Time // of this holder: no former one has been answered since
+	since    time.Time // no former holder has been answered since
 	heard    time.Time
 	answered time.Time // when the last answer to it went out: its lease cannot end later than a lease after that
 }
@@ -142,7 +142,7 @@ func (g *group) report(now time.Time, conn int, r Report) error {
 		g.hosts[r.Node] = h
 	}
 	if h.Holder != r.Holder {
-		h.since = now
+		h.since = h.answered
 	}
 	h.Report, h.conn, h.heard = r, conn, now
 	return nil
@@ -277,13 +277,14 @@ func (g *group) look(now time.Time, p place) (ended bool, why string) {
 const exitedWell = "exit status 0"
 
 // fenced reports whether nothing of the last attempt can be left on a host: its supervisor says so after
-// it was told to have none; or the machine was started anew; or it was silent until its lease was long over.
+// it was told to have none; or it was silent until its lease was long over. Another boot id proves nothing
+// where the holder is another, too: another machine may have taken the name of one that is cut off.
 func (g *group) fenced(now time.Time, p place) bool {
 	h := g.hosts[p.Node]
 	if h == nil {
 		return now.Sub(g.since) >= g.o.Lease+g.o.Margin
 	}
-	if h.conn != 0 && h.Rev >= g.b.Rev && h.Holds == 0 && (h.Holder == p.Holder || h.Boot != p.Boot) {
+	if h.conn != 0 && h.Rev >= g.b.Rev && h.Holds == 0 && h.Holder == p.Holder {
 		return true
 	}
 	return h.conn == 0 && now.Sub(h.answered) >= g.o.Lease+g.o.Margin || h.Holder != p.Holder && now.Sub(h.since) >= g.o.Lease+g.o.Margin

@@ -227,12 +227,15 @@ func (w *world) fault() {
 		if h.cut = !h.cut; h.cut && w.rng.IntN(2) == 0 {
 			w.hangUp(h)
 		}
-	case 9: // another supervisor takes the name, and the first one is heard no more
+	case 9: // another supervisor takes the name, perhaps on another machine, and the first one is heard no more
 		if h.procs != 0 && h.dying.IsZero() && !w.now.Before(h.gone) {
 			h.ghost, h.gone = h.procs, h.until.Add(200*time.Millisecond)
 			w.ids++
 			w.hangUp(h)
 			h.holder, h.lastDisk, h.duty, h.procs, h.exits = fmt.Sprint("c", w.ids), 0, duty{}, 0, nil
+			if w.rng.IntN(2) == 0 {
+				h.boot += "1"
+			}
 		}
 	case 6: // a rank fails
 		if len(h.exits) > 0 {
