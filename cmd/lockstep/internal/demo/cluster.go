@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -254,9 +255,15 @@ func (c *cluster) policy() string {
 	return remediatorConfig
 }
 
-// Flight recorders live on shared memory, apart from other jobs' of this machine.
+// Flight recorders live on shared memory, apart from other jobs' of this machine: other demos'
+// directories may have the same last name.
 func (c *cluster) runtimeRoot() string {
-	return filepath.Join("/dev/shm", "lockstep-"+filepath.Base(c.dir))
+	path, err := filepath.Abs(c.dir)
+	if err != nil {
+		path = c.dir
+	}
+	of := sha256.Sum256([]byte(path))
+	return filepath.Join("/dev/shm", fmt.Sprintf("lockstep-%s-%x", filepath.Base(path), of[:4]))
 }
 
 func (c *cluster) runtimeDir(i int) string {
