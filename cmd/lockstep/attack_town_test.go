@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -24,6 +23,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire/pki"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	pages "github.com/lockstep-ccl/lockstep/exporters/web"
+	free "github.com/lockstep-ccl/lockstep/internal/ports"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 )
 
@@ -53,17 +53,15 @@ const (
 	townRanks  = 4
 )
 
-func freeAddrs(t *testing.T, n int) (addrs []string) {
+// freeAddrs are addresses that nobody else is given while the test runs.
+func freeAddrs(t *testing.T, n int) []string {
 	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close() // all at once, so that no port is found twice
-		addrs = append(addrs, l.Addr().String())
+	held, err := free.Hold("127.0.0.1", n)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return addrs
+	t.Cleanup(func() { _ = held.Close() })
+	return held.Addrs
 }
 
 // newTown starts all of it, and waits until the job is healthy.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -17,6 +16,8 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/rogpeppe/go-internal/testscript"
+
+	free "github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 func TestMain(m *testing.M) {
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) {
 // TestScripts runs the command line as a user does. Beside testscript's own
 // commands, scripts have:
 //
-//	ports NAME...                   sets each to a free host:port of this machine
+//	ports NAME...                   sets each to a host:port of this machine that nobody else is given
 //	http [-code N] [-has TEXT] [-token T] [-post BODY] URL
 //	                                asks until the answer has this status (200) and the text, and prints the body
 //	alert URL JOB INCIDENT          sends a confirmed communication_hang of the job, with the token in $TOKEN
@@ -69,11 +70,11 @@ func scripts(dir string) testscript.Params {
 const bound = 30 * time.Second
 
 func ports(ts *testscript.TestScript, _ bool, args []string) {
-	for _, name := range args {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		ts.Check(err)
-		defer l.Close() // all at once, so that no port is found twice
-		ts.Setenv(name, l.Addr().String())
+	held, err := free.Hold("127.0.0.1", len(args))
+	ts.Check(err)
+	ts.Defer(func() { _ = held.Close() })
+	for i, name := range args {
+		ts.Setenv(name, held.Addrs[i])
 	}
 }
 

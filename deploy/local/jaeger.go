@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 // Jaeger is the tracing backend: OTLP in, over gRPC and HTTP, and a page and an API to look at
@@ -84,25 +85,19 @@ func StartTracing(ctx context.Context, cfg Config) (*Tracing, error) {
 	if err != nil {
 		return nil, err
 	}
-	for try := 1; ; try++ {
-		t, err := startTracing(ctx, cfg, path)
-		if err == nil {
-			return t, nil
-		}
-		if try == maxPortTries || !strings.Contains(err.Error(), "address already in use") {
-			return nil, err
-		}
-	}
+	return startTracing(ctx, cfg, path)
 }
 
 func startTracing(ctx context.Context, cfg Config, path string) (*Tracing, error) {
-	at, err := freeAddresses(5)
+	held, err := ports.Hold("127.0.0.1", 5)
 	if err != nil {
 		return nil, fmt.Errorf("ports for jaeger: %w", err)
 	}
-	t := &Tracing{GRPC: at[0], HTTP: "http://" + at[1], URL: "http://" + at[2], stack: &Stack{cfg: cfg, failed: make(chan error, 8)}}
+	at := held.Addrs
+	t := &Tracing{GRPC: at[0], HTTP: "http://" + at[1], URL: "http://" + at[2], stack: &Stack{cfg: cfg, held: held, failed: make(chan error, 8)}}
 	config := filepath.Join(cfg.Dir, "jaeger.yaml")
 	if err := writeYAML(config, jaegerConfig(at)); err != nil {
+		t.stack.Stop()
 		return nil, err
 	}
 	srv := &server{
@@ -138,17 +133,4 @@ func jaegerConfig(at []string) object {
 		"processors": object{"batch": object{"timeout": (100 * time.Millisecond).String()}},
 		"exporters":  object{"jaeger_storage_exporter": object{"trace_storage": "memory"}},
 	}
-}
-
-// freeAddresses finds ports that are free together.
-func freeAddresses(n int) (at []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		at = append(at, l.Addr().String())
-	}
-	return at, nil
 }

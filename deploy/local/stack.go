@@ -9,9 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 // Names of the two servers, for Kill and Restart.
@@ -63,16 +64,13 @@ type Stack struct {
 	AlertmanagerURL string
 
 	cfg    Config
+	held   *ports.Held // servers start again at their addresses
 	failed chan error
 
 	mu      sync.Mutex
 	servers []*server
 	stopped bool
 }
-
-// maxPortTries bounds how often Start picks ports anew because another process
-// took one between our look and the server's bind.
-const maxPortTries = 4
 
 // Start finds the programs, writes their configurations and returns when both
 // are ready. ctx bounds the start only; the caller calls Stop.
@@ -91,15 +89,7 @@ func Start(ctx context.Context, cfg Config) (*Stack, error) {
 	if err != nil {
 		return nil, err
 	}
-	for try := 1; ; try++ {
-		s, err := start(ctx, cfg, promPath, amPath)
-		if err == nil {
-			return s, nil
-		}
-		if try == maxPortTries || !strings.Contains(err.Error(), "address already in use") {
-			return nil, err
-		}
-	}
+	return start(ctx, cfg, promPath, amPath)
 }
 
 func (c *Config) complete() error {
@@ -130,34 +120,59 @@ func setDefault(d *time.Duration, v time.Duration) {
 }
 
 func start(ctx context.Context, cfg Config, promPath, amPath string) (*Stack, error) {
-	promAddr, err := address(cfg.PrometheusPort)
+	held, err := ports.Hold("127.0.0.1", 2)
 	if err != nil {
-		return nil, fmt.Errorf("port for prometheus: %w", err)
+		return nil, fmt.Errorf("ports for prometheus and alertmanager: %w", err)
 	}
-	amAddr, err := address(cfg.AlertmanagerPort)
+	promAddr, err := address(cfg.PrometheusPort, held.Addrs[0])
 	if err != nil {
-		return nil, fmt.Errorf("port for alertmanager: %w", err)
+		return nil, errors.Join(fmt.Errorf("port for prometheus: %w", err), held.Close())
 	}
+	amAddr, err := address(cfg.AlertmanagerPort, held.Addrs[1])
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("port for alertmanager: %w", err), held.Close())
+	}
+	s := &Stack{PrometheusURL: cfg.Web.URL(promAddr), AlertmanagerURL: cfg.Web.URL(amAddr), cfg: cfg, held: held, failed: make(chan error, 8)}
+	if err := s.start(ctx, promAddr, amAddr, promPath, amPath); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// address is the wanted port's, or free.
+func address(port int, free string) (string, error) {
+	if port == 0 {
+		return free, nil
+	}
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func (s *Stack) start(ctx context.Context, promAddr, amAddr, promPath, amPath string) error {
+	cfg := s.cfg
 	promConfig, amConfig := filepath.Join(cfg.Dir, "prometheus.yml"), filepath.Join(cfg.Dir, "alertmanager.yml")
 	if err := writeYAML(promConfig, prometheusConfig(cfg, amAddr)); err != nil {
-		return nil, err
+		return err
 	}
 	if err := writeYAML(amConfig, alertmanagerConfig(cfg)); err != nil {
-		return nil, err
+		return err
 	}
 	client, err := cfg.Web.Client()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var closed []string
 	if cfg.Web != nil {
 		web := filepath.Join(cfg.Dir, "web.yml")
 		if err := cfg.Web.WriteConfig(web, false); err != nil {
-			return nil, err
+			return err
 		}
 		closed = []string{"--web.config.file=" + web}
 	}
-	s := &Stack{PrometheusURL: cfg.Web.URL(promAddr), AlertmanagerURL: cfg.Web.URL(amAddr), cfg: cfg, failed: make(chan error, 8)}
 	am := &server{
 		name: Alertmanager, path: amPath, url: s.AlertmanagerURL, log: filepath.Join(cfg.Dir, "alertmanager.log"),
 		args: []string{
@@ -190,11 +205,10 @@ func start(ctx context.Context, cfg Config, promPath, amPath string) (*Stack, er
 	}
 	for _, srv := range s.servers {
 		if err := s.launch(ctx, srv); err != nil {
-			s.Stop()
-			return nil, err
+			return err
 		}
 	}
-	return s, nil
+	return nil
 }
 
 // launch starts a server, waits until it is ready and watches it from then on.
@@ -296,13 +310,5 @@ func (s *Stack) Stop() {
 		}
 	}
 	wg.Wait()
-}
-
-func address(port int) (string, error) {
-	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	_ = s.held.Close()
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"syscall"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 // Job is the ranks to start, spread over logical nodes in equal runs.
@@ -69,28 +69,30 @@ func (j *Job) Start(ctx context.Context) (ends <-chan End, started int, err erro
 }
 
 // Env is what all ranks have in common: the rendezvous, and the secret, which is
-// kept in dir.
-func Env(dir string) ([]string, error) {
-	id, err := NewID()
+// kept in dir. The rendezvous is theirs until it is closed.
+func Env(dir string) (env []string, meet io.Closer, err error) {
+	id, meet, err := NewID()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var secret [32]byte
 	rand.Read(secret[:]) // never fails
 	file := filepath.Join(dir, "secret")
 	if err := os.WriteFile(file, []byte(hex.EncodeToString(secret[:])), 0o600); err != nil {
-		return nil, err
+		return nil, nil, errors.Join(err, meet.Close())
 	}
-	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "LOCKSTEP_SECRET_FILE=" + file}, nil
+	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "LOCKSTEP_SECRET_FILE=" + file}, meet, nil
 }
 
 // NewID is that of a communicator whose rank 0 will be on this machine, for ranks
-// of this machine.
-func NewID() (ccl.UniqueID, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// of this machine. Until meet is closed nobody else is given its port.
+func NewID() (id ccl.UniqueID, meet io.Closer, err error) {
+	held, err := ports.Hold("127.0.0.1", 1)
 	if err != nil {
-		return ccl.UniqueID{}, fmt.Errorf("find a port for a rendezvous: %w", err)
+		return id, nil, fmt.Errorf("a port for a rendezvous: %w", err)
 	}
-	id, err := ccl.NewUniqueID(l.Addr().String())
-	return id, errors.Join(err, l.Close())
+	if id, err = ccl.NewUniqueID(held.Addrs[0]); err != nil {
+		return id, nil, errors.Join(err, held.Close())
+	}
+	return id, held, nil
 }

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,6 +23,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/deploy/local"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 	"github.com/lockstep-ccl/lockstep/rules"
 )
@@ -58,6 +59,7 @@ type cluster struct {
 	web        *local.Web // nil if openWeb
 	client     *http.Client
 	control    *process.Client
+	held       *ports.Held
 	agents     []string // host:port of /metrics
 	master     string
 	remediator string
@@ -105,12 +107,13 @@ func secret(file string) (string, error) {
 
 // start brings everything up, the job last.
 func (c *cluster) start(ctx context.Context, progress io.Writer) error {
-	ports, err := freePorts(c.shape.nodes + 3)
+	held, err := ports.Hold("127.0.0.1", c.shape.nodes+3)
 	if err != nil {
 		return err
 	}
-	masterGRPC := ports[0]
-	c.master, c.remediator, c.agents = ports[1], ports[2], ports[3:]
+	c.held = held // until stop: parts start again at their addresses
+	masterGRPC := held.Addrs[0]
+	c.master, c.remediator, c.agents = held.Addrs[1], held.Addrs[2], held.Addrs[3:]
 
 	certs, err := newCerts(filepath.Join(c.dir, "pki"))
 	if err != nil {
@@ -252,9 +255,15 @@ func (c *cluster) policy() string {
 	return remediatorConfig
 }
 
-// Flight recorders live on shared memory, apart from other jobs' of this machine.
+// Flight recorders live on shared memory, apart from other jobs' of this machine: other demos'
+// directories may have the same last name.
 func (c *cluster) runtimeRoot() string {
-	return filepath.Join("/dev/shm", "lockstep-"+filepath.Base(c.dir))
+	path, err := filepath.Abs(c.dir)
+	if err != nil {
+		path = c.dir
+	}
+	of := sha256.Sum256([]byte(path))
+	return filepath.Join("/dev/shm", fmt.Sprintf("lockstep-%s-%x", filepath.Base(path), of[:4]))
 }
 
 func (c *cluster) runtimeDir(i int) string {
@@ -412,6 +421,7 @@ func (c *cluster) stop() {
 	if c.tracing != nil {
 		c.tracing.Stop()
 	}
+	_ = c.held.Close()
 	_ = os.RemoveAll(c.runtimeRoot())
 }
 
@@ -457,19 +467,6 @@ policies:
 - {name: slow-rank, class: noncommunication_slow, action: restart_excluding}
 breaker: {window: 1h, job: 500, total: 500, unit_share: 1, units: 500}
 `
-
-func freePorts(n int) ([]string, error) {
-	var addrs []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("find a free port: %w", err)
-		}
-		defer l.Close() // all at once, so that no port is found twice
-		addrs = append(addrs, l.Addr().String())
-	}
-	return addrs, nil
-}
 
 // tail returns the end of a log, for errors.
 func tail(path string) string {

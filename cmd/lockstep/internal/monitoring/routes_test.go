@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/deploy/local"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 // TestAmtool builds amtool once: make test-monitoring.
@@ -136,12 +136,12 @@ func key(labels map[string]string) string { return fmt.Sprint(labels) } // maps 
 func alertmanager(t *testing.T, config string) string {
 	t.Helper()
 	program := tool(t, local.Alertmanager)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	held, err := ports.Hold("127.0.0.1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	l.Close()
+	t.Cleanup(func() { _ = held.Close() })
+	addr := held.Addrs[0]
 	var log bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), program, "--config.file="+config, "--storage.path="+t.TempDir(), "--web.listen-address="+addr, "--cluster.listen-address=")
 	cmd.Stdout, cmd.Stderr = &log, &log

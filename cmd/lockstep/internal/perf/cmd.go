@@ -146,13 +146,14 @@ func (c *Cmd) plan() (p plan, err error) {
 	return p, err
 }
 
-// job is the ranks of a run. dir holds the secret; perf makes its own recorders.
-func (c *Cmd) job(dir string, out io.Writer) (*children.Job, error) {
-	env, err := children.Env(dir)
+// job is the ranks of a run. dir holds the secret; perf makes its own recorders. Its ranks
+// have met when meet is closed.
+func (c *Cmd) job(dir string, out io.Writer) (job *children.Job, meet io.Closer, err error) {
+	env, meet, err := children.Env(dir)
 	return &children.Job{
 		Ranks: c.Ranks, Nodes: c.Nodes, Node: func(i int) string { return fmt.Sprintf("node%d", i) },
 		Env: append(env, "LOCKSTEP_JOB=perf", "LOCKSTEP_RECORDER=off"), Out: out,
-	}, err
+	}, meet, err
 }
 
 // launch starts the ranks as children that run the same command, and waits for
@@ -163,10 +164,11 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	job, err := c.job(dir, out)
+	job, meet, err := c.job(dir, out)
 	if err != nil {
 		return err
 	}
+	defer meet.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ends, started, err := job.Start(ctx)
@@ -216,10 +218,11 @@ func (c *Cmd) threads(ctx context.Context, p plan, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	job, err := c.job(dir, out)
+	job, meet, err := c.job(dir, out)
 	if err != nil {
 		return err
 	}
+	defer meet.Close()
 	for _, kv := range append(job.Env, "LOCKSTEP_RANK=0", "LOCKSTEP_WORLD_SIZE="+strconv.Itoa(c.Ranks)) {
 		name, value, _ := strings.Cut(kv, "=")
 		if err := os.Setenv(name, value); err != nil {

@@ -156,10 +156,11 @@ func TestDevice(t *testing.T) {
 
 // TestLaunched: under a launcher, the nodes are those that the ranks are on.
 func TestLaunched(t *testing.T) {
-	env, err := children.Env(t.TempDir())
+	env, meet, err := children.Env(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer meet.Close()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -23,10 +23,11 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	env, err := children.Env(dir)
+	env, meet, err := children.Env(dir)
 	if err != nil {
 		return err
 	}
+	defer meet.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	job := children.Job{Ranks: c.Ranks, Nodes: c.Nodes, Node: func(i int) string { return nodeName(i, c.Nodes) }, Env: env, Out: out}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
@@ -98,6 +99,7 @@ type member struct {
 	node   string
 	ctl    *ccl.Stream
 	memory []byte
+	meet   io.Closer // the port of a communicator that this rank could be rank 0 of, until it is made
 }
 
 // slack is what setting up and closing may take beyond a measurement.
@@ -110,9 +112,11 @@ func (m *member) hello(ctx context.Context) *report {
 		m.checkSelf(ctx, r)
 		return r
 	}
-	id, err := children.NewID()
+	id, meet, err := children.NewID()
 	if err != nil {
 		r.Err = err.Error()
+	} else {
+		m.meet = meet
 	}
 	r.ID = id.String()
 	return r
@@ -182,6 +186,9 @@ func (m *member) joinNode(ctx context.Context, o order) error {
 	id, err := ccl.ParseUniqueID(o.ID)
 	if err != nil {
 		return err
+	}
+	if m.meet != nil {
+		defer m.meet.Close()
 	}
 	m.local, err = ccl.Init(ctx, ccl.Config{
 		ID: id, Rank: o.Rank, Size: o.Size, Node: m.node, Name: "preflight node", Device: m.device, Timeout: m.cmd.JoinTimeout, Faults: m.cmd.faults,

@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 	"github.com/lockstep-ccl/lockstep/launcher"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
 )
@@ -76,7 +77,7 @@ func (c *Cmd) runHosts(ctx context.Context, o process.Options, log *slog.Logger)
 	if err != nil {
 		return err
 	}
-	h.Rendezvous = func() ([]string, error) { return rendezvousAt(here) }
+	h.Rendezvous = rendezvousAt(here)
 	if mine {
 		if h.Listener, err = net.Listen("tcp", c.Coordinator); errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("run: coordinate: %w (is another supervisor of this machine the coordinator? then --coordinate no)", err)
@@ -225,21 +226,27 @@ func (e *ending) Close() error {
 	return e.Conn.Close()
 }
 
-// rendezvousAt gives an attempt's ranks two ports of an address of this host's to meet on.
-func rendezvousAt(here string) (env []string, err error) {
-	var addrs [2]string
-	for i := range addrs {
-		l, err := net.Listen("tcp", net.JoinHostPort(here, "0"))
-		if err != nil {
-			return nil, fmt.Errorf("find a port for the rendezvous: %w", err)
+// rendezvousAt gives each attempt's ranks two ports of an address of this host's to meet on.
+// One is ccl's, and kept until the next attempt: nobody else is given it before rank 0 listens.
+// The other one is torch.distributed's, or whatever listens on MASTER_PORT; that may want it for
+// itself alone, so it is only free now. If it is taken, the attempt fails and the next one has another.
+func rendezvousAt(here string) func() (env []string, err error) {
+	var kept *ports.Held
+	return func() ([]string, error) {
+		_ = kept.Close() // what was kept for the last attempt
+		var err error
+		if kept, err = ports.Hold(here, 1); err != nil {
+			return nil, fmt.Errorf("a port for the rendezvous: %w", err)
 		}
-		defer l.Close()
-		addrs[i] = l.Addr().String()
+		id, err := ccl.NewUniqueID(kept.Addrs[0])
+		if err != nil {
+			return nil, err
+		}
+		own, err := ports.Hold(here, 1)
+		if err != nil {
+			return nil, fmt.Errorf("a port for the program: %w", err)
+		}
+		host, port, err := net.SplitHostPort(own.Addrs[0])
+		return []string{"LOCKSTEP_COMM_ID=" + id.String(), "MASTER_ADDR=" + host, "MASTER_PORT=" + port}, errors.Join(err, own.Close())
 	}
-	id, err := ccl.NewUniqueID(addrs[0])
-	if err != nil {
-		return nil, err
-	}
-	host, port, err := net.SplitHostPort(addrs[1])
-	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "MASTER_ADDR=" + host, "MASTER_PORT=" + port}, err
 }

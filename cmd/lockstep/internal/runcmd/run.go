@@ -71,7 +71,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger, out io.Writer) error {
 	c.place(log)
 	o := process.Options{
 		Job: c.Job, Command: command, Ranks: c.Ranks, Spares: c.Spares, Nodes: c.Nodes,
-		RuntimeDir: c.runtimeDir, Node: c.node, Rendezvous: rendezvous,
+		RuntimeDir: c.runtimeDir, Node: c.node, Rendezvous: rendezvousAt("127.0.0.1"),
 		Dir: dir, Control: c.Control, Hold: c.Hold, MaxRestarts: c.MaxRestarts, Grace: c.Grace,
 		BeforeStart: func(attempt int) {
 			for i := range max(c.Nodes, 1) {
@@ -184,12 +184,6 @@ func (c *Cmd) node(i int) string {
 	}
 	return fmt.Sprintf("node%d", i)
 }
-
-// rendezvous gives an attempt's ranks two ports of this machine to meet on: one
-// for ccl, one for torch.distributed's env:// method. They are free now and
-// could be taken before rank 0 listens; then that attempt fails with a clear
-// error and the next one takes others.
-func rendezvous() (env []string, err error) { return rendezvousAt("127.0.0.1") }
 
 // Vars are the defaults that the help shows.
 func Vars() map[string]string { return map[string]string{"runtime_dir": record.DefaultDir()} }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -15,6 +14,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/ccltest/fakegpu"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/train"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -34,12 +34,12 @@ func TestMain(m *testing.M) {
 // job runs a whole job in this process and returns its losses.
 func job(t *testing.T, gpus bool, cfg train.Config) []float64 {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	held, err := ports.Hold("127.0.0.1", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := ccl.NewUniqueID(l.Addr().String())
-	l.Close()
+	defer held.Close()
+	id, err := ccl.NewUniqueID(held.Addrs[0])
 	if err != nil {
 		t.Fatal(err)
 	}
