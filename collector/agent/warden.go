@@ -113,11 +113,9 @@ func (w *warden) start(ctx context.Context) {
 				return
 			case <-t.C:
 			}
-			look := time.Since(family) >= familyEvery
-			if look {
+			if w.pass(time.Since(family) >= familyEvery) {
 				family = time.Now()
 			}
-			w.pass(look)
 		}
 	})
 }
@@ -154,8 +152,10 @@ func (w *warden) counts() collector.AgentFences {
 	return w.count
 }
 
-// pass takes hold of who is to end, has them end, and says what has become of them.
-func (w *warden) pass(family bool) {
+// pass takes hold of who is to end, has them end, and says what has become of them. It looks for
+// what ranks have started when family says so and there are ranks: those of a later order may all
+// have ended a second after it came.
+func (w *warden) pass(family bool) (looked bool) {
 	w.mu.Lock()
 	list, o, fresh := w.list, w.orders, w.fresh
 	w.fresh = false
@@ -178,7 +178,7 @@ func (w *warden) pass(family bool) {
 		}
 		w.take(s, &why)
 	}
-	if family && len(list) > 0 {
+	if looked = family && len(list) > 0; looked {
 		w.relatives(list)
 	}
 	now := time.Now()
@@ -222,6 +222,7 @@ func (w *warden) pass(family bool) {
 		w.say(r)
 	}
 	w.let(list)
+	return looked
 }
 
 // say tells the master, unless it has heard that.

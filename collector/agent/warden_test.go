@@ -108,6 +108,41 @@ func TestRelativesAreTheirUsers(t *testing.T) {
 	}
 }
 
+// TestRelativesOfALaterOrder: what a rank has left behind is found, too, when the warden has been
+// there for long, and the rank ends at once.
+func TestRelativesOfALaterOrder(t *testing.T) {
+	const token = "fence1-1-1-fedcba9876543210fedcba9876543210"
+	start := func() (at pidStart, gone chan struct{}) {
+		cmd := exec.Command("sleep", "600")
+		cmd.Env = []string{fenceTokenEnv + "=" + token, "LOCKSTEP_NODE=n", fenceEnv + "=stop", fenceGraceEnv + "=1m"}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		gone = make(chan struct{})
+		go func() { _ = cmd.Wait(); close(gone) }()
+		t.Cleanup(func() { _ = cmd.Process.Kill(); <-gone })
+		began, _, err := startOf(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pidStart{cmd.Process.Pid, began}, gone
+	}
+	w := newWarden("llm", slog.New(slog.DiscardHandler))
+	w.start(t.Context())
+	defer w.stop()
+	time.Sleep(4 * wardenEvery) // passes of which no order is
+	rank, ended := start()
+	_, left := start()
+	w.set([]suspect{{pid: rank.pid, start: rank.start, terms: termsOf(int32(rank.pid)), ordered: true}}, orders{id: 1})
+	<-ended
+	w.set(nil, orders{id: 1})
+	select {
+	case <-left:
+	case <-time.After(time.Minute):
+		t.Error("a process of the attempt was left alone")
+	}
+}
+
 func TestTerms(t *testing.T) {
 	for name, tt := range map[string]struct {
 		env   map[string]string

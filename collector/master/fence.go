@@ -95,7 +95,7 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 	defer look.Stop()
 	deadline, _ := ctx.Deadline()
 	// The answer that there is no proof must arrive before the caller hangs up.
-	last := time.After(max(0, time.Until(deadline)-min(500*time.Millisecond, time.Until(deadline)/4)))
+	last := time.After(max(0, time.Until(deadline)-min(2*time.Second, time.Until(deadline)/4)))
 	for {
 		m.mu.Lock()
 		m.sendFences()

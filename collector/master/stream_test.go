@@ -199,10 +199,16 @@ func TestSilentAgent(t *testing.T) {
 	m := start(t, Options{Patience: 700 * time.Millisecond})
 	c := dial(t, m)
 	say(t, c, hello(), nil)
-	say(t, c, nil, report(2, 0))
+	r := report(2, 0)
+	r.Members, r.Connections = nil, nil // an operation that does not end would be a fault by and by
+	speaks := true                      // else it is silent, and what is waited for lasts until it is seen
 	until := func(what string, ok func(a agentView) bool) {
 		t.Helper()
 		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			if speaks {
+				say(t, c, nil, r)
+				r.Sequence++
+			}
 			s := m.Snapshot()
 			if len(s.Agents) == 1 && ok(agentView{s.Agents[0].Connected, s.Agents[0].Lost, s.Ranks[diagnosis.ProcRunning], s.Ranks[diagnosis.ProcUnknown]}) {
 				return
@@ -211,16 +217,16 @@ func TestSilentAgent(t *testing.T) {
 		t.Fatalf("never %s: %+v", what, m.Snapshot())
 	}
 	until("connected", func(a agentView) bool { return a == agentView{true, false, 2, 0} })
+	speaks = false
 	until("lost", func(a agentView) bool { return a == agentView{true, true, 0, 2} })
-	r := report(2, 0)
-	r.Sequence = 2
-	say(t, c, nil, r)
+	speaks = true
 	until("back", func(a agentView) bool { return a == agentView{true, false, 2, 0} })
+	speaks = false
 	if err := c.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	until("disconnected", func(a agentView) bool { return a == agentView{false, false, 0, 2} })
-	until("lost", func(a agentView) bool { return a == agentView{false, true, 0, 2} })
+	until("disconnected", func(a agentView) bool { return !a.connected && a.running == 0 && a.unknown == 2 })
+	until("lost, too", func(a agentView) bool { return a == agentView{false, true, 0, 2} })
 	if i := m.Snapshot().Incidents; len(i) != 0 {
 		t.Errorf("an agent that went is no fault of the job's: %+v", i)
 	}
@@ -332,7 +338,8 @@ func TestFinishedJobMissesNoAgent(t *testing.T) {
 	until := func(what string, ok func(*collector.MasterSnapshot) bool) {
 		t.Helper()
 		for deadline := time.Now().Add(30 * time.Second); !ok(m.Snapshot()); time.Sleep(5 * time.Millisecond) {
-			if s := m.Snapshot(); time.Now().After(deadline) || len(s.Agents) > 0 && s.Agents[0].Lost {
+			// One that is still connected may be lost for a moment: on a busy machine it takes longer to leave.
+			if s := m.Snapshot(); time.Now().After(deadline) || len(s.Agents) > 0 && s.Agents[0].Lost && !s.Agents[0].Connected {
 				t.Fatalf("never %s: %+v", what, s)
 			}
 		}
