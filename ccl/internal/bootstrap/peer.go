@@ -134,7 +134,7 @@ func (p *peer) finish() {
 	now := time.Now()
 	p.finished, p.until = true, now.Add(flushTimeout)
 	if p.conn != nil && p.writing {
-		p.conn.SetWriteDeadline(p.until) // take sets that of the last words: who has had no turn has had no time
+		_ = p.conn.SetWriteDeadline(p.until) // take sets that of the last words: who has had no turn has had no time
 	}
 	if p.c.leaving {
 		p.until = now.Add(p.c.patience) // it would be taken for dead
@@ -169,7 +169,7 @@ func (p *peer) take(conn net.Conn) (net.Buffers, bool) {
 		return nil, false
 	}
 	if p.writing = true; p.finished {
-		conn.SetWriteDeadline(time.Now().Add(flushTimeout))
+		_ = conn.SetWriteDeadline(time.Now().Add(flushTimeout))
 	}
 	var out net.Buffers
 	if p.first != nil {
@@ -209,7 +209,7 @@ func (p *peer) write(conn net.Conn) {
 	if !ok {
 		return
 	}
-	conn.SetReadDeadline(time.Now().Add(flushTimeout))
+	_ = conn.SetReadDeadline(time.Now().Add(flushTimeout))
 	// Closing at once would reset the connection when bytes of the peer's are
 	// unread, and destroy our last words on their way. read closes.
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
@@ -229,7 +229,7 @@ func put(conn net.Conn, out net.Buffers) error {
 		if n > 0 || try == maxFlushes || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
-		conn.SetWriteDeadline(time.Now().Add(flushTimeout))
+		_ = conn.SetWriteDeadline(time.Now().Add(flushTimeout))
 	}
 }
 
