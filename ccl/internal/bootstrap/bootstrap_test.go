@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 var secret = []byte("0123456789abcdef0123456789abcdef")
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // it bounds what must end, and measures nothing
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -185,7 +185,7 @@ func TestSlowStarters(t *testing.T) {
 }
 
 func TestMissingRanksAreNamed(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithCancel(testContext(t))
 	defer cancel()
 	errs := make([]error, 6)
 	ln, err := Listen("127.0.0.1:0", secret)
@@ -193,6 +193,8 @@ func TestMissingRanksAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := ln.NewID()
+	hub := ln.hold()
+	defer hub.Close()
 	var wg sync.WaitGroup
 	for _, r := range []int{0, 1, 3} {
 		wg.Go(func() {
@@ -203,6 +205,14 @@ func TestMissingRanksAreNamed(t *testing.T) {
 			_, errs[r] = Join(ctx, cfg)
 		})
 	}
+	for ctx.Err() == nil { // until those are there that come
+		if c := hub.route(id.Token); c != nil && len(c.missing().Ranks) == 3 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(500 * time.Millisecond) // and have been told who is not
+	cancel()
 	wg.Wait()
 	for _, r := range []int{0, 1, 3} {
 		var m *MissingError
@@ -364,7 +374,7 @@ func TestAbortReachesEveryone(t *testing.T) {
 			if r == from {
 				continue
 			}
-			e := next(c, 5*time.Second)
+			e := next(c, time.Minute)
 			var a *AbortError
 			if e == nil || e.Kind != Aborted || e.Rank != from || !errors.As(e.Err, &a) || string(a.Reason) != "count differs" {
 				t.Fatalf("rank %d: %+v", r, e)
@@ -396,7 +406,7 @@ func TestLeavingIsNotDying(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range []int{0, 2} {
-		if e := next(controls[r], 5*time.Second); e == nil || e.Kind != Left || e.Rank != 1 {
+		if e := next(controls[r], time.Minute); e == nil || e.Kind != Left || e.Rank != 1 {
 			t.Fatalf("rank %d: %+v", r, e)
 		}
 		if err := controls[r].Barrier(testContext(t)); !errors.Is(err, ErrLost) {
@@ -525,7 +535,7 @@ func rankMain() {
 		fmt.Println("error", err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	c, err := Join(ctx, Config{ID: id, Rank: rank, Size: size})
 	if err != nil {
@@ -571,7 +581,7 @@ func (p *process) expect(t *testing.T, want string) {
 		if got != want {
 			t.Fatalf("%s: got %q, want %q", p.cmd.Env[len(p.cmd.Env)-1], got, want)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("%s: nothing, want %q", p.cmd.Env[len(p.cmd.Env)-1], want)
 	}
 }

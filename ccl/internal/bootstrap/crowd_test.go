@@ -1,11 +1,14 @@
 package bootstrap
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestCrowdLeaves: many ranks that leave at once do not cost one that stays its
 // connection: it hears of each, and that nobody is lost.
 func TestCrowdLeaves(t *testing.T) {
-	const n = 400
+	const n = 300 // more than a queue holds
 	controls := mustJoin(t, n)
 	last := controls[n-1]
 	if err := each(controls[1:n-1], (*Control).Close); err != nil {
@@ -21,5 +24,29 @@ func TestCrowdLeaves(t *testing.T) {
 		case <-ctx.Done():
 			t.Fatal("not all were seen to leave")
 		}
+	}
+}
+
+// TestLeftBeforeItIsHeard: what a rank said before it went is heard, also where this rank has
+// had no time to read it, and has found meanwhile that it cannot answer.
+func TestLeftBeforeItIsHeard(t *testing.T) {
+	controls := mustJoin(t, 2)
+	hub := controls[0]
+	hub.mu.Lock() // its reader gets no further than the statement
+	controls[1].Tell([]byte("busy"))
+	controls[1].Close()
+	p := hub.peers[1]
+	for deadline, broken := time.Now().Add(time.Minute), false; !broken && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		p.mu.Lock()
+		broken = p.broken != nil
+		written := p.written == len(p.out)
+		p.mu.Unlock()
+		if written {
+			p.send(seal(frame(frameBye)))
+		}
+	}
+	hub.mu.Unlock()
+	if e := next(hub, time.Minute); e == nil || e.Kind != Left || e.Rank != 1 {
+		t.Errorf("%+v, want that rank 1 has left", e)
 	}
 }

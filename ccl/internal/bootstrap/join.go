@@ -140,7 +140,7 @@ func isVerdict(err error) bool {
 }
 
 // lastWord is for how long a rank that gives up listens for rank 0's reason.
-const lastWord = 200 * time.Millisecond
+const lastWord = 500 * time.Millisecond
 
 // attempt connects to rank 0 and waits there for the roster.
 func (c *Control) attempt(ctx context.Context, addr, host string, pending *MissingError) error {

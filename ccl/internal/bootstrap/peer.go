@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +17,7 @@ const (
 	maxQueue = 256
 	// flushTimeout bounds the last words to a peer that may have stopped reading.
 	flushTimeout = time.Second
+	maxFlushes   = 3
 	// bigFrame is more than a stopped peer's socket surely takes.
 	bigFrame = 16 << 10
 	// Received frames are acknowledged when there are ackEvery of them, large ones at
@@ -44,6 +46,8 @@ type peer struct {
 	got      uint64     // frames that have come from the peer
 	told     uint64     // got, as the peer knows
 	ackDue   bool
+	writing  bool      // what was taken is under way on conn
+	broken   error     // why conn takes no more
 	finished bool      // out gets no more
 	until    time.Time // a finished one may look for a connection
 	over     bool
@@ -71,9 +75,7 @@ func (p *peer) attach(conn net.Conn, first []byte) {
 	}
 	p.conn, p.first, p.written = conn, first, 0
 	p.told, p.ackDue, p.big = p.got, false, false
-	if p.finished {
-		conn.SetDeadline(time.Now().Add(flushTimeout))
-	}
+	p.writing, p.broken = false, nil
 	p.some.Broadcast()
 	p.c.wg.Go(func() { p.write(conn) })
 	p.c.wg.Go(func() { p.read(conn) })
@@ -131,8 +133,8 @@ func (p *peer) finish() {
 	}
 	now := time.Now()
 	p.finished, p.until = true, now.Add(flushTimeout)
-	if p.conn != nil {
-		p.conn.SetDeadline(p.until)
+	if p.conn != nil && p.writing {
+		_ = p.conn.SetWriteDeadline(p.until) // take sets that of the last words: who has had no turn has had no time
 	}
 	if p.c.leaving {
 		p.until = now.Add(p.c.patience) // it would be taken for dead
@@ -157,11 +159,17 @@ func (p *peer) end() {
 func (p *peer) take(conn net.Conn) (net.Buffers, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.conn == conn {
+		p.writing = false
+	}
 	for p.conn == conn && p.first == nil && p.written == len(p.out) && !p.ackDue && !p.finished {
 		p.some.Wait()
 	}
 	if p.conn != conn {
 		return nil, false
+	}
+	if p.writing = true; p.finished {
+		_ = conn.SetWriteDeadline(time.Now().Add(flushTimeout))
 	}
 	var out net.Buffers
 	if p.first != nil {
@@ -193,13 +201,15 @@ func (p *peer) write(conn net.Conn) {
 			}
 		}
 		p.mu.Unlock()
-		if _, err := out.WriteTo(conn); err != nil {
-			conn.Close() // read reports it
+		if err := put(conn, out); err != nil {
+			p.unwritable(conn, err)
+			return
 		}
 	}
 	if !ok {
 		return
 	}
+	_ = conn.SetReadDeadline(time.Now().Add(flushTimeout))
 	// Closing at once would reset the connection when bytes of the peer's are
 	// unread, and destroy our last words on their way. read closes.
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
@@ -209,6 +219,33 @@ func (p *peer) write(conn net.Conn) {
 	} else {
 		conn.Close()
 	}
+}
+
+// put writes all of out. A process that is not scheduled may come to its last words when their
+// time is up: as long as none has gone out, there is more.
+func put(conn net.Conn, out net.Buffers) error {
+	for try := 1; ; try++ {
+		n, err := out.WriteTo(conn)
+		if n > 0 || try == maxFlushes || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(flushTimeout))
+	}
+}
+
+// unwritable ends a connection that takes no more. Its peer may have gone in good order: read
+// takes what has come before, which Close would destroy, and then reports the end.
+func (p *peer) unwritable(conn net.Conn, err error) {
+	p.mu.Lock()
+	if p.conn == conn {
+		p.broken = err
+	}
+	p.mu.Unlock()
+	if half, ok := conn.(interface{ CloseRead() error }); ok {
+		_ = half.CloseRead() // it fails where the end is there already
+		return
+	}
+	conn.Close()
 }
 
 func (p *peer) read(conn net.Conn) {
@@ -321,6 +358,9 @@ func (c *Control) broke(p *peer, conn net.Conn, err error) {
 	if p.conn != conn || p.over {
 		p.mu.Unlock()
 		return
+	}
+	if p.broken != nil && errors.Is(err, io.EOF) {
+		err = p.broken
 	}
 	failed, finished := p.failed, p.finished
 	p.conn = nil
