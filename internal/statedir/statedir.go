@@ -1,6 +1,7 @@
 package statedir
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,18 +82,11 @@ func (d *Dir) take() error {
 		f.Close()
 		return err
 	}
-	for {
-		if err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+	err = lock(f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		who := ""
-		var b [20]byte
-		if n, _ := f.ReadAt(b[:], 0); n > 0 {
-			if pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n]))); err == nil && pid > 0 {
-				who = fmt.Sprintf(" (process %d, unless that was another node's or container's)", pid)
-			}
+		if pid := holder(f); pid > 0 {
+			who = fmt.Sprintf(" (process %d, unless that was another node's or container's)", pid)
 		}
 		f.Close()
 		return fmt.Errorf("%w%s: end that one first, or give this one a directory of its own", ErrLocked, who)
@@ -106,6 +101,47 @@ func (d *Dir) take() error {
 	return nil
 }
 
+// lock takes the lock, unless a living process has it. What a process has forked holds its locks, too,
+// until it executes its program: a moment longer than a process that is killed, or closes the Dir.
+func lock(f *os.File) error {
+	for until := time.Now().Add(patience); ; {
+		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(until) && !lives(holder(f)):
+			time.Sleep(5 * time.Millisecond)
+		default:
+			return err
+		}
+	}
+}
+
+// patience is for a child that gets no CPU between its fork and its exec.
+const patience = 5 * time.Second
+
+// holder is the pid that a lock file names, 0 when it names none.
+func holder(f *os.File) int {
+	var b [20]byte
+	n, _ := f.ReadAt(b[:], 0)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b[:n])))
+	if err != nil || pid < 0 {
+		return 0
+	}
+	return pid
+}
+
+// lives reports whether there is a process of that pid that has not ended.
+func lives(pid int) bool {
+	if pid == 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	_, state, _ := bytes.Cut(stat, []byte(") ")) // a name with ") " in it passes for a living one's
+	return !bytes.HasPrefix(state, []byte("Z")) && !bytes.HasPrefix(state, []byte("X"))
+}
+
 // Path is the directory's, absolute.
 func (d *Dir) Path() string { return d.path }
 
@@ -113,7 +149,10 @@ func (d *Dir) Path() string { return d.path }
 func (d *Dir) Join(name string) string { return filepath.Join(d.path, name) }
 
 // Close gives the directory back.
-func (d *Dir) Close() error { return errors.Join(d.lock.Close(), d.fd.Close()) }
+func (d *Dir) Close() error {
+	_ = d.lock.Truncate(0) // nobody has it, though what this process forks just now may for a moment
+	return errors.Join(d.lock.Close(), d.fd.Close())
+}
 
 // ReadFile reads a file of at most limit bytes that this user, or root, wrote. One that is
 // missing is an os.ErrNotExist.

@@ -2,10 +2,15 @@ package statedir_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
@@ -138,6 +143,59 @@ func TestOneProcessAtATime(t *testing.T) {
 	s, err = statedir.Open(dir)
 	must(t, err)
 	must(t, s.Close())
+}
+
+// TestLeftToAChild: what a process was forking when it closed its directory, or was killed, has the lock
+// until it executes its program.
+func TestLeftToAChild(t *testing.T) {
+	dead := exec.Command("true")
+	must(t, dead.Run())
+	for name, pid := range map[string]int{"closed": 0, "killed": dead.Process.Pid} {
+		dir := t.TempDir()
+		s, err := statedir.Open(dir)
+		must(t, err)
+		child := held(t, s.Join("lock"))
+		must(t, s.Close())
+		if pid != 0 {
+			must(t, os.WriteFile(s.Join("lock"), fmt.Appendln(nil, pid), 0o600))
+		}
+		opened := make(chan error, 1)
+		go func() {
+			s, err := statedir.Open(dir)
+			if err == nil {
+				err = s.Close()
+			}
+			opened <- err
+		}()
+		select {
+		case err := <-opened:
+			t.Errorf("%s: opened while the child has the lock: %v", name, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+		must(t, child.Close())
+		if err := <-opened; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// held is this process's open file of a path once more, as a child that was forked has it.
+func held(t *testing.T, path string) *os.File {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, e := range fds {
+		if at, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && at == path {
+			fd, err := strconv.Atoi(e.Name())
+			must(t, err)
+			again, err := syscall.Dup(fd)
+			must(t, err)
+			syscall.CloseOnExec(again)
+			return os.NewFile(uintptr(again), path)
+		}
+	}
+	t.Fatalf("%s is not open", path)
+	return nil
 }
 
 func TestFiles(t *testing.T) {
