@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -162,10 +163,7 @@ func quiet(t testing.TB) *slog.Logger {
 
 func startMaster(t testing.TB, o master.Options) (*master.Master, *running) {
 	t.Helper()
-	o.Job, o.Log = "job", quiet(t)
-	if o.Listen == "" {
-		o.Listen = "127.0.0.1:0"
-	}
+	o.Job, o.Log, o.Listen = "job", quiet(t), "127.0.0.1:0"
 	m, err := master.New(o)
 	if err != nil {
 		t.Fatal(err)
@@ -184,6 +182,17 @@ func startAgent(t testing.TB, o agent.Options) (*agent.Agent, *running) {
 }
 
 func at(address string) func(string) string { return func(string) string { return address } }
+
+// whereabouts is where the job's present master is. One that is started again listens on another
+// port: meanwhile its last one may be another process's.
+type whereabouts struct{ m atomic.Pointer[master.Master] }
+
+func (w *whereabouts) of(string) string {
+	if m := w.m.Load(); m != nil {
+		return m.Addr().String()
+	}
+	return ""
+}
 
 // sink keeps what it is handed, and answers retroactive requests.
 type sink struct {
@@ -265,9 +274,10 @@ func TestOneFaultIsOneIncident(t *testing.T) {
 	dir, stateDir := t.TempDir(), t.TempDir()
 	r := newSplitRanks(t, dir, 4)
 	m, firstMaster := startMaster(t, master.Options{StateDir: stateDir, CloseAfter: time.Second})
-	address := m.Addr().String()
+	var where whereabouts
+	where.m.Store(m)
 	s := &sink{}
-	o := agent.Options{Dir: dir, Master: at(address), Sinks: []collector.Sink{s}}
+	o := agent.Options{Dir: dir, Master: where.of, Sinks: []collector.Sink{s}}
 	_, firstAgent := startAgent(t, o)
 	stop := r.steps()
 	defer stop()
@@ -295,7 +305,8 @@ func TestOneFaultIsOneIncident(t *testing.T) {
 	t.Logf("opened after %v: %+v", time.Since(fault), first.Verdict)
 	firstAgent.kill(t)
 	firstMaster.kill(t)
-	m, secondMaster := startMaster(t, master.Options{StateDir: stateDir, Listen: address, CloseAfter: time.Second})
+	m, secondMaster := startMaster(t, master.Options{StateDir: stateDir, CloseAfter: time.Second})
+	where.m.Store(m)
 	_, _ = startAgent(t, o)
 	same := func(i collector.Incident) bool { return i.ID == first.ID && i.Opened.Equal(first.Opened) }
 	eventually(t, "it is confirmed", is(func(i collector.Incident) bool { return same(i) && !i.Confirmed.IsZero() }))
@@ -319,7 +330,8 @@ func TestOneFaultIsOneIncident(t *testing.T) {
 		return slices.Contains(s.asked, i.Verdict.Seq) && open >= 3
 	})
 	secondMaster.kill(t)
-	m, _ = startMaster(t, master.Options{StateDir: stateDir, Listen: address, CloseAfter: time.Second})
+	m, _ = startMaster(t, master.Options{StateDir: stateDir, CloseAfter: time.Second})
+	where.m.Store(m)
 	eventually(t, "the third master knows it", is(func(i collector.Incident) bool { return same(i) && !i.Confirmed.IsZero() && i.Closed.IsZero() }))
 
 	signal(syscall.SIGCONT)

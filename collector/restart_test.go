@@ -81,8 +81,9 @@ func TestMasterRestart(t *testing.T) {
 	dir := t.TempDir()
 	r := newRanks(t, dir, 2, 3)
 	m, first := startMaster(t, master.Options{})
-	address := m.Addr().String()
-	a, _ := startAgent(t, agent.Options{Dir: dir, Master: at(address)})
+	var where whereabouts
+	where.m.Store(m)
+	a, _ := startAgent(t, agent.Options{Dir: dir, Master: where.of})
 	r.step()
 	complete := func() bool {
 		s := m.Snapshot()
@@ -91,7 +92,8 @@ func TestMasterRestart(t *testing.T) {
 	eventually(t, "the first master sees all", complete)
 	first.kill(t)
 	eventually(t, "the agent notices", func() bool { return !a.Snapshot().Master[0].Connected })
-	m, _ = startMaster(t, master.Options{Listen: address})
+	m, _ = startMaster(t, master.Options{})
+	where.m.Store(m)
 	eventually(t, "the second master sees all", complete)
 	eventually(t, "the agent counts it", func() bool { return a.Snapshot().Master[0].Reconnect > 0 })
 }

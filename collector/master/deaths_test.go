@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -52,7 +53,7 @@ func beRank() {
 type realJob struct {
 	t       *testing.T
 	s       *supervisor.Supervisor
-	address string // where its master is to listen
+	address atomic.Pointer[string] // of its master, nil before there is one
 }
 
 func runJob(t *testing.T, size int) *realJob {
@@ -79,8 +80,14 @@ func runJob(t *testing.T, size int) *realJob {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j := &realJob{t, s, freeAddress(t)}
-	a, err := agent.New(agent.Options{Node: "n", Dir: dir, Master: func(string) string { return j.address }, Log: slog.New(slog.DiscardHandler)})
+	j := &realJob{t: t, s: s}
+	master := func(string) string { // it is asked for each connection: another process may take a port that is free
+		if at := j.address.Load(); at != nil {
+			return *at
+		}
+		return ""
+	}
+	a, err := agent.New(agent.Options{Node: "n", Dir: dir, Master: master, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,10 +116,12 @@ func background(run func(context.Context) error) (stop func()) {
 
 func (j *realJob) master() (m *Master, stop func()) {
 	j.t.Helper()
-	m, err := New(Options{Job: "job", Listen: j.address, Log: slog.New(slog.DiscardHandler)})
+	m, err := New(Options{Job: "job", Listen: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		j.t.Fatal(err)
 	}
+	at := m.Addr().String()
+	j.address.Store(&at)
 	return m, background(m.Run)
 }
 

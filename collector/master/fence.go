@@ -95,16 +95,13 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 	defer look.Stop()
 	deadline, _ := ctx.Deadline()
 	// The answer that there is no proof must arrive before the caller hangs up.
-	last := time.After(max(0, time.Until(deadline)-min(2*time.Second, time.Until(deadline)/4)))
-	for {
+	last := time.After(max(0, time.Until(deadline)-min(500*time.Millisecond, time.Until(deadline)/4)))
+	for over := false; ; {
 		m.mu.Lock()
 		m.sendFences()
 		proven, how := m.proof(f)
 		m.mu.Unlock()
-		over := false
 		select {
-		case <-last:
-			over = true
 		case <-m.stopping:
 			return nil, status.Error(codes.Unavailable, "master is stopping")
 		default:
@@ -123,9 +120,12 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 		select {
 		case <-look.C:
 		case <-last:
-			last = time.After(0)
+			over = true
 		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
+			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return nil, status.FromContextError(ctx.Err()).Err()
+			}
+			over = true // this process was held up; the caller may still listen
 		case <-m.stopping:
 		}
 	}

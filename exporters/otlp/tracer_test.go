@@ -714,8 +714,8 @@ func TestWrongProtocolSaysWhatToChange(t *testing.T) {
 		c    otlp.Config
 		want string
 	}{
-		{otlp.Config{Endpoint: "http://" + r.serveGRPC(t) + "/v1/traces", Protocol: otlp.HTTP, Timeout: time.Second}, "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"},
-		{otlp.Config{Endpoint: web.Listener.Addr().String(), Protocol: otlp.GRPC, Timeout: time.Second}, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"},
+		{otlp.Config{Endpoint: "http://" + r.serveGRPC(t) + "/v1/traces", Protocol: otlp.HTTP, Timeout: bound}, "set OTEL_EXPORTER_OTLP_PROTOCOL=grpc"},
+		{otlp.Config{Endpoint: web.Listener.Addr().String(), Protocol: otlp.GRPC, Timeout: bound}, "set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"},
 	} {
 		if err := otlp.Send(tt.c); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.c.Protocol, err, tt.want)

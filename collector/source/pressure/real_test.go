@@ -1,11 +1,13 @@
 package pressure_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 	"time"
@@ -40,7 +42,28 @@ func child() {
 
 var sink uint64
 
-// spawn starts a child on CPU 0, in a cgroup when one is given, and returns it as a source sees it.
+// startPinned starts a command on the first CPU that there is. The command inherits the affinity of the
+// thread that starts it: threads that it makes before it could be pinned would run anywhere.
+func startPinned(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return err
+	}
+	for cpu := range len(all) * 64 {
+		if all.IsSet(cpu) {
+			one.Set(cpu)
+			break
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return err
+	}
+	return errors.Join(cmd.Start(), unix.SchedSetaffinity(0, &all))
+}
+
+// spawn starts a child on one CPU, in a cgroup when one is given, and returns it as a source sees it.
 func spawn(t *testing.T, what, cgroup string) *source.Process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -49,7 +72,7 @@ func spawn(t *testing.T, what, cgroup string) *source.Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	if err := startPinned(cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stdin.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
@@ -57,17 +80,6 @@ func spawn(t *testing.T, what, cgroup string) *source.Process {
 	if cgroup != "" {
 		if err := os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o600); err != nil {
 			t.Fatal(err)
-		}
-	}
-	var one unix.CPUSet
-	one.Set(0)
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, task := range tasks {
-		if tid, err := strconv.Atoi(task.Name()); err == nil {
-			_ = unix.SchedSetaffinity(tid, &one)
 		}
 	}
 	return &source.Process{HostPID: int32(pid), State: diagnosis.ProcRunning}
@@ -121,7 +133,7 @@ func quota(t *testing.T) (dir string, set func(us int) error) {
 		t.Skipf("cannot make a cgroup: %v", err)
 	}
 	t.Cleanup(func() { // after the processes in it have ended
-		for range 100 {
+		for range 1000 {
 			if os.Remove(dir) == nil {
 				return
 			}

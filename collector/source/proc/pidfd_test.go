@@ -118,18 +118,18 @@ func TestEndsOfRealProcesses(t *testing.T) {
 				} else {
 					m.stdin.Close()
 				}
-				dead := int64(0)
 				if reaped {
 					_ = m.cmd.Wait()
-					dead = record.Now()
 				}
 				until(t, s, &v, "told how it ended", func() bool { return m.p.Exit.By == diagnosis.ExitKernel })
 				e := m.p.Exit
-				if m.p.State != diagnosis.ProcGone || e.Code != c.code || e.Signal != c.signal || e.Asked || m.p.StateAt != e.At || e.At < alive {
+				if m.p.State != diagnosis.ProcGone || e.Code != c.code || e.Signal != c.signal || e.Asked || e.At < alive || e.At > record.Now() {
 					t.Errorf("state %v at %d, %+v; it lived at %d", m.p.State, m.p.StateAt, e, alive)
 				}
-				if dead != 0 && e.At > dead+int64(time.Second) {
-					t.Errorf("ended at %d, and was reaped by %d", e.At, dead)
+				// When its first thread has ended half a second before the others, which on a busy machine it
+				// may have, it is gone by then. One that was reaped had ended with all threads.
+				if m.p.StateAt != e.At && (reaped || m.p.StateAt > e.At) {
+					t.Errorf("gone at %d, ended at %d", m.p.StateAt, e.At)
 				}
 			})
 		}

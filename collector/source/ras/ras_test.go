@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -263,13 +264,20 @@ func TestSource(t *testing.T) {
 }
 
 func TestSourceWithoutRAS(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	// A socket that does not listen keeps the port from others, and refuses who connects.
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	l.Close()
-	src := New(Options{Addr: addr})
+	defer syscall.Close(fd)
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := New(Options{Addr: fmt.Sprint("127.0.0.1:", at.(*syscall.SockaddrInet4).Port)})
 	p := &source.Process{State: diagnosis.ProcRunning}
 	p.Comms = []record.CommStatus{{Started: 6, StartedAt: 1}}
 	v := &source.View{Now: int64(time.Hour), Processes: []*source.Process{p}}
