@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
+
+func init() { runtime.LockOSThread() } // TestMain runs on the process's first thread
 
 // The test binary is also a rank: it does what its command says.
 func TestMain(m *testing.M) {
@@ -80,6 +83,9 @@ func rank(what string) int {
 			return 1
 		}
 		fmt.Println("child", child.Process.Pid)
+	case "headless":
+		go time.Sleep(time.Minute)
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0) // of the first thread
 	case "census":
 		return census()
 	case "long":
