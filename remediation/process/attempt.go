@@ -173,7 +173,7 @@ func (w *crew) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*chi
 	w.terminal.lines.Go(func() {
 		defer read.Close()
 		defer file.Close()
-		w.terminal.copy(file, rank, read)
+		w.terminal.copy(file, rank, &drained{File: read})
 	})
 	return c, nil
 }
