@@ -139,7 +139,13 @@ func (j *realJob) until(m *Master, what string, ok func(r *diagnosis.Rank, m *di
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		m.mu.Lock()
 		ev = m.state.ev
-		ev.Ranks = slices.Clone(ev.Ranks)
+		ev.Ranks, ev.Nodes, ev.Comms = slices.Clone(ev.Ranks), slices.Clone(ev.Nodes), slices.Clone(ev.Comms)
+		for i := range ev.Ranks {
+			ev.Ranks[i].Calls = slices.Clone(ev.Ranks[i].Calls)
+		}
+		for i := range ev.Comms { // the master goes on merging into its own
+			ev.Comms[i].Members = slices.Clone(ev.Comms[i].Members)
+		}
 		done := len(ev.Ranks) == len(j.s.Status().Ranks) && len(ev.Comms) == 1
 		for i := 0; done && i < len(ev.Ranks); i++ {
 			done = ok(&ev.Ranks[i], &ev.Comms[0].Members[i])

@@ -5,13 +5,15 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/pathplan"
 )
 
-var local = netip.MustParseAddr("127.0.0.1")
+// local is this process's own: the ports of 127.0.0.1 may be taken by others as soon as they are free.
+var local = netip.AddrFrom4([4]byte{127, 1 + byte(os.Getpid()>>8)&0x7f, byte(os.Getpid()), 1})
 
 func respond(t *testing.T) *Responder {
 	t.Helper()
@@ -34,7 +36,7 @@ func respond(t *testing.T) *Responder {
 func freePorts(t *testing.T, n int) (ports []uint16) {
 	t.Helper()
 	for range n {
-		c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(local, 0)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,8 +58,9 @@ func TestPing(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
-	nobody := netip.AddrPortFrom(local, freePorts(t, 1)[0])
-	pings, err = PingPorts(context.Background(), PingOptions{Src: local, Dst: nobody, Ports: freePorts(t, 1), Count: 5, Timeout: 10 * time.Millisecond})
+	free := freePorts(t, 2)
+	nobody := netip.AddrPortFrom(local, free[0])
+	pings, err = PingPorts(context.Background(), PingOptions{Src: local, Dst: nobody, Ports: free[1:], Count: 5, Timeout: 10 * time.Millisecond})
 	if err != nil || pings[0].Answered || pings[0].Sent == 0 || pings[0].Lost != pings[0].Sent {
 		t.Errorf("%+v, %v", pings, err)
 	}
@@ -156,7 +159,8 @@ func TestTraceOptions(t *testing.T) {
 			t.Errorf("%+v is taken", o)
 		}
 	}
-	hops, err := Trace(context.Background(), TraceOptions{Src: local, Dst: netip.AddrPortFrom(local, freePorts(t, 1)[0]), Ports: freePorts(t, 2), Timeout: time.Millisecond, Tries: 1})
+	free := freePorts(t, 3)
+	hops, err := Trace(context.Background(), TraceOptions{Src: local, Dst: netip.AddrPortFrom(local, free[0]), Ports: free[1:], Timeout: time.Millisecond, Tries: 1})
 	if err != nil || len(hops) != 2 || hops[0][0].IsValid() {
 		t.Errorf("%v, %v", hops, err)
 	}

@@ -33,7 +33,9 @@ type apiserver struct {
 	break_ func(write int) (done, answered bool)
 	// changed is called after each write, unlocked: the cluster's controllers.
 	changed func()
-	kinds   map[string]bool // resources that are not there, as of CRDs
+	// read, when set, is called before each get, unlocked.
+	read  func(path string)
+	kinds map[string]bool // resources that are not there, as of CRDs
 }
 
 func newAPIServer(t *testing.T) *apiserver {
@@ -172,6 +174,9 @@ func (s *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if missing {
 		fail(w, 404, "NotFound", "the server could not find the requested resource")
 		return
+	}
+	if verb == "get" && s.read != nil {
+		s.read(path)
 	}
 	rec := httptest.NewRecorder()
 	if done {

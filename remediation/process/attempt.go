@@ -86,7 +86,12 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s.sweep(secret)
+	if !s.clear(ctx, secret) {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		s.o.Logger.Error("what former attempts left running is still there, and may hold their devices", "job", s.o.Job, "attempt", n, "after", killPatience)
+	}
 	s.keepAttempt(n)
 	if s.o.BeforeStart != nil {
 		s.o.BeforeStart(n)
@@ -168,7 +173,7 @@ func (w *crew) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*chi
 	w.terminal.lines.Go(func() {
 		defer read.Close()
 		defer file.Close()
-		w.terminal.copy(file, rank, read)
+		w.terminal.copy(file, rank, &drained{File: read})
 	})
 	return c, nil
 }

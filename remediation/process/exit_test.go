@@ -27,7 +27,12 @@ func TestExits(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			exits := make(chan Exit, 10)
-			j := begin(t, c.what, func(o *Options) { o.OnExit = func(e Exit) { exits <- e } })
+			j := begin(t, c.what, func(o *Options) {
+				o.OnExit = func(e Exit) { exits <- e }
+				if c.rest.Signal == syscall.SIGTERM {
+					o.Grace = time.Minute // they may wait for a CPU to act on it
+				}
+			})
 			j.wait("started")
 			before := time.Now()
 			if c.kill != 0 {

@@ -175,16 +175,11 @@ func (s *Host) takeOver(ctx context.Context) error {
 	if s.boot = strings.TrimSpace(string(boot)); err != nil || !hexID.MatchString(s.boot) {
 		return fmt.Errorf("run: the kernel's boot id: %q, %w", s.boot, err)
 	}
-	until := time.Now().Add(killPatience)
-	for s.sweep(s.secret()) > 0 {
-		if time.Now().After(until) {
-			return fmt.Errorf("run: processes that a former supervisor of %s had started are still there %v after SIGKILL", s.o.Dir, killPatience)
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
+	if !s.clear(ctx, s.secret()) {
+		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+		return fmt.Errorf("run: processes that a former supervisor of %s had started are still there %v after SIGKILL", s.o.Dir, killPatience)
 	}
 	return nil
 }

@@ -31,10 +31,11 @@ func host(dir, addr string) int {
 	h.Rendezvous = func() ([]string, error) { return []string{"MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"}, nil }
 	h.Dial = func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
-		return d.DialContext(ctx, "tcp", addr)
+		return d.DialContext(ctx, "unix", addr)
 	}
 	if name == "n0" {
-		l, err := net.Listen("tcp", addr)
+		_ = os.Remove(addr) // of one that was killed
+		l, err := net.Listen("unix", addr)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -111,16 +112,12 @@ func newTown(t *testing.T, hosts int) *town {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &town{t: t, dir: dir, addr: l.Addr().String(), cmds: map[string]*exec.Cmd{}, log: log}
+	// No port: another process may take it while nobody listens there.
+	w := &town{t: t, dir: dir, addr: filepath.Join(dir, "coordinator"), cmds: map[string]*exec.Cmd{}, log: log}
 	t.Cleanup(func() {
 		for n := range w.cmds {
 			w.kill(n)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -119,6 +120,34 @@ func TestSupervisorKilled(t *testing.T) {
 	}
 	for _, pid := range escaped {
 		dead(t, pid)
+	}
+}
+
+// TestWithoutItsFirstThread: a process whose first thread has ended shows no environment of its own, and is found.
+func TestWithoutItsFirstThread(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	cmd := exec.Command(os.Args[0], "rank", "headless")
+	cmd.Env = append(os.Environ(), secretVar+"="+secret, "GOMAXPROCS=4")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	for range 3000 {
+		if state, threads, _ := stat(cmd.Process.Pid); state == "Z" && threads > 1 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	w := &crew{o: Options{Logger: slog.New(slog.DiscardHandler)}}
+	if !w.clear(t.Context(), secret) {
+		t.Error("it is still there")
+	}
+	if found, _ := w.sweep(secret); found != 0 || ends(cmd.Process.Pid) {
+		t.Errorf("%d are there; it is ending: %v", found, ends(cmd.Process.Pid))
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Errorf("it ended by %v", err)
 	}
 }
 

@@ -175,7 +175,9 @@ func (s *Host) end(grace time.Duration) {
 	a := s.attempt
 	s.mu.Unlock()
 	err := a.stop(grace)
-	s.sweep(s.secret()) // what left its group
+	if !s.clear(context.Background(), s.secret()) && err == nil { // what left its group
+		err = fmt.Errorf("run: processes that this host's ranks had started are still there %v after SIGKILL", killPatience)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stuck = err != nil; s.stuck {

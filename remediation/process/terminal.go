@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 )
@@ -13,9 +14,40 @@ const (
 	// drainTime is how long output is read on after a rank has ended: what it
 	// forked out of its group may hold the pipe open for good.
 	drainTime = 2 * time.Second
+	// maxLate is more than a pipe holds, and lateTime long enough to read what is there.
+	maxLate  = 1 << 20
+	lateTime = 50 * time.Millisecond
+	// flushTime is how long the end waits for a terminal that takes nothing.
+	flushTime = 10 * time.Second
 	// maxLine of output is kept together; a longer one goes on as further lines.
 	maxLine = 64 << 10
 )
+
+// drained is a pipe that is read to its deadline, and then for what is in it by then: who reads may
+// have got no CPU in time.
+type drained struct {
+	*os.File
+	over bool // the deadline is
+	late int  // bytes read since
+}
+
+func (d *drained) Read(b []byte) (int, error) {
+	if d.late >= maxLate { // somebody writes on and on
+		return 0, os.ErrDeadlineExceeded
+	}
+	n, err := d.File.Read(b)
+	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+		d.over = true
+		if err := d.SetReadDeadline(time.Now().Add(lateTime)); err != nil {
+			return 0, err
+		}
+		n, err = d.File.Read(b)
+	}
+	if d.over {
+		d.late += n
+	}
+	return n, err
+}
 
 // terminal is where the lines of all ranks meet.
 type terminal struct {
@@ -60,6 +92,6 @@ func (t *terminal) flush() {
 	}()
 	select {
 	case <-out:
-	case <-time.After(2 * drainTime):
+	case <-time.After(flushTime):
 	}
 }

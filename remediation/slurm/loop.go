@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -216,11 +217,18 @@ func (r *looping) srun(ctx context.Context, cmd *exec.Cmd) (int, error) {
 	// Of a group of its own: who signals the batch script's group reaches the loop, which
 	// passes on what is meant for the step.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if err := cmd.Start(); err != nil {
+	started, ended := make(chan error, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // Pdeathsig means the thread that starts it, which ends with this goroutine
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			ended <- cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		return 0, fmt.Errorf("slurm: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
 	aborted, stop := w.aborted, ctx.Done()
 	var giveUp <-chan time.Time
 	for {
