@@ -68,7 +68,7 @@ func scripts(dir string) testscript.Params {
 }
 
 // bound is far beyond what anything here takes.
-const bound = 30 * time.Second
+const bound = 2 * time.Minute
 
 func ports(ts *testscript.TestScript, _ bool, args []string) {
 	held, err := free.Hold("127.0.0.1", len(args))
