@@ -321,7 +321,7 @@ func shell(script string, out *transcript) *exec.Cmd {
 		"LOCKSTEP_ATTACH_WAIT=2m"} // on a busy machine
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(), Setpgid: true}
-	cmd.WaitDelay = time.Second // daemons that outlive the line hold its output
+	cmd.WaitDelay = 5 * time.Second // daemons that outlive the line hold its output
 	return cmd
 }
 
