@@ -93,11 +93,17 @@ func spawnRank(t *testing.T, dir string, rank, size, attempt int, kind string, e
 		t.Fatalf("%v: %q", err, line)
 	}
 	go func() { _ = cmd.Wait(); close(r.gone) }()
+	var child *os.Process // held from now on: when it has ended its number may be a stranger's
+	if r.child > 1 {
+		if child, err = os.FindProcess(r.child); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-r.gone
-		if r.child > 1 {
-			_ = syscall.Kill(r.child, syscall.SIGKILL)
+		if child != nil {
+			_ = child.Kill()
 		}
 	})
 	return r

@@ -64,7 +64,7 @@ func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 // await checks until Check returns what ok accepts.
 func await(t *testing.T, url string, vars dashboards.Vars, ok func(error) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(250 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(250 * time.Millisecond) {
 		err := dashboards.Check(t.Context(), url, nil, vars)
 		if ok(err) {
 			return
@@ -85,7 +85,7 @@ func TestEveryPanelShowsData(t *testing.T) {
 	}
 	prom := promapi.NewAPI(client)
 	// The rules see the same data, of two agents: an ambiguous join fails here.
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		loaded, err := prom.Rules(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -86,7 +86,7 @@ func compile(cc, dir string, f flavour) error {
 func command(tb testing.TB, f flavour, dir string, env []string, args ...string) *exec.Cmd {
 	tb.Helper()
 	plugin, driver := build(tb, f)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	tb.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, driver, append([]string{plugin}, args...)...)
 	cmd.Env = append(append([]string{"PATH=" + os.Getenv("PATH"), "LOCKSTEP_RUNTIME_DIR=" + dir}, f.env...), env...)

@@ -136,8 +136,10 @@ func TestRankIsStopped(t *testing.T) {
 		defer j.sink.mu.Unlock()
 		return len(j.sink.got) > 3000
 	})
-	if i := j.m.Snapshot().Incidents; len(i) != 0 {
-		t.Fatalf("an incident in a healthy job: %+v", i)
+	for _, i := range j.m.Snapshot().Incidents { // a busy machine may have a rank suspected
+		if !i.Confirmed.IsZero() {
+			t.Fatalf("an incident in a healthy job: %+v", i)
+		}
 	}
 	if err := j.ranks[2].Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

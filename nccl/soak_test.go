@@ -28,12 +28,12 @@ func soak(t *testing.T, set string) {
 		}
 	}
 	dir := t.TempDir()
-	begin := time.Now()
 	cmd := command(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=" + set}, "5", "soak", fmt.Sprint(events), "2")
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
+	begin := time.Now()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -95,10 +95,22 @@ func web(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func gone(ts *testscript.TestScript, _ bool, args []string) {
-	pid := present(ts, args[0]).PID
+	files, err := filepath.Glob(ts.MkAbs(args[0]))
+	ts.Check(err)
+	if len(files) != 1 {
+		ts.Fatalf("%s matches %q, want one file", args[0], files)
+	}
 	until(ts, func() error {
-		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
-			return fmt.Errorf("process %d lives", pid)
+		b, err := os.ReadFile(files[0])
+		if err != nil || len(b) == 0 { // it has left
+			return err
+		}
+		var info presence.Info
+		if err := json.Unmarshal(b, &info); err != nil {
+			return err
+		}
+		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", info.PID)); err == nil && !strings.Contains(string(stat), ") Z ") {
+			return fmt.Errorf("process %d lives", info.PID)
 		}
 		return nil
 	})

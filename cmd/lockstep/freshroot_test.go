@@ -317,10 +317,11 @@ func (t *transcript) String() string {
 
 func shell(script string, out *transcript) *exec.Cmd {
 	cmd := exec.Command("/bin/bash", "-ec", script)
-	cmd.Env = []string{"HOME=/home/adopter", "USER=adopter", "LANG=C.UTF-8", "PATH=/opt/lockstep/bin:/usr/local/bin:/usr/bin:/bin"}
+	cmd.Env = []string{"HOME=/home/adopter", "USER=adopter", "LANG=C.UTF-8", "PATH=/opt/lockstep/bin:/usr/local/bin:/usr/bin:/bin",
+		"LOCKSTEP_ATTACH_WAIT=2m"} // on a busy machine
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential(), Setpgid: true}
-	cmd.WaitDelay = time.Second // daemons that outlive the line hold its output
+	cmd.WaitDelay = 5 * time.Second // daemons that outlive the line hold its output
 	return cmd
 }
 

@@ -303,8 +303,9 @@ func (w *traced) linkEvents(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("sockets are root's to kill")
 	}
-	ports := w.crossing(t)
-	if out, err := exec.Command("ss", "--kill", "state", "established", "sport", "=", ":"+ports[0]).CombinedOutput(); err != nil {
+	// Both ends: sockets of others, of tests that run meanwhile, may have the same local port.
+	local, remote := w.crossing(t)
+	if out, err := exec.Command("ss", "--kill", "state", "established", "src", local, "dst", remote).CombinedOutput(); err != nil {
 		t.Skipf("ss --kill: %v: %s", err, out)
 	}
 	hit := func(c *collector.Collective) bool { return c.NLinks > 0 }
@@ -331,8 +332,8 @@ func (w *traced) linkEvents(t *testing.T) {
 	}
 }
 
-// crossing returns the local ports of a connection between the nodes.
-func (w *traced) crossing(t *testing.T) (ports []string) {
+// crossing returns the ends of a connection between the nodes.
+func (w *traced) crossing(t *testing.T) (local, remote string) {
 	t.Helper()
 	becomes(t, "a TCP connection", func() bool {
 		files, _ := record.List(filepath.Join(w.runtime, "node0"))
@@ -342,17 +343,15 @@ func (w *traced) crossing(t *testing.T) (ports []string) {
 				continue
 			}
 			for _, k := range r.Conns(nil) {
-				if local, _, ok := strings.Cut(strings.TrimPrefix(k.Name, "tcp "), "->"); ok && k.Transport == record.TransportTCP && k.Posted > 0 {
-					if _, port, err := net.SplitHostPort(local); err == nil {
-						ports = append(ports, port)
-					}
+				if name, ok := strings.CutPrefix(k.Name, "tcp "); ok && k.Transport == record.TransportTCP && k.Posted > 0 && local == "" {
+					local, remote, _ = strings.Cut(name, "->")
 				}
 			}
 			r.Close()
 		}
-		return len(ports) > 0
+		return local != "" && remote != ""
 	})
-	return ports
+	return local, remote
 }
 
 // inject has a connection between the nodes fail in some way.

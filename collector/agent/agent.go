@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -258,10 +259,27 @@ func (a *Agent) drain() (n int, fill float64) {
 	return n + a.recorders.DrainStamps(maxDrain, a.foldStamps), fill
 }
 
+// realOffset is by what the wall clock is ahead of CLOCK_MONOTONIC, ns. Between two clocks a process may
+// be made to wait for long: of some readings the quickest counts.
+func realOffset(wall func() time.Time) (offset int64) {
+	took := int64(math.MaxInt64)
+	for range 5 {
+		before := record.Now()
+		real := wall().UnixNano()
+		if d := record.Now() - before; d < took {
+			took, offset = d, real-before-d/2
+		}
+		if took < int64(20*time.Microsecond) {
+			break
+		}
+	}
+	return offset
+}
+
 // update runs all sources and takes in what they found.
 func (a *Agent) update(ctx context.Context, now int64) {
 	a.view.Now = now
-	a.realOffset = a.o.Now().UnixNano() - record.Now()
+	a.realOffset = realOffset(a.o.Now)
 	for i, s := range a.sources {
 		begin := time.Now()
 		err := s.Update(&a.view)

@@ -11,8 +11,11 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // server is one child process and how to start it again.
@@ -33,6 +36,9 @@ type child struct {
 	logFrom int64         // where in the log this run begins
 	done    chan struct{} // closed when it was reaped
 	err     error         // valid after done
+
+	mu     sync.Mutex
+	reaped bool // from now on pid may be somebody else's
 }
 
 func (s *server) start() error {
@@ -61,7 +67,7 @@ func (s *server) start() error {
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			c.err = cmd.Wait()
+			c.await(cmd)
 			close(c.done)
 		}
 	}()
@@ -71,6 +77,16 @@ func (s *server) start() error {
 	c.pid = cmd.Process.Pid
 	s.child = c
 	return nil
+}
+
+// await waits for the run to end, and reaps it while nobody signals it.
+func (c *child) await(cmd *exec.Cmd) {
+	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = cmd.Wait()
+	c.reaped = true
 }
 
 const readyTimeout = 2 * time.Second
@@ -139,9 +155,9 @@ func (s *server) tail(c *child) string {
 // signal reaches the whole process group. It does nothing once the child was
 // reaped: the number may be another process's by then.
 func (c *child) signal(sig syscall.Signal) {
-	select {
-	case <-c.done:
-	default:
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.reaped {
 		_ = syscall.Kill(-c.pid, sig) // it may have ended just now
 	}
 }

@@ -123,7 +123,7 @@ func (w *world) set(v float64) { <-w.temp; w.temp <- v }
 
 func (w *world) await(t *testing.T, status string) {
 	t.Helper()
-	timeout := time.After(30 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for {
 		select {
 		case n := <-w.hooks:
@@ -299,7 +299,7 @@ func TestFailed(t *testing.T) {
 		if !errors.Is(err, local.ErrExited) || !strings.Contains(err.Error(), "alertmanager") || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "out of memory") {
 			t.Errorf("err = %v, want name, status and log", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("nothing reported")
 	}
 }
@@ -328,7 +328,7 @@ func TestOrphans(t *testing.T) {
 	}
 	_, _ = io.Copy(io.Discard, out)
 	_ = cmd.Wait()
-	for deadline := time.Now().Add(10 * time.Second); !refuses(prom) || !refuses(am); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !refuses(prom) || !refuses(am); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a server outlived the process that started it")
 		}

@@ -9,7 +9,7 @@ import (
 // TestHeld: who takes any port gets none that is held, and who knows one listens on it, again and again.
 func TestHeld(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "localhost", "::1"} {
-		held, err := Hold(host, 200)
+		held, err := Hold(host, 100)
 		if host == "::1" && err != nil {
 			t.Log("no IPv6 here:", err)
 			continue
@@ -17,11 +17,11 @@ func TestHeld(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := len(slices.Compact(slices.Sorted(slices.Values(held.Addrs)))); n != 200 {
+		if n := len(slices.Compact(slices.Sorted(slices.Values(held.Addrs)))); n != 100 {
 			t.Errorf("%s: %d addresses", host, n)
 		}
 		var others []net.Listener
-		for range 2000 {
+		for range 500 {
 			l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 			if err != nil {
 				t.Fatal(err)

@@ -53,6 +53,8 @@ var variables = []struct {
 	}},
 	{"What is recorded, and where", []variable{
 		{"LOCKSTEP_RUNTIME_DIR", "directory, /dev/shm/lockstep-UID", "record", "Flight recorders, shared memory between ranks, sockets. On a disk GPUs cannot write to the recorder, and the host brings their stamps there."},
+		{"LOCKSTEP_ATTACH_WAIT", "duration, 5s", "lockstep attach", "For how long the command waits at most for an agent and a master that attach starts: on a machine that is busy, more."},
+		{"LOCKSTEP_ATTACH_LINGER", "duration, 5s", "lockstep attach", "How long the agent and the master that attach has started outlive the last attached process."},
 		{"LOCKSTEP_ATTACH_AGENT", "auto, never; auto", "lockstep attach", "Whether attach starts an agent and a master where there are none."},
 		{"LOCKSTEP_NCCL_PLUGIN", "file", "lockstep attach", "NCCL's profiler plugin, when it is not beside the program."},
 		{"LOCKSTEP_PKI", "directory", "lockstep attach", "Certificates that `lockstep pki` has made, for jobs of several nodes."},

@@ -10,24 +10,26 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Cmd is the command line.
 type Cmd struct {
-	Job        string   `help:"Name of the job, a DNS label (default: the launcher's, such as slurm-4711, else the script's)." env:"LOCKSTEP_JOB" placeholder:"NAME"`
-	Node       string   `help:"Name of this node (default: the launcher's, else the host's)." env:"LOCKSTEP_NODE" placeholder:"NAME"`
-	RuntimeDir string   `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
-	StateDir   string   `type:"path" placeholder:"DIR" help:"Where logs of what attach starts go, and the master's evidence (default: $XDG_STATE_HOME/lockstep/attach, else ~/.local/state/lockstep/attach)."`
-	Agent      string   `enum:"auto,never" default:"auto" help:"auto: start this node's agent, and a master, when there is none; never: somebody else does (default: ${default})." env:"LOCKSTEP_ATTACH_AGENT"`
-	Master     string   `placeholder:"HOST:PORT" help:"Where the job's master listens (default: one on this node, for jobs of one node)." env:"LOCKSTEP_MASTER"`
-	PKI        string   `name:"pki" type:"path" placeholder:"DIR" help:"Certificates that lockstep pki has made, for jobs of several nodes: agent-NODE and, where rank 0 is, master-JOB." env:"LOCKSTEP_PKI"`
-	Plugin     string   `type:"path" placeholder:"FILE" help:"NCCL's profiler plugin (default: libnccl-profiler-lockstep.so beside this program)." env:"LOCKSTEP_NCCL_PLUGIN"`
-	AgentWeb   string   `default:":9400" placeholder:"HOST:PORT" help:"Where an agent that attach starts has its pages; another port when that is taken (default: ${default})."`
-	MasterWeb  string   `default:"127.0.0.1:9402" placeholder:"HOST:PORT" help:"Likewise a master (default: ${default})."`
-	DryRun     bool     `short:"n" help:"Print what would be set and started, and do nothing."`
-	PrintEnv   bool     `help:"Print the variables for a shell, and start what is needed for as long as that shell lives."`
-	Quiet      bool     `short:"q" help:"Say nothing but warnings."`
-	Command    []string `arg:"" optional:"" passthrough:"partial" help:"Command of the job, or of one rank, after --."`
+	Job        string        `help:"Name of the job, a DNS label (default: the launcher's, such as slurm-4711, else the script's)." env:"LOCKSTEP_JOB" placeholder:"NAME"`
+	Node       string        `help:"Name of this node (default: the launcher's, else the host's)." env:"LOCKSTEP_NODE" placeholder:"NAME"`
+	RuntimeDir string        `default:"${runtime_dir}" type:"path" help:"Where the ranks of this node keep their flight recorders." env:"LOCKSTEP_RUNTIME_DIR"`
+	StateDir   string        `type:"path" placeholder:"DIR" help:"Where logs of what attach starts go, and the master's evidence (default: $XDG_STATE_HOME/lockstep/attach, else ~/.local/state/lockstep/attach)."`
+	Agent      string        `enum:"auto,never" default:"auto" help:"auto: start this node's agent, and a master, when there is none; never: somebody else does (default: ${default})." env:"LOCKSTEP_ATTACH_AGENT"`
+	Master     string        `placeholder:"HOST:PORT" help:"Where the job's master listens (default: one on this node, for jobs of one node)." env:"LOCKSTEP_MASTER"`
+	PKI        string        `name:"pki" type:"path" placeholder:"DIR" help:"Certificates that lockstep pki has made, for jobs of several nodes: agent-NODE and, where rank 0 is, master-JOB." env:"LOCKSTEP_PKI"`
+	Plugin     string        `type:"path" placeholder:"FILE" help:"NCCL's profiler plugin (default: libnccl-profiler-lockstep.so beside this program)." env:"LOCKSTEP_NCCL_PLUGIN"`
+	AgentWeb   string        `default:":9400" placeholder:"HOST:PORT" help:"Where an agent that attach starts has its pages; another port when that is taken (default: ${default})."`
+	MasterWeb  string        `default:"127.0.0.1:9402" placeholder:"HOST:PORT" help:"Likewise a master (default: ${default})."`
+	Wait       time.Duration `default:"5s" help:"The command waits no longer for an agent and a master that attach starts (default: ${default})." env:"LOCKSTEP_ATTACH_WAIT"`
+	DryRun     bool          `short:"n" help:"Print what would be set and started, and do nothing."`
+	PrintEnv   bool          `help:"Print the variables for a shell, and start what is needed for as long as that shell lives."`
+	Quiet      bool          `short:"q" help:"Say nothing but warnings."`
+	Command    []string      `arg:"" optional:"" passthrough:"partial" help:"Command of the job, or of one rank, after --."`
 }
 
 // Help implements kong's help provider.

@@ -15,13 +15,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 )
 
-// patience bounds all that attach waits for before the command runs.
-const patience = 5 * time.Second
-
 // daemons sees that the node has an agent and, where the plan wants it, the job a master.
 // pid is the process that they are there for. It says where their pages are.
 func (c *Cmd) daemons(ctx context.Context, p *Plan, exe string, pid int) (said []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	end, err := presence.Turn(ctx, c.RuntimeDir)
 	if err != nil {

@@ -11,5 +11,8 @@ func (c *Cmd) Validate() error {
 	if (len(c.Command) == 0 || len(c.Command) == 1 && c.Command[0] == "--") && !c.PrintEnv && !c.DryRun {
 		return errNoCommand
 	}
+	if c.Wait <= 0 {
+		return errors.New("--wait must be above 0")
+	}
 	return errors.Join(flags.Listen("agent-web", c.AgentWeb), flags.Listen("master-web", c.MasterWeb))
 }

@@ -316,7 +316,7 @@ func TestKernelState(t *testing.T) {
 		t.Errorf("sleeping: %q", got)
 	}
 	cmd.Process.Signal(syscall.SIGSTOP)
-	for deadline := time.Now().Add(10 * time.Second); kernelState(pid) != "stopped by a signal"; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); kernelState(pid) != "stopped by a signal"; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("stopped: %q", kernelState(pid))
 		}

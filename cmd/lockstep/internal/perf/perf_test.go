@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -140,7 +141,11 @@ func TestTimeout(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "not done within --timeout=500ms") {
 		t.Errorf("got %v", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+	left, _ := filepath.Glob(filepath.Join(dir, "*"))
+	left = slices.DeleteFunc(left, func(path string) bool {
+		return strings.HasPrefix(filepath.Base(path), ".new-") // no recorder yet when its rank was killed: the next job's supervisor removes it
+	})
+	if len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 }

@@ -49,8 +49,25 @@ func path(dir, name string, uid int) string {
 	return filepath.Join(dir, fmt.Sprintf(".%s.%d.lock", name, uid))
 }
 
+// lookFor is for how long a lock that cannot be had may be held by one that only looks: a process
+// that is not scheduled meanwhile looks for long.
+const lookFor = 5 * time.Second
+
 // Hold tells that this process is there, until release. It fails when another one is.
 func Hold(dir, name string, info Info) (release func(), err error) {
+	for until := time.Now().Add(lookFor); ; time.Sleep(5 * time.Millisecond) {
+		release, err := hold(dir, name, info)
+		if !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(until) {
+			return release, err
+		}
+		// Who looks shares the lock with who looks, for a moment; who is there shares it with nobody.
+		if _, there := Find(dir, name); there {
+			return nil, err
+		}
+	}
+}
+
+func hold(dir, name string, info Info) (release func(), err error) {
 	dir, err = own(dir)
 	if err != nil {
 		return nil, err
@@ -75,7 +92,10 @@ func Hold(dir, name string, info Info) (release func(), err error) {
 		f.Close()
 		return nil, err
 	}
-	return func() { f.Close() }, nil
+	return func() {
+		_ = f.Truncate(0) // the next one has the lock for a moment before it says who it is
+		f.Close()
+	}, nil
 }
 
 // Find returns what the process of that name says of itself, when one of this user is there.
@@ -215,14 +235,24 @@ func startOf(pid int) (string, error) {
 // words, and for the next one of a script.
 const Linger = 5 * time.Second
 
+// lingerEnv is another duration in Linger's place.
+const lingerEnv = "LOCKSTEP_ATTACH_LINGER"
+
+func linger() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv(lingerEnv)); err == nil && d >= 0 {
+		return d
+	}
+	return Linger
+}
+
 // WhileAttached returns a context that ends when ctx does, or when no process of job (any
-// for "") has been attached for Linger.
+// for "") has been attached for Linger, or what the environment says.
 func WhileAttached(ctx context.Context, dir, job string) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		tick := time.NewTicker(500 * time.Millisecond)
 		defer tick.Stop()
-		last := time.Now()
+		last, linger := time.Now(), linger()
 		for {
 			select {
 			case <-ctx.Done():
@@ -232,7 +262,7 @@ func WhileAttached(ctx context.Context, dir, job string) (context.Context, conte
 			if Attached(dir, job) > 0 {
 				last = time.Now()
 			}
-			if time.Since(last) > Linger {
+			if time.Since(last) > linger {
 				cancel()
 				return
 			}

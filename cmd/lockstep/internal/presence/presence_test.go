@@ -1,9 +1,12 @@
 package presence
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -58,4 +61,41 @@ func TestAnothersDirectory(t *testing.T) {
 	if _, ok := Find(dir, Agent); ok {
 		t.Error("who has left is found")
 	}
+}
+
+// TestLookersAreNotInTheWay: who looks whether one is there keeps none from being there, however long
+// it takes to look, and two that want to be there are told apart.
+func TestLookersAreNotInTheWay(t *testing.T) {
+	dir := t.TempDir()
+	leave, err := Hold(dir, Agent, Info{Web: "first"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	stop := make(chan struct{})
+	var lookers sync.WaitGroup
+	for range 4 {
+		lookers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				Find(dir, Agent)
+			}
+		})
+	}
+	for range 100 {
+		leave, err := Hold(dir, Agent, Info{Web: "next"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Hold(dir, Agent, Info{}); !errors.Is(err, syscall.EWOULDBLOCK) {
+			t.Fatalf("two are there: %v", err)
+		}
+		leave()
+	}
+	close(stop)
+	lookers.Wait()
 }

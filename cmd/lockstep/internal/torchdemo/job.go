@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/presence"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
 	"github.com/lockstep-ccl/lockstep/nccl/torch"
@@ -30,6 +32,9 @@ type job struct {
 	dir  string
 	done chan struct{}
 	err  error // once done is closed
+
+	group  sync.Mutex
+	reaped bool
 
 	mu   sync.Mutex
 	said []string // the last lines
@@ -78,11 +83,30 @@ func start(exe string, m machine, f fault, ranks int, dir string) (*job, error) 
 	}
 	in.Close()
 	go j.listen(out)
-	go func() {
-		j.err = j.cmd.Wait()
-		close(j.done)
-	}()
+	go j.await()
 	return j, nil
+}
+
+// await waits for the job to end, kills what it has left of its group, and reaps it: in this order,
+// because from then on its pid, the name of the group, can be a stranger's.
+func (j *job) await() {
+	for errors.Is(unix.Waitid(unix.P_PID, j.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+	j.group.Lock()
+	_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGKILL)
+	j.err = j.cmd.Wait()
+	j.reaped = true
+	j.group.Unlock()
+	close(j.done)
+}
+
+// signal reaches the job's process group, while that is its own.
+func (j *job) signal(sig syscall.Signal) {
+	j.group.Lock()
+	defer j.group.Unlock()
+	if !j.reaped {
+		_ = syscall.Kill(-j.cmd.Process.Pid, sig)
+	}
 }
 
 func restarts(f fault) string {
@@ -189,7 +213,7 @@ func (j *job) stop(ranks int) {
 			_ = syscall.Kill(pid, syscall.SIGCONT)
 		}
 	}
-	_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGTERM)
+	j.signal(syscall.SIGTERM)
 	select {
 	case <-j.done:
 	case <-time.After(10 * time.Second):
@@ -199,7 +223,7 @@ func (j *job) stop(ranks int) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
-	_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGKILL)
+	j.signal(syscall.SIGKILL)
 	<-j.done
 }
 
