@@ -158,6 +158,16 @@ var kinds = []record.CollKind{
 	record.Gather, record.Scatter, record.AlltoAll, record.Barrier,
 }
 
+// TestEveryKindIsHeldAgainstTheOracle: kinds has all but those that go as messages, of
+// which TestPointToPoint has cases.
+func TestEveryKindIsHeldAgainstTheOracle(t *testing.T) {
+	for k := record.CollNone + 1; k.Known(); k++ {
+		if !k.Traits().Varies() && !slices.Contains(kinds, k) {
+			t.Errorf("%v is not among kinds", k)
+		}
+	}
+}
+
 func reduces(k record.CollKind) bool {
 	return k == record.AllReduce || k == record.Reduce || k == record.ReduceScatter
 }

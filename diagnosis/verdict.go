@@ -23,9 +23,13 @@ func (c Class) String() string {
 	return "unknown"
 }
 
-// Classes lists the four fault classes.
+// Classes lists the classes of faults.
 func Classes() []Class {
-	return []Class{CommunicationHang, NoncommunicationHang, CommunicationSlow, NoncommunicationSlow}
+	var all []Class
+	for c := Healthy + 1; c < numClasses; c++ {
+		all = append(all, c)
+	}
+	return all
 }
 
 // Level says what may be done about a verdict.

@@ -2,6 +2,7 @@ package docs
 
 import (
 	"bytes"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -13,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 // repository is what the tests know of the code.
@@ -216,6 +219,21 @@ func TestQuotes(t *testing.T) {
 	}
 }
 
+// TestEveryClassIsExplained: the concepts and the map of diagnosis have a row of each class.
+func TestEveryClassIsExplained(t *testing.T) {
+	for path, row := range map[string]string{"concepts.md": "| `%s` |", "../diagnosis/doc.go": " %s "} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, class := range names.Classes {
+			if !strings.Contains(string(text), fmt.Sprintf(row, class)) {
+				t.Errorf("%s has no row of %s", path, class)
+			}
+		}
+	}
+}
+
 // TestWhereToBegin: who adds a kind of something finds every place that tells kinds apart
 // in CONTRIBUTING.md. A switch over collectives in a file that its list lacks fails here.
 func TestWhereToBegin(t *testing.T) {
@@ -280,10 +298,10 @@ func TestWhereToBegin(t *testing.T) {
 	_, section, _ := strings.Cut(string(text), "\n### An actuator\n")
 	for _, path := range r.uses["remediation.Action"] {
 		pkg := filepath.Base(filepath.Dir(path))
-		if !strings.HasPrefix(path, "remediation/") || len(r.uses[pkg+".Actuator"])+len(r.uses[pkg+".Config"]) == 0 {
+		if !strings.HasPrefix(path, "remediation/") || !r.names[pkg+".Actuator"] {
 			continue
 		}
-		chosen := slices.ContainsFunc(append(r.uses[pkg+".Actuator"], r.uses[pkg+".Config"]...), func(p string) bool {
+		chosen := slices.ContainsFunc(slices.Concat(r.uses[pkg+".Actuator"], r.uses[pkg+".New"]), func(p string) bool {
 			return strings.Contains(section, "`"+filepath.Dir(p)+"`")
 		})
 		if !chosen {

@@ -438,6 +438,9 @@ func name(names []string, i int, what string) string {
 	return fmt.Sprintf("%s(%d)", what, i)
 }
 
+// Known reports whether r is a result of this version.
+func (r Result) Known() bool { return r < numResults }
+
 // Size returns the element size in bytes, 0 for an unknown type.
 func (d DType) Size() int {
 	if int(d) < len(dtypeSizes) {

@@ -148,6 +148,16 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestEveryClassHasAPolicy: the default says of each class what is done, nothing included.
+func TestEveryClassHasAPolicy(t *testing.T) {
+	c := DefaultConfig()
+	for _, class := range names.Classes {
+		if p := c.decide(&Alert{Class: class, Level: names.LevelConfirmed, Rank: 1}); p.Class != class {
+			t.Errorf("a confirmed %s is left to policy %q", class, p.Name)
+		}
+	}
+}
+
 // TestTakenUpUnderOtherRules is a remediator that was killed while an action
 // was in flight, and comes back too late or with a person's word against it.
 func TestTakenUpUnderOtherRules(t *testing.T) {

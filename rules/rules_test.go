@@ -142,7 +142,22 @@ func TestLabels(t *testing.T) {
 		}
 	}
 	if want := len(names.Classes) + 2; verdicts != want {
-		t.Errorf("%d alerts on incidents, want %d", verdicts, want)
+		t.Errorf("%d alerts on incidents, want %d: one of each class, two of suspicions", verdicts, want)
+	}
+	classes := regexp.MustCompile(`class=~"([^"]*)"`)
+	for _, class := range names.Classes {
+		for alert, level := range map[string]string{names.VerdictAlerts[class]: names.LevelConfirmed, names.AlertFaultSuspected: names.LevelSuspected} {
+			told := 0
+			for _, a := range alerts {
+				m := classes.FindStringSubmatch(a.Expr)
+				if a.Alert == alert && strings.Contains(a.Expr, `level="`+level+`"`) && m != nil && slices.Contains(strings.Split(m[1], "|"), class) {
+					told++
+				}
+			}
+			if told != 1 {
+				t.Errorf("%d alerts %q tell of a %s %s, want 1", told, alert, level, class)
+			}
+		}
 	}
 }
 

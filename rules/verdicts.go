@@ -29,9 +29,9 @@ const evidence = ` The evidence is on the master's status page under incident {{
 // verdicts turns the master's open incidents into alerts. Confirmed ones fire
 // at once: the master has debounced them.
 func verdicts(c Config) []alert {
-	confirmed := func(name, class, severity, summary, description string) alert {
+	confirmed := func(class, severity, summary, description string) alert {
 		return alert{
-			name:        name,
+			name:        names.VerdictAlerts[class],
 			expr:        incidents(verdictLabels, names.LevelConfirmed, class),
 			severity:    severity,
 			summary:     `{{ $labels.training_job }}: ` + summary,
@@ -53,16 +53,16 @@ func verdicts(c Config) []alert {
 		}
 	}
 	return []alert{
-		confirmed(names.AlertCommunicationHang, names.ClassCommunicationHang, critical,
+		confirmed(names.ClassCommunicationHang, critical,
 			`communication hang, `+blame,
 			`All members entered the collective, it does not end, and the transport makes no progress. To blame: `+blame+`.`),
-		confirmed(names.AlertNoncommunicationHang, names.ClassNoncommunicationHang, critical,
+		confirmed(names.ClassNoncommunicationHang, critical,
 			`hang outside communication, `+blame,
 			`Members wait in a collective for a rank that has not entered it. To blame: `+blame+`.`),
-		confirmed(names.AlertCommunicationSlow, names.ClassCommunicationSlow, warning,
+		confirmed(names.ClassCommunicationSlow, warning,
 			`communication slow, `+blame,
 			`Members enter together and the transfer takes longer than normal. To blame: `+blame+`.`),
-		confirmed(names.AlertNoncommunicationSlow, names.ClassNoncommunicationSlow, warning,
+		confirmed(names.ClassNoncommunicationSlow, warning,
 			`straggler, `+blame,
 			`The same rank enters collectives last, again and again, and all others wait for it. To blame: `+blame+`.`),
 		suspected(warning, names.ClassCommunicationHang, names.ClassNoncommunicationHang),

@@ -1,6 +1,8 @@
 package master
 
 import (
+	"math"
+
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -27,7 +29,7 @@ func exitOf(w *wire.Exit, clock *clockMap, now int64) diagnosis.Exit {
 // faultOf is why a member was aborted, as diagnosis.Member has it: its own program's
 // wish, which names nobody, is no fault.
 func faultOf(w *wire.Member) (why record.Result, peer int32) {
-	if record.CommState(w.State) != record.CommAborted || w.Fault > uint32(record.ResultInternal) {
+	if record.CommState(w.State) != record.CommAborted || !record.Result(min(w.Fault, math.MaxUint8)).Known() {
 		return record.ResultOK, -1
 	}
 	why, peer = record.Result(w.Fault), w.FaultPeer
@@ -59,8 +61,8 @@ func (s *state) mergeCalls(p *process, r *diagnosis.Rank, w *wire.Rank, clock *c
 	r.Calls = make([]diagnosis.Call, 0, len(calls))
 	for _, c := range calls {
 		call := diagnosis.Call{Comm: c.GetCommId(), Seq: c.GetSeq(), Peer: max(c.GetPeer(), -1), Bytes: c.GetBytes(), At: clock.real(c.GetMonoAtNs(), now)}
-		if c.GetColl() <= uint32(record.Group) {
-			call.Coll = record.CollKind(c.GetColl())
+		if kind := record.CollKind(min(c.GetColl(), math.MaxUint8)); kind.Known() {
+			call.Coll = kind
 		}
 		r.Calls = append(r.Calls, call)
 	}

@@ -123,6 +123,23 @@ func TestMergeBoundsTrouble(t *testing.T) {
 	}
 }
 
+// TestMergeCallsOfEveryKind: a call of any kind that this version knows is told as it is.
+func TestMergeCallsOfEveryKind(t *testing.T) {
+	for kind := record.CollKind(0); kind < math.MaxUint8; kind++ {
+		s := newState("job", small)
+		r := troubled()
+		r.Ranks[0].Calls = []*wire.Call{{CommId: 7, Seq: 1, Coll: uint32(kind)}}
+		s.merge(s.node("n0"), r, 1e18)
+		want := kind
+		if !kind.Known() {
+			want = record.CollNone
+		}
+		if calls := s.ev.Ranks[0].Calls; len(calls) != 1 || calls[0].Coll != want {
+			t.Errorf("%v: %+v", kind, calls)
+		}
+	}
+}
+
 // The program's own abort is no fault; that another rank aborted is, and names it.
 func TestFaultOf(t *testing.T) {
 	for _, c := range []struct {

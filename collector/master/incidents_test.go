@@ -100,6 +100,19 @@ func TestIncidentLife(t *testing.T) {
 	}
 }
 
+// TestEveryClassIsCounted: no class shares a counter, and the file has room for all.
+func TestEveryClassIsCounted(t *testing.T) {
+	s := newScript(t)
+	for i, class := range diagnosis.Classes() {
+		v := verdict(class.String(), diagnosis.Suspected, int32(i))
+		v.Class = class
+		s.in.update(t0, []diagnosis.Verdict{v}, 0, false)
+		if n := s.in.opened[class]; n != 1 {
+			t.Errorf("%d incidents of %v, want 1: %v", n, class, s.in.opened)
+		}
+	}
+}
+
 func TestRestartOfTheJobClosesAndMayReopen(t *testing.T) {
 	s := newScript(t)
 	s.pass(0, false, "open ", verdict("k", diagnosis.Suspected, 3))

@@ -12,5 +12,13 @@ const (
 	LevelConfirmed = "confirmed"
 )
 
-// Classes lists the four fault classes.
+// Classes lists the classes of faults, in the order of package diagnosis.
 var Classes = []string{ClassCommunicationHang, ClassNoncommunicationHang, ClassCommunicationSlow, ClassNoncommunicationSlow}
+
+// VerdictAlerts are the alerts of confirmed verdicts, by class.
+var VerdictAlerts = map[string]string{
+	ClassCommunicationHang:    AlertCommunicationHang,
+	ClassNoncommunicationHang: AlertNoncommunicationHang,
+	ClassCommunicationSlow:    AlertCommunicationSlow,
+	ClassNoncommunicationSlow: AlertNoncommunicationSlow,
+}

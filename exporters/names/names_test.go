@@ -119,6 +119,11 @@ func TestClassesAndLevelsAreThoseOfDiagnosis(t *testing.T) {
 	if !slices.Equal(classes, names.Classes) {
 		t.Errorf("diagnosis has the classes %q, names has %q", classes, names.Classes)
 	}
+	for _, class := range names.Classes {
+		if class == "" || names.VerdictAlerts[class] == "" {
+			t.Errorf("class %q has no alert in VerdictAlerts", class)
+		}
+	}
 	for effect, name := range map[diagnosis.XidEffect]string{
 		diagnosis.XidUnknown: names.EffectUnknown, diagnosis.XidInfo: names.EffectInfo,
 		diagnosis.XidApplication: names.EffectApplication, diagnosis.XidGPU: names.EffectGPU,

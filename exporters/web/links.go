@@ -42,18 +42,8 @@ func (l Links) of(job string, in *Incident, now time.Time) {
 
 // runbook is the page about an incident.
 func runbook(in *Incident) string {
-	if in.Level == names.LevelSuspected {
-		return names.AlertFaultSuspected
-	}
-	switch in.Class {
-	case names.ClassCommunicationHang:
-		return names.AlertCommunicationHang
-	case names.ClassNoncommunicationHang:
-		return names.AlertNoncommunicationHang
-	case names.ClassCommunicationSlow:
-		return names.AlertCommunicationSlow
-	case names.ClassNoncommunicationSlow:
-		return names.AlertNoncommunicationSlow
+	if alert, ok := names.VerdictAlerts[in.Class]; ok && in.Level != names.LevelSuspected {
+		return alert
 	}
 	return names.AlertFaultSuspected
 }

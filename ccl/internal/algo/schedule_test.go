@@ -97,6 +97,25 @@ var algos = map[record.CollKind][]record.Algo{
 	record.Barrier:       {record.AlgoDirect, record.AlgoDoubling},
 }
 
+// TestEveryCollectiveHasAnAlgorithm: what does not go as messages has a row in the catalogue,
+// and here.
+func TestEveryCollectiveHasAnAlgorithm(t *testing.T) {
+	for k := record.CollNone + 1; k.Known(); k++ {
+		if k.Traits().Varies() {
+			continue
+		}
+		if len(algos[k]) == 0 {
+			t.Errorf("no algorithm of %v is tested", k)
+		}
+		for _, a := range algos[k] {
+			call := algo.Call{Coll: k, DType: record.Float64, Root: 0, Count: 8, InPlace: true}
+			if _, err := algo.Build(call, algo.NewPlace(0, []int32{0, 0, 1, 1}, 2), algo.Choice{Algo: a, Proto: record.ProtoSimple}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 // own reports whether element i of what rank must end with is its own contribution.
 func own(call algo.Call, rank, i int) bool {
 	switch call.Coll {

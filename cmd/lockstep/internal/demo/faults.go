@@ -3,7 +3,6 @@ package demo
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"syscall"
 	"time"
 
@@ -48,7 +47,7 @@ func (f *fault) culprit() string {
 // connection that could be broken from outside: NVLink is the hardware's.
 func faultsOn(device string) []string {
 	if device == "cpu" {
-		return append(slices.Clone(names.Classes), faultKilled, faultStopped)
+		return []string{names.ClassCommunicationHang, names.ClassNoncommunicationHang, names.ClassCommunicationSlow, names.ClassNoncommunicationSlow, faultKilled, faultStopped}
 	}
 	return []string{names.ClassNoncommunicationHang, names.ClassNoncommunicationSlow, faultKilled, faultStopped, faultSlowGPU}
 }

@@ -4,6 +4,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
+// standing is why alerts of slowness are muted by those of hangs.
+const standing = "a job that stands still is slow, too"
+
 // hangs are what explains much else.
 var hangs = oneOf(names.AlertCommunicationHang, names.AlertNoncommunicationHang)
 
@@ -23,7 +26,7 @@ func mutes() []mute {
 			[]string{`alertname=~"` + hangs + `"`, names.LabelNode + `!=""`}, []string{hardware, lesser}, []string{names.LabelNode}},
 		{"a confirmed verdict is more than a suspicion",
 			[]string{names.LabelLevel + `="` + names.LevelConfirmed + `"`}, []string{`alertname="` + names.AlertFaultSuspected + `"`}, []string{names.LabelJob}},
-		{"a job that stands still is slow, too",
+		{standing,
 			[]string{`alertname=~"` + hangs + `"`}, []string{`alertname=~"` + oneOf(names.AlertCommunicationSlow, names.AlertNoncommunicationSlow, names.AlertFallbackSlow) + `"`}, []string{names.LabelJob}},
 		{"a driver that does not answer, and a GPU that is lost, explain what is counted on them",
 			[]string{`alertname=~"` + oneOf(names.AlertGPUDriverUnresponsive, names.AlertGPULost) + `"`}, []string{`alertname=~"LockstepGPU.*"`, lesser}, []string{"instance"}},

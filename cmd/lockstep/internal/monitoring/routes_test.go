@@ -8,11 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/deploy/local"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
@@ -38,6 +40,24 @@ func TestAmtool(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEveryClassIsMutedOrMutes: a job that stands still is slow as well, so that of each
+// class either the alert mutes those of slowness, or is muted.
+func TestEveryClassIsMutedOrMutes(t *testing.T) {
+	for _, m := range mutes() {
+		if m.why != standing {
+			continue
+		}
+		for _, class := range names.Classes {
+			one := regexp.MustCompile(`["|]` + names.VerdictAlerts[class] + `["|]`)
+			if one.MatchString(m.source[0]) == one.MatchString(m.target[0]) {
+				t.Errorf("%s: %v mutes %v, and %s has to be in one of them", standing, m.source, m.target, names.VerdictAlerts[class])
+			}
+		}
+		return
+	}
+	t.Errorf("no mute is there because %s", standing)
 }
 
 // TestInhibition asks a real Alertmanager with the generated configuration what is muted.

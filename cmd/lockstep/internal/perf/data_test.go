@@ -6,7 +6,25 @@ import (
 	"testing"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
 )
+
+// TestEveryCollectiveIsMeasured: there is a row for each kind whose parts are of one size,
+// and it says what the kind's traits do.
+func TestEveryCollectiveIsMeasured(t *testing.T) {
+	for k := record.CollNone + 1; k.Known(); k++ {
+		tr := k.Traits()
+		if tr.Varies() {
+			continue
+		}
+		coll, err := find(k.String())
+		if err != nil {
+			t.Error(err)
+		} else if coll.reduces != tr.Reduces || coll.rooted != (tr.Root != record.RootNone) || coll.shares != tr.Parted() {
+			t.Errorf("the row of %v says otherwise than its traits, %+v: %+v", k, *tr, coll)
+		}
+	}
+}
 
 // TestWrong: of every type, a buffer of an odd count is filled and read to its last
 // byte and not beyond, holds what it should, and what it should not is counted.

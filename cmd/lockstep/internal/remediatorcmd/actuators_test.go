@@ -4,11 +4,31 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
+
+// TestEveryActuatorIsBuilt: build knows each name of the enum.
+func TestEveryActuatorIsBuilt(t *testing.T) {
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	field, _ := reflect.TypeFor[Actuators]().FieldByName("Actuator")
+	for _, name := range strings.Split(field.Tag.Get("enum"), ",") {
+		a := Actuators{Actuator: name}
+		a.Slurm.Journal = t.TempDir()
+		act, err := a.build(slog.New(slog.DiscardHandler), prometheus.NewRegistry(), nil)
+		switch {
+		case err != nil && strings.Contains(err.Error(), "there is no such"):
+			t.Errorf("build has no case for %q", name)
+		case err == nil && act.Name() != name:
+			t.Errorf("%q builds %q", name, act.Name())
+		case err == nil && act.release != nil:
+			_ = act.release()
+		}
+	}
+}
 
 func TestActuators(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
