@@ -63,10 +63,12 @@ func (d *starts) find(found []finding) []finding {
 			return found
 		}
 		return d.blameStart(found, &s, s.idle, reasonIdle, startSoft)
-	case len(s.missing) > 0 && quiet && len(s.waiting) == s.starting:
+	case !quiet || len(s.waiting) != s.starting:
+		return found
+	case len(s.missing) > 0:
 		return d.blameMissing(found, &s)
 	}
-	return found
+	return d.blameNobody(found, &s)
 }
 
 // follow keeps the histories of the ranks that start.
@@ -204,6 +206,39 @@ func (d *starts) blameMissing(found []finding, s *startSurvey) []finding {
 	f.why("%s of the job never been seen by an agent", plural(len(s.missing), "rank has", "ranks have"))
 	f.why("no communicator has been made; %s", d.othersSentence(s))
 	f.Counter = fmt.Sprintf("rank %d being seen, or a communicator being made without it", s.missing[0])
+	return append(found, f)
+}
+
+// blameNobody tells that all ranks wait, and for each other: some of them in NCCL's bootstrap,
+// since only that asks the kernel again and again. Ranks that only wait on the network may be servers.
+func (d *starts) blameNobody(found []finding, s *startSurvey) []finding {
+	f := finding{hang: true, passing: true, still: never}
+	f.Class, f.Level, f.Victims = NoncommunicationHang, Suspected, len(s.waiting)
+	var others []int32
+	for _, rank := range s.waiting {
+		f.still = min(f.still, d.quietFor(rank))
+		if d.ev.Ranks[rank].WaitsIn != WaitInPolling {
+			others = append(others, rank)
+		}
+	}
+	switch {
+	case len(others) == len(s.waiting) || f.still < startSoft*int64(d.cfg.StartPatience):
+		return found
+	case len(others) == 0:
+		others = s.waiting
+	case f.still >= 2*startSoft*int64(d.cfg.StartPatience):
+		f.Level = Confirmed
+	}
+	f.Since = d.now - f.still
+	for _, rank := range others {
+		f.blame(d.rankCulprit(rank, reasonNotJoined))
+	}
+	f.why("no communicator has been made for %s; %s", seconds(f.still), d.othersSentence(s))
+	for _, rank := range others {
+		f.why("rank %d (pid %d on %s) waits in %s", rank, d.ev.Ranks[rank].PID, d.nodeName(rank), d.ev.Ranks[rank].WaitsIn)
+	}
+	f.Undetermined = "for whom these ranks wait: all do, none is stopped, and none sleeps on its own"
+	f.Counter = "a communicator being made, or any rank using CPU or storage for something else"
 	return append(found, f)
 }
 

@@ -117,6 +117,21 @@ func TestStartUnseen(t *testing.T) {
 	j.wants(t, j.pass(3*startPatience), diagnosis.Suspected, 2, "not_joined", "never been seen")
 }
 
+// TestStartInBootstrap: all wait, some of them in NCCL's bootstrap.
+func TestStartInBootstrap(t *testing.T) {
+	j := newStartingJob()
+	for i := range 3 {
+		j.set(i, func(r *diagnosis.Rank) { r.WaitsIn = diagnosis.WaitInPolling })
+	}
+	j.wants(t, j.pass(5*startPatience-1, 0, 1, 2), 0, 0, "", "")
+	v := j.pass(3, 0, 1, 2)
+	j.wants(t, v, diagnosis.Suspected, 3, "not_joined", "rank 3 (pid 103 on node) waits in the network")
+	if v[0].Undetermined == "" {
+		t.Error("it is said to be sure who is to blame")
+	}
+	j.wants(t, j.pass(5*startPatience+1, 0, 1, 2), diagnosis.Confirmed, 3, "not_joined", "4 wait for somebody")
+}
+
 // TestHealthyStarts: nobody is suspected, however long it takes.
 func TestHealthyStarts(t *testing.T) {
 	sleep := func(j *startingJob, ranks ...int) {

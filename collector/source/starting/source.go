@@ -25,6 +25,8 @@ const (
 	closeWithin = time.Second
 	// pollSpan is the time over which the shares of CPU are taken by which one polls.
 	pollSpan = int64(5e9)
+	// pollShare is the least share of a core that such a process gets, on a crowded machine too.
+	pollShare = 0.1
 	// userHz is how many clock ticks a second has in /proc.
 	userHz = 100
 )
@@ -37,7 +39,7 @@ type Options struct {
 	Users   map[string]uint32 // of jobs, where it is known
 	Max     int               // ranks at a time; 256
 	Keep    time.Duration     // how long one that has ended stays in the view; 10 min
-	Period  time.Duration     // between two looks at all processes; 1 s
+	Period  time.Duration     // between two looks at all processes; 2 s
 	Settle  time.Duration     // how old a process must be, for what ends sooner is nobody's business; 2 s
 	Proc    string            // "/proc"
 }
@@ -97,7 +99,7 @@ func New(o Options) *Source {
 		o.Settle = 2 * time.Second
 	}
 	if o.Period <= 0 {
-		o.Period = time.Second
+		o.Period = 2 * time.Second
 	}
 	s := &Source{
 		o: o, results: make(chan result, 1), entries: map[key]*entry{},
@@ -239,8 +241,8 @@ func (e *entry) of(x *sighting) bool {
 	return int(e.PID) == x.pid && e.StartTime == x.start && e.Identity.Job == x.id.Job && e.Rank == x.id.Rank && e.Attempt == x.id.Attempt
 }
 
-// look takes in what a process does. One that uses a core, and most of it in the kernel, asks
-// that for something again and again.
+// look takes in what a process does. One that uses CPU all the time, and most of it in the
+// kernel, asks that for something again and again.
 func (e *entry) look(x *sighting, now int64) {
 	if e.then.at == 0 {
 		e.then = use{now, x.user, x.sys}
@@ -252,7 +254,7 @@ func (e *entry) look(x *sighting, now int64) {
 			e.waits = diagnosis.WaitInPolling
 		}
 	} else {
-		if total := d.user + d.sys; float64(total)/userHz >= 0.5*float64(d.at)/1e9 && 2*d.sys >= total {
+		if total := d.user + d.sys; float64(total)/userHz >= pollShare*float64(d.at)/1e9 && 2*d.sys >= total {
 			e.waits = diagnosis.WaitInPolling
 		}
 		e.then = use{now, x.user, x.sys}
