@@ -185,7 +185,7 @@ func (s *Source) take(found []sighting, v *source.View) {
 		s.add(k, x, v.Now, age)
 	}
 	for k, e := range s.entries {
-		if e.covered && !e.seen {
+		if owner, ok := owners[k.job]; e.covered && !e.seen || ok && owner != e.uid {
 			s.drop(k)
 		}
 	}

@@ -276,6 +276,16 @@ func TestAnothersJob(t *testing.T) {
 	n.start(n.environ(2, 4, 0), "sleep", "1000")
 	n.eventually("the job's next one", func(got []*source.Process) bool { return len(got) == 2 && got[1].Rank == 2 })
 
+	// A recorder counts for more than who came first.
+	late := newNode(t, starting.Options{})
+	stranger.Start(t, stranger.UID, "rank", late.environ(1, 4, 0)...)
+	late.eventually("who came first", func(got []*source.Process) bool { return len(got) == 1 })
+	c := late.start(late.environ(0, 4, 0), "sleep", "1000")
+	if _, err := record.Create(record.Options{Dir: late.dir, Identity: record.Identity{Job: "llm", WorldSize: 4}, PID: c.Process.Pid}); err != nil {
+		t.Fatal(err)
+	}
+	late.eventually("whose the job is", func(got []*source.Process) bool { return len(got) == 0 && len(late.view.Processes) == 1 })
+
 	told := newNode(t, starting.Options{Users: map[string]uint32{"llm": stranger.UID}})
 	told.start(told.environ(0, 4, 0), "sleep", "1000")
 	stranger.Start(t, stranger.UID, "rank", told.environ(1, 4, 0)...)
