@@ -182,7 +182,7 @@ func TestHealthyStarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			j := newStartingJob()
 			x.begin(j)
-			for range 20 {
+			for range 12 {
 				j.wants(t, j.pass(startPatience, x.busy...), 0, 0, "", "")
 			}
 		})

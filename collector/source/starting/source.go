@@ -22,7 +22,7 @@ const (
 	// stuckAfter is how long a look at all processes may take before that is an error.
 	stuckAfter = 10 * time.Second
 	// closeWithin is how long Close waits for one.
-	closeWithin = time.Second
+	closeWithin = 5 * time.Second
 	// pollSpan is the time over which the shares of CPU are taken by which one polls.
 	pollSpan = int64(5e9)
 	// pollShare is the least share of a core that such a process gets, on a crowded machine too.
