@@ -18,6 +18,7 @@ type starts struct {
 type startHistory struct {
 	pid    int32
 	still  int64 // since when it has used neither CPU nor storage
+	moved  int64 // when it last used any worth counting: one that reads slowly is in state D all the time
 	own    bool  // it waits for something of its own
 	sinceO int64 // since when own is what it is
 }
@@ -81,7 +82,7 @@ func (d *starts) follow() {
 		}
 		h := d.ranks[rank]
 		if h == nil || h.pid != r.PID {
-			h = &startHistory{pid: r.PID, still: d.now, own: r.WaitsIn.own(), sinceO: d.now}
+			h = &startHistory{pid: r.PID, still: d.now, moved: d.now, own: r.WaitsIn.own(), sinceO: d.now}
 			if d.ranks == nil {
 				d.ranks = map[int32]*startHistory{}
 			}
@@ -89,6 +90,9 @@ func (d *starts) follow() {
 		}
 		if d.works(r) {
 			h.still = d.now
+		}
+		if r.IO || r.CPU >= leastCPU {
+			h.moved = d.now
 		}
 		if own := r.WaitsIn.own(); own != h.own {
 			h.own, h.sinceO = own, d.now
@@ -112,7 +116,9 @@ func (d *starts) quietFor(rank int32) int64 {
 	switch s := d.state[rank]; {
 	case s == rankGone, s == rankExited:
 		since = d.endedAt(rank)
-	case s == rankStopped, r.Proc == ProcDisk:
+	case r.Proc == ProcDisk:
+		since = max(r.ProcAt, d.ranks[rank].moved)
+	case s == rankStopped:
 		since = r.ProcAt
 	default:
 		since = d.ranks[rank].still

@@ -163,6 +163,9 @@ func TestHealthyStarts(t *testing.T) {
 			sleep(j, 1)
 			j.set(1, func(r *diagnosis.Rank) { r.IO = true })
 		}, nil},
+		"it is in state D all the time, and reads": {func(j *startingJob) {
+			j.set(1, func(r *diagnosis.Rank) { r.IO, r.Proc, r.ProcAt = true, diagnosis.ProcDisk, j.ev.Now })
+		}, nil},
 		"some are done, one works on": {func(j *startingJob) {
 			for i := range 3 {
 				j.set(i, func(r *diagnosis.Rank) { r.Proc, r.ProcAt = diagnosis.ProcExited, j.ev.Now })
