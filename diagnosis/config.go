@@ -37,6 +37,10 @@ type Config struct {
 	// compiling and loading are slow. Forming a communicator gets twice that.
 	StartupPatience time.Duration
 	StartupOps      uint64
+	// StartPatience is how long a rank without any communicator may do nothing while all
+	// others wait before it is suspected (1 min); a stopped or ended one is confirmed after
+	// twice that, one that sleeps after five times.
+	StartPatience time.Duration
 	// ReportSlack is how far a node's state may be extrapolated beyond its last
 	// report (250 ms): a starved agent must not make its ranks look stuck.
 	ReportSlack time.Duration
@@ -84,6 +88,7 @@ func (c Config) withDefaults() Config {
 	def(&c.LostAfter, 10*time.Second)
 	def(&c.StartupPatience, 30*time.Second)
 	def(&c.StartupOps, 5)
+	def(&c.StartPatience, time.Minute)
 	def(&c.ReportSlack, 250*time.Millisecond)
 	def(&c.Settle, 250*time.Millisecond)
 	def(&c.HoldOff, 600*time.Millisecond)

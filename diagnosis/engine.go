@@ -43,6 +43,7 @@ func New(cfg Config) *Engine {
 		&deaths{view: v, aborts: e.aborts, losses: losses},
 		&hangs{view: v},
 		&forming{view: v},
+		&starts{view: v},
 		stragglers,
 		drags,
 		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags},

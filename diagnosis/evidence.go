@@ -71,6 +71,10 @@ type Rank struct {
 	// MemoryPressure is the share of time in which tasks of its cgroup waited for memory (PSI "some").
 	MemoryPressure float32
 	OffCPU         OffCPU
+	// Starting: its process is there and has made no communicator so far, by an agent's word;
+	// WaitsIn is what its first thread waits in then.
+	Starting bool
+	WaitsIn  WaitIn
 	// Exit is how the process ended, by the word of whoever reaped it; the zero
 	// value while nobody has said.
 	Exit Exit

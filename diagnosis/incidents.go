@@ -22,6 +22,7 @@ type finding struct {
 	// deadLink: what else stopped did so for want of a link.
 	deadLink bool
 	soft     bool  // a pause that may end by itself
+	passing  bool  // it is over when it is not found any more: no operation need end
 	ordered  bool  // its culprits' order says something, whatever was told before
 	still    int64 // how long nothing has moved, ns
 }
@@ -174,7 +175,7 @@ func (t *tracker) stands(x *incident) bool {
 	if t.now-x.last <= int64(t.cfg.HoldOff) {
 		return true
 	}
-	return x.hang && x.Level == Confirmed && t.lastFinish < x.last
+	return x.hang && x.Level == Confirmed && !x.passing && t.lastFinish < x.last
 }
 
 // consequence reports whether a confirmed hang explains what happened at a

@@ -20,6 +20,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/source/pressure"
 	"github.com/lockstep-ccl/lockstep/collector/source/proc"
 	"github.com/lockstep-ccl/lockstep/collector/source/recorder"
+	"github.com/lockstep-ccl/lockstep/collector/source/starting"
 	"github.com/lockstep-ccl/lockstep/collector/source/supervisor"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -85,6 +86,7 @@ type Agent struct {
 	o         Options
 	log       *slog.Logger
 	recorders *recorder.Source
+	starting  *starting.Source
 	procs     *proc.Source
 	pressure  *pressure.Source
 	sources   []NamedSource
@@ -171,14 +173,14 @@ func New(o Options) (*Agent, error) {
 	}
 	a := &Agent{
 		o: o, log: cmp.Or(o.Log, slog.Default()).With("node", o.Node),
-		recorders: recorder.New(ro), procs: procs, pressure: pressure.New("/proc", "/sys/fs/cgroup"),
+		recorders: recorder.New(ro), starting: starting.New(starting.Options{Dir: o.Dir, Node: o.Node, OwnNode: o.OwnNode, Users: o.Users, Max: o.MaxRanks, Keep: o.Keep}), procs: procs, pressure: pressure.New("/proc", "/sys/fs/cgroup"),
 		hello:  &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
 		traces: make(chan traceRequest, 1024),
 		orders: make(chan fenceOrder, maxJobs),
 		ranks:  map[*source.Process]*rank{},
 		jobs:   map[string]*job{},
 	}
-	a.sources = append([]NamedSource{{"recorder", a.recorders}, {"proc", procs}, {"supervisor", supervisor.New()}, {"pressure", a.pressure}}, o.Sources...)
+	a.sources = append([]NamedSource{{"recorder", a.recorders}, {"starting", a.starting}, {"proc", procs}, {"supervisor", supervisor.New()}, {"pressure", a.pressure}}, o.Sources...)
 	a.status = make([]collector.SourceStatus, len(a.sources))
 	a.publish()
 	return a, nil
@@ -202,6 +204,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		for _, j := range a.jobs {
 			j.leave()
 		}
+		_ = a.starting.Close()
 		_ = a.recorders.Close()
 		_ = a.procs.Close()
 		_ = a.pressure.Close()

@@ -161,7 +161,7 @@ func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 	later, leases := 0, 0
 	for _, r := range j.ranks {
 		p := r.p
-		if p.Dead() {
+		if p.Dead() || p.Path == "" { // without a recorder nobody has said whose word it is
 			continue
 		}
 		ordered, is := a.ordered(j, p, &r.terms)

@@ -303,6 +303,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 			For: diagnosis.WaitFor(min(o.WaitsFor, math.MaxUint8)).Known(), Resent: o.Resent,
 		}
 	}
+	r.Starting, r.WaitsIn = w.Starting, diagnosis.WaitIn(min(w.WaitsIn, math.MaxUint8)).Known()
 	r.Exit = exitOf(w.Exit, clock, now)
 	s.mergeCalls(p, r, w, clock, now)
 	if !s.trusted(n) && !p.vouched { // which is not counted now

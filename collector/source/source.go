@@ -44,7 +44,7 @@ type View struct {
 	CPUPressure, MemoryPressure float32
 }
 
-// Process is one process with a flight recorder, alive or dead. Its address
+// Process is one process with a flight recorder, or one that is expected to make one, alive or dead. Its address
 // identifies it for as long as it is in the view.
 type Process struct {
 	// By the recorder source: the header and the tables as of the last pass.
@@ -72,6 +72,12 @@ type Process struct {
 
 	// By the ebpf source, where it watches.
 	OffCPU diagnosis.OffCPU
+
+	// By the starting source: it is a rank that has made no communicator, and what its first
+	// thread waits in. Such a process need not have a recorder: then Path is "", and the
+	// Header has who it is, and nothing else.
+	Starting bool
+	WaitsIn  diagnosis.WaitIn
 
 	// By the nvml source: the GPU that the process uses (of several the one in
 	// the worst state), in CLOCK_MONOTONIC ns; and what it has reported, as diagnosis.Rank.Xid.

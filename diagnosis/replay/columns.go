@@ -90,6 +90,8 @@ var rankColumns = []column[diagnosis.Rank, pb.Ranks]{
 	float(func(t *diagnosis.Rank) *float32 { return &t.OffCPU.ChildStarved }, func(m *pb.Ranks) *[]int64 { return &m.OffCpuChildStarved }),
 	number(func(t *diagnosis.Rank) *diagnosis.WaitFor { return &t.OffCPU.For }, func(m *pb.Ranks) *[]int64 { return &m.OffCpuFor }),
 	number(func(t *diagnosis.Rank) *uint32 { return &t.OffCPU.Resent }, func(m *pb.Ranks) *[]int64 { return &m.TcpResent }),
+	flag(func(t *diagnosis.Rank) *bool { return &t.Starting }, func(m *pb.Ranks) *[]int64 { return &m.Starting }),
+	number(func(t *diagnosis.Rank) *diagnosis.WaitIn { return &t.WaitsIn }, func(m *pb.Ranks) *[]int64 { return &m.WaitsIn }),
 	number(func(t *diagnosis.Rank) *diagnosis.ExitSource { return &t.Exit.By }, func(m *pb.Ranks) *[]int64 { return &m.ExitBy }),
 	number(func(t *diagnosis.Rank) *int32 { return &t.Exit.Code }, func(m *pb.Ranks) *[]int64 { return &m.ExitCode }),
 	number(func(t *diagnosis.Rank) *int32 { return &t.Exit.Signal }, func(m *pb.Ranks) *[]int64 { return &m.ExitSignal }),

@@ -27,6 +27,7 @@ type Cmd struct {
 	InsecureAgents bool          `help:"Let anybody who reaches --listen report faults of the job, without TLS: whoever can, can have it restarted."`
 	StateDir       string        `type:"path" placeholder:"DIR" help:"Keep open incidents here, so that they outlive the master, and the evidence, for lockstep diagnose (default: in memory only, and no evidence)."`
 	Patience       time.Duration `default:"3s" help:"Silence after which an agent is lost."`
+	StartPatience  time.Duration `default:"1m" help:"How long a rank that has made no communicator may do nothing, while all others wait, before a hang at the start is suspected; it is confirmed after twice that when the process is stopped or has ended, else after five times."`
 	Planner        string        `placeholder:"HOST:PORT" help:"Ask this planner over which links the connections go that verdicts are about (default: nobody is asked)."`
 	Record         Record        `embed:"" prefix:"record."`
 	TLS            flags.TLS     `embed:"" prefix:"tls."`
@@ -76,7 +77,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	m, err := master.New(master.Options{
 		Paths: paths,
 		Job:   c.Job, Listen: c.Listen, TLS: c.TLS.Wire(), Insecure: c.InsecureAgents, StateDir: c.StateDir,
-		Diagnosis: diagnosis.DefaultConfig(), Patience: c.Patience, Log: log,
+		Diagnosis: c.diagnosis(), Patience: c.Patience, Log: log,
 		Recording: master.Recording{
 			Off: c.Record.Off, Program: buildinfo.Version(), MaxBytes: int64(c.Record.MaxBytes), MaxAge: c.Record.MaxAge,
 			Incidents: c.Record.Incidents, IncidentBytes: int64(c.Record.IncidentBytes),
@@ -133,4 +134,11 @@ func (c *Cmd) paths(log *slog.Logger) (func(comm uint64, rank, peer int) string,
 		return nil, nil, err
 	}
 	return w.Path, w, nil
+}
+
+// diagnosis is how the engine judges.
+func (c *Cmd) diagnosis() diagnosis.Config {
+	cfg := diagnosis.DefaultConfig()
+	cfg.StartPatience = c.StartPatience
+	return cfg
 }

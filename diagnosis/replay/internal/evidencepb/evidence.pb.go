@@ -745,6 +745,8 @@ type Ranks struct {
 	OffCpuChildStarved []int64                `protobuf:"zigzag64,63,rep,packed,name=off_cpu_child_starved,json=offCpuChildStarved,proto3" json:"off_cpu_child_starved,omitempty"`
 	OffCpuFor          []int64                `protobuf:"zigzag64,64,rep,packed,name=off_cpu_for,json=offCpuFor,proto3" json:"off_cpu_for,omitempty"`
 	TcpResent          []int64                `protobuf:"zigzag64,65,rep,packed,name=tcp_resent,json=tcpResent,proto3" json:"tcp_resent,omitempty"`
+	Starting           []int64                `protobuf:"zigzag64,66,rep,packed,name=starting,proto3" json:"starting,omitempty"`
+	WaitsIn            []int64                `protobuf:"zigzag64,67,rep,packed,name=waits_in,json=waitsIn,proto3" json:"waits_in,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1006,6 +1008,20 @@ func (x *Ranks) GetOffCpuFor() []int64 {
 func (x *Ranks) GetTcpResent() []int64 {
 	if x != nil {
 		return x.TcpResent
+	}
+	return nil
+}
+
+func (x *Ranks) GetStarting() []int64 {
+	if x != nil {
+		return x.Starting
+	}
+	return nil
+}
+
+func (x *Ranks) GetWaitsIn() []int64 {
+	if x != nil {
+		return x.WaitsIn
 	}
 	return nil
 }
@@ -2197,7 +2213,7 @@ const file_evidence_proto_rawDesc = "" +
 	"\x04lost\x18\x05 \x03(\x12R\x04lost\x12\x1b\n" +
 	"\tmap_error\x18\x06 \x03(\x12R\bmapError\x12!\n" +
 	"\fcpu_pressure\x18\a \x03(\x12R\vcpuPressure\x12'\n" +
-	"\x0fmemory_pressure\x18\b \x03(\x12R\x0ememoryPressure\"\xd0\a\n" +
+	"\x0fmemory_pressure\x18\b \x03(\x12R\x0ememoryPressure\"\x87\b\n" +
 	"\x05Ranks\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x12\n" +
 	"\x04node\x18\x04 \x03(\x12R\x04node\x12\x10\n" +
@@ -2237,7 +2253,9 @@ const file_evidence_proto_rawDesc = "" +
 	"\x15off_cpu_child_starved\x18? \x03(\x12R\x12offCpuChildStarved\x12\x1e\n" +
 	"\voff_cpu_for\x18@ \x03(\x12R\toffCpuFor\x12\x1d\n" +
 	"\n" +
-	"tcp_resent\x18A \x03(\x12R\ttcpResent\"g\n" +
+	"tcp_resent\x18A \x03(\x12R\ttcpResent\x12\x1a\n" +
+	"\bstarting\x18B \x03(\x12R\bstarting\x12\x19\n" +
+	"\bwaits_in\x18C \x03(\x12R\awaitsIn\"g\n" +
 	"\x05Comms\x12\x10\n" +
 	"\x03row\x18\x01 \x03(\rR\x03row\x12\x14\n" +
 	"\x05named\x18\x02 \x03(\rR\x05named\x12\x12\n" +
