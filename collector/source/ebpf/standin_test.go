@@ -222,11 +222,11 @@ func (j *job) comm(r *record.Reader, what string, ok func(c record.CommStatus) b
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Errorf("not within 30 s: %s", what)
+	t.Errorf("not within two minutes: %s", what)
 	t.FailNow()
 }

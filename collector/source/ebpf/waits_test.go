@@ -38,7 +38,7 @@ func TestUninterruptibleSleepIsSeen(t *testing.T) {
 
 func TestAStarvedProxyIsSeen(t *testing.T) {
 	j, r, p := waiting(t, nil)
-	r.do("starve 4000")
+	r.do("starve 20000")
 	eventually(t, "NCCL's threads wait for a CPU", func() bool { j.update(); return p.OffCPU.NCCLStarved > 0.5 })
 	if p.OffCPU.Disk != 0 || p.OffCPU.ChildDisk != 0 || p.OffCPU.ChildStarved != 0 {
 		t.Errorf("%+v", p.OffCPU)
