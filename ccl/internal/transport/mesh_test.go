@@ -164,7 +164,7 @@ func nics(tb testing.TB, f *verbstest.Fabric) func(rank int) RDMA {
 	return func(rank int) RDMA {
 		ports, err := tree.Select(nic.Near{NUMA: -1, LocalRank: rank}, nic.Override{})
 		return RDMA{Net: NetRDMA, Ports: ports, Why: err, Options: rdma.Options{
-			Lanes: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 5 * time.Second,
+			Lanes: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 5 * time.Second, Stuck: 10 * time.Second,
 		}}
 	}
 }
