@@ -1,8 +1,10 @@
 package ccl_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,7 +26,7 @@ func TestGPUDelayRank(t *testing.T) {
 		}
 		cfg.Faults, paths[cfg.Rank] = inj, cfg.Recorder.Path()
 	}
-	waited := make([]time.Duration, n)
+	waited := make([]time.Duration, n) // in the median: on busy processors any rank may be late for once
 	ranks(t, n, onGPUs(t, gpus, delay), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, 4096, true)
@@ -50,14 +52,13 @@ func TestGPUDelayRank(t *testing.T) {
 		if len(stamps) != ops {
 			return fmt.Errorf("%d stamps of %d operations", len(stamps), ops)
 		}
-		for _, s := range stamps {
-			waited[c.Rank()] += time.Duration(s.Wait)
-		}
+		slices.SortFunc(stamps, func(a, b record.Stamp) int { return cmp.Compare(a.Wait, b.Wait) })
+		waited[c.Rank()] = time.Duration(stamps[ops/2].Wait)
 		return nil
 	})
 	for r, w := range waited {
 		if r != late && w <= waited[late] {
-			t.Errorf("rank %d waited for %v in all, rank %d, which was late, for %v", r, w, late, waited[late])
+			t.Errorf("rank %d waited for %v as a rule, rank %d, which was late, for %v", r, w, late, waited[late])
 		}
 	}
 }

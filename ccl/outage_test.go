@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/crc64"
+	"io"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -158,7 +159,9 @@ func outageChild() error {
 			break
 		}
 		if round == from {
-			time.Sleep(100 * time.Millisecond) // until it has begun
+			if _, err = io.ReadFull(os.Stdin, make([]byte, 1)); err != nil { // until it has begun
+				break
+			}
 		}
 	}
 	if err == nil {
@@ -219,6 +222,17 @@ func outageRound(ctx context.Context, c *ccl.Comm, s *ccl.Stream, round int, got
 	return do(ctx, s, c.Barrier(s))
 }
 
+// begun tells ranks that said "now" that it has.
+func begun(t *testing.T, ps []*rankProcess) time.Time {
+	t.Helper()
+	for r, p := range ps {
+		if _, err := p.stdin.Write([]byte{1}); err != nil {
+			t.Fatalf("rank %d: %v", r, err)
+		}
+	}
+	return time.Now()
+}
+
 // next is the next line of a rank's, within a bound.
 func (p *rankProcess) next(t *testing.T, rank int, within time.Duration) string {
 	t.Helper()
@@ -266,7 +280,7 @@ func TestOutages(t *testing.T) {
 	var want []string
 	for _, o := range []outage{
 		{name: "none", begin: func() {}, end: func() {}},
-		silent(time.Second, false), carrier(3*time.Second, false), loss(5, false), oneWay(3*time.Second, 1, false),
+		silent(time.Second, false), carrier(4*time.Second, false), loss(5, false), oneWay(4*time.Second, 1, false),
 		carrier(time.Second, true), silent(3*time.Second, true), carrier(10*time.Second, true), silent(10*time.Second, true),
 		oneWay(10*time.Second, 0, true), silent(25*time.Second, true), carrier(25*time.Second, true), loss(1, true), loss(20, true),
 		atTheEnd(silent(10*time.Second, true)),
@@ -284,8 +298,8 @@ func TestOutages(t *testing.T) {
 			for r, p := range ps {
 				p.expect(t, r, "now")
 			}
-			begun := time.Now()
 			o.begin()
+			since := begun(t, ps)
 			if o.lasts > 0 {
 				time.Sleep(o.lasts)
 				o.end()
@@ -295,7 +309,7 @@ func TestOutages(t *testing.T) {
 			for r, p := range ps {
 				sums = append(sums, p.next(t, r, 2*time.Minute))
 			}
-			took := time.Since(begun)
+			took := time.Since(since)
 			if o.lasts == 0 {
 				o.end()
 			}
@@ -336,12 +350,12 @@ func TestOutageEnds(t *testing.T) {
 	for r, p := range ps {
 		p.expect(t, r, "now")
 	}
-	begun := time.Now()
 	n.lose(0, 1)
 	n.lose(1, 1)
+	since := begun(t, ps)
 	for r, p := range ps {
 		line := p.next(t, r, 90*time.Second)
-		t.Logf("rank %d, after %.1f s: %s", r, time.Since(begun).Seconds(), line)
+		t.Logf("rank %d, after %.1f s: %s", r, time.Since(since).Seconds(), line)
 		if !strings.HasPrefix(line, "error ") || !strings.Contains(line, ccl.ErrPeerLost.Error()) || !strings.Contains(line, "nothing") {
 			t.Errorf("rank %d says %q", r, line)
 		}

@@ -32,7 +32,7 @@ func overRDMAOn(node func(rank int) int) func(*ccl.Config) {
 		n := node(cfg.Rank)
 		cfg.Node = fmt.Sprint("node", n)
 		cfg.Net = ccl.NetRDMA
-		cfg.RDMA = ccl.RDMAConfig{HCA: "=mlx5_0,mlx5_1", QueuePairs: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond}
+		cfg.RDMA = ccl.RDMAConfig{HCA: "=mlx5_0,mlx5_1", QueuePairs: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 3 * time.Second}
 		if n%2 == 1 {
 			cfg.RDMA.HCA = "=mlx5_2,mlx5_3"
 		}

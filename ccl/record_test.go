@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"testing"
 	"time"
 
@@ -159,12 +158,14 @@ func TestRecorder(t *testing.T) {
 // TestRecorderFailure: what was under way when a communicator failed is told,
 // with the reason.
 func TestRecorderFailure(t *testing.T) {
-	var once sync.Once
-	comms, records := recorded(t, 2, 2, func(ctx context.Context, c *ccl.Comm) error {
+	dir := t.TempDir()
+	comms, records := recordedIn(t, dir, 2, 2, func(ctx context.Context, c *ccl.Comm) error {
 		s, x := c.NewStream(), ccl.Of(make([]float32, 10))
 		if c.Rank() == 1 {
-			time.Sleep(20 * time.Millisecond)
-			once.Do(func() { c.Abort(errors.New("enough")) })
+			if err := untilToldOf(ctx, dir, 1); err != nil {
+				return err
+			}
+			c.Abort(errors.New("enough"))
 			return errExpected
 		}
 		if err := do(ctx, s, c.AllReduce(s, x, x, ccl.Sum)); !errors.Is(err, ccl.ErrAborted) {

@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is what no healthy run needs.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func open(t testing.TB, o Options) (*Door, string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -66,7 +66,8 @@ type Executor struct {
 	entry   int64 // when an injected delay lets operation heldSeq begin
 	heldSeq uint64
 	suspect *failure.Failure // a link broke: why is the control plane's to say, for a while
-	since   int64            // when it broke
+	since   int64            // when this was looked at last
+	doubt   int64            // for how long it has lasted
 	said    int64            // when this rank last told the others what it is in
 	saidSeq uint64
 }

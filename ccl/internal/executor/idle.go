@@ -17,6 +17,8 @@ type idleness struct {
 	waits int
 	since int64
 	told  bool
+	seen  int64 // when it looked at the clock last
+	quiet int64 // how long nothing has come while it looked
 }
 
 const (
@@ -29,6 +31,9 @@ const (
 	leftAfter = int64(500 * time.Millisecond)
 	// suspectFor is how long the control plane may take to say why a link broke.
 	suspectFor = int64(time.Second)
+	// stallMost is how much of the time between two looks counts there: what keeps this process
+	// from running keeps back what it would have heard, too.
+	stallMost = int64(2 * nap)
 	// nap bounds one sleep, so that a context's end is noticed.
 	nap = 20 * time.Millisecond
 )
@@ -37,9 +42,11 @@ const (
 func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if x.suspect != nil {
 		time.Sleep(time.Millisecond)
-		if record.Now()-x.since > suspectFor {
+		now := record.Now()
+		if x.doubt += min(now-x.since, stallMost); x.doubt > suspectFor {
 			x.Fail(x.suspect, true)
 		}
+		x.since = now
 		return nil
 	}
 	if x.current == nil && x.queue.at(x.queue.finished.Load()+1).Proxy == nil {
@@ -64,6 +71,10 @@ func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if ctx.Err() != nil {
 		return x.Interrupted(ctx, seq)
 	}
+	if i.seen != 0 {
+		i.quiet += min(now-i.seen, stallMost)
+	}
+	i.seen = now
 	waited := now - i.since
 	if waited > tellAfter && !i.told {
 		i.told = true
@@ -75,7 +86,7 @@ func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if waited > compareAfter {
 		x.announce(now)
 	}
-	if waited > leftAfter {
+	if i.quiet > leftAfter {
 		x.missLeavers()
 	}
 	return nil

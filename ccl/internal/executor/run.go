@@ -176,7 +176,7 @@ func (x *Executor) held(seq uint64) bool {
 // of a failure first and closed: then the control plane is about to tell that one.
 func (x *Executor) broke(f *failure.Failure) {
 	if errors.Is(f.Err, failure.ErrPeerLost) {
-		x.suspect, x.since = f, record.Now()
+		x.suspect, x.since, x.doubt = f, record.Now(), 0
 		return
 	}
 	x.Fail(f, true)

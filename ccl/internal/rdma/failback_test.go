@@ -242,7 +242,7 @@ func TestNoPathLeft(t *testing.T) {
 
 func testNoPathLeft(t *testing.T, ports [2]string) {
 	f := verbstest.New(t, verbstest.Options{})
-	a, b := connect(t, f, quick)
+	a, b := connect(t, f, hasty)
 	once := false
 	var errs [2]error
 	var wg sync.WaitGroup
@@ -276,7 +276,7 @@ func TestNeverConnected(t *testing.T) {
 			f.Link(fmt.Sprint("mlx5_", i), 1, fmt.Sprint("mlx5_", j), 1).Drop(true)
 		}
 	}
-	a, b := connect(t, f, quick)
+	a, b := connect(t, f, hasty)
 	err := both(t, a, b, 1<<20, 0, nil)
 	if !errors.Is(err, ErrNoPath) || !strings.Contains(err.Error(), "LOCKSTEP_NET=tcp") {
 		t.Errorf("the error is %v", err)

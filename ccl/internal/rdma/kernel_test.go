@@ -93,7 +93,7 @@ func TestUndead(t *testing.T) {
 }
 
 func testUndead(t *testing.T, heal bool) {
-	opt := quick
+	opt := hasty
 	if opt.Lanes = 1; heal {
 		opt.GiveUpAfter = patience
 	}

@@ -121,9 +121,10 @@ func (c *Conn) look(now time.Time) {
 		l := &c.m.lanes[i]
 		lost = lost || l.phase != running
 		for p := range l.paths {
-			if l.paths[p].state == pathLive && c.qps[i][p].idles() {
-				c.qps[i][p].probe()
-				asked = true
+			if q := c.qps[i][p]; l.paths[p].state == pathLive && q.why == nil && !q.halted {
+				if asked = true; q.idles() { // else it has been asked, and answers or fails in its time
+					q.probe()
+				}
 			}
 		}
 	}

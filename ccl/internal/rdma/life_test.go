@@ -126,7 +126,7 @@ func TestDeadHost(t *testing.T) {
 	for _, busy := range []bool{true, false} {
 		t.Run(fmt.Sprint("busy ", busy), func(t *testing.T) {
 			f := verbstest.New(t, verbstest.Options{Retry: 5 * time.Millisecond})
-			a, b := connect(t, f, quick)
+			a, b := connect(t, f, hasty)
 			until(t, "a connection", a, b, func() bool { return on(0, a, b) })
 			once := false
 			die := func(int) {

@@ -83,7 +83,7 @@ func TestRealFaults(t *testing.T) {
 			if f.undo == "" {
 				t.Cleanup(func() { sh(t, "rails new 0") }) // when the devices are closed
 			}
-			opt := quick
+			opt := hasty
 			opt.FailbackAfter, opt.GiveUpAfter = time.Second, 5*time.Second
 			a, b := connectRails(t, opt)
 			until(t, "a primary and a backup", a, b, func() bool { return on(0, a, b) })
@@ -126,7 +126,7 @@ func TestRealFaults(t *testing.T) {
 
 // TestRealNoPathLeft: both ends fail with the ports in the error.
 func TestRealNoPathLeft(t *testing.T) {
-	opt := quick
+	opt := hasty
 	opt.GiveUpAfter = time.Second
 	a, b := connectRails(t, opt)
 	var errs [2]error

@@ -78,7 +78,7 @@ func TestReach(t *testing.T) {
 				for _, near := range c.near {
 					for _, p := range near {
 						if p == r {
-							got[r], err = Reach(within(t, 30*time.Second), cfg, near)
+							got[r], err = Reach(within(t, 2*time.Minute), cfg, near)
 						}
 					}
 				}
@@ -121,7 +121,7 @@ func TestReachMaps(t *testing.T) {
 	errs := each(n, func(r int) error {
 		cfg := cs[r]
 		cfg.Exchange = all(r)
-		list, err := Reach(within(t, 30*time.Second), cfg, []int{0, 1})
+		list, err := Reach(within(t, 2*time.Minute), cfg, []int{0, 1})
 		if err == nil && (len(list) != 1 || !strings.Contains(list[0].Reason, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")) {
 			t.Errorf("rank %d: %v", r, list)
 		}
@@ -143,7 +143,7 @@ func TestReachFails(t *testing.T) {
 	for r, err := range each(n, func(r int) error {
 		cfg := cs[r]
 		cfg.Exchange = all(r)
-		_, err := Reach(within(t, 30*time.Second), cfg, []int{0, 1, 2})
+		_, err := Reach(within(t, 2*time.Minute), cfg, []int{0, 1, 2})
 		return err
 	}) {
 		if err == nil || !strings.Contains(err.Error(), "cuMemExportToShareableHandle") {

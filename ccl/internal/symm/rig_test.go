@@ -61,7 +61,7 @@ func each(n int, f func(rank int) error) []error {
 
 func join(t testing.TB, n int) []*Group {
 	cs, gs := configs(t, n), make([]*Group, n)
-	for r, err := range each(n, func(r int) (err error) { gs[r], err = Join(within(t, 30*time.Second), cs[r]); return }) {
+	for r, err := range each(n, func(r int) (err error) { gs[r], err = Join(within(t, 2*time.Minute), cs[r]); return }) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
 		}
@@ -103,7 +103,7 @@ func openFiles(t testing.TB) int {
 func allocate(t testing.TB, gs []*Group, bytes uint64) {
 	t.Helper()
 	ms := make([]*Memory, len(gs))
-	for r, err := range each(len(gs), func(r int) (err error) { ms[r], err = gs[r].Alloc(within(t, 30*time.Second), bytes); return }) {
+	for r, err := range each(len(gs), func(r int) (err error) { ms[r], err = gs[r].Alloc(within(t, 2*time.Minute), bytes); return }) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
 		}

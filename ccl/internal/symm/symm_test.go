@@ -64,7 +64,7 @@ func TestShare(t *testing.T) {
 			return err
 		}
 		poke(t, gs[r].cfg.Device, as[r].Ptr+8, uint32(70+r))
-		ms[r], err = gs[r].Share(within(t, 30*time.Second), as[r].Handle, as[r].Size)
+		ms[r], err = gs[r].Share(within(t, 2*time.Minute), as[r].Handle, as[r].Size)
 		return err
 	}) {
 		if err != nil {
@@ -87,7 +87,7 @@ func TestShare(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for r, err := range each(2, func(r int) error { _, err := gs[r].Share(within(t, 30*time.Second), cuda.Handle{}, 5); return err }) {
+	for r, err := range each(2, func(r int) error { _, err := gs[r].Share(within(t, 2*time.Minute), cuda.Handle{}, 5); return err }) {
 		if err == nil || !strings.Contains(err.Error(), "multiple") {
 			t.Errorf("rank %d shared 5 bytes: %v", r, err)
 		}
@@ -123,7 +123,7 @@ func TestAgreedFailure(t *testing.T) {
 			if c.call != "" {
 				cudatest.Fail(c.call, 2, 1)
 			}
-			for r, err := range each(3, func(r int) error { _, err := gs[r].Alloc(within(t, 30*time.Second), size(r)); return err }) {
+			for r, err := range each(3, func(r int) error { _, err := gs[r].Alloc(within(t, 2*time.Minute), size(r)); return err }) {
 				var re *RankError
 				if err == nil || !strings.Contains(err.Error(), c.want) || !errors.As(err, &re) || errors.Is(err, ErrBroken) {
 					t.Errorf("rank %d: %v", r, err)
@@ -208,9 +208,9 @@ func TestBadPeer(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			gs := join(t, 3)
 			before := openFiles(t)
-			ctx := within(t, 30*time.Second)
+			ctx := within(t, 2*time.Minute)
 			if strings.Contains(c.want, "no answer") {
-				ctx = within(t, 300*time.Millisecond)
+				ctx = within(t, time.Second)
 			}
 			errs := each(3, func(r int) error {
 				if r == 1 {
@@ -248,7 +248,7 @@ func TestJoinFails(t *testing.T) {
 	t.Run("wrong key", func(t *testing.T) {
 		cs := configs(t, 2)
 		cs[1].Key = []byte("another secret that is long enough")
-		errs := each(2, func(r int) error { _, err := Join(within(t, time.Second), cs[r]); return err })
+		errs := each(2, func(r int) error { _, err := Join(within(t, 3*time.Second), cs[r]); return err })
 		if errs[0] == nil || !strings.Contains(errs[0].Error(), "ranks [1] did not connect") {
 			t.Errorf("rank 0: %v", errs[0])
 		}
@@ -260,7 +260,7 @@ func TestJoinFails(t *testing.T) {
 		cs := configs(t, 2)
 		cs[1].Dir = filepath.Join(t.TempDir(), "open")
 		os.Mkdir(cs[1].Dir, 0o755)
-		for r, err := range each(2, func(r int) error { _, err := Join(within(t, 30*time.Second), cs[r]); return err }) {
+		for r, err := range each(2, func(r int) error { _, err := Join(within(t, 2*time.Minute), cs[r]); return err }) {
 			if err == nil || !strings.Contains(err.Error(), "chmod 700") {
 				t.Errorf("rank %d: %v", r, err)
 			}
@@ -269,7 +269,7 @@ func TestJoinFails(t *testing.T) {
 	t.Run("long path", func(t *testing.T) {
 		cs := configs(t, 2)
 		cs[0].Dir = filepath.Join(cs[0].Dir, strings.Repeat("x", 100))
-		for r, err := range each(2, func(r int) error { _, err := Join(within(t, 30*time.Second), cs[r]); return err }) {
+		for r, err := range each(2, func(r int) error { _, err := Join(within(t, 2*time.Minute), cs[r]); return err }) {
 			if err == nil || !strings.Contains(err.Error(), "shorter folder") {
 				t.Errorf("rank %d: %v", r, err)
 			}
@@ -296,7 +296,7 @@ func TestJoinFails(t *testing.T) {
 			return blobs, err
 		}
 		gs := make([]*Group, 2)
-		for r, err := range each(2, func(r int) (err error) { gs[r], err = Join(within(t, 30*time.Second), cs[r]); return }) {
+		for r, err := range each(2, func(r int) (err error) { gs[r], err = Join(within(t, 2*time.Minute), cs[r]); return }) {
 			if err != nil {
 				t.Fatalf("rank %d: %v", r, err)
 			}
@@ -363,7 +363,7 @@ func child() error {
 func TestTwoProcesses(t *testing.T) {
 	d := cudatest.Device(t, 0)
 	dir := filepath.Join(t.TempDir(), "run")
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, 2*time.Minute)
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), "SYMM_TEST_CHILD="+dir)
 	cmd.Stderr = os.Stderr

@@ -39,8 +39,12 @@ func TestLinksUnderFlood(t *testing.T) {
 				m.links[1].(*tcpLink).reset(t)
 			}
 		}
-		if c := n.door.Counts(); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0 {
-			return fmt.Errorf("refusals are not counted: %+v of %d made", c, f.Made.Load())
+		c := n.door.Counts()
+		for deadline := time.Now().Add(patience); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0; c = n.door.Counts() {
+			if time.Now().After(deadline) {
+				return fmt.Errorf("refusals are not counted: %+v of %d made", c, f.Made.Load())
+			}
+			time.Sleep(time.Millisecond)
 		}
 		return nil
 	})

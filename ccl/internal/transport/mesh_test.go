@@ -72,7 +72,7 @@ func rankMain(role string) {
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 		defer cancel()
 		c, err := bootstrap.Join(ctx, bootstrap.Config{ID: id, Rank: rank, Size: size, Secret: secret})
 		if err != nil {
@@ -95,7 +95,7 @@ func rankMain(role string) {
 // processes starts ranks 1 to n-1 as processes in a role, and returns rank 0's mesh.
 func processes(tb testing.TB, p place, n int, role string) (*Mesh, []*exec.Cmd) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	tb.Cleanup(cancel)
 	ln, err := bootstrap.Listen("127.0.0.1:0", secret)
 	if err != nil {
@@ -164,7 +164,7 @@ func nics(tb testing.TB, f *verbstest.Fabric) func(rank int) RDMA {
 	return func(rank int) RDMA {
 		ports, err := tree.Select(nic.Near{NUMA: -1, LocalRank: rank}, nic.Override{})
 		return RDMA{Net: NetRDMA, Ports: ports, Why: err, Options: rdma.Options{
-			Lanes: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 500 * time.Millisecond,
+			Lanes: 2, FailbackAfter: 50 * time.Millisecond, GiveUpAfter: 5 * time.Second, Stuck: 10 * time.Second,
 		}}
 	}
 }
@@ -172,7 +172,7 @@ func nics(tb testing.TB, f *verbstest.Fabric) func(rank int) RDMA {
 // goroutines runs f as n ranks of this process; change edits each Config first.
 func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m *Mesh, rank, size int) error) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	ln, err := bootstrap.Listen("127.0.0.1:0", secret)
 	if err != nil {
@@ -225,7 +225,8 @@ func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m *M
 
 // ---- what an executor does, at its simplest ----
 
-const patience = 20 * time.Second
+// patience bounds what must end; it is no measurement.
+const patience = time.Minute
 
 var errPatience = errors.New("no progress")
 

@@ -75,15 +75,23 @@ func (p *planner) move() {
 	}
 }
 
-// freePort is one that nobody had a moment ago.
+// freed has the ports that freePort has given: the kernel may choose one of them again.
+var freed sync.Map
+
+// freePort is one that nobody had a moment ago, another one each time.
 func freePort(t testing.TB) uint16 {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Error(err)
-		return 0
+	for {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		port := uint16(ln.Addr().(*net.TCPAddr).Port)
+		ln.Close()
+		if _, given := freed.LoadOrStore(port, true); !given {
+			return port
+		}
 	}
-	defer ln.Close()
-	return uint16(ln.Addr().(*net.TCPAddr).Port)
 }
 
 // lanes returns the source ports of what this rank sends to a peer.

@@ -83,7 +83,7 @@ func starsOf(tb testing.TB, piece, size int, delay time.Duration, f func(s *star
 	goroutines(tb, apart, size, func(c *Config) {
 		c.RDMA = ports(c.Rank)
 		c.RDMA.Ports = c.RDMA.Ports[:1]
-		c.RDMA.Options = rdma.Options{Lanes: 1, Window: 2 * flowBurst}
+		c.RDMA.Options = rdma.Options{Lanes: 1, Window: 2 * flowBurst, Stuck: time.Minute} // a fabric that is not scheduled completes late
 		if c.Rank == 0 {
 			c.Recorder, c.Comm = rec, comm
 		}

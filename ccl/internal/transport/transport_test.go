@@ -272,9 +272,9 @@ func TestWakeAndAbort(t *testing.T) {
 }
 
 func TestBoard(t *testing.T) {
+	now := record.Now()
 	goroutines(t, pairwise, 4, nil, func(m *Mesh, rank, size int) error {
 		b := m.Board()
-		now := record.Now()
 		if rank%2 == 1 {
 			b.Enter(65536, now-int64(time.Hour)) // low bits zero
 			b.Enter(65537, now)

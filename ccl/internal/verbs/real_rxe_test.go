@@ -21,7 +21,7 @@ import (
 // transport takes for granted of any device, and log what it does besides.
 
 // soon bounds what must happen; an emulated processor may pause.
-const soon = 10 * time.Second
+const soon = 30 * time.Second
 
 // side is one end of a connection.
 type side struct {
