@@ -58,6 +58,7 @@ type rankCost struct {
 	own    float32                // of the last window, ns
 	pred   float32                // what its history says of the same operations, ns
 	inside float32
+	past   pastCost
 	seen   int32 // windows
 	odd    bool  // the last window is far from the norm
 }
@@ -252,6 +253,9 @@ func (d *drags) measure(elapsed, common float64) {
 		x.cost[at] = cost
 		far := max(cost, -cost)
 		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
+		if known {
+			x.remember(d.windows)
+		}
 		if known && !d.watched(int32(r)) {
 			// What is far outside is a hiccup or a fault: it counts for little, or the norm would follow it.
 			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) / 32
@@ -337,6 +341,9 @@ func (d *drags) worst(r int32) (cost, over float64) {
 		}
 		if d.slower(n) < c/2 {
 			continue // the job as a whole is not slower for it
+		}
+		if !x.isNew(d.windows, h, c) && !x.mostly(d.windows, n) {
+			continue // it has always been away once in a while
 		}
 		if o := c / d.bar(r, h); o > over {
 			cost, over = c, o
