@@ -31,7 +31,7 @@ func (x *rankCost) remember(windows int32) {
 	p := &x.past
 	p.of++
 	for h, n := range horizons {
-		if x.sums[h] > p.now[h]*float32(n-1) {
+		if x.sums[h] > max(p.now[h], leastCost/2)*float32(n-1) {
 			p.now[h] = max(p.now[h], float32(x.trimmed(windows, n)))
 		}
 	}

@@ -65,6 +65,9 @@ type slowLinks struct {
 type insideHistory struct {
 	base baseline // time inside an operation, ns
 	cost float64  // share of the window that a member was inside for longer than usual
+	// look: its members felt something in the window, or a connection's monitor has seen the
+	// network be slow. Without either none of its connections is.
+	look bool
 }
 
 func (d *slowLinks) forget() {
@@ -89,8 +92,10 @@ func (d *slowLinks) watchFlights() {
 	d.inside = resized(d.inside, len(d.comms))
 	if d.sampled != d.start {
 		d.sampled = d.start
-		for i := range d.conns {
-			d.conns[i].flights = 0
+		if d.seeWaiting { // else there are none
+			for i := range d.conns {
+				d.conns[i].flights = 0
+			}
 		}
 	}
 	for ci := range d.comms {
@@ -140,23 +145,16 @@ func (d *slowLinks) judge() {
 		if perOp, ops, ok := d.insideOf(int32(ci)); ok && d.settled(&h.base) {
 			h.cost = (perOp - h.base.mean) * ops / float64(len(d.ev.Comms[ci].Members)) / elapsed
 		}
+		h.look = d.feltIn(int32(ci))
 	}
 	if !d.observe() {
 		d.learnInside()
 		return
 	}
-	norm := d.normalRatios()
-	var suspects []slowConn
-	var active, slow [256]int // by transport
-	for ci := range d.ev.Comms {
-		of := d.connsOf(int32(ci))
-		for t := nextTransport(d.ev.Conns, of, -1); t >= 0; t = nextTransport(d.ev.Conns, of, t) {
-			before := len(suspects)
-			var n int
-			suspects, n = d.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
-			active[t] += n
-			slow[t] += len(suspects) - before
-		}
+	suspects, slow := d.suspects()
+	var active [256]int // by transport
+	if len(suspects) > 0 {
+		active = d.active()
 	}
 	clear(d.between)
 	suspects = slices.DeleteFunc(suspects, func(s slowConn) bool {
@@ -197,6 +195,43 @@ func (d *slowLinks) judge() {
 	d.learnDelays()
 	d.learnInside()
 }
+
+// suspects returns the connections that were slow in the window, and how many of each
+// transport.
+func (d *slowLinks) suspects() (suspects []slowConn, slow [256]int) {
+	if !slices.ContainsFunc(d.inside, func(h insideHistory) bool { return h.look }) {
+		return nil, slow
+	}
+	norm := d.normalRatios()
+	for ci := range d.ev.Comms {
+		if !d.inside[ci].look {
+			continue
+		}
+		of := d.connsOf(int32(ci))
+		for t := nextTransport(d.ev.Conns, of, -1); t >= 0; t = nextTransport(d.ev.Conns, of, t) {
+			before := len(suspects)
+			suspects = d.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
+			slow[t] += len(suspects) - before
+		}
+	}
+	return suspects, slow
+}
+
+// active returns how many connections of each transport had news.
+func (d *slowLinks) active() (n [256]int) {
+	for i := range d.conns {
+		if d.conns[i].fresh {
+			n[d.ev.Conns[i].Transport]++
+		}
+	}
+	return n
+}
+
+// feltIn reports whether the members of a communicator were inside for longer than usual.
+func (d *slowLinks) feltIn(ci int32) bool { return d.inside[ci].cost >= d.cfg.SlowShare/2 }
+
+// often reports whether a connection's monitor finds that the network was slow most of the time.
+func (h *connHistory) often(c *Conn) bool { return c.Cause == record.CauseNetwork && h.share >= 0.5 }
 
 // betweenTwo reports whether all connections of a transport are between two nodes.
 func (d *slowLinks) betweenTwo(t record.Transport) bool {
@@ -252,6 +287,9 @@ func (d *slowLinks) observe() bool {
 		h.fresh, any = true, true
 		h.share = float32(c.SlowWindows-h.slow) / float32(n)
 		h.windows, h.slow = c.Windows, c.SlowWindows
+		if h.often(c) {
+			d.inside[c.Comm].look = true
+		}
 		h.flight = float32(flights) / float32(d.passes)
 		h.held = 0
 		if d.settled(&h.base) {
@@ -299,9 +337,8 @@ func nextTransport(conns []Conn, of []int32, t int) int {
 	return next
 }
 
-// slowIn appends the slow connections of one communicator and transport, and
-// returns how many had news.
-func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) ([]slowConn, int) {
+// slowIn appends the slow connections of one communicator and transport.
+func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) []slowConn {
 	cfg := &d.cfg
 	n, learning := 0, false
 	for _, k := range of {
@@ -322,8 +359,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		spread = deviation(v, middle)
 		d.scratch = v
 	}
-	cost := d.inside[ci].cost
-	felt := cost >= cfg.SlowShare/2
+	cost, felt := d.inside[ci].cost, d.feltIn(ci)
 	for _, k := range of {
 		c, h := &d.ev.Conns[k], &d.conns[k]
 		if !h.fresh || c.Transport != t {
@@ -332,7 +368,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork {
 			continue // its monitor blames one of its ends
 		}
-		often := c.Cause == record.CauseNetwork && h.share >= 0.5
+		often := h.often(c)
 		s := slowConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, delay: h.delay, share: h.share, flight: h.flight, peers: n - 1, cost: cost}
 		slow := false
 		switch {
@@ -357,7 +393,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 			suspects = append(suspects, s)
 		}
 	}
-	return suspects, n
+	return suspects
 }
 
 // onTheWay reports whether a slow connection's delays are the network's doing:
@@ -421,7 +457,7 @@ func (v *view) crowded(rank int32) bool {
 func (d *slowLinks) learnDelays() {
 	for i := range d.conns {
 		h, c := &d.conns[i], &d.ev.Conns[i]
-		if !h.fresh || c.Cause != record.CauseNone || d.inside[c.Comm].cost >= d.cfg.SlowShare/2 {
+		if !h.fresh || c.Cause != record.CauseNone || d.feltIn(c.Comm) {
 			continue
 		}
 		if len(d.slow) > 0 && slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.conn == int32(i) }) {
