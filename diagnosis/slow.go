@@ -22,6 +22,9 @@ type connHistory struct {
 	flights     int32 // passes of the window that saw bytes on it while its receiver waited
 	flight      float32
 	usualFlight float32 // as shares
+	// looks are its flights beyond the usual ones in windows that its communicator felt, the
+	// older ones counting less; known without a word of its monitor, too.
+	looks, usualLooks float32
 }
 
 // slowConn is a connection whose delay has grown, with the window that says so.
@@ -82,55 +85,6 @@ func (d *slowLinks) find(found []finding) []finding {
 	}
 	return d.findings(found)
 }
-
-// watchFlights samples what the network is to blame for: bytes on their way to
-// a receiver that waits for them. A completion that is late because the
-// receiver does other things leaves no trace here.
-func (d *slowLinks) watchFlights() {
-	conns := d.ev.Conns
-	d.conns = resized(d.conns, len(conns))
-	d.inside = resized(d.inside, len(d.comms))
-	if d.sampled != d.start {
-		d.sampled = d.start
-		if d.seeWaiting { // else there are none
-			for i := range d.conns {
-				d.conns[i].flights = 0
-			}
-		}
-	}
-	for ci := range d.comms {
-		for _, k := range d.comms[ci].waiting {
-			d.seeWaiting = true
-			if d.inFlight(&conns[k]) {
-				d.conns[k].flights++
-			}
-		}
-	}
-}
-
-// inFlight reports whether a waiting receiver's last report is from after the
-// bytes that it waits for were posted. Both ends report at moments of their
-// own, so it takes more than bytes at one and a wait at the other: the bytes
-// were posted during the wait, or the wait began with the receiver's operation
-// and the bytes after its last one, or the sender has seen them outstanding
-// since the wait began.
-func (d *slowLinks) inFlight(c *Conn) bool {
-	if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) {
-		return false
-	}
-	src, dst := d.end(c, c.Src), d.end(c, c.Dst)
-	if src < 0 || dst < 0 || c.LastPost >= d.heard(dst) {
-		return false
-	}
-	m := &d.ev.Comms[c.Comm].Members[c.Dst]
-	return c.LastPost >= c.RxWaitingSince ||
-		(c.LastPost > m.FinishedAt && m.Open() && c.RxWaitingSince-m.StartedAt < waitBegins) ||
-		(c.Outstanding > 0 && d.heard(src) >= c.RxWaitingSince)
-}
-
-// waitBegins is how long after it has entered an operation a receiver may tell
-// that it waits for its first bytes: short waits are not told.
-const waitBegins = 2_000_000
 
 // judge judges the window that ends with this pass. A connection is
 // slow when its delay is far above its own history (before there is one: above
@@ -279,6 +233,7 @@ func (d *slowLinks) observe() bool {
 			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows}
 			continue
 		}
+		d.watchLooks(h, c.Comm, float32(flights)/float32(d.passes))
 		n := c.Windows - h.windows
 		h.delay = delay(c)
 		if n == 0 || h.delay == 0 {
@@ -428,7 +383,7 @@ func (d *slowLinks) elevated(conn int32) bool {
 // by the operations: all members had come, the last one too was inside for longer than
 // usual, and neither end is short of CPU.
 func (d *slowLinks) transferGrown(s *slowConn) bool {
-	return !s.alone && s.share >= 0.5 && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
+	return !s.alone && s.share >= 0.5 && !d.elsewhere(s) && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
 }
 
 // borneOut is transferGrown of a connection between two ranks, but for how often its
