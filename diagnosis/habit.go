@@ -22,6 +22,8 @@ const (
 	keepPast = 0.98
 	// newCost is by how much a cost exceeds those of before when it is no habit.
 	newCost = 1.5
+	// quietWindows are how many windows show that there was nothing of it before.
+	quietWindows = 8
 	// pastKnown is after how many turns the old costs are of many windows.
 	pastKnown = 3
 )
@@ -47,13 +49,24 @@ func (x *rankCost) remember(windows int32) {
 }
 
 // isNew reports whether a cost over a horizon is none that the rank had before: by what
-// is remembered, or else by twice as many windows before it.
+// is remembered, or else by the windows before it. None of these may cost as much: what comes
+// again and again within the horizon would have been there, too.
 func (x *rankCost) isNew(windows int32, h int, cost float64) bool {
 	if x.past.n == pastKnown {
 		return cost >= newCost*float64(x.past.old[h])
 	}
-	n := horizons[h]
-	return 3*n <= costWindows && x.past.of >= 3*n && x.mean(windows, n, 2*n) <= cost/4
+	n, known := horizons[h], min(x.past.of, costWindows)
+	for k := n; k < known; k++ {
+		if x.mean(windows, k, 1) >= cost {
+			return false
+		}
+	}
+	return known-n >= max(n, quietWindows)
+}
+
+// isNew reports whether a suspect's cost has been found to be new.
+func (d *drags) isNew(rank int32) bool {
+	return slices.ContainsFunc(d.slow, func(s slowRank) bool { return s.rank == rank && s.fresh })
 }
 
 // mostly reports whether most of the last n windows show what their mean says: pauses are

@@ -28,6 +28,7 @@ type slowRank struct {
 	excess  float64 // of its own time, ns in the window
 	waited  float64 // inside collectives for longer than usual, ns in the window
 	allCost float64 // of the windows in which it was slow, no more than mostCost of one, ns
+	fresh   bool    // drags: it is no habit
 	unfelt  int     // windows in a row that its peers did not feel
 	last    int     // sampled collectives that it entered last, of
 	of      int
