@@ -58,6 +58,7 @@ type rankCost struct {
 	own    float32                // of the last window, ns
 	pred   float32                // what its history says of the same operations, ns
 	inside float32
+	past   pastCost
 	seen   int32 // windows
 	odd    bool  // the last window is far from the norm
 }
@@ -252,6 +253,9 @@ func (d *drags) measure(elapsed, common float64) {
 		x.cost[at] = cost
 		far := max(cost, -cost)
 		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
+		if known && !d.isNew(int32(r)) {
+			x.remember(d.windows)
+		}
 		if known && !d.watched(int32(r)) {
 			// What is far outside is a hiccup or a fault: it counts for little, or the norm would follow it.
 			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) / 32
@@ -324,9 +328,11 @@ func (d *drags) hungry(r int32) float64 {
 	return 1.5 * float64(x.Starved)
 }
 
-// worst is the horizon at which a rank exceeds its bar by most, its cost there, and by how much.
-func (d *drags) worst(r int32) (cost, over float64) {
+// worst is the horizon at which a rank exceeds its bar by most: its cost there, by how much,
+// and whether it is none that the rank had before.
+func (d *drags) worst(r int32) (cost, over float64, fresh bool) {
 	x := &d.ranks[r]
+	told := d.isNew(r) // what has been found new stays so
 	for h, n := range horizons {
 		if d.measured < n+2 || float64(x.sums[h]) < leastCost*float64(n) {
 			continue
@@ -338,11 +344,15 @@ func (d *drags) worst(r int32) (cost, over float64) {
 		if d.slower(n) < c/2 {
 			continue // the job as a whole is not slower for it
 		}
+		is := told || x.isNew(d.windows, h, c)
+		if !is && !x.mostly(d.windows, n) {
+			continue // it has always been away once in a while
+		}
 		if o := c / d.bar(r, h); o > over {
-			cost, over = c, o
+			cost, over, fresh = c, o, is
 		}
 	}
-	return cost, over
+	return cost, over, fresh
 }
 
 // trimmed is a rank's mean cost of the last n windows but for the largest.

@@ -17,9 +17,9 @@ func (d *drags) accuse(elapsed float64) {
 		if d.lost {
 			break // what its ranks do is not known, nor whom they hold up
 		}
-		if cost, over := d.worst(int32(r)); over >= 1 && d.goesOn(int32(r), cost) {
+		if cost, over, fresh := d.worst(int32(r)); over >= 1 && d.goesOn(int32(r), cost) {
 			x := &d.ranks[r]
-			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed})
+			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed, fresh: fresh})
 			if over >= 2 {
 				suspects[len(suspects)-1].slow = 2
 			} else {
@@ -43,6 +43,7 @@ func (d *drags) accuse(elapsed float64) {
 		}
 		x := &d.slow[at]
 		d.feel(s, x)
+		x.fresh = x.fresh || s.fresh
 		x.own, x.base, x.excess = s.own, s.base, s.excess
 		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited)
 	}

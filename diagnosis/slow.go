@@ -22,6 +22,9 @@ type connHistory struct {
 	flights     int32 // passes of the window that saw bytes on it while its receiver waited
 	flight      float32
 	usualFlight float32 // as shares
+	// looks are its flights beyond the usual ones in windows that its communicator felt, the
+	// older ones counting less; known without a word of its monitor, too.
+	looks, usualLooks float32
 }
 
 // slowConn is a connection whose delay has grown, with the window that says so.
@@ -65,6 +68,9 @@ type slowLinks struct {
 type insideHistory struct {
 	base baseline // time inside an operation, ns
 	cost float64  // share of the window that a member was inside for longer than usual
+	// look: its members felt something in the window, or a connection's monitor has seen the
+	// network be slow. Without either none of its connections is.
+	look bool
 }
 
 func (d *slowLinks) forget() {
@@ -80,53 +86,6 @@ func (d *slowLinks) find(found []finding) []finding {
 	return d.findings(found)
 }
 
-// watchFlights samples what the network is to blame for: bytes on their way to
-// a receiver that waits for them. A completion that is late because the
-// receiver does other things leaves no trace here.
-func (d *slowLinks) watchFlights() {
-	conns := d.ev.Conns
-	d.conns = resized(d.conns, len(conns))
-	d.inside = resized(d.inside, len(d.comms))
-	if d.sampled != d.start {
-		d.sampled = d.start
-		for i := range d.conns {
-			d.conns[i].flights = 0
-		}
-	}
-	for ci := range d.comms {
-		for _, k := range d.comms[ci].waiting {
-			d.seeWaiting = true
-			if d.inFlight(&conns[k]) {
-				d.conns[k].flights++
-			}
-		}
-	}
-}
-
-// inFlight reports whether a waiting receiver's last report is from after the
-// bytes that it waits for were posted. Both ends report at moments of their
-// own, so it takes more than bytes at one and a wait at the other: the bytes
-// were posted during the wait, or the wait began with the receiver's operation
-// and the bytes after its last one, or the sender has seen them outstanding
-// since the wait began.
-func (d *slowLinks) inFlight(c *Conn) bool {
-	if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) {
-		return false
-	}
-	src, dst := d.end(c, c.Src), d.end(c, c.Dst)
-	if src < 0 || dst < 0 || c.LastPost >= d.heard(dst) {
-		return false
-	}
-	m := &d.ev.Comms[c.Comm].Members[c.Dst]
-	return c.LastPost >= c.RxWaitingSince ||
-		(c.LastPost > m.FinishedAt && m.Open() && c.RxWaitingSince-m.StartedAt < waitBegins) ||
-		(c.Outstanding > 0 && d.heard(src) >= c.RxWaitingSince)
-}
-
-// waitBegins is how long after it has entered an operation a receiver may tell
-// that it waits for its first bytes: short waits are not told.
-const waitBegins = 2_000_000
-
 // judge judges the window that ends with this pass. A connection is
 // slow when its delay is far above its own history (before there is one: above
 // that of the connections of the same kind), not only where all are; when bytes
@@ -140,23 +99,16 @@ func (d *slowLinks) judge() {
 		if perOp, ops, ok := d.insideOf(int32(ci)); ok && d.settled(&h.base) {
 			h.cost = (perOp - h.base.mean) * ops / float64(len(d.ev.Comms[ci].Members)) / elapsed
 		}
+		h.look = d.feltIn(int32(ci))
 	}
 	if !d.observe() {
 		d.learnInside()
 		return
 	}
-	norm := d.normalRatios()
-	var suspects []slowConn
-	var active, slow [256]int // by transport
-	for ci := range d.ev.Comms {
-		of := d.connsOf(int32(ci))
-		for t := nextTransport(d.ev.Conns, of, -1); t >= 0; t = nextTransport(d.ev.Conns, of, t) {
-			before := len(suspects)
-			var n int
-			suspects, n = d.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
-			active[t] += n
-			slow[t] += len(suspects) - before
-		}
+	suspects, slow := d.suspects()
+	var active [256]int // by transport
+	if len(suspects) > 0 {
+		active = d.active()
 	}
 	clear(d.between)
 	suspects = slices.DeleteFunc(suspects, func(s slowConn) bool {
@@ -197,6 +149,43 @@ func (d *slowLinks) judge() {
 	d.learnDelays()
 	d.learnInside()
 }
+
+// suspects returns the connections that were slow in the window, and how many of each
+// transport.
+func (d *slowLinks) suspects() (suspects []slowConn, slow [256]int) {
+	if !slices.ContainsFunc(d.inside, func(h insideHistory) bool { return h.look }) {
+		return nil, slow
+	}
+	norm := d.normalRatios()
+	for ci := range d.ev.Comms {
+		if !d.inside[ci].look {
+			continue
+		}
+		of := d.connsOf(int32(ci))
+		for t := nextTransport(d.ev.Conns, of, -1); t >= 0; t = nextTransport(d.ev.Conns, of, t) {
+			before := len(suspects)
+			suspects = d.slowIn(suspects, int32(ci), of, record.Transport(t), norm[t])
+			slow[t] += len(suspects) - before
+		}
+	}
+	return suspects, slow
+}
+
+// active returns how many connections of each transport had news.
+func (d *slowLinks) active() (n [256]int) {
+	for i := range d.conns {
+		if d.conns[i].fresh {
+			n[d.ev.Conns[i].Transport]++
+		}
+	}
+	return n
+}
+
+// feltIn reports whether the members of a communicator were inside for longer than usual.
+func (d *slowLinks) feltIn(ci int32) bool { return d.inside[ci].cost >= d.cfg.SlowShare/2 }
+
+// often reports whether a connection's monitor finds that the network was slow most of the time.
+func (h *connHistory) often(c *Conn) bool { return c.Cause == record.CauseNetwork && h.share >= 0.5 }
 
 // betweenTwo reports whether all connections of a transport are between two nodes.
 func (d *slowLinks) betweenTwo(t record.Transport) bool {
@@ -244,6 +233,7 @@ func (d *slowLinks) observe() bool {
 			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows}
 			continue
 		}
+		d.watchLooks(h, c.Comm, float32(flights)/float32(d.passes))
 		n := c.Windows - h.windows
 		h.delay = delay(c)
 		if n == 0 || h.delay == 0 {
@@ -252,6 +242,9 @@ func (d *slowLinks) observe() bool {
 		h.fresh, any = true, true
 		h.share = float32(c.SlowWindows-h.slow) / float32(n)
 		h.windows, h.slow = c.Windows, c.SlowWindows
+		if h.often(c) {
+			d.inside[c.Comm].look = true
+		}
 		h.flight = float32(flights) / float32(d.passes)
 		h.held = 0
 		if d.settled(&h.base) {
@@ -299,9 +292,8 @@ func nextTransport(conns []Conn, of []int32, t int) int {
 	return next
 }
 
-// slowIn appends the slow connections of one communicator and transport, and
-// returns how many had news.
-func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) ([]slowConn, int) {
+// slowIn appends the slow connections of one communicator and transport.
+func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.Transport, norm float64) []slowConn {
 	cfg := &d.cfg
 	n, learning := 0, false
 	for _, k := range of {
@@ -322,8 +314,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		spread = deviation(v, middle)
 		d.scratch = v
 	}
-	cost := d.inside[ci].cost
-	felt := cost >= cfg.SlowShare/2
+	cost, felt := d.inside[ci].cost, d.feltIn(ci)
 	for _, k := range of {
 		c, h := &d.ev.Conns[k], &d.conns[k]
 		if !h.fresh || c.Transport != t {
@@ -332,7 +323,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork {
 			continue // its monitor blames one of its ends
 		}
-		often := c.Cause == record.CauseNetwork && h.share >= 0.5
+		often := h.often(c)
 		s := slowConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, delay: h.delay, share: h.share, flight: h.flight, peers: n - 1, cost: cost}
 		slow := false
 		switch {
@@ -357,7 +348,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 			suspects = append(suspects, s)
 		}
 	}
-	return suspects, n
+	return suspects
 }
 
 // onTheWay reports whether a slow connection's delays are the network's doing:
@@ -392,7 +383,7 @@ func (d *slowLinks) elevated(conn int32) bool {
 // by the operations: all members had come, the last one too was inside for longer than
 // usual, and neither end is short of CPU.
 func (d *slowLinks) transferGrown(s *slowConn) bool {
-	return !s.alone && s.share >= 0.5 && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
+	return !s.alone && s.share >= 0.5 && !d.elsewhere(s) && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
 }
 
 // borneOut is transferGrown of a connection between two ranks, but for how often its
@@ -421,7 +412,7 @@ func (v *view) crowded(rank int32) bool {
 func (d *slowLinks) learnDelays() {
 	for i := range d.conns {
 		h, c := &d.conns[i], &d.ev.Conns[i]
-		if !h.fresh || c.Cause != record.CauseNone || d.inside[c.Comm].cost >= d.cfg.SlowShare/2 {
+		if !h.fresh || c.Cause != record.CauseNone || d.feltIn(c.Comm) {
 			continue
 		}
 		if len(d.slow) > 0 && slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.conn == int32(i) }) {

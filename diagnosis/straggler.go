@@ -16,20 +16,22 @@ type ownHistory struct {
 // slowRank is a rank whose own time has grown, with the window that says so.
 type slowRank struct {
 	streak
-	rank   int32
-	comm   int32 // where its peers felt it most when it was told first: another name would be another alert
-	felt   int32 // where they feel it most
-	peers  int   // direct ones
-	own    float64
-	base   float64 // its history's, or its peers' while there is none
-	common float64 // how much slower the middle of all ranks was
-	alone  bool    // judged by its peers: no history yet
-	growth float64 // of the middle peer's time inside collectives, ns in the window
-	excess float64 // of its own time, ns in the window
-	waited float64 // inside collectives for longer than usual, ns in the window
-	unfelt int     // windows in a row that its peers did not feel
-	last   int     // sampled collectives that it entered last, of
-	of     int
+	rank    int32
+	comm    int32 // where its peers felt it most when it was told first: another name would be another alert
+	felt    int32 // where they feel it most
+	peers   int   // direct ones
+	own     float64
+	base    float64 // its history's, or its peers' while there is none
+	common  float64 // how much slower the middle of all ranks was
+	alone   bool    // judged by its peers: no history yet
+	growth  float64 // of the middle peer's time inside collectives, ns in the window
+	excess  float64 // of its own time, ns in the window
+	waited  float64 // inside collectives for longer than usual, ns in the window
+	allCost float64 // of the windows in which it was slow, no more than mostCost of one, ns
+	fresh   bool    // drags: it is no habit
+	unfelt  int     // windows in a row that its peers did not feel
+	last    int     // sampled collectives that it entered last, of
+	of      int
 }
 
 // maxSlow bounds the ranks or connections that one window can find slow.
@@ -257,7 +259,8 @@ func (d *stragglers) slowAgain(s *slowRank) {
 		s.comm = x.comm
 	}
 	s.slow += min(x.unfelt, 1)
-	s.again(d.window, s.alone, true)
+	s.allCost = x.allCost + min(s.excess, mostCost*float64(d.now-d.start))
+	s.again(d.window, s.alone, d.isRule(s))
 	s.last, s.of = d.enteredLast(s.rank, s.comm, s.since)
 	*x = *s
 }

@@ -1,0 +1,216 @@
+package diagnosis
+
+import "slices"
+
+// This file tells a rank that has become slow from one that is away once in a while, as it
+// has always been: rank 0 saves every hundred short steps, say. What such pauses cost is not
+// in the norm, for a window with a pause is far from it; so what sums over windows came to
+// before is remembered, too.
+
+// pastCost is the most that a rank has cost, by when that was: over each horizon, less the
+// largest window, and over the shortest one with it.
+type pastCost struct {
+	old  [len(horizons) + 1]float32 // at least costWindows ago
+	last [len(horizons) + 1]float32 // in the costWindows before these
+	now  [len(horizons) + 1]float32
+	n    int32 // turns from now to last to old
+	of   int32 // windows that it is of
+}
+
+const (
+	// keepPast is what is left of an old cost after another costWindows.
+	keepPast = 0.98
+	// newCost is by how much a cost exceeds those of before when it is no habit.
+	newCost = 1.5
+	// quietWindows are how many windows show that there was nothing of it before.
+	quietWindows = 8
+	// pastKnown is after how many turns the old costs are of many windows.
+	pastKnown = 3
+)
+
+// remember notes what the last windows cost, all told.
+func (x *rankCost) remember(windows int32) {
+	p := &x.past
+	p.of++
+	for h, n := range horizons {
+		if x.sums[h] > max(p.now[h], leastCost/2)*float32(n-1) {
+			p.now[h] = max(p.now[h], float32(x.trimmed(windows, n)))
+		}
+	}
+	p.now[len(horizons)] = max(p.now[len(horizons)], x.sums[0]/float32(horizons[0]))
+	if p.of%costWindows > 0 {
+		return
+	}
+	for h := range p.old {
+		p.old[h] = max(keepPast*p.old[h], p.last[h])
+	}
+	p.last, p.now = p.now, [len(horizons) + 1]float32{}
+	p.n = min(p.n+1, pastKnown)
+}
+
+// isNew reports whether a cost over a horizon is none that the rank had before: by what
+// is remembered, or else by the windows before it. None of these may cost as much: what comes
+// again and again within the horizon would have been there, too.
+func (x *rankCost) isNew(windows int32, h int, cost float64) bool {
+	if x.past.n == pastKnown {
+		return cost >= newCost*float64(x.past.old[h])
+	}
+	n, known := horizons[h], min(x.past.of, costWindows)
+	for k := n; k < known; k++ {
+		if x.mean(windows, k, 1) >= cost {
+			return false
+		}
+	}
+	return known-n >= max(n, quietWindows)
+}
+
+// isNew reports whether a suspect's cost has been found to be new.
+func (d *drags) isNew(rank int32) bool {
+	return slices.ContainsFunc(d.slow, func(s slowRank) bool { return s.rank == rank && s.fresh })
+}
+
+// mostly reports whether most of the last n windows show what their mean says: pauses are
+// in few.
+func (x *rankCost) mostly(windows, n int32) bool {
+	count, least := int32(0), x.mean(windows, 0, n)/2
+	for k := range n {
+		if x.mean(windows, k, 1) >= least {
+			count++
+		}
+	}
+	return 5*count >= 3*n
+}
+
+// isHabit reports whether a rank has cost nearly as much before a moment as it has since,
+// by what is remembered of it, or else by the windows before that; neither is known of a
+// young job. What a window's edge puts into the one is missing in the next, so all since
+// then count, and not only those that were slow.
+func (d *drags) isHabit(rank int32, since int64, cost float64) (habit, known bool) {
+	if len(d.ranks) != len(d.ev.Ranks) || uint32(rank) >= uint32(len(d.ranks)) {
+		return false, false
+	}
+	x := &d.ranks[rank]
+	n, after, at := min(d.windows, costWindows, x.past.of), int32(0), d.at
+	for after < n && at > since {
+		at -= int64(d.lengths[(d.windows-1-after)%costWindows])
+		after++
+	}
+	if after > 1 {
+		cost = x.mean(d.windows, 0, after)
+	}
+	if x.past.n == pastKnown {
+		return cost < newCost*float64(x.past.old[len(horizons)]), true
+	}
+	most := 0.0
+	for k := after; k+horizons[0] <= n; k++ {
+		most = max(most, x.mean(d.windows, k, horizons[0]))
+	}
+	return cost < newCost*most, n-after >= minWindows
+}
+
+// isRule reports whether a rank that has been late in the window is so as a rule.
+func (d *stragglers) isRule(s *slowRank) bool {
+	since := d.start
+	if s.slow > 0 && s.since > 0 {
+		since = s.since
+	}
+	if !s.alone {
+		if habit, known := d.drags.isHabit(s.rank, since, s.allCost/float64(d.now-since)); known && !habit {
+			return true
+		}
+	}
+	return d.lateAsARule(s, since)
+}
+
+const (
+	fewestArrivals = 8
+	// leastLate is which part of a rank's excess the collectives have to show at least: others
+	// of its communicators show the rest.
+	leastLate = 0.3
+	// ruleShare is which part of its lateness is left when no step counts for more than
+	// ruleMost of what a step has on average.
+	ruleShare, ruleMost = 0.65, 1.5
+)
+
+// lateAsARule reports whether a rank comes late to the collectives of most steps since a
+// moment, and not once in many steps by far more. Each sampled collective has the moments
+// at which its members came.
+func (d *stragglers) lateAsARule(s *slowRank, since int64) bool {
+	ci := s.felt
+	late := d.lateness(s.rank, ci, since)
+	for i := 0; i < len(d.comms) && len(late) < fewestArrivals; i++ {
+		if h := &d.comms[i]; !h.p2p && !h.former && int32(i) != s.felt {
+			late, ci = d.lateness(s.rank, int32(i), since), int32(i)
+		}
+	}
+	if len(late) < fewestArrivals {
+		return false
+	}
+	all, sum, often, n := 0.0, 0.0, 0, float64(len(late))
+	for _, l := range late {
+		all += max(l, 0)
+	}
+	each := d.collectivesPerStep(ci)
+	for _, l := range late {
+		sum += min(max(l, 0), ruleMost*each*all/n)
+		if l >= all/n/3 {
+			often++
+		}
+	}
+	return all/n >= leastLate*s.excess/max(1, d.opsEach(ci)) && sum >= ruleShare*all && float64(often) >= n/(2*each)
+}
+
+// opsEach is how many operations a member of a communicator did in the window.
+func (w *window) opsEach(ci int32) float64 {
+	h, c := &w.comms[ci], &w.ops[ci]
+	return float64(h.ops-min(c.ops, h.ops)) / float64(max(1, len(w.ev.Comms[ci].Members)))
+}
+
+// collectivesPerStep is how many operations of a communicator a step has. Where the program
+// does not mark steps, the communicator with the fewest operations tells, or nothing does.
+func (d *stragglers) collectivesPerStep(ci int32) float64 {
+	if steps := d.view.step - min(d.step, d.view.step); steps > 0 {
+		return max(1, d.opsEach(ci)/float64(steps))
+	}
+	each := func(i int) float64 { return float64(d.comms[i].ops) / float64(max(1, len(d.ev.Comms[i].Members))) }
+	least := each(int(ci))
+	for i := range d.comms {
+		if d.opsEach(int32(i)) > 0 && !d.comms[i].former {
+			least = min(least, each(i))
+		}
+	}
+	return max(2, each(int(ci))/max(1, least))
+}
+
+// lateness returns by how much later than its middle peer a rank has entered each sampled
+// collective of a communicator since a moment, ns.
+func (v *view) lateness(rank, comm int32, since int64) (late []float64) {
+	ev := v.ev
+	reference := nodeOf(ev, rank)
+	members := ev.Comms[comm].Members
+	me := slices.IndexFunc(members, func(m Member) bool { return m.World == rank })
+	if reference < 0 || me < 0 || len(ev.Arrivals) == 0 {
+		return nil
+	}
+	bounds := alignClocks(ev, comm, reference)
+	var others []float64
+	for i := range ev.Arrivals {
+		a := &ev.Arrivals[i]
+		if a.Comm != comm || a.Coll.PointToPoint() || me >= len(a.Start) || a.Start[me] < since || a.Start[me] == 0 {
+			continue
+		}
+		others = others[:0]
+		for m := range members {
+			n := nodeOf(ev, members[m].World)
+			if m == me || n < 0 || m >= len(a.Start) || a.Start[m] == 0 {
+				continue
+			}
+			d, _ := bounds[n].offset()
+			others = append(others, float64(a.Start[me]-a.Start[m]-d))
+		}
+		if len(others) > 0 {
+			late = append(late, median(others))
+		}
+	}
+	return late
+}

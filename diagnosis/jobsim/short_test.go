@@ -1,0 +1,93 @@
+package jobsim_test
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/diagnosis/jobsim"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+var (
+	shortJobs  = flag.Int("short-jobs", 40, "healthy jobs with short steps, and with pauses as a habit, to play")
+	shortFirst = flag.Uint64("short-first", 0, "the first one's seed")
+)
+
+// TestShortSteps plays healthy jobs whose steps take some milliseconds, dozens of them in
+// the time between two reports. One rank or all pause every so many steps, for as long as
+// up to twice what lies between and less than a hang takes: that is how they always were,
+// and no rank is slow.
+func TestShortSteps(t *testing.T) { confirmNothing(t, shortJob) }
+
+// TestHabits does the same with steps and pauses of all lengths. Pauses every few steps, from the
+// first one on, are none of them: who judges a rank by its peers takes it for slow.
+func TestHabits(t *testing.T) { confirmNothing(t, habitJob) }
+
+func confirmNothing(t *testing.T, job func(r *rand.Rand) jobsim.Config) {
+	for seed := *shortFirst; seed < *shortFirst+uint64(*shortJobs); seed++ {
+		c := job(rand.New(rand.NewPCG(seed, 12)))
+		c.Seed = seed
+		said := ""
+		_, err := jobsim.Play(&jobsim.Scenario{Config: c, Length: 40 * time.Second}, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+			for _, v := range verdicts {
+				if v.Level == diagnosis.Confirmed && said == "" {
+					said = fmt.Sprintf("at %s: %v %v: %v", j.Now(), v.Class, v.Culprits, v.Why)
+				}
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if said != "" {
+			t.Errorf("seed %d: confirmed %s\n%+v", seed, said, c)
+		}
+	}
+}
+
+func between(r *rand.Rand, lo, hi time.Duration) time.Duration {
+	if hi <= lo {
+		return lo
+	}
+	return time.Duration(float64(lo) * math.Pow(float64(hi)/float64(lo), r.Float64()))
+}
+
+func shortJob(r *rand.Rand) jobsim.Config {
+	return pausing(r, between(r, 300*time.Microsecond, 4*time.Millisecond), func() int { return 50 + r.IntN(10)*50 })
+}
+
+func habitJob(r *rand.Rand) jobsim.Config {
+	return pausing(r, between(r, 300*time.Microsecond, 100*time.Millisecond), func() int { return int(between(r, 10, 500)) })
+}
+
+// pausing draws a job by how long a forward takes, one in which ranks pause every so many steps.
+func pausing(r *rand.Rand, compute time.Duration, every func() int) jobsim.Config {
+	c := jobsim.Config{
+		Data: []int{2, 2, 4, 8}[r.IntN(4)], Tensor: 1 + r.IntN(4)/3, Pipeline: 1 + r.IntN(5)/4, Buckets: 4 * r.IntN(2),
+		Compute: compute, DataTime: between(r, 100*time.Microsecond, compute+200*time.Microsecond),
+		TensorTime: 100 * time.Microsecond, PipeTime: 100 * time.Microsecond,
+		Noise: []float64{0.02, 0.05, 0.2, 0.5}[r.IntN(4)], Hiccups: []float64{0, 0.01, 0.05}[r.IntN(3)], Hiccup: between(r, 2*time.Millisecond, 30*time.Millisecond),
+		Steps: r.IntN(2) == 0, World: r.IntN(2) == 0, Warmup: between(r, 500*time.Millisecond, 3*time.Second),
+	}
+	c.Micro = c.Pipeline
+	c.Cluster = jobsim.Cluster{RanksPerNode: 2 << r.IntN(3), GPU: r.IntN(2) == 0, Mute: r.IntN(3) == 0}
+	c.Cluster.RDMA = c.Cluster.GPU && r.IntN(2) == 0
+	step := 3*c.Compute*time.Duration(2*c.Pipeline-1) + c.DataTime
+	for range 1 + r.IntN(2) {
+		p := jobsim.Pause{Every: every(), Rank: []int{0, 0, 0, 1, jobsim.AllRanks}[r.IntN(5)]}
+		p.Length = between(r, 5*time.Millisecond, min(2*step*time.Duration(p.Every), 1800*time.Millisecond))
+		p.IO, p.Sleep = r.IntN(3) == 0, r.IntN(3) == 0
+		if r.IntN(4) == 0 {
+			p.Mark = record.MarkCheckpoint
+		}
+		if p.Rank == jobsim.AllRanks {
+			p.Spread = p.Length / 3
+		}
+		c.Pauses = append(c.Pauses, p)
+	}
+	return c
+}
