@@ -112,7 +112,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 }
 
 // restartTakes bounds for how long what happens to a job is put down to a restart that has
-// been decided on. Where pods are to end first that takes a minute.
+// been decided on. Pods have a grace period to end in, 30 s by default, and the next ones have to start.
 const restartTakes = 3 * time.Minute
 
 func (i *openIncident) restarting(now time.Time) bool {
