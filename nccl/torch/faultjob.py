@@ -2,6 +2,7 @@
 
 It knows nothing of Lockstep: an unmodified PyTorch script. BACKEND=gloo runs it without GPUs.
 """
+import faulthandler
 import os
 import time
 
@@ -29,6 +30,8 @@ metric = torch.ones(1 << 10, device=dev)
 base = os.environ["PROGRESS"]
 attempt, last = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ.get("LAST_STEP", "1000000"))
 begin = 0
+if attempt:
+    faulthandler.dump_traceback_later(40)  # a second attempt that does not get to its first step says where it is
 
 
 def save(n):
@@ -62,7 +65,9 @@ class Batches(torch.utils.data.Dataset):
 
 for n in torch.utils.data.DataLoader(Batches(), batch_size=None):
     n = int(n) + begin
-    if fault in ("restart", "no_restart") and n % 100 == 0:
+    if n == begin + 1:
+        faulthandler.cancel_dump_traceback_later()
+    if fault in ("restart", "no_restart", "checkpoints") and n % 100 == 0:
         save(n)
     loss = step()
     if slow is not None and n >= at:
