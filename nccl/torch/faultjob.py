@@ -4,6 +4,7 @@ It knows nothing of Lockstep: an unmodified PyTorch script. BACKEND=gloo runs it
 """
 import faulthandler
 import os
+import signal
 import time
 
 import torch
@@ -15,10 +16,24 @@ fault, at = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "400")
 backend = os.environ.get("BACKEND", "nccl")
 rank, world, local = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
 mine = rank == int(os.environ.get("FAULT_RANK", "1"))
+
+
+def begun():
+    """The fault is about to happen."""
+    with open(os.environ["PROGRESS"] + ".fault", "w") as f:
+        f.write(str(time.time()))
+
+
+if fault == "start_store" and mine:
+    begun()
+    time.sleep(3600)
 if backend == "nccl":
     torch.cuda.set_device(local)
     dev = torch.device("cuda", local)
-    dist.init_process_group(backend, device_id=dev)
+    dist.init_process_group(backend, device_id=None if fault == "start_nccl" else dev)  # None: NCCL's is made at the first collective
+    if fault == "start_nccl" and mine:
+        begun()
+        os.kill(os.getpid(), signal.SIGSTOP)
 else:
     dev = torch.device("cpu")
     dist.init_process_group(backend)
@@ -56,8 +71,7 @@ class Batches(torch.utils.data.Dataset):
 
     def __getitem__(self, n):
         if mine and n == at:
-            with open(os.environ["PROGRESS"] + ".fault", "w") as f:
-                f.write(str(time.time()))
+            begun()
         if mine and n >= at:
             time.sleep({"loader_hang": 3600, "loader_slow": 0.03}.get(fault, 0))
         return n

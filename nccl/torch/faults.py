@@ -37,6 +37,9 @@ FAULTS = {
     "slow_gpu": (None, 30, ("noncommunication_slow",)),
     "restart": (signal.SIGKILL, 0, ("noncommunication_hang",)),
     "throttle": ("pace", 30, ("communication_slow",)),
+    # Before the first communicator: rank 1 never comes to the store; or it stops where the others make NCCL's.
+    "start_store": (None, 40, ("noncommunication_hang",)),
+    "start_nccl": (None, 40, ("noncommunication_hang",)),
 }
 # What some of them need: the network path instead of NVLink.
 ENV = {"throttle": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET"}}
@@ -121,7 +124,7 @@ class Run:
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
-             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
+             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--start-patience", "5s", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
              "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{o.port + 500}", "--rdzv_id", name, os.path.join(HERE, "faultjob.py")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
         threading.Thread(target=self.listen, daemon=True).start()
@@ -143,10 +146,11 @@ class Run:
         return [progress(self.progress, r) for r in range(self.o.gpus)]
 
     def wait_for_steps(self, n):
+        """Until every rank has come to step n, with 0 until the master has a page: each rank's process, step and when."""
         until = time.time() + self.o.start_timeout
         while time.time() < until and self.p.poll() is None:
             s = self.steps()
-            if self.web and all(s) and min(x[1] for x in s) >= n:
+            if self.web and (n == 0 or all(s)) and n <= min((x[1] for x in s if x), default=0):
                 return s
             time.sleep(0.05)
         raise RuntimeError(f"the job does not run: {self.steps()}, web {self.web}, status {self.p.poll()}\n  " + "\n  ".join(self.said[-30:]))
@@ -183,9 +187,21 @@ class Run:
             if os.path.isfile(path) and os.path.getsize(path) < 8 << 20:
                 shutil.copy(path, os.path.join(to, os.path.basename(path)))
 
+    def processes(self):
+        """The job's: those whose environment has its path for progress; ranks that are stopped or have made no step too."""
+        mine, out = f"PROGRESS={self.progress}".encode(), []
+        for path in glob.glob("/proc/[0-9]*/environ"):
+            try:
+                with open(path, "rb") as f:
+                    if mine in f.read().split(b"\0"):
+                        out.append(int(path.split("/")[2]))
+            except OSError:
+                pass  # it has ended
+        return out
+
     def end(self):
         groups = set()
-        for pid in [self.p.pid] + [s[0] for s in self.steps() if s]:
+        for pid in [self.p.pid] + self.processes():
             try:
                 os.kill(pid, signal.SIGCONT)
                 groups.add(pid)
@@ -247,7 +263,7 @@ def play(o, name):
     how, seconds, right = FAULTS[name]
     r = Run(o, name)
     try:
-        first = r.wait_for_steps(o.step - 100 if right and how is None else o.step)
+        first = r.wait_for_steps(0 if name.startswith("start_") else o.step - 100 if right and how is None else o.step)
         if how == "pace":
             at = time.time()
             throttle(first[1][0])
@@ -257,7 +273,7 @@ def play(o, name):
         elif not right:
             at = time.time()
         else:
-            until = time.time() + 30
+            until = time.time() + o.start_timeout
             while not os.path.exists(r.progress + ".fault") and time.time() < until:
                 time.sleep(0.01)
             with open(r.progress + ".fault") as f:
