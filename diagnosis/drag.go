@@ -230,10 +230,14 @@ func (d *drags) common() float64 {
 		}
 	}
 	d.scratch = v
-	if len(v) < 3 {
-		return 1
+	middle := 1.0
+	switch {
+	case len(v) > 2:
+		middle = median(v)
+	case len(v) == 2: // which of them is slow is told by what the other one spends, too
+		middle = max(1, min(v[0], v[1]))
 	}
-	return min(max(median(v), 0.95), 5)
+	return min(max(middle, 0.95), 5)
 }
 
 // measure notes how far from its norm each rank is in this window.
