@@ -70,9 +70,9 @@ func (d *throughputs) find(found []finding) []finding {
 	if d.drags.windows < d.judged {
 		d.forget()
 	}
-	d.conns = resized(d.conns, len(d.ev.Conns))
 	for ci := range d.ev.Comms {
-		if len(d.ev.Comms[ci].Members) == 2 {
+		if len(d.ev.Comms[ci].Members) == 2 && len(d.connsOf(int32(ci))) > 0 {
+			d.conns = resized(d.conns, len(d.ev.Conns)) // else nothing is kept
 			for _, k := range d.connsOf(int32(ci)) {
 				d.conns[k].look(&d.ev.Conns[k], d.ev.Comms[ci].ID)
 			}
