@@ -140,6 +140,10 @@ man: build ## manual pages of every command, in bin/man1
 bad-links: ## 1 to 3 dead or lossy links in PLACES (100) random places each: planner and probers find them, and blame no other; minutes
 	PATHPLAN_TEST_PLACES=$(or $(PLACES),100) $(GO) test -count=1 -timeout 60m -v -run TestBadLinks ./pathplan/service
 
+.PHONY: bench-auth
+bench-auth: ## what authentication costs a report: latency and CPU without, by the socket's owner, with mutual TLS; 90 s
+	$(GO) test -run '^$$' -bench Report -benchtime 40x ./collector/agent
+
 .PHONY: bench-fabric
 bench-fabric: ## C4P's tables in a simulated fabric, and how the plan grows to 4,096 hosts (ARGS=-short: seconds)
 	cd bench && $(GO) run ./cmd/fabricsim $(ARGS)
