@@ -24,7 +24,7 @@ const (
 	RefusedCertificate RefusalReason = "certificate" // it does not allow to speak for the node, or for this job
 	RefusedName        RefusalReason = "name"        // another supervisor of that node is heard
 	RefusedMessage     RefusalReason = "message"     // no supervisor of this version says that
-	RefusedJob         RefusalReason = "job"         // it is of another job, or was told of other ranks
+	RefusedJob         RefusalReason = "another_job" // it is of another job, or was told of other ranks
 	RefusedFull        RefusalReason = "full"        // there are as many hosts as there may be
 	RefusedSilent      RefusalReason = "silent"      // nothing was said in time
 )
