@@ -104,7 +104,28 @@ func hostsOfAJob(t *testing.T, w *town) {
 		counted(x.what, before, 1, func() float64 { return refused(x.why) })
 	}
 
-	// A crowd from another address holds all the places that there are, and more.
+	crowdOfHosts(t, meet, page, func() *part { return host("h2", tls(agent("h2")), "--coordinate", "no") })
+
+	ctx, cancel := context.WithTimeout(context.Background(), bound)
+	defer cancel()
+	s, err := control.Status(ctx)
+	if err != nil || s.Attempt != 0 || s.State != "running" || len(s.Out) != 0 {
+		t.Errorf("the job: %+v, %v", s, err)
+	}
+	if n := metric(t, page, names.SupervisorLeases); n != 0 {
+		t.Errorf("%v leases ended", n)
+	}
+	if mib := resident(head.Process.Pid) >> 20; mib > 512 {
+		t.Errorf("the coordinator uses %d MiB", mib)
+	}
+	if err := w.get(page+"/-/ready", "", nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// crowdOfHosts has a crowd from another address hold all the places that a coordinator has, and more, and an honest
+// host come amidst it.
+func crowdOfHosts(t *testing.T, meet, page string, honest func() *part) {
 	crowded := metric(t, page, names.ConnsCrowded, names.ListenerCoordinator)
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 66)}, Timeout: bound}
 	stop := make(chan struct{})
@@ -133,27 +154,11 @@ func hostsOfAJob(t *testing.T, w *town) {
 	}()
 	grows(t, page, names.ConnsCrowded, crowded, names.ListenerCoordinator)
 	joined := metric(t, page, names.CoordinatorJoins)
-	spare := host("h2", tls(agent("h2")), "--coordinate", "no")
-	counted("the host that comes amidst it", joined, 1, func() float64 { return metric(t, page, names.CoordinatorJoins) })
+	spare := honest()
+	grows(t, page, names.CoordinatorJoins, joined)
 	close(stop)
 	<-flooded
 	spare.end(t)
-
-	ctx, cancel := context.WithTimeout(context.Background(), bound)
-	defer cancel()
-	s, err := control.Status(ctx)
-	if err != nil || s.Attempt != 0 || s.State != "running" || len(s.Out) != 0 {
-		t.Errorf("the job: %+v, %v", s, err)
-	}
-	if n := metric(t, page, names.SupervisorLeases); n != 0 {
-		t.Errorf("%v leases ended", n)
-	}
-	if mib := resident(head.Process.Pid) >> 20; mib > 512 {
-		t.Errorf("the coordinator uses %d MiB", mib)
-	}
-	if err := w.get(page+"/-/ready", "", nil); err != nil {
-		t.Error(err)
-	}
 }
 
 // report is what an honest supervisor of a node says first; the state directory is not that of any other.
