@@ -85,10 +85,40 @@ func pipeline() board {
 					alerts:  []string{names.AlertClockError},
 				},
 			}},
+			{"Several machines", []panel{
+				{
+					title: "Hosts", view: stacked, width: 8, height: 7,
+					why: "Of jobs of lockstep run on several machines, as their coordinators see them: running, standing by, silent, left out. Fewer than needed: the job waits.",
+					targets: []target{
+						{expr: sum("training_job, state", of(names.CoordinatorHosts, inJob)), legend: "{{training_job}}: {{state}}"},
+						{expr: highest("training_job", of(names.CoordinatorNeeded, inJob)), legend: "{{training_job}}: needed"},
+					},
+					alerts: []string{names.AlertHostsMissing},
+				},
+				{
+					title: "Attempts", view: lines, width: 8, height: 7,
+					why: "The last attempt of each such job, and how many were begun; hosts whose ranks were ended because they did not hear the coordinator for a lease.",
+					targets: []target{
+						{expr: highest("training_job", of(names.CoordinatorAttempt, inJob)), legend: "{{training_job}}: attempt"},
+						{expr: highest("training_job", of(names.CoordinatorAttempts, inJob)), legend: "{{training_job}}: begun"},
+						{expr: sum("training_job", of(names.SupervisorLeases, inJob)), legend: "{{training_job}}: leases that ended"},
+					},
+				},
+				{
+					title: "Supervisors", view: lines, width: 8, height: 7,
+					why: "Connections of supervisors that their coordinator has let in, how often it did, supervisors that hear it, and their ranks.",
+					targets: []target{
+						{expr: highest("training_job", of(names.CoordinatorConns, inJob)), legend: "{{training_job}}: connected"},
+						{expr: highest("training_job", of(names.CoordinatorJoins, inJob)), legend: "{{training_job}}: let in"},
+						{expr: sum("training_job", of(names.SupervisorHeard, inJob)), legend: "{{training_job}}: that hear the coordinator"},
+						{expr: sum("training_job, state", of(names.SupervisorRanks, inJob)), legend: "{{training_job}}: ranks {{state}}"},
+					},
+				},
+			}},
 			{"Trust", []panel{
 				{
 					title: "Refused", view: lines, width: 12, height: 7,
-					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank, connections over a listener's limit. All 0 is normal.",
+					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank, connections over a listener's limit, passwords, hosts that are none of a job of lockstep run. All 0 is normal.",
 					targets: []target{
 						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
 						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
@@ -98,6 +128,8 @@ func pipeline() board {
 						{expr: sum("training_job, reason", of(names.RankRefused, inJob)), legend: "connections to ranks of {{training_job}}: {{reason}}"},
 						{expr: sum("", of(names.NotesDropped)), legend: "notes that the master was not told"},
 						{expr: sum("instance, listener", of(names.ConnsCrowded)), legend: "too many connections: {{instance}} {{listener}}"},
+						{expr: sum("instance, reason", of(names.WebRefused)), legend: "requests to the page of {{instance}}: {{reason}}"},
+						{expr: sum("training_job, reason", of(names.CoordinatorRefused, inJob)), legend: "hosts of {{training_job}}: {{reason}}"},
 					},
 					alerts: []string{names.AlertAccessDenied},
 				},
