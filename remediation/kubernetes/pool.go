@@ -95,19 +95,28 @@ func usable(n *corev1.Node) bool {
 	return ready == corev1.ConditionTrue && !n.Spec.Unschedulable && !isOut(n)
 }
 
-// takeSpare opens one of the pool's spares to pods, the same one on a repeat. "": none is left.
-func (a *Actuator) takeSpare(ctx context.Context, p pool, j *job, r *record) (string, error) {
+// spareFor is the spare that was opened for a node that is out by an action, "" when none was.
+func (p pool) spareFor(action, node string) string {
 	for _, n := range p.nodes {
 		var u used
-		if json.Unmarshal([]byte(n.Annotations[Spare]), &u) == nil && u.Action == r.ID {
-			return n.Name, nil
+		if !isSpare(n) && json.Unmarshal([]byte(n.Annotations[Spare]), &u) == nil && u.Action == action && u.For == node {
+			return n.Name
 		}
+	}
+	return ""
+}
+
+// takeSpare opens one of the pool's spares to pods, the same one on a repeat. "": none is left.
+func (a *Actuator) takeSpare(ctx context.Context, p pool, u used) (string, error) {
+	if name := p.spareFor(u.Action, u.For); name != "" {
+		return name, nil
 	}
 	for _, n := range p.nodes {
 		if !isSpare(n) || !usable(n) {
 			continue
 		}
-		text, err := json.Marshal(used{Action: r.ID, Job: j.namespace() + "/" + j.name, For: r.Node, At: time.Now().UTC()})
+		u.At = a.o.now().UTC()
+		text, err := json.Marshal(u)
 		if err != nil {
 			return "", err
 		}
@@ -118,10 +127,39 @@ func (a *Actuator) takeSpare(ctx context.Context, p pool, j *job, r *record) (st
 		case err != nil:
 			return "", err
 		}
-		a.nodeEvent(ctx, n, r.ID, "LockstepSpareUsed", normal, fmt.Sprintf("in place of %s for job %s/%s", r.Node, j.namespace(), j.name))
+		a.nodeEvent(ctx, n, u.Action+u.For, "LockstepSpareUsed", normal, fmt.Sprintf("in place of %s for job %s", u.For, u.Job))
 		return n.Name, nil
 	}
 	return "", nil
+}
+
+// replace opens a spare in place of a node that is out and has none: it was found silent
+// while an action or the keeper was at its pods, or its pool had no spare then.
+func (a *Actuator) replace(ctx context.Context, name string) error {
+	n, err := a.node(ctx, name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	t, ok := noteOf(n)
+	if !ok || !isOut(n) || t.Spare != "" || n.Labels[LabelPool] == "" || isSpare(n) {
+		return nil
+	}
+	p, err := a.poolOf(ctx, name)
+	if err != nil {
+		return err
+	}
+	if t.Spare, err = a.takeSpare(ctx, p, used{Action: t.Action, Job: t.Job, For: name}); err != nil || t.Spare == "" {
+		return err
+	}
+	a.o.Logger.Info("a spare takes the place of a node that is out", "node", name, "spare", t.Spare, "pool", p.name, "job", t.Job)
+	text, err := json.Marshal(t)
+	if err != nil {
+		return err
+	}
+	return a.patchNode(ctx, n, map[string]any{"annotations": map[string]any{Suspect: string(text)}}, map[string]any{})
 }
 
 // returnSpare undoes takeSpare for an action that did not need it after all.
