@@ -180,15 +180,26 @@ func (p *process) post(labels map[string]string) {
 		map[string]any{"status": "firing", "labels": labels, "startsAt": now.UTC().Format(time.RFC3339Nano), "fingerprint": labels[names.LabelIncident]},
 	}})
 	p.c.must(err)
-	if code, text := p.ask(http.MethodPost, "/webhook", campaignToken, body); code != http.StatusOK && !p.dying() {
-		p.c.fatalf("webhook: %d %s", code, text)
+	for try := 0; ; try++ { // as Alertmanager does
+		code, text := p.ask(http.MethodPost, "/webhook", campaignToken, body)
+		switch {
+		case code == http.StatusOK:
+			return
+		case try == 3:
+			p.c.fatalf("webhook: %d %s", code, text)
+		}
+		p.next()
 	}
 }
 
-func (p *process) dying() bool {
-	p.mortal.mu.Lock()
-	defer p.mortal.mu.Unlock()
-	return p.mortal.dead
+// next waits until a process that does not answer has died, and starts the one after it.
+func (p *process) next() {
+	select {
+	case <-p.ended:
+		p.revive()
+	case <-time.After(time.Minute):
+		p.c.fatalf("the remediator neither answers nor dies")
+	}
 }
 
 func (p *process) ask(method, path string, token, body []byte) (int, string) {
@@ -202,22 +213,23 @@ func (p *process) ask(method, path string, token, body []byte) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// entries is the journal, also while the process is dead: then as it was last.
+// entries is the journal.
 func (p *process) entries() []remediation.Entry {
-	code, text := p.ask(http.MethodGet, "/api/v1/actions", campaignToken, nil)
-	var list []remediation.Entry
-	if code != http.StatusOK || json.Unmarshal([]byte(text), &list) != nil {
-		return nil
+	for try := 0; ; try++ {
+		code, text := p.ask(http.MethodGet, "/api/v1/actions", campaignToken, nil)
+		var list []remediation.Entry
+		switch {
+		case code == http.StatusOK && json.Unmarshal([]byte(text), &list) == nil:
+			return list
+		case try == 3:
+			p.c.fatalf("journal: %d %s", code, text)
+		}
+		p.next()
 	}
-	return list
 }
 
 func (p *process) open() int {
-	list := p.entries()
-	if list == nil {
-		return 1 // it is dead: nobody knows
-	}
-	return len(slices.DeleteFunc(list, func(e remediation.Entry) bool { return e.State == remediation.Closed }))
+	return len(slices.DeleteFunc(p.entries(), func(e remediation.Entry) bool { return e.State == remediation.Closed }))
 }
 
 func (p *process) refused() bool {

@@ -40,15 +40,6 @@ type jobView struct {
 	pending int            // pods without a node
 }
 
-func (v *jobView) rank(node string) int {
-	for r, n := range v.on {
-		if n == node {
-			return r
-		}
-	}
-	return -1
-}
-
 // ill is what is wrong with a node.
 type ill string
 

@@ -157,7 +157,9 @@ func (a *Actuator) unblock(ctx context.Context, j *job, r *record, stale, fresh 
 			if err := a.replace(ctx, node); err != nil {
 				return "", err
 			}
-			r.note("node %s: %s", node, silent)
+			if about := "node " + node + ": "; !slices.ContainsFunc(r.Notes, func(s string) bool { return strings.HasPrefix(s, about) }) { // for how long changes with each look
+				r.note("%s%s", about, silent)
+			}
 		}
 		how, err := a.prove(ctx, j.name, r.Attempt, node, since)
 		if err != nil {

@@ -17,6 +17,8 @@ import (
 // there: what its rights are for beside the campaign's JobSet. Of Kubeflow's operator there is
 // as much as a suspended and a resumed PyTorchJob need.
 func (b *kwokBed) others(c *campaign) {
+	c.r.doom(-1, false)
+	c.settle()
 	b.write("others.yaml", kwokOthers)
 	b.kubectl("apply", "-f", "others.yaml")
 	b.until("the definition of PyTorchJobs is there", func() bool {
