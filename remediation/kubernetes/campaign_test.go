@@ -79,7 +79,9 @@ type campaign struct {
 	// patience is how long the job may want a node before the calendar goes on.
 	patience time.Duration
 	// again is when the master tells again of what has led to nothing.
-	again  time.Duration
+	again time.Duration
+	// end is when no more faults are made, however many were asked for; zero: never.
+	end    time.Time
 	faults int
 	seen   map[string]int // what happened, by kind
 	costs  []cost
@@ -122,7 +124,7 @@ func (c *campaign) play(faults int) {
 	c.settle()
 	c.compare()
 	bad := 0
-	for c.faults < faults {
+	for c.faults < faults && (c.end.IsZero() || time.Now().Before(c.end)) {
 		gap := time.Duration(c.rnd.ExpFloat64() * float64(4*time.Hour))
 		switch {
 		case bad > 0:

@@ -19,6 +19,7 @@ import (
 func (b *kwokBed) others(c *campaign) {
 	c.r.doom(-1, false)
 	c.settle()
+	b.until("a remediator leads", func() bool { c.r.revive(); return c.r.a.Leads() })
 	b.write("others.yaml", kwokOthers)
 	b.kubectl("apply", "-f", "others.yaml")
 	b.until("the definition of PyTorchJobs is there", func() bool {

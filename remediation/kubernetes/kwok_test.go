@@ -29,8 +29,8 @@ import (
 // is compared with.
 func TestKWOK(t *testing.T) {
 	cluster := newKWOKCluster(t)
-	faults, seed := 200, uint64(17)
-	for name, v := range map[string]any{"FAULTS": &faults, "SEED": &seed} {
+	faults, seed, minutes := 200, uint64(17), 0
+	for name, v := range map[string]any{"FAULTS": &faults, "SEED": &seed, "MINUTES": &minutes} {
 		if text := os.Getenv("LOCKSTEP_TEST_KWOK_" + name); text != "" {
 			if _, err := fmt.Sscan(text, v); err != nil {
 				t.Fatalf("LOCKSTEP_TEST_KWOK_%s=%s: %v", name, text, err)
@@ -41,6 +41,9 @@ func TestKWOK(t *testing.T) {
 	b.populate(1000, 136, 8)
 	c := newCampaign(t, b, seed, 128, "gpu")
 	began := time.Now()
+	if minutes > 0 {
+		c.end = began.Add(time.Duration(minutes) * time.Minute)
+	}
 	c.play(faults)
 	b.others(c)
 	c.stop()
