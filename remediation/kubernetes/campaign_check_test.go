@@ -277,10 +277,11 @@ type cost struct {
 const (
 	writesOfAction = 24 // of one that is killed and repeated, finds a second node silent, and deletes its pods
 	readsOfAction  = 40
+	callsOfReturn  = 12 // of a node that returns meanwhile, or is checked: writes, and reads
 	readsOfRound   = 16 // the job; nodes that are out, and each silent one's lease
 )
 
-func (c *campaign) bound(what string, before map[string]int, began time.Time, actions int) {
+func (c *campaign) bound(what string, before map[string]int, began time.Time, actions, returns int) {
 	c.t.Helper()
 	x := cost{what: what, actions: actions, took: time.Since(began)}
 	for k, n := range c.counts.snapshot() {
@@ -294,11 +295,11 @@ func (c *campaign) bound(what string, before map[string]int, began time.Time, ac
 		}
 	}
 	rounds := int(x.took/c.r.options.Poll) + int(x.took/c.r.options.Keep) + 2
-	if most := writesOfAction * (actions + 1); x.writes > most {
-		c.fatalf("%s: %d actions made %d writes, at most %d", what, actions, x.writes, most)
+	if most := writesOfAction*(actions+1) + callsOfReturn*returns; x.writes > most {
+		c.fatalf("%s: %d actions, %d nodes returned or checked: %d writes, at most %d", what, actions, returns, x.writes, most)
 	}
-	if most := readsOfAction*(actions+1) + readsOfRound*rounds; x.reads > most {
-		c.fatalf("%s: %d actions made %d reads in %v, at most %d", what, actions, x.reads, x.took, most)
+	if most := readsOfAction*(actions+1) + callsOfReturn*returns + readsOfRound*rounds; x.reads > most {
+		c.fatalf("%s: %d actions, %d nodes returned or checked: %d reads in %v, at most %d", what, actions, returns, x.reads, x.took, most)
 	}
 	c.costs = append(c.costs, x)
 	if testing.Verbose() {

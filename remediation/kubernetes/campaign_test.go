@@ -138,16 +138,20 @@ func (c *campaign) play(faults int) {
 		}
 		c.pass(gap)
 		before := c.counts.snapshot()
-		began, actions := time.Now(), c.acts()
+		began, actions, returns := time.Now(), c.acts(), c.returns()
 		what := c.fault(bad > 0)
 		c.settle()
 		c.compare()
-		c.bound(what, before, began, c.acts()-actions)
+		c.bound(what, before, began, c.acts()-actions, c.returns()-returns)
 		if c.t.Failed() {
 			c.t.FailNow()
 		}
 	}
 	c.recover()
+}
+
+func (c *campaign) returns() int {
+	return c.seen["node returned"] + c.seen["preflight passed"] + c.seen["preflight failed"]
 }
 
 // openBook opens the second books with the nodes as they are.
