@@ -249,7 +249,7 @@ func (a *Actuator) prepare(ctx context.Context, j *job, r *record) error {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
 	if err == nil && pool.name != "" {
-		if r.Spare, err = a.takeSpare(ctx, pool, used{Action: r.ID, Job: j.namespace() + "/" + j.name, For: r.Node}); err != nil {
+		if r.Spare, err = a.takeSpare(ctx, pool.name, used{Action: r.ID, Job: j.namespace() + "/" + j.name, For: r.Node}); err != nil {
 			return fmt.Errorf("kubernetes: spare of pool %s: %w", pool.name, err)
 		}
 		switch {

@@ -58,6 +58,7 @@ type Actuator struct {
 	o       Options
 	m       *metrics
 	leading atomic.Bool
+	taking  sync.Mutex // a spare
 
 	mu    sync.Mutex
 	heard map[string]heard // nodes' leases, by our own clock

@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -83,11 +84,7 @@ func TestReplacedAndNotWrittenDown(t *testing.T) {
 	if why, err := a.takeOut(t.Context(), "n1", out); why != "" || err != nil {
 		t.Fatal(why, err)
 	}
-	p, err := a.poolOf(t.Context(), "n1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := a.takeSpare(t.Context(), p, used{Action: "a1", Job: out.Job, For: "n1"}); err != nil {
+	if _, err := a.takeSpare(t.Context(), "gpu", used{Action: "a1", Job: out.Job, For: "n1"}); err != nil {
 		t.Fatal(err)
 	}
 	n, err := a.node(t.Context(), "n1")
@@ -96,6 +93,30 @@ func TestReplacedAndNotWrittenDown(t *testing.T) {
 	}
 	if err := a.bringBack(t.Context(), n, out, "heard again", false); err != nil || fmt.Sprint(w.sparesLeft()) != "[n1 n6]" {
 		t.Errorf("%v, left %v", err, w.sparesLeft())
+	}
+}
+
+// TestReplaceAtOnce: an action and the keeper want a spare in place of the same node at the same
+// time, also two processes: they open one.
+func TestReplaceAtOnce(t *testing.T) {
+	for range 20 {
+		w := spareWorld(t)
+		a := w.actuator(nil)
+		if why, err := a.takeOut(t.Context(), "n1", note{Action: "a1", Job: "training/llm", Why: whySilent}); why != "" || err != nil {
+			t.Fatal(why, err)
+		}
+		var all sync.WaitGroup
+		for _, a := range []*Actuator{a, a, w.actuator(nil)} {
+			all.Go(func() {
+				if err := a.replace(t.Context(), "n1"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if left := w.sparesLeft(); len(left) != 1 {
+			t.Fatalf("left: %v", left)
+		}
 	}
 }
 
