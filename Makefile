@@ -71,6 +71,17 @@ test-page: ## the status page in a real Chromium (Debian: chromium), also beside
 	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 20m -run 'Page|Links' -v ./exporters/web $(if $(ARGS),-args $(ARGS))
 	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 30m -run TestPageBeside -v ./cmd/lockstep $(if $(ARGS),-args $(ARGS))
 
+# The packages are Grafana's own, from npm: about 470 MB, once.
+RENDER := $(CACHE)/grafana-render-$(shell sha256sum dashboards/render/package-lock.json | cut -c1-12)
+.PHONY: test-dashboards-render
+test-dashboards-render: $(RENDER)/node_modules ## dashboards of two configurations drawn by Grafana's own components in a real Chromium (Debian: chromium, nodejs, npm); ARGS=-only=job-demo one of them, ARGS=-images docs/images anew
+	LOCKSTEP_TEST_RENDER=$(RENDER)/node_modules $(GO) test -count=1 -timeout 30m -run TestDashboardsInChromium -v ./cmd/lockstep $(if $(ARGS),-args $(ARGS))
+
+$(RENDER)/node_modules:
+	rm -rf $(RENDER) && mkdir -p $(RENDER)/new && cp dashboards/render/package*.json $(RENDER)/new
+	cd $(RENDER)/new && npm ci --ignore-scripts --no-audit --no-fund
+	mv $(RENDER)/new/node_modules $@
+
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
 	files=(); for p in $(RDMA); do t=$${p#./}; t=$${t//\//-}.test; \

@@ -15,12 +15,12 @@ func pipeline() board {
 		rows: []row{
 			{"Processes", []panel{
 				{
-					title: "Versions", view: rows(names.LabelComponent, names.LabelVersion, names.LabelRevision, "Value"), width: 8, height: 7,
+					title: "Versions", view: rows(names.LabelComponent, names.LabelVersion, names.LabelRevision, "Value as processes"), width: 8, height: 7,
 					why:     "Processes by component and version.",
 					targets: []target{{expr: "count by (component, version, revision) (" + of(names.BuildInfo) + ")"}},
 				},
 				{
-					title: "CPU", view: lines, width: 8, height: 7,
+					title: "CPU", view: lines, width: 8, height: 7, unit: "suffix: cores",
 					why:     "Cores that Lockstep's processes use, the busiest of each component.",
 					targets: []target{{expr: highest("component", "rate(process_cpu_seconds_total["+interval+"]) * on (job, instance) group_left (component) "+of(names.BuildInfo)), legend: "{{component}}"}},
 				},
@@ -35,6 +35,7 @@ func pipeline() board {
 					title: "Agents by state", view: stacked, width: 12, height: 7,
 					why:     "As the masters see them. Lost is disconnected for longer than their patience.",
 					targets: []target{{expr: sum("state", of(names.AgentsConnected, inJob)), legend: "{{state}}"}},
+					series:  agents,
 					alerts:  []string{names.AlertAgentLost, names.AlertMasterDown},
 				},
 				{
@@ -178,7 +179,7 @@ func pipeline() board {
 					why: "Proof that was asked that nothing of an attempt goes on, and what agents have done to processes that were left. 'unproven' says that an attempt may go on beside its successor.",
 					targets: []target{
 						{expr: sum("result", of(names.FenceProofs)), legend: "remediator: {{result}}"},
-						{expr: "histogram_avg(sum(" + of(names.FenceDuration) + ")) or sum(" + names.FenceDuration.Name + "_sum) / sum(" + names.FenceDuration.Name + "_count)", legend: "seconds to an answer"},
+						{expr: "histogram_avg(sum(" + of(names.FenceDuration) + ")) or sum(" + names.FenceDuration.Name + "_sum) / sum(" + names.FenceDuration.Name + "_count)", legend: "time to an answer", unit: units.Seconds},
 						{expr: sum("training_job, result", of(names.MasterFences, inJob)), legend: "master of {{training_job}}: {{result}}"},
 						{expr: highest("training_job", of(names.MasterFenced, inJob)), legend: "{{training_job}}: fenced attempt"},
 						{expr: sum("training_job, result", of(names.FenceProcesses, inJob)), legend: "{{training_job}}: processes {{result}}"},
@@ -251,7 +252,8 @@ func pipeline() board {
 				},
 				{
 					title: "Nodes out, spares", view: lines, width: 8, height: 7,
-					why: "Nodes that the remediator has taken out (suspect: blamed; silent: not heard), those that came back, and what is left in the pools.",
+					why:  "Nodes that the remediator has taken out (suspect: blamed; silent: not heard), those that came back, and what is left in the pools.",
+					none: "no remediator of a cluster",
 					targets: []target{
 						{expr: sum("reason", of(names.NodesOut)), legend: "out: {{reason}}"},
 						{expr: sum("reason", of(names.NodesReturned)), legend: "returned: {{reason}}"},
@@ -260,7 +262,8 @@ func pipeline() board {
 				},
 				{
 					title: "Fences", view: lines, width: 8, height: 7,
-					why: "Whether ranks on silent nodes were proven to have ended (waiting: pods wait for proof; unproven: a policy went on without), and pods deleted by force since.",
+					why:  "Whether ranks on silent nodes were proven to have ended (waiting: pods wait for proof; unproven: a policy went on without), and pods deleted by force since.",
+					none: "no remediator of a cluster",
 					targets: []target{
 						{expr: sum("result", of(names.Fences)), legend: "{{result}}"},
 						{expr: sum("", of(names.ForcedDeletions)), legend: "pods deleted by force"},
@@ -268,9 +271,10 @@ func pipeline() board {
 				},
 				{
 					title: "API server", view: lines, width: 8, height: 7,
-					why: "The remediator's requests to the cluster's API server by result, and how many remediators lead: one.",
+					why:  "The remediator's requests to the cluster's API server by result, and how many remediators lead: one.",
+					none: "no remediator of a cluster",
 					targets: []target{
-						{expr: sum("verb, result", rate(names.SchedulerCalls)), legend: "{{verb}} a second: {{result}}"},
+						{expr: sum("verb, result", rate(names.SchedulerCalls)), legend: "{{verb}}: {{result}}", unit: units.RequestsPerSecond},
 						{expr: sum("", of(names.Leading)), legend: "leading"},
 					},
 				},
@@ -294,7 +298,7 @@ func pipeline() board {
 				{
 					title: "Actions pending", view: lines, width: 12, height: 7,
 					why:     "Journaled actions that are not finished.",
-					targets: []target{{expr: sum("", of(names.ActionsPending))}},
+					targets: []target{{expr: sum("", of(names.ActionsPending)), legend: "pending"}},
 					alerts:  []string{names.AlertActionStuck},
 				},
 			}},
