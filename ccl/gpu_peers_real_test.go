@@ -276,7 +276,11 @@ func TestGPUPeersNamed(t *testing.T) {
 	var recs recorders
 	var stop atomic.Bool
 	p := startPipeline(t, "gpu", []string{os.Getenv("LOCKSTEP_RUNTIME_DIR")})
-	by := func(cfg *ccl.Config) { cfg.GPU.Peers = "slow" }
+	by := func(cfg *ccl.Config) {
+		if cfg.GPU.Peers = "slow"; faked {
+			cfg.GPU.Algo = "sym" // which reads
+		}
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -139,7 +139,9 @@ func (r *rank) learnNVLink(s *record.ConnStatus) {
 // theirs too, and only the read of its memory tells of the link itself.
 func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uint64, others bool) {
 	moving := float64(x.There - min(met, x.There))
-	if bytes < nvlinkLeast || moving == 0 || others && x.Trip == 0 {
+	// Kernels that read no word of their peers do not wait for all before they send, either: how
+	// long it takes until all is here is then also who came late.
+	if bytes < nvlinkLeast || moving == 0 || x.Trip == 0 {
 		return
 	}
 	class := nvlinkClass{s.Coll, s.Algo, uint8(bits.Len64(s.Bytes))}
@@ -151,9 +153,7 @@ func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uin
 		u = new(usual)
 		k.classes[class] = u
 	}
-	if x.Trip != 0 {
-		k.trip.sample(k, float64(x.Trip))
-	}
+	k.trip.sample(k, float64(x.Trip))
 	if !others {
 		u.sample(k, moving)
 	}
