@@ -12,12 +12,13 @@ import (
 // requests: legs of the operation, and windows of the NVLink connection from the peer to this rank.
 
 const (
-	nvlinkOps   = 16          // operations of a window
-	nvlinkFor   = int64(50e6) // ns after which fewer make one
-	nvlinkLeast = 64 << 10    // bytes from a peer, below which an operation tells of no link
-	// nvlinkSlow is how many times its usual time a window's operations take when the link is slow.
+	nvlinkLeast = 64 << 10 // bytes from a peer, below which an operation tells of no link
+	// nvlinkWindow is a window's length: so many ns of what its operations usually take once all
+	// have come. The connection's delay is what they take.
+	nvlinkWindow = 2e6
+	// nvlinkSlow is how many times that they take when the link is slow.
 	nvlinkSlow = 1.5
-	// nvlinkUsual is how many operations make a history.
+	// nvlinkUsual is how many operations of a kind make a history.
 	nvlinkUsual = 32
 )
 
@@ -29,15 +30,12 @@ type nvlink struct {
 	trip    usual
 
 	// The window under way.
-	first         int64
-	n             int
 	bytes, moving uint64
-	took, expect  float64 // ns, and as usual: of transfers, or where others' are in them of reads
+	took, usually float64 // ns
 	// What it makes of windows.
 	windows, slow uint64
 	bps           uint64
 	latency       int64
-	reference     float64 // ns that stand for usual
 	cause         record.Cause
 	at            int64
 }
@@ -153,52 +151,37 @@ func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uin
 		u = new(usual)
 		k.classes[class] = u
 	}
-	k.trip.sample(k, float64(x.Trip))
-	if !others {
-		u.sample(k, moving)
+	if k.cause == record.CauseNone || u.n < nvlinkUsual { // what is slow for long does not become usual
+		u.learn(moving)
+		k.trip.learn(float64(x.Trip))
 	}
-	if k.n == 0 {
-		k.first = s.Start
+	if u.n < nvlinkUsual {
+		return
 	}
-	k.n++
 	k.bytes += bytes
 	k.moving += uint64(moving)
-	took, than := moving, u
+	k.usually += u.mean
 	if others {
-		took, than = float64(x.Trip), &k.trip
+		k.took += u.mean * float64(x.Trip) / k.trip.mean
+	} else {
+		k.took += moving
 	}
-	if than.n >= nvlinkUsual {
-		k.took += took
-		k.expect += than.mean
-		if k.reference == 0 {
-			k.reference = than.mean
-		}
-	}
-	if k.n >= nvlinkOps || s.End-k.first >= nvlinkFor {
+	if k.usually >= nvlinkWindow {
 		k.close(s.End)
 	}
 }
 
-// sample learns while the link is as usual: what is slow for long does not become usual.
-func (u *usual) sample(k *nvlink, v float64) {
-	if k.cause == record.CauseNone || u.n < nvlinkUsual {
-		u.learn(v)
-	}
-}
-
-// close ends the window.
+// close ends the window, or several that one long operation has filled.
 func (k *nvlink) close(at int64) {
-	if k.expect > 0 && k.moving > 0 {
-		ratio := k.took / k.expect
-		k.windows++
-		k.cause = record.CauseNone
-		if ratio >= nvlinkSlow {
-			k.cause = record.CauseNetwork
-			k.slow++
-		}
-		k.latency = max(1, int64(k.reference*ratio))
-		k.bps = uint64(float64(k.bytes) / float64(k.moving) * 1e9)
-		k.at = at
+	ratio, n := k.took/k.usually, uint64(k.usually/nvlinkWindow)
+	k.windows += n
+	k.cause = record.CauseNone
+	if ratio >= nvlinkSlow {
+		k.cause = record.CauseNetwork
+		k.slow += n
 	}
-	k.n, k.bytes, k.moving, k.took, k.expect = 0, 0, 0, 0, 0
+	k.latency = max(1, int64(nvlinkWindow*ratio))
+	k.bps = uint64(float64(k.bytes) / float64(k.moving) * 1e9)
+	k.at = at
+	k.bytes, k.moving, k.took, k.usually = 0, 0, 0, 0
 }
