@@ -80,10 +80,39 @@ func TestGPUPeers(t *testing.T) {
 						return fmt.Errorf("%v: %w", k.coll, err)
 					}
 				}
+				if err := replayed(ctx, c, s, m, r, buf, way == "sym"); err != nil {
+					return err
+				}
 				return m.free(ctx)
 			})
 		})
 	}
+}
+
+// replayed checks the rows of what a graph replays.
+func replayed(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, r *record.Reader, all []record.Stamp, windows bool) error {
+	gpus, err := ccl.Devices()
+	if err != nil {
+		return err
+	}
+	buf := m.bytes(ccl.Float32, 0, 80_000)
+	g, err := s.Capture(ccl.GPU(c.Rank()%gpus), func() error { return c.AllReduce(s, buf, buf, ccl.Max) })
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		if err := do(ctx, s, g.Launch(s)); err != nil {
+			return err
+		}
+		st, err := lastStamp(r, all, record.AllReduce)
+		if err != nil {
+			return err
+		}
+		if err := wholeRow(c, &st, windows); err != nil || !st.Replay() {
+			return fmt.Errorf("replayed %v: %w", st.Replay(), err)
+		}
+	}
+	return g.Close()
 }
 
 // wholeRow checks the row of an operation that all ranks take part in.
