@@ -26,7 +26,7 @@ func TestStampPeers(t *testing.T) {
 	buf := make([]record.Stamp, 8)
 	next := func(seq uint64, length uint64) [record.MaxStampPeers]record.StampPeer {
 		t.Helper()
-		at := uint64(era + ahead + 10_000*seq)
+		at := era + ahead + 10_000*seq
 		g.begin(seq, 0, at)
 		g.end(seq, 0, 0xff, at+length)
 		if n := r.Stamps(buf); n != 1 || buf[0].Seq != seq {
