@@ -402,10 +402,14 @@ func unbalanced(ctx context.Context, t *testing.T, c *ccl.Comm, recs *recorders,
 // matrix is the delay matrix of each communicator with stamps by peer.
 func (p *pipeline) matrix() string {
 	var b strings.Builder
-	for _, m := range p.master.Snapshot().Delay {
+	snapshot := p.master.Snapshot()
+	if snapshot == nil {
+		return "nothing yet"
+	}
+	for _, m := range snapshot.Delay {
 		fmt.Fprintf(&b, "%s %.2f ", cmp.Or(m.Comm, "world"), m.Ratio)
 	}
-	for _, k := range p.master.Snapshot().Connections {
+	for _, k := range snapshot.Connections {
 		if k.Transport == record.TransportNVLink {
 			fmt.Fprintf(&b, "%d->%d %.0f GB/s %d ns %v slow %d of %d; ", k.Rank, k.PeerWorld, k.BytesPerSec/1e9, k.LatencyNs, k.Cause, k.Slow, k.Windows)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -193,6 +194,61 @@ func TestGPUPeersSlowLink(t *testing.T) {
 		for _, k := range r.Conns(nil) {
 			if k.Transport == record.TransportNVLink && (k.Peer < 0 || int(k.Peer) >= n || int(k.Peer) == c.Rank() || k.Name == "") {
 				return fmt.Errorf("connection %+v", k)
+			}
+		}
+		return m.free(ctx)
+	})
+}
+
+// TestGPUPeersInMatrix: what kernels stamp by peer comes by recorder and agent to the master,
+// whose delay matrix has a cell for each pair.
+func TestGPUPeersInMatrix(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	n = min(n, 3)
+	if gpus < n && !faked {
+		t.Skip("ranks that share a GPU take turns")
+	}
+	p := startPipeline(t, "gpu", []string{os.Getenv("LOCKSTEP_RUNTIME_DIR")})
+	whole := func() bool {
+		snapshot := p.master.Snapshot()
+		if snapshot == nil {
+			return false
+		}
+		for _, m := range snapshot.Delay {
+			cells := 0
+			for _, ratio := range m.Ratio {
+				if ratio > 0 { // not NaN
+					cells++
+				}
+			}
+			if m.Size == n && cells == n*(n-1) {
+				return true
+			}
+		}
+		return false
+	}
+	var mu sync.Mutex
+	var decided []bool
+	goesOn := func(round int) bool { // the same for all ranks
+		mu.Lock()
+		defer mu.Unlock()
+		if round == len(decided) {
+			decided = append(decided, round == 0 || !whole())
+		}
+		return decided[round]
+	}
+	by := func(cfg *ccl.Config) { cfg.GPU.Algo, cfg.GPU.Peers = "sym", "slow" }
+	ranks(t, n, onGPUs(t, gpus, by), func(ctx context.Context, c *ccl.Comm) error {
+		m, err := newMemory(ctx, c, 4<<20, true)
+		if err != nil {
+			return err
+		}
+		s, buf := c.NewStream(), m.bytes(ccl.Float32, 0, 256<<10)
+		for round := 0; goesOn(round); round++ { // or until ctx ends, and that is an error
+			for range 8 {
+				if err := do(ctx, s, c.AllReduce(s, buf, buf, ccl.Sum)); err != nil {
+					return err
+				}
 			}
 		}
 		return m.free(ctx)
