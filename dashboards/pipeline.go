@@ -89,7 +89,8 @@ func pipeline() board {
 			{"Several machines", []panel{
 				{
 					title: "Hosts", view: stacked, width: 8, height: 7,
-					why: "Of jobs of lockstep run on several machines, as their coordinators see them: running, standing by, silent, left out. Fewer than needed: the job waits.",
+					why:  "Of jobs of lockstep run on several machines, as their coordinators see them: running, standing by, silent, left out. Fewer than needed: the job waits.",
+					none: "no job of lockstep run on several machines",
 					targets: []target{
 						{expr: sum("training_job, state", of(names.CoordinatorHosts, inJob)), legend: "{{training_job}}: {{state}}"},
 						{expr: highest("training_job", of(names.CoordinatorNeeded, inJob)), legend: "{{training_job}}: needed"},
@@ -98,7 +99,8 @@ func pipeline() board {
 				},
 				{
 					title: "Attempts", view: lines, width: 8, height: 7,
-					why: "The last attempt of each such job, and how many were begun; hosts whose ranks were ended because they did not hear the coordinator for a lease.",
+					why:  "The last attempt of each such job, and how many were begun; hosts whose ranks were ended because they did not hear the coordinator for a lease.",
+					none: "no job of lockstep run on several machines",
 					targets: []target{
 						{expr: highest("training_job", of(names.CoordinatorAttempt, inJob)), legend: "{{training_job}}: attempt"},
 						{expr: highest("training_job", of(names.CoordinatorAttempts, inJob)), legend: "{{training_job}}: begun"},
@@ -107,7 +109,8 @@ func pipeline() board {
 				},
 				{
 					title: "Supervisors", view: lines, width: 8, height: 7,
-					why: "Connections of supervisors that their coordinator has let in, how often it did, supervisors that hear it, and their ranks.",
+					why:  "Connections of supervisors that their coordinator has let in, how often it did, supervisors that hear it, and their ranks.",
+					none: "no job of lockstep run on several machines",
 					targets: []target{
 						{expr: highest("training_job", of(names.CoordinatorConns, inJob)), legend: "{{training_job}}: connected"},
 						{expr: highest("training_job", of(names.CoordinatorJoins, inJob)), legend: "{{training_job}}: let in"},

@@ -45,6 +45,9 @@ func startHall(t *testing.T) *hall {
 	}
 	serve(hallJob+":9402", names.Master, prom.NewMaster(h.master, prom.Options{}))
 	serve("planner:9412", names.Planner, prom.NewPlanner(h.fabric, prom.Options{}))
+	for n := range 2 {
+		serve(fmt.Sprintf("gpu-%02d:9413", n+1), names.Supervisor, prom.NewSupervisor(func() prom.Supervision { return supervisionOf(n) }, prom.Options{}))
+	}
 	go func() {
 		for tick := time.NewTicker(100 * time.Millisecond); ; {
 			select {
@@ -57,6 +60,18 @@ func startHall(t *testing.T) *hall {
 		}
 	}()
 	return h
+}
+
+// supervisionOf is what the supervisor of a host of a job on two machines knows; the first one's coordinates.
+func supervisionOf(host int) prom.Supervision {
+	s := prom.Supervision{Job: hallJob, Heard: true, Ranks: map[string]int{"running": 8, "exited": 0}}
+	if host == 0 {
+		s.Coordination = &prom.Coordination{
+			Attempts: 1, Needed: 2, Hosts: map[string]int{"running": 2, "standby": 1, "silent": 0, "excluded": 0}, Connections: 3, Joined: 3,
+			Refused: map[string]uint64{"handshake": 0, "certificate": 0},
+		}
+	}
+	return s
 }
 
 // collectives are those of a tenth of a second.
