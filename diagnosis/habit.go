@@ -167,28 +167,55 @@ const (
 // moment, and not once in many steps by far more. Each sampled collective has the moments
 // at which its members came.
 func (d *stragglers) lateAsARule(s *slowRank, since int64) bool {
-	ci := s.felt
-	late := d.lateness(s.rank, ci, since)
-	for i := 0; i < len(d.comms) && len(late) < fewestArrivals; i++ {
-		if h := &d.comms[i]; !h.p2p && !h.former && int32(i) != s.felt {
-			late, ci = d.lateness(s.rank, int32(i), since), int32(i)
+	ci, late := s.felt, []float64(nil)
+	for i := -1; i < len(d.comms) && len(late) < fewestArrivals; i++ {
+		if i >= 0 {
+			ci = int32(i)
+		}
+		if h := &d.comms[ci]; h.p2p || h.former || i >= 0 && ci == s.felt {
+			continue
+		}
+		if late = d.lateness(s.rank, ci, since); len(late) > 0 && !d.sameWork(s.rank, ci) {
+			late = nil
 		}
 	}
 	if len(late) < fewestArrivals {
 		return false
 	}
+	// Who varies is early as often as late: what it is early counts against it.
 	all, sum, often, n := 0.0, 0.0, 0, float64(len(late))
 	for _, l := range late {
-		all += max(l, 0)
+		all += l
 	}
 	each := d.collectivesPerStep(ci)
+	most, least := ruleMost*each*all/n, all/n/3
 	for _, l := range late {
-		sum += min(max(l, 0), ruleMost*each*all/n)
-		if l >= all/n/3 {
+		sum += min(max(l, -most), most)
+		switch {
+		case l >= least:
 			often++
+		case l <= -least:
+			often--
 		}
 	}
-	return all/n >= leastLate*s.excess/max(1, d.opsEach(ci)) && sum >= ruleShare*all && float64(often) >= n/(2*each)
+	return all > 0 && all/n >= leastLate*s.excess/max(1, d.opsEach(ci)) && sum >= ruleShare*all && float64(often) >= n/(2*each)
+}
+
+// sameWork reports whether a rank's peers in a communicator do what it does: none of them is
+// its neighbour in a pipeline, whose stages come at times of their own.
+func (d *stragglers) sameWork(rank, comm int32) bool {
+	members := d.ev.Comms[comm].Members
+	for i := range d.comms {
+		if h := &d.comms[i]; !h.p2p || h.former {
+			continue
+		}
+		of := d.ev.Comms[i].Members
+		in := func(r int32) bool { return slices.ContainsFunc(of, func(m Member) bool { return m.World == r }) }
+		if in(rank) && slices.ContainsFunc(members, func(m Member) bool { return m.World != rank && in(m.World) }) {
+			return false
+		}
+	}
+	return true
 }
 
 // opsEach is how many operations a member of a communicator did in the window.

@@ -11,6 +11,7 @@ import (
 type ownHistory struct {
 	own, inside baseline
 	spread      float64 // mean distance of a window from the norm, as a ratio
+	windows     lateWindows
 }
 
 // slowRank is a rank whose own time has grown, with the window that says so.
@@ -21,16 +22,17 @@ type slowRank struct {
 	felt    int32 // where they feel it most
 	peers   int   // direct ones
 	own     float64
-	base    float64 // its history's, or its peers' while there is none
-	common  float64 // how much slower the middle of all ranks was
-	alone   bool    // judged by its peers: no history yet
-	growth  float64 // of the middle peer's time inside collectives, ns in the window
-	excess  float64 // of its own time, ns in the window
-	waited  float64 // inside collectives for longer than usual, ns in the window
-	allCost float64 // of the windows in which it was slow, no more than mostCost of one, ns
-	fresh   bool    // drags: it is no habit
-	unfelt  int     // windows in a row that its peers did not feel
-	last    int     // sampled collectives that it entered last, of
+	base    float64     // its history's, or its peers' while there is none
+	common  float64     // how much slower the middle of all ranks was
+	alone   bool        // judged by its peers: no history yet
+	growth  float64     // of the middle peer's time inside collectives, ns in the window
+	excess  float64     // of its own time, ns in the window
+	waited  float64     // inside collectives for longer than usual, ns in the window
+	windows lateWindows // since the first late one
+	allCost float64     // of the windows in which it was slow, no more than mostCost of one, ns
+	fresh   bool        // drags: it is no habit
+	unfelt  int         // windows in a row that its peers did not feel
+	last    int         // sampled collectives that it entered last, of
 	of      int
 }
 
@@ -42,12 +44,15 @@ const maxSlow = 64
 type stragglers struct {
 	*window
 	history []ownHistory // by world rank
+	all     lateWindows  // of all ranks together
 	slow    []slowRank
 	scratch []float64
 	drags   *drags
 }
 
-func (d *stragglers) forget() { d.history, d.slow = d.history[:0], d.slow[:0] }
+func (d *stragglers) forget() {
+	d.history, d.slow, d.all = d.history[:0], d.slow[:0], lateWindows{}
+}
 
 func (d *stragglers) find(found []finding) []finding {
 	if d.closed {
@@ -125,10 +130,12 @@ func (d *stragglers) judge() {
 		s := &d.slow[i]
 		_, _, ops := d.delta(s.rank)
 		if over := ops > 0 && !hasRank(late, s.rank) && s.normal(d.window); over || s.unfelt > 1 && s.level == 0 {
+			d.byChance(s)
 			d.slow = slices.Delete(d.slow, i, i+1)
 			i--
 		}
 	}
+	d.countLate(late)
 	d.learnOwn(common)
 }
 
@@ -254,13 +261,13 @@ func (d *stragglers) slowAgain(s *slowRank) {
 	if x == nil {
 		return
 	}
-	s.streak, s.comm = x.streak, s.felt
+	s.streak, s.comm, s.windows = x.streak, s.felt, x.windows
 	if x.level > 0 {
 		s.comm = x.comm
 	}
 	s.slow += min(x.unfelt, 1)
 	s.allCost = x.allCost + min(s.excess, mostCost*float64(d.now-d.start))
-	s.again(d.window, s.alone, d.isRule(s))
+	s.again(d.window, s.alone, d.isNoChance(s) && d.isRule(s))
 	s.last, s.of = d.enteredLast(s.rank, s.comm, s.since)
 	*x = *s
 }

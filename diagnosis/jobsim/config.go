@@ -28,6 +28,9 @@ type Config struct {
 	Noise   float64       // sigma of a computation's logarithm: 0.03; negative for none
 	Hiccups float64       // share of computations that the scheduler interrupts
 	Hiccup  time.Duration // longest such interruption: 20 ms
+	Tail    float64       // not 0: interruptions take Hiccup at least, with a tail of this exponent (Pareto), up to 1.5 s
+	Collect time.Duration // how far apart a rank's garbage collections are, each rank for itself: 0, none
+	Garbage time.Duration // what one takes: mean
 
 	// Times that an operation takes once all have entered.
 	TensorTime, ContextTime, DataTime, PipeTime, ExpertTime time.Duration // 1, 1, 10, 1, 2 ms

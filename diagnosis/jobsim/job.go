@@ -68,6 +68,7 @@ type rank struct {
 	waits                 *comm // where it is blocked
 	idleFrom              int64 // end of its last operation
 	since                 int64 // it has computed since then
+	collects              int64 // its next garbage collection, not before
 	rng                   rng
 	comms                 [numSlots]ref
 	next                  int32 // of the prelude or the pauses

@@ -1,6 +1,7 @@
 package jobsim
 
 import (
+	"math"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -124,7 +125,13 @@ func (j *Job) exec(r *rank) {
 			d *= spread(r.rng.next(), j.cfg.Experts)
 		}
 		if j.cfg.Hiccups > 0 && r.rng.float() < j.cfg.Hiccups {
-			d += float64(r.rng.int63n(int64(j.cfg.Hiccup)))
+			d += j.hiccup(r)
+		}
+		if j.cfg.Collect > 0 && r.t >= r.collects {
+			if r.collects > 0 {
+				d += float64(j.cfg.Garbage) * r.rng.between(0.5, 1.5)
+			}
+			r.collects = r.t + int64(float64(j.cfg.Collect)*r.rng.between(0.5, 1.5))
 		}
 		j.takes(r, int64(d))
 	case opColl:
@@ -168,6 +175,16 @@ func (j *Job) exec(r *rank) {
 		r.phase, r.next = phasePause, 0
 	}
 }
+
+// hiccup is for how long something else has a rank's CPU.
+func (j *Job) hiccup(r *rank) float64 {
+	if j.cfg.Tail == 0 {
+		return float64(r.rng.int63n(int64(j.cfg.Hiccup)))
+	}
+	return min(float64(j.cfg.Hiccup)*math.Pow(max(r.rng.float(), 1e-9), -1/j.cfg.Tail), float64(longestHiccup))
+}
+
+const longestHiccup = 1500 * time.Millisecond
 
 // failed reports whether a communicator has failed at this rank: a call is the
 // moment at which the program learns of it.

@@ -28,6 +28,11 @@ func TestShortSteps(t *testing.T) { confirmNothing(t, shortJob) }
 // first one on, are none of them: who judges a rank by its peers takes it for slow.
 func TestHabits(t *testing.T) { confirmNothing(t, habitJob) }
 
+// TestStrangers plays healthy jobs of other shapes, with steps of a millisecond to three
+// seconds: interruptions with heavy tails, garbage collections that each rank makes for
+// itself, uneven lengths and experts, saving, evaluation, and agents that are late.
+func TestStrangers(t *testing.T) { confirmNothing(t, strangerJob) }
+
 // TestShortStepsSums plays healthy jobs whose pauses were taken for a rank that costs its job a
 // little for long: windows of many steps, some with a pause and most without, two ranks that vary
 // together, and seconds of history.
@@ -36,6 +41,18 @@ func TestShortStepsSums(t *testing.T) {
 		mustConfirmNothing(t, shortJob, seed)
 	}
 	for _, seed := range []uint64{100479, 700144, 700486} {
+		mustConfirmNothing(t, habitJob, seed)
+	}
+}
+
+// TestShortStepsWindows plays healthy jobs in which a rank was late in window after window: by
+// chance, where every window varies by a third; because pauses and windows came in turns; and
+// beside ranks that do other work, or that come early as often as late.
+func TestShortStepsWindows(t *testing.T) {
+	for _, seed := range []uint64{700388, 900239} {
+		mustConfirmNothing(t, shortJob, seed)
+	}
+	for _, seed := range []uint64{500024, 500193, 700203, 900239} {
 		mustConfirmNothing(t, habitJob, seed)
 	}
 }
@@ -105,6 +122,53 @@ func between(r *rand.Rand, lo, hi time.Duration) time.Duration {
 
 func shortJob(r *rand.Rand) jobsim.Config {
 	return pausing(r, between(r, 300*time.Microsecond, 4*time.Millisecond), func() int { return 50 + r.IntN(10)*50 })
+}
+
+func strangerJob(r *rand.Rand) jobsim.Config {
+	c := jobsim.Config{
+		Tensor: 1 << (r.IntN(4) / 2), Pipeline: 1 << (r.IntN(5) / 3), Data: []int{1, 2, 2, 3, 4, 6}[r.IntN(6)], Context: 1 + r.IntN(6)/5,
+		Buckets: []int{0, 0, 3, 8}[r.IntN(4)], Layers: 1 + r.IntN(3), Sharded: r.IntN(3) == 0, World: r.IntN(2) == 0, Steps: r.IntN(2) == 0, Tuned: r.IntN(3) == 0,
+		Noise: between(r, 10*time.Millisecond, 600*time.Millisecond).Seconds(), Lengths: []float64{0, 0, 0.1, 0.4}[r.IntN(4)], Uneven: r.Float64() * 0.3,
+		Hiccups: []float64{0, 0.002, 0.01, 0.05}[r.IntN(4)], Tail: 0.8 + 2*r.Float64(),
+		Warmup: between(r, 200*time.Millisecond, 8*time.Second),
+	}
+	if c.Tensor*c.Pipeline*c.Data*c.Context == 1 {
+		c.Data = 2
+	}
+	c.Micro = c.Pipeline * (1 + r.IntN(3))
+	if c.Data%2 == 0 && r.IntN(3) == 0 {
+		c.Expert, c.Experts = 2, r.Float64()*0.4
+	}
+	step := between(r, time.Millisecond, 3*time.Second)
+	c.Compute = max(100*time.Microsecond, step/time.Duration(3*(c.Micro+c.Pipeline-1)))
+	c.TensorTime, c.ContextTime, c.PipeTime, c.ExpertTime = c.Compute/20+50*time.Microsecond, c.Compute/20+50*time.Microsecond, c.Compute/30+50*time.Microsecond, c.Compute/15+50*time.Microsecond
+	c.DataTime = between(r, step/100+100*time.Microsecond, step/4+200*time.Microsecond)
+	c.Hiccup = between(r, time.Millisecond, max(2*time.Millisecond, step/5))
+	if r.IntN(2) == 0 {
+		c.Collect = between(r, 500*time.Millisecond, 30*time.Second)
+		c.Garbage = between(r, 2*time.Millisecond, min(c.Collect/4, 700*time.Millisecond))
+	}
+	c.Cluster = jobsim.Cluster{RanksPerNode: 1 << r.IntN(4), GPU: r.IntN(2) == 0, Spin: r.IntN(2) == 0, Mute: r.IntN(3) == 0}
+	c.Cluster.RDMA = c.Cluster.GPU && r.IntN(2) == 0
+	c.Agents = jobsim.Agents{Drop: r.Float64() * 0.02, MapError: between(r, 50*time.Microsecond, 2*time.Millisecond), Busy: r.Float64() * 0.3}
+	if r.IntN(4) == 0 {
+		c.Agents.Late, c.Agents.LateBy = 1, time.Second
+	}
+	if r.IntN(2) == 0 {
+		ranks := c.Tensor * c.Pipeline * c.Data * c.Context
+		p := jobsim.Pause{Every: 1 + int(between(r, time.Second, 20*time.Second)/step), Length: between(r, 10*time.Millisecond, 5*time.Second), Rank: jobsim.AllRanks}
+		p.Every = max(p.Every, 10)
+		p.IO, p.Spread = r.IntN(2) == 0, p.Length/4
+		if r.IntN(2) == 0 { // one rank's: of a length that is no hang
+			p.Rank, p.Length, p.Spread = []int{0, 0, ranks - 1}[r.IntN(3)], min(p.Length, 1800*time.Millisecond), 0
+		}
+		p.Sleep = !p.IO && r.IntN(3) == 0
+		if r.IntN(3) == 0 {
+			p.Mark = record.MarkCheckpoint
+		}
+		c.Pauses = append(c.Pauses, p)
+	}
+	return c
 }
 
 func habitJob(r *rand.Rand) jobsim.Config {

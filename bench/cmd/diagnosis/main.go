@@ -4,6 +4,7 @@
 //
 //	diagnosis [-set tuning|report] [-n scenarios] [-sizes 8,64,...] [-short]
 //	diagnosis -row NAME -seed S -ranks N -v    one scenario, with its timeline
+//	diagnosis -cost                            what slow faults cost, and which of them are missed
 //	diagnosis -scale                           time and memory of a pass by size
 package main
 
@@ -28,6 +29,7 @@ func main() {
 	flag.IntVar(&o.ranks, "ranks", 0, "play one scenario of this size")
 	flag.BoolVar(&o.verbose, "v", false, "with -ranks: print the timeline")
 	flag.BoolVar(&o.short, "short", false, "small sizes only, a minute of one core")
+	flag.BoolVar(&o.cost, "cost", false, "measure what each slow fault costs its job, and group the misses by it")
 	flag.BoolVar(&o.scale, "scale", false, "only the time and memory of a pass, by size")
 	flag.IntVar(&o.parallel, "p", runtime.GOMAXPROCS(0), "scenarios at a time")
 	flag.Parse()
@@ -42,6 +44,7 @@ type options struct {
 	seed                    uint64
 	ranks, parallel         int
 	verbose, short, scale   bool
+	cost                    bool
 }
 
 func (o *options) run() error {
@@ -88,5 +91,5 @@ func (o *options) run() error {
 			plans = append(plans, plan{set, names[k%len(names)], o.seed + uint64(k), n})
 		}
 	}
-	return table(os.Stdout, set, play(plans, o.parallel))
+	return table(os.Stdout, set, play(plans, o.parallel, o.cost))
 }

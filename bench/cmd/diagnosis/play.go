@@ -24,7 +24,8 @@ type plan struct {
 type result struct {
 	plan
 	*jobsim.Outcome
-	err error
+	costs []float64 // by truth, where that was asked for
+	err   error
 }
 
 // cpuNow is the CPU time of this thread, ns: others on the machine do not count.
@@ -37,7 +38,7 @@ func cpuNow() int64 {
 }
 
 // play plays plans, some at a time; results are in the plans' order.
-func play(plans []plan, parallel int) []result {
+func play(plans []plan, parallel int, cost bool) []result {
 	results := make([]result, len(plans))
 	next := make(chan int)
 	var wg sync.WaitGroup
@@ -46,7 +47,7 @@ func play(plans []plan, parallel int) []result {
 			runtime.LockOSThread() // cpuNow is a thread's
 			defer runtime.UnlockOSThread()
 			for i := range next {
-				results[i] = playOne(plans[i])
+				results[i] = playOne(plans[i], cost)
 			}
 		})
 	}
@@ -58,13 +59,21 @@ func play(plans []plan, parallel int) []result {
 	return results
 }
 
-func playOne(p plan) result {
+func playOne(p plan, cost bool) result {
 	s, err := jobsim.Make(p.set, p.row, p.seed, p.ranks)
 	if err != nil {
 		return result{plan: p, err: err}
 	}
 	o, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, cpuNow, nil)
-	return result{p, o, err}
+	x := result{plan: p, Outcome: o, err: err}
+	for i := 0; cost && x.err == nil && i < len(s.Truths); i++ {
+		c := 0.0
+		if slow(s.Truths[i].Classes[0]) {
+			c, x.err = jobsim.Cost(s, i)
+		}
+		x.costs = append(x.costs, c)
+	}
+	return x
 }
 
 // one plays one scenario and prints what happens.

@@ -225,6 +225,7 @@ func table(w io.Writer, set jobsim.Set, results []result) error {
 		fmt.Fprintf(t, "%d\t%s\n", n, body(bySize[n]))
 	}
 	t.Flush()
+	costs(w, results)
 	misses(w, results)
 	return nil
 }
@@ -300,6 +301,50 @@ func classes(w io.Writer, results []result) {
 	fmt.Fprintln(w)
 }
 
+// slow reports whether a class is of a job that goes on, with a loss.
+func slow(c diagnosis.Class) bool {
+	return c == diagnosis.CommunicationSlow || c == diagnosis.NoncommunicationSlow
+}
+
+// costBars group faults by the share of its time that the job loses.
+var costBars = []float64{0.02, 0.05, 0.1, 0.2, 0.4, 1.01}
+
+// costs prints how many slow faults were told by what they cost, where that was measured.
+func costs(w io.Writer, results []result) {
+	t := tabwriter.NewWriter(w, 2, 8, 2, ' ', 0)
+	any := false
+	for _, class := range diagnosis.Classes() {
+		if !slow(class) {
+			continue
+		}
+		faults, found := make([]int, len(costBars)), make([]int, len(costBars))
+		for i := range results {
+			r := &results[i]
+			for k := range r.costs {
+				tr := &r.Scenario.Truths[k]
+				if tr.Want == 0 || tr.Classes[0] != class || !r.Felt(k) {
+					continue
+				}
+				at := slices.IndexFunc(costBars, func(b float64) bool { return r.costs[k] < b })
+				faults[at]++
+				if !r.Missed(k) {
+					found[at]++
+				}
+				any = true
+			}
+		}
+		low := 0.0
+		for at, bar := range costBars {
+			fmt.Fprintf(t, "%v\t%.0f-%.0f %%\t%d\t%s\n", class, 100*low, 100*min(bar, 1), faults[at], share(found[at], faults[at]))
+			low = bar
+		}
+	}
+	if any {
+		fmt.Fprintf(w, "\nslow faults by the share of its time that the job loses\nclass\tloses\tfaults\trecall\n")
+		t.Flush()
+	}
+}
+
 // misses lists everything that was not as it should be.
 func misses(w io.Writer, results []result) {
 	fmt.Fprintf(w, "\nmisses (again: -set SET -row ROW -seed SEED -ranks RANKS -v)\n")
@@ -311,7 +356,11 @@ func misses(w io.Writer, results []result) {
 		var what []string
 		for k := range r.Found {
 			if r.Felt(k) && (r.Missed(k) || r.Found[k].First != nil && !r.Top1(k)) {
-				what = append(what, verdictOn(r.Outcome, k))
+				word := verdictOn(r.Outcome, k)
+				if k < len(r.costs) {
+					word = fmt.Sprintf("costs %.0f %%: %s", 100*r.costs[k], word)
+				}
+				what = append(what, word)
 			}
 		}
 		for k := range r.Said {
