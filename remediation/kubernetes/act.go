@@ -113,6 +113,11 @@ func with(list []*record, r *record) string {
 // Act implements remediation.Actuator. It returns when every pod of the new attempt
 // runs, or ctx ends.
 func (a *Actuator) Act(ctx context.Context, act remediation.Action) (remediation.Answer, error) {
+	answer, err := a.act(ctx, act)
+	return answer, away(ctx, err)
+}
+
+func (a *Actuator) act(ctx context.Context, act remediation.Action) (remediation.Answer, error) {
 	if !a.leading.Load() {
 		return remediation.Answer{}, errors.New("kubernetes: another remediator leads")
 	}
