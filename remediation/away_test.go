@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func soon(o *Options) { o.retry = time.Millisecond }
+func soon(o *Options) { o.Retry = time.Millisecond }
 
 // A master that was killed is asked until it is back, however long that takes; what waits for it is not lost.
 func TestAMasterThatIsAwayForLong(t *testing.T) {

@@ -15,7 +15,7 @@ func (r *Remediator) postpone(e *Entry) (times int, again bool) {
 	defer r.mu.Unlock()
 	l := r.late[e.Seq]
 	l.times++
-	delay := min(r.o.retry<<min(l.times-1, 8), maxDelay*r.o.retry)
+	delay := min(r.o.Retry<<min(l.times-1, 8), maxDelay*r.o.Retry)
 	if !r.o.Config.current(r.o.Now().Add(delay), &e.Alert) {
 		return l.times, false
 	}

@@ -36,8 +36,9 @@ type Options struct {
 	OnEvent func(Entry)
 	// Now is the calendar: how old an incident is, and what breakers count; nil: time.Now.
 	Now func() time.Time
-	// retry is after what time something is tried again, and twice that, up to 15 times; 0: a second.
-	retry time.Duration
+	// Retry is after what time something is tried again, then after twice as long, up to 15 times; and how
+	// often the journal is looked at. 0: a second.
+	Retry time.Duration
 }
 
 // Remediator is the webhook and the worker behind it. Safe for concurrent use.
@@ -135,7 +136,7 @@ func New(o Options) (*Remediator, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	o.retry = cmp.Or(o.retry, retryDelay)
+	o.Retry = cmp.Or(o.Retry, retryDelay)
 	j, err := openJournal(o.Journal)
 	if err != nil {
 		return nil, err
@@ -150,7 +151,7 @@ func New(o Options) (*Remediator, error) {
 // Run works through the journal until ctx ends, then waits for actions in
 // flight to return (their context has ended too) and closes the journal.
 func (r *Remediator) Run(ctx context.Context) error {
-	t := time.NewTicker(time.Second)
+	t := time.NewTicker(r.o.Retry)
 	defer t.Stop()
 	for {
 		r.probe()
@@ -415,7 +416,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 		return r.close(e, outcome, detail)
 	}
 	policy := r.o.Config.decide(&e.Alert)
-	for delay := r.o.retry; ; delay = min(2*delay, maxDelay*r.o.retry) {
+	for delay := r.o.Retry; ; delay = min(2*delay, maxDelay*r.o.Retry) {
 		e.Tries++
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
 		answer, err := r.o.Actuator.Act(actx, Action{
