@@ -191,7 +191,7 @@ func (a *Actuator) plan(ctx context.Context, j *job, act remediation.Action) (*r
 		return nil, "", fmt.Errorf("kubernetes: %s has no pods now: it is being restarted, or waits to start", j)
 	}
 	from := j.kind.attempt(j.owner)
-	if running >= 0 && from >= 0 && running < from {
+	if newest := j.newest(); from >= 0 && (running >= 0 && running < from || newest >= 0 && newest < from) {
 		return nil, fmt.Sprintf("nothing done: %s is restarting already, to attempt %d", j, from), nil
 	}
 	r := &record{
