@@ -19,46 +19,62 @@ import (
 // nodes are silent, or have returned, which must have a reason that the campaign knows.
 func (c *campaign) follow(nodes map[string]*corev1.Node) {
 	c.t.Helper()
-	entries := c.r.entries()
-	for i := range entries {
-		e := &entries[i]
-		if e.Outcome != remediation.OutcomeDone || e.Kind != remediation.ActionExclude || c.master.booked(e.Alert.Incident) {
-			continue
-		}
-		switch came := c.book.take(e.Unit, e.Alert.Reason, false, c.calendar.now()); came {
-		case "a spare in its place":
-			c.seen["spare taken for a slow node"]++
-			if node := e.Unit; c.rnd.IntN(7) == 0 { // a person brings it back before its time
-				c.in(time.Duration(1+c.rnd.IntN(20))*time.Hour, func() {
-					if n := c.bed.nodes()[node]; takenOut(n) && c.ill[node] == slow {
-						c.seen["uncordoned by a person"]++
-						c.passed[node] = true
-						c.bed.uncordon(node)
-					}
-				})
-			}
-		case "no spare: in place":
-			c.seen["restarted in place, no spare"]++
-			c.cure(e.Unit)
-		case "out already": // while the pool waited for a node
-		default:
-			c.fatalf("%s: %s", e.Unit, came)
-		}
-	}
+	// Returns come first: what the journal says is younger than the nodes, as they were read.
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		n, at := nodes[name], c.book.at[name]
-		note, noted := marked(n)
-		switch {
-		case noted && note.Why == "silent" && at != "" && at != out:
-			if k := c.ill[name]; k != off && k != cut_ {
-				c.fatalf("node %s is out for being silent, and nothing is wrong with it (%q): %+v", name, k, note)
-			}
-			c.seen["silent node: "+c.book.take(name, note.Reason, true, c.calendar.now())]++
-		case !noted && at == out:
+		if _, noted := marked(nodes[name]); !noted && c.book.at[name] == out {
 			c.back(name)
 		}
 	}
+	entries := c.r.entries()
+	for i := range entries {
+		e := &entries[i]
+		if e.Outcome == remediation.OutcomeDone && e.Kind == remediation.ActionExclude && !c.master.booked(e.Alert.Incident) {
+			c.bookExclusion(e)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		note, noted := marked(nodes[name])
+		if at := c.book.at[name]; noted && note.Why == "silent" && at != "" && at != out {
+			if k := c.ill[name]; k != off && k != cut_ && !c.isHurt(name) {
+				c.fatalf("node %s is out for being silent, and nothing is wrong with it (%q): %+v", name, k, note)
+			}
+			c.seen["silent node: "+c.book.take(name, note.Reason, true, c.calendar.now())]++
+		}
+	}
 	c.book.serve(c.calendar.now())
+}
+
+// bookExclusion books what has become of a node that was blamed. It has to be out when a spare stood by, and
+// in when none did. A spare that came, or was without power, while the action was decided is one
+// that it may have found or not: what the cluster says holds.
+func (c *campaign) bookExclusion(e *remediation.Entry) {
+	c.t.Helper()
+	free := c.book.in(spare)
+	sure := slices.ContainsFunc(free, func(n string) bool { return c.book.since[n].Before(e.Started) && !c.isHurt(n) })
+	if len(free) > 0 && !sure && c.book.at[e.Unit] == active && !takenOut(c.bed.all()[e.Unit]) {
+		c.seen["restarted in place, no spare"]++
+		c.cure(e.Unit)
+		return
+	}
+	switch came := c.book.take(e.Unit, e.Alert.Reason, false, c.calendar.now()); came {
+	case "a spare in its place":
+		c.seen["spare taken for a slow node"]++
+		if node := e.Unit; c.rnd.IntN(7) == 0 { // a person brings it back before its time
+			c.in(time.Duration(1+c.rnd.IntN(20))*time.Hour, func() {
+				if n := c.bed.nodes()[node]; takenOut(n) && c.ill[node] == slow {
+					c.seen["uncordoned by a person"]++
+					c.passed[node] = true
+					c.bed.uncordon(node)
+				}
+			})
+		}
+	case "no spare: in place":
+		c.seen["restarted in place, no spare"]++
+		c.cure(e.Unit)
+	case "out already": // while the pool waited for a node
+	default:
+		c.fatalf("%s: %s", e.Unit, came)
+	}
 }
 
 // back is a node's return, for which there must be a reason.
