@@ -94,10 +94,14 @@ test-kubernetes: ## the Kubernetes actuator on five real kubelets with JobSet, w
 	LOCKSTEP_TEST_KUBERNETES=1 LOCKSTEP_TEST_KUBERNETES_RUNS=$(or $(RUNS),3) $(GO) test -count=1 -timeout 60m -run TestLab -v ./remediation/kubernetes
 
 .PHONY: test-kwok
-test-kwok: ## the remediator on 1,000 nodes of KWOK under a real control plane: 200 random faults over simulated days (FAULTS, SEED, MINUTES); no root; builds for 15 CPU-minutes once, runs for about an hour
+test-kwok: ## the remediator on 1,000 nodes of KWOK under a real control plane: 200 random faults over simulated days (FAULTS, SEED, MINUTES), or KILLS=50 of remediator, API server, master and agent; no root; builds for 15 CPU-minutes once, runs for about an hour
 	lab=$$(KWOK=1 deploy/kubelab/build) && \
-	  LOCKSTEP_TEST_KWOK=$$lab/bin LOCKSTEP_TEST_KWOK_FAULTS=$(or $(FAULTS),200) LOCKSTEP_TEST_KWOK_SEED=$(or $(SEED),17) LOCKSTEP_TEST_KWOK_MINUTES=$(or $(MINUTES),0) \
+	  LOCKSTEP_TEST_KWOK=$$lab/bin LOCKSTEP_TEST_KWOK_FAULTS=$(or $(FAULTS),200) LOCKSTEP_TEST_KWOK_SEED=$(or $(SEED),17) LOCKSTEP_TEST_KWOK_MINUTES=$(or $(MINUTES),0) LOCKSTEP_TEST_KWOK_KILLS=$(or $(KILLS),0) \
 	  $(GO) test -count=1 -timeout 3h -run TestKWOK -v ./remediation/kubernetes
+
+.PHONY: test-kills
+test-kills: ## remediator, API server, master and agent killed in the middle of actions, 50 times each (KILLS, SEED), on an API server that checks versions; about five minutes
+	LOCKSTEP_TEST_KILLS=$(or $(KILLS),50) LOCKSTEP_TEST_KILLS_SEED=$(or $(SEED),1) $(GO) test -count=1 -timeout 2h -run 'TestKills$$' -v ./remediation/kubernetes
 
 soak-nccl: ## 100 million events through the NCCL plugin, a reader following: memory flat, nothing unaccounted
 	LOCKSTEP_NCCL_SOAK=100000000 $(GO) test -count=1 -timeout 60m -run TestSoak -v ./nccl

@@ -60,5 +60,11 @@ type Actuator interface {
 	Act(ctx context.Context, a Action) (Answer, error)
 }
 
-// ErrGone says that the job is not there any more: nothing to do.
-var ErrGone = errors.New("job is gone")
+// What callers branch on.
+var (
+	// ErrGone says that the job is not there any more: nothing to do.
+	ErrGone = errors.New("job is gone")
+	// ErrAway says that whom the actuator needs (an API server, a controller) does not answer
+	// now. That is no failure of the action: it is tried for as long as its alert is not stale.
+	ErrAway = errors.New("no answer")
+)

@@ -34,10 +34,7 @@ var (
 	ErrNoMaster = errors.New("no master of the job is configured")
 )
 
-const (
-	maxAsks    = 5 // times that a master is asked
-	askTimeout = 5 * time.Second
-)
+const askTimeout = 5 * time.Second
 
 // Why an alert is not acted on, as label values.
 const (
@@ -49,7 +46,7 @@ const (
 )
 
 // believe replaces what an alert says by what the job's master says. An outcome
-// closes the entry; ok is false when ctx ended first.
+// closes the entry; ok is false when nothing can be said now: ctx ended, or the entry was postponed.
 func (r *Remediator) believe(ctx context.Context, e *Entry) (outcome Outcome, detail string, ok bool) {
 	if r.o.BelieveAlerts {
 		return "", "", true
@@ -59,30 +56,22 @@ func (r *Remediator) believe(ctx context.Context, e *Entry) (outcome Outcome, de
 		r.m.disbelieved.WithLabelValues(reason).Inc()
 		return o, fmt.Sprintf(format, args...), true
 	}
-	var in Incident
-	var err error
-	for delay, try := retryDelay, 1; ; delay, try = 2*delay, try+1 {
-		actx, cancel := context.WithTimeout(ctx, askTimeout)
-		in, err = r.o.Masters.Incident(actx, a.Job, a.Incident)
-		cancel()
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return "", "", false
-		case errors.Is(err, ErrUnknownIncident), errors.Is(err, ErrNoMaster):
-			return disbelieve(disbeliefUnknown, OutcomeUnknown, "incident %.80q of job %.80q: %v", a.Incident, a.Job, err)
-		case try == maxAsks:
-			return disbelieve(disbeliefSilent, OutcomeFailed, "asked the master of job %.80q %d times: %v", a.Job, try, err)
-		default:
-			r.o.Logger.Warn("the master does not answer, asking again", "job", a.Job, "try", try, "in", delay, "err", err)
-			select {
-			case <-ctx.Done():
-				return "", "", false
-			case <-time.After(delay):
-			}
-			continue
+	actx, cancel := context.WithTimeout(ctx, askTimeout)
+	in, err := r.o.Masters.Incident(actx, a.Job, a.Incident)
+	cancel()
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return "", "", false
+	case errors.Is(err, ErrUnknownIncident), errors.Is(err, ErrNoMaster):
+		return disbelieve(disbeliefUnknown, OutcomeUnknown, "incident %.80q of job %.80q: %v", a.Incident, a.Job, err)
+	default: // a master that was killed is started again, and knows its open incidents
+		asked, again := r.postpone(e)
+		if !again {
+			return disbelieve(disbeliefSilent, OutcomeFailed, "asked the master of job %.80q %d times: %v", a.Job, asked, err)
 		}
-		break
+		r.o.Logger.Warn("the master does not answer, it is asked again", "job", a.Job, "incident", a.Incident, "times", asked, "err", err)
+		return "", "", false
 	}
 	if !in.Opened.IsZero() {
 		a.Opened = in.Opened

@@ -53,9 +53,11 @@ type Entry struct {
 	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done, or was done
 	Fence    *Fencing   `json:"fence,omitempty"`  // what was asked before it was acted on
 	Tries    int        `json:"tries,omitempty"`
-	Outcome  Outcome    `json:"outcome,omitempty"`
-	Detail   string     `json:"detail,omitempty"`
-	Finished time.Time  `json:"finished,omitzero"`
+	// Unanswered is how many of them nobody answered (ErrAway).
+	Unanswered int       `json:"unanswered,omitempty"`
+	Outcome    Outcome   `json:"outcome,omitempty"`
+	Detail     string    `json:"detail,omitempty"`
+	Finished   time.Time `json:"finished,omitzero"`
 	// Effective is when the job ran again, for OutcomeDone.
 	Effective time.Time `json:"effective,omitzero"`
 }

@@ -36,6 +36,9 @@ type Options struct {
 	OnEvent func(Entry)
 	// Now is the calendar: how old an incident is, and what breakers count; nil: time.Now.
 	Now func() time.Time
+	// Retry is after what time something is tried again, then after twice as long, up to 15 times; and how
+	// often the journal is looked at. 0: a second.
+	Retry time.Duration
 }
 
 // Remediator is the webhook and the worker behind it. Safe for concurrent use.
@@ -47,6 +50,7 @@ type Remediator struct {
 
 	mu   sync.Mutex
 	busy map[string]bool // jobs with an entry in work
+	late map[uint64]late // entries whose turn is put off, by their number
 	wg   sync.WaitGroup
 
 	deciding sync.Mutex // decisions count each other against the breakers
@@ -99,8 +103,9 @@ const (
 
 const (
 	maxBusy          = 16 // jobs in work at once
-	maxTries         = 5  // calls of the actuator for one action
+	maxTries         = 5  // calls of the actuator for one action, but for those that nobody answered
 	retryDelay       = time.Second
+	maxDelay         = 15 // times that
 	inventoryTimeout = 5 * time.Second
 	maxDetail        = 1024 // bytes of an actuator's answer that are kept
 )
@@ -131,6 +136,7 @@ func New(o Options) (*Remediator, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	o.Retry = cmp.Or(o.Retry, retryDelay)
 	j, err := openJournal(o.Journal)
 	if err != nil {
 		return nil, err
@@ -139,13 +145,13 @@ func New(o Options) (*Remediator, error) {
 	if err != nil {
 		return nil, errors.Join(err, j.close())
 	}
-	return &Remediator{o: o, j: j, m: m, wake: make(chan struct{}, 1), busy: map[string]bool{}}, nil
+	return &Remediator{o: o, j: j, m: m, wake: make(chan struct{}, 1), busy: map[string]bool{}, late: map[uint64]late{}}, nil
 }
 
 // Run works through the journal until ctx ends, then waits for actions in
 // flight to return (their context has ended too) and closes the journal.
 func (r *Remediator) Run(ctx context.Context) error {
-	t := time.NewTicker(time.Second)
+	t := time.NewTicker(r.o.Retry)
 	defer t.Stop()
 	for {
 		r.probe()
@@ -181,7 +187,7 @@ func (r *Remediator) pass(ctx context.Context) error {
 		return err
 	}
 	for _, e := range open {
-		if !r.take(e.Alert.Job) {
+		if !r.due(e.Seq) || !r.take(e.Alert.Job) {
 			continue
 		}
 		r.wg.Go(func() {
@@ -244,6 +250,9 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 		}
 	default:
 		if !r.o.Config.current(r.o.Now(), &e.Alert) {
+			if n := r.postponed(seq); n > 0 { // a person has to look
+				return r.close(e, OutcomeFailed, fmt.Sprintf("whoever had to be asked did not answer, %d times, until it was stale", n))
+			}
 			return r.close(e, OutcomeStale, "")
 		}
 		if !*r.o.Config.DryRun { // which needs no actuator
@@ -267,6 +276,12 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 		if outcome == "" {
 			var err error
 			if total, err = r.unit(ctx, e); err != nil {
+				if errors.Is(err, ErrAway) {
+					if times, again := r.postpone(e); again {
+						r.o.Logger.Warn("what the rank to blame runs on cannot be asked now", "job", e.Alert.Job, "times", times, "err", err)
+						return false
+					}
+				}
 				return r.close(e, OutcomeFailed, err.Error())
 			}
 		}
@@ -306,8 +321,8 @@ func (r *Remediator) ours(ctx context.Context, e *Entry) error {
 }
 
 // unit finds what an exclusion would take out, and of how many. Without
-// knowing that, restarting in place is the smaller step. The error is ErrGone:
-// a job that is not the actuator's is not to count against the breakers.
+// knowing that, restarting in place is the smaller step. The error is ErrGone, since
+// a job that is not the actuator's is not to count against the breakers, or ErrAway.
 func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, inventoryTimeout)
 	defer cancel()
@@ -317,6 +332,8 @@ func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) 
 		return 0, err
 	case e.Kind != ActionExclude:
 		return 0, nil
+	case errors.Is(err, ErrAway): // restarted in place, it would be slow again
+		return 0, err
 	}
 	if err == nil {
 		if e.Unit = inv.unit(e.Alert.Rank, e.Alert.Node); e.Unit == "" {
@@ -399,7 +416,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 		return r.close(e, outcome, detail)
 	}
 	policy := r.o.Config.decide(&e.Alert)
-	for delay := retryDelay; ; delay *= 2 {
+	for delay := r.o.Retry; ; delay = min(2*delay, maxDelay*r.o.Retry) {
 		e.Tries++
 		actx, cancel := context.WithTimeout(ctx, r.o.Config.ActionTimeout)
 		answer, err := r.o.Actuator.Act(actx, Action{
@@ -417,7 +434,11 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 			return r.close(e, OutcomeDone, answer.Detail)
 		case ctx.Err() != nil:
 			return false
-		case errors.Is(err, ErrGone) || e.Tries >= maxTries || !r.o.Config.current(r.o.Now().Add(delay), &e.Alert):
+		case errors.Is(err, ErrAway):
+			e.Unanswered++
+		}
+		switch {
+		case errors.Is(err, ErrGone) || e.Tries-e.Unanswered >= maxTries || !r.o.Config.current(r.o.Now().Add(delay), &e.Alert):
 			return r.close(e, OutcomeFailed, err.Error())
 		}
 		r.o.Logger.Warn("action failed, trying again", "action", e.Action, "job", e.Alert.Job, "try", e.Tries, "in", delay, "err", err)
@@ -440,6 +461,7 @@ func (r *Remediator) close(e *Entry, o Outcome, detail string) bool {
 		r.o.Logger.Error("journal: cannot close entry", "seq", e.Seq, "outcome", o, "err", err)
 		return false
 	}
+	r.forget(e.Seq)
 	r.m.closed(e)
 	r.tell(e)
 	return true

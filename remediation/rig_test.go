@@ -32,6 +32,7 @@ type fake struct {
 	fail    int                  // so many calls fail first
 	err     error
 	over    bool          // the attempt that actions are about is over
+	silent  int           // so many questions about the inventory go unanswered
 	knows   string        // the only job that it knows, "" for any
 	masters Masters       // asked before acting; nil: alerts are believed
 	block   chan struct{} // Act waits for it after carrying out, before answering
@@ -42,6 +43,12 @@ func (f *fake) Name() string { return "fake" }
 func (f *fake) Inventory(_ context.Context, job string) (Inventory, error) {
 	if f.knows != "" && job != f.knows {
 		return Inventory{}, ErrGone
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.silent > 0 {
+		f.silent--
+		return Inventory{}, ErrAway
 	}
 	return Inventory{Units: 8, Unit: func(rank int) string { return fmt.Sprint("slot", rank) }}, nil
 }

@@ -113,6 +113,11 @@ func with(list []*record, r *record) string {
 // Act implements remediation.Actuator. It returns when every pod of the new attempt
 // runs, or ctx ends.
 func (a *Actuator) Act(ctx context.Context, act remediation.Action) (remediation.Answer, error) {
+	answer, err := a.act(ctx, act)
+	return answer, away(ctx, err)
+}
+
+func (a *Actuator) act(ctx context.Context, act remediation.Action) (remediation.Answer, error) {
 	if !a.leading.Load() {
 		return remediation.Answer{}, errors.New("kubernetes: another remediator leads")
 	}
@@ -186,7 +191,7 @@ func (a *Actuator) plan(ctx context.Context, j *job, act remediation.Action) (*r
 		return nil, "", fmt.Errorf("kubernetes: %s has no pods now: it is being restarted, or waits to start", j)
 	}
 	from := j.kind.attempt(j.owner)
-	if running >= 0 && from >= 0 && running < from {
+	if newest := j.newest(); from >= 0 && (running >= 0 && running < from || newest >= 0 && newest < from) {
 		return nil, fmt.Sprintf("nothing done: %s is restarting already, to attempt %d", j, from), nil
 	}
 	r := &record{

@@ -132,6 +132,15 @@ func TestItsOwnRestart(t *testing.T) {
 	if err != nil || !answer.At.IsZero() || w.restarts() != 1 {
 		t.Errorf("%+v, %v; %d restarts", answer, err, w.restarts())
 	}
+	for _, p := range w.under(podsAt) { // all are told to end, and none of the next attempt is there
+		w.edit(p, func(o obj) {
+			at(o, "metadata").(obj)["deletionTimestamp"] = time.Now().Add(time.Minute).UTC().Format(time.RFC3339)
+		})
+	}
+	answer, err = act(t, w.actuator(nil), action("a2", remediation.ActionExclude, 2, 0))
+	if err != nil || !answer.At.IsZero() || w.restarts() != 1 {
+		t.Errorf("while its pods end: %+v, %v; %d restarts", answer, err, w.restarts())
+	}
 }
 
 func TestExclude(t *testing.T) {

@@ -132,14 +132,14 @@ func (a *Actuator) resource(gvr gvr, ns string) dynamic.ResourceInterface {
 func (a *Actuator) Inventory(ctx context.Context, name string) (remediation.Inventory, error) {
 	j, err := a.find(ctx, name)
 	if err != nil {
-		return remediation.Inventory{}, err
+		return remediation.Inventory{}, away(ctx, err)
 	}
 	nodes := j.nodes()
 	units := len(nodes)
 	if len(nodes) > 0 {
 		pool, err := a.poolOf(ctx, nodes[0])
 		if err != nil {
-			return remediation.Inventory{}, fmt.Errorf("kubernetes: %w", err)
+			return remediation.Inventory{}, away(ctx, fmt.Errorf("kubernetes: %w", err))
 		}
 		units = max(units, len(pool.nodes))
 	}

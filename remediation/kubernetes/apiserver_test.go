@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/dynamic"
@@ -33,6 +34,9 @@ type apiserver struct {
 	break_ func(write int) (done, answered bool)
 	// changed is called after each write, unlocked: the cluster's controllers.
 	changed func()
+	// stored, when set, is told of each version, locked.
+	stored func(path string, o obj)
+	away   time.Time // until when it does not answer
 	// read, when set, is called before each get, unlocked.
 	read  func(path string)
 	kinds map[string]bool // resources that are not there, as of CRDs
@@ -98,6 +102,22 @@ func (s *apiserver) store(path string, o obj) {
 		meta["uid"] = fmt.Sprint("uid-", s.version)
 	}
 	s.objects[path] = o
+	if s.stored != nil {
+		s.stored(path, o)
+	}
+}
+
+// kill ends it, with whatever it was answering, and starts it again after a while.
+func (s *apiserver) kill(down time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = time.Now().Add(down)
+}
+
+func (s *apiserver) gone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Now().Before(s.away)
 }
 
 // get returns a copy, nil when there is none.
@@ -141,6 +161,9 @@ func fail(w http.ResponseWriter, code int, reason, message string) {
 }
 
 func (s *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if s.gone() {
+		panic(http.ErrAbortHandler)
+	}
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	verb, group, resource, namespace := requestOf(r)
 	noteAsked(verb, group, resource, namespace)
@@ -172,7 +195,7 @@ func (s *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			s.changed()
 		}
 	}
-	if !done || !answered {
+	if !done || !answered || s.gone() {
 		panic(http.ErrAbortHandler)
 	}
 	maps.Copy(w.Header(), rec.Header())

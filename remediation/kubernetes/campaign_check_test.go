@@ -13,79 +13,81 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/lockstep-ccl/lockstep/remediation"
-	books "github.com/lockstep-ccl/lockstep/remediation/pool"
 )
 
 // follow keeps the second books: what the journal says was decided about units, and which
 // nodes are silent, or have returned, which must have a reason that the campaign knows.
 func (c *campaign) follow(nodes map[string]*corev1.Node) {
 	c.t.Helper()
+	// Returns come first: what the journal says is younger than the nodes, as they were read.
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		if _, noted := marked(nodes[name]); !noted && c.book.at[name] == out {
+			c.back(name)
+		}
+	}
 	entries := c.r.entries()
 	for i := range entries {
 		e := &entries[i]
-		if e.Outcome != remediation.OutcomeDone || e.Kind != remediation.ActionExclude || c.master.booked(e.Alert.Incident) {
-			continue
-		}
-		c.useBook(books.EmptyInPlace)
-		answer, err := c.book.Take(e.Unit, e.Action, e.Alert.Reason)
-		c.must(err)
-		switch answer.Kind {
-		case books.Swap:
-			c.seen["spare taken for a slow node"]++
-			if node := e.Unit; c.rnd.IntN(7) == 0 { // a person brings it back before its time
-				c.in(time.Duration(1+c.rnd.IntN(20))*time.Hour, func() {
-					if n := c.bed.nodes()[node]; isOut(n) && c.ill[node] == slow {
-						c.seen["uncordoned by a person"]++
-						c.passed[node] = true
-						c.bed.uncordon(node)
-					}
-				})
-			}
-		case books.InPlace:
-			c.seen["restarted in place, no spare"]++
-			c.cure(e.Unit)
-		case books.Already: // while the pool waited for a node
-		default:
-			c.fatalf("%s: %+v", e.Unit, answer)
+		if e.Outcome == remediation.OutcomeDone && e.Kind == remediation.ActionExclude && !c.master.booked(e.Alert.Incident) {
+			c.bookExclusion(e)
 		}
 	}
-	book := c.book.State()
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		n, u := nodes[name], book.Units[name]
-		note, out := noteOf(n)
-		switch {
-		case out && note.Why == whySilent && u != nil && !u.Out():
-			if k := c.ill[name]; k != off && k != cut_ {
+		note, noted := marked(nodes[name])
+		if at := c.book.at[name]; noted && note.Why == "silent" && at != "" && at != out {
+			if k := c.ill[name]; k != off && k != cut_ && !c.isHurt(name) {
 				c.fatalf("node %s is out for being silent, and nothing is wrong with it (%q): %+v", name, k, note)
 			}
-			c.useBook(books.EmptyWait)
-			answer, err := c.book.Take(name, note.Action+"/"+name, note.Reason)
-			c.must(err)
-			c.seen["silent node: "+string(answer.Kind)]++
-		case !out && u != nil && u.Out():
-			c.back(name, u)
+			c.seen["silent node: "+c.book.take(name, note.Reason, true, c.calendar.now())]++
 		}
 	}
-	for id, a := range c.book.State().Actions { // those that wait ask again
-		if a.Kind == books.Wait {
-			_, err := c.book.Take(a.Suspect, id, "again")
-			c.must(err)
+	c.book.serve(c.calendar.now())
+}
+
+// bookExclusion books what has become of a node that was blamed. It has to be out when a spare stood by, and
+// in when none did. A spare that came, or was without power, while the action was decided is one
+// that it may have found or not: what the cluster says holds.
+func (c *campaign) bookExclusion(e *remediation.Entry) {
+	c.t.Helper()
+	free := c.book.in(spare)
+	sure := slices.ContainsFunc(free, func(n string) bool { return c.book.since[n].Before(e.Started) && !c.isHurt(n) })
+	if len(free) > 0 && !sure && c.book.at[e.Unit] == active && !takenOut(c.bed.all()[e.Unit]) {
+		c.seen["restarted in place, no spare"]++
+		c.cure(e.Unit)
+		return
+	}
+	switch came := c.book.take(e.Unit, e.Alert.Reason, false, c.calendar.now()); came {
+	case "a spare in its place":
+		c.seen["spare taken for a slow node"]++
+		if node := e.Unit; c.rnd.IntN(7) == 0 { // a person brings it back before its time
+			c.in(time.Duration(1+c.rnd.IntN(20))*time.Hour, func() {
+				if n := c.bed.nodes()[node]; takenOut(n) && c.ill[node] == slow {
+					c.seen["uncordoned by a person"]++
+					c.passed[node] = true
+					c.bed.uncordon(node)
+				}
+			})
 		}
+	case "no spare: in place":
+		c.seen["restarted in place, no spare"]++
+		c.cure(e.Unit)
+	case "out already": // while the pool waited for a node
+	default:
+		c.fatalf("%s: %s", e.Unit, came)
 	}
 }
 
 // back is a node's return, for which there must be a reason.
-func (c *campaign) back(name string, u *books.Unit) {
+func (c *campaign) back(name string) {
 	switch {
 	case c.ill[name] == off || c.ill[name] == cut_:
 		c.fatalf("node %s has returned, and its kubelet is not heard", name)
 	case c.ill[name] == slow && !c.passed[name]:
-		c.fatalf("node %s has returned, and neither preflight nor a person has said so", name)
+		c.fatalf("node %s has returned, and neither preflight nor a person has said so\n%s\n%s", name, c.r.journal(), c.deaths.tell())
 	}
 	c.cure(name)
 	delete(c.passed, name)
-	c.must(c.book.Return(name, "repaired"))
-	c.must(c.book.Passed(name, "returned"))
+	c.book.back(name, c.calendar.now())
 	c.seen["node returned"]++
 }
 
@@ -104,10 +106,9 @@ func (c *campaign) compare() {
 	c.t.Helper()
 	v, nodes := c.bed.job(), c.bed.all()
 	c.follow(nodes)
-	if err := c.book.Assign(v.placed); err != nil {
+	if err := c.book.assign(v.placed, c.calendar.now()); err != nil {
 		c.fatalf("%v", err)
 	}
-	book := c.book.State()
 	used := map[string]bool{}
 	for _, n := range v.placed {
 		used[n] = true
@@ -117,64 +118,74 @@ func (c *campaign) compare() {
 	silent, lags := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		n := nodes[name]
-		note, noted := noteOf(n)
-		out := isOut(n)
-		if n.Labels[LabelPool] != c.pool {
-			if noted || out || isSpare(n) || n.Annotations[Spare] != "" {
+		note, noted := marked(n)
+		gone := takenOut(n)
+		if poolName(n) != c.pool {
+			if noted || gone || standsBy(n) || n.Annotations["lockstep.dev/spare"] != "" {
 				bad("node %s is none of the pool's, and has %v %v", name, n.Annotations, n.Spec.Taints)
 			}
 			continue
 		}
-		place := books.Place("")
+		is := place("")
 		switch {
-		case out && !isSpare(n) && !used[name]:
-			place = books.Suspect
-		case !out && isSpare(n) && !used[name]:
-			place = books.Spare
-		case !out && !isSpare(n) && used[name]:
-			place = books.Active
+		case gone && !standsBy(n) && !used[name]:
+			is = out
+		case !gone && standsBy(n) && !used[name]:
+			is = spare
+		case !gone && !standsBy(n) && used[name]:
+			is = active
 		}
-		if place != book.Units[name].Place {
-			bad("node %s: used %v, spare %v, out %v; the books say %s since %s (%s)", name, used[name], isSpare(n), out, book.Units[name].Place, book.Units[name].Since.Format(time.DateTime), book.Units[name].Why)
+		if at := c.book.at[name]; is != at {
+			bad("node %s: used %v, spare %v, out %v; the books say %s since %s (%s)", name, used[name], standsBy(n), gone, at, c.book.since[name].Format(time.DateTime), c.book.why[name])
 		}
-		if out != noted || out != (n.Labels[Suspect] != "") || out != n.Spec.Unschedulable {
-			bad("node %s: taint %v, annotation %v, label %q, cordon %v", name, out, noted, n.Labels[Suspect], n.Spec.Unschedulable)
+		if label := n.Labels["lockstep.dev/suspect"]; gone != noted || gone != (label != "") || gone != n.Spec.Unschedulable {
+			bad("node %s: taint %v, annotation %v, label %q, cordon %v", name, gone, noted, label, n.Spec.Unschedulable)
 		}
-		if conditioned(n) != out {
+		if conditioned(n) != gone {
 			lags++
 		}
-		if !out {
+		if !gone {
 			continue
 		}
-		if note.Why == whySilent {
+		if note.Why == "silent" {
 			silent++
 		}
-		if !c.ailed[name] || note.Why == whySuspect && c.ill[name] != slow || note.Why == whySilent && c.ill[name] != off && c.ill[name] != cut_ {
+		if !c.isHurt(name) || note.Why == "suspect" && c.ill[name] != slow || note.Why == "silent" && c.ill[name] != off && c.ill[name] != cut_ {
 			bad("node %s is out (%s), and what is wrong with it is %q", name, note.Why, c.ill[name])
 		}
 	}
-	if silent > maxSilent {
-		bad("%d nodes are out for being silent, at most %d may be", silent, maxSilent)
+	if silent > 8 {
+		bad("%d nodes are out for being silent, at most 8 may be", silent)
 	}
 	// A condition tells; a remediator that was killed before it has written one leaves it so.
-	if kills := c.seen["remediator killed"]; lags > kills {
+	if kills := c.deaths.all() + c.seen["remediator lost its lease"]; lags > kills {
 		bad("%d conditions do not tell that a node is out, after %d kills", lags, kills)
 	}
 	if got, most := v.attempt, c.acted()+v.own; got > most {
 		bad("attempt %d: the journal has %d restarts, and the job's controller made %d", got, c.acted(), v.own)
 	}
+	if err := c.past.check(); err != nil {
+		bad("%v", err)
+	}
+	if len(c.victims) > 0 { // a death is no failure of an action
+		for _, e := range c.r.entries() {
+			if e.Outcome == remediation.OutcomeFailed || e.Outcome == remediation.OutcomeUnknown && !c.master.forgot(e.Alert.Incident) {
+				bad("incident %s is lost: %s: %s", e.Alert.Incident, e.Outcome, e.Detail)
+			}
+		}
+	}
 	if len(wrong) > 0 {
 		c.fatalf("books and cluster differ:\n%s\n%s", strings.Join(wrong, "\n"), c.r.journal())
 	}
-	c.most = max(c.most, book.Out())
-	if book.Count(books.Spare) == 0 {
+	c.most = max(c.most, c.book.count(out))
+	if c.book.count(spare) == 0 {
 		c.seen["times that the pool was empty"]++
 	}
 }
 
 func conditioned(n *corev1.Node) bool {
 	for _, x := range n.Status.Conditions {
-		if x.Type == ConditionSuspect {
+		if x.Type == "LockstepSuspect" {
 			return x.Status == corev1.ConditionTrue
 		}
 	}
@@ -223,8 +234,15 @@ func (p *process) bounds() {
 
 // counts are requests of the remediator.
 type counts struct {
-	mu sync.Mutex
-	m  map[string]int // "verb group/resource in NAMESPACE"
+	mu         sync.Mutex
+	m          map[string]int // "verb group/resource in NAMESPACE"
+	unanswered int
+}
+
+func (c *counts) failed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unanswered++
 }
 
 func (c *counts) add(r *http.Request) {
@@ -336,6 +354,9 @@ func (c *campaign) tell() {
 		lines = append(lines, fmt.Sprintf("%-40s %d", k, c.seen[k]))
 	}
 	c.t.Logf("seed %d: %d faults in %.1f days; at most %d nodes out at a time\n%s", c.seed, c.faults, c.calendar.now().Sub(c.began).Hours()/24, c.most, strings.Join(lines, "\n"))
+	if len(c.victims) > 0 {
+		c.t.Log(c.deaths.tell())
+	}
 	var used []string
 	for _, k := range slices.Sorted(maps.Keys(c.counts.m)) {
 		used = append(used, fmt.Sprintf("%7d %s", c.counts.m[k], k))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +67,8 @@ func newModelBed(t *testing.T, need, spares int) *modelBed {
 	return b
 }
 
+func (b *modelBed) killServer(down time.Duration) { b.apiserver.kill(down) }
+
 func cutPrefix(s, prefix string) (string, bool) {
 	if len(s) > len(prefix) && s[:len(prefix)] == prefix {
 		return s[len(prefix):], true
@@ -75,10 +78,24 @@ func cutPrefix(s, prefix string) (string, bool) {
 
 func (b *modelBed) cluster(c *campaign) {
 	b.c, c.patience, c.again = c, 100*time.Millisecond, 300*time.Millisecond
+	b.stored = func(path string, o obj) {
+		switch {
+		case path == jobSet:
+			status, _ := o["status"].(obj)
+			restarts, _ := status["restarts"].(float64)
+			own, _ := status["restartsCountTowardsMax"].(float64)
+			c.past.job(int(restarts), int(own))
+		case strings.HasPrefix(path, nodesAt+"/"):
+			n, err := nodeFrom(&unstructured.Unstructured{Object: o})
+			c.must(err)
+			c.past.node(n)
+		}
+	}
 	p, err := ParsePreflight([]byte(checkJob))
 	c.must(err)
 	c.r.config = &rest.Config{Host: b.ts.URL, QPS: -1}
 	c.r.options = Options{Namespaces: []string{ns}, Namespace: "lockstep", Poll: 20 * time.Millisecond, Keep: 20 * time.Millisecond, ReturnAfter: time.Millisecond, Preflight: p, Logger: discard}
+	c.r.retry, c.down = 30*time.Millisecond, 300*time.Millisecond
 	c.r.identity = func(int) string { return "one" } // the next one need not wait for the lease's end
 }
 

@@ -37,6 +37,7 @@ type process struct {
 	c       *campaign
 	config  *rest.Config // with the rights of its service account
 	options Options
+	retry   time.Duration
 	file    string
 	// identity is a new process's name among those that would lead.
 	identity func(n int) string
@@ -59,7 +60,7 @@ func (c *campaign) start() {
 func (p *process) run() {
 	c := p.c
 	ctx, kill := context.WithCancel(context.Background())
-	p.mortal = &mortal{counts: &c.counts, kill: kill, left: -1}
+	p.mortal = &mortal{c: c, kill: kill}
 	config := rest.CopyConfig(p.config)
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { p.mortal.next = rt; return p.mortal })
 	client, err := dynamic.NewForConfig(config)
@@ -76,7 +77,7 @@ func (p *process) run() {
 	}
 	p.r, err = remediation.New(remediation.Options{
 		Config: cfg, Journal: p.file, Token: campaignToken, OperatorToken: campaignOperator, Actuator: a, Masters: c.master, Now: c.calendar.now,
-		Logger: o.Logger,
+		Logger: o.Logger, Retry: p.retry,
 	})
 	c.must(err)
 	p.a = a
@@ -110,19 +111,11 @@ func (c *campaign) stop() {
 	}
 }
 
-// doom has the process die at one of its next requests, before the API server has heard of
-// it, or before it has heard of the answer.
-func (p *process) doom(requests int, after bool) {
-	p.mortal.mu.Lock()
-	defer p.mortal.mu.Unlock()
-	p.mortal.left, p.mortal.after = requests, after
-}
-
 // revive starts the next process when this one has died.
 func (p *process) revive() {
 	select {
 	case <-p.ended:
-		p.c.seen["remediator killed"]++
+		p.c.seen[map[bool]string{true: "remediator killed", false: "remediator lost its lease"}[p.mortal.isDead()]]++
 		p.run()
 	default:
 	}
@@ -130,46 +123,70 @@ func (p *process) revive() {
 
 // mortal counts a process's requests, and is its death.
 type mortal struct {
-	next   http.RoundTripper
-	counts *counts
-	kill   func()
+	c    *campaign
+	next http.RoundTripper
+	kill func()
 
-	mu    sync.Mutex
-	left  int // -1: it lives on
-	after bool
-	dead  bool
+	mu   sync.Mutex
+	dead bool
 }
 
 // WrappedRoundTripper lets client-go cancel requests.
 func (m *mortal) WrappedRoundTripper() http.RoundTripper { return m.next }
 
-var errDead = errors.New("the process was killed")
+var (
+	errDead     = errors.New("the process was killed")
+	errCut      = errors.New("the connection ended before the answer")
+	errNotThere = errors.New("connection refused")
+)
+
+func (m *mortal) isDead() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.dead
+}
+
+func (m *mortal) die() {
+	m.mu.Lock()
+	m.dead = true
+	m.mu.Unlock()
+	m.kill()
+}
 
 func (m *mortal) RoundTrip(r *http.Request) (*http.Response, error) {
-	m.mu.Lock()
-	dies := false
-	if m.left >= 0 && !strings.Contains(r.URL.Path, "/leases/"+LeaseName) {
-		dies = m.left == 0
-		m.left--
-	}
-	if m.dead || dies && !m.after {
-		m.dead = true
-		m.mu.Unlock()
-		m.kill()
+	if m.isDead() {
 		return nil, errDead
 	}
-	m.dead = dies
-	m.mu.Unlock()
-	m.counts.add(r)
+	if m.c.deaths.away(theServer) {
+		m.c.counts.failed()
+		return nil, errNotThere
+	}
+	var now []*doom
+	if !strings.Contains(r.URL.Path, "/leases/"+LeaseName) {
+		now = m.c.deaths.struck(atRequest, whatOf(r))
+	}
+	if m.c.strike(now, false)[theRemediator] {
+		m.die()
+		return nil, errDead
+	}
+	m.c.counts.add(r)
 	resp, err := m.next.RoundTrip(r)
-	if dies {
-		m.kill()
+	switch dies := m.c.strike(now, true); {
+	case dies[theRemediator]:
+		m.die()
 		if err == nil {
 			resp.Body.Close()
+			err = errDead
 		}
-		return nil, errDead
+	case dies[theServer] && err == nil:
+		resp.Body.Close()
+		err = errCut
 	}
-	return resp, err
+	if err != nil {
+		m.c.counts.failed()
+		return nil, err
+	}
+	return resp, nil
 }
 
 // post sends Alertmanager's webhook.
@@ -271,21 +288,31 @@ type incident struct {
 	remediation.Incident
 	id     string
 	posted time.Time // by this process's clock
-	at     place
+	at     spot
 	booked bool
+	lost   bool // the master was killed before it was on its disk
 }
 
-type place struct {
+// spot is where an incident is.
+type spot struct {
 	rank, attempt int
 	node          string
 }
 
 // Incident implements remediation.Masters.
 func (m *master) Incident(_ context.Context, job, id string) (remediation.Incident, error) {
+	now := m.c.deaths.struck(atQuestion, atQuestion)
+	m.c.strike(now, false)
+	if m.c.deaths.away(theMaster) && !slices.ContainsFunc(now, func(x *doom) bool { return x.after }) {
+		return remediation.Incident{}, errNotThere
+	}
+	if m.c.strike(now, true)[theMaster] {
+		return remediation.Incident{}, errCut
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	in := m.incidents[id]
-	if in == nil || job != campaignJob {
+	if in == nil || in.lost || job != campaignJob {
 		return remediation.Incident{}, remediation.ErrUnknownIncident
 	}
 	i := in.Incident
@@ -295,9 +322,33 @@ func (m *master) Incident(_ context.Context, job, id string) (remediation.Incide
 
 const campaignJob = "llm"
 
+// forget is what a master that is killed has not written yet: it will find it again, as another incident.
+func (m *master) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if in := m.incidents[fmt.Sprintf("i%d", m.n)]; in != nil {
+		in.lost = true
+	}
+}
+
+func (m *master) forgot(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.incidents[id] != nil && m.incidents[id].lost
+}
+
+// anew has everything told again that is still so: a person has closed a breaker.
+func (m *master) anew() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, in := range m.incidents {
+		in.posted = time.Time{}
+	}
+}
+
 // gone tells of a rank whose process has ended.
 func (m *master) gone(rank int, node string, attempt int) {
-	m.tell(place{rank, attempt, node}, names.ClassNoncommunicationHang, "process_gone")
+	m.tell(spot{rank, attempt, node}, names.ClassNoncommunicationHang, "process_gone")
 }
 
 // alert tells of what is wrong now, again when that has led to nothing.
@@ -305,20 +356,20 @@ func (m *master) alert(v *jobView) {
 	m.mu.Lock()
 	m.attempt = v.attempt
 	m.mu.Unlock()
-	if len(v.on) != m.c.need || m.c.r.open() > 0 {
-		return // it starts, or somebody is at it
+	if len(v.on) != m.c.need || m.c.deaths.away(theMaster) || m.c.r.open() > 0 {
+		return // it starts, or nobody sees it, or somebody is at it
 	}
 	for rank, at := range m.c.hung {
 		if at-1 == v.attempt {
-			m.tell(place{rank, v.attempt, v.on[rank]}, names.ClassNoncommunicationHang, "idle")
+			m.tell(spot{rank, v.attempt, v.on[rank]}, names.ClassNoncommunicationHang, "idle")
 		}
 	}
 	for _, rank := range sortedRanks(v.on) {
 		switch node := v.on[rank]; m.c.ill[node] {
 		case slow:
-			m.tell(place{rank, v.attempt, node}, names.ClassNoncommunicationSlow, "computing")
+			m.tell(spot{rank, v.attempt, node}, names.ClassNoncommunicationSlow, "computing")
 		case off, cut_:
-			m.tell(place{rank, v.attempt, node}, names.ClassNoncommunicationHang, names.ReasonNodeLost)
+			m.tell(spot{rank, v.attempt, node}, names.ClassNoncommunicationHang, names.ReasonNodeLost)
 		}
 	}
 }
@@ -332,10 +383,10 @@ func sortedRanks(on map[int]string) []int {
 	return list
 }
 
-func (m *master) tell(at place, class, reason string) {
+func (m *master) tell(at spot, class, reason string) {
 	m.mu.Lock()
 	for _, in := range m.incidents {
-		if in.at == at && time.Since(in.posted) < m.c.again {
+		if in.at == at && !in.lost && time.Since(in.posted) < m.c.again {
 			m.mu.Unlock()
 			return
 		}
@@ -360,6 +411,15 @@ func (m *master) tell(at place, class, reason string) {
 // Fence implements remediation.Fencer: of a node without power it is known at once that its
 // ranks have ended; of one that is cut off, when their lease has ended.
 func (c *campaign) Fence(_ context.Context, _ string, _ int, node string) (remediation.Proof, error) {
+	now := c.deaths.struck(atFence, atFence)
+	c.strike(now, false)
+	c.strike(now, true)
+	switch {
+	case c.deaths.away(theMaster):
+		return remediation.Proof{}, errNotThere
+	case c.deaths.away(theAgent):
+		return remediation.Proof{How: "its agent does not answer"}, nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ill[node] == cut_ {

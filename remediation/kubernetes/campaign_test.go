@@ -11,8 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	books "github.com/lockstep-ccl/lockstep/remediation/pool"
 )
 
 // bed is a cluster that a campaign is played on: the API server of this package's tests, or
@@ -26,6 +24,8 @@ type bed interface {
 	power(node string, on bool) // on: its kubelet is heard
 	preflights(verdict func(node string) bool)
 	uncordon(node string)
+	// killServer kills the API server, with what it was answering, and starts it again after a while.
+	killServer(down time.Duration)
 	// rest is a moment between two looks.
 	rest()
 }
@@ -51,8 +51,7 @@ const (
 
 // campaign plays random faults on a bed over days of a calendar that jumps from one event to
 // the next. What is wrong with which node it knows, since it has done that; a second set of
-// books, remediation/pool's, is kept by what was decided, and compared with the cluster's
-// nodes after each fault.
+// books is kept by what was decided, and compared with the cluster's nodes after each fault.
 type campaign struct {
 	t    *testing.T
 	bed  bed
@@ -63,15 +62,14 @@ type campaign struct {
 
 	calendar calendar
 	began    time.Time
-	saved    books.Memory
-	book     *books.Pool
+	book     *books
 
-	mu     sync.Mutex      // of ill and asked, for the fencer
-	ill    map[string]ill  // nodes
-	passed map[string]bool // slow ones that preflight or a person has found good
-	ailed  map[string]bool // nodes that were ill since they last returned
-	asked  map[string]int  // of cut nodes' ranks, whether they have ended
-	hung   map[int]int     // rank -> attempt
+	mu     sync.Mutex           // of ill and asked, for the fencer
+	ill    map[string]ill       // nodes
+	passed map[string]bool      // slow ones that preflight or a person has found good
+	hurt   map[string]time.Time // nodes that something is wrong with (zero), or was until then
+	asked  map[string]int       // of cut nodes' ranks, whether they have ended
+	hung   map[int]int          // rank -> attempt
 	due    []event
 	r      *process // the remediator
 	master *master
@@ -86,6 +84,12 @@ type campaign struct {
 	seen   map[string]int // what happened, by kind
 	costs  []cost
 	most   int // nodes out at a time
+
+	deaths  *deaths
+	past    *past
+	victims []string      // who is killed in the middle of each fault; none: the remediator, in some
+	down    time.Duration // at most, of who was killed
+	kills   int           // of each victim, after which it is enough; 0: the faults are counted
 }
 
 type event struct {
@@ -96,10 +100,11 @@ type event struct {
 func newCampaign(t *testing.T, b bed, seed uint64, need int, pool string) *campaign {
 	c := &campaign{
 		t: t, bed: b, seed: seed, rnd: rand.New(rand.NewPCG(seed, 17)), need: need, pool: pool,
-		ill: map[string]ill{}, passed: map[string]bool{}, ailed: map[string]bool{}, asked: map[string]int{}, hung: map[int]int{}, seen: map[string]int{},
+		ill: map[string]ill{}, passed: map[string]bool{}, hurt: map[string]time.Time{}, asked: map[string]int{}, hung: map[int]int{}, seen: map[string]int{},
 	}
 	c.began = c.calendar.now()
 	c.master = &master{c: c}
+	c.deaths, c.past = newDeaths(c), newPast(c)
 	return c
 }
 
@@ -124,7 +129,7 @@ func (c *campaign) play(faults int) {
 	c.settle()
 	c.compare()
 	bad := 0
-	for c.faults < faults && (c.end.IsZero() || time.Now().Before(c.end)) {
+	for c.more(faults) {
 		gap := time.Duration(c.rnd.ExpFloat64() * float64(4*time.Hour))
 		switch {
 		case bad > 0:
@@ -137,17 +142,31 @@ func (c *campaign) play(faults int) {
 			bad = 16
 		}
 		c.pass(gap)
-		before := c.counts.snapshot()
+		before, killed := c.counts.snapshot(), c.deaths.all()
 		began, actions, returns := time.Now(), c.acts(), c.returns()
 		what := c.fault(bad > 0)
 		c.settle()
 		c.compare()
-		c.bound(what, before, began, c.acts()-actions, c.returns()-returns)
+		c.deaths.callOff()
+		if len(c.victims) == 0 || c.deaths.all() == killed { // else requests are repeated until they are answered
+			c.bound(what, before, began, c.acts()-actions, c.returns()-returns)
+		}
 		if c.t.Failed() {
 			c.t.FailNow()
 		}
 	}
 	c.recover()
+}
+
+func (c *campaign) more(faults int) bool {
+	if !c.end.IsZero() && time.Now().After(c.end) {
+		return false
+	}
+	if c.kills > 0 {
+		_, n := c.deaths.least(c.victims)
+		return n < c.kills
+	}
+	return c.faults < faults
 }
 
 func (c *campaign) returns() int {
@@ -159,18 +178,12 @@ func (c *campaign) openBook() {
 	v := c.bed.job()
 	var list []string
 	for name, n := range c.bed.nodes() {
-		if n.Labels[LabelPool] == c.pool {
+		if poolName(n) == c.pool {
 			list = append(list, name)
 		}
 	}
-	c.useBook(books.EmptyInPlace)
-	c.must(c.book.Sync(list))
-	c.must(c.book.Assign(v.placed))
-}
-
-func (c *campaign) useBook(empty books.Empty) {
 	var err error
-	c.book, err = books.OpenAt(books.Config{Need: c.need, MaxOutShare: 1, Empty: empty}, &c.saved, c.calendar.now)
+	c.book, err = openBooks(c.need, list, v.placed, c.calendar.now())
 	c.must(err)
 }
 
@@ -180,12 +193,11 @@ func (c *campaign) fault(bad bool) string {
 	if c.rnd.IntN(8) == 0 {
 		n = 2
 	}
-	if c.rnd.IntN(8) == 0 {
-		c.r.doom(c.rnd.IntN(40), c.rnd.IntN(2) == 0)
-	}
+	want := c.dooms()
 	var what []string
 	for range n {
-		what = append(what, c.one(bad))
+		what = append(what, c.one(bad, want))
+		want = ""
 	}
 	if n == 2 {
 		c.seen["two at once"]++
@@ -193,7 +205,7 @@ func (c *campaign) fault(bad bool) string {
 	return strings.Join(what, " and ")
 }
 
-func (c *campaign) one(bad bool) string {
+func (c *campaign) one(bad bool, want string) string {
 	c.faults++
 	v := c.bed.job()
 	healthy := slices.DeleteFunc(slices.Sorted(maps.Keys(v.on)), func(r int) bool { return c.ill[v.on[r]] != "" || c.hung[r] == v.attempt+1 })
@@ -202,6 +214,9 @@ func (c *campaign) one(bad bool) string {
 	k := c.rnd.IntN(20)
 	if bad && k < 8 {
 		k = 10 // nodes
+	}
+	if want == string(cut_) {
+		k = 17
 	}
 	what := ""
 	switch {
@@ -224,7 +239,7 @@ func (c *campaign) one(bad bool) string {
 		}
 		c.off(node, kind)
 	default:
-		spares := slices.DeleteFunc(c.book.State().In(books.Spare), func(s string) bool { return c.ill[s] != "" })
+		spares := slices.DeleteFunc(c.book.in(spare), func(s string) bool { return c.ill[s] != "" })
 		if len(spares) == 0 {
 			c.hung[rank] = v.attempt + 1
 			what = "rank hangs"
@@ -250,7 +265,7 @@ func (c *campaign) off(node string, kind ill) {
 func (c *campaign) fall(node string, kind ill) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ill[node], c.ailed[node] = kind, true
+	c.ill[node], c.hurt[node] = kind, time.Time{}
 }
 
 func (c *campaign) cure(node string) {
@@ -258,6 +273,9 @@ func (c *campaign) cure(node string) {
 	defer c.mu.Unlock()
 	delete(c.ill, node)
 	delete(c.asked, node)
+	if _, ok := c.hurt[node]; ok {
+		c.hurt[node] = time.Now().Add(2 * time.Minute) // until everybody has heard of it
+	}
 }
 
 func (c *campaign) in(d time.Duration, do func()) {
@@ -275,7 +293,7 @@ func (c *campaign) pass(d time.Duration) {
 			}
 		}
 		for _, n := range c.bed.nodes() { // an exclusion's end
-			if t, ok := noteOf(n); ok && t.Why == whySuspect && t.Until.Before(next) {
+			if t, ok := marked(n); ok && t.Why == "suspect" && t.Until.Before(next) {
 				next = t.Until.Add(time.Second)
 			}
 		}
@@ -329,6 +347,7 @@ func (c *campaign) settle() {
 			c.seen["breaker opened"]++
 			c.calendar.add(90 * time.Minute) // until a person closes it
 			c.r.closeBreakers()
+			c.master.anew()
 		}
 		// Nothing is left to run on: repairs, probation and time will bring it.
 		if v.pending > 0 && c.spares(nodes) == 0 && time.Since(stuck) > c.patience {
@@ -344,7 +363,7 @@ func (c *campaign) settle() {
 
 func (c *campaign) spares(nodes map[string]*corev1.Node) (n int) {
 	for name, node := range nodes {
-		if node.Labels[LabelPool] == c.pool && isSpare(node) && !isOut(node) && c.ill[name] == "" {
+		if poolName(node) == c.pool && standsBy(node) && !takenOut(node) && c.ill[name] == "" {
 			n++
 		}
 	}
@@ -368,16 +387,19 @@ func (c *campaign) unsettled(v *jobView, nodes map[string]*corev1.Node) string {
 		}
 	}
 	for name, n := range nodes {
-		t, ok := noteOf(n)
+		t, ok := marked(n)
 		switch {
 		case !ok:
-		case t.Why == whySilent && c.ill[name] == "":
+		case t.Why == "silent" && c.ill[name] == "":
 			return fmt.Sprintf("node %s is heard, and still out", name)
-		case t.Why == whySuspect && c.calendar.now().After(t.Until):
+		case t.Why == "suspect" && c.calendar.now().After(t.Until):
 			return fmt.Sprintf("node %s has been out for long enough", name)
 		case t.Cordoned && !n.Spec.Unschedulable:
 			return fmt.Sprintf("node %s was uncordoned by a person, and is still out", name)
 		}
+	}
+	if who := c.deaths.absent(); who != "" {
+		return "the " + who + " is not back yet"
 	}
 	if open := c.r.open(); open > 0 {
 		return fmt.Sprintf("%d alerts are open", open)
@@ -399,14 +421,14 @@ func (c *campaign) verdict(node string) bool {
 // recover lets everything be repaired and returned, and counts what there is.
 func (c *campaign) recover() {
 	for range 400 {
-		if s := c.book.State(); s.Out() == 0 && len(c.due) == 0 {
+		if c.book.count(out) == 0 && len(c.due) == 0 {
 			break
 		}
 		c.pass(12 * time.Hour)
 		c.compare()
 	}
-	if s := c.book.State(); s.Count(books.Active) != c.need || s.Out() != 0 {
-		c.fatalf("all was repaired: %d work, %d stand by, %d are out", s.Count(books.Active), s.Count(books.Spare), s.Out())
+	if b := c.book; b.count(active) != c.need || b.count(out) != 0 {
+		c.fatalf("all was repaired: %d work, %d stand by, %d are out", b.count(active), b.count(spare), b.count(out))
 	}
 	c.r.bounds()
 }

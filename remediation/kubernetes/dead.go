@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -71,9 +72,11 @@ func (a *Actuator) hear(ctx context.Context, name string) (silent string, since,
 	h := a.compare(name, renewed, limit)
 	since = time.Since(h.last)
 	status, at := readiness(n)
-	switch {
+	switch back := a.back(); {
 	case h.lives && since < limit:
 		return "", 0, 0, nil
+	case back < limit: // nobody could be heard, by Kubernetes neither
+		return "", 0, min(limit-back, limit), nil
 	case status == corev1.ConditionUnknown:
 		return "its kubelet is not heard, by Kubernetes' word since " + at.UTC().Format(time.TimeOnly), max(since, time.Since(at)), 0, nil
 	case since >= limit:
@@ -81,6 +84,17 @@ func (a *Actuator) hear(ctx context.Context, name string) (silent string, since,
 	default:
 		return "", 0, limit - since, nil
 	}
+}
+
+// back is for how long the API server has been there, as far as is known: while it is away no kubelet
+// can renew its lease, and one that has tried in vain tries again after a quarter of it. We look
+// as often as the lease of who leads is renewed, so it may have been away for so much longer.
+func (a *Actuator) back() time.Duration {
+	at := a.m.unanswered.Load()
+	if at == 0 {
+		return math.MaxInt64
+	}
+	return time.Since(time.Unix(0, at)) - renewEvery
 }
 
 // compare compares a lease with how it was at the last look.

@@ -227,6 +227,7 @@ func (a *Actuator) listPods(ctx context.Context, ns, selector string) ([]corev1.
 	o := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
 	for {
 		list, err := a.resource(podsGVR, ns).List(ctx, o)
+		a.m.called("list", err)
 		if err != nil {
 			return nil, fmt.Errorf("list pods (%s): %w", selector, err)
 		}

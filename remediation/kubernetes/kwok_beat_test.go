@@ -10,15 +10,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 )
 
 // beat renews the leases of the pool's nodes as a kubelet does: each quarter of their
 // duration, and again at once when that fails. KWOK's own renewal skips a turn when its cache
 // lags, which a busy machine makes it do, and looks like a kubelet that is silent.
 type beat struct {
-	b    *kwokBed
-	stop chan struct{}
-	wg   sync.WaitGroup
+	b      *kwokBed
+	client dynamic.Interface
+	stop   chan struct{}
+	wg     sync.WaitGroup
 
 	mu  sync.Mutex
 	off map[string]bool
@@ -27,7 +29,11 @@ type beat struct {
 const leaseSeconds = 40 // as kubelets have it
 
 func (b *kwokBed) beats(nodes []string) *beat {
-	h := &beat{b: b, stop: make(chan struct{}), off: map[string]bool{}}
+	client, err := dynamic.NewForConfig(b.config) // which does not wait for an API server that is away
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	h := &beat{b: b, client: client, stop: make(chan struct{}), off: map[string]bool{}}
 	todo := make(chan string)
 	for range 16 {
 		h.wg.Go(func() {
@@ -61,7 +67,7 @@ func (h *beat) power(node string, on bool) {
 }
 
 func (h *beat) renew(node string) {
-	leases := h.b.client.Resource(leasesGVR).Namespace(leaseNamespace)
+	leases := h.client.Resource(leasesGVR).Namespace(leaseNamespace)
 	for range 5 {
 		h.mu.Lock()
 		off := h.off[node]

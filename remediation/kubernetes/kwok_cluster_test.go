@@ -33,8 +33,13 @@ type kwokCluster struct {
 	config *rest.Config // of an administrator
 	client dynamic.Interface
 
-	mu    sync.Mutex
-	ended map[string]error
+	mu     sync.Mutex
+	ended  map[string]error
+	server *exec.Cmd          // the API server
+	args   []string           // its
+	killed map[*exec.Cmd]bool // by us
+	n      int
+	back   []time.Time // when it was started again
 }
 
 // kwokAlive is the label of the nodes that KWOK is the kubelet of. There are two KWOKs: the
@@ -45,7 +50,7 @@ func newKWOKCluster(t *testing.T) *kwokCluster {
 	if os.Getenv("LOCKSTEP_TEST_KWOK") == "" {
 		t.Skip("make test-kwok runs this: it needs a cluster's programs, which take minutes to build once")
 	}
-	c := &kwokCluster{t: t, bin: os.Getenv("LOCKSTEP_TEST_KWOK"), dir: t.TempDir(), ended: map[string]error{}}
+	c := &kwokCluster{t: t, bin: os.Getenv("LOCKSTEP_TEST_KWOK"), dir: t.TempDir(), ended: map[string]error{}, killed: map[*exec.Cmd]bool{}}
 	etcd, peer, api := freePort(t), freePort(t), freePort(t)
 	c.url = "https://127.0.0.1:" + api
 	token := fmt.Sprintf("t%d", time.Now().UnixNano())
@@ -59,14 +64,20 @@ func newKWOKCluster(t *testing.T) *kwokCluster {
 	c.start("etcd", "--data-dir=etcd", "--unsafe-no-fsync", "--log-level=error", "--quota-backend-bytes=4000000000", "--auto-compaction-mode=periodic", "--auto-compaction-retention=2m",
 		"--listen-client-urls=http://127.0.0.1:"+etcd, "--advertise-client-urls=http://127.0.0.1:"+etcd,
 		"--listen-peer-urls=http://127.0.0.1:"+peer, "--initial-advertise-peer-urls=http://127.0.0.1:"+peer, "--initial-cluster=default=http://127.0.0.1:"+peer)
-	c.start("kube-apiserver", "--etcd-servers=http://127.0.0.1:"+etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port="+api, "--cert-dir=certs",
+	c.args = []string{
+		"--etcd-servers=http://127.0.0.1:" + etcd, "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--secure-port=" + api, "--cert-dir=certs",
 		"--service-cluster-ip-range=10.0.0.0/24", "--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=sa.pub", "--service-account-signing-key-file=sa.key",
 		"--token-auth-file=tokens.csv", "--authorization-mode=RBAC", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s", "--event-ttl=10m", "--feature-gates=WatchList=false", // for which Debian's etcd 3.4 is too old
 		"--audit-policy-file=audit.yaml", "--audit-log-path=audit.log", "--audit-log-maxsize=2000",
-		"--default-not-ready-toleration-seconds=5", "--default-unreachable-toleration-seconds=5")
+		"--default-not-ready-toleration-seconds=5", "--default-unreachable-toleration-seconds=5",
+	}
+	c.server = c.start("kube-apiserver", c.args...)
 	c.config = &rest.Config{Host: c.url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1, Timeout: time.Minute, DisableCompression: true}
 	var err error
-	if c.client, err = dynamic.NewForConfig(c.config); err != nil {
+	config := rest.CopyConfig(c.config)
+	config.Timeout = 4 * time.Minute
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return patient{rt} })
+	if c.client, err = dynamic.NewForConfig(config); err != nil {
 		t.Fatal(err)
 	}
 	c.until("the API server is ready", func() bool { return c.ready(c.url + "/readyz") })
@@ -157,9 +168,11 @@ func (c *kwokCluster) kubectl(args ...string) string {
 }
 
 // start runs a program until the test ends. It dies with the test's process.
-func (c *kwokCluster) start(program string, args ...string) { c.startAs(program, program, args...) }
+func (c *kwokCluster) start(program string, args ...string) *exec.Cmd {
+	return c.startAs(program, program, args...)
+}
 
-func (c *kwokCluster) startAs(name, program string, args ...string) {
+func (c *kwokCluster) startAs(name, program string, args ...string) *exec.Cmd {
 	log, err := os.Create(filepath.Join(c.dir, name+".log"))
 	if err != nil {
 		c.t.Fatal(err)
@@ -177,7 +190,9 @@ func (c *kwokCluster) startAs(name, program string, args ...string) {
 		err := cmd.Wait()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.ended[name] = fmt.Errorf("%s has ended: %v", name, err)
+		if !c.killed[cmd] {
+			c.ended[name] = fmt.Errorf("%s has ended: %v", name, err)
+		}
 	}()
 	c.t.Cleanup(func() {
 		cmd.Process.Kill()
@@ -190,6 +205,49 @@ func (c *kwokCluster) startAs(name, program string, args ...string) {
 		}
 		log.Close()
 	})
+	return cmd
+}
+
+// killServer kills the API server with SIGKILL, and starts it again after a while, on what etcd has.
+func (c *kwokCluster) killServer(down time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.killed[c.server] {
+		return // it is away
+	}
+	c.killed[c.server] = true
+	c.server.Process.Kill()
+	c.n++
+	name := fmt.Sprint("kube-apiserver-", c.n)
+	time.AfterFunc(down, func() {
+		if c.t.Context().Err() != nil {
+			return
+		}
+		cmd := c.startAs(name, "kube-apiserver", c.args...)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.server, c.back = cmd, append(c.back, time.Now())
+	})
+}
+
+// patient asks again while the API server is away, or starts: what the test itself does is not what is tested.
+type patient struct{ next http.RoundTripper }
+
+func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
+	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		resp, err := p.next.RoundTrip(r)
+		if err == nil && resp.StatusCode != http.StatusServiceUnavailable || r.Context().Err() != nil || time.Now().After(end) {
+			return resp, err
+		}
+		if err == nil {
+			resp.Body.Close()
+		}
+		if r.GetBody != nil {
+			if r.Body, err = r.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // alive fails the test when a program of the cluster has ended.

@@ -17,7 +17,7 @@ import (
 // there: what its rights are for beside the campaign's JobSet. Of Kubeflow's operator there is
 // as much as a suspended and a resumed PyTorchJob need.
 func (b *kwokBed) others(c *campaign) {
-	c.r.doom(-1, false)
+	c.deaths.callOff()
 	c.settle()
 	b.until("a remediator leads", func() bool { c.r.revive(); return c.r.a.Leads() })
 	b.write("others.yaml", kwokOthers)

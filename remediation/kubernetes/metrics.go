@@ -1,13 +1,22 @@
 package kubernetes
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
 	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/exporters/prom"
+	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
 type metrics struct {
@@ -18,6 +27,8 @@ type metrics struct {
 	fenced   *prometheus.CounterVec
 	forced   prometheus.Counter
 	leading  prometheus.Gauge
+
+	unanswered atomic.Int64 // Unix nanoseconds of the last request that the API server did not answer
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -50,9 +61,38 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 func (m *metrics) called(verb string, err error) {
 	result := "ok"
 	if err != nil {
+		if isAway(err) {
+			m.unanswered.Store(time.Now().UnixNano())
+		}
 		if result = strings.ToLower(string(apierrors.ReasonForError(err))); result == "" {
 			result = "no_answer"
 		}
 	}
 	m.calls.WithLabelValues(verb, result).Inc()
+}
+
+// isAway reports whether an error says that the API server was not there to answer: the connection
+// failed, or it is starting, stopping or overloaded. What it says of a request (that something is not
+// there, or forbidden) is an answer.
+func isAway(err error) bool {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled):
+		return false
+	case apierrors.IsServiceUnavailable(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), apierrors.IsTooManyRequests(err), apierrors.IsInternalError(err):
+		return true
+	}
+	var answered apierrors.APIStatus
+	if errors.As(err, &answered) {
+		return answered.Status().Code >= 500
+	}
+	var request *url.Error // which every failed connection is
+	return errors.As(err, &request) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// away marks an error of that kind for who calls the actuator, unless it is the caller's time that was over.
+func away(ctx context.Context, err error) error {
+	if ctx.Err() == nil && isAway(err) && !errors.Is(err, remediation.ErrGone) {
+		return fmt.Errorf("%w: %w", remediation.ErrAway, err)
+	}
+	return err
 }

@@ -48,11 +48,23 @@ type note struct {
 	Round    int       `json:"round"` // how often it was blamed lately
 }
 
-// history is kept on a node that has returned, so that one that is blamed again stays out longer.
+// history is kept on a node that has returned, so that one that is blamed again stays out longer,
+// and that it is known of a spare for which of its absences it was opened.
 type history struct {
 	Round    int       `json:"round"`
-	Returned time.Time `json:"returned"`
+	Returned time.Time `json:"returned,omitzero"` // from being blamed
+	Returns  int       `json:"returns,omitempty"`
 }
+
+func historyOf(n *corev1.Node) (h history) {
+	if json.Unmarshal([]byte(n.Annotations[annotationHistory]), &h) != nil {
+		return history{}
+	}
+	return h
+}
+
+// returns is how often a node has returned.
+func returns(n *corev1.Node) int { return historyOf(n).Returns }
 
 const annotationHistory = "lockstep.dev/history"
 
@@ -131,8 +143,7 @@ func (a *Actuator) takeOut(ctx context.Context, name string, t note) (why string
 		now := a.o.now().UTC()
 		t.By, t.Since, t.Cordoned = a.o.Identity, now, !n.Spec.Unschedulable || had && was.Cordoned
 		if t.Why == whySuspect {
-			var h history
-			if json.Unmarshal([]byte(n.Annotations[annotationHistory]), &h) == nil && now.Sub(h.Returned) < a.hold(h.Round) {
+			if h := historyOf(n); !h.Returned.IsZero() && now.Sub(h.Returned) < a.hold(h.Round) {
 				t.Round = h.Round + 1
 			}
 			t.Until = now.Add(a.hold(t.Round))
@@ -169,13 +180,16 @@ func (a *Actuator) bringBack(ctx context.Context, n *corev1.Node, t note, why st
 	if cancelled {
 		meta[AnnotationCancelled] = t.Action
 	}
+	h := historyOf(n)
+	h.Returns++
 	if t.Why == whySuspect {
-		h, err := json.Marshal(history{Round: t.Round, Returned: a.o.now().UTC()})
-		if err != nil {
-			return err
-		}
-		meta[annotationHistory] = string(h)
+		h.Round, h.Returned = t.Round, a.o.now().UTC()
 	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	meta[annotationHistory] = string(text)
 	if t.Spare == "" && n.Labels[LabelPool] != "" { // opened, and not written down here
 		p, err := a.poolOf(ctx, n.Name)
 		if err != nil {

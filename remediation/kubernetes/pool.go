@@ -44,6 +44,9 @@ type used struct {
 	Job    string    `json:"job"`
 	For    string    `json:"for"`
 	At     time.Time `json:"at"`
+	// UID and Returns say which absence of the node it is for: how often it had returned by then.
+	UID     string `json:"uid,omitempty"`
+	Returns int    `json:"returns,omitempty"`
 }
 
 type pool struct {
@@ -95,15 +98,27 @@ func usable(n *corev1.Node) bool {
 	return ready == corev1.ConditionTrue && !n.Spec.Unschedulable && !isOut(n)
 }
 
-// spareFor is the spare that was opened for a node that is out by an action, "" when none was.
+// spareFor is the spare that was opened in place of a node that is out, or is about to be,
+// whichever action or keeper did it: several may come to the same node. "": none was.
 func (p pool) spareFor(action, node string) string {
+	x := p.node(node)
 	for _, n := range p.nodes {
 		var u used
-		if !isSpare(n) && json.Unmarshal([]byte(n.Annotations[Spare]), &u) == nil && u.Action == action && u.For == node {
+		switch {
+		case isSpare(n) || json.Unmarshal([]byte(n.Annotations[Spare]), &u) != nil || u.For != node:
+		case x == nil && u.Action == action, // it is no node of the pool any more
+			x != nil && u.Returns == returns(x) && (u.UID == "" || u.UID == string(x.UID)):
 			return n.Name
 		}
 	}
 	return ""
+}
+
+func (p pool) node(name string) *corev1.Node {
+	if i := slices.IndexFunc(p.nodes, func(n *corev1.Node) bool { return n.Name == name }); i >= 0 {
+		return p.nodes[i]
+	}
+	return nil
 }
 
 // takeSpare opens one of the pool's spares to pods, the same one on a repeat. "": none is left.
@@ -127,6 +142,9 @@ func (a *Actuator) takeSpare(ctx context.Context, name string, u used) (string, 
 		}
 		n := nodes[i]
 		u.At = a.o.now().UTC()
+		if x := p.node(u.For); x != nil {
+			u.UID, u.Returns = string(x.UID), returns(x)
+		}
 		text, err := json.Marshal(u)
 		if err != nil {
 			return "", err
@@ -161,8 +179,8 @@ func (a *Actuator) replace(ctx context.Context, name string) error {
 			}
 		}
 		switch {
-		case !out && taken != "" && t.Spare != taken:
-			return a.returnSpare(ctx, taken) // the node has returned meanwhile
+		case !out && taken != "" && t.Spare != taken && !(err == nil && isSpare(n)):
+			return a.returnSpare(ctx, taken) // the node has returned meanwhile, and not as the spare
 		case !out:
 			return nil
 		}

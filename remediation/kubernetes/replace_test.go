@@ -174,3 +174,56 @@ func TestManyUnstarted(t *testing.T) {
 		t.Errorf("three looks asked about %d of %d nodes", len(asked), nodes)
 	}
 }
+
+// TestReplacedBySeveral: the keeper finds a node silent while an action is about to take the same one
+// out, in either order, or two actions do: one spare is opened in its place. The next time that it
+// is out, it is another one.
+func TestReplacedBySeveral(t *testing.T) {
+	silent := func(action string) note { return note{Action: action, Job: "training/llm", Why: whySilent} }
+	for name, order := range map[string][]string{
+		"keeper first": {"keeper out", "keeper replaces", "action spare", "action out"},
+		"action first": {"action spare", "keeper out", "keeper replaces", "action out"},
+		"in between":   {"keeper out", "action spare", "action out", "keeper replaces"},
+		"blamed too":   {"keeper out", "keeper replaces", "action spare", "action blames"},
+	} {
+		w := spareWorld(t)
+		a := w.actuator(nil)
+		for absence, left := range []string{"[n6]", "[]"} { // n1 is out, returns, and is out again
+			id := fmt.Sprint("a", absence)
+			for _, step := range order {
+				var err error
+				switch step {
+				case "keeper out":
+					_, err = a.takeOut(t.Context(), "n1", silent("k"+id))
+				case "keeper replaces":
+					err = a.replace(t.Context(), "n1")
+				case "action spare":
+					_, err = a.takeSpare(t.Context(), "gpu", used{Action: id, Job: "training/llm", For: "n1"})
+				case "action out":
+					_, err = a.takeOut(t.Context(), "n1", silent(id))
+				case "action blames":
+					_, err = a.takeOut(t.Context(), "n1", note{Action: id, Job: "training/llm", Why: whySuspect})
+				}
+				if err != nil {
+					t.Fatal(name, step, err)
+				}
+			}
+			if got := fmt.Sprint(w.sparesLeft()); got != left {
+				t.Errorf("%s, absence %d: left %s, want %s", name, absence, got, left)
+			}
+			if absence == 0 {
+				n, err := a.node(t.Context(), "n1")
+				if err != nil {
+					t.Fatal(err)
+				}
+				out, _ := noteOf(n)
+				if err := a.bringBack(t.Context(), n, out, "heard again", false); err != nil || fmt.Sprint(w.sparesLeft()) != "[n1 n6]" {
+					t.Fatalf("%s: %v, left %v", name, err, w.sparesLeft())
+				}
+				if _, err := a.takeSpare(t.Context(), "gpu", used{Action: "other", Job: "training/llm", For: "n2"}); err != nil { // n1 works again
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}

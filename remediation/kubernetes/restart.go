@@ -99,6 +99,17 @@ func (j *job) attempt() int {
 	return n
 }
 
+// newest is the owner's count that the youngest of its pods bear, those that are being deleted too: -1 when none does.
+func (j *job) newest() int {
+	n := -1
+	for _, p := range j.pods {
+		if k, err := strconv.Atoi(p.restart); err == nil {
+			n = max(n, k)
+		}
+	}
+	return n
+}
+
 // fresh are the pods of the attempt that a restart has led to.
 func (j *job) fresh(r *record) (fresh []*pod) {
 	for i := range j.pods {
