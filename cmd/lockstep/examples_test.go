@@ -80,6 +80,7 @@ var ways = []way{
 	{where: "operations.md", has: "nvidia-smi", why: "resets GPUs, and there are none"},
 	{where: "operations.md", has: "ulimit", why: "what an administrator sets for the ranks' user"},
 
+	{where: "demo", has: "--on ", why: "takes a cluster; make test-demo-slurm and test-demo-kubernetes play it"},
 	{where: "demo", has: "", why: "builds Prometheus; .ci/run plays the demo with every fault"},
 
 	{where: "attach", has: "--pki /etc/lockstep/pki", play: play{Before: authority + "cp -r pki /etc/lockstep/pki"}},

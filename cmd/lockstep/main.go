@@ -62,6 +62,7 @@ type cli struct {
 	Top        top.Cmd                  `cmd:"" help:"Show where each rank of a node or job is, in a terminal."`
 	Complete   clidoc.Complete          `cmd:"" hidden:"" help:"What completion scripts ask."`
 	Train      train.Cmd                `cmd:"" hidden:""`
+	Fault      demo.FaultCmd            `cmd:"" hidden:""`
 
 	Log     flags.Log        `embed:"" prefix:"log."`
 	Version kong.VersionFlag `short:"V" help:"Print the version and exit."`

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -25,19 +26,22 @@ import (
 	"github.com/lockstep-ccl/lockstep/deploy/local"
 	"github.com/lockstep-ccl/lockstep/internal/ports"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
-	"github.com/lockstep-ccl/lockstep/rules"
 )
 
+// jobName is what the job is called where nobody else's can be.
 const jobName = "demo"
 
-// shape is the job's parallel layout, and on how many logical nodes it is.
-type shape struct{ dp, tp, pp, nodes int }
+// shape is the job's parallel layout, on how many logical nodes it is, and how many agents of
+// them are on this machine.
+type shape struct{ dp, tp, pp, nodes, agents int }
 
 func (s shape) world() int { return s.dp * s.tp * s.pp }
 
 // cluster is everything that runs, each part a process of its own.
 type cluster struct {
 	dir   string // everything below, 0700
+	job   string // its name
+	site  site   // where the ranks and agents run; nil: on this machine, under lockstep run
 	self  string // this program
 	shape shape
 	pace  time.Duration
@@ -45,6 +49,7 @@ type cluster struct {
 	// device of the ranks, cpu or cuda; monitored: with a real Prometheus and Alertmanager.
 	device    string
 	monitored bool
+	powerOff  string        // command that takes a node's power away
 	shrink    bool          // survivors of a lost rank go on by themselves
 	openWeb   bool          // pages without TLS and password
 	interval  time.Duration // between looks at the metrics
@@ -59,7 +64,8 @@ type cluster struct {
 	web        *local.Web // nil if openWeb
 	client     *http.Client
 	control    *process.Client
-	held       *ports.Held
+	held       []*ports.Held
+	masterGRPC string   // on a site: where its agents reach the master
 	agents     []string // host:port of /metrics
 	master     string
 	remediator string
@@ -107,13 +113,10 @@ func secret(file string) (string, error) {
 
 // start brings everything up, the job last.
 func (c *cluster) start(ctx context.Context, progress io.Writer) error {
-	held, err := ports.Hold("127.0.0.1", c.shape.nodes+3)
+	masterGRPC, err := c.hold(ctx)
 	if err != nil {
 		return err
 	}
-	c.held = held // until stop: parts start again at their addresses
-	masterGRPC := held.Addrs[0]
-	c.master, c.remediator, c.agents = held.Addrs[1], held.Addrs[2], held.Addrs[3:]
 
 	certs, err := newCerts(filepath.Join(c.dir, "pki"))
 	if err != nil {
@@ -141,7 +144,10 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range append(parts, c.job()) {
+	if c.site == nil {
+		parts = append(parts, c.supervisor())
+	}
+	for _, p := range parts {
 		p.env = append(p.env, c.traceEnv(p.name)...)
 		if err := c.launch(p); err != nil {
 			return err
@@ -150,7 +156,13 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 			return err
 		}
 	}
-	c.control = process.NewClient(filepath.Join(c.dir, "run", "control.sock"))
+	if c.site != nil {
+		if err := c.site.submit(ctx, c, certs); err != nil {
+			return err
+		}
+	} else {
+		c.control = process.NewClient(filepath.Join(c.dir, "run", "control.sock"))
+	}
 	if !c.monitored {
 		c.herald = startHerald(c)
 	}
@@ -159,7 +171,11 @@ func (c *cluster) start(ctx context.Context, progress io.Writer) error {
 
 // daemons are master, remediator and agents, each with a certificate of its own.
 func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
-	masterTLS, err := certs.flags("master", wire.Identity{Role: wire.RoleMaster, Jobs: []string{jobName}}, "127.0.0.1")
+	masterHost, _, err := net.SplitHostPort(masterGRPC)
+	if err != nil {
+		return nil, err
+	}
+	masterTLS, err := certs.flags("master", wire.Identity{Role: wire.RoleMaster, Jobs: []string{c.job}}, masterHost)
 	if err != nil {
 		return nil, err
 	}
@@ -168,9 +184,9 @@ func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
 		return nil, err
 	}
 	parts := []*part{
-		{name: "master", args: append([]string{"master", "--job", jobName, "--listen", masterGRPC, "--state-dir", filepath.Join(c.dir, "master")}, slices.Concat(masterTLS, c.webFlags(c.master, webPassword))...)},
+		{name: "master", args: append([]string{"master", "--job", c.job, "--listen", masterGRPC, "--state-dir", filepath.Join(c.dir, "master")}, slices.Concat(masterTLS, c.webFlags(c.master, webPassword))...)},
 		{name: "remediator", args: append([]string{"remediator", "--master", masterGRPC, "--config.file", filepath.Join(c.dir, "remediator.yaml"), "--journal", filepath.Join(c.dir, "journal.db"),
-			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token"), "--supervisor", jobName + "=" + filepath.Join(c.dir, "run", "control.sock")}, slices.Concat(remediatorTLS, c.webFlags(c.remediator, webMutual))...)},
+			"--token-file", filepath.Join(c.dir, "token"), "--operator-token-file", filepath.Join(c.dir, "operator-token")}, slices.Concat(c.actuator(), remediatorTLS, c.webFlags(c.remediator, webMutual))...)},
 	}
 	if c.tracing != nil {
 		parts[0].args = append(parts[0].args, "--web.trace-url", c.tracing.TracePage("{trace}"))
@@ -185,10 +201,10 @@ func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
 	return parts, nil
 }
 
-// job is the supervisor of the ranks.
-func (c *cluster) job() *part {
-	return &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", jobName, "--ranks", fmt.Sprint(c.shape.world()),
-		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.hold(), "--grace", "500ms", "--quiet", "--"},
+// supervisor of the ranks, where they are on this machine.
+func (c *cluster) supervisor() *part {
+	return &part{name: "job", env: []string{"LOCKSTEP_FAULT_DIR=" + filepath.Join(c.dir, "faults")}, args: append([]string{"run", "--job", c.job, "--ranks", fmt.Sprint(c.shape.world()),
+		"--spares", "1", "--nodes", fmt.Sprint(c.shape.nodes), "--dir", filepath.Join(c.dir, "run"), "--runtime-dir", c.runtimeRoot(), "--control", "--hold", c.holdFor(), "--grace", "500ms", "--quiet", "--"},
 		c.trainCommand(c.shape, filepath.Join(c.dir, "train"), 0, c.pace)...)}
 }
 
@@ -198,13 +214,16 @@ func (c *cluster) monitor(ctx context.Context, progress io.Writer) (err error) {
 	if err := writeRules(rulesFile); err != nil {
 		return err
 	}
+	targets := []local.Target{
+		{Job: "lockstep-master", Addresses: []string{c.master}},
+		{Job: "lockstep-remediator", Addresses: []string{c.remediator}},
+	}
+	if len(c.agents) > 0 {
+		targets = append(targets, local.Target{Job: "lockstep-agent", Addresses: c.agents})
+	}
 	c.stack, err = local.Start(ctx, local.Config{
-		Dir: filepath.Join(c.dir, "monitoring"),
-		Targets: []local.Target{
-			{Job: "lockstep-agent", Addresses: c.agents},
-			{Job: "lockstep-master", Addresses: []string{c.master}},
-			{Job: "lockstep-remediator", Addresses: []string{c.remediator}},
-		},
+		Dir:                    filepath.Join(c.dir, "monitoring"),
+		Targets:                targets,
 		RuleFiles:              []string{rulesFile},
 		Web:                    c.web,
 		WebhookURL:             c.web.URL(c.remediator) + "/webhook",
@@ -239,20 +258,12 @@ func (c *cluster) undisturbed(ctx context.Context, s shape, dir string, steps in
 	return nil
 }
 
-// hold is how long the survivors of a failure are left as they are.
-func (c *cluster) hold() string {
+// holdFor is how long the survivors of a failure are left as they are.
+func (c *cluster) holdFor() string {
 	if c.shrink {
 		return "24h"
 	}
 	return "30s"
-}
-
-// policy is the remediator's configuration.
-func (c *cluster) policy() string {
-	if c.shrink {
-		return strings.ReplaceAll(remediatorConfig, "class: noncommunication_hang, action: restart}", "class: noncommunication_hang, action: none}")
-	}
-	return remediatorConfig
 }
 
 // Flight recorders live on shared memory, apart from other jobs' of this machine: other demos'
@@ -397,6 +408,9 @@ func (c *cluster) stop() {
 	if c.herald != nil {
 		c.herald.stop()
 	}
+	if c.site != nil {
+		c.site.remove()
+	}
 	for _, name := range []string{"job", "agent0", "agent1", "remediator", "master"} {
 		c.mu.Lock()
 		p := c.parts[name]
@@ -421,7 +435,9 @@ func (c *cluster) stop() {
 	if c.tracing != nil {
 		c.tracing.Stop()
 	}
-	_ = c.held.Close()
+	for _, h := range c.held {
+		_ = h.Close()
+	}
 	_ = os.RemoveAll(c.runtimeRoot())
 }
 
@@ -447,26 +463,6 @@ func (c *cluster) get(ctx context.Context, url string, v any) error {
 	}
 	return json.NewDecoder(io.LimitReader(resp.Body, 8<<20)).Decode(v)
 }
-
-func writeRules(path string) error {
-	var b strings.Builder
-	if err := rules.Generate(&b, rules.FastConfig()); err != nil {
-		return err
-	}
-	return os.WriteFile(path, []byte(b.String()), 0o600)
-}
-
-// remediatorConfig restarts on everything: this is a demo, and its job is cheap.
-const remediatorConfig = `dry_run: false
-max_age: 2m
-action_timeout: 30s
-policies:
-- {name: hang-communication, class: communication_hang, action: restart}
-- {name: hang-noncommunication, class: noncommunication_hang, action: restart}
-- {name: slow-link, class: communication_slow, action: restart}
-- {name: slow-rank, class: noncommunication_slow, action: restart_excluding}
-breaker: {window: 1h, job: 500, total: 500, unit_share: 1, units: 500}
-`
 
 // tail returns the end of a log, for errors.
 func tail(path string) string {

@@ -65,7 +65,7 @@ func (c *cluster) panels(ctx context.Context) error {
 	}
 	var err error
 	for _, v := range []dashboards.Vars{{Communicator: "dp0", Collective: "ReduceScatter"}} {
-		v.Job, v.Node, v.RateInterval = jobName, c.agents[0], 2*time.Second
+		v.Job, v.Node, v.RateInterval = c.job, c.agents[0], 2*time.Second
 		err = errors.Join(err, dashboards.Check(ctx, c.stack.PrometheusURL, c.client, v))
 	}
 	return err
@@ -75,7 +75,7 @@ func (c *cluster) panels(ctx context.Context) error {
 func (c *cluster) red(ctx context.Context) error {
 	var errs []error
 	for _, node := range c.agents {
-		errs = append(errs, dashboards.Red(ctx, c.stack.PrometheusURL, c.client, dashboards.Vars{Job: jobName, Node: node, RateInterval: 2 * time.Second}))
+		errs = append(errs, dashboards.Red(ctx, c.stack.PrometheusURL, c.client, dashboards.Vars{Job: c.job, Node: node, RateInterval: 2 * time.Second}))
 	}
 	var st web.Status
 	if err := c.get(ctx, c.web.URL(c.master)+"/api/v1/status", &st); err != nil {

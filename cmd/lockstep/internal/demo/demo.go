@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +24,7 @@ const warmUp = 40
 
 // Cmd is the command line.
 type Cmd struct {
-	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,rank_stopped,gpu_slow,none" help:"What to break: ${enum}. With any, each in turn."`
+	Fault    string        `default:"any" enum:"any,communication_hang,noncommunication_hang,communication_slow,noncommunication_slow,rank_killed,rank_stopped,gpu_slow,node_lost,none" help:"What to break: ${enum}. With any, each in turn."`
 	Once     bool          `help:"Break it once, print a summary and exit: 0 only if class and culprit were right, the job runs again and its losses are those of an undisturbed run, bit for bit."`
 	Rounds   int           `default:"0" placeholder:"N" help:"Break it N times, then print the table of times (0: until interrupted)."`
 	Trainer  string        `default:"ccl" enum:"ccl,torch" help:"Whose job it is: ccl, Lockstep's own, or torch, an unmodified PyTorch job over NCCL, started by torchrun under lockstep attach (two GPUs or more; no Prometheus)."`
@@ -44,6 +43,7 @@ type Cmd struct {
 	Dir      string        `type:"path" help:"Where logs, checkpoints and data go (default: a new folder, removed at the end unless something went wrong)."`
 	Keep     bool          `help:"Keep the folder."`
 	Panels   bool          `help:"After the last fault, run every query of every dashboard: none may fail or be empty. With --fault none: none may be red."`
+	Cluster  onCluster     `embed:"" group:"On a cluster"`
 	JSON     string        `type:"path" placeholder:"FILE" help:"Append each fault's outcome to FILE, a JSON object a line."`
 }
 
@@ -71,6 +71,9 @@ Examples:
   lockstep demo --device cuda --once --fault rank_killed --on-loss shrink
                                                        survivors go on by themselves
   lockstep demo --trainer torch --fault rank_stopped   a PyTorch job, as it is, with torchrun
+  lockstep demo --on slurm                             what it would do to this Slurm cluster
+  lockstep demo --on slurm --yes --once --fault rank_killed
+                                                       the same story, in a batch job of it
 
 Exit status: 0 as promised above, 1 when anything was wrong.`
 }
@@ -85,6 +88,9 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 		if shape, err = c.shape(); err != nil {
 			return err
 		}
+	}
+	if c.Cluster.On != here {
+		return c.onCluster(ctx, out, shape)
 	}
 	dir := c.Dir
 	if dir == "" {
@@ -102,13 +108,18 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 	if c.Trainer == "torch" {
 		return torchdemo.Run(ctx, w, torchdemo.Options{Fault: c.Fault, Limit: c.Limit, Watch: c.Duration, Dir: dir})
 	}
-	cl, err := newCluster(&cluster{dir: dir, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink", openWeb: c.OpenWeb})
+	return c.play(ctx, out, &cluster{dir: dir, job: jobName, shape: shape, pace: c.Pace, device: c.Device, monitored: c.Alerts, traced: c.Tracing, shrink: c.OnLoss == "shrink", openWeb: c.OpenWeb})
+}
+
+// play brings everything up, breaks things, and tells.
+func (c *Cmd) play(ctx context.Context, out *printer, cl *cluster) error {
+	cl, err := newCluster(cl)
 	if err != nil {
 		return err
 	}
 	defer cl.stop()
 	began := time.Now()
-	if err := cl.start(ctx, w); err != nil {
+	if err := cl.start(ctx, out.w); err != nil {
 		return err
 	}
 	c.intro(ctx, out, cl, time.Since(began))
@@ -120,8 +131,8 @@ func (c *Cmd) Run(ctx context.Context, w io.Writer) (err error) {
 
 // shape is what the job is run as: GPUs share nothing but a node, and get a rank each.
 func (c *Cmd) shape() (shape, error) {
-	if kinds := faultsOn(c.Device); c.Fault != "any" && c.Fault != "none" && !slices.Contains(kinds, c.Fault) {
-		return shape{}, fmt.Errorf("--fault %s: ranks on %s have only %s", c.Fault, c.Device, strings.Join(kinds, ", "))
+	if kinds := c.faults(); c.Fault != "any" && c.Fault != "none" && !slices.Contains(kinds, c.Fault) {
+		return shape{}, fmt.Errorf("--fault %s: ranks on %s have only %s", c.Fault, c.ranksOn(), strings.Join(kinds, ", "))
 	}
 	if !c.Alerts && (c.Panels || c.Kill == local.Prometheus || c.Kill == local.Alertmanager) {
 		return shape{}, errors.New("--no-alerts: there is no Prometheus and no Alertmanager to ask or to kill")
@@ -148,33 +159,36 @@ func (c *Cmd) shape() (shape, error) {
 // parts are what can be killed beside the job.
 func (s shape) parts() []string {
 	parts := []string{"master", "remediator", local.Prometheus, local.Alertmanager}
-	for i := range s.nodes {
+	for i := range s.agents {
 		parts = append(parts, fmt.Sprintf("agent%d", i))
 	}
 	return parts
 }
 
 func (c *Cmd) wholeShape() (shape, error) {
+	if c.Cluster.On != here {
+		return shape{dp: 2, tp: 2, pp: 2, nodes: c.Cluster.Nodes}, nil
+	}
 	if c.Device == "cpu" {
-		return shape{dp: 2, tp: 2, pp: 2, nodes: 2}, nil
+		return shape{dp: 2, tp: 2, pp: 2, nodes: 2, agents: 2}, nil
 	}
 	gpus, err := ccl.Devices()
 	switch {
 	case err != nil:
 		return shape{}, fmt.Errorf("--device cuda: %w", err)
 	case gpus >= 8:
-		return shape{dp: 2, tp: 2, pp: 2, nodes: 1}, nil
+		return shape{dp: 2, tp: 2, pp: 2, nodes: 1, agents: 1}, nil
 	case gpus >= 4:
-		return shape{dp: 2, tp: 1, pp: 2, nodes: 1}, nil
+		return shape{dp: 2, tp: 1, pp: 2, nodes: 1, agents: 1}, nil
 	case gpus >= 2:
-		return shape{dp: 2, tp: 1, pp: 1, nodes: 1}, nil
+		return shape{dp: 2, tp: 1, pp: 1, nodes: 1, agents: 1}, nil
 	}
 	return shape{}, fmt.Errorf("--device cuda: %d GPUs, at least 2 are needed", gpus)
 }
 
 // intro says what runs, and what each address shows.
 func (c *Cmd) intro(ctx context.Context, out *printer, cl *cluster, took time.Duration) {
-	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) over %s on %d logical nodes, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, cl.device, cl.shape.nodes, took.Seconds())))
+	out.say("%s", out.paint("1", fmt.Sprintf("lockstep demo: %d ranks (dp %d × tp %d × pp %d) over %s on %s, up in %.1f s", cl.shape.world(), cl.shape.dp, cl.shape.tp, cl.shape.pp, cl.device, cl.where(), took.Seconds())))
 	link := func(what, url, shows string) { out.say("  %-14s %-34s %s", what, url, shows) }
 	link("status page", cl.web.URL(cl.master)+"/status", "who is held up by whom; the story of each incident")
 	if cl.monitored {
@@ -284,14 +298,15 @@ func (c *Cmd) breakThings(ctx context.Context, out *printer, cl *cluster) error 
 
 // one breaks one thing and follows it to the end.
 func (c *Cmd) one(ctx context.Context, out *printer, cl *cluster, f fault, st *web.Status, n int) (outcome, error) {
-	job, err := cl.control.Status(ctx)
+	attempt, victim, err := cl.victim(ctx, f.Rank)
 	if err != nil {
 		return outcome{}, err
 	}
+	f.on(victim.Node)
 	out.say("")
 	out.say("%s", out.paint("1", fmt.Sprintf("fault %d: %s at step %d", n, f.Name, st.Step)))
 	w := watch(cl, f, out, st)
-	if err := f.inject(filepath.Join(cl.dir, "faults"), job.Attempt, job.Ranks[f.Rank].PID); err != nil {
+	if err := cl.breakIt(ctx, f, attempt, victim); err != nil {
 		return outcome{}, err
 	}
 	out.line(0, "fault", f.Text)

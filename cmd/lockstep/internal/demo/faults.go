@@ -16,6 +16,7 @@ const (
 	faultKilled     = "rank_killed"
 	faultStopped    = "rank_stopped"
 	faultSlowGPU    = "gpu_slow"
+	faultNode       = "node_lost"
 	stalledForever  = time.Hour
 	slowLoader      = 120 * time.Millisecond // added to a step of about 50 ms
 	throttledBytes  = 128 << 10              // bytes/s on a connection that carries about 1 MB/s
@@ -30,13 +31,17 @@ type fault struct {
 	Rank  int
 	Peer  int    // -1: the fault is a rank's, not a connection's
 	Comm  string // communicator whose connection is broken
-	src   int    // its ends, as ranks of Comm
-	dst   int
+	Node  string // the fault is the whole node's
+	Src   int    // its ends, as ranks of Comm
+	Dst   int
 	Text  string // what is done, for the story
 }
 
 // culprit is the expected culprit in words, as in alert labels.
 func (f *fault) culprit() string {
+	if f.Node != "" {
+		return "node " + f.Node
+	}
 	if f.Peer >= 0 {
 		return fmt.Sprintf("rank %d → rank %d", f.Rank, f.Peer)
 	}
@@ -56,13 +61,17 @@ func faultsOn(device string) []string {
 // among those of data-parallel pairs, which cross nodes.
 func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
 	world := shape.world()
-	if rank < 0 {
+	switch {
+	case rank < 0 && name == faultNode: // not on the first node, which may have the launcher
+		each := world / shape.nodes
+		rank = each + r.IntN(world-each)
+	case rank < 0:
 		rank = r.IntN(world)
 	}
 	f := fault{Name: name, Class: name, Rank: rank, Peer: -1}
 	replica := shape.pp * shape.tp
 	f.Peer, f.Comm = (rank+replica)%world, fmt.Sprintf("dp%d", rank%replica)
-	f.src, f.dst = f.Rank/replica, f.Peer/replica
+	f.Src, f.Dst = f.Rank/replica, f.Peer/replica
 	switch name {
 	case names.ClassCommunicationHang:
 		f.Text = fmt.Sprintf("connection %s (%s, TCP) delivers nothing any more", f.culprit(), f.Comm)
@@ -86,10 +95,20 @@ func choose(name string, rank int, shape shape, r *rand.Rand) (fault, error) {
 	case faultKilled:
 		f.Class = names.ClassNoncommunicationHang
 		f.Text = fmt.Sprintf("rank %d is killed with SIGKILL", rank)
+	case faultNode:
+		f.Class = names.ClassNoncommunicationHang
+		f.Text = "a node loses power"
 	default:
 		return fault{}, fmt.Errorf("unknown fault %q", name)
 	}
 	return f, nil
+}
+
+// on says which node it is, once that is known.
+func (f *fault) on(node string) {
+	if f.Name == faultNode {
+		f.Node, f.Text = node, fmt.Sprintf("node %s of rank %d loses power", node, f.Rank)
+	}
 }
 
 // inject breaks it.
@@ -114,9 +133,9 @@ func (f *fault) inject(dir string, attempt, pid int) error {
 	defer c.Close()
 	switch f.Name {
 	case names.ClassCommunicationHang:
-		return c.Stall(f.Comm, f.src, f.dst)
+		return c.Stall(f.Comm, f.Src, f.Dst)
 	case faultSlowGPU:
 		return c.DelayRank(busyGPU)
 	}
-	return c.Throttle(f.Comm, f.src, f.dst, throttledBytes)
+	return c.Throttle(f.Comm, f.Src, f.Dst, throttledBytes)
 }

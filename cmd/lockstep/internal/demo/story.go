@@ -35,8 +35,9 @@ type outcome struct {
 	Acted     float64 `json:"action_s"`
 	Running   float64 `json:"running_s"`
 
-	Incident string `json:"incident,omitempty"`
-	Trace    string `json:"trace,omitempty"` // page of the collective that shows it
+	Nodes    []string `json:"nodes,omitempty"` // that it runs on again, on a cluster
+	Incident string   `json:"incident,omitempty"`
+	Trace    string   `json:"trace,omitempty"` // page of the collective that shows it
 
 	Wrong []string `json:"wrong,omitempty"` // what was not as it should be
 }
@@ -203,13 +204,22 @@ func (w *watcher) running(ctx context.Context) {
 		w.shrunk(ctx)
 		return
 	}
-	st, err := w.c.control.Status(ctx)
-	if err != nil || st.Attempt <= w.from || st.State != "running" {
+	var m web.Status
+	if w.c.get(ctx, w.c.web.URL(w.c.master)+"/api/v1/status", &m) != nil || int(m.Attempt) <= w.from {
 		return
 	}
-	var m web.Status
-	if w.c.get(ctx, w.c.web.URL(w.c.master)+"/api/v1/status", &m) != nil || int(m.Attempt) != st.Attempt {
-		return
+	on := ""
+	if w.c.site == nil {
+		st, err := w.c.control.Status(ctx)
+		if err != nil || int(m.Attempt) != st.Attempt || st.State != "running" {
+			return
+		}
+	} else {
+		nodes, err := w.c.site.nodes(ctx)
+		if err != nil || len(nodes) == 0 {
+			return
+		}
+		w.o.Nodes, on = nodes, " on "+strings.Join(nodes, ", ")
 	}
 	from, err := train.Latest(filepath.Join(w.c.dir, "train"))
 	if err != nil {
@@ -217,7 +227,7 @@ func (w *watcher) running(ctx context.Context) {
 	}
 	if m.Step >= uint64(from)+2 { // a step is done when the next one has begun
 		w.o.Running = w.elapsed()
-		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d, from the checkpoint at step %d, is at step %d", st.Attempt, from, m.Step))
+		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d%s, from the checkpoint at step %d, is at step %d", m.Attempt, on, from, m.Step))
 	}
 }
 
@@ -256,6 +266,9 @@ func (w *watcher) judge() {
 	}
 	if o.Running < 0 {
 		wrong("the job does not run again after %.1f s", w.elapsed())
+	}
+	if w.f.Node != "" && slices.Contains(o.Nodes, w.f.Node) {
+		wrong("the job runs on %s again, which is out", w.f.Node)
 	}
 }
 
