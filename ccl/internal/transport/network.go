@@ -12,7 +12,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"golang.org/x/sys/unix"
 )
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
+	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
