@@ -19,9 +19,11 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 	"github.com/lockstep-ccl/lockstep/internal/crowd"
 )
@@ -33,7 +35,7 @@ func TestMain(m *testing.M) {
 	if to := os.Getenv(floodEnv); to != "" {
 		floodMain(to)
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // strangers are every kind that there is at a listener of pages or of gRPC.
@@ -123,19 +125,24 @@ func BenchmarkFirstByte(b *testing.B) {
 			name           string
 			n, busy, hands int
 			from           string
+			members        bool // they Dial
 		}{
 			{name: "quiet", from: "127.0.0.77"},
 			{name: "busy", busy: 2, from: "127.0.0.77"},
 			{name: "8000,busy", n: 8000, busy: 2, hands: 16, from: "127.0.0.77"},
 			{name: "8000,busy,hands=1000", n: 8000, busy: 2, hands: 1000, from: "127.0.0.77"},
 			{name: "8000,busy,hands=1000,same", n: 8000, busy: 2, hands: 1000, from: "127.0.0.1"},
+			{name: "8000,busy,hands=1000,same,Dial", n: 8000, busy: 2, hands: 1000, from: "127.0.0.1", members: true},
 		} {
 			b.Run(l.name+"/"+f.name, func(b *testing.B) {
-				ln, err := net.Listen("tcp", "127.0.0.1:0")
+				ln, err := accept.Listen("127.0.0.1:0")
 				if err != nil {
 					b.Fatal(err)
 				}
-				limited := crowd.Limit(ln, l.most, l.short)
+				limited, err := crowd.Limit(ln, l.most, l.short)
+				if err != nil {
+					b.Fatal(err)
+				}
 				defer limited.Close()
 				ask := l.serve(b, limited)
 				defer floodFrom(b, ln.Addr().String(), f.n, f.busy, f.hands)()
@@ -145,11 +152,15 @@ func BenchmarkFirstByte(b *testing.B) {
 				var all []time.Duration
 				failed := 0
 				d := net.Dialer{Timeout: 20 * time.Second, LocalAddr: &net.TCPAddr{IP: net.ParseIP(f.from)}}
+				connect := func(to string) (net.Conn, error) { return d.Dial("tcp", to) }
+				if f.members {
+					connect = func(to string) (net.Conn, error) { return accept.Dial(b.Context(), &d, to) }
+				}
 				b.ResetTimer()
 				for range b.N {
 					began := time.Now()
 					for {
-						c, err := d.Dial("tcp", ln.Addr().String())
+						c, err := connect(ln.Addr().String())
 						if err == nil {
 							c.SetDeadline(time.Now().Add(20 * time.Second))
 							err = ask(c)
@@ -222,4 +233,3 @@ func floodMain(to string) {
 	fmt.Print(".")
 	select {}
 }
-
