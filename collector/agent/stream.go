@@ -16,6 +16,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -145,6 +146,7 @@ func (s *stream) dial(address string) (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(), // a master is in the cluster
+		grpc.WithContextDialer(accept.DialContext),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("master of job %s at %q: %w", s.job, address, err)

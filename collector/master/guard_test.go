@@ -84,7 +84,10 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := crowd.Limit(inner, 1, false)
+	l, err := crowd.Limit(inner, 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer l.Close()
 	accepted := make(chan net.Conn)
 	go func() {
@@ -104,6 +107,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		}
 		t.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		_, _ = c.Write([]byte("GET / HTTP/1.0\r\n\r\n")) // who says nothing is not let in
 		return c
 	}
 	dial()

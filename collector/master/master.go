@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/internal/crowd"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
@@ -142,12 +143,16 @@ func New(o Options) (*Master, error) {
 			return nil, fmt.Errorf("master: %w", err)
 		}
 	}
-	ln, err := net.Listen("tcp", o.Listen)
+	ln, err := accept.Listen(o.Listen)
 	if err != nil {
 		m.leave()
 		return nil, fmt.Errorf("master: listen for agents on %s: %w", o.Listen, err)
 	}
-	m.listener = crowd.Limit(ln, m.state.limits.Nodes+spareConns, false)
+	if m.listener, err = crowd.Limit(ln, m.state.limits.Nodes+spareConns, false); err != nil {
+		ln.Close()
+		m.leave()
+		return nil, fmt.Errorf("master: %w", err)
+	}
 	if at, ok := m.listener.Addr().(*net.TCPAddr); ok && o.TLS == nil && !at.IP.IsLoopback() && !o.Insecure {
 		m.listener.Close()
 		m.leave()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/internal/crowd"
 )
 
@@ -110,7 +111,7 @@ func New(o Options) (*Server, error) {
 }
 
 func (s *Server) bind(addr string, h http.Handler, writeTimeout time.Duration) error {
-	l, err := net.Listen("tcp", addr)
+	l, err := accept.Listen(addr)
 	if err != nil {
 		return fmt.Errorf("web server: %w", err)
 	}
@@ -127,7 +128,12 @@ func (s *Server) bind(addr string, h http.Handler, writeTimeout time.Duration) e
 		server.Handler = s.refused.counted(server.Handler) // around what asks for passwords, which toolkit.Serve has set by now
 		return context.Background()
 	}
-	s.listen = append(s.listen, listener{crowd.Limit(l, maxConns, true), server})
+	limited, err := crowd.Limit(l, maxConns, true)
+	if err != nil {
+		l.Close()
+		return fmt.Errorf("web server: %w", err)
+	}
+	s.listen = append(s.listen, listener{limited, server})
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/pathplan/probe"
 	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
 )
@@ -81,7 +82,7 @@ func NewClient(o ClientOptions) (*Client, error) {
 		o.Log = slog.Default()
 	}
 	conn, err := grpc.NewClient(o.Planner, grpc.WithTransportCredentials(o.Credentials), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Second, Timeout: 5 * time.Second}), grpc.WithNoProxy())
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Second, Timeout: 5 * time.Second}), grpc.WithNoProxy(), grpc.WithContextDialer(accept.DialContext))
 	if err != nil {
 		return nil, fmt.Errorf("planner's client: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/pathplan/probe"
 	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
 )
@@ -111,7 +112,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 	}()
 	conn, err := grpc.NewClient(p.o.Planner, grpc.WithTransportCredentials(p.o.Credentials), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Second, Timeout: 5 * time.Second}), grpc.WithNoProxy())
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 5 * time.Second, Timeout: 5 * time.Second}), grpc.WithNoProxy(), grpc.WithContextDialer(accept.DialContext))
 	if err != nil {
 		return fmt.Errorf("prober: %w", err)
 	}

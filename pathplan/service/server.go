@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/internal/crowd"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 	"github.com/lockstep-ccl/lockstep/pathplan"
@@ -110,7 +111,7 @@ func New(o Options) (*Server, error) {
 	if o.TLS == nil && !o.Insecure {
 		creds = wire.Loopback()
 	}
-	ln, err := net.Listen("tcp", o.Listen)
+	ln, err := accept.Listen(o.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("planner: listen at %s: %w", o.Listen, err)
 	}
@@ -122,7 +123,12 @@ func New(o Options) (*Server, error) {
 	for _, p := range o.Fabric.Ports {
 		hosts[p.Host] = true
 	}
-	s := &Server{o: o, ln: crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false), creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
+	limited, err := crowd.Limit(ln, o.Streams+len(hosts)+spareConns, false)
+	if err != nil {
+		ln.Close()
+		return nil, fmt.Errorf("planner: %w", err)
+	}
+	s := &Server{o: o, ln: limited, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
 	for i, l := range o.Fabric.Topology.Links {
 		if i == 0 || l.Rate < s.slowest {
@@ -131,7 +137,7 @@ func New(o Options) (*Server, error) {
 	}
 	if o.StateDir != "" {
 		if err := s.restore(o.StateDir); err != nil {
-			ln.Close()
+			limited.Close()
 			return nil, err
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -303,15 +304,17 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	most := 4 + 4 + spareConns // streams, and the fabric's hosts
-	accepted := make(chan int)
+	var accepted atomic.Int64
+	ended := make(chan struct{})
 	go func() {
-		n := 0
+		defer close(ended)
 		for {
-			if _, err := s.ln.Accept(); err != nil {
-				accepted <- n
+			c, err := s.ln.Accept()
+			if err != nil {
 				return
 			}
-			n++
+			defer c.Close()
+			accepted.Add(1)
 		}
 	}()
 	for i := range most + 1 {
@@ -320,7 +323,11 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
+		_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) // who says nothing is not let in
 		if i < most {
+			for end := time.Now().Add(patience); accepted.Load() <= int64(i) && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
 			continue
 		}
 		_ = c.SetDeadline(time.Now().Add(patience))
@@ -331,7 +338,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := <-accepted; n != most {
+	<-ended
+	if n := int(accepted.Load()); n != most {
 		t.Errorf("%d connections are accepted, want %d", n, most)
 	}
 }

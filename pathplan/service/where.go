@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
 )
 
@@ -87,7 +88,7 @@ func NewWhere(o WhereOptions) (*Where, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	conn, err := grpc.NewClient(o.Planner, grpc.WithTransportCredentials(o.Credentials), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)), grpc.WithNoProxy())
+	conn, err := grpc.NewClient(o.Planner, grpc.WithTransportCredentials(o.Credentials), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)), grpc.WithNoProxy(), grpc.WithContextDialer(accept.DialContext))
 	if err != nil {
 		return nil, fmt.Errorf("paths of connections: %w", err)
 	}

@@ -48,7 +48,7 @@ type peer struct {
 }
 
 func newCoordinator(h *HostOptions, dir *statedir.Dir, local int) (*coordinator, error) {
-	c := &coordinator{crew: crew{o: h.Options, dir: dir}, h: h, door: newDoor(h), peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
+	c := &coordinator{crew: crew{o: h.Options, dir: dir}, h: h, peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
 	b, err := readBooks(dir, h.Job)
 	if err != nil {
 		return nil, err
@@ -57,6 +57,9 @@ func newCoordinator(h *HostOptions, dir *statedir.Dir, local int) (*coordinator,
 		b = newBooks(h.Job, b.Attempt, b.Generation, b.Rev)
 	} else if b.Attempt >= 0 {
 		h.Logger.Info("going on with a run whose coordinator has ended", "job", h.Job, "attempt", b.Attempt, "phase", b.Phase)
+	}
+	if c.door, err = newDoor(h); err != nil {
+		return nil, err
 	}
 	c.g = newGroup(groupOptions{
 		Hosts: h.Hosts, Local: local, Lease: h.Lease, Margin: h.Grace + max(leastMargin, h.Lease/4), Grace: h.Grace, Hold: h.Hold, Join: h.Join,
@@ -105,7 +108,7 @@ func decodeBooks(raw []byte) (books, error) {
 
 // run coordinates until the job has ended, and all hosts that are heard have heard of it.
 func (c *coordinator) run(ctx context.Context) error {
-	defer c.h.Listener.Close()
+	defer c.door.Close()
 	if c.h.Control {
 		stop, err := serveControl(c.dir.Join("control.sock"), c.status, c.restart)
 		if err != nil {
@@ -118,7 +121,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	all.Go(func() { c.accept(serving, &all) })
 	defer func() {
 		hangUp()
-		c.h.Listener.Close()
+		c.door.Close()
 		all.Wait()
 	}()
 	tick := time.NewTicker(max(time.Millisecond, min(c.h.Lease/20, 100*time.Millisecond)))

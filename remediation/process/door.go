@@ -50,14 +50,16 @@ func connections(hosts int) int { return min(4*hosts+spareConnections, 2*maxHost
 
 const spareConnections = 256
 
-func newDoor(h *HostOptions) *door {
-	d := &door{most: connections(h.Hosts), refused: map[RefusalReason]*atomic.Uint64{}}
+func newDoor(h *HostOptions) (d *door, err error) {
+	d = &door{most: connections(h.Hosts), refused: map[RefusalReason]*atomic.Uint64{}}
 	d.crowded.Interval, d.turned.Interval = 10*time.Second, 10*time.Second
-	d.Listener = crowd.Limit(h.Listener, d.most, false)
 	for _, why := range RefusalReasons() {
 		d.refused[why] = &atomic.Uint64{}
 	}
-	return d
+	if d.Listener, err = crowd.Limit(h.Listener, d.most, false); err != nil {
+		return nil, fmt.Errorf("run: coordinate: %w", err)
+	}
+	return d, nil
 }
 
 // refuse counts one who was turned away, and says so now and then.

@@ -15,11 +15,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
-// nobody is a listener to which nobody comes: hosts come by pipes.
-type nobody struct{ net.Listener }
-
-func (nobody) Close() error { return nil }
-
 func testCoordinator(t *testing.T, log *slog.Logger) *coordinator {
 	t.Helper()
 	dir, err := statedir.OpenPrivate(filepath.Join(t.TempDir(), "state"))
@@ -27,11 +22,16 @@ func testCoordinator(t *testing.T, log *slog.Logger) *coordinator {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { dir.Close() })
-	h := HostOptions{Options: Options{Job: "j", Ranks: 2, Logger: log}, Name: "n0", Hosts: 2, Lease: time.Hour, Join: time.Hour, Listener: nobody{}}
+	nobody, err := net.Listen("tcp", "127.0.0.1:0") // who comes: hosts come by pipes
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := HostOptions{Options: Options{Job: "j", Ranks: 2, Logger: log}, Name: "n0", Hosts: 2, Lease: time.Hour, Join: time.Hour, Listener: nobody}
 	c, err := newCoordinator(&h, dir, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { c.door.Close() })
 	return c
 }
 

@@ -29,7 +29,7 @@ type HostOptions struct {
 
 	// Dial connects to the coordinator, and has made sure that it is that.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Listener has this host coordinate. Accept makes sure who is at the other end: check returns an
+	// Listener, of TCP, has this host coordinate. Accept makes sure who is at the other end: check returns an
 	// error unless it may speak for a node.
 	Listener net.Listener
 	Accept   func(net.Conn) (c net.Conn, check func(node string) error, err error)

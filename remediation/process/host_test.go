@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/fence"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 const testHosts = 3
@@ -31,11 +32,10 @@ func host(dir, addr string) int {
 	h.Rendezvous = func() ([]string, error) { return []string{"MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"}, nil }
 	h.Dial = func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
-		return d.DialContext(ctx, "unix", addr)
+		return d.DialContext(ctx, "tcp", addr)
 	}
 	if name == "n0" {
-		_ = os.Remove(addr) // of one that was killed
-		l, err := net.Listen("unix", addr)
+		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -116,8 +116,12 @@ func newTown(t *testing.T, hosts int) *town {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// No port: another process may take it while nobody listens there.
-	w := &town{t: t, dir: dir, addr: filepath.Join(dir, "coordinator"), cmds: map[string]*exec.Cmd{}, log: log}
+	at, err := ports.Hold("127.0.0.1", 1) // nobody takes it while nobody listens there
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = at.Close() })
+	w := &town{t: t, dir: dir, addr: at.Addrs[0], cmds: map[string]*exec.Cmd{}, log: log}
 	t.Cleanup(func() {
 		for n := range w.cmds {
 			w.kill(n)

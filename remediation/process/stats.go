@@ -97,6 +97,7 @@ func (c *coordinator) stats() *CoordinatorStats {
 	for why, n := range c.door.refused {
 		s.Refused[why] = n.Load()
 	}
+	s.Refused[RefusedSilent] += c.door.Silent() // those that have not said even a first message
 	return &s
 }
 

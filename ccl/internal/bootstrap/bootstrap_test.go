@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 )

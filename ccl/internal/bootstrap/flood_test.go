@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 )
 
 // greetingOf is a well-formed greeting of who does not know the secret.

@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -14,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,9 +58,7 @@ func Listen(addr string, secret []byte) (*Listener, error) {
 
 // listen is Listen with the attempt's secret.
 func listen(addr string, secret []byte) (*Listener, error) {
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false) // it knows not all of TCP's options
-	ln, err := lc.Listen(context.Background(), "tcp", addr)
+	ln, err := accept.Listen(addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen for ranks: %w", err)
 	}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 )
 
 // A connection that breaks says nothing of the process at its other end: networks fail

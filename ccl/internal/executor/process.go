@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 

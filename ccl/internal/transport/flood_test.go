@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 )
 
 // crowd is every kind of stranger at a data listener.

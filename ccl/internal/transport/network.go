@@ -1,7 +1,6 @@
 package transport
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,7 +11,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
@@ -178,9 +177,7 @@ func listen(m *mesh, nonce [16]byte) (*network, error) {
 	if len(m.cfg.Key) == 0 {
 		return nil, errors.New("no key for data connections")
 	}
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false) // it knows not all of TCP's options
-	ln, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(m.cfg.Host, "0"))
+	ln, err := accept.Listen(net.JoinHostPort(m.cfg.Host, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("listen for data connections: %w", err)
 	}

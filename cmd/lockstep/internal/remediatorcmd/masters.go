@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
@@ -59,7 +60,7 @@ func (m masters) dial(job string) (*grpc.ClientConn, string, error) {
 	if err != nil {
 		return nil, address, err
 	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(), grpc.WithContextDialer(accept.DialContext),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<10)))
 	if err != nil {
 		return nil, address, fmt.Errorf("master of job %s at %s: %w", job, address, err)

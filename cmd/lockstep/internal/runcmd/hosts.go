@@ -19,6 +19,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
 	"github.com/lockstep-ccl/lockstep/internal/ports"
 	"github.com/lockstep-ccl/lockstep/launcher"
 	"github.com/lockstep-ccl/lockstep/remediation/process"
@@ -83,7 +84,7 @@ func (c *Cmd) runHosts(ctx context.Context, o process.Options, log *slog.Logger)
 	}
 	h.Rendezvous = rendezvousAt(here)
 	if mine {
-		if h.Listener, err = net.Listen("tcp", c.Coordinator); errors.Is(err, syscall.EADDRINUSE) {
+		if h.Listener, err = accept.Listen(c.Coordinator); errors.Is(err, syscall.EADDRINUSE) {
 			return fmt.Errorf("run: coordinate: %w (is another supervisor of this machine the coordinator? then --coordinate no)", err)
 		} else if err != nil {
 			return fmt.Errorf("run: coordinate: %w", err)
@@ -166,8 +167,7 @@ func (c *Cmd) dial() (func(context.Context) (net.Conn, error), error) {
 	return func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, handshakes)
 		defer cancel()
-		var d net.Dialer
-		raw, err := d.DialContext(ctx, "tcp", c.Coordinator)
+		raw, err := accept.Dial(ctx, &net.Dialer{}, c.Coordinator)
 		if err != nil {
 			return nil, err
 		}

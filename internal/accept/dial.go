@@ -70,3 +70,8 @@ func Dial(ctx context.Context, d *net.Dialer, addr string) (net.Conn, error) {
 		}
 	}
 }
+
+// DialContext is Dial for gRPC's WithContextDialer.
+func DialContext(ctx context.Context, addr string) (net.Conn, error) {
+	return Dial(ctx, &net.Dialer{}, addr)
+}

@@ -79,6 +79,15 @@ type Options struct {
 	Strangers int // at a time; 2048
 	PerAddr   int // of them, of one address (IPv6: of one /64); half of Strangers
 	Known     int // in their handshake at a time; 8192
+	// Slots is how many are served at a time; 0: no bound. Those that wait for one take turns by address. They are
+	// at most as many as strangers may be.
+	Slots int
+	First time.Duration // until a first message is due; FirstTimeout
+	// Others says that those who connect may be other programs, which do not Dial: the kernel's queue stays
+	// long, and when it grows the addresses from which most come find fewer places in it.
+	Others bool
+	// Apart keeps what this door counts out of Total.
+	Apart bool
 	// Look judges what has come of the first message, which is at most Hello bytes long. They stay in
 	// the socket. A connection is served when Look has judged; nil: at once.
 	Hello int
@@ -100,21 +109,26 @@ type Door struct {
 	closed bool
 	// A connection begins among the strangers. It is expected when its first message, not read
 	// yet, looks like a member's; and known when it is one.
-	strangers, expected, known class
-	lobby                      lobby
-	counts                     Counts
+	// Those that are due have said what they must, and wait for a slot.
+	strangers, expected, known, due class
+	slots, serving                  int
+	others, apart                   bool
+	lobby                           lobby
+	siege                           siege
+	counts                          Counts
 }
 
 // Conn is a connection in its handshake.
 type Conn struct {
-	net.Conn // nil in the lobby
+	net.Conn // nil in the lobby, and while due
 	door     *Door
 	addr     netip.Addr
 	since    time.Time
 
 	// door.mu
-	fd     int           // in the lobby
-	waits  *list.Element // there, nil elsewhere
+	fd     int           // in the lobby, or due
+	gen    int32         // tells it from others that have had this descriptor
+	waits  *list.Element // in the lobby, nil elsewhere
 	in     *class        // nil when it is none of the door's any more
 	at, by *list.Element // in the class's order, and its address's
 	kept   bool
@@ -137,8 +151,13 @@ func New(ln *net.TCPListener, o Options) (*Door, error) {
 		strangers: newClass(o.Strangers, o.PerAddr),
 		expected:  newClass(o.Known, o.Known),
 		known:     newClass(o.Known, o.Known),
+		due:       newClass(o.Strangers, o.PerAddr),
+		slots:     o.Slots, others: o.Others, apart: o.Apart,
 	}
-	if err := d.lobby.open(ln, o.Hello); err != nil {
+	if o.First <= 0 {
+		o.First = FirstTimeout
+	}
+	if err := d.lobby.open(ln, o.Hello, o.First); err != nil {
 		return nil, fmt.Errorf("watch the listener %s: %w", ln.Addr(), err)
 	}
 	d.wg.Go(d.run)
@@ -181,7 +200,7 @@ func (d *Door) enter(c *Conn, is Verdict) (in bool) {
 	}
 	d.counts.Accepted++
 	if is == Member {
-		d.admit(&d.expected, c)
+		d.admit(d.heardOut(), c)
 		return true
 	}
 	victim := d.strangers.excess(c.addr)
@@ -193,8 +212,8 @@ func (d *Door) enter(c *Conn, is Verdict) (in bool) {
 	}
 	switch {
 	case victim == nil:
-	case is == More && time.Since(victim.since) >= grace:
-		d.push(victim)
+	case is == More && (time.Since(victim.since) >= grace || d.strangers.of(victim.addr) > 2*d.strangers.of(c.addr)+2):
+		d.push(victim) // it has had its time, or is of a crowd of which the newcomer is none
 	default: // nobody goes for who is none; or so many come that those before it have had no time
 		d.refuse(c, Crowded)
 		return false
@@ -212,6 +231,14 @@ func (d *Door) expect(c *Conn) bool {
 	return true
 }
 
+// heardOut is where those go that have said what a member would. d.mu is held.
+func (d *Door) heardOut() *class {
+	if d.slots > 0 {
+		return &d.due
+	}
+	return &d.expected
+}
+
 // admit adds to a class, in which the oldest goes when it is full. d.mu is held.
 func (d *Door) admit(to *class, c *Conn) {
 	if victim := to.excess(c.addr); victim != nil {
@@ -226,6 +253,9 @@ func (d *Door) relieve() {
 	defer d.mu.Unlock()
 	for range relief {
 		e := d.strangers.order.Front()
+		if e == nil {
+			e = d.due.order.Front()
+		}
 		if e == nil {
 			return
 		}
@@ -256,7 +286,9 @@ func (d *Door) refuse(c *Conn, why Reason) {
 	if !c.told {
 		c.told = true
 		d.counts.Refused[why]++
-		total.refused[why].Add(1)
+		if !d.apart {
+			total.refused[why].Add(1)
+		}
 	}
 }
 
@@ -274,7 +306,12 @@ func (d *Door) leave(c *Conn) {
 	default:
 		c.Close()
 	}
+	d.serving--
+	d.turn()
 }
+
+// Source is whose connections count together: an IPv4 address, or a /64, of which one host has all.
+func (c *Conn) Source() netip.Addr { return c.addr }
 
 // Known says that the other end has shown to be of this job. It stays when strangers crowd.
 func (c *Conn) Known() {

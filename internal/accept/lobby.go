@@ -36,8 +36,9 @@ type lobby struct {
 	hello  []byte // room to look at a message; door.mu
 
 	// door.mu
-	first   time.Duration // FirstTimeout
-	waiting list.List     // of *Conn, oldest first
+	first   time.Duration
+	gen     int32
+	waiting list.List // of *Conn, oldest first
 	at      map[int32]*Conn
 	crowded time.Time // when there was last no room; zero while the queue is long
 }
@@ -45,8 +46,8 @@ type lobby struct {
 // The listener's place among the descriptors of the lobby.
 const listening = -1
 
-func (l *lobby) open(ln *net.TCPListener, hello int) (err error) {
-	if l.long, err = queueOf(ln); err != nil {
+func (l *lobby) open(ln *net.TCPListener, hello int, first time.Duration) (err error) {
+	if l.long, _, err = queueOf(ln); err != nil {
 		return err
 	}
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -71,7 +72,7 @@ func (l *lobby) open(ln *net.TCPListener, hello int) (err error) {
 		l.ep.Close()
 		return err
 	}
-	l.first, l.events, l.hello, l.at = FirstTimeout, make([]unix.EpollEvent, batch), make([]byte, hello), make(map[int32]*Conn)
+	l.first, l.events, l.hello, l.at = first, make([]unix.EpollEvent, batch), make([]byte, hello), make(map[int32]*Conn)
 	return nil
 }
 
@@ -93,7 +94,9 @@ func (l *lobby) wait(until time.Time) (happened []unix.EpollEvent, err error) {
 
 // add has a connection wait. door.mu is held.
 func (l *lobby) add(c *Conn) error {
-	err := l.control(unix.EPOLL_CTL_ADD, c.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(c.fd)})
+	l.gen++
+	c.gen = l.gen
+	err := l.control(unix.EPOLL_CTL_ADD, c.fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(c.fd), Pad: c.gen})
 	if err == nil {
 		c.waits = l.waiting.PushBack(c)
 		l.at[int32(c.fd)] = c
@@ -141,7 +144,7 @@ func (d *Door) run() {
 		}
 		for _, e := range happened {
 			if e.Fd != listening {
-				d.heard(e.Fd, e.Events)
+				d.heard(e)
 			} else if !d.accept() {
 				return
 			}
@@ -162,21 +165,34 @@ func (d *Door) tidy() (next time.Time) {
 		next = time.Time{}
 		d.forget(c, true)
 	}
-	if l.crowded.IsZero() {
-		return next
+	if !l.crowded.IsZero() {
+		long := l.crowded.Add(calm)
+		if !now.Before(long) {
+			l.crowded = time.Time{}
+			_ = setQueue(d.ln, l.long) // it is closed, or the same as before
+		} else {
+			next = earlier(next, long)
+		}
 	}
-	long := l.crowded.Add(calm)
-	if !now.Before(long) {
-		l.crowded = time.Time{}
-		_ = setQueue(d.ln, l.long) // it is closed, or the same as before
-	} else if next.IsZero() || long.Before(next) {
-		next = long
+	if d.siege.was {
+		next = earlier(next, d.siege.look(d.ln, now, l.long))
 	}
 	return next
 }
 
+// earlier is which of two times comes first; zero is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
 // crowd takes note that there is no room. d.mu is held.
 func (d *Door) crowd() {
+	if d.others {
+		return
+	}
 	if d.lobby.crowded.IsZero() {
 		_ = setQueue(d.ln, min(shortQueue, d.lobby.long))
 	}
@@ -193,19 +209,19 @@ func setQueue(ln *net.TCPListener, length int) error {
 	return errors.Join(err, e)
 }
 
-// queueOf is how many may. The kernel tells it in a field that has another meaning for connections.
-func queueOf(ln *net.TCPListener) (length int, err error) {
+// queueOf is how many may, and how many do. The kernel tells it in fields that have another meaning for connections.
+func queueOf(ln *net.TCPListener) (length, wait int, err error) {
 	raw, err := ln.SyscallConn()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	e := raw.Control(func(s uintptr) {
 		var i *unix.TCPInfo
 		if i, err = unix.GetsockoptTCPInfo(int(s), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			length = int(i.Sacked)
+			length, wait = int(i.Sacked), int(i.Unacked)
 		}
 	})
-	return length, errors.Join(err, e)
+	return length, wait, errors.Join(err, e)
 }
 
 // empty closes what still waits.
@@ -214,6 +230,11 @@ func (d *Door) empty() {
 	defer d.mu.Unlock()
 	for e := d.lobby.waiting.Front(); e != nil; e = d.lobby.waiting.Front() {
 		d.forget(e.Value.(*Conn), false)
+	}
+	for e := d.due.order.Front(); e != nil; e = d.due.order.Front() {
+		c := e.Value.(*Conn)
+		c.in.remove(c)
+		unix.Close(c.fd)
 	}
 }
 
@@ -242,7 +263,11 @@ func (d *Door) accept() bool {
 		}
 		switch {
 		case err == nil:
-			d.came(&Conn{door: d, fd: fd, addr: source(from), since: time.Now()})
+			c := &Conn{door: d, fd: fd, addr: source(from), since: time.Now()}
+			if d.others {
+				d.siege.count(c.addr)
+			}
+			d.came(c)
 		case errors.Is(err, unix.EAGAIN):
 			return true
 		case errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EINTR):
@@ -251,6 +276,9 @@ func (d *Door) accept() bool {
 			time.Sleep(retry)
 			return true
 		}
+	}
+	if d.others { // and more wait, it seems
+		d.siege.look(d.ln, time.Now(), d.lobby.long)
 	}
 	return true
 }
@@ -272,7 +300,9 @@ func source(from unix.Sockaddr) netip.Addr {
 
 // came is for a connection that has just been accepted.
 func (d *Door) came(c *Conn) {
-	total.accepted.Add(1)
+	if !d.apart {
+		total.accepted.Add(1)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	is := More
@@ -283,7 +313,7 @@ func (d *Door) came(c *Conn) {
 	case !d.enter(c, is):
 		reset(c.fd)
 	case is != More || d.look == nil:
-		d.start(c)
+		d.let(c)
 	case d.lobby.add(c) != nil:
 		c.in.remove(c)
 		reset(c.fd)
@@ -300,12 +330,12 @@ func (d *Door) judge(c *Conn) Verdict {
 }
 
 // heard is for a connection of the lobby on which something has happened.
-func (d *Door) heard(fd int32, events uint32) {
+func (d *Door) heard(e unix.EpollEvent) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := d.lobby.at[fd]
-	if c == nil || d.closed {
-		return // it has gone since
+	c := d.lobby.at[e.Fd]
+	if c == nil || c.gen != e.Pad || d.closed {
+		return // it has gone since, and another may have its descriptor
 	}
 	n, _, err := unix.Recvfrom(c.fd, d.lobby.hello, unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	is := More
@@ -317,24 +347,49 @@ func (d *Door) heard(fd int32, events uint32) {
 		d.push(c) // there is no time for it
 	case is != More:
 		d.begin(c, is)
-	case events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0:
+	case e.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0:
 		d.forget(c, n > 0) // who looks whether somebody listens is welcome to
 	}
 }
 
-// begin serves a connection of the lobby. d.mu is held.
+// begin has a connection of the lobby served. d.mu is held.
 func (d *Door) begin(c *Conn, is Verdict) {
 	_ = d.lobby.control(unix.EPOLL_CTL_DEL, c.fd, nil) // the socket lives on under another descriptor
 	d.lobby.drop(c)
 	if is == Member {
 		c.in.remove(c)
-		d.admit(&d.expected, c)
+		d.admit(d.heardOut(), c)
 	}
-	d.start(c)
+	d.let(c)
+}
+
+// let has a connection served, or wait for its turn. d.mu is held.
+func (d *Door) let(c *Conn) {
+	if c.in == &d.due {
+		d.turn()
+	} else {
+		d.start(c)
+	}
+}
+
+// turn serves those that are due while there are slots. d.mu is held.
+func (d *Door) turn() {
+	for d.serving < d.slots && !d.closed {
+		c := d.due.next()
+		if c == nil {
+			return
+		}
+		c.in.remove(c)
+		d.expected.add(c)
+		d.start(c)
+	}
 }
 
 // start serves a connection. d.mu is held.
 func (d *Door) start(c *Conn) {
+	if d.siege.was {
+		_ = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // its listener's, if it has one
+	}
 	f := os.NewFile(uintptr(c.fd), "connection")
 	conn, err := net.FileConn(f)
 	if err != nil { // out of descriptors, as a rule
@@ -346,6 +401,7 @@ func (d *Door) start(c *Conn) {
 	}
 	f.Close()
 	c.Conn = conn
+	d.serving++
 	d.wg.Go(func() {
 		d.serve(c)
 		d.leave(c)

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/accept/acceptest"
+	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
@@ -358,7 +361,7 @@ func TestTheQueueOfAFloodIsShort(t *testing.T) {
 	d, addr := open(t, Options{Strangers: 1, Hello: 4, Look: mine, Serve: waits})
 	long := d.lobby.long
 	length := func() int {
-		n, err := queueOf(d.ln)
+		n, _, err := queueOf(d.ln)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -423,5 +426,133 @@ func TestDial(t *testing.T) {
 	cancel()
 	if c, err := Dial(ctx, &net.Dialer{}, addr); err == nil {
 		t.Errorf("%v in a context that has ended", c)
+	}
+}
+
+// Whose turn it is goes by address, and who waits for one is closed with the door.
+func TestTurns(t *testing.T) {
+	turn, served := make(chan struct{}), make(chan string, 100)
+	d, addr := open(t, Options{Slots: 1, Hello: 4, Look: mine, Serve: func(c *Conn) {
+		served <- c.RemoteAddr().(*net.TCPAddr).IP.String()
+		<-turn
+	}})
+	due := func(n int) {
+		eventually(t, "due", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.due.order.Len() == n })
+	}
+	const flood = 50
+	for range flood {
+		dial(t, addr, "127.0.0.9").Write([]byte("mine"))
+	}
+	due(flood - 1)
+	dial(t, addr, "127.0.0.1").Write([]byte("mine"))
+	due(flood)
+	for i := range 3 {
+		from := <-served
+		if from == "127.0.0.1" {
+			break
+		}
+		if i == 2 {
+			t.Error("another address waits for more than its turn")
+		}
+		turn <- struct{}{}
+	}
+	if n := d.Counts().AllRefused(); n != 0 {
+		t.Errorf("%d are refused", n)
+	}
+	close(turn)
+}
+
+// What happened to a connection that has gone is not believed of the one that has its descriptor now.
+func TestOldNews(t *testing.T) {
+	d, addr := open(t, Options{First: patience, Hello: 4, Look: mine, Serve: waits})
+	c := dial(t, addr, "127.0.0.1")
+	var in *Conn
+	eventually(t, "in the lobby", func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if e := d.lobby.waiting.Front(); e != nil {
+			in = e.Value.(*Conn)
+		}
+		return in != nil
+	})
+	d.heard(unix.EpollEvent{Fd: int32(in.fd), Pad: in.gen - 1, Events: unix.EPOLLHUP | unix.EPOLLRDHUP})
+	d.mu.Lock()
+	stays := in.waits != nil
+	d.mu.Unlock()
+	if !stays {
+		t.Error("closed for what happened to another")
+	}
+	c.Close()
+}
+
+// A newcomer of another address does not go for those of a crowd that have only just come.
+func TestAnotherAddressGetsIn(t *testing.T) {
+	d, addr := open(t, Options{Strangers: 20, PerAddr: 20, First: patience, Hello: 4, Look: mine, Serve: waits})
+	for range 100 {
+		if c, err := net.Dial("tcp", addr); err == nil { // else reset at once
+			defer c.Close()
+		}
+	}
+	eventually(t, "all looked at", func() bool { return d.Counts().Accepted == 100 })
+	d.mu.Lock() // and the crowd is as young as can be
+	for e := d.strangers.order.Front(); e != nil; e = e.Next() {
+		e.Value.(*Conn).since = time.Now().Add(time.Hour)
+	}
+	d.mu.Unlock()
+	late := dial(t, addr, "127.0.0.2")
+	eventually(t, "accepted", func() bool { return d.Counts().Accepted == 101 })
+	d.mu.Lock()
+	in := d.strangers.of(netip.MustParseAddr("127.0.0.2"))
+	d.mu.Unlock()
+	if in != 1 {
+		t.Error("one of another address is kept out")
+	}
+	late.Close()
+}
+
+// TestClass: who has most, whose turn it is, and who is to go are what a plain count says.
+func TestClass(t *testing.T) {
+	s := newClass(40, 15)
+	var all []*Conn
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		addr := netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(8))})
+		if r.IntN(2) == 0 && len(all) > 0 {
+			i := r.IntN(len(all))
+			s.remove(all[i])
+			all = slices.Delete(all, i, i+1)
+		} else {
+			if victim := s.excess(addr); victim != nil {
+				s.remove(victim)
+				all = slices.Delete(all, slices.Index(all, victim), slices.Index(all, victim)+1)
+			}
+			c := &Conn{addr: addr}
+			s.add(c)
+			all = append(all, c)
+		}
+		count, most := map[netip.Addr]int{}, 0
+		for _, c := range all {
+			count[c.addr]++
+			most = max(most, count[c.addr])
+		}
+		if s.most != most || s.order.Len() != len(all) || len(s.byAddr) != len(count) || s.turns.Len() != len(count) || most > 15 || len(all) > 40 {
+			t.Fatalf("%d of %d, most %d: %d addresses, most %d", s.order.Len(), len(all), s.most, len(count), most)
+		}
+		victim := s.excess(addr)
+		switch {
+		case count[addr] >= 15:
+			if victim == nil || victim.addr != addr {
+				t.Fatal("an address over its cap")
+			}
+		case len(all) >= 40:
+			if victim == nil || count[victim.addr] != most {
+				t.Fatal("not of the address that has most")
+			}
+		case victim != nil:
+			t.Fatal("there is room")
+		}
+		if next := s.next(); (next == nil) != (len(all) == 0) || next != nil && slices.Index(all, next) != slices.IndexFunc(all, func(c *Conn) bool { return c.addr == next.addr }) {
+			t.Fatal("not an address's oldest is next")
+		}
 	}
 }
