@@ -70,6 +70,13 @@ type usual struct {
 	extent float64 // slowness that most do not exceed
 }
 
+// times are a request's, in ns on the network: service and latency until it completed, moving
+// and flight until the receiver's host had it.
+type times struct {
+	service, latency float64
+	moving, flight   float64
+}
+
 // class is the normal of one size of work requests, in ns.
 type class struct {
 	service, latency float64
@@ -115,13 +122,13 @@ func newJudge(c Config) judge {
 }
 
 // request judges completed requests of one size, and learns from them.
-func (j *judge) request(size uint64, service, latency float64, count uint32) {
-	c, slow := j.weigh(size, service, latency)
+func (j *judge) request(size uint64, t times, count uint32) {
+	c, slow := j.weigh(size, t)
 	if !j.learning {
 		return
 	}
 	if c.seen == 0 {
-		c.service, c.latency = service, latency
+		c.service, c.latency = t.service, t.latency
 	}
 	gain := step
 	if slow {
@@ -131,13 +138,13 @@ func (j *judge) request(size uint64, service, latency float64, count uint32) {
 		gain = max(gain, 0.5/float64(1+c.seen))
 	}
 	c.seen += min(count, math.MaxUint32-c.seen)
-	c.service = toward(c.service, service, gain)
-	c.latency = toward(c.latency, latency, gain)
+	c.service = toward(c.service, t.service, gain)
+	c.latency = toward(c.latency, t.latency, gain)
 }
 
 // overdue judges a request that has not completed, by the time that it has
 // taken so far.
-func (j *judge) overdue(size uint64, service, latency float64) { j.weigh(size, service, latency) }
+func (j *judge) overdue(size uint64, t times) { j.weigh(size, t) }
 
 // waited counts a request that spent most of its time waiting for the receiver
 // or for this host's CPU, and so says nothing about the network.
@@ -152,32 +159,32 @@ func (j *judge) class(size uint64) *class {
 	return &j.classes[min(bits.Len64(size>>1), numClasses-1)]
 }
 
-func (j *judge) weigh(size uint64, service, latency float64) (c *class, slow bool) {
+func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
 	c = j.class(size)
-	j.work.total += service
+	j.work.total += t.service
 	if c.seen < j.warmup {
-		j.work.normal += service
+		j.work.normal += t.service
 		return c, false
 	}
 	j.work.known = true
 	j.work.normal += c.service
-	slow = j.exceeds(c, service, latency)
+	slow = j.exceeds(c, t)
 	if slow {
-		j.work.slow += service
-		j.work.excess += service * (min(service/c.service, latency/c.latency) - 1)
+		j.work.slow += t.moving
+		j.work.excess += t.moving * (min(t.moving/c.service, t.flight/c.latency) - 1)
 	}
 	return c, slow
 }
 
-// exceeds reports whether a request's times are both too long for its class.
-func (j *judge) exceeds(c *class, service, latency float64) bool {
-	return service > j.slow*c.service && latency > j.slow*c.latency
+// exceeds reports whether the network's part of a request's times is too long for its class in both.
+func (j *judge) exceeds(c *class, t times) bool {
+	return t.moving > j.slow*c.service && t.flight > j.slow*c.latency
 }
 
 // late reports whether a request that has not completed is slow already. It judges and learns nothing.
-func (j *judge) late(size uint64, service, latency float64) bool {
+func (j *judge) late(size uint64, t times) bool {
 	c := j.class(size)
-	return c.seen >= j.warmup && j.exceeds(c, service, latency)
+	return c.seen >= j.warmup && j.exceeds(c, t)
 }
 
 // toward moves a median by a relative step.
@@ -194,8 +201,8 @@ func (j *judge) window(w *Window) {
 	if w.Starved > most {
 		dominant, most = SenderStarved, w.Starved
 	}
-	if w.Blocked > most {
-		dominant, most = ReceiverNotReady, w.Blocked
+	if w.Blocked+w.Held > most {
+		dominant, most = ReceiverNotReady, w.Blocked+w.Held
 	}
 	if w.Stalled > most {
 		dominant = CPUStarved

@@ -18,6 +18,11 @@ type Monitor struct {
 	// Time on the network, ever: a clock that stands still while the
 	// connection waits for others. doneAt is its time at the last completion.
 	network, doneAt int64
+	hadAt           int64 // likewise, when the receiver's host had what completed last
+
+	arrived bool  // the receiver's host has all that is outstanding
+	waited  int64 // network, since then and since the last completion
+	guessed int64 // of that, what is in win.Held
 
 	win     Window
 	latency int64 // summed over win.WRs
@@ -62,7 +67,8 @@ func (m *Monitor) Init(cfg Config) {
 // by another over the same path. What is normal there stays known.
 func (m *Monitor) Drop() {
 	m.completed, m.out, m.queue = m.posted, 0, fifo{done: m.posted}
-	m.open, m.blocked, m.doneAt = false, false, m.network
+	m.open, m.blocked, m.doneAt, m.hadAt = false, false, m.network, m.network
+	m.arrived, m.waited = false, 0
 	m.folded()
 	m.restart(m.at)
 	m.verdict.work, m.win, m.latency = work{}, Window{}, 0
@@ -89,6 +95,7 @@ func (m *Monitor) Post(now int64, bytes int) bool {
 	tell := m.expire(now)
 	m.account(now)
 	m.posted += uint64(max(bytes, 0))
+	m.arrived = false
 	m.queue.push(m.posted, now, m.network)
 	m.out++
 	m.win.Backlog = max(m.win.Backlog, m.out)
@@ -104,6 +111,7 @@ func (m *Monitor) Join(bytes int) bool {
 		return false
 	}
 	m.posted += uint64(max(bytes, 0))
+	m.arrived = false
 	m.queue.join(m.posted)
 	m.out++
 	m.win.Backlog = max(m.win.Backlog, m.out)
@@ -119,6 +127,20 @@ func (m *Monitor) Ripe(bytes uint64) bool {
 // Complete tells that so many more bytes have completed. Completions are in
 // order; one may cover part of a work request or several of them.
 func (m *Monitor) Complete(now int64, bytes int) bool {
+	return m.CompleteLate(now, bytes, Late{})
+}
+
+// Late is for how long a completion was waiting for somebody to look, in ns.
+type Late struct {
+	Receiver int64 // from when the receiver's host had the last of the bytes until the receiver told that it had taken them
+	Sender   int64 // from when this host had that word until this rank read it
+	Told     bool  // the receiver knows: Receiver is not just 0
+}
+
+// CompleteLate is Complete where it is known how much of the time until now was nobody's
+// but the two ranks': they computed, or had no core. That is not the network's. More than has
+// passed since the completion before, or since the post, does not count.
+func (m *Monitor) CompleteLate(now int64, bytes int, late Late) bool {
 	if m.out == 0 {
 		return false
 	}
@@ -127,7 +149,7 @@ func (m *Monitor) Complete(now int64, bytes int) bool {
 	n := min(uint64(max(bytes, 0)), m.posted-m.completed)
 	m.completed += n
 	m.win.Bytes += n
-	m.finish(now)
+	m.finish(now, late)
 	age := now - m.win.First
 	if m.win.WRs >= m.cfg.wrs && age >= m.cfg.resolution || age >= m.cfg.maxAge {
 		return m.close(now)
@@ -136,27 +158,73 @@ func (m *Monitor) Complete(now int64, bytes int) bool {
 }
 
 // finish takes the work requests that have completed off the queue.
-func (m *Monitor) finish(now int64) {
+func (m *Monitor) finish(now int64, late Late) {
 	ripe, bytes := m.queue.ripe(m.completed)
 	if ripe == 0 {
 		return
 	}
 	// Those that complete together share the time since the completion before.
-	perByte := float64(m.network-max(m.doneAt, m.queue.oldest().network)) / bytes
+	posted := m.queue.oldest().network
+	had := m.lateness(late, posted)
+	perByte, moved := float64(m.network-max(m.doneAt, posted))/bytes, float64(had-max(m.hadAt, posted))/bytes
 	for range ripe {
 		e, size := m.queue.pop()
 		m.out -= e.count
 		m.win.WRs += e.count
 		m.latency += (now - e.at) * int64(e.count)
-		onNetwork := m.network - e.network
-		if 2*onNetwork < now-e.at {
+		whole := m.network - e.network
+		if 2*whole < now-e.at {
 			m.verdict.waited(size)
 			continue
 		}
-		m.verdict.request(size, perByte*float64(size), float64(onNetwork), e.count)
+		m.verdict.request(size, times{
+			service: perByte * float64(size), latency: float64(whole),
+			moving: moved * float64(size), flight: float64(max(had-e.network, 0)),
+		}, e.count)
 	}
-	m.doneAt = m.network
+	m.doneAt, m.hadAt = m.network, had
+	m.arrived = m.arrived && m.out > 0
 	m.slid(now)
+}
+
+// lateness returns when the receiver's host had what has just completed, in time on the
+// network, and books what has passed since then as the ranks'.
+func (m *Monitor) lateness(late Late, posted int64) (had int64) {
+	since := max(m.hadAt, posted)
+	sender := min(max(late.Sender, 0), m.network-since)
+	receiver := late.Receiver
+	if !late.Told {
+		receiver = m.waited
+	}
+	receiver = min(max(receiver, 0), m.network-since-sender)
+	w, fresh := &m.win, m.network-max(m.doneAt, posted)            // what no completion before has booked
+	if back := min(max(m.guessed-receiver, 0), w.Held); back > 0 { // it was its answer that took so long
+		w.Held -= back
+		w.Network += back
+	}
+	away := min(sender, fresh, w.Network)
+	held := min(max(min(receiver, fresh-away)-m.guessed, 0), w.Network-away)
+	w.Held += held
+	w.Network -= held
+	w.Stalled += away
+	w.Network -= away
+	m.waited, m.guessed = 0, 0
+	return m.network - sender - receiver
+}
+
+// Waits reports whether the oldest work request has been outstanding for so long, and nobody has
+// told where it is.
+func (m *Monitor) Waits(now, ns int64) bool {
+	return m.out > 0 && !m.arrived && !m.blocked && now-m.queue.oldest().at >= ns
+}
+
+// Arrived tells that the receiver's host has all that was posted: from now on it is the
+// receiver who is late, unless what it tells with the completion says otherwise.
+func (m *Monitor) Arrived(now int64) {
+	if m.out > 0 && !m.arrived {
+		m.account(max(now, m.at))
+		m.arrived = true
+	}
 }
 
 // Blocked tells that the sender has data to post, and that the receiver holds
@@ -221,6 +289,11 @@ func (m *Monitor) account(now int64) {
 		m.win.Starved += d
 	case d > m.cfg.gap:
 		m.win.Stalled += d
+	case m.arrived:
+		m.win.Held += d
+		m.network += d
+		m.waited += d
+		m.guessed += d
 	default:
 		m.win.Network += d
 		m.network += d
@@ -230,7 +303,7 @@ func (m *Monitor) account(now int64) {
 func (m *Monitor) begin(now int64) {
 	m.open, m.at = true, now
 	m.win = Window{First: now, Backlog: m.out}
-	m.latency = 0
+	m.latency, m.guessed = 0, 0
 }
 
 // close ends the window at a time up to which it is accounted for, and
@@ -242,7 +315,7 @@ func (m *Monitor) close(at int64) bool {
 		w.Latency = m.latency / int64(w.WRs)
 	} else if m.out > 0 {
 		if e := m.queue.oldest(); 2*(m.network-e.network) >= at-e.at {
-			m.verdict.overdue(m.queue.oldestSize(), float64(m.network-max(m.doneAt, e.network)), float64(m.network-e.network))
+			m.verdict.overdue(m.queue.oldestSize(), m.soFar(e, m.network))
 		}
 	}
 	m.folded()
@@ -264,6 +337,15 @@ func (m *Monitor) close(at int64) bool {
 	}
 	m.toldAt, m.told = at, m.last.State
 	return true
+}
+
+// soFar are the times of the oldest request, which has not completed, at a time on the network.
+func (m *Monitor) soFar(e *wr, network int64) times {
+	had := network - min(m.waited, network-max(m.hadAt, e.network))
+	return times{
+		service: float64(network - max(m.doneAt, e.network)), latency: float64(network - e.network),
+		moving: float64(had - max(m.hadAt, e.network)), flight: float64(had - e.network),
+	}
 }
 
 // fifo is the work requests outstanding, oldest first. When it is full, posts

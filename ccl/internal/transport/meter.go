@@ -54,9 +54,10 @@ type meter struct {
 	burstUntil uint64 // and up to how many waits
 	pace       uint64 // bytes that join a stamped post, by the last window's speed
 
-	posted, completed, received uint64 // as last told to conn
-	monPosted, monCompleted     uint64 // as last told to mon
-	windows, events             uint64 // of mon, as last told to conn
+	posted, completed, received uint64         // as last told to conn
+	monPosted, monCompleted     uint64         // as last told to mon
+	windows, events             uint64         // of mon, as last told to conn
+	late                        windowmon.Late // of the next completion
 	wanted                      int64
 	blocked                     bool
 }
@@ -132,13 +133,23 @@ func (t *meter) completeNext(total uint64) {
 
 func (t *meter) completeAt(now int64, total uint64) {
 	if c := min(total, t.monPosted); c > t.monCompleted {
-		tell := t.mon.Complete(now, int(c-t.monCompleted))
+		tell := t.mon.CompleteLate(now, int(c-t.monCompleted), t.late)
 		t.monCompleted = c
 		t.window(now, tell)
 	}
 	t.completed = total
 	t.conn.Completed(total, now)
 }
+
+// completeLate is complete of what waited for the two ranks for so long.
+func (t *meter) completeLate(total uint64, late windowmon.Late) {
+	t.late = late
+	t.complete(total)
+	t.late = windowmon.Late{}
+}
+
+// arrived tells that the receiver's host has all that is outstanding.
+func (t *meter) arrived(now int64) { t.mon.Arrived(now) }
 
 // due reports whether a completion is worth looking for.
 func (t *meter) due() bool { return t.monCompleted < t.monPosted }

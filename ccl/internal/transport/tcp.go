@@ -14,6 +14,7 @@ import (
 //
 //	0  kind       4  length     8  stream position of the first byte, or line number
 //	1  padding before it that the sender skipped (AlignSend)
+//	2  how late the credit is: since when the sender's host had what it acknowledges (late.go)
 //	16 bytes consumed by the frame's sender (credit)
 //	24 lines consumed by the frame's sender (credit), modulo 2^32
 //	28 tag of a line
@@ -80,6 +81,8 @@ type tcpLink struct {
 	creditDue  bool // giveCredit found no socket
 	misses     int  // receives that found no socket readable
 	wants      int64
+	stamps     arrivals
+	asked      int64 // when the kernel was, for whoHasIt
 
 	// Of outages; see resume.go and outage.go.
 	kept       retained
@@ -122,6 +125,8 @@ type socket struct {
 
 	in         [readAhead]byte
 	inLo, inHi int
+	stamped    bool   // the kernel says when what it hands over came
+	came       int64  // when the last bytes that were read did, 0 when nobody knows
 	pos, end   uint64 // of the data frame being read; none when equal
 	shown      uint64 // up to where its bytes count as arrived
 
@@ -129,9 +134,11 @@ type socket struct {
 	scratch [frameSize + smallSend]byte
 
 	// What the kernel reads, where the garbage collector sees it.
-	iov [2]unix.Iovec
-	msg unix.Msghdr
-	hdr [frameSize]byte
+	iov  [2]unix.Iovec
+	msg  unix.Msghdr
+	hdr  [frameSize]byte
+	rmsg unix.Msghdr
+	ctl  [64]byte
 }
 
 // open has the executor take over the sockets of a finished attempt.
@@ -358,6 +365,7 @@ func (l *tcpLink) refresh(now int64) bool {
 		l.giveCredit()
 	}
 	l.watch(now)
+	l.whoHasIt(now)
 	l.meter.idle(now, l.posted(), l.completed(), l.received())
 	return l.completed() < l.posted()
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
@@ -216,6 +215,7 @@ func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 		}
 	}
 	s.pos += uint64(k)
+	l.stamps.came(s.came)
 	if direct != nil {
 		l.got += uint64(k)
 		l.show(s, s.pos)
@@ -265,7 +265,7 @@ func (s *socket) read(a, b []byte) (int, error) {
 		s.iov[1].Base, s.iov[1].Len = &b[0], uint64(len(b))
 		count = 2
 	}
-	n, _, errno := unix.RawSyscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.iov[0])), count)
+	n, errno := s.readv(count)
 	switch errno {
 	case 0:
 		if n == 0 {
@@ -293,7 +293,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 	bad := func(what string) error {
 		return fmt.Errorf("%w: %s: frame kind %d, %d bytes at %d, padding %d; here %d consumed, %d arrived", ErrCorrupt, what, kind, n, at, pad, l.got, l.front)
 	}
-	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:])); err != nil {
+	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:]), le.Uint16(h[2:]), s.came); err != nil {
 		return err
 	}
 	switch kind {
@@ -319,6 +319,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 		ln.n, ln.tag = n, le.Uint32(h[28:])
 		copy(ln.payload[:], h[frameSize:])
 		l.linesIn++
+		l.stamps.line(s.came)
 	case frameCredit:
 		if n != 0 {
 			return bad("credit with bytes")
@@ -336,7 +337,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 
 // credited takes in what the peer has consumed. Frames of different sockets
 // may bring it out of order.
-func (l *tcpLink) credited(got uint64, lines uint32) error {
+func (l *tcpLink) credited(got uint64, lines uint32, late uint16, came int64) error {
 	if int64(got-l.sent) >= lineSize || int32(lines-uint32(l.linesSent)) > 0 {
 		return fmt.Errorf("%w: the peer consumed %d bytes and %d lines of %d and %d", ErrCorrupt, got, lines, l.sent, l.linesSent)
 	}
@@ -349,7 +350,9 @@ func (l *tcpLink) credited(got uint64, lines uint32) error {
 		l.linesAcked += uint64(more)
 		l.m.progressed = true
 	}
-	l.meter.complete(l.completed())
+	if l.meter.due() {
+		l.meter.completeLate(l.completed(), lateness(late, came))
+	}
 	return nil
 }
 
@@ -396,4 +399,5 @@ func (l *tcpLink) arrived(lo, hi uint64) {
 		l.front = max(l.front, l.gaps[0].hi)
 		l.gaps = slices.Delete(l.gaps, 0, 1)
 	}
+	l.stamps.upTo(l.front)
 }

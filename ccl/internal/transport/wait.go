@@ -267,6 +267,7 @@ func (w *waiter) runs(now int64) {
 // refresh publishes every link's live words; it reports whether bytes are outstanding.
 func (w *waiter) refresh(now int64) bool {
 	w.live = now
+	followClock(now)
 	outstanding := false
 	for _, l := range w.m.open {
 		outstanding = l.refresh(now) || outstanding

@@ -1,0 +1,194 @@
+package transport
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/lockstep-ccl/lockstep/record"
+	"github.com/lockstep-ccl/lockstep/windowmon"
+	"golang.org/x/sys/unix"
+)
+
+// Whose time it is between a post and its credit. A receiver that has no core, or computes,
+// leaves bytes in its host's socket, and its sender cannot tell that from a slow network. So
+// the kernel stamps what arrives (SO_TIMESTAMPNS), before anything is scheduled, and each credit
+// says how long ago the last of what it acknowledges had come. The sender has the same of the
+// credit itself. What is left is the network's, both ways.
+//
+// Stamps come with reads that happen anyway. Where there are none (another kernel, an older
+// peer) credits say nothing, and the sender asks its kernel now and then (whoHasIt).
+
+// stampArrivals asks the kernel for the times at which bytes come.
+func stampArrivals(fd int) bool {
+	followClock(record.Now())
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1) == nil
+}
+
+// readv reads into s.iov, and notes when the last of it had come.
+func (s *socket) readv(count uintptr) (uintptr, unix.Errno) {
+	if !s.stamped {
+		n, _, errno := unix.RawSyscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.iov[0])), count)
+		return n, errno
+	}
+	s.rmsg = unix.Msghdr{Iov: &s.iov[0], Iovlen: uint64(count), Control: &s.ctl[0], Controllen: uint64(len(s.ctl))}
+	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rmsg)), 0)
+	if s.came = 0; errno == 0 && n > 0 {
+		s.came = stampOf(s.ctl[:min(s.rmsg.Controllen, uint64(len(s.ctl)))])
+	}
+	return n, errno
+}
+
+// stampOf is the time in a control message, by CLOCK_MONOTONIC; 0 for none.
+func stampOf(ctl []byte) int64 {
+	le := binary.LittleEndian
+	if len(ctl) < unix.SizeofCmsghdr+16 || le.Uint32(ctl[8:]) != unix.SOL_SOCKET || le.Uint32(ctl[12:]) != unix.SO_TIMESTAMPNS {
+		return 0
+	}
+	real := int64(le.Uint64(ctl[unix.SizeofCmsghdr:]))*int64(time.Second) + int64(le.Uint64(ctl[unix.SizeofCmsghdr+8:]))
+	return max(real-realOffset.Load(), 1)
+}
+
+// realOffset is CLOCK_REALTIME less CLOCK_MONOTONIC. Both go at one rate; somebody may set the first.
+var realOffset, realAt atomic.Int64
+
+const offsetFor = int64(100 * time.Millisecond)
+
+// followClock finds out whether somebody has set the clock.
+func followClock(now int64) {
+	if at := realAt.Load(); at != 0 && now-at < offsetFor {
+		return
+	}
+	best := int64(0)
+	for try := 0; try < 3; try++ {
+		from := record.Now()
+		real := time.Now().UnixNano()
+		took := record.Now() - from
+		if try == 0 || took < best {
+			best = took
+			realOffset.Store(real - from - took/2)
+		}
+		if took < 2000 {
+			break
+		}
+	}
+	realAt.Store(now)
+}
+
+// arrivals are when the bytes of a stream came that this rank has not acknowledged yet.
+type arrivals struct {
+	marks    [16]arrival // by position and time, ascending; the last one's time may be too late
+	head, n  uint8
+	last     int64 // when the youngest byte came that was read
+	lastLine int64 // likewise a line
+}
+
+type arrival struct {
+	pos uint64
+	at  int64
+}
+
+// mergeNs is the time in which arrivals are one.
+const mergeNs = 10e3
+
+// came notes when what was just read came. What came before over another socket counts, but for a
+// time by a clock that somebody has set since.
+func (a *arrivals) came(at int64) {
+	if at == 0 || at > a.last || a.last-at > int64(time.Second) {
+		a.last = at
+	}
+}
+
+func (a *arrivals) line(at int64) { a.lastLine = at }
+
+// upTo notes that all before a position is there, with what was just read.
+func (a *arrivals) upTo(pos uint64) {
+	if a.last == 0 {
+		return
+	}
+	if a.n > 0 {
+		if y := &a.marks[(a.head+a.n-1)%uint8(len(a.marks))]; int(a.n) == len(a.marks) || a.last-y.at < mergeNs {
+			*y = arrival{pos, a.last}
+			return
+		}
+	}
+	a.marks[(a.head+a.n)%uint8(len(a.marks))] = arrival{pos, a.last}
+	a.n++
+}
+
+// of returns when the byte before a position came, 0 when nobody knows.
+func (a *arrivals) of(pos uint64) int64 {
+	for a.n > 0 {
+		if m := &a.marks[a.head]; m.pos >= pos {
+			return m.at
+		}
+		a.head = (a.head + 1) % uint8(len(a.marks))
+		a.n--
+	}
+	return 0
+}
+
+// late is what a credit up to a position says: 0 that nobody knows, else how long ago what it
+// acknowledges had come.
+func (a *arrivals) late(pos uint64) uint16 {
+	at := max(a.of(pos), a.lastLine)
+	if at == 0 {
+		return 0
+	}
+	return packLate(record.Now() - at)
+}
+
+// packLate is a time in 16 bits: 1 and 11 bits of microseconds, above 2 ms fewer of them, rounded
+// down; never 0.
+func packLate(ns int64) uint16 {
+	us := uint64(max(ns, 0))/1000 + 1
+	shift := max(bits.Len64(us)-lateBits, 0)
+	if shift > 31 {
+		return 1<<16 - 1
+	}
+	return uint16(shift)<<lateBits | uint16(us>>shift)
+}
+
+const lateBits = 11
+
+func unpackLate(v uint16) int64 {
+	us := uint64(v&(1<<lateBits-1)) << (v >> lateBits)
+	return int64(max(us, 1)-1) * 1000
+}
+
+// lateness is what a credit says, and when it came to this host.
+func lateness(told uint16, came int64) (l windowmon.Late) {
+	if l.Told = told != 0; l.Told {
+		l.Receiver = unpackLate(told)
+	}
+	if came != 0 {
+		l.Sender = record.Now() - came
+	}
+	return l
+}
+
+// askHost is how long a credit may take before the kernel is asked who has the bytes.
+const askHost = int64(4 * time.Millisecond)
+
+// whoHasIt tells the monitor that the peer's host has all that was sent, when it has and the
+// peer has long not acknowledged it.
+func (l *tcpLink) whoHasIt(now int64) {
+	if !l.meter.on || !l.meter.due() || l.lost != nil || l.catching || l.gate.held() > 0 || now-l.asked < askHost || !l.meter.mon.Waits(now, askHost) {
+		return
+	}
+	l.asked = now
+	for _, s := range l.socks {
+		if len(s.out) > 0 {
+			return
+		}
+		if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); err != nil || left > 0 {
+			return
+		}
+	}
+	l.meter.arrived(now)
+}
+
+// meterable reports whether anybody asks how late what comes is.
+func (l *tcpLink) meterable() bool { return l.m.cfg.Recorder != nil }
