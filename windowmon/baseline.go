@@ -54,6 +54,8 @@ type judge struct {
 	classes [numClasses]class
 	work    work // of the window that is open
 
+	undecided bool // it has a request of which nobody knows where it is
+
 	state    Cause
 	since    int64
 	learning bool
@@ -220,12 +222,13 @@ func (j *judge) window(w *Window) {
 		}
 	}
 	j.follow(w)
-	j.work = work{}
+	j.work, j.undecided = work{}, false
 }
 
 // follow moves the state after a window.
 func (j *judge) follow(w *Window) {
-	told := w.Cause != CPUStarved // of the network
+	// Of the network. What one end has kept says nothing, for or against, and what nobody knows does not.
+	told := w.Cause != CPUStarved && !j.undecided && (w.Cause != ReceiverNotReady || w.Blocked >= w.Held)
 	for c := range j.share {
 		if told || Cause(c) != Network {
 			j.share[c] -= memory * j.share[c]

@@ -20,6 +20,7 @@ type Monitor struct {
 	network, doneAt int64
 	hadAt           int64 // likewise, when the receiver's host had what completed last
 
+	onWay   bool  // the oldest request has not come to the receiver's host
 	arrived bool  // the receiver's host has all that is outstanding
 	waited  int64 // network, since then and since the last completion
 	guessed int64 // of that, what is in win.Held
@@ -40,6 +41,7 @@ type limits struct {
 	wrs                           uint32
 	resolution, maxAge, idle, gap int64
 	period, quiet                 int64
+	witnessed                     bool
 }
 
 // Stats are totals since Init.
@@ -55,7 +57,7 @@ func (m *Monitor) Init(cfg Config) {
 	*m = Monitor{
 		cfg: limits{
 			wrs: uint32(c.WRs), resolution: int64(c.Resolution), maxAge: int64(c.MaxAge), idle: int64(c.Idle), gap: int64(c.Gap),
-			period: int64(c.Period), quiet: int64(c.Quiet),
+			period: int64(c.Period), quiet: int64(c.Quiet), witnessed: c.Witnessed,
 		},
 		verdict: newJudge(c),
 		slide:   newSlide(c),
@@ -68,7 +70,7 @@ func (m *Monitor) Init(cfg Config) {
 func (m *Monitor) Drop() {
 	m.completed, m.out, m.queue = m.posted, 0, fifo{done: m.posted}
 	m.open, m.blocked, m.doneAt, m.hadAt = false, false, m.network, m.network
-	m.arrived, m.waited = false, 0
+	m.onWay, m.arrived, m.waited = false, false, 0
 	m.folded()
 	m.restart(m.at)
 	m.verdict.work, m.win, m.latency = work{}, Window{}, 0
@@ -183,7 +185,7 @@ func (m *Monitor) finish(now int64, late Late) {
 		}, e.count)
 	}
 	m.doneAt, m.hadAt = m.network, had
-	m.arrived = m.arrived && m.out > 0
+	m.onWay, m.arrived = false, m.arrived && m.out > 0
 	m.slid(now)
 }
 
@@ -212,10 +214,13 @@ func (m *Monitor) lateness(late Late, posted int64) (had int64) {
 	return m.network - sender - receiver
 }
 
-// Waits reports whether the oldest work request has been outstanding for so long, and nobody has
-// told where it is.
-func (m *Monitor) Waits(now, ns int64) bool {
-	return m.out > 0 && !m.arrived && !m.blocked && now-m.queue.oldest().at >= ns
+// Age is for how long the oldest work request has been outstanding without anybody's word where it
+// is; 0 where there is none, or somebody has told.
+func (m *Monitor) Age(now int64) int64 {
+	if m.out == 0 || m.arrived || m.onWay {
+		return 0
+	}
+	return now - m.queue.oldest().at
 }
 
 // Arrived tells that the receiver's host has all that was posted: from now on it is the
@@ -223,9 +228,12 @@ func (m *Monitor) Waits(now, ns int64) bool {
 func (m *Monitor) Arrived(now int64) {
 	if m.out > 0 && !m.arrived {
 		m.account(max(now, m.at))
-		m.arrived = true
+		m.onWay, m.arrived = false, true
 	}
 }
+
+// OnItsWay tells that the receiver's host lacks some of the oldest work request.
+func (m *Monitor) OnItsWay() { m.onWay = m.out > 0 && !m.arrived }
 
 // Blocked tells that the sender has data to post, and that the receiver holds
 // all that was sent and gives no credit for more.
@@ -313,6 +321,8 @@ func (m *Monitor) close(at int64) bool {
 	w.Last = at
 	if w.WRs > 0 {
 		w.Latency = m.latency / int64(w.WRs)
+	} else if m.out > 0 && !m.judgeable() {
+		m.verdict.undecided = true
 	} else if m.out > 0 {
 		if e := m.queue.oldest(); 2*(m.network-e.network) >= at-e.at {
 			m.verdict.overdue(m.queue.oldestSize(), m.soFar(e, m.network))
@@ -338,6 +348,9 @@ func (m *Monitor) close(at int64) bool {
 	m.toldAt, m.told = at, m.last.State
 	return true
 }
+
+// judgeable reports whether it is known where the oldest request is.
+func (m *Monitor) judgeable() bool { return m.onWay || !m.cfg.witnessed }
 
 // soFar are the times of the oldest request, which has not completed, at a time on the network.
 func (m *Monitor) soFar(e *wr, network int64) times {

@@ -62,7 +62,7 @@ func (m *Monitor) Overdue(now int64) {
 	now = max(now, m.at)
 	e, network := m.queue.oldest(), m.network+now-m.at
 	t := m.soFar(e, network)
-	if m.arrived || 2*(network-e.network) < now-e.at || !m.verdict.late(m.queue.oldestSize(), t) {
+	if m.arrived || !m.judgeable() || 2*(network-e.network) < now-e.at || !m.verdict.late(m.queue.oldestSize(), t) {
 		return
 	}
 	from, x := &s.marks[(s.at-panes)%ring], m.sums(now)

@@ -67,6 +67,9 @@ type Config struct {
 	SlowRatio float64
 	// Warmup is how many work requests of a size class are learnt before any is judged.
 	Warmup int
+	// Witnessed: somebody tells who has what is outstanding for long (Arrived, OnItsWay). A request
+	// of which nobody has told that is not judged before it completes.
+	Witnessed bool
 	// Adopt is how long a slow network may last before it becomes the normal one.
 	Adopt time.Duration
 

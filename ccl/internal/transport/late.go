@@ -35,8 +35,8 @@ func (s *socket) readv(count uintptr) (uintptr, unix.Errno) {
 	}
 	s.rmsg = unix.Msghdr{Iov: &s.iov[0], Iovlen: uint64(count), Control: &s.ctl[0], Controllen: uint64(len(s.ctl))}
 	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rmsg)), 0)
-	if s.came = 0; errno == 0 && n > 0 {
-		s.came = stampOf(s.ctl[:min(s.rmsg.Controllen, uint64(len(s.ctl)))])
+	if errno == 0 && n > 0 {
+		s.came = s.away.since(stampOf(s.ctl[:min(s.rmsg.Controllen, uint64(len(s.ctl)))]))
 	}
 	return n, errno
 }
@@ -75,6 +75,29 @@ func followClock(now int64) {
 		}
 	}
 	realAt.Store(now)
+}
+
+// absence is the last time in which this rank had no core, by CLOCK_MONOTONIC.
+type absence struct{ from, to int64 }
+
+// absent is how long that must be to count.
+const absent = int64(200 * time.Microsecond)
+
+// since is from when on what the kernel has stamped may have been there. The kernel joins what comes
+// while nobody reads, and stamps all of it with the time of the last of it. What came while this rank
+// had no core is taken to have come when it lost it.
+func (a *absence) since(came int64) int64 {
+	if a != nil && came > a.from && came < a.to {
+		return a.from
+	}
+	return came
+}
+
+// noCore notes that.
+func (a *absence) noCore(from, to int64) {
+	if to-from >= absent {
+		*a = absence{from, to}
+	}
 }
 
 // arrivals are when the bytes of a stream came that this rank has not acknowledged yet.
@@ -169,25 +192,47 @@ func lateness(told uint16, came int64) (l windowmon.Late) {
 	return l
 }
 
-// askHost is how long a credit may take before the kernel is asked who has the bytes.
-const askHost = int64(4 * time.Millisecond)
+const (
+	// askHost is how long a credit may take before the kernel is asked who has the bytes.
+	askHost = int64(4 * time.Millisecond)
+	// ackWithin is how long a living host keeps an acknowledgement back, and more, beside the way there and back.
+	ackWithin = int64(60 * time.Millisecond)
+)
 
-// whoHasIt tells the monitor that the peer's host has all that was sent, when it has and the
-// peer has long not acknowledged it.
+// whoHasIt tells the monitor of bytes that the peer has long not acknowledged whether the peer's
+// host has them. The kernel there acknowledges what it has, by itself, at the latest some 40 ms
+// after it came.
 func (l *tcpLink) whoHasIt(now int64) {
-	if !l.meter.on || !l.meter.due() || l.lost != nil || l.catching || l.gate.held() > 0 || now-l.asked < askHost || !l.meter.mon.Waits(now, askHost) {
+	if !l.meter.on || !l.meter.due() || now-l.asked < askHost {
+		return
+	}
+	age := l.meter.mon.Age(now)
+	if age < askHost {
 		return
 	}
 	l.asked = now
-	for _, s := range l.socks {
-		if len(s.out) > 0 {
-			return
-		}
-		if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); err != nil || left > 0 {
-			return
-		}
+	if l.lost != nil || l.catching || l.gate.held() > 0 {
+		l.meter.mon.OnItsWay()
+		return
 	}
-	l.meter.arrived(now)
+	there, rtt := true, int64(0)
+	for _, s := range l.socks {
+		if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); err == nil && left == 0 && len(s.out) == 0 {
+			continue
+		}
+		info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err != nil {
+			return
+		}
+		there = there && info.Snd_wnd < info.Snd_mss // no room there, as nobody reads
+		rtt = max(rtt, int64(info.Rtt)*1000)
+	}
+	switch {
+	case there:
+		l.meter.mon.Arrived(now)
+	case age >= ackWithin+2*rtt:
+		l.meter.mon.OnItsWay()
+	}
 }
 
 // meterable reports whether anybody asks how late what comes is.

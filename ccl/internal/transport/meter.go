@@ -70,7 +70,7 @@ func (t *meter) open(m *Mesh, e record.ConnEntry) {
 		return
 	}
 	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, e.Comm, e.Peer
-	t.mon.Init(windowmon.Config{})
+	t.mon.Init(windowmon.Config{Witnessed: e.Transport == record.TransportTCP})
 	t.link(record.LinkUp)
 }
 
@@ -147,9 +147,6 @@ func (t *meter) completeLate(total uint64, late windowmon.Late) {
 	t.complete(total)
 	t.late = windowmon.Late{}
 }
-
-// arrived tells that the receiver's host has all that is outstanding.
-func (t *meter) arrived(now int64) { t.mon.Arrived(now) }
 
 // due reports whether a completion is worth looking for.
 func (t *meter) due() bool { return t.monCompleted < t.monPosted }

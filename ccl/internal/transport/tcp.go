@@ -125,6 +125,7 @@ type socket struct {
 
 	in         [readAhead]byte
 	inLo, inHi int
+	away       *absence
 	stamped    bool   // the kernel says when what it hands over came
 	came       int64  // when the last bytes that were read did, 0 when nobody knows
 	pos, end   uint64 // of the data frame being read; none when equal

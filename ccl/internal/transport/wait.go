@@ -76,6 +76,7 @@ type waiter struct {
 	spin       int    // how many of them only poll
 	since      int64  // first yield of this idleness, 0 before it
 	last       int64  // last yield
+	away       absence
 }
 
 func (w *waiter) init(m *Mesh) {
@@ -129,6 +130,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 		w.look()
 		w.overdue(now)
 		w.yield()
+		w.away.noCore(now, record.Now())
 		return false
 	}
 	if w.m.cfg.Err() != nil {
