@@ -133,7 +133,7 @@ func TestLateIsBounded(t *testing.T) {
 			case "arrived":
 				m.Arrived(now)
 			case "way":
-				m.OnItsWay()
+				m.OnItsWay(rapid.Bool().Draw(t, "known"))
 			case "block":
 				m.Blocked(now)
 			case "unblock":

@@ -214,10 +214,10 @@ func (m *Monitor) lateness(late Late, posted int64) (had int64) {
 	return m.network - sender - receiver
 }
 
-// Age is for how long the oldest work request has been outstanding without anybody's word where it
-// is; 0 where there is none, or somebody has told.
+// Age is for how long the oldest work request has been outstanding; 0 where there is none, and where
+// the receiver's host has it.
 func (m *Monitor) Age(now int64) int64 {
-	if m.out == 0 || m.arrived || m.onWay {
+	if m.out == 0 || m.arrived {
 		return 0
 	}
 	return now - m.queue.oldest().at
@@ -232,8 +232,8 @@ func (m *Monitor) Arrived(now int64) {
 	}
 }
 
-// OnItsWay tells that the receiver's host lacks some of the oldest work request.
-func (m *Monitor) OnItsWay() { m.onWay = m.out > 0 && !m.arrived }
+// OnItsWay tells whether the receiver's host is known to lack some of what is outstanding.
+func (m *Monitor) OnItsWay(known bool) { m.onWay = known && m.out > 0 && !m.arrived }
 
 // Blocked tells that the sender has data to post, and that the receiver holds
 // all that was sent and gives no credit for more.

@@ -212,12 +212,13 @@ func (l *tcpLink) whoHasIt(now int64) {
 	}
 	l.asked = now
 	if l.lost != nil || l.catching || l.gate.held() > 0 {
-		l.meter.mon.OnItsWay()
+		l.meter.mon.OnItsWay(true)
 		return
 	}
-	there, rtt := true, int64(0)
+	there, under := true, false
 	for _, s := range l.socks {
-		if left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ); err == nil && left == 0 && len(s.out) == 0 {
+		left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+		if err == nil && left == 0 && len(s.out) == 0 {
 			continue
 		}
 		info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -225,14 +226,22 @@ func (l *tcpLink) whoHasIt(now int64) {
 			return
 		}
 		there = there && info.Snd_wnd < info.Snd_mss // no room there, as nobody reads
-		rtt = max(rtt, int64(info.Rtt)*1000)
+		under = under || underWay(info, left, age)
 	}
-	switch {
-	case there:
+	if there {
 		l.meter.mon.Arrived(now)
-	case age >= ackWithin+2*rtt:
-		l.meter.mon.OnItsWay()
+	} else {
+		l.meter.mon.OnItsWay(under)
 	}
+}
+
+// underWay reports whether the peer's host lacks some of left bytes, of which the oldest may be so old:
+// it would have acknowledged them by now, they were sent again, or this kernel keeps some though
+// there is room for them.
+func underWay(info *unix.TCPInfo, left int, age int64) bool {
+	room := int64(info.Snd_wnd) - int64(left) + int64(info.Notsent_bytes)
+	return age >= ackWithin+2*int64(info.Min_rtt)*1000 || info.Retransmits > 0 ||
+		info.Notsent_bytes > 0 && room >= int64(info.Snd_mss)
 }
 
 // meterable reports whether anybody asks how late what comes is.

@@ -160,7 +160,7 @@ func (t *meter) whereIs(now int64, withheld int) {
 	switch {
 	case !t.on || t.mon.Age(now) < askHost:
 	case withheld > 0:
-		t.mon.OnItsWay()
+		t.mon.OnItsWay(true)
 	default:
 		t.mon.Arrived(now)
 	}
