@@ -81,8 +81,14 @@ type times struct {
 
 // class is the normal of one size of work requests, in ns.
 type class struct {
-	service, latency float64
-	seen             uint32
+	times
+	seen uint32
+}
+
+// network is the normal of the network's part. Where most of the time is usually the ranks', that
+// is the smaller, and the less it matters, down to a share of theirs.
+func (c *class) network() (moving, flight float64) {
+	return max(c.moving, least*c.service), max(c.flight, least*c.latency)
 }
 
 // work sums the service times of a window's requests, in ns.
@@ -101,6 +107,7 @@ func (w *work) slowness() float64 { return 1 + w.excess/max(w.total, 1) }
 const (
 	numClasses = 28       // powers of two, up to 128 MiB and more
 	step       = 0.001    // of a median
+	least      = 1. / 8   // of what is normal until completion is the network's
 	doubted    = 1. / 8   // what a slow request counts for it
 	memory     = 1. / 8   // of the state
 	patience   = 1. / 256 // of the usual share of slow windows
@@ -130,7 +137,7 @@ func (j *judge) request(size uint64, t times, count uint32) {
 		return
 	}
 	if c.seen == 0 {
-		c.service, c.latency = t.service, t.latency
+		c.times = t
 	}
 	gain := step
 	if slow {
@@ -142,6 +149,8 @@ func (j *judge) request(size uint64, t times, count uint32) {
 	c.seen += min(count, math.MaxUint32-c.seen)
 	c.service = toward(c.service, t.service, gain)
 	c.latency = toward(c.latency, t.latency, gain)
+	c.moving = toward(c.moving, t.moving, gain)
+	c.flight = toward(c.flight, t.flight, gain)
 }
 
 // overdue judges a request that has not completed, by the time that it has
@@ -173,14 +182,16 @@ func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
 	slow = j.exceeds(c, t)
 	if slow {
 		j.work.slow += t.moving
-		j.work.excess += t.moving * (min(t.moving/c.service, t.flight/c.latency) - 1)
+		moving, flight := c.network()
+		j.work.excess += t.moving * (min(t.moving/moving, t.flight/flight) - 1)
 	}
 	return c, slow
 }
 
 // exceeds reports whether the network's part of a request's times is too long for its class in both.
 func (j *judge) exceeds(c *class, t times) bool {
-	return t.moving > j.slow*c.service && t.flight > j.slow*c.latency
+	moving, flight := c.network()
+	return t.moving > j.slow*moving && t.flight > j.slow*flight
 }
 
 // late reports whether a request that has not completed is slow already. It judges and learns nothing.
