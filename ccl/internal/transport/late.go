@@ -102,7 +102,7 @@ func (a *absence) noCore(from, to int64) {
 
 // arrivals are when the bytes of a stream came that this rank has not acknowledged yet.
 type arrivals struct {
-	marks    [16]arrival // by position and time, ascending; the last one's time may be too late
+	marks    [16]arrival // by position and time, ascending; when all are in use the last one's time is too late
 	head, n  uint8
 	last     int64 // when the youngest byte came that was read
 	lastLine int64 // likewise a line
@@ -113,7 +113,7 @@ type arrival struct {
 	at  int64
 }
 
-// mergeNs is the time in which arrivals are one.
+// mergeNs is the time in which arrivals are one, as of the first.
 const mergeNs = 10e3
 
 // came notes when what was just read came. What came before over another socket counts, but for a
@@ -132,7 +132,11 @@ func (a *arrivals) upTo(pos uint64) {
 		return
 	}
 	if a.n > 0 {
-		if y := &a.marks[(a.head+a.n-1)%uint8(len(a.marks))]; int(a.n) == len(a.marks) || a.last-y.at < mergeNs {
+		switch y := &a.marks[(a.head+a.n-1)%uint8(len(a.marks))]; {
+		case a.last-y.at < mergeNs:
+			y.pos = pos
+			return
+		case int(a.n) == len(a.marks):
 			*y = arrival{pos, a.last}
 			return
 		}

@@ -108,31 +108,37 @@ func TestKernelStamps(t *testing.T) {
 	}
 	l.socks = append(l.socks, s)
 	const n, lain = 8 << 10, 20 * time.Millisecond
-	h := l.header(frameData, n, 0, 0)
-	frame := append(h[:], make([]byte, n)...)
-	before := record.Now()
-	if _, err := dialled.Write(frame); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(lain)
 	b := make([]byte, n)
-	for got, deadline := 0, time.Now().Add(patience); got < n; {
-		l.socks0()
-		k, err := l.TryRecv(b[got:])
-		if got += k; err != nil || time.Now().After(deadline) {
-			t.Fatalf("%d bytes of %d received: %v", got, n, err)
+	for deadline := time.Now().Add(patience); ; {
+		h := l.header(frameData, n, l.got, 0)
+		clear(h[16:]) // the peer has consumed nothing
+		before := record.Now()
+		if _, err := dialled.Write(append(h[:], b...)); err != nil {
+			t.Fatal(err)
 		}
-	}
-	h = l.header(frameCredit, 0, 0, 0)
-	late, most := unpackLate(binary.LittleEndian.Uint16(h[2:])), record.Now()-before
-	if late < int64(lain)/2 || late > most {
-		t.Errorf("bytes that lay here for %v to %v were here for %v, says the credit", lain, time.Duration(most), time.Duration(late))
+		time.Sleep(lain)
+		for got := 0; got < n; {
+			l.socks0()
+			k, err := l.TryRecv(b[got:])
+			if got += k; err != nil || time.Now().After(deadline) {
+				t.Fatalf("%d bytes of %d received: %v", got, n, err)
+			}
+		}
+		h = l.header(frameCredit, 0, 0, 0)
+		told := binary.LittleEndian.Uint16(h[2:])
+		if told == 0 { // a kernel that has stamped nothing so far begins a little later
+			continue
+		}
+		if late, most := unpackLate(told), record.Now()-before; late < int64(lain)/2 || late > most {
+			t.Errorf("bytes that lay here for %v to %v were here for %v, says the credit", lain, time.Duration(most), time.Duration(late))
+		}
+		return
 	}
 }
 
 func TestPackLate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		ns := rapid.OneOf(rapid.Int64Range(-10, 5e6), rapid.Int64Range(0, 1<<52)).Draw(t, "ns")
+		ns := rapid.OneOf(rapid.Int64Range(-10, 5e6), rapid.Int64Range(0, 1<<51)).Draw(t, "ns")
 		v := packLate(ns)
 		got, want := unpackLate(v), max(ns, 0)
 		if v == 0 || got > want || got < want-1000-want/1000 {
@@ -144,12 +150,12 @@ func TestPackLate(t *testing.T) {
 	}
 }
 
-// TestArrivals: what a credit says is never more than true, and no less than the marks can tell.
+// TestArrivals: a position's time is that at which its last byte came, but for what counts as one.
 func TestArrivals(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var a arrivals
 		var came []int64 // by byte
-		got, at := 0, int64(1)
+		got, at, full := 0, int64(1), false
 		for range rapid.IntRange(1, 100).Draw(t, "events") {
 			at += rapid.Int64Range(0, 3*mergeNs).Draw(t, "wait")
 			if rapid.Bool().Draw(t, "arrive") {
@@ -158,17 +164,17 @@ func TestArrivals(t *testing.T) {
 				}
 				a.came(at)
 				a.upTo(uint64(len(came)))
+				full = full || int(a.n) == len(a.marks)
 				continue
 			}
 			got += rapid.IntRange(0, len(came)-got).Draw(t, "taken")
 			if got == 0 {
 				continue
 			}
-			switch of := a.of(uint64(got)); {
-			case of < came[got-1] || of > at:
+			// Of bytes that came after the marks were all in use, the time may be a later one's.
+			full = full && a.n > 0
+			if of := a.of(uint64(got)); of < came[got-1]-mergeNs || of > at || of > came[got-1] && !full {
 				t.Fatalf("byte %d came at %d, not %d", got, came[got-1], of)
-			case of > came[got-1]+mergeNs && int(a.n) < len(a.marks):
-				t.Fatalf("byte %d came at %d, and there was room to know: %d", got, came[got-1], of)
 			}
 		}
 	})
