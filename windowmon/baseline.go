@@ -54,6 +54,7 @@ type judge struct {
 	classes [numClasses]class
 	work    work // of the window that is open
 
+	witnessed bool
 	undecided bool // it has a request of which nobody knows where it is
 
 	state    Cause
@@ -94,6 +95,7 @@ func (c *class) network() (moving, flight float64) {
 // work sums the service times of a window's requests, in ns.
 type work struct {
 	total  float64
+	moving float64 // of that, until receivers' hosts had them
 	slow   float64 // of requests that are slow
 	excess float64 // of these, each times by how many times it exceeds its normal
 	normal float64 // what they normally are
@@ -107,6 +109,7 @@ func (w *work) slowness() float64 { return 1 + w.excess/max(w.total, 1) }
 const (
 	numClasses = 28       // powers of two, up to 128 MiB and more
 	step       = 0.001    // of a median
+	notable    = 1. / 4   // of a window in which the ranks were late for most of the time
 	least      = 1. / 8   // of what is normal until completion is the network's
 	doubted    = 1. / 8   // what a slow request counts for it
 	memory     = 1. / 8   // of the state
@@ -125,7 +128,7 @@ func newJudge(c Config) judge {
 	return judge{
 		slow: 1 / c.SlowRatio, warmup: uint32(c.Warmup),
 		resolution: int64(c.Resolution), adopt: int64(c.Adopt),
-		learning: true,
+		learning: true, witnessed: c.Witnessed,
 		usual:    usual{0.3, 4}, // cautious until it is learnt
 	}
 }
@@ -173,6 +176,7 @@ func (j *judge) class(size uint64) *class {
 func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
 	c = j.class(size)
 	j.work.total += t.service
+	j.work.moving += t.moving
 	if c.seen < j.warmup {
 		j.work.normal += t.service
 		return c, false
@@ -227,6 +231,8 @@ func (j *judge) window(w *Window) {
 		if 2*j.work.slow > j.work.total {
 			w.Cause = Network
 		}
+	case j.witnessed && 2*j.work.slow > j.work.moving && j.work.slow > notable*float64(span):
+		w.Cause = Network // the ranks are late, too
 	case j.work.known || w.WRs == 0:
 		if float64(span) > j.slow*j.work.normal {
 			w.Cause = dominant

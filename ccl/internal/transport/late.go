@@ -36,7 +36,8 @@ func (s *socket) readv(count uintptr) (uintptr, unix.Errno) {
 	s.rmsg = unix.Msghdr{Iov: &s.iov[0], Iovlen: uint64(count), Control: &s.ctl[0], Controllen: uint64(len(s.ctl))}
 	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.rmsg)), 0)
 	if errno == 0 && n > 0 {
-		s.came = s.away.since(stampOf(s.ctl[:min(s.rmsg.Controllen, uint64(len(s.ctl)))]))
+		s.stamp = stampOf(s.ctl[:min(s.rmsg.Controllen, uint64(len(s.ctl)))])
+		s.filled = uint64(n) == s.iov[0].Len+s.iov[1].Len*uint64(count-1)
 	}
 	return n, errno
 }
@@ -77,15 +78,23 @@ func followClock(now int64) {
 	realAt.Store(now)
 }
 
+// came is when what was just taken from the last read had come, 0 when nobody knows. The kernel joins
+// what comes while nobody reads, and stamps all of it with the time of the last of it: so where there
+// is more, and this rank had no core meanwhile, it is taken to have come when it lost it.
+func (s *socket) came() int64 {
+	if s.filled || s.inLo < s.inHi {
+		return s.away.since(s.stamp)
+	}
+	return s.stamp
+}
+
 // absence is the last time in which this rank had no core, by CLOCK_MONOTONIC.
 type absence struct{ from, to int64 }
 
 // absent is how long that must be to count.
 const absent = int64(200 * time.Microsecond)
 
-// since is from when on what the kernel has stamped may have been there. The kernel joins what comes
-// while nobody reads, and stamps all of it with the time of the last of it. What came while this rank
-// had no core is taken to have come when it lost it.
+// since is from when on what the kernel has stamped may have been there without being read.
 func (a *absence) since(came int64) int64 {
 	if a != nil && came > a.from && came < a.to {
 		return a.from

@@ -127,7 +127,8 @@ type socket struct {
 	inLo, inHi int
 	away       *absence
 	stamped    bool   // the kernel says when what it hands over came
-	came       int64  // when the last bytes that were read did, 0 when nobody knows
+	stamp      int64  // when the last bytes that were read came, 0 when nobody knows
+	filled     bool   // the last read may have left some
 	pos, end   uint64 // of the data frame being read; none when equal
 	shown      uint64 // up to where its bytes count as arrived
 

@@ -215,7 +215,7 @@ func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 		}
 	}
 	s.pos += uint64(k)
-	l.stamps.came(s.came)
+	l.stamps.came(s.came())
 	if direct != nil {
 		l.got += uint64(k)
 		l.show(s, s.pos)
@@ -293,7 +293,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 	bad := func(what string) error {
 		return fmt.Errorf("%w: %s: frame kind %d, %d bytes at %d, padding %d; here %d consumed, %d arrived", ErrCorrupt, what, kind, n, at, pad, l.got, l.front)
 	}
-	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:]), le.Uint16(h[2:]), s.came); err != nil {
+	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:]), le.Uint16(h[2:]), s.came()); err != nil {
 		return err
 	}
 	switch kind {
@@ -319,7 +319,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 		ln.n, ln.tag = n, le.Uint32(h[28:])
 		copy(ln.payload[:], h[frameSize:])
 		l.linesIn++
-		l.stamps.line(s.came)
+		l.stamps.line(s.came())
 	case frameCredit:
 		if n != 0 {
 			return bad("credit with bytes")
