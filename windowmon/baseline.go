@@ -129,7 +129,7 @@ func newJudge(c Config) judge {
 		slow: 1 / c.SlowRatio, warmup: uint32(c.Warmup),
 		resolution: int64(c.Resolution), adopt: int64(c.Adopt),
 		learning: true, witnessed: c.Witnessed,
-		usual:    usual{0.3, 4}, // cautious until it is learnt
+		usual: usual{0.3, 4}, // cautious until it is learnt
 	}
 }
 

@@ -244,7 +244,7 @@ func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.socks = append(l.socks, &socket{fd: pair[0], readable: true, writable: true})
+		l.socks = append(l.socks, &socket{fd: pair[0], readable: true, writable: true, looked: &m.looked})
 		ours = append(ours, pair[1])
 	}
 	l.hi = n

@@ -79,35 +79,18 @@ func followClock(now int64) {
 }
 
 // came is when what was just taken from the last read had come, 0 when nobody knows. The kernel joins
-// what comes while nobody reads, and stamps all of it with the time of the last of it: so where there
-// is more, and this rank had no core meanwhile, it is taken to have come when it lost it.
+// what comes while nobody reads, and stamps all of it with the time of the last of it. So where
+// there is more, and this rank did not look for a while, for it computed or had no core, what it
+// takes is taken to have come when it looked last.
 func (s *socket) came() int64 {
-	if s.filled || s.inLo < s.inHi {
-		return s.away.since(s.stamp)
+	if (s.filled || s.inLo < s.inHi) && s.stamp-*s.looked >= away {
+		return *s.looked
 	}
 	return s.stamp
 }
 
-// absence is the last time in which this rank had no core, by CLOCK_MONOTONIC.
-type absence struct{ from, to int64 }
-
-// absent is how long that must be to count.
-const absent = int64(200 * time.Microsecond)
-
-// since is from when on what the kernel has stamped may have been there without being read.
-func (a *absence) since(came int64) int64 {
-	if a != nil && came > a.from && came < a.to {
-		return a.from
-	}
-	return came
-}
-
-// noCore notes that.
-func (a *absence) noCore(from, to int64) {
-	if to-from >= absent {
-		*a = absence{from, to}
-	}
-}
+// away is how long a rank may not look and is still looking.
+const away = int64(200 * time.Microsecond)
 
 // arrivals are when the bytes of a stream came that this rank has not acknowledged yet.
 type arrivals struct {

@@ -99,7 +99,7 @@ func TestKernelStamps(t *testing.T) {
 	}
 	defer f.Close()
 	l, _ := metered(t)
-	s := &socket{fd: int(f.Fd()), readable: true, writable: true, away: &l.m.away}
+	s := &socket{fd: int(f.Fd()), readable: true, writable: true, looked: &l.m.looked}
 	if s.stamped = stampArrivals(s.fd); !s.stamped {
 		t.Skip("this kernel stamps nothing")
 	}
@@ -180,17 +180,25 @@ func TestArrivals(t *testing.T) {
 	})
 }
 
-// TestAbsence: what came while its rank had no core is taken to have come when it lost it.
-func TestAbsence(t *testing.T) {
-	var a absence
-	a.noCore(1000, 1000+absent-1) // too short
-	if a.since(1001) != 1001 {
-		t.Error("a short absence counts")
-	}
-	a.noCore(1000, 1000+absent)
-	for came, want := range map[int64]int64{0: 0, 999: 999, 1001: 1000, 999 + absent: 1000, 1000 + absent: 1000 + absent} {
-		if got := a.since(came); got != want {
-			t.Errorf("at %d: %d, want %d", came, got, want)
+// TestCame: of what came with more, while its rank did not look, the stamp is too late.
+func TestCame(t *testing.T) {
+	looked := int64(1000)
+	for _, tt := range []struct {
+		stamp  int64
+		filled bool
+		rest   int
+		want   int64
+	}{
+		{1000 + away, false, 0, 1000 + away}, // all there was
+		{1000 + away, true, 0, 1000},
+		{1000 + away, false, 1, 1000},
+		{999 + away, true, 1, 999 + away}, // it was looking
+		{500, true, 1, 500},               // there before it looked
+		{0, true, 1, 0},
+	} {
+		s := &socket{stamp: tt.stamp, filled: tt.filled, inHi: tt.rest, looked: &looked}
+		if got := s.came(); got != tt.want {
+			t.Errorf("%+v: came at %d", tt, got)
 		}
 	}
 }

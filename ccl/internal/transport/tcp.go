@@ -125,7 +125,7 @@ type socket struct {
 
 	in         [readAhead]byte
 	inLo, inHi int
-	away       *absence
+	looked     *int64 // the mesh's
 	stamped    bool   // the kernel says when what it hands over came
 	stamp      int64  // when the last bytes that were read came, 0 when nobody knows
 	filled     bool   // the last read may have left some
@@ -352,6 +352,7 @@ func (l *tcpLink) Flush(now int64) {
 	if l.got-l.told >= stampFrom {
 		l.giveCredit() // the sender's last completion of a large message
 	}
+	l.m.looked = max(l.m.looked, now)
 	l.meter.flush(now, l.posted(), l.completed(), l.received())
 }
 

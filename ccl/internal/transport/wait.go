@@ -76,7 +76,7 @@ type waiter struct {
 	spin       int    // how many of them only poll
 	since      int64  // first yield of this idleness, 0 before it
 	last       int64  // last yield
-	away       absence
+	looked     int64  // when this rank looked at its sockets last, as far as it has looked at the clock, too
 }
 
 func (w *waiter) init(m *Mesh) {
@@ -97,7 +97,9 @@ func (m *Mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) (polled bool) {
 	if w.turns++; w.turns%liveEvery == 0 {
-		w.runs(record.Now())
+		now := record.Now()
+		w.runs(now)
+		w.looked = now
 	}
 	if w.progressed {
 		w.progressed = false
@@ -124,13 +126,12 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 	} else {
 		w.spin = min(maxSpin, 2*w.spin+1)
 	}
-	w.last = now
+	w.last, w.looked = now, now
 	if now-w.since < yieldFor {
 		w.runs(now)
 		w.look()
 		w.overdue(now)
 		w.yield()
-		w.away.noCore(now, record.Now())
 		return false
 	}
 	if w.m.cfg.Err() != nil {
@@ -274,6 +275,7 @@ func (w *waiter) refresh(now int64) bool {
 	for _, l := range w.m.open {
 		outstanding = l.refresh(now) || outstanding
 	}
+	w.looked = now
 	return outstanding
 }
 
