@@ -150,9 +150,12 @@ func (a *arrivals) of(pos uint64) int64 {
 }
 
 // late is what a credit up to a position says: 0 that nobody knows, else how long ago what it
-// acknowledges had come.
-func (a *arrivals) late(pos uint64) uint16 {
-	at := max(a.of(pos), a.lastLine)
+// acknowledges had come: of bytes, which are most, or of lines only.
+func (a *arrivals) late(pos uint64, lines bool) uint16 {
+	at := a.of(pos)
+	if lines {
+		at = a.lastLine
+	}
 	if at == 0 {
 		return 0
 	}
