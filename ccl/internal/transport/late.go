@@ -96,7 +96,7 @@ const away = int64(200 * time.Microsecond)
 type arrivals struct {
 	marks    [16]arrival // by position and time, ascending; when all are in use the last one's time is too late
 	head, n  uint8
-	last     int64 // when the youngest byte came that was read
+	last     int64 // when the last of all that is there without a gap came
 	lastLine int64 // likewise a line
 }
 
@@ -108,18 +108,14 @@ type arrival struct {
 // mergeNs is the time in which arrivals are one, as of the first.
 const mergeNs = 10e3
 
-// came notes when what was just read came. What came before over another socket counts, but for a
-// time by a clock that somebody has set since.
-func (a *arrivals) came(at int64) {
+func (a *arrivals) line(at int64) { a.lastLine = at }
+
+// upTo notes that all before a position is there, since the last piece of it came at a time. What is
+// before that in the stream came no later, but by a clock that somebody has set since.
+func (a *arrivals) upTo(pos uint64, at int64) {
 	if at == 0 || at > a.last || a.last-at > int64(time.Second) {
 		a.last = at
 	}
-}
-
-func (a *arrivals) line(at int64) { a.lastLine = at }
-
-// upTo notes that all before a position is there, with what was just read.
-func (a *arrivals) upTo(pos uint64) {
 	if a.last == 0 {
 		return
 	}

@@ -162,8 +162,7 @@ func TestArrivals(t *testing.T) {
 				for range rapid.IntRange(1, 5).Draw(t, "bytes") {
 					came = append(came, at)
 				}
-				a.came(at)
-				a.upTo(uint64(len(came)))
+				a.upTo(uint64(len(came)), at)
 				full = full || int(a.n) == len(a.marks)
 				continue
 			}

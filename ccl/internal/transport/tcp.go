@@ -69,10 +69,10 @@ type tcpLink struct {
 	pad                   uint64 // skipped since the last frame
 	linesSent, linesAcked uint64 // a credit carries the low 32 bits
 
-	ring       []byte // rx stream between got and front, and beyond; made at first use
-	got, front uint64 // consumed; arrived without a gap
-	told       uint64 // got, as the peer was last told
-	gaps       []span // arrived beyond front, ascending
+	ring       []byte  // rx stream between got and front, and beyond; made at first use
+	got, front uint64  // consumed; arrived without a gap
+	told       uint64  // got, as the peer was last told
+	gaps       []piece // arrived beyond front, ascending
 	lines      [lineSlots]lineIn
 	linesGot   uint64 // consumed
 	linesIn    uint64 // arrived
@@ -104,6 +104,12 @@ type tcpLink struct {
 }
 
 type span struct{ lo, hi uint64 }
+
+// piece is a span that has arrived, the last of it at a time.
+type piece struct {
+	span
+	at int64
+}
 
 // lineIn is a line that has arrived.
 type lineIn struct {

@@ -70,7 +70,7 @@ func (l *tcpLink) consumed() {
 func (l *tcpLink) AlignRecv() {
 	l.got = (l.got + lineSize - 1) &^ (lineSize - 1)
 	if l.front < l.got {
-		l.arrived(l.front, l.got)
+		l.arrived(l.front, l.got, l.stamps.last)
 	}
 }
 
@@ -215,7 +215,6 @@ func (l *tcpLink) step(s *socket, direct []byte) (n int, more bool, err error) {
 		}
 	}
 	s.pos += uint64(k)
-	l.stamps.came(s.came())
 	if direct != nil {
 		l.got += uint64(k)
 		l.show(s, s.pos)
@@ -310,7 +309,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 			return bad("too many gaps")
 		}
 		s.pos, s.end, s.shown = at, at+uint64(n), at
-		l.arrived(at-pad, at)
+		l.arrived(at-pad, at, s.came())
 	case frameLine:
 		if n > LinePayload || at != l.linesIn || l.linesIn-l.linesGot >= lineSlots {
 			return bad("line out of order")
@@ -367,13 +366,13 @@ func (l *tcpLink) place(pos uint64) []byte {
 // show lets a data frame's bytes count as arrived up to a position.
 func (l *tcpLink) show(s *socket, to uint64) {
 	if to > s.shown {
-		l.arrived(s.shown, to)
+		l.arrived(s.shown, to, s.came())
 		s.shown = to
 	}
 }
 
-// arrived adds a piece of the stream to what is there.
-func (l *tcpLink) arrived(lo, hi uint64) {
+// arrived adds a piece of the stream, which came at a time, to what is there.
+func (l *tcpLink) arrived(lo, hi uint64, at int64) {
 	if lo = max(lo, l.front); lo >= hi {
 		return
 	}
@@ -384,20 +383,21 @@ func (l *tcpLink) arrived(lo, hi uint64) {
 		}
 		if i > 0 && l.gaps[i-1].hi >= lo {
 			i--
-			l.gaps[i].hi = max(l.gaps[i].hi, hi)
+			l.gaps[i].hi, l.gaps[i].at = max(l.gaps[i].hi, hi), max(l.gaps[i].at, at)
 		} else {
-			l.gaps = slices.Insert(l.gaps, i, span{lo, hi})
+			l.gaps = slices.Insert(l.gaps, i, piece{span{lo, hi}, at})
 		}
 		for i+1 < len(l.gaps) && l.gaps[i+1].lo <= l.gaps[i].hi {
-			l.gaps[i].hi = max(l.gaps[i].hi, l.gaps[i+1].hi)
+			l.gaps[i].hi, l.gaps[i].at = max(l.gaps[i].hi, l.gaps[i+1].hi), max(l.gaps[i].at, l.gaps[i+1].at)
 			l.gaps = slices.Delete(l.gaps, i+1, i+2)
 		}
 		return
 	}
 	l.front = hi
+	l.stamps.upTo(hi, at)
 	for len(l.gaps) > 0 && l.gaps[0].lo <= l.front {
 		l.front = max(l.front, l.gaps[0].hi)
+		l.stamps.upTo(l.front, l.gaps[0].at)
 		l.gaps = slices.Delete(l.gaps, 0, 1)
 	}
-	l.stamps.upTo(l.front)
 }
