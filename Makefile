@@ -71,6 +71,17 @@ test-page: ## the status page in a real Chromium (Debian: chromium), also beside
 	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 20m -run 'Page|Links' -v ./exporters/web $(if $(ARGS),-args $(ARGS))
 	LOCKSTEP_TEST_PAGE=1 $(GO) test -count=1 -timeout 30m -run TestPageBeside -v ./cmd/lockstep $(if $(ARGS),-args $(ARGS))
 
+# The packages are Grafana's own, from npm: about 470 MB, once.
+RENDER := $(CACHE)/grafana-render-$(shell sha256sum dashboards/render/package-lock.json | cut -c1-12)
+.PHONY: test-dashboards-render
+test-dashboards-render: $(RENDER)/node_modules ## dashboards of two configurations drawn by Grafana's own components in a real Chromium (Debian: chromium, nodejs, npm); ARGS=-only=job-demo one of them, ARGS=-images docs/images anew
+	LOCKSTEP_TEST_RENDER=$(RENDER)/node_modules $(GO) test -count=1 -timeout 30m -run TestDashboardsInChromium -v ./cmd/lockstep $(if $(ARGS),-args $(ARGS))
+
+$(RENDER)/node_modules:
+	rm -rf $(RENDER) && mkdir -p $(RENDER)/new && cp dashboards/render/package*.json $(RENDER)/new
+	cd $(RENDER)/new && npm ci --ignore-scripts --no-audit --no-fund
+	mv $(RENDER)/new/node_modules $@
+
 test-rdma: ## the tests that need RDMA devices, in a virtual machine that has them
 	rm -rf $(RDMAVM)/tests && mkdir -p $(RDMAVM)/tests
 	files=(); for p in $(RDMA); do t=$${p#./}; t=$${t//\//-}.test; \
@@ -81,6 +92,12 @@ test-rdma: ## the tests that need RDMA devices, in a virtual machine that has th
 test-kubernetes: ## the Kubernetes actuator on five real kubelets with JobSet, which take 12 CPU-minutes to build once; needs root
 	deploy/kubelab/build
 	LOCKSTEP_TEST_KUBERNETES=1 LOCKSTEP_TEST_KUBERNETES_RUNS=$(or $(RUNS),3) $(GO) test -count=1 -timeout 60m -run TestLab -v ./remediation/kubernetes
+
+.PHONY: test-kwok
+test-kwok: ## the remediator on 1,000 nodes of KWOK under a real control plane: 200 random faults over simulated days (FAULTS, SEED, MINUTES); no root; builds for 15 CPU-minutes once, runs for about an hour
+	lab=$$(KWOK=1 deploy/kubelab/build) && \
+	  LOCKSTEP_TEST_KWOK=$$lab/bin LOCKSTEP_TEST_KWOK_FAULTS=$(or $(FAULTS),200) LOCKSTEP_TEST_KWOK_SEED=$(or $(SEED),17) LOCKSTEP_TEST_KWOK_MINUTES=$(or $(MINUTES),0) \
+	  $(GO) test -count=1 -timeout 3h -run TestKWOK -v ./remediation/kubernetes
 
 soak-nccl: ## 100 million events through the NCCL plugin, a reader following: memory flat, nothing unaccounted
 	LOCKSTEP_NCCL_SOAK=100000000 $(GO) test -count=1 -timeout 60m -run TestSoak -v ./nccl
@@ -139,6 +156,10 @@ man: build ## manual pages of every command, in bin/man1
 .PHONY: bad-links
 bad-links: ## 1 to 3 dead or lossy links in PLACES (100) random places each: planner and probers find them, and blame no other; minutes
 	PATHPLAN_TEST_PLACES=$(or $(PLACES),100) $(GO) test -count=1 -timeout 60m -v -run TestBadLinks ./pathplan/service
+
+.PHONY: bench-auth
+bench-auth: ## what authentication costs a report: latency and CPU without, by the socket's owner, with mutual TLS; 90 s
+	$(GO) test -run '^$$' -bench Report -benchtime 40x ./collector/agent
 
 .PHONY: bench-fabric
 bench-fabric: ## C4P's tables in a simulated fabric, and how the plan grows to 4,096 hosts (ARGS=-short: seconds)

@@ -146,6 +146,10 @@ type GPUConfig struct {
 	// what its links carry, as far as known; negative: no limit. Links that are asked for
 	// more than they carry carry less.
 	Pace int
+	// Peers says of which recorded operations kernels stamp what each peer was to them: "off",
+	// "slow" (of 256 KiB and more) or "on"; "" for slow where the kernels for that come compiled
+	// for the GPU, else off. Ranks need not agree.
+	Peers string
 }
 
 // logger is where to log.

@@ -189,7 +189,9 @@ const childEnv = "CCL_TEST_CHILD"
 
 func childMain(role string) int {
 	run := child
-	if strings.HasPrefix(role, "gpu groups ") {
+	if role == gpuCopiesRole {
+		run = func(string) error { return gpuCopies() }
+	} else if strings.HasPrefix(role, "gpu groups ") {
 		run = groupsChild
 	} else if strings.HasPrefix(role, "gpu ") {
 		run = gpuChild

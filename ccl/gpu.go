@@ -30,12 +30,16 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 	if err != nil {
 		return nil, fmt.Errorf("%w: Config.GPU.Algo: %w", ErrInvalid, err)
 	}
+	peers, err := gpu.ParsePeers(c.GPU.Peers)
+	if err != nil {
+		return nil, fmt.Errorf("%w: Config.GPU.Peers: %w", ErrInvalid, err)
+	}
 	g := &gpuPart{gpuMember: gpuMember{x: x, device: c.Device}}
 	cfg := gpu.Config{
 		Device: c.Device.Ordinal(), Rank: x.Rank, Size: x.Size, Name: x.Name,
 		Exchange: x.Control.AllGather, Key: x.Control.Key("gpu"), Dir: runtimeDir(c.Secret, c.logger()),
 		Recording: x.Log.GPU(), Live: x.Log.Live(),
-		Force: algo, Blocks: c.GPU.Blocks, Threads: c.GPU.Threads, Pace: c.GPU.Pace,
+		Force: algo, Blocks: c.GPU.Blocks, Threads: c.GPU.Threads, Pace: c.GPU.Pace, Peers: peers,
 		Failed: func(err error) { g.broke(err) },
 	}
 	if path := c.GPU.Table; path != "" {

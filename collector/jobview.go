@@ -30,10 +30,13 @@ type RankView struct {
 	Proc   diagnosis.ProcState
 	ProcAt time.Time // since when, zero when not known
 	Seen   bool      // an agent that is heard tells of it
-	Step   uint64
-	Mark   record.MarkCode // that its program has open, 0 when none
-	MarkAt time.Time
-	Xid    uint32 // its GPU's gravest, 0 when none
+	// Starting: it has made no communicator so far; WaitsIn is what its first thread waits in then.
+	Starting bool
+	WaitsIn  diagnosis.WaitIn
+	Step     uint64
+	Mark     record.MarkCode // that its program has open, 0 when none
+	MarkAt   time.Time
+	Xid      uint32 // its GPU's gravest, 0 when none
 	// In is the operation that has kept it for longest, nil when it is in none; Last is when
 	// it left its last one, zero when it was in none.
 	In   *Stay

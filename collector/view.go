@@ -23,6 +23,7 @@ func View(ev *diagnosis.Evidence, sees func(rank int) bool) *JobView {
 		r, out := &ev.Ranks[i], &v.Ranks[i]
 		out.PID, out.Proc, out.ProcAt, out.Step = r.PID, r.Proc, moment(r.ProcAt), r.Step
 		out.Mark, out.MarkAt, out.Xid = r.Mark, moment(r.MarkAt), r.Xid
+		out.Starting, out.WaitsIn = r.Starting, r.WaitsIn
 		if n := r.Node; n >= 0 && int(n) < len(ev.Nodes) {
 			out.Node = ev.Nodes[n].Name
 		}

@@ -22,6 +22,7 @@ type Vars struct {
 	Node         string // instance of an agent
 	GPUs, NICs   bool   // there are some: Check asks for them, too
 	Fabric       bool   // there is a planner: likewise
+	Hosts        bool   // there is a job of several machines whose supervisors have pages: likewise
 
 	// Range is how far back a panel looks; default 5 min. A panel that showed
 	// something at any time in it is not empty: an incident may be over.
@@ -76,7 +77,9 @@ func Check(ctx context.Context, url string, by *http.Client, v Vars) error {
 	var errs []error
 	for _, q := range Queries() {
 		planner := strings.Contains(q.Expr, "lockstep_fabric_") || strings.Contains(q.Expr, "lockstep_planner_")
-		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs || planner && !v.Fabric {
+		hosts := strings.Contains(q.Expr, "lockstep_coordinator_") || strings.Contains(q.Expr, "lockstep_supervisor_")
+		if strings.Contains(q.Expr, "lockstep_gpu_") && !v.GPUs || strings.Contains(q.Expr, "lockstep_nic_") && !v.NICs || planner && !v.Fabric ||
+			hosts && !v.Hosts {
 			continue
 		}
 		result, _, _, err := prom.QueryRange(ctx, v.Fill(q.Expr), span)

@@ -22,14 +22,14 @@ func communicator() board {
 		rows: []row{
 			{"Connections", []panel{
 				{
-					title: "Delay matrix", view: matrix(names.LabelSrc, names.LabelDst), width: 12, height: 12,
+					title: "Delay matrix", view: matrix(names.LabelSrc, names.LabelDst), width: 12, height: 12, unit: units.Number,
 					why:     "Delay of each connection over the median of its kind, of the last few looks; 1 is normal. The bluer, the longer; whether it is a fault is the verdict's to say: directions of a pipeline differ in health. A cell is a connection, a row everything its source sends, a column everything its destination receives, a block a node or switch. Ranks are ranks in the communicator; communicators above 32 ranks have no matrix.",
 					targets: []target{{expr: delays + diagonal}},
 					steps:   []step{{2, "light-blue"}, {4, "semi-dark-blue"}, {8, "dark-blue"}}, // a measure: what is a fault, a verdict says
 					alerts:  []string{names.AlertCommunicationSlow},
 				},
 				{
-					title: "Slowest connections", view: lines, width: 12, height: 12,
+					title: "Slowest connections", view: lines, width: 12, height: 12, unit: times,
 					why:     "The eight largest cells of the matrix over time: whether it is one of them all the time, or all of them now and then.",
 					targets: []target{{expr: "topk(8, " + delays + ")", legend: "{{source_rank}} → {{destination_rank}}"}},
 					steps:   []step{{2, fair}},

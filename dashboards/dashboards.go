@@ -172,6 +172,7 @@ var (
 	vJobs       = variable{name: "training_job", label: "Job", values: labelValues(of(names.CommMembers), names.LabelJob), all: true}
 	vComm       = variable{name: "communicator", label: "Communicator", values: labelValues(of(names.CommMembers, inJob), names.LabelCommunicator)}
 	vCollective = variable{name: "collective", label: "Collective", values: labelValues(of(names.Collectives, inJob, inComm), names.LabelCollective), all: true}
+	vGPUNode    = variable{name: "node", label: "Node", values: labelValues(of(names.GPUInfo), "instance")}
 	vNode       = variable{name: "node", label: "Node", values: labelValues(of(names.BuildInfo, `component="agent"`), "instance")}
 )
 

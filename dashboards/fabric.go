@@ -46,7 +46,7 @@ func fabric() board {
 					targets: []target{{expr: load(names.FabricLinkMeasured.Name, down)}}, steps: full,
 				},
 				{
-					title: "Fullest link over the mean", view: lines, width: 12, height: 7,
+					title: "Fullest link over the mean", view: lines, width: 12, height: 7, unit: times,
 					why: "The fullest link of a leaf, planned, over the mean of the leaf's links, the five worst leaves; 1 is even. Lanes that do not divide by links leave a little.",
 					targets: []target{{
 						expr:   "topk(5, max by (leaf, direction) (" + names.FabricLinkPlanned.Name + " / " + names.FabricLinkRate.Name + ") / (avg by (leaf, direction) (" + names.FabricLinkPlanned.Name + " / " + names.FabricLinkRate.Name + " unless " + names.FabricLinkUp.Name + " == 0) > 0))",

@@ -49,6 +49,7 @@ func fleet() board {
 					title: "Who broke step", width: 24, height: 8,
 					view:    rows(names.LabelJob, names.LabelClass, names.LabelLevel, names.LabelCulprit, names.LabelReason, names.LabelNode, names.LabelIncident, names.LabelTraceID),
 					why:     "Open incidents of all jobs, with the culprit that everyone waits for.",
+					none:    "none",
 					targets: []target{{expr: highest("training_job, class, level, culprit, reason, node, incident, trace_id", of(names.IncidentInfo))}},
 				},
 			}},
@@ -56,12 +57,14 @@ func fleet() board {
 				{
 					title: "Where they are", view: rows(names.LabelNode, "instance"), width: 12, height: 6,
 					why:     "Nodes that open incidents name, and the address of their agent.",
+					none:    "no open incident names a node",
 					targets: []target{{expr: faulty}},
 				},
 				{
 					title: "Their ranks", view: lines, width: 12, height: 6,
 					why:     "Rank processes on these nodes, by state.",
-					targets: []target{{expr: sum("node, state", of(names.Ranks)+" * on (instance) group_left (node) ("+faulty+")"), legend: "{{node}} {{state}}"}},
+					none:    "no open incident names a node",
+					targets: []target{{expr: sum("node, state", of(names.Ranks)+" * on (instance) group_left (node) ("+faulty+")") + " > 0", legend: "{{node}} {{state}}"}},
 				},
 			}},
 			{"Jobs", []panel{

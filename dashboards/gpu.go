@@ -16,13 +16,14 @@ func gpu() board {
 	return board{
 		uid: names.DashboardGPU, title: "Lockstep / GPUs",
 		why:       "The GPUs of one node or several as NVIDIA's driver tells: what is broken, what is slowed down, who uses them.",
-		variables: []variable{vSource, vNode},
+		variables: []variable{vSource, vGPUNode},
 		rows: []row{
 			{"Now", []panel{
 				{
-					title: "GPUs that answer", view: number, width: 6, height: 4,
-					why:     "GPUs that answer their driver. Fewer than there are: one has fallen off the bus.",
-					targets: []target{{expr: sum("", of(names.GPUUp, onNode))}},
+					title: "GPUs that do not answer", view: number, width: 6, height: 4,
+					why:     "GPUs that do not answer their driver: they have fallen off the bus. 0 is normal.",
+					targets: []target{{expr: "count(" + of(names.GPUUp, onNode) + ") - " + sum("", of(names.GPUUp, onNode))}},
+					steps:   []step{{1, bad}},
 					alerts:  []string{names.AlertGPULost},
 				},
 				{
@@ -46,9 +47,10 @@ func gpu() board {
 					alerts:  []string{names.AlertGPURowRemapFailure},
 				},
 				{
-					title: "Xids in the last hour", view: rows(names.LabelGPU, names.LabelXid, names.LabelEffect, "Value"), width: 12, height: 7,
+					title: "Xids in the last hour", view: rows(names.LabelGPU, names.LabelXid, names.LabelEffect, "Value as times"), width: 12, height: 7,
 					why:     "What the driver has reported, by code and by whom it ends: application, gpu, info (nobody).",
-					targets: []target{{expr: "sum by (instance, gpu, xid, effect) (increase(" + of(names.GPUXids, onNode) + "[1h])) > 0"}},
+					targets: []target{{expr: "round(sum by (instance, gpu, xid, effect) (increase(" + of(names.GPUXids, onNode) + "[1h]))) > 0"}},
+					none:    "none",
 					alerts:  []string{names.AlertGPUXidFatal},
 				},
 				{

@@ -37,6 +37,7 @@ func job() board {
 					title: "Ranks running", view: number, width: 4, height: 4, unit: units.PercentUnit,
 					why:     "Rank processes that run, of those that the job is meant to have.",
 					targets: []target{{expr: sum("training_job", of(names.JobRanks, inJob, `state="`+names.StateRunning+`"`)) + " / on (training_job) " + highest("training_job", of(names.JobWorldSize, inJob)), legend: "{{training_job}}"}},
+					steps:   []step{{0, fair}, {1, good}},
 				},
 				{
 					title: "Time spent waiting", view: number, width: 4, height: 4, unit: units.PercentUnit,
@@ -44,7 +45,7 @@ func job() board {
 					targets: []target{{expr: waitShare("training_job", inJob), legend: "{{training_job}}"}},
 				},
 				{
-					title: "Waiting beside its usual", view: number, width: 4, height: 4, unit: units.Number,
+					title: "Waiting beside its usual", view: number, width: 4, height: 4, unit: times,
 					why:     "Seconds of waiting for each second of transfer, over the job's own median of the last hour: 1 is as usual. A straggler raises it at once, a slow network lowers it.",
 					targets: []target{{expr: waitOdds + " / quantile_over_time(0.5, (" + waitOdds + ")[1h:15s])", legend: "{{training_job}}"}},
 					steps:   []step{{3, fair}, {10, bad}},
@@ -59,6 +60,7 @@ func job() board {
 					title: "Who broke step", width: 24, height: 6,
 					view:    rows(names.LabelClass, names.LabelLevel, names.LabelCulprit, names.LabelReason, names.LabelNode, names.LabelCommunicator, names.LabelIncident, names.LabelAttempt, names.LabelTraceID),
 					why:     "Open incidents with the culprit that everyone waits for. The trace shows the collective on every rank; the master's status page has the evidence.",
+					none:    "none",
 					targets: []target{{expr: highest("class, level, culprit, reason, node, communicator, incident, attempt, trace_id", of(names.IncidentInfo, inJob))}},
 				},
 			}},
@@ -82,6 +84,7 @@ func job() board {
 					title: "Rank processes", view: stacked, width: 12, height: 7,
 					why:     "Ranks by what the agents see of their process: running is normal, disk_sleep and stopped hang a job without an error.",
 					targets: []target{{expr: sum("state", of(names.JobRanks, inJob)), legend: "{{state}}"}},
+					series:  processes,
 				},
 				{
 					title: "Oldest open collective", view: lines, width: 12, height: 7, unit: units.Seconds,
@@ -94,18 +97,21 @@ func job() board {
 				{
 					title: "GPUs that do not answer", view: lines, width: 8, height: 7,
 					why:     "GPUs of the job's nodes that have fallen off the bus, by agent. 0 is normal.",
+					none:    "no GPUs on this job's nodes",
 					targets: []target{{expr: "(count by (instance) (" + of(names.GPUUp) + ") - " + sum("instance", of(names.GPUUp)) + ")" + onItsNodes, legend: "{{instance}}"}},
 					alerts:  []string{names.AlertGPULost},
 				},
 				{
 					title: "Xids in an hour", view: lines, width: 8, height: 7,
 					why:     "What the driver has reported on the job's nodes that ends a process or a GPU.",
+					none:    "no GPUs on this job's nodes",
 					targets: []target{{expr: "sum by (instance) (increase(" + of(names.GPUXids, `effect=~"application|gpu"`) + "[1h]))" + onItsNodes, legend: "{{instance}}"}},
 					alerts:  []string{names.AlertGPUXidFatal},
 				},
 				{
 					title: "GPUs slowed down", view: lines, width: 8, height: 7,
 					why:     "GPUs of the job's nodes whose clocks are held back by heat or for want of power. One of them makes all ranks wait.",
+					none:    "no GPUs on this job's nodes",
 					targets: []target{{expr: "sum by (instance) (max by (instance, gpu) (" + of(names.GPUThrottled, `reason!="power_cap"`) + ") > bool 0)" + onItsNodes, legend: "{{instance}}"}},
 					alerts:  []string{names.AlertGPUThrottled},
 				},
@@ -126,6 +132,7 @@ func job() board {
 					title: "Ends by result", view: stacked, width: 12, height: 8, unit: units.OpsPerSecond,
 					why:     "Collectives ended a second, summed over ranks. Anything but ok was an error to the program.",
 					targets: []target{{expr: sum("result", rate(names.Collectives, inJob)), legend: "{{result}}"}},
+					series:  results,
 				},
 				{
 					title: "Payload", view: stacked, width: 12, height: 8, unit: units.BytesPerSecondSI,

@@ -3,6 +3,7 @@ package dashboards
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/grafana/grafana-foundation-sdk/go/cog"
 	"github.com/grafana/grafana-foundation-sdk/go/cog/variants"
@@ -29,13 +30,16 @@ type panel struct {
 	targets []target
 	steps   []step   // colours from a value on
 	values  []value  // words for values
+	series  []value  // colours of lines, by name: value is the name, and text is not used
+	none    string   // what it says when there is nothing to show, and why that is no fault; "": there always is
 	alerts  []string // whose runbooks it links to
 }
 
 type target struct {
 	expr     string
 	legend   string
-	exemplar bool // shows the traces behind the histogram
+	unit     string // where it is not the panel's: its lines have an axis of their own
+	exemplar bool   // shows the traces behind the histogram
 }
 
 type step struct {
@@ -47,6 +51,9 @@ type value struct {
 	value, text, color string
 }
 
+// times is the unit of how often something is its usual.
+const times = "suffix: ×"
+
 const (
 	good = "green"
 	fair = "orange"
@@ -57,6 +64,13 @@ const (
 var (
 	up  = []value{{"0", "down", bad}, {"1", "up", good}}
 	yes = []value{{"0", "no", good}, {"1", "yes", bad}}
+)
+
+// Colours of states and results, which would else have those of their place in the alphabet.
+var (
+	processes = []value{{"running", "", good}, {"unknown", "", "#808080"}, {"gone", "", "purple"}, {"exited", "", "blue"}, {"disk_sleep", "", fair}, {"stopped", "", bad}}
+	agents    = []value{{"connected", "", good}, {"disconnected", "", fair}, {"lost", "", bad}}
+	results   = []value{{"ok", "", good}}
 )
 
 // view draws a panel: it sets what is special to one visualization.
@@ -96,12 +110,31 @@ func (p *panel) Build() (dashboard.Panel, error) {
 			out.Targets = append(out.Targets, t.build(i))
 		}
 	}
+	if p.none != "" {
+		d.NoValue = &p.none
+	}
+	for _, s := range p.series {
+		out.FieldConfig.Overrides = append(out.FieldConfig.Overrides, dashboard.DashboardFieldConfigSourceOverrides{
+			Matcher:    dashboard.MatcherConfig{Id: "byName", Options: s.value},
+			Properties: []dashboard.DynamicConfigValue{{Id: "color", Value: map[string]string{"mode": "fixed", "fixedColor": s.color}}},
+		})
+	}
+	for i, t := range p.targets {
+		if t.unit != "" {
+			out.FieldConfig.Overrides = append(out.FieldConfig.Overrides, dashboard.DashboardFieldConfigSourceOverrides{
+				Matcher:    dashboard.MatcherConfig{Id: "byFrameRefID", Options: refID(i)},
+				Properties: []dashboard.DynamicConfigValue{{Id: "unit", Value: t.unit}},
+			})
+		}
+	}
 	return out, nil
 }
 
+func refID(i int) string { return string(rune('A' + i)) }
+
 func (t target) build(i int) variants.Dataquery {
 	q := prometheus.NewDataquery()
-	q.Expr, q.RefId = t.expr, cog.ToPtr(string(rune('A'+i)))
+	q.Expr, q.RefId = t.expr, cog.ToPtr(refID(i))
 	q.Range, q.Instant = cog.ToPtr(true), cog.ToPtr(false)
 	q.LegendFormat = &t.legend
 	q.EditorMode = cog.ToPtr(prometheus.QueryEditorModeCode)
@@ -152,7 +185,7 @@ func stacked(p *panel) (dashboard.Panel, error) { return graph(p, common.Stackin
 
 func graph(p *panel, mode common.StackingMode) *timeseries.PanelBuilder {
 	b := timeseries.NewPanelBuilder().
-		LineWidth(1).FillOpacity(10).ShowPoints(common.VisibilityModeNever).Min(0).
+		LineWidth(1).FillOpacity(0).ShowPoints(common.VisibilityModeNever).Min(0).
 		Legend(common.NewVizLegendOptionsBuilder().DisplayMode(common.LegendDisplayModeList).Placement(common.LegendPlacementBottom).ShowLegend(true)).
 		Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeMulti).Sort(common.SortOrderDescending))
 	if mode != common.StackingModeNone {
@@ -166,8 +199,12 @@ func graph(p *panel, mode common.StackingMode) *timeseries.PanelBuilder {
 
 // number shows the last value, large.
 func number(p *panel) (dashboard.Panel, error) {
+	color := common.BigValueColorModeBackground
+	if len(p.steps) == 0 && len(p.values) == 0 {
+		color = common.BigValueColorModeNone // a measure: green would say that it is well
+	}
 	return stat.NewPanelBuilder().
-		GraphMode(common.BigValueGraphModeNone).ColorMode(common.BigValueColorModeBackground).TextMode(common.BigValueTextModeAuto).
+		GraphMode(common.BigValueGraphModeNone).ColorMode(color).TextMode(common.BigValueTextModeAuto).
 		ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"})).
 		Build()
 }
@@ -194,20 +231,43 @@ func heat(p *panel) (dashboard.Panel, error) {
 		Build()
 }
 
-// rows lists label sets of now; columns says which, in order.
+// widths are those of columns in pixels where an equal share is too much or too little.
+var widths = map[string]int{
+	names.LabelClass: 200, names.LabelLevel: 100, names.LabelAttempt: 80, names.LabelRank: 60, names.LabelPeer: 60, names.LabelPort: 60,
+	names.LabelRail: 60, names.LabelGPU: 60, names.LabelXid: 70, names.LabelDriver: 110, names.LabelModel: 120,
+}
+
+// rows lists label sets of now; columns says which, in order. "Value as NAME" is the value.
 func rows(columns ...string) view {
 	return func(p *panel) (dashboard.Panel, error) {
 		exclude := map[string]bool{"Time": true, "Value": true, "__name__": true, "job": true, "instance": true}
-		order := map[string]int{}
+		order, rename := map[string]int{}, map[string]string{}
+		type override struct {
+			column string
+			width  int
+		}
+		var wide []override
 		for i, c := range columns {
+			c, name, named := strings.Cut(c, " as ")
+			if named {
+				rename[c] = name
+			}
 			order[c] = i
 			delete(exclude, c)
+			if w, ok := widths[c]; ok {
+				wide = append(wide, override{c, w})
+			}
 		}
-		b := table.NewPanelBuilder().
-			NoValue("none").
-			WithTransformation(dashboard.DataTransformerConfig{Id: "organize", Options: map[string]any{"excludeByName": exclude, "indexByName": order, "renameByName": map[string]string{}}})
+		b := table.NewPanelBuilder().MinWidth(90).
+			WithTransformation(dashboard.DataTransformerConfig{Id: "organize", Options: map[string]any{"excludeByName": exclude, "indexByName": order, "renameByName": rename}})
+		for _, o := range wide {
+			b.OverrideByName(o.column, []dashboard.DynamicConfigValue{{Id: "custom.width", Value: o.width}})
+		}
 		if slices.Contains(columns, names.LabelTraceID) {
-			b.OverrideByName(names.LabelTraceID, []dashboard.DynamicConfigValue{{Id: "links", Value: []dashboard.DashboardLink{link("Trace", traceURL)}}})
+			b.OverrideByName(names.LabelTraceID, []dashboard.DynamicConfigValue{
+				{Id: "links", Value: []dashboard.DashboardLink{link("Trace", traceURL)}},
+				{Id: "noValue", Value: "no trace"},
+			})
 		}
 		out, err := b.Build()
 		out.Targets = p.instant()
@@ -231,7 +291,7 @@ func crossed(row, column string, numeric bool) view {
 		}
 		b := table.NewPanelBuilder().
 			CellOptions(common.TableCellOptions{TableColoredBackgroundCellOptions: background}).
-			Align(common.FieldTextAlignmentCenter).CellHeight(common.TableCellHeightSm).Decimals(1).
+			Align(common.FieldTextAlignmentCenter).MinWidth(44).CellHeight(common.TableCellHeightSm).Decimals(1).
 			ColorScheme(built[dashboard.FieldColor]{dashboard.FieldColor{Mode: dashboard.FieldColorModeIdThresholds}})
 		if numeric {
 			// groupingToMatrix keeps the order that it meets, and "10" sorts before "2".

@@ -15,12 +15,12 @@ func pipeline() board {
 		rows: []row{
 			{"Processes", []panel{
 				{
-					title: "Versions", view: rows(names.LabelComponent, names.LabelVersion, names.LabelRevision, "Value"), width: 8, height: 7,
+					title: "Versions", view: rows(names.LabelComponent, names.LabelVersion, names.LabelRevision, "Value as processes"), width: 8, height: 7,
 					why:     "Processes by component and version.",
 					targets: []target{{expr: "count by (component, version, revision) (" + of(names.BuildInfo) + ")"}},
 				},
 				{
-					title: "CPU", view: lines, width: 8, height: 7,
+					title: "CPU", view: lines, width: 8, height: 7, unit: "suffix: cores",
 					why:     "Cores that Lockstep's processes use, the busiest of each component.",
 					targets: []target{{expr: highest("component", "rate(process_cpu_seconds_total["+interval+"]) * on (job, instance) group_left (component) "+of(names.BuildInfo)), legend: "{{component}}"}},
 				},
@@ -35,6 +35,7 @@ func pipeline() board {
 					title: "Agents by state", view: stacked, width: 12, height: 7,
 					why:     "As the masters see them. Lost is disconnected for longer than their patience.",
 					targets: []target{{expr: sum("state", of(names.AgentsConnected, inJob)), legend: "{{state}}"}},
+					series:  agents,
 					alerts:  []string{names.AlertAgentLost, names.AlertMasterDown},
 				},
 				{
@@ -85,10 +86,40 @@ func pipeline() board {
 					alerts:  []string{names.AlertClockError},
 				},
 			}},
+			{"Several machines", []panel{
+				{
+					title: "Hosts", view: stacked, width: 8, height: 7,
+					why: "Of jobs of lockstep run on several machines, as their coordinators see them: running, standing by, silent, left out. Fewer than needed: the job waits.",
+					targets: []target{
+						{expr: sum("training_job, state", of(names.CoordinatorHosts, inJob)), legend: "{{training_job}}: {{state}}"},
+						{expr: highest("training_job", of(names.CoordinatorNeeded, inJob)), legend: "{{training_job}}: needed"},
+					},
+					alerts: []string{names.AlertHostsMissing},
+				},
+				{
+					title: "Attempts", view: lines, width: 8, height: 7,
+					why: "The last attempt of each such job, and how many were begun; hosts whose ranks were ended because they did not hear the coordinator for a lease.",
+					targets: []target{
+						{expr: highest("training_job", of(names.CoordinatorAttempt, inJob)), legend: "{{training_job}}: attempt"},
+						{expr: highest("training_job", of(names.CoordinatorAttempts, inJob)), legend: "{{training_job}}: begun"},
+						{expr: sum("training_job", of(names.SupervisorLeases, inJob)), legend: "{{training_job}}: leases that ended"},
+					},
+				},
+				{
+					title: "Supervisors", view: lines, width: 8, height: 7,
+					why: "Connections of supervisors that their coordinator has let in, how often it did, supervisors that hear it, and their ranks.",
+					targets: []target{
+						{expr: highest("training_job", of(names.CoordinatorConns, inJob)), legend: "{{training_job}}: connected"},
+						{expr: highest("training_job", of(names.CoordinatorJoins, inJob)), legend: "{{training_job}}: let in"},
+						{expr: sum("training_job", of(names.SupervisorHeard, inJob)), legend: "{{training_job}}: that hear the coordinator"},
+						{expr: sum("training_job, state", of(names.SupervisorRanks, inJob)), legend: "{{training_job}}: ranks {{state}}"},
+					},
+				},
+			}},
 			{"Trust", []panel{
 				{
 					title: "Refused", view: lines, width: 12, height: 7,
-					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank, connections over a listener's limit. All 0 is normal.",
+					why: "Calls to masters whose certificate does not allow them, alerts that masters knew nothing of, recorders that speak for others, connections to ranks of who is no rank, connections over a listener's limit, passwords, hosts that are none of a job of lockstep run. All 0 is normal.",
 					targets: []target{
 						{expr: sum("training_job", of(names.MasterDenied, inJob)), legend: "calls to the master of {{training_job}}"},
 						{expr: sum("training_job", of(names.MasterHandshakes, inJob)), legend: "connections to the master of {{training_job}}"},
@@ -98,6 +129,8 @@ func pipeline() board {
 						{expr: sum("training_job, reason", of(names.RankRefused, inJob)), legend: "connections to ranks of {{training_job}}: {{reason}}"},
 						{expr: sum("", of(names.NotesDropped)), legend: "notes that the master was not told"},
 						{expr: sum("instance, listener", of(names.ConnsCrowded)), legend: "too many connections: {{instance}} {{listener}}"},
+						{expr: sum("instance, reason", of(names.WebRefused)), legend: "requests to the page of {{instance}}: {{reason}}"},
+						{expr: sum("training_job, reason", of(names.CoordinatorRefused, inJob)), legend: "hosts of {{training_job}}: {{reason}}"},
 					},
 					alerts: []string{names.AlertAccessDenied},
 				},
@@ -146,7 +179,7 @@ func pipeline() board {
 					why: "Proof that was asked that nothing of an attempt goes on, and what agents have done to processes that were left. 'unproven' says that an attempt may go on beside its successor.",
 					targets: []target{
 						{expr: sum("result", of(names.FenceProofs)), legend: "remediator: {{result}}"},
-						{expr: "histogram_avg(sum(" + of(names.FenceDuration) + ")) or sum(" + names.FenceDuration.Name + "_sum) / sum(" + names.FenceDuration.Name + "_count)", legend: "seconds to an answer"},
+						{expr: "histogram_avg(sum(" + of(names.FenceDuration) + ")) or sum(" + names.FenceDuration.Name + "_sum) / sum(" + names.FenceDuration.Name + "_count)", legend: "time to an answer", unit: units.Seconds},
 						{expr: sum("training_job, result", of(names.MasterFences, inJob)), legend: "master of {{training_job}}: {{result}}"},
 						{expr: highest("training_job", of(names.MasterFenced, inJob)), legend: "{{training_job}}: fenced attempt"},
 						{expr: sum("training_job, result", of(names.FenceProcesses, inJob)), legend: "{{training_job}}: processes {{result}}"},
@@ -219,7 +252,8 @@ func pipeline() board {
 				},
 				{
 					title: "Nodes out, spares", view: lines, width: 8, height: 7,
-					why: "Nodes that the remediator has taken out (suspect: blamed; silent: not heard), those that came back, and what is left in the pools.",
+					why:  "Nodes that the remediator has taken out (suspect: blamed; silent: not heard), those that came back, and what is left in the pools.",
+					none: "no remediator of a cluster",
 					targets: []target{
 						{expr: sum("reason", of(names.NodesOut)), legend: "out: {{reason}}"},
 						{expr: sum("reason", of(names.NodesReturned)), legend: "returned: {{reason}}"},
@@ -228,7 +262,8 @@ func pipeline() board {
 				},
 				{
 					title: "Fences", view: lines, width: 8, height: 7,
-					why: "Whether ranks on silent nodes were proven to have ended (waiting: pods wait for proof; unproven: a policy went on without), and pods deleted by force since.",
+					why:  "Whether ranks on silent nodes were proven to have ended (waiting: pods wait for proof; unproven: a policy went on without), and pods deleted by force since.",
+					none: "no remediator of a cluster",
 					targets: []target{
 						{expr: sum("result", of(names.Fences)), legend: "{{result}}"},
 						{expr: sum("", of(names.ForcedDeletions)), legend: "pods deleted by force"},
@@ -236,9 +271,10 @@ func pipeline() board {
 				},
 				{
 					title: "API server", view: lines, width: 8, height: 7,
-					why: "The remediator's requests to the cluster's API server by result, and how many remediators lead: one.",
+					why:  "The remediator's requests to the cluster's API server by result, and how many remediators lead: one.",
+					none: "no remediator of a cluster",
 					targets: []target{
-						{expr: sum("verb, result", rate(names.SchedulerCalls)), legend: "{{verb}} a second: {{result}}"},
+						{expr: sum("verb, result", rate(names.SchedulerCalls)), legend: "{{verb}}: {{result}}", unit: units.RequestsPerSecond},
 						{expr: sum("", of(names.Leading)), legend: "leading"},
 					},
 				},
@@ -262,7 +298,7 @@ func pipeline() board {
 				{
 					title: "Actions pending", view: lines, width: 12, height: 7,
 					why:     "Journaled actions that are not finished.",
-					targets: []target{{expr: sum("", of(names.ActionsPending))}},
+					targets: []target{{expr: sum("", of(names.ActionsPending)), legend: "pending"}},
 					alerts:  []string{names.AlertActionStuck},
 				},
 			}},

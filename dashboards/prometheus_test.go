@@ -33,9 +33,9 @@ func demo(t *testing.T, native bool) (url string, vars dashboards.Vars) {
 	if testing.Short() {
 		t.Skip("starts Prometheus, and builds it when it must")
 	}
-	vars = dashboards.Vars{Job: "llm", Communicator: "dp", GPUs: true, NICs: true, Fabric: true, Range: 10 * time.Second, RateInterval: 2 * time.Second}
+	vars = dashboards.Vars{Job: "llm", Communicator: "dp", GPUs: true, NICs: true, Fabric: true, Hosts: true, Range: 10 * time.Second, RateInterval: 2 * time.Second}
 	var targets []local.Target
-	for i, c := range []names.Component{names.Agent, names.Agent, names.Master, names.Remediator, names.Planner} {
+	for i, c := range []names.Component{names.Agent, names.Agent, names.Master, names.Remediator, names.Planner, names.Supervisor} {
 		srv := httptest.NewServer(component(c, native))
 		t.Cleanup(srv.Close)
 		addr := srv.Listener.Addr().String()

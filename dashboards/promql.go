@@ -70,7 +70,8 @@ func average(m *names.Metric, by string, matchers ...string) string {
 	return spent(m, by, matchers...) + " / " + often(m, by, matchers...)
 }
 
-// waitShare is the share of the time inside collectives that is waiting.
+// waitShare is the share of the time inside collectives that is waiting. A scrape reads one of the two
+// before the other, so that for a moment there may be more waiting than time.
 func waitShare(by string, matchers ...string) string {
-	return spent(names.CollectiveWait, by, matchers...) + " / " + spent(names.CollectiveDuration, by, matchers...)
+	return "clamp_max(" + spent(names.CollectiveWait, by, matchers...) + " / " + spent(names.CollectiveDuration, by, matchers...) + ", 1)"
 }

@@ -40,6 +40,7 @@ type drags struct {
 	usual    [len(horizons)]float64 // the same of means over so many windows
 	slow     []slowRank
 	measured int32 // windows that noise has been measured in
+	few      bool  // the window that is judged is of few steps
 	scratch  []float64
 }
 
@@ -141,6 +142,7 @@ func (d *drags) judge() {
 	d.lengths[d.windows%costWindows] = elapsed
 	d.follow(elapsed/max(ops, 1)*active, common, usual)
 	d.windows++
+	d.few = d.fewSteps()
 	d.measure(elapsed, common)
 	d.accuse(elapsed)
 
@@ -230,10 +232,14 @@ func (d *drags) common() float64 {
 		}
 	}
 	d.scratch = v
-	if len(v) < 3 {
-		return 1
+	middle := 1.0
+	switch {
+	case len(v) > 2:
+		middle = median(v)
+	case len(v) == 2: // which of them is slow is told by what the other one spends, too
+		middle = max(1, min(v[0], v[1]))
 	}
-	return min(max(median(v), 0.95), 5)
+	return min(max(middle, 0.95), 5)
 }
 
 // measure notes how far from its norm each rank is in this window.
@@ -338,13 +344,19 @@ func (d *drags) worst(r int32) (cost, over float64, fresh bool) {
 			continue
 		}
 		c := x.trimmed(d.windows, n)
+		if !d.few { // a window's steps average out, and a few windows are hardly a second
+			if h == 0 {
+				continue
+			}
+			c = min(c, d.mostOf(x, n))
+		}
 		if c < leastCost || !x.lasts(d.windows, n, c/3) {
 			continue
 		}
 		if d.slower(n) < c/2 {
 			continue // the job as a whole is not slower for it
 		}
-		is := told || x.isNew(d.windows, h, c)
+		is := told || x.isNew(d.windows, h, c, d.few)
 		if !is && !x.mostly(d.windows, n) {
 			continue // it has always been away once in a while
 		}
@@ -353,6 +365,16 @@ func (d *drags) worst(r int32) (cost, over float64, fresh bool) {
 		}
 	}
 	return cost, over, fresh
+}
+
+// mostOf is what a rank has cost in three quarters of the last n windows at least.
+func (d *drags) mostOf(x *rankCost, n int32) float64 {
+	v := d.scratch[:0]
+	for k := range n {
+		v = append(v, x.mean(d.windows, k, 1))
+	}
+	d.scratch = v
+	return quantile(v, 0.25)
 }
 
 // trimmed is a rank's mean cost of the last n windows but for the largest.

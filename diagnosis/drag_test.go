@@ -37,3 +37,30 @@ func TestWander(t *testing.T) {
 		t.Errorf("one wild value moves 0.1 to %v", v)
 	}
 }
+
+// TestQuietBefore: what is new had a quiet stretch before it, twice as long as what lies between
+// its parts; and windows of many steps show nothing of that.
+func TestQuietBefore(t *testing.T) {
+	const h, now = 2, 24 // the horizon of 16 of 24 windows
+	costs := func(slow ...int) *rankCost {
+		x := &rankCost{past: pastCost{of: now}}
+		for _, ago := range slow {
+			x.cost[now-1-ago] = 0.3
+		}
+		return x
+	}
+	for name, c := range map[string]struct {
+		x         *rankCost
+		few, want bool
+	}{
+		"two bursts":                       {costs(0, 1, 2, 6, 7, 8), true, true},
+		"windows of many steps":            {costs(0, 1, 2, 6, 7, 8), false, false},
+		"a pause every seven windows":      {costs(0, 7, 14, 21), true, false},
+		"bursts as far apart as it is old": {costs(0, 1, 12, 13), true, false},
+		"one more, and longer ago":         {costs(0, 1, 6, 7, 14, 15), true, false},
+	} {
+		if got := c.x.isNew(now, h, 0.1, c.few); got != c.want {
+			t.Errorf("%s: new %v, want %v", name, got, c.want)
+		}
+	}
+}

@@ -7,9 +7,13 @@ import (
 
 // This file makes findings of what ranks cost their job.
 
+// farOver is by how many times a cost exceeds its bar when two windows of it are enough.
+const farOver = 3.5
+
 // accuse counts the ranks whose cost is beyond their bar and felt.
 func (d *drags) accuse(elapsed float64) {
 	var suspects []slowRank
+	var resting []int32 // their sum is beyond the bar, but the last windows are not
 	for r := range d.ranks {
 		if d.ranks[r].sums[0] <= 0 && d.ranks[r].sums[1] <= 0 {
 			continue
@@ -17,12 +21,17 @@ func (d *drags) accuse(elapsed float64) {
 		if d.lost {
 			break // what its ranks do is not known, nor whom they hold up
 		}
-		if cost, over, fresh := d.worst(int32(r)); over >= 1 && d.goesOn(int32(r), cost) {
+		if cost, over, fresh := d.worst(int32(r)); over >= 1 && !d.goesOn(int32(r), cost) {
+			resting = append(resting, int32(r))
+		} else if over >= 1 {
 			x := &d.ranks[r]
 			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed, fresh: fresh})
-			if over >= 2 {
+			switch {
+			case over >= farOver:
+				suspects[len(suspects)-1].slow = 3
+			case over >= 2:
 				suspects[len(suspects)-1].slow = 2
-			} else {
+			default:
 				suspects[len(suspects)-1].slow = 1
 			}
 		}
@@ -49,7 +58,7 @@ func (d *drags) accuse(elapsed float64) {
 	}
 	for i := 0; i < len(d.slow); i++ {
 		s := &d.slow[i]
-		if !hasRank(suspects, s.rank) && s.lessen(d.window) {
+		if !hasRank(suspects, s.rank) && !(s.level < Confirmed && slices.Contains(resting, s.rank)) && s.lessen(d.window) {
 			d.slow = slices.Delete(d.slow, i, i+1)
 			i--
 		}

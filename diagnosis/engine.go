@@ -48,6 +48,7 @@ func New(cfg Config) *Engine {
 		drags,
 		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags},
 		&transfers{window: &e.window, drags: drags},
+		&throughputs{window: &e.window, drags: drags},
 	}
 	return e
 }

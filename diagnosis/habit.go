@@ -23,7 +23,9 @@ const (
 	// newCost is by how much a cost exceeds those of before when it is no habit.
 	newCost = 1.5
 	// quietWindows are how many windows show that there was nothing of it before.
-	quietWindows = 8
+	quietWindows = 5
+	// mostSteps are few.
+	mostSteps = 3
 	// pastKnown is after how many turns the old costs are of many windows.
 	pastKnown = 3
 )
@@ -51,17 +53,46 @@ func (x *rankCost) remember(windows int32) {
 // isNew reports whether a cost over a horizon is none that the rank had before: by what
 // is remembered, or else by the windows before it. None of these may cost as much: what comes
 // again and again within the horizon would have been there, too.
-func (x *rankCost) isNew(windows int32, h int, cost float64) bool {
+func (x *rankCost) isNew(windows int32, h int, cost float64, few bool) bool {
 	if x.past.n == pastKnown {
 		return cost >= newCost*float64(x.past.old[h])
 	}
-	n, known := horizons[h], min(x.past.of, costWindows)
-	for k := n; k < known; k++ {
-		if x.mean(windows, k, 1) >= cost {
-			return false
+	if !few {
+		return false
+	}
+	gap, first := x.gap(windows, horizons[h], cost)
+	quiet := int32(0)
+	for k := first; k < min(x.past.of, costWindows) && x.mean(windows, k, 1) < cost; k++ {
+		quiet++
+	}
+	return quiet >= max(quietWindows, 2*gap)
+}
+
+// fewSteps reports whether windows are of few steps: then a pause that comes every so many
+// is alone in its window, and windows in a row show what goes on for some steps.
+func (d *drags) fewSteps() bool {
+	if d.view.step > 0 {
+		return d.view.step-min(d.step0, d.view.step) <= mostSteps
+	}
+	least := uint64(never)
+	for i := range d.comms {
+		h, c := &d.comms[i], &d.ops0[i]
+		if n := h.ops - min(c.ops, h.ops); n > 0 && !h.former {
+			least = min(least, n/uint64(max(1, len(d.ev.Comms[i].Members))))
 		}
 	}
-	return known-n >= max(n, quietWindows)
+	return least <= 2*mostSteps
+}
+
+// gap is how many windows lie at most between those of the last n that cost more than that,
+// or since the last of them; first is how many windows ago the first of them began.
+func (x *rankCost) gap(windows, n int32, cost float64) (most, first int32) {
+	for k := range n {
+		if x.mean(windows, k, 1) >= cost {
+			most, first = max(most, k-first), k+1
+		}
+	}
+	return most, first
 }
 
 // isNew reports whether a suspect's cost has been found to be new.

@@ -45,7 +45,7 @@ func (d *transfers) find(found []finding) []finding {
 func (d *transfers) judge() {
 	d.noise = resized(d.noise, len(d.ev.Comms))
 	seen := d.drags.windows >= transferFirst && !d.lost
-	var all []float64 // growth of all that are inside a node; filled when one has grown
+	var all []insideNode // filled when one has grown
 	for ci := range d.ev.Comms {
 		g := float64(d.drags.grown[ci])
 		at := slices.IndexFunc(d.slow, func(s slowTransfer) bool { return s.comm == int32(ci) })
@@ -56,7 +56,8 @@ func (d *transfers) judge() {
 				if all == nil {
 					all = d.insideNodes()
 				}
-				slow = len(all) > 1 && g-max(0, median(slices.Clone(all))) >= bar
+				others := d.others(all, int32(ci), node)
+				slow = len(others) > 0 && g-max(0, median(others)) >= bar
 			}
 		}
 		switch {
@@ -105,14 +106,33 @@ func (d *transfers) inside(ci int32) int32 {
 	return node
 }
 
-// insideNodes returns how much the communicators that are inside a node have grown.
-func (d *transfers) insideNodes() (all []float64) {
+// insideNode is a communicator that is inside a node, and how much it has grown.
+type insideNode struct {
+	comm, node int32
+	grown      float64
+}
+
+func (d *transfers) insideNodes() (all []insideNode) {
 	for ci := range d.ev.Comms {
-		if d.drags.grown[ci] != 0 && d.inside(int32(ci)) >= 0 {
-			all = append(all, float64(d.drags.grown[ci]))
+		if d.drags.grown[ci] != 0 {
+			if n := d.inside(int32(ci)); n >= 0 {
+				all = append(all, insideNode{int32(ci), n, float64(d.drags.grown[ci])})
+			}
 		}
 	}
 	return all
+}
+
+// others returns how much those communicators have grown that a communicator can be compared
+// with: those of other ranks. What its own ranks do elsewhere goes over the same connections
+// and waits for the same GPUs.
+func (d *transfers) others(all []insideNode, ci, node int32) (grown []float64) {
+	for _, x := range all {
+		if x.comm != ci && (x.node != node || !shareRank(&d.ev.Comms[x.comm], &d.ev.Comms[ci])) {
+			grown = append(grown, x.grown)
+		}
+	}
+	return grown
 }
 
 // findings reports the nodes of communicators with slow transfers, unless something else

@@ -309,3 +309,25 @@ func TestWhereToBegin(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusals: the table of who hears of a refusal is what names has, and its tests are there.
+func TestRefusals(t *testing.T) {
+	text, err := os.ReadFile("design/trust.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := names.RefusalTable(); !strings.Contains(string(text), want) {
+		t.Errorf("docs/design/trust.md lacks the table of names.Refusals:\n%s", want)
+	}
+	attacks, err := os.ReadFile("../cmd/lockstep/attack_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := load(t)
+	for _, x := range names.Refusals() {
+		name, part, _ := strings.Cut(x.Test, "/")
+		if !slices.Contains(r.tests, name) || part != "" && !bytes.Contains(attacks, []byte(`{"`+part+`", `)) {
+			t.Errorf("there is no test %s", x.Test)
+		}
+	}
+}

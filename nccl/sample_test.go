@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Of calls that come too close, one in about 32 is timed, and all are recorded.
+// Of calls that come too close, one in about 32 is timed, or in 128, and all are recorded.
 func TestSampling(t *testing.T) {
 	for _, v := range versions[1:] {
 		dir := t.TempDir()
@@ -31,7 +31,7 @@ func TestSampling(t *testing.T) {
 				}
 			}
 			// What this machine's load makes slower may be timed more often, up to all of it.
-			if most := want.numbered/16 + 300 + uint64(last-first)/200_000; timed > most || timed < want.numbered/64 {
+			if most := want.numbered/16 + 300 + uint64(last-first)/200_000; timed > most || timed < want.numbered/256 {
 				t.Errorf("v%s %s: %d of %d timed in %v, want at most %d", v, want.name, timed, want.numbered, time.Duration(last-first), most)
 			}
 			if c.header.OpsUnseen != 0 || s.Ops != want.numbered {
@@ -52,7 +52,7 @@ func TestSampledHang(t *testing.T) {
 	c := recorders(t, dir)[0]
 	for _, want := range parse(t, lines) {
 		check(t, c, want)
-		if s := c.comm(t, want.id); s.Finished > before || before-s.Finished > 200 || s.Started > before+1 {
+		if s := c.comm(t, want.id); s.Finished > before || before-s.Finished > 400 || s.Started > before+1 {
 			t.Errorf("started %d, finished %d: the GPU stopped after %d", s.Started, s.Finished, before)
 		}
 	}

@@ -34,7 +34,8 @@ type diskHeader struct {
 	descSlots      uint32
 	historySlots   uint32 // of the history table, behind fileSize
 	historyWindows uint32 // of a bank
-	_              [16]byte
+	peerSlots      uint32 // rows of the peer table, behind the history table
+	_              [12]byte
 
 	head uint64 // live: tickets handed out
 	_    [56]byte
@@ -370,7 +371,7 @@ var (
 // geometry is how many slots each region has, and so where each region lies.
 type geometry struct {
 	comms, conns, devices, descs, stamps, ring uint32
-	histories                                  uint32
+	histories, peers                           uint32
 }
 
 func (g geometry) commAt() uint64   { return HeaderSize }
@@ -383,6 +384,10 @@ func (g geometry) ringAt() uint64 {
 }
 func (g geometry) size() uint64 { return g.ringAt() + uint64(g.ring)*RecordSize }
 
-// historyAt is where the history table is, behind what size tells; memory is the size with it.
+// historyAt is where the history table is, behind what size tells, and peersAt where the peer
+// table is, behind that; memory is the size with both.
 func (g geometry) historyAt() uint64 { return g.size() }
-func (g geometry) memory() uint64    { return g.historyAt() + uint64(g.histories)*uint64(historySize) }
+func (g geometry) peersAt() uint64 {
+	return g.historyAt() + uint64(g.histories)*uint64(historySize)
+}
+func (g geometry) memory() uint64 { return g.peersAt() + uint64(g.peers)*peerRowSize }

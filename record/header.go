@@ -58,6 +58,7 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 	g := geometry{comms: h.commSlots, conns: h.connSlots, devices: h.deviceSlots, descs: h.descSlots, stamps: h.stampSlots, ring: h.ringSlots}
 	if h.historyWindows == HistoryWindows { // else this program does not know that table
 		g.histories = h.historySlots
+		g.peers = h.peerSlots
 	}
 	switch {
 	case h.version > LayoutVersion:
@@ -74,7 +75,7 @@ func (h *diskHeader) check(size int64) (geometry, error) {
 	}{
 		{"communicator", g.comms, MaxCommSlots}, {"connection", g.conns, MaxConnSlots}, {"device", g.devices, MaxDeviceSlots},
 		{"descriptor", g.descs, MaxDescSlots}, {"stamp", g.stamps, MaxStampSlots}, {"ring", g.ring, MaxRingSlots},
-		{"history", g.histories, MaxHistorySlots},
+		{"history", g.histories, MaxHistorySlots}, {"peer", g.peers, g.stamps},
 	} {
 		if s.n > s.max {
 			return g, fmt.Errorf("%w: %d %s slots, at most %d are possible", ErrCorrupt, s.n, s.what, s.max)

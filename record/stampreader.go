@@ -25,6 +25,9 @@ type Stamp struct {
 	Wait       int64 // from Start until the last peer was there, ns
 	Peer       int32 // that peer, -1 when nobody came after
 	Err        int64 // Start and End are off by at most so much, ns; the same for both, so that their difference is exact
+
+	// Peers is what was stamped of each peer, by rank, of an operation that has ended; of most nothing is.
+	Peers [MaxStampPeers]StampPeer
 }
 
 // Replay reports whether the operation is a CUDA graph's.
@@ -47,7 +50,8 @@ type stampComm struct {
 	device  uint16
 	kernels stampRing
 	copies  stampRing
-	host    stampRing // where HostTells was called, and only then
+	host    stampRing     // where HostTells was called, and only then
+	peers   []diskPeerRow // of kernels' slots; nil: there are none
 
 	// What orders the newest copy while the host has not told its times: the
 	// kernels that had begun when the copy was first seen, and the last look
@@ -101,6 +105,9 @@ func (r *Reader) stampComm(i uint16, gen uint64, e *CommEntry) *stampComm {
 			return stampRing{slots: unsafe.Slice((*diskStamp)(unsafe.Pointer(at)), n), next: 1}
 		}
 		c = &stampComm{index: i, gen: gen, device: e.Device, kernels: ring(d.stampFirst, e.Stamps), copies: ring(d.copyFirst, e.Copies), host: ring(d.stampFirst, e.HostStamps)}
+		if len(c.kernels.slots) > 0 {
+			c.peers = r.peerRows(d.stampFirst, len(c.kernels.slots))
+		}
 		r.stamps.comms[i] = c
 	}
 	return c
@@ -304,6 +311,9 @@ func (r *Reader) drainStamps(c *stampComm, dst []Stamp) (n int) {
 		}
 		seq := c.kernels.next + c.copies.next - 1
 		dst[n] = r.stamp(c, clock, s, seq)
+		if g == &c.kernels {
+			c.peersOf(s.seq, s.end-s.start, &dst[n].Peers)
+		}
 		c.add(s, &dst[n])
 		r.stamps.own.add(c, s)
 		g.next, g.after = g.next+1, s.start

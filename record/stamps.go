@@ -145,6 +145,7 @@ func (w *Writer) addRings(d *diskComm, e CommEntry) {
 	if free := w.rings[n]; len(free) > 0 {
 		first, w.rings[n] = uint64(free[0]), free[1:]
 		clear(w.mem[w.stampOffset(first):][:(stamps+copies)*StampEntrySize])
+		clear(w.mem[w.geo.peersAt():][first*peerRowSize:][:uint64(stamps)*peerRowSize])
 		if at := w.private.Load(); at != nil {
 			clear((*at)[w.stampOffset(first):][:(stamps+copies)*StampEntrySize])
 		}

@@ -133,7 +133,7 @@ func (o Options) geometry() (geometry, error) {
 		g = geometry{ring: min(g.ring, MarksRingSlots)}
 	}
 	if g.stamps > 0 {
-		g.devices, g.descs = DefaultDeviceSlots, DefaultDescSlots
+		g.devices, g.descs, g.peers = DefaultDeviceSlots, DefaultDescSlots, g.stamps
 	}
 	return g, nil
 }
@@ -177,6 +177,7 @@ func create(dir string, o Options, geo geometry) (*Writer, error) {
 	h.commSlots, h.connSlots, h.stampSlots, h.ringSlots = geo.comms, geo.conns, geo.stamps, geo.ring
 	h.deviceSlots, h.descSlots, h.descUsed = geo.devices, geo.descs, min(uint64(geo.descs), 1)
 	h.historySlots, h.historyWindows = geo.histories, HistoryWindows
+	h.peerSlots = geo.peers
 	h.source = uint32(o.Source)
 	h.pid, h.startTime, h.bootID, h.created = int32(pid), start, boot, time.Now().UnixNano()
 	h.rank, h.worldSize, h.localRank, h.attempt = id.Rank, id.WorldSize, id.LocalRank, id.Attempt

@@ -90,7 +90,7 @@ func (r *Remediator) believe(ctx context.Context, e *Entry) (outcome Outcome, de
 	switch {
 	case in.Closed:
 		return disbelieve(disbeliefClosed, OutcomeStale, "its master has closed the incident")
-	case !r.o.Config.current(time.Now(), a):
+	case !r.o.Config.current(r.o.Now(), a):
 		return disbelieve(disbeliefStale, OutcomeStale, "its master opened the incident at %v", in.Opened)
 	case in.AttemptNow != in.Attempt:
 		return disbelieve(disbeliefAttempt, OutcomeSuperseded, "the incident is about attempt %d, and the job is in attempt %d", in.Attempt, in.AttemptNow)

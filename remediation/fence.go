@@ -66,7 +66,7 @@ func (r *Remediator) fence(ctx context.Context, e *Entry) (o Outcome, detail str
 		return "", "", true
 	}
 	policy := r.o.Config.decide(&e.Alert)
-	e.Fence = &Fencing{Asked: time.Now(), Attempt: *e.Alert.Attempt}
+	e.Fence = &Fencing{Asked: r.o.Now(), Attempt: *e.Alert.Attempt}
 	fctx, cancel := context.WithTimeout(ctx, r.o.Config.FenceTimeout)
 	proof, err := r.o.Fencer.Fence(fctx, e.Alert.Job, *e.Alert.Attempt, "")
 	cancel()
@@ -80,7 +80,7 @@ func (r *Remediator) fence(ctx context.Context, e *Entry) (o Outcome, detail str
 	case proof.Proven:
 		result = fenceProven
 	}
-	e.Fence.Ended, e.Fence.Proven, e.Fence.How = time.Now(), proof.Proven, cut(proof.How)
+	e.Fence.Ended, e.Fence.Proven, e.Fence.How = r.o.Now(), proof.Proven, cut(proof.How)
 	r.m.fences.WithLabelValues(result).Inc()
 	r.m.fenceDuration.WithLabelValues().Observe(e.Fence.Ended.Sub(e.Fence.Asked).Seconds())
 	if err := r.j.update(e); err != nil {

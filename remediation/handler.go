@@ -38,7 +38,7 @@ func (r *Remediator) Handler() http.Handler {
 	mux.HandleFunc("POST /api/v1/breakers/close", func(w http.ResponseWriter, req *http.Request) {
 		req.Body = http.MaxBytesReader(w, req.Body, 1<<12)
 		scope := req.FormValue("scope")
-		was, err := r.j.closeBreaker(time.Now(), scope)
+		was, err := r.j.closeBreaker(r.o.Now(), scope)
 		if err == nil && !was {
 			http.Error(w, fmt.Sprintf("no breaker is open in scope %q", scope), http.StatusNotFound)
 			return
@@ -116,7 +116,7 @@ func (r *Remediator) webhook(w http.ResponseWriter, req *http.Request) {
 		r.m.webhooks.WithLabelValues(resultIncomplete).Add(float64(bad))
 		r.o.Logger.Warn("webhook had alerts without the labels that a decision needs", "count", bad)
 	}
-	now := time.Now()
+	now := r.o.Now()
 	fresh := slices.DeleteFunc(firing, func(a Alert) bool { return !r.o.Config.current(now, &a) })
 	if stale := len(firing) - len(fresh); stale > 0 {
 		r.m.webhooks.WithLabelValues(resultStale).Add(float64(stale))

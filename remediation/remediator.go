@@ -34,6 +34,8 @@ type Options struct {
 	// OnEvent, when set, is told of every entry as it changes, after the change
 	// is on disk. It is called from several goroutines and must not block.
 	OnEvent func(Entry)
+	// Now is the calendar: how old an incident is, and what breakers count; nil: time.Now.
+	Now func() time.Time
 }
 
 // Remediator is the webhook and the worker behind it. Safe for concurrent use.
@@ -125,6 +127,9 @@ func New(o Options) (*Remediator, error) {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
 	}
 	j, err := openJournal(o.Journal)
 	if err != nil {
@@ -238,7 +243,7 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 			return r.close(e, outcome, "was in flight when a former remediator was killed and is not repeated now; whether it was done, the job's supervisor knows")
 		}
 	default:
-		if !r.o.Config.current(time.Now(), &e.Alert) {
+		if !r.o.Config.current(r.o.Now(), &e.Alert) {
 			return r.close(e, OutcomeStale, "")
 		}
 		if !*r.o.Config.DryRun { // which needs no actuator
@@ -280,7 +285,7 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 // notToAct says why an entry leads to nothing whatever else is known, "" when it may.
 func (r *Remediator) notToAct(p Policy, e *Entry) Outcome {
 	switch {
-	case !r.o.Config.current(time.Now(), &e.Alert):
+	case !r.o.Config.current(r.o.Now(), &e.Alert):
 		return OutcomeStale
 	case p.Action == ActionNone:
 		return OutcomeNone
@@ -346,7 +351,7 @@ func (r *Remediator) decide(e *Entry, p Policy, units int) (o Outcome, detail st
 	if p.DryRun {
 		return OutcomeDryRun, "", nil
 	}
-	now := time.Now()
+	now := r.o.Now()
 	scope, why, err := r.refuse(now, history, e, units)
 	if err != nil {
 		return "", "", err
@@ -412,7 +417,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 			return r.close(e, OutcomeDone, answer.Detail)
 		case ctx.Err() != nil:
 			return false
-		case errors.Is(err, ErrGone) || e.Tries >= maxTries || !r.o.Config.current(time.Now().Add(delay), &e.Alert):
+		case errors.Is(err, ErrGone) || e.Tries >= maxTries || !r.o.Config.current(r.o.Now().Add(delay), &e.Alert):
 			return r.close(e, OutcomeFailed, err.Error())
 		}
 		r.o.Logger.Warn("action failed, trying again", "action", e.Action, "job", e.Alert.Job, "try", e.Tries, "in", delay, "err", err)
@@ -430,7 +435,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 // close ends an entry and reports whether that is on disk. When it is not, the
 // entry is still open there and is taken up again; the actuator knows its id.
 func (r *Remediator) close(e *Entry, o Outcome, detail string) bool {
-	e.State, e.Outcome, e.Detail, e.Finished = Closed, o, cut(detail), time.Now()
+	e.State, e.Outcome, e.Detail, e.Finished = Closed, o, cut(detail), r.o.Now()
 	if err := r.j.update(e); err != nil {
 		r.o.Logger.Error("journal: cannot close entry", "seq", e.Seq, "outcome", o, "err", err)
 		return false
@@ -471,6 +476,6 @@ func (r *Remediator) publishBreakers(history []past) error {
 	}
 	r.m.breaker.set(state)
 	b := r.o.Config.Breaker
-	r.m.remaining.set(b.remaining(b.count(time.Now(), history, func(s string) time.Time { return closed[s] }), open))
+	r.m.remaining.set(b.remaining(b.count(r.o.Now(), history, func(s string) time.Time { return closed[s] }), open))
 	return nil
 }

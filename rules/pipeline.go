@@ -113,32 +113,9 @@ max by (training_job, instance) ({node}) > {nodeBound}`,
 		},
 		{
 			name: names.AlertAccessDenied, severity: warning,
-			expr: promql(`
-sum by (training_job, instance) (
-{denied}
-) > 0
-or
-sum by (training_job, instance) (
-{messages}
-) > 0
-or
-sum by (instance, reason) (
-{disbelieved}
-) > 0
-or
-sum by (instance, reason) (
-{recorders}
-) > 0
-or
-sum by (training_job, instance, reason) (
-{connections}
-) > 0
-or
-sum by (instance, listener) (
-{crowded}
-) > 0`, "crowded", newly(names.ConnsCrowded, "", c), "recorders", newly(names.RecordersRefused, `{reason=~"process|job"}`, c), "connections", newly(names.RankRefused, `{reason=~"unproved|replayed|crowded"}`, c), "denied", newly(names.MasterDenied, "", c), "messages", newly(names.MasterMessages, "", c), "disbelieved", newly(names.Disbelieved, `{reason="unknown_incident"}`, c)),
+			expr:        deniedExpr(c),
 			summary:     `{{ $labels.instance }} has refused somebody who claims to be another, an incident that no master has, or too many connections`,
-			description: `{{ with $labels.reason }}{{ if eq . "process" "job" }}A user of the node wrote a recorder that speaks for another user's {{ . }}.{{ else if eq . "unknown_incident" }}An alert named an incident that the job's master does not have.{{ else }}Connections to the ranks of {{ $labels.training_job }} were turned away ({{ . }}): they do not know the job's secret, or there are too many.{{ end }}{{ else }}{{ if $labels.listener }}Its listener ({{ $labels.listener }}) held as many connections as it may, and hung up on some of the address that has most.{{ else }}A caller of {{ $labels.training_job }}'s master showed a certificate of another node, job or role, or sent what no agent sends.{{ end }}{{ end }} Nothing was done. A wrong certificate or address, a port scanner, or an attempt.`,
+			description: deniedText() + ` Nothing was done. A wrong certificate, password or address, a port scanner, or an attempt.`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{
@@ -152,11 +129,16 @@ sum by (training_job, instance) (
 {duplicates}
 ) > 0
 or
+sum by (training_job, instance) (
+{hosts}
+) > 0
+or
 max by (training_job, instance) (min_over_time({disagree}[{trouble}])) > 0`,
 				"foreign", newly(names.MasterForeign, "", c), "duplicates", newly(names.MasterDuplicates, "", c),
+				"hosts", newly(names.CoordinatorRefused, `{reason="name"}`, c),
 				"disagree", names.MasterDisagree, "trouble", c.TroubleFor),
-			summary:     `{{ $labels.training_job }}: agents contradict each other`,
-			description: `Two agents tell of the same ranks or have the same name, or one says that the job is in another attempt, or of another size, than the others do. The one that was there first, or what most say, is believed. A renamed node, a process that a restart left behind, or somebody with a stolen certificate.`,
+			summary:     `{{ $labels.training_job }}: agents, or hosts' supervisors, contradict each other`,
+			description: `Two agents tell of the same ranks, two agents or two supervisors have the same name, or one says that the job is in another attempt, or of another size, than the others do. The one that was there first, or what most say, is believed. A renamed node, a process that a restart left behind, or somebody with a stolen certificate.`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{
@@ -178,7 +160,21 @@ max by (training_job, instance) (min_over_time({disagree}[{trouble}])) > 0`,
 			name: names.AlertStateUnwritable, hold: c.DownFor, severity: critical,
 			expr:        promql(`max by (instance) ({writable}) == 0`, "writable", names.StateWritable),
 			summary:     `{{ $labels.instance }} cannot write its state`,
-			description: `A full or read-only disk: a master judges on, and would report open incidents a second time after a restart; a remediator decides nothing until it can write. Both say that they are not ready.`,
+			description: `A full or read-only disk: a master judges on, and would report open incidents a second time after a restart; a remediator, and the coordinator of lockstep run, decide nothing until they can write, and hosts that hear nothing end their ranks. All say that they are not ready.`,
+			dashboard:   names.DashboardPipeline,
+		},
+		{
+			name: names.AlertHostsMissing, hold: c.TroubleFor, severity: warning,
+			expr: promql(`
+(
+  sum by (training_job, instance) ({hosts}{state=~"running|standby"})
+  < on (training_job, instance)
+  max by (training_job, instance) ({needed})
+)
+or
+max by (training_job, instance) ({heard}) == 0`, "hosts", names.CoordinatorHosts, "needed", names.CoordinatorNeeded, "heard", names.SupervisorHeard),
+			summary:     `{{ $labels.training_job }}: {{ $labels.instance }} misses hosts of the job, or its coordinator`,
+			description: `A job of lockstep run on several machines: its coordinator hears fewer hosts than an attempt takes, or this host's supervisor does not hear the coordinator. The job waits for them as long as --join-timeout says, and fails then.`,
 			dashboard:   names.DashboardPipeline,
 		},
 		{

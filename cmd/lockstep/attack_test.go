@@ -57,6 +57,7 @@ func TestAttackers(t *testing.T) {
 		{"TwoOfEach", twoOfEach},
 		{"RendezvousFlood", rendezvousFlood},
 		{"HostileRecorders", hostileRecorders},
+		{"HostsOfAJob", hostsOfAJob},
 	} {
 		t.Run(a.name, func(t *testing.T) {
 			watch := w.watch()

@@ -20,6 +20,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/collector/wire/pki"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 // TestMetricsBehindTLSAndAPassword: exporter-toolkit's configuration closes /metrics of
@@ -100,6 +101,12 @@ func TestMetricsBehindTLSAndAPassword(t *testing.T) {
 		for _, wrong := range []string{"", "sesame"} {
 			if code, _, err := ask(url, wrong, ""); err != nil || code != 401 {
 				t.Errorf("%s with the password %q: %d, %v", url, wrong, code, err)
+			}
+		}
+		_, body, err := ask(url, "open sesame", "")
+		for _, reason := range []string{names.WebAnonymous, names.WebPassword} { // of the two above
+			if want := fmt.Sprintf("%s{reason=%q} 1\n", names.WebRefused, reason); err != nil || !strings.Contains(body, want) {
+				t.Errorf("%s does not count %s, %v", url, want, err)
 			}
 		}
 		if code, _, err := ask("http://"+addr+"/metrics", "", ""); err == nil && code == 200 {

@@ -85,6 +85,7 @@ type comm struct {
 	ntouched  int
 	legs      *collector.Peers // of the collective legsOf, whose own record follows; nil before the first
 	legsOf    uint64
+	nvlinks   [record.MaxStampPeers]*nvlink // to this rank, by peer, where GPUs stamp by peer
 	links     [maxLinks]collector.LinkEvent // ring of changes of paths
 	nlinks    int
 	linksTold int // of them, by a collective that has ended
@@ -276,6 +277,7 @@ func (a *Agent) foldStamps(p *source.Process, stamps []record.Stamp) {
 		r.called(c, diagnosis.Call{Seq: s.Seq, Coll: s.Coll, Peer: s.Root, Bytes: s.Bytes, At: s.Start})
 		if s.End != 0 {
 			o.ended, o.wait, o.transfer, o.waitedFor = s.End, s.Wait, s.End-s.Start-s.Wait, s.Peer+1
+			r.stampedPeers(c, s)
 			a.finish(r, c, o)
 		}
 	}

@@ -58,6 +58,9 @@ func (r *rank) learnConn(s *record.ConnStatus) {
 		r.job.addGone(k)
 		*k = conn{gen: s.Gen}
 	}
+	if s.Transport == record.TransportNVLink {
+		r.learnNVLink(s)
+	}
 	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
 	qp := uint64(0)
 	if s.Transport == record.TransportRDMA { // another one's is a socket's

@@ -236,6 +236,9 @@ func (r *rank) reportConns(rep *wire.Report, room int) int {
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
 		}
+		if s.Transport == record.TransportNVLink { // what is known of it comes from the peer
+			w.Rank, w.Peer = w.Peer, w.Rank
+		}
 		if !again || idle(&was.ConnStatus) || was.ID != s.ID || was.PeerID != s.PeerID {
 			w.Name = wireName(connName(s))
 			w.Address, w.Rail = record.AddressText(s.Address), uint32(s.Rail)

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
-	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // the codec that protocol takes the place of
 	"google.golang.org/grpc/mem"
@@ -166,23 +163,4 @@ func entries(b []byte, in *within) (n int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// counted counts the handshakes that fail, but for those of who hangs up, as probes of
-// a port do.
-type counted struct {
-	credentials.TransportCredentials
-	refused *atomic.Uint64
-}
-
-func (c *counted) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	out, info, err := c.TransportCredentials.ServerHandshake(conn)
-	if err != nil && !errors.Is(err, io.EOF) {
-		c.refused.Add(1)
-	}
-	return out, info, err
-}
-
-func (c *counted) Clone() credentials.TransportCredentials {
-	return &counted{c.TransportCredentials.Clone(), c.refused}
 }

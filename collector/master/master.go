@@ -130,7 +130,7 @@ func New(o Options) (*Master, error) {
 		kept:     make(chan struct{}),
 		state:    newState(o.Job, o.Limits),
 	}
-	m.creds = grpc.Creds(&counted{creds, &m.handshakes})
+	m.creds = grpc.Creds(wire.Counted(creds, &m.handshakes))
 	m.incidents = incidents{job: o.Job, closeAfter: o.CloseAfter}
 	if o.StateDir != "" {
 		err := m.restore()

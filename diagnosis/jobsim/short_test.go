@@ -28,24 +28,71 @@ func TestShortSteps(t *testing.T) { confirmNothing(t, shortJob) }
 // first one on, are none of them: who judges a rank by its peers takes it for slow.
 func TestHabits(t *testing.T) { confirmNothing(t, habitJob) }
 
-func confirmNothing(t *testing.T, job func(r *rand.Rand) jobsim.Config) {
-	for seed := *shortFirst; seed < *shortFirst+uint64(*shortJobs); seed++ {
-		c := job(rand.New(rand.NewPCG(seed, 12)))
-		c.Seed = seed
-		said := ""
-		_, err := jobsim.Play(&jobsim.Scenario{Config: c, Length: 40 * time.Second}, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+// TestShortStepsSums plays healthy jobs whose pauses were taken for a rank that costs its job a
+// little for long: windows of many steps, some with a pause and most without, two ranks that vary
+// together, and seconds of history.
+func TestShortStepsSums(t *testing.T) {
+	for _, seed := range []uint64{100370, 300219, 500484} {
+		mustConfirmNothing(t, shortJob, seed)
+	}
+	for _, seed := range []uint64{100479, 700144, 700486} {
+		mustConfirmNothing(t, habitJob, seed)
+	}
+}
+
+// TestBursts has a rank that is late for six steps of twelve, for as many bursts as there are:
+// what the first ones cost is not forgotten between them.
+func TestBursts(t *testing.T) {
+	for _, job := range []jobsim.Config{
+		{Data: 8, Buckets: 4, Seed: 1, Steps: true, Noise: 0.02, Cluster: jobsim.Cluster{RanksPerNode: 4, GPU: true, RDMA: true}},
+		{Data: 4, Tensor: 2, Layers: 2, Seed: 2, Noise: 0.02, Cluster: jobsim.Cluster{RanksPerNode: 4}},
+	} {
+		job.Compute, job.Warmup = 130*time.Millisecond, 2*time.Second
+		const at = 15 * time.Second
+		job.Faults = []jobsim.Fault{{Kind: jobsim.Straggler, Rank: 5, Factor: 1.8, Shape: jobsim.Periodic, Period: 6 * time.Second, At: at}}
+		told := time.Duration(0)
+		_, err := jobsim.Play(&jobsim.Scenario{Config: job, Length: at + 15*time.Second}, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
 			for _, v := range verdicts {
-				if v.Level == diagnosis.Confirmed && said == "" {
-					said = fmt.Sprintf("at %s: %v %v: %v", j.Now(), v.Class, v.Culprits, v.Why)
+				if v.Class != diagnosis.NoncommunicationSlow || v.Culprits[0].Rank != 5 {
+					t.Fatalf("at %v: %v %+v, want rank 5 slow", j.Now(), v.Class, v.Culprits)
+				}
+				if v.Level == diagnosis.Confirmed && told == 0 {
+					told = j.Now()
 				}
 			}
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if said != "" {
-			t.Errorf("seed %d: confirmed %s\n%+v", seed, said, c)
+		if told == 0 {
+			t.Errorf("%d × %d: a rank that is late for six steps of twelve is not confirmed in 15 s", job.Data, job.Tensor)
 		}
+	}
+}
+
+func confirmNothing(t *testing.T, job func(r *rand.Rand) jobsim.Config) {
+	for seed := *shortFirst; seed < *shortFirst+uint64(*shortJobs); seed++ {
+		mustConfirmNothing(t, job, seed)
+	}
+}
+
+func mustConfirmNothing(t *testing.T, job func(r *rand.Rand) jobsim.Config, seed uint64) {
+	t.Helper()
+	c := job(rand.New(rand.NewPCG(seed, 12)))
+	c.Seed = seed
+	said := ""
+	_, err := jobsim.Play(&jobsim.Scenario{Config: c, Length: 40 * time.Second}, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+		for _, v := range verdicts {
+			if v.Level == diagnosis.Confirmed && said == "" {
+				said = fmt.Sprintf("at %s: %v %v: %v", j.Now(), v.Class, v.Culprits, v.Why)
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said != "" {
+		t.Errorf("seed %d: confirmed %s\n%+v", seed, said, c)
 	}
 }
 

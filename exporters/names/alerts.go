@@ -32,6 +32,7 @@ const (
 	AlertRanksUnseen       = "LockstepRanksUnseen"
 	AlertCertificate       = "LockstepCertificateTrouble"
 	AlertStateUnwritable   = "LockstepStateUnwritable"
+	AlertHostsMissing      = "LockstepHostsMissing"
 
 	AlertGPUXidFatal           = "LockstepGPUXidFatal"
 	AlertGPULost               = "LockstepGPULost"

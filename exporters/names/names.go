@@ -30,6 +30,7 @@ const (
 	Remediator Component = "remediator"
 	Preflight  Component = "preflight"
 	Planner    Component = "planner"
+	Supervisor Component = "supervisor" // lockstep run, of a job on several machines
 	All        Component = "all"
 )
 
@@ -115,8 +116,9 @@ var (
 	BuildInfo      = def(All, Gauge, "lockstep_build_info", "", "Version of this lockstep process; always 1.", LabelVersion, LabelRevision, LabelGoVersion, LabelComponent)
 	CertUnreadable = def(All, Gauge, "lockstep_certificate_unreadable", "", "1 while this process's certificate, its key or its CA cannot be read again, and those that could be last are used until they end. Absent without certificates.")
 	CertExpiry     = def(All, Gauge, "lockstep_certificate_expiry_timestamp_seconds", "seconds", "When this process's certificate ends, in Unix time. Absent without certificates.")
-	StateWritable  = def(All, Gauge, "lockstep_state_writable", "", "Whether a master's state directory, or the remediator's journal, could be written when that was last tried. Absent on others.")
-	ConnsCrowded   = def(All, Counter, "lockstep_connections_crowded_total", "", "Connections that a listener hung up on because it held as many as it may, those of the address that had most: web (the pages), agents (a master's), planner (of hosts and processes).", LabelListener)
+	StateWritable  = def(All, Gauge, "lockstep_state_writable", "", "Whether a master's or planner's state directory, the remediator's journal, or the books of the coordinator of lockstep run could be written when that was last tried. Absent on others.")
+	ConnsCrowded   = def(All, Counter, "lockstep_connections_crowded_total", "", "Connections that a listener hung up on because it held as many as it may, those of the address that had most: web (the pages), agents (a master's), planner (of hosts and processes), coordinator (of the hosts of a job of lockstep run).", LabelListener)
+	WebRefused     = def(All, Counter, "lockstep_web_requests_refused_total", "", "Requests that a page's listener refused: anonymous (no password given), password (a wrong one), elsewhere (the page is for this host's loopback only), limited (more than its configuration allows).", LabelReason)
 	SeriesOverflow = def(All, Counter, "lockstep_series_overflow_total", "", "Label sets that were not exported because their family had reached its cap; absent while there are none.", LabelFamily)
 )
 
@@ -324,7 +326,22 @@ var (
 	PlannerJobs        = def(Planner, Gauge, "lockstep_planner_leases", "", "Jobs whose lanes have paths now.")
 	PlannerStreams     = def(Planner, Gauge, "lockstep_planner_streams", "", "Processes that are connected to be planned.")
 	PlannerProbers     = def(Planner, Gauge, "lockstep_planner_probers", "", "Hosts whose prober is connected.")
-	PlannerRefused     = def(Planner, Counter, "lockstep_planner_refused_total", "", "What the planner refused: certificate (it does not allow what was said), request (malformed, or over a bound).", LabelReason)
+	PlannerRefused     = def(Planner, Counter, "lockstep_planner_refused_total", "", "What the planner refused: handshake (no certificate, another authority's, or another user's process), certificate (it does not allow what was said), request (malformed, or over a bound).", LabelReason)
+)
+
+// On each supervisor of a job of `lockstep run` on several machines that is given a page, and on its coordinator.
+var (
+	SupervisorHeard  = def(Supervisor, Gauge, "lockstep_supervisor_coordinator_heard", "", "Whether this host's supervisor has heard the job's coordinator within the lease; its ranks end when it has not.", LabelJob)
+	SupervisorRanks  = def(Supervisor, Gauge, "lockstep_supervisor_ranks", "", "Ranks of this host by state: running, exited.", LabelJob, LabelState)
+	SupervisorLeases = def(Supervisor, Counter, "lockstep_supervisor_leases_expired_total", "", "Times that this host's ranks were ended because the coordinator was not heard for a lease.", LabelJob)
+
+	CoordinatorHosts    = def(Supervisor, Gauge, "lockstep_coordinator_hosts", "", "Hosts by what they are to the coordinator: running (heard, and of the attempt), standby (heard, and of none), silent (of the last attempt, and not heard), excluded.", LabelJob, LabelState)
+	CoordinatorNeeded   = def(Supervisor, Gauge, "lockstep_coordinator_hosts_needed", "", "Hosts that an attempt of the job takes.", LabelJob)
+	CoordinatorConns    = def(Supervisor, Gauge, "lockstep_coordinator_connections", "", "Connections of supervisors that have been let in.", LabelJob)
+	CoordinatorJoins    = def(Supervisor, Counter, "lockstep_coordinator_joins_total", "", "Times that a host's supervisor was let in, anew after each loss of its connection.", LabelJob)
+	CoordinatorAttempt  = def(Supervisor, Gauge, "lockstep_coordinator_attempt", "", "The last attempt that was begun, from 0; -1 while there is none.", LabelJob)
+	CoordinatorAttempts = def(Supervisor, Counter, "lockstep_coordinator_attempts_total", "", "Attempts begun, those before a restart of the coordinator included.", LabelJob)
+	CoordinatorRefused  = def(Supervisor, Counter, "lockstep_coordinator_refused_total", "", "Whom the coordinator turned away: handshake (no certificate, another authority's, or another user's process), certificate (it does not allow to speak for that node or job), name (another supervisor of the node is heard), message (not the protocol's), another_job (of another job, or told of other ranks), full (as many hosts as may be), silent (nothing was said in time).", LabelJob, LabelReason)
 )
 
 var fabricLink = []string{LabelLeaf, LabelSpine, LabelDirection, LabelLink}

@@ -60,7 +60,7 @@ func TestMetricsFollowPrometheusConventions(t *testing.T) {
 			if !strings.HasSuffix(m.Help, ".") || strings.TrimSpace(m.Help) != m.Help || strings.ContainsAny(m.Help, "\n|") {
 				t.Error("help is one or more sentences on one line")
 			}
-			if !slices.Contains([]names.Component{names.Agent, names.Master, names.Remediator, names.Preflight, names.Planner, names.All}, m.From) {
+			if !slices.Contains([]names.Component{names.Agent, names.Master, names.Remediator, names.Preflight, names.Planner, names.Supervisor, names.All}, m.From) {
 				t.Errorf("unknown component %q", m.From)
 			}
 			for i, l := range m.Labels {

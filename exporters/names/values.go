@@ -58,7 +58,19 @@ const (
 
 // Values of LabelListener.
 const (
-	ListenerWeb     = "web"
-	ListenerAgents  = "agents"
-	ListenerPlanner = "planner"
+	ListenerWeb         = "web"
+	ListenerAgents      = "agents"
+	ListenerPlanner     = "planner"
+	ListenerCoordinator = "coordinator"
 )
+
+// Values of LabelReason on lockstep_web_requests_refused_total.
+const (
+	WebAnonymous = "anonymous" // no password, where one is asked for; a browser's first request is such
+	WebPassword  = "password"  // a wrong one
+	WebElsewhere = "elsewhere" // the page is for this host's loopback only
+	WebLimited   = "limited"   // more requests than the web configuration allows
+)
+
+// WebRefusals are all of them.
+var WebRefusals = []string{WebAnonymous, WebPassword, WebElsewhere, WebLimited}

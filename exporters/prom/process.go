@@ -68,3 +68,25 @@ func Crowded(listener string, hungUp func() uint64) prometheus.Collector {
 		ch <- prometheus.MustNewConstMetric(descs[0], prometheus.CounterValue, float64(hungUp()))
 	}}
 }
+
+// Web exports whom a component's page has turned away.
+func Web(s interface {
+	HungUp() uint64
+	Refused() map[string]uint64
+}) prometheus.Collector {
+	crowded := Crowded(names.ListenerWeb, s.HungUp)
+	refused := Desc(names.WebRefused)
+	return &probe{[]*prometheus.Desc{described(crowded), refused}, func(ch chan<- prometheus.Metric, _ []*prometheus.Desc) {
+		crowded.Collect(ch)
+		for reason, n := range s.Refused() {
+			ch <- prometheus.MustNewConstMetric(refused, prometheus.CounterValue, float64(n), reason)
+		}
+	}}
+}
+
+// described is the one description of a collector.
+func described(c prometheus.Collector) *prometheus.Desc {
+	ch := make(chan *prometheus.Desc, 1)
+	c.Describe(ch)
+	return <-ch
+}

@@ -277,6 +277,33 @@ func TestPlannerGolden(t *testing.T) {
 	}
 }
 
+func TestSupervisorGolden(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(prom.NewSupervisor(supervision, prom.Options{}))
+	golden(t, reg, "supervisor.prom")
+	other := prometheus.NewPedanticRegistry()
+	other.MustRegister(prom.NewSupervisor(func() prom.Supervision { return prom.Supervision{Job: "llama"} }, prom.Options{}))
+	if n, err := testutil.GatherAndCount(other, names.CoordinatorRefused.Name, names.CoordinatorHosts.Name); n != 0 || err != nil {
+		t.Errorf("a supervisor that does not coordinate tells of %d refusals and hosts, %v", n, err)
+	}
+}
+
+func supervision() prom.Supervision {
+	return prom.Supervision{
+		Job: "llama", Heard: true, Ranks: map[string]int{"running": 7, "exited": 1}, LeasesExpired: 1,
+		Coordination: &prom.Coordination{
+			Attempt: 2, Attempts: 3, Needed: 4, Hosts: map[string]int{"running": 3, "standby": 1, "silent": 1, "excluded": 0},
+			Connections: 4, Joined: 9, Refused: map[string]uint64{"handshake": 5, "certificate": 2, "name": 0},
+		},
+	}
+}
+
+// turnedAway is what a page has turned away.
+type turnedAway struct{}
+
+func (turnedAway) HungUp() uint64             { return 1 }
+func (turnedAway) Refused() map[string]uint64 { return map[string]uint64{names.WebPassword: 2} }
+
 func fabric() prom.Fabric {
 	return prom.Fabric{
 		Links: []prom.FabricLink{
@@ -327,13 +354,15 @@ func TestEveryAgentAndMasterMetricIsExposed(t *testing.T) {
 	masters := prometheus.NewPedanticRegistry()
 	masters.MustRegister(prom.NewMaster(masterSnapshot, prom.Options{}), prom.State(func() string { return "" }),
 		prom.Certificates(func() []prom.Certificate { return []prom.Certificate{{Expires: time.Unix(1, 0)}} }),
-		prom.Crowded(names.ListenerAgents, func() uint64 { return 0 }), prom.Crowded(names.ListenerWeb, func() uint64 { return 1 }))
+		prom.Crowded(names.ListenerAgents, func() uint64 { return 0 }), prom.Web(turnedAway{}))
 	agents.MustRegister(prom.Node("node0")) // beside it, as an agent has it
 	planners := prometheus.NewPedanticRegistry()
 	planners.MustRegister(prom.NewPlanner(fabric, prom.Options{}))
+	supervisors := prometheus.NewPedanticRegistry()
+	supervisors.MustRegister(prom.NewSupervisor(supervision, prom.Options{}))
 	_, capped := newAgent(t, agentSnapshot(), prom.Options{SeriesPerFamily: 1}) // for what is counted then only
 	exposed := map[string]bool{}
-	for _, reg := range []*prometheus.Registry{agents, masters, planners, capped, prom.NewRegistry(names.Agent, prom.Build{})} {
+	for _, reg := range []*prometheus.Registry{agents, masters, planners, supervisors, capped, prom.NewRegistry(names.Agent, prom.Build{})} {
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)

@@ -6,11 +6,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 )
 
 // A page for this host only is for who is on it, and asks for it by address.
 func TestLocalPages(t *testing.T) {
-	h := new(Server).local(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	s := &Server{refused: newRefusals()}
+	h := s.local(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	for _, c := range []struct {
 		from, host string
 		code       int
@@ -30,5 +33,8 @@ func TestLocalPages(t *testing.T) {
 		if w.Code != c.code {
 			t.Errorf("from %s to %q: %d, want %d", c.from, c.host, w.Code, c.code)
 		}
+	}
+	if n := s.Refused()[names.WebElsewhere]; n != 3 {
+		t.Errorf("%d requests are counted as refused, want 3", n)
 	}
 }

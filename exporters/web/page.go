@@ -199,6 +199,9 @@ func (r *Standing) sentence() string {
 	if w := r.Whom(); w != "" {
 		fmt.Fprintf(&b, ", waits for %s", w)
 	}
+	if r.WaitsIn != "" {
+		fmt.Fprintf(&b, ", waits in %s", r.WaitsIn)
+	}
 	if r.Culprit {
 		b.WriteString(", blamed")
 	}

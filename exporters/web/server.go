@@ -16,6 +16,7 @@ import (
 	toolkit "github.com/prometheus/exporter-toolkit/web"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/internal/crowd"
 )
 
@@ -45,9 +46,10 @@ const maxConns = 512
 
 // Server is a component's HTTP server.
 type Server struct {
-	opts   Options
-	mux    *http.ServeMux
-	listen []listener
+	opts    Options
+	mux     *http.ServeMux
+	listen  []listener
+	refused refusals
 }
 
 type listener struct {
@@ -65,7 +67,7 @@ func New(o Options) (*Server, error) {
 	if err := toolkit.Validate(o.ConfigFile); err != nil {
 		return nil, fmt.Errorf("web configuration %s: %w", o.ConfigFile, err)
 	}
-	s := &Server{opts: o, mux: http.NewServeMux()}
+	s := &Server{opts: o, mux: http.NewServeMux(), refused: newRefusals()}
 	links := []toolkit.LandingLinks{{Address: "metrics", Text: "Metrics"}}
 	s.mux.Handle("GET /metrics", o.Metrics)
 	s.mux.HandleFunc("GET /-/healthy", func(w http.ResponseWriter, _ *http.Request) {
@@ -112,7 +114,7 @@ func (s *Server) bind(addr string, h http.Handler, writeTimeout time.Duration) e
 	if err != nil {
 		return fmt.Errorf("web server: %w", err)
 	}
-	s.listen = append(s.listen, listener{crowd.Limit(l, maxConns, true), &http.Server{
+	server := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
@@ -120,7 +122,12 @@ func (s *Server) bind(addr string, h http.Handler, writeTimeout time.Duration) e
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(s.opts.Log.Handler(), slog.LevelWarn),
-	}})
+	}
+	server.BaseContext = func(net.Listener) context.Context {
+		server.Handler = s.refused.counted(server.Handler) // around what asks for passwords, which toolkit.Serve has set by now
+		return context.Background()
+	}
+	s.listen = append(s.listen, listener{crowd.Limit(l, maxConns, true), server})
 	return nil
 }
 
@@ -154,6 +161,7 @@ func (s *Server) local(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		at, ok := req.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 		if from, err := netip.ParseAddrPort(req.RemoteAddr); err != nil || !ok || !at.IP.IsLoopback() || !from.Addr().Unmap().IsLoopback() || !plainHost(req.Host) {
+			s.refused.count(names.WebElsewhere)
 			http.Error(w, "this page is for this host's loopback address only: set TLS and users in --web.config.file to see it from elsewhere", http.StatusForbidden)
 			return
 		}
@@ -185,6 +193,9 @@ func (s *Server) HungUp() (n uint64) {
 	}
 	return n
 }
+
+// Refused returns how many requests were refused, by reason.
+func (s *Server) Refused() map[string]uint64 { return s.refused.all() }
 
 // PprofAddr returns the profiling listener's address, nil when there is none.
 func (s *Server) PprofAddr() net.Addr {

@@ -21,22 +21,24 @@ const heldFrom = time.Second
 
 // Values of Standing.State beside the states of processes.
 const (
-	StandingMoving  = "moving"  // in an operation or between two, as in health
-	StandingHeld    = "held"    // in an operation for over a second
-	StandingAwaited = "awaited" // in none, and others wait for it
-	StandingUnseen  = "unseen"  // no agent tells of it now
+	StandingMoving   = "moving"   // in an operation or between two, as in health
+	StandingHeld     = "held"     // in an operation for over a second
+	StandingAwaited  = "awaited"  // in none, and others wait for it
+	StandingStarting = "starting" // its process is there, and has made no communicator so far
+	StandingUnseen   = "unseen"   // no agent tells of it now
 )
 
 // Standing is where one rank stands.
 type Standing struct {
 	Rank    int    `json:"rank"`
-	State   string `json:"state"` // moving, held, awaited, unseen, stopped, disk_sleep, gone, exited
+	State   string `json:"state"` // moving, held, awaited, starting, unseen, stopped, disk_sleep, gone, exited
 	Culprit bool   `json:"culprit,omitempty"`
 	Node    string `json:"node"`
 	PID     int32  `json:"pid,omitempty"`
 	Step    uint64 `json:"step"`
 	Mark    string `json:"mark,omitempty"` // what its program says that it does
 	Xid     uint32 `json:"xid,omitempty"`
+	WaitsIn string `json:"waits_in,omitempty"` // what a rank that starts waits in; "" when it runs
 
 	// The operation that it has been in for longest.
 	Communicator string  `json:"communicator,omitempty"`
@@ -56,7 +58,7 @@ type Situation struct {
 	Culprit  bool    `json:"culprit,omitempty"`
 	Ranks    int     `json:"ranks"`
 	Who      string  `json:"who"`   // world ranks as ranges: 0-4, 7
-	Where    string  `json:"where"` // in which collective of which communicator; "" when in none
+	Where    string  `json:"where"` // in which collective of which communicator, or what ranks that start wait in; "" when in none
 	Seconds  float64 `json:"seconds"`
 	WaitsFor string  `json:"waits_for,omitempty"`
 	ranks    []int
@@ -124,6 +126,8 @@ func Stand(v *collector.JobView, open []Incident) []Standing {
 			s.State, since = StandingUnseen, time.Time{}
 		case r.Proc == diagnosis.ProcStopped, r.Proc == diagnosis.ProcDisk, r.Proc == diagnosis.ProcGone, r.Proc == diagnosis.ProcExited:
 			s.State, since = label.ProcState(r.Proc), r.ProcAt
+		case r.Starting:
+			s.State, s.WaitsIn, since = StandingStarting, r.WaitsIn.String(), r.ProcAt
 		case r.In != nil && v.At.Sub(since) >= heldFrom:
 			s.State = StandingHeld
 		case r.In == nil && held && (awaited[int32(i)] || s.Culprit):
@@ -156,14 +160,14 @@ func blamed(open []Incident) (ranks map[int32]bool, nodes map[string]bool) {
 }
 
 // order of states: what needs eyes first.
-var stateOrder = []string{"gone", "stopped", "disk_sleep", StandingAwaited, StandingUnseen, StandingHeld, "exited", StandingMoving}
+var stateOrder = []string{"gone", "stopped", "disk_sleep", StandingAwaited, StandingUnseen, StandingHeld, StandingStarting, "exited", StandingMoving}
 
 // Fold folds ranks that stand alike, what needs eyes first. More is how many situations it leaves out.
 func Fold(list []Standing) (out []Situation, more int) {
 	type key struct {
-		state, comm, coll, mark, waits string
-		seq                            uint64
-		culprit                        bool
+		state, comm, coll, mark, waits, in string
+		seq                                uint64
+		culprit                            bool
 	}
 	at := map[key]int{}
 	for i := range list {
@@ -171,7 +175,7 @@ func Fold(list []Standing) (out []Situation, more int) {
 		k := key{state: s.State, culprit: s.Culprit}
 		if s.State != StandingMoving && s.State != StandingUnseen {
 			k.comm, k.coll, k.seq, k.mark = s.Communicator, s.Collective, s.Sequence, s.Mark
-			k.waits = fmt.Sprint(s.WaitsFor, s.Waited, s.Delivers)
+			k.waits, k.in = fmt.Sprint(s.WaitsFor, s.Waited, s.Delivers), s.WaitsIn
 		}
 		n, known := at[k]
 		if !known {
@@ -183,6 +187,8 @@ func Fold(list []Standing) (out []Situation, more int) {
 				x.WaitsFor = s.Whom()
 			} else if k.mark != "" {
 				x.Where = "its own " + k.mark
+			} else {
+				x.Where = k.in
 			}
 			out = append(out, x)
 		}

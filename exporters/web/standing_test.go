@@ -67,6 +67,36 @@ func TestRanksAreTold(t *testing.T) {
 	}
 }
 
+// Ranks that have made no communicator so far are starting, and neither moving nor held.
+func TestStartingRanksAreTold(t *testing.T) {
+	view := &collector.JobView{At: time.Now(), Ranks: make([]collector.RankView, 4)}
+	for i := range view.Ranks {
+		view.Ranks[i] = collector.RankView{Node: "gpu-00", PID: int32(4000 + i), Proc: diagnosis.ProcRunning, ProcAt: view.At.Add(-4 * time.Second), Seen: true, Starting: true, WaitsIn: diagnosis.WaitInNetwork}
+	}
+	view.Ranks[2].WaitsIn = diagnosis.WaitInSleep
+	view.Ranks[3].Proc = diagnosis.ProcStopped
+	status := snapshot()
+	status.Incidents = nil
+	fetch := start(t, web.Options{Status: func() *collector.MasterSnapshot { return status }, Job: func() *collector.JobView { return view }})
+	_, body := fetch("/status")
+	for _, want := range []string{
+		`<b>0-1</b> · in the network (a socket or a poll) · for 4.0 s`, `<b>2</b> · in a sleep of its own · for 4.0 s`,
+		`aria-label="1 stopped, 3 starting"`, `class="starting" title="rank 2: starting for 4.0 s, waits in a sleep of its own">2</i>`,
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("page lacks %s", want)
+		}
+	}
+	var got web.Standings
+	if _, body := fetch("/api/v1/ranks"); json.Unmarshal([]byte(body), &got) != nil || len(got.Ranks) != 4 || got.Ranks[0].State != web.StandingStarting || got.Ranks[2].WaitsIn != "a sleep of its own" || got.Ranks[3].State != "stopped" {
+		t.Errorf("ranks: %s", body)
+	}
+	view.Ranks[0].Starting = false // it has made one
+	if list := web.Stand(view, nil); list[0].State != web.StandingMoving {
+		t.Errorf("%+v", list[0])
+	}
+}
+
 // Names come from jobs: none of them may become markup.
 func TestRanksAreEscaped(t *testing.T) {
 	const evil = `"><script>alert(1)</script>`

@@ -33,16 +33,16 @@ void tight(void)
 	told(&d, "sampled");
 }
 
-/* The same, and then a collective that does not end while calls go on: the GPU gets to none of them. */
+/* The same, and then a collective that does not end while calls go on, until CUDA's queue is nearly full: the GPU gets to none of them. */
 void stuck(void)
 {
-	static struct played p[200];
+	static struct played p[1000];
 	struct comm c;
 	comm_init(&c, 0x111, "stuck", 4, 1);
 	for (int i = 0; i < 3000; i++)
 		collective(&c, "AllReduce", 64, 2, 500);
 	uint64_t before = c.numbered;
-	for (int i = 0; i < 200; i++) {
+	for (int i = 0; i < 1000; i++) {
 		api_begin(&p[i], &c, 0);
 		api_coll(&p[i], "AllReduce", 64);
 		plan_begin(&p[i]);

@@ -154,6 +154,7 @@ struct sampling {
 	int tight;         /* calls come too often to time each */
 	int64_t spent;     /* until when the budget is spent */
 	int64_t called;    /* last call */
+	int64_t gap;       /* mean time between calls of late, each 1 ms at most */
 	int64_t captured;  /* last call that went into a graph */
 	int64_t turned;    /* when the mask was last changed */
 	uint32_t turns;    /* twice how often it was; odd while it is being changed */

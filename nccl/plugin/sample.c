@@ -7,8 +7,9 @@
  * All that was on cost 0.9 µs an operation of 8 B (docs/design/nccl.md); without a plugin that
  * does nothing beside it, nobody has measured the kernels' part alone. A job that makes up to 4,000 calls a second has every
  * operation timed, and bursts of 256 above that. Of one that calls more often, one operation in 32
- * is; it tells that all before it are over. Which ones is a function of the number of the call,
- * so that ranks that make the same calls choose the same ones, and their progress compares.
+ * is, and in a long loop of calls closer than 50 µs one in 128; it tells that all before it are over.
+ * Which ones is a function of the number of the call, so that ranks that make the same calls choose
+ * the same ones, and their progress compares.
  *
  * NCCL reads its mask at a group's start, so what holds for a group is decided at the end of
  * the one before. The last call before a pause is timed out of turn where the burst before
@@ -21,14 +22,26 @@
 #define COST_NS INT64_C(250000)
 #define SAVED_NS (256 * COST_NS)
 #define SHARE 32
+#define RUSH_NS INT64_C(50000)
+#define RUSH_CALLS 1024
+#define RUSH_SHARE 128
 #define PAUSE_NS (1 * MS)
 #define CAPTURE_NS (1000 * MS)
 #define UNSURE_NS (1000 * MS)
 
 static int is_sampling(void) { return PEEK(&plugin.set) == LOCKSTEP_EVENTS_DEFAULT; }
 
-/* One call in SHARE, evenly, and in step with no loop of the program. */
-static int chosen(uint32_t call) { return call * UINT32_C(2654435769) < UINT32_MAX / SHARE; }
+/* A loop of calls closer than RUSH_NS, without a pause. A call that is timed among others that are not wakes NCCL's
+ * proxy, which costs it some 10 µs. A hang there does not go unseen: such a loop goes on calling until CUDA's queue
+ * is full, which is more calls than lie between two that are timed. */
+static int is_rush(const struct sampling *s) { return PEEK(&s->calls) > RUSH_CALLS && PEEK(&s->gap) < RUSH_NS; }
+
+/* One call in SHARE, evenly, and in step with no loop of the program; of a rush one in RUSH_SHARE. These are among
+ * those: ranks that do not agree on how fast they call still time some of the same operations. */
+static int chosen(const struct sampling *s, uint32_t call)
+{
+	return call * UINT32_C(2654435769) < UINT32_MAX / (is_rush(s) ? RUSH_SHARE : SHARE);
+}
 
 /* The word of this thread, and what is in it while nobody has turned anything since its last group. */
 static uint64_t *own_word(struct sampling *s, uint64_t *want)
@@ -77,7 +90,9 @@ static void weigh(struct sampling *s, int64_t now)
 	else if (spent < now - SAVED_NS / 2)
 		SET(&s->tight, 0);
 	SET(&s->spent, spent < now + COST_NS ? spent : now + COST_NS);
-	if (now - PEEK(&s->called) > PAUSE_NS) {
+	int64_t gap = now - PEEK(&s->called), mean = PEEK(&s->gap);
+	SET(&s->gap, mean + ((gap < PAUSE_NS ? gap : PAUSE_NS) - mean) / 64);
+	if (gap > PAUSE_NS) {
 		SET(&s->burst, PEEK(&s->calls));
 		SET(&s->calls, (uint32_t)0);
 	}
@@ -115,7 +130,7 @@ HIDDEN void sample_group(void)
 	if (!is_sampling())
 		return;
 	int64_t now = PEEK(&s->called);
-	int quiet = PEEK(&s->tight) && !chosen(PEEK(&s->total) + 1) && PEEK(&s->calls) + 1 != PEEK(&s->burst) && now - PEEK(&s->captured) > CAPTURE_NS;
+	int quiet = PEEK(&s->tight) && !chosen(s, PEEK(&s->total) + 1) && PEEK(&s->calls) + 1 != PEEK(&s->burst) && now - PEEK(&s->captured) > CAPTURE_NS;
 	if (quiet != PEEK(&s->quiet))
 		turn(quiet);
 	uint64_t want, *word = own_word(s, &want);

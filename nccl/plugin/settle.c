@@ -23,7 +23,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 	/* What tells of others is read before its own channels: this thread may be held up anywhere in between, and what
 	 * has run in the meantime would make an operation that was told of look like one that was not. */
 	uint32_t flags = LOAD(&o->flags), plan = PEEK(&o->plan);
-	int full = LOAD(&c->called) - seq > c->size / 2;
+	int full = LOAD(&c->called) - seq > c->size / 4 * 3;
 	int passed = flags & OP_PLACED && (int32_t)(LOAD(&c->stopped_plan) - plan) > 0; /* a later plan has run */
 	int later = LOAD(&c->started) > seq;
 	uint64_t count = LOAD(&o->count);

@@ -2,7 +2,9 @@
 
 It knows nothing of Lockstep: an unmodified PyTorch script. BACKEND=gloo runs it without GPUs.
 """
+import faulthandler
 import os
+import signal
 import time
 
 import torch
@@ -14,10 +16,24 @@ fault, at = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "400")
 backend = os.environ.get("BACKEND", "nccl")
 rank, world, local = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
 mine = rank == int(os.environ.get("FAULT_RANK", "1"))
+
+
+def begun():
+    """The fault is about to happen."""
+    with open(os.environ["PROGRESS"] + ".fault", "w") as f:
+        f.write(str(time.time()))
+
+
+if fault == "start_store" and mine:
+    begun()
+    time.sleep(3600)
 if backend == "nccl":
     torch.cuda.set_device(local)
     dev = torch.device("cuda", local)
-    dist.init_process_group(backend, device_id=dev)
+    dist.init_process_group(backend, device_id=None if fault == "start_nccl" else dev)  # None: NCCL's is made at the first collective
+    if fault == "start_nccl" and mine:
+        begun()
+        os.kill(os.getpid(), signal.SIGSTOP)
 else:
     dev = torch.device("cpu")
     dist.init_process_group(backend)
@@ -29,6 +45,8 @@ metric = torch.ones(1 << 10, device=dev)
 base = os.environ["PROGRESS"]
 attempt, last = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), int(os.environ.get("LAST_STEP", "1000000"))
 begin = 0
+if attempt:
+    faulthandler.dump_traceback_later(40)  # a second attempt that does not get to its first step says where it is
 
 
 def save(n):
@@ -53,8 +71,7 @@ class Batches(torch.utils.data.Dataset):
 
     def __getitem__(self, n):
         if mine and n == at:
-            with open(os.environ["PROGRESS"] + ".fault", "w") as f:
-                f.write(str(time.time()))
+            begun()
         if mine and n >= at:
             time.sleep({"loader_hang": 3600, "loader_slow": 0.03}.get(fault, 0))
         return n
@@ -62,7 +79,9 @@ class Batches(torch.utils.data.Dataset):
 
 for n in torch.utils.data.DataLoader(Batches(), batch_size=None):
     n = int(n) + begin
-    if fault in ("restart", "no_restart") and n % 100 == 0:
+    if n == begin + 1:
+        faulthandler.cancel_dump_traceback_later()
+    if fault in ("restart", "no_restart", "checkpoints") and n % 100 == 0:
         save(n)
     loss = step()
     if slow is not None and n >= at:

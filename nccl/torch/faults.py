@@ -7,6 +7,7 @@ Each fault has a job of its own (faultjob.py under torchrun). Printed is what wa
 with the time from the fault; --keep DIR keeps statuses, RAS's answers and the recordings of evidence.
 """
 import argparse
+import ctypes
 import glob
 import json
 import os
@@ -22,9 +23,11 @@ import time
 import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+SO_MAX_PACING_RATE = 47  # socket(7), asm-generic/socket.h
 # Fault, who does it (the job itself, or a signal from outside), seconds to watch, and what is right.
 FAULTS = {
     "healthy": (None, 10, ()),
+    "checkpoints": (None, 10, ()),
     "sigstop": (signal.SIGSTOP, 15, ("noncommunication_hang",)),
     "kill": (signal.SIGKILL, 12, ("process_gone", "noncommunication_hang")),
     "skip": (None, 20, ("",)),
@@ -33,31 +36,47 @@ FAULTS = {
     "loader_slow": (None, 30, ("noncommunication_slow",)),
     "slow_gpu": (None, 30, ("noncommunication_slow",)),
     "restart": (signal.SIGKILL, 0, ("noncommunication_hang",)),
-    "throttle": ("tc", 30, ("communication_slow",)),
+    "throttle": ("pace", 30, ("communication_slow",)),
+    # Before the first communicator: rank 1 never comes to the store; or it stops where the others make NCCL's.
+    "start_store": (None, 40, ("noncommunication_hang",)),
+    "start_nccl": (None, 40, ("noncommunication_hang",)),
 }
 # What some of them need: the network path instead of NVLink.
 ENV = {"throttle": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET"}}
 
 
-def local_ports(pid):
-    """Local ports of a process's established connections."""
-    out = subprocess.run(["ss", "-Htnp", "state", "established"], check=True, capture_output=True, text=True).stdout
-    return sorted({int(x.split()[2].rsplit(":", 1)[1]) for x in out.splitlines() if f"pid={pid}," in x})
+def throttle(pid, rate=25_000_000):
+    """What a process sends over its TCP connections goes no faster from now on, in bytes a second each; what others send does.
 
-
-def throttle(pid, rate="200mbit"):
-    """What a process sends over the loopback device goes no faster from now on; what others send does. It takes
-    CAP_NET_ADMIN, tc with htb and u32, and ss."""
-    ports = local_ports(pid)
-    if not ports:
+    Its sockets are borrowed (pidfd_getfd, which takes the rights of a debugger) and paced by the kernel: there is no
+    need of tc, and of nothing that the process does. Returns how many they are."""
+    libc, slowed = ctypes.CDLL(None, use_errno=True), 0
+    pidfd = libc.syscall(434, pid, 0)  # pidfd_open
+    if pidfd < 0:
+        raise OSError(ctypes.get_errno(), f"pidfd_open of process {pid}")
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                    continue
+            except OSError:
+                continue  # closed since
+            fd = libc.syscall(438, pidfd, int(name), 0)  # pidfd_getfd
+            if fd < 0:
+                raise OSError(ctypes.get_errno(), f"pidfd_getfd: a socket of process {pid} (it takes the rights of a debugger)")
+            with socket.socket(fileno=fd) as s:
+                try:
+                    s.getpeername()
+                    if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
+                        s.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+                        slowed += 1
+                except OSError:
+                    continue  # it listens, or has ended
+    finally:
+        os.close(pidfd)
+    if not slowed:
         raise RuntimeError(f"process {pid} has no connections: NCCL does not use sockets there")
-    lines = ["qdisc add dev lo root handle 1: htb", f"class add dev lo parent 1: classid 1:4 htb rate {rate} burst 128k"]
-    lines += [f"filter add dev lo parent 1: protocol ip u32 match ip sport {p} 0xffff flowid 1:4" for p in ports]
-    subprocess.run(["tc", "-batch", "-"], input="\n".join(lines) + "\n", text=True, check=True)
-
-
-def unthrottle():
-    subprocess.run(["tc", "qdisc", "del", "dev", "lo", "root"], check=False, stderr=subprocess.DEVNULL)
+    return slowed
 
 
 def ask_ras(port, words, seconds=12):
@@ -105,7 +124,7 @@ class Run:
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
-             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
+             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--start-patience", "5s", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
              "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{o.port + 500}", "--rdzv_id", name, os.path.join(HERE, "faultjob.py")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
         threading.Thread(target=self.listen, daemon=True).start()
@@ -127,10 +146,11 @@ class Run:
         return [progress(self.progress, r) for r in range(self.o.gpus)]
 
     def wait_for_steps(self, n):
+        """Until every rank has come to step n, with 0 until the master has a page: each rank's process, step and when."""
         until = time.time() + self.o.start_timeout
         while time.time() < until and self.p.poll() is None:
             s = self.steps()
-            if self.web and all(s) and min(x[1] for x in s) >= n:
+            if self.web and (n == 0 or all(s)) and n <= min((x[1] for x in s if x), default=0):
                 return s
             time.sleep(0.05)
         raise RuntimeError(f"the job does not run: {self.steps()}, web {self.web}, status {self.p.poll()}\n  " + "\n  ".join(self.said[-30:]))
@@ -151,9 +171,37 @@ class Run:
             time.sleep(0.1)
         return seen, last
 
+    def keep(self, last, ras=()):
+        """What an inquiry afterwards wants: the last status, what was printed, RAS's answers, recordings of evidence."""
+        if not self.o.keep:
+            return
+        to = os.path.join(self.o.keep, self.name)
+        os.makedirs(to, exist_ok=True)
+        files = {"status.json": json.dumps(last, indent=1), "said.txt": "\n".join(self.said)}
+        files.update({f"ras.{k}.txt": ras[k] for k in ras})
+        for name, text in files.items():
+            with open(os.path.join(to, name), "w") as f:
+                f.write(text)
+        time.sleep(0.5)
+        for path in glob.glob(os.path.join(self.state, "**/*"), recursive=True):
+            if os.path.isfile(path) and os.path.getsize(path) < 8 << 20:
+                shutil.copy(path, os.path.join(to, os.path.basename(path)))
+
+    def processes(self):
+        """The job's: those whose environment has its path for progress; ranks that are stopped or have made no step too."""
+        mine, out = f"PROGRESS={self.progress}".encode(), []
+        for path in glob.glob("/proc/[0-9]*/environ"):
+            try:
+                with open(path, "rb") as f:
+                    if mine in f.read().split(b"\0"):
+                        out.append(int(path.split("/")[2]))
+            except OSError:
+                pass  # it has ended
+        return out
+
     def end(self):
         groups = set()
-        for pid in [self.p.pid] + [s[0] for s in self.steps() if s]:
+        for pid in [self.p.pid] + self.processes():
             try:
                 os.kill(pid, signal.SIGCONT)
                 groups.add(pid)
@@ -180,22 +228,26 @@ def play_restart(o):
     for name in ("no_restart", "restart"):
         r = Run(o, name)
         try:
-            steps, at, seen, attempts = r.wait_for_steps(o.step), time.time(), {}, set()
+            steps, at, seen, attempts, st = r.wait_for_steps(o.step), time.time(), {}, set(), {}
             if name == "restart":
                 os.kill(steps[1][0], signal.SIGKILL)
                 at = time.time()
-            while r.p.poll() is None and time.time() < at + 60:
+            while r.p.poll() is None and time.time() < at + o.restart_timeout:
                 try:
                     st = r.status()
                     attempts.add((st["attempt"], st["health"]))
                     for i in st["open_incidents"] + st["closed_incidents"]:
-                        seen.setdefault((i["level"], i["class"], ",".join(f"{c['kind']} {c['name']} ({c.get('reason')})" for c in i["culprits"])), time.time() - at)
+                        key = (i["level"], i["class"], ",".join(f"{c['kind']} {c['name']} ({c.get('reason')})" for c in i["culprits"]))
+                        if key not in seen:
+                            seen[key] = time.time() - at
+                            print(f"{seen[key]:6.2f} s {' '.join(key)}\n       " + "\n       ".join(i["evidence"]))
                 except OSError:
                     pass
                 time.sleep(0.1)
-            print(f"\n## {name}: exit status {r.p.poll()}, {time.time() - at:.1f} s; attempts and healths {sorted(attempts)}; {seen}; losses {losses(r)}")
+            print(f"\n## {name}: exit status {r.p.poll()}, {time.time() - at:.1f} s; attempts and healths {sorted(attempts)}; steps {r.steps()}; losses {losses(r)}", flush=True)
+            r.keep(st)
             if not losses(r):
-                print("\n".join(r.said[-20:]))
+                print("\n".join(r.said[-40:]))
             got.append(losses(r))
             out = next(((t, k[1], k[2]) for k, t in seen.items() if k[0] == "confirmed"), out)
         finally:
@@ -211,17 +263,17 @@ def play(o, name):
     how, seconds, right = FAULTS[name]
     r = Run(o, name)
     try:
-        first = r.wait_for_steps(o.step - 100 if how is None and name != "healthy" else o.step)
-        if how == "tc":
+        first = r.wait_for_steps(0 if name.startswith("start_") else o.step - 100 if right and how is None else o.step)
+        if how == "pace":
             at = time.time()
             throttle(first[1][0])
         elif how is not None:
             os.kill(first[1][0], how)
             at = time.time()
-        elif name == "healthy":
+        elif not right:
             at = time.time()
         else:
-            until = time.time() + 30
+            until = time.time() + o.start_timeout
             while not os.path.exists(r.progress + ".fault") and time.time() < until:
                 time.sleep(0.01)
             with open(r.progress + ".fault") as f:
@@ -249,25 +301,10 @@ def play(o, name):
             print("       nothing was said")
         if last:
             print("       ranks", last.get("ranks"), "health", last.get("health"), "communicators", [(c["name"], c["size"], c["finished_least"], c["finished_most"]) for c in last.get("communicators", [])])
-        if o.keep:
-            to = os.path.join(o.keep, name)
-            os.makedirs(to, exist_ok=True)
-            with open(os.path.join(to, "status.json"), "w") as f:
-                json.dump(last, f, indent=1)
-            with open(os.path.join(to, "said.txt"), "w") as f:
-                f.write("\n".join(r.said))
-            for k, v in ras.items():
-                with open(os.path.join(to, f"ras.{k}.txt"), "w") as f:
-                    f.write(v)
-            time.sleep(0.5)
-            for path in glob.glob(os.path.join(r.state, "**/*"), recursive=True):
-                if os.path.isfile(path) and os.path.getsize(path) < 8 << 20:
-                    shutil.copy(path, os.path.join(to, os.path.basename(path)))
+        r.keep(last, ras)
         confirmed = [(t, cls, who) for (level, cls, who), (t, _) in seen.items() if level == "confirmed"]
         return min(confirmed, default=None)
     finally:
-        if how == "tc":
-            unthrottle()
         r.end()
 
 
@@ -282,6 +319,7 @@ def main():
     a.add_argument("--port", type=int, default=28100)
     a.add_argument("--backend", default="nccl")
     a.add_argument("--start-timeout", type=float, default=60)
+    a.add_argument("--restart-timeout", type=float, default=150, help="seconds from a rank's death to the job's end")
     o = a.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     rows = []

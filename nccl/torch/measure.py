@@ -185,31 +185,38 @@ def speed(o):
 def speed_with(o, empty):
     modes = {"off": "off", "calls": ("calls", empty, {"EMPTY_EVENTS": str(API)}), "kernels": ("kernels", empty, {"EMPTY_EVENTS": str(KERNELS)}),
              "default": "default", "net": "net", "all": "all"}
-    names, jobs = list(modes), {}
+    names, jobs = list(modes), []
     try:
-        for m in names:
-            jobs[m] = Job(o, "turns", modes[m])
-        said = [jobs[m].answer("ANSWER ") for m in names][0]
+        # One process is faster than another by a percent or two, whatever it does, so those that are compared to a part
+        # of a percent have several.
+        jobs = [(m, Job(o, "turns", modes[m])) for k in range(o.copies) for m in names if k == 0 or m in ("off", "calls", "default")]
+        said = [j.answer("ANSWER ") for _, j in jobs][0]
         print(f"\n## Overhead in turn, medians (NCCL {said['nccl']}, torch {said['torch']}, {o.gpus} GPUs); raw is ncclAllReduce called directly. calls and kernels: a plugin "
-              "that does nothing, asking for calls, or for kernels too; default, net, all: Lockstep's")
+              f"that does nothing, asking for calls, or for kernels too; default, net, all: Lockstep's. {o.copies} jobs each of off, calls and default, one of the others; ±: half of what lies between jobs without")
         print(f"{'':12} {'off µs':>10} " + "".join(f"{m:>18}" for m in names[1:]) + "   ± of off   the call alone, ns more than off: " + " ".join(names[1:]))
         for what, size, n, rounds in SWEEP:
-            got = {m: [] for m in names}
+            if o.sizes and line(what, size) not in o.sizes:
+                continue
+            got = [[] for _ in jobs]
             for k in range(-1, max(1, round(rounds * o.rounds))):
-                for m in names[k % len(names):] + names[:k % len(names)]:
-                    a = jobs[m].ask(what, size, n)
+                for i in range(len(jobs)):
+                    i = (i + k) % len(jobs)
+                    a = jobs[i][1].ask(what, size, n)
                     if k >= 0:
-                        got[m].append(a)
-            us = {m: statistics.median(a["us"] for a in got[m]) for m in names}
-            call = {m: statistics.median(a["calls_us"] for a in got[m]) for m in names}
-            offs = sorted(a["us"] for a in got["off"])
-            spread = 100 * (offs[len(offs) * 3 // 4] - offs[len(offs) // 4]) / 2 / us["off"]
+                        got[i].append(a)
+
+            def of(m, key):
+                """The medians of the mode's jobs."""
+                return [statistics.median(a[key] for a in g) for (name, _), g in zip(jobs, got) if name == m]
+            us = {m: statistics.median(of(m, "us")) for m in names}
+            call = {m: statistics.median(of(m, "calls_us")) for m in names}
+            spread = 100 * (max(of("off", "us")) - min(of("off", "us"))) / 2 / us["off"]
             more = "".join(f"{1e3 * (us[m] - us['off']):+9.0f} ns {100 * (us[m] / us['off'] - 1):+5.2f}%" for m in names[1:])
             print(f"{line(what, size):12} {us['off']:10.2f} {more}   {spread:6.2f}%   " + " ".join(f"{1e3 * (call[m] - call['off']):+6.0f}" for m in names[1:]), flush=True)
             if what == "steps":
                 print(f"{'steps/s':12} " + " ".join(f"{m} {1e6 / us[m]:.2f}" for m in names))
     finally:
-        for j in jobs.values():
+        for _, j in jobs:
             j.end()
 
 
@@ -277,6 +284,8 @@ def main():
     a.add_argument("--steps", type=int, default=2000, help="of training whose collectives are counted")
     a.add_argument("--events", nargs="+", default=["default", "all"])
     a.add_argument("--rounds", type=float, default=1, help="more or fewer rounds of off, on, all in turn: a factor")
+    a.add_argument("--copies", type=int, default=3, help="jobs each, of those whose speed is compared most closely")
+    a.add_argument("--sizes", nargs="*", default=[], help="rows of the table of speed, such as 'raw 8' or steps; all without")
     a.add_argument("--port", type=int, default=29700)
     a.add_argument("--timeout", type=int, default=300, help="seconds for one job")
     a.add_argument("--only", nargs="+", choices=["accounting", "durations", "sockets", "speed", "ebpf"], default=["accounting", "durations", "sockets", "speed"])

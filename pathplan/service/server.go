@@ -77,7 +77,7 @@ type Server struct {
 	state      *statedir.Dir // nil for none
 	stateError atomic.Pointer[string]
 
-	Denied, Moved, Refused atomic.Uint64
+	Denied, Moved, Refused, Handshakes atomic.Uint64
 }
 
 // stream is a process's.
@@ -155,7 +155,7 @@ func (s *Server) HungUp() uint64 { return s.ln.HungUp() }
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	g := grpc.NewServer(grpc.Creds(s.creds), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(helloWithin),
+	g := grpc.NewServer(grpc.Creds(wire.Counted(s.creds, &s.Handshakes)), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(16), grpc.ConnectionTimeout(helloWithin),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: time.Minute, Time: 5 * time.Second, Timeout: 5 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
 	planpb.RegisterPlannerServer(g, s)
@@ -257,13 +257,16 @@ const (
 // who says whose a stream is, by its certificate; without certificates by its own word.
 func (s *Server) who(ctx context.Context, h *planpb.Hello, as caller) error {
 	if h.GetVersion() != version {
+		s.Refused.Add(1)
 		return status.Errorf(codes.FailedPrecondition, "version %d, this planner speaks %d", h.GetVersion(), version)
 	}
 	if err := wire.CheckNode(h.GetNode()); err != nil {
+		s.Refused.Add(1)
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	if as != hostProber {
 		if err := wire.CheckJob(h.GetJob()); err != nil {
+			s.Refused.Add(1)
 			return status.Error(codes.InvalidArgument, err.Error())
 		}
 	}

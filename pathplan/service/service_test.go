@@ -335,3 +335,33 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Errorf("%d connections are accepted, want %d", n, most)
 	}
 }
+
+// TestRefusedByThePlanner: who is no one's host or job is counted, by what it lacks.
+func TestRefusedByThePlanner(t *testing.T) {
+	ca, theirs := wiretest.NewAuthority(t), wiretest.NewAuthority(t)
+	planner, other, agent := ca.Planner(), theirs.Agent("host0", "a"), ca.Agent("host0", "a")
+	s := serve(t, Options{TLS: &planner})
+	other.CAFile = agent.CAFile // it knows whom to expect
+	c, ctx := dial(t, s, &other)
+	if _, _, err := ask(t, c, ctx, "host0", "a", &planpb.Need{}); err == nil {
+		t.Error("a host with another authority's certificate is let in")
+	}
+	if n := s.Snapshot(time.Now()).Handshakes; n == 0 {
+		t.Error("its handshake is not counted")
+	}
+	c, ctx = dial(t, s, &agent)
+	if _, _, err := ask(t, c, ctx, "host1", "a", &planpb.Need{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a host speaks for another: %v", err)
+	}
+	g, err := c.Plan(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = g.Send(&planpb.Need{Hello: &planpb.Hello{Version: 99, Node: "host0", Job: "a"}})
+	if _, err := g.Recv(); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("another version: %v", err)
+	}
+	if n := s.Snapshot(time.Now()); n.Denied != 1 || n.Refused != 1 {
+		t.Errorf("%d denied and %d refused, want 1 and 1", n.Denied, n.Refused)
+	}
+}

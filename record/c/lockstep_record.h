@@ -257,7 +257,8 @@ struct lockstep_header {
 	uint32_t desc_slots;
 	uint32_t history_slots; /* of the history table, behind fileSize */
 	uint32_t history_windows; /* of a bank */
-	uint8_t pad240[16];
+	uint32_t peer_slots; /* rows of the peer table, behind the history table */
+	uint8_t pad244[12];
 	uint64_t head; /* live: tickets handed out */
 	uint8_t pad264[56];
 	uint64_t dropped; /* live: of them given up because the slot was held */
@@ -312,6 +313,7 @@ LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, device_slots) == 224);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, desc_slots) == 228);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, history_slots) == 232);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, history_windows) == 236);
+LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, peer_slots) == 240);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, head) == 256);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, dropped) == 320);
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_header, comm_overflow) == 328);

@@ -49,6 +49,8 @@ type record struct {
 	Spare    string    `json:"spare,omitempty"`
 	Notes    []string  `json:"notes,omitempty"`
 	Ran      time.Time `json:"ran,omitzero"` // when the job ran again
+
+	looks int // of this process, at pods that do not start or end
 }
 
 type step string
@@ -189,7 +191,7 @@ func (a *Actuator) plan(ctx context.Context, j *job, act remediation.Action) (*r
 	}
 	r := &record{
 		Version: 1, ID: act.ID, Kind: string(act.Kind), Incident: act.Incident, Reason: act.Reason, By: a.o.Identity,
-		Begun: time.Now().UTC(), Step: stepBegun, Attempt: max(running, 0), From: from, To: from + 1,
+		Begun: a.o.now().UTC(), Step: stepBegun, Attempt: max(running, 0), From: from, To: from + 1,
 	}
 	if act.Attempt != nil {
 		r.Attempt = *act.Attempt
@@ -247,7 +249,7 @@ func (a *Actuator) prepare(ctx context.Context, j *job, r *record) error {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
 	if err == nil && pool.name != "" {
-		if r.Spare, err = a.takeSpare(ctx, pool, j, r); err != nil {
+		if r.Spare, err = a.takeSpare(ctx, pool.name, used{Action: r.ID, Job: j.namespace() + "/" + j.name, For: r.Node}); err != nil {
 			return fmt.Errorf("kubernetes: spare of pool %s: %w", pool.name, err)
 		}
 		switch {
@@ -426,7 +428,7 @@ func (a *Actuator) look(ctx context.Context, j *job, r *record) (done bool, bloc
 		}
 	}
 	if running >= want && want > 0 && r.Step == stepRestarted {
-		r.Step, r.Ran, r.Old = stepDone, time.Now().UTC(), nil
+		r.Step, r.Ran, r.Old = stepDone, a.o.now().UTC(), nil
 		if r.To > 0 {
 			r.note("attempt %d runs: %d pods", r.To, running)
 		} else {

@@ -48,6 +48,9 @@ type Options struct {
 	// Poll is how often an action in flight looks at its job, and Keep how often nodes
 	// that are out are looked at. 0: a second, and five.
 	Poll, Keep time.Duration
+	// now is the calendar, by which nodes are held; nil: time.Now. Whether a node is
+	// heard is measured by the process's own clock.
+	now func() time.Time
 }
 
 // Actuator restarts jobs on a Kubernetes cluster. It is safe for concurrent use.
@@ -55,6 +58,7 @@ type Actuator struct {
 	o       Options
 	m       *metrics
 	leading atomic.Bool
+	taking  sync.Mutex // a spare
 
 	mu    sync.Mutex
 	heard map[string]heard // nodes' leases, by our own clock
@@ -88,6 +92,9 @@ func New(o Options) (*Actuator, error) {
 		if *d.v == 0 {
 			*d.v = d.d
 		}
+	}
+	if o.now == nil {
+		o.now = time.Now
 	}
 	if o.Namespace == "" {
 		o.Namespace = o.Namespaces[0]

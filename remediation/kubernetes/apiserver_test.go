@@ -142,25 +142,12 @@ func fail(w http.ResponseWriter, code int, reason, message string) {
 
 func (s *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
-	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
-	drop, group := 2, "" // api/v1
-	if parts[0] == "apis" {
-		drop, group = 3, parts[1]
-	}
-	rest, namespace := parts[drop:], ""
-	if rest[0] == "namespaces" && len(rest) > 2 {
-		rest, namespace = rest[2:], rest[1]
-	}
-	resource, sub := rest[0], ""
-	if len(rest) == 3 {
-		sub = rest[2]
+	verb, group, resource, namespace := requestOf(r)
+	noteAsked(verb, group, resource, namespace)
+	resource, sub, _ := strings.Cut(resource, "/")
+	if sub != "" {
 		path = strings.TrimSuffix(path, "/"+sub)
 	}
-	verb := map[string]string{"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "GET": "get"}[r.Method]
-	if verb == "get" && len(rest) == 1 {
-		verb = "list"
-	}
-	noteAsked(verb, group, strings.TrimSuffix(resource+"/"+sub, "/"), namespace)
 	s.mu.Lock()
 	done, answered := true, true
 	if verb != "get" && verb != "list" {

@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -133,7 +134,15 @@ func (a *Actuator) unblock(ctx context.Context, j *job, r *record, stale, fresh 
 			on[p.node] = append(on[p.node], p)
 		}
 	}
-	for node, pods := range on {
+	// Where pods of very many nodes do not start, each look is at some of them in turn.
+	nodes := slices.Sorted(maps.Keys(on))
+	if n := len(nodes); n > maxSilent {
+		from := r.looks * maxSilent % n
+		nodes = append(nodes[from:], nodes[:from]...)[:maxSilent]
+	}
+	r.looks++
+	for _, node := range nodes {
+		pods := on[node]
 		silent, since, _, err := a.hear(ctx, node)
 		switch {
 		case err != nil:
@@ -145,7 +154,12 @@ func (a *Actuator) unblock(ctx context.Context, j *job, r *record, stale, fresh 
 			if _, err := a.takeOut(ctx, node, note{Action: r.ID, Incident: r.Incident, Job: j.namespace() + "/" + j.name, Why: whySilent, Reason: silent}); err != nil {
 				return "", err
 			}
-			r.note("node %s: %s", node, silent)
+			if err := a.replace(ctx, node); err != nil {
+				return "", err
+			}
+			if about := "node " + node + ": "; !slices.ContainsFunc(r.Notes, func(s string) bool { return strings.HasPrefix(s, about) }) { // for how long changes with each look
+				r.note("%s%s", about, silent)
+			}
 		}
 		how, err := a.prove(ctx, j.name, r.Attempt, node, since)
 		if err != nil {

@@ -64,6 +64,11 @@ func (a *Actuator) keepNodes(ctx context.Context) {
 }
 
 func (a *Actuator) keepNode(ctx context.Context, n *corev1.Node, t note) error {
+	if t.Spare == "" && n.Labels[LabelPool] != "" && isOut(n) {
+		if err := a.replace(ctx, n.Name); err != nil {
+			return err
+		}
+	}
 	switch {
 	case t.Cordoned && !n.Spec.Unschedulable:
 		return a.bringBack(ctx, n, t, "a person has uncordoned it", true)
@@ -71,7 +76,7 @@ func (a *Actuator) keepNode(ctx context.Context, n *corev1.Node, t note) error {
 		return a.bringBack(ctx, n, t, "a person has removed its taint", true)
 	case t.Why == whySilent:
 		return a.keepSilent(ctx, n, t)
-	case a.o.Preflight != nil && time.Now().After(t.Until):
+	case a.o.Preflight != nil && a.o.now().After(t.Until):
 		return a.check(ctx, n, t)
 	}
 	return nil
@@ -85,7 +90,7 @@ func (a *Actuator) keepSilent(ctx context.Context, n *corev1.Node, t note) error
 		return err
 	}
 	ready, since := readiness(n)
-	if silent != "" || wait > 0 || ready != corev1.ConditionTrue || time.Since(since) < a.o.ReturnAfter || time.Since(t.Since) < a.o.ReturnAfter {
+	if silent != "" || wait > 0 || ready != corev1.ConditionTrue || time.Since(since) < a.o.ReturnAfter || a.o.now().Sub(t.Since) < a.o.ReturnAfter {
 		return nil
 	}
 	return a.bringBack(ctx, n, t, fmt.Sprintf("heard again, for %v", time.Since(since).Round(time.Second)), false)
@@ -121,6 +126,9 @@ func (a *Actuator) keepPods(ctx context.Context, ns string) error {
 		sum := sha256.Sum256([]byte(at.job + "\x00" + pods[0].uid))
 		id := "keeper-" + hex.EncodeToString(sum[:6])
 		if _, err := a.takeOut(ctx, at.node, note{Action: id, Incident: "none", Job: ns + "/" + at.job, Why: whySilent, Reason: silent}); err != nil {
+			return err
+		}
+		if err := a.replace(ctx, at.node); err != nil && !apierrors.IsConflict(err) {
 			return err
 		}
 		how, err := a.prove(ctx, at.job, attempt, at.node, since)

@@ -128,7 +128,7 @@ func (a *Actuator) takeOut(ctx context.Context, name string, t note) (why string
 				return fmt.Sprintf("%d nodes are out because they are silent: that may be the API server's fault, not theirs", len(out)), nil
 			}
 		}
-		now := time.Now().UTC()
+		now := a.o.now().UTC()
 		t.By, t.Since, t.Cordoned = a.o.Identity, now, !n.Spec.Unschedulable || had && was.Cordoned
 		if t.Why == whySuspect {
 			var h history
@@ -170,11 +170,18 @@ func (a *Actuator) bringBack(ctx context.Context, n *corev1.Node, t note, why st
 		meta[AnnotationCancelled] = t.Action
 	}
 	if t.Why == whySuspect {
-		h, err := json.Marshal(history{Round: t.Round, Returned: time.Now().UTC()})
+		h, err := json.Marshal(history{Round: t.Round, Returned: a.o.now().UTC()})
 		if err != nil {
 			return err
 		}
 		meta[annotationHistory] = string(h)
+	}
+	if t.Spare == "" && n.Labels[LabelPool] != "" { // opened, and not written down here
+		p, err := a.poolOf(ctx, n.Name)
+		if err != nil {
+			return err
+		}
+		t.Spare = p.spareFor(t.Action, n.Name)
 	}
 	taints := slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(x corev1.Taint) bool { return x.Key == Suspect })
 	if t.Spare != "" {
@@ -206,7 +213,7 @@ func cordonedByOthers(n *corev1.Node) bool {
 // condition tells; that it cannot be written stops nothing.
 func (a *Actuator) condition(ctx context.Context, n *corev1.Node, on bool, reason, message string) {
 	status := map[bool]string{true: "True", false: "False"}[on]
-	now := time.Now().UTC().Format(time.RFC3339)
+	now := a.o.now().UTC().Format(time.RFC3339)
 	o := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": n.Name},
 		"status": map[string]any{"conditions": []any{map[string]any{

@@ -95,33 +95,94 @@ func usable(n *corev1.Node) bool {
 	return ready == corev1.ConditionTrue && !n.Spec.Unschedulable && !isOut(n)
 }
 
-// takeSpare opens one of the pool's spares to pods, the same one on a repeat. "": none is left.
-func (a *Actuator) takeSpare(ctx context.Context, p pool, j *job, r *record) (string, error) {
+// spareFor is the spare that was opened for a node that is out by an action, "" when none was.
+func (p pool) spareFor(action, node string) string {
 	for _, n := range p.nodes {
 		var u used
-		if json.Unmarshal([]byte(n.Annotations[Spare]), &u) == nil && u.Action == r.ID {
-			return n.Name, nil
+		if !isSpare(n) && json.Unmarshal([]byte(n.Annotations[Spare]), &u) == nil && u.Action == action && u.For == node {
+			return n.Name
 		}
 	}
-	for _, n := range p.nodes {
-		if !isSpare(n) || !usable(n) {
-			continue
+	return ""
+}
+
+// takeSpare opens one of the pool's spares to pods, the same one on a repeat. "": none is left.
+// An action and the keeper may both want one in place of the same node: one at a time, each
+// from the pool as it is then, so that the second finds what the first has opened.
+func (a *Actuator) takeSpare(ctx context.Context, name string, u used) (string, error) {
+	a.taking.Lock()
+	defer a.taking.Unlock()
+	for range maxConflicts {
+		nodes, err := a.listNodes(ctx, LabelPool+"="+name)
+		if err != nil {
+			return "", err
 		}
-		text, err := json.Marshal(used{Action: r.ID, Job: j.namespace() + "/" + j.name, For: r.Node, At: time.Now().UTC()})
+		p := pool{name, nodes}
+		if spare := p.spareFor(u.Action, u.For); spare != "" {
+			return spare, nil
+		}
+		i := slices.IndexFunc(nodes, func(n *corev1.Node) bool { return isSpare(n) && usable(n) })
+		if i < 0 {
+			return "", nil
+		}
+		n := nodes[i]
+		u.At = a.o.now().UTC()
+		text, err := json.Marshal(u)
 		if err != nil {
 			return "", err
 		}
 		err = a.patchNode(ctx, n, map[string]any{"annotations": map[string]any{Spare: string(text)}}, map[string]any{"taints": withoutSpare(n)})
 		switch {
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-			continue // another action took it, or it changed: the next one will do
+			continue // it was taken, or has changed
 		case err != nil:
 			return "", err
 		}
-		a.nodeEvent(ctx, n, r.ID, "LockstepSpareUsed", normal, fmt.Sprintf("in place of %s for job %s/%s", r.Node, j.namespace(), j.name))
+		a.nodeEvent(ctx, n, u.Action+u.For, "LockstepSpareUsed", normal, fmt.Sprintf("in place of %s for job %s", u.For, u.Job))
 		return n.Name, nil
 	}
-	return "", nil
+	return "", fmt.Errorf("the spares of pool %s change faster than one can be taken", name)
+}
+
+// replace opens a spare in place of a node that is out and has none: it was found silent
+// while an action or the keeper was at its pods, or its pool had no spare then.
+func (a *Actuator) replace(ctx context.Context, name string) error {
+	taken := ""
+	for range maxConflicts {
+		n, err := a.node(ctx, name)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		var t note
+		out := false
+		if err == nil {
+			if t, out = noteOf(n); out {
+				out = isOut(n) && t.Spare == "" && n.Labels[LabelPool] != "" && !isSpare(n)
+			}
+		}
+		switch {
+		case !out && taken != "" && t.Spare != taken:
+			return a.returnSpare(ctx, taken) // the node has returned meanwhile
+		case !out:
+			return nil
+		}
+		if taken, err = a.takeSpare(ctx, n.Labels[LabelPool], used{Action: t.Action, Job: t.Job, For: name}); err != nil || taken == "" {
+			return err
+		}
+		t.Spare = taken
+		text, err := json.Marshal(t)
+		if err != nil {
+			return err
+		}
+		err = a.patchNode(ctx, n, map[string]any{"annotations": map[string]any{Suspect: string(text)}}, map[string]any{})
+		if err == nil {
+			a.o.Logger.Info("a spare takes the place of a node that is out", "node", name, "spare", taken, "pool", n.Labels[LabelPool], "job", t.Job)
+		}
+		if !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return fmt.Errorf("node %s changes faster than its spare %s can be written onto it", name, taken)
 }
 
 // returnSpare undoes takeSpare for an action that did not need it after all.

@@ -82,7 +82,7 @@ func (a *Actuator) check(ctx context.Context, n *corev1.Node, t note) error {
 		return a.bringBack(ctx, n, t, "preflight passed: Job "+o.GetName(), false)
 	}
 	t.Round++
-	t.Until = time.Now().UTC().Add(a.hold(t.Round))
+	t.Until = a.o.now().UTC().Add(a.hold(t.Round))
 	text, err := json.Marshal(t)
 	if err != nil {
 		return err

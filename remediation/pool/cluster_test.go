@@ -83,7 +83,7 @@ func (w *town) must(err error) {
 }
 
 func (w *town) open(j *townJob) {
-	p, err := open(j.c, j.store, w.clock.now)
+	p, err := OpenAt(j.c, j.store, w.clock.now)
 	w.must(err)
 	j.p = p
 }

@@ -29,9 +29,10 @@ type Pool struct {
 
 // Open reads what the store holds. A state that cannot be one is an ErrState: who is out
 // is not known then, and a person has to look.
-func Open(c Config, store Store) (*Pool, error) { return open(c, store, time.Now) }
+func Open(c Config, store Store) (*Pool, error) { return OpenAt(c, store, time.Now) }
 
-func open(c Config, store Store, now func() time.Time) (*Pool, error) {
+// OpenAt is Open by another clock.
+func OpenAt(c Config, store Store, now func() time.Time) (*Pool, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}

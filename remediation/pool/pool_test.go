@@ -32,7 +32,7 @@ func names(n int) (list []string) {
 func opened(t *testing.T, c Config, units int) (*Pool, *Memory, *clock) {
 	t.Helper()
 	m, now := &Memory{}, newClock()
-	p, err := open(c, m, now.now)
+	p, err := OpenAt(c, m, now.now)
 	if err == nil {
 		err = p.Sync(names(units))
 	}
@@ -245,7 +245,7 @@ func TestBooks(t *testing.T) {
 			MaxOutShare: rapid.Float64Range(0.05, 1).Draw(t, "share"), Empty: rapid.SampledFrom([]Empty{EmptyInPlace, EmptyWait}).Draw(t, "empty"),
 			Rest: rapid.SampledFrom([]time.Duration{0, time.Hour}).Draw(t, "rest"),
 		}
-		p, err := open(c, store, now.now)
+		p, err := OpenAt(c, store, now.now)
 		if err == nil {
 			err = p.Sync(names(total))
 		}
@@ -353,7 +353,7 @@ func TestBooks(t *testing.T) {
 				t.Fatalf("%d work of %d, and %d stand by", s.Count(Active), c.Need, s.Count(Spare))
 			}
 			if rapid.IntRange(0, 3).Draw(t, "killed") == 0 { // and started again
-				if p, err = open(c, store, now.now); err != nil {
+				if p, err = OpenAt(c, store, now.now); err != nil {
 					t.Fatal(err)
 				}
 				b1, _ := json.Marshal(s)

@@ -11,11 +11,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
-
-	"github.com/lockstep-ccl/lockstep/internal/crowd"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
@@ -23,6 +21,7 @@ import (
 type coordinator struct {
 	crew // for the hook
 	h    *HostOptions
+	door *door
 
 	mu    sync.Mutex
 	g     *group
@@ -31,6 +30,12 @@ type coordinator struct {
 	state time.Time // since when the phase is what it is
 	moved chan struct{}
 	saved bool // what the group has decided is on disk
+
+	unwritten string // why it is not, "" while it is
+	joined    uint64 // connections of supervisors that were let in
+
+	writing atomic.Int64 // since when it is being written, in Unix time; 0: it is not
+	last    atomic.Pointer[CoordinatorStats]
 }
 
 // peer is a connection to a host's supervisor.
@@ -43,7 +48,7 @@ type peer struct {
 }
 
 func newCoordinator(h *HostOptions, dir *statedir.Dir, local int) (*coordinator, error) {
-	c := &coordinator{crew: crew{o: h.Options, dir: dir}, h: h, peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
+	c := &coordinator{crew: crew{o: h.Options, dir: dir}, h: h, door: newDoor(h), peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
 	b, err := readBooks(dir, h.Job)
 	if err != nil {
 		return nil, err
@@ -187,14 +192,17 @@ func (c *coordinator) change(f func(g *group, now time.Time)) {
 		c.saved = false
 		raw, err := json.Marshal(&c.g.b)
 		if err == nil {
+			c.writing.Store(time.Now().UnixNano())
 			err = c.dir.Replace(booksFile, append(raw, '\n'))
+			c.writing.Store(0)
 		}
 		if err != nil {
+			c.unwritten = err.Error()
 			c.h.Logger.Error("cannot write the coordinator's books: nobody hears of what was decided until that succeeds, and hosts that hear nothing end their ranks",
 				"job", c.h.Job, "err", err)
 			return
 		}
-		c.g.dirty, c.saved = false, true
+		c.g.dirty, c.saved, c.unwritten = false, true, ""
 		close(c.moved)
 		c.moved = make(chan struct{})
 		for _, p := range c.peers {
@@ -225,122 +233,6 @@ func (c *coordinator) tell(was phase) {
 	c.h.Logger.Info("job "+kind+" (coordinator)", "job", c.h.Job, "attempt", e.Attempt, "detail", e.Detail, "before", was)
 	if c.h.OnEvent != nil {
 		c.h.OnEvent(e)
-	}
-}
-
-// accept takes connections of other hosts' supervisors.
-func (c *coordinator) accept(ctx context.Context, all *sync.WaitGroup) {
-	l := crowd.Limit(c.h.Listener, maxConnection, false)
-	sometimes, told := rate.Sometimes{Interval: 10 * time.Second}, uint64(0) // a flood is to fill no log
-	for {
-		raw, err := l.Accept()
-		if n := l.HungUp(); n > told {
-			sometimes.Do(func() {
-				c.h.Logger.Warn("hung up on connections: there were too many", "job", c.h.Job, "most", maxConnection, "hung_up", n)
-				told = n
-			})
-		}
-		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			select { // out of descriptors, say
-			case <-time.After(50 * time.Millisecond):
-			case <-ctx.Done():
-				return
-			}
-			continue
-		}
-		all.Go(func() {
-			defer closeWhen(ctx, raw)()
-			defer raw.Close()
-			_ = raw.SetDeadline(time.Now().Add(firstReport))
-			conn, check, err := c.h.Accept(raw)
-			if err != nil {
-				c.h.Logger.Warn("refused a connection", "job", c.h.Job, "from", raw.RemoteAddr(), "err", err)
-				return
-			}
-			c.attend(ctx, conn, check)
-		})
-	}
-}
-
-// pipe is this process's own host's connection.
-func (c *coordinator) pipe(ctx context.Context) (net.Conn, error) {
-	here, there := net.Pipe()
-	own := c.h.Name
-	go c.attend(ctx, there, func(node string) error {
-		if node != own {
-			return fmt.Errorf("this process is node %s", own)
-		}
-		return nil
-	})
-	return here, nil
-}
-
-// attend hears one host's supervisor until its connection ends.
-func (c *coordinator) attend(ctx context.Context, conn net.Conn, check func(node string) error) {
-	defer closeWhen(ctx, conn)()
-	defer conn.Close()
-	p := &peer{Conn: conn, say: make(chan struct{}, 1)}
-	c.mu.Lock()
-	c.conns++
-	id := c.conns
-	c.mu.Unlock()
-	hungUp := make(chan struct{})
-	wrote := make(chan struct{})
-	go func() {
-		defer close(wrote)
-		c.orders(id, p, hungUp)
-	}()
-	err := c.hear(id, p, check)
-	if refused := (*refusal)(nil); errors.As(err, &refused) && !errors.Is(err, errLater) {
-		c.h.Logger.Warn("refused a host", "job", c.h.Job, "from", conn.RemoteAddr(), "err", refused.err)
-		_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
-		_ = writeMessage(conn, Order{Protocol: protocol, Kind: orderRefuse, Why: refused.Error()})
-	}
-	close(hungUp)
-	conn.Close()
-	<-wrote
-	c.mu.Lock()
-	delete(c.peers, id)
-	c.g.gone(id)
-	c.mu.Unlock()
-}
-
-// hear takes a host's reports.
-func (c *coordinator) hear(id int, p *peer, check func(node string) error) error {
-	for {
-		_ = p.SetReadDeadline(time.Now().Add(max(c.h.Lease, firstReport)))
-		var r Report
-		if err := readMessage(p, &r); err != nil {
-			return err
-		}
-		err := r.check()
-		if err == nil && r.Job != c.h.Job {
-			err = fmt.Errorf("it is of job %.80q, this coordinator of %s", r.Job, c.h.Job)
-		}
-		if err == nil && p.node != "" && p.node != r.Node {
-			err = fmt.Errorf("it was node %s, and calls itself %s now", p.node, r.Node)
-		}
-		if err == nil && p.node == "" {
-			err = check(r.Node)
-		}
-		if err != nil {
-			return &refusal{err}
-		}
-		c.change(func(g *group, now time.Time) {
-			if err = g.report(now, id, r); err != nil {
-				return
-			}
-			p.node = r.Node
-			c.peers[id] = p
-			g.tick(now)
-		})
-		if err != nil {
-			return &refusal{err}
-		}
-		nudge(p.say)
 	}
 }
 

@@ -125,17 +125,17 @@ func (g *group) report(now time.Time, conn int, r Report) error {
 	h := g.hosts[r.Node]
 	switch {
 	case r.Local != g.o.Local:
-		return fmt.Errorf("it was told of %d ranks a host, the coordinator of %d: give all hosts the same --ranks and --hosts", r.Local, g.o.Local)
+		return &refusal{fmt.Errorf("it was told of %d ranks a host, the coordinator of %d: give all hosts the same --ranks and --hosts", r.Local, g.o.Local), RefusedJob}
 	case h != nil && h.conn != 0 && h.conn != conn && h.Holder != r.Holder && now.Sub(h.heard) < g.o.Lease:
 		err := fmt.Errorf("another supervisor calls itself node %s: give each host a name of its own by --node", r.Node)
 		if h.Boot != r.Boot { // or the machine was switched off and on
-			return fmt.Errorf("%w: %w", errLater, err)
+			err = fmt.Errorf("%w: %w", errLater, err)
 		}
-		return err
+		return &refusal{err, RefusedName}
 	case h != nil && h.conn > conn:
-		return fmt.Errorf("node %s has connected anew since", r.Node)
+		return &refusal{err: fmt.Errorf("node %s has connected anew since", r.Node)}
 	case h == nil && len(g.hosts) >= maxHosts:
-		return fmt.Errorf("%d hosts are here already", len(g.hosts))
+		return &refusal{fmt.Errorf("%d hosts are here already", len(g.hosts)), RefusedFull}
 	}
 	if h == nil {
 		h = &hostView{answered: g.since}

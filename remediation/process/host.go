@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
@@ -50,6 +51,9 @@ type Host struct {
 	wake  chan struct{} // there may be something to do
 	say   chan struct{} // there is something to report
 
+	coordinator atomic.Pointer[coordinator] // nil unless this host coordinates, and runs
+	expired     atomic.Uint64               // leases
+
 	member
 }
 
@@ -61,14 +65,13 @@ type hostState struct {
 }
 
 const (
-	hostFile      = "host.json"
-	booksFile     = "coordinator.json"
-	maxBooks      = 16 << 20
-	defaultLease  = 15 * time.Second
-	defaultJoin   = 10 * time.Minute
-	leastMargin   = 2 * time.Second
-	firstReport   = 5 * time.Second // a connection must say who it is within this
-	maxConnection = 2 * maxHosts
+	hostFile     = "host.json"
+	booksFile    = "coordinator.json"
+	maxBooks     = 16 << 20
+	defaultLease = 15 * time.Second
+	defaultJoin  = 10 * time.Minute
+	leastMargin  = 2 * time.Second
+	firstReport  = 5 * time.Second // a connection must say who it is within this
 )
 
 // NewHost checks the options. Run makes the state directory.
@@ -123,6 +126,7 @@ func (s *Host) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	s.coordinator.Store(c)
 	ended := make(chan error, 1)
 	go func() { ended <- c.run(ctx) }()
 	var own error

@@ -73,6 +73,9 @@ func (s *Host) obey(ctx context.Context, over <-chan error) error {
 			grace := want.Grace
 			if do == doKill {
 				grace = 0
+				if !s.stuck {
+					s.expired.Add(1)
+				}
 				s.o.Logger.Warn("the coordinator is not heard: this host's ranks are ended, since others may take their places", "job", s.o.Job, "node", s.h.Name)
 			}
 			if s.end(grace); !s.stuck {
@@ -224,8 +227,11 @@ func (s *Host) talk(talking context.Context, dial func(context.Context) (net.Con
 	}
 }
 
-// refusal is an error that no further connection cures.
-type refusal struct{ err error }
+// refusal is an error that no further connection cures, unless it wraps errLater.
+type refusal struct {
+	err error
+	why RefusalReason // to the coordinator, "" for none of its refusals
+}
 
 func (r *refusal) Error() string { return r.err.Error() }
 func (r *refusal) Unwrap() error { return r.err }
@@ -258,7 +264,7 @@ func (s *Host) converse(c net.Conn) (orders int, err error) {
 		err := s.receive(o)
 		s.mu.Unlock()
 		if err != nil {
-			return orders, &refusal{err}
+			return orders, &refusal{err: err}
 		}
 		orders++
 		nudge(s.wake)

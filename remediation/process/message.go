@@ -173,11 +173,17 @@ func readMessage(r io.Reader, v any) error {
 	}
 	n := binary.BigEndian.Uint32(head[:])
 	if n > maxMessage {
-		return fmt.Errorf("message of %d bytes, at most %d are taken", n, maxMessage)
+		return fmt.Errorf("%w: of %d bytes, at most %d are taken", errMessage, n, maxMessage)
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(r, b); err != nil {
 		return err
 	}
-	return json.Unmarshal(b, v)
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("%w: %w", errMessage, err)
+	}
+	return nil
 }
+
+// errMessage: what came is no message of the protocol's.
+var errMessage = errors.New("no message of a lockstep")

@@ -2,14 +2,12 @@ package accept
 
 import (
 	"container/list"
-	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -19,8 +17,7 @@ const (
 	// sends without waiting for anything.
 	FirstTimeout = 2 * time.Second
 	// grace is how long a stranger stays at least, whatever comes after it. When all are younger
-	// only those come in that have said already what a member would; that is cheaper to
-	// find out than to serve them, so a large flood costs less of each than a small one.
+	// only those come in that have said already what a member would.
 	grace = 100 * time.Millisecond
 	// retry is the pause after a failure to accept, as without descriptors.
 	retry = time.Millisecond
@@ -68,15 +65,24 @@ func Total() (c Counts) {
 	return c
 }
 
+// Verdict is what a first message tells by itself.
+type Verdict uint8
+
+const (
+	More     Verdict = iota // not all of it has come
+	Member                  // it looks like a member's; it may have been overheard
+	Stranger                // it is none
+)
+
 // Options of a Door.
 type Options struct {
 	Strangers int // at a time; 2048
 	PerAddr   int // of them, of one address (IPv6: of one /64); half of Strangers
 	Known     int // in their handshake at a time; 8192
-	// Hello is the size of the first message, and Member whether one is a member's, as far as it
-	// tells by itself: who has sent one that has not been read yet is pushed out by no stranger.
-	Hello  int
-	Member func(hello []byte) bool
+	// Look judges what has come of the first message, which is at most Hello bytes long. They stay in
+	// the socket. A connection is served when Look has judged; nil: at once.
+	Hello int
+	Look  func(hello []byte) Verdict
 	// Serve authenticates a connection. It takes it over with Keep, or leaves it to be
 	// closed when Serve returns. It must end soon after the connection is closed, by Close
 	// as well.
@@ -85,43 +91,38 @@ type Options struct {
 
 // Door is a listener that strangers may reach. Safe for concurrent use.
 type Door struct {
-	ln     net.Listener
-	serve  func(*Conn)
-	member func(hello []byte) bool
-	wg     sync.WaitGroup
+	ln    *net.TCPListener
+	serve func(*Conn)
+	look  func(hello []byte) Verdict
+	wg    sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
 	// A connection begins among the strangers. It is expected when its first message, not read
 	// yet, looks like a member's; and known when it is one.
 	strangers, expected, known class
-	hello                      []byte // room to look at a message
+	lobby                      lobby
 	counts                     Counts
-}
-
-// class is a set of connections in the order in which they came.
-type class struct {
-	max, perAddr int
-	order        list.List // of *Conn
-	byAddr       map[netip.Addr]int
 }
 
 // Conn is a connection in its handshake.
 type Conn struct {
-	net.Conn
-	door  *Door // nil for none
-	addr  netip.Addr
-	since time.Time
+	net.Conn // nil in the lobby
+	door     *Door
+	addr     netip.Addr
+	since    time.Time
 
 	// door.mu
-	in   *class // nil when it is none of the door's any more
-	at   *list.Element
-	kept bool
-	told bool // counted as refused
+	fd     int           // in the lobby
+	waits  *list.Element // there, nil elsewhere
+	in     *class        // nil when it is none of the door's any more
+	at, by *list.Element // in the class's order, and its address's
+	kept   bool
+	told   bool // counted as refused
 }
 
 // New begins to accept. Close the Door, not ln.
-func New(ln net.Listener, o Options) *Door {
+func New(ln *net.TCPListener, o Options) (*Door, error) {
 	if o.Strangers <= 0 {
 		o.Strangers = 2048
 	}
@@ -132,13 +133,16 @@ func New(ln net.Listener, o Options) *Door {
 		o.Known = 8192
 	}
 	d := &Door{
-		ln: ln, serve: o.Serve, member: o.Member, hello: make([]byte, o.Hello),
-		strangers: class{max: o.Strangers, perAddr: o.PerAddr, byAddr: map[netip.Addr]int{}},
-		expected:  class{max: o.Known, perAddr: o.Known, byAddr: map[netip.Addr]int{}},
-		known:     class{max: o.Known, perAddr: o.Known, byAddr: map[netip.Addr]int{}},
+		ln: ln, serve: o.Serve, look: o.Look,
+		strangers: newClass(o.Strangers, o.PerAddr),
+		expected:  newClass(o.Known, o.Known),
+		known:     newClass(o.Known, o.Known),
 	}
-	d.wg.Go(d.accept)
-	return d
+	if err := d.lobby.open(ln, o.Hello); err != nil {
+		return nil, fmt.Errorf("watch the listener %s: %w", ln.Addr(), err)
+	}
+	d.wg.Go(d.run)
+	return d, nil
 }
 
 // Bare is a connection that came through no door.
@@ -151,11 +155,14 @@ func (d *Door) Close() {
 	d.closed = true
 	for _, c := range []*class{&d.strangers, &d.expected, &d.known} {
 		for e := c.order.Front(); e != nil; e = e.Next() {
-			e.Value.(*Conn).Close()
+			if c := e.Value.(*Conn); c.waits == nil {
+				c.Close()
+			}
 		}
 	}
 	d.mu.Unlock()
 	d.ln.Close()
+	d.lobby.ep.Close()
 	d.wg.Wait()
 }
 
@@ -166,98 +173,43 @@ func (d *Door) Counts() Counts {
 	return d.counts
 }
 
-func (d *Door) accept() {
-	for {
-		conn, err := d.ln.Accept()
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			d.relieve() // out of descriptors, as a rule
-			time.Sleep(retry)
-			continue
-		}
-		total.accepted.Add(1)
-		c := &Conn{Conn: conn, door: d, addr: source(conn), since: time.Now()}
-		if !d.enter(c) {
-			abandon(conn)
-			continue
-		}
-		d.wg.Go(func() {
-			d.serve(c)
-			d.leave(c)
-		})
-	}
-}
-
-// source is whose connections count together.
-func source(conn net.Conn) netip.Addr {
-	at, ok := conn.RemoteAddr().(*net.TCPAddr)
-	if !ok {
-		return netip.Addr{}
-	}
-	addr := at.AddrPort().Addr().Unmap()
-	if addr.Is6() {
-		if p, err := addr.Prefix(64); err == nil {
-			return p.Addr()
-		}
-	}
-	return addr
-}
-
-// enter finds room for a connection that has come; false when there is none. It never waits:
-// members that come meanwhile would, too, and the kernel's queue is short.
-func (d *Door) enter(c *Conn) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for !d.closed {
-		victim := d.strangers.excess(c.addr)
-		switch {
-		case victim == nil:
-			d.strangers.add(c)
-		case d.expect(victim):
-			continue
-		case time.Since(victim.since) >= grace:
-			d.push(victim)
-			d.strangers.add(c)
-		case d.announced(c.Conn):
-			d.admit(&d.expected, c)
-		default: // so many come that those before it have had no time
-			d.counts.Accepted++
-			d.refuse(c, Crowded)
-			return false
-		}
-		d.counts.Accepted++
-		return true
-	}
-	return false
-}
-
-// expect moves a stranger to the expected if it has said what a member would. d.mu is held.
-func (d *Door) expect(c *Conn) bool {
-	if !d.announced(c.Conn) {
+// enter finds room for a connection that has come, of whose first message is judged what is there.
+// It never waits: members that come meanwhile would, too, and the kernel's queue is short. d.mu is held.
+func (d *Door) enter(c *Conn, is Verdict) (in bool) {
+	if d.closed {
 		return false
 	}
-	d.strangers.remove(c)
-	d.admit(&d.expected, c)
+	d.counts.Accepted++
+	if is == Member {
+		d.admit(&d.expected, c)
+		return true
+	}
+	victim := d.strangers.excess(c.addr)
+	for victim != nil && d.expect(victim) {
+		victim = d.strangers.excess(c.addr)
+	}
+	if victim != nil {
+		d.crowd()
+	}
+	switch {
+	case victim == nil:
+	case is == More && time.Since(victim.since) >= grace:
+		d.push(victim)
+	default: // nobody goes for who is none; or so many come that those before it have had no time
+		d.refuse(c, Crowded)
+		return false
+	}
+	d.strangers.add(c)
 	return true
 }
 
-// announced reports whether a member's first message waits to be read. d.mu is held.
-func (d *Door) announced(conn net.Conn) bool {
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok || d.member == nil || len(d.hello) == 0 {
+// expect moves a stranger of the lobby to the expected if it has said what a member would. d.mu is held.
+func (d *Door) expect(c *Conn) bool {
+	if c.waits == nil || d.judge(c) != Member {
 		return false
 	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return false
-	}
-	n := 0
-	err = raw.Control(func(fd uintptr) {
-		n, _, _ = unix.Recvfrom(int(fd), d.hello, unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	})
-	return err == nil && n == len(d.hello) && d.member(d.hello)
+	d.begin(c, Member)
+	return true
 }
 
 // admit adds to a class, in which the oldest goes when it is full. d.mu is held.
@@ -285,15 +237,19 @@ func (d *Door) relieve() {
 func (d *Door) push(c *Conn) {
 	c.in.remove(c)
 	d.refuse(c, Crowded)
-	abandon(c.Conn)
+	d.abandon(c)
 }
 
-// abandon closes a connection of which nothing shall be left: it would be in TIME_WAIT here.
-func abandon(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
+// abandon closes a connection of which nothing shall be left: it would be in TIME_WAIT here. d.mu is held.
+func (d *Door) abandon(c *Conn) {
+	if c.Conn == nil {
+		d.lobby.reset(c)
+		return
+	}
+	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
 	}
-	conn.Close()
+	c.Close()
 }
 
 func (d *Door) refuse(c *Conn, why Reason) {
@@ -314,7 +270,7 @@ func (d *Door) leave(c *Conn) {
 	switch {
 	case c.kept:
 	case c.told:
-		abandon(c.Conn)
+		d.abandon(c)
 	default:
 		c.Close()
 	}
@@ -369,42 +325,6 @@ func (c *Conn) Refuse(why Reason) {
 	defer c.door.mu.Unlock()
 	c.stranger()
 	c.door.refuse(c, why)
-}
-
-func (s *class) add(c *Conn) {
-	c.in, c.at = s, s.order.PushBack(c)
-	s.byAddr[c.addr]++
-}
-
-func (s *class) remove(c *Conn) {
-	s.order.Remove(c.at)
-	if s.byAddr[c.addr]--; s.byAddr[c.addr] == 0 {
-		delete(s.byAddr, c.addr)
-	}
-	c.in, c.at = nil, nil
-}
-
-// excess is who must go before one more of addr may come, nil when there is room: the
-// oldest of that address when it has too many, else of the one that has most.
-func (s *class) excess(addr netip.Addr) *Conn {
-	switch {
-	case s.byAddr[addr] >= s.perAddr:
-	case s.order.Len() >= s.max:
-		most := 0
-		for a, n := range s.byAddr {
-			if n > most {
-				addr, most = a, n
-			}
-		}
-	default:
-		return nil
-	}
-	for e := s.order.Front(); e != nil; e = e.Next() {
-		if c := e.Value.(*Conn); c.addr == addr {
-			return c
-		}
-	}
-	return nil
 }
 
 // seenMax bounds a Seen.

@@ -1,10 +1,13 @@
 package accept
 
 import (
+	"context"
+	"errors"
 	"io"
 	"net"
 	"runtime"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,7 +26,10 @@ func open(t testing.TB, o Options) (*Door, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(ln, o)
+	d, err := New(ln.(*net.TCPListener), o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(d.Close)
 	return d, ln.Addr().String()
 }
@@ -53,6 +59,17 @@ func hangsUp(c net.Conn) bool {
 	_, err := c.Read(make([]byte, 1))
 	e, ok := err.(net.Error)
 	return err != nil && (!ok || !e.Timeout())
+}
+
+// mine looks for messages of four bytes, of which members' begin with m.
+func mine(b []byte) Verdict {
+	switch {
+	case len(b) < 4:
+		return More
+	case b[0] == 'm':
+		return Member
+	}
+	return Stranger
 }
 
 // waits serves until the connection ends.
@@ -186,7 +203,7 @@ func TestTheExpectedStay(t *testing.T) {
 	const room = 8
 	read := make(chan struct{})
 	d, addr := open(t, Options{
-		Strangers: room, Hello: 4, Member: func(b []byte) bool { return b[0] == 'm' },
+		Strangers: room, Hello: 4, Look: mine,
 		Serve: func(c *Conn) {
 			<-read // as late as can be
 			var b [4]byte
@@ -203,8 +220,8 @@ func TestTheExpectedStay(t *testing.T) {
 			waits(c)
 		},
 	})
-	mine, mime := dial(t, addr, "127.0.0.1"), dial(t, addr, "127.0.0.1")
-	mine.Write([]byte("mine"))
+	member, mime := dial(t, addr, "127.0.0.1"), dial(t, addr, "127.0.0.1")
+	member.Write([]byte("mine"))
 	mime.Write([]byte("mime"))
 	crowd := func(n uint64) {
 		for range n {
@@ -219,7 +236,7 @@ func TestTheExpectedStay(t *testing.T) {
 	crowd(50)
 	close(read)
 	var b [4]byte
-	if _, err := io.ReadFull(mine, b[:]); err != nil {
+	if _, err := io.ReadFull(member, b[:]); err != nil {
 		t.Errorf("a member was pushed out: %v", err)
 	}
 	eventually(t, "replayed", func() bool { return d.Counts().Refused[Replayed] == 1 })
@@ -233,42 +250,178 @@ func TestTheExpectedStay(t *testing.T) {
 // While all strangers have only just come, a newcomer gets in by what it has said, or not at all; it
 // waits for nobody.
 func TestWhoGetsInAmongTheYoung(t *testing.T) {
-	d, _ := open(t, Options{Strangers: 1, Hello: 4, Member: func(b []byte) bool { return b[0] == 'm' }})
+	d, _ := open(t, Options{Strangers: 1, Hello: 4, Look: mine, Serve: waits})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	come := func(says string) *Conn {
+	come := func(says string, ago time.Duration) *Conn {
 		dial(t, ln.Addr().String(), "127.0.0.1").Write([]byte(says))
 		conn, err := ln.Accept()
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &Conn{Conn: conn, door: d, addr: source(conn), since: time.Now().Add(time.Hour)}
-		t.Cleanup(func() { conn.Close() })
-		if says != "" {
-			eventually(t, "heard", func() bool {
-				raw, err := conn.(*net.TCPConn).SyscallConn()
-				n := 0
-				if err == nil {
-					err = raw.Control(func(fd uintptr) { n, _, _ = unix.Recvfrom(int(fd), make([]byte, 4), unix.MSG_PEEK|unix.MSG_DONTWAIT) })
-				}
-				return err == nil && n == len(says)
-			})
+		defer conn.Close()
+		c := &Conn{door: d, since: time.Now().Add(ago)}
+		if c.fd, err = detach(conn); err != nil {
+			t.Fatal(err)
 		}
+		eventually(t, "heard", func() bool {
+			n, _, err := unix.Recvfrom(c.fd, make([]byte, 4), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			return says == "" || err == nil && n == len(says)
+		})
 		return c
 	}
 	for _, tt := range []struct {
 		says string
+		ago  time.Duration
 		in   *class
-	}{{"", &d.strangers}, {"", nil}, {"m", nil}, {"what", nil}, {"mine", &d.expected}, {"mine", &d.expected}} {
-		c := come(tt.says)
-		if got := d.enter(c); got != (tt.in != nil) || c.in != tt.in {
-			t.Errorf("%q: entered %v, among %p, want %p", tt.says, got, c.in, tt.in)
+	}{
+		{"", time.Hour, &d.strangers}, {"", 0, nil}, {"m", 0, nil}, {"what", 0, nil},
+		{"mine", 0, &d.expected}, {"mine", 0, &d.expected},
+	} {
+		c := come(tt.says, tt.ago)
+		d.came(c)
+		d.mu.Lock()
+		if c.in != tt.in {
+			t.Errorf("%q: among %p, want %p", tt.says, c.in, tt.in)
 		}
+		d.mu.Unlock()
 	}
 	if c := d.Counts(); c.Accepted != 6 || c.Refused[Crowded] != 3 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// detach gives a descriptor of a connection's socket.
+func detach(conn net.Conn) (fd int, err error) {
+	f, err := conn.(*net.TCPConn).File()
+	if err != nil {
+		return -1, err
+	}
+	defer f.Close()
+	return unix.Dup(int(f.Fd()))
+}
+
+// Who waits costs no goroutine, gets in when all of its message is there, in whatever pieces, and goes
+// when it has said nothing for too long.
+func TestLobby(t *testing.T) {
+	served := make(chan string, 10)
+	d, addr := open(t, Options{Hello: 4, Look: mine, Serve: func(c *Conn) {
+		b := make([]byte, 4)
+		n, _ := io.ReadFull(c, b)
+		served <- string(b[:n])
+	}})
+	first := func(d *Door, is time.Duration) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.lobby.first = is
+	}
+	first(d, patience)
+	before := runtime.NumGoroutine()
+	var silent []net.Conn
+	for range 50 {
+		silent = append(silent, dial(t, addr, "127.0.0.1"))
+	}
+	c := dial(t, addr, "127.0.0.1")
+	for i, b := range []byte("mine") {
+		eventually(t, "accepted", func() bool { return d.Counts().Accepted == 51 })
+		if n := runtime.NumGoroutine(); n > before || len(served) > 0 {
+			t.Errorf("after %d bytes: %d goroutines more, %d served", i, n-before, len(served))
+		}
+		c.Write([]byte{b})
+	}
+	if s := <-served; s != "mine" {
+		t.Errorf("served with %q", s)
+	}
+	first(d, 0)
+	d.lobby.ep.SetReadDeadline(time.Now()) // the door looks
+	for _, c := range silent {
+		if !hangsUp(c) {
+			t.Fatal("a silent stranger stays")
+		}
+	}
+	first(d, patience)
+	dial(t, addr, "127.0.0.1").Close() // only looks whether somebody listens
+	dial(t, addr, "127.0.0.1").Write([]byte("what"))
+	if s := <-served; s != "what" {
+		t.Errorf("served with %q", s)
+	}
+	if c := d.Counts(); c.Refused[Silent] != 50 || c.AllRefused() != 50 || c.Accepted != 53 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The kernel's queue is short while there is no room, and long again later.
+func TestTheQueueOfAFloodIsShort(t *testing.T) {
+	d, addr := open(t, Options{Strangers: 1, Hello: 4, Look: mine, Serve: waits})
+	long := d.lobby.long
+	length := func() int {
+		n, err := queueOf(d.ln)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for range 2 {
+		n := d.Counts().Refused[Crowded]
+		eventually(t, "a short queue", func() bool {
+			if c, err := net.Dial("tcp", addr); err == nil { // else reset at once
+				t.Cleanup(func() { c.Close() })
+			}
+			return d.Counts().Refused[Crowded] > n && length() == min(shortQueue, long)
+		})
+		eventually(t, "a long queue", func() bool { return length() == long })
+	}
+}
+
+// TestDial: who finds the queue full does not wait for the kernel to try again.
+func TestDial(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ln, addr := l.(*net.TCPListener), l.Addr().String()
+	if err := setQueue(ln, 0); err != nil {
+		t.Fatal(err)
+	}
+	dial(t, addr, "127.0.0.1") // it is full with one
+	var tries atomic.Int64
+	count := &net.Dialer{Timeout: patience, Control: func(string, string, syscall.RawConn) error {
+		tries.Add(1)
+		return nil
+	}}
+	ended := make(chan error)
+	go func() {
+		c, err := Dial(t.Context(), count, addr)
+		if err == nil {
+			c.Close()
+		}
+		ended <- err
+	}()
+	eventually(t, "more attempts than go abreast", func() bool { return tries.Load() > abreast+1 })
+	for done := false; !done; {
+		select {
+		case err := <-ended:
+			if done = true; err != nil {
+				t.Error(err)
+			}
+		default:
+			ln.SetDeadline(time.Now().Add(time.Millisecond))
+			if c, err := ln.Accept(); err == nil {
+				c.Close()
+			}
+		}
+	}
+	ln.Close()
+	if c, err := Dial(t.Context(), &net.Dialer{}, addr); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("a closed port: %v, %v", c, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if c, err := Dial(ctx, &net.Dialer{}, addr); err == nil {
+		t.Errorf("%v in a context that has ended", c)
 	}
 }

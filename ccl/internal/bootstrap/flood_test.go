@@ -169,12 +169,26 @@ func (c *tapped) Write(b []byte) (int, error) {
 }
 
 // BenchmarkRendezvous is what a flood costs the ranks of a job: of connections that this process
-// makes; of others, from several addresses, with nothing left of two cores. A run of 20: -benchtime=20x.
+// makes; of others, from several addresses, with nothing left of two cores; and of others that keep so
+// many connections coming at a time (hands) that the kernel's queue is always full. elsewhere: the
+// same flood at another listener, which only accepts and closes, so what it takes of the cores. A
+// run of 20: -benchtime=20x.
 func BenchmarkRendezvous(b *testing.B) {
 	for _, tt := range []struct {
-		name                   string
-		flood, processes, busy int
-	}{{"quiet", 0, 0, 0}, {"flood=2000", 2000, 0, 0}, {"flood=2000,processes=4", 2000, 4, 0}, {"flood=2000,processes=4,busy=2", 2000, 4, 2}, {"flood=8000,processes=4,busy=2", 8000, 4, 2}} {
+		name                          string
+		flood, processes, busy, hands int
+		elsewhere                     bool
+	}{
+		{name: "quiet"},
+		{name: "busy=2", processes: 0, busy: 2},
+		{name: "flood=2000", flood: 2000},
+		{name: "flood=2000,processes=4", flood: 2000, processes: 4},
+		{name: "flood=2000,processes=4,busy=2", flood: 2000, processes: 4, busy: 2},
+		{name: "flood=8000,processes=4,busy=2", flood: 8000, processes: 4, busy: 2},
+		{name: "flood=8000,processes=4,busy=2,elsewhere", flood: 8000, processes: 4, busy: 2, elsewhere: true},
+		{name: "flood=8000,processes=4,busy=2,hands=1000", flood: 8000, processes: 4, busy: 2, hands: 1000},
+		{name: "flood=8000,processes=4,busy=2,hands=1000,elsewhere", flood: 8000, processes: 4, busy: 2, hands: 1000, elsewhere: true},
+	} {
 		b.Run(tt.name, func(b *testing.B) {
 			var all []time.Duration
 			for range b.N {
@@ -184,8 +198,12 @@ func BenchmarkRendezvous(b *testing.B) {
 				}
 				id := ln.NewID()
 				stop := func() {}
-				if tt.processes > 0 {
-					stop = floodFrom(b, id, tt.flood/tt.processes, tt.processes, tt.busy)
+				if tt.processes+tt.busy > 0 {
+					target := id
+					if tt.elsewhere {
+						target.Addr = sink(b)
+					}
+					stop = floodFrom(b, target, tt.flood, tt.processes, tt.busy, tt.hands)
 				} else if tt.flood > 0 {
 					stop = acceptest.Start(b, id.Addr, tt.flood, crowd(id)...).Stop
 				}
@@ -208,9 +226,30 @@ func BenchmarkRendezvous(b *testing.B) {
 // floodEnv has this program flood a rendezvous, or only be busy.
 const floodEnv = "BOOTSTRAP_TEST_FLOOD"
 
-// floodFrom has other processes flood a rendezvous with n connections each, and others use what
-// they can of a core each.
-func floodFrom(b *testing.B, id ID, n, processes, busy int) (stop func()) {
+// sink is a process that accepts connections and closes them.
+func sink(b *testing.B) (addr string) {
+	c := exec.Command(os.Args[0], "-test.run=^$")
+	c.Env = append(os.Environ(), floodEnv+"=sink")
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+	})
+	if _, err := fmt.Fscanln(out, &addr); err != nil {
+		b.Fatal(err)
+	}
+	return addr
+}
+
+// floodFrom has other processes flood a rendezvous with n connections, made by so many hands
+// at a time (0: the usual few), and others use what they can of a core each.
+func floodFrom(b *testing.B, id ID, n, processes, busy, hands int) (stop func()) {
 	b.Helper()
 	var all []*exec.Cmd
 	stop = func() {
@@ -221,7 +260,7 @@ func floodFrom(b *testing.B, id ID, n, processes, busy int) (stop func()) {
 	}
 	for i := range processes + busy {
 		c := exec.Command(os.Args[0], "-test.run=^$")
-		c.Env = append(os.Environ(), floodEnv+"="+id.String(), fmt.Sprint(floodEnv, "_N=", n))
+		c.Env = append(os.Environ(), floodEnv+"="+id.String(), fmt.Sprint(floodEnv, "_N=", n/max(processes, 1)), fmt.Sprint(floodEnv, "_HANDS=", hands/max(processes, 1)))
 		if i >= processes {
 			c.Env = append(os.Environ(), floodEnv+"=busy", "GOMAXPROCS=1")
 		}
@@ -239,9 +278,21 @@ func floodFrom(b *testing.B, id ID, n, processes, busy int) (stop func()) {
 }
 
 func floodMain(id string) {
-	if id == "busy" {
+	switch id {
+	case "busy":
 		fmt.Print(".")
 		for { //nolint:staticcheck // that is what it is for
+		}
+	case "sink":
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(ln.Addr())
+		for {
+			if conn, err := ln.Accept(); err == nil {
+				conn.Close()
+			}
 		}
 	}
 	to, err := ParseID(id)
@@ -249,7 +300,11 @@ func floodMain(id string) {
 		panic(err)
 	}
 	n, _ := strconv.Atoi(os.Getenv(floodEnv + "_N"))
-	acceptest.Begin(to.Addr, n, crowd(to)...)
+	if hands, _ := strconv.Atoi(os.Getenv(floodEnv + "_HANDS")); hands > 0 {
+		acceptest.BeginBy(hands, to.Addr, n, crowd(to)...)
+	} else {
+		acceptest.Begin(to.Addr, n, crowd(to)...)
+	}
 	fmt.Print(".")
 	select {}
 }

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
@@ -144,8 +145,7 @@ const lastWord = 500 * time.Millisecond
 
 // attempt connects to rank 0 and waits there for the roster.
 func (c *Control) attempt(ctx context.Context, addr, host string, pending *MissingError) error {
-	d := net.Dialer{Timeout: handshakeTimeout}
-	conn, err := d.DialContext(ctx, "tcp", addr)
+	conn, err := accept.Dial(ctx, &net.Dialer{Timeout: handshakeTimeout}, addr)
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,10 @@ func listen(addr string, secret []byte) (*Listener, error) {
 		routes: make(map[[16]byte]*Control),
 		kin:    make(map[kin]*Control),
 	}
-	l.door = accept.New(ln, accept.Options{Serve: l.serve, Hello: greetingSize, Member: l.announces})
+	if l.door, err = accept.New(ln.(*net.TCPListener), accept.Options{Serve: l.serve, Hello: greetingSize, Look: l.look}); err != nil {
+		ln.Close()
+		return nil, fmt.Errorf("listen for ranks: %w", err)
+	}
 	return l, nil
 }
 
@@ -226,13 +229,21 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 	return token, theirs, nil
 }
 
-// announces reports whether a greeting has a pass, which may have been overheard.
-func (l *Listener) announces(greeting []byte) bool {
-	if string(greeting[:len(magic)]) != magic {
-		return false
+// look judges a greeting by its pass, which may have been overheard.
+func (l *Listener) look(b []byte) accept.Verdict {
+	if len(b) < len(magic) {
+		return accept.More
 	}
-	_, token, client := parseGreeting(greeting)
-	return l.hasPass(token, client)
+	if string(b[:len(magic)]) != magic {
+		return accept.Stranger
+	}
+	if len(b) < greetingSize {
+		return accept.More
+	}
+	if _, token, client := parseGreeting(b); l.hasPass(token, client) {
+		return accept.Member
+	}
+	return accept.Stranger
 }
 
 func parseGreeting(b []byte) (theirs uint16, token [16]byte, client [nonceSize]byte) {

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 )
 
 // A connection that breaks says nothing of the process at its other end: networks fail
@@ -196,7 +199,7 @@ func (c *Control) bound() time.Duration {
 // see whether it is there.
 func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) {
 	d := net.Dialer{Timeout: knockTimeout, Deadline: until, KeepAlive: -1}
-	conn, err := d.Dial("tcp", addr)
+	conn, err := accept.Dial(context.Background(), &d, addr)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			return knockRefused, err

@@ -70,6 +70,8 @@ type Config struct {
 	// Pace is how much the GPU sends to peers by bulk copies at most, in GB/s: 0 for
 	// what its links carry, as far as known; negative: no limit.
 	Pace int
+	// Peers says of which operations kernels stamp each peer, where they are recorded.
+	Peers Peers
 }
 
 // DefaultStage is the staging memory of a rank.
@@ -105,6 +107,8 @@ type Comm struct {
 	last    Stream                    // of the last operation
 	order   *cuda.Event
 	stamps  stamps
+	byPeer  peers
+	names   [MaxRanks]string // of the ranks' GPUs
 	between between
 	engine  copyEngine
 	sends   sender
@@ -184,6 +188,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if err = c.stamps.init(c); err != nil {
 		return nil, err
 	}
+	c.byPeer.init(c)
 	c.sends.init(c)
 	c.args = &kernels.Args{}
 	a := c.args
@@ -206,6 +211,7 @@ type setup struct {
 	Table           string // its id
 	Copies          bool
 	Major           int
+	GPU             string
 }
 
 // SetupError is a rank that was not set up as this one: they would choose different
@@ -227,7 +233,7 @@ func (s *setup) String() string {
 // of what ranks find, all take what the least of them can.
 func (c *Comm) agree(ctx context.Context) error {
 	cfg := &c.cfg
-	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections(c.size), c.dev.Major}
+	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections(c.size), c.dev.Major, gpuName(c.dev.Device)}
 	blob, err := json.Marshal(mine)
 	if err != nil {
 		return err
@@ -243,7 +249,10 @@ func (c *Comm) agree(ctx context.Context) error {
 			return fmt.Errorf("setup of GPU rank %d: %w", r, err)
 		}
 		c.copies, c.major = c.copies && s.Copies, min(c.major, s.Major)
-		if s.Copies, s.Major = mine.Copies, mine.Major; s != mine {
+		if r < MaxRanks {
+			c.names[r] = s.GPU
+		}
+		if s.Copies, s.Major, s.GPU = mine.Copies, mine.Major, mine.GPU; s != mine {
 			return &SetupError{r, mine.String(), s.String()}
 		}
 	}

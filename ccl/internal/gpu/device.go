@@ -22,8 +22,9 @@ type device struct {
 	modules []*cuda.Module
 	move    funcs
 	reduce  [record.Float8E5M2 + 1]atomic.Pointer[funcs]
-	clock   *clock   // nil until something is recorded
-	table   cuda.Ptr // see counts
+	peers   map[string]funcs // of modules, those that stamp by peer
+	clock   *clock           // nil until something is recorded
+	table   cuda.Ptr         // see counts
 }
 
 // funcs is the kernels of one module by name.

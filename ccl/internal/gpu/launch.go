@@ -144,11 +144,15 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	a.Desc = c.stamps.describe(op, p)
 	c.between.stamp(a)
 	a.Pace = c.pace(row.pace, op.Count*uint64(op.DType.Size()), p.blocks)
+	f, err := c.stampedByPeer(f, row.kernels[p.algo], op, a)
+	if err != nil {
+		return err
+	}
 	threads := f.threads
 	if t := c.cfg.Threads; t > 0 && p.algo != record.AlgoBulk && p.algo != record.AlgoPushBulk {
 		threads = min(threads, uint32(t))
 	}
-	err := s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
+	err = s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))
 	c.between.stamped(a)
 	return err
 }

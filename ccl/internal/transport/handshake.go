@@ -172,6 +172,23 @@ func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) 
 	return g, nil
 }
 
+// look judges a greeting by its proof, which may have been overheard.
+func (n *network) look(b []byte) accept.Verdict {
+	if len(b) < len(dataMagic) {
+		return accept.More
+	}
+	if m := string(b[:len(dataMagic)]); m != dataMagic && m != controlMagic {
+		return accept.Stranger
+	}
+	if len(b) < dataHello {
+		return accept.More
+	}
+	if _, err := n.decode(b); err == nil {
+		return accept.Member
+	}
+	return accept.Stranger
+}
+
 // judge decides on a peer's attempt to connect, which takes the place of any other when
 // it is to stand. The connector's lock is held.
 func (n *network) judge(l remote, g dataGreeting) byte {

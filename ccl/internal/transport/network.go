@@ -213,8 +213,8 @@ func (n *network) start(bell int) error {
 	if err := n.watch(listenTo, unix.EPOLLIN, bellEvent, listenTo); err != nil {
 		return err
 	}
-	n.door = accept.New(n.ln, accept.Options{Strangers: 1024, Serve: n.welcome, Hello: dataHello, Member: func(hello []byte) bool { _, err := n.decode(hello); return err == nil }})
-	return nil
+	n.door, err = accept.New(n.ln.(*net.TCPListener), accept.Options{Strangers: 1024, Serve: n.welcome, Hello: dataHello, Look: n.look})
+	return err
 }
 
 // In place of a peer's rank.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/accept"
 	"golang.org/x/sys/unix"
 )
 
@@ -135,8 +136,7 @@ func (n *network) dialFrom(ctx context.Context, rank int, port uint16) (net.Conn
 		}
 		slog.Debug("a connection goes on without its planned port", "rank", n.m.cfg.Rank, "peer", rank, "port", port, "err", err)
 	}
-	d := net.Dialer{KeepAlive: -1}
-	return d.DialContext(ctx, "tcp", addr)
+	return accept.Dial(ctx, &net.Dialer{KeepAlive: -1}, addr)
 }
 
 // reuse lets a port be taken that has a connection to elsewhere, or one that is over.

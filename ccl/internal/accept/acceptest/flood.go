@@ -49,7 +49,7 @@ type Flood struct {
 	wg   sync.WaitGroup
 }
 
-// hands is how many goroutines a flood has, however many connections.
+// hands is how many goroutines a flood has, however many connections, and how many addresses.
 const hands = 4
 
 // Start keeps n connections open to addr, of the given kinds in turn, from several loopback
@@ -61,7 +61,10 @@ func Start(t testing.TB, addr string, n int, kinds ...Stranger) *Flood {
 }
 
 // Begin is Start for a process that is no test; Stop it.
-func Begin(addr string, n int, kinds ...Stranger) *Flood {
+func Begin(addr string, n int, kinds ...Stranger) *Flood { return BeginBy(hands, addr, n, kinds...) }
+
+// BeginBy is Begin with so many connections being made at a time.
+func BeginBy(hands int, addr string, n int, kinds ...Stranger) *Flood {
 	f := &Flood{stop: make(chan struct{})}
 	var first sync.WaitGroup
 	for h := range hands {
@@ -116,7 +119,7 @@ func (f *Flood) play(addr string, hand, n int, kinds []Stranger, first func()) {
 				}
 				s.Close()
 			}
-			d := net.Dialer{Timeout: 200 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: net.ParseIP(fmt.Sprintf("127.0.0.%d", 1+hand))}}
+			d := net.Dialer{Timeout: 200 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: net.ParseIP(fmt.Sprintf("127.0.0.%d", 1+hand%hands))}}
 			conn, err := d.Dial("tcp", addr)
 			if err != nil {
 				s.Conn = nil

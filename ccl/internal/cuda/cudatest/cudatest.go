@@ -127,6 +127,10 @@ func Hang(call string, ms, nth int) { fault(call, 0, nth, ms) }
 // machines are. It does not undo what is mapped.
 func Separate(a, b int) { separate(a, b) }
 
+// SlowLink makes reads of rank to's memory by rank from, where kernels time them, take longer by
+// so many microseconds; 0 undoes it. It is for Kernels of package kernelstest.
+func SlowLink(from, to, us int) { slowLink(from, to, us) }
+
 // Deny makes GPUs that are opened from now on lack what a CUdevice_attribute tells, one
 // attribute at a time.
 func Deny(attribute int) { deny(attribute) }

@@ -34,6 +34,15 @@ static int separate(const char *lib, int a, int b) {
 	dlclose(h);
 	return f ? 0 : -1;
 }
+
+static int slowLink(const char *lib, unsigned from, unsigned to, unsigned us) {
+	void *h = dlopen(lib, RTLD_NOW);
+	if (!h) return -1;
+	void (*f)(unsigned, unsigned, unsigned) = (void (*)(unsigned, unsigned, unsigned))dlsym(h, "fake_slow_link");
+	if (f) f(from, to, us);
+	dlclose(h);
+	return f ? 0 : -1;
+}
 */
 import "C"
 
@@ -68,5 +77,13 @@ func separate(a, b int) {
 	defer C.free(unsafe.Pointer(lib))
 	if C.separate(lib, C.int(a), C.int(b)) != 0 {
 		panic("cudatest: the fake libcuda is not open; call Start first")
+	}
+}
+
+func slowLink(from, to, us int) {
+	lib := C.CString(os.Getenv(cuda.LibraryEnv))
+	defer C.free(unsafe.Pointer(lib))
+	if C.slowLink(lib, C.uint(from), C.uint(to), C.uint(us)) != 0 {
+		panic("cudatest: the fake libcuda is not open, or has none of the kernels; call Start first")
 	}
 }

@@ -8,4 +8,6 @@ func fault(string, int, int, int) {}
 
 func separate(int, int) {}
 
+func slowLink(int, int, int) {}
+
 func deny(int) {}

@@ -43,7 +43,7 @@ type Args struct {
 	Root, Op, Flags  uint32
 	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through
 	Pace             uint32 // ps that a KiB of bulk copies to peers takes each block at least; 0: as fast as they go
-	_                uint32
+	Peers            uint32 // rows of what is stamped by peer are at Slots + 16*Peers, by kernels of modules ByPeer names; 0: none is
 	Ring, Stride     uint64 // rank r has RingBytes for what peers push to be reduced, at Ring + r*Stride
 }
 
@@ -176,6 +176,13 @@ type PatternArgs struct{ Buffer, Bytes, Seed, Wrong uint64 }
 
 // Slot is an operation's stamps; operation seq, from 1, has slot seq & SlotMask.
 type Slot struct{ ID, Start, Arrived, End uint64 }
+
+// PeerStamp is one peer's entry in an operation's row of MaxRanks of them.
+type PeerStamp struct{ Came, There, Seq, Trip uint32 }
+
+// ByPeer is the name of the module with the collectives' kernels of another one that stamp
+// by peer. Not every module has one.
+func ByPeer(module string) string { return module + "_peers" }
 
 type line [4]uint32
 

@@ -91,6 +91,15 @@ struct alignas(32) Slot {
   u64 end;
 };
 
+// PeerRow is what each peer was to the operation of the same slot, by rank; nothing is
+// stored of the rank itself. Each entry is one 16-byte store, made before the end.
+struct PeerRow {
+  struct alignas(16) {
+    u32 came, there; // ns from Slot.start until the peer came, 0 when it was not waited for, and until the last of it was here
+    u32 seq, trip;   // Slot.id's, its low 32 bits; ns that a read of the peer's memory took, 0: none was made
+  } peer[LS_MAX_RANKS];
+};
+
 enum {
   LS_FIRST = 1, // Args.flags: the operation begins with this kernel
   LS_LAST = 2,  // it ends with it
@@ -115,7 +124,8 @@ struct Args {
   u32 op;       // record.RedOp
   u32 flags;
   u32 room;         // of Reduce: so many bytes of ring are for results that root cannot be sent in place
-  u32 pace, pad;    // of bulk copies to peers: ps that a KiB takes a block at least; 0: as fast as they go
+  u32 pace;         // of bulk copies to peers: ps that a KiB takes a block at least; 0: as fast as they go
+  u32 peers;        // PeerRow[slotMask + 1] are at slots + 16 * peers; 0: none are told. For modules that make them (peers.h)
   u64 ring, stride; // rank r has memory for what peers push, as mapped here at ring + r * stride: of ls_allreduce_pushbulk LS_RING_BYTES
 };
 

@@ -17,7 +17,7 @@
 struct BlockEmulation {
   std::barrier<> barrier;
   std::atomic<u32> votes[2]{};
-  alignas(16) u64 memory[64]{}; // what is __shared__ on the device
+  alignas(16) u64 memory[96]{}; // what is __shared__ on the device
   std::shared_ptr<void> bulk;     // emulate_bulk.h's, made at first use
   std::once_flag bulkOnce;
   explicit BlockEmulation(u32 threads) : barrier(threads) {}
@@ -89,3 +89,11 @@ inline u32x4 loadLine12(const Line12 *p) {
 inline void store16(u64 *p, u64 a, u64 b) { storeHost(p, a), storeHost(p + 1, b); }
 inline u32 atomicAdd(u32 *p, u32 v) { return std::atomic_ref<u32>(*p).fetch_add(v); }
 inline void atomicAdd64(u64 *p, u64 v) { std::atomic_ref<u64>(*p).fetch_add(v); }
+
+// loadPeer is loadVolatile of a word of rank to's memory by rank from, which takes longer by
+// linkDelay, µs.
+inline std::atomic<u32> linkDelay[LS_MAX_RANKS][LS_MAX_RANKS]; // [from][to]
+inline u32 loadPeer(const u32 *p, u32 from, u32 to) {
+  if (u32 us = linkDelay[from][to]) std::this_thread::sleep_for(std::chrono::microseconds(us));
+  return loadVolatile(p);
+}

@@ -39,7 +39,9 @@ func Layout() []Assertion {
 		{"offsetof(Args, rank)", unsafe.Offsetof(a.Rank)}, {"offsetof(Args, ranks)", unsafe.Offsetof(a.Ranks)},
 		{"offsetof(Args, root)", unsafe.Offsetof(a.Root)}, {"offsetof(Args, op)", unsafe.Offsetof(a.Op)},
 		{"offsetof(Args, flags)", unsafe.Offsetof(a.Flags)}, {"offsetof(Args, room)", unsafe.Offsetof(a.Room)}, {"offsetof(Args, ring)", unsafe.Offsetof(a.Ring)},
-		{"offsetof(Args, pace)", unsafe.Offsetof(a.Pace)}, {"offsetof(Args, stride)", unsafe.Offsetof(a.Stride)}, {"LS_RING_BYTES", RingBytes},
+		{"offsetof(Args, pace)", unsafe.Offsetof(a.Pace)}, {"offsetof(Args, peers)", unsafe.Offsetof(a.Peers)},
+		{"sizeof(PeerRow)", MaxRanks * unsafe.Sizeof(PeerStamp{})}, {"offsetof(PeerRow, peer[0].trip)", unsafe.Offsetof(PeerStamp{}.Trip)}, {"offsetof(PeerRow, peer[0].seq)", unsafe.Offsetof(PeerStamp{}.Seq)},
+		{"offsetof(Args, stride)", unsafe.Offsetof(a.Stride)}, {"LS_RING_BYTES", RingBytes},
 
 		{"sizeof(Message)", unsafe.Sizeof(m)},
 		{"offsetof(Message, bytes)", unsafe.Offsetof(m.Bytes)},

@@ -4,6 +4,7 @@
 // i % threads()'s: it reads the line of all buffers, sends, receives and writes
 // it, which makes every operation right in place with no barrier in the block.
 #pragma once
+#include "peers.h"
 #include "stamp.h"
 #include "vector.h"
 
@@ -66,8 +67,14 @@ struct Turn {
   u32 epoch;
   bool alive; // false once this thread has seen the abort
   Stamps<Args> stamps;
+#ifdef LS_PEERS
+  Peers sight;
+  FI explicit Turn(const Args &a) : a(a), self(heap(a, a.rank)), epoch(0), alive(true), stamps(a), sight(a) {
+    sight.begin(stamps.seq, stamps.start);
+#else
 
   FI explicit Turn(const Args &a) : a(a), self(heap(a, a.rank)), epoch(0), alive(true), stamps(a) {
+#endif
     epoch = loadVolatile(&self->block[block()].epoch) + 1;
     if (epoch == 0) epoch = 2; // a line that was never written has flag 0
   }
@@ -108,6 +115,9 @@ struct Turn {
         }
       }
       if (turn != 0 && missing != set) stamps.saw(last);
+#ifdef LS_PEERS
+      if (missing != set) sight.heard(set & ~missing, turn != 0);
+#endif
       set = missing;
       if (set != 0) {
         relax();
@@ -119,8 +129,15 @@ struct Turn {
 
   // end leaves the kernel.
   FI void end() {
+#ifdef LS_PEERS
+    bool stopped = syncOr(!alive);
+    if (!stopped) sight.tell();
+    if (stopped) stamps.stopped();
+    else stamps.left();
+#else
     if (syncOr(!alive)) stamps.stopped();
     else stamps.left();
+#endif
     if (tid() == 0) self->block[block()].epoch = epoch;
   }
 };

@@ -157,6 +157,9 @@ struct Turn12 : Turn {
       }
       if (here) {
         if (turn != 0) stamps.saw(p);
+#ifdef LS_PEERS
+        sight.heard(1u << p, turn != 0);
+#endif
         return true;
       }
       relax();

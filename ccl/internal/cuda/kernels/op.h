@@ -2,6 +2,7 @@
 // stamps.
 #pragma once
 #include "flags.h"
+#include "peers.h"
 #include "stamp.h"
 
 // came is when each peer was seen, for those waited for.
@@ -15,8 +16,15 @@ struct Op {
   const Args &a;
   Stamps<Args> stamps;
   u32 epoch;
+#ifdef LS_PEERS
+  Peers peers;
+
+  FI Op(const Args &a) : a(a), stamps(a), peers(a) {
+    peers.begin(stamps.seq, stamps.start);
+#else
 
   FI Op(const Args &a) : a(a), stamps(a) {
+#endif
     epoch = loadVolatile(&heap(a, a.rank)->block[block()].epoch) + 1;
     if (epoch == 0) epoch = 2; // as everywhere: 0 is what nobody has written
   }
@@ -60,6 +68,9 @@ struct Op {
         if (came[p] > stamps.seen) stamps.seen = came[p], stamps.peer = p;
       }
     }
+#ifdef LS_PEERS
+    peers.probe();
+#endif
     return true;
   }
 
@@ -86,9 +97,31 @@ struct Op {
   FI void leave() {
     arrive(a, LS_PHASE_LEAVE, epoch);
     bool ok = true;
+#ifdef LS_PEERS
+    if (tid() < a.ranks && tid() != a.rank) ok = waitLast(tid());
+    if (syncOr(!ok)) return stamps.stopped();
+    peers.tell();
+#else
     if (tid() < a.ranks && tid() != a.rank) ok = waitFlag(a, &heap(a, a.rank)->flag[LS_PHASE_LEAVE][block()][tid()], epoch);
     if (syncOr(!ok)) return stamps.stopped();
+#endif
     if (tid() == 0) heap(a, a.rank)->block[block()].epoch = epoch;
     stamps.left();
   }
+
+#ifdef LS_PEERS
+  // waitLast waits until a peer has left, and notes when. Threads of a warp find their
+  // peers' flags one by one, so the time is taken within the loop.
+  FI bool waitLast(u32 peer) const {
+    const u32 *flag = &heap(a, a.rank)->flag[LS_PHASE_LEAVE][block()][peer];
+    u64 at = 0;
+    for (u32 turn = 1; at == 0; turn++) {
+      if (loadAcquire(flag) == epoch) at = globaltimer();
+      else relax();
+      if (turn % LS_PATIENCE == 0 && aborted(a)) return false;
+    }
+    if (peers.on) sightings.first[peer] = came[peer], sightings.last[peer] = at;
+    return true;
+  }
+#endif
 };

@@ -152,7 +152,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reg.MustRegister(prom.Crowded(names.ListenerWeb, srv.HungUp))
+	reg.MustRegister(prom.Web(srv))
 	if leave, err := presence.Hold(c.RuntimeDir, presence.Agent, presence.Info{Web: srv.Addr().String()}); err == nil {
 		defer leave()
 	} else {

@@ -26,6 +26,7 @@ type Cmd struct {
 	AgentWeb   string        `default:":9400" placeholder:"HOST:PORT" help:"Where an agent that attach starts has its pages; another port when that is taken (default: ${default})."`
 	MasterWeb  string        `default:"127.0.0.1:9402" placeholder:"HOST:PORT" help:"Likewise a master (default: ${default})."`
 	Wait       time.Duration `default:"5s" help:"The command waits no longer for an agent and a master that attach starts (default: ${default})." env:"LOCKSTEP_ATTACH_WAIT"`
+	Patience   time.Duration `name:"start-patience" placeholder:"TIME" help:"For a master that attach starts: how long a rank that has made no communicator may do nothing, while all others wait, before a hang at the start is suspected (default: the master's, 1m)."`
 	DryRun     bool          `short:"n" help:"Print what would be set and started, and do nothing."`
 	PrintEnv   bool          `help:"Print the variables for a shell, and start what is needed for as long as that shell lives."`
 	Quiet      bool          `short:"q" help:"Say nothing but warnings."`

@@ -77,6 +77,9 @@ func (c *Cmd) agentArgs(p *Plan) []string {
 
 func (c *Cmd) masterArgs(p *Plan) []string {
 	args := []string{"master", "--job", p.Job, "--while-attached", c.RuntimeDir, "--state-dir", filepath.Join(c.StateDir, p.Job), "--web.listen-address", listen(c.MasterWeb)}
+	if c.Patience > 0 {
+		args = append(args, "--start-patience", c.Patience.String())
+	}
 	if p.Beyond {
 		return append(append(args, "--listen", fmt.Sprint(":", masterPort)), c.certificate("master-"+p.Job)...)
 	}

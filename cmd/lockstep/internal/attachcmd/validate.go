@@ -14,5 +14,8 @@ func (c *Cmd) Validate() error {
 	if c.Wait <= 0 {
 		return errors.New("--wait must be above 0")
 	}
+	if c.Patience < 0 {
+		return errors.New("--start-patience must not be below 0")
+	}
 	return errors.Join(flags.Listen("agent-web", c.AgentWeb), flags.Listen("master-web", c.MasterWeb))
 }

@@ -97,7 +97,7 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	reg.MustRegister(prom.Crowded(names.ListenerWeb, srv.HungUp), prom.Crowded(names.ListenerAgents, m.HungUp))
+	reg.MustRegister(prom.Web(srv), prom.Crowded(names.ListenerAgents, m.HungUp))
 	if c.WhileAttached != "" {
 		there := presence.Info{Web: srv.Addr().String(), Agents: m.Addr().String()}
 		release, err := presence.Hold(c.WhileAttached, presence.Master(c.Job), there)

@@ -125,7 +125,7 @@ func (c *Serve) Run(ctx context.Context, log *slog.Logger) error {
 		s.Close()
 		return err
 	}
-	reg.MustRegister(prom.Crowded(names.ListenerWeb, srv.HungUp), prom.Crowded(names.ListenerPlanner, s.HungUp))
+	reg.MustRegister(prom.Web(srv), prom.Crowded(names.ListenerPlanner, s.HungUp))
 	log.Info("planner is ready", "listen", s.Addr().String(), "web", srv.Addr().String(), "links", len(f.Links), "ports", len(f.Ports))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.Run(ctx) })

@@ -16,7 +16,7 @@ import (
 // metrics is a planner's snapshot as it is exported, in bytes a second.
 func metrics(s service.Snapshot) prom.Fabric {
 	f := prom.Fabric{
-		Moves: map[string]uint64{}, Refused: map[string]uint64{"certificate": s.Denied, "request": s.Refused},
+		Moves: map[string]uint64{}, Refused: map[string]uint64{"certificate": s.Denied, "request": s.Refused, "handshake": s.Handshakes},
 		Jobs: s.Jobs, Streams: s.Streams, Probers: s.Probers,
 	}
 	for r := pathplan.Dead; r <= pathplan.Returned; r++ {

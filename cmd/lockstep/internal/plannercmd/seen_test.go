@@ -1,6 +1,7 @@
 package plannercmd
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -50,6 +51,20 @@ lockstep_planner_moves_total{reason="uneven"} 0
 `
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), names.FabricLinkMeasured.Name, names.FabricLinkUp.Name, names.PlannerMoves.Name); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRefusalsAreKnown: the reasons are those of names.Refusals.
+func TestRefusalsAreKnown(t *testing.T) {
+	var want []string
+	for _, r := range names.Refusals() {
+		if r.Metric == names.PlannerRefused {
+			want = append(want, r.Reasons...)
+		}
+	}
+	slices.Sort(want)
+	if got := slices.Sorted(maps.Keys(metrics(service.Snapshot{}).Refused)); !slices.Equal(got, want) {
+		t.Errorf("%q, names.Refusals has %q", got, want)
 	}
 }
 

@@ -160,7 +160,7 @@ func (c *Cmd) serve(ctx context.Context, log *slog.Logger, reg *prometheus.Regis
 	if err != nil {
 		return err
 	}
-	reg.MustRegister(prom.Crowded(names.ListenerWeb, srv.HungUp))
+	reg.MustRegister(prom.Web(srv))
 	h := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r := current.Load()
 		if r == nil {

@@ -33,6 +33,7 @@ type Hosts struct {
 	Lease       time.Duration `default:"15s" help:"Ranks end when their host has not heard the coordinator for so long, and others may take their places then."`
 	JoinTimeout time.Duration `default:"10m" help:"How long the job waits for hosts, and a host for the coordinator."`
 	TLS         flags.TLS     `embed:"" prefix:"tls."`
+	Page        Page          `embed:"" prefix:"web."`
 }
 
 // handshakes are over within this.
@@ -46,6 +47,9 @@ func (h *Hosts) check() error {
 		if h.Hosts > 1 {
 			return fmt.Errorf("--hosts %d takes --coordinator HOST:PORT, the same on each host", h.Hosts)
 		}
+		if h.Page != (Page{}) {
+			return errors.New("--web.listen-address goes with --coordinator: a job of one machine has nothing to tell that its node's agent does not")
+		}
 		return nil
 	}
 	host, _, err := net.SplitHostPort(h.Coordinator)
@@ -57,7 +61,7 @@ func (h *Hosts) check() error {
 			return fmt.Errorf("--node: %w", err)
 		}
 	}
-	return errors.Join(flags.Positive("lease", h.Lease), flags.Positive("join-timeout", h.JoinTimeout), h.TLS.Check())
+	return errors.Join(flags.Positive("lease", h.Lease), flags.Positive("join-timeout", h.JoinTimeout), h.TLS.Check(), h.Page.check())
 }
 
 // runHosts runs this machine's part of a job of several.
@@ -95,6 +99,11 @@ func (c *Cmd) runHosts(ctx context.Context, o process.Options, log *slog.Logger)
 	if err != nil {
 		return err
 	}
+	end, err := c.Page.serve(ctx, c.Job, s, mine, log)
+	if err != nil {
+		return err
+	}
+	defer end()
 	return s.Run(ctx)
 }
 

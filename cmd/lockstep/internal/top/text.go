@@ -77,6 +77,8 @@ func each(w io.Writer, v *View) {
 			in = fmt.Sprintf("%s #%d on %s (its rank %d)", r.Collective, r.Sequence, r.Communicator, r.CommRank)
 		} else if r.Mark != "" {
 			in = "its own " + r.Mark
+		} else {
+			in = r.WaitsIn
 		}
 		held := ""
 		if r.State != web.StandingMoving {

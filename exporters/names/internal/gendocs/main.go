@@ -33,7 +33,9 @@ var components = []struct {
 	{names.Master, "Master", "One master a job; `lockstep master` serves these on /metrics and shows them on /status."},
 	{names.Remediator, "Remediator", "`lockstep remediator` serves these on /metrics."},
 	{names.Preflight, "Preflight", "`lockstep preflight --prom FILE` writes these for a textfile collector; `rank`, `node` and pairs are bounded by the size of what is checked."},
-	{names.All, "Every component", "Served by agent, master and remediator, beside client_golang's `go_*` and `process_*`."},
+	{names.Planner, "Planner", "One planner a fabric; `lockstep planner serve` serves these on /metrics."},
+	{names.Supervisor, "Supervisors of several machines", "`lockstep run --coordinator` serves these on /metrics of each host whose supervisor is given `--web.listen-address`, those of the coordinator where it is."},
+	{names.All, "Every component", "Served by agent, master, remediator, planner and supervisors, beside client_golang's `go_*` and `process_*`."},
 }
 
 // examples are queries for the metrics that an operator reaches for first.

@@ -39,6 +39,11 @@ template <class A> static int launch(void (*kernel)(A), const fake_launch *l, co
   return 0;
 }
 
+// fake_slow_link makes reads of rank to's memory by rank from take so much longer.
+extern "C" __attribute__((visibility("default"))) void fake_slow_link(unsigned from, unsigned to, unsigned us) {
+  if (from < LS_MAX_RANKS && to < LS_MAX_RANKS) linkDelay[from][to] = us;
+}
+
 #define FAKE(name, threads) \
   extern "C" int kernel_##name(const fake_launch *l, const void *p, size_t n) { return launch(name, l, p, n, threads); }
 

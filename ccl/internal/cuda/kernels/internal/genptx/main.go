@@ -40,6 +40,10 @@ var types = map[string]string{
 	"float8_e4m3": "float8e4m3", "float8_e5m2": "float8e5m2",
 }
 
+// stampedByPeer are the modules of which there is another one that stamps by peer:
+// what trains.
+var stampedByPeer = map[string]bool{"move": true, "reduce_float16": true, "reduce_bfloat16": true, "reduce_float32": true}
+
 // arches are the devices built for, and the newest PTX that the oldest driver
 // takes for each (535: 8.2).
 var arches = []struct {
@@ -49,7 +53,7 @@ var arches = []struct {
 
 type module struct {
 	name, arch, ptx, source, element string
-	cubin                            bool
+	cubin, peers                     bool
 }
 
 func main() {
@@ -67,9 +71,15 @@ func main() {
 	}
 	var modules []module
 	for _, arch := range arches {
-		modules = append(modules, module{"move", arch.name, arch.ptx, "move.cu", "", arch.cubin})
+		modules = append(modules, module{"move", arch.name, arch.ptx, "move.cu", "", arch.cubin, false})
 		for name, element := range types {
-			modules = append(modules, module{"reduce_" + name, arch.name, arch.ptx, "reduce.cu", element, arch.cubin})
+			modules = append(modules, module{"reduce_" + name, arch.name, arch.ptx, "reduce.cu", element, arch.cubin, false})
+		}
+		for _, m := range modules {
+			if m.arch == arch.name && stampedByPeer[m.name] {
+				m.name, m.peers = m.name+"_peers", true
+				modules = append(modules, m)
+			}
 		}
 	}
 	if err := build(modules, *out, path); err != nil {
@@ -106,6 +116,9 @@ func (m module) build(dir, ptxas string) error {
 	}
 	if m.element != "" {
 		args = append(args, "-DLS_TYPE="+m.element)
+	}
+	if m.peers {
+		args = append(args, "-DLS_PEERS")
 	}
 	cmd := exec.Command(compiler, append(args, m.source)...)
 	var stderr bytes.Buffer

@@ -1,0 +1,124 @@
+package gpu
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
+	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// Peers says of which operations kernels stamp what each peer was to them.
+type Peers string
+
+const (
+	// PeersDefault is PeersSlow where the kernels for it come compiled for the GPU. Elsewhere
+	// the driver would have to compile them, for seconds, and it is PeersOff.
+	PeersDefault Peers = ""
+	PeersOff     Peers = "off"
+	PeersSlow    Peers = "slow" // operations of 256 KiB and more, of whose time stamps are a small part
+	PeersOn      Peers = "on"   // all
+)
+
+// slowBytes is what PeersSlow takes for slow.
+const slowBytes = 256 << 10
+
+// ParsePeers reads what LOCKSTEP_GPU_PEERS has.
+func ParsePeers(s string) (Peers, error) {
+	switch p := Peers(s); p {
+	case PeersDefault, PeersOff, PeersSlow, PeersOn:
+		return p, nil
+	}
+	return "", fmt.Errorf("%q says of no operations that they are stamped by peer, want off, slow or on", s)
+}
+
+// peers stamps by peer. It belongs to the communicator's launches, which have its lock.
+type peers struct {
+	mode Peers
+	rows uint32 // Args.Peers; 0: the recorder has none
+}
+
+func (p *peers) init(c *Comm) {
+	p.mode = PeersOff
+	off, ok := c.cfg.Live.PeerRange()
+	if c.stamps.rec == nil || !ok || c.size < 2 {
+		return
+	}
+	if p.mode = c.cfg.Peers; p.mode == PeersDefault {
+		p.mode = PeersOff
+		if kernels.Cubin(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) != nil {
+			p.mode = PeersSlow
+		}
+	}
+	if p.mode == PeersOff {
+		return
+	}
+	slots, _ := c.cfg.Live.StampRange()
+	p.rows = uint32((off - slots) / 16)
+	for r := range c.size {
+		if r != c.rank {
+			c.stamps.rec.writer.AddConn(record.ConnEntry{
+				Comm: c.cfg.Live.Index(), Peer: int32(r), Transport: record.TransportNVLink, Name: c.names[r] + "->" + c.names[c.rank], // what is stamped is what comes
+			}) // a full table is counted there
+		}
+	}
+}
+
+// wants reports whether an operation's kernel, launched with these flags, is to stamp by peer.
+func (p *peers) wants(op *Op, flags uint32) bool {
+	if p.rows == 0 || flags&kernels.First == 0 {
+		return false
+	}
+	return p.mode == PeersOn || op.Bytes >= slowBytes
+}
+
+// byPeer returns the kernels of a module that stamp by peer, nil where there are none. They
+// are loaded when the first one is wanted.
+func (d *device) byPeer(module string) (funcs, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if fs, ok := d.peers[module]; ok {
+		return fs, nil
+	}
+	var fs funcs
+	if name := kernels.ByPeer(module); kernels.Module(name, d.Major, d.Minor) != nil {
+		var err error
+		if fs, err = d.load(name); err != nil {
+			return nil, err
+		}
+	}
+	if d.peers == nil {
+		d.peers = map[string]funcs{}
+	}
+	d.peers[module] = fs
+	return fs, nil
+}
+
+// stampedByPeer is the kernel of the given name that stamps by peer, if the launch is to, else f.
+func (c *Comm) stampedByPeer(f kernel, name string, op *Op, a *kernels.Args) (kernel, error) {
+	a.Peers = 0
+	if !c.byPeer.wants(op, a.Flags) {
+		return f, nil
+	}
+	module := "move"
+	if op.Coll.Reduces() {
+		module = "reduce_" + op.DType.String()
+	}
+	fs, err := c.dev.byPeer(module)
+	if err != nil {
+		return f, err
+	}
+	if by, ok := fs[name]; ok {
+		a.Peers = c.byPeer.rows
+		return by, nil
+	}
+	return f, nil
+}
+
+// gpuName names a GPU for as long as it lives: the first digits of its UUID.
+func gpuName(d *cuda.Device) string {
+	name, rest, _ := strings.Cut(d.UUID, "-")
+	digits, _, _ := strings.Cut(rest, "-")
+	return name + "-" + digits
+}

@@ -1,0 +1,187 @@
+package agent
+
+import (
+	"math/bits"
+
+	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// GPUs' kernels stamp when each peer came, when the last of it was here, and how long a read of
+// its memory took meanwhile. This file makes of that what transports' monitors make of work
+// requests: legs of the operation, and windows of the NVLink connection from the peer to this rank.
+
+const (
+	nvlinkLeast = 64 << 10 // bytes from a peer, below which an operation tells of no link
+	// nvlinkWindow is a window's length: so many ns of what its operations usually take once all
+	// have come. The connection's delay is what they take.
+	nvlinkWindow = 2e6
+	// nvlinkSlow is how many times that they take when the link is slow.
+	nvlinkSlow = 1.5
+	// nvlinkUsual is how many operations of a kind make a history.
+	nvlinkUsual = 32
+)
+
+// nvlink is the monitor of one direction of a pair of GPUs, by stamps of the receiving one.
+// Operations are compared with others of their kind and size: a change of the mix is no change
+// of the link.
+type nvlink struct {
+	classes map[nvlinkClass]*usual
+	trip    usual
+
+	// The window under way.
+	bytes, moving uint64
+	took, usually float64 // ns
+	// What it makes of windows.
+	windows, slow uint64
+	bps           uint64
+	latency       int64
+	cause         record.Cause
+	at            int64
+}
+
+// nvlinkClass are operations that usually take the same time.
+type nvlinkClass struct {
+	coll record.CollKind
+	algo record.Algo
+	size uint8 // bits of the bytes
+}
+
+// usual is a running mean that a few long times move little.
+type usual struct {
+	mean float64
+	n    int
+}
+
+func (u *usual) learn(v float64) {
+	u.n++
+	if u.n > 4 {
+		v = min(v, 2*u.mean)
+	}
+	u.mean += (v - u.mean) / float64(min(u.n, 256))
+}
+
+// maxClasses bounds what one link keeps.
+const maxClasses = 64
+
+// stampedPeers takes in what was stamped by peer of an operation that has ended: its legs, and
+// what it says of the links to this rank.
+func (r *rank) stampedPeers(c *comm, s *record.Stamp) {
+	met, n := uint32(0), 0
+	for p := range s.Peers {
+		if s.Peers[p].Seen {
+			met = max(met, s.Peers[p].Came)
+			n++
+		}
+	}
+	if n == 0 {
+		return
+	}
+	if c.legs == nil {
+		c.legs = new(collector.Peers)
+	}
+	c.legs.N, c.legsOf = 0, s.Seq
+	for p := range s.Peers {
+		x := &s.Peers[p]
+		if !x.Seen || p >= int(c.size) {
+			continue
+		}
+		c.legs.Legs[c.legs.N] = collector.Leg{
+			Peer: int32(p), Reduce: s.Coll.Reduces(), First: s.Start + int64(x.Came), Last: s.Start + int64(x.There), Wait: int64(x.Came),
+		}
+		c.legs.N++
+		if k := r.nvlinkOf(c, int32(p)); k != nil {
+			k.add(s, x, met, fromPeer(s.Coll, s.Bytes, uint64(c.size)), n > 1)
+		}
+	}
+}
+
+// fromPeer is how many bytes a rank hears from each of its peers, about, of an operation of so
+// many bytes among n.
+func fromPeer(coll record.CollKind, bytes, n uint64) uint64 {
+	switch t := coll.Traits(); {
+	case t.Root != record.RootNone:
+		return bytes
+	case t.Reduces && t.Send == t.Recv: // to be reduced, and results
+		return 2 * bytes / n
+	default:
+		return bytes / n
+	}
+}
+
+// nvlinkOf is the monitor of the link from a peer, nil where the recorder has no such connection.
+func (r *rank) nvlinkOf(c *comm, peer int32) *nvlink {
+	if int(peer) >= len(c.nvlinks) {
+		return nil
+	}
+	return c.nvlinks[peer]
+}
+
+// learnNVLink gives a connection of GPUs its monitor, and the connection what that has found:
+// nobody else tells of it.
+func (r *rank) learnNVLink(s *record.ConnStatus) {
+	c := r.comm(s.Comm)
+	if c == nil || s.Peer < 0 || s.Peer >= record.MaxStampPeers || s.Peer == c.rank {
+		return
+	}
+	k := c.nvlinks[s.Peer]
+	if k == nil {
+		k = &nvlink{classes: map[nvlinkClass]*usual{}}
+		c.nvlinks[s.Peer] = k
+	}
+	s.Windows, s.SlowWindows, s.WindowBps, s.WindowCause, s.WindowAt, s.LatencyNs = k.windows, k.slow, k.bps, k.cause, k.at, k.latency
+}
+
+// add takes in an operation: x is the peer's part, the last of all came after met, and bytes are
+// what came from the peer. Where other peers take part, the time until this one's last word is
+// theirs too, and only the read of its memory tells of the link itself.
+func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uint64, others bool) {
+	moving := float64(x.There - min(met, x.There))
+	// Kernels that read no word of their peers do not wait for all before they send, either: how
+	// long it takes until all is here is then also who came late.
+	if bytes < nvlinkLeast || moving == 0 || x.Trip == 0 {
+		return
+	}
+	class := nvlinkClass{s.Coll, s.Algo, uint8(bits.Len64(s.Bytes))}
+	u := k.classes[class]
+	if u == nil {
+		if len(k.classes) == maxClasses {
+			return
+		}
+		u = new(usual)
+		k.classes[class] = u
+	}
+	if k.cause == record.CauseNone || u.n < nvlinkUsual { // what is slow for long does not become usual
+		u.learn(moving)
+		k.trip.learn(float64(x.Trip))
+	}
+	if u.n < nvlinkUsual {
+		return
+	}
+	k.bytes += bytes
+	k.moving += uint64(moving)
+	k.usually += u.mean
+	if others {
+		k.took += u.mean * float64(x.Trip) / k.trip.mean
+	} else {
+		k.took += moving
+	}
+	if k.usually >= nvlinkWindow {
+		k.close(s.End)
+	}
+}
+
+// close ends the window, or several that one long operation has filled.
+func (k *nvlink) close(at int64) {
+	ratio, n := k.took/k.usually, uint64(k.usually/nvlinkWindow)
+	k.windows += n
+	k.cause = record.CauseNone
+	if ratio >= nvlinkSlow {
+		k.cause = record.CauseNetwork
+		k.slow += n
+	}
+	k.latency = max(1, int64(nvlinkWindow*ratio))
+	k.bps = uint64(float64(k.bytes) / float64(k.moving) * 1e9)
+	k.at = at
+	k.bytes, k.moving, k.took, k.usually = 0, 0, 0, 0
+}
