@@ -80,22 +80,24 @@ type times struct {
 	moving, flight   float64
 }
 
+// counts is what a request weighs among others: its time on the network; where the ranks were late
+// for longer, half of its time until completion. So a network that is slow for a quarter of that can show.
+func (t times) counts() float64 {
+	if half := t.service / 2; half > t.moving {
+		return half
+	}
+	return t.moving
+}
+
 // class is the normal of one size of work requests, in ns.
 type class struct {
 	times
 	seen uint32
 }
 
-// network is the normal of the network's part. Where most of the time is usually the ranks', that
-// is the smaller, and the less it matters, down to a share of theirs.
-func (c *class) network() (moving, flight float64) {
-	return max(c.moving, least*c.service), max(c.flight, least*c.latency)
-}
-
 // work sums the service times of a window's requests, in ns.
 type work struct {
-	total  float64
-	moving float64 // of that, until receivers' hosts had them
+	total  float64 // as they count
 	slow   float64 // of requests that are slow
 	excess float64 // of these, each times by how many times it exceeds its normal
 	normal float64 // what they normally are
@@ -109,7 +111,7 @@ func (w *work) slowness() float64 { return 1 + w.excess/max(w.total, 1) }
 const (
 	numClasses = 28       // powers of two, up to 128 MiB and more
 	step       = 0.001    // of a median
-	notable    = 1. / 4   // of a window in which the ranks were late for most of the time
+	notable    = 1. / 4   // of a window in which the ranks are late for most of the time
 	least      = 1. / 8   // of what is normal until completion is the network's
 	doubted    = 1. / 8   // what a slow request counts for it
 	memory     = 1. / 8   // of the state
@@ -152,6 +154,10 @@ func (j *judge) request(size uint64, t times, count uint32) {
 	c.seen += min(count, math.MaxUint32-c.seen)
 	c.service = toward(c.service, t.service, gain)
 	c.latency = toward(c.latency, t.latency, gain)
+	if !j.witnessed {
+		c.moving, c.flight = c.service, c.latency
+		return
+	}
 	c.moving = toward(c.moving, t.moving, gain)
 	c.flight = toward(c.flight, t.flight, gain)
 }
@@ -175,8 +181,7 @@ func (j *judge) class(size uint64) *class {
 
 func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
 	c = j.class(size)
-	j.work.total += t.service
-	j.work.moving += t.moving
+	j.work.total += t.counts()
 	if c.seen < j.warmup {
 		j.work.normal += t.service
 		return c, false
@@ -186,16 +191,22 @@ func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
 	slow = j.exceeds(c, t)
 	if slow {
 		j.work.slow += t.moving
-		moving, flight := c.network()
-		j.work.excess += t.moving * (min(t.moving/moving, t.flight/flight) - 1)
+		j.work.excess += t.moving * (c.extent(t) - 1)
 	}
 	return c, slow
 }
 
 // exceeds reports whether the network's part of a request's times is too long for its class in both.
+// Where most of the time is usually the ranks', that is the smaller, and the less it matters, down to
+// a share of theirs.
 func (j *judge) exceeds(c *class, t times) bool {
-	moving, flight := c.network()
-	return t.moving > j.slow*moving && t.flight > j.slow*flight
+	return t.moving > j.slow*c.moving && t.flight > j.slow*c.flight &&
+		t.moving > j.slow*least*c.service && t.flight > j.slow*least*c.latency
+}
+
+// extent is by how many times that part exceeds what is normal.
+func (c *class) extent(t times) float64 {
+	return min(t.moving/max(c.moving, least*c.service), t.flight/max(c.flight, least*c.latency))
 }
 
 // late reports whether a request that has not completed is slow already. It judges and learns nothing.
@@ -227,12 +238,9 @@ func (j *judge) window(w *Window) {
 	span := w.Last - w.First
 	switch {
 	case span < j.resolution:
+	case 2*j.work.slow > j.work.total && (dominant == Network || j.witnessed && j.work.slow > notable*float64(span)):
+		w.Cause = Network
 	case dominant == Network:
-		if 2*j.work.slow > j.work.total {
-			w.Cause = Network
-		}
-	case j.witnessed && 2*j.work.slow > j.work.moving && j.work.slow > notable*float64(span):
-		w.Cause = Network // the ranks are late, too
 	case j.work.known || w.WRs == 0:
 		if float64(span) > j.slow*j.work.normal {
 			w.Cause = dominant

@@ -107,6 +107,14 @@ func TestRanksAreLate(t *testing.T) {
 			if slow >= 100 && bn < 0.9 {
 				t.Errorf("seed %d: of a network %.0f times slower only %.0f%% of the windows are", seed, slow, 100*bn)
 			}
+			if b.flight, b.credit = 60e3, 30e3; slow >= 100 {
+				if was := b.m.State(); was != windowmon.Network {
+					t.Errorf("seed %d: the state of a network %.0f times slower is %v", seed, slow, was)
+				}
+				if b.run(2000); b.m.State() == windowmon.Network {
+					t.Errorf("seed %d: the network is well again, and its state is not", seed)
+				}
+			}
 		}
 		t.Log(out)
 	}

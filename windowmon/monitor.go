@@ -24,6 +24,7 @@ type Monitor struct {
 	arrived bool  // the receiver's host has all that is outstanding
 	waited  int64 // network, since then and since the last completion
 	guessed int64 // of that, what is in win.Held
+	late    Late  // of the completion that is being told
 
 	win     Window
 	latency int64 // summed over win.WRs
@@ -129,7 +130,20 @@ func (m *Monitor) Ripe(bytes uint64) bool {
 // Complete tells that so many more bytes have completed. Completions are in
 // order; one may cover part of a work request or several of them.
 func (m *Monitor) Complete(now int64, bytes int) bool {
-	return m.CompleteLate(now, bytes, Late{})
+	if m.out == 0 {
+		return false
+	}
+	now = max(now, m.at)
+	m.account(now)
+	n := min(uint64(max(bytes, 0)), m.posted-m.completed)
+	m.completed += n
+	m.win.Bytes += n
+	m.finish(now)
+	age := now - m.win.First
+	if m.win.WRs >= m.cfg.wrs && age >= m.cfg.resolution || age >= m.cfg.maxAge {
+		return m.close(now)
+	}
+	return false
 }
 
 // Late is for how long a completion was waiting for somebody to look, in ns.
@@ -140,35 +154,29 @@ type Late struct {
 }
 
 // CompleteLate is Complete where it is known how much of the time until now was nobody's
-// but the two ranks': they computed, or had no core. That is not the network's. More than has
-// passed since the completion before, or since the post, does not count.
+// but the two ranks': they computed, or had no core. That is not the network's. It is for Config.Witnessed,
+// and more than has passed since the completion before, or since the post, does not count.
 func (m *Monitor) CompleteLate(now int64, bytes int, late Late) bool {
-	if m.out == 0 {
-		return false
-	}
-	now = max(now, m.at)
-	m.account(now)
-	n := min(uint64(max(bytes, 0)), m.posted-m.completed)
-	m.completed += n
-	m.win.Bytes += n
-	m.finish(now, late)
-	age := now - m.win.First
-	if m.win.WRs >= m.cfg.wrs && age >= m.cfg.resolution || age >= m.cfg.maxAge {
-		return m.close(now)
-	}
-	return false
+	m.late = late
+	tell := m.Complete(now, bytes)
+	m.late = Late{}
+	return tell
 }
 
 // finish takes the work requests that have completed off the queue.
-func (m *Monitor) finish(now int64, late Late) {
+func (m *Monitor) finish(now int64) {
 	ripe, bytes := m.queue.ripe(m.completed)
 	if ripe == 0 {
 		return
 	}
 	// Those that complete together share the time since the completion before.
 	posted := m.queue.oldest().network
-	had := m.lateness(late, posted)
-	perByte, moved := float64(m.network-max(m.doneAt, posted))/bytes, float64(had-max(m.hadAt, posted))/bytes
+	perByte := float64(m.network-max(m.doneAt, posted)) / bytes
+	had, moved := m.network, perByte
+	if m.cfg.witnessed {
+		had = m.lateness(posted)
+		moved = float64(had-max(m.hadAt, posted)) / bytes
+	}
 	for range ripe {
 		e, size := m.queue.pop()
 		m.out -= e.count
@@ -191,11 +199,11 @@ func (m *Monitor) finish(now int64, late Late) {
 
 // lateness returns when the receiver's host had what has just completed, in time on the
 // network, and books what has passed since then as the ranks'.
-func (m *Monitor) lateness(late Late, posted int64) (had int64) {
+func (m *Monitor) lateness(posted int64) (had int64) {
 	since := max(m.hadAt, posted)
-	sender := min(max(late.Sender, 0), m.network-since)
-	receiver := late.Receiver
-	if !late.Told {
+	sender := min(max(m.late.Sender, 0), m.network-since)
+	receiver := m.late.Receiver
+	if !m.late.Told {
 		receiver = m.waited
 	}
 	receiver = min(max(receiver, 0), m.network-since-sender)

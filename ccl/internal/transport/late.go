@@ -177,14 +177,38 @@ func unpackLate(v uint16) int64 {
 }
 
 // lateness is what a credit says, and when it came to this host.
-func lateness(told uint16, came int64) (l windowmon.Late) {
-	if l.Told = told != 0; l.Told {
-		l.Receiver = unpackLate(told)
-	}
+func (l *tcpLink) lateness(told uint16, came int64) (x windowmon.Late) {
+	now := record.Now()
 	if came != 0 {
-		l.Sender = record.Now() - came
+		x.Sender = now - came
 	}
-	return l
+	if told == 0 {
+		return x
+	}
+	if x.Receiver = unpackLate(told); x.Receiver >= away && l.sentAgain(now) {
+		return windowmon.Late{Sender: x.Sender}
+	}
+	x.Told = true
+	return x
+}
+
+// sentAgain reports whether this host's kernel has sent anything again of what the peer has acknowledged last. A
+// peer's kernel stamps what it gets beyond a gap when it comes, and not when the gap is filled:
+// the network's time to fill it would be the receiver's.
+func (l *tcpLink) sentAgain(now int64) bool {
+	if now-l.askedAgain >= away {
+		l.askedAgain = now
+		n := uint32(0)
+		for _, s := range l.socks {
+			if info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+				n += info.Total_retrans
+			}
+		}
+		if n != l.again {
+			l.again, l.doubtful = n, l.posted()
+		}
+	}
+	return l.completed() <= l.doubtful
 }
 
 const (
@@ -210,7 +234,7 @@ func (l *tcpLink) whoHasIt(now int64) {
 		l.meter.mon.OnItsWay(true)
 		return
 	}
-	there, under := true, false
+	there, under := len(l.socks) > 0, false
 	for _, s := range l.socks {
 		left, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
 		if err == nil && left == 0 && len(s.out) == 0 {

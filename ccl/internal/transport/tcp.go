@@ -19,7 +19,9 @@ import (
 //	24 lines consumed by the frame's sender (credit), modulo 2^32
 //	28 tag of a line
 //
-// A fourth kind says where to go on (resume.go). // Every frame carries credit; data of one stream goes over several sockets in
+// A fourth kind says where to go on (resume.go).
+//
+// Every frame carries credit; data of one stream goes over several sockets in
 // whatever order, and its position says where it belongs.
 const (
 	frameSize = 32
@@ -83,6 +85,9 @@ type tcpLink struct {
 	wants      int64
 	stamps     arrivals
 	asked      int64 // when the kernel was, for whoHasIt
+	askedAgain int64 // likewise for sentAgain
+	again      uint32
+	doubtful   uint64 // up to where what the peer says of its lateness may be wrong
 
 	// Of outages; see resume.go and outage.go.
 	kept       retained
