@@ -205,10 +205,10 @@ func (l *tcpLink) sentAgain(now int64) bool {
 			}
 		}
 		if n != l.again {
-			l.again, l.doubtful = n, l.posted()
+			l.again, l.doubtful = n, l.posted()+1
 		}
 	}
-	return l.completed() <= l.doubtful
+	return l.completed() < l.doubtful
 }
 
 const (

@@ -27,8 +27,11 @@ func metered(t *testing.T) (l *tcpLink, peer int) {
 	return l, peer
 }
 
+// nobodyTells is a credit of an older peer.
+const nobodyTells = -1
+
 // TestLateReceiver: of what a receiver says that its host has long had, nothing is the network's,
-// however long it took; of what it says to have taken at once all is.
+// however long it took; of what it says to have taken at once all is, as where it does not say.
 func TestLateReceiver(t *testing.T) {
 	l, peer := metered(t)
 	piece, scratch := make([]byte, 8<<10), make([]byte, 64<<10)
@@ -48,7 +51,9 @@ func TestLateReceiver(t *testing.T) {
 		time.Sleep(wait)
 		var credit [frameSize]byte
 		credit[0] = frameCredit
-		binary.LittleEndian.PutUint16(credit[2:], packLate(late))
+		if late != nobodyTells {
+			binary.LittleEndian.PutUint16(credit[2:], packLate(late))
+		}
 		binary.LittleEndian.PutUint64(credit[16:], l.sent)
 		if _, err := unix.Write(peer, credit[:]); err != nil {
 			t.Fatal(err)
@@ -71,8 +76,34 @@ func TestLateReceiver(t *testing.T) {
 	if w := window(1 << 50); w.Cause == windowmon.Network || w.Network != 0 || w.Held == 0 {
 		t.Errorf("the receiver's host had it all the time: %+v", w)
 	}
-	if w := window(0); w.Held != 0 || w.Network+w.Stalled == 0 {
-		t.Errorf("the receiver took it at once: %+v", w)
+	for _, late := range []int64{0, nobodyTells} {
+		if w := window(late); w.Held != 0 || w.Network+w.Stalled == 0 {
+			t.Errorf("the receiver took it at once, or does not say (%d): %+v", late, w)
+		}
+	}
+}
+
+// TestSentAgain: what a receiver says of bytes that this kernel has sent again, and of those under way by
+// then, is not believed; of later ones it is.
+func TestSentAgain(t *testing.T) {
+	l, _ := metered(t) // its socket is none of TCP's: it sends nothing again
+	told := packLate(int64(time.Second))
+	if got := l.lateness(told, 0); !got.Told || got.Receiver != unpackLate(told) {
+		t.Errorf("nothing was sent again: %+v", got)
+	}
+	l.again++ // since then the count has changed
+	l.askedAgain -= away
+	l.sent = 100
+	for l.acked = 50; l.acked <= 100; l.acked += 50 {
+		if got := l.lateness(told, 0); got.Told || got.Receiver != 0 {
+			t.Errorf("%d of 100 bytes acknowledged: %+v", l.acked, got)
+		}
+		if small := packLate(away / 2); !l.lateness(small, 0).Told {
+			t.Error("a lateness too small to matter")
+		}
+	}
+	if l.sent, l.acked = 200, 101; !l.lateness(told, 0).Told {
+		t.Error("what was sent since then is doubted, too")
 	}
 }
 

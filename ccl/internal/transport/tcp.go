@@ -87,7 +87,7 @@ type tcpLink struct {
 	asked      int64 // when the kernel was, for whoHasIt
 	askedAgain int64 // likewise for sentAgain
 	again      uint32
-	doubtful   uint64 // up to where what the peer says of its lateness may be wrong
+	doubtful   uint64 // before where what the peer says of its lateness may be wrong
 
 	// Of outages; see resume.go and outage.go.
 	kept       retained
