@@ -76,6 +76,7 @@ type waiter struct {
 	spin       int    // how many of them only poll
 	since      int64  // first yield of this idleness, 0 before it
 	last       int64  // last yield
+	looked     int64  // when this rank looked at its sockets last, as far as it has looked at the clock, too
 }
 
 func (w *waiter) init(m *Mesh) {
@@ -96,7 +97,9 @@ func (m *Mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) (polled bool) {
 	if w.turns++; w.turns%liveEvery == 0 {
-		w.runs(record.Now())
+		now := record.Now()
+		w.runs(now)
+		w.looked = now
 	}
 	if w.progressed {
 		w.progressed = false
@@ -123,7 +126,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 	} else {
 		w.spin = min(maxSpin, 2*w.spin+1)
 	}
-	w.last = now
+	w.last, w.looked = now, now
 	if now-w.since < yieldFor {
 		w.runs(now)
 		w.look()
@@ -267,10 +270,12 @@ func (w *waiter) runs(now int64) {
 // refresh publishes every link's live words; it reports whether bytes are outstanding.
 func (w *waiter) refresh(now int64) bool {
 	w.live = now
+	followClock(now)
 	outstanding := false
 	for _, l := range w.m.open {
 		outstanding = l.refresh(now) || outstanding
 	}
+	w.looked = now
 	return outstanding
 }
 
