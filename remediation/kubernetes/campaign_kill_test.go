@@ -126,6 +126,12 @@ func (d *deaths) least(of []string) (whom string, n int) {
 	return whom, n
 }
 
+func (d *deaths) summary() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return fmt.Sprint(d.n)
+}
+
 func (d *deaths) tell() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
