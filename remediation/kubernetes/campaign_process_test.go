@@ -164,6 +164,9 @@ func (m *mortal) RoundTrip(r *http.Request) (*http.Response, error) {
 	var now []*doom
 	if !strings.Contains(r.URL.Path, "/leases/"+LeaseName) {
 		now = m.c.deaths.struck(atRequest, whatOf(r))
+		if r.Method != http.MethodGet {
+			now = append(now, m.c.deaths.struck(atWrite, whatOf(r))...)
+		}
 	}
 	if m.c.strike(now, false)[theRemediator] {
 		m.die()
