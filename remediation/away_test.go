@@ -56,7 +56,7 @@ func TestNobodyAnswersTheActuator(t *testing.T) {
 func TestWhatToTakeOutIsAskedAgain(t *testing.T) {
 	slow := hang(3, 0)
 	slow.Class = "noncommunication_slow"
-	act := &fake{masters: &word{says: map[string]Incident{"i": slow}}, silent: 4}
+	act := &fake{masters: &word{says: map[string]Incident{"i": slow}}, silent: 7}
 	g := startWith(t, "", live(), act, soon)
 	g.send(alert("i"))
 	if e := g.closed(); e.Outcome != OutcomeDone || e.Kind != ActionExclude || e.Unit != "slot3" {

@@ -106,7 +106,7 @@ const (
 	maxTries         = 5  // calls of the actuator for one action, but for those that nobody answered
 	retryDelay       = time.Second
 	maxDelay         = 15 // times that
-	inventoryTimeout = 5 * time.Second
+	inventoryTimeout = 30 * time.Second
 	maxDetail        = 1024 // bytes of an actuator's answer that are kept
 )
 
@@ -334,6 +334,8 @@ func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) 
 		return 0, nil
 	case errors.Is(err, ErrAway): // restarted in place, it would be slow again
 		return 0, err
+	case errors.Is(err, context.DeadlineExceeded), err != nil && r.postponed(e.Seq) < maxTries: // one that has just started knows no rights yet
+		return 0, fmt.Errorf("%w: %w", ErrAway, err)
 	}
 	if err == nil {
 		if e.Unit = inv.unit(e.Alert.Rank, e.Alert.Node); e.Unit == "" {

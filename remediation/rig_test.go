@@ -48,7 +48,7 @@ func (f *fake) Inventory(_ context.Context, job string) (Inventory, error) {
 	defer f.mu.Unlock()
 	if f.silent > 0 {
 		f.silent--
-		return Inventory{}, ErrAway
+		return Inventory{}, []error{ErrAway, context.DeadlineExceeded, errors.New("forbidden")}[f.silent%3]
 	}
 	return Inventory{Units: 8, Unit: func(rank int) string { return fmt.Sprint("slot", rank) }}, nil
 }

@@ -23,6 +23,7 @@ var victims = []string{theRemediator, theServer, theMaster, theAgent}
 // What the remediator does, at which somebody may die.
 const (
 	atRequest  = "request"         // to the API server
+	atWrite    = "write"           // the same, one that changes something: most only look
 	atQuestion = "incident"        // of the master
 	atFence    = "proof of an end" // by the master, of an agent
 )
@@ -126,6 +127,12 @@ func (d *deaths) least(of []string) (whom string, n int) {
 	return whom, n
 }
 
+func (d *deaths) summary() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return fmt.Sprint(d.n)
+}
+
 func (d *deaths) tell() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -153,6 +160,9 @@ func (c *campaign) dooms() (fault string) {
 	}
 	whom, _ := c.deaths.least(c.victims)
 	x := &doom{whom: whom, at: atRequest, left: c.rnd.IntN(30), after: c.rnd.IntN(2) == 0, down: time.Duration(c.rnd.Int64N(int64(c.down))), forget: c.rnd.IntN(3) == 0}
+	if c.rnd.IntN(2) == 0 {
+		x.at, x.left = atWrite, c.rnd.IntN(8)
+	}
 	switch whom {
 	case theMaster:
 		if c.rnd.IntN(2) == 0 {

@@ -19,9 +19,6 @@ func TestKills(t *testing.T) {
 			}
 		}
 	}
-	if os.Getenv("LOCKSTEP_TEST_KILLS") == "" {
-		t.Skip("make test-kills runs this")
-	}
 	b := newModelBed(t, 12, 3)
 	c := newCampaign(t, b, seed, 12, "gpu")
 	c.victims, c.kills = victims, kills

@@ -164,6 +164,9 @@ func (m *mortal) RoundTrip(r *http.Request) (*http.Response, error) {
 	var now []*doom
 	if !strings.Contains(r.URL.Path, "/leases/"+LeaseName) {
 		now = m.c.deaths.struck(atRequest, whatOf(r))
+		if r.Method != http.MethodGet {
+			now = append(now, m.c.deaths.struck(atWrite, whatOf(r))...)
+		}
 	}
 	if m.c.strike(now, false)[theRemediator] {
 		m.die()
@@ -356,7 +359,7 @@ func (m *master) alert(v *jobView) {
 	m.mu.Lock()
 	m.attempt = v.attempt
 	m.mu.Unlock()
-	if len(v.on) != m.c.need || m.c.deaths.away(theMaster) || m.c.r.open() > 0 {
+	if len(v.on) != m.c.need || m.c.deaths.away(theMaster) || !m.calm() {
 		return // it starts, or nobody sees it, or somebody is at it
 	}
 	for rank, at := range m.c.hung {
@@ -372,6 +375,17 @@ func (m *master) alert(v *jobView) {
 			m.tell(spot{rank, v.attempt, node}, names.ClassNoncommunicationHang, names.ReasonNodeLost)
 		}
 	}
+}
+
+// calm is when no alert is open, and what became of the last one is in the books: a node that was
+// cured by a restart in place is told of no more.
+func (m *master) calm() bool {
+	entries := m.c.r.entries()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !slices.ContainsFunc(entries, func(e remediation.Entry) bool {
+		return e.State != remediation.Closed || e.Outcome == remediation.OutcomeDone && e.Kind == remediation.ActionExclude && !m.incidents[e.Alert.Incident].booked
+	})
 }
 
 func sortedRanks(on map[int]string) []int {

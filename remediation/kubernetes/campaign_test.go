@@ -150,6 +150,8 @@ func (c *campaign) play(faults int) {
 		c.deaths.callOff()
 		if len(c.victims) == 0 || c.deaths.all() == killed { // else requests are repeated until they are answered
 			c.bound(what, before, began, c.acts()-actions, c.returns()-returns)
+		} else if testing.Verbose() {
+			c.t.Logf("fault %d, day %.2f: %s: %.1f s, killed so far: %s", c.faults, c.calendar.now().Sub(c.began).Hours()/24, what, time.Since(began).Seconds(), c.deaths.summary())
 		}
 		if c.t.Failed() {
 			c.t.FailNow()

@@ -233,6 +233,9 @@ func (c *kwokCluster) killServer(down time.Duration) {
 // patient asks again while the API server is away, or starts: what the test itself does is not what is tested.
 type patient struct{ next http.RoundTripper }
 
+// WrappedRoundTripper lets client-go cancel requests.
+func (p patient) WrappedRoundTripper() http.RoundTripper { return p.next }
+
 func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
 	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
 		resp, err := p.next.RoundTrip(r)

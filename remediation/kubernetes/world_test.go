@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -69,10 +70,20 @@ func (w *world) revive(node string) {
 	w.edit(leaseAt+node, func(o obj) { at(o, "spec").(obj)["renewTime"] = time.Now().String() })
 }
 
+// edit changes an object, between two requests.
 func (w *world) edit(path string, f func(obj)) {
-	o := w.get(path)
+	w.apiserver.mu.Lock()
+	defer w.apiserver.mu.Unlock()
+	b, err := json.Marshal(w.objects[path])
+	o := obj{}
+	if err == nil {
+		err = json.Unmarshal(b, &o)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	f(o)
-	w.put(path, o)
+	w.store(path, o)
 }
 
 func (w *world) jobSet(pods int) {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -103,8 +104,15 @@ func explain(name string, args []string, said string, err error) error {
 		wrap = ErrDenied
 	case strings.Contains(said, "no longer pending execution"):
 		wrap = ErrNotPending
+	case slices.ContainsFunc(unanswered, func(s string) bool { return strings.Contains(said, s) }):
+		wrap = remediation.ErrAway
 	}
 	return fmt.Errorf("slurm: %s %s: %w: %s", name, first(args), wrap, said)
+}
+
+// unanswered is what commands say when slurmctld is away, or was before it has answered (Slurm's slurm_errno.c).
+var unanswered = []string{
+	"Unable to contact slurm controller", "Socket timed out on send/recv operation", "Zero Bytes were transmitted or received", "backup controller in standby mode",
 }
 
 func first(args []string) string { return strings.Join(args[:min(2, len(args))], " ") }
