@@ -32,7 +32,8 @@ type drags struct {
 	// member was inside operations for longer than usual: all had come, and it was
 	// the transfer that took longer.
 	grown    []float32
-	windows  int32 // judged since forget
+	inside   []insideSums // by communicator
+	windows  int32        // judged since forget
 	lengths  [costWindows]float64
 	typical  baseline               // own time an operation of the whole job
 	pace     baseline               // of the job: time an operation
@@ -155,17 +156,19 @@ func (d *drags) judge() {
 
 // sum sums up what every rank did in the window and what its history says of it.
 func (d *drags) sum(elapsed float64) (own, ops, active float64) {
-	d.grown = zeroed(d.grown, len(d.ev.Comms))
+	d.grown, d.inside = zeroed(d.grown, len(d.ev.Comms)), zeroed(d.inside, len(d.ev.Comms))
 	for r := range d.ranks {
 		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside = 0, 0, 0
 	}
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		least, told := math.Inf(1), 0
+		in := &d.inside[ci]
 		for i := range members {
 			m, u := &members[i], &of[i]
 			now := d.until(ci, i)
 			n := now.ops - u.ops
+			in.ops, in.wait, in.transfer = in.ops+m.Ops, in.wait+m.WaitNs, in.transfer+m.TransferNs
 			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || now.ops < u.ops {
 				continue
 			}
