@@ -27,11 +27,13 @@ type drags struct {
 	step0 uint64
 	voids int
 	ops0  []commWindow
+	cut   opsCut
 	// grown is, by communicator, the share of the last stretch that even its last
 	// member was inside operations for longer than usual: all had come, and it was
 	// the transfer that took longer.
 	grown    []float32
-	windows  int32 // judged since forget
+	inside   []insideSums // by communicator
+	windows  int32        // judged since forget
 	lengths  [costWindows]float64
 	typical  baseline               // own time an operation of the whole job
 	pace     baseline               // of the job: time an operation
@@ -46,7 +48,7 @@ type drags struct {
 
 // memberUsual is what is normal for a member of a communicator, and its sums at the window's start.
 type memberUsual struct {
-	ops, own, inside uint64
+	memberSums
 	// Sums over the windows so far, the older ones counting less.
 	n, ownNs, insideNs float32
 }
@@ -77,15 +79,17 @@ var horizons = [...]int32{4, 8, 16, costWindows}
 
 func (d *drags) forget() {
 	*d = drags{window: d.window, scratch: d.scratch,
-		members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], slow: d.slow[:0]}
+		cut: d.cut.forgotten(), members: d.members[:0], ops0: d.ops0[:0], grown: d.grown[:0], first: d.first[:0], ranks: d.ranks[:0], slow: d.slow[:0]}
 }
 
 func (d *drags) find(found []finding) []finding {
 	switch {
 	case !d.align() || d.at == 0 || d.voids != d.window.voids:
 		d.snapshot()
-	case d.complete():
-		d.judge()
+	case d.cut.open || d.complete():
+		if d.cutDone() {
+			d.judge()
+		}
 	}
 	return d.findings(found)
 }
@@ -135,7 +139,7 @@ func (d *drags) align() bool {
 
 // judge judges the window that ends with this pass.
 func (d *drags) judge() {
-	elapsed := float64(d.now - d.at)
+	elapsed := float64(d.cut.at - d.at)
 	own, ops, active := d.sum(elapsed)
 	usual := d.isUsual(own / max(ops, 1))
 	common := d.common()
@@ -152,28 +156,31 @@ func (d *drags) judge() {
 
 // sum sums up what every rank did in the window and what its history says of it.
 func (d *drags) sum(elapsed float64) (own, ops, active float64) {
-	d.grown = zeroed(d.grown, len(d.ev.Comms))
+	d.grown, d.inside = zeroed(d.grown, len(d.ev.Comms)), zeroed(d.inside, len(d.ev.Comms))
 	for r := range d.ranks {
 		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside = 0, 0, 0
 	}
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		least, told := math.Inf(1), 0
+		in := &d.inside[ci]
 		for i := range members {
 			m, u := &members[i], &of[i]
-			n := m.Ops - u.ops
-			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || m.Ops < u.ops {
+			now := d.until(ci, i)
+			n := now.ops - u.ops
+			in.ops, in.wait, in.transfer = in.ops+m.Ops, in.wait+m.WaitNs, in.transfer+m.TransferNs
+			if uint32(m.World) >= uint32(len(d.ranks)) || n == 0 || now.ops < u.ops {
 				continue
 			}
 			x := &d.ranks[m.World]
-			x.own += float32(m.OwnNs - u.own)
-			x.inside += float32(m.WaitNs + m.TransferNs - u.inside)
+			x.own += float32(now.own - u.own)
+			x.inside += float32(now.inside - u.inside)
 			if u.n > 0 {
 				x.pred += u.ownNs / u.n * float32(n)
 				told++
-				least = min(least, float64(m.WaitNs+m.TransferNs-u.inside)-float64(u.insideNs/u.n)*float64(n))
+				least = min(least, float64(now.inside-u.inside)-float64(u.insideNs/u.n)*float64(n))
 			}
-			own += float64(m.OwnNs - u.own)
+			own += float64(now.own - u.own)
 			ops += float64(n)
 		}
 		if told > 1 && 4*told >= 3*len(members) {
@@ -239,7 +246,7 @@ func (d *drags) common() float64 {
 	case len(v) == 2: // which of them is slow is told by what the other one spends, too
 		middle = max(1, min(v[0], v[1]))
 	}
-	return min(max(middle, 0.95), 5)
+	return min(max(middle, d.leastCommon()), 5)
 }
 
 // measure notes how far from its norm each rank is in this window.
@@ -273,7 +280,7 @@ func (d *drags) measure(elapsed, common float64) {
 		return
 	}
 	d.measured++
-	d.short = d.wander(d.short, quantile(short, 0.6), d.measured)
+	d.short = d.wander(d.short, ordinary(short), d.measured)
 	for h, n := range horizons {
 		if d.measured < n {
 			break
@@ -285,8 +292,18 @@ func (d *drags) measure(elapsed, common float64) {
 			}
 		}
 		d.scratch = v
-		d.usual[h] = d.wander(d.usual[h], quantile(v, 0.6), d.measured-n+1)
+		d.usual[h] = d.wander(d.usual[h], ordinary(v), d.measured-n+1)
 	}
+}
+
+// ordinary is what is usual among distances from the norm. It is no more than the middle one,
+// for of two nodes one may be slow, scaled to what three of five do not exceed.
+func ordinary(v []float64) float64 {
+	const part, below = 0.6, 1.4 // of the absolute values of a normal distribution
+	if lower := int(0.45 * float64(len(v)-1)); lower < int(part*float64(len(v)-1)) {
+		return below * quantile(v, 0.45)
+	}
+	return quantile(v, part)
 }
 
 // wander lets a value follow another one that is far above it only slowly: while one
@@ -424,13 +441,13 @@ func (d *drags) learn(usual bool, common float32) {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		for i := range members {
 			m, u := &members[i], &of[i]
-			before := *u
-			u.ops, u.own, u.inside = m.Ops, m.OwnNs, m.WaitNs+m.TransferNs // the next one's start
-			if !usual || uint32(m.World) >= uint32(len(d.ranks)) || m.Ops <= before.ops || d.watched(m.World) {
+			before, now := u.memberSums, d.until(ci, i)
+			u.memberSums = now // the next one's start
+			if !usual || uint32(m.World) >= uint32(len(d.ranks)) || now.ops <= before.ops || d.watched(m.World) {
 				continue
 			}
 			x := &d.ranks[m.World]
-			n, own, in := float32(m.Ops-before.ops), float32(m.OwnNs-before.own)/common, float32(m.WaitNs+m.TransferNs-before.inside)
+			n, own, in := float32(now.ops-before.ops), float32(now.own-before.own)/common, float32(now.inside-before.inside)
 			weight := float32(1)
 			if x.odd {
 				weight = 0.1
@@ -443,10 +460,14 @@ func (d *drags) learn(usual bool, common float32) {
 
 // begin begins a stretch.
 func (d *drags) begin() {
-	if d.at > 0 {
-		d.last = d.now - d.at
+	end := d.now
+	if d.cut.open {
+		end, d.cut.open = d.cut.at, false
 	}
-	d.at, d.step0, d.voids = d.now, d.view.step, d.window.voids
+	if d.at > 0 {
+		d.last = end - d.at
+	}
+	d.at, d.step0, d.voids = end, d.view.step, d.window.voids
 	d.ops0 = resized(d.ops0, len(d.comms))
 	for i := range d.comms {
 		h, c := &d.comms[i], &d.ops0[i]
@@ -456,12 +477,12 @@ func (d *drags) begin() {
 
 // snapshot begins a stretch without a decision on the one before.
 func (d *drags) snapshot() {
+	d.cut.open = false
 	d.begin()
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
 		for i := range members {
-			m := &members[i]
-			of[i].ops, of[i].own, of[i].inside = m.Ops, m.OwnNs, m.WaitNs+m.TransferNs
+			of[i].memberSums = sumsOf(&members[i])
 		}
 	}
 }

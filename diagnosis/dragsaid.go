@@ -80,11 +80,11 @@ func (d *drags) feel(s, x *slowRank) {
 		}
 		v := d.scratch[:0]
 		for j := 0; j < len(members); j += 1 + len(members)/256 {
-			m, u := &members[j], &of[j]
-			if j == me || m.Ops <= u.ops || u.n == 0 || d.together(s.rank, m.World) {
+			u, now := &of[j], d.until(ci, j)
+			if j == me || now.ops <= u.ops || u.n == 0 || d.together(s.rank, members[j].World) {
 				continue
 			}
-			v = append(v, float64(m.WaitNs+m.TransferNs-u.inside)-float64(u.insideNs/u.n)*float64(m.Ops-u.ops))
+			v = append(v, float64(now.inside-u.inside)-float64(u.insideNs/u.n)*float64(now.ops-u.ops))
 		}
 		d.scratch = v
 		if n := len(v); n > 0 {

@@ -14,7 +14,13 @@ type transfers struct {
 	judged int32     // stretches
 	noise  []float32 // by communicator: how far from none the growth is as a rule
 	slow   []slowTransfer
+	last   []insideSums // by communicator, at the end of the stretch before
+	usual  []baseline   // by communicator: ns of transfer an operation
 }
+
+// insideSums are sums over a communicator's members: operations, and ns inside of them before
+// the last one had come and after.
+type insideSums struct{ ops, wait, transfer uint64 }
 
 // slowTransfer is a communicator whose transfers have grown.
 type slowTransfer struct {
@@ -28,7 +34,9 @@ const (
 	transferFirst = 8    // stretches that make a history
 )
 
-func (d *transfers) forget() { d.judged, d.noise, d.slow = 0, d.noise[:0], d.slow[:0] }
+func (d *transfers) forget() {
+	d.judged, d.noise, d.slow, d.last, d.usual = 0, d.noise[:0], d.slow[:0], d.last[:0], d.usual[:0]
+}
 
 func (d *transfers) find(found []finding) []finding {
 	if d.drags.windows < d.judged {
@@ -44,6 +52,7 @@ func (d *transfers) find(found []finding) []finding {
 // judge judges the drags' last stretch.
 func (d *transfers) judge() {
 	d.noise = resized(d.noise, len(d.ev.Comms))
+	d.last, d.usual = resized(d.last, len(d.ev.Comms)), resized(d.usual, len(d.ev.Comms))
 	seen := d.drags.windows >= transferFirst && !d.lost
 	var all []insideNode // filled when one has grown
 	for ci := range d.ev.Comms {
@@ -57,7 +66,7 @@ func (d *transfers) judge() {
 					all = d.insideNodes()
 				}
 				others := d.others(all, int32(ci), node)
-				slow = len(others) > 0 && g-max(0, median(others)) >= bar
+				slow = len(others) > 0 && g-max(0, median(others)) >= bar && d.transferred(int32(ci), g)
 			}
 		}
 		switch {
@@ -76,11 +85,33 @@ func (d *transfers) judge() {
 			d.slow[at].grown = g
 			d.slow[at].add(d.window, d.now-d.drags.last, points, true)
 		}
+		d.learn(int32(ci), at < 0)
 		if at < 0 {
 			far := float32(max(g, -g))
 			d.noise[ci] += (min(far, 2*max(d.noise[ci], 0.01)) - d.noise[ci]) / 16
 		}
 	}
+}
+
+// transferred reports whether a communicator's operations take longer once all have come, by
+// the members' own word: when they come late in turns, each of them is inside for longer, too.
+// Where waiting is not told apart, what all are inside for has to do.
+func (d *transfers) transferred(ci int32, grown float64) bool {
+	a, b, usual := d.last[ci], d.drags.inside[ci], &d.usual[ci]
+	if b.wait == 0 || b.ops <= a.ops || b.transfer < a.transfer || usual.n == 0 {
+		return true
+	}
+	more := float64(b.transfer-a.transfer) - usual.mean*float64(b.ops-a.ops)
+	return more/float64(len(d.ev.Comms[ci].Members)) >= grown/2*float64(d.drags.last)
+}
+
+// learn takes down what the stretch has shown of a communicator's transfers.
+func (d *transfers) learn(ci int32, usual bool) {
+	a, b := d.last[ci], d.drags.inside[ci]
+	if usual && a.ops > 0 && b.ops > a.ops && b.transfer >= a.transfer {
+		d.usual[ci].learn(float64(b.transfer-a.transfer) / float64(b.ops-a.ops))
+	}
+	d.last[ci] = b
 }
 
 // inside returns the node that a communicator is inside of, -1 when it is not, tells of
