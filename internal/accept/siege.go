@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,11 +33,11 @@ const (
 	barred = 64
 )
 
-// siege keeps a listener's queue from filling. Its methods are for one goroutine, but was, which is only set.
+// siege keeps a listener's queue from filling. It is for one goroutine at a time.
 type siege struct {
-	was    bool // there has been a filter: connections may have inherited it
-	passes int  // of everyone, 0: there is no filter
-	wait   int  // connections that waited when it was changed
+	was    atomic.Bool // there has been a filter: connections may have inherited it. For all.
+	passes int         // of everyone, 0: there is no filter
+	wait   int         // connections that waited when it was changed
 	since  time.Time
 	from   map[netip.Addr]int // connections of late
 	n      int
@@ -104,7 +105,8 @@ func (s *siege) set(ln *net.TCPListener, now time.Time, passes int, most []netip
 	})
 	s.since = now // and if the kernel has no filters, it is asked again no sooner
 	if err == nil {
-		s.was, s.passes, s.barred = true, passes, most
+		s.was.Store(true)
+		s.passes, s.barred = passes, most
 	}
 	s.from, s.n = nil, 0
 }
