@@ -23,8 +23,10 @@ const (
 	// The filter drops more while more than 1/besieged of the queue's places are taken, and not fewer than before; less
 	// when less than 1/relieved are.
 	besieged, relieved = 16, 32
+	// More than 1/overrun is far too many.
+	overrun = 6
 	// between two changes of the filter, and before it drops less
-	stricter, milder = 10 * time.Millisecond, 50 * time.Millisecond
+	stricter, milder = 10 * time.Millisecond, 100 * time.Millisecond
 	// everyone is the share that passes without a filter, and fewest what passes of the largest flood.
 	everyone, fewest = 256, 4
 	// A window of counts has at least enough connections, and at most counted addresses.
@@ -71,7 +73,11 @@ func (s *siege) look(ln *net.TCPListener, now time.Time, long int) (next time.Ti
 			}
 		}
 		passes := cmp.Or(s.passes, everyone)
-		if wait >= s.wait || s.passes == 0 {
+		switch {
+		case wait < s.wait && s.passes != 0: // it is being worked off
+		case wait > long/overrun:
+			passes = max(passes/2, fewest)
+		default:
 			passes = max(passes*7/8, fewest)
 		}
 		if most != nil && (passes != s.passes || !slices.Equal(most, s.barred)) {
@@ -81,7 +87,7 @@ func (s *siege) look(ln *net.TCPListener, now time.Time, long int) (next time.Ti
 		}
 		s.wait = wait
 	case wait < long/relieved && s.passes > 0 && age >= milder:
-		s.set(ln, now, s.passes+s.passes/8+1, s.barred)
+		s.set(ln, now, s.passes+s.passes/16+1, s.barred)
 	}
 	if s.passes == 0 {
 		return time.Time{}
