@@ -68,9 +68,7 @@ func (s *siege) look(ln *net.TCPListener, now time.Time, long int) (next time.Ti
 	case wait > long/besieged && age >= stricter:
 		most := s.barred
 		if s.n >= enough {
-			if most = heavy(s.from, s.n); most == nil {
-				most = s.barred
-			}
+			most = join(s.barred, heavy(s.from, s.n))
 		}
 		passes := cmp.Or(s.passes, everyone)
 		switch {
@@ -80,7 +78,7 @@ func (s *siege) look(ln *net.TCPListener, now time.Time, long int) (next time.Ti
 		default:
 			passes = max(passes*7/8, fewest)
 		}
-		if most != nil && (passes != s.passes || !slices.Equal(most, s.barred)) {
+		if len(most) > 0 && (passes != s.passes || !slices.Equal(most, s.barred)) {
 			s.set(ln, now, passes, most)
 		} else {
 			s.since = now
@@ -117,6 +115,16 @@ func (s *siege) set(ln *net.TCPListener, now time.Time, passes int, most []netip
 	s.from, s.n = nil, 0
 }
 
+// join adds those that stand out now to those that did before the filter dropped them: they would be back at once.
+func join(before, now []netip.Prefix) []netip.Prefix {
+	all := slices.Concat(before, now)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	if all = slices.Compact(all); len(all) > barred && len(now) > 0 {
+		return now
+	}
+	return all
+}
+
 // heavy are the addresses, or else the networks, that together have made at least half of n connections, each of them far more than one; nil
 // where none stand out.
 func heavy(from map[netip.Addr]int, n int) []netip.Prefix {
@@ -146,7 +154,7 @@ func heavy(from map[netip.Addr]int, n int) []netip.Prefix {
 			together += sums[p]
 		}
 		if 2*together >= n && len(all) > 0 {
-			slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+			slices.SortFunc(all, netip.Prefix.Compare)
 			return all
 		}
 	}

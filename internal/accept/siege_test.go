@@ -118,6 +118,12 @@ func TestSiege(t *testing.T) {
 	if s.passes != fewest || first <= fewest || len(s.barred) != 1 || s.barred[0] != netip.MustParsePrefix("127.0.0.9/32") {
 		t.Errorf("%d pass, at first %d, of %v", s.passes, first, s.barred)
 	}
+	for range 2 * enough { // it is seen no more, since it is dropped; another is
+		s.count(netip.MustParseAddr("127.0.0.10"))
+	}
+	if look(); len(s.barred) != 2 {
+		t.Errorf("of two floods %v are dropped", s.barred)
+	}
 	if !try("127.0.0.1", ln.Addr().String(), patience) {
 		t.Error("another address is dropped")
 	}
