@@ -52,6 +52,7 @@ func TestAttackers(t *testing.T) {
 		{"StolenCertificate", stolenCertificate},
 		{"HostileMessages", hostileMessages},
 		{"Floods", floods},
+		{"SlowlyAndHalf", slowlyAndHalf},
 		{"AnotherUserOfTheHost", anotherUser},
 		{"WhoCanPostAlerts", whoCanPostAlerts},
 		{"TwoOfEach", twoOfEach},

@@ -389,7 +389,7 @@ func (m *Master) publish(now int64) {
 		DiagnosisLast: m.passLast, Overflow: m.state.overflow, Refused: m.state.refused,
 		Recording: m.recording(),
 		Denied:    m.denied.Load(), Insecure: m.o.Insecure,
-		Handshakes: m.handshakes.Load(), Messages: m.messages.Load(), Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
+		Handshakes: m.handshakes.Load() + m.listener.Silent(), Messages: m.messages.Load(), Foreign: m.state.foreign, Duplicates: m.duplicates, StateError: m.stateError(),
 	}
 	s.Fences, s.FencedAttempt = collector.FenceCalls{Proven: m.fences.proven, Unproven: m.fences.unproven, Refused: m.fences.refused}, -1
 	for _, f := range m.fences.all {

@@ -126,9 +126,16 @@ func addrPorts(local, remote net.Addr) (here, there netip.AddrPort, err error) {
 // maxSockets bounds how much of the kernel's table of sockets is read.
 const maxSockets = 64 << 20
 
-// owner returns the user of the socket with these ends, as the kernel's tables
-// of TCP sockets have it (proc(5), /proc/net/tcp).
+// owner returns the user of the socket with these ends, as the kernel tells it.
 func owner(local, remote netip.AddrPort) (uid int, err error) {
+	if uid, err := diagOwner(local, remote); !errors.Is(err, errNoDiag) {
+		return uid, err
+	}
+	return procOwner(local, remote)
+}
+
+// procOwner is owner by the kernel's tables of TCP sockets (proc(5), /proc/net/tcp).
+func procOwner(local, remote netip.AddrPort) (uid int, err error) {
 	for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
 		f, err := os.Open(table)
 		if errors.Is(err, os.ErrNotExist) {

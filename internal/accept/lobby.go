@@ -174,7 +174,7 @@ func (d *Door) tidy() (next time.Time) {
 			next = earlier(next, long)
 		}
 	}
-	if d.siege.was {
+	if d.siege.was.Load() {
 		next = earlier(next, d.siege.look(d.ln, now, l.long))
 	}
 	return next
@@ -387,7 +387,7 @@ func (d *Door) turn() {
 
 // start serves a connection. d.mu is held.
 func (d *Door) start(c *Conn) {
-	if d.siege.was {
+	if d.siege.was.Load() {
 		_ = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // its listener's, if it has one
 	}
 	f := os.NewFile(uintptr(c.fd), "connection")

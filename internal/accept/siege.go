@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,8 +23,10 @@ const (
 	// The filter drops more while more than 1/besieged of the queue's places are taken, and not fewer than before; less
 	// when less than 1/relieved are.
 	besieged, relieved = 16, 32
+	// More than 1/overrun is far too many.
+	overrun = 6
 	// between two changes of the filter, and before it drops less
-	stricter, milder = 10 * time.Millisecond, 50 * time.Millisecond
+	stricter, milder = 10 * time.Millisecond, 100 * time.Millisecond
 	// everyone is the share that passes without a filter, and fewest what passes of the largest flood.
 	everyone, fewest = 256, 4
 	// A window of counts has at least enough connections, and at most counted addresses.
@@ -32,11 +35,11 @@ const (
 	barred = 64
 )
 
-// siege keeps a listener's queue from filling. Its methods are for one goroutine, but was, which is only set.
+// siege keeps a listener's queue from filling. It is for one goroutine at a time.
 type siege struct {
-	was    bool // there has been a filter: connections may have inherited it
-	passes int  // of everyone, 0: there is no filter
-	wait   int  // connections that waited when it was changed
+	was    atomic.Bool // there has been a filter: connections may have inherited it. For all.
+	passes int         // of everyone, 0: there is no filter
+	wait   int         // connections that waited when it was changed
 	since  time.Time
 	from   map[netip.Addr]int // connections of late
 	n      int
@@ -65,22 +68,24 @@ func (s *siege) look(ln *net.TCPListener, now time.Time, long int) (next time.Ti
 	case wait > long/besieged && age >= stricter:
 		most := s.barred
 		if s.n >= enough {
-			if most = heavy(s.from, s.n); most == nil {
-				most = s.barred
-			}
+			most = join(s.barred, heavy(s.from, s.n))
 		}
 		passes := cmp.Or(s.passes, everyone)
-		if wait >= s.wait || s.passes == 0 {
+		switch {
+		case wait < s.wait && s.passes != 0: // it is being worked off
+		case wait > long/overrun:
+			passes = max(passes/2, fewest)
+		default:
 			passes = max(passes*7/8, fewest)
 		}
-		if most != nil && (passes != s.passes || !slices.Equal(most, s.barred)) {
+		if len(most) > 0 && (passes != s.passes || !slices.Equal(most, s.barred)) {
 			s.set(ln, now, passes, most)
 		} else {
 			s.since = now
 		}
 		s.wait = wait
 	case wait < long/relieved && s.passes > 0 && age >= milder:
-		s.set(ln, now, s.passes+s.passes/8+1, s.barred)
+		s.set(ln, now, s.passes+s.passes/16+1, s.barred)
 	}
 	if s.passes == 0 {
 		return time.Time{}
@@ -104,9 +109,20 @@ func (s *siege) set(ln *net.TCPListener, now time.Time, passes int, most []netip
 	})
 	s.since = now // and if the kernel has no filters, it is asked again no sooner
 	if err == nil {
-		s.was, s.passes, s.barred = true, passes, most
+		s.was.Store(true)
+		s.passes, s.barred = passes, most
 	}
 	s.from, s.n = nil, 0
+}
+
+// join adds those that stand out now to those that did before the filter dropped them: they would be back at once.
+func join(before, now []netip.Prefix) []netip.Prefix {
+	all := slices.Concat(before, now)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	if all = slices.Compact(all); len(all) > barred && len(now) > 0 {
+		return now
+	}
+	return all
 }
 
 // heavy are the addresses, or else the networks, that together have made at least half of n connections, each of them far more than one; nil
@@ -138,7 +154,7 @@ func heavy(from map[netip.Addr]int, n int) []netip.Prefix {
 			together += sums[p]
 		}
 		if 2*together >= n && len(all) > 0 {
-			slices.SortFunc(all, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+			slices.SortFunc(all, netip.Prefix.Compare)
 			return all
 		}
 	}

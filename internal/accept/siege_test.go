@@ -2,11 +2,14 @@ package accept
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 )
 
 // try reports whether a connection from an address can be made within a time.
@@ -42,7 +45,7 @@ func TestProgram(t *testing.T) {
 			all = append(all, netip.MustParsePrefix(p))
 		}
 		s := &siege{}
-		if s.set(ln, time.Now(), 0, all); !s.was {
+		if s.set(ln, time.Now(), 0, all); !s.was.Load() {
 			t.Skip("this kernel has no socket filters")
 		}
 	}
@@ -97,7 +100,7 @@ func TestSiege(t *testing.T) {
 		s.count(netip.MustParseAddr("127.0.0.9"))
 	}
 	s.count(netip.MustParseAddr("127.0.0.1"))
-	if next := look(); s.was || !next.IsZero() {
+	if next := look(); s.was.Load() || !next.IsZero() {
 		t.Fatal("a filter for an empty queue")
 	}
 	for range long / besieged * 2 {
@@ -105,7 +108,7 @@ func TestSiege(t *testing.T) {
 	}
 	waiting := func() bool { _, wait, err := queueOf(ln); return err == nil && wait == long/besieged*2 }
 	eventually(t, "a queue", waiting)
-	if look(); !s.was {
+	if look(); !s.was.Load() {
 		t.Skip("this kernel has no socket filters")
 	}
 	first := s.passes
@@ -114,6 +117,12 @@ func TestSiege(t *testing.T) {
 	}
 	if s.passes != fewest || first <= fewest || len(s.barred) != 1 || s.barred[0] != netip.MustParsePrefix("127.0.0.9/32") {
 		t.Errorf("%d pass, at first %d, of %v", s.passes, first, s.barred)
+	}
+	for range 2 * enough { // it is seen no more, since it is dropped; another is
+		s.count(netip.MustParseAddr("127.0.0.10"))
+	}
+	if look(); len(s.barred) != 2 {
+		t.Errorf("of two floods %v are dropped", s.barred)
 	}
 	if !try("127.0.0.1", ln.Addr().String(), patience) {
 		t.Error("another address is dropped")
@@ -171,5 +180,43 @@ func TestWhoFloods(t *testing.T) {
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
+	}
+}
+
+// TestFloodOfOthers: a flood of whole messages from one address, more than are served, does not keep another's from
+// being served; and what the listener's filter leaves behind does a connection no harm.
+func TestFloodOfOthers(t *testing.T) {
+	l, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln := l.(*net.TCPListener)
+	if err := setQueue(ln, 32); err != nil { // so that a small flood fills it
+		t.Fatal(err)
+	}
+	d, err := New(ln, Options{Slots: 4, Strangers: 64, First: patience, Hello: 4, Look: mine, Others: true, Apart: true, Serve: func(c *Conn) {
+		b := make([]byte, 4)
+		if _, err := io.ReadFull(c, b); err == nil {
+			_, _ = c.Write(b)
+		}
+		time.Sleep(time.Millisecond)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	before := Total()
+	defer acceptest.BeginBy(32, l.Addr().String(), 400, acceptest.Silent, acceptest.Says([]byte("mine"))).Stop()
+	for range 20 {
+		c := dial(t, l.Addr().String(), "127.0.0.77")
+		_, _ = c.Write([]byte("mi"))
+		_, _ = c.Write([]byte("ne"))
+		if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+			t.Errorf("another address's is not served: %v", err)
+		}
+		c.Close()
+	}
+	if Total() != before {
+		t.Error("counted in the total")
 	}
 }

@@ -107,8 +107,9 @@ func spoken(b []byte) accept.Verdict {
 	whole := true
 	switch is := b[0]; {
 	case len(b) >= firstMost:
-	case is == 0x16: // a record of TLS, which has a length
-		whole = len(b) >= 5 && len(b) >= 5+int(b[3])<<8+int(b[4])
+	case is == 0x16: // a record of TLS, which has a version and a length
+		other := len(b) > 1 && b[1] != 3 || len(b) > 2 && b[2] > 4
+		whole = other || len(b) >= 5 && len(b)-5 >= int(b[3])<<8|int(b[4])
 	case 'A' <= is && is <= 'Z': // a request's head, or HTTP/2's preface
 		whole = bytes.Contains(b, []byte("\n\r\n")) || bytes.Contains(b, []byte("\n\n"))
 	}

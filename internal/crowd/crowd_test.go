@@ -169,31 +169,11 @@ func TestAWholeMessageFirst(t *testing.T) {
 	}
 	long := make([]byte, firstMost)
 	long[0] = 'G' // of a request that goes on
-	for _, says := range []string{request, "GET /\n\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", hello, hello + "more", "\x00\x00\x01{", string(long)} {
+	for _, says := range []string{request, "GET /\n\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", hello, hello + "more", "\x16G", "\x16\x03garbage", "\x00\x00\x01{", string(long)} {
 		s.dial("127.0.0.1", says)
 		b := make([]byte, len(says))
 		if _, err := io.ReadFull(<-s.came, b); err != nil || string(b) != says {
 			t.Errorf("%.20q, %v: was %.20q", b, err, says)
 		}
-	}
-}
-
-// TestHandshakesTakeTurns: while one address has more to be answered than are at once, another's newcomer waits
-// for none of them but those that are being answered.
-func TestHandshakesTakeTurns(t *testing.T) {
-	s := serve(t, 1000, false, patience)
-	for range 3 * answering {
-		s.dial("127.0.0.9", request)
-	}
-	c := s.dial("127.0.0.1", request)
-	before := 0
-	for got := range s.came {
-		if got.RemoteAddr().String() == c.LocalAddr().String() {
-			break
-		}
-		before++
-	}
-	if before > 3*answering-1 {
-		t.Errorf("%d of a flood were answered before", before)
 	}
 }

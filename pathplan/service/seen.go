@@ -113,7 +113,7 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 func (s *Server) Snapshot(now time.Time) Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := Snapshot{Moves: map[pathplan.Reason]uint64{}, Denied: s.Denied.Load(), Refused: s.Refused.Load(), Handshakes: s.Handshakes.Load(), Jobs: s.planner.Jobs(), Streams: s.streams, Probers: len(s.probing.hosts)}
+	out := Snapshot{Moves: map[pathplan.Reason]uint64{}, Denied: s.Denied.Load(), Refused: s.Refused.Load(), Handshakes: s.Handshakes.Load() + s.ln.Silent(), Jobs: s.planner.Jobs(), Streams: s.streams, Probers: len(s.probing.hosts)}
 	for r, n := range s.moved {
 		out.Moves[r] = n
 	}
