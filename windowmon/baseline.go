@@ -7,7 +7,7 @@ import (
 
 // How a window is judged.
 //
-// Its time went to one of four things (Window.Network and the others), and the
+// Its time went to one of five things (Window.Network and the others), and the
 // largest is what the window was about. Where that is not the network, the
 // window is slow, for that cause, when the network would normally have done
 // the same work in less than SlowRatio of the time.
@@ -20,7 +20,8 @@ import (
 // empty the network was. So a request is slow when both exceed the normal by
 // 1/SlowRatio, and a window is when slow requests took most of its time. How
 // deep the queue is and what sizes are in it is the sender's choice, and can
-// make neither slow.
+// make neither slow. Where it is known for how long the ranks had kept a request, the rest counts for
+// both times, and the network can be what is slow also where most of the window was theirs.
 //
 // What is normal is learnt from the connection's own requests, for each power
 // of two of their size: medians, followed by small steps of fixed relative
