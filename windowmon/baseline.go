@@ -7,7 +7,7 @@ import (
 
 // How a window is judged.
 //
-// Its time went to one of five things (Window.Network and the others), and the
+// Its time went to one of four things (Window.Network and the others), and the
 // largest is what the window was about. Where that is not the network, the
 // window is slow, for that cause, when the network would normally have done
 // the same work in less than SlowRatio of the time.
@@ -20,8 +20,7 @@ import (
 // empty the network was. So a request is slow when both exceed the normal by
 // 1/SlowRatio, and a window is when slow requests took most of its time. How
 // deep the queue is and what sizes are in it is the sender's choice, and can
-// make neither slow. Where it is known for how long the ranks had kept a request, the rest counts for
-// both times, and the network can be what is slow also where most of the window was theirs.
+// make neither slow.
 //
 // What is normal is learnt from the connection's own requests, for each power
 // of two of their size: medians, followed by small steps of fixed relative
@@ -56,8 +55,7 @@ type judge struct {
 	work    work // of the window that is open
 
 	witnessed bool
-	undecided bool   // it has a request of which nobody knows where it is
-	pending   uint32 // windows before in which nothing completed, and nobody knew why
+	undecided bool // it has a request of which nobody knows where it is
 
 	state    Cause
 	since    int64
@@ -82,6 +80,15 @@ type times struct {
 	moving, flight   float64
 }
 
+// counts is what a request weighs among others: its time on the network; where the ranks were late
+// for longer, half of its time until completion. So a network that is slow for a quarter of that can show.
+func (t times) counts() float64 {
+	if half := t.service / 2; half > t.moving {
+		return half
+	}
+	return t.moving
+}
+
 // class is the normal of one size of work requests, in ns.
 type class struct {
 	times
@@ -90,8 +97,8 @@ type class struct {
 
 // work sums the service times of a window's requests, in ns.
 type work struct {
-	total  float64
-	slow   float64 // of requests that are slow, the network's part
+	total  float64 // as they count
+	slow   float64 // of requests that are slow
 	excess float64 // of these, each times by how many times it exceeds its normal
 	normal float64 // what they normally are
 	known  bool    // the normal of some request is known
@@ -106,7 +113,6 @@ const (
 	step       = 0.001    // of a median
 	notable    = 1. / 4   // of a window in which the ranks are late for most of the time
 	least      = 1. / 8   // of what is normal until completion is the network's
-	patient    = 16       // pending windows at most
 	doubted    = 1. / 8   // what a slow request counts for it
 	memory     = 1. / 8   // of the state
 	patience   = 1. / 256 // of the usual share of slow windows
@@ -175,7 +181,7 @@ func (j *judge) class(size uint64) *class {
 
 func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
 	c = j.class(size)
-	j.work.total += t.service
+	j.work.total += t.counts()
 	if c.seen < j.warmup {
 		j.work.normal += t.service
 		return c, false
@@ -248,22 +254,20 @@ func (j *judge) window(w *Window) {
 func (j *judge) follow(w *Window) {
 	// Of the network. What one end has kept says nothing, for or against, and what nobody knows does not.
 	told := w.Cause != CPUStarved && !j.undecided && (w.Cause != ReceiverNotReady || w.Blocked >= w.Held)
+	for c := range j.share {
+		if told || Cause(c) != Network {
+			j.share[c] -= memory * j.share[c]
+		}
+	}
+	j.share[w.Cause] += memory
 	hit, slowness := 0., j.work.slowness()
 	if w.Cause == Network {
 		hit = 1
 	}
-	for n := j.windows(told, w); n > 0; n-- {
-		for c := range j.share {
-			if told || Cause(c) != Network {
-				j.share[c] -= memory * j.share[c]
-			}
-		}
-		j.share[w.Cause] += memory
-		if told {
-			j.far -= memory * j.far
-			if hit > 0 && slowness > much*j.usual.extent {
-				j.far += memory
-			}
+	if told {
+		j.far -= memory * j.far
+		if hit > 0 && slowness > much*j.usual.extent {
+			j.far += memory
 		}
 	}
 	// How slow a window was in which nothing has completed is not known yet.
@@ -303,23 +307,6 @@ func (j *judge) follow(w *Window) {
 	if hit > 0 && j.state != Network && slowness <= much*j.usual.extent {
 		w.Cause = None // as slow as some windows of this connection usually are
 	}
-}
-
-// windows is how many windows a closing one stands for. When the network proves to be slow, those before in
-// which nothing completed and nobody knew why were its, too.
-func (j *judge) windows(told bool, w *Window) uint32 {
-	n := uint32(1)
-	switch {
-	case !told && w.WRs == 0 && w.Cause != CPUStarved:
-		j.pending = min(j.pending+1, patient)
-		return n
-	case w.Cause == Network:
-		n += j.pending
-	}
-	if w.Cause != CPUStarved {
-		j.pending = 0
-	}
-	return n
 }
 
 // keeps reports whether the state's cause is still frequent enough.

@@ -11,10 +11,6 @@
 // each completion: when it turns bad that is an event (Event), wherever windows begin and
 // end. One is no state: that takes most of the last windows.
 //
-// Where somebody can tell for how long the two ranks, and not the network, kept a
-// completion (CompleteLate), or who has what has not completed (Arrived, OnItsWay), only the network's part
-// of a request makes it slow (Config.Witnessed).
-//
 // A Monitor is a plain value, about 3 KiB, that its owner embeds. It
 // allocates nothing, reads no clock, starts no goroutine, and takes no lock: it
 // belongs to the one thread that drives the connection. It compares a

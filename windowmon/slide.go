@@ -29,7 +29,7 @@ type mark struct {
 	at          int64
 	wrs, bytes  uint64
 	latency     int64
-	slow, total float64 // service times
+	slow, total float64 // as in work
 }
 
 func newSlide(c Config) slide {
@@ -69,7 +69,7 @@ func (m *Monitor) Overdue(now int64) {
 	x.wrs += uint64(e.count) // as if it completed now, but for its bytes
 	x.latency += (now - e.at) * int64(e.count)
 	x.slow += t.moving
-	x.total += t.service
+	x.total += t.counts()
 	m.estimate(&x, from)
 }
 

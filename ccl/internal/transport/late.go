@@ -145,40 +145,17 @@ func (a *arrivals) of(pos uint64) int64 {
 	return 0
 }
 
-// late is what a credit says: 0 that nobody knows, else how long ago what it acknowledges had come: of
-// bytes, which are most, or of lines only.
-func (l *tcpLink) late() uint16 {
-	at := l.stamps.of(l.got)
-	if l.got == l.told && l.linesGot != l.linesTold {
-		at = l.stamps.lastLine
+// late is what a credit up to a position says: 0 that nobody knows, else how long ago what it
+// acknowledges had come: of bytes, which are most, or of lines only.
+func (a *arrivals) late(pos uint64, lines bool) uint16 {
+	at := a.of(pos)
+	if lines {
+		at = a.lastLine
 	}
 	if at == 0 {
 		return 0
 	}
-	now := record.Now()
-	if now-at >= away && l.outOfOrder(now) {
-		return 0
-	}
-	return packLate(now - at)
-}
-
-// outOfOrder reports whether some of what was consumed last may have come before what precedes it
-// in the stream. Its stamp is of when it came, but it was of no use before the gap was filled,
-// perhaps by sending again: that time is the network's.
-func (l *tcpLink) outOfOrder(now int64) bool {
-	if now-l.askedOrder >= away {
-		l.askedOrder = now
-		n := uint32(0)
-		for _, s := range l.socks {
-			if info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-				n += info.Rcv_ooopack
-			}
-		}
-		if n != l.disorder {
-			l.disorder, l.doubtful = n, l.got+uint64(l.m.cfg.Window) // with all that may be under way
-		}
-	}
-	return l.got < l.doubtful
+	return packLate(record.Now() - at)
 }
 
 // packLate is a time in 16 bits: 1 and 11 bits of microseconds, above 2 ms fewer of them, rounded
@@ -200,14 +177,38 @@ func unpackLate(v uint16) int64 {
 }
 
 // lateness is what a credit says, and when it came to this host.
-func lateness(told uint16, came int64) (l windowmon.Late) {
-	if l.Told = told != 0; l.Told {
-		l.Receiver = unpackLate(told)
-	}
+func (l *tcpLink) lateness(told uint16, came int64) (x windowmon.Late) {
+	now := record.Now()
 	if came != 0 {
-		l.Sender = record.Now() - came
+		x.Sender = now - came
 	}
-	return l
+	if told == 0 {
+		return x
+	}
+	if x.Receiver = unpackLate(told); x.Receiver >= away && l.sentAgain(now) {
+		return windowmon.Late{Sender: x.Sender}
+	}
+	x.Told = true
+	return x
+}
+
+// sentAgain reports whether this host's kernel has sent anything again of what the peer has acknowledged last. A
+// peer's kernel stamps what it gets beyond a gap when it comes, and not when the gap is filled:
+// the network's time to fill it would be the receiver's.
+func (l *tcpLink) sentAgain(now int64) bool {
+	if now-l.askedAgain >= away {
+		l.askedAgain = now
+		n := uint32(0)
+		for _, s := range l.socks {
+			if info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+				n += info.Total_retrans
+			}
+		}
+		if n != l.again {
+			l.again, l.doubtful = n, l.posted()+1
+		}
+	}
+	return l.completed() < l.doubtful
 }
 
 const (

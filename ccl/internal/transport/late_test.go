@@ -23,7 +23,6 @@ func metered(t *testing.T) (l *tcpLink, peer int) {
 	l.m.cfg.Recorder = w
 	l.m.cfg.Comm, _ = w.AddComm(record.CommEntry{ID: 1, Name: "test", Size: 2})
 	l.opened = true
-	l.meter.witnessed = true
 	l.meter.open(l.m, record.ConnEntry{Peer: 1, Transport: record.TransportTCP})
 	return l, peer
 }
@@ -84,30 +83,27 @@ func TestLateReceiver(t *testing.T) {
 	}
 }
 
-// TestOutOfOrder: a credit says nothing of bytes that may have come before others that precede
-// them, nor of what may have been under way with them.
-func TestOutOfOrder(t *testing.T) {
-	l, _ := metered(t) // its socket is none of TCP's, so its kernel counts nothing out of order
-	const lain = int64(time.Second)
-	told := func(at uint64, ago int64) int64 {
-		l.got = at
-		l.stamps.last = 0
-		l.stamps.upTo(at, record.Now()-ago)
-		return unpackLate(l.late())
+// TestSentAgain: what a receiver says of bytes that this kernel has sent again, and of those under way by
+// then, is not believed; of later ones it is.
+func TestSentAgain(t *testing.T) {
+	l, _ := metered(t) // its socket is none of TCP's: it sends nothing again
+	told := packLate(int64(time.Second))
+	if got := l.lateness(told, 0); !got.Told || got.Receiver != unpackLate(told) {
+		t.Errorf("nothing was sent again: %+v", got)
 	}
-	if got := told(100, lain); got < lain/2 {
-		t.Errorf("all came in order %v ago, not %v", time.Duration(lain), time.Duration(got))
-	}
-	l.disorder++ // the count has changed since
-	l.askedOrder -= away
-	under := uint64(l.m.cfg.Window)
-	for _, at := range []uint64{200, 100 + under} {
-		if got := told(at, lain); got != 0 {
-			t.Errorf("at %d: %v", at, time.Duration(got))
+	l.again++ // since then the count has changed
+	l.askedAgain -= away
+	l.sent = 100
+	for l.acked = 50; l.acked <= 100; l.acked += 50 {
+		if got := l.lateness(told, 0); got.Told || got.Receiver != 0 {
+			t.Errorf("%d of 100 bytes acknowledged: %+v", l.acked, got)
+		}
+		if small := packLate(away / 2); !l.lateness(small, 0).Told {
+			t.Error("a lateness too small to matter")
 		}
 	}
-	if got := told(200+under, lain); got < lain/2 {
-		t.Errorf("sent later, %v ago, not %v", time.Duration(lain), time.Duration(got))
+	if l.sent, l.acked = 200, 101; !l.lateness(told, 0).Told {
+		t.Error("what was sent since then is doubted, too")
 	}
 }
 

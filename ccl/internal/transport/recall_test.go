@@ -157,7 +157,7 @@ func TestSlowWireIsFound(t *testing.T) {
 	none := "tc filter del dev lo parent ffff: pref 1"
 	wires := []struct{ name, ill, well string }{
 		{"4 Mbit/s", "tc qdisc replace dev lo root tbf rate 4mbit burst 64k latency 2s", "tc qdisc del dev lo root"},
-		{"a third of the packets lost", lose(0.33), none},
+		{"a fifth of the packets lost", lose(0.2), none},
 		{"all packets lost", lose(1), none},
 	}
 	if err := errors.Join(try("ip link set lo up mtu 9000"), try("tc qdisc add dev lo ingress")); err != nil {

@@ -85,9 +85,9 @@ type tcpLink struct {
 	wants      int64
 	stamps     arrivals
 	asked      int64 // when the kernel was, for whoHasIt
-	askedOrder int64 // likewise for outOfOrder
-	disorder   uint32
-	doubtful   uint64 // before where stamps may be of bytes that came out of order
+	askedAgain int64 // likewise for sentAgain
+	again      uint32
+	doubtful   uint64 // before where what the peer says of its lateness may be wrong
 
 	// Of outages; see resume.go and outage.go.
 	kept       retained
@@ -184,7 +184,6 @@ func (l *tcpLink) ready() (bool, error) {
 			return false, l.err
 		}
 		l.opened = true
-		l.meter.witnessed = true
 		l.meter.open(l.m, l.entry())
 	}
 	return true, nil

@@ -350,7 +350,7 @@ func (l *tcpLink) credited(got uint64, lines uint32, late uint16, came int64) er
 		l.m.progressed = true
 	}
 	if l.meter.due() {
-		l.meter.completeLate(l.completed(), lateness(late, came))
+		l.meter.completeLate(l.completed(), l.lateness(late, came))
 	}
 	return nil
 }
