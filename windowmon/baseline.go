@@ -54,9 +54,6 @@ type judge struct {
 	classes [numClasses]class
 	work    work // of the window that is open
 
-	witnessed bool
-	undecided bool // it has a request of which nobody knows where it is
-
 	state    Cause
 	since    int64
 	learning bool
@@ -73,31 +70,15 @@ type usual struct {
 	extent float64 // slowness that most do not exceed
 }
 
-// times are a request's, in ns on the network: service and latency until it completed, moving
-// and flight until the receiver's host had it.
-type times struct {
-	service, latency float64
-	moving, flight   float64
-}
-
-// counts is what a request weighs among others: its time on the network; where the ranks were late
-// for longer, half of its time until completion. So a network that is slow for a quarter of that can show.
-func (t times) counts() float64 {
-	if half := t.service / 2; half > t.moving {
-		return half
-	}
-	return t.moving
-}
-
 // class is the normal of one size of work requests, in ns.
 type class struct {
-	times
-	seen uint32
+	service, latency float64
+	seen             uint32
 }
 
 // work sums the service times of a window's requests, in ns.
 type work struct {
-	total  float64 // as they count
+	total  float64
 	slow   float64 // of requests that are slow
 	excess float64 // of these, each times by how many times it exceeds its normal
 	normal float64 // what they normally are
@@ -111,8 +92,6 @@ func (w *work) slowness() float64 { return 1 + w.excess/max(w.total, 1) }
 const (
 	numClasses = 28       // powers of two, up to 128 MiB and more
 	step       = 0.001    // of a median
-	notable    = 1. / 4   // of a window in which the ranks are late for most of the time
-	least      = 1. / 8   // of what is normal until completion is the network's
 	doubted    = 1. / 8   // what a slow request counts for it
 	memory     = 1. / 8   // of the state
 	patience   = 1. / 256 // of the usual share of slow windows
@@ -130,19 +109,19 @@ func newJudge(c Config) judge {
 	return judge{
 		slow: 1 / c.SlowRatio, warmup: uint32(c.Warmup),
 		resolution: int64(c.Resolution), adopt: int64(c.Adopt),
-		learning: true, witnessed: c.Witnessed,
-		usual: usual{0.3, 4}, // cautious until it is learnt
+		learning: true,
+		usual:    usual{0.3, 4}, // cautious until it is learnt
 	}
 }
 
 // request judges completed requests of one size, and learns from them.
-func (j *judge) request(size uint64, t times, count uint32) {
-	c, slow := j.weigh(size, t)
+func (j *judge) request(size uint64, service, latency float64, count uint32) {
+	c, slow := j.weigh(size, service, latency)
 	if !j.learning {
 		return
 	}
 	if c.seen == 0 {
-		c.times = t
+		c.service, c.latency = service, latency
 	}
 	gain := step
 	if slow {
@@ -152,19 +131,13 @@ func (j *judge) request(size uint64, t times, count uint32) {
 		gain = max(gain, 0.5/float64(1+c.seen))
 	}
 	c.seen += min(count, math.MaxUint32-c.seen)
-	c.service = toward(c.service, t.service, gain)
-	c.latency = toward(c.latency, t.latency, gain)
-	if !j.witnessed {
-		c.moving, c.flight = c.service, c.latency
-		return
-	}
-	c.moving = toward(c.moving, t.moving, gain)
-	c.flight = toward(c.flight, t.flight, gain)
+	c.service = toward(c.service, service, gain)
+	c.latency = toward(c.latency, latency, gain)
 }
 
 // overdue judges a request that has not completed, by the time that it has
 // taken so far.
-func (j *judge) overdue(size uint64, t times) { j.weigh(size, t) }
+func (j *judge) overdue(size uint64, service, latency float64) { j.weigh(size, service, latency) }
 
 // waited counts a request that spent most of its time waiting for the receiver
 // or for this host's CPU, and so says nothing about the network.
@@ -179,40 +152,32 @@ func (j *judge) class(size uint64) *class {
 	return &j.classes[min(bits.Len64(size>>1), numClasses-1)]
 }
 
-func (j *judge) weigh(size uint64, t times) (c *class, slow bool) {
+func (j *judge) weigh(size uint64, service, latency float64) (c *class, slow bool) {
 	c = j.class(size)
-	j.work.total += t.counts()
+	j.work.total += service
 	if c.seen < j.warmup {
-		j.work.normal += t.service
+		j.work.normal += service
 		return c, false
 	}
 	j.work.known = true
 	j.work.normal += c.service
-	slow = j.exceeds(c, t)
+	slow = j.exceeds(c, service, latency)
 	if slow {
-		j.work.slow += t.moving
-		j.work.excess += t.moving * (c.extent(t) - 1)
+		j.work.slow += service
+		j.work.excess += service * (min(service/c.service, latency/c.latency) - 1)
 	}
 	return c, slow
 }
 
-// exceeds reports whether the network's part of a request's times is too long for its class in both.
-// Where most of the time is usually the ranks', that is the smaller, and the less it matters, down to
-// a share of theirs.
-func (j *judge) exceeds(c *class, t times) bool {
-	return t.moving > j.slow*c.moving && t.flight > j.slow*c.flight &&
-		t.moving > j.slow*least*c.service && t.flight > j.slow*least*c.latency
-}
-
-// extent is by how many times that part exceeds what is normal.
-func (c *class) extent(t times) float64 {
-	return min(t.moving/max(c.moving, least*c.service), t.flight/max(c.flight, least*c.latency))
+// exceeds reports whether a request's times are both too long for its class.
+func (j *judge) exceeds(c *class, service, latency float64) bool {
+	return service > j.slow*c.service && latency > j.slow*c.latency
 }
 
 // late reports whether a request that has not completed is slow already. It judges and learns nothing.
-func (j *judge) late(size uint64, t times) bool {
+func (j *judge) late(size uint64, service, latency float64) bool {
 	c := j.class(size)
-	return c.seen >= j.warmup && j.exceeds(c, t)
+	return c.seen >= j.warmup && j.exceeds(c, service, latency)
 }
 
 // toward moves a median by a relative step.
@@ -229,8 +194,8 @@ func (j *judge) window(w *Window) {
 	if w.Starved > most {
 		dominant, most = SenderStarved, w.Starved
 	}
-	if w.Blocked+w.Held > most {
-		dominant, most = ReceiverNotReady, w.Blocked+w.Held
+	if w.Blocked > most {
+		dominant, most = ReceiverNotReady, w.Blocked
 	}
 	if w.Stalled > most {
 		dominant = CPUStarved
@@ -238,22 +203,22 @@ func (j *judge) window(w *Window) {
 	span := w.Last - w.First
 	switch {
 	case span < j.resolution:
-	case 2*j.work.slow > j.work.total && (dominant == Network || j.witnessed && j.work.slow > notable*float64(span)):
-		w.Cause = Network
 	case dominant == Network:
+		if 2*j.work.slow > j.work.total {
+			w.Cause = Network
+		}
 	case j.work.known || w.WRs == 0:
 		if float64(span) > j.slow*j.work.normal {
 			w.Cause = dominant
 		}
 	}
 	j.follow(w)
-	j.work, j.undecided = work{}, false
+	j.work = work{}
 }
 
 // follow moves the state after a window.
 func (j *judge) follow(w *Window) {
-	// Of the network. What one end has kept says nothing, for or against, and what nobody knows does not.
-	told := w.Cause != CPUStarved && !j.undecided && (w.Cause != ReceiverNotReady || w.Blocked >= w.Held)
+	told := w.Cause != CPUStarved // of the network
 	for c := range j.share {
 		if told || Cause(c) != Network {
 			j.share[c] -= memory * j.share[c]

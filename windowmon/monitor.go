@@ -18,13 +18,6 @@ type Monitor struct {
 	// Time on the network, ever: a clock that stands still while the
 	// connection waits for others. doneAt is its time at the last completion.
 	network, doneAt int64
-	hadAt           int64 // likewise, when the receiver's host had what completed last
-
-	onWay   bool  // the oldest request has not come to the receiver's host
-	arrived bool  // the receiver's host has all that is outstanding
-	waited  int64 // network, since then and since the last completion
-	guessed int64 // of that, what is in win.Held
-	late    Late  // of the completion that is being told
 
 	win     Window
 	latency int64 // summed over win.WRs
@@ -42,7 +35,6 @@ type limits struct {
 	wrs                           uint32
 	resolution, maxAge, idle, gap int64
 	period, quiet                 int64
-	witnessed                     bool
 }
 
 // Stats are totals since Init.
@@ -58,7 +50,7 @@ func (m *Monitor) Init(cfg Config) {
 	*m = Monitor{
 		cfg: limits{
 			wrs: uint32(c.WRs), resolution: int64(c.Resolution), maxAge: int64(c.MaxAge), idle: int64(c.Idle), gap: int64(c.Gap),
-			period: int64(c.Period), quiet: int64(c.Quiet), witnessed: c.Witnessed,
+			period: int64(c.Period), quiet: int64(c.Quiet),
 		},
 		verdict: newJudge(c),
 		slide:   newSlide(c),
@@ -70,8 +62,7 @@ func (m *Monitor) Init(cfg Config) {
 // by another over the same path. What is normal there stays known.
 func (m *Monitor) Drop() {
 	m.completed, m.out, m.queue = m.posted, 0, fifo{done: m.posted}
-	m.open, m.blocked, m.doneAt, m.hadAt = false, false, m.network, m.network
-	m.onWay, m.arrived, m.waited = false, false, 0
+	m.open, m.blocked, m.doneAt = false, false, m.network
 	m.folded()
 	m.restart(m.at)
 	m.verdict.work, m.win, m.latency = work{}, Window{}, 0
@@ -98,7 +89,6 @@ func (m *Monitor) Post(now int64, bytes int) bool {
 	tell := m.expire(now)
 	m.account(now)
 	m.posted += uint64(max(bytes, 0))
-	m.arrived = false
 	m.queue.push(m.posted, now, m.network)
 	m.out++
 	m.win.Backlog = max(m.win.Backlog, m.out)
@@ -114,7 +104,6 @@ func (m *Monitor) Join(bytes int) bool {
 		return false
 	}
 	m.posted += uint64(max(bytes, 0))
-	m.arrived = false
 	m.queue.join(m.posted)
 	m.out++
 	m.win.Backlog = max(m.win.Backlog, m.out)
@@ -146,23 +135,6 @@ func (m *Monitor) Complete(now int64, bytes int) bool {
 	return false
 }
 
-// Late is for how long a completion was waiting for somebody to look, in ns.
-type Late struct {
-	Receiver int64 // from when the receiver's host had the last of the bytes until the receiver told that it had taken them
-	Sender   int64 // from when this host had that word until this rank read it
-	Told     bool  // the receiver knows: Receiver is not just 0
-}
-
-// CompleteLate is Complete where it is known how much of the time until now was nobody's
-// but the two ranks': they computed, or had no core. That is not the network's. It is for Config.Witnessed,
-// and more than has passed since the completion before, or since the post, does not count.
-func (m *Monitor) CompleteLate(now int64, bytes int, late Late) bool {
-	m.late = late
-	tell := m.Complete(now, bytes)
-	m.late = Late{}
-	return tell
-}
-
 // finish takes the work requests that have completed off the queue.
 func (m *Monitor) finish(now int64) {
 	ripe, bytes := m.queue.ripe(m.completed)
@@ -170,78 +142,22 @@ func (m *Monitor) finish(now int64) {
 		return
 	}
 	// Those that complete together share the time since the completion before.
-	posted := m.queue.oldest().network
-	perByte := float64(m.network-max(m.doneAt, posted)) / bytes
-	had, moved := m.network, perByte
-	if m.cfg.witnessed {
-		had = m.lateness(posted)
-		moved = float64(had-max(m.hadAt, posted)) / bytes
-	}
+	perByte := float64(m.network-max(m.doneAt, m.queue.oldest().network)) / bytes
 	for range ripe {
 		e, size := m.queue.pop()
 		m.out -= e.count
 		m.win.WRs += e.count
 		m.latency += (now - e.at) * int64(e.count)
-		whole := m.network - e.network
-		if 2*whole < now-e.at {
+		onNetwork := m.network - e.network
+		if 2*onNetwork < now-e.at {
 			m.verdict.waited(size)
 			continue
 		}
-		m.verdict.request(size, times{
-			service: perByte * float64(size), latency: float64(whole),
-			moving: moved * float64(size), flight: float64(max(had-e.network, 0)),
-		}, e.count)
+		m.verdict.request(size, perByte*float64(size), float64(onNetwork), e.count)
 	}
-	m.doneAt, m.hadAt = m.network, had
-	m.onWay, m.arrived = false, m.arrived && m.out > 0
+	m.doneAt = m.network
 	m.slid(now)
 }
-
-// lateness returns when the receiver's host had what has just completed, in time on the
-// network, and books what has passed since then as the ranks'.
-func (m *Monitor) lateness(posted int64) (had int64) {
-	since := max(m.hadAt, posted)
-	sender := min(max(m.late.Sender, 0), m.network-since)
-	receiver := m.late.Receiver
-	if !m.late.Told {
-		receiver = m.waited
-	}
-	receiver = min(max(receiver, 0), m.network-since-sender)
-	w, fresh := &m.win, m.network-max(m.doneAt, posted)            // what no completion before has booked
-	if back := min(max(m.guessed-receiver, 0), w.Held); back > 0 { // it was its answer that took so long
-		w.Held -= back
-		w.Network += back
-	}
-	away := min(sender, fresh, w.Network)
-	held := min(max(min(receiver, fresh-away)-m.guessed, 0), w.Network-away)
-	w.Held += held
-	w.Network -= held
-	w.Stalled += away
-	w.Network -= away
-	m.waited, m.guessed = 0, 0
-	return m.network - sender - receiver
-}
-
-// Age is for how long the oldest work request has been outstanding; 0 where there is none, and where
-// the receiver's host has it.
-func (m *Monitor) Age(now int64) int64 {
-	if m.out == 0 || m.arrived {
-		return 0
-	}
-	return now - m.queue.oldest().at
-}
-
-// Arrived tells that the receiver's host has all that was posted: from now on it is the
-// receiver who is late, unless what it tells with the completion says otherwise.
-func (m *Monitor) Arrived(now int64) {
-	if m.out > 0 && !m.arrived {
-		m.account(max(now, m.at))
-		m.onWay, m.arrived = false, true
-	}
-}
-
-// OnItsWay tells whether the receiver's host is known to lack some of what is outstanding.
-func (m *Monitor) OnItsWay(known bool) { m.onWay = known && m.out > 0 && !m.arrived }
 
 // Blocked tells that the sender has data to post, and that the receiver holds
 // all that was sent and gives no credit for more.
@@ -305,11 +221,6 @@ func (m *Monitor) account(now int64) {
 		m.win.Starved += d
 	case d > m.cfg.gap:
 		m.win.Stalled += d
-	case m.arrived:
-		m.win.Held += d
-		m.network += d
-		m.waited += d
-		m.guessed += d
 	default:
 		m.win.Network += d
 		m.network += d
@@ -319,7 +230,7 @@ func (m *Monitor) account(now int64) {
 func (m *Monitor) begin(now int64) {
 	m.open, m.at = true, now
 	m.win = Window{First: now, Backlog: m.out}
-	m.latency, m.guessed = 0, 0
+	m.latency = 0
 }
 
 // close ends the window at a time up to which it is accounted for, and
@@ -329,11 +240,9 @@ func (m *Monitor) close(at int64) bool {
 	w.Last = at
 	if w.WRs > 0 {
 		w.Latency = m.latency / int64(w.WRs)
-	} else if m.out > 0 && !m.judgeable() {
-		m.verdict.undecided = true
 	} else if m.out > 0 {
 		if e := m.queue.oldest(); 2*(m.network-e.network) >= at-e.at {
-			m.verdict.overdue(m.queue.oldestSize(), m.soFar(e, m.network))
+			m.verdict.overdue(m.queue.oldestSize(), float64(m.network-max(m.doneAt, e.network)), float64(m.network-e.network))
 		}
 	}
 	m.folded()
@@ -355,18 +264,6 @@ func (m *Monitor) close(at int64) bool {
 	}
 	m.toldAt, m.told = at, m.last.State
 	return true
-}
-
-// judgeable reports whether it is known where the oldest request is.
-func (m *Monitor) judgeable() bool { return m.onWay || !m.cfg.witnessed }
-
-// soFar are the times of the oldest request, which has not completed, at a time on the network.
-func (m *Monitor) soFar(e *wr, network int64) times {
-	had := network - min(m.waited, network-max(m.hadAt, e.network))
-	return times{
-		service: float64(network - max(m.doneAt, e.network)), latency: float64(network - e.network),
-		moving: float64(had - max(m.hadAt, e.network)), flight: float64(had - e.network),
-	}
 }
 
 // fifo is the work requests outstanding, oldest first. When it is full, posts

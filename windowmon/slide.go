@@ -29,7 +29,7 @@ type mark struct {
 	at          int64
 	wrs, bytes  uint64
 	latency     int64
-	slow, total float64 // as in work
+	slow, total float64 // service times
 }
 
 func newSlide(c Config) slide {
@@ -61,15 +61,15 @@ func (m *Monitor) Overdue(now int64) {
 	}
 	now = max(now, m.at)
 	e, network := m.queue.oldest(), m.network+now-m.at
-	t := m.soFar(e, network)
-	if m.arrived || !m.judgeable() || 2*(network-e.network) < now-e.at || !m.verdict.late(m.queue.oldestSize(), t) {
+	service, latency := network-max(m.doneAt, e.network), network-e.network
+	if 2*latency < now-e.at || !m.verdict.late(m.queue.oldestSize(), float64(service), float64(latency)) {
 		return
 	}
 	from, x := &s.marks[(s.at-panes)%ring], m.sums(now)
 	x.wrs += uint64(e.count) // as if it completed now, but for its bytes
 	x.latency += (now - e.at) * int64(e.count)
-	x.slow += t.moving
-	x.total += t.counts()
+	x.slow += float64(service)
+	x.total += float64(service)
 	m.estimate(&x, from)
 }
 

@@ -9,7 +9,7 @@ const (
 	None             Cause = iota // not slow
 	Network                       // work was outstanding, the receiver had given credit, and the bytes did not arrive
 	SenderStarved                 // mostly nothing was outstanding: the sender's own program is late
-	ReceiverNotReady              // mostly the receiver gave no credit, or did not take what its host had
+	ReceiverNotReady              // mostly the receiver gave no credit
 	CPUStarved                    // mostly the progress thread did not run
 	numCauses
 )
@@ -30,9 +30,8 @@ type Window struct {
 
 	// Last-First, by what the connection was doing. Network: work outstanding;
 	// Starved: none; Blocked: no credit; Stalled: work outstanding and the
-	// progress thread away; Held: the receiver's host had what was outstanding, and
-	// the receiver had not taken it.
-	Network, Starved, Blocked, Stalled, Held int64
+	// progress thread away.
+	Network, Starved, Blocked, Stalled int64
 
 	Cause Cause // of this window
 	State Cause // of the connection after this window, past hysteresis
@@ -67,9 +66,6 @@ type Config struct {
 	SlowRatio float64
 	// Warmup is how many work requests of a size class are learnt before any is judged.
 	Warmup int
-	// Witnessed: somebody tells who has what is outstanding for long (Arrived, OnItsWay). A request
-	// of which nobody has told that is not judged before it completes.
-	Witnessed bool
 	// Adopt is how long a slow network may last before it becomes the normal one.
 	Adopt time.Duration
 

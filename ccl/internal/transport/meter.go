@@ -54,12 +54,9 @@ type meter struct {
 	burstUntil uint64 // and up to how many waits
 	pace       uint64 // bytes that join a stamped post, by the last window's speed
 
-	posted, completed, received uint64         // as last told to conn
-	monPosted, monCompleted     uint64         // as last told to mon
-	windows, events             uint64         // of mon, as last told to conn
-	late                        windowmon.Late // of the next completion
-	let                         int64          // when a fault let go of bytes to shared memory last
-	memory                      bool           // what is sent is there at once, but for a fault
+	posted, completed, received uint64 // as last told to conn
+	monPosted, monCompleted     uint64 // as last told to mon
+	windows, events             uint64 // of mon, as last told to conn
 	wanted                      int64
 	blocked                     bool
 }
@@ -72,8 +69,7 @@ func (t *meter) open(m *Mesh, e record.ConnEntry) {
 		return
 	}
 	t.on, t.rec, t.conn, t.comm, t.peer = true, m.cfg.Recorder, conn, e.Comm, e.Peer
-	t.memory = e.Transport == record.TransportSHM
-	t.mon.Init(windowmon.Config{Witnessed: e.Transport != record.TransportRDMA})
+	t.mon.Init(windowmon.Config{})
 	t.link(record.LinkUp)
 }
 
@@ -136,34 +132,12 @@ func (t *meter) completeNext(total uint64) {
 
 func (t *meter) completeAt(now int64, total uint64) {
 	if c := min(total, t.monPosted); c > t.monCompleted {
-		if t.memory {
-			t.late = windowmon.Late{Receiver: now - t.let, Told: true}
-		}
-		tell := t.mon.CompleteLate(now, int(c-t.monCompleted), t.late)
+		tell := t.mon.Complete(now, int(c-t.monCompleted))
 		t.monCompleted = c
 		t.window(now, tell)
 	}
 	t.completed = total
 	t.conn.Completed(total, now)
-}
-
-// completeLate is complete of what waited for the two ranks for so long.
-func (t *meter) completeLate(total uint64, late windowmon.Late) {
-	t.late = late
-	t.complete(total)
-	t.late = windowmon.Late{}
-}
-
-// whereIs tells the monitor of bytes that have been outstanding for long whether a fault still
-// has some; if not, they are in the memory that the receiver reads.
-func (t *meter) whereIs(now int64, withheld int) {
-	switch {
-	case !t.on || t.mon.Age(now) < askHost:
-	case withheld > 0:
-		t.mon.OnItsWay(true)
-	default:
-		t.mon.Arrived(now)
-	}
 }
 
 // due reports whether a completion is worth looking for.

@@ -267,7 +267,7 @@ func (l *tcpLink) adopt() {
 	}
 	var err error
 	for i, fd := range fds {
-		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true, port: localPort(fd), stamped: l.meterable() && stampArrivals(fd), looked: &l.m.looked})
+		l.socks = append(l.socks, &socket{fd: fd, readable: true, writable: true, port: localPort(fd)})
 		err = errors.Join(err, l.n.watch(fd, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, l.peer, eventOf(i, number)))
 	}
 	if !l.opened {

@@ -86,9 +86,6 @@ func (l *shmLink) push(b []byte) (int, error) {
 		l.ring()
 	}
 	l.m.progressed = true
-	if l.gate.holds() {
-		l.meter.let = record.Now()
-	}
 	l.meter.postNext(n, l.posted(), l.m.waits)
 	return n, nil
 }
@@ -291,7 +288,6 @@ func (l *shmLink) refresh(now int64) bool {
 	}
 	l.linesAcked = l.tx.lineTail.Load()
 	_ = l.readTail()
-	l.meter.whereIs(now, l.gate.held())
 	l.meter.idle(now, l.posted(), l.completed(), l.received())
 	return l.completed() < l.posted()
 }

@@ -14,14 +14,11 @@ import (
 //
 //	0  kind       4  length     8  stream position of the first byte, or line number
 //	1  padding before it that the sender skipped (AlignSend)
-//	2  how late the credit is: since when the sender's host had what it acknowledges (late.go)
 //	16 bytes consumed by the frame's sender (credit)
 //	24 lines consumed by the frame's sender (credit), modulo 2^32
 //	28 tag of a line
 //
-// A fourth kind says where to go on (resume.go).
-//
-// Every frame carries credit; data of one stream goes over several sockets in
+// A fourth kind says where to go on (resume.go). // Every frame carries credit; data of one stream goes over several sockets in
 // whatever order, and its position says where it belongs.
 const (
 	frameSize = 32
@@ -71,10 +68,10 @@ type tcpLink struct {
 	pad                   uint64 // skipped since the last frame
 	linesSent, linesAcked uint64 // a credit carries the low 32 bits
 
-	ring       []byte  // rx stream between got and front, and beyond; made at first use
-	got, front uint64  // consumed; arrived without a gap
-	told       uint64  // got, as the peer was last told
-	gaps       []piece // arrived beyond front, ascending
+	ring       []byte // rx stream between got and front, and beyond; made at first use
+	got, front uint64 // consumed; arrived without a gap
+	told       uint64 // got, as the peer was last told
+	gaps       []span // arrived beyond front, ascending
 	lines      [lineSlots]lineIn
 	linesGot   uint64 // consumed
 	linesIn    uint64 // arrived
@@ -83,11 +80,6 @@ type tcpLink struct {
 	creditDue  bool // giveCredit found no socket
 	misses     int  // receives that found no socket readable
 	wants      int64
-	stamps     arrivals
-	asked      int64 // when the kernel was, for whoHasIt
-	askedAgain int64 // likewise for sentAgain
-	again      uint32
-	doubtful   uint64 // before where what the peer says of its lateness may be wrong
 
 	// Of outages; see resume.go and outage.go.
 	kept       retained
@@ -110,12 +102,6 @@ type tcpLink struct {
 
 type span struct{ lo, hi uint64 }
 
-// piece is a span that has arrived, the last of it at a time.
-type piece struct {
-	span
-	at int64
-}
-
 // lineIn is a line that has arrived.
 type lineIn struct {
 	payload [LinePayload]byte
@@ -136,10 +122,6 @@ type socket struct {
 
 	in         [readAhead]byte
 	inLo, inHi int
-	looked     *int64 // the mesh's
-	stamped    bool   // the kernel says when what it hands over came
-	stamp      int64  // when the last bytes that were read came, 0 when nobody knows
-	filled     bool   // the last read may have left some
 	pos, end   uint64 // of the data frame being read; none when equal
 	shown      uint64 // up to where its bytes count as arrived
 
@@ -147,11 +129,9 @@ type socket struct {
 	scratch [frameSize + smallSend]byte
 
 	// What the kernel reads, where the garbage collector sees it.
-	iov  [2]unix.Iovec
-	msg  unix.Msghdr
-	hdr  [frameSize]byte
-	rmsg unix.Msghdr
-	ctl  [64]byte
+	iov [2]unix.Iovec
+	msg unix.Msghdr
+	hdr [frameSize]byte
 }
 
 // open has the executor take over the sockets of a finished attempt.
@@ -363,7 +343,6 @@ func (l *tcpLink) Flush(now int64) {
 	if l.got-l.told >= stampFrom {
 		l.giveCredit() // the sender's last completion of a large message
 	}
-	l.m.looked = max(l.m.looked, now)
 	l.meter.flush(now, l.posted(), l.completed(), l.received())
 }
 
@@ -379,7 +358,6 @@ func (l *tcpLink) refresh(now int64) bool {
 		l.giveCredit()
 	}
 	l.watch(now)
-	l.whoHasIt(now)
 	l.meter.idle(now, l.posted(), l.completed(), l.received())
 	return l.completed() < l.posted()
 }

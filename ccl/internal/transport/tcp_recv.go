@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"unsafe"
 
 	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
@@ -70,7 +71,7 @@ func (l *tcpLink) consumed() {
 func (l *tcpLink) AlignRecv() {
 	l.got = (l.got + lineSize - 1) &^ (lineSize - 1)
 	if l.front < l.got {
-		l.arrived(l.front, l.got, l.stamps.last)
+		l.arrived(l.front, l.got)
 	}
 }
 
@@ -264,7 +265,7 @@ func (s *socket) read(a, b []byte) (int, error) {
 		s.iov[1].Base, s.iov[1].Len = &b[0], uint64(len(b))
 		count = 2
 	}
-	n, errno := s.readv(count)
+	n, _, errno := unix.RawSyscall(unix.SYS_READV, uintptr(s.fd), uintptr(unsafe.Pointer(&s.iov[0])), count)
 	switch errno {
 	case 0:
 		if n == 0 {
@@ -292,7 +293,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 	bad := func(what string) error {
 		return fmt.Errorf("%w: %s: frame kind %d, %d bytes at %d, padding %d; here %d consumed, %d arrived", ErrCorrupt, what, kind, n, at, pad, l.got, l.front)
 	}
-	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:]), le.Uint16(h[2:]), s.came()); err != nil {
+	if err := l.credited(le.Uint64(h[16:]), le.Uint32(h[24:])); err != nil {
 		return err
 	}
 	switch kind {
@@ -309,7 +310,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 			return bad("too many gaps")
 		}
 		s.pos, s.end, s.shown = at, at+uint64(n), at
-		l.arrived(at-pad, at, s.came())
+		l.arrived(at-pad, at)
 	case frameLine:
 		if n > LinePayload || at != l.linesIn || l.linesIn-l.linesGot >= lineSlots {
 			return bad("line out of order")
@@ -318,7 +319,6 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 		ln.n, ln.tag = n, le.Uint32(h[28:])
 		copy(ln.payload[:], h[frameSize:])
 		l.linesIn++
-		l.stamps.line(s.came())
 	case frameCredit:
 		if n != 0 {
 			return bad("credit with bytes")
@@ -336,7 +336,7 @@ func (l *tcpLink) begin(s *socket, h []byte) error {
 
 // credited takes in what the peer has consumed. Frames of different sockets
 // may bring it out of order.
-func (l *tcpLink) credited(got uint64, lines uint32, late uint16, came int64) error {
+func (l *tcpLink) credited(got uint64, lines uint32) error {
 	if int64(got-l.sent) >= lineSize || int32(lines-uint32(l.linesSent)) > 0 {
 		return fmt.Errorf("%w: the peer consumed %d bytes and %d lines of %d and %d", ErrCorrupt, got, lines, l.sent, l.linesSent)
 	}
@@ -349,9 +349,7 @@ func (l *tcpLink) credited(got uint64, lines uint32, late uint16, came int64) er
 		l.linesAcked += uint64(more)
 		l.m.progressed = true
 	}
-	if l.meter.due() {
-		l.meter.completeLate(l.completed(), l.lateness(late, came))
-	}
+	l.meter.complete(l.completed())
 	return nil
 }
 
@@ -366,13 +364,13 @@ func (l *tcpLink) place(pos uint64) []byte {
 // show lets a data frame's bytes count as arrived up to a position.
 func (l *tcpLink) show(s *socket, to uint64) {
 	if to > s.shown {
-		l.arrived(s.shown, to, s.came())
+		l.arrived(s.shown, to)
 		s.shown = to
 	}
 }
 
-// arrived adds a piece of the stream, which came at a time, to what is there.
-func (l *tcpLink) arrived(lo, hi uint64, at int64) {
+// arrived adds a piece of the stream to what is there.
+func (l *tcpLink) arrived(lo, hi uint64) {
 	if lo = max(lo, l.front); lo >= hi {
 		return
 	}
@@ -383,21 +381,19 @@ func (l *tcpLink) arrived(lo, hi uint64, at int64) {
 		}
 		if i > 0 && l.gaps[i-1].hi >= lo {
 			i--
-			l.gaps[i].hi, l.gaps[i].at = max(l.gaps[i].hi, hi), max(l.gaps[i].at, at)
+			l.gaps[i].hi = max(l.gaps[i].hi, hi)
 		} else {
-			l.gaps = slices.Insert(l.gaps, i, piece{span{lo, hi}, at})
+			l.gaps = slices.Insert(l.gaps, i, span{lo, hi})
 		}
 		for i+1 < len(l.gaps) && l.gaps[i+1].lo <= l.gaps[i].hi {
-			l.gaps[i].hi, l.gaps[i].at = max(l.gaps[i].hi, l.gaps[i+1].hi), max(l.gaps[i].at, l.gaps[i+1].at)
+			l.gaps[i].hi = max(l.gaps[i].hi, l.gaps[i+1].hi)
 			l.gaps = slices.Delete(l.gaps, i+1, i+2)
 		}
 		return
 	}
 	l.front = hi
-	l.stamps.upTo(hi, at)
 	for len(l.gaps) > 0 && l.gaps[0].lo <= l.front {
 		l.front = max(l.front, l.gaps[0].hi)
-		l.stamps.upTo(l.front, l.gaps[0].at)
 		l.gaps = slices.Delete(l.gaps, 0, 1)
 	}
 }

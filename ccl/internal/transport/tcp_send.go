@@ -112,9 +112,6 @@ func (l *tcpLink) free(n int) *socket {
 
 func (l *tcpLink) header(kind byte, n int, at uint64, tag uint32) (h [frameSize]byte) {
 	h[0], h[1] = kind, byte(l.pad)
-	if l.meter.on { // also where an earlier frame says it: this one may overtake that
-		binary.LittleEndian.PutUint16(h[2:], l.stamps.late(l.got, l.got == l.told && l.linesGot != l.linesTold))
-	}
 	binary.LittleEndian.PutUint32(h[4:], uint32(n))
 	binary.LittleEndian.PutUint64(h[8:], at)
 	binary.LittleEndian.PutUint64(h[16:], l.got)

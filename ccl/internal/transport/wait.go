@@ -76,7 +76,6 @@ type waiter struct {
 	spin       int    // how many of them only poll
 	since      int64  // first yield of this idleness, 0 before it
 	last       int64  // last yield
-	looked     int64  // when this rank looked at its sockets last, as far as it has looked at the clock, too
 }
 
 func (w *waiter) init(m *Mesh) {
@@ -97,9 +96,7 @@ func (m *Mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) (polled bool) {
 	if w.turns++; w.turns%liveEvery == 0 {
-		now := record.Now()
-		w.runs(now)
-		w.looked = now
+		w.runs(record.Now())
 	}
 	if w.progressed {
 		w.progressed = false
@@ -126,7 +123,7 @@ func (w *waiter) wait(d time.Duration) (polled bool) {
 	} else {
 		w.spin = min(maxSpin, 2*w.spin+1)
 	}
-	w.last, w.looked = now, now
+	w.last = now
 	if now-w.since < yieldFor {
 		w.runs(now)
 		w.look()
@@ -270,12 +267,10 @@ func (w *waiter) runs(now int64) {
 // refresh publishes every link's live words; it reports whether bytes are outstanding.
 func (w *waiter) refresh(now int64) bool {
 	w.live = now
-	followClock(now)
 	outstanding := false
 	for _, l := range w.m.open {
 		outstanding = l.refresh(now) || outstanding
 	}
-	w.looked = now
 	return outstanding
 }
 
