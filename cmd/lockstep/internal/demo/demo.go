@@ -168,10 +168,11 @@ func (s shape) parts() []string {
 }
 
 func (c *Cmd) wholeShape() (shape, error) {
-	switch n := c.Cluster.Nodes; {
-	case c.Cluster.On == "slurm":
+	n := c.Cluster.Nodes
+	switch c.Cluster.On {
+	case "slurm":
 		return shape{dp: 2, tp: 2, pp: 2, nodes: n}, nil
-	case c.Cluster.On == "kubernetes": // a rank a node
+	case "kubernetes": // a rank a node
 		return shape{dp: 2, tp: min(2, n/2), pp: max(1, n/4), nodes: n}, nil
 	}
 	if c.Device == "cpu" {

@@ -27,7 +27,6 @@ type kubernetesSite struct {
 	image   string
 	address string
 	wait    time.Duration
-	grace   time.Duration                                                           // that the remediator has to bring nodes back
 	run     func(ctx context.Context, input string, args ...string) (string, error) // kubectl
 	say     func(format string, args ...any)
 
@@ -330,30 +329,19 @@ func (k *kubernetesSite) clean(ctx context.Context) error {
 	return nil
 }
 
-// bringBack is what an operator does: uncordon, on which the remediator takes its marks away.
-// What it leaves, since it does not hear the node, is taken away here.
+// bringBack takes the remediator's marks off nodes of the job, once it has ended: none of them had
+// any when they were picked.
 func (k *kubernetesSite) bringBack(ctx context.Context) error {
-	out := func() (names []string, err error) {
-		list, err := k.run(ctx, "", "get", "nodes", "-l", kubernetes.Suspect, "-o", "name")
-		for n := range strings.FieldsSeq(list) {
-			if n = strings.TrimPrefix(n, "node/"); slices.Contains(k.names(), n) { // none was out when they were picked
-				names = append(names, n)
-			}
+	list, err := k.run(ctx, "", "get", "nodes", "-l", kubernetes.Suspect, "-o", "name")
+	for n := range strings.FieldsSeq(list) {
+		if n = strings.TrimPrefix(n, "node/"); !slices.Contains(k.names(), n) {
+			continue
 		}
-		return names, err
-	}
-	names, err := out()
-	for _, n := range names {
-		if _, e := k.run(ctx, "", "uncordon", n); e != nil {
-			err = errors.Join(err, e)
-		}
-	}
-	for began := time.Now(); err == nil && len(names) > 0 && time.Since(began) < k.grace; sleep(ctx, min(k.grace, time.Second)) {
-		names, err = out()
-	}
-	for _, n := range names {
-		for _, args := range [][]string{{"taint", "nodes", n, kubernetes.Suspect + "-"}, {"annotate", "node", n, kubernetes.Suspect + "-"}, {"label", "node", n, kubernetes.Suspect + "-"}} {
-			if _, e := k.run(ctx, "", args...); e != nil && !strings.Contains(e.Error(), "not found") {
+		for _, args := range [][]string{
+			{"uncordon", n}, {"taint", "nodes", n, kubernetes.Suspect + "-"}, {"annotate", "node", n, kubernetes.Suspect + "-"}, {"label", "node", n, kubernetes.Suspect + "-"},
+			{"patch", "node", n, "--subresource=status", "--type=strategic", "-p", `{"status":{"conditions":[{"type":"` + kubernetes.ConditionSuspect + `","$patch":"delete"}]}}`},
+		} {
+			if _, e := k.run(ctx, "", args...); e != nil {
 				err = errors.Join(err, e)
 			}
 		}

@@ -66,7 +66,6 @@ type kubectlModel struct {
 	calls   []string
 	applied []json.RawMessage
 	suspect []string // nodes with the remediator's mark
-	keeper  bool     // takes the mark away when a node is uncordoned
 	fail    string   // calls that begin so
 }
 
@@ -78,9 +77,6 @@ func (m *kubectlModel) run(_ context.Context, input string, args ...string) (str
 	if m.fail != "" && strings.HasPrefix(call, m.fail) {
 		return "", errors.New("refused")
 	}
-	without := func(n string) {
-		m.suspect = slices.DeleteFunc(m.suspect, func(s string) bool { return s == "node/"+n })
-	}
 	switch {
 	case args[0] == "apply":
 		var list struct{ Items []json.RawMessage }
@@ -90,10 +86,6 @@ func (m *kubectlModel) run(_ context.Context, input string, args ...string) (str
 		m.applied = append(m.applied, list.Items...)
 	case strings.HasPrefix(call, "get nodes -l"):
 		return strings.Join(m.suspect, "\n"), nil
-	case args[0] == "uncordon" && m.keeper:
-		without(args[1])
-	case args[0] == "label":
-		without(args[2])
 	case strings.Contains(call, "jsonpath={.items[0].metadata.name}"):
 		return "agent-x", nil
 	case strings.Contains(call, "get pods"):
@@ -126,7 +118,7 @@ func onKubernetes(t *testing.T, m *kubectlModel) (*kubernetesSite, *cluster, cer
 		t.Fatal(err)
 	}
 	k := &kubernetesSite{
-		job: cl.job, dir: dir, shape: shape{dp: 2, tp: 1, pp: 1, nodes: 2}, spares: 1, image: "pause", wait: time.Minute, grace: time.Minute, run: m.run, say: t.Logf,
+		job: cl.job, dir: dir, shape: shape{dp: 2, tp: 1, pp: 1, nodes: 2}, spares: 1, image: "pause", wait: time.Minute, run: m.run, say: t.Logf,
 		hosts: []kubeNode{{"n1", "127.0.0.1"}, {"n2", "127.0.0.2"}, {"n3", "127.0.0.3"}},
 	}
 	cl.site = k
@@ -145,7 +137,7 @@ func strict[T any](t *testing.T, b []byte) (v T) {
 
 // TestKubernetesSite: namespace, agents, and when these run the ranks; in the end nodes are brought back and all is deleted, once.
 func TestKubernetesSite(t *testing.T) {
-	m := &kubectlModel{keeper: true}
+	m := &kubectlModel{}
 	k, cl, ca := onKubernetes(t, m)
 	if a, err := k.prepare(t.Context()); err != nil || a != "127.0.0.1" {
 		t.Fatalf("nodes reach this machine by %q, %v", a, err)
@@ -194,7 +186,7 @@ func TestKubernetesSite(t *testing.T) {
 	m.suspect = []string{"node/n2", "node/others"}
 	k.remove()
 	k.remove()
-	if m.at("uncordon n2") < 0 || m.at("uncordon others") >= 0 || m.at("taint") >= 0 {
+	if m.at("uncordon n2") < 0 || m.at("uncordon others") >= 0 || m.at("taint nodes others") >= 0 {
 		t.Errorf("nodes are brought back by %q", m.calls)
 	}
 	deleted := slices.DeleteFunc(slices.Clone(m.calls), func(c string) bool { return !strings.HasPrefix(c, "delete namespace lockstep-demo-0b") })
@@ -203,16 +195,15 @@ func TestKubernetesSite(t *testing.T) {
 	}
 }
 
-// TestKubernetesRemoves: a node that the remediator does not hear loses its marks all the same, and what cannot be removed is said.
+// TestKubernetesRemoves: a node that was taken out loses all marks, and what cannot be removed is said.
 func TestKubernetesRemoves(t *testing.T) {
 	m := &kubectlModel{suspect: []string{"node/n3"}, fail: "delete namespace"}
 	k, _, _ := onKubernetes(t, m)
 	var said []string
 	k.say = func(format string, _ ...any) { said = append(said, format) }
 	k.made = true
-	k.grace = time.Millisecond
 	k.remove()
-	for _, want := range []string{"uncordon n3", "taint nodes n3 lockstep.dev/suspect-", "annotate node n3 lockstep.dev/suspect-", "label node n3 lockstep.dev/suspect-"} {
+	for _, want := range []string{"uncordon n3", "taint nodes n3 lockstep.dev/suspect-", "annotate node n3 lockstep.dev/suspect-", "label node n3 lockstep.dev/suspect-", "patch node n3 --subresource=status"} {
 		if m.at(want) < 0 {
 			t.Errorf("no %q: %q", want, m.calls)
 		}

@@ -91,7 +91,7 @@ func (c *Cmd) onCluster(ctx context.Context, out *printer, shape shape) (err err
 	o := &c.Cluster
 	var s site = &slurmSite{job: job, dir: dir, shape: shape, spares: o.Spares, options: o.Sbatch, address: o.Address, wait: o.Wait, pace: c.Pace, run: slurmCommand, say: out.say}
 	if o.On == "kubernetes" {
-		s = &kubernetesSite{job: job, dir: dir, shape: shape, spares: o.Spares, image: o.Image, address: o.Address, wait: o.Wait, grace: 10 * time.Second, run: kubectl, say: out.say}
+		s = &kubernetesSite{job: job, dir: dir, shape: shape, spares: o.Spares, image: o.Image, address: o.Address, wait: o.Wait, run: kubectl, say: out.say}
 	}
 	if err := s.check(ctx); err != nil {
 		return err
