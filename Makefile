@@ -54,6 +54,15 @@ test-tracing: ## traces of real ranks in a real Jaeger, which takes about five m
 test-slurm: ## faults and kills on a real Slurm of this machine (Debian's slurmctld, slurmd, slurm-client, munge; root); ROUNDS=10: half an hour
 	LOCKSTEP_TEST_SLURM=$(or $(ROUNDS),2) $(GO) test -count=1 -timeout 60m -run TestReal -v ./remediation/slurm ./deploy/slurm
 
+.PHONY: test-demo-slurm test-demo-kubernetes
+test-demo-slurm: build ## `lockstep demo --on slurm`, once with each fault, on a real Slurm of this machine (as test-slurm; FAULTS, JSON=FILE)
+	deploy/slurmlab/demo bin/lockstep $(FAULTS)
+
+test-demo-kubernetes: ## `lockstep demo --on kubernetes`, once with each fault, on five real kubelets (as test-kubernetes; FAULTS, JSON=FILE)
+	deploy/kubelab/build
+	CGO_ENABLED=0 $(GO) build -o bin/lockstep-static ./cmd/lockstep
+	deploy/kubelab/up && { deploy/kubelab/demo bin/lockstep-static $(FAULTS); s=$$?; deploy/kubelab/down; exit $$s; }
+
 # The same bytes for the same commit: no time but the commit's, no path of this machine.
 NFPM := $(CACHE)/nfpm-$(shell sha256sum tools/nfpm/go.sum | cut -c1-12)
 packages: build $(NFPM) ## .deb and .rpm, in dist

@@ -58,6 +58,7 @@ var ways = []way{
 	{where: "README.md", has: "lockstep perf allreduce --device cuda", play: play{Status: 1, Out: noGPU}},
 	{where: "README.md", has: "lockstep demo --device cuda", play: play{Status: 1, Out: noGPU}},
 	{where: "README.md", has: "lockstep demo --help"},
+	{where: "README.md", has: "lockstep demo --on", why: "takes a cluster; make test-demo-slurm and test-demo-kubernetes play it"},
 	{where: "README.md", has: "--control --hold", play: play{After: "\nfor p in $(jobs -p); do kill $p; wait $p; done"}},
 
 	{where: "operations.md", has: "lockstep agent --share-runtime-dir", play: play{Ready: agentReady}},

@@ -409,25 +409,11 @@ func (c *cluster) stop() {
 		c.herald.stop()
 	}
 	if c.site != nil {
+		c.end("remediator") // which might take one more node out meanwhile
 		c.site.remove()
 	}
 	for _, name := range []string{"job", "agent0", "agent1", "remediator", "master"} {
-		c.mu.Lock()
-		p := c.parts[name]
-		if p != nil {
-			p.stop = true
-		}
-		c.mu.Unlock()
-		if p == nil {
-			continue
-		}
-		_ = p.cmd.Process.Signal(syscall.SIGTERM) // not to its number, which another process may have by now
-		select {
-		case <-p.done:
-		case <-time.After(8 * time.Second):
-			_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
-			<-p.done
-		}
+		c.end(name)
 	}
 	if c.stack != nil {
 		c.stack.Stop()
@@ -439,6 +425,26 @@ func (c *cluster) stop() {
 		_ = h.Close()
 	}
 	_ = os.RemoveAll(c.runtimeRoot())
+}
+
+// end asks a part to end, and makes it; one that has ended already is left alone.
+func (c *cluster) end(name string) {
+	c.mu.Lock()
+	p := c.parts[name]
+	if p != nil {
+		p.stop = true
+	}
+	c.mu.Unlock()
+	if p == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // not to its number, which another process may have by now
+	select {
+	case <-p.done:
+	case <-time.After(8 * time.Second):
+		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+		<-p.done
+	}
 }
 
 // get reads JSON from a URL into v (nil: only the status counts).

@@ -74,6 +74,8 @@ Examples:
   lockstep demo --on slurm                             what it would do to this Slurm cluster
   lockstep demo --on slurm --yes --once --fault rank_killed
                                                        the same story, in a batch job of it
+  lockstep demo --on kubernetes --yes --once --fault rank_stopped
+                                                       and in a namespace of a cluster with JobSet
 
 Exit status: 0 as promised above, 1 when anything was wrong.`
 }
@@ -166,8 +168,12 @@ func (s shape) parts() []string {
 }
 
 func (c *Cmd) wholeShape() (shape, error) {
-	if c.Cluster.On != here {
-		return shape{dp: 2, tp: 2, pp: 2, nodes: c.Cluster.Nodes}, nil
+	n := c.Cluster.Nodes
+	switch c.Cluster.On {
+	case "slurm":
+		return shape{dp: 2, tp: 2, pp: 2, nodes: n}, nil
+	case "kubernetes": // a rank a node
+		return shape{dp: 2, tp: min(2, n/2), pp: max(1, n/4), nodes: n}, nil
 	}
 	if c.Device == "cpu" {
 		return shape{dp: 2, tp: 2, pp: 2, nodes: 2, agents: 2}, nil

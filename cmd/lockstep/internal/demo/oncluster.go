@@ -13,18 +13,22 @@ import (
 	"time"
 )
 
+// jobPrefix is what jobs of this demo on clusters are called by.
+const jobPrefix = "lockstep-demo-"
+
 // here is where the demo runs unless a cluster is named.
 const here = "here"
 
 // onCluster are the flags of a demo whose ranks and agents are on a cluster.
 type onCluster struct {
-	On       string        `default:"here" enum:"here,slurm" help:"Where ranks and agents run: here, or as a batch job of the Slurm cluster whose commands this machine has."`
+	On       string        `default:"here" enum:"here,kubernetes,slurm" help:"Where ranks and agents run: here, in a namespace of the Kubernetes cluster that kubectl reaches, or as a batch job of the Slurm cluster whose commands this machine has."`
 	Yes      bool          `help:"With --on: do it. Without it the demo says what it would do to the cluster, and does nothing."`
-	Nodes    int           `default:"4" placeholder:"N" help:"With --on: nodes that the job's 8 ranks are on: 2, 4 or 8."`
+	Nodes    int           `default:"4" placeholder:"N" help:"With --on: nodes that the job is on, 2, 4 or 8: 8 ranks under Slurm, one a node on Kubernetes."`
 	Spares   int           `default:"1" placeholder:"N" help:"With --on: spare nodes beside them."`
 	Address  string        `placeholder:"HOST" help:"With --on: address by which the nodes reach this machine (default: the one on its route to them)."`
 	Wait     time.Duration `default:"5m" help:"With --on: how long the job may take to get its nodes."`
 	Sbatch   []string      `sep:"none" placeholder:"OPTION" help:"With --on slurm: one more option for sbatch, such as --partition=debug. Repeatable."`
+	Image    string        `default:"registry.k8s.io/pause:3.10" placeholder:"IMAGE" help:"With --on kubernetes: image of the containers. All that they run is this program, from --dir."`
 	PowerOff string        `placeholder:"COMMAND" help:"With --on: shell command that takes a node's power away, with {node} for its name: for --fault node_lost."`
 }
 
@@ -39,6 +43,8 @@ func (o *onCluster) validate(c *Cmd) error {
 	switch {
 	case c.Trainer != "ccl" || c.Device != "cpu" || c.OnLoss != "restart":
 		return fmt.Errorf("--on %s: the demo's own trainer on CPUs is restarted there; --trainer, --device and --on-loss are for this machine", o.On)
+	case o.On != "slurm" && len(o.Sbatch) > 0:
+		return errors.New("--sbatch is for --on slurm")
 	case c.Panels || c.Tracing:
 		return fmt.Errorf("--on %s: agents are on their nodes, where this machine's Prometheus and Jaeger do not reach; --panels and --tracing are for this machine", o.On)
 	case o.Nodes != 2 && o.Nodes != 4 && o.Nodes != 8:
@@ -74,7 +80,7 @@ func (c *Cmd) ranksOn() string {
 func (c *Cmd) onCluster(ctx context.Context, out *printer, shape shape) (err error) {
 	var suffix [3]byte
 	rand.Read(suffix[:])
-	job := "lockstep-demo-" + hex.EncodeToString(suffix[:])
+	job := jobPrefix + hex.EncodeToString(suffix[:])
 	dir := c.Dir
 	if dir == "" {
 		dir = job // where this was called, which a cluster's users share with its nodes as a rule
@@ -83,7 +89,10 @@ func (c *Cmd) onCluster(ctx context.Context, out *printer, shape shape) (err err
 		return err
 	}
 	o := &c.Cluster
-	s := &slurmSite{job: job, dir: dir, shape: shape, spares: o.Spares, options: o.Sbatch, address: o.Address, wait: o.Wait, pace: c.Pace, run: slurmCommand, say: out.say}
+	var s site = &slurmSite{job: job, dir: dir, shape: shape, spares: o.Spares, options: o.Sbatch, address: o.Address, wait: o.Wait, pace: c.Pace, run: slurmCommand, say: out.say}
+	if o.On == "kubernetes" {
+		s = &kubernetesSite{job: job, dir: dir, shape: shape, spares: o.Spares, image: o.Image, address: o.Address, wait: o.Wait, run: kubectl, say: out.say}
+	}
 	if err := s.check(ctx); err != nil {
 		return err
 	}

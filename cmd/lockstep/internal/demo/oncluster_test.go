@@ -30,6 +30,9 @@ func TestClusterFlags(t *testing.T) {
 		{"--on slurm --sbatch=--partition=a,b --sbatch=--account=x", ""},
 		{"--on slurm --kill master", ""},
 		{"--on pigeon", "must be one of"},
+		{"--on kubernetes --yes --image x --nodes 2", ""},
+		{"--on kubernetes --sbatch=--x", "for --on slurm"},
+		{"--on kubernetes --nodes 2 --rank 2", "ranks 0 to 1"},
 		{"--yes", "are for --on"},
 		{"--power-off x", "are for --on"},
 		{"--on slurm --device cuda", "on CPUs"},
@@ -48,7 +51,7 @@ func TestClusterFlags(t *testing.T) {
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.args, err, c.want)
 		}
-		if strings.Contains(c.args, "--sbatch") && len(got.Cluster.Sbatch) != 2 {
+		if err == nil && strings.Contains(c.args, "--sbatch") && len(got.Cluster.Sbatch) != 2 {
 			t.Errorf("%s: options %q", c.args, got.Cluster.Sbatch)
 		}
 	}
@@ -71,7 +74,7 @@ func TestFault(t *testing.T) {
 	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signal() != syscall.SIGKILL {
 		t.Errorf("ended by %v", ws)
 	}
-	for _, order := range []string{"", "{}", `{"PID":1,"Dir":"/tmp"}`, `{"PID":-1,"Dir":"/tmp","Fault":{"Name":"rank_killed"}}`, `{"PID":4194303,"Dir":"x"}`} {
+	for _, order := range []string{"", "{}", `{"PID":1,"Dir":"/tmp"}`, `{"PID":-1,"Dir":"/tmp","Fault":{"Name":"rank_killed"}}`, `{"PID":4194303,"Dir":"x"}`, `{"Clean":true,"Dir":"/tmp"}`, `{"Clean":true,"Dir":"/dev/shm/lockstep-demo-1/../../../tmp"}`} {
 		if err := (&FaultCmd{Order: order}).Run(); err == nil {
 			t.Errorf("%q is no order, and was carried out", order)
 		}

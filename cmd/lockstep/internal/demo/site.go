@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/exporters/web"
@@ -17,12 +19,13 @@ import (
 type site interface {
 	// check finds out whether the site can take the job, and changes nothing.
 	check(ctx context.Context) error
-	// plan says what submit will make there, and remove removes again.
+	// plan says what prepare and submit will make there, and remove removes again.
 	plan() []string
 	// where is the site in words.
 	where() string
-	// reach returns the address of this machine that its nodes reach.
-	reach(ctx context.Context) (string, error)
+	// prepare makes what the other parts need of the site, and returns the address of this machine
+	// that its nodes reach.
+	prepare(ctx context.Context) (string, error)
 	// actuator is what the remediator is told.
 	actuator() []string
 	// submit starts agents and ranks. They run until remove.
@@ -33,7 +36,7 @@ type site interface {
 	nodes(ctx context.Context) ([]string, error)
 	// canLose says why a node's loss would not be the story that is told.
 	canLose(ctx context.Context, node string) error
-	// remove takes everything away that submit has made. It may be called again.
+	// remove takes everything away that they have made. It may be called again.
 	remove()
 }
 
@@ -48,7 +51,7 @@ func (c *cluster) hold(ctx context.Context) (string, error) {
 	if c.site == nil {
 		return held.Addrs[0], nil
 	}
-	host, err := c.site.reach(ctx)
+	host, err := c.site.prepare(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -127,6 +130,7 @@ type injection struct {
 	Attempt int
 	PID     int
 	Dir     string
+	Clean   bool // remove Dir, and break nothing
 }
 
 // FaultCmd is `lockstep fault`, by which the demo breaks a rank of another machine.
@@ -139,6 +143,12 @@ func (c *FaultCmd) Run() error {
 	var order injection
 	if err := json.Unmarshal([]byte(c.Order), &order); err != nil {
 		return fmt.Errorf("fault: %w", err)
+	}
+	if order.Clean {
+		if !strings.HasPrefix(filepath.Clean(order.Dir), "/dev/shm/"+jobPrefix) {
+			return fmt.Errorf("fault: %s is not lockstep demo's", order.Dir)
+		}
+		return os.RemoveAll(order.Dir)
 	}
 	if order.PID <= 1 || !filepath.IsAbs(order.Dir) {
 		return fmt.Errorf("fault: process %d, directory %q: this is for lockstep demo", order.PID, order.Dir)

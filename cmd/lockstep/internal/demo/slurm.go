@@ -169,8 +169,8 @@ func (s *slurmSite) actuator() []string {
 	return []string{"--actuator", "slurm", "--slurm.user", s.user, "--slurm.journal", filepath.Join(s.dir, "slurm")}
 }
 
-// reach is the address from which this machine speaks to the nodes.
-func (s *slurmSite) reach(ctx context.Context) (string, error) {
+// prepare finds the address from which this machine speaks to the nodes.
+func (s *slurmSite) prepare(ctx context.Context) (string, error) {
 	if s.address != "" {
 		return s.address, nil
 	}
@@ -386,7 +386,7 @@ func (s *slurmSite) remove() {
 func (s *slurmSite) scripts(c *cluster) map[string]string {
 	fill := strings.NewReplacer(
 		"@DIR@", quoted(s.dir), "@JOB@", s.job, "@NODES@", strconv.Itoa(s.shape.nodes), "@TASKS@", strconv.Itoa(s.shape.world()), "@EACH@", strconv.Itoa(s.shape.world()/s.shape.nodes),
-		"@MASTER@", quoted(s.job+"="+c.masterGRPC), "@TRAIN@", quotedAll(c.trainCommand(s.shape, filepath.Join(s.dir, "train"), 0, c.pace)[1:]),
+		"@LEASE@", fenceLease, "@MASTER@", quoted(s.job+"="+c.masterGRPC), "@TRAIN@", quotedAll(c.trainCommand(s.shape, filepath.Join(s.dir, "train"), 0, c.pace)[1:]),
 	)
 	return map[string]string{"job.sh": fill.Replace(jobScript), "agent.sh": fill.Replace(agentScript), "rank.sh": fill.Replace(rankScript)}
 }
@@ -429,7 +429,7 @@ first=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
 MASTER_ADDR=$(scontrol -o show node "$first" | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
 export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 90 * 100 + SLURM_RESTART_COUNT % 50 * 2))
 export LOCKSTEP_JOB=@JOB@ LOCKSTEP_NODE="$SLURMD_NODENAME" LOCKSTEP_RUNTIME_DIR="$run" LOCKSTEP_FAULT_DIR="$run/faults"
-export LOCKSTEP_SECRET_FILE=@DIR@/secret LOCKSTEP_FENCE=stop LOCKSTEP_NET=tcp
+export LOCKSTEP_SECRET_FILE=@DIR@/secret LOCKSTEP_FENCE=stop LOCKSTEP_FENCE_LEASE=@LEASE@ LOCKSTEP_FENCE_GRACE=0s LOCKSTEP_NET=tcp
 mkdir -p "$run/faults"
 exec @DIR@/lockstep @TRAIN@
 `

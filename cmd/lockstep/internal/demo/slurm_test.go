@@ -141,7 +141,7 @@ func TestSlurmSite(t *testing.T) {
 	if err := s.exec(t.Context(), "n3", "fault", "{}"); err != nil || m.called("--nodelist=n3 --job-name=fault "+s.dir+"/lockstep fault {}") != 1 {
 		t.Errorf("%v, calls %q", err, m.calls)
 	}
-	if a, err := s.reach(t.Context()); err != nil || a != "127.0.0.1" {
+	if a, err := s.prepare(t.Context()); err != nil || a != "127.0.0.1" {
 		t.Errorf("nodes reach this machine by %q, %v", a, err)
 	}
 	s.remove()

@@ -46,19 +46,20 @@ func (o *outcome) right() bool { return len(o.Wrong) == 0 }
 
 // watcher reads what each part says of itself, and tells it as it comes.
 type watcher struct {
-	c     *cluster
-	f     fault
-	out   *printer
-	t0    time.Time
-	o     outcome
-	known map[string]bool // incidents from before the fault
-	from  int             // attempt then
+	c       *cluster
+	f       fault
+	out     *printer
+	t0      time.Time
+	o       outcome
+	known   map[string]bool // incidents from before the fault
+	from    int             // attempt then
+	resumed int             // checkpoint that the next one starts from, notSeen before it is known
 }
 
 const notSeen = -1
 
 func watch(c *cluster, f fault, out *printer, st *web.Status) *watcher {
-	w := &watcher{c: c, f: f, out: out, t0: time.Now(), known: map[string]bool{}, from: int(st.Attempt)}
+	w := &watcher{c: c, f: f, out: out, t0: time.Now(), known: map[string]bool{}, from: int(st.Attempt), resumed: notSeen}
 	for _, in := range append(slices.Clone(st.Open), st.Closed...) {
 		w.known[in.ID] = true
 	}
@@ -221,11 +222,16 @@ func (w *watcher) running(ctx context.Context) {
 		}
 		w.o.Nodes, on = nodes, " on "+strings.Join(nodes, ", ")
 	}
-	from, err := train.Latest(filepath.Join(w.c.dir, "train"))
-	if err != nil {
-		return
+	// The checkpoint that there was when the attempt was first seen: later ones are its own, and
+	// run away from a master that is a second behind.
+	if w.resumed < 0 {
+		from, err := train.Latest(filepath.Join(w.c.dir, "train"))
+		if err != nil {
+			return
+		}
+		w.resumed = from
 	}
-	if m.Step >= uint64(from)+2 { // a step is done when the next one has begun
+	if from := w.resumed; m.Step >= uint64(from)+2 { // a step is done when the next one has begun
 		w.o.Running = w.elapsed()
 		w.out.line(w.o.Running, "running", fmt.Sprintf("attempt %d%s, from the checkpoint at step %d, is at step %d", m.Attempt, on, from, m.Step))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
+	"github.com/lockstep-ccl/lockstep/launcher"
 )
 
 // FaultDirEnv names the directory by which the demo breaks things; without it
@@ -76,12 +78,19 @@ type Cmd struct {
 	Seed       uint64        `default:"1" help:"Seed of model and data set."`
 	OnFailure  string        `default:"fail" enum:"fail,shrink" help:"When another rank is lost: fail, or shrink to the survivors and go on from the last checkpoint (tp 1, pp 1)."`
 	Device     string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers of collectives lie: cpu, or cuda for the memory of a GPU each (several ranks share one where there are too few)."`
+	Meet       string        `type:"path" help:"Folder that all ranks see, in which they find rank 0 where nobody tells them: it leaves its --address there."`
+	Address    string        `help:"Where other ranks reach this one's host, for --meet."`
 }
 
 // Run joins the job and trains.
 func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	if c.Device == "cuda" {
 		if err := chooseGPU(); err != nil {
+			return err
+		}
+	}
+	if c.Meet != "" {
+		if err := meet(ctx, c.Meet, c.Address); err != nil {
 			return err
 		}
 	}
@@ -98,6 +107,9 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 	}
 	defer stop()
 	if dir := os.Getenv(FaultDirEnv); dir != "" {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
 		inj := ccltest.New()
 		cfg.Faults = inj
 		stop, err := ccltest.Serve(FaultSocket(dir, cfg.Rank), inj)
@@ -124,6 +136,40 @@ func (c *Cmd) Run(ctx context.Context, log *slog.Logger) (err error) {
 		return RunElastic(ctx, t, world, cfg.Recorder)
 	}
 	return leave(world, Run(ctx, t, world, cfg.Recorder))
+}
+
+// meet sets MASTER_ADDR by a file of this attempt's own, which rank 0 writes.
+func meet(ctx context.Context, dir, address string) error {
+	who, err := launcher.Detect(nil)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, fmt.Sprintf("attempt%d.rank0", who.Attempt))
+	if who.Rank == 0 {
+		if net.ParseIP(address) == nil {
+			return fmt.Errorf("train: --address %q: want an IP address", address)
+		}
+		if err := os.WriteFile(file+".new", []byte(address), 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			return err
+		}
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		b, err := os.ReadFile(file)
+		if err == nil {
+			return os.Setenv("MASTER_ADDR", string(b))
+		}
+		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(deadline) {
+			return fmt.Errorf("rank %d: where is rank 0: %w", who.Rank, err)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // chooseGPU makes LOCKSTEP_DEVICE this rank's GPU: of the node's, by its number there.
