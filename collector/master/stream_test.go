@@ -20,6 +20,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/internal/accept"
+	"github.com/lockstep-ccl/lockstep/internal/crowd"
 )
 
 // TestMain lets the test binary be a rank, so that a test can kill it.
@@ -402,7 +404,7 @@ func TestPaused(t *testing.T) {
 // A master that did not run for a while has missed its agents' reports: they are
 // not lost for it.
 func TestPausedMasterLosesNoAgent(t *testing.T) {
-	m := &Master{o: Options{Job: "job", Interval: 100 * time.Millisecond, Patience: 3 * time.Second}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
+	m := &Master{listener: nobodyCalls(t), o: Options{Job: "job", Interval: 100 * time.Millisecond, Patience: 3 * time.Second}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
 	n := m.state.node("a")
 	m.state.nodes[n].stream = &stream{}
 	m.state.merge(n, report(2, 0), m.now())
@@ -463,7 +465,7 @@ func TestOpenListenerNeedsAFlag(t *testing.T) {
 // ranks on 8,192 nodes.
 func BenchmarkPass(b *testing.B) {
 	const nodes, perNode = 8192, 8
-	m := &Master{o: Options{Job: "job", Interval: 100 * time.Millisecond}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
+	m := &Master{listener: nobodyCalls(b), o: Options{Job: "job", Interval: 100 * time.Millisecond}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
 	for i := range nodes {
 		n := m.state.node(fmt.Sprint("n", i))
 		m.state.nodes[n].stream = &stream{}
@@ -486,3 +488,17 @@ func BenchmarkPass(b *testing.B) {
 type never struct{}
 
 func (never) Diagnose(*diagnosis.Evidence) []diagnosis.Verdict { return nil }
+
+// nobodyCalls is the listener of a master that has been made by hand.
+func nobodyCalls(t testing.TB) *crowd.Listener {
+	ln, err := accept.Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := crowd.Limit(ln, 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
