@@ -10,9 +10,8 @@ import (
 )
 
 const (
-	viewEvery = 500 * time.Millisecond // a view is made no more often, whoever asks
-	waitsFrom = int64(200e6)           // ns in an operation from which on whom it waits for is of interest
-	maxStages = 16                     // operations of one communicator whose missing members are looked for
+	waitsFrom = int64(200e6) // ns in an operation from which on whom it waits for is of interest
+	maxStages = 16           // operations of one communicator whose missing members are looked for
 )
 
 // View says where each rank is by the evidence. sees reports whether somebody who is heard

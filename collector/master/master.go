@@ -93,7 +93,9 @@ type Master struct {
 	delay     []collector.DelayMatrix
 	details   []collector.ConnDetail // likewise
 	delayAt   int64                  // when delay was made
+	delayOf   uint64                 // and of which of state.epochs: what the last attempt's ranks did is no word on this one's
 	view      *collector.JobView     // the last that was asked for
+	viewOf    uint64                 // and of which of state.epochs
 
 	duplicates  uint64 // agents refused because another one of their node is heard
 	duplicateAt int64  // when that was last logged
@@ -400,8 +402,9 @@ func (m *Master) publish(now int64) {
 			s.Disagreeing++
 		}
 	}
-	if now-m.delayAt >= delayEvery {
-		m.delayAt, m.delay, m.details = now, delayMatrices(ev, now), connDetails(ev)
+	if now-m.delayAt >= delayEvery || m.delayOf != m.state.epochs {
+		m.delayAt, m.delayOf = now, m.state.epochs
+		m.delay, m.details = delayMatrices(ev, now), connDetails(ev)
 	}
 	s.Delay, s.Connections = m.delay, m.details
 	for i := range ev.Ranks {

@@ -15,10 +15,10 @@ func (m *Master) View() *collector.JobView {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	if v := m.view; v != nil && now-v.At.UnixNano() < int64(viewEvery) {
+	if v := m.view; v != nil && m.viewOf == m.state.epochs && now-v.At.UnixNano() < int64(viewEvery) {
 		return v
 	}
-	m.view = m.state.view(now)
+	m.view, m.viewOf = m.state.view(now), m.state.epochs
 	return m.view
 }
 

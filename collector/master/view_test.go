@@ -1,11 +1,14 @@
 package master
 
 import (
+	"log/slog"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -140,5 +143,33 @@ func BenchmarkView(b *testing.B) {
 	b.ResetTimer()
 	for range b.N {
 		s.view(now)
+	}
+}
+
+// A page puts the view beside the incidents of now: when a restart has closed them, the
+// ranks that it ended, and their delays, are not shown as those of a healthy job.
+func TestViewIsOfTheAttempt(t *testing.T) {
+	m := &Master{listener: nobodyCalls(t), o: Options{Job: "job", Interval: 100 * time.Millisecond, Patience: 3 * time.Second}, state: newState("job", Limits{}), engine: never{}, log: slog.New(slog.DiscardHandler), started: time.Now()}
+	n := m.state.node("a")
+	m.state.nodes[n].stream = &stream{}
+	first := report(2, 0)
+	for _, r := range first.Ranks {
+		r.Proc = uint32(diagnosis.ProcGone)
+	}
+	m.state.merge(n, first, m.now())
+	m.pass()
+	if v := m.View(); len(v.Ranks) != 2 || v.Ranks[0].Proc != diagnosis.ProcGone {
+		t.Fatalf("of the first attempt: %+v", v.Ranks)
+	}
+	m.delay = []collector.DelayMatrix{{}}
+	next := report(2, 0)
+	for _, r := range next.Ranks {
+		r.Attempt, r.CreatedUnixNs = 1, r.CreatedUnixNs+1
+	}
+	m.state.merge(n, next, m.now())
+	m.pass()
+	s := m.Snapshot()
+	if v := m.View(); s.Attempt != 1 || len(v.Ranks) != 2 || v.Ranks[0].Proc == diagnosis.ProcGone || len(s.Delay) > 0 {
+		t.Errorf("attempt %d is shown with ranks %+v and delays %+v", s.Attempt, v.Ranks, s.Delay)
 	}
 }
