@@ -326,6 +326,51 @@ func TestBadLinks(t *testing.T) {
 	}
 }
 
+// TestBadLinksInARow: links go bad, are well again and others go bad, for as long as a fabric
+// lives. What was told while one was bad is no word against another, and never more than the
+// bad ones are blamed.
+func TestBadLinksInARow(t *testing.T) {
+	places, rounds := uint64(2), 8
+	if n, err := strconv.ParseUint(os.Getenv("PATHPLAN_TEST_PLACES"), 10, 32); err == nil {
+		places = n
+	}
+	if testing.Short() {
+		places = 1
+	}
+	var took []time.Duration
+	for seed := range places {
+		r := rand.New(rand.NewPCG(seed, 11))
+		n := newNetwork(t, r, 2+r.IntN(2), 4+r.IntN(3), 2+r.IntN(2))
+		n.run(10*time.Second, func() bool { return false })
+		for round := range rounds {
+			clear(n.ever)
+			for range 1 + r.IntN(3) {
+				if l, x := n.anyLink(), []float64{1, 0.01, 0.1}[r.IntN(3)]; !n.alike(l, x) {
+					n.loss[l] = x
+				}
+			}
+			at := fmt.Sprintf("seed %d, round %d, %d pods, %d spines, %d hosts: %v lose", seed, round, n.pods, n.spines, len(n.hosts), n.loss)
+			took = append(took, n.run(2*time.Minute, n.same))
+			n.run(5*time.Second, func() bool { return false })
+			if !n.same() {
+				t.Errorf("%s, and %v are bad; %v may be", at, n.bad(), n.s.probing.unsure)
+			}
+			for l := range n.ever {
+				if n.loss[l] == 0 {
+					t.Errorf("%s, and %v was blamed", at, l)
+				}
+			}
+			clear(n.loss)
+			n.run(3*time.Minute, n.same)
+			if !n.same() {
+				t.Errorf("%s nothing any more, and %v are bad", at, n.bad())
+			}
+		}
+	}
+	slices.Sort(took)
+	t.Logf("found in %v (median), %v (worst)", took[len(took)/2], took[len(took)-1])
+}
+
 // TestOneLiar: one host's prober that lies, of loss that there is not or as host of a
 // responder that counts too little, has no link blamed, and hides none for long that is bad.
 func TestOneLiar(t *testing.T) {

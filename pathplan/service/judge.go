@@ -13,6 +13,11 @@ import (
 // e^8 times when any one host's word is left out. What cannot be told apart is blamed on
 // nobody, and gets more probes. A link that loses everything shows in a second's probes, one
 // that loses 1 % in some thousand: so several windows are looked at, the shortest first.
+//
+// A window over which a link went bad, or well, is of two times, and ways that were probed more
+// in the one than in the other differ by more than their links do: a well link would get the
+// blame for what is left. So a longer window leaves out what crossed a link that is bad by now,
+// and all of a spine's probes of before one of its links was well again.
 
 // bucket is what was told in some time, by way and hosts.
 type bucket struct {
@@ -119,7 +124,9 @@ func (p *prober) judge(now time.Time) {
 		}
 		probes := make([]pathplan.Probe, 0, len(merged))
 		for _, pr := range merged {
-			probes = append(probes, *pr)
+			if i == 0 || !p.explained(pr, found) {
+				probes = append(probes, *pr)
+			}
 		}
 		for _, s := range pathplan.Infer(probes, pathplan.InferOptions{Odds: suspectAt, Proof: provenAt, Word: confirmAt}) {
 			p.suspect(s, i == 0, found, unsure)
@@ -130,6 +137,14 @@ func (p *prober) judge(now time.Time) {
 	for l := range unsure {
 		if _, is := found[l]; !is && p.bad[l] == nil && len(p.unsure) < maxUnsure {
 			p.unsure = append(p.unsure, l)
+		}
+	}
+	doubted := p.doubted
+	p.doubted = map[pathplan.Link]time.Time{}
+	for _, l := range p.unsure {
+		p.doubted[l] = now
+		if since, before := doubted[l]; before {
+			p.doubted[l] = since
 		}
 	}
 	if len(p.unsure) > 0 {
@@ -152,10 +167,19 @@ func (p *prober) suspect(s pathplan.Suspect, recent bool, found map[pathplan.Lin
 	}
 }
 
-// merge adds a bucket to a window, but what was told over a link before it was well again.
+// explained reports whether probes crossed a link that is known to be bad: what they lost says
+// nothing of another.
+func (p *prober) explained(pr *pathplan.Probe, found map[pathplan.Link]finding) bool {
+	return slices.ContainsFunc(pr.Over, func(l pathplan.Link) bool {
+		_, now := found[l]
+		return now || p.bad[l] != nil
+	})
+}
+
+// merge adds a bucket to a window, but what was told over a spine before all of its links were well.
 func (p *prober) merge(into map[wayKey]*pathplan.Probe, b *bucket) {
 	for k, pr := range b.ways {
-		if len(p.cleared) > 0 && slices.ContainsFunc(pr.Over, func(l pathplan.Link) bool { at, ok := p.cleared[l]; return ok && !b.from.After(at) }) {
+		if at, ok := p.mended[k.up.To]; ok && !b.from.After(at) {
 			continue
 		}
 		if old := into[k]; old != nil {
@@ -214,7 +238,15 @@ func (p *prober) apply(now time.Time, found map[pathplan.Link]finding) {
 		p.s.decided(Decision{At: now, Link: l, Since: b.since})
 		delete(p.bad, l)
 		p.cleared[l] = now
+		p.mended[p.spineOf(l)] = now
 	}
+}
+
+func (p *prober) spineOf(l pathplan.Link) string {
+	if p.leaf[l.From] {
+		return l.To
+	}
+	return l.From
 }
 
 // well reports whether probes of late say that a bad link loses nothing any more: in one of

@@ -54,10 +54,12 @@ type prober struct {
 	rounds  int
 	blinds  []pathplan.Probe // between hosts, where no switch answers
 	traces  []traced
-	unsure  []pathplan.Link // that may be bad, and are looked at closely
+	unsure  []pathplan.Link             // that may be bad, and are looked at closely
+	doubted map[pathplan.Link]time.Time // since when, each of these
 	bad     map[pathplan.Link]*badLink
 	found   map[pathplan.Link]int       // how often it was, of late
-	cleared map[pathplan.Link]time.Time // when it was last well again: what was told before is of another time
+	cleared map[pathplan.Link]time.Time // when it was last well again
+	mended  map[string]time.Time        // the same, of any of a spine's links: what was told of the spine before is of another time
 	sent    map[pathplan.Link]uint64
 	lost    map[pathplan.Link]uint64
 }
@@ -81,7 +83,7 @@ func newProber(s *Server, o Probing) *prober {
 	o.Port, o.Ports, o.Count, o.Rate = cmp.Or(o.Port, probe.Port), cmp.Or(o.Ports, 256), cmp.Or(o.Count, 10), cmp.Or(o.Rate, 1000)
 	p := &prober{
 		s: s, o: o, hosts: map[string]*probing{}, byLeaf: map[string][]pathplan.HostPort{}, leaves: s.o.Fabric.Leaves,
-		leaf: map[string]bool{}, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), alone: map[string]bool{}, bad: map[pathplan.Link]*badLink{}, found: map[pathplan.Link]int{}, cleared: map[pathplan.Link]time.Time{}, sent: map[pathplan.Link]uint64{}, lost: map[pathplan.Link]uint64{},
+		leaf: map[string]bool{}, rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), alone: map[string]bool{}, bad: map[pathplan.Link]*badLink{}, found: map[pathplan.Link]int{}, cleared: map[pathplan.Link]time.Time{}, mended: map[string]time.Time{}, sent: map[pathplan.Link]uint64{}, lost: map[pathplan.Link]uint64{},
 	}
 	for _, h := range s.o.Fabric.Ports {
 		if h.Addr != "" {
@@ -168,7 +170,7 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	f := &p.s.o.Fabric
 	from, to := p.leavesOf(ends.src), p.leavesOf(ends.dst)
 	t := traced{at: now, src: ends.src.Host, dst: ends.dst.Host, from: from, to: to, named: int(r.GetTraced() - min(r.GetTraced(), r.GetUnknown())), took: map[pathplan.Link]int{}, reached: map[string]int{}, passed: map[string]int{}}
-	hosts := [2]string{p.doubted(ends.src.Host), p.doubted(ends.dst.Host)}
+	hosts := [2]string{p.witness(ends.src.Host), p.witness(ends.dst.Host)}
 	p.heard = true
 	for _, w := range r.GetWays() {
 		sent := int(min(w.GetSent(), uint32(ends.most)))
@@ -225,9 +227,9 @@ func (p *prober) again(now time.Time, pr pathplan.Probe, reached int, from []str
 	p.tell(now, pr)
 }
 
-// doubted is whose word is asked to be confirmed: nobody's who is alone on its leaf, and so
+// witness is whose word is asked to be confirmed: nobody's who is alone on its leaf, and so
 // says of links that it alone uses.
-func (p *prober) doubted(host string) string {
+func (p *prober) witness(host string) string {
 	if p.alone[host] {
 		return ""
 	}

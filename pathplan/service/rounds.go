@@ -72,15 +72,18 @@ func (p *prober) focus(now time.Time) {
 	look := slices.Concat(p.inAnyOrder(p.unsure), p.inAnyOrder(known))
 	spines := map[string]bool{}
 	for _, l := range look {
-		up := p.leaf[l.From]
-		leaf, spine := l.To, l.From
+		up, spine, leaf := p.leaf[l.From], p.spineOf(l), l.To
 		if up {
-			leaf, spine = l.From, l.To
+			leaf = l.From
 		}
 		if spines[spine] || len(spines) >= maxFocus {
 			continue // a look at one of a spine's is one at them all
 		}
 		spines[spine] = true
+		over := spine
+		if since, unsure := p.doubted[l]; unsure && now.Sub(since) > p.o.Window && p.rand.IntN(controlEvery) == 0 {
+			over = p.control(leaf, spine, up)
+		}
 		near := p.some(leaf, 2)
 		var far []pathplan.HostPort
 		for _, i := range p.rand.Perm(len(p.leaves)) {
@@ -92,13 +95,31 @@ func (p *prober) focus(now time.Time) {
 		}
 		for _, a := range near {
 			for _, b := range far {
-				p.directed(now, a, b, spine, up)
+				p.directed(now, a, b, over, up)
 			}
 		}
 		for i := 1; i < len(far); i++ { // how the ways' other links are without it
 			p.directed(now, far[0], far[i], spine, up)
 		}
 	}
+}
+
+// controlEvery is how rarely a look at a link that is in doubt for long goes over another spine.
+const controlEvery = 4
+
+// control is another spine by which a leaf is reached: that nothing is lost over it clears the
+// hosts' own links, which are all that is left to blame in the place of a leaf's one bad link.
+func (p *prober) control(leaf, spine string, up bool) string {
+	for _, i := range p.rand.Perm(len(p.s.o.Fabric.Spines)) {
+		l := pathplan.Link{From: leaf, To: p.s.o.Fabric.Spines[i]}
+		if !up {
+			l = l.Reverse()
+		}
+		if _, is := p.s.o.Fabric.addrs[l]; is && l.To != spine && l.From != spine && p.bad[l] == nil {
+			return p.spineOf(l)
+		}
+	}
+	return spine
 }
 
 func (p *prober) inAnyOrder(list []pathplan.Link) []pathplan.Link {
