@@ -412,6 +412,16 @@ func (p *Planner) Assignments(id ConnID) []Assignment {
 // Jobs is how many jobs have a lease.
 func (p *Planner) Jobs() int { return len(p.jobs) }
 
+// Conns returns the connections that are planned, in no order.
+func (p *Planner) Conns() (out []ConnID) {
+	for _, j := range p.jobs {
+		for _, c := range j.conns {
+			out = append(out, c.id)
+		}
+	}
+	return out
+}
+
 // Links returns all links, in the topology's order.
 func (p *Planner) Links() []LinkView {
 	out := make([]LinkView, len(p.links))

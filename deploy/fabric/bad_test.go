@@ -19,8 +19,8 @@ import (
 // random places, the planner's probes find all, and no other, and see that they are well again.
 func TestBadLinks(t *testing.T) {
 	long(t)
-	s := shape()
-	s.Spines, s.Hosts, s.Rate = number("SPINES", 4), number("HOSTS", 4), 1000
+	s := shape(4, 1000)
+	s.Spines = number("SPINES", 4)
 	b := setUp(t, s)
 	file := filepath.Join(b.dir, "fabric.json")
 	enc, _ := json.Marshal(b.up.Fabric())

@@ -164,6 +164,8 @@ func (u *Up) spaces() error {
 			} {
 				errs = append(errs, os.WriteFile("/proc/sys/net/ipv4/"+kv[0], []byte(kv[1]), 0))
 			}
+			// Whatever the machine's own default is, where that may be changed (tcp_allowed_congestion_control).
+			_ = os.WriteFile("/proc/sys/net/ipv4/tcp_congestion_control", []byte("cubic"), 0)
 			return errors.Join(errs...)
 		})
 		if err != nil {
@@ -262,6 +264,9 @@ func (u *Up) down(s, pod, but int) string {
 	return b.String()
 }
 
+// queueMs is how long a link's queue gets, ms.
+const queueMs = 100
+
 // shape gives every link its rate.
 func (u *Up) shape() error {
 	// Two classes, as switches have them: what asks for low delay goes first. htb, since
@@ -271,8 +276,8 @@ func (u *Up) shape() error {
 			"class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dkbit burst 64kb cburst 64kb\n"+
 			"class add dev %[1]s parent 1:1 classid 1:10 htb rate %[3]dkbit ceil %[2]dkbit burst 16kb cburst 64kb prio 0 quantum 1600\n"+
 			"class add dev %[1]s parent 1:1 classid 1:20 htb rate %[4]dkbit ceil %[2]dkbit burst 64kb cburst 64kb prio 1 quantum 65536\n"+
-			"qdisc add dev %[1]s parent 1:10 bfifo limit 64kb\nqdisc add dev %[1]s parent 1:20 bfifo limit 256kb\n"+
-			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, 1000*u.Rate, 100*u.Rate, 900*u.Rate)
+			"qdisc add dev %[1]s parent 1:10 bfifo limit 64kb\nqdisc add dev %[1]s parent 1:20 bfifo limit %[5]d\n"+
+			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, 1000*u.Rate, 100*u.Rate, 900*u.Rate, queueMs*1000*u.Rate/8)
 	}
 	for l := range u.leaves() {
 		var lines []string

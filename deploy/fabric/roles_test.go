@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
-	"github.com/lockstep-ccl/lockstep/pathplan"
 	"github.com/lockstep-ccl/lockstep/pathplan/service"
 )
 
@@ -30,12 +29,14 @@ type role struct {
 
 	Rank, Size int
 	ID, Addr   string
-	Bytes      int
+	Bytes      int // of all AllReduces of one turn
+	Depth      int // how many these are: a training step's, one after the other
 	Seconds    float64
 	Lanes      int
 
 	Fabric string // file
 	Prints bool   // a planner: what it finds
+	Light  bool   // and that it probes little: links of some Mbit/s feel it
 }
 
 func TestMain(m *testing.M) {
@@ -89,11 +90,13 @@ func (r *role) play(ctx context.Context) error {
 				}
 			}
 		}
+		probing := service.Probing{Every: time.Second, Count: number("COUNT", 10)}
+		if r.Light {
+			probing = service.Probing{Every: 2 * time.Second, Count: 3, Ports: 64}
+		}
 		s, err := service.New(service.Options{
-			Decided: decided,
-			Fabric:  f, Listen: r.Planner, Insecure: true, Log: log,
-			Plan:    pathplan.Options{Persist: 200 * time.Millisecond},
-			Probing: service.Probing{Every: time.Second, Count: number("COUNT", 10)},
+			Decided: decided, Probing: probing,
+			Fabric: f, Listen: r.Planner, Insecure: true, Log: log,
 		})
 		if err != nil {
 			return err
@@ -103,7 +106,7 @@ func (r *role) play(ctx context.Context) error {
 	return fmt.Errorf("no role %q", r.Kind)
 }
 
-// rank runs AllReduce for some time; rank 0 prints when each ended, in seconds since the
+// rank runs AllReduces for some time; rank 0 prints when each turn of them ended, in seconds since the
 // epoch, and each rank checks the sums.
 func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 	id, err := ccl.ParseUniqueID(r.ID)
@@ -136,14 +139,16 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 	}
 	defer comm.Close()
 	s := comm.NewStream()
-	in, out := make([]float32, r.Bytes/4), make([]float32, r.Bytes/4)
+	in, out := make([]float32, r.Bytes/4/r.Depth), make([]float32, r.Bytes/4/r.Depth)
 	stop := []float32{0}
 	for began := time.Now(); stop[0] == 0; {
 		for i := range in {
 			in[i] = float32(i%7 + r.Rank)
 		}
-		if err := comm.AllReduce(s, ccl.Of(in), ccl.Of(out), ccl.Sum); err != nil {
-			return err
+		for range r.Depth {
+			if err := comm.AllReduce(s, ccl.Of(in), ccl.Of(out), ccl.Sum); err != nil {
+				return err
+			}
 		}
 		if err := s.Wait(ctx); err != nil {
 			return err

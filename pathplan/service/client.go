@@ -40,6 +40,9 @@ type Client struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 	wake chan struct{}
+	over chan struct{} // closed when the client is
+	once sync.Once
+	left chan struct{} // closed when the planner knows, or cannot be told
 
 	mu      sync.Mutex
 	paths   map[string]*path
@@ -86,14 +89,25 @@ func NewClient(o ClientOptions) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("planner's client: %w", err)
 	}
-	c := &Client{o: o, conn: conn, wake: make(chan struct{}, 1), paths: map[string]*path{}, signals: map[signal]*planpb.Signal{}, loads: map[signal]*planpb.Load{}, used: map[uint16]string{}, next: o.FirstPort}
+	c := &Client{o: o, conn: conn, wake: make(chan struct{}, 1), over: make(chan struct{}), left: make(chan struct{}), paths: map[string]*path{}, signals: map[signal]*planpb.Signal{}, loads: map[signal]*planpb.Load{}, used: map[uint16]string{}, next: o.FirstPort}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.wg.Go(c.follow)
 	return c, nil
 }
 
-// Close ends the client; its connections go on as they are.
+// leaveFor bounds how long a client that is closed takes to tell the planner.
+const leaveFor = 500 * time.Millisecond
+
+// Close ends the client, and tells the planner that its connections need their paths no more; those
+// that are still there go on as they are.
 func (c *Client) Close() error {
+	c.once.Do(func() { close(c.over) })
+	t := time.NewTimer(leaveFor)
+	defer t.Stop()
+	select {
+	case <-c.left:
+	case <-t.C:
+	}
 	c.stop()
 	err := c.conn.Close()
 	c.wg.Wait()
@@ -116,7 +130,7 @@ func (c *Client) Open(pc ccl.PathConn, move func()) ccl.Path {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.paths) >= maxConns || c.ctx.Err() != nil {
+	if len(c.paths) >= maxConns || c.isOver() {
 		p.closed = true
 		return p
 	}
@@ -129,10 +143,11 @@ func (c *Client) Open(pc ccl.PathConn, move func()) ccl.Path {
 
 // follow speaks with the planner, again and again.
 func (c *Client) follow() {
+	defer close(c.left)
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		began := time.Now()
 		err := c.stream()
-		if c.ctx.Err() != nil {
+		if c.isOver() {
 			return
 		}
 		c.o.Log.Debug("no planner: connections keep the paths that they have", "planner", c.o.Planner, "err", err)
@@ -140,10 +155,19 @@ func (c *Client) follow() {
 			wait = 50 * time.Millisecond
 		}
 		select {
-		case <-c.ctx.Done():
+		case <-c.over:
 			return
 		case <-time.After(wait):
 		}
+	}
+}
+
+func (c *Client) isOver() bool {
+	select {
+	case <-c.over:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -163,15 +187,20 @@ func (c *Client) stream() error {
 	c.ring()
 	var sending sync.WaitGroup
 	sending.Go(func() {
-		defer cancel()
 		for {
 			for need := c.need(); need != nil; need = c.need() {
 				if s.Send(need) != nil {
+					cancel()
 					return
 				}
 			}
 			select {
 			case <-ctx.Done():
+				return
+			case <-c.over:
+				if s.CloseSend() != nil { // else the planner ends the stream
+					cancel()
+				}
 				return
 			case <-c.wake:
 			}

@@ -35,6 +35,7 @@ type path struct {
 	verified time.Time
 	moved    time.Time
 	last     []ccl.LaneState
+	lossy    []bool          // lanes, by the last look
 	carried  []ccl.LaneState // when what lanes carry was last told
 	told     time.Time
 }
@@ -51,7 +52,8 @@ const (
 	spares = 3
 	// lossMax is the share of bytes sent again from which a lane is lossy.
 	lossMax = 0.03
-	// lossBytes is how much must have been acknowledged to say so.
+	// lossBytes is how much must have been acknowledged to say so, twice in a row: a sender that
+	// finds out how much its path takes loses some once.
 	lossBytes = 1 << 20
 )
 
@@ -346,14 +348,17 @@ func (p *path) Seen(lanes []ccl.LaneState) {
 			if acked < lossBytes && !l.Stalled {
 				continue // not yet
 			}
-			if l.Stalled || float64(again) > lossMax*float64(acked) {
+			lossy := acked >= lossBytes && float64(again) > lossMax*float64(acked)
+			if l.Stalled || lossy && p.lossy[i] {
 				bad = append(bad, i)
 			}
+			p.last[i], p.lossy[i] = l, lossy
+			continue
 		}
 		if i >= len(p.last) {
-			p.last = append(p.last, l)
+			p.last, p.lossy = append(p.last, l), append(p.lossy, false)
 		} else {
-			p.last[i] = l
+			p.last[i], p.lossy[i] = l, false
 		}
 	}
 	if len(bad) > 0 && now.Sub(p.verified) >= moveEvery/2 {

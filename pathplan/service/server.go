@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -68,7 +69,8 @@ type Server struct {
 	mu      sync.Mutex
 	planner *pathplan.Planner
 	owners  map[pathplan.ConnID]*stream
-	jobs    map[string]int // streams by tenant
+	orphans map[pathplan.ConnID]time.Time // connections that no process tells of, and until when they keep their paths
+	jobs    map[string]int                // streams by tenant
 	streams int
 	version uint64
 	probing *prober
@@ -128,7 +130,7 @@ func New(o Options) (*Server, error) {
 		ln.Close()
 		return nil, fmt.Errorf("planner: %w", err)
 	}
-	s := &Server{o: o, ln: limited, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
+	s := &Server{o: o, ln: limited, creds: creds, planner: planner, owners: map[pathplan.ConnID]*stream{}, orphans: map[pathplan.ConnID]time.Time{}, jobs: map[string]int{}, moved: map[pathplan.Reason]uint64{}}
 	s.probing = newProber(s, o.Probing)
 	for i, l := range o.Fabric.Topology.Links {
 		if i == 0 || l.Rate < s.slowest {
@@ -195,6 +197,12 @@ func (s *Server) tick(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.planner.Expire(now)
+	for id, until := range s.orphans {
+		if now.After(until) {
+			delete(s.orphans, id)
+			_ = s.planner.Release(id) // it may have expired
+		}
+	}
 	s.planner.Observe(now, nil, nil) // what was measured wears off, whoever is silent
 	s.probing.judge(now)
 	moved := map[pathplan.ConnID]bool{}
@@ -312,7 +320,8 @@ func (s *Server) Plan(g planpb.Planner_PlanServer) error {
 	if err := s.enter(st.tenant); err != nil {
 		return err
 	}
-	defer s.leave(st)
+	var ended atomic.Bool // the process has said so
+	defer func() { s.leave(st, ended.Load()) }()
 	ctx, cancel := context.WithCancel(g.Context())
 	defer cancel()
 	failed := make(chan error, 1)
@@ -324,6 +333,7 @@ func (s *Server) Plan(g planpb.Planner_PlanServer) error {
 				return
 			}
 			if need, err = g.Recv(); err != nil {
+				ended.Store(errors.Is(err, io.EOF))
 				return
 			}
 		}
@@ -385,14 +395,24 @@ func (s *Server) enter(tenant string) error {
 	return nil
 }
 
-// leave ends a stream. Its connections have their paths until the lease ends, or who comes
-// back asks again.
-func (s *Server) leave(st *stream) {
+// orphanFor is for how long connections of a process that is not heard any more keep their paths.
+// It is killed, and the job's next attempt needs the room; or it is cut off, and asks again.
+const orphanFor = 15 * time.Second
+
+// leave ends a stream. What a process had that has ended is free at once.
+func (s *Server) leave(st *stream, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range st.conns {
-		if id := st.id(c); s.owners[id] == st {
-			delete(s.owners, id)
+		id := st.id(c)
+		if s.owners[id] != st {
+			continue
+		}
+		delete(s.owners, id)
+		if ended {
+			_ = s.planner.Release(id) // it may have expired
+		} else {
+			s.orphans[id] = time.Now().Add(orphanFor)
 		}
 	}
 	s.streams--
@@ -451,6 +471,7 @@ func (s *Server) take(st *stream, m *planpb.Need) error {
 				continue
 			}
 			st.conns[q.Conn.Conn], s.owners[q.Conn] = true, st
+			delete(s.orphans, q.Conn)
 			end := n
 			for end < len(as) && as[end].Conn == q.Conn {
 				end++

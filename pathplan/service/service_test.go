@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/collector/wire/wiretest"
 	"github.com/lockstep-ccl/lockstep/pathplan"
@@ -87,6 +89,96 @@ func ask(t *testing.T, c planpb.PlannerClient, ctx context.Context, node, job st
 
 func request(conn, src, dst string) *planpb.Request {
 	return &planpb.Request{Conn: conn, Src: src, Dst: dst, Lanes: 2}
+}
+
+// TestWhoEnds: the paths of a process that ends are free at once; those of one that is not heard
+// any more a little later, though others of its job go on; and who comes back in time keeps them.
+func TestWhoEnds(t *testing.T) {
+	s := serve(t, Options{})
+	open := func(conn, src, dst string) (planpb.Planner_PlanClient, func()) {
+		c, ctx := dial(t, s, nil)
+		ctx, cut := context.WithCancel(ctx)
+		g, got, err := ask(t, c, ctx, "host0", "a", &planpb.Need{Requests: []*planpb.Request{request(conn, src, dst)}})
+		if err != nil || len(got.GetAssigned()) != 1 || len(got.GetAssigned()[0].GetLanes()) != 2 {
+			t.Fatalf("%v, %v", got, err)
+		}
+		return g, cut
+	}
+	planned := func() (out []string) {
+		for _, a := range s.Assignments("a") {
+			if a.Lane == 0 {
+				out = append(out, a.Conn.Conn)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %v are planned", what, planned())
+			}
+		}
+	}
+	orphans := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.orphans)
+	}
+	open("stays", "10.3.0.1", "10.3.2.1")
+	ends, _ := open("ends", "10.3.1.1", "10.3.3.1")
+	_, cut := open("cut", "10.3.2.1", "10.3.0.1")
+	_, cutToo := open("returns", "10.3.3.1", "10.3.1.1")
+	if err := ends.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	await("one has ended", func() bool { return slices.Equal(planned(), []string{"cut", "returns", "stays"}) })
+	cut()
+	cutToo()
+	await("two are cut off", func() bool { return orphans() == 2 })
+	s.tick(time.Now().Add(orphanFor / 2))
+	if got := planned(); len(got) != 3 {
+		t.Errorf("a moment after two were cut off %v are planned", got)
+	}
+	open("returns", "10.3.3.1", "10.3.1.1")
+	s.tick(time.Now().Add(orphanFor + time.Second))
+	if got := planned(); !slices.Equal(got, []string{"returns", "stays"}) || orphans() != 0 {
+		t.Errorf("long after two were cut off, of which one came back, %v are planned", got)
+	}
+}
+
+// TestClientLeaves: a client that is closed has the planner know; without a planner that takes no longer.
+func TestClientLeaves(t *testing.T) {
+	s := serve(t, Options{})
+	creds, err := Credentials(nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range []string{s.Addr().String(), "127.0.0.1:1"} {
+		c, err := NewClient(ClientOptions{Planner: addr, Credentials: creds, Node: "host0", Job: "a", Log: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, _ := c.Open(ccl.PathConn{Comm: 1, Peer: 1, Local: netip.MustParseAddr("10.3.0.1"), Remote: netip.MustParseAddrPort("10.3.2.1:9")}, func() {}).(*path)
+		p.ask(2)
+		if addr == s.Addr().String() {
+			for end := time.Now().Add(patience); len(s.Assignments("a")) == 0; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("nothing is planned")
+				}
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := s.Assignments("a"); len(got) > 0 {
+			t.Errorf("the client is closed, and %v is planned", got)
+		}
+		if err := c.Close(); err != nil {
+			t.Logf("closed twice: %v", err)
+		}
+	}
 }
 
 // TestTenants: by its certificate a job plans its own connections, from its own node, and

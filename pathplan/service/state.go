@@ -28,6 +28,8 @@ const (
 	maxState    = 1 << 30
 	// saveEvery is how old the state on disk gets; a lease is renewed as often.
 	saveEvery = 5 * time.Second
+	// restoredFor is how long processes have to find a planner that has started again.
+	restoredFor = time.Minute
 )
 
 var errState = errors.New("not a planner's state")
@@ -77,6 +79,9 @@ func (s *Server) restore(path string) (err error) {
 	if err != nil {
 		s.o.Log.Warn("the planner begins without its state; connections will be asked for again", "file", s.state.Join(stateFile), "err", err)
 		return nil
+	}
+	for _, id := range s.planner.Conns() {
+		s.orphans[id] = time.Now().Add(restoredFor) // until its process asks
 	}
 	s.probing.remember(time.Now(), s.planner.Links())
 	s.o.Log.Info("the planner goes on with its state", "jobs", s.planner.Jobs(), "dropped", dropped)
