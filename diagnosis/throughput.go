@@ -9,13 +9,16 @@ import (
 // where a buffer of the kernel takes what is sent, a post completes at once, however slowly
 // its bytes leave. What tells is that less gets through at best than ever before, while both
 // members of a communicator of two are inside its operations for several times as long as
-// usual. Of more members none is told: a slow connection of a ring slows down all others.
+// usual. Of more members, and where throughput says nothing, see lateComm.
 type throughputs struct {
 	*window
 	drags  *drags
 	judged int32 // stretches
+	looked int64 // when communicators of more than two last were
 	conns  []throughput
 	slow   []slowPair
+	late   []lateComm
+	asked  int // communicators of which it was asked whether others are slow as well, in this stretch
 }
 
 // throughput is what is normal for a connection, and what the stretch has shown so far.
@@ -64,14 +67,20 @@ const (
 	oneWay       = 4       // times as long as the other way, and as usual
 )
 
-func (d *throughputs) forget() { d.judged, d.conns, d.slow = 0, d.conns[:0], d.slow[:0] }
+func (d *throughputs) forget() {
+	d.judged, d.looked, d.conns, d.slow, d.late = 0, 0, d.conns[:0], d.slow[:0], d.late[:0]
+}
 
 func (d *throughputs) find(found []finding) []finding {
 	if d.drags.windows < d.judged {
 		d.forget()
 	}
+	all := d.now-d.looked >= wayEvery
+	if all {
+		d.looked = d.now
+	}
 	for ci := range d.ev.Comms {
-		if len(d.ev.Comms[ci].Members) == 2 && len(d.connsOf(int32(ci))) > 0 {
+		if (all || len(d.ev.Comms[ci].Members) == 2) && len(d.connsOf(int32(ci))) > 0 {
 			d.conns = resized(d.conns, len(d.ev.Conns)) // else nothing is kept
 			for _, k := range d.connsOf(int32(ci)) {
 				d.conns[k].look(&d.ev.Conns[k], d.ev.Comms[ci].ID)
@@ -79,19 +88,26 @@ func (d *throughputs) find(found []finding) []finding {
 		}
 	}
 	if d.drags.windows > d.judged && len(d.drags.grown) == len(d.ev.Comms) {
-		d.judged = d.drags.windows
+		d.judged, d.asked = d.drags.windows, 0
+		if len(d.conns) > 0 {
+			d.conns = resized(d.conns, len(d.ev.Conns)) // some may be new since the last look
+		}
 		for ci := range d.ev.Comms {
+			if len(d.connsOf(int32(ci))) == 0 || len(d.conns) == 0 {
+				continue
+			}
 			if len(d.ev.Comms[ci].Members) == 2 {
 				d.judge(int32(ci))
 			}
+			d.judgeLate(int32(ci))
 		}
 		for ci := range d.ev.Comms { // only now: each is compared with others
-			if len(d.ev.Comms[ci].Members) == 2 {
+			if len(d.connsOf(int32(ci))) > 0 && len(d.conns) > 0 {
 				d.learn(int32(ci))
 			}
 		}
 	}
-	return d.findings(found)
+	return d.lateFindings(d.findings(found))
 }
 
 // look takes over what is told of a connection.
@@ -114,7 +130,7 @@ func (d *throughputs) judge(ci int32) {
 	grown := float64(d.drags.grown[ci])
 	at := slices.IndexFunc(d.slow, func(s slowPair) bool { return s.comm == ci })
 	s, fallen := slowPair{comm: ci, grown: grown}, false
-	if grown >= pairGrown && d.drags.slower(1) >= pairSlower && d.pair(ci) {
+	if grown >= pairGrown && d.drags.slower(1) >= pairSlower && d.well(ci) {
 		fallen = d.fallen(&s)
 	}
 	switch {
@@ -135,7 +151,8 @@ func (d *throughputs) judge(ci int32) {
 
 // learn lets a stretch that is not slow teach what is normal, and begins the next one.
 func (d *throughputs) learn(ci int32) {
-	usual := d.drags.grown[ci] < leastGrown && !slices.ContainsFunc(d.slow, func(s slowPair) bool { return s.comm == ci })
+	usual := d.drags.grown[ci] < leastGrown && !slices.ContainsFunc(d.slow, func(s slowPair) bool { return s.comm == ci }) &&
+		!slices.ContainsFunc(d.late, func(s lateComm) bool { return s.comm == ci })
 	for _, k := range d.connsOf(ci) {
 		x := &d.conns[k]
 		if usual && x.best > 0 {
@@ -146,9 +163,9 @@ func (d *throughputs) learn(ci int32) {
 	}
 }
 
-// pair reports whether both members of a communicator live, are in nothing else and are not
+// well reports whether all members of a communicator live, are in nothing else and are not
 // short of CPU: then what they send is not late for that.
-func (d *throughputs) pair(ci int32) bool {
+func (d *throughputs) well(ci int32) bool {
 	if h := &d.comms[ci]; d.lost || h.former || h.p2p {
 		return false
 	}
@@ -216,11 +233,7 @@ func (d *throughputs) ways(s *slowPair) {
 // the two wait for each other, so both ways carry less. What an end's clock may be wrong by
 // is no such time.
 func (d *throughputs) slowWay(s *slowPair) int {
-	c := &d.ev.Comms[s.comm]
-	wrong := 0.0
-	if a, b := nodeOf(d.ev, c.Members[0].World), nodeOf(d.ev, c.Members[1].World); a != b && a >= 0 && b >= 0 {
-		wrong = 2 * float64(d.ev.Nodes[a].MapError+d.ev.Nodes[b].MapError)
-	}
+	wrong := d.wrong(s.comm, &throughput{src: 0, dst: 1})
 	for i := range s.way {
 		if t := s.way[i].mean(); t > wrong && t >= oneWay*s.way[1-i].mean() && t >= oneWay*s.older[i] {
 			return i
@@ -235,14 +248,7 @@ func (d *throughputs) findings(found []finding) []finding {
 	for i := range d.slow {
 		s := &d.slow[i]
 		c := &d.ev.Comms[s.comm]
-		of := func(k *Culprit) bool {
-			return slices.ContainsFunc(c.Members, func(m Member) bool {
-				return k.Rank == m.World || k.Peer == m.World || k.Rank < 0 && k.Node == d.nodeName(m.World)
-			})
-		}
-		if s.level == 0 || slices.ContainsFunc(found, func(f finding) bool {
-			return f.hang || slices.ContainsFunc(f.Culprits, func(k Culprit) bool { return of(&k) })
-		}) {
+		if s.level == 0 || d.explained(s.comm, found) {
 			continue
 		}
 		f := finding{}
@@ -272,6 +278,19 @@ func (d *throughputs) findings(found []finding) []finding {
 		found = append(found, f)
 	}
 	return found
+}
+
+// explained reports whether something hangs, or what is found already is about a member of the communicator.
+func (d *throughputs) explained(ci int32, found []finding) bool {
+	c := &d.ev.Comms[ci]
+	of := func(k *Culprit) bool {
+		return slices.ContainsFunc(c.Members, func(m Member) bool {
+			return k.Rank == m.World || k.Peer == m.World || k.Rank < 0 && k.Node == d.nodeName(m.World)
+		})
+	}
+	return slices.ContainsFunc(found, func(f finding) bool {
+		return f.hang || slices.ContainsFunc(f.Culprits, func(k Culprit) bool { return of(&k) })
+	})
 }
 
 func perSecond(bytes float64) string {

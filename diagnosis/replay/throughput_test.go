@@ -33,6 +33,7 @@ func TestThroughput(t *testing.T) {
 		"larger operations": {func(ev *diagnosis.Evidence) {
 			for i := range ev.Conns {
 				ev.Conns[i].BytesPerSec = 3e9
+				ev.Conns[i].RxWaitingSince = ev.Conns[i].LastPost // and no byte is on its way for long
 			}
 		}, nil, false},
 		"short of CPU": {func(ev *diagnosis.Evidence) {

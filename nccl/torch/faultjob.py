@@ -28,6 +28,10 @@ if fault == "start_store" and mine:
     begun()
     time.sleep(3600)
 if backend == "nccl":
+    gpus = torch.cuda.device_count()
+    if int(os.environ["LOCAL_WORLD_SIZE"]) > gpus:  # ranks that share a GPU must look like those of other hosts, or NCCL refuses them
+        os.environ["NCCL_HOSTID"] = f"host{local // gpus}"
+    local %= gpus
     torch.cuda.set_device(local)
     dev = torch.device("cuda", local)
     dist.init_process_group(backend, device_id=None if fault == "start_nccl" else dev)  # None: NCCL's is made at the first collective

@@ -2,6 +2,7 @@
 """Faults in a PyTorch job under lockstep attach: what the master says of each, and when.
 
     make build && python3 nccl/torch/faults.py             on a machine with two GPUs or more
+    … --ranks 3 --faults throttle                          ranks that share GPUs, as those of other hosts: over sockets
 
 Each fault has a job of its own (faultjob.py under torchrun). Printed is what was suspected and confirmed first,
 with the time from the fault; --keep DIR keeps statuses, RAS's answers and the recordings of evidence.
@@ -121,10 +122,12 @@ class Run:
         # process that is gone (pytorch/pytorch#135712, #167288).
         env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         env.update(ENV.get(name, {}))
+        if o.ranks > o.gpus:
+            env.update(ENV["throttle"])  # and nothing else: NCCL thinks that they are of hosts of their own
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,
-             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--start-patience", "5s", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.gpus), "--max_restarts", "1" if name == "restart" else "0",
+             "--agent-web", "127.0.0.1:0", "--master-web", "127.0.0.1:0", "--start-patience", "5s", "--", sys.executable, "-B", "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", str(o.ranks), "--max_restarts", "1" if name == "restart" else "0",
              "--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{o.port + 500}", "--rdzv_id", name, os.path.join(HERE, "faultjob.py")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, start_new_session=True)
         threading.Thread(target=self.listen, daemon=True).start()
@@ -143,7 +146,7 @@ class Run:
             return json.load(f)
 
     def steps(self):
-        return [progress(self.progress, r) for r in range(self.o.gpus)]
+        return [progress(self.progress, r) for r in range(self.o.ranks)]
 
     def wait_for_steps(self, n):
         """Until every rank has come to step n, with 0 until the master has a page: each rank's process, step and when."""
@@ -261,6 +264,7 @@ def play(o, name):
     if name == "restart":
         return play_restart(o)
     how, seconds, right = FAULTS[name]
+    seconds = o.seconds or seconds
     r = Run(o, name)
     try:
         first = r.wait_for_steps(0 if name.startswith("start_") else o.step - 100 if right and how is None else o.step)
@@ -312,6 +316,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--lockstep", default=os.path.join(HERE, "../../bin/lockstep"))
     a.add_argument("--gpus", type=int, default=2)
+    a.add_argument("--ranks", type=int, default=0, help="more than GPUs: they share them, over sockets (0: as many)")
     a.add_argument("--step", type=int, default=400, help="in which the fault happens")
     a.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     a.add_argument("--env", nargs="*", default=[], help="NAME=VALUE of the job")
@@ -320,7 +325,9 @@ def main():
     a.add_argument("--backend", default="nccl")
     a.add_argument("--start-timeout", type=float, default=60)
     a.add_argument("--restart-timeout", type=float, default=150, help="seconds from a rank's death to the job's end")
+    a.add_argument("--seconds", type=float, default=0, help="to watch, in place of each fault's own")
     o = a.parse_args()
+    o.ranks = o.ranks or o.gpus
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     rows = []
     for name in o.faults:
