@@ -19,9 +19,12 @@ type lateComm struct {
 
 const (
 	wayEvery   = int64(300e6) // between two looks at communicators of more than two, ns
-	leastLooks = 2            // at a connection in a stretch, to judge it
+	leastLooks = 3            // at a connection in a stretch and the two before, to judge it
 	leastTold  = 8            // stretches, to know what is usual
 	shortWay   = 1e6          // ns that are nothing unusual
+	// One connection that stands out says much: so less of the time will do than without.
+	lateGrown  = 1.0 / 3
+	lateSlower = 1.0 / 4
 
 	mostCompared = 64 // members of communicators that are asked whether they share a rank
 )
@@ -30,7 +33,7 @@ const (
 func (d *throughputs) judgeLate(ci int32) {
 	at := slices.IndexFunc(d.late, func(s lateComm) bool { return s.comm == ci })
 	s, is := lateComm{comm: ci, grown: float64(d.drags.grown[ci])}, false
-	if s.grown >= pairGrown && d.drags.slower(1) >= pairSlower && d.well(ci) {
+	if s.grown >= lateGrown && d.drags.slower(1) >= lateSlower && d.well(ci) {
 		is = d.longest(&s)
 	}
 	switch {
@@ -56,20 +59,20 @@ func (d *throughputs) longest(s *lateComm) bool {
 	s.conn = -1
 	var x *throughput
 	for _, k := range d.connsOf(s.comm) {
-		if y := &d.conns[k]; y.onTheWay.n >= leastLooks && (x == nil || y.onTheWay.mean() > x.onTheWay.mean()) {
+		if y := &d.conns[k]; y.lately().n >= leastLooks && (x == nil || y.lately().mean() > x.lately().mean()) {
 			s.conn, x = k, y
 		}
 	}
-	if x == nil || x.usual.n < leastTold {
+	if x == nil || x.usually.n < leastTold {
 		return false
 	}
 	compared := false
 	for _, k := range d.connsOf(s.comm) {
-		if y := &d.conns[k]; y.onTheWay.n > 0 && (y.src != x.src || y.dst != x.dst) {
-			compared, s.others = true, max(s.others, y.onTheWay.mean())
+		if y := &d.conns[k]; y.lately().n > 0 && (y.src != x.src || y.dst != x.dst) {
+			compared, s.others = true, max(s.others, y.lately().mean())
 		}
 	}
-	s.way, s.usual = x.onTheWay.mean(), x.usually
+	s.way, s.usual = x.lately().mean(), x.usually.mean
 	return compared && s.way > d.wrong(s.comm, x) && s.way >= oneWay*max(s.others, s.usual, shortWay) && !d.elsewhere(s.comm)
 }
 
@@ -89,8 +92,8 @@ func (d *throughputs) elsewhere(ci int32) bool {
 		}
 		worst := 0.0
 		for _, k := range d.connsOf(int32(o)) {
-			if x := &d.conns[k]; x.onTheWay.n > 0 && x.usual.n >= leastTold {
-				worst = max(worst, x.onTheWay.mean()/max(x.usually, shortWay))
+			if x := &d.conns[k]; x.lately().n > 0 && x.usually.n >= leastTold {
+				worst = max(worst, x.lately().mean()/max(x.usually.mean, shortWay))
 			}
 		}
 		if worst > 0 {

@@ -33,7 +33,14 @@ type throughput struct {
 	// when it has taken what came.
 	post, waiting int64
 	onTheWay      lookSum
-	usually       float64 // ns
+	before        [2]lookSum // of the two stretches before, the last one first
+	usually       baseline   // of a stretch's mean
+}
+
+// lately is for how long bytes were on their way in this stretch and the two before: a look
+// is a sample, and a stretch has few.
+func (x *throughput) lately() lookSum {
+	return lookSum{x.onTheWay.sum + x.before[0].sum + x.before[1].sum, x.onTheWay.n + x.before[0].n + x.before[1].n}
 }
 
 // lookSum is a sum over looks.
@@ -157,8 +164,11 @@ func (d *throughputs) learn(ci int32) {
 		x := &d.conns[k]
 		if usual && x.best > 0 {
 			x.usual.learn(x.best)
-			x.usually += (x.onTheWay.mean() - x.usually) / float64(x.usual.n)
 		}
+		if usual && x.onTheWay.n > 0 {
+			x.usually.learn(x.onTheWay.mean())
+		}
+		x.before = [2]lookSum{x.onTheWay, x.before[0]}
 		x.best, x.onTheWay = 0, lookSum{}
 	}
 }
@@ -225,7 +235,7 @@ func (d *throughputs) ways(s *slowPair) {
 		x := &d.conns[k]
 		w := &s.way[x.src&1]
 		w.sum, w.n = w.sum+x.onTheWay.sum, w.n+x.onTheWay.n
-		s.older[x.src&1] = max(s.older[x.src&1], x.usually)
+		s.older[x.src&1] = max(s.older[x.src&1], x.usually.mean)
 	}
 }
 
