@@ -21,7 +21,8 @@ var update = flag.Bool("update", false, "rewrite what is expected of recordings"
 // TestCorpus judges recordings of real jobs: each testdata/NAME.evidence has the verdicts
 // that are right beside it, in NAME.verdicts, a line each: class and first culprit of what
 // was confirmed. A recording is an incident's file, as a master has written it; -update
-// rewrites what was told in it by what this engine tells, and the verdicts: look at them.
+// rewrites what was told in it by what this engine tells, and the verdicts: look at them. What
+// is not told and should be has a name that ends in _missed.
 func TestCorpus(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*" + replay.Suffix)
 	if err != nil || len(paths) == 0 {
