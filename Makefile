@@ -45,7 +45,7 @@ race: ## the tests of what runs concurrently, under the race detector
 test-outages: ## long outages and heavy losses of a network between two nodes: minutes
 	$(GO) test -count=1 -timeout 20m -run 'TestOutage' -v ./ccl -args -outages
 
-test-fabric: ## C4P on a fabric of network namespaces: root, a quiet machine, about 15 minutes
+test-fabric: ## C4P on a fabric of network namespaces: root, a quiet machine, about half an hour
 	LOCKSTEP_TEST_FABRIC=1 $(GO) test -count=1 -timeout 60m -v ./deploy/fabric
 
 test-tracing: ## traces of real ranks in a real Jaeger, which takes about five minutes of two cores to build once

@@ -36,18 +36,12 @@ func (d *throughputs) judgeLate(ci int32) {
 	if s.grown >= lateGrown && d.drags.slower(1) >= lateSlower && d.well(ci) {
 		is = d.longest(&s)
 	}
-	switch {
-	case is && at >= 0 && d.late[at].conn != s.conn:
+	if is && at >= 0 && d.late[at].conn != s.conn {
 		d.late[at] = s // it was not that one
-	case is && at < 0 && len(d.late) < maxSlow:
-		d.late = append(d.late, s)
-		at = len(d.late) - 1
-	case !is && at >= 0 && d.drags.ops0[ci].active && d.late[at].lessen(d.window):
-		d.late = slices.Delete(d.late, at, at+1)
-		return
 	}
-	if at >= 0 && is {
-		x := &d.late[at]
+	var x *lateComm
+	d.late, x = kept(d.late, at, s, is, func(x *lateComm) bool { return d.drags.ops0[ci].active && x.lessen(d.window) })
+	if x != nil {
 		x.grown, x.way, x.usual, x.others = s.grown, s.way, s.usual, s.others
 		x.add(d.window, d.now-d.drags.last, 2, true)
 	}

@@ -140,20 +140,28 @@ func (d *throughputs) judge(ci int32) {
 	if grown >= pairGrown && d.drags.slower(1) >= pairSlower && d.well(ci) {
 		fallen = d.fallen(&s)
 	}
-	switch {
-	case fallen && at < 0 && len(d.slow) < maxSlow:
-		d.slow = append(d.slow, s)
-		at = len(d.slow) - 1
-	case !fallen && at >= 0 && d.drags.ops0[ci].active && d.slow[at].lessen(d.window):
-		d.slow = slices.Delete(d.slow, at, at+1)
-		return
-	}
-	if at >= 0 && fallen {
-		x := &d.slow[at]
+	var x *slowPair
+	d.slow, x = kept(d.slow, at, s, fallen, func(x *slowPair) bool { return d.drags.ops0[ci].active && x.lessen(d.window) })
+	if x != nil {
 		x.grown, x.falls = s.grown, s.falls
 		d.ways(x)
 		x.add(d.window, d.now-d.drags.last, 2, true)
 	}
+}
+
+// kept is a list of what is slow after a stretch: with s where that is slow and not in it (at is
+// negative), without what is over. now is the entry that the stretch counts for, nil for none.
+func kept[T any](list []T, at int, s T, slow bool, over func(*T) bool) (_ []T, now *T) {
+	switch {
+	case slow && at < 0 && len(list) < maxSlow:
+		list, at = append(list, s), len(list)
+	case !slow && at >= 0 && over(&list[at]):
+		return slices.Delete(list, at, at+1), nil
+	}
+	if !slow || at < 0 {
+		return list, nil
+	}
+	return list, &list[at]
 }
 
 // learn lets a stretch that is not slow teach what is normal, and begins the next one.

@@ -42,8 +42,9 @@ FAULTS = {
     "start_store": (None, 40, ("noncommunication_hang",)),
     "start_nccl": (None, 40, ("noncommunication_hang",)),
 }
-# What some of them need: the network path instead of NVLink.
-ENV = {"throttle": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET"}}
+# The network path instead of NVLink.
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_SOCKET_FAMILY": "AF_INET"}
+ENV = {"throttle": SOCKETS}  # what some of them need
 
 
 def throttle(pid, rate=25_000_000):
@@ -123,7 +124,7 @@ class Run:
         env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         env.update(ENV.get(name, {}))
         if o.ranks > o.gpus:
-            env.update(ENV["throttle"])  # and nothing else: NCCL thinks that they are of hosts of their own
+            env.update(SOCKETS)  # NCCL takes them for ranks of other hosts
         env.update(x.split("=", 1) for x in o.env)
         self.p = subprocess.Popen(
             [o.lockstep, "attach", "--job", "fault-" + name.replace("_", "-"), "--runtime-dir", os.path.join(self.dir, "run"), "--state-dir", self.state,

@@ -133,18 +133,14 @@ func (p *prober) judge(now time.Time) {
 		}
 	}
 	p.absent(found)
-	p.unsure = p.unsure[:0]
+	before := p.unsure
+	p.unsure = map[pathplan.Link]time.Time{}
 	for l := range unsure {
 		if _, is := found[l]; !is && p.bad[l] == nil && len(p.unsure) < maxUnsure {
-			p.unsure = append(p.unsure, l)
-		}
-	}
-	doubted := p.doubted
-	p.doubted = map[pathplan.Link]time.Time{}
-	for _, l := range p.unsure {
-		p.doubted[l] = now
-		if since, before := doubted[l]; before {
-			p.doubted[l] = since
+			p.unsure[l] = now
+			if since, was := before[l]; was {
+				p.unsure[l] = since
+			}
 		}
 	}
 	if len(p.unsure) > 0 {

@@ -54,8 +54,7 @@ type prober struct {
 	rounds  int
 	blinds  []pathplan.Probe // between hosts, where no switch answers
 	traces  []traced
-	unsure  []pathplan.Link             // that may be bad, and are looked at closely
-	doubted map[pathplan.Link]time.Time // since when, each of these
+	unsure  map[pathplan.Link]time.Time // that may be bad, and are looked at closely: since when
 	bad     map[pathplan.Link]*badLink
 	found   map[pathplan.Link]int       // how often it was, of late
 	cleared map[pathplan.Link]time.Time // when it was last well again
@@ -170,7 +169,7 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	f := &p.s.o.Fabric
 	from, to := p.leavesOf(ends.src), p.leavesOf(ends.dst)
 	t := traced{at: now, src: ends.src.Host, dst: ends.dst.Host, from: from, to: to, named: int(r.GetTraced() - min(r.GetTraced(), r.GetUnknown())), took: map[pathplan.Link]int{}, reached: map[string]int{}, passed: map[string]int{}}
-	hosts := [2]string{p.witness(ends.src.Host), p.witness(ends.dst.Host)}
+	hosts := [2]string{p.doubted(ends.src.Host), p.doubted(ends.dst.Host)}
 	p.heard = true
 	for _, w := range r.GetWays() {
 		sent := int(min(w.GetSent(), uint32(ends.most)))
@@ -227,9 +226,9 @@ func (p *prober) again(now time.Time, pr pathplan.Probe, reached int, from []str
 	p.tell(now, pr)
 }
 
-// witness is whose word is asked to be confirmed: nobody's who is alone on its leaf, and so
+// doubted is whose word is asked to be confirmed: nobody's who is alone on its leaf, and so
 // says of links that it alone uses.
-func (p *prober) witness(host string) string {
+func (p *prober) doubted(host string) string {
 	if p.alone[host] {
 		return ""
 	}

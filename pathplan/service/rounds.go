@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -69,7 +70,7 @@ func (p *prober) focus(now time.Time) {
 			known = append(known, l)
 		}
 	}
-	look := slices.Concat(p.inAnyOrder(p.unsure), p.inAnyOrder(known))
+	look := slices.Concat(p.inAnyOrder(slices.Collect(maps.Keys(p.unsure))), p.inAnyOrder(known))
 	spines := map[string]bool{}
 	for _, l := range look {
 		up, spine, leaf := p.leaf[l.From], p.spineOf(l), l.To
@@ -81,7 +82,7 @@ func (p *prober) focus(now time.Time) {
 		}
 		spines[spine] = true
 		over := spine
-		if since, unsure := p.doubted[l]; unsure && now.Sub(since) > p.o.Window && p.rand.IntN(controlEvery) == 0 {
+		if since, unsure := p.unsure[l]; unsure && now.Sub(since) > p.o.Window && p.rand.IntN(controlEvery) == 0 {
 			over = p.control(leaf, spine, up)
 		}
 		near := p.some(leaf, 2)

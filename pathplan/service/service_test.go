@@ -148,7 +148,8 @@ func TestWhoEnds(t *testing.T) {
 	}
 }
 
-// TestClientLeaves: a client that is closed has the planner know; without a planner that takes no longer.
+// TestClientLeaves: a client that is closed has the planner know; without a planner, and when it is
+// closed already, it ends all the same.
 func TestClientLeaves(t *testing.T) {
 	s := serve(t, Options{})
 	creds, err := Credentials(nil, false)
@@ -175,9 +176,7 @@ func TestClientLeaves(t *testing.T) {
 		if got := s.Assignments("a"); len(got) > 0 {
 			t.Errorf("the client is closed, and %v is planned", got)
 		}
-		if err := c.Close(); err != nil {
-			t.Logf("closed twice: %v", err)
-		}
+		_ = c.Close() // gRPC says that it was
 	}
 }
 
