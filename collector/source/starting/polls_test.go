@@ -15,7 +15,8 @@ import (
 )
 
 // TestPolls plays processes that use CPU: in the kernel above all, as one that waits in
-// NCCL's bootstrap, and one that imports.
+// NCCL's bootstrap, and one that imports. Then the first sleeps for moments, as torch's rank 0 does until
+// all have come to its store, and the other for a second each time.
 func TestPolls(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {
@@ -28,7 +29,8 @@ func TestPolls(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	plays := func(pid, user, sys int, wchan string) {
+	plays := func(pid, user, sys, sleeps int, wchan string) {
+		write(fmt.Sprintf("%d/status", pid), fmt.Sprintf("Name:\tpython3\nvoluntary_ctxt_switches:\t%d\nnonvoluntary_ctxt_switches:\t9\n", sleeps))
 		fields := strings.Fields(strings.Repeat("0 ", 50))
 		fields[0], fields[1], fields[11], fields[12], fields[19], fields[20], fields[47] = "S", "1", fmt.Sprint(user), fmt.Sprint(sys), "100", "4096", fmt.Sprint(pid)
 		write(fmt.Sprintf("%d/stat", pid), fmt.Sprintf("%d (python3 (x) )) %s\n", pid, strings.Join(fields, " ")))
@@ -73,13 +75,23 @@ func TestPolls(t *testing.T) {
 	}
 	v.Now = 1e9
 	for n := range 3 { // 6 s, in which each uses 5.4 s of CPU
-		plays(201, 60*n, 480*n, "0")
-		plays(202, 480*n, 60*n, "hrtimer_nanosleep")
+		plays(201, 60*n, 480*n, n, "0")
+		plays(202, 480*n, 60*n, 300*n, "hrtimer_nanosleep")
 		seen()
 		v.Now += 6e9
 		seen()
 	}
 	if rank(0).WaitsIn != diagnosis.WaitInPolling || rank(1).WaitsIn != diagnosis.WaitInSleep {
 		t.Errorf("they wait in %q and in %q", rank(0).WaitsIn, rank(1).WaitsIn)
+	}
+	for n := range 3 { // each sleeps, for 10 ms and for a second
+		plays(201, 120+n, 960+n, 600*n, "hrtimer_nanosleep")
+		plays(202, 960, 120, 600+6*n, "hrtimer_nanosleep")
+		seen()
+		v.Now += 6e9
+		seen()
+	}
+	if rank(0).WaitsIn != diagnosis.WaitInPolling || rank(1).WaitsIn != diagnosis.WaitInSleep {
+		t.Errorf("asleep they wait in %q and in %q", rank(0).WaitsIn, rank(1).WaitsIn)
 	}
 }

@@ -46,9 +46,10 @@ type stat struct {
 type sighting struct {
 	pid int
 	stat
-	id    *record.Identity
-	uid   uint32
-	waits wait
+	id     *record.Identity
+	uid    uint32
+	waits  wait
+	sleeps uint64 // how often its first thread has gone to sleep
 }
 
 // scanner looks at all processes. It is for one goroutine at a time.
@@ -95,7 +96,7 @@ func (s *scanner) scan() ([]sighting, error) {
 	}
 	var found []sighting
 	for _, x := range first(all) {
-		x.waits = s.wait(x.pid, x.state)
+		x.waits, x.sleeps = s.wait(x.pid, x.state), s.sleeps(x.pid)
 		found = append(found, *x)
 	}
 	return found, nil
@@ -157,6 +158,21 @@ func (s *scanner) stat(pid int) (st stat, ok bool) {
 	st.user, st.sys = number(11), number(12)
 	st.start, st.env = number(19), number(47) // start of the process, of its environment
 	return st, true
+}
+
+// sleeps is how often a process's first thread has given up its CPU to wait; 0 where that is not told.
+func (s *scanner) sleeps(pid int) uint64 {
+	text, err := os.ReadFile(filepath.Join(s.proc, strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "voluntary_ctxt_switches:"); ok {
+			n, _ := strconv.ParseUint(strings.TrimSpace(value), 10, 64) // what is none is 0
+			return n
+		}
+	}
+	return 0
 }
 
 // expected reads from a process's environment which rank it is, nil when none that a recorder

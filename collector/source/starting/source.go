@@ -27,6 +27,9 @@ const (
 	pollSpan = int64(5e9)
 	// pollShare is the least share of a core that such a process gets, on a crowded machine too.
 	pollShare = 0.1
+	// pollWakes is how often a second a process at least wakes from its sleeps that asks again and
+	// again: torch's store does at each tenth of a second and more often, a program that waits for its own is slower.
+	pollWakes = 4
 	// userHz is how many clock ticks a second has in /proc.
 	userHz = 100
 )
@@ -79,10 +82,12 @@ type entry struct {
 	waits   wait
 }
 
-// use is what a process has used until a moment, in clock ticks.
+// use is what a process has used until a moment, in clock ticks, and how often its first
+// thread has slept until then.
 type use struct {
 	at        int64
 	user, sys uint64
+	sleeps    uint64
 }
 
 // New returns a source. It looks at nothing before its first Update.
@@ -242,22 +247,28 @@ func (e *entry) of(x *sighting) bool {
 }
 
 // look takes in what a process does. One that uses CPU all the time, and most of it in the
-// kernel, asks that for something again and again.
+// kernel, asks that for something again and again. So does one that sleeps for a moment again
+// and again: torch's rank 0, which looks whether all have come to its store.
 func (e *entry) look(x *sighting, now int64) {
 	if e.then.at == 0 {
-		e.then = use{now, x.user, x.sys}
+		e.then = use{now, x.user, x.sys, x.sleeps}
 	}
 	e.waits = x.waits
-	d := use{now - e.then.at, x.user - e.then.user, x.sys - e.then.sys}
+	d := use{now - e.then.at, x.user - e.then.user, x.sys - e.then.sys, x.sleeps - e.then.sleeps}
 	if d.at < pollSpan {
 		if e.WaitsIn == diagnosis.WaitInPolling {
 			e.waits = diagnosis.WaitInPolling
 		}
 	} else {
-		if total := d.user + d.sys; float64(total)/userHz >= pollShare*float64(d.at)/1e9 && 2*d.sys >= total {
+		span := float64(d.at) / 1e9
+		busy := float64(d.user+d.sys)/userHz >= pollShare*span
+		switch {
+		case busy && 2*d.sys >= d.user+d.sys:
+			e.waits = diagnosis.WaitInPolling
+		case !busy && float64(d.sleeps) >= pollWakes*span && (x.waits == diagnosis.WaitInSleep || x.waits == diagnosis.WaitInUnknown):
 			e.waits = diagnosis.WaitInPolling
 		}
-		e.then = use{now, x.user, x.sys}
+		e.then = use{now, x.user, x.sys, x.sleeps}
 	}
 	e.WaitsIn = e.waits
 }
