@@ -186,17 +186,29 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 	var best candidate
 	consider := func(k Culprit, in func(cell) bool) {
 		hit, total := 0, 0
+		var one cell // the first of them
+		pairs := false
+		count := func(c cell) {
+			if hit == 0 {
+				one = c
+			}
+			pairs = pairs || c != one && c != cell{one.dst, one.src}
+			hit++
+		}
 		for _, c := range slow {
 			if in(c) {
-				hit++
+				count(c)
 			}
 		}
 		if k.Kind == CulpritNode && hit > 0 {
 			for _, c := range beside {
 				if in(c) {
-					hit++
+					count(c)
 				}
 			}
+		}
+		if !pairs { // both directions of one pair are a connection's: what is late one way is acknowledged late the other
+			return
 		}
 		if hit < 2 || float64(hit) <= best.weight { // before a look at all, which may be many
 			return

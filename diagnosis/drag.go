@@ -43,7 +43,10 @@ type drags struct {
 	slow     []slowRank
 	measured int32 // windows that noise has been measured in
 	few      bool  // the window that is judged is of few steps
-	scratch  []float64
+	// unexplained is the share of the last windows that the job has taken longer for its work than
+	// usual, but for what the rank that costs most has spent of its own.
+	unexplained float64
+	scratch     []float64
 }
 
 // memberUsual is what is normal for a member of a communicator, and its sums at the window's start.
@@ -61,6 +64,7 @@ type rankCost struct {
 	own    float32                // of the last window, ns
 	pred   float32                // what its history says of the same operations, ns
 	inside float32
+	usual  float32 // what its history says of the time inside, ns
 	past   pastCost
 	seen   int32 // windows
 	odd    bool  // the last window is far from the norm
@@ -158,7 +162,7 @@ func (d *drags) judge() {
 func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 	d.grown, d.inside = zeroed(d.grown, len(d.ev.Comms)), zeroed(d.inside, len(d.ev.Comms))
 	for r := range d.ranks {
-		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside = 0, 0, 0
+		d.ranks[r].own, d.ranks[r].pred, d.ranks[r].inside, d.ranks[r].usual = 0, 0, 0, 0
 	}
 	for ci := range d.ev.Comms {
 		members, of := d.ev.Comms[ci].Members, d.members[d.first[ci]:]
@@ -177,6 +181,7 @@ func (d *drags) sum(elapsed float64) (own, ops, active float64) {
 			x.inside += float32(now.inside - u.inside)
 			if u.n > 0 {
 				x.pred += u.ownNs / u.n * float32(n)
+				x.usual += u.insideNs / u.n * float32(n)
 				told++
 				least = min(least, float64(now.inside-u.inside)-float64(u.insideNs/u.n)*float64(n))
 			}
@@ -215,7 +220,7 @@ func (d *drags) follow(pace, common float64, usual bool) {
 		now = float32(min(pace/max(d.pace.mean, 1)/max(common, 1), 4))
 	}
 	d.paces[d.windows%costWindows] = now
-	if usual && len(d.slow) == 0 {
+	if usual && len(d.slow) == 0 && (now < 1.1 || d.windows%4 == 0) { // what lasts for long is usual at last
 		d.pace.learn(pace)
 	}
 }
@@ -252,18 +257,23 @@ func (d *drags) common() float64 {
 // measure notes how far from its norm each rank is in this window.
 func (d *drags) measure(elapsed, common float64) {
 	at := (d.windows - 1) % costWindows
-	short := d.scratch[:0]
+	short, most := d.scratch[:0], float32(0)
 	for r := range d.ranks {
 		x := &d.ranks[r]
 		cost := float32(0)
 		known := x.pred > 0 && x.seen >= minWindows && d.state[r] == rankAlive && d.view.ranks[r].mark.seen < d.at
 		if known {
-			cost = float32(min(max((float64(x.own)-float64(x.pred)*common)/elapsed, -mostCost), mostCost))
+			cost = float32((float64(x.own) - float64(x.pred)*common) / elapsed)
+			if held := d.heldBack(int32(r)); held > 0 {
+				cost = max(cost, held)
+			}
+			cost = min(max(cost, -mostCost), mostCost)
 		}
 		for h, n := range horizons {
 			x.sums[h] += cost - x.cost[(d.windows-1-n%costWindows+costWindows)%costWindows]
 		}
 		x.cost[at] = cost
+		most = max(most, x.sums[0])
 		far := max(cost, -cost)
 		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
 		if known && !d.isNew(int32(r)) {
@@ -271,11 +281,19 @@ func (d *drags) measure(elapsed, common float64) {
 		}
 		if known && !d.watched(int32(r)) {
 			// What is far outside is a hiccup or a fault: it counts for little, or the norm would follow it.
-			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) / 32
+			// So does what lasts: that is no noise, and a rank that is late is not one to excuse for it.
+			weight := float32(1.0 / 32)
+			if lasting := x.sums[1] / float32(horizons[1]); lasting > max(1.3*leastCost, 2*x.noise) {
+				weight = 1.0 / 256
+			}
+			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) * weight
 			short = append(short, float64(far))
 		}
 	}
 	d.scratch = short
+	if d.unexplained = 0; d.windows > horizons[0] {
+		d.unexplained = d.slower(horizons[0]) - float64(most)/float64(horizons[0])
+	}
 	if len(short) == 0 {
 		return
 	}
@@ -342,13 +360,22 @@ func (d *drags) bar(r int32, h int) float64 {
 }
 
 // hungry is the share of time in which a rank waits for a CPU that others have: on a
-// crowded machine ranks differ by what they get, and none of them is slow.
+// crowded machine ranks differ by what they get, and none of them is slow. What it always waits is in
+// its norm already, and differs by less. What its own quota holds it back is its own affair.
 func (d *drags) hungry(r int32) float64 {
 	x := &d.ev.Ranks[r]
-	if x.Throttled >= starvedShare {
-		return 0 // its own quota does that
-	}
-	return 1.5 * float64(x.Starved)
+	others := max(0, x.Starved-x.Throttled)
+	usual, _ := d.crowds.usually(r, -1)
+	always := min(usual, others)
+	return 1.5*float64(others-always) + 0.5*float64(always)
+}
+
+// heldBack is the share of time for which a rank's quota keeps it from running, beyond the usual:
+// it is late inside of collectives as well, which is nobody's own time.
+func (d *drags) heldBack(r int32) float32 {
+	const slack = 0.05
+	usual, _ := d.crowds.usually(r, -1)
+	return max(0, d.ev.Ranks[r].Throttled-usual-slack)
 }
 
 // worst is the horizon at which a rank exceeds its bar by most: its cost there, by how much,

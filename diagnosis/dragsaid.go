@@ -2,6 +2,7 @@ package diagnosis
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -9,6 +10,9 @@ import (
 
 // farOver is by how many times a cost exceeds its bar when two windows of it are enough.
 const farOver = 3.5
+
+// mostFelt is how many times as long as a rank is late its peers may wait for it.
+const mostFelt = 4
 
 // accuse counts the ranks whose cost is beyond their bar and felt.
 func (d *drags) accuse(elapsed float64) {
@@ -54,7 +58,10 @@ func (d *drags) accuse(elapsed float64) {
 		d.feel(s, x)
 		x.fresh = x.fresh || s.fresh
 		x.own, x.base, x.excess = s.own, s.base, s.excess
-		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited)
+		// Its peers wait for it about as long as it is late. When they wait for much longer, it is not
+		// for that, unless it is short of CPU: then it is late inside of collectives, too.
+		explained := x.growth <= mostFelt*x.waited || d.crowded(s.rank)
+		x.add(d.window, d.at, s.slow, x.growth >= 0.3*x.waited && explained)
 	}
 	for i := 0; i < len(d.slow); i++ {
 		s := &d.slow[i]
@@ -66,9 +73,11 @@ func (d *drags) accuse(elapsed float64) {
 }
 
 // feel adds up what the middle peer of a suspect was inside collectives for longer
-// than usual, in the communicator where that is most, beside the suspect's own excess.
+// than usual, in the communicator where that is most, or in all that it is in, beside the suspect's
+// own excess: where ranks meet in many small communicators, each is told of a part.
 func (d *drags) feel(s, x *slowRank) {
 	best, at, peers := 0.0, int32(-1), 0
+	whole := math.Inf(-1)
 	for ci := range d.ev.Comms {
 		if d.comms[ci].former || d.comms[ci].ops <= d.ops0[ci].ops {
 			continue
@@ -87,16 +96,27 @@ func (d *drags) feel(s, x *slowRank) {
 			v = append(v, float64(now.inside-u.inside)-float64(u.insideNs/u.n)*float64(now.ops-u.ops))
 		}
 		d.scratch = v
-		if n := len(v); n > 0 {
-			if g := median(v); at < 0 || g > best {
-				best, at, peers = g, int32(ci), n
+		n := len(v)
+		if n == 0 {
+			continue
+		}
+		if g := median(v); at < 0 || g > best {
+			best, at, peers = g, int32(ci), n
+		}
+		v = v[:0]
+		for j := 0; j < len(members); j += 1 + len(members)/256 {
+			if w := members[j].World; j != me && uint32(w) < uint32(len(d.ranks)) && d.ranks[w].usual > 0 && !d.together(s.rank, w) {
+				v = append(v, float64(d.ranks[w].inside-d.ranks[w].usual))
 			}
+		}
+		if d.scratch = v; len(v) > 0 {
+			whole = max(whole, median(v))
 		}
 	}
 	if at < 0 {
 		return
 	}
-	x.growth = 0.8*x.growth + best
+	x.growth = 0.8*x.growth + max(best, whole)
 	x.waited = 0.8*x.waited + s.excess
 	if x.level == 0 {
 		x.comm = at

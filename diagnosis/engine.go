@@ -33,6 +33,7 @@ func New(cfg Config) *Engine {
 	e.aborts = &aborts{view: v}
 	e.links = &links{view: v, aborts: e.aborts}
 	drags := &drags{window: &e.window}
+	moved := &transfers{window: &e.window, drags: drags}
 	stragglers := &stragglers{window: &e.window, drags: drags}
 	losses := &losses{view: v, aborts: e.aborts}
 	// What comes first explains what comes later: detectors ask what was found before them.
@@ -46,8 +47,8 @@ func New(cfg Config) *Engine {
 		&starts{view: v},
 		stragglers,
 		drags,
-		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags},
-		&transfers{window: &e.window, drags: drags},
+		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags, transfers: moved},
+		moved,
 		&throughputs{window: &e.window, drags: drags},
 	}
 	return e

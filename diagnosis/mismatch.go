@@ -273,6 +273,9 @@ func (d *mismatches) find(found []finding) []finding {
 	}
 	if _, versions := d.disagreement(n.comm); versions != nil {
 		d.blameMismatch(&f, n.comm, &d.odd)
+	} else if odd, by := mostNamed(told, n.comm); odd >= 0 {
+		f.blame(d.rankCulprit(odd, reasonMismatch))
+		f.why("%d ranks gave up %s because rank %d called another operation: rank %s", len(by), f.CommName, odd, ranksOf(by))
 	} else {
 		f.blame(d.rankCulprit(n.to, reasonMismatch))
 		f.blame(d.rankCulprit(n.from, reasonMismatch))
@@ -280,4 +283,29 @@ func (d *mismatches) find(found []finding) []finding {
 		f.why("rank %d gave up %s at %s because rank %d called another operation", n.from, f.CommName, clock(n.at), n.to)
 	}
 	return append(found, f)
+}
+
+// mostNamed is the rank that several others say called another operation in a communicator, and
+// who they are; -1 when none is named by two, or more of them name another one.
+func mostNamed(told []naming, comm int32) (odd int32, by []blamed) {
+	named := map[int32][]blamed{}
+	for _, n := range told {
+		if n.comm == comm && n.why == record.ResultMismatch && n.from != n.to && !slices.ContainsFunc(named[n.to], func(b blamed) bool { return b.node == n.from }) {
+			named[n.to] = append(named[n.to], blamed{node: n.from})
+		}
+	}
+	odd = -1
+	most := 1
+	for rank, from := range named {
+		switch {
+		case len(from) > most:
+			odd, most = rank, len(from)
+		case len(from) == most:
+			odd = -1
+		}
+	}
+	if odd < 0 {
+		return -1, nil
+	}
+	return odd, named[odd]
 }

@@ -152,7 +152,7 @@ func (d *hangs) excuseOf(rank, ci int32) excuse {
 		x.reason, x.confirm = reasonUnknown, max(int64(cfg.Grace)/3, usual)
 	case r.IO, r.Proc == ProcDisk: // else it were sick
 		x.reason, x.confirm = reasonIO, d.patienceFor(d.pauses.io)
-	case max(r.Starved, r.Throttled) >= starvedShare:
+	case r.hunger() >= starvedShare:
 		x.reason, x.confirm = reasonCPU, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)
 	case r.CPU >= idleCPU, d.ranks[rank].worksAsUsual(r.CPU):
 		x.reason, x.confirm = reasonComputing, max(int64(cfg.Grace), 3*max(d.maxOwn, away), 3*d.pauses.busy)

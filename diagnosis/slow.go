@@ -40,7 +40,16 @@ type slowConn struct {
 	flight float32 // of the last windows
 	peers  int     // connections of its kind that it was compared with
 	cost   float64 // of its communicator
+	sure   int     // slow windows in which its delays were the network's doing
+	// moved is the share of the last windows that its destination was inside operations after all
+	// had come, beyond what is usual; it is since what its member's sums were at took.
+	moved float64
+	took  insideSums
+	tookA int64
 }
+
+// leastSure is how many windows have to show that a slow connection's delays are the network's doing.
+const leastSure = 2
 
 // slowLinks finds connections that take longer to deliver than they did, or
 // than those of their kind.
@@ -48,6 +57,7 @@ type slowLinks struct {
 	*window
 	stragglers *stragglers
 	drags      *drags
+	transfers  *transfers
 
 	conns  []connHistory // by index into Evidence.Conns
 	inside []insideHistory
@@ -71,6 +81,9 @@ type insideHistory struct {
 	// look: its members felt something in the window, or a connection's monitor has seen the
 	// network be slow. Without either none of its connections is.
 	look bool
+	// starving, when of this window (its start): whether a member is starved.
+	starving bool
+	looked   int64
 }
 
 func (d *slowLinks) forget() {
@@ -118,9 +131,6 @@ func (d *slowLinks) judge() {
 		}
 		return !d.betweenTwo(t) && active[t] >= 4 // everyone is slower
 	})
-	if len(suspects) > 0 {
-		d.usualHunger = d.medianHunger()
-	}
 	for i := range suspects {
 		s := &suspects[i]
 		at := slices.IndexFunc(d.slow, func(x slowConn) bool { return x.conn == s.conn })
@@ -136,7 +146,12 @@ func (d *slowLinks) judge() {
 		if s.slow > 0 { // one window holds few looks
 			s.flight = x.flight + (s.flight-x.flight)/3
 		}
-		s.again(d.window, s.alone, d.onTheWay(s))
+		d.watchMoved(s, x)
+		if s.sure = x.sure; d.onTheWay(s) {
+			s.sure++
+		}
+		// One window that bears it out may be a hiccup of its own.
+		s.again(d.window, s.alone, s.sure > x.sure && s.sure >= leastSure && 4*s.sure > s.slow)
 		*x = *s
 	}
 	for i := 0; i < len(d.slow); i++ {
@@ -156,6 +171,7 @@ func (d *slowLinks) suspects() (suspects []slowConn, slow [256]int) {
 	if !slices.ContainsFunc(d.inside, func(h insideHistory) bool { return h.look }) {
 		return nil, slow
 	}
+	d.usualHunger = d.medianHunger()
 	norm := d.normalRatios()
 	for ci := range d.ev.Comms {
 		if !d.inside[ci].look {
@@ -181,8 +197,13 @@ func (d *slowLinks) active() (n [256]int) {
 	return n
 }
 
-// feltIn reports whether the members of a communicator were inside for longer than usual.
-func (d *slowLinks) feltIn(ci int32) bool { return d.inside[ci].cost >= d.cfg.SlowShare/2 }
+// feltIn reports whether the members of a communicator were inside for longer than usual: much
+// longer, or some, and the job as a whole takes longer. What slows several of them
+// down a little each is felt by their sum.
+func (d *slowLinks) feltIn(ci int32) bool {
+	cost, most := d.inside[ci].cost, d.cfg.SlowShare/2
+	return cost >= most || cost >= most/4 && d.drags.windows > horizons[0] && d.drags.slower(horizons[0]) >= most
+}
 
 // often reports whether a connection's monitor finds that the network was slow most of the time.
 func (h *connHistory) often(c *Conn) bool { return c.Cause == record.CauseNetwork && h.share >= 0.5 }
@@ -254,8 +275,12 @@ func (d *slowLinks) observe() bool {
 	return any
 }
 
-// normalRatios returns, by transport, how much slower than their history the
-// middle connection is: a slowdown that most share is nobody's.
+// mostShare is which of the connections, by how slow they are, tells what most share.
+const mostShare = 0.3
+
+// normalRatios returns, by transport, how much slower than their history most
+// connections are: a slowdown that most share is nobody's. Of three nodes the links
+// of one are two thirds of all, so it is not the middle one that tells.
 func (d *slowLinks) normalRatios() (norm [256]float64) {
 	ratios := &d.ratios
 	for t := range ratios {
@@ -269,7 +294,7 @@ func (d *slowLinks) normalRatios() (norm [256]float64) {
 		}
 	}
 	for t := range ratios {
-		norm[t] = max(1, median(ratios[t]))
+		norm[t] = max(1, quantile(ratios[t], mostShare))
 		if len(ratios[t]) == 1 {
 			norm[t] = 1
 		}
@@ -330,8 +355,8 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		case d.settled(&h.base):
 			s.base = h.base.mean
 			than := norm
-			if h.share >= 0.5 && d.borneOut(&s.cell, ci, c) {
-				than = 1 // whatever others do: all had come, and it took longer
+			if h.share >= 0.5 && (d.borneOut(&s.cell, ci, c) || d.betweenTwo(t)) {
+				than = 1 // whatever others do: all had come, and it took longer; or the others are of the same two nodes
 			}
 			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*than
 		case n >= 4:
@@ -358,7 +383,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
-	if d.transferGrown(s) {
+	if d.transferGrown(s) || d.carried(s) || d.onlyBetween(s) {
 		return true
 	}
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {
@@ -369,6 +394,56 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
 	}
 	return s.flight >= max(0.2, usual+0.15)
+}
+
+// watchMoved takes down how long a slow connection's destination is inside operations after all
+// have come. x is what was known of it at the window before.
+func (d *slowLinks) watchMoved(s, x *slowConn) {
+	m := &d.ev.Comms[s.comm].Members[d.ev.Conns[s.conn].Dst]
+	s.moved, s.took, s.tookA = x.moved, insideSums{m.Ops, m.WaitNs, m.TransferNs}, d.now
+	if x.tookA == 0 || m.Ops <= x.took.ops || m.TransferNs < x.took.transfer || int(s.comm) >= len(d.transfers.usual) {
+		return
+	}
+	usual := &d.transfers.usual[s.comm]
+	if usual.n == 0 {
+		return
+	}
+	took, ops := float64(m.TransferNs-x.took.transfer), float64(m.Ops-x.took.ops)
+	excess := 0.0
+	if took >= 2*usual.mean*ops {
+		excess = (took - usual.mean*ops) / float64(d.now-x.tookA)
+	}
+	s.moved += (excess - s.moved) / 3
+}
+
+// carried reports whether the destination of a slow connection is inside operations for longer
+// after all have come, by more than both ends have waited for a CPU. Unlike looks at what is on
+// the way, this misses nothing in between. But a member takes for come whom it has heard of, maybe
+// by others: where one rank is late, the job takes no longer than that explains.
+func (d *slowLinks) carried(s *slowConn) bool {
+	hungry := float64(d.ev.Ranks[s.cell.src].hunger() + d.ev.Ranks[s.cell.dst].hunger())
+	if s.share < 0.5 || s.moved < max(leastGrown, hungry) || d.drags.unexplained < d.cfg.SlowShare/4 || d.elsewhere(s) {
+		return false
+	}
+	// Of those that end there, it is the one on which bytes are seen, when any is.
+	if slices.ContainsFunc(d.slow, func(x slowConn) bool {
+		return x.comm == s.comm && x.cell.dst == s.cell.dst && x.flight >= 0.1 && x.flight > 2*s.flight
+	}) {
+		return false
+	}
+	return !d.starvedIn(s.comm)
+}
+
+// onlyBetween reports whether a slow connection is one of those between two nodes, all of which
+// are slow, and the job takes longer than any rank's own time explains. Of two ranks that run
+// after each other one is late in one collective and the other in the next, so that nobody is inside
+// for longer in all of them.
+func (d *slowLinks) onlyBetween(s *slowConn) bool {
+	c := &d.ev.Conns[s.conn]
+	if _, ok := d.between[c.Transport]; !ok || c.Cause != record.CauseNetwork || s.share < 0.5 {
+		return false
+	}
+	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
 }
 
 // elevated reports whether a connection is slower than usual by the word of its monitor,
@@ -387,23 +462,28 @@ func (d *slowLinks) transferGrown(s *slowConn) bool {
 }
 
 // borneOut is transferGrown of a connection between two ranks, but for how often its
-// monitor says so.
+// monitor says so. A member that is short of CPU has all the others' transfers take longer.
 func (d *slowLinks) borneOut(at *cell, ci int32, c *Conn) bool {
 	if c.Cause != record.CauseNetwork || int(ci) >= len(d.drags.grown) || float64(d.drags.grown[ci]) < d.cfg.SlowShare/4 {
 		return false
 	}
-	return at.src >= 0 && at.dst >= 0 && !d.crowded(at.src) && !d.crowded(at.dst)
+	if int(ci) < len(d.transfers.denied) && d.transfers.denied[ci] {
+		return false
+	}
+	return at.src >= 0 && at.dst >= 0 && !d.crowded(at.src) && !d.crowded(at.dst) && !d.starvedIn(ci)
 }
 
-// crowded reports whether a rank waits for a CPU, or its whole node does: then what it
-// sends or takes is late, whatever the network does.
-func (v *view) crowded(rank int32) bool {
-	r := &v.ev.Ranks[rank]
-	if max(r.Starved, r.Throttled) > 0.1 {
-		return true
+// starvedIn reports whether a member of a communicator is starved.
+func (d *slowLinks) starvedIn(ci int32) bool {
+	h := &d.inside[ci]
+	if h.looked != d.start {
+		h.looked = d.start
+		h.starving = slices.ContainsFunc(d.ev.Comms[ci].Members, func(m Member) bool {
+			r := d.world(m.World)
+			return r >= 0 && d.starved(r)
+		})
 	}
-	n := nodeOf(v.ev, rank)
-	return n >= 0 && v.ev.Nodes[n].CPUPressure > 0.4
+	return h.starving
 }
 
 // learnDelays lets the connections that nothing is wrong with teach what is

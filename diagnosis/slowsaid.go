@@ -17,11 +17,8 @@ func (d *slowLinks) findings(found []finding) []finding {
 	for _, tell := range [...]bool{true, false} {
 		for i := range d.slow {
 			s := &d.slow[i]
-			late := slices.ContainsFunc(d.stragglers.slow, func(x slowRank) bool {
-				return x.level > 0 && (x.rank == s.cell.src || x.rank == s.cell.dst)
-			})
 			switch {
-			case late || tell != (s.level > 0) || slices.Contains(slow, s.cell):
+			case d.lateEnd(s.cell) || d.heldUp(s) || tell != (s.level > 0) || slices.Contains(slow, s.cell):
 			case tell:
 				slow = append(slow, s.cell)
 			case s.clean == 0:
@@ -101,6 +98,25 @@ func (d *slowLinks) findings(found []finding) []finding {
 		found = append(found, f)
 	}
 	return found
+}
+
+// lateEnd reports whether an end of a connection is told to be late itself.
+func (d *slowLinks) lateEnd(at cell) bool {
+	late := func(x slowRank) bool { return x.level > 0 && (x.rank == at.src || x.rank == at.dst) }
+	return slices.ContainsFunc(d.stragglers.slow, late) || slices.ContainsFunc(d.drags.slow, late)
+}
+
+// heldUp reports whether a slow connection is one inside a host that has an end in common with a
+// slow one that leaves it: what is in memory is late because of who takes it, and that
+// rank waits for the other connection.
+func (d *slowLinks) heldUp(s *slowConn) bool {
+	if d.ev.Conns[s.conn].Transport != record.TransportSHM {
+		return false
+	}
+	return slices.ContainsFunc(d.slow, func(x slowConn) bool {
+		return x.clean == 0 && d.ev.Conns[x.conn].Transport != record.TransportSHM &&
+			(x.cell.src == s.cell.src || x.cell.dst == s.cell.dst || x.cell.src == s.cell.dst || x.cell.dst == s.cell.src)
+	})
 }
 
 // betweenNodes takes those out of slow that are between two nodes, of a transport that is

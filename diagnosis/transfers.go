@@ -16,6 +16,9 @@ type transfers struct {
 	slow   []slowTransfer
 	last   []insideSums // by communicator, at the end of the stretch before
 	usual  []baseline   // by communicator: ns of transfer an operation
+	// denied is, by communicator, that what its members were inside for longer in the last stretch
+	// is not transfer, by their own word.
+	denied []bool
 }
 
 // insideSums are sums over a communicator's members: operations, and ns inside of them before
@@ -35,7 +38,7 @@ const (
 )
 
 func (d *transfers) forget() {
-	d.judged, d.noise, d.slow, d.last, d.usual = 0, d.noise[:0], d.slow[:0], d.last[:0], d.usual[:0]
+	d.judged, d.noise, d.slow, d.last, d.usual, d.denied = 0, d.noise[:0], d.slow[:0], d.last[:0], d.usual[:0], d.denied[:0]
 }
 
 func (d *transfers) find(found []finding) []finding {
@@ -53,6 +56,7 @@ func (d *transfers) find(found []finding) []finding {
 func (d *transfers) judge() {
 	d.noise = resized(d.noise, len(d.ev.Comms))
 	d.last, d.usual = resized(d.last, len(d.ev.Comms)), resized(d.usual, len(d.ev.Comms))
+	d.denied = resized(d.denied, len(d.ev.Comms))
 	seen := d.drags.windows >= transferFirst && !d.lost
 	var all []insideNode // filled when one has grown
 	for ci := range d.ev.Comms {
@@ -60,6 +64,7 @@ func (d *transfers) judge() {
 		at := slices.IndexFunc(d.slow, func(s slowTransfer) bool { return s.comm == int32(ci) })
 		bar := max(leastGrown, 5*float64(d.noise[ci]))
 		node, slow := int32(-1), false
+		d.denied[ci] = !d.transferred(int32(ci), g)
 		if seen && g >= bar && d.drags.slower(1) >= g/3 {
 			if node = d.inside(int32(ci)); node >= 0 {
 				if all == nil {

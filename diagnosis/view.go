@@ -22,6 +22,7 @@ type view struct {
 	comms   []commHistory // by index into Evidence.Comms
 	ranks   []rankHistory // by world rank
 	pauses  pauses
+	crowds  crowds
 	changed bool     // the set of communicators is not that of the former pass
 	open    *tracker // incidents that are open
 

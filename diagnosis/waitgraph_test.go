@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 // TestBlameAgainstClosure compares blame and upstream with the transitive
@@ -132,8 +134,73 @@ func TestPatterns(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
+	var star []cell // rank 0 with four others, each on a node of its own
+	for r := range int32(4) {
+		star = append(star, cell{0, r + 1}, cell{r + 1, 0})
+	}
+	alone := func(r int32) int32 { return r }
+	if got := patternsBeside([]cell{{0, 4}}, []cell{{4, 0}}, star, alone); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritConnection, Peer: 4}) {
+		t.Errorf("both directions of one pair, all that its node has: %+v", got)
+	}
 	two := patterns([]cell{{0, 4}, {8, 7}}, all, nodes)
 	if len(two) != 2 {
 		t.Errorf("two cells with nothing in common are one pattern: %+v", two)
+	}
+}
+
+// TestMostNamed: several ranks say of one that it called another operation; it, and one that has
+// heard of it, say so of others.
+func TestMostNamed(t *testing.T) {
+	name := func(from, to int32) naming { return naming{from: from, to: to, comm: 1, why: record.ResultMismatch} }
+	for _, c := range []struct {
+		told []naming
+		odd  int32
+		by   int
+	}{
+		{[]naming{name(1, 0), name(4, 0), name(2, 0), name(0, 3), name(5, 3), name(3, 3)}, 0, 3},
+		{[]naming{name(1, 0), name(0, 1)}, -1, 0},
+		{[]naming{name(1, 0), name(2, 0), name(3, 4), name(0, 4)}, -1, 0},
+		{[]naming{name(1, 0), name(1, 0)}, -1, 0},
+		{[]naming{{from: 1, to: 0, comm: 2, why: record.ResultMismatch}, {from: 2, to: 0, comm: 1, why: record.ResultPeerLost}, name(3, 0)}, -1, 0},
+	} {
+		if odd, by := mostNamed(c.told, 1); odd != c.odd || len(by) != c.by {
+			t.Errorf("%+v: rank %d, named by %v; want %d, by %d", c.told, odd, by, c.odd, c.by)
+		}
+	}
+}
+
+// TestCrowds: who is always short of CPU is not crowded by that; what lasts for some windows does
+// not become usual, and who gets more than before is soon expected to.
+func TestCrowds(t *testing.T) {
+	ev := &Evidence{Ranks: make([]Rank, 2), Nodes: make([]Node, 1)}
+	v := &view{ev: ev}
+	pass := func(windows int, a, b float32) {
+		ev.Ranks[0].Starved, ev.Ranks[1].Throttled = a, b
+		for range windows {
+			v.crowds.learn(ev)
+		}
+	}
+	pass(crowdFirst-1, 0.15, 0)
+	if !v.crowded(0) || v.crowded(1) {
+		t.Error("before anything is usual, 15 % is crowded, and nothing is not")
+	}
+	pass(20, 0.15, 0)
+	if v.crowded(0) {
+		t.Error("as short of CPU as ever")
+	}
+	pass(20, 0.15, 0.15)
+	if !v.crowded(1) {
+		t.Error("what has lasted for 20 windows is usual")
+	}
+	if pass(40, 0, 0.15); v.crowds.ranks[0] > 0.01 {
+		t.Errorf("usual: %v, 40 windows after it was over", v.crowds.ranks[0])
+	}
+	ev.Ranks[0].Starved = 0.35
+	if v.crowds.ranks[0] = 0.35; !v.crowded(0) {
+		t.Error("a third of the time is crowded, usual or not")
+	}
+	ev.Ranks = append(ev.Ranks, Rank{Node: 0})
+	if v.crowds.learn(ev); v.crowded(2) {
+		t.Error("a rank more")
 	}
 }

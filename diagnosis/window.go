@@ -36,6 +36,7 @@ func (w *window) advance() (other bool) {
 	w.passes++
 	if w.closed = w.due(); w.closed {
 		w.sumRanks()
+		w.crowds.learn(w.ev)
 	}
 	return false
 }

@@ -210,7 +210,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		_ = a.pressure.Close()
 	}()
 	a.began = record.Now()
-	var reportedAt, publishedAt, tunedAt int64
+	var reportDue, publishedAt, tunedAt int64
 	poll := a.o.Poll
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -238,8 +238,8 @@ func (a *Agent) Run(ctx context.Context) error {
 			poll = min(poll*2, a.o.Poll)
 		}
 		now := record.Now()
-		if now-reportedAt >= a.o.Interval.Nanoseconds() {
-			reportedAt = now
+		if now >= reportDue {
+			reportDue = now + unevenly(a.o.Interval)
 			a.update(ctx, now)
 			if now-tunedAt >= tuned {
 				a.tune(float64(now-tunedAt) / 1e9)
@@ -254,6 +254,13 @@ func (a *Agent) Run(ctx context.Context) error {
 		due = time.Now().Add(poll)
 		timer.Reset(poll)
 	}
+}
+
+// unevenly is the time to the next look, ns: the interval as a mean, within a quarter of it. Looks at
+// even intervals would see a job whose steps take about as long at the same moment of each step, and
+// never what happens at others.
+func unevenly(interval time.Duration) int64 {
+	return int64(float64(interval) * (0.75 + 0.5*rand.Float64()))
 }
 
 // drain folds what has been recorded since the last call. fill is recorder.Source.Drain's.

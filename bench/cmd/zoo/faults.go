@@ -62,6 +62,7 @@ const (
 type truth struct {
 	text  string
 	names []string      // culprits in the master's words; any of them will do
+	parts []string      // of the culprit, so that they may stand behind it: the ranks of a slow node
 	also  []string      // of a second fault at the same time; these have to be named as well
 	class []string      // of the second
 	ends  []int         // of a path
@@ -221,6 +222,11 @@ func onNode(text string, do func(*run, int) error) func(context.Context, *run) (
 	return func(_ context.Context, r *run) (*truth, error) {
 		n := r.rand.IntN(r.c.job.Nodes)
 		t := &truth{text: fmt.Sprintf("%s %s", nodeName(n), text), names: []string{"node " + nodeName(n)}}
+		for k := range r.c.job.Ranks {
+			if r.c.job.Node(k) == n {
+				t.parts = append(t.parts, fmt.Sprintf("rank %d", k))
+			}
+		}
 		if j := r.c.job; j.Ranks == j.Nodes {
 			t.names = append(t.names, fmt.Sprintf("rank %d", n), fmt.Sprintf("rank %d → all", n), fmt.Sprintf("all → rank %d", n))
 		}
@@ -228,12 +234,20 @@ func onNode(text string, do func(*run, int) error) func(context.Context, *run) (
 	}
 }
 
-// onLinks is as onNode; of two nodes both have the same links, and are right.
+// onLinks is as onNode; of two nodes both have the same links, and are right. So are these links
+// themselves, where they are all that is named: which of the two it is cannot be told.
 func onLinks(text string, do func(*run, int) error) func(context.Context, *run) (*truth, error) {
 	return func(ctx context.Context, r *run) (*truth, error) {
 		t, err := onNode(text, do)(ctx, r)
 		if err == nil && r.c.job.Nodes == 2 {
 			t.names = append(t.names, "node "+nodeName(0), "node "+nodeName(1))
+			for a := range r.c.job.Ranks {
+				for b := range r.c.job.Ranks {
+					if r.c.job.Node(a) != r.c.job.Node(b) {
+						t.names = append(t.names, fmt.Sprintf("rank %d → rank %d", a, b))
+					}
+				}
+			}
 		}
 		return t, err
 	}

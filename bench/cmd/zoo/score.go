@@ -116,7 +116,7 @@ func (r *run) score(res *result, t *truth) {
 			res.Confirmed = s.confirmed.Sub(r.t0).Seconds()
 		}
 		for _, name := range s.in.names() {
-			if !slices.Contains(t.names, name) && !slices.Contains(t.also, name) {
+			if !slices.Contains(t.names, name) && !slices.Contains(t.parts, name) && !slices.Contains(t.also, name) {
 				res.Innocent = append(res.Innocent, name)
 			}
 		}

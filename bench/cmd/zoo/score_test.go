@@ -32,6 +32,8 @@ func TestScore(t *testing.T) {
 		{"another first", "kill9", kill, []said{{otherHang, []string{"rank 1"}, 0.5, 1}, {otherHang, []string{"rank 2"}, 0.4, 2}}, 1, "wrong culprit", true},
 		{"right, then another", "kill9", kill, []said{{otherHang, []string{"rank 2"}, 0.5, 1}, {otherHang, []string{"rank 0"}, 1, 2}}, 1, "an innocent was confirmed, too", true},
 		{"right, with others behind", "kill9", kill, []said{{otherHang, []string{"rank 2", "rank 3"}, 0.5, 1}}, 1, "innocents behind the right culprit", true},
+		{"a node and its ranks", "node_slow1.5", truth{names: []string{"node node1"}, parts: []string{"rank 2", "rank 3"}}, []said{{otherSlow, []string{"node node1", "rank 2"}, 0.5, 1}}, 2, "", true},
+		{"a node's rank alone", "node_slow1.5", truth{names: []string{"node node1"}, parts: []string{"rank 2", "rank 3"}}, []said{{otherSlow, []string{"rank 2"}, 0.5, 1}}, 2, "wrong culprit", true},
 		{"class", "kill9", kill, []said{{commHang, []string{"rank 2"}, 0.5, 1}}, 1, "wrong class", true},
 		{"healthy", "none", truth{}, nil, 1, "", false},
 		{"false alarm", "none", truth{}, []said{{otherSlow, []string{"rank 0"}, 1, 2}}, 1, "confirmed, and nothing is wrong", false},
