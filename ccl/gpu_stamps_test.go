@@ -60,6 +60,7 @@ func TestGPUStamps(t *testing.T) {
 		if faked {
 			sizes = sizes[:2]
 		}
+		last := uint64(0) // its sequence
 		for _, size := range sizes {
 			buf := m.bytes(ccl.Float32, 0, size)
 			if err := do(ctx, s, c.AllReduce(s, buf, buf, ccl.Sum)); err != nil { // loads what it needs
@@ -68,8 +69,11 @@ func TestGPUStamps(t *testing.T) {
 			stream := dev.StreamOf(s.CUDA())
 			var off, early, late []int64
 			stamps := make([]record.Stamp, 64)
-			for r.Stamps(stamps) > 0 {
+			st, err := stampAfter(r, stamps, record.AllReduce, last)
+			if err != nil {
+				return err
 			}
+			last = st.Seq
 			for range rounds {
 				if err := do(ctx, s, c.Barrier(s)); err != nil {
 					return err
@@ -92,10 +96,11 @@ func TestGPUStamps(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				st, err := lastStamp(r, stamps, record.AllReduce)
+				st, err := stampAfter(r, stamps, record.AllReduce, last)
 				if err != nil {
 					return err
 				}
+				last = st.Seq
 				off = append(off, int64(between)-(st.End-st.Start))
 				early = append(early, st.Start+st.Err-called)
 				late = append(late, seen-(st.End-st.Err))
@@ -121,10 +126,16 @@ func TestGPUStamps(t *testing.T) {
 
 // lastStamp is the last ended operation of a kind that r has not told yet.
 func lastStamp(r *record.Reader, buf []record.Stamp, coll record.CollKind) (last record.Stamp, err error) {
+	return stampAfter(r, buf, coll, 0)
+}
+
+// stampAfter is lastStamp of operations after a sequence: where the host brings stamps to the
+// recorder, one before may come first.
+func stampAfter(r *record.Reader, buf []record.Stamp, coll record.CollKind, seq uint64) (last record.Stamp, err error) {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		n := r.Stamps(buf)
 		for _, s := range buf[:n] {
-			if s.Coll == coll && s.End != 0 {
+			if s.Coll == coll && s.End != 0 && s.Seq > seq {
 				last = s
 			}
 		}

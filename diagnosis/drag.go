@@ -235,6 +235,20 @@ func (d *drags) slower(n int32) float64 {
 	return 1 - float64(n)/float64(max(sum, 1e-3))
 }
 
+// mostlySlower is slower of the middle one of the last windows: a pause of all in one of them
+// is no part of it.
+func (d *drags) mostlySlower() float64 {
+	const n = 6
+	if d.windows < n {
+		return 0
+	}
+	var v [n]float64
+	for k := range int32(n) {
+		v[k] = float64(d.paces[((d.windows-1-k)%costWindows+costWindows)%costWindows])
+	}
+	return 1 - 1/max(median(v[:]), 1e-3)
+}
+
 // common is how much slower than its history the middle rank is.
 func (d *drags) common() float64 {
 	v := d.scratch[:0]
@@ -291,9 +305,7 @@ func (d *drags) measure(elapsed, common float64) {
 		}
 	}
 	d.scratch = short
-	if d.unexplained = 0; d.windows > horizons[0] {
-		d.unexplained = d.slower(horizons[0]) - float64(most)/float64(horizons[0])
-	}
+	d.unexplained = d.mostlySlower() - float64(most)/float64(horizons[0])
 	if len(short) == 0 {
 		return
 	}

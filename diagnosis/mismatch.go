@@ -63,8 +63,9 @@ func (v *view) disagreement(ci int32) (seq uint64, versions []version) {
 	for i := range members {
 		m := &members[i]
 		means := (m.inMismatch() || m.State == record.CommAborted) && m.Enqueued == seq
-		if p2p { // sequences are each rank's own: what failed counts
-			means = m.failedLast() && m.Fault != record.ResultOK && !m.Coll.PointToPoint()
+		if p2p { // sequences are each rank's own: what failed counts, and the collective that others are inside of
+			failed := m.failedLast() && m.Fault != record.ResultOK
+			means = (failed || inComm(m) && m.Open() && m.Enqueued == m.Started) && !m.Coll.PointToPoint()
 		}
 		if !means || v.world(m.World) < 0 {
 			continue

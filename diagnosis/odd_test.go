@@ -135,6 +135,22 @@ func TestOddOneOut(t *testing.T) {
 				j.pass(100 * time.Millisecond)
 			}
 		}},
+		{"one called another, beside sends and receives, and the others are inside still", "confirmed noncommunication_hang 3 mismatch", told, "AllReduce of 16384 bytes for rank 0, 1, 2", func(j *job) {
+			w := j.comm("world", 0, 1, 2, 3)
+			j.pair(w, 3, record.Send, 0, 1)
+			j.verdicts()
+			for i := range w.Members {
+				m := &w.Members[i]
+				m.Enqueued += uint64(i)
+				m.Coll, m.Peer, m.Bytes = record.AllReduce, -1, 16384
+				m.Started, m.Finished, m.StartedAt = m.Enqueued, m.Enqueued-1, j.ev.Now-700e6
+			}
+			gaveUp(w, 3, 2, -0.6)
+			w.Members[3].Fault, w.Members[3].Coll, w.Members[3].Peer, w.Members[3].Finished = record.ResultMismatch, record.Broadcast, 0, w.Members[3].Enqueued
+			for range 12 {
+				j.pass(100 * time.Millisecond)
+			}
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newJob(8)

@@ -65,6 +65,7 @@ type slowLinks struct {
 	// between are, by transport, the two nodes that all of its connections are between and
 	// slow, when that is so: which of the two, or what is between them, cannot be told.
 	between map[record.Transport][2]int32
+	twos    map[record.Transport][2]int32 // what twoNodes has found in this window
 	// seeWaiting: the transports tell when a receiver waits.
 	seeWaiting bool
 	sampled    int64          // start of the window that flights are of
@@ -129,7 +130,14 @@ func (d *slowLinks) judge() {
 		if 5*slow[t] < 4*active[t] || active[t] < 2 {
 			return false
 		}
-		return !d.betweenTwo(t) && active[t] >= 4 // everyone is slower
+		if two, ok := d.twoNodes(t); ok {
+			if d.between == nil {
+				d.between = map[record.Transport][2]int32{}
+			}
+			d.between[t] = two
+			return false
+		}
+		return active[t] >= 4 // everyone is slower
 	})
 	for i := range suspects {
 		s := &suspects[i]
@@ -147,7 +155,7 @@ func (d *slowLinks) judge() {
 			s.flight = x.flight + (s.flight-x.flight)/3
 		}
 		d.watchMoved(s, x)
-		if s.sure = x.sure; d.onTheWay(s) {
+		if s.sure = x.sure; d.onTheWay(s) && !d.lateSoon(s.cell.src) && !d.lateSoon(s.cell.dst) {
 			s.sure++
 		}
 		// One window that bears it out may be a hiccup of its own.
@@ -172,6 +180,7 @@ func (d *slowLinks) suspects() (suspects []slowConn, slow [256]int) {
 		return nil, slow
 	}
 	d.usualHunger = d.medianHunger()
+	clear(d.twos)
 	norm := d.normalRatios()
 	for ci := range d.ev.Comms {
 		if !d.inside[ci].look {
@@ -208,12 +217,22 @@ func (d *slowLinks) feltIn(ci int32) bool {
 // often reports whether a connection's monitor finds that the network was slow most of the time.
 func (h *connHistory) often(c *Conn) bool { return c.Cause == record.CauseNetwork && h.share >= 0.5 }
 
-// betweenTwo reports whether all connections of a transport are between two nodes.
-func (d *slowLinks) betweenTwo(t record.Transport) bool {
-	if _, ok := d.between[t]; ok {
-		return true
+// twoNodes returns the two nodes that all connections of a transport are between; false when
+// they are between others as well, or none.
+func (d *slowLinks) twoNodes(t record.Transport) (two [2]int32, ok bool) {
+	if known, ok := d.twos[t]; ok {
+		return known, known[0] >= 0
 	}
-	two := [2]int32{-1, -1}
+	two = [2]int32{-1, -1}
+	defer func() {
+		if d.twos == nil {
+			d.twos = map[record.Transport][2]int32{}
+		}
+		if !ok {
+			two = [2]int32{-1, -1}
+		}
+		d.twos[t] = two
+	}()
 	for i := range d.ev.Conns {
 		c := &d.ev.Conns[i]
 		if c.Transport != t || c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) {
@@ -222,18 +241,11 @@ func (d *slowLinks) betweenTwo(t record.Transport) bool {
 		a, b := nodeOf(d.ev, d.end(c, c.Src)), nodeOf(d.ev, d.end(c, c.Dst))
 		x := [2]int32{min(a, b), max(a, b)}
 		if x[0] < 0 || x[0] == x[1] || two[0] >= 0 && x != two {
-			return false
+			return two, false
 		}
 		two = x
 	}
-	if two[0] < 0 {
-		return false
-	}
-	if d.between == nil {
-		d.between = map[record.Transport][2]int32{}
-	}
-	d.between[t] = two
-	return true
+	return two, two[0] >= 0
 }
 
 // observe takes over what the connections' monitors have added since the last
@@ -355,7 +367,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		case d.settled(&h.base):
 			s.base = h.base.mean
 			than := norm
-			if h.share >= 0.5 && (d.borneOut(&s.cell, ci, c) || d.betweenTwo(t)) {
+			if _, two := d.twoNodes(t); h.share >= 0.5 && (two || d.borneOut(&s.cell, ci, c)) {
 				than = 1 // whatever others do: all had come, and it took longer; or the others are of the same two nodes
 			}
 			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*than
@@ -443,7 +455,13 @@ func (d *slowLinks) onlyBetween(s *slowConn) bool {
 	if _, ok := d.between[c.Transport]; !ok || c.Cause != record.CauseNetwork || s.share < 0.5 {
 		return false
 	}
-	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
+	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
+}
+
+// lateSoon reports whether a rank has cost the job as much lately as a slow connection has to: it may
+// be told to be late itself in a moment.
+func (d *slowLinks) lateSoon(r int32) bool {
+	return int(r) < len(d.drags.ranks) && float64(d.drags.ranks[r].sums[0])/float64(horizons[0]) >= d.cfg.SlowShare/2
 }
 
 // elevated reports whether a connection is slower than usual by the word of its monitor,
