@@ -395,7 +395,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
-	if d.transferGrown(s) || d.carried(s) || d.onlyBetween(s) {
+	if d.transferGrown(s) || d.carried(s) || d.onlyBetween(s) || d.bothWays(s) {
 		return true
 	}
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {
@@ -456,6 +456,19 @@ func (d *slowLinks) onlyBetween(s *slowConn) bool {
 		return false
 	}
 	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
+}
+
+// bothWays reports whether a slow connection's way back is slow as well, and the job takes longer
+// than any rank's own time explains: what is late one way is acknowledged late the other. A rank
+// that is late, or waits for another one, takes late what comes to it, and what it sends is taken at once.
+func (d *slowLinks) bothWays(s *slowConn) bool {
+	if s.share < 0.5 || d.ev.Conns[s.conn].Cause != record.CauseNetwork || d.drags.unexplained < d.cfg.SlowShare/2 {
+		return false
+	}
+	back := slices.ContainsFunc(d.slow, func(x slowConn) bool {
+		return x.comm == s.comm && x.cell.src == s.cell.dst && x.cell.dst == s.cell.src && x.clean == 0 && x.share >= 0.5 && x.delay >= s.delay/2 && x.delay <= 2*s.delay
+	})
+	return back && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
 }
 
 // lateSoon reports whether a rank has cost the job as much lately as a slow connection has to: it may
