@@ -47,6 +47,7 @@ func New(cfg Config) *Engine {
 		&starts{view: v},
 		stragglers,
 		drags,
+		&heldBack{view: v, drags: drags},
 		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags, transfers: moved},
 		moved,
 		&throughputs{window: &e.window, drags: drags},
