@@ -290,8 +290,14 @@ func (d *mismatches) find(found []finding) []finding {
 // who they are; -1 when none is named by two, or more of them name another one.
 func mostNamed(told []naming, comm int32) (odd int32, by []blamed) {
 	named := map[int32][]blamed{}
+	gaveUp := map[int32]bool{} // who names itself noticed by itself, and others heard that from it
 	for _, n := range told {
-		if n.comm == comm && n.why == record.ResultMismatch && n.from != n.to && !slices.ContainsFunc(named[n.to], func(b blamed) bool { return b.node == n.from }) {
+		if n.comm == comm && n.from == n.to {
+			gaveUp[n.to] = true
+		}
+	}
+	for _, n := range told {
+		if n.comm == comm && n.why == record.ResultMismatch && !gaveUp[n.to] && !slices.ContainsFunc(named[n.to], func(b blamed) bool { return b.node == n.from }) {
 			named[n.to] = append(named[n.to], blamed{node: n.from})
 		}
 	}

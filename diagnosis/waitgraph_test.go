@@ -158,6 +158,7 @@ func TestMostNamed(t *testing.T) {
 		by   int
 	}{
 		{[]naming{name(1, 0), name(4, 0), name(2, 0), name(0, 3), name(5, 3), name(3, 3)}, 0, 3},
+		{[]naming{name(1, 0), name(2, 0), name(0, 3), name(3, 3), name(4, 3), name(5, 3)}, 0, 2},
 		{[]naming{name(1, 0), name(0, 1)}, -1, 0},
 		{[]naming{name(1, 0), name(2, 0), name(3, 4), name(0, 4)}, -1, 0},
 		{[]naming{name(1, 0), name(1, 0)}, -1, 0},
