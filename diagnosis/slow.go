@@ -395,7 +395,11 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 // only word where the transport does not tell who waits, or where waiting for
 // bytes on the way is what the job does most of the time.
 func (d *slowLinks) onTheWay(s *slowConn) bool {
-	if d.transferGrown(s) || d.carried(s) || d.onlyBetween(s) || d.bothWays(s) {
+	if d.transferGrown(s) {
+		return true
+	}
+	// Within a host there is no network: what takes long there waits for a CPU, as a rule.
+	if d.ev.Conns[s.conn].Transport != record.TransportSHM && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
 		return true
 	}
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {
