@@ -398,8 +398,7 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if d.transferGrown(s) {
 		return true
 	}
-	// Within a host there is no network: what takes long there waits for a CPU, as a rule.
-	if d.ev.Conns[s.conn].Transport != record.TransportSHM && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
+	if !d.ev.Conns[s.conn].Transport.InMemory() && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
 		return true
 	}
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {

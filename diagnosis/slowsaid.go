@@ -110,11 +110,11 @@ func (d *slowLinks) lateEnd(at cell) bool {
 // slow one that leaves it: what is in memory is late because of who takes it, and that
 // rank waits for the other connection.
 func (d *slowLinks) heldUp(s *slowConn) bool {
-	if d.ev.Conns[s.conn].Transport != record.TransportSHM {
+	if !d.ev.Conns[s.conn].Transport.InMemory() {
 		return false
 	}
 	return slices.ContainsFunc(d.slow, func(x slowConn) bool {
-		return x.clean == 0 && d.ev.Conns[x.conn].Transport != record.TransportSHM &&
+		return x.clean == 0 && !d.ev.Conns[x.conn].Transport.InMemory() &&
 			(x.cell.src == s.cell.src || x.cell.dst == s.cell.dst || x.cell.src == s.cell.dst || x.cell.dst == s.cell.src)
 	})
 }

@@ -397,6 +397,10 @@ func (k Kind) String() string      { return name(kindNames[:], int(k), "kind") }
 func (a Algo) String() string      { return name(algoNames[:], int(a), "algo") }
 func (p Proto) String() string     { return name(protoNames[:], int(p), "proto") }
 func (t Transport) String() string { return name(transportNames[:], int(t), "transport") }
+
+// InMemory reports whether what it carries stays in a host's memory: no network is in between, and
+// what takes long waits for a CPU.
+func (t Transport) InMemory() bool { return t == TransportSHM }
 func (c Cause) String() string     { return name(causeNames[:], int(c), "cause") }
 func (r Result) String() string    { return name(resultNames[:], int(r), "result") }
 func (m MarkCode) String() string  { return name(markNames[:], int(m), "mark") }
