@@ -5,14 +5,16 @@ import (
 	"slices"
 )
 
-// heldBack finds ranks that their cgroup's quota holds back and that others wait for most of the
-// time. A rank with a twelfth of a core may take ten seconds for a step: in windows of
-// steps that is few windows, and it looks as if it hung, again and again. But what its quota
-// holds back runs.
+// heldBack finds ranks that their cgroup's quota, or whoever has their core, holds back, and that
+// others wait for most of the time. A rank with a twelfth of a core may take ten seconds for a step: in windows of
+// steps that is few windows, and it looks as if it hung, again and again, and its own
+// operations take as long as the others' waiting. But what is held back runs.
 type heldBack struct {
 	*view
 	drags *drags
 	ranks map[int32]*heldRank
+
+	scratch []float64
 }
 
 // heldRank is what is remembered of a rank that is held back.
@@ -29,6 +31,11 @@ type heldRank struct {
 type ofComm struct{ comm, member int32 }
 
 const (
+	// heldStarved is the share of the time, beyond the usual and what is usual for the job's other
+	// ranks, in which a rank finds no core at least: that it does is common where ranks share
+	// cores, so that it counts in a job that has become slower only. It is also what remains to be
+	// seen of a quota where the agent is not shown the cgroups.
+	heldStarved = 0.4
 	heldShare   = 0.2   // of the time, beyond the usual, that the quota holds a rank back at least
 	heldGap     = 3e9   // without that, and it is over
 	heldSuspect = 2.5e9 // from when on it is told
@@ -67,7 +74,11 @@ func (d *heldBack) find(found []finding) []finding {
 		f.setComm(c)
 		f.lastOf(c)
 		usual, _ := d.crowds.usually(r, -1)
-		f.why("rank %d is held back by its cgroup's quota for %.0f %% of the time, usually for %.0f %%", r, 100*d.ev.Ranks[r].Throttled, 100*usual)
+		if x := &d.ev.Ranks[r]; x.Throttled >= heldShare {
+			f.why("rank %d is held back by its cgroup's quota for %.0f %% of the time, usually for %.0f %%", r, 100*x.Throttled, 100*usual)
+		} else {
+			f.why("rank %d wants to run and finds no core for %.0f %% of the time, usually for %.0f %%", r, 100*x.Starved, 100*usual)
+		}
 		f.why("others wait for it in %s in %.0f %% of the looks", c.Name, 100*h.late/h.passes)
 		f.why("so since %s", clock(h.since))
 		found = append(found, f)
@@ -79,11 +90,7 @@ func (d *heldBack) find(found []finding) []finding {
 func (d *heldBack) follow() {
 	for i := range d.ev.Ranks {
 		r := int32(i)
-		x := &d.ev.Ranks[i]
-		if x.Throttled < heldShare {
-			continue
-		}
-		if usual, _ := d.crowds.usually(r, -1); x.Throttled < usual+heldShare {
+		if !d.heldNow(r) {
 			continue
 		}
 		h := d.ranks[r]
@@ -109,6 +116,24 @@ func (d *heldBack) follow() {
 	}
 }
 
+// heldNow reports whether a rank is held back more than it usually is.
+func (d *heldBack) heldNow(r int32) bool {
+	x := &d.ev.Ranks[r]
+	if x.hunger() < heldShare {
+		return false
+	}
+	usual, _ := d.crowds.usually(r, -1)
+	if x.Throttled >= usual+heldShare {
+		return true
+	}
+	share, slower := float32(heldStarved), heldShare
+	if d.ranks[r] != nil { // what holds it back comes and goes within seconds
+		share, slower = share/2, slower/2
+	}
+	return x.Starved >= usual+share && d.drags.slower(1) >= slower &&
+		x.Starved >= share+float32(d.medianRank(&d.scratch, func(r *Rank) float32 { return r.Starved }))
+}
+
 // crowd reports whether so many ranks are held back that none of them is the one.
 func (d *heldBack) crowd(r int32) bool { return len(d.ranks) > 1 && 2*len(d.ranks) > d.alive }
 
@@ -129,7 +154,7 @@ func (h *heldRank) watch(d *heldBack, r int32) {
 	h.passes, h.late = h.passes*heldMemory+1, h.late*heldMemory
 	if !paused(d.ev.Ranks[r].Mark) {
 		// A rank that has little of a core takes as long for its part of an operation.
-		inside := d.ev.Ranks[r].Throttled >= heldMost && d.drags.slower(1) >= heldShare
+		inside := d.ev.Ranks[r].hunger() >= heldMost && d.drags.slower(1) >= heldShare
 		if n, ci := d.waitFor(h, inside); n > 0 {
 			h.late++
 			h.comm, h.victims = ci, n

@@ -13,19 +13,20 @@ func (d *slowLinks) medianHunger() hunger {
 		return hunger{}
 	}
 	return hunger{
-		d.medianOf(func(r *Rank) float32 { return r.Starved }),
-		d.medianOf(func(r *Rank) float32 { return r.Throttled }),
+		d.medianRank(&d.scratch, func(r *Rank) float32 { return r.Starved }),
+		d.medianRank(&d.scratch, func(r *Rank) float32 { return r.Throttled }),
 	}
 }
 
-func (d *slowLinks) medianOf(share func(r *Rank) float32) float64 {
+// medianRank is the median of a share of the ranks, in scratch.
+func (v *view) medianRank(scratch *[]float64, share func(r *Rank) float32) float64 {
 	const most = 4096
-	v := d.scratch[:0]
-	for i := 0; i < len(d.ev.Ranks); i += 1 + len(d.ev.Ranks)/most {
-		v = append(v, float64(share(&d.ev.Ranks[i])))
+	all := (*scratch)[:0]
+	for i := 0; i < len(v.ev.Ranks); i += 1 + len(v.ev.Ranks)/most {
+		all = append(all, float64(share(&v.ev.Ranks[i])))
 	}
-	d.scratch = v
-	return median(v)
+	*scratch = all
+	return median(all)
 }
 
 // starved reports whether a rank gets so much less CPU than the others that its connections

@@ -3,6 +3,7 @@ package pressure
 import (
 	"bytes"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,38 +16,121 @@ const (
 	maxFile = 4096
 	// maxDepth bounds the cgroups above a process's own that are looked at.
 	maxDepth = 16
+	// maxDirs bounds the cgroups that are looked at, once, to find the program's own.
+	maxDirs = 50_000
 )
 
-// hierarchy is where cgroups are mounted; "" is for none.
+// hierarchy is where cgroups are mounted.
 type hierarchy struct {
-	unified string // v2: all controllers, or, beside v1, those that v1 does not have
-	cpu     string // v1's CPU controller
+	unified tree // v2: all controllers, or, beside v1, those that v1 does not have
+	cpu     tree // v1's CPU controller
 }
 
-// findHierarchy looks at the usual places (systemd's), of v2, v1, and both.
-func findHierarchy(root string) (h hierarchy) {
-	for _, dir := range []string{root, filepath.Join(root, "unified")} {
-		if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
-			h.unified = dir
-			break
+// tree is one mounted hierarchy.
+type tree struct {
+	top string // "" for none
+	// base is what paths in /proc/PID/cgroup are relative to, below top: the root of this program's
+	// cgroup namespace.
+	base string
+	lost bool // top has no such directory: only what lies above is elsewhere
+}
+
+// hostCgroups are where a container may see all cgroups of its node: a mount of the host's
+// /sys/fs/cgroup, or, with the host's processes, that of process 1.
+func hostCgroups(proc string) []string {
+	return []string{"/host/sys/fs/cgroup", filepath.Join(proc, "1/root/sys/fs/cgroup")}
+}
+
+// findHierarchy looks at the usual places (systemd's), of v2, v1, and both: below own, and below
+// the first of hosts that can be read, which shows more when this program is in a container.
+func findHierarchy(proc, own string, hosts ...string) hierarchy {
+	h, n := mounted(own)
+	for _, host := range hosts {
+		all, m := mounted(host)
+		if m == 0 {
+			continue
 		}
-	}
-	for _, dir := range []string{filepath.Join(root, "cpu"), filepath.Join(root, "cpu,cpuacct"), filepath.Join(root, "cpuacct,cpu")} {
-		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
-			h.cpu = dir
-			break
+		self, _ := read(filepath.Join(proc, "self", "cgroup"))
+		all.unified.locate(h.unified.top, groupOf(string(self), ""))
+		all.cpu.locate(h.cpu.top, groupOf(string(self), "cpu"))
+		if m >= n && !all.unified.lost && !all.cpu.lost {
+			return all
 		}
 	}
 	return h
 }
 
-func (h hierarchy) none() bool { return h == hierarchy{} }
+// mounted finds the hierarchies below root, and how many there are.
+func mounted(root string) (h hierarchy, n int) {
+	for _, dir := range []string{root, filepath.Join(root, "unified")} {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
+			h.unified.top = dir
+			n++
+			break
+		}
+	}
+	for _, dir := range []string{filepath.Join(root, "cpu"), filepath.Join(root, "cpu,cpuacct"), filepath.Join(root, "cpuacct,cpu")} {
+		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
+			h.cpu.top = dir
+			n++
+			break
+		}
+	}
+	return h, n
+}
+
+// locate finds the root of this program's cgroup namespace in the tree. The program's own view of
+// the hierarchy is mounted at own, and it is in cgroup self, as its namespace names it. A container's
+// own view is its own cgroup: where the tree has that under self's name, names are the host's.
+func (t *tree) locate(own, self string) {
+	if t.top == "" || own == "" || same(t.top, own) || self != "" && same(filepath.Join(t.top, self), own) {
+		return
+	}
+	t.lost = true
+	left := maxDirs
+	_ = filepath.WalkDir(t.top, func(dir string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil || !d.IsDir():
+			return nil // it went away meanwhile
+		case left == 0:
+			return fs.SkipAll
+		case same(dir, own):
+			t.base, t.lost = strings.TrimPrefix(dir, t.top), false
+			return fs.SkipAll
+		}
+		left--
+		return nil
+	})
+}
+
+// same reports whether two paths are one directory.
+func same(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// groupOf is the cgroup of a v1 controller in /proc/PID/cgroup, or of v2 for "".
+func groupOf(text, controller string) string {
+	for line := range strings.Lines(text) {
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(f) == 3 && (controller == "" && f[1] == "" && f[0] == "0" || controller != "" && slices.Contains(strings.Split(f[1], ","), controller)) {
+			return f[2]
+		}
+	}
+	return ""
+}
+
+func (h hierarchy) none() bool { return h.unified.top == "" && h.cpu.top == "" }
 
 // groups is what is known of a process's cgroups.
 type groups struct {
 	limited []limited // those with a quota, its own first
 	own     string    // v2's, for its memory pressure; "" for none
-	outside bool      // they lie outside of this program's cgroup namespace
+	outside bool      // they are not shown here
 }
 
 // limited is one cgroup with a CPU quota.
@@ -71,23 +155,21 @@ func (g *groups) survey(h hierarchy, dir string) {
 	}
 	var found []limited
 	g.own, g.outside = "", false
-	for line := range strings.Lines(string(text)) {
-		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(f) != 3 {
+	for _, v2 := range []bool{true, false} {
+		tree, controller := h.cpu, "cpu"
+		if v2 {
+			tree, controller = h.unified, ""
+		}
+		group := groupOf(string(text), controller)
+		if group == "" {
 			continue
 		}
-		top := h.cpu
-		if f[0] == "0" && f[1] == "" {
-			top = h.unified
-		} else if !slices.Contains(strings.Split(f[1], ","), "cpu") {
-			continue
-		}
-		own, ok := inside(top, f[2])
+		own, ok := tree.inside(group)
 		if !ok {
-			g.outside = g.outside || top != ""
+			g.outside = g.outside || tree.top != ""
 			continue
 		}
-		if top == h.unified {
+		if v2 {
 			g.own = own
 		}
 		for d, depth := own, 0; depth < maxDepth; d, depth = filepath.Dir(d), depth+1 {
@@ -98,7 +180,7 @@ func (g *groups) survey(h hierarchy, dir string) {
 				}
 				found = append(found, l)
 			}
-			if d == top {
+			if d == tree.top {
 				break
 			}
 		}
@@ -106,13 +188,22 @@ func (g *groups) survey(h hierarchy, dir string) {
 	g.limited = found
 }
 
-// inside is the directory of a cgroup. Of one outside of this program's own cgroup
-// namespace there is none.
-func inside(top, group string) (dir string, ok bool) {
-	if top == "" || !filepath.IsAbs(group) || strings.Contains(group, "/..") {
+// inside is the directory of a cgroup. Of one that is not shown here there is none.
+func (t tree) inside(group string) (dir string, ok bool) {
+	if t.top == "" || !filepath.IsAbs(group) {
 		return "", false
 	}
-	return filepath.Join(top, group), true
+	// Groups outside of the namespace begin with /.., as often as it takes.
+	up := 0
+	for part := range strings.SplitSeq(group, "/") {
+		if part == ".." {
+			up++
+		}
+	}
+	if t.lost || up > strings.Count(t.base, "/") {
+		return "", false
+	}
+	return filepath.Join(t.top, filepath.Join("/", t.base, group)), true
 }
 
 // hasQuota reports whether a cgroup limits the CPU time of what is in it.

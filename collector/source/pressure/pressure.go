@@ -78,9 +78,10 @@ type look struct {
 }
 
 // New returns a source on the given proc file system, normally "/proc", and the directory of
-// cgroup file systems, normally "/sys/fs/cgroup".
+// cgroup file systems, normally "/sys/fs/cgroup". In a container, which sees its own cgroup
+// there, it looks for the host's.
 func New(proc, cgroup string) *Source {
-	s := &Source{proc: proc, cgroups: findHierarchy(cgroup), watched: map[*source.Process]*watch{}}
+	s := &Source{proc: proc, cgroups: findHierarchy(proc, cgroup, hostCgroups(proc)...), watched: map[*source.Process]*watch{}}
 	_, err := os.ReadFile(filepath.Join(proc, "self", "schedstat"))
 	s.sched = err == nil
 	return s
@@ -198,7 +199,7 @@ func (s *Source) missing() error {
 	}
 	nothing := len(what) == 3
 	if s.outside {
-		what = append(what, "ranks' cgroups lie outside of this program's cgroup namespace: give its container the host's")
+		what = append(what, "ranks' cgroups are not shown here: mount the host's /sys/fs/cgroup at /host/sys/fs/cgroup")
 	}
 	switch {
 	case len(what) == 0:

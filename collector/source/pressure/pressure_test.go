@@ -210,11 +210,59 @@ func TestMemoryPressure(t *testing.T) {
 	p, out := tr.process(42), tr.process(43)
 	tr.write("proc/43/cgroup", "0::/../pods/a/c\n") // outside of this program's cgroup namespace
 	_ = tr.look()
-	if err := tr.s.Update(&tr.v); !errors.Is(err, source.ErrPartly) || !strings.Contains(err.Error(), "cgroup namespace") {
+	if err := tr.s.Update(&tr.v); !errors.Is(err, source.ErrPartly) || !strings.Contains(err.Error(), "/host/sys/fs/cgroup") {
 		t.Errorf("of a cgroup that is not shown: %v", err)
 	}
 	if !near(p.MemoryPressure, 0.4) || out.MemoryPressure != 0 {
 		t.Errorf("memory pressure %g; of a cgroup that is not shown here %g", p.MemoryPressure, out.MemoryPressure)
+	}
+}
+
+// An agent in a container sees its own cgroup in /sys/fs/cgroup, and other containers' by the
+// host's mount: with a cgroup namespace of its own (/../..) and without, v2 and v1.
+func TestContainer(t *testing.T) {
+	for _, c := range []struct {
+		name, own, self, rank string
+		files                 map[string]string
+	}{
+		{"v2, own namespace", "pods/agent/c", "0::/\n", "0::/../../a/c\n", map[string]string{"cgroup.controllers": "cpu\n", "pods/agent/c/cgroup.controllers": "cpu\n", "pods/a/c/cpu.max": "1000 100000\n"}},
+		{"v2, the host's", "", "0::/pods/agent/c\n", "0::/pods/a/c\n", map[string]string{"cgroup.controllers": "cpu\n", "pods/a/c/cpu.max": "1000 100000\n"}},
+		{"v1, the host's", "pods/agent/c", "3:cpu,cpuacct:/pods/agent/c\n", "3:cpu,cpuacct:/pods/a/c\n", map[string]string{"cpu/cgroup.procs": "", "cpu/pods/agent/c/cgroup.procs": "", "cpu/pods/a/c/cpu.cfs_quota_us": "1000\n"}},
+		{"v1, own namespace", "pods/agent/c", "3:cpu,cpuacct:/\n", "3:cpu,cpuacct:/../../a/c\n", map[string]string{"cpu/cgroup.procs": "", "cpu/pods/agent/c/cgroup.procs": "", "cpu/pods/a/c/cpu.cfs_quota_us": "1000\n"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			files := map[string]string{"proc/self/cgroup": c.self}
+			for name, text := range c.files {
+				files["proc/1/root/sys/fs/cgroup/"+name] = text
+			}
+			tr := newTree(t, files)
+			host, v1 := filepath.Join(tr.root, "proc/1/root/sys/fs/cgroup"), strings.HasPrefix(c.name, "v1")
+			own, group := filepath.Join(tr.root, "cgroup"), host
+			if err := os.RemoveAll(own); err != nil {
+				t.Fatal(err)
+			}
+			if v1 {
+				if err := os.Mkdir(own, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				own, group = filepath.Join(own, "cpu"), filepath.Join(host, "cpu")
+			}
+			if err := os.Symlink(filepath.Join(group, c.own), own); err != nil { // what a mount of its own is
+				t.Fatal(err)
+			}
+			tr.s.Close()
+			tr.s = pressure.New(filepath.Join(tr.root, "proc"), filepath.Join(tr.root, "cgroup"))
+			p := tr.process(42)
+			tr.write("proc/42/cgroup", c.rank)
+			tr.thread(42, 42, "S", 1, 1, 1)
+			for i := range 2 {
+				tr.write(strings.TrimPrefix(filepath.Join(group, "pods/a/c/cpu.stat"), tr.root+"/"), fmt.Sprintf("nr_periods %d\nnr_throttled %d\nthrottled_usec %d\nthrottled_time %d\n", 5*i, 5*i, 460000*i, 460000000*i))
+				_ = tr.look()
+			}
+			if !near(p.Throttled, 0.92) {
+				t.Errorf("throttled %g, want 0.92: %v", p.Throttled, tr.s.Update(&tr.v))
+			}
+		})
 	}
 }
 

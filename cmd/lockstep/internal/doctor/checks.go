@@ -186,7 +186,7 @@ func pressure(_ context.Context, n *node) Finding {
 	note(n.exists("/proc/self/schedstat"), "schedstat", "no schedstat")
 	if len(lacks) > 0 {
 		return Finding{Status: Lacks, Found: strings.Join(append(lacks, found...), ", "), Without: "a rank that starves for CPU looks like one that computes",
-			Do: "boot with psi=1, and give an agent in a container the host's /sys/fs/cgroup and cgroup namespace"}
+			Do: "boot with psi=1, and give an agent in a container the host's /sys/fs/cgroup, at /host/sys/fs/cgroup"}
 	}
 	return Finding{Status: OK, Found: strings.Join(found, ", ")}
 }

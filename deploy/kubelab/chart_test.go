@@ -1,0 +1,635 @@
+package kubelab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/lockstep-ccl/lockstep/deploy/local"
+	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/rules"
+)
+
+// TestChart is `make test-chart-kubernetes`: both charts on six real kubelets, real ranks on four of
+// a pool of five, a real Prometheus and Alertmanager; faults from outside, and what comes of each:
+// verdict, alert, action, running again. It ends with the charts uninstalled beside a job that goes on.
+//
+// n1 has the master and the remediator. There are no DNS, services or volumes: hosts' network, and
+// a journal in the container.
+func TestChart(t *testing.T) {
+	c := install(t)
+	number := func(name string, or int) int {
+		if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n > 0 {
+			return n
+		}
+		return or
+	}
+	runs, only := number("RUNS", 1), strings.Fields(os.Getenv("FAULTS"))
+	var table []string
+	for _, f := range faults {
+		if len(only) > 0 && !slices.Contains(only, f.name) {
+			continue
+		}
+		var all []outcome
+		for run := range runs {
+			o := c.play(f, run%4)
+			t.Logf("%s: %v", f.name, o)
+			all = append(all, o)
+		}
+		table = append(table, summary(f.name, all))
+	}
+	t.Logf("seconds from the fault on, median and worst:\n%-18s %4s %5s %12s %12s %12s %12s %10s\n%s", "fault", "runs", "right", "verdict", "alert", "action", "running", "old ended", strings.Join(table, "\n"))
+	c.uninstall()
+	c.sameLosses()
+}
+
+// fault is broken from outside: by signals, quotas, switches.
+type fault struct {
+	name   string
+	inject func(c *chart, p rank)
+	// heal brings the node back, and waits for nothing.
+	heal func(c *chart, node string)
+	// class and reason of the verdict; no class where what happens is no fault of the job's.
+	class, reason string
+	moves         bool // the rank is elsewhere afterwards
+	// unplugged nodes cannot end their ranks: these are dead, or stand still until they are back.
+	unplugged bool
+}
+
+var faults = []fault{
+	{
+		name: "rank_killed", class: "noncommunication_hang", reason: "process_gone",
+		inject: func(c *chart, p rank) { c.signal(p, syscall.SIGKILL) },
+	},
+	{
+		name: "rank_stopped", class: "noncommunication_hang", reason: "process_stopped",
+		inject: func(c *chart, p rank) { c.signal(p, syscall.SIGSTOP) },
+	},
+	{
+		name: "node_slow", class: "noncommunication_slow", moves: true,
+		inject: func(c *chart, p rank) { c.starve(p) },
+		heal:   func(c *chart, node string) { c.Kubectl("uncordon", node) },
+	},
+	{
+		name: "power_loss", class: "noncommunication_hang", reason: names.ReasonNodeLost, moves: true,
+		inject: func(c *chart, p rank) { c.Node("kill", p.node) },
+		heal:   func(c *chart, node string) { c.Node("start", node) },
+	},
+	{
+		name: "node_cut", class: "noncommunication_hang", reason: names.ReasonNodeLost, moves: true,
+		inject: func(c *chart, p rank) { c.Node("cut", p.node) },
+		heal:   func(c *chart, node string) { c.Node("heal", node) },
+	},
+	{
+		name: "node_frozen", class: "noncommunication_hang", reason: names.ReasonNodeLost, moves: true, unplugged: true,
+		inject: func(c *chart, p rank) { c.Node("freeze", p.node) },
+		heal:   func(c *chart, node string) { c.Node("thaw", node) },
+	},
+	{ // its ranks run on, until Kubernetes takes the node for dead
+		name: "kubelet_dead", moves: true,
+		inject: func(c *chart, p rank) { c.Node("kubelet", p.node) },
+		heal: func(c *chart, node string) {
+			c.Node("kill", node)
+			c.Node("start", node)
+		},
+	},
+}
+
+// outcome is one run of a fault: times since it, 0 for what was not seen.
+type outcome struct {
+	node                            string
+	verdict, alert, action, running time.Duration
+	ended                           time.Duration // when the last process of the old attempt had ended
+	said                            string        // the verdict
+	wrong                           []string
+}
+
+func (o outcome) String() string {
+	s := fmt.Sprintf("%s: verdict %.1f (%s), alert %.1f, action %.1f, running %.1f, old attempt ended %.1f s", o.node, o.verdict.Seconds(), o.said, o.alert.Seconds(), o.action.Seconds(), o.running.Seconds(), o.ended.Seconds())
+	if len(o.wrong) > 0 {
+		s += "; WRONG: " + strings.Join(o.wrong, "; ")
+	}
+	return s
+}
+
+func summary(name string, all []outcome) string {
+	right := 0
+	for _, o := range all {
+		if len(o.wrong) == 0 {
+			right++
+		}
+	}
+	col := func(of func(outcome) time.Duration) string {
+		var l []time.Duration
+		for _, o := range all {
+			if d := of(o); d > 0 {
+				l = append(l, d)
+			}
+		}
+		if len(l) == 0 {
+			return "-"
+		}
+		slices.Sort(l)
+		return fmt.Sprintf("%.1f, %.1f", l[len(l)/2].Seconds(), l[len(l)-1].Seconds())
+	}
+	return fmt.Sprintf("%-18s %4d %5d %12s %12s %12s %12s %10s", name, len(all), right,
+		col(func(o outcome) time.Duration { return o.verdict }), col(func(o outcome) time.Duration { return o.alert }),
+		col(func(o outcome) time.Duration { return o.action }), col(func(o outcome) time.Duration { return o.running }), col(func(o outcome) time.Duration { return o.ended }))
+}
+
+const (
+	world  = 4
+	settle = 10 * time.Second // of running undisturbed before a fault: slowness needs some history
+	within = 3 * time.Minute
+)
+
+// chart is what is installed.
+type chart struct {
+	*Lab
+	t                     *testing.T
+	helm, lockstep, image string
+	stack                 *local.Stack
+	mu                    sync.Mutex
+	restarts              int // of the JobSet
+	restarted             time.Time
+	client                http.Client
+	losses                string
+}
+
+func install(t *testing.T) *chart {
+	if os.Getenv("LOCKSTEP_TEST_HELM") == "" {
+		t.Skip("make test-chart-kubernetes runs this: it needs root, helm, images, and a cluster that takes minutes to build once")
+	}
+	c := &chart{t: t, helm: os.Getenv("LOCKSTEP_TEST_HELM"), lockstep: os.Getenv("LOCKSTEP_TEST_PROGRAM"), image: "localhost/lockstep:" + os.Getenv("LOCKSTEP_TEST_VERSION"), client: http.Client{Timeout: 3 * time.Second}}
+	c.Lab = Up(t, "NODES=6")
+	for i := range 6 {
+		c.Node("enter", fmt.Sprintf("n%d", i+1), "ctr", "-n", "k8s.io", "images", "import", os.Getenv("LOCKSTEP_TEST_IMAGES"))
+	}
+	c.losses = filepath.Join(c.Shared, "train", "loss.txt")
+	if err := os.Mkdir(filepath.Join(c.Shared, "train"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.secrets()
+	for i := range 5 {
+		c.Kubectl("label", "node", fmt.Sprintf("n%d", i+2), "lockstep.dev/pool=train")
+	}
+	c.Kubectl("taint", "node", "n6", "lockstep.dev/spare=:NoSchedule")
+	c.charts()
+	c.Apply(c.jobset())
+	c.watch()
+	c.wait("four ranks run", func() bool { return len(c.ranks(0)) == world && c.steps() > 20 })
+	c.monitoring()
+	return c
+}
+
+// secrets makes certificates, and the namespaces that have them.
+func (c *chart) secrets() {
+	pki := filepath.Join(c.t.TempDir(), "pki")
+	make := func(args ...string) { c.Sh(c.lockstep, append([]string{"pki", args[0], "--dir", pki}, args[1:]...)...) }
+	make("init")
+	agents := []string{"ca.crt"}
+	for i := range 6 {
+		n := fmt.Sprintf("n%d", i+1)
+		make("agent", "--node", n)
+		agents = append(agents, "agent-"+n+".crt", "agent-"+n+".key")
+	}
+	make("remediator")
+	make("master", "--job", "train", "--host", c.Address("n1"))
+	secret := func(namespace, name string, files ...string) {
+		args := []string{"-n", namespace, "create", "secret", "generic", name}
+		for _, f := range files {
+			args = append(args, "--from-file="+filepath.Join(pki, f))
+		}
+		c.Kubectl(args...)
+	}
+	c.Kubectl("create", "namespace", "lockstep")
+	c.Kubectl("create", "namespace", "training")
+	secret("lockstep", "lockstep-agents", agents...)
+	secret("lockstep", "lockstep-remediator-tls", "ca.crt", "remediator.crt", "remediator.key")
+	secret("training", "lockstep-master-train-tls", "ca.crt", "master-train.crt", "master-train.key")
+	c.Kubectl("-n", "training", "create", "secret", "generic", "ranks", "--from-literal=secret="+rand())
+}
+
+func rand() string { return strings.Repeat("0123456789abcdef", 4) } // of a cluster that lives for minutes
+
+func (c *chart) charts() {
+	values := filepath.Join(c.t.TempDir(), "values.yaml")
+	if err := os.WriteFile(values, []byte(fmt.Sprintf(`
+masters: ["train=%s:9401"]
+remediator:
+  nodeSelector: {kubernetes.io/hostname: n1}
+  config:
+    dry_run: false
+    max_age: 2m
+    policies:
+    - {name: hang-communication, class: communication_hang, action: restart}
+    - {name: hang-noncommunication, class: noncommunication_hang, action: restart}
+    - {name: slow-link, class: communication_slow, action: restart}
+    - {name: slow-rank, class: noncommunication_slow, action: restart_excluding}
+    breaker: {window: 1h, job: 500, total: 500, unit_share: 1, units: 500}
+  persistence: {enabled: false}
+  extraEnv: [{name: KUBERNETES_SERVICE_HOST, value: "%s.1"}, {name: KUBERNETES_SERVICE_PORT, value: "6443"}]
+`, c.Address("n1"), c.Net)), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	repository, tag, _ := strings.Cut(c.image, ":")
+	image := "image.repository=" + repository + ",image.tag=" + tag + ",image.pullPolicy=Never"
+	c.t.Setenv("KUBECONFIG", c.Kubeconfig)
+	c.Sh(c.helm, "upgrade", "--install", "lockstep", filepath.Join(c.dir, "../helm/lockstep"), "-n", "lockstep", "--set", image, "-f", values)
+	c.Sh(c.helm, "upgrade", "--install", "lockstep-master-train", filepath.Join(c.dir, "../helm/lockstep-master"), "-n", "training", "--set", image+`,job=train,hostNetwork=true,nodeSelector.kubernetes\.io/hostname=n1`)
+	c.Kubectl("-n", "lockstep", "rollout", "status", "--timeout", "150s", "daemonset/lockstep-agent")
+	c.Kubectl("-n", "lockstep", "rollout", "status", "--timeout", "120s", "deployment/lockstep-remediator")
+	c.Kubectl("-n", "training", "rollout", "status", "--timeout", "120s", "deployment/lockstep-master-train")
+}
+
+// jobset has a rank a node.
+func (c *chart) jobset() string {
+	return fmt.Sprintf(`
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: train, namespace: training}
+spec:
+  failurePolicy: {maxRestarts: 1000, restartStrategy: BlockingRecreate}
+  replicatedJobs:
+  - name: w
+    replicas: 1
+    template:
+      spec:
+        parallelism: %[1]d
+        completions: %[1]d
+        completionMode: Indexed
+        backoffLimit: 0
+        template:
+          metadata: {labels: {lockstep.dev/job: train}}
+          spec:
+            hostNetwork: true
+            restartPolicy: Never
+            terminationGracePeriodSeconds: 1
+            nodeSelector: {lockstep.dev/pool: train}
+            tolerations:
+            - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: 3}
+            - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: 3}
+            containers:
+            - name: c
+              image: %[2]s
+              imagePullPolicy: Never
+              args: [train, --dp=%[1]d, --pace=50ms, --dir=%[3]s/train, --meet=%[3]s/train, --address=$(HOST_IP)]
+              resources: {limits: {lab.example/gpu: 8}}
+              securityContext: {runAsUser: 0}
+              env:
+              - {name: LOCKSTEP_JOB, value: train}
+              - {name: LOCKSTEP_NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+              - {name: LOCKSTEP_FENCE, value: stop}
+              - {name: LOCKSTEP_FENCE_LEASE, value: 5s}
+              - {name: LOCKSTEP_FENCE_GRACE, value: 0s}
+              - {name: LOCKSTEP_SECRET_FILE, value: /secret/secret}
+              - {name: LOCKSTEP_NET, value: tcp}
+              - {name: LOCKSTEP_LOCAL_RANK, value: "0"}
+              - {name: LOCKSTEP_WORLD_SIZE, value: "%[1]d"}
+              - {name: LOCKSTEP_RANK, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}}
+              - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
+              - {name: MASTER_PORT, value: "29507"}
+              - {name: JOBSET_NAME, value: train}
+              - {name: JOBSET_RESTART_ATTEMPT, valueFrom: {fieldRef: {fieldPath: "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"}}}
+              - {name: LOCKSTEP_RESTART_COUNT, valueFrom: {fieldRef: {fieldPath: "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"}}}
+              volumeMounts: [{name: runtime, mountPath: /dev/shm/lockstep}, {name: shared, mountPath: %[3]s}, {name: secret, mountPath: /secret}]
+            volumes:
+            - {name: runtime, hostPath: {path: /dev/shm/lockstep, type: Directory}}
+            - {name: shared, hostPath: {path: %[3]s}}
+            - {name: secret, secret: {secretName: ranks, defaultMode: 0400}}
+`, world, c.image, c.Shared)
+}
+
+// monitoring starts Prometheus and Alertmanager beside the cluster, which reach its pods.
+func (c *chart) monitoring() {
+	c.Sh("ip", "route", "replace", c.Pods+".0.0/16", "via", c.Net+".1")
+	c.t.Cleanup(func() { Try("ip", "route", "del", c.Pods+".0.0/16") })
+	dir := c.t.TempDir()
+	var b bytes.Buffer
+	if err := rules.Generate(&b, rules.FastConfig()); err != nil {
+		c.t.Fatal(err)
+	}
+	token, err := exec.Command("sh", "-c", "kubectl -n lockstep get secret lockstep-remediator-tokens -o jsonpath='{.data.token}' | base64 -d").Output()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"rules.yml": b.Bytes(), "token": token} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	at := c.Kubectl("-n", "lockstep", "get", "pods", "-l", "app.kubernetes.io/component=remediator", "-o", "jsonpath={.items[0].status.podIP}") + ":9410"
+	c.stack, err = local.Start(c.t.Context(), local.Config{
+		Dir: dir, RuleFiles: []string{filepath.Join(dir, "rules.yml")}, WebhookURL: "http://" + at + "/webhook", WebhookCredentialsFile: filepath.Join(dir, "token"),
+		Targets: []local.Target{{Job: "lockstep-master", Addresses: []string{c.Address("n1") + ":9402"}}, {Job: "lockstep-remediator", Addresses: []string{at}}}, Progress: os.Stderr,
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(c.stack.Stop)
+}
+
+// watch follows the JobSet's restarts.
+func (c *chart) watch() {
+	ctx, stop := context.WithCancel(c.t.Context())
+	cmd := exec.CommandContext(ctx, "kubectl", "-n", "training", "get", "jobset", "train", "-w", "-o", `jsonpath={.status.restarts}{"\n"}`)
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			n, _ := strconv.Atoi(s.Text())
+			c.mu.Lock()
+			if n != c.restarts {
+				c.restarts, c.restarted = n, time.Now()
+			}
+			c.mu.Unlock()
+		}
+	}()
+	c.t.Cleanup(func() { stop(); <-done; _ = cmd.Wait() })
+}
+
+func (c *chart) attempt() (int, time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.restarts, c.restarted
+}
+
+// rank is a process of the job.
+type rank struct {
+	pid, rank, attempt int
+	node               string
+}
+
+// ranks are the processes of the job's attempts from one on, of whatever node: the machine sees all.
+func (c *chart) ranks(from int) (all []rank) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range dirs {
+		line, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(line, []byte("lockstep\x00train\x00")) {
+			continue
+		}
+		dir := filepath.Dir(file)
+		env, err := os.ReadFile(filepath.Join(dir, "environ"))
+		if err != nil || len(env) == 0 { // a zombie has none
+			continue
+		}
+		var p rank
+		p.pid, _ = strconv.Atoi(filepath.Base(dir))
+		for kv := range strings.SplitSeq(string(env), "\x00") {
+			switch k, v, _ := strings.Cut(kv, "="); k {
+			case "LOCKSTEP_NODE":
+				p.node = v
+			case "LOCKSTEP_RANK":
+				p.rank, _ = strconv.Atoi(v)
+			case "LOCKSTEP_RESTART_COUNT":
+				p.attempt, _ = strconv.Atoi(v)
+			}
+		}
+		if p.attempt >= from {
+			all = append(all, p)
+		}
+	}
+	slices.SortFunc(all, func(a, b rank) int { return a.rank - b.rank })
+	return all
+}
+
+func (c *chart) signal(p rank, s syscall.Signal) {
+	if err := syscall.Kill(p.pid, s); err != nil {
+		c.t.Fatalf("%v of rank %d: %v", s, p.rank, err)
+	}
+}
+
+// starve leaves a rank one hundredth of a core.
+func (c *chart) starve(p rank) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.pid))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		part := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case slices.Contains(strings.Split(part[1], ","), "cpu"):
+			err = os.WriteFile(filepath.Join("/sys/fs/cgroup/cpu", part[2], "cpu.cfs_quota_us"), []byte("1000"), 0)
+		case part[1] == "" && strings.Contains(part[2], "kubepods"):
+			err = os.WriteFile(filepath.Join("/sys/fs/cgroup", part[2], "cpu.max"), []byte("1000 100000"), 0)
+		default:
+			continue
+		}
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return
+	}
+	c.t.Fatalf("rank %d has no cgroup of its own: %s", p.rank, b)
+}
+
+// steps are those that the job has finished.
+func (c *chart) steps() int {
+	b, _ := os.ReadFile(c.losses)
+	return bytes.Count(b, []byte("\n"))
+}
+
+func (c *chart) wait(what string, until func() bool) {
+	c.t.Helper()
+	for end := time.Now().Add(within); !until(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.t.Fatalf("after %v still not: %s\n%s\n%s", within, what, c.Kubectl("get", "pods,jobset", "-A", "-o", "wide"), c.Kubectl("get", "nodes", "-o", "wide"))
+		}
+	}
+}
+
+var label = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
+
+// verdict is the confirmed incident of an attempt that the master shows.
+func (c *chart) verdict(attempt int) map[string]string {
+	resp, err := c.client.Get("http://" + c.Address("n1") + ":9402/metrics")
+	if err != nil {
+		return nil
+	}
+	defer resp.Body.Close()
+	for s := bufio.NewScanner(io.LimitReader(resp.Body, 16<<20)); s.Scan(); {
+		if !strings.HasPrefix(s.Text(), names.IncidentInfo.Name+"{") {
+			continue
+		}
+		l := map[string]string{}
+		for _, m := range label.FindAllStringSubmatch(s.Text(), -1) {
+			l[m[1]] = m[2]
+		}
+		if l[names.LabelLevel] == "confirmed" && l[names.LabelAttempt] == strconv.Itoa(attempt) {
+			return l
+		}
+	}
+	return nil
+}
+
+// alerted reports whether Alertmanager has an alert of an incident.
+func (c *chart) alerted(incident string) bool {
+	resp, err := c.client.Get(c.stack.AlertmanagerURL + "/api/v2/alerts?filter=" + names.LabelIncident + "%3D%22" + incident + "%22")
+	if err != nil {
+		return false
+	}
+	defer resp.Body.Close()
+	var all []json.RawMessage
+	return json.NewDecoder(io.LimitReader(resp.Body, 16<<20)).Decode(&all) == nil && len(all) > 0
+}
+
+// play breaks a rank's node, and waits until the job runs again and all nodes are back.
+func (c *chart) play(f fault, victim int) (o outcome) {
+	c.t.Helper()
+	was, _ := c.attempt()
+	before := c.steps()
+	c.wait("the job runs undisturbed", func() bool { return len(c.ranks(was)) == world && c.steps() > before+int(settle/(50*time.Millisecond)) })
+	old := c.ranks(0)
+	if len(old) != world {
+		c.t.Fatalf("%s: more than the job's ranks live: %+v", f.name, old)
+	}
+	p := old[victim]
+	o.node = p.node
+	at := time.Now()
+	f.inject(c, p)
+	since := func() time.Duration { return time.Since(at) }
+	wrong := func(format string, args ...any) { o.wrong = append(o.wrong, fmt.Sprintf(format, args...)) }
+	var incident string
+	var resumed int
+	for o.running == 0 {
+		if since() > within {
+			wrong("it does not run again after %v: %s", within, c.Kubectl("get", "pods,nodes", "-A", "-o", "wide"))
+			c.t.Fatalf("%s: %v", f.name, o)
+		}
+		if o.verdict == 0 {
+			if v := c.verdict(was); v != nil {
+				o.verdict, incident = since(), v[names.LabelIncident]
+				o.said = fmt.Sprintf("%s, %s, %s on %s", v[names.LabelClass], v[names.LabelReason], v[names.LabelCulprit], v[names.LabelNode])
+				if v[names.LabelClass] != f.class || f.reason != "" && v[names.LabelReason] != f.reason || v[names.LabelNode] != p.node && v[names.LabelCulprit] != p.node {
+					wrong("the verdict is %s", o.said)
+				}
+			}
+		} else if o.alert == 0 && c.alerted(incident) {
+			o.alert = since()
+		}
+		now, when := c.attempt()
+		if now > was && o.action == 0 {
+			o.action = when.Sub(at)
+		}
+		living := c.ranks(0)
+		if o.ended == 0 && !slices.ContainsFunc(living, func(p rank) bool { return p.attempt <= was }) {
+			o.ended = since()
+		}
+		if now > was && len(c.ranks(now)) == world {
+			switch n := c.steps(); {
+			case resumed == 0:
+				resumed = n
+			case n > resumed+1: // one may have been under way when the log was read
+				o.running = since()
+			}
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	now, _ := c.attempt()
+	if now != was+1 {
+		wrong("attempt %d led to %d", was, now)
+	}
+	if f.class != "" && o.verdict == 0 {
+		wrong("no verdict")
+	}
+	for _, r := range c.ranks(0) {
+		if r.attempt <= was && !(f.unplugged && r.node == p.node) {
+			wrong("rank %d of attempt %d lives on %s beside the next attempt", r.rank, r.attempt, r.node)
+		}
+	}
+	moved := !slices.ContainsFunc(c.ranks(now), func(r rank) bool { return r.node == p.node })
+	if moved != f.moves {
+		wrong("the job has left its node: %v, and should: %v", moved, f.moves)
+	}
+	for n := range strings.FieldsSeq(c.Kubectl("get", "nodes", "-l", "lockstep.dev/suspect", "-o", "jsonpath={.items[*].metadata.name}")) {
+		if !f.moves || n != p.node {
+			wrong("node %s is out, with which nothing is wrong", n)
+		}
+	}
+	if f.heal != nil {
+		f.heal(c, p.node)
+	}
+	c.wait("all nodes are back, one of them as the spare", func() bool {
+		nodes := c.Kubectl("get", "nodes", "--no-headers")
+		spares := c.Kubectl("get", "nodes", "-o", `jsonpath={.items[*].spec.taints[?(@.key=="lockstep.dev/spare")].effect}`)
+		return strings.Count(nodes, " Ready ") == 6 && !strings.Contains(nodes, "SchedulingDisabled") && len(strings.Fields(spares)) == 1 && c.agents() == 6
+	})
+	c.wait("nothing of the old attempt lives", func() bool { return !slices.ContainsFunc(c.ranks(0), func(r rank) bool { return r.attempt <= was }) })
+	return o
+}
+
+// agents are those that are ready.
+func (c *chart) agents() (n int) {
+	_, _ = fmt.Sscan(c.Kubectl("-n", "lockstep", "get", "daemonset", "lockstep-agent", "-o", "jsonpath={.status.numberReady}"), &n)
+	return n
+}
+
+// uninstall takes the charts away beside the job.
+func (c *chart) uninstall() {
+	pods := func() string {
+		return c.Kubectl("-n", "training", "get", "pods", "-l", "lockstep.dev/job=train", "-o", `jsonpath={range .items[*]}{.metadata.uid} {.status.phase} {.status.containerStatuses[0].restartCount}{"\n"}{end}`)
+	}
+	before := pods()
+	c.Sh(c.helm, "uninstall", "lockstep", "-n", "lockstep")
+	c.Sh(c.helm, "uninstall", "lockstep-master-train", "-n", "training")
+	c.wait("the charts' pods are gone", func() bool { return strings.HasPrefix(c.Kubectl("-n", "lockstep", "get", "pods"), "No resources") })
+	n := c.steps()
+	c.wait("the job goes on", func() bool { return c.steps() > n+20 })
+	if after := pods(); after != before {
+		c.t.Errorf("uninstalling touched the job: %s, then %s", before, after)
+	}
+}
+
+// sameLosses ends the job, and trains as long without faults.
+func (c *chart) sameLosses() {
+	c.Kubectl("-n", "training", "delete", "jobset", "train", "--cascade=foreground", "--timeout=60s")
+	got, err := os.ReadFile(c.losses)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	dir := c.t.TempDir()
+	steps := bytes.Count(got, []byte("\n"))
+	ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, c.lockstep, "run", "--job", "reference", "--ranks", strconv.Itoa(world), "--dir", filepath.Join(dir, "run"), "--runtime-dir", filepath.Join(dir, "rt"), "--quiet", "--",
+		c.lockstep, "train", "--dp", strconv.Itoa(world), "--dir", dir, "--steps", strconv.Itoa(steps)).CombinedOutput()
+	if err != nil {
+		c.t.Fatalf("the run without faults: %v: %s", err, out)
+	}
+	want, err := os.ReadFile(filepath.Join(dir, "loss.txt"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		a, b := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+		for i := range min(len(a), len(b)) {
+			if a[i] != b[i] {
+				c.t.Fatalf("losses differ from an undisturbed run's: %q and %q", a[i], b[i])
+			}
+		}
+		c.t.Fatalf("%d losses, and %d of an undisturbed run", len(a), len(b))
+	}
+	c.t.Logf("the losses of all %d steps are those of an undisturbed run, bit for bit", steps)
+}
