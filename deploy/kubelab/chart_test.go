@@ -48,7 +48,9 @@ func TestChart(t *testing.T) {
 		var all []outcome
 		for run := range runs {
 			o := c.play(f, run%4)
-			t.Logf("%s: %v", f.name, o)
+			if len(o.wrong) > 0 {
+				t.Errorf("%s: %v", f.name, o)
+			}
 			all = append(all, o)
 		}
 		table = append(table, summary(f.name, all))
@@ -243,6 +245,7 @@ remediator:
     - {name: slow-rank, class: noncommunication_slow, action: restart_excluding}
     breaker: {window: 1h, job: 500, total: 500, unit_share: 1, units: 500}
   persistence: {enabled: false}
+  extraArgs: [--kubernetes.return-after=10s]
   extraEnv: [{name: KUBERNETES_SERVICE_HOST, value: "%s.1"}, {name: KUBERNETES_SERVICE_PORT, value: "6443"}]
 `, c.Address("n1"), c.Net)), 0o600); err != nil {
 		c.t.Fatal(err)
@@ -547,6 +550,7 @@ func (c *chart) play(f fault, victim int) (o outcome) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+	c.t.Logf("%s: %v", f.name, o)
 	now, _ := c.attempt()
 	if now != was+1 {
 		wrong("attempt %d led to %d", was, now)

@@ -85,13 +85,13 @@ func (a *Actuator) keepNode(ctx context.Context, n *corev1.Node, t note) error {
 // keepSilent brings a node back that has been heard for a while. Its old ranks are gone by
 // then: its kubelet has seen what was deleted.
 func (a *Actuator) keepSilent(ctx context.Context, n *corev1.Node, t note) error {
-	silent, _, wait, err := a.hear(ctx, n.Name)
-	if err != nil {
-		return err
-	}
 	ready, since := readiness(n)
-	if silent != "" || wait > 0 || ready != corev1.ConditionTrue || time.Since(since) < a.o.ReturnAfter || a.o.now().Sub(t.Since) < a.o.ReturnAfter {
+	if ready != corev1.ConditionTrue || time.Since(since) < a.o.ReturnAfter || a.o.now().Sub(t.Since) < a.o.ReturnAfter {
 		return nil
+	}
+	// The keeper's own looks may be further apart than a short lease's renewals.
+	if silent, _, err := a.listen(ctx, n.Name); err != nil || silent != "" {
+		return err
 	}
 	return a.bringBack(ctx, n, t, fmt.Sprintf("heard again, for %v", time.Since(since).Round(time.Second)), false)
 }

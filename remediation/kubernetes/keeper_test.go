@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -92,6 +93,34 @@ func TestOthersCordon(t *testing.T) {
 			t.Errorf("NVSentinel %v: somebody else's cordon is gone", sentinel)
 		}
 	}
+}
+
+// TestShortLease: a node that was silent returns also where kubelets renew their leases more often
+// than the keeper looks.
+func TestShortLease(t *testing.T) {
+	w := newWorld(t, 2)
+	a := w.actuator(func(o *Options) { o.ReturnAfter = time.Nanosecond })
+	if why, err := a.takeOut(t.Context(), "n1", note{Action: "a1", Why: whySilent}); err != nil || why != "" {
+		t.Fatal(why, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var beating sync.WaitGroup
+	beating.Go(func() {
+		for ctx.Err() == nil {
+			w.edit(leaseAt+"n1", func(o obj) { at(o, "spec").(obj)["renewTime"] = time.Now().String() })
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+	defer beating.Wait()
+	defer stop()
+	for range 2 {
+		a.keepNodes(ctx)
+		if text(w.get(nodesAt+"/n1"), "metadata", "annotations", Suspect) == "" {
+			return
+		}
+		time.Sleep(2100 * time.Millisecond) // a lease of 4 s is silent after 2 s
+	}
+	t.Error("it is still out")
 }
 
 const checkJob = `
