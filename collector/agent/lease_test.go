@@ -71,7 +71,7 @@ func TestExpired(t *testing.T) {
 }
 
 func TestParseAnchors(t *testing.T) {
-	now := int64(2 * anchorAge)
+	now := 2 * anchorAge
 	head := fmt.Sprintf(`{"version":1,"boot_id":%q,"node":"n0","jobs":`, bootID)
 	many := head + `{"j":` + fmt.Sprint(now)
 	for i := range maxAnchors {
