@@ -103,7 +103,8 @@ type Agent struct {
 	ops        int  // room for pending collectives, all communicators
 	out        collector.Collective
 	realOffset int64
-	began      int64           // when it began to run, CLOCK_MONOTONIC ns
+	began      int64 // when it began to run, CLOCK_MONOTONIC ns
+	leases     leases
 	history    []record.Window // scratch
 	late       time.Duration   // worst oversleeping since the last report
 }
@@ -128,6 +129,9 @@ type job struct {
 	standing  *standing // the order that stands, nil: none has come
 	warden    *warden   // nil: nothing was ever to be stopped
 	leaseOver bool
+	metAt     int64 // CLOCK_MONOTONIC ns
+	leased    bool  // some of its ranks have a lease
+	anchored  bool  // its anchor is where the next agent finds it
 
 	records, lost, unknown uint64
 	refused                [record.NumRefusals]uint64
@@ -204,6 +208,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		for _, j := range a.jobs {
 			j.leave()
 		}
+		a.leases.stop()
 		_ = a.starting.Close()
 		_ = a.recorders.Close()
 		_ = a.procs.Close()
@@ -334,6 +339,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 		case len(j.ranks) == 0:
 			j.leave()
 			delete(a.jobs, j.name)
+			delete(a.leases.former, j.name)
 		case j.stream == nil && !j.misnamed && wire.CheckJob(j.name) != nil:
 			j.misnamed = true
 			a.log.Warn("no master can watch a job of this name", "err", wire.CheckJob(j.name))
@@ -342,6 +348,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 			j.stream.start(ctx)
 		}
 	}
+	a.keepAnchors(ctx, now)
 }
 
 // askEvents asks a process that learns of another library's operations for the
@@ -361,7 +368,7 @@ func (a *Agent) newStream(job string) *stream {
 		job: job, address: a.o.Master, tls: a.o.TLS, traces: a.traces, log: a.log.With("job", job),
 		hello:  &wire.Hello{ProtocolVersion: a.hello.ProtocolVersion, Job: job, Node: a.hello.Node, Instance: a.hello.Instance, BootId: a.hello.BootId},
 		orders: a.orders, fenced: make(chan *wire.FenceResult, 16),
-		reports: make(chan report, queued), results: make(chan *wire.TraceResult, 16),
+		reports: make(chan report, queued), results: make(chan *wire.TraceResult, 16), began: record.Now(),
 	}
 	s.wanted.Store(64)
 	return s
@@ -381,7 +388,7 @@ func (a *Agent) rank(p *source.Process) *rank {
 			}
 			return nil
 		}
-		j = &job{name: p.Job, gone: map[record.Transport]*collector.ConnTotals{}, finished: map[string]uint64{}}
+		j = &job{name: p.Job, metAt: record.Now(), gone: map[record.Transport]*collector.ConnTotals{}, finished: map[string]uint64{}}
 		a.jobs[p.Job] = j
 	}
 	r := &rank{p: p, job: j, metAt: record.Now(), asked: ^record.EventSet(0)}

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/wire"
@@ -44,6 +46,7 @@ type terms struct {
 	lease, grace time.Duration
 	bad          string // a variable that cannot be meant: then nothing is allowed
 	user         int64  // whose it is, -1 where that is not one user's
+	began        int64  // CLOCK_MONOTONIC ns, 0 where it is not known
 }
 
 // termsOf reads a process's environment, as it was when its program began.
@@ -58,6 +61,7 @@ func termsOf(pid int32) terms {
 	defer clear(env)
 	t := parseTerms(func(name string) string { return lookup(env, name) })
 	t.user = userOf(int(pid))
+	t.began = beganAt(int(pid))
 	return t
 }
 
@@ -158,7 +162,7 @@ func (a *Agent) warden(ctx context.Context, j *job) *warden {
 // suspects tells the job's warden which processes are to end.
 func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 	var list []suspect
-	later, leases := 0, 0
+	later, leases, wall := 0, 0, time.Now()
 	for _, r := range j.ranks {
 		p := r.p
 		if p.Dead() || p.Path == "" { // without a recorder nobody has said whose word it is
@@ -168,15 +172,19 @@ func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 		if is && !ordered {
 			later++
 		}
-		expired := a.expired(j, r, now)
+		since, expired := a.expired(j, r, now)
 		if expired {
 			leases++
 		}
 		if ordered || expired {
-			list = append(list, suspect{
+			s := suspect{
 				pid: int(p.HostPID), start: p.StartTime, path: p.Path, probe: p.Source.CallsOnly(), terms: r.terms, ordered: ordered,
 				name: fmt.Sprintf("rank %d of attempt %d", p.Rank, p.Attempt),
-			})
+			}
+			if expired {
+				s.latest = wall.Add(time.Duration(since-now) + r.terms.lease + r.terms.grace + wire.LeaseRestart + wire.LeaseComeback)
+			}
+			list = append(list, s)
 		}
 	}
 	if leases > 0 && !j.leaseOver {
@@ -213,15 +221,6 @@ func (a *Agent) ordered(j *job, p *source.Process, t *terms) (stop, is bool) {
 	return st.tokens[t.token], true
 }
 
-// expired reports whether a rank's lease is over.
-func (a *Agent) expired(j *job, r *rank, now int64) bool {
-	if r.terms.lease == 0 || j.stream == nil {
-		return false
-	}
-	heard := max(j.stream.heard.Load(), a.began, r.metAt)
-	return now-heard > int64(r.terms.lease)
-}
-
 // fences are counts for the snapshot.
 func (a *Agent) fences() (all []collector.AgentFences) {
 	for _, j := range a.jobs {
@@ -243,6 +242,18 @@ func owner(path string) (uid uint32, ok bool) {
 		return 0, false
 	}
 	return st.Uid, true
+}
+
+// beganAt is when a process began, CLOCK_MONOTONIC ns, and 0 where that is not to be seen. The kernel's
+// word, in ticks since the boot, goes on while the machine sleeps.
+func beganAt(pid int) int64 {
+	const tick = int64(10 * time.Millisecond)
+	start, _, err := startOf(pid)
+	var boot unix.Timespec
+	if err != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil {
+		return 0
+	}
+	return record.Now() - (boot.Nano() - int64(start)*tick)
 }
 
 // startOf is when a process began, in ticks since the boot, and its parent.

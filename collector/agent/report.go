@@ -123,7 +123,7 @@ func (r *rank) reportProcess(rep *wire.Report, room int) int {
 	now := rankWords{
 		true, cmp.Or(p.HostPID, p.PID), p.State, p.StateAt, p.CPU, p.IO, mark, markAt, r.step, p.CommOverflow + p.ConnOverflow + p.StampOverflow, p.Xid, p.GPU,
 		steps(p.Starved), steps(p.Throttled), steps(p.MemoryPressure), p.Exit, r.stall.current(), offCPU(p.OffCPU),
-		r.terms.lease, p.Starting, p.WaitsIn,
+		r.promise(), p.Starting, p.WaitsIn,
 	}
 	if now != said.rank {
 		var calls []*wire.Call
@@ -139,7 +139,7 @@ func (r *rank) reportProcess(rep *wire.Report, room int) int {
 			Proc: uint32(now.proc), MonoProcNs: now.procAt, Cpu: now.cpu, Io: now.io,
 			Mark: uint32(now.mark), MonoMarkNs: now.markAt, Step: now.step, TableOverflow: now.overflow,
 			Xid: now.xid, Starved: now.starved, Throttled: now.throttled, MemoryPressure: now.memory, Stall: now.stall, Calls: calls,
-			FenceLeaseNs: now.lease.Nanoseconds(), Starting: now.starting, WaitsIn: uint32(now.waitsIn),
+			FenceLeaseNs: now.lease.Nanoseconds(), FenceLeaseKept: now.lease > 0, Starting: now.starting, WaitsIn: uint32(now.waitsIn),
 		}
 		if o := &now.offCPU; *o != (diagnosis.OffCPU{}) {
 			w.OffCpu = &wire.OffCPU{

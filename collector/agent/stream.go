@@ -44,6 +44,7 @@ type stream struct {
 
 	orders  chan<- fenceOrder
 	fenced  chan *wire.FenceResult
+	began   int64        // CLOCK_MONOTONIC ns
 	heard   atomic.Int64 // when the last report was sent that the master is known to have, CLOCK_MONOTONIC ns
 	pending inFlight
 

@@ -27,7 +27,8 @@ type suspect struct {
 	path    string // of its recorder
 	probe   bool   // which this node's probes keep, not the process
 	terms   terms
-	ordered bool // by a master; else its lease is over
+	ordered bool      // by a master; else its lease is over
+	latest  time.Time // when it must be killed by its lease, whatever grace is left; zero: then there is none
 	name    string
 }
 
@@ -73,6 +74,8 @@ type held struct {
 	rank    bool
 	fate    fate
 	termAt  time.Time
+	due     time.Time // SIGKILL, from the first SIGTERM to its attempt on
+	latest  time.Time
 	killAt  time.Time
 	trouble string
 }
@@ -254,7 +257,7 @@ func (w *warden) take(s *suspect, why *[]string) {
 		*why = append(*why, fmt.Sprintf("%s: %v", s.name, err))
 		return
 	}
-	h.name, h.terms, h.ordered, h.rank = s.name, s.terms, s.ordered, true
+	h.name, h.terms, h.ordered, h.latest, h.rank = s.name, s.terms, s.ordered, s.latest, true
 	w.held[key] = h
 }
 
@@ -385,7 +388,10 @@ func (w *warden) relatives(list []suspect) {
 			continue
 		}
 		if err == nil {
-			h.name, h.terms, h.ordered = "a process of "+of.name, of.terms, of.ordered
+			h.name, h.terms, h.ordered, h.latest = "a process of "+of.name, of.terms, of.ordered, of.latest
+			if root := w.held[pidStart{of.pid, of.start}]; root != nil {
+				h.due = root.due // who is found later has no grace of its own
+			}
 			w.held[key] = h
 		}
 	}
@@ -425,11 +431,11 @@ func (w *warden) treat(key pidStart, h *held, now time.Time) {
 	}
 	switch {
 	case h.termAt.IsZero():
-		h.termAt = now
+		h.termAt, h.due = now, h.killDue(now)
 		w.log.Warn("stopping a process", "process", key.pid, "what", h.name, "grace", h.terms.grace)
 		w.signal(key, h, unix.SIGTERM)
 		w.signal(key, h, unix.SIGCONT) // one that is stopped cannot act on it
-	case now.Sub(h.termAt) >= h.terms.grace && now.Sub(h.killAt) >= time.Second:
+	case !now.Before(h.due) && now.Sub(h.killAt) >= time.Second:
 		if h.killAt.IsZero() {
 			w.log.Warn("killing a process", "process", key.pid, "what", h.name)
 		} else if h.fate != failed {
@@ -438,6 +444,18 @@ func (w *warden) treat(key pidStart, h *held, now time.Time) {
 		h.killAt = now
 		w.signal(key, h, unix.SIGKILL)
 	}
+}
+
+// killDue is when a process that is told to end at now is killed.
+func (h *held) killDue(now time.Time) time.Time {
+	due := h.due
+	if due.IsZero() {
+		due = now.Add(h.terms.grace)
+	}
+	if !h.latest.IsZero() && h.latest.Before(due) {
+		due = h.latest
+	}
+	return due
 }
 
 func (w *warden) signal(key pidStart, h *held, sig unix.Signal) {

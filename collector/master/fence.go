@@ -1,6 +1,7 @@
 package master
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,9 +28,6 @@ const (
 	fenceLook   = 100 * time.Millisecond
 	fenceFile   = "fences.json"
 	fenceFormat = 1
-	// leaseMargin is for an agent that was started again while it did not hear this master:
-	// its lease began anew; and for the time between SIGTERM and SIGKILL.
-	leaseMargin = 20 * time.Second
 )
 
 // fence is an order that stands.
@@ -49,8 +47,9 @@ type fence struct {
 // expected is what was known of a node when an order was given.
 type expected struct {
 	Ranks    int   `json:"ranks"`
-	Lease    int64 `json:"lease_ns,omitempty"` // 0: not all of its ranks have one
-	LastSeen int64 `json:"last_seen"`          // unix ns
+	Lease    int64 `json:"lease_ns,omitempty"`  // 0: not all of its ranks have one
+	Margin   int64 `json:"margin_ns,omitempty"` // 0: a former master wrote this
+	LastSeen int64 `json:"last_seen"`           // unix ns
 }
 
 // fences is guarded by Master.mu.
@@ -216,11 +215,20 @@ func (m *Master) expect(f *fence) {
 		if p.lease == 0 {
 			e.Lease = 0
 		}
+		e.Margin = max(e.Margin, p.leaseMargin())
 		nodes[name] = e
 	}
 	for name, e := range nodes {
 		f.Expected[name] = e
 	}
+}
+
+// leaseMargin is how much longer than its lease a rank's node must be silent, ns.
+func (p *process) leaseMargin() int64 {
+	if !p.leaseKept {
+		return int64(wire.FormerLeaseMargin)
+	}
+	return int64(wire.LeaseMargin(time.Duration(p.lease)))
 }
 
 // sendFences sends each order to the agents that it is for and that have not had it on their
@@ -336,7 +344,8 @@ func (m *Master) withoutWord(f *fence, name string, r *wire.FenceResult) string 
 	}
 	silent := time.Duration(m.now() - seen)
 	if e.Lease > 0 {
-		if left := time.Duration(e.Lease) + leaseMargin - silent; left > 0 {
+		margin := cmp.Or(time.Duration(e.Margin), wire.FormerLeaseMargin)
+		if left := time.Duration(e.Lease) + margin - silent; left > 0 {
 			return fmt.Sprintf("node %s is not heard for %v; its lease is over in %v", name, silent.Round(time.Second), left.Round(time.Second))
 		}
 		return ""
@@ -416,6 +425,10 @@ func (m *Master) loadFences() error {
 	}
 	for _, f := range all {
 		m.fences.last = max(m.fences.last, f.ID)
+		for name, e := range f.Expected {
+			e.LastSeen = m.now() // the last master may have heard it until it ended
+			f.Expected[name] = e
+		}
 	}
 	m.fences.all = all
 	return nil

@@ -2,6 +2,7 @@ package master
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -114,9 +115,74 @@ func TestProofByLease(t *testing.T) {
 	if p, how := m.isProven(f); p || !strings.Contains(how, "its lease is over in ") {
 		t.Errorf("%v, %s", p, how)
 	}
-	m.silence("n1", 30*time.Second+leaseMargin+time.Second)
+	m.silence("n1", 30*time.Second+wire.FormerLeaseMargin+time.Second)
 	if p, how := m.isProven(f); !p || !strings.Contains(how, "by the lease that the job has asked for, so have those of n1") {
 		t.Errorf("%v, %s", p, how)
+	}
+}
+
+// TestLeaseMargin: an agent whose leases outlive it is waited for as long as that takes, one that does
+// not say so for longer, also where an order of a former master does not say.
+func TestLeaseMargin(t *testing.T) {
+	const lease = 30 * time.Second
+	m, f := fenceMaster(t, "", 0, lease)
+	m.said(f, "n0", &wire.FenceResult{Stopped: 1})
+	kept := wire.LeaseMargin(lease)
+	for _, tt := range []struct {
+		kept, stored bool
+		silent       time.Duration
+		proven       bool
+	}{
+		{false, false, lease + wire.FormerLeaseMargin - 5*time.Second, false},
+		{false, false, lease + wire.FormerLeaseMargin, true},
+		{true, false, lease + kept - 5*time.Second, false}, // the test may take the rest
+		{true, false, lease + kept, true},
+		{true, true, lease + kept, false},
+		{true, true, lease + wire.FormerLeaseMargin, true},
+	} {
+		r := fenceRank(1, 4, lease)
+		r.FenceLeaseKept = tt.kept
+		m.mu.Lock()
+		m.state.merge(m.nodeIndex("n1"), &wire.Report{Ranks: []*wire.Rank{r}}, m.now())
+		m.mu.Unlock()
+		m.silence("n1", tt.silent)
+		m.mu.Lock()
+		m.expect(f)
+		if tt.stored { // the job is in a later attempt, and nothing is known but what the file says
+			e := f.Expected["n1"]
+			e.Margin = 0
+			f.Expected["n1"] = e
+			m.state.attempt = 5
+		}
+		m.mu.Unlock()
+		if p, how := m.isProven(f); p != tt.proven {
+			t.Errorf("%+v: %s", tt, how)
+		}
+		m.state.attempt = 4
+		m.unsilence("n1")
+	}
+}
+
+// TestFormerMasterHeardLater: a master that is started again does not know until when the last one
+// heard a node, so a lease counts from its own start.
+func TestFormerMasterHeardLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	m, f := fenceMaster(t, dir, 30*time.Second, 30*time.Second)
+	m.mu.Lock()
+	for name, e := range f.Expected {
+		e.LastSeen -= int64(time.Hour)
+		f.Expected[name] = e
+	}
+	began := m.now()
+	err := errors.Join(m.saveFences(), m.loadFences())
+	m.mu.Unlock()
+	if err != nil || len(m.fences.all) != 1 {
+		t.Fatalf("%d orders, %v", len(m.fences.all), err)
+	}
+	for name, e := range m.fences.all[0].Expected {
+		if e.LastSeen < began {
+			t.Errorf("node %s was heard %v before", name, time.Duration(began-e.LastSeen))
+		}
 	}
 }
 

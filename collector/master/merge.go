@@ -126,7 +126,12 @@ type process struct {
 	overflow uint64 // of its recorder's tables
 	stall    uint32 // that the rank's calls are of
 	lease    int64  // ns that it may run on though its agent does not hear the master; 0: for ever
+
+	leaseKept bool // the lease includes its grace, and outlives its agent
 }
+
+// maxLease is the longest that an agent reports: a day, and a grace of a minute.
+const maxLease = int64(24*time.Hour + time.Minute)
 
 // apart is what an agent has told of that no other one has a part in. It gets at most half of each
 // table, so that one that invents leaves room for the others.
@@ -286,7 +291,7 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 	defer s.count(w.WorldRank, now)
 	p.overflow = w.TableOverflow
-	p.lease = min(max(w.FenceLeaseNs, 0), int64(24*time.Hour))
+	p.lease, p.leaseKept = min(max(w.FenceLeaseNs, 0), maxLease), w.FenceLeaseKept
 	r.Node, r.PID, r.Attempt = n, w.Pid, w.Attempt
 	s.reopened = s.reopened || !ended(r.Proc) && ended(diagnosis.ProcState(w.Proc))
 	r.Proc = diagnosis.ProcState(w.Proc)

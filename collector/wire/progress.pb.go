@@ -937,9 +937,12 @@ type Rank struct {
 	Stall          uint32  `protobuf:"varint,20,opt,name=stall,proto3" json:"stall,omitempty"`                                          // counts the times that it was held up, while it is; 0 while it is not
 	Calls          []*Call `protobuf:"bytes,21,rep,name=calls,proto3" json:"calls,omitempty"`                                           // its last ones, oldest first, at most 32: in a stall's first report, and in full ones
 	// How long its processes may run on though the agent does not hear the master: what the
-	// job's environment says (LOCKSTEP_FENCE_LEASE); 0 when it says nothing.
-	FenceLeaseNs int64   `protobuf:"varint,40,opt,name=fence_lease_ns,json=fenceLeaseNs,proto3" json:"fence_lease_ns,omitempty"`
-	OffCpu       *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"` // what its threads wait for; absent when there is nothing to tell
+	// job's environment says (LOCKSTEP_FENCE_LEASE); 0 when it says nothing. With
+	// fence_lease_kept the grace between SIGTERM and SIGKILL is in it.
+	FenceLeaseNs int64 `protobuf:"varint,40,opt,name=fence_lease_ns,json=fenceLeaseNs,proto3" json:"fence_lease_ns,omitempty"`
+	// The lease outlives the agent: one that is started again goes on with it (lease.go).
+	FenceLeaseKept bool    `protobuf:"varint,43,opt,name=fence_lease_kept,json=fenceLeaseKept,proto3" json:"fence_lease_kept,omitempty"`
+	OffCpu         *OffCPU `protobuf:"bytes,30,opt,name=off_cpu,json=offCpu,proto3" json:"off_cpu,omitempty"` // what its threads wait for; absent when there is nothing to tell
 	// Its process is there and has made no communicator: an agent's word, by the environment that
 	// lockstep attach gives. Then created_unix_ns is when the process began.
 	Starting      bool   `protobuf:"varint,41,opt,name=starting,proto3" json:"starting,omitempty"`
@@ -1130,6 +1133,13 @@ func (x *Rank) GetFenceLeaseNs() int64 {
 		return x.FenceLeaseNs
 	}
 	return 0
+}
+
+func (x *Rank) GetFenceLeaseKept() bool {
+	if x != nil {
+		return x.FenceLeaseKept
+	}
+	return false
 }
 
 func (x *Rank) GetOffCpu() *OffCPU {
@@ -2790,7 +2800,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x04most\x18\x04 \x01(\x04R\x04most\"R\n" +
 	"\tClockEcho\x12\x1b\n" +
 	"\tmaster_ns\x18\x01 \x01(\x06R\bmasterNs\x12(\n" +
-	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xfd\x05\n" +
+	"\x10mono_received_ns\x18\x02 \x01(\x03R\x0emonoReceivedNs\"\xa7\x06\n" +
 	"\x04Rank\x12\x1d\n" +
 	"\n" +
 	"world_rank\x18\x01 \x01(\x05R\tworldRank\x12\x1d\n" +
@@ -2818,7 +2828,8 @@ const file_progress_proto_rawDesc = "" +
 	"\x04exit\x18\x13 \x01(\v2\x16.lockstep.wire.v1.ExitR\x04exit\x12\x14\n" +
 	"\x05stall\x18\x14 \x01(\rR\x05stall\x12,\n" +
 	"\x05calls\x18\x15 \x03(\v2\x16.lockstep.wire.v1.CallR\x05calls\x12$\n" +
-	"\x0efence_lease_ns\x18( \x01(\x03R\ffenceLeaseNs\x121\n" +
+	"\x0efence_lease_ns\x18( \x01(\x03R\ffenceLeaseNs\x12(\n" +
+	"\x10fence_lease_kept\x18+ \x01(\bR\x0efenceLeaseKept\x121\n" +
 	"\aoff_cpu\x18\x1e \x01(\v2\x18.lockstep.wire.v1.OffCPUR\x06offCpu\x12\x1a\n" +
 	"\bstarting\x18) \x01(\bR\bstarting\x12\x19\n" +
 	"\bwaits_in\x18* \x01(\rR\awaitsIn\"\xb8\x01\n" +

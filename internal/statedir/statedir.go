@@ -199,7 +199,15 @@ func checkFile(f *os.File) (*unix.Stat_t, error) {
 }
 
 // Replace replaces a file as a whole, mode 0600; a crash leaves the old one or the new one.
-func (d *Dir) Replace(name string, content []byte) error {
+func (d *Dir) Replace(name string, content []byte) error { return d.replace(name, content, true) }
+
+// ReplaceUntilBoot is Replace for what means nothing after the next boot: a crash of this process
+// leaves the old one or the new one, and the disk is not waited for.
+func (d *Dir) ReplaceUntilBoot(name string, content []byte) error {
+	return d.replace(name, content, false)
+}
+
+func (d *Dir) replace(name string, content []byte, sync bool) error {
 	at := int(d.fd.Fd())
 	next := name + ".new" // this process alone uses the directory
 	_ = unix.Unlinkat(at, next, 0)
@@ -209,7 +217,7 @@ func (d *Dir) Replace(name string, content []byte) error {
 	}
 	f := os.NewFile(uintptr(fd), d.Join(next))
 	_, err = f.Write(content)
-	if err == nil {
+	if err == nil && sync {
 		err = f.Sync()
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
@@ -220,6 +228,9 @@ func (d *Dir) Replace(name string, content []byte) error {
 	if err != nil {
 		_ = unix.Unlinkat(at, next, 0)
 		return err
+	}
+	if !sync {
+		return nil
 	}
 	return d.fd.Sync()
 }
