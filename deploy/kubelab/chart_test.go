@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -29,16 +31,9 @@ import (
 // a pool of five, a real Prometheus and Alertmanager; faults from outside, and what comes of each:
 // verdict, alert, action, running again. It ends with the charts uninstalled beside a job that goes on.
 //
-// n1 has the master and the remediator. There are no DNS, services or volumes: hosts' network, and
-// a journal in the container.
+// n1 has the master and the remediator. There are no DNS and no services: hosts' network.
 func TestChart(t *testing.T) {
 	c := install(t)
-	number := func(name string, or int) int {
-		if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n > 0 {
-			return n
-		}
-		return or
-	}
 	runs, only := number("RUNS", 1), strings.Fields(os.Getenv("FAULTS"))
 	var table []string
 	for _, f := range faults {
@@ -47,7 +42,7 @@ func TestChart(t *testing.T) {
 		}
 		var all []outcome
 		for run := range runs {
-			o := c.play(f, run%4)
+			o := c.play(f, run%4, nil)
 			if len(o.wrong) > 0 {
 				t.Errorf("%s: %v", f.name, o)
 			}
@@ -58,6 +53,67 @@ func TestChart(t *testing.T) {
 	t.Logf("seconds from the fault on, median and worst:\n%-18s %4s %5s %12s %12s %12s %12s %10s\n%s", "fault", "runs", "right", "verdict", "alert", "action", "running", "old ended", strings.Join(table, "\n"))
 	c.uninstall()
 	c.sameLosses()
+}
+
+// TestChartKills is the same with KILLS faults at random, in the middle of each of which one part is
+// killed (SIGKILL) at random: remediator, master, an agent, the API server. Nothing is done twice,
+// nothing lost, and no node taken out with which nothing is wrong.
+func TestChartKills(t *testing.T) {
+	kills := number("KILLS", 4)
+	c := install(t)
+	seed := uint64(number("SEED", int(time.Now().Unix())))
+	t.Logf("SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 17))
+	parts := []string{"remediator", "master", "agent", "apiserver"}
+	var times []time.Duration
+	for n := range kills {
+		f := faults[random.IntN(len(faults))]
+		part, after, away := parts[n%len(parts)], time.Duration(random.Int64N(int64(20*time.Second))), time.Duration(random.Int64N(int64(8*time.Second)))
+		if f.unplugged && part == "agent" { // it may be the one that stands still
+			part = "remediator"
+		}
+		agent := fmt.Sprintf("n%d", 1+random.IntN(6))
+		o := c.play(f, random.IntN(world), func() {
+			time.Sleep(after)
+			c.kill(part, agent, away)
+		})
+		t.Logf("%d: %s killed after %.1f s beside %s", n+1, part, after.Seconds(), f.name)
+		if len(o.wrong) > 0 {
+			t.Errorf("%d: %s, %s killed after %.1f s: %v", n+1, f.name, part, after.Seconds(), o)
+		}
+		times = append(times, o.running)
+	}
+	slices.Sort(times)
+	t.Logf("from fault to running again: median %.1f, worst %.1f s of %d", times[len(times)/2].Seconds(), times[len(times)-1].Seconds(), len(times))
+	c.uninstall()
+	c.sameLosses()
+}
+
+func number(name string, or int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n > 0 {
+		return n
+	}
+	return or
+}
+
+// kill ends a part, which comes back: by its kubelet, or after a while by the lab.
+func (c *chart) kill(part, node string, away time.Duration) {
+	if part == "apiserver" {
+		_, _ = Try(filepath.Join(c.dir, "apiserver"), "kill")
+		time.Sleep(away)
+		_, _ = Try(filepath.Join(c.dir, "apiserver"), "start")
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			if _, err := Try("kubectl", "get", "--raw", "/readyz"); err == nil {
+				return
+			}
+		}
+		return
+	}
+	for _, p := range c.processes(part) {
+		if part != "agent" || p.node == node {
+			_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may just be gone with its node
+		}
+	}
 }
 
 // fault is broken from outside: by signals, quotas, switches.
@@ -224,12 +280,26 @@ func (c *chart) secrets() {
 	secret("lockstep", "lockstep-agents", agents...)
 	secret("lockstep", "lockstep-remediator-tls", "ca.crt", "remediator.crt", "remediator.key")
 	secret("training", "lockstep-master-train-tls", "ca.crt", "master-train.crt", "master-train.key")
-	c.Kubectl("-n", "training", "create", "secret", "generic", "ranks", "--from-literal=secret="+rand())
+	c.Kubectl("-n", "training", "create", "secret", "generic", "ranks", "--from-literal=secret="+strings.Repeat("0123456789abcdef", 4)) // of a cluster that lives for minutes
 }
 
-func rand() string { return strings.Repeat("0123456789abcdef", 4) } // of a cluster that lives for minutes
+// volume is where a part keeps its state, on its node.
+func (c *chart) volume(namespace, claim string) string {
+	dir := filepath.Join(c.Shared, claim)
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 65532, 65532)); err != nil {
+		c.t.Fatal(err)
+	}
+	return fmt.Sprintf(`
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %[2]s}
+spec: {capacity: {storage: 2Gi}, accessModes: [ReadWriteOnce], storageClassName: "", hostPath: {path: %[3]s}, claimRef: {namespace: %[1]s, name: %[2]s}}
+`, namespace, claim, dir)
+}
 
 func (c *chart) charts() {
+	c.Apply(c.volume("lockstep", "lockstep-remediator") + c.volume("training", "lockstep-master-train"))
 	values := filepath.Join(c.t.TempDir(), "values.yaml")
 	if err := os.WriteFile(values, []byte(fmt.Sprintf(`
 masters: ["train=%s:9401"]
@@ -244,7 +314,7 @@ remediator:
     - {name: slow-link, class: communication_slow, action: restart}
     - {name: slow-rank, class: noncommunication_slow, action: restart_excluding}
     breaker: {window: 1h, job: 500, total: 500, unit_share: 1, units: 500}
-  persistence: {enabled: false}
+  persistence: {storageClassName: ""}
   extraArgs: [--kubernetes.return-after=10s]
   extraEnv: [{name: KUBERNETES_SERVICE_HOST, value: "%s.1"}, {name: KUBERNETES_SERVICE_PORT, value: "6443"}]
 `, c.Address("n1"), c.Net)), 0o600); err != nil {
@@ -254,7 +324,7 @@ remediator:
 	image := "image.repository=" + repository + ",image.tag=" + tag + ",image.pullPolicy=Never"
 	c.t.Setenv("KUBECONFIG", c.Kubeconfig)
 	c.Sh(c.helm, "upgrade", "--install", "lockstep", filepath.Join(c.dir, "../helm/lockstep"), "-n", "lockstep", "--set", image, "-f", values)
-	c.Sh(c.helm, "upgrade", "--install", "lockstep-master-train", filepath.Join(c.dir, "../helm/lockstep-master"), "-n", "training", "--set", image+`,job=train,hostNetwork=true,nodeSelector.kubernetes\.io/hostname=n1`)
+	c.Sh(c.helm, "upgrade", "--install", "lockstep-master-train", filepath.Join(c.dir, "../helm/lockstep-master"), "-n", "training", "--set", image+`,job=train,hostNetwork=true,persistence.enabled=true,persistence.storageClassName=,nodeSelector.kubernetes\.io/hostname=n1`)
 	c.Kubectl("-n", "lockstep", "rollout", "status", "--timeout", "150s", "daemonset/lockstep-agent")
 	c.Kubectl("-n", "lockstep", "rollout", "status", "--timeout", "120s", "deployment/lockstep-remediator")
 	c.Kubectl("-n", "training", "rollout", "status", "--timeout", "120s", "deployment/lockstep-master-train")
@@ -350,27 +420,36 @@ func (c *chart) monitoring() {
 // watch follows the JobSet's restarts.
 func (c *chart) watch() {
 	ctx, stop := context.WithCancel(c.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil { // a watch ends with its API server
+			c.follow(ctx)
+		}
+	}()
+	c.t.Cleanup(func() { stop(); <-done })
+}
+
+func (c *chart) follow(ctx context.Context) {
 	cmd := exec.CommandContext(ctx, "kubectl", "-n", "training", "get", "jobset", "train", "-w", "-o", `jsonpath={.status.restarts}{"\n"}`)
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
 	if err != nil {
-		c.t.Fatal(err)
+		return
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for s := bufio.NewScanner(out); s.Scan(); {
-			n, _ := strconv.Atoi(s.Text())
-			c.mu.Lock()
-			if n != c.restarts {
-				c.restarts, c.restarted = n, time.Now()
-			}
-			c.mu.Unlock()
+	for s := bufio.NewScanner(out); s.Scan(); {
+		n, _ := strconv.Atoi(s.Text())
+		c.mu.Lock()
+		if n != c.restarts {
+			c.restarts, c.restarted = n, time.Now()
 		}
-	}()
-	c.t.Cleanup(func() { stop(); <-done; _ = cmd.Wait() })
+		c.mu.Unlock()
+	}
+	if cmd.Wait() != nil {
+		time.Sleep(200 * time.Millisecond)
+	}
 }
 
 func (c *chart) attempt() (int, time.Time) {
@@ -379,21 +458,31 @@ func (c *chart) attempt() (int, time.Time) {
 	return c.restarts, c.restarted
 }
 
-// rank is a process of the job.
+// rank is a process of the job, or another one of lockstep's.
 type rank struct {
 	pid, rank, attempt int
 	node               string
 }
 
-// ranks are the processes of the job's attempts from one on, of whatever node: the machine sees all.
+// ranks are the processes of the job's attempts from one on.
 func (c *chart) ranks(from int) (all []rank) {
+	all = slices.DeleteFunc(c.processes("train"), func(p rank) bool { return p.attempt < from })
+	slices.SortFunc(all, func(a, b rank) int { return a.rank - b.rank })
+	return all
+}
+
+// processes of a command of lockstep's, of whatever node of this cluster: the machine sees all.
+func (c *chart) processes(command string) (all []rank) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range dirs {
 		line, err := os.ReadFile(file)
-		if err != nil || !bytes.Contains(line, []byte("lockstep\x00train\x00")) {
+		if err != nil || !bytes.Contains(line, []byte("lockstep\x00"+command+"\x00")) {
 			continue
 		}
 		dir := filepath.Dir(file)
+		if group, _ := os.ReadFile(filepath.Join(dir, "cgroup")); !bytes.Contains(group, []byte("/"+c.name+"/")) {
+			continue
+		}
 		env, err := os.ReadFile(filepath.Join(dir, "environ"))
 		if err != nil || len(env) == 0 { // a zombie has none
 			continue
@@ -410,11 +499,8 @@ func (c *chart) ranks(from int) (all []rank) {
 				p.attempt, _ = strconv.Atoi(v)
 			}
 		}
-		if p.attempt >= from {
-			all = append(all, p)
-		}
+		all = append(all, p)
 	}
-	slices.SortFunc(all, func(a, b rank) int { return a.rank - b.rank })
 	return all
 }
 
@@ -498,8 +584,9 @@ func (c *chart) alerted(incident string) bool {
 	return json.NewDecoder(io.LimitReader(resp.Body, 16<<20)).Decode(&all) == nil && len(all) > 0
 }
 
-// play breaks a rank's node, and waits until the job runs again and all nodes are back.
-func (c *chart) play(f fault, victim int) (o outcome) {
+// play breaks a rank's node, does besides what disturbs that, and waits until the job runs again and
+// all nodes are back.
+func (c *chart) play(f fault, victim int, disturb func()) (o outcome) {
 	c.t.Helper()
 	was, _ := c.attempt()
 	before := c.steps()
@@ -512,6 +599,10 @@ func (c *chart) play(f fault, victim int) (o outcome) {
 	o.node = p.node
 	at := time.Now()
 	f.inject(c, p)
+	var disturbed sync.WaitGroup
+	if disturb != nil {
+		disturbed.Go(disturb)
+	}
 	since := func() time.Duration { return time.Since(at) }
 	wrong := func(format string, args ...any) { o.wrong = append(o.wrong, fmt.Sprintf(format, args...)) }
 	var incident string
@@ -551,11 +642,12 @@ func (c *chart) play(f fault, victim int) (o outcome) {
 		time.Sleep(50 * time.Millisecond)
 	}
 	c.t.Logf("%s: %v", f.name, o)
+	disturbed.Wait()
 	now, _ := c.attempt()
 	if now != was+1 {
 		wrong("attempt %d led to %d", was, now)
 	}
-	if f.class != "" && o.verdict == 0 {
+	if f.class != "" && o.verdict == 0 && disturb == nil {
 		wrong("no verdict")
 	}
 	for _, r := range c.ranks(0) {

@@ -19,8 +19,8 @@ type Lab struct {
 	Shared     string // a folder that all nodes see by this name
 	Net, Pods  string // what the addresses of nodes and of pods begin with: 10.88.0, 10.89
 
-	t   testing.TB
-	dir string // the scripts
+	t         testing.TB
+	dir, name string // of the scripts, and what its network namespaces and cgroups begin with
 }
 
 // Up starts the cluster, with settings of the script up (NODES=6); it is ended with the test.
@@ -45,6 +45,8 @@ func Up(t testing.TB, settings ...string) *Lab {
 			l.Kubeconfig = v
 		case "KLAB_RUN":
 			run, l.Shared = v, filepath.Join(v, "shared")
+		case "KLAB":
+			l.name = v
 		case "KLAB_NET":
 			l.Net = v
 		case "KLAB_P2":
