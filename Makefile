@@ -55,8 +55,8 @@ test-slurm: ## faults and kills on a real Slurm of this machine (Debian's slurmc
 	LOCKSTEP_TEST_SLURM=$(or $(ROUNDS),2) $(GO) test -count=1 -timeout 60m -run TestReal -v ./remediation/slurm ./deploy/slurm
 
 .PHONY: test-demo-slurm test-demo-kubernetes
-test-demo-slurm: build ## `lockstep demo --on slurm`, once with each fault, on a real Slurm of this machine (as test-slurm; FAULTS, JSON=FILE)
-	deploy/slurmlab/demo bin/lockstep $(FAULTS)
+test-demo-slurm: build ## `lockstep demo --on slurm`, once with each fault, on a real Slurm of this machine (as test-slurm; FAULTS, JSON=FILE, ROUNDS=10, OPTIONS=--requeue)
+	ROUNDS=$(ROUNDS) OPTIONS=$(OPTIONS) deploy/slurmlab/demo bin/lockstep $(FAULTS)
 
 test-demo-kubernetes: ## `lockstep demo --on kubernetes`, once with each fault, on five real kubelets (as test-kubernetes; FAULTS, JSON=FILE)
 	deploy/kubelab/build

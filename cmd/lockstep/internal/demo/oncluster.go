@@ -27,6 +27,7 @@ type onCluster struct {
 	Spares   int           `default:"1" placeholder:"N" help:"With --on: spare nodes beside them."`
 	Address  string        `placeholder:"HOST" help:"With --on: address by which the nodes reach this machine (default: the one on its route to them)."`
 	Wait     time.Duration `default:"5m" help:"With --on: how long the job may take to get its nodes."`
+	Requeue  bool          `help:"With --on slurm: a batch script of one srun, which is restarted by requeueing the job, instead of inside its allocation. The spare nodes are then others of the cluster."`
 	Sbatch   []string      `sep:"none" placeholder:"OPTION" help:"With --on slurm: one more option for sbatch, such as --partition=debug. Repeatable."`
 	Image    string        `default:"registry.k8s.io/pause:3.10" placeholder:"IMAGE" help:"With --on kubernetes: image of the containers. All that they run is this program, from --dir."`
 	PowerOff string        `placeholder:"COMMAND" help:"With --on: shell command that takes a node's power away, with {node} for its name: for --fault node_lost."`
@@ -35,16 +36,16 @@ type onCluster struct {
 // validate says what does not go together.
 func (o *onCluster) validate(c *Cmd) error {
 	if o.On == here {
-		if o.Yes || len(o.Sbatch) > 0 || o.PowerOff != "" || o.Address != "" {
-			return errors.New("--yes, --address, --sbatch and --power-off are for --on")
+		if o.Yes || o.Requeue || len(o.Sbatch) > 0 || o.PowerOff != "" || o.Address != "" {
+			return errors.New("--yes, --address, --requeue, --sbatch and --power-off are for --on")
 		}
 		return nil
 	}
 	switch {
 	case c.Trainer != "ccl" || c.Device != "cpu" || c.OnLoss != "restart":
 		return fmt.Errorf("--on %s: the demo's own trainer on CPUs is restarted there; --trainer, --device and --on-loss are for this machine", o.On)
-	case o.On != "slurm" && len(o.Sbatch) > 0:
-		return errors.New("--sbatch is for --on slurm")
+	case o.On != "slurm" && (len(o.Sbatch) > 0 || o.Requeue):
+		return errors.New("--sbatch and --requeue are for --on slurm")
 	case c.Panels || c.Tracing:
 		return fmt.Errorf("--on %s: agents are on their nodes, where this machine's Prometheus and Jaeger do not reach; --panels and --tracing are for this machine", o.On)
 	case o.Nodes != 2 && o.Nodes != 4 && o.Nodes != 8:
@@ -89,7 +90,7 @@ func (c *Cmd) onCluster(ctx context.Context, out *printer, shape shape) (err err
 		return err
 	}
 	o := &c.Cluster
-	var s site = &slurmSite{job: job, dir: dir, shape: shape, spares: o.Spares, options: o.Sbatch, address: o.Address, wait: o.Wait, pace: c.Pace, run: slurmCommand, say: out.say}
+	var s site = &slurmSite{job: job, dir: dir, shape: shape, spares: o.Spares, requeue: o.Requeue, options: o.Sbatch, address: o.Address, wait: o.Wait, pace: c.Pace, run: slurmCommand, say: out.say}
 	if o.On == "kubernetes" {
 		s = &kubernetesSite{job: job, dir: dir, shape: shape, spares: o.Spares, image: o.Image, address: o.Address, wait: o.Wait, run: kubectl, say: out.say}
 	}

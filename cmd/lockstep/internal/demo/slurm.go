@@ -28,6 +28,7 @@ type slurmSite struct {
 	dir     string // on a file system that this machine and the nodes share
 	shape   shape
 	spares  int
+	requeue bool     // instead of restarts inside the allocation
 	options []string // of sbatch
 	address string   // of this machine, "" to find it
 	wait    time.Duration
@@ -148,10 +149,14 @@ func (s *slurmSite) where() string {
 }
 
 func (s *slurmSite) plan() []string {
+	restart := "restart its steps inside the allocation"
+	if s.requeue {
+		restart = "requeue it, on other nodes where one is left out"
+	}
 	return []string{
 		fmt.Sprintf("submit one batch job as user %s: sbatch %s", s.user, strings.Join(s.sbatch(), " ")),
 		fmt.Sprintf("run in it %d ranks on %d nodes, %d spare for the node that is left out, and an agent a node", s.shape.world(), s.shape.nodes, s.spares),
-		"break ranks of this job, and let the remediator restart its steps inside the allocation; no node is drained, and no other job is touched",
+		"break ranks of this job, and let the remediator " + restart + "; no node is drained, and no other job is touched",
 		"listen on this machine for the agents, with certificates of this run's own; all other parts run here, on loopback",
 		fmt.Sprintf("keep logs, checkpoints and this program in %s, which the nodes must see by this name, and /dev/shm/%s on each node", s.dir, s.job),
 		"remove all of it in the end (scancel)",
@@ -159,8 +164,12 @@ func (s *slurmSite) plan() []string {
 }
 
 func (s *slurmSite) sbatch() []string {
+	nodes := s.shape.nodes + s.spares
+	if s.requeue {
+		nodes = s.shape.nodes
+	}
 	return append([]string{
-		"--job-name=" + s.job, fmt.Sprintf("--nodes=%d", s.shape.nodes+s.spares), fmt.Sprintf("--ntasks-per-node=%d", s.shape.world()/s.shape.nodes),
+		"--job-name=" + s.job, fmt.Sprintf("--nodes=%d", nodes), fmt.Sprintf("--ntasks-per-node=%d", s.shape.world()/s.shape.nodes),
 		"--exclusive", "--no-kill", "--requeue", "--open-mode=append", "--time=60",
 	}, s.options...)
 }
@@ -322,8 +331,17 @@ func (s *slurmSite) canLose(ctx context.Context, node string) error {
 	return err
 }
 
-// nodes are the youngest attempt's: lockstep slurm run names its steps by them.
+// nodes are the youngest attempt's: lockstep slurm run names its steps by them, and without it the
+// job has no others.
 func (s *slurmSite) nodes(ctx context.Context) ([]string, error) {
+	if s.requeue {
+		state, folded, err := s.look(ctx)
+		if err != nil || state != "RUNNING" {
+			return nil, err
+		}
+		out, err := s.run(ctx, "scontrol", "show", "hostnames", folded)
+		return strings.Fields(out), err
+	}
 	out, err := s.run(ctx, "squeue", "-h", "-s", "-j", s.id, "-o", "%j|%N")
 	if err != nil {
 		return nil, err
@@ -388,7 +406,11 @@ func (s *slurmSite) scripts(c *cluster) map[string]string {
 		"@DIR@", quoted(s.dir), "@JOB@", s.job, "@NODES@", strconv.Itoa(s.shape.nodes), "@TASKS@", strconv.Itoa(s.shape.world()), "@EACH@", strconv.Itoa(s.shape.world()/s.shape.nodes),
 		"@LEASE@", fenceLease, "@MASTER@", quoted(s.job+"="+c.masterGRPC), "@TRAIN@", quotedAll(c.trainCommand(s.shape, filepath.Join(s.dir, "train"), 0, c.pace)[1:]),
 	)
-	return map[string]string{"job.sh": fill.Replace(jobScript), "agent.sh": fill.Replace(agentScript), "rank.sh": fill.Replace(rankScript)}
+	step := loopStep
+	if s.requeue {
+		step = requeuedStep
+	}
+	return map[string]string{"job.sh": fill.Replace(jobScript + step), "agent.sh": fill.Replace(agentScript), "rank.sh": fill.Replace(rankScript)}
 }
 
 // quoted is a word for the shell.
@@ -408,7 +430,11 @@ const (
 for n in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
   srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --mem=0 --no-kill --nodelist="$n" --job-name=agent @DIR@/agent.sh &
 done
-exec @DIR@/lockstep slurm run --nodes @NODES@ -- --mem=0 --ntasks=@TASKS@ --ntasks-per-node=@EACH@ @DIR@/rank.sh
+`
+	loopStep = `exec @DIR@/lockstep slurm run --nodes @NODES@ -- --mem=0 --ntasks=@TASKS@ --ntasks-per-node=@EACH@ @DIR@/rank.sh
+`
+	// A job that has ended cannot be requeued: what is left of a failed step waits for that.
+	requeuedStep = `srun --mem=0 --ntasks=@TASKS@ --ntasks-per-node=@EACH@ --kill-on-bad-exit=0 --wait=60 --no-kill @DIR@/rank.sh || { s=$?; sleep 60; exit $s; }
 `
 	// The certificate comes when it is known that this node has the job.
 	agentScript = `#!/bin/sh

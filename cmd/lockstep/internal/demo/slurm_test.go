@@ -215,6 +215,13 @@ func TestSlurmScripts(t *testing.T) {
 			t.Errorf("%s has something left to fill in:\n%s", name, text)
 		}
 	}
+	s.requeue = true
+	if text := s.scripts(cl)["job.sh"]; !strings.Contains(text, "\nsrun --mem=0 --ntasks=8 --ntasks-per-node=2") || strings.Contains(text, "slurm run") || strings.Contains(text, "@") {
+		t.Errorf("a job that is requeued:\n%s", text)
+	}
+	if args := s.sbatch(); !slices.Contains(args, "--nodes=4") {
+		t.Errorf("%q", args)
+	}
 	play := func(script string) string {
 		cmd := exec.CommandContext(t.Context(), "sh", filepath.Join(s.dir, script))
 		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "SLURMD_NODENAME="+node, "SLURM_JOB_ID=77", "SLURM_RESTART_COUNT=103", "SLURM_JOB_NODELIST=n[7,9]", "SLURM_STEP_NODELIST=n[7,9]")
