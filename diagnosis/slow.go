@@ -48,6 +48,9 @@ type slowConn struct {
 	tookA int64
 }
 
+// plain is plainly of a slow connection.
+func (s *slowConn) plain() bool { return plainly(s.share, s.delay, s.base) }
+
 // leastSure is how many windows have to show that a slow connection's delays are the network's doing.
 const leastSure = 2
 
@@ -217,6 +220,13 @@ func (d *slowLinks) feltIn(ci int32) bool {
 // often reports whether a connection's monitor finds that the network was slow most of the time.
 func (h *connHistory) often(c *Conn) bool { return c.Cause == record.CauseNetwork && h.share >= 0.5 }
 
+// plainly reports whether so many of a monitor's windows were outside the normal that its word
+// counts: half of them, or, of a connection that takes many times as long, a third. What waits for work in
+// between, as pipelines do, has windows that tell nothing.
+func plainly(share float32, delay, base float64) bool {
+	return share >= 0.5 || share >= 0.3 && delay >= 8*base
+}
+
 // twoNodes returns the two nodes that all connections of a transport are between; false when
 // they are between others as well, or none.
 func (d *slowLinks) twoNodes(t record.Transport) (two [2]int32, ok bool) {
@@ -367,7 +377,7 @@ func (d *slowLinks) slowIn(suspects []slowConn, ci int32, of []int32, t record.T
 		case d.settled(&h.base):
 			s.base = h.base.mean
 			than := norm
-			if _, two := d.twoNodes(t); h.share >= 0.5 && (two || d.borneOut(&s.cell, ci, c)) {
+			if _, two := d.twoNodes(t); plainly(h.share, h.delay, h.base.mean) && (two || d.borneOut(&s.cell, ci, c)) {
 				than = 1 // whatever others do: all had come, and it took longer; or the others are of the same two nodes
 			}
 			slow = felt && float64(h.held) >= cfg.SlowShare/2 && h.delay >= cfg.DelayRatio*h.base.mean*than
@@ -437,7 +447,7 @@ func (d *slowLinks) watchMoved(s, x *slowConn) {
 // by others: where one rank is late, the job takes no longer than that explains.
 func (d *slowLinks) carried(s *slowConn) bool {
 	hungry := float64(d.ev.Ranks[s.cell.src].hunger() + d.ev.Ranks[s.cell.dst].hunger())
-	if s.share < 0.5 || s.moved < max(leastGrown, hungry) || d.drags.unexplained < d.cfg.SlowShare/4 || d.elsewhere(s) {
+	if !s.plain() || s.moved < max(leastGrown, hungry) || d.drags.unexplained < d.cfg.SlowShare/4 || d.elsewhere(s) {
 		return false
 	}
 	// Of those that end there, it is the one on which bytes are seen, when any is.
@@ -455,7 +465,7 @@ func (d *slowLinks) carried(s *slowConn) bool {
 // for longer in all of them.
 func (d *slowLinks) onlyBetween(s *slowConn) bool {
 	c := &d.ev.Conns[s.conn]
-	if _, ok := d.between[c.Transport]; !ok || c.Cause != record.CauseNetwork || s.share < 0.5 {
+	if _, ok := d.between[c.Transport]; !ok || c.Cause != record.CauseNetwork || !s.plain() {
 		return false
 	}
 	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
@@ -465,11 +475,11 @@ func (d *slowLinks) onlyBetween(s *slowConn) bool {
 // than any rank's own time explains: what is late one way is acknowledged late the other. A rank
 // that is late, or waits for another one, takes late what comes to it, and what it sends is taken at once.
 func (d *slowLinks) bothWays(s *slowConn) bool {
-	if s.share < 0.5 || d.ev.Conns[s.conn].Cause != record.CauseNetwork || d.drags.unexplained < d.cfg.SlowShare/2 {
+	if !s.plain() || d.ev.Conns[s.conn].Cause != record.CauseNetwork || d.drags.unexplained < d.cfg.SlowShare/2 {
 		return false
 	}
 	back := slices.ContainsFunc(d.slow, func(x slowConn) bool {
-		return x.comm == s.comm && x.cell.src == s.cell.dst && x.cell.dst == s.cell.src && x.clean == 0 && x.share >= 0.5 && x.delay >= s.delay/2 && x.delay <= 2*s.delay
+		return x.comm == s.comm && x.cell.src == s.cell.dst && x.cell.dst == s.cell.src && x.clean == 0 && x.plain() && x.delay >= s.delay/2 && x.delay <= 2*s.delay
 	})
 	return back && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
 }
@@ -492,7 +502,7 @@ func (d *slowLinks) elevated(conn int32) bool {
 // by the operations: all members had come, the last one too was inside for longer than
 // usual, and neither end is short of CPU.
 func (d *slowLinks) transferGrown(s *slowConn) bool {
-	return !s.alone && s.share >= 0.5 && !d.elsewhere(s) && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
+	return !s.alone && s.plain() && !d.elsewhere(s) && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
 }
 
 // borneOut is transferGrown of a connection between two ranks, but for how often its
