@@ -544,9 +544,27 @@ func (c *chart) wait(what string, until func() bool) {
 	c.t.Helper()
 	for end := time.Now().Add(within); !until(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(end) {
-			c.t.Fatalf("after %v still not: %s\n%s\n%s", within, what, c.Kubectl("get", "pods,jobset", "-A", "-o", "wide"), c.Kubectl("get", "nodes", "-o", "wide"))
+			c.t.Fatalf("after %v still not: %s\n%s", within, what, c.state())
 		}
 	}
+}
+
+// state is what there is, for whoever looks for a reason.
+func (c *chart) state() string {
+	var all []string
+	for _, args := range [][]string{
+		{"get", "pods,jobset,nodes", "-A", "-o", "wide"},
+		{"get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.taints} {.metadata.annotations.lockstep\.dev/suspect} {.status.conditions[?(@.type=="Ready")]}{"\n"}{end}`},
+		{"get", "leases", "-n", "kube-node-lease", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.renewTime}{"\n"}{end}`},
+		{"logs", "-n", "lockstep", "deployment/lockstep-remediator", "--tail", "40"},
+	} {
+		out, err := Try("kubectl", args...)
+		if err != nil {
+			out += err.Error()
+		}
+		all = append(all, out)
+	}
+	return strings.Join(all, "\n")
 }
 
 var label = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
@@ -609,7 +627,7 @@ func (c *chart) play(f fault, victim int, disturb func()) (o outcome) {
 	var resumed int
 	for o.running == 0 {
 		if since() > within {
-			wrong("it does not run again after %v: %s", within, c.Kubectl("get", "pods,nodes", "-A", "-o", "wide"))
+			wrong("it does not run again after %v: %s", within, c.state())
 			c.t.Fatalf("%s: %v", f.name, o)
 		}
 		if o.verdict == 0 {
