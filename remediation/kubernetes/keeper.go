@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,19 +17,33 @@ import (
 // cannot end on a node that is silent are removed once that is fenced, also where a JobSet or
 // an eviction has deleted them and no action of ours.
 func (a *Actuator) Keep(ctx context.Context) {
+	var keeping sync.WaitGroup
+	defer keeping.Wait()
+	// A fence is waited for, up to a minute: nodes that are back do not.
+	keeping.Go(func() {
+		a.every(ctx, func(round int) {
+			a.keepNodes(ctx)
+			if round%6 == 0 {
+				a.countSpares(ctx)
+			}
+		})
+	})
+	a.every(ctx, func(int) {
+		for _, ns := range a.o.Namespaces {
+			if err := a.keepPods(ctx, ns); err != nil && ctx.Err() == nil {
+				a.o.Logger.Warn("cannot look for pods that do not end", "namespace", ns, "err", err)
+			}
+		}
+	})
+}
+
+// every does something at the keeper's pace, while this remediator leads.
+func (a *Actuator) every(ctx context.Context, do func(round int)) {
 	t := time.NewTicker(a.o.Keep)
 	defer t.Stop()
 	for round := 0; ; round++ {
 		if a.leading.Load() {
-			a.keepNodes(ctx)
-			for _, ns := range a.o.Namespaces {
-				if err := a.keepPods(ctx, ns); err != nil && ctx.Err() == nil {
-					a.o.Logger.Warn("cannot look for pods that do not end", "namespace", ns, "err", err)
-				}
-			}
-			if round%6 == 0 {
-				a.countSpares(ctx)
-			}
+			do(round)
 		}
 		select {
 		case <-ctx.Done():
@@ -102,45 +118,59 @@ func (a *Actuator) keepPods(ctx context.Context, ns string) error {
 	if err != nil {
 		return err
 	}
-	type place struct{ job, node string }
-	stuck := map[place][]*pod{}
+	stuck := map[stuckAt][]*pod{}
 	for i := range list {
 		p := describe(&list[i])
 		if !p.deleting.IsZero() && !p.ended && p.node != "" && time.Now().After(p.deleting.Add(overdue)) {
-			at := place{list[i].Labels[LabelJob], p.node}
+			at := stuckAt{list[i].Labels[LabelJob], p.node}
 			stuck[at] = append(stuck[at], &p)
 		}
 	}
+	errs := make(chan error, len(stuck))
+	var removing sync.WaitGroup
+	few := make(chan struct{}, maxSilent)
 	for at, pods := range stuck {
-		silent, since, _, err := a.hear(ctx, at.node)
-		if err != nil {
-			return err
-		}
-		if silent == "" {
-			continue // a kubelet that is heard ends its pods itself
-		}
-		attempt := 0
-		for _, p := range pods {
-			attempt = max(attempt, p.attempt)
-		}
-		sum := sha256.Sum256([]byte(at.job + "\x00" + pods[0].uid))
-		id := "keeper-" + hex.EncodeToString(sum[:6])
-		if _, err := a.takeOut(ctx, at.node, note{Action: id, Incident: "none", Job: ns + "/" + at.job, Why: whySilent, Reason: silent}); err != nil {
-			return err
-		}
-		if err := a.replace(ctx, at.node); err != nil && !apierrors.IsConflict(err) {
-			return err
-		}
-		how, err := a.prove(ctx, at.job, attempt, at.node, since)
-		if err != nil {
-			a.o.Logger.Warn("pods that are deleted do not end", "job", ns+"/"+at.job, "node", at.node, "err", err)
-			continue
-		}
-		if err := a.force(ctx, ns, pods, at.node, how); err != nil {
-			return err
-		}
+		removing.Go(func() {
+			few <- struct{}{}
+			defer func() { <-few }()
+			errs <- a.removeStuck(ctx, ns, at, pods)
+		})
 	}
-	return nil
+	removing.Wait()
+	close(errs)
+	for e := range errs {
+		err = errors.Join(err, e)
+	}
+	return err
+}
+
+// stuckAt is where a job's pods are.
+type stuckAt struct{ job, node string }
+
+// removeStuck removes pods that are deleted and still there, when their node is silent and fenced.
+func (a *Actuator) removeStuck(ctx context.Context, ns string, at stuckAt, pods []*pod) error {
+	silent, since, _, err := a.hear(ctx, at.node)
+	if err != nil || silent == "" {
+		return err // a kubelet that is heard ends its pods itself
+	}
+	attempt := 0
+	for _, p := range pods {
+		attempt = max(attempt, p.attempt)
+	}
+	sum := sha256.Sum256([]byte(at.job + "\x00" + pods[0].uid))
+	id := "keeper-" + hex.EncodeToString(sum[:6])
+	if _, err := a.takeOut(ctx, at.node, note{Action: id, Incident: "none", Job: ns + "/" + at.job, Why: whySilent, Reason: silent}); err != nil {
+		return err
+	}
+	if err := a.replace(ctx, at.node); err != nil && !apierrors.IsConflict(err) {
+		return err
+	}
+	how, err := a.prove(ctx, at.job, attempt, at.node, since)
+	if err != nil {
+		a.o.Logger.Warn("pods that are deleted do not end", "job", ns+"/"+at.job, "node", at.node, "err", err)
+		return nil
+	}
+	return a.force(ctx, ns, pods, at.node, how)
 }
 
 func (a *Actuator) countSpares(ctx context.Context) {

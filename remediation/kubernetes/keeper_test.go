@@ -206,6 +206,53 @@ func TestKeeperUnblocks(t *testing.T) {
 }
 
 // TestManySilent: a cluster none of whose kubelets is heard has another trouble than its nodes.
+// slowFencer answers when it is told to.
+type slowFencer struct{ asked, answer chan struct{} }
+
+func (f slowFencer) Fence(ctx context.Context, _ string, _ int, _ string) (remediation.Proof, error) {
+	select {
+	case f.asked <- struct{}{}:
+	default:
+	}
+	select {
+	case <-ctx.Done():
+	case <-f.answer:
+	}
+	return remediation.Proof{}, nil
+}
+
+// TestKeeperDoesNotWait: a node returns while the keeper waits for proof about another one.
+func TestKeeperDoesNotWait(t *testing.T) {
+	w := newWorld(t, 5)
+	w.jobSet(3)
+	w.kill("n2")
+	w.edit(jobSet, func(o obj) { o["status"] = obj{"restarts": 1} })
+	w.reconcile()
+	f := slowFencer{make(chan struct{}, 1), make(chan struct{})}
+	a := w.actuator(func(o *Options) { o.Fencer, o.ReturnAfter = f, time.Nanosecond })
+	if why, err := a.takeOut(t.Context(), "n5", note{Action: "a1", Why: whySilent}); err != nil || why != "" {
+		t.Fatal(why, err)
+	}
+	beat, asked := 0, false
+	keep(t, a, func() bool {
+		select {
+		case <-f.asked:
+			asked = true
+		default:
+		}
+		if !asked {
+			return false
+		}
+		beat++
+		w.edit(leaseAt+"n5", func(o obj) { at(o, "spec").(obj)["renewTime"] = fmt.Sprint(beat) })
+		if w.out("n5") {
+			return false
+		}
+		close(f.answer)
+		return true
+	})
+}
+
 func TestManySilent(t *testing.T) {
 	w := newWorld(t, maxSilent+3)
 	a := w.actuator(nil)
