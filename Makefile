@@ -212,13 +212,13 @@ test-chart: $(HELM) ## the Helm charts under the real helm: lint, every file of 
 	LOCKSTEP_TEST_CHART=$(HELM) $(GO) test -count=1 -timeout 10m ./deploy/helm $(ARGS)
 
 .PHONY: test-chart-kubernetes
-test-chart-kubernetes: $(HELM) ## both charts on six real kubelets, with real ranks, Prometheus and Alertmanager: seven faults, verdict, alert, action, running again (RUNS=10, FAULTS="node_cut ..."); uninstalled beside the job; needs root
+test-chart-kubernetes: $(HELM) ## both charts on six real kubelets, with real ranks, Prometheus and Alertmanager: seven faults, verdict, alert, action, running again (RUNS=10, FAULTS="node_cut ..."), or KILLS=50 of remediator, master, agents and API server in the middle of random faults; uninstalled beside the job; needs root
 	deploy/kubelab/build
 	rm -rf dist/lab && mkdir -p dist/lab && $(GO) run ./deploy/release -o dist/lab -only $$($(GO) env GOARCH)
 	$(GO) run ./deploy/images -from dist/lab -o dist/lab -name localhost/lockstep
 	tar -xzf dist/lab/lockstep_*_linux_*.tar.gz -C dist/lab --strip-components 1
 	LOCKSTEP_TEST_HELM=$(HELM) LOCKSTEP_TEST_PROGRAM=$(CURDIR)/dist/lab/lockstep LOCKSTEP_TEST_IMAGES=$$(echo $(CURDIR)/dist/lab/lockstep_*_images.tar) LOCKSTEP_TEST_VERSION=$$(tr + - <VERSION) \
-	  RUNS=$(RUNS) FAULTS="$(FAULTS)" $(GO) test -count=1 -timeout 3h -run TestChart -v ./deploy/kubelab
+	  RUNS=$(RUNS) FAULTS="$(FAULTS)" KILLS=$(KILLS) SEED=$(SEED) $(GO) test -count=1 -timeout 3h -run 'TestChart$(if $(KILLS),Kills)$$' -v ./deploy/kubelab
 
 $(HELM):
 	@echo 'building helm, once'; mkdir -p $(CACHE)
