@@ -40,10 +40,12 @@ const (
 	heldGap     = 3e9   // without that, and it is over
 	heldSuspect = 2.5e9 // from when on it is told
 	heldConfirm = 5e9
-	heldMemory  = 0.98 // of a look, 100 ms ago
-	heldLate    = 0.5  // of the looks in which others wait for it
-	heldMost    = 0.5  // of the time: inside of operations it is late as well
-	maxHeld     = 64
+	// starvedConfirm is that of a rank that finds no core: whoever has it may soon be done.
+	starvedConfirm = 12e9
+	heldMemory     = 0.98 // of a look, 100 ms ago
+	heldLate       = 0.5  // of the looks in which others wait for it
+	heldMost       = 0.5  // of the time: inside of operations it is late as well
+	maxHeld        = 64
 )
 
 func (d *heldBack) forget() { clear(d.ranks) }
@@ -127,6 +129,9 @@ func (d *heldBack) heldNow(r int32) bool {
 		return true
 	}
 	share, slower := float32(heldStarved), heldShare
+	if d.crowds.windows < crowdFirst {
+		return false // what is usual is not known: programs that start find their cores taken by each other
+	}
 	if d.ranks[r] != nil { // what holds it back comes and goes within seconds
 		share, slower = share/2, slower/2
 	}
@@ -167,7 +172,11 @@ func (h *heldRank) watch(d *heldBack, r int32) {
 	if lasted >= heldSuspect {
 		h.level = max(h.level, Suspected)
 	}
-	if lasted >= heldConfirm && d.lastFinish > h.since {
+	confirm := int64(heldConfirm)
+	if d.ev.Ranks[r].Throttled < heldShare {
+		confirm = starvedConfirm
+	}
+	if lasted >= confirm && d.lastFinish > h.since {
 		h.level = Confirmed
 	}
 }
