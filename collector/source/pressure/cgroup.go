@@ -90,8 +90,10 @@ func (t *tree) locate(own, self string) {
 	left := maxDirs
 	_ = filepath.WalkDir(t.top, func(dir string, d fs.DirEntry, err error) error {
 		switch {
-		case err != nil || !d.IsDir():
-			return nil // it went away meanwhile
+		case err != nil:
+			return fs.SkipDir // it went away meanwhile
+		case !d.IsDir():
+			return nil
 		case left == 0:
 			return fs.SkipAll
 		case same(dir, own):
