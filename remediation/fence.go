@@ -30,6 +30,9 @@ type Proof struct {
 	// How says who saw it and in which way, or why it is not known; for the
 	// journal and for people: at most a line.
 	How string
+	// In is the time after which it will be proven when nothing happens meanwhile: a lease is
+	// over then. 0: that is not known.
+	In time.Duration
 }
 
 // SelfFencing is an Actuator that makes sure by itself that nothing of the old attempt goes
@@ -134,14 +137,19 @@ func (f Fencers) Fence(ctx context.Context, job string, attempt int, node string
 	all := Proof{Proven: len(f) > 0}
 	var errs []error
 	var how []string
+	known := true
 	for _, c := range answers {
 		a := <-c
 		errs = append(errs, a.err)
-		all.Proven = all.Proven && a.Proven && a.err == nil
+		proven := a.Proven && a.err == nil
+		known = known && (proven || a.In > 0)
+		all.Proven, all.In = all.Proven && proven, max(all.In, a.In)
 		if a.How != "" {
 			how = append(how, a.How)
 		}
 	}
-	all.How = strings.Join(how, "; ")
+	if all.How = strings.Join(how, "; "); all.Proven || !known {
+		all.In = 0
+	}
 	return all, errors.Join(errs...)
 }

@@ -50,9 +50,9 @@ func TestProofBeforeActing(t *testing.T) {
 		outcome Outcome
 		result  string
 	}{
-		"proven":                {f: &fencer{proof: Proof{true, "4 processes are gone"}}, outcome: OutcomeDone, result: fenceProven},
-		"not in time":           {f: &fencer{proof: Proof{false, "node n3 is not heard"}, wait: true}, outcome: OutcomeUnfenced, result: fenceUnproven},
-		"not, and it may act":   {f: &fencer{proof: Proof{false, "node n3 is not heard"}}, act: true, outcome: OutcomeDone, result: fenceUnproven},
+		"proven":                {f: &fencer{proof: Proof{Proven: true, How: "4 processes are gone"}}, outcome: OutcomeDone, result: fenceProven},
+		"not in time":           {f: &fencer{proof: Proof{Proven: false, How: "node n3 is not heard"}, wait: true}, outcome: OutcomeUnfenced, result: fenceUnproven},
+		"not, and it may act":   {f: &fencer{proof: Proof{Proven: false, How: "node n3 is not heard"}}, act: true, outcome: OutcomeDone, result: fenceUnproven},
 		"nobody can be asked":   {f: &fencer{err: errors.New("connection refused")}, outcome: OutcomeUnfenced, result: fenceError},
 		"nobody, and it may":    {f: &fencer{err: errors.New("connection refused")}, act: true, outcome: OutcomeDone, result: fenceError},
 		"the actuator needs no": {f: &fencer{err: errors.New("asked")}, self: true, outcome: OutcomeDone},
@@ -113,7 +113,7 @@ func TestKilledWhileItWaitsForProof(t *testing.T) {
 	if act.count() != 0 {
 		t.Fatal("it has acted without proof")
 	}
-	f = &fencer{act: act, proof: Proof{true, "gone"}, asked: make(chan string, 9)}
+	f = &fencer{act: act, proof: Proof{Proven: true, How: "gone"}, asked: make(chan string, 9)}
 	g = startWith(t, journal, live(), act, func(o *Options) { o.Fencer = f })
 	if e := g.closed(); e.Outcome != OutcomeDone || act.count() != 1 || e.Fence == nil || !e.Fence.Proven {
 		t.Errorf("%+v", e)
@@ -122,7 +122,7 @@ func TestKilledWhileItWaitsForProof(t *testing.T) {
 
 func TestFencersAreAllAsked(t *testing.T) {
 	asked := make(chan string, 9)
-	a, b := &fencer{proof: Proof{true, "pods gone"}, asked: asked}, &fencer{proof: Proof{true, "agents say so"}, asked: asked}
+	a, b := &fencer{proof: Proof{Proven: true, How: "pods gone"}, asked: asked}, &fencer{proof: Proof{Proven: true, How: "agents say so"}, asked: asked}
 	ask := func() (Proof, error) { return Fencers{a, b}.Fence(t.Context(), "j", 1, "n") }
 	if p, err := ask(); err != nil || !p.Proven || p.How != "pods gone; agents say so" {
 		t.Errorf("%+v, %v", p, err)

@@ -98,7 +98,7 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 	for over := false; ; {
 		m.mu.Lock()
 		m.sendFences()
-		proven, how := m.proof(f)
+		proven, how, in := m.proof(f)
 		m.mu.Unlock()
 		select {
 		case <-m.stopping:
@@ -114,7 +114,7 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 			}
 			m.mu.Unlock()
 			m.log.Info("fence", "attempt", f.Attempt, "on", f.Node, "proven", proven, "how", how)
-			return &wire.FenceReply{Proven: proven, How: how}, nil
+			return &wire.FenceReply{Proven: proven, How: how, ProvenInNs: in.Nanoseconds()}, nil
 		}
 		select {
 		case <-look.C:
@@ -268,12 +268,13 @@ func (m *Master) fenced(n int32, s *stream, r *wire.FenceResult) {
 	}
 }
 
-// proof says what is known of an order, and whose word is missing.
-func (m *Master) proof(f *fence) (proven bool, how string) {
+// proof says what is known of an order, whose word is missing, and in what time leases are over
+// that are all that is missing, else 0.
+func (m *Master) proof(f *fence) (proven bool, how string, in time.Duration) {
 	var missing []string
 	if m.state.attempt <= f.Attempt {
 		if m.state.epochs == 0 {
-			return false, "no agent has told of the job yet"
+			return false, "no agent has told of the job yet", 0
 		}
 		m.expect(f) // who has come meanwhile
 		if f.Node == "" {
@@ -299,9 +300,10 @@ func (m *Master) proof(f *fence) (proven bool, how string) {
 	}
 	var ended, stopped, killed uint32
 	nodes, leased := 0, []string(nil)
+	running := 0 // leases
 	for _, name := range sortedKeys(names) {
 		r := f.results[name]
-		switch why := m.withoutWord(f, name, r); {
+		switch why, left := m.withoutWord(f, name, r); {
 		case r != nil && r.Living == 0:
 			ended, stopped, killed = ended+r.Ended, stopped+r.Stopped, killed+r.Killed
 			nodes++
@@ -309,30 +311,37 @@ func (m *Master) proof(f *fence) (proven bool, how string) {
 			leased = append(leased, name)
 		default:
 			missing = append(missing, why)
+			if left > 0 {
+				in = max(in, left)
+				running++
+			}
 		}
 	}
+	if len(missing) > running {
+		in = 0
+	}
 	if len(missing) > 0 {
-		return false, firstOf(missing, 8)
+		return false, firstOf(missing, 8), in
 	}
 	how = fmt.Sprintf("the agents of %d nodes say that nothing of attempt %d is left: %d processes had ended, %d ended when told to, %d were killed", nodes, f.Attempt, ended, stopped, killed)
 	if len(leased) > 0 {
 		how += "; by the lease that the job has asked for, so have those of " + firstOf(leased, 8)
 	}
-	return true, how
+	return true, how, 0
 }
 
 // withoutWord says why a node that has not said that nothing is left is not believed to be
-// empty, "" when its lease is over.
-func (m *Master) withoutWord(f *fence, name string, r *wire.FenceResult) string {
+// empty, "" when its lease is over, and in what time that will be, 0 when it has none.
+func (m *Master) withoutWord(f *fence, name string, r *wire.FenceResult) (why string, left time.Duration) {
 	if r != nil && r.Living == 0 {
-		return ""
+		return "", 0
 	}
 	i := m.nodeIndex(name)
 	if i >= 0 && m.state.nodes[i].stream != nil && m.state.heard(i) {
 		if r != nil {
-			return fmt.Sprintf("node %s: %d processes live: %s", name, r.Living, r.Detail)
+			return fmt.Sprintf("node %s: %d processes live: %s", name, r.Living, r.Detail), 0
 		}
-		return fmt.Sprintf("node %s has not answered yet", name)
+		return fmt.Sprintf("node %s has not answered yet", name), 0
 	}
 	e := f.Expected[name]
 	seen := e.LastSeen
@@ -340,17 +349,17 @@ func (m *Master) withoutWord(f *fence, name string, r *wire.FenceResult) string 
 		seen = max(seen, m.state.ev.Nodes[i].LastSeen)
 	}
 	if seen == 0 {
-		return fmt.Sprintf("node %s is not heard", name)
+		return fmt.Sprintf("node %s is not heard", name), 0
 	}
 	silent := time.Duration(m.now() - seen)
 	if e.Lease > 0 {
 		margin := cmp.Or(time.Duration(e.Margin), wire.FormerLeaseMargin)
-		if left := time.Duration(e.Lease) + margin - silent; left > 0 {
-			return fmt.Sprintf("node %s is not heard for %v; its lease is over in %v", name, silent.Round(time.Second), left.Round(time.Second))
+		if left = time.Duration(e.Lease) + margin - silent; left > 0 {
+			return fmt.Sprintf("node %s is not heard for %v; its lease is over in %v", name, silent.Round(time.Second), left.Round(time.Second)), left
 		}
-		return ""
+		return "", 0
 	}
-	return fmt.Sprintf("node %s is not heard for %v, and its ranks have no lease (LOCKSTEP_FENCE_LEASE)", name, silent.Round(time.Second))
+	return fmt.Sprintf("node %s is not heard for %v, and its ranks have no lease (LOCKSTEP_FENCE_LEASE)", name, silent.Round(time.Second)), 0
 }
 
 // unseen is how many ranks no agent that is believed tells of.

@@ -58,7 +58,8 @@ func (m *Master) said(f *fence, node string, r *wire.FenceResult) {
 func (m *Master) isProven(f *fence) (bool, string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.proof(f)
+	proven, how, _ := m.proof(f)
+	return proven, how
 }
 
 func TestWhoseWordIsProof(t *testing.T) {
@@ -115,6 +116,11 @@ func TestProofByLease(t *testing.T) {
 	if p, how := m.isProven(f); p || !strings.Contains(how, "its lease is over in ") {
 		t.Errorf("%v, %s", p, how)
 	}
+	m.mu.Lock()
+	if _, _, in := m.proof(f); in <= 0 || in > 20*time.Second+wire.FormerLeaseMargin {
+		t.Errorf("it will be proven in %v", in)
+	}
+	m.mu.Unlock()
 	m.silence("n1", 30*time.Second+wire.FormerLeaseMargin+time.Second)
 	if p, how := m.isProven(f); !p || !strings.Contains(how, "by the lease that the job has asked for, so have those of n1") {
 		t.Errorf("%v, %s", p, how)

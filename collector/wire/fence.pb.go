@@ -88,7 +88,8 @@ func (x *FenceRequest) GetNode() string {
 type FenceReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Proven        bool                   `protobuf:"varint,1,opt,name=proven,proto3" json:"proven,omitempty"`
-	How           string                 `protobuf:"bytes,2,opt,name=how,proto3" json:"how,omitempty"` // who has seen what, or whose word is missing
+	How           string                 `protobuf:"bytes,2,opt,name=how,proto3" json:"how,omitempty"`                                    // who has seen what, or whose word is missing
+	ProvenInNs    int64                  `protobuf:"varint,3,opt,name=proven_in_ns,json=provenInNs,proto3" json:"proven_in_ns,omitempty"` // when only leases are missing: until the last of them is over; else 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -137,6 +138,13 @@ func (x *FenceReply) GetHow() string {
 	return ""
 }
 
+func (x *FenceReply) GetProvenInNs() int64 {
+	if x != nil {
+		return x.ProvenInNs
+	}
+	return 0
+}
+
 var File_fence_proto protoreflect.FileDescriptor
 
 const file_fence_proto_rawDesc = "" +
@@ -145,11 +153,13 @@ const file_fence_proto_rawDesc = "" +
 	"\fFenceRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x12\n" +
-	"\x04node\x18\x03 \x01(\tR\x04node\"6\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\"X\n" +
 	"\n" +
 	"FenceReply\x12\x16\n" +
 	"\x06proven\x18\x01 \x01(\bR\x06proven\x12\x10\n" +
-	"\x03how\x18\x02 \x01(\tR\x03how2O\n" +
+	"\x03how\x18\x02 \x01(\tR\x03how\x12 \n" +
+	"\fproven_in_ns\x18\x03 \x01(\x03R\n" +
+	"provenInNs2O\n" +
 	"\x06Fences\x12E\n" +
 	"\x05Fence\x12\x1e.lockstep.wire.v1.FenceRequest\x1a\x1c.lockstep.wire.v1.FenceReplyB1Z/github.com/lockstep-ccl/lockstep/collector/wireb\x06proto3"
 

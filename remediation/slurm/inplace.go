@@ -126,13 +126,14 @@ func (a *Actuator) cancel(ctx context.Context, steps []step, attempt int) error 
 // fence waits until it is known that nothing of the attempt that ends is left: by Slurm, whose
 // step is over when all its nodes have said so, or by the agents.
 func (a *Actuator) fence(ctx context.Context, e *entry) (proven bool, how string) {
-	ctx, cancel := context.WithTimeout(ctx, a.o.FenceTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.o.FenceTimeout+a.o.LeaseWait)
 	defer cancel()
 	said := make(chan string, 1)
 	yes := make(chan string, 1)
+	bound := time.After(a.o.FenceTimeout)
 	if a.o.Fence != nil {
 		go func() {
-			switch proof, err := a.o.Fence.Fence(ctx, e.Job, e.Attempt, e.Culprit); {
+			switch proof, err := a.ask(ctx, e); {
 			case err != nil:
 				said <- err.Error()
 			case proof.Proven:
@@ -144,7 +145,7 @@ func (a *Actuator) fence(ctx context.Context, e *entry) (proven bool, how string
 	} else {
 		said <- "nobody to ask but Slurm"
 	}
-	agents := ""
+	agents, over := "", false
 	for {
 		if e.InPlace {
 			if steps, err := a.c.steps(ctx, e.ID); err == nil && !running(steps, e.Attempt) {
@@ -155,12 +156,31 @@ func (a *Actuator) fence(ctx context.Context, e *entry) (proven bool, how string
 		case how := <-yes:
 			return true, fmt.Sprintf("attempt %d is fenced: %s", e.Attempt, how)
 		case agents = <-said:
+			over = bound == nil
 		case <-time.After(a.o.tick):
+		case <-bound: // a lease may be waited for
+			bound, over = nil, agents != ""
 		case <-ctx.Done():
+			over = true
 		}
-		if ctx.Err() != nil || agents != "" && !e.InPlace {
+		if over || agents != "" && !e.InPlace {
 			return false, fmt.Sprintf("no proof that attempt %d has ended on %s (%s)", e.Attempt, orAll(e.Culprit), agents)
 		}
+	}
+}
+
+// ask asks the fencer, and again when nothing but a lease is missing that is over soon: to go on
+// without proof would save seconds only.
+func (a *Actuator) ask(ctx context.Context, e *entry) (remediation.Proof, error) {
+	within := a.o.FenceTimeout
+	for {
+		call, cancel := context.WithTimeout(ctx, within)
+		proof, err := a.o.Fence.Fence(call, e.Job, e.Attempt, e.Culprit)
+		cancel()
+		if err != nil || proof.Proven || proof.In <= 0 || proof.In > a.o.LeaseWait || within > a.o.FenceTimeout {
+			return proof, err
+		}
+		within = a.o.FenceTimeout + proof.In
 	}
 }
 

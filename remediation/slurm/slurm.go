@@ -41,7 +41,10 @@ type Options struct {
 	RequireProof bool
 	// FenceTimeout bounds the wait for proof, 3 s by default.
 	FenceTimeout time.Duration
-	Logger       *slog.Logger
+	// LeaseWait is how much longer it waits when that proves it: until the lease of a node that
+	// is not heard is over. 15 s by default.
+	LeaseWait time.Duration
+	Logger    *slog.Logger
 
 	tick     time.Duration // between looks at Slurm
 	patience time.Duration // with a loop
@@ -95,6 +98,7 @@ func New(o Options) (*Actuator, error) {
 		}
 	}
 	def(&o.FenceTimeout, 3*time.Second)
+	def(&o.LeaseWait, 15*time.Second)
 	def(&o.tick, 150*time.Millisecond)
 	def(&o.patience, 20*time.Second)
 	def(&o.queue, time.Minute)

@@ -87,7 +87,7 @@ func (m masters) Fence(ctx context.Context, job string, attempt int, node string
 		r, err := wire.NewFencesClient(conn).Fence(ctx, &wire.FenceRequest{Job: job, Attempt: uint32(attempt), Node: node})
 		conn.Close()
 		if err == nil {
-			return remediation.Proof{Proven: r.Proven, How: r.How}, nil
+			return remediation.Proof{Proven: r.Proven, How: r.How, In: time.Duration(r.ProvenInNs)}, nil
 		}
 		err = fmt.Errorf("master of job %s at %s: %w", job, address, err)
 		switch status.Code(err) {
