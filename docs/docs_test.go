@@ -43,7 +43,7 @@ func load(t *testing.T) *repository {
 			return err
 		}
 		if d.IsDir() {
-			if n := d.Name(); n != "." && strings.HasPrefix(n, ".") || n == "testdata" || n == "node_modules" {
+			if n := d.Name(); n != "." && strings.HasPrefix(n, ".") || n == "testdata" || n == "node_modules" || n == "dist" {
 				return fs.SkipDir
 			}
 			return nil
