@@ -252,8 +252,25 @@ func (d *hangs) causeOf(circle []int32) (cause, bool) {
 	}
 	if c.reason == reasonDeadlock {
 		c.odd, c.calls = d.odd.of(d.view, c.nodes)
+	} else if c.edge >= 0 && d.openBeside(c.comm, circle) {
+		// Others are inside as well, and what comes to one of the circle may come from them: on a ring
+		// with one slow connection all the others stand still for most of the time.
+		c.confirm = max(c.confirm, int64(d.cfg.Grace))
 	}
 	return c, len(c.nodes) > 0 && c.edge >= 0
+}
+
+// openBeside reports whether members of a communicator that are not of the circle are inside an operation.
+func (d *hangs) openBeside(ci int32, circle []int32) bool {
+	for i := range d.ev.Comms[ci].Members {
+		m := &d.ev.Comms[ci].Members[i]
+		if inComm(m) && m.Open() {
+			if _, of := slices.BinarySearch(circle, d.world(m.World)); !of {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // judge weighs a cause: how long somebody has been held up by it and it has
