@@ -128,6 +128,10 @@ func (d *heldBack) heldNow(r int32) bool {
 	if x.Throttled >= usual+heldShare {
 		return true
 	}
+	// A master that is started in the middle takes for usual what it finds; the other ranks tell.
+	if x.Throttled >= heldMost && x.Throttled >= heldMost+float32(d.medianRank(&d.scratch, func(r *Rank) float32 { return r.Throttled })) {
+		return true
+	}
 	share, slower := float32(heldStarved), heldShare
 	if d.crowds.windows < crowdFirst {
 		return false // what is usual is not known: programs that start find their cores taken by each other
