@@ -57,6 +57,10 @@ type fences struct {
 	all     []*fence // oldest first
 	last    uint64   // id
 	waiting int
+	// kept is what this master has written down of its nodes' leases, former what the last one has.
+	kept, former leases
+	keptAt       int64
+	unkept       bool // the last attempt failed
 
 	proven, unproven, refused uint64 // calls
 }
@@ -194,6 +198,11 @@ func (m *Master) newFence(q *wire.FenceRequest, by string) *fence {
 
 // expect notes whose word an order needs: of the nodes that have ranks of its attempts.
 func (m *Master) expect(f *fence) {
+	m.expectFormer(f)
+	m.expectHeard(f)
+}
+
+func (m *Master) expectHeard(f *fence) {
 	if m.state.attempt > f.Attempt {
 		return // they are of a later one
 	}
@@ -397,6 +406,7 @@ func sortedKeys(m map[string]bool) []string {
 
 // dropFences forgets all orders: the job was started anew, and counts its attempts from another number.
 func (m *Master) dropFences() {
+	m.fences.former = leases{}
 	if len(m.fences.all) == 0 {
 		return
 	}

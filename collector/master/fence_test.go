@@ -269,3 +269,66 @@ func FuzzFences(f *testing.F) {
 		}
 	})
 }
+
+// TestFormerLeases: a master that is started while a node is cut off knows by its predecessor's word
+// until when that node's ranks live.
+func TestFormerLeases(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	const lease = 30 * time.Second
+	t.Run("the last master", func(t *testing.T) {
+		m, _ := fenceMaster(t, dir, lease, lease)
+		m.mu.Lock()
+		m.keepLeases(m.now() + leaseLook)
+		m.mu.Unlock()
+	})
+	m := start(t, Options{StateDir: dir, Patience: time.Hour, Interval: time.Hour})
+	m.mu.Lock()
+	m.fences.all = nil // had the last one died before it had an order
+	n := m.state.node("n0")
+	m.state.nodes[n].stream = &stream{out: make(chan *wire.MasterMessage, outbox), done: make(chan error, 1)}
+	m.state.merge(n, &wire.Report{Ranks: []*wire.Rank{fenceRank(0, 4, lease)}}, m.now())
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, tt := range []struct {
+		attempt uint32
+		node    string
+		lease   bool // is known
+	}{{4, "n1", true}, {4, "n2", false}, {3, "n1", false}} {
+		f, err := m.order(ctx, &wire.FenceRequest{Job: "job", Attempt: tt.attempt, Node: tt.node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p, how := m.isProven(f); p || strings.Contains(how, "its lease is over in") != tt.lease {
+			t.Errorf("%+v: %v, %s", tt, p, how)
+		}
+		if !tt.lease {
+			continue
+		}
+		m.mu.Lock()
+		e := f.Expected[tt.node]
+		e.LastSeen -= e.Lease + e.Margin + int64(time.Second)
+		f.Expected[tt.node] = e
+		m.mu.Unlock()
+		if p, how := m.isProven(f); !p {
+			t.Errorf("%+v, later: %s", tt, how)
+		}
+	}
+}
+
+func FuzzLeases(f *testing.F) {
+	f.Add([]byte(`{"version":1,"job":"job","attempt":4,"nodes":{"n1":{"ranks":1,"lease_ns":5000000000,"margin_ns":7000000000,"last_seen":0}}}`))
+	f.Add([]byte(`{"version":1,"job":"job","nodes":{"n1":{"lease_ns":-1}}}`))
+	f.Add([]byte(`{"version":2}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := parseLeases(b, "job")
+		if err != nil {
+			return
+		}
+		for name, e := range l.Nodes {
+			if e.Lease <= 0 || e.Margin <= 0 {
+				t.Errorf("%q: %+v", name, e)
+			}
+		}
+	})
+}

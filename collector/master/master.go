@@ -179,6 +179,7 @@ func (m *Master) restore() error {
 	if err := m.loadFences(); err != nil {
 		return err
 	}
+	m.loadLeases()
 	err = m.incidents.load(dir, time.Unix(0, m.now()))
 	if err == nil || errors.Is(err, errForeign) || errors.Is(err, statedir.ErrForeign) {
 		return err
@@ -270,6 +271,7 @@ func (m *Master) pass() {
 	ev.Now, ev.Paused = now, m.paused(now)
 	m.watchAgents(now)
 	m.state.evictIdle(now)
+	m.keepLeases(now)
 	epochs := m.state.epochs
 	if m.state.decide(); m.state.epochs != epochs {
 		m.askAll()
