@@ -406,7 +406,7 @@ func sortedKeys(m map[string]bool) []string {
 
 // dropFences forgets all orders: the job was started anew, and counts its attempts from another number.
 func (m *Master) dropFences() {
-	m.fences.former = leases{}
+	m.fences.former, m.fences.kept = leases{}, leases{}
 	if len(m.fences.all) == 0 {
 		return
 	}

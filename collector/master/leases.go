@@ -42,26 +42,18 @@ func (m *Master) keepLeases(now int64) {
 	m.fences.keptAt = now
 	f := fence{Attempt: m.state.attempt, Expected: map[string]expected{}}
 	m.expectHeard(&f)
-	l := leases{f.Attempt, f.Expected}
-	for name, e := range l.Nodes {
+	l, kept := leases{f.Attempt, map[string]expected{}}, &m.fences.kept
+	if l.Attempt == kept.Attempt {
+		maps.Copy(l.Nodes, kept.Nodes) // a node that is not heard has its ranks still
+	}
+	for name, e := range f.Expected {
 		e.LastSeen = 0 // the next master counts from its own start
 		if l.Nodes[name] = e; e.Lease == 0 {
 			delete(l.Nodes, name)
 		}
 	}
-	kept := &m.fences.kept
-	if l.Attempt == kept.Attempt && (len(l.Nodes) == 0 || maps.Equal(l.Nodes, kept.Nodes)) {
-		return // a node that is not heard for a moment has its ranks still
-	}
-	if l.Attempt == kept.Attempt {
-		for name, e := range kept.Nodes {
-			if _, heard := l.Nodes[name]; !heard {
-				l.Nodes[name] = e
-			}
-		}
-		if maps.Equal(l.Nodes, kept.Nodes) {
-			return
-		}
+	if l.Attempt == kept.Attempt && maps.Equal(l.Nodes, kept.Nodes) {
+		return
 	}
 	b, err := json.Marshal(savedLeases{leaseFormat, m.o.Job, l})
 	if err == nil {
@@ -92,6 +84,7 @@ func (m *Master) loadLeases() {
 		m.log.Warn("leases of the last run are lost", "err", err)
 		return
 	}
+	m.fences.kept = leases{l.Attempt, maps.Clone(l.Nodes)} // for the next one, too
 	for name, e := range l.Nodes {
 		e.LastSeen = m.now() // the last master may have heard it until it ended
 		l.Nodes[name] = e

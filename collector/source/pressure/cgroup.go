@@ -202,7 +202,7 @@ func (t tree) inside(group string) (dir string, ok bool) {
 			up++
 		}
 	}
-	if t.lost || up > strings.Count(t.base, "/") {
+	if up > strings.Count(t.base, "/") {
 		return "", false
 	}
 	return filepath.Join(t.top, filepath.Join("/", t.base, group)), true
