@@ -132,10 +132,10 @@ func (d *heldBack) heldNow(r int32) bool {
 	if x.Throttled >= heldMost && x.Throttled >= heldMost+float32(d.medianRank(&d.scratch, func(r *Rank) float32 { return r.Throttled })) {
 		return true
 	}
-	share, slower := float32(heldStarved), heldShare
 	if d.crowds.windows < crowdFirst {
 		return false // what is usual is not known: programs that start find their cores taken by each other
 	}
+	share, slower := float32(heldStarved), heldShare
 	if d.ranks[r] != nil { // what holds it back comes and goes within seconds
 		share, slower = share/2, slower/2
 	}

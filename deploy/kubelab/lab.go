@@ -102,6 +102,11 @@ func (l *Lab) Node(op, node string, args ...string) string {
 	return l.Sh(filepath.Join(l.dir, "node"), append([]string{op, node}, args...)...)
 }
 
+// TryNode is Node that may fail.
+func (l *Lab) TryNode(op, node string) (string, error) {
+	return Try(filepath.Join(l.dir, "node"), op, node)
+}
+
 // Address is a node's.
 func (l *Lab) Address(node string) string {
 	var n int

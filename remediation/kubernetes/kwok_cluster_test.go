@@ -86,7 +86,7 @@ func newKWOKCluster(t *testing.T) *kwokCluster {
 		"--kube-api-qps=300", "--kube-api-burst=400")
 	c.start("kube-scheduler", "--config=scheduler.yaml", "--bind-address=127.0.0.1", "--secure-port="+freePort(t), "--cert-dir=certs")
 	c.jobSet()
-	stages, err := filepath.Abs(kubelab + "manifests/kwok-stages.yaml")
+	stages, err := filepath.Abs("../../deploy/kubelab/manifests/kwok-stages.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func (c *kwokCluster) jobSet() {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	hooks, err := os.ReadFile(kubelab + "manifests/jobset-webhooks.yaml")
+	hooks, err := os.ReadFile("../../deploy/kubelab/manifests/jobset-webhooks.yaml")
 	if err != nil {
 		c.t.Fatal(err)
 	}

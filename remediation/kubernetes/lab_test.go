@@ -3,12 +3,9 @@ package kubernetes
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/lockstep-ccl/lockstep/deploy/kubelab"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
 	"github.com/lockstep-ccl/lockstep/remediation"
 )
@@ -29,88 +27,33 @@ import (
 
 // lab is the cluster.
 type lab struct {
-	t           *testing.T
-	kubeconfig  string
-	run, shared string
-}
-
-func (l *lab) sh(name string, args ...string) string {
-	l.t.Helper()
-	out, err := l.try(name, args...)
-	if err != nil {
-		l.t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
-	}
-	return out
-}
-
-func (l *lab) try(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	c := exec.CommandContext(ctx, name, args...)
-	c.WaitDelay = 5 * time.Second // a node's processes may keep the pipe
-	out, err := c.CombinedOutput()
-	if errors.Is(err, exec.ErrWaitDelay) {
-		err = nil
-	}
-	return strings.TrimSpace(string(out)), err
-}
-
-const kubelab = "../../deploy/kubelab/"
-
-func (l *lab) kubectl(args ...string) string {
-	l.t.Helper()
-	return l.sh("kubectl", append([]string{"--kubeconfig", l.kubeconfig}, args...)...)
-}
-
-func (l *lab) node(op, node string, args ...string) string {
-	l.t.Helper()
-	return l.sh(kubelab+"node", append([]string{op, node}, args...)...)
+	*kubelab.Lab
+	t *testing.T
 }
 
 func newLab(t *testing.T) *lab {
 	if os.Getenv("LOCKSTEP_TEST_KUBERNETES") == "" {
 		t.Skip("make test-kubernetes runs this: it needs root, and a cluster that takes minutes to build once")
 	}
-	l := &lab{t: t}
-	l.sh(kubelab + "up")
-	t.Cleanup(func() {
-		if !t.Failed() || os.Getenv("LOCKSTEP_TEST_KUBERNETES") != "keep" {
-			l.try(kubelab + "down")
-		}
-	})
-	for _, line := range strings.Fields(l.sh(kubelab + "env")) {
-		switch k, v, _ := strings.Cut(line, "="); k {
-		case "KUBECONFIG":
-			l.kubeconfig = v
-		case "KLAB_RUN":
-			l.run, l.shared = v, v+"/shared"
-		}
-	}
-	t.Setenv("PATH", filepath.Dir(l.sh("readlink", "-f", l.run+"/lab/bin/kubectl"))+":"+os.Getenv("PATH"))
-	if _, err := l.try("kubectl", "--kubeconfig", l.kubeconfig, "get", "ns", "training"); err != nil {
-		l.kubectl("create", "namespace", "training")
-	}
-	l.kubectl("apply", "-f", "../../deploy/kubernetes/rbac.yaml")
-	manifest, err := os.ReadFile(kubelab + "manifests/train.yaml")
+	l := &lab{kubelab.Up(t), t}
+	l.Kubectl("create", "namespace", "training")
+	l.Kubectl("apply", "-f", "../../deploy/kubernetes/rbac.yaml")
+	manifest, err := os.ReadFile("../../deploy/kubelab/manifests/train.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "train.yaml")
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(manifest), "@SHARED@", l.shared)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	l.kubectl("apply", "-f", file)
+	l.Apply(strings.ReplaceAll(string(manifest), "@SHARED@", l.Shared))
 	return l
 }
 
 // actuator has the rights of the remediator's service account, and a fencer that can
 // switch a node's power off.
 func (l *lab) actuator() *Actuator {
-	admin, err := clientcmd.BuildConfigFromFlags("", l.kubeconfig)
+	admin, err := clientcmd.BuildConfigFromFlags("", l.Kubeconfig)
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	token := l.kubectl("create", "token", "lockstep-remediator", "-n", "lockstep", "--duration", "2h")
+	token := l.Kubectl("create", "token", "lockstep-remediator", "-n", "lockstep", "--duration", "2h")
 	client, err := dynamic.NewForConfig(&rest.Config{Host: admin.Host, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 50, Burst: 100, Timeout: 10 * time.Second})
 	if err != nil {
 		l.t.Fatal(err)
@@ -136,7 +79,7 @@ func (w testLog) Write(b []byte) (int, error) {
 type power struct{ *lab }
 
 func (p power) Fence(_ context.Context, _ string, _ int, node string) (remediation.Proof, error) {
-	if out, err := p.try(kubelab+"node", "kill", node); err != nil {
+	if out, err := p.TryNode("kill", node); err != nil {
 		return remediation.Proof{}, fmt.Errorf("switch %s off: %w: %s", node, err, out)
 	}
 	return remediation.Proof{Proven: true, How: "its power is off"}, nil
@@ -150,7 +93,7 @@ type write struct {
 }
 
 func (l *lab) writes(rank int) []write {
-	f, err := os.Open(fmt.Sprintf("%s/rank-%d", l.shared, rank))
+	f, err := os.Open(fmt.Sprintf("%s/rank-%d", l.Shared, rank))
 	if err != nil {
 		return nil
 	}
@@ -194,7 +137,7 @@ func (l *lab) running(after int) (attempt int, since time.Time, where []string) 
 			return attempt, since, where
 		}
 	}
-	l.t.Fatalf("the job does not run: %s", l.kubectl("get", "jobset,pods,nodes", "-n", "training", "-o", "wide"))
+	l.t.Fatalf("the job does not run: %s", l.Kubectl("get", "jobset,pods,nodes", "-n", "training", "-o", "wide"))
 	return
 }
 
@@ -216,22 +159,22 @@ func (l *lab) overlap(old int) time.Duration {
 
 // signal sends one to the rank's process.
 func (l *lab) signal(node, sig string) {
-	l.node("enter", node, "sh", "-c", `for p in /proc/[0-9]*; do [ "$(tr '\0' ' ' < $p/cmdline 2>/dev/null)" = "/lab task " ] && kill -`+sig+` ${p#/proc/}; done; true`)
+	l.Node("enter", node, "sh", "-c", `for p in /proc/[0-9]*; do [ "$(tr '\0' ' ' < $p/cmdline 2>/dev/null)" = "/lab task " ] && kill -`+sig+` ${p#/proc/}; done; true`)
 }
 
 // heal brings everything back to five nodes that are used, by what the keeper does by itself and a node's start.
 func (l *lab) heal(node string) {
 	l.t.Helper()
-	l.node("heal", node)
-	l.node("kill", node)
-	l.node("start", node)
+	l.Node("heal", node)
+	l.Node("kill", node)
+	l.Node("start", node)
 	for end := time.Now().Add(3 * time.Minute); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
-		out := l.kubectl("get", "nodes", "--no-headers")
+		out := l.Kubectl("get", "nodes", "--no-headers")
 		if strings.Count(out, " Ready ") == 5 && !strings.Contains(out, "SchedulingDisabled") {
 			return
 		}
 	}
-	l.t.Fatalf("nodes do not come back: %s", l.kubectl("get", "nodes", "-o", "wide"))
+	l.t.Fatalf("nodes do not come back: %s", l.Kubectl("get", "nodes", "-o", "wide"))
 }
 
 // TestLab is fault → decision → action → running again. The decision is made here, at
@@ -265,13 +208,13 @@ func TestLab(t *testing.T) {
 		{"slow node", func(string) {}, func(rank int, node string) *remediation.Action {
 			return &remediation.Action{Kind: remediation.ActionExclude, Rank: rank, Node: node, Unit: node, Cause: "computing"}
 		}, true},
-		{"power loss", func(n string) { l.node("kill", n) }, func(_ int, node string) *remediation.Action {
+		{"power loss", func(n string) { l.Node("kill", n) }, func(_ int, node string) *remediation.Action {
 			return &remediation.Action{Kind: remediation.ActionRestart, Rank: -1, Node: node, Cause: names.ReasonNodeLost}
 		}, true},
-		{"node cut off", func(n string) { l.node("cut", n) }, func(_ int, node string) *remediation.Action {
+		{"node cut off", func(n string) { l.Node("cut", n) }, func(_ int, node string) *remediation.Action {
 			return &remediation.Action{Kind: remediation.ActionRestart, Rank: -1, Node: node, Cause: names.ReasonNodeLost}
 		}, true},
-		{"kubelet dead", func(n string) { l.node("kubelet", n) }, nil, true},
+		{"kubelet dead", func(n string) { l.Node("kubelet", n) }, nil, true},
 	}
 	only := os.Getenv("LOCKSTEP_TEST_KUBERNETES_FAULT")
 	var table []string
@@ -312,7 +255,7 @@ func TestLab(t *testing.T) {
 				t.Errorf("%s of %s: the job runs on %v", f.name, node, on)
 			}
 			if f.name == "slow node" {
-				l.kubectl("uncordon", node)
+				l.Kubectl("uncordon", node)
 			}
 			if f.moves {
 				l.heal(node)
@@ -320,11 +263,11 @@ func TestLab(t *testing.T) {
 			if o := l.overlap(attempt); o > 0 {
 				t.Errorf("%s: attempt %d has written for %v beside the next one", f.name, attempt, o)
 			}
-			if used := l.kubectl("get", "jobset", "train", "-n", "training", "-o", "jsonpath={.status.restartsCountTowardsMax}"); used == "3" && f.name != "rank killed" {
+			if used := l.Kubectl("get", "jobset", "train", "-n", "training", "-o", "jsonpath={.status.restartsCountTowardsMax}"); used == "3" && f.name != "rank killed" {
 				t.Errorf("%s: restarts that count: %s of 3", f.name, used)
 			}
 			if f.name == "rank killed" || f.action == nil { // those that the JobSet has counted itself
-				l.kubectl("patch", "jobset", "train", "-n", "training", "--subresource=status", "--type=merge", "-p", `{"status":{"restartsCountTowardsMax":0}}`)
+				l.Kubectl("patch", "jobset", "train", "-n", "training", "--subresource=status", "--type=merge", "-p", `{"status":{"restartsCountTowardsMax":0}}`)
 			}
 		}
 		slices.Sort(times)
