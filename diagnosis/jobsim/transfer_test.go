@@ -42,3 +42,22 @@ func TestLanesLost(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowRing: on a ring with one connection that is fifty times as slow all ranks stand still for
+// seconds, and wait for each other. None of them hangs.
+func TestSlowRing(t *testing.T) {
+	s, err := jobsim.Make(jobsim.Reporting, "collision of two flows", 70155, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+		for _, v := range verdicts {
+			if v.Level == diagnosis.Confirmed && v.Class == diagnosis.CommunicationHang {
+				t.Fatalf("at %v: %+v", j.Now(), v.Culprits)
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
