@@ -46,7 +46,7 @@ func TestRunningRanksAreWatched(t *testing.T) {
 	if r := recs[100]; r.Coll != record.Reduce || r.Root != 3 || r.DType != record.Int64 || r.Op != record.Max || r.Bytes != 80 || r.Stream != 0x77 {
 		t.Errorf("the last record: %+v", r)
 	}
-	if p := j.v.Probes; p.Calls != 201 || p.Unidentified != 0 || p.RingFull+p.TableFull+p.Unread+p.SampledOut != 0 {
+	if p := j.counted(201); p.Calls != 201 || p.Unidentified != 0 || p.RingFull+p.TableFull+p.Unread+p.SampledOut != 0 {
 		t.Errorf("%+v", *p)
 	}
 
@@ -86,7 +86,7 @@ func TestWhatCountsAsACall(t *testing.T) {
 	if c.Coll != record.AllGather || c.Bytes != 100*4*4 {
 		t.Errorf("%+v", c)
 	}
-	if p := j.v.Probes; p.Calls != 12 || p.PointToPoint != 9 {
+	if p := j.counted(12); p.Calls != 12 || p.PointToPoint != 9 {
 		t.Errorf("%+v", *p)
 	}
 }
@@ -123,8 +123,8 @@ func TestSampling(t *testing.T) {
 	rec := j.reader(0)
 	j.comm(rec, "all calls", func(c record.CommStatus) bool { return c.Finished == 6400 })
 	eventually(t, "every 64th", func() bool { return rec.Header().Appended == 100 })
-	if j.update(); j.v.Probes.SampledOut != 6300 {
-		t.Errorf("%+v", *j.v.Probes)
+	if p := j.counted(6400); p.SampledOut != 6300 {
+		t.Errorf("%+v", *p)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
 	"github.com/lockstep-ccl/lockstep/collector/source/ebpf"
 	"github.com/lockstep-ccl/lockstep/record"
@@ -224,6 +225,16 @@ func (j *job) comm(r *record.Reader, what string, ok func(c record.CommStatus) b
 		return ok(c)
 	})
 	return c
+}
+
+// counted waits until so many calls are in what the source publishes: the recorders are a look ahead of it.
+func (j *job) counted(calls uint64) *collector.Probes {
+	j.t.Helper()
+	eventually(j.t, fmt.Sprint(calls, " calls in the counters"), func() bool {
+		_ = j.update()
+		return j.v.Probes.Calls >= calls
+	})
+	return j.v.Probes
 }
 
 func eventually(t testing.TB, what string, ok func() bool) {
