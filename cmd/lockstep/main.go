@@ -123,6 +123,8 @@ func main() {
 	case errors.As(err, &sick):
 		os.Exit(doctor.StatusBad)
 	case err == nil:
+	case errors.Is(err, train.ErrStopped): // as if SIGTERM had ended it: a scheduler takes 0 for done
+		os.Exit(128 + int(syscall.SIGTERM))
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		os.Exit(130)
 	default:

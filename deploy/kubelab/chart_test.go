@@ -33,7 +33,7 @@ import (
 //
 // n1 has the master and the remediator. There are no DNS and no services: hosts' network.
 func TestChart(t *testing.T) {
-	c := install(t)
+	c := install(t, 5*time.Second)
 	runs, only := number("RUNS", 1), strings.Fields(os.Getenv("FAULTS"))
 	var table []string
 	for _, f := range faults {
@@ -60,7 +60,7 @@ func TestChart(t *testing.T) {
 // nothing lost, and no node taken out with which nothing is wrong.
 func TestChartKills(t *testing.T) {
 	kills := number("KILLS", 4)
-	c := install(t)
+	c := install(t, 20*time.Second) // a master that is killed twice is kept away for ten seconds by its kubelet
 	seed := uint64(number("SEED", int(time.Now().Unix())))
 	t.Logf("SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 17))
@@ -227,13 +227,14 @@ type chart struct {
 	restarted             time.Time
 	client                http.Client
 	losses                string
+	lease                 time.Duration // for which a rank lives without a word from its master
 }
 
-func install(t *testing.T) *chart {
+func install(t *testing.T, lease time.Duration) *chart {
 	if os.Getenv("LOCKSTEP_TEST_HELM") == "" {
 		t.Skip("make test-chart-kubernetes runs this: it needs root, helm, images, and a cluster that takes minutes to build once")
 	}
-	c := &chart{t: t, helm: os.Getenv("LOCKSTEP_TEST_HELM"), lockstep: os.Getenv("LOCKSTEP_TEST_PROGRAM"), image: "localhost/lockstep:" + os.Getenv("LOCKSTEP_TEST_VERSION"), client: http.Client{Timeout: 3 * time.Second}}
+	c := &chart{t: t, helm: os.Getenv("LOCKSTEP_TEST_HELM"), lockstep: os.Getenv("LOCKSTEP_TEST_PROGRAM"), image: "localhost/lockstep:" + os.Getenv("LOCKSTEP_TEST_VERSION"), client: http.Client{Timeout: 3 * time.Second}, lease: lease}
 	c.Lab = Up(t, "NODES=6")
 	for i := range 6 {
 		c.Node("enter", fmt.Sprintf("n%d", i+1), "ctr", "-n", "k8s.io", "images", "import", os.Getenv("LOCKSTEP_TEST_IMAGES"))
@@ -368,7 +369,7 @@ spec:
               - {name: LOCKSTEP_JOB, value: train}
               - {name: LOCKSTEP_NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
               - {name: LOCKSTEP_FENCE, value: stop}
-              - {name: LOCKSTEP_FENCE_LEASE, value: 5s}
+              - {name: LOCKSTEP_FENCE_LEASE, value: %[4]v}
               - {name: LOCKSTEP_FENCE_GRACE, value: 0s}
               - {name: LOCKSTEP_SECRET_FILE, value: /secret/secret}
               - {name: LOCKSTEP_NET, value: tcp}
@@ -385,7 +386,7 @@ spec:
             - {name: runtime, hostPath: {path: /dev/shm/lockstep, type: Directory}}
             - {name: shared, hostPath: {path: %[3]s}}
             - {name: secret, secret: {secretName: ranks, defaultMode: 0400}}
-`, world, c.image, c.Shared)
+`, world, c.image, c.Shared, c.lease)
 }
 
 // monitoring starts Prometheus and Alertmanager beside the cluster, which reach its pods.

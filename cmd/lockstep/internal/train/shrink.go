@@ -63,8 +63,8 @@ func RunElastic(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Wr
 		if err == nil {
 			err = t.train(ctx)
 		}
-		if err == nil {
-			return leave(world, t.close(ctx, nil))
+		if orderly(err) {
+			return leave(world, t.close(ctx, err))
 		}
 		noticed := record.Now()
 		lost, ok := lostRank(ctx, world)

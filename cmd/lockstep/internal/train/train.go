@@ -3,6 +3,7 @@ package train
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 // Config of one rank's run. All ranks must agree on all of it but Device and Loader.
 type Config struct {
 	DP, TP, PP int // their product is the world size
-	Steps      int // 0: until ctx ends
+	Steps      int // 0: without end
 	Seed       uint64
 	Dir        string // checkpoints and the loss log
 	Checkpoint int    // steps between checkpoints, 0: none
@@ -72,8 +73,12 @@ type trainer struct {
 	sums  []float32 // loss, samples, and how many want to stop
 }
 
-// Run trains until cfg.Steps or ctx ends, from the last checkpoint when there is one.
-// It owns neither world nor rec.
+// ErrStopped is what a rank ends with whose job was told to stop before its last step. All ranks end with it after the
+// same step, whichever of them was told.
+var ErrStopped = errors.New("train: told to stop before the last step")
+
+// Run trains until cfg.Steps or ctx ends, from the last checkpoint when there is one. When ctx ends on any rank it
+// returns ErrStopped on all. It owns neither world nor rec.
 func Run(ctx context.Context, cfg Config, world *ccl.Comm, rec *record.Writer) error {
 	t, err := newTrainer(ctx, cfg, world, rec)
 	if err == nil {
@@ -139,8 +144,8 @@ func (t *trainer) train(ctx context.Context) error {
 				return fmt.Errorf("step %d: %w", step, err)
 			}
 		}
-		if stop {
-			return nil
+		if stop && (cfg.Steps == 0 || step < cfg.Steps) {
+			return ErrStopped
 		}
 		if d := cfg.Pace - time.Since(began); d > 0 {
 			time.Sleep(d)
@@ -171,17 +176,20 @@ const nsums = 3
 // close leaves the communicators that newTrainer made. After a failure nobody waits
 // for the others.
 func (t *trainer) close(ctx context.Context, err error) error {
-	if err == nil {
-		err = t.mem.deregister(context.WithoutCancel(ctx))
+	if orderly(err) {
+		err = cmp.Or(t.mem.deregister(context.WithoutCancel(ctx)), err)
 	}
 	for _, c := range t.comms() {
 		err = leave(c, err)
 	}
-	if err == nil {
-		err = t.mem.free()
+	if orderly(err) {
+		err = cmp.Or(t.mem.free(), err)
 	}
 	return err
 }
+
+// orderly reports whether all ranks end alike: nobody needs to be told.
+func orderly(err error) bool { return err == nil || errors.Is(err, ErrStopped) }
 
 // comms are the communicators that there are, world aside.
 func (t *trainer) comms() []*ccl.Comm {
@@ -191,11 +199,11 @@ func (t *trainer) comms() []*ccl.Comm {
 // leave closes a communicator; after a failure it aborts it, so that the
 // others hear of it at once and do not wait for this rank.
 func leave(c *ccl.Comm, err error) error {
-	if err != nil {
+	if !orderly(err) {
 		c.Abort(err)
 		return err
 	}
-	return c.Close()
+	return cmp.Or(c.Close(), err)
 }
 
 // step runs one training step over all micro-batches.
