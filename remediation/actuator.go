@@ -65,6 +65,7 @@ var (
 	// ErrGone says that the job is not there any more: nothing to do.
 	ErrGone = errors.New("job is gone")
 	// ErrAway says that whom the actuator needs (an API server, a controller) does not answer
-	// now. That is no failure of the action: it is tried for as long as its alert is not stale.
+	// now, or that a job is between two attempts. That is no failure of the action: it is tried
+	// for as long as its alert is not stale.
 	ErrAway = errors.New("no answer")
 )

@@ -188,7 +188,7 @@ func (a *Actuator) plan(ctx context.Context, j *job, act remediation.Action) (*r
 		return nil, fmt.Sprintf("nothing done: the decision was about attempt %d, attempt %d runs", *act.Attempt, running), nil
 	}
 	if len(j.pods) == 0 {
-		return nil, "", fmt.Errorf("kubernetes: %s has no pods now: it is being restarted, or waits to start", j)
+		return nil, "", fmt.Errorf("kubernetes: %s has no pods now: it is being restarted, or waits to start: %w", j, remediation.ErrAway)
 	}
 	from := j.kind.attempt(j.owner)
 	if newest := j.newest(); from >= 0 && (running >= 0 && running < from || newest >= 0 && newest < from) {

@@ -48,6 +48,15 @@ func TestServerAway(t *testing.T) {
 	}
 }
 
+// TestBetweenAttempts: a job without pods is asked about again, and no try is used up.
+func TestBetweenAttempts(t *testing.T) {
+	w := newWorld(t, 1)
+	w.jobSet(0)
+	if _, err := w.actuator(nil).Act(t.Context(), action("a1", remediation.ActionRestart, 0, 0)); !errors.Is(err, remediation.ErrAway) {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestAway: what says that nobody answered, and what is an answer.
 func TestAway(t *testing.T) {
 	w := newWorld(t, 1)
