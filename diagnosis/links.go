@@ -36,6 +36,10 @@ type links struct {
 	*view
 	aborts *aborts
 	dead   []deadLink // of this pass
+	// Scratch: connections of communicators that have a path which is down, and members with
+	// such a path, whatever their communicator.
+	conns []int32
+	near  []bool
 }
 
 func (l *links) forget() {}
@@ -222,16 +226,42 @@ func (l *links) scan() {
 		seeks    int64
 	}
 	all := make(map[ends]*paths)
-	for i := range l.ev.Conns {
-		c := &l.ev.Conns[i]
-		if c.Link == record.LinkNone || c.Comm < 0 || int(c.Comm) >= len(l.comms) || l.comms[c.Comm].former {
+	// Few of a large job's connections have a path that is down: the others are not looked up.
+	l.near = append(l.near[:0], make([]bool, len(l.ev.Ranks))...)
+	told := l.conns[:0]
+	for ci := range l.comms {
+		if !l.comms[ci].linkDown || l.comms[ci].former {
 			continue
 		}
-		at := ends{c.Comm, c.Src, c.Dst}
-		if all[at] == nil {
-			all[at] = new(paths)
+		n := min(len(l.ev.Comms[ci].Members), len(l.near))
+		for _, k := range l.connsOf(int32(ci)) {
+			if c := &l.ev.Conns[k]; c.Link != record.LinkNone && uint32(c.Src) < uint32(n) && uint32(c.Dst) < uint32(n) {
+				told = append(told, k)
+			}
 		}
-		x := all[at]
+	}
+	l.conns = told
+	for _, k := range told {
+		c := &l.ev.Conns[k]
+		if c.Link != record.LinkDown {
+			continue
+		}
+		for _, at := range [...]ends{{c.Comm, c.Src, c.Dst}, {c.Comm, c.Dst, c.Src}} {
+			if all[at] == nil {
+				all[at] = new(paths)
+			}
+		}
+		l.near[c.Src], l.near[c.Dst] = true, true
+	}
+	for _, k := range told {
+		c := &l.ev.Conns[k]
+		if !l.near[c.Src] {
+			continue
+		}
+		x := all[ends{c.Comm, c.Src, c.Dst}]
+		if x == nil {
+			continue
+		}
 		x.seeks = max(x.seeks, seekingFor(c.Transport))
 		if c.Link == record.LinkDown {
 			x.down++

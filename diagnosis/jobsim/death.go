@@ -202,6 +202,9 @@ func (j *Job) endRest() {
 	}
 }
 
+// soonest is how long word of a failure takes from one member to another, at least, ns.
+const soonest = 1_000_000
+
 // bereave tells the members of a rank's communicators of its end, within some time.
 func (j *Job) bereave(dead *rank, within int64) {
 	if j.cfg.Dying.Reaction == Linger {
@@ -209,25 +212,47 @@ func (j *Job) bereave(dead *rank, within int64) {
 	}
 	for s := range dead.comms {
 		k := dead.comms[s]
-		if k.comm == nil {
+		c := k.comm
+		if c == nil || c.bereft > 0 && c.bereft <= j.now+soonest {
 			continue
 		}
-		for i := range k.comm.members {
-			x := &j.ranks[k.comm.members[i].World]
+		c.bereft = soonest
+		for i := range c.members {
+			x := &j.ranks[c.members[i].World]
 			if x == dead || x.done || j.nodes[x.node].down {
 				continue
 			}
 			m := int32(i)
-			j.at(j.now+1_000_000+x.rng.int63n(within), func() { j.lose(x, ref{k.comm, m}, k.member) })
+			at := j.hear(x, &c.members[i], within, func() { j.lose(x, ref{c, m}, k.member) })
+			c.bereft = max(c.bereft, at)
 		}
 	}
+}
+
+// hear has a member hear of a failure within some time, unless it hears of one before that.
+// It returns when it has heard.
+func (j *Job) hear(r *rank, m *member, within int64, do func()) int64 {
+	if m.State == record.CommAborted || m.State == record.CommLeft {
+		return 0
+	}
+	at := j.now + soonest + r.rng.int63n(within)
+	if m.hears > 0 && m.hears <= at {
+		return m.hears
+	}
+	m.hears = at
+	j.at(at, do)
+	return at
 }
 
 // lose fails a communicator at one member because of another. The program learns
 // of it when it is inside an operation there, or calls the next one.
 func (j *Job) lose(r *rank, k ref, peer int32) {
 	m := &k.comm.members[k.member]
-	if r.done || r.frozen && r.stuck == stuckStop || m.State == record.CommAborted || m.State == record.CommLeft {
+	if r.frozen && r.stuck == stuckStop { // it hears of the next one
+		m.hears, k.comm.bereft, k.comm.aborted = 0, 0, 0
+		return
+	}
+	if r.done || m.State == record.CommAborted || m.State == record.CommLeft {
 		return
 	}
 	m.State, m.StateAt, m.Fault, m.FaultPeer = record.CommAborted, j.now, record.ResultPeerLost, peer
@@ -275,24 +300,34 @@ func (j *Job) fail(r *rank) {
 
 // abortTold lets the other members of a communicator know that one has aborted it.
 func (j *Job) abortTold(by *rank, k ref) {
-	for i := range k.comm.members {
-		x := &j.ranks[k.comm.members[i].World]
-		if x == by || x.done || j.nodes[x.node].cut != j.nodes[by.node].cut {
+	c := k.comm
+	if c.aborted > 0 && c.aborted <= j.now+soonest {
+		return
+	}
+	reached := int64(soonest)
+	for i := range c.members {
+		x := &j.ranks[c.members[i].World]
+		switch {
+		case x == by || x.done:
+			continue
+		case j.nodes[x.node].cut != j.nodes[by.node].cut:
+			reached = never // somebody of its side may tell it
 			continue
 		}
-		m := &k.comm.members[i]
+		m := &c.members[i]
 		member := int32(i)
-		j.at(j.now+1_000_000+x.rng.int63n(20_000_000), func() {
+		reached = max(reached, j.hear(x, m, 20_000_000, func() {
 			if x.done || m.State == record.CommAborted || m.State == record.CommLeft {
 				return
 			}
 			m.State, m.StateAt, m.Fault, m.FaultPeer = record.CommAborted, j.now, record.ResultAborted, k.member
-			j.touch(k.comm, m)
-			if k := (ref{k.comm, member}); x.blocked && x.waits == k.comm {
+			j.touch(c, m)
+			if k := (ref{c, member}); x.blocked && x.waits == k.comm {
 				j.fail(x)
 			}
-		})
+		}))
 	}
+	c.aborted = reached
 }
 
 // nodeDown takes a node away with all that runs on it. Nobody sees its processes end.

@@ -161,6 +161,9 @@ type comm struct {
 
 	joined   int32
 	joinLast int64
+	// When all whom the end of a member, and the abort of one, reaches have heard of one: that of
+	// others changes nothing. 0: not before never.
+	bereft, aborted int64
 
 	at      int32 // index in the evidence, -1
 	left    int32
@@ -177,6 +180,7 @@ type member struct {
 	partEnd int64
 	late    int64 // start of the last peer of those parts
 	own     int64 // own time before the operation that is open
+	hears   int64 // when it hears first that the communicator fails, 0: nothing is under way
 	dirty   bool
 }
 

@@ -5,6 +5,7 @@
 //	diagnosis [-set tuning|report] [-n scenarios] [-sizes 8,64,...] [-short]
 //	diagnosis -row NAME -seed S -ranks N -v    one scenario, with its timeline
 //	diagnosis -cost                            what slow faults cost, and which of them are missed
+//	diagnosis -results FILE                    go on with what FILE has, and keep the rest there
 //	diagnosis -scale                           time and memory of a pass by size
 package main
 
@@ -32,6 +33,7 @@ func main() {
 	flag.BoolVar(&o.cost, "cost", false, "measure what each slow fault costs its job, and group the misses by it")
 	flag.BoolVar(&o.scale, "scale", false, "only the time and memory of a pass, by size")
 	flag.IntVar(&o.parallel, "p", runtime.GOMAXPROCS(0), "scenarios at a time")
+	flag.StringVar(&o.results, "results", "", "file that keeps results as they come: started again, the program goes on where it was")
 	flag.Parse()
 	if err := o.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "diagnosis:", err)
@@ -41,6 +43,7 @@ func main() {
 
 type options struct {
 	set, sizes, counts, row string
+	results                 string
 	seed                    uint64
 	ranks, parallel         int
 	verbose, short, scale   bool
@@ -88,8 +91,21 @@ func (o *options) run() error {
 			}
 		}
 		for k := range count {
-			plans = append(plans, plan{set, names[k%len(names)], o.seed + uint64(k), n})
+			plans = append(plans, plan{set, names[k%len(names)], o.seed + uint64(k), n, o.cost})
 		}
 	}
-	return table(os.Stdout, set, play(plans, o.parallel, o.cost))
+	var kept *store
+	if o.results != "" {
+		var err error
+		if kept, err = openStore(o.results); err != nil {
+			return err
+		}
+	}
+	results := play(plans, o.parallel, kept)
+	if kept != nil {
+		if err := kept.close(); err != nil {
+			return fmt.Errorf("results in %s: %w", o.results, err)
+		}
+	}
+	return table(os.Stdout, set, results)
 }

@@ -18,6 +18,7 @@ type plan struct {
 	row   string
 	seed  uint64
 	ranks int
+	cost  bool // measured as well
 }
 
 // result is how it went; err when it could not be made.
@@ -37,8 +38,9 @@ func cpuNow() int64 {
 	return t.Nano()
 }
 
-// play plays plans, some at a time; results are in the plans' order.
-func play(plans []plan, parallel int, cost bool) []result {
+// play plays plans, some at a time; results are in the plans' order. What kept has is not played
+// again, and it gets the others; nil: nothing is kept.
+func play(plans []plan, parallel int, kept *store) []result {
 	results := make([]result, len(plans))
 	next := make(chan int)
 	var wg sync.WaitGroup
@@ -47,11 +49,20 @@ func play(plans []plan, parallel int, cost bool) []result {
 			runtime.LockOSThread() // cpuNow is a thread's
 			defer runtime.UnlockOSThread()
 			for i := range next {
-				results[i] = playOne(plans[i], cost)
+				results[i] = playOne(plans[i])
+				if kept != nil {
+					kept.add(&results[i])
+				}
 			}
 		})
 	}
 	for i := range plans {
+		if kept != nil {
+			if r, ok := kept.have[plans[i]]; ok {
+				results[i] = r
+				continue
+			}
+		}
 		next <- i
 	}
 	close(next)
@@ -59,14 +70,14 @@ func play(plans []plan, parallel int, cost bool) []result {
 	return results
 }
 
-func playOne(p plan, cost bool) result {
+func playOne(p plan) result {
 	s, err := jobsim.Make(p.set, p.row, p.seed, p.ranks)
 	if err != nil {
 		return result{plan: p, err: err}
 	}
 	o, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, cpuNow, nil)
 	x := result{plan: p, Outcome: o, err: err}
-	for i := 0; cost && x.err == nil && i < len(s.Truths); i++ {
+	for i := 0; p.cost && x.err == nil && i < len(s.Truths); i++ {
 		c := 0.0
 		if slow(s.Truths[i].Classes[0]) {
 			c, x.err = jobsim.Cost(s, i)
