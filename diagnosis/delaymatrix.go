@@ -99,6 +99,7 @@ func patterns(slow, all []cell, nodeOf func(int32) int32) []pattern {
 // patternsBeside is patterns where some further cells are slow too, less surely: they
 // count for a block, and nothing else is told of them.
 func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []pattern {
+	were := slow
 	slow = slices.Clone(slow)
 	var found []pattern
 	for len(slow) > 0 && len(slow)+len(beside) > 1 {
@@ -115,7 +116,7 @@ func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []patter
 			return false
 		})
 		if k.Kind == CulpritNode {
-			p.ambiguous(k.Rank, all, nodeOf)
+			p.whichOfTwo(k.Rank, func(c cell) bool { return slices.Contains(were, c) || slices.Contains(beside, c) }, all, nodeOf)
 		}
 		found = append(found, p)
 	}
@@ -143,35 +144,50 @@ func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []patter
 	return found
 }
 
-// ambiguous has a pattern name its connections in place of the node when that node is
-// connected to one other only, and that one to it alone: whatever is wrong with one of
-// the two, or with what is between them, looks the same.
-func (p *pattern) ambiguous(node int32, all []cell, nodeOf func(int32) int32) {
+// whichOfTwo judges a node whose slow connections all lead to one other node, by what both have
+// with others: the one whose other connections are slow as well, or that has none. When neither
+// is, whatever is wrong with one of them, or with what is between them, looks the same, and the
+// pattern names its connections in place of a node.
+func (p *pattern) whichOfTwo(node int32, isSlow func(cell) bool, all []cell, nodeOf func(int32) int32) {
 	other := int32(-1)
-	for _, at := range [...]*int32{&node, &other} {
-		for _, c := range all {
-			a, b := nodeOf(c.src), nodeOf(c.dst)
-			if a == b || a != *at && b != *at {
-				continue
-			}
-			if b == *at {
-				b = a
-			}
-			switch {
-			case at == &other && b != node, at == &node && other >= 0 && b != other:
-				return
-			case at == &node:
-				other = b
-			}
+	for _, c := range p.cells {
+		a, b := nodeOf(c.src), nodeOf(c.dst)
+		if a != node {
+			a, b = b, a
 		}
+		if a != node || b == node || other >= 0 && b != other {
+			return
+		}
+		other = b
 	}
 	if other < 0 {
 		return
 	}
-	p.two = [2]int32{min(node, other), max(node, other)}
-	p.culprits = p.culprits[:0]
-	for _, c := range p.cells {
-		p.culprits = append(p.culprits, Culprit{Kind: CulpritConnection, Rank: c.src, Peer: c.dst})
+	suspicion := func(n, but int32) float64 {
+		hit, total := 0.5, 1.0 // of one without others nothing is known
+		for _, c := range all {
+			a, b := nodeOf(c.src), nodeOf(c.dst)
+			if a == b || a != n && b != n || a == but || b == but {
+				continue
+			}
+			if total++; isSlow(c) {
+				hit++
+			}
+		}
+		return hit / total
+	}
+	one, two := suspicion(node, other), suspicion(other, node)
+	const clearly = 1.5
+	switch {
+	case one >= clearly*two:
+	case two >= clearly*one:
+		p.culprits[0].Rank = other
+	default:
+		p.two = [2]int32{min(node, other), max(node, other)}
+		p.culprits = p.culprits[:0]
+		for _, c := range p.cells {
+			p.culprits = append(p.culprits, Culprit{Kind: CulpritConnection, Rank: c.src, Peer: c.dst})
+		}
 	}
 }
 

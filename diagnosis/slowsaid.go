@@ -89,7 +89,7 @@ func (d *slowLinks) findings(found []finding) []finding {
 		}
 		f.ordered = len(pat.culprits) == 1
 		if pat.two[1] > 0 {
-			f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and neither is connected to another node", d.ev.Nodes[pat.two[0]].Name, d.ev.Nodes[pat.two[1]].Name)
+			f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and what they have with others tells nothing", d.ev.Nodes[pat.two[0]].Name, d.ev.Nodes[pat.two[1]].Name)
 		}
 		c := &d.ev.Comms[worst.comm]
 		f.setComm(c)

@@ -214,7 +214,9 @@ func (d *stragglers) felt(suspects []slowRank, elapsed float64) []slowRank {
 				continue
 			}
 		}
-		if s.peers > 0 && s.growth >= 0.3*s.excess && s.waited <= s.excess/2 {
+		// Who is held up itself is not what others wait for, unless they are held up for longer than it
+		// by what it spends: a rank whose transfers have become slow as well.
+		if held := s.waited > s.excess/2 && s.growth-s.waited < s.excess/2; s.peers > 0 && s.growth >= 0.3*s.excess && !held {
 			kept = append(kept, *s)
 		}
 	}

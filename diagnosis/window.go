@@ -69,6 +69,9 @@ func (w *window) restart() {
 	}
 }
 
+// longWindow is how long half of a window's steps take at least that are enough, ns.
+const longWindow = 1_000_000_000
+
 // due reports whether the window is complete.
 func (w *window) due() bool {
 	elapsed := w.now - w.start
@@ -76,7 +79,8 @@ func (w *window) due() bool {
 		return false
 	}
 	if w.view.step > 0 {
-		return w.view.step >= w.step+w.cfg.WindowSteps
+		done := w.view.step - min(w.step, w.view.step)
+		return done >= w.cfg.WindowSteps || 2*done >= w.cfg.WindowSteps && elapsed >= longWindow
 	}
 	var ops, waiting uint64
 	pipeline := false

@@ -64,6 +64,13 @@ type Cluster struct {
 	NodesPerLeaf int  // 16
 	Spin         bool // who waits uses a core
 	Mute         bool // transports tell nothing of connections
+
+	// What networks, operating systems and monitors add, as recordings of real jobs have it.
+	TransferNoise float64       // sigma of the logarithm of a transfer's time: 0.05
+	DelayNoise    float64       // the same of a window's delay; 0: it is evenly spread from 0.7 to 1
+	DelaySpread   float64       // the same between the connections
+	Wake          time.Duration // how far apart members notice an operation's end, median of operations; 0: 16 µs
+	MonitorErrs   float64       // share of the windows that are taken for slow, the network's, without a reason: 1/300
 }
 
 // Agents is how the pipeline from the nodes to the master behaves.
@@ -135,6 +142,12 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Noise == 0 {
 		c.Noise = 0.03
+	}
+	if c.Cluster.TransferNoise == 0 {
+		c.Cluster.TransferNoise = 0.05
+	}
+	if c.Cluster.MonitorErrs == 0 {
+		c.Cluster.MonitorErrs = 1. / 300
 	}
 	for _, v := range []int{c.Tensor, c.Context, c.Data, c.Pipeline, c.Expert, c.Chunks, c.Micro, c.Layers, c.Buckets + 1, c.Cluster.RanksPerNode, c.Cluster.Ports} {
 		if v < 1 || v > 1<<20 {

@@ -1,6 +1,8 @@
 package jobsim
 
 import (
+	"time"
+
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -73,7 +75,15 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 		return
 	}
 	draw := hash(c.id^uint64(e.src)<<20^uint64(e.dst), ops, uint64(e.path))
-	d := float64(c.base) / float64(w) * (0.7 + 0.3*unit(draw))
+	d := float64(c.base) / float64(w)
+	if net := &j.cfg.Cluster; net.DelayNoise == 0 {
+		d *= 0.7 + 0.3*unit(draw)
+	} else {
+		if e.usual == 0 {
+			e.usual = spread(hash(c.id, uint64(e.src)<<20^uint64(e.dst), uint64(e.path)), net.DelaySpread)
+		}
+		d *= j.delays[draw>>54] * e.usual
+	}
 	x.SlowWindows += e.slow
 	e.slow = 0
 	x.Windows, x.LatencyNs, x.Cause = windows, d*e.factor, record.CauseNone
@@ -91,15 +101,16 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 		x.SlowWindows += w
 	case e.factor >= 1.5:
 		x.Cause = record.CauseNetwork
-	case late < 0 && draw%4 == 0:
+	case e.transport != record.TransportTCP && late < 0 && draw%4 == 0:
 		x.Cause = record.CauseSenderStarved
 		x.SlowWindows++
-	case late > c.base/4 && draw%3 == 0:
+	case e.transport != record.TransportTCP && late > c.base/4 && draw%3 == 0:
 		x.Cause = record.CauseReceiverNotReady
 		x.LatencyNs += float64(late) / float64(w)
 		x.SlowWindows++
-	case draw%300 == 0:
-		x.Cause = record.CauseNetwork // a monitor errs, too
+	case unit(mix(draw)) < j.cfg.Cluster.MonitorErrs:
+		x.Cause = record.CauseNetwork
+		x.LatencyNs *= 1.5 + 2*unit(draw<<44)
 		x.SlowWindows++
 	}
 }
@@ -138,7 +149,10 @@ func (j *Job) flow(c *comm, e *edge) (outstanding uint64, lastPost, blocked, wai
 	case in && there: // some are missing: what could flow has flowed
 		lastPost, waiting = src.StartedAt, max(dst.StartedAt, src.StartedAt)
 	case in:
-		outstanding, lastPost, blocked = held, src.StartedAt, src.StartedAt+1000
+		outstanding, lastPost = held, src.StartedAt
+		if e.transport != record.TransportTCP || c.base >= int64(5*time.Millisecond) { // else the kernel's buffers take it
+			blocked = src.StartedAt + 1000
+		}
 	case there:
 		waiting = dst.StartedAt
 	}

@@ -17,9 +17,10 @@ type edge struct {
 
 	at                        int32 // index in the evidence, -1
 	factor                    float64
-	lag                       int64  // how long at a time its receiver waits, when that is not by its bandwidth
-	slow                      uint64 // windows
-	down                      bool   // by the word of its ends
+	usual                     float64 // its delay beside other connections'
+	lag                       int64   // how long at a time its receiver waits, when that is not by its bandwidth
+	slow                      uint64  // windows
+	down                      bool    // by the word of its ends
 	downAt                    int64
 	switched                  bool
 	switches, outages, resent uint64
@@ -176,7 +177,7 @@ func (j *Job) edgeName(k *comm, e *edge) string {
 // does not move at all. A ring is as slow as its slowest connection, and an
 // all-to-all as its slowest pair.
 func (j *Job) transfer(c *comm) (int64, bool) {
-	d := float64(c.base) * spread(hash(c.id, c.seq, 1), 0.05)
+	d := float64(c.base) * spread(hash(c.id, c.seq, 1), j.cfg.Cluster.TransferNoise)
 	if c.coll == record.AlltoAllv && j.cfg.Experts > 0 {
 		d *= spread(hash(c.id, c.seq, 2), j.cfg.Experts/2)
 	}
@@ -194,7 +195,7 @@ func (j *Job) transfer(c *comm) (int64, bool) {
 
 // transferPair is the same of a send and its receive.
 func (j *Job) transferPair(c *comm, src, dst int, at int64) (int64, bool) {
-	d := float64(c.base) * spread(hash(c.id^uint64(src), uint64(at), uint64(dst)), 0.1)
+	d := float64(c.base) * spread(hash(c.id^uint64(src), uint64(at), uint64(dst)), 2*j.cfg.Cluster.TransferNoise)
 	worst, add, stalled := 1.0, int64(0), false
 	for _, h := range c.hits {
 		e := &c.edges[h.edge]

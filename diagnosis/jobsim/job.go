@@ -26,11 +26,12 @@ type Job struct {
 	tick  int64 // ticks so far
 	rng   rng
 
-	ranks []rank
-	comms []*comm
-	nodes []node
-	progs [][]instr
-	noise [1024]float64
+	ranks  []rank
+	comms  []*comm
+	nodes  []node
+	progs  [][]instr
+	noise  [1024]float64
+	delays [1024]float64 // of windows, like it
 
 	ready   []int32   // ranks that can run on in this tick
 	ending  []*comm   // with a collective that ends after this tick
@@ -49,6 +50,7 @@ type Job struct {
 	collectAt int64
 	commOf    []*comm   // parallel to Evidence.Comms
 	connOf    []connRef // parallel to Evidence.Conns
+	slack     int64     // how long after the end of an operation it is known to all
 	revisions uint64
 	launched  bool // the launcher is about to end the rest
 }
@@ -230,6 +232,11 @@ func New(cfg Config) (*Job, error) {
 	j := &Job{cfg: cfg, rng: rng(hash(cfg.Seed, 0x6a6f62, 0))}
 	for i := range j.noise {
 		j.noise[i] = spread(uint64(i)<<54|1<<53, cfg.Noise)
+		j.delays[i] = spread(uint64(i)<<54|1<<53, cfg.Cluster.DelayNoise)
+	}
+	j.slack = jitter
+	if cfg.Cluster.Wake > 0 {
+		j.slack = maxWake
 	}
 	j.progs = programs(&cfg)
 	world := cfg.Ranks()

@@ -157,7 +157,7 @@ func (j *Job) reportRank(n *node, r *rank) {
 	e.CPU, e.IO = j.cpu(r), r.io && !gone && r.t > j.now
 	e.Starved, e.Throttled, e.MemoryPressure = r.starved, r.throttled, r.memory
 	if !gone {
-		e.Starved = min(1, r.starved+n.starved+n.cpu*0.05*float32(n.rng.float()))
+		e.Starved = min(1, r.starved+n.starved+n.cpu*0.5*float32(n.rng.float()))
 	}
 	e.Mark, e.MarkAt = r.mark, n.real(r.markAt, j.now)
 	if j.cfg.Steps {

@@ -106,6 +106,16 @@ func reportingJob(m *maker) Config {
 	c.Agents.MapError = m.between(50*time.Microsecond, 2*time.Millisecond)
 	c.Agents.Exits = ExitWords(r.intn(3))
 	c.Agents.Busy = r.between(0, 0.2)
+	if net := &c.Cluster; net.GPU {
+		net.TransferNoise, net.DelayNoise, net.DelaySpread = r.between(0.03, 0.4), r.between(0.1, 0.5), r.between(0.02, 0.2)
+		net.Wake = m.between(5*time.Microsecond, 100*time.Microsecond)
+		net.MonitorErrs = r.between(0.0005, 0.01)
+	} else {
+		net.TransferNoise, net.DelayNoise, net.DelaySpread = r.between(0.1, 0.6), r.between(0.3, 1), r.between(0.05, 0.4)
+		net.Wake = m.between(50*time.Microsecond, 3*time.Millisecond)
+		net.MonitorErrs = r.between(0.001, 0.1)
+		c.Agents.Busy = r.between(0, 0.6)
+	}
 	c.Dying.Reaction = Reaction(r.intn(int(numReactions)))
 	c.Dying.React = m.between(100*time.Millisecond, 2*time.Second)
 	c.Dying.Silent = m.between(2*time.Second, 12*time.Second)

@@ -8,8 +8,20 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// jitter is how far apart members notice the end of an operation, at most, ns.
-const jitter = 20_000
+// How far apart members notice the end of an operation, at most, ns: where they do so at
+// once, and where they are woken.
+const (
+	jitter  = 20_000
+	maxWake = 12_000_000 // below a tick
+)
+
+// wake is how far apart members notice the end of a communicator's last operation, ns.
+func (j *Job) wake(c *comm) float64 {
+	return min(float64(j.cfg.Cluster.Wake)*spread(hash(c.id, c.seq, 3), wakeNoise), maxWake)
+}
+
+// wakeNoise is the sigma of its logarithm between operations.
+const wakeNoise = 1.2
 
 // run lets a rank go on until it is ahead of the tick, waits, or ends.
 func (j *Job) run(r *rank) {
@@ -246,7 +258,7 @@ func (j *Job) progress(c *comm) {
 		return
 	}
 	c.ends = c.last + d
-	if c.ends+jitter < j.until {
+	if c.ends+j.slack < j.until {
 		j.finish(c)
 		return
 	}
@@ -261,7 +273,7 @@ func (j *Job) endPending() {
 	for _, c := range all {
 		switch {
 		case c.ends == 0: // it does not move any more
-		case c.ends+jitter < j.until:
+		case c.ends+j.slack < j.until:
 			j.finish(c)
 		default:
 			kept = append(kept, c)
@@ -278,11 +290,15 @@ func (j *Job) finish(c *comm) {
 	c.entered, c.last, c.ends, c.touched = 0, 0, 0, j.tick
 	s := j.sample(c, len(c.members))
 	late := c.seq * 0x9e3779b97f4a7c15
+	apart := float64(1 << 14) // below jitter
+	if j.cfg.Cluster.Wake > 0 {
+		apart = j.wake(c)
+	}
 	restart := false
 	for i := range c.members {
 		m := &c.members[i]
 		r := &j.ranks[m.World]
-		end := ends + int64((late+uint64(i)*0xbf58476d1ce4e5b9)>>50) // below jitter
+		end := ends + int64(apart*unit(late+uint64(i)*0xbf58476d1ce4e5b9))
 		if s != nil {
 			s.take(j, c, i, m.StartedAt, end)
 		}

@@ -69,6 +69,13 @@ func tuningJob(m *maker) Config {
 	c.Warmup = m.between(time.Second, 4*time.Second)
 	c.Agents.Drop = pick(m, 0, 0.01)
 	c.Agents.MapError = pick(m, 100*time.Microsecond, time.Millisecond)
+	c.Cluster.TransferNoise, c.Cluster.DelayNoise, c.Cluster.DelaySpread = pick(m, 0.05, 0.2, 0.4), pick(m, 0.2, 0.4), pick(m, 0.05, 0.2)
+	c.Cluster.Wake, c.Cluster.MonitorErrs = pick(m, 10*time.Microsecond, 50*time.Microsecond), pick(m, 0.001, 0.01)
+	if !c.Cluster.GPU {
+		c.Cluster.TransferNoise, c.Cluster.DelayNoise = pick(m, 0.2, 0.5), pick(m, 0.4, 0.8)
+		c.Cluster.Wake, c.Cluster.MonitorErrs = pick(m, 100*time.Microsecond, 2*time.Millisecond), pick(m, 0.01, 0.08)
+		c.Agents.Busy = pick(m, 0, 0.2, 0.5)
+	}
 	c.Agents.Exits = pick(m, NobodyTells, SupervisorTells, KernelTells)
 	c.Dying.Reaction = pick(m, LogFatal, AbortOne, AbortAll, CloseAll, Panics, AbortSleep, Linger)
 	c.Dying.Launcher = pick(m, 0, 0, 500*time.Millisecond, 3*time.Second)

@@ -10,6 +10,7 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -34,6 +35,7 @@ func main() {
 	flag.BoolVar(&o.scale, "scale", false, "only the time and memory of a pass, by size")
 	flag.IntVar(&o.parallel, "p", runtime.GOMAXPROCS(0), "scenarios at a time")
 	flag.StringVar(&o.results, "results", "", "file that keeps results as they come: started again, the program goes on where it was")
+	flag.StringVar(&o.like, "like", "", "pattern of recordings (*.evidence): what they look like beside simulated jobs of -ranks (8)")
 	flag.Parse()
 	if err := o.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "diagnosis:", err)
@@ -43,7 +45,7 @@ func main() {
 
 type options struct {
 	set, sizes, counts, row string
-	results                 string
+	results, like           string
 	seed                    uint64
 	ranks, parallel         int
 	verbose, short, scale   bool
@@ -70,6 +72,9 @@ func (o *options) run() error {
 	}
 	if len(names) == 0 {
 		return fmt.Errorf("-row %s: no kind of scenario begins so; there are: %s", o.row, strings.Join(jobsim.Rows(), ", "))
+	}
+	if o.like != "" {
+		return like(os.Stdout, set, o.like, cmp.Or(o.ranks, 8), 40)
 	}
 	if o.ranks > 0 {
 		return one(set, names[0], o.seed, o.ranks, o.verbose)
