@@ -164,6 +164,7 @@ type MasterSnapshot struct {
 	Job           string
 	At            time.Time
 	Attempt       uint32
+	Settling      bool // it has not heard yet what runs: nothing is judged, and Attempt may be one that is over
 	Ranks         map[diagnosis.ProcState]int
 	WorldSize     int
 	Step          uint64

@@ -278,7 +278,12 @@ func (m *Master) pass() {
 	}
 
 	begin := time.Now()
-	verdicts := m.engine.Diagnose(ev)
+	var verdicts []diagnosis.Verdict
+	if m.settling(now) {
+		ev.Paused = true
+	} else {
+		verdicts = m.engine.Diagnose(ev)
+	}
 	m.passes++
 	m.passLast = time.Since(begin)
 	m.passNs += uint64(m.passLast)
@@ -359,6 +364,15 @@ func (m *Master) paused(now int64) bool {
 	return late || 2*silent > connected || 2*unheard > connected
 }
 
+// settleFor is how long a master that has started waits for word of what runs: agents need about two
+// seconds to come back to it.
+const settleFor = int64(5 * time.Second)
+
+// settling tells whether all that this master knows is of processes that have ended, since it has just started. The first agent to come back may be the one whose node had ranks of an attempt that is over.
+func (m *Master) settling(now int64) bool {
+	return m.state.epochs > 0 && now-m.started.UnixNano() < settleFor && m.state.speakers() == 0
+}
+
 // hold tells whether an absent verdict proves nothing, because agents that
 // should speak are not heard. It is bounded by Options.Hold.
 func (m *Master) hold(now int64) bool {
@@ -384,7 +398,7 @@ func (m *Master) hold(now int64) bool {
 func (m *Master) publish(now int64) {
 	ev := &m.state.ev
 	s := &collector.MasterSnapshot{
-		Job: m.o.Job, At: time.Unix(0, now), Attempt: m.state.attempt, WorldSize: len(ev.Ranks),
+		Job: m.o.Job, At: time.Unix(0, now), Attempt: m.state.attempt, Settling: m.state.epochs == 0 || m.settling(now), WorldSize: len(ev.Ranks),
 		Ranks:     make(map[diagnosis.ProcState]int),
 		Agents:    m.state.agentStatus(now),
 		Incidents: m.incidents.list(),

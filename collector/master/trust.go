@@ -65,6 +65,9 @@ func (m incidentService) Incident(ctx context.Context, q *wire.IncidentRequest) 
 	if age := time.Since(s.At); age > staleAfter {
 		return nil, status.Errorf(codes.Unavailable, "the last pass was %v ago", age.Round(time.Millisecond))
 	}
+	if s.Settling {
+		return nil, status.Error(codes.Unavailable, "this master has started, and has not heard yet what runs: ask again")
+	}
 	for i := range s.Incidents {
 		if in := &s.Incidents[i]; in.ID == q.Id {
 			return reply(s, in), nil
