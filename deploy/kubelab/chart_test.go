@@ -44,7 +44,7 @@ func TestChart(t *testing.T) {
 		for run := range runs {
 			o := c.play(f, run%4, nil)
 			if len(o.wrong) > 0 {
-				t.Errorf("%s: %v", f.name, o)
+				t.Errorf("%s: %v\n%s\nthe master's state: %s", f.name, o, c.state(), c.keep(run+1))
 			}
 			all = append(all, o)
 		}
@@ -79,7 +79,7 @@ func TestChartKills(t *testing.T) {
 		})
 		t.Logf("%d: %s killed after %.1f s beside %s", n+1, part, after.Seconds(), f.name)
 		if len(o.wrong) > 0 {
-			t.Errorf("%d: %s, %s killed after %.1f s: %v", n+1, f.name, part, after.Seconds(), o)
+			t.Errorf("%d: %s, %s killed after %.1f s: %v\n%s\nthe master's state: %s", n+1, f.name, part, after.Seconds(), o, c.state(), c.keep(n+1))
 		}
 		times = append(times, o.running)
 	}
@@ -557,15 +557,29 @@ func (c *chart) state() string {
 		{"get", "pods,jobset,nodes", "-A", "-o", "wide"},
 		{"get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.taints} {.metadata.annotations.lockstep\.dev/suspect} {.status.conditions[?(@.type=="Ready")]}{"\n"}{end}`},
 		{"get", "leases", "-n", "kube-node-lease", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.renewTime}{"\n"}{end}`},
+		{"get", "events", "-n", "training", "--sort-by=.lastTimestamp", "--no-headers"},
 		{"logs", "-n", "lockstep", "deployment/lockstep-remediator", "--tail", "40"},
+		{"logs", "-n", "training", "deployment/lockstep-master-train", "--tail", "40"},
 	} {
 		out, err := Try("kubectl", args...)
 		if err != nil {
 			out += err.Error()
 		}
+		if lines := strings.Split(out, "\n"); args[1] == "events" && len(lines) > 40 {
+			out = strings.Join(lines[len(lines)-40:], "\n")
+		}
 		all = append(all, out)
 	}
 	return strings.Join(all, "\n")
+}
+
+// keep copies what the master has recorded to where it outlives the lab.
+func (c *chart) keep(n int) string {
+	to := filepath.Join(c.dir, "../../dist/lab", fmt.Sprintf("wrong-%d-%d", time.Now().Unix(), n))
+	if err := os.CopyFS(to, os.DirFS(filepath.Join(c.Shared, "lockstep-master-train", "state"))); err != nil {
+		return err.Error()
+	}
+	return to
 }
 
 var label = regexp.MustCompile(`([a-z_]+)="([^"]*)"`)
@@ -636,7 +650,8 @@ func (c *chart) play(f fault, victim int, disturb func()) (o outcome) {
 			if v := c.verdict(was); v != nil {
 				o.verdict, incident = since(), v[names.LabelIncident]
 				o.said = fmt.Sprintf("%s, %s, %s on %s", v[names.LabelClass], v[names.LabelReason], v[names.LabelCulprit], v[names.LabelNode])
-				if v[names.LabelClass] != f.class || f.reason != "" && v[names.LabelReason] != f.reason || v[names.LabelNode] != p.node && v[names.LabelCulprit] != p.node {
+				isTrue := v[names.LabelClass] == f.class && (f.reason == "" || v[names.LabelReason] == f.reason) && (v[names.LabelNode] == p.node || v[names.LabelCulprit] == p.node)
+				if !isTrue && !rebooted { // which is another fault
 					wrong("the verdict is %s", o.said)
 				}
 			}
