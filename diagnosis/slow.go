@@ -19,6 +19,9 @@ type connHistory struct {
 	held          float32 // share of the window that it spent in delays beyond the usual
 	base          baseline
 
+	resent            uint64  // bytes sent again, total seen
+	again, usualAgain float32 // share of its windows in which some were: of the last ones, and as a rule
+
 	flights     int32 // passes of the window that saw bytes on it while its receiver waited
 	flight      float32
 	usualFlight float32 // as shares
@@ -50,6 +53,12 @@ type slowConn struct {
 
 // plain is plainly of a slow connection.
 func (s *slowConn) plain() bool { return plainly(s.share, s.delay, s.base) }
+
+// overwhelms reports whether a connection has made its job stand still for most of a window: one of
+// these counts for two.
+func (s *slowConn) overwhelms(h *connHistory) bool {
+	return !s.alone && s.plain() && s.delay >= 8*s.base && s.cost >= 0.5 && h.held >= 0.5
+}
 
 // leastSure is how many windows have to show that a slow connection's delays are the network's doing.
 const leastSure = 2
@@ -161,13 +170,19 @@ func (d *slowLinks) judge() {
 		if s.sure = x.sure; d.onTheWay(s) && !d.lateSoon(s.cell.src) && !d.lateSoon(s.cell.dst) {
 			s.sure++
 		}
+		if s.sure > x.sure && s.overwhelms(&d.conns[s.conn]) && x.slow > 0 {
+			s.slow++
+		}
 		// One window that bears it out may be a hiccup of its own.
 		s.again(d.window, s.alone, s.sure > x.sure && s.sure >= leastSure && 4*s.sure > s.slow)
 		*x = *s
 	}
 	for i := 0; i < len(d.slow); i++ {
 		s := &d.slow[i]
-		if d.conns[s.conn].fresh && !slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) && s.normal(d.window) {
+		if !d.conns[s.conn].fresh || slices.ContainsFunc(suspects, func(x slowConn) bool { return x.conn == s.conn }) || d.feltIn(s.comm) && d.loses(s.conn, s.comm, s.cell) {
+			continue // what is lost now and then delays some windows and not others
+		}
+		if s.normal(d.window) {
 			d.slow = slices.Delete(d.slow, i, i+1)
 			i--
 		}
@@ -273,7 +288,7 @@ func (d *slowLinks) observe() bool {
 		h.flights = 0
 		id := d.comms[c.Comm].id
 		if !h.known || h.comm != id || h.src != c.Src || h.dst != c.Dst || c.Windows < h.windows || c.SlowWindows < h.slow {
-			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows}
+			*h = connHistory{known: true, comm: id, src: c.Src, dst: c.Dst, windows: c.Windows, slow: c.SlowWindows, resent: c.Resent}
 			continue
 		}
 		d.watchLooks(h, c.Comm, float32(flights)/float32(d.passes))
@@ -285,6 +300,7 @@ func (d *slowLinks) observe() bool {
 		h.fresh, any = true, true
 		h.share = float32(c.SlowWindows-h.slow) / float32(n)
 		h.windows, h.slow = c.Windows, c.SlowWindows
+		h.watchAgain(c.Resent)
 		if h.often(c) {
 			d.inside[c.Comm].look = true
 		}
@@ -408,6 +424,9 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if d.transferGrown(s) {
 		return true
 	}
+	if d.loses(s.conn, s.comm, s.cell) && !d.elsewhere(s) {
+		return true
+	}
 	if !d.ev.Conns[s.conn].Transport.InMemory() && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
 		return true
 	}
@@ -419,6 +438,41 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
 	}
 	return s.flight >= max(0.2, usual+0.15)
+}
+
+// watchAgain takes down whether bytes were sent again in the window.
+func (h *connHistory) watchAgain(resent uint64) {
+	now := float32(0)
+	if resent > h.resent {
+		now = 1
+	}
+	h.resent = resent
+	h.again += (now - h.again) / 4
+}
+
+// Shares of its windows in which a connection that loses what it carries sends bytes again, and
+// by how much that has to be more than usual.
+const (
+	leastAgain = 0.6
+	moreAgain  = 0.35
+)
+
+// loses reports whether a connection sends bytes again in most of its windows, unlike before and
+// unlike the others, and neither end is short of CPU. Whoever comes late, or takes late what comes, has
+// nobody send again.
+func (d *slowLinks) loses(conn, comm int32, at cell) bool {
+	h, t := &d.conns[conn], d.ev.Conns[conn].Transport
+	if h.again < leastAgain || h.again < h.usualAgain+moreAgain || d.crowded(at.src) || d.crowded(at.dst) || d.starvedIn(comm) {
+		return false
+	}
+	v := d.scratch[:0]
+	for i := range d.conns {
+		if d.conns[i].fresh && d.ev.Conns[i].Transport == t {
+			v = append(v, float64(d.conns[i].again))
+		}
+	}
+	d.scratch = v
+	return len(v) <= 2 || median(v) <= leastAgain/2
 }
 
 // watchMoved takes down how long a slow connection's destination is inside operations after all
@@ -543,6 +597,7 @@ func (d *slowLinks) learnDelays() {
 			continue
 		}
 		h.base.learn(h.delay)
+		h.usualAgain += (h.again - h.usualAgain) / float32(max(h.base.n, 8))
 		h.usualFlight += (h.flight - h.usualFlight) / float32(h.base.n) // a mean as long as base
 	}
 }

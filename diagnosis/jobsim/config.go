@@ -70,6 +70,7 @@ type Cluster struct {
 	DelayNoise    float64       // the same of a window's delay; 0: it is evenly spread from 0.7 to 1
 	DelaySpread   float64       // the same between the connections
 	Wake          time.Duration // how far apart members notice an operation's end, median of operations; 0: 16 µs
+	SentAgain     float64       // share of operations over which a TCP connection sends bytes again without a reason
 	MonitorErrs   float64       // share of the windows that are taken for slow, the network's, without a reason: 1/300
 }
 

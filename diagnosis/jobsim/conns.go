@@ -84,6 +84,9 @@ func (j *Job) monitor(n *node, c *comm, e *edge, x *diagnosis.Conn) {
 		}
 		d *= j.delays[draw>>54] * e.usual
 	}
+	if e.transport == record.TransportTCP && unit(mix(draw+1)) < j.cfg.Cluster.SentAgain {
+		e.resent += 1448
+	}
 	x.SlowWindows += e.slow
 	e.slow = 0
 	x.Windows, x.LatencyNs, x.Cause = windows, d*e.factor, record.CauseNone

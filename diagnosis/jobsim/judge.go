@@ -25,6 +25,7 @@ type Truth struct {
 	// Want is the level that a right verdict has to reach; 0: saying nothing is right, too.
 	Want   diagnosis.Level
 	Within time.Duration // after the onset
+	Steps  int           // and so many of the job's, which take longer by then: up to longer more
 }
 
 // Scenario is one run: a job, what breaks, and for how long it is watched.
@@ -247,7 +248,7 @@ func Play(s *Scenario, diagnose func(*diagnosis.Evidence) []diagnosis.Verdict, n
 		if watch != nil {
 			watch(j, verdicts)
 		}
-		if over := o.over(s, j.Now()); over > 0 {
+		if over := o.over(s, j.Now(), j.Steps(), onsetStep); over > 0 {
 			until = min(until, over)
 		}
 	}
@@ -264,8 +265,11 @@ func Play(s *Scenario, diagnose func(*diagnosis.Evidence) []diagnosis.Verdict, n
 	return o, nil
 }
 
+// longer is for how long a slow job is watched beyond what its steps took before.
+const longer = time.Minute
+
 // over is when watching ends since all is found, 0: not yet.
-func (o *Outcome) over(s *Scenario, now time.Duration) time.Duration {
+func (o *Outcome) over(s *Scenario, now time.Duration, steps int, onset []int) time.Duration {
 	if len(s.Truths) == 0 {
 		return 0
 	}
@@ -279,7 +283,8 @@ func (o *Outcome) over(s *Scenario, now time.Duration) time.Duration {
 			last = max(last, f.Onset+f.Confirmed+after)
 			continue
 		}
-		if f.Onset == 0 || now < f.Onset+s.Truths[i].Within {
+		t := &s.Truths[i]
+		if f.Onset == 0 || now < f.Onset+t.Within || steps-onset[i] < t.Steps && now < f.Onset+t.Within+longer {
 			return 0
 		}
 		last = max(last, now)

@@ -109,11 +109,11 @@ func reportingJob(m *maker) Config {
 	if net := &c.Cluster; net.GPU {
 		net.TransferNoise, net.DelayNoise, net.DelaySpread = r.between(0.03, 0.4), r.between(0.1, 0.5), r.between(0.02, 0.2)
 		net.Wake = m.between(5*time.Microsecond, 100*time.Microsecond)
-		net.MonitorErrs = r.between(0.0005, 0.01)
+		net.MonitorErrs, net.SentAgain = r.between(0.0005, 0.01), r.between(0, 0.005)
 	} else {
 		net.TransferNoise, net.DelayNoise, net.DelaySpread = r.between(0.1, 0.6), r.between(0.3, 1), r.between(0.05, 0.4)
 		net.Wake = m.between(50*time.Microsecond, 3*time.Millisecond)
-		net.MonitorErrs = r.between(0.001, 0.1)
+		net.MonitorErrs, net.SentAgain = r.between(0.001, 0.1), r.between(0, 0.05)
 		c.Agents.Busy = r.between(0, 0.6)
 	}
 	c.Dying.Reaction = Reaction(r.intn(int(numReactions)))

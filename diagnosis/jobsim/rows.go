@@ -437,7 +437,7 @@ var rows = []row{
 	}),
 	{"straggler, migrating", even, func(m *maker) bool {
 		f := Fault{Kind: Straggler, Rank: m.rank(), Factor: m.factor(1.5, 2), Shape: Migrating, Period: 14 * m.s.Step}
-		t := Truth{Within: 5*time.Second + 40*m.s.Step}
+		t := Truth{Within: 5*time.Second + 40*m.s.Step, Steps: 40}
 		for i := range 8 {
 			t.Ranks = append(t.Ranks, int32((f.Rank+i*(m.ranks/3+1))%m.ranks))
 		}

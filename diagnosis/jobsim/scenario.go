@@ -144,10 +144,13 @@ func (m *maker) fault(f Fault, t Truth) bool {
 	if t.Within == 0 {
 		t.Within = 30 * time.Second
 		if t.Classes[0] == diagnosis.CommunicationSlow || t.Classes[0] == diagnosis.NoncommunicationSlow {
-			t.Within = 5*time.Second + 20*m.s.Step
+			t.Within, t.Steps = 5*time.Second+20*m.s.Step, 20
 		}
 	}
 	m.s.Truths = append(m.s.Truths, t)
+	if t.Steps > 0 && t.Want > 0 {
+		m.s.Length = max(m.s.Length, f.At+t.Within+longer)
+	}
 	m.s.Length = max(m.s.Length, f.At+t.Within+after+2*m.s.Step)
 	return true
 }

@@ -75,6 +75,7 @@ func tuningJob(m *maker) Config {
 		c.Cluster.TransferNoise, c.Cluster.DelayNoise = pick(m, 0.2, 0.5), pick(m, 0.4, 0.8)
 		c.Cluster.Wake, c.Cluster.MonitorErrs = pick(m, 100*time.Microsecond, 2*time.Millisecond), pick(m, 0.01, 0.08)
 		c.Agents.Busy = pick(m, 0, 0.2, 0.5)
+		c.Cluster.SentAgain = pick(m, 0, 0.01, 0.05)
 	}
 	c.Agents.Exits = pick(m, NobodyTells, SupervisorTells, KernelTells)
 	c.Dying.Reaction = pick(m, LogFatal, AbortOne, AbortAll, CloseAll, Panics, AbortSleep, Linger)

@@ -48,17 +48,18 @@ const (
 	causeSender
 	causeReceiver
 	causeCPU
-	cpuBusy  // share of a core a rank uses, median
-	starved  // share of time a rank is runnable and does not run, median
-	starved9 // the same, 99th percentile
-	pressure // CPU pressure of a node, median
+	sentAgain // share of passes with a new window in which bytes were sent again
+	cpuBusy   // share of a core a rank uses, median
+	starved   // share of time a rank is runnable and does not run, median
+	starved9  // the same, 99th percentile
+	pressure  // CPU pressure of a node, median
 	quantities
 )
 
 var quantityNames = [quantities]string{
 	"report gap ms p50", "report gap p99/p50", "map error us p50", "transfer ms p50", "transfer p90/p50 in time", "own time p90/p50 in time", "wait share of op",
 	"end spread us p50", "end spread us p99", "bytes outstanding", "no credit", "receiver waits", "waits for, in transfers p50", "windows an op", "slow windows",
-	"delay p90/p50 in time", "delay p90/p50 in space", "delay, in transfers", "cause network", "cause sender", "cause receiver", "cause CPU", "CPU p50", "starved p50", "starved p99", "CPU pressure p50",
+	"delay p90/p50 in time", "delay p90/p50 in space", "delay, in transfers", "cause network", "cause sender", "cause receiver", "cause CPU", "sent again", "CPU p50", "starved p50", "starved p99", "CPU pressure p50",
 }
 
 // signs collects one job's quantities.
@@ -81,9 +82,9 @@ type connKey struct {
 type arrivalKey struct{ comm, seq uint64 }
 
 type window struct {
-	n, slow uint64
-	ops     uint64
-	delays  []float64
+	n, slow     uint64
+	ops, resent uint64
+	delays      []float64
 }
 
 func newSigns() *signs {
@@ -195,6 +196,7 @@ func (s *signs) conn(ev *diagnosis.Evidence, c *diagnosis.Conn, op float64) {
 		}
 		s.add(slowWindows, float64(c.SlowWindows-was.slow)/float64(c.Windows-was.n))
 		s.add(delayOp, c.LatencyNs/op)
+		s.add(sentAgain, bit(c.Resent > was.resent))
 		for q, cause := range map[quantity]record.Cause{causeNetwork: record.CauseNetwork, causeSender: record.CauseSenderStarved, causeReceiver: record.CauseReceiverNotReady, causeCPU: record.CauseCPUStarved} {
 			s.add(q, bit(c.Cause == cause))
 		}
@@ -203,7 +205,7 @@ func (s *signs) conn(ev *diagnosis.Evidence, c *diagnosis.Conn, op float64) {
 		}
 	}
 	if members := ev.Comms[c.Comm].Members; int(c.Src) < len(members) {
-		s.windows[k] = window{c.Windows, c.SlowWindows, members[c.Src].Ops, was.delays}
+		s.windows[k] = window{c.Windows, c.SlowWindows, members[c.Src].Ops, c.Resent, was.delays}
 	}
 }
 
@@ -252,7 +254,7 @@ func (s *signs) sum() (v [quantities]float64) {
 			v[q] = at(of, p) / at(of, 0.5)
 		case endSpreadMost, starved9:
 			v[q] = at(of, 0.99)
-		case flowing, blocked, waiting, causeNetwork, causeSender, causeReceiver, causeCPU, slowWindows:
+		case flowing, blocked, waiting, causeNetwork, causeSender, causeReceiver, causeCPU, sentAgain, slowWindows:
 			v[q] = mean(of)
 		case delayTime, delaySpace:
 		default:
