@@ -213,7 +213,7 @@ func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m *M
 				if err := f(m, r, n); err != nil {
 					return fmt.Errorf("rank %d: %w", r, err)
 				}
-				return c.Barrier(ctx)
+				return attended(m, func() error { return c.Barrier(ctx) })
 			}()
 		})
 	}
@@ -224,6 +224,21 @@ func goroutines(tb testing.TB, p place, n int, change func(*Config), f func(m *M
 }
 
 // ---- what an executor does, at its simplest ----
+
+// attended waits for f, and looks after the links meanwhile: who has all that it wants may
+// still owe a peer sockets, or bytes again.
+func attended(m *Mesh, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(time.Millisecond):
+			m.Look()
+		}
+	}
+}
 
 // patience bounds what must end; it is no measurement.
 const patience = time.Minute
