@@ -543,7 +543,8 @@ func rankMain() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	c, err := Join(ctx, Config{ID: id, Rank: rank, Size: size})
+	outage, _ := time.ParseDuration(os.Getenv("BOOTSTRAP_TEST_OUTAGE"))
+	c, err := Join(ctx, Config{ID: id, Rank: rank, Size: size, Outage: outage})
 	if err != nil {
 		fmt.Println("error", err)
 		return
@@ -555,6 +556,13 @@ func rankMain() {
 		}
 	}()
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		if in.Text() == "outage" {
+			for !c.Seeking() {
+				time.Sleep(time.Millisecond)
+			}
+			fmt.Println("outage")
+			continue
+		}
 		var members []int
 		for _, f := range strings.Fields(in.Text()) {
 			m, _ := strconv.Atoi(f)
@@ -606,36 +614,42 @@ func startProcesses(t *testing.T, n int) []*process {
 	ln.Close()
 	ps := make([]*process, n)
 	for r := range ps {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), SecretEnv+"="+path, "BOOTSTRAP_TEST_ID="+id.String(), fmt.Sprint("BOOTSTRAP_TEST_SIZE=", n), fmt.Sprint("BOOTSTRAP_TEST_RANK=", r))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		inR, inW, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		cmd.Stdin, cmd.Stderr = inR, os.Stderr
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		inR.Close()
-		p := &process{cmd, inW, make(chan string, 100)}
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for s := bufio.NewScanner(out); s.Scan(); {
-				p.lines <- s.Text()
-			}
-		})
-		t.Cleanup(func() { p.cmd.Process.Kill(); p.in.Close(); wg.Wait(); p.cmd.Wait() })
-		ps[r] = p
+		ps[r] = startProcess(t, id, path, r, n)
 	}
 	for _, p := range ps {
 		p.expect(t, "joined")
 	}
 	return ps
+}
+
+// startProcess starts one rank of n; secret is the file that has it.
+func startProcess(t *testing.T, id ID, secret string, r, n int) *process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), SecretEnv+"="+secret, "BOOTSTRAP_TEST_ID="+id.String(), fmt.Sprint("BOOTSTRAP_TEST_SIZE=", n), fmt.Sprint("BOOTSTRAP_TEST_RANK=", r))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin, cmd.Stderr = inR, os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	inR.Close()
+	p := &process{cmd, inW, make(chan string, 100)}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	})
+	t.Cleanup(func() { p.cmd.Process.Kill(); p.in.Close(); wg.Wait(); p.cmd.Wait() })
+	return p
 }
 
 func TestKilledRankIsReportedToAll(t *testing.T) {
@@ -663,6 +677,50 @@ func TestKilledRankIsReportedToAll(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestStoppedInAnOutage: the time in which a rank is stopped itself, or its machine is
+// frozen, is not its peer's silence.
+func TestStoppedInAnOutage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, secret, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BOOTSTRAP_TEST_OUTAGE", "8s")
+	ln, err := Listen("127.0.0.1:0", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := ln.NewID()
+	p := startProcess(t, id, path, 1, 2)
+	hub, err := Join(testContext(t), Config{ID: id, Rank: 0, Size: 2, Secret: secret, Listener: ln})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leaveAll([]*Control{hub})
+	p.expect(t, "joined")
+	mend := cut(t, []*Control{hub})
+	fmt.Fprintln(p.in, "outage")
+	p.expect(t, "outage")
+	p.cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(6 * time.Second)
+	mend()
+	p.cmd.Process.Signal(syscall.SIGCONT)
+	time.Sleep(time.Second) // who takes it for silence tells so at once
+	fmt.Fprintln(p.in, "1 0")
+	g, err := hub.Regroup(testContext(t), []int{1, 0}, 1, "again")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer leaveAll([]*Control{g})
+	if err := g.Barrier(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	p.expect(t, "regrouped <nil>")
+	if e := next(hub, 0); e != nil {
+		t.Errorf("rank 0: %+v: %v", e, e.Err)
+	}
+	p.in.Close() // it leaves
 }
 
 func TestStoppedRankIsNotLost(t *testing.T) {

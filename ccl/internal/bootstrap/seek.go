@@ -27,6 +27,9 @@ const (
 	// knockTimeout bounds one attempt to connect: the kernel's own retries come at
 	// longer and longer intervals.
 	knockTimeout = 2 * time.Second
+	// knockMost is the most that an attempt and the pause after it count of a host's silence. What
+	// takes longer is this process, stopped or frozen with its machine, which hears nothing then.
+	knockMost = knockTimeout + 500*time.Millisecond
 	// refusals in a row for so long, after the host has ended the connection, are a process
 	// that is gone; and so are connections that end without a proof.
 	refusals    = 2
@@ -53,9 +56,9 @@ const (
 
 // seek returns when p has a connection again, or is over. cause is why it has none.
 func (c *Control) seek(p *peer, cause error) {
-	heard := time.Now()
+	silent := time.Duration(0)
 	if errors.Is(cause, syscall.ETIMEDOUT) {
-		heard = heard.Add(-userTimeout)
+		silent = userTimeout
 	}
 	addr := c.members[p.rank].Addr
 	refused, strange, shut := 0, 0, 0
@@ -102,12 +105,12 @@ func (c *Control) seek(p *peer, cause error) {
 			reason = "control connection: its process takes no more words"
 		case strange >= strangers && time.Since(strangeSince) >= strangerFor, shut >= shuts && time.Since(shutSince) >= shutFor:
 			reason = fmt.Sprintf("something else listens at %s: %v", addr, err)
-		case is == knockSilent && time.Since(heard) >= c.bound():
+		case is == knockSilent && silent+min(time.Since(began), knockMost) >= c.bound():
 			reason = fmt.Sprintf("nothing has come from its host for %v, in which %d connections to %s failed, the last with: %v; before: %v",
-				time.Since(heard).Round(time.Second), try, addr, last, cause)
+				(silent + min(time.Since(began), knockMost)).Round(time.Second), try, addr, last, cause)
 		}
 		if is != knockSilent {
-			heard = began
+			silent = 0
 		}
 		if reason != "" {
 			c.mu.Lock()
@@ -118,6 +121,7 @@ func (c *Control) seek(p *peer, cause error) {
 			return
 		}
 		b.pause(p.pause)
+		silent += min(time.Since(began), knockMost)
 	}
 }
 

@@ -216,16 +216,24 @@ func (n *network) judge(l remote, g dataGreeting) byte {
 }
 
 // dial connects all sockets to a peer for the first time, unless the peer's own attempt
-// stands.
+// stands. It gives up when nothing comes from the peer's host for Config.Outage.
 func (n *network) dial(l remote, rank int, attempt [16]byte) error {
 	t := l.connecting()
 	number := uint32(1)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		t.mu.Lock()
 		ours := t.attempt == attempt && t.whole == 0
+		if t.tries == 0 {
+			t.hears() // from here on
+		}
+		t.try()
+		tries, quiet, last := t.tries-1, t.silent, t.last
 		t.mu.Unlock()
 		if !ours {
 			return nil
+		}
+		if quiet >= n.m.cfg.Outage {
+			return n.unheard(rank, tries, quiet, last)
 		}
 		status, theirs, err := n.connect(n.m.ctx, l, rank, attempt, number)
 		switch {
@@ -234,6 +242,9 @@ func (n *network) dial(l remote, rank int, attempt [16]byte) error {
 			if n.m.ctx.Err() != nil || n.m.cfg.Err() != nil || errors.Is(err, syscall.ECONNREFUSED) {
 				return err
 			}
+			t.mu.Lock()
+			t.last = err
+			t.mu.Unlock()
 		case status == replyOver:
 			return errOver
 		case status == replyBusy:

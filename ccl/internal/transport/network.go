@@ -89,8 +89,9 @@ type connector struct {
 	dial      func() // ends its attempt to connect, nil when there is none
 	tries     int    // that it has made
 	last      error
-	waiting   int   // connections that only the peer's kernel has answered
-	answered  int64 // when the peer's host last answered a connection
+	waiting   int           // connections that only the peer's kernel has answered
+	silent    time.Duration // how long nothing had come from the peer's host when the attempt began
+	since     int64         // when the attempt to connect began
 
 	up     atomic.Bool // there is, or was, a set of sockets
 	fresh  atomic.Bool // next is there

@@ -65,7 +65,7 @@ func (l *tcpLink) watch(now int64) {
 	}
 	late := now-l.looked > silentAfter // nobody has looked: let there be time for an answer
 	l.looked = now
-	silent, over := false, len(l.socks) == 0
+	silent, heard, over := false, false, len(l.socks) == 0
 	for i, s := range l.socks {
 		info, err := unix.GetsockoptTCPInfo(s.fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 		if err == nil && info.State == tcpClosed && !s.broken {
@@ -76,7 +76,7 @@ func (l *tcpLink) watch(now int64) {
 			continue
 		}
 		if l.judge(s, info, now, late) {
-			l.heard = now
+			heard = true
 		} else if i == 0 && !s.silent && info.Unacked == 0 && s.usable() {
 			l.ask(s)
 		}
@@ -94,7 +94,7 @@ func (l *tcpLink) watch(now int64) {
 	}
 	l.tellResent()
 	l.survey()
-	l.giveUp(now)
+	l.giveUp(heard)
 }
 
 // fate is why the kernel has closed a connection.
@@ -148,16 +148,24 @@ func (l *tcpLink) ask(s *socket) {
 }
 
 // giveUp ends a link whose peer's host has been silent for too long.
-func (l *tcpLink) giveUp(now int64) {
+func (l *tcpLink) giveUp(heard bool) {
 	if l.lost == nil {
 		return
 	}
-	tries, answered, last := l.dialled()
-	heard := max(l.heard, answered)
-	if bound := int64(l.m.cfg.Outage); now-heard >= bound {
-		_ = l.fatal(fmt.Errorf("%w; then nothing came from its host for %v, in which %d connections to %s failed, the last with: %w",
-			l.lost, time.Duration(now-heard).Round(time.Second), tries, l.m.infos[l.peer].Addr, last))
+	if heard {
+		l.hear()
+		return
 	}
+	if tries, quiet, last := l.dialled(); quiet >= l.m.cfg.Outage {
+		_ = l.fatal(fmt.Errorf("%w; then %w", l.lost, l.n.unheard(l.peer, tries, quiet, last)))
+	}
+}
+
+// hear notes that the peer's host has answered.
+func (l *tcpLink) hear() {
+	l.mu.Lock()
+	l.hears()
+	l.mu.Unlock()
 }
 
 // keepPath sets how the kernel asks for the peer's host, and how often it sends again.

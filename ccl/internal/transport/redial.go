@@ -37,6 +37,34 @@ var (
 	errOver     = errors.New("the peer has given the link up")
 )
 
+// attemptMost is the most that one attempt and the pause after it count of a host's silence.
+// What takes longer is this process, stopped or frozen with its machine, which hears nothing then.
+const attemptMost = dialTimeout + 500*time.Millisecond
+
+// hears notes that the peer's host has answered. t.mu is held.
+func (t *connector) hears() { t.silent, t.since = 0, record.Now() }
+
+// quiet is for how long nothing has come from the peer's host while this end tried to reach
+// it. t.mu is held.
+func (t *connector) quiet() time.Duration {
+	if t.waiting > 0 {
+		t.hears()
+	}
+	return t.silent + min(time.Duration(record.Now()-t.since), attemptMost)
+}
+
+// try begins another attempt to connect. t.mu is held.
+func (t *connector) try() {
+	t.silent, t.since = t.quiet(), record.Now()
+	t.tries++
+}
+
+// unheard is why a link ends whose peer's host has been silent for as long as it may be.
+func (n *network) unheard(rank, tries int, quiet time.Duration, last error) error {
+	return fmt.Errorf("nothing came from its host for %v, in which %d connections to %s failed, the last with: %w",
+		quiet.Round(time.Second), tries, n.m.infos[rank].Addr, last)
+}
+
 // seek has a goroutine connect to a peer again, after the set of this number has failed.
 func (n *network) seek(l remote, rank int, number uint32) {
 	t := l.connecting()
@@ -72,15 +100,12 @@ func (n *network) forget(l remote) {
 	}
 }
 
-// dialled tells of the search: its attempts, when the peer's host has answered one, and
-// the last error.
-func (t *connector) dialled() (tries int, answered int64, last error) {
+// dialled tells of the search: its attempts, for how long nothing has come from the peer's
+// host, and the last error.
+func (t *connector) dialled() (tries int, quiet time.Duration, last error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.waiting > 0 {
-		t.answered = record.Now()
-	}
-	return t.tries, t.answered, t.last
+	return t.tries, t.quiet(), t.last
 }
 
 // redial connects until there is a set of sockets, or no use in that.
@@ -106,7 +131,7 @@ func (n *network) redial(l remote, rank int) {
 		t.number = max(t.number, t.whole) + 1
 		t.attempt, t.dialing = newNonce(), true
 		attempt, number := t.attempt, t.number
-		t.tries++
+		t.try()
 		ctx, cancel := context.WithCancel(n.m.ctx)
 		t.dial = cancel
 		t.mu.Unlock()
@@ -264,7 +289,7 @@ func (n *network) greet(ctx context.Context, g dataGreeting, port uint16) (fd in
 func (t *connector) wait(by int) {
 	t.mu.Lock()
 	t.waiting += by
-	t.answered = record.Now()
+	t.hears()
 	t.mu.Unlock()
 }
 

@@ -217,10 +217,11 @@ func hungUp(err error) bool {
 // down tells of an outage when it begins.
 func (l *tcpLink) down(err error) {
 	if l.lost == nil {
-		l.lost, l.heard = err, record.Now()
+		l.lost = err
 		l.unsure, l.withdrawnAt = false, 0
 		l.mu.Lock()
 		l.between = false
+		l.hears()
 		l.mu.Unlock()
 		l.meter.unblock()
 		l.meter.link(record.LinkDown)

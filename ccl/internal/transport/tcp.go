@@ -85,7 +85,6 @@ type tcpLink struct {
 	kept       retained
 	number     uint32 // of the set of sockets
 	lost       error  // why there is no path, nil while there is one
-	heard      int64  // when the peer's host last answered, while there is none
 	looked     int64
 	half       int64  // since when a socket has ended, and others have not
 	awaits     bool   // for the peer to say where it goes on
