@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
@@ -40,6 +41,7 @@ type Comm struct {
 	splits   int
 	shrinks  map[string]int
 
+	finished atomic.Bool // Close has: what becomes of the others harms nobody
 	watching sync.WaitGroup
 }
 
@@ -237,7 +239,7 @@ func (c *Comm) watch() {
 	for e := range c.ctl.Events() {
 		switch e.Kind {
 		case bootstrap.Lost:
-			if !c.x.Closing() {
+			if !c.finished.Load() { // else nobody needs it any more
 				_, err := failure.Translate(e.Err)
 				c.x.Fail(&failure.Failure{Peer: e.Rank, Err: err}, false)
 			}
@@ -270,12 +272,14 @@ func (c *Comm) compareCalls() {
 	}
 }
 
-// closePatience bounds how long Close waits for the other ranks' Close.
+// closePatience bounds how long Close waits for operations that do not move, and then for
+// the other ranks' Close.
 const closePatience = 5 * time.Second
 
-// Close ends this rank's membership: it finishes what has been called, waits a
-// few seconds for the others to close as well, and frees everything. It returns
-// why the communicator failed, if it did. Calls after Close fail with ErrClosed.
+// Close ends this rank's membership: it finishes what has been called, unless that stands
+// still for a few seconds, waits as long for the others to close as well, and frees
+// everything. It returns why the communicator failed, if it did. Calls after Close fail
+// with ErrClosed.
 func (c *Comm) Close() error {
 	if c == nil || !c.x.BeginClose() {
 		return nil
@@ -286,13 +290,17 @@ func (c *Comm) Close() error {
 	if gpuErr := c.gpu.finish(ctx); err == nil {
 		err = gpuErr
 	}
+	c.finished.Store(err == nil)
 	if c.x.Over() == nil && err == nil {
 		// Nobody tears down transports that a slower rank still reads from. A rank
 		// that dies or leaves now can harm nothing: all has been done.
 		_ = c.ctl.Barrier(ctx)
 	}
 	failed := c.x.End()
+	c.x.Stop()
 	if failed == nil {
+		// Who hears that this rank has left takes what has not come by then for lost.
+		c.mesh.Linger(func() bool { return c.ctl.Err() != nil })
 		// Rank 0 stays until the others have left, so that they hear of each other.
 		if e := c.ctl.Leave(ctx); e != nil && err == nil && !errors.Is(e, context.DeadlineExceeded) {
 			err = e
@@ -300,7 +308,6 @@ func (c *Comm) Close() error {
 	}
 	c.ctl.Close()
 	c.watching.Wait()
-	c.x.Stop()
 	gpuErr := c.gpu.close(ctx)
 	err = errors.Join(err, gpuErr)
 	log := c.x.Log
@@ -316,14 +323,15 @@ func (c *Comm) Close() error {
 	return errors.Join(failed, err, meshErr)
 }
 
-// whileConnected is a context that lasts for d, not counting outages of the control plane.
+// whileConnected is a context that lasts for d, not counting outages of the control plane,
+// nor the time in which operations that are to be finished go on.
 func (c *Comm) whileConnected(d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	const step = 50 * time.Millisecond
 	go func() {
 		tick := time.NewTicker(step)
 		defer tick.Stop()
-		last := time.Now()
+		last, moves := time.Now(), c.x.Moves()
 		for left := d; left > 0; {
 			select {
 			case <-ctx.Done():
@@ -335,6 +343,9 @@ func (c *Comm) whileConnected(d time.Duration) (context.Context, context.CancelF
 				left -= now.Sub(last)
 			}
 			last = now
+			if m := c.x.Moves(); m != moves {
+				moves, left = m, d
+			}
 		}
 		cancel(context.DeadlineExceeded)
 	}()

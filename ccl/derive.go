@@ -56,20 +56,22 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string, change ..
 	for i, m := range members {
 		ranks[i] = m.rank
 	}
-	child, err := c.regroup(ctx, ranks, tag, name, change)
+	child, err := c.regroup(ctx, ranks, tag, name, change, func() {})
 	if err != nil {
 		return nil, fail(err)
 	}
 	return child, nil
 }
 
-// regroup makes a communicator of some members, of which this rank is one.
-func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string, change []func(*Config)) (*Comm, error) {
+// regroup makes a communicator of some members, of which this rank is one. met is called
+// when all of them have met under the tag.
+func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string, change []func(*Config), met func()) (*Comm, error) {
 	rank := slices.Index(ranks, c.who.Rank)
 	ctl, err := c.ctl.Regroup(ctx, ranks, rank, tag)
 	if err != nil {
 		return nil, err
 	}
+	met()
 	return c.child(ctx, ctl, name, change)
 }
 
@@ -151,9 +153,9 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 	if c.shrinks == nil {
 		c.shrinks = map[string]int{}
 	}
+	// A try that not all came to does not count, so that the next one may meet those of others.
 	list := fmt.Sprint(ranks)
-	c.shrinks[list]++
-	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.shrinks[list]), name, nil)
+	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.shrinks[list]+1), name, nil, func() { c.shrinks[list]++ })
 	if err != nil {
 		return nil, fail(err)
 	}

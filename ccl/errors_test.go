@@ -197,6 +197,8 @@ func childMain(role string) int {
 		run = gpuChild
 	} else if role == "outage" {
 		run = func(string) error { return outageChild() }
+	} else if role == "last bytes" {
+		run = func(string) error { return lastBytesChild() }
 	}
 	if err := run(role); err != nil {
 		fmt.Println("ERROR", err)
@@ -230,6 +232,17 @@ func child(role string) error {
 	fmt.Println("ready")
 	if role == "victim" {
 		select {} // until killed
+	}
+	if role == "closer" {
+		x := make([]float32, 100_000)
+		err = c.AllReduce(s, ccl.Of(x), ccl.Of(x), ccl.Sum)
+		fmt.Println("closing")
+		var e *ccl.Error
+		if err = errors.Join(err, c.Close()); !errors.Is(err, ccl.ErrPeerLost) || !errors.As(err, &e) {
+			return fmt.Errorf("Close, while a peer died: %w", err)
+		}
+		fmt.Println("lost", e.Peer)
+		return nil
 	}
 	io.ReadFull(os.Stdin, make([]byte, 1)) // the victim is dead
 	begun := time.Now()

@@ -236,7 +236,7 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 func (e *Engine) connect(peer int) (transport.Link, error) {
 	link, err := e.mesh.Link(peer)
 	if err != nil {
-		return nil, &PeerError{Peer: peer, Err: err}
+		return nil, err // this rank's own: what the peer does shows in the link
 	}
 	e.links[peer] = link
 	return link, nil

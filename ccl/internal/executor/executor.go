@@ -50,6 +50,7 @@ type Executor struct {
 	failed  atomic.Pointer[failure.Failure]
 	telling sync.Mutex // held while failed is set and the others are told
 	closing atomic.Bool
+	moves   atomic.Uint64 // counted while closing
 	closed  chan struct{}
 	left    atomic.Pointer[[]int] // members that have closed
 	worker  sync.WaitGroup
@@ -210,6 +211,9 @@ func (x *Executor) Interrupted(ctx context.Context, seq uint64) error {
 	}
 	return x.Error("Wait", seq, &failure.Failure{Peer: -1, Err: err})
 }
+
+// Moves changes while operations go on that Close waits for.
+func (x *Executor) Moves() uint64 { return x.moves.Load() + x.queue.finished.Load() }
 
 // BeginClose has no call accepted any more; it reports whether that is new, Closing whether it
 // has been.

@@ -73,6 +73,9 @@ func (x *Executor) execute(ctx context.Context, seq uint64) error {
 		if x.progress(seq) {
 			idle = idleness{}
 		}
+		if idle.waits == 0 && x.closing.Load() {
+			x.moves.Add(1)
+		}
 		if x.queue.finished.Load() >= seq {
 			return nil
 		}

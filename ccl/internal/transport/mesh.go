@@ -323,6 +323,14 @@ func (m *Mesh) Board() Board {
 	return m.seg.board(m)
 }
 
+// Linger lets the last bytes of a mesh that is about to be closed arrive, unless over says
+// that nobody wants them. No operation runs any more, nor will.
+func (m *Mesh) Linger(over func() bool) {
+	if m.net != nil {
+		m.net.linger(over)
+	}
+}
+
 // Close unmaps and disconnects. No Link or Board may be in use, nor bytes that
 // Peek returned.
 func (m *Mesh) Close() error {
@@ -335,7 +343,8 @@ func (m *Mesh) Close() error {
 	}
 	m.endIdle()
 	if m.net != nil {
-		m.net.close() // peers, and this rank, may have to connect again for the last bytes
+		m.net.linger(func() bool { return false }) // peers, and this rank, may have to connect again for the last bytes
+		m.net.close()
 	}
 	m.stop()
 	m.closeRDMA()

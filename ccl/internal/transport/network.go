@@ -35,6 +35,8 @@ type network struct {
 	up    atomic.Int32                            // links whose sockets are polled
 	again func(l remote, rank int, number uint32) // looks for other sockets; nil: there are none
 
+	lingered bool
+
 	mu     sync.Mutex
 	closed bool
 	links  map[int]remote
@@ -329,7 +331,6 @@ func (n *network) link(rank int) (pipeline, error) {
 }
 
 func (n *network) close() {
-	n.linger()
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
@@ -364,11 +365,15 @@ func (n *network) close() {
 // lingerFor bounds how long closing waits for peers' hosts to take the last bytes.
 const lingerFor = time.Second
 
-// linger lets the last bytes arrive, unless nobody wants them. The time without a path
-// does not count, up to Config.Outage.
-func (n *network) linger() {
+// linger lets the last bytes arrive, once, unless nobody wants them. The time without a path
+// does not count, up to Config.Outage, nor that in which there may be none.
+func (n *network) linger(over func() bool) {
+	if n.lingered {
+		return
+	}
+	n.lingered = true
 	last := time.Now()
-	for left, away := lingerFor, n.m.cfg.Outage; n.m.cfg.Err() == nil && left > 0 && away > 0; {
+	for left, away := lingerFor, n.m.cfg.Outage; n.m.cfg.Err() == nil && !over() && left > 0 && away > 0; {
 		done, lost := true, false
 		n.mu.Lock()
 		links := slices.Collect(maps.Values(n.links))
@@ -378,7 +383,7 @@ func (n *network) linger() {
 				done = l.finish() && done
 			}
 			t, ok := l.(*tcpLink)
-			lost = lost || ok && t.err == nil && t.lost != nil
+			lost = lost || ok && t.err == nil && (t.lost != nil || t.unanswered())
 		}
 		if done {
 			return

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,6 +46,7 @@ type path struct {
 	owed          int64  // since when more has been under way, 0 when it is not
 	silent        bool
 	retransmitted uint64 // bytes, by this kernel
+	again         bool   // what was sent last has been sent again, and is not acknowledged
 }
 
 // watch finds out, now and then, whether the peer's host is there. It is for a rank that
@@ -97,6 +99,11 @@ func (l *tcpLink) watch(now int64) {
 	l.giveUp(heard)
 }
 
+// unanswered reports whether the kernel sends something again, so that there may be no path.
+func (l *tcpLink) unanswered() bool {
+	return slices.ContainsFunc(l.socks, func(s *socket) bool { return s.path.again })
+}
+
 // fate is why the kernel has closed a connection.
 func (s *socket) fate() error {
 	if e, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && e != 0 {
@@ -110,6 +117,7 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 	silence := min(info.Last_ack_recv, info.Last_data_recv)
 	progress := info.Bytes_acked != s.path.acked
 	s.path.acked, s.retransmitted = info.Bytes_acked, info.Bytes_retrans
+	s.path.again = info.Unacked > 0 && info.Retransmits > 0
 	switch {
 	case progress:
 		s.owed, s.silent = 0, false

@@ -252,6 +252,9 @@ func (l *tcpLink) finish() bool {
 		return true
 	}
 	owing := l.completed() < l.posted()
+	if owing {
+		l.watch(record.Now())
+	}
 	if owing && (l.fresh.Load() || l.lost != nil || l.catching) {
 		l.refresh(record.Now())
 		return l.err != nil
