@@ -50,7 +50,7 @@ func (c *Comm) Fold(s *cuda.Stream, dt record.DType, op record.RedOp, dst cuda.P
 // ends when all pieces are where they belong. list is count kernels.StagedMessage in pinned memory.
 func (c *Comm) CopyStaged(s *cuda.Stream, list cuda.Ptr, count int) error {
 	a := kernels.StagedArgs{Abort: uint64(c.abortAt), List: uint64(list), Count: uint32(count)}
-	f := c.move["ls_ferry"]
+	f := c.move["ls_staged"]
 	return s.Launch(f.Func, uint32(min(count, stagedBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 

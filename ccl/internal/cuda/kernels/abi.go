@@ -120,7 +120,7 @@ type ItemsArgs struct {
 // there as the message does in a line of 16.
 const StagedPad = 64 // LS_STAGED_PAD
 
-// StagedMessage is a message of ls_ferry, which copies pieces of Half bytes between Buffer and
+// StagedMessage is a message of ls_staged, which copies pieces of Half bytes between Buffer and
 // two places from Slot on in turn, and counts them at Mine; at Theirs the host counts
 // those that it has sent, or brought. Counts are of all messages that way with a peer,
 // First before this one. Where After is not 0, pieces come in only after as many
@@ -130,7 +130,7 @@ type StagedMessage struct {
 	Half, First, AfterFirst, Send            uint32
 }
 
-// StagedArgs is ls_ferry's parameter: Count messages at List, in pinned memory.
+// StagedArgs is ls_staged's parameter: Count messages at List, in pinned memory.
 type StagedArgs struct {
 	Abort, List uint64
 	Count       uint32
@@ -248,7 +248,7 @@ var (
 	MoveKernels = []string{
 		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
-		"ls_check", "ls_clock", "ls_delay", "ls_ferry", "ls_fill", "ls_mark",
+		"ls_check", "ls_clock", "ls_delay", "ls_staged", "ls_fill", "ls_mark",
 	}
 	ReduceKernels = []string{
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",

@@ -201,10 +201,10 @@ struct DelayArgs { u64 ns, abort; };
 struct PatternArgs { u64 buffer, bytes, seed, wrong; }; // wrong: a u64 that ls_check adds the wrong bytes to
 
 // What a message's halves of pinned memory have besides, for its alignment; and how
-// many turns ls_ferry makes between two looks for an abort, each over the bus anyhow.
+// many turns ls_staged makes between two looks for an abort, each over the bus anyhow.
 enum { LS_STAGED_PAD = 64, LS_STAGED_PATIENCE = 64 };
 
-// StagedMessage is a message of ls_ferry, in pinned memory. Its pieces go through two places
+// StagedMessage is a message of ls_staged, in pinned memory. Its pieces go through two places
 // there in turn, half bytes and a pad each. Counts of pieces are of all messages
 // from, or to, a peer: first is how many came before this one.
 struct StagedMessage {
@@ -216,7 +216,7 @@ struct StagedMessage {
   u32 half, first, afterFirst, send;
 };
 
-// StagedArgs is ls_ferry's parameter.
+// StagedArgs is ls_staged's parameter.
 struct StagedArgs {
   u64 abort, list; // StagedMessage[count]
   u32 count, pad;

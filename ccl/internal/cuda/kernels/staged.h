@@ -38,9 +38,9 @@ FI void lookAt(const StagedMessage *f) {
   carry.bytes = least(half, bytes - at), carry.word = (u64)mine, carry.number = number + 1;
 }
 
-// ls_ferry: blocks take messages in turn, and copy a piece of each that can go on.
+// ls_staged: blocks take messages in turn, and copy a piece of each that can go on.
 // Nobody waits for one that cannot.
-KERNEL(512) void ls_ferry(StagedArgs a) {
+KERNEL(512) void ls_staged(StagedArgs a) {
   for (u32 turn = 1, left = 1; left != 0; turn++) {
     left = 0;
     bool moved = false;
