@@ -18,6 +18,7 @@ var unhurried = verbstest.Options{Retry: 10 * time.Second}
 // connectMoving makes a connection over so many paths whose queue pairs move.
 func connectMoving(t *testing.T, f *verbstest.Fabric, opt Options, paths int, a, b []uint16) (*end, *end) {
 	t.Helper()
+	opt.Stuck = time.Minute
 	both := []Path{{portOf(t, f, "mlx5_0", 1), portOf(t, f, "mlx5_2", 1)}, {portOf(t, f, "mlx5_1", 1), portOf(t, f, "mlx5_3", 1)}}
 	return connectWith(t, opt, Config{Paths: both[:paths], Moves: true, Ports: a}, Config{Moves: true, Ports: b})
 }
@@ -169,7 +170,6 @@ func TestMovesUnderLoad(t *testing.T) {
 			}
 			f := verbstest.New(t, fabric)
 			opt := quick
-			opt.Stuck = fabric.Retry + 5*time.Second
 			opt.FailbackAfter, opt.GiveUpAfter = time.Millisecond, patience
 			a, b := connectMoving(t, f, opt, 2, nil, nil)
 			until(t, "a primary and a backup", a, b, func() bool { return alone(a, b) })
