@@ -59,8 +59,8 @@ const (
 // Faults injects faults into transports; package ccltest makes some.
 type Faults = transport.Faults
 
-// PathPlan gives TCP connections between nodes their source ports, hence their paths
-// through the fabric; package pathplan/service has a planner's.
+// PathPlan gives connections between nodes their source ports, over TCP and over RoCE v2,
+// hence their paths through the fabric; package pathplan/service has a planner's.
 type (
 	PathPlan  = transport.Paths
 	PathConn  = transport.PathConn
@@ -106,9 +106,9 @@ type Config struct {
 	GPU GPUConfig
 	// Sockets is how many a connection between nodes has, 0 for the default.
 	Sockets int
-	// Paths gives TCP connections their source ports, nil for the kernel's choice. A
-	// connection has twice as many sockets where both of its ends have one: each end's
-	// carry what that sends.
+	// Paths gives connections their source ports, nil for the kernel's choice, and the
+	// device's. A TCP connection has twice as many sockets where both of its ends have one:
+	// each end's carry what that sends.
 	Paths PathPlan
 	// Net is what carries bytes between nodes, "" for NetAuto.
 	Net Net

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
@@ -26,7 +27,7 @@ type ClientOptions struct {
 	Node, Job   string
 	Ports       int // source ports that are traced for a connection, 256
 	FirstPort   int // of those that are used, 20000: below what kernels choose from
-	LastPort    int // 31999
+	LastPort    int // 31999; those of RoCE v2 are 49152 to 65535, as devices make them
 	Rate        int // traces a second, 4000
 	Verify      time.Duration
 	Log         *slog.Logger
@@ -36,6 +37,7 @@ type ClientOptions struct {
 type Client struct {
 	o    ClientOptions
 	conn *grpc.ClientConn
+	hops func(context.Context, probe.TraceOptions) ([]probe.Hops, error) // probe.Trace
 	ctx  context.Context
 	stop context.CancelFunc
 	wg   sync.WaitGroup
@@ -51,6 +53,7 @@ type Client struct {
 	loads   map[signal]*planpb.Load
 	anew    bool // a stream has begun: everything is to be said
 	next    int  // port to trace next
+	roce    int  // and of RoCE v2; not where other processes of the host begin, which bind them, too
 	used    map[uint16]string
 }
 
@@ -89,7 +92,7 @@ func NewClient(o ClientOptions) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("planner's client: %w", err)
 	}
-	c := &Client{o: o, conn: conn, wake: make(chan struct{}, 1), over: make(chan struct{}), left: make(chan struct{}), paths: map[string]*path{}, signals: map[signal]*planpb.Signal{}, loads: map[signal]*planpb.Load{}, used: map[uint16]string{}, next: o.FirstPort}
+	c := &Client{o: o, conn: conn, hops: probe.Trace, wake: make(chan struct{}, 1), over: make(chan struct{}), left: make(chan struct{}), paths: map[string]*path{}, signals: map[signal]*planpb.Signal{}, loads: map[signal]*planpb.Load{}, used: map[uint16]string{}, next: o.FirstPort, roce: firstRoCE + rand.IntN(lastRoCE-firstRoCE+1)}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.wg.Go(c.follow)
 	return c, nil
@@ -300,10 +303,23 @@ func (c *Client) carry(l *planpb.Load) {
 	}
 }
 
-// ports are source ports to trace, which no connection of this process has.
-func (c *Client) ports(n int) (ports []uint16) {
+// firstRoCE and lastRoCE are the source ports that RoCE v2's devices make of flow labels.
+const firstRoCE, lastRoCE = 0xc000, 0xffff
+
+// ports are source ports to trace, which no connection of this process has. Queue pairs take none
+// from each other.
+func (c *Client) ports(n int, roce bool) (ports []uint16) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if roce {
+		for range n {
+			ports = append(ports, uint16(c.roce))
+			if c.roce++; c.roce > lastRoCE {
+				c.roce = firstRoCE
+			}
+		}
+		return ports
+	}
 	for range c.o.LastPort - c.o.FirstPort + 1 {
 		if len(ports) == n {
 			break
@@ -321,7 +337,11 @@ func (c *Client) ports(n int) (ports []uint16) {
 
 // trace finds out where source ports lead.
 func (c *Client) trace(pc ccl.PathConn, ports []uint16) (map[uint16]hops, error) {
-	at, err := probe.Trace(c.ctx, probe.TraceOptions{Src: pc.Local, Dst: pc.Remote, Ports: ports, Rate: c.o.Rate})
+	o := probe.TraceOptions{Src: pc.Local, Dst: pc.Remote, Ports: ports, Rate: c.o.Rate}
+	if pc.RoCE { // a packet of no queue pair, whose TTL runs out on the way
+		o.Proto = probe.UDP
+	}
+	at, err := c.hops(c.ctx, o)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,9 @@ func (p *path) Ports(ctx context.Context, lanes int) []uint16 {
 		if len(ready) > 0 && len(ready[0]) >= lanes {
 			p.given, p.ready, p.on, p.moved = ready[0], ready[1:], p.next, time.Now()
 			for _, port := range p.given {
-				p.spent[port] = p.moved
+				if !p.conn.RoCE { // a queue pair leaves its port at once
+					p.spent[port] = p.moved
+				}
 			}
 			p.mu.Unlock()
 			return ready[0]
@@ -143,8 +145,8 @@ func (p *path) settle() {
 		p.move() // nobody has taken them
 		return
 	}
-	if len(want) == 0 {
-		return
+	if !slices.ContainsFunc(want, func(h hops) bool { return h.spine.IsValid() }) {
+		return // nothing is planned, or within one leaf
 	}
 	if len(given) > 0 && slices.Equal(on, want) {
 		if p.still(want, known) {
@@ -160,7 +162,7 @@ func (p *path) settle() {
 	}
 	if !ok {
 		var err error
-		if known, err = p.c.trace(p.conn, p.c.ports(p.c.o.Ports)); err != nil {
+		if known, err = p.c.trace(p.conn, p.c.ports(p.c.o.Ports, p.conn.RoCE)); err != nil {
 			return
 		}
 		p.mu.Lock()
@@ -204,7 +206,7 @@ func (p *path) offer(sets [][]uint16, want []hops) {
 	}
 	for _, ports := range sets {
 		for _, port := range ports {
-			if port != 0 {
+			if port != 0 && !p.conn.RoCE {
 				p.c.used[port] = p.id
 			}
 		}
@@ -288,7 +290,7 @@ func (p *path) busy() map[uint16]bool {
 	defer p.mu.Unlock()
 	busy := map[uint16]bool{}
 	for port, id := range p.c.used {
-		if id != p.id {
+		if id != p.id && !p.conn.RoCE {
 			busy[port] = true
 		}
 	}

@@ -54,7 +54,12 @@ type Config struct {
 	Lower bool
 	// Lanes and Window are the smaller of both ends'.
 	Lanes, Window int
-	Watch         Watcher
+	// Moves has queue pairs that are to send from another port replaced while they carry
+	// their lanes. Both ends must say the same.
+	Moves bool
+	// Ports are those of the primary path's queue pairs, as SetPorts has them.
+	Ports []uint16
+	Watch Watcher
 }
 
 // Conn is a connection between two ranks: an ordered stream of bytes and one of
@@ -69,7 +74,9 @@ type Conn struct {
 	lay     layout
 	mem     []byte
 	regions map[*nicQueues]*verbs.MR
-	qps     [][MaxPaths]*queuePair
+	qps     [][maxPlaces]*queuePair
+	shown   [][MaxPaths]int    // of a path's places the one that the watcher hears of
+	ports   [][MaxPaths]uint16 // UDP source ports that queue pairs are to have, 0: the device's choice
 	tries   [][MaxPaths]attempts
 	trouble []trouble // by lane
 	began   []bool    // the lane has had a path
@@ -92,7 +99,6 @@ type attempts struct {
 	next     time.Time // no new queue pair before
 	failures int       // in a row
 	lost     time.Time // when it broke
-	live     time.Time // since when it is connected, zero when it is not
 	left     time.Time // when it was left for a better one, zero when its queue pair is replaced
 	relapses int
 }
@@ -112,11 +118,12 @@ func (w *Worker) Connect(cfg Config) (*Conn, error) {
 	c := &Conn{
 		w: w, watch: cfg.Watch, lower: cfg.Lower, ctl: cfg.Control, reader: make(chan struct{}),
 		pairs: cfg.Paths[:min(len(cfg.Paths), MaxPaths)], regions: make(map[*nicQueues]*verbs.MR),
-		qps: make([][MaxPaths]*queuePair, cfg.Lanes), tries: make([][MaxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
+		qps: make([][maxPlaces]*queuePair, cfg.Lanes), shown: make([][MaxPaths]int, cfg.Lanes), ports: make([][MaxPaths]uint16, cfg.Lanes), tries: make([][MaxPaths]attempts, cfg.Lanes), trouble: make([]trouble, cfg.Lanes), began: make([]bool, cfg.Lanes),
 	}
-	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, depth: depth, table: table, lanes: cfg.Lanes}
+	s := shape{ring: uint64(cfg.Window), maxChunk: maxChunk, depth: depth, table: table, lanes: cfg.Lanes, spares: cfg.Moves}
 	c.m = newMachine(s, c)
 	c.lay = layoutOf(s.ring, s.lanes)
+	c.wish(0, cfg.Ports)
 	sc, ok := cfg.Control.(syscall.Conn)
 	if !ok {
 		return nil, errors.New("the control socket has no descriptor")
@@ -146,7 +153,7 @@ func (w *Worker) Connect(cfg Config) (*Conn, error) {
 	for i := range c.qps {
 		c.trouble[i].since = now
 		for p := range c.pairs {
-			if c.offer(i, p, now) {
+			if c.shown[i][p] = c.first(p); c.offer(i, c.first(p), now) {
 				made++
 			}
 		}
@@ -180,44 +187,62 @@ func (c *Conn) post(lane, path int, s uint64, e *entry) { c.qps[lane][path].mess
 
 func (c *Conn) credit(lane, path int, _ block) { c.qps[lane][path].silently() }
 
-func (c *Conn) stop(lane, path int, willing bool) {
-	q := c.qps[lane][path]
+func (c *Conn) stop(lane, place int, willing bool) {
+	q := c.qps[lane][place]
 	q.halt()
 	c.mark()
-	t := &c.tries[lane][path]
-	if willing {
-		t.left = q.since
-		c.announce(lane, path, PathLeft)
+	if !willing && c.ports[lane][q.path] == q.source {
+		c.ports[lane][q.path] = 0 // the next one hashes, unless the plan says another
+	}
+	if c.shown[lane][q.path] != place {
 		return
 	}
-	if q.why == nil {
-		c.trouble[lane].failures++ // the peer's, whose word this is
+	t := &c.tries[lane][q.path]
+	switch {
+	case willing:
+		t.left = q.since
+		c.announce(lane, q.path, PathLeft)
+	default:
+		if q.why == nil {
+			c.trouble[lane].failures++ // the peer's, whose word this is
+		}
+		if q.since.Sub(q.live) > 10*c.patience(t) {
+			t.relapses = 0
+		} else if !t.lost.IsZero() {
+			t.relapses++
+		}
+		t.lost = q.since
+		c.announce(lane, q.path, PathDown)
 	}
-	if q.since.Sub(t.live) > 10*c.patience(t) {
-		t.relapses = 0
-	} else if !t.lost.IsZero() {
-		t.relapses++
+	if s := c.m.sibling(place); c.carries(lane, s) {
+		c.show(lane, s)
 	}
-	t.lost = q.since
-	c.announce(lane, path, PathDown)
 }
 
-func (c *Conn) drop(lane, path int) {
-	c.qps[lane][path].retire()
-	c.qps[lane][path] = nil
-	c.failed(lane, path)
+func (c *Conn) drop(lane, place int) {
+	c.qps[lane][place].retire()
+	c.qps[lane][place] = nil
+	c.failed(lane, c.m.pathOf(place))
 }
 
-func (c *Conn) connect(lane, path int, to endpoint) bool {
-	q := c.qps[lane][path]
+func (c *Conn) connect(lane, place int, to endpoint) bool {
+	q := c.qps[lane][place]
 	if err := q.connect(to); err != nil {
 		q.why, c.why = err, err
 		return false
 	}
-	t := &c.tries[lane][path]
-	t.live, t.left, t.failures = time.Now(), time.Time{}, 0
-	c.announce(lane, path, PathNew)
+	q.live = time.Now()
+	c.tries[lane][q.path].failures = 0
+	if s := c.shown[lane][q.path]; s == place || !c.carries(lane, s) {
+		c.show(lane, place)
+	}
 	return true
+}
+
+func (c *Conn) chosen(lane, place int) {
+	if p := c.m.pathOf(place); c.shown[lane][p] != place {
+		c.show(lane, place)
+	}
 }
 
 func (c *Conn) tell(g *message) {
@@ -239,14 +264,14 @@ func (c *Conn) tell(g *message) {
 	}
 }
 
-func (c *Conn) switched(lane, from, to int, messages, bytes uint64) {
+func (c *Conn) switched(lane, _, to int, messages, bytes uint64) {
 	q := c.qps[lane][to]
 	q.active = true
 	q.nic.active++
 	c.trouble[lane].counted = c.m.lanes[lane].acked
-	c.announce(lane, to, PathCarries)
+	c.announce(lane, q.path, PathCarries)
 	if c.began[lane] {
-		c.watch.Switched(lane, to, messages, bytes)
+		c.watch.Switched(lane, q.path, messages, bytes)
 	}
 	c.began[lane] = true
 }
@@ -257,7 +282,7 @@ func (c *Conn) announce(lane, path int, s State) {
 		return
 	}
 	var num, peer uint32 // one that was left may have none
-	if q := c.qps[lane][path]; q != nil {
+	if q := c.qps[lane][c.shown[lane][path]]; q != nil {
 		num, peer = q.qp.Num(), q.remote.qp
 	}
 	c.watch.Path(lane, path, s, num, peer)
@@ -267,7 +292,7 @@ func (c *Conn) announce(lane, path int, s State) {
 
 // arrive takes in a message.
 func (c *Conn) arrive(q *queuePair, wc *verbs.Completion) {
-	if err := c.m.arrive(q.lane, q.path, wc.Imm, wc.Bytes); err != nil {
+	if err := c.m.arrive(q.lane, q.place, wc.Imm, wc.Bytes); err != nil {
 		c.mark()
 		return
 	}
@@ -303,7 +328,7 @@ func (c *Conn) work() {
 				case q.halted && q.receives == 0:
 					c.drained(q)
 				case q.why != nil && !q.halted:
-					c.why = fmt.Errorf("%s: %w", c.pairs[p].String(), q.why)
+					c.why = fmt.Errorf("%s: %w", c.pairs[q.path].String(), q.why)
 					c.trouble[i].failures++
 					c.m.fault(i, p)
 				}
@@ -334,9 +359,9 @@ func (c *Conn) drained(q *queuePair) {
 		}
 		return
 	}
-	c.qps[q.lane][q.path] = nil
+	c.qps[q.lane][q.place] = nil
 	c.dirty = true
-	c.m.stopped(q.lane, q.path)
+	c.m.stopped(q.lane, q.place)
 }
 
 // flush posts what is gathered.
@@ -356,8 +381,8 @@ func (c *Conn) fail(err error) {
 		return
 	}
 	for i := range c.qps {
-		for p, q := range c.qps[i] {
-			if q != nil || !c.tries[i][p].left.IsZero() {
+		for p := range c.pairs {
+			if c.qps[i][c.shown[i][p]] != nil || !c.tries[i][p].left.IsZero() {
 				c.announce(i, p, PathDown)
 			}
 		}

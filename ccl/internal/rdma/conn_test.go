@@ -80,10 +80,18 @@ func connect(t testing.TB, f *verbstest.Fabric, opt Options) (a, b *end) {
 // connectOver makes a connection over two paths, as the first end has them.
 func connectOver(t testing.TB, paths []Path, opt Options) (a, b *end) {
 	t.Helper()
+	return connectWith(t, opt, Config{Paths: paths}, Config{})
+}
+
+// connectWith makes a connection whose ends have what the configurations say besides.
+func connectWith(t testing.TB, opt Options, one, other Config) (a, b *end) {
+	t.Helper()
 	if err := opt.SetDefaults(); err != nil {
 		t.Fatal(err)
 	}
-	back := []Path{{paths[0].Peer, paths[0].Own}, {paths[1].Peer, paths[1].Own}}
+	for _, p := range one.Paths {
+		other.Paths = append(other.Paths, Path{p.Peer, p.Own})
+	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +105,7 @@ func connectOver(t testing.TB, paths []Path, opt Options) (a, b *end) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func(c net.Conn, p []Path, lower bool) *end {
+	open := func(c net.Conn, cfg Config) *end {
 		e := &end{woken: make(chan struct{}, 1)}
 		if e.w, err = NewWorker(opt, func() {
 			select {
@@ -108,12 +116,14 @@ func connectOver(t testing.TB, paths []Path, opt Options) (a, b *end) {
 			t.Fatal(err)
 		}
 		t.Cleanup(e.w.Close)
-		if e.Conn, err = e.w.Connect(Config{Control: c, Paths: p, Lower: lower, Lanes: opt.Lanes, Window: opt.Window, Watch: e}); err != nil {
+		cfg.Control, cfg.Lanes, cfg.Window, cfg.Watch = c, opt.Lanes, opt.Window, e
+		if e.Conn, err = e.w.Connect(cfg); err != nil {
 			t.Fatal(err)
 		}
 		return e
 	}
-	return open(dialed, paths, true), open(accepted, back, false)
+	one.Lower = true
+	return open(dialed, one), open(accepted, other)
 }
 
 // wait sleeps a little until something may have happened.

@@ -23,6 +23,7 @@ func (n *nobody) post(lane, path int, s uint64, e *entry) {
 	}
 }
 func (n *nobody) credit(int, int, block)             {}
+func (n *nobody) chosen(_, _ int)                    {}
 func (n *nobody) stop(int, int, bool)                {}
 func (n *nobody) drop(int, int)                      {}
 func (n *nobody) connect(_, _ int, at endpoint) bool { return at.qp%7 != 0 }
@@ -37,7 +38,7 @@ func FuzzPeer(f *testing.F) {
 		return append([]byte{0}, (&message{kind: msgOffer, lane: lane, path: path, gen: gen, at: endpoint{qp: 1, mtu: 5}}).append(nil)...)
 	}
 	switching := func(epoch uint32, received uint64, a, b uint32, willing bool) []byte {
-		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [MaxPaths]uint32{a, b}, willing: willing}).append(nil)...)
+		return append([]byte{0}, (&message{kind: msgSwitch, epoch: epoch, received: received, alive: [maxPlaces]uint32{a, b}, willing: willing}).append(nil)...)
 	}
 	change := func(epoch uint32, received uint64, a, b uint32) []byte {
 		return switching(epoch, received, a, b, false)
@@ -60,88 +61,109 @@ func FuzzPeer(f *testing.F) {
 	back := join(up, []byte{7, 0}, change(2, 0, 0, 1), []byte{6, 0, 4, 0}, offer(0, 0, 2), switching(3, 0, 2, 1, true))
 	f.Add(join(back, []byte{6, 1, 4, 1}, offer(0, 1, 2), []byte{3, 200}))
 	f.Add(append(back[:len(back)-1:len(back)-1], 2))
+	// To the other queue pair of the path, and back.
+	move := func(epoch uint32, received uint64, alive ...uint32) []byte {
+		g := message{kind: msgSwitch, epoch: epoch, received: received, spares: true, willing: epoch > 1}
+		copy(g.alive[:], alive)
+		return append([]byte{0}, g.append(nil)...)
+	}
+	two := join([]byte{4, 0, 4, 4}, offer(0, 0, 1), offer(0, 2, 1), move(1, 0, 1, 0, 1))
+	f.Add(join(two, []byte{3, 200, 4, 1}, offer(0, 1, 1), move(2, 1, 0, 1, 1), []byte{6, 0, 3, 9, 4, 0}, offer(0, 0, 2), []byte{8, 0, 6, 1}, move(3, 2, 2, 0, 1), data(0, 10)))
+	f.Add(join(two, move(2, 0, 1), change(2, 0, 0, 1)))
 	f.Add(join(up, (&message{kind: msgDown, gen: 1}).append([]byte{0}), (&message{kind: msgFail, text: "why"}).append([]byte{0})))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		n := &nobody{t: t}
-		m := newMachine(shape{ring: 512, maxChunk: 128, depth: 16, table: 16, lanes: 2}, n)
-		n.m = m
-		next := func(k int) []byte {
-			b := make([]byte, k)
-			copy(b, in)
-			in = in[min(k, len(in)):]
-			return b
-		}
-		var err error
-		failed := false
-		for len(in) > 1 && err == nil {
-			switch op := next(1)[0]; op % 10 {
-			case 0:
-				k, size, e := parseFrame(next(frameHeader))
-				if err = e; e == nil {
-					var g message
-					if g, err = parseBody(k, next(size)); err == nil {
-						err = m.handle(&g)
-						failed = k == msgFail
-					}
-				}
-			case 1:
-				b := next(9)
-				i, p := int(b[0]>>1)%2, int(b[0]&1)
-				err = m.arrive(i, p, binary.LittleEndian.Uint32(b[1:]), binary.LittleEndian.Uint32(b[5:]))
-			case 2:
-				b := next(33)
-				le := binary.LittleEndian
-				err = m.credited(int(b[0])%2, block{le.Uint64(b[1:]), le.Uint64(b[9:]), le.Uint64(b[17:]), le.Uint64(b[25:])})
-			case 3:
-				if size, lane, _ := m.chunk(uint64(next(1)[0])); size > 0 {
-					m.send(lane, size, source{})
-				}
-				if lane, _ := m.line(); lane >= 0 {
-					m.sendLine(lane)
-				}
-				m.alignSend()
-			case 4:
-				b := next(1)[0]
-				if wanted, _ := m.wants(int(b>>1)%2, int(b&1)); wanted {
-					m.offer(int(b>>1)%2, int(b&1), endpoint{qp: 1, mtu: 5})
-				}
-			case 5:
-				m.consume(min(m.arrived(), uint64(next(1)[0])))
-				if m.lineHere() {
-					m.consumeLine()
-				}
-				m.alignRecv()
-				m.grant(op >= 10)
-			case 6:
-				b := next(1)[0]
-				m.stopped(int(b>>1)%2, int(b&1))
-				err = m.err
-			case 7:
-				b := next(1)[0]
-				m.fault(int(b>>1)%2, int(b&1))
-				err = m.err
-			case 8:
-				m.failback(int(next(1)[0]) % 2)
-				err = m.err
-			case 9:
-				b := next(1)[0]
-				m.sent(int(b>>1)%2, int(b&1), uint64(b>>2))
-			}
-			if m.arrived() > m.ring || m.credit() > m.ring {
-				t.Fatalf("%d bytes arrived, %d of credit", m.arrived(), m.credit())
-			}
-		}
-		if err != nil && !errors.Is(err, ErrCorrupt) && !failed {
-			t.Fatal(err)
-		}
+		fuzzPeer(t, in, false)
+		fuzzPeer(t, in, true)
 	})
+}
+
+// fuzzPeer is FuzzPeer of a connection that has one queue pair a path, or two.
+func fuzzPeer(t *testing.T, in []byte, spares bool) {
+	n := &nobody{t: t}
+	m := newMachine(shape{ring: 512, maxChunk: 128, depth: 16, table: 16, lanes: 2, spares: spares}, n)
+	n.m = m
+	at := func(b byte) (lane, place int) {
+		if spares {
+			return int(b>>1) % 2, int(b&1 | b>>1&2)
+		}
+		return int(b>>1) % 2, int(b & 1)
+	}
+	next := func(k int) []byte {
+		b := make([]byte, k)
+		copy(b, in)
+		in = in[min(k, len(in)):]
+		return b
+	}
+	var err error
+	failed := false
+	for len(in) > 1 && err == nil {
+		switch op := next(1)[0]; op % 10 {
+		case 0:
+			k, size, e := parseFrame(next(frameHeader))
+			if err = e; e == nil {
+				var g message
+				if g, err = parseBody(k, next(size)); err == nil {
+					err = m.handle(&g)
+					failed = k == msgFail
+				}
+			}
+		case 1:
+			b := next(9)
+			i, p := at(b[0])
+			err = m.arrive(i, p, binary.LittleEndian.Uint32(b[1:]), binary.LittleEndian.Uint32(b[5:]))
+		case 2:
+			b := next(33)
+			le := binary.LittleEndian
+			err = m.credited(int(b[0])%2, block{le.Uint64(b[1:]), le.Uint64(b[9:]), le.Uint64(b[17:]), le.Uint64(b[25:])})
+		case 3:
+			if size, lane, _ := m.chunk(uint64(next(1)[0])); size > 0 {
+				m.send(lane, size, source{})
+			}
+			if lane, _ := m.line(); lane >= 0 {
+				m.sendLine(lane)
+			}
+			m.alignSend()
+		case 4:
+			i, p := at(next(1)[0])
+			if wanted, _ := m.wants(i, p); wanted {
+				m.offer(i, p, endpoint{qp: 1, mtu: 5})
+			}
+		case 5:
+			m.consume(min(m.arrived(), uint64(next(1)[0])))
+			if m.lineHere() {
+				m.consumeLine()
+			}
+			m.alignRecv()
+			m.grant(op >= 10)
+		case 6:
+			m.stopped(at(next(1)[0]))
+			err = m.err
+		case 7:
+			m.fault(at(next(1)[0]))
+			err = m.err
+		case 8:
+			m.failback(int(next(1)[0]) % 2)
+			err = m.err
+		case 9:
+			b := next(1)[0]
+			i, p := at(b)
+			m.sent(i, p, uint64(b>>2))
+		}
+		if m.arrived() > m.ring || m.credit() > m.ring {
+			t.Fatalf("%d bytes arrived, %d of credit", m.arrived(), m.credit())
+		}
+	}
+	if err != nil && !errors.Is(err, ErrCorrupt) && !failed {
+		t.Fatal(err)
+	}
 }
 
 func TestMessages(t *testing.T) {
 	at := endpoint{qp: 1, psn: 2, gid: [16]byte{3, 15: 4}, lid: 5, mtu: 6, inbox: 7, rkey: 8}
 	for _, g := range []message{
-		{kind: msgSwitch, lane: 1, epoch: 2, received: 3, alive: [MaxPaths]uint32{4, 5}},
+		{kind: msgSwitch, lane: 1, epoch: 2, received: 3, alive: [maxPlaces]uint32{4, 5}},
 		{kind: msgSwitch, lane: 15, epoch: 1, willing: true},
+		{kind: msgSwitch, lane: 3, epoch: 7, received: 9, spares: true, alive: [maxPlaces]uint32{4, 5, 6, 7}},
 		{kind: msgOffer, lane: 1, path: 1, gen: 9, at: at},
 		{kind: msgDown, lane: 3, path: 1, gen: 4},
 		{kind: msgExpired, lane: 2},

@@ -35,10 +35,11 @@ func (c *Conn) failed(lane, path int) {
 }
 
 // offer makes a new queue pair for a path whose port is up.
-func (c *Conn) offer(lane, path int, now time.Time) bool {
+func (c *Conn) offer(lane, place int, now time.Time) bool {
 	if c.err != nil {
 		return false
 	}
+	path := c.m.pathOf(place)
 	port := &c.pairs[path].Own
 	n, err := c.w.nic(port.Device)
 	if err == nil {
@@ -52,7 +53,7 @@ func (c *Conn) offer(lane, path int, now time.Time) bool {
 	var q *queuePair
 	var a verbs.PortAttr
 	if err == nil {
-		if q, err = c.newQueuePair(lane, path); err == nil {
+		if q, err = c.newQueuePair(lane, place); err == nil {
 			if a, err = n.dev.port(port.Num); err != nil {
 				q.retire()
 			}
@@ -63,8 +64,8 @@ func (c *Conn) offer(lane, path int, now time.Time) bool {
 		c.failed(lane, path)
 		return false
 	}
-	c.qps[lane][path] = q
-	c.m.offer(lane, path, q.endpoint(a.LID))
+	c.qps[lane][place] = q
+	c.m.offer(lane, place, q.endpoint(a.LID))
 	return true
 }
 
@@ -79,12 +80,21 @@ func (c *Conn) needsTick() time.Duration {
 		if l.phase != running {
 			return tickSoon
 		}
-		for p := range c.pairs {
-			if l.paths[p].state != pathLive || !c.qps[i][p].proved {
+		for p := range c.places() {
+			switch l.paths[p].state {
+			case pathLive:
+				if !c.qps[i][p].proved {
+					late = tickLate
+				}
+			case pathDown:
+				if !c.spare(i, p) {
+					late = tickLate
+				}
+			default:
 				late = tickLate
 			}
 		}
-		if c.m.better(i) || !c.trouble[i].since.IsZero() {
+		if c.m.better(i) >= 0 || !c.trouble[i].since.IsZero() {
 			late = tickLate
 		}
 	}
@@ -101,7 +111,7 @@ func (c *Conn) tick(now time.Time) {
 		return
 	}
 	for i := range c.qps {
-		for p := range c.pairs {
+		for p := range c.places() {
 			// What a lost device held completes no more, and writes no more either
 			// once the queue pair is destroyed.
 			if q := c.qps[i][p]; q != nil && q.halted && (q.nic.dev.usable() != nil || now.Sub(q.since) > drainFor) {
@@ -114,7 +124,7 @@ func (c *Conn) tick(now time.Time) {
 			c.fail(c.lostPaths())
 			return
 		}
-		for p := range c.pairs {
+		for p := range c.places() {
 			c.renew(i, p, now)
 			c.prove(i, p, now)
 		}
@@ -130,25 +140,26 @@ func (c *Conn) tick(now time.Time) {
 // enough, or when the lane or the peer cannot wait.
 func (c *Conn) renew(i, p int, now time.Time) {
 	wanted, urgent := c.m.wants(i, p)
-	t := &c.tries[i][p]
+	path := c.m.pathOf(p)
+	t := &c.tries[i][path]
 	if !t.left.IsZero() && now.Sub(t.left) > replaceWithin {
 		t.left, t.lost = time.Time{}, now
-		c.announce(i, p, PathDown)
+		c.announce(i, path, PathDown)
 	}
-	if !wanted || now.Before(t.next) {
+	if !wanted || now.Before(t.next) || c.spare(i, p) {
 		return
 	}
 	if !urgent {
-		n, err := c.w.nic(c.pairs[p].Own.Device)
+		n, err := c.w.nic(c.pairs[path].Own.Device)
 		if err != nil {
-			c.failed(i, p)
+			c.failed(i, path)
 			return
 		}
-		since, up := n.dev.healthy(c.pairs[p].Own.Num)
+		since, up := n.dev.healthy(c.pairs[path].Own.Num)
 		if t.lost.After(since) {
 			since = t.lost
 		}
-		if !up || t.left.IsZero() && now.Sub(since) < c.patience(t) {
+		if !up || t.left.IsZero() && !c.carries(i, c.m.sibling(p)) && now.Sub(since) < c.patience(t) {
 			return
 		}
 	}
@@ -159,7 +170,7 @@ func (c *Conn) renew(i, p int, now time.Time) {
 // before it is needed.
 func (c *Conn) prove(i, p int, now time.Time) {
 	l, q := &c.m.lanes[i], c.qps[i][p]
-	if l.phase == running && l.active != p && l.paths[p].state == pathLive && !q.proved && now.Sub(c.tries[i][p].live) > settleFor {
+	if l.phase == running && l.active != p && l.paths[p].state == pathLive && !q.proved && now.Sub(q.live) > settleFor {
 		q.probe()
 	}
 }
@@ -173,7 +184,7 @@ func (c *Conn) judge(i int, now time.Time) {
 		if l.transmitted != t.counted || l.acked != t.counted || l.transmitted == l.posted {
 			*t = trouble{}
 		}
-		if c.lower && c.m.better(i) && c.settled(i, now) {
+		if c.lower && c.m.better(i) >= 0 && c.settled(i, now) {
 			c.m.failback(i)
 		}
 		return
@@ -205,15 +216,15 @@ func (c *Conn) expired(i int, now time.Time) bool {
 }
 
 // settled reports whether the better path is known to work, and nothing is on its
-// way over the one in use (for a while).
+// way over the one in use (for a while). A move does not wait for that.
 func (c *Conn) settled(i int, now time.Time) bool {
 	l := &c.m.lanes[i]
-	for p := range l.active {
-		if l.paths[p].state == pathLive {
-			return c.qps[i][p].proved && (l.transmitted == l.posted || now.Sub(c.tries[i][p].live) > settleFor+time.Second)
-		}
+	p := c.m.better(i)
+	if p < 0 {
+		return false
 	}
-	return false
+	q := c.qps[i][p]
+	return q.proved && (p == c.m.sibling(l.active) || l.transmitted == l.posted || now.Sub(q.live) > settleFor+time.Second)
 }
 
 // watchdog finds writes that do not complete.

@@ -63,12 +63,12 @@ type lane struct {
 
 	phase  phase
 	epoch  uint32
-	choice bool             // the switch of this epoch is one by choice, at this end
-	active int              // path in use or last in use, -1 before any
-	alive  [MaxPaths]uint32 // waiting: the generations in this side's SWITCH
-	theirs *message         // the peer's SWITCH of this epoch
-	hope   bool             // seeking: the peer has not said that it looks no longer
-	paths  [MaxPaths]path
+	choice bool              // the switch of this epoch is one by choice, at this end
+	active int               // path in use or last in use, -1 before any
+	alive  [maxPlaces]uint32 // waiting: the generations in this side's SWITCH
+	theirs *message          // the peer's SWITCH of this epoch
+	hope   bool              // seeking: the peer has not said that it looks no longer
+	paths  [maxPlaces]path
 }
 
 // gaveUp is what the peer said when it ended the connection.
@@ -125,7 +125,7 @@ func (m *machine) settle(i int) {
 			l.alive[p] = l.paths[p].gen
 		}
 	}
-	m.act.tell(&message{kind: msgSwitch, lane: uint8(i), epoch: l.epoch, received: l.received, alive: l.alive, willing: l.choice})
+	m.act.tell(&message{kind: msgSwitch, lane: uint8(i), epoch: l.epoch, received: l.received, alive: l.alive, spares: m.spares, willing: l.choice})
 	if l.theirs != nil {
 		m.finish(i)
 	}
@@ -162,6 +162,7 @@ func (m *machine) finish(i int) {
 		m.begin(i, false) // it has broken meanwhile
 		return
 	}
+	m.act.chosen(i, to)
 	again, bytes := l.posted-l.acked, uint64(0)
 	l.owes = l.received > 0 // credit on the old path may be lost
 	for s := l.acked; s < l.posted; s++ {
@@ -251,23 +252,24 @@ func (m *machine) connect(i, p int) {
 	m.seek(i)
 }
 
-// better reports whether a lane runs on another path than its first live one.
-func (m *machine) better(i int) bool {
+// better is the live path that a lane is to run on rather than its own, -1 for none: one
+// before it, or a queue pair that is there to take its own one's place.
+func (m *machine) better(i int) int {
 	l := &m.lanes[i]
 	if l.phase != running {
-		return false
+		return -1
 	}
-	for p := range l.active {
-		if l.paths[p].state == pathLive {
-			return true
+	for p := range l.paths {
+		if l.paths[p].state == pathLive && (m.pathOf(p) < m.pathOf(l.active) || p == m.sibling(l.active)) {
+			return p
 		}
 	}
-	return false
+	return -1
 }
 
 // failback leaves a path for a better one.
 func (m *machine) failback(i int) {
-	if m.better(i) {
+	if m.better(i) >= 0 {
 		m.begin(i, true)
 	}
 }
@@ -277,7 +279,7 @@ func (m *machine) handle(g *message) error {
 	if m.err != nil {
 		return m.err
 	}
-	if int(g.lane) >= len(m.lanes) || g.path >= MaxPaths {
+	if int(g.lane) >= len(m.lanes) || int(g.path) >= places(m.spares) || g.kind == msgSwitch && g.spares != m.spares {
 		return m.corrupt("control message %d for path %d of lane %d", g.kind, g.path, g.lane)
 	}
 	i, p := int(g.lane), int(g.path)

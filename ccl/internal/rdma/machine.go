@@ -42,6 +42,25 @@ type shape struct {
 	depth    uint64 // messages of a lane that may be unacknowledged
 	table    uint64 // chunks that may be out of order, a power of two
 	lanes    int
+	// spares: a path has two places for queue pairs, 2p and 2p+1, of which one waits to take
+	// the other's; else one, p. What follows says path for either.
+	spares bool
+}
+
+// pathOf is the path of which a place is.
+func (s *shape) pathOf(place int) int {
+	if s.spares {
+		return place / 2
+	}
+	return place
+}
+
+// sibling is the other place of a path, -1 for none.
+func (s *shape) sibling(place int) int {
+	if s.spares {
+		return place ^ 1
+	}
+	return -1
 }
 
 // reserve is how many messages of a lane only credit may use.
@@ -70,6 +89,8 @@ type actor interface {
 	drop(lane, path int)
 	// connect joins the offered queue pair to the peer's; false when it cannot.
 	connect(lane, path int, to endpoint) bool
+	// chosen tells that a lane goes over to a path. What is to be sent again is posted next.
+	chosen(lane, path int)
 	// tell sends a control message.
 	tell(g *message)
 	// switched tells that a lane has gone over to another path (from is -1 when it

@@ -12,6 +12,9 @@ var ErrCorrupt = errors.New("connection corrupt")
 // MaxPaths is how many paths a lane can have: a primary and a backup.
 const MaxPaths = 2
 
+// maxPlaces is how many queue pairs a lane can have: two a path where they move.
+const maxPlaces = 2 * MaxPaths
+
 // messageVersion is of the control socket's messages, and of what lanes carry.
 const messageVersion = 3
 
@@ -53,13 +56,14 @@ func (e *endpoint) valid() bool { return e.qp < 1<<24 && e.psn < 1<<24 && e.mtu 
 type message struct {
 	kind       messageKind
 	lane, path uint8
-	epoch      uint32           // switch
-	received   uint64           // switch
-	willing    bool             // switch
-	alive      [MaxPaths]uint32 // switch: generations, 0 where none
-	gen        uint32           // offer, down
-	at         endpoint         // offer
-	text       string           // fail
+	epoch      uint32            // switch
+	received   uint64            // switch
+	willing    bool              // switch
+	alive      [maxPlaces]uint32 // switch: generations, 0 where none
+	spares     bool              // switch: alive has two places a path, else one
+	gen        uint32            // offer, down
+	at         endpoint          // offer
+	text       string            // fail
 }
 
 // append encodes the message with its frame: length of the body, version, kind.
@@ -72,7 +76,7 @@ func (m *message) append(b []byte) []byte {
 		b = append(b, m.lane)
 		b = le.AppendUint32(b, m.epoch)
 		b = le.AppendUint64(b, m.received)
-		for _, g := range m.alive {
+		for _, g := range m.alive[:places(m.spares)] {
 			b = le.AppendUint32(b, g)
 		}
 		b = append(b, 0)
@@ -104,11 +108,22 @@ func (m *message) append(b []byte) []byte {
 
 const frameHeader = 4
 
+// places is how many queue pairs a lane can have.
+func places(spares bool) int {
+	if spares {
+		return maxPlaces
+	}
+	return MaxPaths
+}
+
+// switchSize is the size of a SWITCH's body.
+func switchSize(spares bool) int { return 1 + 4 + 8 + 4*places(spares) + 1 }
+
 // bodySize is the size of each kind's body, -1 where it varies.
 func bodySize(k messageKind) (int, bool) {
 	switch k {
 	case msgSwitch:
-		return 1 + 4 + 8 + 4*MaxPaths + 1, true
+		return switchSize(false), true
 	case msgOffer:
 		return 2 + 4 + 4 + 4 + 16 + 2 + 1 + 8 + 4, true
 	case msgDown:
@@ -128,6 +143,9 @@ func parseFrame(h []byte) (kind messageKind, n int, err error) {
 		return 0, 0, fmt.Errorf("%w: control message of version %d, want %d", ErrCorrupt, h[2], messageVersion)
 	}
 	want, ok := bodySize(kind)
+	if kind == msgSwitch && n == switchSize(true) {
+		want = n
+	}
 	if !ok || want >= 0 && n != want || n > maxMessage || n == 0 {
 		return 0, 0, fmt.Errorf("%w: control message of kind %d with %d bytes", ErrCorrupt, kind, n)
 	}
@@ -141,7 +159,8 @@ func parseBody(kind messageKind, b []byte) (message, error) {
 	switch kind {
 	case msgSwitch:
 		m.lane, m.epoch, m.received = b[0], le.Uint32(b[1:]), le.Uint64(b[5:])
-		for i := range m.alive {
+		m.spares = len(b) == switchSize(true)
+		for i := range m.alive[:places(m.spares)] {
 			m.alive[i] = le.Uint32(b[13+4*i:])
 		}
 		last := b[len(b)-1]

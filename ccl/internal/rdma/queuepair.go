@@ -47,6 +47,7 @@ const (
 type queuePair struct {
 	c          *Conn
 	lane, path int
+	place      int // in the lane
 	nic        *nicQueues
 	cq         *cq
 	port       int
@@ -59,6 +60,8 @@ type queuePair struct {
 	gid        verbs.GID
 	mtu        verbs.MTU
 	remote     endpoint
+	source     uint16    // UDP source port, 0: the device's choice
+	live       time.Time // since when it is connected
 
 	batch       []verbs.Write
 	batched     int // bytes
@@ -82,7 +85,8 @@ type queuePair struct {
 }
 
 // newQueuePair makes a queue pair that waits for the peer's, receives posted.
-func (c *Conn) newQueuePair(lane, path int) (*queuePair, error) {
+func (c *Conn) newQueuePair(lane, place int) (*queuePair, error) {
+	path := c.m.pathOf(place)
 	w, port := c.w, &c.pairs[path].Own
 	n, err := w.nic(port.Device)
 	if err != nil {
@@ -92,7 +96,7 @@ func (c *Conn) newQueuePair(lane, path int) (*queuePair, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &queuePair{c: c, lane: lane, path: path, nic: n, port: port.Num, region: region, psn: rand.Uint32() & 0xffffff}
+	q := &queuePair{c: c, lane: lane, path: path, place: place, nic: n, port: port.Num, region: region, psn: rand.Uint32() & 0xffffff}
 	a, err := n.dev.port(port.Num)
 	if err != nil {
 		return nil, err
@@ -227,10 +231,10 @@ func (q *queuePair) endpoint(lid uint16) endpoint {
 // connect joins the queue pair to the peer's.
 func (q *queuePair) connect(to endpoint) error {
 	o := &q.c.w.opt
-	q.remote = to
+	q.remote, q.source = to, q.c.ports[q.lane][q.path]
 	path := verbs.Path{
 		QP: to.qp, PSN: to.psn, GID: to.gid, LID: to.lid, SGIDIndex: q.gidIndex, MTU: min(q.mtu, verbs.MTU(to.mtu)),
-		TrafficClass: uint8(o.TrafficClass), ServiceLevel: uint8(o.ServiceLevel),
+		TrafficClass: uint8(o.TrafficClass), FlowLabel: verbs.FlowLabel(q.source), ServiceLevel: uint8(o.ServiceLevel),
 	}
 	// A correct peer always finds a receive.
 	send := verbs.SendAttr{PSN: q.psn, Timeout: uint8(o.Timeout), Retries: uint8(o.Retries), RNRRetries: 7}
@@ -392,7 +396,7 @@ func (q *queuePair) complete(wc *verbs.Completion) {
 		q.completed++
 		if !q.proved {
 			q.proved, c.worked = true, true
-			c.announce(q.lane, q.path, PathUp)
+			c.tellUp(q)
 		}
 		if wc.ID&idSilent != 0 {
 			q.silent = false
@@ -403,7 +407,7 @@ func (q *queuePair) complete(wc *verbs.Completion) {
 		if s > l.posted {
 			return // acknowledged by the peer's word already
 		}
-		c.m.sent(q.lane, q.path, s)
+		c.m.sent(q.lane, q.place, s)
 		q.done = max(q.done, q.total[(s-1)%depth])
 		c.watch.Completed(q.lane, q.path, q.done)
 	}

@@ -19,7 +19,7 @@ type sim struct {
 	trace []string
 	log   bool
 
-	switches, resent, willing int
+	switches, resent, willing, moves int
 }
 
 // simEnd is one end: the machine, its memory, its application.
@@ -32,7 +32,7 @@ type simEnd struct {
 	linesOut [LineSlots][lineSize]byte
 	linesIn  [LineSlots][lineSize]byte
 	blocks   []block
-	qp       [][MaxPaths]*simQP
+	qp       [][maxPlaces]*simQP
 	cq       []simCompletion
 	ctl      [][]byte          // to this end
 	kept     map[uint64][]byte // memory of the application's that is being sent from
@@ -53,14 +53,14 @@ type simEnd struct {
 
 func newSim(draw func(int) int) *sim {
 	s := &sim{draw: draw, shape: shape{
-		ring: 512, maxChunk: 128, depth: 8 << draw(2), table: 16, lanes: 1 + draw(3),
+		ring: 512, maxChunk: 128, depth: 8 << draw(2), table: 16, lanes: 1 + draw(3), spares: draw(2) == 0,
 	}}
 	for p := range s.up {
 		s.up[p] = [2]bool{true, true}
 	}
 	for i := range s.ends {
 		e := &simEnd{s: s, side: i, out: make([]byte, s.shape.ring), in: make([]byte, s.shape.ring), sealed: make([]bool, s.shape.ring),
-			blocks: make([]block, s.shape.lanes), kept: map[uint64][]byte{}, qp: make([][MaxPaths]*simQP, s.shape.lanes)}
+			blocks: make([]block, s.shape.lanes), kept: map[uint64][]byte{}, qp: make([][maxPlaces]*simQP, s.shape.lanes)}
 		e.m = newMachine(s.shape, e)
 		s.ends[i] = e
 	}
@@ -105,6 +105,10 @@ func (e *simEnd) credit(lane, path int, b block) {
 	}
 }
 
+func (e *simEnd) chosen(lane, path int) {
+	e.s.note("%d: lane %d goes over to path %d", e.side, lane, path)
+}
+
 func (e *simEnd) stop(lane, path int, willing bool) {
 	q := e.qp[lane][path]
 	e.s.note("%d: stop lane %d path %d, willing %v", e.side, lane, path, willing)
@@ -142,7 +146,9 @@ func (e *simEnd) tell(g *message) {
 func (e *simEnd) switched(lane, from, to int, messages, bytes uint64) {
 	e.s.note("%d: lane %d switched from %d to %d, %d again", e.side, lane, from, to, messages)
 	if from >= 0 {
-		e.s.switches++
+		if e.s.switches++; to == e.s.shape.sibling(from) {
+			e.s.moves++
+		}
 		e.s.resent += int(messages)
 	}
 }
@@ -332,7 +338,7 @@ func (e *simEnd) readCredit() error {
 // step does one thing, which may turn out to be nothing.
 func (s *sim) step() error {
 	e := s.ends[s.draw(2)]
-	i, p := s.draw(s.shape.lanes), s.draw(MaxPaths)
+	i, p := s.draw(s.shape.lanes), s.draw(places(s.shape.spares))
 	q := e.qp[i][p]
 	switch a := s.draw(32); a {
 	case 0, 1, 2, 3:
@@ -357,15 +363,17 @@ func (s *sim) step() error {
 	case 19, 20:
 		e.offer(i, p)
 	case 21:
-		if s.draw(4) == 0 {
+		if p := s.shape.pathOf(p); s.draw(4) == 0 {
 			s.up[p][e.side] = !s.up[p][e.side]
 			s.note("path %d from %d: %v", p, e.side, s.up[p][e.side])
 		}
 	case 22:
 		if s.draw(4) == 0 { // the port's event, or δ
-			s.note("%d: event on path %d", e.side, p)
+			s.note("%d: event on the path of place %d", e.side, p)
 			for l := range e.qp {
-				e.m.fault(l, p)
+				if e.m.fault(l, p); s.shape.spares && s.draw(2) == 0 {
+					e.m.fault(l, s.shape.sibling(p))
+				}
 			}
 		}
 	case 23:
@@ -433,7 +441,7 @@ func (s *sim) finish() error {
 			for i := range e.qp {
 				for p := range e.qp[i] {
 					e.drain(i, p)
-					if s.up[p][0] && s.up[p][1] {
+					if up := s.up[s.shape.pathOf(p)%MaxPaths]; up[0] && up[1] && p < places(s.shape.spares) {
 						e.offer(i, p)
 					}
 					if q := e.qp[i][p]; q != nil && !q.gone {

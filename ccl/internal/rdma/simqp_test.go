@@ -57,7 +57,7 @@ func (q *simQP) target() *simQP {
 // deliver moves the next write to the peer's memory, or a piece of it.
 func (q *simQP) deliver(all bool) error {
 	s := q.end.s
-	if q.delivered == len(q.wrs) || !s.up[q.way][q.end.side] {
+	if q.delivered == len(q.wrs) || !s.up[s.shape.pathOf(q.way)][q.end.side] {
 		return nil
 	}
 	t := q.target()
@@ -114,7 +114,7 @@ func (q *simQP) deliver(all bool) error {
 
 // acknowledge brings the peer's word that writes were executed, if it arrives.
 func (q *simQP) acknowledge() {
-	if q.state != pathLive || q.completed == q.delivered || !q.end.s.up[q.way][1-q.end.side] {
+	if q.state != pathLive || q.completed == q.delivered || !q.end.s.up[q.end.s.shape.pathOf(q.way)][1-q.end.side] {
 		return
 	}
 	for q.completed < q.delivered {
@@ -131,7 +131,8 @@ func (q *simQP) exhaust() {
 	if q.state != pathLive || q.completed == len(q.wrs) {
 		return
 	}
-	if s := q.end.s; q.target() == nil || !s.up[q.way][0] || !s.up[q.way][1] {
+	s := q.end.s
+	if up := s.up[s.shape.pathOf(q.way)]; q.target() == nil || !up[0] || !up[1] {
 		s.note("%d: retries exceeded on lane %d path %d", q.end.side, q.lane, q.way)
 		q.breaks()
 		q.end.cq = append(q.end.cq, simCompletion{qp: q, failed: true})

@@ -58,7 +58,7 @@ type Config struct {
 	// Outage is how long a peer's host may be silent before a TCP link ends, 0 for 30 s.
 	Outage time.Duration
 
-	// Paths gives TCP connections their source ports, nil for the kernel's choice.
+	// Paths gives connections their source ports, nil for the kernel's choice, and the device's.
 	Paths Paths
 
 	// RDMA is what this rank has of it.

@@ -18,9 +18,12 @@ import (
 // half of the sockets, which carry what it sends: a sender knows the ports of its own host
 // only. Who begins an attempt dials the first half; who is greeted by that dials the second.
 // A connection whose second half does not come is made again without one.
+//
+// A lane over RDMA is a queue pair at each end, which has its own source port: each end asks for
+// those of its own, and no other has to have a plan.
 
-// Paths gives the sockets of TCP connections between nodes their source ports. It may be
-// shared by communicators, and called from any goroutine.
+// Paths gives the sockets of TCP connections between nodes, and the queue pairs of RDMA over
+// RoCE v2, their source ports. It may be shared by communicators, and called from any goroutine.
 type Paths interface {
 	// Open begins a connection. move has it go over to other ports, which Ports is asked
 	// for: it may be called from any goroutine until Path.Close, and does not block.
@@ -45,14 +48,18 @@ type PathConn struct {
 	Rank, Peer int
 	Local      netip.Addr // invalid: the kernel's choice
 	Remote     netip.AddrPort
+	// RoCE: lanes are queue pairs, whose packets are UDP from ports of 49152 and above. A port
+	// may serve several at once, and again at any time.
+	RoCE bool
 }
 
-// LaneState is what this end's kernel knows of a lane.
+// LaneState is what this end's kernel knows of a lane; its NIC, of a queue pair.
 type LaneState struct {
-	Port  uint16 // source port
+	Port  uint16 // source port; of a queue pair that moves, the one that it moves to
 	Acked uint64 // bytes
-	Again uint64 // bytes that the kernel has sent again
-	// Stalled: bytes are unacknowledged and were sent again.
+	Again uint64 // bytes that the kernel has sent again; a NIC does not tell of which lane
+	// Stalled: bytes are unacknowledged and were sent again; of a queue pair, nothing
+	// has been acknowledged for a while.
 	Stalled bool
 }
 

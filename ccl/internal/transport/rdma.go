@@ -52,6 +52,7 @@ type rdmaInfo struct {
 	Need   bool   `json:",omitempty"` // it will not do without
 	Lanes  int
 	Window int
+	Moves  bool `json:",omitempty"` // its queue pairs can move to another port; it knows SWITCHes of connections that do
 	Ports  []portInfo
 }
 
@@ -87,7 +88,7 @@ func (m *Mesh) openRDMA() *rdmaInfo {
 		return &rdmaInfo{Why: err.Error(), Absent: errors.Is(err, fs.ErrNotExist), Need: need}
 	}
 	m.rdma = side
-	c := &rdmaInfo{Need: need, Lanes: side.opt.Lanes, Window: side.opt.Window}
+	c := &rdmaInfo{Need: need, Moves: true, Lanes: side.opt.Lanes, Window: side.opt.Window}
 	for _, p := range side.ports {
 		c.Ports = append(c.Ports, portInfo{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet})
 	}

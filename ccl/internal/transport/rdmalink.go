@@ -21,9 +21,15 @@ type rdmaLink struct {
 	lanes int
 
 	conn       *rdma.Conn // set before up
+	planned    Path       // the plan's, nil for none; set before up
 	err        error
 	line       [rdma.LineSize]byte
 	unreleased bool // released was false
+
+	surveyed int64 // when the plan was last told
+	progress []progress
+	ports    []uint16
+	states   []LaneState
 
 	// What the connection's lock guards.
 	meters  []pathMeter // by lane and path
@@ -59,7 +65,9 @@ func (l *rdmaLink) open(fds []int) error {
 	mine, theirs := l.m.infos[l.m.cfg.Rank].RDMA, l.m.infos[l.peer].RDMA
 	l.lanes = min(mine.Lanes, theirs.Lanes)
 	l.meters = make([]pathMeter, l.lanes*rdma.MaxPaths)
+	l.progress = make([]progress, l.lanes)
 	l.conn, err = l.m.rdma.worker.Connect(rdma.Config{
+		Moves: l.m.moves(l.peer), Ports: l.plan(l.lanes),
 		Control: control, Paths: l.paths, Lower: l.m.cfg.Rank < l.peer,
 		Lanes: l.lanes, Window: min(mine.Window, theirs.Window), Watch: l,
 	})
@@ -417,6 +425,7 @@ func (l *rdmaLink) refresh(now int64) bool {
 		l.credit(true)
 	}
 	l.publish(now, true)
+	l.survey(now)
 	p := l.conn.Progress()
 	return p.Consumed < p.Sent
 }

@@ -272,6 +272,7 @@ func modifyRTR(h handle, port int, p *Path) syscall.Errno {
 	if p.GID != (GID{}) {
 		v.is_global = 1
 		v.grh.dgid = p.GID
+		v.grh.flow_label = C.uint32_t(p.FlowLabel)
 		v.grh.sgid_index, v.grh.hop_limit, v.grh.traffic_class = C.uint8_t(p.SGIDIndex), C.uint8_t(p.HopLimit), C.uint8_t(p.TrafficClass)
 	}
 	return syscall.Errno(C.vb_rtr(pair(h), &a))

@@ -213,7 +213,7 @@ func TestStates(t *testing.T) {
 	state(verbs.StateInit)
 	for _, bad := range []func(*verbs.Path){
 		func(p *verbs.Path) { p.MTU = 0 }, func(p *verbs.Path) { p.MTU = 6 }, func(p *verbs.Path) { p.SGIDIndex = 9 }, func(p *verbs.Path) { p.SGIDIndex = 200 }, func(p *verbs.Path) { p.SGIDIndex += 256 }, func(p *verbs.Path) { p.SGIDIndex = -1 },
-		func(p *verbs.Path) { p.GID = verbs.GID{} },
+		func(p *verbs.Path) { p.GID = verbs.GID{} }, func(p *verbs.Path) { p.FlowLabel = 1 << 20 },
 	} {
 		p := path
 		bad(&p)
@@ -495,4 +495,36 @@ func TestChannel(t *testing.T) {
 		t.Fatal(err)
 	}
 	drained(0)
+}
+
+// TestFlowLabel: each source port that a label can make has one, and a queue pair is connected
+// with the label that its path says.
+func TestFlowLabel(t *testing.T) {
+	for p := range 1 << 16 {
+		port := uint16(p)
+		label := verbs.FlowLabel(port)
+		if port < verbs.FirstSourcePort {
+			if label != 0 {
+				t.Fatalf("port %d, which no label makes, has label %#x", port, label)
+			}
+			continue
+		}
+		// As in include/rdma/ib_verbs.h.
+		if linux := uint16(label&0x3fff^(label&0xfc000)>>14) | 0xc000; label == 0 || label >= 1<<20 || linux != port || verbs.SourcePort(label) != port {
+			t.Fatalf("port %d: label %#x, of which Linux makes %d, SourcePort %d", port, label, linux, verbs.SourcePort(label))
+		}
+	}
+	f := verbstest.New(t, verbstest.Options{})
+	for _, label := range []uint32{0, 1, verbs.FlowLabel(0xc000), 1<<20 - 1} {
+		a, b := open(t, "mlx5_0"), open(t, "mlx5_2")
+		if err := errors.Join(a.qp.Init(1, verbs.RemoteWrite), b.qp.Init(1, verbs.RemoteWrite)); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.qp.ReadyToReceive(verbs.Path{QP: b.qp.Num(), GID: b.gid(t).GID, SGIDIndex: a.gid(t).Index, MTU: verbs.MTU4096, FlowLabel: label}); err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := f.FlowLabel("mlx5_0", a.qp.Num()); !ok || got != label {
+			t.Errorf("connected with label %#x, the device has %#x, %v", label, got, ok)
+		}
+	}
 }

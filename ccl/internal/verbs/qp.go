@@ -99,9 +99,41 @@ type Path struct {
 	LID          uint16 // the peer's, on InfiniBand
 	MTU          MTU    // at most both ports' active MTU, and the same on both ends
 	TrafficClass uint8
-	HopLimit     uint8 // 0: 64
+	FlowLabel    uint32 // 20 bits; RoCE v2 makes the UDP source port of it (FlowLabel, SourcePort). 0: the device's choice
+	HopLimit     uint8  // 0: 64
 	ServiceLevel uint8
 	RNRTimer     uint8 // code of how long a sender waits that found no receive; 0: 12, 0.64 ms
+}
+
+// RoCE v2's packets are UDP to port RoCEPort, from a source port of FirstSourcePort and above.
+const (
+	RoCEPort        = 4791
+	FirstSourcePort = 0xc000
+
+	maxFlowLabel = 1<<20 - 1
+)
+
+// FlowLabel is a label of which Linux makes a source port (rdma_flow_label_to_udp_sport);
+// 0 for a port below FirstSourcePort, which no label makes. Devices whose drivers make their
+// own port, as Soft-RoCE does of the queue pair's number, ignore the label.
+func FlowLabel(port uint16) uint32 {
+	switch low := uint32(port) & 0x3fff; {
+	case port < FirstSourcePort:
+		return 0
+	case low == 0:
+		return 1<<14 | 1 // a label of 0 is none
+	default:
+		return low
+	}
+}
+
+// SourcePort is the port that Linux makes of a label; 0 for none, when it makes one of
+// the two queue pairs' numbers.
+func SourcePort(label uint32) uint16 {
+	if label == 0 {
+		return 0
+	}
+	return FirstSourcePort | uint16(label&0x3fff^label>>14&0x3f)
 }
 
 // ReadyToReceive connects: from here on the peer's writes arrive.
@@ -116,7 +148,7 @@ func (q *QP) ReadyToReceive(p Path) error {
 		p.RNRTimer = 12
 	}
 	errno := syscall.EINVAL
-	if p.SGIDIndex >= 0 && p.SGIDIndex <= math.MaxUint8 {
+	if p.SGIDIndex >= 0 && p.SGIDIndex <= math.MaxUint8 && p.FlowLabel <= maxFlowLabel {
 		errno = modifyRTR(q.h, q.port, &p)
 	}
 	return q.modified(errno, StateRTR,

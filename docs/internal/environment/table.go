@@ -39,7 +39,7 @@ var variables = []struct {
 		{"LOCKSTEP_IFNAME", "interface", "ccl", "Where a rank listens for other nodes; by default the interface that leads to rank 0."},
 		{"LOCKSTEP_SOCKETS", "number, 2", "ccl", "Sockets of a TCP connection between nodes."},
 		{"LOCKSTEP_OUTAGE_TIMEOUT", "duration, 30s", "ccl", "How long another rank's host may be silent, 1s to 1h."},
-		{"LOCKSTEP_PLANNER", "HOST:PORT", "lockstep perf, train, planner probe", "The fabric's planner, which gives TCP connections their paths."},
+		{"LOCKSTEP_PLANNER", "HOST:PORT", "lockstep perf, train, planner probe", "The fabric's planner, which gives connections their paths, over TCP and RoCE v2."},
 		{"LOCKSTEP_PLANNER_CERT", "file", "lockstep perf, train", "The job's certificate on this node, for the planner."},
 		{"LOCKSTEP_PLANNER_KEY", "file", "lockstep perf, train", "Its key."},
 		{"LOCKSTEP_PLANNER_CA", "file", "lockstep perf, train", "The authority of both ends."},

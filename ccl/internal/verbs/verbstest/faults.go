@@ -144,6 +144,12 @@ func (l Link) Discard() int { return control("fake_release", l.from, l.to, 0) }
 // InFlight counts the messages held or delayed.
 func (l Link) InFlight() int { return control("fake_in_flight", l.from, l.to) }
 
+// DropFrom loses what queue pairs send whose flow labels make this UDP source port, as a
+// network does in which the way of that port is dead.
+func (f *Fabric) DropFrom(port uint16, on bool) {
+	control("fake_drop_from", uintptr(port), flag(on))
+}
+
 // Heal ends the faults of all links, whose messages in flight are lost, and
 // those of Fail and FailSends. Ports and devices stay as they are.
 func (f *Fabric) Heal() { control("fake_heal") }

@@ -296,6 +296,13 @@ func (f *Fabric) Fail(call string, errno syscall.Errno, nth int) {
 	}
 }
 
+// FlowLabel is the label that a queue pair was connected with, of which Linux makes the source
+// port of its packets: 0 when the device chooses. ok is false when there is no such queue pair.
+func (f *Fabric) FlowLabel(device string, qp uint32) (label uint32, ok bool) {
+	n := control("fake_flow_label", uintptr(f.device(device)), uintptr(qp))
+	return uint32(max(n, 0)), n >= 0
+}
+
 // PollTime is how long the fake alone takes to poll a queue pair's empty queue
 // n times, and PostTime to post n inline writes of no bytes and to poll each:
 // what a benchmark of package verbs compares with. n is at most a million.

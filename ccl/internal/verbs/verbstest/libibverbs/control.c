@@ -202,6 +202,16 @@ void fake_heal(void) {
 	pthread_mutex_unlock(&lock);
 }
 
+// fake_flow_label is the one that a queue pair was connected with, -1 when there is none of that number.
+int fake_flow_label(int dev, uint32_t num) {
+	pthread_mutex_lock(&lock);
+	struct device *d = devices[dev];
+	struct qp *q = num - FIRST_QP < d->nqps ? d->qps[num - FIRST_QP] : NULL;
+	int label = q ? (int)q->flow_label : -1;
+	pthread_mutex_unlock(&lock);
+	return label;
+}
+
 // fake_time is how many ns it takes to poll a queue pair's empty queue n times
 // (post 0), or to post n inline writes of no bytes to it and to poll each.
 int fake_time(int dev, uint32_t num, int n, int post) {

@@ -100,7 +100,7 @@ struct qp {
 	struct device *dev;
 	struct port *port, *peer;
 	struct link *out;
-	uint32_t access, peer_qp, mtu;
+	uint32_t access, peer_qp, mtu, flow_label;
 	uint8_t timeout, retry_cnt, rnr_retry;
 	uint32_t max_inline;
 

@@ -44,8 +44,20 @@ static void enqueue(struct link *l, struct message *m) {
 	if (!l->frozen) set_timer(f->due);
 }
 
+// Source ports whose way through the network is dead.
+static bool dead[1 << 16];
+static int ndead;
+
+// strays says whether a message is lost on the way that its sender's source port takes. Linux
+// makes the port of the label; without one it is of no test.
+static bool strays(struct message *m) {
+	if (!ndead) return false;
+	struct qp *q = find_qp(m->from, m->from_qp);
+	return q && q->flow_label && dead[0xc000 | ((q->flow_label & 0x3fff) ^ (q->flow_label >> 14))];
+}
+
 void transmit(struct link *l, struct message *m) {
-	if (!m->from->up || m->from->dev->removed) return;
+	if (!m->from->up || m->from->dev->removed || strays(m)) return;
 	if (l->drop || (m->kind != DATA && l->lose_acks)) return;
 	if (m->kind == DATA) {
 		if (l->drop_next && l->drop_next--) return;
@@ -146,6 +158,14 @@ void set_timer(int64_t deadline) {
 
 static struct link *at(int from, int to) { return &links[from][to]; }
 
+// fake_drop_from loses what leaves from a source port.
+void fake_drop_from(int port, int on) {
+	pthread_mutex_lock(&lock);
+	ndead += (on != 0) - dead[port & 0xffff];
+	dead[port & 0xffff] = on;
+	pthread_mutex_unlock(&lock);
+}
+
 void fake_drop(int from, int to, int on, int messages) {
 	pthread_mutex_lock(&lock);
 	at(from, to)->drop = on;
@@ -213,6 +233,7 @@ int fake_expire(void) {
 }
 
 void clear_network(void) {
+	memset(dead, 0, sizeof dead), ndead = 0;
 	for (int i = 0; i < ALL_PORTS; i++)
 		for (int j = 0; j < ALL_PORTS; j++) {
 			forget_link(&links[i][j]);

@@ -84,11 +84,13 @@ static int connect_to(struct qp *q, struct vb_qp_attr *a) {
 	if (!a->path_mtu || a->path_mtu > q->port->mtu || a->rq_psn >> 24 || a->ah_attr.port_num != q->port->num) return EINVAL;
 	if (q->port->link_layer == VB_LINK_LAYER_ETHERNET && !a->ah_attr.is_global) return EINVAL;
 	if (a->ah_attr.is_global && (a->ah_attr.grh.sgid_index >= MAX_GIDS || (!own->gid.align[0] && !own->gid.align[1]))) return EINVAL;
+	if (a->ah_attr.is_global && a->ah_attr.grh.flow_label >> 20) return EINVAL;
 	if (!(q->peer = peer_port(q->port, &a->ah_attr))) return ETIMEDOUT; // as when nobody answers for the address
 	q->out = link_between(q->port, q->peer);
 	q->mtu = 128 << a->path_mtu;
 	q->peer_qp = a->dest_qp_num;
 	q->expected = a->rq_psn;
+	q->flow_label = a->ah_attr.is_global ? a->ah_attr.grh.flow_label : 0;
 	return 0;
 }
 
