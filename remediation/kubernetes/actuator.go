@@ -58,7 +58,10 @@ type Actuator struct {
 	o       Options
 	m       *metrics
 	leading atomic.Bool
-	taking  sync.Mutex // a spare
+	// fenceWait bounds one question for proof. Who asks has other nodes to look after, and asks again.
+	fenceWait time.Duration
+	taking    sync.Mutex // a spare
+	silencing sync.Mutex // a node that is silent: how many are out is counted first
 
 	mu    sync.Mutex
 	heard map[string]heard // nodes' leases, by our own clock
@@ -109,7 +112,7 @@ func New(o Options) (*Actuator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Actuator{o: o, m: m, heard: map[string]heard{}}
+	a := &Actuator{o: o, m: m, fenceWait: 10 * time.Second, heard: map[string]heard{}}
 	a.leading.Store(true) // until Lead says otherwise
 	return a, nil
 }

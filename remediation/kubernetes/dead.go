@@ -203,7 +203,9 @@ func (a *Actuator) prove(ctx context.Context, job string, attempt int, node stri
 	}
 	why := "no fencing is configured"
 	if a.o.Fencer != nil {
-		proof, err := a.o.Fencer.Fence(ctx, job, attempt, node)
+		asking, cancel := context.WithTimeout(ctx, a.fenceWait)
+		proof, err := a.o.Fencer.Fence(asking, job, attempt, node)
+		cancel()
 		switch {
 		case err != nil:
 			why = err.Error()

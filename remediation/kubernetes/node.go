@@ -114,6 +114,10 @@ const maxSilent = 8
 
 // takeOut taints and cordons a node, once an action. why says that it is not done, and the reason.
 func (a *Actuator) takeOut(ctx context.Context, name string, t note) (why string, err error) {
+	if t.Why == whySilent { // actions and the keeper come to several at once: each counts those before it
+		a.silencing.Lock()
+		defer a.silencing.Unlock()
+	}
 	for range maxConflicts {
 		n, err := a.node(ctx, name)
 		if apierrors.IsNotFound(err) {
