@@ -52,6 +52,7 @@ type Entry struct {
 	Kind     ActionKind `json:"kind,omitempty"`
 	Unit     string     `json:"unit,omitempty"`   // taken out
 	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done, or was done
+	Made     time.Time  `json:"made,omitzero"`    // Inventory.Made, when it was decided
 	Again    time.Time  `json:"again,omitzero"`   // a person let it be decided anew, after a breaker had refused it
 	Fence    *Fencing   `json:"fence,omitempty"`  // what was asked before it was acted on
 	Tries    int        `json:"tries,omitempty"`

@@ -336,6 +336,7 @@ func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) 
 	ctx, cancel := context.WithTimeout(ctx, inventoryTimeout)
 	defer cancel()
 	inv, err := r.o.Actuator.Inventory(ctx, e.Alert.Job)
+	e.Made = inv.Made
 	switch {
 	case errors.Is(err, ErrGone):
 		return 0, err
@@ -433,6 +434,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 		answer, err := r.o.Actuator.Act(actx, Action{
 			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank, Attempt: e.Alert.Attempt,
 			Reason: e.Alert.Class + ": " + e.Alert.Culprit, Node: e.Alert.Node, Cause: e.Alert.Reason, Unit: e.Unit,
+			Opened: e.Alert.Opened, Made: e.Made,
 			ActWithoutProof: policy.actsWithoutProof(e.Kind),
 		})
 		cancel()

@@ -127,7 +127,8 @@ func TestDecisions(t *testing.T) {
 // did it and before it answered, and starts another on the same journal.
 func TestKilled(t *testing.T) {
 	journal := filepath.Join(t.TempDir(), "j.db")
-	act := &fake{block: make(chan struct{})}
+	made := time.Unix(1e9, 0)
+	act := &fake{block: make(chan struct{}), made: made}
 	g := start(t, journal, live(), act)
 	g.send(alert("i"))
 	for act.count() == 0 {
@@ -135,7 +136,7 @@ func TestKilled(t *testing.T) {
 	}
 	g.stop()
 	act.mu.Lock()
-	act.block = nil
+	act.block, act.made = nil, made.Add(time.Hour)
 	act.mu.Unlock()
 	g = start(t, journal, live(), act)
 	if e := g.closed(); e.Outcome != OutcomeDone {
@@ -146,6 +147,9 @@ func TestKilled(t *testing.T) {
 	}
 	if len(act.acts) != 2 || act.acts[0].ID != act.acts[1].ID {
 		t.Fatalf("the repeat must carry the same id: %+v", act.acts)
+	}
+	if !act.acts[0].Made.Equal(made) || !act.acts[1].Made.Equal(made) {
+		t.Fatalf("both are about what ran when it was decided, made at %v: %+v", made, act.acts)
 	}
 }
 

@@ -315,6 +315,54 @@ func TestSuspendAndResume(t *testing.T) {
 	}
 }
 
+// TestAttemptIsOver: where nothing counts attempts, pods that have all been made since an incident was opened, or
+// since it was decided about, are of another one. One that is left of those is enough to act.
+func TestAttemptIsOver(t *testing.T) {
+	for _, c := range []struct{ path, name string }{{plainJob, "plain"}, {pyTorchJob, "torch"}} {
+		w := newWorld(t, 3)
+		w.put(plainJob, obj{"apiVersion": "batch/v1", "kind": "Job", "metadata": obj{"uid": "pj"}, "spec": obj{"parallelism": 2, "completions": 2}})
+		if c.path == pyTorchJob {
+			w.remove(plainJob)
+			w.put(pyTorchJob, obj{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": obj{"uid": "pt"}, "spec": obj{"pytorchReplicaSpecs": obj{"Worker": obj{"replicas": 2}}}})
+		}
+		w.reconcile()
+		made := time.Now().Add(-time.Minute).Truncate(time.Second)
+		for i, pod := range w.under(podsAt) {
+			w.edit(pod, func(o obj) {
+				at(o, "metadata").(obj)["creationTimestamp"] = made.Add(time.Duration(i) * 20 * time.Second).UTC().Format(time.RFC3339)
+			})
+		}
+		a := w.actuator(nil)
+		inventory, err := a.Inventory(t.Context(), c.name)
+		if err != nil || !inventory.Made.Equal(made.Add(20*time.Second)) {
+			t.Fatalf("%s: made %v, want %v; %v", c.name, inventory.Made, made.Add(20*time.Second), err)
+		}
+		for i, x := range []struct {
+			opened, made time.Time
+			over         bool
+		}{
+			{made: made.Add(-time.Second), over: true},
+			{opened: made.Add(-clocks - time.Second), over: true},
+			{opened: made.Add(-clocks)}, // clocks may differ
+			{made: made},                // one of them was there
+			{opened: made.Add(30 * time.Second), made: inventory.Made},
+		} {
+			before := fmt.Sprint(w.under(podsAt))
+			o := action(fmt.Sprint("a", i), remediation.ActionRestart, 0, 0)
+			o.Job, o.Opened, o.Made = c.name, x.opened, x.made
+			answer, err := act(t, a, o)
+			if over := fmt.Sprint(w.under(podsAt)) == before; err != nil || over != x.over || over != answer.At.IsZero() {
+				t.Fatalf("%s, %d: %+v, %v; pods %v, before %v", c.name, i, answer, err, w.under(podsAt), before)
+			}
+			for i, pod := range w.under(podsAt) {
+				w.edit(pod, func(o obj) {
+					at(o, "metadata").(obj)["creationTimestamp"] = made.Add(time.Duration(i) * 20 * time.Second).UTC().Format(time.RFC3339)
+				})
+			}
+		}
+	}
+}
+
 func TestWhoseJob(t *testing.T) {
 	w := newWorld(t, 4)
 	a := w.actuator(nil)

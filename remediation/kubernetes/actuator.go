@@ -158,5 +158,6 @@ func (a *Actuator) Inventory(ctx context.Context, name string) (remediation.Inve
 		Units:  units,
 		Unit:   func(rank int) string { return unit(rank, "") },
 		UnitOn: unit,
+		Made:   j.made(),
 	}, nil
 }
