@@ -185,6 +185,32 @@ func TestExclude(t *testing.T) {
 	}
 }
 
+// TestMaxOut: however slowly one follows the other, no more than so many nodes are out for being blamed, but for those in
+// whose place a spare works. The job is restarted all the same, in place.
+func TestMaxOut(t *testing.T) {
+	w := spareWorld(t)
+	for i := range 4 {
+		w.addNode(fmt.Sprintf("n%d", 7+i))
+	}
+	a := w.actuator(func(o *Options) { o.MaxOut = 1 })
+	for i, c := range []struct {
+		node, spare string
+		out         bool
+	}{{"n7", "", true}, {"n8", "", false}, {"n9", "n5", true}, {"n7", "", true}} {
+		why, err := a.takeOut(t.Context(), c.node, note{Action: fmt.Sprint("a", i), Why: whySuspect, Spare: c.spare})
+		if err != nil || (why == "") != c.out || w.out(c.node) != c.out {
+			t.Errorf("%s with spare %q: %q, %v", c.node, c.spare, why, err)
+		}
+	}
+	for _, n := range []string{"n1", "n2", "n3", "n4"} { // in no pool
+		w.edit(nodesAt+"/"+n, func(o obj) { at(o, "metadata").(obj)["labels"] = obj{} })
+	}
+	answer, err := act(t, a, action("b", remediation.ActionExclude, 1, 0))
+	if err != nil || answer.At.IsZero() || w.restarts() != 1 || w.out("n2") || !strings.Contains(answer.Detail, "at most 1 may be") {
+		t.Errorf("%+v, %v; %d restarts, n2 out: %v", answer, err, w.restarts(), w.out("n2"))
+	}
+}
+
 func TestPoolEmpty(t *testing.T) {
 	for _, when := range []WhenEmpty{EmptyInPlace, EmptyWaits} {
 		w := newWorld(t, 4)
