@@ -50,7 +50,8 @@ type record struct {
 	Notes    []string  `json:"notes,omitempty"`
 	Ran      time.Time `json:"ran,omitzero"` // when the job ran again
 
-	looks int // of this process, at pods that do not start or end
+	looks int             // of this process, at pods that do not start or end
+	waits map[string]bool // nodes that it has told to wait for proof about
 }
 
 type step string

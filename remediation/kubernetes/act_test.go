@@ -277,6 +277,15 @@ func TestDeadNode(t *testing.T) {
 			if len(w.under(podsAt)) != 1 { // the one that nobody may delete
 				t.Errorf("pods: %v", w.under(podsAt))
 			}
+			told := 0
+			for _, e := range w.under("/api/v1/namespaces/" + ns + "/events") {
+				if o := w.get(e); text(o, "reason") == "LockstepWaitsForProof" && strings.Contains(text(o, "message"), "kubectl taint node n3") {
+					told++
+				}
+			}
+			if told != 1 {
+				t.Errorf("what it waits for was told %d times", told)
+			}
 			// An operator knows.
 			w.edit(nodesAt+"/n3", func(o obj) {
 				at(o, "spec").(obj)["taints"] = append(at(o, "spec", "taints").([]any), obj{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"})

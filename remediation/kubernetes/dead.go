@@ -177,7 +177,13 @@ func (a *Actuator) unblock(ctx context.Context, j *job, r *record, stale, fresh 
 		}
 		how, err := a.prove(ctx, j.name, r.Attempt, node, since)
 		if err != nil {
-			blocked = err.Error()
+			if blocked = err.Error(); !r.waits[node] { // told once
+				if r.waits == nil {
+					r.waits = map[string]bool{}
+				}
+				r.waits[node] = true
+				a.event(ctx, j.owner, r.ID+node, "LockstepWaitsForProof", warning, blocked)
+			}
 			continue
 		}
 		if err := a.force(ctx, j.namespace(), pods, node, how); err != nil {
