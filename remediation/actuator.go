@@ -17,7 +17,10 @@ type Action struct {
 	Cause    string // the verdict's reason: node_lost, process_gone, ...
 	Unit     string // that the breakers allow to be taken out, "" when none is
 	Attempt  *int   // the attempt that the incident is about: no other may be ended; nil when not known
-	Reason   string // for logs and the job's own record: class and culprit
+	// Opened is when the incident was, by its master's clock, and Made what the inventory said when it was
+	// decided: what has begun since is another attempt, where nothing counts them. Zero: not known.
+	Opened, Made time.Time
+	Reason       string // for logs and the job's own record: class and culprit
 	// ActWithoutProof is for who fences by itself: whether to go on when there is no proof
 	// that nothing of the old attempt does.
 	ActWithoutProof bool
@@ -31,6 +34,8 @@ type Inventory struct {
 	Unit func(rank int) string
 	// UnitOn, when set, is asked instead: it also takes the node that the master names, "" for none.
 	UnitOn func(rank int, node string) string
+	// Made is when the youngest part of what runs was made, by the actuator's clock; zero where attempts are counted.
+	Made time.Time
 }
 
 func (i *Inventory) unit(rank int, node string) string {

@@ -79,7 +79,7 @@ func (r *Remediator) believe(ctx context.Context, e *Entry) (outcome Outcome, de
 	switch {
 	case in.Closed:
 		return disbelieve(disbeliefClosed, OutcomeStale, "its master has closed the incident")
-	case !r.o.Config.current(r.o.Now(), a):
+	case !r.current(r.o.Now(), e):
 		return disbelieve(disbeliefStale, OutcomeStale, "its master opened the incident at %v", in.Opened)
 	case in.AttemptNow != in.Attempt:
 		return disbelieve(disbeliefAttempt, OutcomeSuperseded, "the incident is about attempt %d, and the job is in attempt %d", in.Attempt, in.AttemptNow)

@@ -40,7 +40,7 @@ func full(t testing.TB, path string, entries int) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := j.closeBreaker(now, "job:3"); err != nil {
+	if _, _, err := j.closeBreaker(now, "job:3", false); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.close(); err != nil {

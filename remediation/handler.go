@@ -17,7 +17,7 @@ import (
 //	POST /webhook                  Alertmanager's webhook
 //	GET  /api/v1/actions           the journal, oldest first
 //	GET  /api/v1/breakers          open breakers
-//	POST /api/v1/breakers/close    form value scope
+//	POST /api/v1/breakers/close    form values scope, and again=true: what it refused is decided anew
 //
 // The first is for Token, the last for OperatorToken, the others for both.
 func (r *Remediator) Handler() http.Handler {
@@ -38,16 +38,16 @@ func (r *Remediator) Handler() http.Handler {
 	mux.HandleFunc("POST /api/v1/breakers/close", func(w http.ResponseWriter, req *http.Request) {
 		req.Body = http.MaxBytesReader(w, req.Body, 1<<12)
 		scope := req.FormValue("scope")
-		was, err := r.j.closeBreaker(r.o.Now(), scope)
+		was, again, err := r.j.closeBreaker(r.o.Now(), scope, req.FormValue("again") == "true")
 		if err == nil && !was {
 			http.Error(w, fmt.Sprintf("no breaker is open in scope %q", scope), http.StatusNotFound)
 			return
 		}
 		if err == nil {
-			r.o.Logger.Warn("breaker closed by a person", "scope", scope, "from", req.RemoteAddr)
+			r.o.Logger.Warn("breaker closed by a person", "scope", scope, "again", again, "from", req.RemoteAddr)
 			r.kick()
 		}
-		reply(w, map[string]string{"closed": scope}, err)
+		reply(w, map[string]any{"closed": scope, "again": again}, err)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !r.authorized(req) {

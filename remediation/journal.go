@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -51,6 +52,8 @@ type Entry struct {
 	Kind     ActionKind `json:"kind,omitempty"`
 	Unit     string     `json:"unit,omitempty"`   // taken out
 	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done, or was done
+	Made     time.Time  `json:"made,omitzero"`    // Inventory.Made, when it was decided
+	Again    time.Time  `json:"again,omitzero"`   // a person let it be decided anew, after a breaker had refused it
 	Fence    *Fencing   `json:"fence,omitempty"`  // what was asked before it was acted on
 	Tries    int        `json:"tries,omitempty"`
 	// Unanswered is how many of them nobody answered (ErrAway).
@@ -349,20 +352,55 @@ func (j *journal) openBreaker(b BreakerState) error {
 	})
 }
 
-// closeBreaker reports whether scope was open, and remembers when it was closed.
-func (j *journal) closeBreaker(now time.Time, scope string) (was bool, err error) {
+// closeBreaker reports whether scope was open, and remembers when it was closed. With again, what
+// it has refused is to be decided anew: how many entries that are.
+func (j *journal) closeBreaker(now time.Time, scope string, again bool) (was bool, reopened int, err error) {
 	err = j.change(func(tx *bolt.Tx) error {
-		bk := tx.Bucket(bucketBreakers)
+		was, reopened = false, 0
+		bk := sealedBucket(tx, bucketBreakers)
 		if was = bk.Get([]byte(scope)) != nil; !was {
 			return nil
+		}
+		v, err := bk.get([]byte(scope))
+		if err != nil {
+			return err
+		}
+		var b BreakerState
+		if err := json.Unmarshal(v, &b); err != nil {
+			return err
 		}
 		at, err := now.MarshalBinary()
 		if err != nil {
 			return err
 		}
+		if again {
+			if reopened, err = reopen(sealedBucket(tx, bucketEntries), b, now); err != nil {
+				return err
+			}
+		}
 		return errors.Join(bk.Delete([]byte(scope)), sealedBucket(tx, bucketClosed).put([]byte(scope), at))
 	})
-	return was, err
+	return was, reopened, err
+}
+
+// reopen makes pending what a breaker has refused since it opened.
+func reopen(entries sealed, b BreakerState, now time.Time) (n int, err error) {
+	var list []*Entry
+	if err := eachEntry(entries, func(e *Entry) {
+		if e.Outcome == OutcomeRefused && strings.HasPrefix(e.Detail, b.Scope+": ") && !e.Finished.Before(b.Since) {
+			list = append(list, e)
+		}
+	}); err != nil {
+		return 0, err
+	}
+	for _, e := range list {
+		e.State, e.Again = Pending, now
+		e.Outcome, e.Detail, e.Finished, e.Unit = "", "", time.Time{}, ""
+		if err := putEntry(entries, e); err != nil {
+			return 0, err
+		}
+	}
+	return len(list), nil
 }
 
 // closedAt returns when each scope's breaker was last closed.

@@ -16,7 +16,7 @@ func (r *Remediator) postpone(e *Entry) (times int, again bool) {
 	l := r.late[e.Seq]
 	l.times++
 	delay := min(r.o.Retry<<min(l.times-1, 8), maxDelay*r.o.Retry)
-	if !r.o.Config.current(r.o.Now().Add(delay), &e.Alert) {
+	if !r.current(r.o.Now().Add(delay), e) {
 		return l.times, false
 	}
 	l.until = time.Now().Add(delay)

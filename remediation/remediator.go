@@ -249,7 +249,7 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 			return r.close(e, outcome, "was in flight when a former remediator was killed and is not repeated now; whether it was done, the job's supervisor knows")
 		}
 	default:
-		if !r.o.Config.current(r.o.Now(), &e.Alert) {
+		if !r.current(r.o.Now(), e) {
 			if n := r.postponed(seq); n > 0 { // a person has to look
 				return r.close(e, OutcomeFailed, fmt.Sprintf("whoever had to be asked did not answer, %d times, until it was stale", n))
 			}
@@ -297,10 +297,19 @@ func (r *Remediator) work(ctx context.Context, seq uint64) (closed bool) {
 	return r.act(ctx, e)
 }
 
+// current reports whether an entry is not stale at now. One that a person lets be decided anew is as old as that
+// word, where its master says that the incident is still open: an alert by itself says nothing of now.
+func (r *Remediator) current(now time.Time, e *Entry) bool {
+	if !e.Again.IsZero() && !r.o.BelieveAlerts {
+		return now.Sub(e.Again).Abs() <= r.o.Config.MaxAge
+	}
+	return r.o.Config.current(now, &e.Alert)
+}
+
 // notToAct says why an entry leads to nothing whatever else is known, "" when it may.
 func (r *Remediator) notToAct(p Policy, e *Entry) Outcome {
 	switch {
-	case !r.o.Config.current(r.o.Now(), &e.Alert):
+	case !r.current(r.o.Now(), e):
 		return OutcomeStale
 	case p.Action == ActionNone:
 		return OutcomeNone
@@ -327,6 +336,7 @@ func (r *Remediator) unit(ctx context.Context, e *Entry) (total int, err error) 
 	ctx, cancel := context.WithTimeout(ctx, inventoryTimeout)
 	defer cancel()
 	inv, err := r.o.Actuator.Inventory(ctx, e.Alert.Job)
+	e.Made = inv.Made
 	switch {
 	case errors.Is(err, ErrGone):
 		return 0, err
@@ -424,6 +434,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 		answer, err := r.o.Actuator.Act(actx, Action{
 			ID: e.Action, Job: e.Alert.Job, Incident: e.Alert.Incident, Kind: e.Kind, Rank: e.Alert.Rank, Attempt: e.Alert.Attempt,
 			Reason: e.Alert.Class + ": " + e.Alert.Culprit, Node: e.Alert.Node, Cause: e.Alert.Reason, Unit: e.Unit,
+			Opened: e.Alert.Opened, Made: e.Made,
 			ActWithoutProof: policy.actsWithoutProof(e.Kind),
 		})
 		cancel()
@@ -440,7 +451,7 @@ func (r *Remediator) act(ctx context.Context, e *Entry) (closed bool) {
 			e.Unanswered++
 		}
 		switch {
-		case errors.Is(err, ErrGone) || e.Tries-e.Unanswered >= maxTries || !r.o.Config.current(r.o.Now().Add(delay), &e.Alert):
+		case errors.Is(err, ErrGone) || e.Tries-e.Unanswered >= maxTries || !r.current(r.o.Now().Add(delay), e):
 			return r.close(e, OutcomeFailed, err.Error())
 		}
 		r.o.Logger.Warn("action failed, trying again", "action", e.Action, "job", e.Alert.Job, "try", e.Tries, "in", delay, "err", err)

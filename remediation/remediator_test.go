@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -126,7 +127,8 @@ func TestDecisions(t *testing.T) {
 // did it and before it answered, and starts another on the same journal.
 func TestKilled(t *testing.T) {
 	journal := filepath.Join(t.TempDir(), "j.db")
-	act := &fake{block: make(chan struct{})}
+	made := time.Unix(1e9, 0)
+	act := &fake{block: make(chan struct{}), made: made}
 	g := start(t, journal, live(), act)
 	g.send(alert("i"))
 	for act.count() == 0 {
@@ -134,7 +136,7 @@ func TestKilled(t *testing.T) {
 	}
 	g.stop()
 	act.mu.Lock()
-	act.block = nil
+	act.block, act.made = nil, made.Add(time.Hour)
 	act.mu.Unlock()
 	g = start(t, journal, live(), act)
 	if e := g.closed(); e.Outcome != OutcomeDone {
@@ -145,6 +147,9 @@ func TestKilled(t *testing.T) {
 	}
 	if len(act.acts) != 2 || act.acts[0].ID != act.acts[1].ID {
 		t.Fatalf("the repeat must carry the same id: %+v", act.acts)
+	}
+	if !act.acts[0].Made.Equal(made) || !act.acts[1].Made.Equal(made) {
+		t.Fatalf("both are about what ran when it was decided, made at %v: %+v", made, act.acts)
 	}
 }
 
@@ -337,6 +342,53 @@ func TestBreakerStaysOpenUntilClosed(t *testing.T) {
 		if got := outcome(fmt.Sprint("c", i)); got != want {
 			t.Fatalf("after closing, incident %d: %s, want %s", i, got, want)
 		}
+	}
+}
+
+// TestRefusedAndDecidedAnew: closed with again=true, a breaker's refusals are decided anew, however old they are, by
+// what the job's master says now; those of another breaker stay as they are.
+func TestRefusedAndDecidedAnew(t *testing.T) {
+	cfg := live()
+	cfg.Breaker.Job, cfg.Breaker.Units = 2, 0
+	slow := hang(3, 2)
+	slow.Class = names.ClassNoncommunicationSlow
+	w := &word{says: map[string]Incident{"a": hang(5, 0), "b": hang(5, 1), "c": hang(5, 2), "d": hang(6, 2), "u": slow}}
+	var late atomic.Int64
+	g := startWith(t, "", cfg, &fake{masters: w}, func(o *Options) { o.Now = func() time.Time { return time.Now().Add(time.Duration(late.Load())) } })
+	for _, c := range []struct {
+		incident string
+		want     Outcome
+	}{{"u", OutcomeRefused}, {"a", OutcomeDone}, {"b", OutcomeDone}, {"c", OutcomeRefused}, {"d", OutcomeRefused}} {
+		g.send(alert(c.incident))
+		if e := g.closed(); e.Outcome != c.want {
+			t.Fatalf("%s: %s (%s), want %s", c.incident, e.Outcome, e.Detail, c.want)
+		}
+	}
+	w.mu.Lock()
+	over := w.says["d"]
+	over.Closed = true // it has come to an end by itself
+	w.says["d"] = over
+	w.mu.Unlock()
+	late.Store(int64(8 * time.Hour)) // a night
+	req := httptest.NewRequest(http.MethodPost, "/api/v1/breakers/close?scope=job:j&again=true", nil)
+	req.Header.Set("Authorization", "Bearer "+string(operatorToken))
+	answer := httptest.NewRecorder()
+	g.r.Handler().ServeHTTP(answer, req)
+	if answer.Code != 200 || !strings.Contains(answer.Body.String(), `"again":2`) {
+		t.Fatalf("close: %d %s", answer.Code, answer.Body)
+	}
+	for range 2 {
+		e := g.closed()
+		if want := map[string]Outcome{"c": OutcomeDone, "d": OutcomeStale}[e.Alert.Incident]; e.Outcome != want {
+			t.Errorf("%s: %s (%s), want %s", e.Alert.Incident, e.Outcome, e.Detail, want)
+		}
+	}
+	if n := g.act.count(); n != 3 {
+		t.Errorf("%d actions, want 3", n)
+	}
+	open, err := g.r.j.breakers()
+	if err != nil || len(open) != 1 || open[0].Scope != ScopeUnits {
+		t.Errorf("open: %v, %v", open, err)
 	}
 }
 

@@ -35,6 +35,7 @@ type fake struct {
 	silent  int           // so many questions about the inventory go unanswered
 	knows   string        // the only job that it knows, "" for any
 	masters Masters       // asked before acting; nil: alerts are believed
+	made    time.Time     // Inventory's
 	block   chan struct{} // Act waits for it after carrying out, before answering
 }
 
@@ -50,7 +51,7 @@ func (f *fake) Inventory(_ context.Context, job string) (Inventory, error) {
 		f.silent--
 		return Inventory{}, []error{ErrAway, context.DeadlineExceeded, errors.New("forbidden")}[f.silent%3]
 	}
-	return Inventory{Units: 8, Unit: func(rank int) string { return fmt.Sprint("slot", rank) }}, nil
+	return Inventory{Units: 8, Made: f.made, Unit: func(rank int) string { return fmt.Sprint("slot", rank) }}, nil
 }
 
 func (f *fake) Act(ctx context.Context, a Action) (Answer, error) {

@@ -50,7 +50,8 @@ type record struct {
 	Notes    []string  `json:"notes,omitempty"`
 	Ran      time.Time `json:"ran,omitzero"` // when the job ran again
 
-	looks int // of this process, at pods that do not start or end
+	looks int             // of this process, at pods that do not start or end
+	waits map[string]bool // nodes that it has told to wait for proof about
 }
 
 type step string
@@ -186,6 +187,9 @@ func (a *Actuator) plan(ctx context.Context, j *job, act remediation.Action) (*r
 	running := j.attempt()
 	if act.Attempt != nil && running >= 0 && running != *act.Attempt {
 		return nil, fmt.Sprintf("nothing done: the decision was about attempt %d, attempt %d runs", *act.Attempt, running), nil
+	}
+	if why := j.remade(act); why != "" {
+		return nil, "nothing done: " + why, nil
 	}
 	if len(j.pods) == 0 {
 		return nil, "", fmt.Errorf("kubernetes: %s has no pods now: it is being restarted, or waits to start: %w", j, remediation.ErrAway)

@@ -185,6 +185,32 @@ func TestExclude(t *testing.T) {
 	}
 }
 
+// TestMaxOut: however slowly one follows the other, no more than so many nodes are out for being blamed, but for those in
+// whose place a spare works. The job is restarted all the same, in place.
+func TestMaxOut(t *testing.T) {
+	w := spareWorld(t)
+	for i := range 4 {
+		w.addNode(fmt.Sprintf("n%d", 7+i))
+	}
+	a := w.actuator(func(o *Options) { o.MaxOut = 1 })
+	for i, c := range []struct {
+		node, spare string
+		out         bool
+	}{{"n7", "", true}, {"n8", "", false}, {"n9", "n5", true}, {"n7", "", true}} {
+		why, err := a.takeOut(t.Context(), c.node, note{Action: fmt.Sprint("a", i), Why: whySuspect, Spare: c.spare})
+		if err != nil || (why == "") != c.out || w.out(c.node) != c.out {
+			t.Errorf("%s with spare %q: %q, %v", c.node, c.spare, why, err)
+		}
+	}
+	for _, n := range []string{"n1", "n2", "n3", "n4"} { // in no pool
+		w.edit(nodesAt+"/"+n, func(o obj) { at(o, "metadata").(obj)["labels"] = obj{} })
+	}
+	answer, err := act(t, a, action("b", remediation.ActionExclude, 1, 0))
+	if err != nil || answer.At.IsZero() || w.restarts() != 1 || w.out("n2") || !strings.Contains(answer.Detail, "at most 1 may be") {
+		t.Errorf("%+v, %v; %d restarts, n2 out: %v", answer, err, w.restarts(), w.out("n2"))
+	}
+}
+
 func TestPoolEmpty(t *testing.T) {
 	for _, when := range []WhenEmpty{EmptyInPlace, EmptyWaits} {
 		w := newWorld(t, 4)
@@ -251,6 +277,15 @@ func TestDeadNode(t *testing.T) {
 			if len(w.under(podsAt)) != 1 { // the one that nobody may delete
 				t.Errorf("pods: %v", w.under(podsAt))
 			}
+			told := 0
+			for _, e := range w.under("/api/v1/namespaces/" + ns + "/events") {
+				if o := w.get(e); text(o, "reason") == "LockstepWaitsForProof" && strings.Contains(text(o, "message"), "kubectl taint node n3") {
+					told++
+				}
+			}
+			if told != 1 {
+				t.Errorf("what it waits for was told %d times", told)
+			}
 			// An operator knows.
 			w.edit(nodesAt+"/n3", func(o obj) {
 				at(o, "spec").(obj)["taints"] = append(at(o, "spec", "taints").([]any), obj{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"})
@@ -311,6 +346,54 @@ func TestSuspendAndResume(t *testing.T) {
 		}
 		if now := w.under(podsAt); len(now) != 2 || now[0] == old[0] || now[1] == old[1] {
 			t.Errorf("%s: pods %v, before %v", c.name, now, old)
+		}
+	}
+}
+
+// TestAttemptIsOver: where nothing counts attempts, pods that have all been made since an incident was opened, or
+// since it was decided about, are of another one. One that is left of those is enough to act.
+func TestAttemptIsOver(t *testing.T) {
+	for _, c := range []struct{ path, name string }{{plainJob, "plain"}, {pyTorchJob, "torch"}} {
+		w := newWorld(t, 3)
+		w.put(plainJob, obj{"apiVersion": "batch/v1", "kind": "Job", "metadata": obj{"uid": "pj"}, "spec": obj{"parallelism": 2, "completions": 2}})
+		if c.path == pyTorchJob {
+			w.remove(plainJob)
+			w.put(pyTorchJob, obj{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": obj{"uid": "pt"}, "spec": obj{"pytorchReplicaSpecs": obj{"Worker": obj{"replicas": 2}}}})
+		}
+		w.reconcile()
+		made := time.Now().Add(-time.Minute).Truncate(time.Second)
+		for i, pod := range w.under(podsAt) {
+			w.edit(pod, func(o obj) {
+				at(o, "metadata").(obj)["creationTimestamp"] = made.Add(time.Duration(i) * 20 * time.Second).UTC().Format(time.RFC3339)
+			})
+		}
+		a := w.actuator(nil)
+		inventory, err := a.Inventory(t.Context(), c.name)
+		if err != nil || !inventory.Made.Equal(made.Add(20*time.Second)) {
+			t.Fatalf("%s: made %v, want %v; %v", c.name, inventory.Made, made.Add(20*time.Second), err)
+		}
+		for i, x := range []struct {
+			opened, made time.Time
+			over         bool
+		}{
+			{made: made.Add(-time.Second), over: true},
+			{opened: made.Add(-clocks - time.Second), over: true},
+			{opened: made.Add(-clocks)}, // clocks may differ
+			{made: made},                // one of them was there
+			{opened: made.Add(30 * time.Second), made: inventory.Made},
+		} {
+			before := fmt.Sprint(w.under(podsAt))
+			o := action(fmt.Sprint("a", i), remediation.ActionRestart, 0, 0)
+			o.Job, o.Opened, o.Made = c.name, x.opened, x.made
+			answer, err := act(t, a, o)
+			if over := fmt.Sprint(w.under(podsAt)) == before; err != nil || over != x.over || over != answer.At.IsZero() {
+				t.Fatalf("%s, %d: %+v, %v; pods %v, before %v", c.name, i, answer, err, w.under(podsAt), before)
+			}
+			for i, pod := range w.under(podsAt) {
+				w.edit(pod, func(o obj) {
+					at(o, "metadata").(obj)["creationTimestamp"] = made.Add(time.Duration(i) * 20 * time.Second).UTC().Format(time.RFC3339)
+				})
+			}
 		}
 	}
 }

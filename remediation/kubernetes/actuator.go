@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ type Options struct {
 	// Hold is how long a node that was blamed stays out before preflight may bring it
 	// back; twice as long each time that it is blamed again. 0: 24 hours.
 	Hold time.Duration
+	// MaxOut bounds how many nodes may be out at a time because they were blamed, with no spare in their
+	// place. 0: eight.
+	MaxOut int
 	// ReturnAfter is how long a node that was silent must be heard again before it
 	// returns. 0: a minute.
 	ReturnAfter time.Duration
@@ -58,7 +62,10 @@ type Actuator struct {
 	o       Options
 	m       *metrics
 	leading atomic.Bool
-	taking  sync.Mutex // a spare
+	// fenceWait bounds one question for proof. Who asks has other nodes to look after, and asks again.
+	fenceWait time.Duration
+	taking    sync.Mutex // a spare
+	counting  sync.Mutex // of nodes that are out, before one more is
 
 	mu    sync.Mutex
 	heard map[string]heard // nodes' leases, by our own clock
@@ -71,6 +78,8 @@ func New(o Options) (*Actuator, error) {
 		return nil, errors.New("kubernetes: no client")
 	case len(o.Namespaces) == 0:
 		return nil, errors.New("kubernetes: no namespace whose jobs may be restarted (--kubernetes.namespace)")
+	case o.MaxOut < 0:
+		return nil, errors.New("kubernetes: how many nodes may be out must not be negative")
 	case o.UnfencedAfter < 0 || o.Hold < 0 || o.ReturnAfter < 0:
 		return nil, errors.New("kubernetes: durations must not be negative")
 	}
@@ -93,6 +102,7 @@ func New(o Options) (*Actuator, error) {
 			*d.v = d.d
 		}
 	}
+	o.MaxOut = cmp.Or(o.MaxOut, 8)
 	if o.now == nil {
 		o.now = time.Now
 	}
@@ -109,7 +119,7 @@ func New(o Options) (*Actuator, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Actuator{o: o, m: m, heard: map[string]heard{}}
+	a := &Actuator{o: o, m: m, fenceWait: 10 * time.Second, heard: map[string]heard{}}
 	a.leading.Store(true) // until Lead says otherwise
 	return a, nil
 }
@@ -155,5 +165,6 @@ func (a *Actuator) Inventory(ctx context.Context, name string) (remediation.Inve
 		Units:  units,
 		Unit:   func(rank int) string { return unit(rank, "") },
 		UnitOn: unit,
+		Made:   j.made(),
 	}, nil
 }

@@ -177,7 +177,13 @@ func (a *Actuator) unblock(ctx context.Context, j *job, r *record, stale, fresh 
 		}
 		how, err := a.prove(ctx, j.name, r.Attempt, node, since)
 		if err != nil {
-			blocked = err.Error()
+			if blocked = err.Error(); !r.waits[node] { // told once
+				if r.waits == nil {
+					r.waits = map[string]bool{}
+				}
+				r.waits[node] = true
+				a.event(ctx, j.owner, r.ID+node, "LockstepWaitsForProof", warning, blocked)
+			}
 			continue
 		}
 		if err := a.force(ctx, j.namespace(), pods, node, how); err != nil {
@@ -203,7 +209,9 @@ func (a *Actuator) prove(ctx context.Context, job string, attempt int, node stri
 	}
 	why := "no fencing is configured"
 	if a.o.Fencer != nil {
-		proof, err := a.o.Fencer.Fence(ctx, job, attempt, node)
+		asking, cancel := context.WithTimeout(ctx, a.fenceWait)
+		proof, err := a.o.Fencer.Fence(asking, job, attempt, node)
+		cancel()
 		switch {
 		case err != nil:
 			why = err.Error()

@@ -19,7 +19,7 @@ import (
 func (a *Actuator) Keep(ctx context.Context) {
 	var keeping sync.WaitGroup
 	defer keeping.Wait()
-	// A fence is waited for, up to a minute: nodes that are back do not.
+	// A fence is waited for: nodes that are back do not.
 	keeping.Go(func() {
 		a.every(ctx, func(round int) {
 			a.keepNodes(ctx)

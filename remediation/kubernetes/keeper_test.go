@@ -205,7 +205,6 @@ func TestKeeperUnblocks(t *testing.T) {
 	})
 }
 
-// TestManySilent: a cluster none of whose kubelets is heard has another trouble than its nodes.
 // slowFencer answers when it is told to.
 type slowFencer struct{ asked, answer chan struct{} }
 
@@ -253,21 +252,87 @@ func TestKeeperDoesNotWait(t *testing.T) {
 	})
 }
 
-func TestManySilent(t *testing.T) {
-	w := newWorld(t, maxSilent+3)
-	a := w.actuator(nil)
-	out := 0
-	for i := range maxSilent + 3 {
-		why, err := a.takeOut(t.Context(), fmt.Sprintf("n%d", i+1), note{Action: fmt.Sprint(i), Why: whySilent})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if why == "" {
-			out++
+// TestKeeperAsksAgain: about a node that nobody can prove anything of, the keeper waits for a bounded time, and
+// hears of the next one.
+func TestKeeperAsksAgain(t *testing.T) {
+	w := newWorld(t, 5)
+	w.jobSet(3)
+	w.kill("n1")
+	w.edit(jobSet, func(o obj) { o["status"] = obj{"restarts": 1} })
+	w.reconcile()
+	f := deafFencer{to: "n1", asked: make(chan struct{}, 1)}
+	a := w.actuator(func(o *Options) { o.Fencer = f })
+	a.fenceWait = time.Millisecond
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan struct{})
+	go func() { defer close(done); a.Keep(ctx) }()
+	<-f.asked
+	// Only now a pod on another node is stuck.
+	w.put(podsAt+"/late", obj{"apiVersion": "v1", "kind": "Pod", "spec": obj{"nodeName": "n5"}, "status": obj{"phase": "Running"}, "metadata": obj{
+		"labels": obj{LabelJob: "late"}, "deletionTimestamp": time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)}})
+	w.kill("n5")
+	for end := time.Now().Add(time.Minute); w.get(podsAt+"/late") != nil; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the keeper waits for the other node's proof")
 		}
 	}
-	if out != maxSilent {
-		t.Errorf("%d nodes are out, want %d", out, maxSilent)
+	stop()
+	<-done
+}
+
+// deafFencer knows of every node but one, about which it waits for as long as it may.
+type deafFencer struct {
+	to    string
+	asked chan struct{}
+}
+
+func (f deafFencer) Fence(ctx context.Context, _ string, _ int, node string) (remediation.Proof, error) {
+	if node != f.to {
+		return remediation.Proof{Proven: true, How: "its power is off"}, nil
+	}
+	select {
+	case f.asked <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	return remediation.Proof{How: "nobody knows"}, nil
+}
+
+// TestManySilent: a cluster none of whose kubelets is heard has another trouble than its nodes. The bound holds
+// also where an action and the keeper come to many at once.
+func TestManySilent(t *testing.T) {
+	for _, atOnce := range []bool{false, true} {
+		w := newWorld(t, 3*maxSilent)
+		a := w.actuator(nil)
+		var taking sync.WaitGroup
+		why := make([]string, 3*maxSilent)
+		for i := range why {
+			take := func() {
+				var err error
+				if why[i], err = a.takeOut(t.Context(), fmt.Sprintf("n%d", i+1), note{Action: fmt.Sprint(i), Why: whySilent}); err != nil {
+					t.Error(err)
+				}
+			}
+			if atOnce {
+				taking.Go(take)
+			} else {
+				take()
+			}
+		}
+		taking.Wait()
+		said, out := 0, 0
+		for i := range why {
+			if why[i] == "" {
+				said++
+			}
+			if w.out(fmt.Sprintf("n%d", i+1)) {
+				out++
+			}
+		}
+		if said != maxSilent || out != maxSilent {
+			t.Errorf("at once %v: %d nodes are out (%d said so), want %d", atOnce, out, said, maxSilent)
+		}
 	}
 }
 

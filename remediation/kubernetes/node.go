@@ -108,12 +108,38 @@ func (a *Actuator) patchNode(ctx context.Context, n *corev1.Node, meta, spec map
 	return err
 }
 
-// maxSilent bounds how many nodes may be out because nobody hears them: a blamed node
-// counts against the remediator's breaker, a silent one does not.
+// maxSilent bounds how many nodes may be out because nobody hears them. They do not count against the
+// remediator's breakers, which stay open until a person comes: docs/design/kubernetes.md says why.
 const maxSilent = 8
+
+// tooMany says why one more node may not be out. One in whose place a spare works costs the cluster nothing.
+func (a *Actuator) tooMany(ctx context.Context, name string, t note) (why string, err error) {
+	if t.Why == whySuspect && t.Spare != "" {
+		return "", nil
+	}
+	nodes, err := a.listNodes(ctx, Suspect+"="+t.Why)
+	if err != nil {
+		return "", err
+	}
+	out := 0
+	for _, n := range nodes {
+		if o, _ := noteOf(n); n.Name != name && (t.Why == whySilent || o.Spare == "") {
+			out++
+		}
+	}
+	switch {
+	case t.Why == whySilent && out >= maxSilent:
+		return fmt.Sprintf("%d nodes are out because they are silent: that may be the API server's fault, not theirs", out), nil
+	case t.Why == whySuspect && out >= a.o.MaxOut:
+		return fmt.Sprintf("%d nodes that were blamed are out with no spare in their place, at most %d may be", out, a.o.MaxOut), nil
+	}
+	return "", nil
+}
 
 // takeOut taints and cordons a node, once an action. why says that it is not done, and the reason.
 func (a *Actuator) takeOut(ctx context.Context, name string, t note) (why string, err error) {
+	a.counting.Lock() // actions and the keeper come to several at once: each counts those before it
+	defer a.counting.Unlock()
 	for range maxConflicts {
 		n, err := a.node(ctx, name)
 		if apierrors.IsNotFound(err) {
@@ -131,14 +157,8 @@ func (a *Actuator) takeOut(ctx context.Context, name string, t note) (why string
 		case had && isOut(n) && (was.Action == t.Action || was.Why == whySuspect || t.Why == whySilent):
 			return "", nil // for this action, or for a reason that weighs no less
 		}
-		if t.Why == whySilent {
-			out, err := a.listNodes(ctx, Suspect+"="+whySilent)
-			if err != nil {
-				return "", err
-			}
-			if len(out) >= maxSilent {
-				return fmt.Sprintf("%d nodes are out because they are silent: that may be the API server's fault, not theirs", len(out)), nil
-			}
+		if why, err := a.tooMany(ctx, name, t); err != nil || why != "" {
+			return why, err
 		}
 		now := a.o.now().UTC()
 		t.By, t.Since, t.Cordoned = a.o.Identity, now, !n.Spec.Unschedulable || had && was.Cordoned

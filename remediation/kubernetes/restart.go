@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/lockstep-ccl/lockstep/remediation"
 )
 
 // kind is how one kind of owner is restarted. There are two ways.
@@ -108,6 +111,48 @@ func (j *job) newest() int {
 		}
 	}
 	return n
+}
+
+// made is when the youngest of the pods that run was made, where attempts are not counted; zero elsewhere.
+func (j *job) made() (youngest time.Time) {
+	_, youngest = j.span()
+	return youngest
+}
+
+// span is when the oldest and the youngest of the pods that run were made, by the API server's clock.
+func (j *job) span() (oldest, youngest time.Time) {
+	if j.kind.restarts != nil {
+		return time.Time{}, time.Time{}
+	}
+	for _, p := range j.pods {
+		if p.ended || !p.deleting.IsZero() {
+			continue
+		}
+		if oldest.IsZero() || p.created.Before(oldest) {
+			oldest = p.created
+		}
+		if p.created.After(youngest) {
+			youngest = p.created
+		}
+	}
+	return oldest, youngest
+}
+
+// clocks is how far a master's clock and the API server's may be apart.
+const clocks = 10 * time.Second
+
+// remade says why an action is about an attempt that is over, where nobody counts them: not one of the pods
+// that it is about is left. "": it may be about these.
+func (j *job) remade(act remediation.Action) string {
+	switch oldest, _ := j.span(); {
+	case oldest.IsZero():
+		return ""
+	case !act.Made.IsZero() && oldest.After(act.Made):
+		return fmt.Sprintf("all pods of %s have been made since it was decided", j)
+	case !act.Opened.IsZero() && oldest.Sub(act.Opened) > clocks:
+		return fmt.Sprintf("all pods of %s have been made since the incident was opened", j)
+	}
+	return ""
 }
 
 // fresh are the pods of the attempt that a restart has led to.

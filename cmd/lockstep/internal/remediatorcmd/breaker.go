@@ -28,18 +28,21 @@ type Breaker struct {
 	Cert      string `name:"cert" type:"existingfile" placeholder:"FILE" help:"Own certificate (PEM), where the remediator asks for one."`
 	Key       string `name:"key" type:"existingfile" placeholder:"FILE" help:"Its private key; only its owner may read it."`
 	JSON      bool   `name:"json" help:"Write JSON: an array of open breakers."`
-	Close     string `placeholder:"SCOPE" help:"Close this breaker: total, units or job:NAME. Refused actions are not replayed."`
+	Close     string `placeholder:"SCOPE" help:"Close this breaker: total, units or job:NAME. Refused actions are not replayed without --again."`
+	Again     bool   `help:"With --close: what it has refused is decided anew, where the job's master says that the incident is still open."`
 }
 
 // Help implements kong's help provider.
 func (*Breaker) Help() string {
 	return `A breaker opens when more actions were asked for than its bounds allow, and stays open, over
 restarts too, until a person has looked and closes it. Closing replays nothing: a job that was
-refused a restart and still hangs must be restarted by hand.
+refused a restart and still hangs must be restarted by hand, or --again has it decided anew: its
+master is asked whether the incident is still open, and the breakers count.
 
 Examples:
   lockstep breaker --token-file operator-token                     list open breakers
   lockstep breaker --token-file operator-token --close job:llm     let the job be acted on again
+  lockstep breaker --token-file operator-token --close job:llm --again   and act on what was refused, if it is still so
   lockstep breaker --token-file operator-token --json | jq '.[].scope'
 
 Beyond loopback the token goes over TLS only: --url https://HOST:9410 --ca ca.crt.`
@@ -82,6 +85,14 @@ func (c *Breaker) client() (*http.Client, error) {
 	}, nil
 }
 
+// Validate implements kong's check of a command line.
+func (c *Breaker) Validate() error {
+	if c.Again && c.Close == "" {
+		return errors.New("--again goes with --close")
+	}
+	return nil
+}
+
 // Run lists or closes.
 func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 	token, err := readToken(c.TokenFile)
@@ -117,10 +128,14 @@ func (c *Breaker) Run(ctx context.Context, out io.Writer) error {
 		return json.Unmarshal(b, v)
 	}
 	if c.Close != "" {
-		if err := call(http.MethodPost, "/api/v1/breakers/close?scope="+url.QueryEscape(c.Close), &map[string]string{}); err != nil {
+		form := url.Values{"scope": {c.Close}, "again": {fmt.Sprint(c.Again)}}
+		var done struct{ Again int }
+		if err := call(http.MethodPost, "/api/v1/breakers/close?"+form.Encode(), &done); err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "closed %s\n", c.Close)
+		if fmt.Fprintf(out, "closed %s\n", c.Close); c.Again {
+			fmt.Fprintf(out, "%d refused alerts are decided anew\n", done.Again)
+		}
 		return nil
 	}
 	var open []remediation.BreakerState

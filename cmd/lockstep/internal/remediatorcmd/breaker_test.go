@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -77,5 +78,26 @@ func TestBreakerOverTLS(t *testing.T) {
 				t.Errorf("the server heard %q", heard)
 			}
 		})
+	}
+}
+
+// TestCloseAgain: --again is told to the remediator, what came of it to who asked, and alone it makes no sense.
+func TestCloseAgain(t *testing.T) {
+	var asked string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = r.FormValue("scope") + " " + r.FormValue("again")
+		_, _ = w.Write([]byte(`{"closed": "job:llm", "again": 3}`))
+	}))
+	defer s.Close()
+	b := Breaker{URL: s.URL, TokenFile: filepath.Join(t.TempDir(), "token"), Close: "job:llm", Again: true}
+	if err := os.WriteFile(b.TokenFile, []byte(strings.Repeat("t", 40)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := &bytes.Buffer{}
+	if err := errors.Join(b.Validate(), b.Run(t.Context(), out)); err != nil || asked != "job:llm true" || out.String() != "closed job:llm\n3 refused alerts are decided anew\n" {
+		t.Errorf("%v: asked %q, told %q", err, asked, out)
+	}
+	if b.Close = ""; b.Validate() == nil {
+		t.Error("--again without --close is taken")
 	}
 }

@@ -24,6 +24,7 @@ type kubernetesOptions struct {
 	Jobs          map[string]string `name:"job" mapsep:"," placeholder:"JOB=NAMESPACE" help:"In which of them a job is, so that pods that other tenants label with its name do not make it ambiguous. Repeatable."`
 	UnfencedAfter time.Duration     `placeholder:"DURATION" help:"Delete pods by force on a node that has been silent for so long, though nothing proves that their processes have ended. Without it they wait for proof."`
 	Hold          time.Duration     `default:"24h" help:"How long a node that was blamed stays out at least, before --kubernetes.preflight may bring it back; doubled each time it is blamed again."`
+	MaxOut        int               `default:"8" placeholder:"N" help:"How many nodes may be out at a time because they were blamed, with no spare of their pool in their place: one more stays in, and its job is restarted in place."`
 	ReturnAfter   time.Duration     `default:"1m" help:"How long a node that was silent must be heard before it returns."`
 	WhenPoolEmpty string            `enum:"in-place,wait" default:"in-place" help:"What to do when the pool of the node to take out has no spare: ${enum}."`
 	Preflight     string            `type:"existingfile" placeholder:"FILE" help:"Manifest of the Job that a node must pass before it returns. Without it an operator uncordons."`
@@ -51,7 +52,7 @@ func (o *kubernetesOptions) build(log *slog.Logger, reg prometheus.Registerer, f
 	}
 	k := kubernetes.Options{
 		Client: client, Namespaces: o.Namespace, Jobs: o.Jobs, Namespace: own, Identity: host + "_" + rand.Text()[:8],
-		UnfencedAfter: o.UnfencedAfter, Hold: o.Hold, ReturnAfter: o.ReturnAfter, WhenEmpty: kubernetes.WhenEmpty(o.WhenPoolEmpty),
+		UnfencedAfter: o.UnfencedAfter, Hold: o.Hold, MaxOut: o.MaxOut, ReturnAfter: o.ReturnAfter, WhenEmpty: kubernetes.WhenEmpty(o.WhenPoolEmpty),
 		Logger: log, Registry: reg, Fencer: fencer,
 	}
 	if o.Preflight != "" {
