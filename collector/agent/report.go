@@ -236,13 +236,13 @@ func (r *rank) reportConns(rep *wire.Report, room int) int {
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
 		}
-		if s.Transport == record.TransportNVLink { // what is known of it comes from the peer
+		if s.Transport.Stamped() { // its entry is the receiver's
 			w.Rank, w.Peer = w.Peer, w.Rank
 		}
 		if !again || idle(&was.ConnStatus) || was.ID != s.ID || was.PeerID != s.PeerID {
 			w.Name = wireName(connName(s))
 			w.Address, w.Rail = record.AddressText(s.Address), uint32(s.Rail)
-			if s.Transport == record.TransportRDMA {
+			if s.Transport.QueuePair() {
 				w.QueuePair, w.PeerQueuePair = uint32(s.ID), s.PeerID
 			}
 		}
@@ -275,7 +275,7 @@ func wireName(s string) string {
 // connName tells a connection from all others, its queue pair's number included: a master of
 // the version before knows it by nothing else.
 func connName(s *record.ConnStatus) string {
-	if s.Transport != record.TransportRDMA || s.ID == 0 {
+	if !s.Transport.QueuePair() || s.ID == 0 {
 		return s.Name
 	}
 	return fmt.Sprintf("%s qp %d", s.Name, s.ID)
