@@ -35,7 +35,7 @@ func (d Direct) Check() error {
 	return fmt.Errorf("%q, want %s, %s or %s", string(d), DirectAuto, DirectOff, DirectRequire)
 }
 
-// direct is slots in the GPU's memory, beside the pinned ones. What this rank
+// direct is bounce buffers in the GPU's memory, beside the pinned ones. What this rank
 // contributes to a chunk lies there where NICs are all that reads it; what it receives, and
 // passes on, lies in pinned memory. Peers cannot tell the difference.
 type direct struct {
@@ -43,7 +43,7 @@ type direct struct {
 	region *rdma.Region
 }
 
-// openDirect makes the slots if they are wanted and can be.
+// openDirect makes the bounce buffers if they are wanted and can be.
 func (n *Proxy) openDirect() error {
 	if n.cfg.Direct == "" || n.cfg.Direct == DirectOff {
 		return nil
@@ -55,8 +55,8 @@ func (n *Proxy) openDirect() error {
 	}
 	n.cfg.Note(err)
 	if err == nil {
-		for i := range slots {
-			n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes()[i*n.slotSize:][:n.slotSize], DType: record.Uint8, Opaque: true})
+		for i := range bounces {
+			n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes()[i*n.bounceSize:][:n.bounceSize], DType: record.Uint8, Opaque: true})
 		}
 		n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes(), DType: record.Uint8, Opaque: true})
 	} else if n.cfg.Direct == DirectRequire {
@@ -89,7 +89,7 @@ func (n *Proxy) tryDirect() (err error) {
 			return fmt.Errorf("%s is %s", p.Name(), p.Why)
 		}
 	}
-	size := slots * n.slotSize
+	size := bounces * n.bounceSize
 	if d.mem, err = n.dev.AllocExported(uint64(size)); err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (n *Proxy) tryDirect() (err error) {
 	return n.mesh.Need(d.region, slices.Concat(ports, backups))
 }
 
-// has reports whether there are such slots.
+// has reports whether there are such bounce buffers.
 func (d *direct) has() bool { return d.region != nil }
 
 func (d *direct) close() error {
@@ -114,14 +114,14 @@ func (d *direct) close() error {
 	return nil
 }
 
-// directAt is where slot i is in the GPU's memory.
-func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.slotSize) }
+// directAt is where bounce buffer i is in the GPU's memory.
+func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.bounceSize) }
 
-// The parts of operations: pinned slots, all of them as one for messages, and the same in
+// The parts of operations: pinned bounce buffers, all of them as one for messages, and the same in
 // the GPU's memory.
 const (
-	partSlots     = 0
-	partAll       = slots
-	partDirect    = slots + 1
-	partDirectAll = 2*slots + 1
+	partBounce    = 0
+	partAll       = bounces
+	partDirect    = bounces + 1
+	partDirectAll = 2*bounces + 1
 )

@@ -261,7 +261,7 @@ func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMess
 		i := index(msg)
 		f := &m.flows[m.of[i]]
 		k := kernels.StagedMessage{
-			Buffer: uint64(msg.Buf), Bytes: msg.Bytes, Slot: uint64(n.slotAt[0]) + uint64(f.at),
+			Buffer: uint64(msg.Buf), Bytes: msg.Bytes, Slot: uint64(n.bounceAt[0]) + uint64(f.at),
 			Mine: at(i), Theirs: at(i) + 4, Half: uint32(m.half), First: f.base + uint32(len(f.pieces)),
 		}
 		if msg.Send {

@@ -21,12 +21,12 @@ type Op struct {
 	passed  uint32                // before its first chunk
 
 	// Of a collective.
-	peers   []int     // the others that take part, where chunks are so large that NICs may send them from their slots
+	peers   []int     // the others that take part, where chunks are so large that NICs may send them from their bounce buffers
 	through [2]uint32 // chunks that each direction is done with
 	ending  bool
 }
 
-// zeroCopy is a chunk that is sent from its slot: peer has not consumed all up to the mark.
+// zeroCopy is a chunk that is sent from its bounce buffer: peer has not consumed all up to the mark.
 type zeroCopy struct {
 	piece uint32
 	peer  int
@@ -83,7 +83,7 @@ func (x *Op) chunkGate(number int) bool {
 	switch gate {
 	case algo.Ready, algo.Left:
 		x.ending = gate == algo.Left
-		// Kernels that an abort has sent home leave anything in a slot.
+		// Kernels that an abort has sent home leave anything in a bounce buffer.
 		return x.n.has(x.reached+1+uint32(piece)) && !x.n.run.Failed()
 	case algo.Sent:
 		for _, p := range x.peers {
@@ -101,7 +101,7 @@ func (x *Op) chunkGate(number int) bool {
 	return true
 }
 
-// pass tells the stream which slots are free: those that both directions are done with,
+// pass tells the stream which bounce buffers are free: those that both directions are done with,
 // and nobody sends from.
 func (x *Op) pass() {
 	free := min(x.through[0], x.through[1])
@@ -111,7 +111,7 @@ func (x *Op) pass() {
 	x.n.pass(x.passed + free)
 }
 
-// returned takes back the slots that peers have consumed. At the end the engine waits for
+// returned takes back the bounce buffers that peers have consumed. At the end the engine waits for
 // the rest, as for any zero-copy send, so that records say for whom.
 func (x *Op) returned() bool {
 	n := x.n

@@ -109,16 +109,16 @@ type Proxy struct {
 	local, index int
 	major        bool // ranks of a node are numbered side by side, and nodes alike
 
-	host                []byte // pinned: words, control, slots
+	host                []byte // pinned: words, control, bounce buffers
 	reachedAt, passedAt cuda.Ptr
 	control             control
-	slotAt              [slots]cuda.Ptr
-	slotSize            int
-	parts               []engine.Part // see partSlots
-	region              *rdma.Region  // the slots: NICs send from them
+	bounceAt            [bounces]cuda.Ptr
+	bounceSize          int
+	parts               []engine.Part // see partBounce
+	region              *rdma.Region  // the bounce buffers: NICs send from them
 	direct              direct
 	inFlight            []zeroCopy // the executor's, of the current operation's chunks, in their order
-	scratch             cuda.Ptr   // device memory of a slot's size, between two steps of a stream
+	scratch             cuda.Ptr   // device memory of a bounce buffer's size, between two steps of a stream
 
 	calling   sync.Mutex
 	reached   uint32        // given to operations so far, under calling
@@ -145,13 +145,13 @@ func newRoute(members []int, place algo.Place) route {
 }
 
 const (
-	slots = 4
+	bounces = 4
 	// lead is how many chunks a stream prepares before it takes the first one back.
-	lead = slots - 1
-	// A slot takes a chunk; a chunk is an eighth of the operation where that is less, so
+	lead = bounces - 1
+	// A bounce buffer takes a chunk; a chunk is an eighth of the operation where that is less, so
 	// that there is something to overlap, but no less than chunkLeast.
-	slotLeast  = 4 << 20
-	chunkLeast = 256 << 10
+	bounceLeast = 4 << 20
+	chunkLeast  = 256 << 10
 	// wholeMost is up to how many bytes the ranks of a node all send everything: that
 	// spares the node a step.
 	wholeMost = 32 << 10
@@ -180,7 +180,7 @@ func New(cfg Config) (_ *Proxy, err error) {
 			n.major = n.major && int(nd) == r/n.local
 		}
 	}
-	n.slotSize = max(slotLeast, (cfg.Size*chunkLeast/16+4095)&^4095)
+	n.bounceSize = max(bounceLeast, (cfg.Size*chunkLeast/16+4095)&^4095)
 	defer func() {
 		if err != nil {
 			n.Halt()
@@ -196,7 +196,7 @@ func New(cfg Config) (_ *Proxy, err error) {
 	}
 	const words = 4096
 	lists := (controlSize(cfg.Size) + 4095) &^ 4095
-	if n.host, err = n.dev.AllocHost(words + lists + slots*n.slotSize); err != nil {
+	if n.host, err = n.dev.AllocHost(words + lists + bounces*n.bounceSize); err != nil {
 		return nil, err
 	}
 	clear(n.host[:words])
@@ -205,19 +205,19 @@ func New(cfg Config) (_ *Proxy, err error) {
 		return nil, err
 	}
 	n.reachedAt, n.passedAt = at, at+64
-	for i := range slots {
-		off := words + lists + i*n.slotSize
-		n.slotAt[i] = at + cuda.Ptr(off)
-		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.slotSize], DType: record.Uint8})
+	for i := range bounces {
+		off := words + lists + i*n.bounceSize
+		n.bounceAt[i] = at + cuda.Ptr(off)
+		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.bounceSize], DType: record.Uint8})
 	}
-	n.parts = append(n.parts, engine.Part{Buf: n.host[words+lists:], DType: record.Uint8}) // all slots, for messages
+	n.parts = append(n.parts, engine.Part{Buf: n.host[words+lists:], DType: record.Uint8}) // all bounce buffers, for messages
 	if n.region, err = rdma.Register(n.parts[partAll].Buf); err != nil {
 		return nil, err
 	}
 	if err = n.openDirect(); err != nil {
 		return nil, err
 	}
-	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
+	if n.scratch, err = n.dev.Alloc(uint64(n.bounceSize)); err != nil {
 		return nil, err
 	}
 	for _, s := range []**cuda.Stream{&n.idle, &n.beside} {
@@ -265,7 +265,7 @@ func (n *Proxy) Free() error {
 	n.releasing.Unlock()
 	if n.region != nil {
 		if err := n.region.Close(); err != nil {
-			errs, host = append(errs, err), nil // a NIC may still read the slots: they stay
+			errs, host = append(errs, err), nil // a NIC may still read the bounce buffers: they stay
 		}
 	}
 	if host != nil {
@@ -292,7 +292,7 @@ func (n *Proxy) pass(count uint32) {
 	}
 }
 
-// Release lets go of streams that wait for chunks, for good. They may fill slots again
+// Release lets go of streams that wait for chunks, for good. They may fill bounce buffers again
 // then: nothing may be sent from them any more.
 func (n *Proxy) Release() {
 	if n == nil {
