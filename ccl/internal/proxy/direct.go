@@ -17,10 +17,11 @@ import (
 type Direct string
 
 const (
-	// DirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
-	// switch or root port, and these and their backups take the memory. The log says why not.
+	// DirectAuto uses it where every NIC that this rank sends over sits below the GPU's own
+	// PCIe switch or root port, and all of them and their backups can register the memory.
+	// Where it does not, the log says why.
 	DirectAuto Direct = "auto"
-	// DirectOff is the default, as long as no hardware has shown that the rest is right.
+	// DirectOff is the default until the other values have been proven on hardware.
 	DirectOff Direct = "off"
 	// DirectRequire: at any distance, or Init fails and says why.
 	DirectRequire Direct = "require"
