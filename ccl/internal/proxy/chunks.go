@@ -11,9 +11,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// chunk is what a stream and the network do of an operation at a time. stage brings
-// to a bounce buffer what the call takes, land takes from one what the call gives: another, if
-// what was staged is in the GPU's memory.
+// chunk is the part of an operation that one bounce buffer holds at a time. stage copies the
+// chunk's input to the buffer, land copies its result from it. The two buffers differ where the
+// input is staged in the GPU's memory.
 type chunk struct {
 	call       algo.Call
 	send, recv int // where in the bounce buffer
@@ -23,15 +23,15 @@ type chunk struct {
 
 func (k *chunk) bytes() int { return k.call.Count * k.call.DType.Size() }
 
-// plan is how an operation goes over the network: with direct, those of its chunks that
-// are large enough are staged in the GPU's memory.
+// plan is how an operation goes over the network. With direct, its large chunks are staged in
+// the GPU's memory.
 type plan struct {
 	sched  *algo.Schedule
 	direct bool
 }
 
-// onGPU reports whether a chunk is staged in the GPU's memory. Small ones are not: they
-// would have to be waited for, which costs more than their copy.
+// onGPU reports whether a chunk is staged in the GPU's memory. A small one is not: waiting
+// until peers have it costs more than its copy to pinned memory.
 func (p *plan) onGPU(k *chunk) bool { return p.direct && k.bytes() >= rdma.KeptFrom }
 
 // launch puts the stream's part of an operation of chunks on it.
@@ -70,10 +70,10 @@ func (n *Proxy) zeroCopy(chunks []chunk) bool {
 	return slices.ContainsFunc(chunks, func(k chunk) bool { return k.bytes() >= rdma.KeptFrom })
 }
 
-// schedule is the network's part of an operation, kept by the operation's shape. What
-// becomes of a chunk decides whether NICs are all that reads what is staged, and with that
-// where it is: a schedule that has the CPU read it, or send it to a rank of this node through
-// shared memory, is made again, for pinned memory.
+// schedule is the network's part of an operation, kept by the operation's shape. Input may be
+// staged in the GPU's memory only where NICs alone read it. When a schedule has the CPU read
+// it, or send it through shared memory to a rank of this node, it is built again with pinned
+// memory.
 func (n *Proxy) schedule(o *Call, r *route, chunks []chunk) (plan, error) {
 	key := algo.Call{Coll: o.Coll, DType: o.DType, Op: o.Op, Root: o.Root, Count: o.Count}
 	if p, ok := n.schedules[key]; ok {

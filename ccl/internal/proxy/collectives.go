@@ -9,7 +9,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// splits are how collectives fall into chunks. AlltoAll goes as messages (allToAll).
+// splits cut collectives into chunks, by kind. A kind without a row is an error; AlltoAll goes
+// as messages (allToAll).
 var splits = map[record.CollKind]func(*pipeline){
 	record.AllReduce:     (*pipeline).allReduce,
 	record.ReduceScatter: (*pipeline).reduceScatter,
@@ -41,7 +42,7 @@ func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) er
 	return n.start(s, o, put, len(m.chunks), m.opening(), prepare, func(x *Op) error { return n.launch(s, x, m.chunks) })
 }
 
-// pipeline works out the chunks of one collective.
+// pipeline cuts one collective into chunks.
 type pipeline struct {
 	n          *Proxy
 	o          *Call
@@ -60,14 +61,15 @@ func (m *pipeline) partial() record.RedOp {
 	return m.o.Op
 }
 
-// step is how many elements a chunk has of count, where a bounce buffer holds shares such parts.
+// step is how many of count elements a chunk has, where a bounce buffer holds so many shares of
+// them.
 func (m *pipeline) step(count, shares int) int {
 	room := m.n.bounceSize / shares &^ 511
 	bytes := min(max(count*m.size/8, chunkLeast/shares), room)
 	return max((bytes+511)&^511/m.size, 512/m.size)
 }
 
-// each calls f with the parts of count elements at so many a step.
+// each cuts count elements into parts of step and calls f with each part.
 func each(count, step int, f func(off, n int)) {
 	for off := 0; off < count; off += step {
 		f(off, min(step, count-off))
@@ -87,14 +89,14 @@ func (m *pipeline) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, c
 	return m.n.gpu.Run(s, &op)
 }
 
-// begins says what the stage of the chunk that comes next begins with.
+// begins notes the node's own operation with which the stage of the first chunk begins.
 func (m *pipeline) begins(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) {
 	if m.n.local > 1 && len(m.chunks) == 0 {
 		m.first = m.within(coll, send, recv, count, stride, root)
 	}
 }
 
-// opening is what begins noted, nil if nothing was.
+// opening is the operation that begins noted, nil for none.
 func (m *pipeline) opening() *gpu.Op {
 	if m.first.Coll == record.CollNone {
 		return nil
@@ -114,15 +116,15 @@ func (m *pipeline) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 	return s.Copy(dst, src, uint64(elements*m.size))
 }
 
-// folds reports whether what nodes have reduced is gathered, and reduced by the GPU,
-// instead of on its way by the CPU: between two nodes as many bytes travel so, and of
-// 8-bit floats the CPU knows nothing.
+// folds reports whether nodes gather their contributions and the GPU reduces them, instead of
+// the CPU reducing on the way. Between two nodes as many bytes travel either way, and the CPU
+// cannot reduce 8-bit floats.
 func (m *pipeline) folds() bool {
 	return len(m.via.members) == 2 || m.o.DType == record.Float8E4M3 || m.o.DType == record.Float8E5M2
 }
 
-// fold reduces k elements of every member in scratch, where they are k apart, into
-// dst; own is where this rank's are, if not there.
+// fold reduces k elements of every member into dst. Members' elements are k apart in scratch;
+// this rank's are at own, unless that is 0.
 func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	srcs := make([]cuda.Ptr, len(m.via.members))
 	for i := range srcs {
@@ -147,8 +149,8 @@ func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	}
 }
 
-// take brings to dst what the network has reduced, or gathered, of k elements in bounce buffer.
-// own is where this rank's part is on the GPU, 0 if it is in the bounce buffer alone.
+// take brings k elements of the network's result to dst, reducing them where folds says so. own
+// is this rank's part on the GPU, 0 where it is only in the bounce buffer.
 func (m *pipeline) take(s gpu.Stream, bounce, dst, own cuda.Ptr, k int) error {
 	if !m.folds() {
 		return m.copy(s, dst, bounce, k)
@@ -159,8 +161,8 @@ func (m *pipeline) take(s gpu.Stream, bounce, dst, own cuda.Ptr, k int) error {
 	return m.fold(s, dst, own, k)
 }
 
-// fetch brings to scratch the k elements of every member that are in bounce buffer, or of the
-// others.
+// fetch copies k elements of every member, or of the others only, from the bounce buffer to
+// scratch.
 func (m *pipeline) fetch(s gpu.Stream, bounce cuda.Ptr, others bool, k int) error {
 	all, self := len(m.via.members), m.via.place.Rank
 	if !others {
@@ -174,8 +176,8 @@ func (m *pipeline) fetch(s gpu.Stream, bounce cuda.Ptr, others bool, k int) erro
 	return nil
 }
 
-// kept is where this rank's part still is, i elements into what was staged in the GPU's
-// memory; 0 if it is in the bounce buffer.
+// kept is this rank's part in the GPU's memory, i elements into what was staged there; 0 where
+// it is in the bounce buffer.
 func (m *pipeline) kept(bounce, staged cuda.Ptr, i int) cuda.Ptr {
 	if staged == bounce {
 		return 0
@@ -183,8 +185,8 @@ func (m *pipeline) kept(bounce, staged cuda.Ptr, i int) cuda.Ptr {
 	return m.at(staged, i)
 }
 
-// reducing is the network's part of a chunk of k elements that nodes have reduced,
-// and where in the bounce buffer this rank's are.
+// reducing is the network's part of a chunk of k elements that nodes reduce. own is where this
+// rank's elements lie in the bounce buffer.
 func (m *pipeline) reducing(coll record.CollKind, k int, root int32) (c chunk, own int) {
 	c.call = m.call(coll, k, root)
 	if !m.folds() {

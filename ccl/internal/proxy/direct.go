@@ -36,15 +36,15 @@ func (d Direct) Check() error {
 	return fmt.Errorf("%q, want %s, %s or %s", string(d), DirectAuto, DirectOff, DirectRequire)
 }
 
-// direct is bounce buffers in the GPU's memory, beside the pinned ones. What this rank
-// contributes to a chunk lies there where NICs are all that reads it; what it receives, and
-// passes on, lies in pinned memory. Peers cannot tell the difference.
+// direct is bounce buffers in the GPU's memory, beside the pinned ones. This rank's
+// contribution to a chunk lies there where NICs alone read it. What it receives and passes on
+// lies in pinned memory. Peers see no difference.
 type direct struct {
 	mem    *cuda.Exported
 	region *rdma.Region
 }
 
-// openDirect makes the bounce buffers if they are wanted and can be.
+// openDirect makes these buffers where the configuration asks for them and the hardware can.
 func (n *Proxy) openDirect() error {
 	if n.cfg.Direct == "" || n.cfg.Direct == DirectOff {
 		return nil
@@ -118,8 +118,8 @@ func (d *direct) close() error {
 // directAt is where bounce buffer i is in the GPU's memory.
 func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.bounceSize) }
 
-// The parts of operations: pinned bounce buffers, all of them as one for messages, and the same in
-// the GPU's memory.
+// Indices of Op.Parts: the pinned bounce buffers, all of them as one for messages, and the same
+// again in the GPU's memory.
 const (
 	partBounce    = 0
 	partAll       = bounces

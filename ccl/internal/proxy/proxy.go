@@ -79,17 +79,15 @@ type CallerError struct{ Err error }
 func (e *CallerError) Error() string { return e.Err.Error() }
 func (e *CallerError) Unwrap() error { return e.Err }
 
-// Proxy is what a GPU communicator of several nodes has besides: bounce buffers in
-// pinned memory, through which chunks of an operation pass between the GPU and the
-// network, and two words by which the caller's stream and the communicator's
-// executor hand them to each other.
+// Proxy is the part of a GPU communicator that spans nodes: bounce buffers in pinned memory,
+// through which chunks of an operation pass between the GPU and the network, and two words by
+// which the caller's stream and the communicator's executor hand them over.
 //
-// An operation on device memory is put on the caller's stream whole, and in the
-// communicator's queue. The stream counts in the word reached: once when it gets to
-// the operation, once for each chunk that lies in pinned memory, and once when the
-// last result has left it. The executor, which runs the operation's schedule on the
-// network meanwhile, counts the chunks that are through in the word passed, where
-// the stream waits.
+// An operation on device memory is put on the caller's stream at once, and in the
+// communicator's queue. The stream counts in the word reached: once when it gets to the
+// operation, once for each chunk that lies in pinned memory, and once when the last result has
+// left it. Meanwhile the executor runs the operation's schedule on the network. It counts
+// finished chunks in the word passed, on which the stream waits.
 type Proxy struct {
 	cfg   Config
 	place algo.Place
@@ -148,12 +146,12 @@ const (
 	bounces = 4
 	// lead is how many chunks a stream prepares before it takes the first one back.
 	lead = bounces - 1
-	// A bounce buffer takes a chunk; a chunk is an eighth of the operation where that is less, so
-	// that there is something to overlap, but no less than chunkLeast.
+	// A chunk fills a bounce buffer, or is an eighth of the operation where that is less, so
+	// that chunks overlap; it has at least chunkLeast.
 	bounceLeast = 4 << 20
 	chunkLeast  = 256 << 10
-	// wholeMost is up to how many bytes the ranks of a node all send everything: that
-	// spares the node a step.
+	// wholeMost is the size up to which each rank of a node sends everything, which saves the
+	// node a step.
 	wholeMost = 32 << 10
 )
 
@@ -292,8 +290,8 @@ func (n *Proxy) pass(count uint32) {
 	}
 }
 
-// Release lets go of streams that wait for chunks, for good. They may fill bounce buffers again
-// then: nothing may be sent from them any more.
+// Release ends the wait of streams for chunks, for good. They may overwrite bounce buffers
+// then, so nothing may be sent from these any more.
 func (n *Proxy) Release() {
 	if n == nil {
 		return
@@ -307,10 +305,10 @@ func (n *Proxy) Release() {
 	atomic.StoreUint32(n.word(64), n.passed.Load()+1<<30) // what no count reaches: they are compared cyclically
 }
 
-// start puts an operation on s and in the executor's queue, by put. prepare says what the
-// network does; launch puts the stream's part on it, which has come to the operation by
-// then, and counts chunks in reached and passed. first is what launch begins with, if that
-// is an operation of the node's ranks.
+// start puts an operation on a stream and, by put, in the executor's queue. prepare makes the
+// network's part. launch puts the stream's part on the stream, after the wait for the
+// operation's turn, and counts chunks in reached and passed. first is the operation of the
+// node's ranks with which launch begins, nil for none.
 func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, first *gpu.Op, prepare func(*Op) error, launch func(x *Op) error) error {
 	n.calling.Lock()
 	defer n.calling.Unlock()
@@ -349,7 +347,7 @@ func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, f
 // Algo is the algorithm of the last operation.
 func (n *Proxy) Algo() record.Algo { return record.Algo(n.lastAlgo.Load()) }
 
-// parallel puts two things on a stream that may need each other to end: first on a
+// parallel puts two things on a stream that may need each other to end. The first runs on a
 // stream of its own.
 func (n *Proxy) parallel(s gpu.Stream, first func(*cuda.Stream) error, second func(gpu.Stream) error) error {
 	if err := s.Record(n.forks); err != nil {
@@ -366,12 +364,12 @@ func (n *Proxy) parallel(s gpu.Stream, first func(*cuda.Stream) error, second fu
 	return errors.Join(err, n.beside.Record(n.joins), s.WaitEvent(n.joins))
 }
 
-// lookEvery is how often somebody looks whether the GPU still works.
+// lookEvery is how often look asks whether the GPU still works.
 const lookEvery = 50 * time.Millisecond
 
-// look ends the communicator when the GPU does not work any more, which nothing tells
-// who waits for its words. The executor itself calls nothing of the driver: that may
-// be held by somebody who waits for the GPU, which waits for the executor.
+// look ends the communicator when the GPU fails. Nothing else would tell those who wait for its
+// words. The executor itself never calls the driver: a thread that waits for the GPU, and so
+// for the executor, may hold the driver's lock.
 func (n *Proxy) look() {
 	ticks := time.NewTicker(lookEvery)
 	defer ticks.Stop()
