@@ -131,9 +131,9 @@ func FirstConnDetails(all []ConnDetail) []ConnDetail {
 
 // ConnTotals counts what connections ever did.
 type ConnTotals struct {
-	Windows  [8]uint64 // closed, by record.Cause
-	Switches uint64    // paths that took over from another
-	Resent   uint64    // bytes sent again for it
+	Windows  [record.NumCauses]uint64 // closed, by record.Cause
+	Switches uint64                   // paths that took over from another
+	Resent   uint64                   // bytes sent again for it
 }
 
 // SourceStatus tells how a source of evidence is doing.

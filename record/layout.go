@@ -310,6 +310,9 @@ const (
 	numCauses
 )
 
+// NumCauses is how many causes this version knows, CauseNone among them.
+const NumCauses = int(numCauses)
+
 // LinkState is the state of a connection or port.
 type LinkState uint8
 
@@ -435,6 +438,9 @@ func name(names []string, i int, what string) string {
 	}
 	return fmt.Sprintf("%s(%d)", what, i)
 }
+
+// Known reports whether c is a cause of this version.
+func (c Cause) Known() bool { return c < numCauses }
 
 // Known reports whether r is a result of this version.
 func (r Result) Known() bool { return r < numResults }

@@ -110,7 +110,11 @@ func (r *rank) window(c *comm, rec *record.Record) {
 		r.job.unknown++
 		return
 	}
-	cause := record.Cause(rec.Code & 7)
+	cause := record.Cause(rec.Code)
+	if !cause.Known() { // a newer version's
+		r.job.unknown++
+		return
+	}
 	if cause != record.CauseNone {
 		r.conn(rec.Conn).counts[cause]++
 	} else if rec.Flags&record.FlagAnomaly == 0 {
