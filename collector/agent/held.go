@@ -46,11 +46,11 @@ const (
 	killed       // after SIGKILL
 )
 
-// errForeign is a process that is not its recorder's owner's.
+// errForeign is returned for a process of another user than its recorder's owner.
 var errForeign = errors.New("another user's process")
 
-// hold opens a process, and only after that looks whether it is the one that is meant: its
-// start, and that it is the user's who owns its recorder. One that has ended is held as such.
+// hold opens a process, and then checks that it is the one meant: its start, and that it runs
+// as the user who owns its recorder. A process that has ended is held as such.
 func hold(key pidStart, path string, probe bool) (*held, error) {
 	if key.pid <= 1 || key.pid == os.Getpid() || key.pid == os.Getppid() {
 		return nil, fmt.Errorf("process %d is not to be stopped", key.pid)
@@ -88,7 +88,7 @@ func hold(key pidStart, path string, probe bool) (*held, error) {
 // runsAs reports whether all of a process's users are uid.
 func runsAs(pid int, uid uint32) bool { return userOf(pid) == int64(uid) }
 
-// userOf is the one user that a process runs as, -1 when it has several, or none is to be seen.
+// userOf is the user that a process runs as, -1 when it has several or cannot be read.
 func userOf(pid int) int64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -38,8 +38,8 @@ type orders struct {
 	settled bool // the agent has looked for long enough to say that there are no others
 }
 
-// warden ends processes and watches them go, in a goroutine of its own: what it asks the
-// kernel may wait. One a job.
+// warden ends processes and watches them go, one a job. It has a goroutine of its own, since
+// its system calls may block.
 type warden struct {
 	job    string
 	log    *slog.Logger
@@ -122,9 +122,9 @@ func (w *warden) counts() collector.AgentFences {
 	return w.count
 }
 
-// pass takes hold of who is to end, has them end, and says what has become of them. It looks for
-// what ranks have started when family says so and there are ranks: those of a later order may all
-// have ended a second after it came.
+// pass opens the processes that must end, ends them, and reports what has become of them. With
+// family it also looks for what ranks have started, if there are ranks: a second after an order
+// came all of them may have ended.
 func (w *warden) pass(family bool) (looked bool) {
 	w.mu.Lock()
 	list, o, fresh := w.list, w.orders, w.fresh
@@ -178,7 +178,7 @@ func (w *warden) pass(family bool) (looked bool) {
 			}
 		}
 	}
-	// A refusal to take hold of one is about a process that lives.
+	// An error of take is about a process that lives.
 	for i := range list {
 		s := &list[i]
 		if s.pid != 0 && s.ordered && w.held[pidStart{s.pid, s.start}] == nil {
@@ -195,7 +195,7 @@ func (w *warden) pass(family bool) (looked bool) {
 	return looked
 }
 
-// say tells the master, unless it has heard that.
+// say sends a result to the master unless it has that already.
 func (w *warden) say(r *wire.FenceResult) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -212,7 +212,7 @@ func (w *warden) say(r *wire.FenceResult) {
 	}
 }
 
-// take takes hold of a suspect's process, if that is what it is.
+// take opens a suspect's process, once it has made sure that it is the one meant.
 func (w *warden) take(s *suspect, why *[]string) {
 	key := pidStart{s.pid, s.start}
 	if h := w.held[key]; h != nil {
@@ -228,8 +228,8 @@ func (w *warden) take(s *suspect, why *[]string) {
 	w.held[key] = h
 }
 
-// relatives takes hold of what the ranks have started: their children, and who has the
-// attempt's token and node, which nobody else has.
+// relatives opens what the ranks have started: their children, and processes with the attempt's
+// token and node, which no others have.
 func (w *warden) relatives(list []suspect) {
 	roots, tokens := map[int]*suspect{}, map[string]*suspect{}
 	for i := range list {
@@ -350,7 +350,7 @@ func (w *warden) treat(key pidStart, h *held, now time.Time) {
 	}
 }
 
-// killDue is when a process that is told to end at now is killed.
+// killDue is when a process that is asked to end now is killed.
 func (h *held) killDue(now time.Time) time.Time {
 	due := h.due
 	if due.IsZero() {
@@ -396,8 +396,8 @@ func (w *warden) tell(key pidStart, h *held) {
 	}
 }
 
-// let lets go of processes that nobody wants to end any more, and that live: the order was
-// another one, or the master was heard again before they were told.
+// let closes processes that live and need not end any more: another order stands, or the master
+// was heard again before they were asked.
 func (w *warden) let(list []suspect) {
 	wanted := false
 	for i := range list {
