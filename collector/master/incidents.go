@@ -21,7 +21,7 @@ type incidents struct {
 	closed []collector.Incident // latest first
 	number uint64               // of incidents ever opened, for ids
 
-	opened, confirmed [8]uint64
+	opened, confirmed [collector.MaxClasses]uint64
 }
 
 type openIncident struct {
@@ -75,7 +75,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 				Verdict: v,
 			}}
 			t.open = append(t.open, i)
-			t.opened[v.Class&7]++
+			t.opened[v.Class]++
 			events = append(events, event{opened, i.Incident})
 		}
 		seen[i] = true
@@ -89,7 +89,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 		confirms := i.Confirmed.IsZero() && v.Level == diagnosis.Confirmed
 		if confirms {
 			i.Confirmed = now
-			t.confirmed[v.Class&7]++
+			t.confirmed[v.Class]++
 		} else if !i.Confirmed.IsZero() {
 			v.Level = diagnosis.Confirmed // a doubt after the fact takes nothing back: alerts would flap
 		}

@@ -22,8 +22,8 @@ type stored struct {
 	Number    uint64
 	Open      []collector.Incident
 	Closed    []collector.Incident
-	Opened    [8]uint64
-	Confirmed [8]uint64
+	Opened    [collector.MaxClasses]uint64
+	Confirmed [collector.MaxClasses]uint64
 }
 
 // errForeign is the error of a file that another job's or version's master wrote.
