@@ -252,8 +252,8 @@ func (c *Comm) watch() {
 	}
 }
 
-// compareCalls is rank 0's: ranks that are stuck say in what, and when two of them
-// disagree on a collective nobody can help them.
+// compareCalls runs on rank 0: ranks that are stuck say in which call. When two of them
+// disagree on a collective the communicator cannot go on.
 func (c *Comm) compareCalls() {
 	defer c.watching.Done()
 	last := make([]engine.Signature, c.size)
@@ -292,14 +292,16 @@ func (c *Comm) Close() error {
 	}
 	c.finished.Store(err == nil)
 	if c.x.Over() == nil && err == nil {
-		// Nobody tears down transports that a slower rank still reads from. A rank
-		// that dies or leaves now can harm nothing: all has been done.
+		// The barrier keeps transports up for slower ranks that still read from them. Once all
+		// ranks have come to it every operation is done, so a rank that dies or leaves now
+		// harms nobody.
 		_ = c.ctl.Barrier(ctx)
 	}
 	failed := c.x.End()
 	c.x.Stop()
 	if failed == nil {
-		// Who hears that this rank has left takes what has not come by then for lost.
+		// A rank that hears of the departure counts what has not arrived by then as lost, so
+		// links stay until it has.
 		c.mesh.Linger(func() bool { return c.ctl.Err() != nil })
 		// Rank 0 stays until the others have left, so that they hear of each other.
 		if e := c.ctl.Leave(ctx); e != nil && err == nil && !errors.Is(e, context.DeadlineExceeded) {
@@ -323,8 +325,8 @@ func (c *Comm) Close() error {
 	return errors.Join(failed, err, meshErr)
 }
 
-// whileConnected is a context that lasts for d, not counting outages of the control plane,
-// nor the time in which operations that are to be finished go on.
+// whileConnected returns a context that lasts for d. Outages of the control plane do not count,
+// nor does time in which operations that are still to be finished make progress.
 func (c *Comm) whileConnected(d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	const step = 50 * time.Millisecond

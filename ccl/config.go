@@ -47,12 +47,14 @@ type (
 type GPUDirect = proxy.Direct
 
 const (
-	// GPUDirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
-	// switch or root port, and these and their backups take the memory. The log says why not.
+	// GPUDirectAuto uses GPUDirect where every NIC that this rank sends over sits below the
+	// GPU's own PCIe switch or root port, and all of them and their backups can register the
+	// memory. Where it does not, the log says why.
 	GPUDirectAuto = proxy.DirectAuto
-	// GPUDirectOff is the default, as long as no hardware has shown that the rest is right.
+	// GPUDirectOff is the default until the other values have been proven on hardware.
 	GPUDirectOff = proxy.DirectOff
-	// GPUDirectRequire: at any distance, or Init fails and says why.
+	// GPUDirectRequire uses GPUDirect at any distance. Init fails, and says why, where a NIC
+	// cannot.
 	GPUDirectRequire = proxy.DirectRequire
 )
 
@@ -94,8 +96,8 @@ type Config struct {
 	// owns it and closes it after the last communicator.
 	Recorder *record.Writer
 	Faults   Faults
-	// Log is told what an operator may want to know and no call returns: what was found
-	// and is not used, once in a process; nil for slog's default.
+	// Log gets what an operator should know and no call returns, such as hardware that is there
+	// and is not used. Each is said once a process. nil: slog.Default.
 	Log *slog.Logger
 
 	// Algo and Proto force the choice where a collective has it; zero leaves it

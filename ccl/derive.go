@@ -153,7 +153,8 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 	if c.shrinks == nil {
 		c.shrinks = map[string]int{}
 	}
-	// A try that not all came to does not count, so that the next one may meet those of others.
+	// A try that some ranks did not join does not count, so the next one may still match
+	// theirs.
 	list := fmt.Sprint(ranks)
 	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.shrinks[list]+1), name, nil, func() { c.shrinks[list]++ })
 	if err != nil {

@@ -59,7 +59,8 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 	if err != nil {
 		return nil, err
 	}
-	// Open until the communicator has the device as well: a context takes a while to make.
+	// This reference keeps the context, which takes long to make, until the communicator has
+	// its own.
 	dev, err := drv.Device(c.Device.Ordinal())
 	if err != nil {
 		return nil, err
@@ -99,7 +100,8 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 	return g, nil
 }
 
-// together is this rank's error, or else another's: all ranks have made something, or none.
+// together returns this rank's error, or else another rank's: a step succeeds on all ranks or
+// on none.
 func together(ctx context.Context, ctl *bootstrap.Control, mine error) error {
 	var text []byte
 	if mine != nil {
@@ -175,7 +177,7 @@ func localExchange(ctl *bootstrap.Control, local []int) func(context.Context, []
 	}
 }
 
-// noteApart says once which GPUs are apart, and what comes of it.
+// noteApart logs once which GPUs cannot reach each other's memory, and what follows from it.
 func noteApart(c *Config, x *executor.Executor, pairs, groups, reason string) {
 	if x.Process.Once(pairs + " " + groups + " " + reason) {
 		c.logger().Warn("GPUs of one node cannot reach each other's memory: between these groups of ranks operations go through host memory, as between nodes",
@@ -183,7 +185,7 @@ func noteApart(c *Config, x *executor.Executor, pairs, groups, reason string) {
 	}
 }
 
-// noteDirect says of each GPU once that it is so, and once that it is not.
+// noteDirect logs once for each GPU that NICs read its memory, and once that they do not.
 func noteDirect(c *Config, x *executor.Executor, why error) {
 	type note struct {
 		device Device

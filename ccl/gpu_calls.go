@@ -49,7 +49,7 @@ func (g *gpuPart) putter(s *Stream, o *proxy.Call) func(*proxy.Op) error {
 	}
 }
 
-// crossed is what becomes of the error of a call that crosses nodes.
+// crossed makes the caller's error of one that the proxy returned.
 func (g *gpuPart) crossed(kind record.CollKind, err error) error {
 	var caller *proxy.CallerError
 	var many *proxy.TooManyError

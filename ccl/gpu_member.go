@@ -29,8 +29,8 @@ func (c *gpuMember) enter(kind record.CollKind, s *Stream) (*cuda.Stream, error)
 	return cs, nil
 }
 
-// launched is what becomes of a launch's error. A rank that could not launch what
-// its peers have would leave them waiting.
+// launched counts a launch. An error ends the communicator: peers that have launched the
+// operation would wait for this rank forever.
 func (c *gpuMember) launched(kind record.CollKind, err error) error {
 	n := c.calls.Add(1)
 	if err == nil {
@@ -40,7 +40,7 @@ func (c *gpuMember) launched(kind record.CollKind, err error) error {
 	return c.x.Error(kind.String(), n, f)
 }
 
-// broke makes an error of the GPU side the end of the communicator.
+// broke ends the communicator with an error of the GPU side.
 func (c *gpuMember) broke(err error) *failure.Failure {
 	if errors.Is(err, gpu.ErrClosed) {
 		return &failure.Closed // by another goroutine, since the call has begun

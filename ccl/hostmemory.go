@@ -21,7 +21,8 @@ func allocHost(n int) (*hostMemory, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %d bytes: %w", n, err)
 	}
-	// A child must not get the pages that the NIC reads; fewer, larger ones where there are any.
+	// A forked child must not share the pages that the NIC reads. Huge pages, where the host
+	// has some, are fewer to register.
 	_ = unix.Madvise(b, unix.MADV_DONTFORK)
 	_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
 	r, err := rdma.Register(b)

@@ -73,8 +73,9 @@ func (m *Memory) Buffer(dt DType, n int) Buffer {
 	return OnDevice(dt, m.Ptr(), n)
 }
 
-// CopyIn copies host bytes to device memory of the rank's GPU, CopyOut back, at
-// once: no stream's work comes before or after but what has ended.
+// CopyIn copies host bytes to device memory of the rank's GPU, CopyOut copies back. Both return
+// when the copy is done. They are ordered with no stream: work that must come first has to have
+// ended.
 func (c *Comm) CopyIn(dst Buffer, src []byte) error {
 	if c.gpu == nil || !dst.onDevice() && dst.n > 0 || len(src) > dst.size() {
 		return c.who.Invalid(record.CollNone, "copy %d bytes of host memory to %d of device memory", len(src), dst.size())

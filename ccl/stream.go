@@ -92,8 +92,8 @@ func (s *Stream) Query() (done bool, err error) {
 	return s.queryGPU()
 }
 
-// attach gives s its CUDA stream, and a hold of the device of its own: a Stream
-// outlives communicators.
+// attach gives s its CUDA stream and its own reference to the device, since a Stream outlives
+// communicators.
 func (s *Stream) attach(d Device) error {
 	g := &s.gpu
 	if g.foreign && g.on != d {
@@ -154,8 +154,8 @@ func (s *Stream) usedBy(c *gpuMember) (*cuda.Stream, error) {
 	return g.stream, nil
 }
 
-// spinGPU is how long a Wait polls before it sleeps: a sleep takes longer than most
-// operations.
+// spinGPU is how long a Wait polls before it sleeps: a sleep takes longer than most operations
+// do.
 const spinGPU = time.Millisecond
 
 // waitGPU waits for the content of the CUDA stream.
@@ -188,8 +188,8 @@ func (s *Stream) waitGPU(ctx context.Context) error {
 	return s.gpuDone()
 }
 
-// gpuDone tells whether what has ended is good: kernels leave early when their
-// communicator is over.
+// gpuDone returns the error of a communicator that has failed: its kernels returned early, so
+// their results are not valid.
 func (s *Stream) gpuDone() error {
 	comms := s.gpu.comms
 	s.gpu.comms = comms[:0]
@@ -201,8 +201,8 @@ func (s *Stream) gpuDone() error {
 	return nil
 }
 
-// gpuFailed makes a driver's error the end of the communicators that used the stream:
-// after one the CUDA context is of no use.
+// gpuFailed ends the communicators that used the stream with a driver's error, after which the
+// CUDA context cannot be used.
 func (s *Stream) gpuFailed(err error) error {
 	err = fmt.Errorf("%w: %w", ErrInternal, err)
 	for _, c := range s.gpu.comms {

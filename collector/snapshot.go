@@ -131,9 +131,9 @@ func FirstConnDetails(all []ConnDetail) []ConnDetail {
 
 // ConnTotals counts what connections ever did.
 type ConnTotals struct {
-	Windows  [8]uint64 // closed, by record.Cause
-	Switches uint64    // paths that took over from another
-	Resent   uint64    // bytes sent again for it
+	Windows  [record.NumCauses]uint64 // closed, by record.Cause
+	Switches uint64                   // paths that took over from another
+	Resent   uint64                   // bytes sent again for it
 }
 
 // SourceStatus tells how a source of evidence is doing.
@@ -169,9 +169,9 @@ type MasterSnapshot struct {
 	WorldSize     int
 	Step          uint64
 	Agents        []AgentStatus
-	Incidents     []Incident // open ones, then the last closed ones; at most MaxIncidents
-	Opened        [8]uint64  // incidents ever opened, by diagnosis.Class
-	Confirmed     [8]uint64  // of them ever confirmed
+	Incidents     []Incident         // open ones, then the last closed ones; at most MaxIncidents
+	Opened        [MaxClasses]uint64 // incidents ever opened, by diagnosis.Class
+	Confirmed     [MaxClasses]uint64 // of them ever confirmed
 	DiagnosisLast time.Duration
 	Diagnoses     uint64
 	DiagnosisNs   uint64 // total
@@ -204,6 +204,9 @@ type RecordingStatus struct {
 
 // MaxIncidents bounds MasterSnapshot.Incidents.
 const MaxIncidents = 64
+
+// MaxClasses is room for every diagnosis.Class; TestEveryClassHasRoom holds it.
+const MaxClasses = 8
 
 // AgentStatus is an agent as its master sees it.
 type AgentStatus struct {

@@ -259,7 +259,6 @@ func TestWhereToBegin(t *testing.T) {
 		{
 			"A transport", "record.Transport", []string{"TransportNone", "TransportRDMA"}, // queue pairs have much that no other link has
 			[]string{
-				"ccl/internal/engine/engine.go", // shared memory wants smaller blocks
 				"ccl/internal/transport/shm.go", "ccl/internal/transport/tcp_send.go",
 			},
 		},

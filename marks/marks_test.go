@@ -207,7 +207,8 @@ assert lockstep.why() is None, lockstep.why()
 	defer r.Close()
 	recs := make([]record.Record, 2048)
 	n := r.Next(recs)
-	if h := r.Header(); h.Appended != 12000 || n != record.MarksRingSlots || r.Lost() != 12000-record.MarksRingSlots || !h.Closed {
+	// A call that cannot have the lock for 0.1 s, on a loaded machine, gives its mark up.
+	if h := r.Header(); h.Appended > 12000 || h.Appended < 11000 || n != record.MarksRingSlots || r.Lost() != h.Appended-record.MarksRingSlots || !h.Closed {
 		t.Errorf("%d of %d read, %d lost, closed %v", n, h.Appended, r.Lost(), h.Closed)
 	}
 	for i := 1; i < n; i++ {

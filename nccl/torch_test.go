@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -53,39 +52,6 @@ func TestPythonNames(t *testing.T) {
 	}
 	if want += "]\n"; !strings.Contains(string(text), want) {
 		t.Errorf("torch/recorder.py lacks %s", want)
-	}
-}
-
-// TestPluginKnowsTraits: of NCCL's collectives the plugin's C says what record.Traits does.
-func TestPluginKnowsTraits(t *testing.T) {
-	// Of a file from a word to another one.
-	passage := func(file, from, to string) string {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, found, ok := strings.Cut(string(text), from)
-		found, _, end := strings.Cut(found, to)
-		if !ok || !end {
-			t.Fatalf("%s has nothing from %q to %q", file, from, to)
-		}
-		return found
-	}
-	told := passage("plugin/names.c", "coll_of(", "dtype_of(")
-	parted := passage("plugin/ops.c", "bytes_of(const", "\n}")
-	rooted := passage("plugin/ops.c", "rooted(uint8_t", "\n}")
-	reduces := passage("plugin/settle.c", "int reduces =", ";")
-	for k := record.CollNone + 1; k.Known(); k++ {
-		says := func(text string) bool {
-			return regexp.MustCompile(`\bLOCKSTEP_COLL_` + strings.ToUpper(k.String()) + `\b`).MatchString(text)
-		}
-		tr := k.Traits()
-		if says(told) && (says(parted) != tr.Parted() || says(rooted) != (tr.Root != record.RootNone) || says(reduces) != tr.Reduces) {
-			t.Errorf("%v: the plugin says parted %v, rooted %v, reduces %v; its traits are %+v", k, says(parted), says(rooted), says(reduces), *tr)
-		}
-	}
-	if !strings.Contains(told, "LOCKSTEP_COLL_ALLREDUCE") {
-		t.Error("plugin/names.c names no AllReduce")
 	}
 }
 

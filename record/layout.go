@@ -310,6 +310,9 @@ const (
 	numCauses
 )
 
+// NumCauses is how many causes this version knows, CauseNone among them.
+const NumCauses = int(numCauses)
+
 // LinkState is the state of a connection or port.
 type LinkState uint8
 
@@ -391,21 +394,16 @@ type Record struct {
 }
 
 // String forms are the names used in traces, metrics and messages.
-func (k CollKind) String() string  { return name(collNames[:], int(k), "coll") }
-func (d DType) String() string     { return name(dtypeNames[:], int(d), "dtype") }
-func (k Kind) String() string      { return name(kindNames[:], int(k), "kind") }
-func (a Algo) String() string      { return name(algoNames[:], int(a), "algo") }
-func (p Proto) String() string     { return name(protoNames[:], int(p), "proto") }
-func (t Transport) String() string { return name(transportNames[:], int(t), "transport") }
-
-// InMemory reports whether what it carries stays in a host's memory: no network is in between, and
-// what takes long waits for a CPU.
-func (t Transport) InMemory() bool { return t == TransportSHM }
-func (c Cause) String() string     { return name(causeNames[:], int(c), "cause") }
-func (r Result) String() string    { return name(resultNames[:], int(r), "result") }
-func (m MarkCode) String() string  { return name(markNames[:], int(m), "mark") }
-func (s Source) String() string    { return name(sourceNames[:], int(s), "source") }
-func (e EventSet) String() string  { return name(eventSetNames[:], int(e), "events") }
+func (k CollKind) String() string { return name(collNames[:], int(k), "coll") }
+func (d DType) String() string    { return name(dtypeNames[:], int(d), "dtype") }
+func (k Kind) String() string     { return name(kindNames[:], int(k), "kind") }
+func (a Algo) String() string     { return name(algoNames[:], int(a), "algo") }
+func (p Proto) String() string    { return name(protoNames[:], int(p), "proto") }
+func (c Cause) String() string    { return name(causeNames[:], int(c), "cause") }
+func (r Result) String() string   { return name(resultNames[:], int(r), "result") }
+func (m MarkCode) String() string { return name(markNames[:], int(m), "mark") }
+func (s Source) String() string   { return name(sourceNames[:], int(s), "source") }
+func (e EventSet) String() string { return name(eventSetNames[:], int(e), "events") }
 func (o RedOp) String() string {
 	if o == UnknownOp {
 		return "unknown"
@@ -420,19 +418,18 @@ func (s LinkState) String() string {
 }
 
 var (
-	collNames      = [numColl]string{"none", "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllv", "Gather", "Scatter", "Send", "Recv", "Barrier", "Group"}
-	dtypeNames     = [numDTypes]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"}
-	dtypeSizes     = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
-	opNames        = [numOps]string{"sum", "prod", "max", "min", "avg"}
-	kindNames      = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
-	algoNames      = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat"}
-	protoNames     = [numProtos]string{"none", "ll", "simple", "ll128"}
-	transportNames = [numTransports]string{"none", "shm", "tcp", "rdma", "nvlink"}
-	causeNames     = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
-	resultNames    = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
-	sourceNames    = [numSources]string{"ccl", "nccl_plugin", "nccl_probes"}
-	eventSetNames  = [numEventSets]string{"default", "ops", "net", "all"}
-	markNames      = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile", "data_loading"}
+	collNames     = [numColl]string{"none", "AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll", "AlltoAllv", "Gather", "Scatter", "Send", "Recv", "Barrier", "Group"}
+	dtypeNames    = [numDTypes]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3", "float8_e5m2"}
+	dtypeSizes    = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
+	opNames       = [numOps]string{"sum", "prod", "max", "min", "avg"}
+	kindNames     = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
+	algoNames     = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat"}
+	protoNames    = [numProtos]string{"none", "ll", "simple", "ll128"}
+	causeNames    = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
+	resultNames   = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}
+	sourceNames   = [numSources]string{"ccl", "nccl_plugin", "nccl_probes"}
+	eventSetNames = [numEventSets]string{"default", "ops", "net", "all"}
+	markNames     = [numMarks]string{"none", "step", "checkpoint", "evaluation", "compile", "data_loading"}
 )
 
 func name(names []string, i int, what string) string {
@@ -441,6 +438,9 @@ func name(names []string, i int, what string) string {
 	}
 	return fmt.Sprintf("%s(%d)", what, i)
 }
+
+// Known reports whether c is a cause of this version.
+func (c Cause) Known() bool { return c < numCauses }
 
 // Known reports whether r is a result of this version.
 func (r Result) Known() bool { return r < numResults }

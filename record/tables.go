@@ -48,7 +48,7 @@ type ConnEntry struct {
 // NIC is the device of this end's port and the port's number, by Name; "" and 0 where the
 // connection has none.
 func (e *ConnEntry) NIC() (device string, port int) {
-	if e.Transport != TransportRDMA {
+	if !e.Transport.QueuePair() {
 		return "", 0
 	}
 	return NICOf(e.Name)

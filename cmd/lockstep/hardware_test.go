@@ -131,8 +131,8 @@ func (h *hall) agent(n int) *collector.AgentSnapshot {
 
 func (h *hall) transports(n int) (shm, rdma collector.AgentTransport) {
 	s := uint64(h.seconds())
-	shm = collector.AgentTransport{Transport: record.TransportSHM, Connections: 14, Outstanding: 4096, ConnTotals: collector.ConnTotals{Windows: [8]uint64{900 * s}}}
-	rdma = collector.AgentTransport{Transport: record.TransportRDMA, Connections: 16, Outstanding: 1 << 20, ConnTotals: collector.ConnTotals{Windows: [8]uint64{400 * s, s}}}
+	shm = collector.AgentTransport{Transport: record.TransportSHM, Connections: 14, Outstanding: 4096, ConnTotals: collector.ConnTotals{Windows: [record.NumCauses]uint64{900 * s}}}
+	rdma = collector.AgentTransport{Transport: record.TransportRDMA, Connections: 16, Outstanding: 1 << 20, ConnTotals: collector.ConnTotals{Windows: [record.NumCauses]uint64{400 * s, s}}}
 	if since := h.since(); since > 0 && n == 1 {
 		rdma.Broken, rdma.Switches, rdma.Resent = 2, 2, 3<<20
 	}

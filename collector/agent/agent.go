@@ -261,9 +261,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// unevenly is the time to the next look, ns: the interval as a mean, within a quarter of it. Looks at
-// even intervals would see a job whose steps take about as long at the same moment of each step, and
-// never what happens at others.
+// unevenly is the time to the next look, ns: the interval as a mean, within a quarter of it.
+// Looks at even intervals would see a job whose steps take about as long at the same moment of
+// each step, and never at others.
 func unevenly(interval time.Duration) int64 {
 	return int64(float64(interval) * (0.75 + 0.5*rand.Float64()))
 }
@@ -274,8 +274,8 @@ func (a *Agent) drain() (n int, fill float64) {
 	return n + a.recorders.DrainStamps(maxDrain, a.foldStamps), fill
 }
 
-// realOffset is by what the wall clock is ahead of CLOCK_MONOTONIC, ns. Between two clocks a process may
-// be made to wait for long: of some readings the quickest counts.
+// realOffset is how far the wall clock is ahead of CLOCK_MONOTONIC, ns. The process may be made
+// to wait between reading the two clocks, so the quickest of several readings counts.
 func realOffset(wall func() time.Time) (offset int64) {
 	took := int64(math.MaxInt64)
 	for range 5 {
@@ -351,8 +351,8 @@ func (a *Agent) update(ctx context.Context, now int64) {
 	a.keepAnchors(ctx, now)
 }
 
-// askEvents asks a process that learns of another library's operations for the
-// events that this agent is to see. One that has no control file has none for good.
+// askEvents asks a process that records another library's operations for the events that this
+// agent is to see. A process without a control file never has any.
 func (a *Agent) askEvents(r *rank) {
 	if r.p.Source != record.SourceNCCLPlugin || r.asked == a.o.Events || r.p.Dead() {
 		return
@@ -398,7 +398,7 @@ func (a *Agent) rank(p *source.Process) *rank {
 	return r
 }
 
-// retire lets go of a process; what it counted stays in its job's totals.
+// retire drops a process; what it counted stays in its job's totals.
 func (a *Agent) retire(r *rank) {
 	delete(a.ranks, r.p)
 	r.job.ranks = slices.DeleteFunc(r.job.ranks, func(o *rank) bool { return o == r })

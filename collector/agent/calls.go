@@ -19,8 +19,8 @@ type calls struct {
 	n    int
 }
 
-// called notes an operation that was called; an enqueue record and the whole one
-// tell of the same.
+// called notes an operation that was called. An enqueue record and a whole record tell of the
+// same one.
 func (r *rank) called(c *comm, call diagnosis.Call) {
 	if call.Seq < c.peerSeq {
 		return
@@ -54,8 +54,8 @@ func (r *rank) lastCalls() []*wire.Call {
 	return out
 }
 
-// stall tells whether a rank is held up: for heldAfter nothing of it has moved, and it is
-// inside an operation, or somebody waits for it outside, or it has never been away for so long.
+// stall reports whether a rank is held up. For heldAfter nothing of it has moved, and it is
+// inside an operation, or another rank waits for it, or it has never been away for so long.
 type stall struct {
 	moved uint64 // sum of what moves
 	since int64  // when that last changed
@@ -71,8 +71,8 @@ func (s *stall) current() uint32 {
 	return 0
 }
 
-// look takes in the rank's words as of now. still says that nothing has moved for
-// heldAfter, and inside that an operation is open.
+// look takes in the rank's live words. still says that nothing has moved for heldAfter, inside
+// that an operation is open.
 func (r *rank) look(now int64) (still, inside bool) {
 	moved := uint64(len(r.p.Comms))
 	for i := range r.p.Comms {
@@ -133,8 +133,8 @@ func (r *rank) missed(wanted waiting) bool {
 	})
 }
 
-// away reports whether the rank is outside of operations for longer than ever before:
-// who waits for it may be on other nodes.
+// away reports whether the rank has been outside of operations for longer than ever before:
+// ranks on other nodes may wait for it.
 func (r *rank) away(now int64) bool {
 	longest, called := uint64(0), false
 	for i := range r.p.Comms {

@@ -19,9 +19,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// What an agent may do to processes: nothing, unless their own environment says so. A
-// master's order then has those of an attempt that is over stopped, or the lease does,
-// when the master is not heard. This file knows which processes are meant; warden.go stops them.
+// An agent does nothing to processes unless their own environment allows it. Then a master's
+// order stops those of an attempt that is over, and the lease does when the master is not
+// heard. This file finds which processes are meant; warden.go stops them.
 
 const (
 	fenceEnv      = "LOCKSTEP_FENCE"       // stop: allowed; anything else: not
@@ -124,8 +124,8 @@ type standing struct {
 	ended  uint32 // of its processes, those that had ended
 }
 
-// fence takes an order. One of an attempt before that of the order that stands changes nothing but
-// who is answered.
+// fence takes an order. An order about an attempt before that of the standing order changes
+// only who is answered.
 func (a *Agent) fence(ctx context.Context, o fenceOrder) {
 	j := a.jobs[o.from.job]
 	if j == nil || j.stream != o.from {
@@ -134,7 +134,8 @@ func (a *Agent) fence(ctx context.Context, o fenceOrder) {
 	if j.standing == nil || j.standing.order.Id != o.Id {
 		st := &standing{order: o.FenceOrder, came: a.o.Now(), at: record.Now(), tokens: map[string]bool{}}
 		if was := j.standing; was != nil && was.order.Attempt > o.Attempt {
-			// The later one stands; this one's processes are among its own.
+			// The standing order is about a later attempt, so it covers this one's processes
+			// too.
 			st.order = &wire.FenceOrder{Id: o.Id, Attempt: was.order.Attempt}
 			st.tokens = was.tokens
 		}
@@ -150,7 +151,7 @@ func (a *Agent) fence(ctx context.Context, o fenceOrder) {
 	a.suspects(ctx, j, record.Now())
 }
 
-// warden returns the one of a job, which is made when it is needed first.
+// warden returns a job's warden, and makes it when it is first needed.
 func (a *Agent) warden(ctx context.Context, j *job) *warden {
 	if j.warden == nil {
 		j.warden = newWarden(j.name, a.log)
@@ -203,10 +204,10 @@ func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 	j.warden.set(list, o)
 }
 
-// ordered reports whether a process is of the attempts that an order is about, and whether
-// it is to be stopped: those that began before the order came, and those
-// that belong to one of the attempts that these are of. Others that call themselves the same may be
-// of a launcher that does not count.
+// ordered reports whether a process belongs to the attempts that an order is about (is), and
+// whether it has to be stopped: it began before the order came, or has the token of a process
+// that did. Other processes that claim such an attempt may be of a launcher that does not count
+// attempts.
 func (a *Agent) ordered(j *job, p *source.Process, t *terms) (stop, is bool) {
 	st := j.standing
 	if st == nil || p.Attempt > st.order.Attempt {

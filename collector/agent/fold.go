@@ -45,7 +45,7 @@ type rank struct {
 // conn counts one connection's windows by cause: those that were recorded with a
 // cause, and, for the snapshot, the normal ones; the rest is by live words.
 type conn struct {
-	counts    [8]uint64
+	counts    [record.NumCauses]uint64
 	total     uint64 // windows
 	switches  uint64
 	resent    uint64
@@ -95,8 +95,7 @@ type comm struct {
 	clock    gpuClock // of KindStart's and KindEnd's GPU stamps
 }
 
-// op is one collective that has not been handed over yet, or the last one of
-// its slot that was.
+// op is one collective that is not handed over yet, or the last one of its slot that was.
 type op struct {
 	seq                      uint64
 	bytes                    uint64
@@ -318,7 +317,7 @@ func (a *Agent) op(c *comm, seq uint64) *op {
 	}
 }
 
-// growOps makes a communicator's ring n long, unless all of them are too long by then.
+// growOps makes a communicator's ring n long, unless all rings together are too long by then.
 func (a *Agent) growOps(c *comm, n int) bool {
 	if a.ops+n-len(c.ops) > allOps {
 		return false
@@ -398,7 +397,7 @@ func (c *comm) leg(rec *record.Record) {
 	}
 }
 
-// touching fills in what happened to connections while o ran: what finds no room is counted.
+// touching fills in what happened to connections while o ran, and counts what finds no room.
 func (c *comm) touching(o *op, out *collector.Collective) {
 	for i := max(0, c.ntouched-maxTouched); i < c.ntouched; i++ {
 		if w := &c.touched[i%maxTouched]; o.ended == 0 || w.Last >= o.started && w.First <= o.ended {
@@ -432,8 +431,8 @@ func (c *comm) touching(o *op, out *collector.Collective) {
 	}
 }
 
-// meets reports whether o ended in order and kept its members in until the last one had
-// entered, so that its times tell of their clocks.
+// meets reports whether o ended in order and kept every member until the last one had entered,
+// so that its times bound their clocks.
 func (o *op) meets() bool {
 	return o.coll.Collective() && o.result == record.ResultOK && (o.bytes > 0 || !o.coll.HasData())
 }

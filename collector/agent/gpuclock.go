@@ -14,7 +14,8 @@ type gpuClock struct {
 	bounded bool
 }
 
-// Without a call's time the launch was not long before the first word of it.
+// Where the time of the call is not known, the launch is taken to be shortly before the first
+// record of it.
 const launchSlack = int64(100e6)
 
 // times fills an operation's times from its GPU stamps, the second of which end has.
@@ -54,8 +55,8 @@ func (g *gpuClock) bound(lo, hi, now int64) {
 		g.lo, g.hi, g.bounded, g.useErr = lo, hi, true, 0
 		g.use, g.at = lo+(hi-lo)/2, now
 	}
-	// The offset in use changes when it is proved wrong, or one twice as good is known:
-	// differences of mapped times are to carry no jitter.
+	// The offset in use changes when it is proved wrong, or when one twice as good is known, so
+	// that differences of mapped times carry no jitter.
 	if err := (g.hi - g.lo) / 2; g.use < g.lo || g.use > g.hi || g.useErr == 0 || err < g.useErr/2 {
 		g.use, g.useErr = g.lo+(g.hi-g.lo)/2, max(err, 1)
 	}

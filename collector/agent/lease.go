@@ -19,10 +19,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// What a lease counts from outlives the agent. A job's anchor is the moment to which its master is
-// known to have heard this node. The keeper has the anchors of jobs with leases in a file that only
-// this user can write; the next agent goes on from there. Masters are told of a lease once its
-// job's anchor is in the file: an anchor that is too old ends a lease early, never late.
+// A lease counts from an anchor, which outlives the agent: the last moment at which the job's
+// master is known to have heard this node. The keeper saves the anchors of jobs with leases in
+// a file that only this user can write, and the next agent goes on from there. A master is told
+// of a lease only once its job's anchor is in the file. An anchor that is too old ends a lease
+// early, never late.
 
 const (
 	anchorFile   = "anchors.json"
@@ -52,8 +53,9 @@ func (l *leases) stop() {
 	}
 }
 
-// expired reports whether a rank's lease is over, and since when the master has not heard of it. A
-// stream that has just begun has time to be heard: the master may have been there all the while.
+// expired reports whether a rank's lease has run out, and since when the master has not heard
+// this agent. A stream that has just begun gets time to be heard: the master may have been
+// there all the while.
 func (a *Agent) expired(j *job, r *rank, now int64) (since int64, over bool) {
 	if r.terms.lease == 0 || j.stream == nil {
 		return 0, false
@@ -62,8 +64,8 @@ func (a *Agent) expired(j *job, r *rank, now int64) (since int64, over bool) {
 	return since, now-since > int64(r.terms.lease) && now-j.stream.began > int64(wire.LeaseComeback)
 }
 
-// firstHeard is what a rank's lease counts from while the master has not heard this agent. Of a rank
-// that is older than this agent the master may know by a former one's word.
+// firstHeard is what a rank's lease counts from while the master has not heard this agent. A
+// former agent may have told it of a rank that is older than this one.
 func (a *Agent) firstHeard(j *job, r *rank) int64 {
 	at, known := a.leases.former[j.name]
 	if known && r.terms.began != 0 && r.terms.began < a.began {
@@ -72,8 +74,8 @@ func (a *Agent) firstHeard(j *job, r *rank) int64 {
 	return max(r.metAt, j.stream.began)
 }
 
-// promise is the lease that a master is told of: until when the rank is killed at the latest. There
-// is none that an agent started again would not keep.
+// promise is the lease that a master is told: by when the rank is killed at the latest. It is 0
+// unless an agent that starts again would keep it.
 func (r *rank) promise() time.Duration {
 	if r.terms.lease == 0 || !r.job.anchored {
 		return 0
@@ -81,7 +83,7 @@ func (r *rank) promise() time.Duration {
 	return r.terms.lease + r.terms.grace
 }
 
-// keepAnchors has the anchors written, at most once in keepEvery and when they have moved.
+// keepAnchors has the anchors written when they have moved, at most once in keepEvery.
 func (a *Agent) keepAnchors(ctx context.Context, now int64) {
 	l := &a.leases
 	any := false
@@ -186,7 +188,8 @@ func (k *keeper) stop() {
 	k.over.Wait()
 }
 
-// keep hands over what is to be in the file, unless that is there, or the last is still being written.
+// keep hands over what the file shall hold, unless it holds that already or the last write is
+// under way.
 func (k *keeper) keep(all anchors, now int64) {
 	if w := k.written.Load(); w != nil && maps.Equal(w.anchors, all) {
 		return
@@ -253,7 +256,7 @@ func fileName(node string) string {
 	return fmt.Sprintf("%x", node)
 }
 
-// load returns what former agents have left. A file that cannot be meant is as good as none.
+// load returns what former agents have left; nothing where the file cannot be used.
 func (k *keeper) load(d *statedir.Dir) anchors {
 	b, err := d.ReadFile(anchorFile, anchorLimit)
 	if errors.Is(err, os.ErrNotExist) {

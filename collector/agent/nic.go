@@ -45,7 +45,7 @@ func (j *job) reportNICs(n *collector.NICs, now int64) (out []*wire.NIC) {
 		if p.TransmitWaits != nil {
 			put(diagnosis.NICCongestion, []collector.NICCounter{{Name: "port_xmit_wait", Value: *p.TransmitWaits}})
 		}
-		// That a port is there and has nothing to tell is news, too, once.
+		// A port without counters is reported once, too: that it is there is news.
 		state := nicWord{p.Device, p.Port, ""}
 		word := p.Flaps<<1 | 1
 		if p.DownAt != 0 {

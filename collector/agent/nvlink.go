@@ -8,15 +8,16 @@ import (
 )
 
 // GPUs' kernels stamp when each peer came, when the last of it was here, and how long a read of
-// its memory took meanwhile. This file makes of that what transports' monitors make of work
-// requests: legs of the operation, and windows of the NVLink connection from the peer to this rank.
+// its memory took meanwhile. This file derives from that what transports' monitors derive from
+// work requests: legs of the operation, and windows of the NVLink connection from the peer to
+// this rank.
 
 const (
 	nvlinkLeast = 64 << 10 // bytes from a peer, below which an operation tells of no link
-	// nvlinkWindow is a window's length: so many ns of what its operations usually take once all
-	// have come. The connection's delay is what they take.
+	// nvlinkWindow is a window's length, ns: the time that its operations usually take once all
+	// peers have come. The connection's delay is the time that they did take.
 	nvlinkWindow = 2e6
-	// nvlinkSlow is how many times that they take when the link is slow.
+	// nvlinkSlow is by which factor they take longer when the link is slow.
 	nvlinkSlow = 1.5
 	// nvlinkUsual is how many operations of a kind make a history.
 	nvlinkUsual = 32
@@ -117,8 +118,8 @@ func (r *rank) nvlinkOf(c *comm, peer int32) *nvlink {
 	return c.nvlinks[peer]
 }
 
-// learnNVLink gives a connection of GPUs its monitor, and the connection what that has found:
-// nobody else tells of it.
+// learnNVLink gives a connection between GPUs its monitor, and fills in what that has found: no
+// transport does.
 func (r *rank) learnNVLink(s *record.ConnStatus) {
 	c := r.comm(s.Comm)
 	if c == nil || s.Peer < 0 || s.Peer >= record.MaxStampPeers || s.Peer == c.rank {
@@ -132,13 +133,13 @@ func (r *rank) learnNVLink(s *record.ConnStatus) {
 	s.Windows, s.SlowWindows, s.WindowBps, s.WindowCause, s.WindowAt, s.LatencyNs = k.windows, k.slow, k.bps, k.cause, k.at, k.latency
 }
 
-// add takes in an operation: x is the peer's part, the last of all came after met, and bytes are
-// what came from the peer. Where other peers take part, the time until this one's last word is
-// theirs too, and only the read of its memory tells of the link itself.
+// add takes in an operation. x is the peer's part, met the time at which the last peer came,
+// bytes what came from this one. Where other peers take part, the time until this one's last
+// byte depends on them too, and only the read of its memory measures the link itself.
 func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uint64, others bool) {
 	moving := float64(x.There - min(met, x.There))
-	// Kernels that read no word of their peers do not wait for all before they send, either: how
-	// long it takes until all is here is then also who came late.
+	// Kernels that read no flag of their peers also send without waiting for all of them. Their
+	// time until all bytes are here includes the wait for late peers.
 	if bytes < nvlinkLeast || moving == 0 || x.Trip == 0 {
 		return
 	}

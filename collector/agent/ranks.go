@@ -58,12 +58,12 @@ func (r *rank) learnConn(s *record.ConnStatus) {
 		r.job.addGone(k)
 		*k = conn{gen: s.Gen}
 	}
-	if s.Transport == record.TransportNVLink {
+	if s.Transport.Stamped() {
 		r.learnNVLink(s)
 	}
 	k.transport, k.total, k.switches, k.resent = s.Transport, s.Windows, s.Switches, s.Resent
 	qp := uint64(0)
-	if s.Transport == record.TransportRDMA { // another one's is a socket's
+	if s.Transport.QueuePair() { // another one's is a socket's
 		qp = s.ID
 	}
 	if w := k.who; w == nil || w.QP != qp || w.PeerQP != s.PeerID || w.Name != s.Name || w.Channel != s.Channel {
@@ -110,7 +110,11 @@ func (r *rank) window(c *comm, rec *record.Record) {
 		r.job.unknown++
 		return
 	}
-	cause := record.Cause(rec.Code & 7)
+	cause := record.Cause(rec.Code)
+	if !cause.Known() { // a newer version's
+		r.job.unknown++
+		return
+	}
 	if cause != record.CauseNone {
 		r.conn(rec.Conn).counts[cause]++
 	} else if rec.Flags&record.FlagAnomaly == 0 {

@@ -14,9 +14,9 @@ import (
 // maxArrivals bounds the arrivals that wait for a report.
 const maxArrivals = 2048
 
-// reported is what the master has been told of a rank on this stream; only
-// what differs from it is sent. An entry that was never sent is invalid by its
-// zero value, since none that is sent has it.
+// reported is what the master has been told of a rank on this stream; only differences from it
+// are sent. The zero value is that of an entry that was never sent, since none that is sent has
+// it.
 type reported struct {
 	rank  rankWords
 	comms map[uint16]commWords
@@ -67,15 +67,15 @@ func (j *job) arrive(c *comm, o *op) {
 	})
 }
 
-// reportable reports whether a rank is the master's business: it has a place
-// in the world, and no younger process has taken it.
+// reportable reports whether the master needs to know of a rank: it has a place in the world,
+// and no younger process has taken it.
 func (r *rank) reportable() bool {
 	return r.p.Rank >= 0 && r.p.Rank < r.p.WorldSize && !r.p.Superseded
 }
 
-// report builds a job's next report: what has changed since the last one, as
-// far as one message holds it. The rest differs still, and goes with the next,
-// which begins with the rank that was cut short, or after it when it had been the first.
+// report builds a job's next report: what has changed since the last one, as far as one message
+// holds it. The rest goes with the next report, which begins with the rank that was cut short,
+// or with the one after it if that had come first already.
 func (j *job) report() *wire.Report {
 	rep := &wire.Report{Arrivals: j.arrivals, Traced: j.traced}
 	j.arrivals, j.traced = nil, nil
@@ -105,8 +105,8 @@ func (j *job) forget() {
 	}
 }
 
-// report appends what has changed of one rank, at most room entries, and
-// returns the room left. Of connections it goes on where the last report was cut short.
+// report appends the changes of one rank, at most room entries, and returns the room left.
+// Connections go on where the last report was cut short.
 func (r *rank) report(rep *wire.Report, room int) int {
 	if said := &r.reported; said.comms == nil {
 		said.comms, said.conns = map[uint16]commWords{}, map[uint32]connWords{}
@@ -236,13 +236,13 @@ func (r *rank) reportConns(rep *wire.Report, room int) int {
 			BytesPerSecond: float64(s.WindowBps), Cause: uint32(s.WindowCause), MonoWindowNs: s.WindowAt, LatencyNs: s.LatencyNs,
 			Link: uint32(s.Link), MonoLinkNs: s.LinkAt, Switches: s.Switches, Resent: s.Resent, Outages: now.outages,
 		}
-		if s.Transport == record.TransportNVLink { // what is known of it comes from the peer
+		if s.Transport.Stamped() { // its entry is the receiver's
 			w.Rank, w.Peer = w.Peer, w.Rank
 		}
 		if !again || idle(&was.ConnStatus) || was.ID != s.ID || was.PeerID != s.PeerID {
 			w.Name = wireName(connName(s))
 			w.Address, w.Rail = record.AddressText(s.Address), uint32(s.Rail)
-			if s.Transport == record.TransportRDMA {
+			if s.Transport.QueuePair() {
 				w.QueuePair, w.PeerQueuePair = uint32(s.ID), s.PeerID
 			}
 		}
@@ -252,7 +252,7 @@ func (r *rank) reportConns(rep *wire.Report, room int) int {
 	return room
 }
 
-// steps rounds a share down to a step that is worth a report: a healthy rank's is 0.
+// steps rounds a share down to a step that is worth a report; a healthy rank's is 0.
 func steps(share float32) float32 {
 	return float32(int(min(max(share, 0), 1)*20)) / 20
 }
@@ -275,7 +275,7 @@ func wireName(s string) string {
 // connName tells a connection from all others, its queue pair's number included: a master of
 // the version before knows it by nothing else.
 func connName(s *record.ConnStatus) string {
-	if s.Transport != record.TransportRDMA || s.ID == 0 {
+	if !s.Transport.QueuePair() || s.ID == 0 {
 		return s.Name
 	}
 	return fmt.Sprintf("%s qp %d", s.Name, s.ID)

@@ -144,7 +144,8 @@ func (r *rank) sumConns(out *collector.AgentJob, here bool, transport func(recor
 	}
 }
 
-// addRefused adds counts that somebody else wrote: they may be anything, and none takes the sum around.
+// addRefused adds counts from another process's memory. They may hold anything, so each is
+// capped and the sum cannot wrap.
 func addRefused(to, n *[record.NumRefusals]uint64) {
 	for i := range n {
 		to[i] += min(n[i], 1<<40)

@@ -266,8 +266,7 @@ func (s *stream) ack(a *wire.Ack, echo *atomic.Pointer[wire.ClockEcho]) {
 	if a == nil {
 		return
 	}
-	// A lease is counted from when the master was told, not from when its answer came: it
-	// counts from no earlier moment.
+	// A lease counts from when the report was sent, not from when its answer came.
 	if at := s.pending.acked(a.Sequence); at > s.heard.Load() {
 		s.heard.Store(at)
 	}
@@ -308,8 +307,8 @@ func (f *inFlight) sent(sequence uint64, at int64) {
 	f.mu.Unlock()
 }
 
-// acked returns when a report was sent; 0 is hello. Of one that is too old to be known it is
-// as if it had not come.
+// acked returns when a report was sent; sequence 0 is hello. A report that is too old to be
+// known counts as not acknowledged.
 func (f *inFlight) acked(sequence uint64) int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()

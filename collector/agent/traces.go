@@ -48,8 +48,8 @@ func (a *Agent) tracers() (all []collector.Tracer) {
 	return all
 }
 
-// traced notes that a rank's spans of a collective have gone out, for who sends the trace's
-// root: a master tells how far all ranks' reach; without one, this node's do.
+// traced notes that a rank's spans of a collective have gone out, for the sender of the trace's
+// root. A master collects how far all ranks' spans reach; without one, only this node's count.
 func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomalous bool) {
 	j := r.job
 	if !k.Coll.Collective() { // sends and receives have no root
@@ -67,8 +67,8 @@ func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomal
 	}
 }
 
-// localRoots sends the roots of traces of a job without a master, where rank 0 is here: an agent
-// that is not rank 0's cannot tell whether another one sends it.
+// localRoots sends the roots of traces of a job without a master, on rank 0's node only: other
+// agents cannot tell whether it does.
 func (a *Agent) localRoots(j *job, now int64) {
 	for _, due := range j.roots.Due(now) {
 		_, c := j.member(due.Comm, true)
@@ -108,7 +108,7 @@ func (a *Agent) rootOf(j *job, c *comm, k roots.Key) *collector.Collective {
 	return &a.out
 }
 
-// trace does what a master wants of one collective's trace: its spans, or its root.
+// trace answers a master's request about one collective: it exports its spans, or its root.
 func (a *Agent) trace(t traceRequest) {
 	j := a.jobs[t.from.job]
 	if t.root != nil {

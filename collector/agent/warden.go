@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,8 +38,8 @@ type orders struct {
 	settled bool // the agent has looked for long enough to say that there are no others
 }
 
-// warden ends processes and watches them go, in a goroutine of its own: what it asks the
-// kernel may wait. One a job.
+// warden ends processes and watches them go, one a job. It has a goroutine of its own, since
+// its system calls may block.
 type warden struct {
 	job    string
 	log    *slog.Logger
@@ -59,37 +57,6 @@ type warden struct {
 
 	held map[pidStart]*held // its goroutine's
 }
-
-type pidStart struct {
-	pid   int
-	start uint64
-}
-
-// held is a process that the warden holds by a pidfd: what it does reaches no other.
-type held struct {
-	fd      int
-	name    string
-	terms   terms
-	ordered bool
-	rank    bool
-	fate    fate
-	termAt  time.Time
-	due     time.Time // SIGKILL, from the first SIGTERM to its attempt on
-	latest  time.Time
-	killAt  time.Time
-	trouble string
-}
-
-type fate uint8
-
-const (
-	lives   fate = iota
-	spared       // it lives, and its environment does not allow more
-	failed       // it lives, and cannot be told
-	ended        // by itself
-	stopped      // after SIGTERM
-	killed       // after SIGKILL
-)
 
 const (
 	wardenEvery = 50 * time.Millisecond
@@ -155,9 +122,9 @@ func (w *warden) counts() collector.AgentFences {
 	return w.count
 }
 
-// pass takes hold of who is to end, has them end, and says what has become of them. It looks for
-// what ranks have started when family says so and there are ranks: those of a later order may all
-// have ended a second after it came.
+// pass opens the processes that must end, ends them, and reports what has become of them. With
+// family it also looks for what ranks have started, if there are ranks: a second after an order
+// came all of them may have ended.
 func (w *warden) pass(family bool) (looked bool) {
 	w.mu.Lock()
 	list, o, fresh := w.list, w.orders, w.fresh
@@ -211,7 +178,7 @@ func (w *warden) pass(family bool) (looked bool) {
 			}
 		}
 	}
-	// A refusal to take hold of one is about a process that lives.
+	// An error of take is about a process that lives.
 	for i := range list {
 		s := &list[i]
 		if s.pid != 0 && s.ordered && w.held[pidStart{s.pid, s.start}] == nil {
@@ -228,7 +195,7 @@ func (w *warden) pass(family bool) (looked bool) {
 	return looked
 }
 
-// say tells the master, unless it has heard that.
+// say sends a result to the master unless it has that already.
 func (w *warden) say(r *wire.FenceResult) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -245,7 +212,7 @@ func (w *warden) say(r *wire.FenceResult) {
 	}
 }
 
-// take takes hold of a suspect's process, if that is what it is.
+// take opens a suspect's process, once it has made sure that it is the one meant.
 func (w *warden) take(s *suspect, why *[]string) {
 	key := pidStart{s.pid, s.start}
 	if h := w.held[key]; h != nil {
@@ -261,71 +228,8 @@ func (w *warden) take(s *suspect, why *[]string) {
 	w.held[key] = h
 }
 
-// errForeign is a process that is not its recorder's owner's.
-var errForeign = errors.New("another user's process")
-
-// hold opens a process, and only after that looks whether it is the one that is meant: its
-// start, and that it is the user's who owns its recorder. One that has ended is held as such.
-func hold(key pidStart, path string, probe bool) (*held, error) {
-	if key.pid <= 1 || key.pid == os.Getpid() || key.pid == os.Getppid() {
-		return nil, fmt.Errorf("process %d is not to be stopped", key.pid)
-	}
-	fd, err := unix.PidfdOpen(key.pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return &held{fd: -1, fate: ended}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", key.pid, err)
-	}
-	start, _, err := startOf(key.pid)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-		start, err = 0, nil // no process's
-	}
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("process %d: %w", key.pid, err)
-	}
-	if start != key.start { // it has ended, and somebody else may have its number
-		unix.Close(fd)
-		return &held{fd: -1, fate: ended}, nil
-	}
-	if path != "" {
-		uid, ok := owner(path)
-		mine := probe && (uid == 0 || int(uid) == os.Geteuid()) // the agent's own word about another's process
-		if !mine && (!ok || !runsAs(key.pid, uid)) {
-			unix.Close(fd)
-			return nil, fmt.Errorf("process %d, which its recorder names: %w", key.pid, errForeign)
-		}
-	}
-	return &held{fd: fd}, nil
-}
-
-// runsAs reports whether all of a process's users are uid.
-func runsAs(pid int, uid uint32) bool { return userOf(pid) == int64(uid) }
-
-// userOf is the one user that a process runs as, -1 when it has several, or none is to be seen.
-func userOf(pid int) int64 {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return -1
-	}
-	for line := range bytes.Lines(text) {
-		if rest, ok := bytes.CutPrefix(line, []byte("Uid:")); ok {
-			fields := slices.Compact(strings.Fields(string(rest)))
-			if len(fields) != 1 {
-				return -1
-			}
-			if uid, err := strconv.ParseUint(fields[0], 10, 32); err == nil {
-				return int64(uid)
-			}
-			return -1
-		}
-	}
-	return -1
-}
-
-// relatives takes hold of what the ranks have started: their children, and who has the
-// attempt's token and node, which nobody else has.
+// relatives opens what the ranks have started: their children, and processes with the attempt's
+// token and node, which no others have.
 func (w *warden) relatives(list []suspect) {
 	roots, tokens := map[int]*suspect{}, map[string]*suspect{}
 	for i := range list {
@@ -446,7 +350,7 @@ func (w *warden) treat(key pidStart, h *held, now time.Time) {
 	}
 }
 
-// killDue is when a process that is told to end at now is killed.
+// killDue is when a process that is asked to end now is killed.
 func (h *held) killDue(now time.Time) time.Time {
 	due := h.due
 	if due.IsZero() {
@@ -492,15 +396,8 @@ func (w *warden) tell(key pidStart, h *held) {
 	}
 }
 
-// gone reports whether the process of a pidfd has ended.
-func gone(fd int) bool {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n == 1 && p[0].Revents&unix.POLLIN != 0
-}
-
-// let lets go of processes that nobody wants to end any more, and that live: the order was
-// another one, or the master was heard again before they were told.
+// let closes processes that live and need not end any more: another order stands, or the master
+// was heard again before they were asked.
 func (w *warden) let(list []suspect) {
 	wanted := false
 	for i := range list {

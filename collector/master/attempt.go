@@ -16,20 +16,19 @@ const (
 	maxLeap    = 1000 // of the attempt, unless most say so, or one whose ranks of the last one have ended
 )
 
-// epoch is one life of a job, as each of its processes tells it: which restart, and
-// of how many ranks. A job is in one of them, and which one no agent decides alone.
+// epoch is one life of a job: which restart, and of how many ranks, as its processes report. A
+// job is in one epoch, and no agent decides alone which.
 //
-// Each agent that is heard has one word: the epoch of its youngest living process.
-// The word of most counts. Where it is a tie the job stays where it is, unless those who
-// say otherwise had ranks in it (a job whose ranks have left an attempt is not in
-// it any more) or were of the job before those who say it were. Where no process of the
-// job's epoch lives any more, as far as who is heard tells, the next one needs no majority.
+// Each connected agent has one vote: the epoch of its youngest living process. The majority
+// wins. On a tie the job stays in its epoch, unless those against it had ranks in it (a job
+// whose ranks have left an attempt is not in it any more) or joined the job before those for
+// it. Where no process of the job's epoch is known to live, the next epoch needs no majority.
 type epoch struct {
 	attempt uint32
 	world   int32
 }
 
-// claim is an agent's word for another epoch than the job's.
+// claim is an agent's vote for another epoch than the job's.
 type claim struct {
 	epoch
 	created int64 // of the youngest process that it is about, unix ns; 0: there is no claim
@@ -40,8 +39,8 @@ func possible(w *wire.Rank, now int64) bool {
 	return w != nil && w.WorldRank >= 0 && w.WorldRank < w.WorldSize && w.CreatedUnixNs > 0 && w.CreatedUnixNs <= now+skew && w.Attempt <= maxAttempt
 }
 
-// hear takes in what a report says of the job's epoch, before any of its entries is
-// merged, and has the job change when that decides it.
+// hear takes in what a report says of the job's epoch, before any of its entries is merged, and
+// changes the epoch when the votes have decided so.
 func (s *state) hear(n int32, ranks []*wire.Rank, now int64) {
 	nd := &s.nodes[n]
 	var alive, over claim
@@ -105,13 +104,13 @@ func (s *state) speakers() (votes int) {
 	return votes
 }
 
-// agrees reports whether a node's word is the job's epoch: it has a living process of
-// it, or was for it and has yet to say everything again.
+// agrees reports whether a node votes for the job's epoch: it has a living process of it, or
+// voted for it before the change and has yet to report everything again.
 func (s *state) agrees(nd *node) bool {
 	return nd.claim.created == 0 && (nd.running > 0 || nd.owned == 0 && nd.chose == s.epochs && s.epochs != 0)
 }
 
-// side is who is for an epoch.
+// side is the nodes that vote for one epoch.
 type side struct {
 	votes   int
 	since   int64 // since when the longest of them is of the job; math.MaxInt64: none is
@@ -131,7 +130,7 @@ func (v *side) add(nd *node) {
 	v.left = v.left || nd.owned > 0 && nd.running == 0
 }
 
-// decide changes the job's epoch when those who are heard want that.
+// decide changes the job's epoch when the votes of connected agents demand it.
 func (s *state) decide() {
 	if s.claims == 0 {
 		return
@@ -166,7 +165,8 @@ func (s *state) decide() {
 	}
 }
 
-// before orders those who want another epoch: most votes, then who is of the job for longest, then the later attempt.
+// before orders the epochs that may come next: most votes first, then the one whose nodes have
+// been in the job for longest, then the later attempt.
 func (v *side) before(e epoch, o *side, f epoch) bool {
 	switch {
 	case v.votes != o.votes:
@@ -233,7 +233,7 @@ func (s *state) begin(c claim) {
 	}
 }
 
-// oneReport is what is worked out once for all of a report's entries.
+// oneReport is computed once for all entries of a report.
 type oneReport struct {
 	forgotten map[int32]struct{} // world ranks whose processes it superseded
 }

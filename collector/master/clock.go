@@ -2,12 +2,12 @@ package master
 
 import "math"
 
-// drift is how fast two hosts' clocks may part: a bound that is not confirmed
-// loosens at this rate. Undisciplined crystals stay within 50 ppm.
+// drift is how fast two hosts' clocks may part; a bound that is not confirmed loosens at this
+// rate. Undisciplined crystals stay within 50 ppm.
 const drift = 50e-6
 
-// unknownError is the error of a mapping that nothing bounds yet, ns: more than
-// any comparison of times survives, and small enough to be added up.
+// unknownError is the error of a mapping that nothing bounds yet, ns. It is larger than any
+// difference that is compared, and small enough to be added up.
 const unknownError = int64(1e9 * 3600)
 
 // clockMap bounds one node's offset (master's clock − agent's monotonic clock)
@@ -46,8 +46,8 @@ func (c *clockMap) observe(monoSent, received, ackSent, monoAckReceived int64) {
 		c.offset, c.width, c.ok = hi, math.MaxInt64, true
 		return
 	}
-	// A mapping that changes with each report would add its jitter to every
-	// difference of two times: keep it until it is wrong or twice as good a one is known.
+	// A mapping that changed with each report would add its jitter to every difference of two
+	// times. It is kept until it is wrong, or one twice as good is known.
 	if w := hi - lo; !c.ok || c.offset < lo || c.offset > hi || w < c.width/2 {
 		c.offset, c.width, c.ok = lo+w/2, w, true
 	}

@@ -26,7 +26,8 @@ func (s *state) mergeConn(n int32, w *wire.Connection, now int64) {
 	clock := &s.nodes[n].clock
 	t := record.Transport(w.Transport)
 	link := record.LinkState(w.Link)
-	// A path that is up and idle counts: without it one whose other path is down looks dead.
+	// A path that is up and idle counts too: without it a connection whose other path is down
+	// looks dead.
 	told := w.Posted|w.Windows|uint64(w.MonoTxBlockedNs) != 0 || link != record.LinkNone
 	if tx := s.conn(n, connKey{c, w.Rank, w.Peer, w.Channel, t}, told); tx != nil {
 		if w.Name != "" {
@@ -110,9 +111,10 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 	a.Start[w.Rank], a.End[w.Rank] = clock.real(w.MonoStartedNs, now), clock.real(w.MonoEndedNs, now)
 }
 
-// dropArrivals drops half of them, more when size cells do not fit then; by shares of who tells.
+// dropArrivals drops half of the samples, or more when size cells do not fit then. The nodes
+// that told most lose most (shares).
 func (s *state) dropArrivals(size int) {
-	// Both bounds at once: a sample weighs its part of the table's number and of its cells.
+	// A sample's weight is its part of both bounds, of the table's number and of its cells.
 	weight := func(i int) (int32, int64) {
 		return s.toldBy[i], int64(s.limits.Arrivals) + maxArrivals*int64(len(s.ev.Arrivals[i].Start))
 	}

@@ -11,8 +11,8 @@ import (
 const (
 	delayEvery = int64(time.Second)
 	maxDelay   = 32 // members of a communicator with a delay matrix, and number of matrices
-	// delayFor is how long the delay of a connection that closes no windows is shown: after a
-	// hang, or where nothing is sent any more, the last measure says nothing of now.
+	// delayFor is how long the delay of a connection that closes no windows is shown. After a
+	// hang, or when nothing is sent any more, the last measure says nothing about now.
 	delayFor = int64(10 * time.Second)
 )
 

@@ -26,8 +26,8 @@ func exitOf(w *wire.Exit, clock *clockMap, now int64) diagnosis.Exit {
 	return diagnosis.Exit{By: diagnosis.ExitSource(w.By), Code: w.Code, Signal: w.Signal, At: clock.real(w.MonoAtNs, now), Asked: w.Asked}
 }
 
-// faultOf is why a member was aborted, as diagnosis.Member has it: its own program's
-// wish, which names nobody, is no fault.
+// faultOf is why a member was aborted, as diagnosis.Member has it. An abort that its own
+// program wanted names nobody and is no fault.
 func faultOf(w *wire.Member) (why record.Result, peer int32) {
 	if record.CommState(w.State) != record.CommAborted || !record.Result(min(w.Fault, math.MaxUint8)).Known() {
 		return record.ResultOK, -1
@@ -42,7 +42,7 @@ func faultOf(w *wire.Member) (why record.Result, peer int32) {
 	return why, peer
 }
 
-// mergeCalls keeps the calls that a stall's first report has for as long as it lasts.
+// mergeCalls keeps the calls of a stall's first report for as long as the stall lasts.
 func (s *state) mergeCalls(p *process, r *diagnosis.Rank, w *wire.Rank, clock *clockMap, now int64) {
 	if w.Stall != p.stall || len(w.Calls) > 0 {
 		s.calls -= len(r.Calls)

@@ -17,10 +17,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 )
 
-// This file has agents stop what is left of an attempt, when a remediator asks for that,
-// and says what is proven. An order is on disk before it goes out; it stands, so that a node
-// that was cut off hears it when it comes back: but only once the job is in a later attempt, or while somebody waits
-// for it, since what is restarted without counting attempts must not be stopped by it.
+// This file has agents stop what is left of an attempt when a remediator asks for that, and
+// says what is proven. An order is on disk before it goes out. It stands, so that a node that
+// was cut off hears it when it comes back, but only once the job is in a later attempt or while
+// a call waits for it: ranks that were restarted without a new attempt number must not be
+// stopped by it.
 
 const (
 	maxFences   = 64 // orders that stand
@@ -37,7 +38,8 @@ type fence struct {
 	Node    string `json:"node,omitempty"` // "": everywhere
 	By      string `json:"by"`             // whose call it was first
 	At      int64  `json:"at"`             // unix ns
-	// Expected are the nodes whose word is needed: those that had ranks when it was given.
+	// Expected are the nodes that must report that nothing is left: those that had ranks when
+	// the order was given.
 	Expected map[string]expected `json:"expected"`
 
 	waiting int
@@ -57,7 +59,8 @@ type fences struct {
 	all     []*fence // oldest first
 	last    uint64   // id
 	waiting int
-	// kept is what this master has written down of its nodes' leases, former what the last one has.
+	// kept is what this master has saved of its nodes' leases, former what its predecessor had
+	// saved.
 	kept, former leases
 	keptAt       int64
 	unkept       bool // the last attempt failed
@@ -97,7 +100,7 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 	look := time.NewTicker(fenceLook)
 	defer look.Stop()
 	deadline, _ := ctx.Deadline()
-	// The answer that there is no proof must arrive before the caller hangs up.
+	// The answer "no proof" must arrive before the caller's deadline.
 	last := time.After(max(0, time.Until(deadline)-min(500*time.Millisecond, time.Until(deadline)/4)))
 	for over := false; ; {
 		m.mu.Lock()
@@ -134,7 +137,7 @@ func (m fenceService) Fence(ctx context.Context, q *wire.FenceRequest) (*wire.Fe
 	}
 }
 
-// order makes the order that a call asks for, or finds the one that stands, and writes it down.
+// order makes the order that a call asks for and saves it, or finds the one that stands.
 func (m *Master) order(ctx context.Context, q *wire.FenceRequest) (*fence, error) {
 	if q.Job != m.o.Job {
 		return nil, status.Errorf(codes.FailedPrecondition, "this is the master of another job than %.*q", wire.MaxName, q.Job)
@@ -196,7 +199,7 @@ func (m *Master) newFence(q *wire.FenceRequest, by string) *fence {
 	return f
 }
 
-// expect notes whose word an order needs: of the nodes that have ranks of its attempts.
+// expect notes which nodes must answer an order: those with ranks of its attempts.
 func (m *Master) expect(f *fence) {
 	m.expectFormer(f)
 	m.expectHeard(f)
@@ -240,8 +243,7 @@ func (p *process) leaseMargin() int64 {
 	return int64(wire.LeaseMargin(time.Duration(p.lease)))
 }
 
-// sendFences sends each order to the agents that it is for and that have not had it on their
-// present stream.
+// sendFences sends each order to the agents it concerns, once on each of their streams.
 func (m *Master) sendFences() {
 	for _, f := range m.fences.all {
 		if f.waiting == 0 && f.Attempt >= m.state.attempt {
@@ -277,8 +279,8 @@ func (m *Master) fenced(n int32, s *stream, r *wire.FenceResult) {
 	}
 }
 
-// proof says what is known of an order, whose word is missing, and in what time leases are over
-// that are all that is missing, else 0.
+// proof says what is known of an order, and which nodes have not answered. Where only leases
+// that have not run out are missing, it also says in what time they will have; else 0.
 func (m *Master) proof(f *fence) (proven bool, how string, in time.Duration) {
 	var missing []string
 	if m.state.attempt <= f.Attempt {
@@ -339,8 +341,8 @@ func (m *Master) proof(f *fence) (proven bool, how string, in time.Duration) {
 	return true, how, 0
 }
 
-// withoutWord says why a node that has not said that nothing is left is not believed to be
-// empty, "" when its lease is over, and in what time that will be, 0 when it has none.
+// withoutWord says why a node that has not answered cannot be taken to be empty, "" when its
+// lease has run out; and in what time the lease will have run out, 0 when it has none.
 func (m *Master) withoutWord(f *fence, name string, r *wire.FenceResult) (why string, left time.Duration) {
 	if r != nil && r.Living == 0 {
 		return "", 0
@@ -371,7 +373,7 @@ func (m *Master) withoutWord(f *fence, name string, r *wire.FenceResult) (why st
 	return fmt.Sprintf("node %s is not heard for %v, and its ranks have no lease (LOCKSTEP_FENCE_LEASE)", name, silent.Round(time.Second)), 0
 }
 
-// unseen is how many ranks no agent that is believed tells of.
+// unseen is how many ranks no trusted agent reports.
 func (m *Master) unseen() (n int) {
 	for r := range m.state.ranks {
 		if p := &m.state.ranks[r]; p.node < 0 || !m.state.trusted(p.node) {
@@ -404,7 +406,8 @@ func sortedKeys(m map[string]bool) []string {
 	return keys
 }
 
-// dropFences forgets all orders: the job was started anew, and counts its attempts from another number.
+// dropFences forgets all orders. The job was started anew, and counts its attempts from another
+// number.
 func (m *Master) dropFences() {
 	m.fences.former, m.fences.kept = leases{}, leases{}
 	if len(m.fences.all) == 0 {
@@ -427,8 +430,8 @@ func (m *Master) saveFences() error {
 	return m.dir.Replace(fenceFile, b)
 }
 
-// loadFences reads what a former master has ordered. A damaged file is an error: what a node
-// that comes back is to stop is not known then.
+// loadFences reads the orders of a former master. A damaged file is an error: without it nobody
+// knows what a node that comes back has to stop.
 func (m *Master) loadFences() error {
 	b, err := m.dir.ReadFile(fenceFile, 1<<20)
 	if errors.Is(err, os.ErrNotExist) {

@@ -24,9 +24,8 @@ const (
 	spareConns = 256     // connections beyond one an agent: of remediators, and of agents that come anew
 )
 
-// guards are the server's options that bound what a peer can make it do: before
-// anything of a message is read its role is known, and before a message is
-// taken apart its size is.
+// guards are the server's options that bound what a peer can make it do. Its role is known
+// before anything of a message is read, and a message's size before it is decoded.
 func (m *Master) guards() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.InTapHandle(m.role),
@@ -57,7 +56,7 @@ func (uncompressed) Do(io.Reader) ([]byte, error) {
 	return nil, errors.New("compressed messages are not taken")
 }
 
-// first has protocol bound a message before it is taken apart.
+// first bounds a message before protobuf decodes it.
 type first struct{ m any }
 
 type firstStream struct {
@@ -113,7 +112,7 @@ func (p protocol) Unmarshal(data mem.BufferSlice, v any) error {
 	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(buf.ReadOnlyData(), m)
 }
 
-// within is what of a message counts: fields that are entries, and fields that hold some.
+// within says which fields of a message count as entries, and which fields hold some.
 type within struct {
 	counts bool
 	fields map[protowire.Number]*within

@@ -21,7 +21,7 @@ type incidents struct {
 	closed []collector.Incident // latest first
 	number uint64               // of incidents ever opened, for ids
 
-	opened, confirmed [8]uint64
+	opened, confirmed [collector.MaxClasses]uint64
 }
 
 type openIncident struct {
@@ -48,8 +48,8 @@ type event struct {
 	collector.Incident
 }
 
-// update takes in one pass's verdicts. While hold is true an absent verdict
-// proves nothing (the evidence is incomplete), and closes no incident.
+// update takes in the verdicts of one pass. With hold, evidence is incomplete: a verdict that
+// is absent proves nothing, and no incident is closed.
 func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt uint32, hold bool) (events []event) {
 	t.open = slices.DeleteFunc(t.open, func(i *openIncident) bool {
 		if i.Attempt >= attempt {
@@ -75,7 +75,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 				Verdict: v,
 			}}
 			t.open = append(t.open, i)
-			t.opened[v.Class&7]++
+			t.opened[v.Class]++
 			events = append(events, event{opened, i.Incident})
 		}
 		seen[i] = true
@@ -89,7 +89,7 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 		confirms := i.Confirmed.IsZero() && v.Level == diagnosis.Confirmed
 		if confirms {
 			i.Confirmed = now
-			t.confirmed[v.Class&7]++
+			t.confirmed[v.Class]++
 		} else if !i.Confirmed.IsZero() {
 			v.Level = diagnosis.Confirmed // a doubt after the fact takes nothing back: alerts would flap
 		}
@@ -111,8 +111,8 @@ func (t *incidents) update(now time.Time, verdicts []diagnosis.Verdict, attempt 
 	return events
 }
 
-// restartTakes bounds for how long what happens to a job is put down to a restart that has
-// been decided on. Pods have a grace period to end in, 30 s by default, and the next ones have to start.
+// restartTakes bounds for how long a restart that was decided on explains what happens to a
+// job. Pods have a grace period to end in, 30 s by default, and the next ones have to start.
 const restartTakes = 3 * time.Minute
 
 func (i *openIncident) restarting(now time.Time) bool {
@@ -129,7 +129,7 @@ func (t *incidents) stopping(now time.Time) (first time.Time) {
 	return first
 }
 
-// alike reports whether two verdicts are of one class and blame the same, first of all.
+// alike reports whether two verdicts are of one class and have the same first culprit.
 func alike(a, b *diagnosis.Verdict) bool {
 	return a.Class == b.Class && len(a.Culprits) > 0 && len(b.Culprits) > 0 && same(&a.Culprits[0], &b.Culprits[0])
 }

@@ -7,12 +7,13 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// A job's times are compared on one clock, the job's: that of a reference node, mapped once
-// to the master's. It never jumps while that node is there, since agents are told of it one
-// after the other: when the two clocks have drifted apart for sure, it is led back slowly. Where another node's clock stands on it is bounded twice, by the messages
-// between its agent and the master (clockMap), and by the collectives, which know
-// it to about their own length: nobody leaves one before the last member has entered it. With
-// T for the moment at which the last one enters,
+// A job's times are compared on one clock, the job's: that of a reference node, mapped once to
+// the master's. It never jumps while that node is there, since agents hear of a change one after
+// the other; when the two clocks have surely drifted apart, it is slewed back.
+//
+// Another node's offset to it is bounded twice: by the messages between its agent and the master
+// (clockMap), and by collectives, to about their own length, since nobody leaves one before the
+// last member has entered. With T for the moment at which the last one enters,
 //
 //	T ≥ last start on node b + offset of b     for every node b
 //	T ≤ first end on node a + offset of a      for every node a

@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 )
 
-// This file keeps which nodes have ranks with a lease for the next master: of a node that is cut
-// off it would know nothing, and could prove nothing of it.
+// This file saves which nodes have ranks with a lease, for the next master. It would know
+// nothing of a node that is cut off, and could prove nothing about it.
 
 const (
 	leaseFile   = "leases.json"
@@ -33,8 +33,9 @@ type savedLeases struct {
 	leases
 }
 
-// keepLeases writes down the nodes that have ranks with a lease, when they have changed. It is called with
-// Master.mu held, by each pass. The file is not waited for: after the next boot of this host it would be of no use.
+// keepLeases saves the nodes that have ranks with a lease when they have changed. Each pass
+// calls it with Master.mu held. It does not wait for the file, which is of no use after the
+// host's next boot.
 func (m *Master) keepLeases(now int64) {
 	if m.dir == nil || m.state.epochs == 0 || now-m.fences.keptAt < leaseLook {
 		return
@@ -69,8 +70,8 @@ func (m *Master) keepLeases(now int64) {
 	m.fences.kept, m.fences.unkept = l, false
 }
 
-// loadLeases reads what the last master has kept. Without it nothing is proven of nodes that are not
-// heard again, so a damaged file is none.
+// loadLeases reads what the last master has saved. A damaged file is no error: without it
+// nothing is proven about nodes that do not come back.
 func (m *Master) loadLeases() {
 	b, err := m.dir.ReadFile(leaseFile, leaseLimit)
 	if errors.Is(err, os.ErrNotExist) {

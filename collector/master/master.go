@@ -338,8 +338,8 @@ func (m *Master) watchAgents(now int64) {
 	}
 }
 
-// paused tells whether ages measured up to now mean nothing: this master did
-// not run for a while, or most of the agents did not, or have not been heard since.
+// paused reports whether ages measured up to now mean nothing: this master did not run for a
+// while, or most of the agents did not or have not reported since.
 func (m *Master) paused(now int64) bool {
 	gap := now - m.lastTick
 	late := m.lastTick != 0 && gap > (m.o.Interval+pauseAfter).Nanoseconds()
@@ -364,17 +364,18 @@ func (m *Master) paused(now int64) bool {
 	return late || 2*silent > connected || 2*unheard > connected
 }
 
-// settleFor is how long a master that has started waits for word of what runs: agents need about two
-// seconds to come back to it.
+// settleFor is how long a master that has started waits for reports of what runs: agents need
+// about two seconds to come back to it.
 const settleFor = int64(5 * time.Second)
 
-// settling tells whether all that this master knows is of processes that have ended, since it has just started. The first agent to come back may be the one whose node had ranks of an attempt that is over.
+// settling reports whether a master that has just started knows only processes that have ended.
+// The first agent to come back may be the one whose node had ranks of an attempt that is over.
 func (m *Master) settling(now int64) bool {
 	return m.state.epochs > 0 && now-m.started.UnixNano() < settleFor && m.state.speakers() == 0
 }
 
-// hold tells whether an absent verdict proves nothing, because agents that
-// should speak are not heard. It is bounded by Options.Hold.
+// hold reports whether an absent verdict proves nothing, because agents that should report are
+// silent. Options.Hold bounds it.
 func (m *Master) hold(now int64) bool {
 	ev := &m.state.ev
 	incomplete := ev.Paused || m.state.seen == 0 || m.state.seen < len(ev.Ranks)

@@ -133,8 +133,8 @@ type process struct {
 // maxLease is the longest that an agent reports: a day, and a grace of a minute.
 const maxLease = int64(24*time.Hour + time.Minute)
 
-// apart is what an agent has told of that no other one has a part in. It gets at most half of each
-// table, so that one that invents leaves room for the others.
+// apart is what one agent alone reports. It gets at most half of each table, so that an agent
+// that invents leaves room for the others.
 type apart struct{ comms, members, conns int }
 
 type commIndex struct {
@@ -201,7 +201,7 @@ func (s *state) disconnected(n int32) {
 	s.ev.Nodes[n].CPUPressure, s.ev.Nodes[n].MemoryPressure = 0, 0
 }
 
-// askDenied has those say everything again who may be believed now.
+// askDenied has agents report everything again that were refused and may be believed now.
 func (s *state) askDenied() {
 	for i := range s.nodes {
 		if o := &s.nodes[i]; o.denied {
@@ -326,8 +326,8 @@ func (s *state) mergeRank(n int32, w *wire.Rank, now int64) {
 	}
 }
 
-// forget removes the processes that a report superseded from the communicators that
-// they were in, all in one go.
+// forget removes the processes that a report superseded from their communicators, all in one
+// go.
 func (s *state) forget(now int64) {
 	if len(s.report.forgotten) == 0 {
 		return
@@ -368,8 +368,8 @@ func (s *state) leave(c int32, now int64) {
 	}
 }
 
-// taken reports whether a place in a communicator is another rank's, whose process
-// another agent that is heard tells of: only that one can give it up.
+// taken reports whether a place in a communicator belongs to another rank, whose process
+// another connected agent reports. Only that agent can give it up.
 func (s *state) taken(n int32, was *diagnosis.Member, world int32) bool {
 	if !present(was) || was.World == world || int(was.World) >= len(s.ranks) {
 		return false

@@ -21,8 +21,8 @@ type noteService struct {
 
 const maxNoteText = 160 // bytes
 
-// Note takes in what a remediator did about an incident. It is shown; and while a restart is under
-// way the incident keeps its name, since ranks that are ended did not break step.
+// Note takes in what a remediator did about an incident, to be shown. While a restart is under
+// way the incident also keeps its name: the ranks that it ends did not break step.
 func (m noteService) Note(ctx context.Context, q *wire.NoteRequest) (*wire.NoteReply, error) {
 	if err := m.admit(ctx, wire.Identity.Remediator); err != nil {
 		return nil, err
@@ -57,8 +57,8 @@ func notesOf(q *wire.NoteRequest) (notes []collector.Note) {
 	return notes
 }
 
-// note adds notes to an incident, open or closed, but those that it has: a remediator that
-// was killed tells its story again.
+// note adds notes to an incident, open or closed. Notes that it has already are left out: a
+// remediator that was killed reports again.
 func (t *incidents) note(id string, notes []collector.Note, now time.Time) (kept int, ok bool) {
 	var in *collector.Incident
 	var open *openIncident

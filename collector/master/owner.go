@@ -8,11 +8,12 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// This file says whose a rank is. It belongs to the agent that told of it first, as long
-// as that one is heard and says that the process lives; who comes later is refused,
-// whatever the times say. Two things correct a first one that lied: the job changes its epoch by the
-// word of most (attempt.go), and a rank that is in no communicator with another node's ranks
-// goes to an agent whose rank is in one: its id is known to the job's processes only.
+// This file says which agent owns a rank: the first to report it, as long as that agent is
+// connected and says that the process lives. A later one is refused, whatever the times say.
+//
+// Two things correct a first agent that lied. The job changes its epoch by majority
+// (attempt.go). And a rank that is in no communicator with another node's ranks goes to an
+// agent whose rank is in one, since only the job's processes know such a communicator's id.
 
 // count and uncount keep what is known of a rank's node.
 func (s *state) count(rank int32, now int64) {
@@ -77,7 +78,7 @@ func (s *state) mayTake(n int32, w *wire.Rank, now int64) bool {
 	return w.CreatedUnixNs >= p.created-skew
 }
 
-// vouch notes that a rank is in a communicator with ranks of other nodes, and those with it.
+// vouch notes that a rank, and those with it, are in a communicator with ranks of other nodes.
 func (s *state) vouch(n, c, world int32, now int64) {
 	k := &s.comms[c]
 	if k.by != n && k.by != several {
@@ -111,9 +112,9 @@ func (s *state) vouched(rank int32) {
 	}
 }
 
-// trusted reports whether what a node tells may lead to a verdict. Once a job is known to
-// communicate between nodes, a node none of whose ranks does tells of processes that may be
-// none of the job's: any agent that may report of the job can claim ranks that nobody tells of.
+// trusted reports whether what a node reports may lead to a verdict. Once a job is known to
+// communicate between nodes, a node none of whose ranks does may be reporting processes of
+// something else: any agent of the job can claim ranks that nobody reports.
 func (s *state) trusted(n int32) bool { return !s.shared || s.nodes[n].vouched > 0 }
 
 // share begins to tell the job's nodes from others.
@@ -140,8 +141,9 @@ func (s *state) doubt(r *diagnosis.Rank) {
 	*r = diagnosis.Rank{Node: r.Node, PID: r.PID, Attempt: r.Attempt}
 }
 
-// contest takes a rank from an agent that nobody vouches for, when another one knows a
-// communicator in which its process has the rank's place, and a third one knows it, too.
+// contest takes a rank from an agent that nobody vouches for, when another agent knows a
+// communicator in which its process has the rank's place and a third agent knows that
+// communicator, too.
 func (s *state) contest(n int32, w *wire.Member) {
 	if w.Attempt != s.attempt || w.WorldRank < 0 || int(w.WorldRank) >= len(s.ranks) || left(record.CommState(w.State)) {
 		return
@@ -167,8 +169,7 @@ func (s *state) contest(n int32, w *wire.Member) {
 	s.nodes[n].stale = true
 }
 
-// maxKnownComms bounds the communicators of which an agent was heard to tell whose ranks
-// are another's.
+// maxKnownComms bounds the communicators that agents know while another agent owns their ranks.
 const maxKnownComms = 64
 
 // learnComm notes that an agent knows a communicator, and returns who does.

@@ -10,8 +10,8 @@ import (
 // maxWhy is how many sentences a verdict has at most.
 const maxWhy = 8
 
-// along adds to verdicts on connections over which links these go, where somebody plans
-// paths. The verdicts themselves stay as they are: what is recorded is judged again without.
+// along adds to verdicts on connections the links that these take, where a planner knows them.
+// Recorded verdicts stay without: they are judged again without a planner.
 func (m *Master) along(ev *diagnosis.Evidence, verdicts []diagnosis.Verdict) []diagnosis.Verdict {
 	if m.o.Paths == nil {
 		return verdicts

@@ -41,8 +41,8 @@ func (m *Master) startRecording() (err error) {
 	return nil
 }
 
-// runRecorder writes what is recorded until stop is called, which waits for its end, though not for a
-// disk that hangs.
+// runRecorder writes what is recorded until stop is called. stop waits for its end, but not for
+// a disk that hangs.
 func (m *Master) runRecorder() (stop func()) {
 	if m.recorder == nil {
 		return func() {}

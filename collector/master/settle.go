@@ -4,12 +4,12 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
-// callsOnly is what was told of a communicator of some of whose members no more than calls is
-// seen (uprobes on NCCL). That one has called an operation says that it is in it, and that its call
-// has returned does not say that it is out: a GPU may be waiting. But while a member has not
-// called an operation nobody is out of it, and those who have called it wait for that member; and
-// once all have called it there is nobody to wait for. So where such a member is follows from what
-// all members have called, which only the master knows.
+// callsOnly is a communicator with members of which only calls are seen (uprobes on NCCL). A
+// member that has called an operation is in it; that its call has returned does not say that it
+// is out, since a GPU may still be waiting. But while one member has not called an operation
+// nobody is out of it, and those that have called it wait for that member. Once all have called
+// it nobody is waited for. So where such a member is follows from what all members have called,
+// which only the master knows.
 type callsOnly struct {
 	members []calledMember
 	changed bool
@@ -35,7 +35,7 @@ func (s *state) callsOnly(c int32, rank int, only bool) {
 	x.members[rank].only = only
 }
 
-// set keeps a member's own words: what is made of them stands in the evidence.
+// set keeps what a member reported itself; what settle derives from it stands in the evidence.
 func (x *callsOnly) set(rank int, m diagnosis.Member) {
 	if x == nil {
 		return
@@ -45,7 +45,7 @@ func (x *callsOnly) set(rank int, m diagnosis.Member) {
 	x.changed = true
 }
 
-// settle says of members that are seen by their calls which operation they are in.
+// settle finds which operation members are in that are seen only by their calls.
 func (s *state) settle() {
 	for c := range s.comms {
 		if x := s.comms[c].calls; x != nil && x.changed {
@@ -57,8 +57,8 @@ func (s *state) settle() {
 }
 
 func (x *callsOnly) settle(members []diagnosis.Member) {
-	// The last operation that all have called, and when the last one did. While somebody is not
-	// known nobody can be said to wait.
+	// all is the last operation that every member has called, at when the last of them did.
+	// With a member that is not known nobody can be said to wait.
 	all, at, known := ^uint64(0), int64(0), true
 	for i := range members {
 		m := &members[i]
@@ -78,8 +78,8 @@ func (x *callsOnly) settle(members []diagnosis.Member) {
 		}
 		m.Finished, m.FinishedAt, m.StartedAt = k.returned, k.returnedAt, k.startedAt
 		if known && all < k.returned {
-			// It is in the one after that since that one was called by it, or since the one before
-			// was called by all: the program may run far ahead of the GPU.
+			// The member is in the operation after all. It has been since it called that, or
+			// since every member had called all: a program may run far ahead of its GPU.
 			m.Finished, m.FinishedAt = all, at
 			m.StartedAt = max(k.startedAt, at)
 		}

@@ -1,14 +1,17 @@
 package master
 
-// A table of samples is full of what somebody told. What several nodes tell of, each its part, no
-// one of them has made up; of what one alone tells nobody knows. So samples are counted by who
-// tells of them, and who has most gives way first: one that invents crowds out its own.
+// A sample that several nodes report, each its part, was made up by none of them alone; one
+// that a single node reports may have been. So samples are counted by who reports them, and
+// when a table is full the node with most loses first: a node that invents samples crowds out
+// only its own.
 
-// shares counts the weight of samples, by the node that alone tells of them (several: not alone).
+// shares is the weight of samples by the one node that reports them; several stands for samples
+// that more than one reports.
 type shares map[int32]int64
 
-// quota is the most of the weights of single nodes that fit into room, and of what several tell:
-// that has half of room for itself, and as much as each of them.
+// quota is the largest weight that each single node may keep so that all fits into room, and
+// that samples of several nodes may keep: these have half of room for themselves, and otherwise
+// as much as each node.
 func (s shares) quota(room int64) (one, shared int64) {
 	fits := func(q int64) bool {
 		sum := min(s[several], max(q, room/2))
@@ -30,8 +33,8 @@ func (s shares) quota(room int64) (one, shared int64) {
 	return lo, max(lo, room/2)
 }
 
-// thin says which of n samples, in the order in which they came, to keep: at most 1/2^halvings
-// of their weight, the latest of each node's share.
+// thin says which of n samples, oldest first, to keep: at most 1/2^halvings of their weight,
+// and of each node's share the latest.
 func thin(n, halvings int, of func(i int) (by int32, weight int64)) []bool {
 	all, room := shares{}, int64(0)
 	for i := range n {

@@ -22,8 +22,8 @@ type stored struct {
 	Number    uint64
 	Open      []collector.Incident
 	Closed    []collector.Incident
-	Opened    [8]uint64
-	Confirmed [8]uint64
+	Opened    [collector.MaxClasses]uint64
+	Confirmed [collector.MaxClasses]uint64
 }
 
 // errForeign is the error of a file that another job's or version's master wrote.
@@ -53,7 +53,7 @@ func (t *incidents) load(dir *statedir.Dir, now time.Time) error {
 		return fmt.Errorf("read incidents from %s: %w: it has version %d, this program writes %d; move it away, and what is open is reported anew", path, errForeign, s.Version, storeVersion)
 	}
 	t.number, t.opened, t.confirmed = s.Number, s.Opened, s.Confirmed
-	// The engine begins anew, and needs time to see again what it saw before.
+	// The engine starts empty, and needs time to see again what it saw before.
 	for _, i := range s.Open[:min(len(s.Open), maxOpen)] {
 		o := &openIncident{Incident: i, lastSeen: now.Add(2 * t.closeAfter)}
 		if collector.Restarting(i.Notes) {
@@ -83,8 +83,8 @@ const (
 	saveWithin = 2 * time.Second // at the end
 )
 
-// keep saves the incidents when they have changed, until the master stops. It is
-// no part of a pass: a disk that hangs or is full must not keep the master from judging.
+// keep saves the incidents when they have changed, until the master stops. It runs beside the
+// passes: a disk that hangs or is full must not keep the master from judging.
 func (m *Master) keep() {
 	defer close(m.kept)
 	for failing, stopping := false, false; ; {

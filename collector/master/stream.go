@@ -28,7 +28,7 @@ type stream struct {
 	fences  map[uint64]bool // orders that it was sent; guarded by Master.mu
 }
 
-// send queues a message; a stream that does not drain loses it, which is counted.
+// send queues a message. A stream that does not drain loses it; the loss is counted.
 func (s *stream) send(m *wire.MasterMessage) bool {
 	select {
 	case s.out <- m:
@@ -139,7 +139,7 @@ func (m *Master) receive(g wire.Collector_ProgressServer, s *stream) error {
 	}
 }
 
-// refuseMessage counts what could not be taken apart, or was not to be.
+// refuseMessage counts messages that could not be decoded, or are too large to be.
 func (m *Master) refuseMessage(err error) error {
 	switch status.Code(err) {
 	case codes.ResourceExhausted, codes.Internal, codes.InvalidArgument, codes.Unimplemented:
@@ -152,8 +152,8 @@ func (m *Master) refuseMessage(err error) error {
 // takes its place, ns. Agents report ten times a second.
 const duplicateAfter = int64(2 * time.Second)
 
-// hello admits an agent. One that comes again takes the place of its former stream, another
-// instance for the same node that of one that is not heard any more.
+// hello admits an agent. An agent that reconnects takes the place of its former stream. Another
+// instance for the same node takes the place of one that is silent.
 func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	switch {
 	case h == nil:
@@ -201,9 +201,9 @@ func (m *Master) hello(h *wire.Hello, s *stream) (int32, error) {
 	return n, nil
 }
 
-// report merges one report, unless another stream speaks for the node now, and
-// asks for everything again when it is known not to be the whole story. gap says
-// that reports before it are missing.
+// report merges one report, unless another stream speaks for the node now. It asks for a full
+// report when it knows that this one is not the whole story; gap says that reports before it
+// are missing.
 func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64, ack *wire.Ack, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -222,7 +222,7 @@ func (m *Master) report(n int32, s *stream, r *wire.Report, gap bool) (now int64
 	return now, &wire.Ack{ArrivalsPerSecond: m.state.arrivalsPerSecond(), JobClock: m.state.jobClock(n, now), Roots: true}, true
 }
 
-// askAgain asks an agent for everything when that is known not to be here.
+// askAgain asks an agent for a full report when the master knows that it lacks something.
 func (nd *node) askAgain() {
 	if nd.stale && nd.stream != nil {
 		nd.stale = !nd.stream.send(&wire.MasterMessage{Body: &wire.MasterMessage_Resync{Resync: &wire.Resync{}}})

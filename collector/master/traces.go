@@ -8,9 +8,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// An incident names a trace that exists: agents are asked for the collective that shows it
-// best, and the incident bears its trace once one of them has exported a span of it. Where
-// nobody holds that collective, they are asked once more for one that one of them does.
+// An incident names a trace that exists. Agents are asked for the collective that shows it
+// best, and the incident gets its trace once one of them has exported a span of it. Where
+// nobody holds that collective, agents are asked once more, for one that one of them does hold.
 
 const (
 	maxAsked = 256 // requests whose answers are awaited

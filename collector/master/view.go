@@ -28,7 +28,7 @@ func (s *state) view(now int64) *collector.JobView {
 	return collector.View(&ev, s.sees)
 }
 
-// sees reports whether an agent that is heard tells of a rank, or it has ended.
+// sees reports whether a connected agent reports a rank, or the rank has ended.
 func (s *state) sees(rank int) bool {
 	n := s.ranks[rank].node
 	return n >= 0 && s.trusted(n) && (ended(s.ev.Ranks[rank].Proc) || s.nodes[n].stream != nil && !s.ev.Nodes[n].Lost)

@@ -139,7 +139,7 @@ func sendJob(p *pass, j *collector.AgentJob) {
 		p.send(names.ConnBroken, float64(t.Broken), j.Job, transport)
 		p.send(names.ConnSwitches, float64(t.Switches), j.Job, transport)
 		p.send(names.ConnResent, float64(t.Resent), j.Job, transport)
-		for cause := record.CauseNone; cause <= record.CauseCPUStarved; cause++ {
+		for cause := range record.Cause(record.NumCauses) {
 			p.send(names.Windows, float64(t.Windows[cause]), j.Job, transport, cause.String())
 		}
 	}

@@ -53,9 +53,9 @@ func agentSnapshot() *collector.AgentSnapshot {
 				{Name: "tp", Members: 8},
 			},
 			Transports: []collector.AgentTransport{
-				{Transport: record.TransportSHM, Connections: 14, Outstanding: 4096, ConnTotals: collector.ConnTotals{Windows: [8]uint64{1000, 3, 2, 1, 0}}},
+				{Transport: record.TransportSHM, Connections: 14, Outstanding: 4096, ConnTotals: collector.ConnTotals{Windows: [record.NumCauses]uint64{1000, 3, 2, 1, 0}}},
 				{Transport: record.TransportTCP, Connections: 2},
-				{Transport: record.TransportRDMA, Connections: 4, Broken: 1, ConnTotals: collector.ConnTotals{Windows: [8]uint64{20}, Switches: 3, Resent: 65536}},
+				{Transport: record.TransportRDMA, Connections: 4, Broken: 1, ConnTotals: collector.ConnTotals{Windows: [record.NumCauses]uint64{20}, Switches: 3, Resent: 65536}},
 			},
 			Connections: []collector.ConnDetail{
 				{
@@ -226,8 +226,8 @@ func masterSnapshot() *collector.MasterSnapshot {
 				},
 			},
 		},
-		Opened:    [8]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1, diagnosis.CommunicationSlow: 1},
-		Confirmed: [8]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1},
+		Opened:    [collector.MaxClasses]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1, diagnosis.CommunicationSlow: 1},
+		Confirmed: [collector.MaxClasses]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1},
 		Diagnoses: 600, DiagnosisNs: 1_200_000,
 		Delay: []collector.DelayMatrix{
 			{Comm: "tp", Size: 2, Ratio: []float32{nan, 1, 4, nan}},

@@ -74,20 +74,7 @@ static uint32_t stream_of(const void *stream)
 /* What NCCL's tests call the size: everybody's data where each gives a part. */
 static uint64_t bytes_of(const struct comm *c, uint8_t coll, uint64_t count, uint32_t size)
 {
-	switch (coll) {
-	case LOCKSTEP_COLL_ALLGATHER:
-	case LOCKSTEP_COLL_REDUCESCATTER:
-	case LOCKSTEP_COLL_ALLTOALL:
-	case LOCKSTEP_COLL_GATHER:
-	case LOCKSTEP_COLL_SCATTER:
-		return count * size * (uint64_t)c->ranks;
-	}
-	return count * size;
-}
-
-static int rooted(uint8_t coll)
-{
-	return coll == LOCKSTEP_COLL_REDUCE || coll == LOCKSTEP_COLL_BROADCAST || coll == LOCKSTEP_COLL_GATHER || coll == LOCKSTEP_COLL_SCATTER;
+	return count * size * (lockstep_coll_is(coll, LOCKSTEP_COLLS_PARTED) ? (uint64_t)c->ranks : 1);
 }
 
 static struct call call_of(const struct comm *c, const char *func, const char *datatype, size_t count, int root)
@@ -95,7 +82,7 @@ static struct call call_of(const struct comm *c, const char *func, const char *d
 	uint32_t size;
 	struct call a = {.coll = coll_of(func), .dtype = dtype_of(datatype, &size)};
 	a.bytes = bytes_of(c, a.coll, count, size);
-	a.root = rooted(a.coll) ? root : -1;
+	a.root = lockstep_coll_is(a.coll, LOCKSTEP_COLLS_ROOTED) ? root : -1;
 	return a;
 }
 

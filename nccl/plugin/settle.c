@@ -64,7 +64,7 @@ static void tell_enqueue(struct comm *c, struct op *o, uint64_t seq)
 		return;
 	struct lockstep_record r = record_of(c, seq, LOCKSTEP_KIND_ENQUEUE, o->called);
 	uint8_t coll = PEEK(&o->coll);
-	int reduces = coll == LOCKSTEP_COLL_ALLREDUCE || coll == LOCKSTEP_COLL_REDUCE || coll == LOCKSTEP_COLL_REDUCESCATTER;
+	int reduces = lockstep_coll_is(coll, LOCKSTEP_COLLS_REDUCES);
 	int64_t launched = PEEK(&o->launched);
 	r.body.enqueue = (struct lockstep_body_enqueue){
 		.coll = coll, .dtype = PEEK(&o->dtype), .op = reduces ? LOCKSTEP_OP_UNKNOWN_OP : LOCKSTEP_OP_SUM, .root = PEEK(&o->root),

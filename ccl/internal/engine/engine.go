@@ -364,7 +364,7 @@ func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) 
 // short, and returns 0 once the header is out.
 func (e *Engine) sendHeader(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	data, limit := st.Len, stageMemory
-	if link.Kind() != record.TransportSHM {
+	if !link.Kind().InMemory() {
 		limit = stageNetwork
 	}
 	if data > limit || e.opaque(st.Src) {

@@ -73,8 +73,8 @@ type Executor struct {
 	saidSeq uint64
 }
 
-// behind is the context of work on another communicator: it ends with its own's end, too,
-// and costs no allocation. Who is asleep then is woken by role.over.
+// behind is the context of work on another communicator. It also ends when its own communicator
+// does, and costs no allocation; role.over wakes a goroutine that sleeps under it.
 type behind struct {
 	context.Context
 	x *Executor
@@ -134,7 +134,8 @@ func (x *Executor) Failed() *failure.Failure {
 	return nil
 }
 
-// Over is why operations no longer run, nil while they do; Failed comes before, by Close.
+// Over is why operations no longer run, nil while they do. After Close, Failed is set before
+// Over is.
 func (x *Executor) Over() *failure.Failure { return x.failed.Load() }
 
 // Err is Over as callers see it.
@@ -146,7 +147,8 @@ func (x *Executor) Err() error {
 	return x.Error("communicator", 0, f)
 }
 
-// Lost is why nobody wants this rank's bytes any more: Err, unless it has merely closed.
+// Lost is why peers no longer need bytes from this rank: Err, or nil where the communicator was
+// merely closed.
 func (x *Executor) Lost() error {
 	if x.failed.Load() == &failure.Closed {
 		return nil
@@ -154,14 +156,14 @@ func (x *Executor) Lost() error {
 	return x.Err()
 }
 
-// Fail makes f the end of the communicator unless it has one already. tell
-// says whether the others must hear of it.
+// Fail ends the communicator with f unless it has ended already. tell says whether other ranks
+// must hear of it.
 func (x *Executor) Fail(f *failure.Failure, tell bool) {
 	x.telling.Lock()
 	first := x.failed.Load() == nil
 	if first {
-		// The recorder first: a caller that sees the failure may end the process at once,
-		// and that death must not look like the one that the failure is about.
+		// The recorder comes first. A caller that sees the failure may end the process at once,
+		// and that death must not be taken for the cause.
 		x.Log.Aborted(f)
 		x.failed.Store(f)
 		if tell {
@@ -179,8 +181,8 @@ func (x *Executor) Fail(f *failure.Failure, tell bool) {
 	}
 }
 
-// Gone notes that a member has closed the communicator in good order. What it
-// has sent may still be on its way; who needs more of it finds out in idle.
+// Gone notes that a member has closed the communicator in good order. Bytes it sent may still
+// be under way; idle notices when an operation needs more from it.
 func (x *Executor) Gone(rank int) {
 	var left []int
 	if old := x.left.Load(); old != nil {

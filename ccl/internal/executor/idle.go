@@ -22,8 +22,8 @@ type idleness struct {
 }
 
 const (
-	// A wait is worth recording, and ranks compare what they are in, only when
-	// it has lasted.
+	// Waits shorter than tellAfter are not recorded; after compareAfter ranks compare which
+	// call they are in, every compareEvery.
 	tellAfter    = int64(100 * time.Microsecond)
 	compareAfter = int64(300 * time.Millisecond)
 	compareEvery = int64(500 * time.Millisecond)
@@ -31,8 +31,8 @@ const (
 	leftAfter = int64(500 * time.Millisecond)
 	// suspectFor is how long the control plane may take to say why a link broke.
 	suspectFor = int64(time.Second)
-	// stallMost is how much of the time between two looks counts there: what keeps this process
-	// from running keeps back what it would have heard, too.
+	// stallMost caps how much of the time between two looks counts as silence: while this
+	// process was not scheduled it could hear nothing.
 	stallMost = int64(2 * nap)
 	// nap bounds one sleep, so that a context's end is noticed.
 	nap = 20 * time.Millisecond
@@ -93,8 +93,8 @@ func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 }
 
 const (
-	// A rank whose GPU has not come so far polls for a while, then sleeps for longer and
-	// longer: the GPU may be busy for as long as it likes.
+	// While the GPU has not reached the operation, the rank polls for attendBusy and then
+	// sleeps for longer and longer, up to attendMost: the GPU may be busy for any time.
 	attendBusy = 200 * time.Microsecond
 	attendMost = 200 * time.Microsecond
 )
@@ -116,8 +116,8 @@ func (x *Executor) attend(i *idleness) {
 	time.Sleep(min(waited/8, attendMost))
 }
 
-// announce tells rank 0 which collective this rank is stuck in: ranks that
-// disagree on a call may be waiting for messages that nobody sends.
+// announce tells rank 0 which collective this rank is stuck in. Ranks that disagree on a call
+// may wait for messages that nobody sends.
 func (x *Executor) announce(now int64) {
 	if x.current == nil || x.current.collective == 0 || x.saidSeq == x.seq && now-x.said < compareEvery {
 		return

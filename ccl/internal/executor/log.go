@@ -13,11 +13,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Log writes a communicator's part of the flight recorder: live words that say
-// what has been called and what is open, and one record of each operation when it
-// ends. Only what has to queue, or lasts, is also told of before. Where it can be
-// this is done while the operation has to wait anyhow: its start is noted after
-// its first bytes went out, and the sums of a brief one after those of the next.
+// Log writes a communicator's part of the flight recorder: live words that say what has been
+// called and what is open, and one record of each operation when it ends. An operation that
+// queues, or lasts, is also recorded before. Log writes while the operation has to wait anyway,
+// where it can: the start after the first bytes went out, the sums of a brief operation after
+// the next one's first bytes.
 type Log struct {
 	rec    *record.Writer // nil: off
 	live   *record.Comm
@@ -118,8 +118,8 @@ func (l *Log) tell(s record.CommState, why record.Result, peer int32) {
 	})
 }
 
-// enqueue notes a call. One that runs next has no record of its own: it is
-// taken to start at once (the sweeper sees to it, within 2 ms, if nobody does).
+// enqueue notes a call. An operation that runs next gets no record of its call: readers take it
+// to start at once, and the sweeper begins it within 2 ms if nobody else does.
 func (l *Log) enqueue(op *Operation, seq uint64, next bool) {
 	if l.rec == nil {
 		return
@@ -166,8 +166,8 @@ func (l *Log) start(op *Operation, seq uint64, at int64) {
 	l.addSums()
 }
 
-// lasts tells of an operation that goes on for long: its record at the end may
-// never come, and until then the ring has nothing of it but its call, if that.
+// lasts records that an operation goes on for long. Its record at the end may never come, and
+// until then the ring has at most its call.
 func (l *Log) lasts(op *Operation, seq uint64, s *algo.Schedule) {
 	if l.rec == nil || l.lasting {
 		return
@@ -233,12 +233,14 @@ func (l *Log) end(op *Operation, seq uint64, s *algo.Schedule, result record.Res
 }
 
 const (
-	// legBytes is the size from which on an operation's legs are timed, legBytesApart where bytes cross nodes:
-	// what takes long enough for a few looks at the clock to be nothing.
+	// legBytes is the size from which an operation's legs are timed, legBytesApart where bytes
+	// cross nodes. An operation that large takes so long that a few looks at the clock cost
+	// nothing.
 	legBytes      = 1 << 20
 	legBytesApart = 8 << 10
-	// legsFrom is how long an operation takes whose legs are recorded, and legCost the time for which it
-	// may have one record, ns: some 50 ns each, so half a percent at most.
+	// legsFrom is the duration from which legs are recorded. An operation may have one record
+	// of a leg for each legCost ns it took: one costs some 50 ns, so they cost half a percent
+	// at most.
 	legsFrom = 100_000
 	legCost  = 10_000
 )
@@ -289,8 +291,8 @@ func (l *Log) stamped(p Proxy, seq uint64, now int64) (end int64, met lastArriva
 	return end, met, true
 }
 
-// asksBoard reports whether members of this node say on the board when they
-// enter op; asksEngine whether others, or all, are known by their bytes.
+// asksBoard reports whether members of this node say on the board when they enter op;
+// asksEngine whether the others, or all, are known by their first bytes.
 func (l *Log) asksBoard(op *Operation) bool  { return l.board != nil && op.collective != 0 }
 func (l *Log) asksEngine(op *Operation) bool { return l.rec != nil && (l.remote || !l.asksBoard(op)) }
 

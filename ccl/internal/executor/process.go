@@ -47,8 +47,8 @@ const (
 	// sweepIdle is after how long without any call the sweeper goes to sleep.
 	sweepIdle   = 100 * time.Millisecond
 	anchorEvery = 5 * time.Second
-	// sweepWatch is how often it looks all the same while bytes are outstanding:
-	// the pipeline must not take what was consumed for what is stuck.
+	// sweepWatch is how often it looks even so while bytes are outstanding: the pipeline must
+	// not take consumed bytes for stuck ones.
 	sweepWatch = 20 * time.Millisecond
 )
 
@@ -96,8 +96,8 @@ func (p *Process) remove(q *queue) {
 	}
 }
 
-// bulk is from how many bytes an operation is handed to the worker at once, if
-// the caller has not been seen to wait for its operations.
+// bulk is the size from which an operation goes to the worker at once, unless the caller has
+// been seen to wait for its operations.
 const bulk = 256 << 10
 
 // nudge follows every call: somebody must notice the operation.
@@ -171,11 +171,10 @@ func sweep(stop chan struct{}) {
 	}
 }
 
-// observe looks at the transports of a communicator that has not been called since
-// the last sweep, so that completions between operations are noticed within
-// sweepMax and not at the next operation: windows measure the network, not the
-// program's steps. Without a recorder, too: a peer that connects again for bytes
-// on their way to it must find somebody who takes its sockets over.
+// observe looks at the transports of a communicator that has had no call since the last sweep.
+// Completions between operations are noticed within sweepMax, not at the next operation, so
+// windows measure the network and not the program's steps. It also runs without a recorder: a
+// peer that reconnects needs somebody to take its sockets over.
 func (q *queue) observe(tail uint64) (due bool) {
 	quiet := q.swept == tail
 	q.swept = tail

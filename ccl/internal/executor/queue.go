@@ -47,8 +47,8 @@ func (op *Operation) signature() engine.Signature {
 	return s
 }
 
-// Proxy is the network's part of an operation on device memory, which the caller's stream
-// and the executor carry out together.
+// Proxy is the network's part of an operation on device memory. The caller's stream and the
+// executor carry such an operation out together.
 type Proxy interface {
 	// Numbered tells it its number in the queue.
 	Numbered(seq uint64)

@@ -40,8 +40,8 @@ func (r *role) release() {
 	r.rouse()
 }
 
-// over wakes whoever waits on behalf of a communicator that has come to its end, also
-// where that is behind another's operation.
+// over wakes goroutines that wait on behalf of a communicator that has ended, including those
+// that wait behind another communicator's operation.
 func (r *role) over() {
 	for ; r != nil; r = r.ahead.Load() {
 		r.rouse()

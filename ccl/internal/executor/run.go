@@ -18,8 +18,8 @@ func (x *Executor) Start(gpu GPU) {
 	x.Process.add(&x.queue)
 }
 
-// Stop ends it, after End: what is in the queue ends with the communicator's failure, and no
-// one uses links or pinned memory any more.
+// Stop ends the worker, after End. What is in the queue ends with the communicator's failure,
+// and nothing uses links or pinned memory any more.
 func (x *Executor) Stop() {
 	x.worker.Wait()
 	x.queue.role.acquire() // for good
@@ -91,11 +91,11 @@ func (x *Executor) execute(ctx context.Context, seq uint64) error {
 	}
 }
 
-// follow returns when what the next operation comes after has ended, or c is over.
+// follow returns when the operation that the next one must follow has ended, or c is over.
 func (x *Executor) follow(ctx context.Context) {
 	x.behind = behind{ctx, x}
 	x.queue.role.ahead.Store(&x.dep.of.role)
-	// A failure there is that stream's to report; here only order counts.
+	// That stream reports a failure; here only the order counts.
 	_ = x.dep.of.run.drive(&x.behind, x.dep.seq)
 	x.queue.role.ahead.Store(nil)
 	x.behind = behind{}
@@ -137,8 +137,8 @@ func (x *Executor) progress(seq uint64) (moved bool) {
 		}
 		var err error
 		if !x.entered {
-			// Recording overlaps the flight of the first bytes, but its time is before them:
-			// who has them may end before this thread runs again.
+			// The record is written while the first bytes travel, with the time before they
+			// left: the peer that gets them may finish before this thread runs again.
 			x.entered = true
 			if x.Log.rec != nil {
 				at := record.Now()
@@ -175,8 +175,8 @@ func (x *Executor) held(seq uint64) bool {
 	return now < x.entry
 }
 
-// broke takes a failure of the engine. A link also breaks when its peer has learnt
-// of a failure first and closed: then the control plane is about to tell that one.
+// broke takes a failure of the engine. A link also breaks when its peer has learnt of a failure
+// first and closed it; the control plane is then about to say which failure.
 func (x *Executor) broke(f *failure.Failure) {
 	if errors.Is(f.Err, failure.ErrPeerLost) {
 		x.suspect, x.since, x.doubt = f, record.Now(), 0

@@ -8,8 +8,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// between stamps operations of which the communicator's own are parts: those between
-// nodes (Config.HostTells). It is used between Begin and End, by their caller.
+// between stamps operations that span nodes (Config.HostTells), of which the communicator's own
+// operations are parts. The caller of Begin and End uses it between the two.
 type between struct {
 	rec   *Recording // nil: not recorded
 	live  *record.Comm
@@ -39,10 +39,10 @@ func (b *between) init(c *Comm) {
 	b.slots, b.mask = uint64(b.rec.base)+uint64(off), uint32(n-1)
 }
 
-// Enter puts the begin of operation seq on s: its stamp, and the u32 at word becomes
-// count, for the caller. first is the operation within the node that comes next on s and
-// needs nothing to come before it; nil when it is something else. met reports whether
-// the stamps will tell when the node's other ranks had come to that one.
+// Enter puts the begin of operation seq on s: its stamp, and a write of count to the u32 at
+// word, for the caller. first is the node's own operation that comes next on s and depends on
+// nothing before it; nil when something else comes next. met reports whether the stamps will
+// tell when the node's other ranks had come to first.
 func (c *Comm) Enter(s Stream, seq uint64, d record.Desc, first *Op, word cuda.Ptr, count uint32) (met bool, err error) {
 	b := &c.between
 	b.id, b.at, b.next = 0, 0, 0
@@ -74,7 +74,7 @@ func (c *Comm) Enter(s Stream, seq uint64, d record.Desc, first *Op, word cuda.P
 	return met, c.markAt(s, kernels.First, word, count)
 }
 
-// Leave puts the end of the operation on s: its stamp, and the u32 at word becomes count.
+// Leave puts the end of the operation on s: its stamp, and a write of count to the u32 at word.
 func (c *Comm) Leave(s Stream, word cuda.Ptr, count uint32) error {
 	if b := &c.between; b.id == 0 {
 		return s.Write32(word, count)
@@ -88,8 +88,8 @@ func (c *Comm) markAt(s Stream, flags uint32, word cuda.Ptr, count uint32) error
 	return s.Launch(b.mark.Func, 1, b.mark.threads, b.mark.shared, unsafe.Pointer(b.args), unsafe.Sizeof(*b.args))
 }
 
-// meets reports whether a collective's kernel is all there is of it, so that it begins
-// when the stream comes to it; and whether there is a kernel at all.
+// meets reports whether a collective is one kernel and nothing else, so that it begins when the
+// stream comes to it, and whether it has a kernel at all.
 func (c *Comm) meets(op *Op) (begins, met bool) {
 	if !op.Coll.HasData() {
 		return true, true
@@ -102,7 +102,7 @@ func (c *Comm) meets(op *Op) (begins, met bool) {
 	return lines(p.algo), p.algo != record.AlgoCopyEngine
 }
 
-// stamp has the next kernel stamp what is to be stamped, stamped no other one.
+// stamp has the next kernel, and only that one, make the stamp that is due.
 func (b *between) stamp(a *kernels.Args) {
 	if b.next != 0 {
 		a.Slots, a.SlotMask, a.Desc, a.Flags = b.slots, b.mask, uint32(b.id&0xffff), b.next

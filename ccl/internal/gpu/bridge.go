@@ -8,9 +8,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Begin makes what the caller puts on s itself come after the communicator's
-// operations so far; End must follow, with what Begin said. Between them the caller
-// runs operations on s and nowhere else.
+// Begin orders what the caller puts on s after the communicator's operations so far. End must
+// follow, with what Begin returned. Between them the caller runs operations on s and nowhere
+// else.
 func (c *Comm) Begin(s Stream) (captured bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -30,9 +30,9 @@ func (c *Comm) End(s Stream) error {
 	return c.leave(s, false)
 }
 
-// Fold puts on s the reduction of count elements of every one of srcs, at most
-// MaxRanks, in their order, into dst, which may be one of them. divisor is what Avg
-// divides by. It speaks with nobody.
+// Fold puts on s the reduction of count elements of each of srcs, at most MaxRanks, in their
+// order, into dst, which may be one of them. divisor is what Avg divides by. No peer takes
+// part.
 func (c *Comm) Fold(s *cuda.Stream, dt record.DType, op record.RedOp, dst cuda.Ptr, srcs []cuda.Ptr, count uint64, divisor int) error {
 	fs, err := c.dev.reducers(dt)
 	if err != nil {
@@ -46,14 +46,15 @@ func (c *Comm) Fold(s *cuda.Stream, dt record.DType, op record.RedOp, dst cuda.P
 	return s.Launch(f.Func, uint32(blocksFor(count*uint64(dt.Size()), symStep, foldBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 
-// CopyStaged puts on s the copying of messages between the GPU and pinned memory, which
-// ends when all pieces are where they belong. list is count kernels.StagedMessage in pinned memory.
+// CopyStaged puts on s a kernel that copies messages between the GPU and pinned memory, and
+// ends when all pieces are where they belong. list is count kernels.StagedMessage in pinned
+// memory.
 func (c *Comm) CopyStaged(s *cuda.Stream, list cuda.Ptr, count int) error {
 	a := kernels.StagedArgs{Abort: uint64(c.abortAt), List: uint64(list), Count: uint32(count)}
 	f := c.move["ls_staged"]
 	return s.Launch(f.Func, uint32(min(count, stagedBlocks)), f.threads, f.shared, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 
-// stagedBlocks is how many SMs carry messages: one alone writes to host memory as fast
-// as most networks take it.
+// stagedBlocks is how many SMs copy messages: one writes to host memory as fast as most
+// networks take it.
 const stagedBlocks = 8

@@ -57,8 +57,7 @@ func (c *Comm) capacity(coll record.CollKind, a record.Algo, blocks int) uint64 
 	return never
 }
 
-// part is what one source has of bytes: all of them, or one rank's in a collective of
-// two stages.
+// part is the bytes of one source: all of them, or one rank's in a collective of two stages.
 func (c *Comm) part(coll record.CollKind, a record.Algo, bytes uint64) uint64 {
 	if a != record.AlgoLL2 {
 		return bytes
@@ -109,17 +108,16 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	if b := c.cfg.Blocks; b > 0 && p.algo != record.AlgoCopyEngine {
 		p.blocks = min(b, llBlocks)
 	}
-	// Lines for all there is: a block's hold as much as a block's share of what all hold.
+	// There are enough blocks for their lines to hold all of the data.
 	if lines(p.algo) {
 		p.blocks = max(p.blocks, blocksFor(bytes, c.capacity(coll, p.algo, 1), llBlocks))
 	}
 	return p
 }
 
-// bandwidth is the kernel for large messages where copy engines are not used, and
-// on how many blocks at most. The bulk copy engine beats loads and stores for
-// reductions, and is as quick on half the blocks for what only moves bytes (but not for
-// shares that make the buffers' alignments differ).
+// bandwidth is the kernel for large messages where copy engines are not used, and on how many
+// blocks at most. The bulk copy engine beats loads and stores for reductions. For what only
+// moves bytes it is as quick on half the blocks, unless shares align the buffers differently.
 func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (record.Algo, int) {
 	switch bulk := c.major >= 9; {
 	case bulk && (coll.Reduces() || c.size > 1 && (coll.Traits().Shares(c.size) == 1 || bytes%16 == 0)):

@@ -45,8 +45,8 @@ const (
 
 	clockEvery  = time.Second
 	clockRounds = 8
-	// clockTurns bounds the kernel's waiting for the host, at a microsecond or so a
-	// look: the host may have lost its core.
+	// clockTurns bounds how often the kernel looks for the host's answer, about once a
+	// microsecond: the host may have lost its core.
 	clockTurns = 20_000
 	// clockPatience is how long the kernel may take to begin: the GPU may be full.
 	clockPatience = 100 * time.Millisecond
@@ -120,8 +120,8 @@ func (k *clock) run() {
 			return
 		case <-tick.C:
 		}
-		// A GPU that is full or lost says nothing; the error of the mapping grows
-		// meanwhile, and readers see that.
+		// A GPU that is full or lost does not answer. The error of the mapping grows meanwhile,
+		// and readers see that.
 		_ = k.handshake()
 	}
 }

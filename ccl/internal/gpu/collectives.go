@@ -15,8 +15,8 @@ type collective struct {
 	kernels map[record.Algo]string
 	// copies runs it by copy engines, nil where they cannot.
 	copies func(e *copyEngine, s *cuda.Stream, op *Op, b buffers) error
-	// Kernels pull: peers read the send buffer. They push: peers write the receive
-	// buffer. What is neither stays on its own rank, or is told (toRoot).
+	// Pulled: peers read the send buffer. Pushed: peers write the receive buffer. A buffer that
+	// is neither stays with its own rank, or root tells its peers where it is (toRoot).
 	pulls, pushes bool
 	pace          pace
 }

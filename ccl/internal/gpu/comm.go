@@ -214,7 +214,7 @@ type setup struct {
 	GPU             string
 }
 
-// SetupError is a rank that was not set up as this one: they would choose different
+// SetupError names a rank that was set up unlike this one. The two would choose different
 // algorithms, and wait for each other for good.
 type SetupError struct {
 	Rank         int // as Config counts
@@ -229,8 +229,8 @@ func (s *setup) String() string {
 	return fmt.Sprintf("algorithm %v, %d blocks, %d threads, %d bytes of staging memory, table %s", s.Force, s.Blocks, s.Threads, s.Stage, s.Table)
 }
 
-// agree makes all ranks choose alike: what the program has set must be the same, and
-// of what ranks find, all take what the least of them can.
+// agree makes all ranks choose alike. What the program has set must be equal; of what ranks
+// find, all take the least.
 func (c *Comm) agree(ctx context.Context) error {
 	cfg := &c.cfg
 	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections(c.size), c.dev.Major, gpuName(c.dev.Device)}
@@ -262,8 +262,8 @@ func (c *Comm) agree(ctx context.Context) error {
 // Device is the rank's GPU.
 func (c *Comm) Device() *cuda.Device { return c.dev.Device }
 
-// Abort makes kernels and copies under way leave without a result. It may be
-// called at any time from any goroutine, several times, also after Close.
+// Abort makes kernels and copies under way return early, without a result. It may be called at
+// any time from any goroutine, several times, also after Close.
 func (c *Comm) Abort() {
 	if c == nil {
 		return
@@ -274,8 +274,8 @@ func (c *Comm) Abort() {
 		return // closed meanwhile
 	}
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort))), 1)
-	// Lets go of streams that wait for a peer's word. An error means a context that is
-	// broken, and then nothing waits.
+	// End the wait of streams for a peer's word. An error means a broken context, in which
+	// nothing waits.
 	_ = c.rescue.Batch(c.sends.release(c.engine.release(c, nil)))
 }
 
@@ -383,8 +383,8 @@ func (c *Comm) free() error {
 // Stream is a CUDA stream that operations are put on.
 type Stream struct {
 	*cuda.Stream
-	// Owner keeps a stream of ours from being closed while a communicator refers to
-	// it. A stream of the program's has none, and may be gone after any call.
+	// Owner keeps a Stream of this library open while a communicator refers to it. A CUDA
+	// stream of the program's has no Owner, and may be gone after any call.
 	Owner any
 }
 
@@ -392,9 +392,9 @@ type Stream struct {
 // The caller has the lock.
 func (c *Comm) follow(s Stream, captured bool) error {
 	if captured {
-		// Nothing runs yet, and a stream under capture must not wait for work outside of
-		// it. What comes next comes after the last operation that does run; the order of
-		// replays that the package does not know of (Launch) is the program's.
+		// Nothing runs during a capture, and a captured stream must not wait for work outside
+		// of it. The next operation comes after the last one that does run. Launch does not
+		// tell the package of replays: their order is the program's.
 		return nil
 	}
 	last := c.last

@@ -92,7 +92,7 @@ func (e *copyEngine) close() error {
 	return errors.Join(errs...)
 }
 
-// release lists the writes that let go of every stream that waits.
+// release lists the writes that end the wait of every stream.
 func (e *copyEngine) release(c *Comm, ops []cuda.MemOp) []cuda.MemOp {
 	for i := range e.channels {
 		h := &e.channels[i]
@@ -309,8 +309,8 @@ func (e *copyEngine) broadcast(s *cuda.Stream, op *Op, b buffers) error {
 			return err
 		}
 	}
-	// Root receives nothing: what tells it that the others have begun the operation
-	// is that the next rank took its transfers.
+	// Root receives nothing. It knows that the others have begun the operation because the next
+	// rank took its transfers.
 	errs := []error{e.end(s)}
 	for i := range e.channels {
 		errs = append(errs, e.channels[i].arrived(s, channelPieces(pieces, i), prev, true))

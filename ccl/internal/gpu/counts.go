@@ -9,13 +9,14 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 )
 
-// Streams of different ranks tell each other how far they are by counters in each
-// other's heaps. A stream waits for its own rank's counter, and tells a peer's by a
-// copy of four bytes, which a copy engine makes: drivers from CUDA 13.1 on refuse
-// stream writes to another GPU's memory. What a copy brings has to lie somewhere
-// until it is made, and that may be long after the call; so it comes from a table of
-// all values there are, which is why a counter has 16 bits. They are a word's upper
-// ones, since streams compare words cyclically.
+// Streams of different ranks tell each other how far they are by counters in each other's
+// heaps. A stream waits for its own rank's counter, and raises a peer's by a copy of four
+// bytes, which a copy engine makes: drivers from CUDA 13.1 on refuse stream writes to another
+// GPU's memory.
+//
+// The source of a copy must keep its value until the copy is made, which may be long after the
+// call. So it is taken from a table of all values that there are, which is why a counter has 16
+// bits. They are a word's upper ones, since streams compare words cyclically.
 const (
 	countShift = 16
 	countsSize = 4 << (32 - countShift)
@@ -51,8 +52,8 @@ func (c *Comm) tell(s *cuda.Stream, at cuda.Ptr, k uint32) error {
 // reached is the wait for a counter of this rank's to be k or more.
 func reached(at cuda.Ptr, k uint32) cuda.MemOp { return cuda.WaitOp(at, k<<countShift) }
 
-// passed sets a counter of this rank's further than anybody waits for, if the last
-// that was waited for was k.
+// passed raises a counter of this rank beyond what any stream waits for, where the last wait
+// was for k.
 func passed(at cuda.Ptr, k uint32) cuda.MemOp {
 	return cuda.WriteOp(at, (k+1<<(30-countShift))<<countShift)
 }

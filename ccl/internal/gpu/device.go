@@ -113,9 +113,9 @@ func (d *device) movers() (funcs, error) {
 	return d.move, nil
 }
 
-// reducers are the kernels of a type, loaded when a type is first used. The driver may
-// wait for the device to be idle meanwhile; what runs there only waits for
-// operations that every rank has called before this one.
+// reducers are the kernels of a type, loaded when a type is first used. The driver may wait for
+// the device to be idle meanwhile. That is safe: what runs there waits only for operations that
+// every rank called before this one.
 func (d *device) reducers(dt record.DType) (funcs, error) {
 	if int(dt) >= len(d.reduce) {
 		return nil, fmt.Errorf("no kernels for type %v", dt)
@@ -162,8 +162,8 @@ var launches = map[string][]struct {
 	},
 }
 
-// code loads a module: as it was compiled for devices like this one, or PTX, which the
-// driver compiles where its cache has not what it made of it before.
+// code loads a module: the binary that was compiled for devices like this one, or else PTX,
+// which the driver compiles unless its cache has the result.
 func (d *device) code(name string) (*cuda.Module, error) {
 	if cubin := kernels.Cubin(name, d.Major, d.Minor); cubin != nil {
 		if m, err := d.Load(cubin); err == nil {
@@ -194,7 +194,7 @@ func (d *device) load(name string) (funcs, error) {
 		if err == nil && l.shared > 0 {
 			err = d.SetFuncShared(f, int(l.shared))
 		}
-		// Asking about a function loads it now, and not at its first launch.
+		// Asking for a function's attribute loads it now rather than at its first launch.
 		if err == nil {
 			_, err = d.FuncInfo(f)
 		}

@@ -113,8 +113,8 @@ func (c *Comm) stagedAt(peer int) (here, there uint64) {
 	return uint64(c.stage.Own()) + off, uint64(c.stageTheirs[peer]) + off
 }
 
-// round is one launch of at most one message of a kind each way with each peer. Blocks
-// of LL are the first ones, and do a lane of a send and one of a receive each.
+// round is one launch that carries at most one message of each kind to and from each peer.
+// Blocks of LL come first, and each does a lane of a send and one of a receive.
 type round struct {
 	a            *kernels.P2PArgs
 	sends, recvs int
@@ -229,8 +229,8 @@ func (r *round) launch(c *Comm, s *cuda.Stream, blocks uint32) error {
 	return s.Launch(f.Func, blocks, f.threads, f.shared, unsafe.Pointer(r.a), unsafe.Sizeof(*r.a))
 }
 
-// list is one launch of any number of messages. Those of a peer, direction and kind are
-// a queue, and queues share no block: they wait for nothing but each other's other end.
+// list is one launch of any number of messages. Those of one peer, direction and kind form a
+// queue. Queues share no block, so each waits only for its other end.
 type list struct {
 	a    *kernels.P2PListArgs
 	more []kernels.P2PItem // what a has no room for
@@ -361,8 +361,8 @@ func (l *list) fill(c *Comm, msgs []Message, fixed bool) (direct bool, most uint
 	return direct, most
 }
 
-// place gives queues their blocks, which have to be resident all at once, and returns
-// how many there are and whether any do LL messages.
+// place gives queues their blocks, which must all be resident at once. It returns how many
+// there are, and whether any do LL messages.
 func (l *list) place(c *Comm) (blocks uint32, lines bool) {
 	most := directBlocks
 	if b := c.cfg.Blocks; b > 0 {

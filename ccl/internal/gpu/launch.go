@@ -69,8 +69,8 @@ func (c *Comm) plan(op *Op, b *buffers, captured bool) plan {
 	return c.choose(op.Coll, bytes, b.direct || !collectives[op.Coll].pushes, captured || !c.copies)
 }
 
-// spaced is the kernel for shares that do not lie side by side: kernels read and
-// write them so, and staging brings them there.
+// spaced is the kernel for shares at a stride, and its number of blocks. Staging brings them
+// side by side, as the kernel reads and writes them.
 func (c *Comm) spaced(coll record.CollKind, bytes uint64) (record.Algo, int) {
 	if !coll.Reduces() {
 		return record.AlgoSym, blocksFor(bytes, symStep, llBlocks)
@@ -94,8 +94,8 @@ type buffers struct {
 	pulled, pushed int
 }
 
-// buffers finds the windows of an operation's memory. It depends on this rank's
-// buffers alone, so ranks must agree on what is registered, as NCCL wants it too.
+// buffers finds the windows of an operation's memory. It depends on this rank's buffers alone,
+// so ranks must register alike, as NCCL demands too.
 func (c *Comm) buffers(op *Op) (b buffers) {
 	b.send[c.rank], b.recv[c.rank] = uint64(op.Send), uint64(op.Recv)
 	b.pulled, b.pushed = c.reached(op.Coll)
@@ -104,8 +104,8 @@ func (c *Comm) buffers(op *Op) (b buffers) {
 		return b // in place, peers may not write before this rank has sent
 	}
 	bytes := op.Count * uint64(op.DType.Size())
-	// Of a Reduce neither is reached: only root has a receive buffer, and nobody else
-	// can tell where it is. For kernels toRoot finds what there is.
+	// A Reduce reaches neither: only root has a receive buffer, and no other rank knows where.
+	// Kernels learn that by toRoot.
 	b.direct = b.pulled+b.pushed > 0 &&
 		(b.pulled == 0 || c.locate(&b.send, op.Send, uint64(b.pulled)*bytes)) &&
 		(b.pushed == 0 || c.locate(&b.recv, op.Recv, uint64(b.pushed)*bytes))
@@ -157,8 +157,8 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	return err
 }
 
-// ends says of a piece of n, after done of count, whether it is its operation's
-// first one, and whether it is the last.
+// ends is the flags of a piece of n elements, after done of count: whether it is the
+// operation's first, and whether it is the last.
 func ends(done, n, count uint64) (flags uint32) {
 	if done == 0 {
 		flags |= kernels.First
@@ -169,10 +169,10 @@ func ends(done, n, count uint64) (flags uint32) {
 	return flags
 }
 
-// staged runs a collective whose buffers peers cannot reach, or whose shares are aligned
-// unlike what they are reduced to (element by element, which took 17 times as long): in
-// pieces, through staging memory. A piece's kernel ends only when all peers have done with this
-// rank's staging memory, so that pieces need no more order than the stream's.
+// staged runs a collective in pieces through staging memory: one whose buffers peers cannot
+// reach, or whose shares are aligned unlike their destination (element by element those took 17
+// times as long). The kernel of a piece ends only when all peers are done with this rank's
+// staging memory, so the stream's order is all that pieces need.
 func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	size := uint64(op.DType.Size())
 	t := op.Coll.Traits()
@@ -233,13 +233,13 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	return nil
 }
 
-// resultRoom is how much of staging memory Reduce keeps for results whose place no
-// peer can write to.
+// resultRoom is the part of staging memory that Reduce keeps for results that peers cannot
+// write in place.
 func (c *Comm) resultRoom() uint64 { return min(kernels.RingBytes, c.stage.Size/2) }
 
-// toRoot is Reduce by a kernel, to whose peers root tells where it receives. What is
-// sent takes one, when it is in windows, and pieces through staging memory when not:
-// ranks agree on that.
+// toRoot is Reduce by a kernel, in which root tells its peers where it receives. Input in
+// windows goes in one launch, other input in pieces through staging memory; ranks agree on
+// which.
 func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
 	size := uint64(op.DType.Size())
 	var sends [MaxRanks]uint64
@@ -270,9 +270,9 @@ func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
 	return nil
 }
 
-// told is what root of a Reduce tells its peers of n bytes at recv: where they have
-// mapped it, or nothing where they have not, or where it is aligned unlike send,
-// which makes bytes go one by one.
+// told is what root of a Reduce tells its peers of n bytes at recv: where each has mapped them.
+// It is nothing where they are not mapped, or are aligned unlike send, which would move bytes
+// one by one.
 func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
 	if w, off := c.find(recv, n); w != nil && (uint64(recv)^send)%16 == 0 {
 		for r := range c.size {

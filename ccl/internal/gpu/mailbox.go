@@ -13,11 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A mailbox is host memory that the ranks of one node share: a receiver says in it
-// where a send's bytes shall go. For each ordered pair there is a ring of descriptors,
-// which the receiver writes and the sender reads.
-//
-// The file is unlinked as soon as all have mapped it.
+// A mailbox is host memory that the ranks of one node share. A receiver writes there where the
+// bytes of a send shall go. Each ordered pair has a ring of descriptors, which the receiver
+// writes and the sender reads. The file is unlinked as soon as all have mapped it.
 type mailbox struct {
 	mem  []byte
 	size int
@@ -54,7 +52,8 @@ func newMailbox(ctx context.Context, cfg Config) (*mailbox, error) {
 		}
 		first = err
 	}
-	// Rank 0 tells the name, or nothing when it failed; then all say whether they have mapped it.
+	// Rank 0 tells the others the file's name, or nothing when it failed to make it. Then each
+	// says whether it has mapped the file.
 	say := []byte(filepath.Base(path))
 	if first != nil {
 		say = nil
@@ -138,8 +137,8 @@ func (m *mailbox) read(from, to int, number uint64) (descriptor, bool) {
 	return a, true
 }
 
-// taken reports whether the sender has read the descriptor of a receive, whose place
-// another may take then.
+// taken reports whether the sender has read the descriptor of a receive, so that another may
+// take its place.
 func (m *mailbox) taken(from, to int, number uint64) bool {
 	return atomic.LoadUint64(&m.at(from, to, number).taken) >= number
 }

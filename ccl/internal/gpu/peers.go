@@ -65,7 +65,7 @@ func (p *peers) init(c *Comm) {
 	}
 }
 
-// wants reports whether an operation's kernel, launched with these flags, is to stamp by peer.
+// wants reports whether an operation's kernel, launched with these flags, stamps by peer.
 func (p *peers) wants(op *Op, flags uint32) bool {
 	if p.rows == 0 || flags&kernels.First == 0 {
 		return false

@@ -94,7 +94,7 @@ func (r *Recording) begin(note func(why error)) (err error) {
 	return nil
 }
 
-// collectEvery is how late the file may be where the GPU cannot write to it.
+// collectEvery is how often stamps are copied to the file where the GPU cannot write to it.
 const collectEvery = 5 * time.Millisecond
 
 // collect copies stamps to the recorder's file until Close.

@@ -22,16 +22,14 @@ type Message struct {
 // errAhead is returned where a rank calls more receives than its peer may lag.
 var errAhead = fmt.Errorf("more than %d receives from one rank are called ahead of their sends", descriptors)
 
-// sender runs sends and receives. Messages that are not large take kernels, which
-// need nothing of the host (lanes.go); large ones the copy engines, straight into
-// the receiver's buffer where that is in a window, else through its staging memory.
-// Both sides classify a message by its size, and messages of a pair and class match
-// in the order of the calls.
+// sender runs sends and receives. Small messages take kernels, which need nothing of the host
+// (lanes.go). Large ones take the copy engines, straight into the receiver's buffer where that
+// is in a window, else through its staging memory. Both sides classify a message by its size;
+// messages of a pair and class match in the order of the calls.
 //
-// Where a copy engine's send's bytes shall go stands in the mailbox once the receiver has called.
-// If it has, the caller of the send puts the copy on a stream; if not, a goroutine
-// does so later, and the caller's stream waits for a word that the copy's stream
-// writes.
+// A receiver's call puts into the mailbox where the bytes shall go. If it is there, the caller
+// of the send puts the copy on a stream. If not, a goroutine does so later, and the caller's
+// stream waits for a word that the copy's stream writes.
 type sender struct {
 	c    *Comm
 	to   [MaxRanks]*cuda.Stream // copies to a peer
@@ -103,7 +101,7 @@ func (c *Comm) word(rank int, field uintptr, index int) cuda.Ptr {
 	return c.heap.At(rank) + cuda.Ptr(field+4*uintptr(index))
 }
 
-// release lists the writes that let go of every stream that waits.
+// release lists the writes that end the wait of every stream.
 func (x *sender) release(ops []cuda.MemOp) []cuda.MemOp {
 	c := x.c
 	for r := range c.size {
@@ -211,9 +209,9 @@ func (x *sender) self(s *cuda.Stream, msgs []Message) error {
 	return nil
 }
 
-// kernels sends and receives messages by a kernel, whose parameter is shorter where
-// there is one of each pair. All of them go on at once, for a peer may need any before
-// it comes to any other. op is nil when the operation is recorded otherwise.
+// kernels sends and receives messages by a kernel; its parameter is shorter where there is one
+// message of each pair. All messages go on at once, since a peer may need any of them before it
+// comes to another. op is nil when the operation is recorded otherwise.
 func (x *sender) kernels(s *cuda.Stream, op *Op, msgs []Message, captured bool) error {
 	c := x.c
 	if len(msgs) == 0 && op == nil {
@@ -310,7 +308,8 @@ func (x *sender) copies(s *cuda.Stream, msgs []Message) error {
 // room is how much of a message staging takes at once: two such pieces of each peer.
 func (x *sender) room() uint64 { return x.c.directStage() / uint64(2*x.c.size) &^ 511 }
 
-// receive tells the sender where its bytes shall go, and makes way for them.
+// receive tells the sender where its bytes shall go, and puts on streams what the receiving
+// side does. The bytes of a receive outside of windows come through staging memory.
 func (x *sender) receive(s *cuda.Stream, begun *cuda.Event, m Message) error {
 	c := x.c
 	number := x.expected[m.Peer] + 1

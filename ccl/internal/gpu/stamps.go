@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// stamps is how a communicator's operations get into the flight recorder. Kernels
-// stamp themselves. A copy engine cannot: of its operations a stream stores that they
-// have begun, and events, which carry the GPU's clock too, give the times afterwards.
+// stamps gets a communicator's operations into the flight recorder. Kernels stamp themselves. A
+// copy engine cannot: for its operations a stream stores that they have begun, and events,
+// which carry the GPU's clock too, give the times afterwards.
 type stamps struct {
 	c    *Comm
 	rec  *Recording // nil: not recorded
@@ -103,8 +103,8 @@ func (t *stamps) begin(s *cuda.Stream, op *Op) (copyMark, error) {
 	if t.rec == nil {
 		return copyMark{}, nil
 	}
-	// An operation that is said to have begun must be said to have ended: one that
-	// cannot be followed is not recorded.
+	// What is recorded as begun must also be recorded as ended, so an operation that cannot be
+	// followed is not recorded at all.
 	var m copyMark
 	select {
 	case m.events = <-t.idle:

@@ -58,8 +58,8 @@ type tableFile struct {
 // tableVersion is that of the format.
 const tableVersion = 1
 
-// ParseTable reads a table; nothing is the one that was built in. Rows that a table
-// lacks are those of the one built in.
+// ParseTable reads a table, the built-in one when there is nothing to read. Rows that a table
+// lacks are those of the built-in one.
 func ParseTable(text []byte) (*Table, error) {
 	t := &Table{rows: map[record.CollKind][]tableRow{}}
 	if len(text) > 0 {

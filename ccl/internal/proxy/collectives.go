@@ -9,7 +9,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// splits are how collectives fall into chunks. AlltoAll goes as messages (allToAll).
+// splits cut collectives into chunks, by kind. A kind without a row is an error; AlltoAll goes
+// as messages (allToAll).
 var splits = map[record.CollKind]func(*pipeline){
 	record.AllReduce:     (*pipeline).allReduce,
 	record.ReduceScatter: (*pipeline).reduceScatter,
@@ -41,7 +42,7 @@ func (n *Proxy) Run(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) er
 	return n.start(s, o, put, len(m.chunks), m.opening(), prepare, func(x *Op) error { return n.launch(s, x, m.chunks) })
 }
 
-// pipeline works out the chunks of one collective.
+// pipeline cuts one collective into chunks.
 type pipeline struct {
 	n          *Proxy
 	o          *Call
@@ -60,14 +61,15 @@ func (m *pipeline) partial() record.RedOp {
 	return m.o.Op
 }
 
-// step is how many elements a chunk has of count, where a slot holds shares such parts.
+// step is how many of count elements a chunk has, where a bounce buffer holds so many shares of
+// them.
 func (m *pipeline) step(count, shares int) int {
-	room := m.n.slotSize / shares &^ 511
+	room := m.n.bounceSize / shares &^ 511
 	bytes := min(max(count*m.size/8, chunkLeast/shares), room)
 	return max((bytes+511)&^511/m.size, 512/m.size)
 }
 
-// each calls f with the parts of count elements at so many a step.
+// each cuts count elements into parts of step and calls f with each part.
 func each(count, step int, f func(off, n int)) {
 	for off := 0; off < count; off += step {
 		f(off, min(step, count-off))
@@ -87,14 +89,14 @@ func (m *pipeline) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, c
 	return m.n.gpu.Run(s, &op)
 }
 
-// begins says what the stage of the chunk that comes next begins with.
+// begins notes the node's own operation with which the stage of the first chunk begins.
 func (m *pipeline) begins(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) {
 	if m.n.local > 1 && len(m.chunks) == 0 {
 		m.first = m.within(coll, send, recv, count, stride, root)
 	}
 }
 
-// opening is what begins noted, nil if nothing was.
+// opening is the operation that begins noted, nil for none.
 func (m *pipeline) opening() *gpu.Op {
 	if m.first.Coll == record.CollNone {
 		return nil
@@ -114,15 +116,15 @@ func (m *pipeline) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 	return s.Copy(dst, src, uint64(elements*m.size))
 }
 
-// folds reports whether what nodes have reduced is gathered, and reduced by the GPU,
-// instead of on its way by the CPU: between two nodes as many bytes travel so, and of
-// 8-bit floats the CPU knows nothing.
+// folds reports whether nodes gather their contributions and the GPU reduces them, instead of
+// the CPU reducing on the way. Between two nodes as many bytes travel either way, and the CPU
+// cannot reduce 8-bit floats.
 func (m *pipeline) folds() bool {
 	return len(m.via.members) == 2 || m.o.DType == record.Float8E4M3 || m.o.DType == record.Float8E5M2
 }
 
-// fold reduces k elements of every member in scratch, where they are k apart, into
-// dst; own is where this rank's are, if not there.
+// fold reduces k elements of every member into dst. Members' elements are k apart in scratch;
+// this rank's are at own, unless that is 0.
 func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	srcs := make([]cuda.Ptr, len(m.via.members))
 	for i := range srcs {
@@ -147,44 +149,44 @@ func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	}
 }
 
-// take brings to dst what the network has reduced, or gathered, of k elements in slot.
-// own is where this rank's part is on the GPU, 0 if it is in the slot alone.
-func (m *pipeline) take(s gpu.Stream, slot, dst, own cuda.Ptr, k int) error {
+// take brings k elements of the network's result to dst, reducing them where folds says so. own
+// is this rank's part on the GPU, 0 where it is only in the bounce buffer.
+func (m *pipeline) take(s gpu.Stream, bounce, dst, own cuda.Ptr, k int) error {
 	if !m.folds() {
-		return m.copy(s, dst, slot, k)
+		return m.copy(s, dst, bounce, k)
 	}
-	if err := m.fetch(s, slot, own != 0, k); err != nil {
+	if err := m.fetch(s, bounce, own != 0, k); err != nil {
 		return err
 	}
 	return m.fold(s, dst, own, k)
 }
 
-// fetch brings to scratch the k elements of every member that are in slot, or of the
-// others.
-func (m *pipeline) fetch(s gpu.Stream, slot cuda.Ptr, others bool, k int) error {
+// fetch copies k elements of every member, or of the others only, from the bounce buffer to
+// scratch.
+func (m *pipeline) fetch(s gpu.Stream, bounce cuda.Ptr, others bool, k int) error {
 	all, self := len(m.via.members), m.via.place.Rank
 	if !others {
-		return m.copy(s, m.n.scratch, slot, all*k)
+		return m.copy(s, m.n.scratch, bounce, all*k)
 	}
 	for _, part := range [][2]int{{0, self}, {self + 1, all}} {
-		if err := m.copy(s, m.at(m.n.scratch, part[0]*k), m.at(slot, part[0]*k), (part[1]-part[0])*k); err != nil {
+		if err := m.copy(s, m.at(m.n.scratch, part[0]*k), m.at(bounce, part[0]*k), (part[1]-part[0])*k); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// kept is where this rank's part still is, i elements into what was staged in the GPU's
-// memory; 0 if it is in the slot.
-func (m *pipeline) kept(slot, staged cuda.Ptr, i int) cuda.Ptr {
-	if staged == slot {
+// kept is this rank's part in the GPU's memory, i elements into what was staged there; 0 where
+// it is in the bounce buffer.
+func (m *pipeline) kept(bounce, staged cuda.Ptr, i int) cuda.Ptr {
+	if staged == bounce {
 		return 0
 	}
 	return m.at(staged, i)
 }
 
-// reducing is the network's part of a chunk of k elements that nodes have reduced,
-// and where in the slot this rank's are.
+// reducing is the network's part of a chunk of k elements that nodes reduce. own is where this
+// rank's elements lie in the bounce buffer.
 func (m *pipeline) reducing(coll record.CollKind, k int, root int32) (c chunk, own int) {
 	c.call = m.call(coll, k, root)
 	if !m.folds() {
@@ -215,7 +217,7 @@ func (m *pipeline) allReduce() {
 		} else {
 			m.begins(record.AllReduce, send, recv, k, 0, -1)
 		}
-		c.stage = func(s gpu.Stream, slot cuda.Ptr) (err error) {
+		c.stage = func(s gpu.Stream, bounce cuda.Ptr) (err error) {
 			switch {
 			case n.local == 1:
 			case gather:
@@ -226,10 +228,10 @@ func (m *pipeline) allReduce() {
 			if err != nil {
 				return err
 			}
-			return m.copy(s, m.at(slot, self), from, mine)
+			return m.copy(s, m.at(bounce, self), from, mine)
 		}
-		c.land = func(s gpu.Stream, slot, _ cuda.Ptr) error {
-			if err := m.take(s, slot, part, from, mine); err != nil || !gather {
+		c.land = func(s gpu.Stream, bounce, _ cuda.Ptr) error {
+			if err := m.take(s, bounce, part, from, mine); err != nil || !gather {
 				return err
 			}
 			return m.in(s, record.AllGather, part, recv, mine, 0, -1)
@@ -276,10 +278,10 @@ func (m *pipeline) reduceScatter() {
 		}
 		m.chunks = append(m.chunks, chunk{
 			call: call, recv: got * m.size,
-			stage: func(s gpu.Stream, slot cuda.Ptr) error {
+			stage: func(s gpu.Stream, bounce cuda.Ptr) error {
 				for i := range others {
 					if !n.major {
-						if err := m.copy(s, m.at(slot, i*k), m.at(m.send, i*count+off), k); err != nil {
+						if err := m.copy(s, m.at(bounce, i*k), m.at(m.send, i*count+off), k); err != nil {
 							return err
 						}
 						continue
@@ -292,10 +294,10 @@ func (m *pipeline) reduceScatter() {
 				if !n.major {
 					return nil
 				}
-				return m.copy(s, slot, n.scratch, others*k)
+				return m.copy(s, bounce, n.scratch, others*k)
 			},
-			land: func(s gpu.Stream, slot, staged cuda.Ptr) error {
-				return m.take(s, m.at(slot, got), m.at(m.recv, off), m.kept(slot, staged, self*k), k)
+			land: func(s gpu.Stream, bounce, staged cuda.Ptr) error {
+				return m.take(s, m.at(bounce, got), m.at(m.recv, off), m.kept(bounce, staged, self*k), k)
 			},
 		})
 	})
@@ -312,11 +314,11 @@ func (m *pipeline) allGather() {
 	each(count, m.step(count, others), func(off, k int) {
 		m.chunks = append(m.chunks, chunk{
 			call: m.call(record.AllGather, k, -1), send: self * k * m.size,
-			stage: func(s gpu.Stream, slot cuda.Ptr) error {
-				return m.copy(s, m.at(slot, self*k), m.at(m.send, off), k)
+			stage: func(s gpu.Stream, bounce cuda.Ptr) error {
+				return m.copy(s, m.at(bounce, self*k), m.at(m.send, off), k)
 			},
-			land: func(s gpu.Stream, slot, staged cuda.Ptr) error {
-				own := m.kept(slot, staged, self*k)
+			land: func(s gpu.Stream, bounce, staged cuda.Ptr) error {
+				own := m.kept(bounce, staged, self*k)
 				part := func(of cuda.Ptr, i int) cuda.Ptr {
 					if i == self && own != 0 {
 						return own
@@ -324,13 +326,13 @@ func (m *pipeline) allGather() {
 					return m.at(of, i*k)
 				}
 				if n.major {
-					if err := m.fetch(s, slot, own != 0, k); err != nil {
+					if err := m.fetch(s, bounce, own != 0, k); err != nil {
 						return err
 					}
 				}
 				for i := range others {
 					if !n.major {
-						if err := m.copy(s, m.at(m.recv, i*count+off), part(slot, i), k); err != nil {
+						if err := m.copy(s, m.at(m.recv, i*count+off), part(bounce, i), k); err != nil {
 							return err
 						}
 						continue
@@ -381,7 +383,7 @@ func (m *pipeline) broadcast() {
 		}
 		m.chunks = append(m.chunks, chunk{
 			call: m.call(record.Broadcast, mine, int32(node)),
-			stage: func(s gpu.Stream, slot cuda.Ptr) error {
+			stage: func(s gpu.Stream, bounce cuda.Ptr) error {
 				if !first {
 					return nil
 				}
@@ -396,16 +398,16 @@ func (m *pipeline) broadcast() {
 					}
 					from = m.at(m.recv, own)
 				}
-				return m.copy(s, slot, from, mine)
+				return m.copy(s, bounce, from, mine)
 			},
-			land: func(s gpu.Stream, slot, _ cuda.Ptr) error {
+			land: func(s gpu.Stream, bounce, _ cuda.Ptr) error {
 				if first {
 					if n.local == 1 && m.recv != m.send {
 						return m.copy(s, m.at(m.recv, off), m.at(m.send, off), k)
 					}
 					return nil
 				}
-				if err := m.copy(s, m.at(m.recv, own), slot, mine); err != nil || !gather {
+				if err := m.copy(s, m.at(m.recv, own), bounce, mine); err != nil || !gather {
 					return err
 				}
 				return m.in(s, record.AllGather, m.at(m.recv, own), m.at(m.recv, off), mine, 0, -1)
@@ -453,7 +455,7 @@ func (m *pipeline) reduce() {
 		} else {
 			m.begins(record.AllReduce, m.at(m.send, off), n.scratch, k, 0, -1)
 		}
-		c.stage = func(s gpu.Stream, slot cuda.Ptr) (err error) {
+		c.stage = func(s gpu.Stream, bounce cuda.Ptr) (err error) {
 			from := m.at(m.send, off)
 			switch {
 			case n.local == 1:
@@ -467,9 +469,9 @@ func (m *pipeline) reduce() {
 			if err != nil {
 				return err
 			}
-			return m.copy(s, m.at(slot, self), from, mine)
+			return m.copy(s, m.at(bounce, self), from, mine)
 		}
-		c.land = func(s gpu.Stream, slot, staged cuda.Ptr) error {
+		c.land = func(s gpu.Stream, bounce, staged cuda.Ptr) error {
 			if !last || !root && !gather {
 				return nil
 			}
@@ -477,7 +479,7 @@ func (m *pipeline) reduce() {
 			if root {
 				dst = m.at(m.recv, own)
 			}
-			if err := m.take(s, slot, dst, m.kept(slot, staged, self), mine); err != nil || !gather {
+			if err := m.take(s, bounce, dst, m.kept(bounce, staged, self), mine); err != nil || !gather {
 				return err
 			}
 			bytes := uint64(mine * m.size)

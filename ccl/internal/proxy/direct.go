@@ -17,10 +17,11 @@ import (
 type Direct string
 
 const (
-	// DirectAuto: where each NIC that this rank sends over is below the GPU's own PCIe
-	// switch or root port, and these and their backups take the memory. The log says why not.
+	// DirectAuto uses it where every NIC that this rank sends over sits below the GPU's own
+	// PCIe switch or root port, and all of them and their backups can register the memory.
+	// Where it does not, the log says why.
 	DirectAuto Direct = "auto"
-	// DirectOff is the default, as long as no hardware has shown that the rest is right.
+	// DirectOff is the default until the other values have been proven on hardware.
 	DirectOff Direct = "off"
 	// DirectRequire: at any distance, or Init fails and says why.
 	DirectRequire Direct = "require"
@@ -35,15 +36,15 @@ func (d Direct) Check() error {
 	return fmt.Errorf("%q, want %s, %s or %s", string(d), DirectAuto, DirectOff, DirectRequire)
 }
 
-// direct is slots in the GPU's memory, beside the pinned ones. What this rank
-// contributes to a chunk lies there where NICs are all that reads it; what it receives, and
-// passes on, lies in pinned memory. Peers cannot tell the difference.
+// direct is bounce buffers in the GPU's memory, beside the pinned ones. This rank's
+// contribution to a chunk lies there where NICs alone read it. What it receives and passes on
+// lies in pinned memory. Peers see no difference.
 type direct struct {
 	mem    *cuda.Exported
 	region *rdma.Region
 }
 
-// openDirect makes the slots if they are wanted and can be.
+// openDirect makes these buffers where the configuration asks for them and the hardware can.
 func (n *Proxy) openDirect() error {
 	if n.cfg.Direct == "" || n.cfg.Direct == DirectOff {
 		return nil
@@ -55,8 +56,8 @@ func (n *Proxy) openDirect() error {
 	}
 	n.cfg.Note(err)
 	if err == nil {
-		for i := range slots {
-			n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes()[i*n.slotSize:][:n.slotSize], DType: record.Uint8, Opaque: true})
+		for i := range bounces {
+			n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes()[i*n.bounceSize:][:n.bounceSize], DType: record.Uint8, Opaque: true})
 		}
 		n.parts = append(n.parts, engine.Part{Buf: n.direct.region.Bytes(), DType: record.Uint8, Opaque: true})
 	} else if n.cfg.Direct == DirectRequire {
@@ -89,7 +90,7 @@ func (n *Proxy) tryDirect() (err error) {
 			return fmt.Errorf("%s is %s", p.Name(), p.Why)
 		}
 	}
-	size := slots * n.slotSize
+	size := bounces * n.bounceSize
 	if d.mem, err = n.dev.AllocExported(uint64(size)); err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (n *Proxy) tryDirect() (err error) {
 	return n.mesh.Need(d.region, slices.Concat(ports, backups))
 }
 
-// has reports whether there are such slots.
+// has reports whether there are such bounce buffers.
 func (d *direct) has() bool { return d.region != nil }
 
 func (d *direct) close() error {
@@ -114,14 +115,14 @@ func (d *direct) close() error {
 	return nil
 }
 
-// directAt is where slot i is in the GPU's memory.
-func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.slotSize) }
+// directAt is where bounce buffer i is in the GPU's memory.
+func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.bounceSize) }
 
-// The parts of operations: pinned slots, all of them as one for messages, and the same in
-// the GPU's memory.
+// Indices of Op.Parts: the pinned bounce buffers, all of them as one for messages, and the same
+// again in the GPU's memory.
 const (
-	partSlots     = 0
-	partAll       = slots
-	partDirect    = slots + 1
-	partDirectAll = 2*slots + 1
+	partBounce    = 0
+	partAll       = bounces
+	partDirect    = bounces + 1
+	partDirectAll = 2*bounces + 1
 )

@@ -14,12 +14,11 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// transfers is the network's part of messages between nodes. They must not wait for
-// each other: a peer may be late, or wait for what this rank sends to a third one.
-// A stream, which does one thing after the other, cannot do that; a kernel can, which
-// copies whatever piece can go on between the GPU and pinned memory. (The executor
-// could too, but must not need the driver: it may be held by who waits for the GPU,
-// such as the program that frees memory.)
+// transfers is the network's part of messages between nodes. No message may wait for another
+// one: a peer may be late, or wait for what this rank sends to a third. A stream does one thing
+// after the other, so one kernel copies whatever piece is ready between the GPU and pinned
+// memory. The executor could copy too, but it must not call the driver: a thread that waits for
+// the GPU may hold the driver's lock, a program that frees memory for example.
 type transfers struct {
 	n        *Proxy
 	x        *Op
@@ -30,8 +29,8 @@ type transfers struct {
 	inFlight int // pieces that peers have yet to consume
 }
 
-// flow is the messages from or to a peer, in their order, as pieces in turn through
-// two places in pinned memory.
+// flow is the messages from one peer, or to it, in their order. They go as pieces that take
+// turns in two places of pinned memory.
 type flow struct {
 	peer     int
 	send     bool
@@ -44,14 +43,15 @@ type flow struct {
 	open     int           // how many of them
 }
 
-// unconsumed is pieces that are sent from where they lie: those before count, up to the mark.
+// unconsumed is pieces sent without a copy that the peer has not consumed yet: those before
+// count, up to the mark.
 type unconsumed struct {
 	mark  uint64
 	count uint32
 }
 
-// flowWords count a flow's pieces for as long as the communicator lives, in pinned
-// memory: copied by the GPU; sent, or brought, by the network.
+// flowWords count a flow's pieces for as long as the communicator lives, in pinned memory: gpu
+// those that the GPU has copied, net those that the network has sent or received.
 type flowWords struct {
 	gpu, net uint32
 	_        [14]uint32
@@ -60,8 +60,9 @@ type flowWords struct {
 // piece is part of a message.
 type piece struct{ skew, bytes int }
 
-// transferGate is what a gate's number stands for: that a piece's place is ready for the
-// network, and that the network is done with it; of no flow, that the stream may go on, and that it has.
+// transferGate is what a gate's number stands for. Of a flow's piece: its place is ready for
+// the network or, with done, the network has finished with it. Without a flow: the stream may
+// go on or, with done, it has.
 type transferGate struct {
 	flow, piece int32
 	done        bool
@@ -70,28 +71,28 @@ type transferGate struct {
 const (
 	pieceLeast = 128 << 10
 	pieceMost  = 2 << 20
-	// A larger message may be sent from where it lies, and then ends when the receiver
-	// has it: within a node smaller ones alone need no receiver, too.
+	// A larger message may be sent without a copy, and then ends only when the receiver has it.
+	// Smaller messages need no receiver to end, within a node either.
 	keptFrom = 256 << 10
 	// messagesMost is how many messages wait for the GPU at a time.
 	messagesMost = 1024
 )
 
-// control is the pinned memory that all messages of a communicator need: words of each
-// peer's flows, and a ring of what the kernel is told of each message.
+// control is the pinned memory that all messages of a communicator share: the words of each
+// peer's flows, and a ring of descriptors for the kernel, one a message.
 type control struct {
 	words   []flowWords // of rank p: 2p from it, 2p+1 to it
 	wordsAt cuda.Ptr
 	given   []uint32 // pieces of the flows so far
 	ring    []kernels.StagedMessage
 	ringAt  cuda.Ptr
-	// Places are counted on and on: head is the next one, tail the oldest one that an
-	// operation uses.
+	// Positions in the ring only grow: head is the next one, tail the oldest that an operation
+	// uses.
 	head, tail int
 	taken      []ringUse
 }
 
-// ringUse is the places up to end, used until an operation has ended.
+// ringUse is the positions up to end, in use until operation seq has ended.
 type ringUse struct {
 	end int
 	seq uint64
@@ -112,8 +113,8 @@ func newControl(ranks int, mem []byte, at cuda.Ptr) control {
 	}
 }
 
-// places is count places of the ring side by side, at most all of them, once what used
-// them has ended.
+// places reserves count neighbouring places of the ring, waiting for the operations that use
+// them.
 func (n *Proxy) places(count int) ([]kernels.StagedMessage, cuda.Ptr, error) {
 	m := &n.control
 	size := len(m.ring)
@@ -144,10 +145,10 @@ func index(msg gpu.Message) int {
 	return 2 * msg.Peer
 }
 
-// Exchange puts messages on s. Those within the node go as they do on a single one,
-// beside the others, since a peer may need one of these before it takes part in one of
-// those, or the reverse. exchange is the same; local puts those within the node on s where
-// they are no messages.
+// Exchange puts messages on s. Messages within the node take the node's own path at the same
+// time as those between nodes, since a peer may need either before it takes part in the other.
+//
+// exchange does the same, except that local, if not nil, carries out the part within the node.
 func (n *Proxy) Exchange(on gpu.Stream, o *Call, msgs []gpu.Message, put func(*Op) error) error {
 	return n.exchange(on, o, msgs, nil, put)
 }
@@ -261,7 +262,7 @@ func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMess
 		i := index(msg)
 		f := &m.flows[m.of[i]]
 		k := kernels.StagedMessage{
-			Buffer: uint64(msg.Buf), Bytes: msg.Bytes, Slot: uint64(n.slotAt[0]) + uint64(f.at),
+			Buffer: uint64(msg.Buf), Bytes: msg.Bytes, Slot: uint64(n.bounceAt[0]) + uint64(f.at),
 			Mine: at(i), Theirs: at(i) + 4, Half: uint32(m.half), First: f.base + uint32(len(f.pieces)),
 		}
 		if msg.Send {
@@ -282,9 +283,9 @@ func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMess
 	return m
 }
 
-// onGPU reports whether a message is sent from the GPU's memory: one to another node, since
-// those to the own one may be among them (allToAll). Small ones are not, or they would not
-// end without their receiver.
+// onGPU reports whether a message is sent from the GPU's memory. One within the node is not
+// (allToAll has such messages), nor is a small one, which would then end only with its
+// receiver.
 func (n *Proxy) onGPU(msg *gpu.Message) bool {
 	return msg.Send && msg.Bytes > keptFrom && n.direct.has() && !slices.Contains(n.place.Local, msg.Peer)
 }

@@ -21,12 +21,13 @@ type Op struct {
 	passed  uint32                // before its first chunk
 
 	// Of a collective.
-	peers   []int     // the others that take part, where chunks are so large that NICs may send them from their slots
+	peers   []int     // the others that take part, where chunks are so large that NICs may send them from their bounce buffers
 	through [2]uint32 // chunks that each direction is done with
 	ending  bool
 }
 
-// zeroCopy is a chunk that is sent from its slot: peer has not consumed all up to the mark.
+// zeroCopy is a chunk that a NIC sends from its bounce buffer. The buffer is in use until peer
+// has consumed all up to the mark.
 type zeroCopy struct {
 	piece uint32
 	peer  int
@@ -63,9 +64,9 @@ func (x *Op) Gate(number int) bool { return x.gate(number) }
 // Returned tells the stream what peers have consumed since, and reports whether there was any.
 func (x *Op) Returned() bool { return x.returns() }
 
-// Met is the rank in the communicator of the member that the operation's stamp names:
-// the last that came, -1 when nobody came after this rank. told is false where the GPU
-// does not meet the node's ranks in the operation.
+// Met is the member that came last, by its rank in the communicator, as the operation's stamp
+// says; -1 when nobody came after this rank. told is false where the GPU does not meet the
+// node's ranks in the operation.
 func (x *Op) Met(local int32) (rank int32, told bool) {
 	if !x.met.Load() {
 		return -1, false
@@ -83,7 +84,7 @@ func (x *Op) chunkGate(number int) bool {
 	switch gate {
 	case algo.Ready, algo.Left:
 		x.ending = gate == algo.Left
-		// Kernels that an abort has sent home leave anything in a slot.
+		// After an abort kernels return early, and a bounce buffer may hold anything.
 		return x.n.has(x.reached+1+uint32(piece)) && !x.n.run.Failed()
 	case algo.Sent:
 		for _, p := range x.peers {
@@ -101,8 +102,8 @@ func (x *Op) chunkGate(number int) bool {
 	return true
 }
 
-// pass tells the stream which slots are free: those that both directions are done with,
-// and nobody sends from.
+// pass tells the stream which bounce buffers are free: both directions are done with them, and
+// no zero-copy send reads them.
 func (x *Op) pass() {
 	free := min(x.through[0], x.through[1])
 	if len(x.n.inFlight) > 0 {
@@ -111,8 +112,8 @@ func (x *Op) pass() {
 	x.n.pass(x.passed + free)
 }
 
-// returned takes back the slots that peers have consumed. At the end the engine waits for
-// the rest, as for any zero-copy send, so that records say for whom.
+// returned takes back the bounce buffers that peers have consumed. At the end of the operation
+// the engine waits for the rest, as it does for any zero-copy send, so records name the peer.
 func (x *Op) returned() bool {
 	n := x.n
 	if len(n.inFlight) == 0 || x.ending && !n.mesh.Settled() {

@@ -79,17 +79,15 @@ type CallerError struct{ Err error }
 func (e *CallerError) Error() string { return e.Err.Error() }
 func (e *CallerError) Unwrap() error { return e.Err }
 
-// Proxy is what a GPU communicator of several nodes has besides: bounce buffers in
-// pinned memory, through which chunks of an operation pass between the GPU and the
-// network, and two words by which the caller's stream and the communicator's
-// executor hand them to each other.
+// Proxy is the part of a GPU communicator that spans nodes: bounce buffers in pinned memory,
+// through which chunks of an operation pass between the GPU and the network, and two words by
+// which the caller's stream and the communicator's executor hand them over.
 //
-// An operation on device memory is put on the caller's stream whole, and in the
-// communicator's queue. The stream counts in the word reached: once when it gets to
-// the operation, once for each chunk that lies in pinned memory, and once when the
-// last result has left it. The executor, which runs the operation's schedule on the
-// network meanwhile, counts the chunks that are through in the word passed, where
-// the stream waits.
+// An operation on device memory is put on the caller's stream at once, and in the
+// communicator's queue. The stream counts in the word reached: once when it gets to the
+// operation, once for each chunk that lies in pinned memory, and once when the last result has
+// left it. Meanwhile the executor runs the operation's schedule on the network. It counts
+// finished chunks in the word passed, on which the stream waits.
 type Proxy struct {
 	cfg   Config
 	place algo.Place
@@ -109,16 +107,16 @@ type Proxy struct {
 	local, index int
 	major        bool // ranks of a node are numbered side by side, and nodes alike
 
-	host                []byte // pinned: words, control, slots
+	host                []byte // pinned: words, control, bounce buffers
 	reachedAt, passedAt cuda.Ptr
 	control             control
-	slotAt              [slots]cuda.Ptr
-	slotSize            int
-	parts               []engine.Part // see partSlots
-	region              *rdma.Region  // the slots: NICs send from them
+	bounceAt            [bounces]cuda.Ptr
+	bounceSize          int
+	parts               []engine.Part // see partBounce
+	region              *rdma.Region  // the bounce buffers: NICs send from them
 	direct              direct
 	inFlight            []zeroCopy // the executor's, of the current operation's chunks, in their order
-	scratch             cuda.Ptr   // device memory of a slot's size, between two steps of a stream
+	scratch             cuda.Ptr   // device memory of a bounce buffer's size, between two steps of a stream
 
 	calling   sync.Mutex
 	reached   uint32        // given to operations so far, under calling
@@ -145,15 +143,15 @@ func newRoute(members []int, place algo.Place) route {
 }
 
 const (
-	slots = 4
+	bounces = 4
 	// lead is how many chunks a stream prepares before it takes the first one back.
-	lead = slots - 1
-	// A slot takes a chunk; a chunk is an eighth of the operation where that is less, so
-	// that there is something to overlap, but no less than chunkLeast.
-	slotLeast  = 4 << 20
-	chunkLeast = 256 << 10
-	// wholeMost is up to how many bytes the ranks of a node all send everything: that
-	// spares the node a step.
+	lead = bounces - 1
+	// A chunk fills a bounce buffer, or is an eighth of the operation where that is less, so
+	// that chunks overlap; it has at least chunkLeast.
+	bounceLeast = 4 << 20
+	chunkLeast  = 256 << 10
+	// wholeMost is the size up to which each rank of a node sends everything, which saves the
+	// node a step.
 	wholeMost = 32 << 10
 )
 
@@ -180,7 +178,7 @@ func New(cfg Config) (_ *Proxy, err error) {
 			n.major = n.major && int(nd) == r/n.local
 		}
 	}
-	n.slotSize = max(slotLeast, (cfg.Size*chunkLeast/16+4095)&^4095)
+	n.bounceSize = max(bounceLeast, (cfg.Size*chunkLeast/16+4095)&^4095)
 	defer func() {
 		if err != nil {
 			n.Halt()
@@ -196,7 +194,7 @@ func New(cfg Config) (_ *Proxy, err error) {
 	}
 	const words = 4096
 	lists := (controlSize(cfg.Size) + 4095) &^ 4095
-	if n.host, err = n.dev.AllocHost(words + lists + slots*n.slotSize); err != nil {
+	if n.host, err = n.dev.AllocHost(words + lists + bounces*n.bounceSize); err != nil {
 		return nil, err
 	}
 	clear(n.host[:words])
@@ -205,19 +203,19 @@ func New(cfg Config) (_ *Proxy, err error) {
 		return nil, err
 	}
 	n.reachedAt, n.passedAt = at, at+64
-	for i := range slots {
-		off := words + lists + i*n.slotSize
-		n.slotAt[i] = at + cuda.Ptr(off)
-		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.slotSize], DType: record.Uint8})
+	for i := range bounces {
+		off := words + lists + i*n.bounceSize
+		n.bounceAt[i] = at + cuda.Ptr(off)
+		n.parts = append(n.parts, engine.Part{Buf: n.host[off : off+n.bounceSize], DType: record.Uint8})
 	}
-	n.parts = append(n.parts, engine.Part{Buf: n.host[words+lists:], DType: record.Uint8}) // all slots, for messages
+	n.parts = append(n.parts, engine.Part{Buf: n.host[words+lists:], DType: record.Uint8}) // all bounce buffers, for messages
 	if n.region, err = rdma.Register(n.parts[partAll].Buf); err != nil {
 		return nil, err
 	}
 	if err = n.openDirect(); err != nil {
 		return nil, err
 	}
-	if n.scratch, err = n.dev.Alloc(uint64(n.slotSize)); err != nil {
+	if n.scratch, err = n.dev.Alloc(uint64(n.bounceSize)); err != nil {
 		return nil, err
 	}
 	for _, s := range []**cuda.Stream{&n.idle, &n.beside} {
@@ -265,7 +263,7 @@ func (n *Proxy) Free() error {
 	n.releasing.Unlock()
 	if n.region != nil {
 		if err := n.region.Close(); err != nil {
-			errs, host = append(errs, err), nil // a NIC may still read the slots: they stay
+			errs, host = append(errs, err), nil // a NIC may still read the bounce buffers: they stay
 		}
 	}
 	if host != nil {
@@ -292,8 +290,8 @@ func (n *Proxy) pass(count uint32) {
 	}
 }
 
-// Release lets go of streams that wait for chunks, for good. They may fill slots again
-// then: nothing may be sent from them any more.
+// Release ends the wait of streams for chunks, for good. They may overwrite bounce buffers
+// then, so nothing may be sent from these any more.
 func (n *Proxy) Release() {
 	if n == nil {
 		return
@@ -307,10 +305,10 @@ func (n *Proxy) Release() {
 	atomic.StoreUint32(n.word(64), n.passed.Load()+1<<30) // what no count reaches: they are compared cyclically
 }
 
-// start puts an operation on s and in the executor's queue, by put. prepare says what the
-// network does; launch puts the stream's part on it, which has come to the operation by
-// then, and counts chunks in reached and passed. first is what launch begins with, if that
-// is an operation of the node's ranks.
+// start puts an operation on a stream and, by put, in the executor's queue. prepare makes the
+// network's part. launch puts the stream's part on the stream, after the wait for the
+// operation's turn, and counts chunks in reached and passed. first is the operation of the
+// node's ranks with which launch begins, nil for none.
 func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, first *gpu.Op, prepare func(*Op) error, launch func(x *Op) error) error {
 	n.calling.Lock()
 	defer n.calling.Unlock()
@@ -349,7 +347,7 @@ func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, f
 // Algo is the algorithm of the last operation.
 func (n *Proxy) Algo() record.Algo { return record.Algo(n.lastAlgo.Load()) }
 
-// parallel puts two things on a stream that may need each other to end: first on a
+// parallel puts two things on a stream that may need each other to end. The first runs on a
 // stream of its own.
 func (n *Proxy) parallel(s gpu.Stream, first func(*cuda.Stream) error, second func(gpu.Stream) error) error {
 	if err := s.Record(n.forks); err != nil {
@@ -366,12 +364,12 @@ func (n *Proxy) parallel(s gpu.Stream, first func(*cuda.Stream) error, second fu
 	return errors.Join(err, n.beside.Record(n.joins), s.WaitEvent(n.joins))
 }
 
-// lookEvery is how often somebody looks whether the GPU still works.
+// lookEvery is how often look asks whether the GPU still works.
 const lookEvery = 50 * time.Millisecond
 
-// look ends the communicator when the GPU does not work any more, which nothing tells
-// who waits for its words. The executor itself calls nothing of the driver: that may
-// be held by somebody who waits for the GPU, which waits for the executor.
+// look ends the communicator when the GPU fails. Nothing else would tell those who wait for its
+// words. The executor itself never calls the driver: a thread that waits for the GPU, and so
+// for the executor, may hold the driver's lock.
 func (n *Proxy) look() {
 	ticks := time.NewTicker(lookEvery)
 	defer ticks.Stop()

@@ -7,7 +7,7 @@ import (
 
 var (
 	float16  = halfFormat{widen: widenFloat16, narrow: narrowFloat16}
-	bfloat16 = halfFormat{widen: widenBfloat16, narrow: narrowBfloat16}
+	bfloat16 = halfFormat{widen: widenBFloat16, narrow: narrowBFloat16}
 )
 
 func widenFloat16(dst, src unsafe.Pointer, n int) {
@@ -26,7 +26,7 @@ func narrowFloat16(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-func widenBfloat16(dst, src unsafe.Pointer, n int) {
+func widenBFloat16(dst, src unsafe.Pointer, n int) {
 	d, s := unsafe.Slice((*uint32)(dst), n), unsafe.Slice((*uint16)(src), n)
 	s = s[:len(d)]
 	for i := range d {
@@ -34,11 +34,11 @@ func widenBfloat16(dst, src unsafe.Pointer, n int) {
 	}
 }
 
-func narrowBfloat16(dst, src unsafe.Pointer, n int) {
+func narrowBFloat16(dst, src unsafe.Pointer, n int) {
 	d, s := unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*uint32)(src), n)
 	s = s[:len(d)]
 	for i := range d {
-		d[i] = float32ToBfloat16(s[i])
+		d[i] = float32ToBFloat16(s[i])
 	}
 }
 
@@ -74,8 +74,8 @@ func float32ToFloat16(f uint32) uint16 {
 	return sign | uint16((mag-(127-15)<<23)>>13)
 }
 
-// float32ToBfloat16 converts bits to bits, rounding to nearest even.
-func float32ToBfloat16(f uint32) uint16 {
+// float32ToBFloat16 converts bits to bits, rounding to nearest even.
+func float32ToBFloat16(f uint32) uint16 {
 	if f&0x7fffffff > 0x7f800000 {
 		return uint16(f>>16) | 0x40
 	}

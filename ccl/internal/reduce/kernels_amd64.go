@@ -134,25 +134,25 @@ func maxFloat64AVX2(dst, a, b unsafe.Pointer, n int)
 //go:noescape
 func minFloat64AVX2(dst, a, b unsafe.Pointer, n int)
 
-// sumBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+// sumBFloat16AVX2 combines n elements, a multiple of 16 bytes.
 //
 //go:noescape
-func sumBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+func sumBFloat16AVX2(dst, a, b unsafe.Pointer, n int)
 
-// prodBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+// prodBFloat16AVX2 combines n elements, a multiple of 16 bytes.
 //
 //go:noescape
-func prodBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+func prodBFloat16AVX2(dst, a, b unsafe.Pointer, n int)
 
-// maxBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+// maxBFloat16AVX2 combines n elements, a multiple of 16 bytes.
 //
 //go:noescape
-func maxBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+func maxBFloat16AVX2(dst, a, b unsafe.Pointer, n int)
 
-// minBfloat16AVX2 combines n elements, a multiple of 16 bytes.
+// minBFloat16AVX2 combines n elements, a multiple of 16 bytes.
 //
 //go:noescape
-func minBfloat16AVX2(dst, a, b unsafe.Pointer, n int)
+func minBFloat16AVX2(dst, a, b unsafe.Pointer, n int)
 
 // scaleFloat32AVX2 divides n elements, a multiple of 16 bytes.
 //
@@ -219,47 +219,47 @@ func narrowFloat16AVX2(dst, src unsafe.Pointer, n int)
 //go:noescape
 func scaleFloat16AVX2(p unsafe.Pointer, n int, divisor int)
 
-// sumBfloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
+// sumBFloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
 //
 //go:noescape
-func sumBfloat16Float32AVX2(dst, src unsafe.Pointer, n int)
+func sumBFloat16Float32AVX2(dst, src unsafe.Pointer, n int)
 
-// prodBfloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
+// prodBFloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
 //
 //go:noescape
-func prodBfloat16Float32AVX2(dst, src unsafe.Pointer, n int)
+func prodBFloat16Float32AVX2(dst, src unsafe.Pointer, n int)
 
-// maxBfloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
+// maxBFloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
 //
 //go:noescape
-func maxBfloat16Float32AVX2(dst, src unsafe.Pointer, n int)
+func maxBFloat16Float32AVX2(dst, src unsafe.Pointer, n int)
 
-// minBfloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
+// minBFloat16Float32AVX2 combines n elements of src, a multiple of 8, into float32 accumulators.
 //
 //go:noescape
-func minBfloat16Float32AVX2(dst, src unsafe.Pointer, n int)
+func minBFloat16Float32AVX2(dst, src unsafe.Pointer, n int)
 
-// widenBfloat16AVX2 converts n elements, a multiple of 8, to float32.
+// widenBFloat16AVX2 converts n elements, a multiple of 8, to float32.
 //
 //go:noescape
-func widenBfloat16AVX2(dst, src unsafe.Pointer, n int)
+func widenBFloat16AVX2(dst, src unsafe.Pointer, n int)
 
-// narrowBfloat16AVX2 converts n elements, a multiple of 8, from float32.
+// narrowBFloat16AVX2 converts n elements, a multiple of 8, from float32.
 //
 //go:noescape
-func narrowBfloat16AVX2(dst, src unsafe.Pointer, n int)
+func narrowBFloat16AVX2(dst, src unsafe.Pointer, n int)
 
-// scaleBfloat16AVX2 divides n elements, a multiple of 8.
+// scaleBFloat16AVX2 divides n elements, a multiple of 8.
 //
 //go:noescape
-func scaleBfloat16AVX2(p unsafe.Pointer, n int, divisor int)
+func scaleBFloat16AVX2(p unsafe.Pointer, n int, divisor int)
 
 // sumFloat16AVX512 adds n elements, a multiple of 16.
 //
 //go:noescape
 func sumFloat16AVX512(dst, a, b unsafe.Pointer, n int)
 
-// sumBfloat16AVX512 adds n elements, a multiple of 32.
+// sumBFloat16AVX512 adds n elements, a multiple of 32.
 //
 //go:noescape
-func sumBfloat16AVX512(dst, a, b unsafe.Pointer, n int)
+func sumBFloat16AVX512(dst, a, b unsafe.Pointer, n int)

@@ -2007,9 +2007,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func sumBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// func sumBFloat16AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·sumBfloat16AVX2(SB), NOSPLIT, $0-32
+TEXT ·sumBFloat16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         a+8(FP), CX
 	MOVQ         b+16(FP), DX
@@ -2195,9 +2195,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func prodBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// func prodBFloat16AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·prodBfloat16AVX2(SB), NOSPLIT, $0-32
+TEXT ·prodBFloat16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         a+8(FP), CX
 	MOVQ         b+16(FP), DX
@@ -2383,9 +2383,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func maxBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// func maxBFloat16AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·maxBfloat16AVX2(SB), NOSPLIT, $0-32
+TEXT ·maxBFloat16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         a+8(FP), CX
 	MOVQ         b+16(FP), DX
@@ -2643,9 +2643,9 @@ end:
 	VZEROUPPER
 	RET
 
-// func minBfloat16AVX2(dst *byte, a *byte, b *byte, n int)
+// func minBFloat16AVX2(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·minBfloat16AVX2(SB), NOSPLIT, $0-32
+TEXT ·minBFloat16AVX2(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         a+8(FP), CX
 	MOVQ         b+16(FP), DX
@@ -3744,9 +3744,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func sumBfloat16Float32AVX2(dst *byte, src *byte, n int)
+// func sumBFloat16Float32AVX2(dst *byte, src *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·sumBfloat16Float32AVX2(SB), NOSPLIT, $0-24
+TEXT ·sumBFloat16Float32AVX2(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
@@ -3811,9 +3811,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func prodBfloat16Float32AVX2(dst *byte, src *byte, n int)
+// func prodBFloat16Float32AVX2(dst *byte, src *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·prodBfloat16Float32AVX2(SB), NOSPLIT, $0-24
+TEXT ·prodBFloat16Float32AVX2(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
@@ -3878,9 +3878,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func maxBfloat16Float32AVX2(dst *byte, src *byte, n int)
+// func maxBFloat16Float32AVX2(dst *byte, src *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·maxBfloat16Float32AVX2(SB), NOSPLIT, $0-24
+TEXT ·maxBFloat16Float32AVX2(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
@@ -3975,9 +3975,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func minBfloat16Float32AVX2(dst *byte, src *byte, n int)
+// func minBFloat16Float32AVX2(dst *byte, src *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·minBfloat16Float32AVX2(SB), NOSPLIT, $0-24
+TEXT ·minBFloat16Float32AVX2(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
@@ -4072,9 +4072,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func widenBfloat16AVX2(dst *byte, src *byte, n int)
+// func widenBFloat16AVX2(dst *byte, src *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·widenBfloat16AVX2(SB), NOSPLIT, $0-24
+TEXT ·widenBFloat16AVX2(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
 	MOVQ n+16(FP), DX
@@ -4116,9 +4116,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func narrowBfloat16AVX2(dst *byte, src *byte, n int)
+// func narrowBFloat16AVX2(dst *byte, src *byte, n int)
 // Requires: AVX, AVX2
-TEXT ·narrowBfloat16AVX2(SB), NOSPLIT, $0-24
+TEXT ·narrowBFloat16AVX2(SB), NOSPLIT, $0-24
 	MOVQ         dst+0(FP), AX
 	MOVQ         src+8(FP), CX
 	MOVQ         n+16(FP), DX
@@ -4214,9 +4214,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func scaleBfloat16AVX2(p *byte, n int, divisor int)
+// func scaleBFloat16AVX2(p *byte, n int, divisor int)
 // Requires: AVX, AVX2
-TEXT ·scaleBfloat16AVX2(SB), NOSPLIT, $0-24
+TEXT ·scaleBFloat16AVX2(SB), NOSPLIT, $0-24
 	MOVQ         p+0(FP), AX
 	MOVQ         n+8(FP), CX
 	MOVQ         divisor+16(FP), DX
@@ -4387,9 +4387,9 @@ single_done:
 	VZEROUPPER
 	RET
 
-// func sumBfloat16AVX512(dst *byte, a *byte, b *byte, n int)
+// func sumBFloat16AVX512(dst *byte, a *byte, b *byte, n int)
 // Requires: AVX, AVX512F
-TEXT ·sumBfloat16AVX512(SB), NOSPLIT, $0-32
+TEXT ·sumBFloat16AVX512(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
 	MOVQ         a+8(FP), CX
 	MOVQ         b+16(FP), DX

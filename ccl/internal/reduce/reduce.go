@@ -48,7 +48,7 @@ func Reduce(op record.RedOp, dt record.DType, dst, a, b []byte) {
 
 // AccumulateF32 stores dst[i] op widen(src[i]) in dst[i], so that many
 // contributions of a 16-bit type are combined with one rounding at the end (see
-// Narrow). dt is Float16 or Bfloat16 and src has two bytes for each element of
+// Narrow). dt is Float16 or BFloat16 and src has two bytes for each element of
 // dst, or AccumulateF32 panics. The slices may not overlap.
 func AccumulateF32(dst []float32, src []byte, dt record.DType, op record.RedOp) {
 	f := pairOf(dt, len(dst), len(src))
@@ -71,7 +71,7 @@ func AccumulateF32(dst []float32, src []byte, dt record.DType, op record.RedOp) 
 	}
 }
 
-// Widen converts every element of src, of type Float16 or Bfloat16, to float32.
+// Widen converts every element of src, of type Float16 or BFloat16, to float32.
 // src has two bytes for each element of dst, or Widen panics. It is exact; a
 // float16 NaN becomes quiet and keeps sign and payload.
 func Widen(dst []float32, src []byte, dt record.DType) {
@@ -79,7 +79,7 @@ func Widen(dst []float32, src []byte, dt record.DType) {
 	convert(f.widen, f.vecWiden, floats(dst), base(src), len(dst), 4, 2)
 }
 
-// Narrow rounds every element of src to type dt (Float16 or Bfloat16), to
+// Narrow rounds every element of src to type dt (Float16 or BFloat16), to
 // nearest with ties to even: too large becomes infinite, too small denormal or
 // zero, and a NaN becomes quiet and keeps its sign and the payload's upper bits.
 // dst has two bytes for each element of src, or Narrow panics.

@@ -46,12 +46,12 @@ func useAVX2() {
 		record.Float16:  ops(sumFloat16AVX2, prodFloat16AVX2, maxFloat16AVX2, minFloat16AVX2),
 		record.Float32:  ops(sumFloat32AVX2, prodFloat32AVX2, maxFloat32AVX2, minFloat32AVX2),
 		record.Float64:  ops(sumFloat64AVX2, prodFloat64AVX2, maxFloat64AVX2, minFloat64AVX2),
-		record.BFloat16: ops(sumBfloat16AVX2, prodBfloat16AVX2, maxBfloat16AVX2, minBfloat16AVX2),
+		record.BFloat16: ops(sumBFloat16AVX2, prodBFloat16AVX2, maxBFloat16AVX2, minBFloat16AVX2),
 	}
 	vectorScale[record.Float16] = scaleFloat16AVX2
 	vectorScale[record.Float32] = scaleFloat32AVX2
 	vectorScale[record.Float64] = scaleFloat64AVX2
-	vectorScale[record.BFloat16] = scaleBfloat16AVX2
+	vectorScale[record.BFloat16] = scaleBFloat16AVX2
 
 	type accumulate = func(dst, src unsafe.Pointer, n int)
 	float16.vecWiden, float16.vecNarrow = widenFloat16AVX2, narrowFloat16AVX2
@@ -59,17 +59,17 @@ func useAVX2() {
 		record.Sum: sumFloat16Float32AVX2, record.Prod: prodFloat16Float32AVX2,
 		record.Max: maxFloat16Float32AVX2, record.Min: minFloat16Float32AVX2, record.Avg: sumFloat16Float32AVX2,
 	}
-	bfloat16.vecWiden, bfloat16.vecNarrow = widenBfloat16AVX2, narrowBfloat16AVX2
+	bfloat16.vecWiden, bfloat16.vecNarrow = widenBFloat16AVX2, narrowBFloat16AVX2
 	bfloat16.vecAccumulate = [numOps]accumulate{
-		record.Sum: sumBfloat16Float32AVX2, record.Prod: prodBfloat16Float32AVX2,
-		record.Max: maxBfloat16Float32AVX2, record.Min: minBfloat16Float32AVX2, record.Avg: sumBfloat16Float32AVX2,
+		record.Sum: sumBFloat16Float32AVX2, record.Prod: prodBFloat16Float32AVX2,
+		record.Max: maxBFloat16Float32AVX2, record.Min: minBFloat16Float32AVX2, record.Avg: sumBFloat16Float32AVX2,
 	}
 }
 
 func useAVX512() {
 	f := wide(16, sumFloat16AVX512, sumFloat16AVX2)
 	vector[record.Float16][record.Sum], vector[record.Float16][record.Avg] = f, f
-	b := wide(32, sumBfloat16AVX512, sumBfloat16AVX2)
+	b := wide(32, sumBFloat16AVX512, sumBFloat16AVX2)
 	vector[record.BFloat16][record.Sum], vector[record.BFloat16][record.Avg] = b, b
 }
 

@@ -38,6 +38,9 @@ struct lockstep_options {
 	int marks_only; /* a file of marks, with a small ring and no tables: see record.Options.MarksOnly */
 };
 
+/* Whether a kind of collective, known or not, is among those of a mask (LOCKSTEP_COLLS_). */
+static inline int lockstep_coll_is(uint8_t coll, uint64_t mask) { return coll < 64 && (mask >> coll & 1); }
+
 /* CLOCK_MONOTONIC in ns, the clock of every time in a recorder. */
 static inline int64_t lockstep_now(void)
 {

@@ -23,7 +23,7 @@ var halfKinds = []halfKind{
 		narrow:    func(x reg.VecVirtual, dst Op, _ []reg.VecVirtual) { VCVTPS2PH(Imm(0), x, dst) },
 	},
 	{
-		name: "Bfloat16",
+		name: "BFloat16",
 		constants: func() []reg.VecVirtual {
 			return []reg.VecVirtual{broadcast32(1), broadcast32(0x7fff), broadcast32(0x40)}
 		},
@@ -64,7 +64,7 @@ func halfKernels() {
 	}
 	for _, h := range halfKinds {
 		for _, o := range operators {
-			if h.name == "Bfloat16" {
+			if h.name == "BFloat16" {
 				break
 			}
 			begin(o.name+h.name+"AVX2", "combines n elements, a multiple of 8.", "dst, a, b", "")

@@ -74,10 +74,10 @@ func nativeKernels() {
 		{"prodFloat64", 8, float64s.arithmetic(VMULPD)},
 		{"maxFloat64", 8, float64s.extreme(VMAXPD, VANDPD)},
 		{"minFloat64", 8, float64s.extreme(VMINPD, VORPD)},
-		{"sumBfloat16", 2, bfloat16Pairs(float32s.arithmetic(VADDPS))},
-		{"prodBfloat16", 2, bfloat16Pairs(float32s.arithmetic(VMULPS))},
-		{"maxBfloat16", 2, bfloat16Pairs(float32s.extreme(VMAXPS, VANDPS))},
-		{"minBfloat16", 2, bfloat16Pairs(float32s.extreme(VMINPS, VORPS))},
+		{"sumBFloat16", 2, bfloat16Pairs(float32s.arithmetic(VADDPS))},
+		{"prodBFloat16", 2, bfloat16Pairs(float32s.arithmetic(VMULPS))},
+		{"maxBFloat16", 2, bfloat16Pairs(float32s.extreme(VMAXPS, VANDPS))},
+		{"minBFloat16", 2, bfloat16Pairs(float32s.extreme(VMINPS, VORPS))},
 	} {
 		begin(k.name+"AVX2", "combines n elements, a multiple of 16 bytes.", "dst, a, b", "")
 		dst, a, b, n := param("dst"), param("a"), param("b"), param("n")

@@ -24,7 +24,7 @@ func wideKernels() {
 	end()
 
 	// As bfloat16Pairs.
-	begin("sumBfloat16AVX512", "adds n elements, a multiple of 32.", "dst, a, b", "")
+	begin("sumBFloat16AVX512", "adds n elements, a multiple of 32.", "dst, a, b", "")
 	streams = []stream{{param("dst"), 64}, {param("a"), 64}, {param("b"), 64}}
 	n = param("n")
 	add = sumWide()

@@ -63,7 +63,7 @@ func (p *process) connections(world func(comm uint64, rank int32) (int32, bool))
 			Windows: k.Windows, Slow: k.SlowWindows, Bandwidth: k.WindowBps, Latency: seconds(float64(max(k.LatencyNs, 0)) / 1e9),
 			Switches: k.Switches, Resent: k.Resent, Events: []Event{},
 		}
-		if k.Transport == record.TransportRDMA {
+		if k.Transport.QueuePair() {
 			c.QueuePair, c.PeerPair = k.ID, k.PeerID
 		}
 		c.NIC, c.Port = k.NIC()
