@@ -301,10 +301,11 @@ func (d *drags) measure(elapsed, common float64) {
 				weight = 1.0 / 256
 			}
 			x.noise += (min(far, 2*max(x.noise, float32(d.short), 0.003)) - x.noise) * weight
-			short = append(short, float64(far))
+			short = append(short, float64(cost))
 		}
 	}
 	d.scratch = short
+	apart(short)
 	d.unexplained = d.mostlySlower() - float64(most)/float64(horizons[0])
 	if len(short) == 0 {
 		return
@@ -318,11 +319,25 @@ func (d *drags) measure(elapsed, common float64) {
 		v := d.scratch[:0]
 		for r := range d.ranks {
 			if x := &d.ranks[r]; x.seen >= minWindows && !d.watched(int32(r)) {
-				v = append(v, math.Abs(float64(x.sums[h]))/float64(n))
+				v = append(v, float64(x.sums[h])/float64(n))
 			}
 		}
 		d.scratch = v
+		apart(v)
 		d.usual[h] = d.wander(d.usual[h], ordinary(v), d.measured-n+1)
+	}
+}
+
+// apart makes signed distances from the norm what they are apart from what most of them have in
+// common: while all wait for one rank, they spend less of their own, and that is no noise. Of few
+// ranks most are not many.
+func apart(v []float64) {
+	shift := 0.0
+	if len(v) >= 4 {
+		shift = min(0, quantile(v, 0.75))
+	}
+	for i := range v {
+		v[i] = math.Abs(v[i] - shift)
 	}
 }
 
