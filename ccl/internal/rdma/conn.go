@@ -457,20 +457,6 @@ func (c *Conn) read() {
 	}
 }
 
-func readMessage(r io.Reader, h, b []byte) (message, error) {
-	if _, err := io.ReadFull(r, h); err != nil {
-		return message{}, err
-	}
-	kind, n, err := parseFrame(h)
-	if err != nil {
-		return message{}, err
-	}
-	if _, err := io.ReadFull(r, b[:n]); err != nil {
-		return message{}, err
-	}
-	return parseBody(kind, b[:n])
-}
-
 // hangUp ends the control socket and its goroutine.
 func (c *Conn) hangUp() {
 	c.ctl.Close()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 )
 
 // ErrCorrupt is what a peer did that no correct one does.
@@ -181,4 +182,18 @@ func parseBody(kind messageKind, b []byte) (message, error) {
 		m.path, m.text = b[0], string(b[1:])
 	}
 	return m, nil
+}
+
+func readMessage(r io.Reader, h, b []byte) (message, error) {
+	if _, err := io.ReadFull(r, h); err != nil {
+		return message{}, err
+	}
+	kind, n, err := parseFrame(h)
+	if err != nil {
+		return message{}, err
+	}
+	if _, err := io.ReadFull(r, b[:n]); err != nil {
+		return message{}, err
+	}
+	return parseBody(kind, b[:n])
 }

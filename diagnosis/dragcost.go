@@ -1,0 +1,129 @@
+package diagnosis
+
+import (
+	"math"
+	"slices"
+)
+
+// mean is a rank's mean cost of the last n windows but for the skip last ones.
+func (x *rankCost) mean(windows, skip, n int32) float64 {
+	sum := float32(0)
+	for k := skip; k < skip+n; k++ {
+		sum += x.cost[((windows-1-k)%costWindows+costWindows)%costWindows]
+	}
+	return float64(sum) / float64(n)
+}
+
+func (d *drags) watched(rank int32) bool { return len(d.slow) > 0 && hasRank(d.slow, rank) }
+
+// bar is what a rank's mean cost over a horizon has to exceed: what is never seen by
+// chance of so many ranks, in units of what this job's and this rank's are like.
+func (d *drags) bar(r int32, h int) float64 {
+	noise := d.usual[h]
+	for n := range h { // not known yet: no better than over fewer windows
+		if d.measured < horizons[h]+4 {
+			noise = max(noise, 0.8*d.usual[n])
+		}
+	}
+	restless := max(1, float64(d.ranks[r].noise)/max(d.short, 1e-6))
+	k := 2.5 + 1.4*math.Sqrt(2*math.Log(20*float64(len(d.ranks))))
+	young := 1 + 6/float64(max(d.measured, 1)) // little is known yet
+	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young)
+}
+
+// hungry is the share of time in which a rank waits for a CPU that others have: on a
+// crowded machine ranks differ by what they get, and none of them is slow. What it always waits is in
+// its norm already, and differs by less. What its own quota holds it back is its own affair.
+func (d *drags) hungry(r int32) float64 {
+	x := &d.ev.Ranks[r]
+	others := max(0, x.Starved-x.Throttled)
+	usual, _ := d.crowds.usually(r, -1)
+	always := min(usual, others)
+	return 1.5*float64(others-always) + 0.5*float64(always)
+}
+
+// heldBack is the share of time for which a rank's quota keeps it from running, beyond the usual:
+// it is late inside of collectives as well, which is nobody's own time.
+func (d *drags) heldBack(r int32) float32 {
+	const slack = 0.05
+	usual, _ := d.crowds.usually(r, -1)
+	return max(0, d.ev.Ranks[r].Throttled-usual-slack)
+}
+
+// worst is the horizon at which a rank exceeds its bar by most: its cost there, by how much,
+// and whether it is none that the rank had before.
+func (d *drags) worst(r int32) (cost, over float64, fresh bool) {
+	x := &d.ranks[r]
+	told := d.isNew(r) // what has been found new stays so
+	for h, n := range horizons {
+		if d.measured < n+2 || float64(x.sums[h]) < leastCost*float64(n) {
+			continue
+		}
+		c := x.trimmed(d.windows, n)
+		if !d.few { // a window's steps average out, and a few windows are hardly a second
+			if h == 0 {
+				continue
+			}
+			c = min(c, d.mostOf(x, n))
+		}
+		if c < leastCost || !x.lasts(d.windows, n, c/3) {
+			continue
+		}
+		if d.slower(n) < c/2 {
+			continue // the job as a whole is not slower for it
+		}
+		is := told || x.isNew(d.windows, h, c, d.few)
+		if !is && !x.mostly(d.windows, n) {
+			continue // it has always been away once in a while
+		}
+		if o := c / d.bar(r, h); o > over {
+			cost, over, fresh = c, o, is
+		}
+	}
+	return cost, over, fresh
+}
+
+// mostOf is what a rank has cost in three quarters of the last n windows at least.
+func (d *drags) mostOf(x *rankCost, n int32) float64 {
+	v := d.scratch[:0]
+	for k := range n {
+		v = append(v, x.mean(d.windows, k, 1))
+	}
+	d.scratch = v
+	return quantile(v, 0.25)
+}
+
+// trimmed is a rank's mean cost of the last n windows but for the largest.
+func (x *rankCost) trimmed(windows, n int32) float64 {
+	sum, most := float32(0), float32(0)
+	for k := range n {
+		c := x.cost[((windows-1-k)%costWindows+costWindows)%costWindows]
+		sum, most = sum+c, max(most, c)
+	}
+	return float64(sum-most) / float64(n-1)
+}
+
+// lasts reports whether most parts of the last n windows cost so much: both halves
+// of few windows, three quarters of many.
+func (x *rankCost) lasts(windows, n int32, least float64) bool {
+	parts, want := int32(4), 3
+	if n == horizons[0] {
+		parts, want = 2, 2
+	}
+	for k := range parts {
+		if x.mean(windows, k*n/parts, n/parts) >= least {
+			want--
+		}
+	}
+	return want <= 0
+}
+
+// goesOn reports whether the last windows show what those before them did: for what
+// has been told already the last one, so that it ends soon after its cause.
+func (d *drags) goesOn(r int32, cost float64) bool {
+	n := int32(2)
+	if i := slices.IndexFunc(d.slow, func(s slowRank) bool { return s.rank == r }); i >= 0 && d.slow[i].level > 0 {
+		n = 1
+	}
+	return d.ranks[r].mean(d.windows, 0, n) >= 0.3*cost
+}
