@@ -149,8 +149,7 @@ type GPUConfig struct {
 	// more than they carry carry less.
 	Pace int
 	// Peers says of which recorded operations kernels stamp what each peer was to them: "off",
-	// "slow" (of 256 KiB and more) or "on"; "" for slow where the kernels for that come compiled
-	// for the GPU, else off. Ranks need not agree.
+	// "slow" (of 256 KiB and more) or "on"; "" for off. Ranks need not agree.
 	Peers string
 }
 

@@ -13,8 +13,8 @@ import (
 type Peers string
 
 const (
-	// PeersDefault is PeersSlow where the kernels for it come compiled for the GPU. Elsewhere
-	// the driver would have to compile them, for seconds, and it is PeersOff.
+	// PeersDefault is PeersOff: PeersSlow is free, but that healthy operations which share their
+	// GPUs with changing computation look like slow links to nobody has not been shown on GPUs.
 	PeersDefault Peers = ""
 	PeersOff     Peers = "off"
 	PeersSlow    Peers = "slow" // operations of 256 KiB and more, of whose time stamps are a small part
@@ -47,9 +47,6 @@ func (p *peers) init(c *Comm) {
 	}
 	if p.mode = c.cfg.Peers; p.mode == PeersDefault {
 		p.mode = PeersOff
-		if kernels.Cubin(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) != nil {
-			p.mode = PeersSlow
-		}
 	}
 	if p.mode == PeersOff {
 		return
