@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -95,83 +92,4 @@ func TestShrinkAgain(t *testing.T) {
 			return nil
 		})
 	}
-}
-
-// The nodes' data takes a network of its own, which fails; the control plane's is well.
-const dataA, dataB = "10.83.12.1", "10.83.12.2"
-
-// TestLastBytesThroughOutage: what a rank has sent arrives although it closes while the
-// data's network is away, for longer than Close waits for the others.
-func TestLastBytesThroughOutage(t *testing.T) {
-	n := newTwoNodes(t)
-	pid := strings.Split(n.ns[1], "/")[2]
-	n.in(0, "ip", "link", "add", "lsdat0", "type", "veth", "peer", "name", "lsdat1", "netns", pid)
-	for i, addr := range []string{dataA, dataB} {
-		n.in(i, "ip", "addr", "add", addr+"/24", "dev", fmt.Sprint("lsdat", i))
-		n.in(i, "ip", "link", "set", fmt.Sprint("lsdat", i), "up")
-	}
-	for _, gone := range []time.Duration{0, 9 * time.Second} {
-		id, err := ccl.NewUniqueID(fmt.Sprintf("%s:%d", addrA, 20000+rand.N(10000)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		var ps []*rankProcess
-		for r := range 2 {
-			ps = append(ps, startRankIn(t, []string{"nsenter", n.ns[r]}, id, r, 2, 1, "last bytes", fmt.Sprint("LOCKSTEP_IFNAME=lsdat", r)))
-		}
-		for r, p := range ps {
-			p.expect(t, r, "now")
-		}
-		if gone > 0 {
-			n.in(0, "ip", "link", "set", "lsdat0", "down")
-		}
-		begun(t, ps)
-		time.Sleep(gone)
-		n.in(0, "ip", "link", "set", "lsdat0", "up")
-		for r, p := range ps {
-			p.expect(t, r, "well")
-		}
-	}
-}
-
-// lastBytesChild sends to the other rank, or receives from it, and closes.
-func lastBytesChild() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	cfg, err := ccl.ConfigFromEnv()
-	if err != nil {
-		return err
-	}
-	cfg.Recorder, cfg.Secret = nil, secret
-	c, err := ccl.Init(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	s := c.NewStream()
-	if err := do(ctx, s, c.Barrier(s)); err != nil {
-		return err
-	}
-	fmt.Println("now")
-	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
-		return err
-	}
-	x := make([]int64, 5000) // what a kernel takes at once
-	if c.Rank() == 0 {
-		for i := range x {
-			x[i] = int64(i)
-		}
-		err = do(ctx, s, c.Send(s, ccl.Of(x), 1))
-	} else {
-		err = do(ctx, s, c.Recv(s, ccl.Of(x), 0))
-	}
-	if err := errors.Join(err, c.Close()); err != nil {
-		return err
-	}
-	for i := range x {
-		if x[i] != int64(i) {
-			return fmt.Errorf("element %d is %d", i, x[i])
-		}
-	}
-	fmt.Println("well")
-	return nil
 }

@@ -298,11 +298,7 @@ func (c *Comm) Close() error {
 		_ = c.ctl.Barrier(ctx)
 	}
 	failed := c.x.End()
-	c.x.Stop()
 	if failed == nil {
-		// A rank that hears of the departure counts what has not arrived by then as lost, so
-		// links stay until it has.
-		c.mesh.Linger(func() bool { return c.ctl.Err() != nil })
 		// Rank 0 stays until the others have left, so that they hear of each other.
 		if e := c.ctl.Leave(ctx); e != nil && err == nil && !errors.Is(e, context.DeadlineExceeded) {
 			err = e
@@ -310,6 +306,7 @@ func (c *Comm) Close() error {
 	}
 	c.ctl.Close()
 	c.watching.Wait()
+	c.x.Stop()
 	gpuErr := c.gpu.close(ctx)
 	err = errors.Join(err, gpuErr)
 	log := c.x.Log

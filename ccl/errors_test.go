@@ -197,8 +197,6 @@ func childMain(role string) int {
 		run = gpuChild
 	} else if role == "outage" {
 		run = func(string) error { return outageChild() }
-	} else if role == "last bytes" {
-		run = func(string) error { return lastBytesChild() }
 	}
 	if err := run(role); err != nil {
 		fmt.Println("ERROR", err)

@@ -323,14 +323,6 @@ func (m *Mesh) Board() Board {
 	return m.seg.board(m)
 }
 
-// Linger lets the last bytes of a mesh that is about to be closed arrive, unless over says
-// that nobody wants them. No operation runs any more, nor will.
-func (m *Mesh) Linger(over func() bool) {
-	if m.net != nil {
-		m.net.linger(over)
-	}
-}
-
 // Close unmaps and disconnects. No Link or Board may be in use, nor bytes that
 // Peek returned.
 func (m *Mesh) Close() error {
@@ -343,7 +335,7 @@ func (m *Mesh) Close() error {
 	}
 	m.endIdle()
 	if m.net != nil {
-		m.net.linger(func() bool { return false }) // peers, and this rank, may have to connect again for the last bytes
+		m.net.linger() // peers, and this rank, may have to connect again for the last bytes
 		m.net.close()
 	}
 	m.stop()

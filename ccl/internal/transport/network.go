@@ -35,8 +35,6 @@ type network struct {
 	up    atomic.Int32                            // links whose sockets are polled
 	again func(l remote, rank int, number uint32) // looks for other sockets; nil: there are none
 
-	lingered bool
-
 	mu     sync.Mutex
 	closed bool
 	links  map[int]remote
@@ -365,15 +363,11 @@ func (n *network) close() {
 // lingerFor bounds how long closing waits for peers' hosts to take the last bytes.
 const lingerFor = time.Second
 
-// linger lets the last bytes arrive, once, unless nobody wants them. The time without a path
+// linger lets the last bytes arrive, unless nobody wants them. The time without a path
 // does not count, up to Config.Outage, nor that in which there may be none.
-func (n *network) linger(over func() bool) {
-	if n.lingered {
-		return
-	}
-	n.lingered = true
+func (n *network) linger() {
 	last := time.Now()
-	for left, away := lingerFor, n.m.cfg.Outage; n.m.cfg.Err() == nil && !over() && left > 0 && away > 0; {
+	for left, away := lingerFor, n.m.cfg.Outage; n.m.cfg.Err() == nil && left > 0 && away > 0; {
 		done, lost := true, false
 		n.mu.Lock()
 		links := slices.Collect(maps.Values(n.links))
