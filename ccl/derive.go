@@ -56,23 +56,20 @@ func (c *Comm) Split(ctx context.Context, color, key int, name string, change ..
 	for i, m := range members {
 		ranks[i] = m.rank
 	}
-	child, err := c.regroup(ctx, ranks, tag, name, change, func() {})
+	ctl, err := c.meet(ctx, ranks, tag)
+	if err != nil {
+		return nil, fail(err)
+	}
+	child, err := c.child(ctx, ctl, name, change)
 	if err != nil {
 		return nil, fail(err)
 	}
 	return child, nil
 }
 
-// regroup makes a communicator of some members, of which this rank is one. met is called
-// when all of them have met under the tag.
-func (c *Comm) regroup(ctx context.Context, ranks []int, tag, name string, change []func(*Config), met func()) (*Comm, error) {
-	rank := slices.Index(ranks, c.who.Rank)
-	ctl, err := c.ctl.Regroup(ctx, ranks, rank, tag)
-	if err != nil {
-		return nil, err
-	}
-	met()
-	return c.child(ctx, ctl, name, change)
+// meet joins the members of a new communicator, of which this rank is one, under a tag.
+func (c *Comm) meet(ctx context.Context, ranks []int, tag string) (*bootstrap.Control, error) {
+	return c.ctl.Regroup(ctx, ranks, slices.Index(ranks, c.who.Rank), tag)
 }
 
 // child makes a communicator on ctl with c's configuration.
@@ -156,7 +153,12 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, mode ShrinkMode, name 
 	// A try that some ranks did not join does not count, so the next one may still match
 	// theirs.
 	list := fmt.Sprint(ranks)
-	child, err := c.regroup(ctx, ranks, fmt.Sprintf("shrink %d", c.shrinks[list]+1), name, nil, func() { c.shrinks[list]++ })
+	ctl, err := c.meet(ctx, ranks, fmt.Sprintf("shrink %d", c.shrinks[list]+1))
+	if err != nil {
+		return nil, fail(err)
+	}
+	c.shrinks[list]++
+	child, err := c.child(ctx, ctl, name, nil)
 	if err != nil {
 		return nil, fail(err)
 	}

@@ -169,9 +169,9 @@ type MasterSnapshot struct {
 	WorldSize     int
 	Step          uint64
 	Agents        []AgentStatus
-	Incidents     []Incident         // open ones, then the last closed ones; at most MaxIncidents
-	Opened        [MaxClasses]uint64 // incidents ever opened, by diagnosis.Class
-	Confirmed     [MaxClasses]uint64 // of them ever confirmed
+	Incidents     []Incident                   // open ones, then the last closed ones; at most MaxIncidents
+	Opened        [diagnosis.NumClasses]uint64 // incidents ever opened, by diagnosis.Class
+	Confirmed     [diagnosis.NumClasses]uint64 // of them ever confirmed
 	DiagnosisLast time.Duration
 	Diagnoses     uint64
 	DiagnosisNs   uint64 // total
@@ -204,9 +204,6 @@ type RecordingStatus struct {
 
 // MaxIncidents bounds MasterSnapshot.Incidents.
 const MaxIncidents = 64
-
-// MaxClasses is room for every diagnosis.Class; TestEveryClassHasRoom holds it.
-const MaxClasses = 8
 
 // AgentStatus is an agent as its master sees it.
 type AgentStatus struct {

@@ -32,7 +32,7 @@ func (a Address) String() string {
 
 // NIC is the device of the source's port and the port's number; "" where the connection has none.
 func (c *Conn) NIC() (device string, port int) {
-	if c.Transport != record.TransportRDMA {
+	if !c.Transport.QueuePair() {
 		return "", 0
 	}
 	return record.NICOf(c.Name)

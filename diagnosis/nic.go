@@ -116,7 +116,7 @@ func (v *view) pathsAndNICs(f *finding) {
 	var ports []port
 	for i := range v.ev.Conns {
 		c := &v.ev.Conns[i]
-		if c.Transport != record.TransportRDMA || c.Comm < 0 || int(c.Comm) >= len(v.ev.Comms) {
+		if !c.Transport.QueuePair() || c.Comm < 0 || int(c.Comm) >= len(v.ev.Comms) {
 			continue
 		}
 		src, dst := v.end(c, c.Src), v.end(c, c.Dst)

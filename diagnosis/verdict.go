@@ -14,6 +14,9 @@ const (
 	numClasses
 )
 
+// NumClasses is how many classes there are, Healthy among them.
+const NumClasses = int(numClasses)
+
 var classNames = [numClasses]string{"healthy", "communication_hang", "noncommunication_hang", "communication_slow", "noncommunication_slow"}
 
 func (c Class) String() string {

@@ -78,6 +78,7 @@ func (r *Remediator) decide(e *Entry, p Policy, units int) (o Outcome, detail st
 		return "", "", err
 	}
 	if scope != "" {
+		e.Breaker = scope
 		return OutcomeRefused, scope + ": " + why, nil
 	}
 	e.State, e.Started = Running, now

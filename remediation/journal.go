@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -50,11 +49,12 @@ type Entry struct {
 	State    State      `json:"state"`
 	Policy   string     `json:"policy,omitempty"`
 	Kind     ActionKind `json:"kind,omitempty"`
-	Unit     string     `json:"unit,omitempty"`   // taken out
-	Started  time.Time  `json:"started,omitzero"` // decided to act; zero when nothing was to be done, or was done
-	Made     time.Time  `json:"made,omitzero"`    // Inventory.Made, when it was decided
-	Again    time.Time  `json:"again,omitzero"`   // a person let it be decided anew, after a breaker had refused it
-	Fence    *Fencing   `json:"fence,omitempty"`  // what was asked before it was acted on
+	Unit     string     `json:"unit,omitempty"`    // taken out
+	Started  time.Time  `json:"started,omitzero"`  // decided to act; zero when nothing was to be done, or was done
+	Made     time.Time  `json:"made,omitzero"`     // Inventory.Made, when it was decided
+	Breaker  string     `json:"breaker,omitempty"` // scope of the one that refused it
+	Again    time.Time  `json:"again,omitzero"`    // a person let it be decided anew, after a breaker had refused it
+	Fence    *Fencing   `json:"fence,omitempty"`   // what was asked before it was acted on
 	Tries    int        `json:"tries,omitempty"`
 	// Unanswered is how many of them nobody answered (ErrAway).
 	Unanswered int       `json:"unanswered,omitempty"`
@@ -387,7 +387,7 @@ func (j *journal) closeBreaker(now time.Time, scope string, again bool) (was boo
 func reopen(entries sealed, b BreakerState, now time.Time) (n int, err error) {
 	var list []*Entry
 	if err := eachEntry(entries, func(e *Entry) {
-		if e.Outcome == OutcomeRefused && strings.HasPrefix(e.Detail, b.Scope+": ") && !e.Finished.Before(b.Since) {
+		if e.Outcome == OutcomeRefused && e.Breaker == b.Scope && !e.Finished.Before(b.Since) {
 			list = append(list, e)
 		}
 	}); err != nil {
@@ -395,7 +395,7 @@ func reopen(entries sealed, b BreakerState, now time.Time) (n int, err error) {
 	}
 	for _, e := range list {
 		e.State, e.Again = Pending, now
-		e.Outcome, e.Detail, e.Finished, e.Unit = "", "", time.Time{}, ""
+		e.Outcome, e.Detail, e.Finished, e.Unit, e.Breaker = "", "", time.Time{}, "", ""
 		if err := putEntry(entries, e); err != nil {
 			return 0, err
 		}

@@ -21,7 +21,7 @@ type incidents struct {
 	closed []collector.Incident // latest first
 	number uint64               // of incidents ever opened, for ids
 
-	opened, confirmed [collector.MaxClasses]uint64
+	opened, confirmed [diagnosis.NumClasses]uint64
 }
 
 type openIncident struct {

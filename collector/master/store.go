@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
+	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
@@ -22,8 +23,8 @@ type stored struct {
 	Number    uint64
 	Open      []collector.Incident
 	Closed    []collector.Incident
-	Opened    [collector.MaxClasses]uint64
-	Confirmed [collector.MaxClasses]uint64
+	Opened    [diagnosis.NumClasses]uint64
+	Confirmed [diagnosis.NumClasses]uint64
 }
 
 // errForeign is the error of a file that another job's or version's master wrote.

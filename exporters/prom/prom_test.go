@@ -226,8 +226,8 @@ func masterSnapshot() *collector.MasterSnapshot {
 				},
 			},
 		},
-		Opened:    [collector.MaxClasses]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1, diagnosis.CommunicationSlow: 1},
-		Confirmed: [collector.MaxClasses]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1},
+		Opened:    [diagnosis.NumClasses]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1, diagnosis.CommunicationSlow: 1},
+		Confirmed: [diagnosis.NumClasses]uint64{diagnosis.CommunicationHang: 1, diagnosis.NoncommunicationHang: 1},
 		Diagnoses: 600, DiagnosisNs: 1_200_000,
 		Delay: []collector.DelayMatrix{
 			{Comm: "tp", Size: 2, Ratio: []float32{nan, 1, 4, nan}},

@@ -322,16 +322,21 @@ func TestDeadNode(t *testing.T) {
 	})
 }
 
+// uncounted gives the world an owner of two pods that counts no attempts, plainJob or pyTorchJob.
+func (w *world) uncounted(path string) {
+	if path == plainJob {
+		w.put(path, obj{"apiVersion": "batch/v1", "kind": "Job", "metadata": obj{"uid": "pj"}, "spec": obj{"parallelism": 2, "completions": 2}})
+	} else {
+		w.put(path, obj{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": obj{"uid": "pt"}, "spec": obj{"pytorchReplicaSpecs": obj{"Master": obj{"replicas": 1}, "Worker": obj{"replicas": 1}}}})
+	}
+	w.reconcile()
+}
+
 // TestSuspendAndResume: owners that count no attempts.
 func TestSuspendAndResume(t *testing.T) {
 	for _, c := range []struct{ path, name string }{{plainJob, "plain"}, {pyTorchJob, "torch"}} {
 		w := newWorld(t, 3)
-		w.put(plainJob, obj{"apiVersion": "batch/v1", "kind": "Job", "metadata": obj{"uid": "pj"}, "spec": obj{"parallelism": 2, "completions": 2}})
-		if c.path == pyTorchJob {
-			w.remove(plainJob)
-			w.put(pyTorchJob, obj{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": obj{"uid": "pt"}, "spec": obj{"pytorchReplicaSpecs": obj{"Master": obj{"replicas": 1}, "Worker": obj{"replicas": 1}}}})
-		}
-		w.reconcile()
+		w.uncounted(c.path)
 		old := w.under(podsAt)
 		x := action("a1", remediation.ActionExclude, 1, 0)
 		x.Job = c.name
@@ -355,12 +360,7 @@ func TestSuspendAndResume(t *testing.T) {
 func TestAttemptIsOver(t *testing.T) {
 	for _, c := range []struct{ path, name string }{{plainJob, "plain"}, {pyTorchJob, "torch"}} {
 		w := newWorld(t, 3)
-		w.put(plainJob, obj{"apiVersion": "batch/v1", "kind": "Job", "metadata": obj{"uid": "pj"}, "spec": obj{"parallelism": 2, "completions": 2}})
-		if c.path == pyTorchJob {
-			w.remove(plainJob)
-			w.put(pyTorchJob, obj{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": obj{"uid": "pt"}, "spec": obj{"pytorchReplicaSpecs": obj{"Worker": obj{"replicas": 2}}}})
-		}
-		w.reconcile()
+		w.uncounted(c.path)
 		made := time.Now().Add(-time.Minute).Truncate(time.Second)
 		for i, pod := range w.under(podsAt) {
 			w.edit(pod, func(o obj) {

@@ -363,8 +363,8 @@ func (n *network) close() {
 // lingerFor bounds how long closing waits for peers' hosts to take the last bytes.
 const lingerFor = time.Second
 
-// linger lets the last bytes arrive, unless nobody wants them. The time without a path
-// does not count, up to Config.Outage, nor that in which there may be none.
+// linger lets the last bytes arrive, unless nobody wants them. Time in which a path is down, or
+// the kernel retransmits, does not count, up to Config.Outage.
 func (n *network) linger() {
 	last := time.Now()
 	for left, away := lingerFor, n.m.cfg.Outage; n.m.cfg.Err() == nil && left > 0 && away > 0; {

@@ -46,7 +46,7 @@ type path struct {
 	owed          int64  // since when more has been under way, 0 when it is not
 	silent        bool
 	retransmitted uint64 // bytes, by this kernel
-	again         bool   // what was sent last has been sent again, and is not acknowledged
+	again         bool   // the kernel is retransmitting
 }
 
 // watch finds out, now and then, whether the peer's host is there. It is for a rank that
@@ -99,7 +99,7 @@ func (l *tcpLink) watch(now int64) {
 	l.giveUp(heard)
 }
 
-// unanswered reports whether the kernel sends something again, so that there may be no path.
+// unanswered reports whether the kernel retransmits: the path may be down.
 func (l *tcpLink) unanswered() bool {
 	return slices.ContainsFunc(l.socks, func(s *socket) bool { return s.path.again })
 }
