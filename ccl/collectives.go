@@ -135,6 +135,7 @@ func (c *Comm) ReduceScatter(s *Stream, send, recv Buffer, op Op) error {
 
 // AlltoAll sends the i-th of Size equal parts of send to rank i, which leaves it
 // in the part of recv that is this rank's.
+// On device memory it is in place on all ranks or on none.
 func (c *Comm) AlltoAll(s *Stream, send, recv Buffer) error {
 	return c.collective(s, record.AlltoAll, send, recv, Sum, noRoot)
 }

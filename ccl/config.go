@@ -148,6 +148,10 @@ type GPUConfig struct {
 	// what its links carry, as far as known; negative: no limit. Links that are asked for
 	// more than they carry carry less.
 	Pace int
+	// Staging is how much of each GPU's memory, in MiB, is for operations on buffers that are
+	// in no window: 0 for gpu.DefaultStage, else 2 to 4096 and even. Large operations are the
+	// quicker the more there is. It must be the same on all ranks.
+	Staging int
 	// Peers says of which recorded operations kernels stamp what each peer was to them: "off",
 	// "slow" (of 256 KiB and more) or "on"; "" for off. Ranks need not agree.
 	Peers string

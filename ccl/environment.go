@@ -82,7 +82,7 @@ func configFromEnv() (Config, error) {
 		Size:    number(none(who.World), "LOCKSTEP_WORLD_SIZE", "WORLD_SIZE"),
 		Sockets: number(0, "LOCKSTEP_SOCKETS"),
 		Node:    nodeName(),
-		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Table: os.Getenv("LOCKSTEP_GPU_TABLE"), Pace: number(0, "LOCKSTEP_GPU_PACE"), Peers: os.Getenv("LOCKSTEP_GPU_PEERS")},
+		GPU:     GPUConfig{Algo: os.Getenv("LOCKSTEP_GPU_ALGO"), Table: os.Getenv("LOCKSTEP_GPU_TABLE"), Pace: number(0, "LOCKSTEP_GPU_PACE"), Staging: number(0, "LOCKSTEP_GPU_STAGING"), Peers: os.Getenv("LOCKSTEP_GPU_PEERS")},
 		Net:     Net(os.Getenv("LOCKSTEP_NET")),
 
 		GPUDirect: GPUDirect(os.Getenv("LOCKSTEP_GPUDIRECT")),

@@ -34,12 +34,15 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 	if err != nil {
 		return nil, fmt.Errorf("%w: Config.GPU.Peers: %w", ErrInvalid, err)
 	}
+	if n := c.GPU.Staging; n != 0 && (n < 2 || n > 4096 || n%2 != 0) {
+		return nil, fmt.Errorf("%w: Config.GPU.Staging: %d MiB, want an even number from 2 to 4096", ErrInvalid, n)
+	}
 	g := &gpuPart{gpuMember: gpuMember{x: x, device: c.Device}}
 	cfg := gpu.Config{
 		Device: c.Device.Ordinal(), Rank: x.Rank, Size: x.Size, Name: x.Name,
 		Exchange: x.Control.AllGather, Key: x.Control.Key("gpu"), Dir: runtimeDir(c.Secret, c.logger()),
 		Recording: x.Log.GPU(), Live: x.Log.Live(),
-		Force: algo, Blocks: c.GPU.Blocks, Threads: c.GPU.Threads, Pace: c.GPU.Pace, Peers: peers,
+		Force: algo, Blocks: c.GPU.Blocks, Threads: c.GPU.Threads, Pace: c.GPU.Pace, Peers: peers, Stage: uint64(c.GPU.Staging) << 20,
 		Failed: func(err error) { g.broke(err) },
 	}
 	if path := c.GPU.Table; path != "" {

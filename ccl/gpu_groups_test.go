@@ -221,7 +221,7 @@ func TestGPUGroups(t *testing.T) {
 			}
 			for _, list := range groupPrograms(n) {
 				t.Run(fmt.Sprintf("%s, window %v, captured %v", list[0].name, window, captured), func(t *testing.T) {
-					runPrograms(t, list, len(list[0].groups), gpus, window, captured, 1, onGPUs(t, gpus, fewBlocks))
+					runPrograms(t, list, len(list[0].groups), gpus, window, captured, 1, onGPUs(t, gpus, fewDirect, fewBlocks))
 				})
 			}
 		}
@@ -234,7 +234,7 @@ func TestGPUGroupsNodes(t *testing.T) {
 		t.Run(fmt.Sprint("nodes ", nodes), func(t *testing.T) {
 			n, gpus := len(nodes), placed(t, nodes)
 			list := []*program{circle(n, 2, mixedSizes), circle(n, 5, mixedSizes), stages(n, 2, mixedSizes), stages(n, 5, []int{5_000_001, 8, 300_001})}
-			runPrograms(t, list, n, gpus, i%2 == 0, false, 1, onGPUs(t, gpus, onNodes(nodes), fewBlocks))
+			runPrograms(t, list, n, gpus, i%2 == 0, false, 1, onGPUs(t, gpus, fewDirect, onNodes(nodes), fewBlocks))
 		})
 	}
 }
@@ -313,7 +313,7 @@ func TestGPUGroupsMany(t *testing.T) {
 	_, gpus := gpuRanks(t)
 	for _, captured := range []bool{false, true} {
 		t.Run(fmt.Sprintf("captured %v", captured), func(t *testing.T) {
-			runPrograms(t, []*program{circle(2, 700, []int{9, 1, 0, 333, 16})}, 2, gpus, captured, captured, 1, onGPUs(t, gpus, fewBlocks))
+			runPrograms(t, []*program{circle(2, 700, []int{9, 1, 0, 333, 16})}, 2, gpus, captured, captured, 1, onGPUs(t, gpus, fewDirect, fewBlocks))
 		})
 	}
 }
@@ -322,7 +322,7 @@ func TestGPUGroupsMany(t *testing.T) {
 func TestGPUGroupsTooMany(t *testing.T) {
 	nodes := []int{0, 1}
 	gpus := placed(t, nodes)
-	ranks(t, 2, onGPUs(t, gpus, onNodes(nodes), fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
+	ranks(t, 2, onGPUs(t, gpus, fewDirect, onNodes(nodes), fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, 100, false)
 		if err != nil {
@@ -350,7 +350,7 @@ func TestGPUGroupsAbort(t *testing.T) {
 		for _, window := range []bool{true, false} {
 			p := stages(n, 5, sizes)
 			held := make([]any, 2*n) // until Close has seen the kernels leave
-			ranks(t, n, onGPUs(t, gpus, fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
+			ranks(t, n, onGPUs(t, gpus, fewDirect, fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, 2*p.area+32, window)
 				if err != nil {

@@ -16,7 +16,7 @@ func TestGPUSendRecv(t *testing.T) {
 	n, gpus := gpuRanks(t)
 	for _, window := range []bool{true, false} {
 		t.Run(fmt.Sprintf("window %v", window), func(t *testing.T) {
-			ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+			ranks(t, n, onGPUs(t, gpus, fewDirect), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, 128<<20, window)
 				if err != nil {
@@ -177,8 +177,11 @@ func post(ctx context.Context, c *ccl.Comm, m *memory, list []message, area, sal
 	return m.read(list, area, salt)
 }
 
-// directMost is the most bytes that are not sent by copy engines.
+// directMost is the most bytes that are not sent by copy engines, with fewDirect.
 const directMost = 16 << 20
+
+// fewDirect makes staging memory so small that messages of copy engines need not be large.
+func fewDirect(cfg *ccl.Config) { cfg.GPU.Staging = directMost >> 22 }
 
 // TestGPUMessages sends messages of every way at once between all ranks, several of
 // each pair, in groups and in replays of a captured group.
@@ -197,7 +200,7 @@ func TestGPUMessages(t *testing.T) {
 						fewBlocks(cfg)
 					}
 				}
-				ranks(t, n, onGPUs(t, gpus, force), func(ctx context.Context, c *ccl.Comm) error {
+				ranks(t, n, onGPUs(t, gpus, fewDirect, force), func(ctx context.Context, c *ccl.Comm) error {
 					s := c.NewStream()
 					list, area := messages(n, 2, sizes)
 					m, err := newMemory(ctx, c, 2*area+32, window)
@@ -237,7 +240,7 @@ func TestGPUSendAbort(t *testing.T) {
 	for _, size := range []int{100, 1 << 20, 40 << 20} {
 		for _, window := range []bool{true, false} {
 			held := make([]any, 2*n) // until Close has seen the kernels leave
-			ranks(t, n, onGPUs(t, gpus), func(ctx context.Context, c *ccl.Comm) error {
+			ranks(t, n, onGPUs(t, gpus, fewDirect), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, size, window)
 				if err != nil {

@@ -32,6 +32,7 @@ func realPair(t *testing.T) {
 	if _, gpus := gpuRanks(t); faked || gpus < 2 {
 		t.Skip("this measures two real GPUs")
 	}
+	peersAreStamped(t)
 }
 
 // TestGPUPeersBesideEvents: what is stamped by peer lies within CUDA events around the
@@ -273,30 +274,7 @@ func TestGPUPeersNamed(t *testing.T) {
 	if !faked || os.Getenv("LOCKSTEP_TEST_FAKE_LINK") == "" {
 		realPair(t)
 	}
-	var recs recorders
-	var stop atomic.Bool
-	p := startPipeline(t, "gpu", []string{os.Getenv("LOCKSTEP_RUNTIME_DIR")})
-	by := func(cfg *ccl.Config) {
-		if cfg.GPU.Peers = "slow"; faked {
-			cfg.GPU.Algo = "sym" // which reads
-		}
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		ranks(t, 2, onGPUs(t, 2, recs.keep, by), func(ctx context.Context, c *ccl.Comm) error { return unbalanced(ctx, t, c, &recs, &stop) })
-	}()
-	defer func() { stop.Store(true); <-done }()
-	slow := func() bool {
-		return slices.ContainsFunc(p.incidents(), func(i collector.Incident) bool { return i.Verdict.Class == diagnosis.CommunicationSlow })
-	}
-	// Healthy. The first seconds load kernels, for which there may be no cubins.
-	for end := time.Now().Add(40 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Second) {
-		t.Logf("healthy: %s; %s", p.matrix(), p.verdicts())
-	}
-	if slow() {
-		t.Errorf("a link is named though nothing is wrong with it: %s", p.verdicts())
-	}
+	p := unbalancedPair(t, 40*time.Second)
 	began := time.Now()
 	if faked {
 		for _, k := range [][2]int{{0, 1}, {1, 0}} {
@@ -317,12 +295,53 @@ func TestGPUPeersNamed(t *testing.T) {
 			})
 		})
 	}
-	for last := began.Add(60 * time.Second); time.Now().Before(last) && !named(); time.Sleep(2 * time.Second) {
+	// It goes on for 12 s, so that the ranks tell what they stamp.
+	for last := began.Add(60 * time.Second); time.Now().Before(last) && (!named() || time.Since(began) < 12*time.Second); time.Sleep(2 * time.Second) {
 		t.Logf("another process copies, %2.0f s: %s; %s", time.Since(began).Seconds(), p.matrix(), p.verdicts())
 	}
 	if !named() {
 		t.Errorf("nobody names the link that another process copies over: %s", p.verdicts())
 	}
+	for _, i := range p.incidents() {
+		t.Logf("verdict: %s\n  %s", sentence(i), strings.Join(i.Verdict.Why, "\n  "))
+	}
+}
+
+// unbalancedPair starts two ranks under a pipeline, which must not name a link for so long.
+func unbalancedPair(t *testing.T, healthy time.Duration) *pipeline {
+	var recs recorders
+	var stop atomic.Bool
+	p := startPipeline(t, "gpu", []string{os.Getenv("LOCKSTEP_RUNTIME_DIR")})
+	by := func(cfg *ccl.Config) {
+		if cfg.GPU.Peers = "slow"; faked {
+			cfg.GPU.Algo = "sym" // which reads
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ranks(t, 2, onGPUs(t, 2, recs.keep, by), func(ctx context.Context, c *ccl.Comm) error { return unbalanced(ctx, t, c, &recs, &stop) })
+	}()
+	t.Cleanup(func() { stop.Store(true); <-done })
+	// The first seconds load kernels, for which there may be no cubins.
+	for end := time.Now().Add(healthy); time.Now().Before(end); time.Sleep(5 * time.Second) {
+		t.Logf("healthy: %s; %s", p.matrix(), p.verdicts())
+	}
+	if slices.ContainsFunc(p.incidents(), func(i collector.Incident) bool { return i.Verdict.Class == diagnosis.CommunicationSlow }) {
+		t.Errorf("a link is named though nothing is wrong with it: %s", p.verdicts())
+	}
+	return p
+}
+
+// TestGPUPeersBesideGEMM: a GEMM that comes and goes beside the collectives, on both GPUs or on
+// one, takes multiprocessors and memory from them, and no link is named. The GEMM is that of
+// bench/peers/nccl: LD_PRELOAD=libgemm.so GEMM_OUT=file GEMM_RANKS=2 GEMM_TURNS=5,5.
+func TestGPUPeersBesideGEMM(t *testing.T) {
+	realPair(t)
+	if os.Getenv("GEMM_OUT") == "" || os.Getenv("GEMM_RANKS") == "" {
+		t.Skip("no GEMM runs beside: preload libgemm.so")
+	}
+	p := unbalancedPair(t, 60*time.Second)
 	for _, i := range p.incidents() {
 		t.Logf("verdict: %s\n  %s", sentence(i), strings.Join(i.Verdict.Why, "\n  "))
 	}

@@ -45,15 +45,21 @@ func peerCalls(n int) (all []call) {
 	return all
 }
 
+// peersAreStamped skips a test where recorders are on a disk.
+func peersAreStamped(t *testing.T) {
+	t.Helper()
+	if st := (unix.Statfs_t{}); !faked && unix.Statfs(record.DefaultDir(), &st) == nil && st.Type != unix.TMPFS_MAGIC {
+		t.Skipf("%s is on a disk: peers are stamped in memory that the GPU shares, only", record.DefaultDir())
+	}
+}
+
 // TestGPUPeers: of each operation every peer is stamped, by each algorithm, replays of a graph
 // included, and what was stamped fits the operation; a peer that comes late has come late
 // for everyone, and nobody else has; a pair whose link is slow is slow to read for the two, and
 // for nobody else.
 func TestGPUPeers(t *testing.T) {
 	n, gpus := gpuRanks(t)
-	if st := (unix.Statfs_t{}); !faked && unix.Statfs(record.DefaultDir(), &st) == nil && st.Type != unix.TMPFS_MAGIC {
-		t.Skipf("%s is on a disk: peers are stamped in memory that the GPU shares, only", record.DefaultDir())
-	}
+	peersAreStamped(t)
 	n = min(n, 3)
 	for _, way := range []string{"ll", "ll12", "sym"} {
 		t.Run(way, func(t *testing.T) {

@@ -116,6 +116,11 @@ func (m *memory) bytes(dt ccl.DType, off, n int) ccl.Buffer {
 
 // device is start on device memory: areas at offsets that shift makes odd.
 func (k call) device(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, shift int) (check func() error, err error) {
+	return k.deviceBy(ctx, c, s, m, shift, func(f func() error) error { return f() })
+}
+
+// deviceBy is device that has launch make the call.
+func (k call) deviceBy(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, shift int, launch func(func() error) error) (check func() error, err error) {
 	n, rank, es := c.Size(), c.Rank(), k.dt.Size()
 	ss, rs := k.shares(n)
 	sendBytes, recvBytes := ss*k.count*es, rs*k.count*es
@@ -145,7 +150,7 @@ func (k call) device(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory,
 	if err := do(ctx, s, c.Barrier(s)); err != nil {
 		return nil, err
 	}
-	err = k.on(c, s, send, recv)
+	err = launch(func() error { return k.on(c, s, send, recv) })
 	return func() error {
 		if err := c.CopyOut(out, recv); err != nil {
 			return err

@@ -19,6 +19,10 @@ const (
 	nvlinkWindow = 2e6
 	// nvlinkSlow is by which factor they take longer when the link is slow.
 	nvlinkSlow = 1.5
+	// nvlinkTrip is by which factor a read of the peer's memory takes longer when the link is what
+	// is slow. On two H100s it was 1.5 when another process copied over the link, and 1.0 to 1.15
+	// when a GEMM beside the operations left their blocks to wait for multiprocessors.
+	nvlinkTrip = 1.25
 	// nvlinkUsual is how many operations of a kind make a history.
 	nvlinkUsual = 32
 )
@@ -33,6 +37,8 @@ type nvlink struct {
 	// The window under way.
 	bytes, moving uint64
 	took, usually float64 // ns
+	trips         float64 // by which factor reads took longer, of all operations
+	operations    int
 	// What it makes of windows.
 	windows, slow uint64
 	bps           uint64
@@ -162,6 +168,8 @@ func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uin
 	k.bytes += bytes
 	k.moving += uint64(moving)
 	k.usually += u.mean
+	k.trips += float64(x.Trip) / k.trip.mean
+	k.operations++
 	if others {
 		k.took += u.mean * float64(x.Trip) / k.trip.mean
 	} else {
@@ -172,9 +180,15 @@ func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uin
 	}
 }
 
-// close ends the window, or several that one long operation has filled.
+// close ends the window, or several that one long operation has filled. Operations that take
+// longer while reads do not are the GPUs' own matter: their multiprocessors or memory are busy.
 func (k *nvlink) close(at int64) {
 	ratio, n := k.took/k.usually, uint64(k.usually/nvlinkWindow)
+	moving := float64(k.moving)
+	if trip := k.trips / float64(k.operations); trip < nvlinkTrip && ratio > max(trip, 1) {
+		ratio = max(trip, 1)
+		moving = k.usually * ratio
+	}
 	k.windows += n
 	k.cause = record.CauseNone
 	if ratio >= nvlinkSlow {
@@ -182,7 +196,7 @@ func (k *nvlink) close(at int64) {
 		k.slow += n
 	}
 	k.latency = max(1, int64(nvlinkWindow*ratio))
-	k.bps = uint64(float64(k.bytes) / float64(k.moving) * 1e9)
+	k.bps = uint64(float64(k.bytes) / moving * 1e9)
 	k.at = at
-	k.bytes, k.moving, k.took, k.usually = 0, 0, 0, 0
+	k.bytes, k.moving, k.took, k.usually, k.trips, k.operations = 0, 0, 0, 0, 0, 0
 }

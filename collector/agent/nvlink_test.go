@@ -71,9 +71,9 @@ func (l *links) stamp(rank, size int32) record.Stamp {
 	return st
 }
 
-// TestNVLinks: a link that is slow to read, or between two ranks one whose transfers are
-// slow, closes slow windows, and no other one does: not for late peers, other sizes, other kinds,
-// nor where all of an operation's peers are slow to end.
+// TestNVLinks: a link that is slow to read closes slow windows, between two ranks where transfers
+// take longer as well, and no other one does: not for late peers, other sizes, other kinds, nor
+// where all of an operation's peers are slow to end, or the GPUs themselves.
 func TestNVLinks(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -83,7 +83,8 @@ func TestNVLinks(t *testing.T) {
 	}{
 		{"healthy pair", 2, func(*links) {}, nil},
 		{"healthy", 4, func(*links) {}, nil},
-		{"transfers of a pair", 2, func(l *links) { l.pace = 2.2 }, []int32{0}},
+		{"a pair's link is shared", 2, func(l *links) { l.trip[0], l.pace = 1.5, 2.5 }, []int32{0}},
+		{"a pair's GPUs are busy", 2, func(l *links) { l.trip[0], l.pace = 1.12, 8 }, nil},
 		{"one link of four", 4, func(l *links) { l.trip[3], l.pace = 2.5, 1.6 }, []int32{3}},
 		{"all are slow to end", 4, func(l *links) { l.pace = 2.5 }, nil},
 	} {

@@ -178,19 +178,26 @@ struct Gemm {
   }
 };
 
+// Turns are how long a GEMM is busy, and idle after that, in seconds; never idle where busy is 0.
+struct Turns { double busy = 0, idle = 0; };
+
 // multiply writes a line each period seconds, until stop or the time is up (0: never).
-static void multiply(int device, int size, double seconds, double period, const std::atomic<bool> &stop, FILE *out) {
+static void multiply(int device, int size, double seconds, double period, const std::atomic<bool> &stop, FILE *out, Turns turns = {}) {
   CUDA(cudaSetDevice(device));
   Gemm gemm;
   gemm.open(size);
   Pipe pipe;
   pipe.open(gemm.stream);
   const int times = 8;
-  double begun = now(), since = begun, work = 0;
+  double begun = now(), since = begun, work = 0, turn = begun;
   while (!stop && (seconds <= 0 || now() - begun < seconds)) {
     gemm.batch(times);
     if (pipe.filled()) work += times * gemm.teraflop();
     double t = now();
+    if (turns.busy > 0 && t - turn >= turns.busy) {
+      usleep(useconds_t(turns.idle * 1e6));
+      turn = t = now();
+    }
     if (t - since < period) continue;
     fprintf(out, "{\"test\":\"gemm\",\"device\":%d,\"seconds\":%.2f,\"gemm\":%d,\"tflops\":%.1f}\n", device, t - begun, size, work / (t - since));
     fflush(out);

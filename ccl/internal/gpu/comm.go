@@ -75,7 +75,7 @@ type Config struct {
 }
 
 // DefaultStage is the staging memory of a rank.
-const DefaultStage = 64 << 20
+const DefaultStage = 128 << 20
 
 // Comm is a rank's GPU side. Its methods may be called from several goroutines;
 // the order of calls is the order of operations and the same on all ranks.
@@ -101,18 +101,19 @@ type Comm struct {
 	copies bool
 	major  int // the least compute capability among the ranks
 
-	mu      sync.Mutex
-	windows atomic.Pointer[[]*Window] // replaced whole, under mu
-	args    *kernels.Args             // constant parts filled in; memory of its own, for cgo
-	last    Stream                    // of the last operation
-	order   *cuda.Event
-	stamps  stamps
-	byPeer  peers
-	names   [MaxRanks]string // of the ranks' GPUs
-	between between
-	engine  copyEngine
-	sends   sender
-	closed  atomic.Bool // set under mu
+	mu       sync.Mutex
+	windows  atomic.Pointer[[]*Window] // replaced whole, under mu
+	args     *kernels.Args             // constant parts filled in; memory of its own, for cgo
+	last     Stream                    // of the last operation
+	order    *cuda.Event
+	stamps   stamps
+	byPeer   peers
+	names    [MaxRanks]string // of the ranks' GPUs
+	between  between
+	engine   copyEngine
+	pipeline pipeline
+	sends    sender
+	closed   atomic.Bool // set under mu
 	// lastAlgo is the algorithm of the last operation, for reports.
 	lastAlgo atomic.Uint32
 
@@ -337,7 +338,7 @@ const abortPatience = 2 * time.Second
 
 func (c *Comm) free() error {
 	var errs []error
-	errs = append(errs, c.sends.close(), c.engine.close())
+	errs = append(errs, c.sends.close(), c.engine.close(), c.pipeline.close())
 	for _, w := range c.registered() {
 		errs = append(errs, w.mem.Close())
 	}

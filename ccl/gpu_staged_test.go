@@ -1,0 +1,72 @@
+package ccl_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// TestGPUStaged runs collectives on buffers in no window, in as many pieces as staging memory
+// makes of them: on a stream, and replayed. Staging memory is so small that a fake GPU has
+// enough to do.
+func TestGPUStaged(t *testing.T) {
+	n, gpus := gpuRanks(t)
+	counts := []int{40_000, 150_001, 150_000} // elements of a share: one piece, several, messages
+	if !faked {
+		counts = append(counts, 1_000_003, 6_000_000)
+	}
+	most := counts[len(counts)-1]
+	small := func(cfg *ccl.Config) { cfg.GPU.Staging = 2 }
+	for _, captured := range []bool{false, true} {
+		name := map[bool]string{false: "stream", true: "graph"}[captured]
+		t.Run(name, func(t *testing.T) {
+			var list []call
+			for _, coll := range kinds {
+				if !coll.HasData() {
+					continue
+				}
+				for i, count := range counts {
+					if !coll.Traits().Parted() {
+						count *= n
+					}
+					list = append(list, call{coll, ccl.Float32, ccl.Sum, count, i % n, (i+len(list))%2 == 0, len(list)})
+				}
+			}
+			ranks(t, n, onGPUs(t, gpus, small), func(ctx context.Context, c *ccl.Comm) error {
+				m, err := newMemory(ctx, c, 2*most*4*n+1<<20, false)
+				if err != nil {
+					return err
+				}
+				s := c.NewStream()
+				for i, k := range list {
+					if err := staged(ctx, c, s, m, k, i%3, captured && k.coll != record.Gather && k.coll != record.Scatter, gpus); err != nil {
+						return err
+					}
+				}
+				return m.free(ctx)
+			})
+		})
+	}
+}
+
+// staged runs and checks one call.
+func staged(ctx context.Context, c *ccl.Comm, s *ccl.Stream, m *memory, k call, shift int, captured bool, gpus int) error {
+	launch := func(f func() error) error { return f() }
+	if captured {
+		launch = func(f func() error) error {
+			g, err := s.Capture(ccl.GPU(c.Rank()%gpus), f)
+			if err != nil {
+				return err
+			}
+			return errors.Join(g.Launch(s), s.Wait(ctx), g.Close())
+		}
+	}
+	check, err := k.deviceBy(ctx, c, s, m, shift, launch)
+	if err := do(ctx, s, err); err != nil {
+		return err
+	}
+	return check()
+}
