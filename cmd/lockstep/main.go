@@ -102,26 +102,16 @@ func main() {
 	k.BindTo(ctx, (*context.Context)(nil))
 	k.BindTo(os.Stdout, (*io.Writer)(nil))
 	err := k.Run(log)
-	var bad *preflight.BadError
-	var differs *diagnose.Error
-	var step *slurmcmd.StatusError
-	var sick *doctor.BadError
+	var asks interface { // for a status of its own; without a text, all was said already
+		error
+		ExitStatus() int
+	}
 	switch {
-	case errors.As(err, &bad):
-		if bad.Error() != "" {
+	case errors.As(err, &asks):
+		if asks.Error() != "" {
 			fmt.Fprintln(os.Stderr, "lockstep:", err)
 		}
-		os.Exit(preflight.StatusBad)
-	case errors.As(err, &differs):
-		if differs.Error() != "" {
-			fmt.Fprintln(os.Stderr, "lockstep:", err)
-		}
-		os.Exit(differs.Status)
-	case errors.As(err, &step):
-		fmt.Fprintln(os.Stderr, "lockstep:", err)
-		os.Exit(step.Status)
-	case errors.As(err, &sick):
-		os.Exit(doctor.StatusBad)
+		os.Exit(asks.ExitStatus())
 	case err == nil:
 	case errors.Is(err, train.ErrStopped): // as if SIGTERM had ended it: a scheduler takes 0 for done
 		os.Exit(128 + int(syscall.SIGTERM))

@@ -65,6 +65,9 @@ func (e *StepError) Error() string {
 	return fmt.Sprintf("slurm: the step ended with status %d", e.Status)
 }
 
+// ExitStatus is the step's, for the command to pass on.
+func (e *StepError) ExitStatus() int { return e.Status }
+
 // Start runs the loop until a step ends well, none may follow, or ctx ends.
 func (l Loop) Start(ctx context.Context) error {
 	if err := l.defaults(); err != nil {

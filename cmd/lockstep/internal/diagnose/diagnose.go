@@ -46,6 +46,9 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
+// ExitStatus is the command's.
+func (e *Error) ExitStatus() int { return e.Status }
+
 // Cmd is the command line.
 type Cmd struct {
 	Replay  string            `required:"" type:"path" placeholder:"FILE" help:"Recording to judge: of an incident (DIR/incidents/ID.evidence of the master's --state-dir DIR), or the rolling one, a segment or its directory (DIR/recording)."`

@@ -46,6 +46,9 @@ type BadError struct{}
 
 func (*BadError) Error() string { return "" }
 
+// ExitStatus is the command's.
+func (*BadError) ExitStatus() int { return StatusBad }
+
 // Validate implements kong's check of a command line.
 func (c *Cmd) Validate() error {
 	for _, r := range c.Require {

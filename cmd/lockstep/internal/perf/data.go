@@ -143,6 +143,8 @@ func store(dt ccl.DType, b []byte, v float64) {
 		binary.LittleEndian.PutUint32(b, math.Float32bits(float32(v)))
 	case ccl.Float64:
 		binary.LittleEndian.PutUint64(b, math.Float64bits(v))
+	default:
+		panic(fmt.Sprintf("perf: nothing is known of type %v", dt))
 	}
 }
 
@@ -170,8 +172,10 @@ func load(dt ccl.DType, b []byte) float64 {
 		return float64(ccl.BF16(binary.LittleEndian.Uint16(b)).Float32())
 	case ccl.Float32:
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
+	case ccl.Float64:
+		return math.Float64frombits(binary.LittleEndian.Uint64(b))
 	}
-	return math.Float64frombits(binary.LittleEndian.Uint64(b))
+	panic(fmt.Sprintf("perf: nothing is known of type %v", dt))
 }
 
 // float8 is an 8-bit float: bits of its mantissa, its exponent's bias, and whether

@@ -26,6 +26,24 @@ func TestEveryCollectiveIsMeasured(t *testing.T) {
 	}
 }
 
+// TestEveryTypeIsMeasured: there is a name for each element type, and a value comes back.
+func TestEveryTypeIsMeasured(t *testing.T) {
+	known := map[ccl.DType]bool{}
+	for _, dt := range typeNames {
+		known[dt] = true
+	}
+	b := make([]byte, 8)
+	for dt := ccl.DType(0); dt.Size() > 0; dt++ {
+		if !known[dt] {
+			t.Errorf("%v has no name", dt)
+			continue
+		}
+		if store(dt, b, 3); load(dt, b) != 3 {
+			t.Errorf("%v: 3 comes back as %v", dt, load(dt, b))
+		}
+	}
+}
+
 // TestWrong: of every type, a buffer of an odd count is filled and read to its last
 // byte and not beyond, holds what it should, and what it should not is counted.
 func TestWrong(t *testing.T) {

@@ -74,6 +74,9 @@ type BadError struct{ text string }
 
 func (e *BadError) Error() string { return e.text }
 
+// ExitStatus is the command's.
+func (*BadError) ExitStatus() int { return StatusBad }
+
 // Validate implements kong's check of a command line.
 func (c *Cmd) Validate() error {
 	switch {

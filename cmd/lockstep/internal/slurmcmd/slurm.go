@@ -38,9 +38,6 @@ Examples:
   exec lockstep slurm run --nodes 4 -- --ntasks-per-node=8 lockstep attach -- python train.py`
 }
 
-// StatusError is a step's exit status, to be passed on.
-type StatusError = slurm.StepError
-
 // Run implements the command.
 func (c *Run) Run(ctx context.Context, log *slog.Logger) error {
 	args := c.Srun
