@@ -425,7 +425,7 @@ func TestNothingToSee(t *testing.T) {
 				if !errors.Is(err, source.ErrNoData) || !strings.Contains(err.Error(), c.said) || r.v.GPUs != nil {
 					t.Fatalf("%v, %+v", err, r.v.GPUs)
 				}
-				r.until("the probe to end", func() bool { return r.s.began == 0 })
+				r.until("the probe to end", func() bool { return !r.s.probes.Busy() })
 			}
 			if n := m.inits.Load(); n < 5 || n > 10 {
 				t.Errorf("looked %d times in 500 s", n)

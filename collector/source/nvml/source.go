@@ -2,17 +2,16 @@ package nvml
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/collector/source/bounded"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -39,8 +38,6 @@ const (
 	waitXid = 500 * time.Millisecond
 	// calmDown is the wait after waiting itself failed, as it does at once while a GPU is lost.
 	calmDown = 2 * time.Second
-	// closeWithin is how long Close waits for calls to return.
-	closeWithin = 2 * time.Second
 )
 
 // driver is what the source needs of NVML. Every call may hang for ever; open,
@@ -74,18 +71,11 @@ type Source struct {
 	o       Options
 	d       driver
 	now     func() int64
-	ctx     context.Context
-	cancel  context.CancelFunc
-	running sync.WaitGroup
-
-	probes  chan probe // capacity 1: the one in flight
+	probes  *bounded.Prober[probe]
 	xids    chan xid
 	dropped atomic.Uint64
-	call    atomic.Pointer[string] // the one that the probe is in
 
 	open    bool  // the library is
-	began   int64 // of the probe in flight, 0 when none is
-	next    int64 // when the next one is due
 	err     error // of the last probe
 	node    collector.GPUs
 	gpus    map[int]*history
@@ -113,11 +103,10 @@ func newSource(o Options, d driver) *Source {
 	o.Bound = cmp.Or(o.Bound, 10*time.Second)
 	o.Log = cmp.Or(o.Log, slog.Default())
 	s := &Source{
-		o: o, d: d, now: record.Now,
-		probes: make(chan probe, 1), xids: make(chan xid, maxQueued),
+		o: o, d: d, now: record.Now, xids: make(chan xid, maxQueued),
 		gpus: map[int]*history{}, matches: map[*source.Process]match{},
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.probes = bounded.New(bounded.Options{Period: o.Period, Bound: o.Bound, What: "the GPU driver", Log: o.Log}, s.probe)
 	s.at(-1, "Init")
 	return s
 }
@@ -125,23 +114,13 @@ func newSource(o Options, d driver) *Source {
 // Update implements source.Source: it takes in what has come, starts the next
 // probe when it is due, and never waits. The error is source.ErrNoData on a node without GPUs.
 func (s *Source) Update(v *source.View) error {
-	select {
-	case p := <-s.probes:
-		s.take(p, v.Now)
-	default:
+	if p, began, ok := s.probes.Take(); ok {
+		s.take(p, began, v.Now)
 	}
 	s.takeXids()
-	if s.began == 0 && v.Now >= s.next && s.ctx.Err() == nil {
-		s.began = max(v.Now, 1)
-		s.next = s.began + s.o.Period.Nanoseconds()
-		s.running.Go(s.probe)
-	}
+	s.probes.Ask(v.Now)
 	err := s.err
-	if s.began != 0 && v.Now-s.began >= s.o.Bound.Nanoseconds() {
-		if s.node.UnresponsiveAt == 0 {
-			s.node.UnresponsiveAt, s.node.Hangs = s.began, *s.call.Load()
-			s.o.Log.Error("the GPU driver does not answer", "call", s.node.Hangs)
-		}
+	if s.node.UnresponsiveAt, s.node.Hangs = s.probes.Hangs(v.Now); s.node.UnresponsiveAt != 0 {
 		err = fmt.Errorf("the GPU driver does not answer: %s has not returned", s.node.Hangs)
 	}
 	s.publish(v)
@@ -151,36 +130,19 @@ func (s *Source) Update(v *source.View) error {
 
 // Close ends the source's goroutines and closes the library; calls that do not
 // return are left behind. Update is not to be called after it.
-func (s *Source) Close() error {
-	s.cancel()
-	done := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		s.d.close()
-		close(done)
-	}()
-	timer := time.NewTimer(closeWithin)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("close nvml: a call into the GPU driver does not return; the last one of a probe was %s", *s.call.Load())
-	}
-}
+func (s *Source) Close() error { return s.probes.Close(s.d.close) }
 
 // probe runs in a goroutine of its own, one at a time.
-func (s *Source) probe() {
+func (s *Source) probe() probe {
 	if !s.open {
 		if err := s.d.open(); err != nil {
-			s.probes <- probe{err: err}
-			return
+			return probe{err: err}
 		}
 	}
 	began := time.Now()
 	node := s.d.probe(s.at)
 	node.ProbeNs = max(time.Since(began).Nanoseconds(), 1)
-	s.probes <- probe{node: node}
+	return probe{node: node}
 }
 
 // at notes the call that comes next: it may be the one that hangs. A gpu below 0 is none.
@@ -188,30 +150,25 @@ func (s *Source) at(gpu int, call string) {
 	if gpu >= 0 {
 		call = fmt.Sprintf("%s of GPU %d", call, gpu)
 	}
-	s.call.Store(&call)
+	s.probes.At(call)
 }
 
 // take takes in a probe's outcome.
-func (s *Source) take(p probe, now int64) {
-	began := s.began
-	s.began = 0
-	if s.node.UnresponsiveAt != 0 {
-		s.o.Log.Info("the GPU driver answers again", "call", s.node.Hangs)
-		s.node.UnresponsiveAt, s.node.Hangs = 0, ""
-	}
+func (s *Source) take(p probe, began, now int64) {
 	if p.err != nil {
 		if s.err == nil || s.err.Error() != p.err.Error() {
 			if errors.Is(p.err, source.ErrNoData) {
 				s.o.Log.Info("no GPUs are watched", "why", p.err)
 			} // others are the agent's to tell of
 		}
-		s.err, s.next = p.err, now+lookAgain
+		s.err = p.err
+		s.probes.Next(now + lookAgain)
 		return
 	}
 	if !s.open {
 		s.open, s.err = true, nil
 		s.o.Log.Info("GPUs are watched", "gpus", len(p.node.GPUs), "driver", p.node.DriverVersion)
-		s.running.Go(s.watch)
+		s.probes.Go(s.watch)
 	}
 	s.node = p.node
 	s.node.ProbedAt = began
@@ -246,7 +203,7 @@ func (s *Source) history(gpu int) *history {
 // watch waits for Xids.
 func (s *Source) watch() {
 	told := ""
-	for s.ctx.Err() == nil {
+	for s.probes.Context().Err() == nil {
 		x, err := s.d.wait(waitXid)
 		switch {
 		case err == nil:
@@ -268,7 +225,7 @@ func (s *Source) watch() {
 			s.o.Log.Warn("waiting for Xids fails", "err", err)
 		}
 		select {
-		case <-s.ctx.Done():
+		case <-s.probes.Context().Done():
 		case <-time.After(calmDown):
 		}
 	}

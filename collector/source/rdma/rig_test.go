@@ -204,7 +204,7 @@ func (r *rig) probe() error {
 func (r *rig) landed() error {
 	r.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if err := r.Update(&r.v); r.began == 0 || r.node.UnresponsiveAt != 0 {
+		if err := r.Update(&r.v); !r.probes.Busy() || r.node.UnresponsiveAt != 0 {
 			return err
 		}
 	}

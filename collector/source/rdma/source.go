@@ -2,7 +2,6 @@ package rdma
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/collector"
 	"github.com/lockstep-ccl/lockstep/collector/source"
+	"github.com/lockstep-ccl/lockstep/collector/source/bounded"
 )
 
 // Options of a Source. Zero fields take the defaults.
@@ -39,27 +38,18 @@ const (
 	maxQueued = 256
 	// calmDown is the wait after listening failed.
 	calmDown = 2 * time.Second
-	// closeWithin is how long Close waits for reads to return.
-	closeWithin = 2 * time.Second
 )
 
 // Source watches the ports. Update is for one goroutine; Close ends it.
 type Source struct {
 	o       Options
-	events  announcements
-	ctx     context.Context
-	cancel  context.CancelFunc
-	running sync.WaitGroup
-
-	probes chan outcome // capacity 1: the one in flight
+	events announcements
+	probes *bounded.Prober[outcome]
 	links  chan seenLink
 	lost   atomic.Uint64
-	file   atomic.Pointer[string]          // the one that the probe is at
 	names  atomic.Pointer[map[string]bool] // of the interfaces of ports
 
 	listening bool
-	began     int64 // of the probe in flight, 0 when none is
-	next      int64 // when the next one is due
 	lostSeen  uint64
 	err       error // of the last probe
 	node      collector.NICs
@@ -105,12 +95,8 @@ func newSource(o Options, events announcements) *Source {
 	o.Period = cmp.Or(o.Period, 5*time.Second)
 	o.Bound = cmp.Or(o.Bound, 10*time.Second)
 	o.Log = cmp.Or(o.Log, slog.Default())
-	s := &Source{
-		o: o, events: events,
-		probes: make(chan outcome, 1), links: make(chan seenLink, maxQueued),
-		known: map[portID]*history{},
-	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s := &Source{o: o, events: events, links: make(chan seenLink, maxQueued), known: map[portID]*history{}}
+	s.probes = bounded.New(bounded.Options{Period: o.Period, Bound: o.Bound, What: "a NIC's driver", Log: o.Log}, s.probe)
 	s.at(classRDMA)
 	s.names.Store(&map[string]bool{})
 	return s
@@ -120,22 +106,12 @@ func newSource(o Options, events announcements) *Source {
 // probe when it is due, and never waits. The error is source.ErrNoData on a node without RDMA devices.
 func (s *Source) Update(v *source.View) error {
 	s.takeLinks(v.Now)
-	select {
-	case o := <-s.probes:
-		s.take(o, v.Now)
-	default:
+	if o, began, ok := s.probes.Take(); ok {
+		s.take(o, began, v.Now)
 	}
-	if s.began == 0 && v.Now >= s.next && s.ctx.Err() == nil {
-		s.began = max(v.Now, 1)
-		s.next = s.began + s.o.Period.Nanoseconds()
-		s.running.Go(s.probe)
-	}
+	s.probes.Ask(v.Now)
 	err := s.err
-	if s.began != 0 && v.Now-s.began >= s.o.Bound.Nanoseconds() {
-		if s.node.UnresponsiveAt == 0 {
-			s.node.UnresponsiveAt, s.node.Hangs = s.began, *s.file.Load()
-			s.o.Log.Error("a NIC's driver does not answer", "file", s.node.Hangs)
-		}
+	if s.node.UnresponsiveAt, s.node.Hangs = s.probes.Hangs(v.Now); s.node.UnresponsiveAt != 0 {
 		err = fmt.Errorf("a NIC's driver does not answer: reading %s has not returned", s.node.Hangs)
 	}
 	s.publish(v)
@@ -145,47 +121,28 @@ func (s *Source) Update(v *source.View) error {
 // Close ends the source's goroutines; a read that does not return is left
 // behind. Update is not to be called after it.
 func (s *Source) Close() error {
-	s.cancel()
+	s.probes.Stop()
 	if s.listening {
 		s.events.close()
 	}
-	done := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		close(done)
-	}()
-	timer := time.NewTimer(closeWithin)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-timer.C:
-		return fmt.Errorf("stop watching NICs: reading %s does not return", *s.file.Load())
-	}
+	return s.probes.Close(func() {})
 }
 
 // probe runs in a goroutine of its own, one at a time.
-func (s *Source) probe() {
+func (s *Source) probe() outcome {
 	began := time.Now()
 	p := probe{sys: s.o.Sys, at: s.at}
 	err := p.run()
-	s.probes <- outcome{p.ports, max(time.Since(began).Nanoseconds(), 1), err}
+	return outcome{p.ports, max(time.Since(began).Nanoseconds(), 1), err}
 }
 
 // at notes the file that comes next: it may be the one that hangs.
 func (s *Source) at(file string) {
-	file = "/sys/" + file
-	s.file.Store(&file)
+	s.probes.At("/sys/" + file)
 }
 
 // take takes in a probe's outcome.
-func (s *Source) take(o outcome, now int64) {
-	began := s.began
-	s.began = 0
-	if s.node.UnresponsiveAt != 0 {
-		s.o.Log.Info("the NIC's driver answers again", "file", s.node.Hangs)
-		s.node.UnresponsiveAt, s.node.Hangs = 0, ""
-	}
+func (s *Source) take(o outcome, began, now int64) {
 	if o.err != nil && (len(s.known) == 0 || !errors.Is(o.err, source.ErrNoData)) {
 		if s.err == nil || s.err.Error() != o.err.Error() {
 			if errors.Is(o.err, source.ErrNoData) {
@@ -194,7 +151,7 @@ func (s *Source) take(o outcome, now int64) {
 		}
 		s.err = o.err
 		if len(s.known) == 0 {
-			s.next = now + lookAgain
+			s.probes.Next(now + lookAgain)
 		}
 		return
 	}
@@ -312,15 +269,15 @@ func (s *Source) listen() {
 		s.o.Log.Warn("changes of links are seen by probes only", "err", err)
 		return
 	}
-	s.running.Go(s.watch)
+	s.probes.Go(s.watch)
 }
 
 // watch hears of changes of links.
 func (s *Source) watch() {
-	for s.ctx.Err() == nil {
+	for s.probes.Context().Err() == nil {
 		links, err := s.events.receive()
 		switch {
-		case s.ctx.Err() != nil:
+		case s.probes.Context().Err() != nil:
 			return
 		case errors.Is(err, unix.ENOBUFS):
 			s.lost.Add(1)
@@ -329,7 +286,7 @@ func (s *Source) watch() {
 			s.lost.Add(1)
 			s.o.Log.Warn("listening for changes of links fails", "err", err)
 			select {
-			case <-s.ctx.Done():
+			case <-s.probes.Context().Done():
 			case <-time.After(calmDown):
 			}
 			continue
@@ -362,7 +319,7 @@ func (s *Source) takeLinks(now int64) {
 		break
 	}
 	if hurry && s.listening && s.err == nil {
-		s.next = min(s.next, s.node.ProbedAt+minGap)
+		s.probes.Soon(s.node.ProbedAt + minGap)
 	}
 }
 
