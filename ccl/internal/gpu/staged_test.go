@@ -1,0 +1,45 @@
+package gpu
+
+import (
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
+	"github.com/lockstep-ccl/lockstep/record"
+	"pgregory.net/rapid"
+)
+
+// TestPieces: whatever an operation and however large staging memory, its pieces are all of it,
+// fit their slots, and begin aligned; there are not many more than it takes.
+func TestPieces(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		c := &Comm{
+			size: rapid.IntRange(2, MaxRanks).Draw(rt, "ranks"), copies: rapid.Bool().Draw(rt, "copies"),
+			stage: &symm.Memory{Size: uint64(rapid.IntRange(1, 128).Draw(rt, "stage")) << 21},
+		}
+		op := &Op{
+			Coll:  rapid.SampledFrom([]record.CollKind{record.AllReduce, record.ReduceScatter, record.AllGather, record.AlltoAll, record.Broadcast}).Draw(rt, "collective"),
+			DType: rapid.SampledFrom([]record.DType{record.Int8, record.BFloat16, record.Float64}).Draw(rt, "type"),
+			Count: rapid.Uint64Range(0, 1<<30).Draw(rt, "count"),
+		}
+		g, size := c.stagingOf(op), uint64(op.DType.Size())
+		room := g.slot
+		if g.apart {
+			room /= 2
+		}
+		if uint64(g.slots)*g.slot > c.stage.Size {
+			rt.Fatalf("%+v do not fit %d bytes", g, c.stage.Size)
+		}
+		pieces := uint64(0)
+		for turn, done := 0, uint64(0); done < op.Count; turn++ {
+			n := piece(turn, op.Count-done, g.least, g.most)
+			if n == 0 || n > op.Count-done || done%256 != 0 || uint64(g.shares)*n*size > room {
+				rt.Fatalf("piece %d after %d of %d: %d; %+v", turn, done, op.Count, n, g)
+			}
+			done += n
+			pieces++
+		}
+		if most := op.Count/g.most + 24; pieces > most {
+			rt.Fatalf("%d pieces of %d, at most %d each: %+v", pieces, op.Count, g.most, g)
+		}
+	})
+}
