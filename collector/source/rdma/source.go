@@ -42,7 +42,7 @@ const (
 
 // Source watches the ports. Update is for one goroutine; Close ends it.
 type Source struct {
-	o       Options
+	o      Options
 	events announcements
 	probes *bounded.Prober[outcome]
 	links  chan seenLink
