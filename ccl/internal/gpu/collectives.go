@@ -18,7 +18,11 @@ type collective struct {
 	// Pulled: peers read the send buffer. Pushed: peers write the receive buffer. A buffer that
 	// is neither stays with its own rank, or root tells its peers where it is (toRoot).
 	pulls, pushes bool
-	pace          pace
+	// messages is among how many ranks at most it may go as messages where peers cannot reach
+	// the buffers (asMessages): 0 where it reduces; of a Broadcast among more than two the
+	// others pass on what comes.
+	messages int
+	pace     pace
 }
 
 var collectives = map[record.CollKind]collective{
@@ -48,14 +52,14 @@ var collectives = map[record.CollKind]collective{
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_allgather_ll", record.AlgoLL12: "ls_allgather_ll12", record.AlgoSym: "ls_allgather_push", record.AlgoBulk: "ls_allgather_bulk",
 		},
-		copies: (*copyEngine).allGather, pushes: true,
+		copies: (*copyEngine).allGather, pushes: true, messages: MaxRanks,
 		pace: pace{370, 355, 0},
 	},
 	record.AlltoAll: {
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_alltoall_ll", record.AlgoLL12: "ls_alltoall_ll12", record.AlgoSym: "ls_alltoall_push", record.AlgoBulk: "ls_alltoall_bulk",
 		},
-		copies: (*copyEngine).allToAll, pushes: true,
+		copies: (*copyEngine).allToAll, pushes: true, messages: MaxRanks,
 		pace: pace{362, 355, 0}, // beside copies of what stays
 	},
 	record.Broadcast: {
@@ -63,7 +67,7 @@ var collectives = map[record.CollKind]collective{
 			record.AlgoLL: "ls_broadcast_ll", record.AlgoLL2: "ls_broadcast_ll2", record.AlgoLL12: "ls_broadcast_ll12",
 			record.AlgoSym: "ls_broadcast_push", record.AlgoBulk: "ls_broadcast_bulk",
 		},
-		copies: (*copyEngine).broadcast, pushes: true,
+		copies: (*copyEngine).broadcast, pushes: true, messages: 2,
 		pace: pace{370, 360, 0},
 	},
 	record.Barrier: {kernels: map[record.Algo]string{record.AlgoLL: "ls_barrier"}},

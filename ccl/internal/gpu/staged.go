@@ -379,15 +379,9 @@ func (c *Comm) asMessages(op *Op) bool {
 	if bytes := op.bytes(); c.cfg.Force != record.AlgoNone || c.cfg.HostTells || bytes < c.messageShare() || bytes%16 != 0 {
 		return false
 	}
-	switch op.Coll {
-	case record.AllGather:
-		return c.size > 1
-	case record.AlltoAll:
-		return c.size > 1 && !op.InPlace
-	case record.Broadcast:
-		return c.size == 2 // of more, the others pass on what comes
-	}
-	return false
+	t := op.Coll.Traits()
+	overwrites := op.InPlace && t.Send == t.Recv && t.Send == record.ShareAll // what it has not sent yet
+	return c.size > 1 && c.size <= collectives[op.Coll].messages && !overwrites
 }
 
 // messages runs an operation so. What a rank has for itself is copied meanwhile.
