@@ -87,6 +87,12 @@ func TestStoppedGPURank(t *testing.T) {
 			j.allBut(j.comm("dp", 0, 1, 2, 3), 3)
 			j.stop(2)
 		}, "confirmed noncommunication_hang 2 process_stopped", "rank 2 has entered AllReduce #101"},
+		{"stopped after it left what the others are still in", func(j *job) {
+			c := j.comm("dp", 0, 1, 2, 3)
+			j.allBut(c, 3)
+			c.Members[2].Finished, c.Members[2].FinishedAt = 101, ago(3)
+			j.stop(2)
+		}, "confirmed noncommunication_hang 2 process_stopped", "rank 2 has left AllReduce #101"},
 		{"stopped, and its kernels are the last that entered: nobody is in anything", func(j *job) {
 			j.comm("dp", 0, 1, 2, 3)
 			j.stop(2)

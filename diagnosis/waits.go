@@ -346,7 +346,9 @@ func (d *hangs) waitsInside(ci int32, open []int32, seq uint64) {
 		posted = posted || conn.Outstanding > 0
 	}
 	if !told && !posted {
-		d.operation(waitTransfer, ci, open)
+		if !d.waitsForStopped(ci, open, seq) {
+			d.operation(waitTransfer, ci, open)
+		}
 		return
 	}
 	if !told {
@@ -366,6 +368,25 @@ func (d *hangs) waitsInside(ci int32, open []int32, seq uint64) {
 	for _, i := range open {
 		d.waitsAtConns(ci, i, -1)
 	}
+}
+
+// waitsForStopped adds the waits of members inside for those that have left the operation
+// and are stopped: what the others need may not have left their process yet. It reports
+// whether there are any. Of two causes, the one with evidence of its own is told: a job
+// without connections has none of a link's.
+func (d *hangs) waitsForStopped(ci int32, open []int32, seq uint64) bool {
+	node := int32(-1)
+	for i := range d.ev.Comms[ci].Members {
+		m := &d.ev.Comms[ci].Members[i]
+		if w := d.world(m.World); w < 0 || d.state[w] != rankStopped || m.Finished < seq || !inComm(m) {
+			continue
+		}
+		if node < 0 {
+			node = d.missing(ci, open)
+		}
+		d.blameMember(ci, node, int32(i), m.FinishedAt)
+	}
+	return node >= 0
 }
 
 // waitsAtConns adds what a member inside an operation waits for by its

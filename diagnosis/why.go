@@ -60,8 +60,12 @@ func (d *hangs) whyNotEntered(f *finding, c *cause) {
 	if int(wait.from) >= len(d.state) {
 		inside = d.hang.nodes[d.extra(wait.from)].waiting
 	}
-	switch {
-	case d.state[c.nodes[0].node].sick() && d.hasEntered(c.nodes[0].node, c.comm, f.Seq):
+	began, ended := d.progressOf(c.nodes[0].node, c.comm)
+	switch sick := d.state[c.nodes[0].node].sick(); {
+	case sick && ended >= f.Seq && f.Seq > 0:
+		f.why("%s left %s #%d on %s %s ago, and %s still inside: what it was to send may not have left its process", who, f.Coll, f.Seq, f.CommName,
+			seconds(entered), plural(inside, "member is", "members are"))
+	case sick && began >= f.Seq:
 		f.why("%s entered %s #%d on %s and not come out for %s; %s held up", who, f.Coll, f.Seq, f.CommName, seconds(entered), plural(f.Victims, "rank is", "ranks are"))
 	case f.Coll == record.Send || f.Coll == record.Recv:
 		f.why("%s not come to the other end of rank %d's %s on %s for %s; %s held up", who, wait.from, f.Coll, f.CommName, seconds(entered), plural(f.Victims, "rank is", "ranks are"))
@@ -78,14 +82,15 @@ func (d *hangs) whyNotEntered(f *finding, c *cause) {
 	}
 }
 
-func (v *view) hasEntered(rank, ci int32, seq uint64) bool {
+// progressOf returns the last operations that a rank has begun and ended on a communicator.
+func (v *view) progressOf(rank, ci int32) (began, ended uint64) {
 	members := v.ev.Comms[ci].Members
 	for i := range members {
 		if members[i].World == rank {
-			return members[i].Started >= seq
+			return members[i].Started, members[i].Finished
 		}
 	}
-	return false
+	return 0, 0
 }
 
 func (v *view) excuseSentence(b blamed, reason string) string {
