@@ -157,7 +157,7 @@ func newComm(ctx context.Context, cfg Config, ctl *bootstrap.Control, proc *exec
 		ID: c.id, Name: cfg.Name, Rank: c.who.Rank, Size: c.size, Node: cfg.Node,
 		Exchange: ctl.AllGather, Err: c.x.Lost, Key: ctl.Key("transport"),
 		Host: host, Sockets: cfg.Sockets, Outage: cfg.OutageTimeout, Paths: cfg.Paths, RDMA: c.rdma(proc, &place),
-		Recorder: cfg.Recorder, Comm: log.Live(), Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
+		Recorder: cfg.Recorder, Comm: log.Live(), Log: cfg.logger(), Faults: cfg.Faults, Dir: runtimeDir(cfg.Secret, cfg.logger()),
 	})
 	if err != nil {
 		return nil, err

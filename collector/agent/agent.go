@@ -160,6 +160,8 @@ func New(o Options) (*Agent, error) {
 	if o.Master == nil {
 		o.Master = func(string) string { return "" }
 	}
+	log := cmp.Or(o.Log, slog.Default()).With("node", o.Node)
+	o.TLS = o.TLS.LogTo(log)
 	if _, err := o.TLS.Credentials(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
@@ -176,7 +178,7 @@ func New(o Options) (*Agent, error) {
 		ro.Node = o.Node
 	}
 	a := &Agent{
-		o: o, log: cmp.Or(o.Log, slog.Default()).With("node", o.Node),
+		o: o, log: log,
 		recorders: recorder.New(ro), starting: starting.New(starting.Options{Dir: o.Dir, Node: o.Node, OwnNode: o.OwnNode, Users: o.Users, Max: o.MaxRanks, Keep: o.Keep}), procs: procs, pressure: pressure.New("/proc", "/sys/fs/cgroup"),
 		hello:  &wire.Hello{ProtocolVersion: wire.ProtocolVersion, Node: o.Node, Instance: rand.Uint64(), BootId: strings.TrimSpace(string(boot))},
 		traces: make(chan traceRequest, 1024),

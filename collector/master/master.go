@@ -117,6 +117,8 @@ func New(o Options) (*Master, error) {
 	o.Patience = cmp.Or(o.Patience, 3*time.Second)
 	o.CloseAfter = cmp.Or(o.CloseAfter, 3*time.Second)
 	o.Hold = cmp.Or(o.Hold, time.Minute)
+	log := cmp.Or(o.Log, slog.Default()).With("job", o.Job)
+	o.TLS = o.TLS.LogTo(log)
 	creds, err := o.TLS.Credentials()
 	if err != nil {
 		return nil, fmt.Errorf("master: %w", err)
@@ -125,7 +127,7 @@ func New(o Options) (*Master, error) {
 		creds = wire.Loopback()
 	}
 	m := &Master{
-		o: o, log: cmp.Or(o.Log, slog.Default()).With("job", o.Job),
+		o: o, log: log,
 		engine:   diagnosis.New(o.Diagnosis),
 		started:  time.Now(),
 		stopping: make(chan struct{}),

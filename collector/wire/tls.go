@@ -29,6 +29,18 @@ type TLS struct {
 	CAFile   string // signs both ends' certificates
 	// ServerName is the name in the master's certificate, for agents; "" is the host dialled.
 	ServerName string
+	// Log is told when the files cannot be read again, and when they can; slog.Default() when nil.
+	Log *slog.Logger
+}
+
+// LogTo returns t with a log, where it has none of its own; nil for nil.
+func (t *TLS) LogTo(log *slog.Logger) *TLS {
+	if t == nil || t.Log != nil {
+		return t
+	}
+	with := *t
+	with.Log = log
+	return &with
 }
 
 // MasterOf returns the credentials with which to dial the master of a job: the
@@ -81,7 +93,7 @@ func (t *TLS) Credentials() (credentials.TransportCredentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tls: own certificate %s: %w", t.CertFile, err)
 	}
-	r := &reloading{files: *t, good: new(atomic.Pointer[tls.Config]), failing: new(atomic.Bool)}
+	r := &reloading{files: *t, log: cmp.Or(t.Log, slog.Default()), good: new(atomic.Pointer[tls.Config]), failing: new(atomic.Bool)}
 	r.good.Store(cfg)
 	certificates.note(t.CertFile, own.NotAfter, nil)
 	return r, nil
@@ -161,6 +173,7 @@ func (r *registry) list() []Certificate {
 // reloading builds its configuration anew for each handshake.
 type reloading struct {
 	files   TLS
+	log     *slog.Logger
 	good    *atomic.Pointer[tls.Config]
 	failing *atomic.Bool         // the last reading did; said once
 	verify  func(Identity) error // of the server, nil: whoever the CA signed
@@ -177,12 +190,12 @@ func (r *reloading) load() *tls.Config {
 	if err != nil {
 		certificates.note(r.files.CertFile, time.Time{}, err)
 		if !r.failing.Swap(true) {
-			slog.Error("certificates cannot be read again: those that could be last are used until they end", "err", err)
+			r.log.Error("certificates cannot be read again: those that could be last are used until they end", "err", err)
 		}
 		return r.good.Load().Clone()
 	}
 	if r.failing.Swap(false) {
-		slog.Info("certificates can be read again", "file", r.files.CertFile)
+		r.log.Info("certificates can be read again", "file", r.files.CertFile)
 	}
 	r.good.Store(cfg)
 	return cfg.Clone()

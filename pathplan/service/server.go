@@ -104,6 +104,7 @@ func New(o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("planner: %w", err)
 	}
+	o.TLS = o.TLS.LogTo(o.Log)
 	creds, err := o.TLS.Credentials()
 	if err != nil {
 		return nil, fmt.Errorf("planner: %w", err)

@@ -16,6 +16,7 @@ import (
 // context and protection domain; the last one closes it.
 type device struct {
 	name string
+	log  *slog.Logger
 	ctx  *verbs.Context
 	pd   *verbs.PD
 	attr verbs.DeviceAttr
@@ -74,13 +75,13 @@ func (o *opening) ready() bool {
 
 // openDevice opens a device, or shares it. One that is being opened for longer than
 // anybody waits is an error at once.
-func openDevice(name string) (*device, error) {
+func openDevice(name string, log *slog.Logger) (*device, error) {
 	devices.Lock()
 	o := devices.open[name]
 	if o == nil || o.ready() && o.dev.usable() != nil {
 		o = &opening{began: time.Now(), done: make(chan struct{})}
 		devices.open[name] = o // in place of one that is lost
-		go o.open(name)
+		go o.open(name, log)
 	}
 	o.users++
 	devices.Unlock()
@@ -100,8 +101,8 @@ func openDevice(name string) (*device, error) {
 }
 
 // open opens the device, and closes it again when nobody waits for it any more.
-func (o *opening) open(name string) {
-	d, err := newDevice(name)
+func (o *opening) open(name string, log *slog.Logger) {
+	d, err := newDevice(name, log)
 	devices.Lock()
 	if o.dev, o.err = d, err; err == nil {
 		d.use = o
@@ -117,12 +118,12 @@ func (o *opening) open(name string) {
 	}
 }
 
-func newDevice(name string) (*device, error) {
+func newDevice(name string, log *slog.Logger) (*device, error) {
 	lib, err := verbs.Load()
 	if err != nil {
 		return nil, err
 	}
-	d := &device{name: name, watchers: make(map[*Worker]int), upSince: make(map[int]time.Time), done: make(chan struct{})}
+	d := &device{name: name, log: log, watchers: make(map[*Worker]int), upSince: make(map[int]time.Time), done: make(chan struct{})}
 	if d.ctx, err = lib.Open(name); err != nil {
 		return nil, err
 	}
@@ -172,7 +173,7 @@ func (d *device) release() {
 	select {
 	case <-closed:
 	case <-t.C:
-		slog.Warn("RDMA: a device is still being closed", "device", d.name, "after", callFor)
+		d.log.Warn("RDMA: a device is still being closed", "device", d.name, "after", callFor)
 	}
 }
 
@@ -182,7 +183,7 @@ func (d *device) close() {
 	dropRegions(d)
 	// A lost device refuses; its kernel side goes with the context.
 	if err := errors.Join(d.pd.Close(), d.ctx.Close()); err != nil && d.usable() == nil {
-		slog.Warn("RDMA: a device stays open until the process ends", "device", d.name, "err", err)
+		d.log.Warn("RDMA: a device stays open until the process ends", "device", d.name, "err", err)
 	}
 }
 

@@ -3,7 +3,6 @@ package rdma
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"unsafe"
 
@@ -92,7 +91,7 @@ func (w *Worker) Need(r *Region, ports []nic.Port) error {
 func (w *Worker) lacks(d *device) error {
 	for _, r := range w.needs {
 		if err := r.needed(d); err != nil {
-			d.lacking.Do(func() { slog.Warn("RDMA: no path uses a device any more", "device", d.name, "err", err) })
+			d.lacking.Do(func() { w.opt.Log.Warn("RDMA: no path uses a device any more", "device", d.name, "err", err) })
 			return err
 		}
 	}

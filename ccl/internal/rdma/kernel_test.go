@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"errors"
+	"log/slog"
 	"strings"
 	"sync"
 	"syscall"
@@ -168,7 +169,7 @@ func TestStalled(t *testing.T) {
 // using others, nor from opening it anew.
 func TestStalledClose(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
-	d, err := openDevice("mlx5_0")
+	d, err := openDevice("mlx5_0", slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +180,7 @@ func TestStalledClose(t *testing.T) {
 		close(closed)
 	}()
 	for _, name := range []string{"mlx5_1", "mlx5_0"} {
-		o, err := openDevice(name)
+		o, err := openDevice(name, slog.Default())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +199,7 @@ func TestStalledOpen(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
 	release := f.Stall("ibv_open_device")
 	for range 20 {
-		if _, err := openDevice("mlx5_0"); !errors.Is(err, errStalled) {
+		if _, err := openDevice("mlx5_0", slog.Default()); !errors.Is(err, errStalled) {
 			t.Fatal(err)
 		}
 	}
@@ -209,7 +210,7 @@ func TestStalledOpen(t *testing.T) {
 	var d *device
 	var err error
 	for deadline := time.Now().Add(patience); d == nil && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		d, err = openDevice("mlx5_0")
+		d, err = openDevice("mlx5_0", slog.Default())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -220,7 +221,7 @@ func TestStalledOpen(t *testing.T) {
 // TestMuteDevice: one failure to answer does not make a device lost; a second of them does.
 func TestMuteDevice(t *testing.T) {
 	f := verbstest.New(t, verbstest.Options{})
-	d, err := openDevice("mlx5_0")
+	d, err := openDevice("mlx5_0", slog.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

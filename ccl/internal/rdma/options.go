@@ -3,6 +3,7 @@ package rdma
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"time"
 )
 
@@ -30,6 +31,9 @@ type Options struct {
 	// ControlTimeout is how long the management network may carry nothing before a
 	// connection ends whose rails work, from 1 ms; 60 s by default.
 	ControlTimeout time.Duration
+	// Log is told what stays behind and what cannot be used; slog.Default() by default. Of a
+	// device that workers share it is the log of the one that opened it.
+	Log *slog.Logger
 }
 
 const (
@@ -39,6 +43,7 @@ const (
 
 // SetDefaults checks the options and fills in what is zero.
 func (o *Options) SetDefaults() error {
+	o.Log = cmp.Or(o.Log, slog.Default())
 	for _, f := range []struct {
 		what          string
 		v             *int

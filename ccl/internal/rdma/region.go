@@ -3,7 +3,6 @@ package rdma
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -203,7 +202,7 @@ func (g *registration) make(r *Region, d *device) {
 		g.mr, g.err = d.pd.RegisterDMABuf(r.buffer.fd, 0, int(r.end-r.addr), r.addr, verbs.LocalWrite)
 	} else if g.mr, g.err = d.pd.Register(uintptr(r.addr), int(r.end-r.addr), verbs.LocalWrite); g.err != nil {
 		d.refused.Do(func() {
-			slog.Warn("RDMA: memory cannot be registered; what is sent from such memory is copied", "device", d.name, "bytes", r.end-r.addr, "err", g.err)
+			d.log.Warn("RDMA: memory cannot be registered; what is sent from such memory is copied", "device", d.name, "bytes", r.end-r.addr, "err", g.err)
 		})
 	}
 	close(g.done)
@@ -233,7 +232,7 @@ func dropRegions(d *device) {
 	regions.RUnlock()
 	for _, r := range list {
 		if err := r.drop(d); err != nil {
-			slog.Warn("RDMA: memory stays registered", "device", d.name, "err", err)
+			d.log.Warn("RDMA: memory stays registered", "device", d.name, "err", err)
 		}
 	}
 }

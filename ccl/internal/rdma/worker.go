@@ -3,7 +3,6 @@ package rdma
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -120,7 +119,7 @@ func (w *Worker) nic(name string) (*nicQueues, error) {
 			break
 		}
 	}
-	d, err := openDevice(name)
+	d, err := openDevice(name, w.opt.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +209,7 @@ func (n *nicQueues) deregister(w *Worker, r *verbs.MR) bool {
 func (w *Worker) leaks(what, device string, err error) {
 	if !w.leaked {
 		w.leaked = true
-		slog.Warn("RDMA: "+what, "device", device, "err", err)
+		w.opt.Log.Warn("RDMA: "+what, "device", device, "err", err)
 	}
 }
 

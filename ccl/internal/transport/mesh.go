@@ -67,6 +67,8 @@ type Config struct {
 	// Recorder and Comm are where connections are recorded, nil for nowhere.
 	Recorder *record.Writer
 	Comm     *record.Comm
+	// Log is told what works less well than it should, slog.Default() when nil.
+	Log *slog.Logger
 	// Faults is what is to go wrong, nil for nothing (package ccltest).
 	Faults Faults
 }
@@ -97,6 +99,7 @@ func (cfg *Config) setDefaults() error {
 		cfg.Host = "127.0.0.1"
 	}
 	cfg.Outage = cmp.Or(cfg.Outage, 30*time.Second)
+	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	if cfg.Err == nil {
 		cfg.Err = func() error { return nil }
 	}
@@ -230,7 +233,7 @@ func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 func (m *Mesh) introduce() (peerInfo, error) {
 	var st syscall.Stat_t
 	if err := m.place(&st); err != nil { // somebody else's mischief must not cost the job
-		slog.Warn("no runtime directory, so this rank talks TCP to ranks of its own node", "rank", m.cfg.Rank, "err", err)
+		m.cfg.Log.Warn("no runtime directory, so this rank talks TCP to ranks of its own node", "rank", m.cfg.Rank, "err", err)
 		st = syscall.Stat_t{}
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")

@@ -3,7 +3,6 @@ package transport
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"net/netip"
 	"syscall"
@@ -141,7 +140,7 @@ func (n *network) dialFrom(ctx context.Context, rank int, port uint16) (net.Conn
 		if err == nil || ctx.Err() != nil || errors.Is(err, syscall.ECONNREFUSED) {
 			return conn, err
 		}
-		slog.Debug("a connection goes on without its planned port", "rank", n.m.cfg.Rank, "peer", rank, "port", port, "err", err)
+		n.m.cfg.Log.Debug("a connection goes on without its planned port", "rank", n.m.cfg.Rank, "peer", rank, "port", port, "err", err)
 	}
 	return accept.Dial(ctx, &net.Dialer{KeepAlive: -1}, addr)
 }

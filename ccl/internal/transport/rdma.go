@@ -102,7 +102,7 @@ func (m *Mesh) openPorts() (*rdmaSide, error) {
 		return nil, cmp.Or(cfg.Why, errors.New("no ports were given"))
 	}
 	opt := cfg.Options
-	opt.Window = cmp.Or(opt.Window, m.cfg.Window)
+	opt.Window, opt.Log = cmp.Or(opt.Window, m.cfg.Window), cmp.Or(opt.Log, m.cfg.Log)
 	w, err := rdma.NewWorker(opt, m.Wake)
 	if err != nil {
 		return nil, err
