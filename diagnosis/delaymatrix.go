@@ -194,55 +194,7 @@ func (p *pattern) whichOfTwo(node int32, isSlow func(cell) bool, all []cell, nod
 // explain returns the row, column or block that covers most slow cells; nil
 // when none covers two of them and most of its own traffic.
 func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culprit) {
-	type candidate struct {
-		in     func(cell) bool
-		k      Culprit
-		weight float64
-	}
-	var best candidate
-	consider := func(k Culprit, in func(cell) bool) {
-		hit, total := 0, 0
-		var one cell // the first of them
-		pairs := false
-		count := func(c cell) {
-			if hit == 0 {
-				one = c
-			}
-			pairs = pairs || c != one && c != cell{one.dst, one.src}
-			hit++
-		}
-		for _, c := range slow {
-			if in(c) {
-				count(c)
-			}
-		}
-		if k.Kind == CulpritNode && hit > 0 {
-			for _, c := range beside {
-				if in(c) {
-					count(c)
-				}
-			}
-		}
-		if !pairs { // both directions of one pair are a connection's: what is late one way is acknowledged late the other
-			return
-		}
-		if hit < 2 || float64(hit) <= best.weight { // before a look at all, which may be many
-			return
-		}
-		for _, c := range all {
-			if in(c) {
-				total++
-			}
-		}
-		// Of two that cover as much, the one of which less is sound.
-		weight := float64(hit)
-		if len(beside) > 0 {
-			weight *= weight / float64(max(total, hit))
-		}
-		if 4*hit >= 3*total && weight > best.weight {
-			best = candidate{in, k, weight}
-		}
-	}
+	best := cover{slow: slow, beside: beside, all: all}
 	ranks := make([]int32, 0, 2*len(slow))
 	for _, c := range slow {
 		ranks = append(ranks, c.src, c.dst)
@@ -250,8 +202,8 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks)
 	for _, r := range ranks {
-		consider(Culprit{Kind: CulpritSource, Rank: r, Peer: -1}, func(c cell) bool { return c.src == r })
-		consider(Culprit{Kind: CulpritDest, Rank: r, Peer: -1}, func(c cell) bool { return c.dst == r })
+		best.consider(Culprit{Kind: CulpritSource, Rank: r, Peer: -1}, func(c cell) bool { return c.src == r })
+		best.consider(Culprit{Kind: CulpritDest, Rank: r, Peer: -1}, func(c cell) bool { return c.dst == r })
 	}
 	var nodes []int32
 	for _, r := range ranks {
@@ -264,28 +216,85 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 		node := Culprit{Kind: CulpritNode, Rank: n, Peer: -1}
 		out := func(c cell) bool { return nodeOf(c.src) == n && nodeOf(c.dst) != n }
 		in := func(c cell) bool { return nodeOf(c.src) != n && nodeOf(c.dst) == n }
-		consider(node, func(c cell) bool { return out(c) || in(c) })
-		several := func(end func(cell) int32, side func(cell) bool) bool { // else it is a rank's
-			first := int32(-1)
-			return slices.ContainsFunc(slow, func(c cell) bool {
-				if !side(c) {
-					return false
-				}
-				if first < 0 {
-					first = end(c)
-				}
-				return end(c) != first
-			})
+		best.consider(node, func(c cell) bool { return out(c) || in(c) })
+		// One side of a node is a rank's where it is of one rank.
+		if several(slow, out, func(c cell) int32 { return c.src }) {
+			best.consider(node, out)
 		}
-		if several(func(c cell) int32 { return c.src }, out) {
-			consider(node, out)
-		}
-		if several(func(c cell) int32 { return c.dst }, in) {
-			consider(node, in)
+		if several(slow, in, func(c cell) int32 { return c.dst }) {
+			best.consider(node, in)
 		}
 	}
 	if best.weight == 0 {
 		return nil, nil
 	}
 	return best.in, &best.k
+}
+
+// cover finds the row, column or block that covers most slow cells.
+type cover struct {
+	slow, beside, all []cell
+
+	in     func(cell) bool // of the best
+	k      Culprit
+	weight float64 // 0 while there is none
+}
+
+// consider takes in, which is k's, for the best when it covers more.
+func (best *cover) consider(k Culprit, in func(cell) bool) {
+	hit, total := 0, 0
+	var one cell // the first of them
+	pairs := false
+	count := func(c cell) {
+		if hit == 0 {
+			one = c
+		}
+		pairs = pairs || c != one && c != cell{one.dst, one.src}
+		hit++
+	}
+	for _, c := range best.slow {
+		if in(c) {
+			count(c)
+		}
+	}
+	if k.Kind == CulpritNode && hit > 0 {
+		for _, c := range best.beside {
+			if in(c) {
+				count(c)
+			}
+		}
+	}
+	if !pairs { // both directions of one pair are a connection's: what is late one way is acknowledged late the other
+		return
+	}
+	if hit < 2 || float64(hit) <= best.weight { // before a look at all, which may be many
+		return
+	}
+	for _, c := range best.all {
+		if in(c) {
+			total++
+		}
+	}
+	// Of two that cover as much, the one of which less is sound.
+	weight := float64(hit)
+	if len(best.beside) > 0 {
+		weight *= weight / float64(max(total, hit))
+	}
+	if 4*hit >= 3*total && weight > best.weight {
+		best.in, best.k, best.weight = in, k, weight
+	}
+}
+
+// several reports whether the cells of one side have different ends.
+func several(cells []cell, side func(cell) bool, end func(cell) int32) bool {
+	first := int32(-1)
+	return slices.ContainsFunc(cells, func(c cell) bool {
+		if !side(c) {
+			return false
+		}
+		if first < 0 {
+			first = end(c)
+		}
+		return end(c) != first
+	})
 }

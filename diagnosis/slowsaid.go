@@ -13,7 +13,26 @@ import (
 // findings reports slow connections, by what they have in common. Those at
 // a rank that is late itself are left to that finding.
 func (d *slowLinks) findings(found []finding) []finding {
-	var slow, beside, all []cell // told; not told yet; with traffic
+	slow, beside := d.cells()
+	if len(slow) == 0 {
+		return found
+	}
+	var all []cell                 // with traffic
+	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
+		beside, all = d.around(slow, beside)
+	}
+	patterns := d.betweenNodes(&slow)
+	patterns = append(patterns, patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) })...)
+	for i := range patterns {
+		if f, ok := d.finding(&patterns[i]); ok {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// cells returns the slow connections that are told, and those that are not yet.
+func (d *slowLinks) cells() (slow, beside []cell) {
 	for _, tell := range [...]bool{true, false} {
 		for i := range d.slow {
 			s := &d.slow[i]
@@ -26,78 +45,78 @@ func (d *slowLinks) findings(found []finding) []finding {
 			}
 		}
 	}
-	if len(slow) == 0 {
-		return found
-	}
+	return slow, beside
+}
+
+// around adds to beside what is slower than usual on the transports of slow connections, and
+// returns all that have an end or a node in common with these.
+func (d *slowLinks) around(slow, beside []cell) (_, all []cell) {
 	transports := map[record.Transport]bool{}
 	for i := range d.slow {
 		if s := &d.slow[i]; slices.Contains(slow, s.cell) {
 			transports[d.ev.Conns[s.conn].Transport] = true
 		}
 	}
-	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
-		at := map[cell]bool{}
-		for i := range d.ev.Conns {
-			c := &d.ev.Conns[i]
-			if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
-				continue
-			}
-			x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
-			if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
-				beside = append(beside, x)
-			}
-			if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
-				return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
-			}) {
-				at[x] = true
-				all = append(all, x)
-			}
-		}
-	}
-	patterns := d.betweenNodes(&slow)
-	patterns = append(patterns, patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) })...)
-	for _, pat := range patterns {
-		f := finding{}
-		f.Class, f.Since = CommunicationSlow, never
-		for _, k := range pat.culprits {
-			k.Reason = reasonNetwork
-			if k.Kind == CulpritNode {
-				k.Node, k.Rank = d.ev.Nodes[k.Rank].Name, -1
-			} else {
-				k.Node = d.nodeName(k.Rank)
-			}
-			f.blame(k)
-		}
-		var worst *slowConn
-		affected := map[int32]bool{}
-		for i := range d.slow {
-			s := &d.slow[i]
-			if s.level == 0 || !slices.Contains(pat.cells, s.cell) {
-				continue
-			}
-			f.Level, f.Since = max(f.Level, s.level), min(f.Since, s.since)
-			affected[s.comm] = true
-			if worst == nil || s.delay/s.base > worst.delay/worst.base {
-				worst = s
-			}
-		}
-		for ci := range affected {
-			f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
-		}
-		if worst == nil {
+	at := map[cell]bool{}
+	for i := range d.ev.Conns {
+		c := &d.ev.Conns[i]
+		if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
 			continue
 		}
-		f.ordered = len(pat.culprits) == 1
-		if pat.two[1] > 0 {
-			f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and what they have with others tells nothing", d.ev.Nodes[pat.two[0]].Name, d.ev.Nodes[pat.two[1]].Name)
+		x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
+		if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
+			beside = append(beside, x)
 		}
-		c := &d.ev.Comms[worst.comm]
-		f.setComm(c)
-		f.lastOf(c)
-		d.whyDelayed(&f, &pat, worst)
-		found = append(found, f)
+		if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
+			return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
+		}) {
+			at[x] = true
+			all = append(all, x)
+		}
 	}
-	return found
+	return beside, all
+}
+
+// finding writes a pattern up; false when none of its connections is told.
+func (d *slowLinks) finding(pat *pattern) (f finding, ok bool) {
+	f.Class, f.Since = CommunicationSlow, never
+	for _, k := range pat.culprits {
+		k.Reason = reasonNetwork
+		if k.Kind == CulpritNode {
+			k.Node, k.Rank = d.ev.Nodes[k.Rank].Name, -1
+		} else {
+			k.Node = d.nodeName(k.Rank)
+		}
+		f.blame(k)
+	}
+	var worst *slowConn
+	affected := map[int32]bool{}
+	for i := range d.slow {
+		s := &d.slow[i]
+		if s.level == 0 || !slices.Contains(pat.cells, s.cell) {
+			continue
+		}
+		f.Level, f.Since = max(f.Level, s.level), min(f.Since, s.since)
+		affected[s.comm] = true
+		if worst == nil || s.delay/s.base > worst.delay/worst.base {
+			worst = s
+		}
+	}
+	for ci := range affected {
+		f.Victims = max(f.Victims, len(d.ev.Comms[ci].Members))
+	}
+	if worst == nil {
+		return f, false
+	}
+	f.ordered = len(pat.culprits) == 1
+	if pat.two[1] > 0 {
+		f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and what they have with others tells nothing", d.ev.Nodes[pat.two[0]].Name, d.ev.Nodes[pat.two[1]].Name)
+	}
+	c := &d.ev.Comms[worst.comm]
+	f.setComm(c)
+	f.lastOf(c)
+	d.whyDelayed(&f, pat, worst)
+	return f, true
 }
 
 // lateEnd reports whether an end of a connection is told to be late itself.

@@ -175,14 +175,7 @@ func Play(s *Scenario, diagnose func(*diagnosis.Evidence) []diagnosis.Verdict, n
 	for i := range o.Found {
 		o.Found[i].Suspected, o.Found[i].Confirmed = -1, -1
 	}
-	onsetStep := make([]int, len(s.Truths))
-	type id struct {
-		key   string
-		class diagnosis.Class
-		first diagnosis.Culprit
-	}
-	at := map[id]int{}
-	open := map[string]time.Duration{} // incidents, by key: told last
+	l := listener{o: o, s: s, j: j, onsetStep: make([]int, len(s.Truths)), at: map[saidID]int{}, open: map[string]time.Duration{}}
 	until := s.Length
 	for j.Now() < until {
 		j.Advance(passEvery)
@@ -198,57 +191,14 @@ func Play(s *Scenario, diagnose func(*diagnosis.Evidence) []diagnosis.Verdict, n
 			o.PassMax = max(o.PassMax, d)
 		}
 		o.Passes++
-		for i := range s.Truths {
-			f := &o.Found[i]
-			if on := j.Onset(s.Truths[i].Fault); on > 0 && f.Onset == 0 {
-				f.Onset = time.Duration(on - Start)
-				onsetStep[i] = j.Steps()
-			}
-		}
+		l.onsets()
 		for i := range verdicts {
-			v := &verdicts[i]
-			k := id{v.Key, v.Class, v.Culprits[0]}
-			n, ok := at[k]
-			if !ok {
-				n = len(o.Said)
-				at[k] = n
-				o.Said = append(o.Said, Said{Verdict: *v, Suspected: j.Now()})
-			}
-			if last, ok := open[v.Key]; (!ok || j.Now()-last > closeAfter) && len(s.Truths) == 0 && j.Now() > Settled {
-				o.Suspicions++
-				o.Suspicious = cmp.Or(o.Suspicious, n+1)
-			}
-			open[v.Key] = j.Now()
-			x := &o.Said[n]
-			x.Last = j.Now()
-			if v.Level == diagnosis.Confirmed && x.Confirmed == 0 {
-				x.Confirmed, x.Verdict = j.Now(), *v
-				x.Innocent = s.innocent(v)
-			}
-			for ti := range s.Truths {
-				t, f := &s.Truths[ti], &o.Found[ti]
-				if f.Onset == 0 {
-					continue
-				}
-				if v.Level == diagnosis.Confirmed && slices.Contains(t.Classes, v.Class) {
-					f.Class = true
-				}
-				if !t.right(s, v) {
-					continue
-				}
-				x.Right = ti + 1
-				if f.Suspected < 0 {
-					f.Suspected = max(0, j.Now()-f.Onset)
-				}
-				if v.Level == diagnosis.Confirmed && f.Confirmed < 0 {
-					f.Confirmed, f.Steps = max(0, j.Now()-f.Onset), j.Steps()-onsetStep[ti]
-				}
-			}
+			l.hear(&verdicts[i])
 		}
 		if watch != nil {
 			watch(j, verdicts)
 		}
-		if over := o.over(s, j.Now(), j.Steps(), onsetStep); over > 0 {
+		if over := o.over(s, j.Now(), j.Steps(), l.onsetStep); over > 0 {
 			until = min(until, over)
 		}
 	}
@@ -263,6 +213,75 @@ func Play(s *Scenario, diagnose func(*diagnosis.Evidence) []diagnosis.Verdict, n
 		}
 	}
 	return o, nil
+}
+
+// listener keeps what is said in a run, and what of it is right.
+type listener struct {
+	o         *Outcome
+	s         *Scenario
+	j         *Job
+	onsetStep []int                    // by truth: the job's step when it began
+	at        map[saidID]int           // in o.Said
+	open      map[string]time.Duration // incidents, by key: told last
+}
+
+type saidID struct {
+	key   string
+	class diagnosis.Class
+	first diagnosis.Culprit
+}
+
+// onsets notes which faults are felt by now.
+func (l *listener) onsets() {
+	for i := range l.s.Truths {
+		f := &l.o.Found[i]
+		if on := l.j.Onset(l.s.Truths[i].Fault); on > 0 && f.Onset == 0 {
+			f.Onset = time.Duration(on - Start)
+			l.onsetStep[i] = l.j.Steps()
+		}
+	}
+}
+
+// hear takes in a verdict of the last pass.
+func (l *listener) hear(v *diagnosis.Verdict) {
+	o, s, now := l.o, l.s, l.j.Now()
+	k := saidID{v.Key, v.Class, v.Culprits[0]}
+	n, ok := l.at[k]
+	if !ok {
+		n = len(o.Said)
+		l.at[k] = n
+		o.Said = append(o.Said, Said{Verdict: *v, Suspected: now})
+	}
+	if last, ok := l.open[v.Key]; (!ok || now-last > closeAfter) && len(s.Truths) == 0 && now > Settled {
+		o.Suspicions++
+		o.Suspicious = cmp.Or(o.Suspicious, n+1)
+	}
+	l.open[v.Key] = now
+	x := &o.Said[n]
+	x.Last = now
+	if v.Level == diagnosis.Confirmed && x.Confirmed == 0 {
+		x.Confirmed, x.Verdict = now, *v
+		x.Innocent = s.innocent(v)
+	}
+	for i := range s.Truths {
+		t, f := &s.Truths[i], &o.Found[i]
+		if f.Onset == 0 {
+			continue
+		}
+		if v.Level == diagnosis.Confirmed && slices.Contains(t.Classes, v.Class) {
+			f.Class = true
+		}
+		if !t.right(s, v) {
+			continue
+		}
+		x.Right = i + 1
+		if f.Suspected < 0 {
+			f.Suspected = max(0, now-f.Onset)
+		}
+		if v.Level == diagnosis.Confirmed && f.Confirmed < 0 {
+			f.Confirmed, f.Steps = max(0, now-f.Onset), l.j.Steps()-l.onsetStep[i]
+		}
+	}
 }
 
 // longer is for how long a slow job is watched beyond what its steps took before.

@@ -176,12 +176,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 	end = max(end, start)
 	root := collector.SpanID(trace, rootRank)
 	if t.rank == rootRank {
-		e.begin(trace, root, [8]byte{}, t.name[index(o.kind)], start, end)
-		e.span = append(append(e.span, collAttrs[o.kind]...), t.shared...)
-		e.span = appendInt(e.span, tagAttribute, names.AttrSequence, int64(o.seq))
-		e.span = appendInt(e.span, tagAttribute, names.AttrTracedRanks, int64(o.ranks))
-		e.times(o)
-		return e.end(b, flagSampled|flagParentKnown), 1
+		return e.root(b, o, trace, root, start, end), 1
 	}
 	rank := t.rank
 	if o.ended == 0 {
@@ -213,9 +208,24 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 	if parent != ([8]byte{}) {
 		flags |= flagParentRemote
 	}
-	b = e.end(b, flags)
+	b, phases := e.phases(e.end(b, flags), o, trace, id, start, end)
+	return e.legs(b, o, trace, id, start, end, peers), 1 + phases + len(peers)
+}
 
-	spans := 1
+// root appends the span that covers all ranks'.
+func (e *encoder) root(b []byte, o *operation, trace [16]byte, id [8]byte, start, end uint64) []byte {
+	t := o.track
+	e.begin(trace, id, [8]byte{}, t.name[index(o.kind)], start, end)
+	e.span = append(append(e.span, collAttrs[o.kind]...), t.shared...)
+	e.span = appendInt(e.span, tagAttribute, names.AttrSequence, int64(o.seq))
+	e.span = appendInt(e.span, tagAttribute, names.AttrTracedRanks, int64(o.ranks))
+	e.times(o)
+	return e.end(b, flagSampled|flagParentKnown)
+}
+
+// phases appends the spans of o's wait and of its transfer below span id, which lasts from start
+// to end, and returns how many there were.
+func (e *encoder) phases(b []byte, o *operation, trace [16]byte, id [8]byte, start, end uint64) (_ []byte, spans int) {
 	wait, transfer := o.phases()
 	if wait > 0 {
 		spans++
@@ -234,6 +244,11 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		}
 		b = e.end(b, flagSampled|flagParentKnown)
 	}
+	return b, spans
+}
+
+// legs appends a span for what each peer was to o, likewise.
+func (e *encoder) legs(b []byte, o *operation, trace [16]byte, id [8]byte, start, end uint64, peers []collector.Leg) []byte {
 	for i := range peers {
 		l := &peers[i]
 		name := receiveName
@@ -249,7 +264,7 @@ func (e *encoder) operation(b []byte, o *operation, windows []collector.Window, 
 		}
 		b = e.end(b, flagSampled|flagParentKnown)
 	}
-	return b, spans + len(peers)
+	return b
 }
 
 // history appends a span below a rank's that has windows of before and during it, of all its

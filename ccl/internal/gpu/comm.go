@@ -160,7 +160,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.heap, err = c.group.Alloc(ctx, uint64(kernels.HeapSize)); err != nil {
 		return nil, fmt.Errorf("heap: %w", err)
 	}
-	if c.stage, err = c.group.Alloc(ctx, cfg.Stage); err != nil {
+	if c.stage, err = c.group.Scratch(ctx, cfg.Stage); err != nil {
 		return nil, fmt.Errorf("staging memory: %w", err)
 	}
 	if c.stageTheirs, err = c.theirs(ctx, c.stage); err != nil {

@@ -167,17 +167,17 @@ func (c *Comm) stagingOf(op *Op) staging {
 func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 	g, l := c.stagingOf(op), &c.pipeline
 	size := uint64(op.DType.Size())
-	caller, in, out := s, s, s
+	caller, f := s, flow{s, s, s}
 	if g.piped {
 		if err := l.init(c); err != nil {
 			return err
 		}
-		s, in, out = l.kernels, l.in, l.out
-		if err := after(s, caller, l.begun); err != nil {
+		f = flow{l.kernels, l.in, l.out}
+		if err := after(f.kernels, caller, l.begun); err != nil {
 			return err
 		}
 		if g.in > 0 {
-			if err := in.WaitEvent(l.begun); err != nil {
+			if err := f.in.WaitEvent(l.begun); err != nil {
 				return err
 			}
 		}
@@ -187,9 +187,8 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		if g.in > 1 && n >= 256 {
 			n &^= 255 // shares lie side by side in staging memory
 		}
-		k := turn % g.slots
+		k, from := turn%g.slots, uint64(turn%g.slots)*g.slot
 		again := g.piped && turn >= g.slots // the slot was in use before
-		from := uint64(k) * g.slot
 		to := from
 		if g.apart {
 			to += g.slot / 2
@@ -198,62 +197,76 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		var b buffers
 		b.send[c.rank], b.recv[c.rank] = uint64(send), uint64(recv)
 		if g.in > 0 {
-			if again {
-				if err := in.WaitEvent(l.run[k]); err != nil {
-					return err
-				}
-				if g.out > 0 && !g.apart {
-					if err := in.WaitEvent(l.emptied[k]); err != nil {
-						return err
-					}
-				}
-			}
-			if err := c.copyShares(in, c.stage.Own()+cuda.Ptr(from), send, n*size, g.distance, n*size, g.in); err != nil {
-				return err
-			}
-			if err := after(s, in, l.filled[k]); err != nil {
+			if err := c.fill(f, &g, k, again, from, send, n*size); err != nil {
 				return err
 			}
 			c.inStage(&b.send, from)
 		}
 		if g.out > 0 {
 			if again {
-				if err := s.WaitEvent(l.emptied[k]); err != nil {
+				if err := f.kernels.WaitEvent(l.emptied[k]); err != nil {
 					return err
 				}
 			}
 			c.inStage(&b.recv, to)
 		}
-		if err := c.kernel(s, op, p, b, n, ends(done, n, op.Count)); err != nil {
+		if err := c.kernel(f.kernels, op, p, b, n, ends(done, n, op.Count)); err != nil {
 			return err
 		}
 		if g.piped {
-			if err := s.Record(l.run[k]); err != nil {
+			if err := f.kernels.Record(l.run[k]); err != nil {
 				return err
 			}
 		}
 		if g.out > 0 {
-			if g.piped {
-				if err := out.WaitEvent(l.run[k]); err != nil {
-					return err
-				}
-			}
-			if err := c.copyShares(out, recv, c.stage.Own()+cuda.Ptr(to), n*size, n*size, g.distance, g.out); err != nil {
+			if err := c.empty(f, &g, k, to, recv, n*size); err != nil {
 				return err
-			}
-			if g.piped {
-				if err := out.Record(l.emptied[k]); err != nil {
-					return err
-				}
 			}
 		}
 	}
 	if g.out > 0 {
-		if err := after(s, out, l.begun); err != nil {
+		if err := after(f.kernels, f.out, l.begun); err != nil {
 			return err
 		}
 	}
-	return after(caller, s, l.ended)
+	return after(caller, f.kernels, l.ended)
+}
+
+// flow is the streams of a staged operation: all the caller's where it is not piped.
+type flow struct{ kernels, in, out *cuda.Stream }
+
+// fill copies a piece's shares, of so many bytes each, into slot k, at from in staging memory,
+// when what the slot had before is no longer needed.
+func (c *Comm) fill(f flow, g *staging, k int, again bool, from uint64, send cuda.Ptr, bytes uint64) error {
+	l := &c.pipeline
+	if again {
+		if err := f.in.WaitEvent(l.run[k]); err != nil {
+			return err
+		}
+		if g.out > 0 && !g.apart {
+			if err := f.in.WaitEvent(l.emptied[k]); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.copyShares(f.in, c.stage.Own()+cuda.Ptr(from), send, bytes, g.distance, bytes, g.in); err != nil {
+		return err
+	}
+	return after(f.kernels, f.in, l.filled[k])
+}
+
+// empty copies what the kernel of a piece has left in slot k, at to, out of staging memory.
+func (c *Comm) empty(f flow, g *staging, k int, to uint64, recv cuda.Ptr, bytes uint64) error {
+	l := &c.pipeline
+	if g.piped {
+		if err := f.out.WaitEvent(l.run[k]); err != nil {
+			return err
+		}
+	}
+	if err := c.copyShares(f.out, recv, c.stage.Own()+cuda.Ptr(to), bytes, bytes, g.distance, g.out); err != nil || !g.piped {
+		return err
+	}
+	return f.out.Record(l.emptied[k])
 }
 
 // inStage is where each rank's staging memory lies, from off on.

@@ -23,6 +23,15 @@ type Memory struct {
 // Alloc makes memory of at least so many bytes on each rank, zero once it
 // returns, on all ranks. It is collective: every rank asks for the same size.
 func (g *Group) Alloc(ctx context.Context, bytes uint64) (*Memory, error) {
+	return g.alloc(ctx, bytes, true)
+}
+
+// Scratch is Alloc for memory whose content is undefined.
+func (g *Group) Scratch(ctx context.Context, bytes uint64) (*Memory, error) {
+	return g.alloc(ctx, bytes, false)
+}
+
+func (g *Group) alloc(ctx context.Context, bytes uint64, zero bool) (*Memory, error) {
 	end, err := g.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -36,7 +45,7 @@ func (g *Group) Alloc(ctx context.Context, bytes uint64) (*Memory, error) {
 			defer func() { _ = own.Release() }() // the mapping keeps it
 		}
 	}
-	return g.share(ctx, own, size, err, true)
+	return g.share(ctx, own, size, err, zero)
 }
 
 // Share is Alloc for memory that the caller has: own, the whole of it, bytes

@@ -43,11 +43,11 @@ inline bool syncOr(bool mine) {
   votes = 0;
   return any;
 }
-// relax yields, and sleeps where it has been of no use: there are many more threads
-// than processors.
+// relax yields, and sleeps where it has been of no use: there are many more threads than
+// processors, and a virtual machine spends more on short sleeps than on what they wait for.
 inline void relax() {
   static thread_local u32 turns;
-  if (++turns % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  if (++turns % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   else std::this_thread::yield();
 }
 

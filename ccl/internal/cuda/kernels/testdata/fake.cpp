@@ -15,27 +15,63 @@
 #include "sym.h"
 #include "toroot.h"
 
+#include <functional>
+#include <latch>
+#include <semaphore>
+#include <utility>
 #include <vector>
 
 struct fake_launch { unsigned blocks, threads, shared; int device; };
 
 enum { FEW = 4 };
 
+// Threads that have run a CUDA thread wait for the next: as many stay as ever ran at once.
+struct Worker {
+  std::binary_semaphore due{0};
+  std::function<void()> task;
+};
+static std::mutex idling;
+static std::vector<Worker *> idle;
+
+static void serve(Worker *w) {
+  for (;;) {
+    w->due.acquire();
+    std::exchange(w->task, nullptr)();
+    std::lock_guard lock(idling);
+    idle.push_back(w);
+  }
+}
+
+static void onThread(std::function<void()> task) {
+  Worker *w = nullptr;
+  {
+    std::lock_guard lock(idling);
+    if (!idle.empty()) w = idle.back(), idle.pop_back();
+  }
+  if (!w) {
+    w = new Worker;
+    std::thread(serve, w).detach();
+  }
+  w->task = std::move(task);
+  w->due.release();
+}
+
 template <class A> static int launch(void (*kernel)(A), const fake_launch *l, const void *params, size_t size, u32 threads) {
   if (size != sizeof(A)) return 1; // CUDA_ERROR_INVALID_VALUE
   const A &a = *(const A *)params;
   std::vector<std::unique_ptr<BlockEmulation>> shared;
-  std::vector<std::thread> all;
+  auto ended = std::make_shared<std::latch>(l->blocks * threads);
   for (u32 b = 0; b < l->blocks; b++) {
     shared.push_back(std::make_unique<BlockEmulation>(threads));
     for (u32 t = 0; t < threads; t++) {
-      all.emplace_back([=, &a, block = shared.back().get()] {
+      onThread([=, &a, block = shared.back().get()] {
         emulated = {t, b, threads, l->blocks, 0, block};
         kernel(a);
+        ended->count_down();
       });
     }
   }
-  for (auto &t : all) t.join();
+  ended->wait();
   return 0;
 }
 
