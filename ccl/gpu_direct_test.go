@@ -149,6 +149,9 @@ func random(ctx context.Context, c *ccl.Comm, coll record.CollKind, count int) (
 // other because nodes are uneven, or their ranks not side by side.
 func TestGPUDirectCalls(t *testing.T) {
 	for _, nodes := range [][]int{{0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 0, 1}, {0, 1, 0, 1}} {
+		if testing.Short() && nodes[1] == 0 { // what shares a node beside another rank's is in the last
+			continue
+		}
 		t.Run(fmt.Sprint("nodes ", nodes), func(t *testing.T) {
 			gpus := onFakes(t)
 			verbstest.New(t, oneRail())

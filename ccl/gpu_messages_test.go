@@ -15,6 +15,9 @@ import (
 func TestGPUSendRecv(t *testing.T) {
 	n, gpus := gpuRanks(t)
 	for _, window := range []bool{true, false} {
+		if testing.Short() && window {
+			continue
+		}
 		t.Run(fmt.Sprintf("window %v", window), func(t *testing.T) {
 			ranks(t, n, onGPUs(t, gpus, fewDirect), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
@@ -188,6 +191,9 @@ func fewDirect(cfg *ccl.Config) { cfg.GPU.Staging = directMost >> 22 }
 func TestGPUMessages(t *testing.T) {
 	n, gpus := gpuRanks(t)
 	for _, window := range []bool{true, false} {
+		if testing.Short() && window {
+			continue
+		}
 		for _, way := range []string{"", "ll", "sym", "ce"} {
 			sizes := []int{0, 5, 8 << 10, 100_001, 256<<10 + 16, 700_003}
 			if way == "" {
