@@ -1,7 +1,7 @@
 package algo
 
-// allReduceOneShot: every rank sends everything to everyone, then combines all
-// contributions in rank order, each on its own. One round; for tiny messages.
+// allReduceOneShot: every rank sends its vector to all others, then reduces all
+// contributions itself, in rank order. One round; for tiny messages.
 func (b *builder) allReduceOneShot() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	for k := 1; k < n; k++ {
@@ -16,7 +16,7 @@ func (b *builder) allReduceOneShot() {
 	case b.call.InPlace: // own is still to be sent when the first sums are stored
 		sum = Ref{Scratch, 0}
 	}
-	// Arrivals are taken in rank order, so everyone adds in the same order.
+	// Contributions are taken in rank order, so all ranks add in the same order.
 	has := false // sum holds something
 	for p := range n {
 		last := p == n-1 && sum == out
@@ -46,8 +46,8 @@ func (b *builder) allReduceOneShot() {
 // staged reports whether allReduceStaged has levels to work on.
 func staged(_ *Call, p *Place) bool { return p.Nodes == 1 || p.Across != nil }
 
-// levels are the groups that allReduceStaged works through: one of all ranks on
-// a single node; the node's ranks, then their counterparts on the other nodes.
+// levels returns this rank's group at each level of allReduceStaged: all ranks on
+// a single node; else the node's ranks, then their counterparts on the other nodes.
 func (p *Place) levels() [][]int {
 	if p.Nodes == 1 {
 		return [][]int{p.Local}
@@ -58,11 +58,11 @@ func (p *Place) levels() [][]int {
 	return [][]int{p.Local, p.Across}
 }
 
-// allReduceStaged scatters the reduction over the ranks of each level in turn,
-// then gathers back in reverse: on one node the two-shot algorithm (each rank
-// owns a part, everyone sends it its contribution, it sends the sum back), on
-// several the hierarchical one, whose slow links carry 1/len(Local) of the
-// data. Blocks of the vector follow each other through the stages.
+// allReduceStaged runs a reduce-scatter at each level in turn, then all-gathers in
+// reverse order: on one node the two-shot algorithm (each rank owns a part,
+// receives all contributions to it and sends the sum back), on several the
+// hierarchical one, whose slow links carry 1/len(Local) of the data. Blocks of the
+// vector are pipelined through the stages.
 //
 // 16-bit floats are summed in float32 within a level and rounded once per
 // level, so partial sums on the wire between nodes are rounded.
@@ -87,7 +87,7 @@ func (b *builder) stages(levels [][]int) {
 	need := make([]int, stages+1) // rx steps that stage s of the block now at s must wait for
 	for t := 0; t < blocks+stages-1; t++ {
 		for s := min(stages-1, t); s >= 0; s-- {
-			// Later stages first: what is nearest to done is in the cache.
+			// Later stages go first: their blocks are still in the cache.
 			block := t - s
 			if block >= blocks {
 				continue
@@ -110,7 +110,7 @@ func (b *builder) stages(levels [][]int) {
 	}
 }
 
-// scatterStage leaves the sum of region's part self over the group in RecvBuf.
+// scatterStage is a reduce-scatter of region over the group, whose part self ends in RecvBuf.
 func (b *builder) scatterStage(group []int, self, level int, region span, need int, last bool) {
 	m := len(group)
 	from := SendBuf
@@ -144,7 +144,7 @@ func (b *builder) collect(group []int, self int, out, own Ref, size int, last bo
 	}
 }
 
-// gatherStage spreads every member's part of region to the group.
+// gatherStage is an all-gather of region over the group, part i from member i.
 func (b *builder) gatherStage(group []int, self int, region span, need int) {
 	m := len(group)
 	own := region.part(self, m)
@@ -158,9 +158,9 @@ func (b *builder) gatherStage(group []int, self int, region span, need int) {
 	}
 }
 
-// allReduceRing: parts travel around the ring once to be reduced and once to be
-// spread. Each rank has one neighbour to send to, and the wire carries 2(n-1)/n
-// of the data; partial sums of 16-bit floats are rounded at every hop.
+// allReduceRing: a ring reduce-scatter, then a ring all-gather (Patarasuk and Yuan,
+// 2009). Each rank sends 2(n-1)/n of the data, all of it to one neighbour; partial
+// sums of 16-bit floats are rounded at every hop.
 func (b *builder) allReduceRing() {
 	n, whole := b.place.Size, span{0, b.call.bytes()}
 	b.ring(2*(n-1), n-1, func(k int) span { return whole.part(mod(b.place.Pos-k, n), n) })
@@ -196,14 +196,14 @@ func (b *builder) ring(hops, reduceHops int, part func(k int) span) {
 	}
 }
 
-// halvingBytes is where exchanging halves begins to beat exchanging everything.
+// halvingBytes is the vector size from which recursive halving beats recursive doubling.
 const halvingBytes = 16 << 10
 
-// allReduceDoubling: in round k ranks at distance 2^k exchange and combine all
-// they have; log2(n) rounds. Ranks beyond the largest power of two hand their
-// contribution to a partner first and get the result from it last. Larger
-// vectors on a power of two ranks exchange halves instead (recursive halving,
-// then doubling). Sums of 16-bit floats are rounded each round.
+// allReduceDoubling: recursive doubling (Thakur, Rabenseifner and Gropp, 2005). In
+// round k ranks at distance 2^k exchange and combine all they have; log2(n) rounds.
+// Ranks beyond the largest power of two send their contribution to a partner first
+// and get the result from it last. Larger vectors on a power of two ranks use recursive
+// halving, then doubling. Sums of 16-bit floats are rounded each round.
 func (b *builder) allReduceDoubling() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	pow, rounds := 1, 0
@@ -223,13 +223,13 @@ func (b *builder) allReduceDoubling() {
 	}
 	extra := r + pow
 	if extra < n {
-		// Not in RecvBuf, which may be the SendBuf of round one.
+		// Scratch, not RecvBuf: round one may store its sum there while it sends this.
 		b.recvReduce(extra, Ref{Scratch, 0}, mine, size, 0, false)
 		mine = Ref{Scratch, 0}
 	}
 	for k := range rounds {
-		// What arrives goes beside what is being sent; the last sum is the
-		// caller's, once nothing of that buffer remains to be sent.
+		// The sum must not overwrite mine, which is being sent; the last sum goes
+		// to RecvBuf unless that is what is being sent.
 		sum := Ref{Scratch, 64 + size&^63}
 		if mine == sum {
 			sum = Ref{Scratch, 0}
@@ -251,7 +251,7 @@ func (b *builder) allReduceDoubling() {
 	}
 }
 
-// pairs are the levels of recursive halving.
+// pairs returns rank r's levels of recursive halving.
 func pairs(r, n int) [][]int {
 	var levels [][]int
 	for d := n / 2; d > 0; d /= 2 {

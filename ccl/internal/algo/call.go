@@ -6,8 +6,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Call is the shape of a collective: all that its schedule depends on, and all
-// that must be equal on every rank but InPlace and Apart.
+// Call is the shape of a collective: all that its schedule depends on. All ranks
+// must agree on it, except for InPlace and Apart.
 type Call struct {
 	Coll  record.CollKind
 	DType record.DType
@@ -18,18 +18,18 @@ type Call struct {
 	// (sent), ReduceScatter (received), AlltoAll, Gather and Scatter.
 	Count   int
 	InPlace bool
-	// Apart, of a call that is not InPlace: nobody wants this rank's own contribution in its
-	// receive buffer.
+	// Apart, of a call that is not InPlace: this rank's own contribution need not be copied
+	// to its receive buffer.
 	Apart bool
 }
 
 func (c *Call) bytes() int { return c.Count * c.DType.Size() }
 
-// Place is where a rank stands: what of the topology schedules depend on.
+// Place is a rank's position in the topology, as far as schedules depend on it.
 type Place struct {
 	Rank, Size int
-	// Node is the node index of every rank. Ring is all ranks, those of a node
-	// side by side, and Pos this rank's position in it.
+	// Node has the node index of every rank. Ring has all ranks, those of a node
+	// adjacent, and Pos is this rank's index in it.
 	Node []int32
 	Ring []int
 	Pos  int
@@ -43,7 +43,7 @@ type Place struct {
 	Most, Least, Cores int
 }
 
-// NewPlace derives a Place from the node of every rank. cores is equal on all.
+// NewPlace derives rank's Place from the node of every rank. cores must be equal on all.
 func NewPlace(rank int, node []int32, cores int) Place {
 	p := Place{Rank: rank, Size: len(node), Node: node, Cores: max(cores, 1)}
 	members := map[int32][]int{}
@@ -88,15 +88,15 @@ func (p *Place) everyone() []int {
 	return all
 }
 
-// Choice is how a call runs. Block is the pipelining grain in bytes.
+// Choice is how a call runs. Block is the chunk size of pipelining, in bytes.
 type Choice struct {
 	Algo  record.Algo
 	Proto record.Proto
 	Block int
 }
 
-// Build writes the schedule of call at place. A choice that does not exist for
-// the collective is an error that names those that do.
+// Build writes the schedule of call at place. It fails if the collective has no
+// such algorithm for this place.
 func Build(call Call, place Place, choice Choice) (*Schedule, error) {
 	b := newBuilder(call, place, choice)
 	if b.choice.Block < 64 {
@@ -117,8 +117,8 @@ func Build(call Call, place Place, choice Choice) (*Schedule, error) {
 	return nil, fmt.Errorf("%v has no %v algorithm for %d ranks on %d nodes", call.Coll, choice.Algo, place.Size, place.Nodes)
 }
 
-// entry is one way to do one collective: how to build it, where it applies and
-// what the model thinks it costs.
+// entry is one algorithm of one collective: how to build it, where it applies and
+// what it costs by the model.
 type entry struct {
 	algo  record.Algo
 	build func(*builder)
@@ -167,7 +167,7 @@ func init() {
 	}
 }
 
-// alone is any collective of a single rank: at most a copy.
+// alone builds any collective of a single rank: at most a copy.
 func (b *builder) alone() {
 	if b.call.Coll.HasData() {
 		b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, 0}, b.call.bytes())

@@ -6,13 +6,13 @@ type Piece struct {
 	Call   Call
 	Place  *Place // among Members
 	Choice Choice
-	// Members are the ranks in the communicator of the Place's ranks.
+	// Members has the communicator rank of each of the Place's ranks.
 	Members    []int
 	Send, Recv Ref // where the call's buffers are
 }
 
-// The gates of a chain, by Number: a track waits for Ready before it begins a
-// piece, and passes Sent or Received when it has ended one; Left comes last.
+// The gates of a piece, numbered by GateNumber: a track waits for Ready before it
+// begins a piece, and passes Sent or Received when it has ended one; Left comes last.
 const (
 	Ready = iota
 	Sent
@@ -21,17 +21,17 @@ const (
 	gates
 )
 
-// GateNumber is the number of a piece's gate, GateOf the piece and gate of a number.
+// GateNumber returns the number (Step.Len) of a piece's gate; GateOf is its inverse.
 func GateNumber(piece, gate int) int { return piece*gates + gate }
 
 func GateOf(number int) (piece, gate int) { return number / gates, number % gates }
 
-// ahead is how many pieces may be under way at once.
+// ahead is how many pieces may be in flight at once.
 const ahead = 2
 
-// Chain is the schedule of collectives that follow each other, each between gates.
-// While some messages of a piece are still under way the next one begins, with
-// scratch memory of its own.
+// Chain builds the schedule of collectives that follow each other, each between gates.
+// A piece begins while messages of the one before are still in flight, with scratch
+// memory of its own. It fails as Build does.
 func Chain(pieces []Piece) (*Schedule, error) {
 	out := &Schedule{Tracks: make([]Track, 2)}
 	parts := make([]*Schedule, len(pieces))
@@ -56,8 +56,8 @@ func Chain(pieces []Piece) (*Schedule, error) {
 			}
 			out.Tracks[t] = append(out.Tracks[t], gate)
 			for _, st := range s.Tracks[t] {
-				// Kept holds within the piece. Who lets a piece's memory be used again, once it
-				// has passed Sent, sees to it that what was kept has been consumed.
+				// Kept holds within the piece. Whoever reuses a piece's memory after Sent must
+				// first see that its kept bytes have left it.
 				step := Step{
 					Act: st.Act, LL: st.LL, Header: st.Header, Scale: st.Scale, Peer: st.Peer, Need: st.Need,
 					Dst: pieces[i].moved(out, i, st.Dst), Src: pieces[i].moved(out, i, st.Src), Len: st.Len, Kept: st.Kept,
@@ -79,7 +79,7 @@ func Chain(pieces []Piece) (*Schedule, error) {
 	return out, nil
 }
 
-// moved is where a piece's reference points in the chain.
+// moved translates a reference of piece i to the chain's.
 func (p *Piece) moved(out *Schedule, i int, r Ref) Ref {
 	switch r.Space {
 	case SendBuf:

@@ -103,8 +103,7 @@ func chain(t *rapid.T, coll record.CollKind, a record.Algo) {
 				}
 			}
 		}
-		// Each direction says once that it is done with a piece, in their order; the end
-		// comes last.
+		// Each direction passes its gate once per piece, in order; Left comes last.
 		for _, gate := range []int{algo.Sent, algo.Received} {
 			var done []int
 			for _, g := range rank.gates {

@@ -10,9 +10,9 @@ type write struct {
 	off, end, track, at int
 }
 
-// markKept finds the sends of the caller's memory whose bytes no step changes
-// after they may have been sent: other than before them in their own track, or by
-// a step that they need.
+// markKept sets Kept on the sends of the caller's memory whose bytes no step writes
+// after the send has begun. Steps before it in its track, and those that it needs, are
+// over by then.
 func (b *builder) markKept() {
 	var writes []write
 	longest := 0
@@ -41,15 +41,14 @@ func (b *builder) markKept() {
 	}
 }
 
-// shift is what to add to an offset of the send buffer of an in-place call for the
-// same byte's in the receive buffer: one is rank's share of the other where that has
-// every rank's.
+// shift is a byte's offset in the receive buffer less that in the send buffer, for an
+// in-place call: one buffer may be rank's share of the other.
 func (c *Call) shift(rank int) int {
 	return -c.Coll.Traits().InPlace(rank) * c.bytes()
 }
 
-// changed reports whether a write may come to s's bytes, at off of the receive buffer,
-// after it began.
+// changed reports whether a write may hit s's bytes, at off of the receive buffer,
+// after s began.
 func changed(writes []write, longest int, s *Step, off, track, at int) bool {
 	first, _ := slices.BinarySearchFunc(writes, off-longest, func(w write, off int) int { return cmp.Compare(w.off, off) })
 	for _, w := range writes[first:] {

@@ -17,8 +17,8 @@ type Vector struct {
 	SendCounts, SendOffsets, RecvCounts, RecvOffsets []int
 }
 
-// NextSelf is the first message from index i on that rank sends to, or receives from,
-// itself; -1 when there is none. The k-th of its sends goes to the k-th of its receives.
+// NextSelf returns the index, i or later, of the next message that rank sends to, or receives
+// from, itself; -1 if there is none. The k-th such send matches the k-th such receive.
 func NextSelf(msgs []Message, rank, i int, send bool) int {
 	for ; i < len(msgs); i++ {
 		if msgs[i].Send == send && int(msgs[i].Peer) == rank {
@@ -29,8 +29,8 @@ func NextSelf(msgs []Message, rank, i int, send bool) int {
 }
 
 // Messages builds the schedules of sends, receives, groups and AlltoAllv, which depend on
-// more than a shape and are not kept. Each schedule lasts until the next one: they share
-// their memory. All messages carry their signature.
+// more than a shape and are not cached. A schedule is valid until the next is built: they share
+// memory. All messages carry their signature.
 type Messages struct {
 	schedule Schedule
 	tracks   []Track // one for each peer and direction
@@ -58,7 +58,7 @@ func (m *Messages) build() *Schedule {
 	return &m.schedule
 }
 
-// Single is a lone Send or Recv.
+// Single builds a lone Send or Recv.
 func (m *Messages) Single(msg Message) *Schedule {
 	m.reset(1)
 	if msg.Send {
@@ -69,8 +69,8 @@ func (m *Messages) Single(msg Message) *Schedule {
 	return m.build()
 }
 
-// Group is messages that are all under way at once, for rank of size. Message i is in
-// Space PartSpace + i.
+// Group builds messages that are all in flight at once, for rank of size ranks. Message i
+// is in Space PartSpace + i.
 func (m *Messages) Group(rank, size int, msgs []Message) *Schedule {
 	m.reset(2 * size)
 	part := func(i int) Ref { return Ref{Space: PartSpace + Space(i)} }
@@ -91,7 +91,7 @@ func (m *Messages) Group(rank, size int, msgs []Message) *Schedule {
 	return m.build()
 }
 
-// AlltoAllv is messages to everyone of elements of so many bytes.
+// AlltoAllv builds an AlltoAllv of v for rank of size ranks; element is in bytes.
 func (m *Messages) AlltoAllv(rank, size int, v *Vector, element int) *Schedule {
 	m.reset(2 * size)
 	for k := range size {

@@ -47,7 +47,7 @@ type Overrides struct {
 	Block int
 }
 
-// Choose picks how to run call at place.
+// Choose picks what the model expects to run call at place fastest, within o.
 func (m *Model) Choose(call Call, place *Place, o Overrides) Choice {
 	best, found := estimate{ns: math.Inf(1)}, false
 	var choice Choice

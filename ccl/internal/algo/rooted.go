@@ -2,7 +2,7 @@ package algo
 
 import "github.com/lockstep-ccl/lockstep/record"
 
-// broadcastDirect: the root sends everything to everyone, block by block.
+// broadcastDirect: the root sends to every other rank, block by block.
 func (b *builder) broadcastDirect() {
 	n, r, root := b.place.Size, b.place.Rank, int(b.call.Root)
 	whole := span{0, b.call.bytes()}
@@ -19,7 +19,7 @@ func (b *builder) broadcastDirect() {
 	b.copyRoot()
 }
 
-// copyRoot is the root's own share of an out-of-place Broadcast.
+// copyRoot copies the root's own data in an out-of-place Broadcast.
 func (b *builder) copyRoot() {
 	if b.place.Rank == int(b.call.Root) {
 		b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, 0}, b.call.bytes())
@@ -47,7 +47,7 @@ func (b *builder) broadcastTree() {
 	b.copyRoot()
 }
 
-// chainPosition is this rank's distance from the root along the ring, and its
+// chainPosition returns this rank's distance from the root along the ring, and its
 // neighbours.
 func (b *builder) chainPosition() (at, next, prev int) {
 	n, start := b.place.Size, 0
@@ -138,7 +138,7 @@ func (b *builder) reduceChain() {
 	}
 }
 
-// barrierDirect: everyone tells everyone.
+// barrierDirect: every rank signals every other.
 func (b *builder) barrierDirect() {
 	n, r := b.place.Size, b.place.Rank
 	for k := 1; k < n; k++ {
@@ -147,8 +147,8 @@ func (b *builder) barrierDirect() {
 	}
 }
 
-// barrierDissemination: in round k every rank tells the one 2^k after it what
-// it has heard; log2(n) rounds, rounded up.
+// barrierDissemination: in round k every rank signals the one 2^k after it;
+// log2(n) rounds, rounded up (Hensgen, Finkel and Manber, 1988).
 func (b *builder) barrierDissemination() {
 	n, r := b.place.Size, b.place.Rank
 	for d := 1; d < n; d *= 2 {
@@ -157,7 +157,7 @@ func (b *builder) barrierDissemination() {
 	}
 }
 
-// signal is an empty message, always a line.
+// signal adds an empty message, always a low-latency line.
 func (b *builder) signal(track, peer, need int) {
 	act := Send
 	if track == rx {

@@ -89,7 +89,7 @@ func (b *builder) allGatherRing() {
 }
 
 // allToAll: in round k every rank sends to the k-th after it and receives from
-// the k-th before it. In place, a block is first set aside whole.
+// the k-th before it. In place, each block is first copied to Scratch.
 func (b *builder) allToAll() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	grain := min(b.choice.Block, max((size+63)&^63, 64)) // a block's place in Scratch, too

@@ -15,8 +15,8 @@ const (
 	RecvReduce            // Dst = Src op (from peer)
 	Fold                  // Dst = Dst op Src, local
 	Copy                  // Dst = Src, local
-	Gate                  // nothing, once the operation's gate number Len is open
-	Join                  // nothing, once all other tracks have ended
+	Gate                  // wait until the operation's gate number Len is open
+	Join                  // wait until all other tracks have ended
 )
 
 // Space is the memory that an offset counts in.
@@ -25,7 +25,7 @@ type Space uint16
 const (
 	SendBuf Space = iota // the caller's send buffer
 	RecvBuf              // the caller's receive buffer
-	Scratch              // bytes of the executor's own
+	Scratch              // the engine's own memory
 	// Acc is scratch that holds every 16-bit float as a float32; offsets and
 	// lengths count as if the elements had their own type's size.
 	Acc
@@ -55,15 +55,15 @@ type Step struct {
 	// before this one may begin. Only schedules of two tracks use it.
 	Need     int32
 	Dst, Src Ref
-	// Kept, of a Send: no other step writes Src while the operation lasts, unless
-	// it has done so before, so the bytes may be sent from where they lie.
+	// Kept, of a Send: no step writes Src between this one and the operation's end,
+	// so a link may send the bytes zero-copy.
 	Kept bool
-	// First and Last, of a Recv or RecvReduce through the byte stream: it is the first, or the last,
-	// in which this rank receives from Peer by that Act.
+	// First and Last, of a Recv or RecvReduce through the byte stream: the step is the first, or
+	// the last, of its Leg.
 	First, Last bool
-	Len         int // bytes; both ends of a message agree on it
-	// Whole is the length of the message that a step of only a header opens. What
-	// follows it may be cut differently at both ends, at multiples of 64 bytes.
+	Len         int // bytes, equal at both ends of a message; a Gate's number
+	// Whole is the length of the message that a step of only a header opens. The two
+	// ends may divide the message differently, at multiples of 64 bytes.
 	Whole int
 }
 
@@ -80,8 +80,8 @@ type Schedule struct {
 	Acc     int // bytes of Acc used, counted like its offsets
 }
 
-// OnlySends reports whether all that becomes of a Space's bytes is that they are sent from
-// where they lie, and to none of the ranks in near.
+// OnlySends reports whether the schedule does no more with a Space than send its bytes
+// zero-copy (Kept, through the byte stream), and to none of the ranks in near.
 func (s *Schedule) OnlySends(space Space, near []int) bool {
 	for _, t := range s.Tracks {
 		for i := range t {
@@ -130,7 +130,7 @@ func (b *builder) schedule() *Schedule {
 	}
 }
 
-// markLegs says where what a peer sends begins and ends.
+// markLegs marks the first and last step of each Leg.
 func (b *builder) markLegs() {
 	last := map[Leg]int{}
 	for i := range b.tracks[rx] {
@@ -144,17 +144,17 @@ func (b *builder) markLegs() {
 	}
 }
 
-// Leg is what one peer sends in one phase: what is reduced, or what is received as it is.
+// Leg is what one peer sends in one phase: data to reduce, or data to store as it is.
 type Leg struct {
 	Peer   int32
 	Reduce bool
 }
 
-// Leg is the one that a Recv or RecvReduce belongs to.
+// Leg returns the leg of a Recv or RecvReduce.
 func (s *Step) Leg() Leg { return Leg{s.Peer, s.Act == RecvReduce} }
 
-// done is how many steps a track has so far: what a later step of the other
-// track passes as need to come after all of them.
+// done returns how many steps a track has so far. A later step of the other track
+// passes it as need to come after all of them.
 func (b *builder) done(track int) int { return len(b.tracks[track]) }
 
 func (b *builder) add(track int, s Step) {
@@ -207,7 +207,7 @@ func (b *builder) copyOwn(dst, src Ref, n int) {
 	}
 }
 
-// wide reports whether contributions are gathered in float32 before they are
+// wide reports whether contributions are summed in float32 before they are
 // rounded: 16-bit floats with more than two contributions.
 func (b *builder) wide(contributions int) bool {
 	return contributions > 2 && (b.call.DType == record.Float16 || b.call.DType == record.BFloat16)
@@ -227,7 +227,7 @@ func (s span) part(i, n int) span {
 	return span{s.off + lo, hi - lo}
 }
 
-// blocks cuts s in pieces of at most size bytes (a multiple of 64).
+// blocks returns how many blocks of at most size bytes (a multiple of 64) s has.
 func (s span) blocks(size int) int { return (s.len + size - 1) / size }
 
 func (s span) block(i, size int) span {

@@ -97,8 +97,8 @@ var algos = map[record.CollKind][]record.Algo{
 	record.Barrier:       {record.AlgoDirect, record.AlgoDoubling},
 }
 
-// TestEveryCollectiveHasAnAlgorithm: what does not go as messages has a row in the catalogue,
-// and here.
+// TestEveryCollectiveHasAnAlgorithm: every collective that Messages does not build has a row in
+// the catalogue, and in algos.
 func TestEveryCollectiveHasAnAlgorithm(t *testing.T) {
 	for k := record.CollNone + 1; k.Known(); k++ {
 		if k.Traits().Varies() {
@@ -139,7 +139,7 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		if err != nil {
 			t.Skip(err) // not for this rank's place either
 		}
-		// Some ranks leave what they send apart, where that is possible.
+		// Some ranks set Apart, where the schedule allows it.
 		mine := call
 		if n > 1 && rng.IntN(2) == 0 {
 			c.InPlace, c.Apart = false, true
@@ -273,7 +273,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestOnlySends: which schedules leave a rank's contribution to its links alone.
+// TestOnlySends: which schedules do no more with a rank's contribution than send it.
 func TestOnlySends(t *testing.T) {
 	nodes := []int32{0, 1, 2, 3}
 	for coll, list := range algos {
@@ -296,14 +296,14 @@ func TestOnlySends(t *testing.T) {
 					}
 				}
 				root := r == 2
-				var want, copies bool // apart; and otherwise there is a copy of it
+				var want, copies bool // with Apart; whether it is copied without
 				switch coll {
 				case record.AllGather, record.AlltoAll:
 					want, copies = true, true
 				case record.Broadcast, record.Scatter, record.Gather:
 					want, copies = true, root
 				case record.Reduce:
-					want = only[true] && !root // of a tree the leaves, of a ring the first
+					want = only[true] && !root // the leaves of a tree, the first rank of a chain
 				}
 				if only[true] != want || only[false] != (want && !copies) {
 					t.Errorf("%v %v, rank %d: only sends %v, apart %v", coll, a, r, only[false], only[true])
@@ -318,13 +318,13 @@ func TestOnlySends(t *testing.T) {
 	}
 }
 
-// TestKept: what can be sent from where it lies is found.
+// TestKept: markKept finds what can be sent zero-copy.
 func TestKept(t *testing.T) {
 	nodes := []int32{0, 1, 2, 3}
 	for _, c := range []struct {
 		coll    record.CollKind
 		inPlace bool
-		least   float64 // of the bytes sent
+		least   float64 // share of the bytes sent
 	}{
 		{record.AllReduce, false, 0.6}, {record.AllReduce, true, 0.5}, {record.AllGather, false, 1}, {record.AllGather, true, 1},
 		{record.Broadcast, false, 1}, {record.ReduceScatter, false, 0.3}, {record.AlltoAll, false, 1},
@@ -357,7 +357,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestLegs: what a peer sends in one phase begins and ends once, in this order, and nothing of it lies outside.
+// TestLegs: a leg begins once and ends once, in this order, and none of its steps lies outside.
 func TestLegs(t *testing.T) {
 	nodes := []int32{0, 0, 1, 1}
 	for _, coll := range []record.CollKind{record.AllReduce, record.AllGather, record.ReduceScatter, record.Broadcast, record.AlltoAll} {
@@ -396,7 +396,7 @@ func TestLegs(t *testing.T) {
 	}
 }
 
-// TestScratch: what a schedule sets aside is in proportion to what is sent.
+// TestScratch: a schedule's scratch memory is in proportion to what is sent.
 func TestScratch(t *testing.T) {
 	const n, count = 512, 3
 	node := make([]int32, n)

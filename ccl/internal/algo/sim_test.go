@@ -20,11 +20,11 @@ type sim struct {
 	kept   []kept
 }
 
-// kept is what was sent as bytes that stay as they are.
+// kept records the bytes of a Kept send.
 type kept struct {
 	rank int
 	step algo.Step
-	in   []byte // where they lie
+	in   []byte // the sender's memory
 	sent []byte
 }
 

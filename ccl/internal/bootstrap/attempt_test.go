@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestAnotherAttempt: a rank of an attempt that is over knows the job's secret, and the
-// address and the token of the rendezvous, and does not get in.
+// TestAnotherAttempt: a rank of an earlier attempt cannot join, though it knows the job's
+// secret and the address and token of the rendezvous.
 func TestAnotherAttempt(t *testing.T) {
 	id := freeAddress(t)
 	var controls [2]*Control
@@ -23,7 +23,7 @@ func TestAnotherAttempt(t *testing.T) {
 	})
 	for r := range 2 {
 		wg.Go(func() {
-			if r == 1 { // who is cut off has its chance first
+			if r == 1 { // the rank of the other attempt tries first
 				time.Sleep(50 * time.Millisecond)
 			}
 			controls[r], errs[r] = Join(ctx, Config{ID: id, Rank: r, Size: 2, Secret: secret, Attempt: "attempt 7"})
@@ -54,7 +54,7 @@ func shortContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// freeAddress is an id whose rank 0 can listen.
+// freeAddress returns an ID at whose address rank 0 can listen.
 func freeAddress(t *testing.T) ID {
 	t.Helper()
 	ln, err := Listen("127.0.0.1:0", secret)
@@ -71,7 +71,7 @@ func TestAttemptFromEnvironment(t *testing.T) {
 	if string(ofAttempt(secret, "")) != string(ofAttempt(secret, "attempt 7")) || string(ofAttempt(secret, "")) == string(plain) {
 		t.Error("the variable is not heard")
 	}
-	controls := mustJoin(t, 3) // listeners and those who join agree
+	controls := mustJoin(t, 3) // Listen and Join derive the same key
 	if len(controls) != 3 {
 		t.Error(len(controls))
 	}

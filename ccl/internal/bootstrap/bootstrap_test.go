@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 var secret = []byte("0123456789abcdef0123456789abcdef")
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // it bounds what must end, and measures nothing
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a bound, not a measurement
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -60,7 +60,7 @@ func joinAll(t testing.TB, ctx context.Context, n int, change func(*Config)) ([]
 			change(&cfg)
 		}
 		wg.Go(func() { controls[r], errs[r] = Join(ctx, cfg) })
-		for r > 8 && ctx.Err() == nil { // so many handshakes at a time: each has but seconds
+		for r > 8 && ctx.Err() == nil { // about 8 handshakes at a time: each has only seconds
 			if c := ln.route(id.Token); c != nil && n-len(c.missing().Ranks) > r-8 {
 				break
 			}
@@ -211,13 +211,13 @@ func TestMissingRanksAreNamed(t *testing.T) {
 			_, errs[r] = Join(ctx, cfg)
 		})
 	}
-	for ctx.Err() == nil { // until those are there that come
+	for ctx.Err() == nil { // until ranks 1 and 3 have joined
 		if c := hub.route(id.Token); c != nil && len(c.missing().Ranks) == 3 {
 			break
 		}
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(500 * time.Millisecond) // and have been told who is not
+	time.Sleep(500 * time.Millisecond) // and know who is missing
 	cancel()
 	wg.Wait()
 	for _, r := range []int{0, 1, 3} {
@@ -290,7 +290,7 @@ func TestVersionMismatchFailsEveryRank(t *testing.T) {
 		}
 		wg.Go(func() { _, errs[r] = Join(testContext(t), cfg) })
 	}
-	wg.Go(func() { // rank 2 comes from the future
+	wg.Go(func() { // rank 2 speaks a later version
 		for errs[2] == nil {
 			conn, err := net.Dial("tcp", id.Addr)
 			if err != nil {
@@ -395,7 +395,7 @@ func TestAbortReachesEveryone(t *testing.T) {
 	}
 }
 
-// TestNobodyIsMissing: the word about who is missing may be late, and then is not said.
+// TestNobodyIsMissing: tellMissing sends nothing once the rendezvous is complete.
 func TestNobodyIsMissing(t *testing.T) {
 	controls := mustJoin(t, 3)
 	if n := controls[0].tellMissing(2); n != 2 {
@@ -431,7 +431,7 @@ func TestLeavingIsNotDying(t *testing.T) {
 
 func TestRegroup(t *testing.T) {
 	controls := mustJoin(t, 6)
-	// Two halves, each in reverse order; the second closes its parent first.
+	// Two halves, each in reverse order, that outlive their parent.
 	groups := make([]*Control, 6)
 	err := each(controls, func(c *Control) error {
 		members := []int{4, 2, 0}
@@ -478,7 +478,7 @@ func TestRegroup(t *testing.T) {
 	leaveAll(groups)
 }
 
-// A listed member that is gone fails Regroup on everybody, long before the deadline.
+// Regroup fails on all ranks, long before the deadline, when a listed member is gone.
 func TestRegroupNamesTheGone(t *testing.T) {
 	for _, gone := range []int{0, 2} {
 		controls := mustJoin(t, 4)
@@ -622,7 +622,7 @@ func startProcesses(t *testing.T, n int) []*process {
 	return ps
 }
 
-// startProcess starts one rank of n; secret is the file that has it.
+// startProcess starts one rank of n; secret is the path of its file.
 func startProcess(t *testing.T, id ID, secret string, r, n int) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -665,7 +665,7 @@ func TestKilledRankIsReportedToAll(t *testing.T) {
 			}
 		}
 		t.Logf("rank %d killed: all survivors knew after %v", victim, time.Since(start))
-		// The survivors can make a communicator of their own, whoever died.
+		// The survivors can regroup, whoever died.
 		for r, p := range ps {
 			if r != victim {
 				fmt.Fprintln(p.in, strings.Join(rest, " "))
@@ -679,8 +679,8 @@ func TestKilledRankIsReportedToAll(t *testing.T) {
 	}
 }
 
-// TestStoppedInAnOutage: the time in which a rank is stopped itself, or its machine is
-// frozen, is not its peer's silence.
+// TestStoppedInAnOutage: time for which a rank itself is stopped, or its machine frozen,
+// does not count as its peer's silence.
 func TestStoppedInAnOutage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(path, secret, 0o600); err != nil {
@@ -706,7 +706,7 @@ func TestStoppedInAnOutage(t *testing.T) {
 	time.Sleep(6 * time.Second)
 	mend()
 	p.cmd.Process.Signal(syscall.SIGCONT)
-	time.Sleep(time.Second) // who takes it for silence tells so at once
+	time.Sleep(time.Second) // a rank that takes it for silence reports the loss at once
 	fmt.Fprintln(p.in, "1 0")
 	g, err := hub.Regroup(testContext(t), []int{1, 0}, 1, "again")
 	if err != nil {
@@ -728,7 +728,7 @@ func TestStoppedRankIsNotLost(t *testing.T) {
 	for _, victim := range []int{0, 1} {
 		ps[victim].cmd.Process.Signal(syscall.SIGSTOP)
 	}
-	time.Sleep(3500 * time.Millisecond) // longer than a dead host takes to notice
+	time.Sleep(3500 * time.Millisecond) // longer than userTimeout
 	for _, victim := range []int{0, 1} {
 		ps[victim].cmd.Process.Signal(syscall.SIGCONT)
 	}
@@ -740,8 +740,8 @@ func TestStoppedRankIsNotLost(t *testing.T) {
 	}
 }
 
-// FuzzServer feeds a listener's connection arbitrary bytes, with and without a
-// valid proof in front, and a hub's and a member's whatever follows.
+// FuzzServer feeds arbitrary bytes to a listener's connection, with and without a
+// valid proof in front, to the sessions of a hub and of a member, and to the decoders.
 func FuzzServer(f *testing.F) {
 	f.Add(byte(0), []byte(magic))
 	f.Add(byte(1), hello{rank: 1, size: 2, addr: "127.0.0.1:1"}.encode())
@@ -775,7 +775,7 @@ func FuzzServer(f *testing.F) {
 				c.rank, r = 2, 0
 			}
 			c.mu.Lock()
-			c.patience = 1 // nobody else is there
+			c.patience = 1 // no peer ever answers
 			c.admit(theirs, r, 0, 0)
 			c.mu.Unlock()
 			close(done)

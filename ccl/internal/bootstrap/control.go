@@ -21,17 +21,17 @@ const (
 	Aborted                      // it called Abort: Err is an *AbortError
 	Left                         // it called Leave: Err is nil
 
-	eventKinds = int(iota) // of each of which there is at most one event a member
+	eventKinds = int(iota) // a member has at most one event of each
 )
 
-// Event is something that a member of the communicator did, or suffered.
+// Event reports the loss, abort or leaving of a member.
 type Event struct {
 	Kind EventKind
 	Rank int
 	Err  error
 }
 
-// A contribution may run this far ahead of the slowest member's.
+// maxAhead is how many operations a contribution may be ahead of the slowest member's.
 const maxAhead = 64
 
 type state uint8
@@ -42,9 +42,9 @@ const (
 	stateClosed
 )
 
-// Control is one rank's end of a communicator's control plane. The collective
-// operations (AllGather, Barrier, Broadcast) are called by all members in the
-// same order; everything is safe for concurrent use.
+// Control is one rank's end of a communicator's control plane. All members must call
+// the collective operations (AllGather, Barrier, Broadcast) in the same order. It is
+// safe for concurrent use.
 type Control struct {
 	id         ID
 	rank, size int
@@ -54,14 +54,14 @@ type Control struct {
 	family     *Listener // held until Close
 	events     chan Event
 	statements chan Statement // hub: see Told
-	ready      chan struct{}  // hub: everyone is there
+	ready      chan struct{}  // hub: all ranks have joined
 	doomed     chan struct{}  // hub: the rendezvous cannot succeed
 	wg         sync.WaitGroup
 
 	mu       sync.Mutex
 	state    state
-	leaving  bool          // last words may wait for a path
-	patience time.Duration // with hosts that are silent
+	leaving  bool          // the last frames may wait for a connection
+	patience time.Duration // how long a host may be silent
 	peers    []*peer       // hub: by rank, nil where nobody is; others: peers[0] is the hub
 	seq      uint64        // of this rank's next operation
 	floor    uint64        // hub: operations before it are complete
@@ -75,7 +75,7 @@ type Control struct {
 	emptied  chan struct{} // hub: closed when nobody is left
 }
 
-// op is one gather under way.
+// op is one gather in flight.
 type op struct {
 	blobs [][]byte
 	from  []bool
@@ -105,33 +105,33 @@ func newControl(cfg Config) *Control {
 func (c *Control) Rank() int { return c.rank }
 func (c *Control) Size() int { return c.size }
 
-// ID of the communicator. A regrouped one has a token derived from its parent's.
+// ID returns the communicator's ID. Regroup derives its token from the parent's.
 func (c *Control) ID() ID { return c.id }
 
-// Members is what each rank told of itself, by rank. It must not be changed.
+// Members returns what each rank told of itself, by rank. The caller must not change it.
 func (c *Control) Members() []Member { return c.members }
 
-// Host is the address of this rank's host at which the others reach it.
+// Host returns the address at which the other ranks reach this rank's host.
 func (c *Control) Host() string {
 	host, _, _ := net.SplitHostPort(c.members[c.rank].Addr) // Join has checked or made it
 	return host
 }
 
-// Listener is where this process meets other ranks: its NewID makes the ID of a
-// communicator that this rank will be rank 0 of, new processes included (Grow).
-// Pass Config.Listener = Control.Listener() to Join it.
+// Listener returns this process's listener, with a reference for the caller. Its NewID
+// makes the ID of a communicator with this rank as rank 0, new processes included (Grow).
+// Join takes it, and the reference, as Config.Listener.
 func (c *Control) Listener() *Listener { return c.family.hold() }
 
-// Patience has the hosts of other ranks be silent for d, or Config.Outage when that is
-// longer, until they are taken for dead. It is for communicators whose data takes
-// another network, which tells of dead hosts, too: they need not end when this one is away.
+// Patience lets the hosts of other ranks be silent for d, or Config.Outage if that is
+// longer, before they count as dead. It is for communicators whose data takes another
+// network that also reports dead hosts: they can outlive an outage of this one.
 func (c *Control) Patience(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.patience = max(c.patience, d)
 }
 
-// Key derives a key for a purpose that only this communicator's members know.
+// Key derives a 32-byte key for purpose from the secret and the communicator's token.
 func (c *Control) Key(purpose string) []byte {
 	m := hmac.New(sha256.New, c.secret)
 	m.Write([]byte("key\x00"))
@@ -140,20 +140,20 @@ func (c *Control) Key(purpose string) []byte {
 	return m.Sum(nil)
 }
 
-// Events tells of each member's loss, abort and leaving, at most once each. It
-// never blocks the control plane, and is closed by Close or Leave.
+// Events delivers each member's loss, abort and leaving, at most once each. A slow
+// reader does not block the control plane. Close and Leave close the channel.
 func (c *Control) Events() <-chan Event { return c.events }
 
-// Err is what operations return now: nil, or why the communicator is broken.
+// Err returns why the communicator is broken, nil while it is not.
 func (c *Control) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.failure
 }
 
-// AllGather gives every member all members' blobs, by rank. A blob is at most
-// MaxBlob. It fails with *LostError, *AbortError, ErrClosed or ctx's error; it
-// may then have succeeded elsewhere.
+// AllGather returns all members' blobs, by rank. A blob has at most MaxBlob bytes. It
+// fails with a *LostError, an *AbortError, ErrClosed or ctx's cause, and may then have
+// succeeded on other ranks.
 func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) {
 	if len(blob) > MaxBlob {
 		return nil, fmt.Errorf("rank %d: gather of %d bytes, limit %d", c.rank, len(blob), MaxBlob)
@@ -191,13 +191,13 @@ func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) 
 	return nil, fmt.Errorf("rank %d: gather %d: %w", c.rank, seq, context.Cause(ctx))
 }
 
-// Barrier returns when every member has called it.
+// Barrier returns when every member has called it, and fails as AllGather does.
 func (c *Control) Barrier(ctx context.Context) error {
 	_, err := c.AllGather(ctx, nil)
 	return err
 }
 
-// Broadcast gives every member root's blob.
+// Broadcast returns root's blob on every member, and fails as AllGather does.
 func (c *Control) Broadcast(ctx context.Context, root int, blob []byte) ([]byte, error) {
 	if c.rank != root {
 		blob = nil
@@ -209,8 +209,8 @@ func (c *Control) Broadcast(ctx context.Context, root int, blob []byte) ([]byte,
 	return blobs[root], nil
 }
 
-// Abort tells every member that the communicator is over, and why (at most 4
-// KiB). This rank itself gets no event of it.
+// Abort tells every member that the communicator is aborted, and why (reason is cut to
+// 4 KiB). The caller gets no event of its own abort.
 func (c *Control) Abort(reason []byte) {
 	if len(reason) > maxReason {
 		reason = reason[:maxReason]
@@ -226,9 +226,9 @@ func (c *Control) Abort(reason []byte) {
 	c.broadcastLocked(encodeAbort(e))
 }
 
-// Leave is Close for a rank that is done: rank 0 stays until everyone has left or
-// died, since the others hear of each other through it, or until ctx ends. Through an
-// outage its last words wait for a path, as long as ctx and Config.Outage let them.
+// Leave is Close for a rank that is done. Rank 0 waits until all others have left or died,
+// since they learn of each other through it; it fails if ctx ends first. In an outage the
+// last frames wait for a connection until ctx ends or Patience runs out.
 func (c *Control) Leave(ctx context.Context) error {
 	c.mu.Lock()
 	if c.state != stateJoined {
@@ -255,7 +255,7 @@ func (c *Control) Leave(ctx context.Context) error {
 	return err
 }
 
-// hurry gives last words up that have no path.
+// hurry leaves last frames that still wait for a connection no more than flushTimeout.
 func (c *Control) hurry() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,8 +271,8 @@ func (c *Control) hurry() {
 	}
 }
 
-// Close ends this rank's membership. The others learn that it left, and do not
-// take it for dead; with rank 0 they lose the way to hear of each other.
+// Close ends this rank's membership. The others learn that it left, and do not count
+// it as dead. Once rank 0 has closed they no longer learn of each other.
 func (c *Control) Close() error {
 	c.mu.Lock()
 	if c.state == stateClosed {
@@ -290,7 +290,7 @@ func (c *Control) Close() error {
 	}
 	c.releaseOps()
 	c.mu.Unlock()
-	c.wg.Wait() // last words may need another connection
+	c.wg.Wait() // the last frames may need another connection
 	if c.family != nil {
 		c.family.dropRoute(c.id.Token, c)
 		c.family.Close()
@@ -300,7 +300,7 @@ func (c *Control) Close() error {
 	return nil
 }
 
-// usable is the error of an operation that would begin now.
+// usable returns the error of an operation that begins now.
 func (c *Control) usable() error {
 	if c.state != stateJoined {
 		return ErrClosed
@@ -320,7 +320,7 @@ func (c *Control) op(seq uint64) *op {
 	return o
 }
 
-// contribute is the hub's: member rank's blob of operation seq is there. False: it cannot be.
+// contribute takes rank's blob of operation seq on the hub; false when there can be no such blob.
 func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
 	if seq < c.floor || seq >= c.floor+maxAhead {
 		return false
@@ -345,7 +345,7 @@ func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
 	return true
 }
 
-// result is a member's: the hub has all blobs of operation seq.
+// result completes an operation on a member with the blobs that the hub has gathered.
 func (c *Control) result(f fields) bool {
 	seq := f.u64()
 	blobs := make([][]byte, c.size)
@@ -377,7 +377,7 @@ func (c *Control) releaseOps() {
 	}
 }
 
-// tell records what happened to a member, once; false when it is known or moot.
+// tell delivers an event, once; false when it is known or no longer matters.
 func (c *Control) tell(e Event) bool {
 	if c.state != stateJoined || e.Rank >= c.size || c.seen[e.Rank]&(1<<e.Kind) != 0 {
 		return false

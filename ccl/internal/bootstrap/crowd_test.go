@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// TestCrowdLeaves: many ranks that leave at once do not cost one that stays its
-// connection: it hears of each, and that nobody is lost.
+// TestCrowdLeaves: a rank that stays keeps its connection while many leave at once: it
+// hears of each, and of no loss.
 func TestCrowdLeaves(t *testing.T) {
-	const n = 300 // more than a queue holds
+	const n = 300 // more than maxQueue
 	controls := mustJoin(t, n)
 	last := controls[n-1]
 	if err := each(controls[1:n-1], (*Control).Close); err != nil {
@@ -27,8 +27,8 @@ func TestCrowdLeaves(t *testing.T) {
 	}
 }
 
-// TestLeftBeforeItIsHeard: what a rank said before it went is heard, also where this rank has
-// had no time to read it, and has found meanwhile that it cannot answer.
+// TestLeftBeforeItIsHeard: a rank's frames from before it left are read, even late and after
+// a write to it has failed.
 func TestLeftBeforeItIsHeard(t *testing.T) {
 	controls := mustJoin(t, 2)
 	hub := controls[0]

@@ -7,12 +7,12 @@
 // names whoever is missing when time runs out.
 //
 // Out: a Control, the communicator's control plane: a star around rank 0 that
-// gathers small blobs, carries aborts, and tells every survivor which rank
-// died. Death is the end of a process, as the kernel where it ran reports it, or a
-// host's silence for longer than a bound; a stopped process is alive, and a connection
-// that breaks is replaced, with nothing lost of what was said. Regroup makes a new star among some of the members,
-// around the lowest of them, from addresses that all learnt at Join: it needs
-// neither the old rank 0 nor the old star to be alive.
+// gathers small blobs, carries aborts, and tells every survivor which rank died.
+// A rank is dead when its kernel reports the end of its process, or when its host
+// is silent for longer than a bound. A stopped process is alive. A broken connection
+// is replaced without losing a frame. Regroup makes a new star of some members around
+// its new rank 0, from addresses that all learnt at Join: it needs neither the old
+// rank 0 nor the old star to be alive.
 //
 // It authenticates peers; it does not encrypt. It carries no bulk data and
 // decides nothing: what a lost rank means is the communicator's business.

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// What callers branch on. A rendezvous that fails for one of the first five
-// fails on every rank that had reached it.
+// Errors that callers branch on. A rendezvous that fails with one of the first five
+// fails with it on every rank that has reached it.
 var (
 	ErrVersion       = errors.New("another version of the bootstrap protocol")
 	ErrSize          = errors.New("another communicator size")
@@ -36,13 +36,13 @@ func (e *ConflictError) Error() string {
 }
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// MissingError says who had not come when time ran out. It is an ErrMissing,
-// and an ErrSecret too when somebody was turned away for it meanwhile.
+// MissingError names the ranks that had not joined when time ran out. It is an
+// ErrMissing, and also an ErrSecret if connections were rejected meanwhile.
 type MissingError struct {
 	Ranks    []int
 	Size     int
 	Rejected int    // connections that could not prove the secret
-	Detail   string // the last thing that went wrong on the way, if any
+	Detail   string // the last failure on the way, if any
 }
 
 func (e *MissingError) Error() string {
@@ -60,7 +60,7 @@ func (e *MissingError) Is(target error) bool {
 	return target == ErrMissing || target == ErrSecret && e.Rejected > 0
 }
 
-// LostError says which rank's process or host died. It is an ErrLost.
+// LostError names a rank that died, or left (where operations return it). It is an ErrLost.
 type LostError struct {
 	Rank   int
 	Reason string
@@ -78,7 +78,7 @@ type AbortError struct {
 func (e *AbortError) Error() string        { return fmt.Sprintf("communicator aborted by rank %d", e.Rank) }
 func (e *AbortError) Is(target error) bool { return target == ErrAborted }
 
-// formatRanks shortens a long list the way people write it: 0-3,7,9-12.
+// formatRanks sorts ranks and formats them as ranges: 0-3,7,9-12.
 func formatRanks(ranks []int) string {
 	slices.Sort(ranks)
 	var b strings.Builder
@@ -99,5 +99,5 @@ func formatRanks(ranks []int) string {
 	return b.String()
 }
 
-// The codes by which a conflict travels.
+// conflictCodes has the error of each code in a frameConflict.
 var conflictCodes = []error{nil, ErrVersion, ErrSize, ErrRank, ErrDuplicateRank}

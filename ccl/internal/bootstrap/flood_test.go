@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 )
 
-// greetingOf is a well-formed greeting of who does not know the secret.
+// greetingOf returns a well-formed greeting of a client without the secret.
 func greetingOf(token [16]byte) []byte {
 	b := append([]byte(magic), byte(version), 0)
 	b = append(b, token[:]...)
@@ -25,7 +25,7 @@ func greetingOf(token [16]byte) []byte {
 	return append(b, nonce...)
 }
 
-// crowd is every kind that there is, for a rendezvous of which they know the id.
+// crowd returns a stranger of every kind. They know the rendezvous's ID.
 func crowd(id ID) []acceptest.Stranger {
 	return []acceptest.Stranger{
 		acceptest.Silent,
@@ -37,8 +37,8 @@ func crowd(id ID) []acceptest.Stranger {
 	}
 }
 
-// TestRendezvousUnderFlood: ranks meet, talk, and meet again while strangers keep all room
-// at rank 0's listener taken.
+// TestRendezvousUnderFlood: ranks join, communicate and regroup while strangers keep rank
+// 0's listener full.
 func TestRendezvousUnderFlood(t *testing.T) {
 	const ranks, flood = 8, 600
 	ln, err := Listen("127.0.0.1:0", secret)
@@ -49,7 +49,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	counts := ln.hold()
 	defer counts.Close()
 	f := acceptest.Start(t, id.Addr, flood, crowd(id)...)
-	for range 5 { // members that stall behind their proof
+	for range 5 { // members that stall after their proof
 		if conn, err := net.Dial("tcp", id.Addr); err == nil {
 			defer conn.Close()
 			conn.SetDeadline(time.Now().Add(20 * time.Second))
@@ -65,7 +65,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	if err := each(controls, func(c *Control) error { return c.Barrier(ctx) }); err != nil {
 		t.Fatal(err)
 	}
-	// A member that has lost its connection finds its way through them, too.
+	// A member that has lost its connection reconnects through the flood, too.
 	p := controls[1].peers[0]
 	p.mu.Lock()
 	p.conn.Close()
@@ -89,7 +89,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	f.Stop()
 	got := counts.Refused()
 	for deadline := time.Now().Add(time.Minute); got.Refused[accept.Unproved] == 0 && time.Now().Before(deadline); got = counts.Refused() {
-		time.Sleep(time.Millisecond) // they have gone, and the listener may not have seen it yet
+		time.Sleep(time.Millisecond) // the listener may not have seen yet that they hung up
 	}
 	if got.Refused[accept.Garbage] == 0 || got.Refused[accept.Unproved] == 0 {
 		t.Errorf("refusals are not counted: %+v of %d made", got, f.Made.Load())
@@ -103,7 +103,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	}
 }
 
-// meet joins ranks to a listener that is there.
+// meet joins ranks through a listener that exists already.
 func meet(t testing.TB, ln *Listener, id ID, ranks int) ([]*Control, []error) {
 	return joinAll(t, testContext(t), ranks, func(c *Config) {
 		if c.ID = id; c.Listener != nil {
@@ -113,8 +113,8 @@ func meet(t testing.TB, ln *Listener, id ID, ranks int) ([]*Control, []error) {
 	})
 }
 
-// TestReplayedGreeting: who repeats a member's greeting is a stranger, and gets no further
-// than a challenge.
+// TestReplayedGreeting: a replayed greeting is a stranger's, and gets no further than the
+// challenge.
 func TestReplayedGreeting(t *testing.T) {
 	ln, err := Listen("127.0.0.1:0", secret)
 	if err != nil {
@@ -168,11 +168,11 @@ func (c *tapped) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// BenchmarkRendezvous is what a flood costs the ranks of a job: of connections that this process
-// makes; of others, from several addresses, with nothing left of two cores; and of others that keep so
-// many connections coming at a time (hands) that the kernel's queue is always full. elsewhere: the
-// same flood at another listener, which only accepts and closes, so what it takes of the cores. A
-// run of 20: -benchtime=20x.
+// BenchmarkRendezvous measures what a flood costs the ranks of a job. The flood comes from this
+// process; from others, beside processes that keep two cores busy; or from others that open so many
+// connections at a time (hands) that the kernel's queue is always full. elsewhere: the same flood
+// hits another listener, which only accepts and closes, so it costs CPU time alone. A run of 20:
+// -benchtime=20x.
 func BenchmarkRendezvous(b *testing.B) {
 	for _, tt := range []struct {
 		name                          string
@@ -223,10 +223,10 @@ func BenchmarkRendezvous(b *testing.B) {
 	}
 }
 
-// floodEnv has this program flood a rendezvous, or only be busy.
+// floodEnv makes this program flood the rendezvous of an ID, be busy, or be a sink.
 const floodEnv = "BOOTSTRAP_TEST_FLOOD"
 
-// sink is a process that accepts connections and closes them.
+// sink starts a process that accepts connections and closes them.
 func sink(b *testing.B) (addr string) {
 	c := exec.Command(os.Args[0], "-test.run=^$")
 	c.Env = append(os.Environ(), floodEnv+"=sink")
@@ -247,8 +247,8 @@ func sink(b *testing.B) (addr string) {
 	return addr
 }
 
-// floodFrom has other processes flood a rendezvous with n connections, made by so many hands
-// at a time (0: the usual few), and others use what they can of a core each.
+// floodFrom starts processes that flood a rendezvous with n connections, hands of them at a
+// time (0: the default), and busy more that use up to a core each.
 func floodFrom(b *testing.B, id ID, n, processes, busy, hands int) (stop func()) {
 	b.Helper()
 	var all []*exec.Cmd

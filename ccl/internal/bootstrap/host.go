@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// conflictGrace is how long a failed rendezvous waits for the ranks that shall hear of it.
+// conflictGrace is how long a failed rendezvous waits for ranks that do not know yet.
 const conflictGrace = 2 * time.Second
 
-// host is rank 0's rendezvous: it returns when everyone has come, or has told
-// whoever came why not. probe has the addresses where members that run must
+// host runs the rendezvous on rank 0. It returns when all ranks have joined, or when
+// those that came know why not. probe has the addresses where members that run must
 // listen already (nil: they may still be starting).
 func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error {
 	c.members[0].Addr = c.id.Addr
@@ -29,7 +29,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 		stop := c.probe(ctx, probe)
 		defer stop()
 	}
-	// Tell those who wait who is missing, so that their own timeouts can say it.
+	// Waiting ranks learn who is missing, so that their own timeouts can say it.
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	told := 0
@@ -42,7 +42,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 		case <-ctx.Done():
 			missing := c.missing()
 			if len(missing.Ranks) == 0 {
-				continue // complete by a hair
+				continue // it has just become complete
 			}
 			c.doom(missing)
 			return fmt.Errorf("%w: %w", c.giveUp(ctx), context.Cause(ctx))
@@ -52,8 +52,8 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 	}
 }
 
-// probe looks whether the processes of missing members are gone: their kernels
-// refuse a connection where they listened.
+// probe dooms the rendezvous when the process of a missing member is gone: its kernel
+// refuses connections where it listened.
 func (c *Control) probe(ctx context.Context, addrs []string) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -90,9 +90,9 @@ func (c *Control) reject(from net.Addr) {
 	c.detail = fmt.Sprintf("last from %s", from)
 }
 
-// tellMissing tells those who wait who is missing, when it is another number than
-// last, and returns the number. Once everyone is there it tells nothing: a member takes
-// such a frame for a breach of the protocol.
+// tellMissing tells waiting ranks who is missing if the number of those differs from last,
+// and returns the number last sent. It sends nothing once the rendezvous is complete: to a
+// joined member the frame violates the protocol.
 func (c *Control) tellMissing(last int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +104,7 @@ func (c *Control) tellMissing(last int) int {
 	return last
 }
 
-// missing says who is not there yet.
+// missing returns the ranks that have not joined yet.
 func (c *Control) missing() *MissingError {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 		conn.Close()
 		return
 	case stateJoined:
-		// One that lost its connection before the roster came begins anew.
+		// A rank that lost its connection before the roster came begins anew.
 		if old := c.peer(h.rank); conflict == nil && old != nil && old.instance == h.instance && c.resumed(old, conn, 0, nil) {
 			return
 		}
@@ -143,7 +143,7 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 		return
 	}
 	if old := c.peer(h.rank); conflict == nil && old != nil {
-		if old.instance == h.instance { // the same rank, connecting anew
+		if old.instance == h.instance { // the same rank, reconnecting
 			c.peers[h.rank] = nil
 			old.finish()
 		} else {
@@ -169,10 +169,10 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 	close(c.ready)
 }
 
-// check compares what a rank says with what rank 0 knows.
+// check compares a rank's hello with rank 0's configuration.
 func (c *Control) check(conn net.Conn, f fields, theirs uint16) (hello, error) {
 	if theirs != version {
-		h := hello{rank: int(int32(f.u32()))} // leads the hello of every version
+		h := hello{rank: int(int32(f.u32()))} // the first field of every version's hello
 		return h, &ConflictError{Rank: h.rank, Err: ErrVersion, Detail: fmt.Sprintf("it speaks version %d, rank 0 speaks %d", theirs, version)}
 	}
 	h, ok := decodeHello(f)
@@ -195,7 +195,7 @@ func (c *Control) doom(verdict error) {
 	c.doomLocked(verdict)
 }
 
-// doomLocked gives the rendezvous up, unless it is complete, and tells whoever waits.
+// doomLocked gives up a rendezvous that is not complete, and tells the waiting ranks.
 func (c *Control) doomLocked(verdict error) {
 	if c.state != stateJoining || c.verdict != nil {
 		return
@@ -208,12 +208,12 @@ func (c *Control) doomLocked(verdict error) {
 		}
 	}
 	if lost := (*LostError)(nil); errors.As(verdict, &lost) {
-		c.told[lost.Rank] = true // will not come to hear it
+		c.told[lost.Rank] = true // it cannot hear the verdict
 	}
 	close(c.doomed)
 }
 
-// dismiss answers a connection that will be no member.
+// dismiss refuses a connection, and says why.
 func (c *Control) dismiss(conn net.Conn, rank int, why error) {
 	c.told[rank] = true
 	c.wg.Go(func() {
@@ -222,7 +222,7 @@ func (c *Control) dismiss(conn net.Conn, rank int, why error) {
 	})
 }
 
-// giveUp ends a doomed rendezvous, when everybody knows or nobody more can be waited for.
+// giveUp ends a doomed rendezvous once all ranks know, conflictGrace is over or ctx ends.
 func (c *Control) giveUp(ctx context.Context) error {
 	deadline := time.Now().Add(conflictGrace)
 	for {

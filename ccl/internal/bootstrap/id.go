@@ -16,9 +16,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
-// ID names one communicator before it exists: where its rank 0 listens, and a
-// random token that keeps rendezvous apart that meet at the same address.
-// Rank 0 makes it, everyone else gets it out of band. It is no secret.
+// ID names one communicator before it exists (ncclUniqueId): the address where rank 0
+// listens, and a random token that tells apart rendezvous at the same address.
+// Rank 0 makes it, the other ranks get it out of band. It is no secret.
 type ID struct {
 	Addr  string // host:port
 	Token [16]byte
@@ -58,7 +58,7 @@ func (id ID) String() string { return idPrefix + id.Addr + ":" + hex.EncodeToStr
 // Uint64 is the communicator's id in records, metrics and traces.
 func (id ID) Uint64() uint64 { return binary.LittleEndian.Uint64(id.Token[:]) }
 
-// derive gives the token of a group of members of id's communicator.
+// derive returns the token of a group that Regroup forms of members of id's communicator.
 func (id ID) derive(tag string, members []int) [16]byte {
 	h := sha256.New()
 	h.Write(id.Token[:])
@@ -70,15 +70,15 @@ func (id ID) derive(tag string, members []int) [16]byte {
 	return [16]byte(h.Sum(nil))
 }
 
-// SecretEnv names the file with the job's secret.
+// SecretEnv is the environment variable that names the file with the job's secret.
 const SecretEnv = "LOCKSTEP_SECRET_FILE"
 
-// minSecret is how many bytes a secret has at least.
+// minSecret is the minimal length of a secret, in bytes.
 const minSecret = 16
 
-// LoadSecret reads the file that SecretEnv names: the whole file, white space
-// at its ends trimmed, at least 16 bytes. One that others could have read is refused:
-// who knows it may join, and abort. Without the variable it returns nil.
+// LoadSecret returns the content of the file that SecretEnv names, at least 16 bytes,
+// white space at both ends trimmed. It refuses a file that other users can read or write:
+// whoever knows the secret can join and abort. Without the variable it returns nil.
 func LoadSecret() ([]byte, error) {
 	path := os.Getenv(SecretEnv)
 	if path == "" {
@@ -94,11 +94,11 @@ func LoadSecret() ([]byte, error) {
 	return b, nil
 }
 
-// FenceEnv holds the token of the job's attempt, which package fence describes.
+// FenceEnv is the environment variable with the token of the job's attempt (package fence).
 const FenceEnv = "LOCKSTEP_FENCE_TOKEN"
 
-// ofAttempt is what the ranks of one attempt prove to each other: that they know the job's
-// secret, and are of the attempt. Without a token it is the secret.
+// ofAttempt derives the key that the ranks of one attempt share from the job's secret and the
+// attempt's token, FenceEnv's if token is "". Without any it is the secret.
 func ofAttempt(secret []byte, token string) []byte {
 	if token == "" {
 		token = os.Getenv(FenceEnv)
@@ -113,7 +113,7 @@ func ofAttempt(secret []byte, token string) []byte {
 
 var errNoSecret = errors.New("no shared secret: set Config.Secret or " + SecretEnv)
 
-// prove is the answer to a challenge: who says it, and both sides' nonces, under the secret.
+// prove returns a side's proof: the HMAC of its role (who) and both sides' nonces under the secret.
 func prove(secret []byte, who string, version uint16, token [16]byte, client, server [nonceSize]byte) [sha256.Size]byte {
 	m := hmac.New(sha256.New, secret)
 	io.WriteString(m, who)
@@ -124,7 +124,7 @@ func prove(secret []byte, who string, version uint16, token [16]byte, client, se
 	return [sha256.Size]byte(m.Sum(nil))
 }
 
-// pass is the half of a client's nonce that only who knows the secret can make.
+// pass returns the half of a client's nonce that takes the secret to derive from the other half.
 func pass(secret []byte, token [16]byte, salt []byte) []byte {
 	m := hmac.New(sha256.New, secret)
 	io.WriteString(m, "pass\x00")

@@ -20,17 +20,17 @@ type Config struct {
 	// Secret is shared by the job's ranks: at least 16 bytes of high entropy.
 	// nil: the file that LOCKSTEP_SECRET_FILE names.
 	Secret []byte
-	// Attempt is the token of the job's attempt that this rank is of: ranks of others do not
-	// meet it, though they know the secret. "": what LOCKSTEP_FENCE_TOKEN holds.
+	// Attempt is the token of this rank's attempt of the job: ranks of other attempts cannot
+	// join, though they know the secret. "": the value of LOCKSTEP_FENCE_TOKEN.
 	Attempt string
-	// Listener is optional. Rank 0 listens at ID.Addr without one, the others at
-	// Host (or the address they reach rank 0 from) and any port. Join owns it.
+	// Listener is optional, and owned by Join. Without one rank 0 listens at ID.Addr,
+	// the others at Host and any port.
 	Listener *Listener
-	// Host is the interface to listen at, "" for the one that leads to rank 0.
+	// Host is the address to listen at, "" for the one from which rank 0 is reached.
 	Host string
-	// Info is what the others shall know of this rank, at most MaxBlob.
+	// Info is what the others are told of this rank, at most MaxBlob bytes.
 	Info []byte
-	// Outage is how long a host may be silent until it is taken for dead, 0 for DefaultOutage.
+	// Outage is how long a host may be silent before it counts as dead, 0 for DefaultOutage.
 	Outage time.Duration
 }
 
@@ -40,9 +40,9 @@ type Member struct {
 	Info []byte
 }
 
-// Join meets the other ranks of cfg.ID and returns when all are there. It tries
-// until ctx ends; then the error is a *MissingError that names who had not come.
-// Ranks that contradict each other get a *ConflictError, all the same one.
+// Join meets the other ranks of cfg.ID and returns when all have joined. It retries
+// until ctx ends; the error is then a *MissingError that names the missing ranks. Ranks
+// that contradict each other all get the same *ConflictError, a wrong secret ErrSecret.
 func Join(ctx context.Context, cfg Config) (*Control, error) {
 	c, err := join(ctx, cfg)
 	if err != nil {
@@ -60,7 +60,7 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 	}
 	ln := cfg.Listener
 	if ln != nil {
-		defer ln.Close() // the Control holds it by itself
+		defer ln.Close() // the Control has a reference of its own
 	}
 	switch {
 	case len(cfg.Secret) < minSecret:
@@ -97,8 +97,8 @@ func listenRetry(ctx context.Context, addr string, secret []byte) (*Listener, er
 	}
 }
 
-// attend is every other rank's rendezvous. running says that rank 0 listens at
-// addr already unless it is dead.
+// attend runs the rendezvous on every other rank. running: rank 0 already listens at
+// addr, unless it is dead.
 func (c *Control) attend(ctx context.Context, addr string, ln *Listener, host string, running bool) error {
 	if ln != nil {
 		c.family = ln.hold()
@@ -140,7 +140,7 @@ func isVerdict(err error) bool {
 	return errors.As(err, &conflict) || errors.As(err, &lost) || errors.As(err, &missing)
 }
 
-// lastWord is for how long a rank that gives up listens for rank 0's reason.
+// lastWord is how long a rank whose time is up still waits for rank 0's reason.
 const lastWord = 500 * time.Millisecond
 
 // attempt connects to rank 0 and waits there for the roster.
@@ -149,8 +149,8 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 	if err != nil {
 		return err
 	}
-	// Ranks have the same time as a rule: rank 0, whose time is up with this one's, has
-	// a moment to say who is missing, and must not take who hangs up for missing, too.
+	// Ranks usually share one deadline. Rank 0 then has a moment to say who is missing, and
+	// must not count this rank as missing because it hung up first.
 	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now().Add(lastWord)) })
 	keep := false
 	defer func() {
@@ -220,7 +220,7 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 
 var errNotYet = errors.New("rank 0 has not begun this rendezvous")
 
-// reachable is the Listener's address as the peer of conn can dial it.
+// reachable returns the Listener's address as the peer of conn can dial it.
 func (l *Listener) reachable(conn net.Conn) string {
 	a := l.ln.Addr().(*net.TCPAddr)
 	if !a.IP.IsUnspecified() {
@@ -234,7 +234,7 @@ type backoff struct{ next time.Duration }
 
 func newBackoff() *backoff { return &backoff{next: 2 * time.Millisecond} }
 
-// pause waits for the next attempt by way of f.
+// pause has f wait for the next attempt.
 func (b *backoff) pause(f func(time.Duration)) {
 	f(b.next/2 + rand.N(b.next))
 	b.next = min(2*b.next, 250*time.Millisecond)

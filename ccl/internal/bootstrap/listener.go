@@ -19,14 +19,14 @@ import (
 
 const (
 	handshakeTimeout = 5 * time.Second
-	// A connection on which a host is silent for longer is given up, and another one
-	// looked for (seek). A stopped process's kernel answers.
+	// The kernel gives up a connection whose host is silent for userTimeout; seek replaces
+	// it. The kernel of a stopped process still answers.
 	keepalive   = time.Second
 	userTimeout = 3 * time.Second
 )
 
-// Listener is where a process meets the other ranks: it authenticates whoever
-// connects and hands them to the rendezvous they name. One Listener serves any
+// Listener accepts the connections of other ranks: it authenticates them and hands
+// them to the rendezvous that they name. One Listener serves any
 // number of communicators; each Control holds it open until it closes. Safe for
 // concurrent use.
 type Listener struct {
@@ -41,7 +41,7 @@ type Listener struct {
 	passes accept.Seen
 }
 
-// kin is a member of a communicator.
+// kin names a member of a communicator.
 type kin struct {
 	token [16]byte
 	rank  int
@@ -56,7 +56,7 @@ func Listen(addr string, secret []byte) (*Listener, error) {
 	return listen(addr, ofAttempt(secret, ""))
 }
 
-// listen is Listen with the attempt's secret.
+// listen is Listen with a secret that ofAttempt has derived.
 func listen(addr string, secret []byte) (*Listener, error) {
 	ln, err := accept.Listen(addr)
 	if err != nil {
@@ -80,7 +80,7 @@ func (l *Listener) Addr() string { return l.ln.Addr().String() }
 // NewID makes the ID of a communicator whose rank 0 joins with this Listener.
 func (l *Listener) NewID() ID { return NewID(l.Addr()) }
 
-// Close gives the caller's hold on the Listener back. It closes with the last one.
+// Close drops the caller's reference. The last one closes the Listener.
 func (l *Listener) Close() {
 	l.mu.Lock()
 	l.refs--
@@ -91,7 +91,7 @@ func (l *Listener) Close() {
 	}
 }
 
-// Refused counts the connections that were.
+// Refused returns how many connections were accepted, and how many refused and why.
 func (l *Listener) Refused() accept.Counts { return l.door.Counts() }
 
 func (l *Listener) hold() *Listener {
@@ -122,14 +122,14 @@ func (l *Listener) dropRoute(token [16]byte, c *Control) {
 	}
 }
 
-// setKin lets rank 0 ask for c when it has lost its connection.
+// setKin registers c, for rank 0 to probe when it has lost its connection.
 func (l *Listener) setKin(c *Control) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kin[kin{c.id.Token, c.rank}] = c
 }
 
-// member is the Control of a rank, nil where it is not here.
+// member returns the Control of a rank in this process, or nil.
 func (l *Listener) member(token [16]byte, rank int) *Control {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,7 +178,7 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 	began := time.Now()
 	conn.SetDeadline(began.Add(accept.FirstTimeout))
 	var greeting [greetingSize]byte
-	// As much at once as is there: what is left in the socket says no more whose it is.
+	// One read takes all that has arrived: look cannot recognise the rest of a greeting.
 	n, err := io.ReadAtLeast(conn, greeting[:], len(magic))
 	if err == nil && string(greeting[:len(magic)]) != magic {
 		conn.Refuse(accept.Garbage)
@@ -188,7 +188,7 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 		_, err = io.ReadFull(conn, greeting[n:])
 	}
 	if err != nil {
-		if n > 0 || !hungUp(err) { // who looks whether somebody listens is welcome to
+		if n > 0 || !hungUp(err) { // a port check, which says nothing, is not counted
 			conn.Refuse(accept.Silent)
 		}
 		return token, 0, err
@@ -199,7 +199,7 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 		if l.fresh(client) {
 			conn.Known()
 		} else {
-			conn.Refuse(accept.Replayed) // as good as any stranger, and no better
+			conn.Refuse(accept.Replayed) // no better than a stranger
 		}
 	}
 	conn.SetDeadline(began.Add(handshakeTimeout))
@@ -226,7 +226,7 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 	return token, theirs, nil
 }
 
-// look judges a greeting by its pass, which may have been overheard.
+// look judges a greeting by its pass, which may be a replay.
 func (l *Listener) look(b []byte) accept.Verdict {
 	if len(b) < len(magic) {
 		return accept.More
@@ -257,7 +257,7 @@ func hungUp(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// fresh reports whether a client's nonce is new.
+// fresh reports whether a client's nonce is new, and remembers it.
 func (l *Listener) fresh(nonce [nonceSize]byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -295,7 +295,7 @@ func introduce(conn net.Conn, secret []byte, ours uint16, token [16]byte) error 
 	return err
 }
 
-// watchHost has the kernel give a connection up on which the other host is silent.
+// watchHost makes the kernel give up a connection whose other host is silent.
 func watchHost(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: keepalive, Count: 1})
@@ -303,8 +303,8 @@ func watchHost(conn net.Conn) {
 	}
 }
 
-// hangUp sends a connection's last frame and closes it. A peer that cannot hear it has
-// gone: nobody is left to tell.
+// hangUp sends a connection's last frame and closes it. It ignores a failed write: the
+// peer is gone then.
 func hangUp(conn net.Conn, last []byte) {
 	_, _ = conn.Write(last)
 	conn.Close()
@@ -312,7 +312,7 @@ func hangUp(conn net.Conn, last []byte) {
 
 // setUserTimeout bounds how long sent bytes may stay unacknowledged (tcp(7),
 // TCP_USER_TIMEOUT). It also ends a connection whose peer's window stays shut,
-// so it must be off (0) while more is under way than a stopped peer can take.
+// so it must be off (0) while more is in flight than a stopped peer can take.
 func setUserTimeout(conn net.Conn, d time.Duration) {
 	sc, ok := conn.(syscall.Conn)
 	if !ok {

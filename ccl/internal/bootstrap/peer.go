@@ -12,51 +12,51 @@ import (
 )
 
 const (
-	// Control frames that one member has not acknowledged yet, besides what became of
-	// the others. Only an operation that the member itself takes part in makes more.
+	// maxQueue bounds a peer's unacknowledged frames, events of members not counted. The rest
+	// belong to operations, which do not go on without the peer.
 	maxQueue = 256
-	// flushTimeout bounds the last words to a peer that may have stopped reading.
+	// flushTimeout bounds the last write to a peer that may have stopped reading.
 	flushTimeout = time.Second
 	maxFlushes   = 3
-	// bigFrame is more than a stopped peer's socket surely takes.
+	// bigFrame is the most bytes that the socket of a stopped peer is sure to take.
 	bigFrame = 16 << 10
-	// Received frames are acknowledged when there are ackEvery of them, large ones at
-	// once: the sender keeps what is not.
+	// A peer acknowledges every ackEvery frames, and frames from ackFrom bytes at once: the
+	// sender keeps unacknowledged frames in memory.
 	ackEvery = 16
 	ackFrom  = 64 << 10
 )
 
-// peer is the session with one other rank: the hub has one with everybody, the
-// others one with the hub. A goroutine reads, another writes, so that a peer that
-// does not read holds nobody up. A connection that breaks is replaced (seek.go):
-// frames are numbered from the session's beginning, and kept until acknowledged.
+// peer is the session with one other rank: the hub has one with every rank, the
+// others one with the hub. One goroutine reads and one writes, so a peer that does
+// not read blocks nobody. A broken connection is replaced (seek.go): frames are
+// numbered from the session's beginning, and kept until acknowledged.
 type peer struct {
 	c        *Control
 	rank     int
 	instance uint64 // of its Join
 
-	mu       sync.Mutex // after c.mu; conn and over change under both
+	mu       sync.Mutex // locked after c.mu; conn and over change under both
 	some     *sync.Cond // something below has changed
 	conn     net.Conn   // nil while there is none
-	big      bool       // what is under way may be more than the peer can take
-	first    []byte     // goes out on conn before all else
-	out      [][]byte   // the frames from number base on
-	base     uint64     // frames that the peer has acknowledged
+	big      bool       // more may be in flight than a stopped peer can take
+	first    []byte     // the first frame to write to conn, not counted
+	out      [][]byte   // unacknowledged frames, from number base on
+	base     uint64     // number of frames that the peer has acknowledged
 	written  int        // of out, on conn
-	got      uint64     // frames that have come from the peer
-	told     uint64     // got, as the peer knows
+	got      uint64     // number of frames received from the peer
+	told     uint64     // got as last acknowledged
 	ackDue   bool
-	writing  bool      // what was taken is under way on conn
-	broken   error     // why conn takes no more
-	finished bool      // out gets no more
-	until    time.Time // a finished one may look for a connection
+	writing  bool      // a write to conn is in progress
+	broken   error     // why a write to conn failed
+	finished bool      // out takes no more frames
+	until    time.Time // when a finished session stops seeking a connection
 	over     bool
-	failed   error  // why there is no use in another connection
-	tries    uint64 // to connect again, this end's
-	try      uint64 // c.mu; the peer's last
+	failed   error  // why another connection cannot help
+	tries    uint64 // this end's attempts to resume or probe
+	try      uint64 // under c.mu: the peer's latest attempt to resume
 }
 
-// admit begins the session with rank over conn, on which got frames have come.
+// admit begins the session with rank over conn, on which got frames have been received.
 func (c *Control) admit(conn net.Conn, rank int, instance, got uint64) {
 	p := &peer{c: c, rank: rank, instance: instance, got: got}
 	p.some = sync.NewCond(&p.mu)
@@ -67,8 +67,8 @@ func (c *Control) admit(conn net.Conn, rank int, instance, got uint64) {
 	p.attach(conn, nil)
 }
 
-// attach makes conn the session's connection, and sends first over it, and then
-// whatever is not acknowledged. Both locks are held.
+// attach makes conn the session's connection, and sends first over it, then all
+// unacknowledged frames. Both locks are held.
 func (p *peer) attach(conn net.Conn, first []byte) {
 	if p.conn != nil {
 		p.conn.Close()
@@ -106,14 +106,14 @@ func (p *peer) send(b []byte) {
 	p.some.Broadcast()
 }
 
-// waiting is how many frames the peer has not acknowledged yet.
+// waiting returns how many frames the peer has not acknowledged yet.
 func (p *peer) waiting() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.out)
 }
 
-// acknowledged lets go of the frames before number n; false when there are not so many.
+// acknowledged drops the frames before number n; false when n is out of range.
 func (p *peer) acknowledged(n uint64) bool {
 	if n < p.base || n > p.base+uint64(len(p.out)) {
 		return false
@@ -124,7 +124,7 @@ func (p *peer) acknowledged(n uint64) bool {
 	return true
 }
 
-// finish lets the queue drain, for a while, and closes. c.mu is held.
+// finish has the session close once its queue has drained or its time is up. c.mu is held.
 func (p *peer) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,15 +134,15 @@ func (p *peer) finish() {
 	now := time.Now()
 	p.finished, p.until = true, now.Add(flushTimeout)
 	if p.conn != nil && p.writing {
-		_ = p.conn.SetWriteDeadline(p.until) // take sets that of the last words: who has had no turn has had no time
+		_ = p.conn.SetWriteDeadline(p.until) // take sets that of the last frames: an idle writer may get its turn late
 	}
 	if p.c.leaving {
-		p.until = now.Add(p.c.patience) // it would be taken for dead
+		p.until = now.Add(p.c.patience) // otherwise this rank would count as dead
 	}
 	p.some.Broadcast()
 }
 
-// end is the session's. c.mu is held.
+// end ends the session. c.mu is held.
 func (p *peer) end() {
 	p.finish()
 	p.mu.Lock()
@@ -154,8 +154,8 @@ func (p *peer) end() {
 	p.some.Broadcast()
 }
 
-// take waits for something to write on conn: nothing when there comes no more, false
-// when conn has been given up.
+// take waits for frames to write to conn. It returns none when the session is finished,
+// and false when conn is no longer its connection.
 func (p *peer) take(conn net.Conn) (net.Buffers, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,8 +210,8 @@ func (p *peer) write(conn net.Conn) {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(flushTimeout))
-	// Closing at once would reset the connection when bytes of the peer's are
-	// unread, and destroy our last words on their way. read closes.
+	// Close would reset the connection if bytes of the peer are unread, and destroy the
+	// last frames in flight. So read closes it.
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		if half.CloseWrite() != nil {
 			conn.Close() // it has ended already; read reports it
@@ -221,8 +221,8 @@ func (p *peer) write(conn net.Conn) {
 	}
 }
 
-// put writes all of out. A process that is not scheduled may come to its last words when their
-// time is up: as long as none has gone out, there is more.
+// put writes all of out. A process that is not scheduled may begin only after the deadline: as
+// long as nothing is written, put tries again, maxFlushes times in all.
 func put(conn net.Conn, out net.Buffers) error {
 	for try := 1; ; try++ {
 		n, err := out.WriteTo(conn)
@@ -233,8 +233,8 @@ func put(conn net.Conn, out net.Buffers) error {
 	}
 }
 
-// unwritable ends a connection that takes no more. Its peer may have gone in good order: read
-// takes what has come before, which Close would destroy, and then reports the end.
+// unwritable ends a connection whose write failed. The peer may have left in good order: read
+// takes what has arrived, which Close would discard, and then reports the end.
 func (p *peer) unwritable(conn net.Conn, err error) {
 	p.mu.Lock()
 	if p.conn == conn {
@@ -242,7 +242,7 @@ func (p *peer) unwritable(conn net.Conn, err error) {
 	}
 	p.mu.Unlock()
 	if half, ok := conn.(interface{ CloseRead() error }); ok {
-		_ = half.CloseRead() // it fails where the end is there already
+		_ = half.CloseRead() // it fails if the connection has ended already
 		return
 	}
 	conn.Close()
@@ -268,7 +268,7 @@ func (p *peer) read(conn net.Conn) {
 
 var errReplaced = errors.New("another connection has taken its place")
 
-// came counts a frame that came over conn, and acknowledges some.
+// came counts a frame received over conn and acknowledges it when due.
 func (p *peer) came(conn net.Conn, t frameType, f *fields) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -294,7 +294,7 @@ func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state != stateJoined || c.peers[p.rank] != p {
-		return nil // last words, to nobody
+		return nil // nobody is left to act on it
 	}
 	if err := p.came(conn, t, &f); err != nil || t == frameAck {
 		return err
@@ -337,20 +337,20 @@ func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 	return nil
 }
 
-// relay tells an event here and, on the hub, to everybody but its cause.
+// relay delivers an event here and, on the hub, to every member but its cause.
 func (c *Control) relay(e Event, b []byte) {
 	if !c.tell(e) || c.rank != 0 {
 		return
 	}
 	for r, p := range c.peers {
-		if p != nil && r != e.Rank && c.seen[r]&(1<<Left) == 0 { // who has left does not care
+		if p != nil && r != e.Rank && c.seen[r]&(1<<Left) == 0 { // a member that has left does not care
 			p.send(b)
 		}
 	}
 }
 
-// broke takes leave of a connection: its session is over with it when that was to be
-// expected, else it gets another one.
+// broke handles a connection's end: the session ends with it if that is final, and
+// otherwise seeks another connection.
 func (c *Control) broke(p *peer, conn net.Conn, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -378,8 +378,8 @@ func (c *Control) broke(p *peer, conn net.Conn, err error) {
 	}
 }
 
-// hungUp ends the session with a peer. Unless it said so before, its process is dead,
-// or as good as dead to everybody. c.mu is held.
+// hungUp ends the session with a peer. Unless the peer has left before, it is lost to
+// every member. c.mu is held.
 func (c *Control) hungUp(p *peer, reason string) {
 	p.end()
 	if c.peers[p.rank] != p {

@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// Regroup joins some of c's members into a communicator of their own. members
-// lists their ranks in c by their new rank; newRank is the caller's place in
-// it. Every listed member calls it with the same list and tag; a tag is used once
-// per list. It needs no help from c's star, so it also works when c has lost ranks or was
-// aborted. A listed member whose process is gone fails it with a *LostError
-// that carries the member's new rank.
+// Regroup joins some of c's members into a communicator of their own. members[i] is
+// the rank in c of new rank i; newRank is the caller's. Every listed member calls it
+// with the same list and tag; a tag is used once per list. It needs no help from c's
+// star, so it also works when c has lost ranks or was aborted. It fails as Join does,
+// with ErrRank for a bad list, and with a *LostError, which carries the new rank, if a
+// listed member's process is gone.
 func (c *Control) Regroup(ctx context.Context, members []int, newRank int, tag string) (*Control, error) {
 	g, err := c.regroup(ctx, members, newRank, tag)
 	if err != nil {

@@ -13,39 +13,38 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/accept"
 )
 
-// A connection that breaks says nothing of the process at its other end: networks fail
-// for seconds, middleboxes reset. So its session goes on over another one. A member
-// connects to the hub again and both say how many frames have come; the hub, which
-// waits for that, asks the member's own listener whether the process is there. Who is
-// refused, or meets somebody else, knows that it is gone; who hears nothing waits for
-// Control.Patience.
+// A broken connection says nothing about the process at its other end: networks fail
+// for seconds, middleboxes reset. So the session goes on over another connection. A
+// member reconnects to the hub, and both say how many frames they have received. The
+// hub waits for that, and probes the member's listener meanwhile. A refusal, or another
+// process there, means that the peer is gone; silence is borne for Control.Patience.
 
-// DefaultOutage is how long a host may be silent until it is taken for dead.
+// DefaultOutage is how long a host may be silent before it counts as dead.
 const DefaultOutage = 30 * time.Second
 
 const (
-	// knockTimeout bounds one attempt to connect: the kernel's own retries come at
-	// longer and longer intervals.
+	// knockTimeout bounds one attempt to connect: the kernel's own retries back off
+	// exponentially.
 	knockTimeout = 2 * time.Second
-	// knockMost is the most that an attempt and the pause after it count of a host's silence. What
-	// takes longer is this process, stopped or frozen with its machine, which hears nothing then.
+	// knockMost caps what one attempt and the pause after it add to a host's silence. Beyond it,
+	// this process or its machine was stopped, and could hear nothing.
 	knockMost = knockTimeout + 500*time.Millisecond
-	// refusals in a row for so long, after the host has ended the connection, are a process
-	// that is gone; and so are connections that end without a proof.
+	// A process is gone after this many refusals in a row, over this long, if its host ended the
+	// connection. Listeners that prove nothing (strangers) count likewise.
 	refusals    = 2
 	refusedFor  = 500 * time.Millisecond
 	strangers   = 5
 	strangerFor = time.Second
-	// A connection that ends before a word may have been pushed out by a flood: many have to.
+	// A flood can also evict a connection before it gets an answer: more of those are needed.
 	shuts   = 12
 	shutFor = 3 * time.Second
 )
 
-// knocked is what came of an attempt to reach a peer's process.
+// knocked is the result of an attempt to reach a peer's process.
 type knocked uint8
 
 const (
-	knockSilent   knocked = iota // nothing was heard of it
+	knockSilent   knocked = iota // its host did not answer
 	knockAnswered                // its host answered, the process has not
 	knockAlive                   // the process answered, and has the session
 	knockRefused                 // nothing listens there
@@ -63,7 +62,7 @@ func (c *Control) seek(p *peer, cause error) {
 	addr := c.members[p.rank].Addr
 	refused, strange, shut := 0, 0, 0
 	var refusedSince, strangeSince, shutSince time.Time
-	ended := hostEnded(cause) // else a middlebox of the silent network may be who refuses
+	ended := hostEnded(cause) // otherwise a middlebox may be what refuses
 	last := cause
 	for try, b := uint64(1), newBackoff(); ; try++ {
 		until, ok := c.seeking(p)
@@ -125,7 +124,7 @@ func (c *Control) seek(p *peer, cause error) {
 	}
 }
 
-// hostEnded reports whether a connection's end is the host's word, and not its silence.
+// hostEnded reports whether the other host ended a connection, rather than fell silent.
 func hostEnded(err error) bool {
 	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed} {
 		if errors.Is(err, e) {
@@ -135,14 +134,14 @@ func hostEnded(err error) bool {
 	return false
 }
 
-// lost reports whether the session has no connection, and is to get one. c.mu is held.
+// lost reports whether the session seeks a connection. c.mu is held.
 func (p *peer) lost() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.conn == nil && !p.over
 }
 
-// Seeking reports whether a connection of this rank's is looked for.
+// Seeking reports whether a session of this rank seeks a connection.
 func (c *Control) Seeking() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +174,7 @@ func (c *Control) seeking(p *peer) (until time.Time, ok bool) {
 	return until, true
 }
 
-// pause waits for d, or for something to change.
+// pause waits for d, or until the session's state changes.
 func (p *peer) pause(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,8 +198,8 @@ func (c *Control) bound() time.Duration {
 	return c.patience
 }
 
-// knock tries to reach a peer's process: a member to go on with the session, the hub to
-// see whether it is there.
+// knock tries to reach a peer's process: a member resumes its session with the hub, the
+// hub probes for a member.
 func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) {
 	d := net.Dialer{Timeout: knockTimeout, Deadline: until, KeepAlive: -1}
 	conn, err := accept.Dial(context.Background(), &d, addr)
@@ -260,7 +259,7 @@ func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) 
 	return knockStranger, fmt.Errorf("%w: frame type %d from %s", ErrProtocol, t, addr)
 }
 
-// ask authenticates conn, says what is wanted, and returns the answer.
+// ask authenticates conn, sends resume or probe, and returns the answer.
 func (c *Control) ask(conn net.Conn, p *peer) (frameType, fields, error) {
 	if err := introduce(conn, c.secret, version, c.id.Token); err != nil {
 		return 0, fields{}, err
@@ -279,7 +278,7 @@ func (c *Control) ask(conn net.Conn, p *peer) (frameType, fields, error) {
 	return readFrame(conn, maxAnswer)
 }
 
-// resumed goes on with p's session over conn; the peer has had got frames. c.mu is held.
+// resumed goes on with p's session over conn; the peer has received got frames. c.mu is held.
 func (c *Control) resumed(p *peer, conn net.Conn, got uint64, first func() []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -294,15 +293,15 @@ func (c *Control) resumed(p *peer, conn net.Conn, got uint64, first func() []byt
 	return true
 }
 
-// wanted is what frameResume and frameProbe carry: whose session, and how far it is.
+// wanted has the fields of frameResume and frameProbe: which session, and how far it got.
 type wanted struct {
 	rank, from             int // in the communicator
 	instance, fromInstance uint64
 	try                    uint64 // an attempt that a later one has overtaken is void
-	got                    uint64 // frames that have come
+	got                    uint64 // number of frames received
 }
 
-// maxAnswer bounds the answer to it.
+// maxAnswer bounds the answer to it, in bytes.
 const maxAnswer = 64
 
 func (w wanted) encode(t frameType) []byte {
@@ -318,8 +317,8 @@ func decodeWanted(f fields) (wanted, bool) {
 	return w, f.ok()
 }
 
-// comeback answers an authenticated connection that wants to go on with a session, or
-// to know whether it is there. c may be nil.
+// comeback answers resume or probe on an authenticated connection. c is nil when this
+// process has no such member.
 func (c *Control) comeback(conn net.Conn, t frameType, f fields) {
 	w, ok := decodeWanted(f)
 	answer := frameAbsent

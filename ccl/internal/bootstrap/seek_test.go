@@ -17,8 +17,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// cut has the kernel throw away what arrives for the controls' connections and
-// listeners, as when the network between their hosts is away, until mend.
+// cut makes the kernel drop what arrives for the controls' connections and
+// listeners, as in a network outage, until mend is called.
 func cut(t *testing.T, controls []*Control) (mend func()) {
 	t.Helper()
 	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // 0 bytes of a segment
@@ -53,8 +53,8 @@ func cut(t *testing.T, controls []*Control) (mend func()) {
 	}
 }
 
-// TestSilentHost: a host that is silent for as long as Config.Outage is dead, and the
-// error says what was tried.
+// TestSilentHost: a host that is silent for Config.Outage counts as dead, and the error
+// says what was tried.
 func TestSilentHost(t *testing.T) {
 	t.Parallel()
 	controls, errs := joinAll(t, testContext(t), 3, func(c *Config) { c.Outage = 4 * time.Second })
@@ -74,9 +74,8 @@ func TestSilentHost(t *testing.T) {
 	}
 }
 
-// TestStarvedKernel: on a machine under load a kernel may take in no acknowledgement for
-// as long as it waits for one. It resets the connection then, and both processes live:
-// nobody is lost.
+// TestStarvedKernel: the kernel of a loaded machine may process no acknowledgement until
+// TCP_USER_TIMEOUT ends the connection. Both processes live, so nobody is lost.
 func TestStarvedKernel(t *testing.T) {
 	t.Parallel()
 	controls := mustJoin(t, 3)
@@ -86,7 +85,7 @@ func TestStarvedKernel(t *testing.T) {
 		return controls[1].peers[0].conn
 	}
 	old := conn()
-	cut(t, controls[1:2]) // what comes over other connections is taken in
+	cut(t, controls[1:2]) // other connections still work
 	for deadline := time.Now().Add(time.Minute); conn() == old || conn() == nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the kernel has not given the connection up")
@@ -102,7 +101,7 @@ func TestStarvedKernel(t *testing.T) {
 	}
 }
 
-// TestOutage: nothing is lost of what is said while the network is away for less.
+// TestOutage: an outage shorter than Config.Outage loses no frame.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	controls := mustJoin(t, 3)
@@ -138,8 +137,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// forwarder carries connections to an address, and cuts each after some bytes: 0 for
-// not at all.
+// forwarder forwards connections to an address, and cuts each after some bytes (0:
+// never).
 type forwarder struct {
 	ln    net.Listener
 	wg    sync.WaitGroup
@@ -235,8 +234,8 @@ func (f *forwarder) close() {
 }
 
 // TestCutsLoseNothing: connections that are reset after any byte, the handshake's
-// included, neither lose nor repeat what is said over them, and nobody is told of a
-// loss. An abort is told once.
+// included, neither lose nor repeat frames, and no rank is reported lost. An abort is
+// reported once.
 func TestCutsLoseNothing(t *testing.T) {
 	cuts := 0
 	defer func() { t.Logf("%d connections cut", cuts) }()
@@ -244,7 +243,7 @@ func TestCutsLoseNothing(t *testing.T) {
 		seed := rapid.Uint64().Draw(rt, "seed")
 		mean := rapid.IntRange(1000, 6000).Draw(rt, "bytes between cuts")
 		rounds := rapid.IntRange(1, 25).Draw(rt, "operations")
-		size := rapid.IntRange(0, mean/12).Draw(rt, "bytes each") // a frame passes some time
+		size := rapid.IntRange(0, mean/12).Draw(rt, "bytes each") // so that a frame gets through eventually
 		f := newForwarder(t)
 		defer f.close()
 		dice := rand.New(rand.NewPCG(seed, 1))
@@ -310,8 +309,7 @@ func TestCutsLoseNothing(t *testing.T) {
 	})
 }
 
-// TestResetWhereNobodyDied: a connection that is reset, while both processes live, loses
-// nobody.
+// TestResetWhereNobodyDied: a reset connection between two live processes loses nobody.
 func TestResetWhereNobodyDied(t *testing.T) {
 	controls := mustJoin(t, 3)
 	for _, side := range []int{0, 1} {
@@ -332,7 +330,7 @@ func TestResetWhereNobodyDied(t *testing.T) {
 	}
 }
 
-// TestAnotherProcess: what listens where a lost rank did is not it unless it proves that.
+// TestAnotherProcess: a process that listens at a rank's address is that rank only if it proves so.
 func TestAnotherProcess(t *testing.T) {
 	for _, what := range []string{"rank of a later attempt", "stranger"} {
 		t.Run(what, func(t *testing.T) {
@@ -394,7 +392,7 @@ func TestAnotherProcess(t *testing.T) {
 	}
 }
 
-// TestLeaveThroughOutage: who leaves while the network is away is not taken for dead.
+// TestLeaveThroughOutage: a rank that leaves during an outage does not count as dead.
 func TestLeaveThroughOutage(t *testing.T) {
 	t.Parallel()
 	controls := mustJoin(t, 3)

@@ -1,6 +1,6 @@
 package bootstrap
 
-// maxStatement bounds what Tell carries, maxTold how many wait to be read.
+// maxStatement bounds a statement in bytes, maxTold the number of unread ones.
 const (
 	maxStatement = 256
 	maxTold      = 1024
@@ -13,8 +13,8 @@ type Statement struct {
 }
 
 // Tell gives rank 0 a short statement (at most 256 bytes), such as what this
-// rank is stuck in. It never blocks and is best effort: one that finds a queue
-// full is lost.
+// rank is stuck in. It never blocks and is best effort: a statement that is too
+// long or finds a queue full is dropped.
 func (c *Control) Tell(blob []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -29,7 +29,7 @@ func (c *Control) Tell(blob []byte) {
 	}
 }
 
-// Told has what members told rank 0. It is closed by Close or Leave.
+// Told delivers the members' statements on rank 0. Close and Leave close it.
 func (c *Control) Told() <-chan Statement { return c.statements }
 
 // note hands a statement to Told's reader, if it keeps up.

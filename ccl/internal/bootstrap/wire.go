@@ -14,12 +14,12 @@ import (
 //	client  proof("client"), then frames: hello
 //	server  frames: pending*, then roster, retry, or a failure
 //
-// Half of the client's nonce is its pass: it follows from the other half by the secret. It
-// proves little, since it may have been overheard, and so decides one thing: under a flood, who
-// shows a new one is not pushed out for strangers.
+// Half of the client's nonce is its pass, an HMAC of the other half (the salt). A pass can be
+// replayed, so it decides one thing only: under a flood, a client with a fresh pass is not
+// evicted to make room for strangers.
 //
-// For a session that has lost its connection, the client's frames are: resume, answered by resumed and
-// what the session still has to say; probe, answered by present; or either by absent.
+// A session that has lost its connection sends resume instead of hello, answered by resumed and
+// the unacknowledged frames; the hub sends probe, answered by present. Either may get absent.
 //
 // A frame is a 4-byte length, a type, and that type's fields. Integers are
 // little-endian, byte strings carry a 4-byte length.
@@ -40,7 +40,7 @@ const (
 	maxFrame = 256 << 20
 	// maxReason bounds the payload of an abort.
 	maxReason = 4096
-	// maxSize bounds a communicator: no peer makes us allocate for more.
+	// maxSize bounds a communicator, and so what a peer can make this rank allocate.
 	maxSize = 1 << 16
 )
 
@@ -48,11 +48,11 @@ type frameType uint8
 
 const (
 	frameHello    frameType = iota + 1 // client → hub: rank, size, instance, address, info
-	framePending                       // hub → client: who is missing so far, as frameMissing
+	framePending                       // hub → client: who is missing so far, fields of frameMissing
 	frameRoster                        // hub → client: rank 0's instance, every member's address and info
 	frameRetry                         // hub → client: no rendezvous of that token here yet
 	frameConflict                      // hub → client: code, rank, detail
-	frameMissing                       // hub → client: rejected, ranks
+	frameMissing                       // hub → client: rejected, ranks, detail
 	frameGather                        // client → hub: sequence, blob
 	frameResult                        // hub → client: sequence, size blobs
 	frameLost                          // hub → client: rank, reason
@@ -60,12 +60,12 @@ const (
 	frameBye                           // both: the sender leaves in good order
 	frameLeft                          // hub → client: rank that left in good order
 	frameTell                          // client → hub: statement
-	frameAck                           // both: how many frames have come; not counted itself
-	frameResume                        // client → hub, on another connection: as wanted
-	frameResumed                       // hub → client: how many frames have come; the session goes on
-	frameProbe                         // hub → client's listener: as wanted
-	framePresent                       // client → hub: the session is there
-	frameAbsent                        // both: it is not
+	frameAck                           // both: number of frames received, acks not counted
+	frameResume                        // client → hub, on another connection: fields of wanted
+	frameResumed                       // hub → client: number of frames received; the session goes on
+	frameProbe                         // hub → client's listener: fields of wanted
+	framePresent                       // client → hub: the session exists
+	frameAbsent                        // both: there is no such session
 )
 
 func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
@@ -105,8 +105,8 @@ func readFrame(r io.Reader, limit int) (frameType, fields, error) {
 	return frameType(head[4]), fields{b: body}, nil
 }
 
-// fields reads a frame's fields in order. The first that is cut short, and
-// every one after it, reads as zero; ok tells in the end.
+// fields reads a frame's fields in order. A field that is cut short reads as zero,
+// as do all after it; ok reports it in the end.
 type fields struct {
 	b   []byte
 	bad bool

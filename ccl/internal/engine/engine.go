@@ -8,19 +8,19 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Op is one operation to run. The engine keeps the slices until it has ended.
+// Op is one operation to run. The engine keeps the slices until End.
 type Op struct {
 	Signature
 	Send, Recv []byte
-	// Arrivals: somebody will ask who Arrived.
+	// Arrivals records what Arrived returns.
 	Arrivals bool
-	// Legs: somebody will ask for the Legs.
+	// Legs records what Engine.Legs returns.
 	Legs bool
 	// Parts are a group's messages, by Space - GroupSpace.
 	Parts   []Part
 	Divisor int // of Avg
-	// Gate says whether a schedule's gate may be passed, and acts on its being
-	// passed; nil when there is none.
+	// Gate reports whether a gate of the schedule may be passed, and acts on its
+	// being passed; nil if the schedule has none.
 	Gate func(number int) bool
 }
 
@@ -28,7 +28,7 @@ type Op struct {
 type Part struct {
 	Buf   []byte
 	DType record.DType
-	// Opaque: Buf only stands for the bytes, which links can send and nobody here can read.
+	// Opaque: Buf only stands for the bytes, which links can send but the CPU cannot read.
 	Opaque bool
 }
 
@@ -39,21 +39,21 @@ const GroupSpace = algo.PartSpace
 // stays aligned.
 const headerSize = 64
 
-// Up to how much data travels in one piece with its header: a copy costs less
+// Data of up to so many bytes is sent in one piece with its header: a copy costs less
 // than a second store to shared memory that the peer reads, or system call.
 const (
 	stageMemory  = 1 << 10
 	stageNetwork = 16 << 10
 )
 
-// Mesh has the links.
+// Mesh provides the links.
 type Mesh interface {
 	// Link returns the link to a peer, connecting it on first use.
 	Link(peer int) (transport.Link, error)
 }
 
-// Engine runs one communicator's operations, one at a time. It is owned by
-// whoever holds the communicator; no method may run beside another.
+// Engine runs one communicator's operations, one at a time. Whoever holds the
+// communicator owns it; it is not safe for concurrent use.
 type Engine struct {
 	mesh  Mesh
 	links []transport.Link
@@ -80,7 +80,7 @@ type lane struct {
 	steps []algo.Step
 	at    int32
 	begun bool  // the current message has been aligned, and its header handled
-	late  bool  // the current step was found blocked after a wait
+	late  bool  // nothing could move while this step was current (Late)
 	wants bool  // its link has been told of the wait
 	since int64 // when
 	pos   int   // bytes of the current step that have moved
@@ -134,8 +134,8 @@ func (e *Engine) End() {
 // Done reports whether everything has been moved.
 func (e *Engine) Done() bool { return e.left == 0 }
 
-// Arrived is, of an operation with Arrivals, the peer whose first bytes came last, of those that this rank had
-// to wait for, and when; peer -1 when there was none.
+// Arrived returns, of an operation with Arrivals, the peer that this rank last had to wait for (see
+// arrived), and when its bytes came, in ns of CLOCK_MONOTONIC; peer is -1 if there was none.
 func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arrivedAt }
 
 // burst is how many bytes a lane moves before the next has its turn: what one
@@ -143,7 +143,7 @@ func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arri
 const burst = 16 << 10
 
 // Launch is the beginning of a first Step: it sends what needs nothing from others
-// yet, and sees to it that what they have sent comes nearer meanwhile.
+// yet, and prefetches the lines that they may have sent.
 func (e *Engine) Launch() error {
 	for i := range e.lanes {
 		l := &e.lanes[i]
@@ -236,7 +236,7 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 func (e *Engine) connect(peer int) (transport.Link, error) {
 	link, err := e.mesh.Link(peer)
 	if err != nil {
-		return nil, err // this rank's own: what the peer does shows in the link
+		return nil, err // this rank's own failure: a peer's shows in the link
 	}
 	e.links[peer] = link
 	return link, nil
@@ -308,7 +308,7 @@ func (e *Engine) readLine(link transport.Link, l *lane, st *algo.Step) (int, err
 	return e.moved(l, st, n), nil
 }
 
-// arrived notes the first bytes of a peer that this rank had to wait for.
+// arrived notes a peer's first bytes, or any message of lines, that this rank had to wait for.
 func (e *Engine) arrived(link transport.Link, l *lane, st *algo.Step) {
 	if l.late {
 		l.late = false

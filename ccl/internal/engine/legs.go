@@ -5,19 +5,19 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// MaxLegs is of how many legs an operation keeps times; those that begin later are left out.
+// MaxLegs bounds the legs that an operation records; those that begin later are left out.
 const MaxLegs = 16
 
-// Leg is what one peer sends in one phase of an operation, and when, CLOCK_MONOTONIC ns.
+// Leg is what one peer sends in one phase of an operation, and when, in ns of CLOCK_MONOTONIC.
 type Leg struct {
 	algo.Leg
-	Asked int64 // this rank came to it; 0: with the operation's start
-	Came  int64 // its first bytes came; 0: they were there
-	Ended int64 // the last of it was taken; 0: not yet
-	Stall int64 // nothing of it came in between, as far as anyone noticed, ns
+	Asked int64 // this rank began to receive; 0: at the operation's start
+	Came  int64 // its first bytes came; 0: they were there already
+	Ended int64 // its last bytes were received; 0: not yet
+	Stall int64 // ns without arrivals in between, as far as Idle noticed
 }
 
-// legs are those of the running operation. Looking for one is a walk over a few.
+// legs records the legs of the running operation. There are few, so lookup is a scan.
 type legs struct {
 	n   int
 	all [MaxLegs]Leg
@@ -57,5 +57,5 @@ func (s *legs) stalled(st *algo.Step, by int64) {
 	}
 }
 
-// Legs are those of an operation that was begun with Legs, up to the next Begin.
+// Legs returns the legs of an operation with Op.Legs. They are valid until the next Begin.
 func (e *Engine) Legs() []Leg { return e.legs.all[:e.legs.n] }

@@ -90,7 +90,7 @@ func (e *Engine) copy(st *algo.Step) {
 	}
 }
 
-// narrow rounds the sums once; it divides before it does.
+// narrow rounds the sums once, after dividing them if scale is set.
 func (e *Engine) narrow(dst []byte, acc []float32, scale bool) {
 	if scale && len(acc) > 0 {
 		b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(acc))), 4*len(acc))

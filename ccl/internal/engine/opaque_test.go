@@ -9,7 +9,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// taker is a link that takes everything, and counts.
+// taker is a link that takes all bytes and counts them.
 type taker struct {
 	transport.Link
 	copied, kept int
@@ -26,7 +26,7 @@ type oneLink struct {
 
 func (m oneLink) Link(int) (transport.Link, error) { return m.link, nil }
 
-// TestOpaque: of what cannot be read nothing travels beside the header, however short it is.
+// TestOpaque: an opaque part is never copied behind the header, however short it is.
 func TestOpaque(t *testing.T) {
 	const size = 100
 	step := algo.Step{Act: algo.Send, Header: true, Kept: true, Src: algo.Ref{Space: engine.GroupSpace}, Len: size}

@@ -47,7 +47,7 @@ func (s *Signature) Decode(b []byte) bool {
 	return true
 }
 
-// tag condenses s to what a line has room for.
+// tag hashes s to the 32 bits that a line has room for.
 func (s *Signature) tag() uint32 {
 	h := s.Seq*0x9e3779b97f4a7c15 ^ s.Count*0xc2b2ae3d27d4eb4f
 	h ^= uint64(s.Coll)<<56 ^ uint64(s.DType)<<48 ^ uint64(s.Op)<<40 ^ uint64(uint32(s.Root))
@@ -75,7 +75,7 @@ func (s Signature) String() string {
 }
 
 // MismatchError says that a peer's message belongs to another call. Theirs is
-// nil when the message had no room to say which.
+// nil when the message does not say which: a line has no room for it.
 type MismatchError struct {
 	Peer   int
 	Mine   Signature
@@ -89,8 +89,8 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("this rank called %v, rank %d called %v", e.Mine, e.Peer, *e.Theirs)
 }
 
-// of is the signature that the message of step carries. Where the lengths of
-// messages differ by pair each carries its own; they travel by byte stream.
+// of returns the signature that step's message carries. Where counts differ by
+// pair of ranks each message carries its own, always through the byte stream.
 func (op *Op) of(step *algo.Step) Signature {
 	s := op.Signature
 	if !s.Coll.Traits().Varies() {

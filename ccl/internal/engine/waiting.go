@@ -4,8 +4,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 )
 
-// Gated reports whether some part of the operation waits at a gate, which no link
-// tells of when it opens.
+// Gated reports whether a track waits at a gate. No link shows when a gate opens.
 func (e *Engine) Gated() bool {
 	for i := range e.lanes {
 		l := &e.lanes[i]
@@ -27,7 +26,7 @@ func (e *Engine) Late() {
 }
 
 // Idle tells the links of blocked receives that this rank waits for them since
-// now: for waits that are worth telling.
+// now. It is for waits long enough to be worth reporting.
 func (e *Engine) Idle(now int64) {
 	for i := range e.lanes {
 		l := &e.lanes[i]
