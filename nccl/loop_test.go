@@ -51,8 +51,8 @@ func run(t *testing.T, f func(context.Context) error) {
 	})
 }
 
-// start runs a job of n ranks; faults has what the driver is told of some of them.
-func start(t *testing.T, version string, n int, stepUS int, faults map[int]string) *job {
+// start runs a job of n ranks; faults has what the driver is told of some of them, env what all have in their environment.
+func start(t *testing.T, version string, n int, stepUS int, faults map[int]string, env ...string) *job {
 	t.Helper()
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
@@ -72,7 +72,7 @@ func start(t *testing.T, version string, n int, stepUS int, faults map[int]strin
 		if f := faults[r]; f != "" {
 			args = append(args, f)
 		}
-		cmd := command(t, plain, dir, []string{"RANK=" + strconv.Itoa(r), "WORLD_SIZE=" + strconv.Itoa(n), "LOCAL_RANK=" + strconv.Itoa(r)}, args...)
+		cmd := command(t, plain, dir, append([]string{"RANK=" + strconv.Itoa(r), "WORLD_SIZE=" + strconv.Itoa(n), "LOCAL_RANK=" + strconv.Itoa(r)}, env...), args...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -125,6 +125,14 @@ func TestRankStopsCalling(t *testing.T) {
 	}
 	if v.CommName != "tp" || v.Coll != record.AllGather {
 		t.Errorf("they wait in %v of %q, want AllGather of tp", v.Coll, v.CommName)
+	}
+}
+
+// The same where timed calls are so dear that hardly any is: nothing tells when the last operation of the others is over.
+func TestSampledRankStopsCalling(t *testing.T) {
+	j := start(t, "5", 3, 1000, map[int]string{1: "stop-after=800"}, "WAKING=200000")
+	if v := j.verdict(t); v.Class != diagnosis.NoncommunicationHang || len(v.Culprits) != 1 || v.Culprits[0].Kind != diagnosis.CulpritRank || v.Culprits[0].Rank != 1 {
+		t.Errorf("verdict %+v", v)
 	}
 }
 

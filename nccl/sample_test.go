@@ -41,6 +41,32 @@ func TestSampling(t *testing.T) {
 	}
 }
 
+// Where a timed call takes its caller 20 µs, those of 4,000 calls a second that are timed take less than 1/100 of the time.
+func TestSamplingByCost(t *testing.T) {
+	dir := t.TempDir()
+	lines := play(t, plain, dir, nil, "5", "waking")
+	c := recorders(t, dir)[0]
+	for _, want := range parse(t, lines) {
+		check(t, c, want)
+		s := c.comm(t, want.id)
+		timed, first, last := 0, int64(0), int64(0)
+		for _, o := range c.ops[s.Index] {
+			if at := o.enqueue[0].Mono; first == 0 || at < first {
+				first = at
+			}
+			last = max(last, o.enqueue[0].Mono)
+			if o.end[0].Flags&record.FlagUnseen == 0 {
+				timed++
+			}
+		}
+		const saved, cost = 256, 20 * time.Microsecond
+		took := time.Duration(last - first)
+		if most := saved + int(took/100/cost); timed > most || timed < int(want.numbered)/512 {
+			t.Errorf("%d of %d timed in %v, want at most %d", timed, want.numbered, took, most)
+		}
+	}
+}
+
 // A collective that hangs among calls that are not timed is open, and nothing behind it is over.
 func TestSampledHang(t *testing.T) {
 	dir := t.TempDir()

@@ -26,7 +26,7 @@ type CommStatus struct {
 	Started    uint64
 	StartedAt  int64
 	Finished   uint64
-	FinishedAt int64
+	FinishedAt int64 // StartedAt when the end is assumed: see Assumed
 
 	// Sums over finished operations.
 	Ops        uint64
@@ -39,6 +39,14 @@ type CommStatus struct {
 
 // Open reports whether the member is inside a collective.
 func (c *CommStatus) Open() bool { return c.Started > c.Finished }
+
+// Assumed reports whether the member's last operation is taken for over because
+// nothing more was heard of it: NCCL was not asked to time it, and none that it
+// was asked for came after it. While another member has not called a collective,
+// it is not over.
+func (c *CommStatus) Assumed() bool {
+	return c.Finished > 0 && c.Finished == c.Started && c.FinishedAt == c.StartedAt
+}
 
 // ConnStatus is one connection's entry and live words. Times are
 // CLOCK_MONOTONIC ns, 0 for never or not.

@@ -188,7 +188,7 @@ func (r *rank) reportComms(rep *wire.Report, room int) int {
 			Coll: uint32(s.Coll), Peer: now.peer, Bytes: s.Bytes, Enqueued: s.Enqueued, Started: s.Started, Finished: s.Finished,
 			MonoEnqueuedNs: s.EnqueuedAt, MonoStartedNs: s.StartedAt, MonoFinishedNs: s.FinishedAt,
 			Ops: s.Ops, OwnNs: s.OwnNs, WaitNs: s.WaitNs, TransferNs: s.TransferNs, MaxOwnNs: s.MaxOwnNs,
-			CallsOnly: p.Source.CallsOnly(),
+			CallsOnly: p.Source.CallsOnly() || s.Assumed(),
 		}
 		if !again {
 			w.CommName = wireName(s.Name)

@@ -24,6 +24,7 @@
 struct tables { /* of the version that is played */
 	int version;
 	int mask; /* NCCL has one of a process */
+	int64_t waking; /* ns that it takes the caller of a timed call to wake its proxy */
 	void *lib;
 	const struct nccl_profiler_v4 *v4;
 	const struct nccl_profiler_v5 *v5;
@@ -87,6 +88,7 @@ void flow_received(struct flow *f);
 
 int scene(const char *name);
 void tight(void);
+void waking(void);
 void stuck(void);
 int play_rank(int argc, char **argv);
 int soak(uint64_t events, int threads);

@@ -203,6 +203,8 @@ void plan_end(struct played *p)
 	for (int i = 0; i < p->tasks; i++)
 		if (p->task[i])
 			nccl.stop(p->task[i]); /* queued, not finished */
+	if (nccl.waking && asks(p, NCCL_KERNEL_CH))
+		until(mono() + nccl.waking);
 	if (p->group)
 		nccl.stop(p->group);
 }

@@ -5,6 +5,7 @@
  *
  *   driver PLUGIN VERSION rank FILE RANK RANKS STEPS STEP_US [stop-after=N | slow=US@N | stall=N | late=US@N]
  *
+ * WAKING=NS in the environment: no network, and a call that is timed takes so much longer.
  * stall: from step N on what it sends in "dp" does not arrive; late: it arrives US later.
  */
 #include "driver.h"
@@ -65,7 +66,7 @@ static void *gpu(void *arg)
 			while (__atomic_load_n(&meeting->begun[k][r], __ATOMIC_ACQUIRE) < n[k])
 				usleep(100);
 		usleep((useconds_t)queue[i % QUEUE].dur);
-		if (k == 0)
+		if (k == 0 && !nccl.waking)
 			ring(p, n[0]);
 		kernel_end(p, 2, mono() + GPU_OFFSET);
 		__atomic_store_n(&ran, i + 1, __ATOMIC_RELEASE);
@@ -104,6 +105,7 @@ int play_rank(int argc, char **argv)
 	if (argc > 5 && sscanf(argv[5], "stop-after=%ld", &stop_after) != 1 && sscanf(argv[5], "slow=%ld@%ld", &slow_us, &slow_at) != 2 &&
 		sscanf(argv[5], "stall=%ld", &stall) != 1 && sscanf(argv[5], "late=%ld@%ld", &late, &late_from) != 2)
 		return 2;
+	nccl.waking = getenv("WAKING") ? atol(getenv("WAKING")) : 0;
 	stall_at = stall < 0 ? 0 : (uint64_t)stall * 3 + 1;
 	late_us = (uint64_t)late, late_at = (uint64_t)late_from * 3;
 	int fd = open(argv[0], O_RDWR | O_CREAT, 0600);

@@ -33,7 +33,25 @@ void tight(void)
 	told(&d, "sampled");
 }
 
-/* The same, and then a collective that does not end while calls go on, until CUDA's queue is nearly full: the GPU gets to none of them. */
+/* Less close calls, which NCCL is 20 µs later with where it wakes its proxy. */
+void waking(void)
+{
+	struct comm c;
+	nccl.waking = 20000;
+	comm_init(&c, 0x112, "waking", 4, 1);
+	int64_t at = mono();
+	for (int i = 0; i < 10000; i++) {
+		collective(&c, "AllReduce", 64, 2, 500);
+		until(at += 250000);
+	}
+	nccl.waking = 0;
+	usleep(100000); /* what comes after a rest is timed, and tells of those before it */
+	for (int i = 0; i < 2; i++)
+		collective(&c, "AllReduce", 64, 2, 500);
+	told(&c, "sampled");
+}
+
+/* As tight, and then a collective that does not end while calls go on, until CUDA's queue is nearly full: the GPU gets to none of them. */
 void stuck(void)
 {
 	static struct played p[1000];

@@ -120,6 +120,7 @@ static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *
 static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e)
 {
 	uint64_t group = (uint64_t)(uintptr_t)e->parent, seq;
+	SET(&c->p2p, 1);
 	if (e->u.p2p_api.captured)
 		return make_handle(H_P2P_API, c, gen, 0) | H_CAPTURED;
 	struct call a = call_of(c, e->u.p2p_api.func, e->u.p2p_api.datatype, e->u.p2p_api.count, -1);
@@ -145,6 +146,7 @@ static void place(struct comm *c, struct op *o, uint32_t plan)
 	if (launched >= o->called)
 		SET(&o->launched, launched);
 	__atomic_fetch_or(&o->flags, OP_PLACED, __ATOMIC_RELEASE);
+	SET(&c->posted, PEEK(&c->posted) + 1);
 }
 
 /* The number of the plan that a group handle names; one of its own when there is none. */
@@ -185,6 +187,7 @@ static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event 
 	uint64_t parent = (uint64_t)(uintptr_t)e->parent, seq = parent & UINT32_MAX;
 	const void *group = c->version == 4 ? e->parent : e->u.p2p.group;
 	struct op *o;
+	SET(&c->p2p, 1);
 	if (handle_kind(parent) == H_P2P_API && !(parent & H_CAPTURED)) {
 		struct comm *owner;
 		if (!(o = op_of(parent, &owner)) || owner != c)
@@ -335,6 +338,8 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 		SET(&c->launched, lockstep_now());
 		return make_handle(H_LAUNCH, c, gen, 0);
 	case NCCL_GROUP:
+		SET(&c->posted, (uint32_t)0);
+		SET(&c->posting, lockstep_now());
 		return make_handle(H_GROUP, c, gen, ADD(&c->plans, 1) + 1);
 	case NCCL_COLL:
 		return coll_start(c, gen, e);
@@ -346,9 +351,20 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 	return 0;
 }
 
-/* Only the end of an API group means something: a collective's stop is that it is queued. */
+/* The group of a plan is over: the proxy has its entries, and is awake. */
+static void plan_stop(uint64_t h)
+{
+	struct comm *c = comm_of_handle(h);
+	uint32_t ops = c ? PEEK(&c->posted) : 0;
+	if (ops)
+		sample_cost((lockstep_now() - PEEK(&c->posting)) / ops);
+}
+
+/* Only the ends of groups mean something: a collective's stop is that it is queued. */
 HIDDEN void op_stop(uint64_t h)
 {
+	if (handle_kind(h) == H_GROUP)
+		plan_stop(h);
 	struct slot *g = handle_kind(h) == H_GROUP_API ? slot_of(&plugin.groups, h) : NULL;
 	if (g)
 		give(g, h);

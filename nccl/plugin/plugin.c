@@ -296,6 +296,7 @@ static int reset_comm(struct comm *c, uint32_t size)
 	c->loud = c->quiet = 0;
 	c->group = c->group_seq = c->plan = c->plan_seq = 0;
 	c->launched = c->started_at = c->stopped_at = 0;
+	c->p2p = 0;
 	c->dirty = c->busy = 0;
 	return 0;
 }

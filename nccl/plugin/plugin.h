@@ -90,7 +90,9 @@ struct comm {
 	uint64_t loud; /* last operation whose kernel NCCL was asked for */
 	/* The API group, and the plan, whose sends and receives are one operation, and its number. */
 	uint64_t group, group_seq, plan, plan_seq;
-	int64_t launched;
+	int64_t launched, posting; /* the last kernel's launch; since when NCCL makes entries for its proxy */
+	uint32_t posted;           /* operations that they are of */
+	int p2p;                   /* it has carried sends or receives, whose numbers are each rank's own */
 
 	/* The proxy thread. */
 	uint64_t started ALIGNED; /* last operation with a channel that started */
@@ -151,7 +153,7 @@ struct pool {
 struct sampling {
 	int quiet;         /* kernels are not asked for now */
 	int network;       /* proxies have told of transfers */
-	int tight;         /* calls come too often to time each */
+	int tight;         /* what was saved for calls in a row is spent */
 	int64_t spent;     /* until when the budget is spent */
 	int64_t called;    /* last call */
 	int64_t gap;       /* mean time between calls of late, each 1 ms at most */
@@ -161,6 +163,12 @@ struct sampling {
 	uint32_t turning;
 	uint32_t calls, burst, total; /* of this burst, of the one before, of the process */
 	uint64_t untimed;  /* operations since the last one with times */
+	int64_t cost;      /* ns that NCCL takes its caller for a timed call: the median of late */
+	int64_t window;    /* when counting began of what follows */
+	uint32_t counted, pauses; /* total then, and pauses since */
+	uint32_t share;    /* one call in so many is timed, by the window before; 0: not known */
+	int rested;        /* the call before came after a rest */
+	int crowded;       /* by the window before there are too many bursts to time the last call of each */
 	uint64_t seen[64]; /* by thread: what it is << 32 | turns at the end of its last group */
 } ALIGNED;
 
@@ -205,6 +213,7 @@ HIDDEN void set_masks(int quiet);
 /* sample.c */
 HIDDEN uint32_t sample_call(int64_t now);
 HIDDEN void sample_group(void);
+HIDDEN void sample_cost(int64_t ns);
 HIDDEN int sample_captured(void);
 HIDDEN void sample_reset(void);
 HIDDEN void sample_rest(int64_t now);

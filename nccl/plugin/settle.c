@@ -8,7 +8,7 @@
  */
 #include "plugin.h"
 
-enum verdict { KEEP, EXACT, UNSEEN };
+enum verdict { KEEP, EXACT, UNSEEN, ASSUMED };
 
 /* Whether the call of an operation has returned: its API group is over. */
 static int returned(const struct op *o)
@@ -40,7 +40,7 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 	if (flags & OP_QUIET && !started && returned(o)) { /* what NCCL times behind it tells that it is over */
 		if (full || later)
 			return UNSEEN;
-		return tick && PEEK(&c->loud) < seq && now - PEEK(&o->called) > 250 * MS ? UNSEEN : KEEP;
+		return tick && PEEK(&c->loud) < seq && now - PEEK(&o->called) > 250 * MS ? ASSUMED : KEEP;
 	}
 	if (passed) /* its last channels may be on the way: the poller looks at several plans in turn */
 		return full || now - PEEK(&c->stopped_at) > 20 * MS || now - PEEK(&o->called) > 2000 * MS ? UNSEEN : KEEP;
@@ -110,7 +110,7 @@ static int64_t finish(struct comm *c, struct op *o, uint64_t seq, enum verdict v
 	int64_t seen_start = PEEK(&o->seen_start), seen_end = PEEK(&o->seen_end);
 	uint8_t replay = PEEK(&o->flags) & OP_REPLAY ? LOCKSTEP_FLAG_REPLAY : 0;
 	tell_enqueue(c, o, seq);
-	if (v == UNSEEN) {
+	if (v != EXACT) {
 		if (seen_start)
 			tell_run(c, o, seq, LOCKSTEP_KIND_START, seen_start, start != UINT64_MAX ? start : 0, replay);
 		tell_run(c, o, seq, LOCKSTEP_KIND_END, now, 0, LOCKSTEP_FLAG_UNSEEN);
@@ -154,6 +154,7 @@ static void walk(struct comm *c, int64_t now, int tick)
 {
 	uint64_t done = c->finished;
 	int64_t at = 0;
+	int assumed = 0;
 	tell_started(c, LOAD(&c->started), PEEK(&c->started_at));
 	for (;;) {
 		uint64_t seq = done + 1;
@@ -184,11 +185,14 @@ static void walk(struct comm *c, int64_t now, int tick)
 			break;
 		}
 		at = finish(c, o, seq, v, now);
+		assumed = v == ASSUMED;
 		STORE(&o->seq, (uint64_t)0);
 		done = seq;
 	}
 	if (done != c->finished) {
 		tell_started(c, done, at ? at : now);
+		if (assumed && !PEEK(&c->p2p) && c->rec)
+			at = PEEK(&c->rec->started_at); /* no time is known: while another rank has not called it, it is not over */
 		SET(&c->finished, done);
 		lockstep_comm_finished(c->rec, done, at ? at : now);
 	}
