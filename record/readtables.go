@@ -40,12 +40,12 @@ type CommStatus struct {
 // Open reports whether the member is inside a collective.
 func (c *CommStatus) Open() bool { return c.Started > c.Finished }
 
-// Assumed reports whether the member's last operation is taken for over because
-// nothing more was heard of it: NCCL was not asked to time it, and none that it
-// was asked for came after it. While another member has not called a collective,
-// it is not over.
+// Assumed reports whether the member's last operation, one that nobody leaves
+// before all have entered it, is taken for over because nothing more was heard of
+// it: NCCL was not asked to time it, and nothing that it was asked for came after
+// it. While another member has not called it, it is not over.
 func (c *CommStatus) Assumed() bool {
-	return c.Finished > 0 && c.Finished == c.Started && c.FinishedAt == c.StartedAt
+	return c.Finished > 0 && c.Finished == c.Enqueued && c.Finished == c.Started && c.FinishedAt == c.StartedAt && c.Coll.Synchronizes()
 }
 
 // ConnStatus is one connection's entry and live words. Times are

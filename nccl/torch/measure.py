@@ -7,14 +7,17 @@ prints tables: collectives recorded ÷ issued by kind of call (DDP with tensor p
 CUDA graphs, all_to_all, send/recv, symmetric windows), durations beside CUDA events, transfers over
 sockets, and times by size and steps a second, in turn: without a plugin, with one that does nothing (the calls
 asked for, or kernels too: what NCCL itself takes for them), with Lockstep's default, with every operation timed, and
-with all events. `--only speed` is that alone; it needs a C compiler.
+with all events. `--only speed` is that alone; it needs a C compiler. `--only switch` turns timing on and off within the
+same processes, where one process is faster than another by more than is measured.
 It exits with 1 when a collective is neither recorded nor counted.
 """
 import argparse
+import glob
 import json
 import os
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -41,7 +44,8 @@ class Job:
     def __init__(self, o, what, mode, env=None):
         plugin = "none" if mode == "off" else os.path.abspath(o.plugin)
         if isinstance(mode, tuple):
-            mode, plugin, env = mode
+            mode, plugin, more = mode
+            env = dict(more, **(env or {}))
         self.what, self.mode, self.timeout = what, mode, o.timeout
         self.dir = tempfile.TemporaryDirectory(prefix="lockstep-", dir="/dev/shm")
         base = dict(os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(o.port), WORLD_SIZE=str(o.gpus), PYTHONUNBUFFERED="1",
@@ -50,6 +54,8 @@ class Job:
         base.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast is not what is measured, and not allowed everywhere
         base["NCCL_PROFILER_PLUGIN"] = plugin
         base.update(env or {})
+        if "EMPTY_SWITCH" in base:
+            base["EMPTY_SWITCH"] = os.path.join(self.dir.name, base["EMPTY_SWITCH"])
         o.port += 1
         self.ranks = [subprocess.Popen([sys.executable, "-B", os.path.join(HERE, "worker.py"), what], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                        stderr=subprocess.PIPE, text=True, env=dict(base, RANK=str(r), LOCAL_RANK=str(r))) for r in range(o.gpus)]
@@ -220,6 +226,53 @@ def speed_with(o, empty):
             j.end()
 
 
+def empty_switch(job):
+    """Kernels, or calls only, for a job with the empty plugin."""
+    def turn(kernels):
+        path = os.path.join(job.dir.name, "switch")
+        with open(path + ".new", "w") as f:
+            f.write(str(KERNELS if kernels else API))
+        os.replace(path + ".new", path)
+    return turn
+
+
+def lockstep_switch(job):
+    """Every operation timed (net), or the default, for a job with Lockstep's."""
+    def turn(net):
+        for path in glob.glob(os.path.join(job.dir.name, "**", "*.ctl"), recursive=True):
+            with open(path, "r+b") as f:
+                f.seek(16)
+                f.write(struct.pack("<I", 2 if net else 0))
+    return turn
+
+
+def switch(o):
+    """What timing costs within one process: there is no luck of one process beside another in it."""
+    with tempfile.TemporaryDirectory() as d:
+        empty = empty_plugin(d)
+        for name, mode, turns, words in (("empty plugin", ("switch", empty, {"EMPTY_EVENTS": str(API)}), empty_switch, ("calls only", "kernels asked for")),
+                                         ("Lockstep", "default", lockstep_switch, ("default", "every operation timed"))):
+            jobs = []
+            try:
+                for _ in range(o.copies):
+                    jobs.append(Job(o, "turns", mode, {"EMPTY_SWITCH": "switch"} if mode != "default" else None))
+                for j in jobs:
+                    j.answer("ANSWER ")
+                for j in jobs:
+                    turn, got = turns(j), ([], [])
+                    for k in range(max(2, round(10 * o.rounds))):
+                        for on in ((False, True) if k % 2 else (True, False)):
+                            turn(on)
+                            j.ask("steps", 0, 300)
+                            got[on].append(j.ask("steps", 0, 200)["us"])
+                    off, on = (statistics.median(g) for g in got)
+                    more = [100 * (b / a - 1) for a, b in zip(*got)]
+                    print(f"{name:14} steps: {words[0]} {off:8.1f} µs, {words[1]} {on:8.1f} µs: {statistics.median(more):+.2f} % (each turn {min(more):+.1f} to {max(more):+.1f})", flush=True)
+            finally:
+                for j in jobs:
+                    j.end()
+
+
 def ebpf_accounting(o, runtime):
     got = job(o, "accounting", "off", {"LOCKSTEP_RUNTIME_DIR": runtime, "LOCKSTEP_JOB": "measure", "MEASURE_STEPS": "100"})
     print("\n## eBPF: what the agent recorded of a job without the plugin")
@@ -288,7 +341,7 @@ def main():
     a.add_argument("--sizes", nargs="*", default=[], help="rows of the table of speed, such as 'raw 8' or steps; all without")
     a.add_argument("--port", type=int, default=29700)
     a.add_argument("--timeout", type=int, default=300, help="seconds for one job")
-    a.add_argument("--only", nargs="+", choices=["accounting", "durations", "sockets", "speed", "ebpf"], default=["accounting", "durations", "sockets", "speed"])
+    a.add_argument("--only", nargs="+", choices=["accounting", "durations", "sockets", "speed", "switch", "ebpf"], default=["accounting", "durations", "sockets", "speed"])
     o = a.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     if not os.path.exists(o.plugin):
@@ -296,7 +349,7 @@ def main():
     bad = []
     for part in o.only:
         try:
-            if {"accounting": accounting, "durations": durations, "sockets": sockets, "speed": speed, "ebpf": ebpf}[part](o):
+            if {"accounting": accounting, "durations": durations, "sockets": sockets, "speed": speed, "switch": switch, "ebpf": ebpf}[part](o):
                 bad.append(part)
         except Exception as e:  # the other parts are worth having
             print(f"\n## {part}: {type(e).__name__}: {e}")

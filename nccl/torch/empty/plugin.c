@@ -1,15 +1,40 @@
 /*
- * A profiler plugin that does nothing: what NCCL itself does for the events of EMPTY_EVENTS, a mask.
- * measure.py builds it and lets it take turns with Lockstep's.
+ * A profiler plugin that does nothing: what NCCL itself does for the events of EMPTY_EVENTS, a mask, or of the
+ * file EMPTY_SWITCH, which holds another one whenever it is written. measure.py builds it and lets it take turns
+ * with Lockstep's.
  */
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "abi.h"
+
+static int *volatile switched;
+
+static void *look(void *path)
+{
+	for (;; usleep(50000)) {
+		int mask;
+		FILE *f = fopen(path, "r");
+		if (f && fscanf(f, "%d", &mask) == 1)
+			__atomic_store_n(switched, mask, __ATOMIC_RELAXED);
+		if (f)
+			fclose(f);
+	}
+	return NULL;
+}
 
 static int on(int *mask)
 {
 	const char *v = getenv("EMPTY_EVENTS");
+	char *path = getenv("EMPTY_SWITCH");
+	pthread_t t;
 	*mask = v ? (int)strtol(v, NULL, 0) : 0;
+	if (path && !switched) {
+		switched = mask;
+		pthread_create(&t, NULL, look, path);
+	}
 	return 0;
 }
 static int init_v4(void **c, int *mask, const char *name, uint64_t id, int nodes, int ranks, int rank, nccl_logger log)
