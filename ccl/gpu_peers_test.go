@@ -214,6 +214,7 @@ func TestGPUPeersSlowLink(t *testing.T) {
 // TestGPUPeersInMatrix: what kernels stamp by peer comes by recorder and agent to the master,
 // whose delay matrix has a cell for each pair.
 func TestGPUPeersInMatrix(t *testing.T) {
+	peersAreStamped(t)
 	n, gpus := gpuRanks(t)
 	n = min(n, 3)
 	if gpus < n && !faked {
