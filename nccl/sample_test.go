@@ -8,6 +8,25 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
+// timedOf is how many of a communicator's operations were timed, by the GPU all of them, and how long the calls took.
+func timedOf(t *testing.T, ops map[uint64]*opRecords) (timed uint64, took time.Duration) {
+	t.Helper()
+	first, last := int64(0), int64(0)
+	for _, o := range ops {
+		if at := o.enqueue[0].Mono; first == 0 || at < first {
+			first = at
+		}
+		last = max(last, o.enqueue[0].Mono)
+		if o.end[0].Flags&record.FlagUnseen == 0 {
+			timed++
+			if o.end[0].Clock != record.ClockGPU {
+				t.Errorf("an end without the GPU's time: %+v", o.end[0])
+			}
+		}
+	}
+	return timed, time.Duration(last - first)
+}
+
 // Of calls that come too close, one in about 32 is timed, or in 128, and all are recorded.
 func TestSampling(t *testing.T) {
 	for _, v := range versions[1:] {
@@ -17,22 +36,10 @@ func TestSampling(t *testing.T) {
 		for _, want := range parse(t, lines) {
 			check(t, c, want)
 			s := c.comm(t, want.id)
-			timed, first, last := uint64(0), int64(0), int64(0)
-			for _, o := range c.ops[s.Index] {
-				if at := o.enqueue[0].Mono; first == 0 || at < first {
-					first = at
-				}
-				last = max(last, o.enqueue[0].Mono)
-				if o.end[0].Flags&record.FlagUnseen == 0 {
-					timed++
-					if o.end[0].Clock != record.ClockGPU {
-						t.Errorf("v%s %s: an end without the GPU's time: %+v", v, want.name, o.end[0])
-					}
-				}
-			}
+			timed, took := timedOf(t, c.ops[s.Index])
 			// What this machine's load makes slower may be timed more often, up to all of it.
-			if most := want.numbered/16 + 300 + uint64(last-first)/200_000; timed > most || timed < want.numbered/256 {
-				t.Errorf("v%s %s: %d of %d timed in %v, want at most %d", v, want.name, timed, want.numbered, time.Duration(last-first), most)
+			if most := want.numbered/16 + 300 + uint64(took)/200_000; timed > most || timed < want.numbered/256 {
+				t.Errorf("v%s %s: %d of %d timed in %v, want at most %d", v, want.name, timed, want.numbered, took, most)
 			}
 			if c.header.OpsUnseen != 0 || s.Ops != want.numbered {
 				t.Errorf("v%s %s: %d unseen, sums of %d operations", v, want.name, c.header.OpsUnseen, s.Ops)
@@ -49,19 +56,9 @@ func TestSamplingByCost(t *testing.T) {
 	for _, want := range parse(t, lines) {
 		check(t, c, want)
 		s := c.comm(t, want.id)
-		timed, first, last := 0, int64(0), int64(0)
-		for _, o := range c.ops[s.Index] {
-			if at := o.enqueue[0].Mono; first == 0 || at < first {
-				first = at
-			}
-			last = max(last, o.enqueue[0].Mono)
-			if o.end[0].Flags&record.FlagUnseen == 0 {
-				timed++
-			}
-		}
+		timed, took := timedOf(t, c.ops[s.Index])
 		const saved, cost = 256, 20 * time.Microsecond
-		took := time.Duration(last - first)
-		if most := saved + int(took/100/cost); timed > most || timed < int(want.numbered)/512 {
+		if most := saved + uint64(took/100/cost); timed > most || timed < want.numbered/512 {
 			t.Errorf("%d of %d timed in %v, want at most %d", timed, want.numbered, took, most)
 		}
 	}

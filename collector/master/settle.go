@@ -4,12 +4,13 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
-// callsOnly is a communicator with members of which only calls are seen (uprobes on NCCL). A
-// member that has called an operation is in it; that its call has returned does not say that it
-// is out, since a GPU may still be waiting. But while one member has not called an operation
-// nobody is out of it, and those that have called it wait for that member. Once all have called
-// it nobody is waited for. So where such a member is follows from what all members have called,
-// which only the master knows.
+// callsOnly is a communicator with members of which only calls are seen (uprobes on NCCL), or of
+// whose last operation no more is (NCCL's plugin did not have it timed). A member that has called
+// an operation is in it; that its call has returned does not say that it is out, since a GPU may
+// still be waiting. But while one member has not called an operation nobody is out of it, and
+// those that have called it wait for that member. Once all have called it nobody is waited for.
+// So where such a member is follows from what all members have called, which only the master
+// knows.
 type callsOnly struct {
 	members []calledMember
 	changed bool

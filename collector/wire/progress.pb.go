@@ -1522,8 +1522,9 @@ type Member struct {
 	MonoStateNs    int64                  `protobuf:"varint,22,opt,name=mono_state_ns,json=monoStateNs,proto3" json:"mono_state_ns,omitempty"` // when state took this value: in reports that change it, and in full ones
 	Fault          uint32                 `protobuf:"varint,23,opt,name=fault,proto3" json:"fault,omitempty"`                                  // record.Result: why it was aborted, 0 when nobody has said
 	FaultPeer      int32                  `protobuf:"zigzag32,24,opt,name=fault_peer,json=faultPeer,proto3" json:"fault_peer,omitempty"`       // whom fault names, a rank in the communicator, -1 when nobody
-	// calls_only is true when the host's calls are all that is seen (uprobes on NCCL): started is the
-	// last that was called, finished the last whose call has returned, whatever a GPU does about it.
+	// calls_only is true when the host's calls are all that is known of the last operation (uprobes on
+	// NCCL; one that its plugin did not have timed): started is the last that was called, finished the
+	// last whose call has returned, whatever a GPU does about it.
 	CallsOnly     bool `protobuf:"varint,30,opt,name=calls_only,json=callsOnly,proto3" json:"calls_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -167,7 +167,7 @@ struct sampling {
 	int64_t window;    /* when counting began of what follows */
 	uint32_t counted, pauses; /* total then, and pauses since */
 	uint32_t share;    /* one call in so many is timed, by the window before; 0: not known */
-	int rested;        /* the call before came after a rest */
+	int rested;        /* the last call came after a rest: the next one is timed */
 	int crowded;       /* by the window before there are too many bursts to time the last call of each */
 	uint64_t seen[64]; /* by thread: what it is << 32 | turns at the end of its last group */
 } ALIGNED;

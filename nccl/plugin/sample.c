@@ -3,9 +3,9 @@
  *
  * Calls are told of always. Kernels (KernelCh) cost NCCL far more than they cost the plugin: an
  * entry of the proxy's queue for each channel, a proxy thread that is woken and then polls, and
- * a kernel that ends only when its stamps have reached the host's memory. Waking takes the
- * caller 2 µs on one machine and 20 in a virtual one, so it is measured: all of it lies between
- * the start and the stop of NCCL's Group event. Timed calls may take 1/250 of the time. What
+ * a kernel that ends only when its stamps have reached the host's memory. Waking took the
+ * caller 20 µs in a virtual machine, and differs by machine, so it is measured: all of it lies
+ * between the start and the stop of NCCL's Group event. Timed calls may take 1/250 of the time. What
  * that affords beside the calls of the last second says which share of them is timed; a job
  * that calls rarely enough has all. Before that is known, and for bursts, there is a budget that
  * fills up: so many calls in a row are timed, and then one in SHARE.
@@ -177,12 +177,10 @@ HIDDEN void sample_group(void)
 	if (!is_sampling())
 		return;
 	int64_t now = PEEK(&s->called);
-	int last = PEEK(&s->calls) + 1 == PEEK(&s->burst) && !PEEK(&s->crowded);
-	if (PEEK(&s->rested)) {
+	int rested = PEEK(&s->rested), last = PEEK(&s->calls) + 1 == PEEK(&s->burst) && !PEEK(&s->crowded);
+	if (rested)
 		SET(&s->rested, 0);
-		last = 1;
-	}
-	int quiet = !last && !chosen(s, PEEK(&s->total) + 1) && now - PEEK(&s->captured) > CAPTURE_NS;
+	int quiet = !rested && !last && !chosen(s, PEEK(&s->total) + 1) && now - PEEK(&s->captured) > CAPTURE_NS;
 	if (quiet != PEEK(&s->quiet))
 		turn(quiet);
 	uint64_t want, *word = own_word(s, &want);

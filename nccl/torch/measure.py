@@ -241,7 +241,7 @@ def lockstep_switch(job):
     def turn(net):
         for path in glob.glob(os.path.join(job.dir.name, "**", "*.ctl"), recursive=True):
             with open(path, "r+b") as f:
-                f.seek(16)
+                f.seek(16)  # events of struct lockstep_control: LOCKSTEP_EVENTS_NET, LOCKSTEP_EVENTS_DEFAULT
                 f.write(struct.pack("<I", 2 if net else 0))
     return turn
 
