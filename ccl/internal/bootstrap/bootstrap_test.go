@@ -341,6 +341,34 @@ func TestWrongSecret(t *testing.T) {
 	}
 }
 
+// A rank with a wrong secret gives up at once, and may do so before rank 0 begins.
+func TestWrongSecretBeforeRankZero(t *testing.T) {
+	ln, err := Listen("127.0.0.1:0", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := ln.NewID()
+	other := []byte("another secret, as long as it is")
+	for range maxEarly + 1 { // of other rendezvous: they must not count
+		if _, err := Join(testContext(t), Config{ID: ln.NewID(), Rank: 1, Size: 2, Secret: other}); !errors.Is(err, ErrSecret) {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Join(testContext(t), Config{ID: id, Rank: 1, Size: 2, Secret: other}); !errors.Is(err, ErrSecret) {
+		t.Fatal(err)
+	}
+	for ln.Refused().Refused[accept.Unproved] < maxEarly+2 {
+		time.Sleep(time.Millisecond)
+	}
+	ctx, cancel := context.WithTimeout(testContext(t), 200*time.Millisecond)
+	defer cancel()
+	_, err = Join(ctx, Config{ID: id, Rank: 0, Size: 2, Secret: secret, Listener: ln})
+	var m *MissingError
+	if !errors.As(err, &m) || m.Rejected != 1 {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestGarbageDoesNotDisturbRendezvous(t *testing.T) {
 	ln, err := Listen("127.0.0.1:0", secret)
 	if err != nil {

@@ -78,9 +78,9 @@ type AbortError struct {
 func (e *AbortError) Error() string        { return fmt.Sprintf("communicator aborted by rank %d", e.Rank) }
 func (e *AbortError) Is(target error) bool { return target == ErrAborted }
 
-// formatRanks sorts ranks and formats them as ranges: 0-3,7,9-12.
+// formatRanks formats ranks, in any order, as ranges: 0-3,7,9-12.
 func formatRanks(ranks []int) string {
-	slices.Sort(ranks)
+	ranks = slices.Sorted(slices.Values(ranks))
 	var b strings.Builder
 	for i := 0; i < len(ranks); {
 		j := i

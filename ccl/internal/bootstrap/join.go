@@ -234,17 +234,17 @@ type backoff struct{ next time.Duration }
 
 func newBackoff() *backoff { return &backoff{next: 2 * time.Millisecond} }
 
-// pause has f wait for the next attempt.
-func (b *backoff) pause(f func(time.Duration)) {
-	f(b.next/2 + rand.N(b.next))
+// step returns how long to wait for the next attempt.
+func (b *backoff) step() time.Duration {
+	d := b.next/2 + rand.N(b.next)
 	b.next = min(2*b.next, 250*time.Millisecond)
+	return d
 }
 
 // sleep waits for the next attempt; false when ctx ended.
 func (b *backoff) sleep(ctx context.Context) bool {
-	t := time.NewTimer(b.next/2 + rand.N(b.next))
+	t := time.NewTimer(b.step())
 	defer t.Stop()
-	b.next = min(2*b.next, 250*time.Millisecond)
 	select {
 	case <-ctx.Done():
 		return false

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -39,7 +40,17 @@ type Listener struct {
 	routes map[[16]byte]*Control // hubs
 	kin    map[kin]*Control      // members
 	passes accept.Seen
+	early  []rejection // for rendezvous that have no hub here yet; at most maxEarly
 }
+
+// rejection is a connection that named a rendezvous and could not prove the secret.
+type rejection struct {
+	token [16]byte
+	from  net.Addr
+}
+
+// maxEarly bounds the rejections that are kept until their rendezvous begins. The newest stay.
+const maxEarly = 64
 
 // kin names a member of a communicator.
 type kin struct {
@@ -108,7 +119,28 @@ func (l *Listener) setRoute(token [16]byte, c *Control) error {
 		return fmt.Errorf("rendezvous %x is already under way in this process", token[:4])
 	}
 	l.routes[token] = c
+	l.early = slices.DeleteFunc(l.early, func(r rejection) bool {
+		if r.token == token {
+			c.reject(r.from)
+		}
+		return r.token == token
+	})
 	return nil
+}
+
+// reject counts a rejection for its rendezvous. A rank with a wrong secret tries once, and
+// may do so before rank 0 has begun.
+func (l *Listener) reject(r rejection) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.routes[r.token]; c != nil {
+		c.reject(r.from)
+		return
+	}
+	if len(l.early) == maxEarly {
+		l.early = slices.Delete(l.early, 0, 1)
+	}
+	l.early = append(l.early, r)
 }
 
 func (l *Listener) dropRoute(token [16]byte, c *Control) {
@@ -145,13 +177,13 @@ func (l *Listener) route(token [16]byte) *Control {
 // serve takes one connection through its handshake and hands it over, or has it closed.
 func (l *Listener) serve(conn *accept.Conn) {
 	token, theirs, err := l.greet(conn)
-	c := l.route(token)
 	if err != nil {
-		if errors.Is(err, ErrSecret) && c != nil {
-			c.reject(conn.RemoteAddr())
+		if errors.Is(err, ErrSecret) {
+			l.reject(rejection{token, conn.RemoteAddr()})
 		}
 		return
 	}
+	c := l.route(token)
 	t, f, err := readFrame(conn, maxHello)
 	switch {
 	case err != nil:

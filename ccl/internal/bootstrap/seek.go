@@ -119,7 +119,7 @@ func (c *Control) seek(p *peer, cause error) {
 			c.mu.Unlock()
 			return
 		}
-		b.pause(p.pause)
+		p.pause(b.step())
 		silent += min(time.Since(began), knockMost)
 	}
 }
