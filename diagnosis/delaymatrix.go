@@ -163,24 +163,29 @@ func (p *pattern) whichOfTwo(node int32, isSlow func(cell) bool, all []cell, nod
 	if other < 0 {
 		return
 	}
-	suspicion := func(n, but int32) float64 {
-		hit, total := 0.5, 1.0 // of one without others nothing is known
+	type share struct{ hit, total float64 }
+	slowOf := func(n, but int32) share {
+		s := share{0.5, 1} // of one without others nothing is known
 		for _, c := range all {
 			a, b := nodeOf(c.src), nodeOf(c.dst)
 			if a == b || a != n && b != n || a == but || b == but {
 				continue
 			}
-			if total++; isSlow(c) {
-				hit++
+			if s.total++; isSlow(c) {
+				s.hit++
 			}
 		}
-		return hit / total
+		return s
 	}
-	one, two := suspicion(node, other), suspicion(other, node)
-	const clearly = 1.5
+	one, two := slowOf(node, other), slowOf(other, node)
+	// One connection of many that is slower than usual is so by chance.
+	const clearly, many = 1.5, 0.25
+	clear := func(a, b share) bool {
+		return a.hit/a.total >= clearly*b.hit/b.total && (a.total == 1 || b.total == 1 || a.hit-b.hit >= many*a.total)
+	}
 	switch {
-	case one >= clearly*two:
-	case two >= clearly*one:
+	case clear(one, two):
+	case clear(two, one):
 		p.culprits[0].Rank = other
 	default:
 		p.two = [2]int32{min(node, other), max(node, other)}
@@ -280,7 +285,9 @@ func (best *cover) consider(k Culprit, in func(cell) bool) {
 	if len(best.beside) > 0 {
 		weight *= weight / float64(max(total, hit))
 	}
-	if 4*hit >= 3*total && weight > best.weight {
+	// A rank has few connections, of which one may carry too little to show it; a node has many.
+	most := 4*hit >= 3*total || k.Kind != CulpritNode && 3*hit >= 2*total
+	if most && weight > best.weight {
 		best.in, best.k, best.weight = in, k, weight
 	}
 }

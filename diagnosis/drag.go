@@ -64,6 +64,7 @@ type rankCost struct {
 	pred   float32                // what its history says of the same operations, ns
 	inside float32
 	usual  float32 // what its history says of the time inside, ns
+	lately float32 // what it has cost in the last windows, as a share of them, whatever that is
 	past   pastCost
 	seen   int32 // windows
 	odd    bool  // the last window is far from the norm
@@ -280,13 +281,14 @@ func (d *drags) measure(elapsed, common float64) {
 			if held := d.heldBack(int32(r)); held > 0 {
 				cost = max(cost, held)
 			}
+			x.lately += (min(max(cost, -1), 1) - x.lately) / 3
 			cost = min(max(cost, -mostCost), mostCost)
 		}
 		for h, n := range horizons {
 			x.sums[h] += cost - x.cost[(d.windows-1-n%costWindows+costWindows)%costWindows]
 		}
 		x.cost[at] = cost
-		most = max(most, x.sums[0])
+		most = max(most, x.sums[0]/float32(horizons[0]), x.lately)
 		far := max(cost, -cost)
 		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
 		if known && !d.isNew(int32(r)) {
@@ -305,7 +307,7 @@ func (d *drags) measure(elapsed, common float64) {
 	}
 	d.scratch = short
 	apart(short)
-	d.unexplained = d.mostlySlower() - float64(most)/float64(horizons[0])
+	d.unexplained = d.mostlySlower() - float64(most)
 	if len(short) == 0 {
 		return
 	}

@@ -160,13 +160,18 @@ func (d *drags) findings(found []finding) []finding {
 // whole reports whether all ranks of a node are slow together: the most of them by
 // half of what the worst of them is.
 func (d *drags) whole(node int32) bool {
-	if node < 0 || len(d.ev.Nodes) < 2 || d.windows < horizons[0] || len(d.ranks) != len(d.ev.Ranks) {
+	return d.windows >= horizons[0] && d.wholeFor(node, horizons[0])
+}
+
+// wholeFor is whole by the last n windows.
+func (d *drags) wholeFor(node, n int32) bool {
+	if node < 0 || len(d.ev.Nodes) < 2 || len(d.ranks) != len(d.ev.Ranks) {
 		return false
 	}
 	v := d.scratch[:0]
 	for r := range d.ranks {
 		if nodeOf(d.ev, int32(r)) == node && d.state[r] == rankAlive {
-			v = append(v, d.ranks[r].mean(d.windows, 0, 4))
+			v = append(v, d.ranks[r].mean(d.windows, 0, n))
 		}
 	}
 	d.scratch = v

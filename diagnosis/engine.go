@@ -35,6 +35,8 @@ func New(cfg Config) *Engine {
 	drags := &drags{window: &e.window}
 	moved := &transfers{window: &e.window, drags: drags}
 	stragglers := &stragglers{window: &e.window, drags: drags}
+	late := &arrivals{window: &e.window, drags: drags}
+	slow := &slowLinks{window: &e.window, stragglers: stragglers, drags: drags, arrivals: late, transfers: moved}
 	losses := &losses{view: v, aborts: e.aborts}
 	// What comes first explains what comes later: detectors ask what was found before them.
 	e.detectors = []detector{
@@ -47,8 +49,10 @@ func New(cfg Config) *Engine {
 		&starts{view: v},
 		stragglers,
 		drags,
+		late,
 		&heldBack{view: v, drags: drags},
-		&slowLinks{window: &e.window, stragglers: stragglers, drags: drags, transfers: moved},
+		slow,
+		&moves{window: &e.window, links: slow, late: late},
 		moved,
 		&throughputs{window: &e.window, drags: drags},
 	}

@@ -44,6 +44,7 @@ const (
 	starvedConfirm = 12e9
 	heldMemory     = 0.98 // of a look, 100 ms ago
 	heldLate       = 0.5  // of the looks in which others wait for it
+	stoppedLate    = 0.15 // the same of one that is stopped again and again
 	heldMost       = 0.5  // of the time: inside of operations it is late as well
 	maxHeld        = 64
 )
@@ -76,7 +77,9 @@ func (d *heldBack) find(found []finding) []finding {
 		f.setComm(c)
 		f.lastOf(c)
 		usual, _ := d.crowds.usually(r, -1)
-		if x := &d.ev.Ranks[r]; x.Throttled >= heldShare {
+		if x := &d.ev.Ranks[r]; d.crowds.stopped(r) > 0 {
+			f.why("rank %d is stopped (state T) in %.0f %% of the looks, and goes on again: something stops it, a debugger, a signal or a freezer", r, 100*d.crowds.stopped(r))
+		} else if x.Throttled >= heldShare {
 			f.why("rank %d is held back by its cgroup's quota for %.0f %% of the time, usually for %.0f %%", r, 100*x.Throttled, 100*usual)
 		} else {
 			f.why("rank %d wants to run and finds no core for %.0f %% of the time, usually for %.0f %%", r, 100*x.Starved, 100*usual)
@@ -110,7 +113,7 @@ func (d *heldBack) follow() {
 	}
 	for r, h := range d.ranks {
 		switch {
-		case int(r) >= len(d.state) || d.state[r] != rankAlive || d.now-h.last > heldGap:
+		case int(r) >= len(d.state) || d.state[r] != rankAlive && d.state[r] != rankStopped || d.now-h.last > heldGap:
 			delete(d.ranks, r)
 		case d.changed:
 			h.at, h.comm, h.level = d.memberships(r), -1, 0
@@ -121,6 +124,9 @@ func (d *heldBack) follow() {
 // heldNow reports whether a rank is held back more than it usually is.
 func (d *heldBack) heldNow(r int32) bool {
 	x := &d.ev.Ranks[r]
+	if d.crowds.stopped(r) > 0 {
+		return true
+	}
 	if x.hunger() < heldShare {
 		return false
 	}
@@ -163,13 +169,20 @@ func (h *heldRank) watch(d *heldBack, r int32) {
 	h.passes, h.late = h.passes*heldMemory+1, h.late*heldMemory
 	if !paused(d.ev.Ranks[r].Mark) {
 		// A rank that has little of a core takes as long for its part of an operation.
-		inside := d.ev.Ranks[r].hunger() >= heldMost && d.drags.slower(1) >= heldShare
+		inside := d.ev.Ranks[r].hunger() >= heldMost && d.drags.slower(1) >= heldShare || d.crowds.stopped(r) > 0
 		if n, ci := d.waitFor(h, inside); n > 0 {
 			h.late++
 			h.comm, h.victims = ci, n
+		} else if d.crowds.stopped(r) > 0 && d.onlyP2P(h) && d.drags.slower(horizons[0]) >= 2*leastCost {
+			h.late++ // nobody knows who waits for whom, but the job takes longer
+			h.comm, h.victims = h.at[0].comm, len(d.ev.Comms[h.at[0].comm].Members)-1
 		}
 	}
-	if h.comm < 0 || h.late < heldLate*h.passes {
+	least := heldLate
+	if d.crowds.stopped(r) > 0 {
+		least = stoppedLate
+	}
+	if h.comm < 0 || h.late < least*h.passes {
 		return
 	}
 	lasted := d.now - h.since
@@ -177,12 +190,17 @@ func (h *heldRank) watch(d *heldBack, r int32) {
 		h.level = max(h.level, Suspected)
 	}
 	confirm := int64(heldConfirm)
-	if d.ev.Ranks[r].Throttled < heldShare {
+	if d.ev.Ranks[r].Throttled < heldShare && d.crowds.stopped(r) == 0 {
 		confirm = starvedConfirm
 	}
 	if lasted >= confirm && d.lastFinish > h.since {
 		h.level = Confirmed
 	}
+}
+
+// onlyP2P reports whether all that a rank does are sends and receives.
+func (d *heldBack) onlyP2P(h *heldRank) bool {
+	return len(h.at) > 0 && !slices.ContainsFunc(h.at, func(at ofComm) bool { return int(at.comm) >= len(d.comms) || !d.comms[at.comm].p2p })
 }
 
 // waitFor returns how many members of a communicator are inside an operation that a rank has not

@@ -75,6 +75,7 @@ type rankSums struct{ own, inside, ops uint64 }
 
 // scanRanks classifies every rank and follows marks.
 func (v *view) scanRanks() {
+	v.crowds.look(v.ev)
 	for i := range v.ev.Ranks {
 		r := &v.ev.Ranks[i]
 		if r.IO {

@@ -16,8 +16,10 @@ type connHistory struct {
 	windows, slow uint64  // totals seen
 	delay         float64 // now
 	share         float32 // of the new windows, those outside the normal
-	held          float32 // share of the window that it spent in delays beyond the usual
-	base          baseline
+	// Of the last windows the share that its monitor lays to the network, and of those before.
+	lately, usually float32
+	held            float32 // share of the window that it spent in delays beyond the usual
+	base            baseline
 
 	resent            uint64  // bytes sent again, total seen
 	again, usualAgain float32 // share of its windows in which some were: of the last ones, and as a rule
@@ -69,6 +71,7 @@ type slowLinks struct {
 	*window
 	stragglers *stragglers
 	drags      *drags
+	arrivals   *arrivals
 	transfers  *transfers
 
 	conns  []connHistory // by index into Evidence.Conns
@@ -300,6 +303,7 @@ func (d *slowLinks) observe() bool {
 		h.fresh, any = true, true
 		h.share = float32(c.SlowWindows-h.slow) / float32(n)
 		h.windows, h.slow = c.Windows, c.SlowWindows
+		h.watchShare(c.Cause)
 		h.watchAgain(c.Resent)
 		if h.often(c) {
 			d.inside[c.Comm].look = true
@@ -311,6 +315,18 @@ func (d *slowLinks) observe() bool {
 		}
 	}
 	return any
+}
+
+// watchShare takes down what a monitor lays to the network.
+func (h *connHistory) watchShare(cause record.Cause) {
+	now := float32(0)
+	if cause == record.CauseNetwork {
+		now = min(h.share, 1)
+	}
+	h.lately += (now - h.lately) / 2
+	if h.lately < h.usually+movedShare/2 { // what is not usual does not become so
+		h.usually += (now - h.usually) / 16
+	}
 }
 
 // mostShare is which of the connections, by how slow they are, tells what most share.

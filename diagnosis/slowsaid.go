@@ -37,7 +37,7 @@ func (d *slowLinks) cells() (slow, beside []cell) {
 		for i := range d.slow {
 			s := &d.slow[i]
 			switch {
-			case d.lateEnd(s.cell) || d.heldUp(s) || tell != (s.level > 0) || slices.Contains(slow, s.cell):
+			case d.lateEnd(s.cell) || d.heldUp(s) || d.lateElsewhere(s) || tell != (s.level > 0) || slices.Contains(slow, s.cell):
 			case tell:
 				slow = append(slow, s.cell)
 			case s.clean == 0:
@@ -79,16 +79,8 @@ func (d *slowLinks) around(slow, beside []cell) (_, all []cell) {
 
 // finding writes a pattern up; false when none of its connections is told.
 func (d *slowLinks) finding(pat *pattern) (f finding, ok bool) {
-	f.Class, f.Since = CommunicationSlow, never
-	for _, k := range pat.culprits {
-		k.Reason = reasonNetwork
-		if k.Kind == CulpritNode {
-			k.Node, k.Rank = d.ev.Nodes[k.Rank].Name, -1
-		} else {
-			k.Node = d.nodeName(k.Rank)
-		}
-		f.blame(k)
-	}
+	f = d.ofPattern(pat)
+	f.Since = never
 	var worst *slowConn
 	affected := map[int32]bool{}
 	for i := range d.slow {
@@ -108,10 +100,6 @@ func (d *slowLinks) finding(pat *pattern) (f finding, ok bool) {
 	if worst == nil {
 		return f, false
 	}
-	f.ordered = len(pat.culprits) == 1
-	if pat.two[1] > 0 {
-		f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and what they have with others tells nothing", d.ev.Nodes[pat.two[0]].Name, d.ev.Nodes[pat.two[1]].Name)
-	}
 	c := &d.ev.Comms[worst.comm]
 	f.setComm(c)
 	f.lastOf(c)
@@ -119,11 +107,49 @@ func (d *slowLinks) finding(pat *pattern) (f finding, ok bool) {
 	return f, true
 }
 
+// ofPattern begins the finding of slow connections that have something in common.
+func (v *view) ofPattern(pat *pattern) (f finding) {
+	f.Class = CommunicationSlow
+	for _, k := range pat.culprits {
+		k.Reason = reasonNetwork
+		if k.Kind == CulpritNode {
+			k.Node, k.Rank = v.ev.Nodes[k.Rank].Name, -1
+		} else {
+			k.Node = v.nodeName(k.Rank)
+		}
+		f.blame(k)
+	}
+	f.ordered = len(pat.culprits) == 1
+	if pat.two[1] > 0 {
+		f.Undetermined = fmt.Sprintf("whether it is %s, %s or what connects them: what is slow is between these two, and what they have with others tells nothing", v.ev.Nodes[pat.two[0]].Name, v.ev.Nodes[pat.two[1]].Name)
+	}
+	return f
+}
+
 // lateEnd reports whether an end of a connection is told to be late itself.
 func (d *slowLinks) lateEnd(at cell) bool {
 	late := func(x slowRank) bool { return x.level > 0 && (x.rank == at.src || x.rank == at.dst) }
-	return slices.ContainsFunc(d.stragglers.slow, late) || slices.ContainsFunc(d.drags.slow, late)
+	return slices.ContainsFunc(d.stragglers.slow, late) || slices.ContainsFunc(d.drags.slow, late) ||
+		slices.ContainsFunc(d.arrivals.late, func(x lateRank) bool { return x.rank == at.src || x.rank == at.dst })
 }
+
+// lateElsewhere reports whether a slow connection on which no bytes are seen is one of ranks that wait for
+// another one, whose lateness explains what the job takes longer: in pipelines what is sent to such
+// ranks is taken late.
+func (d *slowLinks) lateElsewhere(s *slowConn) bool {
+	if s.flight >= seenFlight || d.drags.windows < horizons[0] {
+		return false
+	}
+	small := d.cfg.SlowShare / 4
+	if d.drags.unexplained < small && int(s.comm) < len(d.drags.grown) && float64(d.drags.grown[s.comm]) < small {
+		told := func(x slowRank) bool { return x.level > 0 } // what it spends explains it, and no transfer takes longer
+		return len(d.arrivals.late) > 0 || slices.ContainsFunc(d.stragglers.slow, told) || slices.ContainsFunc(d.drags.slow, told)
+	}
+	return slices.ContainsFunc(d.arrivals.late, func(x lateRank) bool { return d.drags.slower(horizons[0])-x.cost < small })
+}
+
+// seenFlight is the share of the looks that see bytes on their way to a receiver that waits.
+const seenFlight = 0.1
 
 // heldUp reports whether a slow connection is one inside a host that has an end in common with a
 // slow one that leaves it: what is in memory is late because of who takes it, and that

@@ -1,0 +1,274 @@
+package diagnosis
+
+import (
+	"math"
+	"slices"
+)
+
+// arrivals finds ranks that come late to collectives more often than before, by when every
+// member entered each sampled one. Sums over windows see what a rank costs its job on average;
+// a rank that is late in some steps and not in others they take for one that has always been
+// away once in a while. Here the past is counted in collectives instead: how often did any
+// member come so late, and how often did this one.
+type arrivals struct {
+	*window
+	drags *drags
+	of    []arrivalsOf // by index into Evidence.Comms
+	known []int32      // communicators of which some are known
+	kept  int          // parts of all communicators
+	at    int64        // last look
+	late  []lateRank
+	moved []movedComm
+
+	scratch []float64
+}
+
+// arrivalsOf is what is known of a communicator's sampled collectives, oldest first.
+type arrivalsOf struct {
+	seq   uint64 // the last one that was looked at
+	end   []int64
+	parts []arrivalPart
+	// Collectives follow each other in rounds of period, a step's as a rule, of which the first is
+	// phase modulo that; 0: not known, a round is as many as come in roundTime.
+	period, phase uint64
+	fresh         int // parts since period was found
+	rounds        []arrivalPart
+}
+
+// arrivalPart is of one collective, of those of arrivalPartTime where there are many, or of a round.
+type arrivalPart struct {
+	from, until int64 // last entry before it, and of its last collective
+	seq         uint64
+	seqs, n     uint32 // collectives since the part before; sampled ones
+	rank        int32  // world rank that was last by most, -1: nobody by more than clocks may be wrong
+	late        float32
+	took        float32 // from when the last one had entered to when the first one left, or the last where they do not wait
+}
+
+const (
+	arrivalsEvery   = int64(300e6) // between two looks, ns
+	arrivalPartTime = int64(250e6)
+	roundTime       = int64(1e9)
+	mostPeriod      = 64  // collectives in a round
+	periodSure      = 3.5 // standard errors that the correlation which shows it is above nothing
+	// arrivalWait is how long members' reports of a collective may take.
+	arrivalWait = int64(3e9)
+	// mostParts are kept of a communicator, allParts of all.
+	mostParts = 512
+	allParts  = 1 << 17
+)
+
+func (d *arrivals) forget() {
+	clear(d.of)
+	d.of, d.late, d.moved, d.known, d.kept = d.of[:0], d.late[:0], d.moved[:0], d.known[:0], 0
+}
+
+func (d *arrivals) find(found []finding) []finding {
+	if d.now-d.at >= arrivalsEvery || d.now < d.at {
+		d.at = d.now
+		d.of = resized(d.of, len(d.ev.Comms))
+		d.take()
+		d.judge()
+	}
+	return d.findings(found)
+}
+
+// take takes in collectives of which all is known by now.
+func (d *arrivals) take() {
+	waits := map[int32]bool{} // communicators with an earlier collective that is not known yet
+	for i := range d.ev.Arrivals {
+		a := &d.ev.Arrivals[i]
+		if a.Comm < 0 || int(a.Comm) >= len(d.of) || a.Seq <= d.of[a.Comm].seq || waits[a.Comm] || a.Coll.PointToPoint() || d.comms[a.Comm].p2p || d.comms[a.Comm].former {
+			continue
+		}
+		known, first := true, int64(never)
+		for m := range a.Start {
+			known = known && a.Start[m] > 0 && a.End[m] > 0
+			if a.Start[m] > 0 {
+				first = min(first, a.Start[m])
+			}
+		}
+		x := &d.of[a.Comm]
+		switch {
+		case known && len(a.Start) == len(d.ev.Comms[a.Comm].Members) && len(a.Start) > 1:
+			d.takeOne(x, a)
+			x.seq = a.Seq
+		case first < d.now-arrivalWait: // it will not be
+			x.seq = a.Seq
+			x.end = x.end[:0]
+		default:
+			waits[a.Comm] = true
+		}
+	}
+	if d.kept > allParts {
+		for i := range d.of {
+			x := &d.of[i]
+			x.parts = slices.Delete(x.parts, 0, len(x.parts)/2)
+		}
+		d.kept = 0
+		d.known = d.known[:0]
+		for i := range d.of {
+			if n := len(d.of[i].parts); n > 0 {
+				d.kept, d.known = d.kept+n, append(d.known, int32(i))
+			}
+		}
+	}
+}
+
+// takeOne takes in a collective.
+func (d *arrivals) takeOne(x *arrivalsOf, a *Arrival) {
+	members := d.ev.Comms[a.Comm].Members
+	last, second := -1, -1
+	for m, s := range a.Start {
+		switch {
+		case last < 0 || s > a.Start[last]:
+			last, second = m, last
+		case second < 0 || s > a.Start[second]:
+			second = m
+		}
+	}
+	late := a.Start[last] - a.Start[second]
+	if p, q := nodeOf(d.ev, members[last].World), nodeOf(d.ev, members[second].World); p != q && p >= 0 && q >= 0 {
+		late -= d.ev.Nodes[p].MapError + d.ev.Nodes[q].MapError
+	}
+	// Who left the one before later than others is as late in this one, and for no fault of its own.
+	if len(x.end) == len(a.End) && a.Seq == x.seq+1 {
+		v := make([]float64, len(x.end))
+		for m := range x.end {
+			v[m] = float64(x.end[m])
+		}
+		late -= max(0, x.end[last]-int64(median(v)))
+	}
+	rank := members[last].World
+	if late <= 0 || d.world(rank) < 0 {
+		rank, late = -1, 0
+	}
+	seqs := uint32(0)
+	if x.seq > 0 {
+		seqs = uint32(min(a.Seq-x.seq, math.MaxUint32))
+	}
+	x.end = append(x.end[:0], a.End...)
+	at := a.Start[last]
+	left := slices.Max(a.End)
+	if a.Coll.Synchronizes() {
+		left = slices.Min(a.End)
+	}
+	part := arrivalPart{from: at, until: at, seq: a.Seq, seqs: seqs, n: 1, rank: rank, late: float32(late), took: float32(max(0, left-at))}
+	if n := len(x.parts); n > 0 {
+		p := &x.parts[n-1]
+		if x.dense() && at-p.from < arrivalPartTime && at >= p.from {
+			p.join(&part)
+			return
+		}
+		part.from = p.until
+	} else {
+		d.known = append(d.known, a.Comm)
+	}
+	x.parts = append(x.parts, part)
+	x.fresh++
+	d.kept++
+	if len(x.parts) > mostParts {
+		d.kept -= len(x.parts)
+		x.parts = slices.Delete(x.parts, 0, mostParts/8)
+		d.kept += len(x.parts)
+	}
+}
+
+// join adds a later part. Its late one is who has been late by most.
+func (p *arrivalPart) join(q *arrivalPart) {
+	switch {
+	case q.rank == p.rank:
+		p.late += q.late
+	case q.late > p.late:
+		p.rank, p.late = q.rank, q.late
+	}
+	p.took += q.took
+	p.until, p.seq, p.seqs, p.n = q.until, q.seq, p.seqs+q.seqs, p.n+q.n
+}
+
+// dense reports whether there are more collectives than are kept one by one.
+func (x *arrivalsOf) dense() bool {
+	const few = 32
+	n := len(x.parts)
+	if n < few {
+		return false
+	}
+	p := x.parts[n-few:]
+	return p[few-1].until-p[0].until < few*int64(30e6) || p[few-1].seq-p[0].seq > 3*few/2
+}
+
+// round puts parts together to rounds.
+func (x *arrivalsOf) round() {
+	if x.fresh >= mostPeriod/2 {
+		x.period, x.phase, x.fresh = x.findPeriod()
+	}
+	x.rounds = x.rounds[:0]
+	for i := range x.parts {
+		p := &x.parts[i]
+		if n := len(x.rounds); n > 0 {
+			r := &x.rounds[n-1]
+			same := p.until-r.from < roundTime
+			if x.period > 0 {
+				same = (p.seq+x.period-x.phase)/x.period == (r.seq+x.period-x.phase)/x.period
+			}
+			if same {
+				r.join(p)
+				continue
+			}
+		}
+		x.rounds = append(x.rounds, *p)
+	}
+}
+
+// findPeriod finds after how many collectives the times between them repeat, and which is the one
+// before which most time passes. Where they do not, and come one by one, each is a round.
+func (x *arrivalsOf) findPeriod() (period, phase uint64, fresh int) {
+	p := x.parts[max(0, len(x.parts)-4*mostPeriod):]
+	v := make([]float64, len(p))
+	for i := range p {
+		if p[i].seqs > 1 && i > 0 {
+			return 0, 0, 0
+		}
+		v[i] = math.Sqrt(float64(max(0, p[i].until-p[i].from))) // a pause counts for less
+	}
+	mean := 0.0
+	for _, y := range v {
+		mean += y / float64(len(v))
+	}
+	alike := func(lag int) float64 {
+		sum, a, b := 0.0, 0.0, 0.0
+		for i := lag; i < len(v); i++ {
+			sum += (v[i] - mean) * (v[i-lag] - mean)
+			a += (v[i] - mean) * (v[i] - mean)
+			b += (v[i-lag] - mean) * (v[i-lag] - mean)
+		}
+		return sum / math.Sqrt(max(a*b, 1e-9))
+	}
+	var c [mostPeriod + 1]float64
+	most := 0.0
+	for lag := 1; lag <= min(mostPeriod, len(v)/3); lag++ {
+		if c[lag] = alike(lag); c[lag] < periodSure/math.Sqrt(float64(len(v)-lag)) {
+			c[lag] = 0 // by chance
+		}
+		most = max(most, c[lag])
+	}
+	if most < 0.3 {
+		return 1, 0, 0
+	}
+	for lag := 1; lag < len(c); lag++ {
+		if c[lag] >= 0.7*most {
+			period = uint64(lag)
+			break
+		}
+	}
+	sums := make([]float64, period)
+	for i := range p {
+		sums[p[i].seq%period] += v[i]
+	}
+	for i := range sums {
+		if sums[i] > sums[phase] {
+			phase = uint64(i)
+		}
+	}
+	return period, phase, 0
+}

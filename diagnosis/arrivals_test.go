@@ -1,0 +1,81 @@
+package diagnosis
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// TestRounds has collectives that overlap a backward pass: so many a step, after a pause of their own.
+func TestRounds(t *testing.T) {
+	for _, each := range []uint64{1, 2, 3, 5, 8, 17} {
+		r := rand.New(rand.NewPCG(each, 1))
+		x, now := arrivalsOf{}, int64(0)
+		for seq := uint64(100); seq < 100+24*each; seq++ {
+			took := 30e6
+			if seq%each == 3%each {
+				took = 150e6
+			}
+			p := arrivalPart{from: now, seq: seq, seqs: 1, n: 1, rank: -1}
+			now += int64(took * (0.85 + 0.3*r.Float64()))
+			p.until = now
+			x.parts = append(x.parts, p)
+			x.fresh++
+		}
+		x.fresh = mostPeriod
+		x.round()
+		if x.period != each {
+			t.Errorf("%d a step: period %d", each, x.period)
+		}
+		for _, p := range x.rounds[1 : len(x.rounds)-1] {
+			if uint64(p.n) != each || p.seq%each != (2+each)%each && each > 1 {
+				t.Fatalf("%d a step: a round of %d that ends with %d", each, p.n, p.seq)
+			}
+		}
+	}
+}
+
+// TestLogTail compares with sums over the Poisson distribution.
+func TestLogTail(t *testing.T) {
+	for _, mean := range []float64{0.01, 0.1, 0.5, 2} {
+		for n := int(math.Ceil(mean)) + 1; n < 12; n++ {
+			sum, term := 0.0, math.Exp(-mean)
+			for k := range 60 {
+				if k > 0 {
+					term *= mean / float64(k)
+				}
+				if k >= n {
+					sum += term
+				}
+			}
+			// It is the first term of the sum, and what follows is less when n is far above the mean.
+			if got := logTail(float64(n), mean); got > math.Log(sum) || got < math.Log(sum)-1.5 {
+				t.Errorf("%d of %v: %v, want %v", n, mean, got, math.Log(sum))
+			}
+		}
+	}
+}
+
+// TestTogether has members that are late by chance, and in runs.
+func TestTogether(t *testing.T) {
+	late := func(run int) *arrivals {
+		r := rand.New(rand.NewPCG(7, uint64(run)))
+		x, rank := arrivalsOf{}, int32(-1)
+		for i := range 480 {
+			if i%run == 0 {
+				if rank = -1; r.Float64() < 0.1 {
+					rank = r.Int32N(8)
+				}
+			}
+			x.rounds = append(x.rounds, arrivalPart{rank: rank, late: 1})
+		}
+		ev := &Evidence{Comms: []Comm{{Members: make([]Member, 8)}}}
+		return &arrivals{window: &window{view: &view{ev: ev}}, of: []arrivalsOf{x}}
+	}
+	if got := late(1).together(0, 480, 12, 0.5); got > 1.3 {
+		t.Errorf("independent rounds: %v times", got)
+	}
+	if got := late(6).together(0, 480, 12, 0.5); got < 3 {
+		t.Errorf("rounds of which six follow each other: %v times", got)
+	}
+}

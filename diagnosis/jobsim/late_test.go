@@ -1,0 +1,129 @@
+package jobsim_test
+
+import (
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/diagnosis"
+	"github.com/lockstep-ccl/lockstep/diagnosis/jobsim"
+)
+
+// TestLateAgain has ranks that are late in some steps only, or by little, in jobs of few and unlike
+// operations: sums over windows show it, and cannot tell it from a habit. They are confirmed, and
+// nobody whom they hold up is.
+func TestLateAgain(t *testing.T) {
+	for _, x := range []struct {
+		row  string
+		seed uint64
+	}{
+		{"straggler, now and then x 2.2", 70020},
+		{"straggler, now and then x 2.2", 70026}, // its peer of the same tensor-parallel pair comes late to the other collectives
+		{"straggler, now and then x 2.2", 70032},
+		{"straggler, periodic", 70005},
+		{"straggler, periodic", 70042},
+		{"straggler, periodic", 70044},
+		{"straggler, periodic", 70049}, // windows of parts of a step
+		{"straggler x 1.1-1.3", 70009},
+		{"straggler x 1.1-1.3", 70017},
+		{"node x 1.5", 70018},
+	} {
+		s := mustMake(t, x.row, x.seed)
+		fault, told := s.Config.Faults[0], false
+		_, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+			for _, v := range verdicts {
+				if v.Level != diagnosis.Confirmed {
+					continue
+				}
+				c, right := v.Culprits[0], false
+				if fault.Kind == jobsim.NodeStraggler {
+					right = c.Kind == diagnosis.CulpritNode && c.Node == jobsim.NodeName(fault.Rank/s.Config.Cluster.RanksPerNode)
+				} else {
+					right = c.Kind == diagnosis.CulpritRank && c.Rank == int32(fault.Rank)
+				}
+				if !right || v.Class != diagnosis.NoncommunicationSlow {
+					t.Fatalf("%s %d at %v: %v %+v: %v", x.row, x.seed, j.Now(), v.Class, v.Culprits, v.Why)
+				}
+				told = true
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !told {
+			t.Errorf("%s %d: nothing is confirmed", x.row, x.seed)
+		}
+	}
+}
+
+// TestMoves has slow connections of jobs with long steps, of which looks at bytes on their way see
+// little and windows are few.
+func TestMoves(t *testing.T) {
+	for _, x := range []struct {
+		row  string
+		seed uint64
+	}{
+		{"slow sender", 72018},
+		{"slow sender", 72020},
+		{"slow receiver", 72013},
+		{"slow receiver", 72011},
+	} {
+		s := mustMake(t, x.row, x.seed)
+		fault, told := s.Config.Faults[0], false
+		_, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+			for _, v := range verdicts {
+				if v.Level != diagnosis.Confirmed {
+					continue
+				}
+				// A ring has one connection of a rank that leaves its node.
+				c := v.Culprits[0]
+				if c.Rank != int32(fault.Rank) && c.Peer != int32(fault.Rank) || v.Class != diagnosis.CommunicationSlow {
+					t.Fatalf("%s %d at %v: %v %+v: %v", x.row, x.seed, j.Now(), v.Class, v.Culprits, v.Why)
+				}
+				told = true
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !told {
+			t.Errorf("%s %d: nothing is confirmed", x.row, x.seed)
+		}
+	}
+}
+
+// TestLateByChance plays half an hour each of healthy jobs in which ranks are late for several
+// collectives in a row, now one and now another: by one lateness that overlapping calls show one
+// after the other, by what a whole step takes longer, and in one of several communicators of the
+// same ranks only.
+func TestLateByChance(t *testing.T) {
+	for _, x := range []struct {
+		row  string
+		seed uint64
+	}{
+		{"healthy, epochs", 80019},
+		{"healthy, epochs", 80201},
+		{"healthy", 80270},
+		{"healthy, uneven lengths", 80112},
+		{"healthy, evaluation", 80274},
+	} {
+		s := mustMake(t, x.row, x.seed)
+		_, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+			for _, v := range verdicts {
+				if v.Level == diagnosis.Confirmed {
+					t.Fatalf("%s %d at %v: %v %+v: %v", x.row, x.seed, j.Now(), v.Class, v.Culprits, v.Why)
+				}
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func mustMake(t *testing.T, row string, seed uint64) *jobsim.Scenario {
+	t.Helper()
+	s, err := jobsim.Make(jobsim.Tuning, row, seed, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

@@ -1,0 +1,230 @@
+package diagnosis
+
+import (
+	"math"
+	"slices"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// moves finds slow connections by how long sampled collectives take once all members have entered:
+// no rank that is late shows in that. The communicator whose collectives take longer than they ever
+// did is one fact; which of its connections the monitors lay to the network, and no others, is the
+// other one. Neither needs looks at bytes on their way, which miss what is short.
+type moves struct {
+	*window
+	links *slowLinks
+	late  *arrivals
+	slow  []movedConn
+}
+
+// movedComm is a communicator whose collectives take longer.
+type movedComm struct {
+	comm      int32
+	level     Level
+	since     int64
+	times, of int
+	cost      float64 // of the time since
+	now, then float64 // what a round takes, ns
+}
+
+// movedConn is a connection that is told.
+type movedConn struct {
+	conn, comm int32
+	cell       cell
+	share      float32
+}
+
+const (
+	// leastMoved is the share of the time that a communicator's transfers have to cost more.
+	leastMoved = 0.06
+	// movedShare is the share of its windows that the monitor of a slow connection lays to the
+	// network, beyond what it did before.
+	movedShare = 0.4
+	// movedOthers is that of the communicator's other connections, by that of the slow one.
+	movedOthers = 0.5
+)
+
+// judgeMoved judges how long a communicator's last rounds take once all have entered, by the rounds before.
+func (d *arrivals) judgeMoved(ci int32) {
+	x := &d.of[ci]
+	if d.comms[ci].former || len(d.moved) == maxSlow {
+		return
+	}
+	best := movedComm{}
+	for _, h := range lateHorizons {
+		if h > len(x.rounds)/2 || h > 32 {
+			break
+		}
+		if s, ok := d.movedOver(ci, h); ok && (s.level > best.level || s.level == best.level && s.cost > best.cost) {
+			best = s
+		}
+	}
+	if best.level > 0 {
+		d.moved = append(d.moved, best)
+	}
+}
+
+// movedOver judges the last h rounds.
+func (d *arrivals) movedOver(ci int32, h int) (s movedComm, ok bool) {
+	x := &d.of[ci]
+	n := len(x.rounds) - 1 // the last one may be a part
+	last, before := x.rounds[n-h:n], x.rounds[:n-h]
+	took := func(p *arrivalPart) float64 { return float64(p.took) * float64(p.seqs) / float64(max(1, p.n)) }
+	v := d.scratch[:0]
+	for i := range before {
+		v = append(v, took(&before[i]))
+	}
+	d.scratch = v
+	usual := median(v)
+	s = movedComm{comm: ci, then: usual}
+	sum := 0.0
+	for i := range last {
+		sum += took(&last[i])
+	}
+	s.now = sum / float64(h)
+	all := float64(last[h-1].until - last[0].from)
+	s.cost = min((sum-usual*float64(h))/max(all, 1), x.slowerSince(n-h))
+	if s.cost < leastMoved {
+		return s, false
+	}
+	// By what hardly a round before has exceeded, and by what none has.
+	chance := 0.0
+	for _, q := range [...]float64{0.85, 1} {
+		bar, more, times, since := quantile(v, q), 0, 0, int64(0)
+		for _, y := range v {
+			if y > bar {
+				more++
+			}
+		}
+		for i := range last {
+			if took(&last[i]) > max(bar, 1.3*usual) {
+				if times++; since == 0 {
+					since = last[i].from
+				}
+			}
+		}
+		p := float64(more+1) / float64(len(v)+1)
+		if c := logBinomial(h, times, p); c < chance {
+			chance, s.times, s.of, s.since = c, times, h, since
+		}
+	}
+	lasted := d.now - s.since
+	switch {
+	case chance <= math.Log(lateConfirmed) && lasted >= int64(d.cfg.SlowConfirmAfter):
+		s.level = Confirmed
+	case chance <= math.Log(lateSuspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
+		s.level = Suspected
+	}
+	return s, s.level > 0
+}
+
+// logBinomial is about the logarithm of the chance that of n, each of chance p, as many as k or more come.
+func logBinomial(n, k int, p float64) float64 {
+	if float64(k) <= float64(n)*p || p >= 1 {
+		return 0
+	}
+	a, _ := math.Lgamma(float64(n) + 1)
+	b, _ := math.Lgamma(float64(k) + 1)
+	c, _ := math.Lgamma(float64(n-k) + 1)
+	return a - b - c + float64(k)*math.Log(p) + float64(n-k)*math.Log(1-p)
+}
+
+func (d *moves) forget() { d.slow = d.slow[:0] }
+
+func (d *moves) find(found []finding) []finding {
+	for i := range d.late.moved {
+		found = d.told(found, &d.late.moved[i])
+	}
+	return found
+}
+
+// told adds what is told of a communicator.
+func (d *moves) told(found []finding, s *movedComm) []finding {
+	if int(s.comm) >= len(d.ev.Comms) || len(d.links.conns) != len(d.ev.Conns) || d.links.starvedIn(s.comm) {
+		return found
+	}
+	d.connections(s.comm)
+	if len(d.slow) == 0 {
+		return found
+	}
+	var cells []cell
+	for i := range d.slow {
+		x := &d.slow[i]
+		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.explained(found, x) {
+			return found
+		}
+		cells = append(cells, x.cell)
+	}
+	c := &d.ev.Comms[s.comm]
+	for _, p := range patterns(cells, d.withTraffic(s.comm), func(r int32) int32 { return nodeOf(d.ev, r) }) {
+		f := d.ofPattern(&p)
+		f.Level, f.Since, f.Victims = s.level, s.since, len(c.Members)
+		f.setComm(c)
+		f.lastOf(c)
+		f.why("once all members of %s have entered, its collectives take %s a round, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
+		for i := range d.slow {
+			x := &d.slow[i]
+			if !slices.Contains(p.cells, x.cell) {
+				continue
+			}
+			f.why("the monitor of %d → %d (%s) lays %.0f %% of its windows to the network, of no other connection of %s half as many", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn], 100*x.share, c.Name)
+		}
+		f.why("the job loses %.0f %% of its time to it, since %s", 100*s.cost, clock(s.since))
+		found = append(found, f)
+	}
+	return found
+}
+
+// connections finds the connections of a communicator that their monitors tell from the others: all
+// that are as slow as the slowest one, and no other half as slow.
+func (d *moves) connections(ci int32) {
+	d.slow = d.slow[:0]
+	most := float32(0)
+	shares := func(yield func(k int32, share float32)) {
+		for _, k := range d.connsOf(ci) {
+			if h, c := &d.links.conns[k], &d.ev.Conns[k]; h.known && c.Windows > 0 {
+				share := h.lately - h.usually
+				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork {
+					share = 0 // its monitor blames one of its ends
+				}
+				yield(k, share)
+			}
+		}
+	}
+	n := 0
+	shares(func(_ int32, share float32) { most, n = max(most, share), n+1 })
+	if most < movedShare || n < 2 {
+		return
+	}
+	shares(func(k int32, share float32) {
+		if c := &d.ev.Conns[k]; share >= movedOthers*most {
+			d.slow = append(d.slow, movedConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, share: share})
+		}
+	})
+	if 2*len(d.slow) > n || slices.ContainsFunc(d.slow, func(x movedConn) bool { return x.cell.src < 0 || x.cell.dst < 0 }) {
+		d.slow = d.slow[:0] // what most of them have in common is none's
+	}
+}
+
+// explained reports whether a connection is in what has been found.
+func (d *moves) explained(found []finding, x *movedConn) bool {
+	return slices.ContainsFunc(found, func(f finding) bool {
+		return f.hang || f.Class == CommunicationSlow && (f.Comm == d.ev.Comms[x.comm].ID || slices.ContainsFunc(f.Culprits, func(k Culprit) bool {
+			return k.Rank == x.cell.src || k.Rank == x.cell.dst || k.Peer == x.cell.src || k.Peer == x.cell.dst ||
+				k.Kind == CulpritNode && (k.Node == d.nodeName(x.cell.src) || k.Node == d.nodeName(x.cell.dst))
+		}))
+	})
+}
+
+// withTraffic returns the cells of a communicator that carry something.
+func (d *moves) withTraffic(ci int32) (all []cell) {
+	for _, k := range d.connsOf(ci) {
+		if c := &d.ev.Conns[k]; c.Windows > 0 {
+			if x := (cell{d.end(c, c.Src), d.end(c, c.Dst)}); !slices.Contains(all, x) {
+				all = append(all, x)
+			}
+		}
+	}
+	return all
+}
