@@ -340,7 +340,7 @@ func (d *arrivals) windowsSince(since int64) (n int32) {
 func (d *arrivals) findings(found []finding) []finding {
 	for i := range d.late {
 		s := &d.late[i]
-		if int(s.comm) >= len(d.ev.Comms) || d.state[s.rank] != rankAlive || slices.ContainsFunc(found, func(f finding) bool { return f.hang }) {
+		if int(s.comm) >= len(d.ev.Comms) || int(s.rank) >= len(d.state) || d.state[s.rank] != rankAlive || slices.ContainsFunc(found, func(f finding) bool { return f.hang }) {
 			continue
 		}
 		c := &d.ev.Comms[s.comm]

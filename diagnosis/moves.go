@@ -141,7 +141,7 @@ func (d *moves) find(found []finding) []finding {
 
 // told adds what is told of a communicator.
 func (d *moves) told(found []finding, s *movedComm) []finding {
-	if int(s.comm) >= len(d.ev.Comms) || len(d.links.conns) != len(d.ev.Conns) || d.links.starvedIn(s.comm) {
+	if int(s.comm) >= min(len(d.ev.Comms), len(d.links.inside)) || len(d.links.conns) != len(d.ev.Conns) || d.links.starvedIn(s.comm) {
 		return found
 	}
 	d.connections(s.comm)
