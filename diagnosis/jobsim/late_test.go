@@ -27,30 +27,13 @@ func TestLateAgain(t *testing.T) {
 		{"node x 1.5", 70018},
 	} {
 		s := mustMake(t, x.row, x.seed)
-		fault, told := s.Config.Faults[0], false
-		_, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
-			for _, v := range verdicts {
-				if v.Level != diagnosis.Confirmed {
-					continue
-				}
-				c, right := v.Culprits[0], false
-				if fault.Kind == jobsim.NodeStraggler {
-					right = c.Kind == diagnosis.CulpritNode && c.Node == jobsim.NodeName(fault.Rank/s.Config.Cluster.RanksPerNode)
-				} else {
-					right = c.Kind == diagnosis.CulpritRank && c.Rank == int32(fault.Rank)
-				}
-				if !right || v.Class != diagnosis.NoncommunicationSlow {
-					t.Fatalf("%s %d at %v: %v %+v: %v", x.row, x.seed, j.Now(), v.Class, v.Culprits, v.Why)
-				}
-				told = true
+		fault := s.Config.Faults[0]
+		mustConfirm(t, s, diagnosis.NoncommunicationSlow, func(c diagnosis.Culprit) bool {
+			if fault.Kind == jobsim.NodeStraggler {
+				return c.Kind == diagnosis.CulpritNode && c.Node == jobsim.NodeName(fault.Rank/s.Config.Cluster.RanksPerNode)
 			}
+			return c.Kind == diagnosis.CulpritRank && c.Rank == int32(fault.Rank)
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !told {
-			t.Errorf("%s %d: nothing is confirmed", x.row, x.seed)
-		}
 	}
 }
 
@@ -67,26 +50,9 @@ func TestMoves(t *testing.T) {
 		{"slow receiver", 72011},
 	} {
 		s := mustMake(t, x.row, x.seed)
-		fault, told := s.Config.Faults[0], false
-		_, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
-			for _, v := range verdicts {
-				if v.Level != diagnosis.Confirmed {
-					continue
-				}
-				// A ring has one connection of a rank that leaves its node.
-				c := v.Culprits[0]
-				if c.Rank != int32(fault.Rank) && c.Peer != int32(fault.Rank) || v.Class != diagnosis.CommunicationSlow {
-					t.Fatalf("%s %d at %v: %v %+v: %v", x.row, x.seed, j.Now(), v.Class, v.Culprits, v.Why)
-				}
-				told = true
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !told {
-			t.Errorf("%s %d: nothing is confirmed", x.row, x.seed)
-		}
+		rank := int32(s.Config.Faults[0].Rank)
+		// A ring has one connection of a rank that leaves its node.
+		mustConfirm(t, s, diagnosis.CommunicationSlow, func(c diagnosis.Culprit) bool { return c.Rank == rank || c.Peer == rank })
 	}
 }
 
@@ -116,6 +82,28 @@ func TestLateByChance(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// mustConfirm wants something confirmed, and all of it of a class and with a right first culprit.
+func mustConfirm(t *testing.T, s *jobsim.Scenario, class diagnosis.Class, right func(diagnosis.Culprit) bool) {
+	t.Helper()
+	told := false
+	_, err := jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
+		for _, v := range verdicts {
+			if v.Level != diagnosis.Confirmed {
+				continue
+			}
+			if told = true; v.Class != class || !right(v.Culprits[0]) {
+				t.Fatalf("%s %d at %v: %v %+v: %v", s.Name, s.Seed, j.Now(), v.Class, v.Culprits, v.Why)
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !told {
+		t.Errorf("%s %d: nothing is confirmed", s.Name, s.Seed)
 	}
 }
 
