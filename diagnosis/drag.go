@@ -67,15 +67,20 @@ type rankCost struct {
 	lately float32 // what it has cost in the last windows, as a share of them, whatever that is
 	past   pastCost
 	seen   int32 // windows
-	odd    bool  // the last window is far from the norm
+	low    int32 // windows in a row with far less of its own than its history says
+	odds   int32 // windows far above the norm, less those far below
+	odd    bool  // the last one is, and teaches little
 }
 
 const (
 	costWindows = 24
 	usualMemory = 1.0 / 64 // weight of a new window in what is normal
 	minWindows  = 5        // that make a history
-	leastCost   = 0.05     // of the job's time: less is nobody's business
-	mostCost    = 0.35     // that one window counts for
+	youth       = 64       // windows of a history that is young
+	lowWindows  = 3        // in a row with less than lowShare of what it says that end it
+	lowShare    = 0.6
+	leastCost   = 0.05 // of the job's time: less is nobody's business
+	mostCost    = 0.35 // that one window counts for
 )
 
 // horizons are the numbers of windows that are summed.
@@ -291,6 +296,16 @@ func (d *drags) measure(elapsed, common float64) {
 		most = max(most, x.sums[0]/float32(horizons[0]), x.lately)
 		far := max(cost, -cost)
 		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
+		switch {
+		case x.odd && cost > 0:
+			x.odds++
+		case x.odd:
+			x.odds--
+		}
+		// Where three of a young rank's windows, and half of them, are far above the norm, the norm is odd.
+		if x.seen < 4*minWindows && x.odds > 2 && 2*x.odds > x.seen-minWindows {
+			x.odd = false
+		}
 		if known && !d.isNew(int32(r)) {
 			x.remember(d.windows)
 		}
@@ -367,6 +382,7 @@ func (d *drags) learn(usual bool, common float32) {
 	for r := range d.ranks {
 		if x := &d.ranks[r]; usual && x.own > 0 {
 			x.seen++
+			x.doubt()
 		}
 	}
 	for ci := range d.ev.Comms {
@@ -379,6 +395,9 @@ func (d *drags) learn(usual bool, common float32) {
 				continue
 			}
 			x := &d.ranks[m.World]
+			if x.low == lowWindows { // what has been learnt is not what it does
+				u.n, u.ownNs, u.insideNs = 0, 0, 0
+			}
 			n, own, in := float32(now.ops-before.ops), float32(now.own-before.own)/common, float32(now.inside-before.inside)
 			weight := float32(1)
 			if x.odd {
@@ -387,6 +406,17 @@ func (d *drags) learn(usual bool, common float32) {
 			keep := 1 - usualMemory*weight
 			u.n, u.ownNs, u.insideNs = u.n*keep+n*weight, u.ownNs*keep+own*weight, u.insideNs*keep+in*weight
 		}
+	}
+}
+
+// doubt counts windows in which a young rank spends far less than its history says. A history that
+// a job's start has gone into, the compiling of a model, say, would be wrong for minutes, and by more
+// for some ranks than for others: it is learnt anew. A rank that is late spends more, not less.
+func (x *rankCost) doubt() {
+	if x.pred <= 0 || x.own >= lowShare*x.pred || x.seen > youth || x.low == lowWindows {
+		x.low = 0
+	} else if x.low++; x.low == lowWindows {
+		*x = rankCost{seen: 1, low: lowWindows}
 	}
 }
 

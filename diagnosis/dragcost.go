@@ -27,7 +27,7 @@ func (d *drags) bar(r int32, h int) float64 {
 	}
 	restless := max(1, float64(d.ranks[r].noise)/max(d.short, 1e-6))
 	k := 2.5 + 1.4*math.Sqrt(2*math.Log(20*float64(len(d.ranks))))
-	young := 1 + 6/float64(max(d.measured, 1)) // little is known yet
+	young := 1 + 6/float64(max(min(d.measured, d.ranks[r].seen), 1)) // little is known yet, of the job or of the rank
 	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young)
 }
 
