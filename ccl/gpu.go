@@ -109,7 +109,7 @@ func together(ctx context.Context, ctl *bootstrap.Control, mine error) error {
 	var text []byte
 	if mine != nil {
 		text = []byte(mine.Error())
-		text = text[:min(len(text), bootstrap.MaxBlob)]
+		text = text[:min(len(text), bootstrap.MaxBlob(ctl.Size()))]
 	}
 	all, err := ctl.AllGather(ctx, text)
 	if mine != nil || err != nil {

@@ -151,12 +151,13 @@ func (c *Control) Err() error {
 	return c.failure
 }
 
-// AllGather returns all members' blobs, by rank. A blob has at most MaxBlob bytes. It
+// AllGather returns all members' blobs, by rank. A blob has at most MaxBlob(size) bytes. It
 // fails with a *LostError, an *AbortError, ErrClosed or ctx's cause, and may then have
-// succeeded on other ranks.
+// succeeded on other ranks: a call that ctx has ended is still under way. It begins nothing
+// while 64 calls are.
 func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) {
-	if len(blob) > MaxBlob {
-		return nil, fmt.Errorf("rank %d: gather of %d bytes, limit %d", c.rank, len(blob), MaxBlob)
+	if limit := MaxBlob(c.size); len(blob) > limit {
+		return nil, fmt.Errorf("rank %d: gather of %d bytes, limit %d for %d ranks", c.rank, len(blob), limit, c.size)
 	}
 	c.mu.Lock()
 	if err := c.usable(); err != nil {
@@ -164,6 +165,10 @@ func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) 
 		return nil, err
 	}
 	seq := c.seq
+	if c.underWay() >= maxAhead {
+		c.mu.Unlock()
+		return nil, fmt.Errorf("rank %d: gather %d: %d before it wait for other ranks", c.rank, seq, maxAhead)
+	}
 	c.seq++
 	o := c.op(seq)
 	if c.rank == 0 {
@@ -199,6 +204,9 @@ func (c *Control) Barrier(ctx context.Context) error {
 
 // Broadcast returns root's blob on every member, and fails as AllGather does.
 func (c *Control) Broadcast(ctx context.Context, root int, blob []byte) ([]byte, error) {
+	if root < 0 || root >= c.size {
+		return nil, fmt.Errorf("rank %d: broadcast from rank %d of %d", c.rank, root, c.size)
+	}
 	if c.rank != root {
 		blob = nil
 	}
@@ -306,6 +314,14 @@ func (c *Control) usable() error {
 		return ErrClosed
 	}
 	return c.failure
+}
+
+// underWay is how many operations this rank has begun that are not complete. The hub would take no more.
+func (c *Control) underWay() int {
+	if c.rank == 0 {
+		return int(c.seq - min(c.floor, c.seq))
+	}
+	return len(c.ops)
 }
 
 func (c *Control) op(seq uint64) *op {

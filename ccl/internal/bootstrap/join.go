@@ -28,7 +28,7 @@ type Config struct {
 	Listener *Listener
 	// Host is the address to listen at, "" for the one from which rank 0 is reached.
 	Host string
-	// Info is what the others are told of this rank, at most MaxBlob bytes.
+	// Info is what the others are told of this rank, at most MaxBlob(Size) bytes.
 	Info []byte
 	// Outage is how long a host may be silent before it counts as dead, 0 for DefaultOutage.
 	Outage time.Duration
@@ -69,8 +69,8 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 		return nil, fmt.Errorf("size %d, want 1 to %d", cfg.Size, maxSize)
 	case cfg.Rank < 0:
 		return nil, &ConflictError{Rank: cfg.Rank, Err: ErrRank, Detail: fmt.Sprintf("size is %d", cfg.Size)}
-	case len(cfg.Info) > MaxBlob:
-		return nil, fmt.Errorf("info of %d bytes, limit %d", len(cfg.Info), MaxBlob)
+	case len(cfg.Info) > MaxBlob(cfg.Size):
+		return nil, fmt.Errorf("info of %d bytes, limit %d for %d ranks", len(cfg.Info), MaxBlob(cfg.Size), cfg.Size)
 	}
 	cfg.Secret = ofAttempt(cfg.Secret, cfg.Attempt)
 	c := newControl(cfg)

@@ -32,10 +32,10 @@ const (
 	greetingSize = len(magic) + 2 + 16 + nonceSize
 	answerSize   = len(magic) + 2 + nonceSize + 32
 
-	// MaxBlob bounds what one rank contributes to one AllGather, Info included.
-	MaxBlob = 1 << 20
+	// maxBlob bounds what one rank contributes, see MaxBlob.
+	maxBlob = 1 << 20
 	// maxHello bounds what is read from a peer before the rendezvous is complete.
-	maxHello = MaxBlob + 4096
+	maxHello = maxBlob + 4096
 	// maxFrame bounds a gathered result: every member's blob together.
 	maxFrame = 256 << 20
 	// maxReason bounds the payload of an abort.
@@ -43,6 +43,13 @@ const (
 	// maxSize bounds a communicator, and so what a peer can make this rank allocate.
 	maxSize = 1 << 16
 )
+
+// MaxBlob returns how many bytes each of size ranks contributes to one AllGather at most, Info
+// included: 1 MiB, and less of more than 255 ranks, for all of them go into one frame.
+func MaxBlob(size int) int {
+	const beside = 512 // of the frame, a rank: lengths and, in the roster, an address
+	return min(maxBlob, maxFrame/max(size, 1)-beside)
+}
 
 type frameType uint8
 

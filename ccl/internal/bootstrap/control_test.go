@@ -1,0 +1,70 @@
+package bootstrap
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestGathersAhead has a rank give up more calls than the hub keeps: the next one fails at once, and
+// not for ever; all that were begun complete when the other rank comes.
+func TestGathersAhead(t *testing.T) {
+	for ahead := range 2 {
+		controls := mustJoin(t, 2)
+		early, late := controls[ahead], controls[1-ahead]
+		over, cancel := context.WithCancel(t.Context())
+		cancel()
+		for i := range maxAhead {
+			if _, err := early.AllGather(over, fmt.Append(nil, i)); !errors.Is(err, context.Canceled) {
+				t.Fatalf("rank %d, gather %d: %v", ahead, i, err)
+			}
+		}
+		if _, err := early.AllGather(testContext(t), nil); err == nil || !strings.Contains(err.Error(), "64 before it") {
+			t.Fatalf("rank %d, one more: %v", ahead, err)
+		}
+		for i := range maxAhead {
+			blobs, err := late.AllGather(testContext(t), nil)
+			if err != nil || string(blobs[ahead]) != fmt.Sprint(i) {
+				t.Fatalf("rank %d, gather %d: %q, %v", 1-ahead, i, blobs, err)
+			}
+		}
+		for early.pending() >= maxAhead { // the first result is on its way
+			time.Sleep(time.Millisecond)
+		}
+		if err := each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (c *Control) pending() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.underWay()
+}
+
+func TestBroadcastFromNobody(t *testing.T) {
+	c := mustJoin(t, 1)[0]
+	for _, root := range []int{-1, 1} {
+		if _, err := c.Broadcast(testContext(t), root, nil); err == nil {
+			t.Errorf("from rank %d: no error", root)
+		}
+	}
+}
+
+// TestMaxBlob: what all ranks may contribute fits a frame, and a blob that is longer is refused.
+func TestMaxBlob(t *testing.T) {
+	for _, n := range []int{1, 2, 255, 256, 257, 4096, maxSize} {
+		if all := n*(4+MaxBlob(n)) + 64; all > maxFrame || MaxBlob(n) < 2048 {
+			t.Errorf("%d ranks of %d bytes are %d, and a frame has %d", n, MaxBlob(n), all, maxFrame)
+		}
+	}
+	c := mustJoin(t, 1)[0]
+	if _, err := c.AllGather(testContext(t), bytes.Repeat([]byte{1}, MaxBlob(1)+1)); err == nil {
+		t.Error("a blob beyond the limit is taken")
+	}
+}
