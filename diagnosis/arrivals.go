@@ -81,11 +81,11 @@ func (d *arrivals) take() {
 		if a.Comm < 0 || int(a.Comm) >= len(d.of) || a.Seq <= d.of[a.Comm].seq || waits[a.Comm] || a.Coll.PointToPoint() || d.comms[a.Comm].p2p || d.comms[a.Comm].former {
 			continue
 		}
-		known, first := true, int64(never)
+		known, told, first := true, 0, int64(never)
 		for m := range a.Start {
 			known = known && a.Start[m] > 0 && a.End[m] > 0
 			if a.Start[m] > 0 {
-				first = min(first, a.Start[m])
+				told, first = told+1, min(first, a.Start[m])
 			}
 		}
 		x := &d.of[a.Comm]
@@ -93,9 +93,11 @@ func (d *arrivals) take() {
 		case known && len(a.Start) == len(d.ev.Comms[a.Comm].Members) && len(a.Start) > 1:
 			d.takeOne(x, a)
 			x.seq = a.Seq
-		case first < d.now-arrivalWait: // it will not be
-			x.seq = a.Seq
-			x.end = x.end[:0]
+		case first < d.now-arrivalWait || first > d.now+arrivalWait: // it will not be
+			// Who tells of a collective that is not yet, or of a time to come, must not hide those before it.
+			if 2*told > len(a.Start) {
+				x.seq, x.end = a.Seq, x.end[:0]
+			}
 		default:
 			waits[a.Comm] = true
 		}

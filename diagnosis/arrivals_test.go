@@ -35,6 +35,27 @@ func TestRounds(t *testing.T) {
 	}
 }
 
+// TestTakeDespiteLies has one member tell of collectives that are far ahead, and of one in times to
+// come: the others' are taken all the same.
+func TestTakeDespiteLies(t *testing.T) {
+	const second = int64(1e9)
+	all := func(at int64) []int64 { return []int64{at, at + 1e6, at + 2e6, at + 3e6} }
+	ev := &Evidence{Comms: []Comm{{Members: make([]Member, 4)}}, Ranks: make([]Rank, 4), Arrivals: []Arrival{
+		{Seq: 1 << 62, Start: []int64{second, 0, 0, 0}, End: []int64{second, 0, 0, 0}},
+		{Seq: 1 << 61, Start: []int64{never - 1, 0, 0, 0}, End: make([]int64, 4)},
+	}}
+	w := &window{view: &view{ev: ev, comms: make([]commHistory, 1)}}
+	d := &arrivals{window: w, of: make([]arrivalsOf, 1)}
+	for seq := range uint64(40) {
+		w.now = (100 + int64(seq)) * second
+		ev.Arrivals = append(ev.Arrivals, Arrival{Seq: seq + 1, Start: all(w.now - second), End: all(w.now - second/2)})
+		d.take()
+		if got := d.of[0].seq; got != seq+1 {
+			t.Fatalf("collective %d: %d is the last one taken", seq+1, got)
+		}
+	}
+}
+
 // TestLogTail compares with sums over the Poisson distribution.
 func TestLogTail(t *testing.T) {
 	for _, mean := range []float64{0.01, 0.1, 0.5, 2} {
