@@ -9,7 +9,8 @@ import (
 )
 
 // Truth is what was broken, and which words for it are right. A verdict is right
-// when its class is one of Classes and its first culprit is one of those listed.
+// when its class is one of Classes and its first culprit is one of those listed. Where
+// nodes have one rank, the rank and its node are two names of one culprit.
 type Truth struct {
 	Fault   int // index into Config.Faults, -1: nothing is broken
 	Classes []diagnosis.Class
@@ -45,11 +46,13 @@ func (t *Truth) right(s *Scenario, v *diagnosis.Verdict) bool {
 	}
 	c := &v.Culprits[0]
 	node := func(rank int32) int32 { return rank / int32(s.Config.Cluster.RanksPerNode) }
+	alone := s.Config.Cluster.RanksPerNode == 1
+	is := func(n int32) bool { return NodeName(int(n)) == c.Node }
 	switch c.Kind {
 	case diagnosis.CulpritRank:
-		return slices.Contains(t.Ranks, c.Rank)
+		return slices.Contains(t.Ranks, c.Rank) || alone && slices.Contains(t.Nodes, c.Rank)
 	case diagnosis.CulpritNode:
-		return slices.ContainsFunc(t.Nodes, func(n int32) bool { return NodeName(int(n)) == c.Node })
+		return slices.ContainsFunc(t.Nodes, is) || alone && slices.ContainsFunc(t.Ranks, is)
 	case diagnosis.CulpritSource:
 		return slices.Contains(t.Sources, c.Rank) || slices.Contains(t.Touches, c.Rank)
 	case diagnosis.CulpritDest:
