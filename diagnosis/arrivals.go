@@ -81,11 +81,15 @@ func (d *arrivals) take() {
 		if a.Comm < 0 || int(a.Comm) >= len(d.of) || a.Seq <= d.of[a.Comm].seq || waits[a.Comm] || a.Coll.PointToPoint() || d.comms[a.Comm].p2p || d.comms[a.Comm].former {
 			continue
 		}
-		known, told, first := true, 0, int64(never)
-		for m := range a.Start {
-			known = known && a.Start[m] > 0 && a.End[m] > 0
-			if a.Start[m] > 0 {
-				told, first = told+1, min(first, a.Start[m])
+		// A few members' words decide neither that a collective is over nor that it was.
+		known, told, off := true, 0, 0 // off: told of a time long ago, or to come
+		for m, s := range a.Start {
+			known = known && s > 0 && a.End[m] > 0
+			if s > 0 {
+				told++
+			}
+			if s > 0 && (s < d.now-arrivalWait || s > d.now+arrivalWait) {
+				off++
 			}
 		}
 		x := &d.of[a.Comm]
@@ -93,8 +97,7 @@ func (d *arrivals) take() {
 		case known && len(a.Start) == len(d.ev.Comms[a.Comm].Members) && len(a.Start) > 1:
 			d.takeOne(x, a)
 			x.seq = a.Seq
-		case first < d.now-arrivalWait || first > d.now+arrivalWait: // it will not be
-			// Who tells of a collective that is not yet, or of a time to come, must not hide those before it.
+		case 2*off > told: // it will not be
 			if 2*told > len(a.Start) {
 				x.seq, x.end = a.Seq, x.end[:0]
 			}

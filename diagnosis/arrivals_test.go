@@ -35,8 +35,8 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestTakeDespiteLies has one member tell of collectives that are far ahead, and of one in times to
-// come: the others' are taken all the same.
+// TestTakeDespiteLies has one member tell of collectives that are far ahead, of one in times to come,
+// and of each as if it were long ago, before the others tell: all are taken.
 func TestTakeDespiteLies(t *testing.T) {
 	const second = int64(1e9)
 	all := func(at int64) []int64 { return []int64{at, at + 1e6, at + 2e6, at + 3e6} }
@@ -48,7 +48,13 @@ func TestTakeDespiteLies(t *testing.T) {
 	d := &arrivals{window: w, of: make([]arrivalsOf, 1)}
 	for seq := range uint64(40) {
 		w.now = (100 + int64(seq)) * second
-		ev.Arrivals = append(ev.Arrivals, Arrival{Seq: seq + 1, Start: all(w.now - second), End: all(w.now - second/2)})
+		a := Arrival{Seq: seq + 1, Start: all(w.now - second), End: all(w.now - second/2)}
+		a.Start[0], a.End[3] = 1, 0
+		ev.Arrivals = append(ev.Arrivals, a)
+		if d.take(); d.of[0].seq != seq {
+			t.Fatalf("collective %d is taken before all have told", seq+1)
+		}
+		a.End[3] = a.End[2]
 		d.take()
 		if got := d.of[0].seq; got != seq+1 {
 			t.Fatalf("collective %d: %d is the last one taken", seq+1, got)

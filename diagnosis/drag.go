@@ -68,7 +68,7 @@ type rankCost struct {
 	past   pastCost
 	seen   int32 // windows
 	low    int32 // windows in a row with far less of its own than its history says
-	odds   int32 // windows far above the norm, less those far below
+	above  int32 // windows far above the norm, less those far below
 	odd    bool  // the last one is, and teaches little
 }
 
@@ -298,12 +298,12 @@ func (d *drags) measure(elapsed, common float64) {
 		x.odd = far > max(4*max(x.noise, float32(d.short)), 0.015)
 		switch {
 		case x.odd && cost > 0:
-			x.odds++
+			x.above++
 		case x.odd:
-			x.odds--
+			x.above--
 		}
 		// Where three of a young rank's windows, and half of them, are far above the norm, the norm is odd.
-		if x.seen < 4*minWindows && x.odds > 2 && 2*x.odds > x.seen-minWindows {
+		if x.seen < 4*minWindows && x.above > 2 && 2*x.above > x.seen-minWindows {
 			x.odd = false
 		}
 		if known && !d.isNew(int32(r)) {
@@ -382,7 +382,9 @@ func (d *drags) learn(usual bool, common float32) {
 	for r := range d.ranks {
 		if x := &d.ranks[r]; usual && x.own > 0 {
 			x.seen++
-			x.doubt()
+			if !d.watched(int32(r)) {
+				x.startAnew()
+			}
 		}
 	}
 	for ci := range d.ev.Comms {
@@ -395,7 +397,7 @@ func (d *drags) learn(usual bool, common float32) {
 				continue
 			}
 			x := &d.ranks[m.World]
-			if x.low == lowWindows { // what has been learnt is not what it does
+			if x.low == lowWindows { // its history starts anew
 				u.n, u.ownNs, u.insideNs = 0, 0, 0
 			}
 			n, own, in := float32(now.ops-before.ops), float32(now.own-before.own)/common, float32(now.inside-before.inside)
@@ -409,10 +411,10 @@ func (d *drags) learn(usual bool, common float32) {
 	}
 }
 
-// doubt counts windows in which a young rank spends far less than its history says. A history that
-// a job's start has gone into, the compiling of a model, say, would be wrong for minutes, and by more
-// for some ranks than for others: it is learnt anew. A rank that is late spends more, not less.
-func (x *rankCost) doubt() {
+// startAnew ends the history of a young rank that spends far less than it says in windows in a row.
+// What a job's start has put into it, compiling a model, say, would be wrong for minutes, and by more
+// for some ranks than for others. A rank that is late spends more, not less.
+func (x *rankCost) startAnew() {
 	if x.pred <= 0 || x.own >= lowShare*x.pred || x.seen > youth || x.low == lowWindows {
 		x.low = 0
 	} else if x.low++; x.low == lowWindows {

@@ -65,3 +65,43 @@ func TestJudge(t *testing.T) {
 		})
 	}
 }
+
+// TestAloneOnItsNode: where nodes have one rank, either name of the culprit is right, and no other's.
+func TestAloneOnItsNode(t *testing.T) {
+	node := func(n int) diagnosis.Culprit {
+		return diagnosis.Culprit{Kind: diagnosis.CulpritNode, Rank: -1, Peer: -1, Node: jobsim.NodeName(n)}
+	}
+	rank := diagnosis.Culprit{Kind: diagnosis.CulpritRank, Rank: 2, Peer: -1}
+	for _, x := range []struct {
+		name    string
+		perNode int
+		truth   jobsim.Truth
+		said    diagnosis.Culprit
+		right   bool
+	}{
+		{"the rank for its node", 1, jobsim.Truth{Nodes: []int32{2}}, rank, true},
+		{"the node for its rank", 1, jobsim.Truth{Ranks: []int32{2}}, node(2), true},
+		{"another node", 1, jobsim.Truth{Ranks: []int32{2}}, node(3), false},
+		{"a rank of two for their node", 2, jobsim.Truth{Nodes: []int32{1}}, rank, false},
+		{"a node of two for a rank", 2, jobsim.Truth{Ranks: []int32{2}}, node(1), false},
+	} {
+		x.truth.Classes, x.truth.Want, x.truth.Within = []diagnosis.Class{diagnosis.NoncommunicationHang}, diagnosis.Confirmed, 10*time.Second
+		s := &jobsim.Scenario{
+			Config: jobsim.Config{Data: 4, Seed: 9, Cluster: jobsim.Cluster{RanksPerNode: x.perNode}, Faults: []jobsim.Fault{{Kind: jobsim.HangStop, Rank: 2, At: 6 * time.Second}}},
+			Truths: []jobsim.Truth{x.truth},
+			Length: 12 * time.Second,
+		}
+		o, err := jobsim.Play(s, func(ev *diagnosis.Evidence) []diagnosis.Verdict {
+			if ev.Now < jobsim.Start+8e9 {
+				return nil
+			}
+			return []diagnosis.Verdict{{Key: "k", Class: diagnosis.NoncommunicationHang, Level: diagnosis.Confirmed, Culprits: []diagnosis.Culprit{x.said}}}
+		}, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.Top1(0) != x.right {
+			t.Errorf("%s: right %v, want %v", x.name, o.Top1(0), x.right)
+		}
+	}
+}

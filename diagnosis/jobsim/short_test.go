@@ -2,7 +2,6 @@ package jobsim_test
 
 import (
 	"flag"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -97,20 +96,7 @@ func mustConfirmNothing(t *testing.T, job func(r *rand.Rand) jobsim.Config, seed
 	t.Helper()
 	c := job(rand.New(rand.NewPCG(seed, 12)))
 	c.Seed = seed
-	said := ""
-	_, err := jobsim.Play(&jobsim.Scenario{Config: c, Length: 40 * time.Second}, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
-		for _, v := range verdicts {
-			if v.Level == diagnosis.Confirmed && said == "" {
-				said = fmt.Sprintf("at %s: %v %v: %v", j.Now(), v.Class, v.Culprits, v.Why)
-			}
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if said != "" {
-		t.Errorf("seed %d: confirmed %s\n%+v", seed, said, c)
-	}
+	mustAccuseNobody(t, &jobsim.Scenario{Seed: seed, Config: c, Length: 40 * time.Second})
 }
 
 func between(r *rand.Rand, lo, hi time.Duration) time.Duration {

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/jobsim"
 )
 
@@ -28,15 +27,6 @@ func TestStartsTeachLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Length = min(s.Length, 5*time.Minute)
-		_, err = jobsim.Play(s, diagnosis.New(diagnosis.Config{}).Diagnose, nil, func(j *jobsim.Job, verdicts []diagnosis.Verdict) {
-			for _, v := range verdicts {
-				if v.Level == diagnosis.Confirmed {
-					t.Fatalf("%s %d at %v: %v %+v: %v", x.row, x.seed, j.Now(), v.Class, v.Culprits, v.Why)
-				}
-			}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustAccuseNobody(t, s)
 	}
 }

@@ -319,7 +319,7 @@ func (c *Control) usable() error {
 // underWay is how many operations this rank has begun that are not complete. The hub would take no more.
 func (c *Control) underWay() int {
 	if c.rank == 0 {
-		return int(c.seq - min(c.floor, c.seq))
+		return int(c.seq - c.floor)
 	}
 	return len(c.ops)
 }
@@ -338,7 +338,7 @@ func (c *Control) op(seq uint64) *op {
 
 // contribute takes rank's blob of operation seq on the hub; false when there can be no such blob.
 func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
-	if seq < c.floor || seq >= c.floor+maxAhead {
+	if seq < c.floor || seq >= c.floor+maxAhead || len(blob) > MaxBlob(c.size) {
 		return false
 	}
 	o := c.op(seq)

@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +31,10 @@ func TestGathersAhead(t *testing.T) {
 				t.Fatalf("rank %d, gather %d: %q, %v", 1-ahead, i, blobs, err)
 			}
 		}
-		for early.pending() >= maxAhead { // the first result is on its way
-			time.Sleep(time.Millisecond)
+		for end := time.Now().Add(10 * time.Second); early.pending() > 0; time.Sleep(time.Millisecond) { // results are on their way
+			if time.Now().After(end) {
+				t.Fatalf("rank %d: %d gathers are still under way", ahead, early.pending())
+			}
 		}
 		if err := each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }); err != nil {
 			t.Fatal(err)
@@ -64,7 +65,11 @@ func TestMaxBlob(t *testing.T) {
 		}
 	}
 	c := mustJoin(t, 1)[0]
-	if _, err := c.AllGather(testContext(t), bytes.Repeat([]byte{1}, MaxBlob(1)+1)); err == nil {
+	long := make([]byte, MaxBlob(1)+1)
+	if _, err := c.AllGather(testContext(t), long); err == nil {
 		t.Error("a blob beyond the limit is taken")
+	}
+	if c.contribute(0, 0, long) {
+		t.Error("a peer's blob beyond the limit is taken")
 	}
 }

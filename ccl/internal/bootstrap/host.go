@@ -181,6 +181,8 @@ func (c *Control) check(conn net.Conn, f fields, theirs uint16) (hello, error) {
 		return h, &ConflictError{Rank: h.rank, Err: ErrVersion, Detail: "its hello is malformed"}
 	case h.size != c.size:
 		return h, &ConflictError{Rank: h.rank, Err: ErrSize, Detail: fmt.Sprintf("it says %d, rank 0 says %d", h.size, c.size)}
+	case len(h.info) > MaxBlob(c.size) || len(h.addr) > maxAddr:
+		return h, &ConflictError{Rank: h.rank, Err: ErrVersion, Detail: "its hello is longer than a roster of all takes"}
 	case h.rank == 0:
 		return h, &ConflictError{Rank: 0, Err: ErrDuplicateRank, Detail: "a second process claims it, from " + conn.RemoteAddr().String()}
 	case h.rank < 0 || h.rank >= c.size:

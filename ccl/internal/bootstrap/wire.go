@@ -38,6 +38,8 @@ const (
 	maxHello = maxBlob + 4096
 	// maxFrame bounds a gathered result: every member's blob together.
 	maxFrame = 256 << 20
+	// maxAddr bounds the address that a rank tells of itself.
+	maxAddr = 512
 	// maxReason bounds the payload of an abort.
 	maxReason = 4096
 	// maxSize bounds a communicator, and so what a peer can make this rank allocate.
@@ -47,7 +49,7 @@ const (
 // MaxBlob returns how many bytes each of size ranks contributes to one AllGather at most, Info
 // included: 1 MiB, and less of more than 255 ranks, for all of them go into one frame.
 func MaxBlob(size int) int {
-	const beside = 512 // of the frame, a rank: lengths and, in the roster, an address
+	const beside = maxAddr + 64 // of the frame, a rank: an address in the roster, and lengths
 	return min(maxBlob, maxFrame/max(size, 1)-beside)
 }
 
