@@ -306,64 +306,88 @@ func (c *Comm) resultRoom() uint64 { return min(kernels.RingBytes, c.stage.Size/
 
 // toRoot is Reduce by a kernel, in which root tells its peers where it receives. Input in
 // windows goes in one launch, other input in pieces through staging memory; ranks agree on
-// which.
+// which. What peers cannot write where root wants it goes through staging memory as well: of
+// pieces each to a place of its own, out of which it is copied while the next is under way.
+// (Of two ranks root reduces by itself.)
 func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
 	size := uint64(op.DType.Size())
 	var sends [MaxRanks]uint64
 	if c.locate(&sends, op.Send, op.Count*size) {
-		return c.pieceToRoot(s, op, p, sends, 0, op.Count)
+		return c.pieceToRoot(s, op, p, sends, op.Recv, 0, op.Count)
 	}
-	l, caller, in := &c.pipeline, s, s
-	slots, room := uint64(1), c.resultRoom()
-	piped := c.piped(op.Count * size)
-	if piped {
+	l, caller, f := &c.pipeline, s, flow{s, s, s}
+	g := staging{slots: 1, piped: c.piped(op.Count * size), apart: c.size > 2}
+	if g.piped {
 		if err := l.init(c); err != nil {
 			return err
 		}
-		slots, s, in = slotsApart, l.kernels, l.in
-		if err := errors.Join(after(s, caller, l.begun), in.WaitEvent(l.begun)); err != nil {
+		g.slots, f = slotsApart, flow{l.kernels, l.in, l.out}
+		if err := errors.Join(after(f.kernels, caller, l.begun), f.in.WaitEvent(l.begun)); err != nil {
 			return err
 		}
 	}
-	slot := (c.stage.Size - room) / slots &^ 511
-	most := slot / size &^ 255
-	least := most
-	if piped {
-		least = min(c.leastPiece()/size, most)
+	g.slot = c.stage.Size / uint64(g.slots) &^ 511
+	room := g.slot
+	if g.apart {
+		room /= 2
 	}
-	for turn, done, n := uint64(0), uint64(0), uint64(0); done < op.Count; turn, done = turn+1, done+n {
-		n = piece(int(turn), op.Count-done, least, most)
-		k := turn % slots
-		c.inStage(&sends, room+k*slot)
-		if piped && turn >= slots {
-			if err := in.WaitEvent(l.run[k]); err != nil {
+	g.in, g.most = 1, room/size&^255
+	g.least = g.most
+	if g.piped {
+		g.least = min(c.leastPiece()/size, g.most)
+	}
+	if c.rank == op.Root && g.apart {
+		if w, _ := c.find(op.Recv, op.Count*size); w == nil || op.Recv%16 != 0 {
+			g.out = 1
+		}
+	}
+	for turn, done, n := 0, uint64(0), uint64(0); done < op.Count; turn, done = turn+1, done+n {
+		n = piece(turn, op.Count-done, g.least, g.most)
+		k := turn % g.slots
+		again := g.piped && turn >= g.slots
+		from := uint64(k) * g.slot
+		to := from + g.slot/2
+		c.inStage(&sends, from)
+		if err := c.fill(f, &g, k, again, from, op.Send+cuda.Ptr(done*size), n*size); err != nil {
+			return err
+		}
+		recv := op.Recv + cuda.Ptr(done*size)
+		if g.out > 0 {
+			recv = c.stage.Own() + cuda.Ptr(to)
+			if again {
+				if err := f.kernels.WaitEvent(l.emptied[k]); err != nil {
+					return err
+				}
+			}
+		}
+		if err := c.pieceToRoot(f.kernels, op, p, sends, recv, done, n); err != nil {
+			return err
+		}
+		if g.piped {
+			if err := f.kernels.Record(l.run[k]); err != nil {
 				return err
 			}
 		}
-		if err := copyInTurns(in, cuda.Ptr(sends[c.rank]), op.Send+cuda.Ptr(done*size), n*size); err != nil {
-			return err
-		}
-		if err := after(s, in, l.filled[k]); err != nil {
-			return err
-		}
-		if err := c.pieceToRoot(s, op, p, sends, done, n); err != nil {
-			return err
-		}
-		if piped {
-			if err := s.Record(l.run[k]); err != nil {
+		if g.out > 0 {
+			if err := c.empty(f, &g, k, to, op.Recv+cuda.Ptr(done*size), n*size); err != nil {
 				return err
 			}
 		}
 	}
-	return after(caller, s, l.ended)
+	if g.out > 0 {
+		if err := after(f.kernels, f.out, l.begun); err != nil {
+			return err
+		}
+	}
+	return after(caller, f.kernels, l.ended)
 }
 
-// pieceToRoot is n elements of a Reduce, after done. sends is where ranks have them.
-func (c *Comm) pieceToRoot(s *cuda.Stream, op *Op, p plan, sends [MaxRanks]uint64, done, n uint64) error {
-	size := uint64(op.DType.Size())
+// pieceToRoot is n elements of a Reduce, after done. sends is where ranks have them, recv where
+// root receives them.
+func (c *Comm) pieceToRoot(s *cuda.Stream, op *Op, p plan, sends [MaxRanks]uint64, recv cuda.Ptr, done, n uint64) error {
 	b := buffers{send: sends}
 	if c.rank == op.Root {
-		b.recv = c.told(op.Recv+cuda.Ptr(done*size), n*size, sends[c.rank])
+		b.recv = c.told(recv, n*uint64(op.DType.Size()), sends[c.rank])
 	}
 	return c.kernel(s, op, p, b, n, ends(done, n, op.Count))
 }
@@ -372,9 +396,15 @@ func (c *Comm) pieceToRoot(s *cuda.Stream, op *Op, p plan, sends [MaxRanks]uint6
 // It is nothing where they are not mapped, or are aligned unlike send, which would move bytes
 // one by one.
 func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
-	if w, off := c.find(recv, n); w != nil && (uint64(recv)^send)%16 == 0 {
-		for r := range c.size {
-			at[r] = uint64(w.theirs[r]) + off
+	if (uint64(recv)^send)%16 == 0 {
+		if w, off := c.find(recv, n); w != nil {
+			for r := range c.size {
+				at[r] = uint64(w.theirs[r]) + off
+			}
+		} else if off := recv - c.stage.Own(); recv >= c.stage.Own() && uint64(off)+n <= c.stage.Size {
+			for r := range c.size {
+				at[r] = uint64(c.stageTheirs[r] + off)
+			}
 		}
 	}
 	at[c.rank] = uint64(recv)
