@@ -13,9 +13,10 @@ import (
 // other one. Neither needs looks at bytes on their way, which miss what is short.
 type moves struct {
 	*window
-	links *slowLinks
-	late  *arrivals
-	slow  []movedConn
+	links     *slowLinks
+	late      *arrivals
+	transfers *transfers
+	slow      []movedConn
 }
 
 // movedComm is a communicator whose collectives take longer.
@@ -25,7 +26,7 @@ type movedComm struct {
 	since     int64
 	times, of int
 	cost      float64 // of the time since
-	now, then float64 // what a round takes, ns
+	now, then float64 // what a collective takes, ns
 }
 
 // movedConn is a connection that is told.
@@ -51,12 +52,18 @@ func (d *arrivals) judgeMoved(ci int32) {
 	if d.comms[ci].former || len(d.moved) == maxSlow {
 		return
 	}
+	// Where a round is as many as come in a time, less of it has many as well.
+	rounds := x.rounds
+	if x.period == 0 {
+		d.short = x.roundsOf(d.short[:0], shortRound)
+		rounds = d.short
+	}
 	best := movedComm{}
 	for _, h := range lateHorizons {
-		if h > len(x.rounds)/2 || h > 32 {
+		if h > len(rounds)/2 || h > 32 {
 			break
 		}
-		if s, ok := d.movedOver(ci, h); ok && (s.level > best.level || s.level == best.level && s.cost > best.cost) {
+		if s, ok := d.movedOver(ci, rounds, h); ok && (s.level > best.level || s.level == best.level && s.cost > best.cost) {
 			best = s
 		}
 	}
@@ -66,11 +73,10 @@ func (d *arrivals) judgeMoved(ci int32) {
 }
 
 // movedOver judges the last h rounds.
-func (d *arrivals) movedOver(ci int32, h int) (s movedComm, ok bool) {
-	x := &d.of[ci]
-	n := len(x.rounds) - 1 // the last one may be a part
-	last, before := x.rounds[n-h:n], x.rounds[:n-h]
-	took := func(p *arrivalPart) float64 { return float64(p.took) * float64(p.seqs) / float64(max(1, p.n)) }
+func (d *arrivals) movedOver(ci int32, rounds []arrivalPart, h int) (s movedComm, ok bool) {
+	n := len(rounds) - 1 // the last one may be a part
+	last, before := rounds[n-h:n], rounds[:n-h]
+	took := func(p *arrivalPart) float64 { return float64(p.took) / float64(max(1, p.n)) }
 	v := d.scratch[:0]
 	for i := range before {
 		v = append(v, took(&before[i]))
@@ -78,13 +84,13 @@ func (d *arrivals) movedOver(ci int32, h int) (s movedComm, ok bool) {
 	d.scratch = v
 	usual := median(v)
 	s = movedComm{comm: ci, then: usual}
-	sum := 0.0
+	sum, ops := 0.0, 0.0
 	for i := range last {
-		sum += took(&last[i])
+		sum, ops = sum+took(&last[i])*float64(last[i].seqs), ops+float64(last[i].seqs)
 	}
-	s.now = sum / float64(h)
+	s.now = sum / max(ops, 1)
 	all := float64(last[h-1].until - last[0].from)
-	s.cost = min((sum-usual*float64(h))/max(all, 1), x.slowerSince(n-h))
+	s.cost = min((sum-usual*ops)/max(all, 1), slowerSince(rounds, n-h))
 	if s.cost < leastMoved {
 		return s, false
 	}
@@ -144,6 +150,9 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	if int(s.comm) >= min(len(d.ev.Comms), len(d.links.inside)) || len(d.links.conns) != len(d.ev.Conns) || d.links.starvedIn(s.comm) {
 		return found
 	}
+	if len(d.connsOf(s.comm)) == 0 {
+		return d.toldNode(found, s)
+	}
 	d.connections(s.comm)
 	if len(d.slow) == 0 {
 		return found
@@ -151,7 +160,7 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	var cells []cell
 	for i := range d.slow {
 		x := &d.slow[i]
-		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.explained(found, x) {
+		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) {
 			return found
 		}
 		cells = append(cells, x.cell)
@@ -162,7 +171,7 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		f.Level, f.Since, f.Victims = s.level, s.since, len(c.Members)
 		f.setComm(c)
 		f.lastOf(c)
-		f.why("once all members of %s have entered, its collectives take %s a round, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
+		f.why("once all members of %s have entered, its collectives take %s each, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
 		for i := range d.slow {
 			x := &d.slow[i]
 			if !slices.Contains(p.cells, x.cell) {
@@ -185,8 +194,8 @@ func (d *moves) connections(ci int32) {
 		for _, k := range d.connsOf(ci) {
 			if h, c := &d.links.conns[k], &d.ev.Conns[k]; h.known && c.Windows > 0 {
 				share := h.lately - h.usually
-				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork {
-					share = 0 // its monitor blames one of its ends
+				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork || c.Transport.InMemory() {
+					share = 0 // its monitor blames one of its ends, or may as well: what is in memory is late because of who takes it
 				}
 				yield(k, share)
 			}
