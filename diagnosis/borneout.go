@@ -110,12 +110,17 @@ func (d *slowLinks) lateSoon(r int32) bool {
 	return int(r) < len(d.drags.ranks) && float64(d.drags.ranks[r].sums[0])/float64(horizons[0]) >= d.cfg.SlowShare/2
 }
 
-// elevated reports whether a connection is slower than usual by the word of its monitor,
-// and by what it has told in the last window: not enough to be told, but to show
-// what those that are have in common.
-func (d *slowLinks) elevated(conn int32) bool {
+// blamedAgain reports whether the monitor of a connection has laid a part of its windows to the network again
+// and again, unlike before: not enough to be told, but to show what those that are have in common.
+func (d *slowLinks) blamedAgain(conn int32) bool {
 	h, c := &d.conns[conn], &d.ev.Conns[conn]
-	return h.known && d.settled(&h.base) && c.Cause == record.CauseNetwork && h.delay >= 0.75*d.cfg.DelayRatio*h.base.mean
+	return h.known && h.blamed >= 0.5 && h.lately >= h.usually+leastOutside && !c.Transport.InMemory()
+}
+
+// blamedLong reports whether it has for longer, and its communicator does not wait for other connections:
+// what a receiver takes late because it waits for another one is laid to the network as well.
+func (d *slowLinks) blamedLong(conn int32) bool {
+	return d.conns[conn].blamed >= 0.6 && d.blamedAgain(conn) && !d.elsewhere(conn, d.ev.Conns[conn].Comm)
 }
 
 // transferGrown reports whether what a slow connection's monitor says is borne out

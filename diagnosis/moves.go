@@ -158,15 +158,17 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		return found
 	}
 	var cells []cell
+	transports := map[record.Transport]bool{}
 	for i := range d.slow {
 		x := &d.slow[i]
 		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) {
 			return found
 		}
 		cells = append(cells, x.cell)
+		transports[d.ev.Conns[x.conn].Transport] = true
 	}
 	c := &d.ev.Comms[s.comm]
-	for _, p := range patterns(cells, d.withTraffic(s.comm), func(r int32) int32 { return nodeOf(d.ev, r) }) {
+	for _, p := range patternsBeside(cells, d.links.around(cells, transports), func(r int32) int32 { return nodeOf(d.ev, r) }) {
 		f := d.ofPattern(&p)
 		f.Level, f.Since, f.Victims = s.level, s.since, len(c.Members)
 		f.setComm(c)
@@ -224,16 +226,4 @@ func (d *moves) explained(found []finding, x *movedConn) bool {
 				k.Kind == CulpritNode && (k.Node == d.nodeName(x.cell.src) || k.Node == d.nodeName(x.cell.dst))
 		}))
 	})
-}
-
-// withTraffic returns the cells of a communicator that carry something.
-func (d *moves) withTraffic(ci int32) (all []cell) {
-	for _, k := range d.connsOf(ci) {
-		if c := &d.ev.Conns[k]; c.Windows > 0 {
-			if x := (cell{d.end(c, c.Src), d.end(c, c.Dst)}); !slices.Contains(all, x) {
-				all = append(all, x)
-			}
-		}
-	}
-	return all
 }

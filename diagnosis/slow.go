@@ -19,6 +19,7 @@ type connHistory struct {
 	// Of the last windows the share that its monitor lays to the network, and of those before.
 	lately, usually float32
 	outside         float32 // of the last windows the share outside the normal, whoever is blamed
+	blamed          float32 // of the last windows those of which a part was laid to the network
 	held            float32 // share of the window that it spent in delays beyond the usual
 	base            baseline
 
@@ -325,6 +326,11 @@ func (h *connHistory) watchShare(cause record.Cause) {
 	if cause == record.CauseNetwork {
 		now = min(h.share, 1)
 	}
+	is := float32(0)
+	if now >= leastOutside {
+		is = 1
+	}
+	h.blamed += (is - h.blamed) / 3
 	h.lately += (now - h.lately) / 3
 	if h.lately < h.usually+movedShare/2 { // what is not usual does not become so
 		h.usually += (now - h.usually) / 16

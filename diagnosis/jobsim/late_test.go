@@ -57,6 +57,27 @@ func TestMoves(t *testing.T) {
 	}
 }
 
+// TestWhatIsSlowTogether has a rank whose connections are found slow one after the other, and pairs beside
+// which a monitor errs now and then: what is told from the first is the rank, or the pair.
+func TestWhatIsSlowTogether(t *testing.T) {
+	for _, x := range []struct {
+		row  string
+		seed uint64
+		kind diagnosis.CulpritKind
+	}{
+		{"slow receiver", 70054, diagnosis.CulpritDest},
+		{"slow receiver", 70057, diagnosis.CulpritDest},
+		{"slow pair", 70022, diagnosis.CulpritConnection},
+		{"slow pair", 70056, diagnosis.CulpritConnection},
+	} {
+		s := mustMake(t, x.row, x.seed)
+		f := s.Config.Faults[0]
+		mustConfirm(t, s, diagnosis.CommunicationSlow, func(c diagnosis.Culprit) bool {
+			return c.Kind == x.kind && c.Rank == int32(f.Rank) && (x.kind != diagnosis.CulpritConnection || c.Peer == int32(f.Peer))
+		})
+	}
+}
+
 // TestLateByChance plays half an hour each of healthy jobs in which ranks are late for several
 // collectives in a row, now one and now another: by one lateness that overlapping calls show one
 // after the other, by what a whole step takes longer, and in one of several communicators of the
