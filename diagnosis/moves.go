@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -23,6 +24,7 @@ type moves struct {
 type movedComm struct {
 	comm      int32
 	level     Level
+	likely    Level // where one of its connections has begun to lose what it carries
 	since     int64
 	times, of int
 	cost      float64 // of the time since
@@ -44,6 +46,11 @@ const (
 	movedShare = 0.4
 	// movedOthers is that of the communicator's other connections, by that of the slow one.
 	movedOthers = 0.5
+	// The chances that will do where a connection has begun to send bytes again, and no other has: what is lost
+	// now and then delays few operations, and by much.
+	likelySuspected, likelyConfirmed = 1e-3, 1e-4
+	// mostUsualAgain is in which share of its windows such a connection sent bytes again before, at most.
+	mostUsualAgain = 0.1
 )
 
 // judgeMoved judges how long a communicator's last rounds take once all have entered, by the rounds before.
@@ -63,11 +70,12 @@ func (d *arrivals) judgeMoved(ci int32) {
 		if h > len(rounds)/2 || h > 32 {
 			break
 		}
-		if s, ok := d.movedOver(ci, rounds, h); ok && (s.level > best.level || s.level == best.level && s.cost > best.cost) {
+		s, ok := d.movedOver(ci, rounds, h)
+		if ok && cmp.Or(cmp.Compare(s.level, best.level), cmp.Compare(s.likely, best.likely), cmp.Compare(s.cost, best.cost)) > 0 {
 			best = s
 		}
 	}
-	if best.level > 0 {
+	if best.likely > 0 {
 		d.moved = append(d.moved, best)
 	}
 }
@@ -116,13 +124,17 @@ func (d *arrivals) movedOver(ci int32, rounds []arrivalPart, h int) (s movedComm
 		}
 	}
 	lasted := d.now - s.since
-	switch {
-	case chance <= math.Log(lateConfirmed) && lasted >= int64(d.cfg.SlowConfirmAfter):
-		s.level = Confirmed
-	case chance <= math.Log(lateSuspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
-		s.level = Suspected
+	by := func(suspected, confirmed float64) Level {
+		switch {
+		case chance <= math.Log(confirmed) && lasted >= int64(d.cfg.SlowConfirmAfter):
+			return Confirmed
+		case chance <= math.Log(suspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
+			return Suspected
+		}
+		return 0
 	}
-	return s, s.level > 0
+	s.level, s.likely = by(lateSuspected, lateConfirmed), by(likelySuspected, likelyConfirmed)
+	return s, s.likely > 0
 }
 
 // logBinomial is about the logarithm of the chance that of n, each of chance p, as many as k or more come.
@@ -151,10 +163,18 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		return found
 	}
 	if len(d.connsOf(s.comm)) == 0 {
-		return d.toldNode(found, s)
+		if s.level > 0 {
+			found = d.toldNode(found, s)
+		}
+		return found
 	}
-	d.connections(s.comm)
-	if len(d.slow) == 0 {
+	level, lost := s.level, d.losing(s.comm)
+	if lost {
+		level = s.likely
+	} else {
+		d.connections(s.comm)
+	}
+	if len(d.slow) == 0 || level == 0 {
 		return found
 	}
 	var cells []cell
@@ -168,9 +188,13 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		transports[d.ev.Conns[x.conn].Transport] = true
 	}
 	c := &d.ev.Comms[s.comm]
-	for _, p := range patternsBeside(cells, d.links.around(cells, transports), func(r int32) int32 { return nodeOf(d.ev, r) }) {
+	around := d.links.around(cells, transports)
+	if lost {
+		around.beside, around.lasting = nil, nil // slow for another reason
+	}
+	for _, p := range patternsBeside(cells, around, func(r int32) int32 { return nodeOf(d.ev, r) }) {
 		f := d.ofPattern(&p)
-		f.Level, f.Since, f.Victims = s.level, s.since, len(c.Members)
+		f.Level, f.Since, f.Victims = level, s.since, len(c.Members)
 		f.setComm(c)
 		f.lastOf(c)
 		f.why("once all members of %s have entered, its collectives take %s each, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
@@ -179,12 +203,36 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 			if !slices.Contains(p.cells, x.cell) {
 				continue
 			}
+			if lost {
+				f.why("%d → %d (%s) sends bytes again in most windows, unlike before and unlike others", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn])
+				continue
+			}
 			f.why("the monitor of %d → %d (%s) lays %.0f %% of its windows to the network, of no other connection of %s half as many", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn], 100*x.share, c.Name)
 		}
 		f.why("the job loses %.0f %% of its time to it, since %s", 100*s.cost, clock(s.since))
 		found = append(found, f)
 	}
 	return found
+}
+
+// losing finds the connections of a communicator that have begun to lose what they carry, when no other of
+// it sends bytes again half as often, and reports whether there are any.
+func (d *moves) losing(ci int32) bool {
+	d.slow = d.slow[:0]
+	of, others := d.connsOf(ci), float32(0)
+	for _, k := range of {
+		h, c := &d.links.conns[k], &d.ev.Conns[k]
+		x := movedConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}}
+		if h.known && h.usualAgain <= mostUsualAgain && x.cell.src >= 0 && x.cell.dst >= 0 && d.links.loses(k, ci, x.cell) {
+			d.slow = append(d.slow, x)
+		} else {
+			others = max(others, h.again)
+		}
+	}
+	if 2*len(d.slow) > len(of) || others >= movedOthers*leastAgain {
+		d.slow = d.slow[:0]
+	}
+	return len(d.slow) > 0
 }
 
 // connections finds the connections of a communicator that their monitors tell from the others: all
