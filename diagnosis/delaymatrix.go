@@ -122,7 +122,13 @@ func patternsBeside(slow []cell, around surroundings, nodeOf func(int32) int32) 
 			return false
 		})
 		if k.Kind == CulpritNode {
-			p.whichOfTwo(k.Rank, func(c cell) bool { return slices.Contains(were, c) || slices.Contains(around.beside, c) }, around.all, nodeOf)
+			within := slices.Clone(p.cells)
+			for _, c := range around.beside {
+				if best(c) {
+					within = append(within, c)
+				}
+			}
+			p.whichOfTwo(k.Rank, within, func(c cell) bool { return slices.Contains(were, c) || slices.Contains(around.beside, c) }, around.all, nodeOf)
 		}
 		found = append(found, p)
 	}
@@ -150,13 +156,13 @@ func patternsBeside(slow []cell, around surroundings, nodeOf func(int32) int32) 
 	return found
 }
 
-// whichOfTwo judges a node whose slow connections all lead to one other node, by what both have
-// with others: the one whose other connections are slow as well, or that has none. When neither
+// whichOfTwo judges a node whose slow connections (within, not all of which are told) all lead to one other
+// node, by what both have with others: the one whose other connections are slow as well, or that has none. When neither
 // is, whatever is wrong with one of them, or with what is between them, looks the same, and the
 // pattern names its connections in place of a node.
-func (p *pattern) whichOfTwo(node int32, isSlow func(cell) bool, all []cell, nodeOf func(int32) int32) {
+func (p *pattern) whichOfTwo(node int32, within []cell, isSlow func(cell) bool, all []cell, nodeOf func(int32) int32) {
 	other := int32(-1)
-	for _, c := range p.cells {
+	for _, c := range within {
 		a, b := nodeOf(c.src), nodeOf(c.dst)
 		if a != node {
 			a, b = b, a

@@ -151,6 +151,11 @@ func TestPatterns(t *testing.T) {
 	if got := patternsBeside([]cell{{1, 5}}, into5, nodes); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritDest, Rank: 5, Peer: -1}) {
 		t.Errorf("a connection and one that is slow for long: %+v", got)
 	}
+	// All that comes to node 0 from node 1, of which one is told, and one from node 2: it is node 0.
+	into0 := surroundings{beside: []cell{{5, 1}, {6, 2}, {7, 3}, {8, 0}}, all: []cell{{4, 0}, {5, 1}, {6, 2}, {7, 3}, {8, 0}, {0, 4}, {1, 5}, {2, 6}, {3, 7}, {0, 8}, {7, 8}, {8, 7}}}
+	if got := patternsBeside([]cell{{4, 0}}, into0, nodes); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritNode, Rank: 0, Peer: -1}) || got[0].two[1] != 0 {
+		t.Errorf("all that comes to a node from two others: %+v", got)
+	}
 	two := patterns([]cell{{0, 4}, {8, 7}}, all, nodes)
 	if len(two) != 2 {
 		t.Errorf("two cells with nothing in common are one pattern: %+v", two)
