@@ -21,6 +21,7 @@ type arrivals struct {
 	moved []movedComm
 
 	scratch []float64
+	short   []arrivalPart // scratch, too
 }
 
 // arrivalsOf is what is known of a communicator's sampled collectives, oldest first.
@@ -49,6 +50,7 @@ const (
 	arrivalsEvery   = int64(300e6) // between two looks, ns
 	arrivalPartTime = int64(250e6)
 	roundTime       = int64(1e9)
+	shortRound      = roundTime / 2
 	mostPeriod      = 64  // collectives in a round
 	periodSure      = 3.5 // standard errors that the correlation which shows it is above nothing
 	// arrivalWait is how long members' reports of a collective may take.
@@ -207,12 +209,16 @@ func (x *arrivalsOf) round() {
 	if x.fresh >= mostPeriod/2 {
 		x.period, x.phase, x.fresh = x.findPeriod()
 	}
-	x.rounds = x.rounds[:0]
+	x.rounds = x.roundsOf(x.rounds[:0], roundTime)
+}
+
+// roundsOf appends rounds, of as many as come in a time where no period is known.
+func (x *arrivalsOf) roundsOf(rounds []arrivalPart, time int64) []arrivalPart {
 	for i := range x.parts {
 		p := &x.parts[i]
-		if n := len(x.rounds); n > 0 {
-			r := &x.rounds[n-1]
-			same := p.until-r.from < roundTime
+		if n := len(rounds); n > 0 {
+			r := &rounds[n-1]
+			same := p.until-r.from < time
 			if x.period > 0 {
 				same = (p.seq+x.period-x.phase)/x.period == (r.seq+x.period-x.phase)/x.period
 			}
@@ -221,8 +227,9 @@ func (x *arrivalsOf) round() {
 				continue
 			}
 		}
-		x.rounds = append(x.rounds, *p)
+		rounds = append(rounds, *p)
 	}
+	return rounds
 }
 
 // findPeriod finds after how many collectives the times between them repeat, and which is the one

@@ -142,7 +142,7 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 	}
 	// Calls that overlap are late by the same lateness one after the other: the job loses it once. When it
 	// loses many times as much, something else is wrong.
-	slower := x.slowerSince(first)
+	slower := slowerSince(x.rounds, first)
 	if slower > mostLost*s.cost {
 		return s, false
 	}
@@ -268,8 +268,8 @@ func logTail(n, mean float64) float64 {
 
 // slowerSince is the share of the time since a round by which the communicator's collectives take longer
 // than before.
-func (x *arrivalsOf) slowerSince(first int) float64 {
-	since, before := x.rounds[first:], x.rounds[:first]
+func slowerSince(rounds []arrivalPart, first int) float64 {
+	since, before := rounds[first:], rounds[:first]
 	each := func(p []arrivalPart) float64 {
 		seqs := 0.0
 		for i := range p {

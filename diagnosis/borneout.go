@@ -67,7 +67,7 @@ func (d *slowLinks) watchMoved(s, x *slowConn) {
 // by others: where one rank is late, the job takes no longer than that explains.
 func (d *slowLinks) carried(s *slowConn) bool {
 	hungry := float64(d.ev.Ranks[s.cell.src].hunger() + d.ev.Ranks[s.cell.dst].hunger())
-	if !s.plain() || s.moved < max(leastGrown, hungry) || d.drags.unexplained < d.cfg.SlowShare/4 || d.elsewhere(s) {
+	if !s.plain() || s.moved < max(leastGrown, hungry) || d.drags.unexplained < d.cfg.SlowShare/4 || d.elsewhere(s.conn, s.comm) {
 		return false
 	}
 	// Of those that end there, it is the one on which bytes are seen, when any is.
@@ -88,7 +88,7 @@ func (d *slowLinks) onlyBetween(s *slowConn) bool {
 	if _, ok := d.between[c.Transport]; !ok || c.Cause != record.CauseNetwork || !s.plain() {
 		return false
 	}
-	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
+	return d.drags.unexplained >= d.cfg.SlowShare/2 && !d.elsewhere(s.conn, s.comm) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
 }
 
 // bothWays reports whether a slow connection's way back is slow as well, and the job takes longer
@@ -101,7 +101,7 @@ func (d *slowLinks) bothWays(s *slowConn) bool {
 	back := slices.ContainsFunc(d.slow, func(x slowConn) bool {
 		return x.comm == s.comm && x.cell.src == s.cell.dst && x.cell.dst == s.cell.src && x.clean == 0 && x.plain() && x.delay >= s.delay/2 && x.delay <= 2*s.delay
 	})
-	return back && !d.elsewhere(s) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
+	return back && !d.elsewhere(s.conn, s.comm) && !d.crowded(s.cell.src) && !d.crowded(s.cell.dst) && !d.starvedIn(s.comm)
 }
 
 // lateSoon reports whether a rank has cost the job as much lately as a slow connection has to: it may
@@ -110,19 +110,24 @@ func (d *slowLinks) lateSoon(r int32) bool {
 	return int(r) < len(d.drags.ranks) && float64(d.drags.ranks[r].sums[0])/float64(horizons[0]) >= d.cfg.SlowShare/2
 }
 
-// elevated reports whether a connection is slower than usual by the word of its monitor,
-// and by what it has told in the last window: not enough to be told, but to show
-// what those that are have in common.
-func (d *slowLinks) elevated(conn int32) bool {
+// blamedAgain reports whether the monitor of a connection has laid a part of its windows to the network again
+// and again, unlike before: not enough to be told, but to show what those that are have in common.
+func (d *slowLinks) blamedAgain(conn int32) bool {
 	h, c := &d.conns[conn], &d.ev.Conns[conn]
-	return h.known && d.settled(&h.base) && c.Cause == record.CauseNetwork && h.delay >= 0.75*d.cfg.DelayRatio*h.base.mean
+	return h.known && h.blamed >= 0.5 && h.lately >= h.usually+leastOutside && !c.Transport.InMemory()
+}
+
+// blamedLong reports whether it has for longer, and its communicator does not wait for other connections:
+// what a receiver takes late because it waits for another one is laid to the network as well.
+func (d *slowLinks) blamedLong(conn int32) bool {
+	return d.conns[conn].blamed >= 0.6 && d.blamedAgain(conn) && !d.elsewhere(conn, d.ev.Conns[conn].Comm)
 }
 
 // transferGrown reports whether what a slow connection's monitor says is borne out
 // by the operations: all members had come, the last one too was inside for longer than
 // usual, and neither end is short of CPU.
 func (d *slowLinks) transferGrown(s *slowConn) bool {
-	return !s.alone && s.plain() && !d.elsewhere(s) && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
+	return !s.alone && s.plain() && !d.elsewhere(s.conn, s.comm) && d.borneOut(&s.cell, s.comm, &d.ev.Conns[s.conn])
 }
 
 // borneOut is transferGrown of a connection between two ranks, but for how often its

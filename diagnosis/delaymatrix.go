@@ -93,17 +93,23 @@ type pattern struct {
 // crosses a node's border is; the rest by connections, those with an end in
 // common together. all are the cells with traffic, nodeOf maps ranks to nodes.
 func patterns(slow, all []cell, nodeOf func(int32) int32) []pattern {
-	return patternsBeside(slow, nil, all, nodeOf)
+	return patternsBeside(slow, surroundings{all: all}, nodeOf)
 }
 
-// patternsBeside is patterns where some further cells are slow too, less surely: they
-// count for a block, and nothing else is told of them.
-func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []pattern {
+// surroundings are cells around slow ones. Nothing is told of them by themselves.
+type surroundings struct {
+	beside  []cell // slow too, less surely: they count for a block
+	lasting []cell // of these the ones that are so for long: they count for a row or a column as well
+	all     []cell // with traffic
+}
+
+// patternsBeside is patterns where some further cells are slow too.
+func patternsBeside(slow []cell, around surroundings, nodeOf func(int32) int32) []pattern {
 	were := slow
 	slow = slices.Clone(slow)
 	var found []pattern
-	for len(slow) > 0 && len(slow)+len(beside) > 1 {
-		best, k := explain(slow, beside, all, nodeOf)
+	for len(slow) > 0 && len(slow)+len(around.beside) > 1 {
+		best, k := explain(slow, around, nodeOf)
 		if k == nil {
 			break
 		}
@@ -116,7 +122,13 @@ func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []patter
 			return false
 		})
 		if k.Kind == CulpritNode {
-			p.whichOfTwo(k.Rank, func(c cell) bool { return slices.Contains(were, c) || slices.Contains(beside, c) }, all, nodeOf)
+			within := slices.Clone(p.cells)
+			for _, c := range around.beside {
+				if best(c) {
+					within = append(within, c)
+				}
+			}
+			p.whichOfTwo(k.Rank, within, func(c cell) bool { return slices.Contains(were, c) || slices.Contains(around.beside, c) }, around.all, nodeOf)
 		}
 		found = append(found, p)
 	}
@@ -144,13 +156,13 @@ func patternsBeside(slow, beside, all []cell, nodeOf func(int32) int32) []patter
 	return found
 }
 
-// whichOfTwo judges a node whose slow connections all lead to one other node, by what both have
-// with others: the one whose other connections are slow as well, or that has none. When neither
+// whichOfTwo judges a node whose slow connections (within, not all of which are told) all lead to one other
+// node, by what both have with others: the one whose other connections are slow as well, or that has none. When neither
 // is, whatever is wrong with one of them, or with what is between them, looks the same, and the
 // pattern names its connections in place of a node.
-func (p *pattern) whichOfTwo(node int32, isSlow func(cell) bool, all []cell, nodeOf func(int32) int32) {
+func (p *pattern) whichOfTwo(node int32, within []cell, isSlow func(cell) bool, all []cell, nodeOf func(int32) int32) {
 	other := int32(-1)
-	for _, c := range p.cells {
+	for _, c := range within {
 		a, b := nodeOf(c.src), nodeOf(c.dst)
 		if a != node {
 			a, b = b, a
@@ -198,8 +210,8 @@ func (p *pattern) whichOfTwo(node int32, isSlow func(cell) bool, all []cell, nod
 
 // explain returns the row, column or block that covers most slow cells; nil
 // when none covers two of them and most of its own traffic.
-func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) bool, *Culprit) {
-	best := cover{slow: slow, beside: beside, all: all}
+func explain(slow []cell, around surroundings, nodeOf func(int32) int32) (func(cell) bool, *Culprit) {
+	best := cover{slow: slow, surroundings: around}
 	ranks := make([]int32, 0, 2*len(slow))
 	for _, c := range slow {
 		ranks = append(ranks, c.src, c.dst)
@@ -210,6 +222,7 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 		best.consider(Culprit{Kind: CulpritSource, Rank: r, Peer: -1}, func(c cell) bool { return c.src == r })
 		best.consider(Culprit{Kind: CulpritDest, Rank: r, Peer: -1}, func(c cell) bool { return c.dst == r })
 	}
+	known := append(slices.Clone(slow), around.beside...)
 	var nodes []int32
 	for _, r := range ranks {
 		if n := nodeOf(r); n >= 0 {
@@ -223,10 +236,10 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 		in := func(c cell) bool { return nodeOf(c.src) != n && nodeOf(c.dst) == n }
 		best.consider(node, func(c cell) bool { return out(c) || in(c) })
 		// One side of a node is a rank's where it is of one rank.
-		if several(slow, out, func(c cell) int32 { return c.src }) {
+		if several(known, out, func(c cell) int32 { return c.src }) {
 			best.consider(node, out)
 		}
-		if several(slow, in, func(c cell) int32 { return c.dst }) {
+		if several(known, in, func(c cell) int32 { return c.dst }) {
 			best.consider(node, in)
 		}
 	}
@@ -238,7 +251,8 @@ func explain(slow, beside, all []cell, nodeOf func(int32) int32) (func(cell) boo
 
 // cover finds the row, column or block that covers most slow cells.
 type cover struct {
-	slow, beside, all []cell
+	slow []cell
+	surroundings
 
 	in     func(cell) bool // of the best
 	k      Culprit
@@ -262,8 +276,12 @@ func (best *cover) consider(k Culprit, in func(cell) bool) {
 			count(c)
 		}
 	}
-	if k.Kind == CulpritNode && hit > 0 {
-		for _, c := range best.beside {
+	further := best.lasting
+	if k.Kind == CulpritNode {
+		further = best.beside
+	}
+	if hit > 0 {
+		for _, c := range further {
 			if in(c) {
 				count(c)
 			}

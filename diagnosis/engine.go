@@ -52,7 +52,7 @@ func New(cfg Config) *Engine {
 		late,
 		&heldBack{view: v, drags: drags},
 		slow,
-		&moves{window: &e.window, links: slow, late: late},
+		&moves{window: &e.window, links: slow, late: late, transfers: moved},
 		moved,
 		&throughputs{window: &e.window, drags: drags},
 	}

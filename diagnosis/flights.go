@@ -69,11 +69,11 @@ func (d *slowLinks) watchLooks(h *connHistory, ci int32, flight float32) {
 // elsewhere reports whether the members of a slow connection's communicator wait for bytes
 // that are on others, and hardly for those on it: what its receiver takes late because it
 // waits for another one is not its own.
-func (d *slowLinks) elsewhere(s *slowConn) bool {
+func (d *slowLinks) elsewhere(conn, comm int32) bool {
 	const several = 1 // windows full of looks
 	most := float32(0)
-	for _, k := range d.connsOf(s.comm) {
+	for _, k := range d.connsOf(comm) {
 		most = max(most, d.conns[k].looks)
 	}
-	return most >= several && d.conns[s.conn].looks < most/4
+	return most >= several && d.conns[conn].looks < most/4
 }

@@ -1,6 +1,7 @@
 package diagnosis
 
 import (
+	"cmp"
 	"math"
 	"slices"
 
@@ -13,19 +14,21 @@ import (
 // other one. Neither needs looks at bytes on their way, which miss what is short.
 type moves struct {
 	*window
-	links *slowLinks
-	late  *arrivals
-	slow  []movedConn
+	links     *slowLinks
+	late      *arrivals
+	transfers *transfers
+	slow      []movedConn
 }
 
 // movedComm is a communicator whose collectives take longer.
 type movedComm struct {
 	comm      int32
 	level     Level
+	likely    Level // where one of its connections has begun to lose what it carries
 	since     int64
 	times, of int
 	cost      float64 // of the time since
-	now, then float64 // what a round takes, ns
+	now, then float64 // what a collective takes, ns
 }
 
 // movedConn is a connection that is told.
@@ -43,6 +46,11 @@ const (
 	movedShare = 0.4
 	// movedOthers is that of the communicator's other connections, by that of the slow one.
 	movedOthers = 0.5
+	// The chances that will do where a connection has begun to send bytes again, and no other has: what is lost
+	// now and then delays few operations, and by much.
+	likelySuspected, likelyConfirmed = 1e-3, 1e-4
+	// mostUsualAgain is in which share of its windows such a connection sent bytes again before, at most.
+	mostUsualAgain = 0.1
 )
 
 // judgeMoved judges how long a communicator's last rounds take once all have entered, by the rounds before.
@@ -51,26 +59,32 @@ func (d *arrivals) judgeMoved(ci int32) {
 	if d.comms[ci].former || len(d.moved) == maxSlow {
 		return
 	}
+	// Where a round is as many as come in a time, less of it has many as well.
+	rounds := x.rounds
+	if x.period == 0 {
+		d.short = x.roundsOf(d.short[:0], shortRound)
+		rounds = d.short
+	}
 	best := movedComm{}
 	for _, h := range lateHorizons {
-		if h > len(x.rounds)/2 || h > 32 {
+		if h > len(rounds)/2 || h > 32 {
 			break
 		}
-		if s, ok := d.movedOver(ci, h); ok && (s.level > best.level || s.level == best.level && s.cost > best.cost) {
+		s, ok := d.movedOver(ci, rounds, h)
+		if ok && cmp.Or(cmp.Compare(s.level, best.level), cmp.Compare(s.likely, best.likely), cmp.Compare(s.cost, best.cost)) > 0 {
 			best = s
 		}
 	}
-	if best.level > 0 {
+	if best.likely > 0 {
 		d.moved = append(d.moved, best)
 	}
 }
 
 // movedOver judges the last h rounds.
-func (d *arrivals) movedOver(ci int32, h int) (s movedComm, ok bool) {
-	x := &d.of[ci]
-	n := len(x.rounds) - 1 // the last one may be a part
-	last, before := x.rounds[n-h:n], x.rounds[:n-h]
-	took := func(p *arrivalPart) float64 { return float64(p.took) * float64(p.seqs) / float64(max(1, p.n)) }
+func (d *arrivals) movedOver(ci int32, rounds []arrivalPart, h int) (s movedComm, ok bool) {
+	n := len(rounds) - 1 // the last one may be a part
+	last, before := rounds[n-h:n], rounds[:n-h]
+	took := func(p *arrivalPart) float64 { return float64(p.took) / float64(max(1, p.n)) }
 	v := d.scratch[:0]
 	for i := range before {
 		v = append(v, took(&before[i]))
@@ -78,13 +92,13 @@ func (d *arrivals) movedOver(ci int32, h int) (s movedComm, ok bool) {
 	d.scratch = v
 	usual := median(v)
 	s = movedComm{comm: ci, then: usual}
-	sum := 0.0
+	sum, ops := 0.0, 0.0
 	for i := range last {
-		sum += took(&last[i])
+		sum, ops = sum+took(&last[i])*float64(last[i].seqs), ops+float64(last[i].seqs)
 	}
-	s.now = sum / float64(h)
+	s.now = sum / max(ops, 1)
 	all := float64(last[h-1].until - last[0].from)
-	s.cost = min((sum-usual*float64(h))/max(all, 1), x.slowerSince(n-h))
+	s.cost = min((sum-usual*ops)/max(all, 1), slowerSince(rounds, n-h))
 	if s.cost < leastMoved {
 		return s, false
 	}
@@ -110,13 +124,17 @@ func (d *arrivals) movedOver(ci int32, h int) (s movedComm, ok bool) {
 		}
 	}
 	lasted := d.now - s.since
-	switch {
-	case chance <= math.Log(lateConfirmed) && lasted >= int64(d.cfg.SlowConfirmAfter):
-		s.level = Confirmed
-	case chance <= math.Log(lateSuspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
-		s.level = Suspected
+	by := func(suspected, confirmed float64) Level {
+		switch {
+		case chance <= math.Log(confirmed) && lasted >= int64(d.cfg.SlowConfirmAfter):
+			return Confirmed
+		case chance <= math.Log(suspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
+			return Suspected
+		}
+		return 0
 	}
-	return s, s.level > 0
+	s.level, s.likely = by(lateSuspected, lateConfirmed), by(likelySuspected, likelyConfirmed)
+	return s, s.likely > 0
 }
 
 // logBinomial is about the logarithm of the chance that of n, each of chance p, as many as k or more come.
@@ -144,28 +162,49 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	if int(s.comm) >= min(len(d.ev.Comms), len(d.links.inside)) || len(d.links.conns) != len(d.ev.Conns) || d.links.starvedIn(s.comm) {
 		return found
 	}
-	d.connections(s.comm)
-	if len(d.slow) == 0 {
+	if len(d.connsOf(s.comm)) == 0 {
+		if s.level > 0 {
+			found = d.toldNode(found, s)
+		}
+		return found
+	}
+	level, lost := s.level, d.losing(s.comm)
+	if lost {
+		level = s.likely
+	} else {
+		d.connections(s.comm)
+	}
+	if len(d.slow) == 0 || level == 0 {
 		return found
 	}
 	var cells []cell
+	transports := map[record.Transport]bool{}
 	for i := range d.slow {
 		x := &d.slow[i]
-		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.explained(found, x) {
+		if d.links.lateEnd(x.cell) || d.crowded(x.cell.src) || d.crowded(x.cell.dst) || d.links.elsewhere(x.conn, x.comm) || d.explained(found, x) {
 			return found
 		}
 		cells = append(cells, x.cell)
+		transports[d.ev.Conns[x.conn].Transport] = true
 	}
 	c := &d.ev.Comms[s.comm]
-	for _, p := range patterns(cells, d.withTraffic(s.comm), func(r int32) int32 { return nodeOf(d.ev, r) }) {
+	around := d.links.around(cells, transports)
+	if lost {
+		around.beside, around.lasting = nil, nil // slow for another reason
+	}
+	for _, p := range patternsBeside(cells, around, func(r int32) int32 { return nodeOf(d.ev, r) }) {
 		f := d.ofPattern(&p)
-		f.Level, f.Since, f.Victims = s.level, s.since, len(c.Members)
+		f.Level, f.Since, f.Victims = level, s.since, len(c.Members)
 		f.setComm(c)
 		f.lastOf(c)
-		f.why("once all members of %s have entered, its collectives take %s a round, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
+		f.why("once all members of %s have entered, its collectives take %s each, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
 		for i := range d.slow {
 			x := &d.slow[i]
 			if !slices.Contains(p.cells, x.cell) {
+				continue
+			}
+			if lost {
+				f.why("%d → %d (%s) sends bytes again in most windows, unlike before and unlike others", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn])
 				continue
 			}
 			f.why("the monitor of %d → %d (%s) lays %.0f %% of its windows to the network, of no other connection of %s half as many", x.cell.src, x.cell.dst, &d.ev.Conns[x.conn], 100*x.share, c.Name)
@@ -174,6 +213,26 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		found = append(found, f)
 	}
 	return found
+}
+
+// losing finds the connections of a communicator that have begun to lose what they carry, when no other of
+// it sends bytes again half as often, and reports whether there are any.
+func (d *moves) losing(ci int32) bool {
+	d.slow = d.slow[:0]
+	of, others := d.connsOf(ci), float32(0)
+	for _, k := range of {
+		h, c := &d.links.conns[k], &d.ev.Conns[k]
+		x := movedConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}}
+		if h.known && h.usualAgain <= mostUsualAgain && x.cell.src >= 0 && x.cell.dst >= 0 && d.links.loses(k, ci, x.cell) {
+			d.slow = append(d.slow, x)
+		} else {
+			others = max(others, h.again)
+		}
+	}
+	if 2*len(d.slow) > len(of) || others >= movedOthers*leastAgain {
+		d.slow = d.slow[:0]
+	}
+	return len(d.slow) > 0
 }
 
 // connections finds the connections of a communicator that their monitors tell from the others: all
@@ -185,8 +244,8 @@ func (d *moves) connections(ci int32) {
 		for _, k := range d.connsOf(ci) {
 			if h, c := &d.links.conns[k], &d.ev.Conns[k]; h.known && c.Windows > 0 {
 				share := h.lately - h.usually
-				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork {
-					share = 0 // its monitor blames one of its ends
+				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork || c.Transport.InMemory() {
+					share = 0 // its monitor blames one of its ends, or may as well: what is in memory is late because of who takes it
 				}
 				yield(k, share)
 			}
@@ -215,16 +274,4 @@ func (d *moves) explained(found []finding, x *movedConn) bool {
 				k.Kind == CulpritNode && (k.Node == d.nodeName(x.cell.src) || k.Node == d.nodeName(x.cell.dst))
 		}))
 	})
-}
-
-// withTraffic returns the cells of a communicator that carry something.
-func (d *moves) withTraffic(ci int32) (all []cell) {
-	for _, k := range d.connsOf(ci) {
-		if c := &d.ev.Conns[k]; c.Windows > 0 {
-			if x := (cell{d.end(c, c.Src), d.end(c, c.Dst)}); !slices.Contains(all, x) {
-				all = append(all, x)
-			}
-		}
-	}
-	return all
 }

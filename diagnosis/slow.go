@@ -18,6 +18,8 @@ type connHistory struct {
 	share         float32 // of the new windows, those outside the normal
 	// Of the last windows the share that its monitor lays to the network, and of those before.
 	lately, usually float32
+	outside         float32 // of the last windows the share outside the normal, whoever is blamed
+	blamed          float32 // of the last windows those of which a part was laid to the network
 	held            float32 // share of the window that it spent in delays beyond the usual
 	base            baseline
 
@@ -319,11 +321,17 @@ func (d *slowLinks) observe() bool {
 
 // watchShare takes down what a monitor lays to the network.
 func (h *connHistory) watchShare(cause record.Cause) {
+	h.outside += (min(h.share, 1) - h.outside) / 3
 	now := float32(0)
 	if cause == record.CauseNetwork {
 		now = min(h.share, 1)
 	}
-	h.lately += (now - h.lately) / 2
+	is := float32(0)
+	if now >= leastOutside {
+		is = 1
+	}
+	h.blamed += (is - h.blamed) / 3
+	h.lately += (now - h.lately) / 3
 	if h.lately < h.usually+movedShare/2 { // what is not usual does not become so
 		h.usually += (now - h.usually) / 16
 	}
@@ -440,7 +448,7 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if d.transferGrown(s) {
 		return true
 	}
-	if d.loses(s.conn, s.comm, s.cell) && !d.elsewhere(s) {
+	if d.loses(s.conn, s.comm, s.cell) && !d.elsewhere(s.conn, s.comm) {
 		return true
 	}
 	if !d.ev.Conns[s.conn].Transport.InMemory() && (d.carried(s) || d.onlyBetween(s) || d.bothWays(s)) {
@@ -453,8 +461,12 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if !d.seeWaiting || usual >= 0.5 {
 		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
 	}
-	return s.flight >= max(0.2, usual+0.15)
+	return d.conns[s.conn].outside >= leastOutside && s.flight >= max(0.2, usual+0.15)
 }
+
+// leastOutside is which share of its windows the monitor of a slow connection finds slow at least,
+// whatever looks see: a delay is of a moment, and bytes are on their way to whoever waits for a rank that is late.
+const leastOutside = 0.15
 
 // learnDelays lets the connections that nothing is wrong with teach what is
 // normal: neither the network's windows nor those that wait for an end do, nor

@@ -13,16 +13,19 @@ import (
 // findings reports slow connections, by what they have in common. Those at
 // a rank that is late itself are left to that finding.
 func (d *slowLinks) findings(found []finding) []finding {
-	slow, beside := d.cells()
+	slow := d.cells()
 	if len(slow) == 0 {
 		return found
 	}
-	var all []cell                 // with traffic
-	if len(slow)+len(beside) > 1 { // only then is there a pattern to look for
-		beside, all = d.around(slow, beside)
+	transports := map[record.Transport]bool{}
+	for i := range d.slow {
+		if s := &d.slow[i]; slices.Contains(slow, s.cell) {
+			transports[d.ev.Conns[s.conn].Transport] = true
+		}
 	}
+	around := d.around(slow, transports)
 	patterns := d.betweenNodes(&slow)
-	patterns = append(patterns, patternsBeside(slow, beside, all, func(r int32) int32 { return nodeOf(d.ev, r) })...)
+	patterns = append(patterns, patternsBeside(slow, around, func(r int32) int32 { return nodeOf(d.ev, r) })...)
 	for i := range patterns {
 		if f, ok := d.finding(&patterns[i]); ok {
 			found = append(found, f)
@@ -31,50 +34,50 @@ func (d *slowLinks) findings(found []finding) []finding {
 	return found
 }
 
-// cells returns the slow connections that are told, and those that are not yet.
-func (d *slowLinks) cells() (slow, beside []cell) {
-	for _, tell := range [...]bool{true, false} {
-		for i := range d.slow {
-			s := &d.slow[i]
-			switch {
-			case d.lateEnd(s.cell) || d.heldUp(s) || d.lateElsewhere(s) || tell != (s.level > 0) || slices.Contains(slow, s.cell):
-			case tell:
-				slow = append(slow, s.cell)
-			case s.clean == 0:
-				beside = append(beside, s.cell)
-			}
+// cells returns the slow connections that are told.
+func (d *slowLinks) cells() (slow []cell) {
+	for i := range d.slow {
+		s := &d.slow[i]
+		if s.level > 0 && !slices.Contains(slow, s.cell) && !d.lateEnd(s.cell) && !d.heldUp(s) && !d.lateElsewhere(s) {
+			slow = append(slow, s.cell)
 		}
 	}
-	return slow, beside
+	return slow
 }
 
-// around adds to beside what is slower than usual on the transports of slow connections, and
-// returns all that have an end or a node in common with these.
-func (d *slowLinks) around(slow, beside []cell) (_, all []cell) {
-	transports := map[record.Transport]bool{}
-	for i := range d.slow {
-		if s := &d.slow[i]; slices.Contains(slow, s.cell) {
-			transports[d.ev.Conns[s.conn].Transport] = true
+// around returns what is around slow connections on their transports: all that have an end or a node in
+// common with them, and of these the ones that are slow too by the word of their monitors.
+func (d *slowLinks) around(slow []cell, transports map[record.Transport]bool) (x surroundings) {
+	at := map[cell]bool{}
+	add := func(to *[]cell, k cell) {
+		if !slices.Contains(slow, k) && !slices.Contains(*to, k) && len(*to) < 4*maxSlow {
+			*to = append(*to, k)
 		}
 	}
-	at := map[cell]bool{}
 	for i := range d.ev.Conns {
 		c := &d.ev.Conns[i]
 		if c.Comm < 0 || int(c.Comm) >= len(d.ev.Comms) || !transports[c.Transport] || c.Windows == 0 {
 			continue
 		}
-		x := cell{d.end(c, c.Src), d.end(c, c.Dst)}
-		if d.elevated(int32(i)) && !slices.Contains(slow, x) && !slices.Contains(beside, x) && len(beside) < 4*maxSlow {
-			beside = append(beside, x)
-		}
-		if !at[x] && slices.ContainsFunc(slow, func(s cell) bool {
-			return s.src == x.src || s.dst == x.dst || s.src == x.dst || s.dst == x.src || d.sameNode(s, x)
+		k := cell{d.end(c, c.Src), d.end(c, c.Dst)}
+		again := d.blamedAgain(int32(i))
+		if at[k] && !again || !slices.ContainsFunc(slow, func(s cell) bool {
+			return s.src == k.src || s.dst == k.dst || s.src == k.dst || s.dst == k.src || d.sameNode(s, k)
 		}) {
-			at[x] = true
-			all = append(all, x)
+			continue
+		}
+		if !at[k] {
+			at[k] = true
+			x.all = append(x.all, k)
+		}
+		if again {
+			add(&x.beside, k)
+		}
+		if slices.ContainsFunc(slow, func(s cell) bool { return s.src == k.src || s.dst == k.dst }) && d.blamedLong(int32(i)) {
+			add(&x.lasting, k)
 		}
 	}
-	return beside, all
+	return x
 }
 
 // finding writes a pattern up; false when none of its connections is told.

@@ -122,6 +122,18 @@ func (d *transfers) learn(ci int32, usual bool) {
 // inside returns the node that a communicator is inside of, -1 when it is not, tells of
 // connections, or carries sends; or when its members do other things or are short of CPU.
 func (d *transfers) inside(ci int32) int32 {
+	for _, m := range d.ev.Comms[ci].Members {
+		r := d.world(m.World)
+		if r < 0 || d.state[r] != rankAlive || d.ranks[r].mark.seen >= d.now-d.drags.last || d.crowded(r) {
+			return -1
+		}
+	}
+	return d.within(ci)
+}
+
+// within returns the node that all members of a communicator are on, -1 when there is none, it tells
+// of connections, or carries sends.
+func (d *transfers) within(ci int32) int32 {
 	h := &d.comms[ci]
 	if h.former || h.p2p || len(d.connsOf(ci)) > 0 {
 		return -1
@@ -130,7 +142,7 @@ func (d *transfers) inside(ci int32) int32 {
 	node := int32(-1)
 	for i := range members {
 		r := d.world(members[i].World)
-		if r < 0 || d.state[r] != rankAlive || d.ranks[r].mark.seen >= d.now-d.drags.last || d.crowded(r) {
+		if r < 0 {
 			return -1
 		}
 		n := nodeOf(d.ev, r)

@@ -139,8 +139,22 @@ func TestPatterns(t *testing.T) {
 		star = append(star, cell{0, r + 1}, cell{r + 1, 0})
 	}
 	alone := func(r int32) int32 { return r }
-	if got := patternsBeside([]cell{{0, 4}}, []cell{{4, 0}}, star, alone); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritConnection, Peer: 4}) {
+	if got := patternsBeside([]cell{{0, 4}}, surroundings{beside: []cell{{4, 0}}, all: star}, alone); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritConnection, Peer: 4}) {
 		t.Errorf("both directions of one pair, all that its node has: %+v", got)
+	}
+	// One that is told and one that is slow beside it, of all that come to rank 5: of the other for a while, or for long.
+	into5 := surroundings{beside: []cell{{2, 5}}, all: []cell{{1, 5}, {2, 5}, {1, 6}, {2, 7}, {8, 7}, {5, 8}, {6, 9}}}
+	if got := patternsBeside([]cell{{1, 5}}, into5, nodes); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritConnection, Rank: 1, Peer: 5}) {
+		t.Errorf("a connection and one that is slow now and then: %+v", got)
+	}
+	into5.lasting = into5.beside
+	if got := patternsBeside([]cell{{1, 5}}, into5, nodes); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritDest, Rank: 5, Peer: -1}) {
+		t.Errorf("a connection and one that is slow for long: %+v", got)
+	}
+	// All that comes to node 0 from node 1, of which one is told, and one from node 2: it is node 0.
+	into0 := surroundings{beside: []cell{{5, 1}, {6, 2}, {7, 3}, {8, 0}}, all: []cell{{4, 0}, {5, 1}, {6, 2}, {7, 3}, {8, 0}, {0, 4}, {1, 5}, {2, 6}, {3, 7}, {0, 8}, {7, 8}, {8, 7}}}
+	if got := patternsBeside([]cell{{4, 0}}, into0, nodes); len(got) != 1 || got[0].culprits[0] != (Culprit{Kind: CulpritNode, Rank: 0, Peer: -1}) || got[0].two[1] != 0 {
+		t.Errorf("all that comes to a node from two others: %+v", got)
 	}
 	two := patterns([]cell{{0, 4}, {8, 7}}, all, nodes)
 	if len(two) != 2 {

@@ -57,6 +57,39 @@ func TestMoves(t *testing.T) {
 	}
 }
 
+// TestWhatIsSlowTogether has a rank whose connections are found slow one after the other, and pairs beside
+// which a monitor errs now and then: what is told from the first is the rank, or the pair.
+func TestWhatIsSlowTogether(t *testing.T) {
+	for _, x := range []struct {
+		row  string
+		seed uint64
+		kind diagnosis.CulpritKind
+	}{
+		{"slow receiver", 70054, diagnosis.CulpritDest},
+		{"slow receiver", 70057, diagnosis.CulpritDest},
+		{"slow pair", 70022, diagnosis.CulpritConnection},
+		{"slow pair", 70056, diagnosis.CulpritConnection},
+	} {
+		s := mustMake(t, x.row, x.seed)
+		f := s.Config.Faults[0]
+		mustConfirm(t, s, diagnosis.CommunicationSlow, func(c diagnosis.Culprit) bool {
+			return c.Kind == x.kind && c.Rank == int32(f.Rank) && (x.kind != diagnosis.CulpritConnection || c.Peer == int32(f.Peer))
+		})
+	}
+}
+
+// TestLosesALittle has pairs of which one segment in a hundred is lost: few collectives are late, and by much,
+// which no monitor finds in most of its windows; that bytes are sent again tells which connection it is.
+func TestLosesALittle(t *testing.T) {
+	for _, seed := range []uint64{70055, 70533, 70539} {
+		s := mustMake(t, "loss on a pair", seed)
+		a, b := int32(s.Config.Faults[0].Rank), int32(s.Config.Faults[0].Peer)
+		mustConfirm(t, s, diagnosis.CommunicationSlow, func(c diagnosis.Culprit) bool {
+			return c.Kind == diagnosis.CulpritConnection && (c.Rank == a && c.Peer == b || c.Rank == b && c.Peer == a)
+		})
+	}
+}
+
 // TestLateByChance plays half an hour each of healthy jobs in which ranks are late for several
 // collectives in a row, now one and now another: by one lateness that overlapping calls show one
 // after the other, by what a whole step takes longer, and in one of several communicators of the

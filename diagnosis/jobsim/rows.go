@@ -117,136 +117,6 @@ func (m *maker) pairSlow() bool {
 	return f > 0 && m.slow(Fault{Kind: PairSlow, Rank: a, Peer: b, Factor: f}, Truth{Classes: commSlow, Pairs: [][2]int32{{int32(a), int32(b)}}})
 }
 
-// outside makes the fault of all connections of a rank or its node that cross nodes.
-func (m *maker) outside(kind FaultKind, t Truth, extra time.Duration) bool {
-	a, b, ok := m.pair(true)
-	if !ok {
-		return false
-	}
-	if kind == ReceiveSlow {
-		a = b
-	}
-	node := m.node(a)
-	f := m.slowness(m.share(), func(x, y int32) bool {
-		return m.node(int(x)) != m.node(int(y)) && (m.node(int(x)) == node || m.node(int(y)) == node)
-	})
-	if f == 0 {
-		return false
-	}
-	if extra > 0 {
-		f = 1
-	}
-	j := m.wired()
-	t.Between = m.betweenTwo(kind, a, f, extra)
-	switch kind {
-	case NodeSlow:
-		t.Nodes = []int32{node}
-		for _, p := range t.Between { // of two nodes both are right for the links between them
-			t.Nodes = append(t.Nodes, p[0], p[1])
-		}
-	case SwitchSlow:
-		t.Between = nil
-		for r := range j.ranks {
-			for p := range m.c.Cluster.Ports {
-				if j.leaf(int32(r), uint8(p)) == j.leaf(int32(a), 0) {
-					t.Touches = append(t.Touches, int32(r))
-					if n := j.ranks[r].node; len(t.Nodes) == 0 || t.Nodes[len(t.Nodes)-1] != n {
-						t.Nodes = append(t.Nodes, n)
-					}
-				}
-			}
-		}
-		t.Ranks = t.Touches
-		if len(t.Nodes) == m.nodes() {
-			return false // all of them: nobody's
-		}
-	default:
-		if !m.c.Cluster.GPU {
-			t.Nodes = []int32{node} // its one card
-		}
-		out, in := map[int32]bool{}, map[int32]bool{}
-		for _, c := range j.comms {
-			for i := range c.edges {
-				e := &c.edges[i]
-				x, y := c.members[e.src].World, c.members[e.dst].World
-				if j.ranks[x].node == j.ranks[y].node || !m.felt(c.slot, f, extra) {
-					continue
-				}
-				if j.nic(x) == j.nic(int32(a)) {
-					out[y] = true
-					t.Sources = append(t.Sources, x)
-				}
-				if j.nic(y) == j.nic(int32(a)) {
-					in[x] = true
-					t.Dests = append(t.Dests, y)
-				}
-			}
-		}
-		// One cell of the matrix is all that there is of a row or a column with one connection.
-		if kind == SendSlow {
-			t.Dests = nil
-			if len(out) == 1 {
-				for y := range out {
-					t.Pairs = append(t.Pairs, [2]int32{int32(a), y})
-				}
-			}
-		}
-		if kind == ReceiveSlow {
-			t.Sources = nil
-			if len(in) == 1 {
-				for x := range in {
-					t.Pairs = append(t.Pairs, [2]int32{x, int32(a)})
-				}
-			}
-		}
-	}
-	t.Classes = commSlow
-	return m.slow(Fault{Kind: kind, Rank: a, Factor: f, Extra: extra}, t)
-}
-
-// felt reports whether a slower slot costs enough of a step to be told.
-func (m *maker) felt(s slot, f float64, extra time.Duration) bool {
-	busy := m.slotTime(s)
-	return extra > 0 || float64(busy)*(f-1) >= 0.1*float64(m.s.Step)
-}
-
-// betweenTwo is the pair of nodes, in both orders where that applies, that all
-// connections of a fault at a rank's node lie between; nil when there are more nodes:
-// then, and only then, the node can be told from the link.
-func (m *maker) betweenTwo(kind FaultKind, a int, f float64, extra time.Duration) (between [][2]int32) {
-	j := m.wired()
-	node := m.node(a)
-	others := map[int32]bool{}
-	for _, c := range j.comms {
-		for i := range c.edges {
-			e := &c.edges[i]
-			x, y := c.members[e.src].World, c.members[e.dst].World
-			nx, ny := j.ranks[x].node, j.ranks[y].node
-			if nx == ny || !m.felt(c.slot, f, extra) {
-				continue
-			}
-			if kind != ReceiveSlow && nx == node && (kind == NodeSlow || j.nic(x) == j.nic(int32(a))) {
-				others[ny] = true
-			}
-			if kind != SendSlow && ny == node && (kind == NodeSlow || j.nic(y) == j.nic(int32(a))) {
-				others[nx] = true
-			}
-		}
-	}
-	if len(others) != 1 || m.c.Cluster.GPU && kind != NodeSlow { // a GPU's card is told apart by its rail
-		return nil
-	}
-	for o := range others {
-		if kind != ReceiveSlow {
-			between = append(between, [2]int32{node, o})
-		}
-		if kind != SendSlow {
-			between = append(between, [2]int32{o, node})
-		}
-	}
-	return between
-}
-
 // cut takes a connection away for a while, 0: for good.
 func (m *maker) cut(for_ time.Duration, oneWay, nodes bool) bool {
 	a, b, ok := m.pair(true)
@@ -383,8 +253,9 @@ var rows = []row{
 			return false
 		}
 		f := m.slowness(m.share(), func(p, q int32) bool { return int(p) == a && int(q) == b })
-		return f > 0 && m.slow(Fault{Kind: Collision, Rank: a, Peer: b, Other: x, Factor: f},
-			Truth{Classes: commSlow, Pairs: [][2]int32{{int32(a), int32(b)}, {int32(x), int32(y)}}, Sources: []int32{int32(x), int32(a)}, Touches: one(x)})
+		t := Truth{Classes: commSlow, Pairs: [][2]int32{{int32(a), int32(b)}, {int32(x), int32(y)}}, Sources: []int32{int32(x), int32(a)}, Touches: one(x)}
+		m.allOf(&t, func(p, q int32) bool { return int(p) == a && int(q) == b || int(p) == x })
+		return f > 0 && m.slow(Fault{Kind: Collision, Rank: a, Peer: b, Other: x, Factor: f}, t)
 	}},
 	{"one port of two down", func(m *maker) { tells(m); m.c.Cluster.GPU, m.c.Cluster.RDMA, m.c.Cluster.Ports = true, true, 2 }, func(m *maker) bool {
 		a, _, ok := m.pair(true)

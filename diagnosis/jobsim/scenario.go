@@ -26,6 +26,8 @@ type maker struct {
 	c     Config
 	s     *Scenario
 	job   *Job // of c, without faults: what it is wired like
+	// dearest is what a slower network costs a step, ns, by the slot that it costs most.
+	dearest float64
 }
 
 // row is one kind of scenario: what it does to a job that fits, false when the job

@@ -43,6 +43,32 @@ func TestLanesLost(t *testing.T) {
 	}
 }
 
+// TestLanesLostSoon has lanes lost in jobs of a few seconds' history, and where all others wait for the
+// rank in turns, so that no member is inside operations for longer in all windows.
+func TestLanesLostSoon(t *testing.T) {
+	for _, seed := range []uint64{70023, 70047, 70052, 70089} {
+		s := mustMake(t, "NVLink lanes lost", seed)
+		node := jobsim.NodeName(s.Config.Faults[0].Rank / s.Config.Cluster.RanksPerNode)
+		mustConfirm(t, s, diagnosis.CommunicationSlow, func(c diagnosis.Culprit) bool { return c.Kind == diagnosis.CulpritNode && c.Node == node })
+	}
+}
+
+// TestWaitIsNoSlowLink has a rank that is late, for which all others wait, and connections whose delays
+// vary by much: bytes are on their way to whoever waits, and no connection is slow.
+func TestWaitIsNoSlowLink(t *testing.T) {
+	for _, x := range []struct {
+		row  string
+		seed uint64
+	}{
+		{"memory pressure", 70007},
+		{"straggler x 1.3-2", 70037},
+	} {
+		s := mustMake(t, x.row, x.seed)
+		rank := int32(s.Config.Faults[0].Rank)
+		mustConfirm(t, s, diagnosis.NoncommunicationSlow, func(c diagnosis.Culprit) bool { return c.Kind == diagnosis.CulpritRank && c.Rank == rank })
+	}
+}
+
 // TestSlowRing: on a ring with one connection that is fifty times as slow all ranks stand still for
 // seconds, and wait for each other. None of them hangs.
 func TestSlowRing(t *testing.T) {
