@@ -13,8 +13,8 @@ import (
 type Peers string
 
 const (
-	// PeersDefault is PeersOff: PeersSlow is free, but that healthy operations which share their
-	// GPUs with changing computation look like slow links to nobody has not been shown on GPUs.
+	// PeersDefault is PeersSlow where the kernels for it come compiled, else PeersOff: a driver
+	// compiles them for seconds.
 	PeersDefault Peers = ""
 	PeersOff     Peers = "off"
 	PeersSlow    Peers = "slow" // operations of 256 KiB and more, of whose time stamps are a small part
@@ -46,7 +46,9 @@ func (p *peers) init(c *Comm) {
 		return
 	}
 	if p.mode = c.cfg.Peers; p.mode == PeersDefault {
-		p.mode = PeersOff
+		if p.mode = PeersOff; kernels.Cubin(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) != nil {
+			p.mode = PeersSlow
+		}
 	}
 	if p.mode == PeersOff {
 		return
