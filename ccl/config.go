@@ -153,7 +153,8 @@ type GPUConfig struct {
 	// quicker the more there is. It must be the same on all ranks.
 	Staging int
 	// Peers says of which recorded operations kernels stamp what each peer was to them: "off",
-	// "slow" (of 256 KiB and more) or "on"; "" for off. Ranks need not agree.
+	// "slow" (of 16 MiB and more) or "on"; "" for slow where kernels for it come compiled, else
+	// off. Ranks need not agree.
 	Peers string
 }
 

@@ -313,8 +313,8 @@ func unbalancedPair(t *testing.T, healthy time.Duration) *pipeline {
 	var stop atomic.Bool
 	p := startPipeline(t, "gpu", []string{os.Getenv("LOCKSTEP_RUNTIME_DIR")})
 	by := func(cfg *ccl.Config) {
-		if cfg.GPU.Peers = "slow"; faked {
-			cfg.GPU.Algo = "sym" // which reads
+		if faked {
+			cfg.GPU.Peers, cfg.GPU.Algo = "on", "sym" // which reads
 		}
 	}
 	done := make(chan struct{})

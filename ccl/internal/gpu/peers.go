@@ -17,12 +17,12 @@ const (
 	// compiles them for seconds.
 	PeersDefault Peers = ""
 	PeersOff     Peers = "off"
-	PeersSlow    Peers = "slow" // operations of 256 KiB and more, of whose time stamps are a small part
+	PeersSlow    Peers = "slow" // operations of 16 MiB and more, of whose time stamps are 1 % at most
 	PeersOn      Peers = "on"   // all
 )
 
 // slowBytes is what PeersSlow takes for slow.
-const slowBytes = 256 << 10
+const slowBytes = 16 << 20
 
 // ParsePeers reads what LOCKSTEP_GPU_PEERS has.
 func ParsePeers(s string) (Peers, error) {
