@@ -163,12 +163,12 @@ func TestGPUPeersSlowLink(t *testing.T) {
 			return err
 		}
 		defer r.Close()
-		m, err := newMemory(ctx, c, 4<<20, true)
+		m, err := newMemory(ctx, c, 32<<20, true)
 		if err != nil {
 			return err
 		}
 		s, buf := c.NewStream(), make([]record.Stamp, 64)
-		small, large := m.bytes(ccl.Float32, 0, 64<<10), m.bytes(ccl.Float32, 0, 256<<10)
+		small, large := m.bytes(ccl.Float32, 0, 64<<10), m.bytes(ccl.Float32, 0, 16<<20)
 		if err := do(ctx, s, c.AllReduce(s, small, small, ccl.Sum)); err != nil {
 			return err
 		}
@@ -249,7 +249,7 @@ func TestGPUPeersInMatrix(t *testing.T) {
 		}
 		return decided[round]
 	}
-	by := func(cfg *ccl.Config) { cfg.GPU.Algo, cfg.GPU.Peers = "sym", "slow" }
+	by := func(cfg *ccl.Config) { cfg.GPU.Algo, cfg.GPU.Peers = "sym", "on" }
 	ranks(t, n, onGPUs(t, gpus, by), func(ctx context.Context, c *ccl.Comm) error {
 		m, err := newMemory(ctx, c, 4<<20, true)
 		if err != nil {
