@@ -46,7 +46,7 @@ func (p *peers) init(c *Comm) {
 		return
 	}
 	if p.mode = c.cfg.Peers; p.mode == PeersDefault {
-		if p.mode = PeersOff; kernels.Cubin(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) != nil {
+		if p.mode = PeersOff; kernels.Compiled(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) {
 			p.mode = PeersSlow
 		}
 	}

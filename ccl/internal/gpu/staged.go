@@ -161,13 +161,28 @@ func (c *Comm) stagingOf(op *Op) staging {
 
 // staged runs a collective in pieces through staging memory: one whose buffers peers cannot
 // reach, or whose shares are aligned unlike their destination (element by element those took 17
-// times as long). The kernel of a piece ends only when all peers are done with this rank's
-// slot, and peers write there only after this rank's kernel has begun, so the order of this
-// rank's streams is all that a slot needs.
+// times as long).
 func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
-	g, l := c.stagingOf(op), &c.pipeline
-	size := uint64(op.DType.Size())
-	caller, f := s, flow{s, s, s}
+	g, size := c.stagingOf(op), uint64(op.DType.Size())
+	return c.pieces(s, op, &g, func(s *cuda.Stream, from, to, done, n uint64) error {
+		var b buffers
+		b.send[c.rank], b.recv[c.rank] = uint64(op.Send)+done*size, uint64(op.Recv)+done*size
+		if g.in > 0 {
+			c.inStage(&b.send, from)
+		}
+		if g.out > 0 {
+			c.inStage(&b.recv, to)
+		}
+		return c.kernel(s, op, p, b, n, ends(done, n, op.Count))
+	})
+}
+
+// pieces runs an operation in pieces: launch puts the kernel of n elements, after done, on a
+// stream, with what goes in at from in staging memory and what comes out at to. The kernel of a
+// piece ends only when all peers are done with this rank's slot, and peers write there only after
+// this rank's kernel has begun, so the order of this rank's streams is all that a slot needs.
+func (c *Comm) pieces(caller *cuda.Stream, op *Op, g *staging, launch func(s *cuda.Stream, from, to, done, n uint64) error) error {
+	l, size, f := &c.pipeline, uint64(op.DType.Size()), flow{caller, caller, caller}
 	if g.piped {
 		if err := l.init(c); err != nil {
 			return err
@@ -187,30 +202,24 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 		if g.in > 1 && n >= 256 {
 			n &^= 255 // shares lie side by side in staging memory
 		}
-		k, from := turn%g.slots, uint64(turn%g.slots)*g.slot
+		k := turn % g.slots
+		from := uint64(k) * g.slot
 		again := g.piped && turn >= g.slots // the slot was in use before
 		to := from
 		if g.apart {
 			to += g.slot / 2
 		}
-		send, recv := op.Send+cuda.Ptr(done*size), op.Recv+cuda.Ptr(done*size)
-		var b buffers
-		b.send[c.rank], b.recv[c.rank] = uint64(send), uint64(recv)
 		if g.in > 0 {
-			if err := c.fill(f, &g, k, again, from, send, n*size); err != nil {
+			if err := c.fill(f, g, k, again, from, op.Send+cuda.Ptr(done*size), n*size); err != nil {
 				return err
 			}
-			c.inStage(&b.send, from)
 		}
-		if g.out > 0 {
-			if again {
-				if err := f.kernels.WaitEvent(l.emptied[k]); err != nil {
-					return err
-				}
+		if g.out > 0 && again {
+			if err := f.kernels.WaitEvent(l.emptied[k]); err != nil {
+				return err
 			}
-			c.inStage(&b.recv, to)
 		}
-		if err := c.kernel(f.kernels, op, p, b, n, ends(done, n, op.Count)); err != nil {
+		if err := launch(f.kernels, from, to, done, n); err != nil {
 			return err
 		}
 		if g.piped {
@@ -219,7 +228,7 @@ func (c *Comm) staged(s *cuda.Stream, op *Op, p plan) error {
 			}
 		}
 		if g.out > 0 {
-			if err := c.empty(f, &g, k, to, recv, n*size); err != nil {
+			if err := c.empty(f, g, k, to, op.Recv+cuda.Ptr(done*size), n*size); err != nil {
 				return err
 			}
 		}
@@ -315,23 +324,16 @@ func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
 	if c.locate(&sends, op.Send, op.Count*size) {
 		return c.pieceToRoot(s, op, p, sends, op.Recv, 0, op.Count)
 	}
-	l, caller, f := &c.pipeline, s, flow{s, s, s}
-	g := staging{slots: 1, piped: c.piped(op.Count * size), apart: c.size > 2}
+	g := staging{in: 1, slots: 1, piped: c.piped(op.Count * size), apart: c.size > 2}
 	if g.piped {
-		if err := l.init(c); err != nil {
-			return err
-		}
-		g.slots, f = slotsApart, flow{l.kernels, l.in, l.out}
-		if err := errors.Join(after(f.kernels, caller, l.begun), f.in.WaitEvent(l.begun)); err != nil {
-			return err
-		}
+		g.slots = slotsApart
 	}
 	g.slot = c.stage.Size / uint64(g.slots) &^ 511
 	room := g.slot
 	if g.apart {
 		room /= 2
 	}
-	g.in, g.most = 1, room/size&^255
+	g.most = room / size &^ 255
 	g.least = g.most
 	if g.piped {
 		g.least = min(c.leastPiece()/size, g.most)
@@ -341,45 +343,14 @@ func (c *Comm) toRoot(s *cuda.Stream, op *Op, p plan) error {
 			g.out = 1
 		}
 	}
-	for turn, done, n := 0, uint64(0), uint64(0); done < op.Count; turn, done = turn+1, done+n {
-		n = piece(turn, op.Count-done, g.least, g.most)
-		k := turn % g.slots
-		again := g.piped && turn >= g.slots
-		from := uint64(k) * g.slot
-		to := from + g.slot/2
+	return c.pieces(s, op, &g, func(s *cuda.Stream, from, to, done, n uint64) error {
 		c.inStage(&sends, from)
-		if err := c.fill(f, &g, k, again, from, op.Send+cuda.Ptr(done*size), n*size); err != nil {
-			return err
-		}
 		recv := op.Recv + cuda.Ptr(done*size)
 		if g.out > 0 {
 			recv = c.stage.Own() + cuda.Ptr(to)
-			if again {
-				if err := f.kernels.WaitEvent(l.emptied[k]); err != nil {
-					return err
-				}
-			}
 		}
-		if err := c.pieceToRoot(f.kernels, op, p, sends, recv, done, n); err != nil {
-			return err
-		}
-		if g.piped {
-			if err := f.kernels.Record(l.run[k]); err != nil {
-				return err
-			}
-		}
-		if g.out > 0 {
-			if err := c.empty(f, &g, k, to, op.Recv+cuda.Ptr(done*size), n*size); err != nil {
-				return err
-			}
-		}
-	}
-	if g.out > 0 {
-		if err := after(f.kernels, f.out, l.begun); err != nil {
-			return err
-		}
-	}
-	return after(caller, f.kernels, l.ended)
+		return c.pieceToRoot(s, op, p, sends, recv, done, n)
+	})
 }
 
 // pieceToRoot is n elements of a Reduce, after done. sends is where ranks have them, recv where
@@ -396,15 +367,14 @@ func (c *Comm) pieceToRoot(s *cuda.Stream, op *Op, p plan, sends [MaxRanks]uint6
 // It is nothing where they are not mapped, or are aligned unlike send, which would move bytes
 // one by one.
 func (c *Comm) told(recv cuda.Ptr, n, send uint64) (at [MaxRanks]uint64) {
-	if (uint64(recv)^send)%16 == 0 {
-		if w, off := c.find(recv, n); w != nil {
-			for r := range c.size {
-				at[r] = uint64(w.theirs[r]) + off
-			}
-		} else if off := recv - c.stage.Own(); recv >= c.stage.Own() && uint64(off)+n <= c.stage.Size {
-			for r := range c.size {
-				at[r] = uint64(c.stageTheirs[r] + off)
-			}
+	theirs, off := &c.stageTheirs, uint64(recv-c.stage.Own())
+	mapped := recv >= c.stage.Own() && off+n <= c.stage.Size
+	if w, at := c.find(recv, n); w != nil {
+		theirs, off, mapped = &w.theirs, at, true
+	}
+	if mapped && (uint64(recv)^send)%16 == 0 {
+		for r := range c.size {
+			at[r] = uint64(theirs[r]) + off
 		}
 	}
 	at[c.rank] = uint64(recv)

@@ -35,7 +35,21 @@ func Module(name string, major, minor int) []byte {
 // spares the driver seconds of compiling, or nil where there is none. A driver that is too
 // old for it refuses it, and takes the PTX.
 func Cubin(name string, major, minor int) []byte {
-	return unpack(fmt.Sprintf("ptx/%s.sm_%d%d.cubin.gz", name, major, minor))
+	return unpack(cubin(name, major, minor))
+}
+
+// Compiled reports whether there is a Cubin, without unpacking it.
+func Compiled(name string, major, minor int) bool {
+	f, err := modules.Open(cubin(name, major, minor))
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+func cubin(name string, major, minor int) string {
+	return fmt.Sprintf("ptx/%s.sm_%d%d.cubin.gz", name, major, minor)
 }
 
 // unpack is a file of modules; nil when there is none.
