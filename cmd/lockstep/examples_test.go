@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
+	"github.com/lockstep-ccl/lockstep/diagnosis/replay/replaytest"
 )
 
 // A way is how an example is played. Without one it is run as it stands, and ends with 0.
@@ -187,8 +188,15 @@ func TestExamples(t *testing.T) {
 		t.Fatal(err)
 	}
 	files["rank.sh"] = regexp.MustCompile("(?s)```sh\n(#!/bin/sh\n# rank.sh.*?)```").FindStringSubmatch(string(operations))[1]
-	evidence, err := filepath.Abs("../../diagnosis/replay/testdata/communication_slow.evidence")
+	evidence := filepath.Join(t.TempDir(), "evidence")
+	recorded, err := os.ReadFile("../../diagnosis/replay/testdata/communication_slow.evidence")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if recorded, err = replaytest.Retell(recorded); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(evidence, recorded, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	binds := map[string]string{"/home/adopter/FILE": evidence, "/var/lib/lockstep/llm/incidents/llm-1700000000000-1.evidence": evidence}

@@ -1,11 +1,8 @@
 package replay_test
 
 import (
-	"bytes"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +11,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay"
+	"github.com/lockstep-ccl/lockstep/diagnosis/replay/replaytest"
 )
 
 var update = flag.Bool("update", false, "rewrite what is expected of recordings")
@@ -32,7 +30,11 @@ func TestCorpus(t *testing.T) {
 		name := strings.TrimSuffix(path, replay.Suffix)
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			if *update {
-				if err := os.WriteFile(path, toldAnew(t, read(t, path)), 0o644); err != nil {
+				anew, err := replaytest.Retell(read(t, path))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, anew, 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -57,42 +59,5 @@ func TestCorpus(t *testing.T) {
 				t.Errorf("confirmed:\n%swant:\n%s", got, want)
 			}
 		})
-	}
-}
-
-// toldAnew is a recording of the same evidence by this engine.
-func toldAnew(t *testing.T, file []byte) []byte {
-	r, err := replay.NewReader(bytes.NewReader(file), replay.Limits{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out bytes.Buffer
-	var w *replay.Writer
-	var engine *diagnosis.Engine
-	var run, segment uint64
-	for {
-		p, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			return out.Bytes()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if engine == nil || p.Header.Run != run {
-			engine = diagnosis.New(p.Header.Config)
-		}
-		switch {
-		case w == nil:
-			w, err = replay.NewWriter(&out, *p.Header)
-		case p.Header.Run != run || p.Header.Segment != segment:
-			err = w.Segment(&out, *p.Header)
-		}
-		run, segment = p.Header.Run, p.Header.Segment
-		for _, m := range p.Marks {
-			err = errors.Join(err, w.Mark(m))
-		}
-		if err = errors.Join(err, w.Write(p.Number, p.Evidence, engine.Diagnose(p.Evidence))); err != nil {
-			t.Fatal(err)
-		}
 	}
 }
