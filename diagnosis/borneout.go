@@ -118,8 +118,12 @@ func (d *slowLinks) blamedAgain(conn int32) bool {
 }
 
 // blamedLong reports whether it has for longer, and its communicator does not wait for other connections:
-// what a receiver takes late because it waits for another one is laid to the network as well.
+// what a receiver takes late because it waits for another one is laid to the network as well. That may be
+// one of another communicator: then this one's operations take no longer once all have come.
 func (d *slowLinks) blamedLong(conn int32) bool {
+	if ci := int(d.ev.Conns[conn].Comm); ci < len(d.transfers.denied) && d.transfers.denied[ci] && !d.comms[ci].p2p {
+		return false
+	}
 	return d.conns[conn].blamed >= 0.6 && d.blamedAgain(conn) && !d.elsewhere(conn, d.ev.Conns[conn].Comm)
 }
 

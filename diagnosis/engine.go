@@ -37,6 +37,7 @@ func New(cfg Config) *Engine {
 	stragglers := &stragglers{window: &e.window, drags: drags}
 	late := &arrivals{window: &e.window, drags: drags}
 	slow := &slowLinks{window: &e.window, stragglers: stragglers, drags: drags, arrivals: late, transfers: moved}
+	sends := &pairs{window: &e.window, drags: drags}
 	losses := &losses{view: v, aborts: e.aborts}
 	// What comes first explains what comes later: detectors ask what was found before them.
 	e.detectors = []detector{
@@ -52,7 +53,8 @@ func New(cfg Config) *Engine {
 		late,
 		&heldBack{view: v, drags: drags},
 		slow,
-		&moves{window: &e.window, links: slow, late: late, transfers: moved},
+		sends,
+		&moves{window: &e.window, links: slow, late: late, pairs: sends, transfers: moved},
 		moved,
 		&throughputs{window: &e.window, drags: drags},
 	}

@@ -16,6 +16,7 @@ type moves struct {
 	*window
 	links     *slowLinks
 	late      *arrivals
+	pairs     *pairs
 	transfers *transfers
 	slow      []movedConn
 }
@@ -23,6 +24,7 @@ type moves struct {
 // movedComm is a communicator whose collectives take longer.
 type movedComm struct {
 	comm      int32
+	members   []int32 // of sends and receives: those whose own take longer; else nil
 	level     Level
 	likely    Level // where one of its connections has begun to lose what it carries
 	since     int64
@@ -102,39 +104,57 @@ func (d *arrivals) movedOver(ci int32, rounds []arrivalPart, h int) (s movedComm
 	if s.cost < leastMoved {
 		return s, false
 	}
-	// By what hardly a round before has exceeded, and by what none has.
-	chance := 0.0
+	tooks := make([]float64, h)
+	for i := range last {
+		tooks[i] = took(&last[i])
+	}
+	chance, times, first := exceeds(v, tooks, usual)
+	s.times, s.of = times, h
+	if first >= 0 {
+		s.since = last[first].from
+	}
+	s.level = d.levelBy(chance, s.since, lateSuspected, lateConfirmed)
+	s.likely = d.levelBy(chance, s.since, likelySuspected, likelyConfirmed)
+	return s, s.likely > 0
+}
+
+// exceeds is about the logarithm of the chance that so many of the last values are as far above those
+// before: above what hardly one of these exceeds, or what none does. It returns how many are, and the
+// first of them, -1 for none. It reorders before.
+func exceeds(before, last []float64, usual float64) (chance float64, times, first int) {
+	first = -1
 	for _, q := range [...]float64{0.85, 1} {
-		bar, more, times, since := quantile(v, q), 0, 0, int64(0)
-		for _, y := range v {
+		bar, more, n, at := quantile(before, q), 0, 0, -1
+		for _, y := range before {
 			if y > bar {
 				more++
 			}
 		}
-		for i := range last {
-			if took(&last[i]) > max(bar, 1.3*usual) {
-				if times++; since == 0 {
-					since = last[i].from
+		for i, y := range last {
+			if y > max(bar, 1.3*usual) {
+				if n++; at < 0 {
+					at = i
 				}
 			}
 		}
-		p := float64(more+1) / float64(len(v)+1)
-		if c := logBinomial(h, times, p); c < chance {
-			chance, s.times, s.of, s.since = c, times, h, since
+		p := float64(more+1) / float64(len(before)+1)
+		if c := logBinomial(len(last), n, p); c < chance {
+			chance, times, first = c, n, at
 		}
 	}
-	lasted := d.now - s.since
-	by := func(suspected, confirmed float64) Level {
-		switch {
-		case chance <= math.Log(confirmed) && lasted >= int64(d.cfg.SlowConfirmAfter):
-			return Confirmed
-		case chance <= math.Log(suspected) && lasted >= int64(d.cfg.SlowSuspectAfter):
-			return Suspected
-		}
-		return 0
+	return chance, times, first
+}
+
+// levelBy is the level of something of a chance (its logarithm) that goes on since a moment.
+func (v *view) levelBy(chance float64, since int64, suspected, confirmed float64) Level {
+	lasted := v.now - since
+	switch {
+	case chance <= math.Log(confirmed) && lasted >= int64(v.cfg.SlowConfirmAfter):
+		return Confirmed
+	case chance <= math.Log(suspected) && lasted >= int64(v.cfg.SlowSuspectAfter):
+		return Suspected
 	}
-	s.level, s.likely = by(lateSuspected, lateConfirmed), by(likelySuspected, likelyConfirmed)
-	return s, s.likely > 0
+	return 0
 }
 
 // logBinomial is about the logarithm of the chance that of n, each of chance p, as many as k or more come.
@@ -154,6 +174,9 @@ func (d *moves) find(found []finding) []finding {
 	for i := range d.late.moved {
 		found = d.told(found, &d.late.moved[i])
 	}
+	for i := range d.pairs.moved {
+		found = d.told(found, &d.pairs.moved[i])
+	}
 	return found
 }
 
@@ -163,18 +186,23 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		return found
 	}
 	if len(d.connsOf(s.comm)) == 0 {
-		if s.level > 0 {
+		if s.level > 0 && s.members == nil {
 			found = d.toldNode(found, s)
 		}
 		return found
 	}
-	level, lost := s.level, d.losing(s.comm)
+	level, lost := s.level, d.losing(s)
 	if lost {
 		level = s.likely
 	} else {
-		d.connections(s.comm)
+		d.connections(s)
 	}
 	if len(d.slow) == 0 || level == 0 {
+		return found
+	}
+	if f := d.suspected(found, level); f != nil {
+		f.Level, f.Since = level, min(f.Since, s.since)
+		f.whyMoved(d.ev, s)
 		return found
 	}
 	var cells []cell
@@ -197,7 +225,7 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 		f.Level, f.Since, f.Victims = level, s.since, len(c.Members)
 		f.setComm(c)
 		f.lastOf(c)
-		f.why("once all members of %s have entered, its collectives take %s each, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
+		f.whyMoved(d.ev, s)
 		for i := range d.slow {
 			x := &d.slow[i]
 			if !slices.Contains(p.cells, x.cell) {
@@ -215,15 +243,29 @@ func (d *moves) told(found []finding, s *movedComm) []finding {
 	return found
 }
 
+// whyMoved says what of a communicator takes longer.
+func (f *finding) whyMoved(ev *Evidence, s *movedComm) {
+	c := &ev.Comms[s.comm]
+	if s.members == nil {
+		f.why("once all members of %s have entered, its collectives take %s each, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
+		return
+	}
+	f.why("once its peers have begun as well, sends and receives of rank %d on %s take %s each, before %s; so in %d of the last %d steps", c.Members[s.members[0]].World, c.Name, millis(s.now), millis(s.then), s.times, s.of)
+}
+
+// ends reports whether a connection ends at a member whose operations take longer, where that is known.
+func (s *movedComm) ends(c *Conn) bool { return s.members == nil || slices.Contains(s.members, c.Dst) }
+
 // losing finds the connections of a communicator that have begun to lose what they carry, when no other of
 // it sends bytes again half as often, and reports whether there are any.
-func (d *moves) losing(ci int32) bool {
+func (d *moves) losing(s *movedComm) bool {
 	d.slow = d.slow[:0]
+	ci := s.comm
 	of, others := d.connsOf(ci), float32(0)
 	for _, k := range of {
 		h, c := &d.links.conns[k], &d.ev.Conns[k]
 		x := movedConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}}
-		if h.known && h.usualAgain <= mostUsualAgain && x.cell.src >= 0 && x.cell.dst >= 0 && d.links.loses(k, ci, x.cell) {
+		if h.known && s.ends(c) && h.usualAgain <= mostUsualAgain && x.cell.src >= 0 && x.cell.dst >= 0 && d.links.loses(k, ci, x.cell) {
 			d.slow = append(d.slow, x)
 		} else {
 			others = max(others, h.again)
@@ -236,34 +278,63 @@ func (d *moves) losing(ci int32) bool {
 }
 
 // connections finds the connections of a communicator that their monitors tell from the others: all
-// that are as slow as the slowest one, and no other half as slow.
-func (d *moves) connections(ci int32) {
+// that are as slow as the slowest one, and no other half as slow. Of those that end at a member whose own
+// operations take longer, the way back does not count: it is late with what it acknowledges.
+func (d *moves) connections(s *movedComm) {
 	d.slow = d.slow[:0]
-	most := float32(0)
-	shares := func(yield func(k int32, share float32)) {
+	ci, most := s.comm, float32(0)
+	shares := func(yield func(k int32, c *Conn, share float32)) {
 		for _, k := range d.connsOf(ci) {
 			if h, c := &d.links.conns[k], &d.ev.Conns[k]; h.known && c.Windows > 0 {
 				share := h.lately - h.usually
 				if c.Cause != record.CauseNone && c.Cause != record.CauseNetwork || c.Transport.InMemory() {
 					share = 0 // its monitor blames one of its ends, or may as well: what is in memory is late because of who takes it
 				}
-				yield(k, share)
+				yield(k, c, share)
 			}
 		}
 	}
-	n := 0
-	shares(func(_ int32, share float32) { most, n = max(most, share), n+1 })
-	if most < movedShare || n < 2 {
-		return
-	}
-	shares(func(k int32, share float32) {
-		if c := &d.ev.Conns[k]; share >= movedOthers*most {
-			d.slow = append(d.slow, movedConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, share: share})
+	n, other := 0, float32(0)
+	shares(func(_ int32, c *Conn, share float32) {
+		n++
+		if s.ends(c) {
+			most = max(most, share)
 		}
 	})
-	if 2*len(d.slow) > n || slices.ContainsFunc(d.slow, func(x movedConn) bool { return x.cell.src < 0 || x.cell.dst < 0 }) {
+	least := float32(movedShare)
+	if s.members != nil {
+		least = leastOutside // it is known already at whom it ends
+	}
+	if most < least || n < 2 {
+		return
+	}
+	shares(func(k int32, c *Conn, share float32) {
+		switch {
+		case share < movedOthers*most:
+		case s.ends(c):
+			d.slow = append(d.slow, movedConn{conn: k, comm: ci, cell: cell{d.end(c, c.Src), d.end(c, c.Dst)}, share: share})
+		case !slices.Contains(s.members, c.Src):
+			other = max(other, share)
+		}
+	})
+	if 2*len(d.slow) > n || other > 0 || slices.ContainsFunc(d.slow, func(x movedConn) bool { return x.cell.src < 0 || x.cell.dst < 0 }) {
 		d.slow = d.slow[:0] // what most of them have in common is none's
 	}
+}
+
+// suspected returns what has been found of the one connection that is slow, and for less sure; nil when there is
+// none.
+func (d *moves) suspected(found []finding, level Level) *finding {
+	i := slices.IndexFunc(found, func(f finding) bool {
+		return f.Class == CommunicationSlow && f.Level < level && len(f.Culprits) == 1 && f.Culprits[0].Kind == CulpritConnection
+	})
+	if i < 0 || len(d.slow) != 1 {
+		return nil
+	}
+	if x, k := d.slow[0].cell, &found[i].Culprits[0]; k.Rank != x.src || k.Peer != x.dst {
+		return nil
+	}
+	return &found[i]
 }
 
 // explained reports whether a connection is in what has been found.

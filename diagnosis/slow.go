@@ -332,8 +332,11 @@ func (h *connHistory) watchShare(cause record.Cause) {
 	}
 	h.blamed += (is - h.blamed) / 3
 	h.lately += (now - h.lately) / 3
-	if h.lately < h.usually+movedShare/2 { // what is not usual does not become so
+	switch more := h.lately - h.usually; { // what is not usual does not become so
+	case more < leastOutside/2:
 		h.usually += (now - h.usually) / 16
+	case more < movedShare/2:
+		h.usually += (now - h.usually) / 64
 	}
 }
 

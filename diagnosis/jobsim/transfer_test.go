@@ -53,6 +53,18 @@ func TestLanesLostSoon(t *testing.T) {
 	}
 }
 
+// TestSlowSends has a connection of a pipeline that costs its job 4 to 20 % of its time: no collective goes over
+// it, and it is in use for a small part of a step.
+func TestSlowSends(t *testing.T) {
+	for _, seed := range []uint64{74005, 74021, 74070, 74170, 74191, 74206} {
+		s := mustMake(t, "slow pair", seed)
+		f := s.Config.Faults[0]
+		mustConfirm(t, s, diagnosis.CommunicationSlow, func(c diagnosis.Culprit) bool {
+			return c.Kind == diagnosis.CulpritConnection && c.Rank == int32(f.Rank) && c.Peer == int32(f.Peer)
+		})
+	}
+}
+
 // TestWaitIsNoSlowLink has a rank that is late, for which all others wait, and connections whose delays
 // vary by much: bytes are on their way to whoever waits, and no connection is slow.
 func TestWaitIsNoSlowLink(t *testing.T) {
