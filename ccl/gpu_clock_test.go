@@ -59,6 +59,10 @@ func TestGPUClock(t *testing.T) {
 			}
 			defer r.Close()
 		}
+		var first record.DeviceAnchor
+		if r != nil {
+			first = r.Devices(nil)[0].Anchor
+		}
 		perMinute := int(time.Minute / every)
 		var stated, early, late []int64
 		for i := range int(length / every) {
@@ -89,14 +93,14 @@ func TestGPUClock(t *testing.T) {
 			}
 			before, after := st.Start+st.Err-called, seen-(st.End-st.Err)
 			if before < 0 || after < 0 {
-				return fmt.Errorf("after %v: an operation began %d ns before its call or ended %d ns after it was seen to have ended, by a clock said to be known to ±%d ns",
-					time.Duration(i)*every, -before, -after, st.Err)
+				return fmt.Errorf("after %v: an operation began %d ns before its call or ended %d ns after it was seen to have ended, by a clock said to be known to ±%d ns; %s",
+					time.Duration(i)*every, -before, -after, st.Err, gained(first, r.Devices(nil)[0].Anchor))
 			}
 			stated, early, late = append(stated, st.Err), append(early, before), append(late, after)
 			if (i+1)%perMinute == 0 || i+1 == int(length/every) {
 				slices.Sort(stated)
-				t.Logf("minute %2d, busy %5v: %4d operations; error stated: median %d ns, worst %d ns; least room before %d ns, after %d ns",
-					i/perMinute+1, i/perMinute%2 == 1, len(stated), stated[len(stated)/2], stated[len(stated)-1], slices.Min(early), slices.Min(late))
+				t.Logf("minute %2d, busy %5v: %4d operations; error stated: median %d ns, worst %d ns; least room before %d ns, after %d ns; %s",
+					i/perMinute+1, i/perMinute%2 == 1, len(stated), stated[len(stated)/2], stated[len(stated)-1], slices.Min(early), slices.Min(late), gained(first, r.Devices(nil)[0].Anchor))
 				stated, early, late = nil, nil, nil
 			}
 		}

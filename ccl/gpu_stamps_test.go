@@ -60,6 +60,7 @@ func TestGPUStamps(t *testing.T) {
 		if faked {
 			sizes = sizes[:2]
 		}
+		first := r.Devices(nil)[0].Anchor
 		last := uint64(0) // its sequence
 		for _, size := range sizes {
 			buf := m.bytes(ccl.Float32, 0, size)
@@ -67,7 +68,7 @@ func TestGPUStamps(t *testing.T) {
 				return err
 			}
 			stream := dev.StreamOf(s.CUDA())
-			var off, early, late []int64
+			var off, early, late, stated []int64
 			stamps := make([]record.Stamp, 64)
 			st, err := stampAfter(r, stamps, record.AllReduce, last)
 			if err != nil {
@@ -104,24 +105,37 @@ func TestGPUStamps(t *testing.T) {
 				off = append(off, int64(between)-(st.End-st.Start))
 				early = append(early, st.Start+st.Err-called)
 				late = append(late, seen-(st.End-st.Err))
+				stated = append(stated, st.Err)
+				if early[len(early)-1] < 0 || late[len(late)-1] < 0 {
+					now := r.Devices(nil)[0]
+					return fmt.Errorf("%d bytes: an operation began %d ns before it was called, or ended %d ns after it was seen to have ended, by a clock said to be known to ±%d ns, %v after its last handshake (±%d ns); %s",
+						size, called-(st.Start+st.Err), st.End-st.Err-seen, st.Err, time.Duration(st.Start-now.Anchor.Mono), now.Anchor.Err, gained(first, now.Anchor))
+				}
 			}
-			for _, v := range [][]int64{off, early, late} {
+			for _, v := range [][]int64{off, early, late, stated} {
 				slices.Sort(v)
-			}
-			if early[0] < 0 || late[0] < 0 {
-				return fmt.Errorf("%d bytes: an operation began %d ns before it was called, or ended %d ns after it was seen to have ended", size, -early[0], -late[0])
 			}
 			if !faked && off[0] < -1000 { // events have half a microsecond's resolution
 				return fmt.Errorf("%d bytes: an operation took %d ns longer than the time between the events around it", size, -off[0])
 			}
 			if c.Rank() == 0 {
 				gpu := r.Devices(nil)[0]
-				t.Logf("AllReduce of %8d bytes: events minus stamps: median %5d ns, worst %5d ns; start after call: least %d ns; seen after end: least %d ns; clock known to ±%d ns",
-					size, off[rounds/2], off[rounds-1], early[0], late[0], gpu.Anchor.Err)
+				t.Logf("AllReduce of %8d bytes: events minus stamps: median %5d ns, worst %5d ns; start after call: least %d ns; seen after end: least %d ns; clock known to ±%d to ±%d ns, at a handshake to ±%d ns; %s",
+					size, off[rounds/2], off[rounds-1], early[0], late[0], stated[0], stated[rounds-1], gpu.Anchor.Err, gained(first, gpu.Anchor))
 			}
 		}
 		return m.free(ctx)
 	})
+}
+
+// gained says how much faster the host's clock runs than the GPU's, by two anchors.
+func gained(from, to record.DeviceAnchor) string {
+	d := to.GPU - from.GPU
+	if d <= 0 {
+		return "rates not measured yet"
+	}
+	ppm := func(ns int64) float64 { return float64(ns) / float64(d) * 1e6 }
+	return fmt.Sprintf("the host's clock gains %.1f ± %.1f ppm on the GPU's", ppm(to.Mono-from.Mono-d), ppm(to.Err+from.Err))
 }
 
 // lastStamp is the last ended operation of a kind that r has not told yet.

@@ -179,7 +179,7 @@ type diskDevice struct {
 	name    [nameSize]byte
 
 	anchorCount uint64              // live: anchors written; the last is anchors[anchorCount&3]
-	anchors     [4]diskDeviceAnchor // live: two are in use, so that none of them is being written
+	anchors     [4]diskDeviceAnchor // live: three are in use, so that none of them is being written
 	_           [24]byte
 }
 

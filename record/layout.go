@@ -61,10 +61,20 @@ const (
 	// communicators.
 	GPUStampSlots = 1 << 14
 
-	// DriftPPB bounds how fast a GPU's clock runs away from CLOCK_MONOTONIC, in
-	// parts of 10⁹: by so much grows the error of a mapping with the time since
-	// its anchor. Measured on an H200: 3,600.
+	// RatePPB bounds the difference between the rates of a GPU's clock and CLOCK_MONOTONIC
+	// where it has not been measured, in parts of 10⁹: crystals are within 50 ppm, each of the
+	// two. One H200 and its host differed by 3,600.
+	RatePPB = 100_000
+
+	// DriftPPB bounds how far the rates' difference is, at any time, from its mean between a
+	// device's last two anchors, in parts of 10⁹: by so much, and by what the anchors leave
+	// open, grows the error of a mapping with the time since the last one. Crystals that
+	// warm up and a host's clock that NTP keeps in step stay within it.
 	DriftPPB = 10_000
+
+	// SlewPPB takes its place while that mean changes by more than DriftPPB: the host's clock
+	// is being slewed, which Linux's NTP discipline does by 500 ppm at most.
+	SlewPPB = 500_000
 
 	// Defaults of Options: 1 MiB of ring (16,384 records), 256 communicators,
 	// 1,024 connections.

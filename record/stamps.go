@@ -100,9 +100,10 @@ func (d *Device) Index() uint16 {
 }
 
 // Anchor tells that the GPU's clock showed gpu when CLOCK_MONOTONIC was within
-// mono ± err, all in ns. A reader maps by the last two anchors, with an error
-// that grows by DriftPPB with the distance from them: once a second, while the
-// host can, is a good pace.
+// mono ± err, all in ns. A reader measures the clocks' rates between the last two
+// anchors, and maps by these, with an error that grows by DriftPPB with the
+// distance from them (by RatePPB while there is one alone): once a second,
+// while the host can, is a good pace.
 func (d *Device) Anchor(gpu, mono, err int64) {
 	if d == nil {
 		return

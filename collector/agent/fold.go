@@ -222,7 +222,7 @@ func (a *Agent) foldRecord(p *source.Process, r *rank, c *comm, rec *record.Reco
 		o.root, o.bytes, o.stream, o.channels, o.waitedFor = rec.Root, rec.Bytes, rec.Stream, 1, rec.Peer+1
 		o.inPlace, o.result = rec.Flags&record.FlagInPlace != 0, record.Result(rec.Code)
 		if rec.Flags&record.FlagStamped != 0 && int(c.device) < len(p.Devices) {
-			o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Err
+			o.clock, o.clockErr = record.ClockGPU, p.Devices[c.device].Mapped
 		}
 		a.finish(r, c, o)
 	case record.KindWindow:

@@ -71,4 +71,4 @@ func (g *gpuClock) err(now int64) int64 {
 const minDrift = 100
 
 // drifted bounds how far the clocks have run apart in ns nanoseconds.
-func drifted(ns int64) int64 { return min(max(ns, 0), 1e14) * record.DriftPPB / 1e9 }
+func drifted(ns int64) int64 { return max(ns, 0) / (1e9 / record.RatePPB) }

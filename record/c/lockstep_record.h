@@ -40,7 +40,9 @@
 #define LOCKSTEP_DEFAULT_DEVICE_SLOTS 16
 #define LOCKSTEP_DEFAULT_DESC_SLOTS 4096
 #define LOCKSTEP_GPU_STAMP_SLOTS 16384
+#define LOCKSTEP_RATE_PPB 100000
 #define LOCKSTEP_DRIFT_PPB 10000
+#define LOCKSTEP_SLEW_PPB 500000
 #define LOCKSTEP_DEFAULT_COMM_SLOTS 256
 #define LOCKSTEP_DEFAULT_CONN_SLOTS 1024
 #define LOCKSTEP_DEFAULT_RING_SLOTS 16384
@@ -488,7 +490,7 @@ struct lockstep_device {
 	uint8_t pad20[44];
 	uint8_t name[64];
 	uint64_t anchor_count; /* live: anchors written; the last is anchors[anchorCount&3] */
-	struct lockstep_device_anchor anchors[4]; /* live: two are in use, so that none of them is being written */
+	struct lockstep_device_anchor anchors[4]; /* live: three are in use, so that none of them is being written */
 	uint8_t pad232[24];
 };
 LOCKSTEP_STATIC_ASSERT(offsetof(struct lockstep_device, uuid) == 0);

@@ -15,8 +15,8 @@ import (
 )
 
 // clock relates a GPU's clock to the host's, by handshakes with a kernel of one
-// thread that runs for some microseconds once a second, and tells the flight
-// recorders of the process.
+// thread that runs for some microseconds once a second, at first more often, and
+// tells the flight recorders of the process.
 type clock struct {
 	dev    *device
 	stream *cuda.Stream
@@ -27,6 +27,7 @@ type clock struct {
 	mu   sync.Mutex
 	cal  *gpuclock.Clock
 	tell map[*record.Device]struct{}
+	told []record.DeviceAnchor // the last ones, as many as readers look at
 	// base is an event whose time on the GPU's clock is known; spare the one before,
 	// and events[1] of the handshake under way.
 	base, spare clockEvent
@@ -43,7 +44,14 @@ type clockEvent struct {
 const (
 	clockWord, clockSlot, clockAbort = 0, 64, 128 // in the page
 
-	clockEvery  = time.Second
+	clockEvery = time.Second
+	// clockSoon is how long after the first handshake the second comes: readers know the
+	// clocks' rates from two. The time between them doubles until it is clockEvery.
+	clockSoon = 100 * time.Millisecond
+	clockTold = 3
+	// clockTick is the step of %globaltimer where it has not been measured. Hopper's is
+	// gpuclock's default.
+	clockTick   = 1024
 	clockRounds = 8
 	// clockTurns bounds how often the kernel looks for the host's answer, about once a
 	// microsecond: the host may have lost its core.
@@ -58,7 +66,11 @@ const (
 var errBusy = errors.New("the GPU did not run the clock's kernel in time")
 
 func newClock(dev *device) (_ *clock, err error) {
-	k := &clock{dev: dev, cal: gpuclock.New(gpuclock.Options{}), tell: map[*record.Device]struct{}{}, stop: make(chan struct{})}
+	var o gpuclock.Options
+	if dev.Major != 9 {
+		o.Tick = clockTick
+	}
+	k := &clock{dev: dev, cal: gpuclock.New(o), tell: map[*record.Device]struct{}{}, stop: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, k.free())
@@ -112,13 +124,18 @@ func (k *clock) free() error {
 
 func (k *clock) run() {
 	defer k.wg.Done()
-	tick := time.NewTicker(clockEvery)
+	wait := clockSoon
+	tick := time.NewTicker(wait)
 	defer tick.Stop()
 	for {
 		select {
 		case <-k.stop:
 			return
 		case <-tick.C:
+		}
+		if wait < clockEvery {
+			wait = min(2*wait, clockEvery)
+			tick.Reset(wait)
 		}
 		// A GPU that is full or lost does not answer. The error of the mapping grows meanwhile,
 		// and readers see that.
@@ -184,6 +201,7 @@ func (k *clock) handshake() error {
 	keep = true
 	k.base, k.spare = clockEvent{events[1], (last + max(first+int64(width), last)) / 2}, k.base
 	if gpu, mono, bound, ok := k.cal.Anchor(); ok {
+		k.told = append(k.told[max(len(k.told)+1-clockTold, 0):], record.DeviceAnchor{GPU: gpu, Mono: mono, Err: bound})
 		for d := range k.tell {
 			d.Anchor(gpu, mono, bound)
 		}

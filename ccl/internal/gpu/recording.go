@@ -78,14 +78,16 @@ func (r *Recording) begin(note func(why error)) (err error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	gpu, mono, bound, _ := k.cal.Anchor() // a clock has had its first handshake
 	var ok bool
 	r.device, ok = r.writer.AddDevice(
 		record.DeviceEntry{UUID: uuid(r.dev.UUID), Ordinal: int32(r.dev.Ordinal), Name: r.dev.Name},
-		record.DeviceAnchor{GPU: gpu, Mono: mono, Err: bound},
+		k.told[0], // a clock has had its first handshake
 	)
 	if !ok {
 		return errors.Join(errors.New("the flight recorder has no room for GPUs: create it with StampSlots"), r.dev.UnregisterHost(r.mem))
+	}
+	for _, a := range k.told[1:] {
+		r.device.Anchor(a.GPU, a.Mono, a.Err)
 	}
 	k.tell[r.device] = struct{}{}
 	if &r.mem[0] != &r.writer.Memory()[0] {

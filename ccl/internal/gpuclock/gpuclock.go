@@ -22,7 +22,8 @@ import (
 // Options of a Clock. Zero fields take the defaults.
 type Options struct {
 	// DriftPPB bounds the difference of the clocks' rates at any time, in parts
-	// of 10⁹; record.DriftPPB, which readers of the recorder go by.
+	// of 10⁹. The default holds for any two crystals while NTP slews the host's clock:
+	// bounds that are older than a burst of handshakes then count for nothing.
 	DriftPPB int64
 	// Tick is the step of the GPU's clock, ns; 32 (H200). A stamp is the last
 	// tick before its instant.
@@ -57,7 +58,7 @@ type span struct {
 // New returns a clock that knows nothing yet.
 func New(o Options) *Clock {
 	if o.DriftPPB <= 0 {
-		o.DriftPPB = record.DriftPPB
+		o.DriftPPB = record.RatePPB + record.SlewPPB
 	}
 	if o.Tick <= 0 {
 		o.Tick = 32

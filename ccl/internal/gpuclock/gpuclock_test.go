@@ -39,7 +39,7 @@ func (c *clocks) handshake(clock *gpuclock.Clock, took int64, share float64) {
 
 // H200: 3.6 ppm, 32 ns ticks, handshakes of 2.8 to 5 µs with the stamp anywhere
 // within. After a second of them the error is bounded by 3 µs, and half a
-// minute later, without any more, by what the drift may have made of it.
+// minute later, without any more, by what any two clocks may have drifted.
 func TestH200(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	c := clocks{mono: 13e12, ppb: 3600}
@@ -72,7 +72,7 @@ func TestH200(t *testing.T) {
 		t.Logf("rate %.0f ± %.0f ppb", ppb, err)
 	}
 	c.advance(30e9)
-	check("half a minute later", 3000+300_000)
+	check("half a minute later", 3000+18_000_000)
 	gpu, mono, err, ok := clock.Anchor()
 	if again, _, _ := clock.Mono(gpu); !ok || again != mono || err > 3000 {
 		t.Errorf("anchor %d, %d, %d, %v", gpu, mono, err, ok)
@@ -136,7 +136,7 @@ func TestSlew(t *testing.T) {
 		"ended":     func(clock *gpuclock.Clock, c *clocks) { clock.Before(c.stamp(), c.mono+100) },
 		"begun":     func(clock *gpuclock.Clock, c *clocks) { clock.After(c.mono-100, c.stamp()) },
 	} {
-		for _, ppb := range []float64{500_000, -500_000} {
+		for _, ppb := range []float64{1_000_000, -1_000_000} {
 			c := clocks{mono: 13e12}
 			clock := gpuclock.New(gpuclock.Options{})
 			c.handshake(clock, 3000, 0.5)
