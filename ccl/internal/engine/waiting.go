@@ -4,7 +4,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 )
 
-// Gated reports whether a track waits at a gate. No link shows when a gate opens.
+// Gated reports whether a track waits at a gate. Then a wait on the links is not enough, since none
+// shows when a gate opens.
 func (e *Engine) Gated() bool {
 	for i := range e.lanes {
 		l := &e.lanes[i]
@@ -18,15 +19,15 @@ func (e *Engine) Gated() bool {
 	return false
 }
 
-// Late notes that nothing could be moved: what comes from now on was waited for.
+// Late says that nothing could move, so this rank waits for what its current steps receive next.
 func (e *Engine) Late() {
 	for i := range e.lanes {
 		e.lanes[i].late = true
 	}
 }
 
-// Idle tells the links of blocked receives that this rank waits for them since
-// now. It is for waits long enough to be worth reporting.
+// Idle tells the links of blocked receives that this rank waits for their bytes since now, in ns of
+// CLOCK_MONOTONIC. The caller calls it only in waits that are long enough to report.
 func (e *Engine) Idle(now int64) {
 	for i := range e.lanes {
 		l := &e.lanes[i]
@@ -41,8 +42,8 @@ func (e *Engine) Idle(now int64) {
 	}
 }
 
-// Waiting names the peers that the operation waits for now: those it receives
-// from, or else those it sends to. It appends to dst.
+// Waiting appends to dst the peers that the operation waits for: those that it receives from, or
+// if there are none those that it sends to.
 func (e *Engine) Waiting(dst []int32) []int32 {
 	for pass := 0; pass < 2 && len(dst) == 0; pass++ {
 		for i := range e.lanes {
@@ -57,7 +58,7 @@ func (e *Engine) Waiting(dst []int32) []int32 {
 	return dst
 }
 
-// Flush publishes the counters of all links.
+// Flush publishes the counters of all links. now is in ns of CLOCK_MONOTONIC.
 func (e *Engine) Flush(now int64) {
 	for _, l := range e.links {
 		if l != nil {
