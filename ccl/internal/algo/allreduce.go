@@ -1,7 +1,7 @@
 package algo
 
-// allReduceOneShot: every rank sends its vector to all others, then reduces all
-// contributions itself, in rank order. One round; for tiny messages.
+// allReduceOneShot: every rank sends its vector to all others and reduces all contributions
+// itself. It takes one round, so it suits tiny messages.
 func (b *builder) allReduceOneShot() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	for k := 1; k < n; k++ {
@@ -13,17 +13,17 @@ func (b *builder) allReduceOneShot() {
 	switch {
 	case b.wide(n):
 		sum = Ref{Acc, 0}
-	case b.call.InPlace: // own is still to be sent when the first sums are stored
+	case b.call.InPlace: // sends may still read own when the first sums are stored
 		sum = Ref{Scratch, 0}
 	}
-	// Contributions are taken in rank order, so all ranks add in the same order.
-	has := false // sum holds something
+	// Each rank adds the contributions in rank order, so all ranks get the same bits.
+	has := false // sum holds a contribution
 	for p := range n {
 		last := p == n-1 && sum == out
 		switch {
 		case p != r && has:
 			b.recvReduce(p, sum, sum, size, 0, last)
-		case p != r && p == 0 && r == 1: // one step for the first two contributions
+		case p != r && p == 0 && r == 1: // one step adds the contributions of ranks 0 and 1
 			b.recvReduce(p, sum, own, size, 0, n == 2 && sum == out)
 		case p != r && p == 1 && r == 0:
 			b.recvReduce(p, sum, own, size, 0, last)
@@ -43,11 +43,11 @@ func (b *builder) allReduceOneShot() {
 	}
 }
 
-// staged reports whether allReduceStaged has levels to work on.
+// staged reports whether allReduceStaged can run: several nodes must have equally many ranks.
 func staged(_ *Call, p *Place) bool { return p.Nodes == 1 || p.Across != nil }
 
-// levels returns this rank's group at each level of allReduceStaged: all ranks on
-// a single node; else the node's ranks, then their counterparts on the other nodes.
+// levels returns this rank's group at each level of allReduceStaged. On a single node that is all
+// ranks. On several nodes it is this node's ranks, and then this rank's rail.
 func (p *Place) levels() [][]int {
 	if p.Nodes == 1 {
 		return [][]int{p.Local}
@@ -58,20 +58,21 @@ func (p *Place) levels() [][]int {
 	return [][]int{p.Local, p.Across}
 }
 
-// allReduceStaged runs a reduce-scatter at each level in turn, then all-gathers in
-// reverse order: on one node the two-shot algorithm (each rank owns a part,
-// receives all contributions to it and sends the sum back), on several the
-// hierarchical one, whose slow links carry 1/len(Local) of the data. Blocks of the
-// vector are pipelined through the stages.
+// allReduceStaged runs a reduce-scatter at each level, and then an all-gather at each level in
+// reverse order. Blocks of the vector are pipelined through these stages.
 //
-// 16-bit floats are summed in float32 within a level and rounded once per
-// level, so partial sums on the wire between nodes are rounded.
+// On one node it is the two-shot algorithm: each rank receives all contributions to its part
+// of the vector, and sends the sum to all. On several nodes it is the hierarchical algorithm: a
+// link between nodes carries 1/len(Local) of the data.
+//
+// 16-bit floats are summed in float32 within a level. Each level rounds once, so the partial
+// sums that cross nodes are rounded.
 func (b *builder) allReduceStaged() {
 	b.stages(b.place.levels())
 }
 
-// stages is allReduceStaged over any nested groups; every rank is in one group
-// of each level, and groups of one level are of equal size.
+// stages is allReduceStaged over nested groups. Every rank is in one group of each level, and the
+// groups of a level have equal size.
 func (b *builder) stages(levels [][]int) {
 	self := make([]int, len(levels)) // this rank's index in each level's group
 	for l, group := range levels {
@@ -84,10 +85,10 @@ func (b *builder) stages(levels [][]int) {
 	whole := span{0, b.call.bytes()}
 	grain := b.choice.Block * b.place.Size
 	blocks, stages := whole.blocks(grain), 2*len(levels)
-	need := make([]int, stages+1) // rx steps that stage s of the block now at s must wait for
+	need := make([]int, stages+1) // rx steps that must be complete before stage s sends its block
 	for t := 0; t < blocks+stages-1; t++ {
 		for s := min(stages-1, t); s >= 0; s-- {
-			// Later stages go first: their blocks are still in the cache.
+			// Later stages go first, because their blocks are still in the cache.
 			block := t - s
 			if block >= blocks {
 				continue
@@ -110,7 +111,8 @@ func (b *builder) stages(levels [][]int) {
 	}
 }
 
-// scatterStage is a reduce-scatter of region over the group, whose part self ends in RecvBuf.
+// scatterStage is a reduce-scatter of region over group. The sum of part self goes to RecvBuf. last
+// says that no level follows.
 func (b *builder) scatterStage(group []int, self, level int, region span, need int, last bool) {
 	m := len(group)
 	from := SendBuf
@@ -126,9 +128,9 @@ func (b *builder) scatterStage(group []int, self, level int, region span, need i
 	b.collect(group, self, Ref{RecvBuf, own.off}, Ref{from, own.off}, own.len, last)
 }
 
-// collect receives a contribution of size bytes from every other member of the
-// group in a fixed order, starting with the predecessor, and leaves their sum
-// with own in out.
+// collect receives a contribution of size bytes from every other member of the group, and stores
+// their sum with own in out. It starts with the predecessor, as each member sends to its
+// successor first.
 func (b *builder) collect(group []int, self int, out, own Ref, size int, last bool) {
 	m, src, sum := len(group), own, out
 	if b.wide(m) {
@@ -144,7 +146,7 @@ func (b *builder) collect(group []int, self int, out, own Ref, size int, last bo
 	}
 }
 
-// gatherStage is an all-gather of region over the group, part i from member i.
+// gatherStage is an all-gather of region over group. Member i contributes part i.
 func (b *builder) gatherStage(group []int, self int, region span, need int) {
 	m := len(group)
 	own := region.part(self, m)
@@ -158,22 +160,22 @@ func (b *builder) gatherStage(group []int, self int, region span, need int) {
 	}
 }
 
-// allReduceRing: a ring reduce-scatter, then a ring all-gather (Patarasuk and Yuan,
-// 2009). Each rank sends 2(n-1)/n of the data, all of it to one neighbour; partial
-// sums of 16-bit floats are rounded at every hop.
+// allReduceRing: a ring reduce-scatter, then a ring all-gather (Patarasuk and Yuan, 2009). Each
+// rank sends 2(n-1)/n of the data, all of it to one neighbour. Partial sums of 16-bit floats
+// are rounded at every hop.
 func (b *builder) allReduceRing() {
 	n, whole := b.place.Size, span{0, b.call.bytes()}
 	b.ring(2*(n-1), n-1, func(k int) span { return whole.part(mod(b.place.Pos-k, n), n) })
 }
 
-// ring passes parts to the next rank of the ring for some hops. At hop k this
-// rank sends part(k), which is what it received at hop k-1, and receives
-// part(k+1); during the first reduceHops it adds its own share of SendBuf.
+// ring passes parts along the ring for a number of hops. At hop k this rank sends part(k), which
+// it received at hop k-1, and receives part(k+1). During the first reduceHops it adds its own
+// contribution to what it receives.
 func (b *builder) ring(hops, reduceHops int, part func(k int) span) {
 	n, grain := b.place.Size, b.choice.Block
 	next := b.place.Ring[mod(b.place.Pos+1, n)]
 	prev := b.place.Ring[mod(b.place.Pos-1, n)]
-	before, start := 0, 0 // rx steps before hops k-1 and k
+	before, start := 0, 0 // number of rx steps before hops k-1 and k
 	for k := range hops {
 		before, start = start, b.done(rx)
 		in, out := part(k+1), part(k)
@@ -196,14 +198,15 @@ func (b *builder) ring(hops, reduceHops int, part func(k int) span) {
 	}
 }
 
-// halvingBytes is the vector size from which recursive halving beats recursive doubling.
+// halvingBytes is the vector size from which allReduceDoubling halves first, if it can. Halving
+// sends less and takes twice the rounds.
 const halvingBytes = 16 << 10
 
-// allReduceDoubling: recursive doubling (Thakur, Rabenseifner and Gropp, 2005). In
-// round k ranks at distance 2^k exchange and combine all they have; log2(n) rounds.
-// Ranks beyond the largest power of two send their contribution to a partner first
-// and get the result from it last. Larger vectors on a power of two ranks use recursive
-// halving, then doubling. Sums of 16-bit floats are rounded each round.
+// allReduceDoubling: recursive doubling (Thakur, Rabenseifner and Gropp, 2005). In each of
+// log2(n) rounds, ranks at distance 2^k exchange and add their sums. Ranks beyond the largest
+// power of two send their contribution to a partner first and get the result from it last.
+// Larger vectors on a power of two ranks use recursive halving, then doubling. Sums of 16-bit
+// floats are rounded in each round.
 func (b *builder) allReduceDoubling() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	pow, rounds := 1, 0
@@ -223,13 +226,13 @@ func (b *builder) allReduceDoubling() {
 	}
 	extra := r + pow
 	if extra < n {
-		// Scratch, not RecvBuf: round one may store its sum there while it sends this.
+		// Not RecvBuf: the first round may store its sum there while it sends mine.
 		b.recvReduce(extra, Ref{Scratch, 0}, mine, size, 0, false)
 		mine = Ref{Scratch, 0}
 	}
 	for k := range rounds {
-		// The sum must not overwrite mine, which is being sent; the last sum goes
-		// to RecvBuf unless that is what is being sent.
+		// The sum must not overwrite mine, which is being sent. The last sum goes to RecvBuf,
+		// unless mine lies there.
 		sum := Ref{Scratch, 64 + size&^63}
 		if mine == sum {
 			sum = Ref{Scratch, 0}
@@ -251,7 +254,7 @@ func (b *builder) allReduceDoubling() {
 	}
 }
 
-// pairs returns rank r's levels of recursive halving.
+// pairs returns rank r's groups of two for recursive halving, the most distant first.
 func pairs(r, n int) [][]int {
 	var levels [][]int
 	for d := n / 2; d > 0; d /= 2 {

@@ -6,20 +6,20 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Call is the shape of a collective: all that its schedule depends on. All ranks
-// must agree on it, except for InPlace and Apart.
+// Call is the shape of a collective: all that its schedule depends on. All ranks must pass
+// the same values, except for InPlace and Apart.
 type Call struct {
 	Coll  record.CollKind
 	DType record.DType
 	Op    record.RedOp
-	Root  int32
+	Root  int32 // used by Broadcast, Reduce, Gather and Scatter
 	// Count is in elements, by NCCL's convention: of the whole buffer for
 	// AllReduce, Reduce and Broadcast; of one rank's share for AllGather
 	// (sent), ReduceScatter (received), AlltoAll, Gather and Scatter.
 	Count   int
 	InPlace bool
-	// Apart, of a call that is not InPlace: this rank's own contribution need not be copied
-	// to its receive buffer.
+	// Apart says that this rank does not need its own contribution in its receive buffer. It
+	// saves the copy of a call that is not InPlace.
 	Apart bool
 }
 
@@ -28,22 +28,23 @@ func (c *Call) bytes() int { return c.Count * c.DType.Size() }
 // Place is a rank's position in the topology, as far as schedules depend on it.
 type Place struct {
 	Rank, Size int
-	// Node has the node index of every rank. Ring has all ranks, those of a node
-	// adjacent, and Pos is this rank's index in it.
+	// Node is the node index of every rank. Ring lists all ranks, those of a node next to each
+	// other, so that it crosses nodes as rarely as possible. Pos is this rank's index in it.
 	Node []int32
 	Ring []int
 	Pos  int
-	// Local are the ranks of this node; Across the ranks of equal position on
-	// every node, or nil when nodes have different numbers of ranks.
+	// Local lists the ranks of this node. Across lists the ranks at this rank's position in
+	// Local on every node (its rail). It is nil if nodes have different numbers of ranks.
 	Local, Across []int
 	Nodes         int
-	// Most and Least are the largest and smallest number of ranks on a node, and
-	// Cores is how many of them can run at once on the smallest: equal on all
-	// ranks, so that all choose alike.
+	// Most and Least are the largest and smallest number of ranks on a node. Cores is the
+	// smallest number of cores on a node. They are equal on all ranks, so all ranks choose the
+	// same algorithm.
 	Most, Least, Cores int
 }
 
-// NewPlace derives rank's Place from the node of every rank. cores must be equal on all.
+// NewPlace returns rank's Place. node is the node index of every rank. cores is Place.Cores and
+// must be equal on all ranks.
 func NewPlace(rank int, node []int32, cores int) Place {
 	p := Place{Rank: rank, Size: len(node), Node: node, Cores: max(cores, 1)}
 	members := map[int32][]int{}
@@ -88,15 +89,15 @@ func (p *Place) everyone() []int {
 	return all
 }
 
-// Choice is how a call runs. Block is the chunk size of pipelining, in bytes.
+// Choice is how a call runs.
 type Choice struct {
 	Algo  record.Algo
 	Proto record.Proto
-	Block int
+	Block int // bytes of one pipelined chunk; Build rounds it down to a multiple of 64, at least 64
 }
 
-// Build writes the schedule of call at place. It fails if the collective has no
-// such algorithm for this place.
+// Build returns the schedule of call at place. It fails if the collective does not have
+// choice.Algo, or cannot run it at place.
 func Build(call Call, place Place, choice Choice) (*Schedule, error) {
 	b := newBuilder(call, place, choice)
 	if b.choice.Block < 64 {
@@ -117,8 +118,8 @@ func Build(call Call, place Place, choice Choice) (*Schedule, error) {
 	return nil, fmt.Errorf("%v has no %v algorithm for %d ranks on %d nodes", call.Coll, choice.Algo, place.Size, place.Nodes)
 }
 
-// entry is one algorithm of one collective: how to build it, where it applies and
-// what it costs by the model.
+// entry is one algorithm of one collective: how to build it, where it can run, and its cost by
+// the model.
 type entry struct {
 	algo  record.Algo
 	build func(*builder)
@@ -167,7 +168,7 @@ func init() {
 	}
 }
 
-// alone builds any collective of a single rank: at most a copy.
+// alone builds a collective of a single rank. It is a copy or nothing.
 func (b *builder) alone() {
 	if b.call.Coll.HasData() {
 		b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, 0}, b.call.bytes())

@@ -1,37 +1,36 @@
 package algo
 
-// Piece is one collective of a chain: what Build takes, on part of a
-// communicator.
+// Piece is one collective of a chain. It runs on Members, which may be part of a communicator.
 type Piece struct {
 	Call   Call
-	Place  *Place // among Members
+	Place  *Place // its ranks are indices of Members
 	Choice Choice
-	// Members has the communicator rank of each of the Place's ranks.
+	// Members lists communicator ranks.
 	Members    []int
-	Send, Recv Ref // where the call's buffers are
+	Send, Recv Ref // the call's buffers
 }
 
-// The gates of a piece, numbered by GateNumber: a track waits for Ready before it
-// begins a piece, and passes Sent or Received when it has ended one; Left comes last.
+// A chain's gates.
 const (
-	Ready = iota
-	Sent
-	Received
-	Left
+	Ready    = iota // both tracks wait here before they begin a piece
+	Sent            // the send track passes it after a piece
+	Received        // the receive track passes it after a piece
+	Left            // comes once, after both tracks' last piece
 	gates
 )
 
-// GateNumber returns the number (Step.Len) of a piece's gate; GateOf is its inverse.
+// GateNumber returns the number (Step.Len) of a piece's gate.
 func GateNumber(piece, gate int) int { return piece*gates + gate }
 
+// GateOf is the inverse of GateNumber.
 func GateOf(number int) (piece, gate int) { return number / gates, number % gates }
 
 // ahead is how many pieces may be in flight at once.
 const ahead = 2
 
-// Chain builds the schedule of collectives that follow each other, each between gates.
-// A piece begins while messages of the one before are still in flight, with scratch
-// memory of its own. It fails as Build does.
+// Chain returns the schedule of collectives that run one after the other, each between gates.
+// A piece begins while messages of the previous one are in flight, so the two have separate
+// scratch memory. Chain fails as Build does.
 func Chain(pieces []Piece) (*Schedule, error) {
 	out := &Schedule{Tracks: make([]Track, 2)}
 	parts := make([]*Schedule, len(pieces))
@@ -46,7 +45,7 @@ func Chain(pieces []Piece) (*Schedule, error) {
 		out.Scratch, out.Acc = max(out.Scratch, s.Scratch), max(out.Acc, s.Acc)
 	}
 	out.Scratch, out.Acc = (out.Scratch+63)&^63, (out.Acc+63)&^63
-	var ended [][2]int32 // steps of each track at the end of each piece
+	var ended [][2]int32 // number of steps of each track up to the end of each piece
 	for i, s := range parts {
 		begun := [2]int32{int32(len(out.Tracks[tx])) + 1, int32(len(out.Tracks[rx])) + 1}
 		for t := range out.Tracks {
@@ -56,8 +55,8 @@ func Chain(pieces []Piece) (*Schedule, error) {
 			}
 			out.Tracks[t] = append(out.Tracks[t], gate)
 			for _, st := range s.Tracks[t] {
-				// Kept holds within the piece. Whoever reuses a piece's memory after Sent must
-				// first see that its kept bytes have left it.
+				// Kept holds within the piece only. After Sent, zero-copy sends may still read
+				// its memory: whoever reuses that must wait for their completions.
 				step := Step{
 					Act: st.Act, LL: st.LL, Header: st.Header, Scale: st.Scale, Peer: st.Peer, Need: st.Need,
 					Dst: pieces[i].moved(out, i, st.Dst), Src: pieces[i].moved(out, i, st.Src), Len: st.Len, Kept: st.Kept,
@@ -79,7 +78,7 @@ func Chain(pieces []Piece) (*Schedule, error) {
 	return out, nil
 }
 
-// moved translates a reference of piece i to the chain's.
+// moved returns the place in the chain's memory of a Ref of piece i.
 func (p *Piece) moved(out *Schedule, i int, r Ref) Ref {
 	switch r.Space {
 	case SendBuf:

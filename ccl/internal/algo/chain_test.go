@@ -13,8 +13,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// TestChain runs collectives that follow each other, in place, among the ranks of one
-// index on every node, for all indices at once.
+// TestChain runs chains of in-place collectives on all rails at once.
 func TestChain(t *testing.T) {
 	for _, coll := range []record.CollKind{record.AllReduce, record.ReduceScatter, record.AlltoAll, record.AllGather} {
 		for _, a := range algos[coll] {
@@ -36,7 +35,7 @@ func chain(t *rapid.T, coll record.CollKind, a record.Algo) {
 	for i := range index {
 		index[i] = int32(i)
 	}
-	mark := func(rank int) int64 { return int64(rank%rails) * 1_000_000_007 } // tells indices apart
+	mark := func(rank int) int64 { return int64(rank%rails) * 1_000_000_007 } // tells rails apart
 	for r := range nodes * rails {
 		place := algo.NewPlace(r/rails, index, 2)
 		var members []int
@@ -103,7 +102,7 @@ func chain(t *rapid.T, coll record.CollKind, a record.Algo) {
 				}
 			}
 		}
-		// Each direction passes its gate once per piece, in order; Left comes last.
+		// Each track passes its gate once per piece, in order. Left comes last.
 		for _, gate := range []int{algo.Sent, algo.Received} {
 			var done []int
 			for _, g := range rank.gates {

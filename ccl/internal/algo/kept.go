@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// write is a step that changes the receive buffer.
+// write is a step that writes bytes off to end of the receive buffer.
 type write struct {
 	off, end, track, at int
 }
 
-// markKept sets Kept on the sends of the caller's memory whose bytes no step writes
-// after the send has begun. Steps before it in its track, and those that it needs, are
-// over by then.
+// markKept sets Kept on the sends from the caller's buffers whose bytes no step writes after the
+// send has begun. Steps that precede the send in its track, or that it needs, do not count: they
+// are complete by then.
 func (b *builder) markKept() {
 	var writes []write
 	longest := 0
@@ -41,14 +41,14 @@ func (b *builder) markKept() {
 	}
 }
 
-// shift is a byte's offset in the receive buffer less that in the send buffer, for an
-// in-place call: one buffer may be rank's share of the other.
+// shift returns what an in-place call must add to an offset in the send buffer to get the same
+// byte's offset in the receive buffer. One of these buffers may be rank's share of the other.
 func (c *Call) shift(rank int) int {
 	return -c.Coll.Traits().InPlace(rank) * c.bytes()
 }
 
-// changed reports whether a write may hit s's bytes, at off of the receive buffer,
-// after s began.
+// changed reports whether a write may change the bytes that s sends after s has begun. They lie at
+// off in the receive buffer. writes are sorted by off, and none is longer than longest bytes.
 func changed(writes []write, longest int, s *Step, off, track, at int) bool {
 	first, _ := slices.BinarySearchFunc(writes, off-longest, func(w write, off int) int { return cmp.Compare(w.off, off) })
 	for _, w := range writes[first:] {

@@ -2,7 +2,7 @@ package algo
 
 import "github.com/lockstep-ccl/lockstep/record"
 
-// PartSpace is the Space of a group's first message; the others follow by index.
+// PartSpace is the Space of a group's first message. Message i has PartSpace + i.
 const PartSpace = Acc + 1
 
 // Message is one send or receive of a group.
@@ -12,13 +12,14 @@ type Message struct {
 	Len  int // bytes
 }
 
-// Vector is the layout of an AlltoAllv, in elements.
+// Vector is the layout of an AlltoAllv. Each slice has one entry per rank, in elements.
 type Vector struct {
 	SendCounts, SendOffsets, RecvCounts, RecvOffsets []int
 }
 
-// NextSelf returns the index, i or later, of the next message that rank sends to, or receives
-// from, itself; -1 if there is none. The k-th such send matches the k-th such receive.
+// NextSelf returns the index of the first message from msgs[i] on that rank sends to itself, or
+// receives from itself if send is false. It returns -1 if there is none. The k-th such send
+// matches the k-th such receive.
 func NextSelf(msgs []Message, rank, i int, send bool) int {
 	for ; i < len(msgs); i++ {
 		if msgs[i].Send == send && int(msgs[i].Peer) == rank {
@@ -28,12 +29,12 @@ func NextSelf(msgs []Message, rank, i int, send bool) int {
 	return -1
 }
 
-// Messages builds the schedules of sends, receives, groups and AlltoAllv, which depend on
-// more than a shape and are not cached. A schedule is valid until the next is built: they share
-// memory. All messages carry their signature.
+// Messages builds the schedules of sends, receives, groups and AlltoAllv. These depend on more
+// than a shape, so they are not cached. A schedule is valid until the next is built, since they
+// share memory. Every message carries its signature, because the two ends must agree on each.
 type Messages struct {
 	schedule Schedule
-	tracks   []Track // one for each peer and direction
+	tracks   []Track // one for each peer and direction, so that no message waits for another peer
 }
 
 func (m *Messages) reset(n int) {
@@ -58,7 +59,7 @@ func (m *Messages) build() *Schedule {
 	return &m.schedule
 }
 
-// Single builds a lone Send or Recv.
+// Single returns the schedule of one Send or Recv.
 func (m *Messages) Single(msg Message) *Schedule {
 	m.reset(1)
 	if msg.Send {
@@ -69,8 +70,8 @@ func (m *Messages) Single(msg Message) *Schedule {
 	return m.build()
 }
 
-// Group builds messages that are all in flight at once, for rank of size ranks. Message i
-// is in Space PartSpace + i.
+// Group returns the schedule of rank's messages in a group among size ranks. Messages of different
+// peers and directions are in flight at once. Message i lies in Space PartSpace + i.
 func (m *Messages) Group(rank, size int, msgs []Message) *Schedule {
 	m.reset(2 * size)
 	part := func(i int) Ref { return Ref{Space: PartSpace + Space(i)} }
@@ -91,7 +92,8 @@ func (m *Messages) Group(rank, size int, msgs []Message) *Schedule {
 	return m.build()
 }
 
-// AlltoAllv builds an AlltoAllv of v for rank of size ranks; element is in bytes.
+// AlltoAllv returns the schedule of an AlltoAllv for rank of size ranks. element is the size of an
+// element in bytes.
 func (m *Messages) AlltoAllv(rank, size int, v *Vector, element int) *Schedule {
 	m.reset(2 * size)
 	for k := range size {

@@ -6,24 +6,24 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Path is what one kind of connection costs one rank, in ns.
+// Path is the cost of one kind of connection, in ns of one rank's time.
 type Path struct {
 	Line    float64 // one low-latency line, sent and received
 	Msg     float64 // one message of the byte stream, sent and received
 	Byte    float64 // each byte of the stream, sent and received
-	Latency float64 // from the sender's store to the receiver's sight of it
+	Latency float64 // from the sender's store until the receiver sees it
 }
 
-// Model estimates how long a call takes. The terms are the usual ones (latency,
-// bandwidth, reduction) plus the one that decides on a shared machine: a rank
-// that must wait for another has to be scheduled again.
+// Model estimates how long a call takes, from latency, bandwidth and reduction. If ranks
+// outnumber cores, it adds the time to schedule a rank again after a wait, which then dominates.
 type Model struct {
 	Intra, Inter Path
-	Reduce       float64 // ns a byte reduced
-	Switch       float64 // ns for a round trip through the scheduler, when ranks outnumber cores
+	Reduce       float64 // ns per byte reduced
+	Switch       float64 // ns for a round trip through the scheduler, if ranks outnumber cores
 }
 
-// DefaultModel was fitted on two cores of a 2024 server; only its ratios matter.
+// DefaultModel returns a model that was fitted on two cores of a 2024 server. Choose depends
+// only on the ratios of its terms.
 func DefaultModel() Model {
 	return Model{
 		Intra:  Path{Line: 70, Msg: 250, Byte: 0.14, Latency: 120},
@@ -33,21 +33,21 @@ func DefaultModel() Model {
 	}
 }
 
-// linePayload is the bytes that one line carries; maxLines keeps messages of
-// the low-latency protocol within what a connection buffers.
 const (
-	linePayload = 48
-	maxLines    = 32
+	linePayload = 48 // bytes that a low-latency line carries
+	maxLines    = 32 // of one message: it must fit into what a connection buffers
 )
 
-// Overrides force part of a choice where it exists; the rest is the model's.
+// Overrides replace parts of the model's choice. Zero values replace nothing. Choose ignores Algo
+// if the collective does not have it.
 type Overrides struct {
 	Algo  record.Algo
 	Proto record.Proto
 	Block int
 }
 
-// Choose picks what the model expects to run call at place fastest, within o.
+// Choose returns the choice that the model expects to be fastest for call at place, with o
+// applied.
 func (m *Model) Choose(call Call, place *Place, o Overrides) Choice {
 	best, found := estimate{ns: math.Inf(1)}, false
 	var choice Choice
@@ -77,15 +77,15 @@ type estimate struct {
 	block int
 }
 
-// Blocks keep what is being reduced and sent on in the second-level cache.
+// Blocks are small enough to stay in the second-level cache from one stage to the next.
 const (
 	intraBlock = 32 << 10
 	interBlock = 128 << 10
 )
 
-// rounds is the common shape: a number of dependent rounds, in each of which a
-// rank exchanges some messages within the node and some beyond, of size bytes
-// each, and reduces some.
+// rounds estimates an algorithm of dependent rounds. In each round a rank exchanges intra messages
+// within the node and inter messages with other nodes, of size bytes each. It reduces the given
+// number of bytes in all. rounds picks the faster protocol.
 func (m *Model) rounds(p *Place, rounds, intra, inter float64, size int, reduced float64) estimate {
 	crowd := math.Max(1, float64(p.Most)/float64(p.Cores))
 	lines := math.Ceil(math.Max(float64(size), 1) / linePayload)
@@ -117,12 +117,14 @@ func (m *Model) rounds(p *Place, rounds, intra, inter float64, size int, reduced
 
 func log2ceil(n int) float64 { return math.Ceil(math.Log2(float64(n))) }
 
-// peers counts the ranks that every rank talks to when all talk to all.
+// peers counts a rank's peers when all exchange with all. It takes the largest count of any rank, so
+// that all ranks get the same estimate.
 func (p *Place) peers() (intra, inter float64) {
 	return float64(p.Most - 1), float64(p.Size - p.Least)
 }
 
-// neighbour is one message to a ring neighbour: the slowest one counts.
+// neighbour counts one message to a ring neighbour. If any ring link crosses nodes, it counts as
+// one between nodes, because the slowest link sets the pace.
 func (p *Place) neighbour() (intra, inter float64) {
 	if p.Nodes > 1 {
 		return 0, 1
@@ -199,7 +201,7 @@ func (m *Model) tree(c *Call, p *Place) estimate {
 	return m.rounds(p, log2ceil(p.Size), intra, inter, c.bytes(), float64(c.bytes()))
 }
 
-// chain is pipelined: the first block walks the chain, the others follow.
+// chain adds the time in which the first block passes the chain to that of the pipeline.
 func (m *Model) chain(c *Call, p *Place) estimate {
 	intra, inter := p.neighbour()
 	fill := m.rounds(p, float64(p.Size-2), intra, inter, min(c.bytes(), intraBlock), 0)

@@ -26,10 +26,10 @@ func (b *builder) copyRoot() {
 	}
 }
 
-// broadcastTree: a binomial tree; after round k, 2^k ranks have the data.
+// broadcastTree: a binomial tree. After round k, 2^k ranks have the data.
 func (b *builder) broadcastTree() {
 	n, root, size := b.place.Size, int(b.call.Root), b.call.bytes()
-	v := mod(b.place.Rank-root, n) // the root is 0
+	v := mod(b.place.Rank-root, n) // this rank's number, counted from the root
 	src := Ref{SendBuf, 0}
 	low := 1
 	for low < n && v&low == 0 {
@@ -47,7 +47,7 @@ func (b *builder) broadcastTree() {
 	b.copyRoot()
 }
 
-// chainPosition returns this rank's distance from the root along the ring, and its
+// chainPosition returns this rank's distance from the root along the ring, and its ring
 // neighbours.
 func (b *builder) chainPosition() (at, next, prev int) {
 	n, start := b.place.Size, 0
@@ -77,7 +77,7 @@ func (b *builder) broadcastChain() {
 	b.copyRoot()
 }
 
-// reduceDirect: everyone sends to the root, which sums in a fixed order.
+// reduceDirect: every rank sends to the root, which adds in a fixed order.
 func (b *builder) reduceDirect() {
 	r, root := b.place.Rank, int(b.call.Root)
 	whole := span{0, b.call.bytes()}
@@ -92,8 +92,8 @@ func (b *builder) reduceDirect() {
 	}
 }
 
-// reduceTree: a binomial tree towards the root. Partial sums of 16-bit floats
-// are rounded at every level.
+// reduceTree: a binomial tree towards the root. Partial sums of 16-bit floats are rounded at every
+// level.
 func (b *builder) reduceTree() {
 	n, root, size := b.place.Size, int(b.call.Root), b.call.bytes()
 	v := mod(b.place.Rank-root, n)
@@ -113,8 +113,8 @@ func (b *builder) reduceTree() {
 	}
 }
 
-// reduceChain: partial sums are passed along the ring towards the root, which
-// is last; rounded at every hop for 16-bit floats.
+// reduceChain: partial sums pass along the ring and end at the root. Those of 16-bit floats are
+// rounded at every hop.
 func (b *builder) reduceChain() {
 	at, next, prev := b.chainPosition()
 	n := b.place.Size
@@ -124,7 +124,7 @@ func (b *builder) reduceChain() {
 		blk := whole.block(i, b.choice.Block)
 		src := Ref{SendBuf, blk.off}
 		if at > 0 {
-			const slots = 4 // partial sums that may wait to be sent on
+			const slots = 4 // bounds the partial sums that wait to be sent
 			dst, need := Ref{Scratch, i % slots * b.choice.Block}, max(i-slots+1, 0)
 			if at == n-1 {
 				dst, need = Ref{RecvBuf, blk.off}, 0
@@ -138,7 +138,7 @@ func (b *builder) reduceChain() {
 	}
 }
 
-// barrierDirect: every rank signals every other.
+// barrierDirect: every rank signals every other rank.
 func (b *builder) barrierDirect() {
 	n, r := b.place.Size, b.place.Rank
 	for k := 1; k < n; k++ {
@@ -147,8 +147,8 @@ func (b *builder) barrierDirect() {
 	}
 }
 
-// barrierDissemination: in round k every rank signals the one 2^k after it;
-// log2(n) rounds, rounded up (Hensgen, Finkel and Manber, 1988).
+// barrierDissemination: in round k every rank signals the rank 2^k after it. It takes log2(n)
+// rounds, rounded up (Hensgen, Finkel and Manber, 1988).
 func (b *builder) barrierDissemination() {
 	n, r := b.place.Size, b.place.Rank
 	for d := 1; d < n; d *= 2 {
@@ -157,7 +157,8 @@ func (b *builder) barrierDissemination() {
 	}
 }
 
-// signal adds an empty message, always a low-latency line.
+// signal adds an empty message. It is a low-latency line, because the byte stream carries no
+// empty messages.
 func (b *builder) signal(track, peer, need int) {
 	act := Send
 	if track == rx {

@@ -1,7 +1,7 @@
 package algo
 
-// reduceScatterDirect: every rank sends each other rank its share, block by
-// block, and sums what arrives. One rounding for 16-bit floats.
+// reduceScatterDirect: every rank sends each other rank its share, block by block, and adds what
+// arrives. 16-bit floats are rounded once.
 func (b *builder) reduceScatterDirect() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	everyone := b.place.everyone()
@@ -16,15 +16,16 @@ func (b *builder) reduceScatterDirect() {
 	}
 }
 
-// reduceScatterRing: partial sums travel the ring, each ending at its owner.
+// reduceScatterRing: partial sums pass along the ring, each to its owner. Those of 16-bit floats are
+// rounded at every hop.
 func (b *builder) reduceScatterRing() {
 	n, size, grain := b.place.Size, b.call.bytes(), b.choice.Block
 	next := b.place.Ring[mod(b.place.Pos+1, n)]
 	prev := b.place.Ring[mod(b.place.Pos-1, n)]
 	share := span{0, size}
 	blocks := share.blocks(grain)
-	// Hop k sends on the sum for the rank k+1 before this one, as received at
-	// hop k-1 into one of two halves of scratch.
+	// Hop k sends the sum for the rank k+1 positions before this one. Hop k-1 received it into one
+	// of two halves of Scratch.
 	half := func(k int) Ref { return Ref{Scratch, (k & 1) * ((size + 63) &^ 63)} }
 	for k := range n - 1 {
 		owner := b.place.Ring[mod(b.place.Pos-k-1, n)]
@@ -43,14 +44,14 @@ func (b *builder) reduceScatterRing() {
 			if k == n-2 {
 				dst = Ref{RecvBuf, blk.off}
 			} else if k >= 2 {
-				need = (k-1)*blocks + i + 1 // what this half held has been sent on
+				need = (k-1)*blocks + i + 1 // this half's last content has been sent
 			}
 			b.recvReduce(prev, dst, Ref{SendBuf, owner*size + blk.off}, blk.len, need, k == n-2)
 		}
 	}
 }
 
-// allGatherDirect: every rank sends its share to everyone, block by block.
+// allGatherDirect: every rank sends its share to every other rank, block by block.
 func (b *builder) allGatherDirect() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
 	share := span{0, size}
@@ -65,7 +66,7 @@ func (b *builder) allGatherDirect() {
 	b.copyOwn(Ref{RecvBuf, r * size}, Ref{SendBuf, 0}, size)
 }
 
-// allGatherRing: shares travel once around the ring.
+// allGatherRing: every share passes once around the ring.
 func (b *builder) allGatherRing() {
 	n, size, grain := b.place.Size, b.call.bytes(), b.choice.Block
 	next := b.place.Ring[mod(b.place.Pos+1, n)]
@@ -88,11 +89,12 @@ func (b *builder) allGatherRing() {
 	b.copyOwn(Ref{RecvBuf, b.place.Rank * size}, Ref{SendBuf, 0}, size)
 }
 
-// allToAll: in round k every rank sends to the k-th after it and receives from
-// the k-th before it. In place, each block is first copied to Scratch.
+// allToAll: in round k every rank sends to the k-th rank after it and receives from the k-th before
+// it, so no rank gets messages from all others at once. In place, each block is first copied to
+// Scratch, because what arrives overwrites it.
 func (b *builder) allToAll() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
-	grain := min(b.choice.Block, max((size+63)&^63, 64)) // a block's place in Scratch, too
+	grain := min(b.choice.Block, max((size+63)&^63, 64)) // Scratch has so many bytes per rank
 	share := span{0, size}
 	for i := range share.blocks(grain) {
 		blk := share.block(i, grain)
@@ -114,7 +116,7 @@ func (b *builder) allToAll() {
 	b.copyOwn(Ref{RecvBuf, r * size}, Ref{SendBuf, r * size}, size)
 }
 
-// gather: everyone sends its share to the root.
+// gather: every rank sends its share to the root.
 func (b *builder) gather() {
 	n, r, root, size := b.place.Size, b.place.Rank, int(b.call.Root), b.call.bytes()
 	if r != root {
@@ -128,7 +130,7 @@ func (b *builder) gather() {
 	b.copyOwn(Ref{RecvBuf, r * size}, Ref{SendBuf, 0}, size)
 }
 
-// scatter: the root sends everyone its share.
+// scatter: the root sends every rank its share.
 func (b *builder) scatter() {
 	n, r, root, size := b.place.Size, b.place.Rank, int(b.call.Root), b.call.bytes()
 	if r != root {

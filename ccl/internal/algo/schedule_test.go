@@ -23,7 +23,7 @@ func fill(b []byte, f func(i int) int64) []byte {
 	return b
 }
 
-// buffers lays out one rank's buffers by the collective's convention.
+// buffers returns one rank's buffers, laid out and filled as the collective requires.
 func buffers(call algo.Call, rank, n int) (send, recv []byte) {
 	share := call.Count * elem
 	ss, rs := share, share
@@ -51,7 +51,7 @@ func buffers(call algo.Call, rank, n int) (send, recv []byte) {
 	}
 }
 
-// want is element i of what rank must end with, and whether it is defined.
+// want returns element i of rank's result. ok is false if the result is not defined.
 func want(call algo.Call, rank, n, i int) (v int64, ok bool) {
 	sum := func(i int) int64 {
 		var s int64
@@ -97,8 +97,8 @@ var algos = map[record.CollKind][]record.Algo{
 	record.Barrier:       {record.AlgoDirect, record.AlgoDoubling},
 }
 
-// TestEveryCollectiveHasAnAlgorithm: every collective that Messages does not build has a row in
-// the catalogue, and in algos.
+// TestEveryCollectiveHasAnAlgorithm: every collective that Messages does not build has an entry in
+// the catalogue and in algos.
 func TestEveryCollectiveHasAnAlgorithm(t *testing.T) {
 	for k := record.CollNone + 1; k.Known(); k++ {
 		if k.Traits().Varies() {
@@ -116,7 +116,7 @@ func TestEveryCollectiveHasAnAlgorithm(t *testing.T) {
 	}
 }
 
-// own reports whether element i of what rank must end with is its own contribution.
+// own reports whether element i of rank's result is its own contribution.
 func own(call algo.Call, rank, i int) bool {
 	switch call.Coll {
 	case record.AllGather, record.Gather, record.AlltoAll:
@@ -137,9 +137,9 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		c.Count = call.Count * elem / call.DType.Size()
 		sched, err := algo.Build(c, algo.NewPlace(r, nodes, 2), choice)
 		if err != nil {
-			t.Skip(err) // not for this rank's place either
+			t.Skip(err)
 		}
-		// Some ranks set Apart, where the schedule allows it.
+		// Some ranks set Apart, if their schedule then only sends from SendBuf.
 		mine := call
 		if n > 1 && rng.IntN(2) == 0 {
 			c.InPlace, c.Apart = false, true
@@ -180,7 +180,7 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 		for i := 0; i < len(out)/elem; i++ {
 			v, ok := want(call, r, n, i)
 			if rank.call.Apart && own(call, r, i) {
-				v = 0 // as it was
+				v = 0 // Apart: it is not written
 			}
 			if got := int64(binary.LittleEndian.Uint64(out[i*elem:])); ok && got != v {
 				t.Fatalf("%v %v, rank %d of %d, element %d: got %d, want %d", call, choice, r, n, i, got, v)
@@ -189,8 +189,8 @@ func check(t rapid.TB, call algo.Call, nodes []int32, choice algo.Choice, credit
 	}
 }
 
-// TestEveryAlgorithm draws shapes at random and runs every algorithm of the
-// collective on them, with little credit.
+// TestEveryAlgorithm runs every algorithm of every collective on random shapes. Connections may
+// buffer very little, so that a schedule that can deadlock does.
 func TestEveryAlgorithm(t *testing.T) {
 	for coll, list := range algos {
 		for _, a := range list {
@@ -242,7 +242,7 @@ func TestEveryAlgorithm(t *testing.T) {
 	}
 }
 
-// TestChoose: whatever the model picks can be built, alike on every rank.
+// TestChoose: all ranks choose the same, and Build can build it.
 func TestChoose(t *testing.T) {
 	m := algo.DefaultModel()
 	for coll := range algos {
@@ -273,7 +273,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestOnlySends: which schedules do no more with a rank's contribution than send it.
+// TestOnlySends: OnlySends holds for the schedules that do no more with a rank's contribution than
+// send it.
 func TestOnlySends(t *testing.T) {
 	nodes := []int32{0, 1, 2, 3}
 	for coll, list := range algos {
@@ -296,7 +297,7 @@ func TestOnlySends(t *testing.T) {
 					}
 				}
 				root := r == 2
-				var want, copies bool // with Apart; whether it is copied without
+				var want, copies bool // only sends with Apart; copies without Apart
 				switch coll {
 				case record.AllGather, record.AlltoAll:
 					want, copies = true, true
@@ -318,7 +319,7 @@ func TestOnlySends(t *testing.T) {
 	}
 }
 
-// TestKept: markKept finds what can be sent zero-copy.
+// TestKept: the rings and AlltoAll can send the expected share of their bytes zero-copy.
 func TestKept(t *testing.T) {
 	nodes := []int32{0, 1, 2, 3}
 	for _, c := range []struct {
@@ -357,7 +358,7 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestLegs: a leg begins once and ends once, in this order, and none of its steps lies outside.
+// TestLegs: each Leg has one First and one Last step, and its other steps lie between them.
 func TestLegs(t *testing.T) {
 	nodes := []int32{0, 0, 1, 1}
 	for _, coll := range []record.CollKind{record.AllReduce, record.AllGather, record.ReduceScatter, record.Broadcast, record.AlltoAll} {
@@ -366,7 +367,7 @@ func TestLegs(t *testing.T) {
 				call := algo.Call{Coll: coll, DType: record.Float32, Count: 1 << 18}
 				s, err := algo.Build(call, algo.NewPlace(rank, nodes, 2), algo.Choice{Algo: a, Proto: record.ProtoSimple, Block: 1 << 16})
 				if err != nil {
-					continue // not one of this collective's
+					continue // this collective does not have the algorithm
 				}
 				open, over := map[algo.Leg]bool{}, map[algo.Leg]bool{}
 				for _, track := range s.Tracks {
@@ -396,7 +397,7 @@ func TestLegs(t *testing.T) {
 	}
 }
 
-// TestScratch: a schedule's scratch memory is in proportion to what is sent.
+// TestScratch: a schedule's scratch memory is proportional to the bytes that it sends.
 func TestScratch(t *testing.T) {
 	const n, count = 512, 3
 	node := make([]int32, n)

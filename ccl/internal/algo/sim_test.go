@@ -10,8 +10,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 )
 
-// sim runs the schedules of all ranks against each other over pipes that hold
-// at most credit bytes, in an order drawn at random.
+// sim runs the schedules of all ranks against each other, in random order. A pipe holds at most
+// credit bytes.
 type sim struct {
 	t      rapid.TB
 	credit int
@@ -20,17 +20,17 @@ type sim struct {
 	kept   []kept
 }
 
-// kept records the bytes of a Kept send.
+// kept is a Kept send. Its bytes must be the same at the end of the operation.
 type kept struct {
 	rank int
 	step algo.Step
-	in   []byte // the sender's memory
-	sent []byte
+	in   []byte // the sender's memory, by reference
+	sent []byte // a copy
 }
 
 type pipe struct {
 	bytes    []byte
-	messages []int // lengths announced by senders, in order
+	messages []int // lengths of the messages begun, in order
 }
 
 type simRank struct {
@@ -38,13 +38,13 @@ type simRank struct {
 	call   algo.Call
 	sched  *algo.Schedule
 	space  [4][]byte
-	at     []int // step of each track
-	pos    []int // byte within it
-	gates  []int // passed
+	at     []int // current step of each track
+	pos    []int // bytes of it that have moved
+	gates  []int // numbers of the gates passed
 	divide int64
 }
 
-const elem = 8 // everything is int64 here, 16-bit floats included
+const elem = 8 // every element is an int64, also where the schedule is for 16-bit floats
 
 func (s *sim) pipe(from, to int, ll bool) *pipe {
 	k := [3]int{from, to, 0}
@@ -57,7 +57,7 @@ func (s *sim) pipe(from, to int, ll bool) *pipe {
 	return s.pipes[k]
 }
 
-// step moves one track a little and reports whether it did.
+// step advances one track a little. It reports whether anything moved.
 func (s *sim) step(r *simRank, track int) bool {
 	steps := r.sched.Tracks[track]
 	if r.at[track] == len(steps) {
@@ -118,6 +118,7 @@ func (s *sim) step(r *simRank, track int) bool {
 	return n > 0
 }
 
+// store writes n bytes of step st to its Dst: in, plus Src if withSrc.
 func (s *sim) store(r *simRank, st *algo.Step, track, n int, in []byte, withSrc bool) {
 	pos := r.pos[track]
 	dst := r.space[st.Dst.Space][st.Dst.Off+pos:][:n]
@@ -126,7 +127,7 @@ func (s *sim) store(r *simRank, st *algo.Step, track, n int, in []byte, withSrc 
 		other = r.space[st.Src.Space][st.Src.Off+pos:][:n]
 	}
 	for i := 0; i < n; i += elem {
-		if n-i < elem { // a plain copy may stop anywhere
+		if n-i < elem { // a copy may stop within an element
 			copy(dst[i:], in[i:])
 			break
 		}
@@ -141,6 +142,7 @@ func (s *sim) store(r *simRank, st *algo.Step, track, n int, in []byte, withSrc 
 	}
 }
 
+// run runs all tracks to their end. It fails the test on a deadlock, or if bytes are left in a pipe.
 func (s *sim) run(rng *rand.Rand) {
 	type lane struct{ rank, track int }
 	var lanes []lane

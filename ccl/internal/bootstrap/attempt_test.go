@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestAnotherAttempt: a rank of an earlier attempt cannot join, though it knows the job's
-// secret and the address and token of the rendezvous.
+// TestAnotherAttempt: a rank of an earlier attempt cannot join, though it knows the secret and
+// the ID.
 func TestAnotherAttempt(t *testing.T) {
 	id := freeAddress(t)
 	var controls [2]*Control
@@ -66,10 +66,10 @@ func freeAddress(t *testing.T) ID {
 }
 
 func TestAttemptFromEnvironment(t *testing.T) {
-	plain := ofAttempt(secret, "")
+	plain := attemptKey(secret, "")
 	t.Setenv(FenceEnv, "attempt 7")
-	if string(ofAttempt(secret, "")) != string(ofAttempt(secret, "attempt 7")) || string(ofAttempt(secret, "")) == string(plain) {
-		t.Error("the variable is not heard")
+	if string(attemptKey(secret, "")) != string(attemptKey(secret, "attempt 7")) || string(attemptKey(secret, "")) == string(plain) {
+		t.Error("the variable has no effect")
 	}
 	controls := mustJoin(t, 3) // Listen and Join derive the same key
 	if len(controls) != 3 {

@@ -36,12 +36,12 @@ func TestMain(m *testing.M) {
 var secret = []byte("0123456789abcdef0123456789abcdef")
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a bound, not a measurement
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // generous: the machine may be busy
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// joinAll joins n ranks of one process; change edits each rank's Config first.
+// joinAll joins n ranks in this process. change edits each rank's Config first.
 func joinAll(t testing.TB, ctx context.Context, n int, change func(*Config)) ([]*Control, []error) {
 	t.Helper()
 	ln, err := Listen("127.0.0.1:0", secret)
@@ -60,7 +60,7 @@ func joinAll(t testing.TB, ctx context.Context, n int, change func(*Config)) ([]
 			change(&cfg)
 		}
 		wg.Go(func() { controls[r], errs[r] = Join(ctx, cfg) })
-		for r > 8 && ctx.Err() == nil { // about 8 handshakes at a time: each has only seconds
+		for r > 8 && ctx.Err() == nil { // about 8 handshakes at a time, so that none times out
 			if c := ln.route(id.Token); c != nil && n-len(c.missing().Ranks) > r-8 {
 				break
 			}
@@ -101,7 +101,7 @@ func each(controls []*Control, f func(*Control) error) error {
 	return errors.Join(errs...)
 }
 
-// next returns c's next event, nil when none comes in time.
+// next returns c's next event, nil if none comes in time.
 func next(c *Control, within time.Duration) *Event {
 	select {
 	case e, ok := <-c.Events():
@@ -173,7 +173,7 @@ func TestSlowStarters(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := NewID(ln.Addr().String())
-	ln.Close() // rank 0 will listen there, last of all
+	ln.Close() // rank 0 listens there again, after the others have tried
 	controls := make([]*Control, 3)
 	var wg sync.WaitGroup
 	for i, r := range []int{2, 1, 0} {
@@ -217,7 +217,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	time.Sleep(500 * time.Millisecond) // and know who is missing
+	time.Sleep(500 * time.Millisecond) // and have been told who is missing
 	cancel()
 	wg.Wait()
 	for _, r := range []int{0, 1, 3} {
@@ -298,7 +298,7 @@ func TestVersionMismatchFailsEveryRank(t *testing.T) {
 				return
 			}
 			conn.SetDeadline(time.Now().Add(10 * time.Second))
-			if err := introduce(conn, secret, version+1, id.Token); err != nil {
+			if err := clientHandshake(conn, secret, version+1, id.Token); err != nil {
 				errs[2] = err
 			}
 			conn.Write(hello{rank: 2, size: 3}.encode())
@@ -341,7 +341,8 @@ func TestWrongSecret(t *testing.T) {
 	}
 }
 
-// A rank with a wrong secret gives up at once, and may do so before rank 0 begins.
+// TestWrongSecretBeforeRankZero: rank 0 reports a rank with a wrong secret that gave up before rank
+// 0 began.
 func TestWrongSecretBeforeRankZero(t *testing.T) {
 	ln, err := Listen("127.0.0.1:0", secret)
 	if err != nil {
@@ -349,7 +350,7 @@ func TestWrongSecretBeforeRankZero(t *testing.T) {
 	}
 	id := ln.NewID()
 	other := []byte("another secret, as long as it is")
-	for range maxEarly + 1 { // of other rendezvous: they must not count
+	for range maxEarly + 1 { // rejections of other rendezvous must not count
 		if _, err := Join(testContext(t), Config{ID: ln.NewID(), Rank: 1, Size: 2, Secret: other}); !errors.Is(err, ErrSecret) {
 			t.Fatal(err)
 		}
@@ -506,7 +507,8 @@ func TestRegroup(t *testing.T) {
 	leaveAll(groups)
 }
 
-// Regroup fails on all ranks, long before the deadline, when a listed member is gone.
+// TestRegroupNamesTheGone: when a listed member's process is gone, Regroup fails on all ranks long
+// before the deadline.
 func TestRegroupNamesTheGone(t *testing.T) {
 	for _, gone := range []int{0, 2} {
 		controls := mustJoin(t, 4)
@@ -560,7 +562,8 @@ func TestGrow(t *testing.T) {
 
 // ---- ranks that are processes ----
 
-// rankMain is one rank of a process test: it prints what happens to it and obeys stdin.
+// rankMain is the main function of a rank's process. It prints its events and takes commands on
+// stdin.
 func rankMain() {
 	rank, _ := strconv.Atoi(os.Getenv("BOOTSTRAP_TEST_RANK"))
 	size, _ := strconv.Atoi(os.Getenv("BOOTSTRAP_TEST_SIZE"))
@@ -650,7 +653,7 @@ func startProcesses(t *testing.T, n int) []*process {
 	return ps
 }
 
-// startProcess starts one rank of n; secret is the path of its file.
+// startProcess starts the process of rank r of n. secret is the path of the secret's file.
 func startProcess(t *testing.T, id ID, secret string, r, n int) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -707,8 +710,8 @@ func TestKilledRankIsReportedToAll(t *testing.T) {
 	}
 }
 
-// TestStoppedInAnOutage: time for which a rank itself is stopped, or its machine frozen,
-// does not count as its peer's silence.
+// TestStoppedInAnOutage: the time in which a rank itself is stopped, or its machine frozen, does
+// not count as its peer's silence.
 func TestStoppedInAnOutage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(path, secret, 0o600); err != nil {
@@ -734,7 +737,7 @@ func TestStoppedInAnOutage(t *testing.T) {
 	time.Sleep(6 * time.Second)
 	mend()
 	p.cmd.Process.Signal(syscall.SIGCONT)
-	time.Sleep(time.Second) // a rank that takes it for silence reports the loss at once
+	time.Sleep(time.Second) // a rank that counted it would report the loss at once
 	fmt.Fprintln(p.in, "1 0")
 	g, err := hub.Regroup(testContext(t), []int{1, 0}, 1, "again")
 	if err != nil {
@@ -792,7 +795,7 @@ func FuzzServer(f *testing.F) {
 			go func() { defer close(done); ln.serve(accept.Bare(theirs)) }()
 			if mode%5 == 1 {
 				ours.SetDeadline(time.Now().Add(5 * time.Second))
-				if err := introduce(ours, secret, version, c.id.Token); err != nil {
+				if err := clientHandshake(ours, secret, version, c.id.Token); err != nil {
 					t.Fatal(err)
 				}
 			}

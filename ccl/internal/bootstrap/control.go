@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// EventKind says what happened to a member.
+// EventKind is what happened to a member.
 type EventKind uint8
 
 const (
@@ -21,17 +21,19 @@ const (
 	Aborted                      // it called Abort: Err is an *AbortError
 	Left                         // it called Leave: Err is nil
 
-	eventKinds = int(iota) // a member has at most one event of each
+	eventKinds = int(iota)
 )
 
-// Event reports the loss, abort or leaving of a member.
+// Event reports that a member was lost, aborted or left. A member has at most one event of
+// each kind.
 type Event struct {
 	Kind EventKind
 	Rank int
 	Err  error
 }
 
-// maxAhead is how many operations a contribution may be ahead of the slowest member's.
+// maxAhead bounds the operations in flight, and so the blobs that the hub holds for members
+// that are behind.
 const maxAhead = 64
 
 type state uint8
@@ -43,15 +45,14 @@ const (
 )
 
 // Control is one rank's end of a communicator's control plane. All members must call
-// the collective operations (AllGather, Barrier, Broadcast) in the same order. It is
-// safe for concurrent use.
+// AllGather, Barrier and Broadcast in the same order. It is safe for concurrent use.
 type Control struct {
 	id         ID
 	rank, size int
 	secret     []byte
 	instance   uint64
 	members    []Member  // fixed once joined
-	family     *Listener // held until Close
+	listener   *Listener // a reference, until Close
 	events     chan Event
 	statements chan Statement // hub: see Told
 	ready      chan struct{}  // hub: all ranks have joined
@@ -60,27 +61,27 @@ type Control struct {
 
 	mu       sync.Mutex
 	state    state
-	leaving  bool          // the last frames may wait for a connection
+	leaving  bool          // sessions have patience to send their last frames
 	patience time.Duration // how long a host may be silent
 	peers    []*peer       // hub: by rank, nil where nobody is; others: peers[0] is the hub
 	seq      uint64        // of this rank's next operation
-	floor    uint64        // hub: operations before it are complete
+	floor    uint64        // hub: all operations before it are complete
 	ops      map[uint64]*op
-	failure  error  // what operations return since a member was lost, left or aborted
-	seen     []byte // bit set of EventKinds already told, by rank
-	rejected int
-	detail   string
-	verdict  error         // hub: why the rendezvous is doomed
-	told     map[int]bool  // hub: ranks that have heard the verdict
-	emptied  chan struct{} // hub: closed when nobody is left
+	failure  error         // what operations return after a member was lost, left or aborted
+	seen     []byte        // bit set of the EventKinds delivered, by rank
+	rejected int           // hub: connections that did not prove the secret
+	detail   string        // hub: where the last of them came from
+	joinErr  error         // hub: why the rendezvous has failed
+	informed map[int]bool  // hub: ranks that have been told joinErr
+	emptied  chan struct{} // hub: closed when all other ranks have left or died
 }
 
 // op is one gather in flight.
 type op struct {
 	blobs [][]byte
-	from  []bool
-	have  int
-	done  chan struct{}
+	from  []bool        // hub: ranks that have contributed
+	have  int           // blobs so far
+	done  chan struct{} // closed when complete or failed
 }
 
 func newControl(cfg Config) *Control {
@@ -88,13 +89,13 @@ func newControl(cfg Config) *Control {
 		id: cfg.ID, rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret, instance: rand.Uint64(),
 		members: make([]Member, max(cfg.Size, cfg.Rank+1)),
 		events:  make(chan Event, eventKinds*cfg.Size), statements: make(chan Statement, maxTold),
-		ready:   make(chan struct{}),
-		doomed:  make(chan struct{}),
-		peers:   make([]*peer, cfg.Size),
-		ops:     make(map[uint64]*op),
-		seen:    make([]byte, cfg.Size),
-		told:    make(map[int]bool),
-		emptied: make(chan struct{}),
+		ready:    make(chan struct{}),
+		doomed:   make(chan struct{}),
+		peers:    make([]*peer, cfg.Size),
+		ops:      make(map[uint64]*op),
+		seen:     make([]byte, cfg.Size),
+		informed: make(map[int]bool),
+		emptied:  make(chan struct{}),
 
 		patience: cmp.Or(cfg.Outage, DefaultOutage),
 	}
@@ -108,30 +109,30 @@ func (c *Control) Size() int { return c.size }
 // ID returns the communicator's ID. Regroup derives its token from the parent's.
 func (c *Control) ID() ID { return c.id }
 
-// Members returns what each rank told of itself, by rank. The caller must not change it.
+// Members returns the description of each rank, by rank. The caller must not change it.
 func (c *Control) Members() []Member { return c.members }
 
 // Host returns the address at which the other ranks reach this rank's host.
 func (c *Control) Host() string {
-	host, _, _ := net.SplitHostPort(c.members[c.rank].Addr) // Join has checked or made it
+	host, _, _ := net.SplitHostPort(c.members[c.rank].Addr) // Join has parsed or formatted it
 	return host
 }
 
-// Listener returns this process's listener, with a reference for the caller. Its NewID
-// makes the ID of a communicator with this rank as rank 0, new processes included (Grow).
-// Join takes it, and the reference, as Config.Listener.
-func (c *Control) Listener() *Listener { return c.family.hold() }
+// Listener returns this rank's Listener, with a reference that the caller must close or give
+// to Join as Config.Listener. Its NewID makes the ID of a communicator that has this rank as
+// rank 0, and that new processes may join (Grow).
+func (c *Control) Listener() *Listener { return c.listener.hold() }
 
-// Patience lets the hosts of other ranks be silent for d, or Config.Outage if that is
-// longer, before they count as dead. It is for communicators whose data takes another
-// network that also reports dead hosts: they can outlive an outage of this one.
+// Patience raises the silence after which a host counts as dead to d, if that is longer than
+// Config.Outage. It is for communicators whose data takes another network that also reports
+// dead hosts: they need not fail when only the control plane's network does.
 func (c *Control) Patience(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.patience = max(c.patience, d)
 }
 
-// Key derives a 32-byte key for purpose from the secret and the communicator's token.
+// Key returns a 32-byte key for purpose, the same on all members of this communicator only.
 func (c *Control) Key(purpose string) []byte {
 	m := hmac.New(sha256.New, c.secret)
 	m.Write([]byte("key\x00"))
@@ -140,11 +141,12 @@ func (c *Control) Key(purpose string) []byte {
 	return m.Sum(nil)
 }
 
-// Events delivers each member's loss, abort and leaving, at most once each. A slow
-// reader does not block the control plane. Close and Leave close the channel.
+// Events delivers what happens to other members. The channel has room for all events, so a
+// slow reader does not block the control plane. Close and Leave close it.
 func (c *Control) Events() <-chan Event { return c.events }
 
-// Err returns why the communicator is broken, nil while it is not.
+// Err returns why the communicator is broken: a *LostError, an *AbortError, or ErrClosed after
+// Leave. It returns nil while operations can succeed.
 func (c *Control) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,9 +154,9 @@ func (c *Control) Err() error {
 }
 
 // AllGather returns all members' blobs, by rank. A blob has at most MaxBlob(size) bytes. It
-// fails with a *LostError, an *AbortError, ErrClosed or ctx's cause, and may then have
-// succeeded on other ranks: a call that ctx has ended is still under way. It begins nothing
-// while 64 calls are.
+// fails with a *LostError, an *AbortError, ErrClosed or ctx's cause, and may then succeed on
+// other ranks. A call that ctx has ended stays in flight until all members have called. With 64
+// in flight, AllGather fails at once.
 func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) {
 	if limit := MaxBlob(c.size); len(blob) > limit {
 		return nil, fmt.Errorf("rank %d: gather of %d bytes, limit %d for %d ranks", c.rank, len(blob), limit, c.size)
@@ -186,7 +188,7 @@ func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case o.have == c.size:
+	case o.have == c.size: // a result counts, whatever else has happened
 		return o.blobs, nil
 	case c.failure != nil:
 		return nil, c.failure
@@ -196,13 +198,13 @@ func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) 
 	return nil, fmt.Errorf("rank %d: gather %d: %w", c.rank, seq, context.Cause(ctx))
 }
 
-// Barrier returns when every member has called it, and fails as AllGather does.
+// Barrier returns when every member has called it. It fails as AllGather does.
 func (c *Control) Barrier(ctx context.Context) error {
 	_, err := c.AllGather(ctx, nil)
 	return err
 }
 
-// Broadcast returns root's blob on every member, and fails as AllGather does.
+// Broadcast returns root's blob on every member. It fails as AllGather does.
 func (c *Control) Broadcast(ctx context.Context, root int, blob []byte) ([]byte, error) {
 	if root < 0 || root >= c.size {
 		return nil, fmt.Errorf("rank %d: broadcast from rank %d of %d", c.rank, root, c.size)
@@ -217,8 +219,8 @@ func (c *Control) Broadcast(ctx context.Context, root int, blob []byte) ([]byte,
 	return blobs[root], nil
 }
 
-// Abort tells every member that the communicator is aborted, and why (reason is cut to
-// 4 KiB). The caller gets no event of its own abort.
+// Abort tells every member that the communicator is aborted, and why. It cuts reason to
+// 4 KiB. The caller gets no event of its own abort.
 func (c *Control) Abort(reason []byte) {
 	if len(reason) > maxReason {
 		reason = reason[:maxReason]
@@ -234,9 +236,10 @@ func (c *Control) Abort(reason []byte) {
 	c.broadcastLocked(encodeAbort(e))
 }
 
-// Leave is Close for a rank that is done. Rank 0 waits until all others have left or died,
-// since they learn of each other through it; it fails if ctx ends first. In an outage the
-// last frames wait for a connection until ctx ends or Patience runs out.
+// Leave is Close for a rank that is done. Rank 0 first waits until all others have left or
+// died, because they learn of each other through it. It fails if ctx ends meanwhile. If the
+// network is out, the last frames wait for a connection until ctx ends or the host counts as
+// dead.
 func (c *Control) Leave(ctx context.Context) error {
 	c.mu.Lock()
 	if c.state != stateJoined {
@@ -263,7 +266,7 @@ func (c *Control) Leave(ctx context.Context) error {
 	return err
 }
 
-// hurry leaves last frames that still wait for a connection no more than flushTimeout.
+// hurry cuts the time that last frames may wait for a connection to flushTimeout.
 func (c *Control) hurry() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,8 +282,8 @@ func (c *Control) hurry() {
 	}
 }
 
-// Close ends this rank's membership. The others learn that it left, and do not count
-// it as dead. Once rank 0 has closed they no longer learn of each other.
+// Close ends this rank's membership. The others get a Left event and do not count it as dead.
+// After rank 0 has closed, the others no longer hear of each other.
 func (c *Control) Close() error {
 	c.mu.Lock()
 	if c.state == stateClosed {
@@ -298,17 +301,17 @@ func (c *Control) Close() error {
 	}
 	c.releaseOps()
 	c.mu.Unlock()
-	c.wg.Wait() // the last frames may need another connection
-	if c.family != nil {
-		c.family.dropRoute(c.id.Token, c)
-		c.family.Close()
+	c.wg.Wait() // before the listener closes: the last frames may need another connection
+	if c.listener != nil {
+		c.listener.dropRoute(c.id.Token, c)
+		c.listener.Close()
 	}
 	close(c.events)
 	close(c.statements)
 	return nil
 }
 
-// usable returns the error of an operation that begins now.
+// usable returns why no operation can begin, nil if one can.
 func (c *Control) usable() error {
 	if c.state != stateJoined {
 		return ErrClosed
@@ -316,7 +319,7 @@ func (c *Control) usable() error {
 	return c.failure
 }
 
-// underWay is how many operations this rank has begun that are not complete. The hub would take no more.
+// underWay counts the operations that this rank has begun and that are not complete.
 func (c *Control) underWay() int {
 	if c.rank == 0 {
 		return int(c.seq - c.floor)
@@ -324,6 +327,7 @@ func (c *Control) underWay() int {
 	return len(c.ops)
 }
 
+// op returns operation seq, and begins it if it is new.
 func (c *Control) op(seq uint64) *op {
 	o := c.ops[seq]
 	if o == nil {
@@ -336,7 +340,8 @@ func (c *Control) op(seq uint64) *op {
 	return o
 }
 
-// contribute takes rank's blob of operation seq on the hub; false when there can be no such blob.
+// contribute takes rank's blob of operation seq on the hub. It returns false if a correct member
+// would not have sent it. With the last blob it sends the result to all.
 func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
 	if seq < c.floor || seq >= c.floor+maxAhead || len(blob) > MaxBlob(c.size) {
 		return false
@@ -350,7 +355,7 @@ func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
 	if o.have < c.size {
 		return true
 	}
-	c.floor = seq + 1 // contributions come in order, so operations complete in order
+	c.floor = seq + 1 // each rank contributes in order, so operations complete in order
 	delete(c.ops, seq)
 	b := appendU64(frame(frameResult), seq)
 	for _, blob := range o.blobs {
@@ -361,7 +366,8 @@ func (c *Control) contribute(rank int, seq uint64, blob []byte) bool {
 	return true
 }
 
-// result completes an operation on a member with the blobs that the hub has gathered.
+// result completes an operation with the blobs in frame f from the hub. It returns false if f is
+// malformed.
 func (c *Control) result(f fields) bool {
 	seq := f.u64()
 	blobs := make([][]byte, c.size)
@@ -378,7 +384,8 @@ func (c *Control) result(f fields) bool {
 	return true
 }
 
-// breakWith fails every operation from now on with err.
+// breakWith fails the operations in flight, and those that begin later, with err. The first
+// error stays.
 func (c *Control) breakWith(err error) {
 	if c.failure == nil {
 		c.failure = err
@@ -386,6 +393,7 @@ func (c *Control) breakWith(err error) {
 	c.releaseOps()
 }
 
+// releaseOps wakes the callers of the operations in flight, which then fail.
 func (c *Control) releaseOps() {
 	for seq, o := range c.ops {
 		delete(c.ops, seq)
@@ -393,13 +401,14 @@ func (c *Control) releaseOps() {
 	}
 }
 
-// tell delivers an event, once; false when it is known or no longer matters.
-func (c *Control) tell(e Event) bool {
+// deliver sends an event to the reader of Events and breaks the communicator. It returns false if
+// the event was delivered before or no longer matters.
+func (c *Control) deliver(e Event) bool {
 	if c.state != stateJoined || e.Rank >= c.size || c.seen[e.Rank]&(1<<e.Kind) != 0 {
 		return false
 	}
 	if e.Kind == Lost && c.seen[e.Rank]&(1<<Left) != 0 {
-		return false // its connection ended because it left
+		return false // the connection ended because the rank has left
 	}
 	c.seen[e.Rank] |= 1 << e.Kind
 	if e.Kind == Left {
@@ -407,7 +416,7 @@ func (c *Control) tell(e Event) bool {
 	} else {
 		c.breakWith(e.Err)
 	}
-	c.events <- e // has room for every event there can be
+	c.events <- e // never blocks: the channel has room for every possible event
 	return true
 }
 
@@ -419,6 +428,7 @@ func (c *Control) broadcastLocked(b []byte) {
 	}
 }
 
+// populated reports whether a session is left.
 func (c *Control) populated() bool {
 	for _, p := range c.peers {
 		if p != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestGathersAhead has a rank give up more calls than the hub keeps: the next one fails at once, and
-// not for ever; all that were begun complete when the other rank comes.
+// TestGathersAhead: a rank may have maxAhead gathers in flight. One more fails at once. All complete
+// when the other rank calls, and then the rank can gather again.
 func TestGathersAhead(t *testing.T) {
 	for ahead := range 2 {
 		controls := mustJoin(t, 2)
@@ -31,7 +31,7 @@ func TestGathersAhead(t *testing.T) {
 				t.Fatalf("rank %d, gather %d: %q, %v", 1-ahead, i, blobs, err)
 			}
 		}
-		for end := time.Now().Add(10 * time.Second); early.pending() > 0; time.Sleep(time.Millisecond) { // results are on their way
+		for end := time.Now().Add(10 * time.Second); early.pending() > 0; time.Sleep(time.Millisecond) { // results may be in flight
 			if time.Now().After(end) {
 				t.Fatalf("rank %d: %d gathers are still under way", ahead, early.pending())
 			}
@@ -57,7 +57,7 @@ func TestBroadcastFromNobody(t *testing.T) {
 	}
 }
 
-// TestMaxBlob: what all ranks may contribute fits a frame, and a blob that is longer is refused.
+// TestMaxBlob: the largest blobs of all ranks fit into one frame, and a longer blob is refused.
 func TestMaxBlob(t *testing.T) {
 	for _, n := range []int{1, 2, 255, 256, 257, 4096, maxSize} {
 		if all := n*(4+MaxBlob(n)) + 64; all > maxFrame || MaxBlob(n) < 2048 {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestCrowdLeaves: a rank that stays keeps its connection while many leave at once: it
-// hears of each, and of no loss.
+// TestCrowdLeaves: when many ranks leave at once, a rank that stays keeps its session. It gets
+// a Left event for each, and none is reported lost.
 func TestCrowdLeaves(t *testing.T) {
 	const n = 300 // more than maxQueue
 	controls := mustJoin(t, n)
@@ -27,12 +27,12 @@ func TestCrowdLeaves(t *testing.T) {
 	}
 }
 
-// TestLeftBeforeItIsHeard: a rank's frames from before it left are read, even late and after
-// a write to it has failed.
+// TestLeftBeforeItIsHeard: the hub reads the frames that a rank sent before it left, even late
+// and after a write to that rank has failed.
 func TestLeftBeforeItIsHeard(t *testing.T) {
 	controls := mustJoin(t, 2)
 	hub := controls[0]
-	hub.mu.Lock() // its reader gets no further than the statement
+	hub.mu.Lock() // the hub handles no frame meanwhile
 	controls[1].Tell([]byte("busy"))
 	controls[1].Close()
 	p := hub.peers[1]

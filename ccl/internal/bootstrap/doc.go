@@ -1,19 +1,23 @@
-// Package bootstrap brings the ranks of a communicator together and keeps
-// them informed about each other.
+// Package bootstrap brings the ranks of a communicator together (Join) and runs
+// its control plane (Control).
 //
-// In: an ID (where rank 0 listens, and a random token), a shared secret, and
-// each rank's own small description of itself. Join survives slow starters,
-// proves knowledge of the secret in both directions without sending it, and
-// names whoever is missing when time runs out.
+// In: an ID (the address where rank 0 listens, and a random token), a shared
+// secret, and each rank's description of itself (Info). Ranks may start in any
+// order. Both ends of a connection prove that they know the secret, and never
+// send it. When time runs out, the error names the missing ranks.
 //
-// Out: a Control, the communicator's control plane: a star around rank 0 that
-// gathers small blobs, carries aborts, and tells every survivor which rank died.
-// A rank is dead when its kernel reports the end of its process, or when its host
-// is silent for longer than a bound. A stopped process is alive. A broken connection
-// is replaced without losing a frame. Regroup makes a new star of some members around
-// its new rank 0, from addresses that all learnt at Join: it needs neither the old
-// rank 0 nor the old star to be alive.
+// Out: a Control. The control plane is a star: every rank has a session with
+// rank 0, the hub. It gathers small blobs, forwards aborts and tells every
+// survivor which rank died. A session outlives its connection: when a connection
+// breaks, the session continues over another one and loses no frame.
 //
-// It authenticates peers; it does not encrypt. It carries no bulk data and
-// decides nothing: what a lost rank means is the communicator's business.
+// A rank is dead when nothing listens at its address any more, or when its host
+// is silent for longer than Config.Outage. A stopped process is alive: its kernel
+// still answers.
+//
+// Regroup joins some of the members into a new communicator. All members know
+// each other's addresses since Join, so Regroup works without the old hub.
+//
+// The package authenticates peers and does not encrypt. It carries no bulk data.
+// It reports a lost rank; the communicator decides what follows.
 package bootstrap

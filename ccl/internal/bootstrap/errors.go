@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Errors that callers branch on. A rendezvous that fails with one of the first five
-// fails with it on every rank that has reached it.
+// Errors that callers branch on. When Join fails with one of the first five, it fails
+// with the same error on every rank that has reached rank 0.
 var (
 	ErrVersion       = errors.New("another version of the bootstrap protocol")
 	ErrSize          = errors.New("another communicator size")
@@ -23,8 +23,8 @@ var (
 	ErrProtocol = errors.New("protocol violation")
 )
 
-// ConflictError says which rank made a rendezvous impossible, and how: Err is
-// ErrVersion, ErrSize, ErrRank or ErrDuplicateRank.
+// ConflictError names a rank whose hello contradicts rank 0. Err is ErrVersion, ErrSize,
+// ErrRank or ErrDuplicateRank.
 type ConflictError struct {
 	Rank   int
 	Err    error
@@ -37,12 +37,13 @@ func (e *ConflictError) Error() string {
 func (e *ConflictError) Unwrap() error { return e.Err }
 
 // MissingError names the ranks that had not joined when time ran out. It is an
-// ErrMissing, and also an ErrSecret if connections were rejected meanwhile.
+// ErrMissing, and also an ErrSecret if connections were rejected: the missing ranks may
+// be those with a wrong secret.
 type MissingError struct {
 	Ranks    []int
 	Size     int
 	Rejected int    // connections that could not prove the secret
-	Detail   string // the last failure on the way, if any
+	Detail   string // the last failed connection, "" if there was none
 }
 
 func (e *MissingError) Error() string {
@@ -60,7 +61,8 @@ func (e *MissingError) Is(target error) bool {
 	return target == ErrMissing || target == ErrSecret && e.Rejected > 0
 }
 
-// LostError names a rank that died, or left (where operations return it). It is an ErrLost.
+// LostError names a rank that died. Operations also return it for a rank that left. It is
+// an ErrLost.
 type LostError struct {
 	Rank   int
 	Reason string
@@ -69,7 +71,8 @@ type LostError struct {
 func (e *LostError) Error() string        { return fmt.Sprintf("rank %d lost: %s", e.Rank, e.Reason) }
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// AbortError says which rank aborted the communicator; Reason is what it gave to Abort. It is an ErrAborted.
+// AbortError names the rank that aborted the communicator. Reason is its argument to Abort.
+// It is an ErrAborted.
 type AbortError struct {
 	Rank   int
 	Reason []byte
@@ -99,5 +102,5 @@ func formatRanks(ranks []int) string {
 	return b.String()
 }
 
-// conflictCodes has the error of each code in a frameConflict.
+// conflictCodes maps a frameConflict's code to its error. Code 0 is invalid.
 var conflictCodes = []error{nil, ErrVersion, ErrSize, ErrRank, ErrDuplicateRank}

@@ -16,7 +16,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 )
 
-// greetingOf returns a well-formed greeting of a client without the secret.
+// greetingOf returns a well-formed greeting of a client that does not know the secret.
 func greetingOf(token [16]byte) []byte {
 	b := append([]byte(magic), byte(version), 0)
 	b = append(b, token[:]...)
@@ -25,20 +25,20 @@ func greetingOf(token [16]byte) []byte {
 	return append(b, nonce...)
 }
 
-// crowd returns a stranger of every kind. They know the rendezvous's ID.
+// crowd returns one stranger of each kind. Some know the rendezvous's ID.
 func crowd(id ID) []acceptest.Stranger {
 	return []acceptest.Stranger{
 		acceptest.Silent,
 		acceptest.Drips(greetingOf(id.Token)),
 		acceptest.Says([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
-		acceptest.Says(greetingOf(id.Token)),                                    // and no proof
-		acceptest.Says(slices.Concat(greetingOf(id.Token), make([]byte, 4096))), // a wrong one
+		acceptest.Says(greetingOf(id.Token)),                                    // without proof
+		acceptest.Says(slices.Concat(greetingOf(id.Token), make([]byte, 4096))), // with a wrong one
 		acceptest.Says([]byte(magic)),
 	}
 }
 
-// TestRendezvousUnderFlood: ranks join, communicate and regroup while strangers keep rank
-// 0's listener full.
+// TestRendezvousUnderFlood: ranks join, communicate and regroup while strangers fill rank 0's
+// listener.
 func TestRendezvousUnderFlood(t *testing.T) {
 	const ranks, flood = 8, 600
 	ln, err := Listen("127.0.0.1:0", secret)
@@ -53,7 +53,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 		if conn, err := net.Dial("tcp", id.Addr); err == nil {
 			defer conn.Close()
 			conn.SetDeadline(time.Now().Add(20 * time.Second))
-			introduce(conn, secret, version, id.Token)
+			clientHandshake(conn, secret, version, id.Token)
 		}
 	}
 	controls, errs := meet(t, ln, id, ranks)
@@ -65,7 +65,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	if err := each(controls, func(c *Control) error { return c.Barrier(ctx) }); err != nil {
 		t.Fatal(err)
 	}
-	// A member that has lost its connection reconnects through the flood, too.
+	// A member that has lost its connection reconnects during the flood.
 	p := controls[1].peers[0]
 	p.mu.Lock()
 	p.conn.Close()
@@ -89,7 +89,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	f.Stop()
 	got := counts.Refused()
 	for deadline := time.Now().Add(time.Minute); got.Refused[accept.Unproved] == 0 && time.Now().Before(deadline); got = counts.Refused() {
-		time.Sleep(time.Millisecond) // the listener may not have seen yet that they hung up
+		time.Sleep(time.Millisecond) // the listener may notice later that they hung up
 	}
 	if got.Refused[accept.Garbage] == 0 || got.Refused[accept.Unproved] == 0 {
 		t.Errorf("refusals are not counted: %+v of %d made", got, f.Made.Load())
@@ -103,7 +103,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	}
 }
 
-// meet joins ranks through a listener that exists already.
+// meet joins ranks of this process through ln.
 func meet(t testing.TB, ln *Listener, id ID, ranks int) ([]*Control, []error) {
 	return joinAll(t, testContext(t), ranks, func(c *Config) {
 		if c.ID = id; c.Listener != nil {
@@ -113,8 +113,8 @@ func meet(t testing.TB, ln *Listener, id ID, ranks int) ([]*Control, []error) {
 	})
 }
 
-// TestReplayedGreeting: a replayed greeting is a stranger's, and gets no further than the
-// challenge.
+// TestReplayedGreeting: a client that replays a member's greeting and proof gets the server's
+// challenge and no more. It counts as a stranger.
 func TestReplayedGreeting(t *testing.T) {
 	ln, err := Listen("127.0.0.1:0", secret)
 	if err != nil {
@@ -129,7 +129,7 @@ func TestReplayedGreeting(t *testing.T) {
 	}
 	tap.Conn = conn
 	tap.SetDeadline(time.Now().Add(20 * time.Second))
-	if err := introduce(tap, secret, version, id.Token); err != nil {
+	if err := clientHandshake(tap, secret, version, id.Token); err != nil {
 		t.Fatal(err)
 	}
 	tap.Close()
@@ -157,7 +157,7 @@ func TestReplayedGreeting(t *testing.T) {
 	}
 }
 
-// tapped remembers what was written.
+// tapped records what is written to a connection.
 type tapped struct {
 	net.Conn
 	said []byte
@@ -168,11 +168,11 @@ func (c *tapped) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// BenchmarkRendezvous measures what a flood costs the ranks of a job. The flood comes from this
-// process; from others, beside processes that keep two cores busy; or from others that open so many
-// connections at a time (hands) that the kernel's queue is always full. elsewhere: the same flood
-// hits another listener, which only accepts and closes, so it costs CPU time alone. A run of 20:
-// -benchtime=20x.
+// BenchmarkRendezvous measures how much a flood delays the ranks of a job. The flood comes from
+// this process, from other processes while two cores are busy, or from other processes that open
+// so many connections at a time (hands) that the kernel's accept queue is always full. With
+// elsewhere the flood goes to another listener, which only accepts and closes: that gives its cost
+// in CPU time. Run it with -benchtime=20x.
 func BenchmarkRendezvous(b *testing.B) {
 	for _, tt := range []struct {
 		name                          string
@@ -223,10 +223,11 @@ func BenchmarkRendezvous(b *testing.B) {
 	}
 }
 
-// floodEnv makes this program flood the rendezvous of an ID, be busy, or be a sink.
+// floodEnv tells the test binary to flood the rendezvous of an ID, to keep a core busy, or to be a
+// sink.
 const floodEnv = "BOOTSTRAP_TEST_FLOOD"
 
-// sink starts a process that accepts connections and closes them.
+// sink starts a process that accepts and closes connections.
 func sink(b *testing.B) (addr string) {
 	c := exec.Command(os.Args[0], "-test.run=^$")
 	c.Env = append(os.Environ(), floodEnv+"=sink")
@@ -247,8 +248,8 @@ func sink(b *testing.B) (addr string) {
 	return addr
 }
 
-// floodFrom starts processes that flood a rendezvous with n connections, hands of them at a
-// time (0: the default), and busy more that use up to a core each.
+// floodFrom starts processes that flood a rendezvous with n connections, hands at a time (0: the
+// default). It also starts busy processes that use up to a core each.
 func floodFrom(b *testing.B, id ID, n, processes, busy, hands int) (stop func()) {
 	b.Helper()
 	var all []*exec.Cmd
@@ -272,7 +273,7 @@ func floodFrom(b *testing.B, id ID, n, processes, busy, hands int) (stop func())
 			b.Fatal(err)
 		}
 		all = append(all, c)
-		out.Read(make([]byte, 1)) // it has begun
+		out.Read(make([]byte, 1)) // the process is running
 	}
 	return stop
 }
@@ -281,7 +282,7 @@ func floodMain(id string) {
 	switch id {
 	case "busy":
 		fmt.Print(".")
-		for { //nolint:staticcheck // that is what it is for
+		for { //nolint:staticcheck // it is to keep a core busy
 		}
 	case "sink":
 		ln, err := net.Listen("tcp", "127.0.0.1:0")

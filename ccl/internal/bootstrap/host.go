@@ -9,15 +9,16 @@ import (
 	"time"
 )
 
-// conflictGrace is how long a failed rendezvous waits for ranks that do not know yet.
+// conflictGrace is how long rank 0 keeps a failed rendezvous open. Ranks that come meanwhile
+// learn why it failed.
 const conflictGrace = 2 * time.Second
 
-// host runs the rendezvous on rank 0. It returns when all ranks have joined, or when
-// those that came know why not. probe has the addresses where members that run must
-// listen already (nil: they may still be starting).
+// host runs the rendezvous on rank 0. It returns when all ranks have joined, or when it has
+// told the ranks that came why the rendezvous failed. probe has the members' listener
+// addresses if they run already, and is nil if they may still be starting.
 func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error {
 	c.members[0].Addr = c.id.Addr
-	c.family = ln.hold()
+	c.listener = ln.hold()
 	if c.size == 1 {
 		c.state = stateJoined
 		return nil
@@ -29,7 +30,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 		stop := c.probe(ctx, probe)
 		defer stop()
 	}
-	// Waiting ranks learn who is missing, so that their own timeouts can say it.
+	// Ranks that wait are told who is missing, so that their own timeout errors can say so.
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	told := 0
@@ -42,7 +43,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 		case <-ctx.Done():
 			missing := c.missing()
 			if len(missing.Ranks) == 0 {
-				continue // it has just become complete
+				continue // the last rank has just joined
 			}
 			c.doom(missing)
 			return fmt.Errorf("%w: %w", c.giveUp(ctx), context.Cause(ctx))
@@ -52,8 +53,8 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 	}
 }
 
-// probe dooms the rendezvous when the process of a missing member is gone: its kernel
-// refuses connections where it listened.
+// probe dooms the rendezvous when the process of a missing member is gone. Its kernel then
+// refuses connections at its address.
 func (c *Control) probe(ctx context.Context, addrs []string) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -82,7 +83,7 @@ func (c *Control) probe(ctx context.Context, addrs []string) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// reject counts a connection that named this rendezvous and could not prove the secret.
+// reject counts a connection that named this rendezvous and did not prove the secret.
 func (c *Control) reject(from net.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -90,9 +91,9 @@ func (c *Control) reject(from net.Addr) {
 	c.detail = fmt.Sprintf("last from %s", from)
 }
 
-// tellMissing tells waiting ranks who is missing if the number of those differs from last,
-// and returns the number last sent. It sends nothing once the rendezvous is complete: to a
-// joined member the frame violates the protocol.
+// tellMissing tells the waiting ranks who is missing, if the number of missing ranks is not
+// last. It returns the number that they know now. It sends nothing after the roster, since
+// the frame would then violate the protocol.
 func (c *Control) tellMissing(last int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +105,7 @@ func (c *Control) tellMissing(last int) int {
 	return last
 }
 
-// missing returns the ranks that have not joined yet.
+// missing returns the ranks that have not joined, as the error to report.
 func (c *Control) missing() *MissingError {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,8 +122,9 @@ func (c *Control) missingLocked() *MissingError {
 	return e
 }
 
-// arrive takes an authenticated connection that names this rendezvous.
-func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
+// handleHello admits the rank that sent hello f over an authenticated connection, or refuses
+// it. theirs is its protocol version.
+func (c *Control) handleHello(conn net.Conn, f fields, theirs uint16) {
 	watchHost(conn)
 	h, conflict := c.check(conn, f, theirs)
 	c.mu.Lock()
@@ -132,7 +134,8 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 		conn.Close()
 		return
 	case stateJoined:
-		// A rank that lost its connection before the roster came begins anew.
+		// A rank whose connection broke before the roster arrived joins again. Its session
+		// sends all frames from the first.
 		if old := c.peer(h.rank); conflict == nil && old != nil && old.instance == h.instance && c.resumed(old, conn, 0, nil) {
 			return
 		}
@@ -143,7 +146,7 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 		return
 	}
 	if old := c.peer(h.rank); conflict == nil && old != nil {
-		if old.instance == h.instance { // the same rank, reconnecting
+		if old.instance == h.instance { // the same Join, over another connection
 			c.peers[h.rank] = nil
 			old.finish()
 		} else {
@@ -153,8 +156,8 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 	if conflict != nil {
 		c.doomLocked(conflict)
 	}
-	if c.verdict != nil {
-		c.dismiss(conn, h.rank, c.verdict)
+	if c.joinErr != nil {
+		c.dismiss(conn, h.rank, c.joinErr)
 		return
 	}
 	c.members[h.rank] = Member{Addr: h.addr, Info: h.info}
@@ -172,7 +175,7 @@ func (c *Control) arrive(conn net.Conn, f fields, theirs uint16) {
 // check compares a rank's hello with rank 0's configuration.
 func (c *Control) check(conn net.Conn, f fields, theirs uint16) (hello, error) {
 	if theirs != version {
-		h := hello{rank: int(int32(f.u32()))} // the first field of every version's hello
+		h := hello{rank: int(int32(f.u32()))} // hello begins with the rank in every version
 		return h, &ConflictError{Rank: h.rank, Err: ErrVersion, Detail: fmt.Sprintf("it speaks version %d, rank 0 speaks %d", theirs, version)}
 	}
 	h, ok := decodeHello(f)
@@ -191,48 +194,51 @@ func (c *Control) check(conn net.Conn, f fields, theirs uint16) (hello, error) {
 	return h, nil
 }
 
-func (c *Control) doom(verdict error) {
+// doom is doomLocked for a caller without c.mu.
+func (c *Control) doom(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.doomLocked(verdict)
+	c.doomLocked(err)
 }
 
-// doomLocked gives up a rendezvous that is not complete, and tells the waiting ranks.
-func (c *Control) doomLocked(verdict error) {
-	if c.state != stateJoining || c.verdict != nil {
+// doomLocked makes the rendezvous fail with err, and tells the waiting ranks. It does nothing
+// if the rendezvous is complete or has failed already.
+func (c *Control) doomLocked(err error) {
+	if c.state != stateJoining || c.joinErr != nil {
 		return
 	}
-	c.verdict = verdict
-	c.broadcastLocked(encodeFailure(verdict))
+	c.joinErr = err
+	c.broadcastLocked(encodeFailure(err))
 	for r, p := range c.peers {
 		if p != nil {
-			c.told[r] = true
+			c.informed[r] = true
 		}
 	}
-	if lost := (*LostError)(nil); errors.As(verdict, &lost) {
-		c.told[lost.Rank] = true // it cannot hear the verdict
+	if lost := (*LostError)(nil); errors.As(err, &lost) {
+		c.informed[lost.Rank] = true // it is gone, so giveUp need not wait for it
 	}
 	close(c.doomed)
 }
 
-// dismiss refuses a connection, and says why.
+// dismiss refuses the connection of a rank and tells it why. It does not wait for the write.
 func (c *Control) dismiss(conn net.Conn, rank int, why error) {
-	c.told[rank] = true
+	c.informed[rank] = true
 	c.wg.Go(func() {
 		conn.SetDeadline(time.Now().Add(flushTimeout))
 		hangUp(conn, encodeFailure(why))
 	})
 }
 
-// giveUp ends a doomed rendezvous once all ranks know, conflictGrace is over or ctx ends.
+// giveUp ends a doomed rendezvous when every rank knows why, conflictGrace is over, or ctx
+// ends. It returns why.
 func (c *Control) giveUp(ctx context.Context) error {
 	deadline := time.Now().Add(conflictGrace)
 	for {
 		c.mu.Lock()
-		verdict, told := c.verdict, len(c.told)
+		err, informed := c.joinErr, len(c.informed)
 		c.mu.Unlock()
-		if told >= c.size-1 || ctx.Err() != nil || time.Now().After(deadline) {
-			return c.fail(verdict)
+		if informed >= c.size-1 || ctx.Err() != nil || time.Now().After(deadline) {
+			return c.fail(err)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

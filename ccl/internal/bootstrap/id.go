@@ -16,24 +16,23 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/statedir"
 )
 
-// ID names one communicator before it exists (ncclUniqueId): the address where rank 0
-// listens, and a random token that tells apart rendezvous at the same address.
-// Rank 0 makes it, the other ranks get it out of band. It is no secret.
+// ID names a communicator before it exists, as ncclUniqueId does. Rank 0 makes it, and
+// the other ranks get it out of band. It is not secret.
 type ID struct {
-	Addr  string // host:port
-	Token [16]byte
+	Addr  string   // where rank 0 listens, host:port
+	Token [16]byte // random: one address may serve several communicators
 }
 
 const idPrefix = "lockstep1:"
 
-// NewID returns an ID with a fresh token for a rank 0 that will listen at addr.
+// NewID returns an ID with a fresh token. Rank 0 will listen at addr (host:port).
 func NewID(addr string) ID {
 	id := ID{Addr: addr}
 	rand.Read(id.Token[:]) // never fails (crypto/rand)
 	return id
 }
 
-// ParseID is the inverse of ID.String.
+// ParseID is the inverse of ID.String. Its error quotes s.
 func ParseID(s string) (ID, error) {
 	rest, ok := strings.CutPrefix(s, idPrefix)
 	cut := strings.LastIndexByte(rest, ':')
@@ -52,13 +51,14 @@ func ParseID(s string) (ID, error) {
 	return id, nil
 }
 
-// String is the form that travels in environments and files: "lockstep1:host:port:hex".
+// String returns "lockstep1:host:port:hex", the form for environment variables and files.
 func (id ID) String() string { return idPrefix + id.Addr + ":" + hex.EncodeToString(id.Token[:]) }
 
-// Uint64 is the communicator's id in records, metrics and traces.
+// Uint64 returns the communicator's id in records, metrics and traces.
 func (id ID) Uint64() uint64 { return binary.LittleEndian.Uint64(id.Token[:]) }
 
-// derive returns the token of a group that Regroup forms of members of id's communicator.
+// derive returns the token of a communicator that Regroup forms. Every member computes the
+// same token, so they need not exchange one.
 func (id ID) derive(tag string, members []int) [16]byte {
 	h := sha256.New()
 	h.Write(id.Token[:])
@@ -76,9 +76,10 @@ const SecretEnv = "LOCKSTEP_SECRET_FILE"
 // minSecret is the minimal length of a secret, in bytes.
 const minSecret = 16
 
-// LoadSecret returns the content of the file that SecretEnv names, at least 16 bytes,
-// white space at both ends trimmed. It refuses a file that other users can read or write:
-// whoever knows the secret can join and abort. Without the variable it returns nil.
+// LoadSecret returns the content of the file that SecretEnv names, without white space at
+// its ends. It returns nil if the variable is unset. It fails if fewer than 16 bytes are
+// left, or if other users can read or write the file: whoever knows the secret can join
+// and abort the job.
 func LoadSecret() ([]byte, error) {
 	path := os.Getenv(SecretEnv)
 	if path == "" {
@@ -97,9 +98,10 @@ func LoadSecret() ([]byte, error) {
 // FenceEnv is the environment variable with the token of the job's attempt (package fence).
 const FenceEnv = "LOCKSTEP_FENCE_TOKEN"
 
-// ofAttempt derives the key that the ranks of one attempt share from the job's secret and the
-// attempt's token, FenceEnv's if token is "". Without any it is the secret.
-func ofAttempt(secret []byte, token string) []byte {
+// attemptKey returns the key that the ranks of one attempt share: the attempt's token under the
+// job's secret. Ranks of an earlier attempt do not have it, so they cannot join this one. If token
+// is "", FenceEnv's counts. If that is unset, the key is the secret.
+func attemptKey(secret []byte, token string) []byte {
 	if token == "" {
 		token = os.Getenv(FenceEnv)
 	}
@@ -113,7 +115,8 @@ func ofAttempt(secret []byte, token string) []byte {
 
 var errNoSecret = errors.New("no shared secret: set Config.Secret or " + SecretEnv)
 
-// prove returns a side's proof: the HMAC of its role (who) and both sides' nonces under the secret.
+// prove returns one side's proof that it knows the secret, an HMAC. who, "client" or "server",
+// keeps a side from sending the other's proof back to it. The nonces make each proof valid once.
 func prove(secret []byte, who string, version uint16, token [16]byte, client, server [nonceSize]byte) [sha256.Size]byte {
 	m := hmac.New(sha256.New, secret)
 	io.WriteString(m, who)
@@ -124,7 +127,8 @@ func prove(secret []byte, who string, version uint16, token [16]byte, client, se
 	return [sha256.Size]byte(m.Sum(nil))
 }
 
-// pass returns the half of a client's nonce that takes the secret to derive from the other half.
+// pass returns the second half of a client's nonce: an HMAC of the first half, the salt. So a
+// listener can recognise a member by its first message (see wire.go).
 func pass(secret []byte, token [16]byte, salt []byte) []byte {
 	m := hmac.New(sha256.New, secret)
 	io.WriteString(m, "pass\x00")

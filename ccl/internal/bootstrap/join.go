@@ -17,32 +17,34 @@ import (
 type Config struct {
 	ID         ID
 	Rank, Size int
-	// Secret is shared by the job's ranks: at least 16 bytes of high entropy.
-	// nil: the file that LOCKSTEP_SECRET_FILE names.
+	// Secret is shared by the job's ranks: at least 16 bytes of high entropy. If it is nil,
+	// Join reads the file that LOCKSTEP_SECRET_FILE names.
 	Secret []byte
-	// Attempt is the token of this rank's attempt of the job: ranks of other attempts cannot
-	// join, though they know the secret. "": the value of LOCKSTEP_FENCE_TOKEN.
+	// Attempt is the token of this rank's attempt of the job, "" for the value of
+	// LOCKSTEP_FENCE_TOKEN. Ranks of other attempts cannot join, though they know the secret.
 	Attempt string
-	// Listener is optional, and owned by Join. Without one rank 0 listens at ID.Addr,
-	// the others at Host and any port.
+	// Listener is optional. Join takes ownership of it. Without one, rank 0 listens at
+	// ID.Addr and the others at Host and any free port.
 	Listener *Listener
-	// Host is the address to listen at, "" for the one from which rank 0 is reached.
+	// Host is the host that a rank without Listener listens at, "" for the local address of
+	// its connection to rank 0.
 	Host string
-	// Info is what the others are told of this rank, at most MaxBlob(Size) bytes.
+	// Info describes this rank to the others (Member.Info). It has at most MaxBlob(Size) bytes.
 	Info []byte
 	// Outage is how long a host may be silent before it counts as dead, 0 for DefaultOutage.
 	Outage time.Duration
 }
 
-// Member is what a rank told of itself.
+// Member describes one rank.
 type Member struct {
-	Addr string // of its Listener
-	Info []byte
+	Addr string // of its Listener, host:port
+	Info []byte // of its Config
 }
 
-// Join meets the other ranks of cfg.ID and returns when all have joined. It retries
-// until ctx ends; the error is then a *MissingError that names the missing ranks. Ranks
-// that contradict each other all get the same *ConflictError, a wrong secret ErrSecret.
+// Join meets the other ranks of cfg.ID and returns when all have joined. It retries until
+// ctx ends, and then returns a *MissingError that names the missing ranks. If ranks
+// contradict each other, all get the same *ConflictError. A rank whose secret differs from
+// rank 0's gets ErrSecret.
 func Join(ctx context.Context, cfg Config) (*Control, error) {
 	c, err := join(ctx, cfg)
 	if err != nil {
@@ -60,7 +62,7 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 	}
 	ln := cfg.Listener
 	if ln != nil {
-		defer ln.Close() // the Control has a reference of its own
+		defer ln.Close() // the Control holds its own reference
 	}
 	switch {
 	case len(cfg.Secret) < minSecret:
@@ -72,7 +74,7 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 	case len(cfg.Info) > MaxBlob(cfg.Size):
 		return nil, fmt.Errorf("info of %d bytes, limit %d for %d ranks", len(cfg.Info), MaxBlob(cfg.Size), cfg.Size)
 	}
-	cfg.Secret = ofAttempt(cfg.Secret, cfg.Attempt)
+	cfg.Secret = attemptKey(cfg.Secret, cfg.Attempt)
 	c := newControl(cfg)
 	if cfg.Rank == 0 {
 		if ln == nil {
@@ -84,10 +86,11 @@ func join(ctx context.Context, cfg Config) (*Control, error) {
 		}
 		return c, c.host(ctx, ln, nil)
 	}
-	return c, c.attend(ctx, cfg.ID.Addr, ln, cfg.Host, false)
+	return c, c.joinHub(ctx, cfg.ID.Addr, ln, cfg.Host, false)
 }
 
-// listenRetry waits for an address that a previous attempt of the job may still hold.
+// listenRetry listens at addr. It retries while the address is in use: a process of the job's
+// previous attempt may still be about to end.
 func listenRetry(ctx context.Context, addr string, secret []byte) (*Listener, error) {
 	for b := newBackoff(); ; {
 		ln, err := listen(addr, secret)
@@ -97,20 +100,20 @@ func listenRetry(ctx context.Context, addr string, secret []byte) (*Listener, er
 	}
 }
 
-// attend runs the rendezvous on every other rank. running: rank 0 already listens at
-// addr, unless it is dead.
-func (c *Control) attend(ctx context.Context, addr string, ln *Listener, host string, running bool) error {
+// joinHub runs the rendezvous on every rank but 0. running says that rank 0 has listened at
+// addr before, so a refused connection means that its process is gone.
+func (c *Control) joinHub(ctx context.Context, addr string, ln *Listener, host string, running bool) error {
 	if ln != nil {
-		c.family = ln.hold()
+		c.listener = ln.hold()
 	}
 	var last error
 	pending := &MissingError{Ranks: []int{0}, Size: c.size}
 	for b := newBackoff(); ; {
-		err := c.attempt(ctx, addr, host, pending)
+		err := c.tryJoin(ctx, addr, host, pending)
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, ErrSecret) || isVerdict(err):
+		case errors.Is(err, ErrSecret) || isFinal(err):
 			return c.fail(err)
 		case running && errors.Is(err, syscall.ECONNREFUSED):
 			return c.fail(&LostError{Rank: 0, Reason: "its process is gone"})
@@ -119,39 +122,40 @@ func (c *Control) attend(ctx context.Context, addr string, ln *Listener, host st
 		}
 		if !b.sleep(ctx) {
 			if pending.Detail = last.Error(); len(pending.Ranks) > 0 && pending.Ranks[0] != 0 {
-				pending.Detail = ""
+				pending.Detail = "" // last explains only why rank 0 could not be reached
 			}
 			return c.fail(fmt.Errorf("%w: %w", pending, context.Cause(ctx)))
 		}
 	}
 }
 
-// fail closes what a failed rendezvous had opened.
+// fail closes c after a failed rendezvous, and returns err.
 func (c *Control) fail(err error) error {
 	c.Close()
 	return err
 }
 
-// isVerdict reports whether rank 0 has given the rendezvous up.
-func isVerdict(err error) bool {
+// isFinal reports whether err says that rank 0 has given up the rendezvous.
+func isFinal(err error) bool {
 	var conflict *ConflictError
 	var lost *LostError
 	var missing *MissingError
 	return errors.As(err, &conflict) || errors.As(err, &lost) || errors.As(err, &missing)
 }
 
-// lastWord is how long a rank whose time is up still waits for rank 0's reason.
-const lastWord = 500 * time.Millisecond
+// reasonTimeout is how long a rank whose context has ended still waits for rank 0's reason.
+const reasonTimeout = 500 * time.Millisecond
 
-// attempt connects to rank 0 and waits there for the roster.
-func (c *Control) attempt(ctx context.Context, addr, host string, pending *MissingError) error {
+// tryJoin connects to rank 0, introduces this rank and waits for the roster. It keeps pending up
+// to date with the ranks that rank 0 misses.
+func (c *Control) tryJoin(ctx context.Context, addr, host string, pending *MissingError) error {
 	conn, err := accept.Dial(ctx, &net.Dialer{Timeout: handshakeTimeout}, addr)
 	if err != nil {
 		return err
 	}
-	// Ranks usually share one deadline. Rank 0 then has a moment to say who is missing, and
-	// must not count this rank as missing because it hung up first.
-	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now().Add(lastWord)) })
+	// Ranks usually share one deadline. This rank stays connected a little longer: if it hung up
+	// first, rank 0 would report it as missing, and could not tell it which ranks are.
+	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now().Add(reasonTimeout)) })
 	keep := false
 	defer func() {
 		if !keep {
@@ -159,28 +163,29 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 			conn.Close()
 		}
 	}()
-	if c.family == nil {
+	if c.listener == nil {
 		if host == "" {
 			host = conn.LocalAddr().(*net.TCPAddr).IP.String()
 		}
-		if c.family, err = listen(net.JoinHostPort(host, "0"), c.secret); err != nil {
+		if c.listener, err = listen(net.JoinHostPort(host, "0"), c.secret); err != nil {
 			return err
 		}
 	}
-	c.family.setKin(c)
+	c.listener.setMember(c)
 	conn.SetDeadline(time.Now().Add(handshakeTimeout))
-	if err := introduce(conn, c.secret, version, c.id.Token); err != nil {
+	if err := clientHandshake(conn, c.secret, version, c.id.Token); err != nil {
 		return err
 	}
-	h := hello{rank: c.rank, size: c.size, instance: c.instance, addr: c.family.reachable(conn), info: c.members[c.rank].Info}
+	h := hello{rank: c.rank, size: c.size, instance: c.instance, addr: c.listener.reachable(conn), info: c.members[c.rank].Info}
 	if _, err := conn.Write(h.encode()); err != nil {
 		return err
 	}
 	conn.SetDeadline(time.Time{})
-	if ctx.Err() != nil { // the deadline that AfterFunc set may just have been cleared
+	if ctx.Err() != nil { // SetDeadline may just have cleared the deadline that AfterFunc set
 		return ctx.Err()
 	}
 	watchHost(conn)
+	// got counts rank 0's frames up to the roster: the session numbers them from the first.
 	for got := uint64(1); ; got++ {
 		t, f, err := readFrame(conn, maxFrame)
 		if err != nil {
@@ -220,7 +225,8 @@ func (c *Control) attempt(ctx context.Context, addr, host string, pending *Missi
 
 var errNotYet = errors.New("rank 0 has not begun this rendezvous")
 
-// reachable returns the Listener's address as the peer of conn can dial it.
+// reachable returns an address at which conn's peer can dial the Listener. A Listener at an
+// unspecified address (0.0.0.0) is reachable where conn is.
 func (l *Listener) reachable(conn net.Conn) string {
 	a := l.ln.Addr().(*net.TCPAddr)
 	if !a.IP.IsUnspecified() {
@@ -229,19 +235,20 @@ func (l *Listener) reachable(conn net.Conn) string {
 	return net.JoinHostPort(conn.LocalAddr().(*net.TCPAddr).IP.String(), fmt.Sprint(a.Port))
 }
 
-// backoff spaces attempts: from 2 ms, doubling to 250 ms, jittered.
+// backoff spaces retries: 2 ms at first, doubling to 250 ms. Jitter of half the step keeps
+// ranks that started together from retrying together.
 type backoff struct{ next time.Duration }
 
 func newBackoff() *backoff { return &backoff{next: 2 * time.Millisecond} }
 
-// step returns how long to wait for the next attempt.
+// step returns how long to wait before the next retry.
 func (b *backoff) step() time.Duration {
 	d := b.next/2 + rand.N(b.next)
 	b.next = min(2*b.next, 250*time.Millisecond)
 	return d
 }
 
-// sleep waits for the next attempt; false when ctx ended.
+// sleep waits until the next retry is due. It returns false if ctx ends first.
 func (b *backoff) sleep(ctx context.Context) bool {
 	t := time.NewTimer(b.step())
 	defer t.Stop()

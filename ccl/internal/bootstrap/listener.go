@@ -20,16 +20,16 @@ import (
 
 const (
 	handshakeTimeout = 5 * time.Second
-	// The kernel gives up a connection whose host is silent for userTimeout; seek replaces
-	// it. The kernel of a stopped process still answers.
+	// The kernel ends a connection whose other host is silent for userTimeout, and seek opens
+	// another. A stopped process is not silent: its kernel still answers.
 	keepalive   = time.Second
 	userTimeout = 3 * time.Second
 )
 
-// Listener accepts the connections of other ranks: it authenticates them and hands
-// them to the rendezvous that they name. One Listener serves any
-// number of communicators; each Control holds it open until it closes. Safe for
-// concurrent use.
+// Listener accepts and authenticates the connections of other ranks, and hands each to the
+// communicator that it names. One Listener serves any number of communicators. It is open
+// until its last reference is closed, and each Control holds one. It is safe for concurrent
+// use.
 type Listener struct {
 	ln     net.Listener
 	secret []byte
@@ -37,10 +37,10 @@ type Listener struct {
 
 	mu     sync.Mutex
 	refs   int
-	routes map[[16]byte]*Control // hubs
-	kin    map[kin]*Control      // members
-	passes accept.Seen
-	early  []rejection // for rendezvous that have no hub here yet; at most maxEarly
+	routes map[[16]byte]*Control  // hubs, by token
+	local  map[memberKey]*Control // the other ranks of this process
+	passes accept.Seen            // of members, to recognise a replay
+	early  []rejection            // of rendezvous that have no hub here yet
 }
 
 // rejection is a connection that named a rendezvous and could not prove the secret.
@@ -49,25 +49,25 @@ type rejection struct {
 	from  net.Addr
 }
 
-// maxEarly bounds the rejections that are kept until their rendezvous begins. The newest stay.
+// maxEarly bounds Listener.early. The oldest rejection makes room for a new one.
 const maxEarly = 64
 
-// kin names a member of a communicator.
-type kin struct {
+// memberKey names one rank of a communicator.
+type memberKey struct {
 	token [16]byte
 	rank  int
 }
 
-// Listen opens a Listener at addr (host:port, port 0 for any). Give it to Join,
-// which then owns it, or Close it.
+// Listen opens a Listener at addr (host:port, port 0 for any free one). Its key is that of the
+// attempt in LOCKSTEP_FENCE_TOKEN. The caller gives it to Join, which then owns it, or closes it.
 func Listen(addr string, secret []byte) (*Listener, error) {
 	if len(secret) < minSecret {
 		return nil, errNoSecret
 	}
-	return listen(addr, ofAttempt(secret, ""))
+	return listen(addr, attemptKey(secret, ""))
 }
 
-// listen is Listen with a secret that ofAttempt has derived.
+// listen is Listen with a key from attemptKey as secret.
 func listen(addr string, secret []byte) (*Listener, error) {
 	ln, err := accept.Listen(addr)
 	if err != nil {
@@ -76,7 +76,7 @@ func listen(addr string, secret []byte) (*Listener, error) {
 	l := &Listener{
 		ln: ln, secret: secret, refs: 1,
 		routes: make(map[[16]byte]*Control),
-		kin:    make(map[kin]*Control),
+		local:  make(map[memberKey]*Control),
 	}
 	if l.door, err = accept.New(ln.(*net.TCPListener), accept.Options{Serve: l.serve, Hello: greetingSize, Look: l.look}); err != nil {
 		ln.Close()
@@ -85,10 +85,10 @@ func listen(addr string, secret []byte) (*Listener, error) {
 	return l, nil
 }
 
-// Addr is the address that the Listener is bound to.
+// Addr returns the address that the Listener is bound to, host:port.
 func (l *Listener) Addr() string { return l.ln.Addr().String() }
 
-// NewID makes the ID of a communicator whose rank 0 joins with this Listener.
+// NewID returns the ID of a new communicator whose rank 0 joins with this Listener.
 func (l *Listener) NewID() ID { return NewID(l.Addr()) }
 
 // Close drops the caller's reference. The last one closes the Listener.
@@ -102,9 +102,10 @@ func (l *Listener) Close() {
 	}
 }
 
-// Refused returns how many connections were accepted, and how many refused and why.
+// Refused counts the connections that were accepted, and those that were refused, by reason.
 func (l *Listener) Refused() accept.Counts { return l.door.Counts() }
 
+// hold takes a reference for the caller.
 func (l *Listener) hold() *Listener {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,6 +113,7 @@ func (l *Listener) hold() *Listener {
 	return l
 }
 
+// setRoute makes c the hub of token's rendezvous, and reports the early rejections to it.
 func (l *Listener) setRoute(token [16]byte, c *Control) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,8 +130,8 @@ func (l *Listener) setRoute(token [16]byte, c *Control) error {
 	return nil
 }
 
-// reject counts a rejection for its rendezvous. A rank with a wrong secret tries once, and
-// may do so before rank 0 has begun.
+// reject reports a rejection to its rendezvous. It keeps the rejection if that has not begun: a
+// rank with a wrong secret tries only once.
 func (l *Listener) reject(r rejection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,40 +145,43 @@ func (l *Listener) reject(r rejection) {
 	l.early = append(l.early, r)
 }
 
+// dropRoute removes c, as hub or as other rank.
 func (l *Listener) dropRoute(token [16]byte, c *Control) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.routes[token] == c {
 		delete(l.routes, token)
 	}
-	if k := (kin{token, c.rank}); l.kin[k] == c {
-		delete(l.kin, k)
+	if k := (memberKey{token, c.rank}); l.local[k] == c {
+		delete(l.local, k)
 	}
 }
 
-// setKin registers c, for rank 0 to probe when it has lost its connection.
-func (l *Listener) setKin(c *Control) {
+// setMember registers c, so that the hub can probe for it when their connection breaks.
+func (l *Listener) setMember(c *Control) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kin[kin{c.id.Token, c.rank}] = c
+	l.local[memberKey{c.id.Token, c.rank}] = c
 }
 
-// member returns the Control of a rank in this process, or nil.
+// member returns the Control that setMember has registered, or nil.
 func (l *Listener) member(token [16]byte, rank int) *Control {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.kin[kin{token, rank}]
+	return l.local[memberKey{token, rank}]
 }
 
+// route returns the hub of token's rendezvous, or nil.
 func (l *Listener) route(token [16]byte) *Control {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.routes[token]
 }
 
-// serve takes one connection through its handshake and hands it over, or has it closed.
+// serve authenticates a connection and hands it to its Control. The door closes a connection
+// that serve has not kept.
 func (l *Listener) serve(conn *accept.Conn) {
-	token, theirs, err := l.greet(conn)
+	token, theirs, err := l.serverHandshake(conn)
 	if err != nil {
 		if errors.Is(err, ErrSecret) {
 			l.reject(rejection{token, conn.RemoteAddr()})
@@ -187,30 +192,30 @@ func (l *Listener) serve(conn *accept.Conn) {
 	t, f, err := readFrame(conn, maxHello)
 	switch {
 	case err != nil:
-		conn.Refuse(accept.Silent) // a member that has stalled
-	case !conn.Keep(): // closed
+		conn.Refuse(accept.Silent) // it has proved itself, and sent nothing after that
+	case !conn.Keep(): // the door has closed it
 	case t == frameResume:
-		c.comeback(conn.Conn, t, f)
+		c.handleReconnect(conn.Conn, t, f)
 	case t == frameProbe:
 		w, _ := decodeWanted(f)
-		l.member(token, w.rank).comeback(conn.Conn, t, f)
+		l.member(token, w.rank).handleReconnect(conn.Conn, t, f)
 	case t != frameHello:
 		conn.Close()
 	case c == nil:
 		hangUp(conn, seal(frame(frameRetry)))
 	default:
 		conn.SetDeadline(time.Time{})
-		c.arrive(conn.Conn, f, theirs)
+		c.handleHello(conn.Conn, f, theirs)
 	}
 }
 
-// greet is the server's half of the handshake. It returns the token and version
-// that the client named; the token also when the client failed to prove itself.
-func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err error) {
+// serverHandshake is the server's half of the handshake. It returns the client's token and
+// version, also when the client's proof is wrong: that error is an ErrSecret.
+func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs uint16, err error) {
 	began := time.Now()
 	conn.SetDeadline(began.Add(accept.FirstTimeout))
 	var greeting [greetingSize]byte
-	// One read takes all that has arrived: look cannot recognise the rest of a greeting.
+	// One read takes all that has arrived. The rest of a greeting would look like a stranger's.
 	n, err := io.ReadAtLeast(conn, greeting[:], len(magic))
 	if err == nil && string(greeting[:len(magic)]) != magic {
 		conn.Refuse(accept.Garbage)
@@ -220,7 +225,7 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 		_, err = io.ReadFull(conn, greeting[n:])
 	}
 	if err != nil {
-		if n > 0 || !hungUp(err) { // a port check, which says nothing, is not counted
+		if n > 0 || !closedByPeer(err) { // a port check connects and hangs up; it is not counted
 			conn.Refuse(accept.Silent)
 		}
 		return token, 0, err
@@ -231,7 +236,7 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 		if l.fresh(client) {
 			conn.Known()
 		} else {
-			conn.Refuse(accept.Replayed) // no better than a stranger
+			conn.Refuse(accept.Replayed) // the door treats it as a stranger from now on
 		}
 	}
 	conn.SetDeadline(began.Add(handshakeTimeout))
@@ -258,7 +263,8 @@ func (l *Listener) greet(conn *accept.Conn) (token [16]byte, theirs uint16, err 
 	return token, theirs, nil
 }
 
-// look judges a greeting by its pass, which may be a replay.
+// look tells the door whether the first bytes of a connection carry a valid pass. A replay
+// does, too; serverHandshake finds it.
 func (l *Listener) look(b []byte) accept.Verdict {
 	if len(b) < len(magic) {
 		return accept.More
@@ -275,29 +281,32 @@ func (l *Listener) look(b []byte) accept.Verdict {
 	return accept.Stranger
 }
 
+// parseGreeting returns the version, token and nonce in a whole greeting.
 func parseGreeting(b []byte) (theirs uint16, token [16]byte, client [nonceSize]byte) {
 	g := fields{b: b[len(magic):]}
 	return binary.LittleEndian.Uint16(g.take(2)), [16]byte(g.take(16)), [nonceSize]byte(g.take(nonceSize))
 }
 
+// hasPass reports whether a client's nonce contains the pass that its salt requires.
 func (l *Listener) hasPass(token [16]byte, client [nonceSize]byte) bool {
 	return hmac.Equal(client[saltSize:], pass(l.secret, token, client[:saltSize]))
 }
 
-// hungUp reports whether the other end has closed a connection.
-func hungUp(err error) bool {
+// closedByPeer reports whether err says that the other end closed the connection.
+func closedByPeer(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// fresh reports whether a client's nonce is new, and remembers it.
+// fresh reports whether a client's nonce was not seen before, and remembers it.
 func (l *Listener) fresh(nonce [nonceSize]byte) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.passes.Add(nonce)
 }
 
-// introduce is the client's half of the handshake.
-func introduce(conn net.Conn, secret []byte, ours uint16, token [16]byte) error {
+// clientHandshake is the client's half of the handshake. It fails with ErrSecret if the
+// server's proof is wrong, and with ErrProtocol if the server is no rank.
+func clientHandshake(conn net.Conn, secret []byte, ours uint16, token [16]byte) error {
 	var client [nonceSize]byte
 	rand.Read(client[:saltSize])
 	copy(client[saltSize:], pass(secret, token, client[:saltSize]))
@@ -327,7 +336,8 @@ func introduce(conn net.Conn, secret []byte, ours uint16, token [16]byte) error 
 	return err
 }
 
-// watchHost makes the kernel give up a connection whose other host is silent.
+// watchHost makes the kernel end a connection whose other host is silent for userTimeout.
+// Keepalive probes cover the time in which nothing is sent.
 func watchHost(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: keepalive, Count: 1})
@@ -335,23 +345,24 @@ func watchHost(conn net.Conn) {
 	}
 }
 
-// hangUp sends a connection's last frame and closes it. It ignores a failed write: the
-// peer is gone then.
+// hangUp sends a connection's last frame and closes it. It ignores a failed write, since the
+// connection ends in any case.
 func hangUp(conn net.Conn, last []byte) {
 	_, _ = conn.Write(last)
 	conn.Close()
 }
 
 // setUserTimeout bounds how long sent bytes may stay unacknowledged (tcp(7),
-// TCP_USER_TIMEOUT). It also ends a connection whose peer's window stays shut,
-// so it must be off (0) while more is in flight than a stopped peer can take.
+// TCP_USER_TIMEOUT). The kernel also ends a connection whose peer's window stays shut, as a
+// stopped process's does. So it must be off (0) while more is in flight than the peer's socket
+// buffer is sure to hold.
 func setUserTimeout(conn net.Conn, d time.Duration) {
 	sc, ok := conn.(syscall.Conn)
 	if !ok {
 		return
 	}
 	if raw, err := sc.SyscallConn(); err == nil {
-		// A socket that is closed by now has no bytes to bound.
+		// An error means that the socket is closed, and then nothing is in flight.
 		_ = raw.Control(func(fd uintptr) {
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(d.Milliseconds()))
 		})

@@ -12,75 +12,79 @@ import (
 )
 
 const (
-	// maxQueue bounds a peer's unacknowledged frames, events of members not counted. The rest
-	// belong to operations, which do not go on without the peer.
+	// maxQueue bounds a peer's unacknowledged frames, besides those that report events. It
+	// suffices for a peer that works: operations in flight wait for it, and are at most
+	// maxAhead.
 	maxQueue = 256
 	// flushTimeout bounds the last write to a peer that may have stopped reading.
 	flushTimeout = time.Second
-	maxFlushes   = 3
-	// bigFrame is the most bytes that the socket of a stopped peer is sure to take.
+	maxFlushes   = 3 // tries of that write, see put
+	// bigFrame is how many bytes the socket buffer of a stopped peer is sure to hold.
 	bigFrame = 16 << 10
-	// A peer acknowledges every ackEvery frames, and frames from ackFrom bytes at once: the
-	// sender keeps unacknowledged frames in memory.
+	// A peer acknowledges every ackEvery frames, and a frame of ackFrom bytes at once, because
+	// the sender keeps unacknowledged frames in memory.
 	ackEvery = 16
 	ackFrom  = 64 << 10
 )
 
-// peer is the session with one other rank: the hub has one with every rank, the
-// others one with the hub. One goroutine reads and one writes, so a peer that does
-// not read blocks nobody. A broken connection is replaced (seek.go): frames are
-// numbered from the session's beginning, and kept until acknowledged.
+// peer is the session with one other rank. The hub has one with every rank, and each other
+// rank has one with the hub. One goroutine reads and one writes, so a peer that does not
+// read blocks no other. When the connection breaks, the session continues over another one
+// (seek.go). For that, frames are numbered from the beginning of the session and kept until
+// they are acknowledged.
 type peer struct {
 	c        *Control
 	rank     int
-	instance uint64 // of its Join
+	instance uint64 // random, of its Join
 
 	mu       sync.Mutex // locked after c.mu; conn and over change under both
-	some     *sync.Cond // something below has changed
-	conn     net.Conn   // nil while there is none
-	big      bool       // more may be in flight than a stopped peer can take
-	first    []byte     // the first frame to write to conn, not counted
-	out      [][]byte   // unacknowledged frames, from number base on
+	some     *sync.Cond // signals each change of the fields below
+	conn     net.Conn   // nil while the session seeks one
+	big      bool       // more may be in flight than bigFrame, so TCP_USER_TIMEOUT is off
+	first    []byte     // the frame to write to conn before out; it has no number
+	out      [][]byte   // unacknowledged frames; the first has number base
 	base     uint64     // number of frames that the peer has acknowledged
-	written  int        // of out, on conn
+	written  int        // number of frames of out that were written to conn
 	got      uint64     // number of frames received from the peer
-	told     uint64     // got as last acknowledged
-	ackDue   bool
-	writing  bool      // a write to conn is in progress
-	broken   error     // why a write to conn failed
-	finished bool      // out takes no more frames
-	until    time.Time // when a finished session stops seeking a connection
-	over     bool
-	failed   error  // why another connection cannot help
-	tries    uint64 // this end's attempts to resume or probe
-	try      uint64 // under c.mu: the peer's latest attempt to resume
+	acked    uint64     // value of got in the last acknowledgement
+	ackDue   bool       // an acknowledgement is to be written
+	writing  bool       // a write to conn is in progress
+	broken   error      // why a write to conn failed
+	finished bool       // out takes no more frames
+	until    time.Time  // when a finished session stops seeking a connection
+	over     bool       // the session has ended
+	failed   error      // why another connection cannot help
+	tries    uint64     // number of this end's attempts to resume or probe
+	try      uint64     // under c.mu: number of the peer's latest attempt to resume
 }
 
-// admit begins the session with rank over conn, on which got frames have been received.
+// admit begins the session with rank over conn. got frames have been received on conn already.
+// c.mu is held.
 func (c *Control) admit(conn net.Conn, rank int, instance, got uint64) {
 	p := &peer{c: c, rank: rank, instance: instance, got: got}
 	p.some = sync.NewCond(&p.mu)
 	c.peers[rank] = p
-	c.wg.Add(1) // until end
+	c.wg.Add(1) // end calls Done
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.attach(conn, nil)
 }
 
-// attach makes conn the session's connection, and sends first over it, then all
+// attach makes conn the session's connection. It sends first, if any, and then all
 // unacknowledged frames. Both locks are held.
 func (p *peer) attach(conn net.Conn, first []byte) {
 	if p.conn != nil {
 		p.conn.Close()
 	}
 	p.conn, p.first, p.written = conn, first, 0
-	p.told, p.ackDue, p.big = p.got, false, false
+	p.acked, p.ackDue, p.big = p.got, false, false
 	p.writing, p.broken = false, nil
 	p.some.Broadcast()
 	p.c.wg.Go(func() { p.write(conn) })
 	p.c.wg.Go(func() { p.read(conn) })
 }
 
+// peer returns the session with rank, nil if there is none or rank is out of range.
 func (c *Control) peer(rank int) *peer {
 	if rank < 0 || rank >= len(c.peers) {
 		return nil
@@ -88,17 +92,17 @@ func (c *Control) peer(rank int) *peer {
 	return c.peers[rank]
 }
 
-// send queues a frame. c.mu is held.
+// send queues a frame. A peer whose queue is full is lost. c.mu is held.
 func (p *peer) send(b []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.finished {
 		return
 	}
-	// Thousands may leave or be lost at once, and each member hears of each.
+	// All members may leave or be lost at once, and this peer is told of each.
 	if len(p.out) >= maxQueue+eventKinds*p.c.size {
 		if p.failed = errors.New("it does not take its frames"); p.conn != nil {
-			p.conn.Close() // read reports it
+			p.conn.Close() // read then ends the session
 		}
 		return
 	}
@@ -106,14 +110,15 @@ func (p *peer) send(b []byte) {
 	p.some.Broadcast()
 }
 
-// waiting returns how many frames the peer has not acknowledged yet.
-func (p *peer) waiting() int {
+// unacknowledged returns how many frames the peer has not acknowledged yet.
+func (p *peer) unacknowledged() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.out)
 }
 
-// acknowledged drops the frames before number n; false when n is out of range.
+// acknowledged drops the frames before number n. It returns false if n is out of range. p.mu is
+// held.
 func (p *peer) acknowledged(n uint64) bool {
 	if n < p.base || n > p.base+uint64(len(p.out)) {
 		return false
@@ -124,7 +129,8 @@ func (p *peer) acknowledged(n uint64) bool {
 	return true
 }
 
-// finish has the session close once its queue has drained or its time is up. c.mu is held.
+// finish makes the session end after its last frames are written, or when its time is up. c.mu
+// is held.
 func (p *peer) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,15 +140,15 @@ func (p *peer) finish() {
 	now := time.Now()
 	p.finished, p.until = true, now.Add(flushTimeout)
 	if p.conn != nil && p.writing {
-		_ = p.conn.SetWriteDeadline(p.until) // take sets that of the last frames: an idle writer may get its turn late
+		_ = p.conn.SetWriteDeadline(p.until) // bounds the write in progress; take bounds the last one when that begins
 	}
 	if p.c.leaving {
-		p.until = now.Add(p.c.patience) // otherwise this rank would count as dead
+		p.until = now.Add(p.c.patience) // a peer that gets no bye takes this rank for dead
 	}
 	p.some.Broadcast()
 }
 
-// end ends the session. c.mu is held.
+// end ends the session at once. c.mu is held.
 func (p *peer) end() {
 	p.finish()
 	p.mu.Lock()
@@ -154,8 +160,8 @@ func (p *peer) end() {
 	p.some.Broadcast()
 }
 
-// take waits for frames to write to conn. It returns none when the session is finished,
-// and false when conn is no longer its connection.
+// take waits for frames and returns them, to be written to conn. It returns none when the
+// session is finished, and false when conn is no longer the session's connection.
 func (p *peer) take(conn net.Conn) (net.Buffers, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,13 +184,14 @@ func (p *peer) take(conn net.Conn) (net.Buffers, bool) {
 	}
 	if p.ackDue {
 		out = append(out, seal(appendU64(frame(frameAck), p.got)))
-		p.ackDue, p.told = false, p.got
+		p.ackDue, p.acked = false, p.got
 	}
 	out = append(out, p.out[p.written:]...)
 	p.written = len(p.out)
 	return out, true
 }
 
+// write writes the session's frames to conn until the session is finished or has lost conn.
 func (p *peer) write(conn net.Conn) {
 	out, ok := p.take(conn)
 	for ; ok && len(out) > 0; out, ok = p.take(conn) {
@@ -210,19 +217,19 @@ func (p *peer) write(conn net.Conn) {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(flushTimeout))
-	// Close would reset the connection if bytes of the peer are unread, and destroy the
-	// last frames in flight. So read closes it.
+	// Close would reset the connection if it holds unread bytes, and the peer would lose the
+	// last frames. So this side only shuts down writing, and read closes conn after the peer.
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		if half.CloseWrite() != nil {
-			conn.Close() // it has ended already; read reports it
+			conn.Close() // the connection has ended
 		}
 	} else {
 		conn.Close()
 	}
 }
 
-// put writes all of out. A process that is not scheduled may begin only after the deadline: as
-// long as nothing is written, put tries again, maxFlushes times in all.
+// put writes all of out. On a busy machine the process may first run after the write deadline.
+// So if nothing was written by then, put sets a new deadline, and tries maxFlushes times in all.
 func put(conn net.Conn, out net.Buffers) error {
 	for try := 1; ; try++ {
 		n, err := out.WriteTo(conn)
@@ -233,8 +240,8 @@ func put(conn net.Conn, out net.Buffers) error {
 	}
 }
 
-// unwritable ends a connection whose write failed. The peer may have left in good order: read
-// takes what has arrived, which Close would discard, and then reports the end.
+// unwritable ends a connection after a failed write. The peer may have left in good order, so
+// read first takes the frames that have arrived; Close would discard them.
 func (p *peer) unwritable(conn net.Conn, err error) {
 	p.mu.Lock()
 	if p.conn == conn {
@@ -242,12 +249,13 @@ func (p *peer) unwritable(conn net.Conn, err error) {
 	}
 	p.mu.Unlock()
 	if half, ok := conn.(interface{ CloseRead() error }); ok {
-		_ = half.CloseRead() // it fails if the connection has ended already
+		_ = half.CloseRead() // an error means that the connection has ended
 		return
 	}
 	conn.Close()
 }
 
+// read handles the frames that arrive on conn until the connection ends.
 func (p *peer) read(conn net.Conn) {
 	limit := maxHello
 	if p.rank == 0 {
@@ -259,7 +267,7 @@ func (p *peer) read(conn net.Conn) {
 			err = p.c.handle(p, conn, t, f)
 		}
 		if err != nil {
-			p.c.broke(p, conn, err)
+			p.c.connectionEnded(p, conn, err)
 			conn.Close()
 			return
 		}
@@ -268,12 +276,13 @@ func (p *peer) read(conn net.Conn) {
 
 var errReplaced = errors.New("another connection has taken its place")
 
-// came counts a frame received over conn and acknowledges it when due.
-func (p *peer) came(conn net.Conn, t frameType, f *fields) error {
+// received counts a frame that arrived on conn, and makes an acknowledgement due. It handles a
+// frameAck itself.
+func (p *peer) received(conn net.Conn, t frameType, f *fields) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.conn != conn {
-		return errReplaced // the peer sends it again
+		return errReplaced // the peer sends the frame again on the new connection
 	}
 	if t == frameAck {
 		if n := f.u64(); !f.ok() || !p.acknowledged(n) {
@@ -282,7 +291,7 @@ func (p *peer) came(conn net.Conn, t frameType, f *fields) error {
 		return nil
 	}
 	p.got++
-	if p.got-p.told >= ackEvery || len(f.b) >= ackFrom {
+	if p.got-p.acked >= ackEvery || len(f.b) >= ackFrom {
 		p.ackDue = true
 		p.some.Broadcast()
 	}
@@ -294,9 +303,9 @@ func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state != stateJoined || c.peers[p.rank] != p {
-		return nil // nobody is left to act on it
+		return nil // the session or the Control has ended
 	}
-	if err := p.came(conn, t, &f); err != nil || t == frameAck {
+	if err := p.received(conn, t, &f); err != nil || t == frameAck {
 		return err
 	}
 	hub := c.rank == 0
@@ -320,12 +329,12 @@ func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 	case t == frameLost && !hub:
 		var e *LostError
 		if ok = errors.As(decodeFailure(t, f, c.size), &e); ok {
-			c.tell(Event{Kind: Lost, Rank: e.Rank, Err: e})
+			c.deliver(Event{Kind: Lost, Rank: e.Rank, Err: e})
 		}
 	case t == frameLeft && !hub:
 		if r := int(f.u32()); f.ok() && r < c.size {
 			ok = true
-			c.tell(Event{Kind: Left, Rank: r})
+			c.deliver(Event{Kind: Left, Rank: r})
 		}
 	case t == frameBye:
 		ok = f.ok()
@@ -337,21 +346,22 @@ func (c *Control) handle(p *peer, conn net.Conn, t frameType, f fields) error {
 	return nil
 }
 
-// relay delivers an event here and, on the hub, to every member but its cause.
+// relay delivers an event to this rank. On the hub it also sends b, the event's frame, to all
+// other members. c.mu is held.
 func (c *Control) relay(e Event, b []byte) {
-	if !c.tell(e) || c.rank != 0 {
+	if !c.deliver(e) || c.rank != 0 {
 		return
 	}
 	for r, p := range c.peers {
-		if p != nil && r != e.Rank && c.seen[r]&(1<<Left) == 0 { // a member that has left does not care
+		if p != nil && r != e.Rank && c.seen[r]&(1<<Left) == 0 {
 			p.send(b)
 		}
 	}
 }
 
-// broke handles a connection's end: the session ends with it if that is final, and
-// otherwise seeks another connection.
-func (c *Control) broke(p *peer, conn net.Conn, err error) {
+// connectionEnded handles the end of conn. The session ends too if nothing more is to be
+// expected of the peer. Otherwise it seeks another connection.
+func (c *Control) connectionEnded(p *peer, conn net.Conn, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p.mu.Lock()
@@ -360,7 +370,7 @@ func (c *Control) broke(p *peer, conn net.Conn, err error) {
 		return
 	}
 	if p.broken != nil && errors.Is(err, io.EOF) {
-		err = p.broken
+		err = p.broken // the EOF is that of unwritable
 	}
 	failed, finished := p.failed, p.finished
 	p.conn = nil
@@ -372,15 +382,15 @@ func (c *Control) broke(p *peer, conn net.Conn, err error) {
 	switch {
 	case failed != nil, errors.Is(err, ErrProtocol), c.peers[p.rank] != p, c.state == stateJoining,
 		c.seen[p.rank]&(1<<Left) != 0, finished && errors.Is(err, io.EOF):
-		c.hungUp(p, fmt.Sprintf("control connection: %v", err))
+		c.dropPeer(p, fmt.Sprintf("control connection: %v", err))
 	default:
 		c.wg.Go(func() { c.seek(p, err) })
 	}
 }
 
-// hungUp ends the session with a peer. Unless the peer has left before, it is lost to
-// every member. c.mu is held.
-func (c *Control) hungUp(p *peer, reason string) {
+// dropPeer ends the session with a peer, and reports the peer as lost unless it has left. c.mu
+// is held.
+func (c *Control) dropPeer(p *peer, reason string) {
 	p.end()
 	if c.peers[p.rank] != p {
 		return

@@ -5,12 +5,13 @@ import (
 	"fmt"
 )
 
-// Regroup joins some of c's members into a communicator of their own. members[i] is
-// the rank in c of new rank i; newRank is the caller's. Every listed member calls it
-// with the same list and tag; a tag is used once per list. It needs no help from c's
-// star, so it also works when c has lost ranks or was aborted. It fails as Join does,
-// with ErrRank for a bad list, and with a *LostError, which carries the new rank, if a
-// listed member's process is gone.
+// Regroup joins some of c's members into a new communicator. members[i] is the rank in c of
+// new rank i, and newRank is the caller's. Every listed member calls it with the same list
+// and tag. A list may use a tag once, since both determine the new communicator's token.
+//
+// Regroup uses no session of c, so it also works when c has lost ranks or was aborted. It
+// fails as Join does, with ErrRank if the list is wrong, and with a *LostError if a listed
+// member's process is gone. That error's Rank is the new rank.
 func (c *Control) Regroup(ctx context.Context, members []int, newRank int, tag string) (*Control, error) {
 	g, err := c.regroup(ctx, members, newRank, tag)
 	if err != nil {
@@ -35,7 +36,7 @@ func (c *Control) regroup(ctx context.Context, members []int, newRank int, tag s
 		Rank: newRank, Size: len(members), Secret: c.secret, Info: c.members[c.rank].Info, Outage: c.bound(),
 	})
 	if newRank == 0 {
-		return g, g.host(ctx, c.family, addrs)
+		return g, g.host(ctx, c.listener, addrs)
 	}
-	return g, g.attend(ctx, addrs[0], c.family, "", true)
+	return g, g.joinHub(ctx, addrs[0], c.listener, "", true)
 }

@@ -13,47 +13,51 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/accept"
 )
 
-// A broken connection says nothing about the process at its other end: networks fail
-// for seconds, middleboxes reset. So the session goes on over another connection. A
-// member reconnects to the hub, and both say how many frames they have received. The
-// hub waits for that, and probes the member's listener meanwhile. A refusal, or another
-// process there, means that the peer is gone; silence is borne for Control.Patience.
+// A broken connection does not mean that the process at its other end has died: networks
+// fail for seconds, and middleboxes reset connections. So the session continues over
+// another connection. The member reconnects to the hub, and both say how many frames they
+// have received. Meanwhile the hub probes the member's listener. The peer is dead if its
+// host refuses connections, if another process listens there, or if its host stays silent
+// for longer than Config.Outage (see Control.Patience).
 
 // DefaultOutage is how long a host may be silent before it counts as dead.
 const DefaultOutage = 30 * time.Second
 
 const (
-	// knockTimeout bounds one attempt to connect: the kernel's own retries back off
-	// exponentially.
-	knockTimeout = 2 * time.Second
-	// knockMost caps what one attempt and the pause after it add to a host's silence. Beyond it,
-	// this process or its machine was stopped, and could hear nothing.
-	knockMost = knockTimeout + 500*time.Millisecond
-	// A process is gone after this many refusals in a row, over this long, if its host ended the
-	// connection. Listeners that prove nothing (strangers) count likewise.
+	// dialTimeout bounds one attempt to connect. The kernel's own retries back off
+	// exponentially, so a new attempt succeeds sooner after an outage.
+	dialTimeout = 2 * time.Second
+	// maxSilentStep bounds what one attempt and the pause after it add to a host's silence. If
+	// they took longer, this process or its machine was stopped and could not hear the host.
+	maxSilentStep = dialTimeout + 500*time.Millisecond
+	// A process is gone after so many refusals in a row over so long a time, if its host ended
+	// the connection. The same holds for answers of a process that cannot prove the secret
+	// (a stranger).
 	refusals    = 2
 	refusedFor  = 500 * time.Millisecond
 	strangers   = 5
 	strangerFor = time.Second
-	// A flood can also evict a connection before it gets an answer: more of those are needed.
+	// A listener under flood may close a connection without an answer, so more of those are
+	// needed.
 	shuts   = 12
 	shutFor = 3 * time.Second
 )
 
-// knocked is the result of an attempt to reach a peer's process.
-type knocked uint8
+// reachResult is the result of an attempt to reach a peer's process.
+type reachResult uint8
 
 const (
-	knockSilent   knocked = iota // its host did not answer
-	knockAnswered                // its host answered, the process has not
-	knockAlive                   // the process answered, and has the session
-	knockRefused                 // nothing listens there
-	knockStranger                // what listens there proves nothing
-	knockShut                    // what listens there hangs up at once
-	knockGone                    // a process of this job listens there, and knows no such session
+	reachSilent   reachResult = iota // its host did not answer
+	reachAnswered                    // its host answered, the process has not
+	reachAlive                       // the process answered, and has the session
+	reachRefused                     // nothing listens there
+	reachStranger                    // what listens there does not prove the secret
+	reachClosed                      // what listens there hangs up at once
+	reachGone                        // a process of this job listens there, and does not have the session
 )
 
-// seek returns when p has a connection again, or is over. cause is why it has none.
+// seek tries to reach p until p has a connection again or its session is over. cause is the
+// error that ended the last connection.
 func (c *Control) seek(p *peer, cause error) {
 	silent := time.Duration(0)
 	if errors.Is(cause, syscall.ETIMEDOUT) {
@@ -62,7 +66,7 @@ func (c *Control) seek(p *peer, cause error) {
 	addr := c.members[p.rank].Addr
 	refused, strange, shut := 0, 0, 0
 	var refusedSince, strangeSince, shutSince time.Time
-	ended := hostEnded(cause) // otherwise a middlebox may be what refuses
+	ended := hostEnded(cause) // if not, a middlebox may refuse in the host's place
 	last := cause
 	for try, b := uint64(1), newBackoff(); ; try++ {
 		until, ok := c.seeking(p)
@@ -70,25 +74,25 @@ func (c *Control) seek(p *peer, cause error) {
 			return
 		}
 		began := time.Now()
-		is, err := c.knock(p, addr, until)
+		is, err := c.reach(p, addr, until)
 		if err != nil {
 			last = err
 		}
-		count := func(n *int, yes bool) {
+		count := func(n *int, yes bool) { // counts results in a row
 			if *n++; !yes {
 				*n = 0
 			}
 		}
-		if is == knockRefused && !ended && until.IsZero() {
-			is = knockSilent
+		if is == reachRefused && !ended && until.IsZero() {
+			is = reachSilent
 		}
-		if count(&refused, is == knockRefused); refused == 1 {
+		if count(&refused, is == reachRefused); refused == 1 {
 			refusedSince = began
 		}
-		if count(&strange, is == knockStranger); strange == 1 {
+		if count(&strange, is == reachStranger); strange == 1 {
 			strangeSince = began
 		}
-		if count(&shut, is == knockShut); shut == 1 {
+		if count(&shut, is == reachClosed); shut == 1 {
 			shutSince = began
 		}
 		reason := ""
@@ -98,33 +102,34 @@ func (c *Control) seek(p *peer, cause error) {
 			if errors.Is(cause, io.EOF) {
 				reason = "its process ended without leaving"
 			}
-		case is == knockGone:
+		case is == reachGone:
 			reason = "its process has closed the communicator, or another has taken its place: " + err.Error()
-		case is == knockAnswered && !until.IsZero():
+		case is == reachAnswered && !until.IsZero():
 			reason = "control connection: its process takes no more words"
 		case strange >= strangers && time.Since(strangeSince) >= strangerFor, shut >= shuts && time.Since(shutSince) >= shutFor:
 			reason = fmt.Sprintf("something else listens at %s: %v", addr, err)
-		case is == knockSilent && silent+min(time.Since(began), knockMost) >= c.bound():
+		case is == reachSilent && silent+min(time.Since(began), maxSilentStep) >= c.bound():
 			reason = fmt.Sprintf("nothing has come from its host for %v, in which %d connections to %s failed, the last with: %v; before: %v",
-				(silent + min(time.Since(began), knockMost)).Round(time.Second), try, addr, last, cause)
+				(silent + min(time.Since(began), maxSilentStep)).Round(time.Second), try, addr, last, cause)
 		}
-		if is != knockSilent {
+		if is != reachSilent {
 			silent = 0
 		}
 		if reason != "" {
 			c.mu.Lock()
-			if p.lost() {
-				c.hungUp(p, reason)
+			if p.disconnected() {
+				c.dropPeer(p, reason)
 			}
 			c.mu.Unlock()
 			return
 		}
 		p.pause(b.step())
-		silent += min(time.Since(began), knockMost)
+		silent += min(time.Since(began), maxSilentStep)
 	}
 }
 
-// hostEnded reports whether the other host ended a connection, rather than fell silent.
+// hostEnded reports whether err says that the other host ended the connection, rather than
+// fell silent.
 func hostEnded(err error) bool {
 	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed} {
 		if errors.Is(err, e) {
@@ -134,26 +139,27 @@ func hostEnded(err error) bool {
 	return false
 }
 
-// lost reports whether the session seeks a connection. c.mu is held.
-func (p *peer) lost() bool {
+// disconnected reports whether the session has no connection and is not over. c.mu is held.
+func (p *peer) disconnected() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.conn == nil && !p.over
 }
 
-// Seeking reports whether a session of this rank seeks a connection.
+// Seeking reports whether a session of this rank has lost its connection and seeks another.
 func (c *Control) Seeking() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.peers {
-		if p != nil && p.lost() {
+		if p != nil && p.disconnected() {
 			return true
 		}
 	}
 	return false
 }
 
-// seeking reports whether p still wants a connection, and until when.
+// seeking reports whether p still seeks a connection. until is when a finished session gives
+// up, zero for others. seeking ends a session whose time is up.
 func (c *Control) seeking(p *peer) (until time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,16 +171,16 @@ func (c *Control) seeking(p *peer) (until time.Time, ok bool) {
 	case done:
 		return until, false
 	case failed != nil:
-		c.hungUp(p, failed.Error())
+		c.dropPeer(p, failed.Error())
 		return until, false
 	case finished && time.Now().After(until):
-		c.hungUp(p, "control connection: no more words could be sent")
+		c.dropPeer(p, "control connection: no more words could be sent")
 		return until, false
 	}
 	return until, true
 }
 
-// pause waits for d, or until the session's state changes.
+// pause waits for d. It returns early if the session gets a connection, finishes or ends.
 func (p *peer) pause(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,22 +198,24 @@ func (p *peer) pause(d time.Duration) {
 	}
 }
 
+// bound returns how long a host may be silent.
 func (c *Control) bound() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.patience
 }
 
-// knock tries to reach a peer's process: a member resumes its session with the hub, the
-// hub probes for a member.
-func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) {
-	d := net.Dialer{Timeout: knockTimeout, Deadline: until, KeepAlive: -1}
+// reach tries to reach a peer's process at addr. On a member it resumes the session with the
+// hub. On the hub it only asks whether the member still has the session: the member
+// reconnects. The error says why the result is not reachAlive.
+func (c *Control) reach(p *peer, addr string, until time.Time) (reachResult, error) {
+	d := net.Dialer{Timeout: dialTimeout, Deadline: until, KeepAlive: -1}
 	conn, err := accept.Dial(context.Background(), &d, addr)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			return knockRefused, err
+			return reachRefused, err
 		}
-		return knockSilent, err
+		return reachSilent, err
 	}
 	connected := time.Now()
 	taken := false
@@ -227,20 +235,20 @@ func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) 
 		if time.Since(connected) < handshakeTimeout/2 {
 			switch {
 			case errors.Is(err, ErrSecret), errors.Is(err, ErrProtocol):
-				return knockStranger, err
-			case hungUp(err), errors.Is(err, syscall.EPIPE):
-				return knockShut, err
+				return reachStranger, err
+			case closedByPeer(err), errors.Is(err, syscall.EPIPE):
+				return reachClosed, err
 			}
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = fmt.Errorf("its host answers, its process does not: %w", err)
 		}
-		return knockAnswered, err
+		return reachAnswered, err
 	}
 	switch t {
 	case framePresent:
 		if c.rank == 0 {
-			return knockAlive, nil
+			return reachAlive, nil
 		}
 	case frameResumed:
 		if c.rank == 0 {
@@ -251,17 +259,17 @@ func (c *Control) knock(p *peer, addr string, until time.Time) (knocked, error) 
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if taken = f.ok() && c.resumed(p, conn, got, nil); taken {
-			return knockAlive, nil
+			return reachAlive, nil
 		}
 	case frameAbsent, frameRetry:
-		return knockGone, fmt.Errorf("%s does not know it", addr)
+		return reachGone, fmt.Errorf("%s does not know it", addr)
 	}
-	return knockStranger, fmt.Errorf("%w: frame type %d from %s", ErrProtocol, t, addr)
+	return reachStranger, fmt.Errorf("%w: frame type %d from %s", ErrProtocol, t, addr)
 }
 
-// ask authenticates conn, sends resume or probe, and returns the answer.
+// ask does the handshake on conn, sends resume or probe, and returns the answer.
 func (c *Control) ask(conn net.Conn, p *peer) (frameType, fields, error) {
-	if err := introduce(conn, c.secret, version, c.id.Token); err != nil {
+	if err := clientHandshake(conn, c.secret, version, c.id.Token); err != nil {
 		return 0, fields{}, err
 	}
 	p.mu.Lock()
@@ -278,7 +286,9 @@ func (c *Control) ask(conn net.Conn, p *peer) (frameType, fields, error) {
 	return readFrame(conn, maxAnswer)
 }
 
-// resumed goes on with p's session over conn; the peer has received got frames. c.mu is held.
+// resumed continues p's session over conn and sends the frames after the got that the peer has
+// received. first makes a frame to be sent before those. resumed returns false if the session
+// is over or got is out of range. c.mu is held.
 func (c *Control) resumed(p *peer, conn net.Conn, got uint64, first func() []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,15 +303,16 @@ func (c *Control) resumed(p *peer, conn net.Conn, got uint64, first func() []byt
 	return true
 }
 
-// wanted has the fields of frameResume and frameProbe: which session, and how far it got.
+// wanted has the fields of frameResume and frameProbe: which session is wanted, and how many
+// frames its sender has received.
 type wanted struct {
-	rank, from             int // in the communicator
-	instance, fromInstance uint64
-	try                    uint64 // an attempt that a later one has overtaken is void
+	rank, from             int    // receiver and sender
+	instance, fromInstance uint64 // of their Joins
+	try                    uint64 // number of the attempt: a later one voids it
 	got                    uint64 // number of frames received
 }
 
-// maxAnswer bounds the answer to it, in bytes.
+// maxAnswer bounds the frame that answers resume or probe, in bytes.
 const maxAnswer = 64
 
 func (w wanted) encode(t frameType) []byte {
@@ -317,9 +328,9 @@ func decodeWanted(f fields) (wanted, bool) {
 	return w, f.ok()
 }
 
-// comeback answers resume or probe on an authenticated connection. c is nil when this
-// process has no such member.
-func (c *Control) comeback(conn net.Conn, t frameType, f fields) {
+// handleReconnect answers frame f, resume or probe, on an authenticated connection. c is nil if
+// this process has no such member.
+func (c *Control) handleReconnect(conn net.Conn, t frameType, f fields) {
 	w, ok := decodeWanted(f)
 	answer := frameAbsent
 	if c != nil && ok {
@@ -329,7 +340,7 @@ func (c *Control) comeback(conn net.Conn, t frameType, f fields) {
 		switch {
 		case w.rank != c.rank || w.instance != c.instance:
 		case c.state == stateJoining:
-			answer = framePresent // the roster is yet to come
+			answer = framePresent // this rank waits for the roster
 		case p != nil && p.instance == w.fromInstance:
 			if t == frameProbe {
 				answer = framePresent

@@ -17,14 +17,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// cut makes the kernel drop what arrives for the controls' connections and
-// listeners, as in a network outage, until mend is called.
+// cut simulates a network outage until mend is called: the kernel drops what arrives for the
+// controls' connections and listeners.
 func cut(t *testing.T, controls []*Control) (mend func()) {
 	t.Helper()
-	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // 0 bytes of a segment
+	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // keep 0 bytes of a segment
 	var all []syscall.Conn
 	for _, c := range controls {
-		all = append(all, c.family.ln.(syscall.Conn))
+		all = append(all, c.listener.ln.(syscall.Conn))
 		c.mu.Lock()
 		for _, p := range c.peers {
 			if p != nil && p.conn != nil {
@@ -37,7 +37,7 @@ func cut(t *testing.T, controls []*Control) (mend func()) {
 		for _, sc := range all {
 			raw, err := sc.SyscallConn()
 			if err != nil {
-				continue // closed meanwhile
+				continue // it is closed
 			}
 			raw.Control(func(fd uintptr) { err = f(int(fd)) })
 			if err != nil {
@@ -68,14 +68,14 @@ func TestSilentHost(t *testing.T) {
 		if e == nil || e.Kind != Lost || (c.rank != 0) != (e.Rank == 0) {
 			t.Fatalf("rank %d, whose peers are silent: %+v", c.rank, e)
 		}
-		if s := e.Err.Error(); !strings.Contains(s, "nothing has come from its host for") || !strings.Contains(s, controls[e.Rank].family.Addr()) {
+		if s := e.Err.Error(); !strings.Contains(s, "nothing has come from its host for") || !strings.Contains(s, controls[e.Rank].listener.Addr()) {
 			t.Errorf("rank %d: %s", c.rank, s)
 		}
 	}
 }
 
-// TestStarvedKernel: the kernel of a loaded machine may process no acknowledgement until
-// TCP_USER_TIMEOUT ends the connection. Both processes live, so nobody is lost.
+// TestStarvedKernel: on a busy machine TCP_USER_TIMEOUT may end a connection before the kernel
+// has processed an acknowledgement. Both processes live, so no rank is lost.
 func TestStarvedKernel(t *testing.T) {
 	t.Parallel()
 	controls := mustJoin(t, 3)
@@ -108,10 +108,10 @@ func TestOutage(t *testing.T) {
 	mend := cut(t, controls)
 	done := make(chan error, 1)
 	go func() { done <- each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }) }()
-	for _, c := range controls { // until the connections are given up
+	for _, c := range controls { // until the kernel has ended the connections
 		for deadline := time.Now().Add(time.Minute); c.rank > 0; time.Sleep(10 * time.Millisecond) {
 			c.mu.Lock()
-			lost := c.peers[0].lost()
+			lost := c.peers[0].disconnected()
 			c.mu.Unlock()
 			if lost {
 				break
@@ -137,8 +137,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// forwarder forwards connections to an address, and cuts each after some bytes (0:
-// never).
+// forwarder forwards connections to an address. It resets each after a number of bytes, 0 for
+// never.
 type forwarder struct {
 	ln    net.Listener
 	wg    sync.WaitGroup
@@ -233,9 +233,8 @@ func (f *forwarder) close() {
 	f.wg.Wait()
 }
 
-// TestCutsLoseNothing: connections that are reset after any byte, the handshake's
-// included, neither lose nor repeat frames, and no rank is reported lost. An abort is
-// reported once.
+// TestCutsLoseNothing: resets after any byte, also of the handshake, neither lose nor repeat a
+// frame. No rank is reported lost, and an abort is reported once.
 func TestCutsLoseNothing(t *testing.T) {
 	cuts := 0
 	defer func() { t.Logf("%d connections cut", cuts) }()
@@ -243,7 +242,7 @@ func TestCutsLoseNothing(t *testing.T) {
 		seed := rapid.Uint64().Draw(rt, "seed")
 		mean := rapid.IntRange(1000, 6000).Draw(rt, "bytes between cuts")
 		rounds := rapid.IntRange(1, 25).Draw(rt, "operations")
-		size := rapid.IntRange(0, mean/12).Draw(rt, "bytes each") // so that a frame gets through eventually
+		size := rapid.IntRange(0, mean/12).Draw(rt, "bytes each") // small enough that a frame gets through
 		f := newForwarder(t)
 		defer f.close()
 		dice := rand.New(rand.NewPCG(seed, 1))
@@ -309,7 +308,8 @@ func TestCutsLoseNothing(t *testing.T) {
 	})
 }
 
-// TestResetWhereNobodyDied: a reset connection between two live processes loses nobody.
+// TestResetWhereNobodyDied: when a connection between two live processes is reset, no rank is
+// lost.
 func TestResetWhereNobodyDied(t *testing.T) {
 	controls := mustJoin(t, 3)
 	for _, side := range []int{0, 1} {
@@ -330,7 +330,8 @@ func TestResetWhereNobodyDied(t *testing.T) {
 	}
 }
 
-// TestAnotherProcess: a process that listens at a rank's address is that rank only if it proves so.
+// TestAnotherProcess: a rank is lost if another process listens at its address, with or without the
+// secret.
 func TestAnotherProcess(t *testing.T) {
 	for _, what := range []string{"rank of a later attempt", "stranger"} {
 		t.Run(what, func(t *testing.T) {

@@ -1,20 +1,19 @@
 package bootstrap
 
-// maxStatement bounds a statement in bytes, maxTold the number of unread ones.
 const (
-	maxStatement = 256
-	maxTold      = 1024
+	maxStatement = 256  // bytes
+	maxTold      = 1024 // statements that Told's reader has not taken
 )
 
-// Statement is what a member told rank 0.
+// Statement is a member's message to rank 0.
 type Statement struct {
-	Rank int
+	Rank int // of the sender
 	Blob []byte
 }
 
-// Tell gives rank 0 a short statement (at most 256 bytes), such as what this
-// rank is stuck in. It never blocks and is best effort: a statement that is too
-// long or finds a queue full is dropped.
+// Tell sends rank 0 a statement of at most 256 bytes, such as the signature of the collective
+// that this rank is stuck in. It does not block. It drops a statement that is too long or that
+// a queue has no room for.
 func (c *Control) Tell(blob []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -24,15 +23,16 @@ func (c *Control) Tell(blob []byte) {
 	blob = append([]byte(nil), blob...)
 	if c.rank == 0 {
 		c.note(Statement{0, blob})
-	} else if p := c.peers[0]; p != nil && p.waiting() < maxQueue/2 {
+	} else if p := c.peers[0]; p != nil && p.unacknowledged() < maxQueue/2 { // a full queue ends the session
 		p.send(seal(appendBytes(frame(frameTell), blob)))
 	}
 }
 
-// Told delivers the members' statements on rank 0. Close and Leave close it.
+// Told delivers the members' statements on rank 0, and none on other ranks. Close and Leave
+// close the channel.
 func (c *Control) Told() <-chan Statement { return c.statements }
 
-// note hands a statement to Told's reader, if it keeps up.
+// note queues a statement for Told's reader, or drops it if the queue is full.
 func (c *Control) note(s Statement) {
 	select {
 	case c.statements <- s:

@@ -14,15 +14,16 @@ import (
 //	client  proof("client"), then frames: hello
 //	server  frames: pending*, then roster, retry, or a failure
 //
-// Half of the client's nonce is its pass, an HMAC of the other half (the salt). A pass can be
-// replayed, so it decides one thing only: under a flood, a client with a fresh pass is not
-// evicted to make room for strangers.
+// Half of the client's nonce is its pass, an HMAC of the other half (the salt). It lets a
+// listener under flood recognise a member by its first message, and keep it when strangers are
+// evicted. It proves nothing else, since it can be replayed.
 //
-// A session that has lost its connection sends resume instead of hello, answered by resumed and
-// the unacknowledged frames; the hub sends probe, answered by present. Either may get absent.
+// A member that has lost its connection sends resume instead of hello. The answer is resumed,
+// and then the unacknowledged frames. The hub sends probe to a member's listener, and the
+// answer is present. A process that does not have the session answers absent.
 //
-// A frame is a 4-byte length, a type, and that type's fields. Integers are
-// little-endian, byte strings carry a 4-byte length.
+// A frame is a 4-byte length (of what follows), a type byte, and that type's fields. Integers
+// are little-endian. Byte strings have a 4-byte length in front.
 const (
 	magic   = "LKSTEPbs"
 	version = 2
@@ -32,24 +33,25 @@ const (
 	greetingSize = len(magic) + 2 + 16 + nonceSize
 	answerSize   = len(magic) + 2 + nonceSize + 32
 
-	// maxBlob bounds what one rank contributes, see MaxBlob.
+	// maxBlob is the largest MaxBlob, in bytes.
 	maxBlob = 1 << 20
-	// maxHello bounds what is read from a peer before the rendezvous is complete.
+	// maxHello bounds a frame to the hub, in bytes.
 	maxHello = maxBlob + 4096
-	// maxFrame bounds a gathered result: every member's blob together.
+	// maxFrame bounds a frame from the hub, in bytes. A gather's result has all members' blobs.
 	maxFrame = 256 << 20
-	// maxAddr bounds the address that a rank tells of itself.
+	// maxAddr bounds a rank's Member.Addr, in bytes.
 	maxAddr = 512
-	// maxReason bounds the payload of an abort.
+	// maxReason bounds the reason of an abort, in bytes.
 	maxReason = 4096
 	// maxSize bounds a communicator, and so what a peer can make this rank allocate.
 	maxSize = 1 << 16
 )
 
-// MaxBlob returns how many bytes each of size ranks contributes to one AllGather at most, Info
-// included: 1 MiB, and less of more than 255 ranks, for all of them go into one frame.
+// MaxBlob returns the largest blob that each of size ranks may give to AllGather, and the largest
+// Info, in bytes. It is 1 MiB for up to 255 ranks. It is less for more ranks, because one frame
+// carries all blobs.
 func MaxBlob(size int) int {
-	const beside = maxAddr + 64 // of the frame, a rank: an address in the roster, and lengths
+	const beside = maxAddr + 64 // other bytes per rank: an address in the roster, and lengths
 	return min(maxBlob, maxFrame/max(size, 1)-beside)
 }
 
@@ -57,7 +59,7 @@ type frameType uint8
 
 const (
 	frameHello    frameType = iota + 1 // client → hub: rank, size, instance, address, info
-	framePending                       // hub → client: who is missing so far, fields of frameMissing
+	framePending                       // hub → client: ranks that are missing so far, fields of frameMissing
 	frameRoster                        // hub → client: rank 0's instance, every member's address and info
 	frameRetry                         // hub → client: no rendezvous of that token here yet
 	frameConflict                      // hub → client: code, rank, detail
@@ -66,12 +68,12 @@ const (
 	frameResult                        // hub → client: sequence, size blobs
 	frameLost                          // hub → client: rank, reason
 	frameAbort                         // both: rank, reason
-	frameBye                           // both: the sender leaves in good order
-	frameLeft                          // hub → client: rank that left in good order
+	frameBye                           // both: the sender leaves
+	frameLeft                          // hub → client: rank that left
 	frameTell                          // client → hub: statement
 	frameAck                           // both: number of frames received, acks not counted
 	frameResume                        // client → hub, on another connection: fields of wanted
-	frameResumed                       // hub → client: number of frames received; the session goes on
+	frameResumed                       // hub → client: number of frames received
 	frameProbe                         // hub → client's listener: fields of wanted
 	framePresent                       // client → hub: the session exists
 	frameAbsent                        // both: there is no such session
@@ -90,8 +92,8 @@ func seal(b []byte) []byte {
 	return b
 }
 
-// readFrame reads one frame of at most limit bytes after its length. It grows
-// its buffer with what really arrives, so that a length alone costs nothing.
+// readFrame reads one frame of at most limit bytes, its length not counted. The buffer grows
+// with the bytes that arrive, so a peer cannot make this rank allocate memory by a length alone.
 func readFrame(r io.Reader, limit int) (frameType, fields, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -114,8 +116,8 @@ func readFrame(r io.Reader, limit int) (frameType, fields, error) {
 	return frameType(head[4]), fields{b: body}, nil
 }
 
-// fields reads a frame's fields in order. A field that is cut short reads as zero,
-// as do all after it; ok reports it in the end.
+// fields reads a frame's fields in order. If the frame is too short for a field, that field and
+// all later ones read as zero, and ok reports false.
 type fields struct {
 	b   []byte
 	bad bool
@@ -147,12 +149,12 @@ func (f *fields) u64() uint64 {
 
 func (f *fields) bytes() []byte { return f.take(int(f.u32())) }
 
-// ok reports whether every field was there and nothing is left over.
+// ok reports whether the frame had all fields that were read, and nothing else.
 func (f *fields) ok() bool { return !f.bad && len(f.b) == 0 }
 
 type hello struct {
 	rank, size int
-	instance   uint64 // of the Join call: tells a reconnect from a second claimant
+	instance   uint64 // random, of the Join call: tells a reconnect from a second process
 	addr       string
 	info       []byte
 }
@@ -217,7 +219,7 @@ func decodeRanks(f *fields, size int) []int {
 	return ranks
 }
 
-// encodeFailure turns the error of a failed rendezvous into its frame.
+// encodeFailure returns the frame for the error of a failed rendezvous.
 func encodeFailure(err error) []byte {
 	var conflict *ConflictError
 	var lost *LostError
@@ -255,7 +257,8 @@ func encodeAbort(e *AbortError) []byte {
 	return seal(appendBytes(appendU32(frame(frameAbort), uint32(e.Rank)), e.Reason))
 }
 
-// decodeFailure is the inverse of encodeFailure; nil when t is no failure or malformed.
+// decodeFailure is the inverse of encodeFailure. It returns nil if t is no failure or f is
+// malformed.
 func decodeFailure(t frameType, f fields, size int) error {
 	switch t {
 	case frameConflict:

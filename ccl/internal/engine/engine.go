@@ -8,19 +8,19 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Op is one operation to run. The engine keeps the slices until End.
+// Op is one operation to run. The engine uses its slices until End.
 type Op struct {
 	Signature
 	Send, Recv []byte
-	// Arrivals records what Arrived returns.
+	// Arrivals makes the engine record what Arrived returns.
 	Arrivals bool
-	// Legs records what Engine.Legs returns.
+	// Legs makes the engine record what Engine.Legs returns.
 	Legs bool
-	// Parts are a group's messages, by Space - GroupSpace.
+	// Parts has the memory of Space GroupSpace + i at index i.
 	Parts   []Part
-	Divisor int // of Avg
-	// Gate reports whether a gate of the schedule may be passed, and acts on its
-	// being passed; nil if the schedule has none.
+	Divisor int // for Avg: the number of ranks
+	// Gate reports whether gate number is open. If so, the track passes it, and Gate does what
+	// that entails. It is nil if the schedule has no gates.
 	Gate func(number int) bool
 }
 
@@ -28,19 +28,19 @@ type Op struct {
 type Part struct {
 	Buf   []byte
 	DType record.DType
-	// Opaque: Buf only stands for the bytes, which links can send but the CPU cannot read.
+	// Opaque says that links can send Buf but the CPU cannot read it, as with GPU memory.
 	Opaque bool
 }
 
-// GroupSpace is the Space of Op.Parts[0].
+// GroupSpace is the Space of Op.Parts[0]. The others follow by index.
 const GroupSpace = algo.PartSpace
 
-// headerSize is the room a signature takes in the byte stream: what follows
-// stays aligned.
+// headerSize is the bytes of a header in the byte stream: a signature, padded so that the data
+// after it is aligned.
 const headerSize = 64
 
-// Data of up to so many bytes is sent in one piece with its header: a copy costs less
-// than a second store to shared memory that the peer reads, or system call.
+// A message of up to so many bytes is copied behind its header and sent with it. The copy costs
+// less than a second write: to shared memory that the peer polls, or by a system call.
 const (
 	stageMemory  = 1 << 10
 	stageNetwork = 16 << 10
@@ -52,8 +52,8 @@ type Mesh interface {
 	Link(peer int) (transport.Link, error)
 }
 
-// Engine runs one communicator's operations, one at a time. Whoever holds the
-// communicator owns it; it is not safe for concurrent use.
+// Engine runs one communicator's operations, one at a time. It is not safe for concurrent use:
+// one goroutine at a time may call it (package executor's role).
 type Engine struct {
 	mesh  Mesh
 	links []transport.Link
@@ -61,8 +61,8 @@ type Engine struct {
 	op      Op
 	sched   *algo.Schedule
 	lanes   []lane
-	left    int // lanes not finished
-	tag     uint32
+	left    int    // number of lanes that are not finished
+	tag     uint32 // of op's lines
 	scratch []byte
 	acc     []float32
 
@@ -71,24 +71,23 @@ type Engine struct {
 	legs        legs
 
 	header [headerSize]byte
-	line   [64]byte // a line's payload; room for transports that copy whole lines
-	stage  []byte
+	line   [64]byte // a received line; transports may copy a whole line
+	stage  []byte   // a header to send, and the data behind it
 }
 
-// lane is a track being run.
+// lane is the state of a track.
 type lane struct {
 	steps []algo.Step
-	at    int32
-	begun bool  // the current message has been aligned, and its header handled
-	late  bool  // nothing could move while this step was current (Late)
-	wants bool  // its link has been told of the wait
-	since int64 // when
+	at    int32 // index of the current step
+	begun bool  // the link has been aligned for the current step
+	late  bool  // nothing could move since the current step began (Late)
+	wants bool  // WantRecv has told the link that this rank waits
+	since int64 // time of that call
 	pos   int   // bytes of the current step that have moved
 	hdr   int   // bytes of its header that have moved
 }
 
-// New returns an engine for the rank whose links mesh has. size is the
-// communicator's.
+// New returns an engine that uses mesh's links. size is the number of ranks.
 func New(mesh Mesh, size int) *Engine {
 	return &Engine{
 		mesh: mesh, links: make([]transport.Link, size),
@@ -96,7 +95,7 @@ func New(mesh Mesh, size int) *Engine {
 	}
 }
 
-// Begin sets up op to be run by sched.
+// Begin makes op the current operation. Step runs it by sched. The last operation must have ended.
 func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
 	e.op, e.sched, e.left = *op, sched, 0
 	e.tag = op.Signature.tag()
@@ -123,7 +122,7 @@ func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
 	}
 }
 
-// End forgets the operation's buffers.
+// End ends the operation, complete or not. The engine keeps no reference to its buffers.
 func (e *Engine) End() {
 	e.op, e.sched = Op{}, nil
 	for i := range e.lanes {
@@ -131,19 +130,20 @@ func (e *Engine) End() {
 	}
 }
 
-// Done reports whether everything has been moved.
+// Done reports whether all steps are complete.
 func (e *Engine) Done() bool { return e.left == 0 }
 
-// Arrived returns, of an operation with Arrivals, the peer that this rank last had to wait for (see
-// arrived), and when its bytes came, in ns of CLOCK_MONOTONIC; peer is -1 if there was none.
+// Arrived returns the last peer whose first bytes this rank had to wait for, and when they came, in
+// ns of CLOCK_MONOTONIC. peer is -1 if there was none, or if the operation has no Arrivals.
 func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arrivedAt }
 
-// burst is how many bytes a lane moves before the next has its turn: what one
-// lane has just reduced is still in the cache when another sends it on.
+// burst is how many bytes a lane moves before the next lane's turn. It is small, so that what one
+// lane has reduced is still in the cache when another sends it.
 const burst = 16 << 10
 
-// Launch is the beginning of a first Step: it sends what needs nothing from others
-// yet, and prefetches the lines that they may have sent.
+// Launch is the beginning of the first Step. It makes the sends at the head of each track, which
+// need nothing from peers, and prefetches the lines that peers may have sent. The caller does other
+// work before it calls Step, while these bytes travel.
 func (e *Engine) Launch() error {
 	for i := range e.lanes {
 		l := &e.lanes[i]
@@ -161,7 +161,8 @@ func (e *Engine) Launch() error {
 	return nil
 }
 
-// Step moves what can be moved now. moved is false when nothing could.
+// Step moves what can be moved now, and reports whether anything moved. An error is final: a
+// *PeerError, a *MismatchError, or the mesh's error if it has no link to a peer.
 func (e *Engine) Step() (moved bool, err error) {
 	for again := true; again && e.left > 0; {
 		again = false
@@ -176,17 +177,17 @@ func (e *Engine) Step() (moved bool, err error) {
 					break
 				}
 				moved, again = true, true
-				budget -= n + 64
+				budget -= n + 64 // a step costs time however few its bytes
 			}
 		}
 	}
 	return moved, nil
 }
 
-// blocked is what advance returns when a lane can not move.
+// blocked is what advance returns if the lane cannot move now.
 const blocked = -1
 
-// advance moves lane l's current step a little and returns how many bytes went.
+// advance advances lane l's current step a little. It returns how many bytes moved, or blocked.
 func (e *Engine) advance(l *lane, index int) (n int, err error) {
 	st := &l.steps[l.at]
 	if st.Need > 0 && e.lanes[1-index].at < st.Need {
@@ -233,16 +234,17 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 	return n, err
 }
 
+// connect gets the link to a peer from the mesh, on its first use.
 func (e *Engine) connect(peer int) (transport.Link, error) {
 	link, err := e.mesh.Link(peer)
 	if err != nil {
-		return nil, err // this rank's own failure: a peer's shows in the link
+		return nil, err // no PeerError: this rank failed to make the link
 	}
 	e.links[peer] = link
 	return link, nil
 }
 
-// PeerError names the peer whose link failed.
+// PeerError says that the link to Peer failed.
 type PeerError struct {
 	Peer int
 	Err  error
@@ -251,7 +253,7 @@ type PeerError struct {
 func (e *PeerError) Error() string { return fmt.Sprintf("link to rank %d: %v", e.Peer, e.Err) }
 func (e *PeerError) Unwrap() error { return e.Err }
 
-// next ends the lane's current step.
+// next ends the lane's current step and begins the next one.
 func (e *Engine) next(l *lane) {
 	done := &l.steps[l.at]
 	l.at++
@@ -269,7 +271,7 @@ func (e *Engine) next(l *lane) {
 	}
 }
 
-// moved accounts for n bytes of the step's data.
+// moved counts n bytes of the step's data, and ends the step if they were the last. It returns n.
 func (e *Engine) moved(l *lane, st *algo.Step, n int) int {
 	l.pos += n
 	if l.pos == st.Len {
@@ -278,6 +280,7 @@ func (e *Engine) moved(l *lane, st *algo.Step, n int) int {
 	return n
 }
 
+// writeLine sends one line of the step's data.
 func (e *Engine) writeLine(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	n := min(st.Len-l.pos, transport.LinePayload)
 	ok, err := link.TryWriteLine(e.bytes(st.Src, l.pos, n), e.tag)
@@ -290,6 +293,7 @@ func (e *Engine) writeLine(link transport.Link, l *lane, st *algo.Step) (int, er
 	return e.moved(l, st, n), nil
 }
 
+// readLine receives one line of the step's data, and checks its tag and length.
 func (e *Engine) readLine(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	n, tag, ok, err := link.TryReadLine(e.line[:transport.LinePayload])
 	if err != nil {
@@ -308,7 +312,9 @@ func (e *Engine) readLine(link transport.Link, l *lane, st *algo.Step) (int, err
 	return e.moved(l, st, n), nil
 }
 
-// arrived notes a peer's first bytes, or any message of lines, that this rank had to wait for.
+// arrived notes that bytes for the current step have come, if this rank had to wait for them. A
+// peer's first bytes, or the first line of a message, count for Arrived: they show when the peer
+// entered the operation.
 func (e *Engine) arrived(link transport.Link, l *lane, st *algo.Step) {
 	if l.late {
 		l.late = false
@@ -328,6 +334,7 @@ func (e *Engine) arrived(link transport.Link, l *lane, st *algo.Step) {
 	}
 }
 
+// send sends through the byte stream.
 func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	if !l.begun {
 		link.AlignSend()
@@ -337,7 +344,7 @@ func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) 
 		if n, err := e.sendHeader(link, l, st); n != 0 || err != nil {
 			return n, err
 		}
-		// Nothing of this step remains when header and data went in one piece.
+		// The step is complete if the data was sent with the header, or has no bytes.
 		if l.pos == st.Len {
 			e.next(l)
 			return st.Len, nil
@@ -360,8 +367,8 @@ func (e *Engine) send(link transport.Link, l *lane, st *algo.Step) (int, error) 
 	return e.moved(l, st, n), nil
 }
 
-// sendHeader sends what is left of the header, with the data when that is
-// short, and returns 0 once the header is out.
+// sendHeader sends the rest of the header, and short data with it. It returns 0 when the header is
+// sent. l.pos then says how much of the data is.
 func (e *Engine) sendHeader(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	data, limit := st.Len, stageMemory
 	if !link.Kind().InMemory() {
@@ -395,6 +402,7 @@ func (e *Engine) sendHeader(link transport.Link, l *lane, st *algo.Step) (int, e
 	return 0, nil
 }
 
+// recv receives from the byte stream. It reduces from the link's memory.
 func (e *Engine) recv(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	if !l.begun {
 		link.AlignRecv()
@@ -438,8 +446,8 @@ func (e *Engine) recv(link transport.Link, l *lane, st *algo.Step) (int, error) 
 	return e.moved(l, st, n), nil
 }
 
-// recvHeader receives what is left of the header and returns 0 once it is
-// there and is the one expected.
+// recvHeader receives the rest of the header. It returns 0 when the header is complete, and a
+// *MismatchError if it is not the one expected.
 func (e *Engine) recvHeader(link transport.Link, l *lane, st *algo.Step) (int, error) {
 	n, err := link.TryRecv(e.header[l.hdr:headerSize])
 	if err != nil {
@@ -460,6 +468,8 @@ func (e *Engine) recvHeader(link transport.Link, l *lane, st *algo.Step) (int, e
 	return 0, nil
 }
 
+// mismatch returns the error for a step whose header has another signature. known says that theirs
+// could be decoded.
 func mismatch(st *algo.Step, mine, theirs Signature, known bool) error {
 	m := &MismatchError{Peer: int(st.Peer), Mine: mine}
 	if known {

@@ -5,19 +5,19 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// MaxLegs bounds the legs that an operation records; those that begin later are left out.
+// MaxLegs is how many legs are recorded of an operation. Those that begin later are not.
 const MaxLegs = 16
 
-// Leg is what one peer sends in one phase of an operation, and when, in ns of CLOCK_MONOTONIC.
+// Leg says when the bytes of one leg arrived. Times are in ns of CLOCK_MONOTONIC.
 type Leg struct {
 	algo.Leg
-	Asked int64 // this rank began to receive; 0: at the operation's start
-	Came  int64 // its first bytes came; 0: they were there already
-	Ended int64 // its last bytes were received; 0: not yet
-	Stall int64 // ns without arrivals in between, as far as Idle noticed
+	Asked int64 // when this rank began to receive, 0 for the operation's start
+	Came  int64 // when the first bytes came, 0 if this rank did not have to wait for them
+	Ended int64 // when the last bytes were received, 0 if that has not happened
+	Stall int64 // ns of waits in between, as far as they were long enough for Idle
 }
 
-// legs records the legs of the running operation. There are few, so lookup is a scan.
+// legs holds the legs of the current operation. There are few, so of scans them.
 type legs struct {
 	n   int
 	all [MaxLegs]Leg
@@ -57,5 +57,6 @@ func (s *legs) stalled(st *algo.Step, by int64) {
 	}
 }
 
-// Legs returns the legs of an operation with Op.Legs. They are valid until the next Begin.
+// Legs returns the legs of an operation with Op.Legs, in the order in which they began. The slice
+// is valid until the next Begin.
 func (e *Engine) Legs() []Leg { return e.legs.all[:e.legs.n] }

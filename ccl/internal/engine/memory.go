@@ -8,7 +8,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// bytes is n bytes at r+pos.
+// bytes returns the n bytes at r+pos. r is not in Acc.
 func (e *Engine) bytes(r algo.Ref, pos, n int) []byte {
 	off := r.Off + pos
 	switch r.Space {
@@ -22,18 +22,18 @@ func (e *Engine) bytes(r algo.Ref, pos, n int) []byte {
 	return e.op.Parts[r.Space-GroupSpace].Buf[off : off+n]
 }
 
-// opaque reports whether r is in a part that cannot be read.
+// opaque reports whether the CPU cannot read r.
 func (e *Engine) opaque(r algo.Ref) bool {
 	return r.Space >= GroupSpace && e.op.Parts[r.Space-GroupSpace].Opaque
 }
 
-// wide is the float32 accumulators of n bytes' worth of elements at r+pos.
+// wide returns the float32 sums at r+pos in Acc, of elements that have n bytes in their own type.
 func (e *Engine) wide(r algo.Ref, pos, n int) []float32 {
 	at := (r.Off + pos) / 2
 	return e.acc[at : at+n/2]
 }
 
-// take stores or combines bytes that arrived for st at pos.
+// take stores or reduces the bytes that arrived for st at pos.
 func (e *Engine) take(st *algo.Step, pos int, in []byte) {
 	n, dt, op := len(in), e.op.DType, e.op.Op
 	toAcc := st.Dst.Space == algo.Acc
@@ -65,6 +65,7 @@ func (e *Engine) take(st *algo.Step, pos int, in []byte) {
 	}
 }
 
+// fold runs a Fold step.
 func (e *Engine) fold(st *algo.Step) {
 	src := e.bytes(st.Src, 0, st.Len)
 	if st.Dst.Space == algo.Acc {
@@ -78,6 +79,7 @@ func (e *Engine) fold(st *algo.Step) {
 	}
 }
 
+// copy runs a Copy step.
 func (e *Engine) copy(st *algo.Step) {
 	dst := e.bytes(st.Dst, 0, st.Len)
 	if st.Src.Space == algo.Acc {
@@ -90,7 +92,8 @@ func (e *Engine) copy(st *algo.Step) {
 	}
 }
 
-// narrow rounds the sums once, after dividing them if scale is set.
+// narrow rounds the sums in acc to the elements in dst. If scale is set it first divides them, so
+// that the average is rounded once.
 func (e *Engine) narrow(dst []byte, acc []float32, scale bool) {
 	if scale && len(acc) > 0 {
 		b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(acc))), 4*len(acc))

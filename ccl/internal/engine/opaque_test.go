@@ -9,10 +9,10 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// taker is a link that takes all bytes and counts them.
+// taker is a link that accepts all bytes and counts them.
 type taker struct {
 	transport.Link
-	copied, kept int
+	copied, kept int // bytes of TrySend and of TrySendKept
 }
 
 func (l *taker) Kind() record.Transport            { return record.TransportRDMA }
@@ -20,13 +20,14 @@ func (l *taker) AlignSend()                        {}
 func (l *taker) TrySend(b []byte) (int, error)     { l.copied += len(b); return len(b), nil }
 func (l *taker) TrySendKept(b []byte) (int, error) { l.kept += len(b); return len(b), nil }
 
+// oneLink is a mesh with the same link to every peer.
 type oneLink struct {
 	link *taker
 }
 
 func (m oneLink) Link(int) (transport.Link, error) { return m.link, nil }
 
-// TestOpaque: an opaque part is never copied behind the header, however short it is.
+// TestOpaque: the engine does not copy an opaque part behind the header, however short it is.
 func TestOpaque(t *testing.T) {
 	const size = 100
 	step := algo.Step{Act: algo.Send, Header: true, Kept: true, Src: algo.Ref{Space: engine.GroupSpace}, Len: size}
@@ -39,7 +40,7 @@ func TestOpaque(t *testing.T) {
 			t.Fatalf("done %v, %v", e.Done(), err)
 		}
 		if want := map[bool]int{true: size}[opaque]; link.kept != want || link.copied == 0 {
-			t.Errorf("opaque %v: %d bytes sent from where they lie, %d copied", opaque, link.kept, link.copied)
+			t.Errorf("opaque %v: %d bytes sent zero-copy, %d copied", opaque, link.kept, link.copied)
 		}
 	}
 }

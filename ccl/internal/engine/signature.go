@@ -8,23 +8,22 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Signature is what all ranks of a collective, or both ends of a message, must
-// agree on.
+// Signature is what all ranks of a collective, or both ends of a message, must agree on.
 type Signature struct {
-	Coll  record.CollKind // Send for both ends of a point-to-point message
+	Coll  record.CollKind // Send at both ends of a point-to-point message
 	DType record.DType
 	Op    record.RedOp
-	Root  int32  // -1 when there is none
-	Seq   uint64 // of the collective among the communicator's collectives, 0 for a point-to-point message
-	Count uint64 // elements; bytes of the message where they differ by pair
+	Root  int32  // -1 if there is none
+	Seq   uint64 // number of the collective in its communicator, 0 for a point-to-point message
+	Count uint64 // elements; bytes of the message if counts may differ by pair of ranks
 }
 
-// SignatureSize is the length of an encoded signature.
+// SignatureSize is the length of an encoded signature in bytes.
 const SignatureSize = 32
 
 const signatureMagic = 0x504f4b4c // "LKOP"
 
-// Encode stores s in b[:SignatureSize].
+// Encode writes s to b[:SignatureSize]. It panics if b is shorter.
 func (s *Signature) Encode(b []byte) {
 	_ = b[SignatureSize-1]
 	binary.LittleEndian.PutUint32(b[0:], signatureMagic)
@@ -35,7 +34,7 @@ func (s *Signature) Encode(b []byte) {
 	clear(b[27:SignatureSize])
 }
 
-// Decode is the inverse of Encode; false when b holds no signature.
+// Decode is the inverse of Encode. It returns false if b does not begin with a signature.
 func (s *Signature) Decode(b []byte) bool {
 	if len(b) < SignatureSize || binary.LittleEndian.Uint32(b) != signatureMagic {
 		return false
@@ -47,7 +46,7 @@ func (s *Signature) Decode(b []byte) bool {
 	return true
 }
 
-// tag hashes s to the 32 bits that a line has room for.
+// tag hashes s to the 32 bits that a line has room for. It is never 0.
 func (s *Signature) tag() uint32 {
 	h := s.Seq*0x9e3779b97f4a7c15 ^ s.Count*0xc2b2ae3d27d4eb4f
 	h ^= uint64(s.Coll)<<56 ^ uint64(s.DType)<<48 ^ uint64(s.Op)<<40 ^ uint64(uint32(s.Root))
@@ -74,12 +73,11 @@ func (s Signature) String() string {
 	return fmt.Sprintf("%s as collective %d", what, s.Seq)
 }
 
-// MismatchError says that a peer's message belongs to another call. Theirs is
-// nil when the message does not say which: a line has no room for it.
+// MismatchError says that a message of Peer belongs to another call than this rank's.
 type MismatchError struct {
 	Peer   int
 	Mine   Signature
-	Theirs *Signature
+	Theirs *Signature // nil if unknown: a line carries only a tag
 }
 
 func (e *MismatchError) Error() string {
@@ -89,8 +87,8 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("this rank called %v, rank %d called %v", e.Mine, e.Peer, *e.Theirs)
 }
 
-// of returns the signature that step's message carries. Where counts differ by
-// pair of ranks each message carries its own, always through the byte stream.
+// of returns the signature that step's message carries. If counts may differ by pair of ranks, it
+// has the message's own length and type. Such messages always use the byte stream.
 func (op *Op) of(step *algo.Step) Signature {
 	s := op.Signature
 	if !s.Coll.Traits().Varies() {

@@ -7,8 +7,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// FuzzSignature: whatever a peer sends either is no signature or survives being
-// encoded again.
+// FuzzSignature: Decode refuses what a peer sends, or Encode and Decode return the same signature.
 func FuzzSignature(f *testing.F) {
 	var b [engine.SignatureSize]byte
 	s := engine.Signature{Coll: record.Broadcast, DType: record.Float64, Op: record.Max, Root: 3, Seq: 1 << 40, Count: 12345}

@@ -4,60 +4,65 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 )
 
-// Gated reports whether a track waits at a gate. No link shows when a gate opens.
+// Gated reports whether a track waits at a gate. Then a wait on the links is not enough, since none
+// shows when a gate opens.
 func (e *Engine) Gated() bool {
 	for i := range e.lanes {
-		l := &e.lanes[i]
-		if int(l.at) >= len(l.steps) || l.steps[l.at].Act != algo.Gate {
-			continue
-		}
-		if need := l.steps[l.at].Need; need == 0 || e.lanes[1-i].at >= need {
+		if st := e.ready(i); st != nil && st.Act == algo.Gate {
 			return true
 		}
 	}
 	return false
 }
 
-// Late notes that nothing could be moved: what comes from now on was waited for.
+// ready returns lane i's current step. It returns nil if the lane is finished, or if the step needs
+// steps of the other lane.
+func (e *Engine) ready(i int) *algo.Step {
+	l := &e.lanes[i]
+	if int(l.at) >= len(l.steps) {
+		return nil
+	}
+	st := &l.steps[l.at]
+	if st.Need > 0 && e.lanes[1-i].at < st.Need {
+		return nil
+	}
+	return st
+}
+
+// Late says that nothing could move, so this rank waits for what its current steps receive next.
 func (e *Engine) Late() {
 	for i := range e.lanes {
 		e.lanes[i].late = true
 	}
 }
 
-// Idle tells the links of blocked receives that this rank waits for them since
-// now. It is for waits long enough to be worth reporting.
+// Idle tells the links of blocked receives that this rank waits for their bytes since now, in ns of
+// CLOCK_MONOTONIC. The caller calls it only in waits that are long enough to report.
 func (e *Engine) Idle(now int64) {
 	for i := range e.lanes {
-		l := &e.lanes[i]
-		if int(l.at) >= len(l.steps) {
-			continue
-		}
-		st := &l.steps[l.at]
-		if st.Peer >= 0 && st.Act != algo.Send && !l.wants && e.links[st.Peer] != nil && (st.Need == 0 || e.lanes[1-i].at >= st.Need) {
+		l, st := &e.lanes[i], e.ready(i)
+		if st != nil && st.Peer >= 0 && st.Act != algo.Send && !l.wants && e.links[st.Peer] != nil {
 			l.wants, l.since = true, now
 			e.links[st.Peer].WantRecv(now)
 		}
 	}
 }
 
-// Waiting names the peers that the operation waits for now: those it receives
-// from, or else those it sends to. It appends to dst.
+// Waiting appends to dst the peers that the operation waits for: those that it receives from, or
+// if there are none those that it sends to. A step that needs this rank's other steps waits for
+// those, not for its peer.
 func (e *Engine) Waiting(dst []int32) []int32 {
 	for pass := 0; pass < 2 && len(dst) == 0; pass++ {
 		for i := range e.lanes {
-			l := &e.lanes[i]
-			if int(l.at) < len(l.steps) {
-				if st := &l.steps[l.at]; st.Peer >= 0 && (st.Act == algo.Send) == (pass == 1) {
-					dst = append(dst, st.Peer)
-				}
+			if st := e.ready(i); st != nil && st.Peer >= 0 && (st.Act == algo.Send) == (pass == 1) {
+				dst = append(dst, st.Peer)
 			}
 		}
 	}
 	return dst
 }
 
-// Flush publishes the counters of all links.
+// Flush publishes the counters of all links. now is in ns of CLOCK_MONOTONIC.
 func (e *Engine) Flush(now int64) {
 	for _, l := range e.links {
 		if l != nil {

@@ -1,14 +1,17 @@
 // Package executor runs one communicator's operations in the order of the calls.
 //
-// In flow operations, put in the queue by any goroutine. Out flow calls of the engine,
-// which moves the bytes, and what the flight recorder keeps of each operation. Whoever
-// waits does the work: Drive takes the executor's role and carries on where another
-// left off, and a worker takes on what nobody waits for, sent by the process's sweeper.
+// In: operations, which any goroutine puts in the queue (Put). Out: calls of the
+// engine, which moves the bytes, and flight-recorder records of each operation.
 //
-// From the bottom up: a queue holds operations and the role; an Order is what a stream
-// knows of them, across communicators; schedules are kept by shape; a Log writes records;
-// the Executor has all of these and the communicator's failure; Put and Drive run it.
+// One goroutine at a time has the executor's role and runs operations. A goroutine
+// that waits for an operation takes the role (Drive), and continues where the last
+// one stopped. If nobody waits, the process's sweeper wakes the communicator's
+// worker, which then takes the role.
 //
-// It checks no arguments and makes no CUDA calls: its callers do. A kernel's part of an
-// operation is behind the interface Proxy.
+// The parts: a queue holds operations and the role. An Order knows a stream's
+// operations on all communicators. plans caches schedules by shape. A Log writes
+// records. The Executor has all of these, and the communicator's failure.
+//
+// It checks no arguments and makes no CUDA calls; its callers do both. A Proxy
+// stands for the GPU's part of an operation.
 package executor

@@ -23,19 +23,19 @@ type Config struct {
 	Process *Process
 	Log     *Log
 	Control *bootstrap.Control
-	Faults  transport.Faults // nil for none
+	Faults  transport.Faults // injected faults, nil for none
 }
 
-// GPU is what a communicator of GPU ranks does at its end.
+// GPU is what the executor tells a communicator's GPU when the communicator ends.
 type GPU interface {
-	// Abort ends what runs there.
+	// Abort makes running kernels return early.
 	Abort()
-	// Release lets go of streams, when nothing is sent any more.
+	// Release lets streams continue that wait for operations. No operation sends any more.
 	Release()
 }
 
-// Executor runs a communicator's operations, and holds why it is over. Its methods may be
-// called from several goroutines.
+// Executor runs a communicator's operations, and keeps its failure. Its methods are safe for
+// concurrent use, except Connect and Start.
 type Executor struct {
 	Config
 	model algo.Model
@@ -48,33 +48,33 @@ type Executor struct {
 	vectors  pool[algo.Vector]
 
 	failed  atomic.Pointer[failure.Failure]
-	telling sync.Mutex // held while failed is set and the others are told
+	telling sync.Mutex // held while failed is set and the other ranks are told
 	closing atomic.Bool
-	moves   atomic.Uint64 // counted while closing
-	closed  chan struct{}
+	moves   atomic.Uint64         // counts progress while closing
+	closed  chan struct{}         // ends the worker
 	left    atomic.Pointer[[]int] // members that have closed
 	worker  sync.WaitGroup
 
-	// The rest is the role's holder's.
+	// Only the holder of the role uses the fields below. Times are in ns of CLOCK_MONOTONIC.
 	current *Operation
 	seq     uint64 // of current
-	entered bool   // current's first bytes have gone out
-	dep     use    // what the next operation must wait for
-	behind  behind // while its communicator is worked on
+	entered bool   // Launch has sent current's first bytes
+	dep     use    // the stream's operation on another communicator that must end first
+	behind  behind // context of the wait for dep
 	op      engine.Op
 	plans   plans
 	pairs   algo.Messages
 	entry   int64 // when an injected delay lets operation heldSeq begin
 	heldSeq uint64
-	suspect *failure.Failure // a link broke: why is the control plane's to say, for a while
-	since   int64            // when this was looked at last
-	doubt   int64            // for how long it has lasted
-	said    int64            // when this rank last told the others what it is in
+	suspect *failure.Failure // a link broke, and the control plane may still say why
+	since   int64            // when idle last looked at suspect
+	doubt   int64            // ns for which suspect has been set
+	said    int64            // when announce last told rank 0 about operation saidSeq
 	saidSeq uint64
 }
 
-// behind is the context of work on another communicator. It also ends when its own communicator
-// does, and costs no allocation; role.over wakes a goroutine that sleeps under it.
+// behind is the context in which x runs another communicator's operations. It also ends when x's
+// communicator fails. It needs no allocation; role.over wakes a goroutine that sleeps under it.
 type behind struct {
 	context.Context
 	x *Executor
@@ -87,7 +87,7 @@ func (b *behind) Err() error {
 	return b.Context.Err()
 }
 
-// New makes an executor; Connect and Start must follow before it takes operations.
+// New returns an executor. The caller must call Connect and Start before Put.
 func New(cfg Config) *Executor {
 	x := &Executor{Config: cfg, model: algo.DefaultModel(), closed: make(chan struct{})}
 	x.plans = plans{place: &x.Place, choose: x.Choose, all: make(map[algo.Call]*algo.Schedule)}
@@ -95,35 +95,39 @@ func New(cfg Config) *Executor {
 	return x
 }
 
-// Connect gives it the links.
+// Connect gives the executor its links.
 func (x *Executor) Connect(mesh *transport.Mesh) {
 	x.mesh, x.eng = mesh, engine.New(mesh, x.Size)
 	x.Log.connect(x.Rank, &x.Place, mesh, x.eng)
 }
 
-// Choose picks how a collective runs among the ranks of a place.
+// Choose returns how a collective runs among the ranks of place.
 func (x *Executor) Choose(call algo.Call, place *algo.Place) algo.Choice {
 	return x.model.Choose(call, place, x.Force)
 }
 
-// Last is the number of the last operation called, Finished of the last that has ended.
-func (x *Executor) Last() uint64     { return x.queue.tail.Load() }
+// Last returns the number of the last operation that was called.
+func (x *Executor) Last() uint64 { return x.queue.tail.Load() }
+
+// Finished returns the number of the last operation that has ended.
 func (x *Executor) Finished() uint64 { return x.queue.finished.Load() }
 
-// Wake has the worker look at the queue.
+// Wake makes the worker run what is in the queue.
 func (x *Executor) Wake() { x.queue.role.wake() }
 
-// Messages and Vector are empty ones for an Operation.
-func (x *Executor) Messages() *Messages  { return x.messages.get() }
+// Messages returns an empty Messages for an Operation, which then owns it.
+func (x *Executor) Messages() *Messages { return x.messages.get() }
+
+// Vector returns an empty Vector for an Operation, which then owns it.
 func (x *Executor) Vector() *algo.Vector { return x.vectors.get() }
 
-// Discard takes back what no operation was made of.
+// Discard takes back a Messages that no Operation owns.
 func (x *Executor) Discard(m *Messages) {
 	m.clear()
 	x.messages.put(m)
 }
 
-// Failed is why the communicator takes no calls, nil while it does.
+// Failed returns why Put refuses operations, nil while it does not.
 func (x *Executor) Failed() *failure.Failure {
 	if f := x.failed.Load(); f != nil {
 		return f
@@ -134,11 +138,11 @@ func (x *Executor) Failed() *failure.Failure {
 	return nil
 }
 
-// Over is why operations no longer run, nil while they do. After Close, Failed is set before
-// Over is.
+// Over returns why operations no longer run, nil while they do. While the communicator closes,
+// Put refuses new operations (Failed) and those in the queue still run.
 func (x *Executor) Over() *failure.Failure { return x.failed.Load() }
 
-// Err is Over as callers see it.
+// Err returns Over as a *failure.Error for callers.
 func (x *Executor) Err() error {
 	f := x.failed.Load()
 	if f == nil {
@@ -147,8 +151,8 @@ func (x *Executor) Err() error {
 	return x.Error("communicator", 0, f)
 }
 
-// Lost is why peers no longer need bytes from this rank: Err, or nil where the communicator was
-// merely closed.
+// Lost returns the failure after which peers no longer need bytes from this rank. It is Err, but
+// nil after a close in good order.
 func (x *Executor) Lost() error {
 	if x.failed.Load() == &failure.Closed {
 		return nil
@@ -156,14 +160,14 @@ func (x *Executor) Lost() error {
 	return x.Err()
 }
 
-// Fail ends the communicator with f unless it has ended already. tell says whether other ranks
-// must hear of it.
+// Fail ends the communicator with f, unless it has ended already. tell makes it abort the other
+// ranks, too.
 func (x *Executor) Fail(f *failure.Failure, tell bool) {
 	x.telling.Lock()
 	first := x.failed.Load() == nil
 	if first {
-		// The recorder comes first. A caller that sees the failure may end the process at once,
-		// and that death must not be taken for the cause.
+		// The record comes first. A caller that sees the failure may end the process at once, and
+		// the diagnosis must not take that for the cause.
 		x.Log.Aborted(f)
 		x.failed.Store(f)
 		if tell {
@@ -181,8 +185,8 @@ func (x *Executor) Fail(f *failure.Failure, tell bool) {
 	}
 }
 
-// Gone notes that a member has closed the communicator in good order. Bytes it sent may still
-// be under way; idle notices when an operation needs more from it.
+// Gone notes that rank has closed the communicator in good order. Its bytes may still be in
+// flight, so only missLeavers decides whether an operation waits for it in vain.
 func (x *Executor) Gone(rank int) {
 	var left []int
 	if old := x.left.Load(); old != nil {
@@ -193,8 +197,8 @@ func (x *Executor) Gone(rank int) {
 	x.mesh.Wake()
 }
 
-// Compare checks what rank says it is in against this rank's own call of the
-// same number, and fails the communicator when they differ.
+// Compare compares the collective that rank says it is in with this rank's collective of the same
+// number. It fails the communicator if they differ.
 func (x *Executor) Compare(rank int, theirs engine.Signature) {
 	q := &x.queue
 	q.mu.Lock()
@@ -205,7 +209,8 @@ func (x *Executor) Compare(rank int, theirs engine.Signature) {
 	}
 }
 
-// Interrupted is the error of a wait for operation seq that ctx has ended.
+// Interrupted returns the error of a wait for operation seq that ctx has ended. It wraps ErrTimeout
+// if ctx's deadline has passed.
 func (x *Executor) Interrupted(ctx context.Context, seq uint64) error {
 	err := context.Cause(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -214,17 +219,18 @@ func (x *Executor) Interrupted(ctx context.Context, seq uint64) error {
 	return x.Error("Wait", seq, &failure.Failure{Peer: -1, Err: err})
 }
 
-// Moves changes while operations go on that Close waits for.
+// Moves returns a number that changes while the operations that Close waits for make progress.
 func (x *Executor) Moves() uint64 { return x.moves.Load() + x.queue.finished.Load() }
 
-// BeginClose has no call accepted any more; it reports whether that is new, Closing whether it
-// has been.
+// BeginClose makes Put refuse operations. It returns false if it was called before.
 func (x *Executor) BeginClose() bool { return !x.closing.Swap(true) }
-func (x *Executor) Closing() bool    { return x.closing.Load() }
 
-// End is the end of the communicator, in good order unless it has had another: that is returned.
+// Closing reports whether BeginClose was called.
+func (x *Executor) Closing() bool { return x.closing.Load() }
+
+// End ends the communicator. It returns the communicator's failure, nil if there was none.
 func (x *Executor) End() error {
-	x.telling.Lock() // who closes for a failure has it told first
+	x.telling.Lock() // a Fail in progress tells the other ranks first
 	failed := x.Err()
 	x.failed.CompareAndSwap(nil, &failure.Closed)
 	x.telling.Unlock()

@@ -12,18 +12,18 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// idleness is how long the holder of the role has had nothing to do.
+// idleness says how long the holder of the role has had nothing to do. Times are in ns.
 type idleness struct {
 	waits int
-	since int64
-	told  bool
-	seen  int64 // when it looked at the clock last
-	quiet int64 // how long nothing has come while it looked
+	since int64 // when the wait began, as far as it is known
+	told  bool  // the wait was recorded
+	seen  int64 // when idle last read the clock
+	quiet int64 // time without progress, without the time in which this process did not run
 }
 
 const (
-	// Waits shorter than tellAfter are not recorded; after compareAfter ranks compare which
-	// call they are in, every compareEvery.
+	// A wait is recorded after tellAfter. After compareAfter, and every compareEvery, ranks
+	// compare their calls.
 	tellAfter    = int64(100 * time.Microsecond)
 	compareAfter = int64(300 * time.Millisecond)
 	compareEvery = int64(500 * time.Millisecond)
@@ -31,14 +31,15 @@ const (
 	leftAfter = int64(500 * time.Millisecond)
 	// suspectFor is how long the control plane may take to say why a link broke.
 	suspectFor = int64(time.Second)
-	// stallMost caps how much of the time between two looks counts as silence: while this
-	// process was not scheduled it could hear nothing.
+	// stallMost bounds the time between two readings of the clock that counts as silence. The
+	// rest is time in which this process was not scheduled and could not notice bytes.
 	stallMost = int64(2 * nap)
-	// nap bounds one sleep, so that a context's end is noticed.
+	// nap bounds one sleep, so that the end of a context is noticed.
 	nap = 20 * time.Millisecond
 )
 
-// idle waits for something to do.
+// idle waits a little for something to do. It returns an error if ctx ends, and also fails the
+// communicator when a wait has lasted too long.
 func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 	if x.suspect != nil {
 		time.Sleep(time.Millisecond)
@@ -60,9 +61,9 @@ func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 		x.eng.Late()
 	}
 	if x.current == nil || x.eng.Gated() {
-		x.attend(i) // what the GPU does, no link tells
+		x.attend(i) // links do not show what the GPU does
 	} else if polled := x.mesh.Wait(nap); polled && i.waits&63 != 0 && !i.told {
-		return nil // no clock yet
+		return nil // only every 64th poll reads the clock
 	}
 	now := record.Now()
 	if i.since == 0 {
@@ -93,13 +94,13 @@ func (x *Executor) idle(ctx context.Context, i *idleness, seq uint64) error {
 }
 
 const (
-	// While the GPU has not reached the operation, the rank polls for attendBusy and then
-	// sleeps for longer and longer, up to attendMost: the GPU may be busy for any time.
+	// While the GPU has not reached the operation, the rank polls for attendBusy. Then it sleeps
+	// for longer and longer, up to attendMost, because the GPU may be busy for any time.
 	attendBusy = 200 * time.Microsecond
 	attendMost = 200 * time.Microsecond
 )
 
-// attend waits a little for the GPU, and for the network if something is under way.
+// attend waits a little for the GPU. It also polls the network if an operation is running.
 func (x *Executor) attend(i *idleness) {
 	now := record.Now()
 	if i.since == 0 {
@@ -116,8 +117,8 @@ func (x *Executor) attend(i *idleness) {
 	time.Sleep(min(waited/8, attendMost))
 }
 
-// announce tells rank 0 which collective this rank is stuck in. Ranks that disagree on a call
-// may wait for messages that nobody sends.
+// announce tells rank 0 which collective this rank is stuck in. Ranks that disagree on a call may
+// wait for messages that nobody sends, so no header shows the mismatch.
 func (x *Executor) announce(now int64) {
 	if x.current == nil || x.current.collective == 0 || x.saidSeq == x.seq && now-x.said < compareEvery {
 		return
@@ -128,7 +129,7 @@ func (x *Executor) announce(now int64) {
 	x.Control.Tell(b[:])
 }
 
-// missLeavers fails the communicator when this rank waits for one that has closed it.
+// missLeavers fails the communicator if this rank waits for a rank that has closed it.
 func (x *Executor) missLeavers() {
 	left := x.left.Load()
 	if left == nil || x.current == nil {

@@ -13,39 +13,40 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Log writes a communicator's part of the flight recorder: live words that say what has been
-// called and what is open, and one record of each operation when it ends. An operation that
-// queues, or lasts, is also recorded before. Log writes while the operation has to wait anyway,
-// where it can: the start after the first bytes went out, the sums of a brief operation after
-// the next one's first bytes.
+// Log writes a communicator's part of the flight recorder. Live words say which operations have been
+// called, started and finished. One record tells of each operation when it ends. An operation that
+// queues, or that lasts, has records before that, too.
+//
+// Log writes while the operation has to wait anyway, if it can. It writes the start after the first
+// bytes are sent, and the sums of a brief operation after the next one's first bytes.
 type Log struct {
-	rec    *record.Writer // nil: off
+	rec    *record.Writer // nil if recording is off
 	live   *record.Comm
 	proc   *Process
-	id     uint64
+	id     uint64          // the communicator's
 	board  transport.Board // nil without local peers
 	remote bool            // there are members on other nodes
-	gpu    *gpu.Recording  // nil on a CPU rank, or off
+	gpu    *gpu.Recording  // nil on a CPU rank, or if recording is off
 	rank   int
 	place  *algo.Place
 	mesh   *transport.Mesh
 	eng    *engine.Engine
 
-	started int64
-	lasting bool          // the running operation has been told of
-	whole   record.Record // of the last operation: only what differs is written
-	flushed uint64        // operations since links last published their counters
-	sums    sums          // not yet added
+	started int64         // when the running operation started
+	lasting bool          // lasts has recorded the running operation
+	whole   record.Record // record of the last operation; the next one changes only what differs
+	flushed uint64        // number of operations since links last published their counters
+	sums    sums          // of the last operation
 }
 
-// sums is what AddPhases takes of one operation.
+// sums has the arguments of AddPhases for one operation.
 type sums struct {
 	own, wait, transfer int64
 	bytes               uint64
-	due                 bool
+	due                 bool // they have not been added
 }
 
-// addSums adds what is due.
+// addSums adds the sums that are due.
 func (l *Log) addSums() {
 	if s := &l.sums; s.due {
 		s.due = false
@@ -53,8 +54,9 @@ func (l *Log) addSums() {
 	}
 }
 
-// NewLog opens a communicator's part of p's recorder, with stamps of the GPU of that CUDA
-// ordinal; -1 is a CPU rank. warn is told once what a GPU cannot have.
+// NewLog opens a communicator's part of p's recorder. device is the CUDA ordinal of the GPU that
+// stamps operations, -1 on a CPU rank. NewLog warns once per process if the GPU cannot write stamps
+// to the recorder's file. It fails if CUDA does.
 func NewLog(p *Process, device int, e record.CommEntry, warn *slog.Logger) (*Log, error) {
 	l := &Log{rec: p.rec, proc: p, id: e.ID}
 	if p.rec != nil && device >= 0 {
@@ -65,7 +67,7 @@ func NewLog(p *Process, device int, e record.CommEntry, warn *slog.Logger) (*Log
 			}
 		})
 		switch {
-		case errors.Is(err, gpu.ErrNoAccess): // the job matters more
+		case errors.Is(err, gpu.ErrNoAccess): // the job runs without GPU stamps
 			if p.Once("no stamps") {
 				warn.Warn("no flight recorder of what runs on GPUs: set LOCKSTEP_RUNTIME_DIR to a directory in memory, as /dev/shm", "rank", e.Rank, "err", err)
 			}
@@ -75,51 +77,54 @@ func NewLog(p *Process, device int, e record.CommEntry, warn *slog.Logger) (*Log
 			e.Device, e.Stamps, e.Copies = l.gpu.Device(), gpuStamps, gpuCopies
 		}
 	}
-	l.live, _ = p.rec.AddComm(e) // a full table is counted there
+	l.live, _ = p.rec.AddComm(e) // the writer counts it if the table is full
 	l.whole = record.Record{Kind: record.KindWhole, Comm: l.live.Index()}
 	return l, nil
 }
 
-// connect tells it where to ask who came last.
+// connect gives the log what it asks which rank entered an operation last.
 func (l *Log) connect(rank int, place *algo.Place, mesh *transport.Mesh, eng *engine.Engine) {
 	l.rank, l.place, l.mesh, l.eng = rank, place, mesh, eng
 	l.board, l.remote = mesh.Board(), len(place.Local) < place.Size
 }
 
-// Live is the communicator's live words, GPU what its GPU records; both may be nil.
-func (l *Log) Live() *record.Comm  { return l.live }
+// Live returns the communicator's live words, which may be nil.
+func (l *Log) Live() *record.Comm { return l.live }
+
+// GPU returns what the communicator's GPU records, which may be nil.
 func (l *Log) GPU() *gpu.Recording { return l.gpu }
 
-// Close adds what is due.
+// Close adds the sums that are due.
 func (l *Log) Close() { l.addSums() }
 
-// How many operations on device memory the recorder keeps of a communicator.
+// How many operations on device memory the recorder keeps per communicator.
 const (
 	gpuStamps = 1024
 	gpuCopies = 256
 )
 
-// State records what became of the communicator.
+// State records a change of the communicator's state.
 func (l *Log) State(s record.CommState) {
 	l.live.SetState(s)
 	l.tell(s, record.ResultOK, -1)
 }
 
-// Aborted records that the communicator is over, why, and whom that names.
+// Aborted records that the communicator has failed, why, and the peer that f names.
 func (l *Log) Aborted(f *failure.Failure) {
 	why, peer := f.Result(), int32(f.Peer)
 	l.live.Aborted(why, peer)
 	l.tell(record.CommAborted, why, peer)
 }
 
+// tell writes a comm record.
 func (l *Log) tell(s record.CommState, why record.Result, peer int32) {
 	l.rec.Append(&record.Record{
 		Mono: record.Now(), Kind: record.KindComm, Comm: l.live.Index(), Code: uint8(s), Result: why, Peer: peer, Value: l.id,
 	})
 }
 
-// enqueue notes a call. An operation that runs next gets no record of its call: readers take it
-// to start at once, and the sweeper begins it within 2 ms if nobody else does.
+// enqueue notes a call. An operation that runs next gets no enqueue record. Readers assume that it
+// starts at once, and the sweeper has it started within 2 ms if no goroutine waits for it.
 func (l *Log) enqueue(op *Operation, seq uint64, next bool) {
 	if l.rec == nil {
 		return
@@ -148,14 +153,14 @@ func (op *Operation) flags() uint8 {
 	return 0
 }
 
-// start notes that an operation began to run at the time at.
+// start notes that an operation started at time at.
 func (l *Log) start(op *Operation, seq uint64, at int64) {
 	if l.rec == nil {
 		return
 	}
 	l.started, l.lasting = at, false
 	if op.Proxy != nil {
-		if s, ok := l.live.HostStamp(seq); ok { // the GPU came to it before it was seen to
+		if s, ok := l.live.HostStamp(seq); ok { // the GPU reached it before the host noticed
 			l.started = min(l.started, l.gpu.Mono(s.Start))
 		}
 	}
@@ -166,8 +171,8 @@ func (l *Log) start(op *Operation, seq uint64, at int64) {
 	l.addSums()
 }
 
-// lasts records that an operation goes on for long. Its record at the end may never come, and
-// until then the ring has at most its call.
+// lasts records the start of an operation that lasts. If it never ends, this is the only record that
+// says so.
 func (l *Log) lasts(op *Operation, seq uint64, s *algo.Schedule) {
 	if l.rec == nil || l.lasting {
 		return
@@ -183,14 +188,14 @@ func (l *Log) lasts(op *Operation, seq uint64, s *algo.Schedule) {
 }
 
 const (
-	// brief operations are not split into phases: the parts would be shorter
-	// than what it takes to tell them apart.
+	// An operation shorter than brief is not split into phases, since telling them apart would take
+	// longer than they do.
 	brief = 5_000 // ns
-	// flushEvery bounds how many brief operations pass before links publish.
+	// flushEvery is how many brief operations may pass before links publish their counters.
 	flushEvery = 64
 )
 
-// end notes the end of an operation that ran by s, and what its time was spent on.
+// end records an operation that ran by s: its end, and how it spent its time.
 func (l *Log) end(op *Operation, seq uint64, s *algo.Schedule, result record.Result) {
 	if l.rec == nil {
 		return
@@ -233,24 +238,24 @@ func (l *Log) end(op *Operation, seq uint64, s *algo.Schedule, result record.Res
 }
 
 const (
-	// legBytes is the size from which an operation's legs are timed, legBytesApart where bytes
-	// cross nodes. An operation that large takes so long that a few looks at the clock cost
-	// nothing.
+	// legBytes is the size from which an operation's legs are timed, legBytesApart if there are
+	// members on other nodes. Such an operation takes so long that reading the clock a few times
+	// costs nothing in comparison.
 	legBytes      = 1 << 20
 	legBytesApart = 8 << 10
-	// legsFrom is the duration from which legs are recorded. An operation may have one record
-	// of a leg for each legCost ns it took: one costs some 50 ns, so they cost half a percent
-	// at most.
+	// legsFrom is the duration in ns from which legs are recorded. An operation may have one leg's
+	// record for each legCost ns. A record costs some 50 ns, so they cost at most half a percent.
 	legsFrom = 100_000
 	legCost  = 10_000
 )
 
-// asksLegs reports whether what each peer sends is to be timed.
+// asksLegs reports whether the engine is to time the legs of op.
 func (l *Log) asksLegs(op *Operation) bool {
 	return l.rec != nil && op.Coll.Collective() && (op.Bytes >= legBytes || l.remote && op.Bytes >= legBytesApart)
 }
 
-// writeLegs records what each peer has sent of an operation that has ended, before the operation's own record.
+// writeLegs records the legs of an operation that ended at time ended, at most most of them. It comes
+// before the operation's own record.
 func (l *Log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
 	for i := range legs[:min(len(legs), most)] {
 		g := &legs[i]
@@ -267,22 +272,22 @@ func (l *Log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
 	}
 }
 
-// lastArrival is what the GPU says of the node's ranks in an operation between nodes: who
-// came last, -1 when nobody came after this rank, and when.
+// lastArrival is what the GPU's stamp says about the ranks of this node in an operation between
+// nodes.
 type lastArrival struct {
-	told bool
-	peer int32
-	at   int64
+	told bool  // it says something
+	peer int32 // the rank that entered last, -1 if none entered after this rank
+	at   int64 // when that was
 }
 
-// stamped takes an operation's start and end from what the GPU has stamped. now is for
-// one that has no end there: it has failed, or is not recorded.
+// stamped takes an operation's start and end from the GPU's stamps. If there is no stamp of its end,
+// since it has failed or is not stamped, end is now and ok is false.
 func (l *Log) stamped(p Proxy, seq uint64, now int64) (end int64, met lastArrival, ok bool) {
 	s, ok := l.live.HostStamp(seq)
 	if !ok || s.End == 0 {
 		return now, met, false
 	}
-	// Both are off by the same little; the length is exact.
+	// The mapping to host time shifts both stamps by the same error, so the length is exact.
 	end = min(l.gpu.Mono(s.End), now)
 	l.started = end - (s.End - s.Start)
 	if met.peer, met.told = p.Met(s.Peer); met.peer >= 0 {
@@ -291,15 +296,16 @@ func (l *Log) stamped(p Proxy, seq uint64, now int64) (end int64, met lastArriva
 	return end, met, true
 }
 
-// asksBoard reports whether members of this node say on the board when they enter op;
-// asksEngine whether the others, or all, are known by their first bytes.
-func (l *Log) asksBoard(op *Operation) bool  { return l.board != nil && op.collective != 0 }
+// asksBoard reports whether the ranks of this node write to the board when they enter op.
+func (l *Log) asksBoard(op *Operation) bool { return l.board != nil && op.collective != 0 }
+
+// asksEngine reports whether the engine is to record arrivals: first bytes show when ranks entered op
+// that do not write to the board.
 func (l *Log) asksEngine(op *Operation) bool { return l.rec != nil && (l.remote || !l.asksBoard(op)) }
 
-// lastEntry is the member that entered the operation last, of those that this
-// rank needs, and when; 0 when nobody is known to have come after this rank.
-// Ranks of this node say so on the board, unless the GPU has met them, others by their
-// first bytes.
+// lastEntry returns the rank that entered the operation last, of those that this rank needs, and when.
+// If none is known to have entered after this rank, peer is -1 and at is 0. For ranks of this node it
+// asks the GPU's stamp or else the board, and for others the engine.
 func (l *Log) lastEntry(op *Operation, met lastArrival) (peer int32, at int64) {
 	peer, at = l.eng.Arrived()
 	if met.at > at {
@@ -309,7 +315,7 @@ func (l *Log) lastEntry(op *Operation, met lastArrival) (peer int32, at int64) {
 		return peer, at
 	}
 	if peer >= 0 && l.mesh.Local(int(peer)) {
-		peer, at = -1, 0 // the board knows better
+		peer, at = -1, 0 // the board is more exact
 	}
 	look := func(m int) {
 		if t := l.board.Entered(m, op.collective); t > at {

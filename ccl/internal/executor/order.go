@@ -2,21 +2,21 @@ package executor
 
 import "context"
 
-// Order is the order of a stream's operations, which may be of several communicators. It
-// is used by one goroutine at a time.
+// Order keeps the order of a stream's operations, which may be on several communicators. One
+// goroutine at a time may use it.
 type Order struct {
 	id   uint32
-	uses []use // last operation on each communicator since the last Wait
+	uses []use // the last operation on each communicator since Wait, latest last
 }
 
-// NewOrder makes the order of the stream of that number.
+// NewOrder returns an Order for the stream with number id.
 func NewOrder(id uint32) Order { return Order{id: id, uses: make([]use, 0, 8)} }
 
-// ID is the stream's number.
+// ID returns the stream's number.
 func (o *Order) ID() uint32 { return o.id }
 
-// note records that the stream's last operation is seq of q, and returns the
-// operation of another communicator that must end before, if any.
+// note records that the stream's last operation is seq of q. It returns the operation on another
+// communicator that must end before seq begins, if any.
 func (o *Order) note(q *queue, seq uint64) (after use) {
 	n := len(o.uses)
 	if n > 0 && o.uses[n-1].of == q {
@@ -36,8 +36,8 @@ func (o *Order) note(q *queue, seq uint64) (after use) {
 	return after
 }
 
-// Wait returns when every operation has ended, with the error of the first communicator
-// where one failed, or when ctx ends: ended is false then.
+// Wait waits until every operation has ended, and returns the error of the first communicator where
+// one failed. If ctx ends first, ended is false.
 func (o *Order) Wait(ctx context.Context) (ended bool, failed error) {
 	for _, u := range o.uses {
 		if err := u.of.run.drive(ctx, u.seq); err != nil {
@@ -53,7 +53,7 @@ func (o *Order) Wait(ctx context.Context) (ended bool, failed error) {
 	return true, failed
 }
 
-// Query reports whether every operation has ended. An error is that of Wait.
+// Query reports whether every operation has ended. If so, err is what Wait would return.
 func (o *Order) Query() (done bool, err error) {
 	for _, u := range o.uses {
 		if !u.done() {

@@ -4,20 +4,22 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 )
 
-// plans keeps the schedules of the shapes that were called.
+// plans caches schedules by shape, since training repeats the same calls.
 type plans struct {
 	place   *algo.Place
 	choose  func(algo.Call, *algo.Place) algo.Choice
-	shape   algo.Call
-	recent  *algo.Schedule
+	shape   algo.Call      // the last shape
+	recent  *algo.Schedule // its schedule, found without hashing
 	all     map[algo.Call]*algo.Schedule
-	last    *algo.Schedule // of the current operation, kept or not
-	keeping int            // steps in all
+	last    *algo.Schedule // of the current operation, cached or not
+	keeping int            // number of steps in all
 }
 
-// maxSteps bounds the memory of kept schedules (about 16 MiB).
+// maxSteps bounds the steps of cached schedules (about 16 MiB). When there are more, plans drops
+// all of them.
 const maxSteps = 1 << 18
 
+// of returns the schedule of a collective.
 func (p *plans) of(op *Operation) (*algo.Schedule, error) {
 	call := algo.Call{Coll: op.Coll, DType: op.DType, Op: op.Op, Root: op.Root, Count: op.Count, InPlace: op.InPlace}
 	if call == p.shape && p.recent != nil {

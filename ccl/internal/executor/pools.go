@@ -7,7 +7,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/engine"
 )
 
-// Messages are those of a group in host memory: each one's buffer is the part of the same index.
+// Messages are the messages of a group in host memory. The buffer of Msgs[i] is Parts[i].
 type Messages struct {
 	Msgs  []algo.Message
 	Parts []engine.Part
@@ -18,7 +18,7 @@ func (m *Messages) clear() {
 	m.Msgs, m.Parts = m.Msgs[:0], m.Parts[:0]
 }
 
-// pool keeps what ended operations had for the next ones.
+// pool recycles the values of ended operations.
 type pool[T any] struct {
 	mu   sync.Mutex
 	free []*T

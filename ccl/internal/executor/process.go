@@ -14,20 +14,19 @@ type Process struct {
 	rec     *record.Writer
 	lastEnd atomic.Int64 // when the last operation on any of them ended
 	users   int          // guarded by sweeper.mu
-	said    sync.Map     // what Once has been asked for
+	said    sync.Map     // arguments of Once
 }
 
-// Once reports whether something has not been said yet: communicators of the same ranks
-// find the same.
+// Once returns true on the first call with what. So a warning that applies to the process is logged
+// once, not once per communicator.
 func (p *Process) Once(what any) bool {
 	_, was := p.said.LoadOrStore(what, true)
 	return !was
 }
 
-// sweeper is the one goroutine of the program that finds operations which
-// nobody waits for and hands them to their communicator's worker. It looks often
-// while it finds some, rarely when callers wait for what they call, and keeps the
-// recorders' clocks anchored.
+// sweeper is one goroutine of the process. It finds operations that no goroutine waits for and wakes
+// their communicator's worker. It looks often while it finds some, and rarely while callers wait for
+// their operations. It also anchors the recorders' clocks.
 var sweeper = struct {
 	mu        sync.Mutex
 	processes map[*record.Writer]*Process
@@ -44,15 +43,16 @@ var sweeper = struct {
 const (
 	sweepMin = 50 * time.Microsecond
 	sweepMax = 2 * time.Millisecond
-	// sweepIdle is after how long without any call the sweeper goes to sleep.
+	// The sweeper goes to sleep after sweepIdle without a call.
 	sweepIdle   = 100 * time.Millisecond
 	anchorEvery = 5 * time.Second
-	// sweepWatch is how often it looks even so while bytes are outstanding: the pipeline must
-	// not take consumed bytes for stuck ones.
+	// While bytes are outstanding it looks every sweepWatch even so. Otherwise the pipeline would
+	// see consumed bytes as stuck.
 	sweepWatch = 20 * time.Millisecond
 )
 
-// ProcessOf is the process of a recorder (nil: of none); Release must follow.
+// ProcessOf returns the Process of recorder rec, which is nil if recording is off. The caller must
+// call Release.
 func ProcessOf(rec *record.Writer) *Process {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
@@ -65,7 +65,7 @@ func ProcessOf(rec *record.Writer) *Process {
 	return p
 }
 
-// Release ends one use of it.
+// Release ends one use of p.
 func (p *Process) Release() {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
@@ -75,6 +75,7 @@ func (p *Process) Release() {
 	}
 }
 
+// add makes the sweeper look after q.
 func (p *Process) add(q *queue) {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
@@ -86,6 +87,7 @@ func (p *Process) add(q *queue) {
 	}
 }
 
+// remove ends what add began.
 func (p *Process) remove(q *queue) {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
@@ -96,11 +98,11 @@ func (p *Process) remove(q *queue) {
 	}
 }
 
-// bulk is the size from which an operation goes to the worker at once, unless the caller has
-// been seen to wait for its operations.
+// bulk is the size in bytes from which an operation goes to the worker at once, if the caller has
+// left operations unattended before.
 const bulk = 256 << 10
 
-// nudge follows every call: somebody must notice the operation.
+// nudge makes sure that the worker or the sweeper notices an operation that was put in the queue.
 func (q *queue) nudge(bytes uint64) {
 	if bytes >= bulk && q.role.unattended.Load() {
 		q.role.wake()
@@ -113,12 +115,13 @@ func (q *queue) nudge(bytes uint64) {
 	}
 }
 
+// sweep runs the sweeper until stop is closed.
 func sweep(stop chan struct{}) {
 	period := sweepMin
 	timer := time.NewTimer(period)
 	defer timer.Stop()
 	var queues []*queue
-	var calls uint64 // sum of all queues' tails when last looked at
+	var calls uint64 // sum of all queues' tails at the last sweep
 	active, anchored := record.Now(), int64(0)
 	for {
 		select {
@@ -157,7 +160,7 @@ func sweep(stop chan struct{}) {
 		if sum != calls {
 			calls, active = sum, now
 		} else if !found && now-active > int64(sweepIdle) {
-			// A call that came before this store has not seen it: look once more.
+			// A call before this store did not see it and set no alarm, so look once more.
 			if sweeper.asleep.Store(true); callsOf(queues) != calls {
 				sweeper.asleep.Store(false)
 			} else {
@@ -171,10 +174,10 @@ func sweep(stop chan struct{}) {
 	}
 }
 
-// observe looks at the transports of a communicator that has had no call since the last sweep.
-// Completions between operations are noticed within sweepMax, not at the next operation, so
-// windows measure the network and not the program's steps. It also runs without a recorder: a
-// peer that reconnects needs somebody to take its sockets over.
+// observe looks at the transports of a communicator that has had no call since the last sweep. So
+// completions between operations are noticed within sweepMax, and windows measure the network
+// rather than the program's steps. It also runs without a recorder, because a peer that reconnects
+// needs someone to accept its sockets. It reports whether bytes are outstanding.
 func (q *queue) observe(tail uint64) (due bool) {
 	quiet := q.swept == tail
 	q.swept = tail
@@ -185,6 +188,7 @@ func (q *queue) observe(tail uint64) (due bool) {
 	return due
 }
 
+// listQueues appends the queues of all communicators to dst.
 func listQueues(dst []*queue) []*queue {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
@@ -194,6 +198,7 @@ func listQueues(dst []*queue) []*queue {
 	return dst
 }
 
+// callsOf returns the sum of all queues' tails. It uses the memory of buf.
 func callsOf(buf []*queue) (sum uint64) {
 	for _, q := range listQueues(buf[:0]) {
 		sum += q.tail.Load()
@@ -201,11 +206,12 @@ func callsOf(buf []*queue) (sum uint64) {
 	return sum
 }
 
+// anchorAll anchors the clock of every recorder and updates its count of refused connections.
 func anchorAll() {
 	sweeper.mu.Lock()
 	defer sweeper.mu.Unlock()
 	for rec := range sweeper.processes {
-		rec.Anchor() // nil is no-op
+		rec.Anchor() // rec may be nil
 		rec.Refused(accept.Total().Refused)
 	}
 }

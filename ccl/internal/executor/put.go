@@ -1,7 +1,8 @@
 package executor
 
-// Put appends op to the queue, and to the stream's order. The operation is the queue's from
-// now on, also when there is an error.
+// Put appends op to the queue and to the stream's order. If the queue is full it first runs
+// operations. It fails if the communicator has failed or is closing. Put takes ownership of op's
+// Messages and Vector, also if it fails.
 func (x *Executor) Put(o *Order, op *Operation) error {
 	q := &x.queue
 	q.mu.Lock()

@@ -11,8 +11,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// queueLen is how many operations of one communicator may be under way; a call
-// beyond that works on them first.
+// queueLen is how many operations of one communicator may be in the queue. Put runs operations if
+// there are more.
 const queueLen = 256
 
 // Operation is one call.
@@ -21,24 +21,24 @@ type Operation struct {
 	DType      record.DType
 	Op         record.RedOp
 	InPlace    bool
-	Root       int32 // root or peer, -1
-	Count      int   // by the convention of algo.Call
-	Bytes      uint64
+	Root       int32  // root or peer, -1 if there is none
+	Count      int    // elements, by the convention of algo.Call
+	Bytes      uint64 // for records
 	Send, Recv []byte
-	Vector     *algo.Vector // of an AlltoAllv and its like: the caller's slices, in a Vector of Executor.Vector
-	Messages   *Messages    // of a group, from Executor.Messages
-	Proxy      Proxy        // of device memory between nodes; nil for others
+	Vector     *algo.Vector // for an AlltoAllv, from Executor.Vector; its slices are the caller's
+	Messages   *Messages    // for a group, from Executor.Messages
+	Proxy      Proxy        // for device memory between nodes, else nil
 
 	logged     bool // its enqueue record is written
 	stream     uint32
-	collective uint64 // number among the communicator's collectives, 0 for others
-	after      use
+	collective uint64 // number among the communicator's collectives, 0 if it is none
+	after      use    // the operation on another communicator that must end first
 }
 
-// signature is what the ranks that take part in op must agree on.
+// signature returns what the ranks of op must agree on.
 func (op *Operation) signature() engine.Signature {
 	s := engine.Signature{Coll: op.Coll, DType: op.DType, Op: op.Op, Root: op.Root, Seq: op.collective, Count: uint64(op.Count)}
-	if op.Coll.PointToPoint() { // both ends of a message say the same
+	if op.Coll.PointToPoint() { // both ends of a message have the same signature
 		s.Coll, s.Root = record.Send, -1
 	}
 	if op.Coll.Traits().Varies() {
@@ -47,52 +47,52 @@ func (op *Operation) signature() engine.Signature {
 	return s
 }
 
-// Proxy is the network's part of an operation on device memory. The caller's stream and the
-// executor carry such an operation out together.
+// Proxy is a proxy operation: the network's part of an operation on device memory. The caller's
+// stream runs the kernels, and the executor moves the bytes between nodes.
 type Proxy interface {
-	// Numbered tells it its number in the queue.
+	// Numbered tells the proxy operation its number in the queue.
 	Numbered(seq uint64)
-	// Ready: the stream has come to the operation.
+	// Ready reports whether the stream has reached the operation.
 	Ready() bool
-	// Schedule is what the engine runs, on Parts, between gates.
+	// Schedule returns what the engine runs. It uses Parts, and its gates are Gate's.
 	Schedule() *algo.Schedule
 	Parts() []engine.Part
 	Gate(number int) bool
-	// Returned looks which bounce buffers have come back from peers, and reports whether any have.
+	// Returned frees the bounce buffers that peers have consumed, and reports whether there were
+	// any.
 	Returned() bool
-	// Met is the member that the GPU's stamp says came last, by its index on this node.
+	// Met returns the rank of the member that entered last, from its index on this node in the
+	// GPU's stamp. rank is -1 if no member entered after this rank. told is false if the stamp
+	// does not say.
 	Met(local int32) (rank int32, told bool)
 }
 
-// queue holds the operations of a communicator in the order of the calls. Its
-// sequence numbers count from 1. Callers put operations in under mu; the executor
-// takes them out.
+// queue holds the operations of a communicator in the order of the calls, numbered from 1. Callers
+// put operations in under mu, and the holder of the role takes them out.
 type queue struct {
 	mu         sync.Mutex
 	ops        []Operation
-	collective uint64 // collectives so far
-	tail       atomic.Uint64
-	_          [56]byte
-	finished   atomic.Uint64
-	// broken is the first operation that failed; it and all after it did.
+	collective uint64        // number of collectives so far
+	tail       atomic.Uint64 // number of the last operation called
+	_          [56]byte      // callers write tail, the role's holder finished: two cache lines
+	finished   atomic.Uint64 // number of the last operation that has ended
+	// broken is the number of the first operation that failed. All later ones fail, too.
 	broken atomic.Uint64
 	err    atomic.Pointer[failure.Error]
 
-	// calls remembers the signatures of the last collectives, to compare with
-	// what other ranks say they are in.
+	// calls has the signatures of the last collectives, for Compare.
 	calls [64]engine.Signature
 
-	role role   // of whom runs them
-	run  runner // what runs them
-	// swept is the tail at the last sweep; the sweeper's own.
-	swept uint64
+	role  role
+	run   runner
+	swept uint64 // tail at the last sweep, for the sweeper only
 }
 
-// runner is what a queue's operations are run by.
+// runner runs a queue's operations. It is the queue's Executor.
 type runner interface {
 	// drive returns when operation seq has ended, running operations meanwhile.
 	drive(ctx context.Context, seq uint64) error
-	// look notices completions; the caller has the role. It reports whether bytes are outstanding.
+	// look notices completions, and reports whether bytes are outstanding. The caller has the role.
 	look() (due bool)
 }
 
@@ -101,9 +101,10 @@ func (q *queue) init() {
 	q.role.init()
 }
 
+// at returns the slot of operation seq.
 func (q *queue) at(seq uint64) *Operation { return &q.ops[seq%queueLen] }
 
-// outcome is the error of operation seq, which has ended.
+// outcome returns the error of operation seq, which has ended.
 func (q *queue) outcome(seq uint64) error {
 	if broken := q.broken.Load(); broken != 0 && seq >= broken {
 		if err := q.err.Load(); err != nil {
@@ -113,7 +114,7 @@ func (q *queue) outcome(seq uint64) error {
 	return nil
 }
 
-// use names an operation that a stream has called.
+// use names an operation that a stream has called. The zero value is none.
 type use struct {
 	of  *queue
 	seq uint64

@@ -8,17 +8,17 @@ import (
 
 var background = context.Background()
 
-// role is the right to run a queue's operations. Whoever takes it (a Wait, or the worker)
-// carries on the current operation from where it stands, one goroutine at a time.
+// role is the right to run a queue's operations. One goroutine at a time has it: a caller of Wait, or
+// the worker. The next holder continues the current operation where the last one stopped.
 type role struct {
-	held    atomic.Uint32 // 1 while someone has it
-	waiters atomic.Int32  // goroutines that wait for the role or for an end
+	held    atomic.Uint32 // 1 while a goroutine has the role
+	waiters atomic.Int32  // goroutines that wait for the role or for the end of an operation
 	mu      sync.Mutex
 	changed *sync.Cond
-	kick    chan struct{} // to the worker
-	// unattended: the sweeper found operations that nobody waited for.
+	kick    chan struct{} // wakes the worker
+	// unattended says that the sweeper has found operations that no goroutine waited for.
 	unattended atomic.Bool
-	// ahead is that of the communicator which the holder works on meanwhile.
+	// ahead is the role of another communicator, whose operations the holder runs first.
 	ahead atomic.Pointer[role]
 }
 
@@ -27,8 +27,10 @@ func (r *role) init() {
 	r.kick = make(chan struct{}, 1)
 }
 
+// take takes the role if no goroutine has it.
 func (r *role) take() bool { return r.held.CompareAndSwap(0, 1) }
 
+// acquire waits for the role and takes it.
 func (r *role) acquire() {
 	for !r.take() {
 		r.park(background, func() bool { return r.held.Load() == 0 })
@@ -40,15 +42,15 @@ func (r *role) release() {
 	r.rouse()
 }
 
-// over wakes goroutines that wait on behalf of a communicator that has ended, including those
-// that wait behind another communicator's operation.
+// over wakes all goroutines that wait for operations of a communicator that has ended. They may
+// sleep for the role of another communicator that is ahead.
 func (r *role) over() {
 	for ; r != nil; r = r.ahead.Load() {
 		r.rouse()
 	}
 }
 
-// rouse wakes whoever waits for the role or for an operation's end.
+// rouse wakes the goroutines that wait for the role or for the end of an operation.
 func (r *role) rouse() {
 	if r.waiters.Load() > 0 {
 		r.mu.Lock()
@@ -75,7 +77,7 @@ func (r *role) park(ctx context.Context, cond func() bool) {
 	}
 }
 
-// wake hands the queue to the worker.
+// wake makes the worker run what is in the queue.
 func (r *role) wake() {
 	select {
 	case r.kick <- struct{}{}:

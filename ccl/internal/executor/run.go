@@ -10,7 +10,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Start begins the worker, and has the sweeper look after the queue. gpu is nil on a CPU rank.
+// Start starts the worker and makes the sweeper look after the queue. gpu is nil on a CPU rank.
 func (x *Executor) Start(gpu GPU) {
 	x.gpu, x.queue.run = gpu, x
 	x.worker.Add(1)
@@ -18,18 +18,19 @@ func (x *Executor) Start(gpu GPU) {
 	x.Process.add(&x.queue)
 }
 
-// Stop ends the worker, after End. What is in the queue ends with the communicator's failure,
-// and nothing uses links or pinned memory any more.
+// Stop waits until the worker has ended; End must have been called. Operations in the queue end
+// with the communicator's failure. After Stop nothing uses links or pinned memory.
 func (x *Executor) Stop() {
 	x.worker.Wait()
-	x.queue.role.acquire() // for good
+	x.queue.role.acquire() // it is not released, so no operation runs again
 	x.drain(x.failed.Load())
 }
 
-// Drive returns when operation seq has ended, running operations meanwhile.
+// Drive runs operations until operation seq has ended, and returns its error. If ctx ends first, it
+// returns the error of Interrupted.
 func (x *Executor) Drive(ctx context.Context, seq uint64) error { return x.drive(ctx, seq) }
 
-// work is the communicator's worker: it runs what is in the queue when told to.
+// work is the communicator's worker. It runs what is in the queue each time it is woken.
 func (x *Executor) work() {
 	defer x.worker.Done()
 	for {
@@ -37,7 +38,7 @@ func (x *Executor) work() {
 		case <-x.closed:
 			return
 		case <-x.queue.role.kick:
-			// A failure is for the Wait of the operation's stream to report.
+			// The Wait of the operation's stream reports a failure.
 			_ = x.drive(background, x.queue.tail.Load())
 		}
 	}
@@ -46,7 +47,7 @@ func (x *Executor) work() {
 // look notices completions between operations. The caller has the role.
 func (x *Executor) look() bool { return x.mesh.Look() }
 
-// drive returns when operation seq has ended, running operations meanwhile.
+// drive is Drive.
 func (x *Executor) drive(ctx context.Context, seq uint64) error {
 	q := &x.queue
 	for q.finished.Load() < seq {
@@ -91,18 +92,19 @@ func (x *Executor) execute(ctx context.Context, seq uint64) error {
 	}
 }
 
-// follow returns when the operation that the next one must follow has ended, or c is over.
+// follow runs the other communicator until dep has ended. It returns early if ctx ends or this
+// communicator fails.
 func (x *Executor) follow(ctx context.Context) {
 	x.behind = behind{ctx, x}
 	x.queue.role.ahead.Store(&x.dep.of.role)
-	// That stream reports a failure; here only the order counts.
+	// The stream's Wait reports a failure of dep. Only the order matters here.
 	_ = x.dep.of.run.drive(&x.behind, x.dep.seq)
 	x.queue.role.ahead.Store(nil)
 	x.behind = behind{}
 }
 
-// progress does what can be done now, up to the end of operation seq, and
-// reports whether that was anything.
+// progress does what can be done now, up to the end of operation seq. It reports whether anything
+// moved.
 func (x *Executor) progress(seq uint64) (moved bool) {
 	q := &x.queue
 	for q.finished.Load() < seq {
@@ -137,8 +139,8 @@ func (x *Executor) progress(seq uint64) (moved bool) {
 		}
 		var err error
 		if !x.entered {
-			// The record is written while the first bytes travel, with the time before they
-			// left: the peer that gets them may finish before this thread runs again.
+			// The record is written while the first bytes travel. Its time is taken before they
+			// leave, since the peer may finish before this thread runs again.
 			x.entered = true
 			if x.Log.rec != nil {
 				at := record.Now()
@@ -166,7 +168,7 @@ func (x *Executor) progress(seq uint64) (moved bool) {
 	return moved
 }
 
-// held reports whether an injected fault keeps operation seq from beginning yet.
+// held reports whether an injected fault still delays operation seq.
 func (x *Executor) held(seq uint64) bool {
 	now := record.Now()
 	if x.heldSeq != seq {
@@ -175,8 +177,9 @@ func (x *Executor) held(seq uint64) bool {
 	return now < x.entry
 }
 
-// broke takes a failure of the engine. A link also breaks when its peer has learnt of a failure
-// first and closed it; the control plane is then about to say which failure.
+// broke handles a failure of the engine. A link also breaks when its peer has learnt of a failure
+// first and closed the link. The control plane will then say which failure, so idle waits for
+// suspectFor before it blames the link.
 func (x *Executor) broke(f *failure.Failure) {
 	if errors.Is(f.Err, failure.ErrPeerLost) {
 		x.suspect, x.since, x.doubt = f, record.Now(), 0
@@ -185,7 +188,7 @@ func (x *Executor) broke(f *failure.Failure) {
 	x.Fail(f, true)
 }
 
-// begin makes op, number seq, the current operation.
+// begin makes op, which has number seq, the current operation.
 func (x *Executor) begin(op *Operation, seq uint64) error {
 	x.op.Signature = op.signature()
 	x.op.Send, x.op.Recv, x.op.Divisor = op.Send, op.Recv, x.Size
@@ -230,7 +233,7 @@ func (x *Executor) finish(result record.Result) {
 	x.queue.role.rouse()
 }
 
-// forget lets go of an operation's buffers.
+// forget drops the references to an operation's buffers, and recycles its Messages and Vector.
 func (x *Executor) forget(op *Operation) {
 	op.Send, op.Recv, op.Proxy, op.after = nil, nil, nil, use{}
 	if op.Messages != nil {
@@ -244,10 +247,10 @@ func (x *Executor) forget(op *Operation) {
 	}
 }
 
-// drain ends everything in the queue, since the communicator is over.
+// drain ends all operations in the queue with f, because the communicator has failed.
 func (x *Executor) drain(f *failure.Failure) {
 	q := &x.queue
-	// Calls check failed under mu before they put something in the queue.
+	// Put checks for a failure under mu, so nothing enters the queue after this.
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	next := q.finished.Load() + 1
