@@ -460,11 +460,15 @@ func (d *slowLinks) onTheWay(s *slowConn) bool {
 	if d.starved(s.cell.src) || d.starved(s.cell.dst) {
 		return false
 	}
-	usual := d.conns[s.conn].usualFlight
-	if !d.seeWaiting || usual >= 0.5 {
-		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && s.share > 0
+	h := &d.conns[s.conn]
+	least := float32(leastOutside)
+	if d.ev.Conns[s.conn].Transport.InMemory() {
+		least = movedShare // who is late takes late what lies in memory, and nothing else is between the two
 	}
-	return d.conns[s.conn].outside >= leastOutside && s.flight >= max(0.2, usual+0.15)
+	if !d.seeWaiting || h.usualFlight >= 0.5 {
+		return d.ev.Conns[s.conn].Cause == record.CauseNetwork && max(h.outside, s.share) >= least
+	}
+	return h.outside >= least && s.flight >= max(0.2, h.usualFlight+0.15)
 }
 
 // leastOutside is which share of its windows the monitor of a slow connection finds slow at least,
