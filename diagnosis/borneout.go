@@ -16,6 +16,17 @@ func (h *connHistory) watchAgain(resent uint64) {
 	h.again += (now - h.again) / 4
 }
 
+// learnAgain lets a window teach how often bytes are sent again as a rule. What it takes for a connection to be
+// told teaches slowly: a fault would become usual in the windows in which its job feels it less.
+func (h *connHistory) learnAgain() {
+	const slowly = 8
+	n := float32(max(h.base.n, 8))
+	if h.again >= leastAgain {
+		n *= slowly
+	}
+	h.usualAgain += (h.again - h.usualAgain) / n
+}
+
 // Shares of its windows in which a connection that loses what it carries sends bytes again, and
 // by how much that has to be more than usual.
 const (

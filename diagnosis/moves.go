@@ -271,10 +271,19 @@ func (d *moves) losing(s *movedComm) bool {
 			others = max(others, h.again)
 		}
 	}
-	if 2*len(d.slow) > len(of) || others >= movedOthers*leastAgain {
+	if 2*len(d.slow) > len(of) && !d.onePair() || others >= movedOthers*leastAgain {
 		d.slow = d.slow[:0]
 	}
 	return len(d.slow) > 0
+}
+
+// onePair reports whether all slow connections are between the same two ranks. Of a pipeline these may be all
+// that leave a node.
+func (d *moves) onePair() bool {
+	return !slices.ContainsFunc(d.slow, func(x movedConn) bool {
+		a := d.slow[0].cell
+		return x.cell != a && x.cell != cell{a.dst, a.src}
+	})
 }
 
 // connections finds the connections of a communicator that their monitors tell from the others: all

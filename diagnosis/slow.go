@@ -488,7 +488,7 @@ func (d *slowLinks) learnDelays() {
 			continue
 		}
 		h.base.learn(h.delay)
-		h.usualAgain += (h.again - h.usualAgain) / float32(max(h.base.n, 8))
+		h.learnAgain()
 		h.usualFlight += (h.flight - h.usualFlight) / float32(h.base.n) // a mean as long as base
 	}
 }
