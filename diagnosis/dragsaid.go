@@ -18,6 +18,7 @@ const mostFelt = 4
 func (d *drags) accuse(elapsed float64) {
 	var suspects []slowRank
 	var resting []int32 // their sum is beyond the bar, but the last windows are not
+	d.sumNodes()
 	for r := range d.ranks {
 		if d.ranks[r].sums[0] <= 0 && d.ranks[r].sums[1] <= 0 {
 			continue
