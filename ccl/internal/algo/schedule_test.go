@@ -273,6 +273,31 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// TestChooseBetweenNodes: the first block of a chain between nodes is as long as the blocks that are
+// sent there, so a chain of many nodes takes longer to fill than a tree takes for a medium call.
+func TestChooseBetweenNodes(t *testing.T) {
+	m := algo.DefaultModel()
+	for _, tt := range []struct {
+		ranks, bytes int
+		want         record.Algo
+	}{
+		{8, 512 << 10, record.AlgoTree}, {8, 2 << 20, record.AlgoRing},
+		{16, 1 << 20, record.AlgoTree}, {16, 4 << 20, record.AlgoRing},
+		{128, 4 << 20, record.AlgoTree}, {128, 16 << 20, record.AlgoRing},
+	} {
+		nodes := make([]int32, tt.ranks)
+		for i := range nodes {
+			nodes[i] = int32(i)
+		}
+		p := algo.NewPlace(0, nodes, 64)
+		call := algo.Call{Coll: record.Broadcast, DType: record.Float32, Count: tt.bytes / 4}
+		choice := m.Choose(call, &p, algo.Overrides{})
+		if choice.Algo != tt.want || choice.Block < 128<<10 {
+			t.Errorf("Broadcast of %d bytes on %d nodes: %+v, want %v", tt.bytes, tt.ranks, choice, tt.want)
+		}
+	}
+}
+
 // TestOnlySends: OnlySends holds for the schedules that do no more with a rank's contribution than
 // send it.
 func TestOnlySends(t *testing.T) {
