@@ -394,32 +394,71 @@ func TestLegs(t *testing.T) {
 				if err != nil {
 					continue // this collective does not have the algorithm
 				}
-				open, over := map[algo.Leg]bool{}, map[algo.Leg]bool{}
-				for _, track := range s.Tracks {
-					for i := range track {
-						st := &track[i]
-						receives := st.Peer >= 0 && (st.Act == algo.Recv || st.Act == algo.RecvReduce)
-						if !receives && (st.First || st.Last) {
-							t.Fatalf("%v %v: %+v receives nothing", coll, a, st)
-						}
-						if !receives {
-							continue
-						}
-						leg := st.Leg()
-						if st.First != !open[leg] || over[leg] {
-							t.Fatalf("%v %v, rank %d: %+v, begun %v, over %v", coll, a, rank, st, open[leg], over[leg])
-						}
-						open[leg], over[leg] = true, st.Last
-					}
-				}
-				for leg := range open {
-					if !over[leg] {
-						t.Errorf("%v %v, rank %d: %+v does not end", coll, a, rank, leg)
-					}
-				}
+				checkLegs(t, s)
 			}
 		}
 	}
+}
+
+// TestLegsOfAChain: a Leg reaches from the first piece to the last, however many pieces there are.
+func TestLegsOfAChain(t *testing.T) {
+	place := algo.NewPlace(1, []int32{0, 1, 2}, 2)
+	for _, tt := range []struct {
+		coll record.CollKind
+		algo record.Algo
+		want []algo.Leg
+	}{
+		{record.AllReduce, record.AlgoRing, []algo.Leg{{Peer: 3}, {Peer: 3, Reduce: true}}},
+		{record.AllReduce, record.AlgoDirect, []algo.Leg{{Peer: 3, Reduce: true}, {Peer: 7, Reduce: true}}},
+		{record.AllGather, record.AlgoDirect, []algo.Leg{{Peer: 3}, {Peer: 7}}},
+		{record.AlltoAll, record.AlgoDirect, []algo.Leg{{Peer: 3}, {Peer: 7}}},
+	} {
+		var pieces []algo.Piece
+		for range 20 {
+			call := algo.Call{Coll: tt.coll, DType: record.Float32, Root: -1, Count: 1 << 10, InPlace: true}
+			choice := algo.Choice{Algo: tt.algo, Proto: record.ProtoSimple, Block: 1 << 10}
+			pieces = append(pieces, algo.Piece{Call: call, Place: &place, Choice: choice, Members: []int{3, 5, 7}})
+		}
+		s, err := algo.Chain(pieces)
+		if err != nil {
+			t.Fatal(err)
+		}
+		legs := checkLegs(t, s)
+		for _, leg := range tt.want {
+			if !legs[leg] || len(legs) != len(tt.want) {
+				t.Errorf("%v %v: legs %v, want %v", tt.coll, tt.algo, legs, tt.want)
+			}
+		}
+	}
+}
+
+// checkLegs checks that each Leg of s has one First and one Last step, and returns the legs.
+func checkLegs(t *testing.T, s *algo.Schedule) map[algo.Leg]bool {
+	t.Helper()
+	open, over := map[algo.Leg]bool{}, map[algo.Leg]bool{}
+	for _, track := range s.Tracks {
+		for i := range track {
+			st := &track[i]
+			receives := st.Peer >= 0 && (st.Act == algo.Recv || st.Act == algo.RecvReduce)
+			if !receives && (st.First || st.Last) {
+				t.Fatalf("%v: %+v receives nothing", s.Algo, st)
+			}
+			if !receives {
+				continue
+			}
+			leg := st.Leg()
+			if st.First != !open[leg] || over[leg] {
+				t.Fatalf("%v: %+v, begun %v, over %v", s.Algo, st, open[leg], over[leg])
+			}
+			open[leg], over[leg] = true, st.Last
+		}
+	}
+	for leg := range open {
+		if !over[leg] {
+			t.Errorf("%v: %+v does not end", s.Algo, leg)
+		}
+	}
+	return open
 }
 
 // TestScratch: a schedule's scratch memory is proportional to the bytes that it sends.
