@@ -859,7 +859,7 @@ func FuzzServer(f *testing.F) {
 		done := make(chan struct{})
 		switch mode % 5 {
 		case 0, 1:
-			go func() { defer close(done); ln.serve(accept.Bare(theirs)) }()
+			go func() { defer close(done); ln.serve(accept.Wrap(theirs)) }()
 			if mode%5 == 1 {
 				ours.SetDeadline(time.Now().Add(5 * time.Second))
 				if err := clientHandshake(ours, secret, version, c.id.Token); err != nil {
