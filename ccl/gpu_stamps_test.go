@@ -159,3 +159,56 @@ func stampAfter(r *record.Reader, buf []record.Stamp, coll record.CollKind, seq 
 	}
 	return last, fmt.Errorf("no stamp of %v", coll)
 }
+
+// TestGPURecorderTellsPeers: an operation on device memory between nodes is recorded with what each
+// peer sent, also if it goes in many chunks. The times lie within the operation's.
+func TestGPURecorderTellsPeers(t *testing.T) {
+	const late = 20 * time.Millisecond
+	nodes := []int{0, 1, 2}
+	gpus := placed(t, nodes)
+	paths := make([]string, len(nodes))
+	keep := func(cfg *ccl.Config) { paths[cfg.Rank] = cfg.Recorder.Path() }
+	ranks(t, len(nodes), onGPUs(t, gpus, onNodes(nodes), keep), func(ctx context.Context, c *ccl.Comm) error {
+		s := c.NewStream()
+		m, err := newMemory(ctx, c, 8<<20, false)
+		if err != nil {
+			return err
+		}
+		b := m.bytes(ccl.Float32, 0, 4<<20)
+		if err := do(ctx, s, c.AllReduce(s, b, b, ccl.Sum)); err != nil { // loads what it needs
+			return err
+		}
+		if c.Rank() == 1 {
+			time.Sleep(late)
+		}
+		if err := do(ctx, s, c.AllReduce(s, b, b, ccl.Sum)); err != nil {
+			return err
+		}
+		r, err := record.Open(paths[c.Rank()])
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		var legs []record.Record
+		records := make([]record.Record, 1000)
+		for _, op := range records[:r.Next(records)] {
+			switch op.Kind {
+			case record.KindPhase:
+				legs = append(legs, op)
+			case record.KindWhole:
+				if op.Seq == 2 {
+					checkLegs(t, len(nodes), c.Rank(), legs, op)
+					waited := int64(0)
+					for _, l := range legs {
+						waited += l.Wait + l.Stall
+					}
+					if c.Rank() == 0 && waited < int64(late/2) {
+						t.Errorf("rank 0 has waited for %v, rank 1 was %v late", time.Duration(waited), late)
+					}
+				}
+				legs = nil
+			}
+		}
+		return m.free(ctx)
+	})
+}

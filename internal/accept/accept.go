@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// FirstTimeout bounds the wait for a connection's first message, which its other end
-	// sends without waiting for anything.
+	// FirstTimeout is the default of Options.FirstTimeout. A peer sends its first message without
+	// waiting for anything.
 	FirstTimeout = 2 * time.Second
-	// grace is how long a stranger stays at least, whatever comes after it. When all are younger
-	// only those come in that have said already what a member would.
+	// grace is how long an unauthenticated connection is not evicted, unless its address has far
+	// more of them than the new one's. If all are younger, only plausible connections are admitted.
 	grace = 100 * time.Millisecond
-	// retry is the pause after a failure to accept, as without descriptors.
+	// retry is the pause after accept has failed, usually because there are no descriptors.
 	retry = time.Millisecond
-	// relief is how many strangers go when there are no descriptors.
-	relief = 64
+	// freedAtOnce is how many connections are evicted when there are no descriptors.
+	freedAtOnce = 64
 )
 
 // Reason is why a connection was refused.
@@ -37,13 +37,13 @@ const (
 	reasons  = record.NumRefusals
 )
 
-// Counts are of one Door, or of all that the process ever had.
+// Counts counts connections, of one Acceptor or of all Acceptors that the process ever had.
 type Counts struct {
 	Accepted uint64
 	Refused  [reasons]uint64 // by Reason
 }
 
-// AllRefused is the sum.
+// AllRefused returns the number of refused connections.
 func (c Counts) AllRefused() (n uint64) {
 	for _, v := range c.Refused {
 		n += v
@@ -56,7 +56,7 @@ var total struct {
 	refused  [reasons]atomic.Uint64
 }
 
-// Total counts for the whole process.
+// Total returns the counts of the process, without those of Acceptors with Options.Uncounted.
 func Total() (c Counts) {
 	c.Accepted = total.accepted.Load()
 	for i := range c.Refused {
@@ -65,215 +65,222 @@ func Total() (c Counts) {
 	return c
 }
 
-// Verdict is what a first message tells by itself.
-type Verdict uint8
+// Inspection says what a connection's first message shows by itself.
+type Inspection uint8
 
 const (
-	More     Verdict = iota // not all of it has come
-	Member                  // it looks like a member's; it may have been overheard
-	Stranger                // it is none
+	Incomplete Inspection = iota // more bytes are needed
+	Plausible                    // it looks like a member's, but may be a replay
+	Invalid                      // no member sends it
 )
 
-// Options of a Door.
+// Options configures an Acceptor. Zero values stand for the defaults.
 type Options struct {
-	Strangers int // at a time; 2048
-	PerAddr   int // of them, of one address (IPv6: of one /64); half of Strangers
-	Known     int // in their handshake at a time; 8192
-	// Slots is how many are served at a time; 0: no bound. Those that wait for one take turns by address. They are
-	// at most as many as strangers may be.
-	Slots int
-	First time.Duration // until a first message is due; FirstTimeout
-	// Others says that those who connect may be other programs, which do not Dial: the kernel's queue stays
-	// long, and when it grows the addresses from which most come find fewer places in it.
-	Others bool
-	// Apart keeps what this door counts out of Total.
-	Apart bool
-	// Look judges what has come of the first message, which is at most Hello bytes long. They stay in
-	// the socket. A connection is served when Look has judged; nil: at once.
-	Hello int
-	Look  func(hello []byte) Verdict
-	// Serve authenticates a connection. It takes it over with Keep, or leaves it to be
-	// closed when Serve returns. It must end soon after the connection is closed, by Close
-	// as well.
+	// MaxUnauthenticated bounds the unauthenticated connections, by default 2048. MaxPerAddr bounds
+	// those of one address (IPv6: of one /64), by default half of that.
+	MaxUnauthenticated, MaxPerAddr int
+	// MaxHandshakes bounds the plausible connections, and the authenticated ones that are in their
+	// handshake, by default 8192 each.
+	MaxHandshakes int
+	// MaxServed bounds how many connections are served at a time. 0 is no bound. Addresses take turns
+	// among the queued connections, of which there are at most MaxUnauthenticated.
+	MaxServed int
+	// FirstTimeout is how long a connection may take to send its first message.
+	FirstTimeout time.Duration
+	// FilterSYNs is for listeners whose clients are other programs, such as browsers, and do not
+	// use Dial. The backlog then stays long. When it fills up, a socket filter drops some of the
+	// SYNs of the addresses that connect most.
+	FilterSYNs bool
+	// Uncounted keeps the Acceptor's counts out of Total.
+	Uncounted bool
+	// Inspect judges the first bytes of a connection, at most PeekSize. They stay in the socket. A
+	// connection is served when the result is not Incomplete, or at once if Inspect is nil.
+	PeekSize int
+	Inspect  func(first []byte) Inspection
+	// Serve authenticates a connection. It calls Keep to take the connection over. Otherwise the
+	// Acceptor closes it when Serve returns. Serve must return soon after the connection is
+	// closed, which Close also does.
 	Serve func(*Conn)
 }
 
-// Door is a listener that strangers may reach. Safe for concurrent use.
-type Door struct {
-	ln    *net.TCPListener
-	serve func(*Conn)
-	look  func(hello []byte) Verdict
-	wg    sync.WaitGroup
+// Acceptor accepts the connections of a listener that anyone may reach. It is safe for concurrent use.
+type Acceptor struct {
+	ln           *net.TCPListener
+	serve        func(*Conn)
+	inspectFirst func(first []byte) Inspection
+	wg           sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
-	// A connection begins among the strangers. It is expected when its first message, not read
-	// yet, looks like a member's; and known when it is one.
-	// Those that are due have said what they must, and wait for a slot.
-	strangers, expected, known, due class
-	slots, serving                  int
-	others, apart                   bool
-	lobby                           lobby
-	siege                           siege
-	counts                          Counts
+	// Each connection that is not kept is in one class. It begins as unauthenticated. If Inspect
+	// finds it plausible, it is plausible from then on, or queued first if MaxServed bounds how many
+	// are served. Conn.Authenticated makes it authenticated.
+	unauthenticated, plausible, authenticated, queued class
+	maxServed, serving                                int
+	filterSYNs, uncounted                             bool
+	pending                                           pendingSet
+	filter                                            synFilter
+	counts                                            Counts
 }
 
 // Conn is a connection in its handshake.
 type Conn struct {
-	net.Conn // nil in the lobby, and while due
-	door     *Door
+	net.Conn // nil while it is pending or queued
+	acceptor *Acceptor
 	addr     netip.Addr
 	since    time.Time
 
-	// door.mu
-	fd     int           // in the lobby, or due
-	gen    int32         // tells it from others that have had this descriptor
-	waits  *list.Element // in the lobby, nil elsewhere
-	in     *class        // nil when it is none of the door's any more
-	at, by *list.Element // in the class's order, and its address's
-	kept   bool
-	told   bool // counted as refused
+	// guarded by acceptor.mu
+	fd      int           // while it is pending or queued
+	gen     int32         // distinguishes it from other connections that had the same descriptor
+	pending *list.Element // nil if it is not pending
+	in      *class        // nil if the Acceptor no longer has it
+	at, by  *list.Element // its places in the class's order, and in its address's
+	kept    bool
+	refused bool // counted as refused
 }
 
-// New begins to accept. Close the Door, not ln.
-func New(ln *net.TCPListener, o Options) (*Door, error) {
-	if o.Strangers <= 0 {
-		o.Strangers = 2048
+// New returns an Acceptor that accepts ln's connections. The caller must close it, which closes ln.
+func New(ln *net.TCPListener, o Options) (*Acceptor, error) {
+	if o.MaxUnauthenticated <= 0 {
+		o.MaxUnauthenticated = 2048
 	}
-	if o.PerAddr <= 0 {
-		o.PerAddr = max(1, o.Strangers/2)
+	if o.MaxPerAddr <= 0 {
+		o.MaxPerAddr = max(1, o.MaxUnauthenticated/2)
 	}
-	if o.Known <= 0 {
-		o.Known = 8192
+	if o.MaxHandshakes <= 0 {
+		o.MaxHandshakes = 8192
 	}
-	d := &Door{
-		ln: ln, serve: o.Serve, look: o.Look,
-		strangers: newClass(o.Strangers, o.PerAddr),
-		expected:  newClass(o.Known, o.Known),
-		known:     newClass(o.Known, o.Known),
-		due:       newClass(o.Strangers, o.PerAddr),
-		slots:     o.Slots, others: o.Others, apart: o.Apart,
+	a := &Acceptor{
+		ln: ln, serve: o.Serve, inspectFirst: o.Inspect,
+		unauthenticated: newClass(o.MaxUnauthenticated, o.MaxPerAddr),
+		plausible:       newClass(o.MaxHandshakes, o.MaxHandshakes),
+		authenticated:   newClass(o.MaxHandshakes, o.MaxHandshakes),
+		queued:          newClass(o.MaxUnauthenticated, o.MaxPerAddr),
+		maxServed:       o.MaxServed, filterSYNs: o.FilterSYNs, uncounted: o.Uncounted,
 	}
-	if o.First <= 0 {
-		o.First = FirstTimeout
+	if o.FirstTimeout <= 0 {
+		o.FirstTimeout = FirstTimeout
 	}
-	if err := d.lobby.open(ln, o.Hello, o.First); err != nil {
+	if err := a.pending.open(ln, o.PeekSize, o.FirstTimeout); err != nil {
 		return nil, fmt.Errorf("watch the listener %s: %w", ln.Addr(), err)
 	}
-	d.wg.Go(d.run)
-	return d, nil
+	a.wg.Go(a.run)
+	return a, nil
 }
 
-// Bare is a connection that came through no door.
-func Bare(conn net.Conn) *Conn { return &Conn{Conn: conn} }
+// Wrap returns conn as a Conn that belongs to no Acceptor.
+func Wrap(conn net.Conn) *Conn { return &Conn{Conn: conn} }
 
-// Close closes the listener and every connection that is not kept, and returns when Serve
-// has ended for each.
-func (d *Door) Close() {
-	d.mu.Lock()
-	d.closed = true
-	for _, c := range []*class{&d.strangers, &d.expected, &d.known} {
+// Close closes the listener and all connections that are not kept. It returns when all calls of Serve
+// have.
+func (a *Acceptor) Close() {
+	a.mu.Lock()
+	a.closed = true
+	for _, c := range []*class{&a.unauthenticated, &a.plausible, &a.authenticated} {
 		for e := c.order.Front(); e != nil; e = e.Next() {
-			if c := e.Value.(*Conn); c.waits == nil {
+			if c := e.Value.(*Conn); c.pending == nil {
 				c.Close()
 			}
 		}
 	}
-	d.mu.Unlock()
-	d.ln.Close()
-	d.lobby.ep.Close()
-	d.wg.Wait()
+	a.mu.Unlock()
+	a.ln.Close()
+	a.pending.ep.Close()
+	a.wg.Wait()
 }
 
-// Counts are this door's.
-func (d *Door) Counts() Counts {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.counts
+// Counts returns the Acceptor's counts.
+func (a *Acceptor) Counts() Counts {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.counts
 }
 
-// enter finds room for a connection that has come, of whose first message is judged what is there.
-// It never waits: members that come meanwhile would, too, and the kernel's queue is short. d.mu is held.
-func (d *Door) enter(c *Conn, is Verdict) (in bool) {
-	if d.closed {
+// admit makes room for a new connection and puts it in a class. is says what its first bytes show. It
+// returns false if there is no room. It never blocks: the backlog would fill up with members that
+// connect meanwhile. a.mu is held.
+func (a *Acceptor) admit(c *Conn, is Inspection) (in bool) {
+	if a.closed {
 		return false
 	}
-	d.counts.Accepted++
-	if is == Member {
-		d.admit(d.heardOut(), c)
+	a.counts.Accepted++
+	if is == Plausible {
+		a.addEvicting(a.readyClass(), c)
 		return true
 	}
-	victim := d.strangers.excess(c.addr)
-	for victim != nil && d.expect(victim) {
-		victim = d.strangers.excess(c.addr)
+	victim := a.unauthenticated.victim(c.addr)
+	for victim != nil && a.promote(victim) {
+		victim = a.unauthenticated.victim(c.addr)
 	}
 	if victim != nil {
-		d.crowd()
+		a.full()
 	}
 	switch {
 	case victim == nil:
-	case is == More && (time.Since(victim.since) >= grace || d.strangers.of(victim.addr) > 2*d.strangers.of(c.addr)+2):
-		d.push(victim) // it has had its time, or is of a crowd of which the newcomer is none
-	default: // nobody goes for who is none; or so many come that those before it have had no time
-		d.refuse(c, Crowded)
+	case is == Incomplete && (time.Since(victim.since) >= grace || a.unauthenticated.count(victim.addr) > 2*a.unauthenticated.count(c.addr)+2):
+		a.evict(victim) // its grace is over, or its address has far more connections than the new one's
+	default: // an Invalid connection evicts none; and so many connect that all are within their grace
+		a.refuse(c, Crowded)
 		return false
 	}
-	d.strangers.add(c)
+	a.unauthenticated.add(c)
 	return true
 }
 
-// expect moves a stranger of the lobby to the expected if it has said what a member would. d.mu is held.
-func (d *Door) expect(c *Conn) bool {
-	if c.waits == nil || d.judge(c) != Member {
+// promote starts a pending connection if its first message has become plausible. It reports whether it
+// has. a.mu is held.
+func (a *Acceptor) promote(c *Conn) bool {
+	if c.pending == nil || a.inspect(c) != Plausible {
 		return false
 	}
-	d.begin(c, Member)
+	a.startPending(c, Plausible)
 	return true
 }
 
-// heardOut is where those go that have said what a member would. d.mu is held.
-func (d *Door) heardOut() *class {
-	if d.slots > 0 {
-		return &d.due
+// readyClass returns the class of connections that have become plausible. a.mu is held.
+func (a *Acceptor) readyClass() *class {
+	if a.maxServed > 0 {
+		return &a.queued
 	}
-	return &d.expected
+	return &a.plausible
 }
 
-// admit adds to a class, in which the oldest goes when it is full. d.mu is held.
-func (d *Door) admit(to *class, c *Conn) {
-	if victim := to.excess(c.addr); victim != nil {
-		d.push(victim)
+// addEvicting adds c to a class. If the class is full, it evicts a connection. a.mu is held.
+func (a *Acceptor) addEvicting(to *class, c *Conn) {
+	if victim := to.victim(c.addr); victim != nil {
+		a.evict(victim)
 	}
 	to.add(c)
 }
 
-// relieve gives descriptors back.
-func (d *Door) relieve() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for range relief {
-		e := d.strangers.order.Front()
+// freeDescriptors evicts the oldest connections that have not been authenticated.
+func (a *Acceptor) freeDescriptors() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for range freedAtOnce {
+		e := a.unauthenticated.order.Front()
 		if e == nil {
-			e = d.due.order.Front()
+			e = a.queued.order.Front()
 		}
 		if e == nil {
 			return
 		}
-		d.push(e.Value.(*Conn))
+		a.evict(e.Value.(*Conn))
 	}
 }
 
-// push has a connection go. d.mu is held.
-func (d *Door) push(c *Conn) {
+// evict ends a connection to make room. a.mu is held.
+func (a *Acceptor) evict(c *Conn) {
 	c.in.remove(c)
-	d.refuse(c, Crowded)
-	d.abandon(c)
+	a.refuse(c, Crowded)
+	a.reset(c)
 }
 
-// abandon closes a connection of which nothing shall be left: it would be in TIME_WAIT here. d.mu is held.
-func (d *Door) abandon(c *Conn) {
+// reset closes a connection with a RST, so that it leaves no TIME_WAIT here. a.mu is held.
+func (a *Acceptor) reset(c *Conn) {
 	if c.Conn == nil {
-		d.lobby.reset(c)
+		a.pending.reset(c)
 		return
 	}
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
@@ -282,70 +289,73 @@ func (d *Door) abandon(c *Conn) {
 	c.Close()
 }
 
-func (d *Door) refuse(c *Conn, why Reason) {
-	if !c.told {
-		c.told = true
-		d.counts.Refused[why]++
-		if !d.apart {
+// refuse counts a connection as refused, once. a.mu is held.
+func (a *Acceptor) refuse(c *Conn, why Reason) {
+	if !c.refused {
+		c.refused = true
+		a.counts.Refused[why]++
+		if !a.uncounted {
 			total.refused[why].Add(1)
 		}
 	}
 }
 
-// leave ends a connection's handshake.
-func (d *Door) leave(c *Conn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// finish ends a connection's handshake, after Serve.
+func (a *Acceptor) finish(c *Conn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if c.in != nil {
 		c.in.remove(c)
 	}
 	switch {
 	case c.kept:
-	case c.told:
-		d.abandon(c)
+	case c.refused:
+		a.reset(c)
 	default:
 		c.Close()
 	}
-	d.serving--
-	d.turn()
+	a.serving--
+	a.startQueued()
 }
 
-// Source is whose connections count together: an IPv4 address, or a /64, of which one host has all.
+// Source returns the address by which connections are counted: an IPv4 address, or the /64 of an IPv6
+// address, since one host may have a whole /64.
 func (c *Conn) Source() netip.Addr { return c.addr }
 
-// Known says that the other end has shown to be of this job. It stays when strangers crowd.
-func (c *Conn) Known() {
-	if c.door == nil {
+// Authenticated says that the peer has proved to be of this job. Unauthenticated connections then do
+// not evict it.
+func (c *Conn) Authenticated() {
+	if c.acceptor == nil {
 		return
 	}
-	d := c.door
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if c.in == nil || c.in == &d.known {
+	a := c.acceptor
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c.in == nil || c.in == &a.authenticated {
 		return
 	}
 	c.in.remove(c)
-	d.admit(&d.known, c)
+	a.addEvicting(&a.authenticated, c)
 }
 
-// stranger says that the other end has shown nothing, whatever it seemed. d.mu is held.
-func (c *Conn) stranger() {
-	if d := c.door; c.in == &d.expected {
+// demote makes a plausible connection unauthenticated. a.mu is held.
+func (c *Conn) demote() {
+	if a := c.acceptor; c.in == &a.plausible {
 		c.in.remove(c)
-		d.admit(&d.strangers, c)
+		a.addEvicting(&a.unauthenticated, c)
 	}
 }
 
-// Keep takes the connection over: the door closes it no more. False when the door has
-// closed it already.
+// Keep takes the connection over from the Acceptor, which then does not close it. It returns false if
+// the Acceptor has closed it already.
 func (c *Conn) Keep() bool {
-	if c.door == nil {
+	if c.acceptor == nil {
 		return true
 	}
-	d := c.door
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if c.in == nil || d.closed {
+	a := c.acceptor
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c.in == nil || a.closed {
 		return false
 	}
 	c.in.remove(c)
@@ -353,29 +363,29 @@ func (c *Conn) Keep() bool {
 	return true
 }
 
-// Refuse counts the connection as refused, once.
+// Refuse counts the connection as refused, once. A plausible one becomes unauthenticated.
 func (c *Conn) Refuse(why Reason) {
-	if c.door == nil {
+	if c.acceptor == nil {
 		return
 	}
-	c.door.mu.Lock()
-	defer c.door.mu.Unlock()
-	c.stranger()
-	c.door.refuse(c, why)
+	c.acceptor.mu.Lock()
+	defer c.acceptor.mu.Unlock()
+	c.demote()
+	c.acceptor.refuse(c, why)
 }
 
 // seenMax bounds a Seen.
 const seenMax = 4096
 
-// Seen remembers the latest nonces, so that a replay is known. The zero value is ready; it is
-// for one goroutine at a time. Only members' nonces are to be added: others could flush it.
+// Seen remembers the latest nonces, to recognise a replay. The zero value is ready. One goroutine at
+// a time may use it. Only members' nonces may be added: a flood of others would displace them.
 type Seen struct {
 	has  map[[32]byte]struct{}
 	ring [][32]byte
 	next int
 }
 
-// Add reports whether a nonce is new.
+// Add remembers a nonce. It reports whether the nonce is new.
 func (s *Seen) Add(nonce [32]byte) bool {
 	if _, ok := s.has[nonce]; ok {
 		return false

@@ -21,10 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is what no healthy run needs.
+// patience is longer than any healthy run takes.
 const patience = 2 * time.Minute
 
-func open(t testing.TB, o Options) (*Door, string) {
+func open(t testing.TB, o Options) (*Acceptor, string) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -64,24 +64,24 @@ func hangsUp(c net.Conn) bool {
 	return err != nil && (!ok || !e.Timeout())
 }
 
-// mine looks for messages of four bytes, of which members' begin with m.
-func mine(b []byte) Verdict {
+// mine inspects messages of four bytes. Members' messages begin with m.
+func mine(b []byte) Inspection {
 	switch {
 	case len(b) < 4:
-		return More
+		return Incomplete
 	case b[0] == 'm':
-		return Member
+		return Plausible
 	}
-	return Stranger
+	return Invalid
 }
 
-// waits serves until the connection ends.
+// waits is a Serve that returns when the connection ends.
 func waits(c *Conn) { _, _ = io.Copy(io.Discard, c) }
 
-func TestTheOldestOfTheMostGoes(t *testing.T) {
-	d, addr := open(t, Options{Strangers: 4, PerAddr: 3, Serve: waits})
+func TestEvictsOldestOfLargestAddress(t *testing.T) {
+	d, addr := open(t, Options{MaxUnauthenticated: 4, MaxPerAddr: 3, Serve: waits})
 	come := func(from string) net.Conn {
-		time.Sleep(grace) // those before have had their time
+		time.Sleep(grace) // all others are past their grace
 		n := d.Counts().Accepted
 		c := dial(t, addr, from)
 		eventually(t, "accepted", func() bool { return d.Counts().Accepted > n })
@@ -92,7 +92,7 @@ func TestTheOldestOfTheMostGoes(t *testing.T) {
 	if !hangsUp(a1) {
 		t.Error("the oldest of an address over its cap is still there")
 	}
-	come("127.0.0.2") // the door is full now
+	come("127.0.0.2") // there is no room now
 	come("127.0.0.3")
 	if !hangsUp(a2) {
 		t.Error("the oldest of the address that has most is still there")
@@ -103,22 +103,23 @@ func TestTheOldestOfTheMostGoes(t *testing.T) {
 	}
 }
 
-// Who is known stays, and does not take a stranger's place.
-func TestTheKnownStay(t *testing.T) {
-	var known atomic.Int32
-	d, addr := open(t, Options{Strangers: 2, PerAddr: 2, Serve: func(c *Conn) {
+// TestAuthenticatedStay: an authenticated connection is not evicted, and leaves room for an
+// unauthenticated one.
+func TestAuthenticatedStay(t *testing.T) {
+	var authenticated atomic.Int32
+	d, addr := open(t, Options{MaxUnauthenticated: 2, MaxPerAddr: 2, Serve: func(c *Conn) {
 		var b [1]byte
 		if _, err := io.ReadFull(c, b[:]); err == nil {
-			c.Known()
-			c.Known()
-			known.Add(1)
+			c.Authenticated()
+			c.Authenticated()
+			authenticated.Add(1)
 			_, _ = io.Copy(c, c)
 		}
 	}})
 	member := dial(t, addr, "127.0.0.1")
 	member.Write([]byte{1})
-	eventually(t, "known", func() bool { return known.Load() == 1 })
-	for range 10 { // those for whom there is no room are reset at once
+	eventually(t, "authenticated", func() bool { return authenticated.Load() == 1 })
+	for range 10 { // without room they are reset at once
 		if c, err := net.Dial("tcp", addr); err == nil {
 			defer c.Close()
 		}
@@ -127,11 +128,11 @@ func TestTheKnownStay(t *testing.T) {
 	member.Write([]byte{2})
 	var b [1]byte
 	if _, err := io.ReadFull(member, b[:]); err != nil || b[0] != 2 {
-		t.Errorf("a known connection was pushed out: %v", err)
+		t.Errorf("an authenticated connection was evicted: %v", err)
 	}
 }
 
-// What is kept is the door's no more, and what is not ends with it.
+// TestKeep: Close ends connections that were not kept, and no others.
 func TestKeep(t *testing.T) {
 	kept := make(chan net.Conn, 2)
 	d, addr := open(t, Options{Serve: func(c *Conn) {
@@ -147,7 +148,7 @@ func TestKeep(t *testing.T) {
 	eventually(t, "both", func() bool { return d.Counts().Accepted == 2 })
 	d.Close()
 	if !hangsUp(b) {
-		t.Error("a stranger outlives the door")
+		t.Error("an unauthenticated connection outlives the Acceptor")
 	}
 	server.Write([]byte{7})
 	var got [1]byte
@@ -156,12 +157,12 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// TestFloodIsBounded: goroutines and connections stay within the caps however many come.
+// TestFloodIsBounded: goroutines and connections stay within the bounds in a flood.
 func TestFloodIsBounded(t *testing.T) {
 	const room = 64
 	var inside, most atomic.Int64
 	before := runtime.NumGoroutine()
-	d, addr := open(t, Options{Strangers: room, Serve: func(c *Conn) {
+	d, addr := open(t, Options{MaxUnauthenticated: room, Serve: func(c *Conn) {
 		for n := inside.Add(1); n > most.Load(); {
 			most.Store(n)
 		}
@@ -170,7 +171,7 @@ func TestFloodIsBounded(t *testing.T) {
 	}})
 	f := acceptest.Start(t, addr, 400, acceptest.Silent, acceptest.Says([]byte("x")), acceptest.Drips(make([]byte, 100)))
 	eventually(t, "refused", func() bool { return d.Counts().Refused[Crowded] > 500 })
-	// One that is pushed out takes a moment to end.
+	// An evicted connection takes a moment to end.
 	if n := most.Load(); n > 4*room {
 		t.Errorf("%d connections were served at a time, the cap is %d", n, room)
 	}
@@ -200,24 +201,24 @@ func TestSeen(t *testing.T) {
 	}
 }
 
-// Who has said what a member would is pushed out by no stranger before it is read; a replay gets
-// no more by it.
-func TestTheExpectedStay(t *testing.T) {
+// TestPlausibleStay: unauthenticated connections do not evict a plausible one before it is read. A
+// replay gains nothing else.
+func TestPlausibleStay(t *testing.T) {
 	const room = 8
 	read := make(chan struct{})
 	d, addr := open(t, Options{
-		Strangers: room, Hello: 4, Look: mine,
+		MaxUnauthenticated: room, PeekSize: 4, Inspect: mine,
 		Serve: func(c *Conn) {
-			<-read // as late as can be
+			<-read // as late as possible
 			var b [4]byte
 			if _, err := io.ReadFull(c, b[:]); err != nil {
 				return
 			}
 			switch string(b[:]) {
 			case "mine":
-				c.Known()
+				c.Authenticated()
 				_, _ = c.Write(b[:])
-			case "mime": // said before by another
+			case "mime": // a replay
 				c.Refuse(Replayed)
 			}
 			waits(c)
@@ -226,7 +227,7 @@ func TestTheExpectedStay(t *testing.T) {
 	member, mime := dial(t, addr, "127.0.0.1"), dial(t, addr, "127.0.0.1")
 	member.Write([]byte("mine"))
 	mime.Write([]byte("mime"))
-	crowd := func(n uint64) {
+	flood := func(n uint64) {
 		for range n {
 			if c, err := net.Dial("tcp", addr); err == nil { // else reset at once
 				defer c.Close()
@@ -234,26 +235,26 @@ func TestTheExpectedStay(t *testing.T) {
 			}
 		}
 	}
-	crowd(50)
+	flood(50)
 	time.Sleep(2 * grace)
-	crowd(50)
+	flood(50)
 	close(read)
 	var b [4]byte
 	if _, err := io.ReadFull(member, b[:]); err != nil {
-		t.Errorf("a member was pushed out: %v", err)
+		t.Errorf("a member was evicted: %v", err)
 	}
 	eventually(t, "replayed", func() bool { return d.Counts().Refused[Replayed] == 1 })
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.expected.order.Len() != 0 || d.known.order.Len() != 1 {
-		t.Errorf("%d are expected, %d known", d.expected.order.Len(), d.known.order.Len())
+	if d.plausible.order.Len() != 0 || d.authenticated.order.Len() != 1 {
+		t.Errorf("%d are plausible, %d authenticated", d.plausible.order.Len(), d.authenticated.order.Len())
 	}
 }
 
-// While all strangers have only just come, a newcomer gets in by what it has said, or not at all; it
-// waits for nobody.
-func TestWhoGetsInAmongTheYoung(t *testing.T) {
-	d, _ := open(t, Options{Strangers: 1, Hello: 4, Look: mine, Serve: waits})
+// TestAdmissionWithinGrace: while all connections are within their grace, a new one is admitted only
+// by its first message. It does not block.
+func TestAdmissionWithinGrace(t *testing.T) {
+	d, _ := open(t, Options{MaxUnauthenticated: 1, PeekSize: 4, Inspect: mine, Serve: waits})
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -266,11 +267,11 @@ func TestWhoGetsInAmongTheYoung(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		c := &Conn{door: d, since: time.Now().Add(ago)}
+		c := &Conn{acceptor: d, since: time.Now().Add(ago)}
 		if c.fd, err = detach(conn); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "heard", func() bool {
+		eventually(t, "received", func() bool {
 			n, _, err := unix.Recvfrom(c.fd, make([]byte, 4), unix.MSG_PEEK|unix.MSG_DONTWAIT)
 			return says == "" || err == nil && n == len(says)
 		})
@@ -281,11 +282,11 @@ func TestWhoGetsInAmongTheYoung(t *testing.T) {
 		ago  time.Duration
 		in   *class
 	}{
-		{"", time.Hour, &d.strangers}, {"", 0, nil}, {"m", 0, nil}, {"what", 0, nil},
-		{"mine", 0, &d.expected}, {"mine", 0, &d.expected},
+		{"", time.Hour, &d.unauthenticated}, {"", 0, nil}, {"m", 0, nil}, {"what", 0, nil},
+		{"mine", 0, &d.plausible}, {"mine", 0, &d.plausible},
 	} {
 		c := come(tt.says, tt.ago)
-		d.came(c)
+		d.accepted(c)
 		d.mu.Lock()
 		if c.in != tt.in {
 			t.Errorf("%q: among %p, want %p", tt.says, c.in, tt.in)
@@ -297,7 +298,7 @@ func TestWhoGetsInAmongTheYoung(t *testing.T) {
 	}
 }
 
-// detach gives a descriptor of a connection's socket.
+// detach returns a descriptor of a connection's socket.
 func detach(conn net.Conn) (fd int, err error) {
 	f, err := conn.(*net.TCPConn).File()
 	if err != nil {
@@ -307,19 +308,19 @@ func detach(conn net.Conn) (fd int, err error) {
 	return unix.Dup(int(f.Fd()))
 }
 
-// Who waits costs no goroutine, gets in when all of its message is there, in whatever pieces, and goes
-// when it has said nothing for too long.
-func TestLobby(t *testing.T) {
+// TestPending: a pending connection costs no goroutine. It is served when its whole message has
+// arrived, in whatever pieces, and is closed when that takes too long.
+func TestPending(t *testing.T) {
 	served := make(chan string, 10)
-	d, addr := open(t, Options{Hello: 4, Look: mine, Serve: func(c *Conn) {
+	d, addr := open(t, Options{PeekSize: 4, Inspect: mine, Serve: func(c *Conn) {
 		b := make([]byte, 4)
 		n, _ := io.ReadFull(c, b)
 		served <- string(b[:n])
 	}})
-	first := func(d *Door, is time.Duration) {
+	first := func(d *Acceptor, is time.Duration) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.lobby.first = is
+		d.pending.timeout = is
 	}
 	first(d, patience)
 	before := runtime.NumGoroutine()
@@ -339,14 +340,14 @@ func TestLobby(t *testing.T) {
 		t.Errorf("served with %q", s)
 	}
 	first(d, 0)
-	d.lobby.ep.SetReadDeadline(time.Now()) // the door looks
+	d.pending.ep.SetReadDeadline(time.Now()) // expire runs
 	for _, c := range silent {
 		if !hangsUp(c) {
-			t.Fatal("a silent stranger stays")
+			t.Fatal("a silent connection stays")
 		}
 	}
 	first(d, patience)
-	dial(t, addr, "127.0.0.1").Close() // only looks whether somebody listens
+	dial(t, addr, "127.0.0.1").Close() // a port check
 	dial(t, addr, "127.0.0.1").Write([]byte("what"))
 	if s := <-served; s != "what" {
 		t.Errorf("served with %q", s)
@@ -356,12 +357,12 @@ func TestLobby(t *testing.T) {
 	}
 }
 
-// The kernel's queue is short while there is no room, and long again later.
-func TestTheQueueOfAFloodIsShort(t *testing.T) {
-	d, addr := open(t, Options{Strangers: 1, Hello: 4, Look: mine, Serve: waits})
-	long := d.lobby.long
+// TestBacklogIsShortInAFlood: the backlog is short while there is no room, and long again later.
+func TestBacklogIsShortInAFlood(t *testing.T) {
+	d, addr := open(t, Options{MaxUnauthenticated: 1, PeekSize: 4, Inspect: mine, Serve: waits})
+	long := d.pending.backlog
 	length := func() int {
-		n, _, err := queueOf(d.ln)
+		n, _, err := backlogOf(d.ln)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -373,13 +374,13 @@ func TestTheQueueOfAFloodIsShort(t *testing.T) {
 			if c, err := net.Dial("tcp", addr); err == nil { // else reset at once
 				t.Cleanup(func() { c.Close() })
 			}
-			return d.Counts().Refused[Crowded] > n && length() == min(shortQueue, long)
+			return d.Counts().Refused[Crowded] > n && length() == min(shortBacklog, long)
 		})
 		eventually(t, "a long queue", func() bool { return length() == long })
 	}
 }
 
-// TestDial: who finds the queue full does not wait for the kernel to try again.
+// TestDial: Dial does not wait for the kernel to repeat a SYN when the backlog is full.
 func TestDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -387,10 +388,10 @@ func TestDial(t *testing.T) {
 	}
 	defer l.Close()
 	ln, addr := l.(*net.TCPListener), l.Addr().String()
-	if err := setQueue(ln, 0); err != nil {
+	if err := setBacklog(ln, 0); err != nil {
 		t.Fatal(err)
 	}
-	dial(t, addr, "127.0.0.1") // it is full with one
+	dial(t, addr, "127.0.0.1") // one fills it
 	var tries atomic.Int64
 	count := &net.Dialer{Timeout: patience, Control: func(string, string, syscall.RawConn) error {
 		tries.Add(1)
@@ -404,7 +405,7 @@ func TestDial(t *testing.T) {
 		}
 		ended <- err
 	}()
-	eventually(t, "more attempts than go abreast", func() bool { return tries.Load() > abreast+1 })
+	eventually(t, "more attempts than go maxAttempts", func() bool { return tries.Load() > maxAttempts+1 })
 	for done := false; !done; {
 		select {
 		case err := <-ended:
@@ -429,15 +430,15 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// Whose turn it is goes by address, and who waits for one is closed with the door.
-func TestTurns(t *testing.T) {
+// TestAddressesTakeTurns: addresses take turns among the queued connections, which Close closes.
+func TestAddressesTakeTurns(t *testing.T) {
 	turn, served := make(chan struct{}), make(chan string, 100)
-	d, addr := open(t, Options{Slots: 1, Hello: 4, Look: mine, Serve: func(c *Conn) {
+	d, addr := open(t, Options{MaxServed: 1, PeekSize: 4, Inspect: mine, Serve: func(c *Conn) {
 		served <- c.RemoteAddr().(*net.TCPAddr).IP.String()
 		<-turn
 	}})
 	due := func(n int) {
-		eventually(t, "due", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.due.order.Len() == n })
+		eventually(t, "due", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.queued.order.Len() == n })
 	}
 	const flood = 50
 	for range flood {
@@ -462,47 +463,48 @@ func TestTurns(t *testing.T) {
 	close(turn)
 }
 
-// What happened to a connection that has gone is not believed of the one that has its descriptor now.
-func TestOldNews(t *testing.T) {
-	d, addr := open(t, Options{First: patience, Hello: 4, Look: mine, Serve: waits})
+// TestStaleEvent: an event of a connection that has ended does not end another one with its descriptor.
+func TestStaleEvent(t *testing.T) {
+	d, addr := open(t, Options{FirstTimeout: patience, PeekSize: 4, Inspect: mine, Serve: waits})
 	c := dial(t, addr, "127.0.0.1")
 	var in *Conn
-	eventually(t, "in the lobby", func() bool {
+	eventually(t, "pending", func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if e := d.lobby.waiting.Front(); e != nil {
+		if e := d.pending.waiting.Front(); e != nil {
 			in = e.Value.(*Conn)
 		}
 		return in != nil
 	})
-	d.heard(unix.EpollEvent{Fd: int32(in.fd), Pad: in.gen - 1, Events: unix.EPOLLHUP | unix.EPOLLRDHUP})
+	d.readable(unix.EpollEvent{Fd: int32(in.fd), Pad: in.gen - 1, Events: unix.EPOLLHUP | unix.EPOLLRDHUP})
 	d.mu.Lock()
-	stays := in.waits != nil
+	stays := in.pending != nil
 	d.mu.Unlock()
 	if !stays {
-		t.Error("closed for what happened to another")
+		t.Error("closed by another connection's event")
 	}
 	c.Close()
 }
 
-// A newcomer of another address does not go for those of a crowd that have only just come.
+// TestAnotherAddressGetsIn: a connection of another address is admitted although those of the flooding
+// address are within their grace.
 func TestAnotherAddressGetsIn(t *testing.T) {
-	d, addr := open(t, Options{Strangers: 20, PerAddr: 20, First: patience, Hello: 4, Look: mine, Serve: waits})
+	d, addr := open(t, Options{MaxUnauthenticated: 20, MaxPerAddr: 20, FirstTimeout: patience, PeekSize: 4, Inspect: mine, Serve: waits})
 	for range 100 {
 		if c, err := net.Dial("tcp", addr); err == nil { // else reset at once
 			defer c.Close()
 		}
 	}
 	eventually(t, "all looked at", func() bool { return d.Counts().Accepted == 100 })
-	d.mu.Lock() // and the crowd is as young as can be
-	for e := d.strangers.order.Front(); e != nil; e = e.Next() {
+	d.mu.Lock() // the flood is as recent as possible
+	for e := d.unauthenticated.order.Front(); e != nil; e = e.Next() {
 		e.Value.(*Conn).since = time.Now().Add(time.Hour)
 	}
 	d.mu.Unlock()
 	late := dial(t, addr, "127.0.0.2")
 	eventually(t, "accepted", func() bool { return d.Counts().Accepted == 101 })
 	d.mu.Lock()
-	in := d.strangers.of(netip.MustParseAddr("127.0.0.2"))
+	in := d.unauthenticated.count(netip.MustParseAddr("127.0.0.2"))
 	d.mu.Unlock()
 	if in != 1 {
 		t.Error("one of another address is kept out")
@@ -510,7 +512,7 @@ func TestAnotherAddressGetsIn(t *testing.T) {
 	late.Close()
 }
 
-// TestClass: who has most, whose turn it is, and who is to go are what a plain count says.
+// TestClass: the largest address, the next turn and the victim agree with a plain count.
 func TestClass(t *testing.T) {
 	s := newClass(40, 15)
 	var all []*Conn
@@ -522,7 +524,7 @@ func TestClass(t *testing.T) {
 			s.remove(all[i])
 			all = slices.Delete(all, i, i+1)
 		} else {
-			if victim := s.excess(addr); victim != nil {
+			if victim := s.victim(addr); victim != nil {
 				s.remove(victim)
 				all = slices.Delete(all, slices.Index(all, victim), slices.Index(all, victim)+1)
 			}
@@ -535,10 +537,10 @@ func TestClass(t *testing.T) {
 			count[c.addr]++
 			most = max(most, count[c.addr])
 		}
-		if s.most != most || s.order.Len() != len(all) || len(s.byAddr) != len(count) || s.turns.Len() != len(count) || most > 15 || len(all) > 40 {
+		if s.most != most || s.order.Len() != len(all) || len(s.byAddr) != len(count) || s.rotation.Len() != len(count) || most > 15 || len(all) > 40 {
 			t.Fatalf("%d of %d, most %d: %d addresses, most %d", s.order.Len(), len(all), s.most, len(count), most)
 		}
-		victim := s.excess(addr)
+		victim := s.victim(addr)
 		switch {
 		case count[addr] >= 15:
 			if victim == nil || victim.addr != addr {

@@ -5,17 +5,18 @@ import (
 	"net/netip"
 )
 
-// class is a set of connections in the order in which they came. No operation grows with it.
+// class is a set of connections in the order in which they were added. All operations take constant
+// time.
 type class struct {
 	max, perAddr int
 	order        list.List // of *Conn
 	byAddr       map[netip.Addr]*group
-	turns        list.List    // of *group, who is next first
-	bySize       []*list.List // of *group
-	most         int          // of one address
+	rotation     list.List    // of *group, the next one first
+	bySize       []*list.List // of *group, by its length
+	most         int          // length of the longest group
 }
 
-// group is a class's connections of one address, oldest first.
+// group holds a class's connections of one address, oldest first.
 type group struct {
 	list.List
 	turn, size *list.Element
@@ -25,28 +26,30 @@ func newClass(most, perAddr int) class {
 	return class{max: most, perAddr: perAddr, byAddr: make(map[netip.Addr]*group), bySize: []*list.List{{}}}
 }
 
+// add adds a connection that is in no class.
 func (s *class) add(c *Conn) {
 	of := s.byAddr[c.addr]
 	if of == nil {
 		of = &group{}
 		s.byAddr[c.addr] = of
-		of.turn = s.turns.PushBack(of)
+		of.turn = s.rotation.PushBack(of)
 	} else {
 		s.bySize[of.Len()].Remove(of.size)
 	}
 	c.in, c.at, c.by = s, s.order.PushBack(c), of.PushBack(c)
-	s.sized(of)
+	s.resized(of)
 }
 
+// remove removes a connection of this class.
 func (s *class) remove(c *Conn) {
 	s.order.Remove(c.at)
 	of := s.byAddr[c.addr]
 	s.bySize[of.Len()].Remove(of.size)
 	if of.Remove(c.by); of.Len() == 0 {
 		delete(s.byAddr, c.addr)
-		s.turns.Remove(of.turn)
+		s.rotation.Remove(of.turn)
 	} else {
-		s.sized(of)
+		s.resized(of)
 	}
 	for s.most > 0 && s.bySize[s.most].Len() == 0 {
 		s.most--
@@ -54,8 +57,8 @@ func (s *class) remove(c *Conn) {
 	c.in, c.at, c.by = nil, nil, nil
 }
 
-// sized notes how many connections an address has now.
-func (s *class) sized(of *group) {
+// resized moves a group to the list of its length.
+func (s *class) resized(of *group) {
 	n := of.Len()
 	for len(s.bySize) <= n {
 		s.bySize = append(s.bySize, &list.List{})
@@ -64,17 +67,17 @@ func (s *class) sized(of *group) {
 	s.most = max(s.most, n)
 }
 
-// of is how many an address has.
-func (s *class) of(addr netip.Addr) int {
+// count returns how many connections an address has.
+func (s *class) count(addr netip.Addr) int {
 	if g := s.byAddr[addr]; g != nil {
 		return g.Len()
 	}
 	return 0
 }
 
-// excess is who must go before one more of addr may come, nil when there is room: the
-// oldest of that address when it has too many, else of the one that has most.
-func (s *class) excess(addr netip.Addr) *Conn {
+// victim returns the connection to evict before another one of addr is added, or nil if there is room.
+// It is the oldest of addr if that has too many, or else of an address that has the most.
+func (s *class) victim(addr netip.Addr) *Conn {
 	of := s.byAddr[addr]
 	switch {
 	case of != nil && of.Len() >= s.perAddr:
@@ -88,12 +91,13 @@ func (s *class) excess(addr netip.Addr) *Conn {
 	return of.Front().Value.(*Conn)
 }
 
-// next is whose turn it is, nil for nobody's: addresses take turns, and the oldest of each goes first.
+// next returns the connection whose turn it is, nil if there is none. Addresses take turns. The oldest
+// connection of each goes first.
 func (s *class) next() *Conn {
-	e := s.turns.Front()
+	e := s.rotation.Front()
 	if e == nil {
 		return nil
 	}
-	s.turns.MoveToBack(e)
+	s.rotation.MoveToBack(e)
 	return e.Value.(*group).Front().Value.(*Conn)
 }

@@ -7,18 +7,17 @@ import (
 )
 
 const (
-	// A further attempt to connect begins after firstAgain, and then after twice the time, up to
-	// lastAgain. The kernel sends a SYN that a full queue has dropped again after 1 s, 3 s and 7 s.
-	firstAgain = 50 * time.Millisecond
-	lastAgain  = 250 * time.Millisecond
-	// abreast is how many attempts are under way at most. The first one stays: on a slow path it is
-	// what arrives.
-	abreast = 4
+	// The second attempt to connect begins after retryMin. The pause doubles from one attempt to the
+	// next, up to retryMax. The kernel itself repeats a dropped SYN only after 1 s, 3 s and 7 s.
+	retryMin = 50 * time.Millisecond
+	retryMax = 250 * time.Millisecond
+	// maxAttempts is how many attempts are in flight at most. A new one then replaces the oldest one.
+	maxAttempts = 4
 )
 
-// Dial connects like d, which must leave the local port to the kernel, to who may be flooded. It does
-// not wait for the kernel to repeat a SYN that a full queue has dropped, but makes further
-// attempts beside it. The first that ends is the result.
+// Dial connects like d to a listener that may be flooded. It does not wait for the kernel to repeat a
+// SYN that a full backlog has dropped, but makes further attempts in parallel. It returns the result
+// of the attempt that ends first. d must let the kernel choose the local port.
 func Dial(ctx context.Context, d *net.Dialer, addr string) (net.Conn, error) {
 	type result struct {
 		conn net.Conn
@@ -29,7 +28,7 @@ func Dial(ctx context.Context, d *net.Dialer, addr string) (net.Conn, error) {
 	ended := 0
 	results := make(chan result)
 	begin := func() {
-		if i := len(under) - abreast + 1; i > 0 {
+		if i := len(under) - maxAttempts + 1; i > 0 {
 			under[i]()
 			under[i] = nil
 		}
@@ -54,7 +53,7 @@ func Dial(ctx context.Context, d *net.Dialer, addr string) (net.Conn, error) {
 		}
 	}()
 	begin()
-	pause := firstAgain
+	pause := retryMin
 	again := time.NewTimer(pause)
 	defer again.Stop()
 	for {
@@ -65,7 +64,7 @@ func Dial(ctx context.Context, d *net.Dialer, addr string) (net.Conn, error) {
 			}
 		case <-again.C:
 			begin()
-			pause = min(2*pause, lastAgain)
+			pause = min(2*pause, retryMax)
 			again.Reset(pause)
 		}
 	}

@@ -1,21 +1,22 @@
-// Package accept takes connections in from a network on which anybody may connect.
+// Package accept accepts TCP connections on a network on which anyone may connect, and bounds what
+// unauthenticated peers can make this process spend.
 //
-// In: a listener, and a function that authenticates one connection. Out: that function, in a
-// goroutine of its own for each connection, and counts of those that were refused.
+// In: a listener, and a function that authenticates one connection. Out: a call of that function in
+// its own goroutine for each connection that is served, and counts of the refused connections.
 //
-// Who has proved nothing yet is a stranger. There is room for a bounded number of them, and
-// for fewer of one address. A stranger waits in the lobby, where it costs a descriptor, until its first
-// message is in the kernel's buffer; what this looks like (Options.Look) decides whether it is
-// served. When the room is full the oldest stranger goes, of the address that has
-// most of them, once it has had a moment to say who it is; until then a newcomer gets in only if
-// its first message looks like a member's. Such a one, and who has
-// said something that only a member of the job can (Conn.Known), is pushed out by no stranger.
+// A connection begins unauthenticated. The number of such connections is bounded, also per address.
+// It is pending until its first message is in the kernel's buffer, and costs one descriptor until
+// then. Options.Inspect looks at the message, and decides whether the connection is served. If there
+// are too many, the oldest unauthenticated connection of the address with the most is evicted, once
+// it has had a short time (grace) to send. Until then, a new connection is admitted only if its first
+// message is plausible. Unauthenticated connections evict neither plausible connections nor
+// authenticated ones (Conn.Authenticated).
 //
-// Accepting never waits for anything: while it did, the kernel's queue would fill, and drop
-// members' connections. While there is no room that queue is kept short, since a member waits in it for
-// all who came before, and Dial, which members use, makes up for the SYNs that it drops. So a flood
-// costs members a moment each, and this process a bounded number of descriptors and goroutines.
+// The accept loop never blocks. If it did, the kernel's backlog would fill up and drop members'
+// connections. When there is no room, the backlog is kept short, because a member waits in it behind
+// all earlier connections. Dial, which members use, makes up for the SYNs that a short backlog drops.
+// So a flood delays members a little, and costs this process a bounded number of descriptors and
+// goroutines.
 //
-// Whoever comes is not told why it was refused. The package knows no protocol: what is said,
-// and by when, is the function's business.
+// A refused peer does not learn why. The package knows no protocol: Inspect and Serve do.
 package accept

@@ -5,8 +5,9 @@ import (
 	"net"
 )
 
-// Listen listens as net.Listen does, for a Door, but not for Multipath TCP, which Go's listeners speak where the kernel can:
-// it knows not all of TCP's options, filters among them, and each connection costs more.
+// Listen is net.Listen for an Acceptor. It turns off Multipath TCP, which Go's listeners use where the
+// kernel has it: such sockets lack some of TCP's options, such as filters, and each connection costs
+// more.
 func Listen(address string) (net.Listener, error) {
 	var c net.ListenConfig
 	c.SetMultipathTCP(false)

@@ -1,8 +1,8 @@
-// Package crowd bounds the connections of a listener that anybody reaches, so that who holds
-// many costs neither memory nor descriptors, nor keeps out those of another address.
+// Package crowd bounds the connections of a listener that anyone may reach. A client with many
+// connections then exhausts neither memory nor descriptors, and does not keep out other addresses.
 //
-// In: a listener, of a protocol in which who connects speaks first: HTTP, TLS, gRPC. Out: connections
-// whose first message is there. What they wait in until then is package accept's, which see.
+// In: a listener of a protocol in which the client sends first (HTTP, TLS, gRPC). Out: connections
+// whose first message has arrived. Until then package accept holds them.
 package crowd
 
 import (
@@ -21,21 +21,22 @@ import (
 const (
 	// firstWithin bounds the wait for a connection's first message.
 	firstWithin = 5 * time.Second
-	// firstMost is how much of that message is looked at.
-	firstMost = 4096
-	// waiting is how many connections a listener has at least beyond those that it holds: those that have not said
-	// anything, and those whose turn it is not yet, each.
-	waiting = 1024
-	// answering is how many connections are answered for the first time at once: a TLS handshake costs most of what
-	// a stranger can have this process do. One that is not answered within a moment waits for its other end, as a rule.
-	answering = 64
-	moment    = 100 * time.Millisecond
+	// peekSize is how much of that message is inspected.
+	peekSize = 4096
+	// A listener may have at least pending connections whose first message has not arrived, and as
+	// many that are queued, beside those that it has accepted.
+	pending = 1024
+	// handshakes is how many connections may wait for their first answer at a time. A TLS handshake
+	// is the most expensive thing that an unauthenticated client can ask for. A connection that has
+	// no answer after answerWithin usually waits for its client, and no longer counts.
+	handshakes   = 64
+	answerWithin = 100 * time.Millisecond
 )
 
-// Limit bounds a listener of TCP to most connections at a time. When there are as many, a newcomer
-// takes the place of one of the address that has most: of the oldest when oldest says so, as
-// fits short requests, else of the youngest, as fits streams that are to last. Then
-// whose address has most is hung up on. Close the Listener, not l.
+// Limit bounds a TCP listener to most connections at a time. If there are as many, a new connection
+// replaces one of the address that has the most. With oldest that is its oldest one, which suits short
+// requests. Otherwise it is its youngest one, which suits long streams; a new connection is then refused
+// if its own address has the most. The caller must close the Listener, which closes l.
 func Limit(l net.Listener, most int, oldest bool) (*Listener, error) {
 	return limit(l, most, oldest, firstWithin)
 }
@@ -47,9 +48,9 @@ func limit(ln net.Listener, most int, oldest bool, first time.Duration) (*Listen
 	}
 	l := &Listener{at: ln.Addr(), most: most, oldest: oldest, ready: make(chan net.Conn), closed: make(chan struct{}), of: map[netip.Addr][]*conn{}}
 	var err error
-	l.door, err = accept.New(tcp, accept.Options{
-		Strangers: max(waiting, most), Slots: answering, First: first, Others: true, Apart: true,
-		Hello: firstMost, Look: spoken, Serve: l.serve,
+	l.accept, err = accept.New(tcp, accept.Options{
+		MaxUnauthenticated: max(pending, most), MaxServed: handshakes, FirstTimeout: first, FilterSYNs: true, Uncounted: true,
+		PeekSize: peekSize, Inspect: inspect, Serve: l.serve,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("bound the connections: %w", err)
@@ -60,7 +61,7 @@ func limit(ln net.Listener, most int, oldest bool, first time.Duration) (*Listen
 // Listener is a bounded listener.
 type Listener struct {
 	at     net.Addr
-	door   *accept.Door
+	accept *accept.Acceptor
 	most   int
 	oldest bool
 	hungUp atomic.Uint64
@@ -73,13 +74,13 @@ type Listener struct {
 	of map[netip.Addr][]*conn // oldest first
 }
 
-// HungUp returns how many connections were hung up on because there were too many.
+// HungUp returns how many connections were closed because there were too many.
 func (l *Listener) HungUp() uint64 {
-	return l.hungUp.Load() + l.door.Counts().Refused[accept.Crowded]
+	return l.hungUp.Load() + l.accept.Counts().Refused[accept.Crowded]
 }
 
-// Silent returns how many connections were hung up on because they had not said anything in time.
-func (l *Listener) Silent() uint64 { return l.door.Counts().Refused[accept.Silent] }
+// Silent returns how many connections were closed because they had sent nothing in time.
+func (l *Listener) Silent() uint64 { return l.accept.Counts().Refused[accept.Silent] }
 
 // Addr implements net.Listener.
 func (l *Listener) Addr() net.Addr { return l.at }
@@ -87,7 +88,7 @@ func (l *Listener) Addr() net.Addr { return l.at }
 // Close implements net.Listener.
 func (l *Listener) Close() error {
 	l.once.Do(func() { close(l.closed) })
-	l.door.Close()
+	l.accept.Close()
 	return nil
 }
 
@@ -101,25 +102,25 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// spoken looks for a whole first message, so that who sends one byte now and then costs no more than
-// who is silent. What it is worth is the server's to say.
-func spoken(b []byte) accept.Verdict {
+// inspect waits for a whole first message. So a client that sends a byte now and then gains nothing over
+// a silent one. The server judges the message itself.
+func inspect(b []byte) accept.Inspection {
 	whole := true
 	switch is := b[0]; {
-	case len(b) >= firstMost:
-	case is == 0x16: // a record of TLS, which has a version and a length
+	case len(b) >= peekSize:
+	case is == 0x16: // a TLS record, which has a version and a length
 		other := len(b) > 1 && b[1] != 3 || len(b) > 2 && b[2] > 4
 		whole = other || len(b) >= 5 && len(b)-5 >= int(b[3])<<8|int(b[4])
-	case 'A' <= is && is <= 'Z': // a request's head, or HTTP/2's preface
+	case 'A' <= is && is <= 'Z': // the header of a request, or the preface of HTTP/2
 		whole = bytes.Contains(b, []byte("\n\r\n")) || bytes.Contains(b, []byte("\n\n"))
 	}
 	if whole {
-		return accept.Member
+		return accept.Plausible
 	}
-	return accept.More
+	return accept.Incomplete
 }
 
-// serve hands a connection on, and returns when it has been answered.
+// serve passes a connection to Accept. It returns when the connection has its first answer.
 func (l *Listener) serve(a *accept.Conn) {
 	if !a.Keep() {
 		return
@@ -128,7 +129,7 @@ func (l *Listener) serve(a *accept.Conn) {
 	out := l.enter(c)
 	if out != nil {
 		l.hungUp.Add(1)
-		_ = out.Conn.Close() // whose it is finds it closed
+		_ = out.Conn.Close() // its owner notices
 	}
 	if out == c {
 		return
@@ -136,10 +137,10 @@ func (l *Listener) serve(a *accept.Conn) {
 	select {
 	case l.ready <- c:
 	case <-l.closed:
-		_ = c.Close() // nobody has it
+		_ = c.Close() // no caller of Accept has it
 		return
 	}
-	t := time.NewTimer(moment)
+	t := time.NewTimer(answerWithin)
 	defer t.Stop()
 	select {
 	case <-c.answered:
@@ -174,7 +175,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// enter lets a connection in, and returns which is to go for that: itself, or none.
+// enter adds a connection, and returns the one to close for that. It may be c itself, or nil.
 func (l *Listener) enter(c *conn) (out *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +205,7 @@ func (l *Listener) enter(c *conn) (out *conn) {
 	return out
 }
 
-// drop takes a connection off the list, once. The lock is held.
+// drop removes a connection, if it was not removed before. l.mu is held.
 func (l *Listener) drop(c *conn) {
 	held := l.of[c.from]
 	i := slices.Index(held, c)

@@ -167,7 +167,7 @@ func TestAWholeMessageFirst(t *testing.T) {
 	if n := s.Silent(); n != uint64(len(wait)) || len(s.came) != 0 || s.HungUp() != 0 {
 		t.Errorf("%d are counted, %d were handed on", n, len(s.came))
 	}
-	long := make([]byte, firstMost)
+	long := make([]byte, peekSize)
 	long[0] = 'G' // of a request that goes on
 	for _, says := range []string{request, "GET /\n\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", hello, hello + "more", "\x16G", "\x16\x03garbage", "\x00\x00\x01{", string(long)} {
 		s.dial("127.0.0.1", says)

@@ -38,20 +38,20 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// strangers are every kind that there is at a listener of pages or of gRPC.
-func strangers() []acceptest.Stranger {
+// attackers returns the kinds of unauthenticated clients of a listener of pages or gRPC.
+func attackers() []acceptest.Behaviour {
 	hello := clientHello()
-	return []acceptest.Stranger{
+	return []acceptest.Behaviour{
 		acceptest.Silent,
 		acceptest.Drips(hello),
 		acceptest.Says([]byte("GET / HTTP/1.1\r\nHost: x\r\n")),
 		acceptest.Says([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")),
 		acceptest.Says(hello), // and nothing after the server's
-		acceptest.Says([]byte("\x00\xff garbage, whatever is spoken here\r\n\r\n")),
+		acceptest.Says([]byte("\x00\xff garbage, in any protocol\r\n\r\n")),
 	}
 }
 
-// clientHello is what a TLS client says first.
+// clientHello returns a TLS client's first message.
 func clientHello() []byte {
 	here, there := net.Pipe()
 	defer here.Close()
@@ -229,7 +229,7 @@ func floodMain(to string) {
 	}
 	n, _ := strconv.Atoi(os.Getenv(floodEnv + "_N"))
 	hands, _ := strconv.Atoi(os.Getenv(floodEnv + "_HANDS"))
-	acceptest.BeginBy(hands, to, n, strangers()...)
+	acceptest.BeginBy(hands, to, n, attackers()...)
 	fmt.Print(".")
 	select {}
 }

@@ -74,6 +74,7 @@ func Chain(pieces []Piece) (*Schedule, error) {
 		ended = append(ended, [2]int32{int32(len(out.Tracks[tx])), int32(len(out.Tracks[rx]))})
 	}
 	out.Tracks[rx] = append(out.Tracks[rx], Step{Act: Gate, Peer: -1, Need: int32(len(out.Tracks[tx])), Len: GateNumber(len(pieces), Left)})
+	markLegs(out.Tracks[rx])
 	out.Scratch, out.Acc = ahead*out.Scratch, ahead*out.Acc
 	return out, nil
 }

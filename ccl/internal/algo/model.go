@@ -204,8 +204,8 @@ func (m *Model) tree(c *Call, p *Place) estimate {
 // chain adds the time in which the first block passes the chain to that of the pipeline.
 func (m *Model) chain(c *Call, p *Place) estimate {
 	intra, inter := p.neighbour()
-	fill := m.rounds(p, float64(p.Size-2), intra, inter, min(c.bytes(), intraBlock), 0)
 	e := m.rounds(p, 1, 2*intra, 2*inter, c.bytes(), float64(c.bytes()))
+	fill := m.rounds(p, float64(p.Size-2), intra, inter, min(c.bytes(), e.block), 0)
 	e.ns += fill.ns
 	e.proto = record.ProtoSimple
 	return e

@@ -122,7 +122,7 @@ func newBuilder(call Call, place Place, choice Choice) *builder {
 
 func (b *builder) schedule() *Schedule {
 	b.markKept()
-	b.markLegs()
+	markLegs(b.tracks[rx])
 	return &Schedule{
 		Algo: b.choice.Algo, Proto: b.choice.Proto,
 		Tracks:  []Track{b.tracks[tx], b.tracks[rx]},
@@ -130,21 +130,22 @@ func (b *builder) schedule() *Schedule {
 	}
 }
 
-// markLegs marks the first and last step of each Leg.
-func (b *builder) markLegs() {
+// markLegs marks the first and last step of each Leg of a receive track.
+func markLegs(track Track) {
 	last := map[Leg]int{}
-	for i := range b.tracks[rx] {
-		if st := &b.tracks[rx][i]; st.Peer >= 0 && !st.LL && (st.Act == Recv || st.Act == RecvReduce) {
+	for i := range track {
+		if st := &track[i]; st.Peer >= 0 && !st.LL && (st.Act == Recv || st.Act == RecvReduce) {
 			_, met := last[st.Leg()]
 			st.First, last[st.Leg()] = !met, i
 		}
 	}
 	for _, i := range last {
-		b.tracks[rx][i].Last = true
+		track[i].Last = true
 	}
 }
 
-// Leg is what one peer sends through the byte stream in one phase of a collective.
+// Leg is what one peer sends through the byte stream in one phase of a collective, or in that phase
+// of all collectives of a chain.
 type Leg struct {
 	Peer   int32
 	Reduce bool // RecvReduce steps; otherwise Recv steps

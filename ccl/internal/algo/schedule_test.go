@@ -273,6 +273,31 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// TestChooseBetweenNodes: the first block of a chain between nodes is as long as the blocks that are
+// sent there, so a chain of many nodes takes longer to fill than a tree takes for a medium call.
+func TestChooseBetweenNodes(t *testing.T) {
+	m := algo.DefaultModel()
+	for _, tt := range []struct {
+		ranks, bytes int
+		want         record.Algo
+	}{
+		{8, 512 << 10, record.AlgoTree}, {8, 2 << 20, record.AlgoRing},
+		{16, 1 << 20, record.AlgoTree}, {16, 4 << 20, record.AlgoRing},
+		{128, 4 << 20, record.AlgoTree}, {128, 16 << 20, record.AlgoRing},
+	} {
+		nodes := make([]int32, tt.ranks)
+		for i := range nodes {
+			nodes[i] = int32(i)
+		}
+		p := algo.NewPlace(0, nodes, 64)
+		call := algo.Call{Coll: record.Broadcast, DType: record.Float32, Count: tt.bytes / 4}
+		choice := m.Choose(call, &p, algo.Overrides{})
+		if choice.Algo != tt.want || choice.Block < 128<<10 {
+			t.Errorf("Broadcast of %d bytes on %d nodes: %+v, want %v", tt.bytes, tt.ranks, choice, tt.want)
+		}
+	}
+}
+
 // TestOnlySends: OnlySends holds for the schedules that do no more with a rank's contribution than
 // send it.
 func TestOnlySends(t *testing.T) {
@@ -369,32 +394,71 @@ func TestLegs(t *testing.T) {
 				if err != nil {
 					continue // this collective does not have the algorithm
 				}
-				open, over := map[algo.Leg]bool{}, map[algo.Leg]bool{}
-				for _, track := range s.Tracks {
-					for i := range track {
-						st := &track[i]
-						receives := st.Peer >= 0 && (st.Act == algo.Recv || st.Act == algo.RecvReduce)
-						if !receives && (st.First || st.Last) {
-							t.Fatalf("%v %v: %+v receives nothing", coll, a, st)
-						}
-						if !receives {
-							continue
-						}
-						leg := st.Leg()
-						if st.First != !open[leg] || over[leg] {
-							t.Fatalf("%v %v, rank %d: %+v, begun %v, over %v", coll, a, rank, st, open[leg], over[leg])
-						}
-						open[leg], over[leg] = true, st.Last
-					}
-				}
-				for leg := range open {
-					if !over[leg] {
-						t.Errorf("%v %v, rank %d: %+v does not end", coll, a, rank, leg)
-					}
-				}
+				checkLegs(t, s)
 			}
 		}
 	}
+}
+
+// TestLegsOfAChain: a Leg reaches from the first piece to the last, however many pieces there are.
+func TestLegsOfAChain(t *testing.T) {
+	place := algo.NewPlace(1, []int32{0, 1, 2}, 2)
+	for _, tt := range []struct {
+		coll record.CollKind
+		algo record.Algo
+		want []algo.Leg
+	}{
+		{record.AllReduce, record.AlgoRing, []algo.Leg{{Peer: 3}, {Peer: 3, Reduce: true}}},
+		{record.AllReduce, record.AlgoDirect, []algo.Leg{{Peer: 3, Reduce: true}, {Peer: 7, Reduce: true}}},
+		{record.AllGather, record.AlgoDirect, []algo.Leg{{Peer: 3}, {Peer: 7}}},
+		{record.AlltoAll, record.AlgoDirect, []algo.Leg{{Peer: 3}, {Peer: 7}}},
+	} {
+		var pieces []algo.Piece
+		for range 20 {
+			call := algo.Call{Coll: tt.coll, DType: record.Float32, Root: -1, Count: 1 << 10, InPlace: true}
+			choice := algo.Choice{Algo: tt.algo, Proto: record.ProtoSimple, Block: 1 << 10}
+			pieces = append(pieces, algo.Piece{Call: call, Place: &place, Choice: choice, Members: []int{3, 5, 7}})
+		}
+		s, err := algo.Chain(pieces)
+		if err != nil {
+			t.Fatal(err)
+		}
+		legs := checkLegs(t, s)
+		for _, leg := range tt.want {
+			if !legs[leg] || len(legs) != len(tt.want) {
+				t.Errorf("%v %v: legs %v, want %v", tt.coll, tt.algo, legs, tt.want)
+			}
+		}
+	}
+}
+
+// checkLegs checks that each Leg of s has one First and one Last step, and returns the legs.
+func checkLegs(t *testing.T, s *algo.Schedule) map[algo.Leg]bool {
+	t.Helper()
+	open, over := map[algo.Leg]bool{}, map[algo.Leg]bool{}
+	for _, track := range s.Tracks {
+		for i := range track {
+			st := &track[i]
+			receives := st.Peer >= 0 && (st.Act == algo.Recv || st.Act == algo.RecvReduce)
+			if !receives && (st.First || st.Last) {
+				t.Fatalf("%v: %+v receives nothing", s.Algo, st)
+			}
+			if !receives {
+				continue
+			}
+			leg := st.Leg()
+			if st.First != !open[leg] || over[leg] {
+				t.Fatalf("%v: %+v, begun %v, over %v", s.Algo, st, open[leg], over[leg])
+			}
+			open[leg], over[leg] = true, st.Last
+		}
+	}
+	for leg := range open {
+		if !over[leg] {
+			t.Errorf("%v: %+v does not end", s.Algo, leg)
+		}
+	}
+	return open
 }
 
 // TestScratch: a schedule's scratch memory is proportional to the bytes that it sends.

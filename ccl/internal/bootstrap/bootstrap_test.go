@@ -319,6 +319,72 @@ func TestVersionMismatchFailsEveryRank(t *testing.T) {
 	}
 }
 
+// TestMissingRanksAreCurrent: a rank that waits knows the ranks that are missing now, also when one has
+// left and another has come between two ticks. It also knows that connections were rejected.
+func TestMissingRanksAreCurrent(t *testing.T) {
+	ln, err := Listen("127.0.0.1:0", secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := ln.NewID()
+	hub := ln.hold()
+	defer hub.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	errs, ended := make([]error, 4), make([]chan struct{}, 4)
+	join := func(r int) (leave func()) {
+		ctx, cancel := context.WithCancel(testContext(t))
+		ended[r] = make(chan struct{})
+		wg.Go(func() {
+			defer close(ended[r])
+			cfg := Config{ID: id, Rank: r, Size: 4, Secret: secret}
+			if r == 0 {
+				cfg.Listener = ln
+			}
+			_, errs[r] = Join(ctx, cfg)
+		})
+		return cancel
+	}
+	until := func(missing string) {
+		for ctx := testContext(t); ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			if c := hub.route(id.Token); c != nil && fmt.Sprint(c.missing().Ranks) == missing {
+				return
+			}
+		}
+		t.Fatalf("ranks %s are not missing", missing)
+	}
+	told := func() {
+		c := hub.route(id.Token)
+		for ctx, untold := testContext(t), true; untold && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			c.mu.Lock()
+			untold = c.untold
+			c.mu.Unlock()
+		}
+	}
+	defer join(0)()
+	leave1, leave2 := join(1), join(2)
+	until("[3]")
+	told()
+	leave2()
+	until("[2 3]")
+	defer join(3)()
+	until("[2]")
+	told()
+	if _, err := Join(testContext(t), Config{ID: id, Rank: 2, Size: 4, Secret: []byte("another secret, as long as it is")}); !errors.Is(err, ErrSecret) {
+		t.Fatal(err)
+	}
+	for ctx := testContext(t); hub.route(id.Token).missing().Rejected == 0 && ctx.Err() == nil; {
+		time.Sleep(time.Millisecond)
+	}
+	told()
+	leave1()
+	<-ended[1]
+	var m *MissingError
+	if !errors.As(errs[1], &m) || fmt.Sprint(m.Ranks) != "[2]" || m.Rejected != 1 || !errors.Is(errs[1], ErrSecret) {
+		t.Errorf("rank 1: %v", errs[1])
+	}
+}
+
 func TestWrongSecret(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -427,9 +493,10 @@ func TestAbortReachesEveryone(t *testing.T) {
 // TestNobodyIsMissing: tellMissing sends nothing once the rendezvous is complete.
 func TestNobodyIsMissing(t *testing.T) {
 	controls := mustJoin(t, 3)
-	if n := controls[0].tellMissing(2); n != 2 {
-		t.Errorf("%d are missing", n)
-	}
+	controls[0].mu.Lock()
+	controls[0].untold = true
+	controls[0].mu.Unlock()
+	controls[0].tellMissing()
 	if err := each(controls, func(c *Control) error { return c.Barrier(testContext(t)) }); err != nil {
 		t.Error(err)
 	}
@@ -792,7 +859,7 @@ func FuzzServer(f *testing.F) {
 		done := make(chan struct{})
 		switch mode % 5 {
 		case 0, 1:
-			go func() { defer close(done); ln.serve(accept.Bare(theirs)) }()
+			go func() { defer close(done); ln.serve(accept.Wrap(theirs)) }()
 			if mode%5 == 1 {
 				ours.SetDeadline(time.Now().Add(5 * time.Second))
 				if err := clientHandshake(ours, secret, version, c.id.Token); err != nil {

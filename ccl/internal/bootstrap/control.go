@@ -71,6 +71,7 @@ type Control struct {
 	seen     []byte        // bit set of the EventKinds delivered, by rank
 	rejected int           // hub: connections that did not prove the secret
 	detail   string        // hub: where the last of them came from
+	untold   bool          // hub: ranks came, left or were rejected since tellMissing last told the others
 	joinErr  error         // hub: why the rendezvous has failed
 	informed map[int]bool  // hub: ranks that have been told joinErr
 	emptied  chan struct{} // hub: closed when all other ranks have left or died

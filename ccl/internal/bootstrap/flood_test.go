@@ -25,9 +25,9 @@ func greetingOf(token [16]byte) []byte {
 	return append(b, nonce...)
 }
 
-// crowd returns one stranger of each kind. Some know the rendezvous's ID.
-func crowd(id ID) []acceptest.Stranger {
-	return []acceptest.Stranger{
+// attackers returns the kinds of unauthenticated peers. Some know the rendezvous's ID.
+func attackers(id ID) []acceptest.Behaviour {
+	return []acceptest.Behaviour{
 		acceptest.Silent,
 		acceptest.Drips(greetingOf(id.Token)),
 		acceptest.Says([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")),
@@ -37,8 +37,8 @@ func crowd(id ID) []acceptest.Stranger {
 	}
 }
 
-// TestRendezvousUnderFlood: ranks join, communicate and regroup while strangers fill rank 0's
-// listener.
+// TestRendezvousUnderFlood: ranks join, communicate and regroup while unauthenticated connections
+// fill rank 0's listener.
 func TestRendezvousUnderFlood(t *testing.T) {
 	const ranks, flood = 8, 600
 	ln, err := Listen("127.0.0.1:0", secret)
@@ -48,7 +48,7 @@ func TestRendezvousUnderFlood(t *testing.T) {
 	id := ln.NewID()
 	counts := ln.hold()
 	defer counts.Close()
-	f := acceptest.Start(t, id.Addr, flood, crowd(id)...)
+	f := acceptest.Start(t, id.Addr, flood, attackers(id)...)
 	for range 5 { // members that stall after their proof
 		if conn, err := net.Dial("tcp", id.Addr); err == nil {
 			defer conn.Close()
@@ -114,7 +114,7 @@ func meet(t testing.TB, ln *Listener, id ID, ranks int) ([]*Control, []error) {
 }
 
 // TestReplayedGreeting: a client that replays a member's greeting and proof gets the server's
-// challenge and no more. It counts as a stranger.
+// challenge and no more. It counts as unauthenticated.
 func TestReplayedGreeting(t *testing.T) {
 	ln, err := Listen("127.0.0.1:0", secret)
 	if err != nil {
@@ -205,7 +205,7 @@ func BenchmarkRendezvous(b *testing.B) {
 					}
 					stop = floodFrom(b, target, tt.flood, tt.processes, tt.busy, tt.hands)
 				} else if tt.flood > 0 {
-					stop = acceptest.Start(b, id.Addr, tt.flood, crowd(id)...).Stop
+					stop = acceptest.Start(b, id.Addr, tt.flood, attackers(id)...).Stop
 				}
 				began := time.Now()
 				controls, errs := meet(b, ln, id, 8)
@@ -302,9 +302,9 @@ func floodMain(id string) {
 	}
 	n, _ := strconv.Atoi(os.Getenv(floodEnv + "_N"))
 	if hands, _ := strconv.Atoi(os.Getenv(floodEnv + "_HANDS")); hands > 0 {
-		acceptest.BeginBy(hands, to.Addr, n, crowd(to)...)
+		acceptest.BeginBy(hands, to.Addr, n, attackers(to)...)
 	} else {
-		acceptest.Begin(to.Addr, n, crowd(to)...)
+		acceptest.Begin(to.Addr, n, attackers(to)...)
 	}
 	fmt.Print(".")
 	select {}

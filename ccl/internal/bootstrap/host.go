@@ -33,7 +33,6 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 	// Ranks that wait are told who is missing, so that their own timeout errors can say so.
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	told := 0
 	for {
 		select {
 		case <-c.ready:
@@ -48,7 +47,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 			c.doom(missing)
 			return fmt.Errorf("%w: %w", c.giveUp(ctx), context.Cause(ctx))
 		case <-tick.C:
-			told = c.tellMissing(told)
+			c.tellMissing()
 		}
 	}
 }
@@ -83,26 +82,27 @@ func (c *Control) probe(ctx context.Context, addrs []string) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// reject counts a connection that named this rendezvous and did not prove the secret.
+// reject counts a connection that named this rendezvous and did not prove the secret. The waiting
+// ranks learn the count each time that it has doubled, so that a flood makes rank 0 send little.
 func (c *Control) reject(from net.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rejected++
 	c.detail = fmt.Sprintf("last from %s", from)
+	if c.rejected&(c.rejected-1) == 0 {
+		c.untold = true
+	}
 }
 
-// tellMissing tells the waiting ranks who is missing, if the number of missing ranks is not
-// last. It returns the number that they know now. It sends nothing after the roster, since
-// the frame would then violate the protocol.
-func (c *Control) tellMissing(last int) int {
+// tellMissing tells the waiting ranks who is missing, if they do not know it yet. It sends nothing
+// after the roster, since the frame would then violate the protocol.
+func (c *Control) tellMissing() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	missing := c.missingLocked()
-	if n := len(missing.Ranks); c.state == stateJoining && n != last {
-		c.broadcastLocked(encodeMissing(framePending, missing))
-		return n
+	if c.state == stateJoining && c.untold {
+		c.untold = false
+		c.broadcastLocked(encodeMissing(framePending, c.missingLocked()))
 	}
-	return last
 }
 
 // missing returns the ranks that have not joined, as the error to report.
@@ -162,6 +162,7 @@ func (c *Control) handleHello(conn net.Conn, f fields, theirs uint16) {
 	}
 	c.members[h.rank] = Member{Addr: h.addr, Info: h.info}
 	c.admit(conn, h.rank, h.instance, 0)
+	c.untold = true
 	for _, p := range c.peers[1:] {
 		if p == nil {
 			return

@@ -33,7 +33,7 @@ const (
 type Listener struct {
 	ln     net.Listener
 	secret []byte
-	door   *accept.Door
+	accept *accept.Acceptor
 
 	mu     sync.Mutex
 	refs   int
@@ -78,7 +78,7 @@ func listen(addr string, secret []byte) (*Listener, error) {
 		routes: make(map[[16]byte]*Control),
 		local:  make(map[memberKey]*Control),
 	}
-	if l.door, err = accept.New(ln.(*net.TCPListener), accept.Options{Serve: l.serve, Hello: greetingSize, Look: l.look}); err != nil {
+	if l.accept, err = accept.New(ln.(*net.TCPListener), accept.Options{Serve: l.serve, PeekSize: greetingSize, Inspect: l.inspect}); err != nil {
 		ln.Close()
 		return nil, fmt.Errorf("listen for ranks: %w", err)
 	}
@@ -98,12 +98,12 @@ func (l *Listener) Close() {
 	last := l.refs == 0
 	l.mu.Unlock()
 	if last {
-		l.door.Close()
+		l.accept.Close()
 	}
 }
 
 // Refused counts the connections that were accepted, and those that were refused, by reason.
-func (l *Listener) Refused() accept.Counts { return l.door.Counts() }
+func (l *Listener) Refused() accept.Counts { return l.accept.Counts() }
 
 // hold takes a reference for the caller.
 func (l *Listener) hold() *Listener {
@@ -178,7 +178,7 @@ func (l *Listener) route(token [16]byte) *Control {
 	return l.routes[token]
 }
 
-// serve authenticates a connection and hands it to its Control. The door closes a connection
+// serve authenticates a connection and hands it to its Control. The Acceptor closes a connection
 // that serve has not kept.
 func (l *Listener) serve(conn *accept.Conn) {
 	token, theirs, err := l.serverHandshake(conn)
@@ -193,7 +193,7 @@ func (l *Listener) serve(conn *accept.Conn) {
 	switch {
 	case err != nil:
 		conn.Refuse(accept.Silent) // it has proved itself, and sent nothing after that
-	case !conn.Keep(): // the door has closed it
+	case !conn.Keep(): // the Acceptor has closed it
 	case t == frameResume:
 		c.handleReconnect(conn.Conn, t, f)
 	case t == frameProbe:
@@ -215,7 +215,7 @@ func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs ui
 	began := time.Now()
 	conn.SetDeadline(began.Add(accept.FirstTimeout))
 	var greeting [greetingSize]byte
-	// One read takes all that has arrived. The rest of a greeting would look like a stranger's.
+	// One read takes all that has arrived. The rest of a greeting alone would look invalid.
 	n, err := io.ReadAtLeast(conn, greeting[:], len(magic))
 	if err == nil && string(greeting[:len(magic)]) != magic {
 		conn.Refuse(accept.Garbage)
@@ -234,9 +234,9 @@ func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs ui
 	theirs, token, client = parseGreeting(greeting[:])
 	if l.hasPass(token, client) {
 		if l.fresh(client) {
-			conn.Known()
+			conn.Authenticated()
 		} else {
-			conn.Refuse(accept.Replayed) // the door treats it as a stranger from now on
+			conn.Refuse(accept.Replayed) // it counts as unauthenticated from now on
 		}
 	}
 	conn.SetDeadline(began.Add(handshakeTimeout))
@@ -259,26 +259,26 @@ func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs ui
 		conn.Refuse(accept.Unproved)
 		return token, theirs, fmt.Errorf("%w: %w", ErrSecret, err)
 	}
-	conn.Known()
+	conn.Authenticated()
 	return token, theirs, nil
 }
 
-// look tells the door whether the first bytes of a connection carry a valid pass. A replay
-// does, too; serverHandshake finds it.
-func (l *Listener) look(b []byte) accept.Verdict {
+// inspect reports whether the first bytes of a connection carry a valid pass. Those of a replay do,
+// too, and serverHandshake refuses it.
+func (l *Listener) inspect(b []byte) accept.Inspection {
 	if len(b) < len(magic) {
-		return accept.More
+		return accept.Incomplete
 	}
 	if string(b[:len(magic)]) != magic {
-		return accept.Stranger
+		return accept.Invalid
 	}
 	if len(b) < greetingSize {
-		return accept.More
+		return accept.Incomplete
 	}
 	if _, token, client := parseGreeting(b); l.hasPass(token, client) {
-		return accept.Member
+		return accept.Plausible
 	}
-	return accept.Stranger
+	return accept.Invalid
 }
 
 // parseGreeting returns the version, token and nonce in a whole greeting.

@@ -396,6 +396,7 @@ func (c *Control) dropPeer(p *peer, reason string) {
 		return
 	}
 	c.peers[p.rank] = nil
+	c.untold = true
 	if c.state == stateJoined {
 		e := &LostError{Rank: p.rank, Reason: reason}
 		c.relay(Event{Kind: Lost, Rank: p.rank, Err: e}, encodeLost(e))

@@ -31,12 +31,11 @@ const (
 	// they took longer, this process or its machine was stopped and could not hear the host.
 	maxSilentStep = dialTimeout + 500*time.Millisecond
 	// A process is gone after so many refusals in a row over so long a time, if its host ended
-	// the connection. The same holds for answers of a process that cannot prove the secret
-	// (a stranger).
-	refusals    = 2
-	refusedFor  = 500 * time.Millisecond
-	strangers   = 5
-	strangerFor = time.Second
+	// the connection. The same holds for answers of a process that cannot prove the secret.
+	refusals     = 2
+	refusedFor   = 500 * time.Millisecond
+	unprovedMost = 5
+	unprovedFor  = time.Second
 	// A listener under flood may close a connection without an answer, so more of those are
 	// needed.
 	shuts   = 12
@@ -51,7 +50,7 @@ const (
 	reachAnswered                    // its host answered, the process has not
 	reachAlive                       // the process answered, and has the session
 	reachRefused                     // nothing listens there
-	reachStranger                    // what listens there does not prove the secret
+	reachUnproved                    // what listens there does not prove the secret
 	reachClosed                      // what listens there hangs up at once
 	reachGone                        // a process of this job listens there, and does not have the session
 )
@@ -64,8 +63,8 @@ func (c *Control) seek(p *peer, cause error) {
 		silent = userTimeout
 	}
 	addr := c.members[p.rank].Addr
-	refused, strange, shut := 0, 0, 0
-	var refusedSince, strangeSince, shutSince time.Time
+	refused, unproved, shut := 0, 0, 0
+	var refusedSince, unprovedSince, shutSince time.Time
 	ended := hostEnded(cause) // if not, a middlebox may refuse in the host's place
 	last := cause
 	for try, b := uint64(1), newBackoff(); ; try++ {
@@ -89,8 +88,8 @@ func (c *Control) seek(p *peer, cause error) {
 		if count(&refused, is == reachRefused); refused == 1 {
 			refusedSince = began
 		}
-		if count(&strange, is == reachStranger); strange == 1 {
-			strangeSince = began
+		if count(&unproved, is == reachUnproved); unproved == 1 {
+			unprovedSince = began
 		}
 		if count(&shut, is == reachClosed); shut == 1 {
 			shutSince = began
@@ -106,7 +105,7 @@ func (c *Control) seek(p *peer, cause error) {
 			reason = "its process has closed the communicator, or another has taken its place: " + err.Error()
 		case is == reachAnswered && !until.IsZero():
 			reason = "control connection: its process takes no more words"
-		case strange >= strangers && time.Since(strangeSince) >= strangerFor, shut >= shuts && time.Since(shutSince) >= shutFor:
+		case unproved >= unprovedMost && time.Since(unprovedSince) >= unprovedFor, shut >= shuts && time.Since(shutSince) >= shutFor:
 			reason = fmt.Sprintf("something else listens at %s: %v", addr, err)
 		case is == reachSilent && silent+min(time.Since(began), maxSilentStep) >= c.bound():
 			reason = fmt.Sprintf("nothing has come from its host for %v, in which %d connections to %s failed, the last with: %v; before: %v",
@@ -235,7 +234,7 @@ func (c *Control) reach(p *peer, addr string, until time.Time) (reachResult, err
 		if time.Since(connected) < handshakeTimeout/2 {
 			switch {
 			case errors.Is(err, ErrSecret), errors.Is(err, ErrProtocol):
-				return reachStranger, err
+				return reachUnproved, err
 			case closedByPeer(err), errors.Is(err, syscall.EPIPE):
 				return reachClosed, err
 			}
@@ -264,7 +263,7 @@ func (c *Control) reach(p *peer, addr string, until time.Time) (reachResult, err
 	case frameAbsent, frameRetry:
 		return reachGone, fmt.Errorf("%s does not know it", addr)
 	}
-	return reachStranger, fmt.Errorf("%w: frame type %d from %s", ErrProtocol, t, addr)
+	return reachUnproved, fmt.Errorf("%w: frame type %d from %s", ErrProtocol, t, addr)
 }
 
 // ask does the handshake on conn, sends resume or probe, and returns the answer.

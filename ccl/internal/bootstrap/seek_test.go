@@ -333,7 +333,7 @@ func TestResetWhereNobodyDied(t *testing.T) {
 // TestAnotherProcess: a rank is lost if another process listens at its address, with or without the
 // secret.
 func TestAnotherProcess(t *testing.T) {
-	for _, what := range []string{"rank of a later attempt", "stranger"} {
+	for _, what := range []string{"rank of a later attempt", "another program"} {
 		t.Run(what, func(t *testing.T) {
 			f := newForwarder(t)
 			defer f.close()
@@ -357,7 +357,7 @@ func TestAnotherProcess(t *testing.T) {
 			}
 			defer leaveAll(controls[:])
 			f.mu.Lock()
-			if what == "stranger" {
+			if what == "another program" {
 				s, err := net.Listen("tcp", "127.0.0.1:0")
 				if err != nil {
 					t.Fatal(err)
@@ -369,7 +369,7 @@ func TestAnotherProcess(t *testing.T) {
 						if err != nil {
 							return
 						}
-						c.Write([]byte("220 hello, what can I do for you on this fine day, dear stranger from the network? Nothing, I am afraid\r\n"))
+						c.Write([]byte("220 hello, what can I do for you on this fine day, dear visitor from the network? Nothing, I am afraid\r\n"))
 						c.Close()
 					}
 				}()

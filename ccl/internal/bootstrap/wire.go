@@ -15,8 +15,8 @@ import (
 //	server  frames: pending*, then roster, retry, or a failure
 //
 // Half of the client's nonce is its pass, an HMAC of the other half (the salt). It lets a
-// listener under flood recognise a member by its first message, and keep it when strangers are
-// evicted. It proves nothing else, since it can be replayed.
+// listener under flood recognise a member by its first message, and keep it when unauthenticated
+// connections are evicted. It proves nothing else, since it can be replayed.
 //
 // A member that has lost its connection sends resume instead of hello. The answer is resumed,
 // and then the unacknowledged frames. The hub sends probe to a member's listener, and the

@@ -255,19 +255,21 @@ func (l *Log) asksLegs(op *Operation) bool {
 }
 
 // writeLegs records the legs of an operation that ended at time ended, at most most of them. It comes
-// before the operation's own record.
+// before the operation's own record. The GPU's stamps may put the operation's start or end before
+// the host noticed, so legs are cut to the operation.
 func (l *Log) writeLegs(legs []engine.Leg, seq uint64, ended int64, most int) {
 	for i := range legs[:min(len(legs), most)] {
 		g := &legs[i]
-		asked, last := cmp.Or(g.Asked, l.started), cmp.Or(g.Ended, ended)
-		came := max(asked, g.Came)
+		last := min(cmp.Or(g.Ended, ended), ended)
+		asked := min(max(g.Asked, l.started), last)
+		came := min(max(g.Came, asked), last)
 		code := record.PhaseReceive
 		if g.Reduce {
 			code = record.PhaseReduce
 		}
 		l.rec.Append(&record.Record{
 			Mono: last, Kind: record.KindPhase, Comm: l.live.Index(), Seq: seq, Code: uint8(code), Index: uint8(i), Peer: g.Peer,
-			Stamp: last, Dur: max(last-came, 0), Wait: came - asked, Stall: g.Stall,
+			Stamp: last, Dur: last - came, Wait: came - asked, Stall: min(g.Stall, last-came),
 		})
 	}
 }

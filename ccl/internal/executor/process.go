@@ -98,13 +98,14 @@ func (p *Process) remove(q *queue) {
 	}
 }
 
-// bulk is the size in bytes from which an operation goes to the worker at once, if the caller has
-// left operations unattended before.
+// bulk is the size in bytes from which an operation wakes the worker at once. If its caller does not
+// wait, the sweeper would start it up to sweepMax later. If its caller waits, the wake-up is lost in
+// the operation's own time: of 256 KiB and more, neither latency nor CPU time change measurably.
 const bulk = 256 << 10
 
 // nudge makes sure that the worker or the sweeper notices an operation that was put in the queue.
 func (q *queue) nudge(bytes uint64) {
-	if bytes >= bulk && q.role.unattended.Load() {
+	if bytes >= bulk {
 		q.role.wake()
 	}
 	if sweeper.asleep.Load() && sweeper.asleep.CompareAndSwap(true, false) {
@@ -146,7 +147,6 @@ func sweep(stop chan struct{}) {
 				watching = q.observe(tail) || watching
 			case q.role.held.Load() == 0:
 				found = true
-				q.role.unattended.Store(true)
 				q.role.wake()
 			}
 		}

@@ -16,8 +16,6 @@ type role struct {
 	mu      sync.Mutex
 	changed *sync.Cond
 	kick    chan struct{} // wakes the worker
-	// unattended says that the sweeper has found operations that no goroutine waited for.
-	unattended atomic.Bool
 	// ahead is the role of another communicator, whose operations the holder runs first.
 	ahead atomic.Pointer[role]
 }

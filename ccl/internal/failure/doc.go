@@ -1,10 +1,9 @@
-// Package failure says why a communicator is over, in one vocabulary for its callers,
-// its records and the other ranks.
+// Package failure says why a communicator has ended, in the same terms for callers, records and
+// other ranks.
 //
-// In flow the errors of the control plane and of the engine. Out flow *Error, which names
-// rank, communicator, operation and whom to blame and wraps one of the sentinels; a record's
-// result; and the bytes by which a rank tells the others. Package ccl has Error and the
-// sentinels under its own name.
+// In: errors of the control plane and of the engine. Out: an *Error, which names the rank, the
+// communicator, the operation and the peer to blame, and wraps one of the sentinels; the result for a
+// record; and the bytes by which a rank tells the others. Package ccl exports Error and the sentinels.
 //
-// It ends nothing: the executor does.
+// The package does not end communicators. The executor does.
 package failure

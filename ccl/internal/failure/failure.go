@@ -12,7 +12,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// What callers branch on; every *Error is one of these or wraps a context's error.
+// Sentinels. Each *Error wraps one of them, or a context's error.
 var (
 	ErrPeerLost = errors.New("peer lost")
 	ErrMismatch = errors.New("ranks disagree")
@@ -23,13 +23,12 @@ var (
 	ErrInternal = errors.New("internal error")
 )
 
-// Error says which operation of which communicator failed on which rank, and
-// who is to blame when one rank is: Peer, else -1. Ranks are those of the
-// communicator. Err wraps one of the package's sentinels.
+// Error says which operation of which communicator failed on which rank. Peer is the rank to blame, -1
+// if there is none. Ranks are those of the communicator. Err wraps one of the package's sentinels.
 type Error struct {
 	Op   string // "AllReduce", "Init", ...
 	Comm string
-	Seq  uint64 // of the operation on this rank, 0 for calls that have none
+	Seq  uint64 // the operation's number on this rank, 0 for calls that have none
 	Rank int
 	Peer int
 	Err  error
@@ -47,41 +46,43 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Failure is why a communicator is over.
+// Failure is why a communicator has ended.
 type Failure struct {
-	Peer int // to blame, -1
+	Peer int // rank to blame, -1 if there is none
 	Err  error
 }
 
-// Closed is a communicator that was closed in good order.
+// Closed is the Failure of a communicator that was closed in good order.
 var Closed = Failure{-1, ErrClosed}
 
 // Member names a rank of a communicator in errors.
 type Member struct {
-	Name string // the communicator's
+	Name string // of the communicator
 	Rank int
 }
 
-// Error is operation number seq (0: none) of this rank, ended by f.
+// Error returns the error of this rank's operation seq, which f has ended. seq is 0 for calls that have
+// none.
 func (m Member) Error(op string, seq uint64, f *Failure) *Error {
 	return &Error{Op: op, Comm: m.Name, Seq: seq, Rank: m.Rank, Peer: f.Peer, Err: f.Err}
 }
 
-// Wrap is a call that failed on its own, for which nobody else is to blame but whom err names.
+// Wrap returns the error of a call that failed by itself. The peer to blame is the one that err names,
+// if any.
 func (m Member) Wrap(op string, err error) error {
 	peer, err := Translate(err)
 	return m.Error(op, 0, &Failure{peer, err})
 }
 
-// Invalid is a call that cannot be right.
+// Invalid returns the error of a call with invalid arguments.
 func (m Member) Invalid(kind record.CollKind, format string, args ...any) error {
 	return m.Error(kind.String(), 0, &Failure{-1, fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))})
 }
 
-// Result is how f is recorded.
+// Result returns the result for f's record.
 func (f *Failure) Result() record.Result {
 	switch {
-	case errors.Is(f.Err, ErrAborted), errors.Is(f.Err, ErrClosed): // whatever Abort's reason was
+	case errors.Is(f.Err, ErrAborted), errors.Is(f.Err, ErrClosed): // also if Abort's reason wraps another sentinel
 		return record.ResultAborted
 	case errors.Is(f.Err, ErrPeerLost):
 		return record.ResultPeerLost
@@ -93,8 +94,7 @@ func (f *Failure) Result() record.Result {
 	return record.ResultInternal
 }
 
-// reasons are the failures that a rank can tell the others of, by the name
-// under which they travel.
+// reasons has the sentinels that a rank can report to the others, by their names on the wire.
 var reasons = map[string]error{
 	"peer_lost": ErrPeerLost,
 	"mismatch":  ErrMismatch,
@@ -103,14 +103,14 @@ var reasons = map[string]error{
 	"internal":  ErrInternal,
 }
 
-// abortReason is what Control.Abort carries.
+// abortReason is the reason of a Control.Abort, as JSON.
 type abortReason struct {
 	Kind string `json:"kind"`
 	Peer int    `json:"peer"`
 	Text string `json:"text"`
 }
 
-// Encode is f as Control.Abort carries it to the others.
+// Encode returns f as a reason for Control.Abort.
 func (f *Failure) Encode() []byte {
 	r := abortReason{Kind: "internal", Peer: f.Peer, Text: f.Err.Error()}
 	for kind, sentinel := range reasons {
@@ -118,10 +118,10 @@ func (f *Failure) Encode() []byte {
 			r.Kind = kind
 		}
 	}
-	if errors.Is(f.Err, ErrAborted) { // and not what its reason is
+	if errors.Is(f.Err, ErrAborted) { // also if its reason wraps another sentinel
 		r.Kind = "aborted"
 	}
-	const room = 2048 // of the 4 KiB that an abort carries; escapes may double it
+	const room = 2048 // an abort carries 4 KiB, and escapes may double the text
 	if len(r.Text) > room {
 		r.Text = r.Text[:room]
 	}
@@ -132,7 +132,7 @@ func (f *Failure) Encode() []byte {
 	return b
 }
 
-// decodeAbort is the failure that another rank told of.
+// decodeAbort returns the failure that rank from has reported.
 func decodeAbort(from int, reason []byte) *Failure {
 	var r abortReason
 	sentinel := ErrAborted
@@ -153,7 +153,7 @@ func decodeAbort(from int, reason []byte) *Failure {
 	return &Failure{peer, fmt.Errorf("%w: rank %d reports: %s", sentinel, from, text)}
 }
 
-// FromEngine translates what the engine met.
+// FromEngine returns the failure that an engine's error stands for.
 func FromEngine(err error) *Failure {
 	var mismatch *engine.MismatchError
 	var peer *engine.PeerError
@@ -166,7 +166,7 @@ func FromEngine(err error) *Failure {
 	return &Failure{-1, fmt.Errorf("%w: %w", ErrInternal, err)}
 }
 
-// Of is why a communicator did not come about.
+// Of returns the failure of a communicator that could not be made because of err.
 func Of(err error) *Failure {
 	peer, err := Translate(err)
 	switch {
@@ -178,7 +178,8 @@ func Of(err error) *Failure {
 	return &Failure{peer, err}
 }
 
-// Translate translates the control plane's errors.
+// Translate wraps an error of the control plane in the sentinel that it stands for. peer is the rank
+// to blame, -1 if there is none. Other errors are returned as they are.
 func Translate(err error) (peer int, wrapped error) {
 	peer = -1
 	var lost *bootstrap.LostError

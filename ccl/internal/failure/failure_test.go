@@ -9,8 +9,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// FuzzAbortReason: whatever another rank gives as reason makes an error that
-// callers can branch on.
+// FuzzAbortReason: any bytes that another rank sends as reason decode to an error with a sentinel.
 func FuzzAbortReason(f *testing.F) {
 	f.Add((&Failure{2, fmt.Errorf("%w: gone", ErrPeerLost)}).Encode())
 	f.Add([]byte(`{"kind":"nonsense","peer":-7}`))
@@ -26,7 +25,7 @@ func FuzzAbortReason(f *testing.F) {
 	})
 }
 
-// TestAbortReason: a failure reaches the others as what it is.
+// TestAbortReason: a decoded failure has the sentinel and the peer that were encoded.
 func TestAbortReason(t *testing.T) {
 	for _, sentinel := range reasons {
 		f := &Failure{3, fmt.Errorf("%w: because %s", sentinel, strings.Repeat("x", 5000))}
@@ -44,10 +43,10 @@ func TestAbortReason(t *testing.T) {
 	}
 }
 
-// TestAbortForAReason: an abort whose reason is another failure is an abort, and blames
-// nobody for that failure.
+// TestAbortForAReason: an abort whose reason is another failure is only an abort. It does not blame that
+// failure's peer.
 func TestAbortForAReason(t *testing.T) {
-	for range 20 { // which of the two it is must not depend on a map's order
+	for range 20 { // the result must not depend on a map's order
 		f := &Failure{-1, fmt.Errorf("%w: %w", ErrAborted, &Error{Op: "AllReduce", Comm: "other", Peer: 5, Err: ErrPeerLost})}
 		if f.Result() != record.ResultAborted {
 			t.Fatalf("recorded as %v", f.Result())

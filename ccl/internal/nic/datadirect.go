@@ -10,8 +10,8 @@ import (
 // (ConnectX-8) has for data alone: drivers/infiniband/hw/mlx5/data_direct.c.
 const dataDirectFunction = "0x2100"
 
-// dataDirect finds data functions by the card's serial number. A card with
-// several of either kind is left to SetDataDirect.
+// dataDirect finds data functions by the card's serial number. It ignores cards with several functions
+// of either kind. SetDataDirect can name those.
 func (r reader) dataDirect(t *Tree) {
 	functions := map[string][]string{} // serial number → bus ids
 	for id := range t.pci {
@@ -39,7 +39,7 @@ func (r reader) dataDirect(t *Tree) {
 	}
 }
 
-// serial is a function's serial number from its vital product data, which root may read.
+// serial returns a function's serial number from its vital product data, which only root may read.
 func (r reader) serial(busID string) string {
 	if busID == "" {
 		return ""
@@ -47,8 +47,8 @@ func (r reader) serial(busID string) string {
 	return serialNumber([]byte(r.raw(path.Join(pciAll, busID, "vpd"))))
 }
 
-// serialNumber finds the SN keyword of vital product data (PCI Local Bus
-// Specification 3.0, appendix I): large resources, tag 0x90 holds keywords.
+// serialNumber returns the SN keyword of vital product data (PCI Local Bus Specification 3.0, appendix
+// I). It is in the large resource with tag 0x90.
 func serialNumber(vpd []byte) string {
 	for len(vpd) >= 3 && vpd[0]&0x80 != 0 {
 		n := int(binary.LittleEndian.Uint16(vpd[1:]))

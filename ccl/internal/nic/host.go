@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// Host reads this machine's tree, and the subnets of its interfaces. Where sysfs
-// is mounted elsewhere, SYSFS_PATH says so, to libibverbs as well.
+// Host reads this machine's tree, and the subnets of its interfaces. SYSFS_PATH names the mount point
+// of sysfs if that is not /sys, as for libibverbs.
 func Host() (*Tree, error) {
 	t, err := Read(os.DirFS(cmp.Or(os.Getenv("SYSFS_PATH"), "/sys")))
 	if err != nil {
@@ -17,7 +17,7 @@ func Host() (*Tree, error) {
 	t.SetSubnets(func(netdev string) []netip.Prefix {
 		i, err := net.InterfaceByName(netdev)
 		if err != nil {
-			return nil // in another network namespace
+			return nil // it is in another network namespace
 		}
 		addrs, err := i.Addrs()
 		if err != nil {

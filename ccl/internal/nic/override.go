@@ -7,25 +7,24 @@ import (
 	"strings"
 )
 
-// Override is what a user says about NICs. The zero value leaves the choice free.
+// Override has a user's settings for NICs. The zero value has none.
 type Override struct {
-	text   string // as it was written
+	text   string // the list as the user wrote it
 	not    bool
 	exact  bool
 	match  []hca
 	prefix netip.Prefix
 }
 
-// hca is one entry of the list; port 0 is any.
+// hca is one entry of the list. Port 0 is any port.
 type hca struct {
 	name string
 	port int
 }
 
-// ParseOverride reads the two settings. hcas has the syntax of NCCL_IB_HCA:
-// names with an optional port, comma-separated; a name stands for all devices that
-// begin with it, unless the list begins with "="; a list that begins with "^" (or
-// "^=") says which ones not to use. gid is the address or prefix of the GID to use.
+// ParseOverride parses the two settings. hcas has the syntax of NCCL_IB_HCA: names with an optional
+// port, comma-separated. A name is a prefix, unless the list begins with "=". A list that begins with "^"
+// (or "^=") says which devices not to use. gid is the address or prefix of the GID to use.
 func ParseOverride(hcas, gid string) (Override, error) {
 	o := Override{text: hcas}
 	list, not := strings.CutPrefix(strings.TrimSpace(hcas), "^")
@@ -62,7 +61,7 @@ func ParseOverride(hcas, gid string) (Override, error) {
 	return o, nil
 }
 
-// allows reports whether the list lets a port be used.
+// allows reports whether the list allows a port.
 func (o *Override) allows(device string, port int) bool {
 	if len(o.match) == 0 {
 		return true

@@ -15,11 +15,11 @@ const (
 	SameRootPort                    // several switches, none of them the CPU's (PXB)
 	SameRootComplex                 // through the CPU, one host bridge (PHB)
 	SameNUMA                        // another host bridge of the NUMA node (NODE)
-	Unknown                         // not on PCIe, or no NUMA node is told
+	Unknown                         // not on PCIe, or the NUMA node is unknown
 	Far                             // another NUMA node (SYS)
 )
 
-// String is what the two have in common.
+// String returns what the two share.
 func (d Distance) String() string {
 	switch d {
 	case SameSwitch:
@@ -36,13 +36,13 @@ func (d Distance) String() string {
 	return "unknown"
 }
 
-// pciPath is the way from the CPU to a PCIe function.
+// pciPath is the path from the CPU to a PCIe function.
 type pciPath struct {
 	bridge    string   // the host bridge, "pci0000:15"
 	functions []string // from the root port to the function itself, "0000:15:01.0" ...
 }
 
-// busID is the function's own address, "" when this is no PCIe device.
+// busID returns the function's own address, "" if this is no PCIe device.
 func (p pciPath) busID() string {
 	if len(p.functions) == 0 {
 		return ""
@@ -50,14 +50,14 @@ func (p pciPath) busID() string {
 	return p.functions[len(p.functions)-1]
 }
 
-// slot is the address without the function: what the functions of one card share.
+// slot returns the address without the function number. The functions of one card share it.
 func (p pciPath) slot() string {
 	s, _, _ := strings.Cut(p.busID(), ".")
 	return s
 }
 
-// parsePCIPath picks the PCIe functions out of a path below /sys/devices. What
-// is no PCIe function (a platform's nodes above, an auxiliary device below) is left out.
+// parsePCIPath returns the PCIe functions in a path below /sys/devices. It omits other elements, such as
+// platform nodes and auxiliary devices.
 func parsePCIPath(dir string) pciPath {
 	var p pciPath
 	for _, part := range strings.Split(path.Clean(dir), "/") {
@@ -73,7 +73,7 @@ func parsePCIPath(dir string) pciPath {
 	return p
 }
 
-// isHostBridge tells "pci0000:15" from "pci" and other names.
+// isHostBridge reports whether s is the name of a host bridge, such as "pci0000:15".
 func isHostBridge(s string) bool {
 	s, ok := strings.CutPrefix(s, "pci")
 	domain, bus, colon := strings.Cut(s, ":")
@@ -85,8 +85,8 @@ func isHex(s string, least, most int) bool {
 	return err == nil && len(s) >= least && len(s) <= most
 }
 
-// BusID brings a PCIe address into sysfs's form, "0000:1b:00.0". NVML writes the
-// domain with 8 digits, CUDA and nvidia-smi in capitals. False: it is none.
+// BusID converts a PCIe address to sysfs's form, "0000:1b:00.0". NVML writes the domain with 8 digits,
+// CUDA and nvidia-smi in capitals. It returns false if s is no PCIe address.
 func BusID(s string) (string, bool) {
 	domain, rest, ok := strings.Cut(s, ":")
 	bus, rest, ok2 := strings.Cut(rest, ":")
@@ -94,17 +94,17 @@ func BusID(s string) (string, bool) {
 	if !ok || !ok2 || !ok3 || !isHex(domain, 4, 8) || !isHex(bus, 2, 2) || !isHex(device, 2, 2) || !isHex(function, 1, 1) {
 		return "", false
 	}
-	n, _ := strconv.ParseUint(domain, 16, 32) // isHex has looked
+	n, _ := strconv.ParseUint(domain, 16, 32) // isHex has checked it
 	return fmt.Sprintf("%04x:%s:%s.%s", n, strings.ToLower(bus), strings.ToLower(device), strings.ToLower(function)), true
 }
 
-// place is where something is attached.
+// place is where a device is attached.
 type place struct {
 	pci  pciPath
 	numa int // -1: unknown
 }
 
-// distance between two places; a place without a PCIe path is a NUMA node.
+// distance returns the distance between two places. A place without a PCIe path is a NUMA node.
 func (p place) distance(q place) Distance {
 	if p.pci.bridge != "" && p.pci.bridge == q.pci.bridge {
 		a, b := p.pci.functions, q.pci.functions
@@ -132,5 +132,5 @@ func (p place) distance(q place) Distance {
 	return Far
 }
 
-// slotOnly reports that nothing lies between the host bridge and the device.
+// slotOnly reports whether the device is attached directly to the host bridge.
 func (p place) slotOnly() bool { return len(p.pci.functions) == 1 }

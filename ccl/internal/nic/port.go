@@ -33,7 +33,7 @@ func (s State) String() string {
 	return names[s]
 }
 
-// Layer is what lies below RDMA on a port.
+// Layer is the link layer of a port.
 type Layer uint8
 
 const (
@@ -52,31 +52,30 @@ func (l Layer) String() string {
 	return "unknown"
 }
 
-// Port is one port of an RDMA device. As Select returns it, GID and what
-// follows are filled in.
+// Port is one port of an RDMA device. Only Select fills in GID and the fields after it.
 type Port struct {
 	Device    string
 	Num       int // from 1
 	State     State
-	PhysState string // the kernel's word: "LinkUp", "Polling", "Disabled", ...
+	PhysState string // as the kernel writes it: "LinkUp", "Polling", "Disabled", ...
 	Layer     Layer
 	Rate      uint64 // bit/s, 0: unknown
 	LID       uint16 // InfiniBand's local address, 0 on Ethernet
-	NetDev    string // the interface that belongs to it, "" when none does or it is in another network namespace
+	NetDev    string // its interface, "" if there is none or it is in another network namespace
 	Slaves    []string
-	MTU       int // of the interface, bytes; verbs knows the path's
+	MTU       int // of the interface, in bytes; the path's is known to verbs
 	GIDs      []GID
 
 	GIDIndex int
 	GID      [16]byte
-	Addr     netip.Addr   // what GID says, IPv4 as such; not valid for an InfiniBand GID
-	Subnet   netip.Prefix // of Addr; not valid when unknown
+	Addr     netip.Addr   // of GID, IPv4 unmapped; not valid for an InfiniBand GID
+	Subnet   netip.Prefix // of Addr; not valid if unknown
 	Distance Distance
 	Data     bool   // Distance is that of a Direct NIC's data function
-	Why      string // why it has this place in the order
+	Why      string // the reason for its place in the order
 }
 
-// Name is "mlx5_0:1".
+// Name returns the device and port, such as "mlx5_0:1".
 func (p *Port) Name() string { return p.Device + ":" + strconv.Itoa(p.Num) }
 
 // GID is one entry of a port's table.
@@ -84,7 +83,7 @@ type GID struct {
 	Index  int
 	Raw    [16]byte
 	RoCE   int        // version, 0 for InfiniBand
-	Addr   netip.Addr // of RoCE v2: the interface's address, IPv4 as such
+	Addr   netip.Addr // of RoCE v2: the interface's address, IPv4 unmapped
 	NetDev string
 	Subnet netip.Prefix // by SetSubnets
 }
@@ -114,7 +113,7 @@ func (r reader) port(d *Device, num int) Port {
 	return p
 }
 
-// parseState reads "4: ACTIVE".
+// parseState parses "4: ACTIVE".
 func parseState(s string) State {
 	number, _, _ := strings.Cut(s, ":")
 	n, err := strconv.ParseUint(number, 10, 8)
@@ -124,7 +123,7 @@ func parseState(s string) State {
 	return State(n)
 }
 
-// parseRate reads "400 Gb/sec (4X NDR)" and "2.5 Gb/sec (1X SDR)".
+// parseRate parses "400 Gb/sec (4X NDR)" and "2.5 Gb/sec (1X SDR)".
 func parseRate(s string) uint64 {
 	number, unit, _ := strings.Cut(s, " ")
 	g, err := strconv.ParseFloat(number, 64)
@@ -150,8 +149,8 @@ func (r reader) gids(dir string) []GID {
 	return out
 }
 
-// gid reads an entry; false when it is empty or not to be read. The attributes
-// of an empty entry answer EINVAL, and so do those of every entry on InfiniBand but for the type.
+// gid reads an entry. It returns false if the entry is empty or unreadable. Reading an attribute of an
+// empty entry fails with EINVAL. So does any attribute but the type on InfiniBand.
 func (r reader) gid(dir string, index int) (GID, bool) {
 	i := strconv.Itoa(index)
 	text := strings.ReplaceAll(r.text(dir, "gids", i), ":", "")
@@ -160,7 +159,7 @@ func (r reader) gid(dir string, index int) (GID, bool) {
 		return g, false
 	}
 	if _, err := hex.Decode(g.Raw[:], []byte(text)); err != nil || [8]byte(g.Raw[8:]) == [8]byte{} {
-		return g, false // an empty entry of InfiniBand has the subnet's prefix
+		return g, false // an empty InfiniBand entry has the subnet's prefix
 	}
 	switch r.text(dir, "gid_attrs", "types", i) {
 	case "RoCE v2":
@@ -175,8 +174,8 @@ func (r reader) gid(dir string, index int) (GID, bool) {
 	return g, true
 }
 
-// netdev is the interface of a port: the one of its first GID (with a bond, the
-// bond's); else that of the function with the port's number.
+// netdev returns the interface of a port. It is that of its first GID (a bond's, if there is a bond), or
+// else the function's interface with the port's number.
 func (r reader) netdev(d *Device, p *Port) string {
 	for _, g := range p.GIDs {
 		if g.NetDev != "" {
@@ -185,7 +184,7 @@ func (r reader) netdev(d *Device, p *Port) string {
 	}
 	names := r.names(classRDMA, d.Name, "device", "net")
 	for _, name := range names {
-		// IPoIB counts its ports in dev_id on old kernels, in dev_port since 3.15.
+		// IPoIB has the port in dev_id on old kernels, and in dev_port since 3.15.
 		if r.number(0, classNet, name, "dev_port") == p.Num-1 {
 			return name
 		}
@@ -193,10 +192,10 @@ func (r reader) netdev(d *Device, p *Port) string {
 	return ""
 }
 
-// pick chooses the entry of a port's table: on InfiniBand the first, on Ethernet
-// one of RoCE v2 within the prefix when the user has said one; else IPv4 before
-// IPv6 before link-local, the port's own interface before those on top of it. By
-// address, never by a fixed index: indices move when addresses come and go.
+// pick chooses an entry of a port's table. On InfiniBand that is the first one. On Ethernet it is a RoCE
+// v2 entry, within the user's prefix if there is one. It prefers IPv4 to IPv6 and that to link-local
+// addresses, and the port's own interface to those on top of it. It never uses a fixed index, because
+// indices change when addresses are added and removed.
 func (p *Port) pick(prefix netip.Prefix) (*GID, error) {
 	var best *GID
 	var rank int
@@ -238,8 +237,8 @@ func (p *Port) pick(prefix netip.Prefix) (*GID, error) {
 	return nil, errors.New("has no GID")
 }
 
-// Resolve looks up again at which index the port's GID is, as after the port came
-// back: the entries of a table move. The error says that the address is gone.
+// Resolve looks up the index of the port's GID again. It may have changed, for example after the port
+// was down. It fails if the table no longer has the address.
 func (p *Port) Resolve(sys fs.FS) error {
 	dir := path.Join(classRDMA, p.Device, "ports", strconv.Itoa(p.Num))
 	for _, g := range (reader{sys}).gids(dir) {
@@ -251,7 +250,7 @@ func (p *Port) Resolve(sys fs.FS) error {
 	return fmt.Errorf("port %s has GID %s no more", p.Name(), p.Address())
 }
 
-// Address is the port's GID as text: an IP address where it is one.
+// Address returns the port's GID as text, as an IP address if it is one.
 func (p *Port) Address() string {
 	if p.Addr.IsValid() {
 		return p.Addr.String()

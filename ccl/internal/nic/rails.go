@@ -5,15 +5,14 @@ import (
 	"slices"
 )
 
-// Pair is a path between two ranks: a port of each, by position.
+// Pair is a path between two ranks: the positions of a port of each.
 type Pair struct{ A, B int }
 
-// Rails pairs the ports of two ranks, each in Select's order, best path first.
-// Ports of one subnet are on one rail and go together, however near; ports
-// of which no subnet is known, or whose subnets never meet, go together by order, and
-// so do all of InfiniBand with one subnet prefix. Paths that share no port come
-// before those that do. Both ranks get the same pairs when both give the
-// lower rank's ports as a.
+// Rails pairs the ports of two ranks, which are in Select's order. The best path is first. Ports of one
+// subnet are on one rail and are paired, at any distance. Ports without a known subnet, or whose subnets
+// do not match, are paired by order, and so are all InfiniBand ports of one subnet prefix. Paths that
+// share no port come before those that do. Both ranks get the same pairs if both pass the lower rank's
+// ports as a.
 func Rails(a, b []Port) []Pair {
 	var same, other []Pair
 	for i := range a {
@@ -46,7 +45,7 @@ func Rails(a, b []Port) []Pair {
 	return append(apart, sharing...)
 }
 
-// connectable: one kind of network, and GIDs of one kind.
+// connectable reports whether two ports have the same link layer and the same kind of GID.
 func connectable(a, b *Port) bool {
 	return a.Layer == b.Layer && (a.Layer == InfiniBand || a.Addr.Is4() == b.Addr.Is4())
 }

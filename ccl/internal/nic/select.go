@@ -10,26 +10,25 @@ import (
 
 // Near is where a rank is.
 type Near struct {
-	GPU  string // bus id in any form; "" when the rank has none
-	NUMA int    // node of the rank's memory when it has no GPU; -1: unknown
-	// LocalRank is the rank's number on its node. Ranks that no GPU tells apart
-	// take turns at NICs that are equally near.
+	GPU  string // bus id in any form, "" if the rank has none
+	NUMA int    // node of the rank's memory if it has no GPU, -1 if unknown
+	// LocalRank is the rank's index on its node. Ranks without a GPU take turns at equally near
+	// NICs.
 	LocalRank int
 }
 
-// ErrNoPort says that no port can be used; the text says why of each.
+// ErrNoPort says that no port can be used. The error's text has the reason for each.
 var ErrNoPort = errors.New("no usable RDMA port")
 
 // candidate is a port that can be used.
 type candidate struct {
 	Port
 	nic   string
-	index int // of the device
+	index int // index of the device
 }
 
-// Select orders the ports that can be used by a rank: its primary first, then its
-// backup (another port of the same NIC, else the next NIC), then the others. A
-// port that cannot be used is left out; Usable says why.
+// Select returns the ports that a rank can use: its primary first, then its backup (another port of the
+// same NIC, or else the next NIC), then the others. Usable says why other ports cannot be used.
 func (t *Tree) Select(near Near, o Override) ([]Port, error) {
 	all, err := t.candidates(near, o)
 	if err != nil {
@@ -42,12 +41,12 @@ func (t *Tree) Select(near Near, o Override) ([]Port, error) {
 	slices.SortStableFunc(order[1:], func(a, b candidate) int {
 		return cmp.Or(
 			isFirst(a.nic == primary.nic, b.nic == primary.nic),
-			// On another kind of network the peer would have to have one there, too.
+			// A port of another link layer helps only if the peer has one, too.
 			isFirst(a.Layer == primary.Layer, b.Layer == primary.Layer),
 			cmp.Compare(a.Distance, b.Distance),
 			-cmp.Compare(a.Rate, b.Rate),
-			// Those that follow the primary come first, so that not all ranks of a
-			// node have the same backup.
+			// Devices after the primary come first, so that not all ranks of a node have the
+			// same backup.
 			isFirst(a.index > primary.index, b.index > primary.index))
 	})
 	out := make([]Port, len(order))
@@ -65,7 +64,7 @@ func (t *Tree) Select(near Near, o Override) ([]Port, error) {
 	return out, nil
 }
 
-// why says in words how far a port is.
+// why describes a port's distance in words.
 func (c *candidate) why(near Near) string {
 	from := "the GPU"
 	if near.GPU == "" {
@@ -84,7 +83,7 @@ func (c *candidate) why(near Near) string {
 	return "on the " + c.Distance.String() + " of " + from + via
 }
 
-// isFirst orders what has a property before what has not.
+// isFirst is a comparison that orders true before false.
 func isFirst(a, b bool) int {
 	switch {
 	case a == b:
@@ -95,7 +94,7 @@ func isFirst(a, b bool) int {
 	return 1
 }
 
-// equallyNear counts the ports that are as good as the first.
+// equallyNear returns how many ports are as good as the first.
 func equallyNear(all []candidate) int {
 	n := 1
 	for n < len(all) && all[n].Distance == all[0].Distance && all[n].Rate == all[0].Rate && all[n].Layer == all[0].Layer {
@@ -104,8 +103,8 @@ func equallyNear(all []candidate) int {
 	return n
 }
 
-// turn picks among the nearest ports: GPUs that have the same ones take turns in
-// PCIe order, ranks without a GPU in the order of their numbers.
+// turn returns which of the nearest ports a rank takes. GPUs with the same nearest ports take turns in
+// PCIe order, ranks without a GPU in the order of their indices.
 func (t *Tree) turn(nearest []candidate, near Near, o Override) int {
 	own, isGPU := BusID(near.GPU)
 	n := 0
@@ -124,8 +123,8 @@ func (t *Tree) turn(nearest []candidate, near Near, o Override) int {
 	return max(near.LocalRank, 0) % len(nearest)
 }
 
-// candidates are the ports that can be used, nearest first; of equally near ones
-// the fastest, and the first ports of all NICs before their second ones.
+// candidates returns the ports that can be used, the nearest first. Equally near ports are ordered by
+// rate, and then the first ports of all NICs come before their second ones.
 func (t *Tree) candidates(near Near, o Override) ([]candidate, error) {
 	at, err := t.where(near)
 	if err != nil {
@@ -169,7 +168,7 @@ func (t *Tree) candidates(near Near, o Override) ([]candidate, error) {
 	return all, nil
 }
 
-// where is the place of a rank.
+// where returns the place of a rank.
 func (t *Tree) where(near Near) (place, error) {
 	if near.GPU == "" {
 		return place{numa: near.NUMA}, nil
@@ -181,10 +180,10 @@ func (t *Tree) where(near Near) (place, error) {
 	if p, ok := t.pci[id]; ok {
 		return p, nil
 	}
-	return place{numa: -1}, nil // a GPU that sysfs does not show, as in some sandboxes: all NICs are as near
+	return place{numa: -1}, nil // sysfs does not show the GPU, as in some sandboxes: all NICs are at the same distance
 }
 
-// Usable says why a port cannot be used, nil when it can.
+// Usable returns why a port cannot be used, or nil.
 func (t *Tree) Usable(p *Port, o Override) error {
 	for i := range t.Devices {
 		if t.Devices[i].Name == p.Device {
@@ -211,8 +210,8 @@ func (t *Tree) usable(d *Device, p *Port, o *Override) (*GID, error) {
 	return p.pick(o.prefix)
 }
 
-// hasPhysical reports whether a virtual function's physical one may be used as
-// well: it shares its port, so it is no second path.
+// hasPhysical reports whether d is a virtual function whose physical function may be used. The two share
+// a port, so they are not two paths.
 func (t *Tree) hasPhysical(d *Device, o *Override) bool {
 	return d.VirtualOf != "" && slices.ContainsFunc(t.Devices, func(pf Device) bool {
 		return pf.BusID == d.VirtualOf && slices.ContainsFunc(pf.Ports, func(p Port) bool { return o.allows(p.Device, p.Num) })

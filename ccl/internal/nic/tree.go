@@ -13,11 +13,11 @@ import (
 	"strings"
 )
 
-// Tree is a node's RDMA devices and PCIe devices at one moment. It is not
-// changed by reading from it, and Select may be called by several goroutines at once.
+// Tree has a node's RDMA devices and PCIe devices at one moment. Its methods may be called concurrently,
+// except for those that set something.
 type Tree struct {
-	Devices []Device // by name, numbers in order
-	GPUs    []GPU    // NVIDIA's, in PCIe order
+	Devices []Device // ordered by CompareNames
+	GPUs    []GPU    // NVIDIA GPUs, in PCIe order
 
 	pci map[string]place // by bus id
 }
@@ -32,20 +32,20 @@ type GPU struct {
 type Device struct {
 	Name       string
 	Ports      []Port
-	BusID      string // "" when it is not on PCIe, as soft-RoCE over a virtual interface
-	DataDirect string // bus id of the function that moves the data of a Direct NIC, "" when there is none
+	BusID      string // "" if it is not on PCIe, such as soft-RoCE over a virtual interface
+	DataDirect string // bus id of a Direct NIC's data function, "" if there is none
 	NUMA       int    // -1: unknown
-	VirtualOf  string // bus id of the physical function when this is a virtual one and the physical one is of this host
-	RC         bool   // it is a channel adapter (InfiniBand, RoCE), no iWARP or other device without its queue pairs
-	Firmware   string // "" when the driver does not say
+	VirtualOf  string // bus id of the physical function, if this is a virtual one and this host has the physical one
+	RC         bool   // it is a channel adapter (InfiniBand, RoCE), not iWARP or another device without RC queue pairs
+	Firmware   string // "" if the driver does not say
 
-	nic   string // what devices of one card have in common
+	nic   string // equal for all devices of one card
 	place place
 	data  *place
 }
 
-// Read reads the tree below /sys. It fails only when there is no list of RDMA
-// devices at all: the error is then fs.ErrNotExist, and no driver is loaded.
+// Read reads the tree below /sys. It fails only if there is no list of RDMA devices. The error is
+// fs.ErrNotExist if no driver is loaded.
 func Read(sys fs.FS) (*Tree, error) {
 	r := reader{sys}
 	entries, err := fs.ReadDir(sys, classRDMA)
@@ -78,19 +78,19 @@ const (
 	vendorNVIDIA = "0x10de"
 	vendorNIC    = "0x15b3" // Mellanox, now NVIDIA's NICs
 
-	// Bounds on what is read of a tree that is not what it should be.
+	// Bounds on what is read of a malformed tree.
 	maxDevices = 1024
 	maxPorts   = 256
 	maxGIDs    = 1024
 	maxFile    = 32 << 10 // vital product data at its largest
 )
 
-// isGPU: a VGA or 3D controller.
+// isGPU reports whether a PCI class is that of a VGA or 3D controller.
 func isGPU(class string) bool {
 	return strings.HasPrefix(class, "0x0300") || strings.HasPrefix(class, "0x0302")
 }
 
-// Port returns a device's port, nil when there is none.
+// Port returns a device's port, or nil.
 func (t *Tree) Port(device string, num int) *Port {
 	for i := range t.Devices {
 		if t.Devices[i].Name != device {
@@ -105,8 +105,8 @@ func (t *Tree) Port(device string, num int) *Port {
 	return nil
 }
 
-// NUMANodes are the nodes that have RDMA devices, in order; -1 stands for
-// devices of which no node is told, when no other has one.
+// NUMANodes returns the NUMA nodes that have RDMA devices, in order. It returns -1 alone if no device's
+// node is known.
 func (t *Tree) NUMANodes() []int {
 	var nodes []int
 	for i := range t.Devices {
@@ -121,9 +121,9 @@ func (t *Tree) NUMANodes() []int {
 	return nodes
 }
 
-// SetDataDirect tells the tree what mlx5dv_get_data_direct_sysfs_path answered
-// for a device: the path, below /sys, of its data function. Only the driver knows this
-// for sure; without it the tree goes by serial numbers, which take root to read.
+// SetDataDirect sets the data function of a device. dir is its path below /sys, from
+// mlx5dv_get_data_direct_sysfs_path. Only the driver knows it for sure. Without it the tree uses serial
+// numbers, which only root can read.
 func (t *Tree) SetDataDirect(device, dir string) {
 	p := parsePCIPath(dir)
 	for i := range t.Devices {
@@ -137,8 +137,8 @@ func (t *Tree) SetDataDirect(device, dir string) {
 	}
 }
 
-// SetSubnets asks for the addresses of each port's interface, which sysfs does
-// not have, so that Rails can tell subnets apart.
+// SetSubnets sets the subnets of GIDs, for Rails. prefixes returns the addresses of an interface, which
+// sysfs does not have.
 func (t *Tree) SetSubnets(prefixes func(netdev string) []netip.Prefix) {
 	for i := range t.Devices {
 		for k := range t.Devices[i].Ports {
@@ -158,15 +158,15 @@ func (t *Tree) SetSubnets(prefixes func(netdev string) []netip.Prefix) {
 	}
 }
 
-// reader reads what is there.
+// reader reads sysfs. It treats what it cannot read as missing.
 type reader struct{ fs.FS }
 
-// text is a file's content without white space around it, "" when it cannot be read.
+// text returns a file's content without white space around it, "" if it cannot be read.
 func (r reader) text(elem ...string) string {
 	return strings.TrimSpace(r.raw(path.Join(elem...)))
 }
 
-// raw is a file's content up to a bound, "" when it cannot be read.
+// raw returns a file's content, at most maxFile bytes, "" if it cannot be read.
 func (r reader) raw(name string) string {
 	f, err := r.Open(name)
 	if err != nil {
@@ -180,7 +180,7 @@ func (r reader) raw(name string) string {
 	return string(content)
 }
 
-// number is a file's number, or the default.
+// number returns the number in a file, def if there is none.
 func (r reader) number(def int, elem ...string) int {
 	n, err := strconv.Atoi(r.text(elem...))
 	if err != nil {
@@ -189,7 +189,7 @@ func (r reader) number(def int, elem ...string) int {
 	return n
 }
 
-// names are the entries of a directory, none when it cannot be read.
+// names returns the entries of a directory, none if it cannot be read.
 func (r reader) names(elem ...string) []string {
 	entries, _ := fs.ReadDir(r.FS, path.Join(elem...))
 	var names []string
@@ -199,8 +199,8 @@ func (r reader) names(elem ...string) []string {
 	return names
 }
 
-// follow is the path that a symbolic link leads to, without following links within
-// it; "" when it is none.
+// follow returns the target of a symbolic link, "" if it is none. It does not follow links in the
+// target.
 func (r reader) follow(link string) string {
 	target, err := fs.ReadLink(r.FS, link)
 	if err != nil {
@@ -213,7 +213,7 @@ func (r reader) follow(link string) string {
 	return dir
 }
 
-// pci finds all PCIe functions.
+// pci returns the places of all PCIe functions, by bus id.
 func (r reader) pci() map[string]place {
 	all := map[string]place{}
 	for _, name := range r.names(pciAll) {
@@ -226,6 +226,7 @@ func (r reader) pci() map[string]place {
 	return all
 }
 
+// device reads one RDMA device.
 func (r reader) device(name string) Device {
 	dir := path.Join(classRDMA, name)
 	d := Device{Name: name, NUMA: -1, place: place{numa: -1}, Firmware: r.text(dir, "fw_ver")}
@@ -235,7 +236,7 @@ func (r reader) device(name string) Device {
 	// class/infiniband/mlx5_0 -> ../../devices/pci0000:15/.../0000:18:00.0/infiniband/mlx5_0
 	d.place = r.at(r.follow(dir), path.Join(dir, "device"))
 	if parent := r.text(dir, "parent"); d.place.pci.bridge == "" && safeName(parent) {
-		// Soft-RoCE is where its interface is.
+		// Soft-RoCE is attached where its interface is.
 		d.place = r.at(r.follow(path.Join(classNet, parent)), path.Join(classNet, parent, "device"))
 	}
 	d.BusID, d.NUMA = d.place.pci.busID(), d.place.numa
@@ -244,7 +245,7 @@ func (r reader) device(name string) Device {
 	if d.VirtualOf != "" {
 		slot, _, _ = strings.Cut(d.VirtualOf, ".")
 	}
-	// Cards with several functions, or several slots, have one system image.
+	// The functions and slots of one card have the same system image GUID.
 	d.nic = r.text(dir, "sys_image_guid")
 	if strings.Trim(d.nic, "0:") == "" {
 		d.nic = cmp.Or(slot, name)
@@ -261,7 +262,8 @@ func (r reader) device(name string) Device {
 	return d
 }
 
-// physical is the bus id of a virtual function's physical one, "" when it is none.
+// physical returns the bus id of a virtual function's physical function, "" if busID is no virtual
+// function.
 func (r reader) physical(busID string) string {
 	if busID == "" {
 		return ""
@@ -277,7 +279,7 @@ func (r reader) physical(busID string) string {
 	return id
 }
 
-// at is where the first of the links to a device's directory leads.
+// at returns the place of a device. dir is its directory, and link a link to it if dir is no PCIe path.
 func (r reader) at(dir, link string) place {
 	p := parsePCIPath(dir)
 	if p.bridge == "" {
@@ -293,12 +295,12 @@ func (r reader) at(dir, link string) place {
 	return at
 }
 
-// safeName reports whether a name read from a file is one path element.
+// safeName reports whether a name from a file is one path element.
 func safeName(s string) bool {
 	return s != "" && s != "." && fs.ValidPath(s) && !strings.ContainsAny(s, "/\n")
 }
 
-// cause is an error without the path that fs puts in.
+// cause returns err without the path that fs adds.
 func cause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -307,10 +309,10 @@ func cause(err error) error {
 	return err
 }
 
-// CompareNames orders names of devices as people do: mlx5_2 before mlx5_10.
+// CompareNames compares names of devices with their numbers as numbers: mlx5_2 is before mlx5_10.
 func CompareNames(a, b string) int { return natural(a, b) }
 
-// natural compares names with numbers in them.
+// natural is CompareNames.
 func natural(a, b string) int {
 	for a != "" && b != "" {
 		x, y := digits(a), digits(b)
@@ -330,6 +332,7 @@ func natural(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
+// digits returns how many digits s begins with.
 func digits(s string) int {
 	n := 0
 	for n < len(s) && s[n] >= '0' && s[n] <= '9' {

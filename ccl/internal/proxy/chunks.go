@@ -11,30 +11,30 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// chunk is the part of an operation that one bounce buffer holds at a time. stage copies the
-// chunk's input to the buffer, land copies its result from it. The two buffers differ where the
-// input is staged in the GPU's memory.
+// chunk is the part of an operation that one bounce buffer holds. stage copies the chunk's input to
+// a bounce buffer, and land copies its result from one. The two differ if the input is staged in the
+// GPU's memory.
 type chunk struct {
 	call       algo.Call
-	send, recv int // where in the bounce buffer
+	send, recv int // offsets in the bounce buffer, in bytes
 	stage      func(s gpu.Stream, bounce cuda.Ptr) error
 	land       func(s gpu.Stream, bounce, staged cuda.Ptr) error
 }
 
 func (k *chunk) bytes() int { return k.call.Count * k.call.DType.Size() }
 
-// plan is how an operation goes over the network. With direct, its large chunks are staged in
-// the GPU's memory.
+// plan is the network's part of an operation. With direct, large chunks are staged in the GPU's
+// memory.
 type plan struct {
 	sched  *algo.Schedule
 	direct bool
 }
 
-// onGPU reports whether a chunk is staged in the GPU's memory. A small one is not: waiting
-// until peers have it costs more than its copy to pinned memory.
+// onGPU reports whether a chunk is staged in the GPU's memory. For a small chunk, the wait until
+// peers have it would cost more than the copy to pinned memory.
 func (p *plan) onGPU(k *chunk) bool { return p.direct && k.bytes() >= rdma.KeptFrom }
 
-// launch puts the stream's part of an operation of chunks on it.
+// launch puts the stream's part of an operation on the stream.
 func (n *Proxy) launch(s gpu.Stream, x *Op, chunks []chunk) error {
 	count := x.reached
 	staged := func(i int) cuda.Ptr {
@@ -65,15 +65,14 @@ func (n *Proxy) launch(s gpu.Stream, x *Op, chunks []chunk) error {
 	return nil
 }
 
-// zeroCopy reports whether chunks are so large that a NIC may send them from their bounce buffers.
+// zeroCopy reports whether a NIC may send some of the chunks from their bounce buffers.
 func (n *Proxy) zeroCopy(chunks []chunk) bool {
 	return slices.ContainsFunc(chunks, func(k chunk) bool { return k.bytes() >= rdma.KeptFrom })
 }
 
-// schedule is the network's part of an operation, kept by the operation's shape. Input may be
-// staged in the GPU's memory only where NICs alone read it. When a schedule has the CPU read
-// it, or send it through shared memory to a rank of this node, it is built again with pinned
-// memory.
+// schedule returns the plan of an operation, from a cache by the operation's shape. Input is staged
+// in the GPU's memory only if no one but NICs reads it. If the CPU would read it, or send it through
+// shared memory to a rank of this node, schedule builds the plan with pinned memory instead.
 func (n *Proxy) schedule(o *Call, r *route, chunks []chunk) (plan, error) {
 	key := algo.Call{Coll: o.Coll, DType: o.DType, Op: o.Op, Root: o.Root, Count: o.Count}
 	if p, ok := n.schedules[key]; ok {
@@ -102,7 +101,7 @@ func (n *Proxy) schedule(o *Call, r *route, chunks []chunk) (plan, error) {
 	return p, nil
 }
 
-// chain is the schedule of chunks, staged as p says.
+// chain returns the schedule of chunks, which are staged as p says.
 func (n *Proxy) chain(r *route, chunks []chunk, p *plan) (*algo.Schedule, error) {
 	pieces := make([]algo.Piece, len(chunks))
 	for i := range chunks {
@@ -122,5 +121,5 @@ func (n *Proxy) chain(r *route, chunks []chunk, p *plan) (*algo.Schedule, error)
 	return algo.Chain(pieces)
 }
 
-// schedulesMost bounds how many schedules are kept.
+// schedulesMost bounds the cache of schedule.
 const schedulesMost = 256

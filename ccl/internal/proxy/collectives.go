@@ -9,8 +9,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// splits cut collectives into chunks, by kind. A kind without a row is an error; AlltoAll goes
-// as messages (allToAll).
+// splits has the function that cuts a collective into chunks, by kind. A kind without a row is an
+// error. AlltoAll is sent as messages (allToAll).
 var splits = map[record.CollKind]func(*pipeline){
 	record.AllReduce:     (*pipeline).allReduce,
 	record.ReduceScatter: (*pipeline).reduceScatter,
@@ -50,10 +50,10 @@ type pipeline struct {
 	size       int // of an element
 	via        *route
 	chunks     []chunk
-	first      gpu.Op // what the first chunk's stage begins with, if that is an operation of the node's ranks
+	first      gpu.Op // the node's collective at the beginning of the first chunk's stage; see begins
 }
 
-// partial is the operator within the node: an average is divided once, at the end.
+// partial returns the operator within the node. An average is divided once, at the end.
 func (m *pipeline) partial() record.RedOp {
 	if m.o.Op == record.Avg {
 		return record.Sum
@@ -61,25 +61,25 @@ func (m *pipeline) partial() record.RedOp {
 	return m.o.Op
 }
 
-// step is how many of count elements a chunk has, where a bounce buffer holds so many shares of
-// them.
+// step returns how many of count elements a chunk has, if a bounce buffer must hold shares times as
+// many.
 func (m *pipeline) step(count, shares int) int {
 	room := m.n.bounceSize / shares &^ 511
 	bytes := min(max(count*m.size/8, chunkLeast/shares), room)
 	return max((bytes+511)&^511/m.size, 512/m.size)
 }
 
-// each cuts count elements into parts of step and calls f with each part.
+// each cuts count elements into parts of step elements, and calls f for each part.
 func each(count, step int, f func(off, n int)) {
 	for off := 0; off < count; off += step {
 		f(off, min(step, count-off))
 	}
 }
 
-// at is the address of element i.
+// at returns the address of element i.
 func (m *pipeline) at(p cuda.Ptr, i int) cuda.Ptr { return p + cuda.Ptr(i*m.size) }
 
-// within is a collective within the node, and in runs one.
+// within returns a collective within the node, and in runs one.
 func (m *pipeline) within(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) gpu.Op {
 	return gpu.Op{Coll: coll, DType: m.o.DType, RedOp: m.partial(), Root: root, Count: uint64(count), Stride: uint64(stride), Send: send, Recv: recv}
 }
@@ -89,14 +89,14 @@ func (m *pipeline) in(s gpu.Stream, coll record.CollKind, send, recv cuda.Ptr, c
 	return m.n.gpu.Run(s, &op)
 }
 
-// begins notes the node's own operation with which the stage of the first chunk begins.
+// begins notes the collective within the node with which the stage of the first chunk begins.
 func (m *pipeline) begins(coll record.CollKind, send, recv cuda.Ptr, count, stride, root int) {
 	if m.n.local > 1 && len(m.chunks) == 0 {
 		m.first = m.within(coll, send, recv, count, stride, root)
 	}
 }
 
-// opening is the operation that begins noted, nil for none.
+// opening returns the collective that begins has noted, or nil.
 func (m *pipeline) opening() *gpu.Op {
 	if m.first.Coll == record.CollNone {
 		return nil
@@ -104,7 +104,7 @@ func (m *pipeline) opening() *gpu.Op {
 	return &m.first
 }
 
-// call is the network's part of a chunk.
+// call returns the network's part of a chunk.
 func (m *pipeline) call(coll record.CollKind, count int, root int32) algo.Call {
 	return algo.Call{Coll: coll, DType: m.o.DType, Op: m.o.Op, Root: root, Count: count, InPlace: true}
 }
@@ -116,15 +116,15 @@ func (m *pipeline) copy(s gpu.Stream, dst, src cuda.Ptr, elements int) error {
 	return s.Copy(dst, src, uint64(elements*m.size))
 }
 
-// folds reports whether nodes gather their contributions and the GPU reduces them, instead of
-// the CPU reducing on the way. Between two nodes as many bytes travel either way, and the CPU
+// folds reports whether the network gathers the nodes' contributions for the GPU to reduce. Otherwise
+// the CPU reduces them on the way. Between two nodes, both send the same number of bytes. The CPU
 // cannot reduce 8-bit floats.
 func (m *pipeline) folds() bool {
 	return len(m.via.members) == 2 || m.o.DType == record.Float8E4M3 || m.o.DType == record.Float8E5M2
 }
 
-// fold reduces k elements of every member into dst. Members' elements are k apart in scratch;
-// this rank's are at own, unless that is 0.
+// fold reduces k elements of each member into dst. Members' elements are k apart in scratch. This
+// rank's are at own instead, if own is not 0.
 func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	srcs := make([]cuda.Ptr, len(m.via.members))
 	for i := range srcs {
@@ -149,8 +149,8 @@ func (m *pipeline) fold(s gpu.Stream, dst, own cuda.Ptr, k int) error {
 	}
 }
 
-// take brings k elements of the network's result to dst, reducing them where folds says so. own
-// is this rank's part on the GPU, 0 where it is only in the bounce buffer.
+// take copies k elements of the network's result to dst, and reduces them if folds. own is this rank's
+// part in device memory, 0 if it is only in the bounce buffer.
 func (m *pipeline) take(s gpu.Stream, bounce, dst, own cuda.Ptr, k int) error {
 	if !m.folds() {
 		return m.copy(s, dst, bounce, k)
@@ -161,8 +161,8 @@ func (m *pipeline) take(s gpu.Stream, bounce, dst, own cuda.Ptr, k int) error {
 	return m.fold(s, dst, own, k)
 }
 
-// fetch copies k elements of every member, or of the others only, from the bounce buffer to
-// scratch.
+// fetch copies k elements of each member from the bounce buffer to scratch. With others it omits this
+// rank's.
 func (m *pipeline) fetch(s gpu.Stream, bounce cuda.Ptr, others bool, k int) error {
 	all, self := len(m.via.members), m.via.place.Rank
 	if !others {
@@ -176,8 +176,8 @@ func (m *pipeline) fetch(s gpu.Stream, bounce cuda.Ptr, others bool, k int) erro
 	return nil
 }
 
-// kept is this rank's part in the GPU's memory, i elements into what was staged there; 0 where
-// it is in the bounce buffer.
+// kept returns the address of element i of what this rank staged in the GPU's memory, 0 if it staged
+// in pinned memory.
 func (m *pipeline) kept(bounce, staged cuda.Ptr, i int) cuda.Ptr {
 	if staged == bounce {
 		return 0
@@ -185,8 +185,8 @@ func (m *pipeline) kept(bounce, staged cuda.Ptr, i int) cuda.Ptr {
 	return m.at(staged, i)
 }
 
-// reducing is the network's part of a chunk of k elements that nodes reduce. own is where this
-// rank's elements lie in the bounce buffer.
+// reducing returns a chunk of k elements that are reduced between nodes. own is the index of this rank's
+// elements in the bounce buffer.
 func (m *pipeline) reducing(coll record.CollKind, k int, root int32) (c chunk, own int) {
 	c.call = m.call(coll, k, root)
 	if !m.folds() {
@@ -200,8 +200,8 @@ func (m *pipeline) reducing(coll record.CollKind, k int, root int32) (c chunk, o
 	return c, own
 }
 
-// allReduce: every rank of a node reduces a share of the chunk, the ranks of one index
-// reduce theirs between nodes, and the node gathers the shares.
+// allReduce: a ReduceScatter within each node, an AllReduce of each share between nodes, and an
+// AllGather within each node. The whole chunk is reduced within the node if it is small.
 func (m *pipeline) allReduce() {
 	n := m.n
 	m.via = &n.rail
@@ -240,7 +240,7 @@ func (m *pipeline) allReduce() {
 	})
 }
 
-// barrier: the node's ranks have come, then all nodes'.
+// barrier: a barrier within each node, then one between nodes.
 func (m *pipeline) barrier() {
 	n := m.n
 	m.via = &n.rail
@@ -257,8 +257,8 @@ func (m *pipeline) barrier() {
 	})
 }
 
-// reduceScatter: for each node in turn, the ranks of this one reduce what that node's
-// ranks shall have; the ranks of one index then reduce between nodes.
+// reduceScatter: a ReduceScatter within this node for each node's result, then one between the ranks
+// of each index.
 func (m *pipeline) reduceScatter() {
 	n, count := m.n, m.o.Count
 	if m.via = &n.all; n.major {
@@ -303,8 +303,8 @@ func (m *pipeline) reduceScatter() {
 	})
 }
 
-// allGather: the ranks of one index gather theirs between nodes, then each node
-// gathers what its ranks have of every node.
+// allGather: an AllGather between the ranks of each index, then one within the node for each node's
+// contributions.
 func (m *pipeline) allGather() {
 	n, count := m.n, m.o.Count
 	if m.via = &n.all; n.major {
@@ -348,7 +348,7 @@ func (m *pipeline) allGather() {
 	})
 }
 
-// seat is where a rank is among those of the route, and its index on its node.
+// seat returns a rank's position on the route, and its index on its node.
 func (m *pipeline) seat(rank int) (node, index int) {
 	n, p := m.n, &m.n.place
 	if n.local == 1 {
@@ -370,8 +370,8 @@ func (m *pipeline) seat(rank int) (node, index int) {
 	return node, index
 }
 
-// broadcast: root's node has everything first, and each of its ranks sends a share
-// to the ranks of its index, whose nodes gather the shares.
+// broadcast: a Broadcast within the root's node, a Broadcast of each share to the ranks of the same
+// index, and an AllGather within each other node.
 func (m *pipeline) broadcast() {
 	n, count := m.n, m.o.Count
 	m.via = &n.rail
@@ -417,9 +417,9 @@ func (m *pipeline) broadcast() {
 	m.shared(count, add)
 }
 
-// shared cuts count elements into chunks that the node's ranks share, and those that
-// all of them send whole: add takes where a chunk begins and what it has, and where
-// this rank's part begins and what that has.
+// shared cuts count elements into chunks. add gets the offset and length of each chunk (off, k), and
+// those of this rank's part (own, mine). With gather, the node's ranks have a share each. Otherwise each
+// rank sends the whole chunk.
 func (m *pipeline) shared(count int, add func(off, k, own, mine int, gather bool)) {
 	n := m.n
 	width := 1
@@ -440,8 +440,8 @@ func (m *pipeline) shared(count int, add func(off, k, own, mine int, gather bool
 	}
 }
 
-// reduce: each rank of a node reduces a share, the ranks of one index reduce theirs to
-// root's node, whose ranks pass them to root.
+// reduce: a ReduceScatter within each node, a Reduce of each share to the root's node, whose ranks
+// then send their shares to the root.
 func (m *pipeline) reduce() {
 	n, count := m.n, m.o.Count
 	m.via = &n.rail

@@ -12,22 +12,22 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Direct says whether NICs read what GPU ranks send between nodes from the GPUs'
-// memory. Each rank may have its own.
+// Direct says whether NICs read what this rank sends to other nodes from the GPU's memory. Ranks may
+// differ in it.
 type Direct string
 
 const (
-	// DirectAuto uses it where every NIC that this rank sends over sits below the GPU's own
-	// PCIe switch or root port, and all of them and their backups can register the memory.
-	// Where it does not, the log says why.
+	// DirectAuto uses it if all NICs that this rank sends over are below the GPU's own PCIe
+	// switch or root port, and they and their backups can register the memory. Otherwise
+	// Config.Note gets the reason.
 	DirectAuto Direct = "auto"
 	// DirectOff is the default until the other values have been proven on hardware.
 	DirectOff Direct = "off"
-	// DirectRequire: at any distance, or Init fails and says why.
+	// DirectRequire uses it at any distance. If it is not possible, New fails.
 	DirectRequire Direct = "require"
 )
 
-// Check reports a value that there is not.
+// Check returns an error if d is none of the values.
 func (d Direct) Check() error {
 	switch d {
 	case "", DirectAuto, DirectOff, DirectRequire:
@@ -36,15 +36,16 @@ func (d Direct) Check() error {
 	return fmt.Errorf("%q, want %s, %s or %s", string(d), DirectAuto, DirectOff, DirectRequire)
 }
 
-// direct is bounce buffers in the GPU's memory, beside the pinned ones. This rank's
-// contribution to a chunk lies there where NICs alone read it. What it receives and passes on
-// lies in pinned memory. Peers see no difference.
+// direct holds bounce buffers in the GPU's memory, beside the pinned ones. They hold this rank's
+// contribution to a chunk if only NICs read it. What this rank receives or forwards is in pinned
+// memory. Peers see no difference.
 type direct struct {
 	mem    *cuda.Exported
 	region *rdma.Region
 }
 
-// openDirect makes these buffers where the configuration asks for them and the hardware can.
+// openDirect allocates these buffers, if the configuration asks for them and the hardware supports
+// them.
 func (n *Proxy) openDirect() error {
 	if n.cfg.Direct == "" || n.cfg.Direct == DirectOff {
 		return nil
@@ -66,6 +67,7 @@ func (n *Proxy) openDirect() error {
 	return nil
 }
 
+// tryDirect returns why the buffers cannot be used, or nil.
 func (n *Proxy) tryDirect() (err error) {
 	d := &n.direct
 	if n.cfg.Reads {
@@ -86,7 +88,7 @@ func (n *Proxy) tryDirect() (err error) {
 		case n.cfg.Direct == DirectRequire:
 		case p.Data:
 			return fmt.Errorf("%s moves data by a function of its own, which the GPU's memory is not registered with", p.Name())
-		case p.Distance > nic.SameRootPort: // through a processor's root complex it reads slowly
+		case p.Distance > nic.SameRootPort: // reads through a root complex are slow
 			return fmt.Errorf("%s is %s", p.Name(), p.Why)
 		}
 	}
@@ -100,13 +102,13 @@ func (n *Proxy) tryDirect() (err error) {
 	return n.mesh.Need(d.region, slices.Concat(ports, backups))
 }
 
-// has reports whether there are such bounce buffers.
+// has reports whether there are such buffers.
 func (d *direct) has() bool { return d.region != nil }
 
 func (d *direct) close() error {
 	if d.region != nil {
 		if err := d.region.Close(); err != nil {
-			return err // a NIC may still read the memory: it stays
+			return err // a NIC may still read the memory, so it is not freed
 		}
 	}
 	if d.mem != nil {
@@ -115,11 +117,11 @@ func (d *direct) close() error {
 	return nil
 }
 
-// directAt is where bounce buffer i is in the GPU's memory.
+// directAt returns the address of bounce buffer i in the GPU's memory.
 func (n *Proxy) directAt(i int) cuda.Ptr { return n.direct.mem.Ptr + cuda.Ptr(i*n.bounceSize) }
 
-// Indices of Op.Parts: the pinned bounce buffers, all of them as one for messages, and the same
-// again in the GPU's memory.
+// Indices of Op.Parts: each pinned bounce buffer, all of them as one part for messages, and the same
+// in the GPU's memory.
 const (
 	partBounce    = 0
 	partAll       = bounces

@@ -14,44 +14,44 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// transfers is the network's part of messages between nodes. No message may wait for another
-// one: a peer may be late, or wait for what this rank sends to a third. A stream does one thing
-// after the other, so one kernel copies whatever piece is ready between the GPU and pinned
-// memory. The executor could copy too, but it must not call the driver: a thread that waits for
-// the GPU may hold the driver's lock, a program that frees memory for example.
+// transfers is the network's part of messages between nodes. No message may wait for another one,
+// because a peer may be late, or wait for what this rank sends to a third rank. A stream runs one
+// operation at a time, so one kernel copies all messages: whichever piece is ready, between the GPU
+// and pinned memory. The executor does not copy, because it must not call the driver: a thread that
+// waits for the GPU may hold the driver's lock, for example while it frees memory.
 type transfers struct {
 	n        *Proxy
 	x        *Op
 	flows    []flow
 	of       map[int]int // flows by index
-	half     int         // bytes of a piece, but for a message's last
+	half     int         // bytes of a piece, except for a message's last one
 	gates    []transferGate
 	inFlight int // pieces that peers have yet to consume
 }
 
-// flow is the messages from one peer, or to it, in their order. They go as pieces that take
-// turns in two places of pinned memory.
+// flow holds the messages from one peer, or to one peer, in order. Their pieces alternate between two
+// slots of pinned memory.
 type flow struct {
 	peer     int
 	send     bool
-	at       int    // of its places
-	base     uint32 // pieces of the flow before
+	at       int    // offset of its slots
+	base     uint32 // pieces of the flow in earlier operations
 	pieces   []piece
 	words    *flowWords
-	large    bool          // a message of it is
-	inFlight [2]unconsumed // a place each
-	open     int           // how many of them
+	large    bool          // it has a message over keptFrom
+	inFlight [2]unconsumed // one per slot
+	open     int           // number of inFlight in use
 }
 
-// unconsumed is pieces sent without a copy that the peer has not consumed yet: those before
-// count, up to the mark.
+// unconsumed stands for zero-copy pieces before count. The peer has consumed them when it has consumed
+// the bytes up to mark.
 type unconsumed struct {
 	mark  uint64
 	count uint32
 }
 
-// flowWords count a flow's pieces for as long as the communicator lives, in pinned memory: gpu
-// those that the GPU has copied, net those that the network has sent or received.
+// flowWords counts a flow's pieces over the communicator's lifetime, in pinned memory: those that the
+// GPU has copied, and those that the network has sent or received.
 type flowWords struct {
 	gpu, net uint32
 	_        [14]uint32
@@ -60,9 +60,9 @@ type flowWords struct {
 // piece is part of a message.
 type piece struct{ skew, bytes int }
 
-// transferGate is what a gate's number stands for. Of a flow's piece: its place is ready for
-// the network or, with done, the network has finished with it. Without a flow: the stream may
-// go on or, with done, it has.
+// transferGate is the meaning of a gate. With a flow: the piece's slot is ready for the network, or,
+// with done, the network has finished with it. Without a flow (-1): the
+// stream has gone on, or, with done, all messages are through.
 type transferGate struct {
 	flow, piece int32
 	done        bool
@@ -71,19 +71,19 @@ type transferGate struct {
 const (
 	pieceLeast = 128 << 10
 	pieceMost  = 2 << 20
-	// A larger message may be sent without a copy, and then ends only when the receiver has it.
-	// Smaller messages need no receiver to end, within a node either.
+	// A larger message may be sent zero-copy, and then ends only when its receiver has it. Smaller
+	// messages end without their receiver, as within a node.
 	keptFrom = 256 << 10
-	// messagesMost is how many messages wait for the GPU at a time.
+	// messagesMost is how many messages may wait for the GPU at a time.
 	messagesMost = 1024
 )
 
-// control is the pinned memory that all messages of a communicator share: the words of each
-// peer's flows, and a ring of descriptors for the kernel, one a message.
+// control is the pinned memory of a communicator's messages: the words of each peer's flows, and a
+// ring of descriptors for the kernel, one per message.
 type control struct {
-	words   []flowWords // of rank p: 2p from it, 2p+1 to it
+	words   []flowWords // 2p for messages from rank p, 2p+1 for messages to it
 	wordsAt cuda.Ptr
-	given   []uint32 // pieces of the flows so far
+	given   []uint32 // pieces of each flow so far
 	ring    []kernels.StagedMessage
 	ringAt  cuda.Ptr
 	// Positions in the ring only grow: head is the next one, tail the oldest that an operation
@@ -92,7 +92,7 @@ type control struct {
 	taken      []ringUse
 }
 
-// ringUse is the positions up to end, in use until operation seq has ended.
+// ringUse says that positions before end are in use until operation seq has ended.
 type ringUse struct {
 	end int
 	seq uint64
@@ -113,7 +113,7 @@ func newControl(ranks int, mem []byte, at cuda.Ptr) control {
 	}
 }
 
-// places reserves count neighbouring places of the ring, waiting for the operations that use
+// places reserves count adjacent descriptors of the ring. It waits for operations that still use
 // them.
 func (n *Proxy) places(count int) ([]kernels.StagedMessage, cuda.Ptr, error) {
 	m := &n.control
@@ -137,7 +137,7 @@ func (n *Proxy) places(count int) ([]kernels.StagedMessage, cuda.Ptr, error) {
 	return m.ring[first : first+count], m.ringAt + cuda.Ptr(first*int(unsafe.Sizeof(kernels.StagedMessage{}))), nil
 }
 
-// index is a flow's number in control.
+// index returns the index of a message's flow in control.
 func index(msg gpu.Message) int {
 	if msg.Send {
 		return 2*msg.Peer + 1
@@ -145,14 +145,14 @@ func index(msg gpu.Message) int {
 	return 2 * msg.Peer
 }
 
-// Exchange puts messages on s. Messages within the node take the node's own path at the same
-// time as those between nodes, since a peer may need either before it takes part in the other.
-//
-// exchange does the same, except that local, if not nil, carries out the part within the node.
+// Exchange puts messages on a stream. Messages within the node run in parallel to those between nodes,
+// because a peer may need either before it takes part in the other.
 func (n *Proxy) Exchange(on gpu.Stream, o *Call, msgs []gpu.Message, put func(*Op) error) error {
 	return n.exchange(on, o, msgs, nil, put)
 }
 
+// exchange is Exchange. If local is not nil, it runs the part within the node, and all msgs go over the
+// network.
 func (n *Proxy) exchange(on gpu.Stream, o *Call, msgs []gpu.Message, local func(gpu.Stream) error, put func(*Op) error) error {
 	var near, far []gpu.Message
 	for _, m := range msgs {
@@ -207,8 +207,8 @@ func (e *TooManyError) Error() string {
 	return fmt.Sprintf("%d messages between nodes, at most %d in one group", e.Messages, e.Most)
 }
 
-// allToAll is messages to everyone; those of a node go by one kernel where they lie
-// side by side.
+// allToAll sends messages to all ranks. If the node's ranks have adjacent numbers, one kernel does the
+// part within the node.
 func (n *Proxy) allToAll(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*Op) error) error {
 	rank, size, share := n.cfg.Rank, n.cfg.Size, o.Count*o.DType.Size()
 	var msgs []gpu.Message
@@ -235,7 +235,7 @@ func (n *Proxy) allToAll(s gpu.Stream, o *Call, send, recv cuda.Ptr, put func(*O
 	}, put)
 }
 
-// newTransfers prepares messages, and writes for the kernel what there is to do.
+// newTransfers prepares messages, and writes the kernel's descriptors to ring.
 func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMessage, inPlace bool) *transfers {
 	m := &transfers{n: n, x: x, of: make(map[int]int)}
 	largest := uint64(0)
@@ -270,7 +270,7 @@ func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMess
 				k.Slot = uint64(n.directAt(0)) + uint64(f.at)
 			}
 		} else if inPlace {
-			k.After, k.AfterFirst = at(i+1), n.control.given[i+1] // what goes to this peer
+			k.After, k.AfterFirst = at(i+1), n.control.given[i+1] // the flow to this peer
 		}
 		ring[j] = k
 		for off := 0; off < int(msg.Bytes); off += m.half {
@@ -283,14 +283,14 @@ func newTransfers(n *Proxy, x *Op, msgs []gpu.Message, ring []kernels.StagedMess
 	return m
 }
 
-// onGPU reports whether a message is sent from the GPU's memory. One within the node is not
-// (allToAll has such messages), nor is a small one, which would then end only with its
-// receiver.
+// onGPU reports whether a message is sent from the GPU's memory. Messages within the node are not
+// (allToAll has such messages). Small ones are not, because they would then end only when their
+// receiver has them.
 func (n *Proxy) onGPU(msg *gpu.Message) bool {
 	return msg.Send && msg.Bytes > keptFrom && n.direct.has() && !slices.Contains(n.place.Local, msg.Peer)
 }
 
-// schedule has a track for each flow, and one that ends the operation.
+// schedule returns a schedule with one track per flow, and one that ends the operation.
 func (m *transfers) schedule(msgs []gpu.Message) *algo.Schedule {
 	s := &algo.Schedule{Algo: record.AlgoDirect, Proto: record.ProtoSimple}
 	gate := func(f, p int, done bool) algo.Step {
@@ -299,7 +299,7 @@ func (m *transfers) schedule(msgs []gpu.Message) *algo.Schedule {
 	}
 	space := engine.GroupSpace + partAll
 	s.Tracks = make([]algo.Track, len(m.flows))
-	next := make([]int, len(m.flows)) // piece of each flow
+	next := make([]int, len(m.flows)) // next piece of each flow
 	for _, msg := range msgs {
 		i := m.of[index(msg)]
 		f, t := &m.flows[i], &s.Tracks[i]
@@ -331,7 +331,7 @@ func (m *transfers) schedule(msgs []gpu.Message) *algo.Schedule {
 func (m *transfers) gate(number int) bool {
 	g := m.gates[number]
 	if g.flow < 0 {
-		if g.done { // all is through
+		if g.done { // all messages are through
 			if m.inFlight > 0 {
 				if !m.n.mesh.Settled() {
 					return false
@@ -355,7 +355,8 @@ func (m *transfers) gate(number int) bool {
 	return g.piece < 2 || f.copied(count-1)
 }
 
-// done tells the GPU that the network is done with a flow's pieces before count.
+// done tells the GPU that the network has finished a flow's pieces before count. For zero-copy sends,
+// returned tells it later.
 func (m *transfers) done(f *flow, count uint32) {
 	mesh := m.n.mesh
 	if f.send && f.large {
@@ -371,7 +372,7 @@ func (m *transfers) done(f *flow, count uint32) {
 	atomic.StoreUint32(&f.words.net, count)
 }
 
-// returned tells the GPU what peers have consumed.
+// returned tells the GPU what peers have consumed, and reports whether that is anything new.
 func (m *transfers) returned() bool {
 	before := m.inFlight
 	for i := 0; i < len(m.flows) && m.inFlight > 0; i++ {
@@ -385,5 +386,5 @@ func (m *transfers) returned() bool {
 	return m.inFlight < before
 }
 
-// copied reports whether the GPU has copied so many of the flow's pieces.
+// copied reports whether the GPU has copied count of the flow's pieces.
 func (f *flow) copied(count uint32) bool { return int32(atomic.LoadUint32(&f.words.gpu)-count) >= 0 }

@@ -17,24 +17,24 @@ type Op struct {
 	plan
 	gate    func(number int) bool // see Gate
 	returns func() bool           // see Returned
-	reached uint32                // when the stream has come to the operation
-	passed  uint32                // before its first chunk
+	reached uint32                // value of the word reached when the stream reaches the operation
+	passed  uint32                // value of the word passed before the first chunk
 
-	// Of a collective.
-	peers   []int     // the others that take part, where chunks are so large that NICs may send them from their bounce buffers
-	through [2]uint32 // chunks that each direction is done with
-	ending  bool
+	// The fields below are for collectives.
+	peers   []int     // the route's other members, if NICs may send from bounce buffers; else nil
+	through [2]uint32 // chunks that each direction has finished
+	ending  bool      // all chunks are done, see returned
 }
 
-// zeroCopy is a chunk that a NIC sends from its bounce buffer. The buffer is in use until peer
-// has consumed all up to the mark.
+// zeroCopy is a chunk that a NIC sends to peer from its bounce buffer. The buffer is in use until
+// peer has consumed the bytes up to mark.
 type zeroCopy struct {
 	piece uint32
 	peer  int
 	mark  uint64
 }
 
-// desc is what the GPU's stamps are of.
+// desc returns the description of the operation for the GPU's stamps.
 func (x *Op) desc(o *Call) record.Desc {
 	d := record.Desc{
 		Coll: o.Coll, DType: o.DType, Op: o.Op, Algo: x.sched.Algo, Proto: x.sched.Proto,
@@ -49,24 +49,25 @@ func (x *Op) desc(o *Call) record.Desc {
 // Numbered tells the operation its number in the communicator's queue.
 func (x *Op) Numbered(seq uint64) { x.seq = seq }
 
-// Ready reports whether the stream has come to the operation.
+// Ready reports whether the stream has reached the operation.
 func (x *Op) Ready() bool { return x.n.has(x.reached) }
 
-// Schedule is what the network does, Parts the memory that it counts in.
+// Schedule returns the network's part.
 func (x *Op) Schedule() *algo.Schedule { return x.sched }
 
-// Parts is the memory that the schedule counts in.
+// Parts returns the memory of the schedule's spaces.
 func (x *Op) Parts() []engine.Part { return x.n.parts }
 
 // Gate is engine.Op.Gate.
 func (x *Op) Gate(number int) bool { return x.gate(number) }
 
-// Returned tells the stream what peers have consumed since, and reports whether there was any.
+// Returned tells the stream what peers have consumed since the last call, and reports whether that is
+// anything.
 func (x *Op) Returned() bool { return x.returns() }
 
-// Met is the member that came last, by its rank in the communicator, as the operation's stamp
-// says; -1 when nobody came after this rank. told is false where the GPU does not meet the
-// node's ranks in the operation.
+// Met returns the rank of the member that entered last. local is its index on this node, from the
+// operation's stamp. rank is -1 if none entered after this rank. told is false if the
+// stamp does not say.
 func (x *Op) Met(local int32) (rank int32, told bool) {
 	if !x.met.Load() {
 		return -1, false
@@ -77,7 +78,7 @@ func (x *Op) Met(local int32) (rank int32, told bool) {
 	return int32(x.n.place.Local[local]), true
 }
 
-// chunkGate is the gates of a chain of chunks.
+// chunkGate is the Gate of a chain of chunks.
 func (x *Op) chunkGate(number int) bool {
 	piece, gate := algo.GateOf(number)
 	mesh := x.n.mesh
@@ -102,8 +103,8 @@ func (x *Op) chunkGate(number int) bool {
 	return true
 }
 
-// pass tells the stream which bounce buffers are free: both directions are done with them, and
-// no zero-copy send reads them.
+// pass tells the stream which bounce buffers are free: both directions have finished them, and no
+// zero-copy send reads them.
 func (x *Op) pass() {
 	free := min(x.through[0], x.through[1])
 	if len(x.n.inFlight) > 0 {
@@ -112,8 +113,8 @@ func (x *Op) pass() {
 	x.n.pass(x.passed + free)
 }
 
-// returned takes back the bounce buffers that peers have consumed. At the end of the operation
-// the engine waits for the rest, as it does for any zero-copy send, so records name the peer.
+// returned frees the bounce buffers that peers have consumed. At the end of the operation it waits
+// until all zero-copy sends are settled, so that records name the peer that is late.
 func (x *Op) returned() bool {
 	n := x.n
 	if len(n.inFlight) == 0 || x.ending && !n.mesh.Settled() {

@@ -9,9 +9,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/symm"
 )
 
-// Place is where the ranks are as GPUs see it: those of a machine that cannot
-// reach each other's memory count as being on different nodes. All ranks call it and
-// find the same. note is told, on rank 0, which GPUs are apart, and why.
+// Place returns place with GPUs of one machine on different nodes if they cannot access each other's
+// memory. All ranks must call it, and get the same nodes. On rank 0 it calls note with the pairs of GPUs
+// that cannot, the resulting groups, and the reason.
 func Place(ctx context.Context, place algo.Place, cfg symm.Config, note func(pairs, groups, reason string)) (algo.Place, error) {
 	barriers, err := symm.Reach(ctx, cfg, place.Local)
 	if err != nil || len(barriers) == 0 {
@@ -24,8 +24,8 @@ func Place(ctx context.Context, place algo.Place, cfg symm.Config, note func(pai
 	return algo.NewPlace(cfg.Rank, nodes, place.Cores), nil
 }
 
-// apart numbers the nodes anew, a rank at a time: it joins the first group of its node
-// all of whose members it reaches.
+// apart returns the new node index of each rank. A rank joins the first group of its node whose
+// members it can all access.
 func apart(node []int32, barriers []symm.Barrier) []int32 {
 	between := map[[2]int]bool{}
 	for _, b := range barriers {
@@ -53,7 +53,7 @@ func apart(node []int32, barriers []symm.Barrier) []int32 {
 	return nodes
 }
 
-// tell says which GPUs are apart, in a few words.
+// tell calls note with at most a few pairs and groups.
 func tell(nodes []int32, barriers []symm.Barrier, note func(pairs, groups, reason string)) {
 	const most = 8
 	var pairs []string

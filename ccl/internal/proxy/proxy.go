@@ -17,7 +17,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Mesh is what a Proxy asks of the communicator's links.
+// Mesh is the part of transport.Mesh that a Proxy uses.
 type Mesh interface {
 	Mark(peer int) uint64
 	Consumed(peer int, mark uint64) bool
@@ -29,19 +29,21 @@ type Mesh interface {
 
 // Executor runs the operations that are in the communicator's queue.
 type Executor interface {
-	// Wake has it look at the queue.
+	// Wake makes the executor run what is in the queue.
 	Wake()
-	// Busy reports whether there are operations that have not ended; Last is the number
-	// of the last one, and Drive returns when an operation has ended.
+	// Busy reports whether there are operations that have not ended.
 	Busy() bool
+	// Last returns the number of the last operation.
 	Last() uint64
+	// Drive returns when operation seq has ended.
 	Drive(seq uint64) error
-	// Failed reports whether the communicator is over, Broke ends it.
+	// Failed reports whether the communicator has ended.
 	Failed() bool
+	// Broke ends the communicator because the GPU failed.
 	Broke(err error)
 }
 
-// Config is what New needs.
+// Config configures a Proxy.
 type Config struct {
 	Rank, Size int
 	Device     int        // CUDA ordinal
@@ -49,16 +51,18 @@ type Config struct {
 	GPU        *gpu.Comm  // of the node's ranks
 	Mesh       Mesh
 	Executor   Executor
-	// Choose picks how the network's part of an operation runs.
+	// Choose returns how the network's part of an operation runs.
 	Choose func(call algo.Call, place *algo.Place) algo.Choice
 	Direct Direct
-	// Reads says that the CPU has to read all that is sent: injected faults hold bytes back.
+	// Reads says that the CPU must read everything that is sent, because injected faults hold bytes
+	// back.
 	Reads bool
-	// Note is told whether NICs read the GPU's memory, where that was asked for: why not, or nil.
+	// Note is called if Direct asks for GPUDirect, with the reason why NICs do not read the GPU's
+	// memory, or nil if they do.
 	Note func(why error)
 }
 
-// Call is one operation, already checked, as it is recorded. Count follows algo.Call.
+// Call describes one operation, which is already checked. Count is as in algo.Call.
 type Call struct {
 	Coll    record.CollKind
 	DType   record.DType
@@ -70,42 +74,41 @@ type Call struct {
 	Stream  uint32
 }
 
-// ErrCaptured: what crosses nodes cannot be captured.
+// ErrCaptured says that an operation between nodes was called under stream capture.
 var ErrCaptured = errors.New("under capture: ranks are on several nodes, and the CPU's part between nodes cannot be in a CUDA graph")
 
-// CallerError is an error of the Executor or of put: nothing is on the stream.
+// CallerError is an error of the Executor or of put. Nothing was put on the stream.
 type CallerError struct{ Err error }
 
 func (e *CallerError) Error() string { return e.Err.Error() }
 func (e *CallerError) Unwrap() error { return e.Err }
 
-// Proxy is the part of a GPU communicator that spans nodes: bounce buffers in pinned memory,
-// through which chunks of an operation pass between the GPU and the network, and two words by
-// which the caller's stream and the communicator's executor hand them over.
+// Proxy is the part of a GPU communicator that spans nodes. Chunks of an operation pass between the GPU
+// and the network through bounce buffers in pinned memory. The caller's stream and the communicator's
+// executor hand them over by two words.
 //
-// An operation on device memory is put on the caller's stream at once, and in the
-// communicator's queue. The stream counts in the word reached: once when it gets to the
-// operation, once for each chunk that lies in pinned memory, and once when the last result has
-// left it. Meanwhile the executor runs the operation's schedule on the network. It counts
-// finished chunks in the word passed, on which the stream waits.
+// An operation on device memory is put on the caller's stream at once, and in the communicator's
+// queue. The stream increments the word reached when it reaches the operation, when a chunk is in its
+// bounce buffer, and when it has copied the last result. Meanwhile the executor runs the operation's
+// schedule on the network. It counts finished chunks in the word passed, on which the stream waits.
 type Proxy struct {
 	cfg   Config
 	place algo.Place
 	mesh  Mesh
 	run   Executor
 	gpu   *gpu.Comm    // of the node's ranks
-	dev   *cuda.Device // a hold of its own
-	idle  *cuda.Stream // carries nothing: its state is the context's
+	dev   *cuda.Device // the Proxy's own reference
+	idle  *cuda.Stream // always empty, so that a query shows the state of the CUDA context
 
-	beside       *cuda.Stream // what must not wait for what a caller's stream does meanwhile
+	beside       *cuda.Stream // runs in parallel to a caller's stream, see parallel
 	forks, joins *cuda.Event
 
-	rail route // the members of this rank's index on every node; of everyone where nodes differ
-	all  route // everyone
-	// local ranks there are on every node, this rank's index among them. 1 and 0 where
-	// nodes differ: then the node's ranks are not treated as such.
+	rail route // the ranks of this rank's index on every node; all ranks if nodes have different sizes
+	all  route // all ranks
+	// local is the number of ranks on each node, and index this rank's index on its node. They are 1
+	// and 0 if nodes have different sizes; each rank then counts as a node.
 	local, index int
-	major        bool // ranks of a node are numbered side by side, and nodes alike
+	major        bool // the ranks of each node have adjacent numbers, in the order of nodes
 
 	host                []byte // pinned: words, control, bounce buffers
 	reachedAt, passedAt cuda.Ptr
@@ -113,24 +116,24 @@ type Proxy struct {
 	bounceAt            [bounces]cuda.Ptr
 	bounceSize          int
 	parts               []engine.Part // see partBounce
-	region              *rdma.Region  // the bounce buffers: NICs send from them
+	region              *rdma.Region  // registers the bounce buffers, from which NICs send
 	direct              direct
-	inFlight            []zeroCopy // the executor's, of the current operation's chunks, in their order
-	scratch             cuda.Ptr   // device memory of a bounce buffer's size, between two steps of a stream
+	inFlight            []zeroCopy // of the current operation, in order of chunks; for the executor only
+	scratch             cuda.Ptr   // device memory of a bounce buffer's size, for intermediate results
 
 	calling   sync.Mutex
-	reached   uint32        // given to operations so far, under calling
-	passed    atomic.Uint32 // likewise
+	reached   uint32        // value of the word reached after all operations so far; guarded by calling
+	passed    atomic.Uint32 // value of the word passed after them; calling guards writes
 	schedules map[algo.Call]plan
-	lastAlgo  atomic.Uint32 // of the last operation, for reports
+	lastAlgo  atomic.Uint32 // see Algo
 
-	releasing sync.Mutex // also guards host against free
-	released  bool       // an abort has let go of streams
+	releasing sync.Mutex // guards released, and writes to host against Free
+	released  bool       // see Release
 	watch     sync.WaitGroup
 	stop      chan struct{}
 }
 
-// route is who takes part in the network's part of an operation, and this rank's
+// route lists the ranks that take part in the network's part of an operation. place is this rank's
 // place among them.
 type route struct {
 	members []int
@@ -144,18 +147,18 @@ func newRoute(members []int, place algo.Place) route {
 
 const (
 	bounces = 4
-	// lead is how many chunks a stream prepares before it takes the first one back.
+	// lead is how many chunks a stream stages before it lands the first one.
 	lead = bounces - 1
-	// A chunk fills a bounce buffer, or is an eighth of the operation where that is less, so
-	// that chunks overlap; it has at least chunkLeast.
+	// A chunk fills a bounce buffer, or is an eighth of the operation if that is less, so that
+	// chunks overlap. It has at least chunkLeast bytes. A bounce buffer has at least bounceLeast.
 	bounceLeast = 4 << 20
 	chunkLeast  = 256 << 10
-	// wholeMost is the size up to which each rank of a node sends everything, which saves the
-	// node a step.
+	// Up to wholeMost bytes, each rank of a node sends everything, which saves the AllGather within
+	// the node.
 	wholeMost = 32 << 10
 )
 
-// New prepares the bounce buffers. All ranks call it; Halt and Free must follow.
+// New returns a Proxy. All ranks must call it. The caller must call Halt and then Free.
 func New(cfg Config) (_ *Proxy, err error) {
 	place := cfg.Place
 	p := &place
@@ -233,7 +236,7 @@ func New(cfg Config) (_ *Proxy, err error) {
 	return n, nil
 }
 
-// Halt ends the watch over the GPU.
+// Halt ends the goroutine that watches the GPU.
 func (n *Proxy) Halt() {
 	if n != nil {
 		close(n.stop)
@@ -241,7 +244,7 @@ func (n *Proxy) Halt() {
 	}
 }
 
-// Free ends the memory; neither the GPU nor the executor may be using it.
+// Free frees the memory. Neither the GPU nor the executor may use it any more.
 func (n *Proxy) Free() error {
 	var errs []error
 	for _, s := range []*cuda.Stream{n.idle, n.beside} {
@@ -263,7 +266,7 @@ func (n *Proxy) Free() error {
 	n.releasing.Unlock()
 	if n.region != nil {
 		if err := n.region.Close(); err != nil {
-			errs, host = append(errs, err), nil // a NIC may still read the bounce buffers: they stay
+			errs, host = append(errs, err), nil // a NIC may still read the bounce buffers, so they are not freed
 		}
 	}
 	if host != nil {
@@ -276,12 +279,13 @@ func (n *Proxy) Free() error {
 	return errors.Join(errs...)
 }
 
+// word returns a word of the pinned memory.
 func (n *Proxy) word(off int) *uint32 { return (*uint32)(unsafe.Pointer(&n.host[off])) }
 
-// has reports whether the stream has reached a count.
+// has reports whether the word reached has come to count.
 func (n *Proxy) has(count uint32) bool { return int32(atomic.LoadUint32(n.word(0))-count) >= 0 }
 
-// pass tells the stream how many chunks are through.
+// pass sets the word passed.
 func (n *Proxy) pass(count uint32) {
 	n.releasing.Lock()
 	defer n.releasing.Unlock()
@@ -290,8 +294,8 @@ func (n *Proxy) pass(count uint32) {
 	}
 }
 
-// Release ends the wait of streams for chunks, for good. They may overwrite bounce buffers
-// then, so nothing may be sent from these any more.
+// Release makes all waits of streams for chunks return, now and later. Streams may then overwrite bounce
+// buffers, so nothing may be sent from them any more.
 func (n *Proxy) Release() {
 	if n == nil {
 		return
@@ -300,15 +304,15 @@ func (n *Proxy) Release() {
 	defer n.releasing.Unlock()
 	n.released = true
 	if n.host == nil {
-		return // freed meanwhile
+		return // Free was first
 	}
-	atomic.StoreUint32(n.word(64), n.passed.Load()+1<<30) // what no count reaches: they are compared cyclically
+	atomic.StoreUint32(n.word(64), n.passed.Load()+1<<30) // ahead of all counts, which are compared cyclically
 }
 
-// start puts an operation on a stream and, by put, in the executor's queue. prepare makes the
-// network's part. launch puts the stream's part on the stream, after the wait for the
-// operation's turn, and counts chunks in reached and passed. first is the operation of the
-// node's ranks with which launch begins, nil for none.
+// start puts an operation on a stream, and calls put to put it in the executor's queue. prepare fills
+// the Op. launch puts the stream's part on the stream, between the stamps of the operation's start and end.
+// It counts chunks in the words reached and passed. first is the collective within the node with which
+// launch begins, or nil.
 func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, first *gpu.Op, prepare func(*Op) error, launch func(x *Op) error) error {
 	n.calling.Lock()
 	defer n.calling.Unlock()
@@ -322,7 +326,7 @@ func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, f
 	x := &Op{n: n, reached: n.reached + 1, passed: n.passed.Load()}
 	if err := prepare(x); err != nil {
 		if n.run.Failed() {
-			return &CallerError{err} // what prepare waited for has failed
+			return &CallerError{err} // prepare waited for an operation that failed
 		}
 		return err
 	}
@@ -344,11 +348,10 @@ func (n *Proxy) start(on gpu.Stream, o *Call, put func(*Op) error, chunks int, f
 	return errors.Join(err, n.gpu.End(on))
 }
 
-// Algo is the algorithm of the last operation.
+// Algo returns the algorithm of the last operation.
 func (n *Proxy) Algo() record.Algo { return record.Algo(n.lastAlgo.Load()) }
 
-// parallel puts two things on a stream that may need each other to end. The first runs on a
-// stream of its own.
+// parallel runs first and second on two streams, since each may need the other to end. s waits for both.
 func (n *Proxy) parallel(s gpu.Stream, first func(*cuda.Stream) error, second func(gpu.Stream) error) error {
 	if err := s.Record(n.forks); err != nil {
 		return err
@@ -360,15 +363,15 @@ func (n *Proxy) parallel(s gpu.Stream, first func(*cuda.Stream) error, second fu
 	if err == nil {
 		err = second(s)
 	}
-	// Also after a failure: whoever waits for s waits for both.
+	// Also after an error, s must wait for what first has put on its stream.
 	return errors.Join(err, n.beside.Record(n.joins), s.WaitEvent(n.joins))
 }
 
-// lookEvery is how often look asks whether the GPU still works.
+// lookEvery is the interval at which look queries the GPU.
 const lookEvery = 50 * time.Millisecond
 
-// look ends the communicator when the GPU fails. Nothing else would tell those who wait for its
-// words. The executor itself never calls the driver: a thread that waits for the GPU, and so
+// look ends the communicator when the GPU fails. Otherwise the executor would wait for the GPU's words
+// forever. The executor itself never calls the driver, because a thread that waits for the GPU, and so
 // for the executor, may hold the driver's lock.
 func (n *Proxy) look() {
 	ticks := time.NewTicker(lookEvery)

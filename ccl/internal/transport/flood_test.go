@@ -13,9 +13,9 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/accept/acceptest"
 )
 
-// crowd is every kind of stranger at a data listener.
-func crowd() []acceptest.Stranger {
-	return []acceptest.Stranger{
+// attackers returns the kinds of unauthenticated peers of a data listener.
+func attackers() []acceptest.Behaviour {
+	return []acceptest.Behaviour{
 		acceptest.Silent,
 		acceptest.Drips(append([]byte(dataMagic), make([]byte, dataHello)...)),
 		acceptest.Says([]byte("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")), // TLS
@@ -24,12 +24,12 @@ func crowd() []acceptest.Stranger {
 	}
 }
 
-// TestLinksUnderFlood: ranks connect, and connect again, while strangers keep all room at
-// their data listeners taken.
+// TestLinksUnderFlood: ranks connect, and connect again, while unauthenticated connections
+// take all room at their data listeners.
 func TestLinksUnderFlood(t *testing.T) {
 	goroutines(t, apart, 3, nil, func(m *Mesh, rank, size int) error {
 		n := m.net
-		f := acceptest.Start(t, n.addr(), 560, crowd()...)
+		f := acceptest.Start(t, n.addr(), 560, attackers()...)
 		defer f.Stop()
 		for round := range 3 {
 			if err := exchange(m, rank, size, uint64(round), 20, 50_000); err != nil {
@@ -39,8 +39,8 @@ func TestLinksUnderFlood(t *testing.T) {
 				m.links[1].(*tcpLink).reset(t)
 			}
 		}
-		c := n.door.Counts()
-		for deadline := time.Now().Add(patience); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0; c = n.door.Counts() {
+		c := n.accept.Counts()
+		for deadline := time.Now().Add(patience); c.Refused[accept.Garbage] == 0 || c.Refused[accept.Unproved] == 0; c = n.accept.Counts() {
 			if time.Now().After(deadline) {
 				return fmt.Errorf("refusals are not counted: %+v of %d made", c, f.Made.Load())
 			}
@@ -50,8 +50,8 @@ func TestLinksUnderFlood(t *testing.T) {
 	})
 }
 
-// TestReplayedGreeting: what a member said to open a socket opens no other one, and does
-// not disturb that one.
+// TestReplayedGreeting: a replay of a member's greeting opens no other socket, and does not disturb
+// the member's.
 func TestReplayedGreeting(t *testing.T) {
 	looked := make(chan struct{})
 	goroutines(t, apart, 2, nil, func(m *Mesh, rank, size int) error {
@@ -93,9 +93,9 @@ func TestReplayedGreeting(t *testing.T) {
 	})
 }
 
-// FuzzStranger gives a data listener what comes from who does not know the key: nothing of it
-// passes, and nothing of it panics.
-func FuzzStranger(f *testing.F) {
+// FuzzUnauthenticated gives a data listener the bytes of a peer that does not know the key. It accepts
+// none of them, and does not panic.
+func FuzzUnauthenticated(f *testing.F) {
 	m := &Mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, infos: make([]peerInfo, 4)}
 	n := &network{m: m}
 	f.Add([]byte(dataMagic))
@@ -109,7 +109,7 @@ func FuzzStranger(f *testing.F) {
 			ours.Close()
 		}()
 		var b [dataHello]byte
-		if g, err := n.hear(accept.Bare(theirs), b[:]); err == nil {
+		if g, err := n.readGreeting(accept.Wrap(theirs), b[:]); err == nil {
 			t.Fatalf("taken: %+v", g)
 		}
 		theirs.Close()

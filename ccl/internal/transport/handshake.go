@@ -109,14 +109,14 @@ func (n *network) decodeReply(peer int, hello, b []byte) (status byte, number ui
 	return status, number, nil
 }
 
-// welcome authenticates one accepted connection and gives its socket to its link.
-func (n *network) welcome(conn *accept.Conn) {
+// serve authenticates one accepted connection and gives its socket to its link.
+func (n *network) serve(conn *accept.Conn) {
 	var b [dataHello]byte
-	g, err := n.hear(conn, b[:])
+	g, err := n.readGreeting(conn, b[:])
 	if err != nil {
 		return
 	}
-	conn.Known()
+	conn.Authenticated()
 	conn.SetDeadline(time.Now().Add(dataTimeout))
 	l := n.peer(g.src)
 	t := l.connecting()
@@ -140,11 +140,11 @@ func (n *network) welcome(conn *accept.Conn) {
 	n.answer(l, g)
 }
 
-// hear reads a greeting into b: the first message, which holds a proof, and counts those
-// that are refused.
-func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) {
+// readGreeting reads the first message of a connection, which has a proof, into b. If it is not valid,
+// the connection counts as refused.
+func (n *network) readGreeting(conn *accept.Conn, b []byte) (g dataGreeting, err error) {
 	conn.SetDeadline(time.Now().Add(accept.FirstTimeout))
-	// As much at once as is there: what is left in the socket says no more whose it is.
+	// One read takes all that has arrived. The rest of a greeting alone would look invalid.
 	got, err := io.ReadAtLeast(conn, b, len(dataMagic))
 	if err == nil {
 		if m := string(b[:len(dataMagic)]); m != dataMagic && m != controlMagic {
@@ -154,7 +154,7 @@ func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) 
 		_, err = io.ReadFull(conn, b[got:])
 	}
 	if err != nil {
-		if got > 0 || errors.Is(err, os.ErrDeadlineExceeded) { // else it only looked whether somebody listens
+		if got > 0 || errors.Is(err, os.ErrDeadlineExceeded) { // a port check connects and hangs up; it is not counted
 			conn.Refuse(accept.Silent)
 		}
 		return g, err
@@ -172,21 +172,22 @@ func (n *network) hear(conn *accept.Conn, b []byte) (g dataGreeting, err error) 
 	return g, nil
 }
 
-// look judges a greeting by its proof, which may have been overheard.
-func (n *network) look(b []byte) accept.Verdict {
+// inspect reports whether a connection's first bytes are a greeting with a valid proof. Those of a
+// replay are, too, and readGreeting refuses it.
+func (n *network) inspect(b []byte) accept.Inspection {
 	if len(b) < len(dataMagic) {
-		return accept.More
+		return accept.Incomplete
 	}
 	if m := string(b[:len(dataMagic)]); m != dataMagic && m != controlMagic {
-		return accept.Stranger
+		return accept.Invalid
 	}
 	if len(b) < dataHello {
-		return accept.More
+		return accept.Incomplete
 	}
 	if _, err := n.decode(b); err == nil {
-		return accept.Member
+		return accept.Plausible
 	}
-	return accept.Stranger
+	return accept.Invalid
 }
 
 // judge decides on a peer's attempt to connect, which takes the place of any other when

@@ -22,11 +22,11 @@ import (
 // Either side may dial first, and both may at once: the lower rank's attempt
 // then stands, the higher one's is answered with busy.
 type network struct {
-	m     *mesh
-	nonce [16]byte
-	ln    net.Listener
-	door  *accept.Door // nil before start
-	wg    sync.WaitGroup
+	m      *mesh
+	nonce  [16]byte
+	ln     net.Listener
+	accept *accept.Acceptor // nil before start
+	wg     sync.WaitGroup
 
 	ep    int
 	bell  int // written to wake this rank out of epoll_wait
@@ -211,7 +211,7 @@ func (n *network) start(bell int) error {
 	if err := n.watch(listenTo, unix.EPOLLIN, bellEvent, listenTo); err != nil {
 		return err
 	}
-	n.door, err = accept.New(n.ln.(*net.TCPListener), accept.Options{Strangers: 1024, Serve: n.welcome, Hello: dataHello, Look: n.look})
+	n.accept, err = accept.New(n.ln.(*net.TCPListener), accept.Options{MaxUnauthenticated: 1024, Serve: n.serve, PeekSize: dataHello, Inspect: n.inspect})
 	return err
 }
 
@@ -339,8 +339,8 @@ func (n *network) close() {
 		c.Close()
 	}
 	n.mu.Unlock()
-	if n.ln.Close(); n.door != nil {
-		n.door.Close()
+	if n.ln.Close(); n.accept != nil {
+		n.accept.Close()
 	}
 	n.m.stop()
 	n.wg.Wait()

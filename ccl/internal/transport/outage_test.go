@@ -226,7 +226,7 @@ func TestStoppedThroughReset(t *testing.T) {
 // TestNobodyThere: a link that has lost its sockets ends soon when another program
 // listens in its peer's place, and at the bound when nobody answers; it says so.
 func TestNobodyThere(t *testing.T) {
-	for _, who := range []string{"stranger", "silence"} {
+	for _, who := range []string{"another program", "silence"} {
 		t.Run(who, func(t *testing.T) {
 			ln, err := net.Listen("tcp4", "127.0.0.1:0")
 			if err != nil {
@@ -256,7 +256,7 @@ func TestNobodyThere(t *testing.T) {
 			}()
 			done, quiet := make(chan struct{}), make(chan struct{})
 			goroutines(t, apart, 2, func(c *Config) {
-				if who == "silence" { // a stranger answers, so the bound does not count
+				if who == "silence" { // another program answers, so the bound does not count
 					c.Outage = 3 * time.Second
 				}
 			}, func(m *Mesh, rank, _ int) error {

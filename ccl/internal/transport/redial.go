@@ -20,13 +20,14 @@ const (
 	dialTimeout = 2 * time.Second
 	// handshakeSilence is how long a connection in its handshake may be unacknowledged.
 	handshakeSilence = 3 * time.Second
-	// refusals in a row for so long, after the peer's host has ended the connection, are a
-	// process that is gone; and so are connections that end without a proof.
-	refusals    = 2
-	refusedFor  = 500 * time.Millisecond
-	strangers   = 5
-	strangerFor = time.Second
-	// A connection that ends before a word may have been pushed out by a flood: many have to.
+	// The process is gone after so many refusals in a row over so long a time, if the peer's host
+	// has ended the connection. The same holds for peers that cannot prove the key.
+	refusals     = 2
+	refusedFor   = 500 * time.Millisecond
+	unprovedMost = 5
+	unprovedFor  = time.Second
+	// A listener under flood may close a connection without an answer, so more of those are
+	// needed.
 	shuts   = 12
 	shutFor = 3 * time.Second
 )
@@ -112,7 +113,7 @@ func (t *connector) dialled() (tries int, quiet time.Duration, last error) {
 func (n *network) redial(l remote, rank int) {
 	t := l.connecting()
 	addr := n.m.infos[rank].Addr
-	var refused, strange, shut streak
+	var refused, unproved, shut streak
 	theirs := uint32(0) // the number of an attempt that is not ours, when it was given a moment
 	for wait := 2 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
 		t.mu.Lock()
@@ -168,16 +169,16 @@ func (n *network) redial(l remote, rank int) {
 			}
 		case err != nil && proofless(err) && time.Since(began) < dataTimeout/2:
 			shut.more(began)
-			if strange.more(began); !errors.Is(err, ErrCorrupt) {
-				strange = streak{}
+			if unproved.more(began); !errors.Is(err, ErrCorrupt) {
+				unproved = streak{}
 			}
-			if strange.reached(strangers, strangerFor) || shut.reached(shuts, shutFor) {
+			if unproved.reached(unprovedMost, unprovedFor) || shut.reached(shuts, shutFor) {
 				n.giveUp(t, fmt.Errorf("%s: %w: %w", addr, errStranger, err))
 				return
 			}
 			refused = streak{}
 		default:
-			refused, strange, shut = streak{}, streak{}, streak{}
+			refused, unproved, shut = streak{}, streak{}, streak{}
 		}
 		n.pause(wait/2 + rand.N(wait))
 	}

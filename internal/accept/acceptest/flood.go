@@ -1,5 +1,5 @@
-// Package acceptest plays strangers at a listener: connections that say nothing, too little,
-// too slowly, or the wrong thing, and come back whenever they are closed. It is for tests.
+// Package acceptest floods a listener with unauthenticated connections. They send nothing, too little,
+// too slowly, or the wrong bytes, and connect again when they are closed. It is for tests.
 package acceptest
 
 import (
@@ -13,27 +13,27 @@ import (
 	"time"
 )
 
-// Stranger is how one connection behaves: it is called when the connection is made, and then
-// every so often with the time since.
-type Stranger func(conn net.Conn, age time.Duration)
+// Behaviour plays one connection. It is called with age 0 when the connection is made, and then
+// repeatedly with the time since.
+type Behaviour func(conn net.Conn, age time.Duration)
 
-// Silent says nothing.
+// Silent sends nothing.
 func Silent(net.Conn, time.Duration) {}
 
-// Says writes b at once, and no more.
-func Says(b []byte) Stranger {
+// Says writes b once.
+func Says(b []byte) Behaviour {
 	return func(conn net.Conn, age time.Duration) {
 		if age == 0 {
-			_, _ = conn.Write(b) // whether it is taken is the listener's business
+			_, _ = conn.Write(b) // the listener may have closed it
 		}
 	}
 }
 
-// Drips writes one byte of b at a time, ten a second.
-func Drips(b []byte) Stranger {
-	var said sync.Map // by connection
+// Drips writes b at ten bytes a second, one at a time.
+func Drips(b []byte) Behaviour {
+	var written sync.Map // bytes, by connection
 	return func(conn net.Conn, age time.Duration) {
-		v, _ := said.LoadOrStore(conn, new(atomic.Int64))
+		v, _ := written.LoadOrStore(conn, new(atomic.Int64))
 		n := v.(*atomic.Int64)
 		if due := int64(age / (100 * time.Millisecond)); n.Load() < min(due, int64(len(b))) {
 			_, _ = conn.Write(b[n.Load():][:1])
@@ -42,29 +42,29 @@ func Drips(b []byte) Stranger {
 	}
 }
 
-// Flood is a number of strangers at work.
+// Flood is a number of connections under way.
 type Flood struct {
-	Made atomic.Int64 // connections
+	Made atomic.Int64 // connections made so far
 	stop chan struct{}
 	wg   sync.WaitGroup
 }
 
-// hands is how many goroutines a flood has, however many connections, and how many addresses.
+// hands is how many goroutines a flood has, and how many source addresses.
 const hands = 4
 
-// Start keeps n connections open to addr, of the given kinds in turn, from several loopback
-// addresses, until Stop or the test's end. It returns when the first n have been tried.
-func Start(t testing.TB, addr string, n int, kinds ...Stranger) *Flood {
+// Start keeps n connections to addr open, from several loopback addresses, until Stop or the end of the
+// test. Connections have the given kinds in turn. It returns when it has tried n connections.
+func Start(t testing.TB, addr string, n int, kinds ...Behaviour) *Flood {
 	f := Begin(addr, n, kinds...)
 	t.Cleanup(f.Stop)
 	return f
 }
 
-// Begin is Start for a process that is no test; Stop it.
-func Begin(addr string, n int, kinds ...Stranger) *Flood { return BeginBy(hands, addr, n, kinds...) }
+// Begin is Start outside of a test. The caller must call Stop.
+func Begin(addr string, n int, kinds ...Behaviour) *Flood { return BeginBy(hands, addr, n, kinds...) }
 
-// BeginBy is Begin with so many connections being made at a time.
-func BeginBy(hands int, addr string, n int, kinds ...Stranger) *Flood {
+// BeginBy is Begin with hands goroutines that connect.
+func BeginBy(hands int, addr string, n int, kinds ...Behaviour) *Flood {
 	f := &Flood{stop: make(chan struct{})}
 	var first sync.WaitGroup
 	for h := range hands {
@@ -85,13 +85,13 @@ func (f *Flood) Stop() {
 	f.wg.Wait()
 }
 
-func (f *Flood) play(addr string, hand, n int, kinds []Stranger, first func()) {
-	type stranger struct {
+func (f *Flood) play(addr string, hand, n int, kinds []Behaviour, first func()) {
+	type connection struct {
 		net.Conn
-		is    Stranger
+		play  Behaviour
 		since time.Time
 	}
-	all := make([]stranger, n)
+	all := make([]connection, n)
 	defer func() {
 		for _, s := range all {
 			if s.Conn != nil {
@@ -114,7 +114,7 @@ func (f *Flood) play(addr string, hand, n int, kinds []Stranger, first func()) {
 			if s.Conn != nil {
 				_ = s.SetReadDeadline(time.Now().Add(50 * time.Microsecond))
 				if _, err := s.Read(b); err == nil || isTimeout(err) {
-					s.is(s.Conn, time.Since(s.since))
+					s.play(s.Conn, time.Since(s.since))
 					continue
 				}
 				s.Close()
@@ -127,8 +127,8 @@ func (f *Flood) play(addr string, hand, n int, kinds []Stranger, first func()) {
 			}
 			f.Made.Add(1)
 			_ = conn.SetWriteDeadline(time.Now().Add(time.Minute))
-			*s = stranger{conn, kinds[(i+hand)%len(kinds)], time.Now()}
-			s.is(conn, 0)
+			*s = connection{conn, kinds[(i+hand)%len(kinds)], time.Now()}
+			s.play(conn, 0)
 		}
 		if round == 0 {
 			first()

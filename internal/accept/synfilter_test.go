@@ -22,7 +22,7 @@ func try(from, to string, within time.Duration) bool {
 	return err == nil
 }
 
-// TestProgram: the kernel drops SYNs of whom the program names, of nobody else, and connections that stand go on.
+// TestProgram: the kernel drops SYNs of the prefixes only, and established connections go on.
 func TestProgram(t *testing.T) {
 	l, err := Listen(":0") // of both kinds, where there are both
 	if err != nil {
@@ -37,15 +37,15 @@ func TestProgram(t *testing.T) {
 	named := []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32"), netip.MustParsePrefix("127.7.0.0/16")}
 	with := func(more ...string) {
 		all := slices.Clone(named)
-		for i := range barred / 2 { // long programs have far jumps
+		for i := range maxPrefixes / 2 { // long programs have far jumps
 			all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i), 1}), 32))
 			all = append(all, netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, byte(i)}), 64))
 		}
 		for _, p := range more {
 			all = append(all, netip.MustParsePrefix(p))
 		}
-		s := &siege{}
-		if s.set(ln, time.Now(), 0, all); !s.was.Load() {
+		s := &synFilter{}
+		if s.attach(ln, time.Now(), 0, all); !s.used.Load() {
 			t.Skip("this kernel has no socket filters")
 		}
 	}
@@ -84,8 +84,9 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestSiege: a queue that grows has a filter made, for those who fill it, and it goes when the queue is empty.
-func TestSiege(t *testing.T) {
+// TestSYNFilter: a backlog that fills up gets a filter for the addresses that fill it. The filter goes
+// when the backlog is empty.
+func TestSYNFilter(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -93,41 +94,41 @@ func TestSiege(t *testing.T) {
 	defer l.Close()
 	ln := l.(*net.TCPListener)
 	const long = 64
-	var s siege
+	var s synFilter
 	now := time.Now()
-	look := func() time.Time { now = now.Add(milder); return s.look(ln, now, long) }
-	for range 2 * enough {
+	look := func() time.Time { now = now.Add(loosenEvery); return s.adjust(ln, now, long) }
+	for range 2 * minSample {
 		s.count(netip.MustParseAddr("127.0.0.9"))
 	}
 	s.count(netip.MustParseAddr("127.0.0.1"))
-	if next := look(); s.was.Load() || !next.IsZero() {
+	if next := look(); s.used.Load() || !next.IsZero() {
 		t.Fatal("a filter for an empty queue")
 	}
-	for range long / besieged * 2 {
+	for range long / tightenAt * 2 {
 		dial(t, ln.Addr().String(), "127.0.0.9")
 	}
-	waiting := func() bool { _, wait, err := queueOf(ln); return err == nil && wait == long/besieged*2 }
+	waiting := func() bool { _, wait, err := backlogOf(ln); return err == nil && wait == long/tightenAt*2 }
 	eventually(t, "a queue", waiting)
-	if look(); !s.was.Load() {
+	if look(); !s.used.Load() {
 		t.Skip("this kernel has no socket filters")
 	}
-	first := s.passes
+	first := s.pass
 	for range 100 {
 		look()
 	}
-	if s.passes != fewest || first <= fewest || len(s.barred) != 1 || s.barred[0] != netip.MustParsePrefix("127.0.0.9/32") {
-		t.Errorf("%d pass, at first %d, of %v", s.passes, first, s.barred)
+	if s.pass != passLeast || first <= passLeast || len(s.prefixes) != 1 || s.prefixes[0] != netip.MustParsePrefix("127.0.0.9/32") {
+		t.Errorf("%d pass, at first %d, of %v", s.pass, first, s.prefixes)
 	}
-	for range 2 * enough { // it is seen no more, since it is dropped; another is
+	for range 2 * minSample { // dropped SYNs are not counted, those of another address are
 		s.count(netip.MustParseAddr("127.0.0.10"))
 	}
-	if look(); len(s.barred) != 2 {
-		t.Errorf("of two floods %v are dropped", s.barred)
+	if look(); len(s.prefixes) != 2 {
+		t.Errorf("of two floods %v are dropped", s.prefixes)
 	}
 	if !try("127.0.0.1", ln.Addr().String(), patience) {
 		t.Error("another address is dropped")
 	}
-	for range long/besieged*2 + 1 {
+	for range long/tightenAt*2 + 1 {
 		c, err := ln.Accept()
 		if err != nil {
 			t.Fatal(err)
@@ -139,7 +140,7 @@ func TestSiege(t *testing.T) {
 			break
 		}
 		if i > 1000 {
-			t.Fatalf("a filter stays: %d pass", s.passes)
+			t.Fatalf("a filter stays: %d pass", s.pass)
 		}
 	}
 	if !try("127.0.0.9", ln.Addr().String(), patience) {
@@ -147,8 +148,8 @@ func TestSiege(t *testing.T) {
 	}
 }
 
-// TestWhoFloods: who stands out is an address, or else a network, or else nobody.
-func TestWhoFloods(t *testing.T) {
+// TestHeaviest: what stands out is an address, or else a network, or else nothing.
+func TestHeaviest(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		from func(i int) netip.Addr
@@ -174,7 +175,7 @@ func TestWhoFloods(t *testing.T) {
 			from[tt.from(i)]++
 		}
 		var got []string
-		for _, p := range heavy(from, 2000) {
+		for _, p := range heaviest(from, 2000) {
 			got = append(got, p.String())
 		}
 		if !slices.Equal(got, tt.want) {
@@ -183,18 +184,18 @@ func TestWhoFloods(t *testing.T) {
 	}
 }
 
-// TestFloodOfOthers: a flood of whole messages from one address, more than are served, does not keep another's from
-// being served; and what the listener's filter leaves behind does a connection no harm.
+// TestFloodOfOthers: a flood of whole messages from one address, more than are served, does not keep
+// another address from being served. A filter that a connection inherits does it no harm.
 func TestFloodOfOthers(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ln := l.(*net.TCPListener)
-	if err := setQueue(ln, 32); err != nil { // so that a small flood fills it
+	if err := setBacklog(ln, 32); err != nil { // so that a small flood fills it
 		t.Fatal(err)
 	}
-	d, err := New(ln, Options{Slots: 4, Strangers: 64, First: patience, Hello: 4, Look: mine, Others: true, Apart: true, Serve: func(c *Conn) {
+	d, err := New(ln, Options{MaxServed: 4, MaxUnauthenticated: 64, FirstTimeout: patience, PeekSize: 4, Inspect: mine, FilterSYNs: true, Uncounted: true, Serve: func(c *Conn) {
 		b := make([]byte, 4)
 		if _, err := io.ReadFull(c, b); err == nil {
 			_, _ = c.Write(b)
@@ -217,6 +218,6 @@ func TestFloodOfOthers(t *testing.T) {
 		c.Close()
 	}
 	if Total() != before {
-		t.Error("counted in the total")
+		t.Error("maxSample in the total")
 	}
 }
