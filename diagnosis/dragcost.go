@@ -17,8 +17,9 @@ func (x *rankCost) mean(windows, skip, n int32) float64 {
 func (d *drags) watched(rank int32) bool { return len(d.slow) > 0 && hasRank(d.slow, rank) }
 
 // bar is what a rank's mean cost over a horizon has to exceed: what is never seen by
-// chance of so many ranks, in units of what this job's and this rank's are like.
-func (d *drags) bar(r int32, h int) float64 {
+// chance of so many ranks, in units of what this job's and this rank's are like. together is by how much less it
+// wanders together with others.
+func (d *drags) bar(r int32, h int, together float64) float64 {
 	noise := d.usual[h]
 	for n := range h { // not known yet: no better than over fewer windows
 		if d.measured < horizons[h]+4 {
@@ -28,7 +29,7 @@ func (d *drags) bar(r int32, h int) float64 {
 	restless := max(1, float64(d.ranks[r].noise)/max(d.short, 1e-6))
 	k := 2.5 + 1.4*math.Sqrt(2*math.Log(20*float64(len(d.ranks))))
 	young := 1 + 6/float64(max(min(d.measured, d.ranks[r].seen), 1)) // little is known yet, of the job or of the rank
-	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young/d.alike(r, h))
+	return max(leastCost*young, d.hungry(r), k*noise*min(restless, 8)*young/together)
 }
 
 // alike is by how much less ranks that are slow together, all of a node, wander as one than each by itself.
@@ -107,8 +108,8 @@ func (d *drags) heldBack(r int32) float32 {
 }
 
 // worst is the horizon at which a rank exceeds its bar by most: its cost there, by how much,
-// and whether it is none that the rank had before.
-func (d *drags) worst(r int32) (cost, over float64, fresh bool) {
+// whether it is none that the rank had before, and whether that is by the bar of its node's ranks together.
+func (d *drags) worst(r int32) (cost, over float64, fresh, node bool) {
 	x := &d.ranks[r]
 	told := d.isNew(r) // what has been found new stays so
 	for h, n := range horizons {
@@ -132,11 +133,11 @@ func (d *drags) worst(r int32) (cost, over float64, fresh bool) {
 		if !is && !x.mostly(d.windows, n) {
 			continue // it has always been away once in a while
 		}
-		if o := c / d.bar(r, h); o > over {
-			cost, over, fresh = c, o, is
+		if o := c / d.bar(r, h, d.alike(r, h)); o > over {
+			cost, over, fresh, node = c, o, is, c < d.bar(r, h, 1)
 		}
 	}
-	return cost, over, fresh
+	return cost, over, fresh, node
 }
 
 // mostOf is what a rank has cost in three quarters of the last n windows at least.

@@ -26,11 +26,11 @@ func (d *drags) accuse(elapsed float64) {
 		if d.lost {
 			break // what its ranks do is not known, nor whom they hold up
 		}
-		if cost, over, fresh := d.worst(int32(r)); over >= 1 && !d.goesOn(int32(r), cost) {
+		if cost, over, fresh, node := d.worst(int32(r)); over >= 1 && !d.goesOn(int32(r), cost) {
 			resting = append(resting, int32(r))
 		} else if over >= 1 {
 			x := &d.ranks[r]
-			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed, fresh: fresh})
+			suspects = append(suspects, slowRank{rank: int32(r), own: float64(x.own), base: float64(x.pred), excess: cost * elapsed, fresh: fresh, node: node})
 			switch {
 			case over >= farOver:
 				suspects[len(suspects)-1].slow = 3
@@ -57,7 +57,7 @@ func (d *drags) accuse(elapsed float64) {
 		}
 		x := &d.slow[at]
 		d.feel(s, x)
-		x.fresh = x.fresh || s.fresh
+		x.fresh, x.node = x.fresh || s.fresh, x.node || s.node
 		x.own, x.base, x.excess = s.own, s.base, s.excess
 		// Its peers wait for it about as long as it is late. When they wait for much longer, it is not
 		// for that, unless it is short of CPU: then it is late inside of collectives, too.
@@ -130,7 +130,8 @@ func (d *drags) together(a, b int32) bool {
 	return nodeOf(d.ev, a) >= 0 && nodeOf(d.ev, a) == nodeOf(d.ev, b) && d.watched(b)
 }
 
-// findings reports the ranks that drag; those of a node that drag together are the node.
+// findings reports the ranks that drag; those of a node that drag together, or have been told because they do,
+// are the node.
 func (d *drags) findings(found []finding) []finding {
 	done := map[int32]bool{}
 	for i := range d.slow {
@@ -140,7 +141,7 @@ func (d *drags) findings(found []finding) []finding {
 		}
 		f := finding{}
 		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
-		if node := nodeOf(d.ev, s.rank); d.whole(node) {
+		if node := nodeOf(d.ev, s.rank); s.node || d.whole(node) {
 			if done[node] {
 				continue
 			}

@@ -31,6 +31,7 @@ type slowRank struct {
 	windows lateWindows // since the first late one
 	allCost float64     // of the windows in which it was slow, no more than mostCost of one, ns
 	fresh   bool        // drags: it is no habit
+	node    bool        // drags: it is beyond its bar as one of its node's ranks, not by itself
 	unfelt  int         // windows in a row that its peers did not feel
 	last    int         // sampled collectives that it entered last, of
 	of      int

@@ -99,3 +99,13 @@ func TestSlowRing(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestSlowNode has a node of two whose ranks, half of all, take 1.3 to 1.6 times as long for their work: each by
+// itself hardly exceeds what ranks of a young job wander.
+func TestSlowNode(t *testing.T) {
+	for _, seed := range []uint64{77027, 77052, 77098, 77118, 77161, 77182, 77207, 77234, 77237} {
+		s := mustMake(t, "node x 1.5", seed)
+		node := jobsim.NodeName(s.Config.Faults[0].Rank / s.Config.Cluster.RanksPerNode)
+		mustConfirm(t, s, diagnosis.NoncommunicationSlow, func(c diagnosis.Culprit) bool { return c.Kind == diagnosis.CulpritNode && c.Node == node })
+	}
+}
