@@ -45,7 +45,7 @@ type drags struct {
 	// unexplained is the share of the last windows that the job has taken longer for its work than
 	// usual, but for what the rank that costs most has spent of its own.
 	unexplained float64
-	nodes       []nodeCosts
+	onNode      [][]int32 // ranks by node, at the last stretch's end
 	scratch     []float64
 }
 

@@ -35,58 +35,14 @@ func (d *drags) bar(r int32, h int, together float64) float64 {
 // alike is by how much less ranks that are slow together, all of a node, wander as one than each by itself.
 func (d *drags) alike(r int32, h int) float64 {
 	node := nodeOf(d.ev, r)
-	if uint32(node) >= uint32(len(d.nodes)) || !d.nodes[node].whole[h] {
+	if !d.wholeFor(node, horizons[h]) {
 		return 1
 	}
-	return math.Sqrt(float64(min(d.nodes[node].ranks, mostTogether)))
+	return math.Sqrt(float64(min(len(d.onNode[node]), mostTogether)))
 }
 
 // mostTogether of a node's ranks count as so many that wander by themselves: they share a host.
 const mostTogether = 4
-
-// nodeCosts is what a node's ranks cost, by horizon.
-type nodeCosts struct {
-	ranks       int32
-	half        [len(horizons)]int32 // half: those that cost half of what the worst does, at least
-	least, most [len(horizons)]float32
-	whole       [len(horizons)]bool
-}
-
-// sumNodes finds the nodes all of whose ranks are slow together, as wholeFor does for one.
-func (d *drags) sumNodes() {
-	d.nodes = zeroed(d.nodes, len(d.ev.Nodes))
-	if len(d.nodes) < 2 {
-		return
-	}
-	each := func(do func(x *nodeCosts, sums *[len(horizons)]float32)) {
-		for r := range d.ranks {
-			if node := nodeOf(d.ev, int32(r)); uint32(node) < uint32(len(d.nodes)) && d.state[r] == rankAlive {
-				do(&d.nodes[node], &d.ranks[r].sums)
-			}
-		}
-	}
-	each(func(x *nodeCosts, sums *[len(horizons)]float32) {
-		for h, s := range sums {
-			if x.most[h] = max(x.most[h], s); x.ranks == 0 || s < x.least[h] {
-				x.least[h] = s
-			}
-		}
-		x.ranks++
-	})
-	each(func(x *nodeCosts, sums *[len(horizons)]float32) {
-		for h, s := range sums {
-			if s >= x.most[h]/2 {
-				x.half[h]++
-			}
-		}
-	})
-	for i := range d.nodes {
-		x := &d.nodes[i]
-		for h := range horizons {
-			x.whole[h] = x.ranks > 1 && x.most[h] > 0 && x.least[h] >= x.most[h]/4 && 4*x.half[h] >= 3*x.ranks
-		}
-	}
-}
 
 // hungry is the share of time in which a rank waits for a CPU that others have: on a
 // crowded machine ranks differ by what they get, and none of them is slow. What it always waits is in

@@ -18,7 +18,7 @@ const mostFelt = 4
 func (d *drags) accuse(elapsed float64) {
 	var suspects []slowRank
 	var resting []int32 // their sum is beyond the bar, but the last windows are not
-	d.sumNodes()
+	d.groupByNode()
 	for r := range d.ranks {
 		if d.ranks[r].sums[0] <= 0 && d.ranks[r].sums[1] <= 0 {
 			continue
@@ -141,7 +141,7 @@ func (d *drags) findings(found []finding) []finding {
 		}
 		f := finding{}
 		f.Class, f.Level, f.Since, f.Victims = NoncommunicationSlow, s.level, s.since, s.peers
-		if node := nodeOf(d.ev, s.rank); s.node || d.whole(node) {
+		if node := nodeOf(d.ev, s.rank); node >= 0 && (s.node || d.whole(node)) {
 			if done[node] {
 				continue
 			}
@@ -159,6 +159,19 @@ func (d *drags) findings(found []finding) []finding {
 	return found
 }
 
+// groupByNode notes which ranks are on which node.
+func (d *drags) groupByNode() {
+	d.onNode = resized(d.onNode, len(d.ev.Nodes))
+	for i := range d.onNode {
+		d.onNode[i] = d.onNode[i][:0]
+	}
+	for r := range d.ranks {
+		if node := nodeOf(d.ev, int32(r)); node >= 0 {
+			d.onNode[node] = append(d.onNode[node], int32(r))
+		}
+	}
+}
+
 // whole reports whether all ranks of a node are slow together: the most of them by
 // half of what the worst of them is.
 func (d *drags) whole(node int32) bool {
@@ -167,12 +180,12 @@ func (d *drags) whole(node int32) bool {
 
 // wholeFor is whole by the last n windows.
 func (d *drags) wholeFor(node, n int32) bool {
-	if node < 0 || len(d.ev.Nodes) < 2 || len(d.ranks) != len(d.ev.Ranks) {
+	if uint32(node) >= uint32(len(d.onNode)) || len(d.onNode) < 2 {
 		return false
 	}
 	v := d.scratch[:0]
-	for r := range d.ranks {
-		if nodeOf(d.ev, int32(r)) == node && d.state[r] == rankAlive {
+	for _, r := range d.onNode[node] {
+		if int(r) < len(d.ranks) && d.state[r] == rankAlive {
 			v = append(v, d.ranks[r].mean(d.windows, 0, n))
 		}
 	}

@@ -250,7 +250,7 @@ func (f *finding) whyMoved(ev *Evidence, s *movedComm) {
 		f.why("once all members of %s have entered, its collectives take %s each, before %s; so in %d of the last %d rounds", c.Name, millis(s.now), millis(s.then), s.times, s.of)
 		return
 	}
-	f.why("once its peers have begun as well, sends and receives of rank %d on %s take %s each, before %s; so in %d of the last %d steps", c.Members[s.members[0]].World, c.Name, millis(s.now), millis(s.then), s.times, s.of)
+	f.why("once its peers have begun as well, sends and receives of rank %d on %s take %s each, before %s; so in %d of the last %d stretches of the job", c.Members[s.members[0]].World, c.Name, millis(s.now), millis(s.then), s.times, s.of)
 }
 
 // ends reports whether a connection ends at a member whose operations take longer, where that is known.

@@ -22,6 +22,7 @@ type pairs struct {
 
 // pairComm is what is known of a communicator that carries sends and receives.
 type pairComm struct {
+	id      uint64
 	members []pairMember
 	rounds  int // stretches of which something is kept
 	until   [pairRounds]int64
@@ -74,8 +75,8 @@ func (d *pairs) take() {
 		if !d.comms[ci].p2p || d.comms[ci].former {
 			continue
 		}
-		if len(x.members) != len(members) {
-			*x = pairComm{members: make([]pairMember, len(members))}
+		if x.id != d.ev.Comms[ci].ID || len(x.members) != len(members) {
+			*x = pairComm{id: d.ev.Comms[ci].ID, members: make([]pairMember, len(members))}
 		}
 		at := x.rounds % pairRounds
 		x.rounds++

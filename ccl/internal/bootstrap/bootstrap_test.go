@@ -190,17 +190,23 @@ func TestSlowStarters(t *testing.T) {
 	leaveAll(controls)
 }
 
-func TestMissingRanksAreNamed(t *testing.T) {
-	ctx, cancel := context.WithCancel(testContext(t))
-	defer cancel()
-	errs := make([]error, 6)
+// held returns a listener that stays until the test's end, whoever leaves it, and an id of it.
+func held(t *testing.T) (*Listener, ID) {
+	t.Helper()
 	ln, err := Listen("127.0.0.1:0", secret)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := ln.NewID()
-	hub := ln.hold()
-	defer hub.Close()
+	id, hub := ln.NewID(), ln.hold()
+	t.Cleanup(func() { hub.Close() })
+	return ln, id
+}
+
+func TestMissingRanksAreNamed(t *testing.T) {
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	errs := make([]error, 6)
+	ln, id := held(t)
 	var wg sync.WaitGroup
 	for _, r := range []int{0, 1, 3} {
 		wg.Go(func() {
@@ -212,7 +218,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 		})
 	}
 	for ctx.Err() == nil { // until ranks 1 and 3 have joined
-		if c := hub.route(id.Token); c != nil && len(c.missing().Ranks) == 3 {
+		if c := ln.route(id.Token); c != nil && len(c.missing().Ranks) == 3 {
 			break
 		}
 		time.Sleep(time.Millisecond)
@@ -322,13 +328,7 @@ func TestVersionMismatchFailsEveryRank(t *testing.T) {
 // TestMissingRanksAreCurrent: a rank that waits knows the ranks that are missing now, also when one has
 // left and another has come between two ticks. It also knows that connections were rejected.
 func TestMissingRanksAreCurrent(t *testing.T) {
-	ln, err := Listen("127.0.0.1:0", secret)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := ln.NewID()
-	hub := ln.hold()
-	defer hub.Close()
+	ln, id := held(t)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	errs, ended := make([]error, 4), make([]chan struct{}, 4)
@@ -347,14 +347,14 @@ func TestMissingRanksAreCurrent(t *testing.T) {
 	}
 	until := func(missing string) {
 		for ctx := testContext(t); ctx.Err() == nil; time.Sleep(time.Millisecond) {
-			if c := hub.route(id.Token); c != nil && fmt.Sprint(c.missing().Ranks) == missing {
+			if c := ln.route(id.Token); c != nil && fmt.Sprint(c.missing().Ranks) == missing {
 				return
 			}
 		}
 		t.Fatalf("ranks %s are not missing", missing)
 	}
 	told := func() {
-		c := hub.route(id.Token)
+		c := ln.route(id.Token)
 		for ctx, untold := testContext(t), true; untold && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 			c.mu.Lock()
 			untold = c.untold
@@ -373,7 +373,7 @@ func TestMissingRanksAreCurrent(t *testing.T) {
 	if _, err := Join(testContext(t), Config{ID: id, Rank: 2, Size: 4, Secret: []byte("another secret, as long as it is")}); !errors.Is(err, ErrSecret) {
 		t.Fatal(err)
 	}
-	for ctx := testContext(t); hub.route(id.Token).missing().Rejected == 0 && ctx.Err() == nil; {
+	for ctx := testContext(t); ln.route(id.Token).missing().Rejected == 0 && ctx.Err() == nil; {
 		time.Sleep(time.Millisecond)
 	}
 	told()
