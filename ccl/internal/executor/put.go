@@ -34,7 +34,7 @@ func (x *Executor) Put(o *Order, op *Operation) error {
 	if op.Coll.Collective() {
 		q.collective++
 		slot.collective = q.collective
-		q.calls[q.collective%uint64(len(q.calls))] = slot.signature()
+		slot.sign(&q.calls[q.collective%uint64(len(q.calls))])
 	}
 	x.Log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.of == nil && slot.Proxy == nil)
 	q.tail.Store(seq)

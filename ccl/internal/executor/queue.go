@@ -35,16 +35,17 @@ type Operation struct {
 	after      use    // the operation on another communicator that must end first
 }
 
-// signature returns what the ranks of op must agree on.
-func (op *Operation) signature() engine.Signature {
-	s := engine.Signature{Coll: op.Coll, DType: op.DType, Op: op.Op, Root: op.Root, Seq: op.collective, Count: uint64(op.Count)}
+// sign sets s to what the ranks of op must agree on. It writes each field where it stays: a copy of
+// fields just written waits for them.
+func (op *Operation) sign(s *engine.Signature) {
+	s.Coll, s.DType, s.Op, s.Root = op.Coll, op.DType, op.Op, op.Root
+	s.Seq, s.Count = op.collective, uint64(op.Count)
 	if op.Coll.PointToPoint() { // both ends of a message have the same signature
 		s.Coll, s.Root = record.Send, -1
 	}
 	if op.Coll.Traits().Varies() {
 		s.Count = 0
 	}
-	return s
 }
 
 // Proxy is a proxy operation: the network's part of an operation on device memory. The caller's

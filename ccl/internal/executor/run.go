@@ -190,7 +190,7 @@ func (x *Executor) broke(f *failure.Failure) {
 
 // begin makes op, which has number seq, the current operation.
 func (x *Executor) begin(op *Operation, seq uint64) error {
-	x.op.Signature = op.signature()
+	op.sign(&x.op.Signature)
 	x.op.Send, x.op.Recv, x.op.Divisor = op.Send, op.Recv, x.Size
 	x.op.Parts, x.op.Gate, x.op.Arrivals, x.op.Legs = nil, nil, x.Log.asksEngine(op), x.Log.asksLegs(op)
 	var sched *algo.Schedule
