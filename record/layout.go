@@ -212,7 +212,8 @@ type Algo uint8
 const (
 	AlgoNone Algo = iota
 	// Of the CPU, and of what crosses nodes. A GPU's direct messages are pushed to
-	// where they are received, by loads and stores.
+	// where they are received, by loads and stores; its rings pass chunks through
+	// staging memory, likewise.
 	AlgoDirect
 	AlgoRing
 	AlgoDoubling // recursive doubling / halving-doubling
@@ -236,7 +237,7 @@ const (
 )
 
 // OnGPU reports whether a is an algorithm of Lockstep on GPUs.
-func (a Algo) OnGPU() bool { return a >= AlgoCopyEngine && a <= AlgoPushBulk }
+func (a Algo) OnGPU() bool { return a == AlgoRing || a >= AlgoCopyEngine && a <= AlgoPushBulk }
 
 // OnCPU reports whether the CPU's schedules may have the algorithm a.
 func (a Algo) OnCPU() bool { return a > AlgoNone && a < AlgoCopyEngine }

@@ -1,7 +1,7 @@
 // Command gputune makes the table by which GPU collectives choose their algorithm, of
 // what `lockstep perf --json` measured with each of them forced:
 //
-//	for a in ll ll2 ll12 sym bulk ce pushbulk; do
+//	for a in ll ll2 ll12 sym bulk ce ring pushbulk; do
 //	  lockstep perf allreduce … --device cuda --ranks 4 --json -c 0 --gpu-algo $a --graph 16
 //	done > forced.jsonl
 //	cd bench && go run ./cmd/gputune -base ../ccl/internal/gpu/tuned.json -ranks 3-4 forced.jsonl > table.json
@@ -34,6 +34,7 @@ type step struct {
 type row struct {
 	Collective string `json:"collective"`
 	Ranks      [2]int `json:"ranks"`
+	Buffers    string `json:"buffers,omitempty"`
 	Steps      []step `json:"steps"`
 }
 
@@ -53,7 +54,7 @@ var collectives = map[string]struct {
 
 // sms is how many multiprocessors an algorithm is given at most, unless it was measured with
 // more (lockstep perf --blocks 32): as many as it takes when it is forced.
-var sms = map[string]int{"ll": 32, "ll2": 32, "ll12": 32, "sym": 16, "bulk": 16, "pushbulk": 16, "ce": 0}
+var sms = map[string]int{"ll": 32, "ll2": 32, "ll12": 32, "sym": 16, "bulk": 16, "pushbulk": 16, "ring": 16, "ce": 0}
 
 // margin is by how much another algorithm has to be quicker to be taken for a size, so
 // that noise makes no steps.
@@ -106,7 +107,7 @@ func run(w io.Writer, base, ranks string, files []string) error {
 		return err
 	}
 	for _, r := range rows {
-		same := func(o row) bool { return o.Collective == r.Collective && o.Ranks == r.Ranks }
+		same := func(o row) bool { return o.Collective == r.Collective && o.Ranks == r.Ranks && o.Buffers == r.Buffers }
 		if i := slices.IndexFunc(t.Rows, same); i >= 0 {
 			t.Rows[i] = r
 		} else {
@@ -124,10 +125,11 @@ type choice struct {
 
 func (c choice) compare(o choice) int { return cmp.Or(cmp.Compare(c.algo, o.algo), c.sms-o.sms) }
 
-// key is a collective among so many ranks.
+// key is a collective among so many ranks, of registered or of plain buffers.
 type key struct {
-	coll  string
-	ranks int
+	coll    string
+	ranks   int
+	buffers string // as tables call them
 }
 
 // tune makes the rows of what was measured.
@@ -135,7 +137,7 @@ func tune(samples []nccl.Sample, ranks string) ([]row, error) {
 	measured := map[key]map[uint64]map[choice]float64{} // µs by size, as steps count it
 	for _, s := range samples {
 		c, ok := collectives[s.Coll]
-		if !ok || s.Library != nccl.Lockstep || s.Mode != "registered" || s.Algo == "" {
+		if !ok || s.Library != nccl.Lockstep || s.Algo == "" {
 			continue
 		}
 		most, ok := sms[s.Algo]
@@ -143,7 +145,10 @@ func tune(samples []nccl.Sample, ranks string) ([]row, error) {
 			continue
 		}
 		way := choice{s.Algo, max(most, s.SMs)}
-		k, bytes := key{c.name, s.Ranks}, uint64(s.Bytes)
+		k, bytes := key{c.name, s.Ranks, ""}, uint64(s.Bytes)
+		if s.Mode != "registered" {
+			k.buffers = "plain"
+		}
 		if c.shares {
 			bytes /= uint64(s.Ranks)
 		}
@@ -160,8 +165,10 @@ func tune(samples []nccl.Sample, ranks string) ([]row, error) {
 		}
 	}
 	var rows []row
-	for _, k := range slices.SortedFunc(maps.Keys(measured), func(a, b key) int { return cmp.Or(cmp.Compare(a.coll, b.coll), a.ranks-b.ranks) }) {
-		r := row{Collective: k.coll, Ranks: [2]int{k.ranks, k.ranks}}
+	for _, k := range slices.SortedFunc(maps.Keys(measured), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.coll, b.coll), a.ranks-b.ranks, cmp.Compare(a.buffers, b.buffers))
+	}) {
+		r := row{Collective: k.coll, Ranks: [2]int{k.ranks, k.ranks}, Buffers: k.buffers}
 		if ranks != "" {
 			if _, err := fmt.Sscanf(ranks, "%d-%d", &r.Ranks[0], &r.Ranks[1]); err != nil {
 				return nil, fmt.Errorf("-ranks %q: want FROM-TO", ranks)
@@ -208,7 +215,11 @@ func write(w io.Writer, t table) error {
 		if i > 0 {
 			fmt.Fprint(out, ",")
 		}
-		fmt.Fprintf(out, "\n  {\"collective\": %q, \"ranks\": [%d, %d], \"steps\": [", r.Collective, r.Ranks[0], r.Ranks[1])
+		fmt.Fprintf(out, "\n  {\"collective\": %q, \"ranks\": [%d, %d], ", r.Collective, r.Ranks[0], r.Ranks[1])
+		if r.Buffers != "" {
+			fmt.Fprintf(out, "\"buffers\": %q, ", r.Buffers)
+		}
+		fmt.Fprint(out, "\"steps\": [")
 		for k, s := range r.Steps {
 			if k > 0 {
 				fmt.Fprint(out, ",")

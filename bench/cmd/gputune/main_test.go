@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -21,7 +22,8 @@ func TestTune(t *testing.T) {
 		line("allreduce", "ll", "65536", "32", "8") + line("allreduce", "bulk", "65536", "16", "5") +
 		line("allgather", "sym", "1024", "1", "5") + line("allgather", "sym", "4096", "16", "9") + line("allgather", "sym", "4096", "32", "8") +
 		line("allgather", "sym", "65536", "32", "100") + line("allgather", "ce", "65536", "0", "104") +
-		line("sendrecv", "ce", "65536", "0", "104")
+		line("sendrecv", "ce", "65536", "0", "104") +
+		strings.ReplaceAll(line("allreduce", "bulk", "65536", "16", "9")+line("allreduce", "ring", "65536", "16", "6"), `"registered":true`, `"registered":false`)
 	for name, text := range map[string]string{
 		measured: text,
 		base:     `{"version": 1, "rows": [{"collective": "AllReduce", "ranks": [3, 4], "steps": [{"algo": "sym", "sms": 1}]}, {"collective": "Reduce", "ranks": [1, 9], "steps": [{"algo": "sym", "sms": 1}]}]}`,
@@ -39,7 +41,9 @@ func TestTune(t *testing.T) {
   {"collective": "AllGather", "ranks": [3, 4], "steps": [
     {"up_to": 256, "algo": "sym", "sms": 16},
     {"up_to": 1024, "algo": "sym", "sms": 32},
-    {"algo": "ce", "sms": 0}]}
+    {"algo": "ce", "sms": 0}]},
+  {"collective": "AllReduce", "ranks": [3, 4], "buffers": "plain", "steps": [
+    {"algo": "ring", "sms": 16}]}
 ]}
 `
 	var got bytes.Buffer

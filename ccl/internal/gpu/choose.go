@@ -39,10 +39,51 @@ func (c *Comm) has(coll record.CollKind, a record.Algo) bool {
 		return c.major >= 9
 	case record.AlgoPushBulk:
 		return c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
+	case record.AlgoRing:
+		return c.size > 1 && c.stage.Size >= kernels.RingBytes
 	case record.AlgoLL2:
 		return coll.Traits().Root == record.RootNone || c.size > 2 // root has no part
 	}
 	return true
+}
+
+// call is what the choice of an algorithm depends on, alike on all ranks.
+type call struct {
+	coll  record.CollKind
+	bytes uint64 // as a step of a table counts them
+	// direct: the buffers that peers need are in windows.
+	direct bool
+	// fixed: the operation is being captured, where the copy engines' flags, which the host
+	// counts, cannot be used.
+	fixed bool
+	// plain: the rank's buffers are in no window.
+	plain bool
+	// widened: elements are accumulated in a wider type, which rings would have to send.
+	widened bool
+}
+
+// may reports whether the call can take an algorithm that its collective has.
+func (c *Comm) may(k call, a record.Algo) bool {
+	switch {
+	case !c.has(k.coll, a):
+		return false
+	case a == record.AlgoCopyEngine:
+		return k.direct && !k.fixed
+	case a == record.AlgoPushBulk:
+		return k.direct
+	case a == record.AlgoRing:
+		return !k.widened
+	}
+	return true
+}
+
+// widened reports whether a reduction accumulates elements in a wider type.
+func widened(coll record.CollKind, dt record.DType) bool {
+	switch dt {
+	case record.Float16, record.BFloat16, record.Float8E4M3, record.Float8E5M2:
+		return coll.Reduces()
+	}
+	return false
 }
 
 // capacity is the most bytes (as a step counts them) that an algorithm's buffers hold
@@ -69,37 +110,35 @@ func (c *Comm) part(coll record.CollKind, a record.Algo, bytes uint64) uint64 {
 	return (bytes + n - 1) / n
 }
 
-// choose is the plan for bytes of a collective. direct says that the buffers
-// that peers need are in windows; fixed that the operation is being captured,
-// where the copy engines' flags, which the host counts, cannot be used.
-func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) plan {
-	p, most := plan{algo: record.AlgoSym}, symBlocks
-	for _, t := range c.table.steps(coll, c.size) {
-		if bytes <= min(t.upTo, c.capacity(coll, t.algo, llBlocks)) {
+// choose is the plan for a call.
+func (c *Comm) choose(k call) plan {
+	p, most, bytes := plan{algo: record.AlgoSym}, symBlocks, k.bytes
+	for _, t := range c.table.steps(k.coll, c.size, k.plain) {
+		if bytes <= min(t.upTo, c.capacity(k.coll, t.algo, llBlocks)) {
 			p.algo, most = t.algo, t.blocks
 			break
 		}
 	}
-	if f := c.cfg.Force; f != record.AlgoNone && c.has(coll, f) && bytes <= c.capacity(coll, f, llBlocks) {
+	if f := c.cfg.Force; f != record.AlgoNone && c.has(k.coll, f) && bytes <= c.capacity(k.coll, f, llBlocks) {
 		p.algo, most = f, symBlocks
 		if lines(f) {
 			most = llBlocks
 		}
 	} else if p.algo == record.AlgoBulk {
-		if algo, blocks := c.bandwidth(coll, bytes); algo != record.AlgoBulk {
+		if algo, blocks := c.bandwidth(k.coll, bytes); algo != record.AlgoBulk {
 			p.algo, most = algo, blocks
 		}
 	}
-	if p.algo == record.AlgoCopyEngine && (!direct || fixed) || p.algo == record.AlgoPushBulk && !direct || !c.has(coll, p.algo) {
-		p.algo, most = c.bandwidth(coll, bytes)
+	if !c.may(k, p.algo) {
+		p.algo, most = c.bandwidth(k.coll, bytes)
 	}
 	switch p.algo {
 	case record.AlgoLL, record.AlgoLL2:
-		p.blocks = blocksFor(c.part(coll, p.algo, bytes), llStep, most)
+		p.blocks = blocksFor(c.part(k.coll, p.algo, bytes), llStep, most)
 	case record.AlgoLL12:
-		p.blocks = blocksFor(c.part(coll, p.algo, bytes), ll12Step, most)
+		p.blocks = blocksFor(c.part(k.coll, p.algo, bytes), ll12Step, most)
 	case record.AlgoCopyEngine:
-		if coll.Reduces() {
+		if k.coll.Reduces() {
 			p.blocks = foldBlocks
 		}
 	default:
@@ -110,7 +149,7 @@ func (c *Comm) choose(coll record.CollKind, bytes uint64, direct, fixed bool) pl
 	}
 	// There are enough blocks for their lines to hold all of the data.
 	if lines(p.algo) {
-		p.blocks = max(p.blocks, blocksFor(bytes, c.capacity(coll, p.algo, 1), llBlocks))
+		p.blocks = max(p.blocks, blocksFor(bytes, c.capacity(k.coll, p.algo, 1), llBlocks))
 	}
 	return p
 }

@@ -31,7 +31,7 @@ func TestChooseFits(t *testing.T) {
 						for bytes := uint64(1); bytes < 8<<30; bytes = bytes*5/4 + 1 {
 							for _, direct := range []bool{false, true} {
 								for _, fixed := range []bool{false, true} {
-									p := c.choose(coll, bytes, direct, fixed)
+									p := c.choose(call{coll: coll, bytes: bytes, direct: direct, fixed: fixed, plain: !direct})
 									if why := unfit(c, coll, bytes, direct, fixed, p); why != "" {
 										t.Fatalf("%v of %d bytes, %d ranks, %d.0, force %v, %d blocks, direct %v, fixed %v: %v/%d %s",
 											coll, bytes, size, major, force, blocks, direct, fixed, p.algo, p.blocks, why)
@@ -121,11 +121,41 @@ func TestChoose(t *testing.T) {
 		{record.AllGather, 4, 8, 128 * mb, true, true, plan{record.AlgoSym, 32}},
 		{record.Reduce, 4, 9, mb, true, true, plan{record.AlgoBulk, 32}},
 		{record.Reduce, 2, 9, 512 * kb, true, true, plan{record.AlgoLL12, 32}},
-		{record.Reduce, 4, 9, 64 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.Reduce, 4, 9, 32 * mb, true, false, plan{record.AlgoBulk, 16}},
+		{record.Reduce, 4, 9, 64 * mb, true, false, plan{record.AlgoRing, 16}},
 	} {
-		if got := chooser(w.size, w.major).choose(w.coll, w.bytes, w.direct, w.fixed); got != w.want {
+		if got := chooser(w.size, w.major).choose(call{coll: w.coll, bytes: w.bytes, direct: w.direct, fixed: w.fixed}); got != w.want {
 			t.Errorf("%v of %d bytes, %d ranks, %d.0, direct %v, fixed %v: %v/%d, want %v/%d",
 				w.coll, w.bytes, w.size, w.major, w.direct, w.fixed, got.algo, got.blocks, w.want.algo, w.want.blocks)
+		}
+	}
+}
+
+// TestChooseRing: large operations on plain buffers go round a ring, but not sums that would
+// have to be rounded at each rank, nor without memory for the ring.
+func TestChooseRing(t *testing.T) {
+	for _, w := range []struct {
+		call
+		stage uint64
+		want  record.Algo
+	}{
+		{call{coll: record.AllReduce, bytes: 64 << 20, plain: true}, DefaultStage, record.AlgoRing},
+		{call{coll: record.AllReduce, bytes: 64 << 20, plain: true, widened: true}, DefaultStage, record.AlgoBulk},
+		{call{coll: record.AllReduce, bytes: 64 << 20, plain: true}, 8 << 20, record.AlgoBulk},
+		{call{coll: record.AllReduce, bytes: 64 << 20, direct: true}, DefaultStage, record.AlgoBulk},
+		{call{coll: record.Reduce, bytes: 1 << 30, direct: true, widened: true}, DefaultStage, record.AlgoBulk},
+		{call{coll: record.Broadcast, bytes: 64 << 20, plain: true}, DefaultStage, record.AlgoRing},
+		{call{coll: record.AllReduce, bytes: 4 << 20, plain: true}, DefaultStage, record.AlgoBulk},
+	} {
+		c := chooser(4, 9)
+		c.stage = &symm.Memory{Size: w.stage}
+		if got := c.choose(w.call); got.algo != w.want {
+			t.Errorf("%+v with %d bytes of staging memory: %v, want %v", w.call, w.stage, got.algo, w.want)
+		}
+	}
+	for dt, want := range map[record.DType]bool{record.Float32: false, record.Int8: false, record.Float64: false, record.BFloat16: true, record.Float16: true, record.Float8E4M3: true} {
+		if widened(record.AllReduce, dt) != want || widened(record.Broadcast, dt) {
+			t.Errorf("%v: widened %v, of a Broadcast %v", dt, widened(record.AllReduce, dt), widened(record.Broadcast, dt))
 		}
 	}
 }

@@ -30,6 +30,7 @@ var collectives = map[record.CollKind]collective{
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_allreduce_ll", record.AlgoLL2: "ls_allreduce_ll2", record.AlgoLL12: "ls_allreduce_ll12",
 			record.AlgoSym: "ls_allreduce_sym", record.AlgoBulk: "ls_allreduce_bulk", record.AlgoPushBulk: "ls_allreduce_pushbulk",
+			record.AlgoRing: "ls_allreduce_ring",
 		},
 		copies: (*copyEngine).allReduce, pulls: true, pushes: true,
 		pace: pace{345, 334, 24 << 20}, // loads from peers pass the links as well
@@ -37,7 +38,7 @@ var collectives = map[record.CollKind]collective{
 	record.ReduceScatter: {
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_reducescatter_ll", record.AlgoLL12: "ls_reducescatter_ll12",
-			record.AlgoSym: "ls_reducescatter_sym", record.AlgoBulk: "ls_reducescatter_bulk",
+			record.AlgoSym: "ls_reducescatter_sym", record.AlgoBulk: "ls_reducescatter_bulk", record.AlgoRing: "ls_reducescatter_ring",
 		},
 		copies: (*copyEngine).reduceScatter, pulls: true,
 		pace: pace{0, 330, 16 << 20}, // likewise
@@ -45,6 +46,7 @@ var collectives = map[record.CollKind]collective{
 	record.Reduce: {
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_reduce_ll", record.AlgoLL12: "ls_reduce_ll12", record.AlgoSym: "ls_reduce_sym", record.AlgoBulk: "ls_reduce_bulk",
+			record.AlgoRing: "ls_reduce_ring",
 		},
 		copies: (*copyEngine).reduceToRoot,
 	},
@@ -65,13 +67,16 @@ var collectives = map[record.CollKind]collective{
 	record.Broadcast: {
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_broadcast_ll", record.AlgoLL2: "ls_broadcast_ll2", record.AlgoLL12: "ls_broadcast_ll12",
-			record.AlgoSym: "ls_broadcast_push", record.AlgoBulk: "ls_broadcast_bulk",
+			record.AlgoSym: "ls_broadcast_push", record.AlgoBulk: "ls_broadcast_bulk", record.AlgoRing: "ls_broadcast_ring",
 		},
 		copies: (*copyEngine).broadcast, pushes: true, messages: 2,
 		pace: pace{370, 360, 0},
 	},
 	record.Barrier: {kernels: map[record.Algo]string{record.AlgoLL: "ls_barrier"}},
 }
+
+// rings is the pace of what rings push to the next rank.
+var rings = pace{370, 360, 0}
 
 // messages is the pace of direct messages.
 var messages = pace{370, 370, 0}

@@ -50,7 +50,7 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 	case op.Stride > 0:
 		p.algo, p.blocks = c.spaced(op.Coll, bytes)
 		return c.staged(s, op, p)
-	case lines(p.algo):
+	case lines(p.algo) || p.algo == record.AlgoRing: // peers touch no buffers
 		return c.kernel(s, op, p, b, op.Count, kernels.First|kernels.Last)
 	case p.algo == record.AlgoCopyEngine:
 		return c.engine.run(s, c, op, b)
@@ -68,7 +68,16 @@ func (c *Comm) run(s *cuda.Stream, op *Op, captured bool) error {
 // pushes to receive buffers.
 func (c *Comm) plan(op *Op, b *buffers, captured bool) plan {
 	bytes := op.Count * uint64(op.DType.Size())
-	return c.choose(op.Coll, bytes, b.direct || !collectives[op.Coll].pushes, captured || !c.copies)
+	row := collectives[op.Coll]
+	plain := !b.direct
+	if plain && b.pulled+b.pushed == 0 { // a Reduce
+		w, _ := c.find(op.Send, bytes)
+		plain = w == nil
+	}
+	return c.choose(call{
+		coll: op.Coll, bytes: bytes, direct: b.direct || !row.pushes, fixed: captured || !c.copies,
+		plain: plain, widened: widened(op.Coll, op.DType),
+	})
 }
 
 // spaced is the kernel for shares at a stride, and its number of blocks. Staging brings them
@@ -145,13 +154,17 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	a.Root, a.Op, a.Flags, a.Room = uint32(op.Root), uint32(op.RedOp), flags, uint32(c.resultRoom())
 	a.Desc = c.stamps.describe(op, p)
 	c.between.stamp(a)
-	a.Pace = c.pace(row.pace, op.Count*uint64(op.DType.Size()), p.blocks)
+	rate := row.pace
+	if p.algo == record.AlgoRing {
+		rate = rings
+	}
+	a.Pace = c.pace(rate, op.Count*uint64(op.DType.Size()), p.blocks)
 	f, err := c.stampedByPeer(f, row.kernels[p.algo], op, a)
 	if err != nil {
 		return err
 	}
 	threads := f.threads
-	if t := c.cfg.Threads; t > 0 && p.algo != record.AlgoBulk && p.algo != record.AlgoPushBulk {
+	if t := c.cfg.Threads; t > 0 && p.algo != record.AlgoBulk && p.algo != record.AlgoPushBulk && p.algo != record.AlgoRing {
 		threads = min(threads, uint32(t))
 	}
 	err = s.Launch(f.Func, uint32(p.blocks), threads, f.shared, unsafe.Pointer(a), unsafe.Sizeof(*a))

@@ -28,6 +28,7 @@ type Table struct {
 // tableRow is what a collective does with so many ranks.
 type tableRow struct {
 	from, to int
+	plain    bool // of buffers in no window alone
 	steps    []step
 }
 
@@ -41,12 +42,17 @@ type step struct {
 
 const never = ^uint64(0)
 
-// tableFile is a table as it is written. The last step of a row has no UpTo.
+// plainBuffers is what tables call buffers in no window.
+const plainBuffers = "plain"
+
+// tableFile is a table as it is written. The last step of a row has no UpTo. Buffers is "plain"
+// for rows of buffers in no window, which come before those without.
 type tableFile struct {
 	Version int `json:"version"`
 	Rows    []struct {
 		Collective string `json:"collective"`
 		Ranks      [2]int `json:"ranks"`
+		Buffers    string `json:"buffers,omitempty"`
 		Steps      []struct {
 			UpTo uint64 `json:"up_to,omitempty"`
 			Algo string `json:"algo"`
@@ -89,7 +95,10 @@ func (t *Table) read(text []byte) error {
 		if err != nil {
 			return fmt.Errorf("row %d: %w", i, err)
 		}
-		row := tableRow{from: r.Ranks[0], to: r.Ranks[1]}
+		if r.Buffers != "" && r.Buffers != plainBuffers {
+			return fmt.Errorf("row %d: buffers %q, want %q or none", i, r.Buffers, plainBuffers)
+		}
+		row := tableRow{from: r.Ranks[0], to: r.Ranks[1], plain: r.Buffers == plainBuffers}
 		if row.from < 1 || row.to < row.from {
 			return fmt.Errorf("row %d: ranks %d to %d", i, row.from, row.to)
 		}
@@ -130,12 +139,18 @@ func parseColl(name string) (record.CollKind, error) {
 	return 0, errors.New(strings.TrimSpace(fmt.Sprintf("%q is no collective that has a choice", name)))
 }
 
-// steps of a collective among so many ranks: of the first row for them.
-func (t *Table) steps(coll record.CollKind, ranks int) []step {
+// steps of a collective among so many ranks: of the first row for them, of plain buffers if
+// there is one for those.
+func (t *Table) steps(coll record.CollKind, ranks int, plain bool) []step {
+	var found []step
 	for _, r := range t.rows[coll] {
-		if r.from <= ranks && ranks <= r.to {
+		switch {
+		case ranks < r.from || ranks > r.to || r.plain && !plain:
+		case r.plain == plain:
 			return r.steps
+		case found == nil:
+			found = r.steps
 		}
 	}
-	return nil
+	return found
 }

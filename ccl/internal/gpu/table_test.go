@@ -35,7 +35,7 @@ func TestTable(t *testing.T) {
 		{record.Broadcast, 4, 100, plan{record.AlgoLL12, 1}},
 	} {
 		c.size = w.size
-		if got := c.choose(w.coll, w.bytes, true, true); got != w.want {
+		if got := c.choose(call{coll: w.coll, bytes: w.bytes, direct: true, fixed: true}); got != w.want {
 			t.Errorf("%v of %d bytes, %d ranks: %v, want %v", w.coll, w.bytes, w.size, got, w.want)
 		}
 	}
@@ -48,7 +48,7 @@ func TestTableRefused(t *testing.T) {
 		`{"version": 1, "rows": [{"collective": "Barrier", "ranks": [1, 2]}]}`:                                                                                        "no collective that has a choice",
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [3, 2]}]}`:                                                                                         "ranks 3 to 2",
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2]}]}`:                                                                                         "its last step ends",
-		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"algo": "ring", "sms": 1}]}]}`:                                                  `"ring" is no algorithm`,
+		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"algo": "tree", "sms": 1}]}]}`:                                                  `"tree" is no algorithm`,
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"algo": "ll", "sms": 33}]}]}`:                                                   "33 multiprocessors",
 		`{"version": 1, "rows": [{"collective": "Reduce", "ranks": [1, 2], "steps": [{"up_to": 9, "algo": "ll", "sms": 1}, {"up_to": 9, "algo": "sym", "sms": 1}]}]}`: "up to 9 bytes, after 9",
 		`{"version": 1, "colour": 3}`: "unknown field",
@@ -70,7 +70,7 @@ func FuzzTable(f *testing.F) {
 			c := chooser(ranks, 9)
 			c.table = t
 			for bytes := uint64(1); bytes < 4<<30; bytes *= 7 {
-				if p := c.choose(record.AllReduce, bytes, true, true); p.blocks < 1 {
+				if p := c.choose(call{coll: record.AllReduce, bytes: bytes, direct: true, fixed: true}); p.blocks < 1 {
 					panic("no blocks")
 				}
 			}

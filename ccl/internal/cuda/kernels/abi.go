@@ -208,6 +208,7 @@ type heap struct {
 	_                      [16]uint32
 
 	landed, taken [MaxBlocks][MaxRanks]uint32
+	ring          [MaxBlocks][32]uint32 // sent, received, landed, taken, padding
 	target        [MaxBlocks]line
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
@@ -247,7 +248,7 @@ const LaneBytes = 8 * laneLines
 var (
 	MoveKernels = []string{
 		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
-		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_copy",
+		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_broadcast_ring", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_staged", "ls_fill", "ls_mark",
 	}
 	ReduceKernels = []string{
@@ -255,6 +256,8 @@ var (
 		"ls_allreduce_ll12", "ls_reduce_ll12", "ls_reducescatter_ll12",
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
+	// RingKernels are in the modules of types that are summed in themselves.
+	RingKernels     = []string{"ls_allreduce_ring", "ls_reduce_ring", "ls_reducescatter_ring"}
 	BulkKernels     = []string{"ls_allreduce_bulk", "ls_reduce_bulk", "ls_reducescatter_bulk", "ls_fold_bulk", "ls_allreduce_pushbulk"}
 	BulkMoveKernels = []string{"ls_allgather_bulk", "ls_alltoall_bulk", "ls_broadcast_bulk", "ls_p2p_bulk", "ls_p2p_list_bulk"}
 )

@@ -68,6 +68,7 @@ struct alignas(128) Heap {
   u32 pad2[16]; // lines are pushed by whole 128-byte lines of the cache
   u32 landed[LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = tiles of ls_allreduce_pushbulk that it has pushed here, as BlockState.tiles counts them
   u32 taken[LS_MAX_BLOCKS][LS_MAX_RANKS];  // [destination rank] = those of this rank's that have left its ring
+  struct alignas(128) { u32 sent, received, landed, taken; u32 pad[28]; } ring[LS_MAX_BLOCKS]; // own: chunks that a ring's kernels have sent to the next rank and received from the previous one; landed: from that one; taken: by the next
   Line target[LS_MAX_BLOCKS];              // where the root of a Reduce receives, as mapped here; the flag is its block's epoch
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
@@ -126,7 +127,7 @@ struct Args {
   u32 room;         // of Reduce: so many bytes of ring are for results that root cannot be sent in place
   u32 pace;         // of bulk copies to peers: ps that a KiB takes a block at least; 0: as fast as they go
   u32 peers;        // PeerRow[slotMask + 1] are at slots + 16 * peers; 0: none are told. For modules that make them (peers.h)
-  u64 ring, stride; // rank r has memory for what peers push, as mapped here at ring + r * stride: of ls_allreduce_pushbulk LS_RING_BYTES
+  u64 ring, stride; // rank r has memory for what peers push, as mapped here at ring + r * stride: of ls_allreduce_pushbulk and of rings LS_RING_BYTES
 };
 
 // Message is one send or receive of P2PArgs; one without blocks is none. It is

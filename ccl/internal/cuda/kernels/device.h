@@ -71,6 +71,18 @@ FI u32 atomicAdd(u32 *p, u32 v) {
 
 // syncOr is sync, and whether any thread of the block said so.
 FI bool syncOr(bool mine) { return __nvvm_bar0_or(mine) != 0; }
+// Lanes are threads of a warp: syncLanes waits for all of them, allLanes whether all say so.
+FI void syncLanes() { __nvvm_bar_warp_sync(0xffffffff); }
+FI bool allLanes(bool mine) { return __nvvm_vote_all_sync(0xffffffff, mine); }
+// A word of a block's shared memory: what threads did before they add to it is seen by who
+// loads the sum.
+FI void addInBlock(u32 *p, u32 v) { asm volatile("red.release.cta.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+FI u32 loadInBlock(const u32 *p) {
+  u32 v;
+  asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+FI void storeInBlock(u32 *p, u32 v) { asm volatile("st.relaxed.cta.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 FI void atomicAdd64(u64 *p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 FI void relax() {} // a turn of a loop that waits
 #endif

@@ -88,6 +88,12 @@ inline u32x4 loadLine12(const Line12 *p) {
 }
 inline void store16(u64 *p, u64 a, u64 b) { storeHost(p, a), storeHost(p + 1, b); }
 inline u32 atomicAdd(u32 *p, u32 v) { return std::atomic_ref<u32>(*p).fetch_add(v); }
+// Kernels that speak of lanes have one lane a warp here (LS_RING_LANES).
+inline void syncLanes() {}
+inline bool allLanes(bool mine) { return mine; }
+inline void addInBlock(u32 *p, u32 v) { std::atomic_ref<u32>(*p).fetch_add(v); }
+inline u32 loadInBlock(const u32 *p) { return loadHost(p); }
+inline void storeInBlock(u32 *p, u32 v) { storeHost(p, v); }
 inline void atomicAdd64(u64 *p, u64 v) { std::atomic_ref<u64>(*p).fetch_add(v); }
 
 // loadPeer is loadVolatile of a word of rank to's memory by rank from, which takes longer by

@@ -63,6 +63,9 @@ func TestModules(t *testing.T) {
 				}
 				if name != "move" {
 					want = slices.Clone(kernels.ReduceKernels)
+					if !strings.Contains(name, "float16") && !strings.Contains(name, "float8") { // bfloat16, too
+						want = append(want, kernels.RingKernels...)
+					}
 					instructions = append(instructions, "ld.global.v4.u32")
 					if major >= 9 {
 						want = append(want, kernels.BulkKernels...)

@@ -9,4 +9,5 @@ const (
 	BulkPushShared  = 8*16<<10 + 256
 
 	PushReduceThreads = 320 // LS_PUSHREDUCE_THREADS
+	RingThreads       = 544 // LS_RING_THREADS
 )

@@ -1,6 +1,7 @@
 // What moves bytes, and what serves clocks and checks: the module "move". Of "move_peers",
 // which stamps by peer, only what moves bytes of collectives.
 #include "broadcast.h"
+#include "ring.h"
 #ifndef LS_PEERS
 #include "staged.h"
 #endif

@@ -6,5 +6,6 @@
 #include "ll12_reduce.h"
 #include "ll_reduce.h"
 #include "pushreduce.h"
+#include "ring.h"
 #include "sym.h"
 #include "toroot.h"

@@ -18,13 +18,6 @@ enum {
   LS_BULK_STAGE_OF_2 = 16 << 10, // and of two sources: tiles are as large as of four, and more are under way
 };
 
-// RawOf<S> is an unsigned integer of S bytes.
-template <int S> struct RawOf;
-template <> struct RawOf<1> { using type = u8; };
-template <> struct RawOf<2> { using type = u16; };
-template <> struct RawOf<4> { using type = u32; };
-template <> struct RawOf<8> { using type = u64; };
-
 // Work is a reduction that a block has a share of. It is in shared memory, where
 // the one copy of the code that all kernels call finds it.
 //

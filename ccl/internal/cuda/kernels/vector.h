@@ -12,6 +12,13 @@
 template <class U> FI U get(u64 p) { return *(const LS_GLOBAL U *)p; }
 template <class U> FI void put(u64 p, U v) { *(LS_GLOBAL U *)p = v; }
 
+// RawOf<S> is an unsigned integer of S bytes.
+template <int S> struct RawOf;
+template <> struct RawOf<1> { using type = u8; };
+template <> struct RawOf<2> { using type = u16; };
+template <> struct RawOf<4> { using type = u32; };
+template <> struct RawOf<8> { using type = u64; };
+
 // loadedFirst keeps the compiler from moving loads that stand before it to where
 // what they load is used, behind branches, where they would wait for each other.
 FI void loadedFirst() { asm volatile("" ::: "memory"); }

@@ -12,6 +12,7 @@
 #include "mark.h"
 #include "p2p.h"
 #include "probe.h"
+#include "ring.h"
 #include "sym.h"
 #include "toroot.h"
 
@@ -123,3 +124,7 @@ FAKE(ls_allreduce_sym, LS_MAX_RANKS)
 FAKE(ls_reducescatter_sym, LS_MAX_RANKS)
 FAKE(ls_reduce_sym, LS_MAX_RANKS)
 FAKE(ls_fold, FEW)
+FAKE(ls_broadcast_ring, LS_MAX_RANKS)
+FAKE(ls_allreduce_ring, LS_MAX_RANKS)
+FAKE(ls_reducescatter_ring, LS_MAX_RANKS)
+FAKE(ls_reduce_ring, LS_MAX_RANKS)

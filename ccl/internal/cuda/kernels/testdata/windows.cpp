@@ -5,11 +5,13 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "broadcast.h"
 #include "fold.h"
 #include "pushreduce.h"
+#include "ring.h"
 #include "sym.h"
 #include "toroot.h"
 
@@ -151,6 +153,40 @@ struct World {
                 Elem_ x = reduced(op, given, i);
                 memcpy(out + i * size, &x, size);
               }
+            });
+    }
+  }
+
+  // checkRing: buffers of any alignment, and of no window: nobody knows those of others.
+  void checkRing(u64 count, u32 op, u32 root, u32 sendSkew, u32 recvSkew) {
+    const u64 size = sizeof(Elem_), all = count * size;
+    threads = LS_MAX_RANKS;
+    // A sum begins with the rank after last, and ends there.
+    auto summed = [&](u32 op, const std::vector<Bytes> &given, u64 i, u32 last, u8 *out) {
+      std::vector<Bytes> turned;
+      for (u32 k = 1; k <= n; k++) turned.push_back(Bytes(given[(last + k) % n].begin() + i * size, given[(last + k) % n].begin() + (i + 1) * size));
+      Elem_ x = Scale<Elem_>(op, n)(reduced(op, turned, 0));
+      memcpy(out, &x, size);
+    };
+    for (bool inPlace : {false, true}) {
+      auto whole = inPlace ? std::function<u64(u32)>([](u32) { return u64(0); }) : nullptr;
+      check("ls_broadcast_ring", ls_broadcast_ring, all, 0, root, all, all, sendSkew, recvSkew, whole,
+            [&](u32, const std::vector<Bytes> &given, u8 *out) { memcpy(out, given[root].data(), all); });
+      if constexpr (!std::is_same_v<typename Elem<Elem_>::Acc, Elem_>) continue;
+      check("ls_allreduce_ring", ls_allreduce_ring, count, op, 0, all, all, sendSkew * size, recvSkew * size, whole,
+            [&](u32, const std::vector<Bytes> &given, u8 *out) {
+              emulated.blocks = blocks; // for ringChunk
+              Tiles tiles(all, n, ringChunk(all / n));
+              for (u64 i = 0; i < count; i++) summed(op, given, i, u32(i * size / tiles.tile % n), out + i * size);
+            });
+      check("ls_reduce_ring", ls_reduce_ring, count, op, root, all, all, sendSkew * size, recvSkew * size, whole,
+            [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+              for (u64 i = 0; r == root && i < count; i++) summed(op, given, i, root, out + i * size);
+            });
+      if (inPlace) continue;
+      check("ls_reducescatter_ring", ls_reducescatter_ring, count, op, 0, n * all, all, sendSkew * size, recvSkew * size, nullptr,
+            [&](u32 r, const std::vector<Bytes> &given, u8 *out) {
+              for (u64 i = 0; i < count; i++) summed(op, given, r * count + i, r, out + i * size);
             });
     }
   }
@@ -367,6 +403,13 @@ int main() {
     w.checkPush(3001, LS_SUM, 1, 1);
     w.checkPush(777, LS_SUM, 2, 1); // what is aligned differently is not pushed
     w.checkPush(9001, LS_SUM, 3, 3); // the counters stand where tiles of another size have left them
+  }
+  for (u32 n : {2, 3, 5}) {
+    World w(n, n == 2 ? 2 : 1, 0);
+    for (u64 count : {0, 3, 1024, 4099}) w.checkRing(count, random32() % 5, random32() % n, 0, 0);
+    w.checkRing(3001, LS_AVG, n - 1, 1, 3);
+    w.checkRing(20'011, LS_SUM, 0, 0, 0); // slots are used again
+    w.checkRing(777, LS_MAX, 1, 2, 2);
   }
   World(3, 1, 0).checkPushAbort();
   for (u32 n : {1, 2, 4}) {

@@ -40,6 +40,10 @@ var types = map[string]string{
 	"float8_e4m3": "float8e4m3", "float8_e5m2": "float8e5m2",
 }
 
+// widened are the types that are accumulated in another one: rings, which pass sums on from
+// rank to rank, have no kernels of these.
+var widened = map[string]bool{"float16": true, "bfloat16": true, "float8e4m3": true, "float8e5m2": true}
+
 // stampedByPeer are the modules of which there is another one that stamps by peer:
 // what trains.
 var stampedByPeer = map[string]bool{"move": true, "reduce_float16": true, "reduce_bfloat16": true, "reduce_float32": true}
@@ -116,6 +120,9 @@ func (m module) build(dir, ptxas string) error {
 	}
 	if m.element != "" {
 		args = append(args, "-DLS_TYPE="+m.element)
+	}
+	if widened[m.element] {
+		args = append(args, "-DLS_WIDENED")
 	}
 	if m.peers {
 		args = append(args, "-DLS_PEERS")
