@@ -208,7 +208,7 @@ type heap struct {
 	_                      [16]uint32
 
 	landed, taken [MaxBlocks][MaxRanks]uint32
-	ring          [MaxBlocks][32]uint32 // sent, received, landed, taken, padding
+	_             [MaxBlocks][32]uint32 // ring: sent, received, landed, taken, padding
 	target        [MaxBlocks]line
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
