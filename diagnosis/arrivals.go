@@ -147,7 +147,7 @@ func (d *arrivals) takeOne(x *arrivalsOf, a *Arrival) {
 		late -= max(0, x.end[last]-int64(median(v)))
 	}
 	rank := members[last].World
-	if late <= 0 || d.world(rank) < 0 {
+	if late <= 0 || d.world(rank) < 0 || x.seq == 0 { // to the first one ranks come when they have started
 		rank, late = -1, 0
 	}
 	seqs := uint32(0)

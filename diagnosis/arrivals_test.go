@@ -83,6 +83,32 @@ func TestLogTail(t *testing.T) {
 	}
 }
 
+// TestManyTimesAsLate has a rank that is late in every third round of twelve: what is ten times as late as anything
+// before is no chance, what is hardly later may be.
+func TestManyTimesAsLate(t *testing.T) {
+	chance := func(usual float32) float64 {
+		x := arrivalsOf{period: 1}
+		for i := range 36 {
+			p := arrivalPart{rank: int32(i % 4), late: usual}
+			if i >= 24 && i%3 == 0 {
+				p = arrivalPart{rank: 0, late: 100e6}
+			}
+			x.rounds = append(x.rounds, p)
+		}
+		ev := &Evidence{Comms: []Comm{{Members: make([]Member, 4)}}}
+		d := &arrivals{window: &window{view: &view{ev: ev}}, of: []arrivalsOf{x}}
+		s := lateRank{times: 4, late: 100e6}
+		d.count(&s, 24)
+		return d.chance(&s)
+	}
+	if c := chance(10e6); c > math.Log(lateConfirmed) {
+		t.Errorf("ten times as late as anything before: a chance of %v", c)
+	}
+	if c := chance(65e6); c <= math.Log(lateConfirmed) {
+		t.Errorf("half as late again as what is usual: a chance of %v", c)
+	}
+}
+
 // TestTogether has members that are late by chance, and in runs.
 func TestTogether(t *testing.T) {
 	late := func(run int) *arrivals {

@@ -20,6 +20,7 @@ type lateRank struct {
 	own, others int   // late ones of these, and of other members in all
 	cost        float64
 	late        float64 // at least, ns
+	next        float64 // the latest of all that are not as late, but for its own since, ns
 }
 
 const (
@@ -36,8 +37,9 @@ const (
 	// lateWorth is a chance that is worth looking at communicators that are alike, of which so many are.
 	lateWorth = 1e-3
 	mostAlike = 16
-	// spendsLeast is which part of its cost a rank spends of its own.
-	spendsLeast = 0.7
+	// spendsLeast is which part of its lateness a rank spends of its own in windows of the same time: of one
+	// window mostCost counts at most, and rounds and windows do not end together.
+	spendsLeast = 0.5
 	// mostLost is how many times a rank's lateness the job may lose for it to be the cause.
 	mostLost = 3
 	// stillCosts is which part of it goes on.
@@ -109,17 +111,15 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 	x := &d.of[ci]
 	rounds := x.rounds[len(x.rounds)-h:]
 	v := d.scratch[:0]
-	sum, all, sampled := 0.0, 0.0, 0.0
+	sum := 0.0
 	for i := range rounds {
-		all, sampled = all+float64(rounds[i].seqs), sampled+float64(rounds[i].n)
 		if rounds[i].rank == r {
 			v = append(v, float64(rounds[i].late))
 			sum += float64(rounds[i].late)
 		}
 	}
 	d.scratch = v
-	took := float64(rounds[h-1].until - rounds[0].from)
-	s = lateRank{rank: r, comm: ci, cost: sum / max(took, 1) * max(1, all/sampled)}
+	s = lateRank{rank: r, comm: ci, cost: latenessOf(r, rounds)}
 	if len(v) < lateTimes-1 || s.cost < max(leastCost, d.drags.hungry(r)) {
 		return s, false
 	}
@@ -146,7 +146,8 @@ func (d *arrivals) over(ci, r int32, h int, alone func() bool) (s lateRank, ok b
 	if slower > mostLost*s.cost {
 		return s, false
 	}
-	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, s.cost) && !alone() || d.recovered(&s) {
+	late := min(latenessOf(r, x.rounds[first:]), slower)
+	if s.cost = min(s.cost, slower); s.cost < max(leastCost, d.drags.hungry(r)) || !d.spends(r, s.since, late) && !alone() || d.recovered(&s) {
 		return s, false
 	}
 	chance, lasted := d.chance(&s), d.now-s.since
@@ -167,7 +168,11 @@ func (d *arrivals) count(s *lateRank, since int) (first int) {
 	for i := range rounds {
 		p := &rounds[i]
 		switch as := float64(p.late) >= asLate*s.late; {
-		case !as || p.rank < 0:
+		case p.rank < 0:
+		case !as:
+			if p.rank != s.rank || i < since {
+				s.next = max(s.next, float64(p.late))
+			}
 		case p.rank != s.rank:
 			s.others++
 		case i < since:
@@ -190,13 +195,19 @@ func (d *arrivals) count(s *lateRank, since int) (first int) {
 // members are.
 func (d *arrivals) chance(s *lateRank) float64 {
 	seen, of := float64(s.own+s.others), float64(s.of)
+	// One more as late as the latest of the others may come any time; what is many times later is as many times
+	// rarer. Not so where a round is a time: of a pause every so many short steps it holds one now and then.
+	more := 1.0
+	if d.of[s.comm].period > 0 {
+		more = min(1, s.next/(asLate*s.late))
+	}
 	exposed := float64(len(d.ev.Comms[s.comm].Members)-1)*float64(len(d.of[s.comm].rounds)) + float64(s.before)
-	if c := logTail(float64(s.times), of*(seen+1)/exposed); c > math.Log(lateWorth) {
+	if c := logTail(float64(s.times), of*(seen+more)/exposed); c > math.Log(lateWorth) {
 		return c
 	}
 	// What happens here is not made rare by communicators in which it does not.
-	more, by := d.alike(s.comm, s.since, asLate*s.late)
-	mean := of * (seen/exposed + (seen+more+1)/(exposed+by))
+	others, by := d.alike(s.comm, s.since, asLate*s.late)
+	mean := of * (seen/exposed + (seen+others+more)/(exposed+by))
 	c := logTail(float64(s.times), mean)
 	if c <= math.Log(lateSuspected) {
 		// Where one rank's come together, as many are fewer causes.
@@ -288,6 +299,18 @@ func slowerSince(rounds []arrivalPart, first int) float64 {
 	return 1 - median(usual)/max(each(since), 1)
 }
 
+// latenessOf is the share of the time of some rounds that a rank is late.
+func latenessOf(r int32, rounds []arrivalPart) float64 {
+	late, all, sampled := 0.0, 0.0, 0.0
+	for i := range rounds {
+		p := &rounds[i]
+		if all, sampled = all+float64(p.seqs), sampled+float64(p.n); p.rank == r {
+			late += float64(p.late)
+		}
+	}
+	return late / max(float64(rounds[len(rounds)-1].until-rounds[0].from), 1) * max(1, all/max(sampled, 1))
+}
+
 // onlyHere reports whether a rank is in no other communicator that is in use: then nobody else
 // can have held it up.
 func (d *arrivals) onlyHere(r, ci int32) bool {
@@ -302,8 +325,8 @@ func (d *arrivals) onlyHere(r, ci int32) bool {
 	return true
 }
 
-// spends reports whether a rank's own time has grown since a moment by a good part of what its lateness
-// costs: who is late since others held it up has spent no more of its own.
+// spends reports whether a rank's own time has grown since a moment by a good part of what it has been late
+// for since then: who is late since others held it up has spent no more of its own.
 func (d *arrivals) spends(r int32, since int64, cost float64) bool {
 	n := d.windowsSince(since)
 	return n > 0 && uint32(r) < uint32(len(d.drags.ranks)) && d.drags.ranks[r].mean(d.drags.windows, 0, n) >= spendsLeast*cost

@@ -19,6 +19,8 @@ func TestLateAgain(t *testing.T) {
 		{"straggler, now and then x 2.2", 70020},
 		{"straggler, now and then x 2.2", 70026}, // its peer of the same tensor-parallel pair comes late to the other collectives
 		{"straggler, now and then x 2.2", 70032},
+		{"straggler, now and then x 2.2", 72029}, // four times in half a minute, twenty times as late as anybody before
+		{"straggler, now and then x 2.2", 72038}, // ranks came late to the first collective
 		{"straggler, periodic", 70005},
 		{"straggler, periodic", 70042},
 		{"straggler, periodic", 70044},

@@ -48,7 +48,7 @@ func TestShortStepsSums(t *testing.T) {
 // chance, where every window varies by a third; because pauses and windows came in turns; and
 // beside ranks that do other work, or that come early as often as late.
 func TestShortStepsWindows(t *testing.T) {
-	for _, seed := range []uint64{900239} {
+	for _, seed := range []uint64{900239, 990225} {
 		mustConfirmNothing(t, shortJob, seed)
 	}
 	for _, seed := range []uint64{500024, 500193, 700203, 700388, 900239} {
