@@ -72,7 +72,8 @@ func (c *Comm) may(k call, a record.Algo) bool {
 	case a == record.AlgoPushBulk:
 		return k.direct
 	case a == record.AlgoRing:
-		return !k.widened
+		// Shares that are no multiple of 16 bytes would go element by element.
+		return !k.widened && (k.coll.Traits().Shares(c.size) == 1 || k.bytes%16 == 0)
 	}
 	return true
 }

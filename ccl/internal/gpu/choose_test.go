@@ -146,6 +146,8 @@ func TestChooseRing(t *testing.T) {
 		{call{coll: record.Reduce, bytes: 1 << 30, direct: true, widened: true}, DefaultStage, record.AlgoBulk},
 		{call{coll: record.Broadcast, bytes: 64 << 20, plain: true}, DefaultStage, record.AlgoRing},
 		{call{coll: record.AllReduce, bytes: 4 << 20, plain: true}, DefaultStage, record.AlgoBulk},
+		{call{coll: record.ReduceScatter, bytes: 64 << 20, plain: true}, DefaultStage, record.AlgoRing},
+		{call{coll: record.ReduceScatter, bytes: 64<<20 + 4, plain: true}, DefaultStage, record.AlgoBulk},
 	} {
 		c := chooser(4, 9)
 		c.stage = &symm.Memory{Size: w.stage}

@@ -32,7 +32,7 @@ var variables = []struct {
 		{"LOCKSTEP_PROTO", "ll, simple", "ccl", "Forces a protocol. For comparing."},
 		{"LOCKSTEP_GPU_ALGO", "ring, ce, ll, ll2, ll12, sym, bulk, pushbulk", "ccl", "Forces an algorithm on GPUs where a collective has it; the same on all ranks. For comparing."},
 		{"LOCKSTEP_GPU_TABLE", "file", "ccl", "Another table of algorithms for GPUs, as bench/cmd/gputune writes it; the same on all ranks."},
-		{"LOCKSTEP_GPU_PACE", "GB/s", "ccl", "How much each GPU sends to its peers by bulk copies at most; by default what its links are known to carry."},
+		{"LOCKSTEP_GPU_PACE", "GB/s", "ccl", "How much each GPU sends to its peers by bulk copies, and by rings, at most; by default what its links are known to carry."},
 		{"LOCKSTEP_GPU_STAGING", "MiB; 128", "ccl", "How much memory of each GPU is for operations on buffers in no window; the same on all ranks."},
 		{"LOCKSTEP_GPU_PEERS", "off, slow, on; slow on GPUs of compute capability 9.0, else off", "ccl", "Of which recorded operations on GPUs kernels stamp each peer's part: none, those of 16 MiB and more, all."},
 		{"LOCKSTEP_GPUDIRECT", "auto, off, require; off", "ccl", "Whether NICs read the GPUs' memory between nodes."},
