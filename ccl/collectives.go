@@ -14,11 +14,10 @@ import (
 
 // checkPair tells what is wrong with a pair of buffers whose counts must be in
 // the ratio that the collective's shares have.
-func (c *Comm) checkPair(kind record.CollKind, send, recv Buffer) error {
+func (c *Comm) checkPair(kind record.CollKind, t *record.Traits, send, recv *Buffer) error {
 	if send.dt != recv.dt {
 		return c.who.Invalid(kind, "send buffer has %v, receive buffer %v", send.dt, recv.dt)
 	}
-	t := kind.Traits()
 	sendShares, recvShares := t.Send.Of(c.size), t.Recv.Of(c.size)
 	if send.n*recvShares != recv.n*sendShares {
 		return c.who.Invalid(kind, "send buffer has %d elements, receive buffer %d; want a ratio of %d to %d", send.n, recv.n, sendShares, recvShares)
@@ -31,7 +30,7 @@ func (c *Comm) checkPair(kind record.CollKind, send, recv Buffer) error {
 
 // overlap reports whether a and b share memory other than as allowed: with b's
 // first byte at a+shift.
-func overlap(a, b Buffer, shift int) (inPlace, bad bool) {
+func overlap(a, b *Buffer, shift int) (inPlace, bad bool) {
 	pa, pb := a.address(), b.address()
 	if a.n == 0 || b.n == 0 {
 		return pa == pb && pa != 0 && shift == 0, false
@@ -58,7 +57,7 @@ func (c *Comm) collective(s *Stream, kind record.CollKind, send, recv Buffer, op
 	case t.Root == record.RootTo && c.who.Rank != root:
 		recv = Buffer{dt: send.dt}
 	default:
-		if err := c.checkPair(kind, send, recv); err != nil {
+		if err := c.checkPair(kind, t, &send, &recv); err != nil {
 			return err
 		}
 	}
@@ -66,22 +65,24 @@ func (c *Comm) collective(s *Stream, kind record.CollKind, send, recv Buffer, op
 		return c.who.Invalid(kind, "unknown operator %v", op)
 	}
 	// Every rank has one of the two; a share of it is the call's count.
-	count := 0
+	count, share := send.n, t.Send
 	if t.Root == record.RootFrom {
-		count = recv.n / t.Recv.Of(c.size)
-	} else {
-		count = send.n / t.Send.Of(c.size)
+		count, share = recv.n, t.Recv
 	}
-	return c.submit(s, kind, send, recv, op, root, count)
+	if share == record.ShareAll { // a division is a tenth of what a call costs
+		count /= c.size
+	}
+	return c.submit(s, kind, t, &send, &recv, op, root, count)
 }
 
 // submit puts a checked collective in the queue, or on the GPU's stream.
-func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op, root, count int) error {
-	t, dt := kind.Traits(), recv.dt
+func (c *Comm) submit(s *Stream, kind record.CollKind, t *record.Traits, send, recv *Buffer, op Op, root, count int) error {
+	dt := recv.dt
 	if recv.none() {
 		dt = send.dt
 	}
-	inPlace, bad := overlap(send, recv, t.InPlace(c.who.Rank)*count*dt.Size())
+	bytes := count * dt.Size()
+	inPlace, bad := overlap(send, recv, t.InPlace(c.who.Rank)*bytes)
 	if bad {
 		return c.who.Invalid(kind, "send and receive buffers overlap in part")
 	}
@@ -91,15 +92,14 @@ func (c *Comm) submit(s *Stream, kind record.CollKind, send, recv Buffer, op Op,
 		if err != nil {
 			return err
 		}
-		return g.submit(s, kind, send, recv, op, root, count, shares, dt)
+		return g.submit(s, kind, *send, *recv, op, root, count, shares, dt)
 	}
 	if err := c.checkHost(kind, dt); err != nil {
 		return err
 	}
 	return c.x.Put(&s.order, &executor.Operation{
-		Coll: kind, DType: dt, Op: op, InPlace: inPlace, Root: int32(root),
-		Count: count, Bytes: uint64(count * dt.Size() * shares),
-		Send: send.raw(), Recv: recv.raw(),
+		Call:  algo.Call{Coll: kind, DType: dt, Op: op, InPlace: inPlace, Root: int32(root), Count: count},
+		Bytes: uint64(bytes * shares), Send: send.raw(), Recv: recv.raw(),
 	})
 }
 
@@ -162,7 +162,7 @@ func (c *Comm) Barrier(s *Stream) error {
 		}
 		return g.submit(s, record.Barrier, Buffer{}, Buffer{}, Sum, noRoot, 0, 1, Uint8)
 	}
-	return c.x.Put(&s.order, &executor.Operation{Coll: record.Barrier, DType: Uint8, Root: noRoot})
+	return c.x.Put(&s.order, &executor.Operation{Call: algo.Call{Coll: record.Barrier, DType: Uint8, Root: noRoot}})
 }
 
 // AlltoAllv is AlltoAll with parts of any size: sendCounts[i] elements at
@@ -196,7 +196,7 @@ func (c *Comm) AlltoAllv(s *Stream, send Buffer, sendCounts, sendOffsets []int, 
 	if sendCounts[c.who.Rank] != recvCounts[c.who.Rank] {
 		return c.who.Invalid(record.AlltoAllv, "this rank sends itself %d elements and expects %d", sendCounts[c.who.Rank], recvCounts[c.who.Rank])
 	}
-	if same, bad := overlap(send, recv, 0); same && total > 0 || bad {
+	if same, bad := overlap(&send, &recv, 0); same && total > 0 || bad {
 		return c.who.Invalid(record.AlltoAllv, "send and receive buffers overlap")
 	}
 	return c.exchange(s, record.AlltoAllv, send, recv, total, algo.Vector{SendCounts: sendCounts, SendOffsets: sendOffsets, RecvCounts: recvCounts, RecvOffsets: recvOffsets})
@@ -220,8 +220,8 @@ func (c *Comm) exchange(s *Stream, kind record.CollKind, send, recv Buffer, tota
 	whole := c.x.Vector()
 	*whole = v
 	return c.x.Put(&s.order, &executor.Operation{
-		Coll: kind, DType: send.dt, Root: noRoot, Bytes: uint64(total * send.dt.Size()),
-		Send: send.raw(), Recv: recv.raw(), Vector: whole,
+		Call:  algo.Call{Coll: kind, DType: send.dt, Root: noRoot},
+		Bytes: uint64(total * send.dt.Size()), Send: send.raw(), Recv: recv.raw(), Vector: whole,
 	})
 }
 

@@ -3,6 +3,7 @@ package ccl
 import (
 	"errors"
 
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/executor"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/gpu"
@@ -44,7 +45,8 @@ func (g *gpuPart) submit(s *Stream, kind record.CollKind, send, recv Buffer, op 
 func (g *gpuPart) putter(s *Stream, o *proxy.Call) func(*proxy.Op) error {
 	return func(x *proxy.Op) error {
 		return g.x.Put(&s.order, &executor.Operation{
-			Coll: o.Coll, DType: o.DType, Op: o.Op, InPlace: o.InPlace, Root: o.Root, Count: o.Count, Bytes: o.Bytes, Proxy: x,
+			Call:  algo.Call{Coll: o.Coll, DType: o.DType, Op: o.Op, InPlace: o.InPlace, Root: o.Root, Count: o.Count},
+			Bytes: o.Bytes, Proxy: x,
 		})
 	}
 }

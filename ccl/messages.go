@@ -1,6 +1,7 @@
 package ccl
 
 import (
+	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/executor"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -27,7 +28,8 @@ func (c *Comm) Send(s *Stream, buf Buffer, peer int) error {
 		return g.exchange(s, record.Send, peer, buf.n, func(add func(send bool, b Buffer, peer int)) { add(true, buf, peer) })
 	}
 	return c.x.Put(&s.order, &executor.Operation{
-		Coll: record.Send, DType: buf.dt, Root: int32(peer), Count: buf.n, Bytes: uint64(buf.size()), Send: buf.raw(),
+		Call:  algo.Call{Coll: record.Send, DType: buf.dt, Root: int32(peer), Count: buf.n},
+		Bytes: uint64(buf.size()), Send: buf.raw(),
 	})
 }
 
@@ -44,7 +46,8 @@ func (c *Comm) Recv(s *Stream, buf Buffer, peer int) error {
 		return g.exchange(s, record.Recv, peer, buf.n, func(add func(send bool, b Buffer, peer int)) { add(false, buf, peer) })
 	}
 	return c.x.Put(&s.order, &executor.Operation{
-		Coll: record.Recv, DType: buf.dt, Root: int32(peer), Count: buf.n, Bytes: uint64(buf.size()), Recv: buf.raw(),
+		Call:  algo.Call{Coll: record.Recv, DType: buf.dt, Root: int32(peer), Count: buf.n},
+		Bytes: uint64(buf.size()), Recv: buf.raw(),
 	})
 }
 
@@ -72,7 +75,7 @@ func (c *Comm) Group(s *Stream, fn func(g *Group) error) error {
 		}
 		return side.exchange(s, record.Group, noRoot, 0, g.each)
 	}
-	o := executor.Operation{Coll: record.Group, Root: noRoot, Messages: g.messages}
+	o := executor.Operation{Call: algo.Call{Coll: record.Group, Root: noRoot}, Messages: g.messages}
 	g.messages = nil // the queue's
 	for _, m := range o.Messages.Msgs {
 		if m.Send {

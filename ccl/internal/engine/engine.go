@@ -58,7 +58,7 @@ type Engine struct {
 	mesh  Mesh
 	links []transport.Link
 
-	op      Op
+	op      *Op // nil between operations
 	sched   *algo.Schedule
 	lanes   []lane
 	left    int    // number of lanes that are not finished
@@ -96,8 +96,9 @@ func New(mesh Mesh, size int) *Engine {
 }
 
 // Begin makes op the current operation. Step runs it by sched. The last operation must have ended.
+// op is the engine's until End.
 func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
-	e.op, e.sched, e.left = *op, sched, 0
+	e.op, e.sched, e.left = op, sched, 0
 	e.tag = op.Signature.tag()
 	e.arrivedAt, e.arrivedPeer = 0, -1
 	e.legs.n = 0
@@ -106,10 +107,11 @@ func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
 	}
 	e.lanes = e.lanes[:len(sched.Tracks)]
 	for i := range e.lanes {
-		e.lanes[i] = lane{steps: sched.Tracks[i]}
-		if len(sched.Tracks[i]) > 0 {
+		l := &e.lanes[i]
+		*l = lane{}
+		if l.steps = sched.Tracks[i]; len(l.steps) > 0 {
 			e.left++
-			if first := &sched.Tracks[i][0]; op.Legs && first.First {
+			if first := &l.steps[0]; op.Legs && first.First {
 				e.legs.begin(first, 0)
 			}
 		}
@@ -124,7 +126,7 @@ func (e *Engine) Begin(sched *algo.Schedule, op *Op) {
 
 // End ends the operation, complete or not. The engine keeps no reference to its buffers.
 func (e *Engine) End() {
-	e.op, e.sched = Op{}, nil
+	e.op, e.sched = nil, nil
 	for i := range e.lanes {
 		e.lanes[i].steps = nil
 	}

@@ -21,14 +21,13 @@ const maxSteps = 1 << 18
 
 // of returns the schedule of a collective.
 func (p *plans) of(op *Operation) (*algo.Schedule, error) {
-	call := algo.Call{Coll: op.Coll, DType: op.DType, Op: op.Op, Root: op.Root, Count: op.Count, InPlace: op.InPlace}
-	if call == p.shape && p.recent != nil {
+	if op.Call == p.shape && p.recent != nil {
 		return p.recent, nil
 	}
-	s := p.all[call]
+	s := p.all[op.Call]
 	if s == nil {
 		var err error
-		if s, err = algo.Build(call, *p.place, p.choose(call, p.place)); err != nil {
+		if s, err = algo.Build(op.Call, *p.place, p.choose(op.Call, p.place)); err != nil {
 			return nil, err
 		}
 		steps := 0
@@ -39,8 +38,8 @@ func (p *plans) of(op *Operation) (*algo.Schedule, error) {
 			clear(p.all)
 			p.keeping = steps
 		}
-		p.all[call] = s
+		p.all[op.Call] = s
 	}
-	p.shape, p.recent = call, s
+	p.shape, p.recent = op.Call, s
 	return s, nil
 }

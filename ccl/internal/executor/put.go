@@ -27,16 +27,17 @@ func (x *Executor) Put(o *Order, op *Operation) error {
 	slot := q.at(seq)
 	*slot = *op
 	slot.stream = o.id
-	if slot.Proxy != nil {
-		slot.Proxy.Numbered(seq)
+	if op.Proxy != nil {
+		op.Proxy.Numbered(seq)
 	}
-	slot.after = o.note(q, seq)
+	after := o.note(q, seq)
+	slot.after = after
 	if op.Coll.Collective() {
 		q.collective++
 		slot.collective = q.collective
 		slot.sign(&q.calls[q.collective%uint64(len(q.calls))])
 	}
-	x.Log.enqueue(slot, seq, q.finished.Load()+1 == seq && slot.after.of == nil && slot.Proxy == nil)
+	x.Log.enqueue(slot, seq, q.finished.Load()+1 == seq && after.of == nil && op.Proxy == nil)
 	q.tail.Store(seq)
 	q.mu.Unlock()
 	q.nudge(op.Bytes)

@@ -17,12 +17,7 @@ const queueLen = 256
 
 // Operation is one call.
 type Operation struct {
-	Coll       record.CollKind
-	DType      record.DType
-	Op         record.RedOp
-	InPlace    bool
-	Root       int32  // root or peer, -1 if there is none
-	Count      int    // elements, by the convention of algo.Call
+	algo.Call         // Root is the root or the peer, -1 if there is none
 	Bytes      uint64 // for records
 	Send, Recv []byte
 	Vector     *algo.Vector // for an AlltoAllv, from Executor.Vector; its slices are the caller's
