@@ -136,6 +136,13 @@ template <class T, int OP, bool BOTH> FI void ringElements(const Piece &p, u32 f
   }
 }
 
+// ringWords moves bytes [first, bytes) as words W, as far as they are whole. It returns where it
+// stopped. first and addresses are multiples of a word.
+template <class W> FI u32 ringWords(const Piece &p, u32 first, u32 bytes) {
+  if (first / sizeof(W) < bytes / sizeof(W)) ringElements<W, LS_SUM, false>(p, first / sizeof(W), bytes / sizeof(W), Scale<typename Elem<W>::Acc>(LS_SUM, 1));
+  return bytes - bytes % u32(sizeof(W));
+}
+
 // ringMove moves a piece of bytes once ready has returned true. False: it has not.
 template <class T, int OP, bool BOTH, class Ready> FI bool ringMove(const Piece &p, u32 bytes, const Scale<typename Elem<T>::Acc> &scale, const Ready &ready) {
   constexpr int U = BOTH && sizeof(T) == 1 ? LS_RING_UNROLL / 2 : LS_RING_UNROLL; // a pack of these fills more registers
@@ -151,6 +158,11 @@ template <class T, int OP, bool BOTH, class Ready> FI bool ringMove(const Piece 
   auto is = []() __attribute__((always_inline)) {};
   i = ringPacks<T, OP, BOTH, U>(i, p, packs, scale, is);
   ringPacks<T, OP, BOTH, 1>(i, p, packs, scale, is);
+  if constexpr (!BOTH && sizeof(T) == 1) { // bytes that are only moved need not go one by one
+    u64 all = p.from | p.to | p.out;
+    if (all % 4 == 0) first = ringWords<u32>(p, first, count);
+    else if (all % 2 == 0) first = ringWords<u16>(p, first, count);
+  }
   if (first < count) ringElements<T, OP, BOTH>(p, first, count, scale);
   return true;
 }
