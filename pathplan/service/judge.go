@@ -49,7 +49,7 @@ type badLink struct {
 
 const (
 	bucketFor  = 2 * time.Second
-	suspectAt  = 4 // what is looked at closely: a natural logarithm of odds, as the next two
+	suspectAt  = 1.5 // what is looked at closely: a natural logarithm of odds, as the next two
 	provenAt   = 12
 	confirmAt  = 8
 	wellAt     = 7

@@ -21,7 +21,7 @@ type Probing struct {
 	Port   uint16        // of responders; probe.Port
 	Ports  int           // source ports to trace, 256
 	Count  int           // probes from each of a way's ports in a round, 10
-	Rate   int           // probes a second of one host, 1000
+	Rate   int           // probes a second of one host, 1000; five times as many where a link may be bad
 }
 
 const (

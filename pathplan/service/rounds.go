@@ -18,8 +18,13 @@ import (
 // maxFocus bounds the spines whose links are looked at closely in a round.
 const maxFocus = 3
 
-// focusedTimes is how many times as many probes each port of a way gets that is looked at closely.
-const focusedTimes = 3
+// What is looked at closely gets focusedTimes as many probes from each port of a way, at
+// focusedRate times the rate: a link that loses 1 % takes some thousand to prove, and a job
+// waits for it meanwhile.
+const (
+	focusedTimes = 6
+	focusedRate  = 5
+)
 
 func (p *prober) round(now time.Time) {
 	for _, h := range p.hosts {
@@ -156,6 +161,7 @@ func (p *prober) task(now time.Time, a, b pathplan.HostPort, spine string) {
 	if len(t.Spines) > 0 {
 		each = focusedPorts
 		t.Count *= focusedTimes
+		t.Rate *= focusedRate
 	}
 	select {
 	case h.out <- t:

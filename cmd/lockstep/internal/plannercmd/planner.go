@@ -78,7 +78,7 @@ type Probing struct {
 	Every  time.Duration `default:"500ms" help:"Time between rounds (default: ${default})."`
 	Window time.Duration `default:"6s" help:"What links are judged by (default: ${default})."`
 	Port   uint16        `default:"4791" help:"UDP port of hosts' responders (default: ${default}, as RoCEv2)."`
-	Rate   int           `default:"1000" help:"Probes a second of one host (default: ${default})."`
+	Rate   int           `default:"1000" help:"Probes a second of one host (default: ${default}); five times as many while a link may be bad."`
 }
 
 // Help implements kong's help provider.
