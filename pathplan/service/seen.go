@@ -40,10 +40,11 @@ type SeenLink struct {
 
 // carried is what a lane's sender says that arrives.
 type carried struct {
-	rate uint64 // bytes a second
-	at   time.Time
-	slow bool      // against the connection's fastest lane
-	bad  time.Time // when its sender last said that it stalls, or loses
+	rate  uint64  // bytes a second
+	usual float64 // the same, smoothed
+	at    time.Time
+	slow  bool      // against the connection's fastest lane
+	bad   time.Time // when its sender last said that it stalls, or loses
 }
 
 // loadFor is for how long a sender's word on its lanes counts.
@@ -60,7 +61,12 @@ func (st *stream) carries(now time.Time, loads []*planpb.Load) {
 			lanes = append(lanes, carried{})
 		}
 		c := &lanes[l.GetLane()]
+		weight := smoothing
+		if now.Sub(c.at) >= loadFor {
+			weight = 1
+		}
 		c.rate, c.at = min(l.GetRate(), pathplan.MaxRate/8), now
+		c.usual += weight * (float64(c.rate) - c.usual)
 		st.loads[l.GetConn()] = lanes
 	}
 }
@@ -73,8 +79,11 @@ const (
 	// busyFrom is the part of a link's rate from which on a connection's fastest lane tells
 	// anything of paths.
 	busyFrom = 0.02
-	// badFor is for how long a sender's word that a lane is bad stands against its rate.
-	badFor = 2 * time.Second
+	// smoothing is the weight of the newest second: of few chunks in it, each lane gets what happens.
+	smoothing = 0.3
+	// badFor is for how long a sender's word that a lane is bad stands against its rate: less than
+	// it takes to be told of rates again, since one stall is no congestion.
+	badFor = loadEvery * 9 / 10
 )
 
 // compared is which lanes of connections the network slows, by what they carry: of all that
@@ -87,13 +96,13 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 			continue
 		}
 		done[l.GetConn()] = true
-		best := uint64(0)
+		best := 0.0
 		for _, c := range lanes {
 			if now.Sub(c.at) < loadFor {
-				best = max(best, c.rate)
+				best = max(best, c.usual)
 			}
 		}
-		if 8*float64(best) < busyFrom*float64(s.slowest) {
+		if 8*best < busyFrom*float64(s.slowest) {
 			continue
 		}
 		for i := range lanes {
@@ -101,7 +110,7 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 			if now.Sub(c.at) >= loadFor {
 				continue
 			}
-			part := float64(c.rate) / float64(best)
+			part := c.usual / best
 			c.slow = part < slowFrom || c.slow && part < slowUntil
 			out = append(out, pathplan.LaneSignal{Conn: st.id(l.GetConn()), Lane: i, Congested: c.slow || now.Sub(c.bad) < badFor})
 		}
