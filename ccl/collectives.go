@@ -69,7 +69,7 @@ func (c *Comm) collective(s *Stream, kind record.CollKind, send, recv Buffer, op
 	if t.Root == record.RootFrom {
 		count, share = recv.n, t.Recv
 	}
-	if share == record.ShareAll { // a division is a tenth of what a call costs
+	if share == record.ShareAll { // else nothing is divided: a division is slow
 		count /= c.size
 	}
 	return c.submit(s, kind, t, &send, &recv, op, root, count)

@@ -14,10 +14,14 @@ import (
 func TestSlowLanes(t *testing.T) {
 	n := newFabric(4, 4, 4)
 	var paths int // paths that were changed: shares go with what is measured
+	congested := 0
 	s, err := New(Options{Fabric: n, Listen: "127.0.0.1:0", Log: quiet, Plan: pathplan.Options{Hold: time.Second}, Decided: func(d Decision) {
 		for _, m := range d.Moves {
 			if m.From != m.Path {
 				paths++
+			}
+			if m.Reason == pathplan.Congested {
+				congested++
 			}
 		}
 	}})
@@ -74,6 +78,16 @@ func TestSlowLanes(t *testing.T) {
 	}
 	if moved := run(20, func(pathplan.Path) uint64 { return full / 3 }); moved > 0 {
 		t.Errorf("all carry less, and %d lanes are moved", moved)
+	}
+	for _, a := range s.Assignments("a") { // all of the link's lanes stall once
+		if a.Path.Up == slow {
+			st.loads[a.Conn.Conn][a.Lane].bad = now
+			s.planner.Observe(now, nil, []pathplan.LaneSignal{{Conn: a.Conn, Lane: a.Lane, Congested: true}})
+		}
+	}
+	run(10, func(pathplan.Path) uint64 { return full })
+	if congested > 0 {
+		t.Errorf("one stall, and %d moves for congestion", congested)
 	}
 	half := func(p pathplan.Path) uint64 {
 		if p.Up == slow {
