@@ -230,22 +230,23 @@ func (w *traced) whole(t *testing.T, id string, ranks int) []span {
 }
 
 func (w *traced) wholeTraces(t *testing.T) {
-	onJobClock := func(c *collector.Collective) bool {
-		return c.Size == 4 && c.Kind == record.AllReduce && c.JobClock && c.MapErr < int64(apart)/4
+	// An agent drains one rank after the other: a collective may be on the job's clock for one and not yet for the next.
+	known := func(node int, rank int32, of *collector.Collective) (c collector.Collective, ok bool) {
+		return w.last(node, func(o *collector.Collective) bool {
+			return o.Rank == rank && o.Size == 4 && o.Kind == record.AllReduce && o.JobClock && o.MapErr < int64(apart)/4 &&
+				(of == nil || o.CommID == of.CommID && o.Seq == of.Seq)
+		})
 	}
-	checked := 0
 	for range 5 {
 		var c collector.Collective
 		becomes(t, "an AllReduce of all ranks on a job clock that is known well", func() (ok bool) {
-			c, ok = w.last(1, onJobClock)
-			other, both := w.last(0, func(o *collector.Collective) bool { return o.CommID == c.CommID && o.Seq == c.Seq && o.JobClock })
-			return ok && both && other.MapErr < int64(apart)/4
+			c, ok = known(1, 3, nil)
+			for r := int32(0); ok && r < 3; r++ {
+				_, ok = known(int(r/2), r, &c)
+			}
+			return ok
 		})
 		w.checkTrace(t, w.whole(t, traceID(&c), 4))
-		checked++
-	}
-	if checked == 0 {
-		t.Error("nothing was checked")
 	}
 }
 
