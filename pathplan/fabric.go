@@ -28,6 +28,7 @@ type link struct {
 	background  int64         // bit/s of others, smoothed
 	measured    int64         // bit/s, -1: never
 	derate      float64       // share of the rate that its lanes do not seem to get
+	derated     time.Time     // when its lanes last said so
 	forget      time.Duration // in which half of derate wears off
 	freed       time.Time     // when all of it had
 	inverse     float64       // 1 / (rate left)

@@ -14,6 +14,11 @@ const (
 	// of having recovered: lanes must not go to and fro.
 	forgetMost = 16 * time.Minute
 	relapse    = 10 * time.Minute
+	// fewFor is for how many times Persist a link's lanes have to say so together: one of a link that
+	// has no other needs longer to be believed than four do.
+	fewFor = 4
+	// excuseFor is how long it may take to find the bad link that lanes have suffered from.
+	excuseFor = 15 * time.Second
 )
 
 // Observe takes in measurements. What a link carries beyond its planned lanes is somebody
@@ -62,9 +67,23 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 	}
 }
 
+// excuse takes back that a spine's links were taken for slower a moment ago: one of them is
+// bad, which the lanes of the others had to cross, too.
+func (p *Planner) excuse(now time.Time, spine int32) {
+	for i := range p.links {
+		if k := &p.links[i]; k.spine == spine && k.derate > 0 && now.Sub(k.derated) < excuseFor {
+			k.derate = 0
+			k.refresh()
+		}
+	}
+}
+
 // judge derates links whose lanes say network, and lets former ones recover.
 func (p *Planner) judge(now time.Time) {
-	type votes struct{ heard, congested int }
+	type votes struct {
+		heard, congested int
+		said             time.Duration // for how long the congested lanes have said so, together
+	}
 	of := make([]votes, len(p.links))
 	var all votes
 	for i := range p.links {
@@ -75,6 +94,7 @@ func (p *Planner) judge(now time.Time) {
 			of[i].heard++
 			if !l.congested.IsZero() && now.Sub(l.congested) >= p.opt.Persist {
 				of[i].congested++
+				of[i].said += now.Sub(l.congested)
 			}
 		}
 		if p.links[i].up {
@@ -84,7 +104,7 @@ func (p *Planner) judge(now time.Time) {
 	}
 	for i := range p.links {
 		k := &p.links[i]
-		blamed := of[i].congested > 0 && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard
+		blamed := of[i].said >= fewFor*p.opt.Persist && 4*of[i].congested >= 3*of[i].heard && 2*all.congested < all.heard
 		switch {
 		case blamed && now.Sub(k.changed) >= 2*p.opt.Persist:
 			switch {
@@ -95,7 +115,7 @@ func (p *Planner) judge(now time.Time) {
 				k.forget = forget
 			}
 			k.derate = min(derateMax, k.derate+0.25*(1-k.derate))
-			k.changed = now
+			k.changed, k.derated = now, now
 		case k.derate == 0 || blamed:
 			continue
 		default:

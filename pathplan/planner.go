@@ -422,6 +422,24 @@ func (p *Planner) Conns() (out []ConnID) {
 	return out
 }
 
+// FairRates appends the rate in bit/s that each lane of a connection gets when all lanes of its
+// links send, 0 of one without links.
+func (p *Planner) FairRates(id ConnID, to []float64) []float64 {
+	j := p.jobs[jobID{id.Tenant, id.Job}]
+	if j == nil || j.conns[id.Conn] == nil {
+		return to
+	}
+	for _, l := range j.conns[id.Conn].lanes {
+		rate := 0.0
+		if l.up != none {
+			up, down := &p.links[l.up], &p.links[l.down]
+			rate = min(float64(up.rate)/float64(len(up.lanes)), float64(down.rate)/float64(len(down.lanes)))
+		}
+		to = append(to, rate)
+	}
+	return to
+}
+
 // Links returns all links, in the topology's order.
 func (p *Planner) Links() []LinkView {
 	out := make([]LinkView, len(p.links))

@@ -264,20 +264,28 @@ func (u *Up) down(s, pod, but int) string {
 	return b.String()
 }
 
-// queueMs is how long a link's queue gets, ms.
-const queueMs = 100
+const (
+	// queueMs is how long a link's queue gets, ms.
+	queueMs = 100
+	// A link that has been idle carries no more at once than a switch's does: some frames, which are as
+	// large as the kernel forwards in one piece. (A token bucket of 64 KiB is 50 ms of a link of 10 Mbit/s.)
+	frames  = 2
+	mtu     = 1514
+	burstMs = 8
+)
 
 // shape gives every link its rate.
 func (u *Up) shape() error {
 	// Two classes, as switches have them: what asks for low delay goes first. htb, since
 	// kernels without prio have it.
+	burst := max(frames*mtu, u.Rate*1000/8*burstMs)
 	classes := func(dev string) string {
 		return fmt.Sprintf("qdisc add dev %[1]s root handle 1: htb default 20\n"+
-			"class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dkbit burst 64kb cburst 64kb\n"+
-			"class add dev %[1]s parent 1:1 classid 1:10 htb rate %[3]dkbit ceil %[2]dkbit burst 16kb cburst 64kb prio 0 quantum 1600\n"+
-			"class add dev %[1]s parent 1:1 classid 1:20 htb rate %[4]dkbit ceil %[2]dkbit burst 64kb cburst 64kb prio 1 quantum 65536\n"+
+			"class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dkbit burst %[6]d cburst %[6]d\n"+
+			"class add dev %[1]s parent 1:1 classid 1:10 htb rate %[3]dkbit ceil %[2]dkbit burst %[6]d cburst %[6]d prio 0 quantum 1600\n"+
+			"class add dev %[1]s parent 1:1 classid 1:20 htb rate %[4]dkbit ceil %[2]dkbit burst %[6]d cburst %[6]d prio 1 quantum 6000\n"+
 			"qdisc add dev %[1]s parent 1:10 bfifo limit 64kb\nqdisc add dev %[1]s parent 1:20 bfifo limit %[5]d\n"+
-			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, 1000*u.Rate, 100*u.Rate, 900*u.Rate, queueMs*1000*u.Rate/8)
+			"filter add dev %[1]s parent 1: protocol ip prio 1 u32 match ip tos 0x10 0x10 flowid 1:10", dev, 1000*u.Rate, 100*u.Rate, 900*u.Rate, queueMs*1000*u.Rate/8, burst)
 	}
 	for l := range u.leaves() {
 		var lines []string
@@ -303,6 +311,13 @@ func (u *Up) shape() error {
 		}
 	}
 	for h := range u.Hosts {
+		var lines []string
+		for side := range 2 {
+			lines = append(lines, fmt.Sprintf("link set eth%d gso_max_segs %d", side, frames))
+		}
+		if err := batch("ip", u.Host(h), lines); err != nil {
+			return err
+		}
 		if err := batch("tc", u.Host(h), []string{classes("eth0"), classes("eth1")}); err != nil {
 			return err
 		}

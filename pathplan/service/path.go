@@ -390,7 +390,7 @@ func (p *path) loads(now time.Time, lanes []ccl.LaneState) (out []*planpb.Load) 
 	}
 	for i, l := range lanes {
 		if took < 2*loadFor && i < len(p.carried) && i < len(p.given) && p.carried[i].Port == l.Port && p.given[i] == l.Port && l.Acked >= p.carried[i].Acked {
-			out = append(out, &planpb.Load{Conn: p.id, Lane: uint32(i), Rate: uint64(float64(l.Acked-p.carried[i].Acked) / took.Seconds())})
+			out = append(out, &planpb.Load{Conn: p.id, Lane: uint32(i), Rate: uint64(float64(l.Acked-p.carried[i].Acked) / took.Seconds()), Speed: l.Speed})
 		}
 	}
 	p.carried, p.told = append(p.carried[:0], lanes...), now

@@ -42,6 +42,7 @@ type SeenLink struct {
 type carried struct {
 	rate  uint64  // bytes a second
 	usual float64 // the same, smoothed
+	speed float64 // while bytes are under way, smoothed; that of usual where it is not told
 	at    time.Time
 	slow  bool      // against the connection's fastest lane
 	bad   time.Time // when its sender last said that it stalls, or loses
@@ -67,14 +68,20 @@ func (st *stream) carries(now time.Time, loads []*planpb.Load) {
 		}
 		c.rate, c.at = min(l.GetRate(), pathplan.MaxRate/8), now
 		c.usual += weight * (float64(c.rate) - c.usual)
+		speed := float64(c.rate)
+		if l.GetSpeed() > 0 {
+			speed = float64(min(l.GetSpeed(), pathplan.MaxRate/8))
+		}
+		c.speed += weight * (speed - c.speed)
 		st.loads[l.GetConn()] = lanes
 	}
 }
 
 const (
-	// slowFrom is the part of its connection's fastest lane that a slow lane carries less than,
-	// and slowUntil the one that it carries more than when it is slow no more. Senders give
-	// each lane as much as it takes, so that a lane's rate is its path's.
+	// slowFrom is the part of its connection's fastest lane that a slow lane is slower than, and
+	// slowUntil the one that it is faster than when it is slow no more. It carries less, too: senders
+	// split by speed, and how fast a lane is that has little to do is hard to tell. A lane of a
+	// link that has more lanes than the fastest's may be slower by that.
 	slowFrom, slowUntil = 0.7, 0.85
 	// busyFrom is the part of a link's rate from which on a connection's fastest lane tells
 	// anything of paths.
@@ -86,7 +93,7 @@ const (
 	badFor = loadEvery * 9 / 10
 )
 
-// compared is which lanes of connections the network slows, by what they carry: of all that
+// compared is which lanes of connections the network slows, by how fast they are: of all that
 // are told of, since a link is blamed only where most others are well.
 func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out []pathplan.LaneSignal) {
 	done := map[string]bool{}
@@ -96,13 +103,17 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 			continue
 		}
 		done[l.GetConn()] = true
-		best := 0.0
-		for _, c := range lanes {
+		busiest, best, fairest := 0.0, 0.0, 0.0
+		s.fair = s.planner.FairRates(st.id(l.GetConn()), s.fair[:0])
+		for i, c := range lanes {
 			if now.Sub(c.at) < loadFor {
-				best = max(best, c.usual)
+				busiest, best = max(busiest, c.usual), max(best, c.speed)
+				if i < len(s.fair) {
+					fairest = max(fairest, s.fair[i])
+				}
 			}
 		}
-		if 8*best < busyFrom*float64(s.slowest) {
+		if 8*busiest < busyFrom*float64(s.slowest) {
 			continue
 		}
 		for i := range lanes {
@@ -110,7 +121,10 @@ func (s *Server) compared(now time.Time, st *stream, loads []*planpb.Load) (out 
 			if now.Sub(c.at) >= loadFor {
 				continue
 			}
-			part := c.usual / best
+			part := max(c.speed/best, c.usual/busiest)
+			if i < len(s.fair) && s.fair[i] > 0 {
+				part *= fairest / s.fair[i]
+			}
 			c.slow = part < slowFrom || c.slow && part < slowUntil
 			out = append(out, pathplan.LaneSignal{Conn: st.id(l.GetConn()), Lane: i, Congested: c.slow || now.Sub(c.bad) < badFor})
 		}

@@ -72,7 +72,8 @@ type Server struct {
 	streams int
 	version uint64
 	probing *prober
-	slowest int64 // rate of the slowest link
+	slowest int64     // rate of the slowest link
+	fair    []float64 // of the connection that is looked at
 	moved   map[pathplan.Reason]uint64
 
 	state      *statedir.Dir // nil for none

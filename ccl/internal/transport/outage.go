@@ -66,6 +66,7 @@ func (l *tcpLink) watch(now int64) {
 		return
 	}
 	late := now-l.looked > silentAfter // nobody has looked: let there be time for an answer
+	passed := now - l.looked
 	l.looked = now
 	silent, heard, over := false, false, len(l.socks) == 0
 	for i, s := range l.socks {
@@ -83,6 +84,7 @@ func (l *tcpLink) watch(now int64) {
 			l.ask(s)
 		}
 		s.stalls(info, now)
+		s.pace.note(info, passed)
 		silent = silent || s.silent
 	}
 	switch {
@@ -94,6 +96,7 @@ func (l *tcpLink) watch(now int64) {
 		l.n.forget(l) // the old path is back
 		l.regained()
 	}
+	l.weigh()
 	l.tellResent()
 	l.survey()
 	l.giveUp(heard)

@@ -18,8 +18,8 @@ import (
 //	24 lines consumed by the frame's sender (credit), modulo 2^32
 //	28 tag of a line
 //
-// A fourth kind says where to go on (resume.go). // Every frame carries credit; data of one stream goes over several sockets in
-// whatever order, and its position says where it belongs.
+// A fourth kind says where to go on (resume.go). Every frame carries credit; data of one
+// stream goes over several sockets in whatever order, and its position says where it belongs.
 const (
 	frameSize = 32
 
@@ -58,8 +58,9 @@ type tcpLink struct {
 	// The executor's, once up.
 	opened bool
 	socks  []*socket
-	turn   int // socket for the next large chunk
-	lo, hi int // socks that carry what this end sends
+	turn   int  // socket for the next large chunk
+	splits bool // messages are split over the sockets by their rates
+	lo, hi int  // socks that carry what this end sends
 	lanes  []LaneState
 	former []*socket // sound, and replaced here: the peer may not have left them
 	meter  meter
@@ -118,6 +119,7 @@ type socket struct {
 	stalled            bool
 	port               uint16 // source port
 	path
+	pace
 
 	in         [readAhead]byte
 	inLo, inHi int

@@ -64,7 +64,7 @@ func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 				break
 			}
 		}
-		s := l.free(n)
+		s, n := l.lane(n, min(len(b), l.credit()))
 		if s == nil {
 			break // the network is what is slow
 		}

@@ -350,12 +350,14 @@ func (x *Signal) GetNowhere() bool {
 	return false
 }
 
-// Load is what a lane carries: for people to see, nothing is planned by it.
+// Load is what a lane carries. Lanes that are much slower than their connection's others say
+// that a link is.
 type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          string                 `protobuf:"bytes,1,opt,name=conn,proto3" json:"conn,omitempty"`
 	Lane          uint32                 `protobuf:"varint,2,opt,name=lane,proto3" json:"lane,omitempty"`
-	Rate          uint64                 `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"` // bytes a second that arrived, of late
+	Rate          uint64                 `protobuf:"varint,3,opt,name=rate,proto3" json:"rate,omitempty"`   // bytes a second that arrived, of late
+	Speed         uint64                 `protobuf:"varint,4,opt,name=speed,proto3" json:"speed,omitempty"` // bytes a second while some were under way; 0: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -407,6 +409,13 @@ func (x *Load) GetLane() uint32 {
 func (x *Load) GetRate() uint64 {
 	if x != nil {
 		return x.Rate
+	}
+	return 0
+}
+
+func (x *Load) GetSpeed() uint64 {
+	if x != nil {
+		return x.Speed
 	}
 	return 0
 }
@@ -945,11 +954,12 @@ const file_plan_proto_rawDesc = "" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x1c\n" +
 	"\tcongested\x18\x03 \x01(\bR\tcongested\x12\x18\n" +
-	"\anowhere\x18\x04 \x01(\bR\anowhere\"B\n" +
+	"\anowhere\x18\x04 \x01(\bR\anowhere\"X\n" +
 	"\x04Load\x12\x12\n" +
 	"\x04conn\x18\x01 \x01(\tR\x04conn\x12\x12\n" +
 	"\x04lane\x18\x02 \x01(\rR\x04lane\x12\x12\n" +
-	"\x04rate\x18\x03 \x01(\x04R\x04rate\"C\n" +
+	"\x04rate\x18\x03 \x01(\x04R\x04rate\x12\x14\n" +
+	"\x05speed\x18\x04 \x01(\x04R\x05speed\"C\n" +
 	"\x05Paths\x12:\n" +
 	"\bassigned\x18\x01 \x03(\v2\x1e.lockstep.pathplan.v1.AssignedR\bassigned\"\x80\x01\n" +
 	"\bAssigned\x12\x12\n" +

@@ -1,0 +1,100 @@
+package transport
+
+import (
+	"math"
+
+	"golang.org/x/sys/unix"
+)
+
+// How bytes are split over the sockets of a link. A kernel takes what fits its buffer at
+// once, however slow the path, so a socket that takes bytes says nothing of when they
+// arrive. Where a frame takes long, each goes to the socket that will have delivered it first,
+// by its rate and by what it still has, and frames get smaller towards the end of a message:
+// so all sockets are done at about the same time, also where one path is slower.
+
+const (
+	// splitFrom is how long a large frame takes, ns, on the slowest socket of a link whose
+	// messages are split by rate. Below that, asking the kernel costs more than it gains:
+	// whichever socket takes bytes carries them.
+	splitFrom = 100e3
+	// splitLeast is the smallest part of a message that is worth a frame of its own, and
+	// frameTime is how long, ns, a larger one may take: the receiver goes on with what has come
+	// in order, so the sockets' parts should alternate.
+	splitLeast = 8 << 10
+	frameTime  = 1e6
+	// laneMemory is the half-life of what is known of a socket's rate, ns.
+	laneMemory = 500e6
+	// lanePrior is for how long, ns, a socket is taken to have carried bytes at the mean rate of
+	// all: one that has hardly been used of late is tried again.
+	lanePrior = 10e6
+)
+
+// pace is what a socket has carried of late, and in which time.
+type pace struct {
+	bytes, busy float64 // ns in which bytes were under way, each fading
+	acked       uint64  // as last asked
+	was         uint64  // busy, µs, as last asked
+	rate        float64 // bytes a ns; 0 when it is not known
+}
+
+// note takes in what the kernel knows. Its own tcpi_delivery_rate will not do: it is a maximum over
+// bursts, and a switch or a shaper lets a burst pass at a rate that it does not keep up.
+func (p *pace) note(info *unix.TCPInfo, passed int64) {
+	fade := math.Exp2(-float64(passed) / laneMemory)
+	busy := info.Busy_time - min(info.Busy_time, info.Rwnd_limited)
+	p.bytes = p.bytes*fade + float64(info.Bytes_acked-p.acked)
+	p.busy = p.busy*fade + 1e3*float64(busy-min(busy, p.was))
+	p.acked, p.was = info.Bytes_acked, busy
+}
+
+// weigh knows the sockets' rates anew, and decides whether what this end sends is split by them.
+func (l *tcpLink) weigh() {
+	l.splits = false
+	socks := l.mine()
+	if len(socks) < 2 {
+		return
+	}
+	bytes, busy := 0.0, 0.0
+	for _, s := range socks {
+		bytes, busy = bytes+s.pace.bytes, busy+s.pace.busy
+	}
+	if bytes == 0 || busy < lanePrior {
+		return
+	}
+	for _, s := range socks {
+		s.rate = (s.pace.bytes + bytes/busy*lanePrior) / (s.pace.busy + lanePrior)
+		l.splits = l.splits || maxChunk > splitFrom*s.rate
+	}
+}
+
+// lane returns the socket for the next frame of a message, of which rest bytes are left and n
+// may be sent now, and the frame's length; nil when no socket takes anything.
+func (l *tcpLink) lane(n, rest int) (*socket, int) {
+	if !l.splits {
+		return l.free(n), n
+	}
+	socks := l.mine()
+	size := max(rest/len(socks), splitLeast)
+	var best *socket
+	soonest := 0.0
+	for _, s := range socks {
+		if !s.usable() || s.stalled {
+			continue
+		}
+		queued, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+		if err != nil {
+			continue
+		}
+		if at := (float64(queued) + float64(min(n, size))) / s.rate; best == nil || at < soonest {
+			best, soonest = s, at
+		}
+	}
+	if best == nil {
+		return l.free(n), n
+	}
+	size = min(size, max(splitLeast, int(frameTime*best.rate))) &^ (lineSize - 1)
+	if rest-size < splitLeast/2 {
+		size = rest
+	}
+	return best, min(n, size)
+}
