@@ -28,6 +28,8 @@ const (
 	absentFrom = 192
 	// absentTo is how many must have come to a spine for a link from there that none takes to be.
 	absentTo = 32
+	// A cable's other direction: whose link is down has hardly ever but one.
+	absentBack = 8
 	// absentFor is for how long none may have taken it.
 	absentFor = 2500 * time.Millisecond
 	// passedMin is how many ports that a spine passed on, and did not answer for itself, show
@@ -41,6 +43,12 @@ type evidence struct {
 	hosts  map[string]bool // who says so
 	seen   bool
 	passed int
+}
+
+// down reports whether a link is known to carry nothing.
+func (p *prober) down(l pathplan.Link, found map[pathplan.Link]finding) bool {
+	b := p.bad[l]
+	return found[l].state.Down || b != nil && b.state.Down
 }
 
 // absent adds links that nobody's traces take, by the word of two hosts where there are two.
@@ -95,6 +103,9 @@ func (p *prober) absent(found map[pathplan.Link]finding) {
 			// own hosts only has three of them: one at this end, and two at others.
 			if enough, witnesses = absentTo, 3; !heardLeaf[l.To] {
 				continue
+			}
+			if p.down(l.Reverse(), found) {
+				enough, witnesses = absentBack, 1
 			}
 		} else if ports := p.byLeaf[l.From]; len(ports) > 0 && p.alone[ports[0].Host] {
 			witnesses = 1

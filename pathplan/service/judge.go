@@ -133,6 +133,11 @@ func (p *prober) judge(now time.Time) {
 		}
 	}
 	p.absent(found)
+	for l, b := range p.bad {
+		if r := l.Reverse(); b.state.Down { // a cable's other direction
+			unsure[r] = true
+		}
+	}
 	before := p.unsure
 	p.unsure = map[pathplan.Link]time.Time{}
 	for l := range unsure {

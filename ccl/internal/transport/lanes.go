@@ -3,6 +3,7 @@ package transport
 import (
 	"math"
 
+	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,6 +23,9 @@ const (
 	// in order, so the sockets' parts should alternate.
 	splitLeast = 8 << 10
 	frameTime  = 1e6
+	// backlog is from how many bytes on a socket is busy, not merely waiting for its last acknowledgement,
+	// which the peer's kernel may delay.
+	backlog = 4 << 10
 	// laneMemory is the half-life of what is known of a socket's rate, ns.
 	laneMemory = 500e6
 	// lanePrior is for how long, ns, a socket is taken to have carried bytes at the mean rate of
@@ -29,22 +33,39 @@ const (
 	lanePrior = 10e6
 )
 
-// pace is what a socket has carried of late, and in which time.
+// pace is what a socket has carried of late, and in which time. The kernel's own
+// tcpi_delivery_rate will not do: it is a maximum over bursts, and a switch or a shaper lets a burst
+// pass at a rate that it does not keep up.
 type pace struct {
-	bytes, busy float64 // ns in which bytes were under way, each fading
+	bytes, busy float64 // by the kernel: acknowledged, and ns in which some were not; fading
 	acked       uint64  // as last asked
 	was         uint64  // busy, µs, as last asked
-	rate        float64 // bytes a ns; 0 when it is not known
+
+	drained, time float64 // by this end: while there was a backlog; fading
+	left          int     // backlog after the last frame
+	since         int64   // when that was
+
+	rate float64 // bytes a ns; 0 when it is not known
 }
 
-// note takes in what the kernel knows. Its own tcpi_delivery_rate will not do: it is a maximum over
-// bursts, and a switch or a shaper lets a burst pass at a rate that it does not keep up.
+// note takes in what the kernel knows.
 func (p *pace) note(info *unix.TCPInfo, passed int64) {
 	fade := math.Exp2(-float64(passed) / laneMemory)
 	busy := info.Busy_time - min(info.Busy_time, info.Rwnd_limited)
 	p.bytes = p.bytes*fade + float64(info.Bytes_acked-p.acked)
 	p.busy = p.busy*fade + 1e3*float64(busy-min(busy, p.was))
 	p.acked, p.was = info.Bytes_acked, busy
+	p.drained, p.time = p.drained*fade, p.time*fade
+}
+
+// drain takes in what a socket has left. Where that is a backlog, it has had one ever since the last
+// frame.
+func (p *pace) drain(now int64, queued int) {
+	if queued >= backlog && p.left > queued {
+		p.drained += float64(p.left - queued)
+		p.time += float64(now - p.since)
+	}
+	p.left, p.since = queued, now
 }
 
 // weigh knows the sockets' rates anew, and decides whether what this end sends is split by them.
@@ -54,9 +75,10 @@ func (l *tcpLink) weigh() {
 	if len(socks) < 2 {
 		return
 	}
-	bytes, busy := 0.0, 0.0
+	var bytes, busy, drained, time float64
 	for _, s := range socks {
 		bytes, busy = bytes+s.pace.bytes, busy+s.pace.busy
+		drained, time = drained+s.drained, time+s.time
 	}
 	if bytes == 0 || busy < lanePrior {
 		return
@@ -64,6 +86,16 @@ func (l *tcpLink) weigh() {
 	for _, s := range socks {
 		s.rate = (s.pace.bytes + bytes/busy*lanePrior) / (s.pace.busy + lanePrior)
 		l.splits = l.splits || maxChunk > splitFrom*s.rate
+	}
+	if !l.splits {
+		return
+	}
+	mean := bytes / busy
+	if time >= lanePrior {
+		mean = drained / time
+	}
+	for _, s := range socks {
+		s.rate = (s.drained + mean*lanePrior) / (s.time + lanePrior)
 	}
 }
 
@@ -73,26 +105,46 @@ func (l *tcpLink) lane(n, rest int) (*socket, int) {
 	if !l.splits {
 		return l.free(n), n
 	}
-	socks := l.mine()
-	size := max(rest/len(socks), splitLeast)
-	var best *socket
-	soonest := 0.0
-	for _, s := range socks {
+	socks, now := l.mine(), record.Now()
+	var queued [maxSockets]int
+	var rates [maxSockets]float64
+	for i, s := range socks {
 		if !s.usable() || s.stalled {
 			continue
 		}
-		queued, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
+		q, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
 		if err != nil {
 			continue
 		}
-		if at := (float64(queued) + float64(min(n, size))) / s.rate; best == nil || at < soonest {
-			best, soonest = s, at
-		}
+		s.drain(now, q)
+		queued[i], rates[i] = q, s.rate
 	}
-	if best == nil {
+	i, size := nextFrame(queued[:len(socks)], rates[:len(socks)], n, rest)
+	if i < 0 {
 		return l.free(n), n
 	}
-	size = min(size, max(splitLeast, int(frameTime*best.rate))) &^ (lineSize - 1)
+	socks[i].left += frameSize + size
+	return socks[i], size
+}
+
+// nextFrame picks a socket, and how many of up to n bytes it gets of a message of which rest are
+// left, by what sockets have and by their rates in bytes a ns, 0 of one that takes nothing; -1 when
+// none does.
+func nextFrame(queued []int, rates []float64, n, rest int) (best, size int) {
+	best, size = -1, max(rest/len(queued), splitLeast)
+	soonest := 0.0
+	for i, rate := range rates {
+		if rate == 0 {
+			continue
+		}
+		if at := float64(queued[i]+min(n, size)) / rate; best < 0 || at < soonest {
+			best, soonest = i, at
+		}
+	}
+	if best < 0 {
+		return best, 0
+	}
+	size = min(size, max(splitLeast, int(frameTime*rates[best]))) &^ (lineSize - 1)
 	if rest-size < splitLeast/2 {
 		size = rest
 	}
