@@ -2,6 +2,7 @@ package fabric_test
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -39,6 +40,21 @@ type bed struct {
 	ports int
 }
 
+// allowCubic has namespaces take CUBIC, where the machine has it and keeps it from them: BBR, some
+// machines' default, paces a socket that had little to do by what it did.
+func allowCubic(t *testing.T) {
+	const file = "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
+	was, err := os.ReadFile(file)
+	if err != nil || slices.Contains(strings.Fields(string(was)), "cubic") {
+		return
+	}
+	if err := os.WriteFile(file, append(bytes.TrimSpace(was), " cubic"...), 0); err != nil {
+		t.Log("without CUBIC:", err)
+		return
+	}
+	t.Cleanup(func() { _ = os.WriteFile(file, was, 0) })
+}
+
 // setUp makes the fabric; where this user may not, it skips the test.
 func setUp(t *testing.T, s fabric.Shape) *bed {
 	t.Helper()
@@ -50,6 +66,7 @@ func setUp(t *testing.T, s fabric.Shape) *bed {
 			t.Skip(err)
 		}
 	}
+	allowCubic(t)
 	s.Name = fmt.Sprintf("lsf%d", os.Getpid())
 	up, err := fabric.New(s)
 	if err != nil {
