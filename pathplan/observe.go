@@ -17,7 +17,7 @@ const (
 	// fewFor is for how many times Persist a link's lanes have to say so together: one of a link that
 	// has no other needs longer to be believed than four do.
 	fewFor = 4
-	// excuseFor is how long it may take to find the bad link that lanes have suffered from.
+	// excuseFor is how long it may take to find out about the link that lanes have suffered from.
 	excuseFor = 15 * time.Second
 )
 
@@ -67,11 +67,19 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 	}
 }
 
-// excuse takes back that a spine's links were taken for slower a moment ago: one of them is
-// bad, which the lanes of the others had to cross, too.
-func (p *Planner) excuse(now time.Time, spine int32) {
+// excuse takes back that links of a leaf, or of a spine, were taken for slower a moment ago: one of
+// them has gone bad, which the lanes of the others had to cross, too, or is back. And routes
+// have changed there: switches that hash anew had lanes collide where none was planned to.
+func (p *Planner) excuse(now time.Time, of *link) {
 	for i := range p.links {
-		if k := &p.links[i]; k.spine == spine && k.derate > 0 && now.Sub(k.derated) < excuseFor {
+		k := &p.links[i]
+		if k.spine != of.spine && k.leaf != of.leaf {
+			continue
+		}
+		for _, l := range k.lanes {
+			l.congested = time.Time{}
+		}
+		if k.derate > 0 && now.Sub(k.derated) < excuseFor {
 			k.derate = 0
 			k.refresh()
 		}

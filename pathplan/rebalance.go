@@ -33,8 +33,8 @@ func (p *Planner) SetLink(now time.Time, l Link, s LinkState) error {
 		if (k.class == dead) != (class == dead) {
 			p.resided[k.leaf] = struct{}{}
 		}
-		if class > k.class {
-			p.excuse(now, k.spine)
+		if class != k.class {
+			p.excuse(now, k)
 		}
 		k.state, k.class = s, class
 		return nil

@@ -465,3 +465,34 @@ func TestCongestedLink(t *testing.T) {
 		t.Errorf("moves: %+v", moves)
 	}
 }
+
+// TestExcused: a link whose lanes suffered from another, of its spine or its leaf, is not taken for
+// slow once that is found, nor when it is back.
+func TestExcused(t *testing.T) {
+	p := newPlanner(t, paper(), Options{Steered: true})
+	mustAllocate(t, p, pairs(16, 8, 4))
+	now := t0.Add(time.Minute)
+	suffers := p.byLink[Link{From: "leaf2", To: dying.To}]
+	for range 3 {
+		for range 60 {
+			now = now.Add(100 * time.Millisecond)
+			var signals []LaneSignal
+			for _, j := range p.jobs {
+				for _, c := range j.conns {
+					for i := range c.lanes {
+						signals = append(signals, LaneSignal{c.id, i, c.lanes[i].up == suffers})
+					}
+				}
+			}
+			p.Observe(now, nil, signals)
+		}
+		if p.links[suffers].derate == 0 {
+			t.Fatal("a link whose lanes say network is not taken for slower")
+		}
+		p.mustSet(t, now, LinkState{Down: p.links[p.byLink[dying]].class == well}, dying)
+		if d := p.links[suffers].derate; d > 0 {
+			t.Errorf("it was another link, and this one counts as slower by %.2f", d)
+		}
+	}
+	p.invariants(t)
+}

@@ -110,3 +110,63 @@ func TestSlowLanes(t *testing.T) {
 		t.Errorf("the link is well again, and has %d lanes of %d", is, was)
 	}
 }
+
+// TestWhatIsSlow: a lane is slow by how fast it is and by what it carries, both; not one that has little to
+// do, nor one that shares its link with more lanes than its connection's others.
+func TestWhatIsSlow(t *testing.T) {
+	s, err := New(Options{Fabric: newFabric(4, 4, 4), Listen: "127.0.0.1:0", Log: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	st := &stream{tenant: "a", job: "a", out: make(chan *planpb.Paths, 10000), conns: map[string]bool{}, loads: map[string][]carried{}}
+	need := &planpb.Need{}
+	for h := range 4 { // all of one leaf: more lanes than links
+		r := request(fmt.Sprint(h), fmt.Sprintf("10.3.%d.1", h), fmt.Sprintf("10.3.%d.1", h+4))
+		r.Lanes = 2 + uint32(h%2)
+		need.Requests = append(need.Requests, r)
+	}
+	if err := s.take(st, need); err != nil {
+		t.Fatal(err)
+	}
+	const full = uint64(1e9 / 8 / 4)
+	now := time.Now()
+	slow := func(rate, speed uint64) bool {
+		now = now.Add(time.Minute) // what was before is forgotten
+		loads := []*planpb.Load{
+			{Conn: "0", Lane: 0, Rate: rate, Speed: speed},
+			{Conn: "0", Lane: 1, Rate: full, Speed: full},
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		st.loads = map[string][]carried{}
+		st.carries(now, loads)
+		for _, sig := range s.compared(now, st, loads) {
+			if sig.Lane == 0 {
+				return sig.Congested
+			}
+		}
+		t.Fatal("nothing is said of the lane")
+		return false
+	}
+	fair := s.planner.FairRates(st.id("0"), nil)
+	if len(fair) != 2 || fair[0] <= 0 || fair[1] <= 0 {
+		t.Fatalf("rates by the plan: %v", fair)
+	}
+	share := min(1, fair[0]/fair[1]) // of the link's lanes, by the plan
+	for _, c := range []struct {
+		rate, speed uint64
+		want        bool
+	}{
+		{full, full, false},
+		{full / 4, full, false},
+		{full, full / 4, false},
+		{full / 4, 0, true}, // of who does not tell its speed
+		{uint64(float64(full) * share / 4), uint64(float64(full) * share / 4), true},
+		{uint64(float64(full) * share * 0.9), uint64(float64(full) * share * 0.9), false},
+	} {
+		if got := slow(c.rate, c.speed); got != c.want {
+			t.Errorf("%d bytes/s at %d, of a share of %.2f: slow %v", c.rate, c.speed, share, got)
+		}
+	}
+}

@@ -445,8 +445,10 @@ func TestRefusedByThePlanner(t *testing.T) {
 	if _, _, err := ask(t, c, ctx, "host0", "a", &planpb.Need{}); err == nil {
 		t.Error("a host with another authority's certificate is let in")
 	}
-	if n := s.Snapshot(time.Now()).Handshakes; n == 0 {
-		t.Error("its handshake is not counted")
+	for end := time.Now().Add(patience); s.Snapshot(time.Now()).Handshakes == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) { // with TLS 1.3 the client is done before the server
+			t.Fatal("its handshake is not counted")
+		}
 	}
 	c, ctx = dial(t, s, &agent)
 	if _, _, err := ask(t, c, ctx, "host1", "a", &planpb.Need{}); status.Code(err) != codes.PermissionDenied {
