@@ -119,7 +119,8 @@ func (l *tcpLink) lane(n, rest int) (*socket, int) {
 		s.drain(now, q)
 		queued[i], rates[i] = q, s.rate
 	}
-	i, size := nextFrame(queued[:len(socks)], rates[:len(socks)], n, rest)
+	least := max(splitLeast, l.m.cfg.Window/(maxGaps/2)) // all of a window may arrive behind its first frame
+	i, size := nextFrame(queued[:len(socks)], rates[:len(socks)], n, rest, least)
 	if i < 0 {
 		return l.free(n), n
 	}
@@ -129,9 +130,9 @@ func (l *tcpLink) lane(n, rest int) (*socket, int) {
 
 // nextFrame picks a socket, and how many of up to n bytes it gets of a message of which rest are
 // left, by what sockets have and by their rates in bytes a ns, 0 of one that takes nothing; -1 when
-// none does.
-func nextFrame(queued []int, rates []float64, n, rest int) (best, size int) {
-	best, size = -1, max(rest/len(queued), splitLeast)
+// none does. A frame has at least so many bytes where the message does.
+func nextFrame(queued []int, rates []float64, n, rest, least int) (best, size int) {
+	best, size = -1, max(rest/len(queued), least)
 	soonest := 0.0
 	for i, rate := range rates {
 		if rate == 0 {
@@ -144,8 +145,8 @@ func nextFrame(queued []int, rates []float64, n, rest int) (best, size int) {
 	if best < 0 {
 		return best, 0
 	}
-	size = min(size, max(splitLeast, int(frameTime*rates[best]))) &^ (lineSize - 1)
-	if rest-size < splitLeast/2 {
+	size = min(size, max(least, int(frameTime*rates[best]))) &^ (lineSize - 1)
+	if rest-size < least/2 {
 		size = rest
 	}
 	return best, min(n, size)

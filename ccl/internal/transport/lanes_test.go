@@ -30,7 +30,7 @@ func TestNextFrame(t *testing.T) {
 		ideal := earliest(queued, rates, float64(size))
 		rest := size
 		for rest > 0 {
-			i, k := nextFrame(queued, rates, min(rest, maxChunk), rest)
+			i, k := nextFrame(queued, rates, min(rest, maxChunk), rest, splitLeast)
 			if alive == 0 {
 				if i >= 0 {
 					t.Fatalf("round %d: socket %d takes bytes, and none does", round, i)
@@ -132,6 +132,6 @@ func TestPace(t *testing.T) {
 func BenchmarkLane(b *testing.B) {
 	queued, rates := []int{1 << 16, 1 << 15, 0, 1 << 10}, []float64{0.1, 0.2, 0.3, 0.4}
 	for b.Loop() {
-		_, _ = nextFrame(queued, rates, maxChunk, 1<<20)
+		_, _ = nextFrame(queued, rates, maxChunk, 1<<20, splitLeast)
 	}
 }

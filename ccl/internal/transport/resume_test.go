@@ -277,6 +277,7 @@ func TestCutsLoseNothing(t *testing.T) {
 		messages := rapid.IntRange(1, most).Draw(rt, "messages")
 		sockets := rapid.IntRange(1, 3).Draw(rt, "sockets")
 		odds := rapid.IntRange(30, 600).Draw(rt, "turns between cuts")
+		splits := rapid.Bool().Draw(rt, "split by rate")
 		dice := rand.New(rand.NewPCG(seed, 7))
 		w := newWires(t, window)
 		defer w.close()
@@ -291,6 +292,13 @@ func TestCutsLoseNothing(t *testing.T) {
 		for turn := 0; !ends[0].done() || !ends[1].done(); turn++ {
 			if turn > 400_000 {
 				rt.Fatalf("no end: %d and %d of %d messages have come", ends[0].got, ends[1].got, messages)
+			}
+			for _, l := range w.ends {
+				if l.splits = splits; splits && dice.IntN(10) == 0 {
+					for _, s := range l.mine() {
+						s.rate = float64(1+dice.IntN(20)) / 1000
+					}
+				}
 			}
 			// What any of the sets holds may still arrive.
 			for range 1 + dice.IntN(8) {
