@@ -82,7 +82,9 @@ func (c *deviceClock) measure() {
 }
 
 // meanRate bounds what the host's clock gained between two anchors, for each ns of the GPU's.
-// Anchors that are close together tell less than RatePPB does.
+// Anchors that are close together tell less than what two crystals and a clock that is being slewed
+// may differ by. RatePPB alone will not do: of a rate of -114 ppm that is known to within 20 it
+// would leave what is near -100.
 func meanRate(a, b *DeviceAnchor) (slow, fast float64, ok bool) {
 	d := float64(a.GPU - b.GPU)
 	if d <= 0 {
@@ -90,7 +92,8 @@ func meanRate(a, b *DeviceAnchor) (slow, fast float64, ok bool) {
 	}
 	gained, err := float64(a.Mono-b.Mono)-d, float64(a.Err)+float64(b.Err)+2 // of whole ns
 	slow, fast = (gained-err)/d, (gained+err)/d
-	if s, f := max(slow, -RatePPB*1e-9), min(fast, RatePPB*1e-9); s <= f {
+	const most = (RatePPB + SlewPPB) * 1e-9
+	if s, f := max(slow, -most), min(fast, most); s <= f {
 		slow, fast = s, f
 	}
 	return slow, fast, true
