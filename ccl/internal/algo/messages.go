@@ -93,7 +93,7 @@ func (m *Messages) Group(rank, size int, msgs []Message) *Schedule {
 }
 
 // AlltoAllv returns the schedule of an AlltoAllv for rank of size ranks. element is the size of an
-// element in bytes.
+// element in bytes. The buffers do not overlap.
 func (m *Messages) AlltoAllv(rank, size int, v *Vector, element int) *Schedule {
 	m.reset(2 * size)
 	for k := range size {
@@ -104,7 +104,7 @@ func (m *Messages) AlltoAllv(rank, size int, v *Vector, element int) *Schedule {
 			m.add(0, Step{Act: Copy, Peer: -1, Dst: dst, Src: src, Len: v.SendCounts[to] * element})
 			continue
 		}
-		m.add(2*k, Step{Act: Send, Header: true, Peer: int32(to), Src: src, Len: v.SendCounts[to] * element})
+		m.add(2*k, Step{Act: Send, Header: true, Kept: true, Peer: int32(to), Src: src, Len: v.SendCounts[to] * element})
 		m.add(2*k+1, Step{Act: Recv, Header: true, Peer: int32(from), Dst: dst, Len: v.RecvCounts[from] * element})
 	}
 	return m.build()

@@ -381,6 +381,14 @@ func TestKept(t *testing.T) {
 			t.Errorf("%v, in place %v: %.2f of the bytes, want %.2f", c.coll, c.inPlace, share, c.least)
 		}
 	}
+	counts, offsets := []int{3, 0, 5, 1 << 16}, []int{0, 3, 3, 8}
+	for _, track := range new(algo.Messages).AlltoAllv(1, 4, &algo.Vector{SendCounts: counts, SendOffsets: offsets, RecvCounts: counts, RecvOffsets: offsets}, 4).Tracks {
+		for _, st := range track {
+			if st.Act == algo.Send && !st.Kept {
+				t.Errorf("AlltoAllv copies the %d bytes for rank %d", st.Len, st.Peer)
+			}
+		}
+	}
 }
 
 // TestLegs: each Leg has one First and one Last step, and its other steps lie between them.
