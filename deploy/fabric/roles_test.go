@@ -3,7 +3,6 @@ package fabric_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -140,10 +139,13 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 	defer comm.Close()
 	s := comm.NewStream()
 	in, out := make([]float32, r.Bytes/4/r.Depth), make([]float32, r.Bytes/4/r.Depth)
-	stop := []float32{0}
-	for began := time.Now(); stop[0] == 0; {
+	const last = 1 << 20 // what rank 0 adds to the first element in the last turn: nobody waits for word of its own
+	for began, stop := time.Now(), float32(0); stop == 0; {
 		for i := range in {
 			in[i] = float32(i%7 + r.Rank)
+		}
+		if r.Rank == 0 && time.Since(began).Seconds() > r.Seconds {
+			in[0] += last
 		}
 		for range r.Depth {
 			if err := comm.AllReduce(s, ccl.Of(in), ccl.Of(out), ccl.Sum); err != nil {
@@ -155,21 +157,16 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 		}
 		if r.Rank == 0 {
 			fmt.Println(strconv.FormatFloat(float64(time.Now().UnixNano())/1e9, 'f', 4, 64))
-			if time.Since(began).Seconds() > r.Seconds {
-				stop[0] = 1
-			}
+		}
+		if out[0] >= last {
+			stop = last
+			out[0] -= last
 		}
 		for i := range out {
 			if want := float32(r.Size*(i%7) + r.Size*(r.Size-1)/2); out[i] != want {
 				return fmt.Errorf("element %d is %v, want %v", i, out[i], want)
 			}
 		}
-		if err := comm.AllReduce(s, ccl.Of(stop), ccl.Of(stop), ccl.Sum); err != nil {
-			return err
-		}
-		if err := s.Wait(ctx); err != nil {
-			return err
-		}
 	}
-	return errors.Join(err)
+	return nil
 }
