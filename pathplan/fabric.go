@@ -29,6 +29,8 @@ type link struct {
 	measured    int64         // bit/s, -1: never
 	derate      float64       // share of the rate that its lanes do not seem to get
 	derated     time.Time     // when its lanes last said so
+	blamed      time.Time     // and since when they have, again and again
+	before      float64       // derate, until then
 	forget      time.Duration // in which half of derate wears off
 	freed       time.Time     // when all of it had
 	inverse     float64       // 1 / (rate left)

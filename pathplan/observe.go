@@ -68,8 +68,9 @@ func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {
 }
 
 // excuse takes back that links of a leaf, or of a spine, were taken for slower a moment ago: one of
-// them has gone bad, which the lanes of the others had to cross, too, or is back. And routes
-// have changed there: switches that hash anew had lanes collide where none was planned to.
+// them has died, which the lanes of the others had to cross, too, or is back. And routes have
+// changed there: switches that hash anew had lanes collide where none was planned to. A link that
+// was blamed for longer stays so; the lanes have no say for a while, neither against a link nor for it.
 func (p *Planner) excuse(now time.Time, of *link) {
 	for i := range p.links {
 		k := &p.links[i]
@@ -77,10 +78,10 @@ func (p *Planner) excuse(now time.Time, of *link) {
 			continue
 		}
 		for _, l := range k.lanes {
-			l.congested = time.Time{}
+			l.congested, l.excused = time.Time{}, now
 		}
-		if k.derate > 0 && now.Sub(k.derated) < excuseFor {
-			k.derate = 0
+		if k.derate > k.before && now.Sub(k.blamed) < excuseFor {
+			k.derate, k.derated = k.before, time.Time{}
 			k.refresh()
 		}
 	}
@@ -96,7 +97,7 @@ func (p *Planner) judge(now time.Time) {
 	var all votes
 	for i := range p.links {
 		for _, l := range p.links[i].lanes {
-			if now.Sub(l.heard) > 3*p.opt.Persist || now.Sub(l.moved) < p.opt.Persist {
+			if now.Sub(l.heard) > 3*p.opt.Persist || now.Sub(l.moved) < p.opt.Persist || now.Sub(l.excused) < fewFor*p.opt.Persist {
 				continue
 			}
 			of[i].heard++
@@ -121,6 +122,9 @@ func (p *Planner) judge(now time.Time) {
 				k.forget = min(forgetMost, 2*k.forget)
 			default:
 				k.forget = forget
+			}
+			if now.Sub(k.derated) >= excuseFor {
+				k.blamed, k.before = now, k.derate
 			}
 			k.derate = min(derateMax, k.derate+0.25*(1-k.derate))
 			k.changed, k.derated = now, now

@@ -70,6 +70,7 @@ type lane struct {
 	moved     time.Time
 	moves     int
 	congested time.Time // since when its windows say network
+	excused   time.Time // when what it said was taken back
 	heard     time.Time // when they last said anything
 }
 

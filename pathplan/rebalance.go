@@ -31,10 +31,8 @@ func (p *Planner) SetLink(now time.Time, l Link, s LinkState) error {
 			k.back = now
 		}
 		if (k.class == dead) != (class == dead) {
-			p.resided[k.leaf] = struct{}{}
-		}
-		if class != k.class {
 			p.excuse(now, k)
+			p.resided[k.leaf] = struct{}{}
 		}
 		k.state, k.class = s, class
 		return nil
@@ -360,7 +358,7 @@ func (r *rebalance) moves() []Move {
 			continue
 		}
 		if was.up != l.up || was.down != l.down || was.port != l.port {
-			l.moved = r.now
+			l.moved, l.congested = r.now, time.Time{} // what it said was of another path
 		}
 		out = append(out, Move{Assignment: r.assignment(r.now, l), From: r.path(was.up, was.down), FromPort: was.port, Reason: r.because(i, l)})
 	}

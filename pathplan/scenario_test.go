@@ -494,5 +494,37 @@ func TestExcused(t *testing.T) {
 			t.Errorf("it was another link, and this one counts as slower by %.2f", d)
 		}
 	}
+	// One that was blamed for long stays so, and nobody else is for what no longer counts: half of all say network.
+	says := func(seconds int, who func(l *lane) bool) {
+		for range 10 * seconds {
+			now = now.Add(100 * time.Millisecond)
+			var signals []LaneSignal
+			for _, j := range p.jobs {
+				for _, c := range j.conns {
+					for i := range c.lanes {
+						signals = append(signals, LaneSignal{c.id, i, who(&c.lanes[i])})
+					}
+				}
+			}
+			p.Observe(now, nil, signals)
+		}
+	}
+	says(60, func(l *lane) bool { return l.up == suffers })
+	before := p.links[suffers].derate
+	p.mustSet(t, now, LinkState{}, dying)
+	p.mustSet(t, now, LinkState{Down: true}, dying)
+	if d := p.links[suffers].derate; d != before || d == 0 {
+		t.Errorf("a link that was slow for a minute counted as slower by %.2f, and now by %.2f", before, d)
+	}
+	says(600, func(l *lane) bool { return false })
+	most := func(l *lane) bool { return p.links[l.up].spine < int32(len(p.spines)*5/8) }
+	says(10, most)
+	p.mustSet(t, now, LinkState{}, dying)
+	says(3, most)
+	for i := range p.links {
+		if k := &p.links[i]; k.derate > 0.05 && i != int(suffers) {
+			t.Fatalf("most say network, and %v is blamed", k.Link)
+		}
+	}
 	p.invariants(t)
 }

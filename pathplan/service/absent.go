@@ -28,7 +28,7 @@ const (
 	absentFrom = 192
 	// absentTo is how many must have come to a spine for a link from there that none takes to be.
 	absentTo = 32
-	// A cable's other direction: whose link is down has hardly ever but one.
+	// absentBack is the same where the cable's other direction is down: hardly ever is one alone.
 	absentBack = 8
 	// absentFor is for how long none may have taken it.
 	absentFor = 2500 * time.Millisecond
@@ -92,13 +92,21 @@ func (p *prober) absent(found map[pathplan.Link]finding) {
 			}
 		}
 	}
+	var ups, downs []pathplan.Link
 	for l := range p.s.o.Fabric.addrs {
+		if p.leaf[l.From] {
+			ups = append(ups, l)
+		} else {
+			downs = append(downs, l)
+		}
+	}
+	for _, l := range append(ups, downs...) { // what is found of a way up counts for the way back
 		e := of[l]
 		if e == nil || e.seen || e.passed >= passedMin {
 			continue
 		}
 		enough, witnesses := absentFrom, 2
-		if up := p.leaf[l.From]; !up {
+		if !p.leaf[l.From] {
 			// A leaf that answers nobody is not known to be cut off, and who is told of by its
 			// own hosts only has three of them: one at this end, and two at others.
 			if enough, witnesses = absentTo, 3; !heardLeaf[l.To] {

@@ -134,8 +134,8 @@ func TestWhatIsSlow(t *testing.T) {
 	slow := func(rate, speed uint64) bool {
 		now = now.Add(time.Minute) // what was before is forgotten
 		loads := []*planpb.Load{
-			{Conn: "0", Lane: 0, Rate: rate, Speed: speed},
-			{Conn: "0", Lane: 1, Rate: full, Speed: full},
+			{Conn: "1", Lane: 0, Rate: rate, Speed: speed},
+			{Conn: "1", Lane: 1, Rate: full, Speed: full},
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -149,11 +149,11 @@ func TestWhatIsSlow(t *testing.T) {
 		t.Fatal("nothing is said of the lane")
 		return false
 	}
-	fair := s.planner.FairRates(st.id("0"), nil)
-	if len(fair) != 2 || fair[0] <= 0 || fair[1] <= 0 {
+	fair := s.planner.FairRates(st.id("1"), nil)
+	if len(fair) != 3 || fair[0] <= 0 || fair[0] >= fair[1] {
 		t.Fatalf("rates by the plan: %v", fair)
 	}
-	share := min(1, fair[0]/fair[1]) // of the link's lanes, by the plan
+	share := fair[0] / fair[1] // its link has more lanes, by the plan
 	for _, c := range []struct {
 		rate, speed uint64
 		want        bool

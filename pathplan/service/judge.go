@@ -134,7 +134,8 @@ func (p *prober) judge(now time.Time) {
 	}
 	p.absent(found)
 	for l, b := range p.bad {
-		if r := l.Reverse(); b.state.Down { // a cable's other direction
+		r := l.Reverse() // a cable's other direction
+		if _, ours := p.s.o.Fabric.addrs[r]; ours && b.state.Down && now.Sub(b.since) < p.o.Window {
 			unsure[r] = true
 		}
 	}

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"math"
+	"slices"
 
 	"github.com/lockstep-ccl/lockstep/record"
 	"golang.org/x/sys/unix"
@@ -37,12 +38,13 @@ const (
 // tcpi_delivery_rate will not do: it is a maximum over bursts, and a switch or a shaper lets a burst
 // pass at a rate that it does not keep up.
 type pace struct {
-	bytes, busy float64 // by the kernel: acknowledged, and ns in which some were not; fading
+	bytes, busy float64 // acknowledged between looks that both found a backlog, and ns; fading
 	acked       uint64  // as last asked
-	was         uint64  // busy, µs, as last asked
+	shut        uint64  // µs in which the peer's window was, as last asked
+	behind      bool    // there was a backlog, as last asked
 
-	drained, time float64 // by this end: while there was a backlog; fading
-	left          int     // backlog after the last frame
+	drained, time float64 // between frames, likewise; fading
+	left          int     // backlog after the last frame; 0 when it is not known
 	since         int64   // when that was
 
 	rate float64 // bytes a ns; 0 when it is not known
@@ -51,18 +53,24 @@ type pace struct {
 // note takes in what the kernel knows.
 func (p *pace) note(info *unix.TCPInfo, passed int64) {
 	fade := math.Exp2(-float64(passed) / laneMemory)
-	busy := info.Busy_time - min(info.Busy_time, info.Rwnd_limited)
-	p.bytes = p.bytes*fade + float64(info.Bytes_acked-p.acked)
-	p.busy = p.busy*fade + 1e3*float64(busy-min(busy, p.was))
-	p.acked, p.was = info.Bytes_acked, busy
-	p.drained, p.time = p.drained*fade, p.time*fade
+	p.bytes, p.busy, p.drained, p.time = p.bytes*fade, p.busy*fade, p.drained*fade, p.time*fade
+	behind := int(info.Unacked)*int(info.Snd_mss)+int(info.Notsent_bytes) >= backlog
+	shut := info.Rwnd_limited - min(info.Rwnd_limited, p.shut)
+	switch {
+	case 10*int64(shut)*1e3 > passed: // it was the receiver that took nothing
+		p.drained, p.time, p.left, behind = 0, 0, 0, false
+	case behind && p.behind:
+		p.bytes += float64(info.Bytes_acked - p.acked)
+		p.busy += float64(passed)
+	}
+	p.acked, p.shut, p.behind = info.Bytes_acked, info.Rwnd_limited, behind
 }
 
 // drain takes in what a socket has left. Where that is a backlog, it has had one ever since the last
 // frame.
 func (p *pace) drain(now int64, queued int) {
-	if queued >= backlog && p.left > queued {
-		p.drained += float64(p.left - queued)
+	if queued >= backlog && p.left >= backlog {
+		p.drained += float64(max(0, p.left-queued))
 		p.time += float64(now - p.since)
 	}
 	p.left, p.since = queued, now
@@ -70,62 +78,80 @@ func (p *pace) drain(now int64, queued int) {
 
 // weigh knows the sockets' rates anew, and decides whether what this end sends is split by them.
 func (l *tcpLink) weigh() {
-	l.splits = false
 	socks := l.mine()
-	if len(socks) < 2 {
-		return
-	}
 	var bytes, busy, drained, time float64
 	for _, s := range socks {
 		bytes, busy = bytes+s.pace.bytes, busy+s.pace.busy
 		drained, time = drained+s.drained, time+s.time
 	}
-	if bytes == 0 || busy < lanePrior {
-		return
-	}
+	l.splits = false
+	known := len(socks) > 1 && bytes > 0 && busy >= lanePrior
 	for _, s := range socks {
-		s.rate = (s.pace.bytes + bytes/busy*lanePrior) / (s.pace.busy + lanePrior)
-		l.splits = l.splits || maxChunk > splitFrom*s.rate
-	}
-	if !l.splits {
-		return
+		if s.rate = 0; known {
+			s.rate = (s.pace.bytes + bytes/busy*lanePrior) / (s.pace.busy + lanePrior)
+			l.splits = l.splits || maxChunk > splitFrom*s.rate
+		}
 	}
 	mean := bytes / busy
 	if time >= lanePrior {
 		mean = drained / time
 	}
 	for _, s := range socks {
-		s.rate = (s.drained + mean*lanePrior) / (s.time + lanePrior)
+		if !l.splits {
+			s.left = 0 // nobody keeps it
+		} else {
+			s.rate = max(1e-9, (s.drained+mean*lanePrior)/(s.time+lanePrior))
+		}
 	}
 }
 
 // lane returns the socket for the next frame of a message, of which rest bytes are left and n
-// may be sent now, and the frame's length; nil when no socket takes anything.
+// may be sent now, and the frame's length; nil when the socket whose turn it is takes nothing yet.
 func (l *tcpLink) lane(n, rest int) (*socket, int) {
 	if !l.splits {
 		return l.free(n), n
 	}
-	socks, now := l.mine(), record.Now()
+	// Each change of sockets may leave a gap at the receiver, of which it takes so many in a window.
+	least := max(splitLeast, l.m.cfg.Window/(maxGaps/4))
+	socks := l.mine()
+	if s := l.last; rest < least && l.run < least && slices.Contains(socks, s) && s.usable() && !s.stalled {
+		return s, n
+	}
+	now := record.Now()
 	var queued [maxSockets]int
 	var rates [maxSockets]float64
 	for i, s := range socks {
-		if !s.usable() || s.stalled {
+		if s.broken || s.ended || s.stalled {
 			continue
 		}
 		q, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
 		if err != nil {
 			continue
 		}
+		q += len(s.out)
 		s.drain(now, q)
 		queued[i], rates[i] = q, s.rate
 	}
-	least := max(splitLeast, l.m.cfg.Window/(maxGaps/2)) // all of a window may arrive behind its first frame
 	i, size := nextFrame(queued[:len(socks)], rates[:len(socks)], n, rest, least)
 	if i < 0 {
 		return l.free(n), n
 	}
-	socks[i].left += frameSize + size
+	if !socks[i].usable() {
+		return nil, 0 // full, and sooner done than the others all the same
+	}
 	return socks[i], size
+}
+
+// carried notes that a socket has taken a frame.
+func (l *tcpLink) carried(s *socket, n int) {
+	if !l.splits {
+		return
+	}
+	s.left += frameSize + n
+	if l.last != s {
+		l.last, l.run = s, 0
+	}
+	l.run += n
 }
 
 // nextFrame picks a socket, and how many of up to n bytes it gets of a message of which rest are

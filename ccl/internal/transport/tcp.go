@@ -58,9 +58,11 @@ type tcpLink struct {
 	// The executor's, once up.
 	opened bool
 	socks  []*socket
-	turn   int  // socket for the next large chunk
-	splits bool // messages are split over the sockets by their rates
-	lo, hi int  // socks that carry what this end sends
+	turn   int     // socket for the next large chunk
+	splits bool    // messages are split over the sockets by their rates
+	last   *socket // that took a frame then
+	run    int     // and how many bytes since it was another
+	lo, hi int     // socks that carry what this end sends
 	lanes  []LaneState
 	former []*socket // sound, and replaced here: the peer may not have left them
 	meter  meter

@@ -75,6 +75,7 @@ func (l *tcpLink) post(b []byte, stay bool) (int, error) {
 		if !ok {
 			continue
 		}
+		l.carried(s, n)
 		l.retain(l.sent, b[:n:n], l.pad, stay)
 		l.pad = 0
 		l.sent += uint64(n)

@@ -350,8 +350,8 @@ func (x *Signal) GetNowhere() bool {
 	return false
 }
 
-// Load is what a lane carries. Lanes that are much slower than their connection's others say
-// that a link is.
+// Load is what a lane carries. A link is taken for slow when its lanes are much slower than
+// their connections' others.
 type Load struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Conn          string                 `protobuf:"bytes,1,opt,name=conn,proto3" json:"conn,omitempty"`
