@@ -97,7 +97,7 @@ func (p *Planner) judge(now time.Time) {
 	var all votes
 	for i := range p.links {
 		for _, l := range p.links[i].lanes {
-			if now.Sub(l.heard) > 3*p.opt.Persist || now.Sub(l.moved) < p.opt.Persist || now.Sub(l.excused) < fewFor*p.opt.Persist {
+			if now.Sub(l.heard) > 3*p.opt.Persist || now.Sub(l.moved) < fewFor*p.opt.Persist || now.Sub(l.excused) < fewFor*p.opt.Persist {
 				continue
 			}
 			of[i].heard++

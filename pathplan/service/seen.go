@@ -82,7 +82,7 @@ const (
 	// slowUntil the one that it is faster than when it is slow no more. It carries less, too: senders
 	// split by speed, and how fast a lane is that has little to do is hard to tell. A lane of a
 	// link that has more lanes than the fastest's may be slower by that.
-	slowFrom, slowUntil = 0.7, 0.85
+	slowFrom, slowUntil = 0.55, 0.75
 	// busyFrom is the part of a link's rate from which on a connection's fastest lane tells
 	// anything of paths.
 	busyFrom = 0.02

@@ -212,9 +212,6 @@ func (s *Server) tick(now time.Time) {
 		s.moved[m.Reason]++
 		s.o.Log.Info("lane moved", "tenant", m.Conn.Tenant, "job", m.Conn.Job, "conn", m.Conn.Conn, "lane", m.Lane, "from", m.From.String(), "to", m.Path.String(), "reason", m.Reason.String())
 		moved[m.Conn] = true
-		if st := s.owners[m.Conn]; st != nil && m.From != m.Path && m.Lane < len(st.loads[m.Conn.Conn]) {
-			st.loads[m.Conn.Conn][m.Lane] = carried{} // that was of another path
-		}
 	}
 	if len(moves) > 0 {
 		s.decided(Decision{At: now, Took: time.Since(now), Moves: moves})

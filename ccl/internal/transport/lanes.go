@@ -44,8 +44,9 @@ type pace struct {
 	behind      bool    // there was a backlog, as last asked
 
 	drained, time float64 // between frames, likewise; fading
-	left          int     // backlog after the last frame; 0 when it is not known
+	left          int     // backlog after the last frame
 	since         int64   // when that was
+	moving        bool    // some of that backlog has been acknowledged
 
 	rate float64 // bytes a ns; 0 when it is not known
 }
@@ -58,7 +59,7 @@ func (p *pace) note(info *unix.TCPInfo, passed int64) {
 	shut := info.Rwnd_limited - min(info.Rwnd_limited, p.shut)
 	switch {
 	case 10*int64(shut)*1e3 > passed: // it was the receiver that took nothing
-		p.drained, p.time, p.left, behind = 0, 0, 0, false
+		p.drained, p.time, p.moving, behind = 0, 0, false, false
 	case behind && p.behind:
 		p.bytes += float64(info.Bytes_acked - p.acked)
 		p.busy += float64(passed)
@@ -69,9 +70,14 @@ func (p *pace) note(info *unix.TCPInfo, passed int64) {
 // drain takes in what a socket has left. Where that is a backlog, it has had one ever since the last
 // frame.
 func (p *pace) drain(now int64, queued int) {
-	if queued >= backlog && p.left >= backlog {
+	switch {
+	case queued < backlog:
+		p.moving = false
+	case p.moving:
 		p.drained += float64(max(0, p.left-queued))
 		p.time += float64(now - p.since)
+	default:
+		p.moving = p.left > queued // the first acknowledgement of a burst takes a round trip, whatever the rate
 	}
 	p.left, p.since = queued, now
 }
@@ -98,7 +104,7 @@ func (l *tcpLink) weigh() {
 	}
 	for _, s := range socks {
 		if !l.splits {
-			s.left = 0 // nobody keeps it
+			s.moving, s.left = false, 0 // nobody keeps them
 		} else {
 			s.rate = max(1e-9, (s.drained+mean*lanePrior)/(s.time+lanePrior))
 		}
