@@ -23,7 +23,7 @@ const (
 
 // Observe takes in measurements. What a link carries beyond its planned lanes is somebody
 // else's, and the plan makes room for it. A link whose lanes say network for Persist, three
-// of four of them, while most of the fabric's do not, is taken for slower than its rate;
+// of four of them and fewFor times as long together, while most of the fabric's do not, is taken for slower than its rate;
 // that wears off in minutes, so that a link which is well again is tried again. Names that
 // are not in the plan are passed over: they may have gone a moment ago.
 func (p *Planner) Observe(now time.Time, links []LinkLoad, lanes []LaneSignal) {

@@ -426,6 +426,19 @@ func (p *Planner) settleForeign(t *testing.T, share float64, most int) (moves []
 	return moves
 }
 
+// hear tells the planner of all lanes whether they say network.
+func (p *Planner) hear(now time.Time, says func(l *lane) bool) {
+	var signals []LaneSignal
+	for _, j := range p.jobs {
+		for _, c := range j.conns {
+			for i := range c.lanes {
+				signals = append(signals, LaneSignal{c.id, i, says(&c.lanes[i])})
+			}
+		}
+	}
+	p.Observe(now, nil, signals)
+}
+
 // TestCongestedLink: lanes leave a link that does not carry what it should (their windows
 // say network), no more than need be; where all say network, nobody is blamed.
 func TestCongestedLink(t *testing.T) {
@@ -438,15 +451,7 @@ func TestCongestedLink(t *testing.T) {
 			if err := p.Renew(now, "t", "job0"); err != nil {
 				t.Fatal(err)
 			}
-			var signals []LaneSignal
-			for _, j := range p.jobs {
-				for _, c := range j.conns {
-					for i := range c.lanes {
-						signals = append(signals, LaneSignal{c.id, i, says(&c.lanes[i])})
-					}
-				}
-			}
-			p.Observe(now, nil, signals)
+			p.hear(now, says)
 			moves = append(moves, p.Rebalance(now, 8)...)
 		}
 		p.invariants(t)
@@ -476,15 +481,7 @@ func TestExcused(t *testing.T) {
 	for range 3 {
 		for range 60 {
 			now = now.Add(100 * time.Millisecond)
-			var signals []LaneSignal
-			for _, j := range p.jobs {
-				for _, c := range j.conns {
-					for i := range c.lanes {
-						signals = append(signals, LaneSignal{c.id, i, c.lanes[i].up == suffers})
-					}
-				}
-			}
-			p.Observe(now, nil, signals)
+			p.hear(now, func(l *lane) bool { return l.up == suffers })
 		}
 		if p.links[suffers].derate == 0 {
 			t.Fatal("a link whose lanes say network is not taken for slower")
@@ -498,15 +495,7 @@ func TestExcused(t *testing.T) {
 	says := func(seconds int, who func(l *lane) bool) {
 		for range 10 * seconds {
 			now = now.Add(100 * time.Millisecond)
-			var signals []LaneSignal
-			for _, j := range p.jobs {
-				for _, c := range j.conns {
-					for i := range c.lanes {
-						signals = append(signals, LaneSignal{c.id, i, who(&c.lanes[i])})
-					}
-				}
-			}
-			p.Observe(now, nil, signals)
+			p.hear(now, who)
 		}
 	}
 	says(60, func(l *lane) bool { return l.up == suffers })

@@ -139,8 +139,8 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 	defer comm.Close()
 	s := comm.NewStream()
 	in, out := make([]float32, r.Bytes/4/r.Depth), make([]float32, r.Bytes/4/r.Depth)
-	const last = 1 << 20 // what rank 0 adds to the first element in the last turn: nobody waits for word of its own
-	for began, stop := time.Now(), float32(0); stop == 0; {
+	const last = 1 << 20 // rank 0 adds it to the first element in the last turn, so that all ranks know
+	for began, stop := time.Now(), false; !stop; {
 		for i := range in {
 			in[i] = float32(i%7 + r.Rank)
 		}
@@ -158,8 +158,7 @@ func (r *role) rank(ctx context.Context, log *slog.Logger) error {
 		if r.Rank == 0 {
 			fmt.Println(strconv.FormatFloat(float64(time.Now().UnixNano())/1e9, 'f', 4, 64))
 		}
-		if out[0] >= last {
-			stop = last
+		if stop = out[0] >= last; stop {
 			out[0] -= last
 		}
 		for i := range out {

@@ -133,9 +133,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// BenchmarkLane is what it costs to pick a socket by rate; budget 5 % of sending a large frame over loopback
-// (BenchmarkRetain: 100 µs and more).
-func BenchmarkLane(b *testing.B) {
+// BenchmarkNextFrame is what it costs to pick a socket by rate, once the kernel has been asked what each has.
+func BenchmarkNextFrame(b *testing.B) {
 	queued, rates := []int{1 << 16, 1 << 15, 0, 1 << 10}, []float64{0.1, 0.2, 0.3, 0.4}
 	for b.Loop() {
 		_, _ = nextFrame(queued, rates, maxChunk, 1<<20, splitLeast)

@@ -57,7 +57,7 @@ type LaneState struct {
 	Port  uint16 // source port; of a queue pair that moves, the one that it moves to
 	Acked uint64 // bytes
 	Again uint64 // bytes that the kernel has sent again; a NIC does not tell of which lane
-	Speed uint64 // bytes a second while some were under way, of late; 0: not known
+	Speed uint64 // bytes a second while there was a backlog, of late; 0: not known
 	// Stalled: bytes are unacknowledged and were sent again; of a queue pair, nothing
 	// has been acknowledged for a while.
 	Stalled bool
