@@ -12,8 +12,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
 	"github.com/lockstep-ccl/lockstep/diagnosis/replay/replaytest"
+	"github.com/lockstep-ccl/lockstep/preflight"
 )
 
 // A way is how an example is played. Without one it is run as it stands, and ends with 0.

@@ -29,7 +29,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/perf"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/pkicmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/plannercmd"
-	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflight"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/preflightcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/remediatorcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/runcmd"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/slurmcmd"
@@ -48,7 +48,7 @@ type cli struct {
 	Breaker    remediatorcmd.Breaker    `cmd:"" help:"List the remediator's open breakers, or close one."`
 	Pki        pkicmd.Cmd               `cmd:"" help:"Issue the certificates of agents, masters and the remediator."`
 	Perf       perf.Cmd                 `cmd:"" help:"Measure collectives, as nccl-tests does."`
-	Preflight  preflight.Cmd            `cmd:"" help:"Measure every pair of ranks before a job, and name what is bad."`
+	Preflight  preflightcmd.Cmd         `cmd:"" help:"Measure every pair of ranks before a job, and name what is bad."`
 	Gpus       gpus.Cmd                 `cmd:"" help:"Show the health of this node's GPUs, as the agent sees it."`
 	Nics       nics.Cmd                 `cmd:"" help:"Show this node's RDMA ports, and which of them a rank would use."`
 	Inspect    inspect.Cmd              `cmd:"" help:"Read the flight recorder of a dead or live process."`

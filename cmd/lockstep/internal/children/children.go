@@ -71,7 +71,7 @@ func (j *Job) Start(ctx context.Context) (ends <-chan End, started int, err erro
 // Env is what all ranks have in common: the rendezvous, and the secret, which is
 // kept in dir. The rendezvous is theirs until it is closed.
 func Env(dir string) (env []string, meet io.Closer, err error) {
-	id, meet, err := NewID()
+	id, meet, err := newID()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -84,9 +84,9 @@ func Env(dir string) (env []string, meet io.Closer, err error) {
 	return []string{"LOCKSTEP_COMM_ID=" + id.String(), "LOCKSTEP_SECRET_FILE=" + file}, meet, nil
 }
 
-// NewID is that of a communicator whose rank 0 will be on this machine, for ranks
+// newID is that of a communicator whose rank 0 will be on this machine, for ranks
 // of this machine. Until meet is closed nobody else is given its port.
-func NewID() (id ccl.UniqueID, meet io.Closer, err error) {
+func newID() (id ccl.UniqueID, meet io.Closer, err error) {
 	held, err := ports.Hold("127.0.0.1", 1)
 	if err != nil {
 		return id, nil, fmt.Errorf("a port for a rendezvous: %w", err)

@@ -1,6 +1,7 @@
-package preflight
+package preflightcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/flags"
+	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/progress"
+	"github.com/lockstep-ccl/lockstep/preflight"
 )
 
 // Cmd is the command line.
@@ -39,9 +42,6 @@ type Cmd struct {
 
 	faults ccl.Faults // of tests
 }
-
-// StatusBad is the exit status of a check that found something bad.
-const StatusBad = 3
 
 // Help implements kong's help provider.
 func (*Cmd) Help() string {
@@ -75,7 +75,7 @@ type BadError struct{ text string }
 func (e *BadError) Error() string { return e.text }
 
 // ExitStatus is the command's.
-func (*BadError) ExitStatus() int { return StatusBad }
+func (*BadError) ExitStatus() int { return preflight.StatusBad }
 
 // Validate implements kong's check of a command line.
 func (c *Cmd) Validate() error {
@@ -98,22 +98,25 @@ func (c *Cmd) Validate() error {
 	return nil
 }
 
-func (c *Cmd) limits() limits {
-	tolerance := c.Tolerance
-	switch {
-	case tolerance > 0:
-	case c.Device == "cuda":
-		tolerance = 1.5
-	default:
-		tolerance = 2 // other work on a host's cores is felt
+// options are what to measure; defaults are those of the device.
+func (c *Cmd) options() preflight.Options {
+	o := preflight.Options{
+		Size: int(c.Size), Time: c.Time, Trips: c.Trips, Together: c.Together, JoinTimeout: c.JoinTimeout, PairTimeout: c.PairTimeout,
+		Limits: preflight.Limits{Tolerance: c.Tolerance, MinBandwidth: c.MinBandwidth * 1e9, MaxLatency: c.MaxLatency},
 	}
-	return limits{tolerance: tolerance, minBandwidth: c.MinBandwidth * 1e9, maxLatency: c.MaxLatency.Seconds()}
+	size, tolerance := 16<<20, 2. // other work on a host's cores is felt
+	if c.Device == "cuda" {
+		size, tolerance = 64<<20, 1.5
+	}
+	o.Size = cmp.Or(o.Size, size)
+	o.Limits.Tolerance = cmp.Or(o.Limits.Tolerance, tolerance)
+	return o
 }
 
 // Run measures, or starts the ranks that do.
 func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	if os.Getenv("LOCKSTEP_COMM_ID") == "" {
-		ctx, cancel := context.WithTimeout(ctx, c.Timeout+c.PairTimeout+3*slack) // the ranks end by themselves
+		ctx, cancel := context.WithTimeout(ctx, c.Timeout+c.PairTimeout+3*preflight.Slack) // the ranks end by themselves
 		defer cancel()
 		return c.launch(ctx, out)
 	}
@@ -128,79 +131,47 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return c.rank(ctx, cfg, out)
+	cfg.Faults = c.faults
+	if cfg.Rank == 0 {
+		return c.lead(ctx, cfg, out)
+	}
+	_, err = c.rank(ctx, cfg, c.Timeout+c.PairTimeout+2*preflight.Slack, nil) // rank 0 is the one to tell that time is up
+	if errors.Is(err, preflight.ErrBad) {
+		return &BadError{} // rank 0 has told why
+	}
+	return err
 }
 
 // rank is one rank's part.
-func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, out io.Writer) error {
-	began := time.Now()
-	patience := c.Timeout
-	if cfg.Rank != 0 {
-		patience += c.PairTimeout + 2*slack // rank 0 is the one to tell that time is up
-	}
+func (c *Cmd) rank(ctx context.Context, cfg ccl.Config, patience time.Duration, tell func(what string, done, total int)) (*preflight.Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not done within --timeout=%v", c.Timeout))
 	defer cancel()
-	if c.Size == 0 {
-		if c.Size = 16 << 20; c.Device == "cuda" {
-			c.Size = 64 << 20
-		}
+	o := c.options()
+	o.Progress = tell
+	var err error
+	if o.Device, err = device(c.Device, localRank(cfg.Rank)); err != nil {
+		return nil, fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)
 	}
-	cfg.Name, cfg.Timeout, cfg.Faults = "preflight", c.JoinTimeout, c.faults
-	cfg.Device = ccl.CPU // LOCKSTEP_DEVICE is the job's: here --device decides, and GPUs have communicators of their own
-	dev, err := device(c.Device, localRank(cfg.Rank))
-	if err != nil {
-		err = fmt.Errorf("rank %d: --device %s: %w", cfg.Rank, c.Device, err)
-	}
-	var world *ccl.Comm
-	if err == nil {
-		world, err = ccl.Init(ctx, cfg)
-	}
-	if err != nil {
-		if cfg.Rank == 0 { // files of an earlier check must not speak for this one
-			err = errors.Join(err, newReport(newSurvey(max(cfg.Size, 1)), c.limits(), began, err).save(c))
-		}
-		return err
-	}
-	m := &member{cmd: c, world: world, device: dev, node: cfg.Node, ctl: world.NewStream()}
-	if world.Rank() == 0 {
-		return c.lead(ctx, m, began, out)
-	}
-	status, err := m.follow(ctx)
-	m.close(err != nil)
-	switch {
-	case errors.Is(err, ccl.ErrAborted) || status == StatusBad:
-		return &BadError{} // rank 0 has told why
-	case err != nil:
-		return err
-	case status != 0:
-		return fmt.Errorf("rank %d: rank 0 could not measure everything", world.Rank())
-	}
-	return nil
+	return preflight.Run(ctx, cfg, o)
 }
 
-// lead is rank 0's part.
-func (c *Cmd) lead(ctx context.Context, m *member, began time.Time, out io.Writer) error {
-	con := &conductor{member: m, survey: newSurvey(m.world.Size())}
-	if terminal(os.Stderr) {
-		con.progress = &progress{write: func(s string) { fmt.Fprint(os.Stderr, s) }}
+// lead is rank 0's part: it prints, and writes the files.
+func (c *Cmd) lead(ctx context.Context, cfg ccl.Config, out io.Writer) error {
+	began := time.Now()
+	var line *phase
+	if progress.Terminal(os.Stderr) {
+		line = &phase{out: os.Stderr}
 	}
-	err := con.conduct(ctx)
-	con.progress.end()
-	r := newReport(con.survey, c.limits(), began, err)
-	told := false
-	if !errors.Is(err, errSilent) {
-		e := con.finish(ctx, r.status())
-		if told = e == nil; !told && err == nil {
-			err = e
-			r = newReport(con.survey, c.limits(), began, err)
-		}
+	r, err := c.rank(ctx, cfg, c.Timeout, line.show)
+	line.wipe()
+	if r == nil { // files of an earlier check must not speak for this one
+		return errors.Join(err, c.save(preflight.Unmeasured(cfg.Size, began, err)))
 	}
-	m.close(!told)
-	printErr := r.print(out, terminal(out) && os.Getenv("NO_COLOR") == "")
-	if e := errors.Join(printErr, r.save(c)); e != nil {
+	printErr := show(r, out, progress.Terminal(out) && os.Getenv("NO_COLOR") == "")
+	if e := errors.Join(printErr, c.save(r)); e != nil {
 		return e
 	}
-	if r.Verdict == "bad" {
+	if r.Verdict == preflight.VerdictBad {
 		return &BadError{"preflight: bad edges or ranks (see above)"}
 	}
 	return err
@@ -216,12 +187,17 @@ func localRank(rank int) int {
 	return rank
 }
 
-// terminal reports whether w is one.
-func terminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
+// device is the GPU of a rank: of the node's, by its number there.
+func device(name string, local int) (ccl.Device, error) {
+	if name == "cpu" {
+		return ccl.CPU, nil
 	}
-	fi, err := f.Stat()
-	return err == nil && fi.Mode()&os.ModeCharDevice != 0
+	n, err := ccl.Devices()
+	if err == nil && n == 0 {
+		err = errors.New("this process sees no GPU")
+	}
+	if err != nil {
+		return ccl.CPU, err
+	}
+	return ccl.GPU(local % n), nil
 }

@@ -1,4 +1,4 @@
-package preflight
+package preflightcmd
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/preflight"
 )
 
 // Bounds of what is exported: of more ranks there are no series of pairs, of many
@@ -19,7 +20,7 @@ const (
 
 // textfile writes the report for a textfile collector, at once and readable by
 // all: what collects it is another user.
-func (r *Report) textfile(path string) error {
+func textfile(r *preflight.Report, path string) error {
 	reg := prometheus.NewRegistry()
 	gauge := func(m *names.Metric) *prometheus.GaugeVec {
 		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: m.Name, Help: m.Help}, m.Labels)
@@ -33,7 +34,7 @@ func (r *Report) textfile(path string) error {
 		}
 		return 0
 	}
-	set(names.PreflightGood, truth(r.Verdict == "good"))
+	set(names.PreflightGood, truth(r.Verdict == preflight.VerdictGood))
 	set(names.PreflightEnd, float64(r.Began.UnixMilli())/1e3+r.Seconds)
 	set(names.PreflightDuration, r.Seconds)
 	set(names.PreflightRanks, float64(len(r.Ranks)))
@@ -66,8 +67,8 @@ func (r *Report) textfile(path string) error {
 					g.WithLabelValues(strconv.Itoa(i), rank.Node).Set(v)
 				}
 			}
-			put(bandwidth, r.medianOf(i, r.Bandwidth))
-			put(latency, r.medianOf(i, r.Latency))
+			put(bandwidth, medianOf(i, r.Bandwidth))
+			put(latency, medianOf(i, r.Latency))
 			put(memory, rank.Memory)
 			put(compute, rank.Compute)
 		}
@@ -79,10 +80,10 @@ func (r *Report) textfile(path string) error {
 }
 
 // medianOf is the median of a rank's row and column, 0 when both are empty.
-func (r *Report) medianOf(rank int, m [][]Value) float64 {
+func medianOf(rank int, m [][]preflight.Value) float64 {
 	var v []float64
 	for i := range m {
-		for _, x := range []Value{m[rank][i], m[i][rank]} {
+		for _, x := range []preflight.Value{m[rank][i], m[i][rank]} {
 			if x >= 0 { // not of NaN
 				v = append(v, float64(x))
 			}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
-	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
+	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
 // What rank 0 orders.
@@ -27,7 +27,7 @@ type order struct {
 	Kind   int    `json:"kind"`
 	Arg    int    `json:"arg,omitempty"`
 	Device bool   `json:"dev,omitempty"`   // in device memory
-	Times  int    `json:"times,omitempty"` // as long as --time
+	Times  int    `json:"times,omitempty"` // as long as Options.Time
 	ID     string `json:"id,omitempty"`
 	Rank   int    `json:"rank,omitempty"`
 	Size   int    `json:"size,omitempty"`
@@ -92,35 +92,47 @@ func decodeReport(b []byte) (r report, ok bool) {
 
 // member is one rank.
 type member struct {
-	cmd    *Cmd
+	opts   *Options
+	cfg    ccl.Config // of the world's communicator
 	world  *ccl.Comm
 	local  *ccl.Comm // of the node's GPUs, nil on CPUs
-	device ccl.Device
-	node   string
 	ctl    *ccl.Stream
 	memory []byte
 	meet   io.Closer // the port of a communicator that this rank could be rank 0 of, until it is made
 }
 
-// slack is what setting up and closing may take beyond a measurement.
-const slack = 6 * time.Second
-
 // hello is a rank's first report.
 func (m *member) hello(ctx context.Context) *report {
-	r := &report{Node: m.node, Device: m.device.String()}
-	if m.device == ccl.CPU {
+	r := &report{Node: m.cfg.Node, Device: m.opts.Device.String()}
+	if m.opts.Device == ccl.CPU {
 		m.checkSelf(ctx, r)
 		return r
 	}
-	id, meet, err := children.NewID()
+	id, err := m.newID()
 	if err != nil {
 		r.Err = err.Error()
-	} else {
-		m.meet = meet
 	}
 	r.ID = id.String()
 	return r
 }
+
+// newID is that of a communicator whose rank 0 this one may be, for ranks of this node.
+// Its port is kept until the communicator is made.
+func (m *member) newID() (ccl.UniqueID, error) {
+	held, err := ports.Hold("127.0.0.1", 1)
+	if err != nil {
+		return ccl.UniqueID{}, fmt.Errorf("a port for a rendezvous: %w", err)
+	}
+	id, err := ccl.NewUniqueID(held.Addrs[0])
+	if err != nil {
+		return ccl.UniqueID{}, errors.Join(err, held.Close())
+	}
+	m.meet = held
+	return id, nil
+}
+
+// errSilent says that ranks did not answer, so that no round can go on.
+var errSilent = errors.New("ranks do not answer")
 
 // close ends the rank's part; failed says that others may not be there to do so as well.
 func (m *member) close(failed bool) {
@@ -136,17 +148,17 @@ func (m *member) close(failed bool) {
 
 // checkSelf measures the rank's own device and host.
 func (m *member) checkSelf(ctx context.Context, r *report) {
-	r.Self = &self{Compute: hostCompute(m.cmd.Time)}
-	if m.device == ccl.CPU {
-		r.Self.Memory = hostMemory(m.cmd.Time)
+	r.Self = &self{Compute: hostCompute(m.opts.Time)}
+	if m.opts.Device == ccl.CPU {
+		r.Self.Memory = hostMemory(m.opts.Time)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.cmd.PairTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.opts.PairTimeout)
 	defer cancel()
 	c, err := m.split(ctx, m.local, m.world.Rank(), "preflight self")
 	if err == nil {
 		err = use(c, func() (err error) {
-			r.Self.Memory, err = gpuMemory(ctx, c, int(m.cmd.Size), m.cmd.Time)
+			r.Self.Memory, err = gpuMemory(ctx, c, m.opts.Size, m.opts.Time)
 			return err
 		})
 	}
@@ -165,7 +177,7 @@ func (m *member) obey(ctx context.Context, o order) *report {
 			r.Pair.Err = err.Error()
 		}
 	case orderSelf:
-		if o.Arg == 1 || m.device != ccl.CPU { // GPUs' communicators are made by all
+		if o.Arg == 1 || m.opts.Device != ccl.CPU { // GPUs' communicators are made by all
 			m.checkSelf(ctx, r)
 		}
 	case orderTogether:
@@ -191,15 +203,15 @@ func (m *member) joinNode(ctx context.Context, o order) error {
 		defer m.meet.Close()
 	}
 	m.local, err = ccl.Init(ctx, ccl.Config{
-		ID: id, Rank: o.Rank, Size: o.Size, Node: m.node, Name: "preflight node", Device: m.device, Timeout: m.cmd.JoinTimeout, Faults: m.cmd.faults,
+		ID: id, Rank: o.Rank, Size: o.Size, Node: m.cfg.Node, Name: "preflight node", Device: m.opts.Device, Timeout: m.opts.JoinTimeout, Faults: m.cfg.Faults,
 	})
 	return err
 }
 
-// pair measures with the partner that o names, within --pair-timeout all in all.
+// pair measures with the partner that o names, within Options.PairTimeout all in all.
 // All ranks make the communicators of a round together, those of a node's GPUs too.
 func (m *member) pair(ctx context.Context, o order, found *measured) error {
-	ctx, cancel := context.WithTimeout(ctx, m.cmd.PairTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.opts.PairTimeout)
 	defer cancel()
 	color, name := ccl.NoColor, ""
 	if o.Arg != idle {
@@ -211,7 +223,7 @@ func (m *member) pair(ctx context.Context, o order, found *measured) error {
 		host, gpus = ccl.NoColor, color
 	}
 	c, err := m.split(ctx, m.world, host, name)
-	if m.device != ccl.CPU {
+	if m.opts.Device != ccl.CPU {
 		local, localErr := m.split(ctx, m.local, gpus, name)
 		if o.Device {
 			c, err = local, localErr
@@ -221,7 +233,7 @@ func (m *member) pair(ctx context.Context, o order, found *measured) error {
 		return err
 	}
 	return use(c, func() (err error) {
-		p := &pair{comm: c, host: c.NewStream(), data: c.NewStream(), trip: m.cmd.Trips, time: m.cmd.Time * time.Duration(o.Times), m: found}
+		p := &pair{comm: c, host: c.NewStream(), data: c.NewStream(), trip: m.opts.Trips, time: m.opts.Time * time.Duration(o.Times), m: found}
 		if p.bufs, err = m.buffers(ctx, c, o.Device); err != nil {
 			return err
 		}
@@ -252,10 +264,10 @@ func use(c *ccl.Comm, do func() error) error {
 
 func (m *member) buffers(ctx context.Context, c *ccl.Comm, device bool) (*buffers, error) {
 	if device {
-		return deviceBuffers(ctx, c, int(m.cmd.Size))
+		return deviceBuffers(ctx, c, m.opts.Size)
 	}
 	if m.memory == nil {
-		m.memory = make([]byte, m.cmd.Size)
+		m.memory = make([]byte, m.opts.Size)
 		for i := range m.memory {
 			m.memory[i] = byte(i) // pages that nobody has written are all the same one
 		}
@@ -266,7 +278,7 @@ func (m *member) buffers(ctx context.Context, c *ccl.Comm, device bool) (*buffer
 // together reports how many bytes per second this rank sends while all ranks send
 // to all others at once; GPUs do with those of their node.
 func (m *member) together(ctx context.Context, o order, r *report) error {
-	ctx, cancel := context.WithTimeout(ctx, m.cmd.PairTimeout)
+	ctx, cancel := context.WithTimeout(ctx, m.opts.PairTimeout)
 	defer cancel()
 	parent := m.world
 	if o.Device {
@@ -277,7 +289,7 @@ func (m *member) together(ctx context.Context, o order, r *report) error {
 		return err
 	}
 	return use(c, func() (err error) {
-		r.Together, err = exchange(ctx, c, int(m.cmd.Size), o.Device)
+		r.Together, err = exchange(ctx, c, m.opts.Size, o.Device)
 		return err
 	})
 }

@@ -4,127 +4,56 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
 )
 
-// survey is what rank 0 has gathered so far.
-type survey struct {
-	ranks []rankState
-	edges []edge // row-major by source
-}
-
-// rankState is what is known of a rank.
-type rankState struct {
-	node, device string
-	self         self
-	together     float64
-	err          string
-	gone         string // why it takes part no more, "" while it does
-}
-
-// edge is an ordered pair of ranks.
-type edge struct {
-	done       bool    // it was tried, whatever came of it
-	bandwidth  float64 // bytes per second; 0: nothing
-	latency    float64 // seconds; 0: nothing
-	latencyP99 float64
-	blocked    bool // what was sent did not arrive
-	err        string
-}
-
-func newSurvey(n int) *survey {
-	return &survey{ranks: make([]rankState, n), edges: make([]edge, n*n)}
-}
-
-func (s *survey) size() int                 { return len(s.ranks) }
-func (s *survey) edge(src, dst int) *edge   { return &s.edges[src*len(s.ranks)+dst] }
-func (s *survey) sameNode(a, b int) bool    { return s.ranks[a].node == s.ranks[b].node }
-func (s *survey) lose(rank int, why string) { s.ranks[rank].gone = why }
-
-// pair takes over what two ranks found of each other. Of an edge that was measured
-// before the better values count: a transient is no fault.
-func (s *survey) pair(a, b int, ma, mb *measured) {
-	failed := ma.Err != "" || mb.Err != ""
-	// A message that has been sent and not got is on a blocked edge. When all have
-	// arrived, or none were sent, nobody can tell which way it failed.
-	ab, ba := failed && ma.Sent > mb.Got, failed && mb.Sent > ma.Got
-	if failed && !ab && !ba {
-		ab, ba = true, true
-	}
-	why := ma.Err
-	if why == "" || ba && mb.Err != "" {
-		why = mb.Err
-	}
-	latency, p99 := ma.Latency, ma.LatencyP99
-	if latency == 0 {
-		latency, p99 = mb.Latency, mb.LatencyP99
-	}
-	s.edge(a, b).merge(edge{bandwidth: ma.Bandwidth, latency: latency, latencyP99: p99, blocked: ab}, why)
-	s.edge(b, a).merge(edge{bandwidth: mb.Bandwidth, latency: latency, latencyP99: p99, blocked: ba}, why)
-}
-
-func (e *edge) merge(now edge, why string) {
-	if now.blocked {
-		now.err = why
-	}
-	if e.done {
-		now.bandwidth = max(now.bandwidth, e.bandwidth)
-		if e.latency > 0 && (now.latency == 0 || e.latency < now.latency) {
-			now.latency, now.latencyP99 = e.latency, e.latencyP99
-		}
-		if !e.blocked {
-			now.blocked, now.err = false, ""
-		}
-	}
-	now.done = true
-	*e = now
-}
-
-// take takes over a rank's word of itself.
-func (s *survey) take(rank int, r *report) {
-	st := &s.ranks[rank]
-	if r.Node != "" {
-		st.node, st.device = r.Node, r.Device
-	}
-	if r.Self != nil {
-		st.self.Memory = max(st.self.Memory, r.Self.Memory)
-		st.self.Compute = max(st.self.Compute, r.Self.Compute)
-	}
-	st.together = max(st.together, r.Together)
-	if r.Err != "" || r.Self != nil {
-		st.err = r.Err
-	}
-}
-
 // conductor is rank 0's part.
 type conductor struct {
 	*member
 	survey   *survey
-	progress *progress
+	phase    phase
 	patience time.Duration // with ranks that report
 }
 
-// errSilent says that ranks did not answer, so that no round can go on.
-var errSilent = errors.New("ranks do not answer")
+// phase is what rank 0 is at.
+type phase struct {
+	what        string
+	done, total int
+}
+
+func (c *conductor) begin(what string, total int) {
+	c.phase = phase{what: what, total: total}
+	c.tellProgress()
+}
+
+func (c *conductor) step() {
+	c.phase.done++
+	c.tellProgress()
+}
+
+func (c *conductor) tellProgress() {
+	if p := c.opts.Progress; p != nil {
+		p(c.phase.what, c.phase.done, c.phase.total)
+	}
+}
 
 // conduct measures everything, and the bad more than once. The survey holds what
 // was found also when it fails.
 func (c *conductor) conduct(ctx context.Context) error {
 	n := c.world.Size()
-	c.patience = c.cmd.PairTimeout + slack
-	c.progress.begin("self check", 1)
+	c.patience = c.opts.PairTimeout + Slack
+	c.begin("self check", 1)
 	hello, err := c.reports(ctx, c.hello(ctx))
-	if err == nil && c.device != ccl.CPU {
+	if err == nil && c.opts.Device != ccl.CPU {
 		err = c.joinNodes(ctx, hello)
 	}
 	if err != nil {
 		return err
 	}
 	rounds := tournament(n)
-	c.progress.begin("pairs", n*(n-1)/2)
+	c.begin("pairs", n*(n-1)/2)
 	for _, round := range rounds {
 		if err := c.round(ctx, round, 1); err != nil {
 			return err
@@ -133,9 +62,9 @@ func (c *conductor) conduct(ctx context.Context) error {
 	if err := c.again(ctx); err != nil {
 		return err
 	}
-	if c.cmd.Together {
-		c.progress.begin("together", 1)
-		_, err = c.do(ctx, func(int) order { return order{Kind: orderTogether, Device: c.device != ccl.CPU} })
+	if c.opts.Together {
+		c.begin("together", 1)
+		_, err = c.do(ctx, func(int) order { return order{Kind: orderTogether, Device: c.opts.Device != ccl.CPU} })
 	}
 	return err
 }
@@ -149,7 +78,7 @@ func (c *conductor) round(ctx context.Context, round []int32, times int) error {
 	}
 	for a, b := range round {
 		if a < int(b) {
-			c.progress.add(1)
+			c.step()
 		}
 	}
 	return err
@@ -160,7 +89,7 @@ func (c *conductor) round(ctx context.Context, round []int32, times int) error {
 func (c *conductor) try(ctx context.Context, round []int32, times int) (unbegun bool, err error) {
 	reports, err := c.do(ctx, func(rank int) order {
 		p := int(round[rank])
-		return order{Kind: orderPair, Arg: p, Times: times, Device: p != idle && c.device != ccl.CPU && c.survey.sameNode(rank, p)}
+		return order{Kind: orderPair, Arg: p, Times: times, Device: p != idle && c.opts.Device != ccl.CPU && c.survey.sameNode(rank, p)}
 	})
 	if reports == nil {
 		return false, err
@@ -183,7 +112,7 @@ func (c *conductor) try(ctx context.Context, round []int32, times int) (unbegun 
 const (
 	againTimes   = 3
 	againSlow    = 64
-	againBlocked = 4 // once, since each may take all of --pair-timeout
+	againBlocked = 4 // once, since each may take all of Options.PairTimeout
 )
 
 // again measures what looks bad some times more, one pair at a time and longer and
@@ -191,12 +120,12 @@ const (
 func (c *conductor) again(ctx context.Context) error {
 	n := c.survey.size()
 	for turn := range againTimes {
-		j := judge(c.survey, c.cmd.limits())
+		j := judge(c.survey, c.opts.Limits)
 		var slow, stuck [][2]int
 		for a := range n {
 			for b := a + 1; b < n; b++ {
 				switch there, back := j.bad[a*n+b], j.bad[b*n+a]; {
-				case (there|back)&blocked != 0:
+				case (there|back)&Blocked != 0:
 					stuck = append(stuck, [2]int{a, b})
 				case there|back != 0:
 					slow = append(slow, [2]int{a, b})
@@ -208,7 +137,7 @@ func (c *conductor) again(ctx context.Context) error {
 			rounds = append(rounds, alone(n, stuck, againBlocked)...)
 		}
 		if len(rounds) > 0 {
-			c.progress.begin("again", len(rounds))
+			c.begin("again", len(rounds))
 		}
 		for _, round := range rounds {
 			if err := c.round(ctx, round, turn+2); err != nil {
@@ -235,8 +164,8 @@ func (c *conductor) again(ctx context.Context) error {
 func (c *conductor) joinNodes(ctx context.Context, hello []report) error {
 	node := c.survey.nodes().of
 	// GPUs that nobody uses may take long to wake up.
-	c.patience = c.cmd.JoinTimeout + slack
-	defer func() { c.patience = c.cmd.PairTimeout + slack }()
+	c.patience = c.opts.JoinTimeout + Slack
+	defer func() { c.patience = c.opts.PairTimeout + Slack }()
 	_, err := c.do(ctx, func(rank int) order {
 		o := order{Kind: orderNode}
 		for r, n := range node {
@@ -272,7 +201,7 @@ func (c *conductor) do(ctx context.Context, orderOf func(rank int) order) ([]rep
 // tell sends every other rank its order, from rank 0 straight: what is to be
 // found may be any connection between others.
 func (c *conductor) tell(ctx context.Context, orderOf func(rank int) order) error {
-	ctx, cancel := context.WithTimeout(ctx, c.cmd.PairTimeout+slack)
+	ctx, cancel := context.WithTimeout(ctx, c.opts.PairTimeout+Slack)
 	defer cancel()
 	if c.world.Size() == 1 {
 		return nil
@@ -353,39 +282,4 @@ func (c *conductor) lost(err error) error {
 // finish tells all ranks how it ended, also when it did because time was up.
 func (c *conductor) finish(ctx context.Context, status int) error {
 	return c.tell(context.WithoutCancel(ctx), func(int) order { return order{Kind: orderEnd, Arg: status} })
-}
-
-// progress tells on a terminal how far rank 0 is; nil tells nobody.
-type progress struct {
-	write       func(string)
-	what        string
-	done, total int
-	begun       time.Time
-}
-
-func (p *progress) begin(what string, total int) {
-	if p != nil {
-		p.what, p.done, p.total, p.begun = what, 0, total, time.Now()
-		p.add(0)
-	}
-}
-
-func (p *progress) add(n int) {
-	if p == nil {
-		return
-	}
-	p.done += n
-	left := ""
-	if p.done > 0 && p.done < p.total {
-		eta := time.Since(p.begun).Seconds() / float64(p.done) * float64(p.total-p.done)
-		left = fmt.Sprintf(", %.0f s left", math.Ceil(eta))
-	}
-	p.write(fmt.Sprintf("\r\x1b[Kpreflight: %s %d/%d%s", p.what, p.done, p.total, left))
-}
-
-// end clears the line.
-func (p *progress) end() {
-	if p != nil {
-		p.write("\r\x1b[K")
-	}
 }

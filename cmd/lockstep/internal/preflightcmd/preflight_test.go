@@ -1,4 +1,4 @@
-package preflight
+package preflightcmd
 
 import (
 	"bytes"
@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/lockstep-ccl/lockstep/ccl/ccltest"
+	"github.com/lockstep-ccl/lockstep/preflight"
 )
 
 // The test binary is also the program whose children are the ranks. faultEnv
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 	err := k.Run()
 	if bad := (*BadError)(nil); errors.As(err, &bad) {
 		fmt.Fprintln(os.Stderr, bad)
-		os.Exit(StatusBad)
+		os.Exit(preflight.StatusBad)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -103,7 +104,7 @@ func inject(c *Cmd, fault string) {
 
 // check runs preflight with a tolerance that noise of a shared machine is far from, and time-outs that
 // only what never answers exceeds.
-func check(t *testing.T, status int, fault string, args ...string) (*Report, string) {
+func check(t *testing.T, status int, fault string, args ...string) (*preflight.Report, string) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
@@ -125,7 +126,7 @@ func check(t *testing.T, status int, fault string, args ...string) (*Report, str
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Report{}
+	r := &preflight.Report{}
 	if err := json.Unmarshal(b, r); err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +134,7 @@ func check(t *testing.T, status int, fault string, args ...string) (*Report, str
 }
 
 // only fails the test unless there is one finding, of this kind and text.
-func only(t *testing.T, r *Report, kind, text string, why ...string) {
+func only(t *testing.T, r *preflight.Report, kind, text string, why ...string) {
 	t.Helper()
 	if len(r.Findings) != 1 || r.Findings[0].Kind != kind || !strings.Contains(r.Findings[0].Text, text) || !slices.Equal(r.Findings[0].Why, why) {
 		t.Fatalf("want one finding, a %s with %q because of %v; got %+v", kind, text, why, r.Findings)
@@ -184,7 +185,7 @@ func TestHealthyRanksAreGood(t *testing.T) {
 func TestThrottledEdgeIsNamed(t *testing.T) {
 	for _, nodes := range []string{"1", "4"} {
 		// Messages grow until one takes 25 ms: less would measure how long a busy machine's scheduler takes.
-		r, out := check(t, StatusBad, "throttle 1-2 1 0", "-n", "4", "--nodes", nodes, "--tolerance", "300", "--time", "200ms", "--size", "16M")
+		r, out := check(t, preflight.StatusBad, "throttle 1-2 1 0", "-n", "4", "--nodes", nodes, "--tolerance", "300", "--time", "200ms", "--size", "16M")
 		only(t, r, "connection", "rank 2 (", "bandwidth")
 		if f := r.Findings[0]; *f.Source != 2 || *f.Destination != 1 || r.BadEdges != 1 {
 			t.Errorf("%+v", r.Findings)
@@ -199,7 +200,7 @@ func TestThrottledEdgeIsNamed(t *testing.T) {
 }
 
 func TestLateEdgeIsNamed(t *testing.T) {
-	r, _ := check(t, StatusBad, "delay 0-3 0 1", "-n", "4", "--trips", "5", "--tolerance", "1000000", "--max-latency", "40ms")
+	r, _ := check(t, preflight.StatusBad, "delay 0-3 0 1", "-n", "4", "--trips", "5", "--tolerance", "1000000", "--max-latency", "40ms")
 	only(t, r, "connection", "rank 0 (", "latency")
 	if f := r.Findings[0]; !f.BothWays || *f.Source+*f.Destination != 3 || *f.Source**f.Destination != 0 {
 		t.Errorf("want ranks 0 and 3 both ways, got %+v", f)
@@ -208,7 +209,7 @@ func TestLateEdgeIsNamed(t *testing.T) {
 
 func TestBlockedEdgeIsNamedAndNotWaitedFor(t *testing.T) {
 	for _, nodes := range []string{"1", "3"} {
-		r, out := check(t, StatusBad, "stall 0-2 0 1", "-n", "3", "--nodes", nodes, "--trips", "1", "--pair-timeout", "4s")
+		r, out := check(t, preflight.StatusBad, "stall 0-2 0 1", "-n", "3", "--nodes", nodes, "--trips", "1", "--pair-timeout", "4s")
 		only(t, r, "connection", "rank 0 (", "blocked")
 		if f := r.Findings[0]; *f.Source != 0 || *f.Destination != 2 {
 			t.Errorf("%+v", r.Findings)
@@ -223,7 +224,7 @@ func TestBlockedEdgeIsNamedAndNotWaitedFor(t *testing.T) {
 }
 
 func TestStoppedRankIsNamed(t *testing.T) {
-	r, out := check(t, StatusBad, "stop - 2 0", "-n", "4", "--pair-timeout", "3s")
+	r, out := check(t, preflight.StatusBad, "stop - 2 0", "-n", "4", "--pair-timeout", "3s")
 	only(t, r, "rank", "rank 2 (", "gone")
 	if r.Error == "" || !strings.Contains(out, "does not answer") || !strings.Contains(out, "incomplete") {
 		t.Errorf("%+v\n%s", r, out)
@@ -231,7 +232,7 @@ func TestStoppedRankIsNamed(t *testing.T) {
 }
 
 func TestDeadRankIsNamed(t *testing.T) {
-	r, out := check(t, StatusBad, "kill - 2 0", "-n", "4")
+	r, out := check(t, preflight.StatusBad, "kill - 2 0", "-n", "4")
 	only(t, r, "rank", "rank 2 (", "gone")
 	if !strings.Contains(out, "process is gone") {
 		t.Error(out)
@@ -239,7 +240,7 @@ func TestDeadRankIsNamed(t *testing.T) {
 }
 
 func TestThresholds(t *testing.T) {
-	r, _ := check(t, StatusBad, "", "-n", "2", "--min-bandwidth", "100000")
+	r, _ := check(t, preflight.StatusBad, "", "-n", "2", "--min-bandwidth", "100000")
 	if only(t, r, "connection", "↔", "bandwidth"); r.BadEdges != 2 || len(r.Bad) != 1 {
 		t.Errorf("%+v", r)
 	}

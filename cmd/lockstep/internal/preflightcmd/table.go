@@ -1,4 +1,4 @@
-package preflight
+package preflightcmd
 
 import (
 	"bufio"
@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/lockstep-ccl/lockstep/preflight"
 )
 
 const (
@@ -15,18 +17,18 @@ const (
 	listed       = 20 // findings
 )
 
-// print writes the report for a person; color marks what is bad.
-func (r *Report) print(w io.Writer, color bool) error {
+// show writes the report for a person; color marks what is bad.
+func show(r *preflight.Report, w io.Writer, color bool) error {
 	out := bufio.NewWriter(w)
 	switch n := len(r.Ranks); {
 	case n == 1:
 	case n <= tableRanks:
-		r.table(out, "bandwidth, GB/s", r.Bandwidth, 1e-9, lowBandwidth|blocked, color)
-		r.table(out, "latency, µs", r.Latency, 1e6, highLatency|blocked, color)
+		table(r, out, "bandwidth, GB/s", r.Bandwidth, 1e-9, preflight.LowBandwidth|preflight.Blocked, color)
+		table(r, out, "latency, µs", r.Latency, 1e6, preflight.HighLatency|preflight.Blocked, color)
 	default:
-		r.picture(out, color)
+		picture(r, out, color)
 	}
-	r.self(out)
+	selves(r, out)
 	for i, f := range r.Findings {
 		if i == listed {
 			fmt.Fprintf(out, "... and %d more (--json has all)\n", len(r.Findings)-i)
@@ -34,7 +36,7 @@ func (r *Report) print(w io.Writer, color bool) error {
 		}
 		fmt.Fprintf(out, "%s %s\n", paint("BAD", color), f.Text)
 	}
-	fmt.Fprintln(out, r.summary())
+	fmt.Fprintln(out, summary(r))
 	return out.Flush()
 }
 
@@ -46,7 +48,7 @@ func paint(s string, color bool) string {
 }
 
 // table is ranks × ranks; a cell that is bad by one of the faults has a mark.
-func (r *Report) table(out io.Writer, title string, m [][]Value, unit float64, faults fault, color bool) {
+func table(r *preflight.Report, out io.Writer, title string, m [][]preflight.Value, unit float64, faults preflight.Fault, color bool) {
 	fmt.Fprintf(out, "%s, from (row) to (column); ! bad, X nothing arrives\n%6s", title, "")
 	for dst := range m {
 		fmt.Fprintf(out, "%9d ", dst)
@@ -56,11 +58,11 @@ func (r *Report) table(out io.Writer, title string, m [][]Value, unit float64, f
 		fmt.Fprintf(out, "%6d", src)
 		for dst, v := range row {
 			text, mark := fmt.Sprintf("%.2f", float64(v)*unit), " "
-			bad := r.judged.bad[src*len(m)+dst] & faults
+			bad := r.Faults[src][dst] & faults
 			switch {
 			case src == dst:
 				text = "."
-			case bad&blocked != 0:
+			case bad&preflight.Blocked != 0:
 				text, mark = "X", "!"
 			case math.IsNaN(float64(v)):
 				text = "-"
@@ -77,39 +79,43 @@ func (r *Report) table(out io.Writer, title string, m [][]Value, unit float64, f
 
 // picture has a character a cell, by bandwidth; of many ranks a cell is a square
 // of the matrix, and shows the worst in it.
-func (r *Report) picture(out io.Writer, color bool) {
+func picture(r *preflight.Report, out io.Writer, color bool) {
 	n := len(r.Ranks)
 	per := (n + pictureCells - 1) / pictureCells
-	var cuts [numKinds][3]float64
-	for kind := range cuts {
+	cuts, typical := map[string][3]float64{}, map[string]float64{}
+	for _, t := range r.Typical {
 		var v []float64
-		for i := range r.survey.edges {
-			if e := &r.survey.edges[i]; e.bandwidth > 0 && r.survey.kind(i) == kind {
-				v = append(v, e.bandwidth)
+		for src, row := range r.Bandwidth {
+			for dst, x := range row {
+				if x > 0 && r.Kind(src, dst) == t.Kind { // not of NaN
+					v = append(v, float64(x))
+				}
 			}
 		}
 		slices.Sort(v)
+		var cut [3]float64
 		for i, q := range []float64{0.05, 0.25, 0.5} {
 			if len(v) > 0 {
-				cuts[kind][i] = v[int(q*float64(len(v)-1))]
+				cut[i] = v[int(q*float64(len(v)-1))]
 			}
 		}
+		cuts[t.Kind], typical[t.Kind] = cut, t.Bandwidth
 	}
 	const scale = " .:-=!X" // from the best to the worst
-	shade := func(i int) int {
-		e, cut := &r.survey.edges[i], cuts[r.survey.kind(i)]
+	shade := func(src, dst int) int {
+		bandwidth, cut := float64(r.Bandwidth[src][dst]), cuts[r.Kind(src, dst)]
 		switch {
-		case r.judged.bad[i]&blocked != 0:
+		case r.Faults[src][dst]&preflight.Blocked != 0:
 			return 6
-		case r.judged.bad[i] != 0:
+		case r.Faults[src][dst] != 0:
 			return 5
-		case e.bandwidth == 0:
+		case !(bandwidth > 0): // or NaN
 			return 0
-		case e.bandwidth < cut[0]:
+		case bandwidth < cut[0]:
 			return 4
-		case e.bandwidth < cut[1]:
+		case bandwidth < cut[1]:
 			return 3
-		case e.bandwidth < cut[2]:
+		case bandwidth < cut[2]:
 			return 2
 		}
 		return 1
@@ -124,7 +130,7 @@ func (r *Report) picture(out io.Writer, color bool) {
 			worst := 0
 			for a := src; a < min(src+per, n); a++ {
 				for b := dst; b < min(dst+per, n); b++ {
-					worst = max(worst, shade(a*n+b))
+					worst = max(worst, shade(a, b))
 				}
 			}
 			fmt.Fprint(out, paint(scale[worst:worst+1], color && worst >= 5))
@@ -133,12 +139,12 @@ func (r *Report) picture(out io.Writer, color bool) {
 	}
 	fmt.Fprintln(out, "slowest edges:")
 	var order []int
-	for i := range r.survey.edges {
-		if r.survey.edges[i].bandwidth > 0 {
+	for i := range n * n {
+		if r.Bandwidth[i/n][i%n] > 0 { // not NaN
 			order = append(order, i)
 		}
 	}
-	slower := func(i int) float64 { return r.survey.edges[i].bandwidth / r.judged.norms[r.survey.kind(i)].bandwidth }
+	slower := func(i int) float64 { return float64(r.Bandwidth[i/n][i%n]) / typical[r.Kind(i/n, i%n)] }
 	slices.SortFunc(order, func(a, b int) int {
 		switch {
 		case slower(a) < slower(b):
@@ -149,15 +155,15 @@ func (r *Report) picture(out io.Writer, color bool) {
 		return a - b
 	})
 	for _, i := range order[:min(len(order), 5)] {
-		e := &r.survey.edges[i]
-		fmt.Fprintf(out, "  rank %d → rank %d: %s, %s (%.0f %% of what is typical)\n", i/n, i%n, gigabytes(e.bandwidth), micros(e.latency), 100*slower(i))
+		bandwidth, latency := float64(r.Bandwidth[i/n][i%n]), float64(r.Latency[i/n][i%n])
+		fmt.Fprintf(out, "  rank %d → rank %d: %s, %s (%.0f %% of what is typical)\n", i/n, i%n, preflight.Rate(bandwidth), preflight.Micros(latency), 100*slower(i))
 	}
 	fmt.Fprintln(out)
 }
 
-// self is what ranks measured of themselves: all, or the worst of many.
-func (r *Report) self(out io.Writer) {
-	line := func(what string, unit string, of func(Rank) float64) {
+// selves is what ranks measured of themselves: all, or the worst of many.
+func selves(r *preflight.Report, out io.Writer) {
+	line := func(what string, unit string, of func(preflight.Rank) float64) {
 		var v []string
 		worst, at, n := math.Inf(1), 0, 0
 		for i, rank := range r.Ranks {
@@ -180,7 +186,30 @@ func (r *Report) self(out io.Writer) {
 			fmt.Fprintf(out, "%s of %d ranks: %.2f %s at worst (rank %d)\n", what, n, worst/1e9, unit, at)
 		}
 	}
-	line("memory copies", "GB/s", func(r Rank) float64 { return r.Memory })
-	line("compute", "GFLOP/s", func(r Rank) float64 { return r.Compute })
-	line("all at once", "GB/s", func(r Rank) float64 { return r.Together })
+	line("memory copies", "GB/s", func(r preflight.Rank) float64 { return r.Memory })
+	line("compute", "GFLOP/s", func(r preflight.Rank) float64 { return r.Compute })
+	line("all at once", "GB/s", func(r preflight.Rank) float64 { return r.Together })
+}
+
+// summary is the report in a line.
+func summary(r *preflight.Report) string {
+	var b strings.Builder
+	nodes := map[string]bool{}
+	for _, rank := range r.Ranks {
+		nodes[rank.Node] = true
+	}
+	fmt.Fprintf(&b, "%s: %d ranks on %d nodes", strings.ToUpper(r.Verdict), len(r.Ranks), len(nodes))
+	for _, t := range r.Typical {
+		fmt.Fprintf(&b, "; %s %s, %s", t.Kind, preflight.Rate(t.Bandwidth), preflight.Micros(t.Latency))
+	}
+	if t := r.TypicalTogether; t > 0 {
+		fmt.Fprintf(&b, "; all at once %s a rank", preflight.Rate(t))
+	}
+	if r.Verdict == preflight.VerdictBad {
+		fmt.Fprintf(&b, "; %d bad edges, keep out: %s", r.BadEdges, strings.Join(r.Bad, " "))
+	}
+	if r.Error != "" {
+		fmt.Fprintf(&b, "; incomplete: %s", r.Error)
+	}
+	return b.String()
 }

@@ -10,34 +10,28 @@ import (
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 )
 
-// limits is when a measurement is bad.
-type limits struct {
-	tolerance    float64 // so many times slower than what is typical of its kind
-	minBandwidth float64 // bytes per second, 0 for no such limit
-	maxLatency   float64 // seconds, 0 for no such limit
-}
-
 // latencyFloor is by how much a latency must be above the typical one: less than
 // that is the scheduler's.
 const latencyFloor = 20e-6
 
-// fault is a set of reasons why an edge or a rank is bad.
-type fault uint8
+// Fault is a set of reasons why an edge or a rank is bad.
+type Fault uint8
 
+// Reasons: the first three are an edge's, the others a rank's.
 const (
-	lowBandwidth fault = 1 << iota
-	highLatency
-	blocked
-	slowMemory
-	slowCompute
-	slowTogether
-	gone
-	failed
+	LowBandwidth Fault = 1 << iota
+	HighLatency
+	Blocked
+	SlowMemory
+	SlowCompute
+	SlowTogether
+	Gone
+	Failed
 )
 
 var faultNames = []string{"bandwidth", "latency", "blocked", "memory", "compute", "together", "gone", "error"}
 
-func (f fault) names() []string {
+func (f Fault) names() []string {
 	var names []string
 	for i, name := range faultNames {
 		if f&(1<<i) != 0 {
@@ -64,16 +58,16 @@ type norm struct {
 
 // judgement is what is bad in a survey.
 type judgement struct {
-	bad       []fault // of each edge, as the survey has them
-	slowRanks map[int]fault
+	bad       []Fault // of each edge, as the survey has them
+	slowRanks map[int]Fault
 	norms     [numKinds]norm
 	self      self // typical
 	together  float64
 }
 
-func judge(s *survey, l limits) *judgement {
+func judge(s *survey, l Limits) *judgement {
 	n := s.size()
-	j := &judgement{bad: make([]fault, n*n), slowRanks: map[int]fault{}}
+	j := &judgement{bad: make([]Fault, n*n), slowRanks: map[int]Fault{}}
 	for kind := range numKinds {
 		var of []int
 		var slowness, latency []float64
@@ -90,8 +84,8 @@ func judge(s *survey, l limits) *judgement {
 				latency = append(latency, e.latency)
 			}
 		}
-		slow, slowest := diagnosis.Norm(slowness, l.tolerance, 0)
-		late, latest := diagnosis.Norm(latency, 2*l.tolerance, latencyFloor)
+		slow, slowest := diagnosis.Norm(slowness, l.Tolerance, 0)
+		late, latest := diagnosis.Norm(latency, 2*l.Tolerance, latencyFloor)
 		j.norms[kind] = norm{edges: len(of), latency: late}
 		if slow > 0 {
 			j.norms[kind].bandwidth = 1 / slow
@@ -99,25 +93,25 @@ func judge(s *survey, l limits) *judgement {
 		for _, i := range of {
 			e := &s.edges[i]
 			if e.blocked {
-				j.bad[i] |= blocked
+				j.bad[i] |= Blocked
 			}
-			if e.bandwidth > 0 && (1/e.bandwidth > slowest || e.bandwidth < l.minBandwidth) {
-				j.bad[i] |= lowBandwidth
+			if e.bandwidth > 0 && (1/e.bandwidth > slowest || e.bandwidth < l.MinBandwidth) {
+				j.bad[i] |= LowBandwidth
 			}
-			if e.latency > 0 && (e.latency > latest || l.maxLatency > 0 && e.latency > l.maxLatency) {
-				j.bad[i] |= highLatency
+			if e.latency > 0 && (e.latency > latest || l.MaxLatency > 0 && e.latency > l.MaxLatency.Seconds()) {
+				j.bad[i] |= HighLatency
 			}
 		}
 	}
 	// Ranks are compared with each other: all run the same on the same hardware.
-	ranks := func(f fault, of func(*rankState) float64) float64 {
+	ranks := func(f Fault, of func(*rankState) float64) float64 {
 		var costs []float64
 		for i := range s.ranks {
 			if v := of(&s.ranks[i]); v > 0 {
 				costs = append(costs, 1/v)
 			}
 		}
-		typical, limit := diagnosis.Norm(costs, l.tolerance, 0)
+		typical, limit := diagnosis.Norm(costs, l.Tolerance, 0)
 		for i := range s.ranks {
 			if v := of(&s.ranks[i]); v > 0 && 1/v > limit {
 				j.slowRanks[i] |= f
@@ -128,9 +122,9 @@ func judge(s *survey, l limits) *judgement {
 		}
 		return 1 / typical
 	}
-	j.self.Memory = ranks(slowMemory, func(r *rankState) float64 { return r.self.Memory })
-	j.self.Compute = ranks(slowCompute, func(r *rankState) float64 { return r.self.Compute })
-	j.together = ranks(slowTogether, func(r *rankState) float64 { return r.together })
+	j.self.Memory = ranks(SlowMemory, func(r *rankState) float64 { return r.self.Memory })
+	j.self.Compute = ranks(SlowCompute, func(r *rankState) float64 { return r.self.Compute })
+	j.together = ranks(SlowTogether, func(r *rankState) float64 { return r.together })
 	return j
 }
 
@@ -318,22 +312,22 @@ func bothWays(patterns []diagnosis.EdgePattern) []pattern {
 
 // describe says what is bad about edges, by the worst of them.
 func (s *survey) describe(where string, edges []int, j *judgement) (text string, why []string, ratio float64) {
-	var all fault
+	var all Fault
 	var slowest, latest, stuck = -1, -1, -1
 	ratio = 1
 	for _, i := range edges {
 		e, normal := &s.edges[i], j.norms[s.kind(i)]
 		all |= j.bad[i]
-		if j.bad[i]&blocked != 0 && stuck < 0 {
+		if j.bad[i]&Blocked != 0 && stuck < 0 {
 			stuck, ratio = i, math.Inf(1)
 		}
-		if j.bad[i]&lowBandwidth != 0 {
+		if j.bad[i]&LowBandwidth != 0 {
 			if slowest < 0 || e.bandwidth < s.edges[slowest].bandwidth {
 				slowest = i
 			}
 			ratio = max(ratio, normal.bandwidth/e.bandwidth)
 		}
-		if j.bad[i]&highLatency != 0 {
+		if j.bad[i]&HighLatency != 0 {
 			if latest < 0 || e.latency > s.edges[latest].latency {
 				latest = i
 			}
@@ -349,10 +343,10 @@ func (s *survey) describe(where string, edges []int, j *judgement) (text string,
 		parts = append(parts, "blocked: "+s.edges[stuck].err)
 	}
 	if slowest >= 0 {
-		parts = append(parts, fmt.Sprintf("%s%s, %s is typical", gigabytes(s.edges[slowest].bandwidth), worst, gigabytes(j.norms[s.kind(slowest)].bandwidth)))
+		parts = append(parts, fmt.Sprintf("%s%s, %s is typical", Rate(s.edges[slowest].bandwidth), worst, Rate(j.norms[s.kind(slowest)].bandwidth)))
 	}
 	if latest >= 0 {
-		parts = append(parts, fmt.Sprintf("%s%s, %s is typical", micros(s.edges[latest].latency), worst, micros(j.norms[s.kind(latest)].latency)))
+		parts = append(parts, fmt.Sprintf("%s%s, %s is typical", Micros(s.edges[latest].latency), worst, Micros(j.norms[s.kind(latest)].latency)))
 	}
 	return where + ": " + strings.Join(parts, "; "), all.names(), ratio
 }
@@ -369,28 +363,29 @@ func (s *survey) rankFinding(r int, j *judgement) (Finding, bool) {
 	f := Finding{Kind: "rank", Source: &r, SourceNode: st.node, ratio: 1}
 	all := j.slowRanks[r]
 	var parts []string
-	part := func(is fault, format string, args ...any) {
+	part := func(is Fault, format string, args ...any) {
 		if all&is != 0 {
 			parts = append(parts, fmt.Sprintf(format, args...))
 		}
 	}
 	if st.gone != "" {
-		all |= gone
+		all |= Gone
 	}
 	if st.err != "" {
-		all |= failed
+		all |= Failed
 	}
-	part(gone, "%s", st.gone)
-	part(failed, "%s", st.err)
-	part(slowMemory, "its memory copies %s, %s is typical", gigabytes(st.self.Memory), gigabytes(j.self.Memory))
-	part(slowCompute, "it computes %.2f GFLOP/s on one core, %.2f is typical", st.self.Compute/1e9, j.self.Compute/1e9)
-	part(slowTogether, "it sends %s while all do, %s is typical", gigabytes(st.together), gigabytes(j.together))
+	part(Gone, "%s", st.gone)
+	part(Failed, "%s", st.err)
+	part(SlowMemory, "its memory copies %s, %s is typical", Rate(st.self.Memory), Rate(j.self.Memory))
+	part(SlowCompute, "it computes %.2f GFLOP/s on one core, %.2f is typical", st.self.Compute/1e9, j.self.Compute/1e9)
+	part(SlowTogether, "it sends %s while all do, %s is typical", Rate(st.together), Rate(j.together))
 	f.Why = all.names()
 	f.Text = fmt.Sprintf("rank %d (%s): %s", r, cmp.Or(st.node, "node unknown"), strings.Join(parts, "; "))
 	return f, all != 0
 }
 
-func gigabytes(v float64) string {
+// Rate is bytes per second in words, as findings have it.
+func Rate(v float64) string {
 	switch {
 	case v >= 1e8:
 		return fmt.Sprintf("%.2f GB/s", v/1e9)
@@ -400,4 +395,5 @@ func gigabytes(v float64) string {
 	return fmt.Sprintf("%.2f kB/s", v/1e3)
 }
 
-func micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }
+// Micros is seconds in words, as findings have it.
+func Micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }

@@ -1,20 +1,16 @@
 package preflight
 
 import (
-	"encoding/json"
-	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
-// Report is what --json writes.
+// Report is what a check has found. It is data: whoever has it may write, print and
+// change it.
 type Report struct {
-	Verdict string    `json:"verdict"` // good, bad, or incomplete with the Error
+	Verdict string    `json:"verdict"` // one of those below; incomplete with the Error
 	Error   string    `json:"error,omitempty"`
 	Began   time.Time `json:"began"`
 	Seconds float64   `json:"seconds"`
@@ -32,9 +28,18 @@ type Report struct {
 	Latency    [][]Value `json:"latency"`
 	LatencyP99 [][]Value `json:"latency_p99"`
 
-	survey *survey
-	judged *judgement
+	// Faults are why an edge is bad, a row a source.
+	Faults [][]Fault `json:"-"`
+	// TypicalTogether is how many bytes per second a rank sends while all do, 0: not measured.
+	TypicalTogether float64 `json:"-"`
 }
+
+// Verdicts.
+const (
+	VerdictGood       = "good"
+	VerdictBad        = "bad"
+	VerdictIncomplete = "incomplete"
+)
 
 // Rank is what was measured of a rank itself, 0 when it was not.
 type Rank struct {
@@ -66,12 +71,25 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, float64(v), 'g', 6, 64), nil
 }
 
+// Kind is that of an edge, as Typical has it.
+func (r *Report) Kind(src, dst int) string {
+	if r.Ranks[src].Node == r.Ranks[dst].Node {
+		return kindNames[withinNode]
+	}
+	return kindNames[betweenNodes]
+}
+
+// Unmeasured is the report of a check whose ranks did not meet, because of err.
+func Unmeasured(ranks int, began time.Time, err error) *Report {
+	return newReport(newSurvey(max(ranks, 1)), Limits{}, began, err)
+}
+
 // newReport judges a survey; err is why it is not complete, if it is not.
-func newReport(s *survey, l limits, began time.Time, err error) *Report {
+func newReport(s *survey, l Limits, began time.Time, err error) *Report {
 	j := judge(s, l)
 	r := &Report{
-		Verdict: "good", Began: began.UTC().Round(time.Millisecond), Seconds: time.Since(began).Seconds(),
-		Findings: s.findings(j), Good: []string{}, Bad: []string{}, survey: s, judged: j,
+		Verdict: VerdictGood, Began: began.UTC().Round(time.Millisecond), Seconds: time.Since(began).Seconds(),
+		Findings: s.findings(j), Good: []string{}, Bad: []string{}, TypicalTogether: j.together,
 	}
 	for i := range s.ranks {
 		st := &s.ranks[i]
@@ -81,6 +99,9 @@ func newReport(s *survey, l limits, began time.Time, err error) *Report {
 		if n.edges > 0 {
 			r.Typical = append(r.Typical, Typical{kindNames[kind], n.edges, n.bandwidth, n.latency})
 		}
+	}
+	for row := range slices.Chunk(j.bad, s.size()) {
+		r.Faults = append(r.Faults, row)
 	}
 	for _, f := range j.bad {
 		if f != 0 {
@@ -92,9 +113,9 @@ func newReport(s *survey, l limits, began time.Time, err error) *Report {
 	r.LatencyP99 = s.matrix(func(e *edge) float64 { return e.latencyP99 }, false)
 	switch {
 	case len(r.Findings) > 0:
-		r.Verdict = "bad"
+		r.Verdict = VerdictBad
 	case err != nil:
-		r.Verdict = "incomplete"
+		r.Verdict = VerdictIncomplete
 	}
 	if err != nil {
 		r.Error = err.Error()
@@ -129,78 +150,13 @@ func (s *survey) matrix(of func(*edge) float64, zero bool) [][]Value {
 	return rows
 }
 
-// status is the exit status that a report stands for.
+// status is what rank 0 tells the others of a report, and the exit status of all.
 func (r *Report) status() int {
 	switch r.Verdict {
-	case "good":
+	case VerdictGood:
 		return 0
-	case "bad":
+	case VerdictBad:
 		return StatusBad
 	}
-	return 1
-}
-
-// summary is the report in a line.
-func (r *Report) summary() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d ranks on %d nodes", strings.ToUpper(r.Verdict), len(r.Ranks), len(r.survey.nodes().names))
-	for _, t := range r.Typical {
-		fmt.Fprintf(&b, "; %s %s, %s", t.Kind, gigabytes(t.Bandwidth), micros(t.Latency))
-	}
-	if t := r.judged.together; t > 0 {
-		fmt.Fprintf(&b, "; all at once %s a rank", gigabytes(t))
-	}
-	if r.Verdict == "bad" {
-		fmt.Fprintf(&b, "; %d bad edges, keep out: %s", r.BadEdges, strings.Join(r.Bad, " "))
-	}
-	if r.Error != "" {
-		fmt.Fprintf(&b, "; incomplete: %s", r.Error)
-	}
-	return b.String()
-}
-
-// save writes the files that the command line asks for.
-func (r *Report) save(c *Cmd) error {
-	if c.JSON != "" {
-		b, err := json.Marshal(r)
-		if err != nil {
-			return err
-		}
-		if err := replace(c.JSON, append(b, '\n')); err != nil {
-			return err
-		}
-	}
-	if c.Good != "" {
-		var b strings.Builder
-		for _, name := range r.Good {
-			fmt.Fprintln(&b, name)
-		}
-		if err := replace(c.Good, []byte(b.String())); err != nil {
-			return err
-		}
-	}
-	if c.Prom != "" {
-		return r.textfile(c.Prom)
-	}
-	return nil
-}
-
-// replace writes a file as a whole: whoever reads it sees the old one or the new.
-func replace(path string, b []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	_, err = f.Write(b)
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
+	return statusIncomplete
 }

@@ -50,21 +50,6 @@ func deviceBuffers(ctx context.Context, comm *ccl.Comm, size int) (*buffers, err
 	}, nil
 }
 
-// device is the GPU of a rank: of the node's, by its number there.
-func device(name string, local int) (ccl.Device, error) {
-	if name == "cpu" {
-		return ccl.CPU, nil
-	}
-	n, err := ccl.Devices()
-	if err == nil && n == 0 {
-		err = errors.New("this process sees no GPU")
-	}
-	if err != nil {
-		return ccl.CPU, err
-	}
-	return ccl.GPU(local % n), nil
-}
-
 // gpuMemory is how many bytes per second the GPU of comm, a communicator of one
 // rank, copies within its memory: what a rank sends itself.
 func gpuMemory(ctx context.Context, comm *ccl.Comm, size int, least time.Duration) (rate float64, err error) {

@@ -1,4 +1,4 @@
-package preflight
+package preflightcmd
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/lockstep-ccl/lockstep/cmd/lockstep/internal/children"
+	"github.com/lockstep-ccl/lockstep/preflight"
 )
 
 // grace is how long the other ranks may take to end once rank 0 has.
@@ -50,7 +51,7 @@ func (c *Cmd) launch(ctx context.Context, out io.Writer) error {
 			failure = context.Cause(ctx)
 		}
 		var exit *exec.ExitError
-		if errors.As(e.Err, &exit) && exit.ExitCode() == StatusBad {
+		if errors.As(e.Err, &exit) && exit.ExitCode() == preflight.StatusBad {
 			failure = &BadError{} // it has told
 		}
 	}
