@@ -5,6 +5,10 @@ import (
 	"slices"
 )
 
+// byTransport has an entry for each value that a transport may have: evidence of another build's
+// agents names some that this one does not know.
+type byTransport[T any] [math.MaxUint8 + 1]T
+
 // delay is a connection's entry in the delay matrix: ns from post to
 // completion, or per megabyte where the transport tells only its rate; 0 when
 // nothing is known.
@@ -29,8 +33,8 @@ func DelayRatios(ev *Evidence, comm int, dst []float32) []float32 {
 	for i := range dst {
 		dst[i] = float32(math.NaN())
 	}
-	var norm [256]float64
-	var kind [256][]float64
+	var norm byTransport[float64]
+	var kind byTransport[[]float64]
 	for i := range ev.Conns {
 		if c := &ev.Conns[i]; int(c.Comm) == comm && delay(c) > 0 {
 			kind[c.Transport] = append(kind[c.Transport], delay(c))

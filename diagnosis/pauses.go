@@ -10,8 +10,8 @@ import (
 // pauses is the job's own history of pauses: the longest that has ended by
 // itself, ns, by kind. A rank is given a multiple of it before it is blamed.
 type pauses struct {
-	marks    [8]int64 // under an open mark, by record.MarkCode
-	busy, io int64    // outside any: seen while others waited for it
+	marks    [record.NumMarks]int64 // under an open mark, by record.MarkCode
+	busy, io int64                  // outside any: seen while others waited for it
 
 	log pauseLog // of ranks that others waited for
 

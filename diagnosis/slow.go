@@ -85,8 +85,8 @@ type slowLinks struct {
 	twos    map[record.Transport][2]int32 // what twoNodes has found in this window
 	// seeWaiting: the transports tell when a receiver waits.
 	seeWaiting bool
-	sampled    int64          // start of the window that flights are of
-	ratios     [256][]float64 // by transport
+	sampled    int64 // start of the window that flights are of
+	ratios     byTransport[[]float64]
 	scratch    []float64
 	// usualHunger is the median of the ranks' hunger.
 	usualHunger hunger
@@ -137,7 +137,7 @@ func (d *slowLinks) judge() {
 		return
 	}
 	suspects, slow := d.suspects()
-	var active [256]int // by transport
+	var active byTransport[int]
 	if len(suspects) > 0 {
 		active = d.active()
 	}
@@ -198,7 +198,7 @@ func (d *slowLinks) judge() {
 
 // suspects returns the connections that were slow in the window, and how many of each
 // transport.
-func (d *slowLinks) suspects() (suspects []slowConn, slow [256]int) {
+func (d *slowLinks) suspects() (suspects []slowConn, slow byTransport[int]) {
 	if !slices.ContainsFunc(d.inside, func(h insideHistory) bool { return h.look }) {
 		return nil, slow
 	}
@@ -220,7 +220,7 @@ func (d *slowLinks) suspects() (suspects []slowConn, slow [256]int) {
 }
 
 // active returns how many connections of each transport had news.
-func (d *slowLinks) active() (n [256]int) {
+func (d *slowLinks) active() (n byTransport[int]) {
 	for i := range d.conns {
 		if d.conns[i].fresh {
 			n[d.ev.Conns[i].Transport]++
@@ -346,7 +346,7 @@ const mostShare = 0.3
 // normalRatios returns, by transport, how much slower than their history most
 // connections are: a slowdown that most share is nobody's. Of three nodes the links
 // of one are two thirds of all, so it is not the middle one that tells.
-func (d *slowLinks) normalRatios() (norm [256]float64) {
+func (d *slowLinks) normalRatios() (norm byTransport[float64]) {
 	ratios := &d.ratios
 	for t := range ratios {
 		ratios[t] = ratios[t][:0]
@@ -370,14 +370,11 @@ func (d *slowLinks) normalRatios() (norm [256]float64) {
 // nextTransport returns the lowest transport above t among some connections, -1
 // when there is none.
 func nextTransport(conns []Conn, of []int32, t int) int {
-	next := 256
+	next := -1
 	for _, k := range of {
-		if x := int(conns[k].Transport); x > t && x < next {
+		if x := int(conns[k].Transport); x > t && (next < 0 || x < next) {
 			next = x
 		}
-	}
-	if next == 256 {
-		return -1
 	}
 	return next
 }

@@ -125,6 +125,9 @@ const (
 	numColl
 )
 
+// NumColls is how many kinds of collectives this version knows, CollNone among them.
+const NumColls = int(numColl)
+
 // DType is an element type, in NCCL's order (ncclDataType_t).
 type DType uint8
 
@@ -309,6 +312,9 @@ const (
 	numResults
 )
 
+// NumResults is how many results this version knows.
+const NumResults = int(numResults)
+
 // Cause is why a window was slow (ICCL's monitor, with the causes it lacks).
 type Cause uint8
 
@@ -348,6 +354,9 @@ const (
 	MarkDataLoading // explains, and does not excuse: a data loader that does not return is a fault
 	numMarks
 )
+
+// NumMarks is how many marks this version knows, MarkNone among them.
+const NumMarks = int(numMarks)
 
 // Flags of a record.
 const (

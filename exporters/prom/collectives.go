@@ -46,17 +46,20 @@ type recentComm struct {
 // comm holds the series of one communicator name in one job.
 type comm struct {
 	name    commName
-	kinds   [16]*kind // by record.CollKind
-	touched bool      // since the last walk
+	kinds   [record.NumColls]*kind // by record.CollKind
+	touched bool                   // since the last walk
 	used    time.Time
 }
+
+// results are those that have a series of their own. All that this version does not know share one more.
+const results = record.NumResults + 1
 
 type kind struct {
 	labels         []string // job, communicator, collective
 	duration, wait prometheus.Observer
 	bytes          prometheus.Counter
-	ends           [8]prometheus.Counter // by record.Result
-	endsRefused    [8]bool
+	ends           [results]prometheus.Counter // by record.Result
+	endsRefused    [results]bool
 	nextExemplar   int64 // CLOCK_MONOTONIC ns
 	refused        bool
 }
@@ -156,7 +159,7 @@ func (s *collectives) newKind(name commName, coll record.CollKind) *kind {
 }
 
 func (s *collectives) end(k *kind, r record.Result) prometheus.Counter {
-	i := min(int(r), len(k.ends)-1)
+	i := min(int(r), results-1)
 	if k.ends[i] == nil && !k.endsRefused[i] {
 		if s.ends >= s.opts.SeriesPerFamily {
 			k.endsRefused[i] = true
