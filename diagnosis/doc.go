@@ -38,6 +38,6 @@
 //
 // Reading order: engine.go (one pass), view.go and progress.go (the view, a linear scan),
 // hang.go (with waits.go, stalls.go and waitgraph.go), pauses.go and away.go, mismatch.go and odd.go,
-// aborts.go, deaths.go, lost.go and links.go, window.go, straggler.go, drag.go (with dragsaid.go), habit.go, slow.go (with flights.go) and delaymatrix.go, moves.go, movesnode.go and pairs.go, transfers.go, incidents.go (the tracker);
+// aborts.go, deaths.go, lost.go and links.go, window.go, straggler.go, drag.go (with dragsaid.go), habit.go, slow.go (with flights.go and inside.go) and delaymatrix.go, moves.go, movesnode.go and pairs.go, transfers.go, incidents.go (the tracker);
 // gpu.go and xid.go for what is said of GPUs, why.go, chain.go and whyslow.go for the sentences.
 package diagnosis

@@ -92,18 +92,6 @@ type slowLinks struct {
 	usualHunger hunger
 }
 
-// insideHistory is what is normal for a communicator, by index into Evidence.Comms.
-type insideHistory struct {
-	base baseline // time inside an operation, ns
-	cost float64  // share of the window that a member was inside for longer than usual
-	// look: its members felt something in the window, or a connection's monitor has seen the
-	// network be slow. Without either none of its connections is.
-	look bool
-	// starving, when of this window (its start): whether a member is starved.
-	starving bool
-	looked   int64
-}
-
 func (d *slowLinks) forget() {
 	d.conns, d.inside, d.slow = d.conns[:0], d.inside[:0], d.slow[:0]
 	clear(d.between)
@@ -123,15 +111,7 @@ func (d *slowLinks) find(found []finding) []finding {
 // were on it while its receiver waited, more often than usual; and when these
 // delays cost a good share of the window, which its communicator felt.
 func (d *slowLinks) judge() {
-	elapsed := float64(d.now - d.start)
-	for ci := range d.comms {
-		h := &d.inside[ci]
-		h.cost = 0
-		if perOp, ops, ok := d.insideOf(int32(ci)); ok && d.settled(&h.base) {
-			h.cost = (perOp - h.base.mean) * ops / float64(len(d.ev.Comms[ci].Members)) / elapsed
-		}
-		h.look = d.feltIn(int32(ci))
-	}
+	d.watchInside()
 	if !d.observe() {
 		d.learnInside()
 		return
@@ -227,14 +207,6 @@ func (d *slowLinks) active() (n byTransport[int]) {
 		}
 	}
 	return n
-}
-
-// feltIn reports whether the members of a communicator were inside for longer than usual: much
-// longer, or some, and the job as a whole takes longer. What slows several of them
-// down a little each is felt by their sum.
-func (d *slowLinks) feltIn(ci int32) bool {
-	cost, most := d.inside[ci].cost, d.cfg.SlowShare/2
-	return cost >= most || cost >= most/4 && d.drags.windows > horizons[0] && d.drags.slower(horizons[0]) >= most
 }
 
 // often reports whether a connection's monitor finds that the network was slow most of the time.
@@ -487,16 +459,5 @@ func (d *slowLinks) learnDelays() {
 		h.base.learn(h.delay)
 		h.learnAgain()
 		h.usualFlight += (h.flight - h.usualFlight) / float32(h.base.n) // a mean as long as base
-	}
-}
-
-// learnInside lets communicators without a slow connection teach how long
-// their operations take.
-func (d *slowLinks) learnInside() {
-	for ci := range d.comms {
-		h := &d.inside[ci]
-		if perOp, _, ok := d.insideOf(int32(ci)); ok && !slices.ContainsFunc(d.slow, func(s slowConn) bool { return s.comm == int32(ci) }) {
-			h.base.learn(perOp)
-		}
 	}
 }

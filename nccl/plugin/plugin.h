@@ -217,9 +217,12 @@ HIDDEN void sample_cost(int64_t ns);
 HIDDEN int sample_captured(void);
 HIDDEN void sample_reset(void);
 HIDDEN void sample_rest(int64_t now);
-/* plugin.c */
+/* comms.c */
+HIDDEN void *make_context(const struct comm *c);
 HIDDEN struct comm *comm_of_context(void *context, uint32_t *gen);
 HIDDEN struct comm *comm_of_handle(uint64_t h);
+HIDDEN struct comm *place_comm(int version, uint64_t id, const char *name, int32_t rank, int32_t ranks);
+HIDDEN void leave_comm(struct comm *c);
 /* identity.c */
 HIDDEN void identify(struct lockstep_options *o, int32_t rank, int32_t ranks, char job[64], char node[64]);
 HIDDEN int chosen_events(void);
