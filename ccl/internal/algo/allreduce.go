@@ -43,21 +43,6 @@ func (b *builder) allReduceOneShot() {
 	}
 }
 
-// staged reports whether allReduceStaged can run: several nodes must have equally many ranks.
-func staged(_ *Call, p *Place) bool { return p.Nodes == 1 || p.Across != nil }
-
-// levels returns this rank's group at each level of allReduceStaged. On a single node that is all
-// ranks. On several nodes it is this node's ranks, and then this rank's rail.
-func (p *Place) levels() [][]int {
-	if p.Nodes == 1 {
-		return [][]int{p.Local}
-	}
-	if len(p.Local) == 1 {
-		return [][]int{p.Across}
-	}
-	return [][]int{p.Local, p.Across}
-}
-
 // allReduceStaged runs a reduce-scatter at each level, and then an all-gather at each level in
 // reverse order. Blocks of the vector are pipelined through these stages.
 //
@@ -197,10 +182,6 @@ func (b *builder) ring(hops, reduceHops int, part func(k int) span) {
 		}
 	}
 }
-
-// halvingBytes is the vector size from which allReduceDoubling halves first, if it can. Halving
-// sends less and takes twice the rounds.
-const halvingBytes = 16 << 10
 
 // allReduceDoubling: recursive doubling (Thakur, Rabenseifner and Gropp, 2005). In each of
 // log2(n) rounds, ranks at distance 2^k exchange and add their sums. Ranks beyond the largest

@@ -1,10 +1,6 @@
 package algo
 
-import (
-	"fmt"
-
-	"github.com/lockstep-ccl/lockstep/record"
-)
+import "github.com/lockstep-ccl/lockstep/record"
 
 // Call is the shape of a collective: all that its schedule depends on. All ranks must pass
 // the same values, except for InPlace and Apart.
@@ -81,6 +77,18 @@ func NewPlace(rank int, node []int32, cores int) Place {
 	return p
 }
 
+// levels returns this rank's group at each level of allReduceStaged. On a single node that is all
+// ranks. On several nodes it is this node's ranks, and then this rank's rail.
+func (p *Place) levels() [][]int {
+	if p.Nodes == 1 {
+		return [][]int{p.Local}
+	}
+	if len(p.Local) == 1 {
+		return [][]int{p.Across}
+	}
+	return [][]int{p.Local, p.Across}
+}
+
 func (p *Place) everyone() []int {
 	all := make([]int, p.Size)
 	for i := range all {
@@ -94,83 +102,4 @@ type Choice struct {
 	Algo  record.Algo
 	Proto record.Proto
 	Block int // bytes of one pipelined chunk; Build rounds it down to a multiple of 64, at least 64
-}
-
-// Build returns the schedule of call at place. It fails if the collective does not have
-// choice.Algo, or cannot run it at place.
-func Build(call Call, place Place, choice Choice) (*Schedule, error) {
-	b := newBuilder(call, place, choice)
-	if b.choice.Block < 64 {
-		b.choice.Block = 64
-	}
-	b.choice.Block &^= 63
-	if place.Size == 1 {
-		b.choice.Algo, b.choice.Proto = record.AlgoDirect, record.ProtoSimple
-		b.alone()
-		return b.schedule(), nil
-	}
-	for _, c := range catalogue[call.Coll] {
-		if c.algo == choice.Algo && c.fits(&call, &place) {
-			c.build(b)
-			return b.schedule(), nil
-		}
-	}
-	return nil, fmt.Errorf("%v has no %v algorithm for %d ranks on %d nodes", call.Coll, choice.Algo, place.Size, place.Nodes)
-}
-
-// entry is one algorithm of one collective: how to build it, where it can run, and its cost by
-// the model.
-type entry struct {
-	algo  record.Algo
-	build func(*builder)
-	fits  func(*Call, *Place) bool
-	cost  func(*Model, *Call, *Place) estimate
-}
-
-func always(*Call, *Place) bool { return true }
-
-// catalogue lists every collective's algorithms.
-var catalogue map[record.CollKind][]entry
-
-func init() {
-	catalogue = map[record.CollKind][]entry{
-		record.AllReduce: {
-			{record.AlgoDirect, (*builder).allReduceOneShot, always, (*Model).oneShot},
-			{record.AlgoDoubling, (*builder).allReduceDoubling, always, (*Model).doubling},
-			{record.AlgoHierarchical, (*builder).allReduceStaged, staged, (*Model).staged},
-			{record.AlgoRing, (*builder).allReduceRing, always, (*Model).ring},
-		},
-		record.ReduceScatter: {
-			{record.AlgoDirect, (*builder).reduceScatterDirect, always, (*Model).exchange},
-			{record.AlgoRing, (*builder).reduceScatterRing, always, (*Model).halfRing},
-		},
-		record.AllGather: {
-			{record.AlgoDirect, (*builder).allGatherDirect, always, (*Model).exchange},
-			{record.AlgoRing, (*builder).allGatherRing, always, (*Model).halfRing},
-		},
-		record.Broadcast: {
-			{record.AlgoDirect, (*builder).broadcastDirect, always, (*Model).star},
-			{record.AlgoTree, (*builder).broadcastTree, always, (*Model).tree},
-			{record.AlgoRing, (*builder).broadcastChain, always, (*Model).chain},
-		},
-		record.Reduce: {
-			{record.AlgoDirect, (*builder).reduceDirect, always, (*Model).star},
-			{record.AlgoTree, (*builder).reduceTree, always, (*Model).tree},
-			{record.AlgoRing, (*builder).reduceChain, always, (*Model).chain},
-		},
-		record.AlltoAll: {{record.AlgoDirect, (*builder).allToAll, always, (*Model).exchange}},
-		record.Gather:   {{record.AlgoDirect, (*builder).gather, always, (*Model).star}},
-		record.Scatter:  {{record.AlgoDirect, (*builder).scatter, always, (*Model).star}},
-		record.Barrier: {
-			{record.AlgoDirect, (*builder).barrierDirect, always, (*Model).exchange},
-			{record.AlgoDoubling, (*builder).barrierDissemination, always, (*Model).doubling},
-		},
-	}
-}
-
-// alone builds a collective of a single rank. It is a copy or nothing.
-func (b *builder) alone() {
-	if b.call.Coll.HasData() {
-		b.copyOwn(Ref{RecvBuf, 0}, Ref{SendBuf, 0}, b.call.bytes())
-	}
 }

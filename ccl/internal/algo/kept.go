@@ -10,13 +10,13 @@ type write struct {
 	off, end, track, at int
 }
 
-// markKept sets Kept on the sends from the caller's buffers whose bytes no step writes after the
-// send has begun. Steps that precede the send in its track, or that it needs, do not count: they
-// are complete by then.
-func (b *builder) markKept() {
+// markKept sets Kept on those of rank's sends from the caller's buffers whose bytes no step writes
+// after the send has begun. Steps that precede the send in its track, or that it needs, do not
+// count: they are complete by then.
+func markKept(tracks []Track, call *Call, rank int) {
 	var writes []write
 	longest := 0
-	for t, track := range b.tracks {
+	for t, track := range tracks {
 		for i := range track {
 			if s := &track[i]; s.Act != Send && s.Dst.Space == RecvBuf {
 				writes = append(writes, write{s.Dst.Off, s.Dst.Off + s.Len, t, i})
@@ -25,17 +25,17 @@ func (b *builder) markKept() {
 		}
 	}
 	slices.SortFunc(writes, func(a, b write) int { return cmp.Compare(a.off, b.off) })
-	for t, track := range b.tracks {
+	for t, track := range tracks {
 		for i := range track {
 			s := &track[i]
 			switch {
 			case s.Act != Send || s.LL:
-			case s.Src.Space == SendBuf && !b.call.InPlace:
+			case s.Src.Space == SendBuf && !call.InPlace:
 				s.Kept = true
 			case s.Src.Space == RecvBuf:
 				s.Kept = !changed(writes, longest, s, s.Src.Off, t, i)
 			case s.Src.Space == SendBuf:
-				s.Kept = !changed(writes, longest, s, s.Src.Off+b.call.shift(b.place.Rank), t, i)
+				s.Kept = !changed(writes, longest, s, s.Src.Off+call.shift(rank), t, i)
 			}
 		}
 	}

@@ -38,39 +38,6 @@ const (
 	maxLines    = 32 // of one message: it must fit into what a connection buffers
 )
 
-// Overrides replace parts of the model's choice. Zero values replace nothing. Choose ignores Algo
-// if the collective does not have it.
-type Overrides struct {
-	Algo  record.Algo
-	Proto record.Proto
-	Block int
-}
-
-// Choose returns the choice that the model expects to be fastest for call at place, with o
-// applied.
-func (m *Model) Choose(call Call, place *Place, o Overrides) Choice {
-	best, found := estimate{ns: math.Inf(1)}, false
-	var choice Choice
-	for pass := 0; pass < 2 && !found; pass++ {
-		for _, e := range catalogue[call.Coll] {
-			if !e.fits(&call, place) || pass == 0 && o.Algo != record.AlgoNone && e.algo != o.Algo {
-				continue
-			}
-			if est := e.cost(m, &call, place); est.ns < best.ns {
-				best, found = est, true
-				choice = Choice{Algo: e.algo, Proto: est.proto, Block: est.block}
-			}
-		}
-	}
-	if o.Proto != record.ProtoNone {
-		choice.Proto = o.Proto
-	}
-	if o.Block > 0 {
-		choice.Block = o.Block
-	}
-	return choice
-}
-
 type estimate struct {
 	ns    float64
 	proto record.Proto
@@ -82,6 +49,10 @@ const (
 	intraBlock = 32 << 10
 	interBlock = 128 << 10
 )
+
+// halvingBytes is the vector size from which allReduceDoubling halves first, if it can. Halving
+// sends less and takes twice the rounds.
+const halvingBytes = 16 << 10
 
 // rounds estimates an algorithm of dependent rounds. In each round a rank exchanges intra messages
 // within the node and inter messages with other nodes, of size bytes each. It reduces the given

@@ -8,33 +8,6 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Op is one operation to run. The engine uses its slices until End.
-type Op struct {
-	Signature
-	Send, Recv []byte
-	// Arrivals makes the engine record what Arrived returns.
-	Arrivals bool
-	// Legs makes the engine record what Engine.Legs returns.
-	Legs bool
-	// Parts has the memory of Space GroupSpace + i at index i.
-	Parts   []Part
-	Divisor int // for Avg: the number of ranks
-	// Gate reports whether gate number is open. If so, the track passes it, and Gate does what
-	// that entails. It is nil if the schedule has no gates.
-	Gate func(number int) bool
-}
-
-// Part is one message of a group.
-type Part struct {
-	Buf   []byte
-	DType record.DType
-	// Opaque says that links can send Buf but the CPU cannot read it, as with GPU memory.
-	Opaque bool
-}
-
-// GroupSpace is the Space of Op.Parts[0]. The others follow by index.
-const GroupSpace = algo.PartSpace
-
 // headerSize is the bytes of a header in the byte stream: a signature, padded so that the data
 // after it is aligned.
 const headerSize = 64
@@ -58,13 +31,11 @@ type Engine struct {
 	mesh  Mesh
 	links []transport.Link
 
-	op      *Op // nil between operations
-	sched   *algo.Schedule
-	lanes   []lane
-	left    int    // number of lanes that are not finished
-	tag     uint32 // of op's lines
-	scratch []byte
-	acc     []float32
+	memory
+	sched *algo.Schedule
+	lanes []lane
+	left  int    // number of lanes that are not finished
+	tag   uint32 // of op's lines
 
 	arrivedAt   int64
 	arrivedPeer int32
@@ -139,6 +110,10 @@ func (e *Engine) Done() bool { return e.left == 0 }
 // ns of CLOCK_MONOTONIC. peer is -1 if there was none, or if the operation has no Arrivals.
 func (e *Engine) Arrived() (peer int32, at int64) { return e.arrivedPeer, e.arrivedAt }
 
+// Legs returns the legs of an operation with Op.Legs, in the order in which they began. The slice
+// is valid until the next Begin.
+func (e *Engine) Legs() []Leg { return e.legs.all[:e.legs.n] }
+
 // burst is how many bytes a lane moves before the next lane's turn. It is small, so that what one
 // lane has reduced is still in the cache when another sends it.
 const burst = 16 << 10
@@ -164,7 +139,7 @@ func (e *Engine) Launch() error {
 }
 
 // Step moves what can be moved now, and reports whether anything moved. An error is final: a
-// *PeerError, a *MismatchError, or the mesh's error if it has no link to a peer.
+// *PeerError, a *MismatchError, the mesh's error if it has no link to a peer, or one for a step of unknown kind.
 func (e *Engine) Step() (moved bool, err error) {
 	for again := true; again && e.left > 0; {
 		again = false
@@ -211,8 +186,10 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 			return 0, nil
 		case algo.Copy:
 			e.copy(st)
-		default:
+		case algo.Fold:
 			e.fold(st)
+		default:
+			return 0, unknownStep(st)
 		}
 		e.next(l)
 		return st.Len, nil
@@ -223,17 +200,19 @@ func (e *Engine) advance(l *lane, index int) (n int, err error) {
 			return 0, err
 		}
 	}
-	switch {
-	case st.LL && st.Act == algo.Send:
-		n, err = e.writeLine(link, l, st)
-	case st.LL:
-		n, err = e.readLine(link, l, st)
-	case st.Act == algo.Send:
-		n, err = e.send(link, l, st)
-	default:
-		n, err = e.recv(link, l, st)
+	switch st.Act {
+	case algo.Send:
+		if st.LL {
+			return e.writeLine(link, l, st)
+		}
+		return e.send(link, l, st)
+	case algo.Recv, algo.RecvReduce:
+		if st.LL {
+			return e.readLine(link, l, st)
+		}
+		return e.recv(link, l, st)
 	}
-	return n, err
+	return 0, unknownStep(st)
 }
 
 // connect gets the link to a peer from the mesh, on its first use.
@@ -254,6 +233,11 @@ type PeerError struct {
 
 func (e *PeerError) Error() string { return fmt.Sprintf("link to rank %d: %v", e.Peer, e.Err) }
 func (e *PeerError) Unwrap() error { return e.Err }
+
+// unknownStep returns the error for a step that the engine cannot run. Nothing of it has moved.
+func unknownStep(st *algo.Step) error {
+	return fmt.Errorf("the schedule has a step of unknown kind %d for peer %d", st.Act, st.Peer)
+}
 
 // next ends the lane's current step and begins the next one.
 func (e *Engine) next(l *lane) {

@@ -56,7 +56,3 @@ func (s *legs) stalled(st *algo.Step, by int64) {
 		l.Stall += max(by, 0)
 	}
 }
-
-// Legs returns the legs of an operation with Op.Legs, in the order in which they began. The slice
-// is valid until the next Begin.
-func (e *Engine) Legs() []Leg { return e.legs.all[:e.legs.n] }

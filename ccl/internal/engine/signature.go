@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/lockstep-ccl/lockstep/ccl/internal/algo"
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
@@ -85,18 +84,4 @@ func (e *MismatchError) Error() string {
 		return fmt.Sprintf("this rank called %v, rank %d something else", e.Mine, e.Peer)
 	}
 	return fmt.Sprintf("this rank called %v, rank %d called %v", e.Mine, e.Peer, *e.Theirs)
-}
-
-// of returns the signature that step's message carries. If counts may differ by pair of ranks, it
-// has the message's own length and type. Such messages always use the byte stream.
-func (op *Op) of(step *algo.Step) Signature {
-	s := op.Signature
-	if !s.Coll.Traits().Varies() {
-		return s
-	}
-	s.Count = uint64(max(step.Len, step.Whole))
-	if space := max(step.Src.Space, step.Dst.Space); space >= GroupSpace {
-		s.DType = op.Parts[space-GroupSpace].DType
-	}
-	return s
 }
