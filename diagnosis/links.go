@@ -19,18 +19,6 @@ type deadLink struct {
 	one            bool  // only one end says so; the other is there
 }
 
-// seekingFor is how long a transport's connections look for a path when they have none,
-// ns: an outage that is shorter costs time, not the job. Others end with their one path.
-func seekingFor(t record.Transport) int64 {
-	switch t {
-	case record.TransportRDMA:
-		return 10e9 // GiveUpAfter
-	case record.TransportTCP:
-		return 30e9
-	}
-	return 0
-}
-
 // links finds connections that are dead on every path.
 type links struct {
 	*view
@@ -262,7 +250,7 @@ func (l *links) scan() {
 		if x == nil {
 			continue
 		}
-		x.seeks = max(x.seeks, seekingFor(c.Transport))
+		x.seeks = max(x.seeks, int64(c.Transport.Seeks()))
 		if c.Link == record.LinkDown {
 			x.down++
 			x.at = max(x.at, c.LinkAt)
@@ -298,7 +286,7 @@ func (d *hangs) whileLinksSeek(c *cause) {
 	}
 	for i := range d.ev.Conns {
 		k := &d.ev.Conns[i]
-		if bound := seekingFor(k.Transport); k.Link == record.LinkDown && d.now < k.LinkAt+bound {
+		if bound := int64(k.Transport.Seeks()); k.Link == record.LinkDown && d.now < k.LinkAt+bound {
 			c.confirm = max(c.confirm, bound)
 		}
 	}

@@ -1,5 +1,7 @@
 package record
 
+import "time"
+
 // transports is what is true of a transport, whoever looks at it: code that tells
 // transports apart asks the methods below and names none.
 var transports = [numTransports]struct {
@@ -7,11 +9,12 @@ var transports = [numTransports]struct {
 	inMemory  bool
 	queuePair bool
 	stamped   bool
+	seeks     time.Duration // as package transport, whose test holds it against this
 }{
 	TransportNone:   {name: "none"},
 	TransportSHM:    {name: "shm", inMemory: true},
-	TransportTCP:    {name: "tcp"},
-	TransportRDMA:   {name: "rdma", queuePair: true},
+	TransportTCP:    {name: "tcp", seeks: 30 * time.Second},
+	TransportRDMA:   {name: "rdma", queuePair: true, seeks: 10 * time.Second},
 	TransportNVLink: {name: "nvlink", stamped: true},
 }
 
@@ -36,3 +39,12 @@ func (t Transport) QueuePair() bool { return t.Known() && transports[t].queuePai
 // Stamped reports whether no CPU sees the bytes: kernels of the receiver stamp what has come
 // (StampPeer), so the receiver enters the connection, and the Peer of its ConnEntry sends.
 func (t Transport) Stamped() bool { return t.Known() && transports[t].stamped }
+
+// Seeks returns for how long a connection looks for a path when it has none, unless its job says
+// otherwise: an outage that is shorter costs time, not the job. Without it a connection ends with its one path.
+func (t Transport) Seeks() time.Duration {
+	if !t.Known() {
+		return 0
+	}
+	return transports[t].seeks
+}

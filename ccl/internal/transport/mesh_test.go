@@ -18,6 +18,7 @@ import (
 	"github.com/lockstep-ccl/lockstep/ccl/internal/nic"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/rdma"
 	"github.com/lockstep-ccl/lockstep/ccl/internal/verbs/verbstest"
+	"github.com/lockstep-ccl/lockstep/record"
 	"go.uber.org/goleak"
 )
 
@@ -333,5 +334,17 @@ func TestNoRuntimeDirectory(t *testing.T) {
 			}
 			return exchange(m, rank, size, 1, 10, 4096)
 		})
+	}
+}
+
+// TestSeeks: what record says of how long connections look for a path, and diagnosis waits for, is
+// what they do unless a job says otherwise.
+func TestSeeks(t *testing.T) {
+	var o rdma.Options
+	if err := o.SetDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	if o.GiveUpAfter != record.TransportRDMA.Seeks() || bootstrap.DefaultOutage != record.TransportTCP.Seeks() {
+		t.Errorf("RDMA %v, TCP %v; want %v, %v", o.GiveUpAfter, bootstrap.DefaultOutage, record.TransportRDMA.Seeks(), record.TransportTCP.Seeks())
 	}
 }
