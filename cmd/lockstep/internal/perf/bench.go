@@ -82,11 +82,11 @@ func (b *bench) run(ctx context.Context, p plan, out *printer) error {
 				if err := b.sizes(ctx, coll, dt, op, out); err != nil {
 					return err
 				}
-				if !coll.reduces {
+				if !coll.kind.Reduces() {
 					break
 				}
 			}
-			if coll.name == "barrier" {
+			if !coll.kind.HasData() {
 				break
 			}
 		}
@@ -98,15 +98,12 @@ func (b *bench) run(ctx context.Context, p plan, out *printer) error {
 // sizes measures all sizes of one collective, type and operator.
 func (b *bench) sizes(ctx context.Context, coll collective, dt ccl.DType, op ccl.Op, out *printer) error {
 	n := b.comm.Size()
-	if coll.rooted && (b.cmd.Root < 0 || b.cmd.Root >= n) {
+	if coll.rooted() && (b.cmd.Root < 0 || b.cmd.Root >= n) {
 		return fmt.Errorf("-r %d: ranks are 0 to %d", b.cmd.Root, n-1)
 	}
 	last := -1
 	for bytes := int(b.cmd.Begin); bytes <= int(b.cmd.End); {
-		count := bytes / dt.Size()
-		if coll.shares {
-			count /= n
-		}
+		count := bytes / dt.Size() / coll.shares(n)
 		if count != last {
 			last = count
 			b.at.Set("measuring %s of %d bytes, %s", coll.name, bytes, dt)
@@ -116,7 +113,7 @@ func (b *bench) sizes(ctx context.Context, coll collective, dt ccl.DType, op ccl
 			}
 			out.line(coll, r)
 		}
-		if coll.name == "barrier" {
+		if !coll.kind.HasData() {
 			return nil
 		}
 		if b.cmd.Step > 0 {
@@ -130,18 +127,15 @@ func (b *bench) sizes(ctx context.Context, coll collective, dt ccl.DType, op ccl
 
 func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op ccl.Op, count int) (*Result, error) {
 	n := b.comm.Size()
-	size := count * dt.Size()
-	if coll.shares {
-		size *= n
-	}
+	size := count * dt.Size() * coll.shares(n)
 	r := &Result{
 		Coll: coll.name, Size: size, Count: count, Type: dt.String(), Op: "none", Root: -1,
 		Ranks: n, Nodes: b.cmd.Nodes, Recorder: b.cmd.Recorder,
 	}
-	if coll.reduces {
+	if coll.kind.Reduces() {
 		r.Op = op.String()
 	}
-	if coll.rooted {
+	if coll.rooted() {
 		r.Root = b.cmd.Root
 	}
 	var err error
@@ -307,7 +301,7 @@ func (b *bench) do(ctx context.Context, err error) error {
 // check runs one operation on known data and counts what is wrong on any rank.
 func (b *bench) check(ctx context.Context, coll collective, dt ccl.DType, op ccl.Op, count int, inPlace bool, send, recv ccl.Buffer, call func() error) (int, error) {
 	x := expect{op: ccl.Sum, rank: b.comm.Rank(), n: b.comm.Size(), root: b.cmd.Root, count: count}
-	if coll.reduces {
+	if coll.kind.Reduces() {
 		x.op = op
 	}
 	if b.device != ccl.CPU {

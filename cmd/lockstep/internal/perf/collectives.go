@@ -6,25 +6,29 @@ import (
 	"strings"
 
 	"github.com/lockstep-ccl/lockstep/ccl"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// collective is how one collective is called and what its numbers mean.
+// collective is how one collective is called and what its numbers mean. What is true of its kind
+// whoever calls it is in the kind's traits.
 type collective struct {
-	name    string
-	shares  bool // counts are of one rank's share, sizes of all
-	reduces bool
-	rooted  bool
+	name string
+	kind record.CollKind
 	// inPlace says that the call exists in place.
 	inPlace bool
 	// bus is bus bandwidth over algorithm bandwidth for n ranks.
-	bus func(n float64) float64
-	// sendShares and recvShares are the buffers' sizes in counts: 1 or, for n, 0.
-	sendShares, recvShares int
-	call                   func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, root int) error
+	bus  func(n float64) float64
+	call func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, root int) error
 	// want is element i of rank's result, from what contribution(rank, i) each
 	// rank had in its send buffer; ok is false where nothing is defined.
 	want func(x expect, i int) (v float64, ok bool)
 }
+
+// shares is how many counts a size is of: counts are of one rank's share, sizes of all.
+func (coll *collective) shares(ranks int) int { return coll.kind.Traits().Shares(ranks) }
+
+// rooted reports whether the call has a root.
+func (coll *collective) rooted() bool { return coll.kind.Traits().Root != record.RootNone }
 
 func once(float64) float64     { return 1 }
 func others(n float64) float64 { return (n - 1) / n }
@@ -35,42 +39,42 @@ func whole(x expect, i int) (float64, bool) {
 
 var collectives = []collective{
 	{
-		name: "allreduce", reduces: true, inPlace: true, bus: both, sendShares: 1, recvShares: 1,
+		name: "allreduce", kind: record.AllReduce, inPlace: true, bus: both,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, _ int) error {
 			return c.AllReduce(s, send, recv, op)
 		},
 		want: whole,
 	},
 	{
-		name: "reduce", reduces: true, rooted: true, inPlace: true, bus: once, sendShares: 1, recvShares: 1,
+		name: "reduce", kind: record.Reduce, inPlace: true, bus: once,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, root int) error {
 			return c.Reduce(s, send, recv, op, root)
 		},
 		want: func(x expect, i int) (float64, bool) { return x.reduced(i), x.rank == x.root },
 	},
 	{
-		name: "broadcast", rooted: true, inPlace: true, bus: once, sendShares: 1, recvShares: 1,
+		name: "broadcast", kind: record.Broadcast, inPlace: true, bus: once,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, root int) error {
 			return c.Broadcast(s, send, recv, root)
 		},
 		want: func(x expect, i int) (float64, bool) { return x.contribution(x.root, i), true },
 	},
 	{
-		name: "allgather", shares: true, inPlace: true, bus: others, sendShares: 1,
+		name: "allgather", kind: record.AllGather, inPlace: true, bus: others,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, _ int) error {
 			return c.AllGather(s, send, recv)
 		},
 		want: func(x expect, i int) (float64, bool) { return x.contribution(i/x.count, i%x.count), true },
 	},
 	{
-		name: "reduce_scatter", shares: true, reduces: true, inPlace: true, bus: others, recvShares: 1,
+		name: "reduce_scatter", kind: record.ReduceScatter, inPlace: true, bus: others,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, op ccl.Op, _ int) error {
 			return c.ReduceScatter(s, send, recv, op)
 		},
 		want: func(x expect, i int) (float64, bool) { return x.reduced(x.rank*x.count + i), true },
 	},
 	{
-		name: "alltoall", shares: true, inPlace: true, bus: others,
+		name: "alltoall", kind: record.AlltoAll, inPlace: true, bus: others,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, _ int) error {
 			return c.AlltoAll(s, send, recv)
 		},
@@ -79,7 +83,7 @@ var collectives = []collective{
 		},
 	},
 	{
-		name: "gather", shares: true, rooted: true, inPlace: true, bus: others, sendShares: 1,
+		name: "gather", kind: record.Gather, inPlace: true, bus: others,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, root int) error {
 			return c.Gather(s, send, recv, root)
 		},
@@ -88,14 +92,14 @@ var collectives = []collective{
 		},
 	},
 	{
-		name: "scatter", shares: true, rooted: true, inPlace: true, bus: others, recvShares: 1,
+		name: "scatter", kind: record.Scatter, inPlace: true, bus: others,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, root int) error {
 			return c.Scatter(s, send, recv, root)
 		},
 		want: func(x expect, i int) (float64, bool) { return x.contribution(x.root, x.rank*x.count+i), true },
 	},
 	{
-		name: "sendrecv", bus: once, sendShares: 1, recvShares: 1,
+		name: "sendrecv", kind: record.Group, bus: once,
 		call: func(c *ccl.Comm, s *ccl.Stream, send, recv ccl.Buffer, _ ccl.Op, _ int) error {
 			next, prev := (c.Rank()+1)%c.Size(), (c.Rank()+c.Size()-1)%c.Size()
 			return c.Group(s, func(g *ccl.Group) error {
@@ -108,7 +112,7 @@ var collectives = []collective{
 		want: func(x expect, i int) (float64, bool) { return x.contribution((x.rank+x.n-1)%x.n, i), true },
 	},
 	{
-		name: "barrier", bus: once, sendShares: 1, recvShares: 1,
+		name: "barrier", kind: record.Barrier, bus: once,
 		call: func(c *ccl.Comm, s *ccl.Stream, _, _ ccl.Buffer, _ ccl.Op, _ int) error { return c.Barrier(s) },
 		want: func(expect, int) (float64, bool) { return 0, false },
 	},
@@ -130,13 +134,8 @@ func find(name string) (collective, error) {
 // buffers lays out one rank's memory for a call of count elements, in place or not.
 func (coll *collective) buffers(ctx context.Context, b *bench, dt ccl.DType, count int, inPlace bool) (send, recv ccl.Buffer, err error) {
 	n := b.comm.Size()
-	shares := func(s int) int {
-		if s == 0 {
-			return n
-		}
-		return s
-	}
-	sends, recvs := count*shares(coll.sendShares), count*shares(coll.recvShares)
+	t := coll.kind.Traits()
+	sends, recvs := count*max(t.Send.Of(n), 1), count*max(t.Recv.Of(n), 1) // a group is one message each way; nobody touches a barrier's
 	if !inPlace {
 		if send, err = b.buffer(ctx, 0, dt, sends); err == nil {
 			recv, err = b.buffer(ctx, 1, dt, recvs)
