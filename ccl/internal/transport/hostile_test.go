@@ -234,7 +234,8 @@ func bareLink(t testing.TB) (*tcpLink, int) {
 }
 
 func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
-	m := &mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
+	m := &Mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
+	m.cfg.Bounds.setDefaults()
 	m.waiter.init(m)
 	m.net = &network{m: m, bell: -1}
 	l := &tcpLink{m: m, n: m.net, peer: 1}
@@ -397,7 +398,7 @@ func TestGarbageEndsTheConnection(t *testing.T) {
 
 // FuzzFrames gives a link arbitrary bytes, and uses it in every way.
 func FuzzFrames(f *testing.F) {
-	l := &tcpLink{m: &mesh{cfg: Config{Window: 64 << 10}}}
+	l := &tcpLink{m: &Mesh{cfg: Config{Window: 64 << 10}}}
 	data := l.header(frameData, 100, 0, 0)
 	line := l.header(frameLine, 8, 0, 7)
 	credit := l.header(frameCredit, 0, 0, 0)
@@ -488,7 +489,7 @@ func TestManyLines(t *testing.T) {
 // FuzzHandshake gives a listener greetings, and a dialler replies, of somebody who knows
 // the communicator's key: what is taken is within bounds.
 func FuzzHandshake(f *testing.F) {
-	m := &mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, infos: make([]peerInfo, 4)}
+	m := &Mesh{cfg: Config{ID: 7, Rank: 1, Size: 4, Key: []byte("key")}, infos: make([]peerInfo, 4)}
 	n := &network{m: m}
 	whole := n.encode(dataGreeting{src: 1, dst: 0, index: 1, total: 2, number: 3})
 	f.Add(whole[:dataHello-sha256.Size])

@@ -57,6 +57,8 @@ type Config struct {
 
 	// Outage is how long a peer's host may be silent before a TCP link ends, 0 for 30 s.
 	Outage time.Duration
+	// Bounds of shorter waits of connections between nodes.
+	Bounds Bounds
 
 	// Paths gives connections their source ports, nil for the kernel's choice, and the device's.
 	Paths Paths
@@ -99,11 +101,35 @@ func (cfg *Config) setDefaults() error {
 		cfg.Host = "127.0.0.1"
 	}
 	cfg.Outage = cmp.Or(cfg.Outage, 30*time.Second)
+	cfg.Bounds.setDefaults()
 	cfg.Log = cmp.Or(cfg.Log, slog.Default())
 	if cfg.Err == nil {
 		cfg.Err = func() error { return nil }
 	}
 	return nil
+}
+
+// Bounds are of what a connection between nodes waits for; 0 for the default.
+type Bounds struct {
+	// Silent is for how long nothing may be acknowledged, 1 s.
+	Silent time.Duration
+	// Ports is how long the plan may take to say ports, 50 ms.
+	Ports time.Duration
+	// Dial is for an attempt to connect from a port of the plan's, after which the kernel chooses one; 1 s.
+	Dial time.Duration
+	// Half is how long the peer may take to dial its half, 2 s.
+	Half time.Duration
+	// Withdrawn is how long another set of sockets may take to come when the peer has withdrawn the one that a
+	// connection moved to, 2 s.
+	Withdrawn time.Duration
+}
+
+func (b *Bounds) setDefaults() {
+	b.Silent = cmp.Or(b.Silent, time.Second)
+	b.Ports = cmp.Or(b.Ports, 50*time.Millisecond)
+	b.Dial = cmp.Or(b.Dial, time.Second)
+	b.Half = cmp.Or(b.Half, 2*time.Second)
+	b.Withdrawn = cmp.Or(b.Withdrawn, 2*time.Second)
 }
 
 // peerInfo is what a rank tells the others of itself.
@@ -143,9 +169,6 @@ type Mesh struct {
 	mu     sync.RWMutex // Wake against Close
 	closed bool
 }
-
-// mesh is Mesh, as the rest of the package calls it.
-type mesh = Mesh
 
 // pipeline is what the mesh asks of every Link it has opened.
 type pipeline interface {

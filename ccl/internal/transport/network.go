@@ -22,7 +22,7 @@ import (
 // Either side may dial first, and both may at once: the lower rank's attempt
 // then stands, the higher one's is answered with busy.
 type network struct {
-	m      *mesh
+	m      *Mesh
 	nonce  [16]byte
 	ln     net.Listener
 	accept *accept.Acceptor // nil before start
@@ -174,7 +174,7 @@ func (n *network) add(l remote, g dataGreeting, fd int) {
 }
 
 // listen opens this rank's data listener.
-func listen(m *mesh, nonce [16]byte) (*network, error) {
+func listen(m *Mesh, nonce [16]byte) (*network, error) {
 	if len(m.cfg.Key) == 0 {
 		return nil, errors.New("no key for data connections")
 	}

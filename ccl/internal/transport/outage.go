@@ -27,9 +27,6 @@ const (
 	resendMost = 1000 // ms
 )
 
-// silentAfter is for how long nothing may be acknowledged.
-var silentAfter = int64(time.Second)
-
 var (
 	errSilent = errors.New("nothing is acknowledged")
 	errClosed = errors.New("the kernel has closed the connection")
@@ -65,7 +62,7 @@ func (l *tcpLink) watch(now int64) {
 	if now-l.looked < l.lookEvery() || l.lost == nil && l.wants == 0 && l.completed() >= l.posted() {
 		return
 	}
-	late := now-l.looked > silentAfter // nobody has looked: let there be time for an answer
+	late := now-l.looked > int64(l.m.cfg.Bounds.Silent) // nobody has looked: let there be time for an answer
 	passed := now - l.looked
 	l.looked = now
 	silent, heard, over := false, false, len(l.socks) == 0
@@ -130,7 +127,7 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 		return true
 	case info.Unacked == 0 && info.Notsent_bytes > 0: // the peer's window is shut, and probed
 		s.owed = 0
-		s.silent = info.Probes >= 2 && silence >= 2*uint32(silentAfter/1e6)
+		s.silent = info.Probes >= 2 && silence >= 2*uint32(l.m.cfg.Bounds.Silent.Milliseconds())
 		return !s.silent
 	case info.Unacked == 0:
 		s.owed = 0
@@ -141,7 +138,7 @@ func (l *tcpLink) judge(s *socket, info *unix.TCPInfo, now int64, late bool) boo
 		return false
 	case s.owed == 0 || late:
 		s.owed = now
-	case now-s.owed >= silentAfter && info.Retransmits >= 2:
+	case now-s.owed >= int64(l.m.cfg.Bounds.Silent) && info.Retransmits >= 2:
 		s.silent = true
 	}
 	return false

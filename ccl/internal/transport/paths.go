@@ -63,20 +63,6 @@ type LaneState struct {
 	Stalled bool
 }
 
-// Tests have other ones.
-var (
-	// planWait bounds what a connection waits for its ports.
-	planWait = 50 * time.Millisecond
-	// planDial bounds an attempt to connect from a port of the plan's, after which the
-	// kernel chooses one.
-	planDial = time.Second
-	// halvesFor bounds the wait for the peer to dial its half.
-	halvesFor = 2 * time.Second
-	// withdrawnFor bounds the wait for another set when the peer has withdrawn the one
-	// that a connection moved to.
-	withdrawnFor = 2 * time.Second
-)
-
 const (
 	// moveFor bounds an attempt to move.
 	moveFor = 10 * time.Second
@@ -122,7 +108,7 @@ func (n *network) pathOf(l remote, rank int) Path {
 func (n *network) ports(ctx context.Context, l remote, rank, lanes int) []uint16 {
 	ports := make([]uint16, lanes)
 	if p := n.pathOf(l, rank); p != nil {
-		ctx, cancel := context.WithTimeout(ctx, planWait)
+		ctx, cancel := context.WithTimeout(ctx, n.m.cfg.Bounds.Ports)
 		copy(ports, p.Ports(ctx, lanes))
 		cancel()
 	}
@@ -135,7 +121,7 @@ func (n *network) dialFrom(ctx context.Context, rank int, port uint16) (net.Conn
 	if port != 0 {
 		d := net.Dialer{KeepAlive: -1, LocalAddr: &net.TCPAddr{IP: net.ParseIP(n.m.cfg.Host), Port: int(port)}, Control: reuse}
 		d.SetMultipathTCP(false)
-		planning, cancel := context.WithTimeout(ctx, planDial)
+		planning, cancel := context.WithTimeout(ctx, n.m.cfg.Bounds.Dial)
 		conn, err := d.DialContext(planning, "tcp", addr)
 		cancel()
 		if err == nil || ctx.Err() != nil || errors.Is(err, syscall.ECONNREFUSED) {
@@ -224,7 +210,7 @@ func (n *network) answer(l remote, g dataGreeting) {
 // awaitHalf waits until the peer has dialled its half. When that does not come, this
 // connection does without from now on.
 func (n *network) awaitHalf(ctx context.Context, t *connector, number uint32) {
-	ctx, cancel := context.WithTimeout(ctx, halvesFor)
+	ctx, cancel := context.WithTimeout(ctx, n.m.cfg.Bounds.Half)
 	defer cancel()
 	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
 		t.mu.Lock()

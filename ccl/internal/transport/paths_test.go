@@ -120,14 +120,8 @@ func lanes(m *Mesh, peer int) (ports []uint16, sockets int) {
 	return ports, len(l.socks)
 }
 
-// unhurried sets bounds that a busy machine does not reach.
-func unhurried(t *testing.T) {
-	wait, dial, halves, withdrawn, silent := planWait, planDial, halvesFor, withdrawnFor, silentAfter
-	t.Cleanup(func() {
-		planWait, planDial, halvesFor, withdrawnFor, silentAfter = wait, dial, halves, withdrawn, silent
-	})
-	planWait, planDial, halvesFor, withdrawnFor, silentAfter = time.Minute, time.Minute, time.Minute, time.Minute, int64(time.Minute)
-}
+// unhurried are bounds that a busy machine does not reach.
+var unhurried = Bounds{Silent: time.Minute, Ports: time.Minute, Dial: time.Minute, Half: time.Minute, Withdrawn: time.Minute}
 
 // TestPaths: what a rank sends leaves from its own plan's ports where there are ports, and
 // the connection stands where there are none.
@@ -153,11 +147,11 @@ func TestPaths(t *testing.T) {
 		}, 3, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if unhurried(t); name == "silent" {
-				planWait = time.Millisecond
-			}
 			plans := [2]*planner{c.plan(0), c.plan(1)}
 			goroutines(t, apart, 2, func(cfg *Config) {
+				if cfg.Bounds = unhurried; name == "silent" {
+					cfg.Bounds.Ports = time.Millisecond
+				}
 				if cfg.Sockets = 3; plans[cfg.Rank] != nil {
 					cfg.Paths = plans[cfg.Rank]
 				}
@@ -190,7 +184,6 @@ func TestPaths(t *testing.T) {
 // TestMoves: connections that are moved at random under load lose and repeat no byte, and
 // do not count as down, also where both ends begin at the same moment.
 func TestMoves(t *testing.T) {
-	unhurried(t)
 	const rounds = 12
 	var writers [2]*record.Writer
 	var comms [2]*record.Comm
@@ -200,7 +193,7 @@ func TestMoves(t *testing.T) {
 		writers[r], comms[r] = recorded(t, r)
 	}
 	goroutines(t, apart, 2, func(c *Config) {
-		c.Recorder, c.Comm, c.Paths = writers[c.Rank], comms[c.Rank], plans[c.Rank]
+		c.Recorder, c.Comm, c.Paths, c.Bounds = writers[c.Rank], comms[c.Rank], plans[c.Rank], unhurried
 	}, func(m *Mesh, rank, size int) error {
 		r := rand.New(rand.NewPCG(3, uint64(rank)))
 		for round := range rounds {
@@ -276,12 +269,11 @@ func told(t *testing.T, w *record.Writer) (downs int, switches uint64) {
 func TestMoveWithdrawn(t *testing.T) {
 	for name, comes := range map[string]bool{"another": true, "none": false} {
 		t.Run(name, func(t *testing.T) {
-			unhurried(t)
 			w, comm := recorded(t, 0)
 			plans := [2]*planner{{t: t}, {t: t}}
 			before, withdrawn := make(chan struct{}), make(chan struct{})
 			goroutines(t, apart, 2, func(c *Config) {
-				if c.Paths = plans[c.Rank]; c.Rank == 0 {
+				if c.Paths, c.Bounds = plans[c.Rank], unhurried; c.Rank == 0 {
 					c.Recorder, c.Comm = w, comm
 				}
 			}, func(m *Mesh, rank, size int) error {
@@ -325,7 +317,7 @@ func withdraw(m *Mesh, p *planner, comes bool) error {
 		l.mu.Lock()
 		l.seeking = true // nobody looks for another one
 		l.mu.Unlock()
-		withdrawnFor = 0
+		m.cfg.Bounds.Withdrawn = 0
 	}
 	number := l.number
 	l.failed(l.socks[0], fmt.Errorf("receive: closed by the peer: %w", io.EOF))
@@ -341,10 +333,11 @@ func withdraw(m *Mesh, p *planner, comes bool) error {
 // TestHalfNeverComes: where one end cannot be dialled back, the connection stands without
 // that half.
 func TestHalfNeverComes(t *testing.T) {
-	unhurried(t)
-	halvesFor = 50 * time.Millisecond
 	plans := [2]*planner{{t: t}, {t: t}}
-	goroutines(t, apart, 2, func(c *Config) { c.Paths = plans[c.Rank] }, func(m *Mesh, rank, size int) error {
+	goroutines(t, apart, 2, func(c *Config) {
+		c.Paths, c.Bounds = plans[c.Rank], unhurried
+		c.Bounds.Half = 50 * time.Millisecond
+	}, func(m *Mesh, rank, size int) error {
 		if rank == 1 { // it cannot be answered: who dials back finds nobody
 			m.net.ln.Close()
 		} else {
@@ -367,11 +360,10 @@ func TestHalfNeverComes(t *testing.T) {
 
 // TestMoveFails: a connection whose peer cannot be dialled any more stays as it is.
 func TestMoveFails(t *testing.T) {
-	unhurried(t)
 	plans := [2]*planner{{t: t}, {t: t}}
 	var before sync.WaitGroup
 	before.Add(2)
-	goroutines(t, apart, 2, func(c *Config) { c.Paths = plans[c.Rank] }, func(m *Mesh, rank, size int) error {
+	goroutines(t, apart, 2, func(c *Config) { c.Paths, c.Bounds = plans[c.Rank], unhurried }, func(m *Mesh, rank, size int) error {
 		if err := exchange(m, rank, size, 1, 10, 50_000); err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ func (l *rdmaLink) plan(lanes int) []uint16 {
 		Local: p.Own.Addr, Remote: netip.AddrPortFrom(p.Peer.Addr, verbs.RoCEPort),
 	}, l.replan)
 	l.planned = l.path
-	ctx, cancel := context.WithTimeout(l.m.ctx, planWait)
+	ctx, cancel := context.WithTimeout(l.m.ctx, l.m.cfg.Bounds.Ports)
 	defer cancel()
 	return l.planned.Ports(ctx, lanes)
 }
@@ -48,7 +48,7 @@ func (l *rdmaLink) replan() {
 		if conn == nil || p == nil {
 			return // it is only coming up
 		}
-		ctx, cancel := context.WithTimeout(l.m.ctx, planWait)
+		ctx, cancel := context.WithTimeout(l.m.ctx, l.m.cfg.Bounds.Ports)
 		defer cancel()
 		if ports := p.Ports(ctx, l.lanes); ports != nil {
 			conn.SetPorts(0, ports)

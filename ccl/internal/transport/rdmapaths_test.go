@@ -88,9 +88,6 @@ func (w *watched) labels() (ports []uint16) {
 // steered runs two ranks over RDMA, with recorders, whose plans are given; nil for none.
 func steered(t *testing.T, plans [2]*steering, f func(m *Mesh, rank int, w *watched) error) [2]*record.Writer {
 	t.Helper()
-	if unhurried(t); plans[0] != nil && plans[0].never {
-		planWait = time.Millisecond
-	}
 	fabric := verbstest.New(t, verbstest.Options{Retry: time.Minute})
 	ports := nics(t, fabric)
 	var writers [2]*record.Writer
@@ -106,6 +103,9 @@ func steered(t *testing.T, plans [2]*steering, f func(m *Mesh, rank int, w *watc
 		reads[r] = read
 	}
 	goroutines(t, apart, 2, func(c *Config) {
+		if c.Bounds = unhurried; plans[0] != nil && plans[0].never {
+			c.Bounds.Ports = time.Millisecond
+		}
 		c.RDMA = ports(c.Rank)
 		c.RDMA.Options.Stuck, c.RDMA.Options.GiveUpAfter = 2*time.Minute, 2*time.Minute
 		c.Recorder, c.Comm = writers[c.Rank], comms[c.Rank]

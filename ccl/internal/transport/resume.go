@@ -199,7 +199,7 @@ func (l *tcpLink) withdrawn(err error) bool {
 
 // overdue makes an outage of a set that was withdrawn when no other takes its place.
 func (l *tcpLink) overdue(now int64) {
-	if l.withdrawnAt != 0 && (now-l.withdrawnAt >= int64(withdrawnFor) || l.broken.Load() != nil) {
+	if l.withdrawnAt != 0 && (now-l.withdrawnAt >= int64(l.m.cfg.Bounds.Withdrawn) || l.broken.Load() != nil) {
 		l.down(errWithdrawn)
 	}
 }

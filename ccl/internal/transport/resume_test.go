@@ -35,7 +35,8 @@ type wireSet struct {
 func newWires(t testing.TB, window int) *wires {
 	w := &wires{t: t}
 	for rank := range 2 {
-		m := &mesh{cfg: Config{Rank: rank, Size: 2, Window: window, Outage: time.Hour, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
+		m := &Mesh{cfg: Config{Rank: rank, Size: 2, Window: window, Outage: time.Hour, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
+		m.cfg.Bounds.setDefaults()
 		m.waiter.init(m)
 		m.net = &network{m: m, bell: -1, again: func(remote, int, uint32) {}}
 		var err error
@@ -348,7 +349,7 @@ func TestCutsLoseNothing(t *testing.T) {
 // FuzzResume gives a link that waits for the peer's resume frame arbitrary ones, and
 // what follows: it ends, or goes on with what it keeps.
 func FuzzResume(f *testing.F) {
-	l := &tcpLink{m: &mesh{cfg: Config{Window: 64 << 10}}}
+	l := &tcpLink{m: &Mesh{cfg: Config{Window: 64 << 10}}}
 	h := l.header(frameResume, 0, 1000, 1)
 	f.Add(h[:])
 	h = l.header(frameResume, 0, 1<<40, 9)
