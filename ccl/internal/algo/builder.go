@@ -30,8 +30,8 @@ func (b *builder) schedule() *Schedule {
 	}
 }
 
-// done returns how many steps a track has so far. A later step of the other track waits for all of
-// them if that number is its need.
+// done returns the number of steps in track. A step of the other track with this number as Need
+// waits for all of them.
 func (b *builder) done(track int) int { return len(b.tracks[track]) }
 
 func (b *builder) add(track int, s Step) {

@@ -15,7 +15,7 @@ const (
 	Ready    = iota // both tracks wait here before they begin a piece
 	Sent            // the send track passes it after a piece
 	Received        // the receive track passes it after a piece
-	Left            // comes once, after both tracks' last piece
+	Left            // passed once, after the last piece of both tracks
 	gates
 )
 

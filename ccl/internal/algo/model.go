@@ -172,7 +172,7 @@ func (m *Model) tree(c *Call, p *Place) estimate {
 	return m.rounds(p, log2ceil(p.Size), intra, inter, c.bytes(), float64(c.bytes()))
 }
 
-// chain adds the time in which the first block passes the chain to that of the pipeline.
+// chain estimates pipeline time plus the time for the first block to reach the end of the chain.
 func (m *Model) chain(c *Call, p *Place) estimate {
 	intra, inter := p.neighbour()
 	e := m.rounds(p, 1, 2*intra, 2*inter, c.bytes(), float64(c.bytes()))

@@ -94,7 +94,7 @@ func (b *builder) allGatherRing() {
 // Scratch, because what arrives overwrites it.
 func (b *builder) allToAll() {
 	n, r, size := b.place.Size, b.place.Rank, b.call.bytes()
-	grain := min(b.choice.Block, max((size+63)&^63, 64)) // Scratch has so many bytes per rank
+	grain := min(b.choice.Block, max((size+63)&^63, 64)) // grain is Scratch's size per rank
 	share := span{0, size}
 	for i := range share.blocks(grain) {
 		blk := share.block(i, grain)

@@ -56,14 +56,14 @@ type Control struct {
 	events     chan Event
 	statements chan Statement // hub: see Told
 	ready      chan struct{}  // hub: all ranks have joined
-	doomed     chan struct{}  // hub: the rendezvous cannot succeed
+	joinFailed chan struct{}  // hub: closed when the rendezvous has failed, with joinErr
 	wg         sync.WaitGroup
 
 	mu       sync.Mutex
 	state    state
-	leaving  bool          // sessions have patience to send their last frames
+	leaving  bool          // in Leave until its ctx ends: sessions may wait for a connection to send their last frames
 	patience time.Duration // how long a host may be silent
-	peers    []*peer       // hub: by rank, nil where nobody is; others: peers[0] is the hub
+	peers    []*peer       // hub: by rank, nil without a session; others: peers[0] is the hub
 	seq      uint64        // of this rank's next operation
 	floor    uint64        // hub: all operations before it are complete
 	ops      map[uint64]*op
@@ -71,7 +71,7 @@ type Control struct {
 	seen     []byte        // bit set of the EventKinds delivered, by rank
 	rejected int           // hub: connections that did not prove the secret
 	detail   string        // hub: where the last of them came from
-	untold   bool          // hub: ranks came, left or were rejected since tellMissing last told the others
+	untold   bool          // hub: the ranks missing, or the count of rejections, have changed since tellMissing last sent them
 	joinErr  error         // hub: why the rendezvous has failed
 	informed map[int]bool  // hub: ranks that have been told joinErr
 	emptied  chan struct{} // hub: closed when all other ranks have left or died
@@ -90,13 +90,13 @@ func newControl(cfg Config) *Control {
 		id: cfg.ID, rank: cfg.Rank, size: cfg.Size, secret: cfg.Secret, instance: rand.Uint64(),
 		members: make([]Member, max(cfg.Size, cfg.Rank+1)),
 		events:  make(chan Event, eventKinds*cfg.Size), statements: make(chan Statement, maxTold),
-		ready:    make(chan struct{}),
-		doomed:   make(chan struct{}),
-		peers:    make([]*peer, cfg.Size),
-		ops:      make(map[uint64]*op),
-		seen:     make([]byte, cfg.Size),
-		informed: make(map[int]bool),
-		emptied:  make(chan struct{}),
+		ready:      make(chan struct{}),
+		joinFailed: make(chan struct{}),
+		peers:      make([]*peer, cfg.Size),
+		ops:        make(map[uint64]*op),
+		seen:       make([]byte, cfg.Size),
+		informed:   make(map[int]bool),
+		emptied:    make(chan struct{}),
 
 		patience: cmp.Or(cfg.Outage, DefaultOutage),
 	}
@@ -189,7 +189,7 @@ func (c *Control) AllGather(ctx context.Context, blob []byte) ([][]byte, error) 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case o.have == c.size: // a result counts, whatever else has happened
+	case o.have == c.size: // a complete result is returned even if the communicator has failed since
 		return o.blobs, nil
 	case c.failure != nil:
 		return nil, c.failure
@@ -237,10 +237,10 @@ func (c *Control) Abort(reason []byte) {
 	c.broadcastLocked(encodeAbort(e))
 }
 
-// Leave is Close for a rank that is done. Rank 0 first waits until all others have left or
-// died, because they learn of each other through it. It fails if ctx ends meanwhile. If the
-// network is out, the last frames wait for a connection until ctx ends or the host counts as
-// dead.
+// Leave ends the membership of a rank whose work is complete. Rank 0 first waits until all
+// others have left or died, because they learn of each other through it. It fails if ctx ends
+// meanwhile. If the network is out, the last frames wait for a connection until ctx ends or the
+// host counts as dead.
 func (c *Control) Leave(ctx context.Context) error {
 	c.mu.Lock()
 	if c.state != stateJoined {
@@ -267,7 +267,7 @@ func (c *Control) Leave(ctx context.Context) error {
 	return err
 }
 
-// hurry cuts the time that last frames may wait for a connection to flushTimeout.
+// hurry shortens to flushTimeout how long the last frames may wait for a connection.
 func (c *Control) hurry() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -284,7 +284,7 @@ func (c *Control) hurry() {
 }
 
 // Close ends this rank's membership. The others get a Left event and do not count it as dead.
-// After rank 0 has closed, the others no longer hear of each other.
+// After rank 0 has closed, the others get no more events of each other.
 func (c *Control) Close() error {
 	c.mu.Lock()
 	if c.state == stateClosed {
@@ -385,8 +385,8 @@ func (c *Control) result(f fields) bool {
 	return true
 }
 
-// breakWith fails the operations in flight, and those that begin later, with err. The first
-// error stays.
+// breakWith fails the operations in flight, and those that begin later, with err. It does not
+// replace the error of an earlier call.
 func (c *Control) breakWith(err error) {
 	if c.failure == nil {
 		c.failure = err
@@ -403,7 +403,8 @@ func (c *Control) releaseOps() {
 }
 
 // deliver sends an event to the reader of Events and breaks the communicator. It returns false if
-// the event was delivered before or no longer matters.
+// the event was delivered before, if a rank is lost that had left before, or if this rank has
+// closed.
 func (c *Control) deliver(e Event) bool {
 	if c.state != stateJoined || e.Rank >= c.size || c.seen[e.Rank]&(1<<e.Kind) != 0 {
 		return false
@@ -429,7 +430,7 @@ func (c *Control) broadcastLocked(b []byte) {
 	}
 }
 
-// populated reports whether a session is left.
+// populated reports whether any session is still open.
 func (c *Control) populated() bool {
 	for _, p := range c.peers {
 		if p != nil {

@@ -37,14 +37,14 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 		select {
 		case <-c.ready:
 			return nil
-		case <-c.doomed:
+		case <-c.joinFailed:
 			return c.giveUp(ctx)
 		case <-ctx.Done():
 			missing := c.missing()
 			if len(missing.Ranks) == 0 {
 				continue // the last rank has just joined
 			}
-			c.doom(missing)
+			c.failJoin(missing)
 			return fmt.Errorf("%w: %w", c.giveUp(ctx), context.Cause(ctx))
 		case <-tick.C:
 			c.tellMissing()
@@ -52,7 +52,7 @@ func (c *Control) host(ctx context.Context, ln *Listener, probe []string) error 
 	}
 }
 
-// probe dooms the rendezvous when the process of a missing member is gone. Its kernel then
+// probe fails the rendezvous when the process of a missing member is gone. Its kernel then
 // refuses connections at its address.
 func (c *Control) probe(ctx context.Context, addrs []string) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -73,7 +73,7 @@ func (c *Control) probe(ctx context.Context, addrs []string) (stop func()) {
 				if err == nil {
 					conn.Close()
 				} else if errors.Is(err, syscall.ECONNREFUSED) {
-					c.doom(&LostError{Rank: r, Reason: "its process is gone"})
+					c.failJoin(&LostError{Rank: r, Reason: "its process is gone"})
 					return
 				}
 			}
@@ -154,7 +154,7 @@ func (c *Control) handleHello(conn net.Conn, f fields, theirs uint16) {
 		}
 	}
 	if conflict != nil {
-		c.doomLocked(conflict)
+		c.failJoinLocked(conflict)
 	}
 	if c.joinErr != nil {
 		c.dismiss(conn, h.rank, c.joinErr)
@@ -195,16 +195,16 @@ func (c *Control) check(conn net.Conn, f fields, theirs uint16) (hello, error) {
 	return h, nil
 }
 
-// doom is doomLocked for a caller without c.mu.
-func (c *Control) doom(err error) {
+// failJoin is failJoinLocked for a caller without c.mu.
+func (c *Control) failJoin(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.doomLocked(err)
+	c.failJoinLocked(err)
 }
 
-// doomLocked makes the rendezvous fail with err, and tells the waiting ranks. It does nothing
+// failJoinLocked makes the rendezvous fail with err, and tells the waiting ranks. It does nothing
 // if the rendezvous is complete or has failed already.
-func (c *Control) doomLocked(err error) {
+func (c *Control) failJoinLocked(err error) {
 	if c.state != stateJoining || c.joinErr != nil {
 		return
 	}
@@ -218,7 +218,7 @@ func (c *Control) doomLocked(err error) {
 	if lost := (*LostError)(nil); errors.As(err, &lost) {
 		c.informed[lost.Rank] = true // it is gone, so giveUp need not wait for it
 	}
-	close(c.doomed)
+	close(c.joinFailed)
 }
 
 // dismiss refuses the connection of a rank and tells it why. It does not wait for the write.
@@ -230,7 +230,7 @@ func (c *Control) dismiss(conn net.Conn, rank int, why error) {
 	})
 }
 
-// giveUp ends a doomed rendezvous when every rank knows why, conflictGrace is over, or ctx
+// giveUp ends a failed rendezvous when every rank knows why, conflictGrace is over, or ctx
 // ends. It returns why.
 func (c *Control) giveUp(ctx context.Context) error {
 	deadline := time.Now().Add(conflictGrace)

@@ -100,7 +100,7 @@ const FenceEnv = "LOCKSTEP_FENCE_TOKEN"
 
 // attemptKey returns the key that the ranks of one attempt share: the attempt's token under the
 // job's secret. Ranks of an earlier attempt do not have it, so they cannot join this one. If token
-// is "", FenceEnv's counts. If that is unset, the key is the secret.
+// is "", the value of FenceEnv is used. If that is unset, the key is the secret.
 func attemptKey(secret []byte, token string) []byte {
 	if token == "" {
 		token = os.Getenv(FenceEnv)

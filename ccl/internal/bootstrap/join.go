@@ -122,7 +122,7 @@ func (c *Control) joinHub(ctx context.Context, addr string, ln *Listener, host s
 		}
 		if !b.sleep(ctx) {
 			if pending.Detail = last.Error(); len(pending.Ranks) > 0 && pending.Ranks[0] != 0 {
-				pending.Detail = "" // last explains only why rank 0 could not be reached
+				pending.Detail = "" // last is about reaching rank 0, which is not missing
 			}
 			return c.fail(fmt.Errorf("%w: %w", pending, context.Cause(ctx)))
 		}
@@ -185,7 +185,7 @@ func (c *Control) tryJoin(ctx context.Context, addr, host string, pending *Missi
 		return ctx.Err()
 	}
 	watchHost(conn)
-	// got counts rank 0's frames up to the roster: the session numbers them from the first.
+	// got is the number of frames received; numbering starts with rank 0's first frame.
 	for got := uint64(1); ; got++ {
 		t, f, err := readFrame(conn, maxFrame)
 		if err != nil {

@@ -130,8 +130,8 @@ func (l *Listener) setRoute(token [16]byte, c *Control) error {
 	return nil
 }
 
-// reject reports a rejection to its rendezvous. It keeps the rejection if that has not begun: a
-// rank with a wrong secret tries only once.
+// reject reports a rejection to its rendezvous. It keeps the rejection if no rendezvous of that
+// token has begun here: a rank with a wrong secret tries only once.
 func (l *Listener) reject(r rejection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -192,7 +192,7 @@ func (l *Listener) serve(conn *accept.Conn) {
 	t, f, err := readFrame(conn, maxHello)
 	switch {
 	case err != nil:
-		conn.Refuse(accept.Silent) // it has proved itself, and sent nothing after that
+		conn.Refuse(accept.Silent) // the client authenticated and then sent no valid frame
 	case !conn.Keep(): // the Acceptor has closed it
 	case t == frameResume:
 		c.handleReconnect(conn.Conn, t, f)
@@ -215,7 +215,7 @@ func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs ui
 	began := time.Now()
 	conn.SetDeadline(began.Add(accept.FirstTimeout))
 	var greeting [greetingSize]byte
-	// One read takes all that has arrived. The rest of a greeting alone would look invalid.
+	// One read takes all that has arrived. The rest of a partly read greeting would fail inspect.
 	n, err := io.ReadAtLeast(conn, greeting[:], len(magic))
 	if err == nil && string(greeting[:len(magic)]) != magic {
 		conn.Refuse(accept.Garbage)
@@ -225,7 +225,7 @@ func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs ui
 		_, err = io.ReadFull(conn, greeting[n:])
 	}
 	if err != nil {
-		if n > 0 || !closedByPeer(err) { // a port check connects and hangs up; it is not counted
+		if n > 0 || !closedByPeer(err) { // a port scan connects and closes; do not count it
 			conn.Refuse(accept.Silent)
 		}
 		return token, 0, err
@@ -263,8 +263,8 @@ func (l *Listener) serverHandshake(conn *accept.Conn) (token [16]byte, theirs ui
 	return token, theirs, nil
 }
 
-// inspect reports whether the first bytes of a connection carry a valid pass. Those of a replay do,
-// too, and serverHandshake refuses it.
+// inspect reports whether the first bytes of a connection carry a valid pass. A replayed pass is
+// also valid here; serverHandshake detects replays.
 func (l *Listener) inspect(b []byte) accept.Inspection {
 	if len(b) < len(magic) {
 		return accept.Incomplete

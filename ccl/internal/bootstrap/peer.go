@@ -140,10 +140,10 @@ func (p *peer) finish() {
 	now := time.Now()
 	p.finished, p.until = true, now.Add(flushTimeout)
 	if p.conn != nil && p.writing {
-		_ = p.conn.SetWriteDeadline(p.until) // bounds the write in progress; take bounds the last one when that begins
+		_ = p.conn.SetWriteDeadline(p.until) // bounds the write in progress; take sets the deadline of the last write
 	}
 	if p.c.leaving {
-		p.until = now.Add(p.c.patience) // a peer that gets no bye takes this rank for dead
+		p.until = now.Add(p.c.patience) // without a frameBye the peer reports this rank as lost
 	}
 	p.some.Broadcast()
 }
@@ -359,8 +359,9 @@ func (c *Control) relay(e Event, b []byte) {
 	}
 }
 
-// connectionEnded handles the end of conn. The session ends too if nothing more is to be
-// expected of the peer. Otherwise it seeks another connection.
+// connectionEnded handles the end of conn. The session seeks another connection, unless it has
+// failed, the peer has left or finished it, or the roster has not been sent: a rank then joins
+// again, in a new session.
 func (c *Control) connectionEnded(p *peer, conn net.Conn, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -370,7 +371,7 @@ func (c *Control) connectionEnded(p *peer, conn net.Conn, err error) {
 		return
 	}
 	if p.broken != nil && errors.Is(err, io.EOF) {
-		err = p.broken // the EOF is that of unwritable
+		err = p.broken // unwritable caused this EOF; report the write error
 	}
 	failed, finished := p.failed, p.finished
 	p.conn = nil

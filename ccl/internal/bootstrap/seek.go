@@ -30,14 +30,14 @@ const (
 	// maxSilentStep bounds what one attempt and the pause after it add to a host's silence. If
 	// they took longer, this process or its machine was stopped and could not hear the host.
 	maxSilentStep = dialTimeout + 500*time.Millisecond
-	// A process is gone after so many refusals in a row over so long a time, if its host ended
-	// the connection. The same holds for answers of a process that cannot prove the secret.
+	// A process counts as gone if its host ended the connection and then refused `refusals`
+	// connections in a row, over at least refusedFor. unprovedMost and unprovedFor bound answers
+	// that do not prove the secret.
 	refusals     = 2
 	refusedFor   = 500 * time.Millisecond
 	unprovedMost = 5
 	unprovedFor  = time.Second
-	// A listener under flood may close a connection without an answer, so more of those are
-	// needed.
+	// A listener under flood may close connections unanswered, so shuts and shutFor are larger.
 	shuts   = 12
 	shutFor = 3 * time.Second
 )
@@ -50,8 +50,8 @@ const (
 	reachAnswered                    // its host answered, the process has not
 	reachAlive                       // the process answered, and has the session
 	reachRefused                     // nothing listens there
-	reachUnproved                    // what listens there does not prove the secret
-	reachClosed                      // what listens there hangs up at once
+	reachUnproved                    // the listener does not prove the secret
+	reachClosed                      // the listener closes the connection at once
 	reachGone                        // a process of this job listens there, and does not have the session
 )
 
@@ -285,9 +285,9 @@ func (c *Control) ask(conn net.Conn, p *peer) (frameType, fields, error) {
 	return readFrame(conn, maxAnswer)
 }
 
-// resumed continues p's session over conn and sends the frames after the got that the peer has
-// received. first makes a frame to be sent before those. resumed returns false if the session
-// is over or got is out of range. c.mu is held.
+// resumed continues p's session over conn. It sends the frames from number got on; the peer has
+// the earlier ones. first makes a frame to be sent before those. resumed returns false if the
+// session is over or got is out of range. c.mu is held.
 func (c *Control) resumed(p *peer, conn net.Conn, got uint64, first func() []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
