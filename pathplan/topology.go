@@ -118,7 +118,7 @@ type Topology struct {
 	Ports  []HostPort `json:"ports"`
 }
 
-// Path is a way from leaf to leaf: up to a spine, down to the destination's leaf.
+// Path leads from leaf to leaf: up to a spine, down to the destination's leaf.
 // The zero Path is within one leaf.
 type Path struct {
 	Up   Link `json:"up"`

@@ -306,7 +306,7 @@ func (w *traced) linkEvents(t *testing.T) {
 		t.Skip("sockets are root's to kill")
 	}
 	// Both ends: sockets of others, of tests that run meanwhile, may have the same local port.
-	local, remote := w.crossing(t)
+	local, remote := w.interNodeConn(t)
 	if out, err := exec.Command("ss", "--kill", "state", "established", "src", local, "dst", remote).CombinedOutput(); err != nil {
 		t.Skipf("ss --kill: %v: %s", err, out)
 	}
@@ -334,8 +334,8 @@ func (w *traced) linkEvents(t *testing.T) {
 	}
 }
 
-// crossing returns the ends of a connection between the nodes.
-func (w *traced) crossing(t *testing.T) (local, remote string) {
+// interNodeConn returns the ends of a connection between the nodes.
+func (w *traced) interNodeConn(t *testing.T) (local, remote string) {
 	t.Helper()
 	becomes(t, "a TCP connection", func() bool {
 		files, _ := record.List(filepath.Join(w.runtime, "node0"))

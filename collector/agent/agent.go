@@ -127,7 +127,7 @@ type job struct {
 	roots           roots.Gather        // of traces, while no master tells how far they reach
 
 	standing  *standing // the order that stands, nil: none has come
-	warden    *warden   // nil: nothing was ever to be stopped
+	fencer    *fencer   // nil: nothing was ever to be stopped
 	leaseOver bool
 	metAt     int64 // CLOCK_MONOTONIC ns
 	leased    bool  // some of its ranks have a lease
@@ -421,8 +421,8 @@ func (j *job) leave() {
 	if j.stream != nil {
 		j.stream.stop()
 	}
-	if j.warden != nil {
-		j.warden.stop()
+	if j.fencer != nil {
+		j.fencer.stop()
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 
 // An agent does nothing to processes unless their own environment allows it. Then a master's
 // order stops those of an attempt that is over, and the lease does when the master is not
-// heard. This file finds which processes are meant; warden.go stops them.
+// heard. This file finds which processes are meant; fencer.go stops them.
 
 const (
 	fenceEnv      = "LOCKSTEP_FENCE"       // stop: allowed; anything else: not
@@ -147,20 +147,20 @@ func (a *Agent) fence(ctx context.Context, o fenceOrder) {
 		j.standing = st
 		a.log.Warn("the master orders what is left of an attempt to be stopped", "job", j.name, "attempt", o.Attempt, "order", o.Id)
 	}
-	a.warden(ctx, j).answer(o.from, o.Id)
+	a.fencer(ctx, j).answer(o.from, o.Id)
 	a.suspects(ctx, j, record.Now())
 }
 
-// warden returns a job's warden, and makes it when it is first needed.
-func (a *Agent) warden(ctx context.Context, j *job) *warden {
-	if j.warden == nil {
-		j.warden = newWarden(j.name, a.log)
-		j.warden.start(ctx)
+// fencer returns a job's fencer, and makes it when it is first needed.
+func (a *Agent) fencer(ctx context.Context, j *job) *fencer {
+	if j.fencer == nil {
+		j.fencer = newFencer(j.name, a.log)
+		j.fencer.start(ctx)
 	}
-	return j.warden
+	return j.fencer
 }
 
-// suspects tells the job's warden which processes are to end.
+// suspects tells the job's fencer which processes are to end.
 func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 	var list []suspect
 	later, leases, wall := 0, 0, time.Now()
@@ -190,10 +190,10 @@ func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 	}
 	if leases > 0 && !j.leaseOver {
 		a.log.Error("the master is not heard for as long as the job's environment allows: its ranks on this node are stopped", "job", j.name, "ranks", leases)
-		a.warden(ctx, j).expired()
+		a.fencer(ctx, j).expired()
 	}
 	j.leaseOver = leases > 0
-	if j.warden == nil {
+	if j.fencer == nil {
 		return
 	}
 	o := orders{later: later}
@@ -201,7 +201,7 @@ func (a *Agent) suspects(ctx context.Context, j *job, now int64) {
 		o.id, o.ended = st.order.Id, st.ended
 		o.settled = now-st.at > settled && now-a.began > settled
 	}
-	j.warden.set(list, o)
+	j.fencer.set(list, o)
 }
 
 // ordered reports whether a process belongs to the attempts that an order is about (is), and
@@ -225,8 +225,8 @@ func (a *Agent) ordered(j *job, p *source.Process, t *terms) (stop, is bool) {
 // fences are counts for the snapshot.
 func (a *Agent) fences() (all []collector.AgentFences) {
 	for _, j := range a.jobs {
-		if j.warden != nil {
-			all = append(all, j.warden.counts())
+		if j.fencer != nil {
+			all = append(all, j.fencer.counts())
 		}
 	}
 	return all

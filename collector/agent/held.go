@@ -20,7 +20,7 @@ type pidStart struct {
 	start uint64
 }
 
-// held is a process that the warden holds by a pidfd: what it does reaches no other.
+// held is a process that the fencer holds by a pidfd: what it does reaches no other.
 type held struct {
 	fd      int
 	name    string

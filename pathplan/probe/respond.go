@@ -18,7 +18,7 @@ import (
 
 // A probe from end to end is a UDP packet to a Responder, which counts what came from each
 // source port and answers with its counts of all ports of the session. So one answer, over
-// whatever way back, tells what became of the probes on all ways there: loss is known of
+// whatever path back, tells what became of the probes on all paths there: loss is known of
 // each direction by itself.
 //
 //	0 magic  8 session  16 nonce of the responder's  24 sequence  28 ports  32 pairs of port (2), count (4)
@@ -196,7 +196,7 @@ type PingOptions struct {
 }
 
 // Ping is what became of the probes from one source port. Answered: something came from the
-// responder since, so that Lost is known; else neither the way there nor one back works.
+// responder since, so that Lost is known; else neither the path there nor one back works.
 type Ping struct {
 	Port       uint16
 	Sent, Lost int
@@ -261,7 +261,7 @@ func (p *pinger) run(ctx context.Context) ([]Ping, error) {
 	}
 	p.seen = make([]uint32, len(p.fds))
 	pace := time.Second / time.Duration(p.o.Rate)
-	// The nonce first, over any way.
+	// The nonce first, over any path.
 	for try := 0; try < 3 && p.nonce == 0; try++ {
 		for i := range p.fds {
 			p.send(i, false)

@@ -8,22 +8,22 @@ import (
 )
 
 // Links that no packet takes any more, since routes have left them or they were dead from the
-// start, are no part of any probed way. They are known by what is missing: of so many source
-// ports whose ways have names none crosses them.
+// start, are no part of any probed path. They are known by what is missing: of so many source
+// ports whose paths have names none crosses them.
 
 // traced is what one task told of ports and where they went.
 type traced struct {
 	at       time.Time
 	src, dst string // hosts
 	from, to []string
-	named    int                   // ports whose whole way has a name
+	named    int                   // ports whose whole path has a name
 	took     map[pathplan.Link]int // ports, by link
 	reached  map[string]int        // ports that came to a spine
 	passed   map[string]int        // ports heard of from the far leaf only, by the spine before
 }
 
 const (
-	// absentFrom is how many source ports of named ways must have been traced from a leaf for
+	// absentFrom is how many source ports of named paths must have been traced from a leaf for
 	// a link that none takes to be absent.
 	absentFrom = 192
 	// absentTo is how many must have come to a spine for a link from there that none takes to be.
@@ -100,7 +100,7 @@ func (p *prober) absent(found map[pathplan.Link]finding) {
 			downs = append(downs, l)
 		}
 	}
-	for _, l := range append(ups, downs...) { // what is found of a way up counts for the way back
+	for _, l := range append(ups, downs...) { // what is found of an uplink counts for its downlink
 		e := of[l]
 		if e == nil || e.seen || e.passed >= passedMin {
 			continue

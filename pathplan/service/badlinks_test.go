@@ -76,7 +76,7 @@ func newNetwork(t *testing.T, r *rand.Rand, pods, spines, each int) *network {
 	s.probing.rand = rand.New(rand.NewPCG(r.Uint64(), 1))
 	for h := range pods * each {
 		host := &simHost{name: fmt.Sprintf("host%d", h), pod: h / each, addr: addrOf(h), h: &probing{out: make(chan *planpb.Task, maxTasks), asked: map[uint64]pair{}}}
-		host.p = &Prober{o: ProberOptions{FirstPort: 33000, MaxRate: 5000}, maps: map[way]*known{}, now: func() time.Time { return n.now }}
+		host.p = &Prober{o: ProberOptions{FirstPort: 33000, MaxRate: 5000}, maps: map[hostPair]*known{}, now: func() time.Time { return n.now }}
 		host.p.trace = n.trace
 		host.p.ping = n.ping
 		s.probing.hosts[host.name] = host.h
@@ -386,14 +386,14 @@ func TestOneLiar(t *testing.T) {
 			to[n.f.addrs[l].String()] = true
 		}
 		n.lies = func(host string, res *planpb.Result) {
-			for _, w := range res.Ways {
+			for _, w := range res.Samples {
 				mine := host == liar.name && (w.Spine == n.f.addrs[framed].String() || w.Leaf == n.f.addrs[far].String())
 				if mine || n.to == liar.addr && w.Leaf == n.f.addrs[near].String() { // its responder counts too little
 					w.Sent, w.Lost, w.Retraced, w.Reached = 1<<20, 1<<20, 8, 0
 				}
 			}
 			if host == liar.name && seed%2 == 1 { // or says that no port goes there
-				res.Ways = slices.DeleteFunc(res.Ways, func(w *planpb.Way) bool { return w.Spine == n.f.addrs[framed].String() })
+				res.Samples = slices.DeleteFunc(res.Samples, func(w *planpb.PathSample) bool { return w.Spine == n.f.addrs[framed].String() })
 			}
 		}
 		n.run(20*time.Second, func() bool { return false })

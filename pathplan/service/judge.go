@@ -14,20 +14,20 @@ import (
 // nobody, and gets more probes. A link that loses everything shows in a second's probes, one
 // that loses 1 % in some thousand: so several windows are looked at, the shortest first.
 //
-// A window over which a link went bad, or well, is of two times, and ways that were probed more
+// A window over which a link went bad, or well, is of two times, and paths that were probed more
 // in the one than in the other differ by more than their links do: a well link would get the
 // blame for what is left. So a longer window leaves out what crossed a link that is bad by now,
 // and all of a spine's probes of before one of its links was well again.
 
-// bucket is what was told in some time, by way and hosts.
+// bucket is what was told in some time, by path and hosts.
 type bucket struct {
-	from time.Time
-	ways map[wayKey]*pathplan.Probe
+	from   time.Time
+	probes map[probeKey]*pathplan.Probe
 }
 
-// wayKey is what a probe crossed: its access and the link to the spine; from there on, where
-// it went all the way; whose word it is.
-type wayKey struct {
+// probeKey is what a probe crossed: its access and the link to the spine; from there on, if it
+// went to the end; whose word it is.
+type probeKey struct {
 	access, up, down, last pathplan.Link
 	src, dst               string
 	over                   int
@@ -77,22 +77,22 @@ func (p *prober) tell(now time.Time, pr pathplan.Probe) {
 	}
 	n := len(p.told)
 	if n == 0 || now.Sub(p.told[n-1].from) >= bucketFor {
-		p.told = append(p.told, bucket{from: now, ways: map[wayKey]*pathplan.Probe{}})
+		p.told = append(p.told, bucket{from: now, probes: map[probeKey]*pathplan.Probe{}})
 		n++
 	}
-	k := wayKey{access: pr.Over[0], up: pr.Over[1], src: pr.Hosts[0], dst: pr.Hosts[1], over: len(pr.Over)}
+	k := probeKey{access: pr.Over[0], up: pr.Over[1], src: pr.Hosts[0], dst: pr.Hosts[1], over: len(pr.Over)}
 	if len(pr.Over) > 2 {
 		k.down = pr.Over[2]
 	}
 	if len(pr.Over) > 3 {
 		k.last = pr.Over[3]
 	}
-	ways := p.told[n-1].ways
-	if w := ways[k]; w != nil {
-		w.Sent += pr.Sent
-		w.Lost += pr.Lost
-	} else if len(ways) < maxWaysTold {
-		ways[k] = &pr
+	probes := p.told[n-1].probes
+	if old := probes[k]; old != nil {
+		old.Sent += pr.Sent
+		old.Lost += pr.Lost
+	} else if len(probes) < maxBucket {
+		probes[k] = &pr
 	}
 }
 
@@ -114,7 +114,7 @@ func (p *prober) judge(now time.Time) {
 	p.traces = slices.DeleteFunc(p.traces, func(t traced) bool { return now.Sub(t.at) > absentFor })
 	p.blind(now)
 	found, unsure := map[pathplan.Link]finding{}, map[pathplan.Link]bool{}
-	merged, next := map[wayKey]*pathplan.Probe{}, len(p.told)
+	merged, next := map[probeKey]*pathplan.Probe{}, len(p.told)
 	for i, w := range windows {
 		if i > 1 && (p.looks%slowLooks != 0 || len(p.told) <= windows[i-1]) {
 			break
@@ -179,8 +179,8 @@ func (p *prober) explained(pr *pathplan.Probe, found map[pathplan.Link]finding) 
 }
 
 // merge adds a bucket to a window, but what was told over a spine before all of its links were well.
-func (p *prober) merge(into map[wayKey]*pathplan.Probe, b *bucket) {
-	for k, pr := range b.ways {
+func (p *prober) merge(into map[probeKey]*pathplan.Probe, b *bucket) {
+	for k, pr := range b.probes {
 		if at, ok := p.mended[k.up.To]; ok && !b.from.After(at) {
 			continue
 		}
@@ -258,7 +258,7 @@ func (p *prober) well(now time.Time, l pathplan.Link, b *badLink) bool {
 	lost := max(min(b.state.Loss, 1)/wellFactor, 4*floor)
 	odds, hosts := 0.0, map[string]bool{}
 	for i := len(p.told) - 1; i >= 0 && p.told[i].from.After(b.last); i-- {
-		for _, pr := range p.told[i].ways {
+		for _, pr := range p.told[i].probes {
 			if !slices.Contains(pr.Over, l) {
 				continue
 			}

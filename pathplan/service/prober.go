@@ -36,7 +36,7 @@ type ProberOptions struct {
 type Prober struct {
 	o    ProberOptions
 	r    *probe.Responder
-	maps map[way]*known
+	maps map[hostPair]*known
 
 	// The network, and the clock.
 	trace func(context.Context, probe.TraceOptions) ([]probe.Hops, error)
@@ -44,12 +44,13 @@ type Prober struct {
 	now   func() time.Time
 }
 
-type way struct {
+// hostPair is a source and the responder that it probes.
+type hostPair struct {
 	src netip.Addr
 	dst netip.AddrPort
 }
 
-// known is what a prober has learnt of the ways between two hosts.
+// known is what a prober has learnt of the paths between two hosts.
 type known struct {
 	where  map[uint16]hops
 	parts  map[hops]int // ports of which only one of the two switches answered
@@ -60,13 +61,13 @@ type known struct {
 const (
 	// relearn is how old a map gets.
 	relearn = 1500 * time.Millisecond
-	// relearnClose is the same where some ways are looked at closely: the time is for probes.
+	// relearnClose is the same where some paths are looked at closely: the time is for probes.
 	relearnClose = 4 * time.Second
-	// probedPorts is how many of a way's source ports are probed.
+	// probedPorts is how many of a path's source ports are probed.
 	probedPorts = 2
-	// focusedPorts is the same, of few ways that are looked at closely.
+	// focusedPorts is the same, of few paths that are looked at closely.
 	focusedPorts = 8
-	// allLost is how many probes must be lost, and all, for a way to be traced again.
+	// allLost is how many probes must be lost, and all, for a path to be traced again.
 	allLost = 4
 	maxMaps = 256
 	// blindPorts is how many source ports are probed where no switch answers.
@@ -97,7 +98,7 @@ func NewProber(o ProberOptions) (*Prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Prober{o: o, r: r, maps: map[way]*known{}, trace: probe.Trace, ping: probe.PingPorts, now: time.Now}, nil
+	return &Prober{o: o, r: r, maps: map[hostPair]*known{}, trace: probe.Trace, ping: probe.PingPorts, now: time.Now}, nil
 }
 
 // Run probes, and answers, until ctx ends.
@@ -167,38 +168,39 @@ func (p *Prober) do(ctx context.Context, t *planpb.Task) *planpb.Result {
 	if len(t.GetSpines()) > 0 {
 		age = relearnClose
 	}
-	k, err := p.learn(ctx, way{src, dst}, max(rate, 1), ports, age)
+	hosts := hostPair{src, dst}
+	k, err := p.learn(ctx, hosts, max(rate, 1), ports, age)
 	if err != nil {
 		r.Error = err.Error()
 		return r
 	}
 	r.Traced, r.Unknown = uint32(k.traced), uint32(k.traced-len(k.where))
 	for h, n := range k.parts {
-		r.Ways = append(r.Ways, &planpb.Way{Spine: text(h.spine), Leaf: text(h.leaf), Ports: uint32(n)})
+		r.Samples = append(r.Samples, &planpb.PathSample{Spine: text(h.spine), Leaf: text(h.leaf), Ports: uint32(n)})
 	}
 	each, focused := probedPorts, map[string]bool{}
 	for _, a := range t.GetSpines() {
 		each, focused[a] = focusedPorts, true
 	}
-	byWay := map[hops]*planpb.Way{}
+	byPath := map[hops]*planpb.PathSample{}
 	var send []uint16
 	of := map[uint16]hops{}
 	for _, port := range sorted(k.where) {
 		h := k.where[port]
-		w := byWay[h]
-		if w == nil {
-			w = &planpb.Way{Spine: h.spine.String(), Leaf: h.leaf.String()}
-			byWay[h] = w
-			r.Ways = append(r.Ways, w)
+		s := byPath[h]
+		if s == nil {
+			s = &planpb.PathSample{Spine: h.spine.String(), Leaf: h.leaf.String()}
+			byPath[h] = s
+			r.Samples = append(r.Samples, s)
 		}
-		if w.Ports++; w.Ports <= uint32(each) && len(send) < 64 && (len(focused) == 0 || focused[w.Spine]) {
+		if s.Ports++; s.Ports <= uint32(each) && len(send) < 64 && (len(focused) == 0 || focused[s.Spine]) {
 			send = append(send, port)
 			of[port] = h
 		}
 	}
 	if len(k.where) == 0 { // no switch answers: what is lost from end to end is known all the same
-		w := &planpb.Way{Ports: uint32(min(ports, blindPorts))}
-		byWay[hops{}], r.Ways = w, append(r.Ways, w)
+		s := &planpb.PathSample{Ports: uint32(min(ports, blindPorts))}
+		byPath[hops{}], r.Samples = s, append(r.Samples, s)
 		for i := range min(ports, blindPorts) {
 			send = append(send, uint16(p.o.FirstPort+i))
 		}
@@ -212,14 +214,14 @@ func (p *Prober) do(ctx context.Context, t *planpb.Task) *planpb.Result {
 		return r
 	}
 	for _, g := range pings {
-		w := byWay[of[g.Port]]
-		w.Sent += uint32(g.Sent)
-		w.Lost += uint32(g.Lost)
-		if ns := uint64(g.RTT); ns > 0 && (w.RttNs == 0 || ns < w.RttNs) {
-			w.RttNs = ns
+		s := byPath[of[g.Port]]
+		s.Sent += uint32(g.Sent)
+		s.Lost += uint32(g.Lost)
+		if ns := uint64(g.RTT); ns > 0 && (s.RttNs == 0 || ns < s.RttNs) {
+			s.RttNs = ns
 		}
 	}
-	if err := p.again(ctx, way{src, dst}, max(rate, 1), byWay, of); err != nil {
+	if err := p.again(ctx, hosts, max(rate, 1), byPath, of); err != nil {
 		r.Error = err.Error()
 	}
 	return r
@@ -232,25 +234,25 @@ func text(a netip.Addr) string {
 	return a.String()
 }
 
-// again asks the spines of ways on which all is lost whether they are still reached.
-func (p *Prober) again(ctx context.Context, w way, rate int, byWay map[hops]*planpb.Way, of map[uint16]hops) error {
+// again asks the spines of paths on which all is lost whether they are still reached.
+func (p *Prober) again(ctx context.Context, hosts hostPair, rate int, byPath map[hops]*planpb.PathSample, of map[uint16]hops) error {
 	var list []uint16
 	for _, port := range sorted(of) {
-		if v := byWay[of[port]]; v.Spine != "" && v.Sent >= allLost && v.Lost == v.Sent {
+		if s := byPath[of[port]]; s.Spine != "" && s.Sent >= allLost && s.Lost == s.Sent {
 			list = append(list, port)
 		}
 	}
 	if len(list) == 0 {
 		return nil
 	}
-	at, err := p.trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: w.src, Dst: w.dst, Ports: list, FirstHop: 2, LastHop: 2, Rate: rate, Timeout: 100 * time.Millisecond})
+	at, err := p.trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: hosts.src, Dst: hosts.dst, Ports: list, FirstHop: 2, LastHop: 2, Rate: rate, Timeout: 100 * time.Millisecond})
 	if err != nil {
 		return err
 	}
 	for i, h := range at {
-		v := byWay[of[list[i]]]
-		if v.Retraced++; h[0].IsValid() && h[0] == of[list[i]].spine {
-			v.Reached++
+		s := byPath[of[list[i]]]
+		if s.Retraced++; h[0].IsValid() && h[0] == of[list[i]].spine {
+			s.Reached++
 		}
 	}
 	return nil
@@ -265,10 +267,10 @@ func sorted(m map[uint16]hops) []uint16 {
 	return ports
 }
 
-// learn traces the ways between two hosts anew when what is known of them is old. A port
+// learn traces the paths between two hosts anew when what is known of them is old. A port
 // whose switches do not answer any more is taken to go where it went.
-func (p *Prober) learn(ctx context.Context, w way, rate, ports int, age time.Duration) (*known, error) {
-	k := p.maps[w]
+func (p *Prober) learn(ctx context.Context, hosts hostPair, rate, ports int, age time.Duration) (*known, error) {
+	k := p.maps[hosts]
 	if k != nil && p.now().Sub(k.learnt) < age {
 		return k, nil
 	}
@@ -276,7 +278,7 @@ func (p *Prober) learn(ctx context.Context, w way, rate, ports int, age time.Dur
 	for i := range list {
 		list[i] = uint16(p.o.FirstPort + i)
 	}
-	at, err := p.trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: w.src, Dst: w.dst, Ports: list, Rate: rate, Timeout: 100 * time.Millisecond})
+	at, err := p.trace(ctx, probe.TraceOptions{Proto: probe.UDP, Src: hosts.src, Dst: hosts.dst, Ports: list, Rate: rate, Timeout: 100 * time.Millisecond})
 	if err != nil {
 		return nil, err
 	}
@@ -297,6 +299,6 @@ func (p *Prober) learn(ctx context.Context, w way, rate, ports int, age time.Dur
 	if len(p.maps) >= maxMaps {
 		clear(p.maps)
 	}
-	p.maps[w] = now
+	p.maps[hosts] = now
 	return now, nil
 }

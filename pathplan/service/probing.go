@@ -20,7 +20,7 @@ type Probing struct {
 	Window time.Duration // 6 s: what links are judged by at least; those that lose little, by up to 8 of it
 	Port   uint16        // of responders; probe.Port
 	Ports  int           // source ports to trace, 256
-	Count  int           // probes from each of a way's ports in a round, 10
+	Count  int           // probes from each of a path's ports in a round, 10
 	Rate   int           // probes a second of one host, 1000; five times as many where a link may be bad
 }
 
@@ -28,10 +28,10 @@ const (
 	maxProbers = 1 << 14
 	// maxTasks bounds a prober's tasks of one round.
 	maxTasks = 16
-	// maxWays bounds what one result may tell of.
-	maxWays = 256
-	// maxWaysTold bounds what is told of in some seconds.
-	maxWaysTold = 1 << 14
+	// maxPaths bounds the paths of one result.
+	maxPaths = 256
+	// maxBucket bounds the entries of a bucket.
+	maxBucket = 1 << 14
 )
 
 // prober is the server's side of probing; the server's lock guards it.
@@ -73,8 +73,8 @@ type probing struct {
 type pair struct {
 	src, dst pathplan.NIC
 	at       time.Time
-	most     int  // probes that it asks for, of one way
-	close    bool // it looks closely at some ways
+	most     int  // probes that it asks for, of one path
+	close    bool // it looks closely at some paths
 }
 
 func newProber(s *Server, o Probing) *prober {
@@ -130,8 +130,8 @@ func (s *Server) Probe(g planpb.Planner_ProbeServer) error {
 	go func() { // ends with the stream
 		for {
 			m, err := g.Recv()
-			if err == nil && len(m.GetResult().GetWays()) > maxWays {
-				err = status.Errorf(codes.ResourceExhausted, "more than %d ways", maxWays)
+			if err == nil && len(m.GetResult().GetSamples()) > maxPaths {
+				err = status.Errorf(codes.ResourceExhausted, "more than %d paths", maxPaths)
 			}
 			if err != nil {
 				failed <- err
@@ -171,36 +171,36 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	t := traced{at: now, src: ends.src.Host, dst: ends.dst.Host, from: from, to: to, named: int(r.GetTraced() - min(r.GetTraced(), r.GetUnknown())), took: map[pathplan.Link]int{}, reached: map[string]int{}, passed: map[string]int{}}
 	hosts := [2]string{p.doubted(ends.src.Host), p.doubted(ends.dst.Host)}
 	p.heard = true
-	for _, w := range r.GetWays() {
-		sent := int(min(w.GetSent(), uint32(ends.most)))
-		lost := min(int(w.GetLost()), sent)
-		if w.GetSpine() == "" && w.GetLeaf() == "" { // between these hosts, over whatever switches
+	for _, s := range r.GetSamples() {
+		sent := int(min(s.GetSent(), uint32(ends.most)))
+		lost := min(int(s.GetLost()), sent)
+		if s.GetSpine() == "" && s.GetLeaf() == "" { // between these hosts, over whatever switches
 			p.blinds = append(p.blinds, pathplan.Probe{Over: []pathplan.Link{{From: ends.src.String(), To: ends.dst.String()}}, Sent: sent, Lost: lost})
 			continue
 		}
-		up, okUp := f.link(w.GetSpine())
-		down, okDown := f.link(w.GetLeaf())
+		up, okUp := f.link(s.GetSpine())
+		down, okDown := f.link(s.GetLeaf())
 		okUp, okDown = okUp && slices.Contains(from, up.From), okDown && slices.Contains(to, down.To)
-		ports := int(min(w.GetPorts(), uint32(p.o.Ports)))
+		ports := int(min(s.GetPorts(), uint32(p.o.Ports)))
 		switch {
-		case okUp && w.GetLeaf() == "":
+		case okUp && s.GetLeaf() == "":
 			t.took[up] += ports
 			t.reached[up.To] += ports
 			continue
-		case okDown && w.GetSpine() == "":
+		case okDown && s.GetSpine() == "":
 			t.took[down] += ports
 			t.passed[down.From] += ports
 			continue
 		case !okUp || !okDown || up.To != down.From:
-			continue // no way between these hosts
+			continue // no path between these hosts
 		}
 		t.took[up] += ports
 		t.took[down] += ports
 		t.reached[up.To] += ports
 		access, last := pathplan.Link{From: ends.src.String(), To: up.From}, pathplan.Link{From: down.To, To: ends.dst.String()}
 		p.tell(now, pathplan.Probe{Over: []pathplan.Link{access, up, down, last}, Sent: sent, Lost: lost, Hosts: hosts})
-		if retraced := int(min(w.GetRetraced(), focusedPorts)); retraced > 0 && lost == sent && sent >= allLost {
-			p.again(now, pathplan.Probe{Over: []pathplan.Link{access, up}, Sent: retraced, Hosts: hosts}, min(int(w.GetReached()), retraced), from)
+		if retraced := int(min(s.GetRetraced(), focusedPorts)); retraced > 0 && lost == sent && sent >= allLost {
+			p.again(now, pathplan.Probe{Over: []pathplan.Link{access, up}, Sent: retraced, Hosts: hosts}, min(int(s.GetReached()), retraced), from)
 		}
 		for _, l := range []pathplan.Link{up, down} {
 			p.sent[l] += uint64(sent)
@@ -210,7 +210,7 @@ func (p *prober) take(h *probing, r *planpb.Result, now time.Time) {
 	p.traces = append(p.traces, t)
 }
 
-// again notes of how many ports of a dead way the spine was heard. Who hears it has reached
+// again notes of how many ports of a dead path the spine was heard. Who hears it has reached
 // it; who does not may have, and the answer was lost: on either leaf's link from the spine.
 func (p *prober) again(now time.Time, pr pathplan.Probe, reached int, from []string) {
 	if reached > 1 {

@@ -11,14 +11,14 @@ import (
 	"github.com/lockstep-ccl/lockstep/pathplan/service/planpb"
 )
 
-// A round has one host of each leaf, chosen anew, probe one of each other leaf, over all ways.
+// A round has one host of each leaf, chosen anew, probe one of each other leaf, over all paths.
 // Links that may be bad are looked at closely beside that: by more probes, from two hosts at
-// the link's leaf and one elsewhere, over their spine's ways alone.
+// the link's leaf and one elsewhere, over their spine's paths alone.
 
 // maxFocus bounds the spines whose links are looked at closely in a round.
 const maxFocus = 3
 
-// What is looked at closely gets focusedTimes as many probes from each port of a way, at
+// What is looked at closely gets focusedTimes as many probes from each port of a path, at
 // focusedRate times the rate: a link that loses 1 % takes some thousand to prove, and a job
 // waits for it meanwhile.
 const (
@@ -104,7 +104,7 @@ func (p *prober) focus(now time.Time) {
 				p.directed(now, a, b, over, up)
 			}
 		}
-		for i := 1; i < len(far); i++ { // how the ways' other links are without it
+		for i := 1; i < len(far); i++ { // how the paths' other links are without it
 			p.directed(now, far[0], far[i], spine, up)
 		}
 	}

@@ -341,11 +341,11 @@ func TestJudge(t *testing.T) {
 							for _, down := range p.leavesOf(h.asked[1].dst) {
 								w := pathplan.Path{Up: pathplan.Link{From: up, To: spine}, Down: pathplan.Link{From: spine, To: down}}
 								x, y := s.o.Fabric.hops(w)
-								way := &planpb.Way{Spine: x, Leaf: y, Ports: 8, Sent: 20}
+								sample := &planpb.PathSample{Spine: x, Leaf: y, Ports: 8, Sent: 20}
 								if dead && w.Up == bad {
-									way.Lost = 20
+									sample.Lost = 20
 								}
-								r.Ways = append(r.Ways, way)
+								r.Samples = append(r.Samples, sample)
 							}
 						}
 					}
@@ -383,7 +383,7 @@ func TestJudge(t *testing.T) {
 	if d := state(); d != nil {
 		t.Errorf("%v are blamed, and all are well again", d)
 	}
-	p.take(&probing{asked: map[uint64]pair{}}, &planpb.Result{Id: 9, Ways: []*planpb.Way{{Spine: "x"}}}, now) // nobody has asked
+	p.take(&probing{asked: map[uint64]pair{}}, &planpb.Result{Id: 9, Samples: []*planpb.PathSample{{Spine: "x"}}}, now) // nobody has asked
 }
 
 func addrOf(h int) netip.Addr { return netip.AddrFrom4([4]byte{10, 3, byte(h), 1}) }

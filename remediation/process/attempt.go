@@ -30,15 +30,15 @@ const secretVar = "LOCKSTEP_SECRET_FILE"
 // uninterruptible sleep (a dead NFS server, a hung GPU driver) may never.
 const killPatience = 15 * time.Second
 
-// crew starts and ends the processes of ranks on one machine.
-type crew struct {
+// launcher starts and ends the processes of ranks on one machine.
+type launcher struct {
 	o        Options
 	dir      *statedir.Dir // while Run runs
 	terminal *terminal     // nil: the ranks' output goes to their logs alone
 }
 
-// seat is one rank's place in an attempt.
-type seat struct {
+// assignment is one rank's numbers, slot and node in an attempt.
+type assignment struct {
 	rank, local, perNode int
 	group                int // of its node among the nodes
 	slot                 int
@@ -46,34 +46,34 @@ type seat struct {
 	devices              []string // that its node's ranks see, in the order of their local ranks; nil: what the environment says
 }
 
-// muster is what one attempt's processes on this machine are started with.
-type muster struct {
+// attemptSpec is what one attempt's processes on this machine are started with.
+type attemptSpec struct {
 	n, world      int
 	token, secret string
-	meet          []string // environment by which the attempt's ranks meet
-	seats         []seat
+	rendezvous    []string // environment by which the attempt's ranks meet
+	ranks         []assignment
 }
 
 // start starts the processes, all or none.
-func (w *crew) start(m muster) (*attempt, error) {
-	a := &attempt{n: m.n, exits: make(chan exit, len(m.seats))}
-	for _, at := range m.seats {
+func (l *launcher) start(m attemptSpec) (*attempt, error) {
+	a := &attempt{n: m.n, exits: make(chan exit, len(m.ranks))}
+	for _, at := range m.ranks {
 		rank, local := strconv.Itoa(at.rank), strconv.Itoa(at.local)
 		world, count := strconv.Itoa(m.world), strconv.Itoa(m.n)
-		cmd := exec.Command(w.o.Command[0], w.o.Command[1:]...)
-		cmd.Env = slices.Concat(os.Environ(), w.o.Env, m.meet, []string{
+		cmd := exec.Command(l.o.Command[0], l.o.Command[1:]...)
+		cmd.Env = slices.Concat(os.Environ(), l.o.Env, m.rendezvous, []string{
 			"RANK=" + rank, "WORLD_SIZE=" + world, "LOCAL_RANK=" + local,
 			"LOCAL_WORLD_SIZE=" + strconv.Itoa(at.perNode), "GROUP_RANK=" + strconv.Itoa(at.group),
 			"TORCHELASTIC_RESTART_COUNT=" + count,
 			"LOCKSTEP_RANK=" + rank, "LOCKSTEP_WORLD_SIZE=" + world, "LOCKSTEP_LOCAL_RANK=" + local,
-			"LOCKSTEP_JOB=" + w.o.Job, "LOCKSTEP_NODE=" + at.node, "LOCKSTEP_SLOT=" + strconv.Itoa(at.slot),
+			"LOCKSTEP_JOB=" + l.o.Job, "LOCKSTEP_NODE=" + at.node, "LOCKSTEP_SLOT=" + strconv.Itoa(at.slot),
 			"LOCKSTEP_RESTART_COUNT=" + count, secretVar + "=" + m.secret, fence.Env + "=" + m.token,
-			"LOCKSTEP_RUNTIME_DIR=" + w.o.RuntimeDir(at.node),
+			"LOCKSTEP_RUNTIME_DIR=" + l.o.RuntimeDir(at.node),
 		})
 		if at.devices != nil {
 			cmd.Env = append(cmd.Env, visibleDevices+"="+strings.Join(at.devices, ","))
 		}
-		c, err := w.startRank(a, at.rank, at.node, cmd)
+		c, err := l.startRank(a, at.rank, at.node, cmd)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("run: rank %d: %w", at.rank, err), a.stop(0))
 		}
@@ -96,31 +96,31 @@ func (s *Supervisor) start(ctx context.Context, n int, secret string) (*attempt,
 	if s.o.BeforeStart != nil {
 		s.o.BeforeStart(n)
 	}
-	meet, err := s.o.Rendezvous()
+	rendezvous, err := s.o.Rendezvous()
 	if err != nil {
 		return nil, fmt.Errorf("run: %w", err)
 	}
-	m := muster{n: n, world: s.o.Ranks, token: s.nextToken(n).String(), secret: secret, meet: meet}
+	m := attemptSpec{n: n, world: s.o.Ranks, token: s.nextToken(n).String(), secret: secret, rendezvous: rendezvous}
 	perNode := s.o.Ranks / s.o.Nodes
 	for r := range s.o.Ranks {
-		m.seats = append(m.seats, seat{
+		m.ranks = append(m.ranks, assignment{
 			rank: r, local: r % perNode, perNode: perNode, group: r / perNode, slot: s.slots[r],
 			node: s.o.Node(r / perNode), devices: s.devices(r/perNode*perNode, perNode),
 		})
 	}
-	a, err := s.crew.start(m)
+	a, err := s.launcher.start(m)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
-	s.status.Attempt, s.status.Ranks = n, statuses(a, m.seats)
+	s.status.Attempt, s.status.Ranks = n, statuses(a, m.ranks)
 	s.mu.Unlock()
 	s.setState("running")
 	return a, nil
 }
 
-func statuses(a *attempt, seats []seat) (list []RankStatus) {
-	for i, at := range seats {
+func statuses(a *attempt, ranks []assignment) (list []RankStatus) {
+	for i, at := range ranks {
 		list = append(list, RankStatus{Rank: at.rank, Slot: at.slot, Node: at.node, PID: a.ranks[i].pid, State: "running"})
 	}
 	return list
@@ -143,14 +143,14 @@ const visibleDevices = "CUDA_VISIBLE_DEVICES"
 // startRank starts one process with its output going to its log file, and
 // through a pipe to the terminal too when there is one. The pipe is ours, not
 // exec's: a grandchild that keeps it open must not delay the news of an exit.
-func (w *crew) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*child, error) {
-	log, err := w.create(fmt.Sprintf(logName, rank, a.n))
+func (l *launcher) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*child, error) {
+	log, err := l.create(fmt.Sprintf(logName, rank, a.n))
 	if err != nil {
 		return nil, fmt.Errorf("log file: %w", err)
 	}
 	defer func() { log.Close() }() // nil when the copier has it
-	exited := w.exited(a, rank, node, time.Now())
-	if w.terminal == nil {
+	exited := l.exited(a, rank, node, time.Now())
+	if l.terminal == nil {
 		cmd.Stdout, cmd.Stderr = log, log
 		return startChild(cmd, exited)
 	}
@@ -170,30 +170,30 @@ func (w *crew) startRank(a *attempt, rank int, node string, cmd *exec.Cmd) (*chi
 	}
 	file := log
 	log = nil
-	w.terminal.lines.Go(func() {
+	l.terminal.lines.Go(func() {
 		defer read.Close()
 		defer file.Close()
-		w.terminal.copy(file, rank, &drained{File: read})
+		l.terminal.copy(file, rank, &drained{File: read})
 	})
 	return c, nil
 }
 
 // create makes a log file.
-func (w *crew) create(name string) (*os.File, error) {
-	return os.OpenFile(w.dir.Join(name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+func (l *launcher) create(name string) (*os.File, error) {
+	return os.OpenFile(l.dir.Join(name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 }
 
 // exited is called when a rank's process has been reaped. The word of it goes out before
 // anything is done about it.
-func (w *crew) exited(a *attempt, rank int, node string, started time.Time) func(ended) {
+func (l *launcher) exited(a *attempt, rank int, node string, started time.Time) func(ended) {
 	return func(e ended) {
-		if w.o.OnExit != nil {
+		if l.o.OnExit != nil {
 			x := Exit{Attempt: a.n, Rank: rank, Node: node, Started: started, At: e.at, Asked: e.asked}
 			x.PID, x.Code = e.pid, e.status.ExitStatus()
 			if e.status.Signaled() {
 				x.Code, x.Signal = 0, e.status.Signal()
 			}
-			w.o.OnExit(x)
+			l.o.OnExit(x)
 		}
 		a.exits <- exit{rank, e.err}
 	}
@@ -234,21 +234,21 @@ func (a *attempt) wait(d time.Duration) *child {
 }
 
 // hook runs the restart hook, its output in a file of its own.
-func (w *crew) hook(ctx context.Context, attempt int) error {
-	if len(w.o.OnRestart) == 0 {
+func (l *launcher) hook(ctx context.Context, attempt int) error {
+	if len(l.o.OnRestart) == 0 {
 		return nil
 	}
 	name := fmt.Sprintf("restart-hook.attempt%d.log", attempt)
 	fail := func(err error) error {
-		return fmt.Errorf("run: restart hook before attempt %d: %w (its output is in %s)", attempt, err, w.dir.Join(name))
+		return fmt.Errorf("run: restart hook before attempt %d: %w (its output is in %s)", attempt, err, l.dir.Join(name))
 	}
-	f, err := w.create(name)
+	f, err := l.create(name)
 	if err != nil {
 		return fail(err)
 	}
 	defer f.Close()
-	cmd := exec.Command(w.o.OnRestart[0], w.o.OnRestart[1:]...)
-	cmd.Env = slices.Concat(os.Environ(), w.o.Env, []string{"LOCKSTEP_JOB=" + w.o.Job, "LOCKSTEP_RESTART_COUNT=" + strconv.Itoa(attempt)})
+	cmd := exec.Command(l.o.OnRestart[0], l.o.OnRestart[1:]...)
+	cmd.Env = slices.Concat(os.Environ(), l.o.Env, []string{"LOCKSTEP_JOB=" + l.o.Job, "LOCKSTEP_RESTART_COUNT=" + strconv.Itoa(attempt)})
 	cmd.Stdout, cmd.Stderr = f, f
 	done := make(chan error, 1)
 	c, err := startChild(cmd, func(e ended) { done <- e.err })

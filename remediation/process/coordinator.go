@@ -19,9 +19,9 @@ import (
 
 // coordinator is the shell of a group: connections, disk, hook, control socket.
 type coordinator struct {
-	crew // for the hook
-	h    *HostOptions
-	door *door
+	launcher  // for the hook
+	h         *HostOptions
+	admission *admission
 
 	mu    sync.Mutex
 	g     *group
@@ -48,7 +48,7 @@ type peer struct {
 }
 
 func newCoordinator(h *HostOptions, dir *statedir.Dir, local int) (*coordinator, error) {
-	c := &coordinator{crew: crew{o: h.Options, dir: dir}, h: h, peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
+	c := &coordinator{launcher: launcher{o: h.Options, dir: dir}, h: h, peers: map[int]*peer{}, moved: make(chan struct{}), state: time.Now()}
 	b, err := readBooks(dir, h.Job)
 	if err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func newCoordinator(h *HostOptions, dir *statedir.Dir, local int) (*coordinator,
 	} else if b.Attempt >= 0 {
 		h.Logger.Info("going on with a run whose coordinator has ended", "job", h.Job, "attempt", b.Attempt, "phase", b.Phase)
 	}
-	if c.door, err = newDoor(h); err != nil {
+	if c.admission, err = newAdmission(h); err != nil {
 		return nil, err
 	}
 	c.g = newGroup(groupOptions{
@@ -108,7 +108,7 @@ func decodeBooks(raw []byte) (books, error) {
 
 // run coordinates until the job has ended, and all hosts that are heard have heard of it.
 func (c *coordinator) run(ctx context.Context) error {
-	defer c.door.Close()
+	defer c.admission.Close()
 	if c.h.Control {
 		stop, err := serveControl(c.dir.Join("control.sock"), c.status, c.restart)
 		if err != nil {
@@ -121,7 +121,7 @@ func (c *coordinator) run(ctx context.Context) error {
 	all.Go(func() { c.accept(serving, &all) })
 	defer func() {
 		hangUp()
-		c.door.Close()
+		c.admission.Close()
 		all.Wait()
 	}()
 	tick := time.NewTicker(max(time.Millisecond, min(c.h.Lease/20, 100*time.Millisecond)))

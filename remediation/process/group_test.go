@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// world is a job of several hosts in virtual time: the coordinator's group and the hosts' duties are the
+// world is a job of several hosts in virtual time: the coordinator's group and the hosts' followers are the
 // real ones, what is between them, below them and against them is simulated.
 type world struct {
 	t    *rapid.T
@@ -31,7 +31,7 @@ type world struct {
 
 type simHost struct {
 	name, holder, boot string
-	duty
+	follower
 	alive    bool
 	back     time.Time
 	lastDisk uint64
@@ -145,7 +145,7 @@ func (w *world) host(h *simHost) {
 		if w.now.Before(h.back) {
 			return
 		}
-		h.alive, h.duty = true, duty{last: h.lastDisk}
+		h.alive, h.follower = true, follower{last: h.lastDisk}
 	}
 	if h.conn == 0 && !h.cut && w.g != nil && w.rng.IntN(4) == 0 {
 		w.ids++
@@ -232,7 +232,7 @@ func (w *world) fault() {
 			h.ghost, h.gone = h.procs, h.until.Add(200*time.Millisecond)
 			w.ids++
 			w.hangUp(h)
-			h.holder, h.lastDisk, h.duty, h.procs, h.exits = fmt.Sprint("c", w.ids), 0, duty{}, 0, nil
+			h.holder, h.lastDisk, h.follower, h.procs, h.exits = fmt.Sprint("c", w.ids), 0, follower{}, 0, nil
 			if w.rng.IntN(2) == 0 {
 				h.boot += "1"
 			}

@@ -43,7 +43,7 @@ type HostOptions struct {
 // Host is the supervisor of one host of a job of several. All are started with the same options; the one
 // that has the Listener also coordinates. It is for one Run.
 type Host struct {
-	crew
+	launcher
 	h     HostOptions
 	local int // ranks a host
 	self  hostState
@@ -96,7 +96,7 @@ func NewHost(h HostOptions) (*Host, error) {
 	o.Dir = dir
 	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	o.Grace, h.Lease, h.Join = cmp.Or(o.Grace, 5*time.Second), cmp.Or(h.Lease, defaultLease), cmp.Or(h.Join, defaultJoin)
-	s := &Host{crew: crew{o: *o}, h: h, local: o.Ranks / h.Hosts, wake: make(chan struct{}, 1), say: make(chan struct{}, 1)}
+	s := &Host{launcher: launcher{o: *o}, h: h, local: o.Ranks / h.Hosts, wake: make(chan struct{}, 1), say: make(chan struct{}, 1)}
 	if o.Output != nil {
 		s.terminal = &terminal{w: o.Output}
 	}

@@ -316,7 +316,7 @@ func FuzzMessages(f *testing.F) {
 		}
 		var o Order
 		if readMessage(bytes.NewReader(b), &o) == nil {
-			var d duty
+			var d follower
 			_ = d.receive(o)
 			d.next(time.Unix(0, 0))
 		}

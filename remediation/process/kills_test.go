@@ -138,7 +138,7 @@ func TestWithoutItsFirstThread(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	w := &crew{o: Options{Logger: slog.New(slog.DiscardHandler)}}
+	w := &launcher{o: Options{Logger: slog.New(slog.DiscardHandler)}}
 	if !w.clear(t.Context(), secret) {
 		t.Error("it is still there")
 	}

@@ -15,7 +15,7 @@ import (
 // member is a host's part in the job: orders come in, reports go out.
 type member struct {
 	mu sync.Mutex
-	duty
+	follower
 	attempt *attempt
 	ranks   []RankStatus
 	failed  string
@@ -118,7 +118,7 @@ func (s *Host) begin(o Order) {
 	s.mu.Lock()
 	s.last, s.failed, s.self.Last = o.Generation, "", o.Generation
 	s.mu.Unlock()
-	a, seats, err := s.launch(o)
+	a, ranks, err := s.launch(o)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.meet = nil
@@ -127,12 +127,12 @@ func (s *Host) begin(o Order) {
 		s.o.Logger.Error("cannot start this host's ranks", "job", s.o.Job, "attempt", o.Attempt, "err", err)
 		return
 	}
-	s.attempt, s.holds, s.ranks = a, o.Generation, statuses(a, seats)
-	s.o.Logger.Info("job started", "job", s.o.Job, "attempt", o.Attempt, "node", s.h.Name, "ranks", fmt.Sprintf("%d-%d", seats[0].rank, seats[len(seats)-1].rank))
+	s.attempt, s.holds, s.ranks = a, o.Generation, statuses(a, ranks)
+	s.o.Logger.Info("job started", "job", s.o.Job, "attempt", o.Attempt, "node", s.h.Name, "ranks", fmt.Sprintf("%d-%d", ranks[0].rank, ranks[len(ranks)-1].rank))
 	go s.follow(a)
 }
 
-func (s *Host) launch(o Order) (*attempt, []seat, error) {
+func (s *Host) launch(o Order) (*attempt, []assignment, error) {
 	if err := s.keep(); err != nil {
 		return nil, nil, err
 	}
@@ -142,12 +142,12 @@ func (s *Host) launch(o Order) (*attempt, []seat, error) {
 	if s.o.BeforeStart != nil {
 		s.o.BeforeStart(o.Attempt)
 	}
-	m := muster{n: o.Attempt, world: s.o.Ranks, token: o.Token, secret: s.secret(), meet: env(o.Meet)}
+	m := attemptSpec{n: o.Attempt, world: s.o.Ranks, token: o.Token, secret: s.secret(), rendezvous: env(o.Meet)}
 	for i := range s.local {
-		m.seats = append(m.seats, seat{rank: o.Group*s.local + i, local: i, perNode: s.local, group: o.Group, slot: i, node: s.h.Name})
+		m.ranks = append(m.ranks, assignment{rank: o.Group*s.local + i, local: i, perNode: s.local, group: o.Group, slot: i, node: s.h.Name})
 	}
 	a, err := s.start(m)
-	return a, m.seats, err
+	return a, m.ranks, err
 }
 
 // follow notes how an attempt's ranks end.
@@ -318,7 +318,7 @@ func (s *Host) reported(last *Report) *Report {
 		Job: s.o.Job, Node: s.h.Name, Holder: s.self.Holder, Boot: s.boot, Local: s.local,
 		Ranks: slices.Clone(s.ranks), Failed: s.failed, Leaving: s.leaving, Meet: s.meet,
 	}
-	if last.Protocol != 0 && last.Rev == s.rev && last.Run == s.run && last.Last == s.duty.last && last.Holds == s.holds && last.Failed == r.Failed &&
+	if last.Protocol != 0 && last.Rev == s.rev && last.Run == s.run && last.Last == s.follower.last && last.Holds == s.holds && last.Failed == r.Failed &&
 		last.Leaving == r.Leaving && slices.Equal(last.Ranks, r.Ranks) && maps.Equal(last.Meet, r.Meet) {
 		return nil
 	}

@@ -93,11 +93,11 @@ func (c *coordinator) stats() *CoordinatorStats {
 			s.Unwritten = fmt.Sprintf("the disk has not answered for %v", took.Round(time.Second))
 		}
 	}
-	s.HungUp, s.Refused = c.door.HungUp(), map[RefusalReason]uint64{}
-	for why, n := range c.door.refused {
+	s.HungUp, s.Refused = c.admission.HungUp(), map[RefusalReason]uint64{}
+	for why, n := range c.admission.refused {
 		s.Refused[why] = n.Load()
 	}
-	s.Refused[RefusedSilent] += c.door.Silent() // those that have not said even a first message
+	s.Refused[RefusedSilent] += c.admission.Silent() // those that have not said even a first message
 	return &s
 }
 

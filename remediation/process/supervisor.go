@@ -89,7 +89,7 @@ type Exit struct {
 
 // Supervisor runs one job, once. Its methods are safe for concurrent use.
 type Supervisor struct {
-	crew
+	launcher
 	requests chan request
 
 	// Run's goroutine alone uses these.
@@ -154,7 +154,7 @@ func New(o Options) (*Supervisor, error) {
 		return nil, fmt.Errorf("run: state directory: %w", err)
 	}
 	o.Dir = dir
-	s := &Supervisor{crew: crew{o: o}, requests: make(chan request), actions: map[string]RestartReply{}}
+	s := &Supervisor{launcher: launcher{o: o}, requests: make(chan request), actions: map[string]RestartReply{}}
 	if o.Output != nil {
 		s.terminal = &terminal{w: o.Output}
 	}

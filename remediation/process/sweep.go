@@ -15,11 +15,11 @@ import (
 // itself, have left running outside their process groups, and waits for its end: it could hold
 // the devices of the next attempt, or write into its checkpoints. It returns
 // whether nothing is left within killPatience.
-func (w *crew) clear(ctx context.Context, secret string) bool {
+func (l *launcher) clear(ctx context.Context, secret string) bool {
 	begin, look := time.Now(), true
 	dying := map[int]bool{}
 	for {
-		found, ending := w.sweep(secret)
+		found, ending := l.sweep(secret)
 		if look { // what ends later was seen alive, and was somebody else's
 			maps.Copy(dying, ending)
 		}
@@ -45,11 +45,11 @@ const strangersEnd = 2 * time.Second
 // sweep kills what it finds. Such a process is known by the secret's path in its environment, which
 // only the ranks of this directory get, and what they start. It returns how many there were, and
 // which processes are ending and have no environment any more: any may have been one.
-func (w *crew) sweep(secret string) (found int, ending map[int]bool) {
+func (l *launcher) sweep(secret string) (found int, ending map[int]bool) {
 	mark := []byte("\x00" + secretVar + "=" + secret + "\x00")
 	dirs, err := os.ReadDir("/proc")
 	if err != nil {
-		w.o.Logger.Warn("cannot look for what former attempts left running", "err", err)
+		l.o.Logger.Warn("cannot look for what former attempts left running", "err", err)
 		return 0, nil
 	}
 	ending = map[int]bool{}
@@ -66,7 +66,7 @@ func (w *crew) sweep(secret string) (found int, ending map[int]bool) {
 		case bytes.Contains(append([]byte{0}, env...), mark):
 			found++
 			if p.Kill() == nil {
-				w.o.Logger.Warn("killed what a former attempt had left running", "job", w.o.Job, "pid", pid)
+				l.o.Logger.Warn("killed what a former attempt had left running", "job", l.o.Job, "pid", pid)
 			}
 		case len(env) == 0 && ends(pid):
 			ending[pid] = true

@@ -144,7 +144,7 @@ func tune(samples []nccl.Sample, ranks string) ([]row, error) {
 		if !ok {
 			continue
 		}
-		way := choice{s.Algo, max(most, s.SMs)}
+		algo := choice{s.Algo, max(most, s.SMs)}
 		k, bytes := key{c.name, s.Ranks, ""}, uint64(s.Bytes)
 		if s.Mode != "registered" {
 			k.buffers = "plain"
@@ -160,8 +160,8 @@ func tune(samples []nccl.Sample, ranks string) ([]row, error) {
 			at = map[choice]float64{}
 			measured[k][bytes] = at
 		}
-		if was, ok := at[way]; !ok || s.Micros < was {
-			at[way] = s.Micros
+		if was, ok := at[algo]; !ok || s.Micros < was {
+			at[algo] = s.Micros
 		}
 	}
 	var rows []row

@@ -348,8 +348,8 @@ func (m *pipeline) allGather() {
 	})
 }
 
-// seat returns a rank's position on the route, and its index on its node.
-func (m *pipeline) seat(rank int) (node, index int) {
+// locate returns a rank's position on the route, and its index on its node.
+func (m *pipeline) locate(rank int) (node, index int) {
 	n, p := m.n, &m.n.place
 	if n.local == 1 {
 		return rank, 0
@@ -375,7 +375,7 @@ func (m *pipeline) seat(rank int) (node, index int) {
 func (m *pipeline) broadcast() {
 	n, count := m.n, m.o.Count
 	m.via = &n.rail
-	node, index := m.seat(int(m.o.Root))
+	node, index := m.locate(int(m.o.Root))
 	first := m.via.place.Rank == node // this rank's node is root's
 	add := func(off, k, own, mine int, gather bool) {
 		if first {
@@ -445,7 +445,7 @@ func (m *pipeline) shared(count int, add func(off, k, own, mine int, gather bool
 func (m *pipeline) reduce() {
 	n, count := m.n, m.o.Count
 	m.via = &n.rail
-	node, index := m.seat(int(m.o.Root))
+	node, index := m.locate(int(m.o.Root))
 	last := m.via.place.Rank == node
 	root := last && n.index == index
 	add := func(off, k, own, mine int, gather bool) {

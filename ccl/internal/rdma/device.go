@@ -32,20 +32,20 @@ type device struct {
 	watchers map[*Worker]int
 	lost     error
 	upSince  map[int]time.Time // active ports
-	mute     mute
+	failed   failedQueries
 }
 
-// mute is a device that does not answer: since when, how often in a row.
-type mute struct {
-	since time.Time
-	asked int
+// failedQueries are queries in a row that say that the device is gone.
+type failedQueries struct {
+	first time.Time
+	count int
 }
 
-// A device that fails to answer is lost when it has failed so often, for so long: one
-// answer may fail for other reasons.
+// A device is lost after lostAfter failed queries in a row, over at least lostFor: one query may
+// fail for other reasons.
 const (
-	muteFor   = time.Second
-	muteAsked = 3
+	lostFor   = time.Second
+	lostAfter = 3
 )
 
 // devices are the process's. The lock is not held over calls into the kernel.
@@ -286,11 +286,11 @@ func (d *device) healthy(port int) (since time.Time, ok bool) {
 	defer d.mu.Unlock()
 	switch now := time.Now(); {
 	case !errors.Is(err, verbs.ErrDeviceLost):
-		d.mute = mute{}
-	case d.mute.asked == 0:
-		d.mute = mute{now, 1}
+		d.failed = failedQueries{}
+	case d.failed.count == 0:
+		d.failed = failedQueries{now, 1}
 	default:
-		if d.mute.asked++; d.mute.asked >= muteAsked && now.Sub(d.mute.since) >= muteFor && d.lost == nil {
+		if d.failed.count++; d.failed.count >= lostAfter && now.Sub(d.failed.first) >= lostFor && d.lost == nil {
 			d.lost = fmt.Errorf("%s: %w", d.name, err)
 		}
 	}

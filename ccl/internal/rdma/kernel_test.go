@@ -239,7 +239,7 @@ func TestMuteDevice(t *testing.T) {
 		d.healthy(1)
 		time.Sleep(time.Millisecond)
 	}
-	if took := time.Since(began); !errors.Is(d.usable(), verbs.ErrDeviceLost) || took < muteFor {
+	if took := time.Since(began); !errors.Is(d.usable(), verbs.ErrDeviceLost) || took < lostFor {
 		t.Errorf("after %v: %v", took, d.usable())
 	}
 	f.Heal()

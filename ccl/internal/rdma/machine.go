@@ -6,10 +6,10 @@ import "fmt"
 type kind uint8
 
 const (
-	kindData kind = iota // bytes of the stream
-	kindLine             // a line
-	kindNote             // credit was written, nothing else
-	kindLent             // as kindData; the sender keeps them until it hears that they were consumed
+	kindData     kind = iota // bytes of the stream
+	kindLine                 // a line
+	kindNote                 // credit was written, nothing else
+	kindZeroCopy             // as kindData; the sender keeps them until it hears that they were consumed
 )
 
 // The immediate word: kind in bits 31..30, bytes of padding before the chunk in
@@ -22,7 +22,7 @@ const (
 func immediate(e *entry) uint32 {
 	k := e.kind
 	if e.from.addr != 0 {
-		k = kindLent
+		k = kindZeroCopy
 	}
 	return uint32(k)<<30 | uint32(e.pad)<<numBits | e.num&numMask
 }
@@ -276,8 +276,8 @@ func (m *machine) arrive(i, p int, imm, n uint32) error {
 	l.received++
 	num := uint64(imm & numMask)
 	switch k, pad := kind(imm>>30), uint8(imm>>numBits&63); k {
-	case kindData, kindLent:
-		return m.data(num, pad, n, k == kindLent)
+	case kindData, kindZeroCopy:
+		return m.data(num, pad, n, k == kindZeroCopy)
 	case kindLine:
 		d := (num - m.rx.lines) & numMask
 		if d >= LineSlots || m.rx.linesIn&bit(num) != 0 || n != lineSize || pad != 0 {

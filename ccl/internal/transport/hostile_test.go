@@ -237,7 +237,7 @@ func bareSockets(t testing.TB, n int) (*tcpLink, []int) {
 	m := &Mesh{cfg: Config{Size: 2, Window: 64 << 10, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
 	m.cfg.Bounds.setDefaults()
 	m.waiter.init(m)
-	m.net = &network{m: m, bell: -1}
+	m.net = &network{m: m, wakeFD: -1}
 	l := &tcpLink{m: m, n: m.net, peer: 1}
 	var ours []int
 	for range n {

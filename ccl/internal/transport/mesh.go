@@ -241,11 +241,11 @@ func newMesh(ctx context.Context, cfg Config) (_ *Mesh, err error) {
 	if err := m.chooseRDMA(); err != nil {
 		return nil, err
 	}
-	bell := -1
+	wakeFD := -1
 	if m.seg != nil {
-		bell = m.seg.bells[m.seg.me]
+		wakeFD = m.seg.wakeFDs[m.seg.me]
 	}
-	if err := m.net.start(bell); err != nil {
+	if err := m.net.start(wakeFD); err != nil {
 		return nil, err
 	}
 	return m, m.watchRDMA()

@@ -28,12 +28,12 @@ type network struct {
 	accept *accept.Acceptor // nil before start
 	wg     sync.WaitGroup
 
-	ep    int
-	bell  int // written to wake this rank out of epoll_wait
-	ring  int // read end of bell when it is a pipe of our own, else -1
-	ready []unix.EpollEvent
-	up    atomic.Int32                            // links whose sockets are polled
-	again func(l remote, rank int, number uint32) // looks for other sockets; nil: there are none
+	ep       int
+	wakeFD   int // written to wake this rank out of epoll_wait
+	wakeRead int // read end of wakeFD when it is a pipe of our own, else -1
+	ready    []unix.EpollEvent
+	up       atomic.Int32                            // links whose sockets are polled
+	again    func(l remote, rank int, number uint32) // looks for other sockets; nil: there are none
 
 	mu     sync.Mutex
 	closed bool
@@ -183,7 +183,7 @@ func listen(m *Mesh, nonce [16]byte) (*network, error) {
 		return nil, fmt.Errorf("listen for data connections: %w", err)
 	}
 	n := &network{
-		m: m, nonce: nonce, ln: ln, ep: -1, bell: -1, ring: -1,
+		m: m, nonce: nonce, ln: ln, ep: -1, wakeFD: -1, wakeRead: -1,
 		links: make(map[int]remote), conns: make(map[net.Conn]struct{}),
 	}
 	n.again = n.seek
@@ -192,23 +192,23 @@ func listen(m *Mesh, nonce [16]byte) (*network, error) {
 
 func (n *network) addr() string { return n.ln.Addr().String() }
 
-// start makes the network ready to be slept on. bell is the FIFO that local
-// peers ring, -1 when there are none.
-func (n *network) start(bell int) error {
+// start makes the network ready to be slept on. wakeFD is the FIFO that local
+// peers write to, -1 when there are none.
+func (n *network) start(wakeFD int) error {
 	var err error
 	if n.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return fmt.Errorf("epoll: %w", err)
 	}
-	listenTo := bell
-	if n.bell = bell; bell < 0 {
+	listenTo := wakeFD
+	if n.wakeFD = wakeFD; wakeFD < 0 {
 		var p [2]int
 		if err := unix.Pipe2(p[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
 			return fmt.Errorf("pipe: %w", err)
 		}
-		n.ring, n.bell, listenTo = p[0], p[1], p[0]
+		n.wakeRead, n.wakeFD, listenTo = p[0], p[1], p[0]
 	}
 	n.ready = make([]unix.EpollEvent, 64)
-	if err := n.watch(listenTo, unix.EPOLLIN, bellEvent, listenTo); err != nil {
+	if err := n.watch(listenTo, unix.EPOLLIN, wakeEvent, listenTo); err != nil {
 		return err
 	}
 	n.accept, err = accept.New(n.ln.(*net.TCPListener), accept.Options{MaxUnauthenticated: 1024, Serve: n.serve, PeekSize: dataHello, Inspect: n.inspect})
@@ -217,7 +217,7 @@ func (n *network) start(bell int) error {
 
 // In place of a peer's rank.
 const (
-	bellEvent = -1 // the bell rang
+	wakeEvent = -1 // somebody wrote to wakeFD
 	rdmaEvent = -2 // an armed completion queue has something
 )
 
@@ -255,7 +255,7 @@ func (n *network) poll(d time.Duration) {
 	}
 	for _, ev := range n.ready[:count] {
 		switch ev.Fd {
-		case bellEvent:
+		case wakeEvent:
 			var b [512]byte
 			_, _ = unix.Read(int(ev.Pad), b[:])
 		case rdmaEvent:
@@ -350,13 +350,13 @@ func (n *network) close() {
 			p.Close()
 		}
 	}
-	for _, fd := range []int{n.ep, n.ring} {
+	for _, fd := range []int{n.ep, n.wakeRead} {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
 	}
-	if n.ring >= 0 {
-		unix.Close(n.bell)
+	if n.wakeRead >= 0 {
+		unix.Close(n.wakeFD)
 	}
 }
 

@@ -65,8 +65,8 @@ type portInfo struct {
 	Subnet netip.Prefix
 }
 
-// maxCardPorts bounds what a rank tells of itself; a node has no more rails.
-const maxCardPorts = 16
+// maxNICPorts bounds the ports that a rank offers to its peers; a node has no more rails.
+const maxNICPorts = 16
 
 func (p *portInfo) port() nic.Port {
 	q := nic.Port{Device: p.Device, Num: p.Num, Layer: p.Layer, GID: p.GID, Subnet: p.Subnet}
@@ -107,7 +107,7 @@ func (m *Mesh) openPorts() (*rdmaSide, error) {
 	if err != nil {
 		return nil, err
 	}
-	side := &rdmaSide{worker: w, opt: w.Options(), ports: cfg.Ports[:min(len(cfg.Ports), maxCardPorts)]}
+	side := &rdmaSide{worker: w, opt: w.Options(), ports: cfg.Ports[:min(len(cfg.Ports), maxNICPorts)]}
 	for i := range side.ports[:min(2, len(side.ports))] {
 		if err := w.Open(&side.ports[i]); err != nil {
 			w.Close()
@@ -180,7 +180,7 @@ func pair(me, peer int, mine, theirs *rdmaInfo) ([]rdma.Path, error) {
 			return nil, fmt.Errorf("rank %d is to use TCP", c.rank)
 		case len(c.Ports) == 0:
 			return nil, fmt.Errorf("rank %d has no RDMA: %s", c.rank, c.Why)
-		case len(c.Ports) > maxCardPorts || c.Lanes < 1 || c.Window < 1:
+		case len(c.Ports) > maxNICPorts || c.Lanes < 1 || c.Window < 1:
 			return nil, fmt.Errorf("%w: rank %d has %d ports, %d lanes, a window of %d bytes", ErrCorrupt, c.rank, len(c.Ports), c.Lanes, c.Window)
 		}
 		o := rdma.Options{Lanes: c.Lanes, Window: c.Window}

@@ -38,7 +38,7 @@ func newWires(t testing.TB, window int) *wires {
 		m := &Mesh{cfg: Config{Rank: rank, Size: 2, Window: window, Outage: time.Hour, Err: func() error { return nil }}, infos: make([]peerInfo, 2)}
 		m.cfg.Bounds.setDefaults()
 		m.waiter.init(m)
-		m.net = &network{m: m, bell: -1, again: func(remote, int, uint32) {}}
+		m.net = &network{m: m, wakeFD: -1, again: func(remote, int, uint32) {}}
 		var err error
 		if m.net.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 			t.Fatal(err)

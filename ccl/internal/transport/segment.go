@@ -26,12 +26,12 @@ import (
 //	per member     line 0: doorbell, line 1: entry board
 //	per pair i→j   see pipe
 type segment struct {
-	file  *os.File
-	mem   []byte
-	n, me int // members on this node, my position among them
-	ring  int
-	doors []*door // by position; mine first asleep on
-	bells []int   // by position: FIFO to wake one that sleeps in epoll, -1 when none
+	file      *os.File
+	mem       []byte
+	n, me     int // members on this node, my position among them
+	ring      int
+	doorbells []*doorbell // by position; a rank sleeps on its own
+	wakeFDs   []int       // by position: FIFO to wake one that sleeps in epoll, -1 when none
 }
 
 const (
@@ -60,7 +60,7 @@ func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 	lead := group[0]
 	base := filepath.Join(m.cfg.Dir, fmt.Sprintf("%s%016x-%s", segPrefix, m.cfg.ID, hex.EncodeToString(m.infos[lead].Nonce[:8])))
 	s := &segment{n: len(group), me: m.local[m.cfg.Rank], ring: m.cfg.Ring}
-	bells := len(group) < m.cfg.Size // somebody may have to sleep in epoll
+	fifos := len(group) < m.cfg.Size // somebody may have to sleep in epoll
 	var err error
 	if s.n > 1 {
 		if m.cfg.Rank == lead {
@@ -68,8 +68,8 @@ func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 			err = s.create(base + ".shm")
 			defer os.Remove(base + ".shm")
 		}
-		if bells && err == nil {
-			name := bellName(base, s.me)
+		if fifos && err == nil {
+			name := fifoName(base, s.me)
 			err = os.NewSyscallError("mkfifo", unix.Mkfifo(name, 0o600))
 			defer os.Remove(name)
 		}
@@ -86,8 +86,8 @@ func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 		if err == nil {
 			err = s.mapFile()
 		}
-		for i := 0; i < s.n && bells && err == nil; i++ {
-			s.bells[i], err = unix.Open(bellName(base, i), unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		for i := 0; i < s.n && fifos && err == nil; i++ {
+			s.wakeFDs[i], err = unix.Open(fifoName(base, i), unix.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		}
 	}
 	if err := m.agree(ctx, err); err != nil {
@@ -100,7 +100,7 @@ func (m *Mesh) shareMemory(ctx context.Context, group []int) (*segment, error) {
 	return s, nil
 }
 
-func bellName(base string, i int) string { return fmt.Sprintf("%s.%d.bell", base, i) }
+func fifoName(base string, i int) string { return fmt.Sprintf("%s.%d.bell", base, i) }
 
 // agree exchanges errors: all ranks go on or none does.
 func (m *Mesh) agree(ctx context.Context, mine error) error {
@@ -177,10 +177,10 @@ func (s *segment) mapFile() error {
 	if s.me == 0 {
 		magic.Store(segMagic)
 	}
-	s.bells = make([]int, s.n)
+	s.wakeFDs = make([]int, s.n)
 	for i := range s.n {
-		s.bells[i] = -1
-		s.doors = append(s.doors, (*door)(unsafe.Pointer(&s.mem[page+i*2*lineSize])))
+		s.wakeFDs[i] = -1
+		s.doorbells = append(s.doorbells, (*doorbell)(unsafe.Pointer(&s.mem[page+i*2*lineSize])))
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (s *segment) close() {
 	if s.file != nil {
 		s.file.Close()
 	}
-	for _, fd := range s.bells {
+	for _, fd := range s.wakeFDs {
 		if fd >= 0 {
 			unix.Close(fd)
 		}
@@ -254,7 +254,7 @@ func (s *segment) link(m *Mesh, peer int) (pipeline, error) {
 	if err := s.reserve(s.pipeAt(to, s.me), pipeControl); err != nil {
 		return nil, err
 	}
-	l := &shmLink{m: m, peer: peer, tx: s.pipe(s.me, to), rx: s.pipe(to, s.me), door: s.doors[to], bell: s.bells[to]}
+	l := &shmLink{m: m, peer: peer, tx: s.pipe(s.me, to), rx: s.pipe(to, s.me), doorbell: s.doorbells[to], wakeFD: s.wakeFDs[to]}
 	l.meter.open(m, record.ConnEntry{Peer: int32(peer), Transport: l.Kind(), Name: fmt.Sprintf("shm %d->%d", m.cfg.Rank, peer)})
 	l.gate = m.newGate(l, peer)
 	return l, nil

@@ -13,14 +13,14 @@ const publishStep = 16 << 10
 
 // shmLink is a Link through shared memory.
 type shmLink struct {
-	m      *Mesh
-	peer   int
-	tx, rx pipe
-	door   *door // the peer's
-	bell   int
-	gate   *gate // nil without fault injection
-	meter  meter
-	err    error
+	m        *Mesh
+	peer     int
+	tx, rx   pipe
+	doorbell *doorbell // the peer's
+	wakeFD   int
+	gate     *gate // nil without fault injection
+	meter    meter
+	err      error
 
 	sent  uint64 // tx stream position
 	acked uint64 // the receiver's tail as last seen
@@ -124,8 +124,8 @@ func (l *shmLink) unblock() {
 // both are sequentially consistent, and the peer looks again after it said that
 // it will sleep, so one of the two sees the other.
 func (l *shmLink) ring() {
-	if l.door.state.Load() != awake {
-		l.door.wake(l.bell)
+	if l.doorbell.state.Load() != awake {
+		l.doorbell.wake(l.wakeFD)
 	}
 }
 

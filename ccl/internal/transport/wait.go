@@ -14,8 +14,8 @@ import (
 //go:linkname procyield runtime.procyield
 func procyield(cycles uint32)
 
-// door is the word that a rank sleeps on, alone in its cache line.
-type door struct {
+// doorbell is the word that a rank sleeps on and its peers wake it by, alone in its cache line.
+type doorbell struct {
 	state atomic.Uint32
 	_     [lineSize - 4]byte
 }
@@ -23,18 +23,18 @@ type door struct {
 const (
 	awake   = 0
 	asleep  = 1 // or about to: in futex(2) on the word
-	polling = 2 // or about to: in epoll_wait(2), with a bell to ring
+	polling = 2 // or about to: in epoll_wait(2), a write to its wakeFD ends that
 )
 
-// wake wakes the rank behind the door; at most one of several callers has to
+// wake wakes the rank that sleeps on d; at most one of several callers has to
 // make the system call.
-func (d *door) wake(bell int) {
+func (d *doorbell) wake(wakeFD int) {
 	switch d.state.Swap(awake) {
 	case asleep:
 		_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&d.state)), futexWake, 1, 0, 0, 0)
 	case polling:
 		var b [1]byte
-		_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&b[0])), 1) // a full pipe wakes as well
+		_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(wakeFD), uintptr(unsafe.Pointer(&b[0])), 1) // a full pipe wakes as well
 	}
 }
 
@@ -64,26 +64,26 @@ const (
 // measured in advance; a yield's own duration tells whether others want the core.
 type waiter struct {
 	m          *Mesh
-	door       *door
-	own        *door  // the door when there is no segment
-	progressed bool   // a link moved bytes since the last Wait
-	armed      bool   // the door says asleep; the caller has looked again since
-	goroutines bool   // some members are goroutines of this process
-	idle       int    // Waits without progress
-	waits      uint64 // of them ever, those that did not only poll counted for many
-	turns      uint   // Waits ever
-	live       int64  // when the monitors last heard that this rank runs
-	spin       int    // how many of them only poll
-	since      int64  // first yield of this idleness, 0 before it
-	last       int64  // last yield
+	doorbell   *doorbell
+	own        *doorbell // the doorbell when there is no segment
+	progressed bool      // a link moved bytes since the last Wait
+	armed      bool      // the doorbell says asleep; the caller has looked again since
+	goroutines bool      // some members are goroutines of this process
+	idle       int       // Waits without progress
+	waits      uint64    // of them ever, those that did not only poll counted for many
+	turns      uint      // Waits ever
+	live       int64     // when the monitors last heard that this rank runs
+	spin       int       // how many of them only poll
+	since      int64     // first yield of this idleness, 0 before it
+	last       int64     // last yield
 }
 
 func (w *waiter) init(m *Mesh) {
 	w.m, w.spin = m, maxSpin
-	w.own = new(door)
-	w.door = w.own
+	w.own = new(doorbell)
+	w.doorbell = w.own
 	if m.seg != nil {
-		w.door = m.seg.doors[m.seg.me]
+		w.doorbell = m.seg.doorbells[m.seg.me]
 	}
 }
 
@@ -91,7 +91,7 @@ func (w *waiter) init(m *Mesh) {
 // after d. It spins for a short, adaptive time first, and yields or sleeps when there are
 // more local ranks than cores. polled means that it did neither, and took next to no time.
 // It must only be called after looking at everything that is waited for: that
-// look, after the door says asleep, is what makes sleeping safe.
+// look, after the doorbell says asleep, is what makes sleeping safe.
 func (m *Mesh) Wait(d time.Duration) (polled bool) { return m.wait(d) }
 
 func (w *waiter) wait(d time.Duration) (polled bool) {
@@ -233,7 +233,7 @@ func (w *waiter) arm() {
 	if w.m.net != nil {
 		state = polling
 	}
-	w.door.state.Swap(state)
+	w.doorbell.state.Swap(state)
 	if w.m.rdma != nil && w.m.rdma.worker.Arm() {
 		w.progressed = true // the caller has not looked at that yet
 	}
@@ -242,7 +242,7 @@ func (w *waiter) arm() {
 func (w *waiter) rouse() {
 	if w.armed {
 		w.armed = false
-		w.door.state.Store(awake)
+		w.doorbell.state.Store(awake)
 	}
 }
 
@@ -252,7 +252,7 @@ func (w *waiter) sleep(d time.Duration) {
 		return
 	}
 	ts := unix.NsecToTimespec(int64(d))
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.door.state)), futexWait, asleep, uintptr(unsafe.Pointer(&ts)), 0, 0)
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&w.doorbell.state)), futexWait, asleep, uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
 // runs lets all links' monitors know that this rank runs, now and then. While bytes
@@ -292,12 +292,12 @@ func (w *waiter) pumpGates() int64 {
 func (m *Mesh) Wake() {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.closed || m.door.state.Load() == awake {
+	if m.closed || m.doorbell.state.Load() == awake {
 		return
 	}
-	bell := -1
+	wakeFD := -1
 	if m.net != nil {
-		bell = m.net.bell
+		wakeFD = m.net.wakeFD
 	}
-	m.door.wake(bell)
+	m.doorbell.wake(wakeFD)
 }

@@ -653,16 +653,16 @@ func (x *ProbeUp) GetResult() *Result {
 	return nil
 }
 
-// Task has a prober find out how the ways to another host fare.
+// Task has a prober measure the paths to another host.
 type Task struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	Src           string                 `protobuf:"bytes,2,opt,name=src,proto3" json:"src,omitempty"`       // IP address
 	Dst           string                 `protobuf:"bytes,3,opt,name=dst,proto3" json:"dst,omitempty"`       // IP address and port of a responder
 	Ports         uint32                 `protobuf:"varint,4,opt,name=ports,proto3" json:"ports,omitempty"`  // source ports to trace
-	Count         uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`  // probes a way
+	Count         uint32                 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`  // probes a path
 	Rate          uint32                 `protobuf:"varint,6,opt,name=rate,proto3" json:"rate,omitempty"`    // a second
-	Spines        []string               `protobuf:"bytes,7,rep,name=spines,proto3" json:"spines,omitempty"` // probe the ways over these addresses only; empty: all
+	Spines        []string               `protobuf:"bytes,7,rep,name=spines,proto3" json:"spines,omitempty"` // probe the paths over these addresses only; empty: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -749,9 +749,9 @@ func (x *Task) GetSpines() []string {
 type Result struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Ways          []*Way                 `protobuf:"bytes,2,rep,name=ways,proto3" json:"ways,omitempty"`
+	Samples       []*PathSample          `protobuf:"bytes,2,rep,name=samples,proto3" json:"samples,omitempty"`
 	Traced        uint32                 `protobuf:"varint,3,opt,name=traced,proto3" json:"traced,omitempty"`   // source ports
-	Unknown       uint32                 `protobuf:"varint,4,opt,name=unknown,proto3" json:"unknown,omitempty"` // of those, whose way has no name
+	Unknown       uint32                 `protobuf:"varint,4,opt,name=unknown,proto3" json:"unknown,omitempty"` // of those, whose path has no name
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -794,9 +794,9 @@ func (x *Result) GetId() uint64 {
 	return 0
 }
 
-func (x *Result) GetWays() []*Way {
+func (x *Result) GetSamples() []*PathSample {
 	if x != nil {
-		return x.Ways
+		return x.Samples
 	}
 	return nil
 }
@@ -822,9 +822,9 @@ func (x *Result) GetError() string {
 	return ""
 }
 
-// Way is where some source ports lead: the addresses that answered. Where only one of the
-// two has, nothing is sent, and the other is empty.
-type Way struct {
+// PathSample is what probes found of the path of some source ports: the addresses that answered.
+// Where only one of the two has, nothing is sent, and the other is empty.
+type PathSample struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spine string                 `protobuf:"bytes,1,opt,name=spine,proto3" json:"spine,omitempty"`
 	Leaf  string                 `protobuf:"bytes,2,opt,name=leaf,proto3" json:"leaf,omitempty"`
@@ -840,20 +840,20 @@ type Way struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Way) Reset() {
-	*x = Way{}
+func (x *PathSample) Reset() {
+	*x = PathSample{}
 	mi := &file_plan_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Way) String() string {
+func (x *PathSample) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Way) ProtoMessage() {}
+func (*PathSample) ProtoMessage() {}
 
-func (x *Way) ProtoReflect() protoreflect.Message {
+func (x *PathSample) ProtoReflect() protoreflect.Message {
 	mi := &file_plan_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -865,61 +865,61 @@ func (x *Way) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Way.ProtoReflect.Descriptor instead.
-func (*Way) Descriptor() ([]byte, []int) {
+// Deprecated: Use PathSample.ProtoReflect.Descriptor instead.
+func (*PathSample) Descriptor() ([]byte, []int) {
 	return file_plan_proto_rawDescGZIP(), []int{12}
 }
 
-func (x *Way) GetSpine() string {
+func (x *PathSample) GetSpine() string {
 	if x != nil {
 		return x.Spine
 	}
 	return ""
 }
 
-func (x *Way) GetLeaf() string {
+func (x *PathSample) GetLeaf() string {
 	if x != nil {
 		return x.Leaf
 	}
 	return ""
 }
 
-func (x *Way) GetPorts() uint32 {
+func (x *PathSample) GetPorts() uint32 {
 	if x != nil {
 		return x.Ports
 	}
 	return 0
 }
 
-func (x *Way) GetSent() uint32 {
+func (x *PathSample) GetSent() uint32 {
 	if x != nil {
 		return x.Sent
 	}
 	return 0
 }
 
-func (x *Way) GetLost() uint32 {
+func (x *PathSample) GetLost() uint32 {
 	if x != nil {
 		return x.Lost
 	}
 	return 0
 }
 
-func (x *Way) GetRttNs() uint64 {
+func (x *PathSample) GetRttNs() uint64 {
 	if x != nil {
 		return x.RttNs
 	}
 	return 0
 }
 
-func (x *Way) GetRetraced() uint32 {
+func (x *PathSample) GetRetraced() uint32 {
 	if x != nil {
 		return x.Retraced
 	}
 	return 0
 }
 
-func (x *Way) GetReached() uint32 {
+func (x *PathSample) GetReached() uint32 {
 	if x != nil {
 		return x.Reached
 	}
@@ -982,14 +982,15 @@ const file_plan_proto_rawDesc = "" +
 	"\x05ports\x18\x04 \x01(\rR\x05ports\x12\x14\n" +
 	"\x05count\x18\x05 \x01(\rR\x05count\x12\x12\n" +
 	"\x04rate\x18\x06 \x01(\rR\x04rate\x12\x16\n" +
-	"\x06spines\x18\a \x03(\tR\x06spines\"\x8f\x01\n" +
+	"\x06spines\x18\a \x03(\tR\x06spines\"\x9c\x01\n" +
 	"\x06Result\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12-\n" +
-	"\x04ways\x18\x02 \x03(\v2\x19.lockstep.pathplan.v1.WayR\x04ways\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12:\n" +
+	"\asamples\x18\x02 \x03(\v2 .lockstep.pathplan.v1.PathSampleR\asamples\x12\x16\n" +
 	"\x06traced\x18\x03 \x01(\rR\x06traced\x12\x18\n" +
 	"\aunknown\x18\x04 \x01(\rR\aunknown\x12\x14\n" +
-	"\x05error\x18\x05 \x01(\tR\x05error\"\xba\x01\n" +
-	"\x03Way\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\"\xc1\x01\n" +
+	"\n" +
+	"PathSample\x12\x14\n" +
 	"\x05spine\x18\x01 \x01(\tR\x05spine\x12\x12\n" +
 	"\x04leaf\x18\x02 \x01(\tR\x04leaf\x12\x14\n" +
 	"\x05ports\x18\x03 \x01(\rR\x05ports\x12\x12\n" +
@@ -1029,7 +1030,7 @@ var file_plan_proto_goTypes = []any{
 	(*ProbeUp)(nil),      // 9: lockstep.pathplan.v1.ProbeUp
 	(*Task)(nil),         // 10: lockstep.pathplan.v1.Task
 	(*Result)(nil),       // 11: lockstep.pathplan.v1.Result
-	(*Way)(nil),          // 12: lockstep.pathplan.v1.Way
+	(*PathSample)(nil),   // 12: lockstep.pathplan.v1.PathSample
 }
 var file_plan_proto_depIdxs = []int32{
 	0,  // 0: lockstep.pathplan.v1.WhereRequest.hello:type_name -> lockstep.pathplan.v1.Hello
@@ -1041,7 +1042,7 @@ var file_plan_proto_depIdxs = []int32{
 	8,  // 6: lockstep.pathplan.v1.Assigned.lanes:type_name -> lockstep.pathplan.v1.Lane
 	0,  // 7: lockstep.pathplan.v1.ProbeUp.hello:type_name -> lockstep.pathplan.v1.Hello
 	11, // 8: lockstep.pathplan.v1.ProbeUp.result:type_name -> lockstep.pathplan.v1.Result
-	12, // 9: lockstep.pathplan.v1.Result.ways:type_name -> lockstep.pathplan.v1.Way
+	12, // 9: lockstep.pathplan.v1.Result.samples:type_name -> lockstep.pathplan.v1.PathSample
 	2,  // 10: lockstep.pathplan.v1.Planner.Plan:input_type -> lockstep.pathplan.v1.Need
 	9,  // 11: lockstep.pathplan.v1.Planner.Probe:input_type -> lockstep.pathplan.v1.ProbeUp
 	1,  // 12: lockstep.pathplan.v1.Planner.Where:input_type -> lockstep.pathplan.v1.WhereRequest

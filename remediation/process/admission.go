@@ -34,14 +34,14 @@ func RefusalReasons() []RefusalReason {
 	return []RefusalReason{RefusedHandshake, RefusedCertificate, RefusedName, RefusedMessage, RefusedJob, RefusedFull, RefusedSilent}
 }
 
-// door is where other hosts' supervisors come in: it bounds their connections, and counts whom it
-// turns away. What it logs is bounded, too: a flood is to fill no disk.
-type door struct {
+// admission is the listener for other hosts' supervisors. It bounds their connections, and counts
+// those that it refuses. What it logs is bounded, too: a flood fills no disk.
+type admission struct {
 	*crowd.Listener
 	most    int
 	refused map[RefusalReason]*atomic.Uint64
 
-	crowded, turned rate.Sometimes
+	logHungUp, logRefused rate.Sometimes
 }
 
 // connections is how many a coordinator holds: a host has one, two while it comes anew, and as many
@@ -50,26 +50,26 @@ func connections(hosts int) int { return min(4*hosts+spareConnections, 2*maxHost
 
 const spareConnections = 256
 
-func newDoor(h *HostOptions) (d *door, err error) {
-	d = &door{most: connections(h.Hosts), refused: map[RefusalReason]*atomic.Uint64{}}
-	d.crowded.Interval, d.turned.Interval = 10*time.Second, 10*time.Second
+func newAdmission(h *HostOptions) (a *admission, err error) {
+	a = &admission{most: connections(h.Hosts), refused: map[RefusalReason]*atomic.Uint64{}}
+	a.logHungUp.Interval, a.logRefused.Interval = 10*time.Second, 10*time.Second
 	for _, why := range RefusalReasons() {
-		d.refused[why] = &atomic.Uint64{}
+		a.refused[why] = &atomic.Uint64{}
 	}
-	if d.Listener, err = crowd.Limit(h.Listener, d.most, false); err != nil {
+	if a.Listener, err = crowd.Limit(h.Listener, a.most, false); err != nil {
 		return nil, fmt.Errorf("run: coordinate: %w", err)
 	}
-	return d, nil
+	return a, nil
 }
 
 // refuse counts one who was turned away, and says so now and then.
 func (c *coordinator) refuse(why RefusalReason, from net.Addr, err error) {
-	n := c.door.refused[why]
+	n := c.admission.refused[why]
 	if n == nil {
 		return
 	}
 	sum := n.Add(1)
-	c.door.turned.Do(func() {
+	c.admission.logRefused.Do(func() {
 		c.h.Logger.Warn("refused a host, or somebody who is none", "job", c.h.Job, "from", from, "reason", string(why), "so_far", sum, "err", err)
 	})
 }
@@ -78,10 +78,10 @@ func (c *coordinator) refuse(why RefusalReason, from net.Addr, err error) {
 func (c *coordinator) accept(ctx context.Context, all *sync.WaitGroup) {
 	told := uint64(0)
 	for {
-		raw, err := c.door.Accept()
-		if n := c.door.HungUp(); n > told {
-			c.door.crowded.Do(func() {
-				c.h.Logger.Warn("hung up on connections: there were too many", "job", c.h.Job, "most", c.door.most, "hung_up", n)
+		raw, err := c.admission.Accept()
+		if n := c.admission.HungUp(); n > told {
+			c.admission.logHungUp.Do(func() {
+				c.h.Logger.Warn("hung up on connections: there were too many", "job", c.h.Job, "most", c.admission.most, "hung_up", n)
 				told = n
 			})
 		}

@@ -31,7 +31,7 @@ func testCoordinator(t *testing.T, log *slog.Logger) *coordinator {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.door.Close() })
+	t.Cleanup(func() { c.admission.Close() })
 	return c
 }
 

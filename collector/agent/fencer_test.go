@@ -92,7 +92,7 @@ func TestRelativesAreTheirUsers(t *testing.T) {
 	if err := os.WriteFile(probe, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w := newWarden("llm", slog.New(slog.DiscardHandler))
+	w := newFencer("llm", slog.New(slog.DiscardHandler))
 	list := []suspect{{pid: rank.pid, start: rank.start, path: probe, probe: true, terms: termsOf(int32(rank.pid))}}
 	list[0].terms.stop = true
 	var why []string
@@ -108,7 +108,7 @@ func TestRelativesAreTheirUsers(t *testing.T) {
 	}
 }
 
-// TestRelativesOfALaterOrder: what a rank has left behind is found, too, when the warden has been
+// TestRelativesOfALaterOrder: what a rank has left behind is found, too, when the fencer has been
 // there for long, and the rank ends at once.
 func TestRelativesOfALaterOrder(t *testing.T) {
 	const token = "fence1-1-1-fedcba9876543210fedcba9876543210"
@@ -127,10 +127,10 @@ func TestRelativesOfALaterOrder(t *testing.T) {
 		}
 		return pidStart{cmd.Process.Pid, began}, gone
 	}
-	w := newWarden("llm", slog.New(slog.DiscardHandler))
+	w := newFencer("llm", slog.New(slog.DiscardHandler))
 	w.start(t.Context())
 	defer w.stop()
-	time.Sleep(4 * wardenEvery) // passes of which no order is
+	time.Sleep(4 * fencerEvery) // passes of which no order is
 	rank, ended := start()
 	_, left := start()
 	w.set([]suspect{{pid: rank.pid, start: rank.start, terms: termsOf(int32(rank.pid)), ordered: true}}, orders{id: 1})

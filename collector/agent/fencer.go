@@ -30,7 +30,7 @@ type suspect struct {
 	name    string
 }
 
-// orders is what a warden is to answer.
+// orders is what a fencer is to answer.
 type orders struct {
 	id      uint64
 	ended   uint32
@@ -38,9 +38,9 @@ type orders struct {
 	settled bool // the agent has looked for long enough to say that there are no others
 }
 
-// warden ends processes and watches them go, one a job. It has a goroutine of its own, since
+// fencer ends processes and watches them go, one a job. It has a goroutine of its own, since
 // its system calls may block.
-type warden struct {
+type fencer struct {
 	job    string
 	log    *slog.Logger
 	cancel context.CancelFunc
@@ -59,80 +59,80 @@ type warden struct {
 }
 
 const (
-	wardenEvery = 50 * time.Millisecond
+	fencerEvery = 50 * time.Millisecond
 	familyEvery = time.Second
 	maxFamily   = 4096
 )
 
-func newWarden(job string, log *slog.Logger) *warden {
-	return &warden{job: job, log: log.With("job", job), held: map[pidStart]*held{}, count: collector.AgentFences{Job: job}}
+func newFencer(job string, log *slog.Logger) *fencer {
+	return &fencer{job: job, log: log.With("job", job), held: map[pidStart]*held{}, count: collector.AgentFences{Job: job}}
 }
 
-func (w *warden) start(ctx context.Context) {
-	ctx, w.cancel = context.WithCancel(ctx)
-	w.over.Go(func() {
-		t := time.NewTicker(wardenEvery)
+func (f *fencer) start(ctx context.Context) {
+	ctx, f.cancel = context.WithCancel(ctx)
+	f.over.Go(func() {
+		t := time.NewTicker(fencerEvery)
 		defer t.Stop()
 		var family time.Time
 		for {
 			select {
 			case <-ctx.Done():
-				for _, h := range w.held {
+				for _, h := range f.held {
 					unix.Close(h.fd)
 				}
 				return
 			case <-t.C:
 			}
-			if w.pass(time.Since(family) >= familyEvery) {
+			if f.pass(time.Since(family) >= familyEvery) {
 				family = time.Now()
 			}
 		}
 	})
 }
 
-func (w *warden) stop() {
-	w.cancel()
-	w.over.Wait()
+func (f *fencer) stop() {
+	f.cancel()
+	f.over.Wait()
 }
 
 // set says which processes are to end.
-func (w *warden) set(list []suspect, o orders) {
-	w.mu.Lock()
-	w.list, w.orders = list, o
-	w.mu.Unlock()
+func (f *fencer) set(list []suspect, o orders) {
+	f.mu.Lock()
+	f.list, f.orders = list, o
+	f.mu.Unlock()
 }
 
 // answer says who is to hear of an order.
-func (w *warden) answer(to *stream, id uint64) {
-	w.mu.Lock()
-	w.fresh = w.fresh || w.toID != id
-	w.to, w.toID, w.said = to, id, nil
-	w.mu.Unlock()
+func (f *fencer) answer(to *stream, id uint64) {
+	f.mu.Lock()
+	f.fresh = f.fresh || f.toID != id
+	f.to, f.toID, f.said = to, id, nil
+	f.mu.Unlock()
 }
 
-func (w *warden) expired() {
-	w.mu.Lock()
-	w.count.Leases++
-	w.mu.Unlock()
+func (f *fencer) expired() {
+	f.mu.Lock()
+	f.count.Leases++
+	f.mu.Unlock()
 }
 
-func (w *warden) counts() collector.AgentFences {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.count
+func (f *fencer) counts() collector.AgentFences {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count
 }
 
 // pass opens the processes that must end, ends them, and reports what has become of them. With
 // family it also looks for what ranks have started, if there are ranks: a second after an order
 // came all of them may have ended.
-func (w *warden) pass(family bool) (looked bool) {
-	w.mu.Lock()
-	list, o, fresh := w.list, w.orders, w.fresh
-	w.fresh = false
-	w.mu.Unlock()
-	for key, h := range w.held {
+func (f *fencer) pass(family bool) (looked bool) {
+	f.mu.Lock()
+	list, o, fresh := f.list, f.orders, f.fresh
+	f.fresh = false
+	f.mu.Unlock()
+	for key, h := range f.held {
 		if fresh && h.fate >= ended {
-			delete(w.held, key)
+			delete(f.held, key)
 		}
 	}
 	unseen := 0
@@ -146,18 +146,18 @@ func (w *warden) pass(family bool) (looked bool) {
 			why = append(why, s.name+" is in no process that this agent sees")
 			continue
 		}
-		w.take(s, &why)
+		f.take(s, &why)
 	}
 	if looked = family && len(list) > 0; looked {
-		w.relatives(list)
+		f.relatives(list)
 	}
 	now := time.Now()
 	r := &wire.FenceResult{Id: o.id, Ended: o.ended, Living: uint32(unseen + o.later)}
 	if o.later > 0 {
 		why = append(why, fmt.Sprintf("%d processes of the attempt began after the order, and are left alone", o.later))
 	}
-	for key, h := range w.held {
-		w.treat(key, h, now)
+	for key, h := range f.held {
+		f.treat(key, h, now)
 		if !h.ordered {
 			continue
 		}
@@ -181,7 +181,7 @@ func (w *warden) pass(family bool) (looked bool) {
 	// An error of take is about a process that lives.
 	for i := range list {
 		s := &list[i]
-		if s.pid != 0 && s.ordered && w.held[pidStart{s.pid, s.start}] == nil {
+		if s.pid != 0 && s.ordered && f.held[pidStart{s.pid, s.start}] == nil {
 			r.Living++
 		}
 	}
@@ -189,33 +189,33 @@ func (w *warden) pass(family bool) (looked bool) {
 	r.Detail = strings.Join(slices.Compact(why), "; ")
 	r.Detail = strings.ToValidUTF8(r.Detail[:min(len(r.Detail), 500)], "")
 	if r.Living > 0 || o.settled {
-		w.say(r)
+		f.say(r)
 	}
-	w.let(list)
+	f.let(list)
 	return looked
 }
 
 // say sends a result to the master unless it has that already.
-func (w *warden) say(r *wire.FenceResult) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.to == nil || w.toID != r.Id || r.Id == 0 {
+func (f *fencer) say(r *wire.FenceResult) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.to == nil || f.toID != r.Id || r.Id == 0 {
 		return
 	}
-	if s := w.said; s != nil && s.Living == r.Living && s.Ended == r.Ended && s.Stopped == r.Stopped && s.Killed == r.Killed && s.Spared == r.Spared && s.Detail == r.Detail {
+	if s := f.said; s != nil && s.Living == r.Living && s.Ended == r.Ended && s.Stopped == r.Stopped && s.Killed == r.Killed && s.Spared == r.Spared && s.Detail == r.Detail {
 		return
 	}
 	select {
-	case w.to.fenced <- r:
-		w.said = r
+	case f.to.fenced <- r:
+		f.said = r
 	default: // its queue is full: the next pass tries again
 	}
 }
 
 // take opens a suspect's process, once it has made sure that it is the one meant.
-func (w *warden) take(s *suspect, why *[]string) {
+func (f *fencer) take(s *suspect, why *[]string) {
 	key := pidStart{s.pid, s.start}
-	if h := w.held[key]; h != nil {
+	if h := f.held[key]; h != nil {
 		h.ordered = h.ordered || s.ordered
 		return
 	}
@@ -225,16 +225,16 @@ func (w *warden) take(s *suspect, why *[]string) {
 		return
 	}
 	h.name, h.terms, h.ordered, h.latest, h.rank = s.name, s.terms, s.ordered, s.latest, true
-	w.held[key] = h
+	f.held[key] = h
 }
 
 // relatives opens what the ranks have started: their children, and processes with the attempt's
 // token and node, which no others have.
-func (w *warden) relatives(list []suspect) {
+func (f *fencer) relatives(list []suspect) {
 	roots, tokens := map[int]*suspect{}, map[string]*suspect{}
 	for i := range list {
 		s := &list[i]
-		h := w.held[pidStart{s.pid, s.start}]
+		h := f.held[pidStart{s.pid, s.start}]
 		if !s.terms.stop || h == nil {
 			continue
 		}
@@ -264,7 +264,7 @@ func (w *warden) relatives(list []suspect) {
 	}
 	for pid, p := range all {
 		key := pidStart{pid, p.start}
-		if w.held[key] != nil || len(w.held) >= maxFamily || roots[pid] != nil {
+		if f.held[key] != nil || len(f.held) >= maxFamily || roots[pid] != nil {
 			continue
 		}
 		var of *suspect
@@ -293,16 +293,16 @@ func (w *warden) relatives(list []suspect) {
 		}
 		if err == nil {
 			h.name, h.terms, h.ordered, h.latest = "a process of "+of.name, of.terms, of.ordered, of.latest
-			if root := w.held[pidStart{of.pid, of.start}]; root != nil {
+			if root := f.held[pidStart{of.pid, of.start}]; root != nil {
 				h.due = root.due // who is found later has no grace of its own
 			}
-			w.held[key] = h
+			f.held[key] = h
 		}
 	}
 }
 
 // treat has a process end.
-func (w *warden) treat(key pidStart, h *held, now time.Time) {
+func (f *fencer) treat(key pidStart, h *held, now time.Time) {
 	if h.fate >= ended {
 		return
 	}
@@ -315,7 +315,7 @@ func (w *warden) treat(key pidStart, h *held, now time.Time) {
 		default:
 			h.fate = ended
 		}
-		w.tell(key, h)
+		f.tell(key, h)
 		unix.Close(h.fd)
 		h.fd = -1
 		return
@@ -329,24 +329,24 @@ func (w *warden) treat(key pidStart, h *held, now time.Time) {
 			case !h.terms.known:
 				h.trouble = "lives, and its environment cannot be read"
 			}
-			w.tell(key, h)
+			f.tell(key, h)
 		}
 		return
 	}
 	switch {
 	case h.termAt.IsZero():
 		h.termAt, h.due = now, h.killDue(now)
-		w.log.Warn("stopping a process", "process", key.pid, "what", h.name, "grace", h.terms.grace)
-		w.signal(key, h, unix.SIGTERM)
-		w.signal(key, h, unix.SIGCONT) // one that is stopped cannot act on it
+		f.log.Warn("stopping a process", "process", key.pid, "what", h.name, "grace", h.terms.grace)
+		f.signal(key, h, unix.SIGTERM)
+		f.signal(key, h, unix.SIGCONT) // one that is stopped cannot act on it
 	case !now.Before(h.due) && now.Sub(h.killAt) >= time.Second:
 		if h.killAt.IsZero() {
-			w.log.Warn("killing a process", "process", key.pid, "what", h.name)
+			f.log.Warn("killing a process", "process", key.pid, "what", h.name)
 		} else if h.fate != failed {
 			h.trouble = "is killed and does not end: in uninterruptible sleep?"
 		}
 		h.killAt = now
-		w.signal(key, h, unix.SIGKILL)
+		f.signal(key, h, unix.SIGKILL)
 	}
 }
 
@@ -362,30 +362,30 @@ func (h *held) killDue(now time.Time) time.Time {
 	return due
 }
 
-func (w *warden) signal(key pidStart, h *held, sig unix.Signal) {
+func (f *fencer) signal(key pidStart, h *held, sig unix.Signal) {
 	err := unix.PidfdSendSignal(h.fd, sig, nil, 0)
 	if err == nil || errors.Is(err, unix.ESRCH) || h.fate == failed {
 		return
 	}
 	h.fate, h.trouble = failed, fmt.Sprintf("cannot be told to end: %v", err)
-	w.tell(key, h)
+	f.tell(key, h)
 }
 
 // tell counts and logs what has become of a process.
-func (w *warden) tell(key pidStart, h *held) {
-	w.mu.Lock()
+func (f *fencer) tell(key pidStart, h *held) {
+	f.mu.Lock()
 	switch h.fate {
 	case spared:
-		w.count.Spared++
+		f.count.Spared++
 	case failed:
-		w.count.Failed++
+		f.count.Failed++
 	case stopped:
-		w.count.Stopped++
+		f.count.Stopped++
 	case killed:
-		w.count.Killed++
+		f.count.Killed++
 	}
-	w.mu.Unlock()
-	log := w.log.With("process", key.pid, "what", h.name)
+	f.mu.Unlock()
+	log := f.log.With("process", key.pid, "what", h.name)
 	switch h.fate {
 	case spared:
 		log.Warn("a process of a fenced attempt is left alone", "why", h.trouble)
@@ -398,7 +398,7 @@ func (w *warden) tell(key pidStart, h *held) {
 
 // let closes processes that live and need not end any more: another order stands, or the master
 // was heard again before they were asked.
-func (w *warden) let(list []suspect) {
+func (f *fencer) let(list []suspect) {
 	wanted := false
 	for i := range list {
 		wanted = wanted || list[i].pid != 0
@@ -406,10 +406,10 @@ func (w *warden) let(list []suspect) {
 	if wanted {
 		return
 	}
-	for key, h := range w.held {
+	for key, h := range f.held {
 		if h.rank && h.fate < ended && h.termAt.IsZero() {
 			unix.Close(h.fd)
-			delete(w.held, key)
+			delete(f.held, key)
 		}
 	}
 }
