@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,13 +21,22 @@ import (
 
 // repository is what the tests know of the code.
 type repository struct {
-	files    []string            // by their path from the root
-	packages map[string][]string // names of non-test Go files, by folder
-	names    map[string]bool     // "pkg.Name" of everything declared, fields and methods too
-	tests    []string            // functions of tests
-	env      map[string]string   // names in the environment, and a file that has each
-	uses     map[string][]string // files that name "pkg.Name", by that; tests not among them
-	values   map[string][]string // the constants of a type "pkg.Type"
+	files    []string               // by their path from the root
+	packages map[string][]string    // names of non-test Go files, by folder
+	names    map[string]bool        // "pkg.Name" of everything declared, fields and methods too
+	tests    []string               // functions of tests
+	env      map[string]string      // names in the environment, and a file that has each
+	uses     map[string][]string    // files that name "pkg.Name", by that; tests not among them
+	values   map[string][]string    // the constants of a type "pkg.Type"
+	types    map[string][]*declared // by name, of all packages
+	strings  map[string]bool        // literals, those of tests not among them
+}
+
+// declared is a type.
+type declared struct {
+	pkg     string
+	members map[string]bool // fields and methods
+	embeds  []string        // names of the types that it embeds, or is another name of
 }
 
 var (
@@ -36,7 +46,7 @@ var (
 
 func load(t *testing.T) *repository {
 	t.Helper()
-	r := &repository{packages: map[string][]string{}, names: map[string]bool{}, env: map[string]string{}, uses: map[string][]string{}, values: map[string][]string{}}
+	r := &repository{packages: map[string][]string{}, names: map[string]bool{}, env: map[string]string{}, uses: map[string][]string{}, values: map[string][]string{}, types: map[string][]*declared{}, strings: map[string]bool{}}
 	root := os.DirFS("..")
 	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -92,13 +102,21 @@ func (r *repository) read(path string, text []byte) error {
 					r.uses[q] = append(r.uses[q], path)
 				}
 			}
+		case *ast.BasicLit:
+			if s, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING && !test {
+				r.strings[s] = true
+			}
 		case *ast.FuncDecl:
 			r.names[pkg+"."+n.Name.Name] = true
+			if n.Recv != nil {
+				r.declare(pkg, typeName(n.Recv.List[0].Type)).members[n.Name.Name] = true
+			}
 			if test {
 				r.tests = append(r.tests, n.Name.Name)
 			}
 		case *ast.TypeSpec:
 			r.names[pkg+"."+n.Name.Name] = true
+			r.describe(r.declare(pkg, n.Name.Name), n.Type)
 		case *ast.ValueSpec:
 			for _, name := range n.Names {
 				r.names[pkg+"."+name.Name] = true
@@ -111,6 +129,75 @@ func (r *repository) read(path string, text []byte) error {
 		return true
 	})
 	return nil
+}
+
+// declare returns the type of a name in a package.
+func (r *repository) declare(pkg, name string) *declared {
+	for _, d := range r.types[name] {
+		if d.pkg == pkg {
+			return d
+		}
+	}
+	d := &declared{pkg: pkg, members: map[string]bool{}}
+	r.types[name] = append(r.types[name], d)
+	return d
+}
+
+// describe adds the members of a type's definition.
+func (r *repository) describe(d *declared, of ast.Expr) {
+	var fields *ast.FieldList
+	switch of := of.(type) {
+	case *ast.StructType:
+		fields = of.Fields
+	case *ast.InterfaceType:
+		fields = of.Methods
+	default:
+		d.embeds = append(d.embeds, typeName(of))
+		return
+	}
+	for _, f := range fields.List {
+		for _, name := range f.Names {
+			d.members[name.Name] = true
+		}
+		if name := typeName(f.Type); len(f.Names) == 0 {
+			d.members[name] = true
+			d.embeds = append(d.embeds, name)
+		}
+	}
+}
+
+// typeName returns the name of a type, without its package, pointer and parameters.
+func typeName(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.StarExpr:
+		return typeName(e.X)
+	case *ast.SelectorExpr:
+		return e.Sel.Name
+	case *ast.IndexExpr:
+		return typeName(e.X)
+	case *ast.Ident:
+		return e.Name
+	}
+	return ""
+}
+
+// has reports whether a type of a package ("" for any) has a member, also through types that it
+// embeds, to some depth.
+func (r *repository) has(pkg, name, member string, depth int) bool {
+	for _, d := range r.types[name] {
+		if pkg != "" && d.pkg != pkg {
+			continue
+		}
+		if d.members[member] || depth > 0 && slices.ContainsFunc(d.embeds, func(e string) bool { return r.has("", e, member, depth-1) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// file reports whether a file of the repository has this name, or path from some folder.
+func (r *repository) file(name string) bool {
+	return slices.ContainsFunc(r.files, func(f string) bool { return f == name || strings.HasSuffix(f, "/"+name) })
 }
 
 // enumerate notes the exported constants that a block counts up by iota.
@@ -172,8 +259,8 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestQuotes: tests, files, targets of make and exported names of packages that documents
-// quote are there.
+// TestQuotes: tests, files, targets of make, names of packages (`pkg.Name`, `pkg.name`) and members
+// of types (`Type.Method`) that documents quote are there.
 func TestQuotes(t *testing.T) {
 	r := load(t)
 	targets, err := os.ReadFile("../Makefile")
@@ -185,6 +272,7 @@ func TestQuotes(t *testing.T) {
 		packages[name[:strings.Index(name, ".")]] = true
 	}
 	exported := regexp.MustCompile(`^([a-z]\w*)\.([A-Z]\w*)(?:\.([A-Z]\w*))?(?:\(.*\))?$`)
+	member := regexp.MustCompile(`^([A-Za-z]\w*)\.([A-Za-z]\w*)(?:\.\w+)*(?:\(.*\))?$`)
 	file := regexp.MustCompile(`^[\w.-]+(/[\w.-]+)+\.(go|h|c|s|sh|md|yml|json|py)$`)
 	make := regexp.MustCompile(`^make ([a-z-]+)$`)
 	for _, path := range r.files {
@@ -203,11 +291,15 @@ func TestQuotes(t *testing.T) {
 					t.Errorf("%s quotes %s, and there is no such test", path, q)
 				}
 			case x != nil && packages[x[1]]:
-				if !r.names[x[1]+"."+x[2]] || x[3] != "" && !r.names[x[1]+"."+x[3]] {
+				if !r.names[x[1]+"."+x[2]] || x[3] != "" && !r.has(x[1], x[2], x[3], 3) {
 					t.Errorf("%s quotes %s, which package %s has not", path, q, x[1])
 				}
+			case member.MatchString(q):
+				if x := member.FindStringSubmatch(q); !r.quotable(packages, q, x[1], x[2]) {
+					t.Errorf("%s quotes %s, and there is no %s.%s", path, q, x[1], x[2])
+				}
 			case file.MatchString(q):
-				if !slices.ContainsFunc(r.files, func(f string) bool { return f == q || strings.HasSuffix(f, "/"+q) }) {
+				if !r.file(q) {
 					t.Errorf("%s quotes %s, and there is no such file", path, q)
 				}
 			case make.MatchString(q):
@@ -216,6 +308,31 @@ func TestQuotes(t *testing.T) {
 				}
 			}
 		}
+	}
+	// The test can fail.
+	for q, want := range map[string]bool{
+		"Executor.drain": true, "Executor.Put(op)": true, "Comm.drain": false, "Commm.Rank": false, "Config.GPU.Peers": true,
+		"proxy.keptFrom": true, "proxy.keptTo": false, "ccl.rank": true, "ccl.runk": false, "JOB.RANK.PID": true, "spec.taints": true,
+	} {
+		if x := member.FindStringSubmatch(q); r.quotable(packages, q, x[1], x[2]) != want {
+			t.Errorf("documents may quote %s: %v, want %v", q, !want, want)
+		}
+	}
+}
+
+// quotable reports whether a document may quote `of.name`, or a longer q that begins so: a type's
+// member, a name of a package, a file, or a string of the code, as attributes are. What begins with
+// neither a package nor a type is another program's, unless it looks like a type.
+func (r *repository) quotable(packages map[string]bool, q, of, name string) bool {
+	switch {
+	case r.has("", of, name, 3), r.names[of+"."+name], r.strings[q], r.file(q):
+		return true
+	case q == "status.restarts": // a JobSet's
+		return true
+	case ast.IsExported(of):
+		return of == strings.ToUpper(of) // a placeholder
+	default:
+		return !packages[of] && r.types[of] == nil
 	}
 }
 

@@ -30,16 +30,16 @@ type transfers struct {
 }
 
 // flow holds the messages from one peer, or to one peer, in order. Their pieces alternate between two
-// slots of pinned memory.
+// bounce buffers.
 type flow struct {
 	peer     int
 	send     bool
-	at       int    // offset of its slots
+	at       int    // offset of its bounce buffers
 	base     uint32 // pieces of the flow in earlier operations
 	pieces   []piece
 	words    *flowWords
 	large    bool          // it has a message over keptFrom
-	inFlight [2]unconsumed // one per slot
+	inFlight [2]unconsumed // one per bounce buffer
 	open     int           // number of inFlight in use
 }
 
@@ -60,9 +60,9 @@ type flowWords struct {
 // piece is part of a message.
 type piece struct{ skew, bytes int }
 
-// transferGate is the meaning of a gate. With a flow: the piece's slot is ready for the network, or,
-// with done, the network has finished with it. Without a flow (-1): the
-// stream has gone on, or, with done, all messages are through.
+// transferGate is the meaning of a gate. With a flow: the piece's bounce buffer is ready for the
+// network, or, with done, the network has finished with it. Without a flow (-1): the stream has gone on,
+// or, with done, all messages are through.
 type transferGate struct {
 	flow, piece int32
 	done        bool
