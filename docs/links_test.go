@@ -4,8 +4,10 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 var (
@@ -48,6 +50,42 @@ func broken(page, text string, read func(string) (string, error)) (all []string)
 		}
 	}
 	return all
+}
+
+// longest is how many characters a line of prose may have. Documents are wrapped at about 110.
+const longest = 200
+
+// long are the lines of prose of a page, by number, that are longer. Tables and code are no prose.
+func long(text string) (all []int) {
+	text = fence.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
+	for i, line := range strings.Split(text, "\n") {
+		if utf8.RuneCountInString(line) > longest && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "    ") {
+			all = append(all, i+1)
+		}
+	}
+	return all
+}
+
+// TestProseIsWrapped: no line of prose is longer than a window is wide.
+func TestProseIsWrapped(t *testing.T) {
+	for _, page := range load(t).files {
+		if !strings.HasSuffix(page, ".md") {
+			continue
+		}
+		text, err := os.ReadFile(path.Join("..", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range long(string(text)) {
+			t.Errorf("%s:%d has more than %d characters", page, n, longest)
+		}
+	}
+	// The test can fail.
+	wide := strings.Repeat("word ", longest/5+1)
+	page := "a\n```\n" + wide + "\n```\n| " + wide + " |\n\n    " + wide + "\n\n" + wide + "\n- " + wide + "\n" + strings.Repeat("é", longest) + "\n"
+	if got := long(page); !slices.Equal(got, []int{9, 10}) {
+		t.Errorf("long lines are %v, want 9 and 10", got)
+	}
 }
 
 // TestLinks: every link from a page of the repository to a file, a folder or a heading of it leads there.

@@ -400,9 +400,11 @@ func document(term *terminal, seen *journal, v *visitor, faults int) string {
 	var b strings.Builder
 	b.WriteString(`# The demo, with the status page open
 
-Written by ` + "`make test-page ARGS=-images`" + `: ` + "`lockstep demo --tracing`" + ` with each of its faults, and a real Chromium in which the status page stays open
-(default flags: TLS, password, the page comes up to date every 2 s). Left is what the terminal says, right what is new on the page; seconds are since the
-fault. The test wants class and culprit of both to agree, the page without red before and after, and every link to answer 200 with something to read.
+Written by ` + "`make test-page ARGS=-images`" + `: ` + "`lockstep demo --tracing`" + ` with each of its faults, and a real
+Chromium in which the status page stays open (default flags: TLS, password, the page comes up to date every
+2 s). Left is what the terminal says, right what is new on the page; seconds are since the fault. The test
+wants class and culprit of both to agree, the page without red before and after, and every link to answer 200
+with something to read.
 `)
 	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
 		fmt.Fprintf(&b, "Machine: %d cores, load %s when it was over.\n", runtime.NumCPU(), strings.Fields(string(load))[0])
