@@ -43,7 +43,6 @@ func newGPU(ctx context.Context, c *Config, x *executor.Executor, mesh *transpor
 		Exchange: x.Control.AllGather, Key: x.Control.Key("gpu"), Dir: runtimeDir(c.Secret, c.logger()),
 		Recording: x.Log.GPU(), Live: x.Log.Live(),
 		Force: algo, Blocks: c.GPU.Blocks, Threads: c.GPU.Threads, Pace: c.GPU.Pace, Peers: peers, Stage: uint64(c.GPU.Staging) << 20,
-		Failed: func(err error) { g.broke(err) },
 	}
 	if path := c.GPU.Table; path != "" {
 		if cfg.Table, err = os.ReadFile(path); err != nil {

@@ -192,15 +192,15 @@ func stages(n, each int, sizes []int) *program {
 // mixedSizes are sizes of every way.
 var mixedSizes = []int{5, 300_001, 100_001, 700_003, 0}
 
-// groupPrograms is programs of two and of five messages of a pair: by LL, direct, of
-// all sizes, and by copy engines too.
+// groupPrograms is programs of two and of five messages of a pair: by LL, direct, and of
+// all sizes.
 func groupPrograms(n int) [][]*program {
 	both := func(f func(n, each int, sizes []int) *program, sizes ...int) []*program {
 		return []*program{f(n, 2, sizes), f(n, 5, sizes)}
 	}
 	return [][]*program{
 		both(circle, 100_001, 8, 0), both(circle, 300_001, 700_003), both(circle, mixedSizes...), both(stages, mixedSizes...),
-		{stages(2, 2, []int{directMost + 1, 100, 300_001})},
+		{stages(2, 2, []int{manyPieces, 100, 300_001})},
 	}
 }
 
@@ -221,7 +221,7 @@ func TestGPUGroups(t *testing.T) {
 			}
 			for _, list := range groupPrograms(n) {
 				t.Run(fmt.Sprintf("%s, window %v, captured %v", list[0].name, window, captured), func(t *testing.T) {
-					runPrograms(t, list, len(list[0].groups), gpus, window, captured, 1, onGPUs(t, gpus, fewDirect, fewBlocks))
+					runPrograms(t, list, len(list[0].groups), gpus, window, captured, 1, onGPUs(t, gpus, fewPlaces, fewBlocks))
 				})
 			}
 		}
@@ -237,7 +237,7 @@ func TestGPUGroupsNodes(t *testing.T) {
 		t.Run(fmt.Sprint("nodes ", nodes), func(t *testing.T) {
 			n, gpus := len(nodes), placed(t, nodes)
 			list := []*program{circle(n, 2, mixedSizes), circle(n, 5, mixedSizes), stages(n, 2, mixedSizes), stages(n, 5, []int{5_000_001, 8, 300_001})}
-			runPrograms(t, list, n, gpus, i%2 == 0, false, 1, onGPUs(t, gpus, fewDirect, onNodes(nodes), fewBlocks))
+			runPrograms(t, list, n, gpus, i%2 == 0, false, 1, onGPUs(t, gpus, fewPlaces, onNodes(nodes), fewBlocks))
 		})
 	}
 }
@@ -250,10 +250,10 @@ func TestGPUGroupsRandom(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(2, most).Draw(rt, "ranks")
 		rank := rapid.IntRange(0, n-1)
-		way := rapid.SampledFrom([]string{"", "", "", "ll", "sym", "ce"}).Draw(rt, "way")
+		way := rapid.SampledFrom([]string{"", "", "", "ll", "sym"}).Draw(rt, "way")
 		sizes := []int{0, 5, 5, 700, 8 << 10, 8 << 10, 20_000, 100_001, 256<<10 + 16, 700_003}
 		if way == "" {
-			sizes = append(sizes, directMost+1)
+			sizes = append(sizes, manyPieces)
 		}
 		p := newProgram("random", n)
 		calls := make([][]part, n)
@@ -316,7 +316,7 @@ func TestGPUGroupsMany(t *testing.T) {
 	_, gpus := gpuRanks(t)
 	for _, captured := range []bool{false, true} {
 		t.Run(fmt.Sprintf("captured %v", captured), func(t *testing.T) {
-			runPrograms(t, []*program{circle(2, 700, []int{9, 1, 0, 333, 16})}, 2, gpus, captured, captured, 1, onGPUs(t, gpus, fewDirect, fewBlocks))
+			runPrograms(t, []*program{circle(2, 700, []int{9, 1, 0, 333, 16})}, 2, gpus, captured, captured, 1, onGPUs(t, gpus, fewPlaces, fewBlocks))
 		})
 	}
 }
@@ -325,7 +325,7 @@ func TestGPUGroupsMany(t *testing.T) {
 func TestGPUGroupsTooMany(t *testing.T) {
 	nodes := []int{0, 1}
 	gpus := placed(t, nodes)
-	ranks(t, 2, onGPUs(t, gpus, fewDirect, onNodes(nodes), fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
+	ranks(t, 2, onGPUs(t, gpus, fewPlaces, onNodes(nodes), fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
 		s := c.NewStream()
 		m, err := newMemory(ctx, c, 100, false)
 		if err != nil {
@@ -353,7 +353,7 @@ func TestGPUGroupsAbort(t *testing.T) {
 		for _, window := range []bool{true, false} {
 			p := stages(n, 5, sizes)
 			held := make([]any, 2*n) // until Close has seen the kernels leave
-			ranks(t, n, onGPUs(t, gpus, fewDirect, fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
+			ranks(t, n, onGPUs(t, gpus, fewPlaces, fewBlocks), func(ctx context.Context, c *ccl.Comm) error {
 				s := c.NewStream()
 				m, err := newMemory(ctx, c, 2*p.area+32, window)
 				if err != nil {

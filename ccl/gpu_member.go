@@ -46,9 +46,6 @@ func (c *gpuMember) broke(err error) *failure.Failure {
 		return &failure.Closed // by another goroutine, since the call has begun
 	}
 	f := &failure.Failure{Peer: -1, Err: fmt.Errorf("%w: rank %d: %w", ErrInternal, c.x.Rank, err)}
-	if size := (*gpu.SizeError)(nil); errors.As(err, &size) {
-		f = &failure.Failure{Peer: size.Peer, Err: fmt.Errorf("%w: rank %d: %w", ErrMismatch, c.x.Rank, err)}
-	}
 	c.x.Fail(f, true)
 	return f
 }

@@ -45,7 +45,7 @@ type Config struct {
 	Name       string
 	Exchange   func(context.Context, []byte) ([][]byte, error)
 	Key        []byte // shared by the members, not by others
-	Dir        string // for sockets and the mailbox, mode 0700
+	Dir        string // for sockets, mode 0700
 
 	Recording *Recording // nil: not recorded
 	Live      *record.Comm
@@ -55,9 +55,6 @@ type Config struct {
 
 	// Stage is the size of the staging memory, a multiple of 2 MiB; 0 is DefaultStage.
 	Stage uint64
-	// Failed is told of what goes wrong after a call has returned, by a goroutine
-	// that may call Abort and not Close.
-	Failed func(error)
 
 	// Force is the algorithm of operations that have it, record.AlgoNone for the tuning
 	// table's; Blocks the number of blocks, 0 likewise.
@@ -90,7 +87,6 @@ type Comm struct {
 	stage      *symm.Memory
 	// stageTheirs is where each rank has mapped this rank's staging memory.
 	stageTheirs [MaxRanks]cuda.Ptr
-	mail        *mailbox
 	counts      cuda.Ptr
 	abort       []byte   // pinned host word that kernels look at
 	abortAt     cuda.Ptr // as the GPU sees it
@@ -166,9 +162,6 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	if c.stageTheirs, err = c.theirs(ctx, c.stage); err != nil {
 		return nil, fmt.Errorf("staging memory: %w", err)
 	}
-	if c.mail, err = newMailbox(ctx, cfg); err != nil {
-		return nil, fmt.Errorf("mailbox: %w", err)
-	}
 	if c.abort, err = c.dev.AllocHost(4096); err != nil {
 		return nil, err
 	}
@@ -199,8 +192,7 @@ func New(ctx context.Context, cfg Config) (_ *Comm, err error) {
 	for r := range c.size {
 		a.Heap[r] = uint64(c.heap.At(r))
 	}
-	// Nobody writes to a heap before it is zeroed, which Alloc has waited for;
-	// nobody reads a mailbox before all have mapped it.
+	// Nobody writes to a heap before it is zeroed, which Alloc has waited for.
 	return c, nil
 }
 
@@ -277,7 +269,7 @@ func (c *Comm) Abort() {
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(c.abort))), 1)
 	// End the wait of streams for a peer's word. An error means a broken context, in which
 	// nothing waits.
-	_ = c.rescue.Batch(c.sends.release(c.engine.release(c, nil)))
+	_ = c.rescue.Batch(c.engine.release(c, nil))
 }
 
 // Aborted reports whether Abort was called.
@@ -338,7 +330,7 @@ const abortPatience = 2 * time.Second
 
 func (c *Comm) free() error {
 	var errs []error
-	errs = append(errs, c.sends.close(), c.engine.close(), c.pipeline.close())
+	errs = append(errs, c.engine.close(), c.pipeline.close())
 	for _, w := range c.registered() {
 		errs = append(errs, w.mem.Close())
 	}
@@ -368,9 +360,6 @@ func (c *Comm) free() error {
 	}
 	if c.group != nil {
 		errs = append(errs, c.group.Close())
-	}
-	if c.mail != nil {
-		errs = append(errs, c.mail.close())
 	}
 	if abort != nil {
 		errs = append(errs, c.dev.FreeHost(abort))

@@ -12,8 +12,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
-// Up to how many bytes a message takes an algorithm. Both sides choose by size, and by
-// whether they are being captured, and by nothing else.
+// Up to how many bytes a message takes an algorithm. Both sides choose by size, and by nothing
+// else.
 const (
 	// llMessage: LL sends twice the bytes but asks nobody; beyond, the answer (about
 	// 4 µs) is cheaper than the flags.
@@ -29,40 +29,19 @@ const (
 	directBlocks = 16
 )
 
-// messageAlgo is how a message goes: record.AlgoLL, record.AlgoDirect or record.AlgoCopyEngine. fixed says that the copy
-// engines cannot be used: their flags are counted by the host, which a graph's
-// replay is not.
-func (c *Comm) messageAlgo(bytes uint64, fixed bool) record.Algo {
-	w := record.AlgoCopyEngine
-	switch {
-	case bytes <= llMessage:
-		w = record.AlgoLL
-	case bytes <= c.directMessage():
-		w = record.AlgoDirect
+// messageAlgo is how a message goes: record.AlgoLL or record.AlgoDirect. Copy engines carry
+// large ones 3 % faster, without a multiprocessor, but nobody else could tell a sender's where
+// the receiver wants the bytes than CPU threads of both; they would begin some 20 µs late with
+// each piece, and in no capture.
+func (c *Comm) messageAlgo(bytes uint64) record.Algo {
+	switch f := c.cfg.Force; {
+	case f == record.AlgoLL && bytes <= kernels.MaxLanes*kernels.LaneBytes:
+		return record.AlgoLL
+	case bytes > llMessage, bytes > 0 && (f == record.AlgoSym || f == record.AlgoBulk):
+		return record.AlgoDirect
 	}
-	if bytes > 0 {
-		switch c.cfg.Force {
-		case record.AlgoLL:
-			if bytes <= kernels.MaxLanes*kernels.LaneBytes {
-				w = record.AlgoLL
-			}
-		case record.AlgoSym, record.AlgoBulk:
-			w = record.AlgoDirect
-		case record.AlgoCopyEngine:
-			w = record.AlgoCopyEngine
-		}
-	}
-	if w == record.AlgoCopyEngine && fixed {
-		w = record.AlgoDirect
-	}
-	return w
+	return record.AlgoLL
 }
-
-// directMessage is up to how many bytes a message goes by a kernel. The copy engines use no SM
-// and carry 4 % more, but begin some 20 µs late with each piece, and what they bring to staging
-// memory is copied out at a rate that leaves links little of the memory's: a kernel, which
-// passes it on from the L2 cache, takes two thirds of the time.
-func (c *Comm) directMessage() uint64 { return 4 * c.stage.Size }
 
 // lanesOf splits a message into lanes of piece bytes, one for step bytes each.
 func lanesOf(bytes, step uint64) (lanes uint32, piece uint64) {
@@ -89,12 +68,10 @@ func (c *Comm) theirs(ctx context.Context, m *symm.Memory) (at [MaxRanks]cuda.Pt
 	return at, nil
 }
 
-// Staging memory is shared by copy engines, which have the first half, and direct messages of
-// kernels: for each peer two places of each lane.
-func (c *Comm) directStage() uint64 { return c.stage.Size / 2 &^ 511 }
-
+// directRoom is a place of staging memory: of direct messages, each peer has two of each lane.
+// They take half of the memory: what has come is copied out before it has left the L2 cache.
 func (c *Comm) directRoom() uint64 {
-	return (c.stage.Size - c.directStage()) / uint64(c.size) / (2 * kernels.MaxLanes) &^ 127
+	return c.stage.Size / 2 / uint64(c.size) / (2 * kernels.MaxLanes) &^ 127
 }
 
 // lanes is how both sides cut a message.
@@ -112,7 +89,7 @@ func (c *Comm) lanes(bytes uint64, algo record.Algo) (lanes uint32, piece uint64
 // stagedAt is staging memory of direct messages from a peer: as mapped here, and as the
 // peer has mapped it.
 func (c *Comm) stagedAt(peer int) (here, there uint64) {
-	off := c.directStage() + uint64(peer)*2*kernels.MaxLanes*c.directRoom()
+	off := uint64(peer) * 2 * kernels.MaxLanes * c.directRoom()
 	return uint64(c.stage.Own()) + off, uint64(c.stageTheirs[peer]) + off
 }
 
@@ -129,7 +106,7 @@ type round struct {
 }
 
 // single reports whether messages fit a round.
-func single(c *Comm, msgs []Message, fixed bool) bool {
+func single(c *Comm, msgs []Message) bool {
 	var seen [2][2]uint32 // bit per peer
 	var count [2]int
 	for _, m := range msgs {
@@ -137,7 +114,7 @@ func single(c *Comm, msgs []Message, fixed bool) bool {
 		if m.Send {
 			i = 1
 		}
-		if c.messageAlgo(m.Bytes, fixed) != record.AlgoLL {
+		if c.messageAlgo(m.Bytes) != record.AlgoLL {
 			direct = 1
 		}
 		if count[i]++; seen[i][direct]>>m.Peer&1 != 0 || count[i] > kernels.MaxMessages {
@@ -249,7 +226,7 @@ type queueShape struct {
 	staged             bool
 }
 
-func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) error {
+func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message) error {
 	a := l.a
 	here, _ := c.stagedAt(0)
 	*a = kernels.P2PListArgs{
@@ -259,7 +236,7 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 	if most := kernels.Items + kernels.MoreItems; len(msgs) > most {
 		return fmt.Errorf("%d messages in one group, at most %d", len(msgs), most)
 	}
-	direct, most := l.fill(c, msgs, fixed)
+	direct, most := l.fill(c, msgs)
 	blocks, lines := l.place(c)
 	name, algo := "ls_p2p_list", record.AlgoLL
 	switch {
@@ -268,11 +245,9 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 	case direct:
 		algo = record.AlgoDirect
 	}
-	if op != nil {
-		a.Slots, a.SlotMask = c.args.Slots, c.args.SlotMask
-		a.Desc, a.Flags = c.stamps.describe(op, plan{algo, int(blocks)}), kernels.First|kernels.Last
-		c.lastAlgo.Store(uint32(algo)<<16 | blocks)
-	}
+	a.Slots, a.SlotMask = c.args.Slots, c.args.SlotMask
+	a.Desc, a.Flags = c.stamps.describe(op, plan{algo, int(blocks)}), kernels.First|kernels.Last
+	c.lastAlgo.Store(uint32(algo)<<16 | blocks)
 	// The memory is free: operations of a communicator come one after the other.
 	to := uint64(c.heap.Own()) + uint64(kernels.HeapItems)
 	for rest := l.more; len(rest) > 0; {
@@ -299,11 +274,11 @@ func (l *list) run(c *Comm, s *cuda.Stream, op *Op, msgs []Message, fixed bool) 
 
 // fill sorts messages into queues. It returns whether any is direct, and the largest
 // direct send.
-func (l *list) fill(c *Comm, msgs []Message, fixed bool) (direct bool, most uint64) {
+func (l *list) fill(c *Comm, msgs []Message) (direct bool, most uint64) {
 	a := l.a
 	var shapes [4 * MaxRanks]queueShape
 	shape := func(m Message) (*queueShape, record.Algo) {
-		i, w := 4*m.Peer, c.messageAlgo(m.Bytes, fixed)
+		i, w := 4*m.Peer, c.messageAlgo(m.Bytes)
 		if m.Send {
 			i += 2
 		}

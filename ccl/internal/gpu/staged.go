@@ -423,7 +423,7 @@ func (c *Comm) messages(s *cuda.Stream, op *Op) error {
 	if err := after(l.kernels, caller, l.begun); err != nil {
 		return err
 	}
-	if err := c.sends.kernels(l.kernels, op, list, true); err != nil {
+	if err := c.sends.kernels(l.kernels, op, list); err != nil {
 		return err
 	}
 	if sends(c.rank) {

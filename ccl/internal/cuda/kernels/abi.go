@@ -199,13 +199,11 @@ type heap struct {
 		blocksDone          uint32
 		_                   [25]uint32
 	}
-	flag           [phases][MaxBlocks][MaxRanks]uint32
-	sendDone, here [MaxRanks]uint32
-	_              [16]uint32
+	flag [phases][MaxBlocks][MaxRanks]uint32
+	here [MaxRanks]uint32
+	_    [24]uint32
 
-	copied, ready          [2][MaxRanks]uint32
-	sendArrived, sendReady [MaxRanks]uint32
-	_                      [16]uint32
+	copied, ready [2][MaxRanks]uint32
 
 	landed, taken [MaxBlocks][MaxRanks]uint32
 	_             [MaxBlocks][32]uint32 // ring: sent, received, landed, taken, padding
@@ -226,14 +224,11 @@ type heap struct {
 // offset of the uint64 that counts its operations, HeapItems is that of
 // its [MoreItems]P2PItem, the others are those of its [MaxRanks]uint32 arrays.
 const (
-	HeapSize        = unsafe.Sizeof(heap{})
-	HeapSeq         = unsafe.Offsetof(heap{}.op)
-	HeapSendDone    = unsafe.Offsetof(heap{}.sendDone)
-	HeapCopied      = unsafe.Offsetof(heap{}.copied)
-	HeapReady       = unsafe.Offsetof(heap{}.ready)
-	HeapSendArrived = unsafe.Offsetof(heap{}.sendArrived)
-	HeapSendReady   = unsafe.Offsetof(heap{}.sendReady)
-	HeapItems       = unsafe.Offsetof(heap{}.item)
+	HeapSize   = unsafe.Sizeof(heap{})
+	HeapSeq    = unsafe.Offsetof(heap{}.op)
+	HeapCopied = unsafe.Offsetof(heap{}.copied)
+	HeapReady  = unsafe.Offsetof(heap{}.ready)
+	HeapItems  = unsafe.Offsetof(heap{}.item)
 )
 
 // llBytes is the data that one block's lines from one rank hold.

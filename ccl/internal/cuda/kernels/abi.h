@@ -57,15 +57,11 @@ struct alignas(128) Heap {
   BlockState block[LS_MAX_BLOCKS]; // own
   struct alignas(128) { u64 seq, start, arrived; u32 blocksDone; u32 pad[25]; } op; // own: operations ended; when this one began, and Slot.arrived by its first kernel; blocks of its kernel that have ended
   u32 flag[LS_PHASES][LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = epoch of the source's block
-  u32 sendDone[LS_MAX_RANKS]; // own: [destination rank] = copy-engine sends that have left
-  u32 here[LS_MAX_RANKS];     // [source rank] = direct pieces of lane 0, with the one that it has come for
-  u32 pace;                   // ps that a KiB takes of what this GPU sends by bulk copies, at least; 0: nothing
-  u32 pad[15];
+  u32 here[LS_MAX_RANKS]; // [source rank] = direct pieces of lane 0, with the one that it has come for
+  u32 pace;               // ps that a KiB takes of what this GPU sends by bulk copies, at least; 0: nothing
+  u32 pad[23]; // lines are pushed by whole 128-byte lines of the cache
   u32 copied[2][LS_MAX_RANKS]; // [channel][source rank] = copy-engine transfers of the pair that have arrived
   u32 ready[2][LS_MAX_RANKS];  // [channel][destination rank] = those it is ready for
-  u32 sendArrived[LS_MAX_RANKS]; // [source rank] = copy-engine sends of the pair that have arrived
-  u32 sendReady[LS_MAX_RANKS];   // [destination rank] = sends of the pair that it has room for
-  u32 pad2[16]; // lines are pushed by whole 128-byte lines of the cache
   u32 landed[LS_MAX_BLOCKS][LS_MAX_RANKS]; // [source rank] = tiles of ls_allreduce_pushbulk that it has pushed here, as BlockState.tiles counts them
   u32 taken[LS_MAX_BLOCKS][LS_MAX_RANKS];  // [destination rank] = those of this rank's that have left its ring
   struct alignas(128) { u32 sent, received, landed, taken; u32 pad[28]; } ring[LS_MAX_BLOCKS]; // own: chunks that a ring's kernels have sent to the next rank and received from the previous one; landed: from that one; taken: by the next

@@ -13,15 +13,7 @@
 #elif __CUDA_ARCH__ >= 900
 #define LS_BULK 1
 
-extern __shared__ u8 dynamicShared[] __attribute__((aligned(128)));
-
-// dynamicBase is the address, for what follows, of the block's dynamic shared
-// memory, and dynamicBytes its size.
-FI u32 dynamicBase() {
-  u32 s;
-  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(s) : "l"(dynamicShared));
-  return s;
-}
+// dynamicBytes is the size of the block's dynamic shared memory.
 FI u32 dynamicBytes() {
   u32 n;
   asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(n));
@@ -65,11 +57,6 @@ FI void fenceProxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 FI void fenceProxyShared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 FI void syncWarp() { __nvvm_bar_warp_sync(0xffffffff); }
 
-FI u32x4 getShared(u32 p) {
-  u32x4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p) : "memory");
-  return v;
-}
 FI void putShared(u32 p, u32x4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }

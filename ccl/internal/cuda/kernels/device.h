@@ -85,6 +85,26 @@ FI u32 loadInBlock(const u32 *p) {
 FI void storeInBlock(u32 *p, u32 v) { asm volatile("st.relaxed.cta.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 FI void atomicAdd64(u64 *p, u64 v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 FI void relax() {} // a turn of a loop that waits
+
+extern __shared__ u8 dynamicShared[] __attribute__((aligned(128)));
+
+// dynamicBase is the address of the block's dynamic shared memory.
+FI u32 dynamicBase() {
+  u32 s;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(s) : "l"(dynamicShared));
+  return s;
+}
+FI u32x4 getShared(u32 p) {
+  u32x4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(p) : "memory");
+  return v;
+}
+
+// A copy of 16 bytes to a place, counted in as many, of dynamic shared memory, which no
+// register holds meanwhile. The thread that asked for it may read it after copiedAsync.
+FI void copyAsync(u32 place, u64 from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dynamicBase() + place * 16), "l"(from) : "memory"); }
+FI void copiedAsync() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+FI u32x4 atPlace(u32 place) { return getShared(dynamicBase() + place * 16); }
 #endif
 
 // A is Args or P2PArgs.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -20,6 +21,7 @@ struct BlockEmulation {
   alignas(16) u64 memory[96]{}; // what is __shared__ on the device
   std::shared_ptr<void> bulk;     // emulate_bulk.h's, made at first use
   std::once_flag bulkOnce;
+  u32x4 places[64]{};
   explicit BlockEmulation(u32 threads) : barrier(threads) {}
 };
 struct ThreadEmulation {
@@ -95,6 +97,27 @@ inline void addInBlock(u32 *p, u32 v) { std::atomic_ref<u32>(*p).fetch_add(v); }
 inline u32 loadInBlock(const u32 *p) { return loadHost(p); }
 inline void storeInBlock(u32 *p, u32 v) { storeHost(p, v); }
 inline void atomicAdd64(u64 *p, u64 v) { std::atomic_ref<u64>(*p).fetch_add(v); }
+
+// Copies to places are made at once or as late as can be, in turns.
+struct AsyncCopy { u32 place; u64 from; };
+inline std::vector<AsyncCopy> &asyncCopies() {
+  static thread_local std::vector<AsyncCopy> copies;
+  return copies;
+}
+inline void copyNow(const AsyncCopy &c) {
+  if (c.place >= sizeof emulated.shared->places / sizeof(u32x4)) abort();
+  emulated.shared->places[c.place] = *(const u32x4 *)c.from;
+}
+inline void copyAsync(u32 place, u64 from) {
+  static thread_local u32 turns;
+  if (++turns % 2 == 0) copyNow({place, from});
+  else asyncCopies().push_back({place, from});
+}
+inline void copiedAsync() {
+  for (auto &c : asyncCopies()) copyNow(c);
+  asyncCopies().clear();
+}
+inline u32x4 atPlace(u32 place) { return emulated.shared->places[place]; }
 
 // loadPeer is loadVolatile of a word of rank to's memory by rank from, which takes longer by
 // linkDelay, µs.

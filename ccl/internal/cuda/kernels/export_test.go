@@ -125,11 +125,10 @@ func Layout() []Assertion {
 
 		{"sizeof(Line)", unsafe.Sizeof(line{})}, {"sizeof(BlockState)", unsafe.Sizeof(blockState{})},
 		{"sizeof(Heap)", unsafe.Sizeof(h)}, {"offsetof(Heap, op)", HeapSeq}, {"offsetof(Heap, op.arrived)", unsafe.Offsetof(h.op) + unsafe.Offsetof(h.op.arrived)},
-		{"offsetof(Heap, flag)", unsafe.Offsetof(h.flag)}, {"offsetof(Heap, sendDone)", HeapSendDone},
+		{"offsetof(Heap, flag)", unsafe.Offsetof(h.flag)},
 		{"offsetof(Heap, here)", unsafe.Offsetof(h.here)}, {"offsetof(Heap, lane)", unsafe.Offsetof(h.lane)},
 		{"offsetof(Heap, credit)", unsafe.Offsetof(h.credit)}, {"offsetof(Heap, arrived)", unsafe.Offsetof(h.arrived)}, {"offsetof(Heap, offer)", unsafe.Offsetof(h.offer)},
 		{"offsetof(Heap, copied)", HeapCopied}, {"offsetof(Heap, ready)", HeapReady},
-		{"offsetof(Heap, sendArrived)", HeapSendArrived}, {"offsetof(Heap, sendReady)", HeapSendReady},
 		{"offsetof(Heap, landed)", unsafe.Offsetof(h.landed)}, {"offsetof(Heap, taken)", unsafe.Offsetof(h.taken)},
 		{"offsetof(Heap, target)", unsafe.Offsetof(h.target)},
 		{"offsetof(Heap, ll)", unsafe.Offsetof(h.ll)}, {"offsetof(Heap, ll2)", unsafe.Offsetof(h.ll2)},

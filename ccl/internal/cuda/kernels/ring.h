@@ -10,7 +10,9 @@
 // kernel ends.
 //
 // All warps but one move data. Each has a part of every chunk and goes on by itself to the
-// next one, so that loads of some overlap with stores of others. The last warp tells the
+// next one, so that loads of some overlap with stores of others. What a chunk
+// needs is on its way to shared memory while the one before is moved, as far as it is there:
+// links, whose bytes take a microsecond, need more in flight than registers hold. The last warp tells the
 // neighbours of chunks with which all warps are done: the fence for that takes about as
 // long as a chunk.
 //
@@ -31,18 +33,25 @@ enum {
   LS_RING_LEAST = 128,
   LS_RING_SLOTS = 3, // slots are used again soon
   LS_RING_BATCH = 2,
+  LS_RING_ROWS = 4,
 #else
   LS_RING_LANES = 32,
-  LS_RING_WARPS = 16,
-  LS_RING_CHUNK = 128 << 10, // bytes at most
-  LS_RING_LEAST = 8 << 10,   // bytes at least, unless there is less to do: a pack for each thread
+#ifdef LS_TYPE
+  LS_RING_WARPS = 15,        // with the one that tells 16: of 17, a thread has a quarter fewer registers
+  LS_RING_CHUNK = 120 << 10, // bytes at most
+#else
+  LS_RING_WARPS = 16,        // registers do not matter here
+  LS_RING_CHUNK = 128 << 10,
+#endif
+  LS_RING_LEAST = LS_RING_WARPS * 512, // bytes at least, unless there is less to do: a pack for each thread
   LS_RING_SLOTS = 8,         // a chunk's way there, and its slot's way back, take a few chunks' time
   LS_RING_BATCH = 4,         // chunks of a part that follow each other where parts take turns: a part's way to the next rank takes their time
+  LS_RING_ROWS = 6,          // packs that a thread has in flight of each source: 96 KiB of a block, which any multiprocessor has
 #endif
-  LS_RING_UNROLL = 4, // loads that a thread has in flight of each buffer: with 8, a seventh slower
   LS_RING_TURNS = 4,  // chunks that a block shall have of each part, for ranks to overlap
   LS_RING_MOVERS = LS_RING_WARPS * LS_RING_LANES,
   LS_RING_THREADS = LS_RING_MOVERS + 32,
+  LS_RING_SHARED = 2 * LS_RING_ROWS * LS_RING_MOVERS * 16,
 };
 
 // pitch is from one slot to the next.
@@ -59,62 +68,87 @@ struct RingProgress { u32 sent[LS_RING_SLOTS], received[LS_RING_SLOTS], ended; }
 static __shared__ RingProgress ringProgress;
 #endif
 
-// Piece is a part of a chunk's way through a rank: from one of its sources, or both combined,
-// to its targets; 0 is none.
+// Piece is a part of a chunk: from one of its sources, or both combined, to its targets; 0 is none.
 struct Piece {
   u64 from, with; // with, the rank's own, comes second in what is combined
   u64 to, out;
-  bool own; // from is the rank's own
 };
 
-// ringPacks moves packs of 16 bytes, from number i on, U at a time, while so many are left.
-// Each thread has U loads in flight of each source. What comes may be looked at, and targets
-// written, once ready has returned true; own data is loaded before. It returns where it stopped.
-template <class T, int OP, bool BOTH, int U, class Ready> FI u32 ringPacks(u32 i, const Piece &p, u32 packs, const Scale<typename Elem<T>::Acc> &scale, const Ready &ready) {
-  constexpr u32 STEP = LS_RING_MOVERS * 16;
+// Ahead is packs of a source that are on their way to shared memory while what precedes them is
+// moved: a row of them for each thread, at its places. A place is free as soon as the thread
+// has read it.
+template <u32 SOURCE> struct Ahead {
+  u64 from;
+  u32 packs;
+
+  FI static Ahead none() { return {0, 0}; }
+  static FI u32 place(u32 row) { return (SOURCE * LS_RING_ROWS + row) * LS_RING_MOVERS + tid(); }
+  static FI u32 pack(u32 row) { return row * LS_RING_MOVERS + tid(); }
+  FI void load(u32 row) const {
+    if (pack(row) >= packs) return;
+    copyAsync(place(row), from + u64(pack(row)) * 16);
+  }
+  FI void load() const {
+#pragma unroll
+    for (u32 row = 0; row < LS_RING_ROWS; row++) load(row);
+  }
+  // following is what comes after the first rows.
+  FI Ahead following() const {
+    constexpr u32 ALL = LS_RING_ROWS * LS_RING_MOVERS;
+    return packs > ALL ? Ahead{from + u64(ALL) * 16, packs - ALL} : none();
+  }
+};
+using Own = Ahead<0>;
+using Arrived = Ahead<1>;
+
+// Chunk is a chunk's way through a rank: what comes, if receive, combined with own, if there
+// is such, goes to the next rank if send, and to out, if there is such. whole: it is a result.
+struct Chunk {
+  u64 own, out;
+  u32 bytes;
+  bool receive, send, whole;
+  // packs are whole 16 bytes; none where buffers are not aligned. (Slots are.)
+  FI u32 packs() const { return (own | out) & 15 ? 0 : bytes / 16; }
+  FI Own ahead() const { return {own, own ? packs() : 0}; }
+};
+
+// ringPacks moves packs of 16 bytes, whose first rows are loaded ahead, and loads ahead the
+// first rows of what comes then.
+template <class T, int OP, bool BOTH> FI void ringPacks(const Piece &p, u32 packs, Own own, Arrived arrived, Own thenOwn, Arrived thenArrived, const Scale<typename Elem<T>::Acc> &scale) {
+  bool mine = own.packs > 0;
 #pragma unroll 1
-  for (; i + (U - 1) * LS_RING_MOVERS < packs; i += U * LS_RING_MOVERS) {
-    u32x4 x[U], y[U];
-    u64 at = u64(i) * 16;
-    if constexpr (BOTH) {
+  for (u32 first = 0; first < packs; first += LS_RING_ROWS * LS_RING_MOVERS) {
+    own = own.following(), arrived = arrived.following();
+    Own nextOwn = own;
+    Arrived nextArrived = arrived;
+    if (own.packs == 0) nextOwn = thenOwn, thenOwn = Own::none();
+    if (arrived.packs == 0) nextArrived = thenArrived, thenArrived = Arrived::none();
+    copiedAsync();
+    copiedAsync();
 #pragma unroll
-      for (int u = 0; u < U; u++) y[u] = get<u32x4>(p.with + at + u * STEP);
-      loadedFirst();
-      ready();
-#pragma unroll
-      for (int u = 0; u < U; u++) x[u] = get<u32x4>(p.from + at + u * STEP);
-      loadedFirst();
-#pragma unroll
-      for (int u = 0; u < U; u++) {
-        Pack16<T> sum(x[u]);
-        sum.template reduce<OP>(Pack16<T>(y[u]));
+    for (u32 row = 0; row < LS_RING_ROWS; row++) {
+      u32x4 x = atPlace(BOTH || !mine ? Arrived::place(row) : Own::place(row));
+      if constexpr (BOTH) {
+        Pack16<T> sum(x);
+        sum.template reduce<OP>(Pack16<T>(atPlace(Own::place(row))));
         sum.finish(scale);
-        x[u] = sum.bits16();
+        x = sum.bits16();
       }
-    } else {
-      if (!p.own) ready();
-#pragma unroll
-      for (int u = 0; u < U; u++) x[u] = get<u32x4>(p.from + at + u * STEP);
-      loadedFirst();
-      if (p.own) ready();
-    }
-    if (p.to) {
-#pragma unroll
-      for (int u = 0; u < U; u++) put<u32x4>(p.to + at + u * STEP, x[u]);
-    }
-    if (p.out) {
-#pragma unroll
-      for (int u = 0; u < U; u++) put<u32x4>(p.out + at + u * STEP, x[u]);
+      nextOwn.load(row);
+      nextArrived.load(row);
+      u32 i = first + Own::pack(row);
+      if (i >= packs) continue;
+      if (p.to) put<u32x4>(p.to + u64(i) * 16, x);
+      if (p.out) put<u32x4>(p.out + u64(i) * 16, x);
     }
   }
-  return i;
 }
 
 // ringElements moves single elements [first, count): the end of a buffer, or all of one that
 // is not aligned to 16 bytes.
 template <class T, int OP, bool BOTH> FI void ringElements(const Piece &p, u32 first, u32 count, const Scale<typename Elem<T>::Acc> &scale) {
   using Raw = typename RawOf<sizeof(T)>::type;
-  constexpr int U = 4;
+  constexpr int U = 6;
 #pragma unroll 1
   for (u32 i = first + tid(); i < count; i += LS_RING_MOVERS * U) {
     Raw x[U], y[U];
@@ -143,28 +177,17 @@ template <class W> FI u32 ringWords(const Piece &p, u32 first, u32 bytes) {
   return bytes - bytes % u32(sizeof(W));
 }
 
-// ringMove moves a piece of bytes once ready has returned true. False: it has not.
-template <class T, int OP, bool BOTH, class Ready> FI bool ringMove(const Piece &p, u32 bytes, const Scale<typename Elem<T>::Acc> &scale, const Ready &ready) {
-  constexpr int U = BOTH && sizeof(T) == 1 ? LS_RING_UNROLL / 2 : LS_RING_UNROLL; // a pack of these fills more registers
-  u32 packs = (p.from | p.with | p.to | p.out) & 15 ? 0 : bytes / 16, first = packs * u32(16 / sizeof(T)), count = bytes / u32(sizeof(T));
-  // All lanes of a warp have to come to ready together.
-  bool early = packs >= U * LS_RING_MOVERS, there = !early && ready();
-  if (!early && !there) return false;
-  u32 i = tid();
-  if (early) {
-    i = ringPacks<T, OP, BOTH, U>(i, p, U * LS_RING_MOVERS, scale, [&]() __attribute__((always_inline)) { there = ready(); });
-    if (!there) return false; // what was moved does not count
-  }
-  auto is = []() __attribute__((always_inline)) {};
-  i = ringPacks<T, OP, BOTH, U>(i, p, packs, scale, is);
-  ringPacks<T, OP, BOTH, 1>(i, p, packs, scale, is);
+// ringMove moves a chunk.
+template <class T, int OP, bool BOTH> FI void ringMove(const Piece &p, const Chunk &c, Arrived arrived, Own thenOwn, Arrived thenArrived, const Scale<typename Elem<T>::Acc> &scale) {
+  u32 packs = c.packs(), first = packs * u32(16 / sizeof(T)), count = c.bytes / u32(sizeof(T));
+  if (packs > 0) ringPacks<T, OP, BOTH>(p, packs, c.ahead(), arrived, thenOwn, thenArrived, scale);
+  else thenOwn.load(), thenArrived.load();
   if constexpr (!BOTH && sizeof(T) == 1) { // bytes that are only moved need not go one by one
     u64 all = p.from | p.to | p.out;
     if (all % 4 == 0) first = ringWords<u32>(p, first, count);
     else if (all % 2 == 0) first = ringWords<u16>(p, first, count);
   }
   if (first < count) ringElements<T, OP, BOTH>(p, first, count, scale);
-  return true;
 }
 
 // Ring is what a thread that moves data knows of its block's part.
@@ -173,11 +196,12 @@ struct Ring {
   u32 next, sent, received; // chunks of this kernel
   u32 room, landed;         // of which so many may be sent, and have come, as far as is known
   u32 sentBefore, receivedBefore;
+  bool early; // what arrived of the chunk that is next is loaded ahead
   Pace pace;
 
   FI explicit Ring(const Args &a)
       : a(a), next(a.rank + 1 == a.ranks ? 0 : a.rank + 1), sent(0), received(0), room(LS_RING_SLOTS), landed(0),
-        sentBefore(heap(a, a.rank)->ring[block()].sent), receivedBefore(heap(a, a.rank)->ring[block()].received), pace(a.pace, LS_RING_WARPS) {}
+        sentBefore(heap(a, a.rank)->ring[block()].sent), receivedBefore(heap(a, a.rank)->ring[block()].received), early(false), pace(a.pace, LS_RING_WARPS) {}
 
   FI u32 previous() const { return (a.rank == 0 ? a.ranks : a.rank) - 1; }
   // slot is where rank r keeps chunk k of this block.
@@ -194,22 +218,23 @@ struct Ring {
     return true;
   }
 
-  // chunk moves bytes: of own and, if receive, of what comes; to the next rank if send,
-  // and to out. False: aborted.
-  template <class Move> FI bool chunk(bool receive, bool send, u64 own, u64 out, u32 bytes, const Move &move) {
-    if (bytes == 0) return true; // for all ranks alike
-    auto ready = [&]() __attribute__((always_inline)) {
-      const auto &counts = heap(a, a.rank)->ring[block()];
-      bool ok = !receive || reached(&counts.landed, receivedBefore, received, 0, landed);
-      ok = ok && (!send || reached(&counts.taken, sentBefore, sent, LS_RING_SLOTS, room));
-      if (!allLanes(ok)) return false;
-      if (send) pace.take((bytes + LS_RING_WARPS - 1) / LS_RING_WARPS);
-      return true;
-    };
-    if (!move(receive ? slot(a.rank, received) : 0, own, send ? slot(next, sent) : 0, out, bytes, ready)) return false;
+  // chunk moves one, and loads ahead of then what is there. False: aborted.
+  template <class Move> FI bool chunk(const Chunk &c, const Chunk &then, const Move &move) {
+    const auto &counts = heap(a, a.rank)->ring[block()];
+    bool ok = !c.receive || reached(&counts.landed, receivedBefore, received, 0, landed);
+    ok = ok && (!c.send || reached(&counts.taken, sentBefore, sent, LS_RING_SLOTS, room));
+    if (!allLanes(ok)) return false;
+    if (c.send) pace.take((c.bytes + LS_RING_WARPS - 1) / LS_RING_WARPS);
+    u64 in = c.receive ? slot(a.rank, received) : 0;
+    Arrived arrived{in, in ? c.packs() : 0}, thenArrived = Arrived::none();
+    if (!early) arrived.load();
+    u32 k = received + c.receive;
+    early = then.receive && landed > k;
+    if (early) thenArrived = {slot(a.rank, k), then.packs()};
+    move(c, in, c.send ? slot(next, sent) : 0, arrived, then.ahead(), thenArrived);
     syncLanes();
-    if (receive) done(ringProgress.received[received++ % LS_RING_SLOTS]);
-    if (send) done(ringProgress.sent[sent++ % LS_RING_SLOTS]);
+    if (c.receive) done(ringProgress.received[received++ % LS_RING_SLOTS]);
+    if (c.send) done(ringProgress.sent[sent++ % LS_RING_SLOTS]);
     return true;
   }
   FI void done(u32 &count) const {
@@ -241,22 +266,36 @@ struct Ring {
   }
 };
 
-// ringChunk is the size of chunks where blocks share bytes of each of so many parts.
+// ringChunk is the size of chunks where blocks share bytes: as large as may be, but that each
+// block has several, and about as many as any other.
 FI u32 ringChunk(u64 bytes) {
-  u64 share = upTo(bytes / (u64(blocks()) * LS_RING_TURNS), LS_RING_LEAST);
-  return u32(share < LS_RING_LEAST ? LS_RING_LEAST : least(share, pitch()));
+  u64 share = (bytes + blocks() - 1) / blocks(), turns = (share + pitch() - 1) / pitch();
+  if (turns < LS_RING_TURNS) turns = LS_RING_TURNS;
+  u64 chunk = upTo((share + turns - 1) / turns, LS_RING_LEAST);
+  return u32(chunk < LS_RING_LEAST ? LS_RING_LEAST : least(chunk, pitch()));
 }
 
-// inRing runs an operation: pass has each warp that moves data do all of its chunks, and
-// returns false if it was aborted.
-template <class Pass> FI void inRing(const Args &a, const Pass &pass) {
+// inRing runs an operation: way makes one chunk after the other, false when there are no
+// more, and each warp that moves data moves them.
+template <class Way, class Move> FI void inRing(const Args &a, const Way &ways, const Move &move) {
   Op op(a);
   for (u32 i = tid(); i < sizeof ringProgress / 4; i += threads()) ((u32 *)&ringProgress)[i] = 0;
   if (!op.enter()) return; // behind a barrier
   Ring ring(a);
   bool ok = true;
   if (tid() < LS_RING_MOVERS) {
-    ok = pass(ring);
+    Way way = ways;
+    Chunk c{}, then{};
+    bool more = way.next(c);
+    c.ahead().load();
+#pragma unroll 1
+    while (more && ok) {
+      more = way.next(then);
+      if (!more) then = Chunk{};
+      ok = ring.chunk(c, then, move);
+      c = then;
+    }
+    copiedAsync(); // of those that are aborted
     if (tid() % LS_RING_LANES == 0) addInBlock(&ringProgress.ended, 1);
   } else if (tid() == LS_RING_MOVERS) {
     ring.tell();
@@ -270,25 +309,35 @@ template <class Pass> FI void inRing(const Args &a, const Pass &pass) {
   op.leave();
 }
 
-// RingCopy is a chunk's way through a rank that combines nothing.
+// RingCopy moves a chunk and combines nothing.
 struct RingCopy {
-  template <class Ready> FI bool operator()(u64 in, u64 own, u64 to, u64 out, u32 bytes, const Ready &ready) const {
-    return ringMove<u8, LS_SUM, false>({in ? in : own, 0, to, out, !in}, bytes, Scale<u8>(LS_SUM, 1), ready);
+  FI void operator()(const Chunk &c, u64 in, u64 to, Arrived arrived, Own thenOwn, Arrived thenArrived) const {
+    ringMove<u8, LS_SUM, false>({in ? in : c.own, 0, to, c.out}, c, arrived, thenOwn, thenArrived, Scale<u8>(LS_SUM, 1));
+  }
+};
+
+// Chain is the chunks of a Broadcast, from root on, or of a Reduce, which ends there.
+struct Chain {
+  Tiles tiles;
+  u64 step, steps;
+  Chunk c; // of the beginning of the buffers
+  FI Chain(u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(bytes)), step(0), steps(tiles.steps(0)), c(c) {}
+  FI bool next(Chunk &to) {
+    if (step == steps) return false;
+    u64 at = tiles.first(step++, 0);
+    to = c;
+    if (c.own) to.own += at;
+    if (c.out) to.out += at;
+    to.bytes = tiles.length(at);
+    return true;
   }
 };
 
 // broadcastRing is ls_broadcast_ring: count bytes, from root's send to every recv.
 FI void broadcastRing(const Args &a) {
-  inRing(a, [&](Ring &ring) __attribute__((always_inline)) {
-    bool root = a.rank == a.root, send = ring.next != a.root;
-    u64 own = root ? a.send[a.rank] : 0, out = root && own == a.recv[a.rank] ? 0 : a.recv[a.rank];
-    Tiles tiles(a.count, 1, ringChunk(a.count));
-    for (u64 step = 0, n = tiles.steps(0); step < n; step++) {
-      u64 at = tiles.first(step, 0);
-      if (!ring.chunk(!root, send, own ? own + at : 0, out ? out + at : 0, tiles.length(at), RingCopy{})) return false;
-    }
-    return true;
-  });
+  bool root = a.rank == a.root, send = (a.rank + 1) % a.ranks != a.root;
+  u64 own = root ? a.send[a.rank] : 0, out = root && own == a.recv[a.rank] ? 0 : a.recv[a.rank];
+  inRing(a, Chain(a.count, {own, out, 0, !root, send, true}), RingCopy{});
 }
 
 #if !defined(LS_TYPE) || defined(LS_HOST)
@@ -296,74 +345,55 @@ KERNEL(LS_RING_THREADS) void ls_broadcast_ring(Args a) { broadcastRing(a); }
 #endif
 
 #if defined(LS_TYPE) && !defined(LS_WIDENED)
-// RingCombine is a chunk's way through a rank. An average is divided where its sum is whole.
+// RingCombine moves a chunk, combined with the rank's own. An average is divided where its sum
+// is whole.
 struct RingCombine {
   u32 op, ranks;
-  FI RingCombine(const Args &a, bool whole) : op(a.op == LS_AVG && !whole ? u32(LS_SUM) : a.op), ranks(a.ranks) {}
-  template <class Ready> FI bool operator()(u64 in, u64 own, u64 to, u64 out, u32 bytes, const Ready &ready) const {
-    Scale<typename Elem<LS_TYPE>::Acc> scale(op, ranks);
-    bool ok = false;
-    if (in && own) LS_DISPATCH_OP(op, (ok = ringMove<LS_TYPE, OP, true>({in, own, to, out, false}, bytes, scale, ready)))
-    else ok = ringMove<LS_TYPE, LS_SUM, false>({in ? in : own, 0, to, out, !in}, bytes, scale, ready);
-    return ok;
+  FI RingCombine(const Args &a) : op(a.op), ranks(a.ranks) {}
+  FI void operator()(const Chunk &c, u64 in, u64 to, Arrived arrived, Own thenOwn, Arrived thenArrived) const {
+    u32 o = op == LS_AVG && !c.whole ? u32(LS_SUM) : op;
+    Scale<typename Elem<LS_TYPE>::Acc> scale(o, ranks);
+    if (in && c.own) LS_DISPATCH_OP(o, (ringMove<LS_TYPE, OP, true>({in, c.own, to, c.out}, c, arrived, thenOwn, thenArrived, scale)))
+    else ringMove<LS_TYPE, LS_SUM, false>({in ? in : c.own, 0, to, c.out}, c, arrived, thenOwn, thenArrived, scale);
   }
 };
 
-// ls_allreduce_ring: count elements, send to recv. Each rank's part goes round once to be
-// summed, beginning with the rank after the one that the part belongs to, and once more as
-// a result.
-KERNEL(LS_RING_THREADS) void ls_allreduce_ring(Args a) {
-  inRing(a, [&](Ring &ring) __attribute__((always_inline)) {
-    u32 n = a.ranks;
-    u64 bytes = a.count * sizeof(LS_TYPE);
-    Tiles tiles(bytes, n, ringChunk(bytes / n));
-    for (u64 batch = 0, rounds = tiles.rounds(); batch < rounds; batch += LS_RING_BATCH) {
-      for (u32 turn = 0, part = ring.previous(); turn < 2 * n - 1; turn++) {
-#pragma unroll 1
-        for (u64 step = batch; step < batch + LS_RING_BATCH; step++) {
-          u64 at = tiles.first(step, part);
-          if (!ring.chunk(turn > 0, turn < 2 * n - 2, turn < n ? a.send[a.rank] + at : 0, turn + 1 < n ? 0 : a.recv[a.rank] + at, tiles.length(at),
-                          RingCombine(a, turn + 1 == n)))
-            return false;
-        }
-        part = (part == 0 ? n : part) - 1;
+// Round is the chunks of an AllReduce or a ReduceScatter: each part goes round once to be
+// summed, beginning with the rank after the one that it belongs to, and once more, of an
+// AllReduce, as a result. LS_RING_BATCH chunks of a part follow each other.
+struct Round {
+  Tiles tiles;
+  u64 send, recv, share; // share: from one part of send to the next, where it is not cut by tiles
+  u64 batch, step, end;
+  u32 ranks, rank, turn, turns, part;
+  FI Round(const Args &a, bool scatter)
+      : tiles(a.count * sizeof(LS_TYPE), scatter ? 1 : a.ranks, ringChunk(a.count * sizeof(LS_TYPE) / (scatter ? 1 : a.ranks))), send(a.send[a.rank]), recv(a.recv[a.rank]),
+        share(scatter ? a.count * sizeof(LS_TYPE) : 0), batch(0), step(0), end(tiles.rounds()), ranks(a.ranks), rank(a.rank), turn(0), turns(scatter ? a.ranks : 2 * a.ranks - 1), part(previous(a.rank)) {}
+
+  FI u32 previous(u32 r) const { return (r == 0 ? ranks : r) - 1; }
+  FI bool next(Chunk &c) {
+    while (batch < end) {
+      u64 at = tiles.first(step, share ? 0 : part);
+      c = {turn < ranks ? send + part * share + at : 0, turn + 1 < ranks ? 0 : recv + at, tiles.length(at), turn > 0, turn + 1 < turns, turn + 1 == ranks};
+      if (++step == batch + LS_RING_BATCH) {
+        step = batch, part = previous(part);
+        if (++turn == turns) turn = 0, part = previous(rank), step = batch += LS_RING_BATCH;
       }
+      if (c.bytes > 0) return true; // the end of the buffer, for all ranks alike
     }
-    return true;
-  });
-}
+    return false;
+  }
+};
+
+// ls_allreduce_ring: count elements, send to recv.
+KERNEL(LS_RING_THREADS) void ls_allreduce_ring(Args a) { inRing(a, Round(a, false), RingCombine(a)); }
 
 // ls_reducescatter_ring: count elements a rank.
-KERNEL(LS_RING_THREADS) void ls_reducescatter_ring(Args a) {
-  inRing(a, [&](Ring &ring) __attribute__((always_inline)) {
-    u64 bytes = a.count * sizeof(LS_TYPE);
-    Tiles tiles(bytes, 1, ringChunk(bytes));
-    for (u64 batch = 0, steps = tiles.steps(0); batch < steps; batch += LS_RING_BATCH) {
-      for (u32 turn = 0, part = ring.previous(); turn < a.ranks; turn++) {
-        bool whole = turn + 1 == a.ranks;
-#pragma unroll 1
-        for (u64 step = batch; step < batch + LS_RING_BATCH; step++) {
-          u64 at = tiles.first(step, 0);
-          if (!ring.chunk(turn > 0, !whole, a.send[a.rank] + part * bytes + at, whole ? a.recv[a.rank] + at : 0, tiles.length(at), RingCombine(a, whole))) return false;
-        }
-        part = (part == 0 ? a.ranks : part) - 1;
-      }
-    }
-    return true;
-  });
-}
+KERNEL(LS_RING_THREADS) void ls_reducescatter_ring(Args a) { inRing(a, Round(a, true), RingCombine(a)); }
 
 // ls_reduce_ring: count elements. A chain, from the rank after root to root.
 KERNEL(LS_RING_THREADS) void ls_reduce_ring(Args a) {
-  inRing(a, [&](Ring &ring) __attribute__((always_inline)) {
-    bool root = a.rank == a.root, first = ring.previous() == a.root;
-    u64 bytes = a.count * sizeof(LS_TYPE);
-    Tiles tiles(bytes, 1, ringChunk(bytes));
-    for (u64 step = 0, steps = tiles.steps(0); step < steps; step++) {
-      u64 at = tiles.first(step, 0);
-      if (!ring.chunk(!first, !root, a.send[a.rank] + at, root ? a.recv[a.rank] + at : 0, tiles.length(at), RingCombine(a, root))) return false;
-    }
-    return true;
-  });
+  bool root = a.rank == a.root, first = a.rank == (a.root + 1) % a.ranks;
+  inRing(a, Chain(a.count * sizeof(LS_TYPE), {a.send[a.rank], root ? a.recv[a.rank] : 0, 0, !first, !root, root}), RingCombine(a));
 }
 #endif

@@ -38,6 +38,7 @@ type Cmd struct {
 	Device     string        `default:"cpu" enum:"cpu,cuda" help:"Where the buffers are: cpu, or cuda with one GPU a rank (ranks beyond the number of GPUs share them)."`
 	Threads    bool          `help:"All ranks in one process."`
 	Staged     bool          `help:"On GPUs: do not register the buffers as windows."`
+	Offset     int           `default:"0" help:"On GPUs: buffers begin so many elements after their memory does, as views of tensors do." placeholder:"N"`
 	Graph      int           `default:"0" help:"On GPUs: launch so many operations as one CUDA graph (0: each by itself)." placeholder:"N"`
 	GPUAlgo    string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, ll12, sym, bulk, ce, ring or pushbulk where a collective has it."`
 	Blocks     int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
@@ -102,6 +103,9 @@ func (c *Cmd) Run(ctx context.Context, out io.Writer) error {
 	return c.launch(ctx, out)
 }
 
+// maxOffset is beyond any alignment that a kernel distinguishes.
+const maxOffset = 4096
+
 // plan is what the command line asks for, checked.
 type plan struct {
 	colls []collective
@@ -117,8 +121,10 @@ func (c *Cmd) plan() (p plan, err error) {
 		return p, fmt.Errorf("sizes from %d to %d bytes", c.Begin, c.End)
 	case c.Factor < 2 && c.Step == 0 && c.Begin != c.End:
 		return p, fmt.Errorf("-f %d: want at least 2, or -i", c.Factor)
-	case c.Device == "cpu" && (c.Graph > 0 || c.Staged || c.GPUAlgo != "" || c.Blocks != 0 || c.GPUPace != 0):
-		return p, errors.New("--graph, --staged, --gpu-algo, --blocks and --gpu-pace are for --device cuda")
+	case c.Device == "cpu" && (c.Graph > 0 || c.Staged || c.Offset != 0 || c.GPUAlgo != "" || c.Blocks != 0 || c.GPUPace != 0):
+		return p, errors.New("--graph, --staged, --offset, --gpu-algo, --blocks and --gpu-pace are for --device cuda")
+	case c.Offset < 0 || c.Offset > maxOffset:
+		return p, fmt.Errorf("--offset %d: want 0 to %d elements", c.Offset, maxOffset)
 	case c.Graph < 0 || c.Graph > 4096:
 		return p, fmt.Errorf("--graph %d: want 0 to 4096 operations", c.Graph)
 	case c.Device == "cuda" && c.Recorder == "both":

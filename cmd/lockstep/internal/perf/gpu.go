@@ -44,10 +44,11 @@ func (b *bench) buffer(ctx context.Context, i int, dt ccl.DType, n int) (ccl.Buf
 		return ccl.Bytes(dt, b.mem(i, n*dt.Size())), nil
 	}
 	a := &b.areas[i]
-	if need := max(n*dt.Size(), 1); a.mem == nil || a.mem.Size() < need {
+	first := b.cmd.Offset
+	if need := max((first+n)*dt.Size(), 1); a.mem == nil || a.mem.Size() < need {
 		// All ranks come here at the same sizes. The largest is asked for at once:
 		// memory that grows would be registered again for every size.
-		need = max(need, int(b.cmd.End))
+		need = max(need, int(b.cmd.End)+first*dt.Size())
 		if err := a.free(ctx); err != nil {
 			return ccl.Buffer{}, err
 		}
@@ -61,7 +62,7 @@ func (b *bench) buffer(ctx context.Context, i int, dt ccl.DType, n int) (ccl.Buf
 			}
 		}
 	}
-	return a.mem.Buffer(dt, n), nil
+	return a.mem.Buffer(dt, first+n).Slice(first, first+n), nil
 }
 
 // checkMost bounds what of device memory is checked: a larger size says N/A.

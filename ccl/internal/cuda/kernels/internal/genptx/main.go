@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 )
 
@@ -65,6 +66,7 @@ func main() {
 	log.SetPrefix("genptx: ")
 	out := flag.String("o", "ptx", "directory of the modules")
 	ptxas := flag.String("ptxas", "ptxas", "the assembler")
+	only := flag.String("only", "", "modules to build, by a regular expression; the others stay as they are")
 	flag.Parse()
 	if _, err := exec.LookPath(compiler); err != nil {
 		log.Fatalf("%v: install it (Debian: apt-get install clang-19)", err)
@@ -72,6 +74,10 @@ func main() {
 	path, err := findAssembler(*ptxas)
 	if err != nil {
 		log.Print(err)
+	}
+	wanted, err := regexp.Compile("^(" + *only + ")$")
+	if err != nil {
+		log.Fatal(err)
 	}
 	var modules []module
 	for _, arch := range arches {
@@ -85,6 +91,9 @@ func main() {
 				modules = append(modules, m)
 			}
 		}
+	}
+	if *only != "" {
+		modules = slices.DeleteFunc(modules, func(m module) bool { return !wanted.MatchString(m.name) })
 	}
 	if err := build(modules, *out, path); err != nil {
 		log.Fatal(err)
