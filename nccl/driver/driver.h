@@ -77,10 +77,10 @@ void kernel_begin(struct played *p, int channels, int64_t gpu);
 void kernel_end(struct played *p, int channels, int64_t gpu);
 /* One that is complete in itself: the call, one kernel of dur ns, its end. */
 void collective(struct comm *c, const char *func, size_t count, int channels, uint64_t dur);
-/* One network transfer of a channel: a step sent, and one received, by each of steps. */
-void transfers(struct played *p, int peer, int steps, size_t size, int qp);
-/* The same apart: one transfer to the next rank and one from the one before. */
-struct flow { void *send, *recv, *s, *r; size_t size; };
+/* One network transfer of a channel: a step sent, by a queue pair of a device, and one received, by each of steps. */
+void transfers(struct played *p, int peer, int steps, size_t size, int device, int qp);
+/* The same apart, by a socket: one transfer to the next rank and one from the one before. */
+struct flow { struct played *p; void *send, *recv, *s, *r, *request; size_t size; };
 void flow_begin(struct flow *f, struct played *p, int next, int prev, size_t size);
 void flow_post(struct flow *f);
 void flow_sent(struct flow *f);

@@ -279,23 +279,26 @@ static void step_state(void *h, int state, size_t size)
 		nccl.state(h, state, &a);
 }
 
-static void *request(struct played *p, void *step, int qp, size_t size)
+/* A work request: of a queue pair of a device, or, where there is no device (-1), of a socket. */
+static void *request(struct played *p, void *step, int device, int number, size_t size)
 {
 	struct nccl_event e;
 	struct nccl_qp q = {.type = 1};
+	struct nccl_socket k = {.type = 1};
 	void *h = NULL;
 	if (!asks(p, NCCL_NET_PLUGIN))
 		return NULL;
-	q.qp.device = 1, q.qp.wr_id = 7, q.qp.qp = qp, q.qp.length = size;
+	q.qp.device = device, q.qp.wr_id = 7, q.qp.qp = number, q.qp.length = size;
+	k.sock.fd = number, k.sock.length = size;
 	event(&e, NCCL_NET_PLUGIN, step, p->c->rank);
-	e.u.net.id = NCCL_NET_IB << 16 | 1, e.u.net.data = &q;
+	e.u.net.id = (device < 0 ? NCCL_NET_SOCKET : NCCL_NET_IB) << 16 | 1, e.u.net.data = device < 0 ? (void *)&k : &q;
 	nccl.start(p->c->ctx, &h, &e);
 	return h;
 }
 
 void flow_begin(struct flow *f, struct played *p, int next, int prev, size_t size)
 {
-	f->size = size;
+	f->p = p, f->size = size;
 	f->send = proxy_op(p, next, 1, size, 1, getpid(), p->c->ctx);
 	f->recv = proxy_op(p, prev, 1, size, 0, getpid(), p->c->ctx);
 	f->s = step_begin(p, f->send, 0), f->r = step_begin(p, f->recv, 0);
@@ -306,6 +309,7 @@ void flow_begin(struct flow *f, struct played *p, int next, int prev, size_t siz
 void flow_post(struct flow *f)
 {
 	step_state(f->s, NCCL_STEP_SEND_PEER_WAIT, 0);
+	f->request = request(f->p, f->s, -1, 40, f->size);
 	step_state(f->s, NCCL_STEP_SEND_WAIT, f->size);
 }
 
@@ -321,13 +325,15 @@ void flow_received(struct flow *f)
 
 void flow_sent(struct flow *f)
 {
+	if (f->request)
+		nccl.stop(f->request);
 	if (f->s)
 		nccl.stop(f->s);
 	if (f->send)
 		nccl.stop(f->send);
 }
 
-void transfers(struct played *p, int peer, int steps, size_t size, int qp)
+void transfers(struct played *p, int peer, int steps, size_t size, int device, int qp)
 {
 	void *send = proxy_op(p, peer, steps, size, 1, getpid(), p->c->ctx);
 	void *recv = proxy_op(p, peer, steps, size, 0, getpid(), p->c->ctx);
@@ -337,7 +343,7 @@ void transfers(struct played *p, int peer, int steps, size_t size, int qp)
 		step_state(s, NCCL_STEP_SEND_GPU_WAIT, 0);
 		for (int k = 0; k < 3; k++) /* the proxy asks again until there is a credit */
 			step_state(s, NCCL_STEP_SEND_PEER_WAIT, 0);
-		void *q = request(p, s, qp, size);
+		void *q = request(p, s, device, qp, size);
 		step_state(s, NCCL_STEP_SEND_WAIT, size);
 		until(mono() + 2000);
 		if (q)

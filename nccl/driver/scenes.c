@@ -197,7 +197,7 @@ static void net(void)
 		api_end(&p);
 		int64_t at = mono();
 		kernel_begin(&p, 2, at + GPU_OFFSET);
-		transfers(&p, 2, 4, 65536, 77 + i % 2);
+		transfers(&p, 2, 4, 65536, i / 2 % 2, 77 + i % 2); /* two devices may number their queue pairs alike */
 		at = mono();
 		kernel_end(&p, 2, at + GPU_OFFSET);
 		c.numbered++;
@@ -256,7 +256,7 @@ static void late(void)
 	plan_end(&p);
 	api_end(&p);
 	comm_finalize(&c);
-	transfers(&p, 1, 2, 100, 5);
+	transfers(&p, 1, 2, 100, 1, 5);
 	uint64_t before = d.numbered;
 	collective(&c, "AllReduce", 64, 2, 3000);
 	c.numbered--;
@@ -310,7 +310,7 @@ static void *pipe_gpu(void *arg)
 			sched_yield();
 		struct played *o = &p->queue[i % 64];
 		kernel_begin(o, 3, mono() + GPU_OFFSET);
-		transfers(o, 1, 2, 4096, 9);
+		transfers(o, 1, 2, 4096, 1, 9);
 		kernel_end(o, 3, mono() + GPU_OFFSET);
 		__atomic_store_n(&p->ran, i + 1, __ATOMIC_RELEASE);
 	}
@@ -393,7 +393,7 @@ static void churn(void)
 			plan_end(&p);
 			api_end(&p);
 			kernel_begin(&p, 1, mono() + GPU_OFFSET);
-			transfers(&p, 1 + i % 3, 1, 100, 5);
+			transfers(&p, 1 + i % 3, 1, 100, 1, 5);
 			kernel_end(&p, 1, mono() + GPU_OFFSET);
 			numbered++;
 		}

@@ -16,8 +16,11 @@
 #define SLOW 4         /* times the usual latency */
 #define SLOW_WINDOWS 3 /* in a row */
 
-static uint64_t key_of(const struct comm *c, uint32_t gen, int qp, uint32_t id)
+/* A queue pair's number is its device's own, and has 24 bits; a socket's has no device. */
+static uint64_t key_of(const struct comm *c, uint32_t gen, int qp, uint32_t id, int device)
 {
+	if (qp)
+		id ^= (uint32_t)device << 24;
 	return UINT64_C(1) << 63 | (uint64_t)(qp != 0) << 62 | (uint64_t)(gen & 0x3ffff) << 44 | (uint64_t)(c - plugin.comms) << 32 | id;
 }
 
@@ -50,7 +53,7 @@ static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32
 /* The connection of a peer, or of a queue pair to it. */
 static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum lockstep_transport t, int qp, uint32_t id, int device)
 {
-	uint64_t key = key_of(c, gen, qp, qp ? id : (uint32_t)peer);
+	uint64_t key = key_of(c, gen, qp, qp ? id : (uint32_t)peer, device);
 	uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 40);
 	struct conn *room = NULL;
 	for (uint32_t i = 0; i < PROBES; i++) {
