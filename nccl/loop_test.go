@@ -2,6 +2,7 @@ package nccl_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -184,6 +185,27 @@ func TestConnectionStalls(t *testing.T) {
 	v := j.verdict(t)
 	if v.Class != diagnosis.CommunicationHang || len(v.Culprits) != 1 || v.Culprits[0].Kind != diagnosis.CulpritConnection || v.Culprits[0].Rank != 1 || v.Culprits[0].Peer != 2 {
 		t.Errorf("verdict %+v", v)
+	}
+}
+
+// The same where sockets are told of as well: none of them stands in for all that goes to the peer.
+func TestConnectionStallsBesideSockets(t *testing.T) {
+	j := start(t, "6", 4, 2000, map[int]string{1: "stall=300"}, "LOCKSTEP_NCCL_EVENTS=all")
+	v := j.verdict(t)
+	if v.Class != diagnosis.CommunicationHang || len(v.Culprits) != 1 || v.Culprits[0].Kind != diagnosis.CulpritConnection || v.Culprits[0].Rank != 1 || v.Culprits[0].Peer != 2 {
+		t.Errorf("verdict %+v", v)
+	}
+	told := map[string]int{}
+	for _, c := range j.m.Snapshot().Connections {
+		told[c.Name]++
+	}
+	for src := range 4 {
+		dst := (src + 1) % 4
+		for _, name := range []string{fmt.Sprintf("nccl net peer %d", dst), fmt.Sprintf("nccl net peer %d socket 40", dst)} {
+			if told[name] != 1 {
+				t.Errorf("%d connections are called %q, want 1: %v", told[name], name, told)
+			}
+		}
 	}
 }
 

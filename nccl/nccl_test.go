@@ -206,7 +206,12 @@ func TestNetwork(t *testing.T) {
 			t.Errorf("v%s: %d events of other processes, want %d; %d lost", v, c.header.EventsForeign, ops, c.header.EventsLost)
 		}
 		var peers, pairs int
+		channels := map[uint16]bool{}
 		for _, k := range c.Conns(nil) {
+			if channels[k.Channel] || k.Channel > 4 || (k.Channel == 0) != (k.ID == 0) {
+				t.Errorf("v%s: %+v: nobody tells it from the others between these two ranks by its channel", v, k.ConnEntry)
+			}
+			channels[k.Channel] = true
 			switch k.ID {
 			case 0:
 				peers++

@@ -36,7 +36,7 @@ type ConnEntry struct {
 	Comm      uint16 // index of the communicator
 	Peer      int32  // rank in the communicator
 	Transport Transport
-	Channel   uint16
+	Channel   uint16 // no two connections of a communicator between the same ranks have one transport and one channel; ID may change
 	ID        uint64 // QP number or socket inode, 0 when it has none; see Conn.Renamed
 	PeerID    uint32 // of the peer's queue pair, 0 when it has none
 	// Address is this end's port: a GID, or an IP address as one (IPv4-mapped); zero when it is not known.

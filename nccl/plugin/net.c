@@ -30,19 +30,21 @@ static int key_is_stale(uint64_t key)
 }
 
 /* Makes an entry of the table a connection's. One thread at a time does; another one that comes goes without. */
-static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32_t peer, enum lockstep_transport t, int qp, uint32_t id, int device)
+static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32_t peer, enum lockstep_transport t, struct conn *of, uint32_t id, int device)
 {
 	char name[64];
-	if (qp)
-		snprintf(name, sizeof name, t == LOCKSTEP_TRANSPORT_RDMA ? "qp %u device %d" : "socket %u", id, device);
-	else
+	if (!of)
 		snprintf(name, sizeof name, "nccl net peer %d", peer);
-	uint16_t comm = (uint16_t)(c - plugin.comms);
+	else if (t == LOCKSTEP_TRANSPORT_RDMA)
+		snprintf(name, sizeof name, "nccl net peer %d device %d", peer, device);
+	else
+		snprintf(name, sizeof name, "nccl net peer %d socket %u", peer, id);
+	uint16_t comm = (uint16_t)(c - plugin.comms), channel = of ? (uint16_t)++of->parts : 0;
 	struct lockstep_conn *rec = k->rec;
 	uint32_t index = k->index;
 	if (rec)
-		lockstep_renew_conn(rec, comm, peer, t, (uint16_t)(qp ? device : 0), qp ? id : 0, name);
-	else if (!(rec = lockstep_add_conn(&plugin.w, comm, peer, t, (uint16_t)(qp ? device : 0), qp ? id : 0, name, &index)))
+		lockstep_renew_conn(rec, comm, peer, t, channel, of ? id : 0, name);
+	else if (!(rec = lockstep_add_conn(&plugin.w, comm, peer, t, channel, of ? id : 0, name, &index)))
 		return NULL;
 	memset(k, 0, sizeof *k);
 	k->rec = rec, k->index = index, k->comm = comm, k->peer = peer;
@@ -50,10 +52,11 @@ static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32
 	return k;
 }
 
-/* The connection of a peer, or of a queue pair to it. */
-static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum lockstep_transport t, int qp, uint32_t id, int device)
+/* The connection of a peer (of: NULL), or of a queue pair to it (of: the peer's). Whoever reads tells connections between
+ * two ranks apart by their channels: all that goes to the peer is 0, its queue pairs are numbered from 1. */
+static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum lockstep_transport t, struct conn *of, uint32_t id, int device)
 {
-	uint64_t key = key_of(c, gen, qp, qp ? id : (uint32_t)peer, device);
+	uint64_t key = key_of(c, gen, of != NULL, of ? id : (uint32_t)peer, device);
 	uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 40);
 	struct conn *room = NULL;
 	for (uint32_t i = 0; i < PROBES; i++) {
@@ -75,7 +78,7 @@ static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum loc
 	struct conn *k = NULL;
 	uint64_t has = LOAD(&room->key);
 	if (!has || key_is_stale(has))
-		k = new_conn(room, key, c, peer, t, qp, id, device);
+		k = new_conn(room, key, c, peer, t, of, id, device);
 	STORE(&plugin.conns_busy, 0);
 	return k;
 }
@@ -155,7 +158,7 @@ static uint64_t proxy_start(void *context, const struct nccl_event *e)
 	struct comm *c = comm_of_context(context, &gen);
 	if (!c || e->u.proxy_op.peer < 0 || e->u.proxy_op.peer >= c->ranks)
 		return 0;
-	struct conn *k = conn_of(c, gen, e->u.proxy_op.peer, plugin.transport, 0, 0, 0);
+	struct conn *k = conn_of(c, gen, e->u.proxy_op.peer, plugin.transport, NULL, 0, 0);
 	struct slot *s = k ? take(&plugin.proxies, H_PROXY, &h) : NULL;
 	if (!s)
 		return 0;
@@ -303,7 +306,7 @@ static uint64_t request_start(const struct nccl_event *e)
 		return 0;
 	}
 	uint64_t ctx = PEEK(&p->ctx);
-	struct conn *k = conn_of(&plugin.comms[ctx & (MAX_COMMS - 1)], (uint32_t)(ctx >> 32), peer->peer, t, 1, id, device);
+	struct conn *k = conn_of(&plugin.comms[ctx & (MAX_COMMS - 1)], (uint32_t)(ctx >> 32), peer->peer, t, peer, id, device);
 	struct slot *s = k ? take(&plugin.nets, H_NET, &h) : NULL;
 	if (!s)
 		return 0;

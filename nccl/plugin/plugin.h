@@ -125,6 +125,7 @@ struct conn {
 	uint32_t index;
 	int32_t peer;
 	uint16_t comm;
+	uint32_t parts;            /* queue pairs of a peer that are connections of their own; whoever holds conns_busy */
 	uint32_t blocked, waiting; /* steps */
 	uint64_t posted, completed, received;
 	int64_t blocked_ns, blocked_since;
