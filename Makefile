@@ -28,8 +28,8 @@ build: bin/libnccl-profiler-lockstep.so ## bin/lockstep, and NCCL's profiler plu
 
 # The plugin is never unloaded (nodelete): threads of NCCL and of its own may be in it.
 PLUGIN := $(wildcard nccl/plugin/*.c)
-PLUGINFLAGS := -std=gnu11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wshadow -Werror -Wl,-z,nodelete,-z,now,-z,relro -Irecord/c -Inccl/plugin
-bin/libnccl-profiler-lockstep.so: $(PLUGIN) $(wildcard nccl/plugin/*.h) record/c/lockstep_record.h
+PLUGINFLAGS := -std=gnu11 -O2 -g -ffile-prefix-map=$(CURDIR)=. -fPIC -shared -fvisibility=hidden -Wall -Wextra -Wshadow -Werror -Wl,-z,nodelete,-z,now,-z,relro -Irecord/c -Imarks/c -Inccl/plugin
+bin/libnccl-profiler-lockstep.so: $(PLUGIN) $(wildcard nccl/plugin/*.h) record/c/lockstep_record.h marks/c/lockstep_launcher.h
 	@mkdir -p bin
 	$(CC) $(PLUGINFLAGS) -o $@ $(PLUGIN) -lpthread
 

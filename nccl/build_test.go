@@ -65,7 +65,7 @@ func build(tb testing.TB, f flavour) (plugin, driver string) {
 }
 
 func compile(cc, dir string, f flavour) error {
-	common := append([]string{"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-I../record/c"}, f.flags...)
+	common := append([]string{"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-I../record/c", "-I../marks/c"}, f.flags...)
 	for _, c := range [][]string{
 		{"plugin/*.c", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete,-z,now", "-o", filepath.Join(dir, "plugin.so")},
 		{"driver/*.c", "-o", filepath.Join(dir, "driver")},

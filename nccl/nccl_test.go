@@ -312,29 +312,6 @@ func TestNoRecorder(t *testing.T) {
 	}
 }
 
-// Launchers' variables name the rank; without any, the first communicator is the world.
-func TestIdentity(t *testing.T) {
-	for _, c := range []struct {
-		env  string
-		want record.Identity
-	}{
-		{"", record.Identity{Job: "job", Rank: 1, WorldSize: 4}},
-		{"RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 TORCHELASTIC_RESTART_COUNT=2 TORCHELASTIC_RUN_ID=none SLURM_JOB_ID=77", record.Identity{Job: "77", Rank: 3, WorldSize: 8, LocalRank: 1, Attempt: 2}},
-		{"SLURM_PROCID=5 SLURM_NTASKS=6 SLURM_LOCALID=1 SLURM_JOB_ID=9 SLURM_RESTART_COUNT=1", record.Identity{Job: "9", Rank: 5, WorldSize: 6, LocalRank: 1, Attempt: 1}},
-		{"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0", record.Identity{Job: "job", WorldSize: 2}},
-		{"PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1", record.Identity{Job: "job", Rank: 1, WorldSize: 2, LocalRank: 1}},
-		{"LOCKSTEP_JOB=llm LOCKSTEP_RANK=7 LOCKSTEP_WORLD_SIZE=9 RANK=1 WORLD_SIZE=2", record.Identity{Job: "llm", Rank: 7, WorldSize: 9}},
-		{"RANK=x WORLD_SIZE=-1", record.Identity{Job: "job", Rank: 1, WorldSize: 4}},
-	} {
-		dir := t.TempDir()
-		c.want.Node = "n7"
-		play(t, plain, dir, append(strings.Fields(c.env), "LOCKSTEP_NODE=n7"), "5", "basic")
-		if got := recorders(t, dir)[0].header.Identity; got != c.want {
-			t.Errorf("%s:\n got %+v\nwant %+v", c.env, got, c.want)
-		}
-	}
-}
-
 // The agent switches the events while the process runs.
 func TestControl(t *testing.T) {
 	dir := t.TempDir()

@@ -20,7 +20,7 @@ func ncclCall() ([]row, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	flags := []string{"-std=gnu11", "-O2", "-I" + filepath.Join(root, "record/c")}
+	flags := []string{"-std=gnu11", "-O2", "-I" + filepath.Join(root, "record/c"), "-I" + filepath.Join(root, "marks/c")}
 	for folder, more := range map[string][]string{"plugin": {"-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete,-z,now"}, "driver": nil} {
 		files, err := filepath.Glob(filepath.Join(root, "nccl", folder, "*.c"))
 		if err != nil {
