@@ -240,6 +240,35 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// Threads that meet their first peers all at once lose nothing uncounted, and no peer is two connections.
+func TestFirstPeers(t *testing.T) {
+	for range 10 {
+		dir := t.TempDir()
+		var refused uint64
+		lines := play(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=net"}, "5", "peers")
+		for _, l := range lines {
+			fmt.Sscanf(l, "refused %d", &refused)
+		}
+		c := recorders(t, dir)[0]
+		for _, want := range parse(t, lines) {
+			check(t, c, want)
+		}
+		if c.header.EventsLost+c.header.ConnOverflow != refused {
+			t.Errorf("%d proxy operations of 1024 were refused, and %d events counted as lost, %d connections as without room", refused, c.header.EventsLost, c.header.ConnOverflow)
+		}
+		of := map[[2]int32]bool{}
+		for _, k := range c.Conns(nil) {
+			if of[[2]int32{int32(k.Comm), k.Peer}] {
+				t.Errorf("peer %d of communicator %d is two connections", k.Peer, k.Comm)
+			}
+			of[[2]int32{int32(k.Comm), k.Peer}] = true
+		}
+		if len(of) < 512-int(refused) {
+			t.Errorf("%d connections, and %d operations refused", len(of), refused)
+		}
+	}
+}
+
 // Thousands of communicators at once: those without room are counted, and so are their operations.
 func TestManyCommunicators(t *testing.T) {
 	dir := t.TempDir()

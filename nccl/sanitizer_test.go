@@ -37,7 +37,7 @@ func needSanitizer(t *testing.T, f flavour) {
 }
 
 func TestSanitizers(t *testing.T) {
-	scenes := []string{"pipes", "net", "late", "lost", "forks", "crowd"}
+	scenes := []string{"pipes", "peers", "net", "late", "lost", "forks", "crowd"}
 	vs, sampled := []string{"5"}, []string{"tight", "waking"}
 	if long {
 		scenes = append(scenes, "basic", "fused", "p2p", "graph", "symmetric", "hang", "threads", "many")

@@ -87,6 +87,9 @@ void flow_sent(struct flow *f);
 void flow_received(struct flow *f);
 
 int scene(const char *name);
+void net(void);
+void peers(void);
+void churn(void);
 void tight(void);
 void waking(void);
 void stuck(void);

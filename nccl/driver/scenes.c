@@ -184,27 +184,6 @@ static void crowd(void)
 	told(&c, "mixed");
 }
 
-static void net(void)
-{
-	begin(0x107, "net");
-	for (int i = 0; i < N * 4; i++) {
-		struct played p;
-		api_begin(&p, &c, 0);
-		api_coll(&p, "AllReduce", 1 << 18);
-		plan_begin(&p);
-		plan_coll(&p, "AllReduce", 1 << 18, 2);
-		plan_end(&p);
-		api_end(&p);
-		int64_t at = mono();
-		kernel_begin(&p, 2, at + GPU_OFFSET);
-		transfers(&p, 2, 4, 65536, i / 2 % 2, 77 + i % 2); /* two devices may number their queue pairs alike */
-		at = mono();
-		kernel_end(&p, 2, at + GPU_OFFSET);
-		c.numbered++;
-	}
-	told(&c, "exact");
-}
-
 /* A collective that does not end, with another one queued behind it; and a call that does not return. */
 static void hang(void)
 {
@@ -377,33 +356,6 @@ static void many(void)
 	printf("total numbered=%" PRIu64 "\n", numbered);
 }
 
-/* Communicators come and go, more than there are slots, each with a connection. */
-static void churn(void)
-{
-	uint64_t numbered = 0;
-	for (int round = 0; round < 30; round++) {
-		static struct comm comms[200];
-		for (int i = 0; i < 200; i++) {
-			struct played p;
-			comm_init(&comms[i], 0x20000 + (uint64_t)(round * 200 + i), "churn", 4, 0);
-			api_begin(&p, &comms[i], 0);
-			api_coll(&p, "AllReduce", 64);
-			plan_begin(&p);
-			plan_coll(&p, "AllReduce", 64, 1);
-			plan_end(&p);
-			api_end(&p);
-			kernel_begin(&p, 1, mono() + GPU_OFFSET);
-			transfers(&p, 1 + i % 3, 1, 100, 1, 5);
-			kernel_end(&p, 1, mono() + GPU_OFFSET);
-			numbered++;
-		}
-		for (int i = 0; i < 200; i++)
-			comm_finalize(&comms[i]);
-		pause_ms(5);
-	}
-	printf("total numbered=%" PRIu64 "\n", numbered);
-}
-
 /* A child must not write into its parent's recorder, and may begin anew. */
 static void forks(void)
 {
@@ -445,7 +397,7 @@ int scene(const char *name)
 {
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
 		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"crowd", crowd},
-		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"many", many}, {"churn", churn}, {"forks", forks}, {"control", control},
+		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"control", control},
 		{"tight", tight}, {"waking", waking}, {"stuck", stuck},
 	};
 	for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)

@@ -4,8 +4,6 @@
  */
 #include "plugin.h"
 
-#include <sched.h>
-
 /* A context is salt << 32 | generation << 16 | index + 1. */
 HIDDEN void *make_context(const struct comm *c)
 {
@@ -62,15 +60,28 @@ static int reset_comm(struct comm *c, uint32_t size)
 	return 0;
 }
 
-/* Readers would take a former communicator's connections for those of its entry's next one. */
-static void forget_conns(uint16_t comm)
+/* Takes a word that callers hold for microseconds. Returns -1 when it was never free: who holds it has lost its core for long. */
+HIDDEN int take_turn(uint32_t *word)
 {
-	for (int i = 0; i < 1000 && __atomic_exchange_n(&plugin.conns_busy, 1, __ATOMIC_ACQUIRE); i++)
-		sched_yield();
+	for (int i = 0; __atomic_exchange_n(word, 1, __ATOMIC_ACQUIRE); i++) {
+		if (i == 10000)
+			return -1;
+		struct timespec t = {.tv_nsec = 100000}; /* no yield: who is there may have a lower priority */
+		nanosleep(&t, NULL);
+	}
+	return 0;
+}
+
+/* Readers would take a former communicator's connections for those of its entry's next one. */
+static int forget_conns(uint16_t comm)
+{
+	if (take_turn(&plugin.conns_busy))
+		return -1;
 	for (uint32_t i = 0; i < MAX_CONNS; i++)
 		if (plugin.conns[i].rec && plugin.conns[i].comm == comm)
 			lockstep_drop_conn(plugin.conns[i].rec);
 	STORE(&plugin.conns_busy, 0);
+	return 0;
 }
 
 HIDDEN void leave_comm(struct comm *c)
@@ -99,7 +110,7 @@ HIDDEN struct comm *place_comm(int version, uint64_t id, const char *name, int32
 	uint32_t index = c ? (uint32_t)(c - plugin.comms) : plugin.used;
 	int again = c != NULL;
 	c = &plugin.comms[index];
-	if (reset_comm(c, ops_for(index))) {
+	if ((again && forget_conns((uint16_t)index)) || reset_comm(c, ops_for(index))) {
 		if (again)
 			leave_comm(c);
 		ADD(&plugin.w.hdr->comm_overflow, 1);
@@ -107,7 +118,6 @@ HIDDEN struct comm *place_comm(int version, uint64_t id, const char *name, int32
 	}
 	c->ranks = ranks, c->version = version;
 	if (again) {
-		forget_conns((uint16_t)index);
 		lockstep_renew_comm(&plugin.w, c->rec, id, name, rank, ranks, LOCKSTEP_COMM_JOINED);
 	} else {
 		uint16_t at;

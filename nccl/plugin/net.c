@@ -8,7 +8,10 @@
  */
 #include "plugin.h"
 
+#include <sched.h>
+
 #define PROBES 32
+#define TURNS 1000 /* that one waits for another's new connection, which takes it a microsecond */
 #define WINDOW_WRS 32
 #define WINDOW_NS (5 * MS)
 #define TELL_NS (1000 * MS)
@@ -29,7 +32,8 @@ static int key_is_stale(uint64_t key)
 	return (PEEK(&plugin.comms[key >> 32 & (MAX_COMMS - 1)].gen) & 0x3ffff) != (key >> 44 & 0x3ffff);
 }
 
-/* Makes an entry of the table a connection's. One thread at a time does; another one that comes goes without. */
+/* Makes an entry of the table a connection's: who holds conns_busy does. Its former key stays until all else is there, since one
+ * who looks for an entry further on would stop at an entry without any. */
 static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32_t peer, enum lockstep_transport t, struct conn *of, uint32_t id, int device)
 {
 	char name[64];
@@ -46,10 +50,28 @@ static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32
 		lockstep_renew_conn(rec, comm, peer, t, channel, of ? id : 0, name);
 	else if (!(rec = lockstep_add_conn(&plugin.w, comm, peer, t, channel, of ? id : 0, name, &index)))
 		return NULL;
-	memset(k, 0, sizeof *k);
+	memset((char *)k + sizeof k->key, 0, sizeof *k - sizeof k->key);
 	k->rec = rec, k->index = index, k->comm = comm, k->peer = peer;
 	STORE(&k->key, key);
 	return k;
+}
+
+/* The entry of a key, or NULL and where there is room for it, which is NULL where there is none. */
+static struct conn *probe(uint64_t key, struct conn **room)
+{
+	uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 40);
+	*room = NULL;
+	for (uint32_t i = 0; i < PROBES; i++) {
+		struct conn *k = &plugin.conns[(at + i) & (MAX_CONNS - 1)];
+		uint64_t has = LOAD(&k->key);
+		if (has == key)
+			return k;
+		if (!*room && (!has || key_is_stale(has)))
+			*room = k;
+		if (!has)
+			break;
+	}
+	return NULL;
 }
 
 /* The connection of a peer (of: NULL), or of a queue pair to it (of: the peer's). Whoever reads tells connections between
@@ -57,28 +79,26 @@ static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32
 static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum lockstep_transport t, struct conn *of, uint32_t id, int device)
 {
 	uint64_t key = key_of(c, gen, of != NULL, of ? id : (uint32_t)peer, device);
-	uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 40);
-	struct conn *room = NULL;
-	for (uint32_t i = 0; i < PROBES; i++) {
-		struct conn *k = &plugin.conns[(at + i) & (MAX_CONNS - 1)];
-		uint64_t has = LOAD(&k->key);
-		if (has == key)
-			return k;
-		if (!room && (!has || key_is_stale(has)))
-			room = k;
-		if (!has)
-			break;
-	}
+	struct conn *room, *k = probe(key, &room);
+	if (k)
+		return k;
 	if (!room) {
 		ADD(&plugin.w.hdr->conn_overflow, 1);
 		return NULL;
 	}
-	if (__atomic_exchange_n(&plugin.conns_busy, 1, __ATOMIC_ACQUIRE))
-		return NULL;
-	struct conn *k = NULL;
-	uint64_t has = LOAD(&room->key);
-	if (!has || key_is_stale(has))
-		k = new_conn(room, key, c, peer, t, of, id, device);
+	for (int i = 0; __atomic_exchange_n(&plugin.conns_busy, 1, __ATOMIC_ACQUIRE); i++) {
+		if (i == TURNS) { /* who makes one has lost its core */
+			ADD(&plugin.w.hdr->events_lost, 1);
+			return NULL;
+		}
+		sched_yield();
+	}
+	if (!(k = probe(key, &room))) { /* meanwhile somebody may have made it, or taken the room */
+		if (room)
+			k = new_conn(room, key, c, peer, t, of, id, device);
+		else
+			ADD(&plugin.w.hdr->conn_overflow, 1);
+	}
 	STORE(&plugin.conns_busy, 0);
 	return k;
 }

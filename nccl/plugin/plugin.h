@@ -224,6 +224,7 @@ HIDDEN struct comm *comm_of_context(void *context, uint32_t *gen);
 HIDDEN struct comm *comm_of_handle(uint64_t h);
 HIDDEN struct comm *place_comm(int version, uint64_t id, const char *name, int32_t rank, int32_t ranks);
 HIDDEN void leave_comm(struct comm *c);
+HIDDEN int take_turn(uint32_t *word);
 /* identity.c */
 HIDDEN void identify(struct lockstep_options *o, int32_t rank, int32_t ranks, char job[64], char node[64]);
 HIDDEN int chosen_events(void);
