@@ -161,6 +161,37 @@ static void lost(void)
 	told(&c, "mixed");
 }
 
+/* Groups whose end nobody tells: one of a call that gets no kernel, with calls behind it, and more than are kept at a time. */
+static void endless(void)
+{
+	struct played p;
+	struct comm d;
+	begin(0x113, "endless");
+	if (nccl.version < 5)
+		return;
+	api_begin(&p, &c, 0);
+	api_coll(&p, "AllReduce", 64);
+	c.numbered++;
+	for (int i = 0; i < N; i++)
+		collective(&c, "AllReduce", 64, 2, 3000);
+	pause_ms(100);
+	comm_init(&d, 0x114, "gone", 4, 1);
+	for (int i = 0; i < 3000; i++)
+		api_begin(&p, &d, 0);
+	if (getenv("STAYS"))
+		pause_ms(100);
+	else
+		comm_finalize(&d);
+	int without = 0;
+	for (int i = 0; i < N; i++) {
+		api_begin(&p, &c, 0);
+		without += !p.group_api;
+		api_end(&p);
+	}
+	printf("without %d\n", without);
+	told(&c, "mixed");
+}
+
 /* More under way than there is room for: what has no room is counted. */
 static void crowd(void)
 {
@@ -396,7 +427,7 @@ static void control(void)
 int scene(const char *name)
 {
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
-		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"crowd", crowd},
+		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"endless", endless}, {"crowd", crowd},
 		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"control", control},
 		{"tight", tight}, {"waking", waking}, {"stuck", stuck},
 	};

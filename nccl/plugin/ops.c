@@ -102,6 +102,15 @@ static int join_p2p(struct comm *c, uint64_t seq, const struct call *a)
 	return 1;
 }
 
+/* Groups of a communicator come one after the other. */
+static void note_group(struct comm *c, uint64_t group, uint64_t seq)
+{
+	if (PEEK(&c->last_group) != group) {
+		SET(&c->last_group, group);
+		STORE(&c->first_of_group, seq);
+	}
+}
+
 static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *e)
 {
 	if (e->u.coll_api.captured)
@@ -114,6 +123,7 @@ static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *
 	uint64_t seq;
 	make_room(c, gen, now);
 	new_op(c, &a, now, &seq);
+	note_group(c, a.group, seq);
 	return make_handle(H_COLL_API, c, gen, seq);
 }
 
@@ -134,6 +144,7 @@ static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e
 	a.flags = sample_call(now);
 	make_room(c, gen, now);
 	new_op(c, &a, now, &seq);
+	note_group(c, group, seq);
 	SET(&c->group, group), SET(&c->group_seq, seq);
 	return make_handle(H_P2P_API, c, gen, seq);
 }
@@ -313,11 +324,23 @@ HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer)
 	}
 }
 
+/* While its slot is taken, a group's calls have not returned. By its communicator, and by the time, which need not be exact, it is
+ * known when nobody is going to tell of its end. */
+static uint64_t group_api(const struct comm *c, uint32_t gen)
+{
+	uint64_t h;
+	struct slot *g = take(&plugin.groups, H_GROUP_API, &h);
+	if (!g)
+		return 0;
+	SET(&g->at, PEEK(&plugin.tick));
+	SET(&g->ctx, (uint64_t)gen << 32 | (uint64_t)(c - plugin.comms));
+	return h;
+}
+
 HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t type, int v4)
 {
 	uint32_t gen;
 	struct comm *c;
-	uint64_t h;
 	if (type == NCCL_KERNEL_CH)
 		return kernel_start(e);
 	if (!(c = comm_of_context(context, &gen))) {
@@ -326,10 +349,10 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 		return 0;
 	}
 	switch (type) {
-	case NCCL_GROUP_API: /* while its slot is taken, its calls have not returned */
+	case NCCL_GROUP_API:
 		if (e->u.group_api.captured && !sample_captured())
 			ADD(&plugin.w.hdr->ops_lost, 1); /* its replays will not be seen */
-		return take(&plugin.groups, H_GROUP_API, &h) ? h : 0;
+		return group_api(c, gen);
 	case NCCL_COLL_API:
 		return coll_api(c, gen, e);
 	case NCCL_P2P_API:

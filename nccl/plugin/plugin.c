@@ -95,6 +95,7 @@ static void *help(void *arg)
 		struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
 		pthread_cond_timedwait(&wake, &lock, &t);
 		now = lockstep_now();
+		SET(&plugin.tick, now);
 		if (now - anchored >= ANCHOR_NS) {
 			lockstep_anchor(&plugin.w);
 			anchored = now;
@@ -269,6 +270,7 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 	if (plugin.opened != 1) {
 		SET(mask, 0);
 	} else {
+		SET(&plugin.tick, lockstep_now());
 		struct comm *c = place_comm(version, id, name ? name : "", rank, ranks);
 		if (c) {
 			*context = make_context(c);

@@ -90,6 +90,7 @@ struct comm {
 	uint64_t loud; /* last operation whose kernel NCCL was asked for */
 	/* The API group, and the plan, whose sends and receives are one operation, and its number. */
 	uint64_t group, group_seq, plan, plan_seq;
+	uint64_t last_group, first_of_group; /* of the last call, and the first operation of it */
 	int64_t launched, posting; /* the last kernel's launch; since when NCCL makes entries for its proxy */
 	uint32_t posted;           /* operations that they are of */
 	int p2p;                   /* it has carried sends or receives, whose numbers are each rank's own */
@@ -184,6 +185,7 @@ struct plugin {
 	uint32_t used, alive; /* communicators: entries ever used, living */
 	struct comm *first_left, *last_left; /* those that were finalized, in that order */
 	int helping;
+	int64_t tick; /* the time as the helper has seen it last */
 	nccl_logger log;
 	enum lockstep_transport transport;
 	int64_t gpu_end; /* of any operation */

@@ -7,7 +7,9 @@
 #include "plugin.h"
 
 #define TRIES 8
+#ifndef FORGOTTEN
 #define FORGOTTEN (600000 * MS)
+#endif
 
 static int pool_init(struct pool *p, uint32_t n)
 {

@@ -10,11 +10,11 @@
 
 enum verdict { KEEP, EXACT, UNSEEN, ASSUMED };
 
-/* Whether the call of an operation has returned: its API group is over. */
-static int returned(const struct op *o)
+/* Whether the call of an operation has returned: its API group is over. Where nobody has told that, a call of another group has. */
+static int returned(const struct comm *c, const struct op *o, uint64_t seq)
 {
 	uint64_t group = PEEK(&o->group);
-	return handle_kind(group) != H_GROUP_API || !slot_of(&plugin.groups, group);
+	return handle_kind(group) != H_GROUP_API || seq < LOAD(&c->first_of_group) || !slot_of(&plugin.groups, group);
 }
 
 /* Whether an operation is over. tick: the helper looks, and may go by the time that nothing came. */
@@ -37,14 +37,14 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 			return EXACT;
 		return KEEP;
 	}
-	if (flags & OP_QUIET && !started && returned(o)) { /* what NCCL times behind it tells that it is over */
+	if (flags & OP_QUIET && !started && returned(c, o, seq)) { /* what NCCL times behind it tells that it is over */
 		if (full || later)
 			return UNSEEN;
 		return tick && PEEK(&c->loud) < seq && now - PEEK(&o->called) > 250 * MS ? ASSUMED : KEEP;
 	}
 	if (passed) /* its last channels may be on the way: the poller looks at several plans in turn */
 		return full || now - PEEK(&c->stopped_at) > 20 * MS || now - PEEK(&o->called) > 2000 * MS ? UNSEEN : KEEP;
-	if (flags & OP_PLACED || !returned(o))
+	if (flags & OP_PLACED || !returned(c, o, seq))
 		return KEEP;
 	/* NCCL gave it to no kernel that it tells of: symmetric memory, copy engines, or nothing to do. */
 	if (flags & OP_COPY || full || later)
@@ -178,7 +178,7 @@ static void walk(struct comm *c, int64_t now, int tick)
 				LOCKSTEP_SET(&c->rec->coll, (uint64_t)PEEK(&o->coll));
 				LOCKSTEP_SET(&c->rec->op_bytes, PEEK(&o->bytes));
 			}
-			if (!(PEEK(&o->flags) & OP_PLACED) && now - o->called > 100 * MS && !returned(o))
+			if (!(PEEK(&o->flags) & OP_PLACED) && now - o->called > 100 * MS && !returned(c, o, seq))
 				tell_started(c, seq, o->called); /* the call itself waits for others: connections are made */
 			if (PEEK(&o->flags) & OP_QUIET && now - o->called > 100 * MS)
 				tell_started(c, seq, o->called); /* what is timed behind it has not begun: it is this one, or one soon after it */
