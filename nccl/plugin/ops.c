@@ -50,7 +50,7 @@ static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint
 	SET(&o->stream, a->stream), SET(&o->plan, a->plan), SET(&o->flags, a->flags), SET(&o->root, a->root);
 	SET(&o->channels, (uint16_t)0);
 	SET(&o->coll, a->coll), SET(&o->dtype, a->dtype), SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_NONE), SET(&o->proto, (uint8_t)LOCKSTEP_PROTO_NONE);
-	SET(&o->count, (n & UINT32_MAX) << 32);
+	SET(&o->count, COUNT_SEQ(n));
 	SET(&o->gpu_start, UINT64_MAX), SET(&o->gpu_end, (uint64_t)0);
 	SET(&o->seen_start, 0), SET(&o->seen_end, 0), SET(&o->wait, 0), SET(&o->wait_peer, -1);
 	STORE(&o->seq, n);
@@ -247,18 +247,24 @@ static uint64_t ce_coll(struct comm *c, uint32_t gen, const struct nccl_event *e
 	return make_handle(H_CE, c, gen, 0);
 }
 
-/* Counts a channel of an operation, which is still the one of the handle; how many then
- * have started and stopped, 0 when it is another one. */
-static uint32_t count(struct op *o, uint64_t h, uint32_t add)
+/* Whether a count is that of the handle's operation, which is not over and has room for one more. */
+static int counts(uint64_t count, uint64_t h)
 {
-	uint64_t was = LOAD(&o->count), now;
-	do {
-		if (was >> 32 != (h & UINT32_MAX) || (was & 0xffff) == 0xffff || (was >> 16 & 0xffff) == 0xffff)
-			return 0;
-		now = was + add;
-	} while (!CAS(&o->count, &was, now));
-	return (uint32_t)now;
+	return count >> 40 == (h & 0xffffff) && count_held(count) < 254 && count_started(count) < 0xffff && count_stopped(count) < 0xffff;
 }
+
+/* Holds an operation, which is still the one of the handle, and counts a channel; what its count was, ~0 when it is another one. */
+static uint64_t hold(struct op *o, uint64_t h, uint64_t add)
+{
+	uint64_t was = LOAD(&o->count);
+	do {
+		if (!counts(was, h))
+			return UINT64_MAX;
+	} while (!CAS(&o->count, &was, was + add + COUNT_HELD));
+	return was;
+}
+
+static void release(struct op *o) { __atomic_fetch_sub(&o->count, COUNT_HELD, __ATOMIC_RELEASE); }
 
 static void at_least(uint64_t *word, uint64_t v)
 {
@@ -269,25 +275,34 @@ static void at_least(uint64_t *word, uint64_t v)
 
 static uint64_t kernel_start(const struct nccl_event *e)
 {
-	uint64_t parent = (uint64_t)(uintptr_t)e->parent, timer = e->u.kernel_ch.timer;
+	uint64_t parent = (uint64_t)(uintptr_t)e->parent, timer = e->u.kernel_ch.timer, was, add;
 	struct comm *c;
 	if (handle_kind(parent) != H_COLL && handle_kind(parent) != H_P2P)
 		return 0;
 	struct op *o = op_of(parent, &c);
 	if (!o)
 		return 0;
-	uint64_t seq = LOAD(&o->seq), first = PEEK(&o->gpu_start);
-	while (timer && timer < first && !CAS(&o->gpu_start, &first, timer))
-		;
-	uint32_t n = count(o, parent, 1);
-	if (!n)
-		return 0;
-	if (n == 1) {
-		int64_t now = lockstep_now();
-		SET(&o->seen_start, now);
-		SET(&c->started_at, now);
-		at_least(&c->started, seq);
-		settle(c, PEEK(&c->gen), now, 0);
+	uint64_t seq = LOAD(&o->seq), first;
+	was = LOAD(&o->count);
+	do { /* it is held only if there is something to write: mostly of the first channel */
+		first = PEEK(&o->gpu_start);
+		add = !count_started(was) || (timer && timer < first) ? COUNT_STARTED + COUNT_HELD : COUNT_STARTED;
+		if (!counts(was, parent))
+			return 0;
+	} while (!CAS(&o->count, &was, was + add));
+	uint32_t nth = count_started(was) + 1;
+	if (add != COUNT_STARTED) {
+		int64_t now = nth == 1 ? lockstep_now() : 0;
+		while (timer && timer < first && !CAS(&o->gpu_start, &first, timer))
+			;
+		if (nth == 1)
+			SET(&o->seen_start, now);
+		release(o);
+		if (nth == 1) {
+			SET(&c->started_at, now);
+			at_least(&c->started, seq);
+			settle(c, PEEK(&c->gen), now, 0);
+		}
 	}
 	return (uint64_t)H_KERNEL << 60 | (parent & ~(UINT64_C(15) << 60));
 }
@@ -296,16 +311,17 @@ HIDDEN void kernel_stop(uint64_t h, uint64_t timer)
 {
 	struct comm *c;
 	struct op *o = op_of(h, &c);
-	if (!o)
+	uint64_t was = o ? hold(o, h, COUNT_STOPPED) : UINT64_MAX;
+	if (was == UINT64_MAX)
 		return;
 	uint32_t plan = PEEK(&o->plan);
 	at_least(&o->gpu_end, timer);
-	uint64_t was = PEEK(&o->count);
-	int last = (was & 0xffff) == (was >> 16 & 0xffff) + 1; /* of those that have started */
+	int last = count_stopped(was) + 1 == count_started(was);
 	int64_t now = last ? lockstep_now() : 0;
 	if (last)
 		SET(&o->seen_end, now);
-	if (!count(o, h, 1 << 16) || !last)
+	release(o);
+	if (!last)
 		return;
 	SET(&c->stopped_at, now);
 	if ((int32_t)(plan - PEEK(&c->stopped_plan)) > 0)
@@ -318,10 +334,11 @@ HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer)
 {
 	struct comm *c;
 	struct op *o = op_of(h, &c);
-	if (o && ns > PEEK(&o->wait)) {
-		SET(&o->wait, ns);
-		SET(&o->wait_peer, peer);
-	}
+	if (!o || ns <= PEEK(&o->wait) || hold(o, h, 0) == UINT64_MAX)
+		return;
+	SET(&o->wait, ns);
+	SET(&o->wait_peer, peer);
+	release(o);
 }
 
 /* While its slot is taken, a group's calls have not returned. By its communicator, and by the time, which need not be exact, it is

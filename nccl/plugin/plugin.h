@@ -42,6 +42,18 @@
 
 #define MS INT64_C(1000000)
 
+/* An operation's count: low 24 bits of seq << 40 | who is at its words << 32 | channels stopped << 16 | channels started. Who writes
+ * of what its channels tell holds it by one compare-and-swap, which finds that it is the operation meant; while somebody does, it
+ * is not over, and once it is over (255), nobody can. */
+#define COUNT_SEQ(seq) (((seq) & 0xffffff) << 40)
+#define COUNT_HELD (UINT64_C(1) << 32)
+#define COUNT_STOPPED (UINT64_C(1) << 16)
+#define COUNT_STARTED UINT64_C(1)
+#define COUNT_OVER (UINT64_C(255) << 32)
+static inline uint32_t count_held(uint64_t count) { return count >> 32 & 255; }
+static inline uint32_t count_stopped(uint64_t count) { return count >> 16 & 0xffff; }
+static inline uint32_t count_started(uint64_t count) { return count & 0xffff; }
+
 /* Flags of an operation. */
 enum {
 	OP_PLACED = 1, /* NCCL has put it into a kernel: channels are to come */
@@ -63,7 +75,7 @@ struct op {
 	uint8_t pad[2];
 	uint64_t group; /* handle of its API group, 0 when the call has returned */
 
-	uint64_t count; /* low half of seq << 32 | channels stopped << 16 | channels started */
+	uint64_t count; /* see COUNT_ */
 	uint64_t gpu_start, gpu_end; /* first and last by the GPU's clock */
 	int64_t seen_start, seen_end; /* when this process was told */
 	int64_t wait; /* until the last peer's first bytes were there, by proxies */

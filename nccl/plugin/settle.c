@@ -17,8 +17,8 @@ static int returned(const struct comm *c, const struct op *o, uint64_t seq)
 	return handle_kind(group) != H_GROUP_API || seq < LOAD(&c->first_of_group) || !slot_of(&plugin.groups, group);
 }
 
-/* Whether an operation is over. tick: the helper looks, and may go by the time that nothing came. */
-static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq, int64_t now, int tick)
+/* Whether an operation is over, by its count, which is told. tick: the helper looks, and may go by the time that nothing came. */
+static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq, int64_t now, int tick, uint64_t *at)
 {
 	/* What tells of others is read before its own channels: this thread may be held up anywhere in between, and what
 	 * has run in the meantime would make an operation that was told of look like one that was not. */
@@ -26,10 +26,12 @@ static enum verdict judge(const struct comm *c, const struct op *o, uint64_t seq
 	int full = LOAD(&c->called) - seq > c->size / 4 * 3;
 	int passed = flags & OP_PLACED && (int32_t)(LOAD(&c->stopped_plan) - plan) > 0; /* a later plan has run */
 	int later = LOAD(&c->started) > seq;
-	uint64_t count = LOAD(&o->count);
-	uint32_t started = count & 0xffff, stopped = count >> 16 & 0xffff;
+	uint64_t count = *at = LOAD(&o->count);
+	uint32_t started = count_started(count), stopped = count_stopped(count);
 	uint16_t channels = PEEK(&o->channels);
 
+	if (count_held(count)) /* the helper looks again */
+		return KEEP;
 	if (started && stopped >= started) {
 		if ((channels && stopped >= channels) || passed)
 			return EXACT;
@@ -79,7 +81,7 @@ static void tell_run(struct comm *c, struct op *o, uint64_t seq, enum lockstep_k
 	r.flags = flags;
 	r.body.run = (struct lockstep_body_run){
 		.coll = PEEK(&o->coll), .algo = PEEK(&o->algo), .proto = PEEK(&o->proto),
-		.clock = gpu ? LOCKSTEP_CLOCK_GPU : LOCKSTEP_CLOCK_HOST, .chans = (uint16_t)(PEEK(&o->count) & 0xffff),
+		.clock = gpu ? LOCKSTEP_CLOCK_GPU : LOCKSTEP_CLOCK_HOST, .chans = (uint16_t)count_started(PEEK(&o->count)),
 		.stamp = gpu ? (int64_t)gpu : seen,
 	};
 	lockstep_append(&plugin.w, &r);
@@ -167,7 +169,10 @@ static void walk(struct comm *c, int64_t now, int tick)
 			done = seq;
 			continue;
 		}
-		enum verdict v = judge(c, o, seq, now, tick);
+		uint64_t count;
+		enum verdict v = judge(c, o, seq, now, tick, &count);
+		if (v != KEEP && !CAS(&o->count, &count, count | COUNT_OVER))
+			continue; /* another channel has told meanwhile */
 		if (v == KEEP) {
 			if (!tick)
 				break;
@@ -225,8 +230,8 @@ HIDDEN int settle_last(struct comm *c, int64_t now)
 				ADD(&plugin.w.hdr->ops_lost, 1);
 			continue;
 		}
-		uint64_t count = LOAD(&o->count);
-		uint32_t started = count & 0xffff, stopped = count >> 16 & 0xffff;
+		uint64_t count = __atomic_fetch_or(&o->count, COUNT_OVER, __ATOMIC_ACQ_REL);
+		uint32_t started = count_started(count), stopped = count_stopped(count);
 		int over = started && stopped >= started;
 		running |= started > stopped && now - PEEK(&o->seen_start) > 5000 * MS;
 		int64_t at = finish(c, o, seq, over ? EXACT : UNSEEN, now);
