@@ -29,3 +29,37 @@ func TestEndlessGroups(t *testing.T) {
 		}
 	}
 }
+
+// A stop that is told twice is no other channel's: an operation takes until the last of them has stopped.
+func TestStopsToldTwice(t *testing.T) {
+	for _, v := range versions {
+		dir := t.TempDir()
+		lines := play(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=net"}, v, "twice")
+		c := recorders(t, dir)[0]
+		for _, want := range parse(t, lines) {
+			check(t, c, want)
+			for seq, o := range c.ops[c.comm(t, want.id).Index] {
+				channels := uint16(4)
+				if seq%4 == 0 {
+					channels = 8
+				}
+				if dur := o.end[0].Stamp - o.start[0].Stamp; dur != 7000 || o.start[0].Chan != channels {
+					t.Errorf("v%s: operation %d of %d channels took %d ns, want 7000", v, seq, o.start[0].Chan, dur)
+				}
+			}
+		}
+	}
+}
+
+// What is told of an operation that is over, at any moment, changes none that has its slot.
+func TestStopsToldLate(t *testing.T) {
+	dir := t.TempDir()
+	lines := play(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=net"}, "5", "stale")
+	c := recorders(t, dir)[0]
+	for _, want := range parse(t, lines) {
+		s := c.comm(t, want.id)
+		if s.Ops+c.header.OpsLost != want.numbered || s.Finished != want.numbered || c.header.OpsUnseen != 0 || s.TransferNs != 100*s.Ops {
+			t.Errorf("%d operations, %d lost, %d unseen of %d took %d ns, want 100 each", s.Ops, c.header.OpsLost, c.header.OpsUnseen, want.numbered, s.TransferNs)
+		}
+	}
+}

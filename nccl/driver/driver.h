@@ -90,6 +90,8 @@ int scene(const char *name);
 void net(void);
 void peers(void);
 void churn(void);
+void twice(void);
+void stale(void);
 void tight(void);
 void waking(void);
 void stuck(void);

@@ -52,7 +52,7 @@ static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint
 	SET(&o->coll, a->coll), SET(&o->dtype, a->dtype), SET(&o->algo, (uint8_t)LOCKSTEP_ALGO_NONE), SET(&o->proto, (uint8_t)LOCKSTEP_PROTO_NONE);
 	SET(&o->count, COUNT_SEQ(n));
 	SET(&o->gpu_start, UINT64_MAX), SET(&o->gpu_end, (uint64_t)0);
-	SET(&o->seen_start, 0), SET(&o->seen_end, 0), SET(&o->wait, 0), SET(&o->wait_peer, -1);
+	SET(&o->seen_start, 0), SET(&o->seen_end, 0), SET(&o->stopped, (uint64_t)0), SET(&o->wait, (uint32_t)0), SET(&o->wait_peer, -1);
 	STORE(&o->seq, n);
 	lockstep_comm_enqueued(c->rec, n, now, (enum lockstep_coll)a->coll, a->bytes);
 	return o;
@@ -304,16 +304,23 @@ static uint64_t kernel_start(const struct nccl_event *e)
 			settle(c, PEEK(&c->gen), now, 0);
 		}
 	}
-	return (uint64_t)H_KERNEL << 60 | (parent & ~(UINT64_C(15) << 60));
+	return (uint64_t)H_KERNEL << 60 | (uint64_t)(nth <= 64 ? nth : 0) << 53 | (parent & ~(UINT64_C(127) << 53 | UINT64_C(15) << 60));
 }
 
 HIDDEN void kernel_stop(uint64_t h, uint64_t timer)
 {
 	struct comm *c;
 	struct op *o = op_of(h, &c);
-	uint64_t was = o ? hold(o, h, COUNT_STOPPED) : UINT64_MAX;
+	uint64_t nth = h >> 53 & 127;
+	if (!o || nth > 64)
+		return;
+	uint64_t bit = nth ? UINT64_C(1) << (nth - 1) : 0, stopped = PEEK(&o->stopped);
+	if (stopped & bit) /* it is told twice */
+		return;
+	uint64_t was = hold(o, h, COUNT_STOPPED);
 	if (was == UINT64_MAX)
 		return;
+	SET(&o->stopped, stopped | bit); /* of two at once one may be missing: then a second time counts */
 	uint32_t plan = PEEK(&o->plan);
 	at_least(&o->gpu_end, timer);
 	int last = count_stopped(was) + 1 == count_started(was);
@@ -334,9 +341,9 @@ HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer)
 {
 	struct comm *c;
 	struct op *o = op_of(h, &c);
-	if (!o || ns <= PEEK(&o->wait) || hold(o, h, 0) == UINT64_MAX)
+	if (!o || ns <= span_ns(PEEK(&o->wait)) || hold(o, h, 0) == UINT64_MAX)
 		return;
-	SET(&o->wait, ns);
+	SET(&o->wait, lockstep_pack_span(0, ns));
 	SET(&o->wait_peer, peer);
 	release(o);
 }

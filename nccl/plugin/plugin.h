@@ -78,9 +78,9 @@ struct op {
 	uint64_t count; /* see COUNT_ */
 	uint64_t gpu_start, gpu_end; /* first and last by the GPU's clock */
 	int64_t seen_start, seen_end; /* when this process was told */
-	int64_t wait; /* until the last peer's first bytes were there, by proxies */
+	uint64_t stopped;  /* of the channels that started, in that order: a bit each of the first 64 */
+	uint32_t wait;     /* a span: until the last peer's first bytes were there, by proxies */
 	int32_t wait_peer;
-	uint8_t pad2[4];
 	uint64_t lost; /* operations of this slot up to this one that are not in it were lost */
 } ALIGNED;
 _Static_assert(sizeof(struct op) == 128, "op");
@@ -210,7 +210,8 @@ struct plugin {
 
 extern HIDDEN struct plugin plugin;
 
-/* What a handle is: kind << 60 | captured << 59 | comm << 41 | generation << 32 | sequence. */
+/* What a handle is: kind << 60 | captured << 59 | comm << 41 | generation << 32 | sequence; of a kernel's channel, which of its
+ * operation's to start it was << 53, 0 beyond the 64th. */
 enum handle_kind { H_GROUP_API = 1, H_COLL_API, H_P2P_API, H_GROUP, H_COLL, H_P2P, H_KERNEL, H_LAUNCH, H_CE, H_PROXY, H_STEP, H_NET };
 #define H_CAPTURED (UINT64_C(1) << 59)
 
@@ -219,6 +220,8 @@ static inline uint64_t make_handle(enum handle_kind kind, const struct comm *c, 
 {
 	return (uint64_t)kind << 60 | (uint64_t)(c - plugin.comms) << 41 | (gen & 511) << 32 | (seq & UINT32_MAX);
 }
+
+static inline int64_t span_ns(uint32_t span) { return span & LOCKSTEP_SPAN_MICRO ? (int64_t)(span & ~LOCKSTEP_SPAN_MICRO) * 1000 : (int64_t)span; }
 
 /* 1 in the process that opened the recorder, not in its forked children. */
 static inline int is_live(void) { return plugin.live && PEEK(plugin.live); }

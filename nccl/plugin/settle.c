@@ -128,7 +128,7 @@ static int64_t finish(struct comm *c, struct op *o, uint64_t seq, enum verdict v
 	/* A poller that lags hands out a younger operation's stamp: then its own times are all there is. */
 	int exact = start != UINT64_MAX && end >= start && end - start < UINT64_C(1) << 62;
 	uint64_t dur = exact ? end - start : (uint64_t)(seen_end - seen_start);
-	uint64_t wait = (uint64_t)PEEK(&o->wait), own = exact ? own_time(start, end) : 0;
+	uint64_t wait = (uint64_t)span_ns(PEEK(&o->wait)), own = exact ? own_time(start, end) : 0;
 	if (wait > dur)
 		wait = dur;
 	tell_run(c, o, seq, LOCKSTEP_KIND_START, seen_start, exact ? start : 0, replay);
