@@ -288,9 +288,17 @@ func TestManyCommunicators(t *testing.T) {
 	}
 }
 
+// A child has a recorder of its own, and writes nothing into its parent's.
 func TestFork(t *testing.T) {
+	for _, scene := range []string{"forks", "clones"} {
+		t.Run(scene, func(t *testing.T) { testFork(t, scene) })
+	}
+}
+
+func testFork(t *testing.T, scene string) {
+	t.Helper()
 	dir := t.TempDir()
-	lines := play(t, plain, dir, nil, "5", "forks")
+	lines := play(t, plain, dir, nil, "5", scene)
 	var child, status int
 	for _, l := range lines {
 		fmt.Sscanf(l, "child %d status %d", &child, &status)

@@ -2,6 +2,8 @@
 #include "driver.h"
 
 #include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #define N 20
@@ -388,12 +390,12 @@ static void many(void)
 }
 
 /* A child must not write into its parent's recorder, and may begin anew. */
-static void forks(void)
+static void children(pid_t (*make)(void))
 {
 	begin(0x10c, "parent");
 	collective(&c, "AllReduce", 64, 2, 3000);
 	fflush(stdout);
-	pid_t pid = fork();
+	pid_t pid = make();
 	if (!pid) {
 		struct comm d;
 		for (int i = 0; i < 10; i++)
@@ -409,6 +411,12 @@ static void forks(void)
 	collective(&c, "AllReduce", 64, 2, 3000);
 	told(&c, "exact");
 }
+
+static void forks(void) { children(fork); }
+
+/* Of a child that is made without the library's fork no handler is told. */
+static pid_t raw_clone(void) { return (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL); }
+static void clones(void) { children(raw_clone); }
 
 /* Waits until the agent has asked for other events. */
 static void control(void)
@@ -428,7 +436,7 @@ int scene(const char *name)
 {
 	static const struct { const char *name; void (*play)(void); } scenes[] = {
 		{"basic", basic}, {"fused", fused}, {"p2p", p2p}, {"graph", graph}, {"symmetric", symmetric}, {"lost", lost}, {"endless", endless}, {"crowd", crowd},
-		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"control", control},
+		{"net", net}, {"hang", hang}, {"late", late}, {"threads", threads}, {"pipes", pipes}, {"peers", peers}, {"many", many}, {"churn", churn}, {"forks", forks}, {"clones", clones}, {"control", control},
 		{"twice", twice}, {"stale", stale}, {"tight", tight}, {"waking", waking}, {"stuck", stuck},
 	};
 	for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)

@@ -149,7 +149,8 @@ static void in_child(void)
 	}
 	plugin.used = plugin.alive = plugin.nmasks = 0;
 	plugin.first_left = plugin.last_left = NULL;
-	plugin.opened = plugin.helping = 0;
+	STORE(&plugin.opened, 0);
+	plugin.helping = 0;
 	if (plugin.live)
 		SET(plugin.live, 0);
 	if (control >= 0)
@@ -163,6 +164,24 @@ static void in_child(void)
 	plugin.gpu_end = 0;
 	memset(&plugin.sampling, 0, sizeof plugin.sampling);
 	pthread_mutex_unlock(&lock);
+}
+
+/* A child that was made without the library's fork: nobody has told it what it is. It begins anew before it takes the lock, which
+ * may be held by a thread that it does not have; its own threads wait for the first of them. */
+static void begin_anew(void)
+{
+	uint32_t none = 0, *begun;
+	if (LOAD(&plugin.opened) != 1 || is_live())
+		return;
+	begun = plugin.live + 1; /* of the page that is wiped: 0 in such a child only */
+	if (CAS(begun, &none, (uint32_t)1)) {
+		pthread_mutex_init(&lock, NULL);
+		pthread_mutex_lock(&lock);
+		in_child();
+		STORE(begun, (uint32_t)2);
+	}
+	for (int i = 0; i < 10000 && LOAD(begun) == 1; i++)
+		usleep(100);
 }
 
 /* A clean end closes the recorder: status 0, or communicators all destroyed. It stays mapped: threads may still run. */
@@ -212,7 +231,7 @@ static void open_plugin(int version, int32_t rank, int32_t ranks)
 		.comm_slots = MAX_COMMS, .conn_slots = MAX_CONNS, .ring_slots = RING_SLOTS,
 		.source = LOCKSTEP_SOURCE_NCCL_PLUGIN, .source_version = (uint32_t)version,
 	};
-	plugin.opened = -1;
+	STORE(&plugin.opened, -1);
 	if ((plugin.chosen = chosen_events()) < 0)
 		return;
 	if (!plugin.live) {
@@ -239,7 +258,7 @@ static void open_plugin(int version, int32_t rank, int32_t ranks)
 		on_exit(at_exit, NULL);
 	}
 	SET(plugin.live, 1);
-	plugin.opened = 1;
+	STORE(&plugin.opened, 1);
 	plugin.set = plugin.chosen;
 }
 
@@ -262,6 +281,7 @@ static int init(int version, void **context, uint64_t id, int *mask, const char 
 	if (!context || !mask)
 		return 0;
 	*context = NULL;
+	begin_anew();
 	pthread_mutex_lock(&lock);
 	if (log)
 		plugin.log = log;
