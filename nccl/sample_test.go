@@ -2,6 +2,8 @@ package nccl_test
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,6 +79,39 @@ func TestSampledHang(t *testing.T) {
 		check(t, c, want)
 		if s := c.comm(t, want.id); s.Finished > before || before-s.Finished > 400 || s.Started > before+1 {
 			t.Errorf("started %d, finished %d: the GPU stopped after %d", s.Started, s.Finished, before)
+		}
+	}
+}
+
+// Each replay of a graph is recorded, or counted as lost, though its first call was captured while its kernel was not asked for: its
+// later ones are told of, and where there is a network it is itself.
+func TestCapturedBetweenSamples(t *testing.T) {
+	const replays = 20
+	for _, v := range versions[1:] {
+		for _, env := range []string{"", "NET=1", "NET=1 ONE=1", "REST=1"} {
+			dir := t.TempDir()
+			lines := play(t, plain, dir, strings.Fields(env), v, "blind")
+			untold := slices.Contains(lines, "untold 1") // elsewhere, or on a slow machine, kernels were asked for
+			c := recorders(t, dir)[0]
+			for _, want := range parse(t, lines) {
+				s := c.comm(t, want.id)
+				var ended, lost uint64
+				for _, o := range c.ops[s.Index] {
+					ended += uint64(len(o.end))
+				}
+				if untold {
+					lost = replays
+				}
+				if ended+lost != want.numbered || s.Enqueued != want.numbered || s.Finished != want.numbered {
+					t.Errorf("v%s %s: %d recorded, %d lost, enqueued %d, finished %d of %d", v, env, ended, lost, s.Enqueued, s.Finished, want.numbered)
+				}
+				if untold {
+					lost++ // and that it was captured so
+				}
+				if c.header.OpsLost != lost {
+					t.Errorf("v%s %s: %d operations counted as lost, want %d", v, env, c.header.OpsLost, lost)
+				}
+			}
 		}
 	}
 }

@@ -95,6 +95,7 @@ void stale(void);
 void tight(void);
 void waking(void);
 void stuck(void);
+void blind(void);
 int play_rank(int argc, char **argv);
 int soak(uint64_t events, int threads);
 int bench(void);

@@ -73,3 +73,51 @@ void stuck(void)
 	printf("stuck after %" PRIu64 "\n", before);
 	told(&c, "hang");
 }
+
+/*
+ * A graph that is captured while only some kernels are asked for: NCCL tells of a captured call's replays what it was asked for
+ * when it was captured. Environment: NET=1: there are transfers; ONE=1: it is of one call, not of three; REST=1: there was a rest, after which kernels are asked for again.
+ */
+void blind(void)
+{
+	struct comm c;
+	struct played p[3];
+	int calls = getenv("ONE") ? 1 : 3;
+	comm_init(&c, 0x116, "blind", 4, 1);
+	if (getenv("NET")) {
+		api_begin(&p[0], &c, 0);
+		api_coll(&p[0], "AllReduce", 64);
+		plan_begin(&p[0]);
+		plan_coll(&p[0], "AllReduce", 64, 2);
+		plan_end(&p[0]);
+		api_end(&p[0]);
+		kernel_begin(&p[0], 2, mono() + GPU_OFFSET);
+		transfers(&p[0], 2, 1, 100, 1, 5);
+		kernel_end(&p[0], 2, mono() + GPU_OFFSET);
+		c.numbered++;
+	}
+	for (int i = 0; i < 2000 || (i < 20000 && __atomic_load_n(&nccl.mask, __ATOMIC_RELAXED) & NCCL_KERNEL_CH); i++)
+		collective(&c, "AllReduce", 64, 2, 500);
+	if (getenv("REST"))
+		usleep(200000);
+	for (int k = 0; k < calls; k++) {
+		api_begin(&p[k], &c, 1);
+		api_coll(&p[k], "AllReduce", 64);
+		api_end(&p[k]);
+		p[k].group_api = NULL;
+	}
+	printf("untold %d\n", !asks(&p[0], NCCL_KERNEL_CH | NCCL_PROXY_OP));
+	for (int i = 0; i < 20; i++)
+		for (int k = 0; k < calls; k++) {
+			plan_begin(&p[k]);
+			plan_coll(&p[k], "AllReduce", 64, 2);
+			plan_end(&p[k]);
+			int64_t at = mono();
+			kernel_begin(&p[k], 2, at + GPU_OFFSET);
+			until(at + 4000);
+			kernel_end(&p[k], 2, at + 4000 + GPU_OFFSET);
+			c.numbered++;
+		}
+	usleep(500000);
+	told(&c, "sampled");
+}

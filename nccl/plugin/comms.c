@@ -55,6 +55,7 @@ static int reset_comm(struct comm *c, uint32_t size)
 	c->loud = c->quiet = 0;
 	c->group = c->group_seq = c->plan = c->plan_seq = 0;
 	c->last_group = c->first_of_group = 0;
+	c->maybe = c->maybe_told = 0, c->maybe_group = 0, c->maybe_at = 0;
 	c->launched = c->started_at = c->stopped_at = 0;
 	c->p2p = 0;
 	c->dirty = c->busy = 0;

@@ -29,16 +29,23 @@ struct call {
 	uint32_t stream, flags, plan;
 };
 
+/* An operation that has its number, and is not kept. */
+static void lose(struct comm *c, uint64_t n)
+{
+	struct op *o = op_at(c, n);
+	uint64_t lost = PEEK(&o->lost);
+	while (lost < n && !CAS(&o->lost, &lost, n))
+		;
+	ADD(&plugin.w.hdr->ops_lost, 1);
+}
+
 /* Numbers an operation and keeps it, or counts it as lost when there is no room. */
 static struct op *new_op(struct comm *c, const struct call *a, int64_t now, uint64_t *seq)
 {
 	uint64_t n = *seq = ADD(&c->called, 1) + 1, empty = 0;
 	struct op *o = op_at(c, n);
 	if (!CAS(&o->seq, &empty, OP_BUSY | n)) {
-		uint64_t lost = PEEK(&o->lost);
-		while (lost < n && !CAS(&o->lost, &lost, n))
-			;
-		ADD(&plugin.w.hdr->ops_lost, 1);
+		lose(c, n);
 		lockstep_comm_enqueued(c->rec, n, now, (enum lockstep_coll)a->coll, a->bytes);
 		return NULL;
 	}
@@ -111,10 +118,49 @@ static void note_group(struct comm *c, uint64_t group, uint64_t seq)
 	}
 }
 
+/* A call goes into a graph. In a group NCCL is asked again for each, and the first may be the one that is not to be told of. */
+static uint64_t captured_call(struct comm *c, uint32_t gen, enum handle_kind kind, uint64_t group)
+{
+	struct slot *g = handle_kind(group) == H_GROUP_API ? slot_of(&plugin.groups, group) : NULL;
+	uint64_t h = make_handle(kind, c, gen, 0) | H_CAPTURED;
+	int how = g ? g->captured : SURE, joins = kind == H_P2P_API && PEEK(&c->maybe_group) == group;
+	if (g)
+		g->captured = SURE;
+	int64_t now = PEEK(&plugin.sampling.captured);
+	if (now - PEEK(&c->maybe_at) > CAPTURE_NS) /* what was captured then is another graph's */
+		SET(&c->maybe, (uint32_t)0);
+	if (how == SURE) {
+		if (joins && PEEK(&c->maybe)) /* it tells of the sends and receives before it in its group */
+			SET(&c->maybe, PEEK(&c->maybe) - 1);
+		uint32_t before = PEEK(&c->maybe);
+		SET(&c->maybe, (uint32_t)0), SET(&c->maybe_group, (uint64_t)0);
+		return h | (before < CAPTURED_BEFORE ? before : CAPTURED_BEFORE);
+	}
+	int told = PEEK(&plugin.sampling.network);
+	if (how == QUIET && !told)
+		ADD(&plugin.w.hdr->ops_lost, 1); /* where nothing else of its graph is told of, its replays are not seen */
+	SET(&c->maybe, PEEK(&c->maybe) + 1), SET(&c->maybe_at, now);
+	SET(&c->maybe_group, kind == H_P2P_API ? group : 0);
+	return h | CAPTURED_MAYBE | (told ? CAPTURED_TOLD : 0);
+}
+
+/* A graph is replayed: flags of the operation. Calls before it in the graph that NCCL did not tell of have been, too. */
+static uint32_t replayed(struct comm *c, uint64_t captured)
+{
+	if (captured & CAPTURED_MAYBE) {
+		ADD(&c->maybe_told, 1);
+		return OP_REPLAY | (captured & CAPTURED_TOLD ? OP_QUIET : 0);
+	}
+	uint64_t told = __atomic_exchange_n(&c->maybe_told, 0, __ATOMIC_RELAXED), before = captured & CAPTURED_BEFORE;
+	for (uint64_t i = told; i < before; i++)
+		lose(c, ADD(&c->called, 1) + 1);
+	return OP_REPLAY;
+}
+
 static uint64_t coll_api(struct comm *c, uint32_t gen, const struct nccl_event *e)
 {
 	if (e->u.coll_api.captured)
-		return make_handle(H_COLL_API, c, gen, 0) | H_CAPTURED;
+		return captured_call(c, gen, H_COLL_API, (uint64_t)(uintptr_t)e->parent);
 	struct call a = call_of(c, e->u.coll_api.func, e->u.coll_api.datatype, e->u.coll_api.count, e->u.coll_api.root);
 	a.stream = stream_of(e->u.coll_api.stream);
 	a.group = (uint64_t)(uintptr_t)e->parent;
@@ -132,7 +178,7 @@ static uint64_t p2p_api(struct comm *c, uint32_t gen, const struct nccl_event *e
 	uint64_t group = (uint64_t)(uintptr_t)e->parent, seq;
 	SET(&c->p2p, 1);
 	if (e->u.p2p_api.captured)
-		return make_handle(H_P2P_API, c, gen, 0) | H_CAPTURED;
+		return captured_call(c, gen, H_P2P_API, group);
 	struct call a = call_of(c, e->u.p2p_api.func, e->u.p2p_api.datatype, e->u.p2p_api.count, -1);
 	a.stream = stream_of(e->u.p2p_api.stream), a.group = group;
 	if (group && PEEK(&c->group) == group) {
@@ -178,7 +224,7 @@ static uint64_t coll_start(struct comm *c, uint32_t gen, const struct nccl_event
 			return 0; /* given up, or lost: that is counted */
 	} else {
 		struct call a = call_of(c, e->u.coll.func, e->u.coll.datatype, e->u.coll.count, e->u.coll.root);
-		a.flags = parent & H_CAPTURED && handle_kind(parent) == H_COLL_API ? OP_REPLAY : 0;
+		a.flags = parent & H_CAPTURED && handle_kind(parent) == H_COLL_API ? replayed(c, parent) : 0;
 		a.plan = plan;
 		int64_t now = lockstep_now();
 		make_room(c, gen, now);
@@ -211,11 +257,11 @@ static uint64_t p2p_start(struct comm *c, uint32_t gen, const struct nccl_event 
 	}
 	struct call a = call_of(c, e->u.p2p.func, e->u.p2p.datatype, e->u.p2p.count, -1);
 	a.root = e->u.p2p.peer;
-	a.flags = parent & H_CAPTURED && handle_kind(parent) == H_P2P_API ? OP_REPLAY : 0;
 	if (group && PEEK(&c->plan) == (uint64_t)(uintptr_t)group) {
 		seq = PEEK(&c->plan_seq);
 		return join_p2p(c, seq, &a) ? make_handle(H_P2P, c, gen, seq) : 0;
 	}
+	a.flags = parent & H_CAPTURED && handle_kind(parent) == H_P2P_API ? replayed(c, parent) : 0;
 	int64_t now = lockstep_now();
 	a.plan = plan_of(c, group);
 	make_room(c, gen, now);
@@ -350,12 +396,14 @@ HIDDEN void op_waited(uint64_t h, int64_t ns, int32_t peer)
 
 /* While its slot is taken, a group's calls have not returned. By its communicator, and by the time, which need not be exact, it is
  * known when nobody is going to tell of its end. */
-static uint64_t group_api(const struct comm *c, uint32_t gen)
+static uint64_t group_api(const struct comm *c, uint32_t gen, int captured)
 {
 	uint64_t h;
+	int how = captured ? sample_captured() : SURE;
 	struct slot *g = take(&plugin.groups, H_GROUP_API, &h);
 	if (!g)
 		return 0;
+	g->captured = (uint8_t)how;
 	SET(&g->at, PEEK(&plugin.tick));
 	SET(&g->ctx, (uint64_t)gen << 32 | (uint64_t)(c - plugin.comms));
 	return h;
@@ -374,9 +422,7 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 	}
 	switch (type) {
 	case NCCL_GROUP_API:
-		if (e->u.group_api.captured && !sample_captured())
-			ADD(&plugin.w.hdr->ops_lost, 1); /* its replays will not be seen */
-		return group_api(c, gen);
+		return group_api(c, gen, e->u.group_api.captured);
 	case NCCL_COLL_API:
 		return coll_api(c, gen, e);
 	case NCCL_P2P_API:

@@ -103,6 +103,9 @@ struct comm {
 	/* The API group, and the plan, whose sends and receives are one operation, and its number. */
 	uint64_t group, group_seq, plan, plan_seq;
 	uint64_t last_group, first_of_group; /* of the last call, and the first operation of it */
+	uint32_t maybe, maybe_told; /* captured calls whose replays may not be told, since the last whose are; replays of such that were */
+	uint64_t maybe_group;       /* the API group of sends and receives among them */
+	int64_t maybe_at;
 	int64_t launched, posting; /* the last kernel's launch; since when NCCL makes entries for its proxy */
 	uint32_t posted;           /* operations that they are of */
 	int p2p;                   /* it has carried sends or receives, whose numbers are each rank's own */
@@ -154,7 +157,7 @@ struct slot {
 	struct conn *conn;
 	uint64_t bytes;
 	int64_t first; /* bytes, of a proxy operation that receives */
-	uint8_t kind, is_send, blocked, waiting, posted;
+	uint8_t captured, is_send, blocked, waiting, posted; /* captured: SURE … QUIET, of an API group's next call */
 } ALIGNED;
 _Static_assert(sizeof(struct slot) == 64, "slot");
 
@@ -162,6 +165,8 @@ struct pool {
 	struct slot *slots;
 	uint32_t mask, next;
 };
+
+#define CAPTURE_NS (1000 * MS) /* calls that are captured closer than that go into one graph, and are timed */
 
 /* Which groups of calls NCCL is asked to time: see sample.c. */
 struct sampling {
@@ -210,6 +215,12 @@ struct plugin {
 
 extern HIDDEN struct plugin plugin;
 
+/* A captured call's handle has in place of a sequence what is needed when it is replayed: whether NCCL may not have been asked for its
+ * kernel; then, whether it tells of the replay all the same, for transfers; else, of how many calls before it it may not. */
+#define CAPTURED_MAYBE (UINT64_C(1) << 31)
+#define CAPTURED_TOLD (UINT64_C(1) << 30)
+#define CAPTURED_BEFORE UINT64_C(0xffff)
+
 /* What a handle is: kind << 60 | captured << 59 | comm << 41 | generation << 32 | sequence; of a kernel's channel, which of its
  * operation's to start it was << 53, 0 beyond the 64th. */
 enum handle_kind { H_GROUP_API = 1, H_COLL_API, H_P2P_API, H_GROUP, H_COLL, H_P2P, H_KERNEL, H_LAUNCH, H_CE, H_PROXY, H_STEP, H_NET };
@@ -232,6 +243,7 @@ HIDDEN void set_masks(int quiet);
 HIDDEN uint32_t sample_call(int64_t now);
 HIDDEN void sample_group(void);
 HIDDEN void sample_cost(int64_t ns);
+enum { SURE, UNSURE, QUIET };
 HIDDEN int sample_captured(void);
 HIDDEN void sample_reset(void);
 HIDDEN void sample_rest(int64_t now);

@@ -33,7 +33,6 @@
 #define RUSH_SHARE 128
 #define PAUSE_NS (1 * MS)
 #define REST_NS (64 * MS)
-#define CAPTURE_NS (1000 * MS)
 #define UNSURE_NS (1000 * MS)
 
 static int is_sampling(void) { return PEEK(&plugin.set) == LOCKSTEP_EVENTS_DEFAULT; }
@@ -197,17 +196,17 @@ HIDDEN void sample_rest(int64_t now)
 }
 
 /* A call goes into a CUDA graph, whose replays tell of their kernels only if it was called so: from now on it is.
- * Returns whether this one was. */
+ * Returns whether this one was: SURE, UNSURE or, as far as is known, not (QUIET). */
 HIDDEN int sample_captured(void)
 {
 	struct sampling *s = &plugin.sampling;
 	if (!is_sampling())
-		return 1;
+		return SURE;
 	int64_t now = lockstep_now();
-	int quiet = PEEK(&s->quiet);
+	int quiet = PEEK(&s->quiet), sure = is_sure(s, now);
 	SET(&s->captured, now);
 	SET(&s->called, now);
 	if (quiet)
 		(void)turn(0);
-	return !quiet;
+	return quiet ? QUIET : sure ? SURE : UNSURE;
 }
