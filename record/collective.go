@@ -102,6 +102,12 @@ func (t *Traits) Varies() bool {
 	return t.Send == ShareVaries || t.Recv == ShareVaries || t.PointToPoint
 }
 
+// SamePayload reports whether all members' calls have the same payload. Of a rooted collective in parts NCCL's
+// ranks may give counts that only the root looks at.
+func (t *Traits) SamePayload() bool {
+	return !t.Varies() && !(t.Root != RootNone && t.Parted())
+}
+
 // Parted reports whether a buffer has a part for each rank.
 func (t *Traits) Parted() bool { return t.Send == ShareAll || t.Recv == ShareAll }
 

@@ -62,9 +62,13 @@ func (j *job) arrive(c *comm, o *op) {
 		j.arrivalsDropped++
 		return
 	}
-	j.arrivals = append(j.arrivals, &wire.Arrival{
+	w := &wire.Arrival{
 		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended, StampErrorNs: o.clockErr,
-	})
+	}
+	if o.coll.Traits().SamePayload() {
+		w.Bytes = o.bytes
+	}
+	j.arrivals = append(j.arrivals, w)
 }
 
 // reportable reports whether the master needs to know of a rank: it has a place in the world,

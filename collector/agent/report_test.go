@@ -102,3 +102,16 @@ func TestReportsAreFair(t *testing.T) {
 		}
 	}
 }
+
+// An arrival says how much was moved, where members have to agree on that.
+func TestArrivalTellsPayload(t *testing.T) {
+	j := &job{}
+	for _, kind := range []record.CollKind{record.AllReduce, record.Broadcast, record.AlltoAllv, record.Gather} {
+		j.arrive(&comm{}, &op{coll: kind, bytes: 64})
+	}
+	for i, want := range []uint64{64, 64, 0, 0} {
+		if got := j.arrivals[i]; got.Bytes != want {
+			t.Errorf("%v: %d bytes, want %d", record.CollKind(got.Coll), got.Bytes, want)
+		}
+	}
+}

@@ -20,7 +20,7 @@ func (s *state) collect(now int64) {
 	}
 	s.clock.clear() // communicators are renumbered
 	old := s.ev
-	oldComms, oldConns, oldBy, oldToldBy := s.comms, s.conns, s.connBy, s.toldBy
+	oldComms, oldConns, oldBy, oldSamples := s.comms, s.conns, s.connBy, s.samples
 	s.clearComms()
 	for i, to := range moved {
 		if to >= 0 {
@@ -48,7 +48,7 @@ func (s *state) collect(now int64) {
 		if to := moved[a.Comm]; to >= 0 {
 			a.Comm = to
 			s.arrived[arrivalKey{to, a.Seq}] = int32(len(s.ev.Arrivals))
-			s.ev.Arrivals, s.toldBy = append(s.ev.Arrivals, a), append(s.toldBy, oldToldBy[i])
+			s.ev.Arrivals, s.samples = append(s.ev.Arrivals, a), append(s.samples, oldSamples[i])
 			s.cells += len(a.Start)
 		}
 	}

@@ -3,6 +3,7 @@ package master
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -85,9 +86,20 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 		s.refused++
 		return
 	}
-	s.clock.meet(n, c, w, now)
 	k := arrivalKey{c, w.Seq}
+	if _, mixed := s.mixed[k]; mixed {
+		return
+	}
 	i, ok := s.arrived[k]
+	if ok {
+		// NCCL's ranks number a replay when it runs and other calls when they are made, so two may have one number.
+		x := &s.samples[i]
+		if s.ev.Arrivals[i].Coll != record.CollKind(w.Coll) || x.bytes != 0 && w.Bytes != 0 && x.bytes != w.Bytes {
+			s.mix(k, i)
+			return
+		}
+	}
+	s.clock.meet(n, c, w, now)
 	if !ok {
 		size := len(s.ev.Comms[c].Members)
 		if size > s.limits.Arrivals {
@@ -100,13 +112,15 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 		i = int32(len(s.ev.Arrivals))
 		times := make([]int64, 2*size)
 		s.ev.Arrivals = append(s.ev.Arrivals, diagnosis.Arrival{Comm: c, Seq: w.Seq, Coll: record.CollKind(w.Coll), Start: times[:size:size], End: times[size:]})
-		s.toldBy = append(s.toldBy, n)
+		s.samples = append(s.samples, sample{by: n})
 		s.arrived[k] = i
 		s.cells += size
 	}
-	if s.toldBy[i] != n {
-		s.toldBy[i] = several
+	x := &s.samples[i]
+	if x.by != n {
+		x.by = several
 	}
+	x.bytes = max(x.bytes, w.Bytes)
 	a, clock := &s.ev.Arrivals[i], &s.nodes[n].clock
 	a.Start[w.Rank], a.End[w.Rank] = clock.real(w.MonoStartedNs, now), clock.real(w.MonoEndedNs, now)
 }
@@ -116,23 +130,49 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 func (s *state) dropArrivals(size int) {
 	// A sample's weight is its part of both bounds, of the table's number and of its cells.
 	weight := func(i int) (int32, int64) {
-		return s.toldBy[i], int64(s.limits.Arrivals) + maxArrivals*int64(len(s.ev.Arrivals[i].Start))
+		return s.samples[i].by, int64(s.limits.Arrivals) + maxArrivals*int64(len(s.ev.Arrivals[i].Start))
 	}
 	for halvings := 1; ; halvings++ {
 		kept := thin(len(s.ev.Arrivals), halvings, weight)
-		s.ev.Arrivals, s.toldBy = keep(s.ev.Arrivals, kept), keep(s.toldBy, kept)
-		s.cells = 0
-		for i := range s.ev.Arrivals {
-			s.cells += len(s.ev.Arrivals[i].Start)
-		}
+		s.keepArrivals(kept)
 		if len(s.ev.Arrivals) < maxArrivals && s.cells+size <= s.limits.Arrivals {
 			break
 		}
 	}
+}
+
+// keepArrivals removes the samples that are not kept.
+func (s *state) keepArrivals(kept []bool) {
+	s.ev.Arrivals, s.samples = keep(s.ev.Arrivals, kept), keep(s.samples, kept)
+	s.cells = 0
 	clear(s.arrived)
 	for i := range s.ev.Arrivals {
+		s.cells += len(s.ev.Arrivals[i].Start)
 		s.arrived[arrivalKey{s.ev.Arrivals[i].Comm, s.ev.Arrivals[i].Seq}] = int32(i)
 	}
+}
+
+// mix notes that members mean different operations by a number: their times are no sample of either.
+func (s *state) mix(k arrivalKey, i int32) {
+	if len(s.mixed) >= maxArrivals {
+		clear(s.mixed)
+	}
+	s.mixed[k] = struct{}{}
+	s.samples[i].mixed = true
+	s.clock.unmeet(k)
+}
+
+// dropMixed removes what mix has noted, all in one go.
+func (s *state) dropMixed() {
+	mixed := func(x sample) bool { return x.mixed }
+	if !slices.ContainsFunc(s.samples, mixed) {
+		return
+	}
+	kept := make([]bool, len(s.samples))
+	for i := range kept {
+		kept[i] = !mixed(s.samples[i])
+	}
+	s.keepArrivals(kept)
 }
 
 // connDetails lists the connections that deserve attention most.

@@ -99,6 +99,14 @@ func (j *jobClock) meet(n int32, c int32, w *wire.Arrival, now int64) {
 	}
 }
 
+// unmeet forgets a collective.
+func (j *jobClock) unmeet(k arrivalKey) {
+	if m := j.of[k]; m != nil {
+		j.cells -= len(m.spans)
+		m.spans = nil // it bounds nothing
+	}
+}
+
 // forget drops half of the meetings, by shares of who tells of them.
 func (j *jobClock) forget() {
 	kept := thin(len(j.meetings), 1, func(i int) (int32, int64) {

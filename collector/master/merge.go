@@ -71,7 +71,8 @@ type state struct {
 	conns   []connKey // parallel to ev.Conns
 	connBy  []int32   // node that told of it first; likewise
 	arrived map[arrivalKey]int32
-	toldBy  []int32 // who tells of an arrival, several or one node; parallel to ev.Arrivals
+	samples []sample                // parallel to ev.Arrivals
+	mixed   map[arrivalKey]struct{} // of arrivals that were dropped: members mean different operations by their number
 	nicOf   map[nicKey]int32
 
 	clock jobClock
@@ -160,6 +161,13 @@ type arrivalKey struct {
 	seq  uint64
 }
 
+// sample is what is known of an arrival beside the evidence.
+type sample struct {
+	by    int32  // who tells of it, several or one node
+	bytes uint64 // 0: not known, or members need not agree
+	mixed bool   // members contradict each other
+}
+
 func newState(job string, l Limits) *state {
 	l.setDefaults()
 	s := &state{limits: l, nodeOf: map[string]int32{}, clock: newJobClock()}
@@ -181,7 +189,7 @@ func (s *state) clearComms() {
 		s.nodes[i].knows, s.nodes[i].apart = 0, apart{}
 	}
 	s.connOf = map[connKey]int32{}
-	s.arrived, s.toldBy = map[arrivalKey]int32{}, nil
+	s.arrived, s.samples, s.mixed = map[arrivalKey]int32{}, nil, map[arrivalKey]struct{}{}
 	s.clock.clear()
 	s.members, s.cells = 0, 0
 }
@@ -253,6 +261,7 @@ func (s *state) merge(n int32, r *wire.Report, now int64) {
 	for _, w := range r.Arrivals {
 		s.mergeArrival(n, w, now)
 	}
+	s.dropMixed()
 	for _, w := range r.Traced {
 		s.mergeTraced(n, w, now)
 	}

@@ -22,7 +22,7 @@ func check(s *state) error {
 	if len(ev.Ranks) > l.Ranks || len(ev.Comms) > l.Comms || len(ev.Conns) > l.Conns || len(ev.Arrivals) > maxArrivals || len(ev.Nodes) > l.Nodes {
 		return fmt.Errorf("%d ranks, %d communicators, %d connections, %d arrivals, %d nodes", len(ev.Ranks), len(ev.Comms), len(ev.Conns), len(ev.Arrivals), len(ev.Nodes))
 	}
-	if len(ev.Ranks) != len(s.ranks) || len(ev.Comms) != len(s.comms) || len(ev.Comms) != len(s.commOf) || len(ev.Conns) != len(s.conns) || len(ev.Conns) != len(s.connOf) || len(ev.Arrivals) != len(s.arrived) || len(ev.Arrivals) != len(s.toldBy) {
+	if len(ev.Ranks) != len(s.ranks) || len(ev.Comms) != len(s.comms) || len(ev.Comms) != len(s.commOf) || len(ev.Conns) != len(s.conns) || len(ev.Conns) != len(s.connOf) || len(ev.Arrivals) != len(s.arrived) || len(ev.Arrivals) != len(s.samples) {
 		return fmt.Errorf("indices and evidence differ in length")
 	}
 	for c := range ev.Comms {

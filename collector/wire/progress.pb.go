@@ -2015,6 +2015,7 @@ type Arrival struct {
 	MonoStartedNs int64                  `protobuf:"varint,5,opt,name=mono_started_ns,json=monoStartedNs,proto3" json:"mono_started_ns,omitempty"`
 	MonoEndedNs   int64                  `protobuf:"varint,6,opt,name=mono_ended_ns,json=monoEndedNs,proto3" json:"mono_ended_ns,omitempty"`    // 0 while open
 	StampErrorNs  int64                  `protobuf:"varint,7,opt,name=stamp_error_ns,json=stampErrorNs,proto3" json:"stamp_error_ns,omitempty"` // bound on the error of both, by the mapping of a GPU's clock; 0 for the host's
+	Bytes         uint64                 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`                                     // payload, where all members' calls have the same; 0 from agents of before, which did not tell
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2094,6 +2095,13 @@ func (x *Arrival) GetMonoEndedNs() int64 {
 func (x *Arrival) GetStampErrorNs() int64 {
 	if x != nil {
 		return x.StampErrorNs
+	}
+	return 0
+}
+
+func (x *Arrival) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
 	}
 	return 0
 }
@@ -2931,7 +2939,7 @@ const file_progress_proto_rawDesc = "" +
 	"queue_pair\x18\x1a \x01(\rR\tqueuePair\x12&\n" +
 	"\x0fpeer_queue_pair\x18\x1b \x01(\rR\rpeerQueuePair\x12\x18\n" +
 	"\aaddress\x18\x1c \x01(\tR\aaddress\x12\x12\n" +
-	"\x04rail\x18\x1d \x01(\rR\x04rail\"\xce\x01\n" +
+	"\x04rail\x18\x1d \x01(\rR\x04rail\"\xe4\x01\n" +
 	"\aArrival\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x12\n" +
@@ -2939,7 +2947,8 @@ const file_progress_proto_rawDesc = "" +
 	"\x04rank\x18\x04 \x01(\x05R\x04rank\x12&\n" +
 	"\x0fmono_started_ns\x18\x05 \x01(\x03R\rmonoStartedNs\x12\"\n" +
 	"\rmono_ended_ns\x18\x06 \x01(\x03R\vmonoEndedNs\x12$\n" +
-	"\x0estamp_error_ns\x18\a \x01(\x03R\fstampErrorNs\"\xbd\x01\n" +
+	"\x0estamp_error_ns\x18\a \x01(\x03R\fstampErrorNs\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\x04R\x05bytes\"\xbd\x01\n" +
 	"\x03Ack\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1b\n" +
 	"\tmaster_ns\x18\x02 \x01(\x06R\bmasterNs\x12.\n" +
