@@ -137,9 +137,9 @@ func TestSampledRankStopsCalling(t *testing.T) {
 	}
 }
 
-// A rank that is stopped from outside, by the oldest version of the interface.
-func TestRankIsStopped(t *testing.T) {
-	j := start(t, "4", 3, 2000, nil)
+// healthy waits until the job has made some progress, of which nothing is to be said.
+func (j *job) healthy(t *testing.T) {
+	t.Helper()
 	eventually(t, "the job makes progress", func() bool {
 		j.sink.mu.Lock()
 		defer j.sink.mu.Unlock()
@@ -150,6 +150,27 @@ func TestRankIsStopped(t *testing.T) {
 			t.Fatalf("an incident in a healthy job: %+v", i)
 		}
 	}
+}
+
+// A rank that is killed in the middle of its work: it, and that it has gone, not those that wait for it.
+func TestRankIsKilled(t *testing.T) {
+	j := start(t, "5", 3, 2000, nil)
+	j.healthy(t)
+	if err := j.ranks[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.ranks[1].Wait(); err != nil { // a zombie is its parent's to reap
+		t.Fatal(err)
+	}
+	if v := j.verdict(t); v.Class != diagnosis.NoncommunicationHang || len(v.Culprits) != 1 || v.Culprits[0].Kind != diagnosis.CulpritRank || v.Culprits[0].Rank != 1 || v.Culprits[0].Reason != "process_gone" {
+		t.Errorf("verdict %+v", v)
+	}
+}
+
+// A rank that is stopped from outside, by the oldest version of the interface.
+func TestRankIsStopped(t *testing.T) {
+	j := start(t, "4", 3, 2000, nil)
+	j.healthy(t)
 	if err := j.ranks[2].Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
