@@ -432,7 +432,7 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 		return make_handle(H_LAUNCH, c, gen, 0);
 	case NCCL_GROUP:
 		SET(&c->posted, (uint32_t)0);
-		SET(&c->posting, lockstep_now());
+		SET(&c->posting, is_sampling() ? lockstep_now() : 0);
 		return make_handle(H_GROUP, c, gen, ADD(&c->plans, 1) + 1);
 	case NCCL_COLL:
 		return coll_start(c, gen, e);
@@ -448,9 +448,10 @@ HIDDEN uint64_t op_event(void *context, const struct nccl_event *e, uint32_t typ
 static void plan_stop(uint64_t h)
 {
 	struct comm *c = comm_of_handle(h);
-	uint32_t ops = c ? PEEK(&c->posted) : 0;
+	int64_t posting = c ? PEEK(&c->posting) : 0;
+	uint32_t ops = posting ? PEEK(&c->posted) : 0;
 	if (ops)
-		sample_cost((lockstep_now() - PEEK(&c->posting)) / ops);
+		sample_cost((lockstep_now() - posting) / ops);
 }
 
 /* Only the ends of groups mean something: a collective's stop is that it is queued. */

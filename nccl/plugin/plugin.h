@@ -106,7 +106,7 @@ struct comm {
 	uint32_t maybe, maybe_told; /* captured calls whose replays may not be told, since the last whose are; replays of such that were */
 	uint64_t maybe_group;       /* the API group of sends and receives among them */
 	int64_t maybe_at;
-	int64_t launched, posting; /* the last kernel's launch; since when NCCL makes entries for its proxy */
+	int64_t launched, posting; /* the last kernel's launch; since when NCCL makes entries for its proxy, 0 where nobody asks */
 	uint32_t posted;           /* operations that they are of */
 	int p2p;                   /* it has carried sends or receives, whose numbers are each rank's own */
 
@@ -240,6 +240,7 @@ static inline int is_live(void) { return plugin.live && PEEK(plugin.live); }
 /* plugin.c */
 HIDDEN void set_masks(int quiet);
 /* sample.c */
+static inline int is_sampling(void) { return PEEK(&plugin.set) == LOCKSTEP_EVENTS_DEFAULT; }
 HIDDEN uint32_t sample_call(int64_t now);
 HIDDEN void sample_group(void);
 HIDDEN void sample_cost(int64_t ns);

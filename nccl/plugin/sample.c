@@ -35,8 +35,6 @@
 #define REST_NS (64 * MS)
 #define UNSURE_NS (1000 * MS)
 
-static int is_sampling(void) { return PEEK(&plugin.set) == LOCKSTEP_EVENTS_DEFAULT; }
-
 /* A loop of calls closer than RUSH_NS, without a pause. */
 static int is_rush(const struct sampling *s) { return PEEK(&s->calls) > RUSH_CALLS && PEEK(&s->gap) < RUSH_NS; }
 
