@@ -177,4 +177,5 @@ type Traced struct {
 	Rank        int32 // in the communicator
 	First, Last int64
 	Err         int64 // bound on the error that they state
+	NodeClock   bool  // they lie on the node's wall clock: its agent has not been told of the job's clock
 }

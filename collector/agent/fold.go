@@ -351,7 +351,7 @@ func (a *Agent) finish(r *rank, c *comm, o *op) {
 	}
 	if out.Traced && !c.aside {
 		a.traced(r, c, roots.Key{Comm: c.id, Coll: o.coll, Seq: o.seq}, collector.Traced{
-			Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended) + out.RealOffset, Last: o.ended + out.RealOffset, Err: o.clockErr + out.MapErr,
+			Rank: c.rank, First: cmp.Or(o.started, o.enqueued, o.ended) + out.RealOffset, Last: o.ended + out.RealOffset, Err: o.clockErr + out.MapErr, NodeClock: !out.JobClock,
 		}, out.Anomalous)
 	}
 }

@@ -62,7 +62,7 @@ func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomal
 	if len(j.traced) < maxTraced && r.reportable() {
 		j.traced = append(j.traced, &wire.TraceResult{
 			Spans: 1, CommId: k.Comm, Coll: uint32(k.Coll), Seq: k.Seq, Rank: t.Rank,
-			FirstNs: t.First, LastNs: t.Last, ErrorNs: t.Err, Anomalous: anomalous,
+			FirstNs: t.First, LastNs: t.Last, ErrorNs: t.Err, NodeClock: t.NodeClock, Anomalous: anomalous,
 		})
 	}
 }
@@ -142,7 +142,7 @@ func (a *Agent) root(j *job, w *wire.TraceRoot) {
 		return
 	}
 	out := a.rootOf(j, c, roots.Key{Comm: w.CommId, Coll: record.CollKind(w.Coll), Seq: w.Seq})
-	out.Started, out.Ended, out.JobClock, out.MapErr = w.FirstNs, w.LastNs, true, w.ErrorNs
+	out.Started, out.Ended, out.JobClock, out.MapErr = w.FirstNs, w.LastNs, !w.NodeClock, w.ErrorNs
 	for _, tr := range a.tracers() {
 		tr.Root(out, int(w.Ranks))
 	}

@@ -127,7 +127,7 @@ func (s *state) mergeTraced(n int32, w *wire.TraceResult, now int64) {
 	k := roots.Key{Comm: w.CommId, Coll: record.CollKind(w.Coll), Seq: w.Seq}
 	ask := s.roots.Add(k, roots.Part{
 		Rank: w.Rank, Size: len(s.ev.Comms[c].Members), From: n,
-		First: w.FirstNs, Last: w.LastNs, Err: w.ErrorNs, Anomalous: w.Anomalous,
+		First: w.FirstNs, Last: w.LastNs, Err: w.ErrorNs, NodeClock: w.NodeClock, Anomalous: w.Anomalous,
 	}, now)
 	if ask && len(s.asks) < maxAsks {
 		s.asks = append(s.asks, k)
@@ -148,7 +148,7 @@ func (m *Master) sendRoots(now int64) {
 			continue
 		}
 		to.send(&wire.MasterMessage{Body: &wire.MasterMessage_TraceRoot{TraceRoot: &wire.TraceRoot{
-			CommId: r.Comm, Coll: uint32(r.Coll), Seq: r.Seq, FirstNs: r.First, LastNs: r.Last, ErrorNs: r.Err, Ranks: uint32(r.Ranks),
+			CommId: r.Comm, Coll: uint32(r.Coll), Seq: r.Seq, FirstNs: r.First, LastNs: r.Last, ErrorNs: r.Err, Ranks: uint32(r.Ranks), NodeClock: r.NodeClock,
 		}}})
 	}
 }

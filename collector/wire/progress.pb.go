@@ -2325,11 +2325,12 @@ type TraceResult struct {
 	Coll   uint32                 `protobuf:"varint,4,opt,name=coll,proto3" json:"coll,omitempty"` // record.CollKind
 	Seq    uint64                 `protobuf:"varint,5,opt,name=seq,proto3" json:"seq,omitempty"`
 	// Of an answer, what follows is left out: the spans are told of in the next reports.
-	Rank      int32 `protobuf:"zigzag32,6,opt,name=rank,proto3" json:"rank,omitempty"`                     // whose they are, in the communicator
-	FirstNs   int64 `protobuf:"varint,8,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"`  // when the first of them begins, as it says itself: unix ns, by the job's clock once the agent has it
-	LastNs    int64 `protobuf:"varint,9,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`     // and the last of them ends
-	ErrorNs   int64 `protobuf:"varint,10,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"` // bound on the error that they state
-	Anomalous bool  `protobuf:"varint,11,opt,name=anomalous,proto3" json:"anomalous,omitempty"`            // one of them was exported for what it is, not for the sample's sake
+	Rank      int32 `protobuf:"zigzag32,6,opt,name=rank,proto3" json:"rank,omitempty"`                           // whose they are, in the communicator
+	FirstNs   int64 `protobuf:"varint,8,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"`        // when the first of them begins, as it says itself: unix ns, by the job's clock once the agent has it
+	LastNs    int64 `protobuf:"varint,9,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`           // and the last of them ends
+	ErrorNs   int64 `protobuf:"varint,10,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`       // bound on the error that they state
+	Anomalous bool  `protobuf:"varint,11,opt,name=anomalous,proto3" json:"anomalous,omitempty"`                  // one of them was exported for what it is, not for the sample's sake
+	NodeClock bool  `protobuf:"varint,14,opt,name=node_clock,json=nodeClock,proto3" json:"node_clock,omitempty"` // first_ns and last_ns lie on the node's wall clock: the agent has not been told of the job's
 	// What is held in place of a collective of which nothing is: the newest one of its communicator.
 	HeldColl      uint32 `protobuf:"varint,12,opt,name=held_coll,json=heldColl,proto3" json:"held_coll,omitempty"`
 	HeldSeq       uint64 `protobuf:"varint,13,opt,name=held_seq,json=heldSeq,proto3" json:"held_seq,omitempty"`
@@ -2437,6 +2438,13 @@ func (x *TraceResult) GetAnomalous() bool {
 	return false
 }
 
+func (x *TraceResult) GetNodeClock() bool {
+	if x != nil {
+		return x.NodeClock
+	}
+	return false
+}
+
 func (x *TraceResult) GetHeldColl() uint32 {
 	if x != nil {
 		return x.HeldColl
@@ -2452,7 +2460,7 @@ func (x *TraceResult) GetHeldSeq() uint64 {
 }
 
 // TraceRoot tells how far a collective's spans reach on all ranks, so that this agent may
-// send the span that they share. Times are the job clock's, unix ns.
+// send the span that they share. Times are the job clock's, unix ns, unless node_clock.
 type TraceRoot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CommId        uint64                 `protobuf:"fixed64,1,opt,name=comm_id,json=commId,proto3" json:"comm_id,omitempty"`
@@ -2460,8 +2468,9 @@ type TraceRoot struct {
 	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
 	FirstNs       int64                  `protobuf:"varint,4,opt,name=first_ns,json=firstNs,proto3" json:"first_ns,omitempty"`
 	LastNs        int64                  `protobuf:"varint,5,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"`
-	ErrorNs       int64                  `protobuf:"varint,6,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"` // bound on the error of both
-	Ranks         uint32                 `protobuf:"varint,7,opt,name=ranks,proto3" json:"ranks,omitempty"`                    // that have told of their spans
+	ErrorNs       int64                  `protobuf:"varint,6,opt,name=error_ns,json=errorNs,proto3" json:"error_ns,omitempty"`       // bound on the error of both
+	Ranks         uint32                 `protobuf:"varint,7,opt,name=ranks,proto3" json:"ranks,omitempty"`                          // that have told of their spans
+	NodeClock     bool                   `protobuf:"varint,8,opt,name=node_clock,json=nodeClock,proto3" json:"node_clock,omitempty"` // some rank's lie on its node's wall clock: no error can be stated
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2543,6 +2552,13 @@ func (x *TraceRoot) GetRanks() uint32 {
 		return x.Ranks
 	}
 	return 0
+}
+
+func (x *TraceRoot) GetNodeClock() bool {
+	if x != nil {
+		return x.NodeClock
+	}
+	return false
 }
 
 // Resync asks for a full state.
@@ -2963,7 +2979,7 @@ const file_progress_proto_rawDesc = "" +
 	"\x03job\x18\x02 \x01(\tR\x03job\x12\x17\n" +
 	"\acomm_id\x18\x03 \x01(\x06R\x06commId\x12\x12\n" +
 	"\x04coll\x18\x04 \x01(\rR\x04coll\x12\x10\n" +
-	"\x03seq\x18\x05 \x01(\x04R\x03seq\"\xb1\x02\n" +
+	"\x03seq\x18\x05 \x01(\x04R\x03seq\"\xd0\x02\n" +
 	"\vTraceResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05spans\x18\x02 \x01(\rR\x05spans\x12\x17\n" +
@@ -2975,9 +2991,11 @@ const file_progress_proto_rawDesc = "" +
 	"\alast_ns\x18\t \x01(\x03R\x06lastNs\x12\x19\n" +
 	"\berror_ns\x18\n" +
 	" \x01(\x03R\aerrorNs\x12\x1c\n" +
-	"\tanomalous\x18\v \x01(\bR\tanomalous\x12\x1b\n" +
+	"\tanomalous\x18\v \x01(\bR\tanomalous\x12\x1d\n" +
+	"\n" +
+	"node_clock\x18\x0e \x01(\bR\tnodeClock\x12\x1b\n" +
 	"\theld_coll\x18\f \x01(\rR\bheldColl\x12\x19\n" +
-	"\bheld_seq\x18\r \x01(\x04R\aheldSeqJ\x04\b\a\x10\b\"\xaf\x01\n" +
+	"\bheld_seq\x18\r \x01(\x04R\aheldSeqJ\x04\b\a\x10\b\"\xce\x01\n" +
 	"\tTraceRoot\x12\x17\n" +
 	"\acomm_id\x18\x01 \x01(\x06R\x06commId\x12\x12\n" +
 	"\x04coll\x18\x02 \x01(\rR\x04coll\x12\x10\n" +
@@ -2985,7 +3003,9 @@ const file_progress_proto_rawDesc = "" +
 	"\bfirst_ns\x18\x04 \x01(\x03R\afirstNs\x12\x17\n" +
 	"\alast_ns\x18\x05 \x01(\x03R\x06lastNs\x12\x19\n" +
 	"\berror_ns\x18\x06 \x01(\x03R\aerrorNs\x12\x14\n" +
-	"\x05ranks\x18\a \x01(\rR\x05ranks\"\b\n" +
+	"\x05ranks\x18\a \x01(\rR\x05ranks\x12\x1d\n" +
+	"\n" +
+	"node_clock\x18\b \x01(\bR\tnodeClock\"\b\n" +
 	"\x06Resync\"6\n" +
 	"\n" +
 	"FenceOrder\x12\x0e\n" +

@@ -160,7 +160,7 @@ func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, se
 		} else if t.offer(pos) {
 			spans += countSpans(o)
 			if first, last := o.interval(); !o.late {
-				each(collector.Traced{Rank: o.track.rank, First: first + o.realOffset, Last: max(first, last) + o.realOffset, Err: o.clockErr + o.mapErr})
+				each(collector.Traced{Rank: o.track.rank, First: first + o.realOffset, Last: max(first, last) + o.realOffset, Err: o.clockErr + o.mapErr, NodeClock: !o.jobClock})
 			}
 		}
 	}

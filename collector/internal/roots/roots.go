@@ -38,6 +38,7 @@ type Part struct {
 	Size        int   // of the communicator, 0 when it is not known
 	First, Last int64 // on the job's clock, ns
 	Err         int64 // bound on the error of both
+	NodeClock   bool  // they lie on a node's wall clock instead
 	From        int32 // whose part it is, for Root.To
 	Anomalous   bool
 }
@@ -47,6 +48,7 @@ type Root struct {
 	Key
 	First, Last, Err int64
 	Ranks            int
+	NodeClock        bool  // some part lies on its node's wall clock, so Err bounds nothing
 	To               int32 // who told of the lowest rank
 }
 
@@ -85,6 +87,7 @@ func (g *Gather) Add(k Key, p Part, now int64) (ask bool) {
 		g.pending[k] = x
 	}
 	x.First, x.Last, x.Err = min(x.First, p.First), max(x.Last, p.Last), max(x.Err, p.Err)
+	x.NodeClock = x.NodeClock || p.NodeClock
 	x.Ranks++
 	x.size = max(x.size, p.Size)
 	x.heard = now

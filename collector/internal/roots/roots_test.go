@@ -18,11 +18,23 @@ func TestCoversAllParts(t *testing.T) {
 	g.Add(key, Part{Rank: 1, Size: 4, First: 200, Last: 500, Err: 3, From: 8}, 1)
 	g.Add(key, Part{Rank: 0, Size: 4, First: 200, Last: 1000, Err: 3, From: 9}, 1)
 	due := g.Due(1)
-	if want := (Root{key, 100, 1000, 5, 4, 9}); len(due) != 1 || due[0] != want {
+	if want := (Root{key, 100, 1000, 5, 4, false, 9}); len(due) != 1 || due[0] != want {
 		t.Fatalf("due %+v, want %+v", due, want)
 	}
 	if due = g.Due(1 << 50); due != nil {
 		t.Fatalf("%v came twice", due)
+	}
+}
+
+// A node that has not been told of the job's clock may be off by anything, so the whole is no
+// time of the job's clock.
+func TestOnePartByItsNodesClock(t *testing.T) {
+	var g Gather
+	g.Add(key, Part{Rank: 0, Size: 2, First: 100, Last: 900, Err: 5}, 0)
+	g.Add(key, Part{Rank: 1, Size: 2, First: 50_000_100, Last: 50_000_900, NodeClock: true}, 0)
+	due := g.Due(1)
+	if len(due) != 1 || !due[0].NodeClock || due[0].First != 100 || due[0].Last != 50_000_900 {
+		t.Fatalf("due %+v", due)
 	}
 }
 
