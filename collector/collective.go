@@ -55,7 +55,7 @@ type Collective struct {
 	// Windows that closed abnormally while it ran; at most MaxWindows. Of an open one also those before.
 	Windows  [MaxWindows]Window
 	NWindows int
-	// Links are changes of its connections while it ran; at most MaxLinks.
+	// Links are changes of its connections, and of their ports, while it ran; at most MaxLinks.
 	Links  [MaxLinks]LinkEvent
 	NLinks int
 	// LeftOut is how many windows and changes found no room here.
@@ -118,12 +118,31 @@ type Workload struct{ Attributes []Attribute }
 // Attribute is one of them.
 type Attribute struct{ Key, Value string }
 
-// LinkEvent is a change of a connection's path.
+// LinkEvent is a change of a connection's path, or, where Counter is set, what one of the
+// counters of its port has gained.
 type LinkEvent struct {
-	Peer  int32
+	Peer  int32 // -1 of a port
 	State record.LinkState
 	At    int64 // host time, ns
-	Conn  *Conn // nil when it is not known
+	Conn  *Conn // nil when it is not known; of a port one of its connections
+
+	Counter string // the driver's name, or CounterFlaps
+	Gained  uint64 // from Since, the look before, to At
+	Since   int64
+}
+
+// CounterFlaps is how often a port went down, which agents count.
+const CounterFlaps = "flaps"
+
+// PathChanged reports whether a connection's path changed, or its port went down, while c ran.
+// Counters of ports move on healthy fabrics, too.
+func (c *Collective) PathChanged() bool {
+	for i := range c.Links[:c.NLinks] {
+		if l := &c.Links[i]; l.Counter == "" || l.Counter == CounterFlaps {
+			return true
+		}
+	}
+	return false
 }
 
 // Window is one transport window of a connection of this rank.

@@ -105,6 +105,7 @@ type Agent struct {
 	realOffset int64
 	began      int64 // when it began to run, CLOCK_MONOTONIC ns
 	leases     leases
+	ports      portLook
 	history    []record.Window // scratch
 	late       time.Duration   // worst oversleeping since the last report
 }
@@ -333,6 +334,7 @@ func (a *Agent) update(ctx context.Context, now int64) {
 			a.retire(r)
 		}
 	}
+	a.portsMoved()
 	for _, j := range a.jobs {
 		j.stalls(now)
 		a.suspects(ctx, j, now)

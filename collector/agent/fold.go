@@ -337,7 +337,7 @@ func (a *Agent) growOps(c *comm, n int) bool {
 func (a *Agent) finish(r *rank, c *comm, o *op) {
 	o.done = true
 	out := a.describe(r, c, o)
-	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.NLinks > 0
+	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.PathChanged()
 	if o.started != 0 {
 		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
 			out.Anomalous = true

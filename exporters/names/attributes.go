@@ -49,9 +49,12 @@ var attributes = []Attribute{
 	{AttrPeerQueuePair, "int", "window, link", "Number of the other end's queue pair."},
 	{AttrConnState, "string", "window", "Why the connection was slow after the window, past hysteresis; absent when it was not."},
 	{AttrOverlaps, "bool", "window", "The window is an estimate over the last requests that turned bad; they are other windows', too."},
-	{AttrNIC, "string", "window, link", "Device of this end's port."},
-	{AttrPort, "int", "window, link", "Number of this end's port on its device."},
-	{AttrRail, "int", "window, link", "Rail of this end's port among its node's, from 1."},
+	{AttrNIC, "string", "window, link, nic", "Device of this end's port."},
+	{AttrPort, "int", "window, link, nic", "Number of this end's port on its device."},
+	{AttrRail, "int", "window, link, nic", "Rail of this end's port among its node's, from 1."},
+	{AttrNICCounter, "string", "nic", "What of the port moved: one of the driver's counters of loss (packet_seq_err, out_of_sequence, ...), congestion (np_cnp_sent, rp_cnp_handled, ...) or errors, of each kind the one that gained most; or flaps, how often the port went down."},
+	{AttrNICGained, "int", "nic", "By how much, since the look before."},
+	{AttrNICInterval, "double", "nic", "Seconds between the two looks; the event's time is that of the second, or when the port went down."},
 	{AttrAddress, "string", "window, link", "GID of this end's port."},
 	{AttrChannels, "int", "collective", "Channels used."},
 	{AttrResult, "string", "collective", "How it ended; anything but ok also sets the span's status to error."},
@@ -110,6 +113,9 @@ const (
 	AttrPort            = "ccl.connection.port"
 	AttrRail            = "ccl.connection.rail"
 	AttrAddress         = "ccl.connection.address"
+	AttrNICCounter      = "ccl.nic.counter"
+	AttrNICGained       = "ccl.nic.gained"
+	AttrNICInterval     = "ccl.nic.interval"
 )
 
 // Attributes of the control plane's spans.

@@ -49,6 +49,7 @@ var (
 	historyName  = appendText(nil, tagName, "windows")
 	windowName   = appendText(nil, tagEventName, "window")
 	linkName     = appendText(nil, tagEventName, "link")
+	nicName      = appendText(nil, tagEventName, "nic")
 )
 
 // encoder appends spans to a request. It is reused: after the first few spans
@@ -287,6 +288,18 @@ func (e *encoder) window(w *collector.Window, realOffset int64) {
 
 func (e *encoder) link(l *collector.LinkEvent, realOffset int64) {
 	b := appendFixed64(e.part[:0], tagEventTime, unix(l.At, realOffset))
+	if l.Counter != "" {
+		b = append(b, nicName...)
+		b = appendString(b, tagEventAttribute, names.AttrNICCounter, clean(l.Counter))
+		b = appendInt(b, tagEventAttribute, names.AttrNICGained, int64(min(l.Gained, math.MaxInt64)))
+		b = appendDouble(b, tagEventAttribute, names.AttrNICInterval, float64(max(l.At-l.Since, 0))/1e9)
+		if l.Conn != nil {
+			b = portOf(b, l.Conn)
+		}
+		e.part = b
+		e.span = appendField(e.span, tagEvent, e.part)
+		return
+	}
 	b = append(b, linkName...)
 	b = append(b, stateAttrs[l.State]...)
 	if l.Peer >= 0 {
@@ -313,6 +326,11 @@ func identity(b []byte, c *collector.Conn) []byte {
 	if c.Address != "" {
 		b = appendString(b, tagEventAttribute, names.AttrAddress, clean(c.Address))
 	}
+	return portOf(b, c)
+}
+
+// portOf appends which port of the node a connection has.
+func portOf(b []byte, c *collector.Conn) []byte {
 	if c.NIC != "" {
 		b = appendString(b, tagEventAttribute, names.AttrNIC, clean(c.NIC))
 		b = appendInt(b, tagEventAttribute, names.AttrPort, int64(c.Port))

@@ -161,6 +161,28 @@ func TestExampleSpan(t *testing.T) {
 	}
 }
 
+// What a port's counter gained is an event with the port, not with one of its connections.
+func TestPortEvent(t *testing.T) {
+	o, windows := example()
+	o.nwindows, o.nlinks = 0, 1
+	conn := &collector.Conn{Transport: record.TransportRDMA, Channel: 1, QP: 7, NIC: "mlx5_0", Port: 1, Rail: 3, Name: "a->b"}
+	request, _ := encodeRequest(o, windows[:0], collector.LinkEvent{Peer: -1, At: 700_000, Conn: conn, Counter: "out_of_sequence", Gained: 12, Since: 200_000})
+	var events []*tracepb.Span_Event
+	for _, s := range decode(t, request).ResourceSpans[0].ScopeSpans[0].Spans {
+		events = append(events, s.Events...)
+	}
+	want := map[string]any{
+		names.AttrNICCounter: "out_of_sequence", names.AttrNICGained: int64(12), names.AttrNICInterval: 5e-4,
+		names.AttrNIC: "mlx5_0", names.AttrPort: int64(1), names.AttrRail: int64(3),
+	}
+	if len(events) != 1 || events[0].Name != "nic" {
+		t.Fatalf("events %v", events)
+	}
+	if diff := cmp.Diff(want, attrs(events[0].Attributes)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 // The root covers what its own times say, and whatever ends after it was sent is linked to it and no child.
 func TestRoot(t *testing.T) {
 	o, _ := example()
@@ -257,6 +279,7 @@ func TestWhateverIsEncodedIsValid(t *testing.T) {
 		links := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) collector.LinkEvent {
 			return collector.LinkEvent{
 				Peer: rapid.Int32().Draw(t, "peer"), State: record.LinkState(rapid.Uint8().Draw(t, "state")), At: rapid.Int64().Draw(t, "at"),
+				Counter: rapid.SampledFrom([]string{"", "", "np_cnp_sent", "\xff"}).Draw(t, "counter"), Gained: rapid.Uint64().Draw(t, "gained"), Since: rapid.Int64().Draw(t, "since"),
 				Conn: rapid.OneOf(rapid.Just[*collector.Conn](nil), rapid.Custom(func(t *rapid.T) *collector.Conn {
 					return &collector.Conn{Transport: record.Transport(rapid.Uint8().Draw(t, "transport")), Channel: rapid.Uint16().Draw(t, "channel"), QP: rapid.Uint64().Draw(t, "qp"),
 						PeerQP: rapid.Uint32().Draw(t, "peer qp"), Address: string(rapid.SliceOf(rapid.Byte()).Draw(t, "address")), Name: string(rapid.SliceOf(rapid.Byte()).Draw(t, "name"))}
