@@ -3,7 +3,6 @@ package cuda
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -76,7 +75,7 @@ func start(path string, lookup func(string) uintptr) (*Driver, error) {
 	}
 	bind(d.fn[cuCtxSetCurrent], d.fn[cuThreadExchangeStreamCaptureMode])
 	if os.Getenv(connectionsEnv) == "" {
-		_ = os.Setenv(connectionsEnv, strconv.Itoa(connectionsFor(gpus()))) // the driver reads it in cuInit
+		_ = os.Setenv(connectionsEnv, strconv.Itoa(LeastConnections)) // the driver reads it in cuInit
 	}
 	if rc := d.call(cuInit, 0); rc != 0 {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, d.fail(cuInit, "", rc, -1))
@@ -105,28 +104,13 @@ const (
 	maxConnections = 32 // the driver's limit
 )
 
-// LeastConnections is how many hardware queues streams that wait for a peer each want, in
-// a communicator of so many GPUs: two for each peer, and some for the program.
-func LeastConnections(gpus int) int { return 2*gpus + 8 }
-
-// connectionsFor is how many are asked for on a machine of so many GPUs, 0 for unknown. Each
+// LeastConnections is how many hardware queues a communicator's streams and a program's want:
+// four of streams that wait for peers' words (copy engines), and CUDA's own default of eight. Each
 // costs 16 ms of a context's making, which the processes of a machine take in turn.
-func connectionsFor(gpus int) int {
-	if gpus < 2 {
-		return maxConnections
-	}
-	return min(LeastConnections(gpus), maxConnections)
-}
-
-// gpus is how many GPUs the machine has, before the driver can be asked.
-func gpus() int {
-	nodes, _ := filepath.Glob("/dev/nvidia[0-9]*")
-	return len(nodes)
-}
+const LeastConnections = 12
 
 // Connections is how many hardware queues the streams of a device share: what
-// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to what a communicator of all the
-// machine's GPUs wants where nobody else has. A stream that waits holds up the others of its queue.
+// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to LeastConnections where nobody else has. A stream that waits holds up the others of its queue.
 func Connections() int {
 	n, err := strconv.Atoi(os.Getenv(connectionsEnv))
 	if err != nil {

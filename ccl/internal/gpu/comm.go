@@ -226,7 +226,7 @@ func (s *setup) String() string {
 // find, all take the least.
 func (c *Comm) agree(ctx context.Context) error {
 	cfg := &c.cfg
-	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections(c.size), c.dev.Major, gpuName(c.dev.Device)}
+	mine := setup{cfg.Force, cfg.Blocks, cfg.Threads, cfg.Stage, c.table.id, cuda.Connections() >= cuda.LeastConnections, c.dev.Major, gpuName(c.dev.Device)}
 	blob, err := json.Marshal(mine)
 	if err != nil {
 		return err
