@@ -20,6 +20,7 @@ type device struct {
 
 	mu      sync.Mutex
 	modules []*cuda.Module
+	binary  atomic.Bool // the driver takes kernels as they come compiled
 	move    funcs
 	reduce  [record.Float8E5M2 + 1]atomic.Pointer[funcs]
 	peers   map[string]funcs // of modules, those that stamp by peer
@@ -168,6 +169,7 @@ var launches = map[string][]struct {
 func (d *device) code(name string) (*cuda.Module, error) {
 	if cubin := kernels.Cubin(name, d.Major, d.Minor); cubin != nil {
 		if m, err := d.Load(cubin); err == nil {
+			d.binary.Store(true)
 			return m, nil
 		}
 	}

@@ -13,8 +13,8 @@ import (
 type Peers string
 
 const (
-	// PeersDefault is PeersSlow where the kernels for it come compiled, else PeersOff: a driver
-	// compiles them for seconds.
+	// PeersDefault is PeersSlow where the kernels for it come compiled and the driver is new enough
+	// to take them so, else PeersOff: it would compile them for seconds, in the middle of a job.
 	PeersDefault Peers = ""
 	PeersOff     Peers = "off"
 	PeersSlow    Peers = "slow" // operations of 16 MiB and more, of whose time stamps are 1 % at most
@@ -46,7 +46,7 @@ func (p *peers) init(c *Comm) {
 		return
 	}
 	if p.mode = c.cfg.Peers; p.mode == PeersDefault {
-		if p.mode = PeersOff; kernels.Compiled(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) {
+		if p.mode = PeersOff; c.dev.binary.Load() && kernels.Compiled(kernels.ByPeer("move"), c.dev.Major, c.dev.Minor) {
 			p.mode = PeersSlow
 		}
 	}

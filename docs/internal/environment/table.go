@@ -34,7 +34,7 @@ var variables = []struct {
 		{"LOCKSTEP_GPU_TABLE", "file", "ccl", "Another table of algorithms for GPUs, as bench/cmd/gputune writes it; the same on all ranks."},
 		{"LOCKSTEP_GPU_PACE", "GB/s", "ccl", "How much each GPU sends to its peers by bulk copies, and by rings, at most; by default what its links are known to carry."},
 		{"LOCKSTEP_GPU_STAGING", "MiB; 128", "ccl", "How much memory of each GPU is for operations on buffers in no window; the same on all ranks."},
-		{"LOCKSTEP_GPU_PEERS", "off, slow, on; slow on GPUs of compute capability 9.0, else off", "ccl", "Of which recorded operations on GPUs kernels stamp each peer's part: none, those of 16 MiB and more, all."},
+		{"LOCKSTEP_GPU_PEERS", "off, slow, on; slow on GPUs of compute capability 9.0 with a driver of CUDA 12.4 or newer, else off", "ccl", "Of which recorded operations on GPUs kernels stamp each peer's part: none, those of 16 MiB and more, all."},
 		{"LOCKSTEP_GPUDIRECT", "auto, off, require; off", "ccl", "Whether NICs read the GPUs' memory between nodes."},
 		{"LOCKSTEP_NET", "auto, rdma, tcp; auto", "ccl", "What carries bytes between nodes."},
 		{"LOCKSTEP_IFNAME", "interface", "ccl", "Where a rank listens for other nodes; by default the interface that leads to rank 0."},
