@@ -179,16 +179,22 @@ type Tracer interface {
 	Root(c *Collective, ranks int)
 }
 
-// HistoryTracer is a Tracer that exports what connections' windows were around a collective, too.
+// HistoryTracer is a Tracer that exports what was of connections around a collective, too.
 type HistoryTracer interface {
 	Tracer
-	// History exports, once for each rank of which spans of the collective are out, the windows that read
-	// returns: those around the time from first to last (host time, ns), at most MaxHistory, and how many
-	// more there were. It returns how many spans that is.
-	History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) (windows []Window, leftOut int)) int
+	// History exports, once for each rank of which spans of the collective are out, what read returns
+	// for the time from first to last (host time, ns). It returns how many spans that is.
+	History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) Around) int
 }
 
-// MaxHistory bounds the windows of one rank around one collective.
+// Around is what was of a rank's connections around a collective. The tracer copies it.
+type Around struct {
+	Windows []Window    // at most MaxHistory
+	Links   []LinkEvent // at most MaxHistory
+	LeftOut int         // how many more there were
+}
+
+// MaxHistory bounds the windows of one rank around one collective, and the changes.
 const MaxHistory = 128
 
 // Traced is one rank's part in a trace: how far its spans reach, as they say themselves: unix ns.

@@ -72,6 +72,16 @@ func (r *rank) portMoved(device string, port int, e collector.LinkEvent) {
 	}
 }
 
+// changes appends what is kept of changes of some time.
+func (c *comm) changes(out []collector.LinkEvent, from, to int64) []collector.LinkEvent {
+	for i := max(0, c.nlinks-maxLinks); i < c.nlinks; i++ {
+		if l := c.links[i%maxLinks]; l.At >= from && l.At <= to {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
 // link notes a change for the collective that it hit.
 func (c *comm) link(e collector.LinkEvent) {
 	c.links[c.nlinks%maxLinks] = e

@@ -44,6 +44,9 @@ func TestPortsMoved(t *testing.T) {
 	port.Flaps, port.FlapAt = 1, 4400
 	look(4500)
 	a.fold(p, one(0, 5, 5000))
+	if kept := a.ranks[p].comm(0).changes(nil, 2500, 4400); len(kept) != 3 || kept[2].Counter != collector.CounterFlaps {
+		t.Errorf("kept around a collective: %+v", kept)
+	}
 	var got [][]collector.LinkEvent
 	for i := range s.got {
 		c := &s.got[i]

@@ -184,27 +184,38 @@ func (a *Agent) retroactive(j *job, k roots.Key) (spans int) {
 	return spans
 }
 
-// beforeFor is how long before a collective its connections' windows are worth exporting, ns.
-const beforeFor = int64(10e6)
+const (
+	// beforeFor is how long before a collective its connections' windows are worth exporting, ns.
+	beforeFor = int64(10e6)
+	// changedBefore likewise of changes of their paths and ports, of which there are few.
+	changedBefore = int64(5e9)
+)
 
-// exportHistory exports the windows around one collective that recorders keep.
+// exportHistory exports what is kept of connections around one collective: windows in recorders,
+// and changes of paths and ports.
 func (a *Agent) exportHistory(j *job, k roots.Key, tr collector.Tracer) {
 	h, ok := tr.(collector.HistoryTracer)
 	if !ok {
 		return
 	}
-	h.History(j.name, k.Comm, k.Coll, k.Seq, func(rank int32, first, last int64) (out []collector.Window, leftOut int) {
+	h.History(j.name, k.Comm, k.Coll, k.Seq, func(rank int32, first, last int64) (h collector.Around) {
 		for _, r := range j.ranks {
+			for _, c := range r.comms {
+				if c != nil && c.id == k.Comm && c.rank == rank {
+					h.Links = c.changes(h.Links, first-changedBefore, last)
+				}
+			}
 			for i := range r.p.Conns {
 				s := &r.p.Conns[i]
 				if c := r.comm(s.Comm); c != nil && c.id == k.Comm && c.rank == rank && s.History != 0 {
-					out = a.around(out, r, s, first-beforeFor, last)
+					h.Windows = a.around(h.Windows, r, s, first-beforeFor, last)
 				}
 			}
 		}
-		slices.SortStableFunc(out, func(x, y collector.Window) int { return cmp.Compare(x.Last, y.Last) })
-		leftOut = max(0, len(out)-collector.MaxHistory)
-		return out[leftOut:], leftOut
+		slices.SortStableFunc(h.Windows, func(x, y collector.Window) int { return cmp.Compare(x.Last, y.Last) })
+		h.LeftOut = max(0, len(h.Windows)-collector.MaxHistory)
+		h.Windows = h.Windows[h.LeftOut:]
+		return h
 	})
 }
 

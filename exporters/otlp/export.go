@@ -155,7 +155,7 @@ func (e *batchEncoder) batch(p *pending) batch {
 		}
 		var n int
 		if o.history {
-			e.groups[g].spans = e.history(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], o.leftOut)
+			e.groups[g].spans = e.history(e.groups[g].spans, &o.operation, p.windows[o.fromWindow:o.toWindow], p.links[o.fromLink:o.toLink], o.leftOut)
 			b.spans++
 			continue
 		}

@@ -170,7 +170,7 @@ func (e *encoder) legs(b []byte, o *operation, trace [16]byte, id [8]byte, start
 
 // history appends a span below a rank's that has windows of before and during it, of all its
 // connections at their own resolution.
-func (e *encoder) history(b []byte, o *operation, windows []collector.Window, leftOut int) []byte {
+func (e *encoder) history(b []byte, o *operation, windows []collector.Window, links []collector.LinkEvent, leftOut int) []byte {
 	t := o.track
 	trace := collector.TraceID(t.job, t.id, o.kind, o.seq)
 	first, last := o.interval()
@@ -183,6 +183,9 @@ func (e *encoder) history(b []byte, o *operation, windows []collector.Window, le
 	e.begin(trace, child(id, childHistory), id, historyName, start, max(end, start))
 	for i := range windows {
 		e.window(&windows[i], o.realOffset)
+	}
+	for i := range links {
+		e.link(&links[i], o.realOffset)
 	}
 	e.without(leftOut)
 	return e.end(b, flagSampled|flagParentKnown)

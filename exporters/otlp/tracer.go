@@ -82,9 +82,8 @@ type Tracer struct {
 // waiting is an operation to be encoded.
 type waiting struct {
 	pos     uint64
-	spans   int32              // for the drop counter, should memory be overwritten first
-	history []collector.Window // not nil: only these go out, as a span below the rank's
-	leftOut int                // windows beside these
+	spans   int32             // for the drop counter, should memory be overwritten first
+	history *collector.Around // not nil: only this goes out, as a span below the rank's
 }
 
 var _ collector.HistoryTracer = (*Tracer)(nil)
@@ -171,7 +170,7 @@ func (t *Tracer) Retroactive(job string, commID uint64, kind record.CollKind, se
 }
 
 // History implements collector.HistoryTracer.
-func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) ([]collector.Window, int)) int {
+func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq uint64, read func(rank int32, first, last int64) collector.Around) int {
 	if t.exporter == nil {
 		return 0
 	}
@@ -184,13 +183,15 @@ func (t *Tracer) History(job string, commID uint64, kind record.CollKind, seq ui
 			continue
 		}
 		first, last := o.interval()
-		windows, leftOut := read(o.track.rank, first, max(first, last))
-		if len(windows) == 0 {
+		h := read(o.track.rank, first, max(first, last))
+		if len(h.Windows)+len(h.Links) == 0 {
 			continue
 		}
 		o.historyOut = true
-		n := min(len(windows), collector.MaxHistory)
-		if t.enqueue(waiting{pos, 1, windows[:n], leftOut + len(windows) - n}) {
+		w, l := min(len(h.Windows), collector.MaxHistory), min(len(h.Links), collector.MaxHistory)
+		h.LeftOut += len(h.Windows) - w + len(h.Links) - l
+		h.Windows, h.Links = h.Windows[:w], h.Links[:l]
+		if t.enqueue(waiting{pos, 1, &h}) {
 			spans++
 		}
 	}
@@ -403,9 +404,9 @@ func (t *Tracer) take(b *pending) (more bool) {
 			continue
 		}
 		o := *t.at(w.pos)
-		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), fromPeer: len(b.peers), history: w.history != nil, leftOut: w.leftOut}
+		x := taken{operation: o, fromWindow: len(b.windows), fromLink: len(b.links), fromPeer: len(b.peers), history: w.history != nil}
 		if x.history {
-			b.windows = append(b.windows, w.history...)
+			b.windows, b.links, x.leftOut = append(b.windows, w.history.Windows...), append(b.links, w.history.Links...), w.history.LeftOut
 			t.queue[(t.head+len(t.queue)-1)%len(t.queue)].history = nil
 		} else {
 			b.windows, b.links, b.peers = t.windowsOf(b.windows, &o), t.linksOf(b.links, &o), t.peersOf(b.peers, &o)

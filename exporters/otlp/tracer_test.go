@@ -795,17 +795,19 @@ func TestHistory(t *testing.T) {
 	}
 	read := 0
 	ask := func() int {
-		return tracer.History("llama", 7, record.AllReduce, 7, func(rank int32, first, last int64) ([]collector.Window, int) {
+		return tracer.History("llama", 7, record.AllReduce, 7, func(rank int32, first, last int64) (h collector.Around) {
 			if read++; first != 1_000 || last != 3_000 {
 				t.Errorf("asked for %d to %d", first, last)
 			}
 			if rank == 1 {
-				return nil, 0
+				return h
 			}
-			return []collector.Window{
+			h.Windows = []collector.Window{
 				{Peer: 1, First: 100, Last: 200, Bytes: 8, WRs: 8},
 				{Peer: 1, First: 900, Last: 2_000, Bytes: 8, WRs: 8, Cause: record.CauseNetwork, State: record.CauseNetwork, Overlaps: true},
-			}, 5
+			}
+			h.Links, h.LeftOut = []collector.LinkEvent{{Peer: 1, State: record.LinkDown, At: 500}}, 5
+			return h
 		})
 	}
 	if n := ask(); n != 0 || read != 0 {
@@ -824,7 +826,7 @@ func TestHistory(t *testing.T) {
 		}
 		found = true
 		parent := slices.IndexFunc(r.spans, func(p *tracepb.Span) bool { return string(p.SpanId) == string(s.ParentSpanId) })
-		if parent < 0 || r.spans[parent].StartTimeUnixNano != s.StartTimeUnixNano || len(s.Events) != 2 {
+		if parent < 0 || r.spans[parent].StartTimeUnixNano != s.StartTimeUnixNano || len(s.Events) != 3 {
 			t.Fatalf("%v", s)
 		}
 		if s.DroppedEventsCount != 5 {
@@ -832,6 +834,9 @@ func TestHistory(t *testing.T) {
 		}
 		if at := s.Events[0].TimeUnixNano; at != s.StartTimeUnixNano-800 {
 			t.Errorf("the first window is at %d, its span begins at %d", at, s.StartTimeUnixNano)
+		}
+		if e := s.Events[2]; e.Name != "link" || e.TimeUnixNano != s.StartTimeUnixNano-500 {
+			t.Errorf("%v", e)
 		}
 		if e := s.Events[1].String(); !strings.Contains(e, "ccl.window.overlaps") || !strings.Contains(e, "ccl.window.state") {
 			t.Error(e)
