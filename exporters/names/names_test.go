@@ -13,6 +13,7 @@ import (
 
 	"github.com/lockstep-ccl/lockstep/diagnosis"
 	"github.com/lockstep-ccl/lockstep/exporters/names"
+	"github.com/lockstep-ccl/lockstep/record"
 )
 
 var (
@@ -178,4 +179,14 @@ func constants(t *testing.T, prefix string) []string {
 		t.Fatalf("no constants with prefix %s", prefix)
 	}
 	return values
+}
+
+// TestTransports: the reference names each transport that a span may say.
+func TestTransports(t *testing.T) {
+	i := slices.IndexFunc(names.Attributes(), func(a names.Attribute) bool { return a.Key == names.AttrTransport })
+	for k := record.TransportNone + 1; k.Known(); k++ {
+		if help := names.Attributes()[i].Help; !strings.Contains(help, k.String()) {
+			t.Errorf("%s: %q does not name %v", names.AttrTransport, help, k)
+		}
+	}
 }

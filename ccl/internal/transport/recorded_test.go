@@ -1,0 +1,66 @@
+package transport
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/lockstep-ccl/lockstep/record"
+)
+
+// TestEveryTransport: each transport that moves bytes here is run by the tests of all links, and
+// the recorder's entries of a link, of which everything behind lives, are of its own transport.
+func TestEveryTransport(t *testing.T) {
+	var mu sync.Mutex
+	run := map[record.Transport]bool{}
+	for _, p := range allPlaces {
+		t.Run(string(p), func(t *testing.T) {
+			const size = 4
+			w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			r, err := record.Open(w.Path())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			comm, _ := w.AddComm(record.CommEntry{ID: 1, Name: "test", Size: size})
+			goroutines(t, p, size, func(c *Config) {
+				if c.Rank == 0 {
+					c.Recorder, c.Comm = w, comm
+				}
+			}, func(m *Mesh, rank, _ int) error {
+				if err := exchange(m, rank, size, 3, 20, 64<<10); err != nil || rank != 0 {
+					return err
+				}
+				for peer := 1; peer < size; peer++ {
+					l, err := m.Link(peer)
+					if err != nil {
+						return err
+					}
+					mu.Lock()
+					run[l.Kind()] = true
+					mu.Unlock()
+					entries := slices.DeleteFunc(r.Conns(nil), func(c record.ConnStatus) bool { return int(c.Peer) != peer })
+					if len(entries) == 0 {
+						return fmt.Errorf("the recorder has no connection to rank %d", peer)
+					}
+					for _, c := range entries {
+						if c.Transport != l.Kind() || c.Transport.QueuePair() != (c.PeerID != 0) {
+							return fmt.Errorf("the link to rank %d is of %v, its entry %+v", peer, l.Kind(), c.ConnEntry)
+						}
+					}
+				}
+				return nil
+			})
+		})
+	}
+	for k := record.TransportNone + 1; k.Known(); k++ {
+		if !k.Stamped() && !run[k] {
+			t.Errorf("no place of allPlaces has links of %v", k)
+		}
+	}
+}
