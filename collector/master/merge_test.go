@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
-	"pgregory.net/rapid"
 
 	"github.com/lockstep-ccl/lockstep/collector/wire"
 	"github.com/lockstep-ccl/lockstep/diagnosis"
@@ -275,114 +274,6 @@ func TestMerge(t *testing.T) {
 	})
 }
 
-// life is a report of n ranks of an attempt whose processes were created at a time,
-// in a communicator of their own.
-func life(n int32, attempt uint32, created int64, proc diagnosis.ProcState) *wire.Report {
-	r := report(n, attempt)
-	for i := range r.Ranks {
-		r.Ranks[i].CreatedUnixNs, r.Ranks[i].Proc = created, uint32(proc)
-		r.Members[i].CommId, r.Connections[i].CommId, r.Arrivals[i].CommId = uint64(created), uint64(created), uint64(created)
-	}
-	return r
-}
-
-// A job whose launcher was started again counts its restarts from 0 again.
-func TestStartedAnew(t *testing.T) {
-	const second, now = int64(1e9), int64(1e18)
-	former := func(proc diagnosis.ProcState) (s *state, a, b int32) {
-		s = newState("job", Limits{})
-		a, b = s.node("a"), s.node("b")
-		s.merge(a, life(2, 3, now, proc), now)
-		return s, a, b
-	}
-	is := func(t *testing.T, s *state, attempt uint32, node int32, comm int64) {
-		t.Helper()
-		if err := check(s); err != nil || s.attempt != attempt || s.seen != 2 || s.ev.Ranks[0].Node != node || len(s.ev.Comms) != 1 || s.ev.Comms[0].ID != uint64(comm) {
-			t.Errorf("%v; attempt %d, %d ranks seen, rank 0 on node %d, communicators %+v; want attempt %d, 2 ranks, node %d, communicator %d",
-				err, s.attempt, s.seen, s.ev.Ranks[0].Node, s.ev.Comms, attempt, node, comm)
-		}
-	}
-	t.Run("on the same node", func(t *testing.T) {
-		s, a, b := former(diagnosis.ProcRunning) // the agent was not there when it ended
-		s.merge(a, life(2, 0, now+second, diagnosis.ProcRunning), now)
-		is(t, s, 0, a, now+second)
-		if !s.nodes[a].stale || !s.nodes[b].stale || s.anew != 1 {
-			t.Error("what was refused is not asked for again")
-		}
-		s.merge(b, life(2, 3, now, diagnosis.ProcGone), now) // a late word
-		is(t, s, 0, a, now+second)
-		s.merge(a, life(2, 1, now+2*second, diagnosis.ProcRunning), now+2*skew)
-		is(t, s, 1, a, now+2*second)
-	})
-	t.Run("on another node", func(t *testing.T) {
-		s, _, b := former(diagnosis.ProcExited)
-		s.merge(b, life(2, 0, now+second, diagnosis.ProcRunning), now) // by its clock, which may be wrong
-		if s.attempt != 3 {
-			t.Errorf("attempt %d", s.attempt)
-		}
-		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now+2*skew)
-		is(t, s, 0, b, now+2*skew)
-	})
-	t.Run("a smaller one, before a master that knows neither", func(t *testing.T) {
-		live, late := life(1, 0, now+2*skew, diagnosis.ProcRunning), life(2, 3, now, diagnosis.ProcGone)
-		late.Ranks, late.Members, late.Connections, late.Arrivals = late.Ranks[1:], late.Members[1:], late.Connections[1:], late.Arrivals[1:]
-		for name, order := range map[string][]*wire.Report{"late words first": {late, live}, "late words last": {live, late}} {
-			s := newState("job", Limits{})
-			for _, r := range order {
-				n := s.node("a")
-				if r == late {
-					n = s.node("b")
-				}
-				s.merge(n, r, now+2*skew)
-			}
-			if err := check(s); err != nil || s.attempt != 0 || len(s.ev.Ranks) != 1 || s.ev.Ranks[0].Proc != diagnosis.ProcRunning {
-				t.Errorf("%s: %v; attempt %d, ranks %+v", name, err, s.attempt, s.ev.Ranks)
-			}
-		}
-	})
-	t.Run("not while the former one runs", func(t *testing.T) {
-		s, a, b := former(diagnosis.ProcRunning)
-		s.merge(b, life(2, 0, now+2*skew, diagnosis.ProcRunning), now+2*skew)
-		is(t, s, 3, a, now)
-	})
-	t.Run("not for the dead", func(t *testing.T) {
-		s, a, b := former(diagnosis.ProcGone)
-		s.merge(b, life(2, 2, now+2*skew, diagnosis.ProcGone), now+2*skew)
-		is(t, s, 3, a, now)
-	})
-}
-
-// A job that is restarted with nothing to count its restarts leaves nothing behind.
-func TestRestartsWithoutACount(t *testing.T) {
-	s := newState("job", small)
-	n := s.node("n")
-	now := int64(1e18)
-	for range 100 {
-		s.merge(n, life(8, 0, now, diagnosis.ProcRunning), now)
-		now += leftFor + 1
-		s.collect(now)
-		if err := check(s); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(s.ev.Comms) != 1 || s.overflow != 0 {
-		t.Errorf("%d communicators, %d that found no room", len(s.ev.Comms), s.overflow)
-	}
-}
-
-// What has ended has ended, whether its agent is there or not.
-func TestTheDeadStayDead(t *testing.T) {
-	s := newState("job", Limits{})
-	n := s.node("n")
-	for _, proc := range []diagnosis.ProcState{diagnosis.ProcGone, diagnosis.ProcExited} {
-		s.merge(n, life(2, 0, 1+int64(proc), proc), 1e18)
-		s.disconnected(n)
-		if got := s.ev.Ranks[1].Proc; got != proc {
-			t.Errorf("state %v after the agent left, want %v", got, proc)
-		}
-	}
-}
-
 func TestLimitsAreCounted(t *testing.T) {
 	s := newState("job", small)
 	for i := range 10 {
@@ -407,49 +298,6 @@ func TestLimitsAreCounted(t *testing.T) {
 	s.merge(0, r, 1e18)
 	if err := check(s); err != nil || s.overflow == 0 {
 		t.Errorf("%v; overflow %d", err, s.overflow)
-	}
-}
-
-// TestClockMap checks that the true offset is always within the bounds, on
-// simulated links with asymmetric, varying delays and a drifting clock.
-func TestClockMap(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		offset := rapid.Int64Range(-1e18, 1e18).Draw(t, "offset")
-		ppm := rapid.Float64Range(-20, 20).Draw(t, "ppm")
-		delay := rapid.Int64Range(0, 50e6)
-		var c clockMap
-		mono, ackSent, ackReceived := int64(1e12), int64(0), int64(0)
-		truth := func(mono int64) int64 { return mono + offset + int64(float64(mono)*ppm*1e-6) }
-		for range rapid.IntRange(2, 50).Draw(t, "reports") {
-			mono += rapid.Int64Range(1e6, 10e9).Draw(t, "interval")
-			received := truth(mono) + delay.Draw(t, "up")
-			c.observe(mono, received, ackSent, ackReceived)
-			if ackSent != 0 {
-				at := truth(mono) - mono
-				if err := c.err(); err > 200e6 || c.offset-at > err+1 || at-c.offset > err+1 {
-					t.Fatalf("offset %d, truly %d: off by %d, bound %d", c.offset, at, c.offset-at, err)
-				}
-			}
-			ackSent = received
-			// The ack arrives when the master's clock shows this; the agent's shows what maps to it.
-			back := delay.Draw(t, "down")
-			ackReceived = mono + int64(float64(received-truth(mono)+back)*(1+30e-6)) + 1
-			mono = ackReceived
-		}
-	})
-}
-
-func TestClockMapIsStable(t *testing.T) {
-	var c clockMap
-	c.observe(1000, 5000, 4000, 900) // offset in [3100, 4000]
-	first := c.offset
-	c.observe(2000, 6100, 4900, 1900) // a worse observation moves nothing
-	if c.offset != first || c.err() > 460 {
-		t.Errorf("offset %d, then %d ± %d", first, c.offset, c.err())
-	}
-	c.observe(2000, 1e9, 1e9-100, 2050) // the agent's clock was stepped
-	if e := c.err(); c.offset < 1e9-2150 || e > 2000 {
-		t.Errorf("after a step: offset %d ± %d", c.offset, e)
 	}
 }
 
@@ -481,66 +329,5 @@ func BenchmarkDecodeAndMerge(b *testing.B) {
 			b.Fatal(err)
 		}
 		s.merge(n, &r, 1e18)
-	}
-}
-
-// A connection with a path that is down and one that has carried nothing yet is
-// not dead.
-func TestIdlePathCounts(t *testing.T) {
-	s, engine := newState("job", Limits{}), diagnosis.New(diagnosis.Config{})
-	now := int64(1e18)
-	dead := func(backup record.LinkState) bool {
-		r := report(2, 0)
-		r.Connections = nil
-		for rank := range int32(2) {
-			for path, link := range []record.LinkState{record.LinkDown, backup} {
-				r.Connections = append(r.Connections, &wire.Connection{CommId: 7, Rank: rank, Peer: 1 - rank, Channel: uint32(path),
-					Transport: uint32(record.TransportRDMA), Name: "a->b", Link: uint32(link), MonoLinkNs: 9e8})
-			}
-		}
-		now += 1e8
-		s.merge(s.node("n"), r, now)
-		s.ev.Now = now
-		for _, v := range engine.Diagnose(&s.ev) {
-			if v.Culprits[0].Reason == "link_down" {
-				return true
-			}
-		}
-		return false
-	}
-	if dead(record.LinkUp) {
-		t.Error("dead with an idle path that is up")
-	}
-	if !dead(record.LinkDown) {
-		t.Error("not dead with both paths down")
-	}
-}
-
-// A connection's identity arrives, by a report of this version and of the one before, which
-// has the queue pair in the name only; reports without a name leave it as it is.
-func TestConnectionIdentity(t *testing.T) {
-	s := newState("job", Limits{})
-	now := int64(1e18)
-	tell := func(w *wire.Connection) diagnosis.Conn {
-		r := report(2, 0)
-		w.CommId, w.Peer, w.Transport, w.Posted = 7, 1, uint32(record.TransportRDMA), 100
-		r.Connections = []*wire.Connection{w}
-		now += 1e8
-		s.merge(s.node("n"), r, now)
-		return s.ev.Conns[0]
-	}
-	want := "rdma mlx5_0/1->mlx5_2/1 qp 284->301 rail 1 gid 10.0.0.7"
-	c := tell(&wire.Connection{Name: "mlx5_0/1->mlx5_2/1 qp 284", QueuePair: 284, PeerQueuePair: 301, Rail: 1, Address: "10.0.0.7"})
-	if c.String() != want {
-		t.Errorf("got %q, want %q", c.String(), want)
-	}
-	if c = tell(&wire.Connection{}); c.String() != want {
-		t.Errorf("without a name: %q", c.String())
-	}
-	if c = tell(&wire.Connection{Name: "mlx5_0/1->mlx5_2/1 qp 290", QueuePair: 290}); c.String() != "rdma mlx5_0/1->mlx5_2/1 qp 290" {
-		t.Errorf("of the version before: %q", c.String())
-	}
-	if d := connDetails(&s.ev); len(d) != 1 || d[0].QP != 290 || d[0].NIC != "mlx5_0" || d[0].Port != 1 || d[0].Rank != 0 || d[0].PeerWorld != 1 {
-		t.Errorf("%+v", d)
 	}
 }
