@@ -58,6 +58,9 @@ type Collective struct {
 	// Links are changes of its connections, and of their ports, while it ran; at most MaxLinks.
 	Links  [MaxLinks]LinkEvent
 	NLinks int
+	// PathChanged says that a connection's path changed, or its port went down, among Links or
+	// what found no room there. (Counters of ports move on healthy fabrics, too.)
+	PathChanged bool
 	// LeftOut is how many windows and changes found no room here.
 	LeftOut int
 	// Former says that it ended before this agent ran: its predecessor may have counted it.
@@ -133,17 +136,6 @@ type LinkEvent struct {
 
 // CounterFlaps is how often a port went down, which agents count.
 const CounterFlaps = "flaps"
-
-// PathChanged reports whether a connection's path changed, or its port went down, while c ran.
-// Counters of ports move on healthy fabrics, too.
-func (c *Collective) PathChanged() bool {
-	for i := range c.Links[:c.NLinks] {
-		if l := &c.Links[i]; l.Counter == "" || l.Counter == CounterFlaps {
-			return true
-		}
-	}
-	return false
-}
 
 // Window is one transport window of a connection of this rank.
 type Window struct {

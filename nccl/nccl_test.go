@@ -196,17 +196,23 @@ func TestSendsAndReceives(t *testing.T) {
 
 // Transfers feed a connection for each peer, work requests one for each queue pair of each device.
 func TestNetwork(t *testing.T) {
-	const ops, total = 80, 80 * 4 * 65536
+	const ops, others, total = 80, 20, 80 * 4 * 65536
 	for _, v := range versions {
 		dir := t.TempDir()
 		play(t, plain, dir, []string{"LOCKSTEP_NCCL_EVENTS=all", "NCCL_IB_DISABLE=1"}, v, "net")
 		c := recorders(t, dir)[0]
-		if c.header.EventsForeign != ops || c.header.EventsLost != 0 {
+		if c.header.EventsForeign != ops+others || c.header.EventsLost != 0 {
 			t.Errorf("v%s: %d events of other processes, want %d; %d lost", v, c.header.EventsForeign, ops, c.header.EventsLost)
 		}
-		var peers, pairs int
+		var peers, pairs, elsewhere int
 		channels := map[uint16]bool{}
 		for _, k := range c.Conns(nil) {
+			if k.Peer == 3 {
+				if elsewhere++; k.ID != 0 && (k.ID != 77 || k.Channel != 1 || k.Windows < 2) || k.ID == 0 && k.Posted != others*4*65536 {
+					t.Errorf("v%s: to the other peer: %+v", v, k)
+				}
+				continue
+			}
 			if channels[k.Channel] || k.Channel > 4 || (k.Channel == 0) != (k.ID == 0) {
 				t.Errorf("v%s: %+v: nobody tells it from the others between these two ranks by its channel", v, k.ConnEntry)
 			}
@@ -224,8 +230,8 @@ func TestNetwork(t *testing.T) {
 				}
 			}
 		}
-		if peers != 1 || pairs != 4 {
-			t.Errorf("v%s: %d peers, %d queue pairs", v, peers, pairs)
+		if peers != 1 || pairs != 4 || elsewhere != 2 {
+			t.Errorf("v%s: %d peers, %d queue pairs, %d connections to the other peer", v, peers, pairs, elsewhere)
 		}
 		waits := 0
 		for _, r := range c.other {

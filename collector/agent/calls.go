@@ -159,7 +159,7 @@ func (r *rank) link(c *comm, rec *record.Record) {
 	}
 	k, state := r.conn(rec.Conn), record.LinkState(rec.Code)
 	if k.seen || state != record.LinkUp { // that a connection comes up for the first time is no news
-		c.link(collector.LinkEvent{Peer: rec.Peer, State: state, At: rec.Mono, Conn: k.who})
+		c.links.add(collector.LinkEvent{Peer: rec.Peer, State: state, At: rec.Mono, Conn: k.who})
 	}
 	k.seen = true
 	switch state {

@@ -17,7 +17,7 @@ const (
 	allOps = 1 << 16
 	// maxTouched is how many of a communicator's last abnormal windows are remembered.
 	maxTouched = 16
-	// maxLinks likewise of changes of paths.
+	// maxLinks likewise of changes of paths, and of ports.
 	maxLinks = 32
 )
 
@@ -81,14 +81,13 @@ type comm struct {
 	host    *comm
 	aside   bool // it is another one's host; the master does not know its id
 
-	touched   [maxTouched]collector.Window // ring of abnormal windows
-	ntouched  int
-	legs      *collector.Peers // of the collective legsOf, whose own record follows; nil before the first
-	legsOf    uint64
-	nvlinks   [record.MaxStampPeers]*nvlink // to this rank, by peer, where GPUs stamp by peer
-	links     [maxLinks]collector.LinkEvent // ring of changes of paths
-	nlinks    int
-	linksTold int // of them, by a collective that has ended
+	touched  [maxTouched]collector.Window // ring of abnormal windows
+	ntouched int
+	legs     *collector.Peers // of the collective legsOf, whose own record follows; nil before the first
+	legsOf   uint64
+	nvlinks  [record.MaxStampPeers]*nvlink // to this rank, by peer, where GPUs stamp by peer
+	links    changes                       // of paths
+	ports    changes                       // of the ports that they begin at
 
 	history  history
 	sampling sampling
@@ -337,7 +336,7 @@ func (a *Agent) growOps(c *comm, n int) bool {
 func (a *Agent) finish(r *rank, c *comm, o *op) {
 	o.done = true
 	out := a.describe(r, c, o)
-	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.PathChanged()
+	out.Anomalous = o.result != record.ResultOK || out.NWindows > 0 || out.PathChanged
 	if o.started != 0 {
 		if c.history.slow(o.coll, o.bytes, o.ended-o.started) {
 			out.Anomalous = true
@@ -409,26 +408,9 @@ func (c *comm) touching(o *op, out *collector.Collective) {
 			out.NWindows++
 		}
 	}
-	kept := max(0, c.nlinks-maxLinks)
-	if out.LeftOut += max(0, kept-c.linksTold); o.ended != 0 {
-		c.linksTold = max(c.linksTold, kept)
-	}
-	for i := kept; i < c.nlinks; i++ {
-		// What happened between two collectives is the next one's.
-		l := &c.links[i%maxLinks]
-		if o.ended != 0 && (l.At > o.ended || l.At < o.started && i < c.linksTold) {
-			continue
-		}
-		if o.ended != 0 {
-			c.linksTold = max(c.linksTold, i+1)
-		}
-		if out.NLinks == collector.MaxLinks {
-			out.LeftOut++
-			continue
-		}
-		out.Links[out.NLinks] = *l
-		out.NLinks++
-	}
+	out.PathChanged = c.links.touching(o, out)
+	// Counters of ports move all the time: they have what room is left.
+	out.PathChanged = c.ports.touching(o, out) || out.PathChanged
 }
 
 // meets reports whether o ended in order and kept every member until the last one had entered,

@@ -30,6 +30,7 @@ func (a *Agent) portsMoved() {
 				r.portMoved(p.Device, p.Port, collector.LinkEvent{Peer: -1, At: at, Counter: counter, Gained: gained, Since: before.at})
 			}
 		}
+		tell(collector.CounterFlaps, now.count(before, nicWord{p.Device, p.Port, ""}, p.Flaps), p.FlapAt) // before the look
 		for _, kind := range [][]collector.NICCounter{p.Retransmissions, p.Congestion, p.Errors} {
 			most, name := uint64(0), ""
 			for _, c := range kind[:min(len(kind), diagnosis.MaxNICCounters)] {
@@ -39,7 +40,6 @@ func (a *Agent) portsMoved() {
 			}
 			tell(name, most, n.ProbedAt)
 		}
-		tell(collector.CounterFlaps, now.count(before, nicWord{p.Device, p.Port, ""}, p.Flaps), p.FlapAt)
 	}
 	a.ports = now
 }
@@ -68,22 +68,55 @@ func (r *rank) portMoved(device string, port int, e collector.LinkEvent) {
 		}
 		told[c] = true
 		e.Conn = who
-		c.link(e)
+		c.ports.add(e)
 	}
 }
 
-// changes appends what is kept of changes of some time.
-func (c *comm) changes(out []collector.LinkEvent, from, to int64) []collector.LinkEvent {
-	for i := max(0, c.nlinks-maxLinks); i < c.nlinks; i++ {
-		if l := c.links[i%maxLinks]; l.At >= from && l.At <= to {
+// changes is a ring of what happened to connections, in the order of time.
+type changes struct {
+	ring [maxLinks]collector.LinkEvent
+	n    int // ever
+	told int // of them, by a collective that has ended
+}
+
+func (h *changes) add(e collector.LinkEvent) {
+	h.ring[h.n%maxLinks] = e
+	h.n++
+}
+
+// around appends those of some time that are kept.
+func (h *changes) around(out []collector.LinkEvent, from, to int64) []collector.LinkEvent {
+	for i := max(0, h.n-maxLinks); i < h.n; i++ {
+		if l := h.ring[i%maxLinks]; l.At >= from && l.At <= to {
 			out = append(out, l)
 		}
 	}
 	return out
 }
 
-// link notes a change for the collective that it hit.
-func (c *comm) link(e collector.LinkEvent) {
-	c.links[c.nlinks%maxLinks] = e
-	c.nlinks++
+// touching adds to out what happened while o ran, or since the collective before it, and counts
+// what finds no room. It reports whether a path changed, or a port went down.
+func (h *changes) touching(o *op, out *collector.Collective) (changed bool) {
+	kept := max(0, h.n-maxLinks)
+	if out.LeftOut += max(0, kept-h.told); o.ended != 0 {
+		h.told = max(h.told, kept)
+	}
+	for i := kept; i < h.n; i++ {
+		// What happened between two collectives is the next one's.
+		l := &h.ring[i%maxLinks]
+		if o.ended != 0 && (l.At > o.ended || l.At < o.started && i < h.told) {
+			continue
+		}
+		changed = changed || l.Counter == "" || l.Counter == collector.CounterFlaps
+		if o.ended != 0 {
+			h.told = max(h.told, i+1)
+		}
+		if out.NLinks == collector.MaxLinks {
+			out.LeftOut++
+			continue
+		}
+		out.Links[out.NLinks] = *l
+		out.NLinks++
+	}
+	return changed
 }

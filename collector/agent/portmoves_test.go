@@ -8,6 +8,26 @@ import (
 	"github.com/lockstep-ccl/lockstep/record"
 )
 
+// Counters that move at each look push no change of a path out of its collective, nor hide it.
+func TestPathChangesBesideCounters(t *testing.T) {
+	s := &collect{}
+	a := newAgent(t, s)
+	p := process()
+	p.Conns = []record.ConnStatus{{ConnEntry: record.ConnEntry{Comm: 0, Peer: 2, Transport: record.TransportRDMA, Channel: 1, ID: 77, Name: "mlx5_0/1->mlx5_2/1"}, Index: 1}}
+	port := collector.NICPort{Device: "mlx5_0", Port: 1, Congestion: []collector.NICCounter{{Name: "np_cnp_sent"}}}
+	a.fold(p, one(0, 1, 1000))
+	for i := range 2 * maxLinks {
+		port.Congestion = []collector.NICCounter{{Name: "np_cnp_sent", Value: float64(i)}}
+		a.view.NICs = &collector.NICs{ProbedAt: int64(1200 + i), Ports: []collector.NICPort{port}}
+		a.portsMoved()
+	}
+	a.fold(p, slices.Insert(one(0, 2, 2000), 2, record.Record{Kind: record.KindLink, Comm: 0, Conn: 1, Peer: 2, Code: uint8(record.LinkDown), Mono: 2050}))
+	c := &s.got[1]
+	if !c.Anomalous || !c.PathChanged || c.NLinks != collector.MaxLinks || c.Links[0].State != record.LinkDown || c.Links[1].Counter == "" {
+		t.Errorf("anomalous %v, path changed %v, %+v", c.Anomalous, c.PathChanged, c.Links[:c.NLinks])
+	}
+}
+
 // What a port's counters gain between two looks is told with the next collective of a
 // communicator that has a connection there, once, and does not have it exported; that the port
 // went down does.
@@ -44,7 +64,7 @@ func TestPortsMoved(t *testing.T) {
 	port.Flaps, port.FlapAt = 1, 4400
 	look(4500)
 	a.fold(p, one(0, 5, 5000))
-	if kept := a.ranks[p].comm(0).changes(nil, 2500, 4400); len(kept) != 3 || kept[2].Counter != collector.CounterFlaps {
+	if kept := a.ranks[p].comm(0).ports.around(nil, 2500, 4400); len(kept) != 3 || kept[2].Counter != collector.CounterFlaps {
 		t.Errorf("kept around a collective: %+v", kept)
 	}
 	var got [][]collector.LinkEvent

@@ -65,7 +65,7 @@ func (j *job) arrive(c *comm, o *op) {
 	w := &wire.Arrival{
 		CommId: c.id, Seq: o.seq, Coll: uint32(o.coll), Rank: c.rank, MonoStartedNs: o.started, MonoEndedNs: o.ended, StampErrorNs: o.clockErr,
 	}
-	if o.coll.Traits().SamePayload() {
+	if o.coll.Known() && o.coll.Traits().SamePayload() {
 		w.Bytes = o.bytes
 	}
 	j.arrivals = append(j.arrivals, w)

@@ -56,7 +56,7 @@ func (a *Agent) traced(r *rank, c *comm, k roots.Key, t collector.Traced, anomal
 		return
 	}
 	if j.stream == nil || !j.stream.roots.Load() {
-		j.roots.Add(k, roots.Part{Rank: c.rank, Size: int(c.size), First: t.First, Last: t.Last, Err: t.Err}, a.view.Now)
+		j.roots.Add(k, roots.Part{Rank: c.rank, Size: int(c.size), First: t.First, Last: t.Last, Err: t.Err, NodeClock: t.NodeClock}, a.view.Now)
 		return
 	}
 	if len(j.traced) < maxTraced && r.reportable() {
@@ -78,7 +78,7 @@ func (a *Agent) localRoots(j *job, now int64) {
 		out := a.rootOf(j, c, due.Key)
 		a.jobTime(j, out)
 		out.RealOffset = 0
-		out.Started, out.Ended, out.MapErr = due.First, due.Last, due.Err
+		out.Started, out.Ended, out.MapErr, out.JobClock = due.First, due.Last, due.Err, out.JobClock && !due.NodeClock
 		for _, tr := range a.tracers() {
 			tr.Root(out, due.Ranks)
 		}
@@ -202,7 +202,7 @@ func (a *Agent) exportHistory(j *job, k roots.Key, tr collector.Tracer) {
 		for _, r := range j.ranks {
 			for _, c := range r.comms {
 				if c != nil && c.id == k.Comm && c.rank == rank {
-					h.Links = c.changes(h.Links, first-changedBefore, last)
+					h.Links = c.ports.around(c.links.around(h.Links, first-changedBefore, last), first-changedBefore, last)
 				}
 			}
 			for i := range r.p.Conns {

@@ -1,12 +1,13 @@
 /* Transfers over the network, and the connections that they make. */
 #include "driver.h"
 
-/* Transfers to one peer by queue pairs of two devices. */
+/* Transfers to one peer by queue pairs of two devices, then to another by one that is numbered alike: each connection counts
+ * its own devices. */
 void net(void)
 {
 	struct comm c;
 	comm_init(&c, 0x107, "net", 4, 1);
-	for (int i = 0; i < 80; i++) {
+	for (int i = 0; i < 100; i++) {
 		struct played p;
 		api_begin(&p, &c, 0);
 		api_coll(&p, "AllReduce", 1 << 18);
@@ -16,7 +17,10 @@ void net(void)
 		api_end(&p);
 		int64_t at = mono();
 		kernel_begin(&p, 2, at + GPU_OFFSET);
-		transfers(&p, 2, 4, 65536, i / 2 % 2, 77 + i % 2); /* two devices may number their queue pairs alike */
+		if (i < 80)
+			transfers(&p, 2, 4, 65536, i / 2 % 2, 77 + i % 2); /* two devices may number their queue pairs alike */
+		else
+			transfers(&p, 3, 4, 65536, 0, 77);
 		at = mono();
 		kernel_end(&p, 2, at + GPU_OFFSET);
 		c.numbered++;

@@ -19,7 +19,9 @@
 #define SLOW 4         /* times the usual latency */
 #define SLOW_WINDOWS 3 /* in a row */
 
-/* A queue pair's number is its device's own, and has 24 bits; a socket's has no device. */
+/* A queue pair's number is its device's own, and has 24 bits; a socket's has no device. What NCCL calls its device is an index
+ * into those of its connection, 0 for each NIC that is not merged: whose peer it goes to has to tell two apart, too. (Two
+ * connections to one peer over two NICs that number a queue pair alike are one here.) */
 static uint64_t key_of(const struct comm *c, uint32_t gen, int qp, uint32_t id, int device)
 {
 	if (qp)
@@ -51,20 +53,20 @@ static struct conn *new_conn(struct conn *k, uint64_t key, struct comm *c, int32
 	else if (!(rec = lockstep_add_conn(&plugin.w, comm, peer, t, channel, of ? id : 0, name, &index)))
 		return NULL;
 	memset((char *)k + sizeof k->key, 0, sizeof *k - sizeof k->key);
-	k->rec = rec, k->index = index, k->comm = comm, k->peer = peer;
+	k->rec = rec, k->index = index, k->comm = comm, k->peer = peer, k->of = of;
 	STORE(&k->key, key);
 	return k;
 }
 
-/* The entry of a key, or NULL and where there is room for it, which is NULL where there is none. */
-static struct conn *probe(uint64_t key, struct conn **room)
+/* The entry of a key and a peer, or NULL and where there is room for it, which is NULL where there is none. */
+static struct conn *probe(uint64_t key, const struct conn *of, struct conn **room)
 {
 	uint32_t at = (uint32_t)(key * UINT64_C(0x9E3779B97F4A7C15) >> 40);
 	*room = NULL;
 	for (uint32_t i = 0; i < PROBES; i++) {
 		struct conn *k = &plugin.conns[(at + i) & (MAX_CONNS - 1)];
 		uint64_t has = LOAD(&k->key);
-		if (has == key)
+		if (has == key && k->of == of)
 			return k;
 		if (!*room && (!has || key_is_stale(has)))
 			*room = k;
@@ -79,7 +81,7 @@ static struct conn *probe(uint64_t key, struct conn **room)
 static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum lockstep_transport t, struct conn *of, uint32_t id, int device)
 {
 	uint64_t key = key_of(c, gen, of != NULL, of ? id : (uint32_t)peer, device);
-	struct conn *room, *k = probe(key, &room);
+	struct conn *room, *k = probe(key, of, &room);
 	if (k)
 		return k;
 	if (!room) {
@@ -93,7 +95,7 @@ static struct conn *conn_of(struct comm *c, uint32_t gen, int32_t peer, enum loc
 		}
 		sched_yield();
 	}
-	if (!(k = probe(key, &room))) { /* meanwhile somebody may have made it, or taken the room */
+	if (!(k = probe(key, of, &room))) { /* meanwhile somebody may have made it, or taken the room */
 		if (room)
 			k = new_conn(room, key, c, peer, t, of, id, device);
 		else

@@ -123,7 +123,7 @@ static uint64_t captured_call(struct comm *c, uint32_t gen, enum handle_kind kin
 {
 	struct slot *g = handle_kind(group) == H_GROUP_API ? slot_of(&plugin.groups, group) : NULL;
 	uint64_t h = make_handle(kind, c, gen, 0) | H_CAPTURED;
-	int how = g ? g->captured : SURE, joins = kind == H_P2P_API && PEEK(&c->maybe_group) == group;
+	int how = g ? g->captured : SURE, joins = kind == H_P2P_API && group && PEEK(&c->maybe_group) == group;
 	if (g)
 		g->captured = SURE;
 	int64_t now = PEEK(&plugin.sampling.captured);

@@ -399,7 +399,7 @@ VERSION(7);
 
 EXPORTED int lockstep_nccl_mark(uint32_t code, uint32_t begin, uint64_t value)
 {
-	if (!is_live() || code == LOCKSTEP_MARK_NONE || code > LOCKSTEP_MARK_COMPILE)
+	if (!is_live() || code == LOCKSTEP_MARK_NONE || code > LOCKSTEP_MARK_DATA_LOADING)
 		return -1;
 	struct lockstep_record r = {.mono = lockstep_now(), .kind = LOCKSTEP_KIND_MARK, .flags = begin ? LOCKSTEP_FLAG_BEGIN : 0, .comm = LOCKSTEP_NO_COMM};
 	r.body.value.code = (uint8_t)code;

@@ -137,6 +137,7 @@ struct window {
 /* One peer of a communicator over the network, or one queue pair to it. */
 struct conn {
 	uint64_t key; /* 0: never used */
+	const struct conn *of; /* its peer's, of a queue pair or a socket */
 	struct lockstep_conn *rec;
 	uint32_t index;
 	int32_t peer;

@@ -198,11 +198,11 @@ HIDDEN void sample_rest(int64_t now)
 HIDDEN int sample_captured(void)
 {
 	struct sampling *s = &plugin.sampling;
-	if (!is_sampling())
-		return SURE;
 	int64_t now = lockstep_now();
 	int quiet = PEEK(&s->quiet), sure = is_sure(s, now);
 	SET(&s->captured, now);
+	if (!is_sampling())
+		return SURE;
 	SET(&s->called, now);
 	if (quiet)
 		(void)turn(0);

@@ -75,7 +75,7 @@ func start(path string, lookup func(string) uintptr) (*Driver, error) {
 	}
 	bind(d.fn[cuCtxSetCurrent], d.fn[cuThreadExchangeStreamCaptureMode])
 	if os.Getenv(connectionsEnv) == "" {
-		_ = os.Setenv(connectionsEnv, strconv.Itoa(LeastConnections)) // the driver reads it in cuInit
+		_ = os.Setenv(connectionsEnv, strconv.Itoa(askedConnections)) // the driver reads it in cuInit
 	}
 	if rc := d.call(cuInit, 0); rc != 0 {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNoDriver, path, d.fail(cuInit, "", rc, -1))
@@ -104,13 +104,16 @@ const (
 	maxConnections = 32 // the driver's limit
 )
 
-// LeastConnections is how many hardware queues a communicator's streams and a program's want:
-// four of streams that wait for peers' words (copy engines), and CUDA's own default of eight. Each
+// LeastConnections is how many hardware queues copy engines want: four for streams that wait for
+// peers' words, and CUDA's own default of eight. askedConnections leaves a program some more. Each
 // costs 16 ms of a context's making, which the processes of a machine take in turn.
-const LeastConnections = 12
+const (
+	LeastConnections = 12
+	askedConnections = 16
+)
 
 // Connections is how many hardware queues the streams of a device share: what
-// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to LeastConnections where nobody else has. A stream that waits holds up the others of its queue.
+// CUDA_DEVICE_MAX_CONNECTIONS says, which Open sets to askedConnections where nobody else has. A stream that waits holds up the others of its queue.
 func Connections() int {
 	n, err := strconv.Atoi(os.Getenv(connectionsEnv))
 	if err != nil {

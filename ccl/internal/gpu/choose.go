@@ -155,7 +155,7 @@ func (c *Comm) choose(k call) plan {
 	return p
 }
 
-// bandwidth is the kernel for large messages where copy engines are not used, and on how many
+// bandwidth is the kernel for large operations where copy engines are not used, and on how many
 // blocks at most. The bulk copy engine beats loads and stores for reductions. For what only
 // moves bytes it is as quick on half the blocks, unless shares align the buffers differently.
 func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (record.Algo, int) {

@@ -30,7 +30,7 @@ const (
 )
 
 // messageAlgo is how a message goes: record.AlgoLL or record.AlgoDirect. Copy engines carry
-// large ones 3 % faster, without a multiprocessor, but nobody else could tell a sender's where
+// large ones 6 % faster, without a multiprocessor, but nobody else could tell a sender's where
 // the receiver wants the bytes than CPU threads of both; they would begin some 20 µs late with
 // each piece, and in no capture.
 func (c *Comm) messageAlgo(bytes uint64) record.Algo {

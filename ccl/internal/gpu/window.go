@@ -14,7 +14,6 @@ import (
 // the same offset on all ranks, peers read and write in place.
 type Window struct {
 	c     *Comm
-	id    uint32 // the same on all ranks
 	user  cuda.Ptr
 	size  uint64
 	mem   *symm.Memory
@@ -37,11 +36,7 @@ func (c *Comm) Register(ctx context.Context, a *symm.Allocation) (*Window, error
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := &Window{c: c, user: a.Ptr, size: a.Size, mem: mem, owner: a, theirs: theirs}
-	old := c.registered()
-	if n := len(old); n > 0 {
-		w.id = old[n-1].id + 1
-	}
-	list := append(slices.Clone(old), w)
+	list := append(slices.Clone(c.registered()), w)
 	c.windows.Store(&list)
 	return w, nil
 }

@@ -98,7 +98,7 @@ inline u32 loadInBlock(const u32 *p) { return loadHost(p); }
 inline void storeInBlock(u32 *p, u32 v) { storeHost(p, v); }
 inline void atomicAdd64(u64 *p, u64 v) { std::atomic_ref<u64>(*p).fetch_add(v); }
 
-// Copies to places are made at once or as late as can be, in turns.
+// Copies to places are made at once or as late as can be, by chance.
 struct AsyncCopy { u32 place; u64 from; };
 inline std::vector<AsyncCopy> &asyncCopies() {
   static thread_local std::vector<AsyncCopy> copies;
@@ -109,8 +109,9 @@ inline void copyNow(const AsyncCopy &c) {
   emulated.shared->places[c.place] = *(const u32x4 *)c.from;
 }
 inline void copyAsync(u32 place, u64 from) {
-  static thread_local u32 turns;
-  if (++turns % 2 == 0) copyNow({place, from});
+  static thread_local u32 chance = 1;
+  chance = chance * 1664525 + 1013904223;
+  if (chance >> 31) copyNow({place, from});
   else asyncCopies().push_back({place, from});
 }
 inline void copiedAsync() {

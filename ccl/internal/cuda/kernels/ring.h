@@ -40,7 +40,7 @@ enum {
   LS_RING_WARPS = 15,        // with the one that tells 16: of 17, a thread has a quarter fewer registers
   LS_RING_CHUNK = 120 << 10, // bytes at most
 #else
-  LS_RING_WARPS = 16,        // registers do not matter here
+  LS_RING_WARPS = 16,        // nothing is combined, which takes registers
   LS_RING_CHUNK = 128 << 10,
 #endif
   LS_RING_LEAST = LS_RING_WARPS * 512, // bytes at least, unless there is less to do: a pack for each thread
@@ -56,6 +56,7 @@ enum {
 
 // pitch is from one slot to the next.
 FI u32 pitch() { return blocks() * LS_RING_SLOTS * LS_RING_CHUNK <= LS_RING_BYTES ? u32(LS_RING_CHUNK) : LS_RING_CHUNK / 2; }
+static_assert(LS_RING_SHARED <= 96 << 10); // as it is launched (launch.go)
 static_assert(LS_RING_BATCH < LS_RING_SLOTS); // or ranks that send a batch would wait for each other
 static_assert(u64(LS_MAX_BLOCKS) * LS_RING_SLOTS * LS_RING_CHUNK / 2 <= LS_RING_BYTES);
 
@@ -123,7 +124,6 @@ template <class T, int OP, bool BOTH> FI void ringPacks(const Piece &p, u32 pack
     Arrived nextArrived = arrived;
     if (own.packs == 0) nextOwn = thenOwn, thenOwn = Own::none();
     if (arrived.packs == 0) nextArrived = thenArrived, thenArrived = Arrived::none();
-    copiedAsync();
     copiedAsync();
 #pragma unroll
     for (u32 row = 0; row < LS_RING_ROWS; row++) {

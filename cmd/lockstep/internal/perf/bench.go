@@ -57,6 +57,7 @@ type Result struct {
 	Registered bool   `json:"registered,omitempty"`
 	Algo       string `json:"algo,omitempty"`
 	SMs        int    `json:"sms,omitempty"`
+	Offset     int    `json:"offset,omitempty"` // elements that buffers begin after their memory
 
 	// Started is when the process's first operation ended, in seconds since the process
 	// began: of the first line alone.
@@ -140,7 +141,7 @@ func (b *bench) measure(ctx context.Context, coll collective, dt ccl.DType, op c
 	}
 	var err error
 	if b.device != ccl.CPU {
-		r.Device, r.Launch, r.Registered = "cuda", "stream", !b.cmd.Staged
+		r.Device, r.Launch, r.Registered, r.Offset = "cuda", "stream", !b.cmd.Staged, b.cmd.Offset
 		if b.cmd.Graph > 0 {
 			r.Launch = "graph"
 		}

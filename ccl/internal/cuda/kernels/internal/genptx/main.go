@@ -95,6 +95,9 @@ func main() {
 	if *only != "" {
 		modules = slices.DeleteFunc(modules, func(m module) bool { return !wanted.MatchString(m.name) })
 	}
+	if len(modules) == 0 {
+		log.Fatalf("no module is named %q", *only)
+	}
 	if err := build(modules, *out, path); err != nil {
 		log.Fatal(err)
 	}
