@@ -100,7 +100,7 @@ func TestPythonReader(t *testing.T) {
 	if got.Counters["events_foreign"] != c.header.EventsForeign || got.Counters["appended"] != c.header.Appended || got.Counters["version"] != 5 || got.Counters["mask"] != c.header.EventMask {
 		t.Errorf("%v\nwant %+v", got.Counters, c.header)
 	}
-	if got.Counts["ended"] != 80 || got.Counts["overwritten"] != 0 || len(got.NS) != 80 {
+	if got.Counts["ended"] != 100 || got.Counts["overwritten"] != 0 || len(got.NS) != 100 {
 		t.Errorf("%v, %d durations", got.Counts, len(got.NS))
 	}
 	for seq, o := range c.ops[s.Index] {
