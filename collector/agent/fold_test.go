@@ -372,7 +372,6 @@ func TestWindowCounters(t *testing.T) {
 	read(2, 13)
 }
 
-// What a GPU stamped is folded like records: running, then ended, once.
 // A change of a path is told with the collective that it hit, or with the next one, once.
 func TestFoldLinks(t *testing.T) {
 	s := &collect{}

@@ -13,7 +13,7 @@ type portLook struct {
 
 // portsMoved tells communicators of what happened between two looks to the ports that they have
 // connections on: counters of loss, congestion and errors that have moved, of each kind the one
-// that gained most, and that the port went down. Their collectives carry it as path changes.
+// that gained most, and that the port went down.
 func (a *Agent) portsMoved() {
 	n := a.view.NICs
 	if n == nil || n.ProbedAt == a.ports.at {

@@ -88,6 +88,7 @@ func (s *state) mergeArrival(n int32, w *wire.Arrival, now int64) {
 	}
 	k := arrivalKey{c, w.Seq}
 	if _, mixed := s.mixed[k]; mixed {
+		s.refused++
 		return
 	}
 	i, ok := s.arrived[k]
@@ -157,6 +158,7 @@ func (s *state) mix(k arrivalKey, i int32) {
 	if len(s.mixed) >= maxArrivals {
 		clear(s.mixed)
 	}
+	s.refused++
 	s.mixed[k] = struct{}{}
 	s.samples[i].mixed = true
 	s.clock.unmeet(k)

@@ -36,19 +36,25 @@ func (f *faultSet) Conn(comm string, src, dst int) Fault {
 }
 func (f *faultSet) Entry(string) time.Duration { return 0 }
 
-// withRecorder runs two ranks; rank 0 has a recorder, which read reads.
-func withRecorder(t *testing.T, p place, faults Faults, f func(m *Mesh, rank int, read func() record.ConnStatus) error) {
+// recorder is rank 0's in a communicator of so many ranks, and who reads it.
+func recorder(t *testing.T, size int) (*record.Writer, *record.Comm, *record.Reader) {
 	w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
+	t.Cleanup(func() { w.Close() })
 	r, err := record.Open(w.Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer r.Close()
-	comm, _ := w.AddComm(record.CommEntry{ID: 1, Name: "test", Size: 2})
+	t.Cleanup(func() { r.Close() })
+	comm, _ := w.AddComm(record.CommEntry{ID: 1, Name: "test", Size: int32(size)})
+	return w, comm, r
+}
+
+// withRecorder runs two ranks; rank 0 has a recorder, which read reads.
+func withRecorder(t *testing.T, p place, faults Faults, f func(m *Mesh, rank int, read func() record.ConnStatus) error) {
+	w, comm, r := recorder(t, 2)
 	goroutines(t, p, 2, func(c *Config) {
 		c.Window, c.Ring = 256<<10, 256<<10
 		if c.Rank == 0 {

@@ -17,17 +17,7 @@ func TestEveryTransport(t *testing.T) {
 	for _, p := range allPlaces {
 		t.Run(string(p), func(t *testing.T) {
 			const size = 4
-			w, err := record.Create(record.Options{Dir: t.TempDir(), Identity: record.Identity{Job: "j"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
-			r, err := record.Open(w.Path())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer r.Close()
-			comm, _ := w.AddComm(record.CommEntry{ID: 1, Name: "test", Size: size})
+			w, comm, r := recorder(t, size)
 			goroutines(t, p, size, func(c *Config) {
 				if c.Rank == 0 {
 					c.Recorder, c.Comm = w, comm
