@@ -381,6 +381,40 @@ func TestLinkDies(t *testing.T) {
 	measure(addr)
 }
 
+// TestSlowLink: one of a leaf's uplinks has 60 % of its rate for a while, and nobody is told.
+func TestSlowLink(t *testing.T) {
+	long(t)
+	const share = 0.6
+	b := setUp(t, shape(16, 5))
+	measure := func(planner string) {
+		const slow, well, seconds = 8, 38, 78
+		j := b.start("slow", planner, b.ring(), number("BYTES", 1<<20), seconds)
+		began := time.Now()
+		at := func(s int) { time.Sleep(time.Until(began.Add(time.Duration(s) * time.Second))) }
+		at(slow)
+		must(t, b.up.Slow(0, 1, share))
+		at(well)
+		must(t, b.up.Slow(0, 1, 1))
+		ends := j.wait()
+		zero := float64(began.UnixNano()) / 1e9
+		var line strings.Builder
+		for s := 2.0; s < seconds; s++ {
+			fmt.Fprintf(&line, " %.0f", j.bus(ends, zero+s-0.7, zero+s+1.3))
+		}
+		t.Logf("planner %q, each second from 2 on:%s", planner, line.String())
+		t.Logf("before %.1f, slow %.1f, from its 15th second on %.1f, well %.1f (ideal %.1f)", j.bus(ends, zero+3, zero+slow),
+			j.bus(ends, zero+slow, zero+slow+15), j.bus(ends, zero+slow+15, zero+well), j.bus(ends, zero+well+20, zero+seconds), b.ideal())
+	}
+	if os.Getenv("FABRIC_TEST_ONLY") != "with" {
+		measure("")
+	}
+	addr, kill := b.planner()
+	defer kill()
+	b.probers(addr)
+	time.Sleep(3 * time.Second)
+	measure(addr)
+}
+
 // TestPlannerDies: the planner is killed under load, comes back, and is cut off: no
 // connection breaks, and no sum is wrong.
 func TestPlannerDies(t *testing.T) {
