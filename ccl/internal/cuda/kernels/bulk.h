@@ -47,6 +47,19 @@ FI void bulkLoad(u32 to, u64 from, u32 bytes, u32 bar) {
 FI void bulkStore(u64 to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+// The same of what nobody needs again soon.
+#if LS_HINTS
+FI void bulkLoadOnce(u32 to, u64 from, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(once()) : "memory");
+}
+FI void bulkStoreOnce(u64 to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from), "r"(bytes), "l"(once()) : "memory");
+}
+#else
+FI void bulkLoadOnce(u32 to, u64 from, u32 bytes, u32 bar) { bulkLoad(to, from, bytes, bar); }
+FI void bulkStoreOnce(u64 to, u32 from, u32 bytes) { bulkStore(to, from, bytes); }
+#endif
 FI void bulkCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // bulkDone waits until all but the last LEFT groups of stores have been written,
 // bulkRead until shared memory has been read for them.

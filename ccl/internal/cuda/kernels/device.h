@@ -3,6 +3,12 @@
 #pragma once
 #include "abi.h"
 
+// What is in callers' buffers passes the L2 cache once, and shall leave it before staging
+// memory does, which is written and read again. -DLS_HINTS=0 takes all alike.
+#ifndef LS_HINTS
+#define LS_HINTS 1
+#endif
+
 #ifdef LS_HOST
 #include "emulate.h"
 #else
@@ -104,6 +110,19 @@ FI u32x4 getShared(u32 p) {
 // register holds meanwhile. The thread that asked for it may read it after copiedAsync.
 FI void copyAsync(u32 place, u64 from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dynamicBase() + place * 16), "l"(from) : "memory"); }
 FI void copiedAsync() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#if LS_HINTS && __CUDA_ARCH__ >= 900
+// once is the policy of lines that nobody needs again.
+FI u64 once() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+FI void copyAsyncOnce(u32 place, u64 from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(dynamicBase() + place * 16), "l"(from), "l"(once()) : "memory");
+}
+#else
+FI void copyAsyncOnce(u32 place, u64 from) { copyAsync(place, from); }
+#endif
 FI u32x4 atPlace(u32 place) { return getShared(dynamicBase() + place * 16); }
 #endif
 

@@ -114,6 +114,7 @@ inline void copyAsync(u32 place, u64 from) {
   if (chance >> 31) copyNow({place, from});
   else asyncCopies().push_back({place, from});
 }
+inline void copyAsyncOnce(u32 place, u64 from) { copyAsync(place, from); }
 inline void copiedAsync() {
   for (auto &c : asyncCopies()) copyNow(c);
   asyncCopies().clear();

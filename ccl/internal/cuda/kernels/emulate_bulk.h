@@ -90,6 +90,8 @@ inline void bulkStore(u64 to, u32 from, u32 bytes) {
   if ((to | from | bytes) % 16 != 0) abort();
   bulkEmulation().groups().back().push_back({to, from, bytes, {}});
 }
+inline void bulkLoadOnce(u32 to, u64 from, u32 bytes, u32 bar) { bulkLoad(to, from, bytes, bar); }
+inline void bulkStoreOnce(u64 to, u32 from, u32 bytes) { bulkStore(to, from, bytes); }
 inline void bulkCommit() { bulkEmulation().groups().emplace_back(); }
 template <int LEFT> void bulkDone() { bulkEmulation().finish(LEFT); }
 template <int LEFT> void bulkRead() { bulkEmulation().read(LEFT); }

@@ -42,7 +42,7 @@ template <class A, class S> FI bool await(const A &a, S &stamps, const Job &out,
 // PlainCopy copies by loads and stores of all threads.
 struct PlainCopy {
   FI void operator()(u64 from, u64 to, u64 bytes) {
-    spread(from, bytes, 1, [=](u32) { return to; });
+    spread<TARGET_LASTS>(from, bytes, 1, [=](u32) { return to; });
   }
 };
 
@@ -73,7 +73,7 @@ struct BulkCopy {
     auto load = [&] {
       u32 t = loaded++, s = stage(t);
       mbarrierExpect(here + 8 * s, length(t));
-      bulkLoad(base + s * LS_BULK_PUSH_TILE, from + u64(t) * LS_BULK_PUSH_TILE, length(t), here + 8 * s);
+      bulkLoadOnce(base + s * LS_BULK_PUSH_TILE, from + u64(t) * LS_BULK_PUSH_TILE, length(t), here + 8 * s);
     };
     if (tiles == 0) return;
     fenceProxy();
@@ -175,7 +175,7 @@ template <class A, class S> struct Taker {
         bool ok = tid() != 0 || taken(lane, number, at == begin);
         if (syncOr(!ok)) return false;
         u64 bytes = least(in.room, end - at), to = in.buffer + at;
-        spread(in.stage + place(number), bytes, 1, [=](u32) { return to; });
+        spread<SOURCE_LASTS>(in.stage + place(number), bytes, 1, [=](u32) { return to; });
         at += bytes;
         sync();
         next(number + 2);

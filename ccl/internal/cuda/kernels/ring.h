@@ -78,6 +78,7 @@ struct Piece {
 // Ahead is packs of a source that are on their way to shared memory while what precedes them is
 // moved: a row of them for each thread, at its places. A place is free as soon as the thread
 // has read it.
+enum { OWN, ARRIVED };
 template <u32 SOURCE> struct Ahead {
   u64 from;
   u32 packs;
@@ -87,7 +88,8 @@ template <u32 SOURCE> struct Ahead {
   static FI u32 pack(u32 row) { return row * LS_RING_MOVERS + tid(); }
   FI void load(u32 row) const {
     if (pack(row) >= packs) return;
-    copyAsync(place(row), from + u64(pack(row)) * 16);
+    u64 at = from + u64(pack(row)) * 16;
+    SOURCE == OWN ? copyAsyncOnce(place(row), at) : copyAsync(place(row), at);
   }
   FI void load() const {
 #pragma unroll
@@ -99,8 +101,8 @@ template <u32 SOURCE> struct Ahead {
     return packs > ALL ? Ahead{from + u64(ALL) * 16, packs - ALL} : none();
   }
 };
-using Own = Ahead<0>;
-using Arrived = Ahead<1>;
+using Own = Ahead<OWN>;
+using Arrived = Ahead<ARRIVED>;
 
 // Chunk is a chunk's way through a rank: what comes, if receive, combined with own, if there
 // is such, goes to the next rank if send, and to out, if there is such. whole: it is a result.
@@ -139,7 +141,7 @@ template <class T, int OP, bool BOTH> FI void ringPacks(const Piece &p, u32 pack
       u32 i = first + Own::pack(row);
       if (i >= packs) continue;
       if (p.to) put<u32x4>(p.to + u64(i) * 16, x);
-      if (p.out) put<u32x4>(p.out + u64(i) * 16, x);
+      if (p.out) putOnce<u32x4>(p.out + u64(i) * 16, x);
     }
   }
 }
@@ -165,7 +167,7 @@ template <class T, int OP, bool BOTH> FI void ringElements(const Piece &p, u32 f
       u64 at = u64(i + u * LS_RING_MOVERS) * sizeof(T);
       if constexpr (BOTH) x[u] = __builtin_bit_cast(Raw, T(scale(combine<OP>(__builtin_bit_cast(T, x[u]), __builtin_bit_cast(T, y[u])))));
       if (p.to) put<Raw>(p.to + at, x[u]);
-      if (p.out) put<Raw>(p.out + at, x[u]);
+      if (p.out) putOnce<Raw>(p.out + at, x[u]);
     }
   }
 }

@@ -12,6 +12,36 @@
 template <class U> FI U get(u64 p) { return *(const LS_GLOBAL U *)p; }
 template <class U> FI void put(u64 p, U v) { *(LS_GLOBAL U *)p = v; }
 
+// getOnce and putOnce are of what nobody needs again soon.
+#if LS_HINTS && !defined(LS_HOST)
+template <class U> FI U getOnce(u64 p) {
+  if constexpr (sizeof(U) == 16) {
+    u32x4 v;
+    asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return __builtin_bit_cast(U, v);
+  } else if constexpr (sizeof(U) == 4) {
+    u32 v;
+    asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return __builtin_bit_cast(U, v);
+  } else {
+    return get<U>(p);
+  }
+}
+template <class U> FI void putOnce(u64 p, U v) {
+  if constexpr (sizeof(U) == 16) {
+    u32x4 x = __builtin_bit_cast(u32x4, v);
+    asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+  } else if constexpr (sizeof(U) == 4) {
+    asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(__builtin_bit_cast(u32, v)) : "memory");
+  } else {
+    put<U>(p, v);
+  }
+}
+#else
+template <class U> FI U getOnce(u64 p) { return get<U>(p); }
+template <class U> FI void putOnce(u64 p, U v) { put<U>(p, v); }
+#endif
+
 // RawOf<S> is an unsigned integer of S bytes.
 template <int S> struct RawOf;
 template <> struct RawOf<1> { using type = u8; };
