@@ -53,6 +53,7 @@ var collectives = map[record.CollKind]collective{
 	record.AllGather: {
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_allgather_ll", record.AlgoLL12: "ls_allgather_ll12", record.AlgoSym: "ls_allgather_push", record.AlgoBulk: "ls_allgather_bulk",
+			record.AlgoRing: "ls_allgather_ring",
 		},
 		copies: (*copyEngine).allGather, pushes: true, messages: MaxRanks,
 		pace: pace{370, 355, 0},

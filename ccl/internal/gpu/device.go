@@ -148,7 +148,7 @@ var launches = map[string][]struct {
 		{"ls_allgather_ll", 512, 0}, {"ls_alltoall_ll", 512, 0}, {"ls_broadcast_ll", 512, 0}, {"ls_broadcast_ll2", 512, 0},
 		{"ls_allgather_ll12", 512, 0}, {"ls_alltoall_ll12", 512, 0}, {"ls_broadcast_ll12", 512, 0}, {"ls_p2p_ll", 512, 0}, {"ls_p2p_direct", 512, 0},
 		{"ls_p2p_list", 512, 0}, {"ls_p2p_items", 128, 0},
-		{"ls_allgather_push", 512, 0}, {"ls_alltoall_push", 512, 0}, {"ls_broadcast_push", 512, 0}, {"ls_broadcast_ring", kernels.RingThreads, kernels.RingShared}, {"ls_copy", 512, 0}, {"ls_staged", 512, 0},
+		{"ls_allgather_push", 512, 0}, {"ls_alltoall_push", 512, 0}, {"ls_broadcast_push", 512, 0}, {"ls_broadcast_ring", kernels.RingThreads, kernels.RingShared}, {"ls_allgather_ring", kernels.RingThreads, kernels.RingShared}, {"ls_copy", 512, 0}, {"ls_staged", 512, 0},
 		{"ls_allgather_bulk", kernels.BulkPushThreads, kernels.BulkPushShared}, {"ls_alltoall_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},
 		{"ls_broadcast_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},
 		{"ls_p2p_bulk", kernels.BulkPushThreads, kernels.BulkPushShared}, {"ls_p2p_list_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},

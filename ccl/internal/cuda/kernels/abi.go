@@ -41,7 +41,7 @@ type Args struct {
 	SlotMask, Desc   uint32
 	Rank, Ranks      uint32
 	Root, Op, Flags  uint32
-	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through
+	Room             uint32 // of Reduce: bytes of the memory at Ring that results may pass through; of rings' kernels: those of a chunk at most, 0: as many as fit
 	Pace             uint32 // ps that a KiB of bulk copies to peers takes each block at least; 0: as fast as they go
 	Peers            uint32 // rows of what is stamped by peer are at Slots + 16*Peers, by kernels of modules ByPeer names; 0: none is
 	Ring, Stride     uint64 // rank r has RingBytes for what peers push to be reduced, at Ring + r*Stride
@@ -243,7 +243,7 @@ const LaneBytes = 8 * laneLines
 var (
 	MoveKernels = []string{
 		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
-		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_broadcast_ring", "ls_copy",
+		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_broadcast_ring", "ls_allgather_ring", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_staged", "ls_fill", "ls_mark",
 	}
 	ReduceKernels = []string{

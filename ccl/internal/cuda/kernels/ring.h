@@ -48,6 +48,9 @@ enum {
   LS_RING_BATCH = 4,         // chunks of a part that follow each other where parts take turns: a part's way to the next rank takes their time
   LS_RING_ROWS = 6,          // packs that a thread has in flight of each source: 96 KiB of a block, which any multiprocessor has
 #endif
+#ifndef LS_RING_WEAVE
+  LS_RING_WEAVE = 1,  // chunks of a batch's last turn and of the next one's first alternate
+#endif
   LS_RING_TURNS = 4,  // chunks that a block shall have of each part, for ranks to overlap
   LS_RING_MOVERS = LS_RING_WARPS * LS_RING_LANES,
   LS_RING_THREADS = LS_RING_MOVERS + 32,
@@ -269,10 +272,10 @@ struct Ring {
 };
 
 // ringChunk is the size of chunks where blocks share bytes: as large as may be, but that each
-// block has several, and about as many as any other.
-FI u32 ringChunk(u64 bytes) {
-  u64 share = (bytes + blocks() - 1) / blocks(), turns = (share + pitch() - 1) / pitch();
-  if (turns < LS_RING_TURNS) turns = LS_RING_TURNS;
+// block has several, a multiple of batch, and about as many as any other.
+FI u32 ringChunk(const Args &a, u64 bytes, u32 batch = 1) {
+  u64 most = a.room && a.room < pitch() ? a.room : pitch(), share = (bytes + blocks() - 1) / blocks(), turns = (share + most - 1) / most;
+  turns = upTo(turns < LS_RING_TURNS ? LS_RING_TURNS : turns, batch);
   u64 chunk = upTo((share + turns - 1) / turns, LS_RING_LEAST);
   return u32(chunk < LS_RING_LEAST ? LS_RING_LEAST : least(chunk, pitch()));
 }
@@ -321,9 +324,9 @@ struct RingCopy {
 // Chain is the chunks of a Broadcast, from root on, or of a Reduce, which ends there.
 struct Chain {
   Tiles tiles;
-  u64 step, steps;
+  u32 step, steps;
   Chunk c; // of the beginning of the buffers
-  FI Chain(u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(bytes)), step(0), steps(tiles.steps(0)), c(c) {}
+  FI Chain(const Args &a, u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(a, bytes)), step(0), steps(u32(tiles.steps(0))), c(c) {}
   FI bool next(Chunk &to) {
     if (step == steps) return false;
     u64 at = tiles.first(step++, 0);
@@ -335,15 +338,65 @@ struct Chain {
   }
 };
 
+// What goes round: sums that all ranks get (AllReduce), or one each (ReduceScatter), or parts as
+// they are (AllGather).
+enum { LS_ROUND_SUM, LS_ROUND_SCATTER, LS_ROUND_GATHER };
+
+// Round is the chunks of what goes round, of bytes that a rank has or gets. A part is summed on
+// its way once round, beginning with the rank after the one that it belongs to; an AllReduce's
+// goes once more, and an AllGather's goes once, as a result. LS_RING_BATCH chunks of a part follow
+// each other. A batch's last turn sends nothing, and the first one of the next batch receives
+// nothing: their chunks alternate, so that the links are not idle meanwhile.
+template <int ROUND> struct Round {
+  static constexpr bool GATHER = ROUND == LS_ROUND_GATHER;
+  Tiles tiles; // of an AllReduce they belong to ranks in turn
+  u64 send, recv, bytes;
+  u32 batch, step, end, ranks, rank, turn, turns, part;
+  bool early, placed; // the next batch's chunk comes next; an AllGather's own part is in its place
+
+  FI Round(const Args &a, u64 bytes)
+      : tiles(bytes, ROUND == LS_ROUND_SUM ? a.ranks : 1, ringChunk(a, bytes / (ROUND == LS_ROUND_SUM ? a.ranks : 1), LS_RING_BATCH)), send(a.send[a.rank]), recv(a.recv[a.rank]), bytes(bytes),
+        batch(0), step(0), end(u32(tiles.rounds())), ranks(a.ranks), rank(a.rank), turn(0), turns(ROUND == LS_ROUND_SUM ? 2 * a.ranks - 1 : a.ranks), part(first()), early(false),
+        placed(send == recv + rank * bytes) {}
+
+  FI u32 previous(u32 r) const { return (r == 0 ? ranks : r) - 1; }
+  FI u32 first() const { return GATHER ? rank : previous(rank); } // the part of the first turn
+  FI Chunk chunk(u32 turn, u32 part, u32 step) const {
+    u64 at = tiles.first(step, ROUND == LS_ROUND_SUM ? part : 0);
+    bool own = turn < (GATHER ? 1 : ranks), out = GATHER ? turn > 0 || !placed : turn + 1 >= ranks;
+    return {own ? send + (ROUND == LS_ROUND_SCATTER ? part * bytes : 0) + at : 0, out ? recv + (GATHER ? part * bytes : 0) + at : 0, tiles.length(at), turn > 0, turn + 1 < turns, turn + 1 == ranks};
+  }
+  FI bool next(Chunk &c) {
+    while (batch < end) {
+      bool last = turn + 1 == turns;
+      if (early) c = chunk(0, first(), step + LS_RING_BATCH);
+      else c = chunk(turn, part, step);
+      early = LS_RING_WEAVE && last && !early;
+      if (!early && ++step == batch + LS_RING_BATCH) {
+        step = batch, part = previous(part), turn++;
+        if (last) {
+          step = batch += LS_RING_BATCH, part = first(), turn = 0;
+          if (LS_RING_WEAVE) part = previous(part), turn = 1;
+        }
+      }
+      if (c.bytes > 0) return true; // the end of the buffer, for all ranks alike
+    }
+    return false;
+  }
+};
+
 // broadcastRing is ls_broadcast_ring: count bytes, from root's send to every recv.
 FI void broadcastRing(const Args &a) {
   bool root = a.rank == a.root, send = (a.rank + 1) % a.ranks != a.root;
   u64 own = root ? a.send[a.rank] : 0, out = root && own == a.recv[a.rank] ? 0 : a.recv[a.rank];
-  inRing(a, Chain(a.count, {own, out, 0, !root, send, true}), RingCopy{});
+  inRing(a, Chain(a, a.count, {own, out, 0, !root, send, true}), RingCopy{});
 }
 
 #if !defined(LS_TYPE) || defined(LS_HOST)
 KERNEL(LS_RING_THREADS) void ls_broadcast_ring(Args a) { broadcastRing(a); }
+
+// ls_allgather_ring: count bytes a rank.
+KERNEL(LS_RING_THREADS) void ls_allgather_ring(Args a) { inRing(a, Round<LS_ROUND_GATHER>(a, a.count), RingCopy{}); }
 #endif
 
 #if defined(LS_TYPE) && !defined(LS_WIDENED)
@@ -360,42 +413,15 @@ struct RingCombine {
   }
 };
 
-// Round is the chunks of an AllReduce or a ReduceScatter: each part goes round once to be
-// summed, beginning with the rank after the one that it belongs to, and once more, of an
-// AllReduce, as a result. LS_RING_BATCH chunks of a part follow each other.
-struct Round {
-  Tiles tiles;
-  u64 send, recv, share; // share: from one part of send to the next, where it is not cut by tiles
-  u64 batch, step, end;
-  u32 ranks, rank, turn, turns, part;
-  FI Round(const Args &a, bool scatter)
-      : tiles(a.count * sizeof(LS_TYPE), scatter ? 1 : a.ranks, ringChunk(a.count * sizeof(LS_TYPE) / (scatter ? 1 : a.ranks))), send(a.send[a.rank]), recv(a.recv[a.rank]),
-        share(scatter ? a.count * sizeof(LS_TYPE) : 0), batch(0), step(0), end(tiles.rounds()), ranks(a.ranks), rank(a.rank), turn(0), turns(scatter ? a.ranks : 2 * a.ranks - 1), part(previous(a.rank)) {}
-
-  FI u32 previous(u32 r) const { return (r == 0 ? ranks : r) - 1; }
-  FI bool next(Chunk &c) {
-    while (batch < end) {
-      u64 at = tiles.first(step, share ? 0 : part);
-      c = {turn < ranks ? send + part * share + at : 0, turn + 1 < ranks ? 0 : recv + at, tiles.length(at), turn > 0, turn + 1 < turns, turn + 1 == ranks};
-      if (++step == batch + LS_RING_BATCH) {
-        step = batch, part = previous(part);
-        if (++turn == turns) turn = 0, part = previous(rank), step = batch += LS_RING_BATCH;
-      }
-      if (c.bytes > 0) return true; // the end of the buffer, for all ranks alike
-    }
-    return false;
-  }
-};
-
 // ls_allreduce_ring: count elements, send to recv.
-KERNEL(LS_RING_THREADS) void ls_allreduce_ring(Args a) { inRing(a, Round(a, false), RingCombine(a)); }
+KERNEL(LS_RING_THREADS) void ls_allreduce_ring(Args a) { inRing(a, Round<LS_ROUND_SUM>(a, a.count * sizeof(LS_TYPE)), RingCombine(a)); }
 
 // ls_reducescatter_ring: count elements a rank.
-KERNEL(LS_RING_THREADS) void ls_reducescatter_ring(Args a) { inRing(a, Round(a, true), RingCombine(a)); }
+KERNEL(LS_RING_THREADS) void ls_reducescatter_ring(Args a) { inRing(a, Round<LS_ROUND_SCATTER>(a, a.count * sizeof(LS_TYPE)), RingCombine(a)); }
 
 // ls_reduce_ring: count elements. A chain, from the rank after root to root.
 KERNEL(LS_RING_THREADS) void ls_reduce_ring(Args a) {
   bool root = a.rank == a.root, first = a.rank == (a.root + 1) % a.ranks;
-  inRing(a, Chain(a.count * sizeof(LS_TYPE), {a.send[a.rank], root ? a.recv[a.rank] : 0, 0, !first, !root, root}), RingCombine(a));
+  inRing(a, Chain(a, a.count * sizeof(LS_TYPE), {a.send[a.rank], root ? a.recv[a.rank] : 0, 0, !first, !root, root}), RingCombine(a));
 }
 #endif
