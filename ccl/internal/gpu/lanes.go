@@ -43,9 +43,17 @@ func (c *Comm) messageAlgo(bytes uint64) record.Algo {
 	return record.AlgoLL
 }
 
-// lanesOf splits a message into lanes of piece bytes, one for step bytes each.
-func lanesOf(bytes, step uint64) (lanes uint32, piece uint64) {
-	n := uint64(blocksFor(bytes, step, kernels.MaxLanes))
+// directLanes is how many lanes a direct message has at most: as many for each of the blocks that
+// it gets where a rank sends to all of its peers. (Of sixteen lanes, the first of five blocks had
+// four and the others three.)
+func directLanes(ranks int) int {
+	blocks := max(directBlocks/max(ranks-1, 1), 1)
+	return kernels.MaxLanes / blocks * blocks
+}
+
+// lanesOf splits a message into at most so many lanes of piece bytes, one for step bytes each.
+func lanesOf(bytes, step uint64, most int) (lanes uint32, piece uint64) {
+	n := uint64(blocksFor(bytes, step, most))
 	piece = ((bytes+n-1)/n + 127) &^ 127
 	if bytes == 0 {
 		return 1, piece
@@ -76,14 +84,14 @@ func (c *Comm) directRoom() uint64 {
 
 // lanes is how both sides cut a message.
 func (c *Comm) lanes(bytes uint64, algo record.Algo) (lanes uint32, piece uint64) {
-	step := uint64(directLane)
+	step, most := uint64(directLane), directLanes(c.size)
 	if algo == record.AlgoLL {
-		step = llLane
+		step, most = llLane, kernels.MaxLanes
 		if b := uint64(c.cfg.Blocks); b > 0 {
 			step = min(max((bytes+b-1)/b, 1), kernels.LaneBytes)
 		}
 	}
-	return lanesOf(bytes, step)
+	return lanesOf(bytes, step, most)
 }
 
 // stagedAt is staging memory of direct messages from a peer: as mapped here, and as the

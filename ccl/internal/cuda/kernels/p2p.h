@@ -25,9 +25,10 @@ KERNEL(512) void ls_p2p_ll(P2PArgs a) {
 KERNEL(512) void ls_p2p_direct(P2PArgs a) {
   Stamps<P2PArgs> stamps(a);
   Job out = jobOf(a.send), in = jobOf(a.receive);
+  PlainCopy copy;
   bool alive;
-  if (out.direct) stamps.entered(), alive = pushDirect(a, stamps, out, PlainCopy{});
-  else if (in.direct) stamps.entered(), alive = takeDirect(a, stamps, in);
+  if (out.direct) stamps.entered(), alive = pushDirect(a, stamps, out, copy);
+  else if (in.direct) stamps.entered(), alive = takeDirect(a, stamps, in, copy);
   else alive = exchangeLines(a, stamps, out, in);
   end(stamps, alive);
 }
@@ -51,9 +52,10 @@ KERNEL(LS_BULK_PUSH_THREADS) void ls_p2p_bulk(P2PArgs a) {
   prepareBulkPush();
   stamps.entered();
   Job out = jobOf(a.send), in = jobOf(a.receive);
+  BulkCopy copy(a.pace);
   bool alive = true;
-  if (out.direct) alive = pushDirect(a, stamps, out, BulkCopy(a.pace));
-  else if (in.direct) alive = takeDirect(a, stamps, in);
+  if (out.direct) alive = pushDirect(a, stamps, out, copy);
+  else if (in.direct) alive = takeDirect(a, stamps, in, copy);
   end(stamps, alive);
 }
 

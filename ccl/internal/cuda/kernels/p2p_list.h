@@ -118,7 +118,7 @@ template <bool LINES, class Copy> FI bool walk(const P2PListArgs &a, Stamps<P2PL
       ok = pushDirect(a, seen, job, copy);
     } else {
       Taker taker(a, seen, job);
-      ok = job.stage == 0 ? taker.whole(job.lane, job.step) : taker.staged();
+      ok = job.stage == 0 ? taker.whole(job.lane, job.step) : taker.staged(copy);
     }
     if (!ok) return false;
     sync();

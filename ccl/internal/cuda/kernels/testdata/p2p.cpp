@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-enum { THREADS = 32, SLOTS = 4096, MARGIN = 64, ROOM = 1024 };
+enum { THREADS = 32, SLOTS = 4096, MARGIN = 64 };
 
 static int failures;
 static void fail(const std::string &what) {
@@ -55,16 +55,15 @@ struct Launch {
 };
 
 struct World {
-  u32 ranks;
+  u32 ranks, room, places; // places: bytes of staging memory, in places of room bytes
   Heap *heaps;
   std::vector<u64x2> stage; // of all ranks
   std::vector<std::vector<Slot>> slots;
   u32 abort = 0;
   std::vector<Launch> launches;
 
-  static constexpr u32 PLACES = LS_MAX_RANKS * LS_LANES * 2 * ROOM;
-
-  explicit World(u32 ranks) : ranks(ranks), heaps((Heap *)aligned_alloc(128, ranks * sizeof(Heap))), stage(ranks * PLACES / 16), slots(ranks) {
+  explicit World(u32 ranks, u32 room = 1024)
+      : ranks(ranks), room(room), places(LS_MAX_RANKS * LS_LANES * 2 * room), heaps((Heap *)aligned_alloc(128, ranks * sizeof(Heap))), stage(ranks * places / 16), slots(ranks) {
     memset(heaps, 0, ranks * sizeof(Heap));
     for (auto &s : slots) s.resize(SLOTS);
     for (u32 r = 0; r < ranks; r++)
@@ -79,7 +78,7 @@ struct World {
   }
   ~World() { free(heaps); }
 
-  u64 stageOf(u32 rank, u32 from) { return u64(stage.data()) + rank * PLACES + from * (LS_LANES * 2 * ROOM); }
+  u64 stageOf(u32 rank, u32 from) { return u64(stage.data()) + rank * places + from * (LS_LANES * 2 * room); }
 
   template <class A> A begin(u32 r) {
     A a{};
@@ -125,7 +124,7 @@ struct World {
         }
     for (u32 r = 0; r < ranks; r++) {
       P2PListArgs a = begin<P2PListArgs>(r);
-      a.room = ROOM, a.stage = stageOf(r, 0);
+      a.room = room, a.stage = stageOf(r, 0);
       std::vector<Item> more;
       u32 n = 0, blocks = 0;
       for (u32 k = 0; k < 4 * ranks; k++) {
@@ -164,7 +163,7 @@ struct World {
         l.args[from].send[sends[from]++] = m;
         m.buffer = u64(s->recv.data()), m.peer = from, m.first = in[to];
         if (!direct) in[to] += lanes;
-        if (direct && upTo32(2)) m.stage = m.target = stageOf(to, from), m.room = ROOM;
+        if (direct && upTo32(2)) m.stage = m.target = stageOf(to, from), m.room = room;
         else if (direct) m.target = m.buffer, m.blocks = 1;
         l.args[to].receive[receives[to]++] = m;
       }
@@ -293,8 +292,9 @@ static void aborts(Kind kind) {
 }
 
 int main() {
-  for (u32 ranks : {2, 3}) {
-    World w(ranks);
+  for (u32 worlds = 0; worlds < 3; worlds++) {
+    u32 ranks = worlds == 1 ? 3 : 2, room = worlds == 2 ? 24448 : 1024; // smaller than a tile of bulk copies, and larger
+    World w(ranks, room);
     auto ring = [=](u32 from, u32 to) { return to == (from + 1) % ranks; };
     for (Kind kind : {LL, MIXED, BULK}) {
       w.add(kind, 4, ring, anySize);
@@ -314,7 +314,7 @@ int main() {
     }
     w.run();
     w.verify();
-    printf("%u ranks\n", ranks);
+    printf("%u ranks, places of %u bytes\n", ranks, room);
   }
   for (Kind kind : {LL, MIXED, BULK}) aborts(kind);
   for (Kind kind : {LIST, LIST_BULK}) abortsLists(kind);
