@@ -137,7 +137,7 @@ type wants struct {
 
 // GPUConfig tunes collectives on device memory.
 type GPUConfig struct {
-	Algo   string // an algorithm of GPUs (record.Algo), where a collective has it: ll, ll2, ll12, sym, bulk, ce, ring or pushbulk
+	Algo   string // an algorithm of GPUs (record.Algo), where a collective has it: ll, ll2, ll12, sym, bulk, ce, ring, pushbulk or chain
 	Blocks int    // multiprocessors, where the algorithm takes a choice
 	// Table is a file that says which algorithm operations take, as bench/cmd/gputune
 	// writes it; "" for the table that is built in.

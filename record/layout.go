@@ -236,11 +236,15 @@ const (
 	AlgoCollNet
 	AlgoCollNetChain
 	AlgoPAT
+	// Of GPUs of one node again.
+	AlgoChain // kernel, flags in the data, from each rank to the next: lines of AlgoLL12
 	numAlgos
 )
 
 // OnGPU reports whether a is an algorithm of Lockstep on GPUs.
-func (a Algo) OnGPU() bool { return a == AlgoRing || a >= AlgoCopyEngine && a <= AlgoPushBulk }
+func (a Algo) OnGPU() bool {
+	return a == AlgoRing || a >= AlgoCopyEngine && a <= AlgoPushBulk || a == AlgoChain
+}
 
 // OnCPU reports whether the CPU's schedules may have the algorithm a.
 func (a Algo) OnCPU() bool { return a > AlgoNone && a < AlgoCopyEngine }
@@ -443,7 +447,7 @@ var (
 	dtypeSizes    = [numDTypes]int{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}
 	opNames       = [numOps]string{"sum", "prod", "max", "min", "avg"}
 	kindNames     = [numKinds]string{"none", "comm", "enqueue", "start", "phase", "end", "window", "link", "mark", "whole"}
-	algoNames     = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat"}
+	algoNames     = [numAlgos]string{"none", "direct", "ring", "doubling", "tree", "hierarchical", "ce", "ll", "ll2", "ll12", "sym", "bulk", "pushbulk", "nvls", "nvls_tree", "collnet", "collnet_chain", "pat", "chain"}
 	protoNames    = [numProtos]string{"none", "ll", "simple", "ll128"}
 	causeNames    = [numCauses]string{"none", "network", "sender_starved", "receiver_not_ready", "cpu_starved"}
 	resultNames   = [numResults]string{"ok", "peer_lost", "mismatch", "aborted", "timeout", "internal"}

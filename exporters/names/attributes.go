@@ -27,7 +27,7 @@ var attributes = []Attribute{
 	{AttrBytes, "int", "collective, window", "Payload bytes by NCCL's convention; of a window, the bytes that it moved."},
 	{AttrDType, "string", "collective", "Element type."},
 	{AttrOp, "string", "collective", "Reduction operator, on collectives that reduce."},
-	{AttrAlgo, "string", "collective", "Algorithm, as options name it: direct, ring, doubling, tree, hierarchical; of GPUs ce, ll, ll2, ll12, sym, bulk, pushbulk."},
+	{AttrAlgo, "string", "collective", "Algorithm, as options name it: direct, ring, doubling, tree, hierarchical; of GPUs ce, ll, ll2, ll12, sym, bulk, pushbulk, chain."},
 	{AttrProto, "string", "collective", "Protocol of the data path: ll, simple."},
 	{AttrRoot, "int", "collective", "Root, on collectives that have one."},
 	{AttrPeer, "int", "collective, wait, reduce, receive, window, link", "The other end: of Send and Recv, and of a window's or link's connection; of a wait, the peer that entered last; of what was received, and reduced or not, its sender."},

@@ -1,7 +1,7 @@
 // Command gputune makes the table by which GPU collectives choose their algorithm, of
 // what `lockstep perf --json` measured with each of them forced:
 //
-//	for a in ll ll2 ll12 sym bulk ce ring pushbulk; do
+//	for a in ll ll2 ll12 sym bulk ce ring pushbulk chain; do
 //	  lockstep perf allreduce … --device cuda --ranks 4 --json -c 0 --gpu-algo $a --graph 16
 //	done > forced.jsonl
 //	cd bench && go run ./cmd/gputune -base ../ccl/internal/gpu/tuned.json -ranks 3-4 forced.jsonl > table.json
@@ -54,7 +54,7 @@ var collectives = map[string]struct {
 
 // sms is how many multiprocessors an algorithm is given at most, unless it was measured with
 // more (lockstep perf --blocks 32): as many as it takes when it is forced.
-var sms = map[string]int{"ll": 32, "ll2": 32, "ll12": 32, "sym": 16, "bulk": 16, "pushbulk": 16, "ring": 16, "ce": 0}
+var sms = map[string]int{"ll": 32, "ll2": 32, "ll12": 32, "chain": 32, "sym": 16, "bulk": 16, "pushbulk": 16, "ring": 16, "ce": 0}
 
 // margin is by how much another algorithm has to be quicker to be taken for a size, so
 // that noise makes no steps.

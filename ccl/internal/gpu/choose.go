@@ -43,6 +43,8 @@ func (c *Comm) has(coll record.CollKind, a record.Algo) bool {
 		return c.size > 2 && c.major >= 9 && c.stage.Size >= kernels.RingBytes
 	case record.AlgoRing:
 		return c.size > 1 && c.stage.Size >= kernels.RingBytes
+	case record.AlgoChain:
+		return c.size > 1
 	case record.AlgoLL2:
 		return coll.Traits().Root == record.RootNone || c.size > 2 // root has no part
 	}
@@ -76,6 +78,9 @@ func (c *Comm) may(k call, a record.Algo) bool {
 	case a == record.AlgoRing:
 		// Shares that are no multiple of 16 bytes would go element by element.
 		return !k.widened && (k.coll.Traits().Shares(c.size) == 1 || k.bytes%16 == 0)
+	case a == record.AlgoChain:
+		// Wider elements are two or four times as many bytes for the links.
+		return !k.widened || c.cfg.Force == a
 	}
 	return true
 }
@@ -97,6 +102,8 @@ func (c *Comm) capacity(coll record.CollKind, a record.Algo, blocks int) uint64 
 		return kernels.LLCapacity(coll, a == record.AlgoLL2, c.size, blocks)
 	case record.AlgoLL12:
 		return kernels.LL12Capacity(c.size, blocks)
+	case record.AlgoChain:
+		return kernels.ChainCapacity
 	}
 	return never
 }
@@ -138,7 +145,7 @@ func (c *Comm) choose(k call) plan {
 	switch p.algo {
 	case record.AlgoLL, record.AlgoLL2:
 		p.blocks = blocksFor(c.part(k.coll, p.algo, bytes), llStep, most)
-	case record.AlgoLL12:
+	case record.AlgoLL12, record.AlgoChain:
 		p.blocks = blocksFor(c.part(k.coll, p.algo, bytes), ll12Step, most)
 	case record.AlgoCopyEngine:
 		if k.coll.Reduces() {

@@ -24,7 +24,7 @@ func TestChooseFits(t *testing.T) {
 	for coll := range chooser(1, 9).table.rows {
 		for size := 1; size <= MaxRanks; size++ {
 			for _, major := range []int{8, 9} {
-				for force := record.AlgoNone; force <= record.AlgoPushBulk; force++ {
+				for force := record.AlgoNone; force <= record.AlgoChain; force++ {
 					for _, blocks := range []int{0, 1, 7, 100} {
 						c := chooser(size, major)
 						c.cfg.Force, c.cfg.Blocks = force, blocks
@@ -99,7 +99,9 @@ func TestChoose(t *testing.T) {
 		{record.Broadcast, 2, 9, 192 * kb, true, true, plan{record.AlgoLL12, 32}},
 		{record.Broadcast, 4, 9, 256 * kb, true, true, plan{record.AlgoLL12, 32}},
 		{record.Broadcast, 6, 9, 768 * kb, true, true, plan{record.AlgoLL2, 20}},
-		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{record.AlgoBulk, 16}},
+		{record.Broadcast, 4, 9, 2 * mb, false, false, plan{record.AlgoChain, 32}},
+		{record.Broadcast, 3, 8, 8 * mb, true, true, plan{record.AlgoChain, 32}},
+		{record.Broadcast, 4, 9, 8*mb + 4, true, true, plan{record.AlgoBulk, 16}},
 		{record.Broadcast, 8, 9, 1024 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
 		{record.Broadcast, 4, 9, 1024 * mb, true, true, plan{record.AlgoBulk, 16}},
 		{record.AlltoAll, 4, 9, 4 * mb, true, true, plan{record.AlgoSym, 32}},
@@ -119,7 +121,7 @@ func TestChoose(t *testing.T) {
 		{record.Broadcast, 2, 9, 16 * mb, true, true, plan{record.AlgoBulk, 16}},
 		{record.Broadcast, 2, 9, 128 * mb, true, false, plan{record.AlgoCopyEngine, 0}},
 		{record.AllGather, 4, 8, 128 * mb, true, true, plan{record.AlgoSym, 32}},
-		{record.Reduce, 4, 9, mb, true, true, plan{record.AlgoBulk, 32}},
+		{record.Reduce, 4, 9, mb, true, true, plan{record.AlgoChain, 32}},
 		{record.Reduce, 2, 9, 512 * kb, true, true, plan{record.AlgoLL12, 32}},
 		{record.Reduce, 4, 9, 32 * mb, true, false, plan{record.AlgoBulk, 16}},
 		{record.Reduce, 4, 9, 64 * mb, true, false, plan{record.AlgoRing, 16}},

@@ -46,7 +46,7 @@ var collectives = map[record.CollKind]collective{
 	record.Reduce: {
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_reduce_ll", record.AlgoLL12: "ls_reduce_ll12", record.AlgoSym: "ls_reduce_sym", record.AlgoBulk: "ls_reduce_bulk",
-			record.AlgoRing: "ls_reduce_ring",
+			record.AlgoRing: "ls_reduce_ring", record.AlgoChain: "ls_reduce_chain",
 		},
 		copies: (*copyEngine).reduceToRoot,
 	},
@@ -69,6 +69,7 @@ var collectives = map[record.CollKind]collective{
 		kernels: map[record.Algo]string{
 			record.AlgoLL: "ls_broadcast_ll", record.AlgoLL2: "ls_broadcast_ll2", record.AlgoLL12: "ls_broadcast_ll12",
 			record.AlgoSym: "ls_broadcast_push", record.AlgoBulk: "ls_broadcast_bulk", record.AlgoRing: "ls_broadcast_ring",
+			record.AlgoChain: "ls_broadcast_chain",
 		},
 		copies: (*copyEngine).broadcast, pushes: true, messages: 2,
 		pace: pace{370, 360, 0},

@@ -146,7 +146,7 @@ var launches = map[string][]struct {
 	"move": {
 		{"ls_barrier", 32, 0}, {"ls_clock", 32, 0}, {"ls_delay", 32, 0}, {"ls_mark", 32, 0},
 		{"ls_allgather_ll", 512, 0}, {"ls_alltoall_ll", 512, 0}, {"ls_broadcast_ll", 512, 0}, {"ls_broadcast_ll2", 512, 0},
-		{"ls_allgather_ll12", 512, 0}, {"ls_alltoall_ll12", 512, 0}, {"ls_broadcast_ll12", 512, 0}, {"ls_p2p_ll", 512, 0}, {"ls_p2p_direct", 512, 0},
+		{"ls_allgather_ll12", 512, 0}, {"ls_alltoall_ll12", 512, 0}, {"ls_broadcast_ll12", 512, 0}, {"ls_broadcast_chain", 512, 0}, {"ls_p2p_ll", 512, 0}, {"ls_p2p_direct", 512, 0},
 		{"ls_p2p_list", 512, 0}, {"ls_p2p_items", 128, 0},
 		{"ls_allgather_push", 512, 0}, {"ls_alltoall_push", 512, 0}, {"ls_broadcast_push", 512, 0}, {"ls_broadcast_ring", kernels.RingThreads, kernels.RingShared}, {"ls_allgather_ring", kernels.RingThreads, kernels.RingShared}, {"ls_copy", 512, 0}, {"ls_staged", 512, 0},
 		{"ls_allgather_bulk", kernels.BulkPushThreads, kernels.BulkPushShared}, {"ls_alltoall_bulk", kernels.BulkPushThreads, kernels.BulkPushShared},
@@ -155,7 +155,7 @@ var launches = map[string][]struct {
 	},
 	"reduce": {
 		{"ls_allreduce_ll", 512, 0}, {"ls_allreduce_ll2", 512, 0}, {"ls_reducescatter_ll", 512, 0}, {"ls_reduce_ll", 512, 0},
-		{"ls_allreduce_ll12", 512, 0}, {"ls_reducescatter_ll12", 512, 0}, {"ls_reduce_ll12", 512, 0},
+		{"ls_allreduce_ll12", 512, 0}, {"ls_reducescatter_ll12", 512, 0}, {"ls_reduce_ll12", 512, 0}, {"ls_reduce_chain", 512, 0},
 		{"ls_allreduce_sym", 512, 0}, {"ls_reducescatter_sym", 512, 0}, {"ls_reduce_sym", 512, 0}, {"ls_fold", 512, 0},
 		{"ls_allreduce_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reducescatter_bulk", kernels.BulkThreads, kernels.BulkShared}, {"ls_reduce_bulk", kernels.BulkThreads, kernels.BulkShared},
 		{"ls_fold_bulk", kernels.BulkThreads, kernels.BulkShared},

@@ -30,7 +30,9 @@ func (op *Op) bytes() uint64 { return op.Count * uint64(op.DType.Size()) }
 func ParseAlgo(s string) (record.Algo, error) { return record.ParseAlgo(s, record.Algo.OnGPU) }
 
 // lines: data travels with its flags, and no peer needs access to any buffer.
-func lines(a record.Algo) bool { return a >= record.AlgoLL && a <= record.AlgoLL12 }
+func lines(a record.Algo) bool {
+	return a >= record.AlgoLL && a <= record.AlgoLL12 || a == record.AlgoChain
+}
 
 // proto is the protocol of an algorithm, as it is recorded.
 func proto(a record.Algo) record.Proto {

@@ -30,7 +30,7 @@ var variables = []struct {
 		{"LOCKSTEP_DEVICE", "cpu, cuda:N or cuda; cpu", "ccl", "The rank's GPU; `cuda` is the one of the local rank's number."},
 		{"LOCKSTEP_ALGO", "direct, ring, doubling, tree, hierarchical", "ccl", "Forces an algorithm where a collective has it. For comparing."},
 		{"LOCKSTEP_PROTO", "ll, simple", "ccl", "Forces a protocol. For comparing."},
-		{"LOCKSTEP_GPU_ALGO", "ring, ce, ll, ll2, ll12, sym, bulk, pushbulk", "ccl", "Forces an algorithm on GPUs where a collective has it; the same on all ranks. For comparing."},
+		{"LOCKSTEP_GPU_ALGO", "ring, ce, ll, ll2, ll12, sym, bulk, pushbulk, chain", "ccl", "Forces an algorithm on GPUs where a collective has it; the same on all ranks. For comparing."},
 		{"LOCKSTEP_GPU_TABLE", "file", "ccl", "Another table of algorithms for GPUs, as bench/cmd/gputune writes it; the same on all ranks."},
 		{"LOCKSTEP_GPU_PACE", "GB/s", "ccl", "How much each GPU sends to its peers by bulk copies, and by rings, at most; by default what its links are known to carry."},
 		{"LOCKSTEP_GPU_STAGING", "MiB; 128", "ccl", "How much memory of each GPU is for operations on buffers in no window; the same on all ranks."},

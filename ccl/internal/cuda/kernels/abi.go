@@ -19,6 +19,7 @@ const (
 	RingBytes   = 16 << 20 // of Args.Ring
 	llLines     = 1024
 	ll12Lines   = 1536
+	lineThreads = 512
 	laneLines   = 4 * llLines
 	phases      = 4
 )
@@ -211,6 +212,7 @@ type heap struct {
 
 	ll, ll2 [2][MaxBlocks][MaxRanks][llLines]line
 	ll12    [2][MaxBlocks][MaxRanks * ll12Lines]line
+	_       [2][MaxBlocks][lineThreads]uint32 // read
 	lane    [MaxRanks][MaxLanes]laneState
 
 	credit, arrived [MaxRanks][MaxLanes]uint32
@@ -242,13 +244,13 @@ const LaneBytes = 8 * laneLines
 // BulkMoveKernels in "move".
 var (
 	MoveKernels = []string{
-		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
+		"ls_allgather_ll", "ls_alltoall_ll", "ls_barrier", "ls_broadcast_ll", "ls_broadcast_ll2", "ls_allgather_ll12", "ls_alltoall_ll12", "ls_broadcast_ll12", "ls_broadcast_chain", "ls_p2p_ll", "ls_p2p_direct", "ls_p2p_list", "ls_p2p_items",
 		"ls_allgather_push", "ls_alltoall_push", "ls_broadcast_push", "ls_broadcast_ring", "ls_allgather_ring", "ls_copy",
 		"ls_check", "ls_clock", "ls_delay", "ls_staged", "ls_fill", "ls_mark",
 	}
 	ReduceKernels = []string{
 		"ls_allreduce_ll", "ls_allreduce_ll2", "ls_reduce_ll", "ls_reducescatter_ll",
-		"ls_allreduce_ll12", "ls_reduce_ll12", "ls_reducescatter_ll12",
+		"ls_allreduce_ll12", "ls_reduce_ll12", "ls_reducescatter_ll12", "ls_reduce_chain",
 		"ls_allreduce_sym", "ls_reduce_sym", "ls_reducescatter_sym", "ls_fold",
 	}
 	// RingKernels are in the modules of types that are summed in themselves.
@@ -271,6 +273,10 @@ func LLCapacity(coll record.CollKind, twoShot bool, ranks, blocks int) uint64 {
 	}
 	return uint64(parts) * uint64(blocks) * llBytes
 }
+
+// ChainCapacity is the most bytes that ls_…_chain takes, on any number of blocks: in as many
+// rounds as their lines want.
+const ChainCapacity = 1 << 30
 
 // LL12Capacity is LLCapacity of lines of 12 bytes: ls_…_ll12.
 func LL12Capacity(ranks, blocks int) uint64 {

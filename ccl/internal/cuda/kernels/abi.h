@@ -14,6 +14,7 @@ enum {
   LS_MAX_BLOCKS = 32, // of any kernel that talks to peers
   LS_LL_LINES = 1024, // LL lines for one source rank and block
   LS_LL12_LINES = 1536, // likewise of 12 bytes, where there are more than 4 ranks: twice as many for 3 and 4, four times for 2
+  LS_LINE_THREADS = 512, // most of a block of kernels on lines
   LS_MAX_MESSAGES = 8, // sends, and receives, of one kernel: one each way with each peer
   LS_LANES = 16,       // most of a message
   LS_QUEUES = 4 * (LS_MAX_RANKS - 1), // of P2PListArgs: each peer's, each way, of LL and of direct messages
@@ -68,7 +69,8 @@ struct alignas(128) Heap {
   Line target[LS_MAX_BLOCKS];              // where the root of a Reduce receives, as mapped here; the flag is its block's epoch
   Line ll[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES];  // [epoch & 1][block][source]
   Line ll2[2][LS_MAX_BLOCKS][LS_MAX_RANKS][LS_LL_LINES]; // second stage of two-stage algorithms
-  Line12 ll12[2][LS_MAX_BLOCKS][LS_MAX_RANKS * LS_LL12_LINES]; // [epoch & 1][block], each source's after the other's
+  Line12 ll12[2][LS_MAX_BLOCKS][LS_MAX_RANKS * LS_LL12_LINES]; // [epoch & 1][block], each source's after the other's; of chains one source's
+  u32 read[2][LS_MAX_BLOCKS][LS_LINE_THREADS]; // of chains, [epoch & 1][block][thread]: the last epoch whose lines the next rank's thread has read
   LaneState lane[LS_MAX_RANKS][LS_LANES];   // own: [peer]
   u32 credit[LS_MAX_RANKS][LS_LANES];       // [destination] = LL pieces it has consumed
   u32 arrived[LS_MAX_RANKS][LS_LANES];      // [source] = direct pieces that are here

@@ -5,6 +5,7 @@
 #ifndef LS_PEERS
 #include "staged.h"
 #endif
+#include "chain_move.h"
 #include "ll12_move.h"
 #include "ll_move.h"
 #ifndef LS_PEERS

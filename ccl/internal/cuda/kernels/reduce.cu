@@ -3,6 +3,7 @@
 #ifndef LS_PEERS
 #include "fold.h"
 #endif
+#include "chain_reduce.h"
 #include "ll12_reduce.h"
 #include "ll_reduce.h"
 #include "pushreduce.h"

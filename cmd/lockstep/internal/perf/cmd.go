@@ -40,7 +40,7 @@ type Cmd struct {
 	Staged     bool          `help:"On GPUs: do not register the buffers as windows."`
 	Offset     int           `default:"0" help:"On GPUs: buffers begin so many elements after their memory does, as views of tensors do." placeholder:"N"`
 	Graph      int           `default:"0" help:"On GPUs: launch so many operations as one CUDA graph (0: each by itself)." placeholder:"N"`
-	GPUAlgo    string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, ll12, sym, bulk, ce, ring or pushbulk where a collective has it."`
+	GPUAlgo    string        `name:"gpu-algo" default:"" help:"On GPUs: force ll, ll2, ll12, sym, bulk, ce, ring, pushbulk or chain where a collective has it."`
 	Blocks     int           `default:"0" help:"On GPUs: so many multiprocessors (0: the tuning table's choice)." placeholder:"N"`
 	GPUPace    int           `name:"gpu-pace" default:"0" help:"On GPUs: send to peers by bulk copies and rings at most so many GB/s (0: what links carry, as far as known; -1: no limit)." placeholder:"N"`
 	GPUThreads int           `name:"gpu-threads" default:"0" help:"On GPUs: so many threads in each block, where a kernel takes any number." placeholder:"N"`

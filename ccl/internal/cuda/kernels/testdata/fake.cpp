@@ -3,6 +3,8 @@
 // whichever module they are looked up in.
 #define LS_TYPE float
 #include "broadcast.h"
+#include "chain_move.h"
+#include "chain_reduce.h"
 #include "staged.h"
 #include "fold.h"
 #include "ll12_move.h"
@@ -103,6 +105,7 @@ FAKE(ls_broadcast_ll2, FEW)
 FAKE(ls_allgather_ll12, FEW)
 FAKE(ls_alltoall_ll12, FEW)
 FAKE(ls_broadcast_ll12, FEW)
+FAKE(ls_broadcast_chain, FEW)
 FAKE(ls_p2p_ll, FEW)
 FAKE(ls_p2p_direct, 32)
 FAKE(ls_p2p_list, threadsOf(*(const P2PListArgs *)p))
@@ -120,6 +123,7 @@ FAKE(ls_reduce_ll, FEW)
 FAKE(ls_allreduce_ll12, FEW)
 FAKE(ls_reducescatter_ll12, FEW)
 FAKE(ls_reduce_ll12, FEW)
+FAKE(ls_reduce_chain, FEW)
 FAKE(ls_allreduce_sym, LS_MAX_RANKS)
 FAKE(ls_reducescatter_sym, LS_MAX_RANKS)
 FAKE(ls_reduce_sym, LS_MAX_RANKS)

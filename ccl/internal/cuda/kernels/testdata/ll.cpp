@@ -3,6 +3,8 @@
 // computation. Ranks run ahead of each other as far as the kernels let them.
 #define LS_TYPE float // of the entry points, which are not used
 
+#include "chain_move.h"
+#include "chain_reduce.h"
 #include "ll12_move.h"
 #include "ll12_reduce.h"
 #include "ll_move.h"
@@ -178,10 +180,10 @@ template <class T> T plainReduce(u32 op, const std::vector<T> &in) {
   return Plain<T>::down(acc);
 }
 
-enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, KINDS };
-static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2"};
-static const char *kindNames12[] = {"allreduce_ll12", nullptr, "reducescatter_ll12", "reduce_ll12", "allgather_ll12", "alltoall_ll12", "broadcast_ll12", nullptr};
-static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold
+enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, CHAIN_REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, CHAIN_BROADCAST, KINDS };
+static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", nullptr, "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2", nullptr};
+static const char *kindNames12[] = {"allreduce_ll12", nullptr, "reducescatter_ll12", "reduce_ll12", "reduce_chain", "allgather_ll12", "alltoall_ll12", "broadcast_ll12", nullptr, "broadcast_chain"};
+static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold; of a chain, several rounds
 
 // capacity12 is how many bytes those of so many blocks hold.
 static u64 capacity12(u32 ranks, u32 blocks) { return u64(blocks) * LS_LL12_LINES * 12 * (ranks <= 2 ? 4 : ranks <= 4 ? 2 : 1); }
@@ -194,6 +196,7 @@ template <class T> void reduceByLines(Kind kind, const Args &a) {
   if constexpr (allByLines<T>) {
     if (kind == REDUCE_SCATTER) return reduceScatterLines<T>(a);
     if (kind == REDUCE) return reduceLines<T>(a);
+    if (kind == CHAIN_REDUCE) return reduceChain<T>(a);
   }
   allReduceLines<T>(a);
 }
@@ -202,7 +205,8 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
   u32 n = w.ranks;
   bool sendAll = kind == REDUCE_SCATTER || kind == ALL_TO_ALL, recvAll = kind == ALL_GATHER || kind == ALL_TO_ALL;
   u32 blocks = 1 + upTo32(3);
-  if (count == FULL) count = capacity12(n, blocks) / sizeof(T);
+  bool chain = kind == CHAIN_REDUCE || kind == CHAIN_BROADCAST;
+  if (count == FULL) count = (chain ? u64(blocks) * LS_CHAIN_ROOM * (4 + upTo32(12)) / 4 : capacity12(n, blocks)) / sizeof(T);
   u64 bytes = count * sizeof(T), sendBytes = sendAll ? n * bytes : bytes, recvBytes = recvAll ? n * bytes : bytes;
   auto send = std::make_shared<std::vector<Buffer>>(), recv = std::make_shared<std::vector<Buffer>>();
   auto in = std::make_shared<std::vector<std::vector<T>>>();
@@ -231,6 +235,8 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
       case ONE_SHOT: wide ? reduceByLines<T>(kind, a) : allReduceOneShot<T>(a); break;
       case TWO_SHOT: allReduceTwoShot<T>(a); break;
       case REDUCE_SCATTER: wide ? reduceByLines<T>(kind, a) : reduceScatter<T>(a); break;
+      case CHAIN_REDUCE: reduceByLines<T>(kind, a); break;
+      case CHAIN_BROADCAST: ls_broadcast_chain(a); break;
       case REDUCE: wide ? reduceByLines<T>(kind, a) : reduceToRoot<T>(a); break;
       case ALL_GATHER: wide ? ls_allgather_ll12(a) : ls_allgather_ll(a); break;
       case ALL_TO_ALL: wide ? ls_alltoall_ll12(a) : ls_alltoall_ll(a); break;
@@ -242,7 +248,7 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
   k.verify = [=, name = k.name] {
     for (u32 r = 0; r < n; r++) {
       if (!(*send)[r].intact() || !(*recv)[r].intact()) fail(name + ": rank " + std::to_string(r) + " wrote outside its buffers");
-      if (kind == REDUCE && r != root) continue;
+      if ((kind == REDUCE || kind == CHAIN_REDUCE) && r != root) continue;
       u64 elems = recvBytes / sizeof(T);
       u8 *out = inPlace ? (*send)[r].data() + (kind == REDUCE_SCATTER ? r * bytes : 0) : (*recv)[r].data();
       for (u64 i = 0; i < elems; i++) {
@@ -250,10 +256,10 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
         u64 at = kind == REDUCE_SCATTER ? r * count + i : i;
         if (kind == ALL_GATHER) want = (*in)[i / count][i % count];
         else if (kind == ALL_TO_ALL) want = (*in)[i / count][r * count + i % count];
-        else if (kind == BROADCAST || kind == BROADCAST2) want = (*in)[root][i];
+        else if (kind >= BROADCAST) want = (*in)[root][i];
         else {
           std::vector<T> column;
-          for (u32 p = 0; p < n; p++) column.push_back((*in)[p][at]);
+          for (u32 p = 0; p < n; p++) column.push_back((*in)[kind == CHAIN_REDUCE ? (root + 1 + p) % n : p][at]);
           want = plainReduce(op, column);
         }
         memcpy(&got, out + i * sizeof(T), sizeof(T));
@@ -277,9 +283,22 @@ template <class T> void collectives(World &w, const char *type) {
       for (u64 count : {0, 1, 3, 8, 17, 64, 101}) one(upTo32(5), count);
       for (u32 op = 0; op < 5; op++) one(op, 1 + upTo32(200));
       if (wide) one(LS_SUM, 500 + upTo32(500));
-      if (wide && std::is_same_v<T, float>) one(LS_SUM, FULL);
+      if (wide && (std::is_same_v<T, float> || kind == CHAIN_REDUCE)) one(LS_SUM, FULL);
     }
   }
+}
+
+// mixed is kernels that share lines, in any order: ranks that are ahead push to sets that those
+// before have used.
+static void mixed(World &w) {
+  auto any = [&]<class T>(T, const char *type) {
+    static const Kind some[] = {CHAIN_BROADCAST, CHAIN_REDUCE, CHAIN_BROADCAST, CHAIN_REDUCE, BROADCAST, REDUCE, ONE_SHOT, ALL_TO_ALL};
+    Kind kind = some[upTo32(8)];
+    bool wide = kindNames[kind] == nullptr || upTo32(2);
+    u64 count = !wide || upTo32(3) == 0 ? upTo32(60) : kind == CHAIN_BROADCAST || kind == CHAIN_REDUCE ? FULL : upTo32(600);
+    collective<T>(w, kind, wide, upTo32(5), count, upTo32(w.ranks), upTo32(2), type);
+  };
+  for (u32 k = 0; k < 60; k++) upTo32(2) ? any(float(0), "float32") : any(bfloat16{}, "bfloat16");
 }
 
 static void barrier(World &w) {
@@ -378,6 +397,7 @@ int main() {
     collectives<bfloat16>(w, "bfloat16"), barrier(w);
     collectives<float8e4m3>(w, "float8_e4m3"), barrier(w);
     collectives<float8e5m2>(w, "float8_e5m2"), barrier(w);
+    mixed(w);
     w.run();
     for (auto &k : w.kernels) k.verify();
     stamps(w);
@@ -388,5 +408,8 @@ int main() {
   aborts(0b101, [](World &w) { collective<float>(w, ONE_SHOT, true, LS_SUM, 50, 0, false, "float32"); });
   aborts(0b101, [](World &w) { collective<float>(w, REDUCE, true, LS_SUM, 50, 0, false, "float32"); });
   aborts(0b101, [](World &w) { collective<float>(w, BROADCAST, true, LS_SUM, 50, 0, false, "float32"); });
+  for (u64 count : {u64(50), FULL})
+    for (Kind kind : {CHAIN_REDUCE, CHAIN_BROADCAST})
+      for (u32 root : {0, 2}) aborts(0b101, [=](World &w) { collective<float>(w, kind, true, LS_SUM, count, root, false, "float32"); });
   return failures != 0;
 }
