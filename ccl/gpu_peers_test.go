@@ -39,7 +39,7 @@ func (r *recorders) open(rank int) (*record.Reader, error) {
 
 // peerCalls are collectives of each algorithm that stamps by peer.
 func peerCalls(n int) (all []call) {
-	for _, coll := range []record.CollKind{record.AllReduce, record.ReduceScatter, record.AllGather, record.AlltoAll, record.Broadcast} {
+	for _, coll := range []record.CollKind{record.AllReduce, record.ReduceScatter, record.AllGather, record.AlltoAll, record.Broadcast, record.Reduce} {
 		all = append(all, call{coll: coll, dt: ccl.Float32, op: ccl.Sum, root: n - 1, count: 20_000})
 	}
 	return all
@@ -61,7 +61,7 @@ func TestGPUPeers(t *testing.T) {
 	n, gpus := gpuRanks(t)
 	peersAreStamped(t)
 	n = min(n, 3)
-	for _, way := range []string{"ll", "ll12", "sym"} {
+	for _, way := range []string{"ll", "ll12", "chain", "sym"} {
 		t.Run(way, func(t *testing.T) {
 			var recs recorders
 			by := func(cfg *ccl.Config) { cfg.GPU.Algo, cfg.GPU.Peers = way, "on" }
