@@ -1,8 +1,6 @@
 package gpu
 
 import (
-	"math"
-
 	"github.com/lockstep-ccl/lockstep/ccl/internal/cuda/kernels"
 	"github.com/lockstep-ccl/lockstep/record"
 )
@@ -180,25 +178,6 @@ func (c *Comm) bandwidth(coll record.CollKind, bytes uint64) (record.Algo, int) 
 // blocksFor is how many blocks bytes need at step each, at most most.
 func blocksFor(bytes, step uint64, most int) int {
 	return int(min(max((bytes+step-1)/step, 1), uint64(most)))
-}
-
-const (
-	// ringCost is the bytes that links carry in the time that another chunk costs a block, 0.15 µs.
-	ringCost = 54000
-	// leastChunk is what a chunk has at least, as long as its buffer lasts.
-	leastChunk = 16 << 10
-)
-
-// ringChunk is how many bytes a ring's chunks have at most; 0: as many as fit. A chain's last rank
-// begins when a chunk has passed all others, so short operations have small ones: of hops ranks,
-// and B bytes a block at rate r, the time for hops chunks of x bytes, and what B/x of them cost, is
-// least where x² = B·r·cost/hops. What goes round has all ranks busy from the start.
-func (c *Comm) ringChunk(coll record.CollKind, bytes uint64, blocks int) uint32 {
-	if coll.Traits().Root == record.RootNone {
-		return 0
-	}
-	x := math.Sqrt(float64(bytes) * ringCost / float64(c.size-1))
-	return uint32(max(x/float64(blocks), leastChunk)) &^ 511
 }
 
 // The pace of what passes a GPU's links by bulk copies, in GB/s. Those of an H200 carry 372,

@@ -147,9 +147,6 @@ func TestChooseRing(t *testing.T) {
 		{call{coll: record.AllReduce, bytes: 64 << 20, direct: true}, DefaultStage, record.AlgoBulk},
 		{call{coll: record.Reduce, bytes: 1 << 30, direct: true, widened: true}, DefaultStage, record.AlgoBulk},
 		{call{coll: record.Broadcast, bytes: 64 << 20, plain: true}, DefaultStage, record.AlgoRing},
-		{call{coll: record.AllGather, bytes: 16 << 20, plain: true}, DefaultStage, record.AlgoRing},
-		{call{coll: record.AllGather, bytes: 16<<20 + 4, plain: true}, DefaultStage, record.AlgoSym},
-		{call{coll: record.AllGather, bytes: 8 << 20, plain: true}, DefaultStage, record.AlgoBulk},
 		{call{coll: record.AllReduce, bytes: 4 << 20, plain: true}, DefaultStage, record.AlgoBulk},
 		{call{coll: record.ReduceScatter, bytes: 64 << 20, plain: true}, DefaultStage, record.AlgoRing},
 		{call{coll: record.ReduceScatter, bytes: 64<<20 + 4, plain: true}, DefaultStage, record.AlgoBulk},
@@ -163,29 +160,6 @@ func TestChooseRing(t *testing.T) {
 	for dt, want := range map[record.DType]bool{record.Float32: false, record.Int8: false, record.Float64: false, record.BFloat16: true, record.Float16: true, record.Float8E4M3: true} {
 		if widened(record.AllReduce, dt) != want || widened(record.Broadcast, dt) {
 			t.Errorf("%v: widened %v, of a Broadcast %v", dt, widened(record.AllReduce, dt), widened(record.Broadcast, dt))
-		}
-	}
-}
-
-// TestRingChunk: chains have smaller chunks the less there is to pass on, and the more ranks
-// there are to pass it.
-func TestRingChunk(t *testing.T) {
-	const mb = 1 << 20
-	for _, w := range []struct {
-		coll         record.CollKind
-		size, blocks int
-		bytes        uint64
-		want         uint32
-	}{
-		{record.Reduce, 4, 16, mb, 16 << 10},
-		{record.Reduce, 4, 16, 16 * mb, 34304},
-		{record.Broadcast, 4, 16, 64 * mb, 68608},
-		{record.Broadcast, 2, 16, 64 * mb, 118784},
-		{record.AllReduce, 4, 16, 64 * mb, 0},
-		{record.AllGather, 4, 16, 64 * mb, 0},
-	} {
-		if got := chooser(w.size, 9).ringChunk(w.coll, w.bytes, w.blocks); got != w.want {
-			t.Errorf("%+v: %d", w, got)
 		}
 	}
 }

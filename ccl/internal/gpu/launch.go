@@ -157,7 +157,6 @@ func (c *Comm) kernel(s *cuda.Stream, op *Op, p plan, b buffers, count uint64, f
 	rate := row.pace
 	if p.algo == record.AlgoRing {
 		rate = rings
-		a.Room = c.ringChunk(op.Coll, op.bytes(), p.blocks)
 	}
 	a.Pace = c.pace(rate, op.Count*uint64(op.DType.Size()), p.blocks)
 	f, err := c.stampedByPeer(f, row.kernels[p.algo], op, a)
