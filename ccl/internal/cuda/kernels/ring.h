@@ -48,9 +48,6 @@ enum {
   LS_RING_BATCH = 4,         // chunks of a part that follow each other where parts take turns: a part's way to the next rank takes their time
   LS_RING_ROWS = 6,          // packs that a thread has in flight of each source: 96 KiB of a block, which any multiprocessor has
 #endif
-#ifndef LS_RING_WEAVE
-  LS_RING_WEAVE = 1,  // chunks of a batch's last turn and of the next one's first alternate
-#endif
   LS_RING_TURNS = 4,  // chunks that a block shall have of each part, for ranks to overlap
   LS_RING_MOVERS = LS_RING_WARPS * LS_RING_LANES,
   LS_RING_THREADS = LS_RING_MOVERS + 32,
@@ -274,7 +271,7 @@ struct Ring {
 // ringChunk is the size of chunks where blocks share bytes: as large as may be, but that each
 // block has several, a multiple of batch, and about as many as any other.
 FI u32 ringChunk(const Args &a, u64 bytes, u32 batch = 1) {
-  u64 most = a.room && a.room < pitch() ? a.room : pitch(), share = (bytes + blocks() - 1) / blocks(), turns = (share + most - 1) / most;
+  u64 most = pitch(), share = (bytes + blocks() - 1) / blocks(), turns = (share + most - 1) / most;
   turns = upTo(turns < LS_RING_TURNS ? LS_RING_TURNS : turns, batch);
   u64 chunk = upTo((share + turns - 1) / turns, LS_RING_LEAST);
   return u32(chunk < LS_RING_LEAST ? LS_RING_LEAST : least(chunk, pitch()));
@@ -371,12 +368,11 @@ template <int ROUND> struct Round {
       bool last = turn + 1 == turns;
       if (early) c = chunk(0, first(), step + LS_RING_BATCH);
       else c = chunk(turn, part, step);
-      early = LS_RING_WEAVE && last && !early;
+      early = last && !early;
       if (!early && ++step == batch + LS_RING_BATCH) {
         step = batch, part = previous(part), turn++;
         if (last) {
-          step = batch += LS_RING_BATCH, part = first(), turn = 0;
-          if (LS_RING_WEAVE) part = previous(part), turn = 1;
+          step = batch += LS_RING_BATCH, part = previous(first()), turn = 1; // its turn 0 has been, early
         }
       }
       if (c.bytes > 0) return true; // the end of the buffer, for all ranks alike
