@@ -14,8 +14,8 @@ import (
 	"github.com/lockstep-ccl/lockstep/internal/ports"
 )
 
-// site is where ranks and agents run when it is not this machine: a cluster's scheduler has
-// them. The other parts stay here, and are reached from there.
+// site is where ranks run when lockstep run does not have them here: a cluster's scheduler has
+// them and their agents, or torchrun. The other parts stay here, and are reached from there.
 type site interface {
 	// check finds out whether the site can take the job, and changes nothing.
 	check(ctx context.Context) error
@@ -102,8 +102,8 @@ func (c *cluster) victim(ctx context.Context, rank int) (attempt int, r web.Stan
 
 // breakIt injects a fault into a rank of this machine, or of the site.
 func (c *cluster) breakIt(ctx context.Context, f fault, attempt int, r web.Standing) error {
-	if c.site == nil {
-		return f.inject(filepath.Join(c.dir, "faults"), attempt, int(r.PID))
+	if _, local := c.site.(*torchSite); c.site == nil || local {
+		return c.program.inject(&f, attempt, int(r.PID))
 	}
 	if f.Name == faultNode {
 		if err := c.site.canLose(ctx, r.Node); err != nil {
