@@ -96,6 +96,8 @@ void tight(void);
 void waking(void);
 void stuck(void);
 void blind(void);
+void selves(void);
+void selfish(void);
 int play_rank(int argc, char **argv);
 struct orders { int busy, skip, swap; };
 long train_begin(int rank);
