@@ -21,6 +21,9 @@ func (c *Cmd) compare(ctx context.Context, out *printer, cl *cluster) error {
 	if err != nil {
 		return err
 	}
+	if len(got) == 0 {
+		return errors.New("the job has made no step whose loss could be compared")
+	}
 	shrunk, err := train.ReadShrinks(filepath.Join(cl.dir, "train"))
 	if err != nil {
 		return err
