@@ -437,5 +437,5 @@ func TestPlannerDies(t *testing.T) {
 	must(t, exec.Command("ip", "-n", b.up.Management(), "link", "set", "br0", "up").Run())
 	ends := j.wait()
 	zero := float64(began.UnixNano()) / 1e9
-	t.Logf("before %.1f, killed %.1f, back %.1f, cut off %.1f (ideal %.1f)", j.bus(ends, zero+2, zero+5), j.bus(ends, zero+5, zero+9), j.bus(ends, zero+9, zero+13), j.bus(ends, zero+13, zero+16), b.ideal())
+	t.Logf("before %.1f, killed %.1f, back %.1f, cut off and three seconds more %.1f (ideal %.1f)", j.bus(ends, zero+2, zero+5), j.bus(ends, zero+5, zero+9), j.bus(ends, zero+9, zero+13), j.bus(ends, zero+13, zero+19), b.ideal())
 }
