@@ -64,3 +64,41 @@ func TestQuietBefore(t *testing.T) {
 		}
 	}
 }
+
+// TestCostBefore: what a rank cost before a fault is what was known when that began, however long it lasts
+// without a verdict.
+func TestCostBefore(t *testing.T) {
+	w := &window{view: &view{ev: &Evidence{Ranks: make([]Rank, 1)}}}
+	d := &drags{window: w, ranks: make([]rankCost, 1)}
+	x, since := &d.ranks[0], int64(0)
+	play := func(n int, cost float32) {
+		for range n {
+			at := d.windows % costWindows
+			for h, k := range horizons {
+				x.sums[h] += cost - x.cost[(d.windows-k%costWindows+costWindows)%costWindows]
+			}
+			x.cost[at], d.lengths[at] = cost, 1e9
+			d.windows++
+			d.at += 1e9
+			x.remember(d.windows)
+		}
+	}
+	for _, quiet := range []int{11, 4 * costWindows} { // before it is remembered by when it was, and after
+		*x, d.windows, d.at = rankCost{}, 0, 0
+		play(quiet, 0.02)
+		since = d.at
+		play(1, 0.3)
+		before := d.before(0, since)
+		play(5*costWindows, 0.3)
+		if later := d.before(0, since); later.known && later.most < 0.29 {
+			t.Errorf("after %d windows: %v is known of before at last", quiet, later.most)
+		}
+		if !before.known || before.most > 0.1 || d.isHabit(0, &before, since, 0.3) {
+			t.Errorf("after %d windows: known %v, cost %v, taken for a habit", quiet, before.known, before.most)
+		}
+		d.forgive(0, &before)
+		if again := d.before(0, d.at); quiet > costWindows && again.most > 0.1 {
+			t.Errorf("after %d windows: a fault of %v is a habit", quiet, again.most)
+		}
+	}
+}

@@ -112,31 +112,67 @@ func (x *rankCost) mostly(windows, n int32) bool {
 	return 5*count >= 3*n
 }
 
-// isHabit reports whether a rank has cost nearly as much before a moment as it has since,
-// by what is remembered of it, or else by the windows before that; neither is known of a
-// young job. What a window's edge puts into the one is missing in the next, so all since
-// then count, and not only those that were slow.
-func (d *drags) isHabit(rank int32, since int64, cost float64) (habit, known bool) {
+// costBefore is what is known of what a rank cost before a moment.
+type costBefore struct {
+	past  pastCost // as it was then
+	most  float64  // over the shortest horizon
+	known bool     // not of a young job
+}
+
+// windowsSince is how many windows reach back to a moment.
+func (d *drags) windowsSince(since int64) (n int32) {
+	for at := d.at; n < min(d.windows, costWindows) && at > since; n++ {
+		at -= int64(d.lengths[(d.windows-1-n)%costWindows])
+	}
+	return n
+}
+
+func (d *drags) costOf(rank int32) *rankCost {
 	if len(d.ranks) != len(d.ev.Ranks) || uint32(rank) >= uint32(len(d.ranks)) {
-		return false, false
+		return nil
 	}
-	x := &d.ranks[rank]
-	n, after, at := min(d.windows, costWindows, x.past.of), int32(0), d.at
-	for after < n && at > since {
-		at -= int64(d.lengths[(d.windows-1-after)%costWindows])
-		after++
+	return &d.ranks[rank]
+}
+
+// before returns what a rank cost before a moment, by what is remembered of it, or else by
+// the windows before that. Whoever finds it slow keeps it: as time goes on, none of these
+// windows is left, and what is remembered is the fault.
+func (d *drags) before(rank int32, since int64) (b costBefore) {
+	x := d.costOf(rank)
+	if x == nil {
+		return b
 	}
-	if after > 1 {
-		cost = x.mean(d.windows, 0, after)
+	if b.past = x.past; x.past.n == pastKnown {
+		b.most, b.known = float64(x.past.old[len(horizons)]), true
+		return b
 	}
-	if x.past.n == pastKnown {
-		return cost < newCost*float64(x.past.old[len(horizons)]), true
-	}
-	most := 0.0
+	n := min(d.windows, costWindows, x.past.of)
+	after := min(n, d.windowsSince(since))
 	for k := after; k+horizons[0] <= n; k++ {
-		most = max(most, x.mean(d.windows, k, horizons[0]))
+		b.most = max(b.most, x.mean(d.windows, k, horizons[0]))
 	}
-	return cost < newCost*most, n-after >= minWindows
+	b.known = n-after >= minWindows
+	return b
+}
+
+// isHabit reports whether a rank cost nearly as much before a moment as it has since. What a
+// window's edge puts into the one is missing in the next, so all since then count, and not
+// only those that were slow.
+func (d *drags) isHabit(rank int32, b *costBefore, since int64, cost float64) bool {
+	if x := d.costOf(rank); x != nil {
+		if after := d.windowsSince(since); after > 1 {
+			cost = x.mean(d.windows, 0, after)
+		}
+	}
+	return cost < newCost*b.most
+}
+
+// forgive makes what a rank cost before a fault all that is remembered of it: the fault is
+// no habit that excuses the next one.
+func (d *drags) forgive(rank int32, b *costBefore) {
+	if x := d.costOf(rank); x != nil {
+		x.past = b.past
+	}
 }
 
 // isRule reports whether a rank that has been late in the window is so as a rule.
@@ -145,10 +181,8 @@ func (d *stragglers) isRule(s *slowRank) bool {
 	if s.slow > 0 && s.since > 0 {
 		since = s.since
 	}
-	if !s.alone {
-		if habit, known := d.drags.isHabit(s.rank, since, s.allCost/float64(d.now-since)); known && !habit {
-			return true
-		}
+	if !s.alone && s.before.known && !d.drags.isHabit(s.rank, &s.before, since, s.allCost/float64(d.now-since)) {
+		return true
 	}
 	return d.lateAsARule(s, since)
 }
