@@ -1,6 +1,10 @@
 package diagnosis
 
-import "testing"
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
 
 // TestDragStatistics: a single pause is no cost, however long; what lasts is.
 func TestDragStatistics(t *testing.T) {
@@ -99,6 +103,33 @@ func TestCostBefore(t *testing.T) {
 		d.forgive(0, &before)
 		if again := d.before(0, d.at); quiet > costWindows && again.most > 0.1 {
 			t.Errorf("after %d windows: a fault of %v is a habit", quiet, again.most)
+		}
+	}
+}
+
+// TestRepeatsAfter finds after how many values a series repeats, also where some are not known; noise does not repeat.
+func TestRepeatsAfter(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	series := func(n, period int, known float64) (v []float64) {
+		for i := range n {
+			x := 1 + 0.2*rng.NormFloat64()
+			if period > 0 && i%period == 0 {
+				x += 5
+			}
+			if rng.Float64() >= known {
+				x = math.NaN()
+			}
+			v = append(v, x)
+		}
+		return v
+	}
+	for _, c := range []struct {
+		n, period int
+		known     float64
+		want      int
+	}{{256, 10, 1, 10}, {256, 9, 0.5, 9}, {512, 10, 0.4, 10}, {256, 0, 1, 1}, {512, 0, 0.5, 1}, {20, 10, 1, 1}, {0, 0, 1, 1}} {
+		if got := repeatsAfter(series(c.n, c.period, c.known)); got != c.want {
+			t.Errorf("%+v: repeats after %d", c, got)
 		}
 	}
 }

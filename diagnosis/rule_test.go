@@ -28,6 +28,13 @@ func buckets(comm, n int) (step []collective) {
 	return step
 }
 
+// threeComms is a step of a job whose ranks meet in a communicator of nine collectives, after which they come
+// together to those of the other two.
+func threeComms() []collective {
+	const ms = time.Millisecond
+	return append(buckets(1, 9), collective{0, ms}, collective{2, ms / 2}, collective{0, ms / 2}, collective{2, ms})
+}
+
 // stepped plays a job of four ranks of one node, whose program marks no steps and whose transports tell nothing.
 type stepped struct {
 	step    []collective
@@ -117,6 +124,47 @@ func since(from, until, late time.Duration) func(int, time.Duration) time.Durati
 			return late
 		}
 		return 0
+	}
+}
+
+// TestLateAsARule has a rank that is late for a step's first collective only, in jobs that mark no steps and have
+// no past when it begins: it is confirmed, and one that pauses as long as ten of these once in twenty steps is not.
+func TestLateAsARule(t *testing.T) {
+	const begin, late = 2200 * time.Millisecond, 120 * time.Millisecond
+	every := since(begin, time.Hour, late)
+	pause := func(step int, _ time.Duration) time.Duration {
+		if step%20 == 19 {
+			return 10 * late
+		}
+		return 0
+	}
+	one, many := buckets(0, 10), threeComms()
+	short := make([]collective, len(one)) // twenty steps in less than a window
+	for i := range one {
+		short[i] = collective{0, one[i].own / 10}
+	}
+	for name, c := range map[string]struct {
+		job  stepped
+		want bool
+	}{
+		"one communicator":                    {stepped{one, every, 10}, true},
+		"one communicator, sampled":           {stepped{one, every, 6}, true},
+		"three communicators":                 {stepped{many, every, 10}, true},
+		"three communicators, sampled":        {stepped{many, every, 6}, true},
+		"one communicator, pauses":            {stepped{one, pause, 10}, false},
+		"three communicators, pauses":         {stepped{many, pause, 10}, false},
+		"one communicator of short steps":     {stepped{short, func(n int, at time.Duration) time.Duration { return pause(n, at) / 10 }, 10}, false},
+		"short steps, sampled, shorter pause": {stepped{short, func(n int, at time.Duration) time.Duration { return pause(n, at) / 20 }, 6}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			confirmed, others := c.job.play(20 * time.Second)
+			if c.want != (len(confirmed) == 1) || others != "" {
+				t.Fatalf("confirmed at %v, want one %v; others: %s", confirmed, c.want, others)
+			}
+			if c.want && (confirmed[0] < begin || confirmed[0] > begin+2600*time.Millisecond) {
+				t.Errorf("confirmed at %v, want it within 2.6 s of %v, of which 2 s are what a slow rank is given", confirmed[0], begin)
+			}
+		})
 	}
 }
 
