@@ -243,7 +243,7 @@ func (x *arrivalsOf) findPeriod() (period, phase uint64, fresh int) {
 		}
 		v[i] = math.Sqrt(float64(max(0, p[i].until-p[i].from))) // a pause counts for less
 	}
-	if period = uint64(repeatsAfter(v)); period == 1 {
+	if period = uint64(repeatsAfter(v, 1, 0.3)); period == 1 {
 		return 1, 0, 0
 	}
 	sums := make([]float64, period)
@@ -258,9 +258,9 @@ func (x *arrivalsOf) findPeriod() (period, phase uint64, fresh int) {
 	return period, phase, 0
 }
 
-// repeatsAfter is after how many values they repeat (autocorrelation), 1 where they do not. NaN is
-// one that is not known.
-func repeatsAfter(v []float64) int {
+// repeatsAfter is after how many values they repeat, 1 where they do not: they correlate by least with those
+// before, of as many pairs. NaN is a value that is not known.
+func repeatsAfter(v []float64, leastPairs, least float64) int {
 	mean, known := 0.0, 0.0
 	for _, y := range v {
 		if !math.IsNaN(y) {
@@ -281,12 +281,12 @@ func repeatsAfter(v []float64) int {
 	most := 0.0
 	for lag := 1; lag <= min(mostPeriod, len(v)/3); lag++ {
 		one, pairs := alike(lag)
-		if c[lag] = one; one < periodSure/math.Sqrt(max(pairs, 1)) {
+		if c[lag] = one; pairs < leastPairs || one < periodSure/math.Sqrt(max(pairs, 1)) {
 			c[lag] = 0 // by chance
 		}
 		most = max(most, c[lag])
 	}
-	if most < 0.3 {
+	if most < least {
 		return 1
 	}
 	return max(1, slices.IndexFunc(c[:], func(x float64) bool { return x >= 0.7*most }))

@@ -128,7 +128,7 @@ func TestRepeatsAfter(t *testing.T) {
 		known     float64
 		want      int
 	}{{256, 10, 1, 10}, {256, 9, 0.5, 9}, {512, 10, 0.4, 10}, {256, 0, 1, 1}, {512, 0, 0.5, 1}, {20, 10, 1, 1}, {0, 0, 1, 1}} {
-		if got := repeatsAfter(series(c.n, c.period, c.known)); got != c.want {
+		if got := repeatsAfter(series(c.n, c.period, c.known), 1, 0.3); got != c.want {
 			t.Errorf("%+v: repeats after %d", c, got)
 		}
 	}

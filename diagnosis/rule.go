@@ -30,6 +30,9 @@ const (
 	// ruleShare is which part of its lateness is left when no step counts for more than
 	// ruleMost of what a step has on average.
 	ruleShare, ruleMost = 0.65, 1.5
+	// stepsAlike is how well times have to correlate a step later, over pairsOfSteps at least: of few pairs
+	// some do by chance.
+	stepsAlike, pairsOfSteps = 0.7, 24
 )
 
 // lateAsARule reports whether a rank comes late to the collectives of most steps since a
@@ -53,7 +56,7 @@ func (d *stragglers) showsRule(s *slowRank, ci int32, since int64) bool {
 	if h := &d.comms[ci]; h.p2p || h.former {
 		return false
 	}
-	late := d.lateness(s.rank, ci, since)
+	late, seqs := d.lateness(s.rank, ci, since)
 	n := float64(len(late))
 	if n < fewestArrivals || !d.sameWork(s.rank, ci) {
 		return false
@@ -73,7 +76,22 @@ func (d *stragglers) showsRule(s *slowRank, ci int32, since int64) bool {
 		return false
 	}
 	each = float64(d.repeatsAfter(s.rank, ci))
-	return n >= fewestSteps*each && mostlyLate(late, all, each)
+	return n >= fewestSteps*each && mostlyLate(late, all, each) && sameInEach(late, seqs, all, uint64(each))
+}
+
+// sameInEach reports whether it is the same one or two of every so many collectives that show
+// most of a lateness: a pause that has another rhythm than the steps falls on all of them.
+func sameInEach(late []float64, seqs []uint64, all float64, each uint64) bool {
+	sums := make([]float64, each)
+	for i, l := range late {
+		sums[seqs[i]%each] += l
+	}
+	slices.Sort(sums)
+	most := 0.0
+	for _, sum := range sums[max(0, len(sums)-2):] {
+		most += sum
+	}
+	return most >= ruleShare*all
 }
 
 // mostlyLate reports whether most steps have their part of a lateness, given how many of these
@@ -169,18 +187,18 @@ func (d *stragglers) repeatsAfter(rank, comm int32) int {
 		}
 		v = append(v, own)
 	}
-	return repeatsAfter(v[max(0, len(v)-8*mostPeriod):])
+	return repeatsAfter(v[max(0, len(v)-8*mostPeriod):], pairsOfSteps, stepsAlike)
 }
 
 // lateness returns by how much later than its middle peer a rank has entered each sampled
-// collective of a communicator since a moment, ns.
-func (v *view) lateness(rank, comm int32, since int64) (late []float64) {
+// collective of a communicator since a moment, ns, and which these are.
+func (v *view) lateness(rank, comm int32, since int64) (late []float64, seqs []uint64) {
 	ev := v.ev
 	reference := nodeOf(ev, rank)
 	members := ev.Comms[comm].Members
 	me := slices.IndexFunc(members, func(m Member) bool { return m.World == rank })
 	if reference < 0 || me < 0 || len(ev.Arrivals) == 0 {
-		return nil
+		return nil, nil
 	}
 	bounds := alignClocks(ev, comm, reference)
 	var others []float64
@@ -199,8 +217,8 @@ func (v *view) lateness(rank, comm int32, since int64) (late []float64) {
 			others = append(others, float64(a.Start[me]-a.Start[m]-d))
 		}
 		if len(others) > 0 {
-			late = append(late, median(others))
+			late, seqs = append(late, median(others)), append(seqs, a.Seq)
 		}
 	}
-	return late
+	return late, seqs
 }
