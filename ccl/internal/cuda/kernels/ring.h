@@ -270,7 +270,7 @@ struct Ring {
 
 // ringChunk is the size of chunks where blocks share bytes: as large as may be, but that each
 // block has several, a multiple of batch, and about as many as any other.
-FI u32 ringChunk(const Args &a, u64 bytes, u32 batch = 1) {
+FI u32 ringChunk(u64 bytes, u32 batch = 1) {
   u64 most = pitch(), share = (bytes + blocks() - 1) / blocks(), turns = (share + most - 1) / most;
   turns = upTo(turns < LS_RING_TURNS ? LS_RING_TURNS : turns, batch);
   u64 chunk = upTo((share + turns - 1) / turns, LS_RING_LEAST);
@@ -323,7 +323,7 @@ struct Chain {
   Tiles tiles;
   u32 step, steps;
   Chunk c; // of the beginning of the buffers
-  FI Chain(const Args &a, u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(a, bytes)), step(0), steps(u32(tiles.steps(0))), c(c) {}
+  FI Chain(const Args &a, u64 bytes, const Chunk &c) : tiles(bytes, 1, ringChunk(bytes)), step(0), steps(u32(tiles.steps(0))), c(c) {}
   FI bool next(Chunk &to) {
     if (step == steps) return false;
     u64 at = tiles.first(step++, 0);
@@ -352,7 +352,7 @@ template <int ROUND> struct Round {
   bool early, placed; // the next batch's chunk comes next; an AllGather's own part is in its place
 
   FI Round(const Args &a, u64 bytes)
-      : tiles(bytes, ROUND == LS_ROUND_SUM ? a.ranks : 1, ringChunk(a, bytes / (ROUND == LS_ROUND_SUM ? a.ranks : 1), LS_RING_BATCH)), send(a.send[a.rank]), recv(a.recv[a.rank]), bytes(bytes),
+      : tiles(bytes, ROUND == LS_ROUND_SUM ? a.ranks : 1, ringChunk(bytes / (ROUND == LS_ROUND_SUM ? a.ranks : 1), LS_RING_BATCH)), send(a.send[a.rank]), recv(a.recv[a.rank]), bytes(bytes),
         batch(0), step(0), end(u32(tiles.rounds())), ranks(a.ranks), rank(a.rank), turn(0), turns(ROUND == LS_ROUND_SUM ? 2 * a.ranks - 1 : a.ranks), part(first()), early(false),
         placed(send == recv + rank * bytes) {}
 

@@ -200,10 +200,7 @@ func (c *cluster) daemons(certs certs, masterGRPC string) ([]*part, error) {
 		if err != nil {
 			return nil, err
 		}
-		args := slices.Concat([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC}, agentTLS, c.webFlags(addr, webPassword))
-		if t, ok := c.site.(*torchSite); ok {
-			args = append(args, "--ras.addr", t.rasAddr())
-		}
+		args := slices.Concat([]string{"agent", "--node", c.nodeName(i), "--runtime-dir", c.runtimeDir(i), "--master", masterGRPC}, agentTLS, c.webFlags(addr, webPassword), c.traits().agent)
 		parts = append(parts, &part{name: fmt.Sprintf("agent%d", i), args: args})
 	}
 	return parts, nil

@@ -12,7 +12,7 @@ func (c *cluster) policy() string {
 	if c.shrink {
 		return strings.ReplaceAll(remediatorConfig, "class: noncommunication_hang, action: restart}", "class: noncommunication_hang, action: none}")
 	}
-	if _, ok := c.site.(*torchSite); ok { // torchrun has no spares
+	if !c.traits().spares {
 		return strings.ReplaceAll(remediatorConfig, "restart_excluding", "restart")
 	}
 	return remediatorConfig

@@ -85,6 +85,11 @@ func (t *torchSite) prepare(context.Context) (host string, err error) {
 
 func (t *torchSite) actuator() []string { return []string{"--elastic", t.job} }
 
+// traits: torchrun has no spares, and NCCL's RAS is asked.
+func (t *torchSite) traits() traits {
+	return traits{here: true, agent: []string{"--ras.addr", t.rasAddr()}}
+}
+
 func (t *torchSite) rasAddr() string { return t.ports.Addrs[1] }
 
 // training is the job as torchrun is to run it.

@@ -1,6 +1,7 @@
 package torchjob
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -55,8 +56,11 @@ func TestThrottle(t *testing.T) {
 	}
 	defer c.Close()
 	n, err := Throttle(os.Getpid(), 1<<20)
-	if err != nil {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
 		t.Skip(err) // a sandbox without pidfd_getfd
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 	if n < 1 {
 		t.Errorf("%d connections", n)
