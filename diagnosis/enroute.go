@@ -19,7 +19,7 @@ type lateComm struct {
 
 const (
 	wayEvery   = int64(300e6) // between two looks at communicators of more than two, ns
-	leastLooks = 3            // at a connection in a stretch and the two before, to judge it
+	leastLooks = 3            // at a connection in some stretches, to judge it
 	leastTold  = 8            // stretches, to know what is usual
 	shortWay   = 1e6          // ns that are nothing unusual
 	// One connection that stands out says much: so less of the time will do than without.
@@ -36,8 +36,12 @@ func (d *throughputs) judgeLate(ci int32) {
 	if s.grown >= lateGrown && d.drags.slower(1) >= lateSlower && d.well(ci) {
 		is = d.longest(&s)
 	}
-	if is && at >= 0 && d.late[at].conn != s.conn {
+	switch {
+	case is && at >= 0 && d.late[at].conn != s.conn:
 		d.late[at] = s // it was not that one
+	case !is && at >= 0 && s.grown >= lateGrown && d.stays(&d.late[at]):
+		s, is = d.late[at], true // few looks are not enough to take it back
+		s.grown = float64(d.drags.grown[ci])
 	}
 	var x *lateComm
 	d.late, x = kept(d.late, at, s, is, func(x *lateComm) bool { return d.drags.ops0[ci].active && x.lessen(d.window) })
@@ -57,7 +61,7 @@ func (d *throughputs) longest(s *lateComm) bool {
 			s.conn, x = k, y
 		}
 	}
-	if x == nil || x.usually.n < leastTold {
+	if x == nil || !x.known() {
 		return false
 	}
 	compared := false
@@ -68,6 +72,21 @@ func (d *throughputs) longest(s *lateComm) bool {
 	}
 	s.way, s.usual = x.lately().mean(), x.usually.mean
 	return compared && s.way > d.wrong(s.comm, x) && s.way >= oneWay*max(s.others, s.usual, shortWay) && !d.elsewhere(s.comm)
+}
+
+// stays reports whether what has been found of a connection is still so by all looks that are kept,
+// if by less.
+func (d *throughputs) stays(s *lateComm) bool {
+	if int(s.conn) >= len(d.conns) || !slices.Contains(d.connsOf(s.comm), s.conn) {
+		return false
+	}
+	x, others := &d.conns[s.conn], 0.0
+	for _, k := range d.connsOf(s.comm) {
+		if y := &d.conns[k]; y.src != x.src || y.dst != x.dst {
+			others = max(others, y.over(len(y.before)).mean())
+		}
+	}
+	return x.over(len(x.before)).mean() >= oneWay/2*max(others, x.usually.mean, shortWay) && d.well(s.comm) && !d.elsewhere(s.comm)
 }
 
 // elsewhere reports whether bytes are on their way for longer than usual among other ranks as
@@ -86,7 +105,7 @@ func (d *throughputs) elsewhere(ci int32) bool {
 		}
 		worst := 0.0
 		for _, k := range d.connsOf(int32(o)) {
-			if x := &d.conns[k]; x.lately().n > 0 && x.usually.n >= leastTold {
+			if x := &d.conns[k]; x.lately().n > 0 && x.known() {
 				worst = max(worst, x.lately().mean()/max(x.usually.mean, shortWay))
 			}
 		}

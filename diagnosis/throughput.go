@@ -33,14 +33,31 @@ type throughput struct {
 	// when it has taken what came.
 	post, waiting int64
 	onTheWay      lookSum
-	before        [2]lookSum // of the two stretches before, the last one first
+	before        [5]lookSum // of the stretches before, the last one first
 	usually       baseline   // of a stretch's mean
+	unseen        int        // stretches of no slowness in which something was sent, and no look saw it on its way
 }
 
-// lately is for how long bytes were on their way in this stretch and the two before: a look
-// is a sample, and a stretch has few.
-func (x *throughput) lately() lookSum {
-	return lookSum{x.onTheWay.sum + x.before[0].sum + x.before[1].sum, x.onTheWay.n + x.before[0].n + x.before[1].n}
+// known reports whether it is known for how long bytes usually are on their way. Short waits of
+// receivers are not told, so where looks have seen none, they are on their way for a moment only:
+// such a stretch says more than one of which a look or two are known.
+func (x *throughput) known() bool { return int(x.usually.n)+2*x.unseen >= leastTold }
+
+// lately is for how long bytes were on their way in this stretch and the two before, or more of
+// them while it has not been looked at often enough: a look is a sample, and a short stretch has
+// one at most.
+func (x *throughput) lately() lookSum { return x.over(2) }
+
+// over is for how long bytes were on their way in this stretch and at least so many before.
+func (x *throughput) over(stretches int) lookSum {
+	s := x.onTheWay
+	for i, b := range x.before {
+		if i >= stretches && s.n >= leastLooks {
+			break
+		}
+		s.sum, s.n = s.sum+b.sum, s.n+b.n
+	}
+	return s
 }
 
 // lookSum is a sum over looks.
@@ -173,10 +190,14 @@ func (d *throughputs) learn(ci int32) {
 		if usual && x.best > 0 {
 			x.usual.learn(x.best)
 		}
-		if usual && x.onTheWay.n > 0 {
+		switch {
+		case usual && x.onTheWay.n > 0:
 			x.usually.learn(x.onTheWay.mean())
+		case usual && x.best > 0:
+			x.unseen = min(x.unseen+1, leastTold)
 		}
-		x.before = [2]lookSum{x.onTheWay, x.before[0]}
+		copy(x.before[1:], x.before[:])
+		x.before[0] = x.onTheWay
 		x.best, x.onTheWay = 0, lookSum{}
 	}
 }

@@ -87,6 +87,8 @@ func TestNVLinks(t *testing.T) {
 		{"a pair's GPUs are busy", 2, func(l *links) { l.trip[0], l.pace = 1.12, 8 }, nil},
 		{"one link of four", 4, func(l *links) { l.trip[3], l.pace = 2.5, 1.6 }, []int32{3}},
 		{"all are slow to end", 4, func(l *links) { l.pace = 2.5 }, nil},
+		{"one way in for all of four is shared", 4, func(l *links) { l.trip[0], l.trip[2], l.trip[3], l.pace = 1.45, 1.45, 1.45, 2.6 }, []int32{0, 2, 3}},
+		{"another's way is shared", 4, func(l *links) { l.trip[0], l.pace = 1.1, 2.6 }, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			const me = 1
