@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"math"
 	"math/bits"
 
 	"github.com/lockstep-ccl/lockstep/collector"
@@ -21,8 +22,10 @@ const (
 	nvlinkSlow = 1.5
 	// nvlinkTrip is by which factor a read of the peer's memory takes longer when the link is what
 	// is slow. On two H100s it was 1.5 when another process copied over the link, and 1.0 to 1.15
-	// when a GEMM beside the operations left their blocks to wait for multiprocessors.
-	nvlinkTrip = 1.25
+	// when a GEMM beside the operations left their blocks to wait for multiprocessors. Where reads
+	// vary by nature, it takes nvlinkVaries times as much as one of them differs from the mean.
+	nvlinkTrip   = 1.25
+	nvlinkVaries = 3
 	// nvlinkUsual is how many operations of a kind make a history.
 	nvlinkUsual = 32
 )
@@ -33,6 +36,7 @@ const (
 type nvlink struct {
 	classes map[nvlinkClass]*usual
 	trip    usual
+	varies  usual // how far a read is from the mean, as a share of that
 
 	// The window under way.
 	bytes, moving uint64
@@ -164,6 +168,7 @@ func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uin
 	if k.cause == record.CauseNone || u.n < nvlinkUsual { // what is slow for long does not become usual
 		u.learn(moving)
 		k.trip.learn(float64(x.Trip))
+		k.varies.learn(math.Abs(float64(x.Trip)/k.trip.mean - 1))
 	}
 	if u.n < nvlinkUsual {
 		return
@@ -182,12 +187,12 @@ func (k *nvlink) add(s *record.Stamp, x *record.StampPeer, met uint32, bytes uin
 // close ends the window, or several that one long operation has filled. Operations that take
 // longer while reads do not are the GPUs' own matter, whose multiprocessors or memory are busy, or
 // that of another peer, for whom this one's bytes wait as well: on four H200s, when a process
-// copied between two of them, the operations of three ranks took 2.6 times as long, reads between
-// those two 1.5 times, and those of others 1.1 times at most.
+// copied between two of them, the operations of three ranks took 2.6 times as long, reads by those
+// two of any peer's memory 1.4 to 1.6 times, and reads by the others 1.1 times at most.
 func (k *nvlink) close(at int64) {
 	ratio, n := k.took/k.usually, uint64(k.usually/nvlinkWindow)
 	moving := float64(k.moving)
-	if trip := k.trips / float64(k.operations); trip < nvlinkTrip && ratio > max(trip, 1) {
+	if trip := k.trips / float64(k.operations); trip < max(nvlinkTrip, 1+nvlinkVaries*k.varies.mean) && ratio > max(trip, 1) {
 		ratio = max(trip, 1)
 		moving = k.usually * ratio
 	}
