@@ -77,8 +77,9 @@ func (c *Comm) may(k call, a record.Algo) bool {
 		// Shares that are no multiple of 16 bytes would go element by element.
 		return !k.widened && (k.coll.Traits().Shares(c.size) == 1 || k.bytes%16 == 0)
 	case a == record.AlgoChain:
-		// Wider elements are two or four times as many bytes for the links.
-		return !k.widened || c.cfg.Force == a
+		// Lines of 128 bytes have to arrive whole, and wider elements are two or four times as many
+		// bytes for the links.
+		return c.major >= 9 && !k.widened || c.cfg.Force == a
 	}
 	return true
 }

@@ -183,7 +183,7 @@ template <class T> T plainReduce(u32 op, const std::vector<T> &in) {
 enum Kind { ONE_SHOT, TWO_SHOT, REDUCE_SCATTER, REDUCE, CHAIN_REDUCE, ALL_GATHER, ALL_TO_ALL, BROADCAST, BROADCAST2, CHAIN_BROADCAST, KINDS };
 static const char *kindNames[] = {"allreduce_ll", "allreduce_ll2", "reducescatter_ll", "reduce_ll", nullptr, "allgather_ll", "alltoall_ll", "broadcast_ll", "broadcast_ll2", nullptr};
 static const char *kindNames12[] = {"allreduce_ll12", nullptr, "reducescatter_ll12", "reduce_ll12", "reduce_chain", "allgather_ll12", "alltoall_ll12", "broadcast_ll12", nullptr, "broadcast_chain"};
-static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold; of a chain, several rounds
+static const u64 FULL = ~u64(0); // a count: all that lines of 12 bytes hold; of a chain, several times what its slots hold
 
 // capacity12 is how many bytes those of so many blocks hold.
 static u64 capacity12(u32 ranks, u32 blocks) { return u64(blocks) * LS_LL12_LINES * 12 * (ranks <= 2 ? 4 : ranks <= 4 ? 2 : 1); }
@@ -206,7 +206,7 @@ template <class T> void collective(World &w, Kind kind, bool wide, u32 op, u64 c
   bool sendAll = kind == REDUCE_SCATTER || kind == ALL_TO_ALL, recvAll = kind == ALL_GATHER || kind == ALL_TO_ALL;
   u32 blocks = 1 + upTo32(3);
   bool chain = kind == CHAIN_REDUCE || kind == CHAIN_BROADCAST;
-  if (count == FULL) count = (chain ? u64(blocks) * LS_CHAIN_ROOM * (4 + upTo32(12)) / 4 : capacity12(n, blocks)) / sizeof(T);
+  if (count == FULL) count = (chain ? u64(blocks) * LS_CHAIN_STEP * (8 + upTo32(40)) : capacity12(n, blocks)) / sizeof(T);
   u64 bytes = count * sizeof(T), sendBytes = sendAll ? n * bytes : bytes, recvBytes = recvAll ? n * bytes : bytes;
   auto send = std::make_shared<std::vector<Buffer>>(), recv = std::make_shared<std::vector<Buffer>>();
   auto in = std::make_shared<std::vector<std::vector<T>>>();
@@ -380,7 +380,7 @@ static void patterns() {
 int main() {
   conversions();
   patterns();
-  for (u32 ranks : {1, 2, 3, 5, 8}) {
+  for (u32 ranks : {1, 2, 3, 4, 5, 8}) {
     World w(ranks);
     // Epochs pass through 0 in the middle of it.
     for (auto &h : w.heaps)
